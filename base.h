@@ -1,0 +1,227 @@
+// base.h: what every other file of llmtrain stands on.
+//
+//   1. errors      one way to say what went wrong, where, and what to do
+//   2. memory      aligned, zeroed, checked allocation
+//   3. time        a monotonic clock
+//   4. random      counter-based random numbers: a pure function of (seed, purpose, step, index)
+//   5. hash        the checksum of files and parameters
+//
+// It needs nothing but the C library, and compiles as C11 and as C++17.
+
+#ifndef LLMTRAIN_BASE_H
+#define LLMTRAIN_BASE_H
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+
+#include <errno.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "llmtrain reads and writes its files as the memory lies: it needs a little-endian machine"
+#endif
+
+// ------------------------------------------------------------------------------------------------
+// 1. Errors
+//
+// A function that can fail on account of the world (a file, a flag, memory) returns false and leaves one
+// sentence in an Error: what is wrong, where, and what to do. It never exits. The program prints the sentence
+// and ends, in one place. A function that can only fail by a mistake in the program uses assert.
+
+typedef struct {
+    char text[1024];
+} Error;
+
+#if defined(__GNUC__)
+__attribute__((format(printf, 2, 3)))
+#endif
+static inline bool fail(Error* error, const char* format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(error->text, sizeof error->text, format, arguments);
+    va_end(arguments);
+    return false;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 2. Memory
+
+// Zeroed memory on a 64-byte boundary (a cache line, and the widest vector); the caller frees it with free().
+// NULL when there is none.
+static inline void* allocate(size_t bytes) {
+    void* memory = NULL;
+    size_t rounded = (bytes + 63) / 64 * 64;
+    if (rounded < bytes) return NULL;
+    if (posix_memalign(&memory, 64, rounded ? rounded : 64) != 0) return NULL;
+    memset(memory, 0, rounded);
+    return memory;
+}
+
+static inline size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
+static inline size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
+static inline size_t round_up(size_t n, size_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+// ------------------------------------------------------------------------------------------------
+// 3. Time
+
+// Milliseconds since an arbitrary moment; never goes back, whatever happens to the calendar.
+static inline double now_ms(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return 1e3 * (double)t.tv_sec + 1e-6 * (double)t.tv_nsec;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 4. Random numbers
+//
+// Philox4x32-10, from "Parallel Random Numbers: As Easy as 1, 2, 3" (Salmon et al., 2011): ten rounds of a keyed
+// bijection on a 128-bit counter. There is no state to save: the key is the seed, the counter says what the number
+// is for. So the numbers do not depend on the order in which they are drawn, nor on who draws them.
+
+// What a random number is for; no two uses share one.
+typedef enum {
+    RANDOM_INIT = 1,      // step 0,         index: position in the flat parameter vector
+    RANDOM_ORDER = 2,     // step: epoch,    index: the round of the permutation, or 2^32 - 1 for the epoch's phase
+    RANDOM_DROPOUT = 3,   // step: layer and place, index: global token number times C plus channel
+    RANDOM_ROUNDING = 4,  // step: training step, index: position in the flat parameter vector
+    RANDOM_SAMPLING = 5,  // step 0,         index: position of the token in the text
+    RANDOM_CORPUS = 6,    // step 0,         index: number of the choice
+    RANDOM_TEST = 7       // step: number of the test
+} RandomPurpose;
+
+typedef struct {
+    uint32_t bits[4];
+} Random4;
+
+// Four independent uniform 32-bit numbers. Index may use all of its 64 bits, step too; the upper half of step is
+// mixed into the key together with the purpose.
+static inline Random4 random4(uint64_t seed, RandomPurpose purpose, uint64_t step, uint64_t index) {
+    uint32_t c0 = (uint32_t)index, c1 = (uint32_t)(index >> 32), c2 = (uint32_t)step, c3 = (uint32_t)purpose;
+    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32) ^ (uint32_t)(step >> 32);
+    for (int round = 0; round < 10; round++) {
+        uint64_t p0 = (uint64_t)0xD2511F53u * c0;
+        uint64_t p1 = (uint64_t)0xCD9E8D57u * c2;
+        c0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0;
+        c1 = (uint32_t)p1;
+        c2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
+        c3 = (uint32_t)p0;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    Random4 r = {{c0, c1, c2, c3}};
+    return r;
+}
+
+// Uniform 32 bits number `index`: neighbours come from the same call of random4, four by four.
+static inline uint32_t random_bits(uint64_t seed, RandomPurpose purpose, uint64_t step, uint64_t index) {
+    return random4(seed, purpose, step, index / 4).bits[index % 4];
+}
+
+// Uniform in [0, 1), with 24 bits: exact in float.
+static inline float random_uniform(uint64_t seed, RandomPurpose purpose, uint64_t step, uint64_t index) {
+    return (float)(random_bits(seed, purpose, step, index) >> 8) * 0x1p-24f;
+}
+
+// Standard normal, by the transform of Box and Muller, in double so that the bits are the same wherever libm is good.
+static inline float random_normal(uint64_t seed, RandomPurpose purpose, uint64_t step, uint64_t index) {
+    Random4 r = random4(seed, purpose, step, index / 2);
+    double u = ((double)r.bits[2 * (index % 2)] + 0.5) * 0x1p-32;  // never 0
+    double angle = 6.283185307179586 * (double)r.bits[2 * (index % 2) + 1] * 0x1p-32;
+    return (float)(sqrt(-2.0 * log(u)) * cos(angle));
+}
+
+// ------------------------------------------------------------------------------------------------
+// 5. Hash
+//
+// XXH64, by its published specification ("xxHash fast digest algorithm"): about 10 bytes a nanosecond, so that
+// checksums cost nothing beside a disk, and other programs (Python's xxhash) can check our files.
+
+typedef struct {
+    uint64_t lanes[4];
+    uint64_t total;            // bytes so far
+    unsigned char pending[32]; // the total % 32 bytes that do not fill a stripe yet
+    uint64_t seed;
+} Hash;
+
+#define XXH_PRIME1 0x9E3779B185EBCA87ull
+#define XXH_PRIME2 0xC2B2AE3D27D4EB4Full
+#define XXH_PRIME3 0x165667B19E3779F9ull
+#define XXH_PRIME4 0x85EBCA77C2B2AE63ull
+#define XXH_PRIME5 0x27D4EB2F165667C5ull
+
+static inline uint64_t hash_rotate(uint64_t x, int bits) { return (x << bits) | (x >> (64 - bits)); }
+static inline uint64_t hash_read64(const unsigned char* p) { uint64_t x; memcpy(&x, p, 8); return x; }
+static inline uint32_t hash_read32(const unsigned char* p) { uint32_t x; memcpy(&x, p, 4); return x; }
+static inline uint64_t hash_lane(uint64_t lane, uint64_t input) {
+    return hash_rotate(lane + input * XXH_PRIME2, 31) * XXH_PRIME1;
+}
+
+static inline Hash hash_begin(uint64_t seed) {
+    Hash h;
+    memset(&h, 0, sizeof h);
+    h.seed = seed;
+    h.lanes[0] = seed + XXH_PRIME1 + XXH_PRIME2;
+    h.lanes[1] = seed + XXH_PRIME2;
+    h.lanes[2] = seed;
+    h.lanes[3] = seed - XXH_PRIME1;
+    return h;
+}
+
+static inline void hash_stripe(Hash* h, const unsigned char* p) {
+    for (int i = 0; i < 4; i++) h->lanes[i] = hash_lane(h->lanes[i], hash_read64(p + 8 * i));
+}
+
+static inline void hash_add(Hash* h, const void* data, size_t bytes) {
+    const unsigned char* p = (const unsigned char*)data;
+    size_t held = h->total % 32;
+    h->total += bytes;
+    if (held > 0) {
+        size_t take = min_size(32 - held, bytes);
+        memcpy(h->pending + held, p, take);
+        p += take;
+        bytes -= take;
+        if (held + take < 32) return;
+        hash_stripe(h, h->pending);
+    }
+    for (; bytes >= 32; p += 32, bytes -= 32) hash_stripe(h, p);
+    if (bytes > 0) memcpy(h->pending, p, bytes);
+}
+
+static inline uint64_t hash_end(const Hash* h) {
+    uint64_t x = h->seed + XXH_PRIME5;
+    if (h->total >= 32) {
+        const uint64_t* l = h->lanes;
+        x = hash_rotate(l[0], 1) + hash_rotate(l[1], 7) + hash_rotate(l[2], 12) + hash_rotate(l[3], 18);
+        for (int i = 0; i < 4; i++) x = (x ^ hash_lane(0, l[i])) * XXH_PRIME1 + XXH_PRIME4;
+    }
+    x += h->total;
+    const unsigned char* p = h->pending;
+    size_t bytes = h->total % 32;
+    for (; bytes >= 8; p += 8, bytes -= 8) x = hash_rotate(x ^ hash_lane(0, hash_read64(p)), 27) * XXH_PRIME1 + XXH_PRIME4;
+    if (bytes >= 4) {
+        x = hash_rotate(x ^ (hash_read32(p) * XXH_PRIME1), 23) * XXH_PRIME2 + XXH_PRIME3;
+        p += 4;
+        bytes -= 4;
+    }
+    for (; bytes > 0; p++, bytes--) x = hash_rotate(x ^ (*p * XXH_PRIME5), 11) * XXH_PRIME1;
+    x = (x ^ (x >> 33)) * XXH_PRIME2;
+    x = (x ^ (x >> 29)) * XXH_PRIME3;
+    return x ^ (x >> 32);
+}
+
+static inline uint64_t hash_bytes(const void* data, size_t bytes) {
+    Hash h = hash_begin(0);
+    hash_add(&h, data, bytes);
+    return hash_end(&h);
+}
+
+#endif  // LLMTRAIN_BASE_H
