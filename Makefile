@@ -1,0 +1,71 @@
+# make            the program, ./train
+# make demo       a corpus of known entropy, a model trained on it, its text: under 5 minutes on 2 cores
+# make test       every test, without a GPU and without a network
+# make bench      where the time of a training step goes
+# make train      builds ./train; PRECISION=FP32 (default), BF16 or FP16
+# make fuzz       the readers of files, fuzzed for FUZZ_SECONDS each (needs clang)
+#
+# Needed: make and a C compiler (gcc or clang). Used where present: OpenMP, clang, g++, python3.
+
+CC ?= cc
+PRECISION ?= FP32
+OPTIMISE ?= -O3 -march=native
+FUZZ_SECONDS ?= 600
+B := build
+
+# Contracting a*b + c to one rounding, and not keeping errno and traps of mathematical functions, lets loops vectorise
+# and changes no result from run to run; nothing here is -ffast-math.
+CFLAGS := -std=c11 $(OPTIMISE) -ffp-contract=fast -fno-math-errno -fno-trapping-math -Wall -Wextra -Wshadow -Werror -pthread
+OPENMP := $(shell echo 'int main(void){return 0;}' | $(CC) -fopenmp -x c - -o /dev/null 2>/dev/null && echo -fopenmp)
+ifeq ($(OPENMP),)
+OPENMP := -Wno-unknown-pragmas
+endif
+CFLAGS += $(OPENMP)
+LIBS := -lm -ldl
+
+HEADERS := $(wildcard *.h dev/*.h data/*.h)
+PRECISIONS := FP32 BF16 FP16
+
+.PHONY: all train demo test bench fuzz clean help
+all: train
+
+train: $(B)/train-$(PRECISION)
+	@cp $< $@
+
+$(B):
+	@mkdir -p $@
+
+# Programs that depend on the storage type exist once per type: build/train-FP32 and so on.
+$(B)/train-%: train.cu $(HEADERS) | $(B)
+	$(CC) $(CFLAGS) -DPRECISION_$* -x c $< -o $@ $(LIBS)
+$(B)/test_train-%: test_train.cu train.cu $(HEADERS) | $(B)
+	$(CC) $(CFLAGS) -DPRECISION_$* -x c $< -o $@ $(LIBS)
+$(B)/test_kernels-%: dev/test_kernels.c $(HEADERS) | $(B)
+	$(CC) $(CFLAGS) -DPRECISION_$* -I. $< -o $@ $(LIBS)
+$(B)/bench-%: dev/bench.c $(HEADERS) | $(B)
+	$(CC) $(CFLAGS) -DPRECISION_$* -I. $< -o $@ $(LIBS)
+
+$(B)/gemm-amx: dev/gemm.c $(HEADERS) | $(B)
+	$(CC) $(CFLAGS) -DGEMM_EMULATE_AMX -I. $< -o $@ $(LIBS)
+$(B)/%: dev/%.c $(HEADERS) | $(B)
+	$(CC) $(CFLAGS) -I. $< -o $@ $(LIBS)
+$(B)/%: data/%.c $(HEADERS) | $(B)
+	$(CC) $(CFLAGS) -I. $< -o $@ $(LIBS)
+
+TESTS := gemm test_files test_data test_corpus test_errors example $(PRECISIONS:%=test_kernels-%) $(PRECISIONS:%=test_train-%)
+
+test: $(TESTS:%=$(B)/%) $(B)/gemm-amx $(B)/corpus $(B)/tokenize $(B)/train-FP32
+	@sh dev/test.sh $(B) "$(CC)" $(TESTS)
+
+demo: $(B)/train-FP32 $(B)/corpus $(B)/tokenize
+	@sh dev/demo.sh $(B)
+
+bench: $(B)/bench-FP32 $(B)/bench-BF16 $(B)/gemm
+	$(B)/bench-FP32 --batch 4 --seq 64
+	$(B)/bench-BF16 --batch 4 --seq 64
+	$(B)/bench-FP32 --batch 4 --seq 256
+	$(B)/bench-BF16 --batch 4 --seq 256
+	$(B)/bench-FP32 --sweep
+
+clean:
+	rm -rf $(B) train

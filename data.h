@@ -1,0 +1,665 @@
+// data.h: from text to batches.
+//
+//   1. shards     the file format of tokens: writing, opening
+//   2. dataset    a set of shards, or tokens in memory
+//   3. order      which tokens sample number i is: a pure function, no shuffle arrays
+//   4. loader     the batches of one rank, made ahead by a thread
+//   5. tokenizer  text to tokens and back
+//
+// In use:
+//
+//   Dataset dataset;
+//   Loader loader;
+//   if (!dataset_open(&dataset, "data/x_train_*.bin", &error)) ...
+//   if (!loader_open(&loader, &dataset, vocabulary, seed, rank, world, B, T, &error)) ...
+//   if (!loader_start(&loader, samples_consumed, &error)) ...
+//   while (...) if (!loader_next(&loader, tokens, targets, &error)) ...
+//   loader_close(&loader);
+//   dataset_close(&dataset);
+//
+// The state of the data in a run is one number, the samples consumed: start the loader with it and the run goes on.
+
+#ifndef LLMTRAIN_DATA_H
+#define LLMTRAIN_DATA_H
+
+#include "base.h"
+
+#include <assert.h>
+#include <fcntl.h>
+#include <glob.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+// ------------------------------------------------------------------------------------------------
+// 1. Shards
+//
+// A shard is a header of 1,024 bytes and then tokens, 2 or 4 bytes each: the format of llm.c, so shards made for it
+// work here and ours work there. Three of the fields that llm.c leaves zero are ours; zero means unknown.
+//
+// A shard is mapped, not read: opening costs nothing, the pages are shared by all ranks of a machine, and no file
+// stays open. The price is that a mapped file must not shrink, as touching a page that is gone kills the process
+// (SIGBUS). So the size is looked up before every window, and a file that has changed is an error with a sentence; what
+// is left is a disk that fails, and a cut within the microseconds between the look and the copy.
+
+#define SHARD_MAGIC_16 20240520  // tokens are uint16
+#define SHARD_VERSION_16 1
+#define SHARD_MAGIC_32 20240801  // tokens are uint32, for vocabularies above 65,536
+#define SHARD_VERSION_32 7
+
+typedef struct {
+    int32_t magic;
+    int32_t version;
+    uint32_t count_low;    // tokens in the file: lower 32 bits
+    int32_t vocabulary;    // ours: every token is below it; 0 = unknown
+    uint32_t count_high;   // ours: upper 32 bits
+    int32_t unused;
+    double entropy_floor;  // ours: entropy of the text's source in nats per token, which no model beats; 0 = unknown
+    int32_t unused_too[248];
+} ShardHeader;
+static_assert(sizeof(ShardHeader) == 1024, "the header of a shard is int32[256]");
+
+typedef struct {
+    char* path;            // owned
+    const void* tokens;    // (count), uint16 or uint32
+    size_t count;
+    size_t token_bytes;    // 2 or 4
+    int32_t vocabulary;    // 0 = unknown
+    double entropy_floor;  // nats per token; 0 = unknown
+    void* mapping;         // the whole file, owned; NULL when the tokens are the caller's
+    size_t mapping_bytes;
+} Shard;
+
+static inline uint32_t shard_token(const Shard* shard, size_t position) {
+    if (shard->token_bytes == 2) return ((const uint16_t*)shard->tokens)[position];
+    return ((const uint32_t*)shard->tokens)[position];
+}
+
+// NaN is not; the bound is far above the logarithm of any vocabulary.
+static inline bool entropy_is_possible(double nats) { return nats >= 0 && nats <= 100; }
+
+// Fills in all that the header tells of the shard, and refuses what the writer below would not write.
+static inline bool shard_read_header(Shard* shard, const ShardHeader* header, uint64_t file_bytes, Error* error) {
+    const char* path = shard->path;
+    bool is_16 = header->magic == SHARD_MAGIC_16;
+    if (!is_16 && header->magic != SHARD_MAGIC_32)
+        return fail(error, "%s is not a token shard: it begins with %d, not %d or %d; make shards with tokenize", path,
+                    header->magic, SHARD_MAGIC_16, SHARD_MAGIC_32);
+    int32_t version = is_16 ? SHARD_VERSION_16 : SHARD_VERSION_32;
+    if (header->version != version)
+        return fail(error, "%s is a token shard of version %d, but only %d can be read; tokenize the text again", path,
+                    header->version, version);
+    shard->token_bytes = is_16 ? 2 : 4;
+    shard->vocabulary = header->vocabulary;
+    shard->entropy_floor = header->entropy_floor;
+    shard->count = (size_t)((uint64_t)header->count_high << 32 | header->count_low);
+    uint64_t payload = file_bytes - sizeof *header;
+    if (payload % shard->token_bytes != 0 || payload / shard->token_bytes != shard->count)
+        return fail(error, "%s is damaged or half copied: its header promises %zu tokens of %zu bytes, but %llu bytes "
+                    "follow; copy or make it again", path, shard->count, shard->token_bytes,
+                    (unsigned long long)payload);
+    if (shard->vocabulary < 0 || (is_16 && shard->vocabulary > 65536))
+        return fail(error, "%s is damaged: its header gives a vocabulary of %d to tokens of %zu bytes; copy or make it "
+                    "again", path, shard->vocabulary, shard->token_bytes);
+    if (!entropy_is_possible(shard->entropy_floor))
+        return fail(error, "%s is damaged: its header gives an entropy of %g nats per token; copy or make it again",
+                    path, shard->entropy_floor);
+    return true;
+}
+
+static inline void shard_close(Shard* shard) {
+    if (shard->mapping) munmap(shard->mapping, shard->mapping_bytes);
+    free(shard->path);
+    memset(shard, 0, sizeof *shard);
+}
+
+static inline bool shard_map(Shard* shard, int file, Error* error) {
+    struct stat status;
+    ShardHeader header;
+    if (fstat(file, &status) != 0) return fail(error, "cannot look at %s: %s", shard->path, strerror(errno));
+    if (!S_ISREG(status.st_mode))
+        return fail(error, "%s is not a file; give a pattern of token shards, such as 'x_train_*.bin'", shard->path);
+    if ((uint64_t)status.st_size < sizeof header)
+        return fail(error, "%s is not a token shard: it has %lld bytes, and the header alone has %zu; make shards "
+                    "with tokenize", shard->path, (long long)status.st_size, sizeof header);
+    if (pread(file, &header, sizeof header, 0) != (ssize_t)sizeof header)
+        return fail(error, "cannot read the header of %s: %s", shard->path, strerror(errno));
+    if (!shard_read_header(shard, &header, (uint64_t)status.st_size, error)) return false;
+    void* mapping = mmap(NULL, (size_t)status.st_size, PROT_READ, MAP_SHARED, file, 0);
+    if (mapping == MAP_FAILED) return fail(error, "cannot map %s into memory: %s", shard->path, strerror(errno));
+    shard->mapping = mapping;
+    shard->mapping_bytes = (size_t)status.st_size;
+    shard->tokens = (const char*)mapping + sizeof header;
+    return true;
+}
+
+// The caller closes the shard with shard_close; after a failure there is nothing to close.
+static inline bool shard_open(Shard* shard, const char* path, Error* error) {
+    memset(shard, 0, sizeof *shard);
+    shard->path = strdup(path);
+    if (!shard->path) return fail(error, "out of memory while opening %s", path);
+    int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // O_NONBLOCK: a named pipe must not block
+    bool ok = file >= 0 ? shard_map(shard, file, error)
+                        : fail(error, "cannot open the token shard %s: %s", path, strerror(errno));
+    if (file >= 0) close(file);
+    if (!ok) shard_close(shard);
+    return ok;
+}
+
+// False when the file is no longer of the size that was mapped. A file that was removed or renamed stays mapped.
+static inline bool shard_is_whole(const Shard* shard, Error* error) {
+    struct stat status;
+    if (!shard->mapping || stat(shard->path, &status) != 0) return true;
+    if ((uint64_t)status.st_size == shard->mapping_bytes) return true;
+    return fail(error, "%s changed while it was in use: it had %zu bytes and now has %lld; put it back and resume",
+                shard->path, shard->mapping_bytes, (long long)status.st_size);
+}
+
+// Writing goes to PATH.tmp; shard_writer_finish makes it complete and durable under that name, and shard_publish gives
+// it its own. They are two steps so that a set of shards can appear together, after the last of them is safe.
+typedef struct {
+    FILE* file;  // NULL: nothing to finish or abandon
+    char path[4096];
+    char temporary[4096 + 8];
+    ShardHeader header;
+    uint64_t count;  // tokens written
+} ShardWriter;
+
+// Vocabulary chooses the width: 2 bytes up to 65,536. Entropy in nats per token, or 0.
+static inline bool shard_writer_open(ShardWriter* writer, const char* path, int32_t vocabulary, double entropy_floor,
+                                     Error* error) {
+    memset(writer, 0, sizeof *writer);
+    if (vocabulary <= 0 || !entropy_is_possible(entropy_floor))
+        return fail(error, "%s cannot have a vocabulary of %d and an entropy of %g nats per token", path, vocabulary,
+                    entropy_floor);
+    if (strlen(path) >= sizeof writer->path) return fail(error, "%.100s... is too long for the name of a file", path);
+    snprintf(writer->path, sizeof writer->path, "%s", path);
+    snprintf(writer->temporary, sizeof writer->temporary, "%s.tmp", writer->path);
+    writer->header.magic = vocabulary <= 65536 ? SHARD_MAGIC_16 : SHARD_MAGIC_32;
+    writer->header.version = vocabulary <= 65536 ? SHARD_VERSION_16 : SHARD_VERSION_32;
+    writer->header.vocabulary = vocabulary;
+    writer->header.entropy_floor = entropy_floor;
+    writer->file = fopen(writer->temporary, "wbe");
+    if (!writer->file)
+        return fail(error, "cannot create %s: %s; give an existing folder that can be written to", writer->temporary,
+                    strerror(errno));
+    fseek(writer->file, sizeof writer->header, SEEK_SET);  // shard_writer_finish fills the gap, and would fail likewise
+    return true;
+}
+
+// Removes what was written; does nothing after shard_writer_finish.
+static inline void shard_writer_abandon(ShardWriter* writer) {
+    if (!writer->file) return;
+    fclose(writer->file);
+    writer->file = NULL;
+    remove(writer->temporary);
+}
+
+static inline bool shard_writer_add(ShardWriter* writer, const int32_t* tokens, size_t count, Error* error) {
+    uint16_t narrow[4096];
+    for (size_t done = 0; done < count;) {
+        size_t some = min_size(count - done, 4096);
+        for (size_t i = 0; i < some; i++) {
+            int32_t token = tokens[done + i];
+            if (token < 0 || token >= writer->header.vocabulary)
+                return fail(error, "token %d does not belong in %s, whose vocabulary is %d", token, writer->path,
+                            writer->header.vocabulary);
+            narrow[i] = (uint16_t)token;
+        }
+        size_t written = writer->header.magic == SHARD_MAGIC_16 ? fwrite(narrow, 2, some, writer->file)
+                                                                : fwrite(tokens + done, 4, some, writer->file);
+        if (written != some)
+            return fail(error, "cannot write %s: %s; make room and start again", writer->temporary, strerror(errno));
+        done += some;
+    }
+    writer->count += count;
+    return true;
+}
+
+// After it, whether it succeeds or fails, the writer is closed; after a failure nothing is left on the disk.
+static inline bool shard_writer_finish(ShardWriter* writer, Error* error) {
+    writer->header.count_low = (uint32_t)writer->count;
+    writer->header.count_high = (uint32_t)(writer->count >> 32);
+    bool ok = fseek(writer->file, 0, SEEK_SET) == 0 &&
+              fwrite(&writer->header, sizeof writer->header, 1, writer->file) == 1 && fflush(writer->file) == 0 &&
+              fsync(fileno(writer->file)) == 0;
+    int reason = errno;
+    ok = fclose(writer->file) == 0 && ok;
+    writer->file = NULL;
+    if (ok) return true;
+    remove(writer->temporary);
+    return fail(error, "cannot write %s: %s; make room and start again", writer->temporary, strerror(reason));
+}
+
+// Gives the finished shard PATH.tmp the name PATH, in place of an older one, and makes the name durable.
+static inline bool shard_publish(const char* path, Error* error) {
+    char name[4096 + 8];
+    snprintf(name, sizeof name, "%s.tmp", path);
+    if (rename(name, path) != 0) return fail(error, "cannot rename %s to %s: %s", name, path, strerror(errno));
+    snprintf(name, sizeof name, "%s", path);
+    char* slash = strrchr(name, '/');
+    if (slash) slash[1] = 0;
+    int folder = open(slash ? name : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (folder >= 0) fsync(folder);  // some file systems refuse; there the name is as durable as they make it
+    if (folder >= 0) close(folder);
+    return true;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 2. Dataset
+//
+// Shards in the order of their names. They agree in token width, and in vocabulary where they state one.
+
+typedef struct {
+    Shard* shards;         // (shard_count), owned
+    size_t shard_count;
+    int32_t vocabulary;    // 0 = unknown
+    double entropy_floor;  // nats per token, over all tokens; 0 = unknown
+} Dataset;
+
+static inline size_t dataset_tokens(const Dataset* dataset) {
+    size_t tokens = 0;
+    for (size_t i = 0; i < dataset->shard_count; i++) tokens += dataset->shards[i].count;
+    return tokens;
+}
+
+static inline void dataset_close(Dataset* dataset) {
+    for (size_t i = 0; i < dataset->shard_count; i++) shard_close(&dataset->shards[i]);
+    free(dataset->shards);
+    memset(dataset, 0, sizeof *dataset);
+}
+
+// Takes vocabulary and floor from the shards, which must agree.
+static inline bool dataset_summarise(Dataset* dataset, Error* error) {
+    double tokens = 0, nats = 0;
+    bool floor_known = true;
+    const Shard* stated = NULL;  // the first shard that states a vocabulary
+    for (size_t i = 0; i < dataset->shard_count; i++) {
+        const Shard* shard = &dataset->shards[i];
+        if (shard->token_bytes != dataset->shards[0].token_bytes)
+            return fail(error, "%s has tokens of %zu bytes, but %s of %zu; give shards of one tokenizer",
+                        dataset->shards[0].path, dataset->shards[0].token_bytes, shard->path, shard->token_bytes);
+        if (stated && shard->vocabulary != 0 && shard->vocabulary != stated->vocabulary)
+            return fail(error, "%s has a vocabulary of %d, but %s of %d; give shards of one tokenizer", stated->path,
+                        stated->vocabulary, shard->path, shard->vocabulary);
+        if (!stated && shard->vocabulary != 0) stated = shard;
+        floor_known = floor_known && (shard->entropy_floor > 0 || shard->count == 0);
+        nats += shard->entropy_floor * (double)shard->count;
+        tokens += (double)shard->count;
+    }
+    dataset->vocabulary = stated ? stated->vocabulary : 0;
+    dataset->entropy_floor = floor_known && tokens > 0 ? nats / tokens : 0;
+    return true;
+}
+
+static inline int dataset_compare_names(const void* a, const void* b) {
+    return strcmp(*(char* const*)a, *(char* const*)b);
+}
+
+static inline bool dataset_open_paths(Dataset* dataset, char** paths, size_t count, Error* error) {
+    dataset->shards = (Shard*)allocate(count * sizeof(Shard));
+    if (!dataset->shards) return fail(error, "out of memory for %zu token shards", count);
+    for (size_t i = 0; i < count; i++) {
+        if (!shard_open(&dataset->shards[i], paths[i], error)) return false;
+        dataset->shard_count++;
+    }
+    return dataset_summarise(dataset, error);
+}
+
+// All files that match the pattern of a shell (*, ?, [...]), sorted by the bytes of their names whatever the locale, as
+// the order of the shards is part of the order of the samples. After a failure there is nothing to close.
+static inline bool dataset_open(Dataset* dataset, const char* pattern, Error* error) {
+    memset(dataset, 0, sizeof *dataset);
+    glob_t found;
+    memset(&found, 0, sizeof found);
+    int result = glob(pattern, GLOB_NOSORT, NULL, &found);
+    bool ok = false;
+    if (result == GLOB_NOMATCH) {
+        fail(error, "no file matches '%s'; check the name, or make token shards of a text with tokenize", pattern);
+    } else if (result != 0) {
+        fail(error, "cannot list the files that match '%s': %s", pattern,
+             result == GLOB_NOSPACE ? "out of memory" : "a folder cannot be read");
+    } else {
+        qsort(found.gl_pathv, found.gl_pathc, sizeof(char*), dataset_compare_names);
+        ok = dataset_open_paths(dataset, found.gl_pathv, found.gl_pathc, error);
+    }
+    globfree(&found);
+    if (!ok) dataset_close(dataset);
+    return ok;
+}
+
+// Tokens of 2 or 4 bytes (uint16_t, or int32_t and not negative) that stay the caller's and must outlive the dataset.
+static inline bool dataset_from_memory(Dataset* dataset, const void* tokens, size_t token_bytes, size_t count,
+                                       Error* error) {
+    memset(dataset, 0, sizeof *dataset);
+    if (token_bytes != 2 && token_bytes != 4)
+        return fail(error, "tokens in memory have 2 or 4 bytes each, not %zu", token_bytes);
+    dataset->shards = (Shard*)allocate(sizeof(Shard));
+    if (dataset->shards) dataset->shards->path = strdup("the tokens in memory");
+    if (!dataset->shards || !dataset->shards->path) {
+        free(dataset->shards);
+        dataset->shards = NULL;
+        return fail(error, "out of memory for a dataset");
+    }
+    dataset->shard_count = 1;
+    dataset->shards->tokens = tokens;
+    dataset->shards->token_bytes = token_bytes;
+    dataset->shards->count = count;
+    return true;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 3. Order
+//
+// A window is T + 1 successive tokens of one shard: the inputs, and the same shifted by one, the targets.
+//
+// Training walks samples 0, 1, 2, ... without end. Of a shard with n tokens an epoch takes n/T - 1 windows (but one, if
+// T + 1 <= n < 2T), side by side. The first begins at the epoch's phase, drawn from all starts that leave room for the
+// windows: so every epoch cuts the text at other places, and no token is out of reach. The windows of all shards are
+// visited in the order of a keyed permutation. All of it is a function of (dataset, T, seed, sample number): it does
+// not depend on the batch size or the number of ranks, and can begin anywhere.
+//
+// Validation takes all (n - 1)/T windows of every shard from its first token on, in order.
+
+typedef struct {
+    size_t shard;
+    size_t start;  // position of the window's first token in the shard
+} Window;
+
+#define ORDER_ROUNDS 8
+#define ORDER_PHASE 0xffffffffull  // the random number of an epoch that is its phase
+
+// A permutation of [0, size) for every (seed, epoch); returns the place of `index`. A Feistel network on pairs (left,
+// right) of numbers below `side`, side^2 >= size, with Philox as its round function; results outside [0, size) are sent
+// through again until one is inside ("Ciphers with Arbitrary Finite Domains", Black and Rogaway, 2002). The side is
+// even: an odd one would make all rounds permutations of one parity, and a small set would favour some of its orders.
+// Size up to 2^57, where the counter of a round would meet that of the phase.
+static inline uint64_t order_permute(uint64_t index, uint64_t seed, uint64_t epoch, uint64_t size) {
+    uint64_t side = (uint64_t)sqrt((double)size) / 2 * 2;
+    while (side * side < size) side += 2;
+    do {
+        uint64_t left = index / side, right = index % side;
+        for (uint64_t round = 0; round < ORDER_ROUNDS; round++) {
+            Random4 r = random4(seed, RANDOM_ORDER, epoch, right * ORDER_ROUNDS + round);
+            uint64_t sum = left + ((uint64_t)r.bits[0] << 32 | r.bits[1]) % side;
+            left = right;
+            right = sum % side;
+        }
+        index = left * side + right;
+    } while (index >= size);
+    return index;
+}
+
+static inline size_t shard_samples(const Shard* shard, size_t T) {
+    if (shard->count < T + 1) return 0;
+    return max_size(shard->count / T, 2) - 1;
+}
+
+static inline size_t shard_windows(const Shard* shard, size_t T) {
+    return shard->count == 0 ? 0 : (shard->count - 1) / T;
+}
+
+// Samples of an epoch.
+static inline size_t dataset_samples(const Dataset* dataset, size_t T) {
+    size_t samples = 0;
+    for (size_t i = 0; i < dataset->shard_count; i++) samples += shard_samples(&dataset->shards[i], T);
+    return samples;
+}
+
+// Windows of a validation.
+static inline size_t dataset_windows(const Dataset* dataset, size_t T) {
+    size_t windows = 0;
+    for (size_t i = 0; i < dataset->shard_count; i++) windows += shard_windows(&dataset->shards[i], T);
+    return windows;
+}
+
+// False when there is not a single window; ask before any of the functions below.
+static inline bool dataset_suffices(const Dataset* dataset, size_t T, Error* error) {
+    if (T == 0 || T >= (size_t)1 << 31) return fail(error, "a sequence of %zu tokens is impossible", T);
+    if (dataset_windows(dataset, T) > 0) return true;
+    const Shard* longest = dataset->shards;
+    for (size_t i = 1; i < dataset->shard_count; i++)
+        if (dataset->shards[i].count > longest->count) longest = &dataset->shards[i];
+    return fail(error, "%s holds %zu tokens, and no shard more, but one sequence of %zu needs %zu; give more text or a "
+                "shorter sequence", longest->path, longest->count, T, T + 1);
+}
+
+// Where training sample number `sample` lies.
+static inline Window dataset_sample(const Dataset* dataset, uint64_t seed, uint64_t sample, size_t T) {
+    uint64_t samples = dataset_samples(dataset, T);
+    uint64_t epoch = sample / samples;
+    uint64_t place = order_permute(sample % samples, seed, epoch, samples);
+    uint64_t phase = random4(seed, RANDOM_ORDER, epoch, ORDER_PHASE).bits[0];
+    Window window = {0, 0};
+    const Shard* shard = dataset->shards;
+    for (; place >= shard_samples(shard, T); shard++, window.shard++) place -= shard_samples(shard, T);
+    uint64_t starts = shard->count - shard_samples(shard, T) * T;  // that leave room for all windows; below 2T
+    window.start = (size_t)(place * T + (phase * starts >> 32));
+    return window;
+}
+
+// Where validation window number `index` lies; index < dataset_windows.
+static inline Window dataset_window(const Dataset* dataset, size_t index, size_t T) {
+    Window window = {0, 0};
+    for (; index >= shard_windows(&dataset->shards[window.shard], T); window.shard++)
+        index -= shard_windows(&dataset->shards[window.shard], T);
+    window.start = index * T;
+    return window;
+}
+
+// Copies a window: tokens (T), targets (T). One outside the model's vocabulary is refused: it would read outside the
+// embedding.
+static inline bool window_read(int32_t* tokens, int32_t* targets, const Dataset* dataset, Window window,
+                               int32_t vocabulary, size_t T, Error* error) {
+    const Shard* shard = &dataset->shards[window.shard];
+    if (!shard_is_whole(shard, error)) return false;
+    for (size_t t = 0; t <= T; t++) {
+        uint32_t token = shard_token(shard, window.start + t);
+        if (token >= (uint32_t)vocabulary)
+            return fail(error, "token %u at position %zu of %s is outside the vocabulary of %d; give the model the "
+                        "tokenizer's vocabulary, or make the shards again", token, window.start + t, shard->path,
+                        vocabulary);
+        if (t < T) tokens[t] = (int32_t)token;
+        if (t > 0) targets[t - 1] = (int32_t)token;
+    }
+    return true;
+}
+
+// Validation windows first .. first + B - 1: tokens (B, T), targets (B, T). Rows past the last window hold token 0 and
+// target -1, which the classifier ignores: so every window counts once, whatever B and the number of ranks.
+static inline bool dataset_batch(int32_t* tokens, int32_t* targets, const Dataset* dataset, size_t first,
+                                 int32_t vocabulary, size_t B, size_t T, Error* error) {
+    size_t windows = dataset_windows(dataset, T);
+    for (size_t b = 0; b < B; b++) {
+        int32_t *row_tokens = tokens + b * T, *row_targets = targets + b * T;
+        if (first + b < windows) {
+            Window window = dataset_window(dataset, first + b, T);
+            if (!window_read(row_tokens, row_targets, dataset, window, vocabulary, T, error)) return false;
+        } else {
+            memset(row_tokens, 0, T * sizeof(int32_t));
+            for (size_t t = 0; t < T; t++) row_targets[t] = -1;
+        }
+    }
+    return true;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 4. Loader
+//
+// The micro-batches of one rank. Micro-batch i of rank r is global micro-batch g = i * world + r, and holds the B
+// samples from first_sample + g * B on: together the ranks read what one rank alone would. A thread keeps two batches
+// ready, so that disk, page faults and checks are not on the path of training. Slot n % 2 belongs to the thread from
+// the moment that batch n - 2 has been taken until batch n is made, and otherwise to the caller of loader_next.
+
+typedef struct {
+    const Dataset* dataset;
+    int32_t vocabulary;      // of the model
+    uint64_t seed;
+    size_t rank, world, B, T;
+    uint64_t first_sample;
+    int32_t* slots[2];       // each (2, B, T): tokens, then targets
+
+    pthread_t thread;
+    bool running;            // there is a thread to join
+    pthread_mutex_t mutex;   // guards what follows
+    pthread_cond_t changed;  // any of it changed
+    uint64_t made, taken;    // batches since loader_start; taken <= made <= taken + 2
+    bool stopping;
+    bool failed;             // batch number `made` could not be made, for the reason in `error`
+    Error error;
+} Loader;
+
+// What loader_open allocates.
+static inline size_t loader_bytes(size_t B, size_t T) { return 2 * 2 * B * T * sizeof(int32_t); }
+
+static inline bool loader_make(Loader* loader, uint64_t number, Error* error) {
+    size_t B = loader->B, T = loader->T;
+    int32_t* tokens = loader->slots[number % 2];
+    int32_t* targets = tokens + B * T;
+    uint64_t first = loader->first_sample + (number * loader->world + loader->rank) * B;
+    for (size_t b = 0; b < B; b++) {
+        Window window = dataset_sample(loader->dataset, loader->seed, first + b, T);
+        if (!window_read(tokens + b * T, targets + b * T, loader->dataset, window, loader->vocabulary, T, error))
+            return false;
+    }
+    return true;
+}
+
+static inline void* loader_run(void* argument) {
+    Loader* loader = (Loader*)argument;
+    pthread_mutex_lock(&loader->mutex);
+    while (!loader->failed) {
+        while (!loader->stopping && loader->made == loader->taken + 2)
+            pthread_cond_wait(&loader->changed, &loader->mutex);
+        if (loader->stopping) break;
+        pthread_mutex_unlock(&loader->mutex);
+        bool ok = loader_make(loader, loader->made, &loader->error);  // only this thread changes `made`
+        pthread_mutex_lock(&loader->mutex);
+        if (ok) loader->made++;
+        else loader->failed = true;
+        pthread_cond_signal(&loader->changed);
+    }
+    pthread_mutex_unlock(&loader->mutex);
+    return NULL;
+}
+
+// The dataset must outlive the loader, and the loader must not be moved once it is started.
+static inline bool loader_open(Loader* loader, const Dataset* dataset, int32_t vocabulary, uint64_t seed, size_t rank,
+                               size_t world, size_t B, size_t T, Error* error) {
+    memset(loader, 0, sizeof *loader);
+    if (!dataset_suffices(dataset, T, error)) return false;
+    if (vocabulary <= 0 || world == 0 || rank >= world || B == 0 || B > SIZE_MAX / 64 / T)
+        return fail(error, "there are no batches of %zu sequences of %zu tokens below %d for rank %zu of %zu", B, T,
+                    vocabulary, rank, world);
+    loader->dataset = dataset;
+    loader->vocabulary = vocabulary;
+    loader->seed = seed;
+    loader->rank = rank;
+    loader->world = world;
+    loader->B = B;
+    loader->T = T;
+    loader->slots[0] = (int32_t*)allocate(loader_bytes(B, T));
+    if (!loader->slots[0])
+        return fail(error, "out of memory for batches: %zu bytes; give a smaller batch", loader_bytes(B, T));
+    loader->slots[1] = loader->slots[0] + 2 * B * T;
+    pthread_mutex_init(&loader->mutex, NULL);
+    pthread_cond_init(&loader->changed, NULL);
+    return true;
+}
+
+// Ends the thread; loader_start may begin anew, elsewhere.
+static inline void loader_stop(Loader* loader) {
+    if (!loader->running) return;
+    pthread_mutex_lock(&loader->mutex);
+    loader->stopping = true;
+    pthread_cond_signal(&loader->changed);
+    pthread_mutex_unlock(&loader->mutex);
+    pthread_join(loader->thread, NULL);
+    loader->running = false;
+}
+
+// Begins with the given sample: 0, or the samples consumed by all ranks when a run resumes.
+static inline bool loader_start(Loader* loader, uint64_t first_sample, Error* error) {
+    loader_stop(loader);
+    loader->first_sample = first_sample;
+    loader->made = loader->taken = 0;
+    loader->stopping = loader->failed = false;
+    int result = pthread_create(&loader->thread, NULL, loader_run, loader);
+    if (result != 0) return fail(error, "cannot start the thread that reads the data: %s", strerror(result));
+    loader->running = true;
+    return true;
+}
+
+// The next micro-batch: tokens (B, T), targets (B, T). An error of the thread comes with the batch that it concerns,
+// after the good ones before it.
+static inline bool loader_next(Loader* loader, int32_t* tokens, int32_t* targets, Error* error) {
+    if (!loader->running) return fail(error, "the loader was asked for a batch before it was started");
+    pthread_mutex_lock(&loader->mutex);
+    while (loader->made == loader->taken && !loader->failed) pthread_cond_wait(&loader->changed, &loader->mutex);
+    bool ready = loader->made > loader->taken;
+    pthread_mutex_unlock(&loader->mutex);
+    if (!ready) return fail(error, "%s", loader->error.text);
+    const int32_t* slot = loader->slots[loader->taken % 2];  // only this thread changes `taken`
+    size_t count = loader->B * loader->T;
+    memcpy(tokens, slot, count * sizeof(int32_t));
+    memcpy(targets, slot + count, count * sizeof(int32_t));
+    pthread_mutex_lock(&loader->mutex);
+    loader->taken++;
+    pthread_cond_signal(&loader->changed);
+    pthread_mutex_unlock(&loader->mutex);
+    return true;
+}
+
+static inline void loader_close(Loader* loader) {
+    if (!loader->slots[0]) return;
+    loader_stop(loader);
+    pthread_mutex_destroy(&loader->mutex);
+    pthread_cond_destroy(&loader->changed);
+    free(loader->slots[0]);
+    memset(loader, 0, sizeof *loader);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 5. Tokenizer
+//
+// Text to tokens and back. Bytes need no tables: token = byte, vocabulary 256.
+
+typedef enum { TOKENIZER_BYTES } TokenizerKind;
+
+typedef struct {
+    TokenizerKind kind;
+    int32_t vocabulary;
+    size_t longest;  // bytes of the longest token
+} Tokenizer;
+
+static inline Tokenizer tokenizer_of_bytes(void) {
+    Tokenizer tokenizer = {TOKENIZER_BYTES, 256, 1};
+    return tokenizer;
+}
+
+// Returns the number of tokens; tokens (bytes) has room for one per byte of text.
+static inline size_t tokenizer_encode(int32_t* tokens, const Tokenizer* tokenizer, const char* text, size_t bytes) {
+    size_t count = 0;
+    switch (tokenizer->kind) {
+        case TOKENIZER_BYTES:
+            for (; count < bytes; count++) tokens[count] = (unsigned char)text[count];
+            break;
+    }
+    return count;
+}
+
+// Returns the number of bytes; text (count * longest) gets no zero at its end. Tokens outside the vocabulary are left
+// out.
+static inline size_t tokenizer_decode(char* text, const Tokenizer* tokenizer, const int32_t* tokens, size_t count) {
+    size_t bytes = 0;
+    switch (tokenizer->kind) {
+        case TOKENIZER_BYTES:
+            for (size_t i = 0; i < count; i++)
+                if (tokens[i] >= 0 && tokens[i] < tokenizer->vocabulary) text[bytes++] = (char)tokens[i];
+            break;
+    }
+    return bytes;
+}
+
+#endif  // LLMTRAIN_DATA_H

@@ -1,0 +1,158 @@
+// corpus.c: writes the default corpus, small stories from a source with a known entropy.
+//
+//     corpus --out data/stories --bytes 6000000 --val-bytes 600000 --seed 1
+//
+// writes data/stories_train.txt, data/stories_val.txt and data/stories.json. The last holds, for each text, the nats
+// per byte of its exact cross-entropy under the grammar that wrote it: the loss that no model can beat. All three
+// appear under their names complete, or not at all.
+//
+// Build: cc -O2 -o build/corpus data/corpus.c -lm
+
+#include "corpus.h"
+#include "../files.h"
+#include "../flags.h"
+
+static const uint64_t FIRST_VAL_STORY = 1ull << 40;  // train stories count from 0: the two never meet
+
+typedef struct {
+    const char* out;
+    uint64_t bytes, val_bytes, seed;
+} Options;
+
+typedef struct {
+    uint64_t bytes, stories;
+    double nats, nats_per_byte;
+    double stderr_nats_per_byte;  // how far the sampled stories may lie from the mean of all stories
+} Summary;
+
+enum { FLAGS = 4 };
+
+static void options_flags(Flag flags[FLAGS], Options* o) {
+    const Options standard = {NULL, 6000000, 600000, 1};
+    const Flag table[FLAGS] = {
+        {"out", FLAG_TEXT, &o->out, "PREFIX", 0, 0, "writes PREFIX_train.txt, PREFIX_val.txt and PREFIX.json (needed)", false},
+        {"bytes", FLAG_COUNT, &o->bytes, "N", 1, 1e12, "at least N bytes of training text, to the end of a story", false},
+        {"val-bytes", FLAG_COUNT, &o->val_bytes, "N", 1, 1e12, "the same for validation, from other stories", false},
+        {"seed", FLAG_COUNT, &o->seed, "N", 0, 9e15, "the same seed writes the same bytes on any machine", false},
+    };
+    *o = standard;
+    memcpy(flags, table, sizeof table);
+}
+
+static bool options_read(Options* o, int argc, char** argv, Error* error) {
+    Flag flags[FLAGS];
+    options_flags(flags, o);
+    if (!flags_parse(flags, FLAGS, argc, argv, error)) return false;
+    if (!o->out || !o->out[0]) return fail(error, "--out PREFIX is missing: where do the files go?");
+    return strlen(o->out) <= 900 || fail(error, "--out is longer than 900 characters: give a shorter path");
+}
+
+// At most once in a fifth of a second, and only for a person: how far, and how long still.
+static void progress_show(const char* what, uint64_t done, uint64_t total, double start_ms, double* shown_ms) {
+    double now = now_ms();
+    if (!isatty(2) || now - *shown_ms < 200) return;
+    *shown_ms = now;
+    double part = (double)done / (double)total;
+    fprintf(stderr, "\r%s: %3.0f%%, %.0f s left   ", what, 100 * part, 1e-3 * (now - start_ms) * (1 - part) / part);
+}
+
+// Stories from `first_story` on, to the file, until it holds at least `bytes`.
+static bool stories_write(Summary* summary, FileWriter* file, const Grammar* g, uint64_t bytes, uint64_t seed,
+                          uint64_t first_story, Error* error) {
+    Story story;
+    double start_ms = now_ms(), shown_ms = start_ms, bb = 0, bn = 0, nn = 0;
+    memset(summary, 0, sizeof *summary);
+    while (summary->bytes < bytes) {
+        story_write(&story, g, seed, first_story + summary->stories);
+        if (!file_append(file, story.text, story.length, error)) return false;
+        double b = (double)story.length, n = story.nats;
+        bb += b * b;
+        bn += b * n;
+        nn += n * n;
+        summary->bytes += story.length;
+        summary->stories++;
+        summary->nats += n;
+        if (summary->stories % 1024 == 0) progress_show(file->path, summary->bytes, bytes, start_ms, &shown_ms);
+    }
+    if (shown_ms > start_ms) fprintf(stderr, "\r%79s\r", "");
+    double rate = summary->nats / (double)summary->bytes;
+    double squares = nn - 2 * rate * bn + rate * rate * bb;  // the sum over stories of (nats - rate * bytes)^2
+    summary->nats_per_byte = rate;
+    summary->stderr_nats_per_byte = sqrt(squares > 0 ? squares : 0) / (double)summary->bytes;
+    return true;
+}
+
+static bool json_append(FileWriter* file, uint64_t seed, const Summary parts[2], Error* error) {
+    JsonWriter w;
+    memset(&w, 0, sizeof w);
+    w.line_depth = 1;
+    json_write_begin(&w, '{');
+    json_member_u64(&w, "seed", seed);
+    for (int i = 0; i < 2; i++) {
+        json_write_key(&w, i == 0 ? "train" : "val");
+        json_write_begin(&w, '{');
+        json_member_u64(&w, "bytes", parts[i].bytes);
+        json_member_u64(&w, "stories", parts[i].stories);
+        json_member_number(&w, "nats", parts[i].nats);
+        json_member_number(&w, "nats_per_byte", parts[i].nats_per_byte);
+        json_member_number(&w, "stderr_nats_per_byte", parts[i].stderr_nats_per_byte);
+        json_write_end(&w, '}');
+    }
+    json_write_end(&w, '}');
+    json_put(&w, "\n", 1);
+    bool ok = json_write_done(&w, error) && file_append(file, w.text, w.bytes, error);
+    json_writer_free(&w);
+    return ok;
+}
+
+// All three are written before the first takes its name.
+static bool corpus_write(Summary parts[2], const Grammar* g, const Options* o, Error* error) {
+    const char* endings[3] = {"_train.txt", "_val.txt", ".json"};
+    FileWriter* files = (FileWriter*)allocate(3 * sizeof(FileWriter));
+    bool ok = files != NULL || fail(error, "no memory for three files");
+    for (int i = 0; files && i < 3; i++) {
+        char path[1024];
+        snprintf(path, sizeof path, "%s%s", o->out, endings[i]);
+        files[i].file = -1;
+        ok = ok && file_begin(&files[i], path, error);
+    }
+    ok = ok && stories_write(&parts[0], &files[0], g, o->bytes, o->seed, 0, error);
+    ok = ok && stories_write(&parts[1], &files[1], g, o->val_bytes, o->seed, FIRST_VAL_STORY, error);
+    ok = ok && json_append(&files[2], o->seed, parts, error);
+    for (int i = 0; i < 3 && ok; i++) ok = file_end(&files[i], error);
+    for (int i = 0; files && i < 3; i++) file_abort(&files[i]);
+    free(files);
+    return ok;
+}
+
+int main(int argc, char** argv) {
+    Error error;
+    Options options;
+    if (flags_want_help(argc, argv)) {
+        Flag flags[FLAGS];
+        options_flags(flags, &options);
+        printf("corpus: writes small English stories whose exact entropy is known\n\n");
+        flags_help(flags, FLAGS);
+        return 0;
+    }
+    if (!options_read(&options, argc, argv, &error)) {
+        fprintf(stderr, "corpus: %s\n", error.text);
+        return 2;
+    }
+    Summary parts[2];
+    Grammar* g = (Grammar*)allocate(sizeof(Grammar));
+    bool ok = g || fail(&error, "no memory for the grammar (%zu bytes)", sizeof(Grammar));
+    ok = ok && grammar_compile(g, corpus_lines, sizeof corpus_lines / sizeof corpus_lines[0], &error);
+    ok = ok && corpus_write(parts, g, &options, &error);
+    free(g);
+    if (!ok) {
+        fprintf(stderr, "corpus: %s\n", error.text);
+        return 1;
+    }
+    for (int i = 0; i < 2; i++) {
+        printf("%s_%s.txt: %llu bytes, %llu stories, %.5f +- %.5f nats per byte\n", options.out, i == 0 ? "train" : "val",
+               (unsigned long long)parts[i].bytes, (unsigned long long)parts[i].stories, parts[i].nats_per_byte,
+               parts[i].stderr_nats_per_byte);
+    }
+    return 0;
+}

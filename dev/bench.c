@@ -1,0 +1,669 @@
+// dev/bench.c: where the time of a training step goes, and how its cost grows.
+//
+//     gcc -std=c11 -O3 -ffp-contract=fast -fno-math-errno -fno-trapping-math -march=native -fopenmp dev/bench.c -I.
+//         -o build/bench-fp32 -lm -pthread            (-DPRECISION_BF16 or -DPRECISION_FP16: the other storage types)
+//
+//     build/bench-fp32                                the table of one step of GPT-2 124M
+//     build/bench-fp32 --model llama:15M --batch 8 --seq 128 --steps 20 --threads 1 --json step.json
+//     build/bench-fp32 --sweep                        cost against sequence length, batch size and parameters
+//
+// A step is what the loop of train.cu does: zero gradients, forward, head, backward, norm, AdamW; with random weights
+// and random tokens, without the loader and without log lines. One step warms up; of the timed ones the median and the
+// minimum are given, and the table shows the step whose time is the median. On a machine that others use, threads that
+// wait actively at the end of each operation delay the one they wait for: set OMP_WAIT_POLICY=passive there.
+//
+// The model's code runs as it is: this file includes the operations, then defines a macro over each of their names that
+// starts a timer, calls, and stops it, then includes the model. (A macro is not expanded again in its own expansion.)
+// Times are taken on the calling thread, outermost calls only. Each operation states its arithmetic (an exponential
+// counts as 25) and the least memory traffic that it could have: inputs read once, outputs written once.
+//
+// The column "bound" names what limits an operation, arithmetic or memory, and the next one how near it comes: the time
+// that its flops take at the peak, or its bytes at the memory's rate, whichever is longer, over the time that it took.
+// Peaks are measured on the same threads after every step, since a machine's speed changes while others use it: on
+// registers alone for arithmetic, over an array far larger than the caches for memory. What still lies in a cache when
+// it is read can come faster than memory's rate: then the share is over 100%.
+
+#include "../base.h"
+#include "../kernels_cpu.h"
+
+// ------------------------------------------------------------------------------------------------
+// 1. Profile: what the operations of one step cost
+
+typedef struct {
+    const char* name;
+    size_t n, k;            // outputs and inputs of a matrix product, each shape being a row of its own; 0 for others
+    size_t calls;
+    double ms, flops, bytes;
+} OperationCost;
+
+enum { OPERATIONS_MAX = 64 };
+
+typedef struct {
+    OperationCost operations[OPERATIONS_MAX];
+    size_t count;
+    size_t depth;           // operations that have begun and not ended: one called by another is part of it
+    double began;           // of the outermost
+    double step_ms;
+} Profile;
+
+static Profile* profile;    // NULL: operations are not recorded
+
+static inline void profile_begin(void) {
+    if (profile != NULL && profile->depth++ == 0) profile->began = now_ms();
+}
+
+static inline void profile_end(const char* name, size_t n, size_t k, double flops, double bytes) {
+    if (profile == NULL || --profile->depth > 0) return;
+    double ms = now_ms() - profile->began;
+    size_t i = 0;
+    OperationCost* o = profile->operations;
+    while (i < profile->count && (strcmp(o[i].name, name) != 0 || o[i].n != n || o[i].k != k)) i++;
+    if (i == OPERATIONS_MAX) return;  // shows as time outside the operations
+    if (i == profile->count) {
+        memset(&o[i], 0, sizeof o[i]);
+        o[i].name = name;
+        o[i].n = n;
+        o[i].k = k;
+        profile->count++;
+    }
+    o[i].calls++;
+    o[i].ms += ms;
+    o[i].flops += flops;
+    o[i].bytes += bytes;
+}
+
+// For an operation with a value, which goes through it.
+static inline double profile_end_value(double value, const char* name, double flops, double bytes) {
+    profile_end(name, 0, 0, flops, bytes);
+    return value;
+}
+
+#define TIMED_PRODUCT(name, n, k, flops, bytes, call) (profile_begin(), call, profile_end(name, n, k, flops, bytes))
+#define TIMED(name, flops, bytes, call) TIMED_PRODUCT(name, 0, 0, flops, bytes, call)
+#define TIMED_VALUE(name, flops, bytes, call) (profile_begin(), profile_end_value(call, name, flops, bytes))
+
+// ------------------------------------------------------------------------------------------------
+// 2. The cost of each operation
+//
+// An argument that does something must not be used twice, so dout of embedding_backward, which may come from a dropout,
+// is in no cost. COST_X: bytes of one stored element; COST_EXP: flops of exp_fast; a comparison counts as a flop.
+
+#define COST_X ((double)sizeof(floatX))
+#define COST_EXP 25.0
+#define COST_SIGMOID (COST_EXP + 3)
+
+#define embedding_forward(out, tokens, token, position, first, B, T, C, stream) \
+    TIMED("embedding_forward", (position) ? 1.0 * (B) * (T) * (C) : 0.0, \
+          (B) * (T) * (2 * COST_X * (C) + 4) + ((position) ? COST_X * (T) * (C) : 0.0), \
+          embedding_forward(out, tokens, token, position, first, B, T, C, stream))
+
+#define embedding_backward(dtoken, dposition, dout, tokens, B, T, C, stream) \
+    TIMED("embedding_backward", ((dposition) ? 2.0 : 1.0) * (B) * (T) * (C), \
+          (B) * (T) * ((COST_X + 8) * (C) + 4) + ((dposition) ? 8.0 * (T) * (C) : 0.0), \
+          embedding_backward(dtoken, dposition, dout, tokens, B, T, C, stream))
+
+#define layernorm_forward(out, residual, mean, rstd, in, branch, weight, bias, epsilon, N, C, stream) \
+    TIMED("layernorm_forward", 9.0 * (N) * (C), (N) * (COST_X * ((branch) ? 4 : 2) * (C) + 8), \
+          layernorm_forward(out, residual, mean, rstd, in, branch, weight, bias, epsilon, N, C, stream))
+
+#define rmsnorm_forward(out, residual, rstd, in, branch, weight, epsilon, N, C, stream) \
+    TIMED("rmsnorm_forward", 5.0 * (N) * (C), (N) * (COST_X * ((branch) ? 4 : 2) * (C) + 4), \
+          rmsnorm_forward(out, residual, rstd, in, branch, weight, epsilon, N, C, stream))
+
+#define layernorm_backward(dx, dweight, dbias, dout, x, weight, mean, rstd, N, C, stream) \
+    TIMED("layernorm_backward", 19.0 * (N) * (C), (N) * (COST_X * 4 * (C) + 8), \
+          layernorm_backward(dx, dweight, dbias, dout, x, weight, mean, rstd, N, C, stream))
+
+#define rmsnorm_backward(dx, dweight, dout, x, weight, rstd, N, C, stream) \
+    TIMED("rmsnorm_backward", 13.0 * (N) * (C), (N) * (COST_X * 4 * (C) + 4), \
+          rmsnorm_backward(dx, dweight, dout, x, weight, rstd, N, C, stream))
+
+#define matmul_forward(out, in, weight, bias, M, N, K, stream) \
+    TIMED_PRODUCT("matmul_forward", N, K, 2.0 * (M) * (N) * (K), \
+                  COST_X * ((double)(M) * (K) + (double)(N) * (K) + (double)(M) * (N)), \
+                  matmul_forward(out, in, weight, bias, M, N, K, stream))
+
+#define matmul_backward_input(din, dout, weight, M, N, K, stream) \
+    TIMED_PRODUCT("matmul_backward_input", N, K, 2.0 * (M) * (N) * (K), \
+                  COST_X * ((double)(M) * (K) + (double)(N) * (K) + (double)(M) * (N)), \
+                  matmul_backward_input(din, dout, weight, M, N, K, stream))
+
+#define matmul_backward_weight(dweight, dbias, dout, in, M, N, K, stream) \
+    TIMED_PRODUCT("matmul_backward_weight", N, K, 2.0 * (M) * (N) * (K), \
+                  COST_X * ((double)(M) * (K) + (double)(M) * (N)) + 8.0 * (N) * (K), \
+                  matmul_backward_weight(dweight, dbias, dout, in, M, N, K, stream))
+
+#define rope_forward(qkv, table, first, B, T, H, K, D, stream) \
+    TIMED("rope_forward", 3.0 * (B) * (T) * ((H) + (K)) * (D), \
+          2 * COST_X * (B) * (T) * ((H) + (K)) * (D) + 4.0 * (T) * (D), \
+          rope_forward(qkv, table, first, B, T, H, K, D, stream))
+
+#define rope_backward(dqkv, table, B, T, H, K, D, stream) \
+    TIMED("rope_backward", 3.0 * (B) * (T) * ((H) + (K)) * (D), \
+          2 * COST_X * (B) * (T) * ((H) + (K)) * (D) + 4.0 * (T) * (D), \
+          rope_backward(dqkv, table, B, T, H, K, D, stream))
+
+// A visible pair of query and key costs two products of length D forward, five backward, and an exponential.
+#define attention_forward(out, lse, qkv, B, T, H, K, D, stream) \
+    TIMED("attention_forward", 0.5 * (B) * (H) * (T) * ((T) + 1) * (4 * (D) + COST_EXP + 3), \
+          (B) * (T) * (COST_X * (2 * (H) + 2 * (K)) * (D) + 4 * (H)), \
+          attention_forward(out, lse, qkv, B, T, H, K, D, stream))
+
+#define attention_backward(dqkv, delta, dout, out, lse, qkv, B, T, H, K, D, stream) \
+    TIMED("attention_backward", 0.5 * (B) * (H) * (T) * ((T) + 1) * (10 * (D) + COST_EXP + 3), \
+          (B) * (T) * (COST_X * (4 * (H) + 4 * (K)) * (D) + 8 * (H)), \
+          attention_backward(dqkv, delta, dout, out, lse, qkv, B, T, H, K, D, stream))
+
+#define gelu_forward(out, in, n, stream) \
+    TIMED("gelu_forward", (COST_SIGMOID + 7) * (n), 2 * COST_X * (n), gelu_forward(out, in, n, stream))
+
+#define gelu_backward(din, dout, in, n, stream) \
+    TIMED("gelu_backward", (COST_SIGMOID + 15) * (n), 3 * COST_X * (n), gelu_backward(din, dout, in, n, stream))
+
+#define swiglu_forward(out, in, N, F, stream) \
+    TIMED("swiglu_forward", (COST_SIGMOID + 2) * (N) * (F), 3 * COST_X * (N) * (F), \
+          swiglu_forward(out, in, N, F, stream))
+
+#define swiglu_backward(din, dout, in, N, F, stream) \
+    TIMED("swiglu_backward", (COST_SIGMOID + 8) * (N) * (F), 5 * COST_X * (N) * (F), \
+          swiglu_backward(din, dout, in, N, F, stream))
+
+#define dropout(out, in, p, seed, place, first, n, stream) \
+    TIMED("dropout", 2.0 * (n), 2 * COST_X * (n), dropout(out, in, p, seed, place, first, n, stream))
+
+#define classifier(logits, losses, targets, dloss, N, V, Vp, stream) \
+    TIMED("classifier", (N) * (V) * ((dloss) != 0 ? 2 * COST_EXP + 5 : COST_EXP + 3), \
+          COST_X * ((dloss) != 0 ? 2 : 1) * (N) * (Vp), classifier(logits, losses, targets, dloss, N, V, Vp, stream))
+
+#define sum_of_squares(x, n, stream) TIMED_VALUE("sum_of_squares", 2.0 * (n), 4.0 * (n), sum_of_squares(x, n, stream))
+
+#define fill_zero(x, n, stream) TIMED("fill_zero", 0.0, 4.0 * (n), fill_zero(x, n, stream))
+
+// Flops are those of AdamW. Masters, moments and parameters without masters are read and written.
+#define optimizer_update(params, masters, m, v, grads, o, first, n, stream) \
+    TIMED("optimizer_update", 16.0 * (n), \
+          (n) * (4 + ((masters) ? 8 + COST_X : 2 * COST_X) + ((m) ? 8 : 0) + ((v) ? 8 : 0)), \
+          optimizer_update(params, masters, m, v, grads, o, first, n, stream))
+
+#include "../llmtrain.h"
+
+// ------------------------------------------------------------------------------------------------
+// 3. Peaks of the machine
+//
+// Multiplications and additions on registers alone, in as many accumulators as hide their latency: of floats in the
+// widest vectors that the products may choose, and of bfloat16 where the processor multiplies pairs of them. For memory:
+// an array is scaled in place, which moves nothing but the bytes that are counted.
+
+#define PEAK_FP32(name, attribute, bytes, sums_count) \
+    attribute static float name(size_t turns) { \
+        typedef float Lanes __attribute__((vector_size(bytes))); \
+        Lanes sums[sums_count], half; \
+        for (size_t i = 0; i < bytes / 4; i++) half[i] = 0.5f; \
+        for (size_t i = 0; i < sums_count; i++) sums[i] = half; \
+        for (size_t t = 0; t < turns; t++) { \
+            GEMM_UNROLL \
+            for (int i = 0; i < sums_count; i++) sums[i] = sums[i] * half + half; \
+        } \
+        for (int i = 1; i < sums_count; i++) sums[0] += sums[i]; \
+        return sums[0][0]; \
+    }
+
+PEAK_FP32(peak_portable, , 16, 10)
+#ifdef GEMM_X86
+PEAK_FP32(peak_avx2, GEMM_AVX2, 32, 12)
+PEAK_FP32(peak_avx512, GEMM_AVX512, 64, 16)
+#endif
+
+#ifdef GEMM_X86_BF16
+GEMM_AVX512BF16 static float peak_avx512bf16(size_t turns) {
+    __m512 sums[16];
+    __m512bh half = (__m512bh)_mm512_set1_epi16(0x3f00);
+    for (int i = 0; i < 16; i++) sums[i] = _mm512_setzero_ps();
+    for (size_t t = 0; t < turns; t++) {
+        GEMM_UNROLL
+        for (int i = 0; i < 16; i++) sums[i] = _mm512_dpbf16_ps(sums[i], half, half);
+    }
+    for (int i = 1; i < 16; i++) sums[0] = _mm512_add_ps(sums[0], sums[i]);
+    return _mm512_cvtss_f32(sums[0]);
+}
+
+GEMM_AMX static float peak_amx(size_t turns) {
+    float sums[16 * 16];
+    gemm_begin_amx();
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    _tile_zero(4);
+    _tile_zero(6);
+    for (size_t t = 0; t < turns; t++) {
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 6);
+        _tile_dpbf16ps(2, 4, 6);
+        _tile_dpbf16ps(3, 4, 6);
+    }
+    _tile_stored(0, sums, 64);
+    gemm_end_amx();
+    return sums[0];
+}
+#endif
+
+typedef struct {
+    float (*loop)(size_t turns);
+    double flops;  // of one turn
+} PeakLoop;
+
+static PeakLoop peak_loop(bool bf16) {
+    PeakLoop peak = {peak_portable, 10 * 8};
+    const GemmKernel *floats, *pairs;
+    gemm_choose(&floats, &pairs, "auto");
+#ifdef GEMM_X86
+    const GemmKernel* kernel = bf16 ? pairs : floats;
+    if (kernel == &gemm_avx2) peak.loop = peak_avx2, peak.flops = 12 * 16;
+    if (kernel == &gemm_avx512) peak.loop = peak_avx512, peak.flops = 16 * 32;
+#endif
+#ifdef GEMM_X86_BF16
+    if (kernel == &gemm_avx512bf16) peak.loop = peak_avx512bf16, peak.flops = 16 * 64;
+    if (kernel == &gemm_amx) peak.loop = peak_amx, peak.flops = 4 * 16384;
+#endif
+    (void)bf16;
+    return peak;
+}
+
+// Flops per second of all threads together, over about ten milliseconds.
+static double peak_measure(PeakLoop peak) {
+    double rate = 0.0;
+    #pragma omp parallel reduction(+:rate)
+    {
+        volatile float keep = peak.loop(100);
+        double began = now_ms(), ended = began;
+        size_t turns = 0, some = (size_t)(2e6 / peak.flops) + 1;
+        for (; ended - began < 10.0; ended = now_ms(), turns += some) keep = peak.loop(some);
+        (void)keep;
+        rate += 1e3 * peak.flops * (double)turns / (ended - began);
+    }
+    return rate;
+}
+
+enum { SCALED_COUNT = 1 << 26 };  // floats: 256 MB
+
+// Bytes per second.
+static double memory_measure(float* array) {
+    double began = now_ms();
+    #pragma omp parallel for simd
+    for (size_t i = 0; i < SCALED_COUNT; i++) array[i] *= -1.0f;
+    return 8e3 * SCALED_COUNT / (now_ms() - began);
+}
+
+static int compare_doubles(const void* a, const void* b) {
+    double x = *(const double*)a, y = *(const double*)b;
+    return (x > y) - (x < y);
+}
+
+static double median(double* values, size_t count) {
+    qsort(values, count, sizeof(double), compare_doubles);
+    return values[count / 2];
+}
+
+// ------------------------------------------------------------------------------------------------
+// 4. Steps
+
+typedef struct {
+    const char *model, *json;
+    uint64_t batch, seq, steps, threads;
+    bool sweep;
+} Options;
+
+typedef struct {
+    Model model;
+    RunState state;
+    int32_t *tokens, *targets;  // (B, T)
+} Bench;
+
+// GPT-2's architecture on bytes, smaller than any preset.
+typedef struct {
+    const char* name;
+    size_t layers, heads, channels;
+} SmallModel;
+
+static const SmallModel SMALL_MODELS[] = {{"bytes:0.2M", 2, 2, 64}, {"bytes:1M", 4, 4, 128}, {"bytes:5M", 6, 4, 256}};
+enum { SMALL_MODEL_COUNT = sizeof SMALL_MODELS / sizeof SMALL_MODELS[0] };
+
+static bool bench_config(Config* c, const char* name, Error* error) {
+    memset(c, 0, sizeof *c);
+    for (size_t i = 0; i < SMALL_MODEL_COUNT; i++) {
+        const SmallModel* s = &SMALL_MODELS[i];
+        if (strcmp(name, s->name) != 0) continue;
+        c->family = FAMILY_GPT2;
+        c->layers = s->layers;
+        c->heads = s->heads;
+        c->channels = s->channels;
+        c->context = 1024;
+        c->vocab = 256;
+        c->tied = true;
+        return config_complete(c, error);
+    }
+    return config_preset(c, name, error) && config_complete(c, error);
+}
+
+static void bench_close(Bench* b) {
+    model_free(&b->model);
+    free(b->tokens);
+    free(b->targets);
+}
+
+static bool bench_open(Bench* b, const char* name, size_t B, size_t T, Error* error) {
+    Config config;
+    ModelOptions o;
+    memset(b, 0, sizeof *b);
+    o.B = B;
+    o.T = T;
+    o.training = o.masters = true;
+    o.optimizer = OPTIMIZER_ADAMW;
+    o.sampling = false;
+    if (!bench_config(&config, name, error) || !model_create(&b->model, &config, o, error)) return false;
+    model_randomize(&b->model, 1337);
+    b->state = run_state_begin(FLOATX_GEMM == GEMM_F16, 1024);
+    b->tokens = (int32_t*)allocate(B * T * sizeof(int32_t));
+    b->targets = (int32_t*)allocate(B * T * sizeof(int32_t));
+    if (b->tokens && b->targets) return true;
+    bench_close(b);
+    return fail(error, "out of memory for a batch of %zu tokens; make --batch or --seq smaller", B * T);
+}
+
+// One step of run_train in train.cu, with one micro-batch and that program's defaults.
+static bool bench_step(Bench* b, double* ms, Error* error) {
+    Model* model = &b->model;
+    RunState* state = &b->state;
+    Schedule schedule = {SCHEDULE_COSINE, 6e-4, 0.1, 100, 1000, 0.2, 1000, 0.5};
+    GuardOptions guard = {1, 4, 20, 20, FLOATX_GEMM == GEMM_F16, 2000};
+    OptimizerOptions optimizer = {OPTIMIZER_ADAMW, 0.9, 0.95, 1e-8, 0.1, 1337};
+    size_t B = model->options.B, T = model->options.T;
+    for (size_t i = 0; i < B * T; i++) {
+        b->tokens[i] = (int32_t)(random_bits(1, RANDOM_TEST, state->step, i) % model->config.vocab);
+        b->targets[i] = (int32_t)(random_bits(2, RANDOM_TEST, state->step, i) % model->config.vocab);
+    }
+
+    double started = now_ms(), factor = 0.0, scale = state->loss_scale;
+    model_zero_gradients(model);
+    model_gradients(model, b->tokens, b->targets, (float)scale, B, T);
+    double grad_norm = model_grad_norm(model) / scale;
+    double lr = schedule_lr(&schedule, state->step);
+    bool taken = guard_step(state, &factor, &guard, grad_norm);
+    if (taken) model_update(model, &optimizer, ++state->updates, lr, factor / scale);
+    state->step++;
+    *ms = now_ms() - started;
+    return taken || fail(error, "step %llu has a gradient of norm %g and was skipped, so its time says nothing; report this",
+                         (unsigned long long)state->step, grad_norm);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 5. The table of one step
+
+typedef struct {
+    double fp32, product, memory;  // flops per second of other operations and of products, bytes per second
+} Peaks;
+
+// The time of an operation at the machine's limit; *by_memory: which limit that is.
+static double bound_ms(const OperationCost* o, const Peaks* peaks, bool* by_memory) {
+    double arithmetic = 1e3 * o->flops / (o->n ? peaks->product : peaks->fp32), memory = 1e3 * o->bytes / peaks->memory;
+    *by_memory = memory > arithmetic;
+    return *by_memory ? memory : arithmetic;
+}
+
+static void operation_print(const OperationCost* o, const Peaks* peaks, double step_ms) {
+    bool by_memory;
+    double bound = bound_ms(o, peaks, &by_memory);
+    char label[64];
+    if (o->n) snprintf(label, sizeof label, "%s (%zu, %zu)", o->name, o->n, o->k);
+    else snprintf(label, sizeof label, "%s", o->name);
+    printf("%-38s %5zu %9.2f %6.1f%% %9.1f %8.1f  %-10s %7.1f%%\n", label, o->calls, o->ms, 100 * o->ms / step_ms,
+           1e-6 * o->flops / o->ms, 1e-6 * o->bytes / o->ms, by_memory ? "memory" : "arithmetic", 100 * bound / o->ms);
+}
+
+static int compare_costs(const void* a, const void* b) {
+    double x = ((const OperationCost*)a)->ms, y = ((const OperationCost*)b)->ms;
+    return (x < y) - (x > y);
+}
+
+static int compare_profiles(const void* a, const void* b) {
+    double x = ((const Profile*)a)->step_ms, y = ((const Profile*)b)->step_ms;
+    return (x > y) - (x < y);
+}
+
+typedef struct {
+    double median_ms, min_ms, tokens_per_second, mfu, operations_ms, products_ms;
+    size_t memory_peak, memory_plan;
+} Totals;
+
+static void table_print(const Profile* p, const Peaks* peaks, const Totals* t) {
+    printf("%-38s %5s %9s %7s %9s %8s  %-10s %8s\n", "operation (matrix: outputs, inputs)", "calls", "ms/step", "share",
+           "GFLOP/s", "GB/s", "bound", "of bound");
+    for (size_t i = 0; i < p->count; i++) operation_print(&p->operations[i], peaks, p->step_ms);
+    double others = t->operations_ms - t->products_ms, rest = p->step_ms - t->operations_ms;
+    printf("\n%-44s %9.2f %6.1f%%\n", "matrix products", t->products_ms, 100 * t->products_ms / p->step_ms);
+    printf("%-44s %9.2f %6.1f%%\n", "other operations", others, 100 * others / p->step_ms);
+    printf("%-44s %9.2f %6.1f%%\n", "rest: clearing the residual, sum of losses", rest, 100 * rest / p->step_ms);
+    printf("%-44s %9.2f\n", "the whole step, median", t->median_ms);
+    printf("%-44s %9.2f\n", "minimum", t->min_ms);
+    printf("%-44s %9.1f\n", "tokens/s (median)", t->tokens_per_second);
+    printf("%-44s %8.1f%%\n", "model flops utilisation", 100 * t->mfu);
+    printf("%-44s %9.1f\n", "peak resident memory, MB", 1e-6 * (double)t->memory_peak);
+    printf("%-44s %9.1f\n", "planned memory of the model, MB", 1e-6 * (double)t->memory_plan);
+}
+
+static void table_write(JsonWriter* w, const Profile* p, const Peaks* peaks, const Totals* t) {
+    json_member_number(w, "peak_fp32_flops", peaks->fp32);
+    json_member_number(w, "peak_product_flops", peaks->product);
+    json_member_number(w, "peak_memory_bytes", peaks->memory);
+    json_member_number(w, "ms_median", t->median_ms);
+    json_member_number(w, "ms_min", t->min_ms);
+    json_member_number(w, "tok_per_s", t->tokens_per_second);
+    json_member_number(w, "mfu", t->mfu);
+    json_member_number(w, "ms_operations", t->operations_ms);
+    json_member_u64(w, "mem_bytes", t->memory_peak);
+    json_member_u64(w, "plan_bytes", t->memory_plan);
+    json_write_key(w, "operations");
+    json_write_begin(w, '[');
+    for (size_t i = 0; i < p->count; i++) {
+        const OperationCost* o = &p->operations[i];
+        bool by_memory;
+        double bound = bound_ms(o, peaks, &by_memory);
+        json_write_begin(w, '{');
+        json_member_string(w, "name", o->name);
+        if (o->n) json_member_u64(w, "outputs", o->n);
+        if (o->n) json_member_u64(w, "inputs", o->k);
+        json_member_u64(w, "calls", o->calls);
+        json_member_number(w, "ms", o->ms);
+        json_member_number(w, "flops", o->flops);
+        json_member_number(w, "bytes", o->bytes);
+        json_member_string(w, "bound", by_memory ? "memory" : "arithmetic");
+        json_member_number(w, "of_bound", bound / o->ms);
+        json_write_end(w, '}');
+    }
+    json_write_end(w, ']');
+}
+
+// Runs the timed steps, with the peaks after each. profiles (steps), rates (3, steps).
+static bool bench_measure(Bench* b, Peaks* peaks, Profile* profiles, double* rates, float* array, size_t steps,
+                          Error* error) {
+    PeakLoop fp32 = peak_loop(false), product = FLOATX_GEMM == GEMM_BF16 ? peak_loop(true) : fp32;
+    memory_measure(array);
+    for (size_t i = 0; i < steps; i++) {
+        profile = &profiles[i];
+        bool ok = bench_step(b, &profiles[i].step_ms, error);
+        profile = NULL;
+        if (!ok) return false;
+        rates[i] = peak_measure(fp32);
+        rates[steps + i] = product.loop == fp32.loop ? rates[i] : peak_measure(product);
+        rates[2 * steps + i] = memory_measure(array);
+    }
+    peaks->fp32 = median(rates, steps);
+    peaks->product = median(rates + steps, steps);
+    peaks->memory = median(rates + 2 * steps, steps);
+    qsort(profiles, steps, sizeof(Profile), compare_profiles);
+    return true;
+}
+
+static Totals bench_totals(const Bench* b, const Profile* shown, const Peaks* peaks, double min_ms, size_t memory) {
+    Totals t;
+    size_t T = b->model.options.T;
+    memset(&t, 0, sizeof t);
+    t.median_ms = shown->step_ms;
+    t.min_ms = min_ms;
+    t.tokens_per_second = 1e3 * (double)(b->model.options.B * T) / t.median_ms;
+    t.mfu = t.tokens_per_second * model_flops_per_token(&b->model, T) / peaks->product;
+    for (size_t i = 0; i < shown->count; i++) {
+        t.operations_ms += shown->operations[i].ms;
+        if (shown->operations[i].n) t.products_ms += shown->operations[i].ms;
+    }
+    t.memory_peak = memory;
+    t.memory_plan = b->model.memory.total;
+    return t;
+}
+
+static bool bench_table(const Options* o, JsonWriter* w, Error* error) {
+    Bench b;
+    Peaks peaks;
+    double warm_up;
+    if (!bench_open(&b, o->model, o->batch, o->seq, error)) return false;
+    bool ok = bench_step(&b, &warm_up, error);
+    size_t memory = memory_peak();  // before the array for the memory's rate is there
+    Profile* profiles = (Profile*)allocate(o->steps * sizeof(Profile));
+    double* rates = (double*)allocate(3 * o->steps * sizeof(double));
+    float* array = (float*)allocate(SCALED_COUNT * sizeof(float));
+    if (ok && (!profiles || !rates || !array)) ok = fail(error, "out of memory for measuring; make --steps smaller");
+    if (ok) ok = bench_measure(&b, &peaks, profiles, rates, array, o->steps, error);
+    if (ok) {
+        Profile* shown = &profiles[o->steps / 2];
+        qsort(shown->operations, shown->count, sizeof(OperationCost), compare_costs);
+        Totals totals = bench_totals(&b, shown, &peaks, profiles[0].step_ms, memory);
+        printf("%s, %zu parameters, B=%zu T=%zu\n", o->model, b.model.parameters.true_size, (size_t)o->batch,
+               (size_t)o->seq);
+        printf("peaks: fp32 %.1f GFLOP/s, products of %s %.1f GFLOP/s, memory %.1f GB/s\n\n", 1e-9 * peaks.fp32,
+               FLOATX_NAME, 1e-9 * peaks.product, 1e-9 * peaks.memory);
+        table_print(shown, &peaks, &totals);
+        table_write(w, shown, &peaks, &totals);
+    }
+    free(profiles);
+    free(rates);
+    free(array);
+    bench_close(&b);
+    return ok;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 6. Sweeps: every row is measured
+
+// One row: the median of the steps after one that warms up.
+static bool sweep_row(const Options* o, JsonWriter* w, const char* model, size_t B, size_t T, Error* error) {
+    Bench b;
+    double ms = 0.0;
+    if (!bench_open(&b, model, B, T, error)) return false;
+    double* times = (double*)allocate(o->steps * sizeof(double));
+    bool ok = times != NULL || fail(error, "out of memory for %zu times; make --steps smaller", (size_t)o->steps);
+    ok = ok && bench_step(&b, &ms, error);
+    for (size_t i = 0; ok && i < o->steps; i++) ok = bench_step(&b, &times[i], error);
+    if (ok) {
+        ms = median(times, o->steps);
+        double flops = model_flops_per_token(&b.model, T), tokens = (double)(B * T);
+        printf("%-12s %10zu %5zu %5zu %10.2f %11.1f %12.4f %9.1f %10.1f\n", model, b.model.parameters.true_size, B, T,
+               ms, 1e3 * tokens / ms, ms / tokens, 1e-6 * flops * tokens / ms, 1e-6 * (double)b.model.memory.total);
+        fflush(stdout);
+        json_write_begin(w, '{');
+        json_member_string(w, "model", model);
+        json_member_u64(w, "parameters", b.model.parameters.true_size);
+        json_member_u64(w, "B", B);
+        json_member_u64(w, "T", T);
+        json_member_number(w, "ms_median", ms);
+        json_member_number(w, "tok_per_s", 1e3 * tokens / ms);
+        json_member_u64(w, "plan_bytes", b.model.memory.total);
+        json_write_end(w, '}');
+    }
+    free(times);
+    bench_close(&b);
+    return ok;
+}
+
+static void sweep_title(const char* title) {
+    printf("\n%s\n%-12s %10s %5s %5s %10s %11s %12s %9s %10s\n", title, "model", "parameters", "B", "T", "ms/step",
+           "tokens/s", "ms/token", "GFLOP/s", "plan, MB");
+}
+
+static bool bench_sweep(const Options* o, JsonWriter* w, Error* error) {
+    static const char* const models[] = {"bytes:0.2M", "bytes:1M", "bytes:5M", "llama:15M", "gpt2:d6",
+                                         "llama:42M", "llama:110M", "gpt2:d12"};
+    bool ok = true;
+    json_write_key(w, "sweep");
+    json_write_begin(w, '[');
+    sweep_title("Sequence length, at 1024 tokens a step");
+    for (size_t T = 64; ok && T <= 1024; T *= 2) ok = sweep_row(o, w, o->model, 1024 / T, T, error);
+    if (ok) sweep_title("Batch size");
+    for (size_t B = 1; ok && B <= 16; B *= 2) ok = sweep_row(o, w, o->model, B, 64, error);
+    if (ok) sweep_title("Parameters");
+    for (size_t i = 0; ok && i < sizeof models / sizeof models[0]; i++) ok = sweep_row(o, w, models[i], 4, 256, error);
+    json_write_end(w, ']');
+    return ok;
+}
+
+// ------------------------------------------------------------------------------------------------
+
+static size_t threads_used(void) {
+#ifdef _OPENMP
+    return (size_t)omp_get_max_threads();
+#else
+    return 1;
+#endif
+}
+
+static bool run(const Options* o, Error* error) {
+    JsonWriter w;
+    memset(&w, 0, sizeof w);
+    w.line_depth = 2;
+    printf("%s, matrix products by %s, %zu threads\n", FLOATX_NAME, gemm_backend(), threads_used());
+    fflush(stdout);
+    json_write_begin(&w, '{');
+    json_member_string(&w, "precision", FLOATX_NAME);
+    json_member_string(&w, "gemm", gemm_backend());
+    json_member_u64(&w, "threads", threads_used());
+    json_member_string(&w, "model", o->model);
+    json_member_u64(&w, "B", o->batch);
+    json_member_u64(&w, "T", o->seq);
+    json_member_u64(&w, "steps", o->steps);
+    bool ok = o->sweep ? bench_sweep(o, &w, error) : bench_table(o, &w, error);
+    json_write_end(&w, '}');
+    json_put(&w, "\n", 1);
+    if (ok && o->json) ok = json_write_done(&w, error) && file_write_atomic(o->json, w.text, w.bytes, error);
+    json_writer_free(&w);
+    return ok;
+}
+
+int main(int argc, char** argv) {
+    Options o = {"gpt2:124M", NULL, 4, 256, 5, 0, false};
+    Error error;
+    Flag flags[] = {
+        {"model", FLAG_TEXT, &o.model, "NAME", 0, 0, "a preset of llmtrain.h, or bytes:0.2M|1M|5M", false},
+        {"batch", FLAG_COUNT, &o.batch, "N", 1, 65536, "sequences of a step", false},
+        {"seq", FLAG_COUNT, &o.seq, "N", 1, 16777216, "tokens of a sequence", false},
+        {"steps", FLAG_COUNT, &o.steps, "N", 1, 100000, "timed steps, after one that warms up", false},
+        {"threads", FLAG_COUNT, &o.threads, "N", 0, 4096, "OpenMP threads; 0: as OpenMP decides", false},
+        {"sweep", FLAG_SWITCH, &o.sweep, "on|off", 0, 0, "measure against sequence, batch and parameters", false},
+        {"json", FLAG_TEXT, &o.json, "FILE", 0, 0, "write what was measured there too", false},
+    };
+    size_t flag_count = sizeof flags / sizeof flags[0];
+    if (flags_want_help(argc, argv)) {
+        printf("bench: where the time of a training step goes (%s build).\n", FLOATX_NAME);
+        flags_help(flags, flag_count);
+        return 0;
+    }
+    if (!flags_parse(flags, flag_count, argc, argv, &error)) {
+        fprintf(stderr, "bench: %s\n", error.text);
+        return 2;
+    }
+#ifdef _OPENMP
+    if (o.threads) omp_set_num_threads((int)o.threads);
+#endif
+    if (run(&o, &error)) return 0;
+    fprintf(stderr, "bench: %s\n", error.text);
+    return 1;
+}

@@ -1,0 +1,48 @@
+// example.c: llmtrain in other people's programs. Trains a tiny model on a string in memory and continues it.
+//
+//   cc -O3 -I. dev/example.c -o example -lm -pthread && ./example
+
+#include "llmtrain.h"
+
+int main(void) {
+    const char* line = "the cat sat on the mat. the dog sat on the log. ";
+    enum { B = 8, T = 32, STEPS = 150, TEXT = 2000, MORE = 48 };
+    uint16_t text[TEXT];
+    for (size_t i = 0; i < TEXT; i++) text[i] = (unsigned char)line[i % strlen(line)];
+
+    Error error;
+    Model model;
+    Dataset data;
+    Loader loader;
+    Config config = {FAMILY_LLAMA, 2, 4, 2, 64, 128, T, 256, true, 1e-5, 10000};
+    ModelOptions options = {B, T, true, OPTIMIZER_ADAMW, true, true};
+    OptimizerOptions adamw = {OPTIMIZER_ADAMW, 0.9, 0.95, 1e-8, 0.1, 0};
+    bool ok = dataset_from_memory(&data, text, sizeof text[0], TEXT, &error) &&
+              model_create(&model, &config, options, &error) &&
+              loader_open(&loader, &data, 256, 1, 0, 1, B, T, &error) && loader_start(&loader, 0, &error);
+    if (!ok) return fprintf(stderr, "example: %s\n", error.text), 1;
+
+    model_randomize(&model, 1);
+    int32_t tokens[B * T], targets[B * T];
+    double loss = 0;
+    for (uint64_t step = 1; step <= STEPS; step++) {
+        if (!loader_next(&loader, tokens, targets, &error)) return fprintf(stderr, "example: %s\n", error.text), 1;
+        model_zero_gradients(&model);
+        loss = model_gradients(&model, tokens, targets, 1.0f, B, T);
+        model_update(&model, &adamw, step, 3e-3, 1.0 / fmax(1.0, model_grad_norm(&model)));
+        if (step % 50 == 0) printf("step %d loss %.3f\n", (int)step, loss);
+    }
+
+    Tokenizer tokenizer = tokenizer_of_bytes();
+    SamplingOptions sampling = {0, 0, 1, 0};
+    Candidate candidates[256];
+    int32_t written[7 + MORE];
+    size_t known = tokenizer_encode(written, &tokenizer, "the cat", 7);
+    printf("the cat");
+    model_generate(&model, written, candidates, stdout, &tokenizer, &sampling, known, known + MORE);
+    printf("\n");
+    loader_close(&loader);
+    dataset_close(&data);
+    model_free(&model);
+    return loss < 0.1 ? 0 : 1;
+}

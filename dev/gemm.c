@@ -1,0 +1,734 @@
+// dev/gemm.c: the ladder of the CPU's matrix product, checked and timed.
+//
+//     out (M, N) = X (M, K) W (N, K)^T        and the two products of its backward pass, dX = dY W and dW += dY^T X
+//
+// LADDER
+//
+//     gcc -std=c11 -O3 -fopenmp dev/gemm.c -o build/gemm -lm -ldl
+//     build/gemm --check                      every kernel of this machine against float64; exit status 1 on failure
+//     build/gemm                              the ladder at one shape, then the products of GPT-2 124M
+//     build/gemm --m 1024 --n 3072 --k 768    one shape; further: --threads T --rounds R --json
+//
+// With -DGEMM_EMULATE_AMX the AMX kernel runs on an emulation of the tile registers: for --check on any machine with
+// AVX-512. A machine's speed changes while others use it, so that each measurement has its own peak beside it: a loop of
+// multiplications and additions on registers alone, of the widest kind that the machine has for the type. Where others
+// take the processors away altogether, OMP_WAIT_POLICY=passive build/gemm --processor-time counts only the time that the
+// program did have them (divided by the number of threads).
+
+#include "../base.h"
+#ifdef GEMM_EMULATE_AMX
+#include "amx_emulation.h"
+#endif
+#include "../gemm.h"
+
+#include <dlfcn.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+
+static const char* const kernel_names[] = {"portable", "avx2", "avx512", "avx512bf16", "amx"};
+enum { KERNELS = 5 };
+
+static void use_threads(int threads) {
+#ifdef _OPENMP
+    omp_set_num_threads(threads);
+#else
+    (void)threads;
+#endif
+}
+
+static GemmMatrix matrix(const void* data, GemmType type, size_t stride, bool transposed) {
+    GemmMatrix m;
+    m.data = data;
+    m.type = type;
+    m.stride = stride;
+    m.transposed = transposed;
+    return m;
+}
+
+// ------------------------------------------------------------------------------------------------
+// Check
+//
+// Inputs are uniform in [-1, 1), rounded to their type, and the reference multiplies and adds them in double. A float
+// sum of n terms, in any order, is off by at most n u times the sum of the terms' magnitudes, u = 2^-24 ("Accuracy and
+// Stability of Numerical Algorithms", Higham, 2002, section 3.1); n = K + 4 counts the bias, the old value of out and
+// the joints between blocks. Rounding to a 16-bit type adds half a unit in the last place. One missing term is off by
+// 1 / K of the magnitudes: hundreds of times the bound at every K that is checked.
+//
+// Operands end at a page that may not be touched; the gaps between rows hold NaN for inputs, and a pattern for the
+// output, which must survive.
+
+static int passed, failed;
+
+static void report(bool good, const char* family, const char* details, double error, double bound) {
+    printf("%-6s %-34s %-52s err %8.2e <= %8.2e\n", good ? "ok" : "FAILED", family, details, error, bound);
+    fflush(stdout);
+    if (good) passed++;
+    else failed++;
+}
+
+enum { ARENA_BYTES = 8 << 20, POOL = 1 << 20 };
+static unsigned char* arenas[4];  // of a, b, bias, out: ARENA_BYTES, then a page without access
+static float* pool;               // random numbers in [-1, 1)
+
+static bool make_arenas(void) {
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    for (int i = 0; i < 4; i++) {
+        void* memory = mmap(NULL, ARENA_BYTES + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (memory == MAP_FAILED || mprotect((char*)memory + ARENA_BYTES, page, PROT_NONE) != 0) return false;
+        arenas[i] = (unsigned char*)memory;
+    }
+    pool = (float*)allocate(POOL * sizeof(float));
+    if (!pool) return false;
+    for (size_t i = 0; i < POOL; i++) pool[i] = 2.0f * random_uniform(1, RANDOM_TEST, 0, i) - 1.0f;
+    return true;
+}
+
+typedef struct {
+    GemmType a, b, out, bias_type;
+    bool a_transposed, b_transposed, accumulate, bias;
+    size_t M, N, K;
+} Case;
+
+// A (rows, cols) matrix at the end of an arena, filled from the pool, with NaN between its rows; the values go to
+// `values` (double, rows x cols) too.
+static void* fill(double* values, int arena, GemmType type, size_t rows, size_t cols, size_t stride, size_t seed) {
+    size_t elements = (rows - 1) * stride + cols;
+    unsigned char* data = arenas[arena] + ARENA_BYTES - elements * gemm_type_bytes(type);
+    for (size_t r = 0; r < rows; r++)
+        for (size_t c = 0; c < stride && r * stride + c < elements; c++) {
+            size_t at = r * stride + c;
+            gemm_save(data, type, at, c < cols ? pool[(seed * 7919 + r * cols + c) % POOL] : NAN);
+            if (c < cols) values[r * cols + c] = (double)gemm_load(data, type, at);
+        }
+    return data;
+}
+
+// Worst error as a share of its bound; NaN, or infinity if a byte around the output changed. `bits` receives the hash of
+// the output.
+static double case_error(Case c, int threads, uint64_t* bits) {
+    size_t a_rows = c.a_transposed ? c.K : c.M, a_cols = c.a_transposed ? c.M : c.K;
+    size_t b_rows = c.b_transposed ? c.N : c.K, b_cols = c.b_transposed ? c.K : c.N;
+    size_t gap = (c.M + c.N + c.K) % 4, stride = c.N + gap, out_size = gemm_type_bytes(c.out);
+    double* a_values = (double*)allocate(c.M * c.K * sizeof(double));
+    double* b_values = (double*)allocate(c.N * c.K * sizeof(double));
+    double* bias_values = (double*)allocate(c.N * sizeof(double));
+    double* old = (double*)allocate(c.M * c.N * sizeof(double));
+    double* sum = (double*)allocate(c.N * sizeof(double));
+    double* magnitude = (double*)allocate(c.N * sizeof(double));
+    if (!a_values || !b_values || !bias_values || !old || !sum || !magnitude) return NAN;
+    void* a = fill(a_values, 0, c.a, a_rows, a_cols, a_cols + gap, 1);
+    void* b = fill(b_values, 1, c.b, b_rows, b_cols, b_cols + gap, 2);
+    void* bias = fill(bias_values, 2, c.bias_type, 1, c.N, c.N, 3);
+    void* out = fill(old, 3, c.out, c.M, c.N, stride, 4);
+    size_t out_bytes = ((c.M - 1) * stride + c.N) * out_size, margin = 256;
+    memset((unsigned char*)out - margin, 0xa5, margin);
+
+    use_threads(threads);
+    gemm(out, c.out, stride, c.accumulate, matrix(a, c.a, a_cols + gap, c.a_transposed),
+         matrix(b, c.b, b_cols + gap, c.b_transposed), c.bias ? bias : NULL, c.bias_type, c.M, c.N, c.K);
+    *bits = hash_bytes(out, out_bytes);
+
+    double worst = 0.0, unit = c.out == GEMM_BF16 ? 0x1p-8 : c.out == GEMM_F16 ? 0x1p-11 : 0.0;
+    for (size_t i = 0; i < margin; i++)
+        if (((unsigned char*)out - margin)[i] != 0xa5) worst = INFINITY;
+    for (size_t i = 0; i < c.M; i++) {
+        for (size_t j = 0; j < c.N; j++) {
+            sum[j] = (c.bias ? bias_values[j] : 0.0) + (c.accumulate ? old[i * c.N + j] : 0.0);
+            magnitude[j] = (c.bias ? fabs(bias_values[j]) : 0.0) + (c.accumulate ? fabs(old[i * c.N + j]) : 0.0);
+        }
+        for (size_t k = 0; k < c.K; k++) {
+            double x = a_values[c.a_transposed ? k * c.M + i : i * c.K + k];
+            const double* y = b_values + (c.b_transposed ? k : k * c.N);
+            size_t step = c.b_transposed ? c.K : 1;
+            for (size_t j = 0; j < c.N; j++) {
+                sum[j] += x * y[j * step];
+                magnitude[j] += fabs(x * y[j * step]);
+            }
+        }
+        for (size_t j = 0; j < stride && i * stride + j < out_bytes / out_size; j++) {
+            float value = gemm_load(out, c.out, i * stride + j);
+            if (j >= c.N) {
+                if (value == value) worst = INFINITY;  // the gap's NaN was overwritten
+                continue;
+            }
+            double bound = (double)(c.K + 4) * 0x1p-24 * magnitude[j] * (1.0 + unit) + unit * fabs(sum[j]) + 0x1p-25;
+            double share = fabs((double)value - sum[j]) / bound;
+            if (!(share <= worst)) worst = share;
+        }
+    }
+    free(a_values);
+    free(b_values);
+    free(bias_values);
+    free(old);
+    free(sum);
+    free(magnitude);
+    return worst;
+}
+
+// Options number `n`: 4 transposes x 9 types of operands x 3 of the output x accumulate x bias (none or one of 3 types).
+enum { OPTIONS = 4 * 9 * 3 * 2 * 4 };
+static Case make_case(size_t n, size_t M, size_t N, size_t K) {
+    Case c;
+    c.a_transposed = n % 2;
+    c.b_transposed = n / 2 % 2;
+    c.accumulate = n / 4 % 2;
+    c.bias = n / 8 % 4 > 0;
+    c.bias_type = (GemmType)(c.bias ? n / 8 % 4 - 1 : 0);
+    c.out = (GemmType)(n / 32 % 3);
+    c.a = (GemmType)(n / 96 % 3);
+    c.b = (GemmType)(n / 288 % 3);
+    c.M = M;
+    c.N = N;
+    c.K = K;
+    return c;
+}
+
+static void add_case(double* worst, size_t* cases, Case c) {
+    uint64_t bits;
+    double share = case_error(c, 1, &bits);
+    if (!(share <= *worst)) *worst = share;
+    ++*cases;
+}
+
+static void check_kernel(const char* name, bool pairs_only) {
+    static const size_t sizes[] = {1, 2, 3, 7, 17, 31, 33, 64, 65, 257};
+    static const size_t fixed[4][3] = {{33, 65, 31}, {7, 64, 65}, {70, 97, 130}, {3, 19, 50}};
+    static const size_t large[3][3] = {{130, 900, 1100}, {700, 400, 800}, {20, 70, 4000}};
+    char family[64], details[96];
+    double worst = 0.0;
+    size_t cases = 0;
+    for (size_t n = 0; n < 1000; n++) {
+        Case c = make_case(random_bits(2, RANDOM_TEST, 0, n) % OPTIONS, sizes[n % 10], sizes[n / 10 % 10], sizes[n / 100]);
+        if (pairs_only) c.a = c.b = GEMM_BF16;
+        add_case(&worst, &cases, c);
+    }
+    snprintf(family, sizeof family, "%s: sizes", name);
+    snprintf(details, sizeof details, "%zu products, M, N, K in 1 .. 257", cases);
+    report(worst <= 1.0, family, details, worst, 1.0);
+
+    worst = 0.0;
+    cases = 0;
+    for (size_t n = 0; n < OPTIONS; n++)
+        for (int s = 0; s < 4; s++) {
+            Case c = make_case(n, fixed[s][0], fixed[s][1], fixed[s][2]);
+            if (pairs_only && (c.a != GEMM_BF16 || c.b != GEMM_BF16)) continue;
+            add_case(&worst, &cases, c);
+        }
+    snprintf(family, sizeof family, "%s: options", name);
+    snprintf(details, sizeof details, "%zu products, transposes x types x accumulate x bias", cases);
+    report(worst <= 1.0, family, details, worst, 1.0);
+
+    worst = 0.0;
+    cases = 0;
+    for (size_t n = 0; n < 24; n++) {
+        Case c = make_case(0, large[n / 8][0], large[n / 8][1], large[n / 8][2]);
+        c.a_transposed = n % 2;
+        c.b_transposed = n / 2 % 2;
+        c.out = n / 4 % 2 ? GEMM_BF16 : GEMM_F32;
+        c.accumulate = c.bias = n % 3 == 0;
+        if (pairs_only || n % 5 == 0) c.a = c.b = GEMM_BF16;
+        add_case(&worst, &cases, c);
+    }
+    snprintf(family, sizeof family, "%s: several blocks", name);
+    snprintf(details, sizeof details, "%zu products, up to 130x900x1100 and 700x400x800", cases);
+    report(worst <= 1.0, family, details, worst, 1.0);
+
+    size_t different = 0;
+    worst = 0.0;
+    cases = 0;
+    for (size_t n = 0; n < 24; n++) {
+        static const size_t shapes[3][3] = {{131, 257, 400}, {5, 3000, 200}, {37, 999, 129}};
+        Case c = make_case(random_bits(3, RANDOM_TEST, 0, n) % OPTIONS, shapes[n % 3][0], shapes[n % 3][1], shapes[n % 3][2]);
+        if (pairs_only) c.a = c.b = GEMM_BF16;
+        uint64_t bits[3];
+        for (int threads = 1; threads <= 3; threads++) {
+            double share = case_error(c, threads, &bits[threads - 1]);
+            if (!(share <= worst)) worst = share;
+        }
+        if (bits[1] != bits[0] || bits[2] != bits[0]) different++;
+        cases++;
+    }
+    snprintf(family, sizeof family, "%s: threads", name);
+    snprintf(details, sizeof details, "%zu products, the same bits with 1, 2 and 3 threads", cases);
+    report(worst <= 1.0 && different == 0, family, details, (double)different, 0.0);
+}
+
+// NaN in one element of A must reach its row of the output and no other.
+static void check_nan(const char* name, GemmType type) {
+    enum { M = 40, N = 70, K = 90, ROW = 21 };
+    uint32_t a[M * K], b[K * N];  // room for either type
+    float out[M * N];
+    size_t wrong = 0;
+    for (size_t i = 0; i < M * K; i++) gemm_save(a, type, i, i == ROW * K + 88 ? NAN : pool[i]);
+    for (size_t i = 0; i < K * N; i++) gemm_save(b, type, i, pool[i + 5000]);
+    gemm(out, GEMM_F32, N, false, matrix(a, type, K, false), matrix(b, type, N, false), NULL, GEMM_F32, M, N, K);
+    for (size_t i = 0; i < M * N; i++) wrong += (out[i] != out[i]) != (i / N == ROW);
+    char family[64];
+    snprintf(family, sizeof family, "%s: NaN", name);
+    report(wrong == 0, family, "a NaN in A fills its row of out and no other", (double)wrong, 0.0);
+}
+
+// Every half-precision number against its definition; conversions to 16 bits against the nearest of both neighbours.
+static void check_conversions(void) {
+    size_t wrong = 0;
+    for (uint32_t h = 0; h < 65536; h++) {
+        int exponent = h >> 10 & 31;
+        double fraction = (double)(h & 1023) / 1024.0, sign = h >> 15 ? -1.0 : 1.0, value;
+        if (exponent == 31) value = (h & 1023) ? NAN : sign * INFINITY;
+        else value = sign * (exponent ? ldexp(1.0 + fraction, exponent - 15) : ldexp(fraction, -14));
+        float f = gemm_float_from_f16((uint16_t)h);
+        bool same = isnan(value) ? f != f : (double)f == value && !signbit(f) == !signbit(value);
+        bool back = isnan(value) ? (gemm_f16_from_float(f) & 0x7fff) > 0x7c00 : gemm_f16_from_float(f) == h;
+        wrong += !same || !back;
+        float g = gemm_float_from_bits(h << 16);
+        wrong += g == g ? gemm_bf16_from_float(g) != h : (gemm_bf16_from_float(g) & 0x7fff) <= 0x7f80;
+    }
+    report(wrong == 0, "conversions", "all f16 and bf16 to float and back", (double)wrong, 0.0);
+
+    wrong = 0;
+    for (uint64_t i = 0; i < 4000000; i++) {
+        uint32_t bits = random_bits(4, RANDOM_TEST, 0, i);
+        if (i % 2) bits = (bits & 0x80ffffffu) | (uint32_t)(100 + i / 2 % 45) << 23;  // where f16 lives
+        if (i % 8 == 7) bits = (bits & ~0x1fffu) | 0x1000;                            // ties of f16
+        if (i % 8 == 6) bits = (bits & ~0xffffu) | 0x8000;                            // ties of bf16
+        float f = gemm_float_from_bits(bits);
+        if (f != f) continue;
+        for (int type = 1; type <= 2; type++) {
+            uint16_t near = type == 1 ? gemm_bf16_from_float(f) : gemm_f16_from_float(f);
+            uint16_t infinite = type == 1 ? 0x7f80 : 0x7c00, size = near & 0x7fff;
+            // Beyond the largest number lies what would be the next one; halfway to it rounding overflows.
+            double limit = type == 1 ? 0x1p128 : 65536.0, target = fabs((double)f), here, above, below;
+            here = size == infinite ? limit : (double)gemm_load(&size, (GemmType)type, 0);
+            uint16_t up = (uint16_t)(size + 1), down = (uint16_t)(size - 1);
+            above = size >= infinite ? INFINITY : up == infinite ? limit : (double)gemm_load(&up, (GemmType)type, 0);
+            below = size == 0 ? -INFINITY : (double)gemm_load(&down, (GemmType)type, 0);
+            double distance = fabs(here - target);
+            bool best = size == infinite ? !(target - below < limit - target && target < limit)
+                                         : distance <= above - target && distance <= target - below;
+            bool tie = distance == above - target || distance == target - below;
+            if (!best || (tie && size != infinite && (size & 1)) || (near >> 15) != (bits >> 31)) wrong++;
+        }
+    }
+    report(wrong == 0, "conversions", "float to f16 and bf16: nearest, ties to even", (double)wrong, 0.0);
+}
+
+// A thread that finds no memory for its workspace computes without one.
+static void* product_without_memory(void* unused) {
+    (void)unused;
+    static double share;
+    enum { M = 20, N = 30, K = 40 };
+    static float a[M * K], b[K * N], out[M * N];
+    for (size_t i = 0; i < M * K; i++) a[i] = pool[i];
+    for (size_t i = 0; i < K * N; i++) b[i] = pool[i + 5000];
+    struct rlimit before, none;
+    getrlimit(RLIMIT_AS, &before);
+    none = before;
+    none.rlim_cur = 1 << 20;
+    share = setrlimit(RLIMIT_AS, &none) == 0 ? 0.0 : NAN;
+    gemm(out, GEMM_F32, N, false, matrix(a, GEMM_F32, K, false), matrix(b, GEMM_F32, N, false), NULL, GEMM_F32, M, N, K);
+    if (pthread_getspecific(gemm_state.workspace) != NULL) share = NAN;  // it did find memory: nothing was tested
+    setrlimit(RLIMIT_AS, &before);
+    for (size_t i = 0; i < M; i++)
+        for (size_t j = 0; j < N; j++) {
+            double sum = 0.0, magnitude = 0.0;
+            for (size_t k = 0; k < K; k++) {
+                sum += (double)a[i * K + k] * (double)b[k * N + j];
+                magnitude += fabs((double)a[i * K + k] * (double)b[k * N + j]);
+            }
+            double here = fabs((double)out[i * N + j] - sum) / ((K + 4) * 0x1p-24 * magnitude);
+            if (!(here <= share)) share = here;
+        }
+    return &share;
+}
+
+static int check_all(void) {
+    if (!make_arenas()) {
+        fprintf(stderr, "gemm: no memory for the operands of the check\n");
+        return 1;
+    }
+    check_conversions();
+    for (int n = 0; n < KERNELS; n++) {
+        Error error;
+        if (!gemm_force(&error, kernel_names[n])) {
+            printf("absent %s\n", error.text);
+            continue;
+        }
+        bool pairs = gemm_state.pairs->pairs;
+        check_kernel(kernel_names[n], pairs);
+        check_nan(kernel_names[n], pairs ? GEMM_BF16 : GEMM_F32);
+    }
+    pthread_t thread;
+    void* share = NULL;
+    use_threads(1);
+    if (pthread_create(&thread, NULL, product_without_memory, NULL) == 0) pthread_join(thread, &share);
+    double worst = share ? *(double*)share : NAN;
+    report(worst <= 1.0, "no memory", "a product without a workspace", worst, 1.0);
+    printf("%d passed, %d failed\n", passed, failed);
+    return failed > 0;
+}
+
+// ------------------------------------------------------------------------------------------------
+// The rungs below the packed kernels: out (M, N) = x (M, K) w (N, K)^T
+
+static void product_naive(float* out, const float* x, const float* w, size_t M, size_t N, size_t K) {
+#ifdef _OPENMP
+#pragma omp parallel for
+#endif
+    for (size_t i = 0; i < M; i++)
+        for (size_t j = 0; j < N; j++) {
+            float sum = 0.0f;
+            for (size_t k = 0; k < K; k++) sum += x[i * K + k] * w[j * K + k];
+            out[i * N + j] = sum;
+        }
+}
+
+// 4 x 4 sums at a time, so that each loaded element is used four times; 64 rows of w stay in L2 for all rows of x.
+static void product_blocked(float* out, const float* x, const float* w, size_t M, size_t N, size_t K) {
+#ifdef _OPENMP
+#pragma omp parallel for
+#endif
+    for (size_t block = 0; block < N; block += 64)
+        for (size_t i = 0; i < M; i += 4)
+            for (size_t j = block; j < min_size(block + 64, N); j += 4) {
+                float sums[4][4] = {{0.0f}};
+                size_t height = min_size(4, M - i), width = min_size(4, N - j);
+                if (height == 4 && width == 4)
+                    for (size_t k = 0; k < K; k++)
+                        for (size_t r = 0; r < 4; r++)
+                            for (size_t c = 0; c < 4; c++) sums[r][c] += x[(i + r) * K + k] * w[(j + c) * K + k];
+                else
+                    for (size_t k = 0; k < K; k++)
+                        for (size_t r = 0; r < height; r++)
+                            for (size_t c = 0; c < width; c++) sums[r][c] += x[(i + r) * K + k] * w[(j + c) * K + k];
+                for (size_t r = 0; r < height; r++)
+                    for (size_t c = 0; c < width; c++) out[(i + r) * N + j + c] = sums[r][c];
+            }
+}
+
+// ------------------------------------------------------------------------------------------------
+// Peak: multiplications and additions on registers alone, as many accumulators as hide their latency
+
+static float peak_portable(size_t turns) {
+    float c[16];
+    for (int i = 0; i < 16; i++) c[i] = (float)i;
+    for (size_t t = 0; t < turns; t++)
+        for (int i = 0; i < 16; i++) c[i] = c[i] * 0.5f + 0.25f;
+    return c[0] + c[15];
+}
+enum { PEAK_PORTABLE_FLOPS = 32 };
+
+#ifdef GEMM_X86
+GEMM_AVX2 static float peak_avx2(size_t turns) {
+    __m256 c[12], half = _mm256_set1_ps(0.5f);
+    for (int i = 0; i < 12; i++) c[i] = _mm256_set1_ps((float)i);
+    for (size_t t = 0; t < turns; t++) {
+        GEMM_UNROLL
+        for (int i = 0; i < 12; i++) c[i] = _mm256_fmadd_ps(c[i], half, half);
+    }
+    for (int i = 1; i < 12; i++) c[0] = _mm256_add_ps(c[0], c[i]);
+    return _mm256_cvtss_f32(c[0]);
+}
+GEMM_AVX512 static float peak_avx512(size_t turns) {
+    __m512 c[16], half = _mm512_set1_ps(0.5f);
+    for (int i = 0; i < 16; i++) c[i] = _mm512_set1_ps((float)i);
+    for (size_t t = 0; t < turns; t++) {
+        GEMM_UNROLL
+        for (int i = 0; i < 16; i++) c[i] = _mm512_fmadd_ps(c[i], half, half);
+    }
+    for (int i = 1; i < 16; i++) c[0] = _mm512_add_ps(c[0], c[i]);
+    return _mm512_cvtss_f32(c[0]);
+}
+#endif
+#ifdef GEMM_X86_BF16
+GEMM_AVX512BF16 static float peak_avx512bf16(size_t turns) {
+    __m512 c[16];
+    __m512bh half = (__m512bh)_mm512_set1_epi16(0x3e80);
+    for (int i = 0; i < 16; i++) c[i] = _mm512_set1_ps((float)i);
+    for (size_t t = 0; t < turns; t++) {
+        GEMM_UNROLL
+        for (int i = 0; i < 16; i++) c[i] = _mm512_dpbf16_ps(c[i], half, half);
+    }
+    for (int i = 1; i < 16; i++) c[0] = _mm512_add_ps(c[0], c[i]);
+    return _mm512_cvtss_f32(c[0]);
+}
+GEMM_AMX static float peak_amx(size_t turns) {
+    float sums[16 * 16];
+    gemm_begin_amx();
+    GEMM_BARRIER();
+    for (int i = 0; i < 1; i++) {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+        _tile_zero(4);
+        _tile_zero(5);
+    }
+    for (size_t t = 0; t < turns; t++) {
+        _tile_dpbf16ps(0, 4, 5);
+        _tile_dpbf16ps(1, 4, 5);
+        _tile_dpbf16ps(2, 4, 5);
+        _tile_dpbf16ps(3, 4, 5);
+    }
+    _tile_stored(0, sums, 64);
+    gemm_end_amx();
+    return sums[0];
+}
+#endif
+
+typedef struct {
+    float (*loop)(size_t turns);
+    double flops;  // of one turn
+} Peak;
+
+// The widest arithmetic that the machine has for the type: not what a forced kernel uses.
+static Peak find_peak(bool bf16) {
+    Peak peak = {peak_portable, PEAK_PORTABLE_FLOPS};
+    const GemmKernel *floats, *pairs;
+    gemm_choose(&floats, &pairs, "auto");
+    if (!bf16) pairs = floats;
+#ifdef GEMM_X86
+    if (pairs == &gemm_avx2) peak.loop = peak_avx2, peak.flops = 12 * 16;
+    if (pairs == &gemm_avx512) peak.loop = peak_avx512, peak.flops = 16 * 32;
+#endif
+#ifdef GEMM_X86_BF16
+    if (pairs == &gemm_avx512bf16) peak.loop = peak_avx512bf16, peak.flops = 16 * 64;
+    if (pairs == &gemm_amx) peak.loop = peak_amx, peak.flops = 4 * 16384;
+#endif
+    return peak;
+}
+
+static double processor_ms(clockid_t clock) {
+    struct timespec t;
+    clock_gettime(clock, &t);
+    return 1e3 * (double)t.tv_sec + 1e-6 * (double)t.tv_nsec;
+}
+
+// GFLOP/s of all threads together, over about two milliseconds, by the clock or by each thread's processor time.
+static double measure_peak(Peak peak, int threads, bool processor_time) {
+    double rate = 0.0;
+    (void)threads;
+#ifdef _OPENMP
+#pragma omp parallel num_threads(threads) reduction(+ : rate)
+#endif
+    {
+        volatile float keep = peak.loop(100);
+        double begin = processor_time ? processor_ms(CLOCK_THREAD_CPUTIME_ID) : now_ms(), end = begin;
+        size_t turns = 0, step = (size_t)(2e6 / peak.flops) + 1;
+        while (end - begin < 2.0) {
+            turns += step;
+            keep = peak.loop(step);
+            end = processor_time ? processor_ms(CLOCK_THREAD_CPUTIME_ID) : now_ms();
+        }
+        rate += 1e-6 * peak.flops * (double)turns / (end - begin) + 0.0f * keep;
+    }
+    return rate;
+}
+
+// ------------------------------------------------------------------------------------------------
+// Timing
+
+typedef void (*CblasSgemm)(int order, int a, int b, int M, int N, int K, float alpha, const float* A, int lda,
+                           const float* B, int ldb, float beta, float* C, int ldc);
+
+typedef enum { FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, PRODUCTS } Product;
+static const char* const product_names[] = {"out = X W^T", "dX = dY W", "dW += dY^T X"};
+typedef enum { RUNG_NAIVE, RUNG_BLOCKED, RUNG_KERNEL, RUNG_OPENBLAS } RungKind;
+
+typedef struct {
+    RungKind kind;
+    const char* name;    // a kernel's name as gemm_force knows it
+    bool bf16, out_bf16;
+} Rung;
+
+typedef struct {
+    size_t m, n, k;
+    int threads, rounds;
+    bool json, processor_time;
+    CblasSgemm openblas;
+    void *x, *w, *y;     // (M, K), (N, K), (M, N): floats, or the same numbers as bf16
+    void *x16, *w16, *y16;
+    float *out;
+} Bench;
+
+static void run_rung(const Bench* b, Rung r, Product product, size_t M, size_t N, size_t K) {
+    if (r.kind == RUNG_NAIVE) product_naive(b->out, (float*)b->x, (float*)b->w, M, N, K);
+    if (r.kind == RUNG_BLOCKED) product_blocked(b->out, (float*)b->x, (float*)b->w, M, N, K);
+    if (r.kind == RUNG_OPENBLAS) {
+        const float *x = (float*)b->x, *w = (float*)b->w, *y = (float*)b->y;
+        int m = (int)M, n = (int)N, k = (int)K;
+        enum { ROWS = 101, PLAIN = 111, TRANSPOSED = 112 };
+        if (product == FORWARD) b->openblas(ROWS, PLAIN, TRANSPOSED, m, n, k, 1, x, k, w, k, 0, b->out, n);
+        if (product == BACKWARD_INPUT) b->openblas(ROWS, PLAIN, PLAIN, m, k, n, 1, y, n, w, k, 0, b->out, k);
+        if (product == BACKWARD_WEIGHT) b->openblas(ROWS, TRANSPOSED, PLAIN, n, k, m, 1, y, n, x, k, 1, b->out, k);
+    }
+    if (r.kind != RUNG_KERNEL) return;
+    GemmType type = r.bf16 ? GEMM_BF16 : GEMM_F32, out = r.out_bf16 && product != BACKWARD_WEIGHT ? GEMM_BF16 : GEMM_F32;
+    void *x = r.bf16 ? b->x16 : b->x, *w = r.bf16 ? b->w16 : b->w, *y = r.bf16 ? b->y16 : b->y;
+    if (product == FORWARD)
+        gemm(b->out, out, N, false, matrix(x, type, K, false), matrix(w, type, K, true), NULL, GEMM_F32, M, N, K);
+    if (product == BACKWARD_INPUT)
+        gemm(b->out, out, K, false, matrix(y, type, N, false), matrix(w, type, K, false), NULL, GEMM_F32, M, K, N);
+    if (product == BACKWARD_WEIGHT)
+        gemm(b->out, out, K, true, matrix(y, type, N, true), matrix(x, type, K, false), NULL, GEMM_F32, N, K, M);
+}
+
+static int compare_doubles(const void* a, const void* b) {
+    double x = *(const double*)a, y = *(const double*)b;
+    return (x > y) - (x < y);
+}
+static double median(double* values, int count) {
+    qsort(values, (size_t)count, sizeof *values, compare_doubles);
+    return 0.5 * (values[(count - 1) / 2] + values[count / 2]);
+}
+
+static double bench_ms(const Bench* b) {
+    return b->processor_time ? processor_ms(CLOCK_PROCESS_CPUTIME_ID) / b->threads : now_ms();
+}
+
+// Each round: peak, product for 15 ms or more, peak. The share of the peak is the median over rounds of their ratios.
+static void time_rung(const Bench* b, Rung r, Product product, size_t M, size_t N, size_t K) {
+    enum { ROUNDS = 64 };
+    double times[ROUNDS], shares[ROUNDS], minimum = INFINITY, gflop = 2e-9 * (double)M * (double)N * (double)K;
+    Peak peak = find_peak(r.bf16);
+    Error error;
+    if (r.kind == RUNG_KERNEL && !gemm_force(&error, r.name)) return;
+    use_threads(b->threads);
+    int rounds = b->rounds;
+    run_rung(b, r, product, M, N, K);
+    for (int round = 0; round < rounds; round++) {
+        double before = measure_peak(peak, b->threads, b->processor_time), begin = bench_ms(b), end = begin;
+        size_t calls = 0;
+        for (; end - begin < 15.0; calls++) {
+            double start = bench_ms(b);
+            run_rung(b, r, product, M, N, K);
+            end = bench_ms(b);
+            if (end - start < minimum) minimum = end - start;
+        }
+        times[round] = (end - begin) / (double)calls;
+        double after = measure_peak(peak, b->threads, b->processor_time);
+        shares[round] = gflop / (1e-3 * times[round]) / (0.5 * (before + after));
+        if (times[round] > 300.0) rounds = 3;
+    }
+    double middle = median(times, rounds), share = median(shares, rounds);
+    const char* type = r.bf16 ? r.out_bf16 ? "bf16 to bf16" : "bf16 to f32" : "f32";
+    if (b->json)
+        printf("{\"rung\": \"%s\", \"type\": \"%s\", \"product\": \"%s\", \"M\": %zu, \"N\": %zu, \"K\": %zu, \"threads\": %d, "
+               "\"median_ms\": %.4f, \"min_ms\": %.4f, \"gflops\": %.1f, \"peak_share\": %.3f}\n",
+               r.name, type, product_names[product], M, N, K, b->threads, middle, minimum, 1e3 * gflop / middle, share);
+    else
+        printf("%-11s %-12s %-12s %5zu x %5zu x %4zu %10.3f %10.3f %9.1f %6.1f%%\n", r.name, type,
+               product_names[product], M, N, K, middle, minimum, 1e3 * gflop / middle, 100.0 * share);
+    fflush(stdout);
+}
+
+static const Rung rungs[] = {{RUNG_NAIVE, "naive", false, false},         {RUNG_BLOCKED, "blocked", false, false},
+                             {RUNG_KERNEL, "portable", false, false},     {RUNG_KERNEL, "avx2", false, false},
+                             {RUNG_KERNEL, "avx512", false, false},       {RUNG_OPENBLAS, "openblas", false, false},
+                             {RUNG_KERNEL, "avx512bf16", true, false},    {RUNG_KERNEL, "avx512bf16", true, true},
+                             {RUNG_KERNEL, "amx", true, false},           {RUNG_KERNEL, "amx", true, true}};
+static const Rung best_rungs[] = {{RUNG_KERNEL, "auto", false, false},
+                                  {RUNG_OPENBLAS, "openblas", false, false},
+                                  {RUNG_KERNEL, "auto", true, false},
+                                  {RUNG_KERNEL, "auto", true, true}};
+
+static bool bench_allocate(Bench* b, size_t M, size_t N, size_t K) {
+    size_t sizes[3] = {M * K, N * K, M * N}, largest = max_size(max_size(M * K, N * K), M * N);
+    void** floats[3] = {&b->x, &b->w, &b->y};
+    void** halves[3] = {&b->x16, &b->w16, &b->y16};
+    for (int i = 0; i < 3; i++) {
+        *floats[i] = allocate(sizes[i] * 4);
+        *halves[i] = allocate(sizes[i] * 2);
+        if (!*floats[i] || !*halves[i]) return false;
+        for (size_t e = 0; e < sizes[i]; e++) {
+            float value = (float)((e * 2654435761u >> 7 & 0xffff) + (size_t)i) * 0x1p-15f - 1.0f;
+            ((float*)*floats[i])[e] = value;
+            ((uint16_t*)*halves[i])[e] = gemm_bf16_from_float(value);
+        }
+    }
+    b->out = (float*)allocate(largest * 4);
+    return b->out != NULL;
+}
+static void bench_free(Bench* b) {
+    void* all[7] = {b->x, b->w, b->y, b->x16, b->w16, b->y16, b->out};
+    for (int i = 0; i < 7; i++) free(all[i]);
+}
+
+static bool bench_shape(Bench* b, const Rung* list, size_t count, size_t M, size_t N, size_t K, int products) {
+    if (!bench_allocate(b, M, N, K)) return false;
+    for (int product = 0; product < products; product++)
+        for (size_t i = 0; i < count; i++) {
+            if (list[i].kind == RUNG_OPENBLAS && !b->openblas) continue;
+            if (list[i].kind <= RUNG_BLOCKED && product != FORWARD) continue;
+            time_rung(b, list[i], (Product)product, M, N, K);
+        }
+    bench_free(b);
+    return true;
+}
+
+static bool bench_all(Bench* b) {
+    size_t all = sizeof rungs / sizeof rungs[0], best = sizeof best_rungs / sizeof best_rungs[0];
+    if (!b->json)
+        printf("%s; %d threads\n%-11s %-12s %-12s %-20s %10s %10s %9s %7s\n", gemm_backend(), b->threads, "rung", "type",
+               "product", "    M x     N x    K", "median ms", "min ms", "GFLOP/s", "of peak");
+    if (b->m || b->n || b->k)
+        return bench_shape(b, rungs, all, b->m ? b->m : 1024, b->n ? b->n : 768, b->k ? b->k : 768, PRODUCTS);
+    static const size_t layers[5][2] = {{2304, 768}, {768, 768}, {3072, 768}, {768, 3072}, {50304, 768}};
+    static const size_t tiny[4][2] = {{384, 128}, {128, 128}, {512, 128}, {256, 128}};
+    if (!bench_shape(b, rungs, all, 256, 2304, 768, 1)) return false;
+    for (int i = 0; i < 5; i++)
+        if (!bench_shape(b, best_rungs, best, 1024, layers[i][0], layers[i][1], PRODUCTS)) return false;
+    for (int i = 0; i < 4; i++)
+        if (!bench_shape(b, best_rungs, best, 768, tiny[i][0], tiny[i][1], PRODUCTS)) return false;
+    return bench_shape(b, best_rungs, best, 1, 3072, 768, 1) && bench_shape(b, best_rungs, best, 1, 50304, 768, 1);
+}
+
+static bool parse_size(size_t* value, const char* text) {
+    char* end;
+    errno = 0;
+    unsigned long long number = strtoull(text, &end, 10);
+    *value = (size_t)number;
+    return errno == 0 && end != text && *end == '\0' && text[0] != '-' && number > 0 && number < (1u << 30);
+}
+
+int main(int argc, char** argv) {
+    if (argc == 2 && strcmp(argv[1], "--check") == 0) return check_all();
+    Bench b;
+    memset(&b, 0, sizeof b);
+    b.rounds = 7;
+    b.threads = 1;
+#ifdef _OPENMP
+    b.threads = omp_get_max_threads();
+#endif
+    for (int i = 1; i < argc; i++) {
+        size_t value = 1;
+        bool has_value = i + 1 < argc && parse_size(&value, argv[i + 1]), good = has_value;
+        if (strcmp(argv[i], "--json") == 0) b.json = good = true, has_value = false;
+        else if (strcmp(argv[i], "--processor-time") == 0) b.processor_time = good = true, has_value = false;
+        else if (strcmp(argv[i], "--m") == 0) b.m = value;
+        else if (strcmp(argv[i], "--n") == 0) b.n = value;
+        else if (strcmp(argv[i], "--k") == 0) b.k = value;
+        else if (strcmp(argv[i], "--threads") == 0) b.threads = (int)value;
+        else if (strcmp(argv[i], "--rounds") == 0) b.rounds = (int)min_size(value, 64);
+        else good = false;
+        if (!good) {
+            fprintf(stderr, "gemm: wrong flag or value at '%s': --check, or --m, --n, --k, --threads, --rounds with a "
+                    "positive number, --json and --processor-time\n", argv[i]);
+            return 2;
+        }
+        i += has_value;
+    }
+    void* library = dlopen("libopenblas.so.0", RTLD_NOW);
+    if (library) {
+        void* symbol = dlsym(library, "cblas_sgemm");
+        void* threads = dlsym(library, "openblas_set_num_threads");
+        void (*set_threads)(int);
+        memcpy(&b.openblas, &symbol, sizeof symbol);
+        memcpy(&set_threads, &threads, sizeof threads);
+        if (threads) set_threads(b.threads);
+    } else if (!b.json) printf("OpenBLAS is not installed (libopenblas0): no comparison\n");
+    if (!bench_all(&b)) {
+        fprintf(stderr, "gemm: no memory for the operands; choose smaller --m, --n, --k\n");
+        return 1;
+    }
+    return 0;
+}

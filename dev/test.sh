@@ -1,0 +1,70 @@
+# test.sh BUILD CC TEST...: runs what `make test` has built, and the checks that are not programs. Prints the tests'
+# lines into BUILD/test.log, shows failures and one line per test, and ends with the sum of all.
+build=$1
+cc=$2
+shift 2
+log=$build/test.log
+passed=0
+failed=0
+: > "$log"
+
+# check NAME COMMAND...: a check that is one command; its output is shown if it fails.
+check() {
+    name=$1
+    shift
+    if "$@" > "$build/check.out" 2>&1; then
+        passed=$((passed + 1))
+        echo "ok      $name"
+    else
+        failed=$((failed + 1))
+        echo "FAILED  $name"
+        tail -n 20 "$build/check.out"
+    fi
+    cat "$build/check.out" >> "$log"
+}
+
+# suite NAME COMMAND...: a test program that ends with 'N passed, N failed'.
+suite() {
+    name=$1
+    shift
+    started=$(date +%s)
+    "$@" > "$build/suite.out" 2>&1
+    status=$?
+    good=$(sed -n 's/^\([0-9]*\) passed, .*/\1/p' "$build/suite.out" | tail -n 1)
+    bad=$(sed -n 's/^[0-9]* passed, \([0-9]*\) failed.*/\1/p' "$build/suite.out" | tail -n 1)
+    [ -n "$good" ] || { good=0; bad=1; }
+    [ "$status" -eq 0 ] || [ "$bad" -gt 0 ] || bad=1
+    passed=$((passed + good))
+    failed=$((failed + bad))
+    echo "$([ "$bad" -eq 0 ] && echo 'ok     ' || echo FAILED) $name: $good passed, $bad failed, $(($(date +%s) - started)) s"
+    [ "$bad" -eq 0 ] || grep -E 'FAILED|failed|rror' "$build/suite.out" | head -n 20
+    [ "$bad" -eq 0 ] || tail -n 5 "$build/suite.out"
+    cat "$build/suite.out" >> "$log"
+}
+
+# Headers are valid C++ too, since nvcc will compile them as that.
+if command -v g++ > /dev/null; then
+    check "train.cu compiles as C++17 without warnings" g++ -std=c++17 -fsyntax-only -Wall -Wextra -Werror -Wno-unknown-pragmas -x c++ train.cu
+else
+    echo "skipped train.cu as C++17: there is no g++"
+fi
+if command -v clang > /dev/null; then
+    check "train.cu compiles with clang without warnings" clang -std=c11 -fsyntax-only -Wall -Wextra -Werror -Wno-unknown-pragmas -x c train.cu
+else
+    echo "skipped train.cu with clang: there is no clang"
+fi
+check "train.cu compiles without OpenMP and for any x86-64 or Arm" "$cc" -std=c11 -fsyntax-only -Wall -Wextra -Werror -Wno-unknown-pragmas -x c train.cu
+
+for test in "$@"; do
+    case $test in
+        example) check "dev/example.c trains and writes" "$build/example" ;;
+        gemm)
+            suite gemm "$build/gemm" --check
+            suite "gemm, AMX emulated" "$build/gemm-amx" --check ;;
+        test_errors) suite test_errors "$build/test_errors" --train "$build/train-FP32" --tokenize "$build/tokenize" --corpus "$build/corpus" ;;
+        *) suite "$test" "$build/$test" ;;
+    esac
+done
+echo "the tests' own lines are in $log"
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]

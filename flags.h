@@ -1,0 +1,177 @@
+// flags.h: command-line flags, from a table.
+//
+// A program lists its flags once: name, kind, where the value goes, bounds, and a line of help. From that table come
+// the parser, the defaults shown by --help (the values before parsing), and the messages: an unknown flag names the
+// nearest right one, a bad value names itself and what would be good.
+//
+// Flags are written --name value or --name=value; switches --name, --name on, --name off.
+
+#ifndef LLMTRAIN_FLAGS_H
+#define LLMTRAIN_FLAGS_H
+
+#include "base.h"
+
+typedef enum {
+    FLAG_TEXT,    // const char*
+    FLAG_COUNT,   // uint64_t
+    FLAG_REAL,    // double
+    FLAG_SWITCH,  // bool
+    FLAG_CHOICE   // int: position in `choices`, which are separated by |
+} FlagKind;
+
+typedef struct {
+    const char* name;     // without the dashes; NULL: a heading of the help, whose text is in `help`
+    FlagKind kind;
+    void* value;          // holds the default before parsing
+    const char* choices;  // FLAG_CHOICE: "cosine|linear"; other kinds: what the help calls the value
+    double low, high;     // FLAG_COUNT, FLAG_REAL: bounds, both allowed
+    const char* help;
+    bool given;           // set by the parser
+} Flag;
+
+// How many letters must be changed, put in or taken out to make b of a (Levenshtein); names are short.
+static inline size_t edit_distance(const char* a, const char* b) {
+    size_t row[64], length = min_size(strlen(b), 63);
+    for (size_t j = 0; j <= length; j++) row[j] = j;
+    for (size_t i = 1; a[i - 1] != 0; i++) {
+        size_t diagonal = row[0];
+        row[0] = i;
+        for (size_t j = 1; j <= length; j++) {
+            size_t substitute = diagonal + (a[i - 1] != b[j - 1]);
+            diagonal = row[j];
+            row[j] = min_size(substitute, min_size(row[j], row[j - 1]) + 1);
+        }
+    }
+    return row[length];
+}
+
+static inline Flag* flag_find(Flag* flags, size_t count, const char* name) {
+    for (size_t i = 0; i < count; i++)
+        if (flags[i].name != NULL && strcmp(flags[i].name, name) == 0) return &flags[i];
+    return NULL;
+}
+
+static inline bool flag_was_given(Flag* flags, size_t count, const char* name) {
+    Flag* flag = flag_find(flags, count, name);
+    return flag != NULL && flag->given;
+}
+
+// Where in `choices` the word stands, -1 if it does not.
+static inline int choice_find(const char* choices, const char* word) {
+    size_t length = strlen(word);
+    for (int position = 0;; position++) {
+        size_t end = strcspn(choices, "|");
+        if (length == end && strncmp(choices, word, length) == 0) return position;
+        if (choices[end] == 0) return -1;
+        choices += end + 1;
+    }
+}
+
+// The word at `position` of choices, into text.
+static inline void choice_name(const char* choices, int position, char* text, size_t size) {
+    for (; position > 0; position--) choices += strcspn(choices, "|") + 1;
+    snprintf(text, size, "%.*s", (int)strcspn(choices, "|"), choices);
+}
+
+static inline bool flag_set(Flag* flag, const char* text, Error* error) {
+    char* end = NULL;
+    errno = 0;
+    if (flag->kind == FLAG_TEXT) {
+        *(const char**)flag->value = text;
+    } else if (flag->kind == FLAG_SWITCH) {
+        if (strcmp(text, "on") != 0 && strcmp(text, "off") != 0)
+            return fail(error, "--%s is '%s'; give on or off", flag->name, text);
+        *(bool*)flag->value = strcmp(text, "on") == 0;
+    } else if (flag->kind == FLAG_CHOICE) {
+        int position = choice_find(flag->choices, text);
+        if (position < 0) return fail(error, "--%s is '%s'; give one of %s", flag->name, text, flag->choices);
+        *(int*)flag->value = position;
+    } else if (flag->kind == FLAG_COUNT) {
+        unsigned long long number = strtoull(text, &end, 10);
+        bool digits = text[0] >= '0' && text[0] <= '9' && *end == 0 && errno == 0;
+        if (!digits || (double)number < flag->low || (double)number > flag->high)
+            return fail(error, "--%s is '%s'; give a whole number from %.0f to %.0f", flag->name, text, flag->low, flag->high);
+        *(uint64_t*)flag->value = number;
+    } else {
+        double number = strtod(text, &end);
+        if (end == text || *end != 0 || !(number >= flag->low && number <= flag->high))
+            return fail(error, "--%s is '%s'; give a number from %g to %g", flag->name, text, flag->low, flag->high);
+        *(double*)flag->value = number;
+    }
+    flag->given = true;
+    return true;
+}
+
+static inline int flag_unlikeness(const char* a, const char* b) {
+    int alike = 0;
+    while (a[alike] && a[alike] == b[alike]) alike++;
+    return (int)edit_distance(a, b) - alike;
+}
+
+static inline bool flag_unknown(Flag* flags, size_t count, const char* argument, Error* error) {
+    if (strncmp(argument, "--", 2) != 0)
+        return fail(error, "'%s' is not a flag; flags are written --name value (see --help)", argument);
+    // The fewest edits; letters that agree at the beginning count for it, so that --shards finds --shard-tokens.
+    const char *name = argument + 2, *nearest = "help";
+    int best = flag_unlikeness(name, nearest);
+    for (size_t i = 0; i < count; i++) {
+        if (flags[i].name == NULL || flag_unlikeness(name, flags[i].name) >= best) continue;
+        nearest = flags[i].name;
+        best = flag_unlikeness(name, nearest);
+    }
+    return fail(error, "unknown flag %s; did you mean --%s? (see --help)", argument, nearest);
+}
+
+// Reads argv[1] and on into the flags' values. Does not know --help: look for it with flags_want_help first.
+static inline bool flags_parse(Flag* flags, size_t count, int argc, char** argv, Error* error) {
+    for (int i = 1; i < argc; i++) {
+        char name[64];
+        const char* equals = strchr(argv[i], '=');
+        size_t length = equals ? (size_t)(equals - argv[i]) : strlen(argv[i]);
+        snprintf(name, sizeof name, "%.*s", (int)min_size(length, 63), argv[i]);
+        Flag* flag = strncmp(name, "--", 2) == 0 ? flag_find(flags, count, name + 2) : NULL;
+        if (flag == NULL) return flag_unknown(flags, count, name, error);
+        if (flag->given) return fail(error, "--%s is given twice; give it once", flag->name);
+        bool next_is_value = i + 1 < argc && strncmp(argv[i + 1], "--", 2) != 0;
+        const char* value = equals ? equals + 1 : NULL;
+        if (value == NULL && next_is_value) value = argv[++i];
+        if (value == NULL && flag->kind == FLAG_SWITCH) value = "on";
+        if (value == NULL) return fail(error, "--%s needs a value: %s", flag->name, flag->help);
+        if (!flag_set(flag, value, error)) return false;
+    }
+    return true;
+}
+
+static inline bool flags_want_help(int argc, char** argv) {
+    for (int i = 1; i < argc; i++)
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) return true;
+    return false;
+}
+
+static inline void flags_help(const Flag* flags, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        const Flag* flag = &flags[i];
+        if (flag->name == NULL) {
+            printf("\n%s\n", flag->help);
+            continue;
+        }
+        char usage[160], standard[160] = "";
+        snprintf(usage, sizeof usage, "--%s %s", flag->name, flag->kind == FLAG_SWITCH ? "" : flag->choices);
+        if (flag->kind == FLAG_TEXT && *(const char**)flag->value != NULL) {
+            snprintf(standard, sizeof standard, " [%s]", *(const char**)flag->value);
+        } else if (flag->kind == FLAG_COUNT) {
+            snprintf(standard, sizeof standard, " [%llu]", (unsigned long long)*(uint64_t*)flag->value);
+        } else if (flag->kind == FLAG_REAL) {
+            snprintf(standard, sizeof standard, " [%g]", *(double*)flag->value);
+        } else if (flag->kind == FLAG_SWITCH) {
+            snprintf(standard, sizeof standard, " [%s]", *(bool*)flag->value ? "on" : "off");
+        } else if (flag->kind == FLAG_CHOICE) {
+            char word[64];
+            choice_name(flag->choices, *(int*)flag->value, word, sizeof word);
+            snprintf(standard, sizeof standard, " [%s]", word);
+        }
+        printf("  %-30s %s%s\n", usage, flag->help, standard);
+    }
+}
+
+#endif  // LLMTRAIN_FLAGS_H

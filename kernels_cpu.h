@@ -1,0 +1,880 @@
+// kernels_cpu.h: every operation of the model in plain C. It is the specification that the CUDA kernels are checked
+// against, and the CPU backend.
+//
+//    1. storage types        floatX: what parameters and activations are stored in; arithmetic is always float
+//    2. elementary functions exp, sigmoid: inline polynomials that the compiler vectorises
+//    3. embedding            token + position
+//    4. normalisation        layernorm, rmsnorm, each fused with the residual add before it
+//    5. matmul               forward, and the gradients of input, weight and bias (the product itself is in gemm.h)
+//    6. rope                 rotary positions
+//    7. attention            causal, grouped-query, in tiles: memory O(T); backward; one token against a cache
+//    8. gelu, swiglu         the two nonlinearities
+//    9. dropout
+//   10. classifier           softmax + cross-entropy + gradient of the logits, in place
+//   11. vectors              global norm, casts, optimizer updates
+//
+// Conventions. Arguments: outputs, inputs, parameters, sizes, stream (unused here; the CUDA versions have it).
+// Arrays are row-major and dense. Activations and their gradients are floatX; gradients of parameters are float and
+// are added to, so that micro-batches accumulate; all other outputs are overwritten unless the comment says "adds to".
+// Letters: B batch, T sequence, N = B*T rows, C channels, H heads, K key/value heads, D head size, F feed-forward,
+// V vocabulary, Vp padded vocabulary.
+//
+// Every output element is computed by one thread in a fixed order, so results do not depend on the number of threads.
+
+#ifndef LLMTRAIN_KERNELS_CPU_H
+#define LLMTRAIN_KERNELS_CPU_H
+
+#include "base.h"
+#include "gemm.h"
+
+typedef void* Stream;
+
+// ------------------------------------------------------------------------------------------------
+// 1. Storage types
+//
+// Compile with -DPRECISION_BF16 or -DPRECISION_FP16 to store in 16 bits. BF16 is the upper half of a float; FP16 is
+// IEEE binary16. Conversion from float rounds to nearest even and keeps NaN.
+
+static inline uint32_t bits_of(float x) { uint32_t b; memcpy(&b, &x, 4); return b; }
+static inline float float_of_bits(uint32_t b) { float x; memcpy(&x, &b, 4); return x; }
+
+#if defined(PRECISION_BF16)
+typedef struct { uint16_t bits; } floatX;
+#define FLOATX_NAME "bf16"
+#define FLOATX_GEMM GEMM_BF16
+#define FLOATX_EPSILON 0x1p-8f  // largest relative rounding error: half of the distance from 1 to the next number
+static inline float float_of(floatX x) { return float_of_bits((uint32_t)x.bits << 16); }
+static inline floatX floatX_of(float x) {
+    uint32_t b = bits_of(x);
+    floatX r;
+    r.bits = (uint16_t)(x != x ? (b >> 16) | 0x40 : (b + 0x7fff + ((b >> 16) & 1)) >> 16);
+    return r;
+}
+// Rounds up with a probability equal to the fraction that is cut off, so that the mean is exact; `random` is uniform.
+static inline floatX floatX_of_stochastic(float x, uint32_t random) {
+    uint32_t b = bits_of(x);
+    bool special = (b & 0x7f800000u) == 0x7f800000u;
+    floatX r;
+    r.bits = (uint16_t)((special ? b | (x != x ? 0x400000u : 0u) : b + (random & 0xffff)) >> 16);
+    return r;
+}
+
+#elif defined(PRECISION_FP16)
+typedef struct { uint16_t bits; } floatX;
+#define FLOATX_NAME "fp16"
+#define FLOATX_GEMM GEMM_F16
+#define FLOATX_EPSILON 0x1p-11f
+static inline float float_of(floatX x) {
+    uint32_t sign = (uint32_t)(x.bits & 0x8000) << 16, rest = x.bits & 0x7fff;
+    float magnitude = float_of_bits(rest << 13) * 0x1p112f;  // moves the exponent's bias; right for subnormals too
+    uint32_t b = rest >= 0x7c00 ? 0x7f800000u | (rest & 0x3ff) << 13 : bits_of(magnitude);
+    return float_of_bits(sign | b);
+}
+static inline floatX floatX_of(float x) {
+    uint32_t sign = bits_of(x) >> 16 & 0x8000, b = bits_of(x) & 0x7fffffff;
+    uint32_t normal = (b - (112u << 23) + 0xfff + (b >> 13 & 1)) >> 13;
+    uint32_t subnormal = bits_of(float_of_bits(b < 0x38800000u ? b : 0) + 0.5f) - bits_of(0.5f);
+    uint32_t special = b > 0x7f800000u ? 0x7e00 : 0x7c00;
+    floatX r;
+    r.bits = (uint16_t)(sign | (b >= 0x47800000u ? special : b < 0x38800000u ? subnormal : normal));
+    return r;
+}
+static inline floatX floatX_of_stochastic(float x, uint32_t random) {
+    if (!(fabsf(x) < 65504.0f)) return floatX_of(x);  // the largest finite number has no neighbour above
+    uint32_t exponent = bits_of(x) & 0x7f800000u;
+    float unit = float_of_bits((exponent < 0x38800000u ? 0x38800000u : exponent) - (10u << 23));  // the last place at x
+    float quotient = x / unit, cut = truncf(quotient);
+    bool away = (float)(random >> 8) * 0x1p-24f < fabsf(quotient - cut);
+    return floatX_of((cut + (away ? copysignf(1.0f, x) : 0.0f)) * unit);
+}
+
+#else
+typedef float floatX;
+#define FLOATX_NAME "fp32"
+#define FLOATX_GEMM GEMM_F32
+#define FLOATX_EPSILON 0x1p-24f
+#define FLOATX_IS_FLOAT 1
+static inline float float_of(floatX x) { return x; }
+static inline floatX floatX_of(float x) { return x; }
+static inline floatX floatX_of_stochastic(float x, uint32_t random) { (void)random; return x; }
+#endif
+
+#ifndef FLOATX_IS_FLOAT
+#define FLOATX_IS_FLOAT 0
+#endif
+
+// ------------------------------------------------------------------------------------------------
+// 2. Elementary functions
+
+// e^x to about 2 units in the last place of a float; 0 below -87.3, infinity above 88.3, NaN for NaN. Without branches
+// or calls, so that loops over it vectorise. x = n ln 2 + r with |r| <= ln(2)/2; e^r by its Taylor series.
+static inline float exp_fast(float x) {
+    float clamped = x < -87.3f ? -87.3f : x > 89.0f ? 89.0f : x;
+    float shifted = clamped * 1.44269504f + 12582912.0f;  // adding 1.5 * 2^23 leaves the rounded integer in the low bits
+    float n = shifted - 12582912.0f;
+    float r = clamped - n * 0.693359375f + n * 2.12194440e-4f;  // ln 2 in two parts; the first product is exact
+    float p = 1.0f / 5040;
+    p = p * r + 1.0f / 720;
+    p = p * r + 1.0f / 120;
+    p = p * r + 1.0f / 24;
+    p = p * r + 1.0f / 6;
+    p = p * r + 0.5f;
+    p = p * r * r + r + 1.0f;
+    float scale = float_of_bits((bits_of(shifted) - 0x4B400000u + 127u) << 23);
+    return x < -87.3f ? 0.0f : p * scale;
+}
+
+static inline float sigmoid(float x) { return 1.0f / (1.0f + exp_fast(-x)); }
+
+// ------------------------------------------------------------------------------------------------
+// 3. Embedding
+
+// out[b,t,:] = token_weight[tokens[b,t],:] + position_weight[first_position + t,:]
+// out (B, T, C), tokens (B, T) in [0, V), token_weight (Vp, C), position_weight (context, C) or NULL.
+static inline void embedding_forward(floatX* out, const int32_t* tokens, const floatX* token_weight,
+                                     const floatX* position_weight, size_t first_position,
+                                     size_t B, size_t T, size_t C, Stream stream) {
+    (void)stream;
+    #pragma omp parallel for
+    for (size_t row = 0; row < B * T; row++) {
+        floatX* o = out + row * C;
+        const floatX* token = token_weight + (size_t)tokens[row] * C;
+        if (position_weight == NULL) {
+            memcpy(o, token, C * sizeof(floatX));
+            continue;
+        }
+        const floatX* position = position_weight + (first_position + row % T) * C;
+        for (size_t c = 0; c < C; c++) o[c] = floatX_of(float_of(token[c]) + float_of(position[c]));
+    }
+}
+
+// Adds to dtoken_weight (Vp, C) and dposition_weight (context, C; NULL if there is none), from dout (B, T, C).
+// A thread owns a strip of channels and walks all rows in order: two rows of the same token never race.
+static inline void embedding_backward(float* dtoken_weight, float* dposition_weight, const floatX* dout,
+                                      const int32_t* tokens, size_t B, size_t T, size_t C, Stream stream) {
+    (void)stream;
+    const size_t strip = 32;
+    #pragma omp parallel for
+    for (size_t first = 0; first < C; first += strip) {
+        size_t end = min_size(first + strip, C);
+        for (size_t row = 0; row < B * T; row++) {
+            const floatX* d = dout + row * C;
+            float* token = dtoken_weight + (size_t)tokens[row] * C;
+            for (size_t c = first; c < end; c++) token[c] += float_of(d[c]);
+            if (dposition_weight == NULL) continue;
+            float* position = dposition_weight + row % T * C;
+            for (size_t c = first; c < end; c++) position[c] += float_of(d[c]);
+        }
+    }
+}
+
+// ------------------------------------------------------------------------------------------------
+// 4. Normalisation
+//
+// layernorm: y = (x - mean) * rstd * weight + bias, rstd = 1 / sqrt(variance + epsilon)   ("Layer Normalization")
+// rmsnorm:   y = x * rstd * weight,          rstd = 1 / sqrt(mean of squares + epsilon)   ("Root Mean Square Layer
+//            Normalization")
+// Both are fused with the residual add before them: x = in + branch, and x is kept, since the backward needs it.
+
+// residual[row,:] = in[row,:] + branch[row,:], returned as the row to normalise; without a branch that is in itself.
+static inline const floatX* residual_add(floatX* residual, const floatX* in, const floatX* branch, size_t row, size_t C) {
+    if (branch == NULL) return in + row * C;
+    floatX* x = residual + row * C;
+    for (size_t c = 0; c < C; c++) x[c] = floatX_of(float_of(in[row * C + c]) + float_of(branch[row * C + c]));
+    return x;
+}
+
+// out (N, C), residual (N, C), mean (N), rstd (N); in (N, C), branch (N, C) or NULL (then residual is not written).
+static inline void layernorm_forward(floatX* out, floatX* residual, float* mean, float* rstd, const floatX* in,
+                                     const floatX* branch, const floatX* weight, const floatX* bias, float epsilon,
+                                     size_t N, size_t C, Stream stream) {
+    (void)stream;
+    #pragma omp parallel for
+    for (size_t row = 0; row < N; row++) {
+        const floatX* x = residual_add(residual, in, branch, row, C);
+        float sum = 0.0f, squares = 0.0f;
+        #pragma omp simd reduction(+:sum)
+        for (size_t c = 0; c < C; c++) sum += float_of(x[c]);
+        float m = sum / (float)C;
+        #pragma omp simd reduction(+:squares)
+        for (size_t c = 0; c < C; c++) squares += (float_of(x[c]) - m) * (float_of(x[c]) - m);
+        float s = 1.0f / sqrtf(squares / (float)C + epsilon);
+        floatX* o = out + row * C;
+        for (size_t c = 0; c < C; c++) o[c] = floatX_of((float_of(x[c]) - m) * s * float_of(weight[c]) + float_of(bias[c]));
+        mean[row] = m;
+        rstd[row] = s;
+    }
+}
+
+static inline void rmsnorm_forward(floatX* out, floatX* residual, float* rstd, const floatX* in, const floatX* branch,
+                                   const floatX* weight, float epsilon, size_t N, size_t C, Stream stream) {
+    (void)stream;
+    #pragma omp parallel for
+    for (size_t row = 0; row < N; row++) {
+        const floatX* x = residual_add(residual, in, branch, row, C);
+        float squares = 0.0f;
+        #pragma omp simd reduction(+:squares)
+        for (size_t c = 0; c < C; c++) squares += float_of(x[c]) * float_of(x[c]);
+        float s = 1.0f / sqrtf(squares / (float)C + epsilon);
+        floatX* o = out + row * C;
+        for (size_t c = 0; c < C; c++) o[c] = floatX_of(float_of(x[c]) * s * float_of(weight[c]));
+        rstd[row] = s;
+    }
+}
+
+// Adds to dx (N, C), the gradient that flows down the residual stream, and to dweight (C), dbias (C).
+// x (N, C) is what was normalised. With y = n * weight + bias, n = (x - mean) * rstd and g = dout * weight:
+// dx = rstd * (g - average(g) - n * average(g * n)).
+static inline void layernorm_backward(floatX* dx, float* dweight, float* dbias, const floatX* dout, const floatX* x,
+                                      const floatX* weight, const float* mean, const float* rstd,
+                                      size_t N, size_t C, Stream stream) {
+    (void)stream;
+    #pragma omp parallel
+    {
+        #pragma omp for nowait
+        for (size_t row = 0; row < N; row++) {
+            const floatX *d = dout + row * C, *xr = x + row * C;
+            float m = mean[row], s = rstd[row], sum_g = 0.0f, sum_gn = 0.0f;
+            #pragma omp simd reduction(+:sum_g, sum_gn)
+            for (size_t c = 0; c < C; c++) {
+                float g = float_of(d[c]) * float_of(weight[c]);
+                sum_g += g;
+                sum_gn += g * (float_of(xr[c]) - m) * s;
+            }
+            float average_g = sum_g / (float)C, average_gn = sum_gn / (float)C;
+            floatX* dxr = dx + row * C;
+            for (size_t c = 0; c < C; c++) {
+                float n = (float_of(xr[c]) - m) * s;
+                float g = float_of(d[c]) * float_of(weight[c]);
+                dxr[c] = floatX_of(float_of(dxr[c]) + s * (g - average_g - n * average_gn));
+            }
+        }
+        #pragma omp for
+        for (size_t first = 0; first < C; first += 32) {  // a thread owns a strip of channels, rows in order
+            size_t end = min_size(first + 32, C);
+            for (size_t row = 0; row < N; row++) {
+                const floatX *d = dout + row * C, *xr = x + row * C;
+                float m = mean[row], s = rstd[row];
+                for (size_t c = first; c < end; c++) {
+                    dweight[c] += float_of(d[c]) * (float_of(xr[c]) - m) * s;
+                    dbias[c] += float_of(d[c]);
+                }
+            }
+        }
+    }
+}
+
+// Adds to dx (N, C) and dweight (C). dx = rstd * (g - n * average(g * n)), with n = x * rstd.
+static inline void rmsnorm_backward(floatX* dx, float* dweight, const floatX* dout, const floatX* x,
+                                    const floatX* weight, const float* rstd, size_t N, size_t C, Stream stream) {
+    (void)stream;
+    #pragma omp parallel
+    {
+        #pragma omp for nowait
+        for (size_t row = 0; row < N; row++) {
+            const floatX *d = dout + row * C, *xr = x + row * C;
+            float s = rstd[row], sum_gn = 0.0f;
+            #pragma omp simd reduction(+:sum_gn)
+            for (size_t c = 0; c < C; c++) sum_gn += float_of(d[c]) * float_of(weight[c]) * float_of(xr[c]) * s;
+            float average_gn = sum_gn / (float)C;
+            floatX* dxr = dx + row * C;
+            for (size_t c = 0; c < C; c++) {
+                float g = float_of(d[c]) * float_of(weight[c]);
+                dxr[c] = floatX_of(float_of(dxr[c]) + s * (g - float_of(xr[c]) * s * average_gn));
+            }
+        }
+        #pragma omp for
+        for (size_t first = 0; first < C; first += 32) {
+            size_t end = min_size(first + 32, C);
+            for (size_t row = 0; row < N; row++) {
+                const floatX *d = dout + row * C, *xr = x + row * C;
+                float s = rstd[row];
+                for (size_t c = first; c < end; c++) dweight[c] += float_of(d[c]) * float_of(xr[c]) * s;
+            }
+        }
+    }
+}
+
+// ------------------------------------------------------------------------------------------------
+// 5. Matmul
+//
+// M rows, N outputs, K inputs; weights are (N, K), as everywhere in this project: each row makes one output.
+
+static inline GemmMatrix matrix(const void* data, GemmType type, size_t stride, bool transposed) {
+    GemmMatrix m;
+    m.data = data;
+    m.type = type;
+    m.stride = stride;
+    m.transposed = transposed;
+    return m;
+}
+
+// out (M, N) = in (M, K) weight (N, K)^T + bias (N) or NULL
+static inline void matmul_forward(floatX* out, const floatX* in, const floatX* weight, const floatX* bias,
+                                  size_t M, size_t N, size_t K, Stream stream) {
+    (void)stream;
+    gemm(out, FLOATX_GEMM, N, false, matrix(in, FLOATX_GEMM, K, false), matrix(weight, FLOATX_GEMM, K, true),
+         bias, FLOATX_GEMM, M, N, K);
+}
+
+// din (M, K) = dout (M, N) weight (N, K)
+static inline void matmul_backward_input(floatX* din, const floatX* dout, const floatX* weight,
+                                         size_t M, size_t N, size_t K, Stream stream) {
+    (void)stream;
+    gemm(din, FLOATX_GEMM, K, false, matrix(dout, FLOATX_GEMM, N, false), matrix(weight, FLOATX_GEMM, K, false),
+         NULL, FLOATX_GEMM, M, K, N);
+}
+
+// Adds to dweight (N, K): dout (M, N)^T in (M, K), and to dbias (N), if it is not NULL: the sum of dout's rows.
+static inline void matmul_backward_weight(float* dweight, float* dbias, const floatX* dout, const floatX* in,
+                                          size_t M, size_t N, size_t K, Stream stream) {
+    (void)stream;
+    gemm(dweight, GEMM_F32, K, true, matrix(dout, FLOATX_GEMM, N, true), matrix(in, FLOATX_GEMM, K, false),
+         NULL, GEMM_F32, N, K, M);
+    if (dbias == NULL) return;
+    #pragma omp parallel for
+    for (size_t first = 0; first < N; first += 64) {
+        size_t end = min_size(first + 64, N);
+        for (size_t m = 0; m < M; m++)
+            for (size_t n = first; n < end; n++) dbias[n] += float_of(dout[m * N + n]);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------
+// 6. RoPE
+//
+// "RoFormer: Enhanced Transformer with Rotary Position Embedding". The pair (x[i], x[i + D/2]) of every query and key
+// head turns by the angle position * theta^(-2i/D); the pairing is that of the published Llama weights.
+
+// table (T, D/2, 2): cosine and sine of each angle, for positions 0 to T - 1.
+static inline void rope_table(float* table, float theta, size_t T, size_t D) {
+    for (size_t t = 0; t < T; t++) {
+        for (size_t i = 0; i < D / 2; i++) {
+            double angle = (double)t * pow((double)theta, -2.0 * (double)i / (double)D);
+            table[(t * (D / 2) + i) * 2] = (float)cos(angle);
+            table[(t * (D / 2) + i) * 2 + 1] = (float)sin(angle);
+        }
+    }
+}
+
+// Turns the query and key heads of qkv (B, T, (H + 2K) D) in place; direction 1 forward, -1 back.
+static inline void rope_turn(floatX* qkv, const float* table, float direction, size_t first_position,
+                             size_t B, size_t T, size_t H, size_t K, size_t D) {
+    #pragma omp parallel for
+    for (size_t row = 0; row < B * T; row++) {
+        const float* angles = table + (first_position + row % T) * D;
+        for (size_t head = 0; head < H + K; head++) {
+            floatX* x = qkv + (row * (H + 2 * K) + head) * D;
+            for (size_t i = 0; i < D / 2; i++) {
+                float cosine = angles[2 * i], sine = direction * angles[2 * i + 1];
+                float a = float_of(x[i]), b = float_of(x[i + D / 2]);
+                x[i] = floatX_of(a * cosine - b * sine);
+                x[i + D / 2] = floatX_of(a * sine + b * cosine);
+            }
+        }
+    }
+}
+
+static inline void rope_forward(floatX* qkv, const float* table, size_t first_position,
+                                size_t B, size_t T, size_t H, size_t K, size_t D, Stream stream) {
+    (void)stream;
+    rope_turn(qkv, table, 1.0f, first_position, B, T, H, K, D);
+}
+
+// The gradient of a rotation is the rotation back.
+static inline void rope_backward(floatX* dqkv, const float* table, size_t B, size_t T, size_t H, size_t K, size_t D,
+                                 Stream stream) {
+    (void)stream;
+    rope_turn(dqkv, table, -1.0f, 0, B, T, H, K, D);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 7. Attention
+//
+// out_i = sum over j <= i of softmax_j(q_i k_j / sqrt(D)) v_j, for every head; query head h reads key/value head
+// h / (H / K). The method is that of "FlashAttention-2: Faster Attention with Better Parallelism and Work
+// Partitioning": keys are visited in tiles with a running maximum and sum per query, so no (T, T) array exists; the
+// forward keeps lse = maximum + log(sum) of each row, from which the backward makes the probabilities again.
+//
+// Work per query tile: 4 T D multiply-adds for each of its rows against bytes of K and V that stay in cache: the bound
+// is arithmetic. The backward runs twice over the tiles, once by query tiles for dq and once by key tiles for dk and
+// dv: 7 products instead of 5, but every output has one writer, in a fixed order.
+
+#define ATTENTION_MAX_D 256  // tiles of this width must fit the stack of a thread
+#define TILE_Q 32            // queries in a tile
+#define TILE_K 64            // keys in a tile: a multiple of TILE_Q, so that a visited pair of tiles is never all masked
+
+typedef float Vec16 __attribute__((vector_size(64), aligned(4), may_alias));
+
+// Queries, keys and values of one (batch, head): rows `stride` apart in qkv (B, T, (H + 2K) D).
+typedef struct {
+    size_t q, k, v;  // offsets of row 0 in qkv
+    size_t stride;
+} HeadRows;
+
+static inline HeadRows head_rows(size_t b, size_t h, size_t T, size_t H, size_t K, size_t D) {
+    HeadRows r;
+    size_t kv = h / (H / K);
+    r.stride = (H + 2 * K) * D;
+    r.q = b * T * r.stride + h * D;
+    r.k = b * T * r.stride + (H + kv) * D;
+    r.v = b * T * r.stride + (H + K + kv) * D;
+    return r;
+}
+
+// tile (rows, width) = scale * source (available, D), rows `stride` apart; what lies outside the source is 0.
+static inline void tile_load(float* tile, const floatX* source, size_t stride, float scale,
+                             size_t available, size_t rows, size_t D, size_t width) {
+    for (size_t i = 0; i < rows; i++) {
+        float* t = tile + i * width;
+        size_t filled = i < available ? D : 0;
+        for (size_t d = 0; d < filled; d++) t[d] = scale * float_of(source[i * stride + d]);
+        for (size_t d = filled; d < width; d++) t[d] = 0.0f;
+    }
+}
+
+// tile (D, TILE_K) = source (available, D) transposed; columns outside the source are 0.
+static inline void tile_load_transposed(float* tile, const floatX* source, size_t stride, size_t available, size_t D) {
+    for (size_t j = 0; j < TILE_K; j++) {
+        if (j < available) for (size_t d = 0; d < D; d++) tile[d * TILE_K + j] = float_of(source[j * stride + d]);
+        else for (size_t d = 0; d < D; d++) tile[d * TILE_K + j] = 0.0f;
+    }
+}
+
+// out (rows, cols) += a (rows, depth) b (depth, cols), all float. rows is a multiple of 4, cols of 32; out and b are
+// dense with cols columns; a has any strides, so that it may be a transpose.
+static inline void tile_product(float* out, const float* a, size_t a_row, size_t a_col, const float* b,
+                                size_t rows, size_t cols, size_t depth) {
+    for (size_t j = 0; j < cols; j += 32) {
+        for (size_t i = 0; i < rows; i += 4) {
+            Vec16 sum[4][2];
+            for (int r = 0; r < 4; r++) {
+                sum[r][0] = *(const Vec16*)(out + (i + r) * cols + j);
+                sum[r][1] = *(const Vec16*)(out + (i + r) * cols + j + 16);
+            }
+            for (size_t p = 0; p < depth; p++) {
+                Vec16 b0 = *(const Vec16*)(b + p * cols + j), b1 = *(const Vec16*)(b + p * cols + j + 16);
+                for (int r = 0; r < 4; r++) {
+                    float x = a[(i + r) * a_row + p * a_col];
+                    sum[r][0] += x * b0;
+                    sum[r][1] += x * b1;
+                }
+            }
+            for (int r = 0; r < 4; r++) {
+                *(Vec16*)(out + (i + r) * cols + j) = sum[r][0];
+                *(Vec16*)(out + (i + r) * cols + j + 16) = sum[r][1];
+            }
+        }
+    }
+}
+
+// One tile of queries against all keys before them: the loop of the forward.
+static inline void attention_forward_tile(floatX* out, float* lse, const floatX* qkv, HeadRows at, size_t first,
+                                          size_t T, size_t D, size_t out_stride) {
+    float q[TILE_Q * ATTENTION_MAX_D], k[ATTENTION_MAX_D * TILE_K], v[TILE_K * ATTENTION_MAX_D];
+    float sum[TILE_Q * ATTENTION_MAX_D], score[TILE_Q * TILE_K], maximum[TILE_Q], total[TILE_Q];
+    size_t width = round_up(D, 32), rows = min_size(TILE_Q, T - first);
+    tile_load(q, qkv + at.q + first * at.stride, at.stride, 1.0f / sqrtf((float)D), rows, TILE_Q, D, width);
+    memset(sum, 0, TILE_Q * width * sizeof(float));
+    for (size_t i = 0; i < TILE_Q; i++) {
+        maximum[i] = -INFINITY;
+        total[i] = 0.0f;
+    }
+    for (size_t key = 0; key < first + rows; key += TILE_K) {
+        size_t keys = min_size(TILE_K, T - key);
+        tile_load_transposed(k, qkv + at.k + key * at.stride, at.stride, keys, D);
+        tile_load(v, qkv + at.v + key * at.stride, at.stride, 1.0f, keys, TILE_K, D, width);
+        memset(score, 0, sizeof score);
+        tile_product(score, q, width, 1, k, TILE_Q, TILE_K, D);
+        for (size_t i = 0; i < TILE_Q; i++) {
+            float *s = score + i * TILE_K, before = maximum[i], now = before, add = 0.0f;
+            size_t visible = min_size(TILE_K, first + i - key + 1);
+            #pragma omp simd reduction(max:now)
+            for (size_t j = 0; j < visible; j++) now = s[j] > now ? s[j] : now;
+            #pragma omp simd reduction(+:add)
+            for (size_t j = 0; j < visible; j++) add += s[j] = exp_fast(s[j] - now);
+            for (size_t j = visible; j < TILE_K; j++) s[j] = 0.0f;
+            float rescale = exp_fast(before - now);
+            maximum[i] = now;
+            total[i] = total[i] * rescale + add;
+            for (size_t d = 0; d < width; d++) sum[i * width + d] *= rescale;
+        }
+        tile_product(sum, score, TILE_K, 1, v, TILE_Q, width, TILE_K);
+    }
+    for (size_t i = 0; i < rows; i++) {
+        float inverse = 1.0f / total[i];
+        floatX* o = out + i * out_stride;
+        for (size_t d = 0; d < D; d++) o[d] = floatX_of(sum[i * width + d] * inverse);
+        lse[i] = maximum[i] + logf(total[i]);
+    }
+}
+
+// out (B, T, H, D), lse (B, H, T); qkv (B, T, (H + 2K) D): all query heads, then key heads, then value heads.
+static inline void attention_forward(floatX* out, float* lse, const floatX* qkv,
+                                     size_t B, size_t T, size_t H, size_t K, size_t D, Stream stream) {
+    (void)stream;
+    size_t tiles = (T + TILE_Q - 1) / TILE_Q;
+    #pragma omp parallel for schedule(dynamic)
+    for (size_t task = 0; task < B * H * tiles; task++) {
+        size_t b = task / (H * tiles), h = task / tiles % H, first = task % tiles * TILE_Q;
+        attention_forward_tile(out + ((b * T + first) * H + h) * D, lse + (b * H + h) * T + first, qkv,
+                               head_rows(b, h, T, H, K, D), first, T, D, H * D);
+    }
+}
+
+// Probabilities p and score gradients ds (both TILE_Q x TILE_K) of one pair of tiles, from the scaled queries q and
+// the output gradients dout (TILE_Q, width) and the transposed keys and values kt, vt (D, TILE_K):
+// p = exp(q k - lse), ds = p * (dout v - delta), where delta_i = dout_i out_i; both are 0 above the diagonal.
+static inline void attention_tile_gradient(float* p, float* ds, const float* q, const float* dout, const float* kt,
+                                           const float* vt, const float* lse, const float* delta, size_t first,
+                                           size_t key, size_t rows, size_t D, size_t width) {
+    memset(p, 0, TILE_Q * TILE_K * sizeof(float));
+    memset(ds, 0, TILE_Q * TILE_K * sizeof(float));
+    tile_product(p, q, width, 1, kt, TILE_Q, TILE_K, D);
+    tile_product(ds, dout, width, 1, vt, TILE_Q, TILE_K, D);
+    for (size_t i = 0; i < TILE_Q; i++) {
+        float *pi = p + i * TILE_K, *dsi = ds + i * TILE_K;
+        size_t visible = i < rows ? min_size(TILE_K, first + i - key + 1) : 0;
+        for (size_t j = 0; j < visible; j++) {
+            pi[j] = exp_fast(pi[j] - lse[i]);
+            dsi[j] = pi[j] * (dsi[j] - delta[i]);
+        }
+        for (size_t j = visible; j < TILE_K; j++) pi[j] = dsi[j] = 0.0f;
+    }
+}
+
+// dq of one tile of queries: dq = scale * ds k.
+static inline void attention_backward_queries(floatX* dqkv, const floatX* dout, const float* lse, const float* delta,
+                                              const floatX* qkv, HeadRows at, size_t first, size_t T, size_t D,
+                                              size_t out_stride) {
+    float q[TILE_Q * ATTENTION_MAX_D], g[TILE_Q * ATTENTION_MAX_D], kt[ATTENTION_MAX_D * TILE_K];
+    float vt[ATTENTION_MAX_D * TILE_K], k[TILE_K * ATTENTION_MAX_D], dq[TILE_Q * ATTENTION_MAX_D];
+    float p[TILE_Q * TILE_K], ds[TILE_Q * TILE_K];
+    size_t width = round_up(D, 32), rows = min_size(TILE_Q, T - first);
+    float scale = 1.0f / sqrtf((float)D);
+    tile_load(q, qkv + at.q + first * at.stride, at.stride, scale, rows, TILE_Q, D, width);
+    tile_load(g, dout, out_stride, 1.0f, rows, TILE_Q, D, width);
+    memset(dq, 0, TILE_Q * width * sizeof(float));
+    for (size_t key = 0; key < first + rows; key += TILE_K) {
+        size_t keys = min_size(TILE_K, T - key);
+        tile_load_transposed(kt, qkv + at.k + key * at.stride, at.stride, keys, D);
+        tile_load_transposed(vt, qkv + at.v + key * at.stride, at.stride, keys, D);
+        tile_load(k, qkv + at.k + key * at.stride, at.stride, 1.0f, keys, TILE_K, D, width);
+        attention_tile_gradient(p, ds, q, g, kt, vt, lse, delta, first, key, rows, D, width);
+        tile_product(dq, ds, TILE_K, 1, k, TILE_Q, width, TILE_K);
+    }
+    for (size_t i = 0; i < rows; i++)
+        for (size_t d = 0; d < D; d++) dqkv[at.q + (first + i) * at.stride + d] = floatX_of(scale * dq[i * width + d]);
+}
+
+// dk and dv of one tile of keys, summed over the group of query heads that read them: dv = p^T dout, dk = ds^T q.
+static inline void attention_backward_keys(floatX* dqkv, const floatX* dout, const float* lse, const float* delta,
+                                           const floatX* qkv, size_t b, size_t kv, size_t key,
+                                           size_t T, size_t H, size_t K, size_t D) {
+    float q[TILE_Q * ATTENTION_MAX_D], g[TILE_Q * ATTENTION_MAX_D], kt[ATTENTION_MAX_D * TILE_K];
+    float vt[ATTENTION_MAX_D * TILE_K], dk[TILE_K * ATTENTION_MAX_D], dv[TILE_K * ATTENTION_MAX_D];
+    float p[TILE_Q * TILE_K], ds[TILE_Q * TILE_K];
+    size_t width = round_up(D, 32), keys = min_size(TILE_K, T - key), group = H / K;
+    HeadRows at = head_rows(b, kv * group, T, H, K, D);
+    tile_load_transposed(kt, qkv + at.k + key * at.stride, at.stride, keys, D);
+    tile_load_transposed(vt, qkv + at.v + key * at.stride, at.stride, keys, D);
+    memset(dk, 0, TILE_K * width * sizeof(float));
+    memset(dv, 0, TILE_K * width * sizeof(float));
+    for (size_t h = kv * group; h < (kv + 1) * group; h++) {
+        at = head_rows(b, h, T, H, K, D);
+        for (size_t first = key / TILE_Q * TILE_Q; first < T; first += TILE_Q) {
+            size_t rows = min_size(TILE_Q, T - first), row = (b * H + h) * T + first;
+            tile_load(q, qkv + at.q + first * at.stride, at.stride, 1.0f / sqrtf((float)D), rows, TILE_Q, D, width);
+            tile_load(g, dout + ((b * T + first) * H + h) * D, H * D, 1.0f, rows, TILE_Q, D, width);
+            attention_tile_gradient(p, ds, q, g, kt, vt, lse + row, delta + row, first, key, rows, D, width);
+            tile_product(dv, p, 1, TILE_K, g, TILE_K, width, TILE_Q);
+            tile_product(dk, ds, 1, TILE_K, q, TILE_K, width, TILE_Q);
+        }
+    }
+    for (size_t j = 0; j < keys; j++) {
+        for (size_t d = 0; d < D; d++) {
+            dqkv[at.k + (key + j) * at.stride + d] = floatX_of(dk[j * width + d]);
+            dqkv[at.v + (key + j) * at.stride + d] = floatX_of(dv[j * width + d]);
+        }
+    }
+}
+
+// dqkv (B, T, (H + 2K) D) from dout (B, T, H, D) and the forward's out, lse and qkv; delta (B, H, T) is scratch.
+static inline void attention_backward(floatX* dqkv, float* delta, const floatX* dout, const floatX* out,
+                                      const float* lse, const floatX* qkv,
+                                      size_t B, size_t T, size_t H, size_t K, size_t D, Stream stream) {
+    (void)stream;
+    size_t q_tiles = (T + TILE_Q - 1) / TILE_Q, k_tiles = (T + TILE_K - 1) / TILE_K;
+    #pragma omp parallel
+    {
+        #pragma omp for
+        for (size_t row = 0; row < B * H * T; row++) {
+            size_t b = row / (H * T), h = row / T % H, t = row % T, at = ((b * T + t) * H + h) * D;
+            float sum = 0.0f;
+            #pragma omp simd reduction(+:sum)
+            for (size_t d = 0; d < D; d++) sum += float_of(dout[at + d]) * float_of(out[at + d]);
+            delta[row] = sum;
+        }
+        #pragma omp for schedule(dynamic) nowait
+        for (size_t task = 0; task < B * H * q_tiles; task++) {
+            size_t b = task / (H * q_tiles), h = task / q_tiles % H, first = task % q_tiles * TILE_Q;
+            size_t row = (b * H + h) * T + first;
+            attention_backward_queries(dqkv, dout + ((b * T + first) * H + h) * D, lse + row, delta + row, qkv,
+                                       head_rows(b, h, T, H, K, D), first, T, D, H * D);
+        }
+        #pragma omp for schedule(dynamic)
+        for (size_t task = 0; task < B * K * k_tiles; task++) {
+            size_t b = task / (K * k_tiles), kv = task / k_tiles % K, key = task % k_tiles * TILE_K;
+            attention_backward_keys(dqkv, dout, lse, delta, qkv, b, kv, key, T, H, K, D);
+        }
+    }
+}
+
+// One new token against the keys and values of those before it, for sampling: out (H, D), qkv ((H + 2K) D) of the token
+// at `position`; its key and value are put into the caches (context, K, D) first. scores (H, context) is scratch.
+static inline void attention_decode(floatX* out, floatX* key_cache, floatX* value_cache, float* scores,
+                                    const floatX* qkv, size_t position, size_t context, size_t H, size_t K, size_t D,
+                                    Stream stream) {
+    (void)stream;
+    memcpy(key_cache + position * K * D, qkv + H * D, K * D * sizeof(floatX));
+    memcpy(value_cache + position * K * D, qkv + (H + K) * D, K * D * sizeof(floatX));
+    #pragma omp parallel for
+    for (size_t h = 0; h < H; h++) {
+        size_t kv = h / (H / K);
+        float *score = scores + h * context, maximum = -INFINITY, total = 0.0f, sum[ATTENTION_MAX_D] = {0};
+        for (size_t t = 0; t <= position; t++) {
+            const floatX *q = qkv + h * D, *k = key_cache + (t * K + kv) * D;
+            float dot = 0.0f;
+            #pragma omp simd reduction(+:dot)
+            for (size_t d = 0; d < D; d++) dot += float_of(q[d]) * float_of(k[d]);
+            score[t] = dot / sqrtf((float)D);
+            maximum = score[t] > maximum ? score[t] : maximum;
+        }
+        for (size_t t = 0; t <= position; t++) {
+            const floatX* v = value_cache + (t * K + kv) * D;
+            float p = exp_fast(score[t] - maximum);
+            total += p;
+            for (size_t d = 0; d < D; d++) sum[d] += p * float_of(v[d]);
+        }
+        for (size_t d = 0; d < D; d++) out[h * D + d] = floatX_of(sum[d] / total);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------
+// 8. GELU and SwiGLU
+
+// "Gaussian Error Linear Units", in the form with tanh: 0.5 x (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3),
+// which is x * sigmoid(2u). out (n), in (n).
+static inline void gelu_forward(floatX* out, const floatX* in, size_t n, Stream stream) {
+    (void)stream;
+    #pragma omp parallel for simd
+    for (size_t i = 0; i < n; i++) {
+        float x = float_of(in[i]), u = 0.7978845608f * (x + 0.044715f * x * x * x);
+        out[i] = floatX_of(x * sigmoid(2.0f * u));
+    }
+}
+
+// din (n) = dout (n) * dGELU/dx at in (n); din and dout may be the same array.
+static inline void gelu_backward(floatX* din, const floatX* dout, const floatX* in, size_t n, Stream stream) {
+    (void)stream;
+    #pragma omp parallel for simd
+    for (size_t i = 0; i < n; i++) {
+        float x = float_of(in[i]), u = 0.7978845608f * (x + 0.044715f * x * x * x), s = sigmoid(2.0f * u);
+        float du = 0.7978845608f * (1.0f + 3.0f * 0.044715f * x * x);
+        din[i] = floatX_of(float_of(dout[i]) * (s + 2.0f * x * s * (1.0f - s) * du));
+    }
+}
+
+// "GLU Variants Improve Transformer": out (N, F) = silu(gate) * up, with in (N, 2F) = gate (F), then up (F), per row;
+// silu(x) = x * sigmoid(x).
+static inline void swiglu_forward(floatX* out, const floatX* in, size_t N, size_t F, Stream stream) {
+    (void)stream;
+    #pragma omp parallel for
+    for (size_t row = 0; row < N; row++) {
+        const floatX *gate = in + row * 2 * F, *up = gate + F;
+        floatX* o = out + row * F;
+        #pragma omp simd
+        for (size_t f = 0; f < F; f++) o[f] = floatX_of(float_of(gate[f]) * sigmoid(float_of(gate[f])) * float_of(up[f]));
+    }
+}
+
+// din (N, 2F) from dout (N, F) and in (N, 2F).
+static inline void swiglu_backward(floatX* din, const floatX* dout, const floatX* in, size_t N, size_t F, Stream stream) {
+    (void)stream;
+    #pragma omp parallel for
+    for (size_t row = 0; row < N; row++) {
+        const floatX *gate = in + row * 2 * F, *up = gate + F, *d = dout + row * F;
+        floatX *dgate = din + row * 2 * F, *dup = dgate + F;
+        #pragma omp simd
+        for (size_t f = 0; f < F; f++) {
+            float g = float_of(gate[f]), u = float_of(up[f]), s = sigmoid(g), dd = float_of(d[f]);
+            dgate[f] = floatX_of(dd * u * s * (1.0f + g * (1.0f - s)));
+            dup[f] = floatX_of(dd * g * s);
+        }
+    }
+}
+
+// ------------------------------------------------------------------------------------------------
+// 9. Dropout
+//
+// "Dropout: A Simple Way to Prevent Neural Networks from Overfitting". An element is kept with probability 1 - p and
+// then divided by it. Which ones is a function of (seed, place, first + index) alone, so the backward is the same
+// function on the gradient, nothing is stored, and the choice does not depend on how samples are dealt to ranks.
+
+// out (n) = in (n) with dropout; they may be the same array. first: number of element 0 in the whole run.
+static inline void dropout(floatX* out, const floatX* in, float p, uint64_t seed, uint64_t place, uint64_t first,
+                           size_t n, Stream stream) {
+    (void)stream;
+    uint32_t threshold = (uint32_t)(p * 4294967296.0);  // dropped if the random bits lie below
+    float scale = 1.0f / (1.0f - p);
+    #pragma omp parallel for
+    for (uint64_t quad = first / 4; quad <= (first + n - 1) / 4; quad++) {
+        Random4 r = random4(seed, RANDOM_DROPOUT, place, quad);
+        for (uint64_t lane = 0; lane < 4; lane++) {
+            uint64_t i = quad * 4 + lane - first;
+            if (i < n) out[i] = r.bits[lane] < threshold ? floatX_of(0.0f) : floatX_of(float_of(in[i]) * scale);
+        }
+    }
+}
+
+// ------------------------------------------------------------------------------------------------
+// 10. Classifier
+
+// losses (N) = -log softmax(logits)[target] per row, 0 where the target is -1; logits (N, Vp), targets (N).
+// If dloss is not 0, each row of logits is replaced by its gradient dloss * (softmax - onehot(target)), 0 where the
+// target is -1 and in the padded columns V to Vp - 1, which have no probability.
+static inline void classifier(floatX* logits, float* losses, const int32_t* targets, float dloss,
+                              size_t N, size_t V, size_t Vp, Stream stream) {
+    (void)stream;
+    #pragma omp parallel for
+    for (size_t row = 0; row < N; row++) {
+        floatX* x = logits + row * Vp;
+        if (targets[row] < 0) {
+            losses[row] = 0.0f;
+            if (dloss != 0.0f) for (size_t v = 0; v < Vp; v++) x[v] = floatX_of(0.0f);
+            continue;
+        }
+        float maximum = -INFINITY, sum = 0.0f, target_logit = float_of(x[targets[row]]);
+        #pragma omp simd reduction(max:maximum)
+        for (size_t v = 0; v < V; v++) maximum = float_of(x[v]) > maximum ? float_of(x[v]) : maximum;
+        #pragma omp simd reduction(+:sum)
+        for (size_t v = 0; v < V; v++) sum += exp_fast(float_of(x[v]) - maximum);
+        losses[row] = logf(sum) + maximum - target_logit;
+        if (dloss == 0.0f) continue;
+        float scale = dloss / sum;
+        #pragma omp simd
+        for (size_t v = 0; v < V; v++) x[v] = floatX_of(exp_fast(float_of(x[v]) - maximum) * scale);
+        for (size_t v = V; v < Vp; v++) x[v] = floatX_of(0.0f);
+        float target_probability = exp_fast(target_logit - maximum) / sum;
+        x[targets[row]] = floatX_of((target_probability - 1.0f) * dloss);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------
+// 11. Vectors
+
+// The sum of squares of x (n), in double. The vector is cut into a fixed number of pieces, each summed by one thread.
+static inline double sum_of_squares(const float* x, size_t n, Stream stream) {
+    (void)stream;
+    enum { PIECES = 256 };
+    double partial[PIECES], total = 0.0;
+    #pragma omp parallel for
+    for (size_t piece = 0; piece < PIECES; piece++) {
+        size_t first = n / PIECES * piece + min_size(piece, n % PIECES);
+        size_t end = first + n / PIECES + (piece < n % PIECES);
+        double sum = 0.0;
+        #pragma omp simd reduction(+:sum)
+        for (size_t i = first; i < end; i++) sum += (double)x[i] * (double)x[i];
+        partial[piece] = sum;
+    }
+    for (size_t piece = 0; piece < PIECES; piece++) total += partial[piece];
+    return total;
+}
+
+static inline void fill_zero(float* x, size_t n, Stream stream) {
+    (void)stream;
+    #pragma omp parallel for
+    for (size_t first = 0; first < n; first += 65536) memset(x + first, 0, min_size(65536, n - first) * sizeof(float));
+}
+
+static inline void cast_to_float(float* out, const floatX* in, size_t n, Stream stream) {
+    (void)stream;
+    #pragma omp parallel for simd
+    for (size_t i = 0; i < n; i++) out[i] = float_of(in[i]);
+}
+
+static inline void cast_from_float(floatX* out, const float* in, size_t n, Stream stream) {
+    (void)stream;
+    #pragma omp parallel for simd
+    for (size_t i = 0; i < n; i++) out[i] = floatX_of(in[i]);
+}
+
+typedef enum { OPTIMIZER_ADAMW, OPTIMIZER_SGD, OPTIMIZER_MOMENTUM, OPTIMIZER_LION } OptimizerKind;
+
+typedef struct {
+    OptimizerKind kind;
+    float lr, beta1, beta2, epsilon, weight_decay;
+    float grad_scale;             // gradients are multiplied by it: clipping, and undoing the loss scale
+    uint64_t seed, step;          // step counts from 1; both choose the random bits of stochastic rounding
+} OptimizerStep;
+
+// One step over w (n), with what the kind keeps in m and v (n each; NULL where it keeps nothing):
+// AdamW     "Decoupled Weight Decay Regularization":  m, v: running means of g and g^2, both corrected for their start;
+//           w -= lr (m' / (sqrt(v') + epsilon) + weight_decay w)
+// SGD       w -= lr (g + weight_decay w)
+// momentum  m = beta1 m + g;  w -= lr (m + weight_decay w)
+// Lion      "Symbolic Discovery of Optimization Algorithms":  w -= lr (sign(beta1 m + (1 - beta1) g) + weight_decay w);
+//           m = beta2 m + (1 - beta2) g
+static inline void optimizer_apply(float* w, float* m, float* v, const float* grad, const OptimizerStep* o, size_t n) {
+    float lr = o->lr, beta1 = o->beta1, beta2 = o->beta2, scale = o->grad_scale, decay = o->weight_decay;
+    if (o->kind == OPTIMIZER_ADAMW) {
+        float m_correction = (float)(1.0 / (1.0 - pow((double)beta1, (double)o->step)));
+        float v_correction = (float)(1.0 / (1.0 - pow((double)beta2, (double)o->step)));
+        #pragma omp simd
+        for (size_t i = 0; i < n; i++) {
+            float g = grad[i] * scale;
+            m[i] += (1.0f - beta1) * (g - m[i]);
+            v[i] += (1.0f - beta2) * (g * g - v[i]);
+            w[i] -= lr * (m[i] * m_correction / (sqrtf(v[i] * v_correction) + o->epsilon) + decay * w[i]);
+        }
+    } else if (o->kind == OPTIMIZER_SGD) {
+        for (size_t i = 0; i < n; i++) w[i] -= lr * (grad[i] * scale + decay * w[i]);
+    } else if (o->kind == OPTIMIZER_MOMENTUM) {
+        for (size_t i = 0; i < n; i++) {
+            m[i] = beta1 * m[i] + grad[i] * scale;
+            w[i] -= lr * (m[i] + decay * w[i]);
+        }
+    } else {
+        for (size_t i = 0; i < n; i++) {
+            float g = grad[i] * scale, mixed = beta1 * m[i] + (1.0f - beta1) * g;
+            float sign = (float)(mixed > 0.0f) - (float)(mixed < 0.0f);
+            w[i] -= lr * (sign + decay * w[i]);
+            m[i] = beta2 * m[i] + (1.0f - beta2) * g;
+        }
+    }
+}
+
+// Updates params (n) and the optimizer's state from grads (n). masters (n): the float copy that is updated and then
+// rounded to params; NULL: params are updated themselves, rounded stochastically where floatX is not float (then
+// `first` is the position of params[0] in the flat vector, which numbers the random bits).
+static inline void optimizer_update(floatX* params, float* masters, float* m, float* v, const float* grads,
+                                    const OptimizerStep* o, uint64_t first, size_t n, Stream stream) {
+    (void)stream;
+    const size_t piece = 2048;
+    #pragma omp parallel for
+    for (size_t begin = 0; begin < n; begin += piece) {
+        float block[2048], *w = masters ? masters + begin : block;
+        size_t count = min_size(piece, n - begin);
+        floatX* p = params + begin;
+        if (masters == NULL) for (size_t i = 0; i < count; i++) w[i] = float_of(p[i]);
+        optimizer_apply(w, m ? m + begin : NULL, v ? v + begin : NULL, grads + begin, o, count);
+        if (masters != NULL || FLOATX_IS_FLOAT) {
+            for (size_t i = 0; i < count; i++) p[i] = floatX_of(w[i]);
+        } else {
+            for (size_t i = 0; i < count; i++)
+                p[i] = floatX_of_stochastic(w[i], random_bits(o->seed, RANDOM_ROUNDING, o->step, first + begin + i));
+        }
+    }
+}
+
+#endif  // LLMTRAIN_KERNELS_CPU_H

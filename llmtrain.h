@@ -1,0 +1,1069 @@
+// llmtrain.h: the runtime. Include it, and nothing else, to build, train and sample from a model.
+//
+//    1. configuration   what the model is: family, sizes, presets
+//    2. parameters      the flat vector and the table that describes it
+//    3. memory          one block, laid out before the first step, shown as a plan
+//    4. model           the struct that owns all this; initial weights
+//    5. forward         tokens to hidden states
+//    6. head            hidden states to logits, losses, and the head's own gradients
+//    7. backward        the forward, read from the end
+//    8. update          gradient norm, learning rate, clipping and the spike guard, the optimizer
+//    9. evaluation      validation loss
+//   10. sampling        text from a trained model
+//   11. monitor         the console line and metrics.jsonl
+//
+// Beside it: kernels_cpu.h (operations), gemm.h (the matrix product), data.h (shards and batches), files.h (JSON,
+// safetensors, safe writes), checkpoint.h (saving and resuming), flags.h (the command line). The training loop is in
+// train.cu; the smallest complete program is dev/example.c.
+//
+// Letters: B batch, T sequence, N = B*T rows, C channels, L layers, H heads, K key/value heads, D head size,
+// F feed-forward, V vocabulary, Vp padded vocabulary.
+
+#ifndef LLMTRAIN_H
+#define LLMTRAIN_H
+
+#include "base.h"
+#include "data.h"
+#include "files.h"
+#include "flags.h"
+#include "gemm.h"
+#include "kernels_cpu.h"
+
+#include <sys/mman.h>
+#include <sys/resource.h>
+
+#define LLMTRAIN_VERSION "0.1"
+
+// ------------------------------------------------------------------------------------------------
+// 1. Configuration
+//
+// Two families, one code path. GPT-2 ("Language Models are Unsupervised Multitask Learners"): LayerNorm, GELU, learned
+// positions, biases, the head tied to the token embedding. Llama ("LLaMA: Open and Efficient Foundation Language
+// Models"): RMSNorm, SwiGLU, RoPE, no biases, grouped-query attention, the head tied or not.
+
+typedef enum { FAMILY_GPT2, FAMILY_LLAMA } Family;
+#define FAMILY_NAMES "gpt2|llama"
+
+typedef struct {
+    Family family;
+    size_t layers, heads, kv_heads, channels, ffn;  // L, H, K, C, F
+    size_t context;                                 // the longest sequence
+    size_t vocab;                                   // V, as the data has it
+    bool tied;                                      // the head is the token embedding
+    double norm_epsilon, rope_theta;
+} Config;
+
+static inline size_t config_head_size(const Config* c) { return c->channels / c->heads; }
+static inline size_t config_padded_vocab(const Config* c) { return round_up(c->vocab, 128); }
+static inline size_t config_qkv(const Config* c) { return (c->heads + 2 * c->kv_heads) * config_head_size(c); }
+// Width of the first feed-forward product: Llama's makes gate and up in one.
+static inline size_t config_ffn_in(const Config* c) { return c->family == FAMILY_LLAMA ? 2 * c->ffn : c->ffn; }
+
+typedef struct {
+    const char* name;
+    Family family;
+    size_t layers, heads, kv_heads, channels, ffn, context, vocab;
+    bool tied;
+    double norm_epsilon, rope_theta;
+} Preset;
+
+// The GPT-2 sizes of the paper, llm.c's depths beyond them, and Llama's: the small ones of llama2.c, then version 3.
+static const Preset PRESETS[] = {
+    {"gpt2:124M",  FAMILY_GPT2,  12, 12, 12,  768,  3072, 1024,  50257, true,  1e-5, 0},
+    {"gpt2:350M",  FAMILY_GPT2,  24, 16, 16, 1024,  4096, 1024,  50257, true,  1e-5, 0},
+    {"gpt2:774M",  FAMILY_GPT2,  36, 20, 20, 1280,  5120, 1024,  50257, true,  1e-5, 0},
+    {"gpt2:1558M", FAMILY_GPT2,  48, 25, 25, 1600,  6400, 1024,  50257, true,  1e-5, 0},
+    {"gpt2:d6",    FAMILY_GPT2,   6,  6,  6,  384,  1536, 1024,  50257, true,  1e-5, 0},
+    {"gpt2:d12",   FAMILY_GPT2,  12, 12, 12,  768,  3072, 1024,  50257, true,  1e-5, 0},
+    {"gpt2:d24",   FAMILY_GPT2,  24, 16, 16, 1024,  4096, 1024,  50257, true,  1e-5, 0},
+    {"gpt2:d36",   FAMILY_GPT2,  36, 20, 20, 1280,  5120, 1024,  50257, true,  1e-5, 0},
+    {"gpt2:d48",   FAMILY_GPT2,  48, 25, 25, 1600,  6400, 1024,  50257, true,  1e-5, 0},
+    {"gpt2:d60",   FAMILY_GPT2,  60, 30, 30, 1920,  7680, 1024,  50257, true,  1e-5, 0},
+    {"gpt2:d72",   FAMILY_GPT2,  72, 30, 30, 2880, 11520, 1024,  50257, true,  1e-5, 0},
+    {"gpt2:d84",   FAMILY_GPT2,  84, 36, 36, 3456, 13824, 1024,  50257, true,  1e-5, 0},
+    {"llama:15M",  FAMILY_LLAMA,  6,  6,  6,  288,   768,  256,  32000, true,  1e-5, 10000},
+    {"llama:42M",  FAMILY_LLAMA,  8,  8,  8,  512,  1376, 1024,  32000, true,  1e-5, 10000},
+    {"llama:110M", FAMILY_LLAMA, 12, 12, 12,  768,  2048, 1024,  32000, true,  1e-5, 10000},
+    {"llama:1B",   FAMILY_LLAMA, 16, 32,  8, 2048,  8192, 8192, 128256, true,  1e-5, 500000},
+    {"llama:3B",   FAMILY_LLAMA, 28, 24,  8, 3072,  8192, 8192, 128256, true,  1e-5, 500000},
+    {"llama:8B",   FAMILY_LLAMA, 32, 32,  8, 4096, 14336, 8192, 128256, false, 1e-5, 500000},
+};
+enum { PRESET_COUNT = sizeof PRESETS / sizeof PRESETS[0] };
+
+static inline bool config_preset(Config* c, const char* name, Error* error) {
+    char known[512] = "";
+    for (size_t i = 0; i < PRESET_COUNT; i++) {
+        const Preset* p = &PRESETS[i];
+        size_t used = strlen(known);
+        snprintf(known + used, sizeof known - used, "%s%s", i ? " " : "", p->name);
+        if (strcmp(p->name, name) != 0) continue;
+        c->family = p->family;
+        c->layers = p->layers;
+        c->heads = p->heads;
+        c->kv_heads = p->kv_heads;
+        c->channels = p->channels;
+        c->ffn = p->ffn;
+        c->context = p->context;
+        c->vocab = p->vocab;
+        c->tied = p->tied;
+        c->norm_epsilon = p->norm_epsilon;
+        c->rope_theta = p->rope_theta;
+        return true;
+    }
+    return fail(error, "there is no model '%s'; give one of %s, or the sizes one by one", name, known);
+}
+
+// Fills in what follows from the rest when it is 0 (kv_heads, ffn, norm_epsilon, rope_theta), then checks that all
+// sizes fit together.
+static inline bool config_complete(Config* c, Error* error) {
+    if (c->layers == 0 || c->heads == 0 || c->channels == 0 || c->context == 0 || c->vocab == 0)
+        return fail(error, "the model has %zu layers, %zu heads, %zu channels, context %zu and vocabulary %zu; each must be "
+                    "at least 1 (give --model, or --layers --heads --channels --context --vocab)",
+                    c->layers, c->heads, c->channels, c->context, c->vocab);
+    if (c->layers > 1000 || c->channels > 65536 || c->context > (1u << 24) || c->vocab > (1u << 24) || c->ffn > (1u << 20))
+        return fail(error, "the model's sizes (%zu layers, %zu channels, context %zu, vocabulary %zu, ffn %zu) are past the "
+                    "limits of 1000, 65536, 16777216, 16777216, 1048576", c->layers, c->channels, c->context, c->vocab, c->ffn);
+    if (c->kv_heads == 0) c->kv_heads = c->heads;
+    if (c->ffn == 0 && c->family == FAMILY_GPT2) c->ffn = 4 * c->channels;
+    if (c->ffn == 0) c->ffn = round_up(8 * c->channels / 3, 32);
+    if (c->norm_epsilon == 0) c->norm_epsilon = 1e-5;
+    if (c->rope_theta == 0) c->rope_theta = 10000;
+    if (c->channels % c->heads != 0)
+        return fail(error, "%zu heads do not divide %zu channels; choose --heads so that --channels is a multiple of it",
+                    c->heads, c->channels);
+    if (c->heads % c->kv_heads != 0)
+        return fail(error, "%zu key/value heads do not divide %zu heads; choose --kv-heads so that --heads is a multiple of it",
+                    c->kv_heads, c->heads);
+    if (c->family == FAMILY_LLAMA && config_head_size(c) % 2 != 0)
+        return fail(error, "the head size %zu is odd, but rotary positions turn pairs; choose --channels / --heads even",
+                    config_head_size(c));
+    if (config_head_size(c) > ATTENTION_MAX_D)
+        return fail(error, "the head size %zu is over %d; choose more --heads for %zu channels",
+                    config_head_size(c), ATTENTION_MAX_D, c->channels);
+    return true;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 2. Parameters
+//
+// All parameters are one flat vector, cut into buckets: 0 the embeddings, 1 to L the blocks, L + 1 the final norm and
+// the head. The table has a row per tensor, in the order of the vector; whatever walks parameters walks the table.
+// A tensor starts at a multiple of 64 elements. Gradients, masters and moments have the same layout. What lies
+// between tensors, and the rows of the padded vocabulary, is 0 and stays 0.
+
+typedef enum { INIT_NORMAL, INIT_ZERO, INIT_ONE } Init;
+
+typedef struct {
+    char name[48];
+    size_t rows, cols;   // the true shape; cols is 0 for a vector of `rows` elements
+    size_t offset, size; // place in the flat vector and elements there, padded rows included
+    size_t bucket;
+    Init init;
+    float deviation;     // of INIT_NORMAL
+    bool decays;         // weight decay applies: matrices only
+} Tensor;
+
+#define NO_TENSOR SIZE_MAX
+
+// Where the tensors of one block start in the flat vector; NO_TENSOR where the family has none.
+typedef struct {
+    size_t norm1_weight, norm1_bias;                    // (C)
+    size_t qkv_weight, qkv_bias;                        // ((H + 2K) D, C)
+    size_t attention_out_weight, attention_out_bias;    // (C, H D)
+    size_t norm2_weight, norm2_bias;                    // (C)
+    size_t ffn_in_weight, ffn_in_bias;                  // (F, C), Llama (2F, C): gate, then up
+    size_t ffn_out_weight, ffn_out_bias;                // (C, F)
+} Block;
+
+typedef struct {
+    Tensor* tensors;
+    size_t count;
+    Block* blocks;                                      // (L)
+    size_t token_embedding, position_embedding;         // (Vp, C), (context, C)
+    size_t final_norm_weight, final_norm_bias;          // (C)
+    size_t head_weight;                                 // (Vp, C); the token embedding's when tied
+    size_t flat_size;                                   // elements of the flat vector, padding included
+    size_t true_size;                                   // the model's parameters as papers count them
+} Parameters;
+
+static inline size_t tensor_elements(const Tensor* t) { return t->rows * (t->cols ? t->cols : 1); }
+
+static inline size_t parameters_add(Parameters* p, const char* name, size_t rows, size_t padded_rows, size_t cols,
+                                    size_t bucket, Init init, float deviation) {
+    Tensor* t = &p->tensors[p->count++];
+    snprintf(t->name, sizeof t->name, "%s", name);
+    t->rows = rows;
+    t->cols = cols;
+    t->offset = p->flat_size;
+    t->size = padded_rows * (cols ? cols : 1);
+    t->bucket = bucket;
+    t->init = init;
+    t->deviation = deviation;
+    t->decays = cols > 0;
+    p->flat_size = round_up(p->flat_size + t->size, 64);
+    p->true_size += tensor_elements(t);
+    return t->offset;
+}
+
+static inline size_t parameters_add_block(Parameters* p, size_t l, const char* what, size_t rows, size_t cols,
+                                          Init init, float deviation) {
+    char name[48];
+    snprintf(name, sizeof name, "block.%zu.%s", l, what);
+    return parameters_add(p, name, rows, rows, cols, l + 1, init, deviation);
+}
+
+// Initial weights are GPT-2's: normal with deviation 0.02, and less by sqrt(2L) for the two products that add to the
+// residual stream, so that its size does not grow with depth.
+static inline bool parameters_create(Parameters* p, const Config* c, Error* error) {
+    memset(p, 0, sizeof *p);
+    size_t C = c->channels, L = c->layers, F = c->ffn, V = c->vocab, Vp = config_padded_vocab(c);
+    size_t HD = c->heads * config_head_size(c);
+    float usual = 0.02f, residual = 0.02f / sqrtf(2.0f * (float)L);
+    bool biases = c->family == FAMILY_GPT2;
+    p->tensors = (Tensor*)allocate((12 * L + 5) * sizeof(Tensor));
+    p->blocks = (Block*)allocate(L * sizeof(Block));
+    if (p->tensors == NULL || p->blocks == NULL) return fail(error, "out of memory for the table of parameters");
+    p->token_embedding = parameters_add(p, "token_embedding", V, Vp, C, 0, INIT_NORMAL, usual);
+    p->position_embedding = NO_TENSOR;
+    if (c->family == FAMILY_GPT2)
+        p->position_embedding = parameters_add(p, "position_embedding", c->context, c->context, C, 0, INIT_NORMAL, usual);
+    for (size_t l = 0; l < L; l++) {
+        Block* b = &p->blocks[l];
+        b->norm1_weight = parameters_add_block(p, l, "norm1_weight", C, 0, INIT_ONE, 0);
+        b->norm1_bias = biases ? parameters_add_block(p, l, "norm1_bias", C, 0, INIT_ZERO, 0) : NO_TENSOR;
+        b->qkv_weight = parameters_add_block(p, l, "qkv_weight", config_qkv(c), C, INIT_NORMAL, usual);
+        b->qkv_bias = biases ? parameters_add_block(p, l, "qkv_bias", config_qkv(c), 0, INIT_ZERO, 0) : NO_TENSOR;
+        b->attention_out_weight = parameters_add_block(p, l, "attention_out_weight", C, HD, INIT_NORMAL, residual);
+        b->attention_out_bias = biases ? parameters_add_block(p, l, "attention_out_bias", C, 0, INIT_ZERO, 0) : NO_TENSOR;
+        b->norm2_weight = parameters_add_block(p, l, "norm2_weight", C, 0, INIT_ONE, 0);
+        b->norm2_bias = biases ? parameters_add_block(p, l, "norm2_bias", C, 0, INIT_ZERO, 0) : NO_TENSOR;
+        b->ffn_in_weight = parameters_add_block(p, l, "ffn_in_weight", config_ffn_in(c), C, INIT_NORMAL, usual);
+        b->ffn_in_bias = biases ? parameters_add_block(p, l, "ffn_in_bias", config_ffn_in(c), 0, INIT_ZERO, 0) : NO_TENSOR;
+        b->ffn_out_weight = parameters_add_block(p, l, "ffn_out_weight", C, F, INIT_NORMAL, residual);
+        b->ffn_out_bias = biases ? parameters_add_block(p, l, "ffn_out_bias", C, 0, INIT_ZERO, 0) : NO_TENSOR;
+    }
+    p->final_norm_weight = parameters_add(p, "final_norm_weight", C, C, 0, L + 1, INIT_ONE, 0);
+    p->final_norm_bias = biases ? parameters_add(p, "final_norm_bias", C, C, 0, L + 1, INIT_ZERO, 0) : NO_TENSOR;
+    p->head_weight = p->token_embedding;
+    if (!c->tied) p->head_weight = parameters_add(p, "head_weight", V, Vp, C, L + 1, INIT_NORMAL, usual);
+    return true;
+}
+
+static inline void parameters_free(Parameters* p) {
+    free(p->tensors);
+    free(p->blocks);
+    memset(p, 0, sizeof *p);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 3. Memory
+//
+// One block holds everything that a run needs. The same function lays it out twice: first over no memory, which gives
+// the plan (a line per purpose) and the size of the block, then over the block, which gives the pointers. The block
+// is touched before training, so a run that starts does not run out of memory later.
+
+typedef struct {
+    const char* name;
+    size_t bytes;
+} PlanLine;
+
+typedef struct {
+    PlanLine lines[48];
+    size_t count, total;
+    unsigned char* base;  // NULL while only planning
+} MemoryPlan;
+
+// The next `bytes` of the block, on a cache line of their own; pieces of one name share a line of the plan.
+static inline void* plan_take(MemoryPlan* plan, const char* name, size_t bytes) {
+    size_t i = 0, place = plan->total, taken = round_up(bytes, 64);
+    while (i < plan->count && strcmp(plan->lines[i].name, name) != 0) i++;
+    if (i == plan->count) plan->lines[plan->count++].name = name;
+    plan->lines[i].bytes += taken;
+    plan->total += taken;
+    return plan->base ? plan->base + place : NULL;
+}
+
+// Memory that can be had without swapping, in bytes; SIZE_MAX where the system does not say.
+static inline size_t memory_available(void) {
+    FILE* file = fopen("/proc/meminfo", "r");
+    if (file == NULL) return SIZE_MAX;
+    char line[128];
+    unsigned long long kilobytes = 0;
+    while (kilobytes == 0 && fgets(line, sizeof line, file)) sscanf(line, "MemAvailable: %llu kB", &kilobytes);
+    fclose(file);
+    return kilobytes ? (size_t)kilobytes * 1024 : SIZE_MAX;
+}
+
+// The largest resident size that the process has had, in bytes.
+static inline size_t memory_peak(void) {
+    struct rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    return (size_t)usage.ru_maxrss * 1024;
+}
+
+// Maps and touches the block of a finished plan, and starts the plan anew over it. munmap frees it.
+static inline bool plan_allocate(MemoryPlan* plan, Error* error) {
+    size_t bytes = round_up(plan->total + 1, 2 << 20);
+    if (bytes > memory_available())
+        return fail(error, "the model needs %.2f GB but only %.2f GB of memory are free; make --batch, --seq or the model "
+                    "smaller, or close other programs", 1e-9 * (double)bytes, 1e-9 * (double)memory_available());
+    void* block = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (block == MAP_FAILED)
+        return fail(error, "cannot map %.2f GB of memory: %s", 1e-9 * (double)bytes, strerror(errno));
+    madvise(block, bytes, MADV_HUGEPAGE);  // a wish: fewer, larger pages where the system has them
+    fill_zero((float*)block, bytes / sizeof(float), NULL);
+    memset(plan, 0, sizeof *plan);
+    plan->base = (unsigned char*)block;
+    return true;
+}
+
+static inline void plan_print(FILE* file, const MemoryPlan* plan) {
+    fprintf(file, "  %-34s %12s\n", "memory", "MB");
+    for (size_t i = 0; i < plan->count; i++)
+        fprintf(file, "  %-34s %12.2f\n", plan->lines[i].name, 1e-6 * (double)plan->lines[i].bytes);
+    fprintf(file, "  %-34s %12.2f\n", "total", 1e-6 * (double)plan->total);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 4. Model
+
+typedef struct {
+    size_t B, T;              // the largest batch that forward will see
+    bool training;            // gradients, optimizer state and the backward's buffers are wanted
+    OptimizerKind optimizer;
+    bool masters;             // keep a float copy of 16-bit parameters, which the optimizer updates
+    bool sampling;            // a KV cache is wanted
+} ModelOptions;
+
+// What the backward needs of the forward, for one block; N = B*T rows.
+typedef struct {
+    floatX* input;            // (N, C) the residual stream that enters the block
+    floatX* norm1;            // (N, C)
+    float *mean1, *rstd1;     // (N)
+    floatX* qkv;              // (N, (H + 2K) D), turned by RoPE for Llama
+    floatX* attention;        // (N, H D)
+    float* lse;               // (B, H, T)
+    floatX* middle;           // (N, C) the residual stream after attention
+    floatX* norm2;            // (N, C)
+    float *mean2, *rstd2;     // (N)
+    floatX* ffn_in;           // (N, F), Llama (N, 2F): before the nonlinearity
+    floatX* ffn_act;          // (N, F): after it
+} BlockActivations;
+
+typedef struct {
+    BlockActivations* blocks; // (L)
+    floatX* branch;           // (N, C) what attention or feed-forward is about to add to the residual stream
+    floatX* output;           // (N, C) the residual stream after the last block
+    floatX* hidden;           // (N, C) after the final norm
+    float *mean, *rstd;       // (N) of the final norm
+    floatX* logits;           // (head_rows, Vp) of a part of the rows; then their gradients
+    float* losses;            // (N)
+    float* rope;              // (context, D/2, 2) cosines and sines
+} Activations;
+
+// Gradients of activations: buffers that the blocks use in turn.
+typedef struct {
+    floatX* residual;         // (N, C) of the residual stream
+    floatX* hidden;           // (N, C) of a norm's output
+    floatX* branch;           // (N, C) of a branch with dropout
+    floatX* attention;        // (N, H D)
+    floatX* qkv;              // (N, (H + 2K) D)
+    floatX* ffn_in;           // (N, F or 2F)
+    floatX* ffn_act;          // (N, F)
+    float* delta;             // (B, H, T)
+} ActivationGradients;
+
+typedef struct {
+    floatX *keys, *values;    // (L, context, K, D)
+    float* scores;            // (H, context)
+    size_t length;            // positions filled
+} KvCache;
+
+typedef struct {
+    float p;                  // 0 switches it off: set so for evaluation
+    uint64_t seed;
+    uint64_t first_token;     // number of the batch's first token in the whole run
+} Dropout;
+
+typedef struct {
+    Config config;
+    ModelOptions options;
+    Parameters parameters;
+    floatX* params;           // (flat_size), as all of these
+    float* masters;           // NULL where params are float themselves, or not wanted
+    float* grads;
+    float *m, *v;             // optimizer state; NULL where the optimizer keeps none
+    Activations activations;
+    ActivationGradients gradients;
+    KvCache cache;
+    Dropout dropout;
+    size_t head_rows;         // rows of logits that exist at a time
+    MemoryPlan memory;
+    Stream stream;
+} Model;
+
+static inline void model_layout_block(Model* model, BlockActivations* a, size_t N) {
+    const Config* c = &model->config;
+    MemoryPlan* plan = &model->memory;
+    size_t C = c->channels, HD = c->channels;
+    const char* name = "activations of the blocks";
+    a->input = (floatX*)plan_take(plan, name, N * C * sizeof(floatX));
+    a->norm1 = (floatX*)plan_take(plan, name, N * C * sizeof(floatX));
+    a->mean1 = (float*)plan_take(plan, name, N * sizeof(float));
+    a->rstd1 = (float*)plan_take(plan, name, N * sizeof(float));
+    a->qkv = (floatX*)plan_take(plan, name, N * config_qkv(c) * sizeof(floatX));
+    a->attention = (floatX*)plan_take(plan, name, N * HD * sizeof(floatX));
+    a->lse = (float*)plan_take(plan, name, N * c->heads * sizeof(float));
+    a->middle = (floatX*)plan_take(plan, name, N * C * sizeof(floatX));
+    a->norm2 = (floatX*)plan_take(plan, name, N * C * sizeof(floatX));
+    a->mean2 = (float*)plan_take(plan, name, N * sizeof(float));
+    a->rstd2 = (float*)plan_take(plan, name, N * sizeof(float));
+    a->ffn_in = (floatX*)plan_take(plan, name, N * config_ffn_in(c) * sizeof(floatX));
+    a->ffn_act = (floatX*)plan_take(plan, name, N * c->ffn * sizeof(floatX));
+}
+
+static inline void model_layout_gradients(Model* model, size_t N) {
+    const Config* c = &model->config;
+    ActivationGradients* g = &model->gradients;
+    MemoryPlan* plan = &model->memory;
+    const char* name = "gradients of activations";
+    g->residual = (floatX*)plan_take(plan, name, N * c->channels * sizeof(floatX));
+    g->hidden = (floatX*)plan_take(plan, name, N * c->channels * sizeof(floatX));
+    g->branch = (floatX*)plan_take(plan, name, N * c->channels * sizeof(floatX));
+    g->attention = (floatX*)plan_take(plan, name, N * c->channels * sizeof(floatX));
+    g->qkv = (floatX*)plan_take(plan, name, N * config_qkv(c) * sizeof(floatX));
+    g->ffn_in = (floatX*)plan_take(plan, name, N * config_ffn_in(c) * sizeof(floatX));
+    g->ffn_act = (floatX*)plan_take(plan, name, N * c->ffn * sizeof(floatX));
+    g->delta = (float*)plan_take(plan, name, N * c->heads * sizeof(float));
+}
+
+static inline void model_layout(Model* model) {
+    const Config* c = &model->config;
+    const ModelOptions* o = &model->options;
+    MemoryPlan* plan = &model->memory;
+    Activations* a = &model->activations;
+    size_t N = o->B * o->T, P = model->parameters.flat_size, C = c->channels, D = config_head_size(c);
+    model->params = (floatX*)plan_take(plan, "parameters (" FLOATX_NAME ")", P * sizeof(floatX));
+    if (o->training) {
+        if (o->masters && !FLOATX_IS_FLOAT) model->masters = (float*)plan_take(plan, "master weights (fp32)", P * sizeof(float));
+        model->grads = (float*)plan_take(plan, "gradients (fp32)", P * sizeof(float));
+        bool has_m = o->optimizer != OPTIMIZER_SGD, has_v = o->optimizer == OPTIMIZER_ADAMW;
+        if (has_m) model->m = (float*)plan_take(plan, "optimizer state (fp32)", P * sizeof(float));
+        if (has_v) model->v = (float*)plan_take(plan, "optimizer state (fp32)", P * sizeof(float));
+        model_layout_gradients(model, N);
+    }
+    for (size_t l = 0; l < c->layers; l++) {
+        // Only a backward needs each block's own; without one they all share the first block's.
+        if (l == 0 || o->training) model_layout_block(model, &a->blocks[l], N);
+        else a->blocks[l] = a->blocks[0];
+    }
+    const char* name = "activations outside the blocks";
+    a->branch = (floatX*)plan_take(plan, name, N * C * sizeof(floatX));
+    a->output = (floatX*)plan_take(plan, name, N * C * sizeof(floatX));
+    a->hidden = (floatX*)plan_take(plan, name, N * C * sizeof(floatX));
+    a->mean = (float*)plan_take(plan, name, N * sizeof(float));
+    a->rstd = (float*)plan_take(plan, name, N * sizeof(float));
+    a->losses = (float*)plan_take(plan, name, N * sizeof(float));
+    a->rope = (float*)plan_take(plan, name, c->context * D * sizeof(float));
+    a->logits = (floatX*)plan_take(plan, "logits, a part at a time", model->head_rows * config_padded_vocab(c) * sizeof(floatX));
+    if (o->sampling) {
+        size_t cached = c->layers * c->context * c->kv_heads * D;
+        model->cache.keys = (floatX*)plan_take(plan, "KV cache", cached * sizeof(floatX));
+        model->cache.values = (floatX*)plan_take(plan, "KV cache", cached * sizeof(floatX));
+        model->cache.scores = (float*)plan_take(plan, "KV cache", c->heads * c->context * sizeof(float));
+    }
+}
+
+static inline void model_free(Model* model) {
+    if (model->memory.base) munmap(model->memory.base, round_up(model->memory.total + 1, 2 << 20));
+    free(model->activations.blocks);
+    parameters_free(&model->parameters);
+    memset(model, 0, sizeof *model);
+}
+
+// Builds the table of parameters and the memory plan of a complete configuration; allocates none of it.
+static inline bool model_plan(Model* model, const Config* config, ModelOptions options, Error* error) {
+    memset(model, 0, sizeof *model);
+    model->config = *config;
+    model->options = options;
+    if (options.T > config->context)
+        return fail(error, "sequences of %zu tokens do not fit the model's context of %zu; make --seq smaller or --context "
+                    "larger", options.T, config->context);
+    // The logits of all rows at once would be the largest array of all; parts of about 2^24 elements lose no speed.
+    size_t N = options.B * options.T, most = max_size((1 << 24) / config_padded_vocab(config), 64);
+    size_t parts = (N + most - 1) / most;
+    model->head_rows = (N + parts - 1) / parts;
+    model->activations.blocks = (BlockActivations*)allocate(config->layers * sizeof(BlockActivations));
+    bool ok = parameters_create(&model->parameters, config, error);
+    if (ok && model->activations.blocks == NULL) ok = fail(error, "out of memory for the table of activations");
+    if (ok) model_layout(model);
+    else model_free(model);
+    return ok;
+}
+
+// Allocates what model_plan planned. Parameters are zero until model_randomize or a checkpoint fills them.
+static inline bool model_allocate(Model* model, Error* error) {
+    if (!plan_allocate(&model->memory, error)) return false;
+    model_layout(model);
+    rope_table(model->activations.rope, (float)model->config.rope_theta, model->config.context, config_head_size(&model->config));
+    return true;
+}
+
+static inline bool model_create(Model* model, const Config* config, ModelOptions options, Error* error) {
+    if (!model_plan(model, config, options, error)) return false;
+    if (model_allocate(model, error)) return true;
+    model_free(model);
+    return false;
+}
+
+// Initial weights: a function of the seed and of the place in the flat vector alone.
+static inline void model_randomize(Model* model, uint64_t seed) {
+    for (size_t i = 0; i < model->parameters.count; i++) {
+        const Tensor* t = &model->parameters.tensors[i];
+        size_t n = tensor_elements(t);
+        #pragma omp parallel for
+        for (size_t e = 0; e < n; e++) {
+            float value = t->init == INIT_ONE ? 1.0f : 0.0f;
+            if (t->init == INIT_NORMAL) value = t->deviation * random_normal(seed, RANDOM_INIT, 0, t->offset + e);
+            model->params[t->offset + e] = floatX_of(value);
+            if (model->masters) model->masters[t->offset + e] = value;
+        }
+    }
+}
+
+static inline const floatX* param(const Model* model, size_t offset) {
+    return offset == NO_TENSOR ? NULL : model->params + offset;
+}
+
+static inline float* grad(const Model* model, size_t offset) {
+    return offset == NO_TENSOR ? NULL : model->grads + offset;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 5. Forward
+//
+//   x = token_embedding[tokens] + position_embedding
+//   for each block:   x = x + attention(norm1(x));   x = x + ffn(norm2(x))
+//   hidden = final_norm(x)
+
+static inline void norm_forward(const Model* model, floatX* out, floatX* residual, float* mean, float* rstd,
+                                const floatX* in, const floatX* branch, size_t weight, size_t bias, size_t N) {
+    const Config* c = &model->config;
+    float epsilon = (float)c->norm_epsilon;
+    if (c->family == FAMILY_GPT2)
+        layernorm_forward(out, residual, mean, rstd, in, branch, param(model, weight), param(model, bias), epsilon,
+                          N, c->channels, model->stream);
+    else
+        rmsnorm_forward(out, residual, rstd, in, branch, param(model, weight), epsilon, N, c->channels, model->stream);
+}
+
+// Dropout of a (N, C) activation in place; `place` tells the uses apart: 0 the embedding, 2l + 1 and 2l + 2 the
+// branches of block l. The backward calls it on gradients, with the same place.
+static inline void model_dropout(const Model* model, floatX* out, const floatX* in, size_t place, size_t N) {
+    size_t C = model->config.channels;
+    dropout(out, in, model->dropout.p, model->dropout.seed, place, model->dropout.first_token * C, N * C, model->stream);
+}
+
+// Fills activations.hidden for tokens (B, T). With a cache, B and T are 1, and the token follows those in the cache.
+static inline void model_forward(Model* model, const int32_t* tokens, size_t B, size_t T, KvCache* cache) {
+    const Config* c = &model->config;
+    const Parameters* p = &model->parameters;
+    Activations* a = &model->activations;
+    Stream stream = model->stream;
+    size_t N = B * T, C = c->channels, H = c->heads, K = c->kv_heads, D = config_head_size(c), F = c->ffn;
+    size_t first = cache ? cache->length : 0;
+    const floatX* x = a->blocks[0].input;
+    embedding_forward(a->blocks[0].input, tokens, param(model, p->token_embedding), param(model, p->position_embedding),
+                      first, B, T, C, stream);
+    if (model->dropout.p > 0) model_dropout(model, a->blocks[0].input, a->blocks[0].input, 0, N);
+
+    for (size_t l = 0; l < c->layers; l++) {
+        const Block* b = &p->blocks[l];
+        BlockActivations* s = &a->blocks[l];
+
+        norm_forward(model, s->norm1, s->input, s->mean1, s->rstd1, x, l ? a->branch : NULL, b->norm1_weight, b->norm1_bias, N);
+        x = s->input;
+        matmul_forward(s->qkv, s->norm1, param(model, b->qkv_weight), param(model, b->qkv_bias), N, config_qkv(c), C, stream);
+        if (c->family == FAMILY_LLAMA) rope_forward(s->qkv, a->rope, first, B, T, H, K, D, stream);
+        if (cache) {
+            size_t layer = l * c->context * K * D;
+            attention_decode(s->attention, cache->keys + layer, cache->values + layer, cache->scores, s->qkv, first,
+                             c->context, H, K, D, stream);
+        } else {
+            attention_forward(s->attention, s->lse, s->qkv, B, T, H, K, D, stream);
+        }
+        matmul_forward(a->branch, s->attention, param(model, b->attention_out_weight), param(model, b->attention_out_bias),
+                       N, C, H * D, stream);
+        if (model->dropout.p > 0) model_dropout(model, a->branch, a->branch, 2 * l + 1, N);
+
+        norm_forward(model, s->norm2, s->middle, s->mean2, s->rstd2, x, a->branch, b->norm2_weight, b->norm2_bias, N);
+        x = s->middle;
+        matmul_forward(s->ffn_in, s->norm2, param(model, b->ffn_in_weight), param(model, b->ffn_in_bias), N, config_ffn_in(c), C, stream);
+        if (c->family == FAMILY_GPT2) gelu_forward(s->ffn_act, s->ffn_in, N * F, stream);
+        else swiglu_forward(s->ffn_act, s->ffn_in, N, F, stream);
+        matmul_forward(a->branch, s->ffn_act, param(model, b->ffn_out_weight), param(model, b->ffn_out_bias), N, C, F, stream);
+        if (model->dropout.p > 0) model_dropout(model, a->branch, a->branch, 2 * l + 2, N);
+    }
+    norm_forward(model, a->hidden, a->output, a->mean, a->rstd, x, a->branch, p->final_norm_weight, p->final_norm_bias, N);
+    if (cache) cache->length++;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 6. Head
+//
+//   logits = hidden head_weight^T;   loss = cross-entropy(logits, targets)
+//
+// Logits are the largest activation by far, so they exist for a part of the rows at a time: made, turned into their
+// gradient in place, used for the gradients of the hidden states and of the head's weight, and forgotten.
+
+static inline void model_logits(Model* model, size_t first_row, size_t rows) {
+    const Config* c = &model->config;
+    matmul_forward(model->activations.logits, model->activations.hidden + first_row * c->channels,
+                   param(model, model->parameters.head_weight), NULL, rows, config_padded_vocab(c), c->channels, model->stream);
+}
+
+// Fills activations.losses for targets (N); -1 is ignored. If dloss is not 0, also does the head's backward for the
+// objective dloss * (sum of losses).
+static inline void model_head(Model* model, const int32_t* targets, float dloss, size_t N) {
+    const Config* c = &model->config;
+    Activations* a = &model->activations;
+    size_t C = c->channels, Vp = config_padded_vocab(c), weight = model->parameters.head_weight;
+    for (size_t first = 0; first < N; first += model->head_rows) {
+        size_t rows = min_size(model->head_rows, N - first);
+        model_logits(model, first, rows);
+        classifier(a->logits, a->losses + first, targets + first, dloss, rows, c->vocab, Vp, model->stream);
+        if (dloss == 0.0f) continue;
+        matmul_backward_input(model->gradients.hidden + first * C, a->logits, param(model, weight), rows, Vp, C, model->stream);
+        matmul_backward_weight(grad(model, weight), NULL, a->logits, a->hidden + first * C, rows, Vp, C, model->stream);
+    }
+}
+
+static inline size_t targets_count(const int32_t* targets, size_t N) {
+    size_t count = 0;
+    for (size_t i = 0; i < N; i++) count += targets[i] >= 0;
+    return count;
+}
+
+// The sum of the losses that model_head left, in double.
+static inline double model_loss_sum(const Model* model, size_t N) {
+    double sum = 0.0;
+    for (size_t i = 0; i < N; i++) sum += (double)model->activations.losses[i];
+    return sum;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 7. Backward
+//
+// model_forward from its last line to its first. gradients.residual holds the gradient of the residual stream, to
+// which every norm's backward adds its share. Gradients of parameters are added to model->grads.
+
+static inline void norm_backward(const Model* model, floatX* dx, const floatX* dout, const floatX* x, const float* mean,
+                                 const float* rstd, size_t weight, size_t bias, size_t N) {
+    size_t C = model->config.channels;
+    if (model->config.family == FAMILY_GPT2)
+        layernorm_backward(dx, grad(model, weight), grad(model, bias), dout, x, param(model, weight), mean, rstd, N, C, model->stream);
+    else
+        rmsnorm_backward(dx, grad(model, weight), dout, x, param(model, weight), rstd, N, C, model->stream);
+}
+
+static inline void matmul_backward(const Model* model, floatX* din, const floatX* dout, const floatX* in, size_t weight,
+                                   size_t bias, size_t M, size_t N, size_t K) {
+    matmul_backward_input(din, dout, param(model, weight), M, N, K, model->stream);
+    matmul_backward_weight(grad(model, weight), grad(model, bias), dout, in, M, N, K, model->stream);
+}
+
+// The gradient of the residual stream as the branch at `place` receives it.
+static inline const floatX* branch_gradient(const Model* model, size_t place, size_t N) {
+    if (model->dropout.p == 0) return model->gradients.residual;
+    model_dropout(model, model->gradients.branch, model->gradients.residual, place, N);
+    return model->gradients.branch;
+}
+
+// Needs the forward's activations of the same tokens (B, T), and gradients.hidden from model_head.
+static inline void model_backward(Model* model, const int32_t* tokens, size_t B, size_t T) {
+    const Config* c = &model->config;
+    const Parameters* p = &model->parameters;
+    Activations* a = &model->activations;
+    ActivationGradients* g = &model->gradients;
+    Stream stream = model->stream;
+    size_t N = B * T, C = c->channels, H = c->heads, K = c->kv_heads, D = config_head_size(c), F = c->ffn;
+
+    memset(g->residual, 0, N * C * sizeof(floatX));
+    norm_backward(model, g->residual, g->hidden, a->output, a->mean, a->rstd, p->final_norm_weight, p->final_norm_bias, N);
+
+    for (size_t l = c->layers; l-- > 0;) {
+        const Block* b = &p->blocks[l];
+        BlockActivations* s = &a->blocks[l];
+
+        const floatX* dbranch = branch_gradient(model, 2 * l + 2, N);
+        matmul_backward(model, g->ffn_act, dbranch, s->ffn_act, b->ffn_out_weight, b->ffn_out_bias, N, C, F);
+        if (c->family == FAMILY_GPT2) gelu_backward(g->ffn_in, g->ffn_act, s->ffn_in, N * F, stream);
+        else swiglu_backward(g->ffn_in, g->ffn_act, s->ffn_in, N, F, stream);
+        matmul_backward(model, g->hidden, g->ffn_in, s->norm2, b->ffn_in_weight, b->ffn_in_bias, N, config_ffn_in(c), C);
+        norm_backward(model, g->residual, g->hidden, s->middle, s->mean2, s->rstd2, b->norm2_weight, b->norm2_bias, N);
+
+        dbranch = branch_gradient(model, 2 * l + 1, N);
+        matmul_backward(model, g->attention, dbranch, s->attention, b->attention_out_weight, b->attention_out_bias, N, C, H * D);
+        attention_backward(g->qkv, g->delta, g->attention, s->attention, s->lse, s->qkv, B, T, H, K, D, stream);
+        if (c->family == FAMILY_LLAMA) rope_backward(g->qkv, a->rope, B, T, H, K, D, stream);
+        matmul_backward(model, g->hidden, g->qkv, s->norm1, b->qkv_weight, b->qkv_bias, N, config_qkv(c), C);
+        norm_backward(model, g->residual, g->hidden, s->input, s->mean1, s->rstd1, b->norm1_weight, b->norm1_bias, N);
+    }
+    embedding_backward(grad(model, p->token_embedding), grad(model, p->position_embedding), branch_gradient(model, 0, N),
+                       tokens, B, T, C, stream);
+}
+
+// Forward, head and backward of one micro-batch. The gradients of dloss * (mean loss over the targets that are not -1)
+// are added to model->grads. Returns that mean loss, 0 if there is no target.
+static inline double model_gradients(Model* model, const int32_t* tokens, const int32_t* targets, float dloss, size_t B, size_t T) {
+    size_t count = targets_count(targets, B * T);
+    if (count == 0) return 0.0;
+    model_forward(model, tokens, B, T, NULL);
+    model_head(model, targets, dloss / (float)count, B * T);
+    model_backward(model, tokens, B, T);
+    return model_loss_sum(model, B * T) / (double)count;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 8. Update
+//
+// The learning rate is a function of the step. The spike guard watches the norm of the gradient; with FP16 the loss is
+// scaled up before the backward so that small gradients do not vanish. What both must remember is in RunState, which
+// together with parameters and moments is the whole state of a run.
+
+typedef enum {
+    SCHEDULE_CONSTANT, SCHEDULE_LINEAR, SCHEDULE_COSINE, SCHEDULE_WSD, SCHEDULE_STEP, SCHEDULE_EXPONENTIAL
+} ScheduleKind;
+#define SCHEDULE_NAMES "constant|linear|cosine|wsd|step|exponential"
+#define OPTIMIZER_NAMES "adamw|sgd|momentum|lion"
+
+typedef struct {
+    ScheduleKind kind;
+    double lr;              // the highest rate, reached at the end of the warm-up
+    double final_fraction;  // of lr, at the last step: linear, cosine, wsd, exponential
+    uint64_t warmup, steps; // steps of warm-up, steps of the run
+    double decay_fraction;  // wsd: the part of the run at its end in which the rate falls
+    uint64_t decay_every;   // step: the rate is multiplied by decay_factor every so many steps
+    double decay_factor;
+} Schedule;
+
+// The learning rate of a step, counted from 0. Warm-up rises linearly from lr / warmup to lr. After it, with x going
+// from 0 to 1 over the rest of the run: "SGDR: Stochastic Gradient Descent with Warm Restarts" (cosine, one period),
+// "MiniCPM: Unveiling the Potential of Small Language Models" (warm-up, stable, decay).
+static inline double schedule_lr(const Schedule* s, uint64_t step) {
+    if (step < s->warmup) return s->lr * (double)(step + 1) / (double)s->warmup;
+    uint64_t after = step - s->warmup;
+    double length = s->steps > s->warmup + 1 ? (double)(s->steps - s->warmup - 1) : 1.0;
+    double x = (double)after / length < 1.0 ? (double)after / length : 1.0;
+    double fall = s->lr * (1.0 - s->final_fraction);
+    double stable = 1.0 - s->decay_fraction;
+    switch (s->kind) {
+        case SCHEDULE_CONSTANT: return s->lr;
+        case SCHEDULE_LINEAR: return s->lr - fall * x;
+        case SCHEDULE_COSINE: return s->lr - fall * 0.5 * (1.0 - cos(3.14159265358979323846 * x));
+        case SCHEDULE_WSD: return x <= stable ? s->lr : s->lr - fall * (x - stable) / s->decay_fraction;
+        case SCHEDULE_STEP: return s->lr * pow(s->decay_factor, (double)(after / s->decay_every));
+        case SCHEDULE_EXPONENTIAL: return s->lr * pow(s->final_fraction, x);
+    }
+    return s->lr;
+}
+
+// Running mean and variance of the gradient's norm over about the last hundred steps.
+typedef struct {
+    double mean, variance;
+    uint64_t count;
+} NormStatistics;
+
+typedef struct {
+    uint64_t step;           // optimizer steps done, skipped ones included
+    uint64_t samples;        // sequences consumed
+    uint64_t updates;        // steps that were not skipped: what the optimizer counts
+    NormStatistics norms;
+    double loss_scale;       // 1 unless FP16
+    uint64_t scale_good;     // steps since the loss scale last changed
+} RunState;
+
+typedef struct {
+    double clip;             // the norm is clipped to it; 0: never
+    double spike_sigma;      // a norm within mean + spike_sigma * deviation is not clipped; 0: the rule is off
+    double spike_skip;       // a step whose norm is over spike_skip * mean is skipped; 0: the rule is off
+    uint64_t spike_warmup;   // norms seen before the two rules hold
+    bool dynamic_scale;      // adapt the loss scale (FP16)
+    uint64_t scale_growth;   // double it after so many good steps
+} GuardOptions;
+
+static inline RunState run_state_begin(bool dynamic_scale, double loss_scale) {
+    RunState state;
+    memset(&state, 0, sizeof state);
+    state.loss_scale = dynamic_scale ? loss_scale : 1.0;
+    return state;
+}
+
+// Decides on one step from its gradient's norm: returns false if it must be skipped, else true and the factor for the
+// gradients, so that their norm is at most max(clip, mean + sigma * deviation). Remembers the norm, no larger than
+// that bound, so that one spike does not raise the bar for the next; and adapts the loss scale.
+static inline bool guard_step(RunState* state, double* factor, const GuardOptions* o, double norm) {
+    NormStatistics* n = &state->norms;
+    bool finite = isfinite(norm), settled = n->count >= o->spike_warmup;
+    if (o->dynamic_scale) {
+        // "Mixed Precision Training": halve on overflow, double after a long time without one.
+        state->scale_good = finite ? state->scale_good + 1 : 0;
+        if (!finite && state->loss_scale > 1.0) state->loss_scale /= 2;
+        if (state->scale_good == o->scale_growth && state->loss_scale < 0x1p24) {
+            state->loss_scale *= 2;
+            state->scale_good = 0;
+        }
+    }
+    *factor = 0.0;
+    if (!finite || (settled && o->spike_skip > 0 && norm > o->spike_skip * n->mean)) return false;
+    double bound = o->clip > 0 ? o->clip : INFINITY;
+    if (settled && o->spike_sigma > 0 && o->clip > 0) bound = fmax(bound, n->mean + o->spike_sigma * sqrt(n->variance));
+    *factor = norm > bound ? bound / norm : 1.0;
+    double seen = fmin(norm, bound), weight = fmax(1.0 / (double)(n->count + 1), 0.01), distance = seen - n->mean;
+    n->mean += weight * distance;
+    n->variance = (1.0 - weight) * (n->variance + weight * distance * distance);
+    n->count++;
+    return true;
+}
+
+typedef struct {
+    OptimizerKind kind;
+    double beta1, beta2, epsilon, weight_decay;
+    uint64_t seed;           // of stochastic rounding
+} OptimizerOptions;
+
+// Norm of the accumulated gradients, over all parameters.
+static inline double model_grad_norm(const Model* model) {
+    return sqrt(sum_of_squares(model->grads, model->parameters.flat_size, model->stream));
+}
+
+static inline void model_zero_gradients(Model* model) { fill_zero(model->grads, model->parameters.flat_size, model->stream); }
+
+// One optimizer step, number `update` from 1; gradients are multiplied by grad_scale first.
+static inline void model_update(Model* model, const OptimizerOptions* o, uint64_t update, double lr, double grad_scale) {
+    OptimizerStep step;
+    step.kind = o->kind;
+    step.lr = (float)lr;
+    step.beta1 = (float)o->beta1;
+    step.beta2 = (float)o->beta2;
+    step.epsilon = (float)o->epsilon;
+    step.grad_scale = (float)grad_scale;
+    step.seed = o->seed;
+    step.step = update;
+    for (size_t i = 0; i < model->parameters.count; i++) {
+        const Tensor* t = &model->parameters.tensors[i];
+        size_t at = t->offset;
+        step.weight_decay = t->decays ? (float)o->weight_decay : 0.0f;
+        optimizer_update(model->params + at, model->masters ? model->masters + at : NULL, model->m ? model->m + at : NULL,
+                         model->v ? model->v + at : NULL, model->grads + at, &step, at, t->size, model->stream);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------
+// 9. Evaluation
+
+// Mean loss over the first `windows` windows of the data (all of them if 0 or more than there are), B at a time;
+// tokens, targets (B, T) are scratch.
+static inline bool model_validate(Model* model, double* loss, const Dataset* data, size_t windows, int32_t* tokens,
+                                  int32_t* targets, size_t B, size_t T, Error* error) {
+    size_t available = dataset_windows(data, T);
+    if (windows == 0 || windows > available) windows = available;
+    Dropout dropout = model->dropout;
+    double sum = 0.0;
+    model->dropout.p = 0;
+    for (size_t first = 0; first < windows; first += B) {
+        size_t batch = min_size(B, windows - first);
+        if (!dataset_batch(tokens, targets, data, first, (int32_t)model->config.vocab, batch, T, error)) return false;
+        model_forward(model, tokens, batch, T, NULL);
+        model_head(model, targets, 0.0f, batch * T);
+        sum += model_loss_sum(model, batch * T);
+    }
+    model->dropout = dropout;
+    *loss = sum / (double)(windows * T);
+    return true;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 10. Sampling
+
+typedef struct {
+    double temperature;   // 0: always the likeliest token
+    uint64_t top_k;       // choose among the k likeliest; 0: among all
+    double top_p;         // choose among the likeliest whose probabilities reach p; 1: among all
+    uint64_t seed;
+} SamplingOptions;
+
+typedef struct {
+    float probability;    // times an unknown constant
+    int32_t token;
+} Candidate;
+
+// The likeliest first; among equals the smaller token.
+static inline int candidate_compare(const void* a, const void* b) {
+    const Candidate *x = (const Candidate*)a, *y = (const Candidate*)b;
+    if (x->probability != y->probability) return x->probability < y->probability ? 1 : -1;
+    return x->token < y->token ? -1 : x->token > y->token;
+}
+
+// Draws from softmax(logits / temperature) cut to the top k and to the top p ("The Curious Case of Neural Text
+// Degeneration"). logits (V); candidates (V) is scratch; `uniform` in [0, 1) is the random number.
+static inline int32_t sample_token(Candidate* candidates, const floatX* logits, const SamplingOptions* o, float uniform, size_t V) {
+    float maximum = -INFINITY, sum = 0.0f;
+    for (size_t v = 0; v < V; v++) maximum = fmaxf(maximum, float_of(logits[v]));
+    for (size_t v = 0; v < V; v++) {
+        float logit = float_of(logits[v]) - maximum;
+        candidates[v].token = (int32_t)v;
+        candidates[v].probability = o->temperature > 0 ? expf(logit / (float)o->temperature) : (float)(logit == 0.0f);
+        sum += candidates[v].probability;
+    }
+    qsort(candidates, V, sizeof *candidates, candidate_compare);
+    size_t kept = o->top_k > 0 ? min_size(o->top_k, V) : V;
+    if (o->temperature == 0) kept = 1;
+    float reached = 0.0f;
+    for (size_t i = 0; i < kept; i++) {
+        reached += candidates[i].probability;
+        if (reached >= (float)o->top_p * sum) kept = i + 1;
+    }
+    float target = uniform * reached, passed = 0.0f;
+    for (size_t i = 0; i + 1 < kept; i++) {
+        passed += candidates[i].probability;
+        if (target < passed) return candidates[i].token;
+    }
+    return candidates[kept - 1].token;
+}
+
+// Continues tokens, of which the first `known` (at least 1) are given, up to `total`. Each new token is written to
+// `out` as text at once, unless out is NULL. candidates (V) is scratch. When the context is full, its later half
+// becomes the start of a new one.
+static inline void model_generate(Model* model, int32_t* tokens, Candidate* candidates, FILE* out, const Tokenizer* tokenizer,
+                                  const SamplingOptions* o, size_t known, size_t total) {
+    size_t context = model->config.context, seen = 0;
+    Dropout dropout = model->dropout;
+    model->dropout.p = 0;
+    model->cache.length = 0;
+    for (; known < total; known++) {
+        if (known - seen > context - model->cache.length) {
+            seen = known - (known > context / 2 ? max_size(context / 2, 1) : known);
+            model->cache.length = 0;
+        }
+        for (; seen < known; seen++) model_forward(model, tokens + seen, 1, 1, &model->cache);
+        model_logits(model, 0, 1);
+        float uniform = random_uniform(o->seed, RANDOM_SAMPLING, 0, known);
+        tokens[known] = sample_token(candidates, model->activations.logits, o, uniform, model->config.vocab);
+        if (out == NULL) continue;
+        char text[64];
+        fwrite(text, 1, tokenizer_decode(text, tokenizer, tokens + known, 1), out);
+        fflush(out);
+    }
+    model->dropout = dropout;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 11. Monitor
+//
+// One line per logged step for the console, the same as a line of JSON in metrics.jsonl. What was not measured is null.
+
+typedef struct {
+    uint64_t step, steps, tokens, skipped; // steps done and to do, tokens consumed, steps skipped so far
+    double loss, val_loss;                 // val_loss is NAN in steps that do not validate
+    double floor;                          // entropy of the validation text; 0: unknown
+    double grad_norm, lr;
+    double ms, tokens_per_second;
+    double mfu;                            // of the peak that was given; NAN without one
+    double minutes_left;
+} StepRecord;
+
+// Floating-point operations of training on one token: 6 per weight that multiplies it (2 forward, 4 backward), and
+// attention's two products over T/2 positions on average, forward and twice backward.
+static inline double model_flops_per_token(const Model* model, size_t T) {
+    const Config* c = &model->config;
+    size_t looked_up = c->tied ? 0 : c->vocab * c->channels;
+    if (c->family == FAMILY_GPT2) looked_up += c->context * c->channels;
+    return 6.0 * (double)(model->parameters.true_size - looked_up) + 6.0 * (double)(c->layers * T * c->channels);
+}
+
+static inline void record_print(FILE* out, const StepRecord* r) {
+    char val[64] = "", mfu[32] = "n/a";
+    if (!isnan(r->val_loss)) snprintf(val, sizeof val, " | val %.4f", r->val_loss);
+    if (!isnan(r->val_loss) && r->floor > 0)
+        snprintf(val, sizeof val, " | val %.4f (floor %.4f %+.1f%%)", r->val_loss, r->floor, 100 * (r->val_loss / r->floor - 1));
+    if (!isnan(r->mfu)) snprintf(mfu, sizeof mfu, "%.1f%%", 100 * r->mfu);
+    fprintf(out, "step %*llu/%llu | loss %.4f%s | norm %.3f | lr %.2e | %.0f ms | %.0f tok/s | mfu %s | %.1f min left\n",
+            (int)(r->steps > 999 ? r->steps > 99999 ? 7 : 5 : 3), (unsigned long long)r->step, (unsigned long long)r->steps,
+            r->loss, val, r->grad_norm, r->lr, r->ms, r->tokens_per_second, mfu, r->minutes_left);
+    fflush(out);
+}
+
+typedef struct {
+    FILE* file;
+    char path[FILE_PATH_MAX];
+} Log;
+
+// The length of the part of a log (bytes of JSON lines) that ends with the last line whose step is at most `step`.
+static inline size_t log_length_until(const char* text, size_t bytes, uint64_t step) {
+    size_t kept = 0;
+    while (kept < bytes) {
+        const char* end = (const char*)memchr(text + kept, '\n', bytes - kept);
+        Json json;
+        Error ignored;
+        uint64_t line_step = 0;
+        if (end == NULL || !json_parse(&json, text + kept, (size_t)(end - text) - kept, "log", &ignored)) break;
+        bool keep = json_u64(&json, json_get(&json, 0, "step"), &line_step) && line_step <= step;
+        json_free(&json);
+        if (!keep) break;
+        kept = (size_t)(end - text) + 1;
+    }
+    return kept;
+}
+
+// Opens directory/metrics.jsonl to append, after cutting it back to the lines up to `step`: what a run wrote after its
+// last checkpoint is written again when it resumes.
+static inline bool log_open(Log* log, const char* directory, uint64_t step, Error* error) {
+    memset(log, 0, sizeof *log);
+    snprintf(log->path, sizeof log->path, "%s/metrics.jsonl", directory);
+    if (access(log->path, F_OK) == 0) {
+        char* text = NULL;
+        size_t bytes = 0;
+        if (!file_read(log->path, (size_t)1 << 34, &text, &bytes, error)) return false;
+        size_t kept = log_length_until(text, bytes, step);
+        free(text);
+        if (kept < bytes && truncate(log->path, (off_t)kept) != 0) return fail_file(error, "cut back", log->path);
+    }
+    log->file = fopen(log->path, "ab");
+    return log->file != NULL || fail_file(error, "open", log->path);
+}
+
+static inline bool log_write(Log* log, const StepRecord* r, Error* error) {
+    JsonWriter w;
+    memset(&w, 0, sizeof w);
+    json_write_begin(&w, '{');
+    json_member_u64(&w, "step", r->step);
+    json_member_number(&w, "loss", r->loss);
+    json_member_number(&w, "val_loss", r->val_loss);
+    json_member_number(&w, "grad_norm", r->grad_norm);
+    json_member_number(&w, "lr", r->lr);
+    json_member_u64(&w, "tokens", r->tokens);
+    json_member_u64(&w, "skipped", r->skipped);
+    json_member_number(&w, "loss_ranks_min", r->loss);
+    json_member_number(&w, "loss_ranks_median", r->loss);
+    json_member_number(&w, "loss_ranks_max", r->loss);
+    json_member_number(&w, "ms", r->ms);
+    json_member_number(&w, "tok_per_s", r->tokens_per_second);
+    json_member_number(&w, "mfu", r->mfu);
+    json_member_u64(&w, "mem_bytes", memory_peak());
+    json_write_end(&w, '}');
+    json_put(&w, "\n", 1);
+    bool ok = json_write_done(&w, error);
+    errno = 0;
+    if (ok && (fwrite(w.text, 1, w.bytes, log->file) != w.bytes || fflush(log->file) != 0))
+        ok = fail_file(error, "write", log->path);
+    json_writer_free(&w);
+    return ok;
+}
+
+static inline void log_close(Log* log) {
+    if (log->file) fclose(log->file);
+    log->file = NULL;
+}
+
+#endif  // LLMTRAIN_H

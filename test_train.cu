@@ -1,0 +1,695 @@
+// test_train.cu: tests of the whole model and of whole runs.
+//
+//   1. fixtures     losses, logits, every gradient and 20 training steps against float64 (dev/fixture.py)
+//   2. pieces       dropout's gradient, schedules, the guard, the loss scale, sampling, two models in one process
+//   3. runs         the program itself, called as a function: same bits twice, with 1 to 3 threads, after a resume
+//   4. damage       checkpoints cut anywhere, with any byte flipped: refused or passed over, never used
+//
+// The program is included, with its main renamed, so that what is tested is what ships. Run it from the repository's
+// root; it works in a directory of its own under $TMPDIR or /tmp and removes it.
+
+#define main train_main
+#include "train.cu"
+#undef main
+
+static int passed, failed;
+
+// A check: error must be at most bound; NaN fails.
+static void check(const char* what, double error, double bound) {
+    bool ok = error <= bound;
+    printf("%-78s err %.2e <= %.2e%s\n", what, error, bound, ok ? "" : "   FAILED");
+    *(ok ? &passed : &failed) += 1;
+}
+
+static void check_true(const char* what, bool ok) {
+    printf("%-78s %s\n", what, ok ? "ok" : "FAILED");
+    *(ok ? &passed : &failed) += 1;
+}
+
+// For what must not fail: without it no further test makes sense.
+static void need(bool ok, const Error* error) {
+    if (ok) return;
+    printf("test_train: %s\n0 passed, 1 failed\n", error->text);
+    exit(1);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 1. Fixtures
+//
+// Errors are relative, in the Euclidean norm of a whole tensor. The bound in FP32 is 1e-5, some hundred roundings. In
+// 16 bits each activation is rounded about 12 times per block on its way through, and each rounding is off by at most
+// the unit roundoff: errors of random sign add up to sqrt(12 L) of it forward, as much again backward, and the bound is
+// 4 deviations of that.
+
+static double bound_of(double fp32, size_t layers) {
+    if (FLOATX_IS_FLOAT) return fp32;
+    return 4 * FLOATX_EPSILON * sqrt(24.0 * (double)(layers + 1));
+}
+
+static void* fixture_read(const SafetensorsFile* file, const char* name, size_t* bytes) {
+    Error error;
+    const SafetensorsTensor* t = safetensors_find(file, name);
+    if (t == NULL) need(fail(&error, "%s has no tensor %s", file->path, name), &error);
+    void* data = allocate(t->bytes);
+    need(safetensors_read(file, t, data, t->bytes, NULL, &error), &error);
+    if (bytes) *bytes = t->bytes;
+    return data;
+}
+
+static double relative_error(const float* found, const float* expected, size_t n) {
+    double difference = 0.0, size = 0.0;
+    for (size_t i = 0; i < n; i++) {
+        difference += pow((double)found[i] - (double)expected[i], 2);
+        size += pow((double)expected[i], 2);
+    }
+    return sqrt(difference) / (size > 0 ? sqrt(size) : 1.0);
+}
+
+static void fixture_parameters(Model* model, const SafetensorsFile* file) {
+    for (size_t i = 0; i < model->parameters.count; i++) {
+        const Tensor* t = &model->parameters.tensors[i];
+        char name[64];
+        snprintf(name, sizeof name, "param.%s", t->name);
+        float* values = (float*)fixture_read(file, name, NULL);
+        cast_from_float(model->params + t->offset, values, tensor_elements(t), NULL);
+        if (model->masters) memcpy(model->masters + t->offset, values, tensor_elements(t) * sizeof(float));
+        free(values);
+    }
+}
+
+static Config fixture_config(const int32_t* c) {
+    Config config;
+    Error error;
+    memset(&config, 0, sizeof config);
+    config.family = (Family)c[0];
+    config.layers = (size_t)c[1];
+    config.heads = (size_t)c[2];
+    config.kv_heads = (size_t)c[3];
+    config.channels = (size_t)c[4];
+    config.ffn = (size_t)c[5];
+    config.context = (size_t)c[6];
+    config.vocab = (size_t)c[7];
+    config.tied = c[8] != 0;
+    need(config_complete(&config, &error), &error);
+    return config;
+}
+
+static ModelOptions test_options(size_t B, size_t T) {
+    ModelOptions o;
+    memset(&o, 0, sizeof o);
+    o.B = B;
+    o.T = T;
+    o.training = o.masters = o.sampling = true;
+    return o;
+}
+
+// Loss, logits and every gradient of the first batch.
+static void test_fixture_gradients(Model* model, const SafetensorsFile* file, const char* fixture, const int32_t* tokens,
+                                   const int32_t* targets, size_t B, size_t T) {
+    char what[160];
+    size_t V = model->config.vocab, L = model->config.layers, N = B * T;
+    double* expected_loss = (double*)fixture_read(file, "loss", NULL);
+    float* expected_logits = (float*)fixture_read(file, "logits", NULL);
+    float* logits = (float*)allocate(N * V * sizeof(float));
+
+    model_forward(model, tokens, B, T, NULL);
+    for (size_t row = 0; row < N; row++) {
+        model_logits(model, row, 1);
+        for (size_t v = 0; v < V; v++) logits[row * V + v] = float_of(model->activations.logits[v]);
+    }
+    snprintf(what, sizeof what, "%s logits", fixture);
+    check(what, relative_error(logits, expected_logits, N * V), bound_of(1e-5, L));
+
+    model_zero_gradients(model);
+    double loss = model_gradients(model, tokens, targets, 1.0f, B, T);
+    snprintf(what, sizeof what, "%s loss", fixture);
+    check(what, fabs(loss - *expected_loss) / *expected_loss, bound_of(1e-5, L));
+
+    for (size_t i = 0; i < model->parameters.count; i++) {
+        const Tensor* t = &model->parameters.tensors[i];
+        char name[64];
+        snprintf(name, sizeof name, "grad.%s", t->name);
+        float* expected = (float*)fixture_read(file, name, NULL);
+        snprintf(what, sizeof what, "%s gradient of %s", fixture, t->name);
+        check(what, relative_error(model->grads + t->offset, expected, tensor_elements(t)), bound_of(1e-5, L));
+        free(expected);
+    }
+    free(expected_loss);
+    free(expected_logits);
+    free(logits);
+}
+
+// Twenty steps of AdamW with clipping, one batch each.
+static void test_fixture_training(Model* model, const SafetensorsFile* file, const char* fixture, const int32_t* tokens,
+                                  const int32_t* targets, size_t B, size_t T) {
+    char what[160];
+    double* hyper = (double*)fixture_read(file, "hyper", NULL);
+    double* expected_losses = (double*)fixture_read(file, "losses", NULL);
+    double* expected_norms = (double*)fixture_read(file, "grad_norms", NULL);
+    OptimizerOptions o = {OPTIMIZER_ADAMW, hyper[1], hyper[2], hyper[3], hyper[4], 0};
+    GuardOptions guard = {hyper[5], 0, 0, 1, false, 1};
+    RunState state = run_state_begin(false, 1);
+    double loss_error = 0.0, norm_error = 0.0, factor = 0.0;
+    for (size_t step = 0; step < 20; step++) {
+        const int32_t *x = tokens + step * B * T, *y = targets + step * B * T;
+        model_zero_gradients(model);
+        double loss = model_gradients(model, x, y, 1.0f, B, T), norm = model_grad_norm(model);
+        need(guard_step(&state, &factor, &guard, norm), NULL);
+        model_update(model, &o, ++state.updates, hyper[0], factor);
+        loss_error = fmax(loss_error, fabs(loss / expected_losses[step] - 1));
+        norm_error = fmax(norm_error, fabs(norm / expected_norms[step] - 1));
+        if (isnan(loss) || isnan(norm)) loss_error = NAN;
+    }
+    snprintf(what, sizeof what, "%s losses of 20 steps", fixture);
+    check(what, loss_error, bound_of(1e-5, model->config.layers));
+    snprintf(what, sizeof what, "%s gradient norms of 20 steps", fixture);
+    check(what, norm_error, bound_of(1e-5, model->config.layers));
+    free(hyper);
+    free(expected_losses);
+    free(expected_norms);
+}
+
+static void test_fixture(const char* fixture) {
+    char path[128];
+    Error error;
+    SafetensorsFile file;
+    Model model;
+    snprintf(path, sizeof path, "dev/fixtures/%s.safetensors", fixture);
+    need(safetensors_open(&file, path, &error), &error);
+    int32_t* c = (int32_t*)fixture_read(&file, "config", NULL);
+    int32_t* tokens = (int32_t*)fixture_read(&file, "tokens", NULL);
+    int32_t* targets = (int32_t*)fixture_read(&file, "targets", NULL);
+    size_t B = (size_t)c[9], T = (size_t)c[10];
+    Config config = fixture_config(c);
+    need(model_create(&model, &config, test_options(B, T), &error), &error);
+    fixture_parameters(&model, &file);
+    test_fixture_gradients(&model, &file, fixture, tokens, targets, B, T);
+    test_fixture_training(&model, &file, fixture, tokens, targets, B, T);
+    model_free(&model);
+    safetensors_close(&file);
+    free(c);
+    free(tokens);
+    free(targets);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 2. Pieces
+
+static Config test_config(Family family) {
+    Config c;
+    Error error;
+    memset(&c, 0, sizeof c);
+    c.family = family;
+    c.layers = 2;
+    c.heads = 4;
+    c.kv_heads = family == FAMILY_LLAMA ? 2 : 4;
+    c.channels = 40;
+    c.ffn = 72;
+    c.context = 24;
+    c.vocab = 61;
+    c.tied = family == FAMILY_GPT2;
+    need(config_complete(&c, &error), &error);
+    return c;
+}
+
+static void random_tokens(int32_t* tokens, size_t n, size_t V, uint64_t number) {
+    for (size_t i = 0; i < n; i++) tokens[i] = (int32_t)(random_bits(99, RANDOM_TEST, number, i) % V);
+}
+
+// With dropout, the loss along the gradient must rise as the gradient says: the forward and the backward drop the same
+// elements. The difference quotient in floatX is good to the square root of its roundoff.
+static void test_dropout(Family family) {
+    enum { B = 2, T = 11 };
+    Config c = test_config(family);
+    Model model;
+    Error error;
+    int32_t tokens[B * T], targets[B * T];
+    random_tokens(tokens, B * T, c.vocab, 1);
+    random_tokens(targets, B * T, c.vocab, 2);
+    need(model_create(&model, &c, test_options(B, T), &error), &error);
+    model_randomize(&model, 5);
+    model.dropout.p = 0.2f;
+    model.dropout.seed = 7;
+    model.dropout.first_token = 1234;
+    size_t P = model.parameters.flat_size;
+    double loss = model_gradients(&model, tokens, targets, 1.0f, B, T), norm = model_grad_norm(&model);
+    float* direction = (float*)allocate(P * sizeof(float));
+    floatX* start = (floatX*)allocate(P * sizeof(floatX));
+    memcpy(direction, model.grads, P * sizeof(float));
+    memcpy(start, model.params, P * sizeof(floatX));
+    double h = 0.25 * cbrt(FLOATX_EPSILON) / norm, value[2];
+    for (int side = 0; side < 2; side++) {
+        for (size_t i = 0; i < P; i++)
+            model.params[i] = floatX_of(float_of(start[i]) + (float)((side ? h : -h) / norm) * direction[i] * (float)norm);
+        value[side] = model_gradients(&model, tokens, targets, 1.0f, B, T);
+    }
+    double slope = (value[1] - value[0]) / (2 * h);
+    if (FLOATX_IS_FLOAT) {
+        check(family == FAMILY_GPT2 ? "gpt2 slope along the gradient, dropout 0.2" : "llama slope along the gradient, dropout 0.2",
+              fabs(slope / (norm * norm) - 1), 1e-3);
+    }
+    memcpy(model.params, start, P * sizeof(floatX));
+    double again = model_gradients(&model, tokens, targets, 1.0f, B, T);
+    model.dropout.first_token++;
+    double other = model_gradients(&model, tokens, targets, 1.0f, B, T);
+    check_true("dropout is a function of the token's number", again == loss && other != loss);
+    free(direction);
+    free(start);
+    model_free(&model);
+}
+
+static void test_schedules(void) {
+    Schedule s = {SCHEDULE_CONSTANT, 1.0, 0.1, 10, 110, 0.2, 20, 0.5};
+    check("schedule: warm-up starts at lr / warmup", fabs(schedule_lr(&s, 0) - 0.1), 1e-12);
+    check("schedule: warm-up ends at lr", fabs(schedule_lr(&s, 9) - 1.0), 1e-12);
+    check("schedule: constant", fabs(schedule_lr(&s, 109) - 1.0), 1e-12);
+    for (int kind = SCHEDULE_LINEAR; kind <= SCHEDULE_EXPONENTIAL; kind++) {
+        char name[32], what[80];
+        s.kind = (ScheduleKind)kind;
+        choice_name(SCHEDULE_NAMES, kind, name, sizeof name);
+        bool falls = true;
+        for (uint64_t step = 10; step < 130; step++) falls = falls && schedule_lr(&s, step + 1) <= schedule_lr(&s, step);
+        snprintf(what, sizeof what, "schedule: %s begins at lr and never rises", name);
+        check_true(what, falls && schedule_lr(&s, 10) == 1.0);
+        snprintf(what, sizeof what, "schedule: %s at the last step", name);
+        check(what, fabs(schedule_lr(&s, 109) - (kind == SCHEDULE_STEP ? 0.0625 : 0.1)), 1e-12);
+    }
+    s.kind = SCHEDULE_COSINE;
+    s.steps = 111;
+    check("schedule: cosine half way", fabs(schedule_lr(&s, 60) - 0.55), 1e-12);
+    s.kind = SCHEDULE_WSD;
+    check("schedule: wsd is flat until its fall", fabs(schedule_lr(&s, 89) - 1.0), 1e-12);
+}
+
+static void test_guard(void) {
+    GuardOptions o = {1.0, 4, 20, 20, false, 3};
+    RunState s = run_state_begin(false, 1);
+    double factor = 0;
+    bool all = true;
+    for (int i = 0; i < 40; i++) all = all && guard_step(&s, &factor, &o, i % 2 ? 0.5 : 0.7);
+    check_true("guard: usual norms pass whole", all && factor == 1.0);
+    check("guard: mean of the norms", fabs(s.norms.mean - 0.6), 0.01);
+    check("guard: deviation of the norms", fabs(sqrt(s.norms.variance) - 0.1), 0.01);
+    RunState before = s;
+    check_true("guard: a norm over 20 means is skipped and not remembered",
+               !guard_step(&s, &factor, &o, 12.5) && memcmp(&s, &before, sizeof s) == 0);
+    check_true("guard: NaN and infinity are skipped", !guard_step(&s, &factor, &o, NAN) && !guard_step(&s, &factor, &o, INFINITY));
+    double bound = fmax(1.0, s.norms.mean + 4 * sqrt(s.norms.variance));
+    guard_step(&s, &factor, &o, 3.0);
+    check("guard: a large norm is clipped to the bound", fabs(factor - bound / 3.0), 1e-12);
+    GuardOptions plain = {1.0, 0, 0, 1, false, 3};
+    check_true("guard: with both rules off only --clip holds", guard_step(&s, &factor, &plain, 1000) && factor == 1e-3);
+    RunState young = run_state_begin(false, 1);
+    check_true("guard: nothing is skipped before it has seen enough",
+               guard_step(&young, &factor, &o, 1.0) && guard_step(&young, &factor, &o, 100.0) && factor == 0.01);
+    o.dynamic_scale = true;
+    RunState f = run_state_begin(true, 1024);
+    guard_step(&f, &factor, &o, INFINITY);
+    check_true("loss scale: halves on overflow", f.loss_scale == 512);
+    for (int i = 0; i < 3; i++) guard_step(&f, &factor, &o, 1.0);
+    check_true("loss scale: doubles after enough good steps", f.loss_scale == 1024 && f.scale_good == 0);
+}
+
+// Token by token through the cache must give what the whole sequence gives.
+static void test_cache(Family family) {
+    enum { T = 24 };
+    Config c = test_config(family);
+    Model model;
+    Error error;
+    int32_t tokens[T];
+    size_t C = c.channels;
+    random_tokens(tokens, T, c.vocab, 3);
+    need(model_create(&model, &c, test_options(1, T), &error), &error);
+    model_randomize(&model, 11);
+    float *whole = (float*)allocate(T * C * sizeof(float)), *single = (float*)allocate(T * C * sizeof(float));
+    model_forward(&model, tokens, 1, T, NULL);
+    cast_to_float(whole, model.activations.hidden, T * C, NULL);
+    for (size_t t = 0; t < T; t++) {
+        model_forward(&model, tokens + t, 1, 1, &model.cache);
+        cast_to_float(single + t * C, model.activations.hidden, C, NULL);
+    }
+    check(family == FAMILY_GPT2 ? "gpt2 hidden states through the cache" : "llama hidden states through the cache",
+          relative_error(single, whole, T * C), bound_of(1e-5, c.layers));
+    free(whole);
+    free(single);
+    model_free(&model);
+}
+
+static void test_sampling(void) {
+    enum { V = 5, DRAWS = 20000 };
+    const float logit[V] = {0.0f, 2.0f, 1.0f, -1.0f, 2.0f};
+    floatX logits[V];
+    Candidate candidates[V];
+    SamplingOptions o = {0, 0, 1, 3};
+    for (int v = 0; v < V; v++) logits[v] = floatX_of(logit[v]);
+    check_true("sampling: temperature 0 takes the likeliest, the first among equals", sample_token(candidates, logits, &o, 0.99f, V) == 1);
+    o.temperature = 0.5;
+    int seen[V] = {0};
+    double sum = 0.0, worst = 0.0;
+    for (int v = 0; v < V; v++) sum += exp(2 * (double)logit[v]);
+    for (int i = 0; i < DRAWS; i++) seen[sample_token(candidates, logits, &o, random_uniform(1, RANDOM_TEST, 4, (uint64_t)i), V)]++;
+    for (int v = 0; v < V; v++) {
+        double p = exp(2 * (double)logit[v]) / sum;
+        worst = fmax(worst, fabs(seen[v] - DRAWS * p) / sqrt(DRAWS * p * (1 - p)));
+    }
+    check("sampling: frequencies at temperature 0.5, in deviations", worst, 4);
+    o.top_k = 2;
+    bool inside = true;
+    for (int i = 0; i < 1000; i++) inside = inside && logit[sample_token(candidates, logits, &o, (float)i / 1000, V)] == 2.0f;
+    check_true("sampling: top-k keeps the k likeliest", inside);
+    o.top_k = 0;
+    o.top_p = 0.4;
+    inside = true;
+    for (int i = 0; i < 1000; i++) inside = inside && sample_token(candidates, logits, &o, (float)i / 1000, V) == 1;
+    check_true("sampling: top-p keeps the smallest set that reaches p", inside);
+}
+
+// Generation past the context restarts from the later half; the cache never overflows and the text is a function of the seed.
+static void test_generation(void) {
+    enum { TOTAL = 100 };
+    Config c = test_config(FAMILY_LLAMA);
+    Model model;
+    Error error;
+    Tokenizer tokenizer = tokenizer_of_bytes();
+    ModelOptions options = test_options(1, 1);
+    options.training = false;
+    int32_t first[TOTAL] = {1, 2, 3}, second[TOTAL] = {1, 2, 3}, longer[TOTAL];
+    SamplingOptions o = {1, 0, 1, 3};
+    Candidate* candidates = (Candidate*)allocate(c.vocab * sizeof(Candidate));
+    need(model_create(&model, &c, options, &error), &error);
+    model_randomize(&model, 2);
+    model_generate(&model, first, candidates, NULL, &tokenizer, &o, 3, TOTAL);
+    model_generate(&model, second, candidates, NULL, &tokenizer, &o, 3, TOTAL);
+    check_true("generation: the same seed gives the same text", memcmp(first, second, sizeof first) == 0);
+    check_true("generation: the cache stays within the context", model.cache.length <= c.context);
+    random_tokens(longer, TOTAL, c.vocab, 6);
+    model_generate(&model, longer, candidates, NULL, &tokenizer, &o, 90, TOTAL);
+    check_true("generation: a prompt longer than the context is cut", model.cache.length <= c.context);
+    free(candidates);
+    model_free(&model);
+}
+
+// Two models trained in turn in one process end with the bits of each trained alone.
+static void test_two_models(void) {
+    enum { B = 2, T = 9, STEPS = 5 };
+    Error error;
+    OptimizerOptions o = {OPTIMIZER_ADAMW, 0.9, 0.95, 1e-8, 0.1, 1};
+    uint64_t hash[2][2];
+    for (int together = 0; together < 2; together++) {
+        Model model[2];
+        int32_t tokens[B * T], targets[B * T];
+        for (int i = 0; i < 2; i++) {
+            Config c = test_config(i ? FAMILY_LLAMA : FAMILY_GPT2);
+            need(model_create(&model[i], &c, test_options(B, T), &error), &error);
+            model_randomize(&model[i], 1);
+        }
+        for (int k = 0; k < 2 * STEPS; k++) {
+            int i = together ? k % 2 : k / STEPS;
+            uint64_t step = (uint64_t)(together ? k / 2 : k % STEPS);
+            random_tokens(tokens, B * T, 61, 2 * step);
+            random_tokens(targets, B * T, 61, 2 * step + 1);
+            model_zero_gradients(&model[i]);
+            model_gradients(&model[i], tokens, targets, 1.0f, B, T);
+            model_update(&model[i], &o, step + 1, 1e-3, 1.0);
+        }
+        for (int i = 0; i < 2; i++) {
+            hash[together][i] = hash_bytes(model[i].params, model[i].parameters.flat_size * sizeof(floatX));
+            model_free(&model[i]);
+        }
+    }
+    check_true("two models in one process do not disturb each other", memcmp(hash[0], hash[1], sizeof hash[0]) == 0);
+}
+
+// The mean over validation windows does not depend on how they are batched.
+static void test_validation(void) {
+    enum { T = 8, TOKENS = 100 };
+    Config c = test_config(FAMILY_GPT2);
+    Model model;
+    Dataset data;
+    Error error;
+    int32_t batch[2][5 * T];
+    uint16_t text[TOKENS];
+    double loss[2] = {0, 0}, part = 0;
+    for (size_t i = 0; i < TOKENS; i++) text[i] = (uint16_t)(random_bits(3, RANDOM_TEST, 8, i) % 61);
+    need(dataset_from_memory(&data, text, sizeof text[0], TOKENS, &error), &error);
+    need(model_create(&model, &c, test_options(5, T), &error), &error);
+    model_randomize(&model, 4);
+    need(model_validate(&model, &loss[0], &data, 0, batch[0], batch[1], 5, T, &error), &error);
+    need(model_validate(&model, &loss[1], &data, 0, batch[0], batch[1], 1, T, &error), &error);
+    need(model_validate(&model, &part, &data, 3, batch[0], batch[1], 2, T, &error), &error);
+    check("validation does not depend on the batch", fabs(loss[0] / loss[1] - 1), FLOATX_EPSILON * 100);
+    check_true("validation on some windows differs from all", part != loss[0] && part > 0);
+    dataset_close(&data);
+    model_free(&model);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 3. Runs
+
+static char work[256];  // the directory of the test
+
+// Calls the program with the words of `line`, its output going to a file; returns its exit code. Words have no spaces.
+static int train(const char* line) {
+    char copy[2048], path[512];
+    char* words[64];
+    int count = 1;
+    snprintf(copy, sizeof copy, "%s", line);
+    words[0] = (char*)"train";
+    for (char* word = strtok(copy, " "); word; word = strtok(NULL, " ")) words[count++] = word;
+    words[count] = NULL;
+    snprintf(path, sizeof path, "%s/output", work);
+    fflush(stdout);
+    fflush(stderr);
+    int saved[2] = {dup(1), dup(2)}, file = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0666);
+    dup2(file, 1);
+    dup2(file, 2);
+    int code = train_main(count, words);
+    fflush(stdout);
+    fflush(stderr);
+    dup2(saved[0], 1);
+    dup2(saved[1], 2);
+    close(saved[0]);
+    close(saved[1]);
+    close(file);
+    return code;
+}
+
+static bool output_contains(const char* text) {
+    char path[512], *data = NULL;
+    size_t bytes;
+    Error error;
+    snprintf(path, sizeof path, "%s/output", work);
+    bool found = file_read(path, 1 << 24, &data, &bytes, &error) && strstr(data, text) != NULL;
+    free(data);
+    return found;
+}
+
+// Hash of a file of the run; 0 if it cannot be read. For the log: without the members that measure time and memory.
+static uint64_t run_hash(const char* run, const char* name) {
+    char path[768], *data = NULL;
+    size_t bytes = 0;
+    Error error;
+    snprintf(path, sizeof path, "%s/%s/%s", work, run, name);
+    if (!file_read(path, 1 << 28, &data, &bytes, &error)) return 0;
+    Hash hash = hash_begin(0);
+    if (strcmp(name, "metrics.jsonl") == 0) {
+        for (char* line = strtok(data, "\n"); line; line = strtok(NULL, "\n")) {
+            char* timing = strstr(line, "\"ms\"");
+            hash_add(&hash, line, timing ? (size_t)(timing - line) : strlen(line));
+        }
+    } else {
+        hash_add(&hash, data, bytes);
+    }
+    free(data);
+    return hash_end(&hash);
+}
+
+// Two runs have the same checkpoint at `step`, manifest included, and the same log.
+static bool runs_equal(const char* a, const char* b, const char* step) {
+    char name[2][128];
+    snprintf(name[0], sizeof name[0], "step_%s/rank_00000.safetensors", step);
+    snprintf(name[1], sizeof name[1], "step_%s/manifest.json", step);
+    for (int i = 0; i < 2; i++)
+        if (run_hash(a, name[i]) == 0 || run_hash(a, name[i]) != run_hash(b, name[i])) return false;
+    return run_hash(a, "metrics.jsonl") != 0 && run_hash(a, "metrics.jsonl") == run_hash(b, "metrics.jsonl");
+}
+
+static void command(const char* format, const char* a, const char* b) {
+    char line[1024];
+    snprintf(line, sizeof line, format, work, a, work, b);
+    Error error;
+    need(system(line) == 0 || fail(&error, "the command failed: %s", line), &error);
+}
+
+static void write_shards(void) {
+    Error error;
+    ShardWriter writer;
+    int32_t tokens[3000];
+    char path[512];
+    for (int kind = 0; kind < 2; kind++) {
+        random_tokens(tokens, 3000, 61, 20 + (uint64_t)kind);
+        for (int i = 0; i < 3000; i++) if (i % 3) tokens[i] = (tokens[i - 1] * 7 + 1) % 61;  // something to learn
+        snprintf(path, sizeof path, "%s/%s.bin", work, kind ? "val" : "train");
+        need(shard_writer_open(&writer, path, 61, 0, &error) && shard_writer_add(&writer, tokens, 3000, &error) &&
+             shard_writer_finish(&writer, &error) && shard_publish(path, &error), &error);
+    }
+}
+
+// The flags of a small run into work/name.
+static const char* small_run(const char* name, const char* more) {
+    static char line[1536];
+    snprintf(line, sizeof line, "--data %s/train.bin --val %s/val.bin --out %s/%s --layers 2 --heads 4 --channels 40 --ffn 72 "
+             "--seq 16 --batch 3 --steps 20 --val-every 7 --val-windows 20 --ckpt-every 10 --warmup 5 --lr 0.01 %s",
+             work, work, work, name, more);
+    return line;
+}
+
+// One kind of run: twice, with other numbers of threads, and resumed in the middle.
+static void test_run_kind(const char* what, const char* flags) {
+    char text[160], more[512];
+    command("rm -rf %s/%s %s/%s", "a", "b");
+    bool ok = train(small_run("a", flags)) == 0 && train(small_run("b", flags)) == 0;
+    snprintf(text, sizeof text, "%s: two runs are the same, weights, moments, state and log", what);
+    check_true(text, ok && runs_equal("a", "b", "00000020"));
+    for (int threads = 1; threads <= 3; threads++) {
+        command("rm -rf %s/%s %s/%s", "b", "nothing");
+        snprintf(more, sizeof more, "%s --threads %d", flags, threads);
+        ok = train(small_run("b", more)) == 0;
+        snprintf(text, sizeof text, "%s: %d thread%s: the same", what, threads, threads > 1 ? "s" : "");
+        check_true(text, ok && runs_equal("a", "b", "00000020"));
+    }
+    // As if the second half had been lost: resuming from step 10 must write it again.
+    command("rm -rf %s/%s/step_00000020 %s/%s", "b", "nothing");
+    snprintf(more, sizeof more, "%s --resume", flags);
+    ok = train(small_run("b", more)) == 0 && output_contains("resumed from");
+    snprintf(text, sizeof text, "%s: 10 steps, resumed for 10: the same", what);
+    check_true(text, ok && runs_equal("a", "b", "00000020"));
+}
+
+static void test_runs(void) {
+    char* metrics = NULL;
+    size_t bytes = 0;
+    char path[512];
+    Error error;
+    test_run_kind("gpt2", "");
+    test_run_kind("llama, grouped queries, untied, dropout", "--family llama --kv-heads 2 --tied off --dropout 0.1");
+    test_run_kind("accumulation and skipped steps", "--total-batch 144 --spike-skip 1.02 --spike-warmup 2 --spike-sigma 1");
+    snprintf(path, sizeof path, "%s/a/metrics.jsonl", work);
+    need(file_read(path, 1 << 24, &metrics, &bytes, &error), &error);
+    check_true("that run did skip steps", strstr(metrics, "\"skipped\": 0,") != NULL && strstr(metrics, "\"skipped\": 3,") != NULL);
+    free(metrics);
+    test_run_kind("lion, wsd", "--optimizer lion --schedule wsd");
+    test_run_kind("momentum", "--optimizer momentum");
+    test_run_kind("sgd, no masters", "--optimizer sgd --masters off");
+    test_run_kind("fp16 scale that overflows at first", "--loss-scale 16777216 --scale-growth 3");
+
+    command("rm -rf %s/%s %s/%s", "a", "b");
+    check_true("--resume without a checkpoint starts from the beginning",
+               train(small_run("a", "--resume")) == 0 && output_contains("starting from the beginning") &&
+               train(small_run("b", "")) == 0 && runs_equal("a", "b", "00000020"));
+    check_true("a run in --out is not overwritten without --resume",
+               train(small_run("a", "")) == 1 && output_contains("--resume") && runs_equal("a", "b", "00000020"));
+    check_true("--resume of a finished run does nothing and says nothing wrong",
+               train(small_run("a", "--resume")) == 0 && runs_equal("a", "b", "00000020"));
+}
+
+// ------------------------------------------------------------------------------------------------
+// 4. Damage
+
+// Tries to load one checkpoint as the program does; true if that succeeds.
+static bool loads(Model* model, const char* directory) {
+    Json manifest;
+    RunRecord record;
+    Error error;
+    error.text[0] = 0;
+    if (!manifest_open(&manifest, &record, directory, &error)) return false;
+    bool ok = checkpoint_load(model, &manifest, directory, &error);
+    json_free(&manifest);
+    return ok;
+}
+
+static void overwrite(const char* path, const char* data, size_t bytes) {
+    FILE* file = fopen(path, "wb");
+    size_t written = file ? fwrite(data, 1, bytes, file) : 0;
+    Error error;
+    need((file && fclose(file) == 0 && written == bytes) || fail(&error, "cannot write %s", path), &error);
+}
+
+static void test_damage(void) {
+    char directory[512], path[2][600];
+    char* data[2];
+    size_t bytes[2];
+    int accepted_cut = 0, accepted_flip = 0;
+    Error error;
+    Model model;
+    Config c = test_config(FAMILY_GPT2);
+    command("rm -rf %s/%s %s/%s", "a", "b");
+    need(train(small_run("a", "")) == 0 || fail(&error, "the run that is to be damaged failed"), &error);
+    snprintf(directory, sizeof directory, "%s/a/step_00000020", work);
+    snprintf(path[0], sizeof path[0], "%s/rank_00000.safetensors", directory);
+    snprintf(path[1], sizeof path[1], "%s/manifest.json", directory);
+    c.context = 16;
+    need(model_create(&model, &c, test_options(1, 1), &error), &error);
+    for (int i = 0; i < 2; i++) need(file_read(path[i], 1 << 28, &data[i], &bytes[i], &error), &error);
+    check_true("the checkpoint loads while it is whole", loads(&model, directory));
+    for (uint64_t n = 0; n < 100; n++) {
+        int i = (int)(n % 2);
+        overwrite(path[i], data[i], random_bits(1, RANDOM_TEST, 30, n) % bytes[i]);
+        accepted_cut += loads(&model, directory);
+        overwrite(path[i], data[i], bytes[i]);
+    }
+    check("checkpoints cut at 100 random lengths that still load", accepted_cut, 0);
+    for (uint64_t n = 0; n < 1000; n++) {
+        int i = (int)(n % 2);
+        size_t at = random_bits(1, RANDOM_TEST, 31, 2 * n) % bytes[i];
+        char flip = (char)(1 + random_bits(1, RANDOM_TEST, 31, 2 * n + 1) % 255);
+        data[i][at] ^= flip;
+        overwrite(path[i], data[i], bytes[i]);
+        accepted_flip += loads(&model, directory);
+        data[i][at] ^= flip;
+        overwrite(path[i], data[i], bytes[i]);
+    }
+    check("checkpoints with one of 1000 random bytes changed that still load", accepted_flip, 0);
+    model_free(&model);
+
+    // The whole program: the newest is damaged, the one before it is used, the end is as if nothing had happened.
+    char flip = data[0][bytes[0] / 2];
+    need(train(small_run("b", "")) == 0 || fail(&error, "the run to compare with failed"), &error);
+    data[0][bytes[0] / 2] = (char)(flip + 1);
+    overwrite(path[0], data[0], bytes[0]);
+    check_true("a damaged newest checkpoint: named, the one before used, the same end",
+               train(small_run("a", "--resume")) == 0 && output_contains("step_00000020/rank_00000.safetensors") &&
+               output_contains("resumed from") && runs_equal("a", "b", "00000020"));
+    command("truncate -s 100 %s/%s/step_00000010/manifest.json %s/%s/step_00000020/manifest.json", "a", "a");
+    check_true("all checkpoints damaged: refused", train(small_run("a", "--resume")) == 1 && output_contains("no checkpoint in"));
+    free(data[0]);
+    free(data[1]);
+}
+
+int main(void) {
+    const char* base = getenv("TMPDIR");
+    snprintf(work, sizeof work, "%.200s/llmtrain_test_XXXXXX", base ? base : "/tmp");
+    Error error;
+    need(mkdtemp(work) != NULL || fail(&error, "cannot make a directory under %s", base ? base : "/tmp"), &error);
+    printf("test_train (%s)\n", FLOATX_NAME);
+    const char* fixtures[] = {"gpt2", "gpt2_long", "llama_gqa", "llama_tied"};
+    for (int i = 0; i < 4; i++) test_fixture(fixtures[i]);
+    for (int family = 0; family < 2; family++) {
+        test_dropout((Family)family);
+        test_cache((Family)family);
+    }
+    test_schedules();
+    test_guard();
+    test_sampling();
+    test_generation();
+    test_two_models();
+    test_validation();
+    write_shards();
+    test_runs();
+    test_damage();
+    char line[512];
+    snprintf(line, sizeof line, "rm -rf '%s'", work);
+    if (system(line) != 0) printf("could not remove %s\n", work);
+    printf("%d passed, %d failed\n", passed, failed);
+    return failed > 0;
+}

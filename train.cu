@@ -1,0 +1,512 @@
+// train.cu: the program. Flags, set-up, and the training loop from top to bottom.
+//
+//   cc -x c train.cu -o train -lm        (the Makefile adds optimisation and OpenMP)
+//
+// Reads:  token shards (--data, --val), a checkpoint in --out (--resume, --prompt).
+// Writes: --out/metrics.jsonl, a line per logged step; --out/step_N/, a checkpoint every --ckpt-every steps and at the
+//         end. The console shows the same lines.
+// Exit:   0 done; 1 something in the world was wrong (a file, memory, the disk); 2 a flag was wrong.
+
+#include "checkpoint.h"
+#include "llmtrain.h"
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+// ------------------------------------------------------------------------------------------------
+// Flags
+
+typedef struct {
+    const char *model, *data, *val, *out, *prompt;
+    bool resume, plan;
+    int family, optimizer, schedule;
+    uint64_t layers, heads, kv_heads, channels, ffn, context, vocab;
+    bool tied;
+    double rope_theta, dropout;
+    uint64_t batch, seq, total_batch, steps, seed, threads;
+    double lr, lr_final, wsd_fraction, decay_factor, beta1, beta2, epsilon, weight_decay, momentum;
+    uint64_t warmup, decay_every;
+    double clip, spike_sigma, spike_skip, loss_scale;
+    uint64_t spike_warmup, scale_growth;
+    bool masters;
+    uint64_t val_every, val_windows, sample_every, log_every, ckpt_every, tokens;
+    double temperature, top_p, peak_tflops;
+    uint64_t top_k;
+} Options;
+
+static Options options_default(void) {
+    Options o;
+    memset(&o, 0, sizeof o);
+    o.prompt = "\n";
+    o.tied = o.masters = true;
+    o.batch = 4;
+    o.steps = 1000;
+    o.seed = 1337;
+    o.lr = 6e-4;
+    o.warmup = 100;
+    o.schedule = SCHEDULE_COSINE;
+    o.lr_final = 0.1;
+    o.wsd_fraction = 0.2;
+    o.decay_every = 1000;
+    o.decay_factor = 0.5;
+    o.beta1 = 0.9;
+    o.beta2 = 0.95;
+    o.epsilon = 1e-8;
+    o.weight_decay = 0.1;
+    o.clip = 1;
+    o.spike_sigma = 4;
+    o.spike_skip = 20;
+    o.spike_warmup = 20;
+    o.loss_scale = 65536;
+    o.scale_growth = 2000;
+    o.log_every = 1;
+    o.tokens = 256;
+    o.temperature = 0.8;
+    o.top_p = 1;
+    o.rope_theta = 10000;
+    return o;
+}
+
+#define HEADING(text) {NULL, FLAG_TEXT, NULL, NULL, 0, 0, text, false}
+#define TEXT(name, member, what, help) {name, FLAG_TEXT, &o->member, what, 0, 0, help, false}
+#define COUNT(name, member, low, high, help) {name, FLAG_COUNT, &o->member, "N", low, high, help, false}
+#define REAL(name, member, low, high, help) {name, FLAG_REAL, &o->member, "X", low, high, help, false}
+#define SWITCH(name, member, help) {name, FLAG_SWITCH, &o->member, "on|off", 0, 0, help, false}
+#define CHOICE(name, member, choices, help) {name, FLAG_CHOICE, &o->member, choices, 0, 0, help, false}
+
+enum { FLAGS_MAX = 80 };
+
+// Fills flags with the table; returns the number of rows.
+static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
+    const Flag table[] = {
+        HEADING("What to do (with --data: train; without: continue --prompt with the model in --out)"),
+        TEXT("data", data, "GLOB", "token shards to train on, e.g. 'data/x_train_*.bin'"),
+        TEXT("val", val, "GLOB", "token shards to validate on"),
+        TEXT("out", out, "DIR", "directory of the run: metrics.jsonl and checkpoints"),
+        SWITCH("resume", resume, "continue the run in --out from its newest good checkpoint"),
+        SWITCH("plan", plan, "print the memory plan and exit"),
+        COUNT("seed", seed, 0, 9e15, "of initial weights, data order, dropout, sampling"),
+        COUNT("threads", threads, 0, 4096, "OpenMP threads; 0: as OpenMP decides"),
+        HEADING("Model: a preset, and sizes that override it"),
+        TEXT("model", model, "NAME", "gpt2:124M|350M|774M|1558M, gpt2:dN, llama:15M|42M|110M|1B|3B|8B"),
+        CHOICE("family", family, FAMILY_NAMES, ""),
+        COUNT("layers", layers, 1, 1000, "transformer blocks"),
+        COUNT("heads", heads, 1, 1024, "query heads"),
+        COUNT("kv-heads", kv_heads, 1, 1024, "key/value heads; 0: as many as --heads"),
+        COUNT("channels", channels, 1, 65536, "width of the residual stream"),
+        COUNT("ffn", ffn, 1, 1048576, "width of the feed-forward; 0: 4 (gpt2) or 8/3 (llama) times --channels"),
+        COUNT("context", context, 1, 16777216, "longest sequence; 0: --seq"),
+        COUNT("vocab", vocab, 1, 16777216, "vocabulary; 0: as the data says"),
+        SWITCH("tied", tied, "the head is the token embedding"),
+        REAL("rope-theta", rope_theta, 1, 1e9, "base of the rotary angles (llama)"),
+        REAL("dropout", dropout, 0, 0.9, "of the embedding and of both branches of each block"),
+        HEADING("Batches"),
+        COUNT("batch", batch, 1, 65536, "sequences of a micro-batch"),
+        COUNT("seq", seq, 1, 16777216, "tokens of a sequence; 0: --context"),
+        COUNT("total-batch", total_batch, 0, 1e12, "tokens of a step, by accumulation; 0: one micro-batch"),
+        COUNT("steps", steps, 0, 1e12, "steps of the run"),
+        HEADING("Optimizer"),
+        CHOICE("optimizer", optimizer, OPTIMIZER_NAMES, ""),
+        REAL("lr", lr, 0, 100, "highest learning rate"),
+        REAL("beta1", beta1, 0, 0.99999, "decay of the running mean; momentum of sgd with momentum"),
+        REAL("beta2", beta2, 0, 0.99999, "decay of the running mean of squares (adamw), of the momentum (lion)"),
+        REAL("epsilon", epsilon, 0, 1, "adamw"),
+        REAL("weight-decay", weight_decay, 0, 10, "decoupled, on matrices only"),
+        SWITCH("masters", masters, "16-bit builds: float copies of the weights; off: stochastic rounding"),
+        HEADING("Schedule"),
+        CHOICE("schedule", schedule, SCHEDULE_NAMES, ""),
+        COUNT("warmup", warmup, 0, 1e12, "steps in which the rate rises to --lr"),
+        REAL("lr-final", lr_final, 0, 1, "the last rate, as a fraction of --lr (linear, cosine, wsd, exponential)"),
+        REAL("wsd-fraction", wsd_fraction, 0.0001, 1, "part of the run at its end in which wsd falls"),
+        COUNT("decay-every", decay_every, 1, 1e12, "steps between two falls (step)"),
+        REAL("decay-factor", decay_factor, 0, 1, "factor of a fall (step)"),
+        HEADING("Guards"),
+        REAL("clip", clip, 0, 1e9, "largest norm of the gradient; 0: no clipping at all"),
+        REAL("spike-sigma", spike_sigma, 0, 1e9, "norms up to mean + X deviations are not clipped; 0: --clip alone decides"),
+        REAL("spike-skip", spike_skip, 0, 1e9, "a step whose norm is over X means is skipped; 0: never"),
+        COUNT("spike-warmup", spike_warmup, 1, 1e9, "steps seen before the two rules above hold"),
+        REAL("loss-scale", loss_scale, 1, 16777216, "first loss scale (fp16 builds)"),
+        COUNT("scale-growth", scale_growth, 1, 1e9, "good steps after which the loss scale doubles (fp16 builds)"),
+        HEADING("Watching and saving"),
+        COUNT("log-every", log_every, 1, 1e12, "steps between two lines"),
+        COUNT("val-every", val_every, 0, 1e12, "steps between two validations; 0: at the end only"),
+        COUNT("val-windows", val_windows, 0, 1e12, "sequences to validate on; 0: all"),
+        COUNT("sample-every", sample_every, 0, 1e12, "steps between two samples; 0: none"),
+        COUNT("ckpt-every", ckpt_every, 0, 1e12, "steps between two checkpoints; 0: at the end only"),
+        REAL("peak-tflops", peak_tflops, 0, 1e6, "peak of this machine, against which mfu is given; 0: n/a"),
+        HEADING("Sampling"),
+        TEXT("prompt", prompt, "TEXT", "what to continue; default: a line break"),
+        COUNT("tokens", tokens, 1, 1e9, "tokens to write"),
+        REAL("temperature", temperature, 0, 100, "0: always the likeliest token"),
+        COUNT("top-k", top_k, 0, 1e9, "choose among the N likeliest; 0: all"),
+        REAL("top-p", top_p, 0, 1, "choose among the likeliest that reach probability X"),
+    };
+    memcpy(flags, table, sizeof table);
+    return sizeof table / sizeof table[0];
+}
+
+// ------------------------------------------------------------------------------------------------
+// Set-up
+
+// Everything a run holds.
+typedef struct {
+    Options options;
+    RunRecord record;         // configuration and state: what a checkpoint says
+    Model model;
+    Dataset train, val;
+    Loader loader;
+    Tokenizer tokenizer;
+    Log log;
+    int32_t *tokens, *targets;    // (batch, seq): a micro-batch
+    int32_t* text;                // (text_size): prompt and what follows
+    size_t text_size;
+    Candidate* candidates;        // (V)
+} Run;
+
+static void run_free(Run* run) {
+    log_close(&run->log);
+    loader_close(&run->loader);
+    dataset_close(&run->train);
+    dataset_close(&run->val);
+    model_free(&run->model);
+    free(run->tokens);
+    free(run->targets);
+    free(run->text);
+    free(run->candidates);
+}
+
+// The configuration that flags and data ask for.
+static bool run_configure(Config* c, const Options* o, const Dataset* data, Flag* flags, size_t flag_count, Error* error) {
+    memset(c, 0, sizeof *c);
+    c->tied = o->tied;
+    if (o->model && !config_preset(c, o->model, error)) return false;
+    if (flag_was_given(flags, flag_count, "family")) c->family = (Family)o->family;
+    if (flag_was_given(flags, flag_count, "tied")) c->tied = o->tied;
+    if (flag_was_given(flags, flag_count, "rope-theta")) c->rope_theta = o->rope_theta;
+    bool resized = o->heads != 0 || o->channels != 0;
+    if (o->layers) c->layers = o->layers;
+    if (o->heads) c->heads = o->heads;
+    if (o->channels) c->channels = o->channels;
+    if (o->kv_heads || resized) c->kv_heads = o->kv_heads;
+    if (o->ffn || resized) c->ffn = o->ffn;
+    if (o->context) c->context = o->context;
+    if (c->context == 0) c->context = o->seq;
+    if (o->vocab) c->vocab = o->vocab;
+    if (c->vocab == 0) c->vocab = (size_t)data->vocabulary;
+    return config_complete(c, error);
+}
+
+static bool run_check_vocabulary(const Config* c, const Dataset* data, const char* flag, Error* error) {
+    if (data->vocabulary == 0 || (size_t)data->vocabulary == c->vocab) return true;
+    return fail(error, "%s has a vocabulary of %d but the model has %zu; give --vocab %d, or shards of the model's tokenizer",
+                flag, data->vocabulary, c->vocab, data->vocabulary);
+}
+
+static ModelOptions run_model_options(const Options* o, size_t T, bool training) {
+    ModelOptions m;
+    m.B = training ? o->batch : 1;
+    m.T = training ? T : 1;
+    m.training = training;
+    m.optimizer = (OptimizerKind)o->optimizer;
+    m.masters = o->masters;
+    m.sampling = !training || o->sample_every > 0;
+    return m;
+}
+
+static void run_print_plan(const Run* run) {
+    size_t B = run->model.options.B, T = run->model.options.T;
+    plan_print(stdout, &run->model.memory);
+    printf("  %-34s %12.2f\n", "beside it: batches", 1e-6 * (double)(loader_bytes(B, T) + 2 * B * T * sizeof(int32_t)));
+#ifdef _OPENMP
+    int threads = omp_get_max_threads();
+#else
+    int threads = 1;
+#endif
+    printf("  %-34s %12.2f\n", "beside it: matrix products", 1e-6 * (double)gemm_workspace_bytes(threads));
+}
+
+static void run_print(const Run* run) {
+    const Config* c = &run->model.config;
+    char family[16];
+    choice_name(FAMILY_NAMES, (int)c->family, family, sizeof family);
+    printf("%s: %zu layers, %zu heads, %zu key/value heads, %zu channels, ffn %zu, context %zu, vocabulary %zu, %s: %zu parameters\n",
+           family, c->layers, c->heads, c->kv_heads, c->channels, c->ffn, c->context, c->vocab,
+           c->tied ? "tied head" : "untied head", run->model.parameters.true_size);
+    printf("precision %s, matrix products by %s\n", FLOATX_NAME, gemm_backend());
+    fflush(stdout);
+}
+
+// Buffers of the program itself.
+static bool run_allocate(Run* run, Error* error) {
+    size_t N = run->model.options.B * run->model.options.T;
+    run->tokenizer = tokenizer_of_bytes();
+    run->text_size = strlen(run->options.prompt) + run->options.tokens;
+    run->tokens = (int32_t*)allocate(N * sizeof(int32_t));
+    run->targets = (int32_t*)allocate(N * sizeof(int32_t));
+    run->text = (int32_t*)allocate(run->text_size * sizeof(int32_t));
+    run->candidates = (Candidate*)allocate(run->model.config.vocab * sizeof(Candidate));
+    if (run->tokens && run->targets && run->text && run->candidates) return true;
+    return fail(error, "out of memory for %zu tokens of text; make --tokens smaller", run->text_size);
+}
+
+// Refuses a checkpoint that is of another run than the flags and the data describe.
+static bool resume_agrees(const RunRecord* saved, const RunRecord* asked, const char* path, Error* error) {
+    const Config *s = &saved->config, *a = &asked->config;
+    struct { const char* name; double saved, asked; } facts[] = {
+        {"--family", (double)s->family, (double)a->family},
+        {"--layers", (double)s->layers, (double)a->layers},
+        {"--heads", (double)s->heads, (double)a->heads},
+        {"--kv-heads", (double)s->kv_heads, (double)a->kv_heads},
+        {"--channels", (double)s->channels, (double)a->channels},
+        {"--ffn", (double)s->ffn, (double)a->ffn},
+        {"--context", (double)s->context, (double)a->context},
+        {"--vocab", (double)s->vocab, (double)a->vocab},
+        {"--tied", (double)s->tied, (double)a->tied},
+        {"--rope-theta", s->rope_theta, a->rope_theta},
+        {"--optimizer", (double)saved->optimizer, (double)asked->optimizer},
+        {"--seed", (double)saved->seed, (double)asked->seed},
+        {"--seq", (double)saved->T, (double)asked->T},
+        {"the number of tokens in --data", (double)saved->data_tokens, (double)asked->data_tokens},
+    };
+    for (size_t i = 0; i < sizeof facts / sizeof facts[0]; i++)
+        if (facts[i].saved != facts[i].asked)
+            return fail(error, "%s is of another run: there %s is %.10g, here it is %.10g; give the same flags and data, or "
+                        "another --out", path, facts[i].name, facts[i].saved, facts[i].asked);
+    return true;
+}
+
+// Loads the newest good checkpoint of --out into the model; *found tells whether there was any checkpoint at all.
+static bool run_resume(Run* run, bool* found, Error* error) {
+    uint64_t step = UINT64_MAX;
+    *found = false;
+    while (checkpoint_before(&step, run->options.out, step)) {
+        char path[FILE_PATH_MAX];
+        Json manifest;
+        RunRecord saved;
+        *found = true;
+        checkpoint_path(path, run->options.out, step, "");
+        bool good = manifest_open(&manifest, &saved, path, error);
+        if (good && !resume_agrees(&saved, &run->record, path, error)) {
+            json_free(&manifest);
+            return false;
+        }
+        if (good) {
+            good = checkpoint_load(&run->model, &manifest, path, error);
+            json_free(&manifest);
+        }
+        if (good) {
+            run->record.state = saved.state;
+            printf("resumed from %s\n", path);
+            return true;
+        }
+        fprintf(stderr, "train: %s; trying the checkpoint before it\n", error->text);
+    }
+    if (!*found) return true;
+    return fail(error, "no checkpoint in %s can be used; what is wrong with each stands above. Start anew with another --out",
+                run->options.out);
+}
+
+// Opens the data, plans the model, allocates, and brings weights and state to where the run begins.
+static bool run_begin(Run* run, Flag* flags, size_t flag_count, Error* error) {
+    Options* o = &run->options;
+    Config config;
+    if (o->data && !dataset_open(&run->train, o->data, error)) return false;
+    if (o->val && !dataset_open(&run->val, o->val, error)) return false;
+    if (!run_configure(&config, o, &run->train, flags, flag_count, error)) return false;
+    if (o->seq == 0) o->seq = config.context;
+    if (o->data && !run_check_vocabulary(&config, &run->train, "--data", error)) return false;
+    if (o->val && !run_check_vocabulary(&config, &run->val, "--val", error)) return false;
+    if (o->val && !dataset_suffices(&run->val, o->seq, error)) return false;
+    if (!model_plan(&run->model, &config, run_model_options(o, o->seq, true), error)) return false;
+    run_print(run);
+    if (o->plan) {
+        run_print_plan(run);
+        return true;
+    }
+    if (o->data == NULL) return fail(error, "there is nothing to train on; give --data");
+
+    RunRecord* r = &run->record;
+    r->config = config;
+    r->optimizer = (OptimizerKind)o->optimizer;
+    r->seed = o->seed;
+    r->T = o->seq;
+    r->data_tokens = dataset_tokens(&run->train);
+    r->state = run_state_begin(FLOATX_GEMM == GEMM_F16, o->loss_scale);
+    if (!model_allocate(&run->model, error) || !run_allocate(run, error)) return false;
+    run->model.dropout.p = (float)o->dropout;
+    run->model.dropout.seed = o->seed;
+
+    uint64_t newest = 0;
+    bool found = false;
+    if (o->out && !directory_make(o->out, error)) return false;
+    if (o->out && !o->resume && checkpoint_before(&newest, o->out, UINT64_MAX))
+        return fail(error, "%s holds a run that reached step %llu; add --resume to continue it, or give another --out", o->out,
+                    (unsigned long long)newest);
+    if (o->out && o->resume && !run_resume(run, &found, error)) return false;
+    if (!found) model_randomize(&run->model, o->seed);
+    if (o->resume && !found) printf("no checkpoint in %s yet: starting from the beginning\n", o->out);
+    if (o->out && !log_open(&run->log, o->out, r->state.step, error)) return false;
+    return loader_open(&run->loader, &run->train, (int32_t)config.vocab, o->seed, 0, 1, o->batch, o->seq, error) &&
+           loader_start(&run->loader, r->state.samples, error);
+}
+
+// ------------------------------------------------------------------------------------------------
+// The work
+
+static void run_sample(Run* run, FILE* out) {
+    const Options* o = &run->options;
+    SamplingOptions s;
+    s.temperature = o->temperature;
+    s.top_k = o->top_k;
+    s.top_p = o->top_p;
+    s.seed = o->seed;
+    size_t known = tokenizer_encode(run->text, &run->tokenizer, o->prompt, strlen(o->prompt));
+    fputs(o->prompt, out);
+    model_generate(&run->model, run->text, run->candidates, out, &run->tokenizer, &s, known, known + o->tokens);
+    fputc('\n', out);
+    fflush(out);
+}
+
+static bool run_save(const Run* run, Error* error) {
+    double started = now_ms();
+    if (!checkpoint_save(&run->model, &run->record, run->options.out, error)) return false;
+    printf("saved %s/step_%08llu in %.0f ms\n", run->options.out, (unsigned long long)run->record.state.step, now_ms() - started);
+    fflush(stdout);
+    return true;
+}
+
+// The training loop: steps state.step to --steps.
+static bool run_train(Run* run, Error* error) {
+    const Options* o = &run->options;
+    Model* model = &run->model;
+    RunState* state = &run->record.state;
+    Schedule schedule = {(ScheduleKind)o->schedule, o->lr, o->lr_final, o->warmup, o->steps, o->wsd_fraction, o->decay_every, o->decay_factor};
+    GuardOptions guard = {o->clip, o->spike_sigma, o->spike_skip, o->spike_warmup, FLOATX_GEMM == GEMM_F16, o->scale_growth};
+    OptimizerOptions optimizer = {(OptimizerKind)o->optimizer, o->beta1, o->beta2, o->epsilon, o->weight_decay, o->seed};
+    size_t B = o->batch, T = o->seq;
+    uint64_t accumulation = o->total_batch ? o->total_batch / (B * T) : 1, first_step = state->step;
+    double began = now_ms();
+
+    while (state->step < o->steps) {
+        double started = now_ms();
+
+        // Gradients of the mean loss over the step's micro-batches.
+        double loss = 0.0;
+        model_zero_gradients(model);
+        for (uint64_t micro = 0; micro < accumulation; micro++) {
+            if (!loader_next(&run->loader, run->tokens, run->targets, error)) return false;
+            model->dropout.first_token = state->samples * T;
+            loss += model_gradients(model, run->tokens, run->targets, (float)(state->loss_scale / (double)accumulation), B, T);
+            state->samples += B;
+        }
+        loss /= (double)accumulation;
+
+        // The guard decides whether, and the schedule how far, the optimizer steps.
+        double scale = state->loss_scale, factor = 0.0;
+        double grad_norm = model_grad_norm(model) / scale;
+        double lr = schedule_lr(&schedule, state->step);
+        if (guard_step(state, &factor, &guard, grad_norm))
+            model_update(model, &optimizer, ++state->updates, lr, factor / scale);
+        state->step++;
+
+        // What the step cost is measured before looking at the model.
+        bool last = state->step == o->steps;
+        double ms = now_ms() - started, val_loss = NAN;
+        if (o->val && (last || (o->val_every && state->step % o->val_every == 0)))
+            if (!model_validate(model, &val_loss, &run->val, o->val_windows, run->tokens, run->targets, B, T, error)) return false;
+
+        if (last || state->step % o->log_every == 0 || !isnan(val_loss)) {
+            StepRecord r;
+            r.step = state->step;
+            r.steps = o->steps;
+            r.tokens = state->samples * T;
+            r.skipped = state->step - state->updates;
+            r.loss = loss;
+            r.val_loss = val_loss;
+            r.floor = run->val.entropy_floor;
+            r.grad_norm = grad_norm;
+            r.lr = lr;
+            r.ms = ms;
+            r.tokens_per_second = 1e3 * (double)(accumulation * B * T) / ms;
+            r.mfu = o->peak_tflops > 0 ? r.tokens_per_second * model_flops_per_token(model, T) / (1e12 * o->peak_tflops) : NAN;
+            r.minutes_left = (now_ms() - began) / 6e4 / (double)(state->step - first_step) * (double)(o->steps - state->step);
+            record_print(stdout, &r);
+            if (o->out && !log_write(&run->log, &r, error)) return false;
+        }
+        if (o->sample_every && state->step % o->sample_every == 0) run_sample(run, stdout);
+        if (o->out && (last || (o->ckpt_every && state->step % o->ckpt_every == 0)))
+            if (!run_save(run, error)) return false;
+    }
+    return true;
+}
+
+// Continues --prompt with the newest good checkpoint of --out.
+static bool run_generate(Run* run, Error* error) {
+    const Options* o = &run->options;
+    uint64_t step = UINT64_MAX;
+    bool loaded = false;
+    if (o->out == NULL) return fail(error, "there is nothing to do; give --data to train, or --out and --prompt to sample");
+    fail(error, "%s holds no checkpoint; give the --out of a run that has saved one", o->out);
+    while (!loaded && checkpoint_before(&step, o->out, step)) {
+        char path[FILE_PATH_MAX];
+        Json manifest;
+        RunRecord saved;
+        checkpoint_path(path, o->out, step, "");
+        if (manifest_open(&manifest, &saved, path, error)) {
+            loaded = config_complete(&saved.config, error) &&
+                     model_create(&run->model, &saved.config, run_model_options(o, 1, false), error) &&
+                     checkpoint_load(&run->model, &manifest, path, error);
+            json_free(&manifest);
+        }
+        if (loaded) break;
+        model_free(&run->model);
+        fprintf(stderr, "train: %s; trying the checkpoint before it\n", error->text);
+    }
+    if (!loaded || !run_allocate(run, error)) return false;
+    if ((size_t)run->tokenizer.vocabulary > run->model.config.vocab)
+        return fail(error, "the model's vocabulary of %zu is too small for a text of bytes; sample from a model of bytes",
+                    run->model.config.vocab);
+    run_sample(run, stdout);
+    return true;
+}
+
+// ------------------------------------------------------------------------------------------------
+
+// Flags that do not fit together.
+static bool options_check(const Options* o, Error* error) {
+    uint64_t T = o->seq ? o->seq : o->context;
+    if (o->prompt[0] == 0) return fail(error, "--prompt is empty; give at least one character");
+    if (o->resume && o->out == NULL) return fail(error, "--resume needs --out, the directory of the run to continue");
+    if (o->total_batch && T && o->total_batch % (o->batch * T) != 0)
+        return fail(error, "--total-batch %llu is not a multiple of --batch times --seq, %llu; choose one that is",
+                    (unsigned long long)o->total_batch, (unsigned long long)(o->batch * T));
+    return true;
+}
+
+int main(int argc, char** argv) {
+    Run run;
+    Flag flags[FLAGS_MAX];
+    Error error;
+    memset(&run, 0, sizeof run);
+    run.options = options_default();
+    size_t flag_count = options_flags(flags, &run.options);
+    if (flags_want_help(argc, argv)) {
+        printf("train: trains a GPT-2 or Llama model (%s build).\n", FLOATX_NAME);
+        flags_help(flags, flag_count);
+        return 0;
+    }
+    if (!flags_parse(flags, flag_count, argc, argv, &error) || !options_check(&run.options, &error)) {
+        fprintf(stderr, "train: %s\n", error.text);
+        return 2;
+    }
+#ifdef _OPENMP
+    if (run.options.threads) omp_set_num_threads((int)run.options.threads);
+#endif
+    bool ok;
+    if (run.options.data == NULL && !run.options.plan) ok = run_generate(&run, &error);
+    else ok = run_begin(&run, flags, flag_count, &error) && (run.options.plan || run_train(&run, &error));
+    run_free(&run);
+    if (!ok) fprintf(stderr, "train: %s\n", error.text);
+    return ok ? 0 : 1;
+}
