@@ -67,5 +67,19 @@ bench: $(B)/bench-FP32 $(B)/bench-BF16 $(B)/gemm
 	$(B)/bench-BF16 --batch 4 --seq 256
 	$(B)/bench-FP32 --sweep
 
+# libFuzzer with the address and undefined-behaviour sanitizers, one reader after the other.
+FUZZ := clang -std=c11 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -I.
+fuzz: | $(B)
+	$(FUZZ) -DFUZZ_LIBFUZZER -DFUZZ_JSON dev/fuzz_files.c -o $(B)/fuzz_json -lm
+	$(FUZZ) -DFUZZ_LIBFUZZER -DFUZZ_SAFETENSORS dev/fuzz_files.c -o $(B)/fuzz_safetensors -lm
+	$(FUZZ) dev/fuzz_shard.c -o $(B)/fuzz_shard -lm -pthread
+	$(CC) -std=c11 -O2 -DREPLAY dev/fuzz_shard.c -o $(B)/replay_shard -lm -pthread
+	mkdir -p $(B)/seeds/json $(B)/seeds/safetensors $(B)/seeds/shard
+	cp dev/fixtures/llama_tied.safetensors $(B)/seeds/safetensors
+	$(B)/replay_shard --seeds $(B)/seeds/shard
+	$(B)/fuzz_json -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 $(B)/seeds/json
+	$(B)/fuzz_safetensors -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 $(B)/seeds/safetensors
+	$(B)/fuzz_shard -max_len=4096 -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 $(B)/seeds/shard
+
 clean:
 	rm -rf $(B) train

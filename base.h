@@ -90,7 +90,7 @@ static inline double now_ms(void) {
 // What a random number is for; no two uses share one.
 typedef enum {
     RANDOM_INIT = 1,      // step 0,         index: position in the flat parameter vector
-    RANDOM_ORDER = 2,     // step: epoch,    index: the round of the permutation, or 2^32 - 1 for the epoch's phase
+    RANDOM_ORDER = 2,     // step: epoch,    index: 8 x half + round of the permutation, or 2^32 - 1 for the phase
     RANDOM_DROPOUT = 3,   // step: layer and place, index: global token number times C plus channel
     RANDOM_ROUNDING = 4,  // step: training step, index: position in the flat parameter vector
     RANDOM_SAMPLING = 5,  // step 0,         index: position of the token in the text

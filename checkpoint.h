@@ -14,6 +14,7 @@
 #define LLMTRAIN_CHECKPOINT_H
 
 #include "llmtrain.h"
+#include "safetensors.h"
 
 #define CHECKPOINT_FORMAT "llmtrain checkpoint 1"
 #define CHECKPOINT_MANIFEST_MAX ((size_t)1 << 28)
@@ -361,9 +362,10 @@ static inline bool checkpoint_before(uint64_t* step, const char* out, uint64_t b
     if (directory == NULL) return false;
     for (struct dirent* entry; (entry = readdir(directory)) != NULL;) {
         unsigned long long number = 0;
-        int length = 0;
-        bool named = sscanf(entry->d_name, "step_%llu%n", &number, &length) == 1 && entry->d_name[length] == 0;
-        if (!named || number >= before || (found && number <= *step)) continue;
+        char expected[64];
+        if (sscanf(entry->d_name, "step_%llu", &number) != 1) continue;
+        snprintf(expected, sizeof expected, "step_%08llu", number);  // exactly the name that checkpoint_path makes
+        if (strcmp(entry->d_name, expected) != 0 || number >= before || (found && number <= *step)) continue;
         *step = number;
         found = true;
     }

@@ -22,15 +22,12 @@
 #ifndef LLMTRAIN_DATA_H
 #define LLMTRAIN_DATA_H
 
-#include "base.h"
+#include "files.h"
 
 #include <assert.h>
-#include <fcntl.h>
 #include <glob.h>
 #include <pthread.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 // ------------------------------------------------------------------------------------------------
 // 1. Shards
@@ -114,35 +111,30 @@ static inline void shard_close(Shard* shard) {
     memset(shard, 0, sizeof *shard);
 }
 
-static inline bool shard_map(Shard* shard, int file, Error* error) {
-    struct stat status;
+static inline bool shard_map(Shard* shard, int file, size_t bytes, Error* error) {
     ShardHeader header;
-    if (fstat(file, &status) != 0) return fail(error, "cannot look at %s: %s", shard->path, strerror(errno));
-    if (!S_ISREG(status.st_mode))
-        return fail(error, "%s is not a file; give a pattern of token shards, such as 'x_train_*.bin'", shard->path);
-    if ((uint64_t)status.st_size < sizeof header)
-        return fail(error, "%s is not a token shard: it has %lld bytes, and the header alone has %zu; make shards "
-                    "with tokenize", shard->path, (long long)status.st_size, sizeof header);
-    if (pread(file, &header, sizeof header, 0) != (ssize_t)sizeof header)
-        return fail(error, "cannot read the header of %s: %s", shard->path, strerror(errno));
-    if (!shard_read_header(shard, &header, (uint64_t)status.st_size, error)) return false;
-    void* mapping = mmap(NULL, (size_t)status.st_size, PROT_READ, MAP_SHARED, file, 0);
-    if (mapping == MAP_FAILED) return fail(error, "cannot map %s into memory: %s", shard->path, strerror(errno));
+    if (bytes < sizeof header)
+        return fail(error, "%s is not a token shard: it has %zu bytes, and the header alone has %zu; make shards with "
+                    "tokenize", shard->path, bytes, sizeof header);
+    if (!file_read_at(file, &header, sizeof header, 0, shard->path, error)) return false;
+    if (!shard_read_header(shard, &header, bytes, error)) return false;
+    void* mapping = mmap(NULL, bytes, PROT_READ, MAP_SHARED, file, 0);
+    if (mapping == MAP_FAILED) return fail_file(error, "map into memory", shard->path);
     shard->mapping = mapping;
-    shard->mapping_bytes = (size_t)status.st_size;
+    shard->mapping_bytes = bytes;
     shard->tokens = (const char*)mapping + sizeof header;
     return true;
 }
 
 // The caller closes the shard with shard_close; after a failure there is nothing to close.
 static inline bool shard_open(Shard* shard, const char* path, Error* error) {
+    size_t bytes;
     memset(shard, 0, sizeof *shard);
+    int file = file_open(&bytes, path, error);
+    if (file < 0) return false;
     shard->path = strdup(path);
-    if (!shard->path) return fail(error, "out of memory while opening %s", path);
-    int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // O_NONBLOCK: a named pipe must not block
-    bool ok = file >= 0 ? shard_map(shard, file, error)
-                        : fail(error, "cannot open the token shard %s: %s", path, strerror(errno));
-    if (file >= 0) close(file);
+    bool ok = shard->path ? shard_map(shard, file, bytes, error) : fail(error, "out of memory for %s", path);
+    close(file);
     if (!ok) shard_close(shard);
     return ok;
 }
@@ -159,34 +151,12 @@ static inline bool shard_is_whole(const Shard* shard, Error* error) {
 // Writing goes to PATH.tmp; shard_writer_finish makes it complete and durable under that name, and shard_publish gives
 // it its own. They are two steps so that a set of shards can appear together, after the last of them is safe.
 typedef struct {
-    FILE* file;  // NULL: nothing to finish or abandon
-    char path[4096];
-    char temporary[4096 + 8];
+    FILE* file;      // NULL: nothing to finish or abandon
     ShardHeader header;
     uint64_t count;  // tokens written
+    char path[FILE_PATH_MAX];
+    char temporary[FILE_PATH_MAX + 8];
 } ShardWriter;
-
-// Vocabulary chooses the width: 2 bytes up to 65,536. Entropy in nats per token, or 0.
-static inline bool shard_writer_open(ShardWriter* writer, const char* path, int32_t vocabulary, double entropy_floor,
-                                     Error* error) {
-    memset(writer, 0, sizeof *writer);
-    if (vocabulary <= 0 || !entropy_is_possible(entropy_floor))
-        return fail(error, "%s cannot have a vocabulary of %d and an entropy of %g nats per token", path, vocabulary,
-                    entropy_floor);
-    if (strlen(path) >= sizeof writer->path) return fail(error, "%.100s... is too long for the name of a file", path);
-    snprintf(writer->path, sizeof writer->path, "%s", path);
-    snprintf(writer->temporary, sizeof writer->temporary, "%s.tmp", writer->path);
-    writer->header.magic = vocabulary <= 65536 ? SHARD_MAGIC_16 : SHARD_MAGIC_32;
-    writer->header.version = vocabulary <= 65536 ? SHARD_VERSION_16 : SHARD_VERSION_32;
-    writer->header.vocabulary = vocabulary;
-    writer->header.entropy_floor = entropy_floor;
-    writer->file = fopen(writer->temporary, "wbe");
-    if (!writer->file)
-        return fail(error, "cannot create %s: %s; give an existing folder that can be written to", writer->temporary,
-                    strerror(errno));
-    fseek(writer->file, sizeof writer->header, SEEK_SET);  // shard_writer_finish fills the gap, and would fail likewise
-    return true;
-}
 
 // Removes what was written; does nothing after shard_writer_finish.
 static inline void shard_writer_abandon(ShardWriter* writer) {
@@ -196,6 +166,27 @@ static inline void shard_writer_abandon(ShardWriter* writer) {
     remove(writer->temporary);
 }
 
+// Vocabulary chooses the width: 2 bytes up to 65,536. Entropy in nats per token, or 0.
+static inline bool shard_writer_open(ShardWriter* writer, const char* path, int32_t vocabulary, double entropy_floor,
+                                     Error* error) {
+    memset(writer, 0, sizeof *writer);
+    if (vocabulary <= 0 || !entropy_is_possible(entropy_floor))
+        return fail(error, "%s cannot have a vocabulary of %d and an entropy of %g nats per token", path, vocabulary,
+                    entropy_floor);
+    if (!path_copy(writer->path, path, error)) return false;
+    if (directory_exists(path)) return fail(error, "%s is a directory; move it away, or choose another name", path);
+    snprintf(writer->temporary, sizeof writer->temporary, "%s.tmp", writer->path);
+    writer->header.magic = vocabulary <= 65536 ? SHARD_MAGIC_16 : SHARD_MAGIC_32;
+    writer->header.version = vocabulary <= 65536 ? SHARD_VERSION_16 : SHARD_VERSION_32;
+    writer->header.vocabulary = vocabulary;
+    writer->header.entropy_floor = entropy_floor;
+    writer->file = fopen(writer->temporary, "wbe");
+    if (!writer->file) return fail_file(error, "create", writer->path);
+    fseek(writer->file, sizeof writer->header, SEEK_SET);  // shard_writer_finish fills the gap, and would fail likewise
+    return true;
+}
+
+// After a failure the caller abandons the writer.
 static inline bool shard_writer_add(ShardWriter* writer, const int32_t* tokens, size_t count, Error* error) {
     uint16_t narrow[4096];
     for (size_t done = 0; done < count;) {
@@ -209,41 +200,35 @@ static inline bool shard_writer_add(ShardWriter* writer, const int32_t* tokens, 
         }
         size_t written = writer->header.magic == SHARD_MAGIC_16 ? fwrite(narrow, 2, some, writer->file)
                                                                 : fwrite(tokens + done, 4, some, writer->file);
-        if (written != some)
-            return fail(error, "cannot write %s: %s; make room and start again", writer->temporary, strerror(errno));
+        if (written != some) return fail_file(error, "write", writer->path);
         done += some;
     }
     writer->count += count;
     return true;
 }
 
-// After it, whether it succeeds or fails, the writer is closed; after a failure nothing is left on the disk.
+// After a failure the writer is abandoned.
 static inline bool shard_writer_finish(ShardWriter* writer, Error* error) {
+    FILE* file = writer->file;
     writer->header.count_low = (uint32_t)writer->count;
     writer->header.count_high = (uint32_t)(writer->count >> 32);
-    bool ok = fseek(writer->file, 0, SEEK_SET) == 0 &&
-              fwrite(&writer->header, sizeof writer->header, 1, writer->file) == 1 && fflush(writer->file) == 0 &&
-              fsync(fileno(writer->file)) == 0;
-    int reason = errno;
-    ok = fclose(writer->file) == 0 && ok;
+    if (fseek(file, 0, SEEK_SET) != 0 || fwrite(&writer->header, sizeof writer->header, 1, file) != 1 ||
+        fflush(file) != 0 || !file_sync(fileno(file))) {
+        fail_file(error, "write", writer->path);
+        shard_writer_abandon(writer);
+        return false;
+    }
+    fclose(file);  // after the flush there is nothing left that it could lose
     writer->file = NULL;
-    if (ok) return true;
-    remove(writer->temporary);
-    return fail(error, "cannot write %s: %s; make room and start again", writer->temporary, strerror(reason));
+    return true;
 }
 
-// Gives the finished shard PATH.tmp the name PATH, in place of an older one, and makes the name durable.
+// Gives the finished shard PATH.tmp the name PATH, in place of an older one.
 static inline bool shard_publish(const char* path, Error* error) {
-    char name[4096 + 8];
-    snprintf(name, sizeof name, "%s.tmp", path);
-    if (rename(name, path) != 0) return fail(error, "cannot rename %s to %s: %s", name, path, strerror(errno));
-    snprintf(name, sizeof name, "%s", path);
-    char* slash = strrchr(name, '/');
-    if (slash) slash[1] = 0;
-    int folder = open(slash ? name : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (folder >= 0) fsync(folder);  // some file systems refuse; there the name is as durable as they make it
-    if (folder >= 0) close(folder);
-    return true;
+    char temporary[FILE_PATH_MAX + 8];
+    snprintf(temporary, sizeof temporary, "%s.tmp", path);
+    if (rename(temporary, path) != 0) return fail_file(error, "give its name to", path);
+    return directory_sync_parent(path, error);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -360,7 +345,9 @@ static inline bool dataset_from_memory(Dataset* dataset, const void* tokens, siz
 // visited in the order of a keyed permutation. All of it is a function of (dataset, T, seed, sample number): it does
 // not depend on the batch size or the number of ranks, and can begin anywhere.
 //
-// Validation takes all (n - 1)/T windows of every shard from its first token on, in order.
+// Validation walks every shard from its first token on, in windows that share `overlap` < T tokens with the one before:
+// context only, since those were scored there. A token is then scored with at least `overlap` tokens before it. What
+// does not fill a last window is left out.
 
 typedef struct {
     size_t shard;
@@ -396,8 +383,8 @@ static inline size_t shard_samples(const Shard* shard, size_t T) {
     return max_size(shard->count / T, 2) - 1;
 }
 
-static inline size_t shard_windows(const Shard* shard, size_t T) {
-    return shard->count == 0 ? 0 : (shard->count - 1) / T;
+static inline size_t shard_windows(const Shard* shard, size_t T, size_t overlap) {
+    return shard->count < T + 1 ? 0 : (shard->count - 1 - T) / (T - overlap) + 1;
 }
 
 // Samples of an epoch.
@@ -408,16 +395,16 @@ static inline size_t dataset_samples(const Dataset* dataset, size_t T) {
 }
 
 // Windows of a validation.
-static inline size_t dataset_windows(const Dataset* dataset, size_t T) {
+static inline size_t dataset_windows(const Dataset* dataset, size_t T, size_t overlap) {
     size_t windows = 0;
-    for (size_t i = 0; i < dataset->shard_count; i++) windows += shard_windows(&dataset->shards[i], T);
+    for (size_t i = 0; i < dataset->shard_count; i++) windows += shard_windows(&dataset->shards[i], T, overlap);
     return windows;
 }
 
 // False when there is not a single window; ask before any of the functions below.
 static inline bool dataset_suffices(const Dataset* dataset, size_t T, Error* error) {
     if (T == 0 || T >= (size_t)1 << 31) return fail(error, "a sequence of %zu tokens is impossible", T);
-    if (dataset_windows(dataset, T) > 0) return true;
+    if (dataset_windows(dataset, T, 0) > 0) return true;
     const Shard* longest = dataset->shards;
     for (size_t i = 1; i < dataset->shard_count; i++)
         if (dataset->shards[i].count > longest->count) longest = &dataset->shards[i];
@@ -440,11 +427,11 @@ static inline Window dataset_sample(const Dataset* dataset, uint64_t seed, uint6
 }
 
 // Where validation window number `index` lies; index < dataset_windows.
-static inline Window dataset_window(const Dataset* dataset, size_t index, size_t T) {
+static inline Window dataset_window(const Dataset* dataset, size_t index, size_t T, size_t overlap) {
     Window window = {0, 0};
-    for (; index >= shard_windows(&dataset->shards[window.shard], T); window.shard++)
-        index -= shard_windows(&dataset->shards[window.shard], T);
-    window.start = index * T;
+    for (; index >= shard_windows(&dataset->shards[window.shard], T, overlap); window.shard++)
+        index -= shard_windows(&dataset->shards[window.shard], T, overlap);
+    window.start = index * (T - overlap);
     return window;
 }
 
@@ -466,16 +453,18 @@ static inline bool window_read(int32_t* tokens, int32_t* targets, const Dataset*
     return true;
 }
 
-// Validation windows first .. first + B - 1: tokens (B, T), targets (B, T). Rows past the last window hold token 0 and
-// target -1, which the classifier ignores: so every window counts once, whatever B and the number of ranks.
+// Validation windows first .. first + B - 1: tokens (B, T), targets (B, T). Targets of -1 are ignored by the
+// classifier: those that the window before has scored, and all of the rows past the last window, which hold token 0. So
+// every token counts once, whatever B and the number of ranks.
 static inline bool dataset_batch(int32_t* tokens, int32_t* targets, const Dataset* dataset, size_t first,
-                                 int32_t vocabulary, size_t B, size_t T, Error* error) {
-    size_t windows = dataset_windows(dataset, T);
+                                 int32_t vocabulary, size_t B, size_t T, size_t overlap, Error* error) {
+    size_t windows = dataset_windows(dataset, T, overlap);
     for (size_t b = 0; b < B; b++) {
         int32_t *row_tokens = tokens + b * T, *row_targets = targets + b * T;
         if (first + b < windows) {
-            Window window = dataset_window(dataset, first + b, T);
+            Window window = dataset_window(dataset, first + b, T, overlap);
             if (!window_read(row_tokens, row_targets, dataset, window, vocabulary, T, error)) return false;
+            for (size_t t = 0; t < overlap && window.start > 0; t++) row_targets[t] = -1;
         } else {
             memset(row_tokens, 0, T * sizeof(int32_t));
             for (size_t t = 0; t < T; t++) row_targets[t] = -1;

@@ -136,7 +136,7 @@ static inline bool flags_parse(Flag* flags, size_t count, int argc, char** argv,
         const char* value = equals ? equals + 1 : NULL;
         if (value == NULL && next_is_value) value = argv[++i];
         if (value == NULL && flag->kind == FLAG_SWITCH) value = "on";
-        if (value == NULL) return fail(error, "--%s needs a value: %s", flag->name, flag->help);
+        if (value == NULL) return fail(error, "--%s needs a value: %s", flag->name, flag->kind == FLAG_CHOICE ? flag->choices : flag->help);
         if (!flag_set(flag, value, error)) return false;
     }
     return true;

@@ -12,8 +12,8 @@
 //   10. sampling        text from a trained model
 //   11. monitor         the console line and metrics.jsonl
 //
-// Beside it: kernels_cpu.h (operations), gemm.h (the matrix product), data.h (shards and batches), files.h (JSON,
-// safetensors, safe writes), checkpoint.h (saving and resuming), flags.h (the command line). The training loop is in
+// Beside it: kernels_cpu.h (operations), gemm.h (the matrix product), data.h (shards and batches), checkpoint.h (saving
+// and resuming), files.h, json.h and safetensors.h (what is on the disk), flags.h (the command line). The training loop is in
 // train.cu; the smallest complete program is dev/example.c.
 //
 // Letters: B batch, T sequence, N = B*T rows, C channels, L layers, H heads, K key/value heads, D head size,
@@ -27,6 +27,7 @@
 #include "files.h"
 #include "flags.h"
 #include "gemm.h"
+#include "json.h"
 #include "kernels_cpu.h"
 
 #include <sys/mman.h>
@@ -262,6 +263,8 @@ static inline void parameters_free(Parameters* p) {
 // the plan (a line per purpose) and the size of the block, then over the block, which gives the pointers. The block
 // is touched before training, so a run that starts does not run out of memory later.
 
+#define PLAN_MAX ((size_t)1 << 62)  // what sums of a plan stop at, lest they wrap: no machine has as much
+
 typedef struct {
     const char* name;
     size_t bytes;
@@ -278,8 +281,8 @@ static inline void* plan_take(MemoryPlan* plan, const char* name, size_t bytes) 
     size_t i = 0, place = plan->total, taken = round_up(bytes, 64);
     while (i < plan->count && strcmp(plan->lines[i].name, name) != 0) i++;
     if (i == plan->count) plan->lines[plan->count++].name = name;
-    plan->lines[i].bytes += taken;
-    plan->total += taken;
+    plan->lines[i].bytes = taken < PLAN_MAX - plan->lines[i].bytes ? plan->lines[i].bytes + taken : PLAN_MAX;
+    plan->total = taken < PLAN_MAX - plan->total ? plan->total + taken : PLAN_MAX;
     return plan->base ? plan->base + place : NULL;
 }
 
@@ -309,7 +312,8 @@ static inline bool plan_allocate(MemoryPlan* plan, Error* error) {
                     "smaller, or close other programs", 1e-9 * (double)bytes, 1e-9 * (double)memory_available());
     void* block = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (block == MAP_FAILED)
-        return fail(error, "cannot map %.2f GB of memory: %s", 1e-9 * (double)bytes, strerror(errno));
+        return fail(error, "cannot map %.2f GB of memory: %s; make --batch, --seq or the model smaller, or raise the "
+                    "limit (ulimit -v)", 1e-9 * (double)bytes, strerror(errno));
     madvise(block, bytes, MADV_HUGEPAGE);  // a wish: fewer, larger pages where the system has them
     fill_zero((float*)block, bytes / sizeof(float), NULL);
     memset(plan, 0, sizeof *plan);
@@ -862,24 +866,25 @@ static inline void model_update(Model* model, const OptimizerOptions* o, uint64_
 // ------------------------------------------------------------------------------------------------
 // 9. Evaluation
 
-// Mean loss over the first `windows` windows of the data (all of them if 0 or more than there are), B at a time;
-// tokens, targets (B, T) are scratch.
-static inline bool model_validate(Model* model, double* loss, const Dataset* data, size_t windows, int32_t* tokens,
-                                  int32_t* targets, size_t B, size_t T, Error* error) {
-    size_t available = dataset_windows(data, T);
+// Mean loss per token over the first `windows` windows of the data (all of them if 0 or more than there are), which
+// overlap by `overlap` tokens, B at a time; tokens, targets (B, T) are scratch.
+static inline bool model_validate(Model* model, double* loss, const Dataset* data, size_t windows, size_t overlap,
+                                  int32_t* tokens, int32_t* targets, size_t B, size_t T, Error* error) {
+    size_t available = dataset_windows(data, T, overlap), count = 0;
     if (windows == 0 || windows > available) windows = available;
     Dropout dropout = model->dropout;
     double sum = 0.0;
     model->dropout.p = 0;
     for (size_t first = 0; first < windows; first += B) {
         size_t batch = min_size(B, windows - first);
-        if (!dataset_batch(tokens, targets, data, first, (int32_t)model->config.vocab, batch, T, error)) return false;
+        if (!dataset_batch(tokens, targets, data, first, (int32_t)model->config.vocab, batch, T, overlap, error)) return false;
         model_forward(model, tokens, batch, T, NULL);
         model_head(model, targets, 0.0f, batch * T);
         sum += model_loss_sum(model, batch * T);
+        count += targets_count(targets, batch * T);
     }
     model->dropout = dropout;
-    *loss = sum / (double)(windows * T);
+    *loss = sum / (double)count;
     return true;
 }
 

@@ -429,16 +429,29 @@ static void test_validation(void) {
     Error error;
     int32_t batch[2][5 * T];
     uint16_t text[TOKENS];
-    double loss[2] = {0, 0}, part = 0;
+    double loss[2] = {0, 0}, part = 0, overlapped = 0, expected = 0;
     for (size_t i = 0; i < TOKENS; i++) text[i] = (uint16_t)(random_bits(3, RANDOM_TEST, 8, i) % 61);
     need(dataset_from_memory(&data, text, sizeof text[0], TOKENS, &error), &error);
     need(model_create(&model, &c, test_options(5, T), &error), &error);
     model_randomize(&model, 4);
-    need(model_validate(&model, &loss[0], &data, 0, batch[0], batch[1], 5, T, &error), &error);
-    need(model_validate(&model, &loss[1], &data, 0, batch[0], batch[1], 1, T, &error), &error);
-    need(model_validate(&model, &part, &data, 3, batch[0], batch[1], 2, T, &error), &error);
+    need(model_validate(&model, &loss[0], &data, 0, 0, batch[0], batch[1], 5, T, &error), &error);
+    need(model_validate(&model, &loss[1], &data, 0, 0, batch[0], batch[1], 1, T, &error), &error);
+    need(model_validate(&model, &part, &data, 3, 0, batch[0], batch[1], 2, T, &error), &error);
     check("validation does not depend on the batch", fabs(loss[0] / loss[1] - 1), FLOATX_EPSILON * 100);
     check_true("validation on some windows differs from all", part != loss[0] && part > 0);
+
+    // With an overlap of T - 1 all tokens but the first T are scored one by one, each after T - 1 others.
+    need(model_validate(&model, &overlapped, &data, 0, T - 1, batch[0], batch[1], 5, T, &error), &error);
+    for (size_t start = 0; start + T < TOKENS; start++) {
+        for (size_t t = 0; t < T; t++) {
+            batch[0][t] = text[start + t];
+            batch[1][t] = start == 0 || t == T - 1 ? text[start + t + 1] : -1;
+        }
+        model_forward(&model, batch[0], 1, T, NULL);
+        model_head(&model, batch[1], 0.0f, T);
+        expected += model_loss_sum(&model, T) / (TOKENS - 1);
+    }
+    check("validation with overlap scores each token once", fabs(overlapped / expected - 1), FLOATX_EPSILON * 100);
     dataset_close(&data);
     model_free(&model);
 }

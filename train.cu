@@ -10,6 +10,8 @@
 #include "checkpoint.h"
 #include "llmtrain.h"
 
+#include <signal.h>
+
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -30,7 +32,7 @@ typedef struct {
     double clip, spike_sigma, spike_skip, loss_scale;
     uint64_t spike_warmup, scale_growth;
     bool masters;
-    uint64_t val_every, val_windows, sample_every, log_every, ckpt_every, tokens;
+    uint64_t val_every, val_windows, val_overlap, sample_every, log_every, ckpt_every, tokens;
     double temperature, top_p, peak_tflops;
     uint64_t top_k;
 } Options;
@@ -93,17 +95,17 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
         CHOICE("family", family, FAMILY_NAMES, ""),
         COUNT("layers", layers, 1, 1000, "transformer blocks"),
         COUNT("heads", heads, 1, 1024, "query heads"),
-        COUNT("kv-heads", kv_heads, 1, 1024, "key/value heads; 0: as many as --heads"),
+        COUNT("kv-heads", kv_heads, 0, 1024, "key/value heads; 0: as many as --heads"),
         COUNT("channels", channels, 1, 65536, "width of the residual stream"),
-        COUNT("ffn", ffn, 1, 1048576, "width of the feed-forward; 0: 4 (gpt2) or 8/3 (llama) times --channels"),
-        COUNT("context", context, 1, 16777216, "longest sequence; 0: --seq"),
-        COUNT("vocab", vocab, 1, 16777216, "vocabulary; 0: as the data says"),
+        COUNT("ffn", ffn, 0, 1048576, "width of the feed-forward; 0: 4 (gpt2) or 8/3 (llama) times --channels"),
+        COUNT("context", context, 0, 16777216, "longest sequence; 0: --seq"),
+        COUNT("vocab", vocab, 0, 16777216, "vocabulary; 0: as the data says"),
         SWITCH("tied", tied, "the head is the token embedding"),
         REAL("rope-theta", rope_theta, 1, 1e9, "base of the rotary angles (llama)"),
         REAL("dropout", dropout, 0, 0.9, "of the embedding and of both branches of each block"),
         HEADING("Batches"),
         COUNT("batch", batch, 1, 65536, "sequences of a micro-batch"),
-        COUNT("seq", seq, 1, 16777216, "tokens of a sequence; 0: --context"),
+        COUNT("seq", seq, 0, 16777216, "tokens of a sequence; 0: --context"),
         COUNT("total-batch", total_batch, 0, 1e12, "tokens of a step, by accumulation; 0: one micro-batch"),
         COUNT("steps", steps, 0, 1e12, "steps of the run"),
         HEADING("Optimizer"),
@@ -132,6 +134,7 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
         COUNT("log-every", log_every, 1, 1e12, "steps between two lines"),
         COUNT("val-every", val_every, 0, 1e12, "steps between two validations; 0: at the end only"),
         COUNT("val-windows", val_windows, 0, 1e12, "sequences to validate on; 0: all"),
+        COUNT("val-overlap", val_overlap, 0, 1e7, "tokens that a sequence shares with the one before, as context alone"),
         COUNT("sample-every", sample_every, 0, 1e12, "steps between two samples; 0: none"),
         COUNT("ckpt-every", ckpt_every, 0, 1e12, "steps between two checkpoints; 0: at the end only"),
         REAL("peak-tflops", peak_tflops, 0, 1e6, "peak of this machine, against which mfu is given; 0: n/a"),
@@ -162,6 +165,7 @@ typedef struct {
     int32_t* text;                // (text_size): prompt and what follows
     size_t text_size;
     Candidate* candidates;        // (V)
+    bool wrong_flags;             // the failure is of the flags, not of the world
 } Run;
 
 static void run_free(Run* run) {
@@ -214,6 +218,12 @@ static ModelOptions run_model_options(const Options* o, size_t T, bool training)
     return m;
 }
 
+// Prompts are bytes, and each must be a token of the model.
+static bool run_check_prompt(const Config* c, Error* error) {
+    if ((size_t)tokenizer_of_bytes().vocabulary <= c->vocab) return true;
+    return fail(error, "the model's vocabulary of %zu is too small for a text of bytes; sample from a model of bytes", c->vocab);
+}
+
 static void run_print_plan(const Run* run) {
     size_t B = run->model.options.B, T = run->model.options.T;
     plan_print(stdout, &run->model.memory);
@@ -253,26 +263,33 @@ static bool run_allocate(Run* run, Error* error) {
 // Refuses a checkpoint that is of another run than the flags and the data describe.
 static bool resume_agrees(const RunRecord* saved, const RunRecord* asked, const char* path, Error* error) {
     const Config *s = &saved->config, *a = &asked->config;
-    struct { const char* name; double saved, asked; } facts[] = {
-        {"--family", (double)s->family, (double)a->family},
-        {"--layers", (double)s->layers, (double)a->layers},
-        {"--heads", (double)s->heads, (double)a->heads},
-        {"--kv-heads", (double)s->kv_heads, (double)a->kv_heads},
-        {"--channels", (double)s->channels, (double)a->channels},
-        {"--ffn", (double)s->ffn, (double)a->ffn},
-        {"--context", (double)s->context, (double)a->context},
-        {"--vocab", (double)s->vocab, (double)a->vocab},
-        {"--tied", (double)s->tied, (double)a->tied},
-        {"--rope-theta", s->rope_theta, a->rope_theta},
-        {"--optimizer", (double)saved->optimizer, (double)asked->optimizer},
-        {"--seed", (double)saved->seed, (double)asked->seed},
-        {"--seq", (double)saved->T, (double)asked->T},
-        {"the number of tokens in --data", (double)saved->data_tokens, (double)asked->data_tokens},
+    struct { const char* name; double saved, asked; const char* words; } facts[] = {
+        {"--family", (double)s->family, (double)a->family, FAMILY_NAMES},
+        {"--layers", (double)s->layers, (double)a->layers, NULL},
+        {"--heads", (double)s->heads, (double)a->heads, NULL},
+        {"--kv-heads", (double)s->kv_heads, (double)a->kv_heads, NULL},
+        {"--channels", (double)s->channels, (double)a->channels, NULL},
+        {"--ffn", (double)s->ffn, (double)a->ffn, NULL},
+        {"--context", (double)s->context, (double)a->context, NULL},
+        {"--vocab", (double)s->vocab, (double)a->vocab, NULL},
+        {"--tied", (double)s->tied, (double)a->tied, "off|on"},
+        {"--rope-theta", s->rope_theta, a->rope_theta, NULL},
+        {"--optimizer", (double)saved->optimizer, (double)asked->optimizer, OPTIMIZER_NAMES},
+        {"--seed", (double)saved->seed, (double)asked->seed, NULL},
+        {"--seq", (double)saved->T, (double)asked->T, NULL},
+        {"the number of tokens in --data", (double)saved->data_tokens, (double)asked->data_tokens, NULL},
     };
-    for (size_t i = 0; i < sizeof facts / sizeof facts[0]; i++)
-        if (facts[i].saved != facts[i].asked)
-            return fail(error, "%s is of another run: there %s is %.10g, here it is %.10g; give the same flags and data, or "
-                        "another --out", path, facts[i].name, facts[i].saved, facts[i].asked);
+    for (size_t i = 0; i < sizeof facts / sizeof facts[0]; i++) {
+        double values[2] = {facts[i].saved, facts[i].asked};
+        char texts[2][32];
+        if (values[0] == values[1]) continue;
+        for (int k = 0; k < 2; k++) {
+            if (facts[i].words) choice_name(facts[i].words, (int)values[k], texts[k], sizeof texts[k]);
+            else snprintf(texts[k], sizeof texts[k], "%.16g", values[k]);
+        }
+        return fail(error, "%s is of another run: there %s is %s, here it is %s; give the same flags and data, or another "
+                    "--out", path, facts[i].name, texts[0], texts[1]);
+    }
     return true;
 }
 
@@ -313,12 +330,24 @@ static bool run_begin(Run* run, Flag* flags, size_t flag_count, Error* error) {
     Config config;
     if (o->data && !dataset_open(&run->train, o->data, error)) return false;
     if (o->val && !dataset_open(&run->val, o->val, error)) return false;
+    run->wrong_flags = true;  // whatever fails from here until the flags are known to fit together
     if (!run_configure(&config, o, &run->train, flags, flag_count, error)) return false;
     if (o->seq == 0) o->seq = config.context;
+    if (o->total_batch % (o->batch * o->seq) != 0)
+        return fail(error, "--total-batch %llu is not a multiple of --batch times --seq, %llu; choose one that is",
+                    (unsigned long long)o->total_batch, (unsigned long long)(o->batch * o->seq));
+    if (o->val_overlap >= o->seq)
+        return fail(error, "--val-overlap %llu leaves nothing new in sequences of %llu; make it smaller than --seq",
+                    (unsigned long long)o->val_overlap, (unsigned long long)o->seq);
+    if (!model_plan(&run->model, &config, run_model_options(o, o->seq, true), error)) return false;
+    run->wrong_flags = false;
     if (o->data && !run_check_vocabulary(&config, &run->train, "--data", error)) return false;
     if (o->val && !run_check_vocabulary(&config, &run->val, "--val", error)) return false;
+    if (o->data && !dataset_suffices(&run->train, o->seq, error)) return false;
     if (o->val && !dataset_suffices(&run->val, o->seq, error)) return false;
-    if (!model_plan(&run->model, &config, run_model_options(o, o->seq, true), error)) return false;
+    if (o->sample_every && !run_check_prompt(&config, error)) return false;
+    if (run->model.memory.total >= PLAN_MAX)
+        return fail(error, "the model needs more than %.0f GB; make --batch, --seq or the model smaller", 1e-9 * (double)PLAN_MAX);
     run_print(run);
     if (o->plan) {
         run_print_plan(run);
@@ -414,7 +443,7 @@ static bool run_train(Run* run, Error* error) {
         bool last = state->step == o->steps;
         double ms = now_ms() - started, val_loss = NAN;
         if (o->val && (last || (o->val_every && state->step % o->val_every == 0)))
-            if (!model_validate(model, &val_loss, &run->val, o->val_windows, run->tokens, run->targets, B, T, error)) return false;
+            if (!model_validate(model, &val_loss, &run->val, o->val_windows, o->val_overlap, run->tokens, run->targets, B, T, error)) return false;
 
         if (last || state->step % o->log_every == 0 || !isnan(val_loss)) {
             StepRecord r;
@@ -446,12 +475,13 @@ static bool run_generate(Run* run, Error* error) {
     const Options* o = &run->options;
     uint64_t step = UINT64_MAX;
     bool loaded = false;
-    if (o->out == NULL) return fail(error, "there is nothing to do; give --data to train, or --out and --prompt to sample");
+    bool tried = false;
     fail(error, "%s holds no checkpoint; give the --out of a run that has saved one", o->out);
     while (!loaded && checkpoint_before(&step, o->out, step)) {
         char path[FILE_PATH_MAX];
         Json manifest;
         RunRecord saved;
+        tried = true;
         checkpoint_path(path, o->out, step, "");
         if (manifest_open(&manifest, &saved, path, error)) {
             loaded = config_complete(&saved.config, error) &&
@@ -463,24 +493,23 @@ static bool run_generate(Run* run, Error* error) {
         model_free(&run->model);
         fprintf(stderr, "train: %s; trying the checkpoint before it\n", error->text);
     }
+    if (!loaded && tried)
+        return fail(error, "no checkpoint in %s can be used; what is wrong with each stands above. Give another --out", o->out);
     if (!loaded || !run_allocate(run, error)) return false;
-    if ((size_t)run->tokenizer.vocabulary > run->model.config.vocab)
-        return fail(error, "the model's vocabulary of %zu is too small for a text of bytes; sample from a model of bytes",
-                    run->model.config.vocab);
+    if (!run_check_prompt(&run->model.config, error)) return false;
     run_sample(run, stdout);
-    return true;
+    return !ferror(stdout) || fail_file(error, "write", "standard output");
 }
 
 // ------------------------------------------------------------------------------------------------
 
 // Flags that do not fit together.
 static bool options_check(const Options* o, Error* error) {
-    uint64_t T = o->seq ? o->seq : o->context;
     if (o->prompt[0] == 0) return fail(error, "--prompt is empty; give at least one character");
     if (o->resume && o->out == NULL) return fail(error, "--resume needs --out, the directory of the run to continue");
-    if (o->total_batch && T && o->total_batch % (o->batch * T) != 0)
-        return fail(error, "--total-batch %llu is not a multiple of --batch times --seq, %llu; choose one that is",
-                    (unsigned long long)o->total_batch, (unsigned long long)(o->batch * T));
+    if (o->out && o->out[0] == 0) return fail(error, "--out is empty; give the directory of the run");
+    if (o->data == NULL && o->out == NULL && !o->plan)
+        return fail(error, "there is nothing to do; give --data to train, or --out and --prompt to sample");
     return true;
 }
 
@@ -500,6 +529,7 @@ int main(int argc, char** argv) {
         fprintf(stderr, "train: %s\n", error.text);
         return 2;
     }
+    signal(SIGXFSZ, SIG_IGN);  // a limit on the size of files is then an error of the write, with a sentence
 #ifdef _OPENMP
     if (run.options.threads) omp_set_num_threads((int)run.options.threads);
 #endif
@@ -508,5 +538,5 @@ int main(int argc, char** argv) {
     else ok = run_begin(&run, flags, flag_count, &error) && (run.options.plan || run_train(&run, &error));
     run_free(&run);
     if (!ok) fprintf(stderr, "train: %s\n", error.text);
-    return ok ? 0 : 1;
+    return ok ? 0 : run.wrong_flags ? 2 : 1;
 }

@@ -11,6 +11,9 @@
 #include "corpus.h"
 #include "../files.h"
 #include "../flags.h"
+#include "../json.h"
+
+#include <signal.h>
 
 static const uint64_t FIRST_VAL_STORY = 1ull << 40;  // train stories count from 0: the two never meet
 
@@ -139,6 +142,7 @@ int main(int argc, char** argv) {
         fprintf(stderr, "corpus: %s\n", error.text);
         return 2;
     }
+    signal(SIGXFSZ, SIG_IGN);  // a limit on the size of files is then an error of the write, with a sentence
     Summary parts[2];
     Grammar* g = (Grammar*)allocate(sizeof(Grammar));
     bool ok = g || fail(&error, "no memory for the grammar (%zu bytes)", sizeof(Grammar));

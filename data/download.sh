@@ -35,7 +35,7 @@ download() {
 tokenize() {
     if [ ! -x "$root/build/tokenize" ]; then
         mkdir -p "$root/build"
-        "${CC:-cc}" -std=c11 -O2 -I"$root" "$root/data/tokenize.c" -o "$root/build/tokenize" -lm -pthread ||
+        "${CC:-cc}" -std=c11 -O2 "$root/data/tokenize.c" -o "$root/build/tokenize" -lm -pthread ||
             fail "cannot compile data/tokenize.c; a C compiler is needed, by the name of cc or in \$CC"
     fi
     "$root/build/tokenize" "$@" || exit 1

@@ -14,7 +14,7 @@
 // Beyond not crashing, each target states what must hold of whatever is accepted; a broken promise aborts. The file
 // exists only in memory (memfd), so the target runs on Linux alone.
 
-#include "files.h"
+#include "safetensors.h"
 
 #include <sys/mman.h>
 

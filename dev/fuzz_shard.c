@@ -1,19 +1,19 @@
 // fuzz_shard: throws damaged files at the reader of shards. Whatever the bytes, a file is refused with a sentence or is
 // read within its bounds; anything else ends the program.
 //
-//   clang -std=c11 -g -O1 -I. -fsanitize=fuzzer,address,undefined dev/fuzz_shard.c -o build/fuzz_shard -lm -pthread
+//   clang -std=c11 -g -O1 -fsanitize=fuzzer,address,undefined dev/fuzz_shard.c -o build/fuzz_shard -lm -pthread
 //   mkdir -p build/fuzz_shard_seeds && build/replay_shard --seeds build/fuzz_shard_seeds
 //   build/fuzz_shard -max_len=4096 -max_total_time=600 build/fuzz_shard_seeds
 //
 // Without libFuzzer, the same checks on files given by name, or else on 20,000 damaged copies of good shards:
 //
-//   cc -std=c11 -O2 -I. -DREPLAY dev/fuzz_shard.c -o build/replay_shard -lm -pthread && build/replay_shard
+//   cc -std=c11 -O2 -DREPLAY dev/fuzz_shard.c -o build/replay_shard -lm -pthread && build/replay_shard
 //
 // The input is the file. Three bytes of the header that the reader ignores steer the test: at 512 the sequence length;
 // at 513, when odd, the count is made to match the size, so that most inputs get past that check; at 514, when it is a
 // multiple of 16, the loader is run too.
 
-#include "data.h"
+#include "../data.h"
 
 enum { STEER_T = 512, STEER_COUNT = 513, STEER_LOADER = 514 };
 
@@ -47,8 +47,8 @@ static void walk(const Dataset* dataset, size_t T, bool with_loader) {
         require_sentence(&error);
         return;
     }
-    for (size_t i = 0; i < dataset_windows(dataset, T); i += B) {
-        if (dataset_batch(tokens, targets, dataset, i, vocabulary, B, T, &error))
+    for (size_t i = 0; i < dataset_windows(dataset, T, T / 2); i += B) {
+        if (dataset_batch(tokens, targets, dataset, i, vocabulary, B, T, T / 2, &error))
             require_batch(tokens, targets, vocabulary, B * T);
         else require_sentence(&error);
     }

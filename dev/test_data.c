@@ -1,12 +1,12 @@
 // test_data: tests of data.h and of the program tokenize.
 //
-//   cc -std=c11 -O2 -I. dev/test_data.c -o build/test_data -lm -pthread && build/test_data build/tokenize
+//   cc -std=c11 -O2 dev/test_data.c -o build/test_data -lm -pthread && build/test_data
 //
 // Oracles: what the definition of the order says, computed by counting; files written byte by byte, not by the writer
 // under test; the text itself. Every refusal must name the file and say what to do. Files go to a folder of their own
-// in the current one, which is removed at the end.
+// in the current one, which is removed at the end. The program tokenize is the one beside this, or the one named.
 
-#include "data.h"
+#include "../data.h"
 
 #include <signal.h>
 #include <sys/resource.h>
@@ -351,8 +351,8 @@ static void test_sparse(uint64_t count, size_t token_bytes) {
         const size_t T = 1000;
         int32_t tokens[1000], targets[1000];
         size_t windows = (size_t)((count - 1) / T), last_start = (windows - 1) * T;
-        Window window = dataset_window(&dataset, windows - 1, T);
-        check(dataset_windows(&dataset, T) == windows && window.start == last_start, "the last window");
+        Window window = dataset_window(&dataset, windows - 1, T, 0);
+        check(dataset_windows(&dataset, T, 0) == windows && window.start == last_start, "the last window");
         window.start = count - T - 1;
         check(window_read(tokens, targets, &dataset, window, 256, T, &error), "reading the end");
         check(tokens[999] == 0 && targets[999] == 77, "the last token");
@@ -590,13 +590,13 @@ static void test_loader_errors(void) {
     check_refusal(false, &error, words, "the sentence");
     check(!loader_next(&loader, tokens, targets, &again) && strcmp(error.text, again.text) == 0, "an error goes away");
     loader_close(&loader);
-    check(!dataset_batch(rows, rows, &dataset, 0, 300, 200, T, &error), "token 300 in a vocabulary of 300");
-    check(dataset_batch(rows, rows, &dataset, 0, 301, 200, T, &error), "token 300 in a vocabulary of 301");
+    check(!dataset_batch(rows, rows, &dataset, 0, 300, 200, T, 0, &error), "token 300 in a vocabulary of 300");
+    check(dataset_batch(rows, rows, &dataset, 0, 301, 200, T, 0, &error), "token 300 in a vocabulary of 301");
     dataset_close(&dataset);
 
     const int32_t negative[20] = {1, 2, 3, -5, 1, 1, 1, 1, 1, 1, 1, 1};
     check(dataset_from_memory(&dataset, negative, 4, 20, &error), "tokens in memory");
-    check_refusal(dataset_batch(tokens, targets, &dataset, 0, INT32_MAX, 1, T, &error), &error, "position 3", "-5");
+    check_refusal(dataset_batch(tokens, targets, &dataset, 0, INT32_MAX, 1, T, 0, &error), &error, "position 3", "-5");
     dataset_close(&dataset);
 
     write_plain_shard(path, text, 1200, 2);
@@ -608,7 +608,7 @@ static void test_loader_errors(void) {
     write_plain_shard(path, text, 1200, 2);
     check(loader_start(&loader, 0, &error) && loader_next(&loader, tokens, targets, &error), "after mending");
     remove(path);
-    check(dataset_batch(rows, rows, &dataset, 0, 256, 100, T, &error), "a removed file stays readable");
+    check(dataset_batch(rows, rows, &dataset, 0, 256, 100, T, 0, &error), "a removed file stays readable");
     loader_close(&loader);
     check_refusal(loader_open(&loader, &dataset, 256, 1, 0, 1, 1, 1200, &error), &error, path, "too short for T");
     check_refusal(loader_open(&loader, &dataset, 256, 1, 2, 2, 1, T, &error), &error, "rank", "rank 2 of 2");
@@ -626,11 +626,11 @@ static void test_validation(void) {
     Dataset dataset;
     Error error;
     if (!open_texts(&dataset)) return;
-    size_t windows = dataset_windows(&dataset, T), seen = 0;
+    size_t windows = dataset_windows(&dataset, T, 0), seen = 0;
     check(windows == (1003 - 1) / T + (777 - 1) / T, "the number of windows");
     size_t shard = 0, start = 0;
     for (size_t first = 0; first < windows + 2 * B; first += B) {
-        check(dataset_batch(tokens, targets, &dataset, first, VOCABULARY, B, T, &error), "a batch");
+        check(dataset_batch(tokens, targets, &dataset, first, VOCABULARY, B, T, 0, &error), "a batch");
         for (size_t b = 0; b < B; b++) {
             if (first + b >= windows) {
                 for (size_t t = 0; t < T; t++)
@@ -649,6 +649,38 @@ static void test_validation(void) {
     family("validation: every window once, in order; -1 past the end");
 }
 
+// With windows that overlap, every target up to the end of the last window is scored exactly once, and after at least
+// `overlap` tokens of context, but for the first window of a shard.
+static void test_overlap(void) {
+    enum { T = 16, B = 3 };
+    int32_t tokens[B * T], targets[B * T];
+    uint16_t text[200];
+    Error error;
+    for (uint16_t i = 0; i < 200; i++) text[i] = i;  // a token is its own position
+    for (size_t n = T; n <= 200; n += 23)
+        for (size_t overlap = 0; overlap < T; overlap++) {
+            Dataset dataset;
+            size_t scored[200] = {0};
+            check(dataset_from_memory(&dataset, text, 2, n, &error), "a dataset in memory");
+            size_t windows = dataset_windows(&dataset, T, overlap), stride = T - overlap;
+            for (size_t first = 0; first < windows; first += B) {
+                check(dataset_batch(tokens, targets, &dataset, first, 200, B, T, overlap, &error), "a batch");
+                for (size_t i = 0; i < B * T; i++) {
+                    if (targets[i] < 0) continue;
+                    check(targets[i] == tokens[i] + 1, "a target is not the token after its input");
+                    check(i % T >= overlap || first + i / T == 0, "a target has too little context");
+                    scored[targets[i]]++;
+                }
+            }
+            size_t end = windows == 0 ? 0 : (windows - 1) * stride + T;  // the last target
+            check(n < end + 1 + stride || n < T + 1, "one more window would fit");
+            for (size_t i = 0; i < 200; i++)
+                check(scored[i] == (i >= 1 && i <= end), "a token is not scored once");
+            dataset_close(&dataset);
+        }
+    family("validation: overlapping windows score every token once");
+}
+
 // ------------------------------------------------------------------------------------------------
 // Tokenizer
 
@@ -665,7 +697,7 @@ static void test_tokenizer(void) {
     family("tokenizer: bytes there and back");
 }
 
-static const char* program;
+static char* program;
 static char output[4096];  // of the last run, standard output and error together
 
 // Runs `tokenize ARGUMENTS` in the test folder by the shell; returns its exit status.
@@ -727,24 +759,27 @@ static void test_program(void) {
     write_file(in_folder("empty"), "", 0);
     write_file(in_folder("three"), "abc", 3);
     check_run("", "--byte text --out f", 2, "did you mean --bytes?");
-    check_run("", "--bytes text --out f --shards 5", 2, "did you mean --shard-tokens?");
-    check_run("", "--bytes text", 2, "--out PREFIX");
-    check_run("", "--out f", 2, "--bytes FILE");
+    check_run("", "--bytes text --out f --shard-token 5", 2, "did you mean --shard-tokens?");
+    check_run("", "--bytes text", 2, "--out PREFIX is missing");
+    check_run("", "--out f", 2, "--bytes FILE is missing");
     check_run("", "--bytes text --out", 2, "--out needs a value");
-    check_run("", "--bytes text --out f --val 1.5", 2, "--val 1.5: give a number from 0 to 1");
-    check_run("", "--bytes text --out f --val nan", 2, "--val nan");
-    check_run("", "--bytes text --out f --val 0.1x", 2, "--val 0.1x");
-    check_run("", "--bytes text --out f --val -0.1", 2, "--val -0.1");
-    check_run("", "--bytes text --out f --entropy -1", 2, "--entropy -1");
-    check_run("", "--bytes text --out f --entropy inf", 2, "--entropy inf");
-    check_run("", "--bytes text --out f --shard-tokens 0", 2, "--shard-tokens 0");
+    check_run("", "--bytes text --out f --val 1.5", 2, "--val is '1.5'; give a number from 0 to 1");
+    check_run("", "--bytes text --out f --val nan", 2, "--val is 'nan'");
+    check_run("", "--bytes text --out f --val 0.1x", 2, "--val is '0.1x'");
+    check_run("", "--bytes text --out f --val -0.1", 2, "--val is '-0.1'");
+    check_run("", "--bytes text --out f --entropy -1", 2, "--entropy is '-1'");
+    check_run("", "--bytes text --out f --entropy inf", 2, "--entropy is 'inf'");
+    check_run("", "--bytes text --out f --shard-tokens 0", 2, "--shard-tokens is '0'");
     check_run("", "--bytes none --out f", 1, "cannot open none");
     check_run("", "--bytes empty --out f", 1, "empty is empty");
     check_run("", "--bytes . --out f", 1, "is a directory");
     check_run("", "--bytes three --out f --val 0.1", 1, "cannot divide");
     check_run("cat text |", "--bytes - --out f --val 0.1", 1, "standard input is not known ahead");
     check_run("true |", "--bytes - --out f", 1, "standard input is empty");
-    check_run("", "--bytes text --out no/f", 1, "no/f_train_000000.bin.tmp");
+    check_run("", "--bytes text --out no/f", 1, "cannot create no/f_train_000000.bin");
+    check(mkdir(in_folder("g_val_000000.bin"), 0700) == 0, "making a folder");
+    check_run("", "--bytes text --out g", 1, "g_val_000000.bin is a directory");
+    check(!exists(in_folder("g_train_000000.bin")), "half of the shards appear");
     check_run("ulimit -f 64;", "--bytes text --out f", 1, strerror(EFBIG));
     check_run("ulimit -f 64;", "--bytes text --out f --shard-tokens 15000", 0, "");  // every file below the limit
     check(run("rm f_*;", "--help") == 0, "clearing");
@@ -784,10 +819,15 @@ int main(int argc, char** argv) {
     test_resume();
     test_loader_errors();
     test_validation();
+    test_overlap();
     test_tokenizer();
-    program = argc > 1 ? realpath(argv[1], NULL) : NULL;
+    char beside[4096];
+    const char* slash = strrchr(argv[0], '/');
+    snprintf(beside, sizeof beside, "%.*stokenize", slash ? (int)(slash + 1 - argv[0]) : 0, argv[0]);
+    program = realpath(argc > 1 ? argv[1] : beside, NULL);
     if (program) test_program();
-    else printf("skipped: tests of the program tokenize; give its path\n");
+    else printf("skipped: tests of the program tokenize, which is not at %s\n", argc > 1 ? argv[1] : beside);
+    free(program);
     for (int i = 0; i < SHARDS; i++) free(texts[i]);
     char command[128];
     snprintf(command, sizeof command, "rm -rf '%s'", folder);
