@@ -85,7 +85,7 @@ static inline floatX floatX_of_stochastic(float x, uint32_t random) {
     float unit = float_of_bits((exponent < 0x38800000u ? 0x38800000u : exponent) - (10u << 23));  // the last place at x
     float quotient = x / unit, cut = truncf(quotient);
     bool away = (float)(random >> 8) * 0x1p-24f < fabsf(quotient - cut);
-    return floatX_of((cut + (away ? copysignf(1.0f, x) : 0.0f)) * unit);
+    return floatX_of((cut + copysignf(away ? 1.0f : 0.0f, x)) * unit);
 }
 
 #else
@@ -401,10 +401,17 @@ static inline void rope_backward(floatX* dqkv, const float* table, size_t B, siz
 // dv: 7 products instead of 5, but every output has one writer, in a fixed order.
 
 #define ATTENTION_MAX_D 256  // tiles of this width must fit the stack of a thread
-#define TILE_Q 32            // queries in a tile
+#define TILE_Q 64            // queries in a tile
 #define TILE_K 64            // keys in a tile: a multiple of TILE_Q, so that a visited pair of tiles is never all masked
 
 typedef float Vec16 __attribute__((vector_size(64), aligned(4), may_alias));
+
+// Rows of a product that are summed at once: as many as the vector registers hold.
+#ifdef __AVX512F__
+#define TILE_ROWS 8
+#else
+#define TILE_ROWS 4
+#endif
 
 // Queries, keys and values of one (batch, head): rows `stride` apart in qkv (B, T, (H + 2K) D).
 typedef struct {
@@ -441,26 +448,26 @@ static inline void tile_load_transposed(float* tile, const floatX* source, size_
     }
 }
 
-// out (rows, cols) += a (rows, depth) b (depth, cols), all float. rows is a multiple of 4, cols of 32; out and b are
+// out (rows, cols) += a (rows, depth) b (depth, cols), all float. rows is a multiple of 8, cols of 32; out and b are
 // dense with cols columns; a has any strides, so that it may be a transpose.
 static inline void tile_product(float* out, const float* a, size_t a_row, size_t a_col, const float* b,
                                 size_t rows, size_t cols, size_t depth) {
     for (size_t j = 0; j < cols; j += 32) {
-        for (size_t i = 0; i < rows; i += 4) {
-            Vec16 sum[4][2];
-            for (int r = 0; r < 4; r++) {
+        for (size_t i = 0; i < rows; i += TILE_ROWS) {
+            Vec16 sum[TILE_ROWS][2];
+            for (int r = 0; r < TILE_ROWS; r++) {
                 sum[r][0] = *(const Vec16*)(out + (i + r) * cols + j);
                 sum[r][1] = *(const Vec16*)(out + (i + r) * cols + j + 16);
             }
             for (size_t p = 0; p < depth; p++) {
                 Vec16 b0 = *(const Vec16*)(b + p * cols + j), b1 = *(const Vec16*)(b + p * cols + j + 16);
-                for (int r = 0; r < 4; r++) {
+                for (int r = 0; r < TILE_ROWS; r++) {
                     float x = a[(i + r) * a_row + p * a_col];
                     sum[r][0] += x * b0;
                     sum[r][1] += x * b1;
                 }
             }
-            for (int r = 0; r < 4; r++) {
+            for (int r = 0; r < TILE_ROWS; r++) {
                 *(Vec16*)(out + (i + r) * cols + j) = sum[r][0];
                 *(Vec16*)(out + (i + r) * cols + j + 16) = sum[r][1];
             }
@@ -721,14 +728,14 @@ static inline void swiglu_backward(floatX* din, const floatX* dout, const floatX
 // then divided by it. Which ones is a function of (seed, place, first + index) alone, so the backward is the same
 // function on the gradient, nothing is stored, and the choice does not depend on how samples are dealt to ranks.
 
-// out (n) = in (n) with dropout; they may be the same array. first: number of element 0 in the whole run.
+// out (n) = in (n) with dropout, 0 <= p < 1; they may be the same array. first: number of element 0 in the whole run.
 static inline void dropout(floatX* out, const floatX* in, float p, uint64_t seed, uint64_t place, uint64_t first,
                            size_t n, Stream stream) {
     (void)stream;
     uint32_t threshold = (uint32_t)(p * 4294967296.0);  // dropped if the random bits lie below
     float scale = 1.0f / (1.0f - p);
     #pragma omp parallel for
-    for (uint64_t quad = first / 4; quad <= (first + n - 1) / 4; quad++) {
+    for (uint64_t quad = first / 4; quad < (first + n + 3) / 4; quad++) {
         Random4 r = random4(seed, RANDOM_DROPOUT, place, quad);
         for (uint64_t lane = 0; lane < 4; lane++) {
             uint64_t i = quad * 4 + lane - first;
@@ -759,7 +766,7 @@ static inline void classifier(floatX* logits, float* losses, const int32_t* targ
         for (size_t v = 0; v < V; v++) maximum = float_of(x[v]) > maximum ? float_of(x[v]) : maximum;
         #pragma omp simd reduction(+:sum)
         for (size_t v = 0; v < V; v++) sum += exp_fast(float_of(x[v]) - maximum);
-        losses[row] = logf(sum) + maximum - target_logit;
+        losses[row] = logf(sum) + (maximum - target_logit);
         if (dloss == 0.0f) continue;
         float scale = dloss / sum;
         #pragma omp simd
@@ -847,7 +854,7 @@ static inline void optimizer_apply(float* w, float* m, float* v, const float* gr
     } else {
         for (size_t i = 0; i < n; i++) {
             float g = grad[i] * scale, mixed = beta1 * m[i] + (1.0f - beta1) * g;
-            float sign = (float)(mixed > 0.0f) - (float)(mixed < 0.0f);
+            float sign = mixed > 0.0f ? 1.0f : mixed < 0.0f ? -1.0f : mixed;  // 0 and NaN stay what they are
             w[i] -= lr * (sign + decay * w[i]);
             m[i] = beta2 * m[i] + (1.0f - beta2) * g;
         }
@@ -871,8 +878,13 @@ static inline void optimizer_update(floatX* params, float* masters, float* m, fl
         if (masters != NULL || FLOATX_IS_FLOAT) {
             for (size_t i = 0; i < count; i++) p[i] = floatX_of(w[i]);
         } else {
-            for (size_t i = 0; i < count; i++)
-                p[i] = floatX_of_stochastic(w[i], random_bits(o->seed, RANDOM_ROUNDING, o->step, first + begin + i));
+            uint32_t random[2048 + 4];  // four from each random4, from the multiple of 4 at or before the first element
+            size_t index = first + begin, skipped = index % 4;
+            for (size_t quad = 0; quad < (skipped + count + 3) / 4; quad++) {
+                Random4 r = random4(o->seed, RANDOM_ROUNDING, o->step, index / 4 + quad);
+                for (int lane = 0; lane < 4; lane++) random[4 * quad + lane] = r.bits[lane];
+            }
+            for (size_t i = 0; i < count; i++) p[i] = floatX_of_stochastic(w[i], random[skipped + i]);
         }
     }
 }

@@ -191,8 +191,8 @@ static inline double profile_end_value(double value, const char* name, double fl
 // 3. Peaks of the machine
 //
 // Multiplications and additions on registers alone, in as many accumulators as hide their latency: of floats in the
-// widest vectors that the products may choose, and of bfloat16 where the processor multiplies pairs of them. For memory:
-// an array is scaled in place, which moves nothing but the bytes that are counted.
+// widest vectors that the products may choose, and of bfloat16 where the processor multiplies pairs of them. For
+// memory, an array is scaled in place, which moves nothing but the bytes that are counted.
 
 #define PEAK_FP32(name, attribute, bytes, sums_count) \
     attribute static float name(size_t turns) { \
@@ -255,10 +255,9 @@ typedef struct {
 
 static PeakLoop peak_loop(bool bf16) {
     PeakLoop peak = {peak_portable, 10 * 8};
-    const GemmKernel *floats, *pairs;
-    gemm_choose(&floats, &pairs, "auto");
+    gemm_backend();  // makes the choice if nothing has yet
+    const GemmKernel* kernel = bf16 ? gemm_state.pairs : gemm_state.floats;
 #ifdef GEMM_X86
-    const GemmKernel* kernel = bf16 ? pairs : floats;
     if (kernel == &gemm_avx2) peak.loop = peak_avx2, peak.flops = 12 * 16;
     if (kernel == &gemm_avx512) peak.loop = peak_avx512, peak.flops = 16 * 32;
 #endif
@@ -266,7 +265,7 @@ static PeakLoop peak_loop(bool bf16) {
     if (kernel == &gemm_avx512bf16) peak.loop = peak_avx512bf16, peak.flops = 16 * 64;
     if (kernel == &gemm_amx) peak.loop = peak_amx, peak.flops = 4 * 16384;
 #endif
-    (void)bf16;
+    (void)kernel;
     return peak;
 }
 
@@ -393,7 +392,7 @@ static bool bench_step(Bench* b, double* ms, Error* error) {
     if (taken) model_update(model, &optimizer, ++state->updates, lr, factor / scale);
     state->step++;
     *ms = now_ms() - started;
-    return taken || fail(error, "step %llu has a gradient of norm %g and was skipped, so its time says nothing; report this",
+    return taken || fail(error, "step %llu has a gradient of norm %g and was skipped: its time says nothing; report it",
                          (unsigned long long)state->step, grad_norm);
 }
 

@@ -8,6 +8,9 @@ passed=0
 failed=0
 : > "$log"
 
+# Tests run more threads than there may be cores; threads that wait must not keep others from running.
+export OMP_WAIT_POLICY=passive
+
 # check NAME COMMAND...: a check that is one command; its output is shown if it fails.
 check() {
     name=$1
