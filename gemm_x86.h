@@ -1,0 +1,340 @@
+// gemm_x86.h: the kernels of gemm.h for x86-64. It is included by gemm.h, in the middle, and by nobody else.
+//
+//   1. AVX2            6 x 16 tile, FMA
+//   2. AVX-512        12 x 32 tile, FMA, and packing by 16 x 16 transposes
+//   3. AVX512_BF16    12 x 32 tile of bfloat16 pairs
+//   4. AMX            32 x 32 tile of bfloat16 in the tile registers
+//
+// Every function has its own target attribute, so that the file compiles for any x86-64; gemm.h calls only what the
+// processor has (gemm_has_*). Kernels that the compiler does not know are left out.
+
+#ifndef LLMTRAIN_GEMM_X86_H
+#define LLMTRAIN_GEMM_X86_H
+
+#include <cpuid.h>
+#include <immintrin.h>
+#include <sys/syscall.h>
+
+#if defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11
+#define GEMM_X86_BF16 1  // the compiler knows AVX512_BF16 and AMX
+#endif
+
+// g++ 12 takes the undefined value inside of its own intrinsics for a mistake.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+
+// ------------------------------------------------------------------------------------------------
+// 1. AVX2
+//
+// 12 of the 16 registers hold the sums, two a row of B, one an element of A. Packing is the plain loop.
+
+#define GEMM_AVX2 __attribute__((target("avx2,fma")))
+
+GEMM_STORE_AND_DOT(avx2, GEMM_AVX2, 6, 16)
+
+GEMM_AVX2 static inline void gemm_pack_avx2(uint32_t* panel, const GemmOperand* o, size_t lane, size_t lanes,
+                                            size_t width, size_t k, size_t count) {
+    gemm_pack_body(panel, o, lane, lanes, width, k, count);
+}
+
+GEMM_AVX2 static inline void gemm_multiply_avx2(float* sums, const uint32_t* a_panel, const uint32_t* b_panel,
+                                                size_t units, bool accumulate) {
+    const float* a = (const float*)a_panel;
+    const float* b = (const float*)b_panel;
+    __m256 c[12];
+    GEMM_UNROLL
+    for (int i = 0; i < 12; i++) c[i] = accumulate ? _mm256_loadu_ps(sums + 8 * i) : _mm256_setzero_ps();
+    for (size_t u = 0; u < units; u++, a += 6, b += 16) {
+        __m256 b0 = _mm256_loadu_ps(b), b1 = _mm256_loadu_ps(b + 8);
+        GEMM_UNROLL
+        for (int i = 0; i < 6; i++) {
+            __m256 x = _mm256_broadcast_ss(a + i);
+            c[2 * i] = _mm256_fmadd_ps(x, b0, c[2 * i]);
+            c[2 * i + 1] = _mm256_fmadd_ps(x, b1, c[2 * i + 1]);
+        }
+    }
+    GEMM_UNROLL
+    for (int i = 0; i < 12; i++) _mm256_storeu_ps(sums + 8 * i, c[i]);
+}
+
+static inline bool gemm_has_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+
+static const GemmKernel gemm_avx2 = {"avx2", false, false, 6, 16, 384, 384, 1, gemm_pack_avx2, gemm_multiply_avx2,
+                                     gemm_store_avx2, gemm_dot_avx2, NULL, NULL};
+
+// ------------------------------------------------------------------------------------------------
+// 2. AVX-512
+//
+// 24 of the 32 registers hold the sums, two a row of B, one an element of A. Packing goes by blocks of 16 lanes x 16
+// units: sixteen rows as they lie in memory, converted, transposed if the panel wants the other order, and stored.
+
+#define GEMM_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")))
+
+GEMM_STORE_AND_DOT(avx512, GEMM_AVX512, 12, 32)
+
+// r[j][i] = r[i][j], for 16 x 16 units
+GEMM_AVX512 static inline void gemm_transpose_avx512(__m512i r[16]) {
+    __m512i t[16];
+    GEMM_UNROLL
+    for (int i = 0; i < 8; i++) {  // units of neighbouring rows side by side
+        t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
+        t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+    }
+    GEMM_UNROLL
+    for (int i = 0; i < 4; i++) {  // r[4i + c] holds, in its quarter q, column 4q + c of rows 4i .. 4i + 3
+        r[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
+        r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
+        r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
+        r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+    }
+    GEMM_UNROLL
+    for (int c = 0; c < 4; c++) {  // the 4 x 4 quarters of column group c change places
+        __m512i low02 = _mm512_shuffle_i32x4(r[c], r[4 + c], 0x88), low13 = _mm512_shuffle_i32x4(r[c], r[4 + c], 0xdd);
+        __m512i high02 = _mm512_shuffle_i32x4(r[8 + c], r[12 + c], 0x88);
+        __m512i high13 = _mm512_shuffle_i32x4(r[8 + c], r[12 + c], 0xdd);
+        t[c] = _mm512_shuffle_i32x4(low02, high02, 0x88);
+        t[4 + c] = _mm512_shuffle_i32x4(low13, high13, 0x88);
+        t[8 + c] = _mm512_shuffle_i32x4(low02, high02, 0xdd);
+        t[12 + c] = _mm512_shuffle_i32x4(low13, high13, 0xdd);
+    }
+    GEMM_UNROLL
+    for (int i = 0; i < 16; i++) r[i] = t[i];
+}
+
+GEMM_AVX512 static inline __mmask16 gemm_mask16(size_t count) {
+    return (__mmask16)(count >= 16 ? 0xffff : (1u << count) - 1);
+}
+
+// 16 floats from `count` contiguous elements
+GEMM_AVX512 static inline __m512i gemm_floats_avx512(const char* data, GemmType type, size_t count) {
+    __mmask16 mask = gemm_mask16(count);
+    if (type == GEMM_F32) return _mm512_maskz_loadu_epi32(mask, data);
+    __m256i bits = _mm256_maskz_loadu_epi16(mask, data);
+    if (type == GEMM_BF16) return _mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16);
+    return _mm512_castps_si512(_mm512_cvtph_ps(bits));
+}
+
+// 16 pairs: of neighbours (from `count` contiguous elements), or of two rows
+GEMM_AVX512 static inline __m512i gemm_pairs_avx512(const char* data, size_t count) {
+    return _mm512_maskz_loadu_epi16((__mmask32)(count >= 32 ? 0xffffffffu : (1u << count) - 1), data);
+}
+GEMM_AVX512 static inline __m512i gemm_pair_rows_avx512(const char* even, const char* odd, size_t count) {
+    __mmask16 mask = gemm_mask16(count);
+    __m512i low = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, even));
+    if (odd == NULL) return low;
+    return _mm512_or_si512(low, _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, odd)), 16));
+}
+
+// Sixteen rows as they lie in memory: of 16 units of one lane if k is contiguous, else of 16 lanes of one unit. What
+// lies outside of the operand is zero.
+GEMM_AVX512 GEMM_INLINE void gemm_rows_avx512(__m512i r[16], const GemmOperand* o, GemmType type, bool pairs,
+                                              size_t lane, size_t lanes, size_t k, size_t count) {
+    size_t bytes = gemm_type_bytes(type), per_unit = pairs ? 2 : 1;
+    size_t step = o->stride * bytes;
+    GEMM_UNROLL
+    for (size_t i = 0; i < 16; i++) {
+        r[i] = _mm512_setzero_si512();
+        if (o->k_contiguous) {
+            const char* row = o->data + (lane + i) * step + k * bytes;
+            if (i < lanes) r[i] = pairs ? gemm_pairs_avx512(row, count) : gemm_floats_avx512(row, type, count);
+        } else if (i * per_unit < count) {
+            const char* row = o->data + (k + i * per_unit) * step + lane * bytes;
+            r[i] = pairs ? gemm_pair_rows_avx512(row, 2 * i + 1 < count ? row + step : NULL, lanes)
+                         : gemm_floats_avx512(row, type, lanes);
+        }
+    }
+}
+
+GEMM_AVX512 GEMM_INLINE void gemm_pack_blocks_avx512(uint32_t* panel, const GemmOperand* o, GemmType type, bool pairs,
+                                                     bool by_lane, size_t lane, size_t lanes, size_t width, size_t k,
+                                                     size_t count) {
+    size_t step = pairs ? 32 : 16, row = by_lane ? 16 : width;
+    for (size_t done = 0; done < count; done += step, panel += 16 * width)
+        for (size_t group = 0; group < width; group += 16) {
+            __m512i r[16];
+            size_t left = lanes > group ? lanes - group : 0;
+            gemm_rows_avx512(r, o, type, pairs, lane + group, left, k + done, count - done);
+            if (o->k_contiguous != by_lane) gemm_transpose_avx512(r);
+            __mmask16 mask = gemm_mask16(by_lane ? 16 : width - group);
+            GEMM_UNROLL
+            for (size_t i = 0; i < 16; i++)
+                _mm512_mask_storeu_epi32(panel + (by_lane ? 16 : 1) * group + i * row, mask, r[i]);
+        }
+}
+
+GEMM_AVX512 static inline void gemm_pack_avx512(uint32_t* panel, const GemmOperand* o, size_t lane, size_t lanes,
+                                                size_t width, size_t k, size_t count) {
+    if (o->by_lane) gemm_pack_blocks_avx512(panel, o, GEMM_BF16, true, true, lane, lanes, width, k, count);
+    else if (o->pairs) gemm_pack_blocks_avx512(panel, o, GEMM_BF16, true, false, lane, lanes, width, k, count);
+    else if (o->type == GEMM_F32)
+        gemm_pack_blocks_avx512(panel, o, GEMM_F32, false, false, lane, lanes, width, k, count);
+    else if (o->type == GEMM_BF16)
+        gemm_pack_blocks_avx512(panel, o, GEMM_BF16, false, false, lane, lanes, width, k, count);
+    else gemm_pack_blocks_avx512(panel, o, GEMM_F16, false, false, lane, lanes, width, k, count);
+}
+
+GEMM_AVX512 static inline void gemm_multiply_avx512(float* sums, const uint32_t* a_panel, const uint32_t* b_panel,
+                                                    size_t units, bool accumulate) {
+    const float* a = (const float*)a_panel;
+    const float* b = (const float*)b_panel;
+    __m512 c[24];
+    GEMM_UNROLL
+    for (int i = 0; i < 24; i++) c[i] = accumulate ? _mm512_loadu_ps(sums + 16 * i) : _mm512_setzero_ps();
+    for (size_t u = 0; u < units; u++, a += 12, b += 32) {
+        __m512 b0 = _mm512_loadu_ps(b), b1 = _mm512_loadu_ps(b + 16);
+        GEMM_UNROLL
+        for (int i = 0; i < 12; i++) {
+            __m512 x = _mm512_set1_ps(a[i]);
+            c[2 * i] = _mm512_fmadd_ps(x, b0, c[2 * i]);
+            c[2 * i + 1] = _mm512_fmadd_ps(x, b1, c[2 * i + 1]);
+        }
+    }
+    GEMM_UNROLL
+    for (int i = 0; i < 24; i++) _mm512_storeu_ps(sums + 16 * i, c[i]);
+}
+
+static inline bool gemm_has_avx512(void) {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && gemm_has_avx2();
+}
+
+static const GemmKernel gemm_avx512 = {"avx512", false, false, 12, 32, 384, 384, 1, gemm_pack_avx512,
+                                       gemm_multiply_avx512, gemm_store_avx512, gemm_dot_avx512, NULL, NULL};
+
+#ifdef GEMM_X86_BF16
+
+// ------------------------------------------------------------------------------------------------
+// 3. AVX512_BF16
+//
+// vdpbf16ps adds two products of bfloat16 to each float. On AMD's Zen 4 it runs at the rate of the FMA, hence twice the
+// arithmetic; on Intel's Sapphire Rapids at a quarter of that rate, hence half of it: so only AMD uses it unasked.
+
+#define GEMM_AVX512BF16 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma")))
+
+GEMM_AVX512BF16 static inline void gemm_multiply_avx512bf16(float* sums, const uint32_t* a, const uint32_t* b,
+                                                            size_t units, bool accumulate) {
+    __m512 c[24];
+    GEMM_UNROLL
+    for (int i = 0; i < 24; i++) c[i] = accumulate ? _mm512_loadu_ps(sums + 16 * i) : _mm512_setzero_ps();
+    for (size_t u = 0; u < units; u++, a += 12, b += 32) {
+        __m512bh b0 = (__m512bh)_mm512_loadu_si512(b), b1 = (__m512bh)_mm512_loadu_si512(b + 16);
+        GEMM_UNROLL
+        for (int i = 0; i < 12; i++) {
+            __m512bh x = (__m512bh)_mm512_set1_epi32((int)a[i]);
+            c[2 * i] = _mm512_dpbf16_ps(c[2 * i], x, b0);
+            c[2 * i + 1] = _mm512_dpbf16_ps(c[2 * i + 1], x, b1);
+        }
+    }
+    GEMM_UNROLL
+    for (int i = 0; i < 24; i++) _mm512_storeu_ps(sums + 16 * i, c[i]);
+}
+
+static inline bool gemm_has_avx512bf16(void) {
+    unsigned a, b, c, d;
+    return gemm_has_avx512() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
+}
+static inline bool gemm_vendor_is_amd(void) {
+    unsigned a, b, c, d;
+    return __get_cpuid(0, &a, &b, &c, &d) && b == signature_AMD_ebx && c == signature_AMD_ecx && d == signature_AMD_edx;
+}
+
+static const GemmKernel gemm_avx512bf16 = {
+    "avx512bf16", true, false, 12, 32, 384, 384, 1, gemm_pack_avx512, gemm_multiply_avx512bf16,
+    gemm_store_avx512, gemm_dot_avx512, NULL, NULL};
+
+// ------------------------------------------------------------------------------------------------
+// 4. AMX
+//
+// Of the eight tile registers (16 rows x 64 bytes) four hold 32 x 32 sums, two take 32 rows of A x 16 pairs, two take
+// 16 pairs x 32 columns of B. A loaded tile serves two products of 16 cycles, so that 64 cycles need 4 KiB: A comes
+// from L1 (k_inner keeps 24 KiB of it there), B from L2. A is packed by lane: a row of its tile is 16 pairs of a lane.
+//
+// The compiler may not know what the tile instructions read and write; the barriers tell it.
+
+#define GEMM_AMX __attribute__((target("amx-tile,amx-bf16,avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")))
+#define GEMM_BARRIER() __asm__ volatile("" ::: "memory")
+
+GEMM_STORE_AND_DOT(amx, GEMM_AVX512, 32, 32)
+
+typedef struct {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+} GemmTileConfig;
+
+GEMM_AMX static inline void gemm_begin_amx(void) {
+    GemmTileConfig config;
+    memset(&config, 0, sizeof config);
+    config.palette = 1;
+    for (int t = 0; t < 8; t++) {
+        config.row_bytes[t] = 64;
+        config.rows[t] = 16;
+    }
+    GEMM_BARRIER();
+    _tile_loadconfig(&config);
+    GEMM_BARRIER();
+}
+
+GEMM_AMX static inline void gemm_end_amx(void) {
+    GEMM_BARRIER();
+    _tile_release();
+}
+
+GEMM_AMX static inline void gemm_multiply_amx(float* sums, const uint32_t* a, const uint32_t* b, size_t units,
+                                              bool accumulate) {
+    GEMM_BARRIER();
+    if (accumulate) {
+        _tile_loadd(0, sums, 128);
+        _tile_loadd(1, sums + 16, 128);
+        _tile_loadd(2, sums + 16 * 32, 128);
+        _tile_loadd(3, sums + 16 * 32 + 16, 128);
+    } else {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+    for (size_t u = 0; u < units; u += 16, a += 16 * 32, b += 16 * 32) {
+        _tile_loadd(6, b, 128);
+        _tile_loadd(4, a, 64);
+        _tile_loadd(7, b + 16, 128);
+        _tile_loadd(5, a + 16 * 16, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, sums, 128);
+    _tile_stored(1, sums + 16, 128);
+    _tile_stored(2, sums + 16 * 32, 128);
+    _tile_stored(3, sums + 16 * 32 + 16, 128);
+    GEMM_BARRIER();
+}
+
+// Tile registers must be asked for: they enlarge what the system saves at every switch of a process.
+static inline bool gemm_has_amx(void) {
+#ifdef GEMM_EMULATE_AMX
+    return gemm_has_avx512();
+#else
+    enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    unsigned a, b, c, d;
+    if (!gemm_has_avx512() || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+    bool tiles = d >> 24 & 1, bf16 = d >> 22 & 1;
+    return tiles && bf16 && syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+#endif
+}
+
+static const GemmKernel gemm_amx = {"amx", true, true, 32, 32, 512, 192, 16, gemm_pack_avx512, gemm_multiply_amx,
+                                    gemm_store_amx, gemm_dot_amx, gemm_begin_amx, gemm_end_amx};
+
+#endif  // GEMM_X86_BF16
+
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic pop
+#endif
+
+#endif  // LLMTRAIN_GEMM_X86_H
+
