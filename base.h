@@ -5,6 +5,7 @@
 //   3. time        a monotonic clock
 //   4. random      counter-based random numbers: a pure function of (seed, purpose, step, index)
 //   5. hash        the checksum of files and parameters
+//   6. conversions float to and from bfloat16 and IEEE binary16
 //
 // It needs nothing but the C library, and compiles as C11 and as C++17.
 
@@ -222,6 +223,42 @@ static inline uint64_t hash_bytes(const void* data, size_t bytes) {
     Hash h = hash_begin(0);
     hash_add(&h, data, bytes);
     return hash_end(&h);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 6. Conversions
+//
+// bfloat16 is the upper half of a float, binary16 has 5 bits of exponent and 10 of fraction. Rounding is to nearest,
+// ties to even; NaN stays NaN. There are no branches, so loops over them vectorise; and they are always inlined, so
+// that they take the instruction set of the function around them.
+
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+
+ALWAYS_INLINE uint32_t bits_from_float(float x) { uint32_t bits; memcpy(&bits, &x, 4); return bits; }
+ALWAYS_INLINE float float_from_bits(uint32_t bits) { float x; memcpy(&x, &bits, 4); return x; }
+
+ALWAYS_INLINE float float_from_bf16(uint16_t half) { return float_from_bits((uint32_t)half << 16); }
+
+ALWAYS_INLINE uint16_t bf16_from_float(float x) {
+    uint32_t bits = bits_from_float(x);
+    uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16, nan = bits >> 16 | 0x40;
+    return (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? nan : rounded);
+}
+
+ALWAYS_INLINE float float_from_f16(uint16_t half) {
+    uint32_t magnitude = (uint32_t)(half & 0x7fff) << 13;
+    uint32_t scaled = bits_from_float(float_from_bits(magnitude) * 0x1p112f);  // exponent bias 15 to 127, subnormals too
+    uint32_t special = magnitude | 0x7f800000;                                 // infinity and NaN
+    return float_from_bits((magnitude >= 0x0f800000 ? special : scaled) | (uint32_t)(half & 0x8000) << 16);
+}
+
+ALWAYS_INLINE uint16_t f16_from_float(float x) {
+    uint32_t bits = bits_from_float(x), magnitude = bits & 0x7fffffff;
+    uint32_t normal = (magnitude - 0x38000000 + 0xfff + (magnitude >> 13 & 1)) >> 13;
+    uint32_t subnormal = bits_from_float(float_from_bits(magnitude) + 0.5f) - 0x3f000000;  // in units of 2^-24
+    uint32_t special = magnitude > 0x7f800000 ? 0x7e00 : 0x7c00;
+    uint32_t half = magnitude < 0x38800000 ? subnormal : magnitude >= 0x47800000 ? special : normal;
+    return (uint16_t)(half | (bits >> 16 & 0x8000));
 }
 
 #endif  // LLMTRAIN_BASE_H

@@ -3,7 +3,7 @@
 //     gemm(out, GEMM_F32, N, false, x, w, bias, GEMM_F32, M, N, K);      // out = x w^T + bias
 //
 //   1. types       how a matrix lies in memory
-//   2. elements    float, bfloat16 and half precision to float and back
+//   2. elements    of any type, read and written as float
 //   3. portable    the kernel in plain C; those for AVX2, AVX-512 and AMX are in gemm_x86.h
 //   4. choice      what this processor has, and workspaces
 //   5. product     the blocked loops
@@ -111,52 +111,22 @@ enum {
 #else
 #define GEMM_UNROLL _Pragma("GCC unroll 32")
 #endif
-// Plain C that is compiled once for each instruction set, inlined into a function that has the target attribute.
-#define GEMM_INLINE static inline __attribute__((always_inline))
 
 // ------------------------------------------------------------------------------------------------
 // 2. Elements
-//
-// Without branches, so that loops over them vectorise. Rounding is to nearest, ties to even.
 
-GEMM_INLINE float gemm_float_from_bits(uint32_t bits) { float f; memcpy(&f, &bits, 4); return f; }
-GEMM_INLINE uint32_t gemm_bits_from_float(float f) { uint32_t bits; memcpy(&bits, &f, 4); return bits; }
+ALWAYS_INLINE size_t gemm_type_bytes(GemmType type) { return type == GEMM_F32 ? 4 : 2; }
 
-GEMM_INLINE float gemm_float_from_f16(uint16_t half) {
-    uint32_t magnitude = (uint32_t)(half & 0x7fff) << 13;
-    uint32_t scaled = gemm_bits_from_float(gemm_float_from_bits(magnitude) * 0x1p112f);  // from exponent bias 15 to 127
-    uint32_t special = magnitude | 0x7f800000;                                           // infinity and NaN
-    return gemm_float_from_bits((magnitude >= 0x0f800000 ? special : scaled) | (uint32_t)(half & 0x8000) << 16);
-}
-
-GEMM_INLINE uint16_t gemm_f16_from_float(float f) {
-    uint32_t bits = gemm_bits_from_float(f), magnitude = bits & 0x7fffffff;
-    uint32_t normal = (magnitude - 0x38000000 + 0xfff + ((magnitude >> 13) & 1)) >> 13;
-    uint32_t subnormal = gemm_bits_from_float(gemm_float_from_bits(magnitude) + 0.5f) - 0x3f000000;  // of 2^-24 each
-    uint32_t special = magnitude > 0x7f800000 ? 0x7e00 : 0x7c00;
-    uint32_t half = magnitude < 0x38800000 ? subnormal : magnitude >= 0x47800000 ? special : normal;
-    return (uint16_t)(half | (bits >> 16 & 0x8000));
-}
-
-GEMM_INLINE uint16_t gemm_bf16_from_float(float f) {
-    uint32_t bits = gemm_bits_from_float(f);
-    uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-    uint32_t nan = bits >> 16 | 0x40;
-    return (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? nan : rounded);
-}
-
-GEMM_INLINE size_t gemm_type_bytes(GemmType type) { return type == GEMM_F32 ? 4 : 2; }
-
-GEMM_INLINE float gemm_load(const void* data, GemmType type, size_t index) {
+ALWAYS_INLINE float gemm_load(const void* data, GemmType type, size_t index) {
     if (type == GEMM_F32) return ((const float*)data)[index];
     uint16_t bits = ((const uint16_t*)data)[index];
-    return type == GEMM_BF16 ? gemm_float_from_bits((uint32_t)bits << 16) : gemm_float_from_f16(bits);
+    return type == GEMM_BF16 ? float_from_bf16(bits) : float_from_f16(bits);
 }
 
-GEMM_INLINE void gemm_save(void* data, GemmType type, size_t index, float value) {
+ALWAYS_INLINE void gemm_save(void* data, GemmType type, size_t index, float value) {
     if (type == GEMM_F32) ((float*)data)[index] = value;
-    else if (type == GEMM_BF16) ((uint16_t*)data)[index] = gemm_bf16_from_float(value);
-    else ((uint16_t*)data)[index] = gemm_f16_from_float(value);
+    else if (type == GEMM_BF16) ((uint16_t*)data)[index] = bf16_from_float(value);
+    else ((uint16_t*)data)[index] = f16_from_float(value);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -164,7 +134,7 @@ GEMM_INLINE void gemm_save(void* data, GemmType type, size_t index, float value)
 //
 // Bodies named *_body serve every instruction set; `rows` and `cols` are constants where they are inlined.
 
-GEMM_INLINE void gemm_pack_typed(float* panel, const GemmOperand* o, GemmType type, size_t lane, size_t lanes,
+ALWAYS_INLINE void gemm_pack_typed(float* panel, const GemmOperand* o, GemmType type, size_t lane, size_t lanes,
                                  size_t width, size_t k, size_t count) {
     size_t lane_step = o->k_contiguous ? o->stride : 1, k_step = o->k_contiguous ? 1 : o->stride;
     const char* data = o->data + (lane * lane_step + k * k_step) * gemm_type_bytes(type);
@@ -173,7 +143,7 @@ GEMM_INLINE void gemm_pack_typed(float* panel, const GemmOperand* o, GemmType ty
         for (size_t l = 0; l < lanes; l++) panel[u * width + l] = gemm_load(data, type, u * k_step + l * lane_step);
 }
 
-GEMM_INLINE void gemm_pack_body(uint32_t* panel, const GemmOperand* o, size_t lane, size_t lanes, size_t width,
+ALWAYS_INLINE void gemm_pack_body(uint32_t* panel, const GemmOperand* o, size_t lane, size_t lanes, size_t width,
                                 size_t k, size_t count) {
     float* floats = (float*)panel;
     if (o->type == GEMM_F32) gemm_pack_typed(floats, o, GEMM_F32, lane, lanes, width, k, count);
@@ -181,7 +151,7 @@ GEMM_INLINE void gemm_pack_body(uint32_t* panel, const GemmOperand* o, size_t la
     else gemm_pack_typed(floats, o, GEMM_F16, lane, lanes, width, k, count);
 }
 
-GEMM_INLINE void gemm_store_typed(const GemmProblem* p, GemmType type, const float* sums, size_t cols, size_t i,
+ALWAYS_INLINE void gemm_store_typed(const GemmProblem* p, GemmType type, const float* sums, size_t cols, size_t i,
                                   size_t height, size_t j, size_t width, bool add, bool bias) {
     float start[32];
     for (size_t c = 0; c < width; c++) start[c] = bias ? gemm_load(p->bias, p->bias_type, j + c) : 0.0f;
@@ -194,7 +164,7 @@ GEMM_INLINE void gemm_store_typed(const GemmProblem* p, GemmType type, const flo
     }
 }
 
-GEMM_INLINE void gemm_store_body(const GemmProblem* p, const float* sums, size_t rows, size_t cols, size_t i, size_t j,
+ALWAYS_INLINE void gemm_store_body(const GemmProblem* p, const float* sums, size_t rows, size_t cols, size_t i, size_t j,
                                  bool add, bool bias) {
     size_t height = min_size(rows, p->M - i), width = min_size(cols, p->N - j);
     bias = bias && p->bias != NULL;
@@ -208,14 +178,14 @@ GEMM_INLINE void gemm_store_body(const GemmProblem* p, const float* sums, size_t
 // Sixteen floats that the compiler keeps in as many registers as it takes (an array it would keep in memory).
 typedef float GemmLanes __attribute__((vector_size(64)));
 
-GEMM_INLINE void gemm_load_lanes(GemmLanes* lanes, const void* data, GemmType type, size_t index) {
+ALWAYS_INLINE void gemm_load_lanes(GemmLanes* lanes, const void* data, GemmType type, size_t index) {
     float values[16];
     for (size_t l = 0; l < 16; l++) values[l] = gemm_load(data, type, index + l);
     memcpy(lanes, values, sizeof values);
 }
 
 // out[i..i + rows, j] for rows <= 4: dot products with one row of the stored B, in 16 partial sums each.
-GEMM_INLINE void gemm_dot_typed(const GemmProblem* p, GemmType type, size_t rows, size_t i, size_t j) {
+ALWAYS_INLINE void gemm_dot_typed(const GemmProblem* p, GemmType type, size_t rows, size_t i, size_t j) {
     size_t stride = p->a.stride, k = 0;
     const char* a = p->a.data + i * stride * gemm_type_bytes(type);
     const char* b = p->b.data + j * p->b.stride * gemm_type_bytes(type);
@@ -242,13 +212,13 @@ GEMM_INLINE void gemm_dot_typed(const GemmProblem* p, GemmType type, size_t rows
     }
 }
 
-GEMM_INLINE void gemm_dot_rows(const GemmProblem* p, GemmType type, size_t j) {
+ALWAYS_INLINE void gemm_dot_rows(const GemmProblem* p, GemmType type, size_t j) {
     size_t i = 0;
     for (; i + 4 <= p->M; i += 4) gemm_dot_typed(p, type, 4, i, j);
     for (; i < p->M; i++) gemm_dot_typed(p, type, 1, i, j);
 }
 
-GEMM_INLINE void gemm_dot_body(const GemmProblem* p, size_t j, size_t j_end) {
+ALWAYS_INLINE void gemm_dot_body(const GemmProblem* p, size_t j, size_t j_end) {
     for (; j < j_end; j++) {
         if (p->a.type == GEMM_F32) gemm_dot_rows(p, GEMM_F32, j);
         else if (p->a.type == GEMM_BF16) gemm_dot_rows(p, GEMM_BF16, j);

@@ -130,7 +130,7 @@ GEMM_AVX512 static inline __m512i gemm_pair_rows_avx512(const char* even, const 
 
 // Sixteen rows as they lie in memory: of 16 units of one lane if k is contiguous, else of 16 lanes of one unit. What
 // lies outside of the operand is zero.
-GEMM_AVX512 GEMM_INLINE void gemm_rows_avx512(__m512i r[16], const GemmOperand* o, GemmType type, bool pairs,
+GEMM_AVX512 ALWAYS_INLINE void gemm_rows_avx512(__m512i r[16], const GemmOperand* o, GemmType type, bool pairs,
                                               size_t lane, size_t lanes, size_t k, size_t count) {
     size_t bytes = gemm_type_bytes(type), per_unit = pairs ? 2 : 1;
     size_t step = o->stride * bytes;
@@ -148,7 +148,7 @@ GEMM_AVX512 GEMM_INLINE void gemm_rows_avx512(__m512i r[16], const GemmOperand* 
     }
 }
 
-GEMM_AVX512 GEMM_INLINE void gemm_pack_blocks_avx512(uint32_t* panel, const GemmOperand* o, GemmType type, bool pairs,
+GEMM_AVX512 ALWAYS_INLINE void gemm_pack_blocks_avx512(uint32_t* panel, const GemmOperand* o, GemmType type, bool pairs,
                                                      bool by_lane, size_t lane, size_t lanes, size_t width, size_t k,
                                                      size_t count) {
     size_t step = pairs ? 32 : 16, row = by_lane ? 16 : width;

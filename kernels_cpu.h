@@ -32,27 +32,19 @@ typedef void* Stream;
 // ------------------------------------------------------------------------------------------------
 // 1. Storage types
 //
-// Compile with -DPRECISION_BF16 or -DPRECISION_FP16 to store in 16 bits. BF16 is the upper half of a float; FP16 is
-// IEEE binary16. Conversion from float rounds to nearest even and keeps NaN.
-
-static inline uint32_t bits_of(float x) { uint32_t b; memcpy(&b, &x, 4); return b; }
-static inline float float_of_bits(uint32_t b) { float x; memcpy(&x, &b, 4); return x; }
+// Compile with -DPRECISION_BF16 or -DPRECISION_FP16 to store in 16 bits.
 
 #if defined(PRECISION_BF16)
 typedef struct { uint16_t bits; } floatX;
 #define FLOATX_NAME "bf16"
 #define FLOATX_GEMM GEMM_BF16
 #define FLOATX_EPSILON 0x1p-8f  // largest relative rounding error: half of the distance from 1 to the next number
-static inline float float_of(floatX x) { return float_of_bits((uint32_t)x.bits << 16); }
-static inline floatX floatX_of(float x) {
-    uint32_t b = bits_of(x);
-    floatX r;
-    r.bits = (uint16_t)(x != x ? (b >> 16) | 0x40 : (b + 0x7fff + ((b >> 16) & 1)) >> 16);
-    return r;
-}
+static inline float float_of(floatX x) { return float_from_bf16(x.bits); }
+static inline floatX floatX_of(float x) { floatX r = {bf16_from_float(x)}; return r; }
+
 // Rounds up with a probability equal to the fraction that is cut off, so that the mean is exact; `random` is uniform.
 static inline floatX floatX_of_stochastic(float x, uint32_t random) {
-    uint32_t b = bits_of(x);
+    uint32_t b = bits_from_float(x);
     bool special = (b & 0x7f800000u) == 0x7f800000u;
     floatX r;
     r.bits = (uint16_t)((special ? b | (x != x ? 0x400000u : 0u) : b + (random & 0xffff)) >> 16);
@@ -64,25 +56,12 @@ typedef struct { uint16_t bits; } floatX;
 #define FLOATX_NAME "fp16"
 #define FLOATX_GEMM GEMM_F16
 #define FLOATX_EPSILON 0x1p-11f
-static inline float float_of(floatX x) {
-    uint32_t sign = (uint32_t)(x.bits & 0x8000) << 16, rest = x.bits & 0x7fff;
-    float magnitude = float_of_bits(rest << 13) * 0x1p112f;  // moves the exponent's bias; right for subnormals too
-    uint32_t b = rest >= 0x7c00 ? 0x7f800000u | (rest & 0x3ff) << 13 : bits_of(magnitude);
-    return float_of_bits(sign | b);
-}
-static inline floatX floatX_of(float x) {
-    uint32_t sign = bits_of(x) >> 16 & 0x8000, b = bits_of(x) & 0x7fffffff;
-    uint32_t normal = (b - (112u << 23) + 0xfff + (b >> 13 & 1)) >> 13;
-    uint32_t subnormal = bits_of(float_of_bits(b < 0x38800000u ? b : 0) + 0.5f) - bits_of(0.5f);
-    uint32_t special = b > 0x7f800000u ? 0x7e00 : 0x7c00;
-    floatX r;
-    r.bits = (uint16_t)(sign | (b >= 0x47800000u ? special : b < 0x38800000u ? subnormal : normal));
-    return r;
-}
+static inline float float_of(floatX x) { return float_from_f16(x.bits); }
+static inline floatX floatX_of(float x) { floatX r = {f16_from_float(x)}; return r; }
 static inline floatX floatX_of_stochastic(float x, uint32_t random) {
     if (!(fabsf(x) < 65504.0f)) return floatX_of(x);  // the largest finite number has no neighbour above
-    uint32_t exponent = bits_of(x) & 0x7f800000u;
-    float unit = float_of_bits((exponent < 0x38800000u ? 0x38800000u : exponent) - (10u << 23));  // the last place at x
+    uint32_t exponent = bits_from_float(x) & 0x7f800000u;
+    float unit = float_from_bits((exponent < 0x38800000u ? 0x38800000u : exponent) - (10u << 23));  // the last place at x
     float quotient = x / unit, cut = truncf(quotient);
     bool away = (float)(random >> 8) * 0x1p-24f < fabsf(quotient - cut);
     return floatX_of((cut + copysignf(away ? 1.0f : 0.0f, x)) * unit);
@@ -120,7 +99,7 @@ static inline float exp_fast(float x) {
     p = p * r + 1.0f / 6;
     p = p * r + 0.5f;
     p = p * r * r + r + 1.0f;
-    float scale = float_of_bits((bits_of(shifted) - 0x4B400000u + 127u) << 23);
+    float scale = float_from_bits((bits_from_float(shifted) - 0x4B400000u + 127u) << 23);
     return x < -87.3f ? 0.0f : p * scale;
 }
 

@@ -298,12 +298,12 @@ static void check_conversions(void) {
         double fraction = (double)(h & 1023) / 1024.0, sign = h >> 15 ? -1.0 : 1.0, value;
         if (exponent == 31) value = (h & 1023) ? NAN : sign * INFINITY;
         else value = sign * (exponent ? ldexp(1.0 + fraction, exponent - 15) : ldexp(fraction, -14));
-        float f = gemm_float_from_f16((uint16_t)h);
+        float f = float_from_f16((uint16_t)h);
         bool same = isnan(value) ? f != f : (double)f == value && !signbit(f) == !signbit(value);
-        bool back = isnan(value) ? (gemm_f16_from_float(f) & 0x7fff) > 0x7c00 : gemm_f16_from_float(f) == h;
+        bool back = isnan(value) ? (f16_from_float(f) & 0x7fff) > 0x7c00 : f16_from_float(f) == h;
         wrong += !same || !back;
-        float g = gemm_float_from_bits(h << 16);
-        wrong += g == g ? gemm_bf16_from_float(g) != h : (gemm_bf16_from_float(g) & 0x7fff) <= 0x7f80;
+        float g = float_from_bf16((uint16_t)h);
+        wrong += g == g ? bf16_from_float(g) != h : (bf16_from_float(g) & 0x7fff) <= 0x7f80;
     }
     report(wrong == 0, "conversions", "all f16 and bf16 to float and back", (double)wrong, 0.0);
 
@@ -313,10 +313,10 @@ static void check_conversions(void) {
         if (i % 2) bits = (bits & 0x80ffffffu) | (uint32_t)(100 + i / 2 % 45) << 23;  // where f16 lives
         if (i % 8 == 7) bits = (bits & ~0x1fffu) | 0x1000;                            // ties of f16
         if (i % 8 == 6) bits = (bits & ~0xffffu) | 0x8000;                            // ties of bf16
-        float f = gemm_float_from_bits(bits);
+        float f = float_from_bits(bits);
         if (f != f) continue;
         for (int type = 1; type <= 2; type++) {
-            uint16_t near = type == 1 ? gemm_bf16_from_float(f) : gemm_f16_from_float(f);
+            uint16_t near = type == 1 ? bf16_from_float(f) : f16_from_float(f);
             uint16_t infinite = type == 1 ? 0x7f80 : 0x7c00, size = near & 0x7fff;
             // Beyond the largest number lies what would be the next one; halfway to it rounding overflows.
             double limit = type == 1 ? 0x1p128 : 65536.0, target = fabs((double)f), here, above, below;
@@ -674,7 +674,7 @@ static bool bench_allocate(Bench* b, size_t M, size_t N, size_t K) {
         for (size_t e = 0; e < sizes[i]; e++) {
             float value = (float)((e * 2654435761u >> 7 & 0xffff) + (size_t)i) * 0x1p-15f - 1.0f;
             ((float*)*floats[i])[e] = value;
-            ((uint16_t*)*halves[i])[e] = gemm_bf16_from_float(value);
+            ((uint16_t*)*halves[i])[e] = bf16_from_float(value);
         }
     }
     b->out = (float*)allocate(largest * 4);

@@ -900,7 +900,7 @@ static void test_exp(void) {
     double worst = 0.0;
     bool limits = true;
     for (uint64_t pattern = 0; pattern <= 0xffffffffull; pattern += 509) {
-        float in = float_of_bits((uint32_t)pattern), got = exp_fast(in);
+        float in = float_from_bits((uint32_t)pattern), got = exp_fast(in);
         if (in != in) limits = limits && got != got;
         else if (in < -87.3f) limits = limits && got == 0.0f;
         else if (in > 88.73f) limits = limits && got == INFINITY;
@@ -982,9 +982,9 @@ static void test_hash(void) {
 static void test_conversions(void) {
     bool same = true;
     for (uint64_t pattern = 0; pattern <= 0xffffffffull; pattern += 65521) {
-        float in = float_of_bits((uint32_t)pattern), out = float_of(floatX_of(in));
+        float in = float_from_bits((uint32_t)pattern), out = float_of(floatX_of(in));
         float drawn = floatX_of_stochastic(in, ~0u);
-        same = same && (in != in ? out != out && drawn != drawn : bits_of(in) == bits_of(out) && in == drawn);
+        same = same && (in != in ? out != out && drawn != drawn : bits_from_float(in) == bits_from_float(out) && in == drawn);
     }
     check(same, "%-28s %s are the identity", "conversions", FLOATX_NAME);
 }
@@ -1018,7 +1018,7 @@ static int table_below(double magnitude) {
 }
 
 static bool nearest_agrees(float in) {
-    uint16_t got = floatX_of(in).bits, sign = (uint16_t)(bits_of(in) >> 31 << 15);
+    uint16_t got = floatX_of(in).bits, sign = (uint16_t)(bits_from_float(in) >> 31 << 15);
     if (in != in) return (got & 0x7fff) > INFINITE && (got & 0x8000) == sign;
     double magnitude = fabs((double)in);
     int want = table_below(magnitude);
@@ -1036,7 +1036,7 @@ static void test_stochastic(float in) {
     int low = table_below(magnitude);
     bool neighbours = true;
     for (uint64_t i = 0; i < n; i++) {
-        double drawn = (double)float_of(floatX_of_stochastic(in, random_bits(31, RANDOM_TEST, bits_of(in), i)));
+        double drawn = (double)float_of(floatX_of_stochastic(in, random_bits(31, RANDOM_TEST, bits_from_float(in), i)));
         bool up = fabs(drawn) == table[low + 1] && magnitude > table[low];
         neighbours = neighbours && (up || fabs(drawn) == table[low]);
         neighbours = neighbours && (drawn == 0.0 || (drawn < 0.0) == (in < 0.0f));
@@ -1062,12 +1062,12 @@ static void test_conversions(void) {
             wrong_trip += (out.bits & 0x7fff) <= INFINITE;
         } else {
             double want = rest == INFINITE ? (double)INFINITY : table[rest];
-            wrong_value += (double)value != (bits & 0x8000 ? -want : want) || (bits_of(value) >> 31) != bits >> 15;
+            wrong_value += (double)value != (bits & 0x8000 ? -want : want) || (bits_from_float(value) >> 31) != bits >> 15;
             wrong_trip += out.bits != in.bits;
         }
         for (uint32_t i = 0; i < 8; i++) {
             float drawn = float_of(floatX_of_stochastic(value, i < 2 ? 0u - i : random_bits(32, RANDOM_TEST, bits, i)));
-            moved += rest > INFINITE ? !isnan(drawn) : bits_of(drawn) != bits_of(value);
+            moved += rest > INFINITE ? !isnan(drawn) : bits_from_float(drawn) != bits_from_float(value);
         }
     }
     check(wrong_value == 0, "%-28s 65536 patterns %s, wrong: %zu", "float_of", FLOATX_NAME, wrong_value);
@@ -1077,23 +1077,23 @@ static void test_conversions(void) {
     size_t tried = 0;
     for (uint64_t i = 0; i < 1000000; i++, tried += 2) {
         uint32_t random = random_bits(33, RANDOM_TEST, 0, i);
-        wrong_nearest += !nearest_agrees(float_of_bits(random));  // any float
+        wrong_nearest += !nearest_agrees(float_from_bits(random));  // any float
         int exponent = (int)(random % (2 * BIAS + 30)) - BIAS - MANTISSA - 5;
         float near = (float)ldexp(1.0 + (double)(random >> 9) * 0x1p-23, exponent);
         wrong_nearest += !nearest_agrees(random & 256 ? -near : near);  // the type's own range
     }
     for (int bits = 0; bits < INFINITE; bits++) {  // each number, each midpoint, and the floats on both sides of it
         float middle = (float)(0.5 * (table[bits] + table[bits + 1]));
-        uint32_t b = bits_of(middle);
-        wrong_nearest += !nearest_agrees(middle) + !nearest_agrees(-middle) + !nearest_agrees(float_of_bits(b + 1));
-        wrong_nearest += !nearest_agrees(float_of_bits(b - (b > 0))) + !nearest_agrees((float)table[bits]);
+        uint32_t b = bits_from_float(middle);
+        wrong_nearest += !nearest_agrees(middle) + !nearest_agrees(-middle) + !nearest_agrees(float_from_bits(b + 1));
+        wrong_nearest += !nearest_agrees(float_from_bits(b - (b > 0))) + !nearest_agrees((float)table[bits]);
         tried += 5;
     }
     const uint32_t edges[] = {0, 1, 2, 0x007fffff, 0x00800000, 0x7f7fffff, 0x7f800000,
                               0x7f800001, 0x7fbfffff, 0x7fc00000, 0x7fffffff};
     for (size_t i = 0; i < sizeof edges / sizeof edges[0]; i++, tried += 2)
-        wrong_nearest += !nearest_agrees(float_of_bits(edges[i]))
-                       + !nearest_agrees(float_of_bits(edges[i] | 0x80000000u));
+        wrong_nearest += !nearest_agrees(float_from_bits(edges[i]))
+                       + !nearest_agrees(float_from_bits(edges[i] | 0x80000000u));
     check(wrong_nearest == 0, "%-28s %zu floats to the nearest %s, ties to even, wrong: %zu", "floatX_of", tried,
           FLOATX_NAME, wrong_nearest);
 
