@@ -26,6 +26,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "llmtrain reads and writes its files as the memory lies: it needs a little-endian machine"
@@ -79,6 +80,37 @@ static inline double now_ms(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return 1e3 * (double)t.tv_sec + 1e-6 * (double)t.tv_nsec;
+}
+
+// A line on the terminal about work that takes long: how far, and how long still. Says nothing where standard error is
+// not a terminal, and at most five times a second.
+typedef struct {
+    const char* what;
+    uint64_t total;     // 0: not known
+    double began, shown;
+} Progress;
+
+static inline Progress progress_begin(const char* what, uint64_t total) {
+    Progress p = {what, total, now_ms(), 0};
+    p.shown = p.began;
+    return p;
+}
+
+static inline void progress_show(Progress* p, uint64_t done) {
+    double now = now_ms();
+    if (now - p->shown < 200 || done == 0 || !isatty(STDERR_FILENO)) return;
+    p->shown = now;
+    if (p->total == 0) {
+        fprintf(stderr, "\r%s: %llu   ", p->what, (unsigned long long)done);
+        return;
+    }
+    double part = (double)done / (double)p->total;
+    fprintf(stderr, "\r%s: %.0f%%, %.0f s left   ", p->what, 100 * part, 1e-3 * (now - p->began) * (1 - part) / part);
+}
+
+// Clears the line.
+static inline void progress_end(const Progress* p) {
+    if (p->shown > p->began) fprintf(stderr, "\r%79s\r", "");
 }
 
 // ------------------------------------------------------------------------------------------------

@@ -874,6 +874,7 @@ static inline bool model_validate(Model* model, double* loss, const Dataset* dat
     if (windows == 0 || windows > available) windows = available;
     Dropout dropout = model->dropout;
     double sum = 0.0;
+    Progress progress = progress_begin("validation", windows);
     model->dropout.p = 0;
     for (size_t first = 0; first < windows; first += B) {
         size_t batch = min_size(B, windows - first);
@@ -882,7 +883,9 @@ static inline bool model_validate(Model* model, double* loss, const Dataset* dat
         model_head(model, targets, 0.0f, batch * T);
         sum += model_loss_sum(model, batch * T);
         count += targets_count(targets, batch * T);
+        progress_show(&progress, first + batch);
     }
+    progress_end(&progress);
     model->dropout = dropout;
     *loss = sum / (double)count;
     return true;

@@ -50,20 +50,12 @@ static bool options_read(Options* o, int argc, char** argv, Error* error) {
     return strlen(o->out) <= 900 || fail(error, "--out is longer than 900 characters: give a shorter path");
 }
 
-// At most once in a fifth of a second, and only for a person: how far, and how long still.
-static void progress_show(const char* what, uint64_t done, uint64_t total, double start_ms, double* shown_ms) {
-    double now = now_ms();
-    if (!isatty(2) || now - *shown_ms < 200) return;
-    *shown_ms = now;
-    double part = (double)done / (double)total;
-    fprintf(stderr, "\r%s: %3.0f%%, %.0f s left   ", what, 100 * part, 1e-3 * (now - start_ms) * (1 - part) / part);
-}
-
 // Stories from `first_story` on, to the file, until it holds at least `bytes`.
 static bool stories_write(Summary* summary, FileWriter* file, const Grammar* g, uint64_t bytes, uint64_t seed,
                           uint64_t first_story, Error* error) {
     Story story;
-    double start_ms = now_ms(), shown_ms = start_ms, bb = 0, bn = 0, nn = 0;
+    Progress progress = progress_begin(file->path, bytes);
+    double bb = 0, bn = 0, nn = 0;
     memset(summary, 0, sizeof *summary);
     while (summary->bytes < bytes) {
         story_write(&story, g, seed, first_story + summary->stories);
@@ -75,9 +67,9 @@ static bool stories_write(Summary* summary, FileWriter* file, const Grammar* g, 
         summary->bytes += story.length;
         summary->stories++;
         summary->nats += n;
-        if (summary->stories % 1024 == 0) progress_show(file->path, summary->bytes, bytes, start_ms, &shown_ms);
+        if (summary->stories % 1024 == 0) progress_show(&progress, summary->bytes);
     }
-    if (shown_ms > start_ms) fprintf(stderr, "\r%79s\r", "");
+    progress_end(&progress);
     double rate = summary->nats / (double)summary->bytes;
     double squares = nn - 2 * rate * bn + rate * rate * bb;  // the sum over stories of (nats - rate * bytes)^2
     summary->nats_per_byte = rate;

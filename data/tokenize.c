@@ -154,14 +154,6 @@ static void interrupt(int signal_number) {
     interrupted = 1;
 }
 
-static void show_progress(const Input* input, uint64_t done, double elapsed_ms) {
-    double speed = (double)done / (elapsed_ms + 1e-9) * 1e3;
-    fprintf(stderr, "\r%.1f MB at %.0f MB/s", 1e-6 * (double)done, 1e-6 * speed);
-    if (input->size_known && input->size > 0)
-        fprintf(stderr, ", %.0f%%, %.0f s left   ", 100.0 * (double)done / (double)input->size,
-                (double)(input->size - min_size(done, input->size)) / speed);
-}
-
 #define CHUNK ((size_t)1 << 16)  // bytes of text at a time
 
 static bool convert(Series* train, Series* validation, const Input* input, const Options* options, Error* error) {
@@ -169,24 +161,22 @@ static bool convert(Series* train, Series* validation, const Input* input, const
     static int32_t tokens[CHUNK];
     Tokenizer tokenizer = tokenizer_of_bytes();
     uint64_t done = 0, train_bytes;
-    bool terminal = isatty(STDERR_FILENO);
-    double start = now_ms(), shown = start;
+    Progress progress = progress_begin(input->name, input->size);
     if (!split(&train_bytes, input, options, error)) return false;
-    for (;;) {
+    bool ok = true;
+    while (ok) {
         bool to_train = done < train_bytes;
         size_t wanted = to_train ? min_size(CHUNK, train_bytes - done) : CHUNK;
         size_t bytes = fread(text, 1, wanted, input->file);
-        if (interrupted) return fail(error, "interrupted; nothing was written");
         if (bytes == 0) break;
         size_t count = tokenizer_encode(tokens, &tokenizer, text, bytes);
-        if (!series_add(to_train ? train : validation, tokens, count, options, tokenizer.vocabulary, error))
-            return false;
+        ok = series_add(to_train ? train : validation, tokens, count, options, tokenizer.vocabulary, error);
+        if (interrupted) ok = fail(error, "interrupted; nothing was written");
         done += bytes;
-        if (terminal && now_ms() - shown > 200) {
-            shown = now_ms();
-            show_progress(input, done, shown - start);
-        }
+        progress_show(&progress, done);
     }
+    progress_end(&progress);
+    if (!ok) return false;
     if (ferror(input->file)) return fail_file(error, "read", input->name);
     if (done == 0) return fail(error, "%s is empty; give a text", input->name);
     if (input->size_known && done != input->size)
@@ -206,7 +196,6 @@ static bool tokenize(const Options* options, Error* error) {
     series[1].kind = "val";
     memset(&input, 0, sizeof input);
     bool ok = input_open(&input, options->text, error) && convert(&series[0], &series[1], &input, options, error);
-    if (isatty(STDERR_FILENO)) fprintf(stderr, "\r%70s\r", "");  // clears the progress
     for (int i = 0; i < 2; i++)
         if (ok && series[i].writer.file) ok = shard_writer_finish(&series[i].writer, error);
     for (int i = 0; i < 2; i++)
