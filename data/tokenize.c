@@ -164,19 +164,19 @@ static bool convert(Series* train, Series* validation, const Input* input, const
     Progress progress = progress_begin(input->name, input->size);
     if (!split(&train_bytes, input, options, error)) return false;
     bool ok = true;
-    while (ok) {
+    while (ok && !interrupted) {
         bool to_train = done < train_bytes;
         size_t wanted = to_train ? min_size(CHUNK, train_bytes - done) : CHUNK;
         size_t bytes = fread(text, 1, wanted, input->file);
         if (bytes == 0) break;
         size_t count = tokenizer_encode(tokens, &tokenizer, text, bytes);
         ok = series_add(to_train ? train : validation, tokens, count, options, tokenizer.vocabulary, error);
-        if (interrupted) ok = fail(error, "interrupted; nothing was written");
         done += bytes;
         progress_show(&progress, done);
     }
     progress_end(&progress);
     if (!ok) return false;
+    if (interrupted) return fail(error, "interrupted; nothing was written");
     if (ferror(input->file)) return fail_file(error, "read", input->name);
     if (done == 0) return fail(error, "%s is empty; give a text", input->name);
     if (input->size_known && done != input->size)
