@@ -37,7 +37,7 @@
 //
 // A function that can fail on account of the world (a file, a flag, memory) returns false and leaves one
 // sentence in an Error: what is wrong, where, and what to do. It never exits. The program prints the sentence
-// and ends, in one place. A function that can only fail by a mistake in the program uses assert.
+// and ends, in one place.
 
 typedef struct {
     char text[1024];
@@ -104,7 +104,7 @@ static inline void progress_show(Progress* p, uint64_t done) {
         fprintf(stderr, "\r%s: %llu   ", p->what, (unsigned long long)done);
         return;
     }
-    double part = (double)done / (double)p->total;
+    double part = fmin((double)done / (double)p->total, 1.0);
     fprintf(stderr, "\r%s: %.0f%%, %.0f s left   ", p->what, 100 * part, 1e-3 * (now - p->began) * (1 - part) / part);
 }
 
@@ -125,7 +125,7 @@ typedef enum {
     RANDOM_INIT = 1,      // step 0,         index: position in the flat parameter vector
     RANDOM_ORDER = 2,     // step: epoch,    index: 8 x half + round of the permutation, or 2^32 - 1 for the phase
     RANDOM_DROPOUT = 3,   // step: layer and place, index: global token number times C plus channel
-    RANDOM_ROUNDING = 4,  // step: training step, index: position in the flat parameter vector
+    RANDOM_ROUNDING = 4,  // step: number of the update, index: position in the flat parameter vector
     RANDOM_SAMPLING = 5,  // step 0,         index: position of the token in the text
     RANDOM_CORPUS = 6,    // step 0,         index: number of the choice
     RANDOM_TEST = 7       // step: number of the test
@@ -135,8 +135,8 @@ typedef struct {
     uint32_t bits[4];
 } Random4;
 
-// Four independent uniform 32-bit numbers. Index may use all of its 64 bits, step too; the upper half of step is
-// mixed into the key together with the purpose.
+// Four independent uniform 32-bit numbers. Index may use all of its 64 bits, step too: the upper half of step is mixed
+// into the key.
 static inline Random4 random4(uint64_t seed, RandomPurpose purpose, uint64_t step, uint64_t index) {
     uint32_t c0 = (uint32_t)index, c1 = (uint32_t)(index >> 32), c2 = (uint32_t)step, c3 = (uint32_t)purpose;
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32) ^ (uint32_t)(step >> 32);

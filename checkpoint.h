@@ -16,6 +16,8 @@
 #include "llmtrain.h"
 #include "safetensors.h"
 
+#include <inttypes.h>
+
 #define CHECKPOINT_FORMAT "llmtrain checkpoint 1"
 #define CHECKPOINT_MANIFEST_MAX ((size_t)1 << 28)
 
@@ -23,11 +25,19 @@
 typedef struct {
     Config config;
     OptimizerKind optimizer;
+    bool masters;           // the weights are saved as float masters
     uint64_t seed;          // of initial weights, data order, dropout
     uint64_t T;             // length of a sample: the order of the data depends on it
-    uint64_t data_tokens;   // tokens of the training data: likewise
+    uint64_t data;          // fingerprint of the training data: likewise
     RunState state;
+    const Flag* flags;      // (flag_count) what else steers the run: saved as text, to tell what a resume changes
+    size_t flag_count;
 } RunRecord;
+
+// Flags that do not change what a run computes.
+#define CHECKPOINT_FREE_FLAGS \
+    "data|val|out|prompt|resume|plan|threads|val-every|val-windows|val-overlap|sample-every|log-every|ckpt-every|" \
+    "peak-tflops|tokens|temperature|top-k|top-p"
 
 // ------------------------------------------------------------------------------------------------
 // The arrays of a checkpoint
@@ -95,6 +105,18 @@ static inline void manifest_write_config(JsonWriter* w, const Config* c) {
     json_write_end(w, '}');
 }
 
+static inline void manifest_write_flags(JsonWriter* w, const RunRecord* run) {
+    json_write_key(w, "flags");
+    json_write_begin(w, '{');
+    for (size_t i = 0; i < run->flag_count; i++) {
+        char text[FILE_PATH_MAX];
+        if (run->flags[i].name == NULL || choice_find(CHECKPOINT_FREE_FLAGS, run->flags[i].name) >= 0) continue;
+        flag_text(text, sizeof text, &run->flags[i]);
+        json_member_string(w, run->flags[i].name, text);
+    }
+    json_write_end(w, '}');
+}
+
 static inline void manifest_write_state(JsonWriter* w, const RunState* s) {
     json_write_key(w, "state");
     json_write_begin(w, '{');
@@ -159,10 +181,13 @@ static inline bool manifest_save(const char* path, const Model* model, const Run
     json_member_u64(&w, "world", 1);
     json_member_u64(&w, "zero", 0);
     json_member_string(&w, "optimizer", optimizer);
+    json_write_key(&w, "masters");
+    json_write_bool(&w, run->masters);
     json_member_u64(&w, "seed", run->seed);
     json_member_u64(&w, "sequence", run->T);
-    json_member_u64(&w, "data_tokens", run->data_tokens);
+    json_member_hash(&w, "data", run->data);
     manifest_write_config(&w, &run->config);
+    manifest_write_flags(&w, run);
     manifest_write_state(&w, &run->state);
     manifest_write_table(&w, &model->parameters);
     manifest_write_checksums(&w, header);
@@ -208,14 +233,15 @@ static inline bool manifest_read_state(RunState* s, const Json* json, uint32_t n
 }
 
 static inline bool manifest_read_run(RunRecord* run, const Json* json) {
-    char format[64] = "", optimizer[16] = "";
+    char format[64] = "", optimizer[16] = "", data[20] = "";
     bool ok = json_string(json, json_get(json, 0, "format"), format, sizeof format) && strcmp(format, CHECKPOINT_FORMAT) == 0 &&
               json_string(json, json_get(json, 0, "optimizer"), optimizer, sizeof optimizer);
     int kind = choice_find(OPTIMIZER_NAMES, optimizer);
     run->optimizer = kind < 0 ? OPTIMIZER_ADAMW : (OptimizerKind)kind;
     return ok && kind >= 0 && json_u64(json, json_get(json, 0, "seed"), &run->seed) &&
            json_u64(json, json_get(json, 0, "sequence"), &run->T) &&
-           json_u64(json, json_get(json, 0, "data_tokens"), &run->data_tokens) &&
+           json_bool(json, json_get(json, 0, "masters"), &run->masters) &&
+           json_string(json, json_get(json, 0, "data"), data, sizeof data) && sscanf(data, "%" SCNx64, &run->data) == 1 &&
            manifest_read_config(&run->config, json, json_get(json, 0, "config")) &&
            manifest_read_state(&run->state, json, json_get(json, 0, "state"));
 }
@@ -291,13 +317,31 @@ static inline bool checkpoint_save(const Model* model, const RunRecord* run, con
     safetensors_writer_free(&w);
 
     // A checkpoint of the same step is there if a run resumed before it, because it was damaged.
+    Error ignored;
     bool exists = ok && directory_exists(path);
     if (exists) ok = directory_remove(replaced, error) && directory_rename_sync(path, replaced, error);
-    ok = ok && directory_rename_sync(temporary, path, error);
-    if (exists && ok) ok = directory_remove(replaced, error);
-    Error ignored;
+    if (ok && !directory_rename_sync(temporary, path, error)) {
+        ok = false;
+        if (exists) directory_rename_sync(replaced, path, &ignored);
+    }
     if (!ok) directory_remove(temporary, &ignored);
-    return ok;
+    return ok && directory_remove(replaced, error);
+}
+
+// Removes what saves that were killed have left in OUT. Only one process may work on OUT at a time.
+static inline void checkpoint_clean(const char* out) {
+    DIR* directory = opendir(out);
+    Error ignored;
+    if (directory == NULL) return;
+    for (struct dirent* entry; (entry = readdir(directory)) != NULL;) {
+        char path[FILE_PATH_MAX + 300];
+        const char* end = strrchr(entry->d_name, '.');
+        if (strncmp(entry->d_name, "step_", 5) != 0 || end == NULL) continue;
+        if (strcmp(end, ".tmp") != 0 && strcmp(end, ".old") != 0) continue;
+        snprintf(path, sizeof path, "%.4000s/%.255s", out, entry->d_name);
+        directory_remove(path, &ignored);
+    }
+    closedir(directory);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -321,7 +365,7 @@ static inline bool checkpoint_read_tensor(const CheckpointArray* array, const Te
         free(weights);
         if (!ok) return false;
     } else if (saved->type != array->type) {
-        return fail(error, "%.600s holds %s as %s, but this program wants %s; build it with the precision of the checkpoint",
+        return fail(error, "%.600s holds %s as %s, but this program wants %s; build it with the checkpoint's precision",
                     file->path, name, safetensors_type_name(saved->type), safetensors_type_name(array->type));
     } else if (!safetensors_read(file, saved, checkpoint_tensor_data(array, t), checkpoint_tensor_bytes(array, t), &hash, error)) {
         return false;

@@ -249,6 +249,18 @@ static inline size_t dataset_tokens(const Dataset* dataset) {
     return tokens;
 }
 
+// Tells datasets apart: a hash of the lengths and the first tokens of the shards.
+static inline uint64_t dataset_fingerprint(const Dataset* dataset) {
+    Hash hash = hash_begin(0);
+    for (size_t i = 0; i < dataset->shard_count; i++) {
+        const Shard* shard = &dataset->shards[i];
+        uint64_t count = shard->count;
+        hash_add(&hash, &count, sizeof count);
+        if (count > 0) hash_add(&hash, shard->tokens, min_size(shard->count, 4096) * shard->token_bytes);
+    }
+    return hash_end(&hash);
+}
+
 static inline void dataset_close(Dataset* dataset) {
     for (size_t i = 0; i < dataset->shard_count; i++) shard_close(&dataset->shards[i]);
     free(dataset->shards);

@@ -148,6 +148,16 @@ static inline bool flags_want_help(int argc, char** argv) {
     return false;
 }
 
+// The value of a flag as one would write it.
+static inline void flag_text(char* text, size_t size, const Flag* flag) {
+    const char* words = flag->kind == FLAG_TEXT ? *(const char**)flag->value : NULL;
+    if (flag->kind == FLAG_TEXT) snprintf(text, size, "%s", words ? words : "");
+    else if (flag->kind == FLAG_COUNT) snprintf(text, size, "%llu", (unsigned long long)*(uint64_t*)flag->value);
+    else if (flag->kind == FLAG_REAL) snprintf(text, size, "%g", *(double*)flag->value);
+    else if (flag->kind == FLAG_SWITCH) snprintf(text, size, "%s", *(bool*)flag->value ? "on" : "off");
+    else choice_name(flag->choices, *(int*)flag->value, text, size);
+}
+
 static inline void flags_help(const Flag* flags, size_t count) {
     for (size_t i = 0; i < count; i++) {
         const Flag* flag = &flags[i];
@@ -155,22 +165,11 @@ static inline void flags_help(const Flag* flags, size_t count) {
             printf("\n%s\n", flag->help);
             continue;
         }
-        char usage[160], standard[160] = "";
+        char usage[160], standard[160];
         snprintf(usage, sizeof usage, "--%s %s", flag->name, flag->kind == FLAG_SWITCH ? "" : flag->choices);
-        if (flag->kind == FLAG_TEXT && *(const char**)flag->value != NULL) {
-            snprintf(standard, sizeof standard, " [%s]", *(const char**)flag->value);
-        } else if (flag->kind == FLAG_COUNT) {
-            snprintf(standard, sizeof standard, " [%llu]", (unsigned long long)*(uint64_t*)flag->value);
-        } else if (flag->kind == FLAG_REAL) {
-            snprintf(standard, sizeof standard, " [%g]", *(double*)flag->value);
-        } else if (flag->kind == FLAG_SWITCH) {
-            snprintf(standard, sizeof standard, " [%s]", *(bool*)flag->value ? "on" : "off");
-        } else if (flag->kind == FLAG_CHOICE) {
-            char word[64];
-            choice_name(flag->choices, *(int*)flag->value, word, sizeof word);
-            snprintf(standard, sizeof standard, " [%s]", word);
-        }
-        printf("  %-30s %s%s\n", usage, flag->help, standard);
+        flag_text(standard, sizeof standard, flag);
+        bool shown = standard[0] != 0 && standard[0] != '\n';
+        printf("  %-30s %s%s%s%s\n", usage, flag->help, shown ? " [" : "", shown ? standard : "", shown ? "]" : "");
     }
 }
 

@@ -288,8 +288,9 @@ typedef struct {
     pthread_key_t workspace;
 } GemmState;
 
-static GemmState gemm_state;
-static pthread_once_t gemm_once = PTHREAD_ONCE_INIT;
+// One for the process, also when several of its files include this one.
+__attribute__((weak)) GemmState gemm_state;
+__attribute__((weak)) pthread_once_t gemm_once = PTHREAD_ONCE_INIT;
 
 enum { GEMM_SUMS = 256 * GEMM_TILE_MAX };
 
@@ -422,7 +423,7 @@ static inline GemmPlan gemm_dot_plan(const GemmProblem* p, size_t threads) {
     return plan;
 }
 
-// Every element by its own loop: slow, but needs no memory.
+// Every element by its own loop: slow, but needs no memory. Its sums have another order.
 static inline void gemm_unpacked(const GemmProblem* p, size_t i_begin, size_t i_end, size_t j_begin, size_t j_end) {
     for (size_t i = i_begin; i < i_end; i++)
         for (size_t j = j_begin; j < j_end; j++) {

@@ -30,6 +30,7 @@
 #include "json.h"
 #include "kernels_cpu.h"
 
+#include <assert.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 
@@ -214,8 +215,8 @@ static inline size_t parameters_add_block(Parameters* p, size_t l, const char* w
 }
 
 // Initial weights are normal with deviation sqrt(2 / 5C), "Transformers without Tears: Improving the Normalization of
-// Self-Attention": GPT-2's 0.02 for its 768 channels, and more for narrow models, which learn faster so. It is less by
-// sqrt(2L) for the two products that add to the residual stream, so that its size does not grow with depth.
+// Self-Attention": about GPT-2's 0.02 for its 768 channels, and more for narrow models, which learn faster so. It is
+// less by sqrt(2L) for the two products that add to the residual stream, so that its size does not grow with depth.
 static inline bool parameters_create(Parameters* p, const Config* c, Error* error) {
     memset(p, 0, sizeof *p);
     size_t C = c->channels, L = c->layers, F = c->ffn, V = c->vocab, Vp = config_padded_vocab(c);
@@ -260,7 +261,7 @@ static inline void parameters_free(Parameters* p) {
 // ------------------------------------------------------------------------------------------------
 // 3. Memory
 //
-// One block holds everything that a run needs. The same function lays it out twice: first over no memory, which gives
+// One block holds everything that a model needs. The same function lays it out twice: first over no memory, which gives
 // the plan (a line per purpose) and the size of the block, then over the block, which gives the pointers. The block
 // is touched before training, so a run that starts does not run out of memory later.
 
@@ -287,15 +288,27 @@ static inline void* plan_take(MemoryPlan* plan, const char* name, size_t bytes) 
     return plan->base ? plan->base + place : NULL;
 }
 
-// Memory that can be had without swapping, in bytes; SIZE_MAX where the system does not say.
-static inline size_t memory_available(void) {
-    FILE* file = fopen("/proc/meminfo", "r");
+// The first number after `key` in a file of the system; SIZE_MAX where there is none.
+static inline size_t system_number(const char* path, const char* key) {
+    FILE* file = fopen(path, "r");
     if (file == NULL) return SIZE_MAX;
     char line[128];
-    unsigned long long kilobytes = 0;
-    while (kilobytes == 0 && fgets(line, sizeof line, file)) sscanf(line, "MemAvailable: %llu kB", &kilobytes);
+    unsigned long long number = 0;
+    bool found = false;
+    while (!found && fgets(line, sizeof line, file))
+        found = strncmp(line, key, strlen(key)) == 0 && sscanf(line + strlen(key), "%llu", &number) == 1;
     fclose(file);
-    return kilobytes ? (size_t)kilobytes * 1024 : SIZE_MAX;
+    return found ? (size_t)number : SIZE_MAX;
+}
+
+// Memory that can be had without swapping, in bytes: of the machine, or of the container; SIZE_MAX where the system does
+// not say.
+static inline size_t memory_available(void) {
+    size_t free_kilobytes = system_number("/proc/meminfo", "MemAvailable:");
+    size_t limit = system_number("/sys/fs/cgroup/memory.max", ""), used = system_number("/sys/fs/cgroup/memory.current", "");
+    size_t machine = free_kilobytes == SIZE_MAX ? SIZE_MAX : free_kilobytes * 1024;
+    size_t container = limit == SIZE_MAX || used == SIZE_MAX ? SIZE_MAX : limit - min_size(used, limit);
+    return min_size(machine, container);
 }
 
 // The largest resident size that the process has had, in bytes.
@@ -346,7 +359,7 @@ typedef struct {
     floatX* norm1;            // (N, C)
     float *mean1, *rstd1;     // (N)
     floatX* qkv;              // (N, (H + 2K) D), turned by RoPE for Llama
-    floatX* attention;        // (N, H D)
+    floatX* attention;        // (N, H D), which is (N, C)
     float* lse;               // (B, H, T)
     floatX* middle;           // (N, C) the residual stream after attention
     floatX* norm2;            // (N, C)
@@ -363,7 +376,7 @@ typedef struct {
     float *mean, *rstd;       // (N) of the final norm
     floatX* logits;           // (head_rows, Vp) of a part of the rows; then their gradients
     float* losses;            // (N)
-    float* rope;              // (context, D/2, 2) cosines and sines
+    float* rope;              // (context, D/2, 2) cosines and sines; Llama only
 } Activations;
 
 // Gradients of activations: buffers that the blocks use in turn.
@@ -410,14 +423,14 @@ typedef struct {
 static inline void model_layout_block(Model* model, BlockActivations* a, size_t N) {
     const Config* c = &model->config;
     MemoryPlan* plan = &model->memory;
-    size_t C = c->channels, HD = c->channels;
+    size_t C = c->channels;
     const char* name = "activations of the blocks";
     a->input = (floatX*)plan_take(plan, name, N * C * sizeof(floatX));
     a->norm1 = (floatX*)plan_take(plan, name, N * C * sizeof(floatX));
     a->mean1 = (float*)plan_take(plan, name, N * sizeof(float));
     a->rstd1 = (float*)plan_take(plan, name, N * sizeof(float));
     a->qkv = (floatX*)plan_take(plan, name, N * config_qkv(c) * sizeof(floatX));
-    a->attention = (floatX*)plan_take(plan, name, N * HD * sizeof(floatX));
+    a->attention = (floatX*)plan_take(plan, name, N * C * sizeof(floatX));
     a->lse = (float*)plan_take(plan, name, N * c->heads * sizeof(float));
     a->middle = (floatX*)plan_take(plan, name, N * C * sizeof(floatX));
     a->norm2 = (floatX*)plan_take(plan, name, N * C * sizeof(floatX));
@@ -469,7 +482,7 @@ static inline void model_layout(Model* model) {
     a->mean = (float*)plan_take(plan, name, N * sizeof(float));
     a->rstd = (float*)plan_take(plan, name, N * sizeof(float));
     a->losses = (float*)plan_take(plan, name, N * sizeof(float));
-    a->rope = (float*)plan_take(plan, name, c->context * D * sizeof(float));
+    if (c->family == FAMILY_LLAMA) a->rope = (float*)plan_take(plan, name, c->context * D * sizeof(float));
     a->logits = (floatX*)plan_take(plan, "logits, a part at a time", model->head_rows * config_padded_vocab(c) * sizeof(floatX));
     if (o->sampling) {
         size_t cached = c->layers * c->context * c->kv_heads * D;
@@ -486,11 +499,15 @@ static inline void model_free(Model* model) {
     memset(model, 0, sizeof *model);
 }
 
-// Builds the table of parameters and the memory plan of a complete configuration; allocates none of it.
-static inline bool model_plan(Model* model, const Config* config, ModelOptions options, Error* error) {
+// Completes the configuration, and builds the table of parameters and the memory plan; allocates nothing large.
+static inline bool model_plan(Model* model, const Config* asked, ModelOptions options, Error* error) {
     memset(model, 0, sizeof *model);
-    model->config = *config;
+    model->config = *asked;
     model->options = options;
+    const Config* config = &model->config;
+    if (!config_complete(&model->config, error)) return false;
+    if (options.B == 0 || options.T == 0 || options.B > SIZE_MAX / options.T)
+        return fail(error, "a batch of %zu sequences of %zu tokens is impossible; give at least 1 of each", options.B, options.T);
     if (options.T > config->context)
         return fail(error, "sequences of %zu tokens do not fit the model's context of %zu; make --seq smaller or --context "
                     "larger", options.T, config->context);
@@ -510,7 +527,8 @@ static inline bool model_plan(Model* model, const Config* config, ModelOptions o
 static inline bool model_allocate(Model* model, Error* error) {
     if (!plan_allocate(&model->memory, error)) return false;
     model_layout(model);
-    rope_table(model->activations.rope, (float)model->config.rope_theta, model->config.context, config_head_size(&model->config));
+    const Config* c = &model->config;
+    if (c->family == FAMILY_LLAMA) rope_table(model->activations.rope, (float)c->rope_theta, c->context, config_head_size(c));
     return true;
 }
 
@@ -785,7 +803,7 @@ typedef struct {
     uint64_t updates;        // steps that were not skipped: what the optimizer counts
     NormStatistics norms;
     double loss_scale;       // 1 unless FP16
-    uint64_t scale_good;     // steps since the loss scale last changed
+    uint64_t scale_good;     // finite steps since the last overflow or doubling
 } RunState;
 
 typedef struct {
@@ -805,8 +823,9 @@ static inline RunState run_state_begin(bool dynamic_scale, double loss_scale) {
 }
 
 // Decides on one step from its gradient's norm: returns false if it must be skipped, else true and the factor for the
-// gradients, so that their norm is at most max(clip, mean + sigma * deviation). Remembers the norm, no larger than
-// that bound, so that one spike does not raise the bar for the next; and adapts the loss scale.
+// gradients, so that their norm is at most max(clip, mean + sigma * deviation). Remembers the norm, but no more than
+// these bounds: one spike hardly raises the bar for the next, while norms that stay high raise it until the run goes
+// on. Also adapts the loss scale.
 static inline bool guard_step(RunState* state, double* factor, const GuardOptions* o, double norm) {
     NormStatistics* n = &state->norms;
     bool finite = isfinite(norm), settled = n->count >= o->spike_warmup;
@@ -814,20 +833,22 @@ static inline bool guard_step(RunState* state, double* factor, const GuardOption
         // "Mixed Precision Training": halve on overflow, double after a long time without one.
         state->scale_good = finite ? state->scale_good + 1 : 0;
         if (!finite && state->loss_scale > 1.0) state->loss_scale /= 2;
-        if (state->scale_good == o->scale_growth && state->loss_scale < 0x1p24) {
+        if (state->scale_good >= o->scale_growth && state->loss_scale < 0x1p24) {
             state->loss_scale *= 2;
             state->scale_good = 0;
         }
     }
     *factor = 0.0;
-    if (!finite || (settled && o->spike_skip > 0 && norm > o->spike_skip * n->mean)) return false;
-    double bound = o->clip > 0 ? o->clip : INFINITY;
+    if (!finite) return false;
+    double bound = o->clip > 0 ? o->clip : INFINITY, bar = INFINITY;
     if (settled && o->spike_sigma > 0 && o->clip > 0) bound = fmax(bound, n->mean + o->spike_sigma * sqrt(n->variance));
-    *factor = norm > bound ? bound / norm : 1.0;
-    double seen = fmin(norm, bound), weight = fmax(1.0 / (double)(n->count + 1), 0.01), distance = seen - n->mean;
+    if (settled && o->spike_skip > 0) bar = o->spike_skip * n->mean;
+    double seen = fmin(norm, fmin(bound, bar)), weight = fmax(1.0 / (double)(n->count + 1), 0.01), distance = seen - n->mean;
     n->mean += weight * distance;
     n->variance = (1.0 - weight) * (n->variance + weight * distance * distance);
     n->count++;
+    if (norm > bar) return false;
+    *factor = norm > bound ? bound / norm : 1.0;
     return true;
 }
 
@@ -876,10 +897,12 @@ static inline bool model_validate(Model* model, double* loss, const Dataset* dat
     Dropout dropout = model->dropout;
     double sum = 0.0;
     Progress progress = progress_begin("validation", windows);
+    bool ok = true;
     model->dropout.p = 0;
     for (size_t first = 0; first < windows; first += B) {
         size_t batch = min_size(B, windows - first);
-        if (!dataset_batch(tokens, targets, data, first, (int32_t)model->config.vocab, batch, T, overlap, error)) return false;
+        ok = dataset_batch(tokens, targets, data, first, (int32_t)model->config.vocab, batch, T, overlap, error);
+        if (!ok) break;
         model_forward(model, tokens, batch, T, NULL);
         model_head(model, targets, 0.0f, batch * T);
         sum += model_loss_sum(model, batch * T);
@@ -889,7 +912,7 @@ static inline bool model_validate(Model* model, double* loss, const Dataset* dat
     progress_end(&progress);
     model->dropout = dropout;
     *loss = sum / (double)count;
-    return true;
+    return ok;
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -921,8 +944,9 @@ static inline int32_t sample_token(Candidate* candidates, const floatX* logits, 
     for (size_t v = 0; v < V; v++) maximum = fmaxf(maximum, float_of(logits[v]));
     for (size_t v = 0; v < V; v++) {
         float logit = float_of(logits[v]) - maximum;
+        float p = o->temperature > 0 ? expf((float)((double)logit / o->temperature)) : (float)(logit == 0.0f);
         candidates[v].token = (int32_t)v;
-        candidates[v].probability = o->temperature > 0 ? expf(logit / (float)o->temperature) : (float)(logit == 0.0f);
+        candidates[v].probability = p >= 0 ? p : 0;  // NaN of a model that has diverged
         sum += candidates[v].probability;
     }
     qsort(candidates, V, sizeof *candidates, candidate_compare);
@@ -931,7 +955,7 @@ static inline int32_t sample_token(Candidate* candidates, const floatX* logits, 
     float reached = 0.0f;
     for (size_t i = 0; i < kept; i++) {
         reached += candidates[i].probability;
-        if (reached >= (float)o->top_p * sum) kept = i + 1;
+        if (o->top_p < 1 && reached >= (float)o->top_p * sum) kept = i + 1;
     }
     float target = uniform * reached, passed = 0.0f;
     for (size_t i = 0; i + 1 < kept; i++) {
@@ -943,7 +967,7 @@ static inline int32_t sample_token(Candidate* candidates, const floatX* logits, 
 
 // Continues tokens, of which the first `known` (at least 1) are given, up to `total`. Each new token is written to
 // `out` as text at once, unless out is NULL. candidates (V) is scratch. When the context is full, its later half
-// becomes the start of a new one.
+// becomes the start of a new one. The model must have been made with options.sampling.
 static inline void model_generate(Model* model, int32_t* tokens, Candidate* candidates, FILE* out, const Tokenizer* tokenizer,
                                   const SamplingOptions* o, size_t known, size_t total) {
     size_t context = model->config.context, seen = 0;
@@ -952,7 +976,7 @@ static inline void model_generate(Model* model, int32_t* tokens, Candidate* cand
     model->cache.length = 0;
     for (; known < total; known++) {
         if (known - seen > context - model->cache.length) {
-            seen = known - (known > context / 2 ? max_size(context / 2, 1) : known);
+            seen = known - max_size(context / 2, 1);
             model->cache.length = 0;
         }
         for (; seen < known; seen++) model_forward(model, tokens + seen, 1, 1, &model->cache);
@@ -997,9 +1021,8 @@ static inline void record_print(FILE* out, const StepRecord* r) {
     if (!isnan(r->val_loss) && r->floor > 0)
         snprintf(val, sizeof val, " | val %.4f (floor %.4f %+.1f%%)", r->val_loss, r->floor, 100 * (r->val_loss / r->floor - 1));
     if (!isnan(r->mfu)) snprintf(mfu, sizeof mfu, "%.1f%%", 100 * r->mfu);
-    fprintf(out, "step %*llu/%llu | loss %.4f%s | norm %.3f | lr %.2e | %.0f ms | %.0f tok/s | mfu %s | %.1f min left\n",
-            (int)(r->steps > 999 ? r->steps > 99999 ? 7 : 5 : 3), (unsigned long long)r->step, (unsigned long long)r->steps,
-            r->loss, val, r->grad_norm, r->lr, r->ms, r->tokens_per_second, mfu, r->minutes_left);
+    fprintf(out, "step %5llu/%llu | loss %.4f%s | norm %.3f | lr %.2e | %.0f ms | %.0f tok/s | mfu %s | %.1f min left\n",
+            (unsigned long long)r->step, (unsigned long long)r->steps, r->loss, val, r->grad_norm, r->lr, r->ms, r->tokens_per_second, mfu, r->minutes_left);
     fflush(out);
 }
 
@@ -1007,6 +1030,10 @@ typedef struct {
     FILE* file;
     char path[FILE_PATH_MAX];
 } Log;
+
+static inline void log_path(char* path, size_t size, const char* directory) {
+    snprintf(path, size, "%.4000s/metrics.jsonl", directory);
+}
 
 // The length of the part of a log (bytes of JSON lines) that ends with the last line whose step is at most `step`.
 static inline size_t log_length_until(const char* text, size_t bytes, uint64_t step) {
@@ -1029,7 +1056,7 @@ static inline size_t log_length_until(const char* text, size_t bytes, uint64_t s
 // last checkpoint is written again when it resumes.
 static inline bool log_open(Log* log, const char* directory, uint64_t step, Error* error) {
     memset(log, 0, sizeof *log);
-    snprintf(log->path, sizeof log->path, "%s/metrics.jsonl", directory);
+    log_path(log->path, sizeof log->path, directory);
     if (access(log->path, F_OK) == 0) {
         char* text = NULL;
         size_t bytes = 0;

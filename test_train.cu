@@ -146,6 +146,7 @@ static void test_fixture_training(Model* model, const SafetensorsFile* file, con
     double* hyper = (double*)fixture_read(file, "hyper", NULL);
     double* expected_losses = (double*)fixture_read(file, "losses", NULL);
     double* expected_norms = (double*)fixture_read(file, "grad_norms", NULL);
+    Error error;
     OptimizerOptions o = {OPTIMIZER_ADAMW, hyper[1], hyper[2], hyper[3], hyper[4], 0};
     GuardOptions guard = {hyper[5], 0, 0, 1, false, 1};
     RunState state = run_state_begin(false, 1);
@@ -154,12 +155,22 @@ static void test_fixture_training(Model* model, const SafetensorsFile* file, con
         const int32_t *x = tokens + step * B * T, *y = targets + step * B * T;
         model_zero_gradients(model);
         double loss = model_gradients(model, x, y, 1.0f, B, T), norm = model_grad_norm(model);
-        need(guard_step(&state, &factor, &guard, norm), NULL);
+        need(guard_step(&state, &factor, &guard, norm) || fail(&error, "the guard skipped a step of %s", fixture), &error);
         model_update(model, &o, ++state.updates, hyper[0], factor);
         loss_error = fmax(loss_error, fabs(loss / expected_losses[step] - 1));
         norm_error = fmax(norm_error, fabs(norm / expected_norms[step] - 1));
         if (isnan(loss) || isnan(norm)) loss_error = NAN;
     }
+    // What lies between tensors, and the rows of the padded vocabulary.
+    size_t unused = 0, place = 0;
+    for (size_t i = 0; i < model->parameters.count; i++) {
+        const Tensor* t = &model->parameters.tensors[i];
+        for (; place < t->offset; place++) unused += float_of(model->params[place]) != 0.0f;
+        place = t->offset + tensor_elements(t);
+    }
+    for (; place < model->parameters.flat_size; place++) unused += float_of(model->params[place]) != 0.0f;
+    snprintf(what, sizeof what, "%s padding that is not 0 after 20 steps", fixture);
+    check(what, (double)unused, 0);
     snprintf(what, sizeof what, "%s losses of 20 steps", fixture);
     check(what, loss_error, bound_of(1e-5, model->config.layers));
     snprintf(what, sizeof what, "%s gradient norms of 20 steps", fixture);
@@ -290,13 +301,16 @@ static void test_guard(void) {
     check_true("guard: usual norms pass whole", all && factor == 1.0);
     check("guard: mean of the norms", fabs(s.norms.mean - 0.6), 0.01);
     check("guard: deviation of the norms", fabs(sqrt(s.norms.variance) - 0.1), 0.01);
-    RunState before = s;
-    check_true("guard: a norm over 20 means is skipped and not remembered",
-               !guard_step(&s, &factor, &o, 12.5) && memcmp(&s, &before, sizeof s) == 0);
+    check_true("guard: a norm over 20 means is skipped", !guard_step(&s, &factor, &o, 1000.0));
+    check("guard: a skipped norm is remembered only up to the bound", s.norms.mean, 0.61);
     check_true("guard: NaN and infinity are skipped", !guard_step(&s, &factor, &o, NAN) && !guard_step(&s, &factor, &o, INFINITY));
     double bound = fmax(1.0, s.norms.mean + 4 * sqrt(s.norms.variance));
     guard_step(&s, &factor, &o, 3.0);
     check("guard: a large norm is clipped to the bound", fabs(factor - bound / 3.0), 1e-12);
+    RunState shifted = s;
+    int skipped = 0;
+    while (skipped < 1000 && !guard_step(&shifted, &factor, &o, 1000.0)) skipped++;
+    check("guard: norms that stay high are taken in the end, after so many steps", skipped, 999);
     GuardOptions plain = {1.0, 0, 0, 1, false, 3};
     check_true("guard: with both rules off only --clip holds", guard_step(&s, &factor, &plain, 1000) && factor == 1e-3);
     RunState young = run_state_begin(false, 1);
@@ -384,7 +398,13 @@ static void test_generation(void) {
     check_true("generation: the cache stays within the context", model.cache.length <= c.context);
     random_tokens(longer, TOTAL, c.vocab, 6);
     model_generate(&model, longer, candidates, NULL, &tokenizer, &o, 90, TOTAL);
-    check_true("generation: a prompt longer than the context is cut", model.cache.length <= c.context);
+    // The context of 24 is full: what comes next follows from its later half alone.
+    int32_t half[13];
+    memcpy(half, longer + 90 - 12, 12 * sizeof(int32_t));
+    o.temperature = 0;
+    model_generate(&model, longer, candidates, NULL, &tokenizer, &o, 90, 91);
+    model_generate(&model, half, candidates, NULL, &tokenizer, &o, 12, 13);
+    check_true("generation: a prompt longer than the context is cut to half of it", longer[90] == half[12]);
     free(candidates);
     model_free(&model);
 }
@@ -439,6 +459,10 @@ static void test_validation(void) {
     need(model_validate(&model, &part, &data, 3, 0, batch[0], batch[1], 2, T, &error), &error);
     check("validation does not depend on the batch", fabs(loss[0] / loss[1] - 1), FLOATX_EPSILON * 100);
     check_true("validation on some windows differs from all", part != loss[0] && part > 0);
+    model.dropout.p = 0.5f;
+    need(model_validate(&model, &part, &data, 0, 0, batch[0], batch[1], 5, T, &error), &error);
+    check_true("validation runs without dropout, and leaves it as it was", part == loss[0] && model.dropout.p == 0.5f);
+    model.dropout.p = 0;
 
     // With an overlap of T - 1 all tokens but the first T are scored one by one, each after T - 1 others.
     need(model_validate(&model, &overlapped, &data, 0, T - 1, batch[0], batch[1], 5, T, &error), &error);
@@ -589,12 +613,17 @@ static void test_runs(void) {
     test_run_kind("accumulation and skipped steps", "--total-batch 144 --spike-skip 1.02 --spike-warmup 2 --spike-sigma 1");
     snprintf(path, sizeof path, "%s/a/metrics.jsonl", work);
     need(file_read(path, 1 << 24, &metrics, &bytes, &error), &error);
-    check_true("that run did skip steps", strstr(metrics, "\"skipped\": 0,") != NULL && strstr(metrics, "\"skipped\": 3,") != NULL);
+    check_true("that run did skip steps", strstr(metrics, "\"skipped\": 1,") != NULL && strstr(metrics, "\"skipped\": 2,") != NULL);
     free(metrics);
     test_run_kind("lion, wsd", "--optimizer lion --schedule wsd");
     test_run_kind("momentum", "--optimizer momentum");
     test_run_kind("sgd, no masters", "--optimizer sgd --masters off");
-    test_run_kind("fp16 scale that overflows at first", "--loss-scale 16777216 --scale-growth 3");
+    if (FLOATX_GEMM == GEMM_F16) {
+        test_run_kind("a loss scale that overflows at first", "--loss-scale 16777216 --scale-growth 3");
+        need(file_read(path, 1 << 24, &metrics, &bytes, &error), &error);
+        check_true("that run did overflow, and went on", strstr(metrics, "\"skipped\": 1,") != NULL && strstr(metrics, "\"skipped\": 15,") == NULL);
+        free(metrics);
+    }
 
     command("rm -rf %s/%s %s/%s", "a", "b");
     check_true("--resume without a checkpoint starts from the beginning",
@@ -609,16 +638,18 @@ static void test_runs(void) {
 // ------------------------------------------------------------------------------------------------
 // 4. Damage
 
-// Tries to load one checkpoint as the program does; true if that succeeds.
+// Tries to load one checkpoint as the program does; true if that succeeds, or fails without a word.
 static bool loads(Model* model, const char* directory) {
     Json manifest;
     RunRecord record;
     Error error;
     error.text[0] = 0;
-    if (!manifest_open(&manifest, &record, directory, &error)) return false;
-    bool ok = checkpoint_load(model, &manifest, directory, &error);
-    json_free(&manifest);
-    return ok;
+    bool ok = manifest_open(&manifest, &record, directory, &error);
+    if (ok) {
+        ok = checkpoint_load(model, &manifest, directory, &error);
+        json_free(&manifest);
+    }
+    return ok || error.text[0] == 0;
 }
 
 static void overwrite(const char* path, const char* data, size_t bytes) {

@@ -1,6 +1,6 @@
 // train.cu: the program. Flags, set-up, and the training loop from top to bottom.
 //
-//   cc -x c train.cu -o train -lm        (the Makefile adds optimisation and OpenMP)
+//   cc -x c train.cu -o train -lm -pthread        (the Makefile adds optimisation and OpenMP)
 //
 // Reads:  token shards (--data, --val), a checkpoint in --out (--resume, --prompt).
 // Writes: --out/metrics.jsonl, a line per logged step; --out/step_N/, a checkpoint every --ckpt-every steps and at the
@@ -113,7 +113,7 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
         REAL("lr", lr, 0, 100, "highest learning rate"),
         REAL("beta1", beta1, 0, 0.99999, "decay of the running mean; momentum of sgd with momentum"),
         REAL("beta2", beta2, 0, 0.99999, "decay of the running mean of squares (adamw), of the momentum (lion)"),
-        REAL("epsilon", epsilon, 0, 1, "adamw"),
+        REAL("epsilon", epsilon, 1e-15, 1, "adamw"),
         REAL("weight-decay", weight_decay, 0, 10, "decoupled, on matrices only"),
         SWITCH("masters", masters, "16-bit builds: float copies of the weights; off: stochastic rounding"),
         HEADING("Schedule"),
@@ -145,6 +145,7 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
         COUNT("top-k", top_k, 0, 1e9, "choose among the N likeliest; 0: all"),
         REAL("top-p", top_p, 0, 1, "choose among the likeliest that reach probability X"),
     };
+    static_assert(sizeof table <= FLAGS_MAX * sizeof(Flag), "make FLAGS_MAX larger");
     memcpy(flags, table, sizeof table);
     return sizeof table / sizeof table[0];
 }
@@ -218,10 +219,12 @@ static ModelOptions run_model_options(const Options* o, size_t T, bool training)
     return m;
 }
 
-// Prompts are bytes, and each must be a token of the model.
+// Text is read and written as bytes.
 static bool run_check_prompt(const Config* c, Error* error) {
-    if ((size_t)tokenizer_of_bytes().vocabulary <= c->vocab) return true;
-    return fail(error, "the model's vocabulary of %zu is too small for a text of bytes; sample from a model of bytes", c->vocab);
+    size_t bytes = (size_t)tokenizer_of_bytes().vocabulary;
+    if (bytes == c->vocab) return true;
+    return fail(error, "the model's vocabulary is %zu, but text is read and written as bytes, of which there are %zu; sample "
+                "from a model of bytes", c->vocab, bytes);
 }
 
 static void run_print_plan(const Run* run) {
@@ -276,9 +279,11 @@ static bool resume_agrees(const RunRecord* saved, const RunRecord* asked, const 
         {"--rope-theta", s->rope_theta, a->rope_theta, NULL},
         {"--optimizer", (double)saved->optimizer, (double)asked->optimizer, OPTIMIZER_NAMES},
         {"--seed", (double)saved->seed, (double)asked->seed, NULL},
+        {"--masters", (double)saved->masters, (double)asked->masters, "off|on"},
         {"--seq", (double)saved->T, (double)asked->T, NULL},
-        {"the number of tokens in --data", (double)saved->data_tokens, (double)asked->data_tokens, NULL},
     };
+    if (saved->data != asked->data)
+        return fail(error, "%s is of a run on other data than --data names; give the same shards, or another --out", path);
     for (size_t i = 0; i < sizeof facts / sizeof facts[0]; i++) {
         double values[2] = {facts[i].saved, facts[i].asked};
         char texts[2][32];
@@ -293,8 +298,22 @@ static bool resume_agrees(const RunRecord* saved, const RunRecord* asked, const 
     return true;
 }
 
-// Loads the newest good checkpoint of --out into the model; *found tells whether there was any checkpoint at all.
-static bool run_resume(Run* run, bool* found, Error* error) {
+// Says which flags of the saved run have another value now.
+static void resume_compare_flags(const RunRecord* asked, const Json* manifest) {
+    uint32_t flags = json_get(manifest, 0, "flags");
+    for (size_t i = 0; i < asked->flag_count; i++) {
+        const Flag* flag = &asked->flags[i];
+        char saved[FILE_PATH_MAX], now[FILE_PATH_MAX];
+        if (flag->name == NULL || !json_string(manifest, json_get(manifest, flags, flag->name), saved, sizeof saved)) continue;
+        flag_text(now, sizeof now, flag);
+        if (strcmp(saved, now) != 0) printf("note: --%s was '%s' in that run and is '%s' now\n", flag->name, saved, now);
+    }
+}
+
+// Loads the newest good checkpoint of --out; *found tells whether there was any checkpoint at all. A model that was not
+// planned yet, for sampling, takes its configuration from the checkpoint.
+static bool run_load(Run* run, bool* found, Error* error) {
+    bool training = run->model.options.training;
     uint64_t step = UINT64_MAX;
     *found = false;
     while (checkpoint_before(&step, run->options.out, step)) {
@@ -303,25 +322,41 @@ static bool run_resume(Run* run, bool* found, Error* error) {
         RunRecord saved;
         *found = true;
         checkpoint_path(path, run->options.out, step, "");
-        bool good = manifest_open(&manifest, &saved, path, error);
-        if (good && !resume_agrees(&saved, &run->record, path, error)) {
-            json_free(&manifest);
-            return false;
-        }
-        if (good) {
-            good = checkpoint_load(&run->model, &manifest, path, error);
-            json_free(&manifest);
-        }
-        if (good) {
-            run->record.state = saved.state;
+        bool good = manifest_open(&manifest, &saved, path, error), fits = true;
+        if (good && training) fits = resume_agrees(&saved, &run->record, path, error);
+        else if (good && run->model.memory.base == NULL)
+            fits = model_create(&run->model, &saved.config, run_model_options(&run->options, 1, false), error);
+        if (good && fits) good = checkpoint_load(&run->model, &manifest, path, error);
+        if (good && fits && training) {
             printf("resumed from %s\n", path);
-            return true;
+            resume_compare_flags(&run->record, &manifest);
+            run->record.state = saved.state;
+            // A loss scale belongs to FP16: the checkpoint may come from another build.
+            if (FLOATX_GEMM != GEMM_F16) run->record.state.loss_scale = 1;
+            else if (saved.state.loss_scale == 1) run->record.state.loss_scale = run->options.loss_scale;
         }
+        json_free(&manifest);
+        if (good) return fits;
         fprintf(stderr, "train: %s; trying the checkpoint before it\n", error->text);
     }
     if (!*found) return true;
     return fail(error, "no checkpoint in %s can be used; what is wrong with each stands above. Start anew with another --out",
                 run->options.out);
+}
+
+// A directory that holds a run is only touched with --resume.
+static bool run_check_out(const Options* o, Error* error) {
+    char log[FILE_PATH_MAX + 32];
+    struct stat status;
+    uint64_t newest = 0;
+    if (o->resume) return true;
+    if (checkpoint_before(&newest, o->out, UINT64_MAX))
+        return fail(error, "%s holds a run that reached step %llu; add --resume to continue it, or give another --out", o->out,
+                    (unsigned long long)newest);
+    log_path(log, sizeof log, o->out);
+    if (stat(log, &status) == 0 && status.st_size > 0)
+        return fail(error, "%s exists; add --resume to begin that run again, or give another --out", log);
+    return true;
 }
 
 // Opens the data, plans the model, allocates, and brings weights and state to where the run begins.
@@ -360,22 +395,25 @@ static bool run_begin(Run* run, Flag* flags, size_t flag_count, Error* error) {
     r->optimizer = (OptimizerKind)o->optimizer;
     r->seed = o->seed;
     r->T = o->seq;
-    r->data_tokens = dataset_tokens(&run->train);
+    r->data = dataset_fingerprint(&run->train);
+    r->masters = o->masters;
+    r->flags = flags;
+    r->flag_count = flag_count;
     r->state = run_state_begin(FLOATX_GEMM == GEMM_F16, o->loss_scale);
     if (!model_allocate(&run->model, error) || !run_allocate(run, error)) return false;
     run->model.dropout.p = (float)o->dropout;
     run->model.dropout.seed = o->seed;
 
-    uint64_t newest = 0;
     bool found = false;
-    if (o->out && !directory_make(o->out, error)) return false;
-    if (o->out && !o->resume && checkpoint_before(&newest, o->out, UINT64_MAX))
-        return fail(error, "%s holds a run that reached step %llu; add --resume to continue it, or give another --out", o->out,
-                    (unsigned long long)newest);
-    if (o->out && o->resume && !run_resume(run, &found, error)) return false;
+    if (o->out && (!directory_make(o->out, error) || !run_check_out(o, error))) return false;
+    if (o->out) checkpoint_clean(o->out);
+    if (o->resume && !run_load(run, &found, error)) return false;
     if (!found) model_randomize(&run->model, o->seed);
     if (o->resume && !found) printf("no checkpoint in %s yet: starting from the beginning\n", o->out);
     if (o->out && !log_open(&run->log, o->out, r->state.step, error)) return false;
+    if (o->out == NULL) printf("no --out: nothing will be saved\n");
+    if (r->state.step >= o->steps) printf("nothing to do: step %llu of %llu is reached\n", (unsigned long long)r->state.step,
+                                          (unsigned long long)o->steps);
     return loader_open(&run->loader, &run->train, (int32_t)config.vocab, o->seed, 0, 1, o->batch, o->seq, error) &&
            loader_start(&run->loader, r->state.samples, error);
 }
@@ -397,13 +435,25 @@ static void run_sample(Run* run, FILE* out) {
     fflush(out);
 }
 
+// Flushes the log first, so that it never ends before the checkpoint does.
 static bool run_save(const Run* run, Error* error) {
     double started = now_ms();
+    if (!file_sync(fileno(run->log.file))) return fail_file(error, "flush", run->log.path);
     if (!checkpoint_save(&run->model, &run->record, run->options.out, error)) return false;
     printf("saved %s/step_%08llu in %.0f ms\n", run->options.out, (unsigned long long)run->record.state.step, now_ms() - started);
     fflush(stdout);
     return true;
 }
+
+// Set by SIGINT and SIGTERM: the step is finished and saved before the program ends.
+static volatile sig_atomic_t interrupted;
+
+static void interrupt(int signal_number) {
+    (void)signal_number;
+    interrupted = 1;
+}
+
+enum { SKIPPED_MOST = 1000 };  // steps in a row that the guard may skip
 
 // The training loop: steps state.step to --steps.
 static bool run_train(Run* run, Error* error) {
@@ -414,10 +464,10 @@ static bool run_train(Run* run, Error* error) {
     GuardOptions guard = {o->clip, o->spike_sigma, o->spike_skip, o->spike_warmup, FLOATX_GEMM == GEMM_F16, o->scale_growth};
     OptimizerOptions optimizer = {(OptimizerKind)o->optimizer, o->beta1, o->beta2, o->epsilon, o->weight_decay, o->seed};
     size_t B = o->batch, T = o->seq;
-    uint64_t accumulation = o->total_batch ? o->total_batch / (B * T) : 1, first_step = state->step;
+    uint64_t accumulation = o->total_batch ? o->total_batch / (B * T) : 1, first_step = state->step, skipped = 0;
     double began = now_ms();
 
-    while (state->step < o->steps) {
+    while (state->step < o->steps && !interrupted) {
         double started = now_ms();
 
         // Gradients of the mean loss over the step's micro-batches.
@@ -435,8 +485,12 @@ static bool run_train(Run* run, Error* error) {
         double scale = state->loss_scale, factor = 0.0;
         double grad_norm = model_grad_norm(model) / scale;
         double lr = schedule_lr(&schedule, state->step);
-        if (guard_step(state, &factor, &guard, grad_norm))
-            model_update(model, &optimizer, ++state->updates, lr, factor / scale);
+        bool update = guard_step(state, &factor, &guard, grad_norm);
+        if (update) model_update(model, &optimizer, ++state->updates, lr, factor / scale);
+        skipped = update ? 0 : skipped + 1;
+        if (skipped == SKIPPED_MOST)
+            return fail(error, "the last %d steps were skipped: the gradient's norm is %g, its running mean %g; lower --lr or "
+                        "raise --spike-skip, and --resume", SKIPPED_MOST, grad_norm, state->norms.mean);
         state->step++;
 
         // What the step cost is measured before looking at the model.
@@ -464,52 +518,41 @@ static bool run_train(Run* run, Error* error) {
             if (o->out && !log_write(&run->log, &r, error)) return false;
         }
         if (o->sample_every && state->step % o->sample_every == 0) run_sample(run, stdout);
-        if (o->out && (last || (o->ckpt_every && state->step % o->ckpt_every == 0)))
+        if (o->out && (last || interrupted || (o->ckpt_every && state->step % o->ckpt_every == 0)))
             if (!run_save(run, error)) return false;
     }
-    return true;
+    if (!interrupted || state->step >= o->steps) return true;
+    return fail(error, "stopped by a signal after step %llu; %s", (unsigned long long)state->step,
+                o->out ? "the same command with --resume continues" : "nothing was saved, since there is no --out");
 }
 
 // Continues --prompt with the newest good checkpoint of --out.
 static bool run_generate(Run* run, Error* error) {
-    const Options* o = &run->options;
-    uint64_t step = UINT64_MAX;
-    bool loaded = false;
-    bool tried = false;
-    fail(error, "%s holds no checkpoint; give the --out of a run that has saved one", o->out);
-    while (!loaded && checkpoint_before(&step, o->out, step)) {
-        char path[FILE_PATH_MAX];
-        Json manifest;
-        RunRecord saved;
-        tried = true;
-        checkpoint_path(path, o->out, step, "");
-        if (manifest_open(&manifest, &saved, path, error)) {
-            loaded = config_complete(&saved.config, error) &&
-                     model_create(&run->model, &saved.config, run_model_options(o, 1, false), error) &&
-                     checkpoint_load(&run->model, &manifest, path, error);
-            json_free(&manifest);
-        }
-        if (loaded) break;
-        model_free(&run->model);
-        fprintf(stderr, "train: %s; trying the checkpoint before it\n", error->text);
-    }
-    if (!loaded && tried)
-        return fail(error, "no checkpoint in %s can be used; what is wrong with each stands above. Give another --out", o->out);
-    if (!loaded || !run_allocate(run, error)) return false;
-    if (!run_check_prompt(&run->model.config, error)) return false;
+    bool found = false;
+    if (!run_load(run, &found, error)) return false;
+    if (!found) return fail(error, "%s holds no checkpoint; give the --out of a run that has saved one", run->options.out);
+    if (!run_check_prompt(&run->model.config, error) || !run_allocate(run, error)) return false;
     run_sample(run, stdout);
     return !ferror(stdout) || fail_file(error, "write", "standard output");
 }
 
 // ------------------------------------------------------------------------------------------------
 
+#define SAMPLING_FLAGS "out|prompt|tokens|temperature|top-k|top-p|seed|threads|plan"
+
 // Flags that do not fit together.
-static bool options_check(const Options* o, Error* error) {
+static bool options_check(const Options* o, const Flag* flags, size_t flag_count, Error* error) {
     if (o->prompt[0] == 0) return fail(error, "--prompt is empty; give at least one character");
     if (o->resume && o->out == NULL) return fail(error, "--resume needs --out, the directory of the run to continue");
+    if (o->ckpt_every && o->out == NULL) return fail(error, "--ckpt-every needs --out, the directory for the checkpoints");
+    if (o->val_every && o->val == NULL) return fail(error, "--val-every needs --val, the shards to validate on");
     if (o->out && o->out[0] == 0) return fail(error, "--out is empty; give the directory of the run");
+    if (o->out && strlen(o->out) > 3900) return fail(error, "--out is longer than 3900 characters; give a shorter path");
     if (o->data == NULL && o->out == NULL && !o->plan)
         return fail(error, "there is nothing to do; give --data to train, or --out and --prompt to sample");
+    for (size_t i = 0; i < flag_count && o->data == NULL && !o->plan; i++)
+        if (flags[i].given && choice_find(SAMPLING_FLAGS, flags[i].name) < 0)
+            return fail(error, "--%s is for training; give --data too, or leave it out to sample", flags[i].name);
     return true;
 }
 
@@ -525,11 +568,16 @@ int main(int argc, char** argv) {
         flags_help(flags, flag_count);
         return 0;
     }
-    if (!flags_parse(flags, flag_count, argc, argv, &error) || !options_check(&run.options, &error)) {
+    if (!flags_parse(flags, flag_count, argc, argv, &error) || !options_check(&run.options, flags, flag_count, &error)) {
         fprintf(stderr, "train: %s\n", error.text);
         return 2;
     }
     signal(SIGXFSZ, SIG_IGN);  // a limit on the size of files is then an error of the write, with a sentence
+    interrupted = 0;
+    if (run.options.data) {
+        signal(SIGINT, interrupt);
+        signal(SIGTERM, interrupt);
+    }
 #ifdef _OPENMP
     if (run.options.threads) omp_set_num_threads((int)run.options.threads);
 #endif

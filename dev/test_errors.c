@@ -239,6 +239,14 @@ static void have_run_before(void) { have_run(); remove_tree(NEWEST); }
 static void have_run_small(void) { copy_run("small"); }
 static void have_empty_out(void) { need(mkdir("run", 0777) == 0, "run"); }
 static void have_run_other_data(void) { have_run(); data_other_length(); }
+static void have_run_same_length(void) {
+    have_run();
+    flip_byte("train.bin", 1024 + 100);  // the low byte of token 50
+}
+static void have_log(void) {
+    have_empty_out();
+    put_text("run/metrics.jsonl", "{\"step\": 1}\n");
+}
 static void manifest_missing(void) { have_run(); need(unlink(NEWEST "/manifest.json") == 0, "manifest"); }
 static void manifest_cut(void) { have_run(); need(truncate(NEWEST "/manifest.json", 700) == 0, "manifest"); }
 static void manifest_empty(void) { have_run(); put_text(NEWEST "/manifest.json", ""); }
@@ -559,7 +567,7 @@ static const Case CASES[] = {
     SPECIAL("foreign and left-over names in out", 0, 0, foreign_names, 0, 0, 0, NEW_RUN, "@",
             "saved run/step_00000002"),
     SPECIAL("sample's prompt outside the vocabulary", 1, 1, data_small_vocabulary, 0, 0, 0, LOG_ONLY,
-            "@ --sample-every 1 --prompt \xc3\xa9", "vocabulary of 100", "too small", "bytes"),
+            "@ --sample-every 1 --prompt \xc3\xa9", "vocabulary is 100", "there are 256", "bytes"),
 
     // Taking a run up again.
     SPECIAL("resume: no directory yet", 0, 0, NULL, 0, 0, 0, NEW_RUN, "@ --resume", "no checkpoint in run yet",
@@ -595,8 +603,15 @@ static const Case CASES[] = {
           "another --out"),
     WORLD("resume: other sequence", have_run, RESUME " --seq 8 --context 16", "is of another run", "--seq is 16",
           "here it is 8"),
-    WORLD("resume: other data", have_run_other_data, RESUME, "is of another run", "number of tokens in --data is 4096",
-          "here it is 4095"),
+    WORLD("resume: data of another length", have_run_other_data, RESUME, "is of a run on other data", "same shards"),
+    WORLD("resume: other data of the same length", have_run_same_length, RESUME, "is of a run on other data",
+          "same shards"),
+    WORLD("a log without a checkpoint", have_log, "@", "run/metrics.jsonl exists", "--resume"),
+    WRONG("--resume without --data", "--out run --resume", "--resume is for training", "--data"),
+    WRONG("a flag of training when sampling", "--out run --lr 1", "--lr is for training", "--data"),
+    WRONG("--ckpt-every without --out", "--data train.bin --ckpt-every 1", "--ckpt-every needs --out"),
+    WRONG("--val-every without --val", "--data train.bin --val-every 1", "--val-every needs --val"),
+    WRONG("--epsilon 0", "@ !--epsilon --epsilon 0", "--epsilon is '0'", "1e-15"),
     PASSED_OVER("resume: manifest missing", manifest_missing, NEWEST "/manifest.json", "No such file",
                 "trying the checkpoint before"),
     PASSED_OVER("resume: manifest cut", manifest_cut, NEWEST "/manifest.json", "damaged",
@@ -644,11 +659,11 @@ static const Case CASES[] = {
             "no checkpoint in run can be used"),
     SPECIAL("sampling: the only one damaged", 1, 2, only_damaged, 0, 0, 0, NULL, "--out run --prompt a", BEFORE,
             "no checkpoint in run can be used"),
-    SPECIAL("sampling: manifest of a huge model", 1, 2, manifest_huge_model, 0, 0, 0, NULL, "--out run --prompt a",
-            "GB", "no checkpoint in run can be used"),
-    SPECIAL("sampling: manifest of an impossible model", 1, 2, manifest_impossible_model, 0, 0, 0, NULL,
-            "--out run --prompt a", "0 heads", "no checkpoint in run can be used"),
-    WORLD("sampling: a model not of bytes", have_run_small, "--out run --prompt a", "vocabulary of 100", "too small",
+    SPECIAL("sampling: manifest of a huge model", 1, 1, manifest_huge_model, 0, 0, 0, NULL, "--out run --prompt a",
+            "GB", "of memory are free"),
+    SPECIAL("sampling: manifest of an impossible model", 1, 1, manifest_impossible_model, 0, 0, 0, NULL,
+            "--out run --prompt a", "0 heads", "at least 1"),
+    WORLD("sampling: a model not of bytes", have_run_small, "--out run --prompt a", "vocabulary is 100", "there are 256",
           "bytes"),
     SPECIAL("sampling: standard output full", 1, 1, have_run, STDOUT_FULL, 0, 0, NULL,
             "--out run --prompt a --tokens 4", "standard output", "No space left"),
