@@ -5,10 +5,12 @@ build=$1
 if [ "${2:-}" = long ]; then
     demo=$build/demo-long
     bytes=40000000
+    within=1.03
     flags="--channels 192 --heads 6 --ffn 512 --batch 8 --steps 10000 --lr 3e-3 --val-every 2500 --log-every 250"
 else
     demo=$build/demo
     bytes=8000000
+    within=1.10
     flags="--channels 144 --heads 4 --ffn 384 --batch 4 --steps 3000 --lr 4e-3 --val-every 1000 --log-every 100"
 fi
 rm -rf "$demo"
@@ -27,6 +29,15 @@ export OMP_WAIT_POLICY
 # shellcheck disable=SC2086
 "$build/train-BF16" --data "$demo/stories_train_*.bin" --val "$demo/stories_val_*.bin" --out "$demo/run" \
     --family llama --layers 4 --seq 256 --schedule linear --warmup 100 --lr-final 0.01 --val-overlap 128 $flags
+
+# A model cannot code the text in fewer nats than its source does, but for luck of probability e^-20 at 20 nats.
+loss=$(tail -n 1 "$demo/run/metrics.jsonl" | sed 's/.*"val_loss": \([0-9.]*\).*/\1/')
+val_bytes=$(wc -c < "$demo/stories_val.txt")
+echo "== validation loss $loss, floor $floor nats per byte"
+awk "BEGIN { exit !($loss <= $within * $floor && $loss >= $floor - 20 / $val_bytes) }" || {
+    echo "demo: the loss should be between the floor and $within times the floor" >&2
+    exit 1
+}
 
 echo "== 3. what it writes"
 "$build/train-BF16" --out "$demo/run" --tokens 900 --temperature 0.9

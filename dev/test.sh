@@ -52,11 +52,16 @@ else
     echo "skipped train.cu as C++17: there is no g++"
 fi
 if command -v clang > /dev/null; then
-    check "train.cu compiles with clang without warnings" clang -std=c11 -fsyntax-only -Wall -Wextra -Werror -Wno-unknown-pragmas -x c train.cu
+    check "train.cu compiles with clang without warnings" clang -std=c11 -O2 -Wall -Wextra -Werror -Wno-unknown-pragmas -x c train.cu -o "$build/train-clang" -lm -pthread
 else
     echo "skipped train.cu with clang: there is no clang"
 fi
-check "train.cu compiles without OpenMP and for any x86-64 or Arm" "$cc" -std=c11 -fsyntax-only -Wall -Wextra -Werror -Wno-unknown-pragmas -x c train.cu
+check "train.cu compiles without OpenMP, for any machine of this kind" "$cc" -std=c11 -fsyntax-only -Wall -Wextra -Werror -Wno-unknown-pragmas -x c train.cu
+if command -v aarch64-linux-gnu-gcc > /dev/null; then
+    check "train.cu compiles for aarch64" aarch64-linux-gnu-gcc -std=c11 -fsyntax-only -Wall -Wextra -Werror -fopenmp -x c train.cu
+else
+    echo "skipped train.cu for aarch64: there is no aarch64-linux-gnu-gcc"
+fi
 
 for test in "$@"; do
     case $test in

@@ -249,9 +249,14 @@ static void test_json_limits(void) {
         text[n++] = '}';
         Error error;
         Json json;
-        double start = now_ms();
-        bool good = json_parse(&json, text, n, "text", &error);
-        ms[pass] = now_ms() - start;
+        bool good = false;
+        ms[pass] = INFINITY;
+        for (int repeat = 0; repeat < 3; repeat++) {  // processor time, the least of three: others may be busy too
+            if (good) json_free(&json);
+            clock_t start = clock();
+            good = json_parse(&json, text, n, "text", &error);
+            ms[pass] = fmin(ms[pass], 1e3 * (double)(clock() - start) / CLOCKS_PER_SEC);
+        }
         check(good, "an object of many names", good ? "" : error.text);
         uint64_t value = 0, wrong = 0;
         char name[32];
