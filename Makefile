@@ -13,12 +13,16 @@
 CC ?= cc
 PRECISION ?= FP32
 OPTIMISE ?= -O3 -march=native
+WARNINGS ?= -Wall -Wextra -Wshadow -Werror
 FUZZ_SECONDS ?= 600
-B := build
+B ?= build
+ifeq ($(MAKELEVEL),0)
+MAKEFLAGS += -j$(shell nproc 2>/dev/null || echo 1)
+endif
 
 # Contracting a*b + c to one rounding, and not keeping errno and traps of mathematical functions, lets loops vectorise
 # and changes no result from run to run; nothing here is -ffast-math.
-CFLAGS := -std=c11 $(OPTIMISE) -ffp-contract=fast -fno-math-errno -fno-trapping-math -Wall -Wextra -Wshadow -Werror -pthread
+CFLAGS := -std=c11 $(OPTIMISE) -ffp-contract=fast -fno-math-errno -fno-trapping-math $(WARNINGS) -pthread
 OPENMP := $(shell echo 'int main(void){return 0;}' | $(CC) -fopenmp -x c - -o /dev/null 2>/dev/null && echo -fopenmp)
 ifeq ($(OPENMP),)
 OPENMP := -Wno-unknown-pragmas
@@ -65,9 +69,9 @@ TESTS := gemm test_files test_data test_corpus test_errors example $(PRECISIONS:
 test: $(TESTS:%=$(B)/%) $(B)/gemm-amx $(B)/corpus $(B)/tokenize $(B)/train-FP32
 	@sh dev/test.sh $(B) "$(CC)" $(TESTS)
 
-# The same, built with the address and undefined-behaviour sanitizers.
+# The same, built with the address and undefined-behaviour sanitizers, under which gcc's warnings are not reliable.
 sanitize:
-	@$(MAKE) --no-print-directory B=build/sanitize \
+	@$(MAKE) --no-print-directory B=build/sanitize WARNINGS= \
 	    OPTIMISE="-O1 -g -march=native -fsanitize=address,undefined -fno-sanitize-recover=all" test
 
 demo: $(B)/train-BF16 $(B)/corpus $(B)/tokenize
