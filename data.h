@@ -312,7 +312,10 @@ static inline bool dataset_open(Dataset* dataset, const char* pattern, Error* er
     memset(&found, 0, sizeof found);
     int result = glob(pattern, GLOB_NOSORT, NULL, &found);
     bool ok = false;
-    if (result == GLOB_NOMATCH) {
+    char* literal = (char*)pattern;
+    if (result == GLOB_NOMATCH && access(pattern, F_OK) == 0) {  // the name of a file that has a bracket in it
+        ok = dataset_open_paths(dataset, &literal, 1, error);
+    } else if (result == GLOB_NOMATCH) {
         fail(error, "no file matches '%s'; check the name, or make token shards of a text with tokenize", pattern);
     } else if (result != 0) {
         fail(error, "cannot list the files that match '%s': %s", pattern,

@@ -166,9 +166,10 @@ static inline void flags_help(const Flag* flags, size_t count) {
             continue;
         }
         char usage[160], standard[160];
-        snprintf(usage, sizeof usage, "--%s %s", flag->name, flag->kind == FLAG_SWITCH ? "" : flag->choices);
+        snprintf(usage, sizeof usage, "--%s %s", flag->name, flag->choices);
         flag_text(standard, sizeof standard, flag);
         bool shown = standard[0] != 0 && standard[0] != '\n';
+        if (flag->kind == FLAG_COUNT && (double)*(uint64_t*)flag->value < flag->low) shown = false;  // there is none
         printf("  %-30s %s%s%s%s\n", usage, flag->help, shown ? " [" : "", shown ? standard : "", shown ? "]" : "");
     }
 }

@@ -12,9 +12,12 @@
 //   10. sampling        text from a trained model
 //   11. monitor         the console line and metrics.jsonl
 //
-// Beside it: kernels_cpu.h (operations), gemm.h (the matrix product), data.h (shards and batches), checkpoint.h (saving
+// Beside it: kernels_cpu.h (operations, and floatX, the type of parameters and activations), gemm.h (the matrix product), data.h (shards and batches), checkpoint.h (saving
 // and resuming), files.h, json.h and safetensors.h (what is on the disk), flags.h (the command line). The training loop is in
 // train.cu; the smallest complete program is dev/example.c.
+//
+// What is there for several ranks and for GPUs, which are not built yet: buckets, the stream argument, the members world
+// and zero of a manifest and loss_ranks_* of the log.
 //
 // Letters: B batch, T sequence, N = B*T rows, C channels, L layers, H heads, K key/value heads, D head size,
 // F feed-forward, V vocabulary, Vp padded vocabulary.
@@ -31,6 +34,7 @@
 #include "kernels_cpu.h"
 
 #include <assert.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 
@@ -118,10 +122,9 @@ static inline bool config_preset(Config* c, const char* name, Error* error) {
 // Fills in what follows from the rest when it is 0 (kv_heads, ffn, norm_epsilon, rope_theta), then checks that all
 // sizes fit together.
 static inline bool config_complete(Config* c, Error* error) {
-    if (c->layers == 0 || c->heads == 0 || c->channels == 0 || c->context == 0 || c->vocab == 0)
-        return fail(error, "the model has %zu layers, %zu heads, %zu channels, context %zu and vocabulary %zu; each must be "
-                    "at least 1 (give --model, or --layers --heads --channels --context --vocab)",
-                    c->layers, c->heads, c->channels, c->context, c->vocab);
+    const char* missing = !c->layers ? "--layers" : !c->heads ? "--heads" : !c->channels ? "--channels"
+                        : !c->context ? "--seq (or --context)" : !c->vocab ? "--vocab" : NULL;
+    if (missing) return fail(error, "the model's size lacks %s; give it, at least 1, or a preset with --model", missing);
     if (c->layers > 1000 || c->channels > 65536 || c->context > (1u << 24) || c->vocab > (1u << 24) || c->ffn > (1u << 20))
         return fail(error, "the model's sizes (%zu layers, %zu channels, context %zu, vocabulary %zu, ffn %zu) are past the "
                     "limits of 1000, 65536, 16777216, 16777216, 1048576", c->layers, c->channels, c->context, c->vocab, c->ffn);
@@ -318,9 +321,12 @@ static inline size_t memory_peak(void) {
     return (size_t)usage.ru_maxrss * 1024;
 }
 
+// Bytes of the block: at least one, in whole large pages.
+static inline size_t plan_block_bytes(const MemoryPlan* plan) { return round_up(max_size(plan->total, 1), 2 << 20); }
+
 // Maps and touches the block of a finished plan, and starts the plan anew over it. munmap frees it.
 static inline bool plan_allocate(MemoryPlan* plan, Error* error) {
-    size_t bytes = round_up(plan->total + 1, 2 << 20);
+    size_t bytes = plan_block_bytes(plan);
     if (bytes > memory_available())
         return fail(error, "the model needs %.2f GB but only %.2f GB of memory are free; make --batch, --seq or the model "
                     "smaller, or close other programs", 1e-9 * (double)bytes, 1e-9 * (double)memory_available());
@@ -357,10 +363,10 @@ typedef struct {
 typedef struct {
     floatX* input;            // (N, C) the residual stream that enters the block
     floatX* norm1;            // (N, C)
-    float *mean1, *rstd1;     // (N)
+    float *mean1, *rstd1;     // (N) mean, and 1 / deviation
     floatX* qkv;              // (N, (H + 2K) D), turned by RoPE for Llama
     floatX* attention;        // (N, H D), which is (N, C)
-    float* lse;               // (B, H, T)
+    float* lse;               // (B, H, T) log of the sum of the exponentials of a row's scores
     floatX* middle;           // (N, C) the residual stream after attention
     floatX* norm2;            // (N, C)
     float *mean2, *rstd2;     // (N)
@@ -388,7 +394,7 @@ typedef struct {
     floatX* qkv;              // (N, (H + 2K) D)
     floatX* ffn_in;           // (N, F or 2F)
     floatX* ffn_act;          // (N, F)
-    float* delta;             // (B, H, T)
+    float* delta;             // (B, H, T) scratch of attention's backward
 } ActivationGradients;
 
 typedef struct {
@@ -493,7 +499,7 @@ static inline void model_layout(Model* model) {
 }
 
 static inline void model_free(Model* model) {
-    if (model->memory.base) munmap(model->memory.base, round_up(model->memory.total + 1, 2 << 20));
+    if (model->memory.base) munmap(model->memory.base, plan_block_bytes(&model->memory));
     free(model->activations.blocks);
     parameters_free(&model->parameters);
     memset(model, 0, sizeof *model);
@@ -569,6 +575,8 @@ static inline float* grad(const Model* model, size_t offset) {
 //   for each block:   x = x + attention(norm1(x));   x = x + ffn(norm2(x))
 //   hidden = final_norm(x)
 
+// residual = in + branch, out = norm(residual): each branch is added to the stream by the norm that follows it. The
+// first norm of all has no branch (NULL), and then the residual is `in` itself.
 static inline void norm_forward(const Model* model, floatX* out, floatX* residual, float* mean, float* rstd,
                                 const floatX* in, const floatX* branch, size_t weight, size_t bias, size_t N) {
     const Config* c = &model->config;
@@ -602,7 +610,7 @@ static inline void model_forward(Model* model, const int32_t* tokens, size_t B, 
 
     for (size_t l = 0; l < c->layers; l++) {
         const Block* b = &p->blocks[l];
-        BlockActivations* s = &a->blocks[l];
+        BlockActivations* s = &a->blocks[l];  // s: what is saved for the backward
 
         norm_forward(model, s->norm1, s->input, s->mean1, s->rstd1, x, l ? a->branch : NULL, b->norm1_weight, b->norm1_bias, N);
         x = s->input;
@@ -690,9 +698,9 @@ static inline void norm_backward(const Model* model, floatX* dx, const floatX* d
 }
 
 static inline void matmul_backward(const Model* model, floatX* din, const floatX* dout, const floatX* in, size_t weight,
-                                   size_t bias, size_t M, size_t N, size_t K) {
-    matmul_backward_input(din, dout, param(model, weight), M, N, K, model->stream);
-    matmul_backward_weight(grad(model, weight), grad(model, bias), dout, in, M, N, K, model->stream);
+                                   size_t bias, size_t rows, size_t outputs, size_t inputs) {
+    matmul_backward_input(din, dout, param(model, weight), rows, outputs, inputs, model->stream);
+    matmul_backward_weight(grad(model, weight), grad(model, bias), dout, in, rows, outputs, inputs, model->stream);
 }
 
 // The gradient of the residual stream as the branch at `place` receives it.
@@ -823,9 +831,10 @@ static inline RunState run_state_begin(bool dynamic_scale, double loss_scale) {
 }
 
 // Decides on one step from its gradient's norm: returns false if it must be skipped, else true and the factor for the
-// gradients, so that their norm is at most max(clip, mean + sigma * deviation). Remembers the norm, but no more than
-// these bounds: one spike hardly raises the bar for the next, while norms that stay high raise it until the run goes
-// on. Also adapts the loss scale.
+// gradients, so that their norm is at most max(clip, mean + sigma * deviation). The statistics see the norm cut to these
+// bounds: one spike moves them little, while norms that stay high move them a little every step, until they are
+// accepted. They are the plain mean and variance of the first hundred norms, and after that weigh each new norm by
+// 1/100. Also adapts the loss scale.
 static inline bool guard_step(RunState* state, double* factor, const GuardOptions* o, double norm) {
     NormStatistics* n = &state->norms;
     bool finite = isfinite(norm), settled = n->count >= o->spike_warmup;
@@ -975,7 +984,7 @@ static inline void model_generate(Model* model, int32_t* tokens, Candidate* cand
     model->dropout.p = 0;
     model->cache.length = 0;
     for (; known < total; known++) {
-        if (known - seen > context - model->cache.length) {
+        if (known - seen > context - model->cache.length) {  // what is still to be read does not fit
             seen = known - max_size(context / 2, 1);
             model->cache.length = 0;
         }
@@ -1016,13 +1025,14 @@ static inline double model_flops_per_token(const Model* model, size_t T) {
 }
 
 static inline void record_print(FILE* out, const StepRecord* r) {
-    char val[64] = "", mfu[32] = "n/a";
+    char val[64] = "", mfu[32] = "n/a", skipped[32] = "";
+    if (r->skipped > 0) snprintf(skipped, sizeof skipped, " | skipped %llu", (unsigned long long)r->skipped);
     if (!isnan(r->val_loss)) snprintf(val, sizeof val, " | val %.4f", r->val_loss);
     if (!isnan(r->val_loss) && r->floor > 0)
         snprintf(val, sizeof val, " | val %.4f (floor %.4f %+.1f%%)", r->val_loss, r->floor, 100 * (r->val_loss / r->floor - 1));
     if (!isnan(r->mfu)) snprintf(mfu, sizeof mfu, "%.1f%%", 100 * r->mfu);
-    fprintf(out, "step %5llu/%llu | loss %.4f%s | norm %.3f | lr %.2e | %.0f ms | %.0f tok/s | mfu %s | %.1f min left\n",
-            (unsigned long long)r->step, (unsigned long long)r->steps, r->loss, val, r->grad_norm, r->lr, r->ms, r->tokens_per_second, mfu, r->minutes_left);
+    fprintf(out, "step %5llu/%llu | loss %.4f%s | norm %.3f | lr %.2e | %.0f ms | %.0f tok/s | mfu %s%s | %.1f min left\n",
+            (unsigned long long)r->step, (unsigned long long)r->steps, r->loss, val, r->grad_norm, r->lr, r->ms, r->tokens_per_second, mfu, skipped, r->minutes_left);
     fflush(out);
 }
 
@@ -1035,7 +1045,8 @@ static inline void log_path(char* path, size_t size, const char* directory) {
     snprintf(path, size, "%.4000s/metrics.jsonl", directory);
 }
 
-// The length of the part of a log (bytes of JSON lines) that ends with the last line whose step is at most `step`.
+// The length of the part of a log (bytes of JSON lines) before the first line whose step is over `step`; the rest of a
+// line without its end is cut off too.
 static inline size_t log_length_until(const char* text, size_t bytes, uint64_t step) {
     size_t kept = 0;
     while (kept < bytes) {
@@ -1043,10 +1054,12 @@ static inline size_t log_length_until(const char* text, size_t bytes, uint64_t s
         Json json;
         Error ignored;
         uint64_t line_step = 0;
-        if (end == NULL || !json_parse(&json, text + kept, (size_t)(end - text) - kept, "log", &ignored)) break;
-        bool keep = json_u64(&json, json_get(&json, 0, "step"), &line_step) && line_step <= step;
-        json_free(&json);
-        if (!keep) break;
+        if (end == NULL) break;
+        if (json_parse(&json, text + kept, (size_t)(end - text) - kept, "log", &ignored)) {
+            json_u64(&json, json_get(&json, 0, "step"), &line_step);
+            json_free(&json);
+        }
+        if (line_step > step) break;
         kept = (size_t)(end - text) + 1;
     }
     return kept;
@@ -1056,17 +1069,18 @@ static inline size_t log_length_until(const char* text, size_t bytes, uint64_t s
 // last checkpoint is written again when it resumes.
 static inline bool log_open(Log* log, const char* directory, uint64_t step, Error* error) {
     memset(log, 0, sizeof *log);
+    char* text = NULL;
+    size_t bytes = 0;
     log_path(log->path, sizeof log->path, directory);
-    if (access(log->path, F_OK) == 0) {
-        char* text = NULL;
-        size_t bytes = 0;
-        if (!file_read(log->path, (size_t)1 << 34, &text, &bytes, error)) return false;
-        size_t kept = log_length_until(text, bytes, step);
-        free(text);
-        if (kept < bytes && truncate(log->path, (off_t)kept) != 0) return fail_file(error, "cut back", log->path);
-    }
     log->file = fopen(log->path, "ab");
-    return log->file != NULL || fail_file(error, "open", log->path);
+    if (log->file == NULL) return fail_file(error, "open", log->path);
+    if (flock(fileno(log->file), LOCK_EX | LOCK_NB) != 0)
+        return fail(error, "another process is training in %s; wait for it, or give another --out", directory);
+    if (!file_read(log->path, (size_t)1 << 34, &text, &bytes, error)) return false;
+    size_t kept = log_length_until(text, bytes, step);
+    free(text);
+    if (kept < bytes && ftruncate(fileno(log->file), (off_t)kept) != 0) return fail_file(error, "cut back", log->path);
+    return true;
 }
 
 static inline bool log_write(Log* log, const StepRecord* r, Error* error) {

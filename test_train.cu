@@ -12,6 +12,8 @@
 #include "train.cu"
 #undef main
 
+#include <sys/wait.h>
+
 static int passed, failed;
 
 // A check: error must be at most bound; NaN fails.
@@ -603,6 +605,33 @@ static void test_run_kind(const char* what, const char* flags) {
     check_true(text, ok && runs_equal("a", "b", "00000020"));
 }
 
+// A run that is told to stop saves itself, leaves no other process in its directory, and goes on to the same end.
+static void test_signal(void) {
+    char path[512];
+    command("rm -rf %s/%s %s/%s", "a", "b");
+    Error error;
+    need(train(small_run("b", "")) == 0 || fail(&error, "the run to compare with failed"), &error);
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) _exit(train(small_run("a", "--threads 1")));  // OpenMP's threads do not survive a fork
+    snprintf(path, sizeof path, "%s/a/metrics.jsonl", work);
+    struct stat status;
+    for (int wait = 0; wait < 5000 && !(stat(path, &status) == 0 && status.st_size > 0); wait++) usleep(1000);
+    kill(child, SIGTERM);
+    int code = -1;
+    waitpid(child, &code, 0);
+    bool stopped = WIFEXITED(code) && WEXITSTATUS(code) == 1 && output_contains("stopped by a signal after step");
+    bool finished = WIFEXITED(code) && WEXITSTATUS(code) == 0;  // it was faster than the signal
+    check_true("SIGTERM: the run says that it stopped and how to continue", stopped || finished);
+    check_true("SIGTERM: resumed to the same end", train(small_run("a", "--resume")) == 0 && runs_equal("a", "b", "00000020"));
+
+    FILE* other = fopen(path, "ab");
+    need((other != NULL && flock(fileno(other), LOCK_EX) == 0) || fail(&error, "cannot lock %s", path), &error);
+    check_true("two processes on one directory: the second is refused",
+               train(small_run("a", "--resume")) == 1 && output_contains("another process"));
+    fclose(other);
+}
+
 static void test_runs(void) {
     char* metrics = NULL;
     size_t bytes = 0;
@@ -625,6 +654,7 @@ static void test_runs(void) {
         free(metrics);
     }
 
+    test_signal();
     command("rm -rf %s/%s %s/%s", "a", "b");
     check_true("--resume without a checkpoint starts from the beginning",
                train(small_run("a", "--resume")) == 0 && output_contains("starting from the beginning") &&

@@ -1,11 +1,12 @@
 // train.cu: the program. Flags, set-up, and the training loop from top to bottom.
 //
-//   cc -x c train.cu -o train -lm -pthread        (the Makefile adds optimisation and OpenMP)
+//   cc -O3 -march=native -x c train.cu -o train -lm -pthread        (the Makefile adds OpenMP: all cores)
 //
 // Reads:  token shards (--data, --val), a checkpoint in --out (--resume, --prompt).
 // Writes: --out/metrics.jsonl, a line per logged step; --out/step_N/, a checkpoint every --ckpt-every steps and at the
 //         end. The console shows the same lines.
-// Exit:   0 done; 1 something in the world was wrong (a file, memory, the disk); 2 a flag was wrong.
+// Exit:   0 done; 1 something in the world was wrong (a file, memory, the disk), or a signal stopped the run, which is
+//         saved then; 2 a flag was wrong.
 
 #include "checkpoint.h"
 #include "llmtrain.h"
@@ -27,7 +28,7 @@ typedef struct {
     bool tied;
     double rope_theta, dropout;
     uint64_t batch, seq, total_batch, steps, seed, threads;
-    double lr, lr_final, wsd_fraction, decay_factor, beta1, beta2, epsilon, weight_decay, momentum;
+    double lr, lr_final, wsd_fraction, decay_factor, beta1, beta2, epsilon, weight_decay;
     uint64_t warmup, decay_every;
     double clip, spike_sigma, spike_skip, loss_scale;
     uint64_t spike_warmup, scale_growth;
@@ -88,7 +89,7 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
         TEXT("out", out, "DIR", "directory of the run: metrics.jsonl and checkpoints"),
         SWITCH("resume", resume, "continue the run in --out from its newest good checkpoint"),
         SWITCH("plan", plan, "print the memory plan and exit"),
-        COUNT("seed", seed, 0, 9e15, "of initial weights, data order, dropout, sampling"),
+        COUNT("seed", seed, 0, 9e15, "of initial weights, data order, dropout, sampling (below 2^53)"),
         COUNT("threads", threads, 0, 4096, "OpenMP threads; 0: as OpenMP decides"),
         HEADING("Model: a preset, and sizes that override it"),
         TEXT("model", model, "NAME", "gpt2:124M|350M|774M|1558M, gpt2:dN, llama:15M|42M|110M|1B|3B|8B"),
@@ -98,14 +99,14 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
         COUNT("kv-heads", kv_heads, 0, 1024, "key/value heads; 0: as many as --heads"),
         COUNT("channels", channels, 1, 65536, "width of the residual stream"),
         COUNT("ffn", ffn, 0, 1048576, "width of the feed-forward; 0: 4 (gpt2) or 8/3 (llama) times --channels"),
-        COUNT("context", context, 0, 16777216, "longest sequence; 0: --seq"),
+        COUNT("context", context, 0, 16777216, "longest sequence; 0: the preset's, or --seq"),
         COUNT("vocab", vocab, 0, 16777216, "vocabulary; 0: as the data says"),
         SWITCH("tied", tied, "the head is the token embedding"),
         REAL("rope-theta", rope_theta, 1, 1e9, "base of the rotary angles (llama)"),
         REAL("dropout", dropout, 0, 0.9, "of the embedding and of both branches of each block"),
         HEADING("Batches"),
         COUNT("batch", batch, 1, 65536, "sequences of a micro-batch"),
-        COUNT("seq", seq, 0, 16777216, "tokens of a sequence; 0: --context"),
+        COUNT("seq", seq, 0, 16777216, "tokens of a sequence; 0: the model's context"),
         COUNT("total-batch", total_batch, 0, 1e12, "tokens of a step, by accumulation; 0: one micro-batch"),
         COUNT("steps", steps, 0, 1e12, "steps of the run"),
         HEADING("Optimizer"),
@@ -166,7 +167,7 @@ typedef struct {
     int32_t* text;                // (text_size): prompt and what follows
     size_t text_size;
     Candidate* candidates;        // (V)
-    bool wrong_flags;             // the failure is of the flags, not of the world
+    bool wrong_flags;             // the failure is of the flags, not of the world: exit with 2
 } Run;
 
 static void run_free(Run* run) {
@@ -301,6 +302,9 @@ static bool resume_agrees(const RunRecord* saved, const RunRecord* asked, const 
 // Says which flags of the saved run have another value now.
 static void resume_compare_flags(const RunRecord* asked, const Json* manifest) {
     uint32_t flags = json_get(manifest, 0, "flags");
+    char precision[16];
+    if (json_string(manifest, json_get(manifest, 0, "precision"), precision, sizeof precision) && strcmp(precision, FLOATX_NAME) != 0)
+        printf("note: that run was in %s, this program is in %s: the bits will differ\n", precision, FLOATX_NAME);
     for (size_t i = 0; i < asked->flag_count; i++) {
         const Flag* flag = &asked->flags[i];
         char saved[FILE_PATH_MAX], now[FILE_PATH_MAX];
@@ -406,11 +410,13 @@ static bool run_begin(Run* run, Flag* flags, size_t flag_count, Error* error) {
 
     bool found = false;
     if (o->out && (!directory_make(o->out, error) || !run_check_out(o, error))) return false;
-    if (o->out) checkpoint_clean(o->out);
     if (o->resume && !run_load(run, &found, error)) return false;
     if (!found) model_randomize(&run->model, o->seed);
     if (o->resume && !found) printf("no checkpoint in %s yet: starting from the beginning\n", o->out);
     if (o->out && !log_open(&run->log, o->out, r->state.step, error)) return false;
+    if (o->out) checkpoint_clean(o->out);
+    if (o->warmup >= o->steps) printf("note: --warmup %llu is not shorter than the run of %llu steps: the rate never reaches --lr\n",
+                                      (unsigned long long)o->warmup, (unsigned long long)o->steps);
     if (o->out == NULL) printf("no --out: nothing will be saved\n");
     if (r->state.step >= o->steps) printf("nothing to do: step %llu of %llu is reached\n", (unsigned long long)r->state.step,
                                           (unsigned long long)o->steps);
@@ -421,6 +427,7 @@ static bool run_begin(Run* run, Flag* flags, size_t flag_count, Error* error) {
 // ------------------------------------------------------------------------------------------------
 // The work
 
+// Every sample uses the same random numbers, so that those of one run show how the model changes.
 static void run_sample(Run* run, FILE* out) {
     const Options* o = &run->options;
     SamplingOptions s;
@@ -445,17 +452,20 @@ static bool run_save(const Run* run, Error* error) {
     return true;
 }
 
-// Set by SIGINT and SIGTERM: the step is finished and saved before the program ends.
+// Set by SIGINT and SIGTERM: the step is finished and saved before the program ends. A second signal ends it at once.
 static volatile sig_atomic_t interrupted;
 
 static void interrupt(int signal_number) {
-    (void)signal_number;
+    static const char message[] = "train: stopping after this step; once more to stop at once, without saving it\n";
     interrupted = 1;
+    signal(signal_number, SIG_DFL);
+    if (write(STDERR_FILENO, message, sizeof message - 1) < 0) return;  // nobody to tell
 }
 
 enum { SKIPPED_MOST = 1000 };  // steps in a row that the guard may skip
 
-// The training loop: steps state.step to --steps.
+// The training loop: steps state.step to --steps. With FP16 the loss is multiplied by state.loss_scale, and so are the
+// gradients until model_update divides by it.
 static bool run_train(Run* run, Error* error) {
     const Options* o = &run->options;
     Model* model = &run->model;
@@ -467,7 +477,8 @@ static bool run_train(Run* run, Error* error) {
     uint64_t accumulation = o->total_batch ? o->total_batch / (B * T) : 1, first_step = state->step, skipped = 0;
     double began = now_ms();
 
-    while (state->step < o->steps && !interrupted) {
+    bool stop = state->step >= o->steps;
+    while (!stop) {
         double started = now_ms();
 
         // Gradients of the mean loss over the step's micro-batches.
@@ -482,7 +493,7 @@ static bool run_train(Run* run, Error* error) {
         loss /= (double)accumulation;
 
         // The guard decides whether, and the schedule how far, the optimizer steps.
-        double scale = state->loss_scale, factor = 0.0;
+        double scale = state->loss_scale, factor = 0.0;  // guard_step may change state->loss_scale for the next step
         double grad_norm = model_grad_norm(model) / scale;
         double lr = schedule_lr(&schedule, state->step);
         bool update = guard_step(state, &factor, &guard, grad_norm);
@@ -495,6 +506,7 @@ static bool run_train(Run* run, Error* error) {
 
         // What the step cost is measured before looking at the model.
         bool last = state->step == o->steps;
+        stop = last || interrupted;
         double ms = now_ms() - started, val_loss = NAN;
         if (o->val && (last || (o->val_every && state->step % o->val_every == 0)))
             if (!model_validate(model, &val_loss, &run->val, o->val_windows, o->val_overlap, run->tokens, run->targets, B, T, error)) return false;
@@ -508,7 +520,7 @@ static bool run_train(Run* run, Error* error) {
             r.loss = loss;
             r.val_loss = val_loss;
             r.floor = run->val.entropy_floor;
-            r.grad_norm = grad_norm;
+            r.grad_norm = isnan(grad_norm) ? NAN : grad_norm;  // without the sign that some NaN have
             r.lr = lr;
             r.ms = ms;
             r.tokens_per_second = 1e3 * (double)(accumulation * B * T) / ms;
@@ -518,10 +530,10 @@ static bool run_train(Run* run, Error* error) {
             if (o->out && !log_write(&run->log, &r, error)) return false;
         }
         if (o->sample_every && state->step % o->sample_every == 0) run_sample(run, stdout);
-        if (o->out && (last || interrupted || (o->ckpt_every && state->step % o->ckpt_every == 0)))
+        if (o->out && (stop || (o->ckpt_every && state->step % o->ckpt_every == 0)))
             if (!run_save(run, error)) return false;
     }
-    if (!interrupted || state->step >= o->steps) return true;
+    if (state->step >= o->steps) return true;
     return fail(error, "stopped by a signal after step %llu; %s", (unsigned long long)state->step,
                 o->out ? "the same command with --resume continues" : "nothing was saved, since there is no --out");
 }
@@ -538,7 +550,7 @@ static bool run_generate(Run* run, Error* error) {
 
 // ------------------------------------------------------------------------------------------------
 
-#define SAMPLING_FLAGS "out|prompt|tokens|temperature|top-k|top-p|seed|threads|plan"
+#define SAMPLING_FLAGS "out|prompt|tokens|temperature|top-k|top-p|seed|threads"
 
 // Flags that do not fit together.
 static bool options_check(const Options* o, const Flag* flags, size_t flag_count, Error* error) {
