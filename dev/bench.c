@@ -186,102 +186,19 @@ static inline double profile_end_value(double value, const char* name, double fl
           optimizer_update(params, masters, m, v, grads, o, first, n, stream))
 
 #include "../llmtrain.h"
+#include "peak.h"
 
 // ------------------------------------------------------------------------------------------------
 // 3. Peaks of the machine
 //
-// Multiplications and additions on registers alone, in as many accumulators as hide their latency: of floats in the
-// widest vectors that the products may choose, and of bfloat16 where the processor multiplies pairs of them. For
-// memory, an array is scaled in place, which moves nothing but the bytes that are counted.
+// Of arithmetic: peak.h. Of memory: an array is scaled in place, which moves nothing but the bytes that are counted.
 
-#define PEAK_FP32(name, attribute, bytes, sums_count) \
-    attribute static float name(size_t turns) { \
-        typedef float Lanes __attribute__((vector_size(bytes))); \
-        Lanes sums[sums_count], half; \
-        for (size_t i = 0; i < bytes / 4; i++) half[i] = 0.5f; \
-        for (size_t i = 0; i < sums_count; i++) sums[i] = half; \
-        for (size_t t = 0; t < turns; t++) { \
-            GEMM_UNROLL \
-            for (int i = 0; i < sums_count; i++) sums[i] = sums[i] * half + half; \
-        } \
-        for (int i = 1; i < sums_count; i++) sums[0] += sums[i]; \
-        return sums[0][0]; \
-    }
-
-PEAK_FP32(peak_portable, , 16, 10)
-#ifdef GEMM_X86
-PEAK_FP32(peak_avx2, GEMM_AVX2, 32, 12)
-PEAK_FP32(peak_avx512, GEMM_AVX512, 64, 16)
+static size_t threads_used(void) {
+#ifdef _OPENMP
+    return (size_t)omp_get_max_threads();
+#else
+    return 1;
 #endif
-
-#ifdef GEMM_X86_BF16
-GEMM_AVX512BF16 static float peak_avx512bf16(size_t turns) {
-    __m512 sums[16];
-    __m512bh half = (__m512bh)_mm512_set1_epi16(0x3f00);
-    for (int i = 0; i < 16; i++) sums[i] = _mm512_setzero_ps();
-    for (size_t t = 0; t < turns; t++) {
-        GEMM_UNROLL
-        for (int i = 0; i < 16; i++) sums[i] = _mm512_dpbf16_ps(sums[i], half, half);
-    }
-    for (int i = 1; i < 16; i++) sums[0] = _mm512_add_ps(sums[0], sums[i]);
-    return _mm512_cvtss_f32(sums[0]);
-}
-
-GEMM_AMX static float peak_amx(size_t turns) {
-    float sums[16 * 16];
-    gemm_begin_amx();
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    _tile_zero(4);
-    _tile_zero(6);
-    for (size_t t = 0; t < turns; t++) {
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 4, 6);
-        _tile_dpbf16ps(2, 4, 6);
-        _tile_dpbf16ps(3, 4, 6);
-    }
-    _tile_stored(0, sums, 64);
-    gemm_end_amx();
-    return sums[0];
-}
-#endif
-
-typedef struct {
-    float (*loop)(size_t turns);
-    double flops;  // of one turn
-} PeakLoop;
-
-static PeakLoop peak_loop(bool bf16) {
-    PeakLoop peak = {peak_portable, 10 * 8};
-    gemm_backend();  // makes the choice if nothing has yet
-    const GemmKernel* kernel = bf16 ? gemm_state.pairs : gemm_state.floats;
-#ifdef GEMM_X86
-    if (kernel == &gemm_avx2) peak.loop = peak_avx2, peak.flops = 12 * 16;
-    if (kernel == &gemm_avx512) peak.loop = peak_avx512, peak.flops = 16 * 32;
-#endif
-#ifdef GEMM_X86_BF16
-    if (kernel == &gemm_avx512bf16) peak.loop = peak_avx512bf16, peak.flops = 16 * 64;
-    if (kernel == &gemm_amx) peak.loop = peak_amx, peak.flops = 4 * 16384;
-#endif
-    (void)kernel;
-    return peak;
-}
-
-// Flops per second of all threads together, over about ten milliseconds.
-static double peak_measure(PeakLoop peak) {
-    double rate = 0.0;
-    #pragma omp parallel reduction(+:rate)
-    {
-        volatile float keep = peak.loop(100);
-        double began = now_ms(), ended = began;
-        size_t turns = 0, some = (size_t)(2e6 / peak.flops) + 1;
-        for (; ended - began < 10.0; ended = now_ms(), turns += some) keep = peak.loop(some);
-        (void)keep;
-        rate += 1e3 * peak.flops * (double)turns / (ended - began);
-    }
-    return rate;
 }
 
 enum { SCALED_COUNT = 1 << 26 };  // floats: 256 MB
@@ -493,8 +410,8 @@ static bool bench_measure(Bench* b, Peaks* peaks, Profile* profiles, double* rat
         bool ok = bench_step(b, &profiles[i].step_ms, error);
         profile = NULL;
         if (!ok) return false;
-        rates[i] = peak_measure(fp32);
-        rates[steps + i] = product.loop == fp32.loop ? rates[i] : peak_measure(product);
+        rates[i] = peak_measure(fp32, threads_used(), CLOCK_MONOTONIC, 10.0);
+        rates[steps + i] = product.loop == fp32.loop ? rates[i] : peak_measure(product, threads_used(), CLOCK_MONOTONIC, 10.0);
         rates[2 * steps + i] = memory_measure(array);
     }
     peaks->fp32 = median(rates, steps);
@@ -606,14 +523,6 @@ static bool bench_sweep(const Options* o, JsonWriter* w, Error* error) {
 }
 
 // ------------------------------------------------------------------------------------------------
-
-static size_t threads_used(void) {
-#ifdef _OPENMP
-    return (size_t)omp_get_max_threads();
-#else
-    return 1;
-#endif
-}
 
 static bool run(const Options* o, Error* error) {
     JsonWriter w;

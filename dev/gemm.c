@@ -31,6 +31,7 @@
 #include "amx_emulation.h"
 #endif
 #include "../gemm.h"
+#include "peak.h"
 
 #include <dlfcn.h>
 #include <sys/mman.h>
@@ -433,129 +434,6 @@ static void product_blocked(float* out, const float* x, const float* w, size_t M
 }
 
 // ------------------------------------------------------------------------------------------------
-// Peak: multiplications and additions on registers alone, as many accumulators as hide their latency
-
-static float peak_portable(size_t turns) {
-    float c[16];
-    for (int i = 0; i < 16; i++) c[i] = (float)i;
-    for (size_t t = 0; t < turns; t++)
-        for (int i = 0; i < 16; i++) c[i] = c[i] * 0.5f + 0.25f;
-    return c[0] + c[15];
-}
-enum { PEAK_PORTABLE_FLOPS = 32 };
-
-#ifdef GEMM_X86
-GEMM_AVX2 static float peak_avx2(size_t turns) {
-    __m256 c[12], half = _mm256_set1_ps(0.5f);
-    for (int i = 0; i < 12; i++) c[i] = _mm256_set1_ps((float)i);
-    for (size_t t = 0; t < turns; t++) {
-        GEMM_UNROLL
-        for (int i = 0; i < 12; i++) c[i] = _mm256_fmadd_ps(c[i], half, half);
-    }
-    for (int i = 1; i < 12; i++) c[0] = _mm256_add_ps(c[0], c[i]);
-    return _mm256_cvtss_f32(c[0]);
-}
-GEMM_AVX512 static float peak_avx512(size_t turns) {
-    __m512 c[16], half = _mm512_set1_ps(0.5f);
-    for (int i = 0; i < 16; i++) c[i] = _mm512_set1_ps((float)i);
-    for (size_t t = 0; t < turns; t++) {
-        GEMM_UNROLL
-        for (int i = 0; i < 16; i++) c[i] = _mm512_fmadd_ps(c[i], half, half);
-    }
-    for (int i = 1; i < 16; i++) c[0] = _mm512_add_ps(c[0], c[i]);
-    return _mm512_cvtss_f32(c[0]);
-}
-#endif
-#ifdef GEMM_X86_BF16
-GEMM_AVX512BF16 static float peak_avx512bf16(size_t turns) {
-    __m512 c[16];
-    __m512bh half = (__m512bh)_mm512_set1_epi16(0x3e80);
-    for (int i = 0; i < 16; i++) c[i] = _mm512_set1_ps((float)i);
-    for (size_t t = 0; t < turns; t++) {
-        GEMM_UNROLL
-        for (int i = 0; i < 16; i++) c[i] = _mm512_dpbf16_ps(c[i], half, half);
-    }
-    for (int i = 1; i < 16; i++) c[0] = _mm512_add_ps(c[0], c[i]);
-    return _mm512_cvtss_f32(c[0]);
-}
-GEMM_AMX static float peak_amx(size_t turns) {
-    float sums[16 * 16];
-    gemm_begin_amx();
-    GEMM_BARRIER();
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    _tile_zero(4);
-    _tile_zero(5);
-    for (size_t t = 0; t < turns; t++) {
-        _tile_dpbf16ps(0, 4, 5);
-        _tile_dpbf16ps(1, 4, 5);
-        _tile_dpbf16ps(2, 4, 5);
-        _tile_dpbf16ps(3, 4, 5);
-    }
-    _tile_stored(0, sums, 64);
-    gemm_end_amx();
-    return sums[0];
-}
-#endif
-
-typedef struct {
-    float (*loop)(size_t turns);
-    double flops;  // of one turn
-} Peak;
-
-static Peak make_peak(float (*loop)(size_t turns), double flops) {
-    Peak peak = {loop, flops};
-    return peak;
-}
-
-// The widest arithmetic that the machine has for the type, whatever kernel is in use.
-static Peak find_peak(bool bf16) {
-    Peak peak = make_peak(peak_portable, PEAK_PORTABLE_FLOPS);
-    Error error;
-    gemm_force(&error, "auto");
-    const GemmKernel* kernel = bf16 ? gemm_state.pairs : gemm_state.floats;
-    if (kernel == &gemm_portable) return peak;
-#ifdef GEMM_X86
-    if (kernel == &gemm_avx2) peak = make_peak(peak_avx2, 12 * 16);
-    if (kernel == &gemm_avx512) peak = make_peak(peak_avx512, 16 * 32);
-#endif
-#ifdef GEMM_X86_BF16
-    if (kernel == &gemm_avx512bf16) peak = make_peak(peak_avx512bf16, 16 * 64);
-    if (kernel == &gemm_amx) peak = make_peak(peak_amx, 4 * 16384);
-#endif
-    return peak;
-}
-
-static double processor_ms(clockid_t clock) {
-    struct timespec t;
-    clock_gettime(clock, &t);
-    return 1e3 * (double)t.tv_sec + 1e-6 * (double)t.tv_nsec;
-}
-
-// GFLOP/s of all threads together, over about two milliseconds, by the clock or by each thread's processor time.
-static double measure_peak(Peak peak, int threads, bool processor_time) {
-    double rate = 0.0;
-    (void)threads;
-#ifdef _OPENMP
-#pragma omp parallel num_threads(threads) reduction(+ : rate)
-#endif
-    {
-        volatile float keep = peak.loop(100);
-        double begin = processor_time ? processor_ms(CLOCK_THREAD_CPUTIME_ID) : now_ms(), end = begin;
-        size_t turns = 0, step = (size_t)(2e6 / peak.flops) + 1;
-        while (end - begin < 2.0) {
-            turns += step;
-            keep = peak.loop(step);
-            end = processor_time ? processor_ms(CLOCK_THREAD_CPUTIME_ID) : now_ms();
-        }
-        rate += 1e-6 * peak.flops * (double)turns / (end - begin) + 0.0f * keep;
-    }
-    return rate;
-}
-
-// ------------------------------------------------------------------------------------------------
 // Timing
 
 typedef void (*CblasSgemm)(int order, int a, int b, int M, int N, int K, float alpha, const float* A, int lda,
@@ -614,21 +492,27 @@ static double median(double* values, int count) {
 }
 
 static double bench_ms(const Bench* b) {
-    return b->processor_time ? processor_ms(CLOCK_PROCESS_CPUTIME_ID) / b->threads : now_ms();
+    return b->processor_time ? clock_ms(CLOCK_PROCESS_CPUTIME_ID) / b->threads : now_ms();
+}
+
+// GFLOP/s of all threads together.
+static double bench_peak(const Bench* b, PeakLoop peak) {
+    return 1e-9 * peak_measure(peak, (size_t)b->threads, b->processor_time ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, 2.0);
 }
 
 // Each round: peak, product for 15 ms or more, peak. The share of the peak is the median over rounds of their ratios.
 static void time_rung(const Bench* b, Rung r, Product product, size_t M, size_t N, size_t K) {
     enum { ROUNDS = 64 };
     double times[ROUNDS], shares[ROUNDS], minimum = INFINITY, gflop = 2e-9 * (double)M * (double)N * (double)K;
-    Peak peak = find_peak(r.bf16);
     Error error;
+    gemm_force(&error, "auto");  // the peak is that of the best kernel, whatever the rung
+    PeakLoop peak = peak_loop(r.bf16);
     if (r.kind == RUNG_KERNEL && !gemm_force(&error, r.name)) return;
     use_threads(b->threads);
     int rounds = b->rounds;
     run_rung(b, r, product, M, N, K);
     for (int round = 0; round < rounds; round++) {
-        double before = measure_peak(peak, b->threads, b->processor_time), begin = bench_ms(b), end = begin;
+        double before = bench_peak(b, peak), begin = bench_ms(b), end = begin;
         size_t calls = 0;
         for (; end - begin < 15.0; calls++) {
             double start = bench_ms(b);
@@ -637,7 +521,7 @@ static void time_rung(const Bench* b, Rung r, Product product, size_t M, size_t 
             if (end - start < minimum) minimum = end - start;
         }
         times[round] = (end - begin) / (double)calls;
-        double after = measure_peak(peak, b->threads, b->processor_time);
+        double after = bench_peak(b, peak);
         shares[round] = gflop / (1e-3 * times[round]) / (0.5 * (before + after));
         if (times[round] > 300.0) rounds = 3;
     }
