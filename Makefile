@@ -1,6 +1,6 @@
 # make            the program, ./train
 # make demo       a corpus of known entropy, a model trained on it, its text: under 5 minutes on 2 cores
-# make demo-long  the same for half an hour, to within 3% of what is possible
+# make demo-long  the same for half an hour, to within 5% of what is possible
 # make test       every test, without a GPU and without a network
 # make sanitize   the same under the address and undefined-behaviour sanitizers
 # make bench      where the time of a training step goes

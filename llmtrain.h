@@ -12,9 +12,10 @@
 //   10. sampling        text from a trained model
 //   11. monitor         the console line and metrics.jsonl
 //
-// Beside it: kernels_cpu.h (operations, and floatX, the type of parameters and activations), gemm.h (the matrix product), data.h (shards and batches), checkpoint.h (saving
-// and resuming), files.h, json.h and safetensors.h (what is on the disk), flags.h (the command line). The training loop is in
-// train.cu; the smallest complete program is dev/example.c.
+// Beside it: kernels_cpu.h (operations, and floatX, the type of parameters and activations), gemm.h (the matrix
+// product), data.h (shards and batches), checkpoint.h (saving and resuming), files.h, json.h and safetensors.h (what is
+// on the disk), flags.h (the command line). The training loop is in train.cu; the smallest complete program is
+// dev/example.c.
 //
 // What is there for several ranks and for GPUs, which are not built yet: buckets, the stream argument, the members world
 // and zero of a manifest and loss_ranks_* of the log.
@@ -629,7 +630,8 @@ static inline void model_forward(Model* model, const int32_t* tokens, size_t B, 
 
         norm_forward(model, s->norm2, s->middle, s->mean2, s->rstd2, x, a->branch, b->norm2_weight, b->norm2_bias, N);
         x = s->middle;
-        matmul_forward(s->ffn_in, s->norm2, param(model, b->ffn_in_weight), param(model, b->ffn_in_bias), N, config_ffn_in(c), C, stream);
+        matmul_forward(s->ffn_in, s->norm2, param(model, b->ffn_in_weight), param(model, b->ffn_in_bias),
+                       N, config_ffn_in(c), C, stream);
         if (c->family == FAMILY_GPT2) gelu_forward(s->ffn_act, s->ffn_in, N * F, stream);
         else swiglu_forward(s->ffn_act, s->ffn_in, N, F, stream);
         matmul_forward(a->branch, s->ffn_act, param(model, b->ffn_out_weight), param(model, b->ffn_out_bias), N, C, F, stream);
@@ -1032,7 +1034,8 @@ static inline void record_print(FILE* out, const StepRecord* r) {
         snprintf(val, sizeof val, " | val %.4f (floor %.4f %+.1f%%)", r->val_loss, r->floor, 100 * (r->val_loss / r->floor - 1));
     if (!isnan(r->mfu)) snprintf(mfu, sizeof mfu, "%.1f%%", 100 * r->mfu);
     fprintf(out, "step %5llu/%llu | loss %.4f%s | norm %.3f | lr %.2e | %.0f ms | %.0f tok/s | mfu %s%s | %.1f min left\n",
-            (unsigned long long)r->step, (unsigned long long)r->steps, r->loss, val, r->grad_norm, r->lr, r->ms, r->tokens_per_second, mfu, skipped, r->minutes_left);
+            (unsigned long long)r->step, (unsigned long long)r->steps, r->loss, val, r->grad_norm, r->lr, r->ms,
+            r->tokens_per_second, mfu, skipped, r->minutes_left);
     fflush(out);
 }
 

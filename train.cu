@@ -470,7 +470,8 @@ static bool run_train(Run* run, Error* error) {
     const Options* o = &run->options;
     Model* model = &run->model;
     RunState* state = &run->record.state;
-    Schedule schedule = {(ScheduleKind)o->schedule, o->lr, o->lr_final, o->warmup, o->steps, o->wsd_fraction, o->decay_every, o->decay_factor};
+    Schedule schedule = {(ScheduleKind)o->schedule, o->lr, o->lr_final, o->warmup, o->steps, o->wsd_fraction,
+                         o->decay_every, o->decay_factor};
     GuardOptions guard = {o->clip, o->spike_sigma, o->spike_skip, o->spike_warmup, FLOATX_GEMM == GEMM_F16, o->scale_growth};
     OptimizerOptions optimizer = {(OptimizerKind)o->optimizer, o->beta1, o->beta2, o->epsilon, o->weight_decay, o->seed};
     size_t B = o->batch, T = o->seq;
@@ -509,7 +510,8 @@ static bool run_train(Run* run, Error* error) {
         stop = last || interrupted;
         double ms = now_ms() - started, val_loss = NAN;
         if (o->val && (last || (o->val_every && state->step % o->val_every == 0)))
-            if (!model_validate(model, &val_loss, &run->val, o->val_windows, o->val_overlap, run->tokens, run->targets, B, T, error)) return false;
+            if (!model_validate(model, &val_loss, &run->val, o->val_windows, o->val_overlap, run->tokens, run->targets, B, T, error))
+                return false;
 
         if (last || state->step % o->log_every == 0 || !isnan(val_loss)) {
             StepRecord r;
