@@ -6,6 +6,7 @@
 //   4. random      counter-based random numbers: a pure function of (seed, purpose, step, index)
 //   5. hash        the checksum of files and parameters
 //   6. conversions float to and from bfloat16 and IEEE binary16
+//   7. threads     how many OpenMP uses; 1 where there is no OpenMP
 //
 // It needs nothing but the C library, and compiles as C11 and as C++17.
 
@@ -27,6 +28,9 @@
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
 
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "llmtrain reads and writes its files as the memory lies: it needs a little-endian machine"
@@ -291,6 +295,25 @@ ALWAYS_INLINE uint16_t f16_from_float(float x) {
     uint32_t special = magnitude > 0x7f800000 ? 0x7e00 : 0x7c00;
     uint32_t half = magnitude < 0x38800000 ? subnormal : magnitude >= 0x47800000 ? special : normal;
     return (uint16_t)(half | (bits >> 16 & 0x8000));
+}
+
+// ------------------------------------------------------------------------------------------------
+// 7. Threads
+
+static inline size_t threads_count(void) {
+#ifdef _OPENMP
+    return (size_t)omp_get_max_threads();
+#else
+    return 1;
+#endif
+}
+
+static inline void threads_set(size_t threads) {
+#ifdef _OPENMP
+    omp_set_num_threads((int)threads);
+#else
+    (void)threads;
+#endif
 }
 
 #endif  // LLMTRAIN_BASE_H

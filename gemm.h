@@ -37,9 +37,6 @@
 
 #include <pthread.h>
 #include <unistd.h>
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 #if defined(__x86_64__) && defined(__linux__) && !defined(__CUDACC__)  // nvcc does not know all of these intrinsics
 #define GEMM_X86 1
 #endif
@@ -55,6 +52,15 @@ typedef struct {
     size_t stride;    // elements between rows as stored
     bool transposed;  // the product takes the transpose of what is stored
 } GemmMatrix;
+
+static inline GemmMatrix gemm_matrix(const void* data, GemmType type, size_t stride, bool transposed) {
+    GemmMatrix m;
+    m.data = data;
+    m.type = type;
+    m.stride = stride;
+    m.transposed = transposed;
+    return m;
+}
 
 // One operand as the packing sees it. Lanes are the rows of A or the columns of B: what k is not. Packed operands
 // consist of units of 4 bytes: a float, or a pair of bfloat16 that are neighbours in k. A panel holds `width` lanes,
@@ -505,7 +511,7 @@ static inline GemmOperand gemm_operand(GemmMatrix m, bool k_contiguous, bool pai
 static inline size_t gemm_threads(size_t multiplications) {
 #ifdef _OPENMP
     if (omp_in_parallel()) return 1;
-    return min_size((size_t)omp_get_max_threads(), 1 + multiplications / 400000);
+    return min_size(threads_count(), 1 + multiplications / 400000);
 #else
     (void)multiplications;
     return 1;

@@ -279,20 +279,11 @@ static inline void rmsnorm_backward(floatX* dx, float* dweight, const floatX* do
 //
 // M rows, N outputs, K inputs; weights are (N, K), as everywhere in this project: each row makes one output.
 
-static inline GemmMatrix matrix(const void* data, GemmType type, size_t stride, bool transposed) {
-    GemmMatrix m;
-    m.data = data;
-    m.type = type;
-    m.stride = stride;
-    m.transposed = transposed;
-    return m;
-}
-
 // out (M, N) = in (M, K) weight (N, K)^T + bias (N) or NULL
 static inline void matmul_forward(floatX* out, const floatX* in, const floatX* weight, const floatX* bias,
                                   size_t M, size_t N, size_t K, Stream stream) {
     (void)stream;
-    gemm(out, FLOATX_GEMM, N, false, matrix(in, FLOATX_GEMM, K, false), matrix(weight, FLOATX_GEMM, K, true),
+    gemm(out, FLOATX_GEMM, N, false, gemm_matrix(in, FLOATX_GEMM, K, false), gemm_matrix(weight, FLOATX_GEMM, K, true),
          bias, FLOATX_GEMM, M, N, K);
 }
 
@@ -300,7 +291,7 @@ static inline void matmul_forward(floatX* out, const floatX* in, const floatX* w
 static inline void matmul_backward_input(floatX* din, const floatX* dout, const floatX* weight,
                                          size_t M, size_t N, size_t K, Stream stream) {
     (void)stream;
-    gemm(din, FLOATX_GEMM, K, false, matrix(dout, FLOATX_GEMM, N, false), matrix(weight, FLOATX_GEMM, K, false),
+    gemm(din, FLOATX_GEMM, K, false, gemm_matrix(dout, FLOATX_GEMM, N, false), gemm_matrix(weight, FLOATX_GEMM, K, false),
          NULL, FLOATX_GEMM, M, K, N);
 }
 
@@ -308,7 +299,7 @@ static inline void matmul_backward_input(floatX* din, const floatX* dout, const 
 static inline void matmul_backward_weight(float* dweight, float* dbias, const floatX* dout, const floatX* in,
                                           size_t M, size_t N, size_t K, Stream stream) {
     (void)stream;
-    gemm(dweight, GEMM_F32, K, true, matrix(dout, FLOATX_GEMM, N, true), matrix(in, FLOATX_GEMM, K, false),
+    gemm(dweight, GEMM_F32, K, true, gemm_matrix(dout, FLOATX_GEMM, N, true), gemm_matrix(in, FLOATX_GEMM, K, false),
          NULL, GEMM_F32, N, K, M);
     if (dbias == NULL) return;
     #pragma omp parallel for

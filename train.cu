@@ -13,10 +13,6 @@
 
 #include <signal.h>
 
-#ifdef _OPENMP
-#include <omp.h>
-#endif
-
 // ------------------------------------------------------------------------------------------------
 // Flags
 
@@ -232,12 +228,7 @@ static void run_print_plan(const Run* run) {
     size_t B = run->model.options.B, T = run->model.options.T;
     plan_print(stdout, &run->model.memory);
     printf("  %-34s %12.2f\n", "beside it: batches", 1e-6 * (double)(loader_bytes(B, T) + 2 * B * T * sizeof(int32_t)));
-#ifdef _OPENMP
-    int threads = omp_get_max_threads();
-#else
-    int threads = 1;
-#endif
-    printf("  %-34s %12.2f\n", "beside it: matrix products", 1e-6 * (double)gemm_workspace_bytes(threads));
+    printf("  %-34s %12.2f\n", "beside it: matrix products", 1e-6 * (double)gemm_workspace_bytes((int)threads_count()));
 }
 
 static void run_print(const Run* run) {
@@ -392,7 +383,7 @@ static bool run_begin(Run* run, Flag* flags, size_t flag_count, Error* error) {
         run_print_plan(run);
         return true;
     }
-    if (o->data == NULL) return fail(error, "there is nothing to train on; give --data");
+    if (o->out && !run_check_out(o, error)) return false;
 
     RunRecord* r = &run->record;
     r->config = config;
@@ -409,7 +400,7 @@ static bool run_begin(Run* run, Flag* flags, size_t flag_count, Error* error) {
     run->model.dropout.seed = o->seed;
 
     bool found = false;
-    if (o->out && (!directory_make(o->out, error) || !run_check_out(o, error))) return false;
+    if (o->out && !directory_make(o->out, error)) return false;
     if (o->resume && !run_load(run, &found, error)) return false;
     if (!found) model_randomize(&run->model, o->seed);
     if (o->resume && !found) printf("no checkpoint in %s yet: starting from the beginning\n", o->out);
@@ -592,9 +583,7 @@ int main(int argc, char** argv) {
         signal(SIGINT, interrupt);
         signal(SIGTERM, interrupt);
     }
-#ifdef _OPENMP
-    if (run.options.threads) omp_set_num_threads((int)run.options.threads);
-#endif
+    if (run.options.threads) threads_set(run.options.threads);
     bool ok;
     if (run.options.data == NULL && !run.options.plan) ok = run_generate(&run, &error);
     else ok = run_begin(&run, flags, flag_count, &error) && (run.options.plan || run_train(&run, &error));

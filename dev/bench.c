@@ -193,14 +193,6 @@ static inline double profile_end_value(double value, const char* name, double fl
 //
 // Of arithmetic: peak.h. Of memory: an array is scaled in place, which moves nothing but the bytes that are counted.
 
-static size_t threads_used(void) {
-#ifdef _OPENMP
-    return (size_t)omp_get_max_threads();
-#else
-    return 1;
-#endif
-}
-
 enum { SCALED_COUNT = 1 << 26 };  // floats: 256 MB
 
 // Bytes per second.
@@ -410,8 +402,8 @@ static bool bench_measure(Bench* b, Peaks* peaks, Profile* profiles, double* rat
         bool ok = bench_step(b, &profiles[i].step_ms, error);
         profile = NULL;
         if (!ok) return false;
-        rates[i] = peak_measure(fp32, threads_used(), CLOCK_MONOTONIC, 10.0);
-        rates[steps + i] = product.loop == fp32.loop ? rates[i] : peak_measure(product, threads_used(), CLOCK_MONOTONIC, 10.0);
+        rates[i] = peak_measure(fp32, threads_count(), CLOCK_MONOTONIC, 10.0);
+        rates[steps + i] = product.loop == fp32.loop ? rates[i] : peak_measure(product, threads_count(), CLOCK_MONOTONIC, 10.0);
         rates[2 * steps + i] = memory_measure(array);
     }
     peaks->fp32 = median(rates, steps);
@@ -528,12 +520,12 @@ static bool run(const Options* o, Error* error) {
     JsonWriter w;
     memset(&w, 0, sizeof w);
     w.line_depth = 2;
-    printf("%s, matrix products by %s, %zu threads\n", FLOATX_NAME, gemm_backend(), threads_used());
+    printf("%s, matrix products by %s, %zu threads\n", FLOATX_NAME, gemm_backend(), threads_count());
     fflush(stdout);
     json_write_begin(&w, '{');
     json_member_string(&w, "precision", FLOATX_NAME);
     json_member_string(&w, "gemm", gemm_backend());
-    json_member_u64(&w, "threads", threads_used());
+    json_member_u64(&w, "threads", threads_count());
     json_member_string(&w, "model", o->model);
     json_member_u64(&w, "B", o->batch);
     json_member_u64(&w, "T", o->seq);
@@ -568,9 +560,7 @@ int main(int argc, char** argv) {
         fprintf(stderr, "bench: %s\n", error.text);
         return 2;
     }
-#ifdef _OPENMP
-    if (o.threads) omp_set_num_threads((int)o.threads);
-#endif
+    if (o.threads) threads_set(o.threads);
     if (run(&o, &error)) return 0;
     fprintf(stderr, "bench: %s\n", error.text);
     return 1;

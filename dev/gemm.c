@@ -40,23 +40,6 @@
 static const char* const kernel_names[] = {"portable", "avx2", "avx512", "avx512bf16", "amx"};
 enum { KERNELS = 5 };
 
-static void use_threads(int threads) {
-#ifdef _OPENMP
-    omp_set_num_threads(threads);
-#else
-    (void)threads;
-#endif
-}
-
-static GemmMatrix matrix(const void* data, GemmType type, size_t stride, bool transposed) {
-    GemmMatrix m;
-    m.data = data;
-    m.type = type;
-    m.stride = stride;
-    m.transposed = transposed;
-    return m;
-}
-
 // ------------------------------------------------------------------------------------------------
 // Check
 //
@@ -137,9 +120,9 @@ static double case_error(Case c, int threads, uint64_t* bits) {
     size_t out_bytes = ((c.M - 1) * stride + c.N) * out_size, margin = 256;
     memset((unsigned char*)out - margin, 0xa5, margin);
 
-    use_threads(threads);
-    gemm(out, c.out, stride, c.accumulate, matrix(a, c.a, a_cols + gap, c.a_transposed),
-         matrix(b, c.b, b_cols + gap, c.b_transposed), c.bias ? bias : NULL, c.bias_type, c.M, c.N, c.K);
+    threads_set((size_t)threads);
+    gemm(out, c.out, stride, c.accumulate, gemm_matrix(a, c.a, a_cols + gap, c.a_transposed),
+         gemm_matrix(b, c.b, b_cols + gap, c.b_transposed), c.bias ? bias : NULL, c.bias_type, c.M, c.N, c.K);
     *bits = hash_bytes(out, out_bytes);
 
     double worst = 0.0, unit = c.out == GEMM_BF16 ? 0x1p-8 : c.out == GEMM_F16 ? 0x1p-11 : 0.0;
@@ -284,7 +267,7 @@ static void check_nan(const char* name, GemmType type) {
     size_t wrong = 0;
     for (size_t i = 0; i < M * K; i++) gemm_save(a, type, i, i == ROW * K + 88 ? NAN : pool[i]);
     for (size_t i = 0; i < K * N; i++) gemm_save(b, type, i, pool[i + 5000]);
-    gemm(out, GEMM_F32, N, false, matrix(a, type, K, false), matrix(b, type, N, false), NULL, GEMM_F32, M, N, K);
+    gemm(out, GEMM_F32, N, false, gemm_matrix(a, type, K, false), gemm_matrix(b, type, N, false), NULL, GEMM_F32, M, N, K);
     for (size_t i = 0; i < M * N; i++) wrong += (out[i] != out[i]) != (i / N == ROW);
     char family[64];
     snprintf(family, sizeof family, "%s: NaN", name);
@@ -348,7 +331,7 @@ static void* product_without_memory(void* unused) {
     none = before;
     none.rlim_cur = 1 << 20;
     share = setrlimit(RLIMIT_AS, &none) == 0 ? 0.0 : NAN;
-    GemmMatrix left = matrix(a, GEMM_F32, K, false), right = matrix(b, GEMM_F32, N, false);
+    GemmMatrix left = gemm_matrix(a, GEMM_F32, K, false), right = gemm_matrix(b, GEMM_F32, N, false);
     gemm(out, GEMM_F32, N, false, left, right, NULL, GEMM_F32, M, N, K);
     if (pthread_getspecific(gemm_state.workspace) != NULL) share = NAN;  // it did find memory: nothing was tested
     setrlimit(RLIMIT_AS, &before);
@@ -384,7 +367,7 @@ static int check_all(void) {
 #ifndef __SANITIZE_ADDRESS__  // the sanitizer ends a program that has no memory
     pthread_t thread;
     void* share = NULL;
-    use_threads(1);
+    threads_set(1);
     if (pthread_create(&thread, NULL, product_without_memory, NULL) == 0) pthread_join(thread, &share);
     double worst = share ? *(double*)share : NAN;
     report(worst <= 1.0, "no memory", "a product without a workspace", worst, 1.0);
@@ -475,11 +458,11 @@ static void run_rung(const Bench* b, Rung r, Product product, size_t M, size_t N
     GemmType out = r.out_bf16 && product != BACKWARD_WEIGHT ? GEMM_BF16 : GEMM_F32;  // gradients accumulate in float
     void *x = r.bf16 ? b->x16 : b->x, *w = r.bf16 ? b->w16 : b->w, *y = r.bf16 ? b->y16 : b->y;
     if (product == FORWARD)
-        gemm(b->out, out, N, false, matrix(x, type, K, false), matrix(w, type, K, true), NULL, GEMM_F32, M, N, K);
+        gemm(b->out, out, N, false, gemm_matrix(x, type, K, false), gemm_matrix(w, type, K, true), NULL, GEMM_F32, M, N, K);
     if (product == BACKWARD_INPUT)
-        gemm(b->out, out, K, false, matrix(y, type, N, false), matrix(w, type, K, false), NULL, GEMM_F32, M, K, N);
+        gemm(b->out, out, K, false, gemm_matrix(y, type, N, false), gemm_matrix(w, type, K, false), NULL, GEMM_F32, M, K, N);
     if (product == BACKWARD_WEIGHT)
-        gemm(b->out, out, K, true, matrix(y, type, N, true), matrix(x, type, K, false), NULL, GEMM_F32, N, K, M);
+        gemm(b->out, out, K, true, gemm_matrix(y, type, N, true), gemm_matrix(x, type, K, false), NULL, GEMM_F32, N, K, M);
 }
 
 static int compare_doubles(const void* a, const void* b) {
@@ -508,7 +491,7 @@ static void time_rung(const Bench* b, Rung r, Product product, size_t M, size_t 
     gemm_force(&error, "auto");  // the peak is that of the best kernel, whatever the rung
     PeakLoop peak = peak_loop(r.bf16);
     if (r.kind == RUNG_KERNEL && !gemm_force(&error, r.name)) return;
-    use_threads(b->threads);
+    threads_set((size_t)b->threads);
     int rounds = b->rounds;
     run_rung(b, r, product, M, N, K);
     for (int round = 0; round < rounds; round++) {
@@ -611,10 +594,7 @@ int main(int argc, char** argv) {
     Bench b;
     memset(&b, 0, sizeof b);
     b.rounds = 7;
-    b.threads = 1;
-#ifdef _OPENMP
-    b.threads = omp_get_max_threads();
-#endif
+    b.threads = (int)threads_count();
     for (int i = 1; i < argc; i++) {
         size_t value = 1;
         bool has_value = i + 1 < argc && parse_size(&value, argv[i + 1]), good = has_value;

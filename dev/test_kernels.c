@@ -21,10 +21,6 @@
 #include "../kernels_cpu.h"
 #include "reference.h"
 
-#ifdef _OPENMP
-#include <omp.h>
-#endif
-
 #ifdef PRECISION_FP16
 enum { FP16 = 1 };
 #else
@@ -171,14 +167,6 @@ static double* doubles(const Case* c, int array) {
     return r;
 }
 
-static void use_threads(int threads) {
-#ifdef _OPENMP
-    omp_set_num_threads(threads);
-#else
-    (void)threads;
-#endif
-}
-
 // Calls the operation on fresh outputs; `poison`, if it is not NULL, has its live element replaced by `value`.
 // Returns a hash of all outputs.
 static uint64_t case_run(const Case* c, int threads, const Array* poison, double value) {
@@ -191,7 +179,7 @@ static uint64_t case_run(const Case* c, int threads, const Array* poison, double
         if (a->role != INPUT) memset((char*)a->data + array_bytes(a), 0xA5, GUARD);
         if (a == poison) array_set(a, a->data, a->live, value);
     }
-    use_threads(threads);
+    threads_set((size_t)threads);
     c->call(c);
     for (int i = 0; i < c->count; i++) {
         const Array* a = &c->arrays[i];
