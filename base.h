@@ -32,6 +32,16 @@
 #include <omp.h>
 #endif
 
+// Functions marked so are for CUDA's device code too.
+#ifdef __CUDACC__
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#define HOST_DEVICE __host__ __device__
+#else
+#define HOST_DEVICE
+#endif
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "llmtrain reads and writes its files as the memory lies: it needs a little-endian machine"
 #endif
@@ -141,7 +151,7 @@ typedef struct {
 
 // Four independent uniform 32-bit numbers. Index may use all of its 64 bits, step too: the upper half of step is mixed
 // into the key.
-static inline Random4 random4(uint64_t seed, RandomPurpose purpose, uint64_t step, uint64_t index) {
+HOST_DEVICE static inline Random4 random4(uint64_t seed, RandomPurpose purpose, uint64_t step, uint64_t index) {
     uint32_t c0 = (uint32_t)index, c1 = (uint32_t)(index >> 32), c2 = (uint32_t)step, c3 = (uint32_t)purpose;
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32) ^ (uint32_t)(step >> 32);
     for (int round = 0; round < 10; round++) {
@@ -159,7 +169,7 @@ static inline Random4 random4(uint64_t seed, RandomPurpose purpose, uint64_t ste
 }
 
 // Uniform 32 bits number `index`: neighbours come from the same call of random4, four by four.
-static inline uint32_t random_bits(uint64_t seed, RandomPurpose purpose, uint64_t step, uint64_t index) {
+HOST_DEVICE static inline uint32_t random_bits(uint64_t seed, RandomPurpose purpose, uint64_t step, uint64_t index) {
     return random4(seed, purpose, step, index / 4).bits[index % 4];
 }
 
@@ -268,33 +278,43 @@ static inline uint64_t hash_bytes(const void* data, size_t bytes) {
 // ties to even; NaN stays NaN. There are no branches, so loops over them vectorise; and they are always inlined, so
 // that they take the instruction set of the function around them.
 
-#define ALWAYS_INLINE static inline __attribute__((always_inline))
+HOST_DEVICE ALWAYS_INLINE uint32_t bits_from_float(float x) { uint32_t bits; memcpy(&bits, &x, 4); return bits; }
+HOST_DEVICE ALWAYS_INLINE float float_from_bits(uint32_t bits) { float x; memcpy(&x, &bits, 4); return x; }
 
-ALWAYS_INLINE uint32_t bits_from_float(float x) { uint32_t bits; memcpy(&bits, &x, 4); return bits; }
-ALWAYS_INLINE float float_from_bits(uint32_t bits) { float x; memcpy(&x, &bits, 4); return x; }
+HOST_DEVICE ALWAYS_INLINE float float_from_bf16(uint16_t half) { return float_from_bits((uint32_t)half << 16); }
 
-ALWAYS_INLINE float float_from_bf16(uint16_t half) { return float_from_bits((uint32_t)half << 16); }
-
-ALWAYS_INLINE uint16_t bf16_from_float(float x) {
+HOST_DEVICE ALWAYS_INLINE uint16_t bf16_from_float(float x) {
+#ifdef __CUDA_ARCH__
+    return __bfloat16_as_ushort(__float2bfloat16_rn(x));
+#else
     uint32_t bits = bits_from_float(x);
     uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16, nan = bits >> 16 | 0x40;
     return (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? nan : rounded);
+#endif
 }
 
-ALWAYS_INLINE float float_from_f16(uint16_t half) {
+HOST_DEVICE ALWAYS_INLINE float float_from_f16(uint16_t half) {
+#ifdef __CUDA_ARCH__
+    return __half2float(__ushort_as_half(half));
+#else
     uint32_t magnitude = (uint32_t)(half & 0x7fff) << 13;
     uint32_t scaled = bits_from_float(float_from_bits(magnitude) * 0x1p112f);  // exponent bias 15 to 127, subnormals too
     uint32_t special = magnitude | 0x7f800000;                                 // infinity and NaN
     return float_from_bits((magnitude >= 0x0f800000 ? special : scaled) | (uint32_t)(half & 0x8000) << 16);
+#endif
 }
 
-ALWAYS_INLINE uint16_t f16_from_float(float x) {
+HOST_DEVICE ALWAYS_INLINE uint16_t f16_from_float(float x) {
+#ifdef __CUDA_ARCH__
+    return __half_as_ushort(__float2half_rn(x));
+#else
     uint32_t bits = bits_from_float(x), magnitude = bits & 0x7fffffff;
     uint32_t normal = (magnitude - 0x38000000 + 0xfff + (magnitude >> 13 & 1)) >> 13;
     uint32_t subnormal = bits_from_float(float_from_bits(magnitude) + 0.5f) - 0x3f000000;  // in units of 2^-24
     uint32_t special = magnitude > 0x7f800000 ? 0x7e00 : 0x7c00;
     uint32_t half = magnitude < 0x38800000 ? subnormal : magnitude >= 0x47800000 ? special : normal;
     return (uint16_t)(half | (bits >> 16 & 0x8000));
+#endif
 }
 
 // ------------------------------------------------------------------------------------------------

@@ -76,6 +76,18 @@ static inline size_t checkpoint_tensor_bytes(const CheckpointArray* array, const
     return tensor_elements(t) * safetensors_type_bytes(array->type);
 }
 
+// Memory of the host for the largest tensor, through which tensors go to and from a device; NULL where the host can touch
+// the device's memory. The caller frees it.
+static inline bool checkpoint_staging(void** staging, const Model* model, Error* error) {
+    size_t most = 0;
+    *staging = NULL;
+    if (device_is_host()) return true;
+    for (size_t i = 0; i < model->parameters.count; i++) most = max_size(most, tensor_elements(&model->parameters.tensors[i]));
+    *staging = allocate(most * sizeof(float));
+    return *staging != NULL || fail(error, "out of memory for a copy of the largest tensor, %.2f GB; free some memory",
+                                    1e-9 * (double)(most * sizeof(float)));
+}
+
 // ------------------------------------------------------------------------------------------------
 // The manifest
 
@@ -292,12 +304,18 @@ static inline bool checkpoint_write_tensors(SafetensorsWriter* w, const char* pa
         }
     }
     ok = ok && safetensors_begin(w, error);
+    void* staging = NULL;
+    ok = ok && checkpoint_staging(&staging, model, error);
     for (size_t a = 0; a < count; a++) {
         for (size_t i = 0; ok && i < p->count; i++) {
             const Tensor* t = &p->tensors[i];
-            ok = safetensors_write(w, checkpoint_tensor_data(&arrays[a], t), checkpoint_tensor_bytes(&arrays[a], t), error);
+            const void* data = checkpoint_tensor_data(&arrays[a], t);
+            size_t bytes = checkpoint_tensor_bytes(&arrays[a], t);
+            if (staging) download(staging, data, bytes, model->stream);
+            ok = safetensors_write(w, staging ? staging : data, bytes, error);
         }
     }
+    free(staging);
     return ok && safetensors_end(w, error);
 }
 
@@ -347,8 +365,8 @@ static inline void checkpoint_clean(const char* out) {
 // ------------------------------------------------------------------------------------------------
 // Loading
 
-// Reads one tensor and compares its checksum with the manifest's.
-static inline bool checkpoint_read_tensor(const CheckpointArray* array, const Tensor* t, const SafetensorsFile* file,
+// Reads one tensor into data, on the host, and compares its checksum with the manifest's.
+static inline bool checkpoint_read_tensor(void* data, const CheckpointArray* array, const Tensor* t, const SafetensorsFile* file,
                                           const Json* manifest, uint32_t checksums, Error* error) {
     char name[64], expected[24] = "", found[24];
     snprintf(name, sizeof name, "%s.%s", array->prefix, t->name);
@@ -356,18 +374,19 @@ static inline bool checkpoint_read_tensor(const CheckpointArray* array, const Te
     if (saved == NULL || !json_string(manifest, json_get(manifest, checksums, name), expected, sizeof expected))
         return fail(error, "%.600s has no tensor %s; it is of another model", file->path, name);
     uint64_t hash = 0;
+    size_t n = tensor_elements(t);
     if (saved->type == SAFETENSORS_F32 && array->type != SAFETENSORS_F32) {
         // Float weights for a 16-bit model that keeps no masters.
         float* weights = (float*)allocate(saved->bytes);
         if (weights == NULL) return fail(error, "not enough memory to convert %s; free some memory", name);
-        bool ok = safetensors_read(file, saved, weights, tensor_elements(t) * sizeof(float), &hash, error);
-        if (ok) cast_from_float((floatX*)(void*)checkpoint_tensor_data(array, t), weights, tensor_elements(t), NULL);
+        bool ok = safetensors_read(file, saved, weights, n * sizeof(float), &hash, error);
+        for (size_t i = 0; ok && i < n; i++) ((floatX*)data)[i] = floatX_of(weights[i]);
         free(weights);
         if (!ok) return false;
     } else if (saved->type != array->type) {
         return fail(error, "%.600s holds %s as %s, but this program wants %s; build it with the checkpoint's precision",
                     file->path, name, safetensors_type_name(saved->type), safetensors_type_name(array->type));
-    } else if (!safetensors_read(file, saved, checkpoint_tensor_data(array, t), checkpoint_tensor_bytes(array, t), &hash, error)) {
+    } else if (!safetensors_read(file, saved, data, checkpoint_tensor_bytes(array, t), &hash, error)) {
         return false;
     }
     snprintf(found, sizeof found, "%016llx", (unsigned long long)hash);
@@ -391,9 +410,17 @@ static inline bool checkpoint_load(Model* model, const Json* manifest, const cha
     CheckpointArray arrays[3];
     size_t count = checkpoint_arrays(arrays, model);
     uint32_t checksums = json_get(manifest, 0, "checksums");
-    for (size_t a = 0; a < count; a++)
-        for (size_t i = 0; ok && i < model->parameters.count; i++)
-            ok = checkpoint_read_tensor(&arrays[a], &model->parameters.tensors[i], &file, manifest, checksums, error);
+    void* staging = NULL;
+    ok = ok && checkpoint_staging(&staging, model, error);
+    for (size_t a = 0; a < count; a++) {
+        for (size_t i = 0; ok && i < model->parameters.count; i++) {
+            const Tensor* t = &model->parameters.tensors[i];
+            void* data = checkpoint_tensor_data(&arrays[a], t);
+            ok = checkpoint_read_tensor(staging ? staging : data, &arrays[a], t, &file, manifest, checksums, error);
+            if (ok && staging) upload(data, staging, checkpoint_tensor_bytes(&arrays[a], t), model->stream);
+        }
+    }
+    free(staging);
     safetensors_close(&file);
     if (ok && model->masters) cast_from_float(model->params, model->masters, model->parameters.flat_size, model->stream);
     return ok;

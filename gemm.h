@@ -112,7 +112,9 @@ enum {
     GEMM_TILE_MAX = 32 * 32     // the largest rows x cols
 };
 
-#if defined(__clang__)
+#if defined(__CUDACC__)
+#define GEMM_UNROLL  // nvcc does not know the pragma
+#elif defined(__clang__)
 #define GEMM_UNROLL _Pragma("clang loop unroll(full)")
 #else
 #define GEMM_UNROLL _Pragma("GCC unroll 32")

@@ -11,7 +11,8 @@
 //    8. gelu, swiglu         the two nonlinearities
 //    9. dropout
 //   10. classifier           softmax + cross-entropy + gradient of the logits, in place
-//   11. vectors              global norm, casts, optimizer updates
+//   11. vectors              global norm, sums, casts, optimizer updates
+//   12. device               memory and copies
 //
 // Conventions. Arguments: outputs, inputs, parameters, sizes, stream (unused here; the CUDA versions have it).
 // Arrays are row-major and dense. Activations and their gradients are floatX; gradients of parameters are float and
@@ -27,7 +28,15 @@
 #include "base.h"
 #include "gemm.h"
 
+#include <sys/mman.h>
+
+// In a CUDA build kernels.cuh has functions of the same names and signatures; those here are then cpu::gelu_forward and
+// so on, and what both share (storage types, the optimizer's options) lies outside of the namespace.
+#ifdef LLMTRAIN_CUDA
+typedef struct Device* Stream;
+#else
 typedef void* Stream;
+#endif
 
 // ------------------------------------------------------------------------------------------------
 // 1. Storage types
@@ -39,11 +48,11 @@ typedef struct { uint16_t bits; } floatX;
 #define FLOATX_NAME "bf16"
 #define FLOATX_GEMM GEMM_BF16
 #define FLOATX_EPSILON 0x1p-8f  // largest relative rounding error: half of the distance from 1 to the next number
-static inline float float_of(floatX x) { return float_from_bf16(x.bits); }
-static inline floatX floatX_of(float x) { floatX r = {bf16_from_float(x)}; return r; }
+HOST_DEVICE static inline float float_of(floatX x) { return float_from_bf16(x.bits); }
+HOST_DEVICE static inline floatX floatX_of(float x) { floatX r = {bf16_from_float(x)}; return r; }
 
 // Rounds up with a probability equal to the fraction that is cut off, so that the mean is exact; `random` is uniform.
-static inline floatX floatX_of_stochastic(float x, uint32_t random) {
+HOST_DEVICE static inline floatX floatX_of_stochastic(float x, uint32_t random) {
     uint32_t b = bits_from_float(x);
     bool special = (b & 0x7f800000u) == 0x7f800000u;
     floatX r;
@@ -56,9 +65,9 @@ typedef struct { uint16_t bits; } floatX;
 #define FLOATX_NAME "fp16"
 #define FLOATX_GEMM GEMM_F16
 #define FLOATX_EPSILON 0x1p-11f
-static inline float float_of(floatX x) { return float_from_f16(x.bits); }
-static inline floatX floatX_of(float x) { floatX r = {f16_from_float(x)}; return r; }
-static inline floatX floatX_of_stochastic(float x, uint32_t random) {
+HOST_DEVICE static inline float float_of(floatX x) { return float_from_f16(x.bits); }
+HOST_DEVICE static inline floatX floatX_of(float x) { floatX r = {f16_from_float(x)}; return r; }
+HOST_DEVICE static inline floatX floatX_of_stochastic(float x, uint32_t random) {
     if (!(fabsf(x) < 65504.0f)) return floatX_of(x);  // the largest finite number has no neighbour above
     uint32_t exponent = bits_from_float(x) & 0x7f800000u;
     float unit = float_from_bits((exponent < 0x38800000u ? 0x38800000u : exponent) - (10u << 23));  // the last place at x
@@ -73,13 +82,28 @@ typedef float floatX;
 #define FLOATX_GEMM GEMM_F32
 #define FLOATX_EPSILON 0x1p-24f
 #define FLOATX_IS_FLOAT 1
-static inline float float_of(floatX x) { return x; }
-static inline floatX floatX_of(float x) { return x; }
-static inline floatX floatX_of_stochastic(float x, uint32_t random) { (void)random; return x; }
+HOST_DEVICE static inline float float_of(floatX x) { return x; }
+HOST_DEVICE static inline floatX floatX_of(float x) { return x; }
+HOST_DEVICE static inline floatX floatX_of_stochastic(float x, uint32_t random) { (void)random; return x; }
 #endif
 
 #ifndef FLOATX_IS_FLOAT
 #define FLOATX_IS_FLOAT 0
+#endif
+
+#define ATTENTION_MAX_D 256  // the largest head size
+
+typedef enum { OPTIMIZER_ADAMW, OPTIMIZER_SGD, OPTIMIZER_MOMENTUM, OPTIMIZER_LION } OptimizerKind;
+
+typedef struct {
+    OptimizerKind kind;
+    float lr, beta1, beta2, epsilon, weight_decay;
+    float grad_scale;             // gradients are multiplied by it: clipping, and undoing the loss scale
+    uint64_t seed, step;          // step counts from 1; both choose the random bits of stochastic rounding
+} OptimizerStep;
+
+#ifdef LLMTRAIN_CUDA
+namespace cpu {
 #endif
 
 // ------------------------------------------------------------------------------------------------
@@ -370,7 +394,6 @@ static inline void rope_backward(floatX* dqkv, const float* table, size_t B, siz
 // is arithmetic. The backward runs twice over the tiles, once by query tiles for dq and once by key tiles for dk and
 // dv: 7 products instead of 5, but every output has one writer, in a fixed order.
 
-#define ATTENTION_MAX_D 256  // tiles of this width must fit the stack of a thread
 #define TILE_Q 64            // queries in a tile
 #define TILE_K 64            // keys in a tile: a multiple of TILE_Q, so that a visited pair of tiles is never all masked
 
@@ -691,6 +714,21 @@ static inline void swiglu_backward(floatX* din, const floatX* dout, const floatX
     }
 }
 
+// A matmul and the GELU after it, which on a GPU are one operation:
+// pre (M, N) = in (M, K) weight (N, K)^T + bias (N); out (M, N) = gelu(pre).
+static inline void matmul_gelu_forward(floatX* out, floatX* pre, const floatX* in, const floatX* weight, const floatX* bias,
+                                       size_t M, size_t N, size_t K, Stream stream) {
+    matmul_forward(pre, in, weight, bias, M, N, K, stream);
+    gelu_forward(out, pre, M * N, stream);
+}
+
+// The gradient through a matmul and the GELU before it: din (M, K) = (dout (M, N) weight (N, K)) * dGELU/dx at pre (M, K).
+static inline void matmul_gelu_backward_input(floatX* din, const floatX* dout, const floatX* weight, const floatX* pre,
+                                              size_t M, size_t N, size_t K, Stream stream) {
+    matmul_backward_input(din, dout, weight, M, N, K, stream);
+    gelu_backward(din, din, pre, M * K, stream);
+}
+
 // ------------------------------------------------------------------------------------------------
 // 9. Dropout
 //
@@ -750,28 +788,38 @@ static inline void classifier(floatX* logits, float* losses, const int32_t* targ
 // ------------------------------------------------------------------------------------------------
 // 11. Vectors
 
-// The sum of squares of x (n), in double. The vector is cut into a fixed number of pieces, each summed by one thread.
-static inline double sum_of_squares(const float* x, size_t n, Stream stream) {
+// Sums are doubles and go to device memory, where the host reads them once per step. A vector is cut into a fixed
+// number of pieces, each summed by one thread.
+enum { SUM_PIECES = 256 };
+
+static inline void sum_piece(size_t* first, size_t* end, size_t piece, size_t n) {
+    *first = n / SUM_PIECES * piece + min_size(piece, n % SUM_PIECES);
+    *end = *first + n / SUM_PIECES + (piece < n % SUM_PIECES);
+}
+
+// out (1) = the sum of squares of x (n).
+static inline void sum_of_squares(double* out, const float* x, size_t n, Stream stream) {
     (void)stream;
-    enum { PIECES = 256 };
-    double partial[PIECES], total = 0.0;
+    double partial[SUM_PIECES], total = 0.0;
     #pragma omp parallel for
-    for (size_t piece = 0; piece < PIECES; piece++) {
-        size_t first = n / PIECES * piece + min_size(piece, n % PIECES);
-        size_t end = first + n / PIECES + (piece < n % PIECES);
+    for (size_t piece = 0; piece < SUM_PIECES; piece++) {
+        size_t first, end;
         double sum = 0.0;
+        sum_piece(&first, &end, piece, n);
         #pragma omp simd reduction(+:sum)
         for (size_t i = first; i < end; i++) sum += (double)x[i] * (double)x[i];
         partial[piece] = sum;
     }
-    for (size_t piece = 0; piece < PIECES; piece++) total += partial[piece];
-    return total;
+    for (size_t piece = 0; piece < SUM_PIECES; piece++) total += partial[piece];
+    *out = total;
 }
 
-static inline void fill_zero(float* x, size_t n, Stream stream) {
+// Adds factor * (the sum of x (n)) to out (1).
+static inline void sum_scaled(double* out, const float* x, double factor, size_t n, Stream stream) {
     (void)stream;
-    #pragma omp parallel for
-    for (size_t first = 0; first < n; first += 65536) memset(x + first, 0, min_size(65536, n - first) * sizeof(float));
+    double sum = 0.0;
+    for (size_t i = 0; i < n; i++) sum += (double)x[i];
+    *out += factor * sum;
 }
 
 static inline void cast_to_float(float* out, const floatX* in, size_t n, Stream stream) {
@@ -785,15 +833,6 @@ static inline void cast_from_float(floatX* out, const float* in, size_t n, Strea
     #pragma omp parallel for simd
     for (size_t i = 0; i < n; i++) out[i] = floatX_of(in[i]);
 }
-
-typedef enum { OPTIMIZER_ADAMW, OPTIMIZER_SGD, OPTIMIZER_MOMENTUM, OPTIMIZER_LION } OptimizerKind;
-
-typedef struct {
-    OptimizerKind kind;
-    float lr, beta1, beta2, epsilon, weight_decay;
-    float grad_scale;             // gradients are multiplied by it: clipping, and undoing the loss scale
-    uint64_t seed, step;          // step counts from 1; both choose the random bits of stochastic rounding
-} OptimizerStep;
 
 // One step over w (n), with what the kind keeps in m and v (n each; NULL where it keeps nothing):
 // AdamW     "Decoupled Weight Decay Regularization":  m, v: running means of g and g^2, both corrected for their start;
@@ -858,5 +897,101 @@ static inline void optimizer_update(floatX* params, float* masters, float* m, fl
         }
     }
 }
+
+// ------------------------------------------------------------------------------------------------
+// 12. Device
+//
+// Memory and copies as the runtime asks for them. Here the device is the machine itself, and a copy is a copy; device.cuh
+// has the same functions for a GPU.
+
+static inline bool device_open(Stream* stream, Error* error) {
+    (void)error;
+    *stream = NULL;
+    return true;
+}
+
+static inline void device_close(Stream stream) { (void)stream; }
+
+// Whether the host may touch device memory.
+static inline bool device_is_host(void) { return true; }
+
+// Bytes of scratch memory that the operations need, for N rows, C channels, width Q of queries, keys and values together,
+// width F of the feed-forward's first product, Vp logits a row, and so many parameters.
+static inline size_t scratch_bytes(size_t N, size_t C, size_t Q, size_t F, size_t Vp, size_t parameters) {
+    (void)N; (void)C; (void)Q; (void)F; (void)Vp; (void)parameters;
+    return 0;
+}
+
+// Gives the operations their scratch memory, and makes ready for upload_batch with so many bytes.
+static inline bool device_prepare(Stream stream, void* scratch, size_t bytes, size_t batch_bytes, Error* error) {
+    (void)stream; (void)scratch; (void)bytes; (void)batch_bytes; (void)error;
+    return true;
+}
+
+// The first number after `key` in a file of the system; SIZE_MAX where there is none.
+static inline size_t system_number(const char* path, const char* key) {
+    FILE* file = fopen(path, "r");
+    if (file == NULL) return SIZE_MAX;
+    char line[128];
+    unsigned long long number = 0;
+    bool found = false;
+    while (!found && fgets(line, sizeof line, file))
+        found = strncmp(line, key, strlen(key)) == 0 && sscanf(line + strlen(key), "%llu", &number) == 1;
+    fclose(file);
+    return found ? (size_t)number : SIZE_MAX;
+}
+
+// Memory that can be had without swapping, in bytes: of the machine, or of the container; SIZE_MAX where the system does
+// not say.
+static inline size_t device_available(void) {
+    size_t free_kilobytes = system_number("/proc/meminfo", "MemAvailable:");
+    size_t limit = system_number("/sys/fs/cgroup/memory.max", ""), used = system_number("/sys/fs/cgroup/memory.current", "");
+    size_t machine = free_kilobytes == SIZE_MAX ? SIZE_MAX : free_kilobytes * 1024;
+    size_t container = limit == SIZE_MAX || used == SIZE_MAX ? SIZE_MAX : limit - min_size(used, limit);
+    return min_size(machine, container);
+}
+
+static inline void fill_zero(void* memory, size_t bytes, Stream stream) {
+    (void)stream;
+    const size_t piece = 1 << 18;
+    #pragma omp parallel for
+    for (size_t first = 0; first < bytes; first += piece) memset((char*)memory + first, 0, min_size(piece, bytes - first));
+}
+
+// Zeroed memory, all of it touched; NULL if there is none.
+static inline void* device_allocate(size_t bytes, Stream stream) {
+    void* memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) return NULL;
+    madvise(memory, bytes, MADV_HUGEPAGE);  // a wish: fewer, larger pages where the system has them
+    fill_zero(memory, bytes, stream);
+    return memory;
+}
+
+static inline void device_free(void* memory, size_t bytes) { munmap(memory, bytes); }
+
+// Copies that are done when the function returns, after all work that the stream was given before.
+static inline void upload(void* device, const void* host, size_t bytes, Stream stream) {
+    (void)stream;
+    memcpy(device, host, bytes);
+}
+
+static inline void download(void* host, const void* device, size_t bytes, Stream stream) {
+    (void)stream;
+    memcpy(host, device, bytes);
+}
+
+// Copies a batch to one of two places on the device, in turn, and returns which: `bytes` of tokens, then as many of targets
+// unless those are NULL. The host's memory may be filled anew at once.
+static inline int32_t* upload_batch(int32_t* const places[2], const int32_t* tokens, const int32_t* targets, size_t bytes,
+                                    Stream stream) {
+    (void)stream;
+    memcpy(places[0], tokens, bytes);
+    if (targets) memcpy((char*)places[0] + bytes, targets, bytes);
+    return places[0];
+}
+
+#ifdef LLMTRAIN_CUDA
+}  // namespace cpu
+#endif
 
 #endif  // LLMTRAIN_KERNELS_CPU_H

@@ -33,10 +33,12 @@
 #include "gemm.h"
 #include "json.h"
 #include "kernels_cpu.h"
+#ifdef LLMTRAIN_CUDA
+#include "kernels.cuh"
+#endif
 
 #include <assert.h>
 #include <sys/file.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
 
 #define LLMTRAIN_VERSION "0.1"
@@ -265,9 +267,10 @@ static inline void parameters_free(Parameters* p) {
 // ------------------------------------------------------------------------------------------------
 // 3. Memory
 //
-// One block holds everything that a model needs. The same function lays it out twice: first over no memory, which gives
-// the plan (a line per purpose) and the size of the block, then over the block, which gives the pointers. The block
-// is touched before training, so a run that starts does not run out of memory later.
+// One block on the device (a GPU, or the machine itself) holds everything that a model needs. The same function lays it
+// out twice: first over no memory, which gives the plan (a line per purpose) and the size of the block, then over the
+// block, which gives the pointers. The block is touched before training, so a run that starts does not run out of memory
+// later.
 
 #define PLAN_MAX ((size_t)1 << 62)  // what sums of a plan stop at, lest they wrap: no machine has as much
 
@@ -292,29 +295,6 @@ static inline void* plan_take(MemoryPlan* plan, const char* name, size_t bytes) 
     return plan->base ? plan->base + place : NULL;
 }
 
-// The first number after `key` in a file of the system; SIZE_MAX where there is none.
-static inline size_t system_number(const char* path, const char* key) {
-    FILE* file = fopen(path, "r");
-    if (file == NULL) return SIZE_MAX;
-    char line[128];
-    unsigned long long number = 0;
-    bool found = false;
-    while (!found && fgets(line, sizeof line, file))
-        found = strncmp(line, key, strlen(key)) == 0 && sscanf(line + strlen(key), "%llu", &number) == 1;
-    fclose(file);
-    return found ? (size_t)number : SIZE_MAX;
-}
-
-// Memory that can be had without swapping, in bytes: of the machine, or of the container; SIZE_MAX where the system does
-// not say.
-static inline size_t memory_available(void) {
-    size_t free_kilobytes = system_number("/proc/meminfo", "MemAvailable:");
-    size_t limit = system_number("/sys/fs/cgroup/memory.max", ""), used = system_number("/sys/fs/cgroup/memory.current", "");
-    size_t machine = free_kilobytes == SIZE_MAX ? SIZE_MAX : free_kilobytes * 1024;
-    size_t container = limit == SIZE_MAX || used == SIZE_MAX ? SIZE_MAX : limit - min_size(used, limit);
-    return min_size(machine, container);
-}
-
 // The largest resident size that the process has had, in bytes.
 static inline size_t memory_peak(void) {
     struct rusage usage;
@@ -325,18 +305,16 @@ static inline size_t memory_peak(void) {
 // Bytes of the block: at least one, in whole large pages.
 static inline size_t plan_block_bytes(const MemoryPlan* plan) { return round_up(max_size(plan->total, 1), 2 << 20); }
 
-// Maps and touches the block of a finished plan, and starts the plan anew over it. munmap frees it.
-static inline bool plan_allocate(MemoryPlan* plan, Error* error) {
-    size_t bytes = plan_block_bytes(plan);
-    if (bytes > memory_available())
+// Takes the block of a finished plan on the device, zeroed, and starts the plan anew over it. device_free frees it.
+static inline bool plan_allocate(MemoryPlan* plan, Stream stream, Error* error) {
+    size_t bytes = plan_block_bytes(plan), available = device_available();
+    if (bytes > available)
         return fail(error, "the model needs %.2f GB but only %.2f GB of memory are free; make --batch, --seq or the model "
-                    "smaller, or close other programs", 1e-9 * (double)bytes, 1e-9 * (double)memory_available());
-    void* block = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (block == MAP_FAILED)
-        return fail(error, "cannot map %.2f GB of memory: %s; make --batch, --seq or the model smaller, or raise the "
-                    "limit (ulimit -v)", 1e-9 * (double)bytes, strerror(errno));
-    madvise(block, bytes, MADV_HUGEPAGE);  // a wish: fewer, larger pages where the system has them
-    fill_zero((float*)block, bytes / sizeof(float), NULL);
+                    "smaller, or close other programs", 1e-9 * (double)bytes, 1e-9 * (double)available);
+    void* block = device_allocate(bytes, stream);
+    if (block == NULL)
+        return fail(error, "cannot take %.2f GB of memory; make --batch, --seq or the model smaller, or raise the limit "
+                    "(ulimit -v)", 1e-9 * (double)bytes);
     memset(plan, 0, sizeof *plan);
     plan->base = (unsigned char*)block;
     return true;
@@ -394,13 +372,14 @@ typedef struct {
     floatX* attention;        // (N, H D)
     floatX* qkv;              // (N, (H + 2K) D)
     floatX* ffn_in;           // (N, F or 2F)
-    floatX* ffn_act;          // (N, F)
+    floatX* ffn_act;          // (N, F), Llama only
     float* delta;             // (B, H, T) scratch of attention's backward
 } ActivationGradients;
 
 typedef struct {
     floatX *keys, *values;    // (L, context, K, D)
     float* scores;            // (H, context)
+    floatX* logits;           // (Vp) on the host: those of the newest position
     size_t length;            // positions filled
 } KvCache;
 
@@ -423,9 +402,14 @@ typedef struct {
     KvCache cache;
     Dropout dropout;
     size_t head_rows;         // rows of logits that exist at a time
+    void* scratch;            // (model_scratch_bytes) of the operations
+    int32_t* batches[2];      // each (2, B, T) on the device, used in turn: tokens, then targets
+    double* sums;             // (SUMS) on the device: what the host reads once per step
     MemoryPlan memory;
     Stream stream;
 } Model;
+
+enum { SUM_LOSS, SUM_SQUARES, SUMS };  // the mean losses of the micro-batches; the squares of the gradients
 
 static inline void model_layout_block(Model* model, BlockActivations* a, size_t N) {
     const Config* c = &model->config;
@@ -458,8 +442,14 @@ static inline void model_layout_gradients(Model* model, size_t N) {
     g->attention = (floatX*)plan_take(plan, name, N * c->channels * sizeof(floatX));
     g->qkv = (floatX*)plan_take(plan, name, N * config_qkv(c) * sizeof(floatX));
     g->ffn_in = (floatX*)plan_take(plan, name, N * config_ffn_in(c) * sizeof(floatX));
-    g->ffn_act = (floatX*)plan_take(plan, name, N * c->ffn * sizeof(floatX));
+    if (c->family == FAMILY_LLAMA) g->ffn_act = (floatX*)plan_take(plan, name, N * c->ffn * sizeof(floatX));
     g->delta = (float*)plan_take(plan, name, N * c->heads * sizeof(float));
+}
+
+static inline size_t model_scratch_bytes(const Model* model) {
+    const Config* c = &model->config;
+    return scratch_bytes(model->options.B * model->options.T, c->channels, config_qkv(c), config_ffn_in(c), config_padded_vocab(c),
+                         model->parameters.flat_size);
 }
 
 static inline void model_layout(Model* model) {
@@ -482,6 +472,9 @@ static inline void model_layout(Model* model) {
         if (l == 0 || o->training) model_layout_block(model, &a->blocks[l], N);
         else a->blocks[l] = a->blocks[0];
     }
+    for (int i = 0; i < 2; i++) model->batches[i] = (int32_t*)plan_take(plan, "batches", 2 * N * sizeof(int32_t));
+    model->sums = (double*)plan_take(plan, "batches", SUMS * sizeof(double));
+    model->scratch = plan_take(plan, "scratch of the operations", model_scratch_bytes(model));
     const char* name = "activations outside the blocks";
     a->branch = (floatX*)plan_take(plan, name, N * C * sizeof(floatX));
     a->output = (floatX*)plan_take(plan, name, N * C * sizeof(floatX));
@@ -500,7 +493,9 @@ static inline void model_layout(Model* model) {
 }
 
 static inline void model_free(Model* model) {
-    if (model->memory.base) munmap(model->memory.base, plan_block_bytes(&model->memory));
+    if (model->memory.base) device_free(model->memory.base, plan_block_bytes(&model->memory));
+    device_close(model->stream);
+    free(model->cache.logits);
     free(model->activations.blocks);
     parameters_free(&model->parameters);
     memset(model, 0, sizeof *model);
@@ -530,12 +525,24 @@ static inline bool model_plan(Model* model, const Config* asked, ModelOptions op
     return ok;
 }
 
-// Allocates what model_plan planned. Parameters are zero until model_randomize or a checkpoint fills them.
+// Opens the device and allocates what model_plan planned. Parameters are zero until model_randomize or a checkpoint fills
+// them.
 static inline bool model_allocate(Model* model, Error* error) {
-    if (!plan_allocate(&model->memory, error)) return false;
-    model_layout(model);
     const Config* c = &model->config;
-    if (c->family == FAMILY_LLAMA) rope_table(model->activations.rope, (float)c->rope_theta, c->context, config_head_size(c));
+    const ModelOptions* o = &model->options;
+    size_t D = config_head_size(c), batch_bytes = 2 * o->B * o->T * sizeof(int32_t);
+    if (!device_open(&model->stream, error) || !plan_allocate(&model->memory, model->stream, error)) return false;
+    model_layout(model);
+    if (!device_prepare(model->stream, model->scratch, model_scratch_bytes(model), batch_bytes, error)) return false;
+    if (o->sampling) model->cache.logits = (floatX*)allocate(config_padded_vocab(c) * sizeof(floatX));
+    if (o->sampling && model->cache.logits == NULL) return fail(error, "out of memory for %zu logits", c->vocab);
+    if (c->family == FAMILY_LLAMA) {
+        float* table = (float*)allocate(c->context * D * sizeof(float));
+        if (table == NULL) return fail(error, "out of memory for the table of rotary angles of %zu positions", c->context);
+        rope_table(table, (float)c->rope_theta, c->context, D);
+        upload(model->activations.rope, table, c->context * D * sizeof(float), model->stream);
+        free(table);
+    }
     return true;
 }
 
@@ -546,19 +553,40 @@ static inline bool model_create(Model* model, const Config* config, ModelOptions
     return false;
 }
 
-// Initial weights: a function of the seed and of the place in the flat vector alone.
-static inline void model_randomize(Model* model, uint64_t seed) {
+// Sets parameters [offset, offset + n) of the flat vector, and their masters, from values on the host.
+static inline void model_set_params(Model* model, size_t offset, const float* values, size_t n) {
+    floatX rounded[1024];
+    for (size_t done = 0; done < n; done += 1024) {
+        size_t count = min_size(1024, n - done), at = offset + done;
+        for (size_t i = 0; i < count; i++) rounded[i] = floatX_of(values[done + i]);
+        upload(model->params + at, rounded, count * sizeof(floatX), model->stream);
+        if (model->masters) upload(model->masters + at, values + done, count * sizeof(float), model->stream);
+    }
+}
+
+enum { INIT_PIECE = 1 << 16 };
+
+// Initial weights: a function of the seed and of the place in the flat vector alone. False if there is no memory for a
+// piece of them.
+static inline bool model_randomize(Model* model, uint64_t seed, Error* error) {
+    float* values = (float*)allocate(INIT_PIECE * sizeof(float));
+    if (values == NULL) return fail(error, "out of memory for initial weights");
     for (size_t i = 0; i < model->parameters.count; i++) {
         const Tensor* t = &model->parameters.tensors[i];
         size_t n = tensor_elements(t);
-        #pragma omp parallel for
-        for (size_t e = 0; e < n; e++) {
-            float value = t->init == INIT_ONE ? 1.0f : 0.0f;
-            if (t->init == INIT_NORMAL) value = t->deviation * random_normal(seed, RANDOM_INIT, 0, t->offset + e);
-            model->params[t->offset + e] = floatX_of(value);
-            if (model->masters) model->masters[t->offset + e] = value;
+        for (size_t first = 0; first < n; first += INIT_PIECE) {
+            size_t count = min_size(INIT_PIECE, n - first);
+            #pragma omp parallel for
+            for (size_t e = 0; e < count; e++) {
+                values[e] = t->init == INIT_ONE ? 1.0f : 0.0f;
+                if (t->init == INIT_NORMAL)
+                    values[e] = t->deviation * random_normal(seed, RANDOM_INIT, 0, t->offset + first + e);
+            }
+            model_set_params(model, t->offset + first, values, count);
         }
     }
+    free(values);
+    return true;
 }
 
 static inline const floatX* param(const Model* model, size_t offset) {
@@ -596,7 +624,13 @@ static inline void model_dropout(const Model* model, floatX* out, const floatX* 
     dropout(out, in, model->dropout.p, model->dropout.seed, place, model->dropout.first_token * C, N * C, model->stream);
 }
 
-// Fills activations.hidden for tokens (B, T). With a cache, B and T are 1, and the token follows those in the cache.
+// Brings a batch of N tokens to the device, and its targets unless they are NULL; returns the tokens' place there, which the
+// targets follow. It stays good until the batch after the next is brought.
+static inline const int32_t* model_upload(Model* model, const int32_t* tokens, const int32_t* targets, size_t N) {
+    return upload_batch(model->batches, tokens, targets, N * sizeof(int32_t), model->stream);
+}
+
+// Fills activations.hidden for tokens (B, T) on the device. With a cache, B and T are 1, and the token follows those in the cache.
 static inline void model_forward(Model* model, const int32_t* tokens, size_t B, size_t T, KvCache* cache) {
     const Config* c = &model->config;
     const Parameters* p = &model->parameters;
@@ -630,10 +664,13 @@ static inline void model_forward(Model* model, const int32_t* tokens, size_t B, 
 
         norm_forward(model, s->norm2, s->middle, s->mean2, s->rstd2, x, a->branch, b->norm2_weight, b->norm2_bias, N);
         x = s->middle;
-        matmul_forward(s->ffn_in, s->norm2, param(model, b->ffn_in_weight), param(model, b->ffn_in_bias),
-                       N, config_ffn_in(c), C, stream);
-        if (c->family == FAMILY_GPT2) gelu_forward(s->ffn_act, s->ffn_in, N * F, stream);
-        else swiglu_forward(s->ffn_act, s->ffn_in, N, F, stream);
+        if (c->family == FAMILY_GPT2) {
+            matmul_gelu_forward(s->ffn_act, s->ffn_in, s->norm2, param(model, b->ffn_in_weight), param(model, b->ffn_in_bias),
+                                N, F, C, stream);
+        } else {
+            matmul_forward(s->ffn_in, s->norm2, param(model, b->ffn_in_weight), NULL, N, 2 * F, C, stream);
+            swiglu_forward(s->ffn_act, s->ffn_in, N, F, stream);
+        }
         matmul_forward(a->branch, s->ffn_act, param(model, b->ffn_out_weight), param(model, b->ffn_out_bias), N, C, F, stream);
         if (model->dropout.p > 0) model_dropout(model, a->branch, a->branch, 2 * l + 2, N);
     }
@@ -655,7 +692,7 @@ static inline void model_logits(Model* model, size_t first_row, size_t rows) {
                    param(model, model->parameters.head_weight), NULL, rows, config_padded_vocab(c), c->channels, model->stream);
 }
 
-// Fills activations.losses for targets (N); -1 is ignored. If dloss is not 0, also does the head's backward for the
+// Fills activations.losses for targets (N) on the device; -1 is ignored. If dloss is not 0, also does the head's backward for the
 // objective dloss * (sum of losses).
 static inline void model_head(Model* model, const int32_t* targets, float dloss, size_t N) {
     const Config* c = &model->config;
@@ -675,13 +712,6 @@ static inline size_t targets_count(const int32_t* targets, size_t N) {
     size_t count = 0;
     for (size_t i = 0; i < N; i++) count += targets[i] >= 0;
     return count;
-}
-
-// The sum of the losses that model_head left, in double.
-static inline double model_loss_sum(const Model* model, size_t N) {
-    double sum = 0.0;
-    for (size_t i = 0; i < N; i++) sum += (double)model->activations.losses[i];
-    return sum;
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -721,7 +751,7 @@ static inline void model_backward(Model* model, const int32_t* tokens, size_t B,
     Stream stream = model->stream;
     size_t N = B * T, C = c->channels, H = c->heads, K = c->kv_heads, D = config_head_size(c), F = c->ffn;
 
-    memset(g->residual, 0, N * C * sizeof(floatX));
+    fill_zero(g->residual, N * C * sizeof(floatX), stream);
     norm_backward(model, g->residual, g->hidden, a->output, a->mean, a->rstd, p->final_norm_weight, p->final_norm_bias, N);
 
     for (size_t l = c->layers; l-- > 0;) {
@@ -729,9 +759,13 @@ static inline void model_backward(Model* model, const int32_t* tokens, size_t B,
         BlockActivations* s = &a->blocks[l];
 
         const floatX* dbranch = branch_gradient(model, 2 * l + 2, N);
-        matmul_backward(model, g->ffn_act, dbranch, s->ffn_act, b->ffn_out_weight, b->ffn_out_bias, N, C, F);
-        if (c->family == FAMILY_GPT2) gelu_backward(g->ffn_in, g->ffn_act, s->ffn_in, N * F, stream);
-        else swiglu_backward(g->ffn_in, g->ffn_act, s->ffn_in, N, F, stream);
+        if (c->family == FAMILY_GPT2) {
+            matmul_gelu_backward_input(g->ffn_in, dbranch, param(model, b->ffn_out_weight), s->ffn_in, N, C, F, stream);
+        } else {
+            matmul_backward_input(g->ffn_act, dbranch, param(model, b->ffn_out_weight), N, C, F, stream);
+            swiglu_backward(g->ffn_in, g->ffn_act, s->ffn_in, N, F, stream);
+        }
+        matmul_backward_weight(grad(model, b->ffn_out_weight), grad(model, b->ffn_out_bias), dbranch, s->ffn_act, N, C, F, stream);
         matmul_backward(model, g->hidden, g->ffn_in, s->norm2, b->ffn_in_weight, b->ffn_in_bias, N, config_ffn_in(c), C);
         norm_backward(model, g->residual, g->hidden, s->middle, s->mean2, s->rstd2, b->norm2_weight, b->norm2_bias, N);
 
@@ -746,15 +780,16 @@ static inline void model_backward(Model* model, const int32_t* tokens, size_t B,
                        tokens, B, T, C, stream);
 }
 
-// Forward, head and backward of one micro-batch. The gradients of dloss * (mean loss over the targets that are not -1)
-// are added to model->grads. Returns that mean loss, 0 if there is no target.
-static inline double model_gradients(Model* model, const int32_t* tokens, const int32_t* targets, float dloss, size_t B, size_t T) {
-    size_t count = targets_count(targets, B * T);
-    if (count == 0) return 0.0;
-    model_forward(model, tokens, B, T, NULL);
-    model_head(model, targets, dloss / (float)count, B * T);
-    model_backward(model, tokens, B, T);
-    return model_loss_sum(model, B * T) / (double)count;
+// Forward, head and backward of one micro-batch, tokens and targets (B, T) on the host. The gradients of dloss * (mean loss
+// over the targets that are not -1) are added to model->grads, and the mean loss to sums[SUM_LOSS].
+static inline void model_gradients(Model* model, const int32_t* tokens, const int32_t* targets, float dloss, size_t B, size_t T) {
+    size_t N = B * T, count = targets_count(targets, N);
+    if (count == 0) return;
+    const int32_t* batch = model_upload(model, tokens, targets, N);
+    model_forward(model, batch, B, T, NULL);
+    model_head(model, batch + N, dloss / (float)count, N);
+    model_backward(model, batch, B, T);
+    sum_scaled(model->sums + SUM_LOSS, model->activations.losses, 1.0 / (double)count, N, model->stream);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -869,12 +904,21 @@ typedef struct {
     uint64_t seed;           // of stochastic rounding
 } OptimizerOptions;
 
-// Norm of the accumulated gradients, over all parameters.
-static inline double model_grad_norm(const Model* model) {
-    return sqrt(sum_of_squares(model->grads, model->parameters.flat_size, model->stream));
+// Before the first micro-batch of a step.
+static inline void model_zero_gradients(Model* model) {
+    fill_zero(model->grads, model->parameters.flat_size * sizeof(float), model->stream);
+    fill_zero(model->sums, SUMS * sizeof(double), model->stream);
 }
 
-static inline void model_zero_gradients(Model* model) { fill_zero(model->grads, model->parameters.flat_size, model->stream); }
+// After the last: the sum of the micro-batches' mean losses, and the norm of the accumulated gradients over all
+// parameters. The one place of a step where the host waits for the device.
+static inline void model_read(Model* model, double* loss, double* grad_norm) {
+    double sums[SUMS];
+    sum_of_squares(model->sums + SUM_SQUARES, model->grads, model->parameters.flat_size, model->stream);
+    download(sums, model->sums, sizeof sums, model->stream);
+    *loss = sums[SUM_LOSS];
+    *grad_norm = sqrt(sums[SUM_SQUARES]);
+}
 
 // One optimizer step, number `update` from 1; gradients are multiplied by grad_scale first.
 static inline void model_update(Model* model, const OptimizerOptions* o, uint64_t update, double lr, double grad_scale) {
@@ -907,6 +951,7 @@ static inline bool model_validate(Model* model, double* loss, const Dataset* dat
     if (windows == 0 || windows > available) windows = available;
     Dropout dropout = model->dropout;
     double sum = 0.0;
+    fill_zero(model->sums, SUMS * sizeof(double), model->stream);
     Progress progress = progress_begin("validation", windows);
     bool ok = true;
     model->dropout.p = 0;
@@ -914,13 +959,15 @@ static inline bool model_validate(Model* model, double* loss, const Dataset* dat
         size_t batch = min_size(B, windows - first);
         ok = dataset_batch(tokens, targets, data, first, (int32_t)model->config.vocab, batch, T, overlap, error);
         if (!ok) break;
-        model_forward(model, tokens, batch, T, NULL);
-        model_head(model, targets, 0.0f, batch * T);
-        sum += model_loss_sum(model, batch * T);
+        const int32_t* on_device = model_upload(model, tokens, targets, batch * T);
+        model_forward(model, on_device, batch, T, NULL);
+        model_head(model, on_device + batch * T, 0.0f, batch * T);
+        sum_scaled(model->sums + SUM_LOSS, model->activations.losses, 1.0, batch * T, model->stream);
         count += targets_count(targets, batch * T);
         progress_show(&progress, first + batch);
     }
     progress_end(&progress);
+    download(&sum, model->sums + SUM_LOSS, sizeof sum, model->stream);
     model->dropout = dropout;
     *loss = sum / (double)count;
     return ok;
@@ -990,10 +1037,11 @@ static inline void model_generate(Model* model, int32_t* tokens, Candidate* cand
             seen = known - max_size(context / 2, 1);
             model->cache.length = 0;
         }
-        for (; seen < known; seen++) model_forward(model, tokens + seen, 1, 1, &model->cache);
+        for (; seen < known; seen++) model_forward(model, model_upload(model, tokens + seen, NULL, 1), 1, 1, &model->cache);
         model_logits(model, 0, 1);
+        download(model->cache.logits, model->activations.logits, model->config.vocab * sizeof(floatX), model->stream);
         float uniform = random_uniform(o->seed, RANDOM_SAMPLING, 0, known);
-        tokens[known] = sample_token(candidates, model->activations.logits, o, uniform, model->config.vocab);
+        tokens[known] = sample_token(candidates, model->cache.logits, o, uniform, model->config.vocab);
         if (out == NULL) continue;
         char text[64];
         fwrite(text, 1, tokenizer_decode(text, tokenizer, tokens + known, 1), out);

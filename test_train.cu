@@ -67,14 +67,35 @@ static double relative_error(const float* found, const float* expected, size_t n
     return sqrt(difference) / (size > 0 ? sqrt(size) : 1.0);
 }
 
+// n elements of the device as floats.
+static void read_floatX(float* out, const floatX* from, size_t n, const Model* model) {
+    floatX* copy = (floatX*)allocate(n * sizeof(floatX));
+    download(copy, from, n * sizeof(floatX), model->stream);
+    for (size_t i = 0; i < n; i++) out[i] = float_of(copy[i]);
+    free(copy);
+}
+
+// Adds the gradients of one batch to the model's; returns its loss, and the norm of the gradients unless that is NULL.
+static double batch_gradients(Model* model, double* norm, const int32_t* tokens, const int32_t* targets, size_t B, size_t T) {
+    double loss, unused;
+    fill_zero(model->sums, SUMS * sizeof(double), model->stream);
+    model_gradients(model, tokens, targets, 1.0f, B, T);
+    model_read(model, &loss, norm ? norm : &unused);
+    return loss;
+}
+
+static void randomize(Model* model, uint64_t seed) {
+    Error error;
+    need(model_randomize(model, seed, &error), &error);
+}
+
 static void fixture_parameters(Model* model, const SafetensorsFile* file) {
     for (size_t i = 0; i < model->parameters.count; i++) {
         const Tensor* t = &model->parameters.tensors[i];
         char name[64];
         snprintf(name, sizeof name, "param.%s", t->name);
         float* values = (float*)fixture_read(file, name, NULL);
-        cast_from_float(model->params + t->offset, values, tensor_elements(t), NULL);
-        if (model->masters) memcpy(model->masters + t->offset, values, tensor_elements(t) * sizeof(float));
+        model_set_params(model, t->offset, values, tensor_elements(t));
         free(values);
     }
 }
@@ -112,18 +133,19 @@ static void test_fixture_gradients(Model* model, const SafetensorsFile* file, co
     size_t V = model->config.vocab, L = model->config.layers, N = B * T;
     double* expected_loss = (double*)fixture_read(file, "loss", NULL);
     float* expected_logits = (float*)fixture_read(file, "logits", NULL);
-    float* logits = (float*)allocate(N * V * sizeof(float));
+    float *logits = (float*)allocate(N * V * sizeof(float)), *grads = (float*)allocate(model->parameters.flat_size * sizeof(float));
 
-    model_forward(model, tokens, B, T, NULL);
+    model_forward(model, model_upload(model, tokens, NULL, N), B, T, NULL);
     for (size_t row = 0; row < N; row++) {
         model_logits(model, row, 1);
-        for (size_t v = 0; v < V; v++) logits[row * V + v] = float_of(model->activations.logits[v]);
+        read_floatX(logits + row * V, model->activations.logits, V, model);
     }
     snprintf(what, sizeof what, "%s logits", fixture);
     check(what, relative_error(logits, expected_logits, N * V), bound_of(1e-5, L));
 
     model_zero_gradients(model);
-    double loss = model_gradients(model, tokens, targets, 1.0f, B, T);
+    double loss = batch_gradients(model, NULL, tokens, targets, B, T);
+    download(grads, model->grads, model->parameters.flat_size * sizeof(float), model->stream);
     snprintf(what, sizeof what, "%s loss", fixture);
     check(what, fabs(loss - *expected_loss) / *expected_loss, bound_of(1e-5, L));
 
@@ -133,12 +155,13 @@ static void test_fixture_gradients(Model* model, const SafetensorsFile* file, co
         snprintf(name, sizeof name, "grad.%s", t->name);
         float* expected = (float*)fixture_read(file, name, NULL);
         snprintf(what, sizeof what, "%s gradient of %s", fixture, t->name);
-        check(what, relative_error(model->grads + t->offset, expected, tensor_elements(t)), bound_of(1e-5, L));
+        check(what, relative_error(grads + t->offset, expected, tensor_elements(t)), bound_of(1e-5, L));
         free(expected);
     }
     free(expected_loss);
     free(expected_logits);
     free(logits);
+    free(grads);
 }
 
 // Twenty steps of AdamW with clipping, one batch each.
@@ -156,7 +179,7 @@ static void test_fixture_training(Model* model, const SafetensorsFile* file, con
     for (size_t step = 0; step < 20; step++) {
         const int32_t *x = tokens + step * B * T, *y = targets + step * B * T;
         model_zero_gradients(model);
-        double loss = model_gradients(model, x, y, 1.0f, B, T), norm = model_grad_norm(model);
+        double norm, loss = batch_gradients(model, &norm, x, y, B, T);
         need(guard_step(&state, &factor, &guard, norm) || fail(&error, "the guard skipped a step of %s", fixture), &error);
         model_update(model, &o, ++state.updates, hyper[0], factor);
         loss_error = fmax(loss_error, fabs(loss / expected_losses[step] - 1));
@@ -164,13 +187,16 @@ static void test_fixture_training(Model* model, const SafetensorsFile* file, con
         if (isnan(loss) || isnan(norm)) loss_error = NAN;
     }
     // What lies between tensors, and the rows of the padded vocabulary.
-    size_t unused = 0, place = 0;
+    size_t unused = 0, place = 0, P = model->parameters.flat_size;
+    float* params = (float*)allocate(P * sizeof(float));
+    read_floatX(params, model->params, P, model);
     for (size_t i = 0; i < model->parameters.count; i++) {
         const Tensor* t = &model->parameters.tensors[i];
-        for (; place < t->offset; place++) unused += float_of(model->params[place]) != 0.0f;
+        for (; place < t->offset; place++) unused += params[place] != 0.0f;
         place = t->offset + tensor_elements(t);
     }
-    for (; place < model->parameters.flat_size; place++) unused += float_of(model->params[place]) != 0.0f;
+    for (; place < P; place++) unused += params[place] != 0.0f;
+    free(params);
     snprintf(what, sizeof what, "%s padding that is not 0 after 20 steps", fixture);
     check(what, (double)unused, 0);
     snprintf(what, sizeof what, "%s losses of 20 steps", fixture);
@@ -240,34 +266,36 @@ static void test_dropout(Family family) {
     random_tokens(tokens, B * T, c.vocab, 1);
     random_tokens(targets, B * T, c.vocab, 2);
     need(model_create(&model, &c, test_options(B, T), &error), &error);
-    model_randomize(&model, 5);
+    randomize(&model, 5);
     model.dropout.p = 0.2f;
     model.dropout.seed = 7;
     model.dropout.first_token = 1234;
-    size_t P = model.parameters.flat_size;
-    double loss = model_gradients(&model, tokens, targets, 1.0f, B, T), norm = model_grad_norm(&model);
-    float* direction = (float*)allocate(P * sizeof(float));
-    floatX* start = (floatX*)allocate(P * sizeof(floatX));
-    memcpy(direction, model.grads, P * sizeof(float));
-    memcpy(start, model.params, P * sizeof(floatX));
+    size_t P = model.parameters.flat_size, bytes = P * sizeof(floatX);
+    double norm, loss = batch_gradients(&model, &norm, tokens, targets, B, T);
+    float *direction = (float*)allocate(P * sizeof(float));
+    floatX *start = (floatX*)allocate(bytes), *moved = (floatX*)allocate(bytes);
+    download(direction, model.grads, P * sizeof(float), model.stream);
+    download(start, model.params, bytes, model.stream);
     double h = 0.25 * cbrt(FLOATX_EPSILON) / norm, value[2];
     for (int side = 0; side < 2; side++) {
         for (size_t i = 0; i < P; i++)
-            model.params[i] = floatX_of(float_of(start[i]) + (float)((side ? h : -h) / norm) * direction[i] * (float)norm);
-        value[side] = model_gradients(&model, tokens, targets, 1.0f, B, T);
+            moved[i] = floatX_of(float_of(start[i]) + (float)((side ? h : -h) / norm) * direction[i] * (float)norm);
+        upload(model.params, moved, bytes, model.stream);
+        value[side] = batch_gradients(&model, NULL, tokens, targets, B, T);
     }
     double slope = (value[1] - value[0]) / (2 * h);
     if (FLOATX_IS_FLOAT) {
         check(family == FAMILY_GPT2 ? "gpt2 slope along the gradient, dropout 0.2" : "llama slope along the gradient, dropout 0.2",
               fabs(slope / (norm * norm) - 1), 1e-3);
     }
-    memcpy(model.params, start, P * sizeof(floatX));
-    double again = model_gradients(&model, tokens, targets, 1.0f, B, T);
+    upload(model.params, start, bytes, model.stream);
+    double again = batch_gradients(&model, NULL, tokens, targets, B, T);
     model.dropout.first_token++;
-    double other = model_gradients(&model, tokens, targets, 1.0f, B, T);
+    double other = batch_gradients(&model, NULL, tokens, targets, B, T);
     check_true("dropout is a function of the token's number", again == loss && other != loss);
     free(direction);
     free(start);
+    free(moved);
     model_free(&model);
 }
 
@@ -336,13 +364,13 @@ static void test_cache(Family family) {
     size_t C = c.channels;
     random_tokens(tokens, T, c.vocab, 3);
     need(model_create(&model, &c, test_options(1, T), &error), &error);
-    model_randomize(&model, 11);
+    randomize(&model, 11);
     float *whole = (float*)allocate(T * C * sizeof(float)), *single = (float*)allocate(T * C * sizeof(float));
-    model_forward(&model, tokens, 1, T, NULL);
-    cast_to_float(whole, model.activations.hidden, T * C, NULL);
+    model_forward(&model, model_upload(&model, tokens, NULL, T), 1, T, NULL);
+    read_floatX(whole, model.activations.hidden, T * C, &model);
     for (size_t t = 0; t < T; t++) {
-        model_forward(&model, tokens + t, 1, 1, &model.cache);
-        cast_to_float(single + t * C, model.activations.hidden, C, NULL);
+        model_forward(&model, model_upload(&model, tokens + t, NULL, 1), 1, 1, &model.cache);
+        read_floatX(single + t * C, model.activations.hidden, C, &model);
     }
     check(family == FAMILY_GPT2 ? "gpt2 hidden states through the cache" : "llama hidden states through the cache",
           relative_error(single, whole, T * C), bound_of(1e-5, c.layers));
@@ -393,7 +421,7 @@ static void test_generation(void) {
     SamplingOptions o = {1, 0, 1, 3};
     Candidate* candidates = (Candidate*)allocate(c.vocab * sizeof(Candidate));
     need(model_create(&model, &c, options, &error), &error);
-    model_randomize(&model, 2);
+    randomize(&model, 2);
     model_generate(&model, first, candidates, NULL, &tokenizer, &o, 3, TOTAL);
     model_generate(&model, second, candidates, NULL, &tokenizer, &o, 3, TOTAL);
     check_true("generation: the same seed gives the same text", memcmp(first, second, sizeof first) == 0);
@@ -423,7 +451,7 @@ static void test_two_models(void) {
         for (int i = 0; i < 2; i++) {
             Config c = test_config(i ? FAMILY_LLAMA : FAMILY_GPT2);
             need(model_create(&model[i], &c, test_options(B, T), &error), &error);
-            model_randomize(&model[i], 1);
+            randomize(&model[i], 1);
         }
         for (int k = 0; k < 2 * STEPS; k++) {
             int i = together ? k % 2 : k / STEPS;
@@ -435,7 +463,11 @@ static void test_two_models(void) {
             model_update(&model[i], &o, step + 1, 1e-3, 1.0);
         }
         for (int i = 0; i < 2; i++) {
-            hash[together][i] = hash_bytes(model[i].params, model[i].parameters.flat_size * sizeof(floatX));
+            size_t bytes = model[i].parameters.flat_size * sizeof(floatX);
+            void* params = allocate(bytes);
+            download(params, model[i].params, bytes, model[i].stream);
+            hash[together][i] = hash_bytes(params, bytes);
+            free(params);
             model_free(&model[i]);
         }
     }
@@ -455,7 +487,7 @@ static void test_validation(void) {
     for (size_t i = 0; i < TOKENS; i++) text[i] = (uint16_t)(random_bits(3, RANDOM_TEST, 8, i) % 61);
     need(dataset_from_memory(&data, text, sizeof text[0], TOKENS, &error), &error);
     need(model_create(&model, &c, test_options(5, T), &error), &error);
-    model_randomize(&model, 4);
+    randomize(&model, 4);
     need(model_validate(&model, &loss[0], &data, 0, 0, batch[0], batch[1], 5, T, &error), &error);
     need(model_validate(&model, &loss[1], &data, 0, 0, batch[0], batch[1], 1, T, &error), &error);
     need(model_validate(&model, &part, &data, 3, 0, batch[0], batch[1], 2, T, &error), &error);
@@ -473,9 +505,12 @@ static void test_validation(void) {
             batch[0][t] = text[start + t];
             batch[1][t] = start == 0 || t == T - 1 ? text[start + t + 1] : -1;
         }
-        model_forward(&model, batch[0], 1, T, NULL);
-        model_head(&model, batch[1], 0.0f, T);
-        expected += model_loss_sum(&model, T) / (TOKENS - 1);
+        const int32_t* on_device = model_upload(&model, batch[0], batch[1], T);
+        float losses[T];
+        model_forward(&model, on_device, 1, T, NULL);
+        model_head(&model, on_device + T, 0.0f, T);
+        download(losses, model.activations.losses, sizeof losses, model.stream);
+        for (size_t t = 0; t < T; t++) expected += (double)losses[t] / (TOKENS - 1);
     }
     check("validation with overlap scores each token once", fabs(overlapped / expected - 1), FLOATX_EPSILON * 100);
     dataset_close(&data);

@@ -402,7 +402,7 @@ static bool run_begin(Run* run, Flag* flags, size_t flag_count, Error* error) {
     bool found = false;
     if (o->out && !directory_make(o->out, error)) return false;
     if (o->resume && !run_load(run, &found, error)) return false;
-    if (!found) model_randomize(&run->model, o->seed);
+    if (!found && !model_randomize(&run->model, o->seed, error)) return false;
     if (o->resume && !found) printf("no checkpoint in %s yet: starting from the beginning\n", o->out);
     if (o->out && !log_open(&run->log, o->out, r->state.step, error)) return false;
     if (o->out) checkpoint_clean(o->out);
@@ -474,19 +474,20 @@ static bool run_train(Run* run, Error* error) {
         double started = now_ms();
 
         // Gradients of the mean loss over the step's micro-batches.
-        double loss = 0.0;
+        double loss, grad_norm;
         model_zero_gradients(model);
         for (uint64_t micro = 0; micro < accumulation; micro++) {
             if (!loader_next(&run->loader, run->tokens, run->targets, error)) return false;
             model->dropout.first_token = state->samples * T;
-            loss += model_gradients(model, run->tokens, run->targets, (float)(state->loss_scale / (double)accumulation), B, T);
+            model_gradients(model, run->tokens, run->targets, (float)(state->loss_scale / (double)accumulation), B, T);
             state->samples += B;
         }
+        model_read(model, &loss, &grad_norm);
         loss /= (double)accumulation;
 
         // The guard decides whether, and the schedule how far, the optimizer steps.
         double scale = state->loss_scale, factor = 0.0;  // guard_step may change state->loss_scale for the next step
-        double grad_norm = model_grad_norm(model) / scale;
+        grad_norm /= scale;
         double lr = schedule_lr(&schedule, state->step);
         bool update = guard_step(state, &factor, &guard, grad_norm);
         if (update) model_update(model, &optimizer, ++state->updates, lr, factor / scale);

@@ -34,8 +34,8 @@
 
 static const char* const corpus_lines[][2] = {
     {"story",
-     "4 {opening} {early} {late} {ending}\n\n / 2 {opening} {gift} {late} {gift ending}\n\n / "
-     "2 {opening} {visit} {late} {visit ending}\n\n / 2 {opening} {early} {ending}\n\n / "
+     "6 {opening} {early} {late} {ending}\n\n / 1 {opening} {gift} {late} {gift ending}\n\n / "
+     "1 {opening} {visit} {late} {visit ending}\n\n / 3 {opening} {early} {ending}\n\n / "
      "1 {opening} {late} {ending}\n\n"},
 
     // Who, and where.
@@ -53,16 +53,16 @@ static const char* const corpus_lines[][2] = {
      "1 {^hero.3} {trait} {relative} {gave} {hero.2} {a look} {gift:thing} and {number} {colour} {things}. {with "
        "it}"},
     {"with it",
-     "2 \"What {a look} {gift.0}!\" {said} {hero.3} {trait} {relative}. / "
-     "2 {^hero.1} {hid} it {near} {a look} {colour} {spot}. / "
-     "2 {^hero.1} {hid} it in {a look} {colour} {box}. / "
+     "1 \"What {a look} {gift.0}!\" {said} {hero.3} {trait} {relative}. / "
+     "3 {^hero.1} {hid} it {near} {a look} {colour} {spot}. / "
+     "3 {^hero.1} {hid} it in {a look} {colour} {box}. / "
      "1 {^hero.1} used it to {use} {number} {look} {things}."},
     {"visit", "{A trait} {colour} {pet:animal} {sat} {near} the {spot}. {with pet}"},
     {"with pet",
      "3 It {@pet.1} and {act}. / "
-     "2 \"I {saw} {number} {look} {things},\" {said} the {pet.0}. / "
-     "2 \"My {relative} lost {a look} {colour} {thing},\" {said} the {pet.0}. / "
-     "2 \"Is my {look} {thing} {near} the {spot}?\" {asked} the {pet.0}. / "
+     "2 \"I {saw} {number} {look} {things},\" it {said}. / "
+     "2 \"My {relative} lost {a look} {colour} {thing},\" it {said}. / "
+     "1 \"Is my {look} {thing} {near} the {spot}?\" {asked} the {pet.0}. / "
      "1 They {act} and {act2} until {hour}."},
     {"loss", "{^hero.1} lost {hero.3} {look} {colour} {wear} {at} {a scene} {place}. {without it}"},
     {"without it",
@@ -96,7 +96,7 @@ static const char* const corpus_lines[][2] = {
      "1 {hero.0} and the {pet.0} {act} and {act2}."},
 
     // Words.
-    {"He", "4 {^hero.1} / 1 {hero.0}"},
+    {"He", "9 {^hero.1} / 1 {hero.0}"},
     {"name|she|her|her|girl",
      "2 Anna / 2 Mia / 2 Lily / Ella / Rosa / 2 Nora / Ruby / Ivy / 2 Zoe / 2 Lucy / Molly / Ada / Clara / "
      "2 Emma / Eve / June / 2 Kate / Maya / Nina / Olive / Sara / Lena / Tess / Pia"},

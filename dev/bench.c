@@ -72,15 +72,8 @@ static inline void profile_end(const char* name, size_t n, size_t k, double flop
     o[i].bytes += bytes;
 }
 
-// For an operation with a value, which goes through it.
-static inline double profile_end_value(double value, const char* name, double flops, double bytes) {
-    profile_end(name, 0, 0, flops, bytes);
-    return value;
-}
-
 #define TIMED_PRODUCT(name, n, k, flops, bytes, call) (profile_begin(), call, profile_end(name, n, k, flops, bytes))
 #define TIMED(name, flops, bytes, call) TIMED_PRODUCT(name, 0, 0, flops, bytes, call)
-#define TIMED_VALUE(name, flops, bytes, call) (profile_begin(), profile_end_value(call, name, flops, bytes))
 
 // ------------------------------------------------------------------------------------------------
 // 2. The cost of each operation
@@ -160,6 +153,16 @@ static inline double profile_end_value(double value, const char* name, double fl
 #define gelu_backward(din, dout, in, n, stream) \
     TIMED("gelu_backward", (COST_SIGMOID + 15) * (n), 3 * COST_X * (n), gelu_backward(din, dout, in, n, stream))
 
+#define matmul_gelu_forward(out, pre, in, weight, bias, M, N, K, stream) \
+    TIMED_PRODUCT("matmul_gelu_forward", N, K, 2.0 * (M) * (N) * (K) + (COST_SIGMOID + 7) * (M) * (N), \
+                  COST_X * ((double)(M) * (K) + (double)(N) * (K) + 2.0 * (M) * (N)), \
+                  matmul_gelu_forward(out, pre, in, weight, bias, M, N, K, stream))
+
+#define matmul_gelu_backward_input(din, dout, weight, pre, M, N, K, stream) \
+    TIMED_PRODUCT("matmul_gelu_backward_input", N, K, 2.0 * (M) * (N) * (K) + (COST_SIGMOID + 15) * (M) * (K), \
+                  COST_X * (2.0 * (M) * (K) + (double)(N) * (K) + (double)(M) * (N)), \
+                  matmul_gelu_backward_input(din, dout, weight, pre, M, N, K, stream))
+
 #define swiglu_forward(out, in, N, F, stream) \
     TIMED("swiglu_forward", (COST_SIGMOID + 2) * (N) * (F), 3 * COST_X * (N) * (F), \
           swiglu_forward(out, in, N, F, stream))
@@ -175,9 +178,11 @@ static inline double profile_end_value(double value, const char* name, double fl
     TIMED("classifier", (N) * (V) * ((dloss) != 0 ? 2 * COST_EXP + 5 : COST_EXP + 3), \
           COST_X * ((dloss) != 0 ? 2 : 1) * (N) * (Vp), classifier(logits, losses, targets, dloss, N, V, Vp, stream))
 
-#define sum_of_squares(x, n, stream) TIMED_VALUE("sum_of_squares", 2.0 * (n), 4.0 * (n), sum_of_squares(x, n, stream))
+#define sum_of_squares(out, x, n, stream) TIMED("sum_of_squares", 2.0 * (n), 4.0 * (n), sum_of_squares(out, x, n, stream))
 
-#define fill_zero(x, n, stream) TIMED("fill_zero", 0.0, 4.0 * (n), fill_zero(x, n, stream))
+#define sum_scaled(out, x, factor, n, stream) TIMED("sum_scaled", 1.0 * (n), 4.0 * (n), sum_scaled(out, x, factor, n, stream))
+
+#define fill_zero(memory, bytes, stream) TIMED("fill_zero", 0.0, 1.0 * (bytes), fill_zero(memory, bytes, stream))
 
 // Flops are those of AdamW. Masters, moments and parameters without masters are read and written.
 #define optimizer_update(params, masters, m, v, grads, o, first, n, stream) \
@@ -270,7 +275,7 @@ static bool bench_open(Bench* b, const char* name, size_t B, size_t T, Error* er
     o.optimizer = OPTIMIZER_ADAMW;
     o.sampling = false;
     if (!bench_config(&config, name, error) || !model_create(&b->model, &config, o, error)) return false;
-    model_randomize(&b->model, 1337);
+    if (!model_randomize(&b->model, 1337, error)) return false;
     b->state = run_state_begin(FLOATX_GEMM == GEMM_F16, 1024);
     b->tokens = (int32_t*)allocate(B * T * sizeof(int32_t));
     b->targets = (int32_t*)allocate(B * T * sizeof(int32_t));
@@ -292,10 +297,11 @@ static bool bench_step(Bench* b, double* ms, Error* error) {
         b->targets[i] = (int32_t)(random_bits(2, RANDOM_TEST, state->step, i) % model->config.vocab);
     }
 
-    double started = now_ms(), factor = 0.0, scale = state->loss_scale;
+    double started = now_ms(), factor = 0.0, scale = state->loss_scale, loss, grad_norm;
     model_zero_gradients(model);
     model_gradients(model, b->tokens, b->targets, (float)scale, B, T);
-    double grad_norm = model_grad_norm(model) / scale;
+    model_read(model, &loss, &grad_norm);
+    grad_norm /= scale;
     double lr = schedule_lr(&schedule, state->step);
     bool taken = guard_step(state, &factor, &guard, grad_norm);
     if (taken) model_update(model, &optimizer, ++state->updates, lr, factor / scale);

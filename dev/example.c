@@ -19,18 +19,18 @@ int main(void) {
     ModelOptions options = {.B = B, .T = T, .training = true, .optimizer = OPTIMIZER_ADAMW, .sampling = true};
     OptimizerOptions adamw = {.kind = OPTIMIZER_ADAMW, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1};
     bool ok = dataset_from_memory(&data, text, sizeof text[0], TEXT, &error) &&
-              model_create(&model, &config, options, &error) &&
+              model_create(&model, &config, options, &error) && model_randomize(&model, 1, &error) &&
               loader_open(&loader, &data, 256, 1, 0, 1, B, T, &error) && loader_start(&loader, 0, &error);
     if (!ok) return fprintf(stderr, "example: %s\n", error.text), 1;
 
-    model_randomize(&model, 1);
     int32_t tokens[B * T], targets[B * T];
-    double loss = 0;
+    double loss = 0, grad_norm = 0;
     for (uint64_t step = 1; step <= STEPS; step++) {
         if (!loader_next(&loader, tokens, targets, &error)) return fprintf(stderr, "example: %s\n", error.text), 1;
         model_zero_gradients(&model);
-        loss = model_gradients(&model, tokens, targets, 1.0f, B, T);
-        model_update(&model, &adamw, step, 3e-3, 1.0 / fmax(1.0, model_grad_norm(&model)));
+        model_gradients(&model, tokens, targets, 1.0f, B, T);
+        model_read(&model, &loss, &grad_norm);
+        model_update(&model, &adamw, step, 3e-3, 1.0 / fmax(1.0, grad_norm));
         if (step % 50 == 0) printf("step %d loss %.3f\n", (int)step, loss);
     }
 

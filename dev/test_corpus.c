@@ -20,7 +20,7 @@
 #include <sys/resource.h>
 
 // Of the first 1000 stories of seed 1: changes with the grammar, and is printed when it does not fit.
-static const uint64_t PINNED_HASH = 0x87d7f0b10eec5836ull;
+static const uint64_t PINNED_HASH = 0xbb0d38c433dd5b89ull;
 
 typedef struct {
     int passed, failed;

@@ -729,13 +729,34 @@ static void test_classifier(size_t N, size_t V, size_t Vp, double scale, size_t 
 // ------------------------------------------------------------------------------------------------
 // Vectors
 
-static void call_fill_zero(const Case* c) { fill_zero(f(c, 0), c->s.N, NULL); }
+static void call_fill_zero(const Case* c) { fill_zero(f(c, 0), c->s.N * sizeof(float), NULL); }
 static void call_cast_to_float(const Case* c) { cast_to_float(f(c, 0), x(c, 1), c->s.N, NULL); }
 static void call_cast_from_float(const Case* c) { cast_from_float(x(c, 0), f(c, 1), c->s.N, NULL); }
 static void call_sum_of_squares(const Case* c) {
-    double sum = sum_of_squares(f(c, 1), c->s.N, NULL);
+    double sum;
+    sum_of_squares(&sum, f(c, 1), c->s.N, NULL);
     memcpy(f(c, 0), &sum, sizeof sum);
     f(c, 2)[0] = (float)sum;
+}
+static void call_sum_scaled(const Case* c) {
+    double sum = 2.5;  // it adds
+    sum_scaled(&sum, f(c, 1), 0.75, c->s.N, NULL);
+    memcpy(f(c, 0), &sum, sizeof sum);
+    f(c, 2)[0] = (float)sum;
+}
+
+// Their output is a double, proved by its bits and rounded; exact is what it should be, magnitude the sum of absolute terms.
+static void sum_begin(Case* c, size_t N) {
+    output_float(c, "bits", 2);
+    input_float(c, "x", N);
+    output_float(c, "rounded", 1);
+    c->witness = 2;
+}
+static void sum_compare(const Case* c, long double exact, long double magnitude, size_t N) {
+    double sum, bound = 4.0 * sqrt((double)N) * 0x1p-53 * (double)magnitude;
+    memcpy(&sum, f(c, 0), sizeof sum);
+    double error = (double)fabsl((long double)sum - exact);
+    check(error <= bound, "%-28s %-30s double  err %.1e <= %.1e", c->name, c->shape, error, bound);
 }
 
 static void test_vectors(size_t N) {
@@ -746,37 +767,36 @@ static void test_vectors(size_t N) {
     Case to = case_begin("cast_to_float", call_cast_to_float, &s);
     Case from = case_begin("cast_from_float", call_cast_from_float, &s);
     Case squares = case_begin("sum_of_squares", call_sum_of_squares, &s);
-    Case* all[4] = {&zero, &to, &from, &squares};
-    for (int i = 0; i < 4; i++) snprintf(all[i]->shape, sizeof all[i]->shape, "N=%zu", N);
+    Case scaled = case_begin("sum_scaled", call_sum_scaled, &s);
+    Case* all[5] = {&zero, &to, &from, &squares, &scaled};
+    for (int i = 0; i < 5; i++) snprintf(all[i]->shape, sizeof all[i]->shape, "N=%zu", N);
     output_float(&zero, "x", N);
     output_float(&to, "out", N);
     input(&to, "in", N, 3);
     output(&from, "out", N);
     input_float(&from, "in", N);
-    output_float(&squares, "bits", 2);  // of the double
-    input_float(&squares, "x", N);
-    output_float(&squares, "rounded", 1);
-    squares.witness = 2;
-    for (int i = 0; i < 4; i++) case_prove(all[i]);
+    sum_begin(&squares, N);
+    sum_begin(&scaled, N);
+    for (int i = 0; i < 5; i++) case_prove(all[i]);
 
     Result nothing = result(N), wide = result(N), narrow = result(N);
-    long double exact = 0.0L;
+    long double exact_squares = 0.0L, exact_sum = 2.5L, magnitude = 2.5L;
     bool same = true;
     for (size_t i = 0; i < N; i++) {
         result_add(&wide, i, array_get(&to.arrays[1], to.arrays[1].start, i), 0.0);
         result_add(&narrow, i, (double)f(&from, 1)[i], 0.0);
         floatX one = floatX_of(f(&from, 1)[i]);
         same = same && memcmp(&one, &x(&from, 0)[i], sizeof one) == 0 && (double)f(&to, 0)[i] == wide.value[i];
-        exact += (long double)f(&squares, 1)[i] * (long double)f(&squares, 1)[i];
+        exact_squares += (long double)f(&squares, 1)[i] * (long double)f(&squares, 1)[i];
+        exact_sum += 0.75L * (long double)f(&scaled, 1)[i];
+        magnitude += 0.75L * fabsl((long double)f(&scaled, 1)[i]);
     }
     check(same, "%-28s %-30s %s  exact, one by one", "casts", to.shape, FLOATX_NAME);
     case_compare(&zero, 0, &nothing, 1);
     case_compare(&to, 0, &wide, 1);
     case_compare(&from, 0, &narrow, 1);
-    double sum, bound = 4.0 * sqrt((double)N) * 0x1p-53 * (double)exact;
-    memcpy(&sum, f(&squares, 0), sizeof sum);
-    double error = (double)fabsl((long double)sum - exact);
-    check(error <= bound, "%-28s %-30s double  err %.1e <= %.1e", "sum_of_squares", squares.shape, error, bound);
+    sum_compare(&squares, exact_squares, exact_squares, N);
+    sum_compare(&scaled, exact_sum, magnitude, N);
     release();
 }
 

@@ -1,0 +1,266 @@
+// device.cuh: what every CUDA file stands on.
+//
+//   1. errors     a failed CUDA call ends the program with a sentence
+//   2. device     streams, scratch memory, copies between host and device
+//   3. elements   16 bytes of floatX at a time
+//   4. sums       over a warp and over a block, in a fixed order
+//
+// Sources that include it are compiled by nvcc, or by a C++ compiler with the emulator in dev/emulator. Types of storage
+// (floatX), conversions and random numbers are those of the CPU backend: float_of, floatX_of, random4 and so on are for
+// both sides.
+
+#ifndef LLMTRAIN_DEVICE_CUH
+#define LLMTRAIN_DEVICE_CUH
+
+#ifndef LLMTRAIN_CUDA
+#error "compile the CUDA sources with -DLLMTRAIN_CUDA"
+#endif
+
+#include "base.h"
+#include "kernels_cpu.h"
+
+#include <cuda_runtime.h>
+
+// ------------------------------------------------------------------------------------------------
+// 1. Errors
+//
+// Operations return nothing: after a kernel has failed, nothing on the device can be trusted, and the last checkpoint is
+// on the disk. What can fail on account of the world, taking memory, returns false like everything else.
+
+static inline void cuda_check(cudaError_t status, const char* what, const char* file, int line) {
+    if (status == cudaSuccess) return;
+    fprintf(stderr, "train: %s failed at %s:%d: %s; the device or its driver is in trouble, or this is a bug of llmtrain. "
+            "The last checkpoint is good: --resume continues from it\n", what, file, line, cudaGetErrorString(status));
+    exit(1);
+}
+
+#define CUDA_CHECK(call) cuda_check((call), #call, __FILE__, __LINE__)
+#define LAUNCH_CHECK() cuda_check(cudaGetLastError(), "a kernel's launch", __FILE__, __LINE__)
+
+// ------------------------------------------------------------------------------------------------
+// 2. Device
+//
+// All operations run on `compute`, in order; so one piece of scratch memory serves all of them: an operation may write
+// anything there, and finds nothing there of use. Batches come on `copy`, under the work of the batch before.
+
+struct Device {
+    cudaStream_t compute, copy;
+    void* scratch;
+    size_t scratch_bytes;
+    void* staging[2];           // pinned memory of the host, for batches in turn
+    cudaEvent_t copied[2];      // the batch of this turn has been copied
+    cudaEvent_t used[2];        // the operations that were given before the batch after it came are done with it
+    uint64_t batches;
+    struct Matmul* matmul;      // the state of matmul.cuh, made at its first use
+    void (*matmul_free)(struct Matmul* matmul);
+    bool tf32;                  // products of floats may round their operands to 10 bits of fraction
+    size_t processors;          // streaming multiprocessors: grids of a fixed size are multiples of it
+};
+
+// Sets *stream up on the current device. NULL after a failure.
+static inline bool device_open(Stream* stream, Error* error) {
+    int count = 0, device = 0, processors = 0;
+    *stream = NULL;
+    cudaError_t status = cudaGetDeviceCount(&count);
+    if (status != cudaSuccess || count == 0)
+        return fail(error, "there is no CUDA device: %s; build the CPU program with 'make train CUDA=off'",
+                    status == cudaSuccess ? "none found" : cudaGetErrorString(status));
+    struct Device* d = (struct Device*)allocate(sizeof *d);
+    if (d == NULL) return fail(error, "out of memory for the device's state");
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
+    CUDA_CHECK(cudaStreamCreateWithFlags(&d->compute, cudaStreamNonBlocking));
+    CUDA_CHECK(cudaStreamCreateWithFlags(&d->copy, cudaStreamNonBlocking));
+    for (int i = 0; i < 2; i++) {
+        CUDA_CHECK(cudaEventCreateWithFlags(&d->copied[i], cudaEventDisableTiming));
+        CUDA_CHECK(cudaEventCreateWithFlags(&d->used[i], cudaEventDisableTiming));
+    }
+    d->processors = (size_t)processors;
+    *stream = d;
+    return true;
+}
+
+static inline void device_close(Stream stream) {
+    if (stream == NULL) return;
+    CUDA_CHECK(cudaStreamSynchronize(stream->copy));
+    CUDA_CHECK(cudaStreamSynchronize(stream->compute));
+    if (stream->matmul) stream->matmul_free(stream->matmul);
+    for (int i = 0; i < 2; i++) {
+        CUDA_CHECK(cudaEventDestroy(stream->copied[i]));
+        CUDA_CHECK(cudaEventDestroy(stream->used[i]));
+        if (stream->staging[i]) CUDA_CHECK(cudaFreeHost(stream->staging[i]));
+    }
+    CUDA_CHECK(cudaStreamDestroy(stream->copy));
+    CUDA_CHECK(cudaStreamDestroy(stream->compute));
+    free(stream);
+}
+
+// Whether the host may touch device memory.
+static inline bool device_is_host(void) { return false; }
+
+// Gives the operations their scratch memory, at least scratch_bytes(...) of kernels.cuh, and makes ready for upload_batch
+// with so many bytes, tokens and targets together.
+static inline bool device_prepare(Stream stream, void* scratch, size_t bytes, size_t batch_bytes, Error* error) {
+    stream->scratch = scratch;
+    stream->scratch_bytes = bytes;
+    for (int i = 0; i < 2; i++)
+        if (cudaMallocHost(&stream->staging[i], batch_bytes) != cudaSuccess)
+            return fail(error, "cannot pin %zu bytes of the host's memory for batches: %s; make --batch smaller", batch_bytes,
+                        cudaGetErrorString(cudaGetLastError()));
+    return true;
+}
+
+// The scratch memory, of which the caller uses the first `bytes`.
+static inline void* device_scratch(Stream stream, size_t bytes) {
+    if (bytes <= stream->scratch_bytes) return stream->scratch;
+    fprintf(stderr, "train: an operation needs %zu bytes of scratch memory but was given %zu; this is a bug of llmtrain\n",
+            bytes, stream->scratch_bytes);
+    exit(1);
+}
+
+// Free memory of the device, in bytes.
+static inline size_t device_available(void) {
+    size_t available = 0, total = 0;
+    CUDA_CHECK(cudaMemGetInfo(&available, &total));
+    return available;
+}
+
+// Zeroed memory on the device; NULL if there is none.
+static inline void* device_allocate(size_t bytes, Stream stream) {
+    void* memory = NULL;
+    if (cudaMalloc(&memory, bytes) != cudaSuccess) {
+        cudaGetLastError();  // forget it: the caller says it
+        return NULL;
+    }
+    CUDA_CHECK(cudaMemsetAsync(memory, 0, bytes, stream->compute));
+    CUDA_CHECK(cudaStreamSynchronize(stream->compute));
+    return memory;
+}
+
+static inline void device_free(void* memory, size_t bytes) {
+    (void)bytes;
+    CUDA_CHECK(cudaFree(memory));
+}
+
+// Copies that are done when the function returns, after all work that the stream was given before.
+static inline void upload(void* device, const void* host, size_t bytes, Stream stream) {
+    CUDA_CHECK(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream->compute));
+    CUDA_CHECK(cudaStreamSynchronize(stream->compute));
+}
+
+static inline void download(void* host, const void* device, size_t bytes, Stream stream) {
+    CUDA_CHECK(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream->compute));
+    CUDA_CHECK(cudaStreamSynchronize(stream->compute));
+}
+
+// Copies a batch to one of two places on the device, in turn, and returns which: `bytes` of tokens, then as many of targets
+// unless those are NULL. It goes on a stream of its own, under the work of the batch before; operations given to `compute`
+// from now on wait for it. The host's memory may be filled anew at once.
+static inline int32_t* upload_batch(int32_t* const places[2], const int32_t* tokens, const int32_t* targets, size_t bytes,
+                                    Stream stream) {
+    int turn = (int)(stream->batches % 2);
+    char* staging = (char*)stream->staging[turn];
+    if (stream->batches > 0) CUDA_CHECK(cudaEventRecord(stream->used[!turn], stream->compute));
+    if (stream->batches > 1) {
+        CUDA_CHECK(cudaEventSynchronize(stream->copied[turn]));  // the staging memory is free
+        CUDA_CHECK(cudaStreamWaitEvent(stream->copy, stream->used[turn], 0));
+    }
+    memcpy(staging, tokens, bytes);
+    if (targets) memcpy(staging + bytes, targets, bytes);
+    CUDA_CHECK(cudaMemcpyAsync(places[turn], staging, targets ? 2 * bytes : bytes, cudaMemcpyHostToDevice, stream->copy));
+    CUDA_CHECK(cudaEventRecord(stream->copied[turn], stream->copy));
+    CUDA_CHECK(cudaStreamWaitEvent(stream->compute, stream->copied[turn], 0));
+    stream->batches++;
+    return places[turn];
+}
+
+static inline void fill_zero(void* memory, size_t bytes, Stream stream) {
+    CUDA_CHECK(cudaMemsetAsync(memory, 0, bytes, stream->compute));
+}
+
+// ------------------------------------------------------------------------------------------------
+// 3. Elements
+//
+// Memory is read and written fastest 16 bytes a thread: PACK elements. Where rows are not a multiple of that long, or do
+// not begin on 16 bytes, kernels take elements one by one: their template parameter is the number taken at a time.
+
+enum { PACK = 16 / sizeof(floatX), WARP = 32 };
+
+// W neighbouring elements, W = PACK or 1, as floats.
+template <int W>
+struct Lanes {
+    float x[W];
+};
+
+template <int W>
+static __device__ inline Lanes<W> lanes_load(const floatX* p) {
+    Lanes<W> lanes;
+    floatX elements[W];
+    if constexpr (W == PACK) {
+        uint4 bits = *(const uint4*)p;
+        memcpy(elements, &bits, 16);
+    } else {
+        elements[0] = p[0];
+    }
+    #pragma unroll
+    for (int i = 0; i < W; i++) lanes.x[i] = float_of(elements[i]);
+    return lanes;
+}
+
+template <int W>
+static __device__ inline void lanes_store(floatX* p, Lanes<W> lanes) {
+    floatX elements[W];
+    #pragma unroll
+    for (int i = 0; i < W; i++) elements[i] = floatX_of(lanes.x[i]);
+    if constexpr (W == PACK) {
+        uint4 bits;
+        memcpy(&bits, elements, 16);
+        *(uint4*)p = bits;
+    } else {
+        p[0] = elements[0];
+    }
+}
+
+// Whether rows of n elements that begin at these addresses can be taken PACK at a time. NULL counts as aligned.
+static inline bool packs_fit(size_t n, const void* a, const void* b, const void* c, const void* d) {
+    return n % PACK == 0 && (((uintptr_t)a | (uintptr_t)b | (uintptr_t)c | (uintptr_t)d) & 15) == 0;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 4. Sums
+
+static __device__ inline float warp_sum(float x) {
+    #pragma unroll
+    for (int distance = WARP / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
+    return x;
+}
+
+static __device__ inline float warp_max(float x) {
+    #pragma unroll
+    for (int distance = WARP / 2; distance > 0; distance /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, distance));
+    return x;
+}
+
+// The sum over the block, for every thread of it. blockDim.x is a multiple of 32, up to 1024; shared (32) may be used
+// again at once.
+static __device__ inline float block_sum(float x, float* shared) {
+    unsigned warps = blockDim.x / WARP, lane = threadIdx.x % WARP;
+    x = warp_sum(x);
+    if (lane == 0) shared[threadIdx.x / WARP] = x;
+    __syncthreads();
+    x = warp_sum(lane < warps ? shared[lane] : 0.0f);
+    __syncthreads();
+    return x;
+}
+
+static __device__ inline float block_max(float x, float* shared) {
+    unsigned warps = blockDim.x / WARP, lane = threadIdx.x % WARP;
+    x = warp_max(x);
+    if (lane == 0) shared[threadIdx.x / WARP] = x;
+    __syncthreads();
+    x = warp_max(lane < warps ? shared[lane] : -INFINITY);
+    __syncthreads();
+    return x;
+}
+
+#endif  // LLMTRAIN_DEVICE_CUH
