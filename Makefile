@@ -4,11 +4,13 @@
 # make test       every test, without a GPU and without a network
 # make sanitize   the same under the address and undefined-behaviour sanitizers
 # make bench      where the time of a training step goes
-# make train      builds ./train; PRECISION=FP32 (default), BF16 or FP16
+# make train      builds ./train: PRECISION=FP32 (default), BF16 or FP16; CUDA=auto (where there is a GPU), on, off;
+#                 ARCH=native (the GPU of this machine), or sm_80, sm_90a, ...
+# make emulated   the CUDA build of the trainer, run on the CPU: build/train-emulated-FP32 and so on
 # make shakespeare TEXT=file    2,000 steps on Tiny Shakespeare, against nanoGPT's published loss
 # make fuzz       the readers of files, fuzzed for FUZZ_SECONDS each (needs clang)
 #
-# Needed: make and a C compiler (gcc or clang). Used where present: OpenMP, clang, g++, python3.
+# Needed: make and a C compiler (gcc or clang). Used where present: OpenMP, clang, g++, nvcc, python3.
 
 CC ?= cc
 PRECISION ?= FP32
@@ -38,11 +40,24 @@ ifeq ($(filter $(PRECISION),$(PRECISIONS)),)
 $(error PRECISION is '$(PRECISION)'; give one of $(PRECISIONS))
 endif
 
-.PHONY: all train demo demo-long shakespeare test sanitize bench fuzz clean
+.PHONY: all train emulated demo demo-long shakespeare test sanitize bench fuzz clean
 all: train
 
+# The CUDA build where there is a GPU and nvcc.
+CUDA ?= auto
+ARCH ?= native
+NVCC ?= nvcc
+GPU_FOUND := $(shell [ $(CUDA) = auto ] && command -v $(NVCC) > /dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU && echo yes)
+ifeq ($(filter $(CUDA),auto on off),)
+$(error CUDA is '$(CUDA)'; give auto, on or off)
+endif
+ifeq ($(if $(filter on,$(CUDA)),yes,$(GPU_FOUND)),yes)
+train: $(B)/train-cuda-$(PRECISION)
+	@cp -f $< $@
+else
 train: $(B)/train-$(PRECISION)
 	@cp -f $< $@
+endif
 
 $(B):
 	@mkdir -p $@
@@ -56,6 +71,35 @@ $(B)/test_kernels-%: dev/test_kernels.c $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -DPRECISION_$* -I. $< -o $@ $(LIBS)
 $(B)/bench-%: dev/bench.c $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -DPRECISION_$* -I. $< -o $@ $(LIBS)
+
+# CUDA for a GPU.
+NVCCFLAGS := -std=c++17 -O3 -arch=$(ARCH) -DLLMTRAIN_CUDA -I. -Werror all-warnings -Xcompiler -Wall,-Wextra,-fopenmp
+CUDA_HEADERS := $(HEADERS) $(wildcard *.cuh)
+$(B)/train-cuda-%: train.cu $(CUDA_HEADERS) | $(B)
+	$(NVCC) $(NVCCFLAGS) -DPRECISION_$* $< -o $@ -lcublasLt
+$(B)/test_train-cuda-%: test_train.cu train.cu $(CUDA_HEADERS) | $(B)
+	$(NVCC) $(NVCCFLAGS) -DPRECISION_$* $< -o $@ -lcublasLt
+
+# CUDA on the CPU (dev/emulator/README.md): sources are translated to C++ under build/emulated, and compiled with the
+# emulator, against the headers of the CUDA toolkit or, where there is none, against stand-ins.
+CXX := $(if $(filter default,$(origin CXX)),g++,$(CXX))
+CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(realpath $(shell command -v $(NVCC) 2>/dev/null)))
+CUDA_INCLUDE := $(if $(wildcard $(CUDA_HOME)/include/cuda_runtime.h),-isystem $(CUDA_HOME)/include \
+    -isystem $(CUDA_HOME)/include/cccl,-isystem dev/emulator/standins)
+EMULATE := -std=c++17 -O2 -fopenmp -fno-strict-aliasing -ffp-contract=fast -Wall -Wextra -Wno-unknown-pragmas -pthread \
+    -DLLMTRAIN_CUDA -I$(B)/emulated -I. -Idev/emulator $(CUDA_INCLUDE)
+TRANSLATED := $(patsubst %,$(B)/emulated/%,llmtrain.h checkpoint.h train.cu test_train.cu $(wildcard *.cuh dev/*.cu dev/ladder.h))
+EMULATOR := $(wildcard dev/emulator/*.h)
+$(B)/translate: dev/emulator/translate.c base.h | $(B)
+	$(CC) $(CFLAGS) -I. $< -o $@
+$(B)/emulated/%: % $(B)/translate
+	@mkdir -p $(@D)
+	$(B)/translate $< > $@.new && mv $@.new $@
+$(B)/train-emulated-%: $(TRANSLATED) $(EMULATOR) $(HEADERS)
+	$(CXX) $(EMULATE) -DPRECISION_$* -x c++ $(B)/emulated/train.cu -o $@
+$(B)/test_train-emulated-%: $(TRANSLATED) $(EMULATOR) $(HEADERS)
+	$(CXX) $(EMULATE) -DPRECISION_$* -x c++ $(B)/emulated/test_train.cu -o $@
+emulated: $(PRECISIONS:%=$(B)/train-emulated-%)
 
 $(B)/gemm-amx: dev/gemm.c $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -DGEMM_EMULATE_AMX -I. $< -o $@ $(LIBS)

@@ -179,8 +179,10 @@ static inline void manifest_tail(char tail[64], const char* text, size_t bytes) 
 
 static inline bool manifest_save(const char* path, const Model* model, const RunRecord* run, const SafetensorsHeader* header,
                                  Error* error) {
-    char optimizer[16], tail[64];
+    char optimizer[16], tail[64], products[320];
+    double peak;
     choice_name(OPTIMIZER_NAMES, (int)run->optimizer, optimizer, sizeof optimizer);
+    device_describe(products, sizeof products, &peak, model->stream);
     JsonWriter w;
     memset(&w, 0, sizeof w);
     w.line_depth = 2;
@@ -189,7 +191,7 @@ static inline bool manifest_save(const char* path, const Model* model, const Run
     json_member_string(&w, "llmtrain", LLMTRAIN_VERSION);
     json_member_string(&w, "compiler", __VERSION__);
     json_member_string(&w, "precision", FLOATX_NAME);
-    json_member_string(&w, "gemm", gemm_backend());
+    json_member_string(&w, "gemm", products);
     json_member_u64(&w, "world", 1);
     json_member_u64(&w, "zero", 0);
     json_member_string(&w, "optimizer", optimizer);

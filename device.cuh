@@ -57,8 +57,74 @@ struct Device {
     size_t processors;          // streaming multiprocessors: grids of a fixed size are multiples of it
 };
 
+// Peak rates of dense products, in TFLOP/s, from NVIDIA's data sheets and architecture white papers: of 16-bit types with
+// float sums, and of floats without tensor cores; of TF32 it is half of the former. A name that ends in * stands for all
+// that begin so; a device that is not here (a laptop's, say, has other clocks) has no peak, and mfu is n/a.
+typedef struct {
+    const char* name;
+    double bf16, fp32;
+} DevicePeak;
+
+static const DevicePeak DEVICE_PEAKS[] = {
+    {"A100*", 312, 19.5},
+    {"H100 PCIe", 756, 51.2},
+    {"H100 NVL", 835.5, 60},
+    {"H100*", 989.4, 66.9},
+    {"H200 NVL", 835.5, 60},
+    {"H200*", 989.4, 66.9},
+    {"B200*", 2250, 75},
+    {"L4", 121, 30.3},
+    {"L40S", 362, 91.6},
+    {"GeForce RTX 3060", 25.5, 12.7},
+    {"GeForce RTX 3060 Ti", 32.4, 16.2},
+    {"GeForce RTX 3070", 40.6, 20.3},
+    {"GeForce RTX 3070 Ti", 43.5, 21.7},
+    {"GeForce RTX 3080", 59.5, 29.8},
+    {"GeForce RTX 3080 Ti", 68.2, 34.1},
+    {"GeForce RTX 3090", 71.2, 35.6},
+    {"GeForce RTX 3090 Ti", 80, 40},
+    {"GeForce RTX 4060", 30.2, 15.1},
+    {"GeForce RTX 4060 Ti", 44.1, 22.1},
+    {"GeForce RTX 4070", 58.3, 29.1},
+    {"GeForce RTX 4070 SUPER", 70.9, 35.5},
+    {"GeForce RTX 4070 Ti", 80.2, 40.1},
+    {"GeForce RTX 4070 Ti SUPER", 88.2, 44.1},
+    {"GeForce RTX 4080", 97.5, 48.7},
+    {"GeForce RTX 4080 SUPER", 104.4, 52.2},
+    {"GeForce RTX 4090", 165.2, 82.6},
+    {"GeForce RTX 5060", 38.4, 19.2},
+    {"GeForce RTX 5060 Ti", 47.4, 23.7},
+    {"GeForce RTX 5070", 61.7, 30.9},
+    {"GeForce RTX 5070 Ti", 87.9, 43.9},
+    {"GeForce RTX 5080", 112.6, 56.3},
+    {"GeForce RTX 5090", 209.5, 104.8},
+};
+
+// The peak in TFLOP/s of a device by its name, for products as this build makes them; 0 if it is not known.
+static inline double device_peak(const char* name, bool tf32) {
+    if (strncmp(name, "NVIDIA ", 7) == 0) name += 7;
+    for (size_t i = 0; i < sizeof DEVICE_PEAKS / sizeof DEVICE_PEAKS[0]; i++) {
+        const DevicePeak* peak = &DEVICE_PEAKS[i];
+        size_t length = strlen(peak->name);
+        bool prefix = peak->name[length - 1] == '*';
+        if (prefix ? strncmp(name, peak->name, length - 1) != 0 : strcmp(name, peak->name) != 0) continue;
+        return !FLOATX_IS_FLOAT ? peak->bf16 : tf32 ? peak->bf16 / 2 : peak->fp32;
+    }
+    return 0;
+}
+
+// The device and what its products are made by, as text, and its peak in TFLOP/s, 0 if unknown.
+static inline void device_describe(char* text, size_t bytes, double* peak_tflops, Stream stream) {
+    struct cudaDeviceProp properties;
+    int device = 0;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
+    *peak_tflops = device_peak(properties.name, stream->tf32);
+    snprintf(text, bytes, "cuBLASLt%s on %s", FLOATX_IS_FLOAT && stream->tf32 ? " in tf32" : "", properties.name);
+}
+
 // Sets *stream up on the current device. NULL after a failure.
-static inline bool device_open(Stream* stream, Error* error) {
+static inline bool device_open(Stream* stream, bool tf32, Error* error) {
     int count = 0, device = 0, processors = 0;
     *stream = NULL;
     cudaError_t status = cudaGetDeviceCount(&count);
@@ -76,6 +142,7 @@ static inline bool device_open(Stream* stream, Error* error) {
         CUDA_CHECK(cudaEventCreateWithFlags(&d->used[i], cudaEventDisableTiming));
     }
     d->processors = (size_t)processors;
+    d->tf32 = tf32;
     *stream = d;
     return true;
 }

@@ -904,8 +904,9 @@ static inline void optimizer_update(floatX* params, float* masters, float* m, fl
 // Memory and copies as the runtime asks for them. Here the device is the machine itself, and a copy is a copy; device.cuh
 // has the same functions for a GPU.
 
-static inline bool device_open(Stream* stream, Error* error) {
-    (void)error;
+// tf32: products of floats may round their operands to 10 bits of fraction, which a CPU does not do.
+static inline bool device_open(Stream* stream, bool tf32, Error* error) {
+    (void)tf32; (void)error;
     *stream = NULL;
     return true;
 }
@@ -914,6 +915,13 @@ static inline void device_close(Stream stream) { (void)stream; }
 
 // Whether the host may touch device memory.
 static inline bool device_is_host(void) { return true; }
+
+// What products are made by, as text, and the device's peak in TFLOP/s, 0 if unknown.
+static inline void device_describe(char* text, size_t bytes, double* peak_tflops, Stream stream) {
+    (void)stream;
+    *peak_tflops = 0;
+    snprintf(text, bytes, "%s", gemm_backend());
+}
 
 // Bytes of scratch memory that the operations need, for N rows, C channels, width Q of queries, keys and values together,
 // width F of the feed-forward's first product, Vp logits a row, and so many parameters.

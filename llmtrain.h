@@ -336,6 +336,7 @@ typedef struct {
     OptimizerKind optimizer;
     bool masters;             // keep a float copy of 16-bit parameters, which the optimizer updates
     bool sampling;            // a KV cache is wanted
+    bool tf32;                // a GPU's products of floats may round their operands
 } ModelOptions;
 
 // What the backward needs of the forward, for one block; N = B*T rows.
@@ -531,7 +532,7 @@ static inline bool model_allocate(Model* model, Error* error) {
     const Config* c = &model->config;
     const ModelOptions* o = &model->options;
     size_t D = config_head_size(c), batch_bytes = 2 * o->B * o->T * sizeof(int32_t);
-    if (!device_open(&model->stream, error) || !plan_allocate(&model->memory, model->stream, error)) return false;
+    if (!device_open(&model->stream, o->tf32, error) || !plan_allocate(&model->memory, model->stream, error)) return false;
     model_layout(model);
     if (!device_prepare(model->stream, model->scratch, model_scratch_bytes(model), batch_bytes, error)) return false;
     if (o->sampling) model->cache.logits = (floatX*)allocate(config_padded_vocab(c) * sizeof(floatX));

@@ -28,7 +28,7 @@ typedef struct {
     uint64_t warmup, decay_every;
     double clip, spike_sigma, spike_skip, loss_scale;
     uint64_t spike_warmup, scale_growth;
-    bool masters;
+    bool masters, tf32;
     uint64_t val_every, val_windows, val_overlap, sample_every, log_every, ckpt_every, tokens;
     double temperature, top_p, peak_tflops;
     uint64_t top_k;
@@ -113,6 +113,7 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
         REAL("epsilon", epsilon, 1e-15, 1, "adamw"),
         REAL("weight-decay", weight_decay, 0, 10, "decoupled, on matrices only"),
         SWITCH("masters", masters, "16-bit builds: float copies of the weights; off: stochastic rounding"),
+        SWITCH("tf32", tf32, "fp32 builds on a GPU: products may round their operands to 10 bits of fraction"),
         HEADING("Schedule"),
         CHOICE("schedule", schedule, SCHEDULE_NAMES, ""),
         COUNT("warmup", warmup, 0, 1e12, "steps in which the rate rises to --lr"),
@@ -134,7 +135,7 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
         COUNT("val-overlap", val_overlap, 0, 1e7, "tokens that a sequence shares with the one before, as context alone"),
         COUNT("sample-every", sample_every, 0, 1e12, "steps between two samples; 0: none"),
         COUNT("ckpt-every", ckpt_every, 0, 1e12, "steps between two checkpoints; 0: at the end only"),
-        REAL("peak-tflops", peak_tflops, 0, 1e6, "peak of this machine, against which mfu is given; 0: n/a"),
+        REAL("peak-tflops", peak_tflops, 0, 1e6, "peak of this machine, against which mfu is given; 0: as known of the GPU, or n/a"),
         HEADING("Sampling"),
         TEXT("prompt", prompt, "TEXT", "what to continue; default: a line break"),
         COUNT("tokens", tokens, 1, 1e9, "tokens to write"),
@@ -163,6 +164,7 @@ typedef struct {
     int32_t* text;                // (text_size): prompt and what follows
     size_t text_size;
     Candidate* candidates;        // (V)
+    double peak_tflops;           // against which mfu is given; 0: unknown
     bool wrong_flags;             // the failure is of the flags, not of the world: exit with 2
 } Run;
 
@@ -213,6 +215,7 @@ static ModelOptions run_model_options(const Options* o, size_t T, bool training)
     m.optimizer = (OptimizerKind)o->optimizer;
     m.masters = o->masters;
     m.sampling = !training || o->sample_every > 0;
+    m.tf32 = o->tf32;
     return m;
 }
 
@@ -231,6 +234,7 @@ static void run_print_plan(const Run* run) {
     printf("  %-34s %12.2f\n", "beside it: matrix products", 1e-6 * (double)gemm_workspace_bytes((int)threads_count()));
 }
 
+// What is about to be trained. The device is described once it is open.
 static void run_print(const Run* run) {
     const Config* c = &run->model.config;
     char family[16];
@@ -238,7 +242,18 @@ static void run_print(const Run* run) {
     printf("%s: %zu layers, %zu heads, %zu key/value heads, %zu channels, ffn %zu, context %zu, vocabulary %zu, %s: %zu parameters\n",
            family, c->layers, c->heads, c->kv_heads, c->channels, c->ffn, c->context, c->vocab,
            c->tied ? "tied head" : "untied head", run->model.parameters.true_size);
-    printf("precision %s, matrix products by %s\n", FLOATX_NAME, gemm_backend());
+    fflush(stdout);
+}
+
+// Names the device, and the peak against which mfu is given: what --peak-tflops says, or what is known of the device.
+static void run_print_device(Run* run) {
+    char text[320];
+    device_describe(text, sizeof text, &run->peak_tflops, run->model.stream);
+    const char* known = run->options.peak_tflops > 0 ? " (--peak-tflops)" : "";
+    if (run->options.peak_tflops > 0) run->peak_tflops = run->options.peak_tflops;
+    printf("precision %s, matrix products by %s", FLOATX_NAME, text);
+    if (run->peak_tflops > 0) printf(", mfu against %g TFLOP/s%s", run->peak_tflops, known);
+    printf("\n");
     fflush(stdout);
 }
 
@@ -396,6 +411,7 @@ static bool run_begin(Run* run, Flag* flags, size_t flag_count, Error* error) {
     r->flag_count = flag_count;
     r->state = run_state_begin(FLOATX_GEMM == GEMM_F16, o->loss_scale);
     if (!model_allocate(&run->model, error) || !run_allocate(run, error)) return false;
+    run_print_device(run);
     run->model.dropout.p = (float)o->dropout;
     run->model.dropout.seed = o->seed;
 
@@ -518,7 +534,7 @@ static bool run_train(Run* run, Error* error) {
             r.lr = lr;
             r.ms = ms;
             r.tokens_per_second = 1e3 * (double)(accumulation * B * T) / ms;
-            r.mfu = o->peak_tflops > 0 ? r.tokens_per_second * model_flops_per_token(model, T) / (1e12 * o->peak_tflops) : NAN;
+            r.mfu = run->peak_tflops > 0 ? r.tokens_per_second * model_flops_per_token(model, T) / (1e12 * run->peak_tflops) : NAN;
             r.minutes_left = (now_ms() - began) / 6e4 / (double)(state->step - first_step) * (double)(o->steps - state->step);
             record_print(stdout, &r);
             if (o->out && !log_write(&run->log, &r, error)) return false;

@@ -273,7 +273,7 @@ static bool bench_open(Bench* b, const char* name, size_t B, size_t T, Error* er
     o.T = T;
     o.training = o.masters = true;
     o.optimizer = OPTIMIZER_ADAMW;
-    o.sampling = false;
+    o.sampling = o.tf32 = false;
     if (!bench_config(&config, name, error) || !model_create(&b->model, &config, o, error)) return false;
     if (!model_randomize(&b->model, 1337, error)) return false;
     b->state = run_state_begin(FLOATX_GEMM == GEMM_F16, 1024);

@@ -1038,20 +1038,33 @@ static bool nearest_agrees(float in) {
 }
 
 // All draws are neighbours of x, and their mean is x within 4 sigma.
+// Independent: the correlation of an element's rounding with that of the one to four places before it has deviation
+// 1 / sqrt(n) when there is none.
 static void test_stochastic(float in) {
+    enum { LAGS = 4 };
     const uint64_t n = 1000000;
-    double sum = 0.0, magnitude = fabs((double)in);
+    double sum = 0.0, magnitude = fabs((double)in), together[LAGS] = {0};
     int low = table_below(magnitude);
     bool neighbours = true;
+    double unit = table[low + 1] - table[low], fraction = (magnitude - table[low]) / unit, before[LAGS] = {0};
     for (uint64_t i = 0; i < n; i++) {
         double drawn = (double)float_of(floatX_of_stochastic(in, random_bits(31, RANDOM_TEST, bits_from_float(in), i)));
         bool up = fabs(drawn) == table[low + 1] && magnitude > table[low];
         neighbours = neighbours && (up || fabs(drawn) == table[low]);
         neighbours = neighbours && (drawn == 0.0 || (drawn < 0.0) == (in < 0.0f));
         sum += drawn - (double)in;
+        double deviation = (up ? 1.0 : 0.0) - fraction;
+        for (int lag = LAGS - 1; lag >= 0; lag--) {
+            together[lag] += deviation * before[lag];
+            before[lag] = lag > 0 ? before[lag - 1] : deviation;
+        }
     }
-    double unit = table[low + 1] - table[low], fraction = (magnitude - table[low]) / unit;
-    double bound = 4.0 * unit * sqrt(fraction * (1.0 - fraction) / (double)n), error = fabs(sum / (double)n);
+    double variance = fraction * (1.0 - fraction), correlation = 0.0;
+    double bound = 4.0 * unit * sqrt(variance / (double)n), error = fabs(sum / (double)n);
+    for (int lag = 0; lag < LAGS && variance > 0.0; lag++)
+        correlation = fmax(correlation, fabs(together[lag]) / variance / sqrt((double)n));
+    check(correlation <= 4.0, "%-28s x = %-26.9g %s  neighbours' roundings correlate by %.1f deviations <= 4",
+          "floatX_of_stochastic", (double)in, FLOATX_NAME, correlation);
     check(neighbours && error <= bound, "%-28s x = %-26.9g %s  bias %.1e <= %.1e, draws are %s", "floatX_of_stochastic",
           (double)in, FLOATX_NAME, error, bound, neighbours ? "neighbours" : "NOT NEIGHBOURS");
 }
