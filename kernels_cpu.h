@@ -41,7 +41,20 @@ typedef void* Stream;
 // ------------------------------------------------------------------------------------------------
 // 1. Storage types
 //
-// Compile with -DPRECISION_BF16 or -DPRECISION_FP16 to store in 16 bits.
+// Compile with -DPRECISION_BF16 or -DPRECISION_FP16 to store in 16 bits. On both backends:
+//
+//     what                                        stored in    computed in
+//     parameters                                  floatX       -
+//     masters, moments                            float        float: updated, then rounded to the parameters
+//     activations, gradients of activations       floatX       float, rounded once when stored
+//     matrix products                             floatX       products of floatX, sums in float (TF32: see --tf32)
+//     norms: mean, rstd                           float        float
+//     attention: scores, softmax                  nowhere      float (GPU, 16 bits: probabilities rounded for the product)
+//     attention: log of the sums                  float        float
+//     logits, their gradients                     floatX       softmax and loss in float
+//     gradients of parameters                     float        float: added up over micro-batches
+//     sum of losses, norm of the gradients        double       double
+//     random numbers, tokens                      -            integers
 
 #if defined(PRECISION_BF16)
 typedef struct { uint16_t bits; } floatX;
@@ -101,6 +114,18 @@ typedef struct {
     float grad_scale;             // gradients are multiplied by it: clipping, and undoing the loss scale
     uint64_t seed, step;          // step counts from 1; both choose the random bits of stochastic rounding
 } OptimizerStep;
+
+// What rope_forward and rope_backward read, made on the host for both backends:
+// table (T, D/2, 2): cosine and sine of position * theta^(-2i/D), for positions 0 to T - 1.
+static inline void rope_table(float* table, float theta, size_t T, size_t D) {
+    for (size_t t = 0; t < T; t++) {
+        for (size_t i = 0; i < D / 2; i++) {
+            double angle = (double)t * pow((double)theta, -2.0 * (double)i / (double)D);
+            table[(t * (D / 2) + i) * 2] = (float)cos(angle);
+            table[(t * (D / 2) + i) * 2 + 1] = (float)sin(angle);
+        }
+    }
+}
 
 #ifdef LLMTRAIN_CUDA
 namespace cpu {
@@ -339,17 +364,6 @@ static inline void matmul_backward_weight(float* dweight, float* dbias, const fl
 //
 // "RoFormer: Enhanced Transformer with Rotary Position Embedding". The pair (x[i], x[i + D/2]) of every query and key
 // head turns by the angle position * theta^(-2i/D); the pairing is that of the published Llama weights.
-
-// table (T, D/2, 2): cosine and sine of each angle, for positions 0 to T - 1.
-static inline void rope_table(float* table, float theta, size_t T, size_t D) {
-    for (size_t t = 0; t < T; t++) {
-        for (size_t i = 0; i < D / 2; i++) {
-            double angle = (double)t * pow((double)theta, -2.0 * (double)i / (double)D);
-            table[(t * (D / 2) + i) * 2] = (float)cos(angle);
-            table[(t * (D / 2) + i) * 2 + 1] = (float)sin(angle);
-        }
-    }
-}
 
 // Turns the query and key heads of qkv (B, T, (H + 2K) D) in place; direction 1 forward, -1 back.
 static inline void rope_turn(floatX* qkv, const float* table, float direction, size_t first_position,
