@@ -285,9 +285,10 @@ typedef struct {
     unsigned char* base;  // NULL while only planning
 } MemoryPlan;
 
-// The next `bytes` of the block, on a cache line of their own; pieces of one name share a line of the plan.
+// The next `bytes` of the block, on a multiple of 256 bytes, which is what cuBLASLt asks of its workspace; pieces of one
+// name share a line of the plan.
 static inline void* plan_take(MemoryPlan* plan, const char* name, size_t bytes) {
-    size_t i = 0, place = plan->total, taken = round_up(bytes, 64);
+    size_t i = 0, place = plan->total, taken = round_up(bytes, 256);
     while (i < plan->count && strcmp(plan->lines[i].name, name) != 0) i++;
     if (i == plan->count) plan->lines[plan->count++].name = name;
     plan->lines[i].bytes = taken < PLAN_MAX - plan->lines[i].bytes ? plan->lines[i].bytes + taken : PLAN_MAX;
