@@ -1,0 +1,92 @@
+# test_backends.sh BUILD: the trainer's CUDA build, run on the CPU by the emulator, against the CPU build.
+#
+# A tiny model of each family, ten steps with accumulation, in each type of storage:
+#   - the losses of every step are the CPU's within the rounding of the storage type (float: 1e-5)
+#   - the same bits in every thread order, with asynchronous copies late or early, and with streams that run as late as
+#     their events allow
+#   - 5 steps + resume + 5 steps end with the bits of 10 steps
+#   - a checkpoint of either build continues in the other, with the losses that it would have had
+#   - FP16: a loss scale that overflows skips steps as on the CPU
+set -u
+build=$1
+out=$build/backends
+passed=0
+failed=0
+rm -rf "$out"
+mkdir -p "$out"
+OMP_WAIT_POLICY=passive
+export OMP_WAIT_POLICY
+
+verdict() {  # verdict STATUS WHAT
+    if [ "$1" -eq 0 ]; then passed=$((passed + 1)); echo "ok     $2"; else failed=$((failed + 1)); echo "FAILED $2"; fi
+}
+
+# run PROGRAM DIRECTORY STEPS FLAG...: a run of the family and type in $family, $type.
+run() {
+    program=$build/$1-$type
+    directory=$out/$2
+    steps=$3
+    shift 3
+    case $family in gpt2) heads=2 kv=2 ;; *) heads=4 kv=2 ;; esac
+    "$program" --data "$out/text_train_*.bin" --out "$directory" --steps "$steps" --family $family --layers 2 --heads $heads \
+        --kv-heads $kv --channels 32 --ffn 64 --seq 24 --batch 2 --total-batch 96 --lr 2e-3 --lr-final 1 --warmup 3 --schedule constant "$@" \
+        > "$directory.log" 2>&1 || { cat "$directory.log"; return 1; }
+}
+
+# losses_agree A B BOUND: the largest relative difference of the losses of two runs, and whether it is within the bound.
+losses_agree() {
+    for side in "$1" "$2"; do sed 's/.*"loss": \([^,]*\),.*/\1/' "$out/$side/metrics.jsonl" > "$out/$side.losses"; done
+    paste "$out/$1.losses" "$out/$2.losses" | awk -v bound="$3" '
+        { n++; e = $1 / $2 - 1; if (e < 0) e = -e; if (!(e <= worst)) worst = e }
+        END { printf "%.1e <= %.1e", worst, bound; exit !(n == 10 && worst <= bound) }'
+}
+
+same_tensors() { cmp -s "$out/$1/step_00000010/rank_00000.safetensors" "$out/$2/step_00000010/rank_00000.safetensors"; }
+
+"$build/corpus" --out "$out/text" --bytes 20000 --val-bytes 1000 > "$out/corpus.log" &&
+    "$build/tokenize" --bytes "$out/text_train.txt" --out "$out/text" --val 0 > "$out/corpus.log" || exit 1
+
+for type in FP32 BF16 FP16; do
+    case $type in FP32) bound=1e-5 ;; BF16) bound=3.9e-3 ;; FP16) bound=4.9e-4 ;; esac
+    for family in gpt2 llama; do
+        name=$type-$family
+        run train "cpu-$name" 10 && run train-emulated "gpu-$name" 10
+        verdict $? "$name: ten steps in both builds"
+        error=$(losses_agree "cpu-$name" "gpu-$name" $bound)
+        verdict $? "$name: losses against the CPU's, relative, $error"
+
+        run train-emulated "resumed-$name" 5 && run train-emulated "resumed-$name" 10 --resume && same_tensors "resumed-$name" "gpu-$name"
+        verdict $? "$name: 5 steps + resume + 5 steps have the bits of 10"
+        run train "to-gpu-$name" 5 && run train-emulated "to-gpu-$name" 10 --resume
+        error=$(losses_agree "cpu-$name" "to-gpu-$name" $bound)
+        verdict $? "$name: a checkpoint of the CPU build goes on in the CUDA build, $error"
+        run train-emulated "to-cpu-$name" 5 && run train "to-cpu-$name" 10 --resume
+        error=$(losses_agree "cpu-$name" "to-cpu-$name" $bound)
+        verdict $? "$name: a checkpoint of the CUDA build goes on in the CPU build, $error"
+    done
+done
+
+type=BF16
+for family in gpt2 llama; do
+    for mode in "ORDER=reverse" "ORDER=random EMULATE_SEED=1" "ORDER=random EMULATE_SEED=2" "COPIES=early" "STREAMS=delayed" \
+        "STREAMS=delayed EMULATE_ORDER=random"; do
+        rm -rf "$out/mode"
+        (eval "export EMULATE_$mode" && run train-emulated mode 10) && same_tensors mode "gpu-BF16-$family"
+        verdict $? "BF16-$family: the same bits with EMULATE_$mode"
+    done
+    rm -rf "$out/mode"
+    run train-emulated mode 10 --masters off --dropout 0.1 && run train mode-cpu 10 --masters off --dropout 0.1
+    error=$(losses_agree mode-cpu mode 3.9e-3)
+    verdict $? "BF16-$family: stochastic rounding and dropout, against the CPU's, $error"
+    rm -rf "$out/mode" "$out/mode-cpu"
+done
+
+type=FP16
+family=gpt2
+run train-emulated overflow-gpu 10 --loss-scale 16777216 --scale-growth 3 && run train overflow-cpu 10 --loss-scale 16777216 --scale-growth 3
+for side in cpu gpu; do sed 's/.*"skipped": \([0-9]*\).*/\1/' "$out/overflow-$side/metrics.jsonl" > "$out/skipped-$side"; done
+grep -q '^[1-9]' "$out/skipped-gpu" && cmp -s "$out/skipped-cpu" "$out/skipped-gpu"
+verdict $? "FP16: a loss scale that overflows skips the same steps in both builds, $(tail -n 1 "$out/skipped-gpu") of 10"
+
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]
