@@ -495,8 +495,8 @@ static inline void model_layout(Model* model) {
 }
 
 static inline void model_free(Model* model) {
+    device_close(model->stream);  // waits for what the device has still to do
     if (model->memory.base) device_free(model->memory.base, plan_block_bytes(&model->memory));
-    device_close(model->stream);
     free(model->cache.logits);
     free(model->activations.blocks);
     parameters_free(&model->parameters);
