@@ -1,0 +1,124 @@
+// dev/classifier.cu: the ladder of the classifier: softmax, cross-entropy and the gradient of the logits, in place.
+//
+//     losses (N) = log(sum over v of exp(x_v)) - x_target,    x (N, Vp) becomes dloss (softmax(x) - onehot(target))
+//
+// The least that memory must move is 2 elements per logit, one read and one written. A row of GPT-2's is 100 KB in 16
+// bits: too long for a thread's registers, short enough for the L2 cache to keep the rows in work.
+//
+//     rung        idea                                                          expected
+//     thread      a thread owns a row and walks it three times: for the         an access of a warp goes to 32 rows:
+//                 maximum, the sum and the gradient                             a few per cent of the peak
+//     block       a block owns a row, still in three walks                      neighbours read neighbours: x 10;
+//                                                                               later walks hit the L2 cache
+//     online      maximum and sum in one walk ("Online normalizer calculation   2 walks, not 3: at most x 1.5
+//                 for softmax"); the second walk begins where the first ends
+//     shipped     the same with 16 bytes a load                                 fewer instructions: x 1.5 in 16 bits
+//
+//     FLAGS="-O3 -arch=native -I. -DLLMTRAIN_CUDA -DPRECISION_BF16 -Xcompiler=-fopenmp"
+//     nvcc $FLAGS dev/classifier.cu -o build/classifier
+//     build/classifier --rows 1024 --vocab 50257
+
+#include "kernels.cuh"
+#include "dev/ladder.h"
+
+typedef struct {
+    size_t N, V, Vp;
+    floatX* logits;    // (N, Vp)
+    float* losses;     // (N)
+    int32_t* targets;  // (N)
+    float dloss;
+} Classifier;
+
+static __global__ void classifier_thread(floatX* logits, float* losses, const int32_t* targets, float dloss, size_t N,
+                                         size_t V, size_t Vp) {
+    size_t row = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (row >= N) return;
+    floatX* x = logits + row * Vp;
+    float maximum = -FLT_MAX, sum = 0.0f;
+    int target = targets[row];
+    if (target >= 0) {
+        for (size_t v = 0; v < V; v++) maximum = fmaxf(maximum, float_of(x[v]));
+        for (size_t v = 0; v < V; v++) sum += expf(float_of(x[v]) - maximum);
+    }
+    losses[row] = target < 0 ? 0.0f : logf(sum) + (maximum - float_of(x[target]));
+    for (size_t v = 0; v < Vp; v++) {
+        float probability = target < 0 || v >= V ? 0.0f : expf(float_of(x[v]) - maximum) / sum;
+        x[v] = floatX_of(dloss * (probability - (v == (size_t)target ? 1.0f : 0.0f)));
+    }
+}
+
+static __global__ void classifier_block(floatX* logits, float* losses, const int32_t* targets, float dloss, size_t V,
+                                        size_t Vp) {
+    __shared__ float shared[WARP];
+    size_t row = blockIdx.x;
+    floatX* x = logits + row * Vp;
+    float maximum = -FLT_MAX, sum = 0.0f;
+    int target = targets[row];
+    float target_logit = target < 0 ? 0.0f : float_of(x[target]);
+    for (size_t v = threadIdx.x; v < V; v += blockDim.x) maximum = fmaxf(maximum, float_of(x[v]));
+    maximum = block_max(maximum, shared);
+    for (size_t v = threadIdx.x; v < V; v += blockDim.x) sum += expf(float_of(x[v]) - maximum);
+    sum = block_sum(sum, shared);
+    if (threadIdx.x == 0) losses[row] = target < 0 ? 0.0f : logf(sum) + (maximum - target_logit);
+    for (size_t v = threadIdx.x; v < Vp; v += blockDim.x) {
+        float probability = target < 0 || v >= V ? 0.0f : expf(float_of(x[v]) - maximum) / sum;
+        x[v] = floatX_of(dloss * (probability - (v == (size_t)target ? 1.0f : 0.0f)));
+    }
+}
+
+static void run_thread(void* problem, Stream stream) {
+    Classifier* c = (Classifier*)problem;
+    unsigned blocks = (unsigned)((c->N + WARP - 1) / WARP);
+    classifier_thread<<<blocks, WARP, 0, stream->compute>>>(
+        c->logits, c->losses, c->targets, c->dloss, c->N, c->V, c->Vp);
+    LAUNCH_CHECK();
+}
+
+static void run_block(void* problem, Stream stream) {
+    Classifier* c = (Classifier*)problem;
+    unsigned blocks = (unsigned)c->N, threads = 512;
+    classifier_block<<<blocks, threads, 0, stream->compute>>>(c->logits, c->losses, c->targets, c->dloss, c->V, c->Vp);
+    LAUNCH_CHECK();
+}
+
+static void run_online(void* problem, Stream stream) {
+    Classifier* c = (Classifier*)problem;
+    unsigned threads = row_threads(c->Vp, 1, CLASSIFIER_THREADS);
+    classifier_kernel<1><<<row_blocks(c->N), threads, 0, stream->compute>>>(
+        c->logits, c->losses, c->targets, c->dloss, c->N, (int)c->V, (int)c->Vp);
+    LAUNCH_CHECK();
+}
+
+static void run_shipped(void* problem, Stream stream) {
+    Classifier* c = (Classifier*)problem;
+    classifier(c->logits, c->losses, c->targets, c->dloss, c->N, c->V, c->Vp, stream);
+}
+
+int main(int argc, char** argv) {
+    uint64_t N = ladder_size(1024, 9), V = ladder_size(50257, 257);
+    Flag flags[] = {
+        {"rows", FLAG_COUNT, &N, "N", 1, 1e6, "rows of logits", false},
+        {"vocab", FLAG_COUNT, &V, "V", 1, 1e6, "vocabulary, padded to a multiple of 128 as in training", false},
+    };
+    Ladder l;
+    if (!ladder_open(&l, argc, argv, "classifier: losses (N), and logits (N, Vp) become their gradient", flags, 2))
+        return l.status;
+    Classifier c;
+    c.N = N, c.V = V, c.Vp = round_up(V, 128);
+    c.dloss = (float)V;  // gradients are about as large as logits: a bound for the one is good for the other
+    double length = (double)V;
+    c.logits = ladder_added<floatX>(&l, "logits", c.N * c.Vp, 1.0, ladder_bound(length, 1, 0));
+    c.losses = ladder_output<float>(&l, "losses", N, ladder_bound(length, log(length), 0));
+    c.targets = ladder_input<int32_t>(&l, "targets", N, length);
+    int32_t* targets = ladder_twin(&l, c.targets);
+    for (size_t row = 3; row < N; row += 16) targets[row] = -1;  // no target: neither loss nor gradient
+    ladder_update(&l, c.targets);
+    floatX* logits = ladder_twin(&l, c.logits);
+    if (l.check) cpu::classifier(logits, ladder_twin(&l, c.losses), targets, c.dloss, c.N, c.V, c.Vp, NULL);
+    ladder_work(&l, LADDER_BYTES, 2.0 * (double)(c.N * c.Vp) * sizeof(floatX));
+    ladder_rung(&l, "thread", run_thread, &c);
+    ladder_rung(&l, "block", run_block, &c);
+    ladder_rung(&l, "online", run_online, &c);
+    ladder_rung(&l, "shipped", run_shipped, &c);
+    return ladder_close(&l);
+}

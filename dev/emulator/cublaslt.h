@@ -1,0 +1,586 @@
+// cublaslt.h: the part of cuBLASLt that matmul.cuh uses, on the CPU.
+//
+//   1. objects    descriptors and their attributes
+//   2. rules      what the library refuses
+//   3. algorithms what cublasLtMatmulAlgoGetHeuristic proposes
+//   4. product    cublasLtMatmul
+//
+// What a program hands over is checked as the library checks it, and a little harder: an algorithm holds for exactly
+// the problem that it was proposed for, pointers must be aligned as they were promised to be, and the workspace is
+// overwritten with NaN, as a library that uses it may do. A call that the library would answer with an error status
+// gets that status. What this file does not know (attributes, orders, types, batches) ends the program with its name:
+// nothing is skipped. The product itself waits in the stream like a kernel.
+//
+// Not seen here: which shapes the real library has kernels for. A program must be ready for none, so this one has none
+// for 16-bit matrices whose rows are not whole 16 bytes, and none for the epilogues named in cublaslt_missing.
+
+#ifndef EMULATOR_CUBLASLT_H
+#define EMULATOR_CUBLASLT_H
+
+#include "emulator.h"
+
+#include "../../gemm.h"
+
+#include <cublasLt.h>
+
+namespace emulator {
+
+// Tests set it: a mask of cublasLtEpilogue_t for which there is no algorithm; CUBLASLT_EPILOGUE_DEFAULT too.
+inline unsigned cublaslt_missing = 0;
+
+// ------------------------------------------------------------------------------------------------
+// 1. Objects
+//
+// They lie in the opaque structs of the library's header. `kind` tells whether a pointer is what it should be.
+
+enum : uint32_t { LAYOUT_KIND = 0x4c61796f, OPERATION_KIND = 0x4f706572, PREFERENCE_KIND = 0x50726566 };
+
+struct CublasltLayout {
+    uint32_t kind;
+    int32_t type, order, batches;
+    uint64_t rows, columns;
+    int64_t stride, batch_stride;  // stride: the leading dimension
+};
+
+struct CublasltOperation {
+    uint32_t kind;
+    int32_t compute, scale_type, pointer_mode, transpose_a, transpose_b, transpose_c, aux_type, bias_type;
+    uint32_t epilogue;
+    const void* bias;
+    void* aux;
+    int64_t aux_stride;
+};
+
+struct CublasltPreference {
+    uint32_t kind, search, schemes;
+    uint32_t alignment[4];  // of A, B, C, D
+    uint64_t workspace;
+};
+
+// What cublasLtMatmulAlgo_t holds: the problem it is for, and what it needs.
+struct CublasltAlgorithm {
+    uint64_t problem, workspace;
+    uint32_t alignment[4];
+};
+
+static_assert(sizeof(CublasltLayout) <= sizeof(cublasLtMatrixLayoutOpaque_t), "room for a layout");
+static_assert(sizeof(CublasltOperation) <= sizeof(cublasLtMatmulDescOpaque_t), "room for an operation");
+static_assert(sizeof(CublasltPreference) <= sizeof(cublasLtMatmulPreferenceOpaque_t), "room for a preference");
+static_assert(sizeof(CublasltAlgorithm) <= sizeof(cublasLtMatmulAlgo_t), "room for an algorithm");
+
+struct CublasltAttribute {
+    int name;
+    size_t offset, bytes;
+};
+
+#define EMULATOR_ATTRIBUTE(name, type, member) {name, offsetof(type, member), sizeof(type::member)}
+
+inline const CublasltAttribute cublaslt_layout_attributes[] = {
+    EMULATOR_ATTRIBUTE(CUBLASLT_MATRIX_LAYOUT_TYPE, CublasltLayout, type),
+    EMULATOR_ATTRIBUTE(CUBLASLT_MATRIX_LAYOUT_ORDER, CublasltLayout, order),
+    EMULATOR_ATTRIBUTE(CUBLASLT_MATRIX_LAYOUT_ROWS, CublasltLayout, rows),
+    EMULATOR_ATTRIBUTE(CUBLASLT_MATRIX_LAYOUT_COLS, CublasltLayout, columns),
+    EMULATOR_ATTRIBUTE(CUBLASLT_MATRIX_LAYOUT_LD, CublasltLayout, stride),
+    EMULATOR_ATTRIBUTE(CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, CublasltLayout, batches),
+    EMULATOR_ATTRIBUTE(CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, CublasltLayout, batch_stride),
+};
+
+inline const CublasltAttribute cublaslt_operation_attributes[] = {
+    EMULATOR_ATTRIBUTE(CUBLASLT_MATMUL_DESC_COMPUTE_TYPE, CublasltOperation, compute),
+    EMULATOR_ATTRIBUTE(CUBLASLT_MATMUL_DESC_SCALE_TYPE, CublasltOperation, scale_type),
+    EMULATOR_ATTRIBUTE(CUBLASLT_MATMUL_DESC_POINTER_MODE, CublasltOperation, pointer_mode),
+    EMULATOR_ATTRIBUTE(CUBLASLT_MATMUL_DESC_TRANSA, CublasltOperation, transpose_a),
+    EMULATOR_ATTRIBUTE(CUBLASLT_MATMUL_DESC_TRANSB, CublasltOperation, transpose_b),
+    EMULATOR_ATTRIBUTE(CUBLASLT_MATMUL_DESC_TRANSC, CublasltOperation, transpose_c),
+    EMULATOR_ATTRIBUTE(CUBLASLT_MATMUL_DESC_EPILOGUE, CublasltOperation, epilogue),
+    EMULATOR_ATTRIBUTE(CUBLASLT_MATMUL_DESC_BIAS_POINTER, CublasltOperation, bias),
+    EMULATOR_ATTRIBUTE(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, CublasltOperation, bias_type),
+    EMULATOR_ATTRIBUTE(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, CublasltOperation, aux),
+    EMULATOR_ATTRIBUTE(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, CublasltOperation, aux_stride),
+    EMULATOR_ATTRIBUTE(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, CublasltOperation, aux_type),
+};
+
+inline const CublasltAttribute cublaslt_preference_attributes[] = {
+    EMULATOR_ATTRIBUTE(CUBLASLT_MATMUL_PREF_SEARCH_MODE, CublasltPreference, search),
+    EMULATOR_ATTRIBUTE(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, CublasltPreference, workspace),
+    EMULATOR_ATTRIBUTE(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, CublasltPreference, schemes),
+    EMULATOR_ATTRIBUTE(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CublasltPreference, alignment[0]),
+    EMULATOR_ATTRIBUTE(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, CublasltPreference, alignment[1]),
+    EMULATOR_ATTRIBUTE(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CublasltPreference, alignment[2]),
+    EMULATOR_ATTRIBUTE(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, CublasltPreference, alignment[3]),
+};
+#undef EMULATOR_ATTRIBUTE
+
+// The object behind one of the library's pointers; the program ends if it is none, for instance destroyed.
+template <class Object, class Opaque>
+inline Object* cublaslt_object(Opaque* opaque, uint32_t kind, const char* what) {
+    Object* object = reinterpret_cast<Object*>(opaque);
+    if (object == nullptr || object->kind != kind) die("cuBLASLt: this is not a %s, or it was destroyed", what);
+    return object;
+}
+
+inline const CublasltLayout* cublaslt_layout(cublasLtMatrixLayout_t layout) {
+    return cublaslt_object<CublasltLayout>(layout, LAYOUT_KIND, "matrix layout");
+}
+
+inline const CublasltOperation* cublaslt_operation(cublasLtMatmulDesc_t operation) {
+    return cublaslt_object<CublasltOperation>(operation, OPERATION_KIND, "matmul descriptor");
+}
+
+inline const CublasltPreference* cublaslt_preference(cublasLtMatmulPreference_t preference) {
+    return cublaslt_object<CublasltPreference>(preference, PREFERENCE_KIND, "matmul preference");
+}
+
+template <size_t count>
+inline const CublasltAttribute* cublaslt_attribute(const CublasltAttribute (&table)[count], int name) {
+    for (const CublasltAttribute& attribute : table)
+        if (attribute.name == name) return &attribute;
+    die("cuBLASLt: attribute %d is not emulated", name);
+}
+
+template <size_t count>
+inline cublasStatus_t cublaslt_set(void* object, const CublasltAttribute (&table)[count], int name, const void* value,
+                                   size_t bytes) {
+    const CublasltAttribute* attribute = cublaslt_attribute(table, name);
+    if (value == nullptr || bytes != attribute->bytes) return CUBLAS_STATUS_INVALID_VALUE;
+    memcpy((char*)object + attribute->offset, value, bytes);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+template <size_t count>
+inline cublasStatus_t cublaslt_get(const void* object, const CublasltAttribute (&table)[count], int name, void* value,
+                                   size_t bytes, size_t* written) {
+    const CublasltAttribute* attribute = cublaslt_attribute(table, name);
+    if (bytes == 0 && written == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
+    if (written) *written = attribute->bytes;
+    if (bytes == 0) return CUBLAS_STATUS_SUCCESS;
+    if (value == nullptr || bytes != attribute->bytes) return CUBLAS_STATUS_INVALID_VALUE;
+    memcpy(value, (const char*)object + attribute->offset, bytes);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+template <class Opaque, class Object>
+inline cublasStatus_t cublaslt_create(Opaque** opaque, const Object& object) {
+    if (opaque == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
+    *opaque = new Opaque;
+    memset(*opaque, 0, sizeof **opaque);
+    memcpy(static_cast<void*>(*opaque), &object, sizeof object);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+// The kind goes first, so that a pointer that is used afterwards is recognised as long as its memory lies idle.
+template <class Opaque>
+inline cublasStatus_t cublaslt_destroy(Opaque* opaque) {
+    if (opaque) *reinterpret_cast<volatile uint32_t*>(opaque) = 0;
+    delete opaque;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 2. Rules
+
+struct CublasltProblem {
+    CublasltOperation operation;
+    CublasltLayout a, b, c, d;
+    uint64_t length;  // of the sums
+};
+
+inline bool cublaslt_has_bias(uint32_t epilogue) { return epilogue & CUBLASLT_EPILOGUE_BIAS; }
+inline bool cublaslt_has_aux(uint32_t epilogue) { return epilogue & 128; }  // the bit of all epilogues that end in AUX
+
+inline size_t cublaslt_type_bytes(int32_t type) {
+    if (type == CUDA_R_32F) return 4;
+    if (type == CUDA_R_16BF || type == CUDA_R_16F) return 2;
+    die("cuBLASLt: data type %d is not emulated", type);
+}
+
+inline GemmType cublaslt_gemm_type(int32_t type) {
+    return type == CUDA_R_32F ? GEMM_F32 : type == CUDA_R_16BF ? GEMM_BF16 : GEMM_F16;
+}
+
+// The types of the bias and of the auxiliary matrix are those of D unless they were set.
+inline int32_t cublaslt_or_type_of_d(int32_t type, const CublasltProblem& p) { return type == -1 ? p.d.type : type; }
+
+// Ends the program for what is not emulated; otherwise answers as the library does.
+inline cublasStatus_t cublaslt_check(const CublasltProblem& p) {
+    const CublasltOperation& o = p.operation;
+    for (const CublasltLayout* layout : {&p.a, &p.b, &p.c, &p.d}) {
+        cublaslt_type_bytes(layout->type);
+        if (layout->order != CUBLASLT_ORDER_COL) die("cuBLASLt: matrix order %d is not emulated", layout->order);
+        if (layout->batches != 1) die("cuBLASLt: a batch of %d matrices is not emulated", layout->batches);
+        if (layout->rows == 0 || layout->columns == 0) return CUBLAS_STATUS_INVALID_VALUE;
+        if (layout->stride < (int64_t)layout->rows) return CUBLAS_STATUS_INVALID_VALUE;
+    }
+    if (o.pointer_mode != CUBLASLT_POINTER_MODE_HOST) die("cuBLASLt: pointer mode %d is not emulated", o.pointer_mode);
+    if (o.compute != CUBLAS_COMPUTE_32F && o.compute != CUBLAS_COMPUTE_32F_FAST_TF32)
+        die("cuBLASLt: compute type %d is not emulated", o.compute);
+    for (int32_t transpose : {o.transpose_a, o.transpose_b})
+        if (transpose != CUBLAS_OP_N && transpose != CUBLAS_OP_T)
+            die("cuBLASLt: operation %d is not emulated", transpose);
+    if (o.transpose_c != CUBLAS_OP_N) return CUBLAS_STATUS_NOT_SUPPORTED;
+    switch (o.epilogue) {
+    case CUBLASLT_EPILOGUE_DEFAULT:
+    case CUBLASLT_EPILOGUE_BIAS:
+    case CUBLASLT_EPILOGUE_GELU:
+    case CUBLASLT_EPILOGUE_GELU_BIAS:
+    case CUBLASLT_EPILOGUE_GELU_AUX:
+    case CUBLASLT_EPILOGUE_GELU_AUX_BIAS:
+    case CUBLASLT_EPILOGUE_DGELU:
+        break;
+    default:
+        die("cuBLASLt: epilogue %u is not emulated", o.epilogue);
+    }
+
+    uint64_t a_rows = o.transpose_a ? p.a.columns : p.a.rows, b_columns = o.transpose_b ? p.b.rows : p.b.columns;
+    uint64_t b_rows = o.transpose_b ? p.b.columns : p.b.rows;
+    if (b_rows != p.length || p.d.rows != a_rows || p.d.columns != b_columns) return CUBLAS_STATUS_INVALID_VALUE;
+    if (p.c.rows != p.d.rows || p.c.columns != p.d.columns) return CUBLAS_STATUS_INVALID_VALUE;
+
+    // The table of types of the library's manual, as far as it is about these three and float arithmetic.
+    bool tf32 = o.compute == CUBLAS_COMPUTE_32F_FAST_TF32;
+    if (o.scale_type != CUDA_R_32F || p.a.type != p.b.type || p.c.type != p.d.type ||
+        (p.d.type != p.a.type && p.d.type != CUDA_R_32F) || (tf32 && p.a.type != CUDA_R_32F))
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+
+    if (cublaslt_has_aux(o.epilogue)) {
+        if (o.aux_stride < (int64_t)p.d.rows || o.aux_stride % 8 != 0) return CUBLAS_STATUS_INVALID_VALUE;
+        if (cublaslt_or_type_of_d(o.aux_type, p) != p.d.type) return CUBLAS_STATUS_NOT_SUPPORTED;
+    }
+    if (cublaslt_has_bias(o.epilogue) && cublaslt_or_type_of_d(o.bias_type, p) != p.d.type)
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+inline CublasltProblem cublaslt_problem(cublasLtMatmulDesc_t operation, cublasLtMatrixLayout_t a,
+                                        cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d) {
+    CublasltProblem p = {*cublaslt_operation(operation), *cublaslt_layout(a), *cublaslt_layout(b), *cublaslt_layout(c),
+                         *cublaslt_layout(d), 0};
+    p.length = p.operation.transpose_a ? p.a.rows : p.a.columns;
+    return p;
+}
+
+inline bool cublaslt_aligned(const void* pointer, size_t bytes) { return (uintptr_t)pointer % bytes == 0; }
+
+// ------------------------------------------------------------------------------------------------
+// 3. Algorithms
+//
+// There is one. It works in any layout, but promises nothing beyond what it was asked for.
+
+// A number for all that an algorithm is bound to; the pointers in the operation may change from call to call.
+inline uint64_t cublaslt_fingerprint(const CublasltProblem& p) {
+    const CublasltOperation& o = p.operation;
+    uint64_t parts[32], count = 0;
+    for (int32_t part : {o.compute, o.scale_type, o.transpose_a, o.transpose_b, o.aux_type, o.bias_type})
+        parts[count++] = (uint64_t)part;
+    parts[count++] = o.epilogue;
+    parts[count++] = (uint64_t)o.aux_stride;
+    for (const CublasltLayout* layout : {&p.a, &p.b, &p.c, &p.d})
+        for (uint64_t part : {(uint64_t)layout->type, layout->rows, layout->columns, (uint64_t)layout->stride})
+            parts[count++] = part;
+    return hash_bytes(parts, count * sizeof parts[0]);
+}
+
+// Whether there is an algorithm: tensor cores take rows of whole 16 bytes on 16 bytes.
+inline bool cublaslt_available(const CublasltProblem& p, const CublasltPreference& wish) {
+    const CublasltOperation& o = p.operation;
+    const CublasltLayout* layouts[] = {&p.a, &p.b, &p.c, &p.d};
+    if (o.epilogue & cublaslt_missing) return false;
+    for (int i = 0; i < 4; i++) {
+        size_t bytes = cublaslt_type_bytes(layouts[i]->type);
+        if (wish.alignment[i] < bytes) return false;
+        if (p.a.type == CUDA_R_32F) continue;
+        if (wish.alignment[i] < 16 || (size_t)layouts[i]->stride * bytes % 16 != 0) return false;
+    }
+    return cublaslt_aligned(o.bias, 16) && cublaslt_aligned(o.aux, 16);
+}
+
+// It asks for the memory of a sum that is split in two, if it may, and if sums are long.
+inline uint64_t cublaslt_workspace(const CublasltProblem& p, const CublasltPreference& wish) {
+    uint64_t bytes = p.d.rows * p.d.columns * sizeof(float);
+    bool split = p.length > p.d.rows && (wish.schemes & CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
+    return split && bytes <= wish.workspace ? bytes : 0;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 4. Product
+//
+//     D = epilogue(alpha op(A) op(B) + beta C)
+//
+// The library's column-major D is a row-major D^T = op(B)^T op(A)^T, which gemm.h makes in float; what follows is a
+// loop over the elements.
+
+// Dies unless the whole matrix lies in one allocation on the device.
+inline void cublaslt_reach(const char* what, const void* data, int32_t type, int64_t stride, uint64_t rows,
+                           uint64_t columns) {
+    size_t elements = (columns - 1) * (size_t)stride + rows;
+    check_end("cublasLtMatmul", what, data, elements * cublaslt_type_bytes(type), true);
+}
+
+// As the tensor cores read a float: 10 bits of fraction, rounded to nearest.
+inline float cublaslt_tf32(float x) {
+    uint32_t bits = bits_from_float(x);
+    if ((bits & 0x7f800000u) != 0x7f800000u) bits = (bits + 0x1000u) & ~0x1fffu;
+    return float_from_bits(bits);
+}
+
+struct CublasltCall {
+    CublasltProblem problem;
+    const void *a, *b, *c;
+    void *d, *workspace;
+    size_t workspace_bytes;
+    float alpha, beta;
+};
+
+// An operand for gemm, which sees the transpose of it: op(A)^T.
+inline GemmMatrix cublaslt_operand(const CublasltLayout& layout, const void* data, bool transpose, bool tf32,
+                                   float** copy) {
+    *copy = nullptr;
+    if (tf32) {
+        size_t count = (size_t)layout.stride * (layout.columns - 1) + layout.rows;
+        *copy = (float*)allocate(count * sizeof(float));
+        if (*copy == nullptr) die("cuBLASLt: out of memory for a copy of an operand");
+        for (size_t i = 0; i < layout.columns; i++)
+            for (size_t j = 0; j < layout.rows; j++) {
+                size_t at = i * (size_t)layout.stride + j;
+                (*copy)[at] = cublaslt_tf32(((const float*)data)[at]);
+            }
+        data = *copy;
+    }
+    return gemm_matrix(data, cublaslt_gemm_type(layout.type), (size_t)layout.stride, transpose);
+}
+
+// The form with tanh, which is the library's.
+inline float cublaslt_gelu(float x) {
+    double u = sqrt(2.0 / M_PI) * ((double)x + 0.044715 * (double)x * (double)x * (double)x);
+    return (float)(0.5 * (double)x * (1.0 + tanh(u)));
+}
+
+inline float cublaslt_gelu_slope(float value) {
+    double x = (double)value, t = tanh(sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x));
+    return (float)(0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * sqrt(2.0 / M_PI) * (1.0 + 3.0 * 0.044715 * x * x));
+}
+
+inline void cublaslt_run(const CublasltCall& call) {
+    const CublasltProblem& p = call.problem;
+    const CublasltOperation& o = p.operation;
+    bool tf32 = o.compute == CUBLAS_COMPUTE_32F_FAST_TF32;
+    size_t rows = p.d.rows, columns = p.d.columns;
+    float *sums = (float*)allocate(rows * columns * sizeof(float)), *a_copy, *b_copy;
+    if (sums == nullptr) die("cuBLASLt: out of memory for a product of %zu x %zu", rows, columns);
+    if (call.workspace_bytes) memset(call.workspace, 0xff, call.workspace_bytes);
+    GemmMatrix b = cublaslt_operand(p.b, call.b, o.transpose_b != 0, tf32, &b_copy);
+    GemmMatrix a = cublaslt_operand(p.a, call.a, o.transpose_a != 0, tf32, &a_copy);
+    gemm(sums, GEMM_F32, rows, false, b, a, nullptr, GEMM_F32, columns, rows, p.length);
+
+    GemmType type = cublaslt_gemm_type(p.d.type);
+    for (size_t j = 0; j < columns; j++) {
+        for (size_t i = 0; i < rows; i++) {
+            size_t at = j * (size_t)p.d.stride + i, aux_at = j * (size_t)o.aux_stride + i;
+            float x = call.alpha * sums[j * rows + i];
+            if (call.beta != 0.0f) x += call.beta * gemm_load(call.c, type, j * (size_t)p.c.stride + i);
+            if (cublaslt_has_bias(o.epilogue)) x += gemm_load(o.bias, type, i);
+            if (o.epilogue == CUBLASLT_EPILOGUE_DGELU) x *= cublaslt_gelu_slope(gemm_load(o.aux, type, aux_at));
+            else if (cublaslt_has_aux(o.epilogue)) gemm_save(o.aux, type, aux_at, x);
+            if (o.epilogue & CUBLASLT_EPILOGUE_GELU) x = cublaslt_gelu(x);
+            gemm_save(call.d, type, at, x);
+        }
+    }
+    free(sums);
+    free(a_copy);
+    free(b_copy);
+}
+
+}  // namespace emulator
+
+// ------------------------------------------------------------------------------------------------
+// The functions of the library
+
+#define EMULATOR_CUBLASLT extern "C" inline cublasStatus_t CUBLASWINAPI
+
+EMULATOR_CUBLASLT cublasLtCreate(cublasLtHandle_t* handle) {
+    if (handle == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
+    *handle = (cublasLtHandle_t)malloc(1);  // an address of its own, so that a second destruction is noticed
+    return *handle ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_ALLOC_FAILED;
+}
+
+EMULATOR_CUBLASLT cublasLtDestroy(cublasLtHandle_t handle) {
+    free((void*)handle);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+extern "C" inline const char* CUBLASWINAPI cublasLtGetStatusName(cublasStatus_t status) {
+    switch (status) {
+    case CUBLAS_STATUS_SUCCESS: return "CUBLAS_STATUS_SUCCESS";
+    case CUBLAS_STATUS_INVALID_VALUE: return "CUBLAS_STATUS_INVALID_VALUE";
+    case CUBLAS_STATUS_NOT_SUPPORTED: return "CUBLAS_STATUS_NOT_SUPPORTED";
+    case CUBLAS_STATUS_NOT_INITIALIZED: return "CUBLAS_STATUS_NOT_INITIALIZED";
+    case CUBLAS_STATUS_ALLOC_FAILED: return "CUBLAS_STATUS_ALLOC_FAILED";
+    default: return "another cuBLAS status";
+    }
+}
+
+extern "C" inline const char* CUBLASWINAPI cublasLtGetStatusString(cublasStatus_t status) {
+    return cublasLtGetStatusName(status);
+}
+
+EMULATOR_CUBLASLT cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType type, uint64_t rows,
+                                             uint64_t columns, int64_t stride) {
+    emulator::CublasltLayout object = {emulator::LAYOUT_KIND, type, CUBLASLT_ORDER_COL, 1, rows, columns,
+                                       stride, 0};
+    return emulator::cublaslt_create(layout, object);
+}
+
+EMULATOR_CUBLASLT cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
+    emulator::cublaslt_layout(layout);
+    return emulator::cublaslt_destroy(layout);
+}
+
+EMULATOR_CUBLASLT cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t name,
+                                                   const void* value, size_t bytes) {
+    emulator::cublaslt_layout(layout);
+    return emulator::cublaslt_set(layout, emulator::cublaslt_layout_attributes, name, value, bytes);
+}
+
+EMULATOR_CUBLASLT cublasLtMatrixLayoutGetAttribute(cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t name,
+                                                   void* value, size_t bytes, size_t* written) {
+    emulator::cublaslt_layout(layout);
+    return emulator::cublaslt_get(layout, emulator::cublaslt_layout_attributes, name, value, bytes, written);
+}
+
+EMULATOR_CUBLASLT cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* operation, cublasComputeType_t compute,
+                                           cudaDataType_t scale_type) {
+    emulator::CublasltOperation object = {};
+    object.kind = emulator::OPERATION_KIND;
+    object.compute = compute;
+    object.scale_type = scale_type;
+    object.epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+    object.aux_type = object.bias_type = -1;
+    return emulator::cublaslt_create(operation, object);
+}
+
+EMULATOR_CUBLASLT cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t operation) {
+    emulator::cublaslt_operation(operation);
+    return emulator::cublaslt_destroy(operation);
+}
+
+EMULATOR_CUBLASLT cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t name,
+                                                 const void* value, size_t bytes) {
+    emulator::cublaslt_operation(operation);
+    return emulator::cublaslt_set(operation, emulator::cublaslt_operation_attributes, name, value, bytes);
+}
+
+EMULATOR_CUBLASLT cublasLtMatmulDescGetAttribute(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t name,
+                                                 void* value, size_t bytes, size_t* written) {
+    emulator::cublaslt_operation(operation);
+    return emulator::cublaslt_get(operation, emulator::cublaslt_operation_attributes, name, value, bytes, written);
+}
+
+EMULATOR_CUBLASLT cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* preference) {
+    emulator::CublasltPreference object = {emulator::PREFERENCE_KIND, CUBLASLT_SEARCH_BEST_FIT,
+                                           CUBLASLT_REDUCTION_SCHEME_MASK, {256, 256, 256, 256}, 0};
+    return emulator::cublaslt_create(preference, object);
+}
+
+EMULATOR_CUBLASLT cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference) {
+    emulator::cublaslt_preference(preference);
+    return emulator::cublaslt_destroy(preference);
+}
+
+EMULATOR_CUBLASLT cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
+                                                       cublasLtMatmulPreferenceAttributes_t name, const void* value,
+                                                       size_t bytes) {
+    emulator::cublaslt_preference(preference);
+    return emulator::cublaslt_set(preference, emulator::cublaslt_preference_attributes, name, value, bytes);
+}
+
+EMULATOR_CUBLASLT cublasLtMatmulPreferenceGetAttribute(cublasLtMatmulPreference_t preference,
+                                                       cublasLtMatmulPreferenceAttributes_t name, void* value,
+                                                       size_t bytes, size_t* written) {
+    emulator::cublaslt_preference(preference);
+    return emulator::cublaslt_get(preference, emulator::cublaslt_preference_attributes, name, value, bytes, written);
+}
+
+EMULATOR_CUBLASLT cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t operation,
+                                                 cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                                 cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                                 cublasLtMatmulPreference_t preference, int wanted,
+                                                 cublasLtMatmulHeuristicResult_t results[], int* found) {
+    using namespace emulator;
+    if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
+    if (wanted <= 0 || results == nullptr || found == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
+    *found = 0;
+    CublasltProblem problem = cublaslt_problem(operation, a, b, c, d);
+    const CublasltPreference& wish = *cublaslt_preference(preference);
+    if (wish.search != CUBLASLT_SEARCH_BEST_FIT) die("cuBLASLt: search mode %u is not emulated", wish.search);
+    cublasStatus_t status = cublaslt_check(problem);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    if (!cublaslt_available(problem, wish)) return CUBLAS_STATUS_NOT_SUPPORTED;
+
+    CublasltAlgorithm algorithm = {cublaslt_fingerprint(problem), cublaslt_workspace(problem, wish), {}};
+    memcpy(algorithm.alignment, wish.alignment, sizeof algorithm.alignment);
+    memset((void*)results, 0, sizeof *results);
+    memcpy(results->algo.data, &algorithm, sizeof algorithm);
+    results->workspaceSize = algorithm.workspace;
+    results->state = CUBLAS_STATUS_SUCCESS;
+    results->wavesCount = 1.0f;
+    *found = 1;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+EMULATOR_CUBLASLT cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t operation, const void* alpha,
+                                 const void* a, cublasLtMatrixLayout_t a_layout, const void* b,
+                                 cublasLtMatrixLayout_t b_layout, const void* beta, const void* c,
+                                 cublasLtMatrixLayout_t c_layout, void* d, cublasLtMatrixLayout_t d_layout,
+                                 const cublasLtMatmulAlgo_t* algo, void* workspace, size_t workspace_bytes,
+                                 cudaStream_t stream) {
+    using namespace emulator;
+    if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
+    if (algo == nullptr) die("cuBLASLt: cublasLtMatmul without an algorithm is not emulated");
+    for (const void* pointer : {alpha, beta, a, b, (const void*)d})
+        if (pointer == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
+    CublasltAlgorithm algorithm;
+    memcpy(&algorithm, algo->data, sizeof algorithm);
+    CublasltCall call = {cublaslt_problem(operation, a_layout, b_layout, c_layout, d_layout), a, b, c, d, workspace,
+                         algorithm.workspace, *(const float*)alpha, *(const float*)beta};
+    const CublasltOperation& o = call.problem.operation;
+    cublasStatus_t status = cublaslt_check(call.problem);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    if (algorithm.problem != cublaslt_fingerprint(call.problem)) return CUBLAS_STATUS_INVALID_VALUE;
+    if (workspace_bytes < algorithm.workspace) return CUBLAS_STATUS_INVALID_VALUE;
+    if (workspace_bytes > 0 && (workspace == nullptr || !cublaslt_aligned(workspace, 256)))
+        return CUBLAS_STATUS_INVALID_VALUE;
+    if (call.beta != 0.0f && c == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
+    if (c == d && call.problem.c.stride != call.problem.d.stride) return CUBLAS_STATUS_INVALID_VALUE;
+    if (cublaslt_has_bias(o.epilogue) && o.bias == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
+    if (cublaslt_has_aux(o.epilogue) && o.aux == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
+    if (d == a || d == b) die("cuBLASLt: the result lies on an operand");
+
+    // The real library would stumble over these later, or not at all.
+    const void* pointers[] = {a, b, call.beta != 0.0f ? c : d, d};
+    const CublasltLayout* layouts[] = {&call.problem.a, &call.problem.b, &call.problem.c, &call.problem.d};
+    const char* const names[] = {"matrix A", "matrix B", "matrix C", "matrix D"};
+    for (int i = 0; i < 4; i++) {
+        if (!cublaslt_aligned(pointers[i], algorithm.alignment[i]))
+            die("cuBLASLt: %s is at %p, but the algorithm was promised %u bytes of alignment", names[i], pointers[i],
+                algorithm.alignment[i]);
+        const CublasltLayout& layout = *layouts[i];
+        cublaslt_reach(names[i], pointers[i], layout.type, layout.stride, layout.rows, layout.columns);
+    }
+    const CublasltLayout& result = call.problem.d;
+    if (cublaslt_has_bias(o.epilogue)) cublaslt_reach("bias", o.bias, result.type, 0, result.rows, 1);
+    if (cublaslt_has_aux(o.epilogue))
+        cublaslt_reach("auxiliary matrix", o.aux, result.type, o.aux_stride, result.rows, result.columns);
+    if (algorithm.workspace > 0) check_end("cublasLtMatmul", "workspace", workspace, algorithm.workspace, true);
+    if (cublaslt_has_bias(o.epilogue) && !cublaslt_aligned(o.bias, 16)) die("cuBLASLt: the bias is not on 16 bytes");
+    if (cublaslt_has_aux(o.epilogue) && !cublaslt_aligned(o.aux, 16))
+        die("cuBLASLt: the auxiliary matrix is not on 16 bytes");
+
+    enqueue(stream, [call] { cublaslt_run(call); }, "cublasLtMatmul");
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+#undef EMULATOR_CUBLASLT
+
+#define cublasLtMatmul(...) EMULATOR_CALL(cublasLtMatmul(__VA_ARGS__))  // notes the place of the call, for reports
+
+#endif  // EMULATOR_CUBLASLT_H

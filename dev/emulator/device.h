@@ -1,0 +1,439 @@
+// device.h: what device code may call and C++ does not have.
+//
+//   1. blocks     __syncthreads and its kin
+//   2. warps      shuffles, votes, reductions
+//   3. atomics
+//   4. memory     loads and stores with hints, fences, clocks
+//   5. bits       casts and integer intrinsics
+//   6. arithmetic float intrinsics, at the precision of the C library
+
+#ifndef EMULATOR_DEVICE_H
+#define EMULATOR_DEVICE_H
+
+// Declared inline only: always_inline fails where a function's address is taken.
+#undef __forceinline__
+#define __forceinline__ inline
+#undef __launch_bounds__
+#define __launch_bounds__(...)
+#ifndef __grid_constant__
+#define __grid_constant__
+#endif
+
+// For the few functions whose caller's line must show in the race check's report.
+#define EMULATOR_INLINE inline __attribute__((always_inline))
+
+static constexpr int warpSize = 32;
+
+// ------------------------------------------------------------------------------------------------
+// 1. Blocks
+
+inline void __syncthreads(emulator::Place place = EMULATOR_HERE) { emulator::barrier("__syncthreads", place); }
+inline int __syncthreads_count(int predicate, emulator::Place place = EMULATOR_HERE) {
+    return (int)emulator::barrier("__syncthreads_count", place, 0, 0, predicate != 0).result_ayes;
+}
+inline int __syncthreads_and(int predicate, emulator::Place place = EMULATOR_HERE) {
+    const emulator::Barrier& b = emulator::barrier("__syncthreads_and", place, 0, 0, predicate != 0);
+    return b.result_ayes == b.result_arrived;
+}
+inline int __syncthreads_or(int predicate, emulator::Place place = EMULATOR_HERE) {
+    return emulator::barrier("__syncthreads_or", place, 0, 0, predicate != 0).result_ayes != 0;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 2. Warps
+
+namespace emulator {
+
+enum ShuffleKind { INDEXED, UP, DOWN, XOR };
+
+template <class T>
+inline T shuffle(ShuffleKind kind, const char* name, unsigned mask, T value, int argument, int width, Place place) {
+    static_assert(std::is_trivially_copyable<T>::value && (sizeof(T) <= 8), "shuffles take values of up to 64 bits");
+    struct Mine {
+        T value, result;
+        int argument, width;
+    } mine = {value, value, argument, width};
+    Unseen emulator_work;
+    if (width < 1 || width > 32 || (width & (width - 1)))
+        die("%s:%d: %s of width %d: 1, 2, 4, 8, 16 or 32", place.file, place.line, name, width);
+    if (Meeting* m = meet(name, place, mask, &mine)) {
+        for (int lane = 0; lane < 32; lane++) {
+            if (!(mask >> lane & 1)) continue;
+            Mine* one = (Mine*)m->data[lane];
+            int w = one->width, a = one->argument, first = lane & ~(w - 1), from = lane;
+            if (kind == INDEXED) from = first + (a & (w - 1));
+            if (kind == UP && lane - a >= first) from = lane - a;
+            if (kind == DOWN && lane + a < first + w) from = lane + a;
+            if (kind == XOR && (lane ^ a) < first + w) from = lane ^ a;
+            if (from < 0 || from > 31 || !(mask >> from & 1))
+                die("%s:%d: lane %d reads lane %d in %s, which is not in the mask %08x", place.file, place.line, lane,
+                    from, name, mask);
+            one->result = ((Mine*)m->data[from])->value;
+        }
+        part(m);
+    }
+    return mine.result;
+}
+
+// Which lanes of the mask have a true predicate.
+inline unsigned vote(const char* name, unsigned mask, int predicate, Place place) {
+    struct Mine {
+        bool aye;
+        unsigned result;
+    } mine = {predicate != 0, 0};
+    Unseen emulator_work;
+    if (Meeting* m = meet(name, place, mask, &mine)) {
+        unsigned ayes = 0;
+        for (unsigned lane = 0; lane < LANES; lane++) {
+            if ((mask >> lane & 1) && ((Mine*)m->data[lane])->aye) ayes |= 1u << lane;
+        }
+        for (unsigned lane = 0; lane < LANES; lane++) {
+            if (mask >> lane & 1) ((Mine*)m->data[lane])->result = ayes;
+        }
+        part(m);
+    }
+    return mine.result;
+}
+
+template <class T, class F>
+inline T reduce(const char* name, unsigned mask, T value, Place place, F combine) {
+    struct Mine {
+        T value, result;
+    } mine = {value, value};
+    Unseen emulator_work;
+    if (Meeting* m = meet(name, place, mask, &mine)) {
+        unsigned lane = lowest(mask);
+        T all = ((Mine*)m->data[lane])->value;
+        while (++lane < LANES) {
+            if (mask >> lane & 1) all = combine(all, ((Mine*)m->data[lane])->value);
+        }
+        for (lane = 0; lane < LANES; lane++) {
+            if (mask >> lane & 1) ((Mine*)m->data[lane])->result = all;
+        }
+        part(m);
+    }
+    return mine.result;
+}
+
+}  // namespace emulator
+
+inline void __syncwarp(unsigned mask = 0xffffffffu, emulator::Place place = EMULATOR_HERE) {
+    emulator::sync_warp(mask, place);
+}
+
+template <class T>
+inline T __shfl_sync(unsigned mask, T value, int lane, int width = 32, emulator::Place place = EMULATOR_HERE) {
+    return emulator::shuffle(emulator::INDEXED, "__shfl_sync", mask, value, lane, width, place);
+}
+template <class T>
+inline T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32, emulator::Place place = EMULATOR_HERE) {
+    return emulator::shuffle(emulator::UP, "__shfl_up_sync", mask, value, (int)delta, width, place);
+}
+template <class T>
+inline T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32,
+                          emulator::Place place = EMULATOR_HERE) {
+    return emulator::shuffle(emulator::DOWN, "__shfl_down_sync", mask, value, (int)delta, width, place);
+}
+template <class T>
+inline T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 32, emulator::Place place = EMULATOR_HERE) {
+    return emulator::shuffle(emulator::XOR, "__shfl_xor_sync", mask, value, lanes, width, place);
+}
+
+inline unsigned __ballot_sync(unsigned mask, int predicate, emulator::Place place = EMULATOR_HERE) {
+    return emulator::vote("__ballot_sync", mask, predicate, place);
+}
+inline int __any_sync(unsigned mask, int predicate, emulator::Place place = EMULATOR_HERE) {
+    return emulator::vote("__any_sync", mask, predicate, place) != 0;
+}
+inline int __all_sync(unsigned mask, int predicate, emulator::Place place = EMULATOR_HERE) {
+    return emulator::vote("__all_sync", mask, predicate, place) == mask;
+}
+// Lanes that have not returned. Which of them run together is up to real hardware: use it for nothing but a count.
+inline unsigned __activemask() { return ~emulator::block->warps[emulator::current->warp].returned; }
+
+#define EMULATOR_REDUCE(name, T, expression)                                                   \
+    inline T name(unsigned mask, T value, emulator::Place place = EMULATOR_HERE) {             \
+        return emulator::reduce(#name, mask, value, place, [](T a, T b) { return expression; }); \
+    }
+EMULATOR_REDUCE(__reduce_add_sync, unsigned, a + b)
+EMULATOR_REDUCE(__reduce_add_sync, int, (int)((unsigned)a + (unsigned)b))
+EMULATOR_REDUCE(__reduce_min_sync, unsigned, a < b ? a : b)
+EMULATOR_REDUCE(__reduce_min_sync, int, a < b ? a : b)
+EMULATOR_REDUCE(__reduce_max_sync, unsigned, a > b ? a : b)
+EMULATOR_REDUCE(__reduce_max_sync, int, a > b ? a : b)
+EMULATOR_REDUCE(__reduce_and_sync, unsigned, a & b)
+EMULATOR_REDUCE(__reduce_or_sync, unsigned, a | b)
+EMULATOR_REDUCE(__reduce_xor_sync, unsigned, a ^ b)
+
+// Lanes of the mask that hold the same value.
+template <class T>
+inline unsigned __match_any_sync(unsigned mask, T value, emulator::Place place = EMULATOR_HERE) {
+    struct Mine {
+        T value;
+        unsigned result;
+    } mine = {value, 0};
+    emulator::Unseen emulator_work;
+    if (emulator::Meeting* m = emulator::meet("__match_any_sync", place, mask, &mine)) {
+        for (unsigned i = 0; i < 32; i++) {
+            for (unsigned j = 0; j < 32; j++) {
+                if (!(mask >> i & mask >> j & 1)) continue;
+                Mine *one = (Mine*)m->data[i], *other = (Mine*)m->data[j];
+                if (one->value == other->value) one->result |= 1u << j;
+            }
+        }
+        emulator::part(m);
+    }
+    return mine.result;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 3. Atomics
+
+namespace emulator {
+
+template <class T>
+struct Plain {
+    using Type = T;  // a parameter of this type takes no part in deducing T
+};
+
+// *address = change(*address) at once; returns what was there.
+template <class T, class F>
+EMULATOR_UNSEEN inline T atomic_change(T* address, Place place, F change) {
+    using Bits = std::conditional_t<sizeof(T) == 8, uint64_t, std::conditional_t<sizeof(T) == 4, uint32_t, uint16_t>>;
+    static_assert(sizeof(T) == sizeof(Bits), "atomics take 16, 32 or 64 bits");
+    Unseen emulator_work;
+    if ((uintptr_t)address % sizeof(T))
+        die("%s:%d: an atomic operation at %p, which is not aligned to %zu bytes", place.file, place.line,
+            (void*)address, sizeof(T));
+    race_check(current, address, sizeof(T), ATOMIC, place);
+    Bits old_bits = __atomic_load_n((Bits*)address, __ATOMIC_RELAXED), new_bits;
+    T old_value, new_value;
+    do {
+        memcpy((void*)&old_value, &old_bits, sizeof(T));
+        new_value = change(old_value);
+        memcpy(&new_bits, (void*)&new_value, sizeof(T));
+    } while (
+        !__atomic_compare_exchange_n((Bits*)address, &old_bits, new_bits, true, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED));
+    return old_value;
+}
+
+}  // namespace emulator
+
+#define EMULATOR_ATOMIC(name, expression)                                                                       \
+    template <class T>                                                                                          \
+    inline T name(T* address, typename emulator::Plain<T>::Type value, emulator::Place place = EMULATOR_HERE) { \
+        return emulator::atomic_change(address, place, [value](T old) -> T {                                    \
+            (void)old;                                                                                          \
+            return (expression);                                                                                \
+        });                                                                                                     \
+    }
+EMULATOR_ATOMIC(atomicAdd, old + value)
+EMULATOR_ATOMIC(atomicSub, old - value)
+EMULATOR_ATOMIC(atomicExch, value)
+EMULATOR_ATOMIC(atomicMin, value < old ? value : old)
+EMULATOR_ATOMIC(atomicMax, value > old ? value : old)
+EMULATOR_ATOMIC(atomicAnd, old & value)
+EMULATOR_ATOMIC(atomicOr, old | value)
+EMULATOR_ATOMIC(atomicXor, old ^ value)
+EMULATOR_ATOMIC(atomicInc, old >= value ? 0 : old + 1)
+EMULATOR_ATOMIC(atomicDec, old == 0 || old > value ? value : old - 1)
+
+template <class T>
+inline T atomicCAS(T* address, typename emulator::Plain<T>::Type compare, typename emulator::Plain<T>::Type value,
+                   emulator::Place place = EMULATOR_HERE) {
+    return emulator::atomic_change(address, place,
+                                   [compare, value](T old) -> T { return old == compare ? value : old; });
+}
+
+// ------------------------------------------------------------------------------------------------
+// 4. Memory
+
+inline size_t __cvta_generic_to_shared(const void* p) {
+    emulator::Unseen emulator_work;
+    return emulator::shared_address(p);
+}
+inline size_t __cvta_generic_to_global(const void* p) { return (size_t)p; }
+
+#define EMULATOR_LOAD(name) \
+    template <class T>      \
+    EMULATOR_INLINE T name(const T* p) { return *p; }
+#define EMULATOR_STORE(name) \
+    template <class T>       \
+    EMULATOR_INLINE void name(T* p, typename emulator::Plain<T>::Type value) { *p = value; }
+EMULATOR_LOAD(__ldg)
+EMULATOR_LOAD(__ldca)
+EMULATOR_LOAD(__ldcg)
+EMULATOR_LOAD(__ldcs)
+EMULATOR_LOAD(__ldcv)
+EMULATOR_LOAD(__ldlu)
+EMULATOR_STORE(__stcg)
+EMULATOR_STORE(__stcs)
+EMULATOR_STORE(__stwb)
+EMULATOR_STORE(__stwt)
+
+EMULATOR_UNSEEN inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+EMULATOR_UNSEEN inline void __threadfence_block() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+EMULATOR_UNSEEN inline void __threadfence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+
+// Lets the other threads of the block run: the one place where a loop that waits for another thread may do so.
+inline void __nanosleep(unsigned) {
+    emulator::Unseen emulator_work;
+    emulator::block->warps[emulator::current->warp].ready |= 1u << emulator::current->lane;
+    emulator::wait(true);
+}
+
+inline long long clock64() {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (long long)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+inline void __trap() { emulator::die("the kernel called __trap()"); }
+
+// ------------------------------------------------------------------------------------------------
+// 5. Bits
+
+namespace emulator {
+template <class To, class From>
+inline To bits(From from) {
+    static_assert(sizeof(To) == sizeof(From), "a cast between types of one size");
+    To to;
+    memcpy((void*)&to, (const void*)&from, sizeof to);
+    return to;
+}
+}  // namespace emulator
+
+inline int __float_as_int(float x) { return emulator::bits<int>(x); }
+inline unsigned __float_as_uint(float x) { return emulator::bits<unsigned>(x); }
+inline float __int_as_float(int x) { return emulator::bits<float>(x); }
+inline float __uint_as_float(unsigned x) { return emulator::bits<float>(x); }
+inline long long __double_as_longlong(double x) { return emulator::bits<long long>(x); }
+inline double __longlong_as_double(long long x) { return emulator::bits<double>(x); }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
+inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
+inline int __clzll(long long x) { return x ? __builtin_clzll((unsigned long long)x) : 64; }
+inline int __ffs(int x) { return __builtin_ffs(x); }
+inline int __ffsll(long long x) { return __builtin_ffsll(x); }
+inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((uint64_t)a * b >> 32); }
+inline int __mulhi(int a, int b) { return (int)((int64_t)a * b >> 32); }
+inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+    return (unsigned long long)((unsigned __int128)a * b >> 64);
+}
+inline unsigned __brev(unsigned x) {
+    unsigned reversed = 0;
+    for (int i = 0; i < 32; i++) reversed |= (x >> i & 1) << (31 - i);
+    return reversed;
+}
+inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned n) {
+    return (unsigned)((((uint64_t)high << 32 | low) << (n & 31)) >> 32);
+}
+inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned n) {
+    return (unsigned)(((uint64_t)high << 32 | low) >> (n & 31));
+}
+// Byte i of the result is the byte of (b, a) that nibble i of the selector names; its top bit spreads the byte's sign.
+inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
+    uint64_t both = (uint64_t)b << 32 | a;
+    unsigned result = 0;
+    for (int i = 0; i < 4; i++) {
+        unsigned which = selector >> 4 * i & 15, byte = (unsigned)(both >> 8 * (which & 7)) & 255;
+        if (which & 8) byte = byte & 128 ? 255 : 0;
+        result |= byte << 8 * i;
+    }
+    return result;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 6. Arithmetic
+//
+// The fast intrinsics of the hardware are off by a few units in the last place, these are not: tests must have
+// tolerances.
+
+// The C library has __expf and __logf of its own, hence macros.
+#define __expf(x) expf(x)
+#define __exp10f(x) powf(10.0f, x)
+#define __logf(x) logf(x)
+#define __log2f(x) log2f(x)
+#define __log10f(x) log10f(x)
+#define __powf(x, y) powf(x, y)
+#define __sinf(x) sinf(x)
+#define __cosf(x) cosf(x)
+#define __tanf(x) tanf(x)
+#define __sincosf(x, s, c) sincosf(x, s, c)
+
+inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+inline double rsqrt(double x) { return 1.0 / sqrt(x); }
+inline float __frsqrt_rn(float x) { return (float)(1.0 / sqrt((double)x)); }
+inline float __fsqrt_rn(float x) { return sqrtf(x); }
+inline float __frcp_rn(float x) { return 1.0f / x; }
+inline float __fdiv_rn(float x, float y) { return x / y; }
+inline float __fdividef(float x, float y) { return x / y; }
+inline float fdividef(float x, float y) { return x / y; }
+inline float __fmaf_rn(float x, float y, float z) { return fmaf(x, y, z); }
+inline float __saturatef(float x) { return x > 0.0f ? (x < 1.0f ? x : 1.0f) : 0.0f; }
+
+// Products and sums that a compiler may not contract into one rounding.
+inline float __fmul_rn(float x, float y) {
+    volatile float product = x * y;
+    return product;
+}
+inline float __fadd_rn(float x, float y) {
+    volatile float sum = x + y;
+    return sum;
+}
+inline float __fsub_rn(float x, float y) { return __fadd_rn(x, -y); }
+inline double __dmul_rn(double x, double y) {
+    volatile double product = x * y;
+    return product;
+}
+inline double __dadd_rn(double x, double y) {
+    volatile double sum = x + y;
+    return sum;
+}
+
+inline int __float2int_rn(float x) { return (int)rintf(x); }
+inline int __float2int_rz(float x) { return (int)x; }
+inline int __float2int_rd(float x) { return (int)floorf(x); }
+inline int __float2int_ru(float x) { return (int)ceilf(x); }
+inline unsigned __float2uint_rn(float x) { return (unsigned)rintf(x); }
+inline unsigned __float2uint_rz(float x) { return (unsigned)x; }
+inline long long __float2ll_rn(float x) { return (long long)rintf(x); }
+inline long long __double2ll_rn(double x) { return (long long)rint(x); }
+inline float __int2float_rn(int x) { return (float)x; }
+inline float __uint2float_rn(unsigned x) { return (float)x; }
+inline float __ll2float_rn(long long x) { return (float)x; }
+inline float __double2float_rn(double x) { return (float)x; }
+
+#define EMULATOR_MIN_MAX(A, B, T)                                              \
+    inline T min(A a, B b) { return (T)a < (T)b ? (T)a : (T)b; }               \
+    inline T max(A a, B b) { return (T)a > (T)b ? (T)a : (T)b; }
+EMULATOR_MIN_MAX(int, int, int)
+EMULATOR_MIN_MAX(unsigned, unsigned, unsigned)
+EMULATOR_MIN_MAX(int, unsigned, unsigned)
+EMULATOR_MIN_MAX(unsigned, int, unsigned)
+EMULATOR_MIN_MAX(long, long, long)
+EMULATOR_MIN_MAX(unsigned long, unsigned long, unsigned long)
+EMULATOR_MIN_MAX(long, unsigned long, unsigned long)
+EMULATOR_MIN_MAX(unsigned long, long, unsigned long)
+EMULATOR_MIN_MAX(long long, long long, long long)
+EMULATOR_MIN_MAX(unsigned long long, unsigned long long, unsigned long long)
+inline float min(float a, float b) { return fminf(a, b); }  // of a number and a NaN: the number
+inline float max(float a, float b) { return fmaxf(a, b); }
+inline double min(double a, double b) { return fmin(a, b); }
+inline double max(double a, double b) { return fmax(a, b); }
+
+// Arithmetic on 16 bits that NVIDIA's headers have for the device only.
+inline __nv_bfloat16 __hfma(__nv_bfloat16 a, __nv_bfloat16 b, __nv_bfloat16 c) {
+    return __float2bfloat16_rn(fmaf(__bfloat162float(a), __bfloat162float(b), __bfloat162float(c)));
+}
+inline __half __hfma(__half a, __half b, __half c) {
+    return __float2half_rn(fmaf(__half2float(a), __half2float(b), __half2float(c)));
+}
+inline __nv_bfloat162 __hfma2(__nv_bfloat162 a, __nv_bfloat162 b, __nv_bfloat162 c) {
+    return __nv_bfloat162(__hfma(a.x, b.x, c.x), __hfma(a.y, b.y, c.y));
+}
+inline __half2 __hfma2(__half2 a, __half2 b, __half2 c) {
+    return __half2(__hfma(a.x, b.x, c.x), __hfma(a.y, b.y, c.y));
+}
+
+#endif  // EMULATOR_DEVICE_H

@@ -1,0 +1,1043 @@
+// runtime.h: the CUDA runtime API on the host: memory, streams, events, devices. emulator.h includes it.
+//
+//   1. places    where in the source a call stands, for the reports
+//   2. memory    device and pinned allocations between guard pages; who may touch them when
+//   3. streams   work that is held until somebody waits for it
+//   4. copies    which of them wait, which are staged
+//   5. interface cudaMalloc, cudaMemcpyAsync, cudaEventRecord ...
+//   6. calls     macros that note the line of each call
+//
+// A program for a GPU has two kinds of mistakes that its results often hide: it touches memory from the wrong side, and
+// it relies on an order of events that nobody promised. Here both show.
+//
+// Memory. Each allocation is a mapping of its own between pages that are inaccessible. Device memory is inaccessible as
+// a whole while host code runs (device_memory_open and _close), and for ever once freed: addresses are not used twice.
+// So a touch from the wrong side is a page fault, which a handler turns into a diagnosis, in any build. Up to 255 bytes
+// lie between the last byte and those pages. They hold a pattern that is verified whenever work has run; in a build
+// with AddressSanitizer they are poisoned. What is not seen: a host thread touches device memory while another waits.
+//
+// Order. EMULATE_STREAMS=now runs each piece of work when it is enqueued: the device is always done, the host never too
+// early. EMULATE_STREAMS=delayed holds it until a synchronisation demands it: the device is as late as it may be. Of
+// several streams, EMULATE_OTHERS says what those do that the synchronisation does not name:
+//     behind  they run only what the named one waits for. A wait that is missing between a producer and its consumer
+//             shows as stale or poisoned data.
+//     ahead   they run first, as far as their own waits allow. A wait that is missing before memory is used again shows
+//             as data from the future.
+// All of these are behaviours that a GPU may show. A program that is right gives the same results in each mode.
+//
+// What CUDA leaves open is decided against the program: a copy between device memory and pageable memory returns early
+// if it may, cudaMemset and copies within the device never wait, a query says "not ready" a few times, and cudaFree
+// waits for the default stream only.
+//
+// Errors that a program can meet and handle (no memory, not ready, no such device) are returned, as by CUDA. What only
+// a mistake can cause ends the program through emulator::die.
+//
+// What the core does for all this: device_memory_open and _close around a grid; enqueue with the kernel's name and
+// place; check_kernel_arguments at a launch; explain_bad_address first in its handler of page faults in kernels.
+
+#ifndef EMULATOR_RUNTIME_H
+#define EMULATOR_RUNTIME_H
+
+#ifndef EMULATOR_H
+#error "include emulator.h, which includes this file"
+#endif
+
+#include <deque>
+
+namespace emulator {
+
+// ------------------------------------------------------------------------------------------------
+// 1. Places
+
+inline thread_local Place call_place;  // of the latest call by this host thread
+
+inline void called_at(const char* file, int line) { call_place = Place{file, line}; }
+
+inline std::string text_of(Place place) {
+    return place.file ? std::string(place.file) + ":" + std::to_string(place.line) : std::string("an unknown line");
+}
+
+inline bool read_others() {
+    const char* const choices[] = {"behind", "ahead"};
+    return mode_choice("EMULATE_OTHERS", choices, 2) == 1;
+}
+
+inline const bool others_run_ahead = read_others();
+
+// One lock for everything here. It is held while work runs: host threads take turns on the device.
+inline std::recursive_mutex runtime_lock;
+
+// ------------------------------------------------------------------------------------------------
+// 2. Memory
+//
+// An allocation of n bytes, aligned to 256 as CUDA promises, ends as close to the guard pages as that allows:
+//
+//     | guard pages | slack, PATTERN | n bytes | slack, at most 255 bytes | guard pages |
+//
+// Pinned memory is laid out alike. The host may use it, except where a copy is held that will read it (then the host
+// must not write) or write it (then the host must not touch it). Pages are what can be protected, so this is enforced
+// on pages in which the allocation has no other bytes than those of the copy: no access that is allowed is refused.
+
+const size_t DEVICE_BYTES = (size_t)8 << 30;  // what the emulated device has; pages are taken when they are touched
+const size_t DEVICE_ALIGNMENT = 256;
+const size_t HUGE_PAGE_BYTES = 2 << 20;       // large allocations lie in such pages: they are opened in no time
+const size_t DEVICE_GUARD_BYTES = 1 << 20;    // on either side of an allocation: address space, no memory
+const unsigned char PATTERN = 0xff;           // a NaN in every floating-point type
+
+enum Memory { PAGEABLE, PINNED, DEVICE };
+
+struct PendingCopy {  // of pinned memory
+    uint64_t serial;
+    char *begin, *end;
+    bool writes;
+    Place place;
+};
+
+struct Allocation {
+    Memory memory;
+    char* data;
+    size_t bytes;
+    char* pages;  // what lies between the guards
+    size_t page_bytes;
+    bool freed;
+    Place allocated_at, freed_at;
+    std::vector<PendingCopy> pending;
+};
+
+struct Work;
+inline std::map<char*, Allocation> allocations;  // by the address of the guard in front; freed ones stay
+inline size_t device_bytes_used;
+inline int open_depth;       // > 0 while device memory is open
+inline const Work* running;  // the work that runs now, or nullptr
+
+inline size_t page_size() {
+    static const size_t size = (size_t)sysconf(_SC_PAGESIZE);
+    return size;
+}
+
+inline Allocation* allocation_at(const void* address) {
+    std::map<char*, Allocation>::iterator next = allocations.upper_bound((char*)address);
+    if (next == allocations.begin()) return nullptr;
+    Allocation* a = &std::prev(next)->second;
+    return (char*)address < a->pages + a->page_bytes + DEVICE_GUARD_BYTES ? a : nullptr;
+}
+
+inline void protect_pages(char* begin, size_t bytes, int protection) {
+    if (bytes && mprotect(begin, bytes, protection) != 0) {
+        die("mprotect failed: too many allocations for this system (vm.max_map_count)?");
+    }
+}
+
+// Closes an allocation to host code as far as it has to be.
+inline void close_allocation(const Allocation* a) {
+    if (a->freed) return;
+    if (a->memory == DEVICE) protect_pages(a->pages, a->page_bytes, PROT_NONE);
+    for (const PendingCopy& copy : a->pending) {
+        size_t page = page_size(), first = (size_t)(copy.begin - a->pages), end = (size_t)(copy.end - a->pages);
+        first = copy.begin == a->data ? 0 : (first + page - 1) / page * page;
+        end = copy.end == a->data + a->bytes ? a->page_bytes : end / page * page;
+        if (first < end) protect_pages(a->pages + first, end - first, copy.writes ? PROT_NONE : PROT_READ);
+    }
+}
+
+inline void open_allocation(const Allocation* a) {
+    if (!a->freed) protect_pages(a->pages, a->page_bytes, PROT_READ | PROT_WRITE);
+}
+
+inline void open_pinned_memory() {
+    for (auto& entry : allocations) {
+        if (entry.second.memory == PINNED && !entry.second.pending.empty()) open_allocation(&entry.second);
+    }
+}
+
+inline void open_device_memory() {
+    for (auto& entry : allocations) {
+        if (entry.second.memory == DEVICE) open_allocation(&entry.second);
+    }
+}
+
+inline void close_device_memory() {
+    for (auto& entry : allocations) {
+        if (entry.second.memory == DEVICE) close_allocation(&entry.second);
+    }
+}
+
+inline void close_all_memory() {
+    for (auto& entry : allocations) close_allocation(&entry.second);
+}
+
+// Around all work of the device. They nest.
+inline void device_memory_open() {
+    std::lock_guard<std::recursive_mutex> guard(runtime_lock);
+    if (open_depth++ > 0) return;
+    open_pinned_memory();
+    open_device_memory();
+}
+
+inline void device_memory_close() {
+    std::lock_guard<std::recursive_mutex> guard(runtime_lock);
+    if (--open_depth == 0) close_all_memory();
+}
+
+inline std::string bytes_and_place(const Allocation* a) {
+    std::string text = std::to_string(a->bytes) + " bytes of " + (a->memory == DEVICE ? "device" : "pinned");
+    text += " memory allocated at " + text_of(a->allocated_at);
+    return a->freed ? text + " and freed at " + text_of(a->freed_at) : text;
+}
+
+// What an address is, in words.
+inline std::string describe_address(const void* address) {
+    if (!address) return "a null pointer";
+    const Allocation* a = allocation_at(address);
+    if (!a) return "pageable host memory";
+    std::ptrdiff_t offset = (char*)address - a->data;
+    const char* where = offset < 0 ? " (before the beginning)" : (size_t)offset >= a->bytes ? " (past the end)" : "";
+    return "byte " + std::to_string(offset) + where + " of the " + bytes_and_place(a);
+}
+
+inline std::string running_text();
+
+// After work of the device, or when an allocation is freed. Its pages must be open.
+inline void check_slack(const Allocation* a) {
+#ifdef __SANITIZE_ADDRESS__
+    (void)a;  // these bytes are poisoned: the access itself has been reported
+#else
+    if (a->freed || (a->memory == PINNED && running)) return;  // pinned memory: who wrote is not known
+    std::string who = running ? running_text() : "somebody";
+    const char* first = a->data - a->pages > (std::ptrdiff_t)DEVICE_ALIGNMENT ? a->data - DEVICE_ALIGNMENT : a->pages;
+    const char* ranges[2][2] = {{first, a->data}, {a->data + a->bytes, a->pages + a->page_bytes}};
+    for (auto& range : ranges) {
+        for (const char* p = range[0]; p < range[1]; p++) {
+            if ((unsigned char)*p == PATTERN) continue;
+            die("out of bounds: %s wrote %s", who.c_str(), describe_address(p).c_str());
+        }
+    }
+#endif
+}
+
+// Dies if the address of a page fault is ours; returns if it is somebody else's affair.
+inline void explain_bad_address(const void* address) {
+    const Allocation* a = allocation_at(address);
+    if (!a) return;
+    std::string who = running_text();
+    std::string what = describe_address(address);
+    bool inside = (char*)address >= a->data && (char*)address < a->data + a->bytes;
+    if (a->freed) die("use after free: %s touches %s", who.c_str(), what.c_str());
+    if (!inside) die("out of bounds: %s touches %s", who.c_str(), what.c_str());
+    for (const PendingCopy& copy : a->pending) {
+        if ((char*)address < copy.begin || (char*)address >= copy.end) continue;
+        die("host code %s %s, which the copy enqueued at %s has yet to %s: wait for it first",
+            copy.writes ? "touches" : "writes", what.c_str(), text_of(copy.place).c_str(),
+            copy.writes ? "write" : "read");
+    }
+    die("%s touches %s: copy it with cudaMemcpy", who.c_str(), what.c_str());
+}
+
+// The core has a handler of its own for kernels. This one is for host code; what it cannot explain it leaves to the
+// handler that was there at the start (the system's, or a sanitizer's).
+inline struct sigaction action_before;
+
+inline void on_host_fault(int, siginfo_t* information, void*) {
+    explain_bad_address(information->si_addr);
+    sigaction(SIGSEGV, &action_before, nullptr);
+}
+
+inline void catch_host_faults(struct sigaction* before) {
+    struct sigaction action;
+    memset(&action, 0, sizeof action);
+    action.sa_sigaction = on_host_fault;
+    action.sa_flags = SA_SIGINFO | SA_NODEFER;
+    sigaction(SIGSEGV, &action, before);
+}
+
+inline void report_at_exit(int status, void*);
+
+inline void runtime_start() {
+    static bool started = false;
+    if (started) return;
+    started = true;
+    catch_host_faults(&action_before);
+    on_exit(report_at_exit, nullptr);
+}
+
+inline cudaError_t allocate_memory(void** out, size_t bytes, Memory memory) {
+    runtime_start();
+    *out = nullptr;
+    if (bytes == 0) return cudaSuccess;
+    size_t page = page_size();
+    if (bytes > DEVICE_BYTES - (memory == DEVICE ? device_bytes_used : 0)) return cudaErrorMemoryAllocation;
+    size_t aligned = (bytes + DEVICE_ALIGNMENT - 1) / DEVICE_ALIGNMENT * DEVICE_ALIGNMENT;
+    Allocation a;
+    a.memory = memory;
+    a.bytes = bytes;
+    a.page_bytes = (aligned + page - 1) / page * page;
+    bool huge = a.page_bytes >= HUGE_PAGE_BYTES;
+    size_t mapping_bytes = a.page_bytes + 2 * DEVICE_GUARD_BYTES + (huge ? HUGE_PAGE_BYTES : 0);
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    void* mapping = mmap(nullptr, mapping_bytes, PROT_NONE, flags, -1, 0);
+    if (mapping == MAP_FAILED) return cudaErrorMemoryAllocation;
+    a.pages = (char*)mapping + DEVICE_GUARD_BYTES;
+    if (huge) {
+        a.pages += HUGE_PAGE_BYTES - (uintptr_t)a.pages % HUGE_PAGE_BYTES;
+        madvise(a.pages, a.page_bytes, MADV_HUGEPAGE);
+    }
+    a.data = a.pages + a.page_bytes - aligned;
+    a.freed = false;
+    a.allocated_at = a.freed_at = call_place;
+    open_allocation(&a);
+    if (modes.poison) memset(a.data, PATTERN, bytes);
+    memset(a.pages, PATTERN, (size_t)(a.data - a.pages));
+    memset(a.data + bytes, PATTERN, aligned - bytes);
+#ifdef __SANITIZE_ADDRESS__
+    __asan_poison_memory_region(a.pages, (size_t)(a.data - a.pages));
+    __asan_poison_memory_region(a.data + bytes, aligned - bytes);
+#endif
+    if (memory == DEVICE) device_bytes_used += bytes;
+    if (open_depth == 0) close_allocation(&a);
+    allocations[(char*)mapping] = a;
+    *out = a.data;
+    return cudaSuccess;
+}
+
+inline void free_memory(const char* call, void* address, Memory memory) {
+    Allocation* a = allocation_at(address);
+    if (!a || a->memory != memory) {
+        die("%s of %s: it frees only what %s returned", call, describe_address(address).c_str(),
+            memory == DEVICE ? "cudaMalloc" : "cudaMallocHost or cudaHostAlloc");
+    }
+    if (a->freed) die("%s: double free of the %s", call, bytes_and_place(a).c_str());
+    if (address != a->data) die("%s of %s, which is not its beginning", call, describe_address(address).c_str());
+    if (!a->pending.empty()) {
+        die("%s of the %s, which the copy enqueued at %s has yet to %s: wait for it first", call,
+            bytes_and_place(a).c_str(), text_of(a->pending[0].place).c_str(), a->pending[0].writes ? "write" : "read");
+    }
+    open_allocation(a);
+    check_slack(a);
+    if (memory == DEVICE) device_bytes_used -= a->bytes;
+    a->freed = true;
+    a->freed_at = call_place;
+#ifdef __SANITIZE_ADDRESS__
+    __asan_unpoison_memory_region(a->pages, a->page_bytes);  // the page fault that is to come says more
+#endif
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;  // gives the pages back, keeps the addresses
+    if (mmap(a->pages, a->page_bytes, PROT_NONE, flags, -1, 0) == MAP_FAILED) die("mmap failed in %s", call);
+}
+
+inline void check_pointer(const char* kernel, Place place, int number, const void* pointer) {
+    if (!pointer) return;
+    const Allocation* a = allocation_at(pointer);
+    bool inside = a && (char*)pointer >= a->data && (char*)pointer <= a->data + a->bytes;  // or one past its end
+    if (inside && !a->freed) return;
+    die("argument %d of the kernel %s, launched at %s, is %s: it has to be device memory", number, kernel,
+        text_of(place).c_str(), describe_address(pointer).c_str());
+}
+
+// Refuses the arguments of a launch that are pointers to anything but device or pinned memory.
+template <class... Arguments>
+inline void check_kernel_arguments(const char* kernel, Place place, const Arguments&... arguments) {
+    std::lock_guard<std::recursive_mutex> guard(runtime_lock);
+    int number = 0;
+    auto check = [&](const auto& argument) {
+        using Argument = std::decay_t<decltype(argument)>;
+        number++;
+        if constexpr (std::is_pointer_v<Argument> && !std::is_function_v<std::remove_pointer_t<Argument>>) {
+            check_pointer(kernel, place, number, (const void*)argument);
+        }
+    };
+    (check(arguments), ...);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 3. Streams
+//
+// A stream is a queue. Its pieces of work are numbered 1, 2 ...; `done` of them have run. A piece may have to come
+// after others (`after`): a wait for an event is an empty piece that comes after the recording, and the default stream
+// and those that synchronise with it (all but cudaStreamNonBlocking ones) come after each other. All of these are
+// enqueued earlier, so there are no circles.
+
+struct Stream;
+
+struct Position {
+    Stream* stream;
+    uint64_t number;
+};
+
+struct Work {
+    std::function<void()> run;
+    std::string what;
+    Place place;
+    uint64_t serial;  // among the work of all streams
+    bool host_function;
+    bool settled;     // the call that enqueued it may count as finished for the host: it need not be waited for
+    std::vector<Position> after;
+};
+
+struct Stream {
+    bool with_default;  // synchronises with the default stream
+    bool destroyed;
+    std::deque<Work> held;
+    uint64_t enqueued, done;
+    uint64_t last_serial;
+    int queries;
+};
+
+struct Event {
+    bool timed;
+    bool destroyed;
+    Position recorded;  // number 0: never
+    double time;        // of the latest recording that has run, in milliseconds
+    int queries;
+};
+
+const int QUERIES_UNTIL_READY = 4;  // unsuccessful queries before work proceeds on its own
+
+inline Stream default_stream;
+inline std::vector<Stream*> streams = {&default_stream};  // destroyed ones stay, so that their use is known
+inline std::vector<Event*> events;
+inline uint64_t last_serial;
+
+inline std::string running_text() {
+    if (!running) return "host code";
+    return "the " + running->what + " enqueued at " + text_of(running->place);
+}
+
+inline Stream* stream_of(cudaStream_t handle, const char* call) {
+    if (!handle || handle == cudaStreamLegacy) return &default_stream;
+    for (Stream* stream : streams) {
+        if ((cudaStream_t)stream != handle) continue;
+        if (stream->destroyed) die("%s at %s: the stream was destroyed", call, text_of(call_place).c_str());
+        return stream;
+    }
+    die("%s at %s: %p is not a stream", call, text_of(call_place).c_str(), (void*)handle);
+}
+
+inline Event* event_of(cudaEvent_t handle, const char* call) {
+    for (Event* event : events) {
+        if ((cudaEvent_t)event != handle) continue;
+        if (event->destroyed) die("%s at %s: the event was destroyed", call, text_of(call_place).c_str());
+        return event;
+    }
+    die("%s at %s: %p is not an event", call, text_of(call_place).c_str(), (void*)handle);
+}
+
+inline void run_until(Position position);
+
+// Of several streams the one whose work was enqueued last comes first: the order that a program expects least.
+inline void run_latest_first(std::vector<Position> positions) {
+    while (!positions.empty()) {
+        size_t latest = 0;
+        for (size_t i = 1; i < positions.size(); i++) {
+            if (positions[i].stream->last_serial > positions[latest].stream->last_serial) latest = i;
+        }
+        run_until(positions[latest]);
+        positions.erase(positions.begin() + (std::ptrdiff_t)latest);
+    }
+}
+
+inline void forget_pending(uint64_t serial) {
+    for (auto& entry : allocations) {
+        std::vector<PendingCopy>& pending = entry.second.pending;
+        auto done = [serial](const PendingCopy& copy) { return copy.serial == serial; };
+        pending.erase(std::remove_if(pending.begin(), pending.end(), done), pending.end());
+    }
+}
+
+// Memory is open. A host function is host code, but in the order of its stream: pinned memory stays open to it.
+inline void run_work(const Work* work) {
+    const Work* outer = running;
+    running = work;
+    forget_pending(work->serial);
+    if (work->host_function) {
+        close_device_memory();
+        work->run();
+        open_device_memory();
+    } else {
+        work->run();
+        for (auto& entry : allocations) check_slack(&entry.second);
+    }
+    running = outer;
+}
+
+inline void run_until(Position position) {
+    Stream* stream = position.stream;
+    while (stream->done < position.number) {
+        run_latest_first(stream->held.front().after);
+        Work work = std::move(stream->held.front());
+        stream->held.pop_front();
+        run_work(&work);
+        stream->done++;
+    }
+}
+
+inline std::vector<Position> ends_of_streams(const Stream* but) {
+    std::vector<Position> ends;
+    for (Stream* stream : streams) {
+        if (stream != but && stream->done < stream->enqueued) ends.push_back(Position{stream, stream->enqueued});
+    }
+    return ends;
+}
+
+// Waits for some positions, as a host thread does. Memory is opened once for all that runs.
+inline void demand(const std::vector<Position>& positions) {
+    device_memory_open();
+    run_latest_first(positions);
+    device_memory_close();
+    catch_host_faults(nullptr);
+}
+
+inline void demand(Position position) {
+    if (position.number <= position.stream->done) return;
+    if (others_run_ahead) demand(ends_of_streams(position.stream));
+    demand(std::vector<Position>{position});
+}
+
+// Holds a piece of work, or runs it at once. `work` holds what has to be filled in besides the queue's own members.
+inline Position enqueue_work(Stream* stream, Work work) {
+    runtime_start();
+    work.place = call_place;
+    work.serial = ++last_serial;
+    for (Stream* other : streams) {
+        bool ordered = (stream == &default_stream && other->with_default) ||
+                       (other == &default_stream && stream->with_default);
+        if (other != stream && ordered && other->done < other->enqueued) {
+            work.after.push_back(Position{other, other->enqueued});
+        }
+    }
+    stream->last_serial = work.serial;
+    stream->held.push_back(std::move(work));
+    stream->enqueued++;
+    Position position = {stream, stream->enqueued};
+    if (!modes.delayed_streams) demand(position);
+    return position;
+}
+
+inline Work new_work(std::string what, std::function<void()> run) {
+    Work work;
+    work.run = std::move(run);
+    work.what = std::move(what);
+    work.place = call_place;
+    work.serial = 0;
+    work.host_function = work.settled = false;
+    return work;
+}
+
+// Every call enters here: it takes the lock, and is refused inside a host function, where CUDA forbids calls.
+struct Entry {
+    std::lock_guard<std::recursive_mutex> guard;
+    explicit Entry(const char* call) : guard(runtime_lock) {
+        if (running) die("%s called from inside %s: CUDA forbids it", call, running_text().c_str());
+    }
+};
+
+// For kernels and library calls. What runs finds device memory open.
+inline void enqueue(cudaStream_t stream, std::function<void()> run, const char* name = "of a library",
+                    Place place = Place{nullptr, 0}) {
+    Entry entry(name);
+    call_place = place;
+    enqueue_work(stream_of(stream, name), new_work(std::string("kernel ") + name, std::move(run)));
+}
+
+inline cudaError_t query(Position position, int* queries) {
+    if (position.number <= position.stream->done) return cudaSuccess;
+    if (++*queries < QUERIES_UNTIL_READY) return cudaErrorNotReady;
+    *queries = 0;
+    demand(position);
+    return cudaSuccess;
+}
+
+// At the end of a program that succeeded: work that nobody waited for, and memory that nobody freed.
+inline void report_at_exit(int status, void*) {
+    if (status != 0 || running) return;
+    for (const Stream* stream : streams) {
+        for (const Work& work : stream->held) {
+            if (work.settled) continue;
+            die("the program ended without waiting for the %s enqueued at %s", work.what.c_str(),
+                text_of(work.place).c_str());
+        }
+    }
+    size_t leaks = 0;
+    const Allocation* first = nullptr;
+    for (const auto& entry : allocations) {
+        if (entry.second.freed) continue;
+        if (!first) first = &entry.second;
+        leaks++;
+    }
+    if (first) {
+        die("leak: %zu allocation%s not freed at the end of the program, among them %s", leaks, leaks > 1 ? "s" : "",
+            bytes_and_place(first).c_str());
+    }
+}
+
+// ------------------------------------------------------------------------------------------------
+// 4. Copies
+//
+//     from      to        cudaMemcpy                                   cudaMemcpyAsync
+//     pageable  device    waits for earlier work, reads the source     reads the source at once,
+//                         at once, writes the device when it likes     writes the device in turn
+//     pinned    device    waits                                        reads the source in turn
+//     device    host      waits                                        writes in turn
+//     device    device    does not wait                                in turn
+//     host      host      waits                                        waits
+
+// One end of a copy. Dies unless all bytes lie in one live allocation of the side that `on_device` names. (Memory that
+// is freed before a copy runs makes itself felt by a page fault.)
+inline Memory check_end(const char* call, const char* end, const void* address, size_t bytes, bool on_device) {
+    const Allocation* a = allocation_at(address);
+    std::string where = std::string(call) + " at " + text_of(call_place);
+    std::string what = describe_address(address);
+    if (!a && on_device) die("%s: its %s, on the device, is %s", where.c_str(), end, what.c_str());
+    if (!a) {
+        if (!address) die("%s: its %s is a null pointer", where.c_str(), end);
+        return PAGEABLE;
+    }
+    if (a->freed) die("use after free: %s: its %s is %s", where.c_str(), end, what.c_str());
+    if ((a->memory == DEVICE) != on_device) {
+        die("%s: its %s, %s, is %s", where.c_str(), end, on_device ? "on the device" : "on the host", what.c_str());
+    }
+    if ((char*)address < a->data || (char*)address > a->data + a->bytes ||
+        bytes > (size_t)(a->data + a->bytes - (char*)address)) {
+        die("out of bounds: %s: %zu bytes at %s", where.c_str(), bytes, what.c_str());
+    }
+    return a->memory;
+}
+
+inline bool is_device_memory(const void* address) {
+    const Allocation* a = allocation_at(address);
+    return a && a->memory == DEVICE;
+}
+
+inline void note_pending(void* address, size_t bytes, bool writes, uint64_t serial) {
+    Allocation* a = allocation_at(address);
+    PendingCopy copy = {serial, (char*)address, (char*)address + bytes, writes, call_place};
+    a->pending.push_back(copy);
+    close_allocation(a);
+}
+
+inline cudaError_t copy_memory(const char* call, void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
+                               Stream* stream, bool waits) {
+    if (bytes == 0) return cudaSuccess;
+    if (kind != cudaMemcpyHostToHost && kind != cudaMemcpyHostToDevice && kind != cudaMemcpyDeviceToHost &&
+        kind != cudaMemcpyDeviceToDevice && kind != cudaMemcpyDefault) {
+        die("%s at %s: %d is not a kind of copy", call, text_of(call_place).c_str(), (int)kind);
+    }
+    bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
+    bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
+    if (kind == cudaMemcpyDefault) {
+        to_device = is_device_memory(to);
+        from_device = is_device_memory(from);
+    }
+    Memory to_memory = check_end(call, "destination", to, bytes, to_device);
+    Memory from_memory = check_end(call, "source", from, bytes, from_device);
+    if ((char*)to < (char*)from + bytes && (char*)from < (char*)to + bytes) {
+        die("%s at %s: source and destination overlap", call, text_of(call_place).c_str());
+    }
+    Work work = new_work("copy", nullptr);
+    if (from_memory == PAGEABLE && to_device) {
+        if (waits) demand(enqueue_work(stream, new_work("wait", [] {})));
+        std::vector<char> staged((const char*)from, (const char*)from + bytes);
+        work.run = [to, bytes, staged = std::move(staged)] { memcpy(to, staged.data(), bytes); };
+        work.settled = waits;
+        enqueue_work(stream, std::move(work));
+        return cudaSuccess;
+    }
+    work.run = [to, from, bytes] { memcpy(to, from, bytes); };
+    bool within_device = to_device && from_device;
+    work.settled = waits && within_device;
+    Position position = enqueue_work(stream, std::move(work));
+    if ((waits && !within_device) || (!to_device && !from_device)) {
+        demand(position);
+    } else if (position.number > stream->done) {
+        if (to_memory == PINNED) note_pending(to, bytes, true, stream->last_serial);
+        if (from_memory == PINNED) note_pending((void*)from, bytes, false, stream->last_serial);
+    }
+    return cudaSuccess;
+}
+
+inline cudaError_t set_memory(const char* call, void* to, int value, size_t bytes, Stream* stream, bool settled) {
+    if (bytes == 0) return cudaSuccess;
+    check_end(call, "destination", to, bytes, true);
+    Work work = new_work("memset", [to, value, bytes] { memset(to, value, bytes); });
+    work.settled = settled;
+    enqueue_work(stream, std::move(work));
+    return cudaSuccess;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 5. Interface
+
+inline thread_local cudaError_t last_error = cudaSuccess;
+
+// What an interface function returns. An error stays until cudaGetLastError takes it; the core reports launches here.
+inline cudaError_t noted(cudaError_t error) {
+    if (error != cudaSuccess) last_error = error;
+    return error;
+}
+
+inline double milliseconds() {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return 1e3 * (double)t.tv_sec + 1e-6 * (double)t.tv_nsec;
+}
+
+// The device: a small GPU of compute capability 9.0. The core has the limits of a launch.
+const int MULTIPROCESSORS = 4, THREADS_PER_MULTIPROCESSOR = 2048;
+const int BLOCKS_PER_MULTIPROCESSOR = 32, REGISTERS = 65536, L2_BYTES = 4 << 20, MEMORY_BUS_BITS = 512;
+const int SHARED_BYTES_PER_MULTIPROCESSOR = 228 << 10;  // of which each block takes 1 KiB more than it asks for
+const int SHARED_BYTES_RESERVED = 1 << 10;
+
+struct ErrorText {
+    cudaError_t error;
+    const char *name, *text;
+};
+
+inline const ErrorText* error_text(cudaError_t error) {
+    static const ErrorText texts[] = {
+        {cudaSuccess, "cudaSuccess", "no error"},
+        {cudaErrorInvalidValue, "cudaErrorInvalidValue", "invalid argument"},
+        {cudaErrorMemoryAllocation, "cudaErrorMemoryAllocation", "out of memory"},
+        {cudaErrorInvalidConfiguration, "cudaErrorInvalidConfiguration", "invalid configuration argument"},
+        {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
+        {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
+        {cudaErrorNotReady, "cudaErrorNotReady", "device not ready"},
+        {cudaErrorIllegalAddress, "cudaErrorIllegalAddress", "an illegal memory access was encountered"},
+        {cudaErrorLaunchFailure, "cudaErrorLaunchFailure", "unspecified launch failure"},
+        {cudaErrorNotSupported, "cudaErrorNotSupported", "operation not supported"},
+        {cudaErrorUnknown, "cudaErrorUnknown", "unknown error"},
+    };
+    const size_t count = sizeof texts / sizeof texts[0];
+    for (size_t i = 0; i < count; i++) {
+        if (texts[i].error == error) return &texts[i];
+    }
+    return &texts[count - 1];
+}
+
+}  // namespace emulator
+
+extern "C" {
+
+inline cudaError_t cudaMalloc(void** out, size_t bytes) {
+    emulator::Entry entry("cudaMalloc");
+    return emulator::noted(emulator::allocate_memory(out, bytes, emulator::DEVICE));
+}
+
+inline cudaError_t cudaFree(void* memory) {
+    emulator::Entry entry("cudaFree");
+    if (!memory) return cudaSuccess;
+    emulator::demand(emulator::Position{&emulator::default_stream, emulator::default_stream.enqueued});
+    emulator::free_memory("cudaFree", memory, emulator::DEVICE);
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaHostAlloc(void** out, size_t bytes, unsigned flags) {
+    emulator::Entry entry("cudaHostAlloc");
+    (void)flags;  // portable, mapped and write-combined memory all behave alike here
+    return emulator::noted(emulator::allocate_memory(out, bytes, emulator::PINNED));
+}
+
+inline cudaError_t cudaMallocHost(void** out, size_t bytes) { return cudaHostAlloc(out, bytes, 0); }
+
+inline cudaError_t cudaFreeHost(void* memory) {
+    emulator::Entry entry("cudaFreeHost");
+    if (memory) emulator::free_memory("cudaFreeHost", memory, emulator::PINNED);
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
+    emulator::Entry entry("cudaMemGetInfo");
+    *free_bytes = emulator::DEVICE_BYTES - emulator::device_bytes_used;
+    *total_bytes = emulator::DEVICE_BYTES;
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* out, const void* pointer) {
+    emulator::Entry entry("cudaPointerGetAttributes");
+    const emulator::Allocation* a = emulator::allocation_at(pointer);
+    bool device = a && !a->freed && a->memory == emulator::DEVICE;
+    bool pinned = a && !a->freed && a->memory == emulator::PINNED;
+    memset((void*)out, 0, sizeof *out);
+    out->type = device ? cudaMemoryTypeDevice : pinned ? cudaMemoryTypeHost : cudaMemoryTypeUnregistered;
+    out->device = device || pinned ? 0 : -2;  // -2: cudaInvalidDeviceId
+    out->devicePointer = device || pinned ? (void*)pointer : nullptr;
+    out->hostPointer = device ? nullptr : (void*)pointer;
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
+    emulator::Entry entry("cudaMemcpy");
+    return emulator::copy_memory("cudaMemcpy", to, from, bytes, kind, &emulator::default_stream, true);
+}
+
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
+    emulator::Entry entry("cudaMemcpyAsync");
+    emulator::Stream* queue = emulator::stream_of(stream, "cudaMemcpyAsync");
+    return emulator::copy_memory("cudaMemcpyAsync", to, from, bytes, kind, queue, false);
+}
+
+inline cudaError_t cudaMemset(void* to, int value, size_t bytes) {
+    emulator::Entry entry("cudaMemset");
+    return emulator::set_memory("cudaMemset", to, value, bytes, &emulator::default_stream, true);
+}
+
+inline cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
+    emulator::Entry entry("cudaMemsetAsync");
+    emulator::Stream* queue = emulator::stream_of(stream, "cudaMemsetAsync");
+    return emulator::set_memory("cudaMemsetAsync", to, value, bytes, queue, false);
+}
+
+inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* out, unsigned flags) {
+    emulator::Entry entry("cudaStreamCreateWithFlags");
+    if (flags != cudaStreamDefault && flags != cudaStreamNonBlocking) return emulator::noted(cudaErrorInvalidValue);
+    emulator::Stream* stream = new emulator::Stream();
+    stream->with_default = flags == cudaStreamDefault;
+    emulator::streams.push_back(stream);
+    *out = (cudaStream_t)stream;
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaStreamCreate(cudaStream_t* out) { return cudaStreamCreateWithFlags(out, cudaStreamDefault); }
+
+// Work that is held stays, as on a GPU; only cudaDeviceSynchronize and events can still demand it.
+inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+    emulator::Entry entry("cudaStreamDestroy");
+    emulator::Stream* queue = emulator::stream_of(stream, "cudaStreamDestroy");
+    if (queue == &emulator::default_stream) return emulator::noted(cudaErrorInvalidResourceHandle);
+    queue->destroyed = true;
+    return cudaSuccess;
+}
+
+// For the default stream an empty piece of work stands for the wait, since it comes after what other streams hold.
+inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+    emulator::Entry entry("cudaStreamSynchronize");
+    emulator::Stream* queue = emulator::stream_of(stream, "cudaStreamSynchronize");
+    if (queue == &emulator::default_stream) emulator::enqueue_work(queue, emulator::new_work("wait", [] {}));
+    emulator::demand(emulator::Position{queue, queue->enqueued});
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaStreamQuery(cudaStream_t stream) {
+    emulator::Entry entry("cudaStreamQuery");
+    emulator::Stream* queue = emulator::stream_of(stream, "cudaStreamQuery");
+    return emulator::noted(emulator::query(emulator::Position{queue, queue->enqueued}, &queue->queries));
+}
+
+inline cudaError_t cudaDeviceSynchronize() {
+    emulator::Entry entry("cudaDeviceSynchronize");
+    emulator::demand(emulator::ends_of_streams(nullptr));
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
+    emulator::Entry entry("cudaLaunchHostFunc");
+    emulator::Stream* queue = emulator::stream_of(stream, "cudaLaunchHostFunc");
+    emulator::Work work = emulator::new_work("host function", [function, data] { function(data); });
+    work.host_function = true;
+    emulator::enqueue_work(queue, std::move(work));
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* out, unsigned flags) {
+    emulator::Entry entry("cudaEventCreateWithFlags");
+    const unsigned known = cudaEventBlockingSync | cudaEventDisableTiming;
+    if (flags & ~known) return emulator::noted(cudaErrorInvalidValue);
+    emulator::Event* event = new emulator::Event();
+    event->timed = !(flags & cudaEventDisableTiming);
+    event->recorded = emulator::Position{&emulator::default_stream, 0};
+    emulator::events.push_back(event);
+    *out = (cudaEvent_t)event;
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaEventCreate(cudaEvent_t* out) { return cudaEventCreateWithFlags(out, cudaEventDefault); }
+
+inline cudaError_t cudaEventDestroy(cudaEvent_t event) {
+    emulator::Entry entry("cudaEventDestroy");
+    emulator::event_of(event, "cudaEventDestroy")->destroyed = true;
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+    emulator::Entry entry("cudaEventRecord");
+    emulator::Event* mark = emulator::event_of(event, "cudaEventRecord");
+    emulator::Stream* queue = emulator::stream_of(stream, "cudaEventRecord");
+    emulator::Work work = emulator::new_work("event", [mark] { mark->time = emulator::milliseconds(); });
+    work.settled = true;  // an event that nobody waits for is no loss
+    mark->recorded = emulator::enqueue_work(queue, std::move(work));
+    mark->queries = 0;
+    return cudaSuccess;
+}
+
+// The wait is for the recording that is the latest now; an event that was never recorded is not waited for.
+inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
+    emulator::Entry entry("cudaStreamWaitEvent");
+    if (flags != cudaEventWaitDefault) return emulator::noted(cudaErrorInvalidValue);
+    emulator::Event* mark = emulator::event_of(event, "cudaStreamWaitEvent");
+    emulator::Stream* queue = emulator::stream_of(stream, "cudaStreamWaitEvent");
+    emulator::Work work = emulator::new_work("wait", [] {});
+    work.settled = true;
+    work.after.push_back(mark->recorded);
+    emulator::enqueue_work(queue, std::move(work));
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+    emulator::Entry entry("cudaEventSynchronize");
+    emulator::demand(emulator::event_of(event, "cudaEventSynchronize")->recorded);
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaEventQuery(cudaEvent_t event) {
+    emulator::Entry entry("cudaEventQuery");
+    emulator::Event* mark = emulator::event_of(event, "cudaEventQuery");
+    return emulator::noted(emulator::query(mark->recorded, &mark->queries));
+}
+
+inline cudaError_t cudaEventElapsedTime(float* out, cudaEvent_t start, cudaEvent_t end) {
+    emulator::Entry entry("cudaEventElapsedTime");
+    emulator::Event* marks[2];
+    marks[0] = emulator::event_of(start, "cudaEventElapsedTime");
+    marks[1] = emulator::event_of(end, "cudaEventElapsedTime");
+    for (int i = 0; i < 2; i++) {
+        if (!marks[i]->timed || marks[i]->recorded.number == 0) return emulator::noted(cudaErrorInvalidResourceHandle);
+        if (marks[i]->recorded.number > marks[i]->recorded.stream->done) return emulator::noted(cudaErrorNotReady);
+    }
+    *out = (float)(marks[1]->time - marks[0]->time);
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaGetDeviceCount(int* out) {
+    *out = 1;
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaGetDevice(int* out) {
+    *out = 0;
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaSetDevice(int device) {
+    return emulator::noted(device == 0 ? cudaSuccess : cudaErrorInvalidDevice);
+}
+
+inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* out, int device) {
+    if (device != 0) return emulator::noted(cudaErrorInvalidDevice);
+    memset((void*)out, 0, sizeof *out);
+    strcpy(out->name, "emulated CPU");
+    out->major = 9;
+    out->minor = 0;
+    out->totalGlobalMem = emulator::DEVICE_BYTES;
+    out->multiProcessorCount = emulator::MULTIPROCESSORS;
+    out->warpSize = (int)emulator::LANES;
+    out->maxThreadsPerBlock = (int)emulator::BLOCK_LIMIT;
+    out->maxThreadsPerMultiProcessor = emulator::THREADS_PER_MULTIPROCESSOR;
+    out->maxBlocksPerMultiProcessor = emulator::BLOCKS_PER_MULTIPROCESSOR;
+    out->maxThreadsDim[0] = out->maxThreadsDim[1] = (int)emulator::BLOCK_LIMIT;
+    out->maxThreadsDim[2] = 64;
+    out->maxGridSize[0] = 2147483647;
+    out->maxGridSize[1] = out->maxGridSize[2] = 65535;
+    out->regsPerBlock = out->regsPerMultiprocessor = emulator::REGISTERS;
+    out->sharedMemPerBlock = (int)emulator::STATIC_SHARED_LIMIT;
+    out->sharedMemPerBlockOptin = (int)emulator::SHARED_LIMIT;
+    out->sharedMemPerMultiprocessor = emulator::SHARED_BYTES_PER_MULTIPROCESSOR;
+    out->reservedSharedMemPerBlock = emulator::SHARED_BYTES_RESERVED;
+    out->l2CacheSize = emulator::L2_BYTES;
+    out->memoryBusWidth = emulator::MEMORY_BUS_BITS;
+    out->concurrentKernels = out->unifiedAddressing = out->canMapHostMemory = 1;
+    out->asyncEngineCount = 2;
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaDeviceGetAttribute(int* out, cudaDeviceAttr attribute, int device) {
+    if (device != 0) return emulator::noted(cudaErrorInvalidDevice);
+    switch (attribute) {
+        case cudaDevAttrMultiProcessorCount: *out = emulator::MULTIPROCESSORS; break;
+        case cudaDevAttrWarpSize: *out = (int)emulator::LANES; break;
+        case cudaDevAttrMaxThreadsPerBlock: *out = (int)emulator::BLOCK_LIMIT; break;
+        case cudaDevAttrMaxThreadsPerMultiProcessor: *out = emulator::THREADS_PER_MULTIPROCESSOR; break;
+        case cudaDevAttrMaxBlocksPerMultiprocessor: *out = emulator::BLOCKS_PER_MULTIPROCESSOR; break;
+        case cudaDevAttrMaxSharedMemoryPerBlock: *out = (int)emulator::STATIC_SHARED_LIMIT; break;
+        case cudaDevAttrMaxSharedMemoryPerBlockOptin: *out = (int)emulator::SHARED_LIMIT; break;
+        case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *out = emulator::SHARED_BYTES_PER_MULTIPROCESSOR; break;
+        case cudaDevAttrReservedSharedMemoryPerBlock: *out = emulator::SHARED_BYTES_RESERVED; break;
+        case cudaDevAttrMaxRegistersPerBlock: *out = emulator::REGISTERS; break;
+        case cudaDevAttrL2CacheSize: *out = emulator::L2_BYTES; break;
+        case cudaDevAttrComputeCapabilityMajor: *out = 9; break;
+        case cudaDevAttrComputeCapabilityMinor: *out = 0; break;
+        case cudaDevAttrGlobalMemoryBusWidth: *out = emulator::MEMORY_BUS_BITS; break;
+        case cudaDevAttrClockRate: *out = 1000000; break;        // kHz
+        case cudaDevAttrMemoryClockRate: *out = 1000000; break;  // kHz
+        default: return emulator::noted(cudaErrorInvalidValue);
+    }
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
+    emulator::Entry entry("cudaFuncSetAttribute");
+    if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout) return cudaSuccess;  // a hint
+    bool known = attribute == cudaFuncAttributeMaxDynamicSharedMemorySize;
+    bool allowed = known && value >= 0 && emulator::allow_shared_memory(kernel, (size_t)value);
+    return emulator::noted(allowed ? cudaSuccess : cudaErrorInvalidValue);
+}
+
+// Registers and static shared memory are not known here: an upper bound.
+inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
+    int* out, const void* kernel, int block_threads, size_t shared_bytes, unsigned flags) {
+    (void)kernel;
+    (void)flags;
+    if (block_threads < 1 || block_threads > (int)emulator::BLOCK_LIMIT || shared_bytes > emulator::SHARED_LIMIT) {
+        return emulator::noted(cudaErrorInvalidValue);
+    }
+    int warps = (block_threads + (int)emulator::LANES - 1) / (int)emulator::LANES;
+    int by_threads = emulator::THREADS_PER_MULTIPROCESSOR / (warps * (int)emulator::LANES);
+    int by_shared = emulator::SHARED_BYTES_PER_MULTIPROCESSOR / ((int)shared_bytes + emulator::SHARED_BYTES_RESERVED);
+    int blocks = by_threads < by_shared ? by_threads : by_shared;
+    *out = blocks < emulator::BLOCKS_PER_MULTIPROCESSOR ? blocks : emulator::BLOCKS_PER_MULTIPROCESSOR;
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* out, const void* kernel, int block_threads,
+                                                                 size_t shared_bytes) {
+    return cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(out, kernel, block_threads, shared_bytes, 0);
+}
+
+inline cudaError_t cudaPeekAtLastError() { return emulator::last_error; }
+
+inline cudaError_t cudaGetLastError() {
+    cudaError_t error = emulator::last_error;
+    emulator::last_error = cudaSuccess;
+    return error;
+}
+
+inline const char* cudaGetErrorName(cudaError_t error) { return emulator::error_text(error)->name; }
+inline const char* cudaGetErrorString(cudaError_t error) { return emulator::error_text(error)->text; }
+
+}  // extern "C"
+
+// ------------------------------------------------------------------------------------------------
+// 6. Calls
+//
+// From here on, cudaMalloc(...) notes its file and line first. A macro is not expanded inside itself, so what follows
+// the comma is the function.
+
+#define EMULATOR_CALL(call) (emulator::called_at(__FILE__, __LINE__), call)
+#define cudaMalloc(...) EMULATOR_CALL(cudaMalloc(__VA_ARGS__))
+#define cudaFree(...) EMULATOR_CALL(cudaFree(__VA_ARGS__))
+#define cudaMallocHost(...) EMULATOR_CALL(cudaMallocHost(__VA_ARGS__))
+#define cudaHostAlloc(...) EMULATOR_CALL(cudaHostAlloc(__VA_ARGS__))
+#define cudaFreeHost(...) EMULATOR_CALL(cudaFreeHost(__VA_ARGS__))
+#define cudaMemcpy(...) EMULATOR_CALL(cudaMemcpy(__VA_ARGS__))
+#define cudaMemcpyAsync(...) EMULATOR_CALL(cudaMemcpyAsync(__VA_ARGS__))
+#define cudaMemset(...) EMULATOR_CALL(cudaMemset(__VA_ARGS__))
+#define cudaMemsetAsync(...) EMULATOR_CALL(cudaMemsetAsync(__VA_ARGS__))
+#define cudaStreamDestroy(...) EMULATOR_CALL(cudaStreamDestroy(__VA_ARGS__))
+#define cudaStreamSynchronize(...) EMULATOR_CALL(cudaStreamSynchronize(__VA_ARGS__))
+#define cudaStreamQuery(...) EMULATOR_CALL(cudaStreamQuery(__VA_ARGS__))
+#define cudaStreamWaitEvent(...) EMULATOR_CALL(cudaStreamWaitEvent(__VA_ARGS__))
+#define cudaDeviceSynchronize(...) EMULATOR_CALL(cudaDeviceSynchronize(__VA_ARGS__))
+#define cudaLaunchHostFunc(...) EMULATOR_CALL(cudaLaunchHostFunc(__VA_ARGS__))
+#define cudaEventDestroy(...) EMULATOR_CALL(cudaEventDestroy(__VA_ARGS__))
+#define cudaEventRecord(...) EMULATOR_CALL(cudaEventRecord(__VA_ARGS__))
+#define cudaEventSynchronize(...) EMULATOR_CALL(cudaEventSynchronize(__VA_ARGS__))
+#define cudaEventQuery(...) EMULATOR_CALL(cudaEventQuery(__VA_ARGS__))
+#define cudaEventElapsedTime(...) EMULATOR_CALL(cudaEventElapsedTime(__VA_ARGS__))
+
+#endif  // EMULATOR_RUNTIME_H

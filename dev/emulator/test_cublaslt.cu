@@ -1,0 +1,573 @@
+// test_cublaslt.cu: cuBLASLt as matmul.cuh uses it, against a double loop.
+//
+// In the emulator this proves cublaslt.h. The part "products" compiles with nvcc too: on a GPU it compares the library
+// itself with the same loop, and so shows whether the emulation understands it rightly.
+//
+//     nvcc -I. dev/emulator/test_cublaslt.cu -lcublasLt -o build/test_cublaslt
+//
+// Products: all types, transpositions, epilogues, values of alpha and beta, matrices with gaps between their columns.
+// An element of a sum of k terms is right within
+//
+//     epsilon |x| + 4 sqrt(k) 2^-24 (sum of the terms' magnitudes)
+//
+// with the epsilon of the type that it is stored in (0 for float) and a slope of GELU of at most 1.13; for a GELU that
+// is stored, x is what went in as well. The gaps, and the bytes behind each matrix, must stay as they were.
+//
+// Refusals: what the library answers with an error gets that error; what ends the program does so with the exit status
+// of a diagnosis, in a process of its own.
+
+#include "../../gemm.h"
+
+#include <cublasLt.h>
+#include <cuda_runtime.h>
+#ifdef EMULATED
+#include "cublaslt.h"
+#include <sys/wait.h>
+#endif
+
+static int passed, failed;
+
+static void check(bool ok, const char* what, const char* details) {
+    printf("%s  %-44s %s\n", ok ? "ok    " : "FAILED", what, details);
+    if (ok) passed++; else failed++;
+}
+
+static void must(bool ok, const char* what) {
+    if (ok) return;
+    printf("FAILED  %s; cannot go on\n%d passed, %d failed\n", what, passed, failed + 1);
+    exit(1);
+}
+#define CUDA(call) must((call) == cudaSuccess, #call)
+#define LT(call) must((call) == CUBLAS_STATUS_SUCCESS, #call)
+
+// ------------------------------------------------------------------------------------------------
+// Problems
+
+typedef struct {
+    GemmType in, out;
+    bool transpose_a, transpose_b, tf32;
+    cublasLtEpilogue_t epilogue;
+    float alpha, beta;
+    size_t rows, columns, length, gap;  // gap: elements between columns, of each matrix
+} Problem;
+
+// A column-major matrix, on the host and on the device.
+typedef struct {
+    GemmType type;
+    size_t rows, columns, stride, bytes;
+    unsigned char *host, *device;
+} Matrix;
+
+enum { GUARD = 64 };  // bytes behind a matrix
+
+static cudaStream_t stream;
+static cublasLtHandle_t handle;
+static void* workspace;
+static const size_t workspace_bytes = 1 << 20;
+
+static cudaDataType cuda_type(GemmType type) {
+    return type == GEMM_F32 ? CUDA_R_32F : type == GEMM_BF16 ? CUDA_R_16BF : CUDA_R_16F;
+}
+
+static double at(const Matrix* m, size_t i, size_t j) { return (double)gemm_load(m->host, m->type, j * m->stride + i); }
+
+// Every byte is random, the gaps and the guard too; numbers in [-1, 1).
+static Matrix matrix_make(GemmType type, size_t rows, size_t columns, size_t gap, uint64_t seed) {
+    Matrix m = {type, rows, columns, rows + gap, 0, NULL, NULL};
+    size_t elements = m.stride * columns;
+    m.bytes = elements * gemm_type_bytes(type) + GUARD;
+    m.host = (unsigned char*)allocate(m.bytes);
+    must(m.host != NULL, "memory for a matrix");
+    for (size_t i = 0; i < m.bytes; i++) m.host[i] = (unsigned char)(random_bits(seed, RANDOM_TEST, 1, i));
+    for (size_t i = 0; i < elements; i++)
+        gemm_save(m.host, type, i, 2.0f * random_uniform(seed, RANDOM_TEST, 0, i) - 1.0f);
+    CUDA(cudaMalloc((void**)&m.device, m.bytes));
+    CUDA(cudaMemcpyAsync(m.device, m.host, m.bytes, cudaMemcpyHostToDevice, stream));
+    return m;
+}
+
+static void matrix_free(Matrix* m) {
+    CUDA(cudaFree(m->device));
+    free(m->host);
+}
+
+// As the tensor cores read a float: 11 significant bits.
+static double to_tf32(double x) {
+    int exponent = 0;
+    double fraction = frexp(x, &exponent);
+    return ldexp(round(ldexp(fraction, 11)), exponent - 11);
+}
+
+static double gelu(double x) { return 0.5 * x * (1.0 + tanh(0.79788456080286536 * (x + 0.044715 * x * x * x))); }
+
+static double gelu_slope(double x) {
+    const double h = 1e-6;
+    return (gelu(x + h) - gelu(x - h)) / (2.0 * h);  // differences, since the emulator has the formula
+}
+
+typedef struct {
+    cublasLtMatmulDesc_t operation;
+    cublasLtMatrixLayout_t a, b, c, d;
+    cublasLtMatmulPreference_t wish;
+} Objects;
+
+static cublasLtMatrixLayout_t layout_of(const Matrix* m) {
+    cublasLtMatrixLayout_t layout;
+    LT(cublasLtMatrixLayoutCreate(&layout, cuda_type(m->type), m->rows, m->columns, (int64_t)m->stride));
+    return layout;
+}
+
+#define SET(attribute, value) LT(cublasLtMatmulDescSetAttribute(o.operation, attribute, &(value), sizeof(value)))
+
+static Objects objects_make(const Problem* p, const Matrix* a, const Matrix* b, const Matrix* d, const Matrix* bias,
+                            const Matrix* aux) {
+    Objects o;
+    cublasOperation_t transposed = CUBLAS_OP_T;
+    int64_t aux_stride = (int64_t)aux->stride;
+    cublasComputeType_t compute = p->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+    LT(cublasLtMatmulDescCreate(&o.operation, compute, CUDA_R_32F));
+    if (p->transpose_a) SET(CUBLASLT_MATMUL_DESC_TRANSA, transposed);
+    if (p->transpose_b) SET(CUBLASLT_MATMUL_DESC_TRANSB, transposed);
+    SET(CUBLASLT_MATMUL_DESC_EPILOGUE, p->epilogue);
+    SET(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias->device);
+    SET(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux->device);
+    SET(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, aux_stride);
+    o.a = layout_of(a);
+    o.b = layout_of(b);
+    o.c = layout_of(d);
+    o.d = layout_of(d);
+    LT(cublasLtMatmulPreferenceCreate(&o.wish));
+    uint64_t most = workspace_bytes;
+    uint32_t alignment = 16;
+    LT(cublasLtMatmulPreferenceSetAttribute(o.wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &most, sizeof most));
+    const cublasLtMatmulPreferenceAttributes_t names[] = {
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
+    for (int i = 0; i < 4; i++)
+        LT(cublasLtMatmulPreferenceSetAttribute(o.wish, names[i], &alignment, sizeof alignment));
+    return o;
+}
+
+static void objects_free(Objects* o) {
+    LT(cublasLtMatmulDescDestroy(o->operation));
+    LT(cublasLtMatrixLayoutDestroy(o->a));
+    LT(cublasLtMatrixLayoutDestroy(o->b));
+    LT(cublasLtMatrixLayoutDestroy(o->c));
+    LT(cublasLtMatrixLayoutDestroy(o->d));
+    LT(cublasLtMatmulPreferenceDestroy(o->wish));
+}
+
+// ------------------------------------------------------------------------------------------------
+// Products
+
+static double epsilon_of(GemmType type) { return type == GEMM_BF16 ? 0x1p-8 : type == GEMM_F16 ? 0x1p-11 : 0.0; }
+
+// How far `got` is from x, as a part of what is allowed. NaN counts as infinitely far.
+static double part_of_bound(double got, double x, double spread, GemmType type) {
+    double part = fabs(got - x) / (epsilon_of(type) * fabs(x) + spread + 0x1p-24);
+    return part == part ? part : INFINITY;
+}
+
+static void test_product(const char* name, Problem p) {
+    Matrix a = matrix_make(p.in, p.transpose_a ? p.length : p.rows, p.transpose_a ? p.rows : p.length, p.gap, 1);
+    Matrix b = matrix_make(p.in, p.transpose_b ? p.columns : p.length, p.transpose_b ? p.length : p.columns, p.gap, 2);
+    Matrix d = matrix_make(p.out, p.rows, p.columns, p.gap, 3), aux = matrix_make(p.out, p.rows, p.columns, p.gap, 4);
+    Matrix bias = matrix_make(p.out, p.rows, 1, 0, 5);
+    Objects o = objects_make(&p, &a, &b, &d, &bias, &aux);
+    cublasLtMatmulHeuristicResult_t result;
+    int found = 0;
+    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, o.operation, o.a, o.b, o.c, o.d, o.wish, 1, &result,
+                                                           &found);
+    char details[160];
+    if (status == CUBLAS_STATUS_SUCCESS && found == 1) {
+        status = cublasLtMatmul(handle, o.operation, &p.alpha, a.device, o.a, b.device, o.b, &p.beta, d.device, o.c,
+                                d.device, o.d, &result.algo, workspace, workspace_bytes, stream);
+    }
+    if (status != CUBLAS_STATUS_SUCCESS || found != 1) {
+        snprintf(details, sizeof details, "status %d, %d algorithms", (int)status, found);
+        check(false, name, details);
+    } else {
+        unsigned char *got = (unsigned char*)allocate(d.bytes), *got_aux = (unsigned char*)allocate(aux.bytes);
+        must(got != NULL && got_aux != NULL, "memory for the results");
+        CUDA(cudaStreamSynchronize(stream));
+        CUDA(cudaMemcpy(got, d.device, d.bytes, cudaMemcpyDeviceToHost));
+        CUDA(cudaMemcpy(got_aux, aux.device, aux.bytes, cudaMemcpyDeviceToHost));
+        bool with_bias = p.epilogue & CUBLASLT_EPILOGUE_BIAS, with_gelu = p.epilogue & CUBLASLT_EPILOGUE_GELU;
+        bool writes_aux = with_gelu && (p.epilogue & 128);
+        double worst = 0.0, worst_aux = 0.0;
+        for (size_t j = 0; j < p.columns; j++) {
+            for (size_t i = 0; i < p.rows; i++) {
+                double sum = 0.0, size = 0.0;
+                for (size_t k = 0; k < p.length; k++) {
+                    double x = p.transpose_a ? at(&a, k, i) : at(&a, i, k);
+                    double y = p.transpose_b ? at(&b, j, k) : at(&b, k, j);
+                    sum += p.tf32 ? to_tf32(x) * to_tf32(y) : x * y;
+                    size += fabs(x * y);
+                }
+                double x = (double)p.alpha * sum + (double)p.beta * at(&d, i, j) + (with_bias ? at(&bias, i, 0) : 0.0);
+                size = fabs((double)p.alpha) * size + fabs((double)p.beta) + 1.0;
+                double spread = 4.0 * sqrt((double)p.length + 4.0) * 0x1p-24 * size;
+                double stored = (double)gemm_load(got, p.out, j * d.stride + i);
+                if (writes_aux) {
+                    double stored_aux = (double)gemm_load(got_aux, p.out, j * aux.stride + i);
+                    worst_aux = fmax(worst_aux, part_of_bound(stored_aux, x, spread, p.out));
+                }
+                if (p.epilogue == CUBLASLT_EPILOGUE_DGELU) {
+                    x *= gelu_slope(at(&aux, i, j));
+                    spread = 1.2 * spread + 1e-9 * fabs(x);
+                }
+                if (with_gelu) {
+                    x = gelu(x);
+                    spread *= 1.2;
+                }
+                worst = fmax(worst, part_of_bound(stored, x, spread, p.out));
+                gemm_save(got, p.out, j * d.stride + i, 0.0f);  // so that what is left over can be compared as bytes
+                gemm_save(d.host, p.out, j * d.stride + i, 0.0f);
+                if (writes_aux) {
+                    gemm_save(got_aux, p.out, j * aux.stride + i, 0.0f);
+                    gemm_save(aux.host, p.out, j * aux.stride + i, 0.0f);
+                }
+            }
+        }
+        bool kept = memcmp(got, d.host, d.bytes) == 0 && memcmp(got_aux, aux.host, aux.bytes) == 0;
+        snprintf(details, sizeof details, "%s%s %zux%zux%zu gap %zu alpha %g beta %g%s: %.2f, %.2f of the bound%s",
+                 p.transpose_a ? "T" : "N", p.transpose_b ? "T" : "N", p.rows, p.columns, p.length, p.gap,
+                 (double)p.alpha, (double)p.beta, p.tf32 ? " tf32" : "", worst, worst_aux,
+                 kept ? "" : ", WROTE OUTSIDE");
+        check(worst <= 1.0 && worst_aux <= 1.0 && kept, name, details);
+        free(got);
+        free(got_aux);
+    }
+    objects_free(&o);
+    matrix_free(&a);
+    matrix_free(&b);
+    matrix_free(&d);
+    matrix_free(&aux);
+    matrix_free(&bias);
+}
+
+static const struct {
+    const char* name;
+    cublasLtEpilogue_t value;
+} epilogues[] = {
+    {"default", CUBLASLT_EPILOGUE_DEFAULT},   {"bias", CUBLASLT_EPILOGUE_BIAS},
+    {"gelu", CUBLASLT_EPILOGUE_GELU},         {"gelu_bias", CUBLASLT_EPILOGUE_GELU_BIAS},
+    {"gelu_aux", CUBLASLT_EPILOGUE_GELU_AUX}, {"gelu_aux_bias", CUBLASLT_EPILOGUE_GELU_AUX_BIAS},
+    {"dgelu", CUBLASLT_EPILOGUE_DGELU},
+};
+enum { EPILOGUES = sizeof epilogues / sizeof epilogues[0] };
+
+static void test_products(void) {
+    static const char* const type_names[] = {"float", "bf16", "fp16"};
+    const size_t shapes[][3] = {{8, 1, 8}, {16, 40, 24}, {72, 8, 328}};
+    for (int type = 0; type < 3; type++) {
+        for (int wide = 0; wide <= (type != GEMM_F32); wide++) {
+            for (int transposes = 0; transposes < 3; transposes++) {  // NN, TN, NT: the three that matmul.cuh needs
+                for (int e = 0; e < EPILOGUES; e++) {
+                    for (int tf32 = 0; tf32 <= (type == GEMM_F32); tf32++) {
+                        // 16-bit operands with a float result are for gradients of weights, which have no epilogue.
+                        if (wide && e > 0) continue;
+                        const size_t* s = shapes[(type + wide + transposes + e) % 3];
+                        size_t columns = transposes == 2 ? round_up(s[1], 8) : s[1];  // rows of B then: whole 16 bytes
+                        Problem p = {(GemmType)type, wide ? GEMM_F32 : (GemmType)type, transposes == 1, transposes == 2,
+                                     tf32 != 0, epilogues[e].value, 1.0f, wide ? 1.0f : 0.0f, s[0], columns, s[2],
+                                     e % 2 ? 8u : 0u};
+                        char name[64];
+                        snprintf(name, sizeof name, "%s -> %s %s", type_names[p.in], type_names[p.out],
+                                 epilogues[e].name);
+                        test_product(name, p);
+                        p.alpha = -0.5f;
+                        p.beta = 0.25f;
+                        if (e == 0) test_product(name, p);
+                    }
+                }
+            }
+        }
+    }
+    Problem odd = {GEMM_F32, GEMM_F32, true, true, false, CUBLASLT_EPILOGUE_BIAS, 1.0f, 1.0f, 257, 3, 5, 0};
+    test_product("float, odd sizes, both transposed", odd);
+}
+
+#ifdef EMULATED
+
+// ------------------------------------------------------------------------------------------------
+// Refusals
+
+typedef struct {
+    Problem p;
+    Matrix a, b, d, bias, aux;
+    Objects o;
+    cublasLtMatmulHeuristicResult_t result;
+} Setting;
+
+static cublasStatus_t ask(Setting* s) {
+    int found = 0;
+    return cublasLtMatmulAlgoGetHeuristic(handle, s->o.operation, s->o.a, s->o.b, s->o.c, s->o.d, s->o.wish, 1,
+                                          &s->result, &found);
+}
+
+// A product of bf16 that is right in every respect, and its algorithm.
+static Setting setting_make(void) {
+    Setting s;
+    Problem p = {GEMM_BF16, GEMM_BF16, false, false, false, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, 1.0f, 0.0f, 16, 8, 32, 0};
+    s.p = p;
+    s.a = matrix_make(GEMM_BF16, 16, 32, 0, 1);
+    s.b = matrix_make(GEMM_BF16, 32, 8, 0, 2);
+    s.d = matrix_make(GEMM_BF16, 16, 8, 0, 3);
+    s.aux = matrix_make(GEMM_BF16, 16, 8, 0, 4);
+    s.bias = matrix_make(GEMM_BF16, 16, 1, 0, 5);
+    s.o = objects_make(&p, &s.a, &s.b, &s.d, &s.bias, &s.aux);
+    LT(ask(&s));
+    return s;
+}
+
+static void setting_free(Setting* s) {
+    objects_free(&s->o);
+    matrix_free(&s->a);
+    matrix_free(&s->b);
+    matrix_free(&s->d);
+    matrix_free(&s->aux);
+    matrix_free(&s->bias);
+}
+
+static cublasStatus_t multiply_in(Setting* s, void* memory, size_t bytes) {
+    return cublasLtMatmul(handle, s->o.operation, &s->p.alpha, s->a.device, s->o.a, s->b.device, s->o.b, &s->p.beta,
+                          s->d.device, s->o.c, s->d.device, s->o.d, &s->result.algo, memory, bytes, stream);
+}
+
+static cublasStatus_t multiply(Setting* s) { return multiply_in(s, workspace, workspace_bytes); }
+
+static cublasStatus_t set(Setting* s, cublasLtMatmulDescAttributes_t name, int64_t value, size_t bytes) {
+    return cublasLtMatmulDescSetAttribute(s->o.operation, name, &value, bytes);
+}
+
+static cublasStatus_t set_layout(cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t name, int64_t value,
+                                 size_t bytes) {
+    return cublasLtMatrixLayoutSetAttribute(layout, name, &value, bytes);
+}
+
+typedef cublasStatus_t (*Deed)(Setting* s);
+
+static cublasStatus_t nothing_wrong(Setting* s) { return multiply(s); }
+static cublasStatus_t wrong_size(Setting* s) {
+    return set(s, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS, 8);
+}
+static cublasStatus_t short_columns(Setting* s) {
+    set_layout(s->o.a, CUBLASLT_MATRIX_LAYOUT_LD, 8, 8);
+    return ask(s);
+}
+static cublasStatus_t shapes_that_do_not_fit(Setting* s) {
+    set_layout(s->o.b, CUBLASLT_MATRIX_LAYOUT_ROWS, 24, 8);
+    return ask(s);
+}
+static cublasStatus_t c_unlike_d(Setting* s) {
+    set_layout(s->o.c, CUBLASLT_MATRIX_LAYOUT_COLS, 7, 8);
+    return ask(s);
+}
+static cublasStatus_t operands_of_two_types(Setting* s) {
+    set_layout(s->o.a, CUBLASLT_MATRIX_LAYOUT_TYPE, CUDA_R_16F, 4);
+    return ask(s);
+}
+static cublasStatus_t tf32_of_bf16(Setting* s) {
+    set(s, CUBLASLT_MATMUL_DESC_COMPUTE_TYPE, CUBLAS_COMPUTE_32F_FAST_TF32, 4);
+    return ask(s);
+}
+static cublasStatus_t aux_stride_not_8(Setting* s) {
+    set(s, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, 20, 8);
+    return ask(s);
+}
+static cublasStatus_t no_aux_stride(Setting* s) {
+    set(s, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, 0, 8);
+    return ask(s);
+}
+static cublasStatus_t rows_not_16_bytes(Setting* s) {
+    set_layout(s->o.a, CUBLASLT_MATRIX_LAYOUT_LD, 17, 8);
+    return ask(s);
+}
+static cublasStatus_t bias_off_16_bytes(Setting* s) {
+    set(s, CUBLASLT_MATMUL_DESC_BIAS_POINTER, (int64_t)(intptr_t)(s->bias.device + 2), 8);
+    return ask(s);
+}
+static cublasStatus_t little_alignment(Setting* s) {
+    uint32_t alignment = 2;
+    LT(cublasLtMatmulPreferenceSetAttribute(s->o.wish, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &alignment, 4));
+    return ask(s);
+}
+static cublasStatus_t missing_epilogue(Setting* s) {
+    emulator::cublaslt_missing = CUBLASLT_EPILOGUE_GELU;
+    cublasStatus_t status = ask(s);
+    emulator::cublaslt_missing = 0;
+    return status;
+}
+static cublasStatus_t another_algorithm(Setting* s) {
+    set(s, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS, 4);
+    return multiply(s);
+}
+static cublasStatus_t no_bias(Setting* s) {
+    set(s, CUBLASLT_MATMUL_DESC_BIAS_POINTER, 0, 8);
+    return multiply(s);
+}
+static cublasStatus_t small_workspace(Setting* s) {
+    return s->result.workspaceSize ? multiply_in(s, workspace, s->result.workspaceSize - 1) : CUBLAS_STATUS_SUCCESS;
+}
+static cublasStatus_t workspace_off_256_bytes(Setting* s) {
+    return multiply_in(s, (char*)workspace + 64, workspace_bytes - 64);
+}
+
+static const struct {
+    const char* name;
+    Deed deed;
+    cublasStatus_t status;
+} refusals[] = {
+    {"nothing wrong", nothing_wrong, CUBLAS_STATUS_SUCCESS},
+    {"attribute of the wrong size", wrong_size, CUBLAS_STATUS_INVALID_VALUE},
+    {"leading dimension below the rows", short_columns, CUBLAS_STATUS_INVALID_VALUE},
+    {"shapes that do not fit", shapes_that_do_not_fit, CUBLAS_STATUS_INVALID_VALUE},
+    {"C unlike D", c_unlike_d, CUBLAS_STATUS_INVALID_VALUE},
+    {"operands of two types", operands_of_two_types, CUBLAS_STATUS_NOT_SUPPORTED},
+    {"tf32 of bf16", tf32_of_bf16, CUBLAS_STATUS_NOT_SUPPORTED},
+    {"auxiliary stride not a multiple of 8", aux_stride_not_8, CUBLAS_STATUS_INVALID_VALUE},
+    {"no auxiliary stride", no_aux_stride, CUBLAS_STATUS_INVALID_VALUE},
+    {"rows that are not whole 16 bytes", rows_not_16_bytes, CUBLAS_STATUS_NOT_SUPPORTED},
+    {"bias that is not on 16 bytes", bias_off_16_bytes, CUBLAS_STATUS_NOT_SUPPORTED},
+    {"too little alignment promised", little_alignment, CUBLAS_STATUS_NOT_SUPPORTED},
+    {"epilogue that is missing", missing_epilogue, CUBLAS_STATUS_NOT_SUPPORTED},
+    {"algorithm of another problem", another_algorithm, CUBLAS_STATUS_INVALID_VALUE},
+    {"no bias", no_bias, CUBLAS_STATUS_INVALID_VALUE},
+    {"workspace too small", small_workspace, CUBLAS_STATUS_INVALID_VALUE},
+    {"workspace that is not on 256 bytes", workspace_off_256_bytes, CUBLAS_STATUS_INVALID_VALUE},
+};
+
+static cublasStatus_t unknown_attribute(Setting* s) { return set(s, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, 0, 8); }
+static cublasStatus_t row_order(Setting* s) {
+    set_layout(s->o.b, CUBLASLT_MATRIX_LAYOUT_ORDER, CUBLASLT_ORDER_ROW, 4);
+    return ask(s);
+}
+static cublasStatus_t batch(Setting* s) {
+    set_layout(s->o.b, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, 2, 4);
+    return ask(s);
+}
+static cublasStatus_t type_of_8_bits(Setting* s) {
+    set_layout(s->o.b, CUBLASLT_MATRIX_LAYOUT_TYPE, CUDA_R_8I, 4);
+    return ask(s);
+}
+static cublasStatus_t scale_on_the_device(Setting* s) {
+    set(s, CUBLASLT_MATMUL_DESC_POINTER_MODE, CUBLASLT_POINTER_MODE_DEVICE, 4);
+    return ask(s);
+}
+static cublasStatus_t bias_gradient(Setting* s) {
+    set(s, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BGRADB, 4);
+    return ask(s);
+}
+static cublasStatus_t broken_promise(Setting* s) {
+    s->a.device += 2;
+    return multiply(s);
+}
+static cublasStatus_t host_memory(Setting* s) {
+    s->a.device = s->a.host;
+    return multiply(s);
+}
+static cublasStatus_t past_the_end(Setting* s) {
+    s->a.device += 5 * GUARD;
+    return multiply(s);
+}
+static cublasStatus_t bias_on_the_host(Setting* s) {
+    set(s, CUBLASLT_MATMUL_DESC_BIAS_POINTER, (int64_t)(intptr_t)s->bias.host, 8);
+    return multiply(s);
+}
+static cublasStatus_t result_on_an_operand(Setting* s) {
+    s->d.device = s->b.device;
+    return multiply(s);
+}
+static cublasStatus_t layout_for_operation(Setting* s) {
+    s->o.operation = (cublasLtMatmulDesc_t)(void*)s->o.a;
+    return ask(s);
+}
+
+static const struct {
+    const char* name;
+    Deed deed;
+} diagnoses[] = {
+    {"attribute that is not emulated", unknown_attribute}, {"row order", row_order},
+    {"batch of matrices", batch},                          {"type of 8 bits", type_of_8_bits},
+    {"alpha on the device", scale_on_the_device},          {"epilogue of a bias gradient", bias_gradient},
+    {"pointer that is less aligned than promised", broken_promise},
+    {"operand in host memory", host_memory},               {"operand past its allocation", past_the_end},
+    {"bias in host memory", bias_on_the_host},             {"result on an operand", result_on_an_operand},
+    {"layout where an operation should be", layout_for_operation},
+};
+
+enum { DIAGNOSIS = 86 };  // exit status
+
+static void test_refusals(void) {
+    char details[80];
+    for (size_t i = 0; i < sizeof refusals / sizeof refusals[0]; i++) {
+        Setting s = setting_make();
+        cublasStatus_t status = refusals[i].deed(&s);
+        snprintf(details, sizeof details, "%s", cublasLtGetStatusString(status));
+        check(status == refusals[i].status, refusals[i].name, details);
+        CUDA(cudaStreamSynchronize(stream));
+        setting_free(&s);
+    }
+    for (size_t i = 0; i < sizeof diagnoses / sizeof diagnoses[0]; i++) {
+        fflush(stdout);
+        pid_t child = fork();
+        if (child == 0) {
+            alarm(10);  // for a product that was not refused: its threads have not come along
+            if (freopen("/dev/null", "w", stderr) == NULL) _exit(1);
+            Setting s = setting_make();
+            diagnoses[i].deed(&s);
+            _exit(0);
+        }
+        int status = 0;
+        must(child > 0 && waitpid(child, &status, 0) == child, "a process for a diagnosis");
+        snprintf(details, sizeof details, "exit status %d", WIFEXITED(status) ? WEXITSTATUS(status) : -1);
+        check(WIFEXITED(status) && WEXITSTATUS(status) == DIAGNOSIS, diagnoses[i].name, details);
+    }
+}
+
+// A product waits in its stream: where streams are held back, it sees what another stream does to its operand
+// meanwhile.
+static void test_order(void) {
+    Setting s = setting_make();
+    cudaStream_t other;
+    unsigned char *zeros, *got = (unsigned char*)allocate(s.d.bytes);
+    must(got != NULL, "memory for a result");
+    set(&s, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_DEFAULT, 4);
+    LT(ask(&s));
+    CUDA(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
+    CUDA(cudaMallocHost((void**)&zeros, s.a.bytes));
+    memset(zeros, 0, s.a.bytes);
+    CUDA(cudaStreamSynchronize(stream));
+    LT(multiply(&s));
+    CUDA(cudaMemcpyAsync(s.a.device, zeros, s.a.bytes, cudaMemcpyHostToDevice, other));
+    CUDA(cudaStreamSynchronize(other));
+    CUDA(cudaStreamSynchronize(stream));
+    CUDA(cudaMemcpy(got, s.d.device, s.d.bytes, cudaMemcpyDeviceToHost));
+    bool zero = true;
+    for (size_t i = 0; i < 16 * 8; i++) zero = zero && gemm_load(got, GEMM_BF16, i) == 0.0f;
+    bool held_back = emulator::modes.delayed_streams && !emulator::others_run_ahead;
+    check(zero == held_back, "a product waits in its stream", zero ? "saw the later operand" : "saw the earlier one");
+    CUDA(cudaFreeHost(zeros));
+    CUDA(cudaStreamDestroy(other));
+    free(got);
+    setting_free(&s);
+}
+
+#endif
+
+int main(void) {
+    CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    CUDA(cudaMalloc(&workspace, workspace_bytes));
+    LT(cublasLtCreate(&handle));
+    test_products();
+#ifdef EMULATED
+    test_refusals();
+    test_order();
+#endif
+    LT(cublasLtDestroy(handle));
+    CUDA(cudaFree(workspace));
+    CUDA(cudaStreamDestroy(stream));
+    printf("%d passed, %d failed\n", passed, failed);
+    return failed > 0 || passed == 0;
+}

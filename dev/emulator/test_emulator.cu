@@ -1,0 +1,1011 @@
+// test_emulator.cu: every function of device code and every PTX instruction that the emulator knows, against what its
+// manual says. The same file is compiled by nvcc and run on a GPU, where there is one: that tests the emulator's idea
+// of each instruction.
+//
+//   1. frame     checks, arrays on the device
+//   2. launches  indices, parameters
+//   3. barriers
+//   4. warps     shuffles, votes, reductions
+//   5. atomics
+//   6. shared memory
+//   7. PTX       ldmatrix, mma, cp.async, conversions
+//   8. functions bits, arithmetic, loads and stores
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+// ------------------------------------------------------------------------------------------------
+// 1. Frame
+
+static int passed, failed;
+
+static void check(const char* what, bool good) {
+    if (good) passed++;
+    else failed++;
+    if (!good) printf("FAILED  %s\n", what);
+}
+
+static void check_bound(const char* what, double error, double bound) {
+    bool good = error <= bound;  // not so for a NaN
+    printf("%s  %s: error %.3g <= %.3g\n", good ? "ok     " : "FAILED ", what, error, bound);
+    if (good) passed++;
+    else failed++;
+}
+
+#define CUDA(call) cuda_must((call), #call, __LINE__)
+static void cuda_must(cudaError_t status, const char* call, int line) {
+    if (status == cudaSuccess) return;
+    printf("test_emulator.cu:%d: %s: %s\n", line, call, cudaGetErrorString(status));
+    exit(1);
+}
+
+template <class T>
+static T* device_new(size_t n) {
+    T* p = NULL;
+    CUDA(cudaMalloc((void**)&p, n * sizeof(T)));
+    CUDA(cudaMemset(p, 0, n * sizeof(T)));
+    return p;
+}
+
+template <class T>
+static T* device_copy(const T* host, size_t n) {
+    T* p = device_new<T>(n);
+    CUDA(cudaMemcpy(p, host, n * sizeof(T), cudaMemcpyHostToDevice));
+    return p;
+}
+
+// Waits for the kernels, copies the results back and frees the device's memory.
+template <class T>
+static void take(T* host, T* device, size_t n) {
+    CUDA(cudaGetLastError());
+    CUDA(cudaDeviceSynchronize());
+    CUDA(cudaMemcpy(host, device, n * sizeof(T), cudaMemcpyDeviceToHost));
+    CUDA(cudaFree(device));
+}
+
+static uint32_t random_state = 1;
+static uint32_t random_bits(void) {
+    random_state = random_state * 1664525u + 1013904223u;
+    return random_state >> 8 ^ random_state << 16;
+}
+static float random_float(void) { return (float)(random_bits() >> 8) * 0x1p-23f - 1.0f; }  // in [-1, 1)
+
+enum { LANE_COUNT = 32 };
+static const uint32_t FULL = 0xffffffffu;
+
+// ------------------------------------------------------------------------------------------------
+// 2. Launches
+
+static __global__ void indices(uint32_t* out) {
+    uint32_t b = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
+    uint32_t t = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
+    uint32_t threads = blockDim.x * blockDim.y * blockDim.z;
+    out[b * threads + t] =
+        blockIdx.x | blockIdx.y << 4 | blockIdx.z << 8 | threadIdx.x << 12 | threadIdx.y << 20 | threadIdx.z << 24;
+}
+
+typedef struct {
+    float a[3];
+    int32_t b;
+} Bundle;
+
+// Parameters are each thread's own: changing them must not show elsewhere.
+static __global__ void parameters(float* out, Bundle bundle, int32_t n, const float* nothing) {
+    int32_t i = (int32_t)threadIdx.x;
+    bundle.a[1] += (float)i;
+    while (n < 100) n += 50;
+    out[i] = bundle.a[0] + bundle.a[1] + bundle.a[2] + (float)(bundle.b + n) + (nothing ? 1000.0f : 0.0f);
+}
+
+template <int A, typename T>
+static __global__ void __launch_bounds__(128) of_template(T* out, T x) {
+    out[threadIdx.x] = (T)(x + (T)(A * threadIdx.x));
+}
+
+static void test_launches(void) {
+    enum { BLOCKS = 3 * 2 * 2, THREADS = 5 * 3 * 2 };
+    uint32_t* d = device_new<uint32_t>(BLOCKS * THREADS);
+    static uint32_t h[BLOCKS * THREADS];
+    dim3 gridDim_of_host(3, 2, 2);
+    indices<<<gridDim_of_host, dim3(5, 3, 2)>>>(d);
+    take(h, d, BLOCKS * THREADS);
+    bool good = true;
+    for (uint32_t i = 0; i < BLOCKS * THREADS; i++) {
+        uint32_t b = i / THREADS, t = i % THREADS;
+        uint32_t want = b % 3 | b / 3 % 2 << 4 | b / 6 << 8 | t % 5 << 12 | t / 5 % 3 << 20 | t / 15 << 24;
+        good = good && h[i] == want;
+    }
+    check("block and thread indices in three dimensions", good);
+
+    float out[40], *dout = device_new<float>(40);
+    Bundle bundle = {{1.0f, 2.0f, 3.0f}, 4};
+    parameters<<<1, 40>>>(dout, bundle, 60, NULL);
+    bundle.b = 1000;
+    take(out, dout, 40);
+    good = true;
+    for (int i = 0; i < 40; i++) good = good && out[i] == 6.0f + (float)i + 114.0f;
+    check("parameters are copied at the launch, and for each thread", good);
+
+    double* dt = device_new<double>(7);
+    double t[7];
+    cudaStream_t stream;
+    CUDA(cudaStreamCreate(&stream));
+    of_template<3, double><<<(14 >> 1) / 7, 7, 0, stream>>>(dt, 1);
+    CUDA(cudaStreamSynchronize(stream));
+    CUDA(cudaStreamDestroy(stream));
+    take(t, dt, 7);
+    good = true;
+    for (int i = 0; i < 7; i++) good = good && t[i] == 1.0 + 3.0 * i;
+    check("a kernel with template arguments, on a stream; its argument is converted", good);
+    // k<<<1, 2>>>(3) in a comment or a string is left alone.
+    check("launches in comments and strings", strlen("k<<<1, 2>>>(3) /* <<<1>>> */") == 28);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 3. Barriers
+
+// Values travel round the block, one step per barrier.
+static __global__ void ring(int32_t* out, int32_t steps) {
+    __shared__ int32_t now[256];
+    int32_t i = (int32_t)threadIdx.x, n = (int32_t)blockDim.x, x = i;
+    for (int32_t s = 0; s < steps; s++) {
+        now[i] = x;
+        __syncthreads();
+        x = now[(i + 1) % n];
+        __syncthreads();
+    }
+    out[blockIdx.x * blockDim.x + threadIdx.x] = x;
+}
+
+// Every third thread has left before the others meet.
+static __global__ void barrier_results(int32_t* out) {
+    int32_t i = (int32_t)threadIdx.x;
+    if (i % 3 == 2) return;
+    int32_t count = __syncthreads_count(i % 2);
+    int32_t all = __syncthreads_and(i < 1000), not_all = __syncthreads_and(i != 40);
+    int32_t any = __syncthreads_or(i == 40), none = __syncthreads_or(i > 1000);
+    out[i] = count | (all != 0) << 12 | (not_all != 0) << 13 | (any != 0) << 14 | (none != 0) << 15;
+}
+
+// Two halves of a block with a barrier each, used a different number of times.
+static __global__ void named_barriers(int32_t* out) {
+    __shared__ int32_t sum[2][64];
+    int32_t i = (int32_t)threadIdx.x, half = i / 64, x = i;
+    for (int32_t round = 0; round < 3 + 2 * half; round++) {
+        sum[half][i % 64] = x;
+        asm volatile("bar.sync %0, 64;" ::"r"(half + 1) : "memory");
+        x = sum[half][(i + 1) % 64];
+        if (half) asm volatile("bar.sync 2, 64;" ::: "memory");
+        else asm volatile("bar.sync 1, %0;" ::"n"(64) : "memory");
+    }
+    asm volatile("bar.sync 0;" ::: "memory");
+    out[i] = x;
+}
+
+static void test_barriers(void) {
+    enum { BLOCKS = 3, THREADS = 200, STEPS = 17 };
+    static int32_t h[BLOCKS * THREADS];
+    int32_t* d = device_new<int32_t>(BLOCKS * THREADS);
+    ring<<<BLOCKS, THREADS>>>(d, STEPS);
+    take(h, d, BLOCKS * THREADS);
+    bool good = true;
+    for (int i = 0; i < BLOCKS * THREADS; i++) good = good && h[i] == (i % THREADS + STEPS) % THREADS;
+    check("__syncthreads: values go round a block", good);
+
+    enum { SOME = 102 };  // so that the last one leaves
+    d = device_new<int32_t>(SOME);
+    barrier_results<<<1, SOME>>>(d);
+    take(h, d, SOME);
+    int odd = 0;
+    good = true;
+    for (int i = 0; i < SOME; i++) odd += i % 3 != 2 && i % 2;
+    for (int i = 0; i < SOME; i++) good = good && h[i] == (i % 3 == 2 ? 0 : (odd | 1 << 12 | 1 << 14));
+    check("__syncthreads_count, _and, _or; threads that returned are not waited for", good);
+
+    d = device_new<int32_t>(128);
+    named_barriers<<<1, 128>>>(d);
+    take(h, d, 128);
+    good = true;
+    for (int i = 0; i < 128; i++) good = good && h[i] == i / 64 * 64 + (i % 64 + 3 + i / 64 * 2) % 64;
+    check("bar.sync with a number and a count", good);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 4. Warps
+
+enum { SHUFFLE_IDX, SHUFFLE_UP, SHUFFLE_DOWN, SHUFFLE_XOR };
+
+template <typename T>
+static __global__ void shuffles(T* out, const T* in, int32_t kind, const int32_t* arguments, int32_t width) {
+    T x = in[threadIdx.x], y = x;
+    int32_t a = arguments[threadIdx.x];
+    if (kind == SHUFFLE_IDX) y = __shfl_sync(0xffffffffu, x, a, width);
+    if (kind == SHUFFLE_UP) y = __shfl_up_sync(0xffffffffu, x, (uint32_t)arguments[0], width);
+    if (kind == SHUFFLE_DOWN) y = __shfl_down_sync(0xffffffffu, x, (uint32_t)arguments[0], width);
+    if (kind == SHUFFLE_XOR) y = __shfl_xor_sync(0xffffffffu, x, arguments[0], width);
+    out[threadIdx.x] = y;
+}
+
+template <typename T>
+static void test_shuffles_of(const char* name) {
+    static const char* const kinds[] = {"__shfl_sync", "__shfl_up_sync", "__shfl_down_sync", "__shfl_xor_sync"};
+    T in[LANE_COUNT], out[LANE_COUNT];
+    for (int i = 0; i < LANE_COUNT; i++) in[i] = (T)(1000003.0 * (i + 1));
+    for (int kind = 0; kind < 4; kind++) {
+        bool good = true;
+        for (int width = 1; width <= 32; width *= 2) {
+            int32_t arguments[LANE_COUNT];
+            for (int i = 0; i < LANE_COUNT; i++) arguments[i] = (int32_t)(random_bits() % 32);
+            T *din = device_copy(in, LANE_COUNT), *dout = device_new<T>(LANE_COUNT);
+            int32_t* da = device_copy(arguments, LANE_COUNT);
+            shuffles<T><<<1, LANE_COUNT>>>(dout, din, kind, da, width);
+            take(out, dout, LANE_COUNT);
+            CUDA(cudaFree(din));
+            CUDA(cudaFree(da));
+            for (int i = 0; i < LANE_COUNT; i++) {
+                int first = i / width * width, a = kind == SHUFFLE_IDX ? arguments[i] : arguments[0], from = i;
+                if (kind == SHUFFLE_IDX) from = first + a % width;
+                if (kind == SHUFFLE_UP && i - a >= first) from = i - a;
+                if (kind == SHUFFLE_DOWN && i + a < first + width) from = i + a;
+                if (kind == SHUFFLE_XOR && (i ^ a) < first + width) from = i ^ a;
+                good = good && out[i] == in[from];
+            }
+        }
+        char what[100];
+        snprintf(what, sizeof what, "%s of %s, widths 1 to 32", kinds[kind], name);
+        check(what, good);
+    }
+}
+
+// Even and odd lanes do different things at the same time; then all together.
+static __global__ void warp_halves(uint32_t* out) {
+    uint32_t lane = threadIdx.x % 32, even = 0x55555555u, x = lane;
+    if (lane % 2) {
+        for (int32_t d = 16; d > 1; d /= 2) x += __shfl_xor_sync(~even, x, d);
+    } else {
+        x = __ballot_sync(even, lane < 8);
+        x += __popc(__ballot_sync(even, 1));
+    }
+    __syncwarp();
+    out[threadIdx.x] = x + __shfl_sync(0xffffffffu, x, 0);
+}
+
+static __global__ void votes(uint32_t* out, const int32_t* in) {
+    int32_t x = in[threadIdx.x];
+    uint32_t u = (uint32_t)x, i = threadIdx.x, n = blockDim.x;
+    out[i] = __ballot_sync(0xffffffffu, x & 1);
+    out[n + i] = (__any_sync(0xffffffffu, x == 77) ? 1 : 0) + (__any_sync(0xffffffffu, x == -1) ? 2 : 0);
+    out[2 * n + i] = (__all_sync(0xffffffffu, x < 1000) ? 1 : 0) + (__all_sync(0xffffffffu, x != 77) ? 2 : 0);
+    out[3 * n + i] = __reduce_add_sync(0xffffffffu, u);
+    out[4 * n + i] = (uint32_t)__reduce_min_sync(0xffffffffu, x - 500);
+    out[5 * n + i] = (uint32_t)__reduce_max_sync(0xffffffffu, x - 500);
+    out[6 * n + i] = __reduce_min_sync(0xffffffffu, (uint32_t)(x - 500));
+    out[7 * n + i] = __reduce_max_sync(0xffffffffu, (uint32_t)(x - 500));
+    out[8 * n + i] = __reduce_and_sync(0xffffffffu, u | 0xf000u);
+    out[9 * n + i] = __reduce_or_sync(0xffffffffu, u);
+    out[10 * n + i] = __reduce_xor_sync(0xffffffffu, u);
+    out[11 * n + i] = __match_any_sync(0xffffffffu, x % 5);
+    out[12 * n + i] = (uint32_t)__reduce_add_sync(0xffffffffu, -x);
+}
+
+// Lanes exchange through shared memory; lanes from 20 on have returned.
+static __global__ void sync_warp(int32_t* out) {
+    __shared__ int32_t x[2][32];
+    int32_t lane = (int32_t)threadIdx.x % 32, warp = (int32_t)threadIdx.x / 32;
+    if (lane >= 20) return;
+    int32_t y = lane;
+    for (int32_t s = 0; s < 5; s++) {
+        x[warp][lane] = y;
+        __syncwarp();
+        y = x[warp][(lane + 1) % 20];
+        __syncwarp(0x000fffffu);
+    }
+    out[threadIdx.x] = y;
+}
+
+static void test_warps(void) {
+    test_shuffles_of<int32_t>("int");
+    test_shuffles_of<uint32_t>("unsigned");
+    test_shuffles_of<float>("float");
+    test_shuffles_of<double>("double");
+    test_shuffles_of<unsigned long long>("unsigned long long");
+
+    uint32_t h[13 * LANE_COUNT], *d = device_new<uint32_t>(LANE_COUNT);
+    warp_halves<<<1, LANE_COUNT>>>(d);
+    take(h, d, LANE_COUNT);
+    bool good = true;
+    for (uint32_t i = 0; i < 32; i++) good = good && h[i] == (i % 2 ? 256 : 0x55 + 16) + 0x55 + 16;
+    check("halves of a warp with masks of their own", good);
+
+    int32_t in[LANE_COUNT];
+    for (int i = 0; i < LANE_COUNT; i++) in[i] = (int32_t)(random_bits() % 1000);
+    in[13] = 77;
+    int32_t* din = device_copy(in, LANE_COUNT);
+    d = device_new<uint32_t>(13 * LANE_COUNT);
+    votes<<<1, LANE_COUNT>>>(d, din);
+    take(h, d, 13 * LANE_COUNT);
+    CUDA(cudaFree(din));
+    uint32_t odd = 0, sum = 0, ones = FULL, any = 0, parity = 0, low = FULL, high = 0;
+    int32_t smallest = in[0], largest = in[0];
+    for (int i = 0; i < LANE_COUNT; i++) {
+        uint32_t u = (uint32_t)in[i], less = u - 500;
+        odd |= (u & 1) << i;
+        sum += u;
+        ones &= u | 0xf000u;
+        any |= u;
+        parity ^= u;
+        if (in[i] < smallest) smallest = in[i];
+        if (in[i] > largest) largest = in[i];
+        if (less < low) low = less;
+        if (less > high) high = less;
+    }
+    uint32_t want[] = {odd,  1,    1,   sum,   (uint32_t)(smallest - 500), (uint32_t)(largest - 500), low,
+                       high, ones, any, parity};
+    static const char* const names[] = {"__ballot_sync",
+                                        "__any_sync",
+                                        "__all_sync",
+                                        "__reduce_add_sync",
+                                        "__reduce_min_sync of int",
+                                        "__reduce_max_sync of int",
+                                        "__reduce_min_sync",
+                                        "__reduce_max_sync",
+                                        "__reduce_and_sync",
+                                        "__reduce_or_sync",
+                                        "__reduce_xor_sync"};
+    for (int k = 0; k < 11; k++) {
+        good = true;
+        for (int i = 0; i < LANE_COUNT; i++) good = good && h[k * LANE_COUNT + i] == want[k];
+        check(names[k], good);
+    }
+    good = true;
+    for (int i = 0; i < LANE_COUNT; i++) {
+        uint32_t same = 0;
+        for (int j = 0; j < LANE_COUNT; j++) same |= (uint32_t)(in[i] % 5 == in[j] % 5) << j;
+        good = good && h[11 * LANE_COUNT + i] == same && h[12 * LANE_COUNT + i] == (uint32_t)-(int32_t)sum;
+    }
+    check("__match_any_sync, __reduce_add_sync of int", good);
+
+    int32_t s[64], *ds = device_new<int32_t>(64);
+    sync_warp<<<1, 64>>>(ds);
+    take(s, ds, 64);
+    good = true;
+    for (int i = 0; i < 64; i++) good = good && s[i] == (i % 32 < 20 ? (i % 32 + 5) % 20 : 0);
+    check("__syncwarp; lanes that returned are not waited for", good);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 5. Atomics
+
+typedef struct {
+    int32_t add, sub, lowest, highest;
+    uint32_t add_u, low_u, high_u, conjunction, disjunction, parity, wrapped, down, swapped;
+    unsigned long long add_wide, high_wide;
+    float add_float;
+    double add_double;
+    uint32_t locked;   // counted by compare and swap
+} Counters;
+
+static __global__ void atomics(Counters* c, uint32_t* tickets) {
+    __shared__ uint32_t in_block;
+    uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (threadIdx.x == 0) in_block = 0;
+    __syncthreads();
+    tickets[i] = atomicAdd(&in_block, 1u);
+    atomicAdd(&c->add, (int32_t)i);
+    atomicSub(&c->sub, 2);
+    atomicMin(&c->lowest, -(int32_t)i);
+    atomicMax(&c->highest, (int32_t)i - 10);
+    atomicAdd(&c->add_u, 0x80000001u);
+    atomicMin(&c->low_u, i + 5);
+    atomicMax(&c->high_u, i);
+    atomicAnd(&c->conjunction, ~(1u << i % 32) | 0xffff0000u);
+    atomicOr(&c->disjunction, 1u << i % 20);
+    atomicXor(&c->parity, i);
+    atomicInc(&c->wrapped, 9);
+    atomicDec(&c->down, 6);
+    atomicExch(&c->swapped, 42u);
+    atomicAdd(&c->add_wide, 0x100000000ull);
+    atomicMax(&c->high_wide, (unsigned long long)i << 33);
+    atomicAdd(&c->add_float, 0.5f);
+    atomicAdd(&c->add_double, 0.25);
+    uint32_t seen = atomicAdd(&c->locked, 0u), before;
+    do {
+        before = seen;
+        seen = atomicCAS(&c->locked, before, before + 3);
+    } while (seen != before);
+}
+
+static void test_atomics(void) {
+    enum { BLOCKS = 5, THREADS = 96, N = BLOCKS * THREADS };
+    Counters c;
+    memset(&c, 0, sizeof c);
+    c.low_u = c.conjunction = FULL;
+    c.lowest = 7;
+    c.highest = -100;
+    Counters* d = device_copy(&c, 1);
+    uint32_t *dt = device_new<uint32_t>(N), tickets[N];
+    atomics<<<BLOCKS, THREADS>>>(d, dt);
+    take(&c, d, 1);
+    take(tickets, dt, N);
+    uint32_t parity = 0, down = 0;
+    for (uint32_t i = 0; i < N; i++) {
+        parity ^= i;
+        down = down == 0 ? 6 : down - 1;
+    }
+    check("atomicAdd of int", c.add == N * (N - 1) / 2);
+    check("atomicSub", c.sub == -2 * N);
+    check("atomicMin of int", c.lowest == 1 - N);
+    check("atomicMax of int", c.highest == N - 11);
+    check("atomicAdd of unsigned", c.add_u == N * 0x80000001u);
+    check("atomicMin, atomicMax of unsigned", c.low_u == 5 && c.high_u == N - 1);
+    check("atomicAnd, atomicOr, atomicXor",
+          c.conjunction == 0xffff0000u && c.disjunction == 0xfffffu && c.parity == parity);
+    check("atomicInc, atomicDec", c.wrapped == N % 10 && c.down == down);
+    check("atomicExch", c.swapped == 42);
+    check("atomicAdd, atomicMax of 64 bits",
+          c.add_wide == (unsigned long long)N << 32 && c.high_wide == (unsigned long long)(N - 1) << 33);
+    check("atomicAdd of float and double", c.add_float == 0.5f * N && c.add_double == 0.25 * N);
+    check("atomicCAS", c.locked == 3 * N);
+    bool good = true;
+    for (int b = 0; b < BLOCKS; b++) {
+        bool seen[THREADS] = {false};
+        for (int i = 0; i < THREADS; i++) {
+            uint32_t t = tickets[b * THREADS + i];
+            good = good && t < THREADS && !seen[t];
+            if (t < THREADS) seen[t] = true;
+        }
+    }
+    check("atomicAdd in shared memory gives each thread a ticket of its own", good);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 6. Shared memory
+
+static __device__ int32_t* of_function(void) {
+    __shared__ int32_t here[4];
+    return here;
+}
+
+template <int N, typename T>
+static __device__ T sum_of(const T* in) {
+    __shared__ T copy[N];
+    for (int32_t i = (int32_t)threadIdx.x; i < N; i += (int32_t)blockDim.x) copy[i] = in[i];
+    __syncthreads();
+    T sum = 0;
+    for (int32_t i = 0; i < N; i++) sum += copy[i];
+    return sum;
+}
+
+static __global__ void static_shared(float* out, const float* in) {
+    __shared__ float tile[4][33], alone, pair[2];
+    __shared__ __align__(128) unsigned char bytes[256];
+    __shared__ alignas(16) uint16_t halves[8];
+    uint32_t i = threadIdx.x;
+    tile[i % 4][i % 33] = 1.0f;
+    if (i == 0) {
+        alone = 5.0f;
+        pair[1] = 6.0f;
+        of_function()[3] = 7;
+    }
+    __syncthreads();
+    float float_sum = sum_of<20>(in), double_sum = (float)sum_of<4, double>((const double*)(in + 20));
+    bool aligned =
+        ((size_t)__cvta_generic_to_shared(bytes) & 127) == 0 && ((size_t)__cvta_generic_to_shared(halves) & 15) == 0;
+    out[i] = alone + pair[1] + (float)*(of_function() + 3) + float_sum + double_sum + (aligned ? 100.0f : 0.0f) +
+             (float)(sizeof tile / sizeof(float)) + tile[i % 4][i % 33];
+}
+
+template <typename T>
+static __global__ void dynamic_shared(T* out, int32_t n) {
+    extern __shared__ __align__(16) unsigned char memory[];
+    T* x = (T*)memory;
+    for (int32_t i = (int32_t)threadIdx.x; i < n; i += (int32_t)blockDim.x) x[i] = (T)i;
+    __syncthreads();
+    for (int32_t i = (int32_t)threadIdx.x; i < n; i += (int32_t)blockDim.x) out[i] = x[n - 1 - i];
+}
+
+static void test_shared_memory(void) {
+    float in[28], out[64], *dout = device_new<float>(64);
+    memset(in, 0, sizeof in);
+    for (int i = 0; i < 20; i++) in[i] = 1.0f;
+    double doubles[4] = {1, 2, 3, 4};
+    memcpy(in + 20, doubles, sizeof doubles);
+    float* din = device_copy(in, 28);
+    static_shared<<<1, 64>>>(dout, din);
+    take(out, dout, 64);
+    CUDA(cudaFree(din));
+    bool good = true;
+    for (int i = 0; i < 64; i++) good = good && out[i] == 5 + 6 + 7 + 20 + 10 + 100 + 132 + 1;
+    check("static shared memory: arrays, several names, alignment, in functions and templates", good);
+
+    enum { N = 12000 };  // 96,000 bytes, more than a kernel has without asking
+    static double h[N];
+    double* d = device_new<double>(N);
+    CUDA(cudaFuncSetAttribute(dynamic_shared<double>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              N * (int)sizeof(double)));
+    dynamic_shared<double><<<1, 128, N * sizeof(double)>>>(d, N);
+    take(h, d, N);
+    good = true;
+    for (int i = 0; i < N; i++) good = good && h[i] == N - 1 - i;
+    check("dynamic shared memory beyond 48 KiB", good);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 7. PTX
+
+static __device__ inline uint32_t shared_address(const void* p) { return (uint32_t)__cvta_generic_to_shared(p); }
+
+// Kinds 0 to 5: x1, x2, x4, and the same transposed. The rows of 8 elements are 24 apart, so that addresses count.
+static __global__ void ldmatrix_kernel(uint32_t* out, const uint16_t* in, int32_t kind) {
+    __shared__ __align__(16) uint16_t rows[32][24];
+    for (int32_t i = (int32_t)threadIdx.x; i < 32 * 8; i += 32) rows[i / 8][i % 8] = in[i];
+    __syncwarp();
+    uint32_t r[4] = {0, 0, 0, 0}, address = shared_address(rows[threadIdx.x]);
+    if (kind == 0)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];" : "=r"(r[0]) : "r"(address) : "memory");
+    if (kind == 1)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];\n"
+                     : "=r"(r[0]), "=r"(r[1])
+                     : "r"(address)
+                     : "memory");
+    if (kind == 2)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared::cta.b16 {%0, %1, %2, %3}, [%4];\n"
+                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                     : "r"(address) : "memory");
+    if (kind == 3)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
+                     : "=r"(r[0])
+                     : "r"(address)
+                     : "memory");
+    if (kind == 4)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];\n"
+                     : "=r"(r[0]), "=r"(r[1])
+                     : "r"(address)
+                     : "memory");
+    if (kind == 5)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];\n"
+                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                     : "r"(address) : "memory");
+    for (int32_t m = 0; m < 4; m++) out[m * 32 + threadIdx.x] = r[m];
+}
+
+static void test_ldmatrix(void) {
+    static const char* const names[] = {"x1", "x2", "x4", "x1.trans", "x2.trans", "x4.trans"};
+    uint16_t in[32 * 8];
+    for (int i = 0; i < 32 * 8; i++) in[i] = (uint16_t)random_bits();
+    for (int kind = 0; kind < 6; kind++) {
+        uint32_t out[128], *d = device_new<uint32_t>(128);
+        uint16_t* din = device_copy(in, 32 * 8);
+        ldmatrix_kernel<<<1, 32>>>(d, din, kind);
+        take(out, d, 128);
+        CUDA(cudaFree(din));
+        int count = 1 << kind % 3;
+        bool good = true;
+        for (int m = 0; m < 4; m++) {
+            for (int lane = 0; lane < 32; lane++) {
+                int row = lane / 4, column = lane % 4 * 2;
+                uint32_t low = kind < 3 ? in[(m * 8 + row) * 8 + column] : in[(m * 8 + column) * 8 + row];
+                uint32_t high = kind < 3 ? in[(m * 8 + row) * 8 + column + 1] : in[(m * 8 + column + 1) * 8 + row];
+                good = good && out[m * 32 + lane] == (m < count ? low | high << 16 : 0);
+            }
+        }
+        char what[40];
+        snprintf(what, sizeof what, "ldmatrix %s", names[kind]);
+        check(what, good);
+    }
+}
+
+enum { KIND_BF16, KIND_F16, KIND_TF32 };
+
+// d (16, 8) = a (16, K) b (K, 8) + c (16, 8); K is 16, or 8 for tf32. Lanes take elements as the PTX manual says.
+static __global__ void mma_kernel(float* d, const float* a, const float* b, const float* c, int32_t kind) {
+    uint32_t lane = threadIdx.x, group = lane / 4, member = lane % 4, ra[4], rb[2];
+    float rc[4], x[2];
+    for (uint32_t i = 0; i < 4; i++) rc[i] = c[(group + 8 * (i / 2)) * 8 + member * 2 + i % 2];
+    if (kind == KIND_TF32) {
+        for (uint32_t i = 0; i < 4; i++) {
+            x[0] = a[(group + 8 * (i % 2)) * 8 + i / 2 * 4 + member];
+            asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(ra[i]) : "f"(x[0]));
+        }
+        for (uint32_t i = 0; i < 2; i++) rb[i] = __float_as_uint(b[(i * 4 + member) * 8 + group]);
+        asm volatile(
+            "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+            "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\n"
+            : "+f"(rc[0]), "+f"(rc[1]), "+f"(rc[2]), "+f"(rc[3])
+            : "r"(ra[0]), "r"(ra[1]), "r"(ra[2]), "r"(ra[3]), "r"(rb[0]), "r"(rb[1]));
+    } else {
+        for (uint32_t i = 0; i < 6; i++) {
+            for (uint32_t e = 0; e < 2; e++) {
+                uint32_t k = (i < 4 ? i / 2 : i - 4) * 8 + member * 2 + e;
+                x[e] = i < 4 ? a[(group + 8 * (i % 2)) * 16 + k] : b[k * 8 + group];
+            }
+            uint32_t* r = i < 4 ? &ra[i] : &rb[i - 4];
+            if (kind == KIND_BF16) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(*r) : "f"(x[1]), "f"(x[0]));
+            else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(*r) : "f"(x[1]), "f"(x[0]));
+        }
+        if (kind == KIND_BF16) {
+            float rd[4];
+            asm volatile(
+                "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+                "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};\n"
+                : "=f"(rd[0]), "=f"(rd[1]), "=f"(rd[2]), "=f"(rd[3])
+                : "r"(ra[0]), "r"(ra[1]), "r"(ra[2]), "r"(ra[3]), "r"(rb[0]), "r"(rb[1]), "f"(rc[0]), "f"(rc[1]),
+                  "f"(rc[2]), "f"(rc[3]));
+            for (uint32_t i = 0; i < 4; i++) rc[i] = rd[i];
+        } else {
+            asm volatile(
+                "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+                "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\n"
+                : "+f"(rc[0]), "+f"(rc[1]), "+f"(rc[2]), "+f"(rc[3])
+                : "r"(ra[0]), "r"(ra[1]), "r"(ra[2]), "r"(ra[3]), "r"(rb[0]), "r"(rb[1]));
+        }
+    }
+    for (uint32_t i = 0; i < 4; i++) d[(group + 8 * (i / 2)) * 8 + member * 2 + i % 2] = rc[i];
+}
+
+// x rounded to the type as the kernel does: tf32 operands of b are cut by the tensor core, those of a rounded before.
+static float rounded(float x, int kind, bool cut) {
+    if (kind == KIND_BF16) return __bfloat162float(__float2bfloat16_rn(x));
+    if (kind == KIND_F16) return __half2float(__float2half_rn(x));
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    bits = (bits + (cut ? 0 : 0x1000u)) & 0xffffe000u;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
+static void test_mma(void) {
+    static const char* const names[] = {"mma m16n8k16 bf16", "mma m16n8k16 f16", "mma m16n8k8 tf32"};
+    for (int kind = 0; kind < 3; kind++) {
+        int K = kind == KIND_TF32 ? 8 : 16;
+        float a[16 * 16], b[16 * 8], c[16 * 8], d[16 * 8];
+        for (int i = 0; i < 16 * K; i++) a[i] = random_float();
+        for (int i = 0; i < K * 8; i++) b[i] = random_float();
+        for (int i = 0; i < 16 * 8; i++) c[i] = random_float();
+        a[3] = 0x1p-20f;  // subnormal as f16
+        if (kind != KIND_TF32) a[15 * K] = INFINITY;
+        float *da = device_copy(a, 16 * 16), *db = device_copy(b, 16 * 8), *dc = device_copy(c, 16 * 8),
+              *dd = device_new<float>(16 * 8);
+        mma_kernel<<<1, 32>>>(dd, da, db, dc, kind);
+        take(d, dd, 16 * 8);
+        CUDA(cudaFree(da));
+        CUDA(cudaFree(db));
+        CUDA(cudaFree(dc));
+        // Tensor cores round each addition, at worst towards zero: an epsilon of 2^-23 for each of K + 1 terms.
+        double worst = 0, bound = 1;
+        for (int i = 0; i < 16; i++) {
+            for (int j = 0; j < 8; j++) {
+                double sum = c[i * 8 + j], size = fabs(sum);
+                for (int k = 0; k < K; k++) {
+                    double product =
+                        (double)rounded(a[i * K + k], kind, false) * (double)rounded(b[k * 8 + j], kind, true);
+                    sum += product;
+                    size += fabs(product);
+                }
+                if (isinf(sum)) continue;
+                double error = fabs((double)d[i * 8 + j] - sum) / (size * (K + 1) * 0x1p-23);
+                if (!(error <= worst)) worst = error;
+            }
+        }
+        check_bound(names[kind], worst, bound);
+        if (kind != KIND_TF32) check("mma: infinity stays", isinf(d[15 * 8]) != 0);
+    }
+}
+
+static __global__ void conversions(uint32_t* out, float x, float y) {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out[0]) : "f"(x), "f"(y));
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out[1]) : "f"(x), "f"(y));
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(out[2]) : "f"(x));
+}
+
+static void test_conversions(void) {
+    static const float numbers[] = {0.0f, 1.0f, -3.14159274f, 0x1.00fp0f, 0x1.001p0f, 0x1.003p-3f, 65519.0f, 1e-7f,
+                                    INFINITY};
+    enum { COUNT = sizeof numbers / sizeof *numbers };
+    bool bf16 = true, f16 = true, tf32 = true;
+    for (int i = 0; i < COUNT; i++) {
+        float x = numbers[i], y = numbers[(i + 1) % COUNT];
+        uint32_t out[3], *d = device_new<uint32_t>(3);
+        conversions<<<1, 1>>>(d, x, y);
+        take(out, d, 3);
+        __nv_bfloat16 b[2] = {__float2bfloat16_rn(y), __float2bfloat16_rn(x)};  // the first operand is the upper half
+        __half h[2] = {__float2half_rn(y), __float2half_rn(x)};
+        float t = rounded(x, KIND_TF32, false);
+        bf16 = bf16 && memcmp(&out[0], b, 4) == 0;
+        f16 = f16 && memcmp(&out[1], h, 4) == 0;
+        tf32 = tf32 && memcmp(&out[2], &t, 4) == 0;
+    }
+    check("cvt.rn.bf16x2.f32", bf16);
+    check("cvt.rn.f16x2.f32", f16);
+    check("cvt.rna.tf32.f32", tf32);
+}
+
+// Copies of 4, 8 and 16 bytes, of which `given` are read and the rest is zero.
+static __global__ void copy_sizes(uint32_t* out, const uint32_t* in, int32_t given) {
+    __shared__ __align__(16) uint32_t s[4][32 * 4];
+    uint32_t i = threadIdx.x;
+    for (uint32_t k = 0; k < 16; k++) s[k / 4][i * 4 + k % 4] = 7;
+    __syncthreads();
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;\n" ::"r"(shared_address(&s[0][i * 4])), "l"(in + i * 4),
+                 "r"(given < 4 ? given : 4)
+                 : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;\n" ::"r"(shared_address(&s[1][i * 4])), "l"(in + i * 4),
+                 "r"(given < 8 ? given : 8)
+                 : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared_address(&s[2][i * 4])), "l"(in + i * 4),
+                 "r"(given)
+                 : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared_address(&s[3][i * 4])), "l"(in + i * 4),
+                 "r"(given)
+                 : "memory");
+    asm volatile("cp.async.wait_all;\n" ::: "memory");
+    __syncthreads();
+    for (uint32_t k = 0; k < 16; k++) out[k * 32 + i] = s[k / 4][(31 - i) * 4 + k % 4];
+}
+
+// Three groups; after waiting until at most n are pending, the older ones can be read.
+static __global__ void copy_groups(uint32_t* out, const uint32_t* in) {
+    __shared__ __align__(16) uint32_t s[3][32 * 4];
+    uint32_t i = threadIdx.x;
+    for (uint32_t g = 0; g < 3; g++) {
+        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;\n" ::"r"(shared_address(&s[g][i * 4])),
+                     "l"(in + (g * 32 + i) * 4)
+                     : "memory");
+        asm volatile("cp.async.commit_group;\n" ::: "memory");
+    }
+    asm volatile("cp.async.wait_group %0;\n" ::"n"(2) : "memory");
+    __syncthreads();
+    out[i] = s[0][(31 - i) * 4];
+    asm volatile("cp.async.wait_group 1;\n" ::: "memory");
+    __syncthreads();
+    out[32 + i] = s[1][(31 - i) * 4 + 1];
+    asm volatile("cp.async.wait_group 0;\n" ::: "memory");
+    __syncthreads();
+    out[64 + i] = s[2][(31 - i) * 4 + 2];
+}
+
+static void test_copies(void) {
+    uint32_t in[3 * 128], out[16 * 32];
+    for (uint32_t i = 0; i < 3 * 128; i++) in[i] = i + 1000;
+    for (int32_t given = 0; given <= 16; given += 4) {
+        uint32_t *din = device_copy(in, 3 * 128), *d = device_new<uint32_t>(16 * 32);
+        copy_sizes<<<1, 32>>>(d, din, given);
+        take(out, d, 16 * 32);
+        CUDA(cudaFree(din));
+        bool good = true;
+        for (uint32_t k = 0; k < 16; k++) {
+            for (uint32_t i = 0; i < 32; i++) {
+                uint32_t words = k / 4 == 0 ? 1 : k / 4 == 1 ? 2 : 4, word = k % 4;
+                uint32_t want = word >= words ? 7 : (int32_t)(word * 4) < given ? in[(31 - i) * 4 + word] : 0;
+                good = good && out[k * 32 + i] == want;
+            }
+        }
+        char what[60];
+        snprintf(what, sizeof what, "cp.async of 4, 8 and 16 bytes, %d of them read", given);
+        check(what, good);
+    }
+    uint32_t *din = device_copy(in, 3 * 128), *d = device_new<uint32_t>(96);
+    copy_groups<<<1, 32>>>(d, din);
+    take(out, d, 96);
+    CUDA(cudaFree(din));
+    bool good = true;
+    for (uint32_t i = 0; i < 96; i++) good = good && out[i] == in[(i / 32 * 32 + 31 - i % 32) * 4 + i / 32];
+    check("cp.async.commit_group, cp.async.wait_group", good);
+}
+
+static __global__ void exponentials(float* out, const float* in, int32_t n) {
+    int32_t i = (int32_t)(blockIdx.x * blockDim.x + threadIdx.x);
+    if (i >= n) return;
+    float y, z;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(in[i]));
+    asm volatile("ex2.approx.f32 %0, %1;" : "=f"(z) : "f"(in[i]));
+    out[i] = y;
+    out[n + i] = z;
+}
+
+static void test_exponentials(void) {
+    enum { N = 300 };
+    float in[N], out[2 * N];
+    for (int i = 0; i < N; i++) in[i] = (float)(i - 150) * 0.9f;
+    in[0] = -INFINITY;
+    in[1] = INFINITY;
+    float *din = device_copy(in, N), *d = device_new<float>(2 * N);
+    exponentials<<<3, 128>>>(d, din, N);
+    take(out, d, 2 * N);
+    CUDA(cudaFree(din));
+    double worst = 0;
+    for (int i = 2; i < N; i++) {
+        double want = exp2((double)in[i]);
+        if (want > 3e38) continue;
+        double subnormal = want < 0x1p-126 ? 1 : 0;  // ftz: zero; else a few of the smallest numbers off
+        double error = subnormal ? fabs((double)out[i]) + fabs((double)out[N + i] - want) / 0x1p-145 * 0x1p-22
+                                 : fmax(fabs(out[i] / want - 1), fabs(out[N + i] / want - 1));
+        if (!(error <= worst)) worst = error;
+    }
+    check_bound("ex2.approx, with and without ftz", worst, 0x1p-22);
+    check("ex2.approx of infinities", out[0] == 0 && out[N] == 0 && isinf(out[1]) && isinf(out[N + 1]));
+}
+
+static void test_ptx(void) {
+    test_ldmatrix();
+    test_mma();
+    test_conversions();
+    test_copies();
+    test_exponentials();
+}
+
+// ------------------------------------------------------------------------------------------------
+// 8. Functions
+
+enum { BIT_RESULTS = 25, FLOAT_RESULTS = 20 };
+
+static __global__ void bit_functions(unsigned long long* out, uint32_t a, uint32_t b, float x,
+                                     unsigned long long wide) {
+    unsigned long long r[BIT_RESULTS] = {
+        (unsigned long long)__popc(a),
+        (unsigned long long)__popcll(wide),
+        (unsigned long long)__clz((int32_t)b),
+        (unsigned long long)__clz(0),
+        (unsigned long long)__clzll((long long)wide),
+        (unsigned long long)__ffs((int32_t)b),
+        (unsigned long long)__ffs(0),
+        __brev(a),
+        __umulhi(a, b),
+        (unsigned long long)(uint32_t)__mulhi((int32_t)a, (int32_t)b),
+        __umul64hi(wide, wide),
+        __funnelshift_l(a, b, 9),
+        __funnelshift_r(a, b, 9),
+        __byte_perm(a, b, 0x5140),
+        __byte_perm(a, b, 0x0ec8),
+        (unsigned long long)(uint32_t)__float_as_int(x),
+        __float_as_uint(x),
+        (unsigned long long)__float_as_uint(__int_as_float((int32_t)b)),
+        __float_as_uint(__uint_as_float(b)),
+        (unsigned long long)__double_as_longlong(__longlong_as_double((long long)wide)),
+        (unsigned long long)__float2int_rn(2.5f),
+        (unsigned long long)__float2int_rn(3.5f),
+        (unsigned long long)__float2int_rd(2.7f),
+        (unsigned long long)__float2int_ru(2.2f),
+        (unsigned long long)(min(3u, 4u) + (uint32_t)max(-3, 2) + (uint32_t)min(7.0f, 2.0f)),
+    };
+    for (int32_t i = 0; i < BIT_RESULTS; i++) out[i] = r[i];
+}
+
+static __global__ void float_functions(float* out, float x, float y, const float* in) {
+    __nv_bfloat16 bx = __float2bfloat16_rn(x), by = __float2bfloat16_rn(y);
+    __half hx = __float2half_rn(x), hy = __float2half_rn(y);
+    __nv_bfloat162 pair =
+        __hfma2(__floats2bfloat162_rn(x, y), __floats2bfloat162_rn(y, x), __floats2bfloat162_rn(1.0f, 2.0f));
+    float s, c;
+    __sincosf(x, &s, &c);
+    float r[FLOAT_RESULTS] = {
+        __expf(x),
+        __logf(y),
+        __fdividef(x, y),
+        rsqrtf(y),
+        __frcp_rn(y),
+        __fsqrt_rn(y),
+        __frsqrt_rn(y),
+        __powf(y, x),
+        __log2f(y),
+        exp2f(x),
+        __fmaf_rn(x, y, 1.0f),
+        __saturatef(y),
+        __bfloat162float(__hfma(bx, by, bx)),
+        __half2float(__hfma(hx, hy, hx)),
+        __ldg(in),
+        __ldcs(in + 1),
+        __ldcg(in + 2),
+        s * s + c * c,
+        __bfloat162float(pair.x),
+        __bfloat162float(pair.y),
+    };
+    for (int32_t i = 0; i < FLOAT_RESULTS; i++) __stcs(&out[i], r[i]);
+    float4 four = __ldg((const float4*)in);
+    __stcg((float4*)&out[FLOAT_RESULTS], make_float4(four.w, four.z, four.y, four.x));
+}
+
+static void test_functions(void) {
+    uint32_t a = 0x89abcdefu, b = 0x00f01234u, x_bits;
+    float x = 0.7f, y = 3.25f;
+    unsigned long long wide = 0x123456789abcdef0ull, h[BIT_RESULTS], *d = device_new<unsigned long long>(BIT_RESULTS);
+    bit_functions<<<1, 1>>>(d, a, b, x, wide);
+    take(h, d, BIT_RESULTS);
+    memcpy(&x_bits, &x, 4);
+    uint32_t reversed = 0;
+    for (int i = 0; i < 32; i++) reversed |= (a >> i & 1) << (31 - i);
+    // The 64 high bits of wide * wide, from products of halves.
+    unsigned long long top = wide >> 32, low = wide & FULL, middle = top * low;
+    unsigned long long carry = ((low * low >> 32) + 2 * (middle & FULL)) >> 32,
+                       square = top * top + 2 * (middle >> 32) + carry;
+    unsigned long long want[BIT_RESULTS] = {
+        20,
+        32,
+        8,
+        32,
+        3,
+        3,
+        0,
+        reversed,
+        (unsigned long long)a * b >> 32,
+        (uint32_t)((int64_t)(int32_t)a * (int32_t)b >> 32),
+        square,
+        b << 9 | a >> 23,
+        a >> 9 | b << 23,
+        (b >> 8 & 0xff) << 24 | (a >> 8 & 0xff) << 16 | (b & 0xff) << 8 | (a & 0xff),
+        (a & 0xff) << 24 | 0xff << 16 | 0x00 << 8 | 0xff,
+        x_bits,
+        x_bits,
+        b,
+        b,
+        wide,
+        2,
+        4,
+        2,
+        3,
+        3 + 2 + 2,
+    };
+    for (int i = 0; i < BIT_RESULTS; i++) {
+        char what[60];
+        snprintf(what, sizeof what, "bit function %d: %llx, should be %llx", i, h[i], want[i]);
+        check(what, h[i] == want[i]);
+    }
+
+    float in[4] = {11, 12, 13, 14}, out[FLOAT_RESULTS + 4], *din = device_copy(in, 4),
+          *dout = device_new<float>(FLOAT_RESULTS + 4);
+    float_functions<<<1, 1>>>(dout, x, y, din);
+    take(out, dout, FLOAT_RESULTS + 4);
+    CUDA(cudaFree(din));
+    double bx = (double)__bfloat162float(__float2bfloat16_rn(x)), hx = (double)__half2float(__float2half_rn(x));
+    // y is exact in 16 bits.
+    double exact[FLOAT_RESULTS] = {exp((double)x),
+                                   log((double)y),
+                                   (double)x / y,
+                                   1 / sqrt((double)y),
+                                   1 / (double)y,
+                                   sqrt((double)y),
+                                   1 / sqrt((double)y),
+                                   pow((double)y, (double)x),
+                                   log2((double)y),
+                                   exp2((double)x),
+                                   (double)x * y + 1,
+                                   1,
+                                   bx * y + bx,
+                                   hx * y + hx,
+                                   11,
+                                   12,
+                                   13,
+                                   1,
+                                   bx * y + 1,
+                                   bx * y + 2};
+    double worst = 0, worst16 = 0;
+    for (int i = 0; i < FLOAT_RESULTS; i++) {
+        double error = fabs(out[i] / exact[i] - 1);
+        bool in16 = i == 12 || i == 13 || i >= 18;
+        if (in16 && !(error <= worst16)) worst16 = error;
+        if (!in16 && !(error <= worst)) worst = error;
+    }
+    check_bound("float functions", worst, 0x1p-20);  // the fast ones of a GPU are off by that much
+    check_bound("__hfma, __hfma2", worst16, 0x1p-8);
+    bool good = true;
+    for (int i = 0; i < 4; i++) good = good && out[FLOAT_RESULTS + i] == in[3 - i];
+    check("__ldg, __stcg of float4", good);
+}
+
+int main(void) {
+    test_launches();
+    test_barriers();
+    test_warps();
+    test_atomics();
+    test_shared_memory();
+    test_ptx();
+    test_functions();
+    printf("%d passed, %d failed\n", passed, failed);
+    return failed != 0;
+}

@@ -1,0 +1,559 @@
+// ladder.h: the frame of the ladder programs, dev/gelu.cu and so on: one operation of the CUDA backend in several
+// versions (rungs), from the naive one to the one that is shipped, each checked against the CPU operation and timed.
+//
+//   1. arrays     on the device, with a twin on the host for the CPU operation
+//   2. check      of a rung's outputs against the twins
+//   3. peaks      what the GPU can do: bytes, float arithmetic, tensor cores
+//   4. timing
+//   5. program    flags, beginning, rungs, end
+//
+// A ladder program is its shapes, its kernels and its rungs:
+//
+//     #include "../kernels.cuh"
+//     #include "ladder.h"
+//
+//     typedef struct { size_t n; const floatX* in; floatX* out; } Gelu;
+//
+//     static void run_naive(void* problem, Stream stream) {
+//         Gelu* g = (Gelu*)problem;
+//         gelu_naive<<<(unsigned)((g->n + 255) / 256), 256, 0, stream->compute>>>(g->out, g->in, g->n);
+//         LAUNCH_CHECK();
+//     }
+//     static void run_shipped(void* problem, Stream stream) {
+//         Gelu* g = (Gelu*)problem;
+//         gelu_forward(g->out, g->in, g->n, stream);
+//     }
+//
+//     int main(int argc, char** argv) {
+//         uint64_t N = ladder_size(16384, 33), F = ladder_size(3072, 40);      // on a GPU, in the emulator
+//         Flag flags[] = {
+//             {"rows", FLAG_COUNT, &N, "N", 1, 1e9, "rows: B times T", false},
+//             {"ffn", FLAG_COUNT, &F, "F", 1, 1e6, "columns", false},
+//         };
+//         Ladder l;
+//         if (!ladder_open(&l, argc, argv, "gelu: out (N, F) = gelu(in (N, F))", flags, 2)) return l.status;
+//         size_t n = N * F;
+//         Gelu g = {n, ladder_input<floatX>(&l, "in", n, 2.0),
+//                   ladder_output<floatX>(&l, "out", n, ladder_bound(8, 4, 0))};
+//         if (l.check) cpu::gelu_forward(ladder_twin(&l, g.out), ladder_twin(&l, g.in), n, NULL);
+//         ladder_work(&l, LADDER_BYTES, 2.0 * (double)n * sizeof(floatX));     // the least that any rung must move
+//         ladder_rung(&l, "naive", run_naive, &g);
+//         ladder_rung(&l, "shipped", run_shipped, &g);
+//         return ladder_close(&l);
+//     }
+//
+// ladder_input     random normal numbers times a scale; the twin may be changed or computed, then: ladder_update
+// ladder_output    NaN before each rung
+// ladder_added     random numbers before each rung, for what is added to or worked on in place
+// ladder_scratch   memory for the rungs that is not looked at
+// Operations that take scratch memory from the stream: ladder_give_scratch(&l, gelu_scratch_bytes(...)).
+//
+// An output element is right if
+//
+//     |rung - CPU| <= 2 (epsilon |CPU| + FLOATX_EPSILON rounded + 4 sqrt(length) 2^-24 (size + |CPU| + |start|)) + tiny
+//
+// which is twice the bound of test_kernels.c, since both may be off the true value: epsilon is the rounding error of
+// the element's type, length the terms of the longest sum behind it, size the sum of their absolute values; `rounded`
+// is the same sum for what is rounded to floatX on the way; tiny is where the type loses places. ladder_bound(length,
+// size, rounded). A NaN is wrong, unless the CPU has one too, which is an error of the program.
+//
+// Timed: the median of --rounds, each after a sweep through a buffer larger than the L2 cache, so that the operands
+// come from memory; between two events in the stream, after warm-up. What is added to grows meanwhile; its numbers
+// matter to no rung's speed. --json prints one object per rung on a line of its own. The last line is `N passed, N
+// failed`.
+
+#ifndef LLMTRAIN_LADDER_H
+#define LLMTRAIN_LADDER_H
+
+#include "device.cuh"
+#include "flags.h"
+
+typedef enum { LADDER_BYTES, LADDER_FLOAT_FLOPS, LADDER_TENSOR_FLOPS } LadderWork;  // what bounds the operation
+typedef enum { LADDER_FLOATX, LADDER_FLOAT, LADDER_DOUBLE, LADDER_INTEGER } LadderType;
+typedef enum { LADDER_INPUT, LADDER_OUTPUT, LADDER_ADDED } LadderRole;
+typedef void (*LadderRun)(void* problem, Stream stream);
+
+typedef struct {
+    double length, size, rounded;
+} LadderBound;
+
+typedef struct {
+    const char* name;
+    LadderType type;
+    LadderRole role;
+    LadderBound bound;
+    size_t n;
+    void *device, *twin, *start, *got;  // start: what ADDED begins with
+} LadderArray;
+
+enum { LADDER_ARRAYS = 32 };
+
+typedef struct {
+    int status;                 // of the program, when ladder_open returns false
+    Stream stream;
+    LadderArray arrays[LADDER_ARRAYS];
+    size_t count;
+    void* scratch[LADDER_ARRAYS];
+    size_t scratch_count;
+    LadderWork work;
+    double amount;              // bytes or flops of one run
+    double peaks[3];            // per second, by LadderWork
+    uint64_t rounds;
+    bool json, check;
+    const char* rung;           // the only one to run; NULL: all
+    char device[256];
+    const char* title;
+    void* sweep;                // larger than the L2 cache
+    size_t sweep_bytes;
+    cudaEvent_t began, ended;
+    int rungs, passed, failed;
+} Ladder;
+
+static inline void ladder_give_up(const char* what) {
+    fprintf(stderr, "ladder: %s\n", what);
+    exit(1);
+}
+
+// A size on a GPU, and one that the emulator does in a second.
+static inline uint64_t ladder_size(uint64_t on_gpu, uint64_t emulated) {
+#ifdef EMULATED
+    (void)on_gpu;
+    return emulated;
+#else
+    (void)emulated;
+    return on_gpu;
+#endif
+}
+
+// ------------------------------------------------------------------------------------------------
+// 1. Arrays
+
+static inline size_t ladder_type_bytes(LadderType type) {
+    return type == LADDER_FLOATX ? sizeof(floatX) : type == LADDER_DOUBLE ? sizeof(double) : 4;
+}
+
+#if !FLOATX_IS_FLOAT
+static inline LadderType ladder_type_of(const floatX*) { return LADDER_FLOATX; }
+#endif
+static inline LadderType ladder_type_of(const float*) { return LADDER_FLOAT; }
+static inline LadderType ladder_type_of(const double*) { return LADDER_DOUBLE; }
+static inline LadderType ladder_type_of(const int32_t*) { return LADDER_INTEGER; }
+
+static inline double ladder_get(LadderType type, const void* data, size_t i) {
+    if (type == LADDER_FLOATX) return (double)float_of(((const floatX*)data)[i]);
+    if (type == LADDER_FLOAT) return (double)((const float*)data)[i];
+    if (type == LADDER_DOUBLE) return ((const double*)data)[i];
+    return (double)((const int32_t*)data)[i];
+}
+
+static inline void ladder_set(LadderType type, void* data, size_t i, double x) {
+    if (type == LADDER_FLOATX) ((floatX*)data)[i] = floatX_of((float)x);
+    else if (type == LADDER_FLOAT) ((float*)data)[i] = (float)x;
+    else if (type == LADDER_DOUBLE) ((double*)data)[i] = x;
+    else ((int32_t*)data)[i] = (int32_t)x;
+}
+
+static inline void* ladder_array(Ladder* l, const char* name, LadderType type, LadderRole role, size_t n, double scale,
+                                 LadderBound bound) {
+    if (l->count == LADDER_ARRAYS) ladder_give_up("too many arrays: raise LADDER_ARRAYS");
+    LadderArray* a = &l->arrays[l->count++];
+    size_t bytes = n * ladder_type_bytes(type);
+    a->name = name;
+    a->type = type;
+    a->role = role;
+    a->bound = bound;
+    a->n = n;
+    a->device = device_allocate(bytes ? bytes : 1, l->stream);
+    a->twin = allocate(bytes);
+    a->start = role == LADDER_ADDED ? allocate(bytes) : NULL;
+    a->got = role == LADDER_INPUT ? NULL : allocate(bytes);
+    if (!a->device || !a->twin || (role != LADDER_INPUT && !a->got) || (role == LADDER_ADDED && !a->start))
+        ladder_give_up("out of memory for the arrays; give smaller shapes");
+    #pragma omp parallel for
+    for (size_t i = 0; i < n; i++) {
+        double x = 0.0;
+        if (type == LADDER_INTEGER) x = floor(scale * random_uniform(1, RANDOM_TEST, l->count, i));
+        else if (role != LADDER_OUTPUT) x = scale * random_normal(1, RANDOM_TEST, l->count, i);
+        ladder_set(type, a->twin, i, x);
+    }
+    if (role == LADDER_ADDED) memcpy(a->start, a->twin, bytes);
+    if (bytes > 0) upload(a->device, a->twin, bytes, l->stream);
+    return a->device;
+}
+
+static inline LadderBound ladder_bound(double length, double size, double rounded) {
+    LadderBound b = {length, size, rounded};
+    return b;
+}
+
+static inline LadderArray* ladder_find(Ladder* l, const void* device) {
+    for (size_t i = 0; i < l->count; i++)
+        if (l->arrays[i].device == device) return &l->arrays[i];
+    ladder_give_up("a pointer is not that of one of the arrays");
+    return NULL;
+}
+
+// n elements of T on the device: floatX, float, double; for int32_t uniform in [0, scale).
+template <typename T>
+static inline T* ladder_input(Ladder* l, const char* name, size_t n, double scale) {
+    return (T*)ladder_array(l, name, ladder_type_of((const T*)NULL), LADDER_INPUT, n, scale, ladder_bound(0, 0, 0));
+}
+
+template <typename T>
+static inline T* ladder_output(Ladder* l, const char* name, size_t n, LadderBound bound) {
+    return (T*)ladder_array(l, name, ladder_type_of((const T*)NULL), LADDER_OUTPUT, n, 0.0, bound);
+}
+
+template <typename T>
+static inline T* ladder_added(Ladder* l, const char* name, size_t n, double scale, LadderBound bound) {
+    return (T*)ladder_array(l, name, ladder_type_of((const T*)NULL), LADDER_ADDED, n, scale, bound);
+}
+
+// The host's array with the same values, for the CPU operation to read or to write.
+template <typename T>
+static inline T* ladder_twin(Ladder* l, T* device) {
+    return (T*)ladder_find(l, device)->twin;
+}
+
+// Makes the twin's present values those of the array, for every rung from now on; before the CPU operation has run.
+static inline void ladder_update(Ladder* l, const void* device) {
+    LadderArray* a = ladder_find(l, device);
+    size_t bytes = a->n * ladder_type_bytes(a->type);
+    if (a->role == LADDER_ADDED) memcpy(a->start, a->twin, bytes);
+    upload(a->device, a->twin, bytes, l->stream);
+}
+
+static inline void* ladder_scratch(Ladder* l, size_t bytes) {
+    if (l->scratch_count == LADDER_ARRAYS) ladder_give_up("too many scratch arrays: raise LADDER_ARRAYS");
+    void* memory = device_allocate(bytes ? bytes : 1, l->stream);
+    if (memory == NULL) ladder_give_up("out of memory for a rung's scratch; give smaller shapes");
+    return l->scratch[l->scratch_count++] = memory;
+}
+
+// For device_scratch: the most that any operation of the program needs.
+static inline void ladder_give_scratch(Ladder* l, size_t bytes) {
+    l->stream->scratch = ladder_scratch(l, bytes);
+    l->stream->scratch_bytes = bytes;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 2. Check
+
+static inline double ladder_epsilon(LadderType type) {
+    if (type == LADDER_FLOATX) return (double)FLOATX_EPSILON;
+    return type == LADDER_FLOAT ? 0x1p-24 : type == LADDER_DOUBLE ? 0x1p-53 : 0.0;
+}
+
+static inline double ladder_tiny(LadderType type) {
+#ifdef PRECISION_FP16
+    if (type == LADDER_FLOATX) return 0x1p-24;  // the smallest number of binary16
+#endif
+    return type == LADDER_INTEGER ? 0.0 : 0x1p-124;
+}
+
+// Puts every array into the state before a run: outputs NaN, sums at their start.
+static inline void ladder_reset(Ladder* l) {
+    for (size_t i = 0; i < l->count; i++) {
+        LadderArray* a = &l->arrays[i];
+        size_t bytes = a->n * ladder_type_bytes(a->type);
+        if (bytes == 0) continue;
+        if (a->role == LADDER_OUTPUT) CUDA_CHECK(cudaMemsetAsync(a->device, 0xFF, bytes, l->stream->compute));  // NaN
+        if (a->role == LADDER_ADDED) upload(a->device, a->start, bytes, l->stream);
+    }
+}
+
+// Compares one output with its twin; prints the element whose error is the largest part of its bound.
+static inline bool ladder_compare(Ladder* l, LadderArray* a, const char* rung) {
+    double worst = -1.0, worst_error = 0.0, worst_bound = 0.0;
+    size_t wrong = 0, first_wrong = 0;
+    download(a->got, a->device, a->n * ladder_type_bytes(a->type), l->stream);
+    for (size_t i = 0; i < a->n; i++) {
+        double expected = ladder_get(a->type, a->twin, i), got = ladder_get(a->type, a->got, i);
+        double start = a->role == LADDER_ADDED ? ladder_get(a->type, a->start, i) : 0.0;
+        double sums = 4.0 * sqrt(a->bound.length) * 0x1p-24 * (a->bound.size + fabs(expected) + fabs(start));
+        double stored = ladder_epsilon(a->type) * fabs(expected) + (double)FLOATX_EPSILON * a->bound.rounded;
+        double error = fabs(got - expected), bound = 2.0 * (stored + sums) + ladder_tiny(a->type);
+        if (a->type == LADDER_INTEGER) bound = 0.0;
+        if (!(error <= bound) && wrong++ == 0) first_wrong = i;
+        if (!(error <= worst * bound)) {
+            worst = error == 0.0 ? 0.0 : isnan(error) || bound == 0.0 ? INFINITY : error / bound;
+            worst_error = error;
+            worst_bound = bound;
+        }
+    }
+    bool ok = wrong == 0 && a->n > 0;
+    if (ok) l->passed++; else l->failed++;
+    if (!l->json || !ok)
+        printf("%s  %-24s %-12s %s  err %.1e <= %.1e\n", ok ? "ok    " : "FAILED", rung, a->name, FLOATX_NAME,
+               worst_error, worst_bound);
+    if (wrong > 0)
+        printf("        %zu of %zu elements are wrong; the first is number %zu: %g, on the CPU %g\n", wrong, a->n,
+               first_wrong, ladder_get(a->type, a->got, first_wrong), ladder_get(a->type, a->twin, first_wrong));
+    return ok;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 3. Peaks
+
+#ifndef EMULATED
+
+// out (n) = in (n), 16 bytes a thread at a time: the best that memory does for reading and writing.
+static __global__ void ladder_copy(uint4* out, const uint4* in, size_t n) {
+    size_t step = (size_t)gridDim.x * blockDim.x;
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) out[i] = in[i];
+}
+
+// Reads n and leaves the cache full of it; clean lines, which need not be written back during what is timed next.
+static __global__ void ladder_read(uint4* in, size_t n) {
+    size_t step = (size_t)gridDim.x * blockDim.x;
+    unsigned any = 0;
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) any |= in[i].x;
+    if (any) in[0].y = 1;  // never: the buffer is zero, which the compiler does not know
+}
+
+enum { LADDER_FMA_TURNS = 4096, LADDER_FMA_SUMS = 16, LADDER_MMA_TURNS = 2048, LADDER_MMA_SUMS = 8 };
+
+// Multiplications and additions of floats on registers alone, in as many sums as hide their latency.
+static __global__ void ladder_fma(float* out, float half) {
+    float sums[LADDER_FMA_SUMS];
+    #pragma unroll
+    for (int i = 0; i < LADDER_FMA_SUMS; i++) sums[i] = (float)threadIdx.x;
+    for (int turn = 0; turn < LADDER_FMA_TURNS; turn++) {
+        #pragma unroll
+        for (int i = 0; i < LADDER_FMA_SUMS; i++) sums[i] = sums[i] * half + half;
+    }
+    float total = 0.0f;
+    #pragma unroll
+    for (int i = 0; i < LADDER_FMA_SUMS; i++) total += sums[i];
+    if (total == -1.0f) out[0] = total;  // never
+}
+
+#if !FLOATX_IS_FLOAT
+#ifdef PRECISION_BF16
+#define LADDER_MMA "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
+#else
+#define LADDER_MMA "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
+#endif
+
+// The same with products of 16 x 8 x 16 on the tensor cores, by the instruction that all of them have since Ampere.
+static __global__ void ladder_mma(float* out, unsigned operand) {
+    float sums[LADDER_MMA_SUMS][4];
+    #pragma unroll
+    for (int i = 0; i < LADDER_MMA_SUMS; i++) sums[i][0] = sums[i][1] = sums[i][2] = sums[i][3] = 0.0f;
+    for (int turn = 0; turn < LADDER_MMA_TURNS; turn++) {
+        #pragma unroll
+        for (int i = 0; i < LADDER_MMA_SUMS; i++)
+            asm volatile(LADDER_MMA " {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                         : "+f"(sums[i][0]), "+f"(sums[i][1]), "+f"(sums[i][2]), "+f"(sums[i][3])
+                         : "r"(operand), "r"(operand), "r"(operand), "r"(operand), "r"(operand), "r"(operand));
+    }
+    float total = 0.0f;
+    #pragma unroll
+    for (int i = 0; i < LADDER_MMA_SUMS; i++) total += sums[i][0] + sums[i][1] + sums[i][2] + sums[i][3];
+    if (total == -1.0f) out[0] = total;  // never
+}
+#endif
+
+static inline void ladder_empty_cache(Ladder* l) {
+    unsigned blocks = (unsigned)(l->stream->processors * 8);
+    ladder_read<<<blocks, 512, 0, l->stream->compute>>>((uint4*)l->sweep, l->sweep_bytes / 16);
+    LAUNCH_CHECK();
+}
+
+static void ladder_run_copy(void* problem, Stream stream) {
+    Ladder* l = (Ladder*)problem;
+    size_t n = l->sweep_bytes / 32;
+    uint4* sweep = (uint4*)l->sweep;
+    ladder_copy<<<(unsigned)(stream->processors * 16), 512, 0, stream->compute>>>(sweep + n, sweep, n);
+    LAUNCH_CHECK();
+}
+
+static void ladder_run_fma(void* problem, Stream stream) {
+    float* out = (float*)((Ladder*)problem)->sweep;
+    ladder_fma<<<(unsigned)(stream->processors * 16), 256, 0, stream->compute>>>(out, 0.5f);
+    LAUNCH_CHECK();
+}
+
+#if !FLOATX_IS_FLOAT
+static void ladder_run_mma(void* problem, Stream stream) {
+    float* out = (float*)((Ladder*)problem)->sweep;
+    ladder_mma<<<(unsigned)(stream->processors * 16), 256, 0, stream->compute>>>(out, 0u);
+    LAUNCH_CHECK();
+}
+#endif
+
+#endif  // EMULATED
+
+// ------------------------------------------------------------------------------------------------
+// 4. Timing
+
+static inline int ladder_order(const void* a, const void* b) {
+    float x = *(const float*)a, y = *(const float*)b;
+    return (x > y) - (x < y);
+}
+
+// Milliseconds of one run: the median and the least of the rounds. Not in the emulator.
+static inline double ladder_time(Ladder* l, LadderRun run, void* problem, double* least) {
+#ifdef EMULATED
+    (void)l, (void)run, (void)problem;
+    *least = NAN;
+    return NAN;
+#else
+    enum { WARM_UP = 2, MOST = 1000 };
+    float ms[MOST];
+    size_t rounds = min_size(l->rounds, MOST);
+    for (int i = 0; i < WARM_UP; i++) run(problem, l->stream);
+    for (size_t i = 0; i < rounds; i++) {
+        ladder_empty_cache(l);
+        CUDA_CHECK(cudaEventRecord(l->began, l->stream->compute));
+        run(problem, l->stream);
+        CUDA_CHECK(cudaEventRecord(l->ended, l->stream->compute));
+        CUDA_CHECK(cudaEventSynchronize(l->ended));
+        CUDA_CHECK(cudaEventElapsedTime(&ms[i], l->began, l->ended));
+    }
+    qsort(ms, rounds, sizeof ms[0], ladder_order);
+    *least = (double)ms[0];
+    return (double)ms[rounds / 2];
+#endif
+}
+
+static inline void ladder_measure_peaks(Ladder* l) {
+#ifndef EMULATED
+    double least = 0.0, warps = (double)l->stream->processors * 16 * 256 / WARP;
+    l->peaks[LADDER_BYTES] = 1e3 * (double)(l->sweep_bytes / 32 * 32) / ladder_time(l, ladder_run_copy, l, &least);
+    double fmas = warps * WARP * LADDER_FMA_TURNS * LADDER_FMA_SUMS;
+    l->peaks[LADDER_FLOAT_FLOPS] = 1e3 * 2.0 * fmas / ladder_time(l, ladder_run_fma, l, &least);
+    l->peaks[LADDER_TENSOR_FLOPS] = l->peaks[LADDER_FLOAT_FLOPS];
+#if !FLOATX_IS_FLOAT
+    double products = warps * LADDER_MMA_TURNS * LADDER_MMA_SUMS * (16 * 8 * 16);
+    l->peaks[LADDER_TENSOR_FLOPS] = 1e3 * 2.0 * products / ladder_time(l, ladder_run_mma, l, &least);
+#endif
+#else
+    (void)l;
+#endif
+}
+
+// Where a large product is faster than the loop of mma (Hopper and later have instructions that only libraries use
+// here), its speed is the peak: give the product's run and flops before the first rung.
+static inline void ladder_peak_product(Ladder* l, LadderRun run, void* problem, double flops) {
+    double least = 0.0, ms = ladder_time(l, run, problem, &least);
+    if (1e3 * flops / ms > l->peaks[LADDER_TENSOR_FLOPS]) l->peaks[LADDER_TENSOR_FLOPS] = 1e3 * flops / ms;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 5. Program
+
+// Reads the flags, opens the device and measures the peaks. False: the program ends with l->status.
+static inline bool ladder_open(Ladder* l, int argc, char** argv, const char* title, const Flag* own, size_t own_count) {
+    enum { MOST_FLAGS = 24, COMMON_FLAGS = 4 };
+    memset(l, 0, sizeof *l);
+    l->title = title;
+    l->rounds = 50;
+    l->check = true;
+    l->status = 1;
+    Flag flags[MOST_FLAGS], common[COMMON_FLAGS] = {
+        {"rounds", FLAG_COUNT, &l->rounds, "R", 1, 1000, "times that each rung is timed", false},
+        {"rung", FLAG_TEXT, &l->rung, "NAME", 0, 0, "this rung alone", false},
+        {"check", FLAG_SWITCH, &l->check, "", 0, 0, "compare with the CPU, which takes long for large shapes", false},
+        {"json", FLAG_SWITCH, &l->json, "", 0, 0, "one JSON object per rung, on a line of its own", false},
+    };
+    if (own_count > MOST_FLAGS - COMMON_FLAGS) ladder_give_up("too many flags: raise MOST_FLAGS");
+    for (size_t i = 0; i < own_count; i++) flags[i] = own[i];
+    for (size_t i = 0; i < COMMON_FLAGS; i++) flags[own_count + i] = common[i];
+    if (flags_want_help(argc, argv)) {
+        printf("%s\n\n", title);
+        flags_help(flags, own_count + COMMON_FLAGS);
+        l->status = 0;
+        return false;
+    }
+    Error error;
+    if (!flags_parse(flags, own_count + COMMON_FLAGS, argc, argv, &error) || !device_open(&l->stream, false, &error)) {
+        fprintf(stderr, "ladder: %s\n", error.text);
+        return false;
+    }
+    int device = 0;
+    cudaDeviceProp properties;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
+    snprintf(l->device, sizeof l->device, "%s", properties.name);
+    if (!l->json) printf("%s   [%s, %s]\n", title, l->device, FLOATX_NAME);
+#ifndef EMULATED
+    l->sweep_bytes = max_size(4 * (size_t)properties.l2CacheSize, (size_t)256 << 20);
+    l->sweep = device_allocate(l->sweep_bytes, l->stream);
+    if (l->sweep == NULL) ladder_give_up("out of device memory for the buffer that empties the cache");
+    CUDA_CHECK(cudaEventCreate(&l->began));
+    CUDA_CHECK(cudaEventCreate(&l->ended));
+    ladder_measure_peaks(l);
+    if (!l->json)
+        printf("peaks: %.0f GB/s by a copy, %.1f TFLOP/s of float, %.1f TFLOP/s of %s products\n",
+               1e-9 * l->peaks[LADDER_BYTES], 1e-12 * l->peaks[LADDER_FLOAT_FLOPS],
+               1e-12 * l->peaks[LADDER_TENSOR_FLOPS], FLOATX_NAME);
+#else
+    if (!l->json) printf("no speeds: the kernels are emulated on the CPU, which says nothing about a GPU\n");
+#endif
+    return true;
+}
+
+// What bounds the operation, and how much of it one run needs: for the rungs that follow.
+static inline void ladder_work(Ladder* l, LadderWork work, double amount) {
+    l->work = work;
+    l->amount = amount;
+}
+
+// Runs, checks and times one rung.
+static inline void ladder_rung(Ladder* l, const char* name, LadderRun run, void* problem) {
+    bool ok = true;
+    size_t outputs = 0;
+    if (l->rung && strcmp(l->rung, name) != 0) return;
+    l->rungs++;
+    ladder_reset(l);
+    run(problem, l->stream);
+    CUDA_CHECK(cudaStreamSynchronize(l->stream->compute));
+    for (size_t i = 0; i < l->count; i++) {
+        if (l->arrays[i].role == LADDER_INPUT) continue;
+        outputs++;
+        if (l->check) ok = ladder_compare(l, &l->arrays[i], name) && ok;
+    }
+    if (outputs == 0) ladder_give_up("the program has no outputs to check");
+    double least = NAN, ms = ladder_time(l, run, problem, &least);
+    double rate = 1e3 * l->amount / ms, part = 100.0 * rate / l->peaks[l->work];
+    bool bytes = l->work == LADDER_BYTES;
+    if (l->json) {
+        printf("{\"title\": \"%s\", \"device\": \"%s\", \"type\": \"%s\", \"rung\": \"%s\", \"ok\": %s", l->title,
+               l->device, FLOATX_NAME, name, !l->check ? "null" : ok ? "true" : "false");
+        if (isfinite(ms))
+            printf(", \"ms_median\": %.6g, \"ms_min\": %.6g, \"%s\": %.6g, \"peak\": %.6g", ms, least,
+                   bytes ? "bytes_per_s" : "flops", rate, l->peaks[l->work]);
+        printf("}\n");
+    } else if (isfinite(ms)) {
+        printf("        %-24s %9.4f ms (least %.4f)  %8.1f %s  %5.1f%% of peak\n", name, ms, least,
+               rate * (bytes ? 1e-9 : 1e-12), bytes ? "GB/s" : "TFLOP/s", part);
+    }
+    fflush(stdout);
+}
+
+// Frees everything, prints the sum, and returns the program's exit status.
+static inline int ladder_close(Ladder* l) {
+    for (size_t i = 0; i < l->count; i++) {
+        LadderArray* a = &l->arrays[i];
+        CUDA_CHECK(cudaFree(a->device));
+        free(a->twin);
+        free(a->start);
+        free(a->got);
+    }
+    for (size_t i = 0; i < l->scratch_count; i++) CUDA_CHECK(cudaFree(l->scratch[i]));
+#ifndef EMULATED
+    CUDA_CHECK(cudaFree(l->sweep));
+    CUDA_CHECK(cudaEventDestroy(l->began));
+    CUDA_CHECK(cudaEventDestroy(l->ended));
+#endif
+    device_close(l->stream);
+    if (l->rungs == 0) {
+        fprintf(stderr, "ladder: there is no rung '%s'; without --rung all are run\n", l->rung ? l->rung : "");
+        return 1;
+    }
+    printf("%d passed, %d failed\n", l->passed, l->failed);
+    return l->failed > 0 || (l->check && l->passed == 0);
+}
+
+#endif  // LLMTRAIN_LADDER_H

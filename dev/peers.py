@@ -1,0 +1,218 @@
+"""peers.py: what PyTorch does on the same GPU, to compare the ladders and the trainer with.
+
+    python3 dev/peers.py                 products, attention, a compiled GPT-2; about a minute and a half
+    python3 dev/peers.py --only attention
+    python3 dev/peers.py --seconds 40    leaves out what has not begun by then
+
+Attention: scaled_dot_product_attention, causal, bfloat16, by its flash and its cuDNN backend: D = 64 and 128, 16,384
+tokens and H D = 2048 at every T. Operations are those of the half of the matrix under the diagonal: 4 B H T^2 D / 2
+forward, 2.5 times that backward, as the FlashAttention papers count. A GPT-2 of 124M parameters in plain PyTorch,
+compiled, bfloat16 with float masters, at T = 1024: tokens per second, and the per cent of --peak (TFLOP/s; measured by
+a large product unless given) by the same count of operations per token as the trainer's.
+
+One line per measurement: text, then the same as a JSON object. Without PyTorch or a GPU it says so and ends well.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+
+try:
+    import torch
+    import torch.nn.functional as F
+    from torch import nn
+except ImportError:
+    print("peers.py: skipped, there is no PyTorch here")
+    sys.exit(0)
+
+
+def milliseconds(run, rounds=20, warm_up=5):
+    """The median time of run() on the GPU, each after a sweep through memory larger than the L2 cache."""
+    sweep = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+    for _ in range(warm_up):
+        run()
+    times = []
+    for _ in range(rounds):
+        sweep.zero_()
+        began, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        began.record()
+        run()
+        ended.record()
+        ended.synchronize()
+        times.append(began.elapsed_time(ended))
+    return statistics.median(times)
+
+
+def tell(what, **numbers):
+    text = "  ".join(f"{key} {value:.6g}" for key, value in numbers.items())
+    print(f"{what:<24} {text}")
+    print(json.dumps({"peer": what, "torch": torch.__version__, **numbers}), flush=True)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Products: out (M, N) = in (M, K) weight (N, K)^T, and a square one, whose speed is the peak that a library reaches
+
+
+def product(M, N, K):
+    a = torch.randn(M, K, device="cuda", dtype=torch.bfloat16)
+    w = torch.randn(N, K, device="cuda", dtype=torch.bfloat16)
+    ms = milliseconds(lambda: F.linear(a, w))
+    tflops = 2e-9 * M * N * K / ms
+    tell("product bf16", M=M, N=N, K=K, ms=ms, tflops=tflops)
+    return tflops
+
+
+def products(_):
+    for N, K in ((2304, 768), (768, 768), (3072, 768), (768, 3072), (50304, 768)):
+        product(16384, N, K)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Attention
+
+
+def attention(options):
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    tokens, width = 16384, 2048
+    for name, backend in (("flash", SDPBackend.FLASH_ATTENTION), ("cudnn", SDPBackend.CUDNN_ATTENTION)):
+        for D in (64, 128):
+            for T in (1024, 2048, 4096, 8192, 16384):
+                if time.monotonic() > options.deadline:
+                    return
+                B, H = tokens // T, width // D
+                like = {"device": "cuda", "dtype": torch.bfloat16, "requires_grad": True}
+                q, k, v = (torch.randn(B, H, T, D, **like) for _ in range(3))
+                dout = torch.randn_like(q)
+                forward_flops = 4.0 * B * H * T * T * D / 2
+                try:
+                    with sdpa_kernel(backend):
+                        forward = milliseconds(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True), 10, 3)
+                        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+                        backward = milliseconds(
+                            lambda: torch.autograd.grad(out, (q, k, v), dout, retain_graph=True), 10, 3)
+                except RuntimeError as problem:
+                    print(f"attention {name}: D {D} T {T} is not supported: {str(problem).splitlines()[0]}")
+                    continue
+                tell(f"attention {name}", B=B, T=T, H=H, D=D, forward_ms=forward, backward_ms=backward,
+                     forward_tflops=1e-9 * forward_flops / forward,
+                     backward_tflops=1e-9 * 2.5 * forward_flops / backward)
+
+
+# ----------------------------------------------------------------------------------------------------
+# GPT-2, as one would write it in PyTorch
+
+
+class Block(nn.Module):
+    def __init__(self, C, H):
+        super().__init__()
+        self.H = H
+        self.norm1, self.norm2 = nn.LayerNorm(C), nn.LayerNorm(C)
+        self.qkv, self.projection = nn.Linear(C, 3 * C), nn.Linear(C, C)
+        self.up, self.down = nn.Linear(C, 4 * C), nn.Linear(4 * C, C)
+
+    def forward(self, x):
+        B, T, C = x.shape
+        parts = self.qkv(self.norm1(x)).split(C, dim=2)
+        q, k, v = (part.view(B, T, self.H, C // self.H).transpose(1, 2) for part in parts)
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.projection(attended.transpose(1, 2).reshape(B, T, C))
+        return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
+
+
+class GPT2(nn.Module):
+    def __init__(self, layers, H, C, context=1024, vocabulary=50304):
+        super().__init__()
+        self.token, self.position = nn.Embedding(vocabulary, C), nn.Embedding(context, C)
+        self.blocks = nn.ModuleList(Block(C, H) for _ in range(layers))
+        self.norm = nn.LayerNorm(C)
+        self.head = nn.Linear(C, vocabulary, bias=False)
+        self.head.weight = self.token.weight
+        for weights in self.parameters():
+            if weights.dim() == 2:
+                nn.init.normal_(weights, std=0.02)
+
+    def forward(self, tokens, targets):
+        x = self.token(tokens) + self.position.weight[: tokens.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        logits = self.head(self.norm(x))
+        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+
+def gpt2(options, device="cuda", layers=12, H=12, C=768, B=32, T=1024, steps=10, compiled=True):
+    torch.manual_seed(1)
+    torch.set_float32_matmul_precision("high")
+    model = GPT2(layers, H, C).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, betas=(0.9, 0.95), weight_decay=0.1,
+                                  fused=device == "cuda")
+    run = torch.compile(model) if compiled else model
+    tokens = torch.randint(50257, (B, T + 1), device=device)
+
+    def step():
+        with torch.autocast(device, dtype=torch.bfloat16):
+            loss = run(tokens[:, :-1], tokens[:, 1:])
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.item()  # which waits for the GPU, as a program that prints its loss does
+
+    began = time.monotonic()
+    for _ in range(3):
+        loss = step()
+    compiling = time.monotonic() - began
+    times = []
+    for _ in range(steps):
+        began = time.monotonic()
+        loss = step()
+        times.append(time.monotonic() - began)
+    seconds = statistics.median(times)
+    looked_up = model.position.weight.numel()  # the token embedding multiplies, as the head
+    weights = sum(p.numel() for p in model.parameters()) - looked_up
+    flops_per_token = 6.0 * weights + 6.0 * layers * T * C
+    rate = B * T / seconds
+    numbers = {"parameters": weights + looked_up, "B": B, "T": T, "ms": 1e3 * seconds, "tokens_per_second": rate,
+               "tflops": 1e-12 * rate * flops_per_token, "loss": loss, "compile_seconds": compiling}
+    if options.peak:
+        numbers["mfu_percent"] = 1e-10 * rate * flops_per_token / options.peak
+    tell("GPT-2 compiled" if compiled else "GPT-2 eager", **numbers)
+
+
+# ----------------------------------------------------------------------------------------------------
+
+
+def main():
+    parts = {"products": products, "gpt2": gpt2, "attention": attention}
+    parser = argparse.ArgumentParser(description="PyTorch on the same GPU")
+    parser.add_argument("--only", choices=list(parts), help="this part alone")
+    parser.add_argument("--seconds", type=float, default=90, help="nothing begins later than this [90]")
+    parser.add_argument("--peak", type=float, default=0, help="TFLOP/s that mfu is a part of; 0: measured [0]")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("peers.py: skipped, PyTorch sees no GPU here")
+        return 0
+    options.deadline = time.monotonic() + options.seconds
+    print(f"PyTorch {torch.__version__} on {torch.cuda.get_device_name()}")
+    if options.peak == 0:
+        options.peak = product(8192, 8192, 8192)
+    failures = 0
+    for name, run in parts.items():
+        if options.only not in (None, name):
+            continue
+        if time.monotonic() > options.deadline:
+            print(f"{name}: left out, the time is over")
+            continue
+        try:
+            run(options)
+        except Exception as problem:  # the other parts can still be measured
+            print(f"{name} FAILED: {type(problem).__name__}: {problem}")
+            failures += 1
+        torch.cuda.empty_cache()
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

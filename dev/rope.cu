@@ -1,0 +1,146 @@
+// dev/rope.cu: the ladder of rotary positions, forward and backward.
+//
+//     qkv (B, T, (H + 2K) D): the pair (x[i], x[i + D/2]) of every query and key head turns by position theta^(-2i/D)
+//
+// Bound by memory: reads and writes (H + K) D elements a row. The cosines and sines are a table of 4 D bytes a
+// position, as much as a head moves in 16 bits, reading and writing: how often a thread must ask for them is the story.
+//
+//     rung       idea                                                  expected
+//     computed   a pair a thread, its angle by pow, cos and sin in     bound by arithmetic: a hundredth of the peak
+//                double
+//     table      the same, from the table                              2 bytes a load: half of the peak or less
+//     packs      16 bytes a load                                       half of what it moves is the table, from the
+//                                                                      caches: two thirds of the peak
+//     shipped    the angles stay in registers from head to head, and   near the peak
+//                no divisions find out what a thread is to do
+//
+//     FLAGS="-O3 -arch=native -I. -DLLMTRAIN_CUDA -DPRECISION_BF16 -Xcompiler=-fopenmp"
+//     nvcc $FLAGS dev/rope.cu -o build/rope -lcublasLt
+//     build/rope --batch 4 --seq 2048 --heads 32 --kv-heads 8 --head-size 128
+
+#include "kernels.cuh"
+#include "dev/ladder.h"
+
+#define THETA 10000.0f
+
+typedef struct {
+    size_t B, T, H, K, D;
+    floatX* qkv;            // (B, T, (H + 2K) D)
+    const float* table;     // (T, D/2, 2)
+    float direction;        // 1 forward, -1 back
+} Rope;
+
+enum { ROPE_LADDER_THREADS = 256 };
+
+// ------------------------------------------------------------------------------------------------
+// Kernels: thread i owns W pairs of a head
+
+// The place in qkv of the first of the pairs; its position, and where in its head it is.
+static __device__ size_t pair_place(Rope p, size_t i, size_t W, size_t* position, size_t* inside) {
+    size_t across = p.D / 2 / W, head = i / across % (p.H + p.K), row = i / across / (p.H + p.K);
+    *inside = i % across * W;
+    *position = row % p.T;
+    return (row * (p.H + 2 * p.K) + head) * p.D + *inside;
+}
+
+template <int W>
+static __device__ void turn(floatX* x, size_t half, Lanes<2 * W> angle, float direction) {
+    Lanes<W> a = lanes_load<W>(x), b = lanes_load<W>(x + half);
+    #pragma unroll
+    for (int j = 0; j < W; j++) {
+        float cosine = angle.x[2 * j], sine = direction * angle.x[2 * j + 1], first = a.x[j], second = b.x[j];
+        a.x[j] = first * cosine - second * sine;
+        b.x[j] = first * sine + second * cosine;
+    }
+    lanes_store(x, a);
+    lanes_store(x + half, b);
+}
+
+static __global__ void rope_computed(Rope p, size_t n) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, position, inside;
+    if (i >= n) return;
+    floatX* x = p.qkv + pair_place(p, i, 1, &position, &inside);
+    double angle = (double)position * pow((double)THETA, -2.0 * (double)inside / (double)p.D);
+    Lanes<2> cosine_sine = {{(float)cos(angle), (float)sin(angle)}};
+    turn<1>(x, p.D / 2, cosine_sine, p.direction);
+}
+
+template <int W>
+static __global__ void rope_table_pairs(Rope p, size_t n) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, position, inside;
+    if (i >= n) return;
+    floatX* x = p.qkv + pair_place(p, i, W, &position, &inside);
+    turn<W>(x, p.D / 2, floats_load<2 * W>(p.table + position * p.D + 2 * inside), p.direction);
+}
+
+// ------------------------------------------------------------------------------------------------
+// Rungs
+
+static size_t pairs(const Rope* p) { return p->B * p->T * (p->H + p->K) * (p->D / 2); }
+static unsigned blocks_for(size_t threads) { return grid_blocks(divide_up(threads, ROPE_LADDER_THREADS)); }
+
+static void run_computed(void* problem, Stream stream) {
+    Rope* p = (Rope*)problem;
+    rope_computed<<<blocks_for(pairs(p)), ROPE_LADDER_THREADS, 0, stream->compute>>>(*p, pairs(p));
+    LAUNCH_CHECK();
+}
+
+static void run_table(void* problem, Stream stream) {
+    Rope* p = (Rope*)problem;
+    rope_table_pairs<1><<<blocks_for(pairs(p)), ROPE_LADDER_THREADS, 0, stream->compute>>>(*p, pairs(p));
+    LAUNCH_CHECK();
+}
+
+static void run_packs(void* problem, Stream stream) {
+    Rope* p = (Rope*)problem;
+    size_t n = pairs(p) / PACK;
+    rope_table_pairs<PACK><<<blocks_for(n), ROPE_LADDER_THREADS, 0, stream->compute>>>(*p, n);
+    LAUNCH_CHECK();
+}
+
+static void run_shipped(void* problem, Stream stream) {
+    Rope* p = (Rope*)problem;
+    if (p->direction > 0) rope_forward(p->qkv, p->table, 0, p->B, p->T, p->H, p->K, p->D, stream);
+    else rope_backward(p->qkv, p->table, p->B, p->T, p->H, p->K, p->D, stream);
+}
+
+// ------------------------------------------------------------------------------------------------
+// Program: two ladders; the counts of passed and failed checks go on from one to the next
+
+int main(int argc, char** argv) {
+    uint64_t B = ladder_size(4, 2), T = ladder_size(2048, 9), H = ladder_size(32, 5), K = ladder_size(8, 1);
+    uint64_t D = ladder_size(128, 32);
+    Flag flags[] = {
+        {"batch", FLAG_COUNT, &B, "B", 1, 1e6, "sequences", false},
+        {"seq", FLAG_COUNT, &T, "T", 1, 1e6, "positions of each", false},
+        {"heads", FLAG_COUNT, &H, "H", 1, 1e4, "query heads", false},
+        {"kv-heads", FLAG_COUNT, &K, "K", 1, 1e4, "key and value heads", false},
+        {"head-size", FLAG_COUNT, &D, "D", 2, ATTENTION_MAX_D, "elements of a head, an even number", false},
+    };
+    int status = 0, passed = 0, failed = 0;
+    for (int backward = 0; backward < 2; backward++) {
+        Ladder l;
+        if (!ladder_open(&l, argc, argv, backward ? "rope_backward: qkv (B, T, (H + 2K) D) turned back in place" :
+                         "rope_forward: qkv (B, T, (H + 2K) D) turned in place", flags, 5)) return l.status;
+        if (D % 2 != 0) ladder_give_up("--head-size must be even");
+        l.passed = passed, l.failed = failed;
+        Rope p = {B, T, H, K, D, NULL, NULL, backward ? -1.0f : 1.0f};
+        p.table = ladder_input<float>(&l, "table", T * D, 1.0);
+        LadderBound bound = ladder_bound(2, 10, 0);  // a sum of two numbers below 5, times a cosine or sine
+        p.qkv = ladder_added<floatX>(&l, "qkv", B * T * (H + 2 * K) * D, 1.0, bound);
+        floatX* qkv = ladder_twin(&l, p.qkv);
+        float* table = (float*)ladder_twin(&l, p.table);
+        rope_table(table, THETA, T, D);
+        ladder_update(&l, p.table);
+        if (l.check && backward) cpu::rope_backward(qkv, table, B, T, H, K, D, NULL);
+        if (l.check && !backward) cpu::rope_forward(qkv, table, 0, B, T, H, K, D, NULL);
+        ladder_work(&l, LADDER_BYTES, 4.0 * (double)pairs(&p) * sizeof(floatX));
+        ladder_rung(&l, "computed", run_computed, &p);
+        ladder_rung(&l, "table", run_table, &p);
+        if (packs_fit(D / 2, p.qkv, p.table, NULL, NULL)) ladder_rung(&l, "packs", run_packs, &p);
+        ladder_rung(&l, "shipped", run_shipped, &p);
+        status |= ladder_close(&l);
+        passed = l.passed, failed = l.failed;
+    }
+    return status;
+}
