@@ -101,6 +101,8 @@ $(PRECISIONS:%=$(B)/train-emulated-%): $(B)/train-emulated-%: $(TRANSLATED) $(EM
 $(PRECISIONS:%=$(B)/test_train-emulated-%): $(B)/test_train-emulated-%: $(TRANSLATED) $(EMULATOR) $(HEADERS)
 	$(CXX) $(EMULATE) -DPRECISION_$* -x c++ $(B)/emulated/test_train.cu -o $@
 emulated: $(PRECISIONS:%=$(B)/train-emulated-%)
+$(PRECISIONS:%=$(B)/test_cuda-emulated-%): $(B)/test_cuda-emulated-%: $(TRANSLATED) $(EMULATOR) $(HEADERS)
+	$(CXX) $(EMULATE) -DPRECISION_$* -x c++ $(B)/emulated/dev/test_cuda.cu -o $@
 
 $(B)/gemm-amx: dev/gemm.c $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -DGEMM_EMULATE_AMX -I. $< -o $@ $(LIBS)

@@ -288,6 +288,53 @@ static __device__ inline void lanes_store(floatX* p, Lanes<W> lanes) {
     }
 }
 
+// W neighbouring floats, 16 bytes at a time where W allows it.
+template <int W>
+static __device__ inline Lanes<W> floats_load(const float* p) {
+    Lanes<W> lanes;
+    if constexpr (W % 4 == 0) {
+        #pragma unroll
+        for (int i = 0; i < W; i += 4) {
+            float4 four = *(const float4*)(p + i);
+            memcpy(&lanes.x[i], &four, 16);
+        }
+    } else {
+        #pragma unroll
+        for (int i = 0; i < W; i++) lanes.x[i] = p[i];
+    }
+    return lanes;
+}
+
+template <int W>
+static __device__ inline void floats_store(float* p, Lanes<W> lanes) {
+    if constexpr (W % 4 == 0) {
+        #pragma unroll
+        for (int i = 0; i < W; i += 4) {
+            float4 four;
+            memcpy(&four, &lanes.x[i], 16);
+            *(float4*)(p + i) = four;
+        }
+    } else {
+        #pragma unroll
+        for (int i = 0; i < W; i++) p[i] = lanes.x[i];
+    }
+}
+
+template <int W>
+static __device__ inline Lanes<W> lanes_zero(void) {
+    Lanes<W> lanes;
+    #pragma unroll
+    for (int i = 0; i < W; i++) lanes.x[i] = 0.0f;
+    return lanes;
+}
+
+template <int W>
+static __device__ inline Lanes<W> lanes_add(Lanes<W> a, Lanes<W> b) {
+    #pragma unroll
+    for (int i = 0; i < W; i++) a.x[i] += b.x[i];
+    return a;
+}
+
 // Whether rows of n elements that begin at these addresses can be taken PACK at a time. NULL counts as aligned.
 static inline bool packs_fit(size_t n, const void* a, const void* b, const void* c, const void* d) {
     return n % PACK == 0 && (((uintptr_t)a | (uintptr_t)b | (uintptr_t)c | (uintptr_t)d) & 15) == 0;

@@ -1,12 +1,1092 @@
+// kernels.cuh: every operation of kernels_cpu.h as CUDA kernels with a launcher each, of the same names and signatures.
+//
+//    1. shapes          how rows and elements are shared among blocks and threads
+//    2. embedding       token + position; the backward sorts the rows by token
+//    3. normalisation   layernorm, rmsnorm, each fused with the residual add before it
+//    4. rope            rotary positions
+//    5. decode          attention of one token against a cache
+//    6. gelu, swiglu
+//    7. dropout
+//    8. classifier      softmax + cross-entropy + gradient of the logits, in place
+//    9. sums            of floats, in double
+//   10. casts
+//   11. optimizer       updates
+//   12. scratch         how much memory all of them need beside their arguments
+//
+// The products are in matmul.cuh, attention in attention.cuh, and what all stand on in device.cuh: take a kernel with that
+// file's section 3 and 4 to copy it into a project of your own.
+//
+// All kernels here are bound by memory: what a kernel's comment counts are the bytes that it moves. W is the number of
+// elements that a thread takes at a time: PACK, or 1 where packs do not fit. None uses float atomics: every output has one
+// writer, which adds in a fixed order. dev/NAME.cu is the ladder from the naive version of an operation to the one here.
+
 #ifndef LLMTRAIN_KERNELS_CUH
 #define LLMTRAIN_KERNELS_CUH
+
 #include "device.cuh"
-#include "matmul.cuh"
+
 #include "attention.cuh"
-#include "kernels_a.cuh"
-#include "kernels_b.cuh"
-static inline size_t scratch_bytes(size_t N, size_t C, size_t Q, size_t F, size_t Vp, size_t parameters) {
-    (void)N; (void)C; (void)Q; (void)F; (void)Vp; (void)parameters;
-    return 64 << 20;
+#include "matmul.cuh"
+
+#include <float.h>
+
+// ------------------------------------------------------------------------------------------------
+// 1. Shapes
+//
+// Kernels on rows give each row to a block, which goes on to further rows where there are more than a grid may have
+// blocks. Kernels on flat arrays give each thread W neighbouring elements; their grid is one-dimensional and as large as it
+// must be, since 2^31 blocks of 256 threads are more elements than any memory holds.
+
+enum { FLAT_THREADS = 256, FOUR = 4 };
+
+static inline size_t divide_up(size_t n, size_t by) { return (n + by - 1) / by; }
+
+// Blocks of a grid that is to have `wanted`; never 0, which a launch refuses.
+static inline unsigned grid_blocks(size_t wanted) { return (unsigned)max_size(1, min_size(wanted, 0x7fffffff)); }
+
+// Threads for `wanted` pieces of work: whole warps, at most `most`.
+static inline unsigned block_threads(size_t wanted, size_t most) {
+    return (unsigned)max_size(WARP, min_size(round_up(wanted, WARP), most));
 }
-#endif
+
+// Blocks for n elements, W to a thread.
+static inline unsigned flat_blocks(size_t n, size_t W) { return grid_blocks(divide_up(divide_up(n, W), FLAT_THREADS)); }
+
+static __device__ inline size_t flat_index(size_t W) { return ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * W; }
+
+// The sum over a block that may be a single warp.
+static __device__ inline float row_sum(float x, float* shared) {
+    return blockDim.x == WARP ? warp_sum(x) : block_sum(x, shared);
+}
+
+// W neighbouring elements of any type, W = FOUR or 1, moved by one instruction. Where arrays of floats and of floatX
+// meet (casts, updates), four elements are 16 bytes of the one and 8 or 16 of the other, and one call's worth of random
+// numbers.
+template <typename T, int W>
+struct alignas(W * sizeof(T)) Group {
+    T x[W];
+};
+
+template <int W, typename T>
+static __device__ inline Group<T, W> group_load(const T* p) { return *(const Group<T, W>*)p; }
+
+template <int W, typename T>
+static __device__ inline void group_store(T* p, Group<T, W> group) { *(Group<T, W>*)p = group; }
+
+// The random bits of element j of a thread's W, where element 0 has the number `first`. Where W is not 1, `first` must
+// be a multiple of 4: then one call of random4 serves four elements, since the compiler sees that their calls are the
+// same.
+template <int W>
+static __device__ inline uint32_t group_random(uint64_t seed, RandomPurpose purpose, uint64_t step, uint64_t first,
+                                               int j) {
+    if constexpr (W == 1) return random_bits(seed, purpose, step, first + (uint64_t)j);
+    return random4(seed, purpose, step, first / 4 + (uint64_t)(j / 4)).bits[j % 4];
+}
+
+// ------------------------------------------------------------------------------------------------
+// 2. Embedding
+
+enum { EMBEDDING_THREADS = 256 };
+
+// A block owns a row, a thread W channels of it. Reads a row of token_weight and one of position_weight, which stays
+// in the cache, and writes one.
+template <int W>
+static __global__ void embedding_forward_kernel(floatX* out, const int32_t* tokens, const floatX* token_weight,
+                                                const floatX* position_weight, size_t first_position,
+                                                size_t N, size_t T, size_t C) {
+    for (size_t row = blockIdx.x; row < N; row += gridDim.x) {
+        const floatX* token = token_weight + (size_t)tokens[row] * C;
+        const floatX* position = position_weight ? position_weight + (first_position + row % T) * C : NULL;
+        for (size_t c = (size_t)threadIdx.x * W; c < C; c += (size_t)blockDim.x * W) {
+            Lanes<W> x = lanes_load<W>(token + c);
+            if (position) x = lanes_add(x, lanes_load<W>(position + c));
+            lanes_store(out + row * C + c, x);
+        }
+    }
+}
+
+static inline void embedding_forward(floatX* out, const int32_t* tokens, const floatX* token_weight,
+                                     const floatX* position_weight, size_t first_position,
+                                     size_t B, size_t T, size_t C, Stream stream) {
+    bool packs = packs_fit(C, out, token_weight, position_weight, NULL);
+    auto kernel = packs ? embedding_forward_kernel<PACK> : embedding_forward_kernel<1>;
+    unsigned threads = block_threads(divide_up(C, packs ? PACK : 1), EMBEDDING_THREADS);
+    kernel<<<grid_blocks(B * T), threads, 0, stream->compute>>>(
+        out, tokens, token_weight, position_weight, first_position, B * T, T, C);
+    LAUNCH_CHECK();
+}
+
+// The backward: dtoken_weight[token] += the sum of dout over the token's rows. Two rows of one token must not race,
+// and their order must not depend on who is first; a token may have one row or all of them. So
+//
+//   - (token, row) pairs are sorted: the rows of a token then form a run, in the order of rows. The keys are integers
+//     that all differ, so there is one sorted order however it is found. It is found by merging: runs of 1, 2, 4 ...
+//     keys, up to SORT_TILE of them in shared memory, then in device memory. A key's place after a merge is its place
+//     in its own run plus the number of smaller keys in the other, which it finds by bisection.
+//   - the sorted rows are cut into pieces of equal length, whatever the tokens are, so that the work is spread evenly.
+//     A thread owns W channels of a piece and adds its rows. A run that lies inside of a piece has one owner, who adds
+//     the sum to the gradient. Of a run that crosses the border between pieces each piece writes down its part,
+//   - and a second kernel adds the parts, in the order of the pieces.
+
+enum {
+    SORT_THREADS = 1024,
+    SORT_TILE = 2 * SORT_THREADS,   // keys that a block sorts: two arrays of 16 KiB
+    EMBEDDING_PIECES = 2048,        // bounds the memory for parts of runs, and fills a GPU
+    EMBEDDING_PIECE_ROWS = 8,       // of a piece, at least: its parts take the bytes of up to 4 rows of 16 bits
+    EMBEDDING_JOINERS = 8           // warps that share the parts of one run
+};
+
+// Where key i of n goes when its run of `run` keys, a power of 2, is merged with the run beside it.
+static __device__ inline size_t merged_place(const uint64_t* keys, size_t i, size_t run, size_t n) {
+    size_t own = i / run * run, other = own ^ run, pair = min(own, other);
+    size_t first = min(other, n), low = first, high = min(first + run, n);
+    uint64_t key = keys[i];
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if (keys[middle] < key) low = middle + 1;
+        else high = middle;
+    }
+    return pair + (i - own) + (low - first);
+}
+
+static __device__ inline uint32_t key_token(uint64_t key) { return (uint32_t)(key >> 32); }
+static __device__ inline size_t key_row(uint64_t key) { return (uint32_t)key; }
+
+// keys (N): each SORT_TILE of them sorted by one block.
+static __global__ void __launch_bounds__(SORT_THREADS)
+embedding_sort_tiles(uint64_t* keys, const int32_t* tokens, size_t N) {
+    __shared__ uint64_t tile[2][SORT_TILE];
+    size_t first = (size_t)blockIdx.x * SORT_TILE;
+    unsigned n = (unsigned)min(N - first, (size_t)SORT_TILE), from = 0;
+    for (unsigned i = threadIdx.x; i < n; i += SORT_THREADS)
+        tile[0][i] = (uint64_t)tokens[first + i] << 32 | (first + i);
+    __syncthreads();
+    for (unsigned run = 1; run < n; run *= 2, from = 1 - from) {
+        for (unsigned i = threadIdx.x; i < n; i += SORT_THREADS)
+            tile[1 - from][merged_place(tile[from], i, run, n)] = tile[from][i];
+        __syncthreads();
+    }
+    for (unsigned i = threadIdx.x; i < n; i += SORT_THREADS) keys[first + i] = tile[from][i];
+}
+
+// out (N) = in (N) with each two neighbouring runs merged; a thread owns a key. The searches hit the cache.
+static __global__ void embedding_merge(uint64_t* out, const uint64_t* in, size_t run, size_t N) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < N) out[merged_place(in, i, run, N)] = in[i];
+}
+
+// A block owns a piece, a thread W channels of it. parts (pieces, 2, C): of the run that comes from the piece before,
+// then of the run that begins here and goes on. Reads dout once, row by row, wherever the rows lie; reads and writes
+// the gradient once per token. While a row is added the next is on its way.
+template <int W>
+static __global__ void embedding_sum_pieces(float* dtoken_weight, float* parts, const floatX* dout,
+                                            const uint64_t* keys, size_t piece, size_t N, size_t C) {
+    size_t begin = blockIdx.x * piece, end = min(begin + piece, N);
+    for (size_t c = (size_t)threadIdx.x * W; c < C; c += (size_t)blockDim.x * W) {
+        uint32_t token = key_token(keys[begin]);
+        bool from_before = begin > 0 && key_token(keys[begin - 1]) == token;
+        Lanes<W> sum = lanes_zero<W>(), next = lanes_load<W>(dout + key_row(keys[begin]) * C + c);
+        for (size_t i = begin; i < end; i++) {
+            Lanes<W> row = next;
+            uint64_t next_key = i + 1 < N ? keys[i + 1] : 0;
+            bool ends = i + 1 == N || key_token(next_key) != token;
+            if (i + 1 < end) next = lanes_load<W>(dout + key_row(next_key) * C + c);
+            sum = lanes_add(sum, row);
+            if (!ends && i + 1 < end) continue;
+            if (ends && !from_before) {
+                float* gradient = dtoken_weight + (size_t)token * C + c;
+                floats_store(gradient, lanes_add(floats_load<W>(gradient), sum));
+            } else {
+                floats_store(parts + (2 * blockIdx.x + (from_before ? 0 : 1)) * C + c, sum);
+            }
+            sum = lanes_zero<W>();
+            token = key_token(next_key);
+            from_before = false;
+        }
+    }
+}
+
+// Adds the parts of the run that begins in piece blockIdx.x and goes on, if there is one. Block (WARP,
+// EMBEDDING_JOINERS): x owns W channels, y every EMBEDDING_JOINERS-th part; the sums of the y are added in their
+// order.
+template <int W>
+static __global__ void embedding_join_pieces(float* dtoken_weight, const float* parts, const uint64_t* keys,
+                                             size_t piece, size_t N, size_t C) {
+    __shared__ Lanes<W> sums[EMBEDDING_JOINERS][WARP];
+    size_t begin = blockIdx.x * piece, end = begin + piece;
+    if (end >= N) return;
+    uint32_t token = key_token(keys[end - 1]);
+    if (key_token(keys[end]) != token || (begin > 0 && key_token(keys[begin - 1]) == token)) return;
+    size_t c = ((size_t)blockIdx.y * WARP + threadIdx.x) * W;
+    Lanes<W> sum = lanes_zero<W>();
+    size_t p = blockIdx.x + 1 + threadIdx.y;
+    for (; p * piece < N && key_token(keys[p * piece]) == token; p += EMBEDDING_JOINERS)
+        if (c < C) sum = lanes_add(sum, floats_load<W>(parts + 2 * p * C + c));
+    sums[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.y > 0 || c >= C) return;
+    sum = floats_load<W>(parts + (2 * blockIdx.x + 1) * C + c);
+    for (int y = 0; y < EMBEDDING_JOINERS; y++) sum = lanes_add(sum, sums[y][threadIdx.x]);
+    float* gradient = dtoken_weight + (size_t)token * C + c;
+    floats_store(gradient, lanes_add(floats_load<W>(gradient), sum));
+}
+
+// dposition_weight (T, C) += the sum over b of dout (B, T, C). A block owns a position, a thread W channels of it.
+template <int W>
+static __global__ void embedding_positions(float* dposition_weight, const floatX* dout, size_t B, size_t T, size_t C) {
+    for (size_t t = blockIdx.x; t < T; t += gridDim.x) {
+        for (size_t c = (size_t)threadIdx.x * W; c < C; c += (size_t)blockDim.x * W) {
+            Lanes<W> sum = lanes_zero<W>();
+            #pragma unroll 4
+            for (size_t b = 0; b < B; b++) sum = lanes_add(sum, lanes_load<W>(dout + (b * T + t) * C + c));
+            float* gradient = dposition_weight + t * C + c;
+            floats_store(gradient, lanes_add(floats_load<W>(gradient), sum));
+        }
+    }
+}
+
+// Rows of a piece.
+static inline size_t embedding_piece(size_t N) {
+    return max_size(EMBEDDING_PIECE_ROWS, divide_up(N, EMBEDDING_PIECES));
+}
+
+static inline size_t embedding_keys_bytes(size_t N) { return round_up(N * sizeof(uint64_t), 16); }
+
+static inline size_t embedding_backward_scratch_bytes(size_t B, size_t T, size_t C) {
+    size_t N = B * T;
+    return 2 * embedding_keys_bytes(N) + divide_up(N, embedding_piece(N)) * 2 * C * sizeof(float);
+}
+
+// Sorts the keys of tokens (N); they are then in keys or in other (N), which is returned. N is below 2^32.
+static inline const uint64_t* embedding_sort(uint64_t* keys, uint64_t* other, const int32_t* tokens, size_t N,
+                                             Stream stream) {
+    embedding_sort_tiles<<<(unsigned)divide_up(N, SORT_TILE), SORT_THREADS, 0, stream->compute>>>(keys, tokens, N);
+    LAUNCH_CHECK();
+    for (size_t run = SORT_TILE; run < N; run *= 2) {
+        unsigned blocks = (unsigned)divide_up(N, EMBEDDING_THREADS);
+        embedding_merge<<<blocks, EMBEDDING_THREADS, 0, stream->compute>>>(other, keys, run, N);
+        LAUNCH_CHECK();
+        uint64_t* sorted = other;
+        other = keys;
+        keys = sorted;
+    }
+    return keys;
+}
+
+static inline void embedding_backward(float* dtoken_weight, float* dposition_weight, const floatX* dout,
+                                      const int32_t* tokens, size_t B, size_t T, size_t C, Stream stream) {
+    size_t N = B * T, piece = embedding_piece(N), pieces = divide_up(N, piece);
+    char* scratch = (char*)device_scratch(stream, embedding_backward_scratch_bytes(B, T, C));
+    uint64_t *keys = (uint64_t*)scratch, *other = (uint64_t*)(scratch + embedding_keys_bytes(N));
+    float* parts = (float*)(scratch + 2 * embedding_keys_bytes(N));
+    const uint64_t* sorted = embedding_sort(keys, other, tokens, N, stream);
+
+    bool packs = packs_fit(C, dout, dtoken_weight, dposition_weight, parts);
+    size_t W = packs ? PACK : 1;
+    unsigned threads = block_threads(divide_up(C, W), EMBEDDING_THREADS);
+    auto sum_pieces = packs ? embedding_sum_pieces<PACK> : embedding_sum_pieces<1>;
+    auto join_pieces = packs ? embedding_join_pieces<PACK> : embedding_join_pieces<1>;
+    auto positions = packs ? embedding_positions<PACK> : embedding_positions<1>;
+    sum_pieces<<<(unsigned)pieces, threads, 0, stream->compute>>>(dtoken_weight, parts, dout, sorted, piece, N, C);
+    LAUNCH_CHECK();
+    dim3 joins((unsigned)pieces, (unsigned)divide_up(C, WARP * W)), joiners(WARP, EMBEDDING_JOINERS);
+    join_pieces<<<joins, joiners, 0, stream->compute>>>(dtoken_weight, parts, sorted, piece, N, C);
+    LAUNCH_CHECK();
+    if (dposition_weight == NULL) return;
+    positions<<<grid_blocks(T), threads, 0, stream->compute>>>(dposition_weight, dout, B, T, C);
+    LAUNCH_CHECK();
+}
+
+// ------------------------------------------------------------------------------------------------
+// 3. Normalisation
+//
+// "Layer Normalization" and "Root Mean Square Layer Normalization". One kernel serves both, since rmsnorm is
+// layernorm without its centre: mean 0, bias 0. A block owns a row and keeps it in registers, so that each byte is
+// read once; in the forward a row of up to 1,024 channels belongs to a single warp, which needs no barriers for its
+// sums. Registers reach NORM_SLAB channels far. Of a wider row each slab is held by a block of its own, blockIdx.y,
+// which reads the other slabs only for the sums over the row.
+
+enum {
+    NORM_SLAB = 8192,
+    NORM_BACKWARD_HELD = 16,    // elements of a row that a thread holds: each needs up to 4 registers
+    NORM_BACKWARD_THREADS = NORM_SLAB / NORM_BACKWARD_HELD,  // of one block, and of all blocks on a multiprocessor
+    NORM_BLOCK_ROWS = 8,        // rows of a block, at least: it writes up to 8 bytes per channel for them
+    NORM_PROCESSORS = 256       // multiprocessors that are used, at most: bounds the scratch memory
+};
+
+// Elements of a row that a thread holds in the forward. Where each is addressed by itself, registers are for
+// addresses.
+static HOST_DEVICE constexpr int norm_held(int W) { return W == 1 ? 16 : 32; }
+
+// in + branch, rounded as it is kept; branch may be NULL.
+template <int W>
+static __device__ inline Lanes<W> residual_lanes(const floatX* in, const floatX* branch, size_t at) {
+    Lanes<W> x = lanes_load<W>(in + at);
+    if (branch == NULL) return x;
+    Lanes<W> b = lanes_load<W>(branch + at);
+    #pragma unroll
+    for (int i = 0; i < W; i++) x.x[i] = float_of(floatX_of(x.x[i] + b.x[i]));
+    return x;
+}
+
+// The sum of (x - m)^power, power 1 or 2.
+template <int W>
+static __device__ inline float lanes_moment(Lanes<W> x, float m, int power) {
+    float sum = 0.0f;
+    #pragma unroll
+    for (int i = 0; i < W; i++) sum += power == 2 ? (x.x[i] - m) * (x.x[i] - m) : x.x[i] - m;
+    return sum;
+}
+
+// out (N, C), residual (N, C), mean (N) if CENTRED, rstd (N); in (N, C), branch (N, C) or NULL, weight (C), bias (C)
+// if CENTRED; N is below 2^31. Thread x holds W elements from (k blockDim.x + x) W of its slab, for k = 0, 1, ...
+// Moves 4 elements per channel and row with a branch, otherwise 2; weight and bias stay in the cache.
+template <int W, bool CENTRED>
+static __global__ void __launch_bounds__(NORM_SLAB / norm_held(W), 1)
+norm_forward_kernel(floatX* out, floatX* residual, float* mean, float* rstd, const floatX* in, const floatX* branch,
+                    const floatX* __restrict__ weight, const floatX* __restrict__ bias, float epsilon, size_t C) {
+    constexpr int ROUNDS = norm_held(W) / W;
+    __shared__ float shared[WARP];
+    size_t row = blockIdx.x, first = row * C, begin = (size_t)blockIdx.y * NORM_SLAB;
+    size_t end = min(C, begin + NORM_SLAB), outside = gridDim.y > 1 ? C : 0;
+    Lanes<W> x[ROUNDS];
+    float sum = 0.0f, squares = 0.0f, m = 0.0f;
+    #pragma unroll
+    for (int k = 0; k < ROUNDS; k++) {  // no stores in between, so that all loads are under way together
+        size_t c = begin + (k * blockDim.x + threadIdx.x) * W;
+        if (c < end) x[k] = residual_lanes<W>(in, branch, first + c);
+    }
+    #pragma unroll
+    for (int k = 0; k < ROUNDS; k++) {
+        size_t c = begin + (k * blockDim.x + threadIdx.x) * W;
+        if (c >= end) continue;
+        if (branch) lanes_store(residual + first + c, x[k]);
+        sum += lanes_moment(x[k], 0.0f, 1);
+    }
+    if (CENTRED) {
+        for (size_t c = threadIdx.x * W; c < outside; c += blockDim.x * W)
+            if (c < begin || c >= end) sum += lanes_moment(residual_lanes<W>(in, branch, first + c), 0.0f, 1);
+        m = row_sum(sum, shared) / (float)C;
+    }
+    #pragma unroll
+    for (int k = 0; k < ROUNDS; k++)
+        if (begin + (k * blockDim.x + threadIdx.x) * W < end) squares += lanes_moment(x[k], m, 2);
+    for (size_t c = threadIdx.x * W; c < outside; c += blockDim.x * W)
+        if (c < begin || c >= end) squares += lanes_moment(residual_lanes<W>(in, branch, first + c), m, 2);
+    float s = 1.0f / sqrtf(row_sum(squares, shared) / (float)C + epsilon);
+    #pragma unroll
+    for (int k = 0; k < ROUNDS; k++) {
+        size_t c = begin + (k * blockDim.x + threadIdx.x) * W;
+        if (c >= end) continue;
+        Lanes<W> w = lanes_load<W>(weight + c), b = CENTRED ? lanes_load<W>(bias + c) : lanes_zero<W>();
+        #pragma unroll
+        for (int i = 0; i < W; i++) x[k].x[i] = (x[k].x[i] - m) * s * w.x[i] + b.x[i];
+        lanes_store(out + first + c, x[k]);
+    }
+    if (threadIdx.x > 0 || blockIdx.y > 0) return;
+    if (CENTRED) mean[row] = m;
+    rstd[row] = s;
+}
+
+// A block per row and slab, of threads that hold `held` elements each.
+static inline dim3 norm_grid(size_t blocks, size_t C) {
+    return dim3((unsigned)blocks, (unsigned)divide_up(C, NORM_SLAB));
+}
+static inline unsigned norm_threads(size_t C, size_t held) {
+    return block_threads(divide_up(C, held), NORM_SLAB / held);
+}
+
+static inline void layernorm_forward(floatX* out, floatX* residual, float* mean, float* rstd, const floatX* in,
+                                     const floatX* branch, const floatX* weight, const floatX* bias, float epsilon,
+                                     size_t N, size_t C, Stream stream) {
+    bool packs = packs_fit(C, out, branch ? residual : NULL, in, branch) && packs_fit(C, weight, bias, NULL, NULL);
+    auto kernel = packs ? norm_forward_kernel<PACK, true> : norm_forward_kernel<1, true>;
+    kernel<<<norm_grid(N, C), norm_threads(C, norm_held(packs ? PACK : 1)), 0, stream->compute>>>(
+        out, residual, mean, rstd, in, branch, weight, bias, epsilon, C);
+    LAUNCH_CHECK();
+}
+
+static inline void rmsnorm_forward(floatX* out, floatX* residual, float* rstd, const floatX* in, const floatX* branch,
+                                   const floatX* weight, float epsilon, size_t N, size_t C, Stream stream) {
+    bool packs = packs_fit(C, out, branch ? residual : NULL, in, branch) && packs_fit(C, weight, NULL, NULL, NULL);
+    auto kernel = packs ? norm_forward_kernel<PACK, false> : norm_forward_kernel<1, false>;
+    kernel<<<norm_grid(N, C), norm_threads(C, norm_held(packs ? PACK : 1)), 0, stream->compute>>>(
+        out, residual, (float*)NULL, rstd, in, branch, weight, (const floatX*)NULL, epsilon, C);
+    LAUNCH_CHECK();
+}
+
+// Of W channels at `at`: d = dout, g = dout weight and n = (x - m) s; adds g to *sum_g and g n to *sum_gn.
+template <int W>
+static __device__ inline void norm_terms(Lanes<W>* d, Lanes<W>* g, Lanes<W>* n, float* sum_g, float* sum_gn,
+                                         const floatX* dout, const floatX* x, const floatX* weight, float m, float s) {
+    Lanes<W> w = lanes_load<W>(weight);
+    *d = lanes_load<W>(dout);
+    *n = lanes_load<W>(x);
+    #pragma unroll
+    for (int i = 0; i < W; i++) {
+        n->x[i] = (n->x[i] - m) * s;
+        g->x[i] = d->x[i] * w.x[i];
+        *sum_g += g->x[i];
+        *sum_gn += g->x[i] * n->x[i];
+    }
+}
+
+// dx (N, C) += ...; partial (1 or 2, blocks, C) = each block's part of dweight and, if CENTRED, of dbias; dout, x (N,
+// C). A block takes rows blockIdx.x, + gridDim.x, ...; a thread always has the same channels of them, whose sums over
+// the rows it keeps in registers. So all that the backward needs from dout and x it takes in one reading: moves 4
+// elements per channel and row, and 4 or 8 bytes per channel and block.
+template <int W, bool CENTRED>
+static __global__ void __launch_bounds__(NORM_BACKWARD_THREADS)
+norm_backward_kernel(floatX* dx, float* partial, const floatX* dout, const floatX* x, const floatX* __restrict__ weight,
+                     const float* mean, const float* rstd, size_t N, size_t C) {
+    constexpr int ROUNDS = NORM_BACKWARD_HELD / W;
+    __shared__ float shared[WARP];
+    size_t begin = (size_t)blockIdx.y * NORM_SLAB, end = min(C, begin + NORM_SLAB), outside = gridDim.y > 1 ? C : 0;
+    Lanes<W> dweight[ROUNDS], dbias[ROUNDS];
+    #pragma unroll
+    for (int k = 0; k < ROUNDS; k++) dweight[k] = dbias[k] = lanes_zero<W>();
+
+    for (size_t row = blockIdx.x; row < N; row += gridDim.x) {
+        Lanes<W> d, g[ROUNDS], n[ROUNDS];
+        size_t first = row * C;
+        float m = CENTRED ? mean[row] : 0.0f, s = rstd[row], sum_g = 0.0f, sum_gn = 0.0f;
+        #pragma unroll
+        for (int k = 0; k < ROUNDS; k++) {
+            size_t c = begin + (k * blockDim.x + threadIdx.x) * W;
+            if (c >= end) continue;
+            norm_terms(&d, &g[k], &n[k], &sum_g, &sum_gn, dout + first + c, x + first + c, weight + c, m, s);
+            #pragma unroll
+            for (int i = 0; i < W; i++) {
+                dweight[k].x[i] += d.x[i] * n[k].x[i];
+                dbias[k].x[i] += d.x[i];
+            }
+        }
+        for (size_t c = threadIdx.x * W; c < outside; c += blockDim.x * W) {
+            Lanes<W> other_g, other_n;
+            if (c < begin || c >= end)
+                norm_terms(&d, &other_g, &other_n, &sum_g, &sum_gn, dout + first + c, x + first + c, weight + c, m, s);
+        }
+        float average_g = CENTRED ? row_sum(sum_g, shared) / (float)C : 0.0f;
+        float average_gn = row_sum(sum_gn, shared) / (float)C;
+        #pragma unroll
+        for (int k = 0; k < ROUNDS; k++) {
+            size_t c = begin + (k * blockDim.x + threadIdx.x) * W;
+            if (c >= end) continue;
+            Lanes<W> r = lanes_load<W>(dx + first + c);
+            #pragma unroll
+            for (int i = 0; i < W; i++) r.x[i] += s * (g[k].x[i] - average_g - n[k].x[i] * average_gn);
+            lanes_store(dx + first + c, r);
+        }
+    }
+
+    #pragma unroll
+    for (int k = 0; k < ROUNDS; k++) {
+        size_t c = begin + (k * blockDim.x + threadIdx.x) * W;
+        if (c >= end) continue;
+        floats_store(partial + blockIdx.x * C + c, dweight[k]);
+        if (CENTRED) floats_store(partial + ((size_t)gridDim.x + blockIdx.x) * C + c, dbias[k]);
+    }
+}
+
+// dweight (C) += the sum of the rows of partial (0, rows, C), dbias likewise of (1, rows, C), by blockIdx.y. Block
+// (WARP, WARP): x is the channel, y takes every 32nd row; the sums of the y are added in their order.
+static __global__ void norm_add_partial(float* dweight, float* dbias, const float* partial, size_t rows, size_t C) {
+    __shared__ float sums[WARP][WARP];
+    size_t c = (size_t)blockIdx.x * WARP + threadIdx.x;
+    float sum = 0.0f;
+    if (c < C) {
+        #pragma unroll 4
+        for (size_t row = threadIdx.y; row < rows; row += WARP) sum += partial[(blockIdx.y * rows + row) * C + c];
+    }
+    sums[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.y > 0 || c >= C) return;
+    for (int y = 1; y < WARP; y++) sum += sums[y][threadIdx.x];
+    float* gradient = blockIdx.y == 0 ? dweight : dbias;
+    gradient[c] += sum;
+}
+
+// Blocks of the backward along the rows: as many as the multiprocessors hold at a time, unless there are few rows.
+static inline size_t norm_backward_blocks(size_t processors, size_t N, size_t C) {
+    size_t blocks = NORM_BACKWARD_THREADS / norm_threads(C, NORM_BACKWARD_HELD);
+    return min_size(divide_up(N, NORM_BLOCK_ROWS), min_size(processors, NORM_PROCESSORS) * blocks);
+}
+
+static inline size_t layernorm_backward_scratch_bytes(size_t N, size_t C) {
+    return 2 * norm_backward_blocks(NORM_PROCESSORS, N, C) * C * sizeof(float);
+}
+
+static inline size_t rmsnorm_backward_scratch_bytes(size_t N, size_t C) {
+    return layernorm_backward_scratch_bytes(N, C) / 2;
+}
+
+static inline void layernorm_backward(floatX* dx, float* dweight, float* dbias, const floatX* dout, const floatX* x,
+                                      const floatX* weight, const float* mean, const float* rstd,
+                                      size_t N, size_t C, Stream stream) {
+    size_t blocks = norm_backward_blocks(stream->processors, N, C);
+    float* partial = (float*)device_scratch(stream, 2 * blocks * C * sizeof(float));
+    bool packs = packs_fit(C, dx, dout, x, weight) && packs_fit(C, partial, NULL, NULL, NULL);
+    auto kernel = packs ? norm_backward_kernel<PACK, true> : norm_backward_kernel<1, true>;
+    kernel<<<norm_grid(blocks, C), norm_threads(C, NORM_BACKWARD_HELD), 0, stream->compute>>>(
+        dx, partial, dout, x, weight, mean, rstd, N, C);
+    LAUNCH_CHECK();
+    norm_add_partial<<<dim3((unsigned)divide_up(C, WARP), 2), dim3(WARP, WARP), 0, stream->compute>>>(
+        dweight, dbias, partial, blocks, C);
+    LAUNCH_CHECK();
+}
+
+static inline void rmsnorm_backward(floatX* dx, float* dweight, const floatX* dout, const floatX* x,
+                                    const floatX* weight, const float* rstd, size_t N, size_t C, Stream stream) {
+    size_t blocks = norm_backward_blocks(stream->processors, N, C);
+    float* partial = (float*)device_scratch(stream, blocks * C * sizeof(float));
+    bool packs = packs_fit(C, dx, dout, x, weight) && packs_fit(C, partial, NULL, NULL, NULL);
+    auto kernel = packs ? norm_backward_kernel<PACK, false> : norm_backward_kernel<1, false>;
+    kernel<<<norm_grid(blocks, C), norm_threads(C, NORM_BACKWARD_HELD), 0, stream->compute>>>(
+        dx, partial, dout, x, weight, (const float*)NULL, rstd, N, C);
+    LAUNCH_CHECK();
+    norm_add_partial<<<dim3((unsigned)divide_up(C, WARP)), dim3(WARP, WARP), 0, stream->compute>>>(
+        dweight, (float*)NULL, partial, blocks, C);
+    LAUNCH_CHECK();
+}
+
+// ------------------------------------------------------------------------------------------------
+// 4. RoPE
+//
+// "RoFormer: Enhanced Transformer with Rotary Position Embedding": the pair (x[i], x[i + D/2]) of every query and key
+// head turns by an angle that depends on the position and on i.
+
+enum { ROPE_THREADS = 256, ROPE_HEADS = 2 };  // heads that a thread turns by the same angles, about
+
+// qkv (B, T, (H + 2K) D) in place; table (positions, D/2, 2); direction 1 forward, -1 back; heads = H + K. A block
+// owns a row: thread x owns W pairs i of a head, and goes through the heads y, y + blockDim.y, ... with the angles of
+// its i in registers. Reads and writes D elements per head; reads 4 D bytes of the table, which stays in the cache,
+// per ROPE_HEADS.
+template <int W>
+static __global__ void __launch_bounds__(ROPE_THREADS)
+rope_kernel(floatX* qkv, const float* __restrict__ table, float direction, size_t first_position, size_t N, size_t T,
+            size_t heads, size_t row_elements, size_t D) {
+    size_t half = D / 2;
+    for (size_t row = blockIdx.x; row < N; row += gridDim.x) {
+        const float* angles = table + (first_position + row % T) * D;
+        for (size_t i = (size_t)threadIdx.x * W; i < half; i += (size_t)blockDim.x * W) {
+            Lanes<2 * W> angle = floats_load<2 * W>(angles + 2 * i);
+            for (size_t head = threadIdx.y; head < heads; head += blockDim.y) {
+                floatX* x = qkv + row * row_elements + head * D + i;
+                Lanes<W> a = lanes_load<W>(x), b = lanes_load<W>(x + half);
+                #pragma unroll
+                for (int j = 0; j < W; j++) {
+                    float cosine = angle.x[2 * j], sine = direction * angle.x[2 * j + 1];
+                    float first = a.x[j], second = b.x[j];
+                    a.x[j] = first * cosine - second * sine;
+                    b.x[j] = first * sine + second * cosine;
+                }
+                lanes_store(x, a);
+                lanes_store(x + half, b);
+            }
+        }
+    }
+}
+
+static inline void rope_turn(floatX* qkv, const float* table, float direction, size_t first_position,
+                             size_t B, size_t T, size_t H, size_t K, size_t D, Stream stream) {
+    bool packs = packs_fit(D / 2, qkv, table, NULL, NULL);
+    size_t across = min_size(divide_up(D / 2, packs ? PACK : 1), ROPE_THREADS);
+    size_t down = max_size(1, min_size(divide_up(H + K, ROPE_HEADS), ROPE_THREADS / across));
+    auto kernel = packs ? rope_kernel<PACK> : rope_kernel<1>;
+    kernel<<<grid_blocks(B * T), dim3((unsigned)across, (unsigned)down), 0, stream->compute>>>(
+        qkv, table, direction, first_position, B * T, T, H + K, (H + 2 * K) * D, D);
+    LAUNCH_CHECK();
+}
+
+static inline void rope_forward(floatX* qkv, const float* table, size_t first_position,
+                                size_t B, size_t T, size_t H, size_t K, size_t D, Stream stream) {
+    rope_turn(qkv, table, 1.0f, first_position, B, T, H, K, D, stream);
+}
+
+// The gradient of a rotation is the rotation back.
+static inline void rope_backward(floatX* dqkv, const float* table, size_t B, size_t T, size_t H, size_t K, size_t D,
+                                 Stream stream) {
+    rope_turn(dqkv, table, -1.0f, 0, B, T, H, K, D, stream);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 5. Attention of one token
+//
+// A block owns a query head, its warps take the positions in turn: first the scores, then the sum of values under their
+// softmax, which is put together from the warps at the end. A lane owns every 32nd element of a head. Sampling is the
+// only user, one token at a time: a head for each block leaves most of a GPU idle, and is simple.
+
+enum { DECODE_WARPS = 8 };
+
+static __global__ void __launch_bounds__(DECODE_WARPS * WARP) attention_decode_kernel(
+        floatX* out, floatX* key_cache, floatX* value_cache, float* scores, const floatX* qkv, float root,
+        size_t position, size_t context, size_t H, size_t K, size_t D) {
+    __shared__ float shared[WARP], sums[DECODE_WARPS][ATTENTION_MAX_D];
+    const int STRIPS = ATTENTION_MAX_D / WARP;
+    size_t h = blockIdx.x, kv = h / (H / K), warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const floatX *q = qkv + h * D, *new_key = qkv + (H + kv) * D, *new_value = qkv + (H + K + kv) * D;
+    // One of the heads that share this key and value puts them into the caches; none of them reads them there.
+    if (h % (H / K) == 0) {
+        for (size_t d = threadIdx.x; d < D; d += blockDim.x) {
+            key_cache[(position * K + kv) * D + d] = new_key[d];
+            value_cache[(position * K + kv) * D + d] = new_value[d];
+        }
+    }
+    float *score = scores + h * context, maximum = -FLT_MAX, total = 0.0f, sum[STRIPS] = {};
+    for (size_t t = warp; t <= position; t += DECODE_WARPS) {
+        const floatX* k = t == position ? new_key : key_cache + (t * K + kv) * D;
+        float dot = 0.0f;
+        for (size_t d = lane; d < D; d += WARP) dot += float_of(q[d]) * float_of(k[d]);
+        dot = warp_sum(dot) / root;
+        maximum = fmaxf(maximum, dot);
+        if (lane == 0) score[t] = dot;
+    }
+    maximum = block_max(maximum, shared);  // its barriers show the scores to all threads, too
+    for (size_t t = warp; t <= position; t += DECODE_WARPS) {
+        const floatX* v = t == position ? new_value : value_cache + (t * K + kv) * D;
+        float p = expf(score[t] - maximum);
+        total += p;
+        #pragma unroll
+        for (int strip = 0; strip < STRIPS; strip++) {
+            size_t d = lane + (size_t)strip * WARP;
+            if (d < D) sum[strip] += p * float_of(v[d]);
+        }
+    }
+    #pragma unroll
+    for (int strip = 0; strip < STRIPS; strip++) sums[warp][lane + (size_t)strip * WARP] = sum[strip];
+    total = block_sum(lane == 0 ? total : 0.0f, shared);
+    for (size_t d = threadIdx.x; d < D; d += blockDim.x) {
+        float weighted = 0.0f;
+        for (int w = 0; w < DECODE_WARPS; w++) weighted += sums[w][d];
+        out[h * D + d] = floatX_of(weighted / total);
+    }
+}
+
+static inline void attention_decode(floatX* out, floatX* key_cache, floatX* value_cache, float* scores,
+                                    const floatX* qkv, size_t position, size_t context, size_t H, size_t K, size_t D,
+                                    Stream stream) {
+    attention_decode_kernel<<<(unsigned)H, DECODE_WARPS * WARP, 0, stream->compute>>>(
+        out, key_cache, value_cache, scores, qkv, sqrtf((float)D), position, context, H, K, D);
+    LAUNCH_CHECK();
+}
+
+// ------------------------------------------------------------------------------------------------
+// 6. GELU and SwiGLU
+//
+// A thread owns PACK elements of the output. At 2 bytes an element Hopper's memory leaves time for some 35 instructions
+// an element, so the division is the approximate one: within 2 units in the last place, and 0 instead of a number below
+// 2^-126.
+
+static __device__ inline float sigmoid(float x) { return __fdividef(1.0f, 1.0f + expf(-x)); }
+
+// GELU of x is x times this: sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3).
+static __device__ inline float gelu_sigmoid(float x) {
+    return sigmoid(2.0f * 0.7978845608f * (x + 0.044715f * x * x * x));
+}
+
+// Moves 2 elements per output.
+template <int W>
+static __global__ void gelu_forward_kernel(floatX* out, const floatX* in, size_t n) {
+    size_t i = flat_index(W);
+    if (i >= n) return;
+    Lanes<W> x = lanes_load<W>(in + i);
+    #pragma unroll
+    for (int j = 0; j < W; j++) x.x[j] *= gelu_sigmoid(x.x[j]);
+    lanes_store<W>(out + i, x);
+}
+
+// Moves 3 elements per output. din and dout may be the same array: a thread reads what it owns before it writes it.
+template <int W>
+static __global__ void gelu_backward_kernel(floatX* din, const floatX* dout, const floatX* in, size_t n) {
+    size_t i = flat_index(W);
+    if (i >= n) return;
+    Lanes<W> d = lanes_load<W>(dout + i), in_lanes = lanes_load<W>(in + i);
+    #pragma unroll
+    for (int j = 0; j < W; j++) {
+        float x = in_lanes.x[j], s = gelu_sigmoid(x), du = 0.7978845608f * (1.0f + 3.0f * 0.044715f * x * x);
+        d.x[j] *= s + 2.0f * x * s * (1.0f - s) * du;
+    }
+    lanes_store<W>(din + i, d);
+}
+
+// A block owns a row. Moves 3 elements per output.
+template <int W>
+static __global__ void swiglu_forward_kernel(floatX* out, const floatX* in, size_t N, size_t F) {
+    for (size_t row = blockIdx.x; row < N; row += gridDim.x) {
+        const floatX *gate = in + row * 2 * F, *up = gate + F;
+        for (size_t f = (size_t)threadIdx.x * W; f < F; f += (size_t)blockDim.x * W) {
+            Lanes<W> g = lanes_load<W>(gate + f), u = lanes_load<W>(up + f);
+            #pragma unroll
+            for (int j = 0; j < W; j++) u.x[j] *= g.x[j] * sigmoid(g.x[j]);
+            lanes_store<W>(out + row * F + f, u);
+        }
+    }
+}
+
+// A block owns a row. Moves 5 elements per element of dout.
+template <int W>
+static __global__ void swiglu_backward_kernel(floatX* din, const floatX* dout, const floatX* in, size_t N, size_t F) {
+    for (size_t row = blockIdx.x; row < N; row += gridDim.x) {
+        const floatX *gate = in + row * 2 * F, *up = gate + F;
+        floatX *dgate = din + row * 2 * F, *dup = dgate + F;
+        for (size_t f = (size_t)threadIdx.x * W; f < F; f += (size_t)blockDim.x * W) {
+            Lanes<W> g = lanes_load<W>(gate + f), u = lanes_load<W>(up + f), d = lanes_load<W>(dout + row * F + f);
+            #pragma unroll
+            for (int j = 0; j < W; j++) {
+                float s = sigmoid(g.x[j]), dd = d.x[j];
+                d.x[j] = dd * u.x[j] * s * (1.0f + g.x[j] * (1.0f - s));
+                u.x[j] = dd * g.x[j] * s;
+            }
+            lanes_store<W>(dgate + f, d);
+            lanes_store<W>(dup + f, u);
+        }
+    }
+}
+
+static inline void gelu_forward(floatX* out, const floatX* in, size_t n, Stream stream) {
+    if (packs_fit(n, out, in, NULL, NULL))
+        gelu_forward_kernel<PACK><<<flat_blocks(n, PACK), FLAT_THREADS, 0, stream->compute>>>(out, in, n);
+    else
+        gelu_forward_kernel<1><<<flat_blocks(n, 1), FLAT_THREADS, 0, stream->compute>>>(out, in, n);
+    LAUNCH_CHECK();
+}
+
+static inline void gelu_backward(floatX* din, const floatX* dout, const floatX* in, size_t n, Stream stream) {
+    if (packs_fit(n, din, dout, in, NULL))
+        gelu_backward_kernel<PACK><<<flat_blocks(n, PACK), FLAT_THREADS, 0, stream->compute>>>(din, dout, in, n);
+    else
+        gelu_backward_kernel<1><<<flat_blocks(n, 1), FLAT_THREADS, 0, stream->compute>>>(din, dout, in, n);
+    LAUNCH_CHECK();
+}
+
+static inline void swiglu_forward(floatX* out, const floatX* in, size_t N, size_t F, Stream stream) {
+    bool packs = packs_fit(F, out, in, NULL, NULL);
+    unsigned blocks = grid_blocks(N), threads = block_threads(divide_up(F, packs ? PACK : 1), FLAT_THREADS);
+    if (packs) swiglu_forward_kernel<PACK><<<blocks, threads, 0, stream->compute>>>(out, in, N, F);
+    else swiglu_forward_kernel<1><<<blocks, threads, 0, stream->compute>>>(out, in, N, F);
+    LAUNCH_CHECK();
+}
+
+static inline void swiglu_backward(floatX* din, const floatX* dout, const floatX* in, size_t N, size_t F,
+                                   Stream stream) {
+    bool packs = packs_fit(F, din, dout, in, NULL);
+    unsigned blocks = grid_blocks(N), threads = block_threads(divide_up(F, packs ? PACK : 1), FLAT_THREADS);
+    if (packs) swiglu_backward_kernel<PACK><<<blocks, threads, 0, stream->compute>>>(din, dout, in, N, F);
+    else swiglu_backward_kernel<1><<<blocks, threads, 0, stream->compute>>>(din, dout, in, N, F);
+    LAUNCH_CHECK();
+}
+
+// ------------------------------------------------------------------------------------------------
+// 7. Dropout
+
+// A thread owns W elements; moves 2 per output. A quarter of random4's ten rounds is some 30 instructions an element,
+// about what memory leaves time for; only where arrays do not fit packs does every element make a call of its own.
+template <int W>
+static __global__ void dropout_kernel(floatX* out, const floatX* in, uint32_t threshold, float scale, uint64_t seed,
+                                      uint64_t place, uint64_t first, size_t n) {
+    size_t i = flat_index(W);
+    if (i >= n) return;
+    Lanes<W> x = lanes_load<W>(in + i);
+    #pragma unroll
+    for (int j = 0; j < W; j++) {
+        uint32_t random = group_random<W>(seed, RANDOM_DROPOUT, place, first + i, j);
+        x.x[j] = random < threshold ? 0.0f : x.x[j] * scale;
+    }
+    lanes_store<W>(out + i, x);
+}
+
+static inline void dropout(floatX* out, const floatX* in, float p, uint64_t seed, uint64_t place, uint64_t first,
+                           size_t n, Stream stream) {
+    uint32_t threshold = (uint32_t)(p * 4294967296.0);  // dropped if the random bits lie below
+    float scale = 1.0f / (1.0f - p);
+    if (packs_fit(n, out, in, NULL, NULL) && first % 4 == 0)
+        dropout_kernel<PACK><<<flat_blocks(n, PACK), FLAT_THREADS, 0, stream->compute>>>(
+            out, in, threshold, scale, seed, place, first, n);
+    else
+        dropout_kernel<1><<<flat_blocks(n, 1), FLAT_THREADS, 0, stream->compute>>>(
+            out, in, threshold, scale, seed, place, first, n);
+    LAUNCH_CHECK();
+}
+
+// ------------------------------------------------------------------------------------------------
+// 8. Classifier
+//
+// A block owns a row of logits. It is read once for its maximum and its sum together, by "Online normalizer calculation
+// for softmax": a thread whose maximum rises scales its sum down to the new one. The second reading, for the gradient,
+// goes from the end to the beginning, so that it starts with what the cache still holds: the rows being worked on are
+// some 30 MB, which is what the L2 cache keeps. So memory sees 2 elements per logit, and 1 where the loss alone is
+// wanted.
+
+enum { CLASSIFIER_THREADS = 1024 };
+
+// Puts `value` where the columns from v on are padding, which may hold anything.
+template <int W>
+static __device__ inline void padding_set(Lanes<W>* x, int v, int V, float value) {
+    if (v + W <= V) return;
+    #pragma unroll
+    for (int j = 0; j < W; j++) x->x[j] = v + j < V ? x->x[j] : value;
+}
+
+template <int W>
+static __global__ void __launch_bounds__(CLASSIFIER_THREADS) classifier_kernel(
+        floatX* logits, float* losses, const int32_t* targets, float dloss, size_t N, int V, int Vp) {
+    __shared__ float shared[WARP];
+    int first = (int)threadIdx.x * W, step = (int)blockDim.x * W;
+    for (size_t row = blockIdx.x; row < N; row += gridDim.x) {
+        floatX* x = logits + row * (size_t)Vp;
+        int target = targets[row];
+        if (target < 0) {
+            Lanes<W> zero = {};
+            if (threadIdx.x == 0) losses[row] = 0.0f;
+            if (dloss != 0.0f) for (int v = first; v < Vp; v += step) lanes_store<W>(x + v, zero);
+            continue;
+        }
+        // A maximum begins at the least finite number, not at minus infinity: no difference is infinity minus infinity.
+        float target_logit = float_of(x[target]), maximum = -FLT_MAX, sum = 0.0f;
+        int v = first;
+        for (; v < Vp; v += step) {
+            Lanes<W> logit = lanes_load<W>(x + v);
+            float old = maximum;
+            padding_set(&logit, v, V, -INFINITY);
+            #pragma unroll
+            for (int j = 0; j < W; j++) maximum = fmaxf(maximum, logit.x[j]);
+            sum *= expf(old - maximum);
+            #pragma unroll
+            for (int j = 0; j < W; j++) sum += expf(logit.x[j] - maximum);
+        }
+        float row_maximum = block_max(maximum, shared);
+        sum = block_sum(sum * expf(maximum - row_maximum), shared);
+        if (threadIdx.x == 0) losses[row] = logf(sum) + (row_maximum - target_logit);
+        if (dloss == 0.0f) continue;
+        float scale = dloss / sum, target_probability = expf(target_logit - row_maximum) / sum;
+        for (v -= step; v >= 0; v -= step) {
+            Lanes<W> logit = lanes_load<W>(x + v);
+            #pragma unroll
+            for (int j = 0; j < W; j++) logit.x[j] = expf(logit.x[j] - row_maximum) * scale;
+            padding_set(&logit, v, V, 0.0f);
+            lanes_store<W>(x + v, logit);
+            if (v <= target && target < v + W) x[target] = floatX_of((target_probability - 1.0f) * dloss);
+        }
+    }
+}
+
+static inline void classifier(floatX* logits, float* losses, const int32_t* targets, float dloss,
+                              size_t N, size_t V, size_t Vp, Stream stream) {
+    bool packs = packs_fit(Vp, logits, NULL, NULL, NULL);
+    unsigned blocks = grid_blocks(N), threads = block_threads(divide_up(Vp, packs ? PACK : 1), CLASSIFIER_THREADS);
+    if (packs)
+        classifier_kernel<PACK><<<blocks, threads, 0, stream->compute>>>(
+            logits, losses, targets, dloss, N, (int)V, (int)Vp);
+    else
+        classifier_kernel<1><<<blocks, threads, 0, stream->compute>>>(
+            logits, losses, targets, dloss, N, (int)V, (int)Vp);
+    LAUNCH_CHECK();
+}
+
+// ------------------------------------------------------------------------------------------------
+// 9. Sums
+//
+// Two kernels: blocks sum pieces of the vector, then one block sums the pieces. Which elements a thread adds, and in
+// which order, depends on the length and not on the GPU; nothing is left to the order in which blocks finish. Additions
+// are in double, as on the CPU: the result is exact to about 15 digits however long the vector.
+
+enum { SUM_THREADS = 256, SUM_BLOCKS = 4096 };
+
+static inline size_t sum_of_squares_scratch_bytes(void) { return SUM_BLOCKS * sizeof(double); }
+static inline size_t sum_scaled_scratch_bytes(void) { return sum_of_squares_scratch_bytes(); }
+
+// block_sum of device.cuh for doubles; right in thread 0 alone. shared (32).
+static __device__ inline double block_sum_double(double x, double* shared) {
+    unsigned warps = blockDim.x / WARP, lane = threadIdx.x % WARP;
+    for (int distance = WARP / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
+    if (lane == 0) shared[threadIdx.x / WARP] = x;
+    __syncthreads();
+    double total = 0.0;
+    for (unsigned warp = 0; threadIdx.x == 0 && warp < warps; warp++) total += shared[warp];
+    return total;
+}
+
+// pieces (gridDim.x): sums of x (n), or of its squares. A thread takes every so many-th group of W floats; the last n %
+// W floats go to the first threads. Moves 4 bytes per element.
+template <int W, bool SQUARES>
+static __global__ void sum_pieces_kernel(double* pieces, const float* x, size_t n) {
+    __shared__ double shared[WARP];
+    size_t thread = flat_index(1), threads = (size_t)gridDim.x * blockDim.x, tail = n / W * W + thread;
+    double sum = 0.0;
+    #pragma unroll 4
+    for (size_t i = thread; i < n / W; i += threads) {
+        Group<float, W> group = group_load<W>(x + i * W);
+        #pragma unroll
+        for (int j = 0; j < W; j++) {
+            double value = (double)group.x[j];
+            sum += SQUARES ? value * value : value;
+        }
+    }
+    if (tail < n) sum += SQUARES ? (double)x[tail] * (double)x[tail] : (double)x[tail];
+    sum = block_sum_double(sum, shared);
+    if (threadIdx.x == 0) pieces[blockIdx.x] = sum;
+}
+
+// out (1) = factor * the sum of pieces (count); adds: is added to it.
+static __global__ void sum_finish_kernel(double* out, const double* pieces, unsigned count, double factor, bool adds) {
+    __shared__ double shared[WARP];
+    double sum = 0.0;
+    for (unsigned i = threadIdx.x; i < count; i += blockDim.x) sum += pieces[i];
+    sum = block_sum_double(sum, shared);
+    if (threadIdx.x == 0) *out = (adds ? *out : 0.0) + factor * sum;
+}
+
+template <bool SQUARES>
+static inline void sum_launch(double* out, const float* x, double factor, bool adds, size_t n, Stream stream) {
+    double* pieces = (double*)device_scratch(stream, sum_of_squares_scratch_bytes());
+    size_t threads = (n + FOUR - 1) / FOUR;
+    unsigned blocks = (unsigned)max_size(1, min_size(SUM_BLOCKS, (threads + SUM_THREADS - 1) / SUM_THREADS));
+    if ((uintptr_t)x % (FOUR * sizeof(float)) == 0)
+        sum_pieces_kernel<FOUR, SQUARES><<<blocks, SUM_THREADS, 0, stream->compute>>>(pieces, x, n);
+    else
+        sum_pieces_kernel<1, SQUARES><<<blocks, SUM_THREADS, 0, stream->compute>>>(pieces, x, n);
+    LAUNCH_CHECK();
+    sum_finish_kernel<<<1, SUM_THREADS, 0, stream->compute>>>(out, pieces, blocks, factor, adds);
+    LAUNCH_CHECK();
+}
+
+static inline void sum_of_squares(double* out, const float* x, size_t n, Stream stream) {
+    sum_launch<true>(out, x, 1.0, false, n, stream);
+}
+
+static inline void sum_scaled(double* out, const float* x, double factor, size_t n, Stream stream) {
+    sum_launch<false>(out, x, factor, true, n, stream);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 10. Casts
+//
+// A thread owns W elements; 4 + sizeof(floatX) bytes per element.
+
+template <int W>
+static __global__ void cast_to_float_kernel(float* out, const floatX* in, size_t n) {
+    size_t i = flat_index(W);
+    if (i >= n) return;
+    Group<floatX, W> x = group_load<W>(in + i);
+    Group<float, W> y;
+    #pragma unroll
+    for (int j = 0; j < W; j++) y.x[j] = float_of(x.x[j]);
+    group_store<W>(out + i, y);
+}
+
+template <int W>
+static __global__ void cast_from_float_kernel(floatX* out, const float* in, size_t n) {
+    size_t i = flat_index(W);
+    if (i >= n) return;
+    Group<float, W> x = group_load<W>(in + i);
+    Group<floatX, W> y;
+    #pragma unroll
+    for (int j = 0; j < W; j++) y.x[j] = floatX_of(x.x[j]);
+    group_store<W>(out + i, y);
+}
+
+static inline void cast_to_float(float* out, const floatX* in, size_t n, Stream stream) {
+    if (packs_fit(n, out, in, NULL, NULL))
+        cast_to_float_kernel<FOUR><<<flat_blocks(n, FOUR), FLAT_THREADS, 0, stream->compute>>>(out, in, n);
+    else
+        cast_to_float_kernel<1><<<flat_blocks(n, 1), FLAT_THREADS, 0, stream->compute>>>(out, in, n);
+    LAUNCH_CHECK();
+}
+
+static inline void cast_from_float(floatX* out, const float* in, size_t n, Stream stream) {
+    if (packs_fit(n, out, in, NULL, NULL))
+        cast_from_float_kernel<FOUR><<<flat_blocks(n, FOUR), FLAT_THREADS, 0, stream->compute>>>(out, in, n);
+    else
+        cast_from_float_kernel<1><<<flat_blocks(n, 1), FLAT_THREADS, 0, stream->compute>>>(out, in, n);
+    LAUNCH_CHECK();
+}
+
+// ------------------------------------------------------------------------------------------------
+// 11. Optimizer
+//
+// A thread owns W elements of every vector. AdamW with masters in 16 bits moves 30 bytes per parameter: weight, two
+// moments and gradient in, weight, two moments and stored parameter out.
+
+typedef struct {
+    OptimizerStep step;
+    float m_correction, v_correction;  // of AdamW's moments, for their start at 0
+} OptimizerArguments;
+
+// The formulas above optimizer_apply in kernels_cpu.h. What the kind does not keep stays as it is.
+static __device__ inline void optimizer_element(float* w, float* m, float* v, float grad, const OptimizerArguments* a) {
+    const OptimizerStep* o = &a->step;
+    float g = grad * o->grad_scale, direction = g;
+    if (o->kind == OPTIMIZER_ADAMW) {
+        *m += (1.0f - o->beta1) * (g - *m);
+        *v += (1.0f - o->beta2) * (g * g - *v);
+        direction = *m * a->m_correction / (sqrtf(*v * a->v_correction) + o->epsilon);
+    } else if (o->kind == OPTIMIZER_MOMENTUM) {
+        direction = *m = o->beta1 * *m + g;
+    } else if (o->kind == OPTIMIZER_LION) {
+        float mixed = o->beta1 * *m + (1.0f - o->beta1) * g;
+        direction = mixed > 0.0f ? 1.0f : mixed < 0.0f ? -1.0f : mixed;  // 0 and NaN stay what they are
+        *m = o->beta2 * *m + (1.0f - o->beta2) * g;
+    }
+    *w -= o->lr * (direction + o->weight_decay * *w);
+}
+
+template <int W>
+static __global__ void optimizer_kernel(floatX* params, float* masters, float* m, float* v, const float* grads,
+                                        OptimizerArguments a, uint64_t first, size_t n) {
+    size_t i = flat_index(W);
+    if (i >= n) return;
+    Group<float, W> w, gm = {}, gv = {}, g = group_load<W>(grads + i);
+    Group<floatX, W> p;
+    if (masters) {
+        w = group_load<W>(masters + i);
+    } else {
+        p = group_load<W>(params + i);
+        #pragma unroll
+        for (int j = 0; j < W; j++) w.x[j] = float_of(p.x[j]);
+    }
+    if (m) gm = group_load<W>(m + i);
+    if (v) gv = group_load<W>(v + i);
+    #pragma unroll
+    for (int j = 0; j < W; j++) optimizer_element(&w.x[j], &gm.x[j], &gv.x[j], g.x[j], &a);
+    if (m) group_store<W>(m + i, gm);
+    if (v) group_store<W>(v + i, gv);
+    if (masters) group_store<W>(masters + i, w);
+    #pragma unroll
+    for (int j = 0; j < W; j++) {
+        if (masters || FLOATX_IS_FLOAT) {
+            p.x[j] = floatX_of(w.x[j]);
+        } else {
+            uint32_t random = group_random<W>(a.step.seed, RANDOM_ROUNDING, a.step.step, first + i, j);
+            p.x[j] = floatX_of_stochastic(w.x[j], random);
+        }
+    }
+    group_store<W>(params + i, p);
+}
+
+static inline void optimizer_update(floatX* params, float* masters, float* m, float* v, const float* grads,
+                                    const OptimizerStep* o, uint64_t first, size_t n, Stream stream) {
+    OptimizerArguments a = {*o, 1.0f, 1.0f};
+    if (o->kind == OPTIMIZER_ADAMW) {
+        a.m_correction = (float)(1.0 / (1.0 - pow((double)o->beta1, (double)o->step)));
+        a.v_correction = (float)(1.0 / (1.0 - pow((double)o->beta2, (double)o->step)));
+    }
+    if (packs_fit(n, params, masters, m, v) && packs_fit(n, grads, NULL, NULL, NULL) && first % 4 == 0)
+        optimizer_kernel<FOUR><<<flat_blocks(n, FOUR), FLAT_THREADS, 0, stream->compute>>>(
+            params, masters, m, v, grads, a, first, n);
+    else
+        optimizer_kernel<1><<<flat_blocks(n, 1), FLAT_THREADS, 0, stream->compute>>>(
+            params, masters, m, v, grads, a, first, n);
+    LAUNCH_CHECK();
+}
+
+// ------------------------------------------------------------------------------------------------
+// 12. Scratch
+
+// Bytes that are enough for every operation on N rows of C channels.
+static inline size_t scratch_bytes(size_t N, size_t C) {
+    size_t most = max_size(matmul_scratch_bytes(), sum_of_squares_scratch_bytes());
+    most = max_size(most, embedding_backward_scratch_bytes(1, N, C));
+    return max_size(most, layernorm_backward_scratch_bytes(N, C));
+}
+
+#endif  // LLMTRAIN_KERNELS_CUH

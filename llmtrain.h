@@ -449,9 +449,7 @@ static inline void model_layout_gradients(Model* model, size_t N) {
 }
 
 static inline size_t model_scratch_bytes(const Model* model) {
-    const Config* c = &model->config;
-    return scratch_bytes(model->options.B * model->options.T, c->channels, config_qkv(c), config_ffn_in(c), config_padded_vocab(c),
-                         model->parameters.flat_size);
+    return scratch_bytes(model->options.B * model->options.T, model->config.channels);
 }
 
 static inline void model_layout(Model* model) {

@@ -83,8 +83,8 @@ static void run_block(void* problem, Stream stream) {
 
 static void run_online(void* problem, Stream stream) {
     Classifier* c = (Classifier*)problem;
-    unsigned threads = row_threads(c->Vp, 1, CLASSIFIER_THREADS);
-    classifier_kernel<1><<<row_blocks(c->N), threads, 0, stream->compute>>>(
+    unsigned threads = block_threads(c->Vp, CLASSIFIER_THREADS);
+    classifier_kernel<1><<<grid_blocks(c->N), threads, 0, stream->compute>>>(
         c->logits, c->losses, c->targets, c->dloss, c->N, (int)c->V, (int)c->Vp);
     LAUNCH_CHECK();
 }

@@ -107,7 +107,7 @@ static void run_swiglu_forward_naive(void* problem, Stream stream) {
 
 static void run_swiglu_forward_sigmoid(void* problem, Stream stream) {
     Nonlinearity* p = (Nonlinearity*)problem;
-    unsigned blocks = row_blocks(p->N), threads = row_threads(p->F, 1, FLAT_THREADS);
+    unsigned blocks = grid_blocks(p->N), threads = block_threads(p->F, FLAT_THREADS);
     swiglu_forward_kernel<1><<<blocks, threads, 0, stream->compute>>>(p->out, p->in, p->N, p->F);
     LAUNCH_CHECK();
 }
@@ -126,7 +126,7 @@ static void run_swiglu_backward_naive(void* problem, Stream stream) {
 
 static void run_swiglu_backward_sigmoid(void* problem, Stream stream) {
     Nonlinearity* p = (Nonlinearity*)problem;
-    unsigned blocks = row_blocks(p->N), threads = row_threads(p->F, 1, FLAT_THREADS);
+    unsigned blocks = grid_blocks(p->N), threads = block_threads(p->F, FLAT_THREADS);
     swiglu_backward_kernel<1><<<blocks, threads, 0, stream->compute>>>(p->din, p->dout, p->in, p->N, p->F);
     LAUNCH_CHECK();
 }

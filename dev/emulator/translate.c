@@ -296,6 +296,7 @@ static size_t translate_asm(Text* out, size_t open) {
             i++;
         } else if (skip_space(i) != i) {
             append_lines(out, i, skip_space(i));
+            if (section == 0) append_string(out, " ");  // C++11 wants one between a string and the macro behind it
             i = skip_space(i);
         } else if (section == 0) {
             if (literal == i) literal = i + 1;
