@@ -2,7 +2,8 @@
 # make demo       a corpus of known entropy, a model trained on it, its text: under 5 minutes on 2 cores
 # make demo-long  the same for half an hour, to within 3% of what is possible
 # make test       every test, without a GPU and without a network
-# make sanitize   the same under the address and undefined-behaviour sanitizers
+# make test-cpu, make test-cuda     its two halves: without CUDA, and CUDA alone, run on the CPU
+# make sanitize   the first half under the address and undefined-behaviour sanitizers
 # make bench      where the time of a training step goes
 # make train      builds ./train: PRECISION=FP32 (default), BF16 or FP16; CUDA=auto (where there is a GPU), on, off;
 #                 ARCH=native (the GPU of this machine), or sm_80, sm_90a, ...
@@ -41,7 +42,7 @@ ifeq ($(filter $(PRECISION),$(PRECISIONS)),)
 $(error PRECISION is '$(PRECISION)'; give one of $(PRECISIONS))
 endif
 
-.PHONY: all train emulated demo demo-long precisions shakespeare test sanitize bench fuzz clean
+.PHONY: all train emulated test-cpu test-cuda test-cpu-only demo demo-long precisions shakespeare test sanitize bench fuzz clean
 all: train
 
 # The CUDA build where there is a GPU and nvcc.
@@ -73,12 +74,15 @@ $(B)/test_kernels-%: dev/test_kernels.c $(HEADERS) | $(B)
 $(B)/bench-%: dev/bench.c $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -DPRECISION_$* -I. $< -o $@ $(LIBS)
 
-# CUDA for a GPU.
+# CUDA for a GPU. -arch=native asks the device; where there is none nvcc would guess.
+ifeq ($(CUDA)$(ARCH),onnative)
+ifneq ($(shell nvidia-smi -L 2>/dev/null | grep -q GPU && echo yes),yes)
+$(error CUDA=on, but there is no GPU to ask for its architecture; give ARCH=sm_80 (A100), sm_89, sm_90a (H100), sm_100 (B200) ...)
+endif
+endif
 NVCCFLAGS := -std=c++17 -O3 -arch=$(ARCH) -DLLMTRAIN_CUDA -I. -Werror all-warnings -Xcompiler -Wall,-Wextra,-fopenmp
 CUDA_HEADERS := $(HEADERS) $(wildcard *.cuh)
 $(PRECISIONS:%=$(B)/train-cuda-%): $(B)/train-cuda-%: train.cu $(CUDA_HEADERS) | $(B)
-	$(NVCC) $(NVCCFLAGS) -DPRECISION_$* $< -o $@ -lcublasLt
-$(PRECISIONS:%=$(B)/test_train-cuda-%): $(B)/test_train-cuda-%: test_train.cu train.cu $(CUDA_HEADERS) | $(B)
 	$(NVCC) $(NVCCFLAGS) -DPRECISION_$* $< -o $@ -lcublasLt
 
 # CUDA on the CPU (dev/emulator/README.md): sources are translated to C++ under build/emulated, and compiled with the
@@ -86,23 +90,53 @@ $(PRECISIONS:%=$(B)/test_train-cuda-%): $(B)/test_train-cuda-%: test_train.cu tr
 CXX := $(if $(filter default,$(origin CXX)),g++,$(CXX))
 CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(realpath $(shell command -v $(NVCC) 2>/dev/null)))
 CUDA_INCLUDE := $(if $(wildcard $(CUDA_HOME)/include/cuda_runtime.h),-isystem $(CUDA_HOME)/include \
-    -isystem $(CUDA_HOME)/include/cccl,-isystem dev/emulator/standins)
-EMULATE := -std=c++17 -O2 -fopenmp -fno-strict-aliasing -ffp-contract=fast -Wall -Wextra -Wno-unknown-pragmas -pthread \
-    -DLLMTRAIN_CUDA -I$(B)/emulated -I. -Idev/emulator $(CUDA_INCLUDE)
+    -isystem $(CUDA_HOME)/include/cccl)
+EMULATE := -std=c++17 -fno-strict-aliasing -ffp-contract=fast -Wall -Wextra -Werror -Wno-unknown-pragmas -pthread \
+    -DLLMTRAIN_CUDA -I$(B)/emulated -I. -Idev/emulator $(or $(CUDA_INCLUDE),-isystem dev/emulator/standins)
+EMULATOR := $(wildcard dev/emulator/*.h dev/emulator/standins/*.h)
 TRANSLATED := $(patsubst %,$(B)/emulated/%,llmtrain.h checkpoint.h train.cu test_train.cu $(wildcard *.cuh dev/*.cu dev/ladder.h))
-EMULATOR := $(wildcard dev/emulator/*.h)
+EMULATED_NEEDS := $(TRANSLATED) $(EMULATOR) $(HEADERS)
+.SECONDARY: $(TRANSLATED)
 $(B)/translate: dev/emulator/translate.c base.h | $(B)
 	$(CC) $(CFLAGS) -I. $< -o $@
 $(B)/emulated/%: % $(B)/translate
 	@mkdir -p $(@D)
-	$(B)/translate $< > $@.new && mv $@.new $@
-$(PRECISIONS:%=$(B)/train-emulated-%): $(B)/train-emulated-%: $(TRANSLATED) $(EMULATOR) $(HEADERS)
-	$(CXX) $(EMULATE) -DPRECISION_$* -x c++ $(B)/emulated/train.cu -o $@
-$(PRECISIONS:%=$(B)/test_train-emulated-%): $(B)/test_train-emulated-%: $(TRANSLATED) $(EMULATOR) $(HEADERS)
-	$(CXX) $(EMULATE) -DPRECISION_$* -x c++ $(B)/emulated/test_train.cu -o $@
+	@$(B)/translate $< > $@.new && mv $@.new $@
+$(PRECISIONS:%=$(B)/train-emulated-%): $(B)/train-emulated-%: $(EMULATED_NEEDS)
+	$(CXX) -O2 -fopenmp $(EMULATE) -DPRECISION_$* -x c++ $(B)/emulated/train.cu -o $@
 emulated: $(PRECISIONS:%=$(B)/train-emulated-%)
-$(PRECISIONS:%=$(B)/test_cuda-emulated-%): $(B)/test_cuda-emulated-%: $(TRANSLATED) $(EMULATOR) $(HEADERS)
-	$(CXX) $(EMULATE) -DPRECISION_$* -x c++ $(B)/emulated/dev/test_cuda.cu -o $@
+
+# The test of all kernels and the ladders, as build/emulated-BUILD-PRECISION-NAME: plain, under the sanitizers, and with
+# the check for races. Those two see what a kernel touches, which does not depend on the type: for ladders one is enough.
+LADDERS := adamw attention_backward attention_forward classifier embedding gelu global_norm layernorm matmul rope
+CHECKED := $(PRECISIONS:%=%-test_cuda) $(LADDERS:%=BF16-%)
+EMULATED := $(CHECKED:%=$(B)/emulated-plain-%) $(LADDERS:%=$(B)/emulated-plain-FP32-%) $(LADDERS:%=$(B)/emulated-plain-FP16-%) \
+    $(CHECKED:%=$(B)/emulated-asan-%) $(CHECKED:%=$(B)/emulated-race-%)
+TYPE_AND_SOURCE = -DPRECISION_$(word 1,$(subst -, ,$*)) -x c++ $(B)/emulated/dev/$(word 2,$(subst -, ,$*)).cu
+$(B)/emulated-plain-%: $(EMULATED_NEEDS)
+	$(CXX) -O2 -fopenmp $(EMULATE) $(TYPE_AND_SOURCE) -o $@
+$(B)/emulated-asan-%: $(EMULATED_NEEDS)
+	$(CXX) -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all $(EMULATE) $(TYPE_AND_SOURCE) -o $@
+$(B)/emulated-race-%: $(EMULATED_NEEDS)
+	$(CXX) -O1 -g -fno-pie -DEMULATE_RACE -fsanitize=thread $(EMULATE) -c $(TYPE_AND_SOURCE) -o $@.o
+	$(CXX) -no-pie $@.o -o $@ -ldl
+	@rm $@.o
+$(B)/test_cublaslt: dev/emulator/test_cublaslt.cu $(EMULATED_NEEDS)
+	@mkdir -p $(B)/emulated/dev/emulator
+	$(B)/translate $< > $(B)/emulated/dev/emulator/test_cublaslt.cu
+	$(CXX) -O2 -fopenmp $(EMULATE) -x c++ $(B)/emulated/dev/emulator/test_cublaslt.cu -o $@
+
+# Everything compiles for all architectures, without a warning, and no kernel spills.
+NVCC_ALL := $(NVCC) -std=c++17 -O3 -DLLMTRAIN_CUDA -I. -Werror all-warnings -Xcompiler -Wall,-Wextra,-fopenmp -c -o /dev/null \
+    $(foreach a,80 90a 100,-gencode arch=compute_$(a),code=sm_$(a))
+COMPILED := $(if $(shell command -v $(NVCC) 2>/dev/null),$(patsubst %,$(B)/nvcc-%.ok,$(PRECISIONS:%=%-train) BF16-test_train \
+    BF16-test_emulator $(LADDERS:%=BF16-%)) $(PRECISIONS:%=$(B)/resources-%.txt))
+$(B)/nvcc-%.ok: $(CUDA_HEADERS) $(wildcard *.cu dev/*.cu dev/emulator/*.cu) | $(B)
+	$(NVCC_ALL) -DPRECISION_$(word 1,$(subst -, ,$*)) $(wildcard $(foreach d,. dev dev/emulator,$(d)/$(word 2,$(subst -, ,$*)).cu))
+	@touch $@
+$(B)/resources-%.txt: dev/resources.sh dev/test_cuda.cu $(CUDA_HEADERS) | $(B)
+	@NVCC=$(NVCC) sh dev/resources.sh $* > $@.new || { tail -n 20 $@.new; exit 1; }
+	@mv $@.new $@ && echo "$@: $$(tail -n 1 $@)"
 
 $(B)/gemm-amx: dev/gemm.c $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -DGEMM_EMULATE_AMX -I. $< -o $@ $(LIBS)
@@ -112,14 +146,27 @@ $(B)/%: data/%.c $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -I. $< -o $@ $(LIBS)
 
 TESTS := gemm test_files test_data test_corpus test_errors example $(PRECISIONS:%=test_kernels-%) $(PRECISIONS:%=test_train-%)
+CPU_TESTS := $(TESTS:%=$(B)/%) $(B)/gemm-amx $(B)/corpus $(B)/tokenize $(B)/train-FP32
+CUDA_TESTS := $(EMULATED) $(B)/test_cublaslt $(PRECISIONS:%=$(B)/train-emulated-%) $(PRECISIONS:%=$(B)/train-%) $(COMPILED)
 
-test: $(TESTS:%=$(B)/%) $(B)/gemm-amx $(B)/corpus $(B)/tokenize $(B)/train-FP32
+# Where there is a C++ compiler, also all of CUDA. make test-cpu and make test-cuda are its halves.
+test: $(if $(shell command -v $(CXX) 2>/dev/null),test-cpu test-cuda,test-cpu-only)
+	@cat $(B)/test-*.sum 2>/dev/null | awk '{ p += $$1; f += $$3 } END { print p " passed, " f " failed in all"; exit f > 0 }'
+
+test-cpu: $(CPU_TESTS)
+	@rm -f $(B)/test-*.sum
 	@sh dev/test.sh $(B) "$(CC)" $(TESTS)
+
+test-cpu-only: test-cpu
+	@echo "skipped the tests of CUDA: there is no $(CXX); apt-get install -y g++"
+
+test-cuda: $(CUDA_TESTS) | $(if $(filter test-cuda,$(MAKECMDGOALS)),,test-cpu)
+	@sh dev/test_emulated.sh $(B) "$(CUDA_INCLUDE)" $(if $(COMPILED),yes,no) $(EMULATED)
 
 # The same, built with the address and undefined-behaviour sanitizers, under which gcc's warnings are not reliable.
 sanitize:
 	@$(MAKE) --no-print-directory B=build/sanitize WARNINGS= \
-	    OPTIMISE="-O1 -g -march=native -fsanitize=address,undefined -fno-sanitize-recover=all" test
+	    OPTIMISE="-O1 -g -march=native -fsanitize=address,undefined -fno-sanitize-recover=all" test-cpu
 
 demo: $(B)/train-BF16 $(B)/corpus $(B)/tokenize
 	@sh dev/demo.sh $(B)

@@ -29,18 +29,7 @@
 // ------------------------------------------------------------------------------------------------
 // 1. Layout
 
-// Where queries, keys and values of query head h of sample b begin in qkv (B, T, (H + 2K) D), and in dqkv.
-static __device__ inline cpu::HeadRows attention_head(size_t b, size_t h, size_t T, size_t H, size_t K, size_t D) {
-    cpu::HeadRows at;
-    size_t kv = h / (H / K);
-    at.stride = (H + 2 * K) * D;
-    at.q = b * T * at.stride + h * D;
-    at.k = b * T * at.stride + (H + kv) * D;
-    at.v = b * T * at.stride + (H + K + kv) * D;
-    return at;
-}
-
-// More than 48 KB of shared memory must be asked for, once per kernel.
+// More than 48 KB of shared memory must be asked for, once per kernel and device; asking again costs next to nothing.
 static inline void attention_allow_shared(const void* kernel, size_t bytes) {
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
 }
@@ -67,7 +56,7 @@ attention_delta(float* delta, const floatX* dout, const floatX* out, size_t rows
 
 static inline void attention_delta_launch(float* delta, const floatX* dout, const floatX* out, size_t B, size_t T,
                                           size_t H, size_t D, Stream stream) {
-    size_t rows = B * T * H, blocks = (rows + DELTA_ROWS - 1) / DELTA_ROWS;
+    size_t rows = B * T * H, blocks = divide_up(rows, DELTA_ROWS);
     if (packs_fit(D, dout, out, NULL, NULL))
         attention_delta<PACK><<<(unsigned)blocks, DELTA_THREADS, 0, stream->compute>>>(delta, dout, out, rows, T, H, D);
     else
@@ -179,7 +168,7 @@ attention_forward_plain(floatX* out, float* lse, const floatX* qkv, size_t T, si
     float *q = (float*)attention_shared, *kv = q + TILE * plain_pitch(D), *weights = kv + TILE * plain_pitch(D);
     size_t b = blockIdx.x / H, h = blockIdx.x % H, first = (size_t)(gridDim.y - 1 - blockIdx.y) * TILE;
     size_t y = threadIdx.x / PLAIN_SIDE, x = threadIdx.x % PLAIN_SIDE;
-    cpu::HeadRows at = attention_head(b, h, T, H, K, D);
+    cpu::HeadRows at = cpu::head_rows(b, h, T, H, K, D);
     float sum[R][COLUMNS] = {}, maximum[R], total[R];
     #pragma unroll
     for (int r = 0; r < R; r++) maximum[r] = -INFINITY, total[r] = 0.0f;
@@ -235,7 +224,7 @@ attention_backward_queries_plain(floatX* dqkv, const floatX* dout, const float* 
     float *q = (float*)attention_shared, *g = q + size, *k = g + size, *v = k + size, *weights = v + size;
     size_t b = blockIdx.x / H, h = blockIdx.x % H, first = (size_t)(gridDim.y - 1 - blockIdx.y) * TILE;
     size_t y = threadIdx.x / PLAIN_SIDE, x = threadIdx.x % PLAIN_SIDE;
-    cpu::HeadRows at = attention_head(b, h, T, H, K, D);
+    cpu::HeadRows at = cpu::head_rows(b, h, T, H, K, D);
     float dq[R][COLUMNS] = {}, row_lse[R], row_delta[R];
     #pragma unroll
     for (int r = 0; r < R; r++) {
@@ -277,13 +266,13 @@ attention_backward_keys_plain(floatX* dqkv, const floatX* dout, const float* lse
     float *k = (float*)attention_shared, *v = k + size, *q = v + size, *g = q + size, *weights = g + size;
     size_t b = blockIdx.x / K, kv = blockIdx.x % K, group = H / K, first = (size_t)blockIdx.y * TILE;
     size_t y = threadIdx.x / PLAIN_SIDE, x = threadIdx.x % PLAIN_SIDE;
-    cpu::HeadRows at = attention_head(b, kv * group, T, H, K, D);
+    cpu::HeadRows at = cpu::head_rows(b, kv * group, T, H, K, D);
     float dk[R][COLUMNS] = {}, dv[R][COLUMNS] = {};
 
     plain_load<R>(k, qkv + at.k + first * at.stride, at.stride, T - first, D, 1.0f);
     plain_load<R>(v, qkv + at.v + first * at.stride, at.stride, T - first, D, 1.0f);
     for (size_t h = kv * group; h < (kv + 1) * group; h++) {
-        at = attention_head(b, h, T, H, K, D);
+        at = cpu::head_rows(b, h, T, H, K, D);
         for (size_t query = first; query < T; query += TILE) {
             float p[R][R], ds[R][R];
             __syncthreads();
@@ -319,11 +308,8 @@ template <int R>
 static inline void attention_forward_plain_launch(floatX* out, float* lse, const floatX* qkv, size_t B, size_t T,
                                                   size_t H, size_t K, size_t D, Stream stream) {
     const size_t TILE = PLAIN_SIDE * R, bytes = plain_shared_bytes<R>(2, D);
-    static bool allowed = false;
-    if (!allowed)
-        attention_allow_shared((const void*)attention_forward_plain<R>, plain_shared_bytes<R>(2, ATTENTION_MAX_D / R));
-    allowed = true;
-    dim3 grid((unsigned)(B * H), (unsigned)((T + TILE - 1) / TILE));
+    attention_allow_shared((const void*)attention_forward_plain<R>, plain_shared_bytes<R>(2, ATTENTION_MAX_D / R));
+    dim3 grid((unsigned)(B * H), (unsigned)divide_up(T, TILE));
     attention_forward_plain<R><<<grid, PLAIN_THREADS, bytes, stream->compute>>>(
         out, lse, qkv, T, H, K, D, 1.0f / sqrtf((float)D));
     LAUNCH_CHECK();
@@ -335,13 +321,9 @@ static inline void attention_backward_plain_launch(floatX* dqkv, const float* de
                                                    size_t K, size_t D, Stream stream) {
     const size_t TILE = PLAIN_SIDE * R;
     const size_t bytes = plain_shared_bytes<R>(4, D), most = plain_shared_bytes<R>(4, ATTENTION_MAX_D / R);
-    static bool allowed = false;
-    if (!allowed) {
-        attention_allow_shared((const void*)attention_backward_queries_plain<R>, most);
-        attention_allow_shared((const void*)attention_backward_keys_plain<R>, most);
-        allowed = true;
-    }
-    unsigned tiles = (unsigned)((T + TILE - 1) / TILE);
+    attention_allow_shared((const void*)attention_backward_queries_plain<R>, most);
+    attention_allow_shared((const void*)attention_backward_keys_plain<R>, most);
+    unsigned tiles = (unsigned)divide_up(T, TILE);
     dim3 query_grid((unsigned)(B * H), tiles), key_grid((unsigned)(B * K), tiles);
     float scale = 1.0f / sqrtf((float)D);
     attention_backward_queries_plain<R><<<query_grid, PLAIN_THREADS, bytes, stream->compute>>>(
@@ -564,7 +546,7 @@ attention_forward_tensor(floatX* out, float* lse, const floatX* qkv, size_t T, s
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     size_t b = blockIdx.x / H, h = blockIdx.x % H, first = (size_t)(gridDim.y - 1 - blockIdx.y) * ROWS;
     size_t own = first + 16 * M * warp, end = first + ROWS < T ? first + ROWS : T;  // own: the first row of the warp
-    cpu::HeadRows at = attention_head(b, h, T, H, K, D);
+    cpu::HeadRows at = cpu::head_rows(b, h, T, H, K, D);
     float sum[M][WIDTH / 8][4] = {}, maximum[2 * M], total[2 * M], factor = scale * ATTENTION_LOG2E;
     #pragma unroll
     for (int i = 0; i < 2 * M; i++) maximum[i] = -INFINITY, total[i] = 0.0f;
@@ -642,7 +624,7 @@ attention_backward_queries_tensor(floatX* dqkv, const floatX* dout, const float*
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     size_t b = blockIdx.x / H, h = blockIdx.x % H, first = (size_t)(gridDim.y - 1 - blockIdx.y) * ROWS;
     size_t own = first + 16 * M * warp, end = first + ROWS < T ? first + ROWS : T;
-    cpu::HeadRows at = attention_head(b, h, T, H, K, D);
+    cpu::HeadRows at = cpu::head_rows(b, h, T, H, K, D);
     float dq[M][WIDTH / 8][4] = {}, row_lse[2 * M], row_delta[2 * M], factor = scale * ATTENTION_LOG2E;
     #pragma unroll
     for (int i = 0; i < 2 * M; i++) {
@@ -700,12 +682,12 @@ attention_backward_keys_tensor(floatX* dqkv, const floatX* dout, const float* ls
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     size_t b = blockIdx.x / K, kv = blockIdx.x % K, group = H / K;
     unsigned first = blockIdx.y * ROWS, own = first + 16 * M * warp;  // a grid has no more rows than that
-    cpu::HeadRows at = attention_head(b, kv * group, T, H, K, D);
+    cpu::HeadRows at = cpu::head_rows(b, kv * group, T, H, K, D);
     float dk[M][WIDTH / 8][4] = {}, dv[M][WIDTH / 8][4] = {}, factor = scale * ATTENTION_LOG2E;
 
     auto copy_queries = [&](unsigned h, unsigned query, int stage) {
         size_t row = (b * H + h) * T + query, i = threadIdx.x;
-        const floatX* q = qkv + attention_head(b, h, T, H, K, D).q + query * at.stride;
+        const floatX* q = qkv + cpu::head_rows(b, h, T, H, K, D).q + query * at.stride;
         const floatX* g = dout + ((b * T + query) * H + h) * D;
         tile_copy_begin<WIDTH, BACKWARD_COLUMNS>(queries + stage * TILE, q, at.stride, T - query, D);
         tile_copy_begin<WIDTH, BACKWARD_COLUMNS>(gradients + stage * TILE, g, H * D, T - query, D);
@@ -755,10 +737,8 @@ static inline void attention_forward_tensor_launch(floatX* out, float* lse, cons
                                                    size_t H, size_t K, size_t D, Stream stream) {
     const size_t ROWS = 16 * M * TENSOR_WARPS;
     const size_t bytes = (ROWS + 2 * FORWARD_KEYS) * (WIDTH + TILE_PADDING) * sizeof(floatX);
-    static bool allowed = false;
-    if (!allowed) attention_allow_shared((const void*)attention_forward_tensor<WIDTH, M>, bytes);
-    allowed = true;
-    dim3 grid((unsigned)(B * H), (unsigned)((T + ROWS - 1) / ROWS));
+    attention_allow_shared((const void*)attention_forward_tensor<WIDTH, M>, bytes);
+    dim3 grid((unsigned)(B * H), (unsigned)divide_up(T, ROWS));
     attention_forward_tensor<WIDTH, M><<<grid, TENSOR_THREADS, bytes, stream->compute>>>(
         out, lse, qkv, T, H, K, D, 1.0f / sqrtf((float)D));
     LAUNCH_CHECK();
@@ -784,14 +764,10 @@ static inline void attention_backward_tensor_launch(floatX* dqkv, const float* d
     const size_t row_bytes = (WIDTH + TILE_PADDING) * sizeof(floatX), streamed_bytes = 4 * BACKWARD_COLUMNS * row_bytes;
     const size_t query_bytes = 2 * QUERIES * row_bytes + streamed_bytes;
     const size_t key_bytes = 2 * KEYS * row_bytes + streamed_bytes + 4 * BACKWARD_COLUMNS * sizeof(float);
-    static bool allowed = false;
-    if (!allowed) {
-        attention_allow_shared((const void*)attention_backward_queries_tensor<WIDTH, QUERY_M>, query_bytes);
-        attention_allow_shared((const void*)attention_backward_keys_tensor<WIDTH, KEY_M>, key_bytes);
-        allowed = true;
-    }
-    dim3 query_grid((unsigned)(B * H), (unsigned)((T + QUERIES - 1) / QUERIES));
-    dim3 key_grid((unsigned)(B * K), (unsigned)((T + KEYS - 1) / KEYS));
+    attention_allow_shared((const void*)attention_backward_queries_tensor<WIDTH, QUERY_M>, query_bytes);
+    attention_allow_shared((const void*)attention_backward_keys_tensor<WIDTH, KEY_M>, key_bytes);
+    dim3 query_grid((unsigned)(B * H), (unsigned)divide_up(T, QUERIES));
+    dim3 key_grid((unsigned)(B * K), (unsigned)divide_up(T, KEYS));
     float scale = 1.0f / sqrtf((float)D);
     attention_backward_queries_tensor<WIDTH, QUERY_M><<<query_grid, TENSOR_THREADS, query_bytes, stream->compute>>>(
         dqkv, dout, lse, delta, qkv, T, H, K, D, scale);

@@ -77,13 +77,13 @@ static inline size_t checkpoint_tensor_bytes(const CheckpointArray* array, const
 }
 
 // Memory of the host for the largest tensor, through which tensors go to and from a device; NULL where the host can touch
-// the device's memory. The caller frees it.
+// the device's memory. host_free frees it.
 static inline bool checkpoint_staging(void** staging, const Model* model, Error* error) {
     size_t most = 0;
     *staging = NULL;
     if (device_is_host()) return true;
     for (size_t i = 0; i < model->parameters.count; i++) most = max_size(most, tensor_elements(&model->parameters.tensors[i]));
-    *staging = allocate(most * sizeof(float));
+    *staging = host_allocate(most * sizeof(float));
     return *staging != NULL || fail(error, "out of memory for a copy of the largest tensor, %.2f GB; free some memory",
                                     1e-9 * (double)(most * sizeof(float)));
 }
@@ -191,7 +191,7 @@ static inline bool manifest_save(const char* path, const Model* model, const Run
     json_member_string(&w, "llmtrain", LLMTRAIN_VERSION);
     json_member_string(&w, "compiler", __VERSION__);
     json_member_string(&w, "precision", FLOATX_NAME);
-    json_member_string(&w, "gemm", products);
+    json_member_string(&w, "products", products);
     json_member_u64(&w, "world", 1);
     json_member_u64(&w, "zero", 0);
     json_member_string(&w, "optimizer", optimizer);
@@ -317,7 +317,7 @@ static inline bool checkpoint_write_tensors(SafetensorsWriter* w, const char* pa
             ok = safetensors_write(w, staging ? staging : data, bytes, error);
         }
     }
-    free(staging);
+    host_free(staging);
     return ok && safetensors_end(w, error);
 }
 
@@ -422,7 +422,7 @@ static inline bool checkpoint_load(Model* model, const Json* manifest, const cha
             if (ok && staging) upload(data, staging, checkpoint_tensor_bytes(&arrays[a], t), model->stream);
         }
     }
-    free(staging);
+    host_free(staging);
     safetensors_close(&file);
     if (ok && model->masters) cast_from_float(model->params, model->masters, model->parameters.flat_size, model->stream);
     return ok;

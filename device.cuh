@@ -16,6 +16,10 @@
 #error "compile the CUDA sources with -DLLMTRAIN_CUDA"
 #endif
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+#error "the CUDA build needs a GPU of compute capability 8.0 (Ampere) or newer: compile with -arch=sm_80 or higher"
+#endif
+
 #include "base.h"
 #include "kernels_cpu.h"
 
@@ -30,7 +34,7 @@
 static inline void cuda_check(cudaError_t status, const char* what, const char* file, int line) {
     if (status == cudaSuccess) return;
     fprintf(stderr, "train: %s failed at %s:%d: %s; the device or its driver is in trouble, or this is a bug of llmtrain. "
-            "The last checkpoint is good: --resume continues from it\n", what, file, line, cudaGetErrorString(status));
+            "What was saved is good: --resume continues from it\n", what, file, line, cudaGetErrorString(status));
     exit(1);
 }
 
@@ -49,7 +53,7 @@ struct Device {
     size_t scratch_bytes;
     void* staging[2];           // pinned memory of the host, for batches in turn
     cudaEvent_t copied[2];      // the batch of this turn has been copied
-    cudaEvent_t used[2];        // the operations that were given before the batch after it came are done with it
+    cudaEvent_t used[2];        // `compute` is done with the batch in this place
     uint64_t batches;
     struct Matmul* matmul;      // the state of matmul.cuh, made at its first use
     void (*matmul_free)(struct Matmul* matmul);
@@ -103,6 +107,7 @@ static const DevicePeak DEVICE_PEAKS[] = {
 // The peak in TFLOP/s of a device by its name, for products as this build makes them; 0 if it is not known.
 static inline double device_peak(const char* name, bool tf32) {
     if (strncmp(name, "NVIDIA ", 7) == 0) name += 7;
+    if (strstr(name, " MIG ")) return 0;  // a part of a device
     for (size_t i = 0; i < sizeof DEVICE_PEAKS / sizeof DEVICE_PEAKS[0]; i++) {
         const DevicePeak* peak = &DEVICE_PEAKS[i];
         size_t length = strlen(peak->name);
@@ -123,7 +128,7 @@ static inline void device_describe(char* text, size_t bytes, double* peak_tflops
     snprintf(text, bytes, "cuBLASLt%s on %s", FLOATX_IS_FLOAT && stream->tf32 ? " in tf32" : "", properties.name);
 }
 
-// Sets *stream up on the current device. NULL after a failure.
+// Sets *stream up on the current device; it is NULL after a failure.
 static inline bool device_open(Stream* stream, bool tf32, Error* error) {
     int count = 0, device = 0, processors = 0;
     *stream = NULL;
@@ -155,7 +160,7 @@ static inline void device_close(Stream stream) {
     for (int i = 0; i < 2; i++) {
         CUDA_CHECK(cudaEventDestroy(stream->copied[i]));
         CUDA_CHECK(cudaEventDestroy(stream->used[i]));
-        if (stream->staging[i]) CUDA_CHECK(cudaFreeHost(stream->staging[i]));
+        host_free(stream->staging[i]);
     }
     CUDA_CHECK(cudaStreamDestroy(stream->copy));
     CUDA_CHECK(cudaStreamDestroy(stream->compute));
@@ -165,15 +170,23 @@ static inline void device_close(Stream stream) {
 // Whether the host may touch device memory.
 static inline bool device_is_host(void) { return false; }
 
+// Logits that are made at a time, about: 5,000 rows of GPT-2's vocabulary. For every part the gradient of the head's weight
+// is read and written once, and the blocks of a product over few rows leave multiprocessors idle.
+static inline size_t head_elements(void) { return (size_t)1 << 28; }
+
+// Waits for all work that the stream was given.
+static inline void device_wait(Stream stream) { CUDA_CHECK(cudaStreamSynchronize(stream->compute)); }
+
 // Gives the operations their scratch memory, at least scratch_bytes(...) of kernels.cuh, and makes ready for upload_batch
 // with so many bytes, tokens and targets together.
 static inline bool device_prepare(Stream stream, void* scratch, size_t bytes, size_t batch_bytes, Error* error) {
     stream->scratch = scratch;
     stream->scratch_bytes = bytes;
-    for (int i = 0; i < 2; i++)
-        if (cudaMallocHost(&stream->staging[i], batch_bytes) != cudaSuccess)
-            return fail(error, "cannot pin %zu bytes of the host's memory for batches: %s; make --batch smaller", batch_bytes,
-                        cudaGetErrorString(cudaGetLastError()));
+    for (int i = 0; i < 2; i++) {
+        stream->staging[i] = host_allocate(batch_bytes);
+        if (stream->staging[i] == NULL)
+            return fail(error, "cannot pin %zu bytes of the host's memory for batches; make --batch smaller", batch_bytes);
+    }
     return true;
 }
 
@@ -185,18 +198,23 @@ static inline void* device_scratch(Stream stream, size_t bytes) {
     exit(1);
 }
 
-// Free memory of the device, in bytes.
+// Free memory of the device, in bytes, without a reserve: the driver loads a kernel, ours or the library's, when it is first
+// used, which may be in the middle of a run.
 static inline size_t device_available(void) {
+    const size_t reserve = (size_t)512 << 20;
     size_t available = 0, total = 0;
     CUDA_CHECK(cudaMemGetInfo(&available, &total));
-    return available;
+    return available - min_size(available, reserve);
 }
 
-// Zeroed memory on the device; NULL if there is none.
-static inline void* device_allocate(size_t bytes, Stream stream) {
+// Zeroed memory on the device; NULL after a failure.
+static inline void* device_allocate(size_t bytes, Stream stream, Error* error) {
     void* memory = NULL;
-    if (cudaMalloc(&memory, bytes) != cudaSuccess) {
-        cudaGetLastError();  // forget it: the caller says it
+    cudaError_t status = cudaMalloc(&memory, bytes);
+    if (status != cudaSuccess) {
+        cudaGetLastError();  // or the next check would find it again
+        fail(error, "cannot take %.2f GB of the GPU's memory: %s; make --batch, --seq or the model smaller",
+             1e-9 * (double)bytes, cudaGetErrorString(status));
         return NULL;
     }
     CUDA_CHECK(cudaMemsetAsync(memory, 0, bytes, stream->compute));
@@ -207,6 +225,18 @@ static inline void* device_allocate(size_t bytes, Stream stream) {
 static inline void device_free(void* memory, size_t bytes) {
     (void)bytes;
     CUDA_CHECK(cudaFree(memory));
+}
+
+// Pinned memory of the host, to and from which copies go at full speed; NULL if there is none.
+static inline void* host_allocate(size_t bytes) {
+    void* memory = NULL;
+    if (cudaMallocHost(&memory, bytes) == cudaSuccess) return memory;
+    cudaGetLastError();
+    return NULL;
+}
+
+static inline void host_free(void* memory) {
+    if (memory) CUDA_CHECK(cudaFreeHost(memory));
 }
 
 // Copies that are done when the function returns, after all work that the stream was given before.

@@ -396,8 +396,6 @@ static inline GemmWorkspace* gemm_workspace(void) {
 // The loops of the first page. A plan cuts out into tasks; threads take one after the other, and no task waits for
 // another: the only meeting of the threads is the end of the product.
 
-static inline size_t gemm_blocks(size_t n, size_t block) { return (n + block - 1) / block; }
-
 typedef struct {
     size_t rows, cols;  // of a task
     size_t k_block;     // elements
@@ -408,13 +406,13 @@ typedef struct {
 static inline GemmPlan gemm_block_plan(const GemmProblem* p, const GemmKernel* kernel, size_t threads) {
     GemmPlan plan;
     size_t per_unit = kernel->pairs ? 2 : 1, wanted = threads > 1 ? 2 * threads : 1;
-    plan.k_block = round_up(gemm_blocks(p->K, gemm_blocks(p->K, kernel->k_block * per_unit)), 32);
+    plan.k_block = round_up(divide_up(p->K, divide_up(p->K, kernel->k_block * per_unit)), 32);
     size_t panels = max_size(1, gemm_state.b_units / (plan.k_block / per_unit * kernel->cols));
-    plan.cols = round_up(gemm_blocks(p->N, gemm_blocks(p->N, panels * kernel->cols)), kernel->cols);
+    plan.cols = round_up(divide_up(p->N, divide_up(p->N, panels * kernel->cols)), kernel->cols);
     plan.rows = round_up(p->M, kernel->rows);
     if (p->out_type != GEMM_F32 && plan.k_block < p->K)  // sums of the whole task wait in the workspace
         plan.rows = min_size(plan.rows, GEMM_SUMS / plan.cols / kernel->rows * kernel->rows);
-    while (gemm_blocks(p->M, plan.rows) * gemm_blocks(p->N, plan.cols) < wanted) {
+    while (divide_up(p->M, plan.rows) * divide_up(p->N, plan.cols) < wanted) {
         bool tall = plan.rows >= 8 * kernel->rows, wide = plan.cols >= 4 * kernel->cols;
         if (tall && (plan.rows >= plan.cols || !wide)) plan.rows = round_up(plan.rows / 2, kernel->rows);
         else if (wide) plan.cols = round_up(plan.cols / 2, kernel->cols);
@@ -426,7 +424,7 @@ static inline GemmPlan gemm_block_plan(const GemmProblem* p, const GemmKernel* k
 static inline GemmPlan gemm_dot_plan(const GemmProblem* p, size_t threads) {
     GemmPlan plan;
     plan.rows = p->M;
-    plan.cols = max_size(16, gemm_blocks(p->N, 8 * threads));
+    plan.cols = max_size(16, divide_up(p->N, 8 * threads));
     plan.k_block = p->K;
     return plan;
 }
@@ -457,7 +455,7 @@ static inline void gemm_pack(uint32_t* to_memory, const GemmKernel* kernel, cons
 // Task number t computes out[i_begin..i_end, j_begin..j_end].
 static inline void gemm_block_task(const GemmProblem* p, const GemmKernel* kernel, const GemmPlan* plan, size_t t) {
     size_t rows = kernel->rows, cols = kernel->cols, group = GEMM_GROUP_ROWS / rows * rows;
-    size_t tall = gemm_blocks(p->M, plan->rows), out_bytes = gemm_type_bytes(p->out_type);
+    size_t tall = divide_up(p->M, plan->rows), out_bytes = gemm_type_bytes(p->out_type);
     size_t i_begin = t % tall * plan->rows, i_end = min_size(i_begin + plan->rows, p->M);
     size_t j_begin = t / tall * plan->cols, j_end = min_size(j_begin + plan->cols, p->N);
     GemmWorkspace* w = gemm_workspace();
@@ -543,7 +541,7 @@ static inline void gemm(void* out, GemmType out_type, size_t out_stride, bool ac
     size_t threads = gemm_threads(M * N * K);
     bool few_rows = M <= GEMM_FEW_ROWS && p.a.k_contiguous && p.b.k_contiguous && a.type == b.type;
     GemmPlan plan = few_rows ? gemm_dot_plan(&p, threads) : gemm_block_plan(&p, kernel, threads);
-    size_t tasks = gemm_blocks(M, plan.rows) * gemm_blocks(N, plan.cols);
+    size_t tasks = divide_up(M, plan.rows) * divide_up(N, plan.cols);
     void (*task)(const GemmProblem*, const GemmKernel*, const GemmPlan*, size_t) =
         few_rows ? gemm_dot_task : gemm_block_task;
 #ifdef _OPENMP

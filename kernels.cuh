@@ -39,8 +39,6 @@
 
 enum { FLAT_THREADS = 256, FOUR = 4 };
 
-static inline size_t divide_up(size_t n, size_t by) { return (n + by - 1) / by; }
-
 // Blocks of a grid that is to have `wanted`; never 0, which a launch refuses.
 static inline unsigned grid_blocks(size_t wanted) { return (unsigned)max_size(1, min_size(wanted, 0x7fffffff)); }
 
@@ -252,9 +250,10 @@ static inline size_t embedding_piece(size_t N) {
 
 static inline size_t embedding_keys_bytes(size_t N) { return round_up(N * sizeof(uint64_t), 16); }
 
+// Enough for B T rows and for fewer.
 static inline size_t embedding_backward_scratch_bytes(size_t B, size_t T, size_t C) {
-    size_t N = B * T;
-    return 2 * embedding_keys_bytes(N) + divide_up(N, embedding_piece(N)) * 2 * C * sizeof(float);
+    size_t N = B * T, pieces = min_size(EMBEDDING_PIECES, divide_up(N, EMBEDDING_PIECE_ROWS));
+    return 2 * embedding_keys_bytes(N) + pieces * 2 * C * sizeof(float);
 }
 
 // Sorts the keys of tokens (N); they are then in keys or in other (N), which is returned. N is below 2^32.
@@ -302,8 +301,8 @@ static inline void embedding_backward(float* dtoken_weight, float* dposition_wei
 //
 // "Layer Normalization" and "Root Mean Square Layer Normalization". One kernel serves both, since rmsnorm is
 // layernorm without its centre: mean 0, bias 0. A block owns a row and keeps it in registers, so that each byte is
-// read once; in the forward a row of up to 1,024 channels belongs to a single warp, which needs no barriers for its
-// sums. Registers reach NORM_SLAB channels far. Of a wider row each slab is held by a block of its own, blockIdx.y,
+// read once; in the forward a row of up to 1,024 channels (512 where packs do not fit) belongs to a single warp, which needs no
+// barriers for its sums. Registers reach NORM_SLAB channels far. Of a wider row each slab is held by a block of its own, blockIdx.y,
 // which reads the other slabs only for the sums over the row.
 
 enum {
@@ -939,8 +938,8 @@ static __global__ void sum_finish_kernel(double* out, const double* pieces, unsi
 template <bool SQUARES>
 static inline void sum_launch(double* out, const float* x, double factor, bool adds, size_t n, Stream stream) {
     double* pieces = (double*)device_scratch(stream, sum_of_squares_scratch_bytes());
-    size_t threads = (n + FOUR - 1) / FOUR;
-    unsigned blocks = (unsigned)max_size(1, min_size(SUM_BLOCKS, (threads + SUM_THREADS - 1) / SUM_THREADS));
+    size_t threads = divide_up(n, FOUR);
+    unsigned blocks = (unsigned)max_size(1, min_size(SUM_BLOCKS, divide_up(threads, SUM_THREADS)));
     if ((uintptr_t)x % (FOUR * sizeof(float)) == 0)
         sum_pieces_kernel<FOUR, SQUARES><<<blocks, SUM_THREADS, 0, stream->compute>>>(pieces, x, n);
     else

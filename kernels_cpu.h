@@ -34,8 +34,10 @@
 // so on, and what both share (storage types, the optimizer's options) lies outside of the namespace.
 #ifdef LLMTRAIN_CUDA
 typedef struct Device* Stream;
+#define LONGEST_ON_DEVICE ((size_t)65535 * 16)  // a grid has so many tiles of queries at most; attention's smallest has 16
 #else
 typedef void* Stream;
+#define LONGEST_ON_DEVICE SIZE_MAX
 #endif
 
 // ------------------------------------------------------------------------------------------------
@@ -49,10 +51,12 @@ typedef void* Stream;
 //     activations, gradients of activations       floatX       float, rounded once when stored
 //     matrix products                             floatX       products of floatX, sums in float (TF32: see --tf32)
 //     norms: mean, rstd                           float        float
-//     attention: scores, softmax                  nowhere      float (GPU, 16 bits: probabilities rounded for the product)
+//     attention: scores, softmax, their gradients nowhere      float (GPU: rounded to floatX as operands of products)
+//     residual + branch, GELU's argument          floatX       float, rounded before use (fused GELU of a GPU: after)
 //     attention: log of the sums                  float        float
 //     logits, their gradients                     floatX       softmax and loss in float
 //     gradients of parameters                     float        float: added up over micro-batches
+//     loss of a token                             float        float
 //     sum of losses, norm of the gradients        double       double
 //     random numbers, tokens                      -            integers
 
@@ -426,7 +430,7 @@ typedef struct {
     size_t stride;
 } HeadRows;
 
-static inline HeadRows head_rows(size_t b, size_t h, size_t T, size_t H, size_t K, size_t D) {
+HOST_DEVICE static inline HeadRows head_rows(size_t b, size_t h, size_t T, size_t H, size_t K, size_t D) {
     HeadRows r;
     size_t kv = h / (H / K);
     r.stride = (H + 2 * K) * D;
@@ -527,7 +531,7 @@ static inline void attention_forward_tile(floatX* out, float* lse, const floatX*
 static inline void attention_forward(floatX* out, float* lse, const floatX* qkv,
                                      size_t B, size_t T, size_t H, size_t K, size_t D, Stream stream) {
     (void)stream;
-    size_t tiles = (T + TILE_Q - 1) / TILE_Q;
+    size_t tiles = divide_up(T, TILE_Q);
     #pragma omp parallel for schedule(dynamic)
     for (size_t task = 0; task < B * H * tiles; task++) {
         size_t b = task / (H * tiles), h = task / tiles % H, first = task % tiles * TILE_Q;
@@ -618,7 +622,7 @@ static inline void attention_backward(floatX* dqkv, float* delta, const floatX* 
                                       const float* lse, const floatX* qkv,
                                       size_t B, size_t T, size_t H, size_t K, size_t D, Stream stream) {
     (void)stream;
-    size_t q_tiles = (T + TILE_Q - 1) / TILE_Q, k_tiles = (T + TILE_K - 1) / TILE_K;
+    size_t q_tiles = divide_up(T, TILE_Q), k_tiles = divide_up(T, TILE_K);
     #pragma omp parallel
     {
         #pragma omp for
@@ -937,11 +941,17 @@ static inline void device_describe(char* text, size_t bytes, double* peak_tflops
     snprintf(text, bytes, "%s", gemm_backend());
 }
 
+// Logits that are made at a time, about: so many that the products over a part of the rows lose no speed.
+static inline size_t head_elements(void) { return (size_t)1 << 24; }
+
 // Bytes of scratch memory that are enough for every operation on N rows of C channels.
 static inline size_t scratch_bytes(size_t N, size_t C) {
     (void)N; (void)C;
     return 0;
 }
+
+// Waits for all work that the stream was given.
+static inline void device_wait(Stream stream) { (void)stream; }
 
 // Gives the operations their scratch memory, and makes ready for upload_batch with so many bytes.
 static inline bool device_prepare(Stream stream, void* scratch, size_t bytes, size_t batch_bytes, Error* error) {
@@ -979,16 +989,24 @@ static inline void fill_zero(void* memory, size_t bytes, Stream stream) {
     for (size_t first = 0; first < bytes; first += piece) memset((char*)memory + first, 0, min_size(piece, bytes - first));
 }
 
-// Zeroed memory, all of it touched; NULL if there is none.
-static inline void* device_allocate(size_t bytes, Stream stream) {
+// Zeroed memory, all of it touched; NULL after a failure.
+static inline void* device_allocate(size_t bytes, Stream stream, Error* error) {
     void* memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) return NULL;
+    if (memory == MAP_FAILED) {
+        fail(error, "cannot map %.2f GB of memory: %s; make --batch, --seq or the model smaller, or raise the limit "
+             "(ulimit -v)", 1e-9 * (double)bytes, strerror(errno));
+        return NULL;
+    }
     madvise(memory, bytes, MADV_HUGEPAGE);  // a wish: fewer, larger pages where the system has them
     fill_zero(memory, bytes, stream);
     return memory;
 }
 
 static inline void device_free(void* memory, size_t bytes) { munmap(memory, bytes); }
+
+// Memory of the host for copies to and from the device; NULL if there is none.
+static inline void* host_allocate(size_t bytes) { return allocate(bytes); }
+static inline void host_free(void* memory) { free(memory); }
 
 // Copies that are done when the function returns, after all work that the stream was given before.
 static inline void upload(void* device, const void* host, size_t bytes, Stream stream) {
@@ -1001,8 +1019,8 @@ static inline void download(void* host, const void* device, size_t bytes, Stream
     memcpy(host, device, bytes);
 }
 
-// Copies a batch to one of two places on the device, in turn, and returns which: `bytes` of tokens, then as many of targets
-// unless those are NULL. The host's memory may be filled anew at once.
+// Copies a batch to the device and returns its place: `bytes` of tokens, then as many of targets unless those are NULL. The
+// host's memory may be filled anew at once. A GPU uses both places in turn; here one is enough.
 static inline int32_t* upload_batch(int32_t* const places[2], const int32_t* tokens, const int32_t* targets, size_t bytes,
                                     Stream stream) {
     (void)stream;

@@ -12,13 +12,13 @@
 //   10. sampling        text from a trained model
 //   11. monitor         the console line and metrics.jsonl
 //
-// Beside it: kernels_cpu.h (operations, and floatX, the type of parameters and activations), gemm.h (the matrix
-// product), data.h (shards and batches), checkpoint.h (saving and resuming), files.h, json.h and safetensors.h (what is
+// Beside it: kernels_cpu.h (operations, and floatX, the type of parameters and activations), in a CUDA build kernels.cuh
+// (the same operations on a GPU), gemm.h (the matrix product), data.h (shards and batches), checkpoint.h (saving and resuming), files.h, json.h and safetensors.h (what is
 // on the disk), flags.h (the command line). The training loop is in train.cu; the smallest complete program is
 // dev/example.c.
 //
-// What is there for several ranks and for GPUs, which are not built yet: buckets, the stream argument, the members world
-// and zero of a manifest and loss_ranks_* of the log.
+// What is there for several ranks, which are not built yet: buckets, the members world and zero of a manifest and
+// loss_ranks_* of the log.
 //
 // Letters: B batch, T sequence, N = B*T rows, C channels, L layers, H heads, K key/value heads, D head size,
 // F feed-forward, V vocabulary, Vp padded vocabulary.
@@ -312,10 +312,8 @@ static inline bool plan_allocate(MemoryPlan* plan, Stream stream, Error* error) 
     if (bytes > available)
         return fail(error, "the model needs %.2f GB but only %.2f GB of memory are free; make --batch, --seq or the model "
                     "smaller, or close other programs", 1e-9 * (double)bytes, 1e-9 * (double)available);
-    void* block = device_allocate(bytes, stream);
-    if (block == NULL)
-        return fail(error, "cannot take %.2f GB of memory; make --batch, --seq or the model smaller, or raise the limit "
-                    "(ulimit -v)", 1e-9 * (double)bytes);
+    void* block = device_allocate(bytes, stream, error);
+    if (block == NULL) return false;
     memset(plan, 0, sizeof *plan);
     plan->base = (unsigned char*)block;
     return true;
@@ -513,10 +511,13 @@ static inline bool model_plan(Model* model, const Config* asked, ModelOptions op
     if (options.T > config->context)
         return fail(error, "sequences of %zu tokens do not fit the model's context of %zu; make --seq smaller or --context "
                     "larger", options.T, config->context);
-    // The logits of all rows at once would be the largest array of all; parts of about 2^24 elements lose no speed.
-    size_t N = options.B * options.T, most = max_size((1 << 24) / config_padded_vocab(config), 64);
-    size_t parts = (N + most - 1) / most;
-    model->head_rows = (N + parts - 1) / parts;
+    if (options.T > LONGEST_ON_DEVICE)
+        return fail(error, "sequences of %zu tokens are longer than the %zu that a GPU's grid has room for; make --seq smaller",
+                    options.T, LONGEST_ON_DEVICE);
+    // The logits of all rows at once would be the largest array of all.
+    size_t N = options.B * options.T, most = max_size(head_elements() / config_padded_vocab(config), 64);
+    size_t parts = divide_up(N, most);
+    model->head_rows = divide_up(N, parts);
     model->activations.blocks = (BlockActivations*)allocate(config->layers * sizeof(BlockActivations));
     bool ok = parameters_create(&model->parameters, config, error);
     if (ok && model->activations.blocks == NULL) ok = fail(error, "out of memory for the table of activations");
@@ -553,28 +554,34 @@ static inline bool model_create(Model* model, const Config* config, ModelOptions
     return false;
 }
 
-// Sets parameters [offset, offset + n) of the flat vector, and their masters, from values on the host.
-static inline void model_set_params(Model* model, size_t offset, const float* values, size_t n) {
-    floatX rounded[1024];
-    for (size_t done = 0; done < n; done += 1024) {
-        size_t count = min_size(1024, n - done), at = offset + done;
+enum { INIT_PIECE = 1 << 16 };  // elements that are made and uploaded at a time
+
+// Sets parameters [offset, offset + n) of the flat vector, and their masters, from values on the host. False if there is no
+// memory for a piece of them.
+static inline bool model_set_params(Model* model, size_t offset, const float* values, size_t n, Error* error) {
+    floatX* rounded = (floatX*)allocate(INIT_PIECE * sizeof(floatX));
+    if (rounded == NULL) return fail(error, "out of memory for a piece of the weights");
+    for (size_t done = 0; done < n; done += INIT_PIECE) {
+        size_t count = min_size(INIT_PIECE, n - done), at = offset + done;
+        #pragma omp parallel for simd
         for (size_t i = 0; i < count; i++) rounded[i] = floatX_of(values[done + i]);
         upload(model->params + at, rounded, count * sizeof(floatX), model->stream);
         if (model->masters) upload(model->masters + at, values + done, count * sizeof(float), model->stream);
     }
+    free(rounded);
+    return true;
 }
-
-enum { INIT_PIECE = 1 << 16 };
 
 // Initial weights: a function of the seed and of the place in the flat vector alone. False if there is no memory for a
 // piece of them.
 static inline bool model_randomize(Model* model, uint64_t seed, Error* error) {
     float* values = (float*)allocate(INIT_PIECE * sizeof(float));
-    if (values == NULL) return fail(error, "out of memory for initial weights");
+    if (values == NULL) return fail(error, "out of memory for a piece of the weights");
+    bool ok = true;
     for (size_t i = 0; i < model->parameters.count; i++) {
         const Tensor* t = &model->parameters.tensors[i];
         size_t n = tensor_elements(t);
-        for (size_t first = 0; first < n; first += INIT_PIECE) {
+        for (size_t first = 0; ok && first < n; first += INIT_PIECE) {
             size_t count = min_size(INIT_PIECE, n - first);
             #pragma omp parallel for
             for (size_t e = 0; e < count; e++) {
@@ -582,11 +589,11 @@ static inline bool model_randomize(Model* model, uint64_t seed, Error* error) {
                 if (t->init == INIT_NORMAL)
                     values[e] = t->deviation * random_normal(seed, RANDOM_INIT, 0, t->offset + first + e);
             }
-            model_set_params(model, t->offset + first, values, count);
+            ok = model_set_params(model, t->offset + first, values, count, error);
         }
     }
     free(values);
-    return true;
+    return ok;
 }
 
 static inline const floatX* param(const Model* model, size_t offset) {
@@ -911,7 +918,8 @@ static inline void model_zero_gradients(Model* model) {
 }
 
 // After the last: the sum of the micro-batches' mean losses, and the norm of the accumulated gradients over all
-// parameters. The one place of a step where the host waits for the device.
+// parameters. The one place of a step where the host waits for what the device has to compute; beside it upload_batch keeps
+// the host at most two micro-batches ahead.
 static inline void model_read(Model* model, double* loss, double* grad_norm) {
     double sums[SUMS];
     sum_of_squares(model->sums + SUM_SQUARES, model->grads, model->parameters.flat_size, model->stream);
@@ -1063,6 +1071,7 @@ typedef struct {
     double ms, tokens_per_second;
     double mfu;                            // of the peak that was given; NAN without one
     double minutes_left;
+    uint64_t memory;                       // bytes taken on the device
 } StepRecord;
 
 // Floating-point operations of training on one token: 6 per weight that multiplies it (2 forward, 4 backward), and
@@ -1151,7 +1160,7 @@ static inline bool log_write(Log* log, const StepRecord* r, Error* error) {
     json_member_number(&w, "ms", r->ms);
     json_member_number(&w, "tok_per_s", r->tokens_per_second);
     json_member_number(&w, "mfu", r->mfu);
-    json_member_u64(&w, "mem_bytes", memory_peak());
+    json_member_u64(&w, "mem_bytes", r->memory);
     json_write_end(&w, '}');
     json_put(&w, "\n", 1);
     bool ok = json_write_done(&w, error);

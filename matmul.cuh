@@ -93,7 +93,7 @@ static inline size_t matmul_scratch_bytes(void) { return matmul_workspace; }
 static inline void matmul_check(cublasStatus_t status, const char* what, const MatmulShape* s) {
     if (status == CUBLAS_STATUS_SUCCESS) return;
     fprintf(stderr, "train: %s with M=%llu, N=%llu, K=%llu (%s): %.*s failed: %s; the device or its libraries are in "
-            "trouble, or this is a bug of llmtrain. The last checkpoint is good: --resume continues from it\n",
+            "trouble, or this is a bug of llmtrain. What was saved is good: --resume continues from it\n",
             matmul_names[s->kind], (unsigned long long)s->M, (unsigned long long)s->N, (unsigned long long)s->K,
             FLOATX_NAME, (int)strcspn(what, "("), what, cublasLtGetStatusString(status));  // the call's name alone
     exit(1);
@@ -156,16 +156,18 @@ static inline cublasLtMatrixLayout_t matmul_layout(const MatmulShape* s, cudaDat
                                                 sizeof(value)), (shape))
 
 // The arrays beside the operands belong to a call, not to a shape; setting them is a few stores.
-static inline void matmul_plan_point(const MatmulPlan* plan, const floatX* bias, const void* pre) {
+static inline void matmul_plan_point(const MatmulPlan* plan, const void* bias, const void* pre) {
     if (bias) MATMUL_SET(plan->operation, BIAS_POINTER, bias, &plan->shape);
     if (pre) MATMUL_SET(plan->operation, EPILOGUE_AUX_POINTER, pre, &plan->shape);
 }
 
 // Describes the product and asks for an algorithm: tens of microseconds, once for each shape. Parts of a sum that is
 // split over blocks are added up as floats (other schemes round them to the type of the result).
-static inline MatmulPlan matmul_plan_make(struct Matmul* matmul, MatmulShape shape, const floatX* bias,
-                                          const void* pre) {
+// The library derives from the addresses of bias and pre how well they are aligned; a plan serves all that begin on 16
+// bytes, so it is shown addresses that are no better.
+static inline MatmulPlan matmul_plan_make(struct Matmul* matmul, MatmulShape shape) {
     const MatmulShape* s = &shape;
+    const void* barely_aligned = (const void*)(uintptr_t)MATMUL_ALIGNMENT;
     MatmulPlan plan;
     memset(&plan, 0, sizeof plan);
     plan.taken = true;
@@ -210,7 +212,7 @@ static inline MatmulPlan matmul_plan_make(struct Matmul* matmul, MatmulShape sha
     }
     MATMUL_SET(plan.operation, EPILOGUE, epilogue, s);
     if (pre_columns) MATMUL_SET(plan.operation, EPILOGUE_AUX_LD, pre_columns, s);
-    matmul_plan_point(&plan, bias, pre);
+    matmul_plan_point(&plan, s->bias ? barely_aligned : NULL, pre_columns ? barely_aligned : NULL);
 
     cublasLtMatmulPreference_t wish;
     uint64_t workspace = matmul_workspace;
@@ -267,7 +269,7 @@ static inline bool matmul_library(MatmulKind kind, void* out, const floatX* firs
     MatmulShape shape = {(uint32_t)kind, bias != NULL, stream->tf32 && FLOATX_IS_FLOAT, M, N, K};
     MatmulPlan* plan = matmul_plan_find(matmul->plans, matmul->capacity, &shape);
     if (!plan->taken) {
-        *plan = matmul_plan_make(matmul, shape, bias, pre);
+        *plan = matmul_plan_make(matmul, shape);
         if (++matmul->count > matmul->capacity / 2) {
             matmul_plans_grow(matmul);
             plan = matmul_plan_find(matmul->plans, matmul->capacity, &shape);
@@ -324,7 +326,7 @@ static __device__ inline void product_load(float (*tile)[PRODUCT_PITCH], const f
 
 static __global__ __launch_bounds__(PRODUCT_THREADS) void product_kernel(PlainProduct p) {
     __shared__ float a_tile[PRODUCT_DEPTH][PRODUCT_PITCH], b_tile[PRODUCT_DEPTH][PRODUCT_PITCH];
-    size_t tiles_across = (p.columns + PRODUCT_TILE - 1) / PRODUCT_TILE;
+    size_t tiles_across = divide_up(p.columns, PRODUCT_TILE);
     size_t row = blockIdx.x / tiles_across * PRODUCT_TILE, column = blockIdx.x % tiles_across * PRODUCT_TILE;
     unsigned own_row = threadIdx.x / (PRODUCT_TILE / PRODUCT_OWN) * PRODUCT_OWN;
     unsigned own_column = threadIdx.x % (PRODUCT_TILE / PRODUCT_OWN) * PRODUCT_OWN;
@@ -355,7 +357,7 @@ static __global__ __launch_bounds__(PRODUCT_THREADS) void product_kernel(PlainPr
 }
 
 static inline void product_run(const PlainProduct* p, Stream stream) {
-    size_t across = (p->columns + PRODUCT_TILE - 1) / PRODUCT_TILE, down = (p->rows + PRODUCT_TILE - 1) / PRODUCT_TILE;
+    size_t across = divide_up(p->columns, PRODUCT_TILE), down = divide_up(p->rows, PRODUCT_TILE);
     if (across * down > INT32_MAX) {
         fprintf(stderr, "train: a product of %zu x %zu results of %zu terms is too large for one grid; use a smaller "
                 "--batch, or sizes that are multiples of 8\n", p->rows, p->columns, p->length);
@@ -443,18 +445,18 @@ static __global__ void column_join_kernel(float* dbias, const float* pieces, siz
 
 static inline void column_sums_add(float* dbias, const floatX* dout, size_t M, size_t N, Stream stream) {
     size_t most = min_size(COLUMN_PIECES, max_size(1, matmul_workspace / (N * sizeof(float))));
-    size_t rows = max_size(COLUMN_PIECE_ROWS, (M + most - 1) / most), count = (M + rows - 1) / rows;
+    size_t rows = max_size(COLUMN_PIECE_ROWS, divide_up(M, most)), count = divide_up(M, rows);
     float* pieces = (float*)device_scratch(stream, count * N * sizeof(float));
     dim3 block(WARP, COLUMN_WARPS);
     if (packs_fit(N, dout, NULL, NULL, NULL)) {
-        dim3 grid((unsigned)((N + WARP * PACK - 1) / (WARP * PACK)), (unsigned)count);
+        dim3 grid((unsigned)divide_up(N, WARP * PACK), (unsigned)count);
         column_pieces_kernel<PACK><<<grid, block, 0, stream->compute>>>(pieces, dout, rows, M, N);
     } else {
-        dim3 grid((unsigned)((N + WARP - 1) / WARP), (unsigned)count);
+        dim3 grid((unsigned)divide_up(N, WARP), (unsigned)count);
         column_pieces_kernel<1><<<grid, block, 0, stream->compute>>>(pieces, dout, rows, M, N);
     }
     LAUNCH_CHECK();
-    column_join_kernel<<<(unsigned)((N + WARP - 1) / WARP), block, 0, stream->compute>>>(dbias, pieces, count, N);
+    column_join_kernel<<<(unsigned)divide_up(N, WARP), block, 0, stream->compute>>>(dbias, pieces, count, N);
     LAUNCH_CHECK();
 }
 

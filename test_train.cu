@@ -90,12 +90,13 @@ static void randomize(Model* model, uint64_t seed) {
 }
 
 static void fixture_parameters(Model* model, const SafetensorsFile* file) {
+    Error error;
     for (size_t i = 0; i < model->parameters.count; i++) {
         const Tensor* t = &model->parameters.tensors[i];
         char name[64];
         snprintf(name, sizeof name, "param.%s", t->name);
         float* values = (float*)fixture_read(file, name, NULL);
-        model_set_params(model, t->offset, values, tensor_elements(t));
+        need(model_set_params(model, t->offset, values, tensor_elements(t), &error), &error);
         free(values);
     }
 }

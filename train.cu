@@ -1,6 +1,7 @@
 // train.cu: the program. Flags, set-up, and the training loop from top to bottom.
 //
 //   cc -O3 -march=native -x c train.cu -o train -lm -pthread        (the Makefile adds OpenMP: all cores)
+//   nvcc -O3 -std=c++17 -arch=native -DLLMTRAIN_CUDA -DPRECISION_BF16 train.cu -o train -lcublasLt        for a GPU
 //
 // Reads:  token shards (--data, --val), a checkpoint in --out (--resume, --prompt).
 // Writes: --out/metrics.jsonl, a line per logged step; --out/step_N/, a checkpoint every --ckpt-every steps and at the
@@ -231,7 +232,8 @@ static void run_print_plan(const Run* run) {
     size_t B = run->model.options.B, T = run->model.options.T;
     plan_print(stdout, &run->model.memory);
     printf("  %-34s %12.2f\n", "beside it: batches", 1e-6 * (double)(loader_bytes(B, T) + 2 * B * T * sizeof(int32_t)));
-    printf("  %-34s %12.2f\n", "beside it: matrix products", 1e-6 * (double)gemm_workspace_bytes((int)threads_count()));
+    if (device_is_host())
+        printf("  %-34s %12.2f\n", "beside it: matrix products", 1e-6 * (double)gemm_workspace_bytes((int)threads_count()));
 }
 
 // What is about to be trained. The device is described once it is open.
@@ -513,11 +515,16 @@ static bool run_train(Run* run, Error* error) {
                         "raise --spike-skip, and --resume", SKIPPED_MOST, grad_norm, state->norms.mean);
         state->step++;
 
-        // What the step cost is measured before looking at the model.
+        // What the step cost is measured before looking at the model. A GPU is still at the update then, which the next step
+        // waits for; where something else comes first it must be waited for here.
         bool last = state->step == o->steps;
         stop = last || interrupted;
+        bool validates = o->val && (last || (o->val_every && state->step % o->val_every == 0));
+        bool samples = o->sample_every && state->step % o->sample_every == 0;
+        bool saves = o->out && (stop || (o->ckpt_every && state->step % o->ckpt_every == 0));
+        if (validates || samples || saves || state->step == first_step + 1) device_wait(model->stream);
         double ms = now_ms() - started, val_loss = NAN;
-        if (o->val && (last || (o->val_every && state->step % o->val_every == 0)))
+        if (validates)
             if (!model_validate(model, &val_loss, &run->val, o->val_windows, o->val_overlap, run->tokens, run->targets, B, T, error))
                 return false;
 
@@ -536,12 +543,12 @@ static bool run_train(Run* run, Error* error) {
             r.tokens_per_second = 1e3 * (double)(accumulation * B * T) / ms;
             r.mfu = run->peak_tflops > 0 ? r.tokens_per_second * model_flops_per_token(model, T) / (1e12 * run->peak_tflops) : NAN;
             r.minutes_left = (now_ms() - began) / 6e4 / (double)(state->step - first_step) * (double)(o->steps - state->step);
+            r.memory = device_is_host() ? memory_peak() : plan_block_bytes(&model->memory);
             record_print(stdout, &r);
             if (o->out && !log_write(&run->log, &r, error)) return false;
         }
-        if (o->sample_every && state->step % o->sample_every == 0) run_sample(run, stdout);
-        if (o->out && (stop || (o->ckpt_every && state->step % o->ckpt_every == 0)))
-            if (!run_save(run, error)) return false;
+        if (samples) run_sample(run, stdout);
+        if (saves && !run_save(run, error)) return false;
     }
     if (state->step >= o->steps) return true;
     return fail(error, "stopped by a signal after step %llu; %s", (unsigned long long)state->step,
@@ -604,7 +611,7 @@ int main(int argc, char** argv) {
     bool ok;
     if (run.options.data == NULL && !run.options.plan) ok = run_generate(&run, &error);
     else ok = run_begin(&run, flags, flag_count, &error) && (run.options.plan || run_train(&run, &error));
-    run_free(&run);
     if (!ok) fprintf(stderr, "train: %s\n", error.text);
+    run_free(&run);
     return ok ? 0 : run.wrong_flags ? 2 : 1;
 }

@@ -2,7 +2,8 @@
 # corpus: BF16 and FP16, three seeds each, and one run of FP32 and of BF16 without float masters (stochastic rounding).
 #
 # Seeds differ in initial weights and in the order of the data; how far their losses lie apart is the noise. Fails if the
-# means of FP16 and BF16 differ by more than four standard errors of that difference.
+# means of FP16 and BF16 differ by more than four standard errors of that difference, or if any of the four differs from
+# BF16's mean by more than 1%.
 set -eu
 build=$1
 out=$build/precisions
@@ -43,4 +44,11 @@ paste "$out/bf16" "$out/fp16" | awk '
         error = sqrt(((bb - n * mb * mb) + (ff - n * mf * mf)) / (n - 1) / n)
         printf "bf16 %.5f, fp16 %.5f: the difference %+.5f is %.1f standard errors\n", mb, mf, mf - mb, (mf - mb) / error
         exit !(mf - mb <= 4 * error && mb - mf <= 4 * error)
+    }'
+cat "$out/bf16" "$out/fp16" "$out/fp32" "$out/bf16-without-masters" | awk '
+    { loss[NR] = $1; if (NR <= 3) mean += $1 / 3 }
+    END {
+        for (i = 1; i <= NR; i++) { e = loss[i] / mean - 1; if (e < 0) e = -e; if (!(e <= worst)) worst = e }
+        printf "the loss furthest from the mean of bf16 is off by %.2f%% <= 1%%\n", 100 * worst
+        exit !(NR == 8 && worst <= 0.01)
     }'

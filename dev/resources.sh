@@ -29,7 +29,8 @@ for arch in $archs; do targets="$targets -gencode arch=compute_${arch#sm_},code=
 # test_cuda.cu calls every operation, so that every kernel of the backend is compiled, in all forms that are used.
 for precision in "$@"; do
     # shellcheck disable=SC2086  # several words
-    if ! "$nvcc" -std=c++17 -O3 $targets -DLLMTRAIN_CUDA "-DPRECISION_$precision" -I. -Xcompiler -fopenmp -Xptxas -v \
+    if ! "$nvcc" -std=c++17 -O3 $targets -DLLMTRAIN_CUDA "-DPRECISION_$precision" -I. -Xcompiler -Wall,-Wextra,-fopenmp -Werror all-warnings \
+            -Xptxas -v \
             -c dev/test_cuda.cu -o "$work/test_cuda.o" > "$work/ptxas" 2>&1; then
         cat "$work/ptxas"
         echo "resources.sh: dev/test_cuda.cu does not compile for $precision"

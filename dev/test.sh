@@ -75,4 +75,5 @@ for test in "$@"; do
 done
 echo "the tests' own lines are in $log"
 echo "$passed passed, $failed failed"
+echo "$passed passed, $failed failed" > "$build/test-cpu.sum"
 [ "$failed" -eq 0 ]

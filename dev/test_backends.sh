@@ -1,4 +1,5 @@
-# test_backends.sh BUILD: the trainer's CUDA build, run on the CPU by the emulator, against the CPU build.
+# test_backends.sh BUILD [PROGRAM]: the trainer's CUDA build against the CPU build. PROGRAM is train-emulated, which the
+# emulator runs on the CPU (then also in all its modes), or train-cuda on a GPU.
 #
 # A tiny model of each family, ten steps with accumulation, in each type of storage:
 #   - the losses of every step are the CPU's within the rounding of the storage type (float: 1e-5)
@@ -9,6 +10,7 @@
 #   - FP16: a loss scale that overflows skips steps as on the CPU
 set -u
 build=$1
+gpu=${2:-train-emulated}
 out=$build/backends
 passed=0
 failed=0
@@ -50,17 +52,17 @@ for type in FP32 BF16 FP16; do
     case $type in FP32) bound=1e-5 ;; BF16) bound=3.9e-3 ;; FP16) bound=4.9e-4 ;; esac
     for family in gpt2 llama; do
         name=$type-$family
-        run train "cpu-$name" 10 && run train-emulated "gpu-$name" 10
+        run train "cpu-$name" 10 && run "$gpu" "gpu-$name" 10
         verdict $? "$name: ten steps in both builds"
         error=$(losses_agree "cpu-$name" "gpu-$name" $bound)
         verdict $? "$name: losses against the CPU's, relative, $error"
 
-        run train-emulated "resumed-$name" 5 && run train-emulated "resumed-$name" 10 --resume && same_tensors "resumed-$name" "gpu-$name"
+        run "$gpu" "resumed-$name" 5 && run "$gpu" "resumed-$name" 10 --resume && same_tensors "resumed-$name" "gpu-$name"
         verdict $? "$name: 5 steps + resume + 5 steps have the bits of 10"
-        run train "to-gpu-$name" 5 && run train-emulated "to-gpu-$name" 10 --resume
+        run train "to-gpu-$name" 5 && run "$gpu" "to-gpu-$name" 10 --resume
         error=$(losses_agree "cpu-$name" "to-gpu-$name" $bound)
         verdict $? "$name: a checkpoint of the CPU build goes on in the CUDA build, $error"
-        run train-emulated "to-cpu-$name" 5 && run train "to-cpu-$name" 10 --resume
+        run "$gpu" "to-cpu-$name" 5 && run train "to-cpu-$name" 10 --resume
         error=$(losses_agree "cpu-$name" "to-cpu-$name" $bound)
         verdict $? "$name: a checkpoint of the CUDA build goes on in the CPU build, $error"
     done
@@ -68,14 +70,14 @@ done
 
 type=BF16
 for family in gpt2 llama; do
-    for mode in "ORDER=reverse" "ORDER=random EMULATE_SEED=1" "ORDER=random EMULATE_SEED=2" "COPIES=early" "STREAMS=delayed" \
-        "STREAMS=delayed EMULATE_ORDER=random"; do
+    [ "$gpu" = train-emulated ] && for mode in "ORDER=reverse" "ORDER=random EMULATE_SEED=1" "ORDER=random EMULATE_SEED=2" "COPIES=early" "STREAMS=delayed" \
+        "STREAMS=delayed EMULATE_ORDER=random" "STREAMS=delayed EMULATE_OTHERS=ahead"; do
         rm -rf "$out/mode"
-        (eval "export EMULATE_$mode" && run train-emulated mode 10) && same_tensors mode "gpu-BF16-$family"
+        (eval "export EMULATE_$mode" && run "$gpu" mode 10) && same_tensors mode "gpu-BF16-$family"
         verdict $? "BF16-$family: the same bits with EMULATE_$mode"
     done
     rm -rf "$out/mode"
-    run train-emulated mode 10 --masters off --dropout 0.1 && run train mode-cpu 10 --masters off --dropout 0.1
+    run "$gpu" mode 10 --masters off --dropout 0.1 && run train mode-cpu 10 --masters off --dropout 0.1
     error=$(losses_agree mode-cpu mode 3.9e-3)
     verdict $? "BF16-$family: stochastic rounding and dropout, against the CPU's, $error"
     rm -rf "$out/mode" "$out/mode-cpu"
@@ -83,7 +85,7 @@ done
 
 type=FP16
 family=gpt2
-run train-emulated overflow-gpu 10 --loss-scale 16777216 --scale-growth 3 && run train overflow-cpu 10 --loss-scale 16777216 --scale-growth 3
+run "$gpu" overflow-gpu 10 --loss-scale 16777216 --scale-growth 3 && run train overflow-cpu 10 --loss-scale 16777216 --scale-growth 3
 for side in cpu gpu; do sed 's/.*"skipped": \([0-9]*\).*/\1/' "$out/overflow-$side/metrics.jsonl" > "$out/skipped-$side"; done
 grep -q '^[1-9]' "$out/skipped-gpu" && cmp -s "$out/skipped-cpu" "$out/skipped-gpu"
 verdict $? "FP16: a loss scale that overflows skips the same steps in both builds, $(tail -n 1 "$out/skipped-gpu") of 10"

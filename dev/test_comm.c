@@ -1,0 +1,1011 @@
+// test_comm.c: ranks that speak to each other, and what they say when one falls silent.
+//
+//   cc -std=c11 -O2 -I. dev/test_comm.c -o build/test_comm -lm -pthread && build/test_comm
+//   mpicc -DLLMTRAIN_MPI ...  && mpirun -n 3 build/test_comm        the collectives, through MPI
+//
+//   1. collectives  each, of each type, of many lengths and slices, against a serial computation, bit for bit
+//   2. in flight    hundreds at once; a slow transport under a computation; what is counted
+//   3. launch       the variables of launchers, right and wrong; forked ranks and their exit codes
+//   4. meeting      strangers, ranks of other runs, ranks that never come, ports in use
+//   5. faults       a rank that is killed or stopped, before, in and between collectives; calls that do not match
+//
+// The test forks the ranks of each case. They report through shared memory; the parent judges, and ends who hangs.
+// Under a launcher it is one of the launcher's ranks and runs the collectives alone.
+
+#include "../comm.h"
+
+#include <sys/mman.h>
+
+#define RANKS_MAX ((size_t)5)
+#define PATIENT_MS 30e3   // time-out where nothing is to fail
+#define TIMEOUT_MS 1500.0 // time-out where something is
+#define SLACK_MS 2500.0   // what a busy machine may add
+#define CASE_MS 60e3      // after which a rank is said to hang
+
+typedef struct {
+    int passed, failed;        // checks made by the rank itself
+    bool done, good;           // its last call returned, and what
+    double ended_ms;
+    char text[1024];           // the error, if any
+    pid_t pid;
+} Report;
+
+static Report* reports;        // (RANKS_MAX + 1) shared by all processes; the last is the parent's
+static Report* self;
+static size_t port;
+static const char* case_name;
+
+static bool check(bool ok, const char* what) {
+    *(ok ? &self->passed : &self->failed) += 1;
+    if (!ok) printf("%s: %s   FAILED\n", case_name, what);
+    return ok;
+}
+
+static void must(bool ok, const char* what) {
+    if (ok) return;
+    printf("test_comm: cannot go on: %s: %s\n0 passed, 1 failed\n", what, strerror(errno));
+    exit(1);
+}
+
+// ------------------------------------------------------------------------------------------------
+// Cases: one process per rank
+
+static void set_number(const char* name, size_t value) {
+    char text[32];
+    snprintf(text, sizeof text, "%zu", value);
+    setenv(name, text, 1);
+}
+
+static void clear_environment(void) {
+    static const char* const names[] = {
+        "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID",
+        "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE", "PMI_RANK",
+        "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_ID",
+        "SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES", "LLMTRAIN_RUN_ID"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) unsetenv(names[i]);
+}
+
+static size_t free_port(void) {
+    int listener;
+    size_t chosen = 0;
+    Error error;
+    must(comm_listen(&listener, &chosen, "127.0.0.1", &error), "finding a free port");
+    close(listener);
+    return chosen;
+}
+
+static void outcome(bool good, const Error* error) {
+    self->good = good;
+    snprintf(self->text, sizeof self->text, "%s", good ? "" : error->text);
+    self->ended_ms = now_ms();
+    self->done = true;
+}
+
+// Forks the ranks of a case, as a launcher does; each runs body and ends. Returns when all have ended or were made to.
+static void run_ranks(const char* name, size_t world, void (*body)(size_t rank)) {
+    case_name = name;
+    port = free_port();
+    memset(reports, 0, RANKS_MAX * sizeof *reports);
+    fflush(NULL);
+    for (size_t rank = 0; rank < world; rank++) {
+        reports[rank].pid = fork();
+        must(reports[rank].pid >= 0, "fork");
+        if (reports[rank].pid > 0) continue;
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        self = &reports[rank];
+        clear_environment();
+        set_number("RANK", rank);
+        set_number("WORLD_SIZE", world);
+        set_number("MASTER_PORT", port);
+        setenv("MASTER_ADDR", "127.0.0.1", 1);
+        setenv("LLMTRAIN_RUN_ID", "test", 1);
+        body(rank);
+        exit(0);
+    }
+}
+
+static int passed, failed;
+
+static void judge(bool ok, const char* what, size_t rank) {
+    *(ok ? &passed : &failed) += 1;
+    if (!ok) printf("%s: rank %zu %s   FAILED\n", case_name, rank, what);
+}
+
+// Waits for the ranks; a victim may be in any state and is killed at last. SIZE_MAX: there is none.
+static void end_ranks(size_t world, size_t victim) {
+    double deadline = now_ms() + CASE_MS;
+    int before = passed + failed;
+    for (size_t rank = 0; rank < world; rank++) {
+        int status = 0;
+        if (rank == victim) continue;
+        while (waitpid(reports[rank].pid, &status, WNOHANG) == 0 && now_ms() < deadline) comm_sleep(1);
+        bool hangs = now_ms() >= deadline && waitpid(reports[rank].pid, &status, WNOHANG) == 0;
+        if (hangs) {
+            kill(reports[rank].pid, SIGKILL);
+            waitpid(reports[rank].pid, &status, 0);
+        }
+        judge(!hangs && WIFEXITED(status) && WEXITSTATUS(status) == 0, hangs ? "hangs" : "ends with an error", rank);
+        passed += reports[rank].passed;
+        failed += reports[rank].failed;
+    }
+    if (victim < world) {
+        kill(reports[victim].pid, SIGKILL);
+        waitpid(reports[victim].pid, NULL, 0);
+    }
+    printf("%-90s %4d checks\n", case_name, passed + failed - before);
+}
+
+// The ranks that are not the victim have failed, with these words, in time.
+static void judge_failure(size_t world, size_t victim, double since_ms, double limit_ms, const char* words, const char* or_words) {
+    for (size_t rank = 0; rank < world; rank++) {
+        const Report* r = &reports[rank];
+        if (rank == victim) continue;
+        bool ok = r->done && !r->good && (strstr(r->text, words) || (or_words && strstr(r->text, or_words)));
+        judge(ok, "does not say what it should", rank);
+        if (!ok) printf("    it says: %s\n    not:     %s\n", !r->done ? "nothing" : r->good ? "all is well" : r->text, words);
+        judge(r->ended_ms - since_ms <= limit_ms, "is late", rank);
+        if (r->ended_ms - since_ms > limit_ms) printf("    by %.0f ms\n", r->ended_ms - since_ms - limit_ms);
+    }
+}
+
+static bool open_rank(Comm* comm, double timeout_ms, Error* error) {
+    CommLaunch launch;
+    return comm_find(&launch, error) && comm_open(comm, &launch, timeout_ms, error);
+}
+
+// For bodies in which the meeting is to go well.
+static void open_or_end(Comm* comm, double timeout_ms) {
+    Error error;
+    if (open_rank(comm, timeout_ms, &error)) return;
+    outcome(false, &error);
+    check(false, error.text);
+    exit(1);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 1. Collectives
+
+static size_t type_size(CommType type) {
+    static const size_t sizes[] = {1, 4, 8, 4, 2, 2, 8};
+    return sizes[type];
+}
+
+// The values of a rank: of many magnitudes, so that the order of a sum shows, and with the odd cases of each type.
+static void make_values(void* out, CommType type, size_t n, size_t rank) {
+    for (size_t i = 0; i < n; i++) {
+        Random4 r = random4(rank + 1, RANDOM_TEST, (uint64_t)type, i);
+        double value = ((double)r.bits[0] * 0x1p-32 - 0.5) * ldexp(1.0, (int)(r.bits[1] % 24) - 12);
+        if (i % 101 == 17) value = -0.0;
+        if (i % 101 == 18) value *= 0x1p-130;                                   // subnormal in float
+        if (i % 101 == 19) value = rank % 2 ? -65504.0 : 65504.0;               // sums overflow in fp16
+        if (i % 101 == 20) value = rank == 0 ? (double)INFINITY : value;
+        if (type == COMM_BYTES) ((uint8_t*)out)[i] = (uint8_t)r.bits[2];
+        else if (type == COMM_INT32) ((uint32_t*)out)[i] = r.bits[2];
+        else if (type == COMM_INT64) ((uint64_t*)out)[i] = (uint64_t)r.bits[2] << 32 | r.bits[3];
+        else if (type == COMM_FLOAT) ((float*)out)[i] = (float)value;
+        else if (type == COMM_BF16) ((uint16_t*)out)[i] = bf16_from_float((float)value);
+        else if (type == COMM_F16) ((uint16_t*)out)[i] = f16_from_float((float)value);
+        else ((double*)out)[i] = i % 101 == 18 ? value * 0x1p-940 : value;
+    }
+}
+
+// Element i summed one rank after the other, forwards or backwards.
+static void serial_sum(void* out, char* const* inputs, CommType type, CommReduction reduction, size_t world, size_t i, bool backwards) {
+    float f = 0.0f;
+    double d = 0.0;
+    uint64_t u = 0;
+    for (size_t k = 0; k < world; k++) {
+        const char* x = inputs[backwards ? world - 1 - k : k] + i * type_size(type);
+        float value = 0.0f;
+        double wide = 0.0;
+        uint16_t half;
+        uint32_t narrow = 0;
+        uint64_t integer = 0;
+        if (type == COMM_FLOAT) memcpy(&value, x, 4);
+        if (type == COMM_BF16 || type == COMM_F16) {
+            memcpy(&half, x, 2);
+            value = type == COMM_BF16 ? float_from_bf16(half) : float_from_f16(half);
+        }
+        if (type == COMM_DOUBLE) memcpy(&wide, x, 8);
+        if (type == COMM_INT32) memcpy(&narrow, x, 4);
+        if (type == COMM_INT64) memcpy(&integer, x, 8);
+        f = k == 0 ? value : f + value;
+        if (k == 0) d = wide;
+        else if (reduction == COMM_SUM) d = d + wide;
+        else d = reduction == COMM_MAX ? (wide > d ? wide : d) : (wide < d ? wide : d);
+        u += type == COMM_INT32 ? narrow : integer;
+    }
+    uint16_t half = type == COMM_BF16 ? bf16_from_float(f) : f16_from_float(f);
+    if (type == COMM_FLOAT) memcpy(out, &f, 4);
+    if (type == COMM_BF16 || type == COMM_F16) memcpy(out, &half, 2);
+    if (type == COMM_DOUBLE) memcpy(out, &d, 8);
+    if (type == COMM_INT32 || type == COMM_INT64) memcpy(out, &u, type_size(type));  // the low bytes
+}
+
+typedef struct {
+    size_t n, world;
+    int kind;
+} Cut;
+enum { CUT_EVEN, CUT_UNEVEN, CUT_GAPS, CUT_ONE_HAS_ALL, CUTS };
+
+static CommSlice cut_slice(size_t rank, const void* context) {
+    const Cut* c = (const Cut*)context;
+    CommSlice s = comm_even_slice(rank, c->world, c->n);
+    if (c->kind == CUT_UNEVEN || c->kind == CUT_GAPS) {
+        s.first = c->n * rank * rank / (c->world * c->world);
+        s.end = c->n * (rank + 1) * (rank + 1) / (c->world * c->world);
+        if (c->kind == CUT_GAPS && s.end > s.first) s.first++;
+    }
+    if (c->kind == CUT_ONE_HAS_ALL) {
+        s.first = rank <= c->world / 2 ? 0 : c->n;
+        s.end = rank < c->world / 2 ? 0 : c->n;
+    }
+    return s;
+}
+
+typedef struct {
+    Comm* comm;
+    CommType type;
+    size_t n, size;
+    char* inputs[RANKS_MAX];  // (n) of each rank
+    char *work, *expected;    // (n + GUARD elements)
+} Bench;
+#define GUARD ((size_t)8)     // elements behind the vector that nobody may touch
+#define UNTOUCHED 0x5A
+
+static void bench_begin(Bench* b, bool with_own) {
+    memset(b->work, UNTOUCHED, (b->n + GUARD) * b->size);
+    memset(b->expected, UNTOUCHED, (b->n + GUARD) * b->size);
+    if (with_own) memcpy(b->work, b->inputs[b->comm->rank], b->n * b->size);
+}
+
+static void bench_end(const Bench* b, bool good, const Error* error, const char* what) {
+    static const char* const names[] = {"bytes", "int32", "int64", "float", "bf16", "fp16", "double"};
+    char text[200];
+    snprintf(text, sizeof text, "rank %zu, %s of %zu %s: %.80s", b->comm->rank, what, b->n, names[b->type], good ? "other bits" : error->text);
+    check(good && memcmp(b->work, b->expected, (b->n + GUARD) * b->size) == 0, text);
+}
+
+static void test_sums(Bench* b, CommReduction reduction) {
+    Comm* comm = b->comm;
+    Error error;
+    size_t size = b->size;
+    char* sums = (char*)allocate((b->n + GUARD) * size);
+    for (size_t i = 0; i < b->n; i++) serial_sum(sums + i * size, b->inputs, b->type, reduction, comm->world, i, false);
+
+    bench_begin(b, true);
+    memcpy(b->expected, sums, b->n * size);
+    bool good = comm_all_reduce(comm, b->work, b->n, b->type, reduction, &error);
+    bench_end(b, good, &error, "all_reduce");
+
+    for (int kind = 0; kind < CUTS && reduction == COMM_SUM; kind++) {
+        Cut cut = {b->n, comm->world, kind};
+        CommSlice own = cut_slice(comm->rank, &cut);
+        CommSlices slices = kind == CUT_EVEN ? NULL : cut_slice;
+        size_t place = own.first * size, bytes = (own.end - own.first) * size;
+        bench_begin(b, false);
+        memcpy(b->expected, sums + place, bytes);
+        good = comm_reduce_scatter(comm, b->work, b->inputs[comm->rank], b->n, b->type, slices, &cut, &error);
+        bench_end(b, good, &error, "reduce_scatter");
+
+        bench_begin(b, true);
+        memcpy(b->expected, b->work, b->n * size);
+        memcpy(b->expected + place, sums + place, bytes);
+        good = comm_reduce_scatter(comm, b->work + place, b->work, b->n, b->type, slices, &cut, &error);
+        bench_end(b, good, &error, "reduce_scatter in place");
+
+        good = good && comm_all_gather(comm, b->work, b->n, b->type, slices, &cut, &error);
+        for (size_t p = 0; p < comm->world; p++) {
+            CommSlice s = cut_slice(p, &cut);
+            memcpy(b->expected + s.first * size, sums + s.first * size, (s.end - s.first) * size);
+        }
+        bench_end(b, good, &error, "reduce_scatter and all_gather");
+    }
+    free(sums);
+}
+
+static void test_copies(Bench* b) {
+    Comm* comm = b->comm;
+    Error error;
+    size_t size = b->size;
+    for (int kind = 0; kind < CUTS; kind++) {
+        Cut cut = {b->n, comm->world, kind};
+        CommSlice own = cut_slice(comm->rank, &cut);
+        CommSlices slices = kind == CUT_EVEN ? NULL : cut_slice;
+        const char* mine = b->inputs[comm->rank] + own.first * size;
+        bench_begin(b, false);
+        memcpy(b->work + own.first * size, mine, (own.end - own.first) * size);
+        for (size_t p = 0; p < comm->world; p++) {
+            CommSlice s = cut_slice(p, &cut);
+            memcpy(b->expected + s.first * size, b->inputs[p] + s.first * size, (s.end - s.first) * size);
+        }
+        bool good = comm_all_gather(comm, b->work, b->n, b->type, slices, &cut, &error);
+        bench_end(b, good, &error, "all_gather");
+
+        memset(b->work, UNTOUCHED, (b->n + GUARD) * size);
+        good = comm_gather(comm, comm->rank == 0 ? b->work : NULL, mine, b->n, b->type, slices, &cut, &error);
+        if (comm->rank != 0) memset(b->expected, UNTOUCHED, (b->n + GUARD) * size);
+        bench_end(b, good, &error, "gather");
+    }
+    for (size_t root = 0; root < comm->world; root++) {
+        bench_begin(b, true);
+        memcpy(b->expected, b->inputs[root], b->n * size);
+        bool good = comm_broadcast(comm, b->work, b->n, b->type, root, &error);
+        bench_end(b, good, &error, "broadcast");
+    }
+}
+
+static void test_collectives(Comm* comm) {
+    // The last two take several chunks in a sum: of all types, and not a whole number of them.
+    static const size_t lengths[] = {0, 1, 2, 7, 1000, 100003, 300001};
+    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+        for (int type = 0; type < COMM_TYPES; type++) {
+            Bench b = {comm, (CommType)type, lengths[i], type_size((CommType)type), {NULL}, NULL, NULL};
+            if (b.n == 300001 && type != COMM_BF16 && type != COMM_DOUBLE) continue;
+            size_t bytes = (b.n + GUARD) * b.size, differ = 0;
+            for (size_t p = 0; p < comm->world; p++) {
+                b.inputs[p] = (char*)allocate(bytes);
+                make_values(b.inputs[p], b.type, b.n, p);
+            }
+            b.work = (char*)allocate(bytes);
+            b.expected = (char*)allocate(bytes);
+            if (b.type != COMM_BYTES) test_sums(&b, COMM_SUM);
+            if (b.type == COMM_DOUBLE) test_sums(&b, COMM_MAX);
+            if (b.type == COMM_DOUBLE) test_sums(&b, COMM_MIN);
+            test_copies(&b);
+            // Would another order have been noticed?
+            for (size_t k = 0; k < b.n && b.type != COMM_BYTES; k++) {
+                char forwards[8], backwards[8];
+                serial_sum(forwards, b.inputs, b.type, COMM_SUM, comm->world, k, false);
+                serial_sum(backwards, b.inputs, b.type, COMM_SUM, comm->world, k, true);
+                differ += memcmp(forwards, backwards, b.size) != 0;
+            }
+            if (b.n >= 1000 && comm->world > 2 && (b.type == COMM_FLOAT || b.type == COMM_DOUBLE))
+                check(differ > b.n / 100, "values whose sum depends on the order");
+            for (size_t p = 0; p < comm->world; p++) free(b.inputs[p]);
+            free(b.work);
+            free(b.expected);
+        }
+    }
+    Error error;
+    check(comm_barrier(comm, &error), "barrier");
+    double values[2] = {comm->rank + 1 == comm->world ? NAN : 1.0, 1.0};
+    check(comm_all_reduce(comm, values, 2, COMM_DOUBLE, COMM_MAX, &error) && isnan(values[0]) && values[1] == 1.0, "NaN in a max");
+    float nan = comm->rank == 0 ? NAN : 1.0f;
+    check(comm_all_reduce(comm, &nan, 1, COMM_FLOAT, COMM_SUM, &error) && isnan(nan), "NaN in a sum");
+}
+
+static void test_equal(Comm* comm) {
+    Error error;
+    char words[80];
+    snprintf(words, sizeof words, "it is 'two' on rank %zu and 'one' on rank 0", comm->world - 1);
+    check(comm_check_equal(comm, "--flags", "--batch 4 --seq 64", &error), "equal texts");
+    check(comm_check_equal(comm, "--flags", "", &error), "equal texts without a letter");
+    bool good = comm_check_equal(comm, "--name", comm->rank + 1 == comm->world ? "two" : "one", &error);
+    check(comm->world == 1 ? good : !good && strstr(error.text, "--name") && strstr(error.text, words), "an odd text on the last rank");
+    // Rank 0 is the odd one only where there are three or more.
+    snprintf(words, sizeof words, comm->world > 2 ? "it is '' on rank 0 and 'one' on rank 1" : "it is 'one' on rank 1 and '' on rank 0");
+    good = comm_check_equal(comm, "--name", comm->rank == 0 ? "" : "one", &error);
+    check(comm->world == 1 ? good : !good && strstr(error.text, words), "an odd text on rank 0");
+    check(comm_barrier(comm, &error), "a barrier after that");
+}
+
+// ------------------------------------------------------------------------------------------------
+// 2. In flight
+
+// More requests than there is room for, of all kinds, waited for in some other order.
+static void test_many(Comm* comm) {
+    enum { MANY = 600, LENGTH = 53 };
+    static int32_t integers[MANY][LENGTH];
+    static double reals[MANY][LENGTH];
+    static CommRequest requests[MANY];
+    Error error;
+    size_t wrong = 0, bad = 0;
+    int32_t total = (int32_t)(comm->world * (comm->world + 1) / 2);
+    for (int i = 0; i < MANY; i++) {
+        for (int k = 0; k < LENGTH; k++) {
+            integers[i][k] = (int32_t)(comm->rank + 1) * (i + k);
+            reals[i][k] = (double)comm->rank * 1000.0 + i + k;
+        }
+        if (i % 3 == 0) requests[i] = comm_all_reduce_start(comm, integers[i], LENGTH, COMM_INT32, COMM_SUM);
+        else if (i % 3 == 1) requests[i] = comm_broadcast_start(comm, reals[i], LENGTH, COMM_DOUBLE, (size_t)i % comm->world);
+        else requests[i] = comm_barrier_start(comm);
+    }
+    for (int i = 0; i < MANY; i++) {
+        int j = i * 7 % MANY;  // 7 and MANY share no factor: each once
+        bad += !comm_wait(comm, requests[j], &error);
+        for (int k = 0; k < LENGTH; k++) {
+            wrong += j % 3 == 0 && integers[j][k] != total * (j + k);
+            wrong += j % 3 == 1 && reals[j][k] != (double)((size_t)j % comm->world) * 1000.0 + j + k;
+        }
+    }
+    check(bad == 0 && wrong == 0, "600 requests in flight");
+}
+
+static void test_statistics(Comm* comm) {
+    float data[1001] = {0.0f};
+    Error error;
+    size_t N = comm->world;
+    CommSlice own = comm_even_slice(comm->rank, N, 1001);
+    size_t length = own.end - own.first;
+    CommStatistics before = comm_statistics(comm);
+    check(comm_all_reduce(comm, data, 1001, COMM_FLOAT, COMM_SUM, &error), "all_reduce");
+    CommStatistics after = comm_statistics(comm);
+    check(after.bytes_sent - before.bytes_sent == sizeof(float) * ((1001 - length) + (N - 1) * length), "bytes sent of an all_reduce");
+    check(after.operations == before.operations + 1, "one operation counted");
+    comm_broadcast(comm, data, 1001, COMM_FLOAT, 0, &error);
+    uint64_t sent = comm_statistics(comm).bytes_sent - after.bytes_sent;
+    size_t all = comm->rank == 0 ? (1001 - length) + (N - 1) * length : N < 2 ? 0 : (N - 2) * length;
+    check(sent == sizeof(float) * all, "bytes sent of a broadcast");
+}
+
+static void busy(double ms) {
+    for (double end = now_ms() + ms; now_ms() < end;) {}
+}
+
+// Requests that take 60 ms each, under a computation of 500 ms: nearly nothing is left to wait for.
+static void test_overlap(Comm* comm) {
+    enum { REQUESTS = 5 };
+    float data[REQUESTS][100] = {{0.0f}};
+    CommRequest requests[REQUESTS];
+    Error error;
+    comm->delay_ms = 60;
+    double before = comm_statistics(comm).waited_ms, began = now_ms();
+    for (int i = 0; i < REQUESTS; i++) requests[i] = comm_all_reduce_start(comm, data[i], 100, COMM_FLOAT, COMM_SUM);
+    check(now_ms() - began < 50, "a start does not wait");
+    busy(500);
+    for (int i = 0; i < REQUESTS; i++) check(comm_wait(comm, requests[i], &error), "a delayed request");
+    double hidden = comm_statistics(comm).waited_ms - before;
+    before = comm_statistics(comm).waited_ms;
+    for (int i = 0; i < REQUESTS; i++) check(comm_all_reduce(comm, data[i], 100, COMM_FLOAT, COMM_SUM, &error), "a delayed request");
+    double shown = comm_statistics(comm).waited_ms - before;
+    comm->delay_ms = 0;
+    check(hidden < 100, "communication under a computation is not waited for");
+    check(shown >= 60 * REQUESTS, "without a computation it is");
+}
+
+static void body_collectives(size_t rank) {
+    Comm comm;
+    (void)rank;
+    open_or_end(&comm, PATIENT_MS);
+    check(comm.local_rank == comm.rank && comm.local_world == comm.world, "local ranks are counted");
+    test_collectives(&comm);
+    test_equal(&comm);
+    test_many(&comm);
+    test_statistics(&comm);
+    comm_close(&comm);
+}
+
+static void body_overlap(size_t rank) {
+    Comm comm;
+    (void)rank;
+    open_or_end(&comm, PATIENT_MS);
+    test_overlap(&comm);
+    comm_close(&comm);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 3. Launch
+
+typedef struct {
+    const char* variables;  // "NAME=value NAME=value"
+    size_t rank, world;
+    const char* found;      // launcher, address:port, run identifier and local rank, as below; NULL: it must fail
+    const char *words, *more_words;
+} LaunchCase;
+
+static const LaunchCase launch_cases[] = {
+    {"", 0, 1, "none : 0", NULL, NULL},
+    {"RANK=1 WORLD_SIZE=3 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 MASTER_ADDR=node7 MASTER_PORT=29400 TORCHELASTIC_RUN_ID=abc", 1, 3,
+     "torchrun node7:29400 abc 1", NULL, NULL},
+    {"RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 MASTER_ADDR=::1 MASTER_PORT=5 TORCHELASTIC_RUN_ID=abc TORCHELASTIC_RESTART_COUNT=2 "
+     "TORCHELASTIC_USE_AGENT_STORE=True", 1, 2, "torchrun ::1:6 abc.2 1", NULL, NULL},
+    {"RANK=0 WORLD_SIZE=1", 0, 1, "torchrun : unnamed", NULL, NULL},
+    {"OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=2 MASTER_ADDR=a MASTER_PORT=7 "
+     "OMPI_MCA_ess_base_jobid=99", 2, 4, "Open MPI a:7 99 0", NULL, NULL},
+    {"OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_NAMESPACE=job", 1, 2,
+     "Open MPI 127.0.0.1:* job 1", NULL, NULL},
+    {"PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2 LLMTRAIN_RUN_ID=mine", 1, 2, "MPICH 127.0.0.1:* mine 1", NULL, NULL},
+    {"SLURM_PROCID=5 SLURM_STEP_NUM_TASKS=8 SLURM_LOCALID=1 SLURM_JOB_ID=12 SLURM_STEP_ID=3 SLURM_STEP_NODELIST=gpu[07-08,11],cpu1", 5, 8,
+     "Slurm gpu07:* 12.3 1", NULL, NULL},
+    {"SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=1 SLURM_JOB_ID=12 SLURM_STEP_ID=0 SLURM_STEP_NODELIST=head,cpu1 "
+     "SLURM_STEP_NUM_NODES=1", 1, 2, "Slurm 127.0.0.1:* 12.0 1", NULL, NULL},
+    {"SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2 SLURM_JOB_ID=12", 0, 1, "none : 12. 0", NULL, NULL},  // a batch script, no step
+    {"RANK=1 WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=7 OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2", 1, 2, "torchrun a:7 unnamed", NULL, NULL},
+    {"RANK=1", 0, 0, NULL, "RANK is set and WORLD_SIZE is not", "torchrun"},
+    {"WORLD_SIZE=2", 0, 0, NULL, "WORLD_SIZE is set and RANK is not", NULL},
+    {"SLURM_PROCID=1 SLURM_STEP_ID=0", 0, 0, NULL, "SLURM_PROCID is set and SLURM_STEP_NUM_TASKS is not", "Slurm"},
+    {"RANK=two WORLD_SIZE=2", 0, 0, NULL, "RANK is 'two'", "whole number"},
+    {"RANK=-1 WORLD_SIZE=2", 0, 0, NULL, "RANK is '-1'", "whole number"},
+    {"RANK=2 WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=7", 0, 0, NULL, "RANK is 2 and WORLD_SIZE is 2", "contradict"},
+    {"RANK=0 WORLD_SIZE=0", 0, 0, NULL, "WORLD_SIZE is 0", "contradict"},
+    {"RANK=1 WORLD_SIZE=4 LOCAL_RANK=2 MASTER_ADDR=a MASTER_PORT=7", 0, 0, NULL, "LOCAL_RANK is 2 and RANK is 1", "contradict"},
+    {"RANK=3 WORLD_SIZE=4 LOCAL_RANK=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=7", 0, 0, NULL, "LOCAL_WORLD_SIZE is 2", "contradict"},
+    {"RANK=3 WORLD_SIZE=4 LOCAL_WORLD_SIZE=5 MASTER_ADDR=a MASTER_PORT=7", 0, 0, NULL, "LOCAL_WORLD_SIZE is 5", "contradict"},
+    {"RANK=1 WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=7 OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2", 0, 0, NULL, "RANK says rank 1 of 2",
+     "OMPI_COMM_WORLD_RANK says rank 0 of 2"},
+    {"RANK=1 WORLD_SIZE=2", 0, 0, NULL, "set MASTER_ADDR", "MASTER_PORT"},
+    {"RANK=1 WORLD_SIZE=2 MASTER_ADDR=a", 0, 0, NULL, "MASTER_ADDR is set and MASTER_PORT is not", NULL},
+    {"RANK=1 WORLD_SIZE=2 MASTER_PORT=9", 0, 0, NULL, "MASTER_PORT is set and MASTER_ADDR is not", NULL},
+    {"RANK=1 WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=0", 0, 0, NULL, "MASTER_PORT is '0'", "1 to 65535"},
+    {"RANK=1 WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=65536", 0, 0, NULL, "MASTER_PORT is '65536'", "1 to 65535"},
+    {"RANK=1 WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=http", 0, 0, NULL, "MASTER_PORT is 'http'", NULL},
+};
+
+// `found` with * standing for any port of the range that is derived from a job's name.
+static bool launch_matches(const CommLaunch* l, const char* found) {
+    char text[512], place[300], any[300];
+    snprintf(place, sizeof place, l->world > 1 ? "%s:%zu" : ":", l->address, l->port);
+    snprintf(any, sizeof any, "%s:*", l->address);
+    bool derived = l->port >= 20000 && l->port < 32000;
+    for (int i = 0; i < 2; i++) {
+        const char* where = i == 0 ? place : any;
+        if (i == 1 && !derived) return false;
+        int length = snprintf(text, sizeof text, "%s %s%s%s", l->launcher, where, l->run[0] && l->world > 1 ? " " : "", l->world > 1 ? l->run : "");
+        if (l->local_rank != COMM_UNKNOWN) snprintf(text + length, sizeof text - (size_t)length, " %zu", l->local_rank);
+        if (strcmp(text, found) == 0) return true;
+    }
+    return false;
+}
+
+static void test_launch(void) {
+    case_name = "variables of launchers";
+    int before = passed + failed;
+    for (size_t i = 0; i < sizeof launch_cases / sizeof launch_cases[0]; i++) {
+        const LaunchCase* c = &launch_cases[i];
+        char variables[512];
+        CommLaunch launch;
+        Error error = {""};
+        clear_environment();
+        snprintf(variables, sizeof variables, "%s", c->variables);
+        for (char* save, *one = strtok_r(variables, " ", &save); one; one = strtok_r(NULL, " ", &save)) {
+            *strchr(one, '=') = 0;
+            setenv(one, one + strlen(one) + 1, 1);
+        }
+        bool good = comm_find(&launch, &error), ok;
+        if (c->found == NULL) ok = !good && strstr(error.text, c->words) && (!c->more_words || strstr(error.text, c->more_words));
+        else if (c->world == 1) ok = good && launch.world == 1 && launch.rank == 0;
+        else ok = good && launch.rank == c->rank && launch.world == c->world && launch_matches(&launch, c->found);
+        if (!check(ok, c->variables[0] ? c->variables : "no variables")) printf("    %s\n", good ? launch.launcher : error.text);
+    }
+    setenv("RANK", "0", 1);
+    setenv("WORLD_SIZE", "2", 1);
+    setenv("MASTER_ADDR", "127.0.0.1", 1);
+    setenv("MASTER_PORT", "7", 1);
+    CommLaunch launch;
+    Error error;
+    check(!comm_spawn(&launch, 3, &error) && strstr(error.text, "torchrun has started 2 ranks already"), "forked ranks under a launcher");
+    clear_environment();
+    check(!comm_spawn(&launch, 0, &error) && strstr(error.text, "0 ranks were asked for"), "0 forked ranks");
+    check(comm_spawn(&launch, 1, &error) && launch.world == 1 && comm_reap(&launch, 3, 0, &error) == 3, "1 forked rank");
+    passed += self->passed;
+    failed += self->failed;
+    self->passed = self->failed = 0;
+    printf("%-90s %4d checks\n", case_name, passed + failed - before);
+}
+
+// Ranks forked by comm_spawn, from a process of its own. What its rank 2 does, and what comes of it.
+enum { SPAWN_WELL, SPAWN_CODE, SPAWN_KILLED, SPAWN_STOPPED, SPAWN_PARENT_DIES, SPAWNS };
+static int spawn_kind;
+
+static void body_spawn(size_t unused) {
+    CommLaunch launch;
+    Comm comm;
+    Error error;
+    (void)unused;
+    clear_environment();
+    if (!comm_spawn(&launch, 3, &error)) {
+        check(false, error.text);
+        exit(1);
+    }
+    reports[2 + launch.rank].pid = getpid();  // the reports of ranks 2 to 4 serve the forked ranks
+    bool good = comm_open(&comm, &launch, TIMEOUT_MS, &error);
+    int64_t sum = (int64_t)launch.rank + 1;
+    good = good && comm_all_reduce(&comm, &sum, 1, COMM_INT64, COMM_SUM, &error) && sum == 6;
+    if (good) good = comm.local_rank == comm.rank && comm.local_world == 3;
+    if (good) comm_close(&comm);
+    if (launch.rank == 0) check(good, "forked ranks meet");
+    if (launch.rank == 2 && spawn_kind == SPAWN_CODE) exit(7);
+    if (launch.rank == 2 && spawn_kind == SPAWN_KILLED) raise(SIGKILL);
+    if (launch.rank > 0 && spawn_kind == SPAWN_PARENT_DIES) for (;;) comm_sleep(1000);
+    if (launch.rank == 2 && spawn_kind == SPAWN_STOPPED) raise(SIGSTOP);
+    if (launch.rank == 0 && spawn_kind == SPAWN_PARENT_DIES) raise(SIGKILL);
+    if (launch.rank > 0) exit(0);
+    double began = now_ms();
+    int code = comm_reap(&launch, 0, 300, &error);
+    static const int codes[] = {0, 7, 128 + SIGKILL, 128 + SIGKILL};
+    static const char* const words[] = {"", "rank 2 ended with exit code 7", "rank 2 was ended by signal 9", "rank 2 did not end within 0.3 s"};
+    check(code == codes[spawn_kind] && strstr(error.text, words[spawn_kind]) && (code != 0) == (error.text[0] != 0), "the exit code is passed on");
+    check(now_ms() - began < 300 + SLACK_MS, "in time");
+}
+
+static void test_spawn(void) {
+    static const char* const names[] = {"forked ranks", "forked ranks, one exits with 7", "forked ranks, one is killed",
+                                        "forked ranks, one is stopped", "forked ranks, rank 0 is killed"};
+    prctl(PR_SET_CHILD_SUBREAPER, 1);  // orphans become children of this process, which can see them end
+    for (spawn_kind = 0; spawn_kind < SPAWNS; spawn_kind++) {
+        run_ranks(names[spawn_kind], 1, body_spawn);
+        if (spawn_kind == SPAWN_PARENT_DIES) {
+            int status = 0;
+            waitpid(reports[0].pid, &status, 0);
+            judge(WIFSIGNALED(status), "was to be killed", 0);
+            for (size_t rank = 1; rank < 3; rank++) {
+                double deadline = now_ms() + SLACK_MS;
+                pid_t gone = 0;
+                while ((gone = waitpid(reports[2 + rank].pid, &status, WNOHANG)) == 0 && now_ms() < deadline) comm_sleep(1);
+                judge(gone > 0 && WIFSIGNALED(status), "does not die with rank 0", rank);
+                if (gone == 0) kill(reports[2 + rank].pid, SIGKILL);
+            }
+            printf("%-90s %4d checks\n", case_name, 3);
+        } else {
+            end_ranks(1, SIZE_MAX);
+        }
+    }
+    prctl(PR_SET_CHILD_SUBREAPER, 0);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 4. Meeting
+
+static size_t odd_rank;         // the rank that does what the case is about
+static const char* odd_name;    // a variable it has otherwise
+static const char* odd_value;
+
+static void body_meet(size_t rank) {
+    Comm comm;
+    Error error;
+    if (rank == odd_rank && odd_name) setenv(odd_name, odd_value, 1);
+    bool good = open_rank(&comm, TIMEOUT_MS, &error);
+    outcome(good, &error);
+    if (good) comm_close(&comm);
+}
+
+static void body_never_comes(size_t rank) {
+    if (rank == odd_rank) exit(0);
+    body_meet(rank);
+}
+
+static bool text_has(size_t rank, const char* words) {
+    if (reports[rank].done && !reports[rank].good && strstr(reports[rank].text, words)) return true;
+    printf("    rank %zu says: %s\n", rank, !reports[rank].done ? "nothing" : reports[rank].good ? "all is well" : reports[rank].text);
+    return false;
+}
+
+// A hello of a rank that was never asked, noise, and silence: all of them at rank 0 before the ranks come.
+static void disturb(int* sockets) {
+    static const char* const noise = "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    Error error;
+    for (int i = 0; i < 3; i++) sockets[i] = comm_connect("127.0.0.1", port, true, now_ms() + TIMEOUT_MS, &error);
+    must(sockets[0] >= 0 && sockets[1] >= 0 && sockets[2] >= 0, "connecting to rank 0");
+    must(comm_send_all(sockets[0], noise, strlen(noise), now_ms() + 100), "sending noise");
+    must(comm_send_all(sockets[1], "llm", 3, now_ms() + 100), "sending little");
+}
+
+static void body_disturbed(size_t rank) {
+    if (rank > 0) comm_sleep(300);
+    body_meet(rank);
+}
+
+static double held_back_ms;
+static void body_held_back(size_t rank) {
+    if (rank == odd_rank) comm_sleep(held_back_ms);
+    body_meet(rank);
+}
+
+static void test_meeting(void) {
+    char words[160];
+    double began;
+    odd_name = NULL;
+
+    // One never comes: rank 0 misses it and tells the rest; without rank 0 nobody can.
+    for (odd_rank = 0; odd_rank < 3; odd_rank++) {
+        began = now_ms();
+        run_ranks("a rank never comes", 3, body_never_comes);
+        end_ranks(3, SIZE_MAX);
+        snprintf(words, sizeof words, odd_rank == 0 ? "not reached rank 0 at 127.0.0.1" : "rank %zu has not come to rank 0", odd_rank);
+        judge_failure(3, odd_rank, began, TIMEOUT_MS + SLACK_MS, words, NULL);
+    }
+
+    began = now_ms();
+    odd_rank = 1;
+    odd_name = "LLMTRAIN_RUN_ID";
+    odd_value = "another";
+    run_ranks("a rank of another run", 2, body_meet);
+    end_ranks(2, SIZE_MAX);
+    judge(text_has(1, "is of run 'another', rank 0 here of run 'test'") && reports[1].ended_ms - began < SLACK_MS, "is not told at once", 1);
+    judge(text_has(0, "rank 1 has not come") && text_has(0, "Turned away was rank 1"), "does not say whom it turned away", 0);
+
+    odd_name = "WORLD_SIZE";
+    odd_value = "5";
+    run_ranks("a rank with another world size", 2, body_meet);
+    end_ranks(2, SIZE_MAX);
+    judge(text_has(1, "counts 5 ranks, rank 0 2"), "is not told", 1);
+    judge(text_has(0, "Turned away was rank 1"), "does not say whom it turned away", 0);
+
+    odd_rank = 2;
+    odd_name = "RANK";
+    odd_value = "1";
+    run_ranks("two ranks with one number", 3, body_meet);
+    end_ranks(3, SIZE_MAX);
+    judge(text_has(0, "rank 2 has not come") && text_has(0, "a second rank 1"), "does not say what is wrong", 0);
+    judge(text_has(1, "second rank 1") || text_has(2, "second rank 1"), "is not told", 1);
+
+    // The port is taken: by something silent, and by something that speaks first.
+    odd_name = NULL;
+    for (int speaks = 0; speaks < 2; speaks++) {
+        int listener;
+        size_t taken = 0;
+        char number[32];
+        Error error;
+        must(comm_listen(&listener, &taken, "127.0.0.1", &error), "taking a port");
+        snprintf(number, sizeof number, "%zu", taken);
+        odd_rank = SIZE_MAX;
+        pid_t server = fork();
+        if (server == 0) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            for (;;) {
+                int guest = accept(listener, NULL, NULL);
+                if (guest < 0) comm_sleep(1);
+                else if (speaks) for (int i = 0; i < 100; i++) must(comm_send_all(guest, "220 welcome\r\n", 13, now_ms() + 100) || true, "");
+            }
+        }
+        odd_value = number;
+        began = now_ms();
+        odd_name = "MASTER_PORT";
+        for (odd_rank = 0; odd_rank < 2; odd_rank++) {
+            // Both ranks use the port, one case each, since each must speak for itself.
+            run_ranks(speaks ? "a port in use by a program that speaks" : "a port in use", odd_rank + 1, body_meet);
+            if (odd_rank == 0) setenv("WORLD_SIZE", "2", 1);
+            end_ranks(odd_rank + 1, SIZE_MAX);
+            if (odd_rank == 0) continue;
+            judge(text_has(1, speaks ? "is not rank 0 of this program" : "has not answered rank 1"), "does not say so", 1);
+        }
+        kill(server, SIGKILL);
+        waitpid(server, NULL, 0);
+        close(listener);
+    }
+    clear_environment();
+
+    int sockets[3];
+    odd_rank = SIZE_MAX;
+    odd_name = NULL;
+    run_ranks("strangers at the meeting", 3, body_disturbed);
+    disturb(sockets);
+    end_ranks(3, SIZE_MAX);
+    for (size_t rank = 0; rank < 3; rank++) judge(reports[rank].good, reports[rank].text, rank);
+    for (int i = 0; i < 3; i++) close(sockets[i]);
+
+    for (odd_rank = 0; odd_rank < 3; odd_rank++) {
+        held_back_ms = 400;
+        run_ranks("a rank that comes later", 3, body_held_back);
+        end_ranks(3, SIZE_MAX);
+        for (size_t rank = 0; rank < 3; rank++) judge(reports[rank].good, reports[rank].text, rank);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------
+// 5. Faults
+
+static int fault_signal;
+static double fault_after_ms;
+static double* fault_ms;     // shared: when the fault happened
+
+static void* raise_later(void* unused) {
+    (void)unused;
+    comm_sleep(fault_after_ms);
+    *fault_ms = now_ms();
+    kill(getpid(), fault_signal);
+    return NULL;
+}
+
+static void arm(void) {
+    pthread_t thread;
+    must(pthread_create(&thread, NULL, raise_later, NULL) == 0, "starting a thread");
+    pthread_detach(thread);
+}
+
+// The victim falls in the meeting, after it has said hello; the last rank comes later, or never.
+static void body_fault_in_meeting(size_t rank) {
+    if (rank == odd_rank) arm();
+    if (rank == 3) {
+        comm_sleep(held_back_ms);
+        if (held_back_ms > TIMEOUT_MS) exit(0);
+    }
+    body_meet(rank);
+}
+
+static void body_fault_between(size_t rank) {
+    Comm comm;
+    Error error;
+    double x = 1.0;
+    open_or_end(&comm, TIMEOUT_MS);
+    bool good = comm_barrier(&comm, &error);
+    check(good, "a barrier before the fault");
+    if (rank == odd_rank) {
+        *fault_ms = now_ms();
+        raise(fault_signal);
+    }
+    // The last one has other things to do first: the rest ends before it asks, and must not be blamed.
+    if (rank == 3) busy(300);
+    good = good && comm_all_reduce(&comm, &x, 1, COMM_DOUBLE, COMM_SUM, &error);
+    outcome(good, &error);
+    comm_close(&comm);
+}
+
+// Large sums under way when the victim falls.
+static void body_fault_inside(size_t rank) {
+    enum { REQUESTS = 40, LENGTH = 1 << 20 };
+    Comm comm;
+    Error error;
+    CommRequest requests[REQUESTS];
+    float* data = (float*)allocate((size_t)REQUESTS * LENGTH * sizeof(float));
+    must(data != NULL, "memory");
+    open_or_end(&comm, TIMEOUT_MS);
+    bool good = comm_barrier(&comm, &error);
+    check(good, "a barrier before the fault");
+    if (rank == odd_rank) arm();
+    for (size_t i = 0; i < REQUESTS; i++) requests[i] = comm_all_reduce_start(&comm, data + i * LENGTH, LENGTH, COMM_FLOAT, COMM_SUM);
+    for (size_t i = 0; i < REQUESTS; i++) good = comm_wait(&comm, requests[i], &error);
+    outcome(good, &error);
+    comm_close(&comm);
+    free(data);
+}
+
+static void test_signals(void) {
+    static const int signals[] = {SIGKILL, SIGSTOP};
+    char name[100], words[100], other[100];
+    for (int s = 0; s < 2; s++) {
+        fault_signal = signals[s];
+        const char* verb = s == 0 ? "killed" : "stopped";
+        const char* says = s == 0 ? "rank %zu is gone" : "rank %zu has not answered";
+        for (odd_rank = 0; odd_rank < 3; odd_rank++) {
+            snprintf(name, sizeof name, "rank %zu is %s in the meeting", odd_rank, verb);
+            odd_name = NULL;
+            fault_after_ms = 200;
+            held_back_ms = s == 0 ? 2 * TIMEOUT_MS : 500;  // stopped: the last one comes, and all wait for the victim
+            run_ranks(name, 4, body_fault_in_meeting);
+            end_ranks(4, odd_rank);
+            snprintf(words, sizeof words, odd_rank == 0 ? (s == 0 ? "not reached rank 0" : "rank 0 at 127.0.0.1") : says, odd_rank);
+            snprintf(other, sizeof other, odd_rank == 0 ? "rank 0 has not" : "rank %zu has not come", odd_rank);
+            judge_failure(s == 0 ? 3 : 4, odd_rank, *fault_ms, 2 * TIMEOUT_MS + COMM_GRACE_MS + SLACK_MS, words, other);
+        }
+        snprintf(other, sizeof other, "none");
+        for (odd_rank = 0; odd_rank < 3; odd_rank++) {
+            snprintf(name, sizeof name, "rank %zu is %s between collectives", odd_rank, verb);
+            snprintf(words, sizeof words, says, odd_rank);
+            run_ranks(name, 4, body_fault_between);
+            end_ranks(4, odd_rank);
+            judge_failure(4, odd_rank, *fault_ms, TIMEOUT_MS + SLACK_MS, words, NULL);
+        }
+        for (odd_rank = 0; odd_rank < 3; odd_rank++) {
+            snprintf(name, sizeof name, "rank %zu is %s in a collective", odd_rank, verb);
+            snprintf(words, sizeof words, says, odd_rank);
+            fault_after_ms = 3.0 + 5.0 * (double)odd_rank;
+            run_ranks(name, 3, body_fault_inside);
+            end_ranks(3, odd_rank);
+            judge_failure(3, odd_rank, *fault_ms, TIMEOUT_MS + SLACK_MS, words, NULL);
+        }
+    }
+}
+
+// Calls that do not match: what rank 1 does otherwise.
+enum { CALL_LATE, CALL_LEAVES, CALL_LENGTH, CALL_TYPE, CALL_OPERATION, CALL_REDUCTION, CALL_ROOT, CALL_SLICES, CALL_MORE, CALL_MAX_OF_FLOAT,
+       CALL_SUM_OF_BYTES, CALL_BAD_SLICES, CALL_BAD_ROOT, CALLS };
+static int call_kind;
+
+static CommSlice bad_slice(size_t rank, const void* context) {
+    CommSlice s = {rank, *(const size_t*)context + rank};
+    return s;
+}
+
+static void body_call(size_t rank) {
+    Comm comm;
+    Error error;
+    double data[64] = {0.0};
+    size_t n = 40;
+    Cut cut = {n, 3, CUT_UNEVEN};
+    bool odd = rank == 1, good;
+    open_or_end(&comm, TIMEOUT_MS);
+    if (odd && call_kind == CALL_LEAVES) {
+        comm_close(&comm);
+        return;
+    }
+    if (odd && call_kind == CALL_LATE) comm_sleep(2 * TIMEOUT_MS);
+    if (odd && call_kind == CALL_LENGTH) n = 41;
+    if (odd && call_kind == CALL_MORE) comm_barrier_start(&comm);
+    if (call_kind == CALL_ROOT || call_kind == CALL_BAD_ROOT)
+        good = comm_broadcast(&comm, data, n, COMM_DOUBLE, call_kind == CALL_BAD_ROOT ? 3 : odd, &error);
+    else if (call_kind == CALL_SLICES) good = comm_all_gather(&comm, data, n, COMM_DOUBLE, odd ? cut_slice : NULL, &cut, &error);
+    else if (call_kind == CALL_BAD_SLICES) good = comm_all_gather(&comm, data, n, COMM_DOUBLE, odd ? bad_slice : NULL, &n, &error);
+    else if (odd && call_kind == CALL_OPERATION) good = comm_broadcast(&comm, data, n, COMM_DOUBLE, 0, &error);
+    else
+        good = comm_all_reduce(&comm, data, n, call_kind == CALL_MAX_OF_FLOAT ? COMM_FLOAT : call_kind == CALL_SUM_OF_BYTES ? COMM_BYTES :
+                               odd && call_kind == CALL_TYPE ? COMM_INT64 : COMM_DOUBLE,
+                               call_kind == CALL_MAX_OF_FLOAT || (odd && call_kind == CALL_REDUCTION) ? COMM_MAX : COMM_SUM, &error);
+    outcome(good, &error);
+    Error again;
+    check(!comm_barrier(&comm, &again) && strcmp(again.text, error.text) == 0, "after a failure all calls fail, with the same words");
+    comm_close(&comm);
+}
+
+static void test_calls(void) {
+    static const char* const names[] = {
+        "rank 1 is late", "rank 1 leaves", "rank 1 has another length", "rank 1 has another type", "rank 1 calls another operation",
+        "rank 1 asks for a max", "rank 1 names another root", "rank 1 has other slices", "rank 1 calls one more", "a max of float",
+        "a sum of bytes", "slices that overlap", "a root that is no rank"};
+    // Who meets rank 1 first blames it; rank 1 blames rank 0. What is said of the one is said of both.
+    static const char* const words[] = {
+        "rank 1 is late", "rank 1 ended its run while", "all_reduce of 41 double (operation 1)", "all_reduce of 40 int64 (operation 1)",
+        "broadcast of 40 double from rank 0 (operation 1)", "all_reduce (max) of 40 double (operation 1)",
+        "broadcast of 40 double from rank 1 (operation 1)", "with other slices", "rank 1 called barrier (operation 1)",
+        "there is a max and min of double only", "bytes are not summed", "with the slice [1, 41) for rank 1", "there is no such rank"};
+    for (call_kind = 0; call_kind < CALLS; call_kind++) {
+        double began = now_ms();
+        run_ranks(names[call_kind], 3, body_call);
+        end_ranks(3, SIZE_MAX);
+        judge_failure(3, call_kind == CALL_LEAVES ? 1 : SIZE_MAX, began, 2 * TIMEOUT_MS + SLACK_MS, words[call_kind],
+                      call_kind == CALL_MORE ? "and rank 1 barrier (operation 1)" : call_kind == CALL_BAD_SLICES ? "for rank 0" : NULL);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------
+
+// As one of the ranks of a launcher: the collectives; rank 0 prints the sum of all ranks' checks.
+static int run_launched(const CommLaunch* launch) {
+    Comm comm;
+    Error error;
+    case_name = launch->launcher;
+    if (!comm_open(&comm, launch, PATIENT_MS, &error)) {
+        printf("test_comm: %s\n0 passed, 1 failed\n", error.text);
+        return 1;
+    }
+    if (comm.world > RANKS_MAX) {
+        printf("test_comm: %zu ranks; start it with at most %zu\n0 passed, 1 failed\n", comm.world, RANKS_MAX);
+        return 1;
+    }
+    test_collectives(&comm);
+    test_equal(&comm);
+    test_many(&comm);
+    test_statistics(&comm);
+    test_overlap(&comm);
+    int64_t sums[2] = {self->passed, self->failed};
+    if (!comm_all_reduce(&comm, sums, 2, COMM_INT64, COMM_SUM, &error)) {
+        printf("test_comm: %s\n0 passed, 1 failed\n", error.text);
+        return 1;
+    }
+    if (comm.rank == 0)
+        printf("%zu ranks of %s, through %s\n%lld passed, %lld failed\n", comm.world, launch->launcher, comm.mpi ? "MPI" : "sockets",
+               (long long)sums[0], (long long)sums[1]);
+    comm_close(&comm);
+    return sums[1] > 0;
+}
+
+int main(void) {
+    CommLaunch launch;
+    Error error;
+    void* shared = mmap(NULL, (RANKS_MAX + 2) * sizeof(Report), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    must(shared != MAP_FAILED, "shared memory");
+    reports = (Report*)shared;
+    self = &reports[RANKS_MAX];
+    fault_ms = &reports[RANKS_MAX + 1].ended_ms;
+    if (comm_find(&launch, &error) && launch.world > 1) return run_launched(&launch);
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    clear_environment();
+
+    test_launch();
+    for (size_t world = 1; world <= RANKS_MAX; world++) {
+        char name[60];
+        snprintf(name, sizeof name, "collectives between %zu rank%s", world, world > 1 ? "s" : "");
+        run_ranks(name, world, body_collectives);
+        end_ranks(world, SIZE_MAX);
+    }
+    run_ranks("communication under a computation", 2, body_overlap);
+    end_ranks(2, SIZE_MAX);
+    test_spawn();
+    test_meeting();
+    test_signals();
+    test_calls();
+    printf("%d passed, %d failed\n", passed, failed);
+    return failed > 0;
+}

@@ -1,0 +1,115 @@
+# test_emulated.sh BUILD CUDA_INCLUDE NVCC PROGRAM...: runs CUDA on the CPU: the emulator's own tests, every kernel and every rung
+# of the ladders in many orders of threads, and the trainer's CUDA build. The programs are build/emulated-BUILD-TYPE-NAME.
+# NVCC: yes if nvcc has just compiled everything, which make does before it calls this.
+set -u
+build=$1
+cuda_include=$2
+nvcc=$3
+shift 3
+log=$build/test_emulated.log
+passed=0
+failed=0
+: > "$log"
+OMP_WAIT_POLICY=passive
+ASAN_OPTIONS=detect_leaks=0  # the emulator checks what matters: what is left of device memory at the end
+export OMP_WAIT_POLICY ASAN_OPTIONS
+
+# once COMMAND...: runs it and adds up its 'N passed, N failed'; what failed is shown.
+once() {
+    "$@" > "$build/once.out" 2>&1
+    status=$?
+    good=$(sed -n 's/^\([0-9]*\) passed, .*/\1/p' "$build/once.out" | tail -n 1)
+    bad=$(sed -n 's/^[0-9]* passed, \([0-9]*\) failed.*/\1/p' "$build/once.out" | tail -n 1)
+    [ -n "$good" ] || { good=0; bad=1; }
+    [ "$status" -eq 0 ] || [ "$bad" -gt 0 ] || bad=1
+    sum_good=$((sum_good + good))
+    sum_bad=$((sum_bad + bad))
+    runs=$((runs + 1))
+    { echo "== $*"; cat "$build/once.out"; } >> "$log"
+    [ "$bad" -eq 0 ] && return
+    echo "failed: $* (exit status $status)"
+    grep -E 'FAILED|emulator:|rror' "$build/once.out" | head -n 10
+    tail -n 3 "$build/once.out"
+}
+
+begin() { sum_good=0; sum_bad=0; runs=0; started=$(date +%s); }
+end() {  # end NAME
+    passed=$((passed + sum_good))
+    failed=$((failed + sum_bad))
+    echo "$([ "$sum_bad" -eq 0 ] && echo 'ok     ' || echo FAILED) $1: $sum_good passed, $sum_bad failed in $runs runs, $(($(date +%s) - started)) s"
+}
+
+begin
+# shellcheck disable=SC2086  # several words
+once sh dev/emulator/test.sh "$build/emulator" $cuda_include
+end "emulator: collectives, PTX, planted bugs of kernels"
+begin
+once sh dev/emulator/test_runtime.sh "$build/emulator" "$cuda_include"
+end "emulator: memory, streams, planted bugs of hosts"
+begin
+once "$build/test_cublaslt"
+once env EMULATE_STREAMS=delayed "$build/test_cublaslt"
+end "emulator: cuBLASLt"
+
+# Odd shapes of a ladder, a line each; the test of all kernels has a table of its own, of which only the first run takes
+# the larger half.
+shapes() {
+    case $1 in
+        *-test_cuda) echo "--shapes tiny" ;;
+        *-adamw) echo "--parameters 1"; echo "--parameters 1027" ;;
+        *-attention_*)
+            echo "--seq 1 --head-size 16"; echo "--seq 77 --heads 6 --kv-heads 1 --head-size 80"
+            echo "--seq 65 --head-size 128"; echo "--seq 33 --head-size 96 --kv-heads 4"; echo "--seq 20 --head-size 33" ;;
+        *-classifier) echo "--rows 1 --vocab 5"; echo "--rows 3 --vocab 1000" ;;
+        *-embedding)
+            echo "--tokens equal --channels 7"; echo "--tokens different --seq 75 --vocab 300"; echo "--batch 1 --seq 1 --channels 1" ;;
+        *-gelu) echo "--rows 1 --ffn 7"; echo "--rows 5 --ffn 72" ;;
+        *-global_norm) echo "--elements 1"; echo "--elements 4099" ;;
+        *-layernorm) echo "--rows 1 --channels 7"; echo "--rows 9 --channels 1025"; echo "--rows 33 --channels 32" ;;
+        *-matmul) echo "--rows 1 --outputs 8 --inputs 8"; echo "--rows 131 --outputs 136 --inputs 40" ;;
+        *-rope) echo "--seq 1 --head-size 2"; echo "--head-size 6 --heads 3 --kv-heads 3"; echo "--head-size 128 --heads 2" ;;
+    esac
+}
+
+# Orders of threads, with asynchronous copies late and early. Streams that run as late as they may, with others behind or
+# ahead, are another thing that must change nothing.
+for program in "$@"; do
+    begin
+    tiny=
+    case $program in *test_cuda) tiny="--shapes tiny" ;; esac
+    shapes "$program" > "$build/shapes"
+    while read -r flags; do
+        # shellcheck disable=SC2086
+        once "$program" $flags
+    done < "$build/shapes"
+    case $program in
+        *-plain-*)
+            once "$program"
+            for mode in "ORDER=reverse" "ORDER=random EMULATE_SEED=1" "ORDER=random EMULATE_SEED=2 EMULATE_COPIES=early" \
+                "ORDER=random EMULATE_SEED=3 EMULATE_COPIES=early" "ORDER=random EMULATE_SEED=4" "COPIES=early" \
+                "ORDER=reverse EMULATE_COPIES=early" "STREAMS=delayed" "STREAMS=delayed EMULATE_OTHERS=ahead"; do
+                # shellcheck disable=SC2086
+                once env EMULATE_$mode "$program" $tiny
+            done ;;
+        *)  # shellcheck disable=SC2086
+            [ -n "$tiny" ] || once "$program"
+            # shellcheck disable=SC2086
+            once env EMULATE_ORDER=random EMULATE_SEED=1 EMULATE_COPIES=early "$program" $tiny ;;
+    esac
+    end "$(basename "$program")"
+done
+
+begin
+once sh dev/test_backends.sh "$build"
+end "the trainer's CUDA build against its CPU build"
+
+if [ "$nvcc" = yes ]; then
+    passed=$((passed + 1))  # it would not have come here otherwise
+    echo "ok      nvcc compiles everything for sm_80, sm_90a and sm_100; registers and spills: $build/resources-*.txt"
+else
+    echo "skipped nvcc for sm_80, sm_90a and sm_100: there is no nvcc"
+fi
+echo "the tests' own lines are in $log"
+echo "$passed passed, $failed failed"
+echo "$passed passed, $failed failed" > "$build/test-cuda.sum"
+[ "$failed" -eq 0 ]
