@@ -104,6 +104,8 @@ $(B)/emulated/%: % $(B)/translate
 	@$(B)/translate $< > $@.new && mv $@.new $@
 $(PRECISIONS:%=$(B)/train-emulated-%): $(B)/train-emulated-%: $(EMULATED_NEEDS)
 	$(CXX) -O2 -fopenmp $(EMULATE) -DPRECISION_$* -x c++ $(B)/emulated/train.cu -o $@
+$(PRECISIONS:%=$(B)/test_train-emulated-%): $(B)/test_train-emulated-%: $(EMULATED_NEEDS)
+	$(CXX) -O2 -fopenmp $(EMULATE) -DPRECISION_$* -x c++ $(B)/emulated/test_train.cu -o $@
 emulated: $(PRECISIONS:%=$(B)/train-emulated-%)
 
 # The test of all kernels and the ladders, as build/emulated-BUILD-PRECISION-NAME: plain, under the sanitizers, and with
@@ -147,7 +149,7 @@ $(B)/%: data/%.c $(HEADERS) | $(B)
 
 TESTS := gemm test_files test_data test_corpus test_errors example $(PRECISIONS:%=test_kernels-%) $(PRECISIONS:%=test_train-%)
 CPU_TESTS := $(TESTS:%=$(B)/%) $(B)/gemm-amx $(B)/corpus $(B)/tokenize $(B)/train-FP32
-CUDA_TESTS := $(EMULATED) $(B)/test_cublaslt $(PRECISIONS:%=$(B)/train-emulated-%) $(PRECISIONS:%=$(B)/train-%) $(COMPILED)
+CUDA_TESTS := $(EMULATED) $(B)/test_cublaslt $(PRECISIONS:%=$(B)/train-emulated-%) $(PRECISIONS:%=$(B)/test_train-emulated-%) $(PRECISIONS:%=$(B)/train-%) $(COMPILED)
 
 # Where there is a C++ compiler, also all of CUDA. make test-cpu and make test-cuda are its halves.
 test: $(if $(shell command -v $(CXX) 2>/dev/null),test-cpu test-cuda,test-cpu-only)

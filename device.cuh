@@ -152,6 +152,18 @@ static inline bool device_open(Stream* stream, bool tf32, Error* error) {
     return true;
 }
 
+// Pinned memory of the host, to and from which copies go at full speed; NULL if there is none.
+static inline void* host_allocate(size_t bytes) {
+    void* memory = NULL;
+    if (cudaMallocHost(&memory, bytes) == cudaSuccess) return memory;
+    cudaGetLastError();
+    return NULL;
+}
+
+static inline void host_free(void* memory) {
+    if (memory) CUDA_CHECK(cudaFreeHost(memory));
+}
+
 static inline void device_close(Stream stream) {
     if (stream == NULL) return;
     CUDA_CHECK(cudaStreamSynchronize(stream->copy));
@@ -225,18 +237,6 @@ static inline void* device_allocate(size_t bytes, Stream stream, Error* error) {
 static inline void device_free(void* memory, size_t bytes) {
     (void)bytes;
     CUDA_CHECK(cudaFree(memory));
-}
-
-// Pinned memory of the host, to and from which copies go at full speed; NULL if there is none.
-static inline void* host_allocate(size_t bytes) {
-    void* memory = NULL;
-    if (cudaMallocHost(&memory, bytes) == cudaSuccess) return memory;
-    cudaGetLastError();
-    return NULL;
-}
-
-static inline void host_free(void* memory) {
-    if (memory) CUDA_CHECK(cudaFreeHost(memory));
 }
 
 // Copies that are done when the function returns, after all work that the stream was given before.

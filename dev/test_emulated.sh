@@ -100,6 +100,9 @@ for program in "$@"; do
 done
 
 begin
+for type in FP32 BF16 FP16; do once "$build/test_train-emulated-$type" --model; done
+end "the whole model in its CUDA build against float64"
+begin
 once sh dev/test_backends.sh "$build"
 end "the trainer's CUDA build against its CPU build"
 
