@@ -84,7 +84,7 @@ static inline void* allocate(size_t bytes) {
 
 static inline size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
 static inline size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
-static inline size_t divide_up(size_t n, size_t by) { return (n + by - 1) / by; }
+HOST_DEVICE static inline size_t divide_up(size_t n, size_t by) { return (n + by - 1) / by; }
 static inline size_t round_up(size_t n, size_t multiple) { return divide_up(n, multiple) * multiple; }
 
 // ------------------------------------------------------------------------------------------------

@@ -619,7 +619,7 @@ static inline int comm_connect(const char* address, size_t port, bool patient, d
             if (connection < 0) fail(error, "%s", strerror(errno));
         }
         if (unknown == 0) freeaddrinfo(list);
-        if (connection >= 0 || !patient || now_ms() >= deadline) return connection;
+        if (connection >= 0 || !patient || now_ms() + COMM_RETRY_MS >= deadline) return connection;
         comm_sleep(COMM_RETRY_MS);
     }
 }
@@ -846,8 +846,8 @@ static inline bool comm_accept(Comm* comm, CommEntry* table, int listener, const
         if (now_ms() >= deadline) {
             char names[160];
             comm_name_ranks(names, sizeof names, comm, "has", "have");
-            good = fail(error, "%s not come to rank %zu at %s within %.1f s; see whether they were started, and what they printed%s%s",
-                        names, comm->rank, place, comm->timeout_ms / 1e3, comm->refused[0] ? ". Turned away was " : "", comm->refused);
+            good = fail(error, "%s not come to rank %zu at %s within %.1f s; see whether every rank was started, and what it printed%s%s",
+                        names, comm->rank, place, comm->timeout_ms / 1e3, comm->refused[0] ? ". Turned away: " : "", comm->refused);
             break;
         }
         // Watched: the listener, who has not said who it is, and of the ranks that are here whether they stay.
@@ -858,14 +858,16 @@ static inline bool comm_accept(Comm* comm, CommEntry* table, int listener, const
             comm_watch(&comm->polls[count++], comm->links[p].control, POLLIN);
         }
         comm_poll(comm->polls, count, fmin(deadline, now_ms() + COMM_RETRY_MS));
+        bool more = true;  // at the listener
         for (size_t i = 0; i < COMM_PENDING; i++) {
             CommPending* p = &pending[i];
-            if (p->socket < 0) {
+            if (p->socket < 0 && more) {
                 p->socket = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
                 p->since = now_ms();
                 p->bytes = 0;
-                if (p->socket < 0) break;
+                more = p->socket >= 0;
             }
+            if (p->socket < 0) continue;
             ssize_t n = recv(p->socket, (char*)&p->hello + p->bytes, sizeof p->hello - p->bytes, 0);
             bool over = n == 0 || (n < 0 && !comm_again()) || now_ms() - p->since > COMM_HELLO_MS;
             if (n > 0) p->bytes += (size_t)n;
@@ -900,7 +902,7 @@ static inline bool comm_visit(Comm* comm, CommEntry* table, size_t port, const C
             comm_close_socket(&comm->links[0].data);
             fail(&reason, "it hung up");
         }
-        if (now_ms() >= deadline)
+        if (now_ms() + COMM_RETRY_MS >= deadline)
             return fail(error, "rank %zu has not reached rank 0 at %s, port %zu within %.1f s: %.200s; see whether it was started, what "
                         "it printed, and MASTER_ADDR and MASTER_PORT", comm->rank, launch->address, launch->port,
                         comm->timeout_ms / 1e3, reason.text);
@@ -1018,7 +1020,10 @@ static inline bool comm_transfer_sockets(Comm* comm, Error* error) {
             comm_watch(&comm->polls[count++], events ? comm->links[p].data : -1, events);
         }
         comm_poll(comm->polls, count, fmin(moved_ms + comm->timeout_ms, comm->heartbeat_ms));
-        for (size_t p = 0; p < comm->world; p++)
+        // News after data, so that what can still be finished is.
+        bool ready = false;
+        for (size_t p = 0; p < comm->world; p++) ready |= comm->polls[2 * p + 1].revents != 0;
+        for (size_t p = 0; !ready && p < comm->world; p++)
             if (comm->polls[2 * p].revents && !comm_hear(comm, p, error)) return false;
     }
 }

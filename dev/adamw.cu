@@ -72,7 +72,7 @@ static void run_shipped(void* problem, Stream stream) {
 int main(int argc, char** argv) {
     uint64_t n = ladder_size(124475904, 5000);  // GPT-2 124M
     Flag flags[] = {{"parameters", FLAG_COUNT, &n, "n", 1, 1e10, "length of the vectors", false}};
-    Ladder l;
+    Ladder l = {};
     if (!ladder_open(&l, argc, argv, "optimizer_update: AdamW on n parameters", flags, 1)) return l.status;
     Update u;
     memset(&u, 0, sizeof u);
@@ -104,5 +104,6 @@ int main(int argc, char** argv) {
     ladder_rung(&l, "separate", run_separate, &u);
     ladder_rung(&l, "fused", run_fused, &u);
     ladder_rung(&l, "shipped", run_shipped, &u);
-    return ladder_close(&l);
+    ladder_close(&l);
+    return ladder_result(&l);
 }

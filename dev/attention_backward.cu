@@ -18,7 +18,7 @@
 // in a fixed order. None of this is measured yet.
 //
 //     nvcc -O3 -arch=native -DLLMTRAIN_CUDA -DPRECISION_BF16 -Xcompiler -fopenmp
-//         dev/attention_backward.cu -o build/attention_backward
+//         dev/attention_backward.cu -o build/attention_backward -lcublasLt
 //     build/attention_backward --batch 4 --seq 4096 --heads 16 --kv-heads 16 --head-size 128
 
 #include "../attention.cuh"
@@ -37,14 +37,9 @@ typedef struct {
 // ------------------------------------------------------------------------------------------------
 // Naive: thread i makes number i
 
-enum { NAIVE_THREADS = 256 };
-
-static unsigned naive_blocks(size_t n) { return (unsigned)((n + NAIVE_THREADS - 1) / NAIVE_THREADS); }
-static __device__ size_t naive_index(void) { return (size_t)blockIdx.x * NAIVE_THREADS + threadIdx.x; }
-
 static __global__ void delta_naive(float* delta, const floatX* dout, const floatX* out, size_t B, size_t T, size_t H,
                                    size_t D) {
-    size_t i = naive_index(), t = i % T, h = i / T % H, b = i / (T * H), at = ((b * T + t) * H + h) * D;
+    size_t i = ladder_index(), t = i % T, h = i / T % H, b = i / (T * H), at = ((b * T + t) * H + h) * D;
     if (b >= B) return;
     float sum = 0.0f;
     for (size_t d = 0; d < D; d++) sum += float_of(dout[at + d]) * float_of(out[at + d]);
@@ -54,9 +49,9 @@ static __global__ void delta_naive(float* delta, const floatX* dout, const float
 static __global__ void probabilities_naive(float* p, float* ds, const floatX* dout, const float* lse,
                                            const float* delta, const floatX* qkv,
                                            size_t B, size_t T, size_t H, size_t K, size_t D) {
-    size_t i = naive_index(), key = i % T, query = i / T % T, h = i / (T * T) % H, b = i / (T * T * H);
+    size_t i = ladder_index(), key = i % T, query = i / T % T, h = i / (T * T) % H, b = i / (T * T * H);
     if (b >= B || key > query) return;
-    cpu::HeadRows at = attention_head(b, h, T, H, K, D);
+    cpu::HeadRows at = cpu::head_rows(b, h, T, H, K, D);
     const floatX *q = qkv + at.q + query * at.stride, *k = qkv + at.k + key * at.stride;
     const floatX *v = qkv + at.v + key * at.stride, *g = dout + ((b * T + query) * H + h) * D;
     float score = 0.0f, dp = 0.0f;
@@ -71,17 +66,17 @@ static __global__ void probabilities_naive(float* p, float* ds, const floatX* do
 // Element i of dqkv: of a query, key or value.
 static __global__ void gradients_naive(floatX* dqkv, const float* p, const float* ds, const floatX* dout,
                                        const floatX* qkv, size_t B, size_t T, size_t H, size_t K, size_t D) {
-    size_t i = naive_index(), heads = H + 2 * K, d = i % D, head = i / D % heads, t = i / (D * heads) % T;
+    size_t i = ladder_index(), heads = H + 2 * K, d = i % D, head = i / D % heads, t = i / (D * heads) % T;
     size_t b = i / (D * heads * T), group = H / K, kv = (head - H) % K;
     float sum = 0.0f, scale = 1.0f / sqrtf((float)D);
     if (b >= B) return;
     if (head < H) {
-        cpu::HeadRows at = attention_head(b, head, T, H, K, D);
+        cpu::HeadRows at = cpu::head_rows(b, head, T, H, K, D);
         for (size_t key = 0; key <= t; key++)
             sum += ds[((b * H + head) * T + t) * T + key] * float_of(qkv[at.k + key * at.stride + d]) * scale;
     } else {
         for (size_t h = kv * group; h < (kv + 1) * group; h++) {
-            cpu::HeadRows at = attention_head(b, h, T, H, K, D);
+            cpu::HeadRows at = cpu::head_rows(b, h, T, H, K, D);
             for (size_t query = t; query < T; query++) {
                 size_t pair = ((b * H + h) * T + query) * T + t;
                 sum += head < H + K ? ds[pair] * float_of(qkv[at.q + query * at.stride + d]) * scale
@@ -98,13 +93,13 @@ static __global__ void gradients_naive(floatX* dqkv, const float* p, const float
 static void run_naive(void* problem, Stream stream) {
     Attention* a = (Attention*)problem;
     size_t rows = a->B * a->H * a->T, n = a->B * a->T * (a->H + 2 * a->K) * a->D;
-    delta_naive<<<naive_blocks(rows), NAIVE_THREADS, 0, stream->compute>>>(
+    delta_naive<<<ladder_blocks(rows), LADDER_THREADS, 0, stream->compute>>>(
         a->delta, a->dout, a->out, a->B, a->T, a->H, a->D);
     LAUNCH_CHECK();
-    probabilities_naive<<<naive_blocks(rows * a->T), NAIVE_THREADS, 0, stream->compute>>>(
+    probabilities_naive<<<ladder_blocks(rows * a->T), LADDER_THREADS, 0, stream->compute>>>(
         a->p, a->ds, a->dout, a->lse, a->delta, a->qkv, a->B, a->T, a->H, a->K, a->D);
     LAUNCH_CHECK();
-    gradients_naive<<<naive_blocks(n), NAIVE_THREADS, 0, stream->compute>>>(
+    gradients_naive<<<ladder_blocks(n), LADDER_THREADS, 0, stream->compute>>>(
         a->dqkv, a->p, a->ds, a->dout, a->qkv, a->B, a->T, a->H, a->K, a->D);
     LAUNCH_CHECK();
 }
@@ -129,9 +124,10 @@ int main(int argc, char** argv) {
         {"kv-heads", FLAG_COUNT, &K, "K", 1, 1e4, "key/value heads, of which --heads is a multiple", false},
         {"head-size", FLAG_COUNT, &D, "D", 1, ATTENTION_MAX_D, "numbers in a head", false},
     };
-    Ladder l;
+    Ladder l = {};
     const char* title = "attention, backward: dqkv (B, T, (H + 2K) D) from dout (B, T, H, D)";
     if (!ladder_open(&l, argc, argv, title, flags, 5)) return l.status;
+    ladder_tensor_peak(&l);
     if (H % K != 0) ladder_give_up("--heads is not a multiple of --kv-heads; give one that is");
     size_t n = B * T * (H + 2 * K) * D, outs = B * T * H * D, rows = B * H * T;
     // As in the forward, for normal random inputs; a key's gradients are sums over group heads of terms of both signs,
@@ -148,17 +144,24 @@ int main(int argc, char** argv) {
     LadderBound bound = ladder_bound(length, size, FLOATX_IS_FLOAT ? 0.0 : 2.0 * group);
     a.dqkv = ladder_output<floatX>(&l, "dqkv", n, bound);
     a.delta = ladder_output<float>(&l, "delta", rows, ladder_bound((double)D, (double)D, 0.0));
-    a.p = (float*)ladder_scratch(&l, rows * T * sizeof(float));
-    a.ds = (float*)ladder_scratch(&l, rows * T * sizeof(float));
-    cpu::attention_forward(ladder_twin(&l, out), ladder_twin(&l, lse), ladder_twin(&l, a.qkv), B, T, H, K, D, NULL);
-    ladder_update(&l, out);
-    ladder_update(&l, lse);
-    cpu::attention_backward(ladder_twin(&l, a.dqkv), ladder_twin(&l, a.delta), ladder_twin(&l, a.dout),
-                            ladder_twin(&l, out), ladder_twin(&l, lse), ladder_twin(&l, a.qkv), B, T, H, K, D, NULL);
+    if (ladder_wants(&l, "naive")) {
+        a.p = (float*)ladder_scratch(&l, rows * T * sizeof(float));
+        a.ds = (float*)ladder_scratch(&l, rows * T * sizeof(float));
+    }
+    if (l.check) {
+        floatX *out_twin = ladder_twin(&l, out), *dqkv = ladder_twin(&l, a.dqkv);
+        float *lse_twin = ladder_twin(&l, lse), *delta = ladder_twin(&l, a.delta);
+        const floatX *qkv = ladder_twin(&l, a.qkv), *dout = ladder_twin(&l, a.dout);
+        cpu::attention_forward(out_twin, lse_twin, qkv, B, T, H, K, D, NULL);
+        ladder_update(&l, out);
+        ladder_update(&l, lse);
+        cpu::attention_backward(dqkv, delta, dout, out_twin, lse_twin, qkv, B, T, H, K, D, NULL);
+    }
     double flops = 5.0 * (double)rows * (double)(T + 1) * (double)D;
     ladder_work(&l, FLOATX_IS_FLOAT ? LADDER_FLOAT_FLOPS : LADDER_TENSOR_FLOPS, flops);
     ladder_rung(&l, "naive", run_naive, &a);
     ladder_rung(&l, "plain", run_plain, &a);
     ladder_rung(&l, "shipped", run_shipped, &a);
-    return ladder_close(&l);
+    ladder_close(&l);
+    return ladder_result(&l);
 }

@@ -17,7 +17,7 @@
 // Where the head size or the type has no tensor cores, shipped is plain. None of this is measured yet.
 //
 //     nvcc -O3 -arch=native -DLLMTRAIN_CUDA -DPRECISION_BF16 -Xcompiler -fopenmp
-//         dev/attention_forward.cu -o build/attention_forward
+//         dev/attention_forward.cu -o build/attention_forward -lcublasLt
 //     build/attention_forward --batch 4 --seq 4096 --heads 16 --kv-heads 16 --head-size 128
 
 #include "../attention.cuh"
@@ -34,17 +34,12 @@ typedef struct {
 // ------------------------------------------------------------------------------------------------
 // Naive: thread i makes number i
 
-enum { NAIVE_THREADS = 256 };
-
-static unsigned naive_blocks(size_t n) { return (unsigned)((n + NAIVE_THREADS - 1) / NAIVE_THREADS); }
-static __device__ size_t naive_index(void) { return (size_t)blockIdx.x * NAIVE_THREADS + threadIdx.x; }
-
 // scores (B, H, T, T) = q k / sqrt(D) for keys up to the query.
 static __global__ void scores_naive(float* scores, const floatX* qkv, size_t B, size_t T, size_t H, size_t K,
                                     size_t D) {
-    size_t i = naive_index(), key = i % T, query = i / T % T, h = i / (T * T) % H, b = i / (T * T * H);
+    size_t i = ladder_index(), key = i % T, query = i / T % T, h = i / (T * T) % H, b = i / (T * T * H);
     if (b >= B || key > query) return;
-    cpu::HeadRows at = attention_head(b, h, T, H, K, D);
+    cpu::HeadRows at = cpu::head_rows(b, h, T, H, K, D);
     float sum = 0.0f;
     for (size_t d = 0; d < D; d++)
         sum += float_of(qkv[at.q + query * at.stride + d]) * float_of(qkv[at.k + key * at.stride + d]);
@@ -53,7 +48,7 @@ static __global__ void scores_naive(float* scores, const floatX* qkv, size_t B, 
 
 // Each row of scores becomes probabilities.
 static __global__ void softmax_naive(float* scores, float* lse, size_t rows, size_t T) {
-    size_t row = naive_index(), visible = row % T + 1;
+    size_t row = ladder_index(), visible = row % T + 1;
     if (row >= rows) return;
     float *score = scores + row * T, maximum = -INFINITY, total = 0.0f;
     for (size_t j = 0; j < visible; j++) maximum = fmaxf(maximum, score[j]);
@@ -64,9 +59,9 @@ static __global__ void softmax_naive(float* scores, float* lse, size_t rows, siz
 
 static __global__ void values_naive(floatX* out, const float* scores, const floatX* qkv, size_t B, size_t T, size_t H,
                                     size_t K, size_t D) {
-    size_t i = naive_index(), d = i % D, h = i / D % H, query = i / (D * H) % T, b = i / (D * H * T);
+    size_t i = ladder_index(), d = i % D, h = i / D % H, query = i / (D * H) % T, b = i / (D * H * T);
     if (b >= B) return;
-    cpu::HeadRows at = attention_head(b, h, T, H, K, D);
+    cpu::HeadRows at = cpu::head_rows(b, h, T, H, K, D);
     float sum = 0.0f;
     for (size_t key = 0; key <= query; key++)
         sum += scores[((b * H + h) * T + query) * T + key] * float_of(qkv[at.v + key * at.stride + d]);
@@ -79,12 +74,12 @@ static __global__ void values_naive(floatX* out, const float* scores, const floa
 static void run_naive(void* problem, Stream stream) {
     Attention* a = (Attention*)problem;
     size_t rows = a->B * a->H * a->T;
-    scores_naive<<<naive_blocks(rows * a->T), NAIVE_THREADS, 0, stream->compute>>>(
+    scores_naive<<<ladder_blocks(rows * a->T), LADDER_THREADS, 0, stream->compute>>>(
         a->scores, a->qkv, a->B, a->T, a->H, a->K, a->D);
     LAUNCH_CHECK();
-    softmax_naive<<<naive_blocks(rows), NAIVE_THREADS, 0, stream->compute>>>(a->scores, a->lse, rows, a->T);
+    softmax_naive<<<ladder_blocks(rows), LADDER_THREADS, 0, stream->compute>>>(a->scores, a->lse, rows, a->T);
     LAUNCH_CHECK();
-    values_naive<<<naive_blocks(rows * a->D), NAIVE_THREADS, 0, stream->compute>>>(
+    values_naive<<<ladder_blocks(rows * a->D), LADDER_THREADS, 0, stream->compute>>>(
         a->out, a->scores, a->qkv, a->B, a->T, a->H, a->K, a->D);
     LAUNCH_CHECK();
 }
@@ -115,9 +110,10 @@ int main(int argc, char** argv) {
         {"kv-heads", FLAG_COUNT, &K, "K", 1, 1e4, "key/value heads, of which --heads is a multiple", false},
         {"head-size", FLAG_COUNT, &D, "D", 1, ATTENTION_MAX_D, "numbers in a head", false},
     };
-    Ladder l;
+    Ladder l = {};
     const char* title = "attention, forward: out (B, T, H, D) from qkv (B, T, (H + 2K) D)";
     if (!ladder_open(&l, argc, argv, title, flags, 5)) return l.status;
+    ladder_tensor_peak(&l);
     if (H % K != 0) ladder_give_up("--heads is not a multiple of --kv-heads; give one that is");
     size_t outs = B * T * H * D, rows = B * H * T;
     // Of normal random inputs scores are a few units, which is the error of a probability in units of 2^-24; rounded
@@ -129,8 +125,10 @@ int main(int argc, char** argv) {
     a.qkv = ladder_input<floatX>(&l, "qkv", B * T * (H + 2 * K) * D, 1.0);
     a.out = ladder_output<floatX>(&l, "out", outs, ladder_bound(length, size, FLOATX_IS_FLOAT ? 0.0 : 1.0));
     a.lse = ladder_output<float>(&l, "lse", rows, ladder_bound(length, size, 0.0));
-    a.scores = (float*)ladder_scratch(&l, rows * T * sizeof(float));
-    cpu::attention_forward(ladder_twin(&l, a.out), ladder_twin(&l, a.lse), ladder_twin(&l, a.qkv), B, T, H, K, D, NULL);
+    if (ladder_wants(&l, "naive")) a.scores = (float*)ladder_scratch(&l, rows * T * sizeof(float));
+    floatX* out = ladder_twin(&l, a.out);
+    float* lse = ladder_twin(&l, a.lse);
+    if (l.check) cpu::attention_forward(out, lse, ladder_twin(&l, a.qkv), B, T, H, K, D, NULL);
     double flops = 2.0 * (double)rows * (double)(T + 1) * (double)D;
     ladder_work(&l, FLOATX_IS_FLOAT ? LADDER_FLOAT_FLOPS : LADDER_TENSOR_FLOPS, flops);
     ladder_rung(&l, "naive", run_naive, &a);
@@ -139,5 +137,6 @@ int main(int argc, char** argv) {
     if (D <= 128 && D % PACK == 0) ladder_rung(&l, "rows16", run_rows16, &a);
 #endif
     ladder_rung(&l, "shipped", run_shipped, &a);
-    return ladder_close(&l);
+    ladder_close(&l);
+    return ladder_result(&l);
 }

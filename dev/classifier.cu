@@ -100,7 +100,7 @@ int main(int argc, char** argv) {
         {"rows", FLAG_COUNT, &N, "N", 1, 1e6, "rows of logits", false},
         {"vocab", FLAG_COUNT, &V, "V", 1, 1e6, "vocabulary, padded to a multiple of 128 as in training", false},
     };
-    Ladder l;
+    Ladder l = {};
     if (!ladder_open(&l, argc, argv, "classifier: losses (N), and logits (N, Vp) become their gradient", flags, 2))
         return l.status;
     Classifier c;
@@ -120,5 +120,6 @@ int main(int argc, char** argv) {
     ladder_rung(&l, "block", run_block, &c);
     ladder_rung(&l, "online", run_online, &c);
     ladder_rung(&l, "shipped", run_shipped, &c);
-    return ladder_close(&l);
+    ladder_close(&l);
+    return ladder_result(&l);
 }

@@ -81,7 +81,7 @@ static void run_shipped(void* problem, Stream stream) {
 int main(int argc, char** argv) {
     uint64_t n = ladder_size(124475904, 100003);  // GPT-2 124M
     Flag flags[] = {{"elements", FLAG_COUNT, &n, "n", 1, 1e10, "length of the vector", false}};
-    Ladder l;
+    Ladder l = {};
     if (!ladder_open(&l, argc, argv, "sum_of_squares: out (1) = sum of squares of x (n), in double", flags, 1))
         return l.status;
     ladder_give_scratch(&l, sum_of_squares_scratch_bytes());
@@ -95,5 +95,6 @@ int main(int argc, char** argv) {
     ladder_rung(&l, "tree", run_tree, &p);
     ladder_rung(&l, "shuffles", run_shuffles, &p);
     ladder_rung(&l, "shipped", run_shipped, &p);
-    return ladder_close(&l);
+    ladder_close(&l);
+    return ladder_result(&l);
 }

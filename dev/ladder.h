@@ -6,6 +6,7 @@
 //   3. peaks      what the GPU can do: bytes, float arithmetic, tensor cores
 //   4. timing
 //   5. program    flags, beginning, rungs, end
+//   6. for rungs  a thread for each number
 //
 // A ladder program is its shapes, its kernels and its rungs:
 //
@@ -16,7 +17,7 @@
 //
 //     static void run_naive(void* problem, Stream stream) {
 //         Gelu* g = (Gelu*)problem;
-//         gelu_naive<<<(unsigned)((g->n + 255) / 256), 256, 0, stream->compute>>>(g->out, g->in, g->n);
+//         gelu_naive<<<ladder_blocks(g->n), LADDER_THREADS, 0, stream->compute>>>(g->out, g->in, g->n);
 //         LAUNCH_CHECK();
 //     }
 //     static void run_shipped(void* problem, Stream stream) {
@@ -30,7 +31,7 @@
 //             {"rows", FLAG_COUNT, &N, "N", 1, 1e9, "rows: B times T", false},
 //             {"ffn", FLAG_COUNT, &F, "F", 1, 1e6, "columns", false},
 //         };
-//         Ladder l;
+//         Ladder l = {};
 //         if (!ladder_open(&l, argc, argv, "gelu: out (N, F) = gelu(in (N, F))", flags, 2)) return l.status;
 //         size_t n = N * F;
 //         Gelu g = {n, ladder_input<floatX>(&l, "in", n, 2.0),
@@ -39,7 +40,8 @@
 //         ladder_work(&l, LADDER_BYTES, 2.0 * (double)n * sizeof(floatX));     // the least that any rung must move
 //         ladder_rung(&l, "naive", run_naive, &g);
 //         ladder_rung(&l, "shipped", run_shipped, &g);
-//         return ladder_close(&l);
+//         ladder_close(&l);
+//         return ladder_result(&l);
 //     }
 //
 // ladder_input     random normal numbers times a scale; the twin may be changed or computed, then: ladder_update
@@ -47,6 +49,8 @@
 // ladder_added     random numbers before each rung, for what is added to or worked on in place
 // ladder_scratch   memory for the rungs that is not looked at
 // Operations that take scratch memory from the stream: ladder_give_scratch(&l, gelu_scratch_bytes(...)).
+//
+// A program of several operations opens and closes one ladder after the other, with the same Ladder: it counts on.
 //
 // An output element is right if
 //
@@ -59,14 +63,18 @@
 //
 // Timed: the median of --rounds, each after a sweep through a buffer larger than the L2 cache, so that the operands
 // come from memory; between two events in the stream, after warm-up. What is added to grows meanwhile; its numbers
-// matter to no rung's speed. --json prints one object per rung on a line of its own. The last line is `N passed, N
-// failed`.
+// matter to no rung's speed. --json prints one object per rung on a line of its own. --rounds 0 checks and times
+// nothing. The last line is `N passed, N failed`.
 
 #ifndef LLMTRAIN_LADDER_H
 #define LLMTRAIN_LADDER_H
 
 #include "device.cuh"
 #include "flags.h"
+
+#ifndef EMULATED
+#include <cublasLt.h>
+#endif
 
 typedef enum { LADDER_BYTES, LADDER_FLOAT_FLOPS, LADDER_TENSOR_FLOPS } LadderWork;  // what bounds the operation
 typedef enum { LADDER_FLOATX, LADDER_FLOAT, LADDER_DOUBLE, LADDER_INTEGER } LadderType;
@@ -98,10 +106,11 @@ typedef struct {
     LadderWork work;
     double amount;              // bytes or flops of one run
     double peaks[3];            // per second, by LadderWork
+    double peak_mma, peak_product;  // two measurements of what tensor cores do; 0 where there is none
     uint64_t rounds;
     bool json, check;
     const char* rung;           // the only one to run; NULL: all
-    char device[256];
+    char device[256], flags[256];  // flags: as they were given
     const char* title;
     void* sweep;                // larger than the L2 cache
     size_t sweep_bytes;
@@ -163,7 +172,8 @@ static inline void* ladder_array(Ladder* l, const char* name, LadderType type, L
     a->role = role;
     a->bound = bound;
     a->n = n;
-    a->device = device_allocate(bytes ? bytes : 1, l->stream);
+    Error error;
+    a->device = device_allocate(bytes ? bytes : 1, l->stream, &error);
     a->twin = allocate(bytes);
     a->start = role == LADDER_ADDED ? allocate(bytes) : NULL;
     a->got = role == LADDER_INPUT ? NULL : allocate(bytes);
@@ -225,7 +235,8 @@ static inline void ladder_update(Ladder* l, const void* device) {
 
 static inline void* ladder_scratch(Ladder* l, size_t bytes) {
     if (l->scratch_count == LADDER_ARRAYS) ladder_give_up("too many scratch arrays: raise LADDER_ARRAYS");
-    void* memory = device_allocate(bytes ? bytes : 1, l->stream);
+    Error error;
+    void* memory = device_allocate(bytes ? bytes : 1, l->stream, &error);
     if (memory == NULL) ladder_give_up("out of memory for a rung's scratch; give smaller shapes");
     return l->scratch[l->scratch_count++] = memory;
 }
@@ -262,33 +273,55 @@ static inline void ladder_reset(Ladder* l) {
     }
 }
 
-// Compares one output with its twin; prints the element whose error is the largest part of its bound.
-static inline bool ladder_compare(Ladder* l, LadderArray* a, const char* rung) {
-    double worst = -1.0, worst_error = 0.0, worst_bound = 0.0;
-    size_t wrong = 0, first_wrong = 0;
-    download(a->got, a->device, a->n * ladder_type_bytes(a->type), l->stream);
-    for (size_t i = 0; i < a->n; i++) {
+typedef struct {
+    double part, error, bound;  // of the element whose error is the largest part of its bound
+    size_t wrong, first_wrong;
+} LadderErrors;
+
+// Elements [first, end) of an output.
+static inline LadderErrors ladder_errors(const LadderArray* a, size_t first, size_t end) {
+    LadderErrors e = {-1.0, 0.0, 0.0, 0, 0};
+    for (size_t i = first; i < end; i++) {
         double expected = ladder_get(a->type, a->twin, i), got = ladder_get(a->type, a->got, i);
         double start = a->role == LADDER_ADDED ? ladder_get(a->type, a->start, i) : 0.0;
         double sums = 4.0 * sqrt(a->bound.length) * 0x1p-24 * (a->bound.size + fabs(expected) + fabs(start));
         double stored = ladder_epsilon(a->type) * fabs(expected) + (double)FLOATX_EPSILON * a->bound.rounded;
         double error = fabs(got - expected), bound = 2.0 * (stored + sums) + ladder_tiny(a->type);
         if (a->type == LADDER_INTEGER) bound = 0.0;
-        if (!(error <= bound) && wrong++ == 0) first_wrong = i;
-        if (!(error <= worst * bound)) {
-            worst = error == 0.0 ? 0.0 : isnan(error) || bound == 0.0 ? INFINITY : error / bound;
-            worst_error = error;
-            worst_bound = bound;
+        if (!(error <= bound) && e.wrong++ == 0) e.first_wrong = i;
+        if (!(error <= e.part * bound)) {
+            e.part = error == 0.0 ? 0.0 : isnan(error) || bound == 0.0 ? INFINITY : error / bound;
+            e.error = error;
+            e.bound = bound;
         }
     }
-    bool ok = wrong == 0 && a->n > 0;
+    return e;
+}
+
+// Compares one output with its twin; prints the element whose error is the largest part of its bound.
+static inline bool ladder_compare(Ladder* l, LadderArray* a, const char* rung) {
+    enum { PIECES = 256 };
+    LadderErrors pieces[PIECES], e;
+    download(a->got, a->device, a->n * ladder_type_bytes(a->type), l->stream);
+    size_t piece = divide_up(a->n, PIECES);
+    #pragma omp parallel for
+    for (size_t i = 0; i < PIECES; i++)
+        pieces[i] = ladder_errors(a, min_size(i * piece, a->n), min_size((i + 1) * piece, a->n));
+    e = pieces[0];
+    for (size_t i = 1; i < PIECES; i++) {
+        size_t wrong = e.wrong + pieces[i].wrong, first_wrong = e.wrong ? e.first_wrong : pieces[i].first_wrong;
+        if (pieces[i].part > e.part) e = pieces[i];
+        e.wrong = wrong;
+        e.first_wrong = first_wrong;
+    }
+    bool ok = e.wrong == 0 && a->n > 0;
     if (ok) l->passed++; else l->failed++;
     if (!l->json || !ok)
         printf("%s  %-24s %-12s %s  err %.1e <= %.1e\n", ok ? "ok    " : "FAILED", rung, a->name, FLOATX_NAME,
-               worst_error, worst_bound);
-    if (wrong > 0)
-        printf("        %zu of %zu elements are wrong; the first is number %zu: %g, on the CPU %g\n", wrong, a->n,
-               first_wrong, ladder_get(a->type, a->got, first_wrong), ladder_get(a->type, a->twin, first_wrong));
+               e.error, e.bound);
+    if (e.wrong > 0)
+        printf("        %zu of %zu elements are wrong; the first is number %zu: %g, on the CPU %g\n", e.wrong, a->n,
+               e.first_wrong, ladder_get(a->type, a->got, e.first_wrong), ladder_get(a->type, a->twin, e.first_wrong));
     return ok;
 }
 
@@ -392,7 +425,7 @@ static inline int ladder_order(const void* a, const void* b) {
     return (x > y) - (x < y);
 }
 
-// Milliseconds of one run: the median and the least of the rounds. Not in the emulator.
+// Milliseconds of one run: the median and the least of the rounds. Not in the emulator, nor without rounds.
 static inline double ladder_time(Ladder* l, LadderRun run, void* problem, double* least) {
 #ifdef EMULATED
     (void)l, (void)run, (void)problem;
@@ -402,6 +435,8 @@ static inline double ladder_time(Ladder* l, LadderRun run, void* problem, double
     enum { WARM_UP = 2, MOST = 1000 };
     float ms[MOST];
     size_t rounds = min_size(l->rounds, MOST);
+    *least = NAN;
+    if (rounds == 0) return NAN;
     for (int i = 0; i < WARM_UP; i++) run(problem, l->stream);
     for (size_t i = 0; i < rounds; i++) {
         ladder_empty_cache(l);
@@ -426,33 +461,116 @@ static inline void ladder_measure_peaks(Ladder* l) {
     l->peaks[LADDER_TENSOR_FLOPS] = l->peaks[LADDER_FLOAT_FLOPS];
 #if !FLOATX_IS_FLOAT
     double products = warps * LADDER_MMA_TURNS * LADDER_MMA_SUMS * (16 * 8 * 16);
-    l->peaks[LADDER_TENSOR_FLOPS] = 1e3 * 2.0 * products / ladder_time(l, ladder_run_mma, l, &least);
+    l->peak_mma = 1e3 * 2.0 * products / ladder_time(l, ladder_run_mma, l, &least);
+    l->peaks[LADDER_TENSOR_FLOPS] = l->peak_mma;
 #endif
 #else
     (void)l;
 #endif
 }
 
-// Where a large product is faster than the loop of mma (Hopper and later have instructions that only libraries use
-// here), its speed is the peak: give the product's run and flops before the first rung.
-static inline void ladder_peak_product(Ladder* l, LadderRun run, void* problem, double flops) {
-    double least = 0.0, ms = ladder_time(l, run, problem, &least);
-    if (1e3 * flops / ms > l->peaks[LADDER_TENSOR_FLOPS]) l->peaks[LADDER_TENSOR_FLOPS] = 1e3 * flops / ms;
+#if !defined(EMULATED) && !FLOATX_IS_FLOAT
+
+// A product of three matrices (n, n) by cuBLASLt, with the algorithm that it proposes when asked for nothing special.
+typedef struct {
+    cublasLtHandle_t handle;
+    cublasLtMatmulDesc_t operation;
+    cublasLtMatrixLayout_t matrix;
+    cublasLtMatmulAlgo_t algorithm;
+    floatX *a, *b, *out;
+    void* workspace;
+    size_t workspace_bytes;
+} LadderProduct;
+
+static inline void ladder_cublas(cublasStatus_t status) {
+    if (status != CUBLAS_STATUS_SUCCESS) ladder_give_up(cublasLtGetStatusString(status));
+}
+
+// x (n) = numbers between -1 and 1: zeros would cost less power than what is multiplied in earnest, and clocks follow.
+static __global__ void ladder_fill(floatX* x, size_t n) {
+    size_t step = (size_t)gridDim.x * blockDim.x;
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step)
+        x[i] = floatX_of((float)(int32_t)random4(1, RANDOM_TEST, 0, i).bits[0] * 0x1p-31f);
+}
+
+static inline void ladder_run_product(void* problem, Stream stream) {
+    LadderProduct* p = (LadderProduct*)problem;
+    float one = 1.0f, zero = 0.0f;
+    ladder_cublas(cublasLtMatmul(p->handle, p->operation, &one, p->a, p->matrix, p->b, p->matrix, &zero, p->out,
+                                 p->matrix, p->out, p->matrix, &p->algorithm, p->workspace, p->workspace_bytes,
+                                 stream->compute));
+}
+
+static inline void ladder_measure_product(Ladder* l) {
+    const size_t n = 8192, count = n * n;
+    const cudaDataType type = FLOATX_GEMM == GEMM_BF16 ? CUDA_R_16BF : CUDA_R_16F;
+    const cublasOperation_t transposed = CUBLAS_OP_T;
+    LadderProduct p;
+    Error error;
+    p.workspace_bytes = (size_t)32 << 20;  // what NVIDIA recommends for Hopper
+    floatX* memory = (floatX*)device_allocate(3 * count * sizeof(floatX) + p.workspace_bytes, l->stream, &error);
+    if (memory == NULL) ladder_give_up("out of device memory for the large product that tells the peak");
+    p.a = memory, p.b = memory + count, p.out = memory + 2 * count, p.workspace = memory + 3 * count;
+    ladder_fill<<<(unsigned)(l->stream->processors * 16), 256, 0, l->stream->compute>>>(p.a, 2 * count);
+    LAUNCH_CHECK();
+    ladder_cublas(cublasLtCreate(&p.handle));
+    ladder_cublas(cublasLtMatmulDescCreate(&p.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    ladder_cublas(cublasLtMatmulDescSetAttribute(p.operation, CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
+                                                 sizeof transposed));
+    ladder_cublas(cublasLtMatrixLayoutCreate(&p.matrix, type, n, n, (int64_t)n));
+    cublasLtMatmulPreference_t wish;
+    cublasLtMatmulHeuristicResult_t result;
+    int results = 0;
+    ladder_cublas(cublasLtMatmulPreferenceCreate(&wish));
+    ladder_cublas(cublasLtMatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                                       &p.workspace_bytes, sizeof p.workspace_bytes));
+    ladder_cublas(cublasLtMatmulAlgoGetHeuristic(p.handle, p.operation, p.matrix, p.matrix, p.matrix, p.matrix, wish, 1,
+                                                 &result, &results));
+    if (results == 0) ladder_give_up("cuBLASLt has no algorithm for the large product that tells the peak");
+    p.algorithm = result.algo;
+    double least = 0.0;
+    l->peak_product = 1e3 * 2.0 * (double)count * (double)n / ladder_time(l, ladder_run_product, &p, &least);
+    CUDA_CHECK(cudaStreamSynchronize(l->stream->compute));
+    ladder_cublas(cublasLtMatmulPreferenceDestroy(wish));
+    ladder_cublas(cublasLtMatrixLayoutDestroy(p.matrix));
+    ladder_cublas(cublasLtMatmulDescDestroy(p.operation));
+    ladder_cublas(cublasLtDestroy(p.handle));
+    CUDA_CHECK(cudaFree(memory));
+}
+
+#endif
+
+// For ladders of tensor cores, before the first rung: measures a large product of cuBLASLt too. On Hopper and later it
+// is faster than the loop of mma.sync, as it has other instructions; the larger of the two is the peak.
+static inline void ladder_tensor_peak(Ladder* l) {
+#if !defined(EMULATED) && !FLOATX_IS_FLOAT
+    if (l->rounds == 0) return;
+    ladder_measure_product(l);
+    l->peaks[LADDER_TENSOR_FLOPS] = fmax(l->peak_mma, l->peak_product);
+    if (!l->json)
+        printf("peaks of tensor cores: %.1f TFLOP/s by mma.sync, %.1f TFLOP/s by cuBLASLt; the larger is the peak\n",
+               1e-12 * l->peak_mma, 1e-12 * l->peak_product);
+#else
+    (void)l;
+#endif
 }
 
 // ------------------------------------------------------------------------------------------------
 // 5. Program
 
-// Reads the flags, opens the device and measures the peaks. False: the program ends with l->status.
+// Reads the flags, opens the device and measures the peaks. False: the program ends with l->status. What l holds from a
+// ladder before that was closed are its counts; before the first it is all zero.
 static inline bool ladder_open(Ladder* l, int argc, char** argv, const char* title, const Flag* own, size_t own_count) {
     enum { MOST_FLAGS = 24, COMMON_FLAGS = 4 };
+    int rungs = l->rungs, passed = l->passed, failed = l->failed;
     memset(l, 0, sizeof *l);
+    l->rungs = rungs, l->passed = passed, l->failed = failed;
     l->title = title;
     l->rounds = 50;
     l->check = true;
     l->status = 1;
     Flag flags[MOST_FLAGS], common[COMMON_FLAGS] = {
-        {"rounds", FLAG_COUNT, &l->rounds, "R", 1, 1000, "times that each rung is timed", false},
+        {"rounds", FLAG_COUNT, &l->rounds, "R", 0, 1000, "times that each rung is timed", false},
         {"rung", FLAG_TEXT, &l->rung, "NAME", 0, 0, "this rung alone", false},
         {"check", FLAG_SWITCH, &l->check, "", 0, 0, "compare with the CPU, which takes long for large shapes", false},
         {"json", FLAG_SWITCH, &l->json, "", 0, 0, "one JSON object per rung, on a line of its own", false},
@@ -465,6 +583,10 @@ static inline bool ladder_open(Ladder* l, int argc, char** argv, const char* tit
         flags_help(flags, own_count + COMMON_FLAGS);
         l->status = 0;
         return false;
+    }
+    for (int i = 1; i < argc; i++) {
+        size_t length = strlen(l->flags);
+        snprintf(l->flags + length, sizeof l->flags - length, "%s%s", i > 1 ? " " : "", argv[i]);
     }
     Error error;
     if (!flags_parse(flags, own_count + COMMON_FLAGS, argc, argv, &error) || !device_open(&l->stream, false, &error)) {
@@ -479,12 +601,14 @@ static inline bool ladder_open(Ladder* l, int argc, char** argv, const char* tit
     if (!l->json) printf("%s   [%s, %s]\n", title, l->device, FLOATX_NAME);
 #ifndef EMULATED
     l->sweep_bytes = max_size(4 * (size_t)properties.l2CacheSize, (size_t)256 << 20);
-    l->sweep = device_allocate(l->sweep_bytes, l->stream);
-    if (l->sweep == NULL) ladder_give_up("out of device memory for the buffer that empties the cache");
     CUDA_CHECK(cudaEventCreate(&l->began));
     CUDA_CHECK(cudaEventCreate(&l->ended));
-    ladder_measure_peaks(l);
-    if (!l->json)
+    if (l->rounds > 0) {
+        l->sweep = device_allocate(l->sweep_bytes, l->stream, &error);
+        if (l->sweep == NULL) ladder_give_up("out of device memory for the buffer that empties the cache");
+        ladder_measure_peaks(l);
+    }
+    if (!l->json && l->rounds > 0)
         printf("peaks: %.0f GB/s by a copy, %.1f TFLOP/s of float, %.1f TFLOP/s of %s products\n",
                1e-9 * l->peaks[LADDER_BYTES], 1e-12 * l->peaks[LADDER_FLOAT_FLOPS],
                1e-12 * l->peaks[LADDER_TENSOR_FLOPS], FLOATX_NAME);
@@ -500,11 +624,14 @@ static inline void ladder_work(Ladder* l, LadderWork work, double amount) {
     l->amount = amount;
 }
 
+// Whether a rung will run: what it alone needs can be left out otherwise.
+static inline bool ladder_wants(const Ladder* l, const char* rung) { return !l->rung || strcmp(l->rung, rung) == 0; }
+
 // Runs, checks and times one rung.
 static inline void ladder_rung(Ladder* l, const char* name, LadderRun run, void* problem) {
     bool ok = true;
     size_t outputs = 0;
-    if (l->rung && strcmp(l->rung, name) != 0) return;
+    if (!ladder_wants(l, name)) return;
     l->rungs++;
     ladder_reset(l);
     run(problem, l->stream);
@@ -519,11 +646,14 @@ static inline void ladder_rung(Ladder* l, const char* name, LadderRun run, void*
     double rate = 1e3 * l->amount / ms, part = 100.0 * rate / l->peaks[l->work];
     bool bytes = l->work == LADDER_BYTES;
     if (l->json) {
-        printf("{\"title\": \"%s\", \"device\": \"%s\", \"type\": \"%s\", \"rung\": \"%s\", \"ok\": %s", l->title,
-               l->device, FLOATX_NAME, name, !l->check ? "null" : ok ? "true" : "false");
+        printf("{\"title\": \"%s\", \"flags\": \"%s\", \"device\": \"%s\", \"type\": \"%s\"", l->title, l->flags,
+               l->device, FLOATX_NAME);
+        printf(", \"rung\": \"%s\", \"ok\": %s", name, !l->check ? "null" : ok ? "true" : "false");
         if (isfinite(ms))
             printf(", \"ms_median\": %.6g, \"ms_min\": %.6g, \"%s\": %.6g, \"peak\": %.6g", ms, least,
                    bytes ? "bytes_per_s" : "flops", rate, l->peaks[l->work]);
+        if (isfinite(ms) && l->work == LADDER_TENSOR_FLOPS)
+            printf(", \"peak_mma\": %.6g, \"peak_product\": %.6g", l->peak_mma, l->peak_product);
         printf("}\n");
     } else if (isfinite(ms)) {
         printf("        %-24s %9.4f ms (least %.4f)  %8.1f %s  %5.1f%% of peak\n", name, ms, least,
@@ -532,8 +662,8 @@ static inline void ladder_rung(Ladder* l, const char* name, LadderRun run, void*
     fflush(stdout);
 }
 
-// Frees everything, prints the sum, and returns the program's exit status.
-static inline int ladder_close(Ladder* l) {
+// Frees everything but the counts.
+static inline void ladder_close(Ladder* l) {
     for (size_t i = 0; i < l->count; i++) {
         LadderArray* a = &l->arrays[i];
         CUDA_CHECK(cudaFree(a->device));
@@ -548,6 +678,10 @@ static inline int ladder_close(Ladder* l) {
     CUDA_CHECK(cudaEventDestroy(l->ended));
 #endif
     device_close(l->stream);
+}
+
+// Prints the sum of all ladders of the program, and returns its exit status.
+static inline int ladder_result(const Ladder* l) {
     if (l->rungs == 0) {
         fprintf(stderr, "ladder: there is no rung '%s'; without --rung all are run\n", l->rung ? l->rung : "");
         return 1;
@@ -555,5 +689,18 @@ static inline int ladder_close(Ladder* l) {
     printf("%d passed, %d failed\n", l->passed, l->failed);
     return l->failed > 0 || (l->check && l->passed == 0);
 }
+
+// ------------------------------------------------------------------------------------------------
+// 6. For rungs
+//
+// Thread number i of a launch with ladder_blocks(n) blocks of LADDER_THREADS makes number i of n.
+
+enum { LADDER_THREADS = 256 };
+
+static inline unsigned ladder_blocks(size_t n) { return (unsigned)divide_up(n, LADDER_THREADS); }
+static __device__ inline size_t ladder_index(void) { return (size_t)blockIdx.x * LADDER_THREADS + threadIdx.x; }
+
+// A sum of n numbers of random sign and size about 1 does not leave 5 sqrt(n) on its way.
+static inline LadderBound ladder_random_sum(size_t n) { return ladder_bound((double)n, 5.0 * sqrt((double)n), 0.0); }
 
 #endif  // LLMTRAIN_LADDER_H

@@ -1,16 +1,18 @@
 """peers.py: what PyTorch does on the same GPU, to compare the ladders and the trainer with.
 
-    python3 dev/peers.py                 products, attention, a compiled GPT-2; about a minute and a half
+    python3 dev/peers.py                      products, attention, compiled GPT-2s; a minute or two
     python3 dev/peers.py --only attention
-    python3 dev/peers.py --seconds 40    leaves out what has not begun by then
+    python3 dev/peers.py --gpt2 "124M:64"     this size with this batch
+    python3 dev/peers.py --seconds 40         leaves out what has not begun by then
 
 Attention: scaled_dot_product_attention, causal, bfloat16, by its flash and its cuDNN backend: D = 64 and 128, 16,384
 tokens and H D = 2048 at every T. Operations are those of the half of the matrix under the diagonal: 4 B H T^2 D / 2
-forward, 2.5 times that backward, as the FlashAttention papers count. A GPT-2 of 124M parameters in plain PyTorch,
-compiled, bfloat16 with float masters, at T = 1024: tokens per second, and the per cent of --peak (TFLOP/s; measured by
-a large product unless given) by the same count of operations per token as the trainer's.
+forward, 2.5 times that backward, as the FlashAttention papers count. GPT-2 in plain PyTorch, compiled, bfloat16 with
+float masters, at T = 1024 and the trainer's batches: tokens per second, and the per cent of --peak (TFLOP/s; the same
+number as the trainer is given) by the same count of operations per token as the trainer's. The smallest is compiled as
+a whole; for the others that takes minutes, so their blocks are, which are all alike.
 
-One line per measurement: text, then the same as a JSON object. Without PyTorch or a GPU it says so and ends well.
+One line per measurement: text, then the same as a JSON object. Without PyTorch or a GPU it says so, and exits with 77.
 """
 
 import argparse
@@ -19,23 +21,29 @@ import statistics
 import sys
 import time
 
+SKIPPED = 77  # the exit status that says that there was nothing to run with
+
 try:
     import torch
     import torch.nn.functional as F
     from torch import nn
 except ImportError:
-    print("peers.py: skipped, there is no PyTorch here")
-    sys.exit(0)
+    print("there is no PyTorch here")
+    sys.exit(SKIPPED)
 
 
 def milliseconds(run, rounds=20, warm_up=5):
-    """The median time of run() on the GPU, each after a sweep through memory larger than the L2 cache."""
-    sweep = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+    """The median time of run() on the GPU, each after reading memory larger than the L2 cache.
+
+    Written lines would have to go back to memory during what is timed; read ones are just dropped.
+    """
+    cache = getattr(torch.cuda.get_device_properties(0), "L2_cache_size", 0)
+    sweep = torch.zeros(max(4 * cache, 256 << 20) // 4, dtype=torch.float32, device="cuda")
     for _ in range(warm_up):
         run()
     times = []
     for _ in range(rounds):
-        sweep.zero_()
+        sweep.sum()
         began, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         began.record()
         run()
@@ -59,12 +67,11 @@ def product(M, N, K):
     a = torch.randn(M, K, device="cuda", dtype=torch.bfloat16)
     w = torch.randn(N, K, device="cuda", dtype=torch.bfloat16)
     ms = milliseconds(lambda: F.linear(a, w))
-    tflops = 2e-9 * M * N * K / ms
-    tell("product bf16", M=M, N=N, K=K, ms=ms, tflops=tflops)
-    return tflops
+    tell("product bf16", M=M, N=N, K=K, ms=ms, tflops=2e-9 * M * N * K / ms)
 
 
 def products(_):
+    product(8192, 8192, 8192)
     for N, K in ((2304, 768), (768, 768), (3072, 768), (768, 3072), (50304, 768)):
         product(16384, N, K)
 
@@ -79,7 +86,7 @@ def attention(options):
     tokens, width = 16384, 2048
     for name, backend in (("flash", SDPBackend.FLASH_ATTENTION), ("cudnn", SDPBackend.CUDNN_ATTENTION)):
         for D in (64, 128):
-            for T in (1024, 2048, 4096, 8192, 16384):
+            for T in (1024, 4096, 16384):
                 if time.monotonic() > options.deadline:
                     return
                 B, H = tokens // T, width // D
@@ -105,6 +112,10 @@ def attention(options):
 # GPT-2, as one would write it in PyTorch
 
 
+VOCABULARY, PADDED_VOCABULARY = 50257, 50304
+GPT2_SIZES = {"124M": (12, 12, 768), "350M": (24, 16, 1024), "774M": (36, 20, 1280), "1558M": (48, 25, 1600)}
+
+
 class Block(nn.Module):
     def __init__(self, C, H):
         super().__init__()
@@ -123,7 +134,7 @@ class Block(nn.Module):
 
 
 class GPT2(nn.Module):
-    def __init__(self, layers, H, C, context=1024, vocabulary=50304):
+    def __init__(self, layers, H, C, context=1024, vocabulary=PADDED_VOCABULARY):
         super().__init__()
         self.token, self.position = nn.Embedding(vocabulary, C), nn.Embedding(context, C)
         self.blocks = nn.ModuleList(Block(C, H) for _ in range(layers))
@@ -138,18 +149,47 @@ class GPT2(nn.Module):
         x = self.token(tokens) + self.position.weight[: tokens.shape[1]]
         for block in self.blocks:
             x = block(x)
+        return self.loss(x, targets)
+
+    def loss(self, x, targets):
         logits = self.head(self.norm(x))
         return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
+    def compile_parts(self):
+        for block in self.blocks:
+            block.compile()
+        self.loss = torch.compile(self.loss)
 
-def gpt2(options, device="cuda", layers=12, H=12, C=768, B=32, T=1024, steps=10, compiled=True):
+
+def gpt2(options):
+    whole = True
+    for run in options.gpt2.split():
+        size, B = run.split(":")
+        if time.monotonic() > options.deadline:
+            print(f"GPT-2 {size}: left out, the time is over")
+            continue
+        try:
+            gpt2_train(options, size, int(B), whole)
+        except torch.cuda.OutOfMemoryError:
+            print(f"GPT-2 {size}: skipped, a batch of {B} does not fit into the GPU's memory")
+        whole = False
+        torch.compiler.reset()
+        torch.cuda.empty_cache()
+
+
+def gpt2_train(options, size, B, whole, device="cuda", T=1024, steps=10):
+    layers, H, C = GPT2_SIZES[size]
     torch.manual_seed(1)
     torch.set_float32_matmul_precision("high")
-    model = GPT2(layers, H, C).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, betas=(0.9, 0.95), weight_decay=0.1,
-                                  fused=device == "cuda")
-    run = torch.compile(model) if compiled else model
-    tokens = torch.randint(50257, (B, T + 1), device=device)
+    with torch.device(device):
+        model = GPT2(layers, H, C)
+        tokens = torch.randint(VOCABULARY, (B, T + 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    run = model
+    if whole:
+        run = torch.compile(model)
+    else:
+        model.compile_parts()
 
     def step():
         with torch.autocast(device, dtype=torch.bfloat16):
@@ -171,33 +211,33 @@ def gpt2(options, device="cuda", layers=12, H=12, C=768, B=32, T=1024, steps=10,
         times.append(time.monotonic() - began)
     seconds = statistics.median(times)
     looked_up = model.position.weight.numel()  # the token embedding multiplies, as the head
-    weights = sum(p.numel() for p in model.parameters()) - looked_up
+    padding = (PADDED_VOCABULARY - VOCABULARY) * C
+    weights = sum(p.numel() for p in model.parameters()) - looked_up - padding
     flops_per_token = 6.0 * weights + 6.0 * layers * T * C
     rate = B * T / seconds
     numbers = {"parameters": weights + looked_up, "B": B, "T": T, "ms": 1e3 * seconds, "tokens_per_second": rate,
                "tflops": 1e-12 * rate * flops_per_token, "loss": loss, "compile_seconds": compiling}
     if options.peak:
         numbers["mfu_percent"] = 1e-10 * rate * flops_per_token / options.peak
-    tell("GPT-2 compiled" if compiled else "GPT-2 eager", **numbers)
+    tell(f"GPT-2 {size} compiled" if whole else f"GPT-2 {size} compiled by block", **numbers)
 
 
 # ----------------------------------------------------------------------------------------------------
 
 
 def main():
-    parts = {"products": products, "gpt2": gpt2, "attention": attention}
+    parts = {"products": products, "attention": attention, "gpt2": gpt2}
     parser = argparse.ArgumentParser(description="PyTorch on the same GPU")
     parser.add_argument("--only", choices=list(parts), help="this part alone")
     parser.add_argument("--seconds", type=float, default=90, help="nothing begins later than this [90]")
-    parser.add_argument("--peak", type=float, default=0, help="TFLOP/s that mfu is a part of; 0: measured [0]")
+    parser.add_argument("--gpt2", default="124M:32 350M:16 1558M:8", metavar="SIZE:BATCH ...", help="[%(default)s]")
+    parser.add_argument("--peak", type=float, default=0, help="TFLOP/s that mfu is a part of; 0: no mfu [0]")
     options = parser.parse_args()
     if not torch.cuda.is_available():
-        print("peers.py: skipped, PyTorch sees no GPU here")
-        return 0
+        print("PyTorch sees no GPU here")
+        return SKIPPED
     options.deadline = time.monotonic() + options.seconds
     print(f"PyTorch {torch.__version__} on {torch.cuda.get_device_name()}")
-    if options.peak == 0:
-        options.peak = product(8192, 8192, 8192)
     failures = 0
     for name, run in parts.items():
         if options.only not in (None, name):

@@ -30,8 +30,6 @@ typedef struct {
     float direction;        // 1 forward, -1 back
 } Rope;
 
-enum { ROPE_LADDER_THREADS = 256 };
-
 // ------------------------------------------------------------------------------------------------
 // Kernels: thread i owns W pairs of a head
 
@@ -57,7 +55,7 @@ static __device__ void turn(floatX* x, size_t half, Lanes<2 * W> angle, float di
 }
 
 static __global__ void rope_computed(Rope p, size_t n) {
-    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, position, inside;
+    size_t i = ladder_index(), position, inside;
     if (i >= n) return;
     floatX* x = p.qkv + pair_place(p, i, 1, &position, &inside);
     double angle = (double)position * pow((double)THETA, -2.0 * (double)inside / (double)p.D);
@@ -67,7 +65,7 @@ static __global__ void rope_computed(Rope p, size_t n) {
 
 template <int W>
 static __global__ void rope_table_pairs(Rope p, size_t n) {
-    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, position, inside;
+    size_t i = ladder_index(), position, inside;
     if (i >= n) return;
     floatX* x = p.qkv + pair_place(p, i, W, &position, &inside);
     turn<W>(x, p.D / 2, floats_load<2 * W>(p.table + position * p.D + 2 * inside), p.direction);
@@ -77,24 +75,22 @@ static __global__ void rope_table_pairs(Rope p, size_t n) {
 // Rungs
 
 static size_t pairs(const Rope* p) { return p->B * p->T * (p->H + p->K) * (p->D / 2); }
-static unsigned blocks_for(size_t threads) { return grid_blocks(divide_up(threads, ROPE_LADDER_THREADS)); }
-
 static void run_computed(void* problem, Stream stream) {
     Rope* p = (Rope*)problem;
-    rope_computed<<<blocks_for(pairs(p)), ROPE_LADDER_THREADS, 0, stream->compute>>>(*p, pairs(p));
+    rope_computed<<<ladder_blocks(pairs(p)), LADDER_THREADS, 0, stream->compute>>>(*p, pairs(p));
     LAUNCH_CHECK();
 }
 
 static void run_table(void* problem, Stream stream) {
     Rope* p = (Rope*)problem;
-    rope_table_pairs<1><<<blocks_for(pairs(p)), ROPE_LADDER_THREADS, 0, stream->compute>>>(*p, pairs(p));
+    rope_table_pairs<1><<<ladder_blocks(pairs(p)), LADDER_THREADS, 0, stream->compute>>>(*p, pairs(p));
     LAUNCH_CHECK();
 }
 
 static void run_packs(void* problem, Stream stream) {
     Rope* p = (Rope*)problem;
     size_t n = pairs(p) / PACK;
-    rope_table_pairs<PACK><<<blocks_for(n), ROPE_LADDER_THREADS, 0, stream->compute>>>(*p, n);
+    rope_table_pairs<PACK><<<ladder_blocks(n), LADDER_THREADS, 0, stream->compute>>>(*p, n);
     LAUNCH_CHECK();
 }
 
@@ -105,7 +101,7 @@ static void run_shipped(void* problem, Stream stream) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// Program: two ladders; the counts of passed and failed checks go on from one to the next
+// Program: two ladders
 
 int main(int argc, char** argv) {
     uint64_t B = ladder_size(4, 2), T = ladder_size(2048, 9), H = ladder_size(32, 5), K = ladder_size(8, 1);
@@ -117,13 +113,11 @@ int main(int argc, char** argv) {
         {"kv-heads", FLAG_COUNT, &K, "K", 1, 1e4, "key and value heads", false},
         {"head-size", FLAG_COUNT, &D, "D", 2, ATTENTION_MAX_D, "elements of a head, an even number", false},
     };
-    int status = 0, passed = 0, failed = 0;
+    Ladder l = {};
     for (int backward = 0; backward < 2; backward++) {
-        Ladder l;
         if (!ladder_open(&l, argc, argv, backward ? "rope_backward: qkv (B, T, (H + 2K) D) turned back in place" :
                          "rope_forward: qkv (B, T, (H + 2K) D) turned in place", flags, 5)) return l.status;
         if (D % 2 != 0) ladder_give_up("--head-size must be even");
-        l.passed = passed, l.failed = failed;
         Rope p = {B, T, H, K, D, NULL, NULL, backward ? -1.0f : 1.0f};
         p.table = ladder_input<float>(&l, "table", T * D, 1.0);
         LadderBound bound = ladder_bound(2, 10, 0);  // a sum of two numbers below 5, times a cosine or sine
@@ -139,8 +133,7 @@ int main(int argc, char** argv) {
         ladder_rung(&l, "table", run_table, &p);
         if (packs_fit(D / 2, p.qkv, p.table, NULL, NULL)) ladder_rung(&l, "packs", run_packs, &p);
         ladder_rung(&l, "shipped", run_shipped, &p);
-        status |= ladder_close(&l);
-        passed = l.passed, failed = l.failed;
+        ladder_close(&l);
     }
-    return status;
+    return ladder_result(&l);
 }

@@ -2,6 +2,7 @@
 //
 //   cc -std=c11 -O2 -I. dev/test_comm.c -o build/test_comm -lm -pthread && build/test_comm
 //   mpicc -DLLMTRAIN_MPI ...  && mpirun -n 3 build/test_comm        the collectives, through MPI
+//   build/test_comm --timeout 4000                                  on a slow machine, or under a sanitizer
 //
 //   1. collectives  each, of each type, of many lengths and slices, against a serial computation, bit for bit
 //   2. in flight    hundreds at once; a slow transport under a computation; what is counted
@@ -13,12 +14,14 @@
 // Under a launcher it is one of the launcher's ranks and runs the collectives alone.
 
 #include "../comm.h"
+#include "../flags.h"
 
+#include <ifaddrs.h>
+#include <net/if.h>
 #include <sys/mman.h>
 
 #define RANKS_MAX ((size_t)5)
 #define PATIENT_MS 30e3   // time-out where nothing is to fail
-#define TIMEOUT_MS 1500.0 // time-out where something is
 #define SLACK_MS 2500.0   // what a busy machine may add
 #define CASE_MS 60e3      // after which a rank is said to hang
 
@@ -27,13 +30,16 @@ typedef struct {
     bool done, good;           // its last call returned, and what
     double ended_ms;
     char text[1024];           // the error, if any
-    pid_t pid;
 } Report;
 
 static Report* reports;        // (RANKS_MAX + 1) shared by all processes; the last is the parent's
 static Report* self;
+static pid_t children[RANKS_MAX];
+static pid_t* forked;          // shared: the ranks that comm_spawn forked
 static size_t port;
 static const char* case_name;
+static double case_began_ms;
+static double timeout_ms = 1000.0;  // where something is to fail
 
 static bool check(bool ok, const char* what) {
     *(ok ? &self->passed : &self->failed) += 1;
@@ -85,13 +91,17 @@ static void outcome(bool good, const Error* error) {
 // Forks the ranks of a case, as a launcher does; each runs body and ends. Returns when all have ended or were made to.
 static void run_ranks(const char* name, size_t world, void (*body)(size_t rank)) {
     case_name = name;
+    case_began_ms = now_ms();
     port = free_port();
     memset(reports, 0, RANKS_MAX * sizeof *reports);
     fflush(NULL);
     for (size_t rank = 0; rank < world; rank++) {
-        reports[rank].pid = fork();
-        must(reports[rank].pid >= 0, "fork");
-        if (reports[rank].pid > 0) continue;
+        pid_t child = fork();
+        must(child >= 0, "fork");
+        if (child > 0) {
+            children[rank] = child;
+            continue;
+        }
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         self = &reports[rank];
         clear_environment();
@@ -107,6 +117,8 @@ static void run_ranks(const char* name, size_t world, void (*body)(size_t rank))
 
 static int passed, failed;
 
+static void case_line(int checks) { printf("%-80s %4d checks, %4.1f s\n", case_name, checks, (now_ms() - case_began_ms) / 1e3); }
+
 static void judge(bool ok, const char* what, size_t rank) {
     *(ok ? &passed : &failed) += 1;
     if (!ok) printf("%s: rank %zu %s   FAILED\n", case_name, rank, what);
@@ -119,21 +131,21 @@ static void end_ranks(size_t world, size_t victim) {
     for (size_t rank = 0; rank < world; rank++) {
         int status = 0;
         if (rank == victim) continue;
-        while (waitpid(reports[rank].pid, &status, WNOHANG) == 0 && now_ms() < deadline) comm_sleep(1);
-        bool hangs = now_ms() >= deadline && waitpid(reports[rank].pid, &status, WNOHANG) == 0;
+        while (waitpid(children[rank], &status, WNOHANG) == 0 && now_ms() < deadline) comm_sleep(1);
+        bool hangs = now_ms() >= deadline && waitpid(children[rank], &status, WNOHANG) == 0;
         if (hangs) {
-            kill(reports[rank].pid, SIGKILL);
-            waitpid(reports[rank].pid, &status, 0);
+            kill(children[rank], SIGKILL);
+            waitpid(children[rank], &status, 0);
         }
         judge(!hangs && WIFEXITED(status) && WEXITSTATUS(status) == 0, hangs ? "hangs" : "ends with an error", rank);
         passed += reports[rank].passed;
         failed += reports[rank].failed;
     }
     if (victim < world) {
-        kill(reports[victim].pid, SIGKILL);
-        waitpid(reports[victim].pid, NULL, 0);
+        kill(children[victim], SIGKILL);
+        waitpid(children[victim], NULL, 0);
     }
-    printf("%-90s %4d checks\n", case_name, passed + failed - before);
+    case_line(passed + failed - before);
 }
 
 // The ranks that are not the victim have failed, with these words, in time.
@@ -149,15 +161,15 @@ static void judge_failure(size_t world, size_t victim, double since_ms, double l
     }
 }
 
-static bool open_rank(Comm* comm, double timeout_ms, Error* error) {
+static bool open_rank(Comm* comm, double limit_ms, Error* error) {
     CommLaunch launch;
-    return comm_find(&launch, error) && comm_open(comm, &launch, timeout_ms, error);
+    return comm_find(&launch, error) && comm_open(comm, &launch, limit_ms, error);
 }
 
 // For bodies in which the meeting is to go well.
-static void open_or_end(Comm* comm, double timeout_ms) {
+static void open_or_end(Comm* comm, double limit_ms) {
     Error error;
-    if (open_rank(comm, timeout_ms, &error)) return;
+    if (open_rank(comm, limit_ms, &error)) return;
     outcome(false, &error);
     check(false, error.text);
     exit(1);
@@ -175,7 +187,7 @@ static size_t type_size(CommType type) {
 static void make_values(void* out, CommType type, size_t n, size_t rank) {
     for (size_t i = 0; i < n; i++) {
         Random4 r = random4(rank + 1, RANDOM_TEST, (uint64_t)type, i);
-        double value = ((double)r.bits[0] * 0x1p-32 - 0.5) * ldexp(1.0, (int)(r.bits[1] % 24) - 12);
+        double value = ((double)r.bits[0] * 0x1p-32 + (double)r.bits[2] * 0x1p-64 - 0.5) * ldexp(1.0, (int)(r.bits[1] % 24) - 12);
         if (i % 101 == 17) value = -0.0;
         if (i % 101 == 18) value *= 0x1p-130;                                   // subnormal in float
         if (i % 101 == 19) value = rank % 2 ? -65504.0 : 65504.0;               // sums overflow in fp16
@@ -444,25 +456,30 @@ static void busy(double ms) {
     for (double end = now_ms() + ms; now_ms() < end;) {}
 }
 
-// Requests that take 60 ms each, under a computation of 500 ms: nearly nothing is left to wait for.
+// Requests that take 60 ms each, under a computation of half a second: nearly nothing is left to wait for. A machine that
+// is busy with other things can spoil that, but hardly five times.
 static void test_overlap(Comm* comm) {
-    enum { REQUESTS = 5 };
+    enum { REQUESTS = 5, ATTEMPTS = 5 };
     float data[REQUESTS][100] = {{0.0f}};
     CommRequest requests[REQUESTS];
     Error error;
+    double hidden = 1e9;
+    for (int attempt = 0; attempt < ATTEMPTS && hidden > 0.2 * 60 * REQUESTS; attempt++) {
+        comm->delay_ms = 60;
+        double before = comm_statistics(comm).waited_ms;
+        for (int i = 0; i < REQUESTS; i++) requests[i] = comm_all_reduce_start(comm, data[i], 100, COMM_FLOAT, COMM_SUM);
+        busy(500);
+        for (int i = 0; i < REQUESTS; i++) check(comm_wait(comm, requests[i], &error), "a delayed request");
+        hidden = comm_statistics(comm).waited_ms - before;
+        comm->delay_ms = 0;
+        comm_all_reduce(comm, &hidden, 1, COMM_DOUBLE, COMM_MAX, &error);
+    }
+    check(hidden <= 0.2 * 60 * REQUESTS, "communication under a computation is not waited for");
     comm->delay_ms = 60;
-    double before = comm_statistics(comm).waited_ms, began = now_ms();
-    for (int i = 0; i < REQUESTS; i++) requests[i] = comm_all_reduce_start(comm, data[i], 100, COMM_FLOAT, COMM_SUM);
-    check(now_ms() - began < 50, "a start does not wait");
-    busy(500);
-    for (int i = 0; i < REQUESTS; i++) check(comm_wait(comm, requests[i], &error), "a delayed request");
-    double hidden = comm_statistics(comm).waited_ms - before;
-    before = comm_statistics(comm).waited_ms;
+    double before = comm_statistics(comm).waited_ms;
     for (int i = 0; i < REQUESTS; i++) check(comm_all_reduce(comm, data[i], 100, COMM_FLOAT, COMM_SUM, &error), "a delayed request");
-    double shown = comm_statistics(comm).waited_ms - before;
+    check(comm_statistics(comm).waited_ms - before >= 60 * REQUESTS, "without a computation it is");
     comm->delay_ms = 0;
-    check(hidden < 100, "communication under a computation is not waited for");
-    check(shown >= 60 * REQUESTS, "without a computation it is");
 }
 
 static void body_collectives(size_t rank) {
@@ -551,6 +568,7 @@ static bool launch_matches(const CommLaunch* l, const char* found) {
 
 static void test_launch(void) {
     case_name = "variables of launchers";
+    case_began_ms = now_ms();
     int before = passed + failed;
     for (size_t i = 0; i < sizeof launch_cases / sizeof launch_cases[0]; i++) {
         const LaunchCase* c = &launch_cases[i];
@@ -582,7 +600,7 @@ static void test_launch(void) {
     passed += self->passed;
     failed += self->failed;
     self->passed = self->failed = 0;
-    printf("%-90s %4d checks\n", case_name, passed + failed - before);
+    case_line(passed + failed - before);
 }
 
 // Ranks forked by comm_spawn, from a process of its own. What its rank 2 does, and what comes of it.
@@ -599,8 +617,8 @@ static void body_spawn(size_t unused) {
         check(false, error.text);
         exit(1);
     }
-    reports[2 + launch.rank].pid = getpid();  // the reports of ranks 2 to 4 serve the forked ranks
-    bool good = comm_open(&comm, &launch, TIMEOUT_MS, &error);
+    forked[launch.rank] = getpid();
+    bool good = comm_open(&comm, &launch, timeout_ms, &error);
     int64_t sum = (int64_t)launch.rank + 1;
     good = good && comm_all_reduce(&comm, &sum, 1, COMM_INT64, COMM_SUM, &error) && sum == 6;
     if (good) good = comm.local_rank == comm.rank && comm.local_world == 3;
@@ -628,16 +646,16 @@ static void test_spawn(void) {
         run_ranks(names[spawn_kind], 1, body_spawn);
         if (spawn_kind == SPAWN_PARENT_DIES) {
             int status = 0;
-            waitpid(reports[0].pid, &status, 0);
+            waitpid(children[0], &status, 0);
             judge(WIFSIGNALED(status), "was to be killed", 0);
             for (size_t rank = 1; rank < 3; rank++) {
                 double deadline = now_ms() + SLACK_MS;
                 pid_t gone = 0;
-                while ((gone = waitpid(reports[2 + rank].pid, &status, WNOHANG)) == 0 && now_ms() < deadline) comm_sleep(1);
+                while ((gone = waitpid(forked[rank], &status, WNOHANG)) == 0 && now_ms() < deadline) comm_sleep(1);
                 judge(gone > 0 && WIFSIGNALED(status), "does not die with rank 0", rank);
-                if (gone == 0) kill(reports[2 + rank].pid, SIGKILL);
+                if (gone == 0) kill(forked[rank], SIGKILL);
             }
-            printf("%-90s %4d checks\n", case_name, 3);
+            case_line(3);
         } else {
             end_ranks(1, SIZE_MAX);
         }
@@ -656,13 +674,18 @@ static void body_meet(size_t rank) {
     Comm comm;
     Error error;
     if (rank == odd_rank && odd_name) setenv(odd_name, odd_value, 1);
-    bool good = open_rank(&comm, TIMEOUT_MS, &error);
+    bool good = open_rank(&comm, timeout_ms, &error);
     outcome(good, &error);
     if (good) comm_close(&comm);
 }
 
 static void body_never_comes(size_t rank) {
     if (rank == odd_rank) exit(0);
+    body_meet(rank);
+}
+
+static void body_all_odd(size_t rank) {
+    odd_rank = rank;
     body_meet(rank);
 }
 
@@ -676,14 +699,51 @@ static bool text_has(size_t rank, const char* words) {
 static void disturb(int* sockets) {
     static const char* const noise = "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n";
     Error error;
-    for (int i = 0; i < 3; i++) sockets[i] = comm_connect("127.0.0.1", port, true, now_ms() + TIMEOUT_MS, &error);
+    for (int i = 0; i < 3; i++) sockets[i] = comm_connect("127.0.0.1", port, true, now_ms() + timeout_ms, &error);
     must(sockets[0] >= 0 && sockets[1] >= 0 && sockets[2] >= 0, "connecting to rank 0");
     must(comm_send_all(sockets[0], noise, strlen(noise), now_ms() + 100), "sending noise");
     must(comm_send_all(sockets[1], "llm", 3, now_ms() + 100), "sending little");
 }
 
+// Answers one connection as a mail server would, and at more length than rank 0.
+static void speak(int listener) {
+    double deadline = now_ms() + timeout_ms;
+    int guest = -1;
+    while (guest < 0 && now_ms() < deadline) {
+        guest = accept(listener, NULL, NULL);
+        comm_sleep(1);
+    }
+    must(guest >= 0, "a connection of rank 1");
+    for (int i = 0; i < 100; i++) must(comm_send_all(guest, "220 welcome\r\n", 13, deadline), "an answer to rank 1");
+    comm_sleep(100);
+    close(guest);
+}
+
+static bool has_ipv6(void) {
+    struct sockaddr_in6 address;
+    int s = socket(AF_INET6, SOCK_STREAM, 0);
+    memset(&address, 0, sizeof address);
+    address.sin6_family = AF_INET6;
+    address.sin6_addr = in6addr_loopback;
+    bool good = s >= 0 && bind(s, (struct sockaddr*)&address, sizeof address) == 0;
+    if (s >= 0) close(s);
+    return good;
+}
+
+// An address of this machine on a network, if it has one.
+static bool outside_address(char text[64]) {
+    struct ifaddrs* list = NULL;
+    text[0] = 0;
+    if (getifaddrs(&list) != 0) return false;
+    for (const struct ifaddrs* i = list; i && text[0] == 0; i = i->ifa_next)
+        if (i->ifa_addr && i->ifa_addr->sa_family == AF_INET && !(i->ifa_flags & IFF_LOOPBACK) && (i->ifa_flags & IFF_UP))
+            getnameinfo(i->ifa_addr, sizeof(struct sockaddr_in), text, 64, NULL, 0, NI_NUMERICHOST);
+    freeifaddrs(list);
+    return text[0] != 0;
+}
+
 static void body_disturbed(size_t rank) {
-    if (rank > 0) comm_sleep(300);
+    if (rank > 0) comm_sleep(0.3 * timeout_ms);
     body_meet(rank);
 }
 
@@ -704,7 +764,7 @@ static void test_meeting(void) {
         run_ranks("a rank never comes", 3, body_never_comes);
         end_ranks(3, SIZE_MAX);
         snprintf(words, sizeof words, odd_rank == 0 ? "not reached rank 0 at 127.0.0.1" : "rank %zu has not come to rank 0", odd_rank);
-        judge_failure(3, odd_rank, began, TIMEOUT_MS + SLACK_MS, words, NULL);
+        judge_failure(3, odd_rank, began, timeout_ms + SLACK_MS, words, NULL);
     }
 
     began = now_ms();
@@ -714,14 +774,14 @@ static void test_meeting(void) {
     run_ranks("a rank of another run", 2, body_meet);
     end_ranks(2, SIZE_MAX);
     judge(text_has(1, "is of run 'another', rank 0 here of run 'test'") && reports[1].ended_ms - began < SLACK_MS, "is not told at once", 1);
-    judge(text_has(0, "rank 1 has not come") && text_has(0, "Turned away was rank 1"), "does not say whom it turned away", 0);
+    judge(text_has(0, "rank 1 has not come") && text_has(0, "Turned away: rank 1"), "does not say whom it turned away", 0);
 
     odd_name = "WORLD_SIZE";
     odd_value = "5";
     run_ranks("a rank with another world size", 2, body_meet);
     end_ranks(2, SIZE_MAX);
     judge(text_has(1, "counts 5 ranks, rank 0 2"), "is not told", 1);
-    judge(text_has(0, "Turned away was rank 1"), "does not say whom it turned away", 0);
+    judge(text_has(0, "Turned away: rank 1"), "does not say whom it turned away", 0);
 
     odd_rank = 2;
     odd_name = "RANK";
@@ -731,41 +791,44 @@ static void test_meeting(void) {
     judge(text_has(0, "rank 2 has not come") && text_has(0, "a second rank 1"), "does not say what is wrong", 0);
     judge(text_has(1, "second rank 1") || text_has(2, "second rank 1"), "is not told", 1);
 
-    // The port is taken: by something silent, and by something that speaks first.
-    odd_name = NULL;
+    // The port is taken: by something silent, whose connections wait in vain, and by something that speaks first.
     for (int speaks = 0; speaks < 2; speaks++) {
+        char number[32];
         int listener;
         size_t taken = 0;
-        char number[32];
         Error error;
         must(comm_listen(&listener, &taken, "127.0.0.1", &error), "taking a port");
         snprintf(number, sizeof number, "%zu", taken);
-        odd_rank = SIZE_MAX;
-        pid_t server = fork();
-        if (server == 0) {
-            prctl(PR_SET_PDEATHSIG, SIGKILL);
-            for (;;) {
-                int guest = accept(listener, NULL, NULL);
-                if (guest < 0) comm_sleep(1);
-                else if (speaks) for (int i = 0; i < 100; i++) must(comm_send_all(guest, "220 welcome\r\n", 13, now_ms() + 100) || true, "");
-            }
-        }
-        odd_value = number;
-        began = now_ms();
         odd_name = "MASTER_PORT";
-        for (odd_rank = 0; odd_rank < 2; odd_rank++) {
-            // Both ranks use the port, one case each, since each must speak for itself.
-            run_ranks(speaks ? "a port in use by a program that speaks" : "a port in use", odd_rank + 1, body_meet);
-            if (odd_rank == 0) setenv("WORLD_SIZE", "2", 1);
-            end_ranks(odd_rank + 1, SIZE_MAX);
-            if (odd_rank == 0) continue;
-            judge(text_has(1, speaks ? "is not rank 0 of this program" : "has not answered rank 1"), "does not say so", 1);
-        }
-        kill(server, SIGKILL);
-        waitpid(server, NULL, 0);
+        odd_value = number;
+        run_ranks(speaks ? "a port in use by a program that speaks" : "a port in use", 2, body_all_odd);
+        if (speaks) speak(listener);
+        end_ranks(2, SIZE_MAX);
+        judge(text_has(0, number) && text_has(0, "the port is in use"), "does not say so", 0);
+        judge(text_has(1, number) && text_has(1, speaks ? "is not rank 0 of this program" : "has not answered rank 1"), "does not say so", 1);
         close(listener);
     }
-    clear_environment();
+
+    // Addresses of other kinds than 127.0.0.1.
+    odd_name = "MASTER_ADDR";
+    char outside[64];
+    const char* const addresses[] = {"localhost", "::1", outside};
+    for (int i = 0; i < 3; i++) {
+        char name[100];
+        odd_value = addresses[i];
+        if (i == 2 && !outside_address(outside)) {
+            printf("skipped: a meeting at an address that others can reach, for there is none\n");
+            continue;
+        }
+        if (i == 1 && !has_ipv6()) {
+            printf("skipped: a meeting at ::1, for there is no IPv6\n");
+            continue;
+        }
+        snprintf(name, sizeof name, "a meeting at %s", i < 2 ? addresses[i] : "an address that others can reach");
+        run_ranks(name, 3, body_all_odd);
+        end_ranks(3, SIZE_MAX);
+        for (size_t rank = 0; rank < 3; rank++) judge(reports[rank].good, reports[rank].text, rank);
+    }
 
     int sockets[3];
     odd_rank = SIZE_MAX;
@@ -777,7 +840,7 @@ static void test_meeting(void) {
     for (int i = 0; i < 3; i++) close(sockets[i]);
 
     for (odd_rank = 0; odd_rank < 3; odd_rank++) {
-        held_back_ms = 400;
+        held_back_ms = 0.4 * timeout_ms;
         run_ranks("a rank that comes later", 3, body_held_back);
         end_ranks(3, SIZE_MAX);
         for (size_t rank = 0; rank < 3; rank++) judge(reports[rank].good, reports[rank].text, rank);
@@ -810,7 +873,7 @@ static void body_fault_in_meeting(size_t rank) {
     if (rank == odd_rank) arm();
     if (rank == 3) {
         comm_sleep(held_back_ms);
-        if (held_back_ms > TIMEOUT_MS) exit(0);
+        if (held_back_ms > timeout_ms) exit(0);
     }
     body_meet(rank);
 }
@@ -819,9 +882,8 @@ static void body_fault_between(size_t rank) {
     Comm comm;
     Error error;
     double x = 1.0;
-    open_or_end(&comm, TIMEOUT_MS);
-    bool good = comm_barrier(&comm, &error);
-    check(good, "a barrier before the fault");
+    open_or_end(&comm, timeout_ms);
+    bool good = comm_barrier(&comm, &error);  // fails where the fault of a faster rank is heard of here already
     if (rank == odd_rank) {
         *fault_ms = now_ms();
         raise(fault_signal);
@@ -833,20 +895,21 @@ static void body_fault_between(size_t rank) {
     comm_close(&comm);
 }
 
-// Large sums under way when the victim falls.
+// Large sums are under way, one after the other, when the victim falls.
 static void body_fault_inside(size_t rank) {
-    enum { REQUESTS = 40, LENGTH = 1 << 20 };
+    enum { REQUESTS = 4, LENGTH = 1 << 20 };
     Comm comm;
     Error error;
     CommRequest requests[REQUESTS];
     float* data = (float*)allocate((size_t)REQUESTS * LENGTH * sizeof(float));
     must(data != NULL, "memory");
-    open_or_end(&comm, TIMEOUT_MS);
+    open_or_end(&comm, timeout_ms);
     bool good = comm_barrier(&comm, &error);
-    check(good, "a barrier before the fault");
     if (rank == odd_rank) arm();
-    for (size_t i = 0; i < REQUESTS; i++) requests[i] = comm_all_reduce_start(&comm, data + i * LENGTH, LENGTH, COMM_FLOAT, COMM_SUM);
-    for (size_t i = 0; i < REQUESTS; i++) good = comm_wait(&comm, requests[i], &error);
+    for (double end = now_ms() + 4 * timeout_ms; good && now_ms() < end;) {
+        for (size_t i = 0; i < REQUESTS; i++) requests[i] = comm_all_reduce_start(&comm, data + i * LENGTH, LENGTH, COMM_FLOAT, COMM_SUM);
+        for (size_t i = 0; i < REQUESTS; i++) good = comm_wait(&comm, requests[i], &error);
+    }
     outcome(good, &error);
     comm_close(&comm);
     free(data);
@@ -862,13 +925,14 @@ static void test_signals(void) {
         for (odd_rank = 0; odd_rank < 3; odd_rank++) {
             snprintf(name, sizeof name, "rank %zu is %s in the meeting", odd_rank, verb);
             odd_name = NULL;
-            fault_after_ms = 200;
-            held_back_ms = s == 0 ? 2 * TIMEOUT_MS : 500;  // stopped: the last one comes, and all wait for the victim
+            fault_after_ms = 0.3 * timeout_ms;
+            held_back_ms = s == 0 ? 2 * timeout_ms : 0.5 * timeout_ms;  // stopped: the last one comes, and all wait for the victim
             run_ranks(name, 4, body_fault_in_meeting);
             end_ranks(4, odd_rank);
-            snprintf(words, sizeof words, odd_rank == 0 ? (s == 0 ? "not reached rank 0" : "rank 0 at 127.0.0.1") : says, odd_rank);
-            snprintf(other, sizeof other, odd_rank == 0 ? "rank 0 has not" : "rank %zu has not come", odd_rank);
-            judge_failure(s == 0 ? 3 : 4, odd_rank, *fault_ms, 2 * TIMEOUT_MS + COMM_GRACE_MS + SLACK_MS, words, other);
+            snprintf(words, sizeof words, says, odd_rank);
+            snprintf(other, sizeof other, "rank %zu has not come", odd_rank);
+            if (odd_rank == 0) snprintf(other, sizeof other, s == 0 ? "not reached rank 0" : "rank 0 at 127.0.0.1");
+            judge_failure(s == 0 ? 3 : 4, odd_rank, *fault_ms, 2 * timeout_ms + COMM_GRACE_MS + SLACK_MS, words, other);
         }
         snprintf(other, sizeof other, "none");
         for (odd_rank = 0; odd_rank < 3; odd_rank++) {
@@ -876,7 +940,7 @@ static void test_signals(void) {
             snprintf(words, sizeof words, says, odd_rank);
             run_ranks(name, 4, body_fault_between);
             end_ranks(4, odd_rank);
-            judge_failure(4, odd_rank, *fault_ms, TIMEOUT_MS + SLACK_MS, words, NULL);
+            judge_failure(4, odd_rank, *fault_ms, timeout_ms + SLACK_MS, words, NULL);
         }
         for (odd_rank = 0; odd_rank < 3; odd_rank++) {
             snprintf(name, sizeof name, "rank %zu is %s in a collective", odd_rank, verb);
@@ -884,7 +948,7 @@ static void test_signals(void) {
             fault_after_ms = 3.0 + 5.0 * (double)odd_rank;
             run_ranks(name, 3, body_fault_inside);
             end_ranks(3, odd_rank);
-            judge_failure(3, odd_rank, *fault_ms, TIMEOUT_MS + SLACK_MS, words, NULL);
+            judge_failure(3, odd_rank, *fault_ms, timeout_ms + SLACK_MS, words, NULL);
         }
     }
 }
@@ -905,13 +969,16 @@ static void body_call(size_t rank) {
     double data[64] = {0.0};
     size_t n = 40;
     Cut cut = {n, 3, CUT_UNEVEN};
-    bool odd = rank == 1, good;
-    open_or_end(&comm, TIMEOUT_MS);
+    bool odd = rank == 1, good = open_rank(&comm, timeout_ms, &error);
+    if (!good) {  // another rank was so fast that its mistake was heard of in the meeting
+        outcome(false, &error);
+        return;
+    }
     if (odd && call_kind == CALL_LEAVES) {
         comm_close(&comm);
         return;
     }
-    if (odd && call_kind == CALL_LATE) comm_sleep(2 * TIMEOUT_MS);
+    if (odd && call_kind == CALL_LATE) comm_sleep(2 * timeout_ms);
     if (odd && call_kind == CALL_LENGTH) n = 41;
     if (odd && call_kind == CALL_MORE) comm_barrier_start(&comm);
     if (call_kind == CALL_ROOT || call_kind == CALL_BAD_ROOT)
@@ -944,7 +1011,7 @@ static void test_calls(void) {
         double began = now_ms();
         run_ranks(names[call_kind], 3, body_call);
         end_ranks(3, SIZE_MAX);
-        judge_failure(3, call_kind == CALL_LEAVES ? 1 : SIZE_MAX, began, 2 * TIMEOUT_MS + SLACK_MS, words[call_kind],
+        judge_failure(3, call_kind == CALL_LEAVES ? 1 : SIZE_MAX, began, 2 * timeout_ms + SLACK_MS, words[call_kind],
                       call_kind == CALL_MORE ? "and rank 1 barrier (operation 1)" : call_kind == CALL_BAD_SLICES ? "for rank 0" : NULL);
     }
 }
@@ -981,14 +1048,20 @@ static int run_launched(const CommLaunch* launch) {
     return sums[1] > 0;
 }
 
-int main(void) {
+int main(int argc, char** argv) {
     CommLaunch launch;
     Error error;
-    void* shared = mmap(NULL, (RANKS_MAX + 2) * sizeof(Report), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    Flag flags[] = {{"timeout", FLAG_REAL, &timeout_ms, "MS", 100, 60000, "time-out of the cases in which something is to fail", false}};
+    if (!flags_parse(flags, 1, argc, argv, &error)) {
+        printf("test_comm: %s\n0 passed, 1 failed\n", error.text);
+        return 2;
+    }
+    void* shared = mmap(NULL, (RANKS_MAX + 2) * sizeof(Report) + RANKS_MAX * sizeof(pid_t), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     must(shared != MAP_FAILED, "shared memory");
     reports = (Report*)shared;
     self = &reports[RANKS_MAX];
     fault_ms = &reports[RANKS_MAX + 1].ended_ms;
+    forked = (pid_t*)&reports[RANKS_MAX + 2];
     if (comm_find(&launch, &error) && launch.world > 1) return run_launched(&launch);
     setvbuf(stdout, NULL, _IOLBF, 0);
     clear_environment();

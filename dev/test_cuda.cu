@@ -244,9 +244,10 @@ static void case_cpu(Case* c, const Array* poison) {
 }
 
 static void* device_memory(size_t bytes) {
-    void* memory = device_allocate(max_size(bytes, 1), stream);
+    Error error;
+    void* memory = device_allocate(max_size(bytes, 1), stream, &error);
     if (memory != NULL) return memory;
-    fputs("test_cuda: no memory on the device for a case\n", stderr);
+    fprintf(stderr, "test_cuda: %s\n", error.text);
     exit(1);
 }
 
@@ -1119,9 +1120,11 @@ static void test_huge(void) {
     const size_t n = ((size_t)1 << 31) + 4099, tail = 8192, first = n - tail;
     const size_t bytes = n * sizeof(floatX), tail_bytes = tail * sizeof(floatX);
     if (!wanted("huge gelu_forward dropout cast_to_float")) return;
-    floatX *in = (floatX*)device_allocate(bytes, stream), *out = (floatX*)device_allocate(n * sizeof(float), stream);
-    if (in == NULL || out == NULL) {
-        check(false, "--shapes huge needs %.0f GB of memory on the device", 1e-9 * (double)(bytes + n * sizeof(float)));
+    Error error;
+    floatX* in = (floatX*)device_allocate(bytes, stream, &error);
+    floatX* out = in ? (floatX*)device_allocate(n * sizeof(float), stream, &error) : NULL;
+    if (out == NULL) {
+        check(false, "--shapes huge: %s", error.text);
         return;
     }
     floatX *values = (floatX*)hold(tail_bytes), *expected = (floatX*)hold(tail_bytes);

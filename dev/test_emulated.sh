@@ -11,8 +11,7 @@ passed=0
 failed=0
 : > "$log"
 OMP_WAIT_POLICY=passive
-ASAN_OPTIONS=detect_leaks=0  # the emulator checks what matters: what is left of device memory at the end
-export OMP_WAIT_POLICY ASAN_OPTIONS
+export OMP_WAIT_POLICY
 
 # once COMMAND...: runs it and adds up its 'N passed, N failed'; what failed is shown.
 once() {
@@ -83,6 +82,9 @@ for program in "$@"; do
         once "$program" $flags
     done < "$build/shapes"
     case $program in
+        *-plain-*-attention_* | *-plain-*-matmul) once env EMULATE_SHARED=99 "$program" ;;  # shared memory of sm_86 and sm_89
+    esac
+    case $program in
         *-plain-*)
             once "$program"
             for mode in "ORDER=reverse" "ORDER=random EMULATE_SEED=1" "ORDER=random EMULATE_SEED=2 EMULATE_COPIES=early" \
@@ -99,6 +101,9 @@ for program in "$@"; do
     end "$(basename "$program")"
 done
 
+begin
+once sh dev/gpu_check.sh --try "$build"
+end "command lines of dev/gpu_check.sh"
 begin
 for type in FP32 BF16 FP16; do once "$build/test_train-emulated-$type" --model; done
 end "the whole model in its CUDA build against float64"

@@ -410,7 +410,7 @@ static __global__ void with_dynamic_too(float* out) {
 }
 // The permission is each kernel's own.
 static void run_too_much_shared(bool bug) {
-    enum { BYTES = 100 << 10 };
+    enum { BYTES = 96 << 10 };
     if (cudaFuncSetAttribute(with_dynamic, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES) != cudaSuccess) return;
     if (bug) with_dynamic_too<<<1, N, BYTES>>>(result);
     else with_dynamic<<<1, N, BYTES>>>(result);
@@ -420,6 +420,47 @@ static __global__ void numbered(float* out) {
     if (threadIdx.x < N) out[threadIdx.x] = (float)threadIdx.x;
 }
 static void run_too_many_threads(bool bug) { numbered<<<1, bug ? 1056 : 1024>>>(result); }
+
+template <int THREADS>
+static __global__ void __launch_bounds__(THREADS / 2 * 2, 1) bounded(float* out, int32_t n) {
+    int32_t i = (int32_t)threadIdx.x;
+    if (i < n) out[i] = (float)i;
+}
+static void run_launch_bounds(bool bug) { bounded<N><<<1, bug ? N + 32 : N>>>(result, N); }
+
+// An allowance is for dynamic shared memory; static memory comes on top, as long as the device has room for both.
+static __global__ void static_and_dynamic(float* out) {
+    extern __shared__ float s[];
+    __shared__ float more[N];
+    more[threadIdx.x] = (float)threadIdx.x;
+    s[threadIdx.x] = more[threadIdx.x];
+    out[threadIdx.x] = s[threadIdx.x];
+}
+static void run_static_and_dynamic(bool bug) {
+    enum { BYTES = 48 << 10 };
+    if (bug) {
+        static_and_dynamic<<<1, N, BYTES>>>(result);  // within 48 KiB, but for the static part
+        return;
+    }
+    if (cudaFuncSetAttribute(static_and_dynamic, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES) != cudaSuccess)
+        return;
+    static_and_dynamic<<<1, N, BYTES>>>(result);
+}
+
+static __global__ void filled_up(float* out) {
+    extern __shared__ float s[];
+    __shared__ float more[N];
+    more[threadIdx.x] = (float)threadIdx.x;
+    s[threadIdx.x] = more[threadIdx.x];
+    out[threadIdx.x] = s[threadIdx.x];
+}
+static void run_no_room_for_static(bool bug) {
+    int all = 0;
+    cudaDeviceGetAttribute(&all, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0);
+    int bytes = bug ? all : all - N * (int)sizeof(float);
+    if (cudaFuncSetAttribute(filled_up, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) != cudaSuccess) return;
+    filled_up<<<1, N, (size_t)bytes>>>(result);
+}
 static void run_empty_grid(bool bug) { numbered<<<bug ? 0 : 1, N>>>(result); }
 
 // ------------------------------------------------------------------------------------------------
@@ -468,7 +509,10 @@ static const Bug bugs[] = {
     {"mma_adds_to_an_output", "all", run_mma_operands},
     {"mma_without_one_lane", "all", run_mma_divergent},
     {"shared_memory_not_asked_for", "all", run_too_much_shared},
+    {"static_shared_memory_beside_dynamic", "all", run_static_and_dynamic},
+    {"no_room_for_static_shared_memory", "all", run_no_room_for_static},
     {"too_many_threads", "all", run_too_many_threads},
+    {"more_threads_than_launch_bounds", "all", run_launch_bounds},
     {"empty_grid", "all", run_empty_grid},
 };
 enum { BUGS = sizeof bugs / sizeof *bugs };

@@ -32,8 +32,21 @@ inline unsigned cublaslt_missing = 0;
 // 1. Objects
 //
 // They lie in the opaque structs of the library's header. `kind` tells whether a pointer is what it should be.
+// Destroyed ones stay until the end of the program, so that their use is known.
 
-enum : uint32_t { LAYOUT_KIND = 0x4c61796f, OPERATION_KIND = 0x4f706572, PREFERENCE_KIND = 0x50726566 };
+inline std::vector<std::unique_ptr<void, void (*)(void*)>> cublaslt_destroyed;
+
+enum : uint32_t {
+    HANDLE_KIND = 0x48616e64,
+    LAYOUT_KIND = 0x4c61796f,
+    OPERATION_KIND = 0x4f706572,
+    PREFERENCE_KIND = 0x50726566,
+    DESTROYED_KIND = 0x44657374
+};
+
+struct CublasltHandle {
+    uint32_t kind;
+};
 
 struct CublasltLayout {
     uint32_t kind;
@@ -111,12 +124,17 @@ inline const CublasltAttribute cublaslt_preference_attributes[] = {
 };
 #undef EMULATOR_ATTRIBUTE
 
-// The object behind one of the library's pointers; the program ends if it is none, for instance destroyed.
+// The object behind one of the library's pointers; the program ends if it is none.
 template <class Object, class Opaque>
 inline Object* cublaslt_object(Opaque* opaque, uint32_t kind, const char* what) {
     Object* object = reinterpret_cast<Object*>(opaque);
-    if (object == nullptr || object->kind != kind) die("cuBLASLt: this is not a %s, or it was destroyed", what);
+    if (object && object->kind == DESTROYED_KIND) die("cuBLASLt: the %s was destroyed", what);
+    if (object == nullptr || object->kind != kind) die("cuBLASLt: this is not a %s", what);
     return object;
+}
+
+inline void cublaslt_handle(cublasLtHandle_t handle) {
+    cublaslt_object<CublasltHandle>(handle, HANDLE_KIND, "handle");
 }
 
 inline const CublasltLayout* cublaslt_layout(cublasLtMatrixLayout_t layout) {
@@ -160,19 +178,18 @@ inline cublasStatus_t cublaslt_get(const void* object, const CublasltAttribute (
 }
 
 template <class Opaque, class Object>
-inline cublasStatus_t cublaslt_create(Opaque** opaque, const Object& object) {
+inline cublasStatus_t cublaslt_create(Opaque** opaque, size_t bytes, const Object& object) {
     if (opaque == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
-    *opaque = new Opaque;
-    memset(*opaque, 0, sizeof **opaque);
+    *opaque = (Opaque*)calloc(1, bytes);
+    if (*opaque == nullptr) return CUBLAS_STATUS_ALLOC_FAILED;
     memcpy(static_cast<void*>(*opaque), &object, sizeof object);
     return CUBLAS_STATUS_SUCCESS;
 }
 
-// The kind goes first, so that a pointer that is used afterwards is recognised as long as its memory lies idle.
-template <class Opaque>
-inline cublasStatus_t cublaslt_destroy(Opaque* opaque) {
-    if (opaque) *reinterpret_cast<volatile uint32_t*>(opaque) = 0;
-    delete opaque;
+inline cublasStatus_t cublaslt_destroy(void* opaque) {
+    std::lock_guard<std::recursive_mutex> guard(runtime_lock);
+    *static_cast<uint32_t*>(opaque) = DESTROYED_KIND;
+    cublaslt_destroyed.emplace_back(opaque, free);
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -316,12 +333,8 @@ inline void cublaslt_reach(const char* what, const void* data, int32_t type, int
     check_end("cublasLtMatmul", what, data, elements * cublaslt_type_bytes(type), true);
 }
 
-// As the tensor cores read a float: 10 bits of fraction, rounded to nearest.
-inline float cublaslt_tf32(float x) {
-    uint32_t bits = bits_from_float(x);
-    if ((bits & 0x7f800000u) != 0x7f800000u) bits = (bits + 0x1000u) & ~0x1fffu;
-    return float_from_bits(bits);
-}
+// As the tensor cores read a float.
+inline float cublaslt_tf32(float x) { return float_from_bits(bits_of_tf32(bits_from_float(x))); }
 
 struct CublasltCall {
     CublasltProblem problem;
@@ -398,14 +411,14 @@ inline void cublaslt_run(const CublasltCall& call) {
 #define EMULATOR_CUBLASLT extern "C" inline cublasStatus_t CUBLASWINAPI
 
 EMULATOR_CUBLASLT cublasLtCreate(cublasLtHandle_t* handle) {
-    if (handle == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
-    *handle = (cublasLtHandle_t)malloc(1);  // an address of its own, so that a second destruction is noticed
-    return *handle ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_ALLOC_FAILED;
+    emulator::CublasltHandle object = {emulator::HANDLE_KIND};
+    return emulator::cublaslt_create(handle, sizeof object, object);
 }
 
 EMULATOR_CUBLASLT cublasLtDestroy(cublasLtHandle_t handle) {
-    free((void*)handle);
-    return CUBLAS_STATUS_SUCCESS;
+    if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
+    emulator::cublaslt_handle(handle);
+    return emulator::cublaslt_destroy(handle);
 }
 
 extern "C" inline const char* CUBLASWINAPI cublasLtGetStatusName(cublasStatus_t status) {
@@ -427,7 +440,7 @@ EMULATOR_CUBLASLT cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cud
                                              uint64_t columns, int64_t stride) {
     emulator::CublasltLayout object = {emulator::LAYOUT_KIND, type, CUBLASLT_ORDER_COL, 1, rows, columns,
                                        stride, 0};
-    return emulator::cublaslt_create(layout, object);
+    return emulator::cublaslt_create(layout, sizeof **layout, object);
 }
 
 EMULATOR_CUBLASLT cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
@@ -455,7 +468,7 @@ EMULATOR_CUBLASLT cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* operation, cubl
     object.scale_type = scale_type;
     object.epilogue = CUBLASLT_EPILOGUE_DEFAULT;
     object.aux_type = object.bias_type = -1;
-    return emulator::cublaslt_create(operation, object);
+    return emulator::cublaslt_create(operation, sizeof **operation, object);
 }
 
 EMULATOR_CUBLASLT cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t operation) {
@@ -478,7 +491,7 @@ EMULATOR_CUBLASLT cublasLtMatmulDescGetAttribute(cublasLtMatmulDesc_t operation,
 EMULATOR_CUBLASLT cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* preference) {
     emulator::CublasltPreference object = {emulator::PREFERENCE_KIND, CUBLASLT_SEARCH_BEST_FIT,
                                            CUBLASLT_REDUCTION_SCHEME_MASK, {256, 256, 256, 256}, 0};
-    return emulator::cublaslt_create(preference, object);
+    return emulator::cublaslt_create(preference, sizeof **preference, object);
 }
 
 EMULATOR_CUBLASLT cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference) {
@@ -507,6 +520,7 @@ EMULATOR_CUBLASLT cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublas
                                                  cublasLtMatmulHeuristicResult_t results[], int* found) {
     using namespace emulator;
     if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
+    cublaslt_handle(handle);
     if (wanted <= 0 || results == nullptr || found == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
     *found = 0;
     CublasltProblem problem = cublaslt_problem(operation, a, b, c, d);
@@ -535,6 +549,7 @@ EMULATOR_CUBLASLT cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t o
                                  cudaStream_t stream) {
     using namespace emulator;
     if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
+    cublaslt_handle(handle);
     if (algo == nullptr) die("cuBLASLt: cublasLtMatmul without an algorithm is not emulated");
     for (const void* pointer : {alpha, beta, a, b, (const void*)d})
         if (pointer == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
@@ -575,7 +590,7 @@ EMULATOR_CUBLASLT cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t o
     if (cublaslt_has_aux(o.epilogue) && !cublaslt_aligned(o.aux, 16))
         die("cuBLASLt: the auxiliary matrix is not on 16 bytes");
 
-    enqueue(stream, [call] { cublaslt_run(call); }, "cublasLtMatmul");
+    enqueue(stream, [call] { cublaslt_run(call); }, "cublasLtMatmul", call_place);
     return CUBLAS_STATUS_SUCCESS;
 }
 

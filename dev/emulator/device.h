@@ -14,7 +14,7 @@
 #undef __forceinline__
 #define __forceinline__ inline
 #undef __launch_bounds__
-#define __launch_bounds__(...)
+#define __launch_bounds__(...)  // translate.c puts them into the body
 #ifndef __grid_constant__
 #define __grid_constant__
 #endif

@@ -47,6 +47,7 @@
 #include <atomic>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <tuple>
@@ -65,8 +66,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
-// The race check (race.h) sees all that is compiled with -fsanitize=thread, but for functions marked so.
-#define EMULATOR_UNSEEN __attribute__((no_sanitize("thread")))
+#include "numbers.h"
 
 // ------------------------------------------------------------------------------------------------
 // 1. Modes
@@ -84,6 +84,7 @@ struct Modes {
     bool poison;           // EMULATE_POISON=0|1: new memory is filled with 0xFF, which is NaN
     bool delayed_streams;  // EMULATE_STREAMS=now|delayed: see runtime.h
     unsigned threads;      // EMULATE_THREADS=n of the operating system; 0: as many as OpenMP has
+    size_t shared_limit;   // EMULATE_SHARED=KiB of shared memory that a block may have
 };
 
 // Where in the source something is. As the default value of a parameter, EMULATOR_HERE is the place of the call.
@@ -145,14 +146,24 @@ inline int mode_choice(const char* name, const char* const* choices, int count) 
     die("%s is '%s'; give one of %s", name, value, all.c_str());
 }
 
-inline unsigned mode_number(const char* name, unsigned otherwise) {
+inline unsigned mode_number(const char* name, unsigned otherwise, unsigned least, unsigned most) {
     const char* value = getenv(name);
     if (value == nullptr) return otherwise;
     char* end;
     unsigned long n = strtoul(value, &end, 10);
-    if (*value < '0' || *value > '9' || *end != 0 || n > 1000000000) die("%s is '%s'; give a number", name, value);
+    if (*value < '0' || *value > '9' || *end != 0 || n < least || n > most)
+        die("%s is '%s'; give a number from %u to %u", name, value, least, most);
     return (unsigned)n;
 }
+
+// Limits of the device, those of compute capability 9.0. Others have less shared memory: 99 KiB (8.6, 8.9, 12.0),
+// 163 KiB (8.0).
+constexpr unsigned STATIC_SHARED_KIB = 48, SHARED_KIB = 227;
+constexpr size_t STATIC_SHARED_LIMIT = STATIC_SHARED_KIB << 10;  // and what a kernel may have without asking for more
+constexpr unsigned BLOCK_LIMIT = 1024;
+constexpr unsigned LANES = 32, WARPS = BLOCK_LIMIT / LANES;
+constexpr unsigned ALL_LANES = 0xffffffffu;
+constexpr unsigned ANY_NUMBER = 1000000000;
 
 inline Modes modes_read() {
     const char* orders[] = {"forward", "reverse", "random"};
@@ -161,11 +172,12 @@ inline Modes modes_read() {
     const char* streams[] = {"now", "delayed"};
     Modes modes;
     modes.order = (Order)mode_choice("EMULATE_ORDER", orders, 3);
-    modes.seed = mode_number("EMULATE_SEED", 1);
+    modes.seed = mode_number("EMULATE_SEED", 1, 0, ANY_NUMBER);
     modes.early_copies = mode_choice("EMULATE_COPIES", copies, 2) == 1;
     modes.poison = mode_choice("EMULATE_POISON", poison, 2) == 0;
     modes.delayed_streams = mode_choice("EMULATE_STREAMS", streams, 2) == 1;
-    modes.threads = mode_number("EMULATE_THREADS", 0);
+    modes.threads = mode_number("EMULATE_THREADS", 0, 0, ANY_NUMBER);
+    modes.shared_limit = (size_t)mode_number("EMULATE_SHARED", SHARED_KIB, STATIC_SHARED_KIB, SHARED_KIB) << 10;
 #ifdef EMULATE_RACE
     modes.threads = 1;  // the check knows only one block at a time
 #endif
@@ -174,23 +186,12 @@ inline Modes modes_read() {
 
 inline const Modes modes = modes_read();
 
-// Limits of the device, those of compute capability 9.0.
-constexpr size_t STATIC_SHARED_LIMIT = 48 << 10;    // and what a kernel may have without asking for more
-constexpr size_t SHARED_LIMIT = 227 << 10;
-constexpr unsigned BLOCK_LIMIT = 1024;
-constexpr unsigned LANES = 32, WARPS = BLOCK_LIMIT / LANES;
-constexpr unsigned ALL_LANES = 0xffffffffu;
-
 // Dynamic shared memory that cudaFuncSetAttribute has allowed a kernel. Returns false for more than there is.
 inline std::map<const void*, size_t> shared_allowed;
 inline bool allow_shared_memory(const void* kernel, size_t bytes) {
-    if (bytes > SHARED_LIMIT) return false;
+    if (bytes > modes.shared_limit) return false;
     shared_allowed[kernel] = bytes;
     return true;
-}
-inline size_t shared_limit(const void* kernel) {
-    auto found = shared_allowed.find(kernel);
-    return found == shared_allowed.end() ? STATIC_SHARED_LIMIT : std::max(found->second, STATIC_SHARED_LIMIT);
 }
 
 }  // namespace emulator
@@ -317,6 +318,7 @@ struct Block {
     size_t arena_used, shared_bytes, dynamic_bytes;
     std::vector<std::pair<size_t, size_t>> guards;  // offset and length of what nobody may write
     std::vector<SharedObject> objects;     // by number of the declaration
+    ~Block();
 };
 
 inline __thread Block* block;              // that this thread of the system runs
@@ -325,7 +327,8 @@ inline __thread Thread* current;           // CUDA thread that runs; nullptr in 
 struct Launch {
     const char* kernel = nullptr;
     Place place;
-    size_t shared_limit = 0;               // static and dynamic together
+    bool asked = false;                    // cudaFuncSetAttribute was called for dynamic shared memory,
+    size_t dynamic_limit = 0;              // of which a launch may have so much
 };
 inline __thread Launch launch;             // that is running; the name is nullptr in host code
 
@@ -610,7 +613,7 @@ EMULATOR_UNSEEN inline void release_from_returned() {
 // arena. Between the objects lie guard zones, poisoned for the address sanitizer and checked when the block has ended.
 
 constexpr size_t GUARD_BYTES = 256, OBJECT_ALIGNMENT = 1024;
-constexpr size_t ARENA_BYTES = 2 * SHARED_LIMIT + 256 * OBJECT_ALIGNMENT;  // room for small objects and guards
+constexpr size_t ARENA_BYTES = (2 * SHARED_KIB << 10) + 256 * OBJECT_ALIGNMENT;  // room for small objects and guards
 
 inline int fill_byte() { return modes.poison ? 0xFF : 0; }
 
@@ -630,15 +633,27 @@ EMULATOR_UNSEEN inline void unpoison(char* from, size_t bytes) {
 #endif
 }
 
+// Static shared memory has a limit of its own. Beside it there must be room for the dynamic: for what was launched
+// within the limit that needs no asking, or for all that cudaFuncSetAttribute has allowed within that of the device.
+EMULATOR_UNSEEN inline void shared_memory_check() {
+    Block* b = block;
+    size_t static_bytes = b->shared_bytes - b->dynamic_bytes;
+    if (static_bytes > STATIC_SHARED_LIMIT)
+        die("%zu bytes of static shared memory: a kernel has %zu", static_bytes, STATIC_SHARED_LIMIT);
+    if (!launch.asked && b->shared_bytes > STATIC_SHARED_LIMIT)
+        die("%zu bytes of static and %zu of dynamic shared memory: a kernel has %zu together, or more if it calls "
+            "cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)",
+            static_bytes, b->dynamic_bytes, STATIC_SHARED_LIMIT);
+    if (launch.asked && static_bytes + launch.dynamic_limit > modes.shared_limit)
+        die("%zu bytes of static shared memory and %zu of dynamic allowed by cudaFuncSetAttribute: the device has %zu",
+            static_bytes, launch.dynamic_limit, modes.shared_limit);
+}
+
 // Puts an object into the arena, aligned as asked and no better, so that a missing __align__ shows.
 EMULATOR_UNSEEN inline char* arena_take(size_t bytes, size_t alignment) {
     Block* b = block;
     b->shared_bytes += bytes;
-    size_t static_bytes = b->shared_bytes - b->dynamic_bytes;
-    if (static_bytes > STATIC_SHARED_LIMIT || b->shared_bytes > std::max(launch.shared_limit, STATIC_SHARED_LIMIT))
-        die("%zu bytes of static and %zu of dynamic shared memory: a kernel has %zu of the first, and %zu together "
-            "(cudaFuncSetAttribute gives more)",
-            static_bytes, b->dynamic_bytes, STATIC_SHARED_LIMIT, launch.shared_limit);
+    shared_memory_check();
     size_t guard = b->arena_used;
     size_t offset = (guard + GUARD_BYTES + OBJECT_ALIGNMENT - 1) / OBJECT_ALIGNMENT * OBJECT_ALIGNMENT;
     if (guard == 0) offset = 0;
@@ -814,6 +829,18 @@ EMULATOR_UNSEEN inline void threads_reserve(Block* b, unsigned n) {
     }
 }
 
+// A thread of the system ends: so does what it ran blocks with.
+EMULATOR_UNSEEN inline void memory_end(char* from, size_t unused, size_t bytes) {
+    unpoison(from, bytes);
+    munmap(from - unused, unused + bytes);
+}
+
+EMULATOR_UNSEEN inline Block::~Block() {
+    for (Thread& t : threads) memory_end(t.stack, STACK_GUARD_BYTES, STACK_BYTES);
+    if (arena) memory_end(arena, 0, ARENA_BYTES);
+    block = nullptr;
+}
+
 EMULATOR_UNSEEN inline void run_block(uint64_t number, dim3 grid, size_t dynamic_bytes) {
     Block* b = block;
     blockIdx.x = (unsigned)(number % grid.x);
@@ -880,8 +907,9 @@ EMULATOR_UNSEEN inline void catch_bad_addresses() {
 
 // Prepares this thread of the system to run blocks.
 EMULATOR_UNSEEN inline void block_prepare(dim3 grid, dim3 size, void (*call)(void*), void* context) {
-    if (block == nullptr) block = new Block();
-    Block* b = block;
+    static thread_local std::unique_ptr<Block> own;
+    if (block == nullptr) own.reset(new Block());
+    Block* b = block = own.get();
     catch_bad_addresses();
     b->count = size.x * size.y * size.z;
     b->call = call;
@@ -951,10 +979,17 @@ EMULATOR_UNSEEN inline void launch_check(dim3 grid, dim3 size, size_t dynamic_by
     if (threads == 0 || threads > BLOCK_LIMIT || size.z > 64)
         die("a block of (%u,%u,%u) threads: from 1 to %u together are possible, and 64 in z", size.x, size.y, size.z,
             BLOCK_LIMIT);
-    if (dynamic_bytes > launch.shared_limit)
+    if (dynamic_bytes > launch.dynamic_limit)
         die("a launch with %zu bytes of dynamic shared memory, of which %zu are allowed: before it, call "
             "cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)",
-            dynamic_bytes, launch.shared_limit);
+            dynamic_bytes, launch.dynamic_limit);
+}
+
+// The first statement of a kernel with __launch_bounds__; what the bounds mean beyond the first one is the compiler's.
+template <class... More>
+EMULATOR_UNSEEN inline void launch_bounds(long threads, More...) {
+    if (current && (long)block->count > threads)
+        die("a block of %u threads: the kernel's __launch_bounds__ allow %ld", block->count, threads);
 }
 
 // kernel<<<grid, block, shared, stream>>>(arguments) is Kernel(...)(grid, block, shared, stream)(arguments): arguments
@@ -969,7 +1004,9 @@ struct Kernel {
         Launch called;
         called.kernel = name;
         called.place = place;
-        called.shared_limit = shared_limit((const void*)function);
+        auto allowed = shared_allowed.find((const void*)function);
+        called.asked = allowed != shared_allowed.end();
+        called.dynamic_limit = called.asked ? allowed->second : STATIC_SHARED_LIMIT;
         auto kernel = function;
         return [=](Parameters... arguments) {
             launch = called;

@@ -92,12 +92,6 @@ EMULATOR_UNSEEN inline long Lane::get_number(unsigned argument) const {
 // Tensor cores add in an order and with a rounding of their own; here it is float, by ascending k.
 enum MmaType { MMA_BF16, MMA_F16, MMA_TF32 };
 
-EMULATOR_UNSEEN inline float float_from_half(uint32_t h) {
-    uint32_t magnitude = (h & 0x7fff) << 13, sign = (h & 0x8000) << 16;
-    uint32_t b = magnitude >= 0x0f800000u ? magnitude | 0x7f800000u : bits<uint32_t>(bits<float>(magnitude) * 0x1p112f);
-    return bits<float>(b | sign);
-}
-
 // Element e of a register.
 template <MmaType TYPE>
 EMULATOR_UNSEEN inline float mma_element(uint32_t reg, unsigned e) {
@@ -226,12 +220,7 @@ EMULATOR_UNSEEN inline void run_cvt_f16x2(const Lane& lane) {
     lane.set(0, bits<uint32_t>(both));
 }
 
-// To 10 bits of fraction, halves away from zero.
-EMULATOR_UNSEEN inline void run_cvt_tf32(const Lane& lane) {
-    uint32_t b = lane.get(1);
-    bool special = (b & 0x7f800000u) == 0x7f800000u;
-    lane.set(0, special ? b : (b + 0x1000u) & 0xffffe000u);
-}
+EMULATOR_UNSEEN inline void run_cvt_tf32(const Lane& lane) { lane.set(0, bits_of_tf32(lane.get(1))); }
 
 // ------------------------------------------------------------------------------------------------
 // 3. Table

@@ -396,6 +396,19 @@ inline std::vector<Stream*> streams = {&default_stream};  // destroyed ones stay
 inline std::vector<Event*> events;
 inline uint64_t last_serial;
 
+// At the end of the program destroyed ones go, with what their queues hold. Live ones are left for a leak checker.
+struct FreesDestroyed {
+    ~FreesDestroyed() {
+        for (Stream* stream : streams) {
+            if (stream->destroyed) delete stream;
+        }
+        for (Event* event : events) {
+            if (event->destroyed) delete event;
+        }
+    }
+};
+inline FreesDestroyed frees_destroyed;
+
 inline std::string running_text() {
     if (!running) return "host code";
     return "the " + running->what + " enqueued at " + text_of(running->place);
@@ -682,8 +695,8 @@ inline double milliseconds() {
 // The device: a small GPU of compute capability 9.0. The core has the limits of a launch.
 const int MULTIPROCESSORS = 4, THREADS_PER_MULTIPROCESSOR = 2048;
 const int BLOCKS_PER_MULTIPROCESSOR = 32, REGISTERS = 65536, L2_BYTES = 4 << 20, MEMORY_BUS_BITS = 512;
-const int SHARED_BYTES_PER_MULTIPROCESSOR = 228 << 10;  // of which each block takes 1 KiB more than it asks for
-const int SHARED_BYTES_RESERVED = 1 << 10;
+const int SHARED_BYTES_RESERVED = 1 << 10;  // that each block takes more than it asks for
+inline const int shared_bytes_per_multiprocessor = (int)modes.shared_limit + SHARED_BYTES_RESERVED;
 
 struct ErrorText {
     cudaError_t error;
@@ -936,8 +949,8 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* out, int device) {
     out->maxGridSize[1] = out->maxGridSize[2] = 65535;
     out->regsPerBlock = out->regsPerMultiprocessor = emulator::REGISTERS;
     out->sharedMemPerBlock = (int)emulator::STATIC_SHARED_LIMIT;
-    out->sharedMemPerBlockOptin = (int)emulator::SHARED_LIMIT;
-    out->sharedMemPerMultiprocessor = emulator::SHARED_BYTES_PER_MULTIPROCESSOR;
+    out->sharedMemPerBlockOptin = (int)emulator::modes.shared_limit;
+    out->sharedMemPerMultiprocessor = emulator::shared_bytes_per_multiprocessor;
     out->reservedSharedMemPerBlock = emulator::SHARED_BYTES_RESERVED;
     out->l2CacheSize = emulator::L2_BYTES;
     out->memoryBusWidth = emulator::MEMORY_BUS_BITS;
@@ -955,8 +968,8 @@ inline cudaError_t cudaDeviceGetAttribute(int* out, cudaDeviceAttr attribute, in
         case cudaDevAttrMaxThreadsPerMultiProcessor: *out = emulator::THREADS_PER_MULTIPROCESSOR; break;
         case cudaDevAttrMaxBlocksPerMultiprocessor: *out = emulator::BLOCKS_PER_MULTIPROCESSOR; break;
         case cudaDevAttrMaxSharedMemoryPerBlock: *out = (int)emulator::STATIC_SHARED_LIMIT; break;
-        case cudaDevAttrMaxSharedMemoryPerBlockOptin: *out = (int)emulator::SHARED_LIMIT; break;
-        case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *out = emulator::SHARED_BYTES_PER_MULTIPROCESSOR; break;
+        case cudaDevAttrMaxSharedMemoryPerBlockOptin: *out = (int)emulator::modes.shared_limit; break;
+        case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *out = emulator::shared_bytes_per_multiprocessor; break;
         case cudaDevAttrReservedSharedMemoryPerBlock: *out = emulator::SHARED_BYTES_RESERVED; break;
         case cudaDevAttrMaxRegistersPerBlock: *out = emulator::REGISTERS; break;
         case cudaDevAttrL2CacheSize: *out = emulator::L2_BYTES; break;
@@ -983,12 +996,11 @@ inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
     int* out, const void* kernel, int block_threads, size_t shared_bytes, unsigned flags) {
     (void)kernel;
     (void)flags;
-    if (block_threads < 1 || block_threads > (int)emulator::BLOCK_LIMIT || shared_bytes > emulator::SHARED_LIMIT) {
-        return emulator::noted(cudaErrorInvalidValue);
-    }
+    bool possible = shared_bytes <= emulator::modes.shared_limit && block_threads <= (int)emulator::BLOCK_LIMIT;
+    if (block_threads < 1 || !possible) return emulator::noted(cudaErrorInvalidValue);
     int warps = (block_threads + (int)emulator::LANES - 1) / (int)emulator::LANES;
     int by_threads = emulator::THREADS_PER_MULTIPROCESSOR / (warps * (int)emulator::LANES);
-    int by_shared = emulator::SHARED_BYTES_PER_MULTIPROCESSOR / ((int)shared_bytes + emulator::SHARED_BYTES_RESERVED);
+    int by_shared = emulator::shared_bytes_per_multiprocessor / ((int)shared_bytes + emulator::SHARED_BYTES_RESERVED);
     int blocks = by_threads < by_shared ? by_threads : by_shared;
     *out = blocks < emulator::BLOCKS_PER_MULTIPROCESSOR ? blocks : emulator::BLOCKS_PER_MULTIPROCESSOR;
     return cudaSuccess;

@@ -58,16 +58,23 @@ static float* pinned_buffer(void) {
     return buffer;
 }
 
+static cudaStream_t streams[2];  // of the bug that runs; main destroys them
+static cudaEvent_t events[2];
+static int stream_count, event_count;
+
 static cudaStream_t stream_new(void) {
-    cudaStream_t stream;
-    CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    return stream;
+    CHECK(cudaStreamCreateWithFlags(&streams[stream_count], cudaStreamNonBlocking));
+    return streams[stream_count++];
 }
 
 static cudaEvent_t event_new(void) {
-    cudaEvent_t event;
-    CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
-    return event;
+    CHECK(cudaEventCreateWithFlags(&events[event_count], cudaEventDisableTiming));
+    return events[event_count++];
+}
+
+static void handles_destroy(void) {
+    while (stream_count > 0) CHECK(cudaStreamDestroy(streams[--stream_count]));
+    while (event_count > 0) CHECK(cudaEventDestroy(events[--event_count]));
 }
 
 // 0 if all of a host buffer has the value, else 1.
@@ -538,20 +545,18 @@ static int never_initialised(bool good) {
 static int stream_after_destroy(bool good) {
     float* a = device_buffer();
     cudaStream_t stream = stream_new();
-    if (!good) CHECK(cudaStreamDestroy(stream));
+    if (!good) handles_destroy();
     CHECK(cudaMemsetAsync(a, 0, BYTES, stream));
     CHECK(cudaDeviceSynchronize());
-    if (good) CHECK(cudaStreamDestroy(stream));
     CHECK(cudaFree(a));
     return 0;
 }
 
 static int event_after_destroy(bool good) {
     cudaEvent_t event = event_new();
-    if (!good) CHECK(cudaEventDestroy(event));
+    if (!good) handles_destroy();
     CHECK(cudaEventRecord(event, 0));
     CHECK(cudaDeviceSynchronize());
-    if (good) CHECK(cudaEventDestroy(event));
     return 0;
 }
 
@@ -618,7 +623,9 @@ int main(int argc, char** argv) {
         fprintf(stderr, "usage: runtime_bugs --list | NUMBER [good]   with a number from 1 to %d\n", bug_count);
         return 2;
     }
-    if (bugs[number - 1].run(good)) {
+    int wrong = bugs[number - 1].run(good);
+    handles_destroy();
+    if (wrong) {
         printf("%s: wrong result\n", bugs[number - 1].name);
         return 1;
     }

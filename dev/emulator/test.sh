@@ -13,8 +13,8 @@ passed=0
 failed=0
 CXX=${CXX:-g++}
 
-# Leaks of device memory are the runtime's to report, races and sanitizers' findings end with a status of their own.
-export ASAN_OPTIONS=detect_leaks=0:exitcode=87 UBSAN_OPTIONS=exitcode=87:print_stacktrace=0
+# Races and sanitizers' findings end with a status of their own.
+export ASAN_OPTIONS=exitcode=87 UBSAN_OPTIONS=exitcode=87:print_stacktrace=0
 export OMP_WAIT_POLICY=passive
 
 good() { passed=$((passed + 1)); }
@@ -62,8 +62,9 @@ refused "shared memory with a value" '__shared__ int x = 3;'
 refused "named operands of asm" 'asm("mov %[a], 0;" : [a] "=r"(x));'
 refused "a launch without a kernel" '<<<1, 2>>>(3);'
 refused "a launch without end" 'k<<<1, 2(3);'
+refused "launch bounds without a kernel" '__global__ void __launch_bounds__(32) k(int n);'
 for setting in EMULATE_ORDER=sideways EMULATE_SEED=x EMULATE_COPIES=never EMULATE_POISON=2 EMULATE_THREADS=-1 \
-    EMULATE_STREAMS=; do
+    EMULATE_STREAMS= EMULATE_SHARED=47 EMULATE_SHARED=228; do
     env "$setting" "$build/test_emulator" > "$build/refused.log" 2>&1
     if [ $? -eq 86 ] && grep -q "${setting%%=*} is '${setting#*=}'; give " "$build/refused.log"; then
         good
@@ -71,6 +72,13 @@ for setting in EMULATE_ORDER=sideways EMULATE_SEED=x EMULATE_COPIES=never EMULAT
         bad "$setting is not refused"
     fi
 done
+
+EMULATE_SHARED=64 "$build/test_emulator" > "$build/refused.log" 2>&1
+if [ $? -eq 1 ] && grep -q cudaFuncSetAttribute "$build/refused.log"; then
+    good
+else
+    bad "a kernel gets more shared memory than EMULATE_SHARED"
+fi
 
 # Ordinary C passes through the translator unchanged, but for the line added at its beginning.
 for file in base.h kernels_cpu.h gemm.h gemm_x86.h dev/test_kernels.c; do
@@ -107,7 +115,7 @@ for program in test_emulator bugs; do
             done
         done
     done
-    for settings in EMULATE_STREAMS=delayed EMULATE_THREADS=1 EMULATE_THREADS=7 EMULATE_POISON=0; do
+    for settings in EMULATE_STREAMS=delayed EMULATE_THREADS=1 EMULATE_THREADS=7 EMULATE_POISON=0 EMULATE_SHARED=99; do
         # shellcheck disable=SC2086
         pass "$program in $settings" env $settings "$build/$program" $argument
     done

@@ -483,6 +483,18 @@ static cublasStatus_t layout_for_operation(Setting* s) {
     s->o.operation = (cublasLtMatmulDesc_t)(void*)s->o.a;
     return ask(s);
 }
+static cublasStatus_t layout_after_its_end(Setting* s) {
+    LT(cublasLtMatrixLayoutDestroy(s->o.b));
+    return ask(s);
+}
+static cublasStatus_t operation_destroyed_twice(Setting* s) {
+    LT(cublasLtMatmulDescDestroy(s->o.operation));
+    return cublasLtMatmulDescDestroy(s->o.operation);
+}
+static cublasStatus_t handle_after_its_end(Setting* s) {
+    LT(cublasLtDestroy(handle));
+    return multiply(s);
+}
 
 static const struct {
     const char* name;
@@ -495,6 +507,8 @@ static const struct {
     {"operand in host memory", host_memory},               {"operand past its allocation", past_the_end},
     {"bias in host memory", bias_on_the_host},             {"result on an operand", result_on_an_operand},
     {"layout where an operation should be", layout_for_operation},
+    {"layout after its end", layout_after_its_end},        {"operation destroyed twice", operation_destroyed_twice},
+    {"handle after its end", handle_after_its_end},
 };
 
 enum { DIAGNOSIS = 86 };  // exit status

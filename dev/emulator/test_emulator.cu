@@ -185,6 +185,10 @@ static __global__ void named_barriers(int32_t* out) {
         else asm volatile("bar.sync 1, %0;" ::"n"(64) : "memory");
     }
     asm volatile("bar.sync 0;" ::: "memory");
+    sum[half][i % 64] = x;
+    asm volatile("barrier.sync %0, 64;" ::"r"(half + 1) : "memory");
+    x = sum[half][(i + 1) % 64];
+    asm volatile("barrier.sync 0;" ::: "memory");
     out[i] = x;
 }
 
@@ -212,8 +216,8 @@ static void test_barriers(void) {
     named_barriers<<<1, 128>>>(d);
     take(h, d, 128);
     good = true;
-    for (int i = 0; i < 128; i++) good = good && h[i] == i / 64 * 64 + (i % 64 + 3 + i / 64 * 2) % 64;
-    check("bar.sync with a number and a count", good);
+    for (int i = 0; i < 128; i++) good = good && h[i] == i / 64 * 64 + (i % 64 + 4 + i / 64 * 2) % 64;
+    check("bar.sync and barrier.sync with a number and a count", good);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -754,9 +758,10 @@ static __global__ void copy_groups(uint32_t* out, const uint32_t* in) {
     __shared__ __align__(16) uint32_t s[3][32 * 4];
     uint32_t i = threadIdx.x;
     for (uint32_t g = 0; g < 3; g++) {
-        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;\n" ::"r"(shared_address(&s[g][i * 4])),
-                     "l"(in + (g * 32 + i) * 4)
-                     : "memory");
+        uint32_t to = shared_address(&s[g][i * 4]);
+        const uint32_t* from = in + (g * 32 + i) * 4;
+        if (g == 1) asm volatile("cp.async.ca.shared.global [%0], [%1], 16;\n" ::"r"(to), "l"(from) : "memory");
+        else asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;\n" ::"r"(to), "l"(from) : "memory");
         asm volatile("cp.async.commit_group;\n" ::: "memory");
     }
     asm volatile("cp.async.wait_group %0;\n" ::"n"(2) : "memory");

@@ -16,7 +16,7 @@ passed=0
 failed=0
 
 # Threads that wait must not keep others from running; a report of the address sanitizer is a diagnosis, too.
-export OMP_WAIT_POLICY=passive EMULATE_THREADS=2 ASAN_OPTIONS=exitcode=86:detect_leaks=0
+export OMP_WAIT_POLICY=passive EMULATE_THREADS=2 ASAN_OPTIONS=exitcode=86
 
 now="EMULATE_STREAMS=now"
 behind="EMULATE_STREAMS=delayed EMULATE_OTHERS=behind"

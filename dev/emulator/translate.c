@@ -1,4 +1,4 @@
-// translate.c: rewrites the four things of CUDA that are not C++, so that g++ or clang++ compiles a .cu or .cuh file
+// translate.c: rewrites the things of CUDA that are not C++, so that g++ or clang++ compiles a .cu or .cuh file
 // against emulator.h.
 //
 //     translate in.cu > out.cu
@@ -9,7 +9,9 @@
 //                      static emulator::Shared<float[32][33]> tile_place(0); auto& tile = tile_place.here();
 //   3. dynamic         extern __shared__ float row[];
 //                      float* row = (float*)emulator::dynamic_shared();
-//   4. PTX             asm volatile("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+//   4. launch bounds   __global__ void __launch_bounds__(256) k(int n) { ... }
+//                      __global__ void __launch_bounds__(256) k(int n) { emulator::launch_bounds(256); ... }
+//   5. PTX             asm volatile("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
 //                      EMULATOR_PTX("ex2.approx.f32 %0, %1;", emulator::output("=f", y), emulator::input("f", x));
 //
 // Everything else passes unchanged: comments, strings, ordinary C. Lines keep their numbers, and #line names the
@@ -281,7 +283,7 @@ static size_t translate_shared(Text* out, size_t from, bool is_extern) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// 4. PTX
+// 5. PTX
 
 // `open` is the bracket behind asm; returns the position behind the closing one. The text is edited in place: a colon
 // begins the next section, each operand becomes a call, the clobbers are dropped.
@@ -325,7 +327,8 @@ static size_t translate_asm(Text* out, size_t open) {
 // The whole file
 
 static void translate(Text* out) {
-    size_t open_launches = 0, last_launch = 0, i = 0;
+    size_t open_launches = 0, last_launch = 0, bounds_at = 0, i = 0;
+    Range bounds = {0, 0};  // 4. of the kernel whose body is to come, with the brackets
     while (i < source.length) {
         size_t next = skip_literal(i);
         if (next != i) {
@@ -346,6 +349,16 @@ static void translate(Text* out) {
             i += 3;
             continue;
         }
+        if (bounds.from < bounds.to && source.data[i] == ';')
+            refuse(bounds_at, "__launch_bounds__ without a body behind it: write them where the kernel is defined");
+        if (bounds.from < bounds.to && source.data[i] == '{') {
+            append_string(out, "{ emulator::launch_bounds");
+            append_flat(out, bounds);
+            append_string(out, ";");
+            bounds = (Range){0, 0};
+            i++;
+            continue;
+        }
         if (!is_name(source.data[i])) {
             append(out, source.data + i++, 1);
             continue;
@@ -358,6 +371,13 @@ static void translate(Text* out) {
                 i = translate_asm(out, after);
                 continue;
             }
+        }
+        if (is_word(i, end, "__launch_bounds__") && source.data[after] == '(') {
+            bounds_at = i;
+            bounds = (Range){after, skip_brackets(after)};
+            append(out, source.data + i, bounds.to - i);
+            i = bounds.to;
+            continue;
         }
         bool is_extern = is_word(i, end, "extern") && is_word(after, after_end, "__shared__");
         bool is_static = is_word(i, end, "static") && is_word(after, after_end, "__shared__");

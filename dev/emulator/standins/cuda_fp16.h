@@ -6,6 +6,7 @@
 #ifndef STANDIN_CUDA_FP16_H
 #define STANDIN_CUDA_FP16_H
 
+#include "../numbers.h"
 #include "cuda_runtime.h"
 
 #include <math.h>
@@ -19,15 +20,6 @@ struct __half_raw {
 struct __half2_raw {
     unsigned short x, y;
 };
-
-static inline float standin_float_from_half(unsigned short bits) {
-    int exponent = bits >> 10 & 31, fraction = bits & 1023;
-    float sign = bits & 0x8000 ? -1.0f : 1.0f;
-    if (exponent == 31 && fraction) return copysignf(NAN, sign);
-    if (exponent == 31) return sign * INFINITY;
-    if (exponent == 0) return sign * ldexpf((float)fraction, -24);
-    return sign * ldexpf((float)(1024 + fraction), exponent - 25);
-}
 
 // In double, which holds every float, so that there is one rounding: rint, in units of the last digit.
 static inline unsigned short standin_half_from_double(double value) {
@@ -49,7 +41,7 @@ struct __half {
     __half(double value) : standin_bits(standin_half_from_double(value)) {}
     __half(int value) : standin_bits(standin_half_from_double(value)) {}
     __half(__half_raw raw) : standin_bits(raw.x) {}
-    operator float() const { return standin_float_from_half(standin_bits); }
+    operator float() const { return emulator::float_from_half(standin_bits); }
     operator __half_raw() const { return __half_raw{standin_bits}; }
 };
 
