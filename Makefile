@@ -3,6 +3,7 @@
 # make demo-long  the same for half an hour, to within 3% of what is possible
 # make test       every test, without a GPU and without a network
 # make test-cpu, make test-cuda     its two halves: without CUDA, and CUDA alone, run on the CPU
+# make test-comm  the transport between ranks, which the trainer does not use yet
 # make sanitize   the first half under the address and undefined-behaviour sanitizers
 # make bench      where the time of a training step goes
 # make train      builds ./train: PRECISION=FP32 (default), BF16 or FP16; CUDA=auto (where there is a GPU), on, off;
@@ -42,7 +43,7 @@ ifeq ($(filter $(PRECISION),$(PRECISIONS)),)
 $(error PRECISION is '$(PRECISION)'; give one of $(PRECISIONS))
 endif
 
-.PHONY: all train emulated test-cpu test-cuda test-cpu-only demo demo-long precisions shakespeare test sanitize bench fuzz clean
+.PHONY: all train emulated test-comm test-cpu test-cuda test-cpu-only demo demo-long precisions shakespeare test sanitize bench fuzz clean
 all: train
 
 # The CUDA build where there is a GPU and nvcc.
@@ -164,6 +165,10 @@ test-cpu-only: test-cpu
 
 test-cuda: $(CUDA_TESTS) | $(if $(filter test-cuda,$(MAKECMDGOALS)),,test-cpu)
 	@sh dev/test_emulated.sh $(B) "$(CUDA_INCLUDE)" $(if $(COMPILED),yes,no) $(EMULATED)
+
+# The transport between ranks: processes that meet, die and stop.
+test-comm: $(B)/test_comm
+	$(B)/test_comm
 
 # The same, built with the address and undefined-behaviour sanitizers, under which gcc's warnings are not reliable.
 sanitize:

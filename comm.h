@@ -1,6 +1,6 @@
 // comm.h: the ranks of a run, and what they say to each other, on CPUs.
 //
-//   1. launch       which rank is this, of how many, and where do they meet: torchrun, mpirun, srun, or forks of our own
+//   1. launch       which rank this is, of how many, and where they meet: from torchrun, mpirun, srun, or forked here
 //   2. collectives  what the ranks do together, as data: operation, type, count, and the slice of each rank
 //   3. sockets      connections with deadlines
 //   4. faults       who is to blame, and that everybody hears of it
@@ -105,7 +105,8 @@ static inline bool comm_variable(size_t* value, const char* name, Error* error) 
 static inline bool comm_find_launcher(CommLaunch* launch, bool* found, const CommLauncher* l, Error* error) {
     size_t rank, world, local_rank, local_world;
     if (!comm_variable(&rank, l->rank, error) || !comm_variable(&world, l->world, error) ||
-        !comm_variable(&local_rank, l->local_rank, error) || !comm_variable(&local_world, l->local_world, error)) return false;
+        !comm_variable(&local_rank, l->local_rank, error) || !comm_variable(&local_world, l->local_world, error))
+        return false;
     *found = rank != COMM_UNKNOWN || world != COMM_UNKNOWN;
     if (!*found) return true;
     if (rank == COMM_UNKNOWN || world == COMM_UNKNOWN)
@@ -116,11 +117,14 @@ static inline bool comm_find_launcher(CommLaunch* launch, bool* found, const Com
         return fail(error, "the variables contradict each other: %s is %zu and %s is %zu; ranks count from 0 to %s - 1",
                     l->rank, rank, l->world, world, l->world);
     if (local_rank != COMM_UNKNOWN && local_rank > rank)
-        return fail(error, "the variables contradict each other: %s is %zu and %s is %zu; a local rank counts only the ranks "
-                    "of one machine", l->local_rank, local_rank, l->rank, rank);
-    if (local_world != COMM_UNKNOWN && (local_world > world || (local_rank != COMM_UNKNOWN && local_rank >= local_world)))
-        return fail(error, "the variables contradict each other: %s is %zu, of %zu ranks, and %s is %zu", l->local_world,
-                    local_world, world, l->local_rank, local_rank == COMM_UNKNOWN ? 0 : local_rank);
+        return fail(error,
+                    "the variables contradict each other: %s is %zu and %s is %zu; a local rank counts only the ranks "
+                    "of one machine",
+                    l->local_rank, local_rank, l->rank, rank);
+    if (local_world != COMM_UNKNOWN &&
+        (local_world > world || (local_rank != COMM_UNKNOWN && local_rank >= local_world)))
+        return fail(error, "the variables contradict each other: %s is %zu, of %zu ranks, and %s is %zu",
+                    l->local_world, local_world, world, l->local_rank, local_rank == COMM_UNKNOWN ? 0 : local_rank);
     launch->rank = rank;
     launch->world = world;
     launch->local_rank = local_rank;
@@ -149,7 +153,8 @@ static inline void comm_find_run(CommLaunch* launch) {
     for (size_t i = 0; !own && i < sizeof names / sizeof names[0]; i++) {
         const char* id = getenv(names[i]);
         if (id == NULL) continue;
-        snprintf(launch->run, sizeof launch->run, "%.50s%s%s", id, i == 0 && again ? "." : "", i == 0 && again ? again : "");
+        snprintf(launch->run, sizeof launch->run, "%.50s%s%s", id, i == 0 && again ? "." : "",
+                 i == 0 && again ? again : "");
         return;
     }
     if (!own && job) snprintf(launch->run, sizeof launch->run, "%.30s.%.30s", job, step ? step : "");
@@ -157,12 +162,14 @@ static inline void comm_find_run(CommLaunch* launch) {
 
 // Where rank 0 listens: MASTER_ADDR and MASTER_PORT, or what follows from the job.
 static inline bool comm_find_place(CommLaunch* launch, Error* error) {
-    const char *address = getenv("MASTER_ADDR"), *port_text = getenv("MASTER_PORT"), *agent = getenv("TORCHELASTIC_USE_AGENT_STORE");
+    const char *address = getenv("MASTER_ADDR"), *port_text = getenv("MASTER_PORT"),
+               *agent = getenv("TORCHELASTIC_USE_AGENT_STORE");
     const char* hosts = getenv("SLURM_STEP_NODELIST");
     bool has_address = address && address[0], has_port = port_text && port_text[0];
     bool slurm = strcmp(launch->launcher, "Slurm") == 0;
     if (has_address != has_port)
-        return fail(error, "the variable %s is set and %s is not; set both, the same on every rank: rank 0 listens there",
+        return fail(error,
+                    "the variable %s is set and %s is not; set both, the same on every rank: rank 0 listens there",
                     has_address ? "MASTER_ADDR" : "MASTER_PORT", has_address ? "MASTER_PORT" : "MASTER_ADDR");
     if (has_address) {
         if (!comm_variable(&launch->port, "MASTER_PORT", error)) return false;
@@ -171,15 +178,18 @@ static inline bool comm_find_place(CommLaunch* launch, Error* error) {
         if (launch->port == 0 || launch->port > 65535)
             return fail(error, "the variable MASTER_PORT is '%.80s'; give a port from 1 to 65535", port_text);
         if (strlen(address) >= sizeof launch->address)
-            return fail(error, "the variable MASTER_ADDR is too long: '%.80s...'; give a host's name or address", address);
+            return fail(error, "the variable MASTER_ADDR is too long: '%.80s...'; give a host's name or address",
+                        address);
         snprintf(launch->address, sizeof launch->address, "%s", address);
         return true;
     }
     bool one_machine = launch->local_world == launch->world;
     if (launch->mpi) return true;
     if (!one_machine && !(slurm && hosts))
-        return fail(error, "%s has started %zu ranks, but not said where they meet; set MASTER_ADDR to the host of rank 0 and "
-                    "MASTER_PORT to a free port there, the same on every rank", launch->launcher, launch->world);
+        return fail(error,
+                    "%s has started %zu ranks, but not said where they meet; set MASTER_ADDR to the host of rank 0 and "
+                    "MASTER_PORT to a free port there, the same on every rank",
+                    launch->launcher, launch->world);
     snprintf(launch->address, sizeof launch->address, "127.0.0.1");
     if (!one_machine) comm_first_host(launch->address, sizeof launch->address, hosts);
     // A port that follows from the job's name, in a range that systems do not give to others by themselves.
@@ -197,7 +207,8 @@ static inline void comm_launch_alone(CommLaunch* launch) {
 static inline bool comm_find(CommLaunch* launch, Error* error) {
     static const CommLauncher launchers[] = {
         {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
-        {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"},
+        {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+         "OMPI_COMM_WORLD_LOCAL_SIZE"},
         {"MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
         {"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_HERE"},
     };
@@ -215,8 +226,10 @@ static inline bool comm_find(CommLaunch* launch, Error* error) {
             taken = i;
         } else if (found && taken == 0 && i < 3 && other.world > 1 && getenv("TORCHELASTIC_RUN_ID") == NULL &&
                    (other.rank != launch->rank || other.world != launch->world)) {
-            return fail(error, "the variables contradict each other: %s says rank %zu of %zu, %s says rank %zu of %zu; unset "
-                        "those of one", launchers[0].rank, launch->rank, launch->world, launchers[i].rank, other.rank, other.world);
+            return fail(error,
+                        "the variables contradict each other: %s says rank %zu of %zu, %s says rank %zu of %zu; unset "
+                        "those of one",
+                        launchers[0].rank, launch->rank, launch->world, launchers[i].rank, other.rank, other.world);
         }
     }
 #ifdef LLMTRAIN_MPI
@@ -239,7 +252,8 @@ static inline bool comm_spawn(CommLaunch* launch, size_t ranks, Error* error) {
     if (launch->world > 1)
         return fail(error, "%s has started %zu ranks already; do not ask for %zu local ranks too", launch->launcher,
                     launch->world, ranks);
-    if (ranks == 0 || ranks > COMM_RANKS_MAX) return fail(error, "%zu ranks were asked for; give 1 to %zu", ranks, COMM_RANKS_MAX);
+    if (ranks == 0 || ranks > COMM_RANKS_MAX)
+        return fail(error, "%zu ranks were asked for; give 1 to %zu", ranks, COMM_RANKS_MAX);
     comm_launch_alone(launch);
     if (ranks == 1) return true;
     launch->local_world = launch->world = ranks;
@@ -261,8 +275,8 @@ static inline bool comm_spawn(CommLaunch* launch, size_t ranks, Error* error) {
             }
             free(launch->children);
             close(launch->listener);
-            return fail(error, "cannot start rank %zu of %zu: %s; ask for fewer ranks or raise the limits (ulimit -u)", rank,
-                        ranks, strerror(reason));
+            return fail(error, "cannot start rank %zu of %zu: %s; ask for fewer ranks or raise the limits (ulimit -u)",
+                        rank, ranks, strerror(reason));
         }
         if (child > 0) {
             launch->children[rank - 1] = child;
@@ -299,7 +313,8 @@ static inline int comm_reap(CommLaunch* launch, int exit_code, double grace_ms, 
         int code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
         if (code == 0 || error->text[0] != 0) continue;
         if (late) fail(error, "rank %zu did not end within %.1f s of rank 0 and was killed", rank, grace_ms / 1e3);
-        else if (WIFSIGNALED(status)) fail(error, "rank %zu was ended by signal %d (%s)", rank, code - 128, strsignal(code - 128));
+        else if (WIFSIGNALED(status))
+            fail(error, "rank %zu was ended by signal %d (%s)", rank, code - 128, strsignal(code - 128));
         else fail(error, "rank %zu ended with exit code %d; see what it printed", rank, code);
         if (exit_code == 0) exit_code = code;
     }
@@ -427,8 +442,8 @@ typedef struct {
 
 // "all_reduce of 1000 float (operation 17)"
 static inline void comm_describe(char* text, size_t size, const CommHeader* h) {
-    static const char* const operations[COMM_OPERATIONS] = {"barrier", "all_reduce", "reduce_scatter", "all_gather", "broadcast",
-                                                            "gather"};
+    static const char* const operations[COMM_OPERATIONS] = {"barrier", "all_reduce", "reduce_scatter", "all_gather",
+                                                            "broadcast", "gather"};
     static const char* const types[COMM_TYPES] = {"bytes", "int32", "int64", "float", "bf16", "fp16", "double"};
     static const char* const reductions[COMM_REDUCTIONS] = {"", " (max)", " (min)"};
     if (h->operation >= COMM_OPERATIONS || h->type >= COMM_TYPES || h->reduction >= COMM_REDUCTIONS) {
@@ -554,14 +569,18 @@ static inline bool comm_listen(int* listener, size_t* port, const char* address,
             if ((at->ai_family == AF_INET6) == (family == 0) && !comm_bind(listener, at)) reason = errno;
     if (list) freeaddrinfo(list);
     if (*listener >= 0 && getsockname(*listener, (struct sockaddr*)&name, &length) == 0) {
-        *port = ntohs(name.ss_family == AF_INET6 ? ((struct sockaddr_in6*)&name)->sin6_port : ((struct sockaddr_in*)&name)->sin_port);
+        *port = ntohs(name.ss_family == AF_INET6 ? ((struct sockaddr_in6*)&name)->sin6_port
+                                                 : ((struct sockaddr_in*)&name)->sin_port);
         return true;
     }
     comm_close_socket(listener);
     if (reason == EADDRINUSE)
-        return fail(error, "rank 0 cannot listen at %s, port %zu: the port is in use, perhaps by another run; end that, or choose "
-                    "another MASTER_PORT", address, *port);
-    return fail(error, "cannot listen at %s, port %zu: %s; choose another MASTER_PORT", address, *port, strerror(reason));
+        return fail(error,
+                    "rank 0 cannot listen at %s, port %zu: the port is in use, perhaps by another run; end that, or "
+                    "choose another MASTER_PORT",
+                    address, *port);
+    return fail(error, "cannot listen at %s, port %zu: %s; choose another MASTER_PORT", address, *port,
+                strerror(reason));
 }
 
 // The address of the other end (or of this end), as numbers.
@@ -569,9 +588,11 @@ static inline void comm_address_of(char text[64], int socket, bool other_end) {
     struct sockaddr_storage name;
     socklen_t length = sizeof name;
     snprintf(text, 64, "?");
-    int got = other_end ? getpeername(socket, (struct sockaddr*)&name, &length) : getsockname(socket, (struct sockaddr*)&name, &length);
+    int got = other_end ? getpeername(socket, (struct sockaddr*)&name, &length)
+                        : getsockname(socket, (struct sockaddr*)&name, &length);
     if (got != 0 || getnameinfo((struct sockaddr*)&name, length, text, 64, NULL, 0, NI_NUMERICHOST) != 0) return;
-    if (strncmp(text, "::ffff:", 7) == 0 && strchr(text, '.')) memmove(text, text + 7, strlen(text + 7) + 1);  // IPv4 in IPv6
+    if (strncmp(text, "::ffff:", 7) == 0 && strchr(text, '.'))
+        memmove(text, text + 7, strlen(text + 7) + 1);  // IPv4 in IPv6
 }
 
 // One attempt to connect, at most until the deadline; -1 with errno after a failure.
@@ -653,7 +674,8 @@ static inline void comm_heartbeat(Comm* comm) {
 static inline bool comm_hear(Comm* comm, size_t p, Error* error) {
     CommLink* link = &comm->links[p];
     while (link->control >= 0) {
-        ssize_t n = recv(link->control, (char*)&link->notice + link->notice_bytes, sizeof link->notice - link->notice_bytes, 0);
+        ssize_t n =
+            recv(link->control, (char*)&link->notice + link->notice_bytes, sizeof link->notice - link->notice_bytes, 0);
         if (n < 0 && comm_again()) break;
         if (n <= 0) {
             comm_close_socket(&link->control);
@@ -681,9 +703,12 @@ static inline bool comm_fail_lost(Comm* comm, size_t p, Error* error) {
         if (!comm_hear(comm, p, error)) return false;
     }
     if (link->left)
-        return fail(error, "rank %zu ended its run while rank %zu was in %s; see what rank %zu printed", p, comm->rank, comm->doing, p);
-    return fail(error, "rank %zu is gone: its connection closed while rank %zu was in %s; see what rank %zu printed, and whether "
-                "it was killed", p, comm->rank, comm->doing, p);
+        return fail(error, "rank %zu ended its run while rank %zu was in %s; see what rank %zu printed", p, comm->rank,
+                    comm->doing, p);
+    return fail(error,
+                "rank %zu is gone: its connection closed while rank %zu was in %s; see what rank %zu printed, and "
+                "whether it was killed",
+                p, comm->rank, comm->doing, p);
 }
 
 // "rank 2", "ranks 0, 3" or "ranks 1, 2, ... and 5 more", of those marked in comm->named.
@@ -708,21 +733,24 @@ static inline bool comm_fail_late(Comm* comm, Error* error) {
     }
     if (silent) {
         comm_name_ranks(names, sizeof names, comm, "has", "have");
-        return fail(error, "%s not answered for %.1f s while rank %zu was in %s: stopped, or its machine or the network is down",
+        return fail(error,
+                    "%s not answered for %.1f s while rank %zu was in %s: stopped, or its machine or the network is "
+                    "down",
                     names, comm->timeout_ms / 1e3, comm->rank, comm->doing);
     }
-    for (size_t p = 0; p < comm->world; p++) comm->named[p] = comm->parts[p].send_bytes > 0 || comm->parts[p].receive_bytes > 0;
+    for (size_t p = 0; p < comm->world; p++)
+        comm->named[p] = comm->parts[p].send_bytes > 0 || comm->parts[p].receive_bytes > 0;
     comm_name_ranks(names, sizeof names, comm, "is", "are");
-    return fail(error, "%s late: rank %zu has waited %.1f s in %s%s; raise the time-out if so much is to be expected", names,
-                comm->rank, comm->timeout_ms / 1e3, comm->doing,
+    return fail(error, "%s late: rank %zu has waited %.1f s in %s%s; raise the time-out if so much is to be expected",
+                names, comm->rank, comm->timeout_ms / 1e3, comm->doing,
                 comm->mpi ? "" : ", and the program there is alive, but elsewhere");
 }
 
 // ------------------------------------------------------------------------------------------------
 // 5. Meeting
 //
-// Every rank listens. All connect to rank 0 and say who they are; when the last has come, rank 0 sends each the table of
-// addresses. Then each rank connects to all lower ranks. Whoever is not of this run is told so and sent away.
+// Every rank listens. All connect to rank 0 and say who they are; when the last has come, rank 0 sends each the table
+// of addresses. Then each rank connects to all lower ranks. Whoever is not of this run is told so and sent away.
 
 #define COMM_MAGIC "llmtrain"
 #define COMM_VERSION 1u
@@ -799,14 +827,16 @@ static inline void comm_admit(Comm* comm, CommEntry* table, CommPending* pending
     if (pending->bytes < sizeof *h || memcmp(h->magic, COMM_MAGIC, 8) != 0)
         fail(&reason, "something at %s that is not this program", from);
     else if (h->version != COMM_VERSION)
-        fail(&reason, "rank %u at %s speaks version %u, rank %zu version %u; use the same program everywhere", (unsigned)h->rank, from,
-             (unsigned)h->version, comm->rank, COMM_VERSION);
+        fail(&reason, "rank %u at %s speaks version %u, rank %zu version %u; use the same program everywhere",
+             (unsigned)h->rank, from, (unsigned)h->version, comm->rank, COMM_VERSION);
     else if (strcmp(h->run, comm->run_name) != 0)
-        fail(&reason, "rank %u at %s is of run '%s', rank %zu here of run '%s'; two runs meet at one address and port: choose another "
-             "MASTER_PORT", (unsigned)h->rank, from, h->run, comm->rank, comm->run_name);
+        fail(&reason,
+             "rank %u at %s is of run '%s', rank %zu here of run '%s'; two runs meet at one address and port: choose "
+             "another MASTER_PORT",
+             (unsigned)h->rank, from, h->run, comm->rank, comm->run_name);
     else if (h->world != comm->world)
-        fail(&reason, "rank %u at %s counts %u ranks, rank %zu %zu; start all with the same world size", (unsigned)h->rank, from,
-             (unsigned)h->world, comm->rank, comm->world);
+        fail(&reason, "rank %u at %s counts %u ranks, rank %zu %zu; start all with the same world size",
+             (unsigned)h->rank, from, (unsigned)h->world, comm->rank, comm->world);
     else if (h->rank <= comm->rank || h->rank >= comm->world)
         fail(&reason, "a second rank %u, from %s; give each rank a number of its own", (unsigned)h->rank, from);
     CommLink* link = reason.text[0] ? NULL : &comm->links[h->rank];
@@ -832,22 +862,27 @@ static inline void comm_admit(Comm* comm, CommEntry* table, CommPending* pending
 }
 
 // Waits until every higher rank has connected: with both connections, or only for data where the table is made.
-static inline bool comm_accept(Comm* comm, CommEntry* table, int listener, const char* place, double deadline, Error* error) {
+static inline bool comm_accept(Comm* comm, CommEntry* table, int listener, const char* place, double deadline,
+                               Error* error) {
     CommPending pending[COMM_PENDING];
     bool good = true;
     for (size_t i = 0; i < COMM_PENDING; i++) pending[i].socket = -1;
     for (;;) {
         size_t missing = 0, count = 0;
         for (size_t p = 0; p < comm->world; p++) {
-            comm->named[p] = p > comm->rank && (comm->links[p].data < 0 || (table == NULL && comm->links[p].control < 0));
+            comm->named[p] =
+                p > comm->rank && (comm->links[p].data < 0 || (table == NULL && comm->links[p].control < 0));
             missing += comm->named[p];
         }
         if (missing == 0 || !good) break;
         if (now_ms() >= deadline) {
             char names[160];
             comm_name_ranks(names, sizeof names, comm, "has", "have");
-            good = fail(error, "%s not come to rank %zu at %s within %.1f s; see whether every rank was started, and what it printed%s%s",
-                        names, comm->rank, place, comm->timeout_ms / 1e3, comm->refused[0] ? ". Turned away: " : "", comm->refused);
+            good = fail(error,
+                        "%s not come to rank %zu at %s within %.1f s; see whether every rank was started, and what it "
+                        "printed%s%s",
+                        names, comm->rank, place, comm->timeout_ms / 1e3, comm->refused[0] ? ". Turned away: " : "",
+                        comm->refused);
             break;
         }
         // Watched: the listener, who has not said who it is, and of the ranks that are here whether they stay.
@@ -885,7 +920,8 @@ static inline bool comm_accept(Comm* comm, CommEntry* table, int listener, const
 }
 
 // Goes to rank 0 and comes back with the table.
-static inline bool comm_visit(Comm* comm, CommEntry* table, size_t port, const CommLaunch* launch, double deadline, Error* error) {
+static inline bool comm_visit(Comm* comm, CommEntry* table, size_t port, const CommLaunch* launch, double deadline,
+                              Error* error) {
     CommHello hello = comm_hello(comm, COMM_DATA, port);
     CommReply reply;
     Error reason = {""};
@@ -895,26 +931,32 @@ static inline bool comm_visit(Comm* comm, CommEntry* table, size_t port, const C
             // Rank 0 may have begun to wait only now, for its whole time-out; then it says who is missing.
             double until = now_ms() + comm->timeout_ms + COMM_GRACE_MS;
             comm->links[0].data = connection;
-            if (comm_send_all(connection, &hello, sizeof hello, until) && comm_receive_all(connection, &reply, sizeof reply, until)) break;
+            if (comm_send_all(connection, &hello, sizeof hello, until) &&
+                comm_receive_all(connection, &reply, sizeof reply, until))
+                break;
             if (errno == ETIMEDOUT)
-                return fail(error, "rank 0 at %s, port %zu has not answered rank %zu for %.1f s: it is stopped, or it is not this program",
+                return fail(error,
+                            "rank 0 at %s, port %zu has not answered rank %zu for %.1f s: it is stopped, or it is not "
+                            "this program",
                             launch->address, launch->port, comm->rank, comm->timeout_ms / 1e3);
             comm_close_socket(&comm->links[0].data);
             fail(&reason, "it hung up");
         }
         if (now_ms() + COMM_RETRY_MS >= deadline)
-            return fail(error, "rank %zu has not reached rank 0 at %s, port %zu within %.1f s: %.200s; see whether it was started, what "
-                        "it printed, and MASTER_ADDR and MASTER_PORT", comm->rank, launch->address, launch->port,
-                        comm->timeout_ms / 1e3, reason.text);
+            return fail(error,
+                        "rank %zu has not reached rank 0 at %s, port %zu within %.1f s: %.200s; see whether it was "
+                        "started, what it printed, and MASTER_ADDR and MASTER_PORT",
+                        comm->rank, launch->address, launch->port, comm->timeout_ms / 1e3, reason.text);
         comm_sleep(COMM_RETRY_MS);
     }
     if (memcmp(reply.magic, COMM_MAGIC, 8) != 0)
-        return fail(error, "what answers at %s, port %zu is not rank 0 of this program; choose another MASTER_PORT", launch->address,
-                    launch->port);
+        return fail(error, "what answers at %s, port %zu is not rank 0 of this program; choose another MASTER_PORT",
+                    launch->address, launch->port);
     reply.text[sizeof reply.text - 1] = 0;
     if (reply.refused) return fail(error, "%s", reply.text);
     if (!comm_receive_all(comm->links[0].data, table, comm->world * sizeof *table, now_ms() + comm->timeout_ms))
-        return fail(error, "rank 0 at %s, port %zu is gone: it hung up while the ranks were meeting; see what it printed",
+        return fail(error,
+                    "rank 0 at %s, port %zu is gone: it hung up while the ranks were meeting; see what it printed",
                     launch->address, launch->port);
     // What rank 0 calls this machine is its own machine: reached as rank 0 itself is.
     char zero[64];
@@ -926,18 +968,21 @@ static inline bool comm_visit(Comm* comm, CommEntry* table, size_t port, const C
 }
 
 // Connects to rank p, for data or control.
-static inline bool comm_call_on(Comm* comm, const CommEntry* table, size_t p, CommKind kind, double deadline, Error* error) {
+static inline bool comm_call_on(Comm* comm, const CommEntry* table, size_t p, CommKind kind, double deadline,
+                                Error* error) {
     Error reason = {""};
     CommHello hello = comm_hello(comm, kind, 0);
     int connection = comm_connect(table[p].address, (size_t)table[p].port, false, deadline, &reason);
     *(kind == COMM_DATA ? &comm->links[p].data : &comm->links[p].control) = connection;
     if (connection >= 0 && comm_send_all(connection, &hello, sizeof hello, deadline)) return true;
-    return fail(error, "rank %zu cannot reach rank %zu at %.63s, port %zu: %.200s; see whether it is still there, and that the machines "
-                "let each other's connections through", comm->rank, p, table[p].address, (size_t)table[p].port,
-                connection < 0 ? reason.text : strerror(errno));
+    return fail(error,
+                "rank %zu cannot reach rank %zu at %.63s, port %zu: %.200s; see whether it is still there, and that "
+                "the machines let each other's connections through",
+                comm->rank, p, table[p].address, (size_t)table[p].port, connection < 0 ? reason.text : strerror(errno));
 }
 
-static inline bool comm_connect_all(Comm* comm, CommEntry* table, const CommLaunch* launch, int* listener, Error* error) {
+static inline bool comm_connect_all(Comm* comm, CommEntry* table, const CommLaunch* launch, int* listener,
+                                    Error* error) {
     char place[320];
     double deadline = now_ms() + comm->timeout_ms;
     size_t port = comm->rank == 0 ? launch->port : 0;
@@ -951,7 +996,8 @@ static inline bool comm_connect_all(Comm* comm, CommEntry* table, const CommLaun
         for (size_t p = 1; p < comm->world; p++) {
             if (comm->links[p].data < 0) continue;
             comm_reply(comm->links[p].data, good ? NULL : error->text);
-            if (good && !comm_send_all(comm->links[p].data, table, comm->world * sizeof *table, deadline + COMM_GRACE_MS))
+            if (good &&
+                !comm_send_all(comm->links[p].data, table, comm->world * sizeof *table, deadline + COMM_GRACE_MS))
                 good = comm_fail_lost(comm, p, error);
         }
         if (!good) return false;
@@ -979,8 +1025,9 @@ static inline bool comm_connect_all(Comm* comm, CommEntry* table, const CommLaun
 // ------------------------------------------------------------------------------------------------
 // 6. Transfers
 //
-// comm->parts says what goes to each rank and what comes from it; a transfer does all of it at once. It leaves the parts
-// empty. Each pair of ranks agrees on the bytes between the two, so that no part is longer or shorter than expected.
+// comm->parts says what goes to each rank and what comes from it; a transfer does all of it at once. It leaves the
+// parts empty. Each pair of ranks agrees on the bytes between the two, so that no part is longer or shorter than
+// expected.
 
 static inline bool comm_transfer_sockets(Comm* comm, Error* error) {
     double moved_ms = now_ms();
@@ -997,7 +1044,8 @@ static inline bool comm_transfer_sockets(Comm* comm, Error* error) {
                 part->send_bytes -= (size_t)sent;
             }
             ssize_t received = part->receive_bytes ? recv(link->data, part->receive, part->receive_bytes, 0) : -1;
-            if (part->receive_bytes && (received == 0 || (received < 0 && !comm_again()))) return comm_fail_lost(comm, p, error);
+            if (part->receive_bytes && (received == 0 || (received < 0 && !comm_again())))
+                return comm_fail_lost(comm, p, error);
             if (received > 0) {
                 part->receive += received;
                 part->receive_bytes -= (size_t)received;
@@ -1030,7 +1078,7 @@ static inline bool comm_transfer_sockets(Comm* comm, Error* error) {
 
 #ifdef LLMTRAIN_MPI
 #define COMM_MPI_BYTES ((size_t)1 << 30)  // of one message: MPI counts in int
-#define COMM_MPI_PAUSE_MS 0.05            // between looks: MPI has no wait with a deadline, and a spin would take a core
+#define COMM_MPI_PAUSE_MS 0.05            // between looks: MPI has no wait with a deadline, a spin takes a core
 
 static inline bool comm_transfer_mpi(Comm* comm, Error* error) {
     for (;;) {
@@ -1040,18 +1088,19 @@ static inline bool comm_transfer_mpi(Comm* comm, Error* error) {
             const CommPart* part = &comm->parts[p];
             comm->requests[2 * p] = comm->requests[2 * p + 1] = MPI_REQUEST_NULL;
             if (part->receive_bytes)
-                good &= MPI_Irecv(part->receive, (int)min_size(part->receive_bytes, COMM_MPI_BYTES), MPI_BYTE, (int)p, 0, MPI_COMM_WORLD,
-                                  &comm->requests[2 * p]) == MPI_SUCCESS;
+                good &= MPI_Irecv(part->receive, (int)min_size(part->receive_bytes, COMM_MPI_BYTES), MPI_BYTE, (int)p,
+                                  0, MPI_COMM_WORLD, &comm->requests[2 * p]) == MPI_SUCCESS;
             if (part->send_bytes)
-                good &= MPI_Isend(part->send, (int)min_size(part->send_bytes, COMM_MPI_BYTES), MPI_BYTE, (int)p, 0, MPI_COMM_WORLD,
-                                  &comm->requests[2 * p + 1]) == MPI_SUCCESS;
+                good &= MPI_Isend(part->send, (int)min_size(part->send_bytes, COMM_MPI_BYTES), MPI_BYTE, (int)p, 0,
+                                  MPI_COMM_WORLD, &comm->requests[2 * p + 1]) == MPI_SUCCESS;
             open += (part->receive_bytes > 0) + (part->send_bytes > 0);
         }
         if (open == 0) return true;
         double moved_ms = now_ms();
         while (good && open > 0) {
             int done = 0;
-            good = MPI_Testsome((int)(2 * comm->world), comm->requests, &done, comm->indices, MPI_STATUSES_IGNORE) == MPI_SUCCESS;
+            good = MPI_Testsome((int)(2 * comm->world), comm->requests, &done, comm->indices, MPI_STATUSES_IGNORE) ==
+                   MPI_SUCCESS;
             for (int i = 0; good && i < done; i++) {
                 CommPart* part = &comm->parts[comm->indices[i] / 2];
                 if (comm->indices[i] % 2) {
@@ -1069,7 +1118,9 @@ static inline bool comm_transfer_mpi(Comm* comm, Error* error) {
             if (now_ms() - moved_ms >= comm->timeout_ms) return comm_fail_late(comm, error);
             if (done == 0) comm_sleep(COMM_MPI_PAUSE_MS);
         }
-        if (!good) return fail(error, "MPI reported an error while rank %zu was in %s; see what mpirun printed", comm->rank, comm->doing);
+        if (!good)
+            return fail(error, "MPI reported an error while rank %zu was in %s; see what mpirun printed", comm->rank,
+                        comm->doing);
     }
 }
 #endif
@@ -1169,12 +1220,15 @@ static inline bool comm_agree(Comm* comm, const CommHeader* own, Error* error) {
         const CommHeader* other = &comm->headers[p];
         if (p == comm->rank || memcmp(own, other, sizeof *own) == 0) continue;
         if (other->run != own->run || other->number != own->number)
-            return fail(error, "rank %zu sent rank %zu what does not belong to %s; the network or a program is at fault", p, comm->rank,
-                        comm->doing);
+            return fail(error,
+                        "rank %zu sent rank %zu what does not belong to %s; the network or a program is at fault", p,
+                        comm->rank, comm->doing);
         comm_describe(theirs, sizeof theirs, other);
         comm_describe(ours, sizeof ours, own);
-        return fail(error, "the ranks disagree: rank %zu called %s and rank %zu %s%s; start all with the same program, flags and data", p,
-                    theirs, comm->rank, ours, strcmp(theirs, ours) == 0 ? " with other slices" : "");
+        return fail(error,
+                    "the ranks disagree: rank %zu called %s and rank %zu %s%s; start all with the same program, flags "
+                    "and data",
+                    p, theirs, comm->rank, ours, strcmp(theirs, ours) == 0 ? " with other slices" : "");
     }
     return true;
 }
@@ -1257,17 +1311,22 @@ static inline bool comm_check_call(const Comm* comm, const CommCall* call, Error
     if (h->operation >= COMM_OPERATIONS || h->type >= COMM_TYPES || h->reduction >= COMM_REDUCTIONS)
         return fail(error, "rank %zu called a collective that does not exist", comm->rank);
     if (reduces && (h->type == COMM_BYTES || (h->reduction != COMM_SUM && h->type != COMM_DOUBLE)))
-        return fail(error, "rank %zu called %s; bytes are not summed, and there is a max and min of double only", comm->rank, comm->doing);
-    if (h->root >= comm->world) return fail(error, "rank %zu called %s; there is no such rank", comm->rank, comm->doing);
+        return fail(error, "rank %zu called %s; bytes are not summed, and there is a max and min of double only",
+                    comm->rank, comm->doing);
+    if (h->root >= comm->world)
+        return fail(error, "rank %zu called %s; there is no such rank", comm->rank, comm->doing);
     for (size_t p = 0, end = 0; p < comm->world; end = call->slices[p++].end)
         if (call->slices[p].first < end || call->slices[p].end < call->slices[p].first || call->slices[p].end > h->n)
-            return fail(error, "rank %zu called %s with the slice [%zu, %zu) for rank %zu; slices lie in the vector and follow each other",
+            return fail(error,
+                        "rank %zu called %s with the slice [%zu, %zu) for rank %zu; slices lie in the vector and "
+                        "follow each other",
                         comm->rank, comm->doing, call->slices[p].first, call->slices[p].end, p);
     return true;
 }
 
 static inline bool comm_run(Comm* comm, const CommCall* call, uint64_t* bytes, Error* error) {
-    size_t offset = call->slices[comm->rank].first * comm_type_size((CommType)min_size(call->header.type, COMM_TYPES - 1));
+    size_t offset =
+        call->slices[comm->rank].first * comm_type_size((CommType)min_size(call->header.type, COMM_TYPES - 1));
     comm_describe(comm->doing, sizeof comm->doing, &call->header);
     if (!comm_check_call(comm, call, error)) return false;
     if (call->delay_ms > 0) comm_sleep(call->delay_ms);
@@ -1341,11 +1400,13 @@ static inline void comm_wake(Comm* comm) {
 
 // Starts a collective; does not wait, unless COMM_IN_FLIGHT of them are under way. Its memory must stay as it is until
 // comm_wait has returned. `slices` is called here, not later.
-static inline CommRequest comm_start(Comm* comm, CommOperation operation, CommReduction reduction, CommType type, void* out,
-                                     const void* in, size_t n, size_t root, CommSlices slices, const void* context) {
+static inline CommRequest comm_start(Comm* comm, CommOperation operation, CommReduction reduction, CommType type,
+                                     void* out, const void* in, size_t n, size_t root, CommSlices slices,
+                                     const void* context) {
     pthread_mutex_lock(&comm->mutex);
     double began = now_ms();
-    while (!comm->failed && comm->started - comm->finished == COMM_IN_FLIGHT) pthread_cond_wait(&comm->changed, &comm->mutex);
+    while (!comm->failed && comm->started - comm->finished == COMM_IN_FLIGHT)
+        pthread_cond_wait(&comm->changed, &comm->mutex);
     comm->statistics.waited_ms += now_ms() - began;
     uint64_t number = comm->started;
     CommCall* call = &comm->calls[number % COMM_IN_FLIGHT];
@@ -1393,16 +1454,20 @@ static inline bool comm_open_mpi(Comm* comm, Error* error) {
     int given = 0, rank = 0, world = 0, already = 0, local_rank = 0, local_world = 0;
     MPI_Comm local;
     // One thread speaks MPI at a time: this one here and at the end, the progress thread in between.
-    if (MPI_Initialized(&already) != MPI_SUCCESS || (!already && MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &given) != MPI_SUCCESS))
+    if (MPI_Initialized(&already) != MPI_SUCCESS ||
+        (!already && MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &given) != MPI_SUCCESS))
         return fail(error, "MPI does not start; see what it printed");
     comm->initialised = !already;
     if (already) MPI_Query_thread(&given);
-    if (given < MPI_THREAD_SERIALIZED) return fail(error, "this MPI can be used from one thread only; use another, or sockets");
+    if (given < MPI_THREAD_SERIALIZED)
+        return fail(error, "this MPI can be used from one thread only; use another, or sockets");
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &world);
     if ((size_t)rank != comm->rank || (size_t)world != comm->world)
-        return fail(error, "mpirun says rank %zu of %zu, MPI says rank %d of %d; use the mpirun of the MPI that this program was built with",
+        return fail(error,
+                    "mpirun says rank %zu of %zu, MPI says rank %d of %d; use the mpirun of the MPI that this program "
+                    "was built with",
                     comm->rank, comm->world, rank, world);
     MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &local);
     MPI_Comm_rank(local, &local_rank);
@@ -1489,13 +1554,16 @@ static inline bool comm_open_steps(Comm* comm, const CommLaunch* launch, Error* 
 #ifdef LLMTRAIN_MPI
         if (!comm_open_mpi(comm, error)) return false;
 #else
-        return fail(error, "MPI was asked for, but this program was built without it; build it with MPI, or use sockets");
+        return fail(error,
+                    "MPI was asked for, but this program was built without it; build it with MPI, or use sockets");
 #endif
     }
     if (comm->world > 1) {
         comm->wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
         comm->running = comm->wake >= 0 && pthread_create(&comm->thread, NULL, comm_progress, comm) == 0;
-        if (!comm->running) return fail(error, "rank %zu cannot start its thread: %s; raise the limits (ulimit -u, -n)", comm->rank, strerror(errno));
+        if (!comm->running)
+            return fail(error, "rank %zu cannot start its thread: %s; raise the limits (ulimit -u, -n)", comm->rank,
+                        strerror(errno));
     }
     return comm_wait(comm, comm_start(comm, COMM_BARRIER, COMM_SUM, COMM_BYTES, NULL, NULL, 0, 0, NULL, NULL), error);
 }
@@ -1523,7 +1591,8 @@ static inline bool comm_open(Comm* comm, const CommLaunch* launch, double timeou
 }
 
 // data (n): on every rank the sum over all ranks.
-static inline CommRequest comm_all_reduce_start(Comm* comm, void* data, size_t n, CommType type, CommReduction reduction) {
+static inline CommRequest comm_all_reduce_start(Comm* comm, void* data, size_t n, CommType type,
+                                                CommReduction reduction) {
     return comm_start(comm, COMM_ALL_REDUCE, reduction, type, data, data, n, 0, NULL, NULL);
 }
 
@@ -1534,7 +1603,8 @@ static inline CommRequest comm_reduce_scatter_start(Comm* comm, void* out, const
 }
 
 // data (n): every rank gives its own slice, and gets all others.
-static inline CommRequest comm_all_gather_start(Comm* comm, void* data, size_t n, CommType type, CommSlices slices, const void* context) {
+static inline CommRequest comm_all_gather_start(Comm* comm, void* data, size_t n, CommType type, CommSlices slices,
+                                                const void* context) {
     return comm_start(comm, COMM_ALL_GATHER, COMM_SUM, type, data, data, n, 0, slices, context);
 }
 
@@ -1544,8 +1614,8 @@ static inline CommRequest comm_broadcast_start(Comm* comm, void* data, size_t n,
 }
 
 // all (n, on rank 0; elsewhere not touched): the slices of all ranks; own: this rank's.
-static inline CommRequest comm_gather_start(Comm* comm, void* all, const void* own, size_t n, CommType type, CommSlices slices,
-                                            const void* context) {
+static inline CommRequest comm_gather_start(Comm* comm, void* all, const void* own, size_t n, CommType type,
+                                            CommSlices slices, const void* context) {
     return comm_start(comm, COMM_GATHER, COMM_SUM, type, all, own, n, 0, slices, context);
 }
 
@@ -1554,21 +1624,23 @@ static inline CommRequest comm_barrier_start(Comm* comm) {
 }
 
 // The same, waited for.
-static inline bool comm_all_reduce(Comm* comm, void* data, size_t n, CommType type, CommReduction reduction, Error* error) {
+static inline bool comm_all_reduce(Comm* comm, void* data, size_t n, CommType type, CommReduction reduction,
+                                   Error* error) {
     return comm_wait(comm, comm_all_reduce_start(comm, data, n, type, reduction), error);
 }
-static inline bool comm_reduce_scatter(Comm* comm, void* out, const void* data, size_t n, CommType type, CommSlices slices,
-                                       const void* context, Error* error) {
+static inline bool comm_reduce_scatter(Comm* comm, void* out, const void* data, size_t n, CommType type,
+                                       CommSlices slices, const void* context, Error* error) {
     return comm_wait(comm, comm_reduce_scatter_start(comm, out, data, n, type, slices, context), error);
 }
-static inline bool comm_all_gather(Comm* comm, void* data, size_t n, CommType type, CommSlices slices, const void* context, Error* error) {
+static inline bool comm_all_gather(Comm* comm, void* data, size_t n, CommType type, CommSlices slices,
+                                   const void* context, Error* error) {
     return comm_wait(comm, comm_all_gather_start(comm, data, n, type, slices, context), error);
 }
 static inline bool comm_broadcast(Comm* comm, void* data, size_t n, CommType type, size_t root, Error* error) {
     return comm_wait(comm, comm_broadcast_start(comm, data, n, type, root), error);
 }
-static inline bool comm_gather(Comm* comm, void* all, const void* own, size_t n, CommType type, CommSlices slices, const void* context,
-                               Error* error) {
+static inline bool comm_gather(Comm* comm, void* all, const void* own, size_t n, CommType type, CommSlices slices,
+                               const void* context, Error* error) {
     return comm_wait(comm, comm_gather_start(comm, all, own, n, type, slices, context), error);
 }
 static inline bool comm_barrier(Comm* comm, Error* error) { return comm_wait(comm, comm_barrier_start(comm), error); }
@@ -1587,8 +1659,8 @@ static inline CommSlice comm_slice_of_table(size_t rank, const void* context) {
     return slice;
 }
 
-// True on all ranks if the text is the same on all; otherwise false on all, and the error names a rank whose text is not
-// that of most ranks (of rank 0, if there are as many of each), and both texts. `what` names it: "--batch".
+// True on all ranks if the text is the same on all; otherwise false on all, and the error names a rank whose text is
+// not that of most ranks (of rank 0, if there are as many of each), and both texts. `what` names it: "--batch".
 static inline bool comm_check_equal(Comm* comm, const char* what, const char* text, Error* error) {
     size_t N = comm->world, length = strlen(text) + 1, odd = COMM_UNKNOWN, usual = 0, most = 0;
     int64_t* lengths = (int64_t*)allocate(N * sizeof(int64_t));
@@ -1617,7 +1689,9 @@ static inline bool comm_check_equal(Comm* comm, const char* what, const char* te
     for (size_t p = 0; good && p < N && odd == COMM_UNKNOWN; p++)
         if (strcmp(texts + begins[p], texts + begins[usual]) != 0) odd = p;
     if (good && odd != COMM_UNKNOWN)
-        good = fail(error, "the ranks disagree on %.200s: it is '%.200s' on rank %zu and '%.200s' on rank %zu; start all ranks with the same",
+        good = fail(error,
+                    "the ranks disagree on %.200s: it is '%.200s' on rank %zu and '%.200s' on rank %zu; start all "
+                    "ranks with the same",
                     what, texts + begins[odd], odd, texts + begins[usual], usual);
     free(lengths);
     free(begins);
