@@ -119,7 +119,7 @@ TYPE_AND_SOURCE = -DPRECISION_$(word 1,$(subst -, ,$*)) -x c++ $(B)/emulated/dev
 $(B)/emulated-plain-%: $(EMULATED_NEEDS)
 	$(CXX) -O2 -fopenmp $(EMULATE) $(TYPE_AND_SOURCE) -o $@
 $(B)/emulated-asan-%: $(EMULATED_NEEDS)
-	$(CXX) -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all $(EMULATE) $(TYPE_AND_SOURCE) -o $@
+	$(CXX) -O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all $(EMULATE) $(TYPE_AND_SOURCE) -o $@
 $(B)/emulated-race-%: $(EMULATED_NEEDS)
 	$(CXX) -O1 -g -fno-pie -DEMULATE_RACE -fsanitize=thread $(EMULATE) -c $(TYPE_AND_SOURCE) -o $@.o
 	$(CXX) -no-pie $@.o -o $@ -ldl
@@ -133,10 +133,14 @@ $(B)/test_cublaslt: dev/emulator/test_cublaslt.cu $(EMULATED_NEEDS)
 NVCC_ALL := $(NVCC) -std=c++17 -O3 -DLLMTRAIN_CUDA -I. -Werror all-warnings -Xcompiler -Wall,-Wextra,-fopenmp -c -o /dev/null \
     $(foreach a,80 90a 100,-gencode arch=compute_$(a),code=sm_$(a))
 COMPILED := $(if $(shell command -v $(NVCC) 2>/dev/null),$(patsubst %,$(B)/nvcc-%.ok,$(PRECISIONS:%=%-train) BF16-test_train \
-    BF16-test_emulator $(LADDERS:%=BF16-%)) $(PRECISIONS:%=$(B)/resources-%.txt))
-$(B)/nvcc-%.ok: $(CUDA_HEADERS) $(wildcard *.cu dev/*.cu dev/emulator/*.cu) | $(B)
-	$(NVCC_ALL) -DPRECISION_$(word 1,$(subst -, ,$*)) $(wildcard $(foreach d,. dev dev/emulator,$(d)/$(word 2,$(subst -, ,$*)).cu))
+    BF16-test_emulator FP32-ladders BF16-ladders) $(PRECISIONS:%=$(B)/resources-%.txt))
+$(B)/nvcc-%.ok: $(CUDA_HEADERS) $(wildcard *.cu dev/*.cu dev/emulator/*.cu) $(B)/ladders.cu | $(B)
+	$(NVCC_ALL) -DPRECISION_$(word 1,$(subst -, ,$*)) $(wildcard $(foreach d,. dev/emulator $(B),$(d)/$(word 2,$(subst -, ,$*)).cu))
 	@touch $@
+# All ladders as one source, since most of their compilation is that of what they share.
+$(B)/ladders.cu: Makefile | $(B)
+	@{ echo '#include "kernels.cuh"'; echo '#include "dev/ladder.h"'; echo '#define main ladder_main'; \
+	  $(foreach l,$(LADDERS),echo 'namespace ladder_of_$(l) {'; echo '#include "dev/$(l).cu"'; echo '}';) } > $@
 $(B)/resources-%.txt: dev/resources.sh dev/test_cuda.cu $(CUDA_HEADERS) | $(B)
 	@NVCC=$(NVCC) sh dev/resources.sh $* > $@.new || { tail -n 20 $@.new; exit 1; }
 	@mv $@.new $@ && echo "$@: $$(tail -n 1 $@)"
