@@ -50,11 +50,12 @@ all: train
 CUDA ?= auto
 ARCH ?= native
 NVCC ?= nvcc
-GPU_FOUND := $(shell [ $(CUDA) = auto ] && command -v $(NVCC) > /dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU && echo yes)
+GPU_FOUND := $(if $(filter off,$(CUDA)),,$(shell nvidia-smi -L 2>/dev/null | grep -q GPU && echo yes))
+NVCC_FOUND := $(shell command -v $(NVCC) 2>/dev/null)
 ifeq ($(filter $(CUDA),auto on off),)
 $(error CUDA is '$(CUDA)'; give auto, on or off)
 endif
-ifeq ($(if $(filter on,$(CUDA)),yes,$(GPU_FOUND)),yes)
+ifneq ($(filter on,$(CUDA))$(and $(GPU_FOUND),$(NVCC_FOUND)),)
 train: $(B)/train-cuda-$(PRECISION)
 	@cp -f $< $@
 else
@@ -77,19 +78,19 @@ $(B)/bench-%: dev/bench.c $(HEADERS) | $(B)
 
 # CUDA for a GPU. -arch=native asks the device; where there is none nvcc would guess.
 ifeq ($(CUDA)$(ARCH),onnative)
-ifneq ($(shell nvidia-smi -L 2>/dev/null | grep -q GPU && echo yes),yes)
+ifeq ($(GPU_FOUND),)
 $(error CUDA=on, but there is no GPU to ask for its architecture; give ARCH=sm_80 (A100), sm_89, sm_90a (H100), sm_100 (B200) ...)
 endif
 endif
-NVCCFLAGS := -std=c++17 -O3 -arch=$(ARCH) -DLLMTRAIN_CUDA -I. -Werror all-warnings -Xcompiler -Wall,-Wextra,-fopenmp
+NVCCFLAGS := -std=c++17 -O3 -DLLMTRAIN_CUDA -I. -Werror all-warnings -Xcompiler -Wall,-Wextra,-fopenmp
 CUDA_HEADERS := $(HEADERS) $(wildcard *.cuh)
 $(PRECISIONS:%=$(B)/train-cuda-%): $(B)/train-cuda-%: train.cu $(CUDA_HEADERS) | $(B)
-	$(NVCC) $(NVCCFLAGS) -DPRECISION_$* $< -o $@ -lcublasLt
+	$(NVCC) $(NVCCFLAGS) -arch=$(ARCH) -DPRECISION_$* $< -o $@ -lcublasLt
 
 # CUDA on the CPU (dev/emulator/README.md): sources are translated to C++ under build/emulated, and compiled with the
 # emulator, against the headers of the CUDA toolkit or, where there is none, against stand-ins.
 CXX := $(if $(filter default,$(origin CXX)),g++,$(CXX))
-CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(realpath $(shell command -v $(NVCC) 2>/dev/null)))
+CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(realpath $(NVCC_FOUND)))
 CUDA_INCLUDE := $(if $(wildcard $(CUDA_HOME)/include/cuda_runtime.h),-isystem $(CUDA_HOME)/include \
     -isystem $(CUDA_HOME)/include/cccl)
 EMULATE := -std=c++17 -fno-strict-aliasing -ffp-contract=fast -Wall -Wextra -Werror -Wno-unknown-pragmas -pthread \
@@ -130,9 +131,8 @@ $(B)/test_cublaslt: dev/emulator/test_cublaslt.cu $(EMULATED_NEEDS)
 	$(CXX) -O2 -fopenmp $(EMULATE) -x c++ $(B)/emulated/dev/emulator/test_cublaslt.cu -o $@
 
 # Everything compiles for all architectures, without a warning, and no kernel spills.
-NVCC_ALL := $(NVCC) -std=c++17 -O3 -DLLMTRAIN_CUDA -I. -Werror all-warnings -Xcompiler -Wall,-Wextra,-fopenmp -c -o /dev/null \
-    $(foreach a,80 90a 100,-gencode arch=compute_$(a),code=sm_$(a))
-COMPILED := $(if $(shell command -v $(NVCC) 2>/dev/null),$(patsubst %,$(B)/nvcc-%.ok,$(PRECISIONS:%=%-train) BF16-test_train \
+NVCC_ALL := $(NVCC) $(NVCCFLAGS) -c -o /dev/null $(foreach a,80 90a 100,-gencode arch=compute_$(a),code=sm_$(a))
+COMPILED := $(if $(NVCC_FOUND),$(patsubst %,$(B)/nvcc-%.ok,$(PRECISIONS:%=%-train) BF16-test_train \
     BF16-test_emulator FP32-ladders BF16-ladders) $(PRECISIONS:%=$(B)/resources-%.txt))
 $(B)/nvcc-%.ok: $(CUDA_HEADERS) $(wildcard *.cu dev/*.cu dev/emulator/*.cu) $(B)/ladders.cu | $(B)
 	$(NVCC_ALL) -DPRECISION_$(word 1,$(subst -, ,$*)) $(wildcard $(foreach d,. dev/emulator $(B),$(d)/$(word 2,$(subst -, ,$*)).cu))

@@ -373,7 +373,8 @@ static inline bool packs_fit(size_t n, const void* a, const void* b, const void*
 // ------------------------------------------------------------------------------------------------
 // 4. Sums
 
-static __device__ inline float warp_sum(float x) {
+template <typename T>
+static __device__ inline T warp_sum(T x) {
     #pragma unroll
     for (int distance = WARP / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
     return x;

@@ -743,26 +743,24 @@ static __global__ void swiglu_backward_kernel(floatX* din, const floatX* dout, c
 }
 
 static inline void gelu_forward(floatX* out, const floatX* in, size_t n, Stream stream) {
-    if (packs_fit(n, out, in, NULL, NULL))
-        gelu_forward_kernel<PACK><<<flat_blocks(n, PACK), FLAT_THREADS, 0, stream->compute>>>(out, in, n);
-    else
-        gelu_forward_kernel<1><<<flat_blocks(n, 1), FLAT_THREADS, 0, stream->compute>>>(out, in, n);
+    bool packs = packs_fit(n, out, in, NULL, NULL);
+    auto kernel = packs ? gelu_forward_kernel<PACK> : gelu_forward_kernel<1>;
+    kernel<<<flat_blocks(n, packs ? PACK : 1), FLAT_THREADS, 0, stream->compute>>>(out, in, n);
     LAUNCH_CHECK();
 }
 
 static inline void gelu_backward(floatX* din, const floatX* dout, const floatX* in, size_t n, Stream stream) {
-    if (packs_fit(n, din, dout, in, NULL))
-        gelu_backward_kernel<PACK><<<flat_blocks(n, PACK), FLAT_THREADS, 0, stream->compute>>>(din, dout, in, n);
-    else
-        gelu_backward_kernel<1><<<flat_blocks(n, 1), FLAT_THREADS, 0, stream->compute>>>(din, dout, in, n);
+    bool packs = packs_fit(n, din, dout, in, NULL);
+    auto kernel = packs ? gelu_backward_kernel<PACK> : gelu_backward_kernel<1>;
+    kernel<<<flat_blocks(n, packs ? PACK : 1), FLAT_THREADS, 0, stream->compute>>>(din, dout, in, n);
     LAUNCH_CHECK();
 }
 
 static inline void swiglu_forward(floatX* out, const floatX* in, size_t N, size_t F, Stream stream) {
     bool packs = packs_fit(F, out, in, NULL, NULL);
     unsigned blocks = grid_blocks(N), threads = block_threads(divide_up(F, packs ? PACK : 1), FLAT_THREADS);
-    if (packs) swiglu_forward_kernel<PACK><<<blocks, threads, 0, stream->compute>>>(out, in, N, F);
-    else swiglu_forward_kernel<1><<<blocks, threads, 0, stream->compute>>>(out, in, N, F);
+    auto kernel = packs ? swiglu_forward_kernel<PACK> : swiglu_forward_kernel<1>;
+    kernel<<<blocks, threads, 0, stream->compute>>>(out, in, N, F);
     LAUNCH_CHECK();
 }
 
@@ -770,8 +768,8 @@ static inline void swiglu_backward(floatX* din, const floatX* dout, const floatX
                                    Stream stream) {
     bool packs = packs_fit(F, din, dout, in, NULL);
     unsigned blocks = grid_blocks(N), threads = block_threads(divide_up(F, packs ? PACK : 1), FLAT_THREADS);
-    if (packs) swiglu_backward_kernel<PACK><<<blocks, threads, 0, stream->compute>>>(din, dout, in, N, F);
-    else swiglu_backward_kernel<1><<<blocks, threads, 0, stream->compute>>>(din, dout, in, N, F);
+    auto kernel = packs ? swiglu_backward_kernel<PACK> : swiglu_backward_kernel<1>;
+    kernel<<<blocks, threads, 0, stream->compute>>>(din, dout, in, N, F);
     LAUNCH_CHECK();
 }
 
@@ -798,12 +796,10 @@ static inline void dropout(floatX* out, const floatX* in, float p, uint64_t seed
                            size_t n, Stream stream) {
     uint32_t threshold = (uint32_t)(p * 4294967296.0);  // dropped if the random bits lie below
     float scale = 1.0f / (1.0f - p);
-    if (packs_fit(n, out, in, NULL, NULL) && first % 4 == 0)
-        dropout_kernel<PACK><<<flat_blocks(n, PACK), FLAT_THREADS, 0, stream->compute>>>(
-            out, in, threshold, scale, seed, place, first, n);
-    else
-        dropout_kernel<1><<<flat_blocks(n, 1), FLAT_THREADS, 0, stream->compute>>>(
-            out, in, threshold, scale, seed, place, first, n);
+    bool packs = packs_fit(n, out, in, NULL, NULL) && first % 4 == 0;
+    auto kernel = packs ? dropout_kernel<PACK> : dropout_kernel<1>;
+    kernel<<<flat_blocks(n, packs ? PACK : 1), FLAT_THREADS, 0, stream->compute>>>(
+        out, in, threshold, scale, seed, place, first, n);
     LAUNCH_CHECK();
 }
 
@@ -873,12 +869,8 @@ static inline void classifier(floatX* logits, float* losses, const int32_t* targ
                               size_t N, size_t V, size_t Vp, Stream stream) {
     bool packs = packs_fit(Vp, logits, NULL, NULL, NULL);
     unsigned blocks = grid_blocks(N), threads = block_threads(divide_up(Vp, packs ? PACK : 1), CLASSIFIER_THREADS);
-    if (packs)
-        classifier_kernel<PACK><<<blocks, threads, 0, stream->compute>>>(
-            logits, losses, targets, dloss, N, (int)V, (int)Vp);
-    else
-        classifier_kernel<1><<<blocks, threads, 0, stream->compute>>>(
-            logits, losses, targets, dloss, N, (int)V, (int)Vp);
+    auto kernel = packs ? classifier_kernel<PACK> : classifier_kernel<1>;
+    kernel<<<blocks, threads, 0, stream->compute>>>(logits, losses, targets, dloss, N, (int)V, (int)Vp);
     LAUNCH_CHECK();
 }
 
@@ -897,7 +889,7 @@ static inline size_t sum_scaled_scratch_bytes(void) { return sum_of_squares_scra
 // block_sum of device.cuh for doubles; right in thread 0 alone. shared (32).
 static __device__ inline double block_sum_double(double x, double* shared) {
     unsigned warps = blockDim.x / WARP, lane = threadIdx.x % WARP;
-    for (int distance = WARP / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
+    x = warp_sum(x);
     if (lane == 0) shared[threadIdx.x / WARP] = x;
     __syncthreads();
     double total = 0.0;
@@ -940,10 +932,9 @@ static inline void sum_launch(double* out, const float* x, double factor, bool a
     double* pieces = (double*)device_scratch(stream, sum_of_squares_scratch_bytes());
     size_t threads = divide_up(n, FOUR);
     unsigned blocks = (unsigned)max_size(1, min_size(SUM_BLOCKS, divide_up(threads, SUM_THREADS)));
-    if ((uintptr_t)x % (FOUR * sizeof(float)) == 0)
-        sum_pieces_kernel<FOUR, SQUARES><<<blocks, SUM_THREADS, 0, stream->compute>>>(pieces, x, n);
-    else
-        sum_pieces_kernel<1, SQUARES><<<blocks, SUM_THREADS, 0, stream->compute>>>(pieces, x, n);
+    bool fours = (uintptr_t)x % (FOUR * sizeof(float)) == 0;
+    auto kernel = fours ? sum_pieces_kernel<FOUR, SQUARES> : sum_pieces_kernel<1, SQUARES>;
+    kernel<<<blocks, SUM_THREADS, 0, stream->compute>>>(pieces, x, n);
     LAUNCH_CHECK();
     sum_finish_kernel<<<1, SUM_THREADS, 0, stream->compute>>>(out, pieces, blocks, factor, adds);
     LAUNCH_CHECK();
@@ -985,18 +976,16 @@ static __global__ void cast_from_float_kernel(floatX* out, const float* in, size
 }
 
 static inline void cast_to_float(float* out, const floatX* in, size_t n, Stream stream) {
-    if (packs_fit(n, out, in, NULL, NULL))
-        cast_to_float_kernel<FOUR><<<flat_blocks(n, FOUR), FLAT_THREADS, 0, stream->compute>>>(out, in, n);
-    else
-        cast_to_float_kernel<1><<<flat_blocks(n, 1), FLAT_THREADS, 0, stream->compute>>>(out, in, n);
+    bool fours = packs_fit(n, out, in, NULL, NULL);
+    auto kernel = fours ? cast_to_float_kernel<FOUR> : cast_to_float_kernel<1>;
+    kernel<<<flat_blocks(n, fours ? FOUR : 1), FLAT_THREADS, 0, stream->compute>>>(out, in, n);
     LAUNCH_CHECK();
 }
 
 static inline void cast_from_float(floatX* out, const float* in, size_t n, Stream stream) {
-    if (packs_fit(n, out, in, NULL, NULL))
-        cast_from_float_kernel<FOUR><<<flat_blocks(n, FOUR), FLAT_THREADS, 0, stream->compute>>>(out, in, n);
-    else
-        cast_from_float_kernel<1><<<flat_blocks(n, 1), FLAT_THREADS, 0, stream->compute>>>(out, in, n);
+    bool fours = packs_fit(n, out, in, NULL, NULL);
+    auto kernel = fours ? cast_from_float_kernel<FOUR> : cast_from_float_kernel<1>;
+    kernel<<<flat_blocks(n, fours ? FOUR : 1), FLAT_THREADS, 0, stream->compute>>>(out, in, n);
     LAUNCH_CHECK();
 }
 
@@ -1069,12 +1058,10 @@ static inline void optimizer_update(floatX* params, float* masters, float* m, fl
         a.m_correction = (float)(1.0 / (1.0 - pow((double)o->beta1, (double)o->step)));
         a.v_correction = (float)(1.0 / (1.0 - pow((double)o->beta2, (double)o->step)));
     }
-    if (packs_fit(n, params, masters, m, v) && packs_fit(n, grads, NULL, NULL, NULL) && first % 4 == 0)
-        optimizer_kernel<FOUR><<<flat_blocks(n, FOUR), FLAT_THREADS, 0, stream->compute>>>(
-            params, masters, m, v, grads, a, first, n);
-    else
-        optimizer_kernel<1><<<flat_blocks(n, 1), FLAT_THREADS, 0, stream->compute>>>(
-            params, masters, m, v, grads, a, first, n);
+    bool fours = packs_fit(n, params, masters, m, v) && packs_fit(n, grads, NULL, NULL, NULL) && first % 4 == 0;
+    auto kernel = fours ? optimizer_kernel<FOUR> : optimizer_kernel<1>;
+    kernel<<<flat_blocks(n, fours ? FOUR : 1), FLAT_THREADS, 0, stream->compute>>>(
+        params, masters, m, v, grads, a, first, n);
     LAUNCH_CHECK();
 }
 

@@ -806,29 +806,23 @@ static inline void classifier(floatX* logits, float* losses, const int32_t* targ
 // ------------------------------------------------------------------------------------------------
 // 11. Vectors
 
-// Sums are doubles and go to device memory, where the host reads them once per step. A vector is cut into a fixed
-// number of pieces, each summed by one thread.
-enum { SUM_PIECES = 256 };
+// Sums are doubles and go to device memory, where the host reads them once per step.
 
-static inline void sum_piece(size_t* first, size_t* end, size_t piece, size_t n) {
-    *first = n / SUM_PIECES * piece + min_size(piece, n % SUM_PIECES);
-    *end = *first + n / SUM_PIECES + (piece < n % SUM_PIECES);
-}
-
-// out (1) = the sum of squares of x (n).
+// out (1) = the sum of squares of x (n). The vector is cut into a fixed number of pieces, each summed by one thread.
 static inline void sum_of_squares(double* out, const float* x, size_t n, Stream stream) {
     (void)stream;
-    double partial[SUM_PIECES], total = 0.0;
+    enum { PIECES = 256 };
+    double partial[PIECES], total = 0.0;
     #pragma omp parallel for
-    for (size_t piece = 0; piece < SUM_PIECES; piece++) {
-        size_t first, end;
+    for (size_t piece = 0; piece < PIECES; piece++) {
+        size_t first = n / PIECES * piece + min_size(piece, n % PIECES);
+        size_t end = first + n / PIECES + (piece < n % PIECES);
         double sum = 0.0;
-        sum_piece(&first, &end, piece, n);
         #pragma omp simd reduction(+:sum)
         for (size_t i = first; i < end; i++) sum += (double)x[i] * (double)x[i];
         partial[piece] = sum;
     }
-    for (size_t piece = 0; piece < SUM_PIECES; piece++) total += partial[piece];
+    for (size_t piece = 0; piece < PIECES; piece++) total += partial[piece];
     *out = total;
 }
 

@@ -13,9 +13,9 @@
 //   11. monitor         the console line and metrics.jsonl
 //
 // Beside it: kernels_cpu.h (operations, and floatX, the type of parameters and activations), in a CUDA build kernels.cuh
-// (the same operations on a GPU), gemm.h (the matrix product), data.h (shards and batches), checkpoint.h (saving and resuming), files.h, json.h and safetensors.h (what is
-// on the disk), flags.h (the command line). The training loop is in train.cu; the smallest complete program is
-// dev/example.c.
+// (the same operations on a GPU), gemm.h (the matrix product), data.h (shards and batches), checkpoint.h (saving and
+// resuming), files.h, json.h and safetensors.h (what is on the disk), flags.h (the command line). The training loop is in
+// train.cu; the smallest complete program is dev/example.c.
 //
 // What is there for several ranks, which are not built yet: buckets, the members world and zero of a manifest and
 // loss_ranks_* of the log.

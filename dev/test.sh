@@ -6,6 +6,7 @@ shift 2
 log=$build/test.log
 passed=0
 failed=0
+. dev/tally.sh
 : > "$log"
 
 # Tests run more threads than there may be cores; threads that wait must not keep others from running.
@@ -31,18 +32,13 @@ suite() {
     name=$1
     shift
     started=$(date +%s)
-    "$@" > "$build/suite.out" 2>&1
-    status=$?
-    good=$(sed -n 's/^\([0-9]*\) passed, .*/\1/p' "$build/suite.out" | tail -n 1)
-    bad=$(sed -n 's/^[0-9]* passed, \([0-9]*\) failed.*/\1/p' "$build/suite.out" | tail -n 1)
-    [ -n "$good" ] || { good=0; bad=1; }
-    [ "$status" -eq 0 ] || [ "$bad" -gt 0 ] || bad=1
+    tally "$@"
     passed=$((passed + good))
     failed=$((failed + bad))
     echo "$([ "$bad" -eq 0 ] && echo 'ok     ' || echo FAILED) $name: $good passed, $bad failed, $(($(date +%s) - started)) s"
-    [ "$bad" -eq 0 ] || grep -E 'FAILED|failed|rror' "$build/suite.out" | head -n 20
-    [ "$bad" -eq 0 ] || tail -n 5 "$build/suite.out"
-    cat "$build/suite.out" >> "$log"
+    [ "$bad" -eq 0 ] || grep -E 'FAILED|failed|rror' "$build/tally.out" | head -n 20
+    [ "$bad" -eq 0 ] || tail -n 5 "$build/tally.out"
+    cat "$build/tally.out" >> "$log"
 }
 
 # Headers are valid C++ too, since nvcc will compile them as that.

@@ -9,26 +9,22 @@ shift 3
 log=$build/test_emulated.log
 passed=0
 failed=0
+. dev/tally.sh
 : > "$log"
 OMP_WAIT_POLICY=passive
 export OMP_WAIT_POLICY
 
 # once COMMAND...: runs it and adds up its 'N passed, N failed'; what failed is shown.
 once() {
-    "$@" > "$build/once.out" 2>&1
-    status=$?
-    good=$(sed -n 's/^\([0-9]*\) passed, .*/\1/p' "$build/once.out" | tail -n 1)
-    bad=$(sed -n 's/^[0-9]* passed, \([0-9]*\) failed.*/\1/p' "$build/once.out" | tail -n 1)
-    [ -n "$good" ] || { good=0; bad=1; }
-    [ "$status" -eq 0 ] || [ "$bad" -gt 0 ] || bad=1
+    tally "$@"
     sum_good=$((sum_good + good))
     sum_bad=$((sum_bad + bad))
     runs=$((runs + 1))
-    { echo "== $*"; cat "$build/once.out"; } >> "$log"
+    { echo "== $*"; cat "$build/tally.out"; } >> "$log"
     [ "$bad" -eq 0 ] && return
     echo "failed: $* (exit status $status)"
-    grep -E 'FAILED|emulator:|rror' "$build/once.out" | head -n 10
-    tail -n 3 "$build/once.out"
+    grep -E 'FAILED|emulator:|rror' "$build/tally.out" | head -n 10
+    tail -n 3 "$build/tally.out"
 }
 
 begin() { sum_good=0; sum_bad=0; runs=0; started=$(date +%s); }
