@@ -7,7 +7,7 @@
 # make sanitize   the first half under the address and undefined-behaviour sanitizers
 # make bench      where the time of a training step goes
 # make train      builds ./train: PRECISION=FP32 (default), BF16 or FP16; CUDA=auto (where there is a GPU), on, off;
-#                 ARCH=native (the GPU of this machine), or sm_80, sm_90a, ...
+#                 ARCH=native (the GPU of this machine), or sm_80, sm_90a, ...; MPI and NCCL=auto (where found), on, off
 # make emulated   the CUDA build of the trainer, run on the CPU: build/train-emulated-FP32 and so on
 # make shakespeare TEXT=file    2,000 steps on Tiny Shakespeare, against nanoGPT's published loss
 # make precisions the same model in each type of storage, on the demo's corpus: the losses agree within noise
@@ -66,9 +66,17 @@ endif
 $(B):
 	@mkdir -p $@
 
+# Ranks can speak through MPI, where it is found: MPI=auto, on, off. Without it they do through sockets, mpirun or not.
+MPI ?= auto
+MPICC := $(if $(filter off,$(MPI)),,$(shell command -v mpicc 2>/dev/null))
+ifeq ($(MPI)$(MPICC),on)
+$(error MPI=on, but there is no mpicc; apt-get install -y libopenmpi-dev)
+endif
+MPIFLAGS := $(if $(MPICC),-DLLMTRAIN_MPI $(shell $(MPICC) --showme:compile 2>/dev/null || $(MPICC) -compile_info | cut -d' ' -f2-) $(shell $(MPICC) --showme:link 2>/dev/null || $(MPICC) -link_info | cut -d' ' -f2-))
+
 # Programs that depend on the storage type exist once per type: build/train-FP32 and so on.
 $(B)/train-%: train.cu $(HEADERS) | $(B)
-	$(CC) $(CFLAGS) -DPRECISION_$* -x c $< -o $@ $(LIBS)
+	$(CC) $(CFLAGS) -DPRECISION_$* -x c $< -o $@ $(MPIFLAGS) $(LIBS)
 $(B)/test_train-%: test_train.cu train.cu $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -DPRECISION_$* -x c $< -o $@ $(LIBS)
 $(B)/test_kernels-%: dev/test_kernels.c $(HEADERS) | $(B)
@@ -82,21 +90,27 @@ ifeq ($(GPU_FOUND),)
 $(error CUDA=on, but there is no GPU to ask for its architecture; give ARCH=sm_80 (A100), sm_89, sm_90a (H100), sm_100 (B200) ...)
 endif
 endif
-NVCCFLAGS := -std=c++17 -O3 -DLLMTRAIN_CUDA -I. -Werror all-warnings -Xcompiler -Wall,-Wextra,-fopenmp
+# Ranks with GPUs need NCCL.
+NCCL ?= auto
+CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(realpath $(NVCC_FOUND)))
+NCCL_FOUND := $(if $(filter off,$(NCCL)),,$(if $(wildcard $(CUDA_HOME)/include/nccl.h /usr/include/nccl.h /usr/local/include/nccl.h),yes))
+ifeq ($(NCCL)$(NCCL_FOUND),on)
+$(error NCCL=on, but there is no nccl.h; apt-get install -y libnccl-dev)
+endif
+NVCCFLAGS := -std=c++17 -O3 -DLLMTRAIN_CUDA $(NCCL_FOUND:yes=-DLLMTRAIN_NCCL) -I. -Werror all-warnings -Xcompiler -Wall,-Wextra,-fopenmp
 CUDA_HEADERS := $(HEADERS) $(wildcard *.cuh)
 $(PRECISIONS:%=$(B)/train-cuda-%): $(B)/train-cuda-%: train.cu $(CUDA_HEADERS) | $(B)
-	$(NVCC) $(NVCCFLAGS) -arch=$(ARCH) -DPRECISION_$* $< -o $@ -lcublasLt
+	$(NVCC) $(NVCCFLAGS) -arch=$(ARCH) -DPRECISION_$* $< -o $@ -lcublasLt $(NCCL_FOUND:yes=-lnccl)
 
 # CUDA on the CPU (dev/emulator/README.md): sources are translated to C++ under build/emulated, and compiled with the
 # emulator, against the headers of the CUDA toolkit or, where there is none, against stand-ins.
 CXX := $(if $(filter default,$(origin CXX)),g++,$(CXX))
-CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(realpath $(NVCC_FOUND)))
 CUDA_INCLUDE := $(if $(wildcard $(CUDA_HOME)/include/cuda_runtime.h),-isystem $(CUDA_HOME)/include \
     -isystem $(CUDA_HOME)/include/cccl)
 EMULATE := -std=c++17 -fno-strict-aliasing -ffp-contract=fast -Wall -Wextra -Werror -Wno-unknown-pragmas -pthread \
     -DLLMTRAIN_CUDA -I$(B)/emulated -I. -Idev/emulator $(or $(CUDA_INCLUDE),-isystem dev/emulator/standins)
 EMULATOR := $(wildcard dev/emulator/*.h dev/emulator/standins/*.h)
-TRANSLATED := $(patsubst %,$(B)/emulated/%,llmtrain.h checkpoint.h train.cu test_train.cu $(wildcard *.cuh dev/*.cu dev/ladder.h))
+TRANSLATED := $(patsubst %,$(B)/emulated/%,llmtrain.h parameters.h ranks.h checkpoint.h train.cu test_train.cu $(wildcard *.cuh dev/*.cu dev/ladder.h))
 EMULATED_NEEDS := $(TRANSLATED) $(EMULATOR) $(HEADERS)
 .SECONDARY: $(TRANSLATED)
 $(B)/translate: dev/emulator/translate.c base.h | $(B)
@@ -105,7 +119,7 @@ $(B)/emulated/%: % $(B)/translate
 	@mkdir -p $(@D)
 	@$(B)/translate $< > $@.new && mv $@.new $@
 $(PRECISIONS:%=$(B)/train-emulated-%): $(B)/train-emulated-%: $(EMULATED_NEEDS)
-	$(CXX) -O2 -fopenmp $(EMULATE) -DPRECISION_$* -x c++ $(B)/emulated/train.cu -o $@
+	$(CXX) -O2 -fopenmp $(EMULATE) -DLLMTRAIN_NCCL -DPRECISION_$* -x c++ $(B)/emulated/train.cu -o $@
 $(PRECISIONS:%=$(B)/test_train-emulated-%): $(B)/test_train-emulated-%: $(EMULATED_NEEDS)
 	$(CXX) -O2 -fopenmp $(EMULATE) -DPRECISION_$* -x c++ $(B)/emulated/test_train.cu -o $@
 emulated: $(PRECISIONS:%=$(B)/train-emulated-%)

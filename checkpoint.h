@@ -1,14 +1,16 @@
 // checkpoint.h: saving a run and taking it up again, to the bit.
 //
 // A checkpoint is a directory OUT/step_00000020 with
-//   rank_00000.safetensors   the rank's slices of weights and optimizer state: weight.NAME, m.NAME, v.NAME
+//   rank_00000.safetensors   weights and optimizer state: weight.NAME, m.NAME, v.NAME
 //   manifest.json            everything else, written last: configuration, state of the run, the table of the flat
 //                            vector, a checksum of every tensor, and in its last line one of the manifest itself
 // It is made under a temporary name, flushed to the disk, and renamed: under its final name it is whole. There is no
 // pointer to the newest; the newest is the one with the highest step whose checksums agree. A damaged one is named
 // and passed over, and the one before it is used.
 //
-// Weights are the float masters where there are any: 16-bit parameters follow from them by rounding.
+// Weights are the float masters where there are any: 16-bit parameters follow from them by rounding. Where several ranks
+// hold them in slices, rank 0 gathers and writes; every rank reads, and takes its slices: so a checkpoint knows nothing of
+// ranks, and goes on with any number of them.
 
 #ifndef LLMTRAIN_CHECKPOINT_H
 #define LLMTRAIN_CHECKPOINT_H
@@ -37,15 +39,16 @@ typedef struct {
 // Flags that do not change what a run computes.
 #define CHECKPOINT_FREE_FLAGS \
     "data|val|out|prompt|resume|plan|threads|val-every|val-windows|val-overlap|sample-every|log-every|ckpt-every|" \
-    "peak-tflops|tokens|temperature|top-k|top-p"
+    "peak-tflops|tokens|temperature|top-k|top-p|ranks|timeout|check-every|slow-factor|slow-steps|memory|bandwidth|compute-ms"
 
 // ------------------------------------------------------------------------------------------------
 // The arrays of a checkpoint
 
 typedef struct {
     const char* prefix;     // of the names of its tensors
-    void* data;             // flat vector
+    void* data;             // (flat_size), or what the rank has of it: the slices that flat_state tells
     SafetensorsType type;
+    bool sliced;
 } CheckpointArray;
 
 static inline SafetensorsType checkpoint_floatX(void) {
@@ -54,38 +57,45 @@ static inline SafetensorsType checkpoint_floatX(void) {
 
 // The arrays that a model saves; returns their number, at most 3.
 static inline size_t checkpoint_arrays(CheckpointArray arrays[3], const Model* model) {
+    const FlatVector* flat = &model->flat;
+    const char* prefixes[3] = {"weight", "m", "v"};
+    void* data[3] = {flat->masters ? (void*)flat->masters : (void*)flat->params, flat->m, flat->v};
     size_t count = 0;
-    arrays[count].prefix = "weight";
-    arrays[count].data = model->masters ? (void*)model->masters : (void*)model->params;
-    arrays[count++].type = model->masters ? SAFETENSORS_F32 : checkpoint_floatX();
-    float* moments[2] = {model->m, model->v};
-    for (int i = 0; i < 2; i++) {
-        if (moments[i] == NULL) continue;
-        arrays[count].prefix = i == 0 ? "m" : "v";
-        arrays[count].data = moments[i];
-        arrays[count++].type = SAFETENSORS_F32;
+    for (int i = 0; i < 3; i++) {
+        if (data[i] == NULL) continue;
+        arrays[count].prefix = prefixes[i];
+        arrays[count].data = data[i];
+        arrays[count].sliced = data[i] != (void*)flat->params;
+        arrays[count++].type = data[i] == (void*)flat->params ? checkpoint_floatX() : SAFETENSORS_F32;
     }
     return count;
 }
 
-static inline char* checkpoint_tensor_data(const CheckpointArray* array, const Tensor* t) {
-    return (char*)array->data + t->offset * safetensors_type_bytes(array->type);
+// Tensors go to and from the device in pieces, through memory of the host.
+enum { CHECKPOINT_PIECE = 1 << 20 };  // elements
+
+typedef struct {
+    void *piece, *whole;    // (CHECKPOINT_PIECE) floats each: this rank's part of a piece; the piece of all ranks
+} CheckpointStaging;
+
+static inline bool checkpoint_staging(CheckpointStaging* staging, Error* error) {
+    staging->piece = host_allocate(CHECKPOINT_PIECE * sizeof(float));
+    staging->whole = host_allocate(CHECKPOINT_PIECE * sizeof(float));
+    return (staging->piece && staging->whole) || fail(error, "out of memory for pieces of tensors; free some memory");
 }
 
-static inline size_t checkpoint_tensor_bytes(const CheckpointArray* array, const Tensor* t) {
-    return tensor_elements(t) * safetensors_type_bytes(array->type);
+static inline void checkpoint_staging_free(CheckpointStaging* staging) {
+    host_free(staging->piece);
+    host_free(staging->whole);
 }
 
-// Memory of the host for the largest tensor, through which tensors go to and from a device; NULL where the host can touch
-// the device's memory. host_free frees it.
-static inline bool checkpoint_staging(void** staging, const Model* model, Error* error) {
-    size_t most = 0;
-    *staging = NULL;
-    if (device_is_host()) return true;
-    for (size_t i = 0; i < model->parameters.count; i++) most = max_size(most, tensor_elements(&model->parameters.tensors[i]));
-    *staging = host_allocate(most * sizeof(float));
-    return *staging != NULL || fail(error, "out of memory for a copy of the largest tensor, %.2f GB; free some memory",
-                                    1e-9 * (double)(most * sizeof(float)));
+// The part of elements [first, end) of the flat vector that this rank has of an array, and where it lies there.
+static inline CommSlice checkpoint_part(char** place, const CheckpointArray* array, const FlatVector* flat, size_t first, size_t end) {
+    CommSlice part = {first, end};
+    size_t index = first;
+    if (array->sliced) part = flat_state(&index, flat, first, end);
+    *place = (char*)array->data + index * safetensors_type_bytes(array->type);
+    return part;
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -192,8 +202,8 @@ static inline bool manifest_save(const char* path, const Model* model, const Run
     json_member_string(&w, "compiler", __VERSION__);
     json_member_string(&w, "precision", FLOATX_NAME);
     json_member_string(&w, "products", products);
-    json_member_u64(&w, "world", 1);
-    json_member_u64(&w, "zero", 0);
+    json_member_u64(&w, "world", model->flat.options.world);
+    json_member_u64(&w, "zero", model->flat.options.stage);
     json_member_string(&w, "optimizer", optimizer);
     json_write_key(&w, "masters");
     json_write_bool(&w, run->masters);
@@ -291,12 +301,48 @@ static inline void checkpoint_path(char path[FILE_PATH_MAX], const char* out, ui
     snprintf(path, FILE_PATH_MAX, "%.4000s/step_%08llu%s", out, (unsigned long long)step, suffix);
 }
 
-static inline bool checkpoint_write_tensors(SafetensorsWriter* w, const char* path, const Model* model, Error* error) {
+// A piece of the flat vector, [first, end), whose slices the ranks of stages 1 and 2 hold.
+typedef struct {
+    const FlatVector* flat;
+    size_t first, end;
+} CheckpointPiece;
+
+// What a rank has of the piece, counted from its beginning.
+static inline CommSlice checkpoint_slice(size_t rank, const void* context) {
+    const CheckpointPiece* piece = (const CheckpointPiece*)context;
+    const Bucket* k = flat_bucket(piece->flat, piece->first);
+    CommSlice own = shard_slice(k->end - k->first, rank, piece->flat->options.world);
+    own.first = max_size(min_size(k->first + own.first, piece->end), piece->first) - piece->first;
+    own.end = max_size(min_size(k->first + own.end, piece->end), piece->first) - piece->first;
+    return own;
+}
+
+// One tensor, to the file of rank 0; on the other ranks `w` is NULL.
+static inline bool checkpoint_write_tensor(SafetensorsWriter* w, const CheckpointArray* array, const Tensor* t, const Model* model,
+                                           CheckpointStaging* staging, Error* error) {
+    const FlatVector* flat = &model->flat;
+    size_t size = safetensors_type_bytes(array->type), last = t->offset + tensor_elements(t);
+    bool gathers = array->sliced && flat->options.stage > 0 && flat->options.world > 1;
+    if (!gathers && w == NULL) return true;
+    for (size_t first = t->offset; first < last; first += CHECKPOINT_PIECE) {
+        CheckpointPiece piece = {flat, first, min_size(first + CHECKPOINT_PIECE, last)};
+        char* place;
+        CommSlice part = checkpoint_part(&place, array, flat, piece.first, piece.end);
+        download(staging->piece, place, slice_length(part) * size, model->stream);
+        if (gathers && !comm_gather(flat->options.comm, staging->whole, staging->piece, piece.end - piece.first, COMM_FLOAT,
+                                    checkpoint_slice, &piece, error)) return false;
+        if (w && !safetensors_write(w, gathers ? staging->whole : staging->piece, (piece.end - piece.first) * size, error)) return false;
+    }
+    return true;
+}
+
+static inline bool checkpoint_write_tensors(SafetensorsWriter* w, const char* path, Model* model, Error* error) {
     CheckpointArray arrays[3];
+    CheckpointStaging staging = {NULL, NULL};
     size_t count = checkpoint_arrays(arrays, model);
     const Parameters* p = &model->parameters;
-    bool ok = safetensors_create(w, path, error);
-    for (size_t a = 0; a < count; a++) {
+    bool ok = w == NULL || safetensors_create(w, path, error);
+    for (size_t a = 0; w && a < count; a++) {
         for (size_t i = 0; ok && i < p->count; i++) {
             const Tensor* t = &p->tensors[i];
             char name[64];
@@ -305,24 +351,18 @@ static inline bool checkpoint_write_tensors(SafetensorsWriter* w, const char* pa
             ok = safetensors_declare(w, name, arrays[a].type, shape, t->cols ? 2 : 1, error);
         }
     }
-    ok = ok && safetensors_begin(w, error);
-    void* staging = NULL;
-    ok = ok && checkpoint_staging(&staging, model, error);
-    for (size_t a = 0; a < count; a++) {
-        for (size_t i = 0; ok && i < p->count; i++) {
-            const Tensor* t = &p->tensors[i];
-            const void* data = checkpoint_tensor_data(&arrays[a], t);
-            size_t bytes = checkpoint_tensor_bytes(&arrays[a], t);
-            if (staging) download(staging, data, bytes, model->stream);
-            ok = safetensors_write(w, staging ? staging : data, bytes, error);
-        }
-    }
-    host_free(staging);
-    return ok && safetensors_end(w, error);
+    ok = ok && (w == NULL || safetensors_begin(w, error)) && checkpoint_staging(&staging, error);
+    flat_await_all(&model->flat);
+    for (size_t a = 0; a < count; a++)
+        for (size_t i = 0; ok && i < p->count; i++) ok = checkpoint_write_tensor(w, &arrays[a], &p->tensors[i], model, &staging, error);
+    checkpoint_staging_free(&staging);
+    return ok && (w == NULL || safetensors_end(w, error));
 }
 
-// Saves model and run to OUT/step_N. After a failure the directories of earlier checkpoints are as they were.
-static inline bool checkpoint_save(const Model* model, const RunRecord* run, const char* out, Error* error) {
+// Saves model and run to OUT/step_N; all ranks together. After a failure the directories of earlier checkpoints are as they
+// were.
+static inline bool checkpoint_save(Model* model, const RunRecord* run, const char* out, Error* error) {
+    if (model->flat.options.rank > 0) return checkpoint_write_tensors(NULL, NULL, model, error);
     char path[FILE_PATH_MAX], temporary[FILE_PATH_MAX], replaced[FILE_PATH_MAX], file[FILE_PATH_MAX + 64];
     checkpoint_path(path, out, run->state.step, "");
     checkpoint_path(temporary, out, run->state.step, ".tmp");
@@ -367,38 +407,49 @@ static inline void checkpoint_clean(const char* out) {
 // ------------------------------------------------------------------------------------------------
 // Loading
 
-// Reads one tensor into data, on the host, and compares its checksum with the manifest's.
-static inline bool checkpoint_read_tensor(void* data, const CheckpointArray* array, const Tensor* t, const SafetensorsFile* file,
-                                          const Json* manifest, uint32_t checksums, Error* error) {
+// Reads one tensor into what this rank has of the array, and compares its checksum with the manifest's.
+static inline bool checkpoint_read_tensor(const CheckpointArray* array, const Tensor* t, const Model* model, const SafetensorsFile* file,
+                                          const Json* manifest, uint32_t checksums, CheckpointStaging* staging, Error* error) {
     char name[64], expected[24] = "", found[24];
     snprintf(name, sizeof name, "%s.%s", array->prefix, t->name);
     const SafetensorsTensor* saved = safetensors_find(file, name);
     if (saved == NULL || !json_string(manifest, json_get(manifest, checksums, name), expected, sizeof expected))
         return fail(error, "%.600s has no tensor %s; it is of another model", file->path, name);
-    uint64_t hash = 0;
-    size_t n = tensor_elements(t);
-    if (saved->type == SAFETENSORS_F32 && array->type != SAFETENSORS_F32) {
-        // Float weights for a 16-bit model that keeps no masters.
-        float* weights = (float*)allocate(saved->bytes);
-        if (weights == NULL) return fail(error, "not enough memory to convert %s; free some memory", name);
-        bool ok = safetensors_read(file, saved, weights, n * sizeof(float), &hash, error);
-        for (size_t i = 0; ok && i < n; i++) ((floatX*)data)[i] = floatX_of(weights[i]);
-        free(weights);
-        if (!ok) return false;
-    } else if (saved->type != array->type) {
+    bool rounds = saved->type == SAFETENSORS_F32 && array->type != SAFETENSORS_F32;  // for a 16-bit model that keeps no masters
+    if (saved->type != array->type && !rounds)
         return fail(error, "%.600s holds %s as %s, but this program wants %s; build it with the checkpoint's precision",
                     file->path, name, safetensors_type_name(saved->type), safetensors_type_name(array->type));
-    } else if (!safetensors_read(file, saved, data, checkpoint_tensor_bytes(array, t), &hash, error)) {
-        return false;
+    size_t size = safetensors_type_bytes(saved->type), to_size = safetensors_type_bytes(array->type), n = tensor_elements(t);
+    if (saved->bytes != n * size)
+        return fail(error, "%.600s: %.100s has %zu bytes where %zu are expected; the shapes differ", file->path, name, saved->bytes,
+                    n * size);
+    Hash hash = hash_begin(0);
+    for (size_t done = 0; done < n; done += CHECKPOINT_PIECE) {
+        size_t count = min_size(CHECKPOINT_PIECE, n - done), first = t->offset + done;
+        if (!safetensors_read_range(file, saved, done * size, count * size, staging->piece, error)) return false;
+        hash_add(&hash, staging->piece, count * size);
+        const char* from = (const char*)staging->piece;
+        if (rounds) {
+            for (size_t i = 0; i < count; i++) ((floatX*)staging->whole)[i] = floatX_of(((const float*)staging->piece)[i]);
+            from = (const char*)staging->whole;
+        }
+        char* place;
+        CommSlice part = checkpoint_part(&place, array, &model->flat, first, first + count);
+        upload(place, from + (part.first - first) * to_size, slice_length(part) * to_size, model->stream);
+        if (array->sliced && strcmp(array->prefix, "weight") == 0) {
+            // Whole on every rank: the parameters that follow from the masters.
+            for (size_t i = 0; i < count; i++) ((floatX*)staging->whole)[i] = floatX_of(((const float*)from)[i]);
+            upload(model->flat.params + first, staging->whole, count * sizeof(floatX), model->stream);
+        }
     }
-    snprintf(found, sizeof found, "%016llx", (unsigned long long)hash);
+    snprintf(found, sizeof found, "%016llx", (unsigned long long)hash_end(&hash));
     if (strcmp(found, expected) != 0)
         return fail(error, "%.600s: %s does not agree with its checksum; the file is damaged", file->path, name);
     return true;
 }
 
-// Loads the tensors of the checkpoint whose manifest is open. A model that does not train takes the weights alone.
-// After a failure the model holds a mixture, and must be loaded again from another checkpoint.
+// Loads the tensors of the checkpoint whose manifest is open, each rank for itself. A model that does not train takes the
+// weights alone. After a failure the model holds a mixture, and must be loaded again from another checkpoint.
 static inline bool checkpoint_load(Model* model, const Json* manifest, const char* directory, Error* error) {
     char path[FILE_PATH_MAX + 64], expected[24] = "", found[24];
     SafetensorsFile file;
@@ -410,21 +461,15 @@ static inline bool checkpoint_load(Model* model, const Json* manifest, const cha
         ok = fail(error, "%.600s: its header does not agree with its checksum; the file is damaged", path);
 
     CheckpointArray arrays[3];
+    CheckpointStaging staging = {NULL, NULL};
     size_t count = checkpoint_arrays(arrays, model);
     uint32_t checksums = json_get(manifest, 0, "checksums");
-    void* staging = NULL;
-    ok = ok && checkpoint_staging(&staging, model, error);
-    for (size_t a = 0; a < count; a++) {
-        for (size_t i = 0; ok && i < model->parameters.count; i++) {
-            const Tensor* t = &model->parameters.tensors[i];
-            void* data = checkpoint_tensor_data(&arrays[a], t);
-            ok = checkpoint_read_tensor(staging ? staging : data, &arrays[a], t, &file, manifest, checksums, error);
-            if (ok && staging) upload(data, staging, checkpoint_tensor_bytes(&arrays[a], t), model->stream);
-        }
-    }
-    host_free(staging);
+    ok = ok && checkpoint_staging(&staging, error);
+    for (size_t a = 0; a < count; a++)
+        for (size_t i = 0; ok && i < model->parameters.count; i++)
+            ok = checkpoint_read_tensor(&arrays[a], &model->parameters.tensors[i], model, &file, manifest, checksums, &staging, error);
+    checkpoint_staging_free(&staging);
     safetensors_close(&file);
-    if (ok && model->masters) cast_from_float(model->params, model->masters, model->parameters.flat_size, model->stream);
     return ok;
 }
 

@@ -1,15 +1,15 @@
-// comm.h: the ranks of a run, and what they say to each other, on CPUs.
+// comm.h: what the ranks of a run say to each other, on CPUs. Which rank is which: launch.h.
 //
-//   1. launch       which rank this is, of how many, and where they meet: from torchrun, mpirun, srun, or forked here
-//   2. collectives  what the ranks do together, as data: operation, type, count, and the slice of each rank
-//   3. sockets      connections with deadlines
-//   4. faults       who is to blame, and that everybody hears of it
-//   5. meeting      all ranks come to rank 0, and then each connects with each
-//   6. transfers    what a transport does: every rank sends to every rank. Sockets, and MPI with -DLLMTRAIN_MPI
-//   7. sums         in the order of the ranks
-//   8. operations   each collective as transfers and sums
-//   9. progress     the thread that carries them out under the computation
-//  10. use          comm_open, comm_all_reduce and its kind, comm_wait, comm_check_equal, comm_close
+//   1. collectives  what the ranks do together, as data: operation, type, count, and the slice of each rank
+//   2. sockets      connections with deadlines
+//   3. faults       who is to blame, and that everybody hears of it
+//   4. meeting      all ranks come to rank 0, and then each connects with each
+//   5. transfers    what a transport does: every rank sends to every rank. Sockets, and MPI with -DLLMTRAIN_MPI
+//   6. sums         in the order of the ranks
+//   7. operations   each collective as transfers and sums
+//   8. progress     the thread that carries them out under the computation, and watches the others between them
+//   9. use          comm_open, comm_all_reduce and its kind, comm_wait, comm_close; comm_check_equal, comm_agree_all,
+//                   comm_gather_doubles; comm_failed, comm_on_failure, comm_abandon
 //
 // In short:
 //
@@ -26,33 +26,28 @@
 // over ranks 0, 1, ... in this order, in float for the 16-bit types, rounded once at the end: the same bits on every
 // rank, in every run, through every transport; and all_reduce is reduce_scatter followed by all_gather, to the bit.
 //
-// A rank that dies, stops, or calls something else makes every other rank's call return false with a sentence that
-// names it, after the time-out at the latest; the Comm can then only be closed. The time-out must be longer than one
-// rank can be busy on its own between two collectives.
+// A rank that dies, stops, gives up (comm_abandon) or calls something else makes every other rank's call return false
+// with a sentence that names it, after the time-out at the latest; the Comm can then only be closed. That holds between
+// collectives too: comm_failed and on_failure tell of it without waiting. A rank may compute for as long as it likes
+// while no other waits for it; a collective fails when the time-out has passed without a byte from a rank it needs.
+// Through MPI there are no connections to watch: a rank that dies is left to mpirun, and only who waits for a rank that
+// stops hears of it.
 
 #ifndef LLMTRAIN_COMM_H
 #define LLMTRAIN_COMM_H
 
-#include "base.h"
+#include "launch.h"
 
 #include <fcntl.h>
-#include <netdb.h>
-#include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <pthread.h>
-#include <signal.h>
 #include <sys/eventfd.h>
-#include <sys/prctl.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
 #ifdef LLMTRAIN_MPI
 #define OMPI_SKIP_MPICXX
 #include <mpi.h>
 #endif
 
-#define COMM_UNKNOWN SIZE_MAX
-#define COMM_RANKS_MAX ((size_t)1 << 16)
 #define COMM_IN_FLIGHT ((uint64_t)256)      // requests started and not finished; a further start waits
 #define COMM_CHUNK ((size_t)256 << 10)      // bytes that one rank sends to another for a sum at a time: staging memory
 #define COMM_GRACE_MS 1000.0                // to hear why a rank has closed its connections
@@ -60,271 +55,8 @@
 #define COMM_RETRY_MS 50.0                  // between attempts to reach rank 0
 #define COMM_PENDING ((size_t)64)           // connections that have not said yet who they are
 
-static inline void comm_sleep(double ms) {
-    struct timespec t = {(time_t)(ms / 1e3), (long)(fmod(ms, 1e3) * 1e6)};
-    while (nanosleep(&t, &t) != 0 && errno == EINTR) {}
-}
-
 // ------------------------------------------------------------------------------------------------
-// 1. Launch
-//
-// Launchers tell their processes who they are through environment variables. Where several have left theirs, the
-// innermost counts: torchrun, then mpirun, then srun. Without any there is one rank.
-
-typedef struct {
-    size_t rank, world;
-    size_t local_rank, local_world;  // among the ranks of this machine; COMM_UNKNOWN: comm_open finds it
-    const char* launcher;
-    char address[256];               // where rank 0 listens
-    size_t port;
-    char run[64];                    // what tells this run from others at the same place
-    bool mpi;                        // comm_open uses MPI, not sockets
-    int listener;                    // in rank 0 of comm_spawn: the socket that listens already; otherwise -1
-    pid_t* children;                 // (world - 1) likewise; otherwise NULL
-} CommLaunch;
-
-typedef struct {
-    const char *name, *rank, *world, *local_rank, *local_world;
-} CommLauncher;
-
-// A variable that is a whole number; COMM_UNKNOWN if it is not set, or empty.
-static inline bool comm_variable(size_t* value, const char* name, Error* error) {
-    const char* text = getenv(name);
-    *value = COMM_UNKNOWN;
-    if (text == NULL || text[0] == 0) return true;
-    char* end;
-    unsigned long number = strtoul(text, &end, 10);
-    if (text[0] < '0' || text[0] > '9' || *end != 0 || number > COMM_RANKS_MAX)
-        return fail(error, "the variable %s is '%.80s'; give a whole number from 0 to %zu, or unset it", name, text,
-                    COMM_RANKS_MAX);
-    *value = number;
-    return true;
-}
-
-// Reads one launcher's variables; *found says whether they are there.
-static inline bool comm_find_launcher(CommLaunch* launch, bool* found, const CommLauncher* l, Error* error) {
-    size_t rank, world, local_rank, local_world;
-    if (!comm_variable(&rank, l->rank, error) || !comm_variable(&world, l->world, error) ||
-        !comm_variable(&local_rank, l->local_rank, error) || !comm_variable(&local_world, l->local_world, error))
-        return false;
-    *found = rank != COMM_UNKNOWN || world != COMM_UNKNOWN;
-    if (!*found) return true;
-    if (rank == COMM_UNKNOWN || world == COMM_UNKNOWN)
-        return fail(error, "the variable %s is set and %s is not; %s sets both: start the ranks with it, or unset %s",
-                    rank == COMM_UNKNOWN ? l->world : l->rank, rank == COMM_UNKNOWN ? l->rank : l->world, l->name,
-                    rank == COMM_UNKNOWN ? l->world : l->rank);
-    if (rank >= world)
-        return fail(error, "the variables contradict each other: %s is %zu and %s is %zu; ranks count from 0 to %s - 1",
-                    l->rank, rank, l->world, world, l->world);
-    if (local_rank != COMM_UNKNOWN && local_rank > rank)
-        return fail(error,
-                    "the variables contradict each other: %s is %zu and %s is %zu; a local rank counts only the ranks "
-                    "of one machine",
-                    l->local_rank, local_rank, l->rank, rank);
-    if (local_world != COMM_UNKNOWN &&
-        (local_world > world || (local_rank != COMM_UNKNOWN && local_rank >= local_world)))
-        return fail(error, "the variables contradict each other: %s is %zu, of %zu ranks, and %s is %zu",
-                    l->local_world, local_world, world, l->local_rank, local_rank == COMM_UNKNOWN ? 0 : local_rank);
-    launch->rank = rank;
-    launch->world = world;
-    launch->local_rank = local_rank;
-    launch->local_world = local_world;
-    launch->launcher = l->name;
-    return true;
-}
-
-// The first host of a list as Slurm writes it: "node[07-09,12],gpu1" begins with node07.
-static inline void comm_first_host(char* host, size_t size, const char* list) {
-    size_t prefix = strcspn(list, "[,");
-    if (list[prefix] == '[') {
-        size_t digits = strspn(list + prefix + 1, "0123456789");
-        snprintf(host, size, "%.*s%.*s", (int)prefix, list, (int)digits, list + prefix + 1);
-    } else {
-        snprintf(host, size, "%.*s", (int)prefix, list);
-    }
-}
-
-// What tells runs apart: the launcher's number of the job.
-static inline void comm_find_run(CommLaunch* launch) {
-    static const char* const names[] = {"TORCHELASTIC_RUN_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"};
-    const char *own = getenv("LLMTRAIN_RUN_ID"), *job = getenv("SLURM_JOB_ID"), *step = getenv("SLURM_STEP_ID");
-    const char* again = getenv("TORCHELASTIC_RESTART_COUNT");
-    snprintf(launch->run, sizeof launch->run, "%s", own ? own : "unnamed");
-    for (size_t i = 0; !own && i < sizeof names / sizeof names[0]; i++) {
-        const char* id = getenv(names[i]);
-        if (id == NULL) continue;
-        snprintf(launch->run, sizeof launch->run, "%.50s%s%s", id, i == 0 && again ? "." : "",
-                 i == 0 && again ? again : "");
-        return;
-    }
-    if (!own && job) snprintf(launch->run, sizeof launch->run, "%.30s.%.30s", job, step ? step : "");
-}
-
-// Where rank 0 listens: MASTER_ADDR and MASTER_PORT, or what follows from the job.
-static inline bool comm_find_place(CommLaunch* launch, Error* error) {
-    const char *address = getenv("MASTER_ADDR"), *port_text = getenv("MASTER_PORT"),
-               *agent = getenv("TORCHELASTIC_USE_AGENT_STORE");
-    const char* hosts = getenv("SLURM_STEP_NODELIST");
-    bool has_address = address && address[0], has_port = port_text && port_text[0];
-    bool slurm = strcmp(launch->launcher, "Slurm") == 0;
-    if (has_address != has_port)
-        return fail(error,
-                    "the variable %s is set and %s is not; set both, the same on every rank: rank 0 listens there",
-                    has_address ? "MASTER_ADDR" : "MASTER_PORT", has_address ? "MASTER_PORT" : "MASTER_ADDR");
-    if (has_address) {
-        if (!comm_variable(&launch->port, "MASTER_PORT", error)) return false;
-        // Where torchrun's own agent keeps MASTER_PORT busy, the next one is ours.
-        if (agent && strcmp(agent, "True") == 0) launch->port++;
-        if (launch->port == 0 || launch->port > 65535)
-            return fail(error, "the variable MASTER_PORT is '%.80s'; give a port from 1 to 65535", port_text);
-        if (strlen(address) >= sizeof launch->address)
-            return fail(error, "the variable MASTER_ADDR is too long: '%.80s...'; give a host's name or address",
-                        address);
-        snprintf(launch->address, sizeof launch->address, "%s", address);
-        return true;
-    }
-    bool one_machine = launch->local_world == launch->world;
-    if (launch->mpi) return true;
-    if (!one_machine && !(slurm && hosts))
-        return fail(error,
-                    "%s has started %zu ranks, but not said where they meet; set MASTER_ADDR to the host of rank 0 and "
-                    "MASTER_PORT to a free port there, the same on every rank",
-                    launch->launcher, launch->world);
-    snprintf(launch->address, sizeof launch->address, "127.0.0.1");
-    if (!one_machine) comm_first_host(launch->address, sizeof launch->address, hosts);
-    // A port that follows from the job's name, in a range that systems do not give to others by themselves.
-    launch->port = 20000 + (size_t)(hash_bytes(launch->run, strlen(launch->run)) % 12000);
-    return true;
-}
-
-static inline void comm_launch_alone(CommLaunch* launch) {
-    memset(launch, 0, sizeof *launch);
-    launch->world = launch->local_world = 1;
-    launch->listener = -1;
-    launch->launcher = "none";
-}
-
-static inline bool comm_find(CommLaunch* launch, Error* error) {
-    static const CommLauncher launchers[] = {
-        {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
-        {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
-         "OMPI_COMM_WORLD_LOCAL_SIZE"},
-        {"MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
-        {"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_HERE"},
-    };
-    comm_launch_alone(launch);
-    size_t taken = COMM_UNKNOWN;
-    for (size_t i = 0; i < sizeof launchers / sizeof launchers[0]; i++) {
-        CommLaunch other;
-        bool found = false;
-        comm_launch_alone(&other);
-        // A batch script has the variables of Slurm's task 0 too, but is no step.
-        if (i == 3 && getenv("SLURM_STEP_ID") == NULL) continue;
-        if (!comm_find_launcher(&other, &found, &launchers[i], error)) return false;
-        if (found && taken == COMM_UNKNOWN) {
-            *launch = other;
-            taken = i;
-        } else if (found && taken == 0 && i < 3 && other.world > 1 && getenv("TORCHELASTIC_RUN_ID") == NULL &&
-                   (other.rank != launch->rank || other.world != launch->world)) {
-            return fail(error,
-                        "the variables contradict each other: %s says rank %zu of %zu, %s says rank %zu of %zu; unset "
-                        "those of one",
-                        launchers[0].rank, launch->rank, launch->world, launchers[i].rank, other.rank, other.world);
-        }
-    }
-#ifdef LLMTRAIN_MPI
-    launch->mpi = taken == 1 || taken == 2;
-#endif
-    if (taken == 3) {  // the number of tasks on this node is known only where there is one node
-        const char* nodes = getenv("SLURM_STEP_NUM_NODES");
-        if (nodes && strcmp(nodes, "1") == 0) launch->local_world = launch->world;
-    }
-    comm_find_run(launch);
-    return launch->world == 1 || comm_find_place(launch, error);
-}
-
-static inline bool comm_listen(int* listener, size_t* port, const char* address, Error* error);
-
-// Forks local ranks, for who has no launcher. To be called before threads, OpenMP's too, are started. Returns in every
-// rank; the caller is rank 0. The others end when it ends, whatever way.
-static inline bool comm_spawn(CommLaunch* launch, size_t ranks, Error* error) {
-    if (!comm_find(launch, error)) return false;
-    if (launch->world > 1)
-        return fail(error, "%s has started %zu ranks already; do not ask for %zu local ranks too", launch->launcher,
-                    launch->world, ranks);
-    if (ranks == 0 || ranks > COMM_RANKS_MAX)
-        return fail(error, "%zu ranks were asked for; give 1 to %zu", ranks, COMM_RANKS_MAX);
-    comm_launch_alone(launch);
-    if (ranks == 1) return true;
-    launch->local_world = launch->world = ranks;
-    launch->launcher = "forked";
-    snprintf(launch->address, sizeof launch->address, "127.0.0.1");
-    snprintf(launch->run, sizeof launch->run, "forked %ld %.0f", (long)getpid(), now_ms());
-    if (!comm_listen(&launch->listener, &launch->port, launch->address, error)) return false;
-    launch->children = (pid_t*)allocate((ranks - 1) * sizeof(pid_t));
-    if (launch->children == NULL) return fail(error, "not enough memory for %zu ranks", ranks);
-    fflush(NULL);  // or every rank would print what is not printed yet
-    pid_t parent = getpid();
-    for (size_t rank = 1; rank < ranks; rank++) {
-        pid_t child = fork();
-        if (child < 0) {
-            int reason = errno;
-            for (size_t i = 0; i + 1 < rank; i++) {
-                kill(launch->children[i], SIGKILL);
-                waitpid(launch->children[i], NULL, 0);
-            }
-            free(launch->children);
-            close(launch->listener);
-            return fail(error, "cannot start rank %zu of %zu: %s; ask for fewer ranks or raise the limits (ulimit -u)",
-                        rank, ranks, strerror(reason));
-        }
-        if (child > 0) {
-            launch->children[rank - 1] = child;
-            continue;
-        }
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
-        if (getppid() != parent) _exit(1);  // it died before it could be asked to take us along
-        close(launch->listener);
-        free(launch->children);
-        launch->listener = -1;
-        launch->children = NULL;
-        launch->rank = rank;
-        break;
-    }
-    launch->local_rank = launch->rank;
-    return true;
-}
-
-// For rank 0 of comm_spawn, last: waits for the others to end, and kills after grace_ms those that do not. Returns the
-// code to exit with: its own if that is not 0, or the first that is not 0 of another rank (128 + the signal, if it was
-// killed by one). Then error says which rank it was; otherwise error->text is empty. Elsewhere it does nothing.
-static inline int comm_reap(CommLaunch* launch, int exit_code, double grace_ms, Error* error) {
-    error->text[0] = 0;
-    if (launch->children == NULL) return exit_code;
-    double deadline = now_ms() + grace_ms;
-    for (size_t rank = 1; rank < launch->world; rank++) {
-        int status = 0;
-        bool late = false;
-        while (waitpid(launch->children[rank - 1], &status, late ? 0 : WNOHANG) == 0) {
-            late = now_ms() > deadline;
-            if (late) kill(launch->children[rank - 1], SIGKILL);
-            else comm_sleep(5);
-        }
-        int code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-        if (code == 0 || error->text[0] != 0) continue;
-        if (late) fail(error, "rank %zu did not end within %.1f s of rank 0 and was killed", rank, grace_ms / 1e3);
-        else if (WIFSIGNALED(status))
-            fail(error, "rank %zu was ended by signal %d (%s)", rank, code - 128, strsignal(code - 128));
-        else fail(error, "rank %zu ended with exit code %d; see what it printed", rank, code);
-        if (exit_code == 0) exit_code = code;
-    }
-    free(launch->children);
-    launch->children = NULL;
-    return exit_code;
-}
-
-// ------------------------------------------------------------------------------------------------
-// 2. Collectives
+// 1. Collectives
 //
 // A vector of n elements is cut into one slice per rank, in the order of the ranks; slices may be of any length, and
 // there may be gaps between them.
@@ -353,7 +85,7 @@ static inline size_t comm_type_size(CommType type) {
     return sizes[type];
 }
 
-// Goes before every collective from each rank to each, and must be equal everywhere.
+// Begins every collective, from each rank to each, and must be equal everywhere.
 typedef struct {
     uint64_t run;        // hash of the run's identifier and the world size
     uint64_t number;     // of the collective, from 0 (part of comm_open)
@@ -361,6 +93,13 @@ typedef struct {
     uint64_t slices;     // hash of the slices
     uint32_t operation, type, reduction, root;
 } CommHeader;
+
+// The first message of every collective, always of one length: small operations need no other.
+#define COMM_SMALL (1024 - sizeof(CommHeader))
+typedef struct {
+    CommHeader header;
+    char payload[COMM_SMALL];
+} CommOpening;
 
 typedef struct {
     CommHeader header;
@@ -382,7 +121,7 @@ typedef struct {
 typedef enum { COMM_HEARTBEAT, COMM_LEFT, COMM_FAILED } CommNoticeKind;
 typedef struct {
     uint32_t kind;
-    char text[508];      // COMM_FAILED: what happened
+    char text[sizeof(Error)];  // COMM_FAILED: what happened
 } CommNotice;
 
 // The two connections to another rank: one for the collectives, one to stay in touch.
@@ -408,19 +147,24 @@ typedef struct {
     bool mpi;
     uint64_t run;                    // hash, see CommHeader
     char run_name[64];
+    void (*on_failure)(void* context);  // see comm_on_failure; NULL: nothing
+    void* on_failure_context;
 
     // Of the progress thread while it runs
     CommLink* links;                 // (world) the own one is not used
     CommPart* parts;                 // (world) of the transfer in progress
-    CommHeader* headers;             // (world) of the collective in progress
+    CommOpening* openings;           // (world) of the collective in progress
     const char** sources;            // (world) of the sum in progress
     bool* named;                     // (world) ranks for a message
     struct pollfd* polls;            // (2 world + COMM_PENDING + 2)
     char* staging;                   // (world, COMM_CHUNK)
     double heartbeat_ms;             // when the next is due
-    char doing[192];                 // what, for messages
+    double looked_ms;                // when the clock was last looked at, see comm_clock
+    double resumed_ms;               // when this process was last found to have been stopped itself
+    char doing[192];                 // what, for messages; empty between two collectives
     char refused[256];               // who was turned away at the meeting, for messages
 #ifdef LLMTRAIN_MPI
+    CommNotice notice;               // to the others
     MPI_Request* requests;           // (2 world)
     int* indices;                    // (2 world)
     bool initialised;                // MPI, by us
@@ -435,8 +179,9 @@ typedef struct {
     CommCall* calls;                 // (COMM_IN_FLIGHT) a ring
     CommSlice* slices;               // (COMM_IN_FLIGHT, world)
     uint64_t started, finished;      // collectives so far
-    bool closing, failed;
-    Error error;                     // if failed
+    bool closing, failed, abandoning;
+    bool calling;                    // on_failure
+    Error error;                     // if failed; what is to be said, if abandoning
     CommStatistics statistics;
 } Comm;
 
@@ -461,7 +206,7 @@ static inline void comm_describe(char* text, size_t size, const CommHeader* h) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// 3. Sockets
+// 2. Sockets
 //
 // All are non-blocking; whoever waits does so in comm_poll, until a deadline.
 
@@ -521,66 +266,10 @@ static inline bool comm_receive_all(int socket, void* data, size_t bytes, double
     return true;
 }
 
-static inline bool comm_is_loopback(const char* address) {
-    return strcmp(address, "localhost") == 0 || strcmp(address, "::1") == 0 || strncmp(address, "127.", 4) == 0;
-}
-
 // Small messages leave at once: the operations wait for each of them.
 static inline void comm_no_delay(int socket) {
     int on = 1;
     setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-}
-
-static inline void comm_close_socket(int* socket) {
-    if (*socket >= 0) close(*socket);
-    *socket = -1;
-}
-
-static inline bool comm_bind(int* listener, const struct addrinfo* at) {
-    int on = 1, off = 0;
-    *listener = socket(at->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (*listener < 0) return false;
-    setsockopt(*listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);  // not kept busy by connections that have ended
-    if (at->ai_family == AF_INET6) setsockopt(*listener, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
-    if (bind(*listener, at->ai_addr, at->ai_addrlen) == 0 && listen(*listener, SOMAXCONN) == 0) return true;
-    int reason = errno;
-    comm_close_socket(listener);
-    errno = reason;
-    return false;
-}
-
-// Listens at the port; at one that the system chooses if *port is 0. Only for this machine if the address is one of
-// those that mean it; otherwise for all, since a host's name can mean several addresses.
-static inline bool comm_listen(int* listener, size_t* port, const char* address, Error* error) {
-    char service[16];
-    struct addrinfo hints, *list = NULL;
-    struct sockaddr_storage name;
-    socklen_t length = sizeof name;
-    int reason = EADDRNOTAVAIL;
-    memset(&hints, 0, sizeof hints);
-    hints.ai_socktype = SOCK_STREAM;
-    hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
-    snprintf(service, sizeof service, "%zu", *port);
-    *listener = -1;
-    if (getaddrinfo(comm_is_loopback(address) ? address : NULL, service, &hints, &list) != 0) list = NULL;
-    // IPv6 first where it takes IPv4 too.
-    for (int family = 0; family < 2; family++)
-        for (const struct addrinfo* at = list; at && *listener < 0; at = at->ai_next)
-            if ((at->ai_family == AF_INET6) == (family == 0) && !comm_bind(listener, at)) reason = errno;
-    if (list) freeaddrinfo(list);
-    if (*listener >= 0 && getsockname(*listener, (struct sockaddr*)&name, &length) == 0) {
-        *port = ntohs(name.ss_family == AF_INET6 ? ((struct sockaddr_in6*)&name)->sin6_port
-                                                 : ((struct sockaddr_in*)&name)->sin_port);
-        return true;
-    }
-    comm_close_socket(listener);
-    if (reason == EADDRINUSE)
-        return fail(error,
-                    "rank 0 cannot listen at %s, port %zu: the port is in use, perhaps by another run; end that, or "
-                    "choose another MASTER_PORT",
-                    address, *port);
-    return fail(error, "cannot listen at %s, port %zu: %s; choose another MASTER_PORT", address, *port,
-                strerror(reason));
 }
 
 // The address of the other end (or of this end), as numbers.
@@ -646,17 +335,60 @@ static inline int comm_connect(const char* address, size_t port, bool patient, d
 }
 
 // ------------------------------------------------------------------------------------------------
-// 4. Faults
+// 3. Faults
 //
 // A rank that finds a fault tells all others over the control connections before it closes anything, so that they name
-// the rank where the fault began, and not the one that ended because of it. Heartbeats tell a rank that is stopped or
-// unreachable from one that is alive and late.
+// the rank where the fault began, and not the one that ended because of it. Heartbeats, which the progress thread sends
+// whatever the program computes, tell a rank that is stopped or unreachable from one that is alive and late.
+
+// The time. A leap says that this process was stopped itself, perhaps with all others (Ctrl-Z, and fg): nobody is
+// blamed for that time.
+static inline double comm_clock(Comm* comm) {
+    double now = now_ms();
+    if (now - comm->looked_ms > comm->timeout_ms / 2) comm->resumed_ms = now;
+    comm->looked_ms = now;
+    return now;
+}
+
+#ifdef LLMTRAIN_MPI
+#define COMM_MPI_DATA 0     // tags
+#define COMM_MPI_NOTICE 1
+
+static inline void comm_tell_mpi(Comm* comm, const CommNotice* notice) {
+    int done = 0;
+    comm->notice = *notice;  // which MPI may still read after the grace time
+    for (size_t p = 0; p < comm->world; p++) {
+        comm->requests[p] = MPI_REQUEST_NULL;
+        if (p != comm->rank)
+            MPI_Isend(&comm->notice, (int)sizeof comm->notice, MPI_BYTE, (int)p, COMM_MPI_NOTICE, MPI_COMM_WORLD,
+                      &comm->requests[p]);
+    }
+    for (double deadline = now_ms() + COMM_GRACE_MS; !done && now_ms() < deadline;)
+        if (MPI_Testall((int)comm->world, comm->requests, &done, MPI_STATUSES_IGNORE) != MPI_SUCCESS) break;
+}
+
+// False if a rank says that the run has failed.
+static inline bool comm_hear_mpi(Error* error) {
+    CommNotice notice;
+    MPI_Status status;
+    int there = 0;
+    if (MPI_Iprobe(MPI_ANY_SOURCE, COMM_MPI_NOTICE, MPI_COMM_WORLD, &there, &status) != MPI_SUCCESS || !there ||
+        MPI_Recv(&notice, (int)sizeof notice, MPI_BYTE, status.MPI_SOURCE, COMM_MPI_NOTICE, MPI_COMM_WORLD,
+                 MPI_STATUS_IGNORE) != MPI_SUCCESS)
+        return true;
+    notice.text[sizeof notice.text - 1] = 0;
+    return fail(error, "%s", notice.text);
+}
+#endif
 
 static inline void comm_tell(Comm* comm, CommNoticeKind kind, const char* words) {
     CommNotice notice;
     memset(&notice, 0, sizeof notice);
     notice.kind = (uint32_t)kind;
-    snprintf(notice.text, sizeof notice.text, "%.500s", words);
+    snprintf(notice.text, sizeof notice.text, "%s", words);
+#ifdef LLMTRAIN_MPI
+    if (comm->mpi && kind == COMM_FAILED) comm_tell_mpi(comm, &notice);
+#endif
     for (size_t p = 0; p < comm->world; p++) {
         CommLink* link = &comm->links[p];
         if (link->control < 0 || link->mute) continue;
@@ -702,13 +434,14 @@ static inline bool comm_fail_lost(Comm* comm, size_t p, Error* error) {
         comm_poll(&w, 1, deadline);
         if (!comm_hear(comm, p, error)) return false;
     }
+    const char* in = comm->doing[0] ? "in " : "between two collectives";
     if (link->left)
-        return fail(error, "rank %zu ended its run while rank %zu was in %s; see what rank %zu printed", p, comm->rank,
-                    comm->doing, p);
+        return fail(error, "rank %zu ended its run while rank %zu was %s%s; see what rank %zu printed", p, comm->rank,
+                    in, comm->doing, p);
     return fail(error,
-                "rank %zu is gone: its connection closed while rank %zu was in %s; see what rank %zu printed, and "
+                "rank %zu is gone: its connection closed while rank %zu was %s%s; see what rank %zu printed, and "
                 "whether it was killed",
-                p, comm->rank, comm->doing, p);
+                p, comm->rank, in, comm->doing, p);
 }
 
 // "rank 2", "ranks 0, 3" or "ranks 1, 2, ... and 5 more", of those marked in comm->named.
@@ -722,22 +455,28 @@ static inline void comm_name_ranks(char* text, size_t size, const Comm* comm, co
     snprintf(text + length, size - length, " %s", count == 1 ? none : some);
 }
 
+// True if there are ranks that nothing was heard of for so long at `now`; the error names them.
+static inline bool comm_find_silent(Comm* comm, double now, double silence_ms, Error* error) {
+    char names[160];
+    bool silent = false;
+    for (size_t p = 0; p < comm->world; p++) {
+        const CommLink* link = &comm->links[p];
+        comm->named[p] = !comm->mpi && p != comm->rank && !link->left &&
+                         now - fmax(link->heard_ms, comm->resumed_ms) > silence_ms;
+        silent |= comm->named[p];
+    }
+    if (!silent) return false;
+    comm_name_ranks(names, sizeof names, comm, "has", "have");
+    fail(error,
+         "%s not answered for %.1f s while rank %zu was %s%s: stopped, or its machine or the network is down", names,
+         comm->timeout_ms / 1e3, comm->rank, comm->doing[0] ? "in " : "between two collectives", comm->doing);
+    return true;
+}
+
 // The time-out has passed without a byte. Ranks that are silent are to blame, or else those that owe something.
 static inline bool comm_fail_late(Comm* comm, Error* error) {
     char names[160];
-    bool silent = false;
-    double now = now_ms();
-    for (size_t p = 0; p < comm->world; p++) {
-        comm->named[p] = !comm->mpi && p != comm->rank && now - comm->links[p].heard_ms > 0.75 * comm->timeout_ms;
-        silent |= comm->named[p];
-    }
-    if (silent) {
-        comm_name_ranks(names, sizeof names, comm, "has", "have");
-        return fail(error,
-                    "%s not answered for %.1f s while rank %zu was in %s: stopped, or its machine or the network is "
-                    "down",
-                    names, comm->timeout_ms / 1e3, comm->rank, comm->doing);
-    }
+    if (comm_find_silent(comm, comm->looked_ms, 0.75 * comm->timeout_ms, error)) return false;
     for (size_t p = 0; p < comm->world; p++)
         comm->named[p] = comm->parts[p].send_bytes > 0 || comm->parts[p].receive_bytes > 0;
     comm_name_ranks(names, sizeof names, comm, "is", "are");
@@ -746,14 +485,32 @@ static inline bool comm_fail_late(Comm* comm, Error* error) {
                 comm->mpi ? "" : ", and the program there is alive, but elsewhere");
 }
 
+static inline void comm_wake(Comm* comm) {
+    uint64_t one = 1;
+    ssize_t written = write(comm->wake, &one, sizeof one);
+    (void)written;  // fails only when it is awake as can be
+}
+
+// The progress thread was woken; false if that was to give up.
+static inline bool comm_woken(Comm* comm, Error* error) {
+    uint64_t unused;
+    if (read(comm->wake, &unused, sizeof unused) < 0 && !comm_again())
+        return fail(error, "rank %zu cannot read its own event: %s", comm->rank, strerror(errno));
+    pthread_mutex_lock(&comm->mutex);
+    bool abandoning = comm->abandoning;
+    if (abandoning) *error = comm->error;
+    pthread_mutex_unlock(&comm->mutex);
+    return !abandoning;
+}
+
 // ------------------------------------------------------------------------------------------------
-// 5. Meeting
+// 4. Meeting
 //
 // Every rank listens. All connect to rank 0 and say who they are; when the last has come, rank 0 sends each the table
 // of addresses. Then each rank connects to all lower ranks. Whoever is not of this run is told so and sent away.
 
 #define COMM_MAGIC "llmtrain"
-#define COMM_VERSION 1u
+#define COMM_VERSION 2u
 
 typedef enum { COMM_DATA, COMM_CONTROL } CommKind;
 typedef struct {
@@ -892,6 +649,7 @@ static inline bool comm_accept(Comm* comm, CommEntry* table, int listener, const
             comm_watch(&comm->polls[count++], comm->links[p].data, POLLRDHUP);
             comm_watch(&comm->polls[count++], comm->links[p].control, POLLIN);
         }
+        comm_heartbeat(comm);  // some may be through with the meeting already
         comm_poll(comm->polls, count, fmin(deadline, now_ms() + COMM_RETRY_MS));
         bool more = true;  // at the listener
         for (size_t i = 0; i < COMM_PENDING; i++) {
@@ -1023,14 +781,14 @@ static inline bool comm_connect_all(Comm* comm, CommEntry* table, const CommLaun
 }
 
 // ------------------------------------------------------------------------------------------------
-// 6. Transfers
+// 5. Transfers
 //
 // comm->parts says what goes to each rank and what comes from it; a transfer does all of it at once. It leaves the
 // parts empty. Each pair of ranks agrees on the bytes between the two, so that no part is longer or shorter than
 // expected.
 
 static inline bool comm_transfer_sockets(Comm* comm, Error* error) {
-    double moved_ms = now_ms();
+    double moved_ms = comm_clock(comm);
     for (;;) {
         bool pending = false, moved = false;
         size_t count = 0;
@@ -1056,18 +814,22 @@ static inline bool comm_transfer_sockets(Comm* comm, Error* error) {
         }
         if (!pending) return true;
         comm_heartbeat(comm);
+        double now = comm_clock(comm);
         if (moved) {
-            moved_ms = now_ms();
+            moved_ms = now;
             continue;
         }
-        if (now_ms() - moved_ms >= comm->timeout_ms) return comm_fail_late(comm, error);
+        double deadline = fmax(moved_ms, comm->resumed_ms) + comm->timeout_ms;
+        if (now >= deadline) return comm_fail_late(comm, error);
         for (size_t p = 0; p < comm->world; p++) {
             const CommPart* part = &comm->parts[p];
             int events = (part->send_bytes ? POLLOUT : 0) | (part->receive_bytes ? POLLIN : 0);
             comm_watch(&comm->polls[count++], comm->links[p].control, POLLIN);
             comm_watch(&comm->polls[count++], events ? comm->links[p].data : -1, events);
         }
-        comm_poll(comm->polls, count, fmin(moved_ms + comm->timeout_ms, comm->heartbeat_ms));
+        comm_watch(&comm->polls[count++], comm->wake, POLLIN);
+        comm_poll(comm->polls, count, fmin(deadline, comm->heartbeat_ms));
+        if (comm->polls[count - 1].revents && !comm_woken(comm, error)) return false;
         // News after data, so that what can still be finished is.
         bool ready = false;
         for (size_t p = 0; p < comm->world; p++) ready |= comm->polls[2 * p + 1].revents != 0;
@@ -1089,14 +851,14 @@ static inline bool comm_transfer_mpi(Comm* comm, Error* error) {
             comm->requests[2 * p] = comm->requests[2 * p + 1] = MPI_REQUEST_NULL;
             if (part->receive_bytes)
                 good &= MPI_Irecv(part->receive, (int)min_size(part->receive_bytes, COMM_MPI_BYTES), MPI_BYTE, (int)p,
-                                  0, MPI_COMM_WORLD, &comm->requests[2 * p]) == MPI_SUCCESS;
+                                  COMM_MPI_DATA, MPI_COMM_WORLD, &comm->requests[2 * p]) == MPI_SUCCESS;
             if (part->send_bytes)
-                good &= MPI_Isend(part->send, (int)min_size(part->send_bytes, COMM_MPI_BYTES), MPI_BYTE, (int)p, 0,
-                                  MPI_COMM_WORLD, &comm->requests[2 * p + 1]) == MPI_SUCCESS;
+                good &= MPI_Isend(part->send, (int)min_size(part->send_bytes, COMM_MPI_BYTES), MPI_BYTE, (int)p,
+                                  COMM_MPI_DATA, MPI_COMM_WORLD, &comm->requests[2 * p + 1]) == MPI_SUCCESS;
             open += (part->receive_bytes > 0) + (part->send_bytes > 0);
         }
         if (open == 0) return true;
-        double moved_ms = now_ms();
+        double moved_ms = comm_clock(comm);
         while (good && open > 0) {
             int done = 0;
             good = MPI_Testsome((int)(2 * comm->world), comm->requests, &done, comm->indices, MPI_STATUSES_IGNORE) ==
@@ -1113,10 +875,15 @@ static inline bool comm_transfer_mpi(Comm* comm, Error* error) {
                     part->receive_bytes -= bytes;
                 }
                 open--;
-                moved_ms = now_ms();
             }
-            if (now_ms() - moved_ms >= comm->timeout_ms) return comm_fail_late(comm, error);
-            if (done == 0) comm_sleep(COMM_MPI_PAUSE_MS);
+            double now = comm_clock(comm);
+            if (done > 0) {
+                moved_ms = now;
+                continue;
+            }
+            if (now - fmax(moved_ms, comm->resumed_ms) >= comm->timeout_ms) return comm_fail_late(comm, error);
+            if (good && (!comm_hear_mpi(error) || !comm_woken(comm, error))) return false;
+            comm_sleep(COMM_MPI_PAUSE_MS);
         }
         if (!good)
             return fail(error, "MPI reported an error while rank %zu was in %s; see what mpirun printed", comm->rank,
@@ -1133,7 +900,7 @@ static inline bool comm_transfer(Comm* comm, Error* error) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// 7. Sums
+// 6. Sums
 //
 // Over comm->sources, one vector per rank, in the order of the ranks, by blocks that stay in the first cache.
 
@@ -1196,7 +963,7 @@ static inline void comm_sum(char* out, const Comm* comm, CommType type, CommRedu
 }
 
 // ------------------------------------------------------------------------------------------------
-// 8. Operations
+// 7. Operations
 //
 // Each rank owns its slice of the vector: all others send it their values of it (reduce_scatter), and it sends all
 // others the sum (all_gather). So a rank sends (world - 1)/world of the vector in each of the two, the least possible.
@@ -1206,31 +973,67 @@ static inline bool comm_transfer_payload(Comm* comm, uint64_t* bytes, Error* err
     return comm_transfer(comm, error);
 }
 
-// All ranks tell each other what they are about to do.
-static inline bool comm_agree(Comm* comm, const CommHeader* own, Error* error) {
+// Whether the openings carry all that there is to say: the slices of an all_gather, or each rank's whole vector for an
+// all_reduce. Then one message each way does it, where otherwise there are two, or three.
+static inline bool comm_is_small(const Comm* comm, const CommCall* call) {
+    size_t size = comm_type_size((CommType)call->header.type);
+    bool small = call->header.operation == COMM_ALL_REDUCE && call->header.n <= COMM_SMALL / size;
+    if (call->header.operation != COMM_ALL_GATHER) return small;
+    for (size_t p = 0; p < comm->world; p++)
+        if (call->slices[p].end - call->slices[p].first > COMM_SMALL / size) return false;
+    return true;
+}
+
+// All ranks tell each other what they are about to do; with the payload if that is small.
+static inline bool comm_agree(Comm* comm, const CommCall* call, bool small, uint64_t* bytes, Error* error) {
     char theirs[160], ours[160];
+    size_t size = comm_type_size((CommType)call->header.type);
+    CommSlice own = call->slices[comm->rank];
+    CommOpening* opening = &comm->openings[comm->rank];
+    opening->header = call->header;
+    if (small && call->header.operation == COMM_ALL_REDUCE) {
+        own.first = 0;
+        own.end = (size_t)call->header.n;
+    }
+    size_t own_bytes = small ? (own.end - own.first) * size : 0;
+    if (own_bytes > 0) memcpy(opening->payload, call->in + own.first * size, own_bytes);
+    *bytes += (comm->world - 1) * own_bytes;
     for (size_t p = 0; p < comm->world; p++) {
         if (p == comm->rank) continue;
-        comm->parts[p].send = (const char*)own;
-        comm->parts[p].receive = (char*)&comm->headers[p];
-        comm->parts[p].send_bytes = comm->parts[p].receive_bytes = sizeof *own;
+        comm->parts[p].send = (const char*)opening;
+        comm->parts[p].receive = (char*)&comm->openings[p];
+        comm->parts[p].send_bytes = comm->parts[p].receive_bytes = sizeof *opening;
     }
     if (!comm_transfer(comm, error)) return false;
     for (size_t p = 0; p < comm->world; p++) {
-        const CommHeader* other = &comm->headers[p];
-        if (p == comm->rank || memcmp(own, other, sizeof *own) == 0) continue;
-        if (other->run != own->run || other->number != own->number)
+        const CommHeader *ask = &opening->header, *other = &comm->openings[p].header;
+        if (p == comm->rank || memcmp(ask, other, sizeof *ask) == 0) continue;
+        if (other->run != ask->run || other->number != ask->number)
             return fail(error,
                         "rank %zu sent rank %zu what does not belong to %s; the network or a program is at fault", p,
                         comm->rank, comm->doing);
         comm_describe(theirs, sizeof theirs, other);
-        comm_describe(ours, sizeof ours, own);
+        comm_describe(ours, sizeof ours, ask);
         return fail(error,
                     "the ranks disagree: rank %zu called %s and rank %zu %s%s; start all with the same program, flags "
                     "and data",
                     p, theirs, comm->rank, ours, strcmp(theirs, ours) == 0 ? " with other slices" : "");
     }
     return true;
+}
+
+// The result, from what came with the openings.
+static inline void comm_finish_small(Comm* comm, const CommCall* call) {
+    size_t size = comm_type_size((CommType)call->header.type);
+    for (size_t p = 0; p < comm->world; p++) {
+        CommSlice other = call->slices[p];
+        comm->sources[p] = comm->openings[p].payload;
+        if (call->header.operation == COMM_ALL_GATHER && p != comm->rank && other.end > other.first)
+            memcpy(call->out + other.first * size, comm->openings[p].payload, (other.end - other.first) * size);
+    }
+    if (call->header.operation == COMM_ALL_REDUCE)
+        comm_sum(call->out, comm, (CommType)call->header.type, (CommReduction)call->header.reduction,
+                 (size_t)call->header.n);
 }
 
 // The sum of the own slice, to `out`, chunk by chunk.
@@ -1330,7 +1133,12 @@ static inline bool comm_run(Comm* comm, const CommCall* call, uint64_t* bytes, E
     comm_describe(comm->doing, sizeof comm->doing, &call->header);
     if (!comm_check_call(comm, call, error)) return false;
     if (call->delay_ms > 0) comm_sleep(call->delay_ms);
-    if (!comm_agree(comm, &call->header, error)) return false;
+    bool small = comm_is_small(comm, call);
+    if (!comm_agree(comm, call, small, bytes, error)) return false;
+    if (small) {
+        comm_finish_small(comm, call);
+        return true;
+    }
     switch (call->header.operation) {
         case COMM_ALL_REDUCE:
             return comm_reduce_slices(comm, call, call->out + offset, bytes, error) &&
@@ -1344,23 +1152,48 @@ static inline bool comm_run(Comm* comm, const CommCall* call, uint64_t* bytes, E
 }
 
 // ------------------------------------------------------------------------------------------------
-// 9. Progress
+// 8. Progress
 //
-// One thread per Comm takes the requests in the order in which they were started. Between them it sends heartbeats and
-// hears the other ranks. After a fault it tells the others and ends; all requests that are not finished have failed.
+// One thread per Comm takes the requests in the order in which they were started. Between them it sends heartbeats,
+// hears the other ranks, and sees whether they are still there. After a fault it tells the others and ends; all
+// requests that are not finished have failed.
+
+#define COMM_MPI_IDLE_MS 10.0  // between looks for notices of other ranks: MPI cannot wake a thread
 
 static inline bool comm_idle(Comm* comm, Error* error) {
     size_t count = 0;
-    uint64_t unused;
+    comm->doing[0] = 0;
     comm_heartbeat(comm);
     comm_watch(&comm->polls[count++], comm->wake, POLLIN);
     for (size_t p = 0; p < comm->world; p++) comm_watch(&comm->polls[count++], comm->links[p].control, POLLIN);
-    comm_poll(comm->polls, count, fmin(comm->heartbeat_ms, now_ms() + 1000));
-    if (comm->polls[0].revents && read(comm->wake, &unused, sizeof unused) < 0 && !comm_again())
-        return fail(error, "rank %zu cannot read its own event: %s", comm->rank, strerror(errno));
+    comm_poll(comm->polls, count, comm->mpi ? now_ms() + COMM_MPI_IDLE_MS : comm->heartbeat_ms);
+    if (comm->polls[0].revents && !comm_woken(comm, error)) return false;
+#ifdef LLMTRAIN_MPI
+    if (comm->mpi) return comm_hear_mpi(error);
+#endif
+    double now = comm_clock(comm);
     for (size_t p = 0; p < comm->world; p++)
         if (comm->polls[1 + p].revents && !comm_hear(comm, p, error)) return false;
-    return true;
+    for (size_t p = 0; p < comm->world; p++)
+        if (p != comm->rank && comm->links[p].control < 0 && !comm->links[p].left)
+            return comm_fail_lost(comm, p, error);
+    return !comm_find_silent(comm, now, comm->timeout_ms, error);
+}
+
+// Makes the fault known on this rank; the mutex is held on entry and on return, not while on_failure is called.
+static inline void comm_record_failure(Comm* comm, const Error* error) {
+    void (*on_failure)(void*) = comm->on_failure;
+    void* context = comm->on_failure_context;
+    comm->failed = true;
+    comm->error = *error;
+    comm->calling = on_failure != NULL;
+    pthread_cond_broadcast(&comm->changed);
+    if (on_failure == NULL) return;
+    pthread_mutex_unlock(&comm->mutex);
+    on_failure(context);
+    pthread_mutex_lock(&comm->mutex);
+    comm->calling = false;
+    pthread_cond_broadcast(&comm->changed);
 }
 
 // Carries out the oldest request; the mutex is held on entry and on return.
@@ -1375,13 +1208,12 @@ static inline void comm_step(Comm* comm) {
     pthread_mutex_lock(&comm->mutex);
     comm->statistics.bytes_sent += bytes;
     if (!good) {
-        comm->failed = true;
-        comm->error = error;
+        comm_record_failure(comm, &error);
     } else if (work) {
         comm->finished++;
         comm->statistics.operations++;
+        pthread_cond_broadcast(&comm->changed);
     }
-    if (!good || work) pthread_cond_broadcast(&comm->changed);
 }
 
 static inline void* comm_progress(void* argument) {
@@ -1390,12 +1222,6 @@ static inline void* comm_progress(void* argument) {
     while (!comm->failed && !(comm->closing && comm->finished == comm->started)) comm_step(comm);
     pthread_mutex_unlock(&comm->mutex);
     return NULL;
-}
-
-static inline void comm_wake(Comm* comm) {
-    uint64_t one = 1;
-    ssize_t written = write(comm->wake, &one, sizeof one);
-    (void)written;  // fails only when it is awake as can be
 }
 
 // Starts a collective; does not wait, unless COMM_IN_FLIGHT of them are under way. Its memory must stay as it is until
@@ -1447,7 +1273,7 @@ static inline bool comm_wait(Comm* comm, CommRequest request, Error* error) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// 10. Use
+// 9. Use
 
 #ifdef LLMTRAIN_MPI
 static inline bool comm_open_mpi(Comm* comm, Error* error) {
@@ -1484,7 +1310,7 @@ static inline bool comm_allocate(Comm* comm) {
     bool good = (comm->links = (CommLink*)allocate(N * sizeof(CommLink))) != NULL;
     for (size_t p = 0; good && p < N; p++) comm->links[p].data = comm->links[p].control = -1;
     good = good && (comm->parts = (CommPart*)allocate(N * sizeof(CommPart))) != NULL;
-    good = good && (comm->headers = (CommHeader*)allocate(N * sizeof(CommHeader))) != NULL;
+    good = good && (comm->openings = (CommOpening*)allocate(N * sizeof(CommOpening))) != NULL;
     good = good && (comm->sources = (const char**)allocate(N * sizeof(char*))) != NULL;
     good = good && (comm->named = (bool*)allocate(N * sizeof(bool))) != NULL;
     good = good && (comm->polls = (struct pollfd*)allocate(polls * sizeof(struct pollfd))) != NULL;
@@ -1523,7 +1349,7 @@ static inline void comm_close(Comm* comm) {
     comm_close_socket(&comm->wake);
     free(comm->links);
     free(comm->parts);
-    free(comm->headers);
+    free(comm->openings);
     free(comm->sources);
     free(comm->named);
     free(comm->polls);
@@ -1645,11 +1471,55 @@ static inline bool comm_gather(Comm* comm, void* all, const void* own, size_t n,
 }
 static inline bool comm_barrier(Comm* comm, Error* error) { return comm_wait(comm, comm_barrier_start(comm), error); }
 
+// all (world, count): every rank has filled its own row, and gets all others. A row of up to COMM_SMALL bytes takes one
+// round of messages.
+static inline bool comm_gather_doubles(Comm* comm, double* all, size_t count, Error* error) {
+    return comm_all_gather(comm, all, comm->world * count, COMM_DOUBLE, NULL, NULL, error);
+}
+
 static inline CommStatistics comm_statistics(Comm* comm) {
     pthread_mutex_lock(&comm->mutex);
     CommStatistics statistics = comm->statistics;
     pthread_mutex_unlock(&comm->mutex);
     return statistics;
+}
+
+// True, with the sentence, if a fault is known; does not wait.
+static inline bool comm_failed(Comm* comm, Error* error) {
+    pthread_mutex_lock(&comm->mutex);
+    bool failed = comm->failed;
+    if (failed) *error = comm->error;
+    pthread_mutex_unlock(&comm->mutex);
+    return failed;
+}
+
+// Has a function called once when the Comm fails, by the progress thread, as soon as the fault is known here; by this
+// call itself if it is known already. NULL takes that back: when this returns, the function is not called any more, nor
+// still running. The function must not call this one.
+static inline void comm_on_failure(Comm* comm, void (*on_failure)(void* context), void* context) {
+    pthread_mutex_lock(&comm->mutex);
+    while (comm->calling) pthread_cond_wait(&comm->changed, &comm->mutex);
+    comm->on_failure = on_failure;
+    comm->on_failure_context = context;
+    bool late = comm->failed && on_failure;
+    pthread_mutex_unlock(&comm->mutex);
+    if (late) on_failure(context);
+}
+
+// This rank gives up for a reason of its own: calls of all ranks fail, with "rank 2 gave up: " and the reason. To be
+// called whatever is in flight, from any thread; afterwards there is only comm_close.
+static inline void comm_abandon(Comm* comm, const char* reason) {
+    Error error;
+    fail(&error, "rank %zu gave up: %.900s", comm->rank, reason);
+    pthread_mutex_lock(&comm->mutex);
+    if (!comm->failed && !comm->running) comm_record_failure(comm, &error);
+    if (!comm->failed && !comm->abandoning) {
+        comm->abandoning = true;
+        comm->error = error;
+        comm_wake(comm);
+    }
+    while (!comm->failed) pthread_cond_wait(&comm->changed, &comm->mutex);
+    pthread_mutex_unlock(&comm->mutex);
 }
 
 // Slices from a table of where each rank's text begins, with the end of the last: (world + 1)
@@ -1659,25 +1529,38 @@ static inline CommSlice comm_slice_of_table(size_t rank, const void* context) {
     return slice;
 }
 
+// The texts of all ranks, one behind the other; rank p's is *texts + begins[p]. begins: (world + 1). The caller frees
+// both, whatever comes of it. A rank without memory for that cannot be waited for: it gives up.
+static inline bool comm_gather_texts(Comm* comm, char** texts, size_t** begins, const char* text, Error* error) {
+    size_t N = comm->world, length = strlen(text) + 1;
+    int64_t* lengths = (int64_t*)allocate(N * sizeof(int64_t));
+    size_t* places = (size_t*)allocate((N + 1) * sizeof(size_t));
+    bool memory = lengths && places, good = memory;
+    *texts = NULL;
+    *begins = places;
+    if (good) lengths[comm->rank] = (int64_t)length;
+    good = good && comm_all_gather(comm, lengths, N, COMM_INT64, NULL, NULL, error);
+    for (size_t p = 0; good && p < N; p++) places[p + 1] = places[p] + (size_t)lengths[p];
+    if (good) memory = (*texts = (char*)allocate(places[N])) != NULL;
+    if (!memory) {
+        fail(error, "not enough memory for the texts of %zu ranks", N);
+        comm_abandon(comm, error->text);
+    }
+    good = good && memory;
+    if (good) memcpy(*texts + places[comm->rank], text, length);
+    // Without a letter anywhere there is nothing to send.
+    if (good && places[N] > N)
+        good = comm_all_gather(comm, *texts, places[N], COMM_BYTES, comm_slice_of_table, places, error);
+    free(lengths);
+    return good;
+}
+
 // True on all ranks if the text is the same on all; otherwise false on all, and the error names a rank whose text is
 // not that of most ranks (of rank 0, if there are as many of each), and both texts. `what` names it: "--batch".
 static inline bool comm_check_equal(Comm* comm, const char* what, const char* text, Error* error) {
-    size_t N = comm->world, length = strlen(text) + 1, odd = COMM_UNKNOWN, usual = 0, most = 0;
-    int64_t* lengths = (int64_t*)allocate(N * sizeof(int64_t));
-    size_t* begins = (size_t*)allocate((N + 1) * sizeof(size_t));
-    char* texts = NULL;
-    bool good = lengths && begins;
-    if (good) {
-        lengths[comm->rank] = (int64_t)length;
-        good = comm_all_gather(comm, lengths, N, COMM_INT64, NULL, NULL, error);
-        for (size_t p = 0; good && p < N; p++) begins[p + 1] = begins[p] + (size_t)lengths[p];
-        texts = good ? (char*)allocate(begins[N]) : NULL;
-        if (good && texts == NULL) good = fail(error, "not enough memory to compare %s between ranks", what);
-        if (good) memcpy(texts + begins[comm->rank], text, length);
-        good = good && comm_all_gather(comm, texts, begins[N], COMM_BYTES, comm_slice_of_table, begins, error);
-    } else {
-        fail(error, "not enough memory to compare %s between ranks", what);
-    }
+    size_t N = comm->world, odd = COMM_UNKNOWN, usual = 0, most = 0, *begins;
+    char* texts;
+    bool good = comm_gather_texts(comm, &texts, &begins, text, error);
     for (size_t p = 0; good && p < N; p++) {
         size_t same = 0;
         for (size_t q = 0; q < N; q++) same += strcmp(texts + begins[p], texts + begins[q]) == 0;
@@ -1693,7 +1576,29 @@ static inline bool comm_check_equal(Comm* comm, const char* what, const char* te
                     "the ranks disagree on %.200s: it is '%.200s' on rank %zu and '%.200s' on rank %zu; start all "
                     "ranks with the same",
                     what, texts + begins[odd], odd, texts + begins[usual], usual);
-    free(lengths);
+    free(begins);
+    free(texts);
+    return good;
+}
+
+// Every rank says whether its part of something went well, and error->text why if not. True on all ranks if all parts
+// did; otherwise false on all, with the sentence of the lowest rank that failed: "rank 2: cannot read ...", without the
+// rank if all have failed with the very same sentence. The Comm stays usable.
+static inline bool comm_agree_all(Comm* comm, bool good, Error* error) {
+    size_t N = comm->world, failures = 0, same = 0, first = COMM_UNKNOWN, *begins;
+    char* texts;
+    const char* own = good ? "" : error->text[0] ? error->text : "failed, and did not say why";
+    bool heard = comm_gather_texts(comm, &texts, &begins, own, error);
+    for (size_t p = 0; heard && p < N; p++) {
+        const char* text = texts + begins[p];
+        if (text[0] == 0) continue;
+        if (first == COMM_UNKNOWN) first = p;
+        failures++;
+        same += strcmp(text, texts + begins[first]) == 0;
+    }
+    good = heard && failures == 0;
+    if (failures > 0 && same == N) fail(error, "%s", texts + begins[first]);
+    else if (failures > 0) fail(error, "rank %zu: %s", first, texts + begins[first]);
     free(begins);
     free(texts);
     return good;

@@ -128,6 +128,19 @@ static inline void device_describe(char* text, size_t bytes, double* peak_tflops
     snprintf(text, bytes, "cuBLASLt%s on %s", FLOATX_IS_FLOAT && stream->tf32 ? " in tf32" : "", properties.name);
 }
 
+// Makes the device of a rank, by its number among the ranks of this machine, the current one. Two ranks on one device are
+// for tests, and NCCL wants to be told.
+static inline bool device_choose(size_t local_rank, Error* error) {
+    int count = 0;
+    const char* shared = getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+    if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) return true;  // device_open says so
+    if (local_rank >= (size_t)count && !(shared && strcmp(shared, "1") == 0))
+        return fail(error, "this machine has %d GPUs, and no other for local rank %zu; start one rank for each GPU, or set "
+                    "NCCL_MULTI_RANK_GPU_ENABLE=1 to share them", count, local_rank);
+    CUDA_CHECK(cudaSetDevice((int)(local_rank % (size_t)count)));
+    return true;
+}
+
 // Sets *stream up on the current device; it is NULL after a failure.
 static inline bool device_open(Stream* stream, bool tf32, Error* error) {
     int count = 0, device = 0, processors = 0;

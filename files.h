@@ -106,7 +106,7 @@ static inline bool file_begin(FileWriter* w, const char* path, Error* error) {
         return fail_file(error, "create", path);
     }
     for (int attempt = 0; w->file < 0; attempt++) {  // the name may be left over from a process that was killed
-        snprintf(w->temporary, sizeof w->temporary, "%s.tmp-%ld-%d", path, (long)getpid(), attempt);
+        snprintf(w->temporary, sizeof w->temporary, "%s.tmp-%ld-%d", w->path, (long)getpid(), attempt);
         w->file = open(w->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
         if (w->file < 0 && (errno != EEXIST || attempt == 1000)) return fail_file(error, "create", path);
     }

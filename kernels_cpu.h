@@ -131,6 +131,17 @@ static inline void rope_table(float* table, float theta, size_t T, size_t D) {
     }
 }
 
+// What element `index` of the flat vector adds to the checksum of parameters: its bits and its place, mixed by a bijection
+// (the finaliser of "SplitMix", Steele, Lea and Flood: "Fast Splittable Pseudorandom Number Generators").
+HOST_DEVICE static inline uint64_t checksum_element(floatX x, uint64_t index) {
+    uint32_t bits = 0;
+    memcpy(&bits, &x, sizeof x);
+    uint64_t z = index * 0x9E3779B97F4A7C15u + ((uint64_t)bits << 32 | bits);
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return z ^ (z >> 31);
+}
+
 #ifdef LLMTRAIN_CUDA
 namespace cpu {
 #endif
@@ -846,6 +857,58 @@ static inline void cast_from_float(floatX* out, const float* in, size_t n, Strea
     for (size_t i = 0; i < n; i++) out[i] = floatX_of(in[i]);
 }
 
+// out += x, both (n).
+static inline void add(float* out, const float* x, size_t n, Stream stream) {
+    (void)stream;
+    #pragma omp parallel for simd
+    for (size_t i = 0; i < n; i++) out[i] += x[i];
+}
+
+// The same for x in floatX.
+static inline void add_stored(float* out, const floatX* x, size_t n, Stream stream) {
+    (void)stream;
+    #pragma omp parallel for simd
+    for (size_t i = 0; i < n; i++) out[i] += float_of(x[i]);
+}
+
+// Sums in fixed point: integers, whose order and grouping cannot change a bit. sums (n) += x (n) * scale, rounded to the
+// nearest. An element that is not within +-limit, or not a number, adds nothing, and sets *bad to 1.
+static inline void exact_add(int64_t* sums, double* bad, const float* x, double scale, double limit, size_t n, Stream stream) {
+    (void)stream;
+    size_t outside = 0;
+    #pragma omp parallel for simd reduction(+:outside)
+    for (size_t i = 0; i < n; i++) {
+        bool inside = fabs((double)x[i]) <= limit;
+        sums[i] += llrint(inside ? (double)x[i] * scale : 0.0);
+        outside += !inside;
+    }
+    if (outside > 0) *bad = 1.0;
+}
+
+// sums += x, both (n) in fixed point.
+static inline void exact_merge(int64_t* sums, const int64_t* x, size_t n, Stream stream) {
+    (void)stream;
+    #pragma omp parallel for simd
+    for (size_t i = 0; i < n; i++) sums[i] += x[i];
+}
+
+// out (n) = sums (n) * quantum.
+static inline void exact_read(float* out, const int64_t* sums, double quantum, size_t n, Stream stream) {
+    (void)stream;
+    #pragma omp parallel for simd
+    for (size_t i = 0; i < n; i++) out[i] = (float)((double)sums[i] * quantum);
+}
+
+// out (1) = the checksum of x (n), elements `first` to first + n - 1 of the flat vector: sums of parts are the sum of the
+// whole, modulo 2^64.
+static inline void checksum(uint64_t* out, const floatX* x, size_t first, size_t n, Stream stream) {
+    (void)stream;
+    uint64_t sum = 0;
+    #pragma omp parallel for simd reduction(+:sum)
+    for (size_t i = 0; i < n; i++) sum += checksum_element(x[i], first + i);
+    *out = sum;
+}
+
 // One step over w (n), with what the kind keeps in m and v (n each; NULL where it keeps nothing):
 // AdamW     "Decoupled Weight Decay Regularization":  m, v: running means of g and g^2, both corrected for their start;
 //           w -= lr (m' / (sqrt(v') + epsilon) + weight_decay w)
@@ -915,6 +978,12 @@ static inline void optimizer_update(floatX* params, float* masters, float* m, fl
 //
 // Memory and copies as the runtime asks for them. Here the device is the machine itself, and a copy is a copy; device.cuh
 // has the same functions for a GPU.
+
+// The device of a rank, by its number among the ranks of this machine.
+static inline bool device_choose(size_t local_rank, Error* error) {
+    (void)local_rank; (void)error;
+    return true;
+}
 
 // tf32: products of floats may round their operands to 10 bits of fraction, which a CPU does not do.
 static inline bool device_open(Stream* stream, bool tf32, Error* error) {

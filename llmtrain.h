@@ -1,24 +1,20 @@
 // llmtrain.h: the runtime. Include it, and nothing else, to build, train and sample from a model.
 //
-//    1. configuration   what the model is: family, sizes, presets
-//    2. parameters      the flat vector and the table that describes it
-//    3. memory          one block, laid out before the first step, shown as a plan
-//    4. model           the struct that owns all this; initial weights
-//    5. forward         tokens to hidden states
-//    6. head            hidden states to logits, losses, and the head's own gradients
-//    7. backward        the forward, read from the end
-//    8. update          gradient norm, learning rate, clipping and the spike guard, the optimizer
-//    9. evaluation      validation loss
-//   10. sampling        text from a trained model
-//   11. monitor         the console line and metrics.jsonl
+//   parameters.h        what the model is, the table of its parameters, the plan of its memory
+//   ranks.h             the flat vector of parameters, gradients and moments, over the ranks of a run
+//    1. model           the struct that owns all this; initial weights
+//    2. forward         tokens to hidden states
+//    3. head            hidden states to logits, losses, and the head's own gradients
+//    4. backward        the forward, read from the end
+//    5. update          gradient norm, learning rate, clipping and the spike guard, the optimizer
+//    6. evaluation      validation loss
+//    7. sampling        text from a trained model
+//    8. monitor         the console line and metrics.jsonl
 //
 // Beside it: kernels_cpu.h (operations, and floatX, the type of parameters and activations), in a CUDA build kernels.cuh
 // (the same operations on a GPU), gemm.h (the matrix product), data.h (shards and batches), checkpoint.h (saving and
 // resuming), files.h, json.h and safetensors.h (what is on the disk), flags.h (the command line). The training loop is in
 // train.cu; the smallest complete program is dev/example.c.
-//
-// What is there for several ranks, which are not built yet: buckets, the members world and zero of a manifest and
-// loss_ranks_* of the log.
 //
 // Letters: B batch, T sequence, N = B*T rows, C channels, L layers, H heads, K key/value heads, D head size,
 // F feed-forward, V vocabulary, Vp padded vocabulary.
@@ -33,301 +29,16 @@
 #include "gemm.h"
 #include "json.h"
 #include "kernels_cpu.h"
-#ifdef LLMTRAIN_CUDA
-#include "kernels.cuh"
-#endif
+#include "parameters.h"
+#include "ranks.h"
 
 #include <assert.h>
 #include <sys/file.h>
-#include <sys/resource.h>
 
 #define LLMTRAIN_VERSION "0.1"
 
 // ------------------------------------------------------------------------------------------------
-// 1. Configuration
-//
-// Two families, one code path. GPT-2 ("Language Models are Unsupervised Multitask Learners"): LayerNorm, GELU, learned
-// positions, biases, the head tied to the token embedding. Llama ("LLaMA: Open and Efficient Foundation Language
-// Models"): RMSNorm, SwiGLU, RoPE, no biases, grouped-query attention, the head tied or not.
-
-typedef enum { FAMILY_GPT2, FAMILY_LLAMA } Family;
-#define FAMILY_NAMES "gpt2|llama"
-
-typedef struct {
-    Family family;
-    size_t layers, heads, kv_heads, channels, ffn;  // L, H, K, C, F
-    size_t context;                                 // the longest sequence
-    size_t vocab;                                   // V, as the data has it
-    bool tied;                                      // the head is the token embedding
-    double norm_epsilon, rope_theta;
-} Config;
-
-static inline size_t config_head_size(const Config* c) { return c->channels / c->heads; }
-static inline size_t config_padded_vocab(const Config* c) { return round_up(c->vocab, 128); }
-static inline size_t config_qkv(const Config* c) { return (c->heads + 2 * c->kv_heads) * config_head_size(c); }
-// Width of the first feed-forward product: Llama's makes gate and up in one.
-static inline size_t config_ffn_in(const Config* c) { return c->family == FAMILY_LLAMA ? 2 * c->ffn : c->ffn; }
-
-typedef struct {
-    const char* name;
-    Family family;
-    size_t layers, heads, kv_heads, channels, ffn, context, vocab;
-    bool tied;
-    double norm_epsilon, rope_theta;
-} Preset;
-
-// The GPT-2 sizes of the paper, llm.c's depths beyond them, and Llama's: the small ones of llama2.c, then version 3.
-static const Preset PRESETS[] = {
-    {"gpt2:124M",  FAMILY_GPT2,  12, 12, 12,  768,  3072, 1024,  50257, true,  1e-5, 0},
-    {"gpt2:350M",  FAMILY_GPT2,  24, 16, 16, 1024,  4096, 1024,  50257, true,  1e-5, 0},
-    {"gpt2:774M",  FAMILY_GPT2,  36, 20, 20, 1280,  5120, 1024,  50257, true,  1e-5, 0},
-    {"gpt2:1558M", FAMILY_GPT2,  48, 25, 25, 1600,  6400, 1024,  50257, true,  1e-5, 0},
-    {"gpt2:d6",    FAMILY_GPT2,   6,  6,  6,  384,  1536, 1024,  50257, true,  1e-5, 0},
-    {"gpt2:d12",   FAMILY_GPT2,  12, 12, 12,  768,  3072, 1024,  50257, true,  1e-5, 0},
-    {"gpt2:d24",   FAMILY_GPT2,  24, 16, 16, 1024,  4096, 1024,  50257, true,  1e-5, 0},
-    {"gpt2:d36",   FAMILY_GPT2,  36, 20, 20, 1280,  5120, 1024,  50257, true,  1e-5, 0},
-    {"gpt2:d48",   FAMILY_GPT2,  48, 25, 25, 1600,  6400, 1024,  50257, true,  1e-5, 0},
-    {"gpt2:d60",   FAMILY_GPT2,  60, 30, 30, 1920,  7680, 1024,  50257, true,  1e-5, 0},
-    {"gpt2:d72",   FAMILY_GPT2,  72, 30, 30, 2880, 11520, 1024,  50257, true,  1e-5, 0},
-    {"gpt2:d84",   FAMILY_GPT2,  84, 36, 36, 3456, 13824, 1024,  50257, true,  1e-5, 0},
-    {"llama:15M",  FAMILY_LLAMA,  6,  6,  6,  288,   768,  256,  32000, true,  1e-5, 10000},
-    {"llama:42M",  FAMILY_LLAMA,  8,  8,  8,  512,  1376, 1024,  32000, true,  1e-5, 10000},
-    {"llama:110M", FAMILY_LLAMA, 12, 12, 12,  768,  2048, 1024,  32000, true,  1e-5, 10000},
-    {"llama:1B",   FAMILY_LLAMA, 16, 32,  8, 2048,  8192, 8192, 128256, true,  1e-5, 500000},
-    {"llama:3B",   FAMILY_LLAMA, 28, 24,  8, 3072,  8192, 8192, 128256, true,  1e-5, 500000},
-    {"llama:8B",   FAMILY_LLAMA, 32, 32,  8, 4096, 14336, 8192, 128256, false, 1e-5, 500000},
-};
-enum { PRESET_COUNT = sizeof PRESETS / sizeof PRESETS[0] };
-
-static inline bool config_preset(Config* c, const char* name, Error* error) {
-    char known[512] = "";
-    for (size_t i = 0; i < PRESET_COUNT; i++) {
-        const Preset* p = &PRESETS[i];
-        size_t used = strlen(known);
-        snprintf(known + used, sizeof known - used, "%s%s", i ? " " : "", p->name);
-        if (strcmp(p->name, name) != 0) continue;
-        c->family = p->family;
-        c->layers = p->layers;
-        c->heads = p->heads;
-        c->kv_heads = p->kv_heads;
-        c->channels = p->channels;
-        c->ffn = p->ffn;
-        c->context = p->context;
-        c->vocab = p->vocab;
-        c->tied = p->tied;
-        c->norm_epsilon = p->norm_epsilon;
-        c->rope_theta = p->rope_theta;
-        return true;
-    }
-    return fail(error, "there is no model '%s'; give one of %s, or the sizes one by one", name, known);
-}
-
-// Fills in what follows from the rest when it is 0 (kv_heads, ffn, norm_epsilon, rope_theta), then checks that all
-// sizes fit together.
-static inline bool config_complete(Config* c, Error* error) {
-    const char* missing = !c->layers ? "--layers" : !c->heads ? "--heads" : !c->channels ? "--channels"
-                        : !c->context ? "--seq (or --context)" : !c->vocab ? "--vocab" : NULL;
-    if (missing) return fail(error, "the model's size lacks %s; give it, at least 1, or a preset with --model", missing);
-    if (c->layers > 1000 || c->channels > 65536 || c->context > (1u << 24) || c->vocab > (1u << 24) || c->ffn > (1u << 20))
-        return fail(error, "the model's sizes (%zu layers, %zu channels, context %zu, vocabulary %zu, ffn %zu) are past the "
-                    "limits of 1000, 65536, 16777216, 16777216, 1048576", c->layers, c->channels, c->context, c->vocab, c->ffn);
-    if (c->kv_heads == 0) c->kv_heads = c->heads;
-    if (c->ffn == 0 && c->family == FAMILY_GPT2) c->ffn = 4 * c->channels;
-    if (c->ffn == 0) c->ffn = round_up(8 * c->channels / 3, 32);
-    if (c->norm_epsilon == 0) c->norm_epsilon = 1e-5;
-    if (c->rope_theta == 0) c->rope_theta = 10000;
-    if (c->channels % c->heads != 0)
-        return fail(error, "%zu heads do not divide %zu channels; choose --heads so that --channels is a multiple of it",
-                    c->heads, c->channels);
-    if (c->heads % c->kv_heads != 0)
-        return fail(error, "%zu key/value heads do not divide %zu heads; choose --kv-heads so that --heads is a multiple of it",
-                    c->kv_heads, c->heads);
-    if (c->family == FAMILY_LLAMA && config_head_size(c) % 2 != 0)
-        return fail(error, "the head size %zu is odd, but rotary positions turn pairs; choose --channels / --heads even",
-                    config_head_size(c));
-    if (config_head_size(c) > ATTENTION_MAX_D)
-        return fail(error, "the head size %zu is over %d; choose more --heads for %zu channels",
-                    config_head_size(c), ATTENTION_MAX_D, c->channels);
-    return true;
-}
-
-// ------------------------------------------------------------------------------------------------
-// 2. Parameters
-//
-// All parameters are one flat vector, cut into buckets: 0 the embeddings, 1 to L the blocks, L + 1 the final norm and
-// the head. The table has a row per tensor, in the order of the vector; whatever walks parameters walks the table.
-// A tensor starts at a multiple of 64 elements. Gradients, masters and moments have the same layout. What lies
-// between tensors, and the rows of the padded vocabulary, is 0 and stays 0.
-
-typedef enum { INIT_NORMAL, INIT_ZERO, INIT_ONE } Init;
-
-typedef struct {
-    char name[48];
-    size_t rows, cols;   // the true shape; cols is 0 for a vector of `rows` elements
-    size_t offset, size; // place in the flat vector and elements there, padded rows included
-    size_t bucket;
-    Init init;
-    float deviation;     // of INIT_NORMAL
-    bool decays;         // weight decay applies: matrices only
-} Tensor;
-
-#define NO_TENSOR SIZE_MAX
-
-// Where the tensors of one block start in the flat vector; NO_TENSOR where the family has none.
-typedef struct {
-    size_t norm1_weight, norm1_bias;                    // (C)
-    size_t qkv_weight, qkv_bias;                        // ((H + 2K) D, C)
-    size_t attention_out_weight, attention_out_bias;    // (C, H D)
-    size_t norm2_weight, norm2_bias;                    // (C)
-    size_t ffn_in_weight, ffn_in_bias;                  // (F, C), Llama (2F, C): gate, then up
-    size_t ffn_out_weight, ffn_out_bias;                // (C, F)
-} Block;
-
-typedef struct {
-    Tensor* tensors;
-    size_t count;
-    Block* blocks;                                      // (L)
-    size_t token_embedding, position_embedding;         // (Vp, C), (context, C)
-    size_t final_norm_weight, final_norm_bias;          // (C)
-    size_t head_weight;                                 // (Vp, C); the token embedding's when tied
-    size_t flat_size;                                   // elements of the flat vector, padding included
-    size_t true_size;                                   // the model's parameters as papers count them
-} Parameters;
-
-static inline size_t tensor_elements(const Tensor* t) { return t->rows * (t->cols ? t->cols : 1); }
-
-static inline size_t parameters_add(Parameters* p, const char* name, size_t rows, size_t padded_rows, size_t cols,
-                                    size_t bucket, Init init, float deviation) {
-    Tensor* t = &p->tensors[p->count++];
-    snprintf(t->name, sizeof t->name, "%s", name);
-    t->rows = rows;
-    t->cols = cols;
-    t->offset = p->flat_size;
-    t->size = padded_rows * (cols ? cols : 1);
-    t->bucket = bucket;
-    t->init = init;
-    t->deviation = deviation;
-    t->decays = cols > 0;
-    p->flat_size = round_up(p->flat_size + t->size, 64);
-    p->true_size += tensor_elements(t);
-    return t->offset;
-}
-
-static inline size_t parameters_add_block(Parameters* p, size_t l, const char* what, size_t rows, size_t cols,
-                                          Init init, float deviation) {
-    char name[48];
-    snprintf(name, sizeof name, "block.%zu.%s", l, what);
-    return parameters_add(p, name, rows, rows, cols, l + 1, init, deviation);
-}
-
-// Initial weights are normal with deviation sqrt(2 / 5C), "Transformers without Tears: Improving the Normalization of
-// Self-Attention": about GPT-2's 0.02 for its 768 channels, and more for narrow models, which learn faster so. It is
-// less by sqrt(2L) for the two products that add to the residual stream, so that its size does not grow with depth.
-static inline bool parameters_create(Parameters* p, const Config* c, Error* error) {
-    memset(p, 0, sizeof *p);
-    size_t C = c->channels, L = c->layers, F = c->ffn, V = c->vocab, Vp = config_padded_vocab(c);
-    size_t HD = c->heads * config_head_size(c);
-    float usual = sqrtf(0.4f / (float)C), residual = usual / sqrtf(2.0f * (float)L);
-    bool biases = c->family == FAMILY_GPT2;
-    p->tensors = (Tensor*)allocate((12 * L + 5) * sizeof(Tensor));
-    p->blocks = (Block*)allocate(L * sizeof(Block));
-    if (p->tensors == NULL || p->blocks == NULL) return fail(error, "out of memory for the table of parameters");
-    p->token_embedding = parameters_add(p, "token_embedding", V, Vp, C, 0, INIT_NORMAL, usual);
-    p->position_embedding = NO_TENSOR;
-    if (c->family == FAMILY_GPT2)
-        p->position_embedding = parameters_add(p, "position_embedding", c->context, c->context, C, 0, INIT_NORMAL, usual);
-    for (size_t l = 0; l < L; l++) {
-        Block* b = &p->blocks[l];
-        b->norm1_weight = parameters_add_block(p, l, "norm1_weight", C, 0, INIT_ONE, 0);
-        b->norm1_bias = biases ? parameters_add_block(p, l, "norm1_bias", C, 0, INIT_ZERO, 0) : NO_TENSOR;
-        b->qkv_weight = parameters_add_block(p, l, "qkv_weight", config_qkv(c), C, INIT_NORMAL, usual);
-        b->qkv_bias = biases ? parameters_add_block(p, l, "qkv_bias", config_qkv(c), 0, INIT_ZERO, 0) : NO_TENSOR;
-        b->attention_out_weight = parameters_add_block(p, l, "attention_out_weight", C, HD, INIT_NORMAL, residual);
-        b->attention_out_bias = biases ? parameters_add_block(p, l, "attention_out_bias", C, 0, INIT_ZERO, 0) : NO_TENSOR;
-        b->norm2_weight = parameters_add_block(p, l, "norm2_weight", C, 0, INIT_ONE, 0);
-        b->norm2_bias = biases ? parameters_add_block(p, l, "norm2_bias", C, 0, INIT_ZERO, 0) : NO_TENSOR;
-        b->ffn_in_weight = parameters_add_block(p, l, "ffn_in_weight", config_ffn_in(c), C, INIT_NORMAL, usual);
-        b->ffn_in_bias = biases ? parameters_add_block(p, l, "ffn_in_bias", config_ffn_in(c), 0, INIT_ZERO, 0) : NO_TENSOR;
-        b->ffn_out_weight = parameters_add_block(p, l, "ffn_out_weight", C, F, INIT_NORMAL, residual);
-        b->ffn_out_bias = biases ? parameters_add_block(p, l, "ffn_out_bias", C, 0, INIT_ZERO, 0) : NO_TENSOR;
-    }
-    p->final_norm_weight = parameters_add(p, "final_norm_weight", C, C, 0, L + 1, INIT_ONE, 0);
-    p->final_norm_bias = biases ? parameters_add(p, "final_norm_bias", C, C, 0, L + 1, INIT_ZERO, 0) : NO_TENSOR;
-    p->head_weight = p->token_embedding;
-    if (!c->tied) p->head_weight = parameters_add(p, "head_weight", V, Vp, C, L + 1, INIT_NORMAL, usual);
-    return true;
-}
-
-static inline void parameters_free(Parameters* p) {
-    free(p->tensors);
-    free(p->blocks);
-    memset(p, 0, sizeof *p);
-}
-
-// ------------------------------------------------------------------------------------------------
-// 3. Memory
-//
-// One block on the device (a GPU, or the machine itself) holds everything that a model needs. The same function lays it
-// out twice: first over no memory, which gives the plan (a line per purpose) and the size of the block, then over the
-// block, which gives the pointers. The block is touched before training, so a run that starts does not run out of memory
-// later.
-
-#define PLAN_MAX ((size_t)1 << 62)  // what sums of a plan stop at, lest they wrap: no machine has as much
-
-typedef struct {
-    const char* name;
-    size_t bytes;
-} PlanLine;
-
-typedef struct {
-    PlanLine lines[48];
-    size_t count, total;
-    unsigned char* base;  // NULL while only planning
-} MemoryPlan;
-
-// The next `bytes` of the block, on a multiple of 256 bytes, which is what cuBLASLt asks of its workspace; pieces of one
-// name share a line of the plan.
-static inline void* plan_take(MemoryPlan* plan, const char* name, size_t bytes) {
-    size_t i = 0, place = plan->total, taken = round_up(bytes, 256);
-    while (i < plan->count && strcmp(plan->lines[i].name, name) != 0) i++;
-    if (i == plan->count) plan->lines[plan->count++].name = name;
-    plan->lines[i].bytes = taken < PLAN_MAX - plan->lines[i].bytes ? plan->lines[i].bytes + taken : PLAN_MAX;
-    plan->total = taken < PLAN_MAX - plan->total ? plan->total + taken : PLAN_MAX;
-    return plan->base ? plan->base + place : NULL;
-}
-
-// The largest resident size that the process has had, in bytes.
-static inline size_t memory_peak(void) {
-    struct rusage usage;
-    getrusage(RUSAGE_SELF, &usage);
-    return (size_t)usage.ru_maxrss * 1024;
-}
-
-// Bytes of the block: at least one, in whole large pages.
-static inline size_t plan_block_bytes(const MemoryPlan* plan) { return round_up(max_size(plan->total, 1), 2 << 20); }
-
-// Takes the block of a finished plan on the device, zeroed, and starts the plan anew over it. device_free frees it.
-static inline bool plan_allocate(MemoryPlan* plan, Stream stream, Error* error) {
-    size_t bytes = plan_block_bytes(plan), available = device_available();
-    if (bytes > available)
-        return fail(error, "the model needs %.2f GB but only %.2f GB of memory are free; make --batch, --seq or the model "
-                    "smaller, or close other programs", 1e-9 * (double)bytes, 1e-9 * (double)available);
-    void* block = device_allocate(bytes, stream, error);
-    if (block == NULL) return false;
-    memset(plan, 0, sizeof *plan);
-    plan->base = (unsigned char*)block;
-    return true;
-}
-
-static inline void plan_print(FILE* file, const MemoryPlan* plan) {
-    fprintf(file, "  %-34s %12s\n", "memory", "MB");
-    for (size_t i = 0; i < plan->count; i++)
-        fprintf(file, "  %-34s %12.2f\n", plan->lines[i].name, 1e-6 * (double)plan->lines[i].bytes);
-    fprintf(file, "  %-34s %12.2f\n", "total", 1e-6 * (double)plan->total);
-}
-
-// ------------------------------------------------------------------------------------------------
-// 4. Model
+// 1. Model
 
 typedef struct {
     size_t B, T;              // the largest batch that forward will see
@@ -336,6 +47,7 @@ typedef struct {
     bool masters;             // keep a float copy of 16-bit parameters, which the optimizer updates
     bool sampling;            // a KV cache is wanted
     bool tf32;                // a GPU's products of floats may round their operands
+    RankOptions ranks;        // all 0: one rank
 } ModelOptions;
 
 // What the backward needs of the forward, for one block; N = B*T rows.
@@ -393,10 +105,7 @@ typedef struct {
     Config config;
     ModelOptions options;
     Parameters parameters;
-    floatX* params;           // (flat_size), as all of these
-    float* masters;           // NULL where params are float themselves, or not wanted
-    float* grads;
-    float *m, *v;             // optimizer state; NULL where the optimizer keeps none
+    FlatVector flat;          // parameters, gradients, masters and moments, as far as this rank holds them
     Activations activations;
     ActivationGradients gradients;
     KvCache cache;
@@ -404,12 +113,9 @@ typedef struct {
     size_t head_rows;         // rows of logits that exist at a time
     void* scratch;            // (model_scratch_bytes) of the operations
     int32_t* batches[2];      // each (2, B, T) on the device, used in turn: tokens, then targets
-    double* sums;             // (SUMS) on the device: what the host reads once per step
     MemoryPlan memory;
     Stream stream;
 } Model;
-
-enum { SUM_LOSS, SUM_SQUARES, SUMS };  // the mean losses of the micro-batches; the squares of the gradients
 
 static inline void model_layout_block(Model* model, BlockActivations* a, size_t N) {
     const Config* c = &model->config;
@@ -455,23 +161,15 @@ static inline void model_layout(Model* model) {
     const ModelOptions* o = &model->options;
     MemoryPlan* plan = &model->memory;
     Activations* a = &model->activations;
-    size_t N = o->B * o->T, P = model->parameters.flat_size, C = c->channels, D = config_head_size(c);
-    model->params = (floatX*)plan_take(plan, "parameters (" FLOATX_NAME ")", P * sizeof(floatX));
-    if (o->training) {
-        if (o->masters && !FLOATX_IS_FLOAT) model->masters = (float*)plan_take(plan, "master weights (fp32)", P * sizeof(float));
-        model->grads = (float*)plan_take(plan, "gradients (fp32)", P * sizeof(float));
-        bool has_m = o->optimizer != OPTIMIZER_SGD, has_v = o->optimizer == OPTIMIZER_ADAMW;
-        if (has_m) model->m = (float*)plan_take(plan, "optimizer state (fp32)", P * sizeof(float));
-        if (has_v) model->v = (float*)plan_take(plan, "optimizer state (fp32)", P * sizeof(float));
-        model_layout_gradients(model, N);
-    }
+    size_t N = o->B * o->T, C = c->channels, D = config_head_size(c);
+    flat_layout(&model->flat, &model->parameters, plan, o->training, o->masters, o->optimizer);
+    if (o->training) model_layout_gradients(model, N);
     for (size_t l = 0; l < c->layers; l++) {
         // Only a backward needs each block's own; without one they all share the first block's.
         if (l == 0 || o->training) model_layout_block(model, &a->blocks[l], N);
         else a->blocks[l] = a->blocks[0];
     }
     for (int i = 0; i < 2; i++) model->batches[i] = (int32_t*)plan_take(plan, "batches", 2 * N * sizeof(int32_t));
-    model->sums = (double*)plan_take(plan, "batches", SUMS * sizeof(double));
     model->scratch = plan_take(plan, "scratch of the operations", model_scratch_bytes(model));
     const char* name = "activations outside the blocks";
     a->branch = (floatX*)plan_take(plan, name, N * C * sizeof(floatX));
@@ -490,7 +188,9 @@ static inline void model_layout(Model* model) {
     }
 }
 
+// With several ranks the Comm is closed before this, so that nothing is under way any more.
 static inline void model_free(Model* model) {
+    flat_free(&model->flat);
     device_close(model->stream);  // waits for what the device has still to do
     if (model->memory.base) device_free(model->memory.base, plan_block_bytes(&model->memory));
     free(model->cache.logits);
@@ -519,7 +219,8 @@ static inline bool model_plan(Model* model, const Config* asked, ModelOptions op
     size_t parts = divide_up(N, most);
     model->head_rows = divide_up(N, parts);
     model->activations.blocks = (BlockActivations*)allocate(config->layers * sizeof(BlockActivations));
-    bool ok = parameters_create(&model->parameters, config, error);
+    bool ok = parameters_create(&model->parameters, config, error) &&
+              flat_create(&model->flat, &model->parameters, &model->options.ranks, error);
     if (ok && model->activations.blocks == NULL) ok = fail(error, "out of memory for the table of activations");
     if (ok) model_layout(model);
     else model_free(model);
@@ -527,14 +228,16 @@ static inline bool model_plan(Model* model, const Config* asked, ModelOptions op
 }
 
 // Opens the device and allocates what model_plan planned. Parameters are zero until model_randomize or a checkpoint fills
-// them.
+// them. The ranks of a run call model_connect next, all together.
 static inline bool model_allocate(Model* model, Error* error) {
     const Config* c = &model->config;
     const ModelOptions* o = &model->options;
     size_t D = config_head_size(c), batch_bytes = 2 * o->B * o->T * sizeof(int32_t);
-    if (!device_open(&model->stream, o->tf32, error) || !plan_allocate(&model->memory, model->stream, error)) return false;
+    if (!device_choose(o->ranks.local_rank, error) || !device_open(&model->stream, o->tf32, error) ||
+        !plan_allocate(&model->memory, model->stream, error)) return false;
     model_layout(model);
     if (!device_prepare(model->stream, model->scratch, model_scratch_bytes(model), batch_bytes, error)) return false;
+    if (!flat_prepare(&model->flat, model->stream, error)) return false;
     if (o->sampling) model->cache.logits = (floatX*)allocate(config_padded_vocab(c) * sizeof(floatX));
     if (o->sampling && model->cache.logits == NULL) return fail(error, "out of memory for %zu logits", c->vocab);
     if (c->family == FAMILY_LLAMA) {
@@ -547,9 +250,11 @@ static inline bool model_allocate(Model* model, Error* error) {
     return true;
 }
 
+static inline bool model_connect(Model* model, Error* error) { return flat_connect(&model->flat, error); }
+
 static inline bool model_create(Model* model, const Config* config, ModelOptions options, Error* error) {
     if (!model_plan(model, config, options, error)) return false;
-    if (model_allocate(model, error)) return true;
+    if (model_allocate(model, error) && model_connect(model, error)) return true;
     model_free(model);
     return false;
 }
@@ -565,8 +270,11 @@ static inline bool model_set_params(Model* model, size_t offset, const float* va
         size_t count = min_size(INIT_PIECE, n - done), at = offset + done;
         #pragma omp parallel for simd
         for (size_t i = 0; i < count; i++) rounded[i] = floatX_of(values[done + i]);
-        upload(model->params + at, rounded, count * sizeof(floatX), model->stream);
-        if (model->masters) upload(model->masters + at, values + done, count * sizeof(float), model->stream);
+        upload(model->flat.params + at, rounded, count * sizeof(floatX), model->stream);
+        if (model->flat.masters == NULL) continue;
+        size_t place;
+        CommSlice part = flat_state(&place, &model->flat, at, at + count);
+        upload(model->flat.masters + place, values + (part.first - offset), slice_length(part) * sizeof(float), model->stream);
     }
     free(rounded);
     return true;
@@ -597,15 +305,15 @@ static inline bool model_randomize(Model* model, uint64_t seed, Error* error) {
 }
 
 static inline const floatX* param(const Model* model, size_t offset) {
-    return offset == NO_TENSOR ? NULL : model->params + offset;
+    return offset == NO_TENSOR ? NULL : model->flat.params + offset;
 }
 
 static inline float* grad(const Model* model, size_t offset) {
-    return offset == NO_TENSOR ? NULL : model->grads + offset;
+    return offset == NO_TENSOR ? NULL : flat_gradient(&model->flat, offset);
 }
 
 // ------------------------------------------------------------------------------------------------
-// 5. Forward
+// 2. Forward
 //
 //   x = token_embedding[tokens] + position_embedding
 //   for each block:   x = x + attention(norm1(x));   x = x + ffn(norm2(x))
@@ -637,7 +345,8 @@ static inline const int32_t* model_upload(Model* model, const int32_t* tokens, c
     return upload_batch(model->batches, tokens, targets, N * sizeof(int32_t), model->stream);
 }
 
-// Fills activations.hidden for tokens (B, T) on the device. With a cache, B and T are 1, and the token follows those in the cache.
+// Fills activations.hidden for tokens (B, T) on the device; each bucket of parameters is awaited before it is used. With a
+// cache, B and T are 1, and the token follows those in the cache.
 static inline void model_forward(Model* model, const int32_t* tokens, size_t B, size_t T, KvCache* cache) {
     const Config* c = &model->config;
     const Parameters* p = &model->parameters;
@@ -646,6 +355,7 @@ static inline void model_forward(Model* model, const int32_t* tokens, size_t B, 
     size_t N = B * T, C = c->channels, H = c->heads, K = c->kv_heads, D = config_head_size(c), F = c->ffn;
     size_t first = cache ? cache->length : 0;
     const floatX* x = a->blocks[0].input;
+    flat_await(&model->flat, 0);
     embedding_forward(a->blocks[0].input, tokens, param(model, p->token_embedding), param(model, p->position_embedding),
                       first, B, T, C, stream);
     if (model->dropout.p > 0) model_dropout(model, a->blocks[0].input, a->blocks[0].input, 0, N);
@@ -654,6 +364,7 @@ static inline void model_forward(Model* model, const int32_t* tokens, size_t B, 
         const Block* b = &p->blocks[l];
         BlockActivations* s = &a->blocks[l];  // s: what is saved for the backward
 
+        flat_await(&model->flat, l + 1);
         norm_forward(model, s->norm1, s->input, s->mean1, s->rstd1, x, l ? a->branch : NULL, b->norm1_weight, b->norm1_bias, N);
         x = s->input;
         matmul_forward(s->qkv, s->norm1, param(model, b->qkv_weight), param(model, b->qkv_bias), N, config_qkv(c), C, stream);
@@ -681,12 +392,13 @@ static inline void model_forward(Model* model, const int32_t* tokens, size_t B, 
         matmul_forward(a->branch, s->ffn_act, param(model, b->ffn_out_weight), param(model, b->ffn_out_bias), N, C, F, stream);
         if (model->dropout.p > 0) model_dropout(model, a->branch, a->branch, 2 * l + 2, N);
     }
+    flat_await(&model->flat, c->layers + 1);
     norm_forward(model, a->hidden, a->output, a->mean, a->rstd, x, a->branch, p->final_norm_weight, p->final_norm_bias, N);
     if (cache) cache->length++;
 }
 
 // ------------------------------------------------------------------------------------------------
-// 6. Head
+// 3. Head
 //
 //   logits = hidden head_weight^T;   loss = cross-entropy(logits, targets)
 //
@@ -722,10 +434,11 @@ static inline size_t targets_count(const int32_t* targets, size_t N) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// 7. Backward
+// 4. Backward
 //
 // model_forward from its last line to its first. gradients.residual holds the gradient of the residual stream, to
-// which every norm's backward adds its share. Gradients of parameters are added to model->grads.
+// which every norm's backward adds its share. Gradients of parameters are added where flat_gradient says; a bucket whose
+// gradients are complete is given to the ranks' sum, which goes on under the rest.
 
 static inline void norm_backward(const Model* model, floatX* dx, const floatX* dout, const floatX* x, const float* mean,
                                  const float* rstd, size_t weight, size_t bias, size_t N) {
@@ -749,7 +462,8 @@ static inline const floatX* branch_gradient(const Model* model, size_t place, si
     return model->gradients.branch;
 }
 
-// Needs the forward's activations of the same tokens (B, T), and gradients.hidden from model_head.
+// Needs the forward's activations of the same tokens (B, T), and gradients.hidden from model_head, before which the bucket
+// of the head was begun.
 static inline void model_backward(Model* model, const int32_t* tokens, size_t B, size_t T) {
     const Config* c = &model->config;
     const Parameters* p = &model->parameters;
@@ -758,13 +472,17 @@ static inline void model_backward(Model* model, const int32_t* tokens, size_t B,
     Stream stream = model->stream;
     size_t N = B * T, C = c->channels, H = c->heads, K = c->kv_heads, D = config_head_size(c), F = c->ffn;
 
+    FlatVector* flat = &model->flat;
+    if (c->tied) flat_begin(flat, c->layers + 1);
     fill_zero(g->residual, N * C * sizeof(floatX), stream);
     norm_backward(model, g->residual, g->hidden, a->output, a->mean, a->rstd, p->final_norm_weight, p->final_norm_bias, N);
+    flat_end(flat, c->layers + 1);
 
     for (size_t l = c->layers; l-- > 0;) {
         const Block* b = &p->blocks[l];
         BlockActivations* s = &a->blocks[l];
 
+        flat_begin(flat, l + 1);
         const floatX* dbranch = branch_gradient(model, 2 * l + 2, N);
         if (c->family == FAMILY_GPT2) {
             matmul_gelu_backward_input(g->ffn_in, dbranch, param(model, b->ffn_out_weight), s->ffn_in, N, C, F, stream);
@@ -782,25 +500,38 @@ static inline void model_backward(Model* model, const int32_t* tokens, size_t B,
         if (c->family == FAMILY_LLAMA) rope_backward(g->qkv, a->rope, B, T, H, K, D, stream);
         matmul_backward(model, g->hidden, g->qkv, s->norm1, b->qkv_weight, b->qkv_bias, N, config_qkv(c), C);
         norm_backward(model, g->residual, g->hidden, s->input, s->mean1, s->rstd1, b->norm1_weight, b->norm1_bias, N);
+        flat_end(flat, l + 1);
     }
+    if (!c->tied) flat_begin(flat, 0);
     embedding_backward(grad(model, p->token_embedding), grad(model, p->position_embedding), branch_gradient(model, 0, N),
                        tokens, B, T, C, stream);
+    flat_end(flat, 0);
 }
 
-// Forward, head and backward of one micro-batch, tokens and targets (B, T) on the host. The gradients of dloss * (mean loss
-// over the targets that are not -1) are added to model->grads, and the mean loss to sums[SUM_LOSS].
-static inline void model_gradients(Model* model, const int32_t* tokens, const int32_t* targets, float dloss, size_t B, size_t T) {
-    size_t N = B * T, count = targets_count(targets, N);
-    if (count == 0) return;
+// Begins a step of this rank's micro_batches, of which every rank has as many: the gradients are those of loss_scale times
+// the mean of all ranks' micro-batches' mean losses over the targets that are not -1.
+static inline void model_begin_step(Model* model, double loss_scale, size_t micro_batches) {
+    flat_begin_step(&model->flat, loss_scale, micro_batches);
+}
+
+// Forward, head and backward of one micro-batch, tokens and targets (B, T) on the host.
+static inline void model_gradients(Model* model, const int32_t* tokens, const int32_t* targets, size_t B, size_t T) {
+    FlatVector* flat = &model->flat;
+    size_t N = B * T, count = max_size(targets_count(targets, N), 1);
+    double dloss = flat->loss_scale / (double)(flat->micro_batches * flat->options.world) / (double)count;
+    flat->micro++;
     const int32_t* batch = model_upload(model, tokens, targets, N);
+    fault_point("forward");
     model_forward(model, batch, B, T, NULL);
-    model_head(model, batch + N, dloss / (float)count, N);
+    fault_point("backward");
+    flat_begin(flat, model->config.tied ? 0 : model->config.layers + 1);
+    model_head(model, batch + N, (float)dloss, N);
     model_backward(model, batch, B, T);
-    sum_scaled(model->sums + SUM_LOSS, model->activations.losses, 1.0 / (double)count, N, model->stream);
+    sum_scaled(flat->sums + SUM_LOSS, model->activations.losses, 1.0 / (double)count, N, model->stream);
 }
 
 // ------------------------------------------------------------------------------------------------
-// 8. Update
+// 5. Update
 //
 // The learning rate is a function of the step. The spike guard watches the norm of the gradient; with FP16 the loss is
 // scaled up before the backward so that small gradients do not vanish. What both must remember is in RunState, which
@@ -911,78 +642,98 @@ typedef struct {
     uint64_t seed;           // of stochastic rounding
 } OptimizerOptions;
 
-// Before the first micro-batch of a step.
-static inline void model_zero_gradients(Model* model) {
-    fill_zero(model->grads, model->parameters.flat_size * sizeof(float), model->stream);
-    fill_zero(model->sums, SUMS * sizeof(double), model->stream);
+// What a step has come to, for all ranks.
+typedef struct {
+    double loss;             // mean of all ranks' micro-batches' mean losses
+    double grad_norm;        // of the gradients of that, without the loss scale
+    bool stop;               // a rank wants to end the run
+    double loss_min, loss_median, loss_max;  // of the ranks' own losses
+    double busy_min, busy_median, busy_max;  // ms since the reading before, without what a rank waited for others
+    size_t slowest;          // the rank of busy_max
+    double wait_share;       // what part of the time since then this rank has waited
+} StepReading;
+
+// After the last micro-batch of a step. `stop` says whether this rank wants to end the run. False if a rank is gone.
+static inline bool model_read(Model* model, StepReading* reading, bool stop, Error* error) {
+    enum { LOSS, SQUARES, STOP, BUSY, NUMBERS };
+    FlatVector* flat = &model->flat;
+    size_t world = flat->options.world;
+    flat_finish(flat);
+    double waited = flat_waited_ms(flat), busy = now_ms() - flat->read_ms - waited, squares = 0;
+    double own[NUMBERS] = {flat->read[SUM_LOSS] / (double)flat->micro_batches, 0, stop ? 1.0 : 0.0, busy};
+    for (size_t b = 0; b < flat->count; b++) own[SQUARES] += flat->read[SUM_SQUARES + b];
+    if (flat->read[SUM_BAD] != 0) own[SQUARES] = NAN;
+    if (!flat_tell(flat, own, NUMBERS, error)) return false;
+    waited += flat_waited_ms(flat);
+    memset(reading, 0, sizeof *reading);
+    for (size_t r = 0; r < world; r++) {
+        reading->loss += flat_told(flat, r, LOSS, NUMBERS) / (double)world;
+        squares += flat_told(flat, r, SQUARES, NUMBERS);
+        reading->stop |= flat_told(flat, r, STOP, NUMBERS) != 0;
+    }
+    reading->grad_norm = sqrt(squares) / flat->loss_scale;
+    flat_extremes(&reading->loss_min, &reading->loss_median, &reading->loss_max, flat, LOSS, NUMBERS);
+    reading->slowest = flat_extremes(&reading->busy_min, &reading->busy_median, &reading->busy_max, flat, BUSY, NUMBERS);
+    reading->wait_share = waited / (busy + waited);
+    flat->read_ms = now_ms();
+    return true;
 }
 
-// After the last: the sum of the micro-batches' mean losses, and the norm of the accumulated gradients over all
-// parameters. The one place of a step where the host waits for what the device has to compute; beside it upload_batch keeps
-// the host at most two micro-batches ahead.
-static inline void model_read(Model* model, double* loss, double* grad_norm) {
-    double sums[SUMS];
-    sum_of_squares(model->sums + SUM_SQUARES, model->grads, model->parameters.flat_size, model->stream);
-    download(sums, model->sums, sizeof sums, model->stream);
-    *loss = sums[SUM_LOSS];
-    *grad_norm = sqrt(sums[SUM_SQUARES]);
-}
-
-// One optimizer step, number `update` from 1; gradients are multiplied by grad_scale first.
-static inline void model_update(Model* model, const OptimizerOptions* o, uint64_t update, double lr, double grad_scale) {
+// One optimizer step, number `update` from 1; gradients are multiplied by `factor` first.
+static inline void model_update(Model* model, const OptimizerOptions* o, uint64_t update, double lr, double factor) {
     OptimizerStep step;
     step.kind = o->kind;
     step.lr = (float)lr;
     step.beta1 = (float)o->beta1;
     step.beta2 = (float)o->beta2;
     step.epsilon = (float)o->epsilon;
-    step.grad_scale = (float)grad_scale;
+    step.weight_decay = 0;
+    step.grad_scale = (float)(factor / model->flat.loss_scale);
     step.seed = o->seed;
     step.step = update;
-    for (size_t i = 0; i < model->parameters.count; i++) {
-        const Tensor* t = &model->parameters.tensors[i];
-        size_t at = t->offset;
-        step.weight_decay = t->decays ? (float)o->weight_decay : 0.0f;
-        optimizer_update(model->params + at, model->masters ? model->masters + at : NULL, model->m ? model->m + at : NULL,
-                         model->v ? model->v + at : NULL, model->grads + at, &step, at, t->size, model->stream);
-    }
+    flat_update(&model->flat, &model->parameters, step, (float)o->weight_decay);
 }
 
 // ------------------------------------------------------------------------------------------------
-// 9. Evaluation
+// 6. Evaluation
 
 // Mean loss per token over the first `windows` windows of the data (all of them if 0 or more than there are), which
-// overlap by `overlap` tokens, B at a time; tokens, targets (B, T) are scratch.
+// overlap by `overlap` tokens, B at a time, shared out to the ranks; tokens, targets (B, T) are scratch.
 static inline bool model_validate(Model* model, double* loss, const Dataset* data, size_t windows, size_t overlap,
                                   int32_t* tokens, int32_t* targets, size_t B, size_t T, Error* error) {
-    size_t available = dataset_windows(data, T, overlap), count = 0;
+    enum { LOSS, COUNT, NUMBERS };
+    FlatVector* flat = &model->flat;
+    size_t available = dataset_windows(data, T, overlap), rank = flat->options.rank, world = flat->options.world;
     if (windows == 0 || windows > available) windows = available;
     Dropout dropout = model->dropout;
-    double sum = 0.0;
-    fill_zero(model->sums, SUMS * sizeof(double), model->stream);
+    double own[NUMBERS] = {0, 0}, sum[NUMBERS] = {0, 0};
+    fill_zero(flat->sums + SUM_LOSS, sizeof(double), model->stream);
     Progress progress = progress_begin("validation", windows);
     bool ok = true;
     model->dropout.p = 0;
-    for (size_t first = 0; first < windows; first += B) {
+    for (size_t first = rank * B; first < windows; first += world * B) {
         size_t batch = min_size(B, windows - first);
         ok = dataset_batch(tokens, targets, data, first, (int32_t)model->config.vocab, batch, T, overlap, error);
         if (!ok) break;
         const int32_t* on_device = model_upload(model, tokens, targets, batch * T);
         model_forward(model, on_device, batch, T, NULL);
         model_head(model, on_device + batch * T, 0.0f, batch * T);
-        sum_scaled(model->sums + SUM_LOSS, model->activations.losses, 1.0, batch * T, model->stream);
-        count += targets_count(targets, batch * T);
-        progress_show(&progress, first + batch);
+        sum_scaled(flat->sums + SUM_LOSS, model->activations.losses, 1.0, batch * T, model->stream);
+        own[COUNT] += (double)targets_count(targets, batch * T);
+        if (rank == 0) progress_show(&progress, first + batch);
     }
     progress_end(&progress);
-    download(&sum, model->sums + SUM_LOSS, sizeof sum, model->stream);
+    download(&own[LOSS], flat->sums + SUM_LOSS, sizeof(double), model->stream);
     model->dropout = dropout;
-    *loss = sum / (double)count;
-    return ok;
+    if (!ok || !flat_tell(flat, own, NUMBERS, error)) return false;
+    for (size_t r = 0; r < world; r++)
+        for (size_t i = 0; i < NUMBERS; i++) sum[i] += flat_told(flat, r, i, NUMBERS);
+    *loss = sum[LOSS] / sum[COUNT];
+    return true;
 }
 
 // ------------------------------------------------------------------------------------------------
-// 10. Sampling
+// 7. Sampling
 
 typedef struct {
     double temperature;   // 0: always the likeliest token
@@ -1059,7 +810,7 @@ static inline void model_generate(Model* model, int32_t* tokens, Candidate* cand
 }
 
 // ------------------------------------------------------------------------------------------------
-// 11. Monitor
+// 8. Monitor
 //
 // One line per logged step for the console, the same as a line of JSON in metrics.jsonl. What was not measured is null.
 
@@ -1072,6 +823,9 @@ typedef struct {
     double mfu;                            // of the peak that was given; NAN without one
     double minutes_left;
     uint64_t memory;                       // bytes taken on the device
+    uint64_t sent;                         // bytes that this rank sent in the step
+    size_t ranks;
+    StepReading reading;                   // how the ranks differ
 } StepRecord;
 
 // Floating-point operations of training on one token: 6 per weight that multiplies it (2 forward, 4 backward), and
@@ -1084,15 +838,16 @@ static inline double model_flops_per_token(const Model* model, size_t T) {
 }
 
 static inline void record_print(FILE* out, const StepRecord* r) {
-    char val[64] = "", mfu[32] = "n/a", skipped[32] = "";
+    char val[64] = "", mfu[32] = "n/a", waits[32] = "", skipped[32] = "";
     if (r->skipped > 0) snprintf(skipped, sizeof skipped, " | skipped %llu", (unsigned long long)r->skipped);
     if (!isnan(r->val_loss)) snprintf(val, sizeof val, " | val %.4f", r->val_loss);
     if (!isnan(r->val_loss) && r->floor > 0)
         snprintf(val, sizeof val, " | val %.4f (floor %.4f %+.1f%%)", r->val_loss, r->floor, 100 * (r->val_loss / r->floor - 1));
     if (!isnan(r->mfu)) snprintf(mfu, sizeof mfu, "%.1f%%", 100 * r->mfu);
-    fprintf(out, "step %5llu/%llu | loss %.4f%s | norm %.3f | lr %.2e | %.0f ms | %.0f tok/s | mfu %s%s | %.1f min left\n",
+    if (r->ranks > 1) snprintf(waits, sizeof waits, " | waits %.0f%%", 100 * r->reading.wait_share);
+    fprintf(out, "step %5llu/%llu | loss %.4f%s | norm %.3f | lr %.2e | %.0f ms | %.0f tok/s | mfu %s%s%s | %.1f min left\n",
             (unsigned long long)r->step, (unsigned long long)r->steps, r->loss, val, r->grad_norm, r->lr, r->ms,
-            r->tokens_per_second, mfu, skipped, r->minutes_left);
+            r->tokens_per_second, mfu, waits, skipped, r->minutes_left);
     fflush(out);
 }
 
@@ -1154,10 +909,16 @@ static inline bool log_write(Log* log, const StepRecord* r, Error* error) {
     json_member_number(&w, "lr", r->lr);
     json_member_u64(&w, "tokens", r->tokens);
     json_member_u64(&w, "skipped", r->skipped);
-    json_member_number(&w, "loss_ranks_min", r->loss);
-    json_member_number(&w, "loss_ranks_median", r->loss);
-    json_member_number(&w, "loss_ranks_max", r->loss);
+    json_member_number(&w, "loss_ranks_min", r->reading.loss_min);
+    json_member_number(&w, "loss_ranks_median", r->reading.loss_median);
+    json_member_number(&w, "loss_ranks_max", r->reading.loss_max);
     json_member_number(&w, "ms", r->ms);
+    json_member_number(&w, "ms_ranks_min", r->reading.busy_min);
+    json_member_number(&w, "ms_ranks_median", r->reading.busy_median);
+    json_member_number(&w, "ms_ranks_max", r->reading.busy_max);
+    json_member_u64(&w, "slowest_rank", r->reading.slowest);
+    json_member_number(&w, "wait_share", r->reading.wait_share);
+    json_member_u64(&w, "comm_bytes", r->sent);
     json_member_number(&w, "tok_per_s", r->tokens_per_second);
     json_member_number(&w, "mfu", r->mfu);
     json_member_u64(&w, "mem_bytes", r->memory);

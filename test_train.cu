@@ -75,13 +75,15 @@ static void read_floatX(float* out, const floatX* from, size_t n, const Model* m
     free(copy);
 }
 
-// Adds the gradients of one batch to the model's; returns its loss, and the norm of the gradients unless that is NULL.
+// The gradients of one batch; returns its loss, and the norm of the gradients unless that is NULL.
 static double batch_gradients(Model* model, double* norm, const int32_t* tokens, const int32_t* targets, size_t B, size_t T) {
-    double loss, unused;
-    fill_zero(model->sums, SUMS * sizeof(double), model->stream);
-    model_gradients(model, tokens, targets, 1.0f, B, T);
-    model_read(model, &loss, norm ? norm : &unused);
-    return loss;
+    StepReading reading;
+    Error error;
+    model_begin_step(model, 1.0, 1);
+    model_gradients(model, tokens, targets, B, T);
+    need(model_read(model, &reading, false, &error), &error);
+    if (norm) *norm = reading.grad_norm;
+    return reading.loss;
 }
 
 static void randomize(Model* model, uint64_t seed) {
@@ -144,9 +146,8 @@ static void test_fixture_gradients(Model* model, const SafetensorsFile* file, co
     snprintf(what, sizeof what, "%s logits", fixture);
     check(what, relative_error(logits, expected_logits, N * V), bound_of(1e-5, L));
 
-    model_zero_gradients(model);
     double loss = batch_gradients(model, NULL, tokens, targets, B, T);
-    download(grads, model->grads, model->parameters.flat_size * sizeof(float), model->stream);
+    download(grads, model->flat.grads, model->parameters.flat_size * sizeof(float), model->stream);
     snprintf(what, sizeof what, "%s loss", fixture);
     check(what, fabs(loss - *expected_loss) / *expected_loss, bound_of(1e-5, L));
 
@@ -179,7 +180,6 @@ static void test_fixture_training(Model* model, const SafetensorsFile* file, con
     double loss_error = 0.0, norm_error = 0.0, factor = 0.0;
     for (size_t step = 0; step < 20; step++) {
         const int32_t *x = tokens + step * B * T, *y = targets + step * B * T;
-        model_zero_gradients(model);
         double norm, loss = batch_gradients(model, &norm, x, y, B, T);
         need(guard_step(&state, &factor, &guard, norm) || fail(&error, "the guard skipped a step of %s", fixture), &error);
         model_update(model, &o, ++state.updates, hyper[0], factor);
@@ -190,7 +190,7 @@ static void test_fixture_training(Model* model, const SafetensorsFile* file, con
     // What lies between tensors, and the rows of the padded vocabulary.
     size_t unused = 0, place = 0, P = model->parameters.flat_size;
     float* params = (float*)allocate(P * sizeof(float));
-    read_floatX(params, model->params, P, model);
+    read_floatX(params, model->flat.params, P, model);
     for (size_t i = 0; i < model->parameters.count; i++) {
         const Tensor* t = &model->parameters.tensors[i];
         for (; place < t->offset; place++) unused += params[place] != 0.0f;
@@ -275,13 +275,13 @@ static void test_dropout(Family family) {
     double norm, loss = batch_gradients(&model, &norm, tokens, targets, B, T);
     float *direction = (float*)allocate(P * sizeof(float));
     floatX *start = (floatX*)allocate(bytes), *moved = (floatX*)allocate(bytes);
-    download(direction, model.grads, P * sizeof(float), model.stream);
-    download(start, model.params, bytes, model.stream);
+    download(direction, model.flat.grads, P * sizeof(float), model.stream);
+    download(start, model.flat.params, bytes, model.stream);
     double h = 0.25 * cbrt(FLOATX_EPSILON) / norm, value[2];
     for (int side = 0; side < 2; side++) {
         for (size_t i = 0; i < P; i++)
             moved[i] = floatX_of(float_of(start[i]) + (float)((side ? h : -h) / norm) * direction[i] * (float)norm);
-        upload(model.params, moved, bytes, model.stream);
+        upload(model.flat.params, moved, bytes, model.stream);
         value[side] = batch_gradients(&model, NULL, tokens, targets, B, T);
     }
     double slope = (value[1] - value[0]) / (2 * h);
@@ -289,7 +289,7 @@ static void test_dropout(Family family) {
         check(family == FAMILY_GPT2 ? "gpt2 slope along the gradient, dropout 0.2" : "llama slope along the gradient, dropout 0.2",
               fabs(slope / (norm * norm) - 1), 1e-3);
     }
-    upload(model.params, start, bytes, model.stream);
+    upload(model.flat.params, start, bytes, model.stream);
     double again = batch_gradients(&model, NULL, tokens, targets, B, T);
     model.dropout.first_token++;
     double other = batch_gradients(&model, NULL, tokens, targets, B, T);
@@ -459,14 +459,13 @@ static void test_two_models(void) {
             uint64_t step = (uint64_t)(together ? k / 2 : k % STEPS);
             random_tokens(tokens, B * T, 61, 2 * step);
             random_tokens(targets, B * T, 61, 2 * step + 1);
-            model_zero_gradients(&model[i]);
-            model_gradients(&model[i], tokens, targets, 1.0f, B, T);
+            batch_gradients(&model[i], NULL, tokens, targets, B, T);
             model_update(&model[i], &o, step + 1, 1e-3, 1.0);
         }
         for (int i = 0; i < 2; i++) {
             size_t bytes = model[i].parameters.flat_size * sizeof(floatX);
             void* params = allocate(bytes);
-            download(params, model[i].params, bytes, model[i].stream);
+            download(params, model[i].flat.params, bytes, model[i].stream);
             hash[together][i] = hash_bytes(params, bytes);
             free(params);
             model_free(&model[i]);

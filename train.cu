@@ -6,8 +6,11 @@
 // Reads:  token shards (--data, --val), a checkpoint in --out (--resume, --prompt).
 // Writes: --out/metrics.jsonl, a line per logged step; --out/step_N/, a checkpoint every --ckpt-every steps and at the
 //         end. The console shows the same lines.
-// Exit:   0 done; 1 something in the world was wrong (a file, memory, the disk), or a signal stopped the run, which is
-//         saved then; 2 a flag was wrong.
+// Exit:   0 done; 1 something in the world was wrong (a file, memory, the disk, another rank), or a signal stopped the run,
+//         which is saved then; 2 a flag was wrong.
+//
+// Started by mpirun, torchrun or srun, or with --ranks N, there are N processes that train together; rank 0 speaks and
+// writes, the others only say what went wrong.
 
 #include "checkpoint.h"
 #include "llmtrain.h"
@@ -33,7 +36,14 @@ typedef struct {
     uint64_t val_every, val_windows, val_overlap, sample_every, log_every, ckpt_every, tokens;
     double temperature, top_p, peak_tflops;
     uint64_t top_k;
+    uint64_t ranks, zero, check_every, slow_steps;
+    int reduce;
+    double timeout, slow_factor, memory, bandwidth, compute_ms;
 } Options;
+
+enum { REDUCE_AUTO };  // the first of the choices; the others are ReduceKind + 1
+#define REDUCE_CHOICES "auto|float|storage|exact"
+
 
 static Options options_default(void) {
     Options o;
@@ -65,6 +75,11 @@ static Options options_default(void) {
     o.temperature = 0.8;
     o.top_p = 1;
     o.rope_theta = 10000;
+    o.ranks = 1;
+    o.timeout = 600;
+    o.check_every = 100;
+    o.slow_factor = 1.5;
+    o.slow_steps = 10;
     return o;
 }
 
@@ -104,7 +119,7 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
         HEADING("Batches"),
         COUNT("batch", batch, 1, 65536, "sequences of a micro-batch"),
         COUNT("seq", seq, 0, 16777216, "tokens of a sequence; 0: the model's context"),
-        COUNT("total-batch", total_batch, 0, 1e12, "tokens of a step, by accumulation; 0: one micro-batch"),
+        COUNT("total-batch", total_batch, 0, 1e12, "tokens of a step of all ranks, by accumulation; 0: one micro-batch each"),
         COUNT("steps", steps, 0, 1e12, "steps of the run"),
         HEADING("Optimizer"),
         CHOICE("optimizer", optimizer, OPTIMIZER_NAMES, ""),
@@ -129,6 +144,17 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
         COUNT("spike-warmup", spike_warmup, 1, 1e9, "steps seen before the two rules above hold"),
         REAL("loss-scale", loss_scale, 1, 16777216, "first loss scale (fp16 builds)"),
         COUNT("scale-growth", scale_growth, 1, 1e9, "good steps after which the loss scale doubles (fp16 builds)"),
+        HEADING("Ranks: processes that train together"),
+        COUNT("ranks", ranks, 1, 65536, "start so many here, where no launcher (mpirun, torchrun, srun) does; with --plan: plan for so many"),
+        COUNT("zero", zero, 0, 2, "what they share out: 0 nothing, 1 masters and moments, 2 gradients too"),
+        CHOICE("reduce", reduce, REDUCE_CHOICES, "gradients are summed as float, sent in the storage type, or exact: same bits for every --zero; auto: exact among several ranks"),
+        REAL("timeout", timeout, 1, 1e6, "seconds without an answer after which a rank is given up"),
+        COUNT("check-every", check_every, 0, 1e12, "steps between two comparisons of the ranks' parameters; 0: never"),
+        REAL("slow-factor", slow_factor, 1, 1e6, "a rank that needs X times the median is slow,"),
+        COUNT("slow-steps", slow_steps, 1, 1e9, "and is named after so many steps in a row"),
+        REAL("memory", memory, 0, 1e6, "with --plan: GB of a rank; says which --zero fits"),
+        REAL("bandwidth", bandwidth, 0, 1e6, "with --plan: GB/s that a rank sends; says what that makes of the step's time"),
+        REAL("compute-ms", compute_ms, 0, 1e9, "with --bandwidth: time of a micro-batch without others, as measured"),
         HEADING("Watching and saving"),
         COUNT("log-every", log_every, 1, 1e12, "steps between two lines"),
         COUNT("val-every", val_every, 0, 1e12, "steps between two validations; 0: at the end only"),
@@ -167,10 +193,24 @@ typedef struct {
     Candidate* candidates;        // (V)
     double peak_tflops;           // against which mfu is given; 0: unknown
     bool wrong_flags;             // the failure is of the flags, not of the world: exit with 2
+    Comm comm;
+    bool alike;                   // all ranks fail alike: rank 0 says why
+    uint64_t slow_rank, slow_count;  // the slowest rank, and for how many steps it was slow
 } Run;
+
+// Whether all went well on all ranks; otherwise all have the same error. A failure that only one rank knows of must come
+// through here, or else end that rank, before the next collective.
+static bool run_agree(Run* run, bool good, Error* error) {
+    if (run->comm.world <= 1) return good;
+    bool all = comm_agree_all(&run->comm, good, error);
+    run->alike = !all;
+    return all;
+}
 
 static void run_free(Run* run) {
     log_close(&run->log);
+    wire_close(&run->model.flat.wire);
+    if (run->comm.world > 0) comm_close(&run->comm);
     loader_close(&run->loader);
     dataset_close(&run->train);
     dataset_close(&run->val);
@@ -208,8 +248,10 @@ static bool run_check_vocabulary(const Config* c, const Dataset* data, const cha
                 flag, data->vocabulary, c->vocab, data->vocabulary);
 }
 
-static ModelOptions run_model_options(const Options* o, size_t T, bool training) {
+static ModelOptions run_model_options(const Run* run, size_t T, bool training) {
+    const Options* o = &run->options;
     ModelOptions m;
+    memset(&m, 0, sizeof m);
     m.B = training ? o->batch : 1;
     m.T = training ? T : 1;
     m.training = training;
@@ -217,6 +259,13 @@ static ModelOptions run_model_options(const Options* o, size_t T, bool training)
     m.masters = o->masters;
     m.sampling = !training || o->sample_every > 0;
     m.tf32 = o->tf32;
+    if (!training) return m;
+    m.ranks.comm = o->plan ? NULL : (Comm*)&run->comm;
+    m.ranks.rank = run->comm.rank;
+    m.ranks.local_rank = run->comm.local_rank;
+    m.ranks.world = o->plan ? o->ranks : run->comm.world;
+    m.ranks.stage = o->zero;
+    m.ranks.reduce = o->reduce != REDUCE_AUTO ? (ReduceKind)(o->reduce - 1) : m.ranks.world > 1 ? REDUCE_EXACT : REDUCE_FLOAT;
     return m;
 }
 
@@ -228,12 +277,75 @@ static bool run_check_prompt(const Config* c, Error* error) {
                 "from a model of bytes", c->vocab, bytes);
 }
 
-static void run_print_plan(const Run* run) {
+// Bytes of the process beside the model's block.
+static size_t run_bytes_beside(const Run* run) {
     size_t B = run->model.options.B, T = run->model.options.T;
+    return loader_bytes(B, T) + 2 * B * T * sizeof(int32_t) + (device_is_host() ? gemm_workspace_bytes((int)threads_count()) : 0);
+}
+
+// Which stages fit the memory of a rank, with what each sends.
+static bool run_print_stages(const Run* run, size_t micro_batches, Error* error) {
+    const Options* o = &run->options;
+    int fits = -1;
+    printf("\n  %-10s %14s %22s\n", "--zero", "MB of a rank", "MB sent by it, a step");
+    for (size_t stage = 0; stage <= 2; stage++) {
+        Model model;
+        ModelOptions options = run->model.options;
+        options.ranks.stage = stage;
+        if (!model_plan(&model, &run->model.config, options, error)) return false;
+        size_t bytes = model.memory.total + run_bytes_beside(run) + comm_bytes(options.ranks.world);
+        printf("  %-10zu %14.2f %22.2f\n", stage, 1e-6 * (double)bytes, 1e-6 * (double)flat_bytes_sent(&model.flat, micro_batches));
+        if (fits < 0 && 1e-9 * (double)bytes <= o->memory) fits = (int)stage;
+        model_free(&model);
+    }
+    if (o->memory > 0 && fits >= 0) printf("  --zero %d is the smallest stage that fits %g GB\n", fits, o->memory);
+    if (o->memory > 0 && fits < 0) printf("  no stage fits %g GB; more --ranks, or a smaller --batch or --seq\n", o->memory);
+    return true;
+}
+
+// The time of a step against the number of ranks, if every rank keeps its micro-batches. Assumed: a rank sends and receives
+// --bandwidth at once, whatever the others do, and messages take no time of their own; a forward is a third of
+// --compute-ms, a backward two thirds, and every bucket's share of them that of its bytes; the update takes no time. A
+// bucket's sum leaves when its backward is done, that of the embeddings at the very end; parameters come back under the
+// next forward.
+static bool run_print_scaling(const Run* run, size_t micro_batches, Error* error) {
+    const Options* o = &run->options;
+    double M = (double)micro_batches, compute = M * o->compute_ms, forward = o->compute_ms / 3;
+    if (o->bandwidth == 0 || o->compute_ms == 0) return true;
+    printf("\n  %-10s %10s %12s %12s %12s   (%zu micro-batches of %g ms, %g GB/s)\n", "ranks", "ms a step", "hidden", "tokens/s",
+           "efficiency", micro_batches, o->compute_ms, o->bandwidth);
+    for (size_t world = 1; world <= max_size(o->ranks, 1); world = world < o->ranks && 2 * world > o->ranks ? o->ranks : 2 * world) {
+        Model model;
+        ModelOptions options = run->model.options;
+        options.ranks.world = world;
+        if (!model_plan(&model, &run->model.config, options, error)) return false;
+        // Milliseconds: gathering parameters, summing gradients once, and of those the embeddings, which nothing follows.
+        double per_byte = 1e-6 / o->bandwidth, gather = per_byte * (double)flat_bytes_gathered(&model.flat);
+        double ends = per_byte * (double)flat_bytes_summed(&model.flat, 0, 1), all = per_byte * (double)flat_bytes_summed(&model.flat, 0, model.flat.count);
+        double sums = options.ranks.stage == 2 ? M * all - ends : all - ends;
+        double under = options.ranks.stage == 2 ? compute - forward : 2 * forward;
+        double exposed = fmax(0, sums - under) + ends + fmax(0, gather - forward), total = sums + ends + gather;
+        double step = compute + exposed, tokens = M * (double)(o->batch * o->seq * world);
+        printf("  %-10zu %10.1f %11.0f%% %12.0f %11.0f%%\n", world, step, total > 0 ? 100 * (1 - exposed / total) : 100, 1e3 * tokens / step,
+               100 * compute / step);
+        model_free(&model);
+    }
+    return true;
+}
+
+static bool run_print_plan(const Run* run, Error* error) {
+    const Options* o = &run->options;
+    const RankOptions* ranks = &run->model.flat.options;
+    size_t micro_batches = o->total_batch ? o->total_batch / (o->batch * o->seq * ranks->world) : 1, B = o->batch, T = o->seq;
+    if (ranks->world > 1) printf("rank 0 of %zu, --zero %zu, gradients summed as %s\n", ranks->world, ranks->stage,
+                                 ranks->reduce == REDUCE_EXACT ? "64-bit fixed point" : ranks->reduce == REDUCE_FLOAT ? "fp32" : FLOATX_NAME);
     plan_print(stdout, &run->model.memory);
     printf("  %-34s %12.2f\n", "beside it: batches", 1e-6 * (double)(loader_bytes(B, T) + 2 * B * T * sizeof(int32_t)));
     if (device_is_host())
         printf("  %-34s %12.2f\n", "beside it: matrix products", 1e-6 * (double)gemm_workspace_bytes((int)threads_count()));
+    if (ranks->world == 1) return true;
+    printf("  %-34s %12.2f\n", "beside it: messages", 1e-6 * (double)comm_bytes(ranks->world));
+    return run_print_stages(run, micro_batches, error) && run_print_scaling(run, micro_batches, error);
 }
 
 // What is about to be trained. The device is described once it is open.
@@ -322,22 +434,37 @@ static void resume_compare_flags(const RunRecord* asked, const Json* manifest) {
     }
 }
 
-// Loads the newest good checkpoint of --out; *found tells whether there was any checkpoint at all. A model that was not
-// planned yet, for sampling, takes its configuration from the checkpoint.
+// The checkpoint of --out before *step, as rank 0 sees it.
+static bool run_checkpoint_before(Run* run, uint64_t* step, bool* found, Error* error) {
+    int64_t numbers[2] = {0, 0};
+    *found = run->comm.rank == 0 && checkpoint_before(step, run->options.out, *step);
+    if (run->comm.world <= 1) return true;
+    numbers[0] = *found;
+    numbers[1] = (int64_t)*step;
+    if (!comm_broadcast(&run->comm, numbers, 2, COMM_INT64, 0, error)) return false;
+    *found = numbers[0] != 0;
+    *step = (uint64_t)numbers[1];
+    return true;
+}
+
+// Loads the newest checkpoint of --out that is good for all ranks; *found tells whether there was any checkpoint at all. A
+// model that was not planned yet, for sampling, takes its configuration from the checkpoint.
 static bool run_load(Run* run, bool* found, Error* error) {
-    bool training = run->model.options.training;
+    bool training = run->model.options.training, more = true;
     uint64_t step = UINT64_MAX;
     *found = false;
-    while (checkpoint_before(&step, run->options.out, step)) {
+    for (;;) {
         char path[FILE_PATH_MAX];
         Json manifest;
         RunRecord saved;
+        if (!run_checkpoint_before(run, &step, &more, error)) return false;
+        if (!more) break;
         *found = true;
         checkpoint_path(path, run->options.out, step, "");
         bool good = manifest_open(&manifest, &saved, path, error), fits = true;
         if (good && training) fits = resume_agrees(&saved, &run->record, path, error);
         else if (good && run->model.memory.base == NULL)
-            fits = model_create(&run->model, &saved.config, run_model_options(&run->options, 1, false), error);
+            fits = model_create(&run->model, &saved.config, run_model_options(run, 1, false), error);
         if (good && fits) good = checkpoint_load(&run->model, &manifest, path, error);
         if (good && fits && training) {
             printf("resumed from %s\n", path);
@@ -348,10 +475,12 @@ static bool run_load(Run* run, bool* found, Error* error) {
             else if (saved.state.loss_scale == 1) run->record.state.loss_scale = run->options.loss_scale;
         }
         json_free(&manifest);
-        if (good) return fits;
-        fprintf(stderr, "train: %s; trying the checkpoint before it\n", error->text);
+        if (!run_agree(run, fits, error)) return false;
+        if (run_agree(run, good, error)) return true;
+        if (run->comm.rank == 0) fprintf(stderr, "train: %s; trying the checkpoint before it\n", error->text);
     }
     if (!*found) return true;
+    run->alike = true;
     return fail(error, "no checkpoint in %s can be used; what is wrong with each stands above. Start anew with another --out",
                 run->options.out);
 }
@@ -371,22 +500,46 @@ static bool run_check_out(const Options* o, Error* error) {
     return true;
 }
 
-// Opens the data, plans the model, allocates, and brings weights and state to where the run begins.
-static bool run_begin(Run* run, Flag* flags, size_t flag_count, Error* error) {
+// Flags in which ranks may differ.
+#define OWN_FLAGS "threads|prompt|peak-tflops"
+
+// Whether all ranks were started with the same program, flags and data.
+static bool run_compare_ranks(Run* run, const Flag* flags, size_t flag_count, Error* error) {
+    char text[FILE_PATH_MAX], what[80];
+    run->alike = true;
+    if (run->comm.world <= 1) return true;
+    if (!comm_check_equal(&run->comm, "the program", "llmtrain " LLMTRAIN_VERSION " " FLOATX_NAME, error)) return false;
+    for (size_t i = 0; i < flag_count; i++) {
+        if (flags[i].name == NULL || choice_find(OWN_FLAGS, flags[i].name) >= 0) continue;
+        flag_text(text, sizeof text, &flags[i]);
+        snprintf(what, sizeof what, "--%s", flags[i].name);
+        if (!comm_check_equal(&run->comm, what, text, error)) return false;
+    }
+    for (int i = 0; i < 2; i++) {
+        snprintf(text, sizeof text, "%016llx", (unsigned long long)dataset_fingerprint(i ? &run->val : &run->train));
+        if (!comm_check_equal(&run->comm, i ? "the shards of --val" : "the shards of --data", text, error)) return false;
+    }
+    run->alike = false;
+    return true;
+}
+
+// Opens the data and plans the model: all that a rank can do alone, and without memory.
+static bool run_prepare(Run* run, Flag* flags, size_t flag_count, Error* error) {
     Options* o = &run->options;
     Config config;
+    size_t world = o->plan ? o->ranks : run->comm.world;
     if (o->data && !dataset_open(&run->train, o->data, error)) return false;
     if (o->val && !dataset_open(&run->val, o->val, error)) return false;
     run->wrong_flags = true;  // whatever fails from here until the flags are known to fit together
     if (!run_configure(&config, o, &run->train, flags, flag_count, error)) return false;
     if (o->seq == 0) o->seq = config.context;
-    if (o->total_batch % (o->batch * o->seq) != 0)
-        return fail(error, "--total-batch %llu is not a multiple of --batch times --seq, %llu; choose one that is",
-                    (unsigned long long)o->total_batch, (unsigned long long)(o->batch * o->seq));
+    if (o->total_batch % (o->batch * o->seq * world) != 0)
+        return fail(error, "--total-batch %llu is not a multiple of --batch times --seq%s, %llu; choose one that is",
+                    (unsigned long long)o->total_batch, world > 1 ? " times the ranks" : "", (unsigned long long)(o->batch * o->seq * world));
     if (o->val_overlap >= o->seq)
         return fail(error, "--val-overlap %llu leaves nothing new in sequences of %llu; make it smaller than --seq",
                     (unsigned long long)o->val_overlap, (unsigned long long)o->seq);
-    if (!model_plan(&run->model, &config, run_model_options(o, o->seq, true), error)) return false;
+    if (!model_plan(&run->model, &config, run_model_options(run, o->seq, true), error)) return false;
     run->wrong_flags = false;
     if (o->data && !run_check_vocabulary(&config, &run->train, "--data", error)) return false;
     if (o->val && !run_check_vocabulary(&config, &run->val, "--val", error)) return false;
@@ -395,15 +548,19 @@ static bool run_begin(Run* run, Flag* flags, size_t flag_count, Error* error) {
     if (o->sample_every && !run_check_prompt(&config, error)) return false;
     if (run->model.memory.total >= PLAN_MAX)
         return fail(error, "the model needs more than %.0f GB; make --batch, --seq or the model smaller", 1e-9 * (double)PLAN_MAX);
+    run->record.config = config;
+    return o->plan || o->out == NULL || run->comm.rank > 0 || run_check_out(o, error);
+}
+
+// Plans, allocates, and brings weights and state to where the run begins.
+static bool run_begin(Run* run, Flag* flags, size_t flag_count, Error* error) {
+    Options* o = &run->options;
+    if (!run_agree(run, run_prepare(run, flags, flag_count, error), error)) return false;
     run_print(run);
-    if (o->plan) {
-        run_print_plan(run);
-        return true;
-    }
-    if (o->out && !run_check_out(o, error)) return false;
+    if (o->plan) return run_print_plan(run, error);
+    if (!run_compare_ranks(run, flags, flag_count, error)) return false;
 
     RunRecord* r = &run->record;
-    r->config = config;
     r->optimizer = (OptimizerKind)o->optimizer;
     r->seed = o->seed;
     r->T = o->seq;
@@ -412,25 +569,27 @@ static bool run_begin(Run* run, Flag* flags, size_t flag_count, Error* error) {
     r->flags = flags;
     r->flag_count = flag_count;
     r->state = run_state_begin(FLOATX_GEMM == GEMM_F16, o->loss_scale);
-    if (!model_allocate(&run->model, error) || !run_allocate(run, error)) return false;
+    if (!run_agree(run, model_allocate(&run->model, error) && run_allocate(run, error), error)) return false;
+    if (!model_connect(&run->model, error)) return false;
     run_print_device(run);
     run->model.dropout.p = (float)o->dropout;
     run->model.dropout.seed = o->seed;
 
-    bool found = false;
-    if (o->out && !directory_make(o->out, error)) return false;
+    bool found = false, leads = run->comm.rank == 0, ok;
+    if (!run_agree(run, !leads || o->out == NULL || directory_make(o->out, error), error)) return false;
     if (o->resume && !run_load(run, &found, error)) return false;
-    if (!found && !model_randomize(&run->model, o->seed, error)) return false;
+    ok = found || model_randomize(&run->model, o->seed, error);
     if (o->resume && !found) printf("no checkpoint in %s yet: starting from the beginning\n", o->out);
-    if (o->out && !log_open(&run->log, o->out, r->state.step, error)) return false;
-    if (o->out) checkpoint_clean(o->out);
+    if (leads && o->out) ok = ok && log_open(&run->log, o->out, r->state.step, error);
+    if (leads && o->out && ok) checkpoint_clean(o->out);
     if (o->warmup >= o->steps) printf("note: --warmup %llu is not shorter than the run of %llu steps: the rate never reaches --lr\n",
                                       (unsigned long long)o->warmup, (unsigned long long)o->steps);
     if (o->out == NULL) printf("no --out: nothing will be saved\n");
     if (r->state.step >= o->steps) printf("nothing to do: step %llu of %llu is reached\n", (unsigned long long)r->state.step,
                                           (unsigned long long)o->steps);
-    return loader_open(&run->loader, &run->train, (int32_t)config.vocab, o->seed, 0, 1, o->batch, o->seq, error) &&
-           loader_start(&run->loader, r->state.samples, error);
+    ok = ok && loader_open(&run->loader, &run->train, (int32_t)r->config.vocab, o->seed, run->comm.rank, run->comm.world, o->batch,
+                           o->seq, error) && loader_start(&run->loader, r->state.samples, error);
+    return run_agree(run, ok, error);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -452,9 +611,9 @@ static void run_sample(Run* run, FILE* out) {
 }
 
 // Flushes the log first, so that it never ends before the checkpoint does.
-static bool run_save(const Run* run, Error* error) {
+static bool run_save(Run* run, Error* error) {
     double started = now_ms();
-    if (!file_sync(fileno(run->log.file))) return fail_file(error, "flush", run->log.path);
+    if (run->log.file && !file_sync(fileno(run->log.file))) return fail_file(error, "flush", run->log.path);
     if (!checkpoint_save(&run->model, &run->record, run->options.out, error)) return false;
     printf("saved %s/step_%08llu in %.0f ms\n", run->options.out, (unsigned long long)run->record.state.step, now_ms() - started);
     fflush(stdout);
@@ -464,14 +623,45 @@ static bool run_save(const Run* run, Error* error) {
 // Set by SIGINT and SIGTERM: the step is finished and saved before the program ends. A second signal ends it at once.
 static volatile sig_atomic_t interrupted;
 
+static volatile sig_atomic_t interrupt_speaks = 1;
+
 static void interrupt(int signal_number) {
     static const char message[] = "train: stopping after this step; once more to stop at once, without saving it\n";
     interrupted = 1;
     signal(signal_number, SIG_DFL);
-    if (write(STDERR_FILENO, message, sizeof message - 1) < 0) return;  // nobody to tell
+    if (interrupt_speaks && write(STDERR_FILENO, message, sizeof message - 1) < 0) return;  // nobody to tell
 }
 
 enum { SKIPPED_MOST = 1000 };  // steps in a row that the guard may skip
+
+// Whether all ranks have the same parameters.
+static bool run_compare_parameters(Run* run, Error* error) {
+    run->alike = true;
+    bool same = flat_compare(&run->model.flat, error);
+    run->alike = !same;
+    return same;
+}
+
+// Says which rank makes the others wait, once it has done so for --slow-steps.
+static void run_name_slow(Run* run, const StepReading* reading) {
+    const Options* o = &run->options;
+    bool slow = run->comm.world > 1 && reading->busy_max > o->slow_factor * reading->busy_median;
+    if (!slow || reading->slowest != run->slow_rank) run->slow_count = 0;
+    run->slow_rank = reading->slowest;
+    run->slow_count += slow;
+    if (slow && run->slow_count == o->slow_steps)
+        printf("note: rank %zu is slow: it needs %.0f ms a step without waiting, half of the ranks at most %.0f; for %llu steps now\n",
+               reading->slowest, reading->busy_max, reading->busy_median, (unsigned long long)o->slow_steps);
+}
+
+// For tests: one wrong bit in a parameter of the first block, as faulty memory would make it.
+static void fault_flip(Model* model) {
+    unsigned char byte;
+    void* place = model->flat.params + model->flat.buckets[1].first;
+    download(&byte, place, 1, model->stream);
+    byte ^= 1;
+    upload(place, &byte, 1, model->stream);
+}
 
 // The training loop: steps state.step to --steps. With FP16 the loss is multiplied by state.loss_scale, and so are the
 // gradients until model_update divides by it.
@@ -483,47 +673,52 @@ static bool run_train(Run* run, Error* error) {
                          o->decay_every, o->decay_factor};
     GuardOptions guard = {o->clip, o->spike_sigma, o->spike_skip, o->spike_warmup, FLOATX_GEMM == GEMM_F16, o->scale_growth};
     OptimizerOptions optimizer = {(OptimizerKind)o->optimizer, o->beta1, o->beta2, o->epsilon, o->weight_decay, o->seed};
-    size_t B = o->batch, T = o->seq;
-    uint64_t accumulation = o->total_batch ? o->total_batch / (B * T) : 1, first_step = state->step, skipped = 0;
+    size_t B = o->batch, T = o->seq, rank = run->comm.rank, world = run->comm.world;
+    uint64_t accumulation = o->total_batch ? o->total_batch / (B * T * world) : 1, first_step = state->step, skipped = 0;
     double began = now_ms();
 
     bool stop = state->step >= o->steps;
     while (!stop) {
         double started = now_ms();
+        uint64_t sent = wire_bytes_sent(&model->flat.wire);
+        fault_step(rank, state->step + 1);
 
-        // Gradients of the mean loss over the step's micro-batches.
-        double loss, grad_norm;
-        model_zero_gradients(model);
+        // Gradients of the mean loss over the step's micro-batches, of which each rank has its own.
+        StepReading reading;
+        model_begin_step(model, state->loss_scale, accumulation);
         for (uint64_t micro = 0; micro < accumulation; micro++) {
+            fault_point("load");
             if (!loader_next(&run->loader, run->tokens, run->targets, error)) return false;
-            model->dropout.first_token = state->samples * T;
-            model_gradients(model, run->tokens, run->targets, (float)(state->loss_scale / (double)accumulation), B, T);
-            state->samples += B;
+            model->dropout.first_token = (state->samples + rank * B) * T;
+            model_gradients(model, run->tokens, run->targets, B, T);
+            state->samples += B * world;
         }
-        model_read(model, &loss, &grad_norm);
-        loss /= (double)accumulation;
+        if (!model_read(model, &reading, interrupted != 0, error)) return false;
 
         // The guard decides whether, and the schedule how far, the optimizer steps.
-        double scale = state->loss_scale, factor = 0.0;  // guard_step may change state->loss_scale for the next step
-        grad_norm /= scale;
-        double lr = schedule_lr(&schedule, state->step);
+        double factor = 0.0, grad_norm = reading.grad_norm, lr = schedule_lr(&schedule, state->step);
         bool update = guard_step(state, &factor, &guard, grad_norm);
-        if (update) model_update(model, &optimizer, ++state->updates, lr, factor / scale);
+        if (fault_point("update")) fault_flip(model);
+        if (update) model_update(model, &optimizer, ++state->updates, lr, factor);
         skipped = update ? 0 : skipped + 1;
+        run->alike = skipped == SKIPPED_MOST;
         if (skipped == SKIPPED_MOST)
             return fail(error, "the last %d steps were skipped: the gradient's norm is %g, its running mean %g; lower --lr or "
                         "raise --spike-skip, and --resume", SKIPPED_MOST, grad_norm, state->norms.mean);
         state->step++;
+        if (o->check_every && state->step % o->check_every == 0 && !run_compare_parameters(run, error)) return false;
+        run_name_slow(run, &reading);
 
         // What the step cost is measured before looking at the model. A GPU is still at the update then, which the next step
         // waits for; where something else comes first it must be waited for here.
         bool last = state->step == o->steps;
-        stop = last || interrupted;
+        stop = last || reading.stop;
         bool validates = o->val && (last || (o->val_every && state->step % o->val_every == 0));
         bool samples = o->sample_every && state->step % o->sample_every == 0;
         bool saves = o->out && (stop || (o->ckpt_every && state->step % o->ckpt_every == 0));
         if (validates || samples || saves || state->step == first_step + 1) device_wait(model->stream);
         double ms = now_ms() - started, val_loss = NAN;
+        if (validates) fault_point("validate");
         if (validates)
             if (!model_validate(model, &val_loss, &run->val, o->val_windows, o->val_overlap, run->tokens, run->targets, B, T, error))
                 return false;
@@ -534,23 +729,30 @@ static bool run_train(Run* run, Error* error) {
             r.steps = o->steps;
             r.tokens = state->samples * T;
             r.skipped = state->step - state->updates;
-            r.loss = loss;
+            r.loss = reading.loss;
+            r.reading = reading;
+            r.ranks = world;
+            r.sent = wire_bytes_sent(&model->flat.wire) - sent;
             r.val_loss = val_loss;
             r.floor = run->val.entropy_floor;
             r.grad_norm = isnan(grad_norm) ? NAN : grad_norm;  // without the sign that some NaN have
             r.lr = lr;
             r.ms = ms;
-            r.tokens_per_second = 1e3 * (double)(accumulation * B * T) / ms;
-            r.mfu = run->peak_tflops > 0 ? r.tokens_per_second * model_flops_per_token(model, T) / (1e12 * run->peak_tflops) : NAN;
+            r.tokens_per_second = 1e3 * (double)(accumulation * B * T * world) / ms;
+            double flops = r.tokens_per_second * model_flops_per_token(model, T) / (double)world;  // of each rank
+            r.mfu = run->peak_tflops > 0 ? flops / (1e12 * run->peak_tflops) : NAN;
             r.minutes_left = (now_ms() - began) / 6e4 / (double)(state->step - first_step) * (double)(o->steps - state->step);
             r.memory = device_is_host() ? memory_peak() : plan_block_bytes(&model->memory);
             record_print(stdout, &r);
-            if (o->out && !log_write(&run->log, &r, error)) return false;
+            if (run->log.file && !log_write(&run->log, &r, error)) return false;
         }
-        if (samples) run_sample(run, stdout);
+        if (samples && rank == 0) run_sample(run, stdout);
+        if (saves) fault_point("save");
         if (saves && !run_save(run, error)) return false;
     }
+    flat_await_all(&model->flat);
     if (state->step >= o->steps) return true;
+    run->alike = true;
     return fail(error, "stopped by a signal after step %llu; %s", (unsigned long long)state->step,
                 o->out ? "the same command with --resume continues" : "nothing was saved, since there is no --out");
 }
@@ -566,6 +768,8 @@ static bool run_generate(Run* run, Error* error) {
 }
 
 // ------------------------------------------------------------------------------------------------
+
+#define REAP_MS 2e3  // that forked ranks have to end after rank 0 has
 
 #define SAMPLING_FLAGS "out|prompt|tokens|temperature|top-k|top-p|seed|threads"
 
@@ -585,11 +789,33 @@ static bool options_check(const Options* o, const Flag* flags, size_t flag_count
     return true;
 }
 
+// Becomes one rank of the run: found by what the launcher says, or forked here.
+static bool run_join(Run* run, CommLaunch* launch, const Flag* flags, size_t flag_count, Error* error) {
+    const Options* o = &run->options;
+    if (o->plan) return true;
+    bool forks = flag_was_given((Flag*)flags, flag_count, "ranks");
+    run->wrong_flags = forks;
+    if (!(forks ? comm_spawn(launch, o->ranks, error) : comm_find(launch, error))) return false;
+    run->wrong_flags = false;
+    run->alike = launch->world > 1 && o->data == NULL;
+    if (run->alike) return fail(error, "one rank is enough to sample, but %s has started %zu; start one", launch->launcher, launch->world);
+    if (launch->rank > 0) {
+        interrupt_speaks = 0;
+        if (freopen("/dev/null", "w", stdout) == NULL) return fail_file(error, "open", "/dev/null");
+    }
+    if (!comm_open(&run->comm, launch, 1e3 * o->timeout, error)) return false;
+    if (o->threads == 0 && run->comm.local_world > 1) threads_set(max_size(threads_count() / run->comm.local_world, 1));
+    if (run->comm.world > 1) printf("%zu ranks (%s)\n", run->comm.world, launch->launcher);
+    return true;
+}
+
 int main(int argc, char** argv) {
     Run run;
     Flag flags[FLAGS_MAX];
     Error error;
+    CommLaunch launch;
     memset(&run, 0, sizeof run);
+    comm_launch_alone(&launch);
     run.options = options_default();
     size_t flag_count = options_flags(flags, &run.options);
     if (flags_want_help(argc, argv)) {
@@ -608,10 +834,16 @@ int main(int argc, char** argv) {
         signal(SIGTERM, interrupt);
     }
     if (run.options.threads) threads_set(run.options.threads);
-    bool ok;
-    if (run.options.data == NULL && !run.options.plan) ok = run_generate(&run, &error);
-    else ok = run_begin(&run, flags, flag_count, &error) && (run.options.plan || run_train(&run, &error));
-    if (!ok) fprintf(stderr, "train: %s\n", error.text);
+    bool ok = run_join(&run, &launch, flags, flag_count, &error);
+    if (ok && run.options.data == NULL && !run.options.plan) ok = run_generate(&run, &error);
+    else ok = ok && run_begin(&run, flags, flag_count, &error) && (run.options.plan || run_train(&run, &error));
+    if (!ok && run.comm.world > 1 && !run.alike) comm_abandon(&run.comm, error.text);
+    if (!ok && (launch.rank == 0 || !run.alike)) {
+        if (launch.world > 1 && !run.alike) fprintf(stderr, "train: rank %zu: %s\n", launch.rank, error.text);
+        else fprintf(stderr, "train: %s\n", error.text);
+    }
     run_free(&run);
-    return ok ? 0 : run.wrong_flags ? 2 : 1;
+    int code = comm_reap(&launch, ok ? 0 : run.wrong_flags ? 2 : 1, REAP_MS, &error);
+    if (ok && error.text[0]) fprintf(stderr, "train: %s\n", error.text);
+    return code;
 }

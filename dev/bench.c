@@ -269,11 +269,11 @@ static bool bench_open(Bench* b, const char* name, size_t B, size_t T, Error* er
     Config config;
     ModelOptions o;
     memset(b, 0, sizeof *b);
+    memset(&o, 0, sizeof o);
     o.B = B;
     o.T = T;
     o.training = o.masters = true;
     o.optimizer = OPTIMIZER_ADAMW;
-    o.sampling = o.tf32 = false;
     if (!bench_config(&config, name, error) || !model_create(&b->model, &config, o, error)) return false;
     if (!model_randomize(&b->model, 1337, error)) return false;
     b->state = run_state_begin(FLOATX_GEMM == GEMM_F16, 1024);
@@ -297,18 +297,18 @@ static bool bench_step(Bench* b, double* ms, Error* error) {
         b->targets[i] = (int32_t)(random_bits(2, RANDOM_TEST, state->step, i) % model->config.vocab);
     }
 
-    double started = now_ms(), factor = 0.0, scale = state->loss_scale, loss, grad_norm;
-    model_zero_gradients(model);
-    model_gradients(model, b->tokens, b->targets, (float)scale, B, T);
-    model_read(model, &loss, &grad_norm);
-    grad_norm /= scale;
+    double started = now_ms(), factor = 0.0;
+    StepReading reading;
+    model_begin_step(model, state->loss_scale, 1);
+    model_gradients(model, b->tokens, b->targets, B, T);
+    if (!model_read(model, &reading, false, error)) return false;
     double lr = schedule_lr(&schedule, state->step);
-    bool taken = guard_step(state, &factor, &guard, grad_norm);
-    if (taken) model_update(model, &optimizer, ++state->updates, lr, factor / scale);
+    bool taken = guard_step(state, &factor, &guard, reading.grad_norm);
+    if (taken) model_update(model, &optimizer, ++state->updates, lr, factor);
     state->step++;
     *ms = now_ms() - started;
     return taken || fail(error, "step %llu has a gradient of norm %g and was skipped: its time says nothing; report it",
-                         (unsigned long long)state->step, grad_norm);
+                         (unsigned long long)state->step, reading.grad_norm);
 }
 
 // ------------------------------------------------------------------------------------------------

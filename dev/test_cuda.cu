@@ -99,7 +99,7 @@ static Result result(size_t n) {
 
 enum { GUARD = 256, ARRAYS = 10 };
 typedef enum { INPUT, OUTPUT, ADDED, IN_PLACE, UNREAD } Role;
-typedef enum { STORED, FLOAT, DOUBLE, INTEGER } Kind;
+typedef enum { STORED, FLOAT, DOUBLE, INTEGER, LONG } Kind;  // the last two: int32_t, int64_t
 
 typedef struct {
     const char* name;
@@ -123,9 +123,11 @@ typedef struct Case {
     Array arrays[ARRAYS];
     int count;
     int witness;           // the output that must show a NaN in any input, or -1: any of them
+    bool changes;          // it shows by other bits than those without the NaN, since outputs are integers
     bool on_cpu;
     size_t scratch_bytes;  // that the CUDA operation says it needs
     float p, dloss;
+    double scale, limit;
     OptimizerStep step;
 } Case;
 
@@ -142,13 +144,16 @@ static Case case_begin(const char* name, void (*call)(const Case* c), const Shap
     return c;
 }
 
-static size_t kind_bytes(Kind kind) { return kind == STORED ? sizeof(floatX) : kind == DOUBLE ? sizeof(double) : 4; }
+static size_t kind_bytes(Kind kind) {
+    return kind == STORED ? sizeof(floatX) : kind == DOUBLE || kind == LONG ? sizeof(double) : sizeof(float);
+}
 static size_t array_bytes(const Array* a) { return a->n * kind_bytes(a->kind); }
 
 static double array_get(const Array* a, const void* data, size_t i) {
     if (a->kind == STORED) return (double)float_of(((const floatX*)data)[i]);
     if (a->kind == FLOAT) return (double)((const float*)data)[i];
     if (a->kind == DOUBLE) return ((const double*)data)[i];
+    if (a->kind == LONG) return (double)((const int64_t*)data)[i];
     return (double)((const int32_t*)data)[i];
 }
 
@@ -156,6 +161,7 @@ static void array_set(const Array* a, void* data, size_t i, double x) {
     if (a->kind == STORED) ((floatX*)data)[i] = floatX_of((float)x);
     else if (a->kind == FLOAT) ((float*)data)[i] = (float)x;
     else if (a->kind == DOUBLE) ((double*)data)[i] = x;
+    else if (a->kind == LONG) ((int64_t*)data)[i] = (int64_t)x;
     else ((int32_t*)data)[i] = (int32_t)x;
 }
 
@@ -201,6 +207,7 @@ static floatX* x(const Case* c, int array) { return (floatX*)at(c, array); }
 static float* f(const Case* c, int array) { return (float*)at(c, array); }
 static double* d(const Case* c, int array) { return (double*)at(c, array); }
 static int32_t* i32(const Case* c, int array) { return (int32_t*)at(c, array); }
+static int64_t* i64(const Case* c, int array) { return (int64_t*)at(c, array); }
 
 #define RUN(operation, ...) \
     do { \
@@ -335,6 +342,7 @@ static bool case_shows(const Case* c, const Array* poison, bool host) {
         const Array* a = &c->arrays[i];
         if (!is_output(a) || (c->witness >= 0 && i != c->witness)) continue;
         if (c->witness < 0 && (poison->role == ADDED ? a != poison : a == poison && others > 0)) continue;
+        if (c->changes && memcmp(host ? a->host : a->got, a->first, array_bytes(a)) != 0) return true;
         for (size_t j = 0; j < a->n; j++)
             if (isnan(array_get(a, host ? a->host : a->got, j))) return true;
     }
@@ -394,10 +402,12 @@ static void case_prove(Case* c) {
               broken[0] ? broken : "outputs only");
     }
     if (shapes == SHAPES_TINY) return;
-    // Each array is made NaN in turn; then the clean run is put back for the caller.
+    // Each array is made NaN in turn, unless it cannot be; then the clean run is put back for the caller.
+    int tried = 0;
     for (int i = 0; i < c->count; i++) {
         const Array* a = &c->arrays[i];
-        if (a->n == 0 || a->role == OUTPUT || a->role == UNREAD || a->kind == INTEGER) continue;
+        if (a->n == 0 || a->role == OUTPUT || a->role == UNREAD || a->kind == INTEGER || a->kind == LONG) continue;
+        tried++;
         case_cpu(c, a);
         bool expected = case_shows(c, a, true);
         case_cuda_run(c, 0, 0xFF, a, broken, sizeof broken);
@@ -406,8 +416,9 @@ static void case_prove(Case* c) {
             snprintf(swallowed + length, sizeof swallowed - length, " NaN in %s%s", a->name,
                      expected ? "" : " (by the CPU)");
     }
-    check(swallowed[0] == 0, "%-28s %-34s %s swallowed:%s", c->name, c->shape, FLOATX_NAME,
-          swallowed[0] ? swallowed : " nothing");
+    if (tried > 0)
+        check(swallowed[0] == 0, "%-28s %-34s %s swallowed:%s", c->name, c->shape, FLOATX_NAME,
+              swallowed[0] ? swallowed : " nothing");
     case_cpu(c, NULL);
     for (int i = 0; i < c->count; i++)
         if (is_output(&c->arrays[i])) memcpy(c->arrays[i].got, c->arrays[i].first, array_bytes(&c->arrays[i]));
@@ -1037,6 +1048,104 @@ static void test_vectors(size_t N) {
 }
 
 // ------------------------------------------------------------------------------------------------
+// Sums in fixed point, add, checksum: the same bits as on the CPU
+
+static void call_exact_add(const Case* c) {
+    RUN(exact_add, i64(c, 0), d(c, 1), f(c, 2), c->scale, c->limit, c->s.N);
+}
+static void call_exact_merge(const Case* c) { RUN(exact_merge, i64(c, 0), i64(c, 1), c->s.N); }
+static void call_exact_read(const Case* c) { RUN(exact_read, f(c, 0), i64(c, 1), 1.0 / c->scale, c->s.N); }
+static void call_add(const Case* c) { RUN(add, f(c, 0), f(c, 1), c->s.N); }
+static void call_checksum(const Case* c) { RUN(checksum, (uint64_t*)i64(c, 0), x(c, 1), c->s.first_position, c->s.N); }
+
+// Integers of any length up to 61 bits, which may be added up.
+static Array* longs(Case* c, const char* name, Role role, size_t n) {
+    Array* a = case_array(c, name, role, LONG, n, 1);
+    for (size_t i = 0; i < n; i++) {
+        Random4 r = random4(3, RANDOM_TEST, cases * ARRAYS + (uint64_t)c->count, i);
+        int64_t any = (int64_t)(((uint64_t)r.bits[0] << 32 | r.bits[1]) >> (3 + r.bits[2] % 61));
+        ((int64_t*)a->start)[i] = r.bits[3] % 2 ? any : -any;
+    }
+    return a;
+}
+
+// Floats of all exponents up to 2^8, and a fourth of them ties at this scale.
+static void make_fixed(const Array* a, double scale) {
+    for (size_t i = 0; i < a->n; i++) {
+        Random4 r = random4(4, RANDOM_TEST, cases, i);
+        float any = float_from_bits((r.bits[0] & 0x807fffffu) | (r.bits[1] % 135) << 23);
+        float tie = (float)(((double)(r.bits[1] % 2048) - 1023.5) / scale);
+        ((float*)a->start)[i] = r.bits[2] % 4 ? any : tie;
+    }
+}
+
+// outside: how many elements are not within the limit.
+static void test_exact_add(size_t N, double scale, double limit, size_t outside) {
+    if (!wanted("exact_add")) return;
+    Shape s;
+    memset(&s, 0, sizeof s);
+    s.N = N;
+    Case c = case_begin("exact_add", call_exact_add, &s);
+    snprintf(c.shape, sizeof c.shape, "N=%zu x%.3g to %g, %zu beyond", N, scale, limit, outside);
+    c.scale = scale;
+    c.limit = limit;
+    c.changes = true;
+    c.witness = outside ? -1 : 1;  // sums lack the NaN's element, and bad is 1 unless it was 1 already
+    longs(&c, "sums", IN_PLACE, N);
+    Array* bad = case_array(&c, "bad", IN_PLACE, LONG, 1, 0);  // the bits of a double: 0.0
+    Array* in = input_float(&c, "x", N);
+    make_fixed(in, scale);
+    float* values = (float*)in->start;
+    float inside = (float)limit;
+    if ((double)inside > limit) inside = nextafterf(inside, 0.0f);
+    const float beyond[5] = {nextafterf(inside, INFINITY), INFINITY, NAN, -INFINITY, nextafterf(-inside, -INFINITY)};
+    if (N > 2) values[0] = inside, values[N - 1] = -inside;
+    for (size_t i = 0; i < outside; i++) values[(i * 7919 + 1) % N] = beyond[i % 5];
+    if (N > 0) values[in->live] = 1.0f;
+    case_cpu(&c, NULL);
+    double mark = outside ? 1.0 : 0.0;
+    check(memcmp(bad->host, &mark, sizeof mark) == 0, "%-28s %-34s %s bad is %g on the CPU", c.name, c.shape,
+          FLOATX_NAME, mark);
+    case_prove(&c);
+    release();
+}
+
+static void test_exact(size_t N) {
+    Shape s;
+    memset(&s, 0, sizeof s);
+    s.N = N;
+    s.first_position = ((size_t)1 << 40) + 7;
+    test_exact_add(N, 0x1p50, 512.0, 0);
+    test_exact_add(N, 0x1p50 / 3, 1000.1, 0);  // 1000.1 is not a float
+    if (N > 3) test_exact_add(N, 0x1p50, 512.0, 1);
+    if (N > 100) test_exact_add(N, 0x1p50 / 3, 1000.1, N / 4);
+    Case merge = case_begin("exact_merge", call_exact_merge, &s);
+    Case read = case_begin("exact_read", call_exact_read, &s), read_any = case_begin("exact_read", call_exact_read, &s);
+    Case sum = case_begin("add", call_add, &s), check_sum = case_begin("checksum", call_checksum, &s);
+    Case* all[5] = {&merge, &read, &read_any, &sum, &check_sum};
+    read.scale = 0x1p50;
+    read_any.scale = 0x1p50 / 3;
+    longs(&merge, "sums", IN_PLACE, N);
+    longs(&merge, "x", INPUT, N);
+    for (int i = 1; i < 3; i++) {
+        output_float(all[i], "out", N);
+        longs(all[i], "sums", INPUT, N);
+    }
+    in_place_float(&sum, "out", N);
+    input_float(&sum, "x", N);
+    case_array(&check_sum, "out", OUTPUT, LONG, 1, 1);
+    input(&check_sum, "x", N, 1);
+    check_sum.changes = true;
+    for (int i = 0; i < 5; i++) {
+        snprintf(all[i]->shape, sizeof all[i]->shape, "N=%zu", N);
+        if (!wanted(all[i]->name)) continue;
+        case_cpu(all[i], NULL);
+        case_prove(all[i]);
+    }
+    release();
+}
+
+// ------------------------------------------------------------------------------------------------
 // Optimizers
 
 static void call_optimizer(const Case* c) {
@@ -1119,7 +1228,7 @@ static void test_optimizer(OptimizerKind kind, bool masters, size_t N, size_t fi
 static void test_huge(void) {
     const size_t n = ((size_t)1 << 31) + 4099, tail = 8192, first = n - tail;
     const size_t bytes = n * sizeof(floatX), tail_bytes = tail * sizeof(floatX);
-    if (!wanted("huge gelu_forward dropout cast_to_float")) return;
+    if (!wanted("huge gelu_forward dropout cast_to_float checksum")) return;
     Error error;
     floatX* in = (floatX*)device_allocate(bytes, stream, &error);
     floatX* out = in ? (floatX*)device_allocate(n * sizeof(float), stream, &error) : NULL;
@@ -1153,6 +1262,13 @@ static void test_huge(void) {
         }
         check(wrong == 0, "%-28s N=%zu %s the last %zu elements", names[operation], n, FLOATX_NAME, tail);
     }
+    uint64_t *sums = (uint64_t*)device_memory(2 * sizeof(uint64_t)), parts[2], last;
+    ::checksum(sums, in, 5, n, stream);
+    ::checksum(sums + 1, in, 5, first, stream);
+    cpu::checksum(&last, values, 5 + first, tail, NULL);
+    download(parts, sums, sizeof parts, stream);
+    check(parts[0] == parts[1] + last, "%-28s N=%zu %s the last %zu elements", "checksum", n, FLOATX_NAME, tail);
+    device_free(sums, 2 * sizeof(uint64_t));
     device_free(in, bytes);
     device_free(out, n * sizeof(float));
     release();
@@ -1230,6 +1346,12 @@ static void test_odd_shapes(void) {
     test_vectors(33);
     test_vectors(255);
     test_vectors(20001);
+    test_exact(0);
+    test_exact(1);
+    test_exact(2);
+    test_exact(33);
+    test_exact(4096);
+    test_exact(20001);
     for (int kind = 0; kind < 4; kind++) {
         for (int masters = 0; masters < 2; masters++) {
             test_optimizer((OptimizerKind)kind, masters, 1, 1001, 1);
@@ -1257,6 +1379,8 @@ static void test_large_shapes(void) {
     test_dropout(3000001, 5, 0.1f);
     test_classifier(128, 50257, 50304, 1.0, 5, 1.0f / 128);
     test_vectors(5000011);
+    test_exact(5000011);
+    test_exact(4000000);
     test_optimizer(OPTIMIZER_ADAMW, true, 3000001, 8, 3);
     test_optimizer(OPTIMIZER_ADAMW, false, 3000001, 9, 3);
 }
@@ -1285,6 +1409,8 @@ static void test_tiny_shapes(void) {
     test_classifier(5, 7, 8, 1.0, 3, 0.25f);
     test_classifier(3, 257, 264, 1.0, 0, 1.0f);
     test_vectors(1001);
+    test_exact(1001);
+    test_exact(512);
     for (int kind = 0; kind < 4; kind++) {
         test_optimizer((OptimizerKind)kind, true, 1003, 8, 1);
         test_optimizer((OptimizerKind)kind, false, 1003, 9, 1);

@@ -21,6 +21,8 @@
 #include "../kernels_cpu.h"
 #include "reference.h"
 
+#include <float.h>
+
 #ifdef PRECISION_FP16
 enum { FP16 = 1 };
 #else
@@ -738,6 +740,7 @@ static void call_sum_of_squares(const Case* c) {
     memcpy(f(c, 0), &sum, sizeof sum);
     f(c, 2)[0] = (float)sum;
 }
+static void call_add(const Case* c) { add(f(c, 0), f(c, 1), c->s.N, NULL); }
 static void call_sum_scaled(const Case* c) {
     double sum = 2.5;  // it adds
     sum_scaled(&sum, f(c, 1), 0.75, c->s.N, NULL);
@@ -768,8 +771,9 @@ static void test_vectors(size_t N) {
     Case from = case_begin("cast_from_float", call_cast_from_float, &s);
     Case squares = case_begin("sum_of_squares", call_sum_of_squares, &s);
     Case scaled = case_begin("sum_scaled", call_sum_scaled, &s);
-    Case* all[5] = {&zero, &to, &from, &squares, &scaled};
-    for (int i = 0; i < 5; i++) snprintf(all[i]->shape, sizeof all[i]->shape, "N=%zu", N);
+    Case sum = case_begin("add", call_add, &s);
+    Case* all[6] = {&zero, &to, &from, &squares, &scaled, &sum};
+    for (int i = 0; i < 6; i++) snprintf(all[i]->shape, sizeof all[i]->shape, "N=%zu", N);
     output_float(&zero, "x", N);
     output_float(&to, "out", N);
     input(&to, "in", N, 3);
@@ -777,26 +781,358 @@ static void test_vectors(size_t N) {
     input_float(&from, "in", N);
     sum_begin(&squares, N);
     sum_begin(&scaled, N);
-    for (int i = 0; i < 5; i++) case_prove(all[i]);
+    in_place_float(&sum, "out", N);
+    input_float(&sum, "x", N);
+    for (int i = 0; i < 6; i++) case_prove(all[i]);
 
     Result nothing = result(N), wide = result(N), narrow = result(N);
     long double exact_squares = 0.0L, exact_sum = 2.5L, magnitude = 2.5L;
-    bool same = true;
+    bool same = true, added = true;
     for (size_t i = 0; i < N; i++) {
         result_add(&wide, i, array_get(&to.arrays[1], to.arrays[1].start, i), 0.0);
         result_add(&narrow, i, (double)f(&from, 1)[i], 0.0);
         floatX one = floatX_of(f(&from, 1)[i]);
         same = same && memcmp(&one, &x(&from, 0)[i], sizeof one) == 0 && (double)f(&to, 0)[i] == wide.value[i];
+        float added_up = ((const float*)sum.arrays[0].start)[i] + f(&sum, 1)[i];
+        added = added && memcmp(&added_up, &f(&sum, 0)[i], sizeof added_up) == 0;
         exact_squares += (long double)f(&squares, 1)[i] * (long double)f(&squares, 1)[i];
         exact_sum += 0.75L * (long double)f(&scaled, 1)[i];
         magnitude += 0.75L * fabsl((long double)f(&scaled, 1)[i]);
     }
     check(same, "%-28s %-30s %s  exact, one by one", "casts", to.shape, FLOATX_NAME);
+    check(added, "%-28s %-30s float  exact, one by one", "add", sum.shape);
     case_compare(&zero, 0, &nothing, 1);
     case_compare(&to, 0, &wide, 1);
     case_compare(&from, 0, &narrow, 1);
     sum_compare(&squares, exact_squares, exact_squares, N);
     sum_compare(&scaled, exact_sum, magnitude, N);
+    release();
+}
+
+// ------------------------------------------------------------------------------------------------
+// Sums in fixed point, against integers of 128 bits
+//
+// The oracles know no floating-point arithmetic: a number is taken apart into an integer and a power of two, and is
+// rounded where the specification rounds it, by comparing the bits that are cut off with a half.
+
+__extension__ typedef unsigned __int128 Wide;
+__extension__ typedef __int128 WideSigned;
+
+static int wide_digits(Wide x) {
+    int digits = 0;
+    for (; x > 0; x >>= 1) digits++;
+    return digits;
+}
+
+// x / 2^places to the nearest integer, ties to even; x is below 2^120.
+static Wide wide_divide(Wide x, int places) {
+    if (places <= 0) return x << -places;
+    if (places > 120) return 0;
+    Wide half = (Wide)1 << (places - 1), whole = x >> places, rest = x - (whole << places);
+    return whole + (rest > half || (rest == half && whole % 2 == 1));
+}
+
+// An integer of at most `digits` binary digits near x; the result times 2^*exponent is nearest to x times what
+// 2^*exponent was before.
+static Wide wide_round(Wide x, int digits, int* exponent) {
+    int extra = wide_digits(x) - digits;
+    if (extra <= 0) return x;
+    *exponent += extra;
+    return wide_divide(x, extra);
+}
+
+// A positive double is the result times 2^*exponent.
+static Wide wide_of(double x, int* exponent) {
+    double fraction = frexp(x, exponent);
+    *exponent -= 53;
+    return (Wide)ldexp(fraction, 53);
+}
+
+// llrint((double)x * scale), which rounds twice: to 53 digits, and to an integer.
+static int64_t oracle_fixed(float x, double scale) {
+    int exponent, scale_exponent;
+    if (x == 0.0f) return 0;
+    Wide fraction = wide_of(fabs((double)x), &exponent) >> 29;  // a float has 24 digits
+    Wide product = fraction * wide_of(scale, &scale_exponent);
+    exponent += 29 + scale_exponent;
+    product = wide_round(product, 53, &exponent);
+    int64_t magnitude = (int64_t)wide_divide(product, -exponent);
+    return x < 0.0f ? -magnitude : magnitude;
+}
+
+// (float)((double)sum * quantum), which rounds three times: to 53 digits, the product too, and to 24.
+static float oracle_read(int64_t sum, double quantum) {
+    int exponent = 0, quantum_exponent;
+    Wide magnitude = wide_round(sum < 0 ? (Wide)0 - (Wide)sum : (Wide)sum, 53, &exponent);
+    Wide product = magnitude * wide_of(quantum, &quantum_exponent);
+    exponent += quantum_exponent;
+    product = wide_round(wide_round(product, 53, &exponent), 24, &exponent);
+    float value = ldexpf((float)product, exponent);
+    return sum < 0 ? -value : value;
+}
+
+// Any float of magnitude up to 2^8, all exponents and signs alike, and ties and their neighbours at this scale.
+static float fixed_sample(uint64_t test, size_t i, double scale) {
+    Random4 r = random4(41, RANDOM_TEST, test, i);
+    float any = float_from_bits((r.bits[0] & 0x807fffffu) | (r.bits[1] % 135) << 23);
+    float tie = (float)(((double)(r.bits[1] % 4096) - 2047.5) / scale);
+    return r.bits[2] % 4 > 0 ? any : r.bits[2] % 8 > 0 ? tie : nextafterf(tie, r.bits[0] % 2 ? 1.0f : -1.0f);
+}
+
+// What one call adds to n sums that lie `moved` elements into an array with a guard on both sides.
+static void test_exact_add(size_t n, size_t moved, double scale, double limit) {
+    enum { SIDE = 8 };
+    const int64_t guard = 0x5A5A5A5A5A5A5A5A;
+    const size_t length = n + 2 * SIDE;
+    int64_t *array = (int64_t*)hold(length * sizeof(int64_t)), *expected = (int64_t*)hold(length * sizeof(int64_t));
+    int64_t* start = (int64_t*)hold(length * sizeof(int64_t));
+    float *values = (float*)hold((n + SIDE) * sizeof(float)), *in = values + moved;
+    float inside = (float)limit;
+    if ((double)inside > limit) inside = nextafterf(inside, 0.0f);
+    const float outside[] = {nextafterf(inside, INFINITY), nextafterf(-inside, -INFINITY), FLT_MAX, INFINITY,
+                             -INFINITY, NAN};
+    for (size_t i = 0; i < length; i++) {
+        bool ours = i >= SIDE + moved && i < SIDE + moved + n;
+        Random4 r = random4(42, RANDOM_TEST, n, i);
+        int64_t random = (int64_t)((uint64_t)r.bits[0] << 32 | r.bits[1]);
+        start[i] = ours ? random / 4 : guard;  // far from the largest
+    }
+    bool right = true, marks = true, kept = true;
+    for (int threads = 1; threads <= 3; threads++) {
+        for (size_t j = 0; j <= sizeof outside / sizeof outside[0]; j++) {  // the last: all are inside
+            bool all_inside = j == sizeof outside / sizeof outside[0];
+            double bad[3] = {2.5, 0.0, 2.5};
+            for (size_t i = 0; i < n; i++) in[i] = fixed_sample(n, i, scale);
+            if (n > 0) in[0] = inside;
+            if (n > 1) in[n - 1] = -inside;
+            if (n > 0 && !all_inside) in[(j * 7919 + n / 2) % n] = outside[j];
+            memcpy(array, start, length * sizeof(int64_t));
+            memcpy(expected, start, length * sizeof(int64_t));
+            for (size_t i = 0; i < n; i++) {
+                bool adds = in[i] >= -inside && in[i] <= inside;
+                if (adds) expected[SIDE + moved + i] += oracle_fixed(in[i], scale);
+            }
+            threads_set((size_t)threads);
+            exact_add(array + SIDE + moved, &bad[1], in, scale, limit, n, NULL);
+            right = right && memcmp(array, expected, length * sizeof(int64_t)) == 0;
+            marks = marks && bad[0] == 2.5 && bad[2] == 2.5 && bad[1] == (n > 0 && !all_inside ? 1.0 : 0.0);
+            bad[1] = 1.0;
+            in[0] = 0.0f;
+            exact_add(array + SIDE + moved, &bad[1], in, scale, limit, min_size(n, 1), NULL);
+            kept = kept && bad[1] == 1.0;
+        }
+    }
+    check(right && marks && kept, "%-28s N=%-5zu moved by %zu, x%-9.3g  int64  sums: %s, bad: %s", "exact_add", n,
+          moved, scale, right ? "those of 128 bits" : "WRONG", marks && kept ? "right" : "WRONG");
+    release();
+}
+
+// The sums of 1000 gradients in several orders and groupings: the same bits, which are those of a sum that cannot
+// overflow, and so near to the real sum as the quantum promises.
+static void test_exact_order(size_t n) {
+    enum { GRADIENTS = 1000, GROUPS = 7 };
+    const double scale = 0x1p50, quantum = 0x1p-50;
+    float* gradients = (float*)hold(GRADIENTS * n * sizeof(float));
+    int64_t *sums = (int64_t*)hold(n * sizeof(int64_t)), *first = (int64_t*)hold(n * sizeof(int64_t));
+    int64_t* groups = (int64_t*)hold(GROUPS * n * sizeof(int64_t));
+    float* out = (float*)hold(n * sizeof(float));
+    size_t order[GRADIENTS], differing = 0, wrong = 0, far = 0;
+    double bad = 0.0;
+    for (size_t i = 0; i < GRADIENTS * n; i++) gradients[i] = fixed_sample(43, i, scale);
+    for (size_t i = 0; i < GRADIENTS; i++) order[i] = i;
+    for (int trial = 0; trial < 6; trial++) {  // forward, backward, four permutations
+        for (size_t i = 0; trial > 0 && i < GRADIENTS - 1; i++) {
+            size_t swapped = order[i], any = i + random_bits(44, RANDOM_TEST, (uint64_t)trial, i) % (GRADIENTS - i);
+            size_t other = trial == 1 ? GRADIENTS - 1 - i : any;
+            if (trial == 1 && other <= i) break;
+            order[i] = order[other];
+            order[other] = swapped;
+        }
+        threads_set(1 + (size_t)trial % 3);
+        memset(sums, 0, n * sizeof(int64_t));
+        memset(groups, 0, GROUPS * n * sizeof(int64_t));
+        bool in_groups = trial >= 3;  // as ranks do it: each its share, and then the ranks' sums
+        for (size_t i = 0; i < GRADIENTS; i++) {
+            int64_t* to = in_groups ? groups + i * (size_t)trial % GROUPS * n : sums;
+            exact_add(to, &bad, gradients + order[i] * n, scale, 512.0, n, NULL);
+        }
+        for (size_t g = 0; in_groups && g < GROUPS; g++)
+            exact_merge(sums, groups + (g + (size_t)trial) % GROUPS * n, n, NULL);
+        if (trial == 0) memcpy(first, sums, n * sizeof(int64_t));
+        differing += memcmp(first, sums, n * sizeof(int64_t)) != 0;
+    }
+    exact_read(out, first, quantum, n, NULL);
+    for (size_t i = 0; i < n; i++) {
+        WideSigned sum = 0;
+        long double real = 0.0L, size = 0.0L;
+        for (size_t g = 0; g < GRADIENTS; g++) {
+            sum += oracle_fixed(gradients[g * n + i], scale);
+            real += (long double)gradients[g * n + i];
+            size += fabsl((long double)gradients[g * n + i]);
+        }
+        wrong += sum != first[i];
+        long double read = 0x1.00001p-24L * fabsl(real), ours = GRADIENTS * 0x1p-63L * size;  // roundings of both sides
+        long double bound = 0.5L * GRADIENTS * (long double)quantum + read + ours;
+        far += !(fabsl((long double)out[i] - real) <= bound);
+    }
+    check(differing == 0 && wrong == 0 && bad == 0.0, "%-28s N=%-5zu 1000 gradients in 6 orders  int64  "
+          "%zu orders differ, %zu sums are not those of 128 bits", "exact_add, exact_merge", n, differing, wrong);
+    check(far == 0, "%-28s N=%-5zu 1000 gradients  float  half a quantum each from the real sum; farther: %zu",
+          "exact_read", n, far);
+    release();
+}
+
+// Integers of every length, and those where rounding to 53 or to 24 digits is a tie.
+static int64_t fixed_sum(size_t i) {
+    Random4 r = random4(45, RANDOM_TEST, 0, i);
+    const int64_t corners[] = {0, 1, -1, INT64_MAX, INT64_MIN, INT64_MAX - 1};
+    if (i < sizeof corners / sizeof corners[0]) return corners[i];
+    int64_t any = (int64_t)(((uint64_t)r.bits[0] << 32 | r.bits[1]) >> (1 + r.bits[2] % 63));
+    int cut = (int)(r.bits[3] % 39);  // so many digits behind the first 24: all zero but the first
+    int64_t tie = (int64_t)((2 * (uint64_t)(r.bits[0] % (1 << 24)) + 1) << cut);
+    int64_t sum = r.bits[3] / 64 % 4 > 0 ? any : tie + (int64_t)(r.bits[1] % 3) - 1;
+    return r.bits[2] / 64 % 2 ? sum : -sum;
+}
+
+static void test_exact_read(size_t n, size_t moved, double quantum) {
+    enum { SIDE = 8 };
+    int64_t* sums = (int64_t*)hold((n + SIDE) * sizeof(int64_t)) + moved;
+    int64_t* other = (int64_t*)hold((n + 2 * SIDE) * sizeof(int64_t));
+    float* out = (float*)hold((n + 2 * SIDE) * sizeof(float));
+    size_t wrong = 0, wrong_merged = 0, touched = 0;
+    for (size_t i = 0; i < n; i++) sums[i] = fixed_sum(i);
+    for (int threads = 1; threads <= 3; threads++) {
+        memset(out, 0xA5, (n + 2 * SIDE) * sizeof(float));
+        memset(other, 0xA5, (n + 2 * SIDE) * sizeof(int64_t));
+        for (size_t i = 0; i < n; i++) other[SIDE + moved + i] = -(sums[i] / 2) + (int64_t)i;
+        threads_set((size_t)threads);
+        exact_read(out + SIDE + moved, sums, quantum, n, NULL);
+        exact_merge(other + SIDE + moved, sums, n, NULL);
+        for (size_t i = 0; i < n; i++) {
+            float expected = oracle_read(sums[i], quantum);
+            wrong += memcmp(&expected, &out[SIDE + moved + i], sizeof expected) != 0;
+            WideSigned merged = (WideSigned)sums[i] - sums[i] / 2 + (WideSigned)i;
+            wrong_merged += other[SIDE + moved + i] != merged;
+        }
+        for (size_t i = 0; i < n + 2 * SIDE; i++) {
+            bool ours = i >= SIDE + moved && i < SIDE + moved + n;
+            bool same = bits_from_float(out[i]) == 0xA5A5A5A5u && (uint64_t)other[i] == 0xA5A5A5A5A5A5A5A5ull;
+            touched += !ours && !same;
+        }
+    }
+    check(wrong == 0 && touched == 0, "%-28s N=%-5zu moved by %zu, x%-9.3g  float  %zu wrong, %zu touched",
+          "exact_read", n, moved, quantum, wrong, touched);
+    check(wrong_merged == 0 && touched == 0, "%-28s N=%-5zu moved by %zu  int64  %zu wrong, %zu touched",
+          "exact_merge", n, moved, wrong_merged, touched);
+    release();
+}
+
+static void test_exact(void) {
+    const double scales[] = {0x1p50, 0x1p50 / 3, 0x1.fffffffffffffp49, 4.0};
+    const size_t lengths[] = {0, 1, 2, 3, 33, 257, 5001};
+    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+        for (size_t j = 0; j < sizeof scales / sizeof scales[0]; j++) {
+            double limit = j % 2 ? 1000.1 : 512.0;  // 1000.1 is not a float
+            test_exact_add(lengths[i], (i + j) % 4, scales[j], limit);
+            test_exact_read(lengths[i], (i + j) % 4, 1.0 / scales[j]);
+        }
+    }
+    test_exact_order(1);
+    test_exact_order(33);
+}
+
+// ------------------------------------------------------------------------------------------------
+// Checksum
+
+static floatX floatX_from_bits(uint32_t bits) {
+    floatX element;
+    memcpy(&element, &bits, sizeof element);  // little-endian
+    return element;
+}
+
+static uint64_t checksum_of(const floatX* elements, size_t first, size_t n) {
+    uint64_t out = ~0ull;
+    checksum(&out, elements, first, n, NULL);
+    return out;
+}
+
+static int checksum_order(const void* a, const void* b) {
+    uint64_t x = *(const uint64_t*)a, y = *(const uint64_t*)b;
+    return (x > y) - (x < y);
+}
+
+static void test_checksum(void) {
+    enum { N = 67, PATTERNS = 65536, FLOATX_BITS = 8 * sizeof(floatX) };
+    const size_t first = ((size_t)1 << 40) + 7;
+    floatX elements[N];
+
+    // By the formula, computed elsewhere.
+    const float four[4] = {1.0f, -2.5f, 0.0f, 3072.0f};
+    const uint64_t known = FLOATX_IS_FLOAT ? 0x4cd597bb516a77da : FP16 ? 0x13ad38a47442ba63 : 0xa96b93c4909dc940;
+    for (int i = 0; i < 4; i++) elements[i] = floatX_of(four[i]);
+    check(checksum_of(elements, first, 4) == known && checksum_of(elements, first, 0) == 0, "%-28s %s  a known answer",
+          "checksum", FLOATX_NAME);
+
+    // Cut into three parts at every pair of places, by 1, 2 and 3 threads.
+    bool cut = true, place = true;
+    for (size_t i = 0; i < N; i++) elements[i] = floatX_from_bits(random_bits(46, RANDOM_TEST, 0, i));
+    threads_set(1);
+    uint64_t whole = checksum_of(elements, first, N);
+    for (size_t a = 0; a <= N; a++) {
+        for (size_t b = a; b <= N; b++) {
+            threads_set(1 + (a + b) % 3);
+            uint64_t sum = checksum_of(elements, first, a) + checksum_of(elements + a, first + a, b - a);
+            cut = cut && sum + checksum_of(elements + b, first + b, N - b) == whole;
+        }
+        place = place && checksum_of(elements, first + 1 + a, N) != whole;
+    }
+    check(cut, "%-28s N=%d %s  the sum of any three parts is the whole", "checksum", N, FLOATX_NAME);
+    check(place, "%-28s N=%d %s  elsewhere in the vector it is another", "checksum", N, FLOATX_NAME);
+
+    // Every flipped bit, and every swap of two elements that differ; here many are nearly alike, as parameters are.
+    size_t flips = 0, swaps = 0, unseen = 0;
+    threads_set(1);
+    for (int content = 0; content < 3; content++) {
+        for (size_t i = 0; i < N; i++) {
+            uint32_t random = random_bits(47, RANDOM_TEST, 0, i);
+            elements[i] = floatX_from_bits(content == 0 ? random : content == 1 ? (uint32_t)i % 3 : (uint32_t)i);
+        }
+        whole = checksum_of(elements, 0, N);
+        for (size_t i = 0; i < N; i++) {
+            floatX held_i = elements[i];
+            for (int bit = 0; bit < FLOATX_BITS; bit++, flips++) {
+                uint32_t bits = 0;
+                memcpy(&bits, &held_i, sizeof held_i);
+                elements[i] = floatX_from_bits(bits ^ 1u << bit);
+                unseen += checksum_of(elements, 0, N) == whole;
+            }
+            elements[i] = held_i;
+            for (size_t j = 0; j < i; j++) {
+                floatX held_j = elements[j];
+                if (memcmp(&held_i, &held_j, sizeof held_i) == 0) continue;
+                elements[i] = held_j, elements[j] = held_i;
+                swaps++;
+                unseen += checksum_of(elements, 0, N) == whole;
+                elements[i] = held_i, elements[j] = held_j;
+            }
+        }
+    }
+    check(unseen == 0, "%-28s N=%d %s  unseen of %zu flipped bits and %zu swaps: %zu", "checksum", N, FLOATX_NAME,
+          flips, swaps, unseen);
+
+    // No two contents of an element have the same checksum: all of them in 16 bits.
+    uint64_t* sums = (uint64_t*)hold(PATTERNS * sizeof(uint64_t));
+    size_t equal = 0;
+    for (size_t at = 0; at < 4; at++) {
+        for (uint32_t i = 0; i < PATTERNS; i++) {
+            floatX element = floatX_from_bits(FLOATX_IS_FLOAT ? i * 65537u : i);
+            sums[i] = checksum_of(&element, at * 12345679, 1);
+        }
+        qsort(sums, PATTERNS, sizeof sums[0], checksum_order);
+        for (size_t i = 1; i < PATTERNS; i++) equal += sums[i] == sums[i - 1];
+    }
+    check(equal == 0, "%-28s %s  %d contents of an element at 4 places, with equal checksums: %zu", "checksum",
+          FLOATX_NAME, PATTERNS, equal);
     release();
 }
 
@@ -1199,6 +1535,8 @@ int main(void) {
     test_vectors(33);
     test_vectors(255);
     test_vectors(70001);
+    test_exact();
+    test_checksum();
     for (int kind = 0; kind < 4; kind++) {
         for (int masters = 0; masters < 2; masters++) {
             test_optimizer((OptimizerKind)kind, masters, 1, 1);

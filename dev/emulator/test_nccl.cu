@@ -1,0 +1,772 @@
+// test_nccl.cu: the Wire of nccl.cuh between processes, and the stand-in for NCCL that it runs on here.
+//
+//     build/test_nccl        in the emulator: everything that shows in the mode of EMULATE_STREAMS and EMULATE_OTHERS
+//     nvcc -std=c++17 -arch=native -DLLMTRAIN_CUDA -DLLMTRAIN_NCCL -I. -Xcompiler -fopenmp dev/emulator/test_nccl.cu
+//         -lnccl -o build/test_nccl && build/test_nccl 4        with four GPUs: the collectives, through NCCL itself
+//
+//   1. cases        a process per rank, forked by comm_spawn; what they report
+//   2. collectives  each, of each type, of lengths that divide and that do not, against sums in the order of the ranks
+//   3. accounts     bytes sent, time waited
+//   4. bugs         planted ones, in the mode that must catch them; their correct twins in every mode
+//   5. faults       a rank that is killed, stops or gives up: the others hear who it was, and nothing hangs
+//
+// On GPUs a sum may differ by the roundings of world - 1 additions in its type, each at most epsilon/2 of the sum of
+// the terms' magnitudes, and by as many in this test's own.
+
+#include "../../comm.h"
+
+// As ranks.h cuts a vector.
+static inline CommSlice shard_slice(size_t n, size_t rank, size_t world) {
+    CommSlice units = comm_even_slice(rank, world, n / 8);
+    CommSlice slice = {units.first * 8, units.end * 8};
+    return slice;
+}
+
+#include "../../nccl.cuh"
+
+#include <sys/mman.h>
+
+#define PATIENT_MS 60e3   // time-out where nothing is to fail
+#define FAULT_MS 2000.0   // and where something is
+#define SLACK_MS 20e3      // what a busy machine may add to it; a rank that hangs takes longer
+#define CASE_MS 90e3      // after which a case is said to hang
+
+// ------------------------------------------------------------------------------------------------
+// 1. Cases
+
+enum { RANKS_MAX = 8 };
+
+typedef struct {
+    int passed, failed;
+    bool ended;               // after a fault: it came to its end
+    double ended_ms;
+    char text[1024];          // and this is the sentence
+} Report;
+
+typedef struct {
+    Report reports[RANKS_MAX];
+    int statuses[RANKS_MAX];  // of the processes, as waitpid gives them
+    double fault_ms;          // when the victim was about to fall
+} Shared;
+
+typedef struct {
+    CommLaunch launch;
+    Comm comm;
+    Stream stream;
+    Wire wire;
+    Report* report;
+    size_t rank, world;
+} Rank;
+
+typedef void (*Body)(Rank* r);
+
+static Shared* shared;
+static int passed, failed;
+static bool case_planted;     // a bug, not its correct twin
+static size_t stopped = COMM_UNKNOWN;  // the rank that will have stopped, if one will
+
+static void judge(bool ok, const char* what, const char* details) {
+    *(ok ? &passed : &failed) += 1;
+    printf("%s  %-62s %s\n", ok ? "ok    " : "FAILED", what, details);
+}
+
+// By a rank.
+static void check(Rank* r, bool ok, const char* what) {
+    *(ok ? &r->report->passed : &r->report->failed) += 1;
+    if (!ok && !case_planted) printf("FAILED  rank %zu of %zu: %s\n", r->rank, r->world, what);
+}
+
+static void must(bool ok, const char* what, const Error* error) {
+    if (ok) return;
+    printf("FAILED  %s: %s; cannot go on\n", what, error ? error->text : strerror(errno));
+    exit(1);
+}
+
+// By rank 0: waits for the others; for one that has stopped last, and ends it.
+static void reap(Rank* r) {
+    for (int last = 0; last < 2; last++) {
+        for (size_t p = 1; p < r->world; p++) {
+            if ((p == stopped) != last) continue;
+            pid_t child = r->launch.children[p - 1];
+            double deadline = now_ms() + (last ? 0 : FAULT_MS + SLACK_MS);
+            while (waitpid(child, &shared->statuses[p], WNOHANG) == 0) {
+                if (now_ms() >= deadline) kill(child, SIGKILL);
+                comm_sleep(1);
+            }
+        }
+    }
+    free(r->launch.children);
+}
+
+static void case_process(size_t world, double timeout_ms, bool opens, Body body) {
+    Rank rank, *r = &rank;
+    Error error;
+    memset(r, 0, sizeof *r);
+    must(comm_spawn(&r->launch, world, &error), "comm_spawn", &error);
+    r->rank = r->launch.rank;
+    r->world = world;
+    r->report = &shared->reports[r->rank];
+    must(comm_open(&r->comm, &r->launch, timeout_ms, &error), "comm_open", &error);
+#ifndef EMULATED
+    must(device_choose(r->rank, &error), "device_choose", &error);
+#endif
+    must(device_open(&r->stream, false, &error), "device_open", &error);
+    if (opens) must(wire_open(&r->wire, &r->comm, 4, r->stream, &error), "wire_open", &error);
+    must(comm_barrier(&r->comm, &error), "comm_barrier", &error);  // nobody falls before all are there
+    body(r);
+    wire_close(&r->wire);
+    device_close(r->stream);
+    comm_close(&r->comm);
+    if (r->rank == 0) reap(r);
+    exit(0);
+}
+
+// Runs a case; true if it came to its end by itself. What its processes ended with is in shared->statuses.
+static bool run_case(size_t world, double timeout_ms, bool opens, Body body) {
+    memset(shared, 0, sizeof *shared);
+    fflush(NULL);
+    pid_t child = fork();
+    must(child >= 0, "fork", NULL);
+    if (child == 0) case_process(world, timeout_ms, opens, body);
+    double deadline = now_ms() + CASE_MS;
+    while (waitpid(child, &shared->statuses[0], WNOHANG) == 0) {
+        if (now_ms() > deadline) {
+            kill(child, SIGKILL);  // the other ranks go with it
+            waitpid(child, &shared->statuses[0], 0);
+            return false;
+        }
+        comm_sleep(1);
+    }
+    return true;
+}
+
+// Runs a case in which nothing is to fail, and counts what its ranks have checked.
+static void run_good_case(const char* name, size_t world, Body body) {
+    char details[160];
+    bool good = run_case(world, PATIENT_MS, true, body);
+    int checks = 0, wrong = 0;
+    for (size_t p = 0; p < world; p++) {
+        good = good && shared->statuses[p] == 0;
+        checks += shared->reports[p].passed;
+        wrong += shared->reports[p].failed;
+    }
+    passed += checks;
+    failed += wrong;
+    snprintf(details, sizeof details, "%zu rank%s, %d checks, %d failed", world, world > 1 ? "s" : "", checks, wrong);
+    judge(good && checks > 0 && wrong == 0, name, details);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 2. Collectives
+
+typedef enum { REDUCES_ALL, SCATTERS, GATHERS, COLLECTIVES } Collective;
+static const char* const collective_names[COLLECTIVES] = {"all_reduce", "reduce_scatter", "all_gather"};
+
+// Element i of a rank's vector: in [-1, 1), or for integers anything.
+static double value_of(CommType type, size_t rank, size_t i) {
+    float x = 2 * random_uniform(1, RANDOM_TEST, rank, i) - 1;
+    if (type == COMM_BF16) return (double)float_from_bf16(bf16_from_float(x));
+    if (type == COMM_F16) return (double)float_from_f16(f16_from_float(x));
+    return (double)x;
+}
+
+static int64_t integer_of(size_t rank, size_t i) {
+    Random4 r = random4(1, RANDOM_TEST, rank, i);
+    return (int64_t)((uint64_t)r.bits[0] << 32 | r.bits[1]);
+}
+
+static void store(void* data, CommType type, size_t i, double x) {
+    if (type == COMM_FLOAT) ((float*)data)[i] = (float)x;
+    if (type == COMM_BF16) ((uint16_t*)data)[i] = bf16_from_float((float)x);
+    if (type == COMM_F16) ((uint16_t*)data)[i] = f16_from_float((float)x);
+}
+
+static double load(const void* data, CommType type, size_t i) {
+    if (type == COMM_FLOAT) return (double)((const float*)data)[i];
+    uint16_t half = ((const uint16_t*)data)[i];
+    return (double)(type == COMM_BF16 ? float_from_bf16(half) : float_from_f16(half));
+}
+
+#ifdef EMULATED
+static const double ROUNDINGS = 0;  // that may differ, of an addition
+#else
+static const double ROUNDINGS = 1;
+#endif
+
+static double epsilon_of(CommType type) { return type == COMM_FLOAT ? 0x1p-23 : type == COMM_BF16 ? 0x1p-7 : 0x1p-10; }
+
+// Whether element i is what it should be.
+static bool element_is_right(const Rank* r, const void* data, Collective collective, CommType type, size_t n,
+                             size_t i) {
+    size_t owner = 0;
+    float sum = 0;
+    uint64_t integer = 0;
+    double magnitudes = 0;
+    while (shard_slice(n, owner, r->world).end <= i) owner++;
+    if (collective == SCATTERS && owner != r->rank) return true;
+    if (type == COMM_INT64) {
+        for (size_t p = 0; p < r->world; p++) integer += (uint64_t)integer_of(p, i);
+        return ((const uint64_t*)data)[i] == (collective == GATHERS ? (uint64_t)integer_of(owner, i) : integer);
+    }
+    if (collective == GATHERS) return load(data, type, i) == value_of(type, owner, i);
+    for (size_t p = 0; p < r->world; p++) {
+        sum += (float)value_of(type, p, i);
+        magnitudes += fabs(value_of(type, p, i));
+    }
+    uint64_t rounded = 0;
+    store(&rounded, type, 0, (double)sum);
+    double bound = ROUNDINGS * (double)(r->world - 1) * epsilon_of(type) * magnitudes;
+    return fabs(load(data, type, i) - load(&rounded, type, 0)) <= bound;
+}
+
+static void fill(void* data, CommType type, size_t rank, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        if (type == COMM_INT64) ((int64_t*)data)[i] = integer_of(rank, i);
+        else store(data, type, i, value_of(type, rank, i));
+    }
+}
+
+static void start(Rank* r, size_t slot, Collective collective, void* data, size_t n, CommType type) {
+    if (collective == REDUCES_ALL) wire_all_reduce(&r->wire, slot, data, n, type, r->stream);
+    if (collective == SCATTERS) wire_reduce_scatter(&r->wire, slot, data, n, type, r->stream);
+    if (collective == GATHERS) wire_all_gather(&r->wire, slot, data, n, type, r->stream);
+}
+
+static void* device_memory(Rank* r, size_t bytes) {
+    Error error;
+    void* memory = device_allocate(bytes, r->stream, &error);
+    must(memory != NULL, "memory of the device", &error);
+    return memory;
+}
+
+// All three under way at once, in the order in which they were started; nobody waits between the copy of the data to
+// the device, the collective and the copy of the result. Before and behind each vector lie bytes that must stay.
+static void collectives_of(Rank* r, CommType type, size_t n) {
+    const size_t guard = 64;
+    size_t bytes = n * comm_type_size(type), total = bytes + 2 * guard;
+    char *device[COLLECTIVES], *host[COLLECTIVES], text[160];
+    for (int c = 0; c < COLLECTIVES; c++) {
+        device[c] = (char*)device_memory(r, total);
+        host[c] = (char*)host_allocate(total);
+        must(host[c] != NULL, "memory of the host", NULL);
+        memset(host[c], 0x5a, total);
+        fill(host[c] + guard, type, r->rank, n);
+        CUDA_CHECK(cudaMemcpyAsync(device[c], host[c], total, cudaMemcpyHostToDevice, r->stream->compute));
+        start(r, (size_t)c, (Collective)c, device[c] + guard, n, type);
+    }
+    for (int c = 0; c < COLLECTIVES; c++) {
+        wire_wait(&r->wire, (size_t)c, r->stream);
+        CUDA_CHECK(cudaMemcpyAsync(host[c], device[c], total, cudaMemcpyDeviceToHost, r->stream->compute));
+    }
+    device_wait(r->stream);
+    for (int c = 0; c < COLLECTIVES; c++) {
+        size_t wrong = 0, spoilt = 0;
+        for (size_t i = 0; i < n; i++) wrong += !element_is_right(r, host[c] + guard, (Collective)c, type, n, i);
+        for (size_t i = 0; i < guard; i++) spoilt += (host[c][i] != 0x5a) + (host[c][total - 1 - i] != 0x5a);
+        snprintf(text, sizeof text, "%s of %zu elements of type %d: %zu wrong, %zu bytes around them spoilt",
+                 collective_names[c], n, (int)type, wrong, spoilt);
+        check(r, wrong == 0 && spoilt == 0, text);
+        host_free(host[c]);
+        device_free(device[c], total);
+    }
+}
+
+static void collectives(Rank* r) {
+    static const CommType types[] = {COMM_FLOAT, COMM_BF16, COMM_F16, COMM_INT64};
+    Error error;
+    // One unit for one rank and none for the others; even; one unit too many; some pieces of the stand-in's memory.
+    size_t lengths[] = {8, 8 * r->world, 64 * r->world, 8 * (5 * r->world + 1), 8 * (r->world * 1500 + r->world - 1)};
+    for (size_t t = 0; t < sizeof types / sizeof types[0]; t++)
+        for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) collectives_of(r, types[t], lengths[i]);
+    check(r, wire_check(&r->wire, &error), "all is well at the end");
+}
+
+// Rank 0 waits for its device before it meets the others, they do so only afterwards. Devices need no host for that.
+static void one_waits(Rank* r) {
+    enum { COUNT = 1000 };
+    float *device = (float*)device_memory(r, COUNT * sizeof(float)), host[COUNT];
+    Error error;
+    for (int i = 0; i < 3; i++) {
+        wire_all_reduce(&r->wire, 0, device, COUNT, COMM_FLOAT, r->stream);
+        wire_wait(&r->wire, 0, r->stream);
+        if (r->rank == 0) download(host, device, sizeof host, r->stream);
+        check(r, comm_barrier(&r->comm, &error), "the meeting");
+    }
+    device_wait(r->stream);
+    device_free(device, COUNT * sizeof(float));
+}
+
+// One rank: nothing is made.
+static void alone(Rank* r) {
+    float x = 1;
+    check(r, r->wire.comm == NULL, "one rank makes nothing");
+    for (int c = 0; c < COLLECTIVES; c++) {
+        start(r, 0, (Collective)c, &x, 1, COMM_FLOAT);
+        wire_wait(&r->wire, 0, r->stream);
+    }
+    Error error;
+    check(r, x == 1, "one rank leaves memory alone");
+    check(r, wire_check(&r->wire, &error) && wire_bytes_sent(&r->wire) == 0 && wire_waited_ms(&r->wire) == 0,
+          "one rank has sent nothing and waited for nothing");
+}
+
+// ------------------------------------------------------------------------------------------------
+// 3. Accounts
+
+static void accounts(Rank* r) {
+    const size_t n = 24 * 8, rounds = 3 * WIRE_WAITS + 1;  // more than a slot remembers
+    const double delay_ms = 5;
+    float* device = (float*)device_memory(r, n * sizeof(float));
+    uint64_t part = n * sizeof(float) * (r->world - 1) / r->world;
+    start(r, 0, SCATTERS, device, n, COMM_FLOAT);
+    check(r, wire_bytes_sent(&r->wire) == part, "bytes of reduce_scatter");
+    start(r, 1, GATHERS, device, n, COMM_FLOAT);
+    check(r, wire_bytes_sent(&r->wire) == 2 * part, "bytes of all_gather");
+    start(r, 2, REDUCES_ALL, device, n, COMM_FLOAT);
+    check(r, wire_bytes_sent(&r->wire) == 4 * part, "bytes of all_reduce");
+    for (size_t slot = 0; slot < 3; slot++) wire_wait(&r->wire, slot, r->stream);
+    device_wait(r->stream);
+    wire_waited_ms(&r->wire);
+    check(r, wire_waited_ms(&r->wire) == 0, "what was asked for is told once");
+
+    // Each collective takes so long, and nothing else is to be done meanwhile.
+    r->wire.delay_ms = delay_ms;
+    double began = now_ms();
+    for (size_t i = 0; i < rounds; i++) {
+        start(r, 0, REDUCES_ALL, device, n, COMM_FLOAT);
+        wire_wait(&r->wire, 0, r->stream);
+    }
+    device_wait(r->stream);
+    double took = now_ms() - began, waited = wire_waited_ms(&r->wire);
+    bool stands = true;  // whether `compute` comes to the wait before the collective is done
+#ifdef EMULATED
+    stands = emulator::modes.delayed_streams && !emulator::others_run_ahead;
+#endif
+    check(r, took >= delay_ms * (double)rounds, "the delay for tests");
+    check(r, waited <= took, "no more was waited than time went by");
+    check(r, !stands || waited >= 0.9 * delay_ms * (double)rounds, "all waits are counted");
+    device_free(device, n * sizeof(float));
+}
+
+#ifdef EMULATED
+
+static size_t case_number;  // of a bug or a fault: its place in the table
+
+// ------------------------------------------------------------------------------------------------
+// 4. Bugs
+//
+// Each of 2 ranks sums 1 over all, with a mistake. `now` may be any mode.
+
+enum { LENGTH = 64 };
+static const size_t LENGTH_BYTES = LENGTH * sizeof(float);
+
+typedef struct {
+    const char *name, *mode;
+    bool diagnosis;           // otherwise it shows in the result
+    void (*run)(Rank* r, float* device, bool good);
+} Bug;
+
+static void give(Rank* r, float* device, float value) {
+    float host[LENGTH];
+    for (int i = 0; i < LENGTH; i++) host[i] = value;
+    CUDA_CHECK(cudaMemcpyAsync(device, host, LENGTH_BYTES, cudaMemcpyHostToDevice, r->stream->compute));
+}
+
+static void check_sum(Rank* r, const float* host) {
+    int wrong = 0;
+    for (int i = 0; i < LENGTH; i++) wrong += !(host[i] == (float)r->world);
+    check(r, wrong == 0, "the sum");
+}
+
+// What wire_all_reduce does after the event.
+static void launch_all_reduce(Rank* r, float* device, size_t count) {
+    Wire* w = &r->wire;
+    pthread_mutex_lock(&w->mutex);
+    wire_end(w, 0, ncclAllReduce(device, device, count, ncclFloat32, ncclSum, w->nccl, w->stream), "all_reduce");
+}
+
+static void await_sum(Rank* r, float* device) {
+    float host[LENGTH];
+    wire_wait(&r->wire, 0, r->stream);
+    download(host, device, LENGTH_BYTES, r->stream);
+    check_sum(r, host);
+}
+
+static void no_wait(Rank* r, float* device, bool good) {
+    float host[LENGTH];
+    give(r, device, 1);
+    wire_all_reduce(&r->wire, 0, device, LENGTH, COMM_FLOAT, r->stream);
+    if (good) wire_wait(&r->wire, 0, r->stream);
+    download(host, device, LENGTH_BYTES, r->stream);
+    check_sum(r, host);
+}
+
+static void no_ready_event(Rank* r, float* device, bool good) {
+    give(r, device, 1);
+    if (good) wire_all_reduce(&r->wire, 0, device, LENGTH, COMM_FLOAT, r->stream);
+    else launch_all_reduce(r, device, LENGTH);
+    await_sum(r, device);
+}
+
+// The next gradients are written where the sum is still being made.
+static void overwritten(Rank* r, float* device, bool good) {
+    float host[LENGTH], *copy = (float*)device_memory(r, LENGTH_BYTES);
+    give(r, device, 1);
+    wire_all_reduce(&r->wire, 0, device, LENGTH, COMM_FLOAT, r->stream);
+    if (good) wire_wait(&r->wire, 0, r->stream);
+    CUDA_CHECK(cudaMemcpyAsync(copy, device, LENGTH_BYTES, cudaMemcpyDeviceToDevice, r->stream->compute));
+    give(r, device, 7);
+    wire_wait(&r->wire, 0, r->stream);
+    download(host, copy, LENGTH_BYTES, r->stream);
+    check_sum(r, host);
+    device_free(copy, LENGTH_BYTES);
+}
+
+// The end is marked before the kernel is in the stream.
+static void recorded_too_early(Rank* r, float* device, bool good) {
+    Wire* w = &r->wire;
+    Error error;
+    give(r, device, 1);
+    CUDA_CHECK(cudaEventRecord(w->slots[0].ready, r->stream->compute));
+    CUDA_CHECK(cudaStreamWaitEvent(w->stream, w->slots[0].ready, 0));
+    pthread_mutex_lock(&w->mutex);
+    if (!good) CUDA_CHECK(cudaEventRecord(w->slots[0].done, w->stream));
+    ncclResult_t status = ncclAllReduce(device, device, LENGTH, ncclFloat32, ncclSum, w->nccl, w->stream);
+    check(r, wire_settle(w, status, "all_reduce", &error), "the launch");
+    if (good) CUDA_CHECK(cudaEventRecord(w->slots[0].done, w->stream));
+    pthread_mutex_unlock(&w->mutex);
+    await_sum(r, device);
+    CUDA_CHECK(cudaStreamSynchronize(w->stream));
+}
+
+static void other_count(Rank* r, float* device, bool good) {
+    give(r, device, 1);
+    launch_all_reduce(r, device, good || r->rank == 0 ? LENGTH : LENGTH / 2);
+    CUDA_CHECK(cudaStreamSynchronize(r->wire.stream));
+}
+
+static void other_type(Rank* r, float* device, bool good) {
+    CommType type = good || r->rank == 0 ? COMM_BF16 : COMM_F16;
+    wire_all_reduce(&r->wire, 0, device, LENGTH, type, r->stream);
+    wire_wait(&r->wire, 0, r->stream);
+    device_wait(r->stream);
+}
+
+static void other_order(Rank* r, float* device, bool good) {
+    for (int i = 0; i < 2; i++) {
+        bool first = good || r->rank == 0 ? i == 0 : i == 1;
+        if (first) wire_all_gather(&r->wire, 0, device, LENGTH, COMM_FLOAT, r->stream);
+        else wire_reduce_scatter(&r->wire, 1, device, LENGTH, COMM_FLOAT, r->stream);
+    }
+    wire_wait(&r->wire, 0, r->stream);
+    wire_wait(&r->wire, 1, r->stream);
+    device_wait(r->stream);
+}
+
+// Uneven slices are a group of reductions, in the order of their roots.
+static void other_root(Rank* r, float* device, bool good) {
+    Wire* w = &r->wire;
+    pthread_mutex_lock(&w->mutex);
+    ncclGroupStart();
+    for (int i = 0; i < 2; i++)
+        ncclReduce(device, device, LENGTH, ncclFloat32, ncclSum, good || r->rank == 0 ? i : 1 - i, w->nccl, w->stream);
+    wire_end(w, 0, ncclGroupEnd(), "reductions");
+    CUDA_CHECK(cudaStreamSynchronize(w->stream));
+}
+
+static void host_memory(Rank* r, float* device, bool good) {
+    static float host[LENGTH];
+    launch_all_reduce(r, good ? device : host, LENGTH);
+    CUDA_CHECK(cudaStreamSynchronize(r->wire.stream));
+}
+
+static void too_long(Rank* r, float* device, bool good) {
+    launch_all_reduce(r, device, good ? LENGTH : LENGTH + 1);
+    CUDA_CHECK(cudaStreamSynchronize(r->wire.stream));
+}
+
+static void freed_before_it_ran(Rank* r, float* device, bool good) {
+    float* other = (float*)device_memory(r, LENGTH_BYTES);
+    (void)device;
+    launch_all_reduce(r, other, LENGTH);
+    if (good) CUDA_CHECK(cudaStreamSynchronize(r->wire.stream));
+    device_free(other, LENGTH_BYTES);
+    CUDA_CHECK(cudaStreamSynchronize(r->wire.stream));
+}
+
+static void scattered_to_wrong_place(Rank* r, float* device, bool good) {
+    Wire* w = &r->wire;
+    size_t length = LENGTH / r->world;
+    pthread_mutex_lock(&w->mutex);
+    ncclResult_t status = ncclReduceScatter(device, good ? device + r->rank * length : device + 8, length, ncclFloat32,
+                                            ncclSum, w->nccl, w->stream);
+    wire_end(w, 0, status, "reduce_scatter");
+    CUDA_CHECK(cudaStreamSynchronize(w->stream));
+}
+
+static void gathered_from_wrong_place(Rank* r, float* device, bool good) {
+    Wire* w = &r->wire;
+    size_t length = LENGTH / r->world;
+    pthread_mutex_lock(&w->mutex);
+    const float* own = good ? device + r->rank * length : device + 8;
+    wire_end(w, 0, ncclAllGather(own, device, length, ncclFloat32, w->nccl, w->stream), "all_gather");
+    CUDA_CHECK(cudaStreamSynchronize(w->stream));
+}
+
+static void used_after_abort(Rank* r, float* device, bool good) {
+    Wire* w = &r->wire;
+    (void)device;
+    pthread_mutex_lock(&w->mutex);
+    ncclComm_t comm = w->nccl;
+    w->nccl = NULL;
+    ncclResult_t state;
+    if (good) ncclCommGetAsyncError(comm, &state);
+    ncclCommAbort(comm);
+    if (!good) ncclCommGetAsyncError(comm, &state);
+    pthread_mutex_unlock(&w->mutex);
+}
+
+static void never_destroyed(Rank* r, float* device, bool good) {
+    Error error;
+    (void)device;
+    pthread_mutex_lock(&r->wire.mutex);
+    if (good) check(r, wire_settle(&r->wire, ncclCommFinalize(r->wire.nccl), "the end", &error), "the end");
+    if (good) ncclCommDestroy(r->wire.nccl);
+    r->wire.nccl = NULL;
+    pthread_mutex_unlock(&r->wire.mutex);
+}
+
+static void destroyed_too_early(Rank* r, float* device, bool good) {
+    Error error;
+    give(r, device, 1);
+    wire_all_reduce(&r->wire, 0, device, LENGTH, COMM_FLOAT, r->stream);
+    if (good) CUDA_CHECK(cudaStreamSynchronize(r->wire.stream));
+    pthread_mutex_lock(&r->wire.mutex);
+    check(r, wire_settle(&r->wire, ncclCommFinalize(r->wire.nccl), "the end", &error), "the end");
+    pthread_mutex_unlock(&r->wire.mutex);
+}
+
+// Without the Wire's mutex.
+static void* asks_for_ever(void* wire) {
+    ncclResult_t state;
+    double began = now_ms();
+    while (now_ms() < began + PATIENT_MS / 4) ncclCommGetAsyncError(((Wire*)wire)->nccl, &state);
+    return NULL;
+}
+
+static void two_threads(Rank* r, float* device, bool good) {
+    pthread_t threads[2];
+    for (int i = 0; i < 2 && !good; i++)
+        must(pthread_create(&threads[i], NULL, asks_for_ever, &r->wire) == 0, "a thread", NULL);
+    for (int i = 0; i < 2 && !good; i++) pthread_join(threads[i], NULL);
+    wire_all_reduce(&r->wire, 0, device, LENGTH, COMM_FLOAT, r->stream);
+    wire_wait(&r->wire, 0, r->stream);
+    device_wait(r->stream);
+}
+
+static const Bug bugs[] = {
+    {"no wait before the result is used", "behind", false, no_wait},
+    {"no wait for the data", "ahead", false, no_ready_event},
+    {"data overwritten under way", "behind", false, overwritten},
+    {"end recorded before the launch", "behind", false, recorded_too_early},
+    {"other counts", "now", true, other_count},
+    {"other types", "now", true, other_type},
+    {"another order", "now", true, other_order},
+    {"other roots within a group", "now", true, other_root},
+    {"memory of the host", "now", true, host_memory},
+    {"past the end of the memory", "now", true, too_long},
+    {"memory freed before it ran", "behind", true, freed_before_it_ran},
+    {"in place, scattered to the wrong place", "now", true, scattered_to_wrong_place},
+    {"in place, gathered from the wrong place", "now", true, gathered_from_wrong_place},
+    {"communicator used after the abort", "now", true, used_after_abort},
+    {"communicator never destroyed", "now", true, never_destroyed},
+    {"communicator destroyed too early", "behind", true, destroyed_too_early},
+    {"two threads at a time", "now", true, two_threads},
+};
+
+static void run_bug(Rank* r) {
+    float* device = (float*)device_memory(r, LENGTH_BYTES);
+    bugs[case_number].run(r, device, !case_planted);
+    device_wait(r->stream);
+    wire_close(&r->wire);
+    device_free(device, LENGTH_BYTES);
+}
+
+static void test_bugs(void) {
+    const char* mode = !emulator::modes.delayed_streams ? "now" : emulator::others_run_ahead ? "ahead" : "behind";
+    char name[120], details[80];
+    for (size_t i = 0; i < sizeof bugs / sizeof bugs[0]; i++) {
+        case_number = i;
+        for (int good = 1; good >= 0; good--) {
+            case_planted = !good;
+            if (!good && strcmp(bugs[i].mode, "now") != 0 && strcmp(bugs[i].mode, mode) != 0) continue;
+            bool ended = run_case(2, PATIENT_MS, true, run_bug);
+            int diagnoses = 0, zeros = 0, wrong = 0;
+            for (size_t p = 0; p < 2; p++) {
+                int status = shared->statuses[p];
+                diagnoses += WIFEXITED(status) && WEXITSTATUS(status) == emulator::DIAGNOSIS;
+                zeros += status == 0;
+                wrong += shared->reports[p].failed > 0;
+            }
+            bool caught = bugs[i].diagnosis ? diagnoses > 0 : wrong > 0 && diagnoses == 0;
+            bool right = good ? zeros == 2 && wrong == 0 : caught;
+            snprintf(name, sizeof name, "%s: %s", good ? "correct twin" : "planted bug", bugs[i].name);
+            snprintf(details, sizeof details, "%s, %d diagnoses, %d wrong results", ended ? "ended" : "hangs",
+                     diagnoses, wrong);
+            judge(ended && right, name, details);
+        }
+    }
+    case_planted = false;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 5. Faults
+//
+// Of 3 ranks. Where the victim falls, and what it does; what the others must hear.
+
+enum { FAULT_RANKS = 3, VICTIM = 1 };
+typedef enum { IN_OPEN, BEFORE_COLLECTIVE, IN_COLLECTIVE, BEFORE_CLOSE, NOWHERE } Place;
+typedef enum { IS_KILLED, STOPS, GIVES_UP, CANNOT_LAUNCH, MEETS_AN_ERROR } Deed;
+
+typedef struct {
+    const char* name;
+    Place place;
+    Deed deed;
+    const char *heard, *own;  // by the others, and by the victim itself if it lives
+} FaultCase;
+
+static const FaultCase faults[] = {
+    {"killed while the ranks connect", IN_OPEN, IS_KILLED, "rank 1 is gone", NULL},
+    {"stopped while the ranks connect", IN_OPEN, STOPS, "rank 1 has not answered", NULL},
+    {"gives up while the ranks connect", IN_OPEN, GIVES_UP, "rank 1 gave up: of itself", NULL},
+    {"killed before a collective", BEFORE_COLLECTIVE, IS_KILLED, "rank 1 is gone", NULL},
+    {"stopped before a collective", BEFORE_COLLECTIVE, STOPS, "rank 1 has not answered", NULL},
+    {"gives up before a collective", BEFORE_COLLECTIVE, GIVES_UP, "rank 1 gave up: of itself", "gave up: of itself"},
+    {"killed in the middle of a collective", IN_COLLECTIVE, IS_KILLED, "rank 1 is gone", NULL},
+    {"killed before the end of the run", BEFORE_CLOSE, IS_KILLED, "rank 1 is gone", NULL},
+    {"stopped before the end of the run", BEFORE_CLOSE, STOPS, "rank 1 has not answered", NULL},
+    {"NCCL refuses a collective", NOWHERE, CANNOT_LAUNCH, "rank 1 gave up: NCCL failed in ",
+     "unhandled system error"},
+    {"NCCL finds an error by itself", NOWHERE, MEETS_AN_ERROR,
+     "rank 1 gave up: NCCL failed in ", "remote process exited or there was a network error; set NCCL_DEBUG=WARN"},
+};
+
+static void fall(Rank* r, Place place) {
+    const FaultCase* f = &faults[case_number];
+    if (r->rank != VICTIM || f->place != place) return;
+    shared->fault_ms = now_ms();
+    if (f->deed == IS_KILLED) raise(SIGKILL);
+    if (f->deed == STOPS) raise(SIGSTOP);
+    if (f->deed == GIVES_UP) comm_abandon(&r->comm, "of itself");
+}
+
+static void note_fault(Rank* r, const Error* error) {
+    snprintf(r->report->text, sizeof r->report->text, "%s", error->text);
+    r->report->ended_ms = now_ms();
+    r->report->ended = true;
+}
+
+// Several collectives, as a program makes them; then it asks whether all is well.
+static void run_fault(Rank* r) {
+    const FaultCase* f = &faults[case_number];
+    const size_t n = 40000;
+    bool victim = r->rank == VICTIM;
+    Error error;
+    error.text[0] = 0;
+    if (f->place == IN_OPEN && victim) {
+        ncclUniqueId id = {{0}};  // it has come so far that the others wait for it in NCCL
+        comm_broadcast(&r->comm, &id, sizeof id, COMM_BYTES, 0, &error);
+        fall(r, IN_OPEN);
+        return;
+    }
+    if (!wire_open(&r->wire, &r->comm, 2, r->stream, &error)) {
+        note_fault(r, &error);
+        check(r, r->wire.comm == NULL, "nothing is left to close");
+        return;
+    }
+    float* device = (float*)device_memory(r, n * sizeof(float));
+    for (int i = 0; i < 4; i++) {
+        if (i == 2) {
+            fall(r, BEFORE_COLLECTIVE);
+            if (victim && f->place == IN_COLLECTIVE) {
+                shared->fault_ms = now_ms();
+                emulator::nccl_killed_after = 12;
+            }
+            if (victim && f->deed == CANNOT_LAUNCH) emulator::nccl_next_result = ncclSystemError;
+            if (victim && f->deed == MEETS_AN_ERROR) emulator::nccl_async_result = ncclRemoteError;
+            if (victim && f->place == NOWHERE) shared->fault_ms = now_ms();
+        }
+        wire_all_reduce(&r->wire, (size_t)i % 2, device, n, COMM_FLOAT, r->stream);
+        wire_wait(&r->wire, (size_t)i % 2, r->stream);
+        if (i == 1) device_wait(r->stream);
+    }
+    device_wait(r->stream);
+    wire_waited_ms(&r->wire);
+    if (f->place == BEFORE_CLOSE) {
+        fall(r, BEFORE_CLOSE);
+        wire_close(&r->wire);
+        // It waited for all ranks, so that the fault is known.
+        if (comm_failed(&r->comm, &error)) note_fault(r, &error);
+    } else {
+        double deadline = now_ms() + FAULT_MS + SLACK_MS;  // NCCL may find its error after the last collective
+        while (wire_check(&r->wire, &error) && now_ms() < deadline) comm_sleep(1);
+        note_fault(r, &error);
+        wire_close(&r->wire);
+    }
+    device_free(device, n * sizeof(float));
+}
+
+static void test_faults(void) {
+    for (size_t i = 0; i < sizeof faults / sizeof faults[0]; i++) {
+        const FaultCase* f = &faults[i];
+        case_number = i;
+        stopped = f->deed == STOPS ? (size_t)VICTIM : COMM_UNKNOWN;
+        bool ended = run_case(FAULT_RANKS, FAULT_MS, false, run_fault), right = ended;
+        double latest = 0;
+        char heard[1200] = "";
+        for (size_t p = 0; p < FAULT_RANKS; p++) {
+            const Report* report = &shared->reports[p];
+            const char* wanted = p == VICTIM ? f->own : f->heard;
+            if (wanted == NULL) continue;
+            int status = shared->statuses[p];
+            bool fine = report->ended && report->failed == 0 && strstr(report->text, wanted) && status == 0;
+            if (right) snprintf(heard, sizeof heard, "rank %zu (status %d) heard: %s", p, status, report->text);
+            right = right && fine;
+            latest = fmax(latest, report->ended_ms - shared->fault_ms);
+        }
+        right = right && latest <= FAULT_MS + SLACK_MS;
+        char name[120], details[1300];
+        snprintf(name, sizeof name, "rank 1 %s", f->name);
+        snprintf(details, sizeof details, "%s after %.1f s: %s", ended ? "ended" : "hangs", latest / 1e3, heard);
+        judge(right, name, details);
+    }
+}
+
+#endif
+
+int main(int argc, char** argv) {
+    size_t least = 2, most = 4;
+    char* end = NULL;
+    if (argc > 1) least = most = strtoul(argv[1], &end, 10);
+    if (argc > 2 || (end && *end != 0) || least < 1 || most > RANKS_MAX) {
+        fprintf(stderr, "usage: test_nccl [RANKS]   with 1 to %d ranks, each on a GPU; without it 2, 3 and 4\n",
+                RANKS_MAX);
+        return 2;
+    }
+    shared = (Shared*)mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    must(shared != MAP_FAILED, "shared memory", NULL);
+    run_good_case("one rank", 1, alone);
+    for (size_t world = max_size(least, 2); world <= most; world++) {
+        run_good_case("collectives", world, collectives);
+        run_good_case("one rank waits for its device, the others for that rank", world, one_waits);
+        run_good_case("bytes and times", world, accounts);
+    }
+#ifdef EMULATED
+    if (argc == 1) {
+        test_bugs();
+        test_faults();
+    }
+#endif
+    printf("%d passed, %d failed\n", passed, failed);
+    return failed > 0;
+}

@@ -1,0 +1,121 @@
+// dev/exact_add.cu: the ladder of adding a gradient to sums in fixed point, which no order of additions can change.
+//
+//     sums (n) += x (n) * scale, rounded to the nearest integer, ties to even;  x float, sums int64, scale 2^50
+//
+// Memory moves 20 bytes per element: x in, sums in and out. An element beyond the limit, or not a number, adds nothing
+// and sets a mark.
+//
+//     rung          idea                                                     expected
+//     naive         an element a thread, all of it in double: widen,         data-centre GPUs: 85 to 90% of the peak; where
+//                   compare, multiply, round                                 a multiprocessor has 2 units for doubles, they
+//                                                                            are busy for up to 70% of memory's time
+//     integers      two elements a thread; the float's bits are shifted,     the same as shipped: its 12 instructions on
+//                   right where the scale is a power of two                  integers hide behind memory, as do doubles
+//     shipped       two elements a thread: 16 bytes of sums at a time; the   above 90%
+//                   comparison in float; right for any scale
+//
+// So work on integers buys nothing as long as memory is the bound. The trainer's scale is not a power of two when its
+// loss scale is not one, and then the bits of the product in double, rounded twice, are what both backends agree on.
+//
+//     FLAGS="-O3 -arch=native -I. -DLLMTRAIN_CUDA -Xcompiler=-fopenmp"
+//     nvcc $FLAGS dev/exact_add.cu -o build/exact_add
+//     build/exact_add --elements 124475904
+
+#include "kernels.cuh"
+#include "dev/ladder.h"
+
+enum { SCALE_PLACES = 50 };
+static const double EXACT_SCALE = 0x1p50, EXACT_LIMIT = 512.0;
+
+typedef struct {
+    size_t n;
+    const float* x;  // (n)
+    int64_t* sums;   // (n)
+    double* bad;     // (1)
+} Exact;
+
+static __global__ void exact_naive(int64_t* sums, double* bad, const float* x, double scale, double limit, size_t n) {
+    size_t i = ladder_index();
+    if (i >= n) return;
+    if (fabs((double)x[i]) <= limit) sums[i] += __double2ll_rn((double)x[i] * scale);
+    else atomicExch((unsigned long long*)bad, (unsigned long long)__double_as_longlong(1.0));
+}
+
+// x * 2^places to the nearest integer, ties to even. x is fraction * 2^exponent with a fraction of 24 bits. Of those, a
+// shift to the right by 26 leaves nothing, whatever they are, as do longer ones.
+static __device__ inline int64_t exact_by_bits(float x, int places) {
+    uint32_t bits = bits_from_float(x), stored = bits >> 23 & 255;
+    uint32_t fraction = (bits & 0x7fffff) | (stored > 0 ? 0x800000 : 0);
+    int exponent = (int)max(stored, 1u) - 150 + places, right = min(max(-exponent, 1), 26);
+    uint32_t rounded = (fraction + (1u << (right - 1)) - 1 + (fraction >> right & 1)) >> right;
+    int64_t magnitude = exponent >= 0 ? (int64_t)fraction << exponent : (int64_t)rounded;
+    return bits >> 31 ? -magnitude : magnitude;
+}
+
+static __global__ void exact_integers(int64_t* sums, double* bad, const float* x, int places, float limit, size_t n) {
+    size_t i = flat_index(PAIR);
+    if (i >= n) return;
+    Group<int64_t, PAIR> sum = group_load<PAIR>(sums + i);
+    Group<float, PAIR> value = group_load<PAIR>(x + i);
+    bool outside = false;
+    #pragma unroll
+    for (int j = 0; j < PAIR; j++) {
+        bool inside = fabsf(value.x[j]) <= limit;
+        sum.x[j] += exact_by_bits(inside ? value.x[j] : 0.0f, places);
+        outside = outside || !inside;
+    }
+    group_store<PAIR>(sums + i, sum);
+    if (outside) atomicExch((unsigned long long*)bad, (unsigned long long)__double_as_longlong(1.0));
+}
+
+static void run_naive(void* problem, Stream stream) {
+    Exact* p = (Exact*)problem;
+    exact_naive<<<ladder_blocks(p->n), LADDER_THREADS, 0, stream->compute>>>(p->sums, p->bad, p->x, EXACT_SCALE,
+                                                                             EXACT_LIMIT, p->n);
+    LAUNCH_CHECK();
+}
+
+static void run_integers(void* problem, Stream stream) {
+    Exact* p = (Exact*)problem;
+    exact_integers<<<flat_blocks(p->n, PAIR), FLAT_THREADS, 0, stream->compute>>>(
+        p->sums, p->bad, p->x, SCALE_PLACES, (float)EXACT_LIMIT, p->n);
+    LAUNCH_CHECK();
+}
+
+static void run_shipped(void* problem, Stream stream) {
+    Exact* p = (Exact*)problem;
+    exact_add(p->sums, p->bad, p->x, EXACT_SCALE, EXACT_LIMIT, p->n, stream);
+}
+
+int main(int argc, char** argv) {
+    uint64_t n = ladder_size(124475904, 20000);  // GPT-2 124M
+    Flag flags[] = {{"elements", FLAG_COUNT, &n, "n", 1, 1e10, "length of the vectors, made even", false}};
+    Ladder l = {};
+    if (!ladder_open(&l, argc, argv, "exact_add: sums (n) += x (n) * 2^50, in integers", flags, 1)) return l.status;
+    n = round_up(n, PAIR);
+    LadderBound exact = ladder_bound(0, 0, 0);
+    Exact p = {n, ladder_input<float>(&l, "x", n, 1.0), NULL, ladder_added<double>(&l, "bad", 1, 0.0, exact)};
+    // To the frame a sum is two integers of 32 bits: all of them must be the CPU's.
+    int32_t* halves = ladder_added<int32_t>(&l, "sums", 2 * n, 0x1p30, exact);
+    p.sums = (int64_t*)halves;
+    float* x = (float*)ladder_twin(&l, p.x);
+    for (size_t i = 0; i < n; i++) x[i] = ldexpf(x[i], -(int)(i % 60));  // from far above the last place to far below it
+    for (size_t i = 3; i < n; i += 7) x[i] = ((float)(i % 16) - 7.5f) * 0x1p-50f;        // ties
+    if (n > 2) x[n / 2] = 2.0f * (float)EXACT_LIMIT;
+    if (n > 3) x[n - 1] = NAN;
+    ladder_update(&l, p.x);
+    if (l.check) {
+        int64_t* sums = (int64_t*)allocate(n * sizeof(int64_t));
+        if (sums == NULL) ladder_give_up("out of memory for the sums of the CPU; give fewer elements");
+        memcpy(sums, ladder_twin(&l, halves), n * sizeof(int64_t));
+        cpu::exact_add(sums, ladder_twin(&l, p.bad), x, EXACT_SCALE, EXACT_LIMIT, n, NULL);
+        memcpy(ladder_twin(&l, halves), sums, n * sizeof(int64_t));
+        free(sums);
+    }
+    ladder_work(&l, LADDER_BYTES, (double)n * (sizeof(float) + 2 * sizeof(int64_t)));
+    ladder_rung(&l, "naive", run_naive, &p);
+    ladder_rung(&l, "integers", run_integers, &p);
+    ladder_rung(&l, "shipped", run_shipped, &p);
+    ladder_close(&l);
+    return ladder_result(&l);
+}

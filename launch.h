@@ -1,0 +1,352 @@
+// launch.h: which rank this process is, of how many, and where they meet.
+//
+//   1. variables   from torchrun, mpirun (Open MPI, MPICH) or srun: comm_find
+//   2. listening   the socket at which rank 0 waits for the others
+//   3. forking     local ranks for who has no launcher: comm_spawn, comm_reap
+//
+// In short, before any thread is started:
+//
+//   CommLaunch launch;  Error error;
+//   comm_find(&launch, &error)                        or comm_spawn(&launch, 4, &error)
+//   ... comm.h ...
+//   exit_code = comm_reap(&launch, exit_code, 10e3, &error);
+
+#ifndef LLMTRAIN_LAUNCH_H
+#define LLMTRAIN_LAUNCH_H
+
+#include "base.h"
+
+#include <netdb.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+#define COMM_UNKNOWN SIZE_MAX
+#define COMM_RANKS_MAX ((size_t)1 << 16)
+
+// ------------------------------------------------------------------------------------------------
+// 1. Variables
+//
+// Launchers tell their processes who they are through environment variables. Where several have left theirs, the
+// innermost counts: torchrun, then mpirun, then srun. Without any there is one rank.
+
+typedef struct {
+    size_t rank, world;
+    size_t local_rank, local_world;  // among the ranks of this machine; COMM_UNKNOWN: comm_open finds it
+    const char* launcher;
+    char address[256];               // where rank 0 listens
+    size_t port;
+    char run[64];                    // what tells this run from others at the same place
+    bool mpi;                        // comm_open uses MPI, not sockets
+    int listener;                    // in rank 0 of comm_spawn: the socket that listens already; otherwise -1
+    pid_t* children;                 // (world - 1) likewise; otherwise NULL
+} CommLaunch;
+
+typedef struct {
+    const char *name, *rank, *world, *local_rank, *local_world;
+} CommLauncher;
+
+// A variable that is a whole number; COMM_UNKNOWN if it is not set, or empty.
+static inline bool comm_variable(size_t* value, const char* name, Error* error) {
+    const char* text = getenv(name);
+    *value = COMM_UNKNOWN;
+    if (text == NULL || text[0] == 0) return true;
+    char* end;
+    unsigned long number = strtoul(text, &end, 10);
+    if (text[0] < '0' || text[0] > '9' || *end != 0 || number > COMM_RANKS_MAX)
+        return fail(error, "the variable %s is '%.80s'; give a whole number from 0 to %zu, or unset it", name, text,
+                    COMM_RANKS_MAX);
+    *value = number;
+    return true;
+}
+
+// Reads one launcher's variables; *found says whether they are there.
+static inline bool comm_find_launcher(CommLaunch* launch, bool* found, const CommLauncher* l, Error* error) {
+    size_t rank, world, local_rank, local_world;
+    if (!comm_variable(&rank, l->rank, error) || !comm_variable(&world, l->world, error) ||
+        !comm_variable(&local_rank, l->local_rank, error) || !comm_variable(&local_world, l->local_world, error))
+        return false;
+    *found = rank != COMM_UNKNOWN || world != COMM_UNKNOWN;
+    if (!*found) return true;
+    if (rank == COMM_UNKNOWN || world == COMM_UNKNOWN)
+        return fail(error, "the variable %s is set and %s is not; %s sets both: start the ranks with it, or unset %s",
+                    rank == COMM_UNKNOWN ? l->world : l->rank, rank == COMM_UNKNOWN ? l->rank : l->world, l->name,
+                    rank == COMM_UNKNOWN ? l->world : l->rank);
+    if (rank >= world)
+        return fail(error, "the variables contradict each other: %s is %zu and %s is %zu; ranks count from 0 to %s - 1",
+                    l->rank, rank, l->world, world, l->world);
+    if (local_rank != COMM_UNKNOWN && local_rank > rank)
+        return fail(error,
+                    "the variables contradict each other: %s is %zu and %s is %zu; a local rank counts only the ranks "
+                    "of one machine",
+                    l->local_rank, local_rank, l->rank, rank);
+    if (local_world != COMM_UNKNOWN &&
+        (local_world > world || (local_rank != COMM_UNKNOWN && local_rank >= local_world)))
+        return fail(error, "the variables contradict each other: %s is %zu, of %zu ranks, and %s is %zu",
+                    l->local_world, local_world, world, l->local_rank, local_rank == COMM_UNKNOWN ? 0 : local_rank);
+    launch->rank = rank;
+    launch->world = world;
+    launch->local_rank = local_rank;
+    launch->local_world = local_world;
+    launch->launcher = l->name;
+    return true;
+}
+
+// The first host of a list as Slurm writes it: "node[07-09,12],gpu1" begins with node07.
+static inline void comm_first_host(char* host, size_t size, const char* list) {
+    size_t prefix = strcspn(list, "[,");
+    if (list[prefix] == '[') {
+        size_t digits = strspn(list + prefix + 1, "0123456789");
+        snprintf(host, size, "%.*s%.*s", (int)prefix, list, (int)digits, list + prefix + 1);
+    } else {
+        snprintf(host, size, "%.*s", (int)prefix, list);
+    }
+}
+
+// What tells runs apart: the launcher's number of the job.
+static inline void comm_find_run(CommLaunch* launch) {
+    static const char* const names[] = {"TORCHELASTIC_RUN_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"};
+    const char *own = getenv("LLMTRAIN_RUN_ID"), *job = getenv("SLURM_JOB_ID"), *step = getenv("SLURM_STEP_ID");
+    const char* again = getenv("TORCHELASTIC_RESTART_COUNT");
+    snprintf(launch->run, sizeof launch->run, "%s", own ? own : "unnamed");
+    for (size_t i = 0; !own && i < sizeof names / sizeof names[0]; i++) {
+        const char* id = getenv(names[i]);
+        if (id == NULL) continue;
+        snprintf(launch->run, sizeof launch->run, "%.50s%s%s", id, i == 0 && again ? "." : "",
+                 i == 0 && again ? again : "");
+        return;
+    }
+    if (!own && job) snprintf(launch->run, sizeof launch->run, "%.30s.%.30s", job, step ? step : "");
+}
+
+// Where rank 0 listens: MASTER_ADDR and MASTER_PORT, or what follows from the job.
+static inline bool comm_find_place(CommLaunch* launch, Error* error) {
+    const char *address = getenv("MASTER_ADDR"), *port_text = getenv("MASTER_PORT"),
+               *agent = getenv("TORCHELASTIC_USE_AGENT_STORE");
+    const char* hosts = getenv("SLURM_STEP_NODELIST");
+    bool has_address = address && address[0], has_port = port_text && port_text[0];
+    bool slurm = strcmp(launch->launcher, "Slurm") == 0;
+    if (has_address != has_port)
+        return fail(error,
+                    "the variable %s is set and %s is not; set both, the same on every rank: rank 0 listens there",
+                    has_address ? "MASTER_ADDR" : "MASTER_PORT", has_address ? "MASTER_PORT" : "MASTER_ADDR");
+    if (has_address) {
+        if (!comm_variable(&launch->port, "MASTER_PORT", error)) return false;
+        // Where torchrun's own agent keeps MASTER_PORT busy, the next one is ours.
+        if (agent && strcmp(agent, "True") == 0) launch->port++;
+        if (launch->port == 0 || launch->port > 65535)
+            return fail(error, "the variable MASTER_PORT is '%.80s'; give a port from 1 to 65535", port_text);
+        if (strlen(address) >= sizeof launch->address)
+            return fail(error, "the variable MASTER_ADDR is too long: '%.80s...'; give a host's name or address",
+                        address);
+        snprintf(launch->address, sizeof launch->address, "%s", address);
+        return true;
+    }
+    bool one_machine = launch->local_world == launch->world;
+    if (launch->mpi) return true;
+    if (!one_machine && !(slurm && hosts))
+        return fail(error,
+                    "%s has started %zu ranks, but not said where they meet; set MASTER_ADDR to the host of rank 0 and "
+                    "MASTER_PORT to a free port there, the same on every rank",
+                    launch->launcher, launch->world);
+    snprintf(launch->address, sizeof launch->address, "127.0.0.1");
+    if (!one_machine) comm_first_host(launch->address, sizeof launch->address, hosts);
+    // A port that follows from the job's name, in a range that systems do not give to others by themselves.
+    launch->port = 20000 + (size_t)(hash_bytes(launch->run, strlen(launch->run)) % 12000);
+    return true;
+}
+
+static inline void comm_launch_alone(CommLaunch* launch) {
+    memset(launch, 0, sizeof *launch);
+    launch->world = launch->local_world = 1;
+    launch->listener = -1;
+    launch->launcher = "none";
+}
+
+static inline bool comm_find(CommLaunch* launch, Error* error) {
+    static const CommLauncher launchers[] = {
+        {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
+        {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+         "OMPI_COMM_WORLD_LOCAL_SIZE"},
+        {"MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
+        {"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_HERE"},
+    };
+    comm_launch_alone(launch);
+    size_t taken = COMM_UNKNOWN;
+    for (size_t i = 0; i < sizeof launchers / sizeof launchers[0]; i++) {
+        CommLaunch other;
+        bool found = false;
+        comm_launch_alone(&other);
+        // A batch script has the variables of Slurm's task 0 too, but is no step.
+        if (i == 3 && getenv("SLURM_STEP_ID") == NULL) continue;
+        if (!comm_find_launcher(&other, &found, &launchers[i], error)) return false;
+        if (found && taken == COMM_UNKNOWN) {
+            *launch = other;
+            taken = i;
+        } else if (found && taken == 0 && i < 3 && other.world > 1 && getenv("TORCHELASTIC_RUN_ID") == NULL &&
+                   (other.rank != launch->rank || other.world != launch->world)) {
+            return fail(error,
+                        "the variables contradict each other: %s says rank %zu of %zu, %s says rank %zu of %zu; unset "
+                        "those of one",
+                        launchers[0].rank, launch->rank, launch->world, launchers[i].rank, other.rank, other.world);
+        }
+    }
+#ifdef LLMTRAIN_MPI
+    launch->mpi = taken == 1 || taken == 2;
+#endif
+    if (taken == 3) {  // the number of tasks on this node is known only where there is one node
+        const char* nodes = getenv("SLURM_STEP_NUM_NODES");
+        if (nodes && strcmp(nodes, "1") == 0) launch->local_world = launch->world;
+    }
+    comm_find_run(launch);
+    return launch->world == 1 || comm_find_place(launch, error);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 2. Listening
+
+static inline bool comm_is_loopback(const char* address) {
+    return strcmp(address, "localhost") == 0 || strcmp(address, "::1") == 0 || strncmp(address, "127.", 4) == 0;
+}
+
+static inline void comm_close_socket(int* socket) {
+    if (*socket >= 0) close(*socket);
+    *socket = -1;
+}
+
+static inline bool comm_bind(int* listener, const struct addrinfo* at) {
+    int on = 1, off = 0;
+    *listener = socket(at->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (*listener < 0) return false;
+    setsockopt(*listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);  // not kept busy by connections that have ended
+    if (at->ai_family == AF_INET6) setsockopt(*listener, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+    if (bind(*listener, at->ai_addr, at->ai_addrlen) == 0 && listen(*listener, SOMAXCONN) == 0) return true;
+    int reason = errno;
+    comm_close_socket(listener);
+    errno = reason;
+    return false;
+}
+
+// Listens at the port; at one that the system chooses if *port is 0. Only for this machine if the address is one of
+// those that mean it; otherwise for all, since a host's name can mean several addresses.
+static inline bool comm_listen(int* listener, size_t* port, const char* address, Error* error) {
+    char service[16];
+    struct addrinfo hints, *list = NULL;
+    struct sockaddr_storage name;
+    socklen_t length = sizeof name;
+    int reason = EADDRNOTAVAIL;
+    memset(&hints, 0, sizeof hints);
+    hints.ai_socktype = SOCK_STREAM;
+    hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
+    snprintf(service, sizeof service, "%zu", *port);
+    *listener = -1;
+    if (getaddrinfo(comm_is_loopback(address) ? address : NULL, service, &hints, &list) != 0) list = NULL;
+    // IPv6 first where it takes IPv4 too.
+    for (int family = 0; family < 2; family++)
+        for (const struct addrinfo* at = list; at && *listener < 0; at = at->ai_next)
+            if ((at->ai_family == AF_INET6) == (family == 0) && !comm_bind(listener, at)) reason = errno;
+    if (list) freeaddrinfo(list);
+    if (*listener >= 0 && getsockname(*listener, (struct sockaddr*)&name, &length) == 0) {
+        *port = ntohs(name.ss_family == AF_INET6 ? ((struct sockaddr_in6*)&name)->sin6_port
+                                                 : ((struct sockaddr_in*)&name)->sin_port);
+        return true;
+    }
+    comm_close_socket(listener);
+    if (reason == EADDRINUSE)
+        return fail(error,
+                    "rank 0 cannot listen at %s, port %zu: the port is in use, perhaps by another run; end that, or "
+                    "choose another MASTER_PORT",
+                    address, *port);
+    return fail(error, "cannot listen at %s, port %zu: %s; choose another MASTER_PORT", address, *port,
+                strerror(reason));
+}
+
+// ------------------------------------------------------------------------------------------------
+// 3. Forking
+
+static inline void comm_sleep(double ms) {
+    struct timespec t = {(time_t)(ms / 1e3), (long)(fmod(ms, 1e3) * 1e6)};
+    while (nanosleep(&t, &t) != 0 && errno == EINTR) {}
+}
+
+// Forks local ranks, for who has no launcher. To be called before threads, OpenMP's too, are started. Returns in every
+// rank; the caller is rank 0. The others end when it ends, whatever way.
+static inline bool comm_spawn(CommLaunch* launch, size_t ranks, Error* error) {
+    if (!comm_find(launch, error)) return false;
+    if (launch->world > 1)
+        return fail(error, "%s has started %zu ranks already; do not ask for %zu local ranks too", launch->launcher,
+                    launch->world, ranks);
+    if (ranks == 0 || ranks > COMM_RANKS_MAX)
+        return fail(error, "%zu ranks were asked for; give 1 to %zu", ranks, COMM_RANKS_MAX);
+    comm_launch_alone(launch);
+    if (ranks == 1) return true;
+    launch->local_world = launch->world = ranks;
+    launch->launcher = "forked";
+    snprintf(launch->address, sizeof launch->address, "127.0.0.1");
+    snprintf(launch->run, sizeof launch->run, "forked %ld %.0f", (long)getpid(), now_ms());
+    if (!comm_listen(&launch->listener, &launch->port, launch->address, error)) return false;
+    launch->children = (pid_t*)allocate((ranks - 1) * sizeof(pid_t));
+    if (launch->children == NULL) return fail(error, "not enough memory for %zu ranks", ranks);
+    fflush(NULL);  // or every rank would print what is not printed yet
+    pid_t parent = getpid();
+    for (size_t rank = 1; rank < ranks; rank++) {
+        pid_t child = fork();
+        if (child < 0) {
+            int reason = errno;
+            for (size_t i = 0; i + 1 < rank; i++) {
+                kill(launch->children[i], SIGKILL);
+                waitpid(launch->children[i], NULL, 0);
+            }
+            free(launch->children);
+            close(launch->listener);
+            return fail(error, "cannot start rank %zu of %zu: %s; ask for fewer ranks or raise the limits (ulimit -u)",
+                        rank, ranks, strerror(reason));
+        }
+        if (child > 0) {
+            launch->children[rank - 1] = child;
+            continue;
+        }
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (getppid() != parent) _exit(1);  // it died before it could be asked to take us along
+        close(launch->listener);
+        free(launch->children);
+        launch->listener = -1;
+        launch->children = NULL;
+        launch->rank = rank;
+        break;
+    }
+    launch->local_rank = launch->rank;
+    return true;
+}
+
+// For rank 0 of comm_spawn, last: waits for the others to end, and kills after grace_ms those that do not. Returns the
+// code to exit with: its own if that is not 0, or the first that is not 0 of another rank (128 + the signal, if it was
+// killed by one). Then error says which rank it was; otherwise error->text is empty. Elsewhere it does nothing.
+static inline int comm_reap(CommLaunch* launch, int exit_code, double grace_ms, Error* error) {
+    error->text[0] = 0;
+    if (launch->children == NULL) return exit_code;
+    double deadline = now_ms() + grace_ms;
+    for (size_t rank = 1; rank < launch->world; rank++) {
+        int status = 0;
+        bool late = false;
+        while (waitpid(launch->children[rank - 1], &status, late ? 0 : WNOHANG) == 0) {
+            late = now_ms() > deadline;
+            if (late) kill(launch->children[rank - 1], SIGKILL);
+            else comm_sleep(5);
+        }
+        int code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+        if (code == 0 || error->text[0] != 0) continue;
+        if (late) fail(error, "rank %zu did not end within %.1f s of rank 0 and was killed", rank, grace_ms / 1e3);
+        else if (WIFSIGNALED(status))
+            fail(error, "rank %zu was ended by signal %d (%s)", rank, code - 128, strsignal(code - 128));
+        else fail(error, "rank %zu ended with exit code %d; see what it printed", rank, code);
+        if (exit_code == 0) exit_code = code;
+    }
+    free(launch->children);
+    launch->children = NULL;
+    return exit_code;
+}
+
+#endif  // LLMTRAIN_LAUNCH_H
