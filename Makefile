@@ -3,7 +3,7 @@
 # make demo-long  the same for half an hour, to within 3% of what is possible
 # make test       every test, without a GPU and without a network
 # make test-cpu, make test-cuda     its two halves: without CUDA, and CUDA alone, run on the CPU
-# make test-comm  the transport between ranks, which the trainer does not use yet
+# make test-ranks several ranks: the transport, whole runs, faults, and the scripts that launch them
 # make sanitize   the first half under the address and undefined-behaviour sanitizers
 # make bench      where the time of a training step goes
 # make train      builds ./train: PRECISION=FP32 (default), BF16 or FP16; CUDA=auto (where there is a GPU), on, off;
@@ -43,8 +43,16 @@ ifeq ($(filter $(PRECISION),$(PRECISIONS)),)
 $(error PRECISION is '$(PRECISION)'; give one of $(PRECISIONS))
 endif
 
-.PHONY: all train emulated test-comm test-cpu test-cuda test-cpu-only demo demo-long precisions shakespeare test sanitize bench fuzz clean
+.PHONY: all train emulated test-ranks test-cpu test-cuda test-cpu-only demo demo-long precisions shakespeare test sanitize bench fuzz clean
 all: train
+
+# Ranks can speak through MPI, where it is found: MPI=auto, on, off. Without it they do through sockets, mpirun or not.
+MPI ?= auto
+MPICC := $(if $(filter off,$(MPI)),,$(shell command -v mpicc 2>/dev/null))
+ifeq ($(MPI)$(MPICC),on)
+$(error MPI=on, but there is no mpicc; apt-get install -y libopenmpi-dev)
+endif
+MPIFLAGS := $(if $(MPICC),-DLLMTRAIN_MPI $(shell $(MPICC) --showme:compile 2>/dev/null || $(MPICC) -compile_info | cut -d' ' -f2-) $(shell $(MPICC) --showme:link 2>/dev/null || $(MPICC) -link_info | cut -d' ' -f2-))
 
 # The CUDA build where there is a GPU and nvcc.
 CUDA ?= auto
@@ -59,24 +67,18 @@ ifneq ($(filter on,$(CUDA))$(and $(GPU_FOUND),$(NVCC_FOUND)),)
 train: $(B)/train-cuda-$(PRECISION)
 	@cp -f $< $@
 else
-train: $(B)/train-$(PRECISION)
+train: $(B)/train$(if $(MPICC),-mpi)-$(PRECISION)
 	@cp -f $< $@
 endif
 
 $(B):
 	@mkdir -p $@
 
-# Ranks can speak through MPI, where it is found: MPI=auto, on, off. Without it they do through sockets, mpirun or not.
-MPI ?= auto
-MPICC := $(if $(filter off,$(MPI)),,$(shell command -v mpicc 2>/dev/null))
-ifeq ($(MPI)$(MPICC),on)
-$(error MPI=on, but there is no mpicc; apt-get install -y libopenmpi-dev)
-endif
-MPIFLAGS := $(if $(MPICC),-DLLMTRAIN_MPI $(shell $(MPICC) --showme:compile 2>/dev/null || $(MPICC) -compile_info | cut -d' ' -f2-) $(shell $(MPICC) --showme:link 2>/dev/null || $(MPICC) -link_info | cut -d' ' -f2-))
-
 # Programs that depend on the storage type exist once per type: build/train-FP32 and so on.
 $(B)/train-%: train.cu $(HEADERS) | $(B)
-	$(CC) $(CFLAGS) -DPRECISION_$* -x c $< -o $@ $(MPIFLAGS) $(LIBS)
+	$(CC) $(CFLAGS) -DPRECISION_$* -x c $< -o $@ $(LIBS)
+$(B)/train-mpi-%: train.cu $(HEADERS) | $(B)
+	$(CC) $(CFLAGS) -DPRECISION_$* -x c $< -x none -o $@ $(MPIFLAGS) $(LIBS)
 $(B)/test_train-%: test_train.cu train.cu $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -DPRECISION_$* -x c $< -o $@ $(LIBS)
 $(B)/test_kernels-%: dev/test_kernels.c $(HEADERS) | $(B)
@@ -108,7 +110,7 @@ CXX := $(if $(filter default,$(origin CXX)),g++,$(CXX))
 CUDA_INCLUDE := $(if $(wildcard $(CUDA_HOME)/include/cuda_runtime.h),-isystem $(CUDA_HOME)/include \
     -isystem $(CUDA_HOME)/include/cccl)
 EMULATE := -std=c++17 -fno-strict-aliasing -ffp-contract=fast -Wall -Wextra -Werror -Wno-unknown-pragmas -pthread \
-    -DLLMTRAIN_CUDA -I$(B)/emulated -I. -Idev/emulator $(or $(CUDA_INCLUDE),-isystem dev/emulator/standins)
+    -DLLMTRAIN_CUDA -DLLMTRAIN_NCCL -I$(B)/emulated -I. -Idev/emulator $(or $(CUDA_INCLUDE),-isystem dev/emulator/standins)
 EMULATOR := $(wildcard dev/emulator/*.h dev/emulator/standins/*.h)
 TRANSLATED := $(patsubst %,$(B)/emulated/%,llmtrain.h parameters.h ranks.h checkpoint.h train.cu test_train.cu $(wildcard *.cuh dev/*.cu dev/ladder.h))
 EMULATED_NEEDS := $(TRANSLATED) $(EMULATOR) $(HEADERS)
@@ -119,14 +121,14 @@ $(B)/emulated/%: % $(B)/translate
 	@mkdir -p $(@D)
 	@$(B)/translate $< > $@.new && mv $@.new $@
 $(PRECISIONS:%=$(B)/train-emulated-%): $(B)/train-emulated-%: $(EMULATED_NEEDS)
-	$(CXX) -O2 -fopenmp $(EMULATE) -DLLMTRAIN_NCCL -DPRECISION_$* -x c++ $(B)/emulated/train.cu -o $@
+	$(CXX) -O2 -fopenmp $(EMULATE) -DPRECISION_$* -x c++ $(B)/emulated/train.cu -o $@
 $(PRECISIONS:%=$(B)/test_train-emulated-%): $(B)/test_train-emulated-%: $(EMULATED_NEEDS)
 	$(CXX) -O2 -fopenmp $(EMULATE) -DPRECISION_$* -x c++ $(B)/emulated/test_train.cu -o $@
 emulated: $(PRECISIONS:%=$(B)/train-emulated-%)
 
 # The test of all kernels and the ladders, as build/emulated-BUILD-PRECISION-NAME: plain, under the sanitizers, and with
 # the check for races. Those two see what a kernel touches, which does not depend on the type: for ladders one is enough.
-LADDERS := adamw attention_backward attention_forward classifier embedding gelu global_norm layernorm matmul rope
+LADDERS := adamw attention_backward attention_forward classifier embedding exact_add gelu global_norm layernorm matmul rope
 CHECKED := $(PRECISIONS:%=%-test_cuda) $(LADDERS:%=BF16-%)
 EMULATED := $(CHECKED:%=$(B)/emulated-plain-%) $(LADDERS:%=$(B)/emulated-plain-FP32-%) $(LADDERS:%=$(B)/emulated-plain-FP16-%) \
     $(CHECKED:%=$(B)/emulated-asan-%) $(CHECKED:%=$(B)/emulated-race-%)
@@ -139,15 +141,15 @@ $(B)/emulated-race-%: $(EMULATED_NEEDS)
 	$(CXX) -O1 -g -fno-pie -DEMULATE_RACE -fsanitize=thread $(EMULATE) -c $(TYPE_AND_SOURCE) -o $@.o
 	$(CXX) -no-pie $@.o -o $@ -ldl
 	@rm $@.o
-$(B)/test_cublaslt: dev/emulator/test_cublaslt.cu $(EMULATED_NEEDS)
+$(B)/test_cublaslt $(B)/test_nccl: $(B)/%: dev/emulator/%.cu $(EMULATED_NEEDS)
 	@mkdir -p $(B)/emulated/dev/emulator
-	$(B)/translate $< > $(B)/emulated/dev/emulator/test_cublaslt.cu
-	$(CXX) -O2 -fopenmp $(EMULATE) -x c++ $(B)/emulated/dev/emulator/test_cublaslt.cu -o $@
+	$(B)/translate $< > $(B)/emulated/$<
+	$(CXX) -O2 -fopenmp $(EMULATE) -x c++ $(B)/emulated/$< -o $@
 
 # Everything compiles for all architectures, without a warning, and no kernel spills.
 NVCC_ALL := $(NVCC) $(NVCCFLAGS) -c -o /dev/null $(foreach a,80 90a 100,-gencode arch=compute_$(a),code=sm_$(a))
 COMPILED := $(if $(NVCC_FOUND),$(patsubst %,$(B)/nvcc-%.ok,$(PRECISIONS:%=%-train) BF16-test_train \
-    BF16-test_emulator FP32-ladders BF16-ladders) $(PRECISIONS:%=$(B)/resources-%.txt))
+    BF16-test_emulator BF16-test_nccl FP32-ladders BF16-ladders) $(PRECISIONS:%=$(B)/resources-%.txt))
 $(B)/nvcc-%.ok: $(CUDA_HEADERS) $(wildcard *.cu dev/*.cu dev/emulator/*.cu) $(B)/ladders.cu | $(B)
 	$(NVCC_ALL) -DPRECISION_$(word 1,$(subst -, ,$*)) $(wildcard $(foreach d,. dev/emulator $(B),$(d)/$(word 2,$(subst -, ,$*)).cu))
 	@touch $@
@@ -166,9 +168,12 @@ $(B)/%: dev/%.c $(HEADERS) | $(B)
 $(B)/%: data/%.c $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -I. $< -o $@ $(LIBS)
 
-TESTS := gemm test_files test_data test_corpus test_errors example $(PRECISIONS:%=test_kernels-%) $(PRECISIONS:%=test_train-%)
-CPU_TESTS := $(TESTS:%=$(B)/%) $(B)/gemm-amx $(B)/corpus $(B)/tokenize $(B)/train-FP32
-CUDA_TESTS := $(EMULATED) $(B)/test_cublaslt $(PRECISIONS:%=$(B)/train-emulated-%) $(PRECISIONS:%=$(B)/test_train-emulated-%) $(PRECISIONS:%=$(B)/train-%) $(COMPILED)
+TESTS := gemm test_files test_data test_corpus test_errors test_comm test_ranks example $(PRECISIONS:%=test_kernels-%) $(PRECISIONS:%=test_train-%)
+# For tests of processes that meet, train, die and stop.
+RANKS_TESTS := $(B)/test_comm $(B)/test_ranks $(B)/train-FP32 $(B)/train-BF16 $(B)/corpus $(B)/tokenize \
+    $(if $(MPICC),$(B)/train-mpi-FP32)
+CPU_TESTS := $(TESTS:%=$(B)/%) $(B)/gemm-amx $(RANKS_TESTS)
+CUDA_TESTS := $(EMULATED) $(B)/test_cublaslt $(B)/test_nccl $(PRECISIONS:%=$(B)/train-emulated-%) $(PRECISIONS:%=$(B)/test_train-emulated-%) $(PRECISIONS:%=$(B)/train-%) $(COMPILED)
 
 # Where there is a C++ compiler, also all of CUDA. make test-cpu and make test-cuda are its halves.
 test: $(if $(shell command -v $(CXX) 2>/dev/null),test-cpu test-cuda,test-cpu-only)
@@ -176,7 +181,7 @@ test: $(if $(shell command -v $(CXX) 2>/dev/null),test-cpu test-cuda,test-cpu-on
 
 test-cpu: $(CPU_TESTS)
 	@rm -f $(B)/test-*.sum
-	@sh dev/test.sh $(B) "$(CC)" $(TESTS)
+	@sh dev/test.sh $(B) "$(CC)" $(TESTS) launch
 
 test-cpu-only: test-cpu
 	@echo "skipped the tests of CUDA: there is no $(CXX); apt-get install -y g++"
@@ -184,9 +189,9 @@ test-cpu-only: test-cpu
 test-cuda: $(CUDA_TESTS) | $(if $(filter test-cuda,$(MAKECMDGOALS)),,test-cpu)
 	@sh dev/test_emulated.sh $(B) "$(CUDA_INCLUDE)" $(if $(COMPILED),yes,no) $(EMULATED)
 
-# The transport between ranks: processes that meet, die and stop.
-test-comm: $(B)/test_comm
-	$(B)/test_comm
+# A part of test-cpu.
+test-ranks: $(RANKS_TESTS)
+	@sh dev/test.sh $(B) "$(CC)" test_comm test_ranks launch
 
 # The same, built with the address and undefined-behaviour sanitizers, under which gcc's warnings are not reliable.
 sanitize:

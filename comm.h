@@ -1305,6 +1305,11 @@ static inline bool comm_open_mpi(Comm* comm, Error* error) {
 }
 #endif
 
+// What comm_allocate takes, nearly: staging memory, and the queue.
+static inline size_t comm_bytes(size_t world) {
+    return world > 1 ? world * COMM_CHUNK + COMM_IN_FLIGHT * (sizeof(CommCall) + world * sizeof(CommSlice)) : 0;
+}
+
 static inline bool comm_allocate(Comm* comm) {
     size_t N = comm->world, polls = 2 * N + COMM_PENDING + 2;
     bool good = (comm->links = (CommLink*)allocate(N * sizeof(CommLink))) != NULL;

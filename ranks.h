@@ -52,7 +52,7 @@ static inline CommSlice shard_slice(size_t n, size_t rank, size_t world) {
 //
 // Collectives over device memory, in place, in the order of the stream: a collective sees what the stream was given before
 // it, and what the stream is given after wire_wait sees the result. A slot names one that is under way. They return
-// nothing: after a fault results are worthless, and ranks_tell says so before anything is made of them.
+// nothing: after a fault results are worthless, and flat_tell says so before anything is made of them.
 
 #ifdef LLMTRAIN_CUDA
 #include "nccl.cuh"
@@ -62,6 +62,7 @@ typedef struct {
     Comm* comm;
     CommRequest* requests;   // (slots)
     double delay_ms;         // for tests: every collective takes so much longer
+    bool blocking;           // for measurements: every collective is waited for at once
 } Wire;
 
 // NULL for comm, or one rank: all others return at once.
@@ -72,6 +73,7 @@ static inline bool wire_open(Wire* wire, Comm* comm, size_t slots, Stream stream
     if (comm == NULL || comm->world == 1) return true;
     wire->comm = comm;
     wire->delay_ms = delay ? atof(delay) : 0;
+    wire->blocking = getenv("LLMTRAIN_TEST_BLOCKING") != NULL;
     wire->requests = (CommRequest*)allocate(slots * sizeof(CommRequest));
     return wire->requests != NULL || fail(error, "out of memory for %zu collectives", slots);
 }
@@ -94,11 +96,13 @@ static inline void wire_start(Wire* wire, size_t slot, CommOperation operation, 
     if (wire->comm == NULL) return;
     Comm* comm = wire->comm;
     ShardContext context = {n, comm->world};
+    Error ignored;  // flat_tell reports it
     CommSlice own = shard_slice(n, comm->rank, comm->world);
     char* out = (char*)data + (operation == COMM_REDUCE_SCATTER ? own.first * comm_type_size(type) : 0);
     comm->delay_ms = wire->delay_ms;
     wire->requests[slot] = comm_start(comm, operation, COMM_SUM, type, out, data, n, 0, wire_slice, &context);
     comm->delay_ms = 0;
+    if (wire->blocking) comm_wait(comm, wire->requests[slot], &ignored);
 }
 
 // data (n) = the sum over all ranks.
@@ -121,7 +125,7 @@ static inline void wire_all_gather(Wire* wire, size_t slot, void* data, size_t n
 
 static inline void wire_wait(Wire* wire, size_t slot, Stream stream) {
     (void)stream;
-    Error ignored;  // ranks_tell reports it
+    Error ignored;  // flat_tell reports it
     if (wire->comm) comm_wait(wire->comm, wire->requests[slot], &ignored);
 }
 
@@ -296,7 +300,6 @@ static inline bool flat_prepare(FlatVector* flat, Stream stream, Error* error) {
     flat->read = (double*)allocate((SUM_SQUARES + flat->count) * sizeof(double));
     flat->told = (double*)allocate(flat->options.world * TOLD * sizeof(double));
     flat->sorted = (double*)allocate(flat->options.world * sizeof(double));
-    flat->read_ms = now_ms();
     flat->compared = (uint64_t*)allocate(flat->options.world * flat->count * sizeof(uint64_t));
     if (flat->read == NULL || flat->told == NULL || flat->sorted == NULL || flat->compared == NULL)
         return fail(error, "out of memory for the numbers of %zu ranks", flat->options.world);
@@ -338,9 +341,21 @@ static inline CommSlice flat_state(size_t* place, const FlatVector* flat, size_t
 // the operations that add to flat_gradient, flat_end; after the last flat_finish. A bucket's sum travels while the backward
 // of the buckets before it goes on.
 
+// Milliseconds that this rank has waited for others since it was last asked; to be asked after the host has waited for the
+// stream.
+static inline double flat_waited_ms(FlatVector* flat) {
+    double before = flat->waited_ms;
+    if (flat->options.comm) flat->waited_ms = comm_statistics(flat->options.comm).waited_ms;
+    return flat->waited_ms - before + wire_waited_ms(&flat->wire);
+}
+
 static inline void flat_begin_step(FlatVector* flat, double loss_scale, size_t micro_batches) {
     const Bucket* last = &flat->buckets[flat->count - 1];
     size_t n = last->sums_place + slice_length(last->sums);
+    if (flat->read_ms == 0) {  // the first step
+        flat_waited_ms(flat);
+        flat->read_ms = now_ms();
+    }
     flat->loss_scale = loss_scale;
     flat->micro_batches = micro_batches;
     flat->micro = 0;
@@ -468,11 +483,6 @@ static inline void flat_await_all(FlatVector* flat) {
     for (size_t b = 0; b < flat->count; b++) flat_await(flat, b);
 }
 
-// Memory that a Comm takes of a rank, about.
-static inline size_t comm_bytes(size_t world) {
-    return world > 1 ? world * COMM_CHUNK + COMM_IN_FLIGHT * (sizeof(CommCall) + world * sizeof(CommSlice)) : 0;
-}
-
 // What this rank sends, in bytes: to sum the gradients of buckets [from, to) once; to gather all parameters; in a step of so
 // many micro-batches.
 static inline size_t flat_bytes_summed(const FlatVector* flat, size_t from, size_t to) {
@@ -509,14 +519,6 @@ static inline bool flat_tell(FlatVector* flat, const double* numbers, size_t cou
 // What a rank told as number `column`, of `count`.
 static inline double flat_told(const FlatVector* flat, size_t rank, size_t column, size_t count) {
     return flat->told[rank * count + column];
-}
-
-// Milliseconds that this rank has waited for others since it was last asked; to be asked after the host has waited for the
-// stream.
-static inline double flat_waited_ms(FlatVector* flat) {
-    double before = flat->waited_ms;
-    if (flat->options.comm) flat->waited_ms = comm_statistics(flat->options.comm).waited_ms;
-    return flat->waited_ms - before + wire_waited_ms(&flat->wire);
 }
 
 static inline int compare_doubles(const void* a, const void* b) {

@@ -658,6 +658,7 @@ static void run_name_slow(Run* run, const StepReading* reading) {
 static void fault_flip(Model* model) {
     unsigned char byte;
     void* place = model->flat.params + model->flat.buckets[1].first;
+    flat_await_all(&model->flat);
     download(&byte, place, 1, model->stream);
     byte ^= 1;
     upload(place, &byte, 1, model->stream);
@@ -698,8 +699,9 @@ static bool run_train(Run* run, Error* error) {
         // The guard decides whether, and the schedule how far, the optimizer steps.
         double factor = 0.0, grad_norm = reading.grad_norm, lr = schedule_lr(&schedule, state->step);
         bool update = guard_step(state, &factor, &guard, grad_norm);
-        if (fault_point("update")) fault_flip(model);
+        bool flips = fault_point("update");
         if (update) model_update(model, &optimizer, ++state->updates, lr, factor);
+        if (flips) fault_flip(model);
         skipped = update ? 0 : skipped + 1;
         run->alike = skipped == SKIPPED_MOST;
         if (skipped == SKIPPED_MOST)
@@ -804,7 +806,7 @@ static bool run_join(Run* run, CommLaunch* launch, const Flag* flags, size_t fla
         if (freopen("/dev/null", "w", stdout) == NULL) return fail_file(error, "open", "/dev/null");
     }
     if (!comm_open(&run->comm, launch, 1e3 * o->timeout, error)) return false;
-    if (o->threads == 0 && run->comm.local_world > 1) threads_set(max_size(threads_count() / run->comm.local_world, 1));
+    if (o->threads == 0 && run->comm.local_world > 1 && threads_undecided()) threads_set(max_size(threads_count() / run->comm.local_world, 1));
     if (run->comm.world > 1) printf("%zu ranks (%s)\n", run->comm.world, launch->launcher);
     return true;
 }

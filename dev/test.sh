@@ -66,6 +66,13 @@ for test in "$@"; do
             suite gemm "$build/gemm" --check
             suite "gemm, AMX emulated" "$build/gemm-amx" --check ;;
         test_errors) suite test_errors "$build/test_errors" --train "$build/train-FP32" --tokenize "$build/tokenize" --corpus "$build/corpus" ;;
+        test_ranks)
+            mpi=
+            [ -x "$build/train-mpi-FP32" ] && mpi="--train-mpi $build/train-mpi-FP32"
+            command -v mpicc > /dev/null || echo "skipped ranks over MPI: there is no mpicc; apt-get install -y libopenmpi-dev openmpi-bin"
+            # shellcheck disable=SC2086
+            suite test_ranks "$build/test_ranks" --train "$build/train-FP32" --train16 "$build/train-BF16" $mpi ;;
+        launch) suite "launch scripts" sh dev/launch/test.sh "$build/train-FP32" "$build" ;;
         *) suite "$test" "$build/$test" ;;
     esac
 done

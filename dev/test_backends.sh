@@ -8,6 +8,8 @@
 #   - 5 steps + resume + 5 steps end with the bits of 10 steps
 #   - a checkpoint of either build continues in the other, with the losses that it would have had
 #   - FP16: a loss scale that overflows skips steps as on the CPU
+#   - two ranks (on one GPU, where its NCCL allows that): all stages of ZeRO end with the same bits, in all modes of the
+#     streams, with losses as on the CPU; gradients that travel in the storage type; a resume in another stage
 set -u
 build=$1
 gpu=${2:-train-emulated}
@@ -89,6 +91,42 @@ run "$gpu" overflow-gpu 10 --loss-scale 16777216 --scale-growth 3 && run train o
 for side in cpu gpu; do sed 's/.*"skipped": \([0-9]*\).*/\1/' "$out/overflow-$side/metrics.jsonl" > "$out/skipped-$side"; done
 grep -q '^[1-9]' "$out/skipped-gpu" && cmp -s "$out/skipped-cpu" "$out/skipped-gpu"
 verdict $? "FP16: a loss scale that overflows skips the same steps in both builds, $(tail -n 1 "$out/skipped-gpu") of 10"
+
+# Two ranks. The emulator has one device, as this machine may have.
+NCCL_MULTI_RANK_GPU_ENABLE=1
+export NCCL_MULTI_RANK_GPU_ENABLE
+type=FP32
+family=gpt2
+if [ "$gpu" = train-cuda ] && ! run "$gpu" two 2 --ranks 2 > "$out/two.out"; then
+    echo "skipped two ranks on one GPU, which this NCCL refuses: $(grep -h NCCL "$out/two.log" | head -n 1)"
+else
+    for type in FP32 BF16; do
+        case $type in FP32) bound=1e-5 ;; *) bound=3.9e-3 ;; esac
+        for family in gpt2 llama; do
+            name=$type-$family
+            rm -rf "$out/cpu-two" "$out"/two-*
+            run train cpu-two 10 --ranks 2 --zero 1 && run "$gpu" two-0 10 --ranks 2
+            error=$(losses_agree cpu-two two-0 $bound)
+            verdict $? "$name, 2 ranks: losses against the CPU's, relative, $error"
+            for zero in 1 2; do
+                run "$gpu" two-$zero 10 --ranks 2 --zero $zero && same_tensors two-$zero two-0
+                verdict $? "$name, 2 ranks: the same bits with --zero $zero as with --zero 0"
+            done
+            run "$gpu" two-more 5 --ranks 2 --zero 2 && run "$gpu" two-more 10 --ranks 2 --zero 1 --resume && same_tensors two-more two-0
+            verdict $? "$name, 2 ranks: 5 steps with --zero 2 + 5 with --zero 1 have the bits of 10"
+            run "$gpu" two-storage 10 --ranks 2 --zero 2 --reduce storage
+            error=$(losses_agree cpu-two two-storage 3.9e-3)
+            verdict $? "$name, 2 ranks: gradients that travel in the storage type, $error"
+            [ "$gpu" = train-emulated ] && for mode in "STREAMS=delayed" "STREAMS=delayed EMULATE_OTHERS=ahead"; do
+                for zero in 0 2; do
+                    rm -rf "$out/mode"
+                    (eval "export EMULATE_$mode" && run "$gpu" mode 10 --ranks 2 --zero $zero) && same_tensors mode two-0
+                    verdict $? "$name, 2 ranks, --zero $zero: the same bits with EMULATE_$mode"
+                done
+            done
+        done
+    done
+fi
 
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

@@ -1116,9 +1116,9 @@ static void test_exact(size_t N) {
     s.N = N;
     s.first_position = ((size_t)1 << 40) + 7;
     test_exact_add(N, 0x1p50, 512.0, 0);
-    test_exact_add(N, 0x1p50 / 3, 1000.1, 0);  // 1000.1 is not a float
+    test_exact_add(N, 0x1p50 / 3, 1000.9, 0);  // 1000.9 is not a float; the nearest is above it
     if (N > 3) test_exact_add(N, 0x1p50, 512.0, 1);
-    if (N > 100) test_exact_add(N, 0x1p50 / 3, 1000.1, N / 4);
+    if (N > 100) test_exact_add(N, 0x1p50 / 3, 1000.9, N / 4);
     Case merge = case_begin("exact_merge", call_exact_merge, &s);
     Case read = case_begin("exact_read", call_exact_read, &s), read_any = case_begin("exact_read", call_exact_read, &s);
     Case sum = case_begin("add", call_add, &s), check_sum = case_begin("checksum", call_checksum, &s);

@@ -45,6 +45,11 @@ begin
 once "$build/test_cublaslt"
 once env EMULATE_STREAMS=delayed "$build/test_cublaslt"
 end "emulator: cuBLASLt"
+begin
+once "$build/test_nccl"
+once env EMULATE_STREAMS=delayed "$build/test_nccl"
+once env EMULATE_STREAMS=delayed EMULATE_OTHERS=ahead "$build/test_nccl"
+end "emulator: NCCL between processes"
 
 # Odd shapes of a ladder, a line each; the test of all kernels has a table of its own, of which only the first run takes
 # the larger half.

@@ -13,16 +13,7 @@
 // On GPUs a sum may differ by the roundings of world - 1 additions in its type, each at most epsilon/2 of the sum of
 // the terms' magnitudes, and by as many in this test's own.
 
-#include "../../comm.h"
-
-// As ranks.h cuts a vector.
-static inline CommSlice shard_slice(size_t n, size_t rank, size_t world) {
-    CommSlice units = comm_even_slice(rank, world, n / 8);
-    CommSlice slice = {units.first * 8, units.end * 8};
-    return slice;
-}
-
-#include "../../nccl.cuh"
+#include "../../ranks.h"
 
 #include <sys/mman.h>
 

@@ -1,0 +1,61 @@
+# watch.sh: sourced by node.sh and nodes.sh, which start processes and then wait for all of them here.
+
+LOOK_EVERY=0.2  # seconds between two looks at the processes
+KILL_EVERY=5    # seconds between two attempts to kill
+STOPPED=75      # exit code of who was asked to end and has saved its work: the others do so too and are given the time
+
+# send SIGNAL [-]: to every process that runs; with '-' to its children too.
+send() {
+    for process in $running; do
+        kill -s "$1" -- "${2:-}${process#*:}" 2> /dev/null
+    done
+}
+
+# watch GRACE: waits for the processes in $running, words NAME:PID. When one fails it calls `failed NAME CODE`; those
+# that still run GRACE seconds later it ends by `kill_all`, again and again. Leaves in $code the exit code of the first
+# that failed, or else STOPPED if one ended with that, or 0.
+watch() {
+    code=0
+    deadline=
+    while [ -n "$running" ]; do
+        sleep "$LOOK_EVERY"
+        left=
+        for process in $running; do
+            if kill -0 "${process#*:}" 2> /dev/null; then
+                left="$left $process"
+                continue
+            fi
+            wait "${process#*:}"
+            status=$?
+            if [ "$status" -eq 0 ] || { [ "$code" -ne 0 ] && [ "$code" -ne "$STOPPED" ]; }; then continue; fi
+            code=$status
+            [ "$status" -ne "$STOPPED" ] || continue
+            deadline=$(($(date +%s) + $1))
+            failed "${process%:*}" "$status"
+        done
+        running=${left# }
+        if [ -n "$running" ] && [ -n "$deadline" ] && [ "$(date +%s)" -ge "$deadline" ]; then
+            kill_all
+            deadline=$(($(date +%s) + KILL_EVERY))
+        fi
+    done
+}
+
+# ending CODE: what happened to a process, in words.
+ending() {
+    if [ "$1" -gt 128 ] && signal=$(kill -l "$1" 2> /dev/null); then
+        echo "was ended by SIG$signal"
+    else
+        echo "ended with exit code $1"
+    fi
+}
+
+# need_number FLAG VALUE LEAST: exits if the value is not a whole number from LEAST to six digits.
+need_number() {
+    case $2 in
+        '' | *[!0-9]* | ???????*) ;;
+        *) [ "$2" -lt "$3" ] || return 0 ;;
+    esac
+    echo "${0##*/}: $1 is '$2'; give a whole number, $3 or more" >&2
+    exit 2
+}
