@@ -993,9 +993,9 @@ static inline float float_not_above(double x) {
 }
 
 // Moves 20 bytes per element: x in, sums in and out. The product is one of doubles, since scale may be any number. Most
-// GPUs for desktops have but two units for doubles on a multiprocessor: the three instructions of an element (widen,
-// multiply, round) take them a fifth to a half of the time that memory takes. A fourth is saved by comparing floats: for
-// a float, |x| <= limit is the same with the largest float that is not above the limit.
+// GPUs for desktops have but two units for doubles on a multiprocessor. By their data sheets the three instructions of
+// an element (widen, multiply, round) take a fifth to a half of the time that memory takes. A fourth is saved by
+// comparing floats: for a float, |x| <= limit is the same with the largest float that is not above the limit.
 template <int W>
 static __global__ void exact_add_kernel(int64_t* sums, double* bad, const float* x, double scale, float limit,
                                         size_t n) {

@@ -6,16 +6,17 @@
 // and sets a mark.
 //
 //     rung          idea                                                     expected
-//     naive         an element a thread, all of it in double: widen,         data-centre GPUs: 85 to 90% of the peak; where
-//                   compare, multiply, round                                 a multiprocessor has 2 units for doubles, they
-//                                                                            are busy for up to 70% of memory's time
-//     integers      two elements a thread; the float's bits are shifted,     the same as shipped: its 12 instructions on
-//                   right where the scale is a power of two                  integers hide behind memory, as do doubles
+//     naive         an element a thread, all of it in double: widen,         85 to 90% of the peak; 2 units for doubles
+//                   compare, multiply, round                                 on a multiprocessor are busy for up to
+//                                                                            70% of the time that memory takes
+//     integers      two elements a thread; the float's bits are shifted,     the same as shipped: some 20 instructions
+//                   right where the scale is a power of two                  hide behind memory, as doubles do
 //     shipped       two elements a thread: 16 bytes of sums at a time; the   above 90%
 //                   comparison in float; right for any scale
 //
-// So work on integers buys nothing as long as memory is the bound. The trainer's scale is not a power of two when its
-// loss scale is not one, and then the bits of the product in double, rounded twice, are what both backends agree on.
+// So work on integers buys nothing as long as memory is the bound. And the trainer's scale is not a power of two when
+// its loss scale is not one: then the product is rounded to a double before it is rounded to an integer, on both
+// backends.
 //
 //     FLAGS="-O3 -arch=native -I. -DLLMTRAIN_CUDA -Xcompiler=-fopenmp"
 //     nvcc $FLAGS dev/exact_add.cu -o build/exact_add
@@ -99,8 +100,8 @@ int main(int argc, char** argv) {
     int32_t* halves = ladder_added<int32_t>(&l, "sums", 2 * n, 0x1p30, exact);
     p.sums = (int64_t*)halves;
     float* x = (float*)ladder_twin(&l, p.x);
-    for (size_t i = 0; i < n; i++) x[i] = ldexpf(x[i], -(int)(i % 60));  // from far above the last place to far below it
-    for (size_t i = 3; i < n; i += 7) x[i] = ((float)(i % 16) - 7.5f) * 0x1p-50f;        // ties
+    for (size_t i = 0; i < n; i++) x[i] = ldexpf(x[i], -(int)(i % 60));  // from far above 2^-50 to far below it
+    for (size_t i = 3; i < n; i += 7) x[i] = ((float)(i % 16) - 7.5f) * 0x1p-50f;  // ties
     if (n > 2) x[n / 2] = 2.0f * (float)EXACT_LIMIT;
     if (n > 3) x[n - 1] = NAN;
     ladder_update(&l, p.x);

@@ -1056,6 +1056,7 @@ static void call_exact_add(const Case* c) {
 static void call_exact_merge(const Case* c) { RUN(exact_merge, i64(c, 0), i64(c, 1), c->s.N); }
 static void call_exact_read(const Case* c) { RUN(exact_read, f(c, 0), i64(c, 1), 1.0 / c->scale, c->s.N); }
 static void call_add(const Case* c) { RUN(add, f(c, 0), f(c, 1), c->s.N); }
+static void call_add_stored(const Case* c) { RUN(add_stored, f(c, 0), x(c, 1), c->s.N); }
 static void call_checksum(const Case* c) { RUN(checksum, (uint64_t*)i64(c, 0), x(c, 1), c->s.first_position, c->s.N); }
 
 // Integers of any length up to 61 bits, which may be added up.
@@ -1122,7 +1123,8 @@ static void test_exact(size_t N) {
     Case merge = case_begin("exact_merge", call_exact_merge, &s);
     Case read = case_begin("exact_read", call_exact_read, &s), read_any = case_begin("exact_read", call_exact_read, &s);
     Case sum = case_begin("add", call_add, &s), check_sum = case_begin("checksum", call_checksum, &s);
-    Case* all[5] = {&merge, &read, &read_any, &sum, &check_sum};
+    Case stored = case_begin("add_stored", call_add_stored, &s);
+    Case* all[6] = {&merge, &read, &read_any, &sum, &check_sum, &stored};
     read.scale = 0x1p50;
     read_any.scale = 0x1p50 / 3;
     longs(&merge, "sums", IN_PLACE, N);
@@ -1133,10 +1135,12 @@ static void test_exact(size_t N) {
     }
     in_place_float(&sum, "out", N);
     input_float(&sum, "x", N);
+    in_place_float(&stored, "out", N);
+    input(&stored, "x", N, 1);
     case_array(&check_sum, "out", OUTPUT, LONG, 1, 1);
     input(&check_sum, "x", N, 1);
     check_sum.changes = true;
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < 6; i++) {
         snprintf(all[i]->shape, sizeof all[i]->shape, "N=%zu", N);
         if (!wanted(all[i]->name)) continue;
         case_cpu(all[i], NULL);

@@ -63,6 +63,7 @@ shapes() {
         *-classifier) echo "--rows 1 --vocab 5"; echo "--rows 3 --vocab 1000" ;;
         *-embedding)
             echo "--tokens equal --channels 7"; echo "--tokens different --seq 75 --vocab 300"; echo "--batch 1 --seq 1 --channels 1" ;;
+        *-exact_add) echo "--elements 1"; echo "--elements 4099" ;;
         *-gelu) echo "--rows 1 --ffn 7"; echo "--rows 5 --ffn 72" ;;
         *-global_norm) echo "--elements 1"; echo "--elements 4099" ;;
         *-layernorm) echo "--rows 1 --channels 7"; echo "--rows 9 --channels 1025"; echo "--rows 33 --channels 32" ;;

@@ -741,6 +741,7 @@ static void call_sum_of_squares(const Case* c) {
     f(c, 2)[0] = (float)sum;
 }
 static void call_add(const Case* c) { add(f(c, 0), f(c, 1), c->s.N, NULL); }
+static void call_add_stored(const Case* c) { add_stored(f(c, 0), x(c, 1), c->s.N, NULL); }
 static void call_sum_scaled(const Case* c) {
     double sum = 2.5;  // it adds
     sum_scaled(&sum, f(c, 1), 0.75, c->s.N, NULL);
@@ -771,9 +772,9 @@ static void test_vectors(size_t N) {
     Case from = case_begin("cast_from_float", call_cast_from_float, &s);
     Case squares = case_begin("sum_of_squares", call_sum_of_squares, &s);
     Case scaled = case_begin("sum_scaled", call_sum_scaled, &s);
-    Case sum = case_begin("add", call_add, &s);
-    Case* all[6] = {&zero, &to, &from, &squares, &scaled, &sum};
-    for (int i = 0; i < 6; i++) snprintf(all[i]->shape, sizeof all[i]->shape, "N=%zu", N);
+    Case sum = case_begin("add", call_add, &s), stored = case_begin("add_stored", call_add_stored, &s);
+    Case* all[7] = {&zero, &to, &from, &squares, &scaled, &sum, &stored};
+    for (int i = 0; i < 7; i++) snprintf(all[i]->shape, sizeof all[i]->shape, "N=%zu", N);
     output_float(&zero, "x", N);
     output_float(&to, "out", N);
     input(&to, "in", N, 3);
@@ -783,7 +784,9 @@ static void test_vectors(size_t N) {
     sum_begin(&scaled, N);
     in_place_float(&sum, "out", N);
     input_float(&sum, "x", N);
-    for (int i = 0; i < 6; i++) case_prove(all[i]);
+    in_place_float(&stored, "out", N);
+    input(&stored, "x", N, 3);
+    for (int i = 0; i < 7; i++) case_prove(all[i]);
 
     Result nothing = result(N), wide = result(N), narrow = result(N);
     long double exact_squares = 0.0L, exact_sum = 2.5L, magnitude = 2.5L;
@@ -795,12 +798,14 @@ static void test_vectors(size_t N) {
         same = same && memcmp(&one, &x(&from, 0)[i], sizeof one) == 0 && (double)f(&to, 0)[i] == wide.value[i];
         float added_up = ((const float*)sum.arrays[0].start)[i] + f(&sum, 1)[i];
         added = added && memcmp(&added_up, &f(&sum, 0)[i], sizeof added_up) == 0;
+        added_up = ((const float*)stored.arrays[0].start)[i] + float_of(x(&stored, 1)[i]);
+        added = added && memcmp(&added_up, &f(&stored, 0)[i], sizeof added_up) == 0;
         exact_squares += (long double)f(&squares, 1)[i] * (long double)f(&squares, 1)[i];
         exact_sum += 0.75L * (long double)f(&scaled, 1)[i];
         magnitude += 0.75L * fabsl((long double)f(&scaled, 1)[i]);
     }
     check(same, "%-28s %-30s %s  exact, one by one", "casts", to.shape, FLOATX_NAME);
-    check(added, "%-28s %-30s float  exact, one by one", "add", sum.shape);
+    check(added, "%-28s %-30s float  exact, one by one", "add, add_stored", sum.shape);
     case_compare(&zero, 0, &nothing, 1);
     case_compare(&to, 0, &wide, 1);
     case_compare(&from, 0, &narrow, 1);
