@@ -1,16 +1,17 @@
 // checkpoint.h: saving a run and taking it up again, to the bit.
 //
 // A checkpoint is a directory OUT/step_00000020 with
-//   rank_00000.safetensors   weights and optimizer state: weight.NAME, m.NAME, v.NAME
+//   rank_00000.safetensors   what rank 0 saves of weights and optimizer state: its slice of weight.NAME, m.NAME, v.NAME,
+//                            as NAME[first:end] in elements where it is not all of the tensor; and so for each rank
 //   manifest.json            everything else, written last: configuration, state of the run, the table of the flat
-//                            vector, a checksum of every tensor, and in its last line one of the manifest itself
+//                            vector, a checksum of every piece, and in its last line one of the manifest itself
 // It is made under a temporary name, flushed to the disk, and renamed: under its final name it is whole. There is no
 // pointer to the newest; the newest is the one with the highest step whose checksums agree. A damaged one is named
 // and passed over, and the one before it is used.
 //
-// Weights are the float masters where there are any: 16-bit parameters follow from them by rounding. Where several ranks
-// hold them in slices, rank 0 gathers and writes; every rank reads, and takes its slices: so a checkpoint knows nothing of
-// ranks, and goes on with any number of them.
+// Weights are the float masters where there are any: 16-bit parameters follow from them by rounding. Whatever the number
+// of ranks and the stage of ZeRO, the pieces of a tensor are slices that follow each other; so a run goes on with any
+// number of ranks, in any stage, and each rank takes what it needs.
 
 #ifndef LLMTRAIN_CHECKPOINT_H
 #define LLMTRAIN_CHECKPOINT_H
@@ -20,7 +21,7 @@
 
 #include <inttypes.h>
 
-#define CHECKPOINT_FORMAT "llmtrain checkpoint 1"
+#define CHECKPOINT_FORMAT "llmtrain checkpoint 2"
 #define CHECKPOINT_MANIFEST_MAX ((size_t)1 << 28)
 
 // What a checkpoint says beside its tensors.
@@ -38,7 +39,8 @@ typedef struct {
 
 // Flags that do not change what a run computes.
 #define CHECKPOINT_FREE_FLAGS \
-    "data|val|out|prompt|resume|plan|threads|val-every|val-windows|val-overlap|sample-every|log-every|ckpt-every|" \
+    "data|val|out|prompt|resume|plan|threads|val-every|val-windows|val-overlap|sample-every|log-every|ckpt-every|ckpt-async|" \
+    "ckpt-bandwidth|ckpt-keep|ckpt-keep-every|ckpt-hot|ckpt-hot-dir|mtbf|init-from|" \
     "peak-tflops|tokens|temperature|top-k|top-p|ranks|timeout|check-every|slow-factor|slow-steps|memory|bandwidth|compute-ms"
 
 // ------------------------------------------------------------------------------------------------
@@ -71,23 +73,8 @@ static inline size_t checkpoint_arrays(CheckpointArray arrays[3], const Model* m
     return count;
 }
 
-// Tensors go to and from the device in pieces, through memory of the host.
-enum { CHECKPOINT_PIECE = 1 << 20 };  // elements
-
-typedef struct {
-    void *piece, *whole;    // (CHECKPOINT_PIECE) floats each: this rank's part of a piece; the piece of all ranks
-} CheckpointStaging;
-
-static inline bool checkpoint_staging(CheckpointStaging* staging, Error* error) {
-    staging->piece = host_allocate(CHECKPOINT_PIECE * sizeof(float));
-    staging->whole = host_allocate(CHECKPOINT_PIECE * sizeof(float));
-    return (staging->piece && staging->whole) || fail(error, "out of memory for pieces of tensors; free some memory");
-}
-
-static inline void checkpoint_staging_free(CheckpointStaging* staging) {
-    host_free(staging->piece);
-    host_free(staging->whole);
-}
+// Where there is no snapshot, tensors go to and from the device in chunks, through memory of the host.
+enum { CHECKPOINT_CHUNK = 1 << 20 };  // elements
 
 // The part of elements [first, end) of the flat vector that this rank has of an array, and where it lies there.
 static inline CommSlice checkpoint_part(char** place, const CheckpointArray* array, const FlatVector* flat, size_t first, size_t end) {
@@ -96,6 +83,29 @@ static inline CommSlice checkpoint_part(char** place, const CheckpointArray* arr
     if (array->sliced) part = flat_state(&index, flat, first, end);
     *place = (char*)array->data + index * safetensors_type_bytes(array->type);
     return part;
+}
+
+// What this rank saves of a tensor: its slice, without the rows of the padded vocabulary; it may be empty.
+static inline CommSlice checkpoint_saved(const FlatVector* flat, const Tensor* t) {
+    const Bucket* k = &flat->buckets[t->bucket];
+    CommSlice part = {max_size(t->offset, k->own.first), min_size(t->offset + tensor_elements(t), k->own.end)};
+    if (part.first >= part.end) part.first = part.end = t->offset;
+    return part;
+}
+
+static inline void checkpoint_piece_name(char name[96], const char* prefix, const Tensor* t, CommSlice part) {
+    bool whole = slice_length(part) == tensor_elements(t);
+    if (whole) snprintf(name, 96, "%s.%s", prefix, t->name);
+    else snprintf(name, 96, "%s.%s[%zu:%zu]", prefix, t->name, part.first - t->offset, part.end - t->offset);
+}
+
+// The bytes of a snapshot: all that this rank saves. Also of a model that is only planned.
+static inline size_t checkpoint_bytes(const Model* model) {
+    const ModelOptions* o = &model->options;
+    size_t elements = 0, moments = (size_t)(o->optimizer != OPTIMIZER_SGD) + (size_t)(o->optimizer == OPTIMIZER_ADAMW);
+    for (size_t i = 0; i < model->parameters.count; i++)
+        elements += slice_length(checkpoint_saved(&model->flat, &model->parameters.tensors[i]));
+    return elements * ((o->masters ? sizeof(float) : sizeof(floatX)) + moments * sizeof(float));
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -173,12 +183,17 @@ static inline void manifest_write_table(JsonWriter* w, const Parameters* p) {
     json_write_end(w, ']');
 }
 
-// Checksums of the rank's file, as its writer computed them.
-static inline void manifest_write_checksums(JsonWriter* w, const SafetensorsHeader* header) {
+// A rank's file, with the checksums that its writer computed: an element of the manifest's "files".
+static inline void manifest_write_file(JsonWriter* w, size_t rank, const SafetensorsHeader* header) {
+    char name[32];
+    snprintf(name, sizeof name, "rank_%05zu.safetensors", rank);
+    json_write_begin(w, '{');
+    json_member_string(w, "file", name);
     json_member_hash(w, "header_checksum", header->hash);
     json_write_key(w, "checksums");
     json_write_begin(w, '{');
     for (size_t i = 0; i < header->count; i++) json_member_hash(w, header->tensors[i].name, header->tensors[i].hash);
+    json_write_end(w, '}');
     json_write_end(w, '}');
 }
 
@@ -187,7 +202,8 @@ static inline void manifest_tail(char tail[64], const char* text, size_t bytes) 
     snprintf(tail, 64, ",\n  \"checksum\": \"%016llx\"\n}\n", (unsigned long long)hash_bytes(text, bytes));
 }
 
-static inline bool manifest_save(const char* path, const Model* model, const RunRecord* run, const SafetensorsHeader* header,
+// files: the text of each rank's element, where it begins, as comm_gather_texts gives them.
+static inline bool manifest_save(const char* path, const Model* model, const RunRecord* run, const char* files, const size_t* begins,
                                  Error* error) {
     char optimizer[16], tail[64], products[320];
     double peak;
@@ -214,7 +230,10 @@ static inline bool manifest_save(const char* path, const Model* model, const Run
     manifest_write_flags(&w, run);
     manifest_write_state(&w, &run->state);
     manifest_write_table(&w, &model->parameters);
-    manifest_write_checksums(&w, header);
+    json_write_key(&w, "files");
+    json_write_begin(&w, '[');
+    for (size_t r = 0; r < model->flat.options.world; r++) json_write_raw(&w, files + begins[r]);
+    json_write_end(&w, ']');
     if (!w.failed) {
         manifest_tail(tail, w.text, w.bytes);
         json_put(&w, tail, strlen(tail));
@@ -301,91 +320,227 @@ static inline void checkpoint_path(char path[FILE_PATH_MAX], const char* out, ui
     snprintf(path, FILE_PATH_MAX, "%.4000s/step_%08llu%s", out, (unsigned long long)step, suffix);
 }
 
-// A piece of the flat vector, [first, end), whose slices the ranks of stages 1 and 2 hold.
-typedef struct {
-    const FlatVector* flat;
-    size_t first, end;
-} CheckpointPiece;
+// A save has three parts. Every rank takes a snapshot of its slices and begins to write its file (saver_begin): in a thread of
+// its own, if there is memory for a snapshot, otherwise at once. Training goes on. When all ranks have written and flushed
+// theirs, which they tell each other once a step, they come together (saver_end): rank 0 gets the checksums, writes the
+// manifest, and gives the directory its name.
 
-// What a rank has of the piece, counted from its beginning.
-static inline CommSlice checkpoint_slice(size_t rank, const void* context) {
-    const CheckpointPiece* piece = (const CheckpointPiece*)context;
-    const Bucket* k = flat_bucket(piece->flat, piece->first);
-    CommSlice own = shard_slice(k->end - k->first, rank, piece->flat->options.world);
-    own.first = max_size(min_size(k->first + own.first, piece->end), piece->first) - piece->first;
-    own.end = max_size(min_size(k->first + own.end, piece->end), piece->first) - piece->first;
-    return own;
+typedef enum { SAVER_IDLE, SAVER_WRITING, SAVER_WRITTEN, SAVER_FAILED } SaverState;
+
+typedef struct {
+    char* snapshot;          // (checkpoint_bytes) on the host; NULL: everything is written by saver_begin
+    size_t bytes;            // of it
+    double bandwidth;        // bytes per second that the thread writes at most; 0: as it can
+    pthread_t thread;
+    bool threaded;           // there is a thread to join
+    SaverState state;        // of the save in progress; the thread changes it, last of all
+    bool cancelled;          // the thread is to end soon
+    const Model* model;
+    RunRecord run;
+    char out[FILE_PATH_MAX];
+    SafetensorsWriter writer;
+    Error error;             // of SAVER_FAILED
+    double stalled_ms;       // how long the save has kept training waiting
+    double began_ms;
+} Saver;
+
+static inline SaverState saver_state(const Saver* s) { return (SaverState)__atomic_load_n((const int*)&s->state, __ATOMIC_ACQUIRE); }
+
+static inline bool saver_open(Saver* s, const Model* model, bool snapshots, double bandwidth, Error* error) {
+    memset(s, 0, sizeof *s);
+    s->model = model;
+    s->bandwidth = bandwidth;
+    s->bytes = snapshots ? checkpoint_bytes(model) : 0;
+    s->snapshot = snapshots ? (char*)host_allocate(max_size(s->bytes, 1)) : NULL;
+    return !snapshots || s->snapshot != NULL ||
+           fail(error, "out of memory for snapshots of %.2f GB; give --ckpt-async off", 1e-9 * (double)s->bytes);
 }
 
-// One tensor, to the file of rank 0; on the other ranks `w` is NULL.
-static inline bool checkpoint_write_tensor(SafetensorsWriter* w, const CheckpointArray* array, const Tensor* t, const Model* model,
-                                           CheckpointStaging* staging, Error* error) {
-    const FlatVector* flat = &model->flat;
-    size_t size = safetensors_type_bytes(array->type), last = t->offset + tensor_elements(t);
-    bool gathers = array->sliced && flat->options.stage > 0 && flat->options.world > 1;
-    if (!gathers && w == NULL) return true;
-    for (size_t first = t->offset; first < last; first += CHECKPOINT_PIECE) {
-        CheckpointPiece piece = {flat, first, min_size(first + CHECKPOINT_PIECE, last)};
-        char* place;
-        CommSlice part = checkpoint_part(&place, array, flat, piece.first, piece.end);
-        download(staging->piece, place, slice_length(part) * size, model->stream);
-        if (gathers && !comm_gather(flat->options.comm, staging->whole, staging->piece, piece.end - piece.first, COMM_FLOAT,
-                                    checkpoint_slice, &piece, error)) return false;
-        if (w && !safetensors_write(w, gathers ? staging->whole : staging->piece, (piece.end - piece.first) * size, error)) return false;
+// Names every piece of this rank's file.
+static inline bool saver_declare(Saver* s, const CheckpointArray* arrays, size_t count, Error* error) {
+    const Parameters* p = &s->model->parameters;
+    bool ok = true;
+    for (size_t a = 0; a < count; a++) {
+        for (size_t i = 0; ok && i < p->count; i++) {
+            const Tensor* t = &p->tensors[i];
+            CommSlice part = checkpoint_saved(&s->model->flat, t);
+            bool whole = slice_length(part) == tensor_elements(t);
+            char name[96];
+            size_t shape[2] = {whole ? t->rows : slice_length(part), t->cols};
+            if (slice_length(part) == 0) continue;
+            checkpoint_piece_name(name, arrays[a].prefix, t, part);
+            ok = safetensors_declare(&s->writer, name, arrays[a].type, shape, whole && t->cols ? 2 : 1, error);
+        }
     }
+    return ok && safetensors_begin(&s->writer, error);
+}
+
+// Writes a chunk, no faster than allowed.
+static inline bool saver_write(Saver* s, const void* data, size_t bytes, size_t* written, Error* error) {
+    fault_point("write");
+    if (__atomic_load_n(&s->cancelled, __ATOMIC_RELAXED)) return fail(error, "the save was given up");
+    if (!safetensors_write(&s->writer, data, bytes, error)) return false;
+    *written += bytes;
+    double due = s->bandwidth > 0 ? s->began_ms + 1e3 * (double)*written / s->bandwidth : 0, now = now_ms();
+    if (due > now) comm_sleep(due - now);
     return true;
 }
 
-static inline bool checkpoint_write_tensors(SafetensorsWriter* w, const char* path, Model* model, Error* error) {
-    CheckpointArray arrays[3];
-    CheckpointStaging staging = {NULL, NULL};
-    size_t count = checkpoint_arrays(arrays, model);
-    const Parameters* p = &model->parameters;
-    bool ok = w == NULL || safetensors_create(w, path, error);
-    for (size_t a = 0; w && a < count; a++) {
+// Straight from the device.
+static inline bool saver_write_device(Saver* s, const CheckpointArray* arrays, size_t count, Error* error) {
+    const Parameters* p = &s->model->parameters;
+    void* chunk = host_allocate(CHECKPOINT_CHUNK * sizeof(float));
+    bool ok = chunk != NULL || fail(error, "out of memory for pieces of tensors; free some memory");
+    size_t written = 0;
+    for (size_t a = 0; a < count; a++) {
         for (size_t i = 0; ok && i < p->count; i++) {
-            const Tensor* t = &p->tensors[i];
-            char name[64];
-            size_t shape[2] = {t->rows, t->cols};
-            snprintf(name, sizeof name, "%s.%s", arrays[a].prefix, t->name);
-            ok = safetensors_declare(w, name, arrays[a].type, shape, t->cols ? 2 : 1, error);
+            CommSlice part = checkpoint_saved(&s->model->flat, &p->tensors[i]);
+            for (size_t first = part.first; ok && first < part.end; first += CHECKPOINT_CHUNK) {
+                char* place;
+                size_t n = min_size(CHECKPOINT_CHUNK, part.end - first), bytes = n * safetensors_type_bytes(arrays[a].type);
+                checkpoint_part(&place, &arrays[a], &s->model->flat, first, first + n);
+                download(chunk, place, bytes, s->model->stream);
+                ok = saver_write(s, chunk, bytes, &written, error);
+            }
         }
     }
-    ok = ok && (w == NULL || safetensors_begin(w, error)) && checkpoint_staging(&staging, error);
-    flat_await_all(&model->flat);
-    for (size_t a = 0; a < count; a++)
-        for (size_t i = 0; ok && i < p->count; i++) ok = checkpoint_write_tensor(w, &arrays[a], &p->tensors[i], model, &staging, error);
-    checkpoint_staging_free(&staging);
-    return ok && (w == NULL || safetensors_end(w, error));
+    host_free(chunk);
+    return ok;
 }
 
-// Saves model and run to OUT/step_N; all ranks together. After a failure the directories of earlier checkpoints are as they
-// were.
-static inline bool checkpoint_save(Model* model, const RunRecord* run, const char* out, Error* error) {
-    if (model->flat.options.rank > 0) return checkpoint_write_tensors(NULL, NULL, model, error);
-    char path[FILE_PATH_MAX], temporary[FILE_PATH_MAX], replaced[FILE_PATH_MAX], file[FILE_PATH_MAX + 64];
-    checkpoint_path(path, out, run->state.step, "");
-    checkpoint_path(temporary, out, run->state.step, ".tmp");
-    checkpoint_path(replaced, out, run->state.step, ".old");
-    if (!directory_remove(temporary, error) || !directory_make(temporary, error)) return false;
+// This rank's file, whole and on the disk.
+static inline bool saver_write_file(Saver* s, Error* error) {
+    char directory[FILE_PATH_MAX], path[FILE_PATH_MAX + 64];
+    CheckpointArray arrays[3];
+    size_t count = checkpoint_arrays(arrays, s->model), written = 0;
+    checkpoint_path(directory, s->out, s->run.state.step, ".tmp");
+    snprintf(path, sizeof path, "%s/rank_%05zu.safetensors", directory, s->model->flat.options.rank);
+    if (!directory_make(directory, error) || !safetensors_create(&s->writer, path, error)) return false;
+    bool ok = saver_declare(s, arrays, count, error);
+    if (ok && s->snapshot == NULL) ok = saver_write_device(s, arrays, count, error);
+    const size_t chunk = CHECKPOINT_CHUNK * sizeof(float);
+    for (size_t at = 0; ok && s->snapshot && at < s->bytes; at += chunk)
+        ok = saver_write(s, s->snapshot + at, min_size(chunk, s->bytes - at), &written, error);
+    fault_point("flush");
+    return ok && safetensors_end(&s->writer, error);
+}
 
-    SafetensorsWriter w;
-    snprintf(file, sizeof file, "%s/rank_00000.safetensors", temporary);
-    bool ok = checkpoint_write_tensors(&w, file, model, error);
+static inline void* saver_run(void* argument) {
+    Saver* s = (Saver*)argument;
+    bool ok = saver_write_file(s, &s->error);
+    __atomic_store_n((int*)&s->state, ok ? SAVER_WRITTEN : SAVER_FAILED, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+// Takes the snapshot and begins to write; no save is in progress. What fails is told by saver_state.
+static inline void saver_begin(Saver* s, Model* model, const RunRecord* run, const char* out) {
+    s->began_ms = now_ms();
+    s->run = *run;
+    s->cancelled = false;
+    s->state = SAVER_WRITING;
+    snprintf(s->out, sizeof s->out, "%.4000s", out);
+    flat_await_all(&model->flat);
+    if (s->snapshot) {
+        CheckpointArray arrays[3];
+        size_t count = checkpoint_arrays(arrays, model), at = 0;
+        for (size_t a = 0; a < count; a++) {
+            for (size_t i = 0; i < model->parameters.count; i++) {
+                char* place;
+                CommSlice part = checkpoint_saved(&model->flat, &model->parameters.tensors[i]);
+                size_t bytes = slice_length(part) * safetensors_type_bytes(arrays[a].type);
+                if (bytes == 0) continue;
+                checkpoint_part(&place, &arrays[a], &model->flat, part.first, part.end);
+                download(s->snapshot + at, place, bytes, model->stream);
+                at += bytes;
+            }
+        }
+        fault_point("snapshot");
+        s->threaded = pthread_create(&s->thread, NULL, saver_run, s) == 0;
+    }
+    if (!s->threaded) saver_run(s);
+    s->stalled_ms = now_ms() - s->began_ms;
+}
+
+static inline void saver_join(Saver* s) {
+    if (s->threaded) pthread_join(s->thread, NULL);
+    s->threaded = false;
+}
+
+// Forgets the save in progress, and what it has written; all ranks together.
+static inline void saver_cancel(Saver* s) {
+    char directory[FILE_PATH_MAX];
+    Error ignored;
+    if (s->state == SAVER_IDLE) return;
+    __atomic_store_n(&s->cancelled, true, __ATOMIC_RELAXED);
+    saver_join(s);
+    safetensors_writer_free(&s->writer);
+    checkpoint_path(directory, s->out, s->run.state.step, ".tmp");
+    if (s->model->flat.options.rank == 0) directory_remove(directory, &ignored);
+    s->state = SAVER_IDLE;
+}
+
+// Rank 0, when all files are on the disk: the manifest, and then the name.
+static inline bool saver_publish(Saver* s, const char* files, const size_t* begins, Error* error) {
+    char path[FILE_PATH_MAX], temporary[FILE_PATH_MAX], replaced[FILE_PATH_MAX], file[FILE_PATH_MAX + 64];
+    uint64_t step = s->run.state.step;
+    checkpoint_path(path, s->out, step, "");
+    checkpoint_path(temporary, s->out, step, ".tmp");
+    checkpoint_path(replaced, s->out, step, ".old");
     snprintf(file, sizeof file, "%s/manifest.json", temporary);
-    ok = ok && manifest_save(file, model, run, &w.header, error);
-    safetensors_writer_free(&w);
+    fault_point("manifest");
+    if (!manifest_save(file, s->model, &s->run, files, begins, error)) return false;
 
     // A checkpoint of the same step is there if a run resumed before it, because it was damaged.
     Error ignored;
-    bool exists = ok && directory_exists(path);
-    if (exists) ok = directory_remove(replaced, error) && directory_rename_sync(path, replaced, error);
-    if (ok && !directory_rename_sync(temporary, path, error)) {
-        ok = false;
+    bool exists = directory_exists(path);
+    if (exists && !(directory_remove(replaced, error) && directory_rename_sync(path, replaced, error))) return false;
+    fault_point("rename");
+    if (!directory_rename_sync(temporary, path, error)) {
         if (exists) directory_rename_sync(replaced, path, &ignored);
+        return false;
     }
-    if (!ok) directory_remove(temporary, &ignored);
-    return ok && directory_remove(replaced, error);
+    return directory_remove(replaced, error);
+}
+
+// Completes a save that all ranks have written; all together. False if it could not be: then it is forgotten, earlier
+// checkpoints are as they were, and the error, on every rank, says why. A rank that is gone shows in the Comm.
+static inline bool saver_end(Saver* s, Error* error) {
+    Comm* comm = s->model->flat.options.comm;
+    double began = now_ms();
+    char* files = NULL;
+    size_t alone = 0, *begins = NULL;
+    JsonWriter w;
+    memset(&w, 0, sizeof w);
+    saver_join(s);
+    bool ok = s->state == SAVER_WRITTEN;
+    if (!ok) *error = s->error;
+    if (comm) ok = comm_agree_all(comm, ok, error);
+    if (ok) {
+        manifest_write_file(&w, s->model->flat.options.rank, &s->writer.header);
+        ok = json_write_done(&w, error);
+        if (!ok && comm) comm_abandon(comm, error->text);
+    }
+    if (ok && comm) ok = comm_gather_texts(comm, &files, &begins, w.text, error);
+    if (ok && s->model->flat.options.rank == 0) ok = saver_publish(s, comm ? files : w.text, comm ? begins : &alone, error);
+    Error lost;
+    if (comm && !comm_failed(comm, &lost)) ok = comm_agree_all(comm, ok, error);
+    free(files);
+    free(begins);
+    json_writer_free(&w);
+    if (ok) {
+        safetensors_writer_free(&s->writer);
+        s->state = SAVER_IDLE;
+    } else {
+        saver_cancel(s);
+    }
+    s->stalled_ms += now_ms() - began;
+    return ok;
+}
+
+static inline void saver_close(Saver* s) {
+    if (s->model) saver_cancel(s);
+    host_free(s->snapshot);
+    memset(s, 0, sizeof *s);
 }
 
 // Removes what saves that were killed have left in OUT. Only one process may work on OUT at a time.
@@ -407,70 +562,136 @@ static inline void checkpoint_clean(const char* out) {
 // ------------------------------------------------------------------------------------------------
 // Loading
 
-// Reads one tensor into what this rank has of the array, and compares its checksum with the manifest's.
-static inline bool checkpoint_read_tensor(const CheckpointArray* array, const Tensor* t, const Model* model, const SafetensorsFile* file,
-                                          const Json* manifest, uint32_t checksums, CheckpointStaging* staging, Error* error) {
-    char name[64], expected[24] = "", found[24];
-    snprintf(name, sizeof name, "%s.%s", array->prefix, t->name);
-    const SafetensorsTensor* saved = safetensors_find(file, name);
-    if (saved == NULL || !json_string(manifest, json_get(manifest, checksums, name), expected, sizeof expected))
-        return fail(error, "%.600s has no tensor %s; it is of another model", file->path, name);
+// What of the flat vector has been found so far.
+typedef struct {
+    CheckpointArray arrays[3];
+    size_t count;
+    size_t* found;           // (count, tensors) elements of each, from its first
+    void *chunk, *rounded;   // (CHECKPOINT_CHUNK) floats on the host
+} CheckpointLoad;
+
+// The array and the tensor that a piece is of, and its elements; false if it is of no interest.
+static inline bool checkpoint_piece(size_t* array, size_t* tensor, CommSlice* part, const CheckpointLoad* load, const Parameters* p,
+                                    const SafetensorsTensor* saved) {
+    const char *dot = strchr(saved->name, '.'), *bracket = strchr(saved->name, '[');
+    for (size_t a = 0; dot && a < load->count; a++) {
+        if (strncmp(saved->name, load->arrays[a].prefix, (size_t)(dot - saved->name)) != 0) continue;
+        if (load->arrays[a].prefix[dot - saved->name] != 0) continue;
+        size_t length = bracket ? (size_t)(bracket - dot - 1) : strlen(dot + 1);
+        for (size_t i = 0; i < p->count; i++) {
+            const Tensor* t = &p->tensors[i];
+            if (strncmp(t->name, dot + 1, length) != 0 || t->name[length] != 0) continue;
+            *array = a;
+            *tensor = i;
+            part->first = 0;
+            part->end = tensor_elements(t);
+            return bracket == NULL || sscanf(bracket, "[%zu:%zu]", &part->first, &part->end) == 2;
+        }
+    }
+    return false;
+}
+
+// Reads one piece: what this rank needs of it goes to the device, and all of it into the checksum. Moments that are other
+// ranks' are left to them.
+static inline bool checkpoint_read_piece(Model* model, CheckpointLoad* load, const SafetensorsFile* file, const SafetensorsTensor* saved,
+                                         const Json* manifest, uint32_t checksums, Error* error) {
+    size_t a, i;
+    CommSlice part;
+    char expected[24] = "", found[24];
+    if (!checkpoint_piece(&a, &i, &part, load, &model->parameters, saved)) return true;
+    const CheckpointArray* array = &load->arrays[a];
+    const Tensor* t = &model->parameters.tensors[i];
+    bool is_weight = strcmp(array->prefix, "weight") == 0;
     bool rounds = saved->type == SAFETENSORS_F32 && array->type != SAFETENSORS_F32;  // for a 16-bit model that keeps no masters
     if (saved->type != array->type && !rounds)
         return fail(error, "%.600s holds %s as %s, but this program wants %s; build it with the checkpoint's precision",
-                    file->path, name, safetensors_type_name(saved->type), safetensors_type_name(array->type));
-    size_t size = safetensors_type_bytes(saved->type), to_size = safetensors_type_bytes(array->type), n = tensor_elements(t);
-    if (saved->bytes != n * size)
-        return fail(error, "%.600s: %.100s has %zu bytes where %zu are expected; the shapes differ", file->path, name, saved->bytes,
-                    n * size);
+                    file->path, saved->name, safetensors_type_name(saved->type), safetensors_type_name(array->type));
+    size_t size = safetensors_type_bytes(saved->type), to_size = safetensors_type_bytes(array->type), n = slice_length(part);
+    size_t* reached = &load->found[a * model->parameters.count + i];
+    if (part.first > part.end || part.end > tensor_elements(t) || part.first != *reached || saved->bytes != n * size)
+        return fail(error, "%.600s: %.100s has %zu bytes and follows element %zu; it is of another model, or a file is missing",
+                    file->path, saved->name, saved->bytes, *reached);
+    *reached = part.end;
+    char* place;
+    if (!is_weight && slice_length(checkpoint_part(&place, array, &model->flat, t->offset + part.first, t->offset + part.end)) == 0)
+        return true;
+    if (!json_string(manifest, json_get(manifest, checksums, saved->name), expected, sizeof expected))
+        return fail(error, "%.600s: the manifest does not know %.100s; the checkpoint is damaged", file->path, saved->name);
     Hash hash = hash_begin(0);
-    for (size_t done = 0; done < n; done += CHECKPOINT_PIECE) {
-        size_t count = min_size(CHECKPOINT_PIECE, n - done), first = t->offset + done;
-        if (!safetensors_read_range(file, saved, done * size, count * size, staging->piece, error)) return false;
-        hash_add(&hash, staging->piece, count * size);
-        const char* from = (const char*)staging->piece;
-        if (rounds) {
-            for (size_t i = 0; i < count; i++) ((floatX*)staging->whole)[i] = floatX_of(((const float*)staging->piece)[i]);
-            from = (const char*)staging->whole;
+    for (size_t done = 0; done < n; done += CHECKPOINT_CHUNK) {
+        size_t count = min_size(CHECKPOINT_CHUNK, n - done), first = t->offset + part.first + done;
+        if (!safetensors_read_range(file, saved, done * size, count * size, load->chunk, error)) return false;
+        hash_add(&hash, load->chunk, count * size);
+        if (rounds || (is_weight && array->sliced)) {
+            const float* from = (const float*)load->chunk;
+            floatX* to = (floatX*)load->rounded;
+            #pragma omp parallel for simd
+            for (size_t e = 0; e < count; e++) to[e] = floatX_of(from[e]);
         }
-        char* place;
-        CommSlice part = checkpoint_part(&place, array, &model->flat, first, first + count);
-        upload(place, from + (part.first - first) * to_size, slice_length(part) * to_size, model->stream);
-        if (array->sliced && strcmp(array->prefix, "weight") == 0) {
-            // Whole on every rank: the parameters that follow from the masters.
-            for (size_t i = 0; i < count; i++) ((floatX*)staging->whole)[i] = floatX_of(((const float*)from)[i]);
-            upload(model->flat.params + first, staging->whole, count * sizeof(floatX), model->stream);
-        }
+        const char* values = (const char*)(rounds ? load->rounded : load->chunk);
+        CommSlice mine = checkpoint_part(&place, array, &model->flat, first, first + count);
+        if (slice_length(mine) > 0)
+            upload(place, values + (mine.first - first) * to_size, slice_length(mine) * to_size, model->stream);
+        // Parameters, which every rank has all of, follow from the masters.
+        if (is_weight && array->sliced) upload(model->flat.params + first, load->rounded, count * sizeof(floatX), model->stream);
     }
     snprintf(found, sizeof found, "%016llx", (unsigned long long)hash_end(&hash));
     if (strcmp(found, expected) != 0)
-        return fail(error, "%.600s: %s does not agree with its checksum; the file is damaged", file->path, name);
+        return fail(error, "%.600s: %s does not agree with its checksum; the file is damaged", file->path, saved->name);
     return true;
+}
+
+static inline bool checkpoint_read_file(Model* model, CheckpointLoad* load, const Json* manifest, uint32_t entry, const char* directory,
+                                        Error* error) {
+    char path[FILE_PATH_MAX + 64], name[64] = "", expected[24] = "", found[24];
+    SafetensorsFile file;
+    if (!json_string(manifest, json_get(manifest, entry, "file"), name, sizeof name) || strchr(name, '/') ||
+        !json_string(manifest, json_get(manifest, entry, "header_checksum"), expected, sizeof expected))
+        return fail(error, "the manifest of %.600s has an entry that names no file; it is damaged", directory);
+    snprintf(path, sizeof path, "%s/%s", directory, name);
+    if (!safetensors_open(&file, path, error)) return false;
+    snprintf(found, sizeof found, "%016llx", (unsigned long long)file.header.hash);
+    bool ok = strcmp(found, expected) == 0 ||
+              fail(error, "%.600s: its header does not agree with its checksum; the file is damaged", path);
+    for (size_t i = 0; ok && i < file.header.count; i++)
+        ok = checkpoint_read_piece(model, load, &file, &file.header.tensors[i], manifest, json_get(manifest, entry, "checksums"), error);
+    safetensors_close(&file);
+    return ok;
+}
+
+// Loads the first arrays of checkpoint_arrays.
+static inline bool checkpoint_load_arrays(Model* model, size_t arrays, const Json* manifest, const char* directory, Error* error) {
+    CheckpointLoad load;
+    const Parameters* p = &model->parameters;
+    memset(&load, 0, sizeof load);
+    load.count = min_size(checkpoint_arrays(load.arrays, model), arrays);
+    load.found = (size_t*)allocate(load.count * p->count * sizeof(size_t));
+    load.chunk = host_allocate(CHECKPOINT_CHUNK * sizeof(float));
+    load.rounded = host_allocate(CHECKPOINT_CHUNK * sizeof(float));
+    bool ok = (load.found && load.chunk && load.rounded) || fail(error, "out of memory for pieces of tensors; free some memory");
+    uint32_t files = json_get(manifest, 0, "files");
+    for (uint32_t entry = json_first(manifest, files); ok && entry != JSON_NONE; entry = json_next(manifest, entry))
+        ok = checkpoint_read_file(model, &load, manifest, entry, directory, error);
+    for (size_t i = 0; ok && i < load.count * p->count; i++) {
+        const Tensor* t = &p->tensors[i % p->count];
+        if (load.found[i] < tensor_elements(t))
+            ok = fail(error, "%.600s has %zu of %zu elements of %s.%s; it is of another model, or a file is missing", directory,
+                      load.found[i], tensor_elements(t), load.arrays[i / p->count].prefix, t->name);
+    }
+    free(load.found);
+    host_free(load.chunk);
+    host_free(load.rounded);
+    return ok;
 }
 
 // Loads the tensors of the checkpoint whose manifest is open, each rank for itself. A model that does not train takes the
 // weights alone. After a failure the model holds a mixture, and must be loaded again from another checkpoint.
 static inline bool checkpoint_load(Model* model, const Json* manifest, const char* directory, Error* error) {
-    char path[FILE_PATH_MAX + 64], expected[24] = "", found[24];
-    SafetensorsFile file;
-    snprintf(path, sizeof path, "%s/rank_00000.safetensors", directory);
-    if (!safetensors_open(&file, path, error)) return false;
-    snprintf(found, sizeof found, "%016llx", (unsigned long long)file.header.hash);
-    bool ok = json_string(manifest, json_get(manifest, 0, "header_checksum"), expected, sizeof expected);
-    if (!ok || strcmp(found, expected) != 0)
-        ok = fail(error, "%.600s: its header does not agree with its checksum; the file is damaged", path);
+    return checkpoint_load_arrays(model, 3, manifest, directory, error);
+}
 
-    CheckpointArray arrays[3];
-    CheckpointStaging staging = {NULL, NULL};
-    size_t count = checkpoint_arrays(arrays, model);
-    uint32_t checksums = json_get(manifest, 0, "checksums");
-    ok = ok && checkpoint_staging(&staging, error);
-    for (size_t a = 0; a < count; a++)
-        for (size_t i = 0; ok && i < model->parameters.count; i++)
-            ok = checkpoint_read_tensor(&arrays[a], &model->parameters.tensors[i], model, &file, manifest, checksums, &staging, error);
-    checkpoint_staging_free(&staging);
-    safetensors_close(&file);
-    return ok;
+static inline bool checkpoint_load_weights(Model* model, const Json* manifest, const char* directory, Error* error) {
+    return checkpoint_load_arrays(model, 1, manifest, directory, error);
 }
 
 // The highest step below `before` of which OUT has a checkpoint directory; false if there is none.
@@ -489,6 +710,35 @@ static inline bool checkpoint_before(uint64_t* step, const char* out, uint64_t b
     }
     closedir(directory);
     return found;
+}
+
+// Removes checkpoints of OUT but the newest `keep` and those whose step is a multiple of `forever` (0: none such). Nothing is
+// removed while the newest has no good manifest.
+static inline void checkpoint_prune(const char* out, size_t keep, uint64_t forever) {
+    char path[FILE_PATH_MAX];
+    uint64_t step = UINT64_MAX;
+    Error ignored;
+    for (size_t i = 0; checkpoint_before(&step, out, step); i++) {
+        Json manifest;
+        RunRecord run;
+        checkpoint_path(path, out, step, "");
+        if (i == 0 && !manifest_open(&manifest, &run, path, &ignored)) return;
+        if (i == 0) json_free(&manifest);
+        if (i >= keep && !(forever && step % forever == 0)) directory_remove(path, &ignored);
+    }
+}
+
+// Removes a directory with the checkpoints in it.
+static inline void checkpoint_discard(const char* out) {
+    uint64_t step = UINT64_MAX;
+    char path[FILE_PATH_MAX];
+    Error ignored;
+    checkpoint_clean(out);
+    while (checkpoint_before(&step, out, step)) {
+        checkpoint_path(path, out, step, "");
+        if (!directory_remove(path, &ignored)) return;
+    }
+    rmdir(out);
 }
 
 #endif  // LLMTRAIN_CHECKPOINT_H

@@ -1079,7 +1079,10 @@ static inline void upload(void* device, const void* host, size_t bytes, Stream s
 
 static inline void download(void* host, const void* device, size_t bytes, Stream stream) {
     (void)stream;
-    memcpy(host, device, bytes);
+    const size_t piece = 1 << 20;
+    #pragma omp parallel for if (bytes > piece)
+    for (size_t first = 0; first < bytes; first += piece)
+        memcpy((char*)host + first, (const char*)device + first, min_size(piece, bytes - first));
 }
 
 // Copies a batch to the device and returns its place: `bytes` of tokens, then as many of targets unless those are NULL. The

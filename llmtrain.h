@@ -642,25 +642,34 @@ typedef struct {
     uint64_t seed;           // of stochastic rounding
 } OptimizerOptions;
 
+// What a rank tells the others beside its numbers, and what comes of it for all.
+typedef struct {
+    bool stop;               // it wants to end the run; any does
+    bool save;               // a checkpoint is due; rank 0 says so
+    bool saved;              // its part of the save in progress is on the disk; that of all is
+    bool failed;             // it could not be written; that of any
+} StepNews;
+
 // What a step has come to, for all ranks.
 typedef struct {
     double loss;             // mean of all ranks' micro-batches' mean losses
     double grad_norm;        // of the gradients of that, without the loss scale
-    bool stop;               // a rank wants to end the run
+    StepNews news;
     double loss_min, loss_median, loss_max;  // of the ranks' own losses
     double busy_min, busy_median, busy_max;  // ms since the reading before, without what a rank waited for others
     size_t slowest;          // the rank of busy_max
     double wait_share;       // what part of the time since then this rank has waited
 } StepReading;
 
-// After the last micro-batch of a step. `stop` says whether this rank wants to end the run. False if a rank is gone.
-static inline bool model_read(Model* model, StepReading* reading, bool stop, Error* error) {
-    enum { LOSS, SQUARES, STOP, BUSY, NUMBERS };
+// After the last micro-batch of a step. False if a rank is gone.
+static inline bool model_read(Model* model, StepReading* reading, StepNews news, Error* error) {
+    enum { LOSS, SQUARES, BUSY, STOP, SAVE, SAVED, FAILED, NUMBERS };
     FlatVector* flat = &model->flat;
-    size_t world = flat->options.world;
+    size_t world = flat->options.world, saved = 0;
     flat_finish(flat);
     double waited = flat_waited_ms(flat), busy = now_ms() - flat->read_ms - waited, squares = 0;
-    double own[NUMBERS] = {flat->read[SUM_LOSS] / (double)flat->micro_batches, 0, stop ? 1.0 : 0.0, busy};
+    double own[NUMBERS] = {flat->read[SUM_LOSS] / (double)flat->micro_batches, 0, busy, (double)news.stop, (double)news.save,
+                           (double)news.saved, (double)news.failed};
     for (size_t b = 0; b < flat->count; b++) own[SQUARES] += flat->read[SUM_SQUARES + b];
     if (flat->read[SUM_BAD] != 0) own[SQUARES] = NAN;
     if (!flat_tell(flat, own, NUMBERS, error)) return false;
@@ -669,8 +678,12 @@ static inline bool model_read(Model* model, StepReading* reading, bool stop, Err
     for (size_t r = 0; r < world; r++) {
         reading->loss += flat_told(flat, r, LOSS, NUMBERS) / (double)world;
         squares += flat_told(flat, r, SQUARES, NUMBERS);
-        reading->stop |= flat_told(flat, r, STOP, NUMBERS) != 0;
+        reading->news.stop |= flat_told(flat, r, STOP, NUMBERS) != 0;
+        reading->news.failed |= flat_told(flat, r, FAILED, NUMBERS) != 0;
+        saved += flat_told(flat, r, SAVED, NUMBERS) != 0;
     }
+    reading->news.save = flat_told(flat, 0, SAVE, NUMBERS) != 0;
+    reading->news.saved = saved == world;
     reading->grad_norm = sqrt(squares) / flat->loss_scale;
     flat_extremes(&reading->loss_min, &reading->loss_median, &reading->loss_max, flat, LOSS, NUMBERS);
     reading->slowest = flat_extremes(&reading->busy_min, &reading->busy_median, &reading->busy_max, flat, BUSY, NUMBERS);

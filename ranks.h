@@ -292,7 +292,7 @@ static inline void flat_layout(FlatVector* flat, const Parameters* p, MemoryPlan
     flat_layout_staging(flat, plan);
 }
 
-enum { TOLD = 5 };  // numbers that a rank tells the others at a time, at most
+enum { TOLD = 7 };  // numbers that a rank tells the others at a time, at most
 
 // After flat_layout has been called over memory.
 static inline bool flat_prepare(FlatVector* flat, Stream stream, Error* error) {

@@ -78,10 +78,11 @@ static void read_floatX(float* out, const floatX* from, size_t n, const Model* m
 // The gradients of one batch; returns its loss, and the norm of the gradients unless that is NULL.
 static double batch_gradients(Model* model, double* norm, const int32_t* tokens, const int32_t* targets, size_t B, size_t T) {
     StepReading reading;
+    StepNews news = {false, false, false, false};
     Error error;
     model_begin_step(model, 1.0, 1);
     model_gradients(model, tokens, targets, B, T);
-    need(model_read(model, &reading, false, &error), &error);
+    need(model_read(model, &reading, news, &error), &error);
     if (norm) *norm = reading.grad_norm;
     return reading.loss;
 }
@@ -655,7 +656,7 @@ static void test_signal(void) {
     kill(child, SIGTERM);
     int code = -1;
     waitpid(child, &code, 0);
-    bool stopped = WIFEXITED(code) && WEXITSTATUS(code) == 1 && output_contains("stopped by a signal after step");
+    bool stopped = WIFEXITED(code) && WEXITSTATUS(code) == EXIT_PREEMPTED && output_contains("stopped by a signal after step");
     bool finished = WIFEXITED(code) && WEXITSTATUS(code) == 0;  // it was faster than the signal
     check_true("SIGTERM: the run says that it stopped and how to continue", stopped || finished);
     check_true("SIGTERM: resumed to the same end", train(small_run("a", "--resume")) == 0 && runs_equal("a", "b", "00000020"));

@@ -6,8 +6,8 @@
 // Reads:  token shards (--data, --val), a checkpoint in --out (--resume, --prompt).
 // Writes: --out/metrics.jsonl, a line per logged step; --out/step_N/, a checkpoint every --ckpt-every steps and at the
 //         end. The console shows the same lines.
-// Exit:   0 done; 1 something in the world was wrong (a file, memory, the disk, another rank), or a signal stopped the run,
-//         which is saved then; 2 a flag was wrong.
+// Exit:   0 done; 1 something in the world was wrong (a file, memory, the disk, another rank), or Ctrl-C stopped the run,
+//         which is saved then; 2 a flag was wrong; 75 SIGTERM or SIGUSR1 stopped the run, which is saved: start it again.
 //
 // Started by mpirun, torchrun or srun, or with --ranks N, there are N processes that train together; rank 0 speaks and
 // writes, the others only say what went wrong.
@@ -33,7 +33,11 @@ typedef struct {
     double clip, spike_sigma, spike_skip, loss_scale;
     uint64_t spike_warmup, scale_growth;
     bool masters, tf32;
-    uint64_t val_every, val_windows, val_overlap, sample_every, log_every, ckpt_every, tokens;
+    uint64_t val_every, val_windows, val_overlap, sample_every, log_every, tokens;
+    const char *ckpt_every, *ckpt_hot_dir, *init_from;
+    bool ckpt_async;
+    uint64_t ckpt_keep, ckpt_keep_every, ckpt_hot;
+    double ckpt_bandwidth, mtbf;
     double temperature, top_p, peak_tflops;
     uint64_t top_k;
     uint64_t ranks, zero, check_every, slow_steps;
@@ -71,6 +75,9 @@ static Options options_default(void) {
     o.loss_scale = 65536;
     o.scale_growth = 2000;
     o.log_every = 1;
+    o.ckpt_every = "0";
+    o.ckpt_async = true;
+    o.mtbf = 24;
     o.tokens = 256;
     o.temperature = 0.8;
     o.top_p = 1;
@@ -90,7 +97,7 @@ static Options options_default(void) {
 #define SWITCH(name, member, help) {name, FLAG_SWITCH, &o->member, "on|off", 0, 0, help, false}
 #define CHOICE(name, member, choices, help) {name, FLAG_CHOICE, &o->member, choices, 0, 0, help, false}
 
-enum { FLAGS_MAX = 80 };
+enum { FLAGS_MAX = 100 };
 
 // Fills flags with the table; returns the number of rows.
 static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
@@ -161,7 +168,16 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
         COUNT("val-windows", val_windows, 0, 1e12, "sequences to validate on; 0: all"),
         COUNT("val-overlap", val_overlap, 0, 1e7, "tokens that a sequence shares with the one before, as context alone"),
         COUNT("sample-every", sample_every, 0, 1e12, "steps between two samples; 0: none"),
-        COUNT("ckpt-every", ckpt_every, 0, 1e12, "steps between two checkpoints; 0: at the end only"),
+        HEADING("Checkpoints"),
+        TEXT("ckpt-every", ckpt_every, "N|Nmin|auto", "steps or minutes between two checkpoints; auto: as --mtbf says; 0: at the end only"),
+        SWITCH("ckpt-async", ckpt_async, "written while training goes on, from a copy in memory"),
+        REAL("ckpt-bandwidth", ckpt_bandwidth, 0, 1e6, "MB/s that writing beside training takes of the disk at most; 0: all"),
+        COUNT("ckpt-keep", ckpt_keep, 0, 1e9, "keep so many of the newest; 0: all"),
+        COUNT("ckpt-keep-every", ckpt_keep_every, 0, 1e12, "and for ever those whose step is a multiple of N; 0: none"),
+        COUNT("ckpt-hot", ckpt_hot, 0, 1e12, "steps between two copies in memory, which outlive the process and not the machine; 0: none"),
+        TEXT("ckpt-hot-dir", ckpt_hot_dir, "DIR", "where these go; default: a directory in /dev/shm named after --out"),
+        REAL("mtbf", mtbf, 0.001, 1e6, "hours between two failures; auto saves every sqrt(2 x cost of a save x these)"),
+        TEXT("init-from", init_from, "DIR", "begin with the weights of this checkpoint (a step_N), and nothing else of it"),
         REAL("peak-tflops", peak_tflops, 0, 1e6, "peak of this machine, against which mfu is given; 0: as known of the GPU, or n/a"),
         HEADING("Sampling"),
         TEXT("prompt", prompt, "TEXT", "what to continue; default: a line break"),
@@ -192,7 +208,13 @@ typedef struct {
     size_t text_size;
     Candidate* candidates;        // (V)
     double peak_tflops;           // against which mfu is given; 0: unknown
+    bool preempted;               // stopped by a signal that asks to be started again, and saved: exit with 75
     bool wrong_flags;             // the failure is of the flags, not of the world: exit with 2
+    Saver saver;
+    uint64_t save_steps;          // a checkpoint every so many steps; 0: none
+    double save_ms;               // or every so many milliseconds; 0: none
+    double saved_ms;              // when the last one began
+    char hot[FILE_PATH_MAX];      // where copies in memory go; empty: nowhere
     Comm comm;
     bool alike;                   // all ranks fail alike: rank 0 says why
     uint64_t slow_rank, slow_count;  // the slowest rank, and for how many steps it was slow
@@ -211,6 +233,7 @@ static void run_free(Run* run) {
     log_close(&run->log);
     wire_close(&run->model.flat.wire);
     if (run->comm.world > 0) comm_close(&run->comm);
+    saver_close(&run->saver);
     loader_close(&run->loader);
     dataset_close(&run->train);
     dataset_close(&run->val);
@@ -277,10 +300,16 @@ static bool run_check_prompt(const Config* c, Error* error) {
                 "from a model of bytes", c->vocab, bytes);
 }
 
-// Bytes of the process beside the model's block.
-static size_t run_bytes_beside(const Run* run) {
-    size_t B = run->model.options.B, T = run->model.options.T;
-    return loader_bytes(B, T) + 2 * B * T * sizeof(int32_t) + (device_is_host() ? gemm_workspace_bytes((int)threads_count()) : 0);
+// Whether the run takes snapshots: only one that saves before its end has something to save beside training.
+static bool run_takes_snapshots(const Run* run) {
+    const Options* o = &run->options;
+    return o->out && o->ckpt_async && (run->save_steps || run->save_ms > 0 || o->ckpt_hot);
+}
+
+// Bytes of the process beside the model's block, if the model is this one.
+static size_t run_bytes_beside(const Run* run, const Model* model) {
+    size_t B = model->options.B, T = model->options.T;
+    return (run_takes_snapshots(run) ? checkpoint_bytes(model) : 0) + loader_bytes(B, T) + 2 * B * T * sizeof(int32_t) + (device_is_host() ? gemm_workspace_bytes((int)threads_count()) : 0);
 }
 
 // Which stages fit the memory of a rank, with what each sends.
@@ -293,7 +322,7 @@ static bool run_print_stages(const Run* run, size_t micro_batches, Error* error)
         ModelOptions options = run->model.options;
         options.ranks.stage = stage;
         if (!model_plan(&model, &run->model.config, options, error)) return false;
-        size_t bytes = model.memory.total + run_bytes_beside(run) + comm_bytes(options.ranks.world);
+        size_t bytes = model.memory.total + run_bytes_beside(run, &model) + comm_bytes(options.ranks.world);
         printf("  %-10zu %14.2f %22.2f\n", stage, 1e-6 * (double)bytes, 1e-6 * (double)flat_bytes_sent(&model.flat, micro_batches));
         if (fits < 0 && 1e-9 * (double)bytes <= o->memory) fits = (int)stage;
         model_free(&model);
@@ -341,6 +370,7 @@ static bool run_print_plan(const Run* run, Error* error) {
                                  ranks->reduce == REDUCE_EXACT ? "64-bit fixed point" : ranks->reduce == REDUCE_FLOAT ? "fp32" : FLOATX_NAME);
     plan_print(stdout, &run->model.memory);
     printf("  %-34s %12.2f\n", "beside it: batches", 1e-6 * (double)(loader_bytes(B, T) + 2 * B * T * sizeof(int32_t)));
+    if (run_takes_snapshots(run)) printf("  %-34s %12.2f\n", "beside it: snapshot", 1e-6 * (double)checkpoint_bytes(&run->model));
     if (device_is_host())
         printf("  %-34s %12.2f\n", "beside it: matrix products", 1e-6 * (double)gemm_workspace_bytes((int)threads_count()));
     if (ranks->world == 1) return true;
@@ -434,16 +464,21 @@ static void resume_compare_flags(const RunRecord* asked, const Json* manifest) {
     }
 }
 
-// The checkpoint of --out before *step, as rank 0 sees it.
-static bool run_checkpoint_before(Run* run, uint64_t* step, bool* found, Error* error) {
+// The newest checkpoint before *key, as rank 0 sees it, and its place among all: that of step N in --out has the key 2N, its
+// copy in memory 2N + 1.
+static bool run_checkpoint_before(Run* run, uint64_t* key, bool* found, Error* error) {
+    uint64_t step = 0, hot = 0;
     int64_t numbers[2] = {0, 0};
-    *found = run->comm.rank == 0 && checkpoint_before(step, run->options.out, *step);
+    *found = run->comm.rank == 0 && checkpoint_before(&step, run->options.out, *key / 2 + *key % 2);
+    bool hot_found = run->comm.rank == 0 && run->hot[0] && checkpoint_before(&hot, run->hot, *key / 2);
+    *key = hot_found && (!*found || hot >= step) ? 2 * hot + 1 : 2 * step;
+    *found |= hot_found;
     if (run->comm.world <= 1) return true;
     numbers[0] = *found;
-    numbers[1] = (int64_t)*step;
+    numbers[1] = (int64_t)*key;
     if (!comm_broadcast(&run->comm, numbers, 2, COMM_INT64, 0, error)) return false;
     *found = numbers[0] != 0;
-    *step = (uint64_t)numbers[1];
+    *key = (uint64_t)numbers[1];
     return true;
 }
 
@@ -451,16 +486,16 @@ static bool run_checkpoint_before(Run* run, uint64_t* step, bool* found, Error* 
 // model that was not planned yet, for sampling, takes its configuration from the checkpoint.
 static bool run_load(Run* run, bool* found, Error* error) {
     bool training = run->model.options.training, more = true;
-    uint64_t step = UINT64_MAX;
+    uint64_t key = (uint64_t)1 << 62;
     *found = false;
     for (;;) {
         char path[FILE_PATH_MAX];
         Json manifest;
         RunRecord saved;
-        if (!run_checkpoint_before(run, &step, &more, error)) return false;
+        if (!run_checkpoint_before(run, &key, &more, error)) return false;
         if (!more) break;
         *found = true;
-        checkpoint_path(path, run->options.out, step, "");
+        checkpoint_path(path, key % 2 ? run->hot : run->options.out, key / 2, "");
         bool good = manifest_open(&manifest, &saved, path, error), fits = true;
         if (good && training) fits = resume_agrees(&saved, &run->record, path, error);
         else if (good && run->model.memory.base == NULL)
@@ -552,6 +587,34 @@ static bool run_prepare(Run* run, Flag* flags, size_t flag_count, Error* error) 
     return o->plan || o->out == NULL || run->comm.rank > 0 || run_check_out(o, error);
 }
 
+// Where copies in memory go; those of another run are removed unless this one resumes.
+static bool run_find_hot(Run* run, Error* error) {
+    const Options* o = &run->options;
+    char* real = realpath(o->out, NULL);
+    const char* out = real ? real : o->out;
+    if (o->ckpt_hot_dir) snprintf(run->hot, sizeof run->hot, "%.4000s", o->ckpt_hot_dir);
+    else snprintf(run->hot, sizeof run->hot, "/dev/shm/llmtrain-%016llx", (unsigned long long)hash_bytes(out, strlen(out)));
+    free(real);
+    run->alike = true;
+    if (run->comm.local_world != run->comm.world)
+        return fail(error, "--ckpt-hot keeps copies in the memory of one machine, but the ranks are on several; leave it out");
+    run->alike = false;
+    if (run->comm.rank == 0 && !o->resume) checkpoint_discard(run->hot);
+    return run_agree(run, run->comm.rank > 0 || directory_make(run->hot, error), error);
+}
+
+// The weights of the checkpoint that --init-from names.
+static bool run_init_from(Run* run, Error* error) {
+    Json manifest;
+    RunRecord saved;
+    const char* path = run->options.init_from;
+    if (!manifest_open(&manifest, &saved, path, error)) return false;
+    bool ok = checkpoint_load_weights(&run->model, &manifest, path, error);
+    json_free(&manifest);
+    if (ok) printf("begins with the weights of %s\n", path);
+    return ok;
+}
+
 // Plans, allocates, and brings weights and state to where the run begins.
 static bool run_begin(Run* run, Flag* flags, size_t flag_count, Error* error) {
     Options* o = &run->options;
@@ -576,12 +639,17 @@ static bool run_begin(Run* run, Flag* flags, size_t flag_count, Error* error) {
     run->model.dropout.seed = o->seed;
 
     bool found = false, leads = run->comm.rank == 0, ok;
+    if (!run_agree(run, saver_open(&run->saver, &run->model, run_takes_snapshots(run), 1e6 * o->ckpt_bandwidth, error), error))
+        return false;
+    if (o->ckpt_hot && !run_find_hot(run, error)) return false;
     if (!run_agree(run, !leads || o->out == NULL || directory_make(o->out, error), error)) return false;
     if (o->resume && !run_load(run, &found, error)) return false;
-    ok = found || model_randomize(&run->model, o->seed, error);
+    ok = found || (o->init_from ? run_init_from(run, error) : model_randomize(&run->model, o->seed, error));
+    run->saved_ms = now_ms();
     if (o->resume && !found) printf("no checkpoint in %s yet: starting from the beginning\n", o->out);
     if (leads && o->out) ok = ok && log_open(&run->log, o->out, r->state.step, error);
     if (leads && o->out && ok) checkpoint_clean(o->out);
+    if (leads && run->hot[0] && ok) checkpoint_clean(run->hot);
     if (o->warmup >= o->steps) printf("note: --warmup %llu is not shorter than the run of %llu steps: the rate never reaches --lr\n",
                                       (unsigned long long)o->warmup, (unsigned long long)o->steps);
     if (o->out == NULL) printf("no --out: nothing will be saved\n");
@@ -610,24 +678,71 @@ static void run_sample(Run* run, FILE* out) {
     fflush(out);
 }
 
-// Flushes the log first, so that it never ends before the checkpoint does.
-static bool run_save(Run* run, Error* error) {
-    double started = now_ms();
-    if (run->log.file && !file_sync(fileno(run->log.file))) return fail_file(error, "flush", run->log.path);
-    if (!checkpoint_save(&run->model, &run->record, run->options.out, error)) return false;
-    printf("saved %s/step_%08llu in %.0f ms\n", run->options.out, (unsigned long long)run->record.state.step, now_ms() - started);
+// Completes the save in progress; *good tells whether it is there, and if not, *error why. False if a rank is gone.
+static bool run_end_save(Run* run, bool* good, Error* error) {
+    const Options* o = &run->options;
+    bool hot = strcmp(run->saver.out, o->out) != 0;
+    uint64_t step = run->saver.run.state.step;
+    double began = run->saver.began_ms;
+    Error why;
+    fault_point("checksums");
+    *good = saver_end(&run->saver, &why);
+    if (!*good && run->comm.world > 1 && comm_failed(&run->comm, error)) return false;
+    if (!*good) *error = why;
+    run->alike = !*good;
+    if (!*good) return true;
+    double took = now_ms() - began, stalled = run->saver.stalled_ms;
+    if (!hot) printf("saved %s/step_%08llu in %.0f ms, for which training stood %.0f ms\n", o->out, (unsigned long long)step, took, stalled);
     fflush(stdout);
+    if (!hot && strcmp(o->ckpt_every, "auto") == 0) {
+        run->save_ms = sqrt(2 * stalled * 3.6e6 * o->mtbf);
+        printf("next checkpoint in %.1f min: a save costs %.0f ms, failures come every %g h; expected to cost %.2f%%\n",
+               run->save_ms / 6e4, stalled, o->mtbf, 100 * stalled / run->save_ms);
+    }
+    fault_point("clean");
+    if (run->comm.rank == 0 && hot) checkpoint_prune(run->hot, 2, 0);
+    if (run->comm.rank == 0 && !hot && o->ckpt_keep > 0) checkpoint_prune(o->out, o->ckpt_keep, o->ckpt_keep_every);
     return true;
 }
 
-// Set by SIGINT and SIGTERM: the step is finished and saved before the program ends. A second signal ends it at once.
+// The same while training goes on, also without that checkpoint.
+static bool run_end_save_between(Run* run, Error* error) {
+    bool good;
+    uint64_t step = run->saver.run.state.step;
+    if (!run_end_save(run, &good, error)) return false;
+    if (!good && run->comm.rank == 0)
+        fprintf(stderr, "train: step %llu is not saved: %s. Training goes on; the checkpoints before it are as they were\n",
+                (unsigned long long)step, error->text);
+    run->alike = false;
+    return true;
+}
+
+// Begins a save in a directory, after the one before it is complete. Flushes the log first, so that it never ends before the
+// checkpoint does.
+static bool run_begin_save(Run* run, const char* directory, Error* error) {
+    if (run->saver.state != SAVER_IDLE && !run_end_save_between(run, error)) return false;
+    if (run->log.file && !file_sync(fileno(run->log.file))) return fail_file(error, "flush", run->log.path);
+    fault_point("save");
+    run->saved_ms = now_ms();
+    saver_begin(&run->saver, &run->model, &run->record, directory);
+    return true;
+}
+
+// Saves in --out, and waits until it is there.
+static bool run_save_now(Run* run, Error* error) {
+    bool good = false;
+    return run_begin_save(run, run->options.out, error) && run_end_save(run, &good, error) && good;
+}
+
+// Set by SIGINT, SIGTERM and SIGUSR1 to its number: the step is finished and saved before the program ends. A second signal
+// ends it at once.
 static volatile sig_atomic_t interrupted;
 
 static volatile sig_atomic_t interrupt_speaks = 1;
 
 static void interrupt(int signal_number) {
     static const char message[] = "train: stopping after this step; once more to stop at once, without saving it\n";
-    interrupted = 1;
+    interrupted = signal_number;
     signal(signal_number, SIG_DFL);
     if (interrupt_speaks && write(STDERR_FILENO, message, sizeof message - 1) < 0) return;  // nobody to tell
 }
@@ -694,7 +809,12 @@ static bool run_train(Run* run, Error* error) {
             model_gradients(model, run->tokens, run->targets, B, T);
             state->samples += B * world;
         }
-        if (!model_read(model, &reading, interrupted != 0, error)) return false;
+        StepNews news = {interrupted != 0, run->save_ms > 0 && now_ms() - run->saved_ms > run->save_ms,
+                         saver_state(&run->saver) == SAVER_WRITTEN, saver_state(&run->saver) == SAVER_FAILED};
+        if (!model_read(model, &reading, news, error)) return false;
+        news = reading.news;
+        bool saving = run->saver.state != SAVER_IDLE;
+        if (saving && (news.saved || news.failed) && !run_end_save_between(run, error)) return false;
 
         // The guard decides whether, and the schedule how far, the optimizer steps.
         double factor = 0.0, grad_norm = reading.grad_norm, lr = schedule_lr(&schedule, state->step);
@@ -714,10 +834,11 @@ static bool run_train(Run* run, Error* error) {
         // What the step cost is measured before looking at the model. A GPU is still at the update then, which the next step
         // waits for; where something else comes first it must be waited for here.
         bool last = state->step == o->steps;
-        stop = last || reading.stop;
+        stop = last || news.stop;
         bool validates = o->val && (last || (o->val_every && state->step % o->val_every == 0));
         bool samples = o->sample_every && state->step % o->sample_every == 0;
-        bool saves = o->out && (stop || (o->ckpt_every && state->step % o->ckpt_every == 0));
+        bool saves = o->out && (stop || news.save || (run->save_steps && state->step % run->save_steps == 0));
+        bool copies = !saves && o->ckpt_hot && state->step % o->ckpt_hot == 0 && run->saver.state == SAVER_IDLE;
         if (validates || samples || saves || state->step == first_step + 1) device_wait(model->stream);
         double ms = now_ms() - started, val_loss = NAN;
         if (validates) fault_point("validate");
@@ -749,12 +870,15 @@ static bool run_train(Run* run, Error* error) {
             if (run->log.file && !log_write(&run->log, &r, error)) return false;
         }
         if (samples && rank == 0) run_sample(run, stdout);
-        if (saves) fault_point("save");
-        if (saves && !run_save(run, error)) return false;
+        if (stop && saves && !run_save_now(run, error)) return false;
+        if (!stop && (saves || copies) && !run_begin_save(run, saves ? o->out : run->hot, error)) return false;
+        if (!stop && (saves || copies) && run->saver.snapshot == NULL && !run_end_save_between(run, error)) return false;
     }
     flat_await_all(&model->flat);
+    if (state->step >= o->steps && run->hot[0] && rank == 0) checkpoint_discard(run->hot);
     if (state->step >= o->steps) return true;
     run->alike = true;
+    run->preempted = o->out && interrupted != SIGINT;
     return fail(error, "stopped by a signal after step %llu; %s", (unsigned long long)state->step,
                 o->out ? "the same command with --resume continues" : "nothing was saved, since there is no --out");
 }
@@ -771,15 +895,36 @@ static bool run_generate(Run* run, Error* error) {
 
 // ------------------------------------------------------------------------------------------------
 
+#define FIRST_SAVE_MS 60e3  // with --ckpt-every auto: what the first save costs says when the next is due
+enum { EXIT_PREEMPTED = 75 };  // EX_TEMPFAIL of sysexits.h: try again later
 #define REAP_MS 2e3  // that forked ranks have to end after rank 0 has
 
 #define SAMPLING_FLAGS "out|prompt|tokens|temperature|top-k|top-p|seed|threads"
+
+// What --ckpt-every says.
+static bool run_parse_cadence(Run* run, Error* error) {
+    const char* text = run->options.ckpt_every;
+    char* end;
+    double number = strtod(text, &end);
+    if (strcmp(text, "auto") == 0) {
+        run->save_ms = FIRST_SAVE_MS;
+        return true;
+    }
+    bool minutes = strcmp(end, "min") == 0, good = end != text && number >= 0 && number <= 1e12 && (minutes || *end == 0);
+    if (!good || (!minutes && number != floor(number)))
+        return fail(error, "--ckpt-every is '%s'; give a number of steps, minutes as 10min, or auto", text);
+    if (minutes) run->save_ms = 6e4 * number;
+    else run->save_steps = (uint64_t)number;
+    return true;
+}
 
 // Flags that do not fit together.
 static bool options_check(const Options* o, const Flag* flags, size_t flag_count, Error* error) {
     if (o->prompt[0] == 0) return fail(error, "--prompt is empty; give at least one character");
     if (o->resume && o->out == NULL) return fail(error, "--resume needs --out, the directory of the run to continue");
-    if (o->ckpt_every && o->out == NULL) return fail(error, "--ckpt-every needs --out, the directory for the checkpoints");
+    if ((strcmp(o->ckpt_every, "0") != 0 || o->ckpt_hot) && o->out == NULL)
+        return fail(error, "--ckpt-%s needs --out, the directory for the checkpoints", o->ckpt_hot ? "hot" : "every");
+    if (o->init_from && o->resume) return fail(error, "--init-from begins a run and --resume continues one; give one of them");
     if (o->val_every && o->val == NULL) return fail(error, "--val-every needs --val, the shards to validate on");
     if (o->out && o->out[0] == 0) return fail(error, "--out is empty; give the directory of the run");
     if (o->out && strlen(o->out) > 3900) return fail(error, "--out is longer than 3900 characters; give a shorter path");
@@ -825,7 +970,8 @@ int main(int argc, char** argv) {
         flags_help(flags, flag_count);
         return 0;
     }
-    if (!flags_parse(flags, flag_count, argc, argv, &error) || !options_check(&run.options, flags, flag_count, &error)) {
+    if (!flags_parse(flags, flag_count, argc, argv, &error) || !options_check(&run.options, flags, flag_count, &error) ||
+        !run_parse_cadence(&run, &error)) {
         fprintf(stderr, "train: %s\n", error.text);
         return 2;
     }
@@ -834,6 +980,7 @@ int main(int argc, char** argv) {
     if (run.options.data) {
         signal(SIGINT, interrupt);
         signal(SIGTERM, interrupt);
+        signal(SIGUSR1, interrupt);
     }
     if (run.options.threads) threads_set(run.options.threads);
     bool ok = run_join(&run, &launch, flags, flag_count, &error);
@@ -845,7 +992,7 @@ int main(int argc, char** argv) {
         else fprintf(stderr, "train: %s\n", error.text);
     }
     run_free(&run);
-    int code = comm_reap(&launch, ok ? 0 : run.wrong_flags ? 2 : 1, REAP_MS, &error);
+    int code = comm_reap(&launch, ok ? 0 : run.wrong_flags ? 2 : run.preempted ? EXIT_PREEMPTED : 1, REAP_MS, &error);
     if (ok && error.text[0]) fprintf(stderr, "train: %s\n", error.text);
     return code;
 }

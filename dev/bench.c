@@ -299,9 +299,10 @@ static bool bench_step(Bench* b, double* ms, Error* error) {
 
     double started = now_ms(), factor = 0.0;
     StepReading reading;
+    StepNews news = {false, false, false, false};
     model_begin_step(model, state->loss_scale, 1);
     model_gradients(model, b->tokens, b->targets, B, T);
-    if (!model_read(model, &reading, false, error)) return false;
+    if (!model_read(model, &reading, news, error)) return false;
     double lr = schedule_lr(&schedule, state->step);
     bool taken = guard_step(state, &factor, &guard, reading.grad_norm);
     if (taken) model_update(model, &optimizer, ++state->updates, lr, factor);

@@ -25,11 +25,12 @@ int main(void) {
 
     int32_t tokens[B * T], targets[B * T];
     StepReading reading = {0};
+    StepNews news = {0};
     for (uint64_t step = 1; step <= STEPS; step++) {
         if (!loader_next(&loader, tokens, targets, &error)) return fprintf(stderr, "example: %s\n", error.text), 1;
         model_begin_step(&model, 1.0, 1);
         model_gradients(&model, tokens, targets, B, T);
-        if (!model_read(&model, &reading, false, &error)) return fprintf(stderr, "example: %s\n", error.text), 1;
+        if (!model_read(&model, &reading, news, &error)) return fprintf(stderr, "example: %s\n", error.text), 1;
         model_update(&model, &adamw, step, 3e-3, 1.0 / fmax(1.0, reading.grad_norm));
         if (step % 50 == 0) printf("step %d loss %.3f\n", (int)step, reading.loss);
     }

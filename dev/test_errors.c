@@ -258,7 +258,7 @@ static void manifest_directory(void) {
 }
 static void manifest_other_version(void) {
     have_run();
-    edit_manifest(NEWEST "/manifest.json", "checkpoint 1\"", "checkpoint 9\"");
+    edit_manifest(NEWEST "/manifest.json", "checkpoint 2\"", "checkpoint 9\"");
 }
 static void manifest_no_state(void) {
     have_run();
@@ -552,8 +552,8 @@ static const Case CASES[] = {
     WORLD("log is a full device", log_is_full, "@", "run/metrics.jsonl is not a file", "check the path"),
     SPECIAL("disk full for the log", 1, 1, disk_full_for_log, MOUNTS, 0, 0, "run/metrics.jsonl", "@",
             "cannot write run/metrics.jsonl", "No space left", "free some space"),
-    SPECIAL("disk full for the checkpoint", 1, 1, disk_full_for_checkpoint, MOUNTS, 0, 0, "run/metrics.jsonl", RESUME,
-            "run/step_00000004", "No space left", "free some space"),
+    SPECIAL("disk full for the checkpoint", 1, 2, disk_full_for_checkpoint, MOUNTS, 0, 0, "run/metrics.jsonl", RESUME,
+            "run/step_00000004", "No space left", "free some space", "Training goes on", "run/step_00000006"),
     SPECIAL("file limit reached by the log", 1, 1, NULL, 0, 100, 0, LOG_ONLY, "@", "cannot write run/metrics.jsonl",
             "File too large", "ulimit -f"),
     SPECIAL("file limit reached by the first checkpoint", 1, 1, NULL, 0, 50000, 0, LOG_ONLY, "@", "run/step_00000002",
@@ -563,7 +563,7 @@ static const Case CASES[] = {
     SPECIAL("file limit, its signal not ignored", 1, 1, have_run, XFSZ_KILLS, 50000, 0, "run/metrics.jsonl", RESUME,
             "run/step_00000006", "File too large", "ulimit -f"),
     SPECIAL("a file has the checkpoint's temporary name", 1, 1, temporary_is_file, 0, 0, 0, LOG_ONLY, "@",
-            "run/step_00000002.tmp", "Not a directory", "check the path"),
+            "run/step_00000002.tmp", "File exists", "move it away"),
     SPECIAL("foreign and left-over names in out", 0, 0, foreign_names, 0, 0, 0, NEW_RUN, "@",
             "saved run/step_00000002"),
     SPECIAL("sample's prompt outside the vocabulary", 1, 1, data_small_vocabulary, 0, 0, 0, LOG_ONLY,
@@ -609,6 +609,9 @@ static const Case CASES[] = {
     WORLD("a log without a checkpoint", have_log, "@", "run/metrics.jsonl exists", "--resume"),
     WRONG("--resume without --data", "--out run --resume", "--resume is for training", "--data"),
     WRONG("a flag of training when sampling", "--out run --lr 1", "--lr is for training", "--data"),
+    WRONG("--ckpt-every a word", "@ !--ckpt-every --ckpt-every often", "--ckpt-every is 'often'", "minutes as 10min, or auto"),
+    WRONG("--ckpt-every half a step", "@ --ckpt-every 1.5", "--ckpt-every is '1.5'", "a number of steps"),
+    WRONG("--init-from and --resume", "@ --resume --init-from run/step_00000002", "--init-from begins a run", "one of them"),
     WRONG("--ckpt-every without --out", "--data train.bin --ckpt-every 1", "--ckpt-every needs --out"),
     WRONG("--val-every without --val", "--data train.bin --val-every 1", "--val-every needs --val"),
     WRONG("--epsilon 0", "@ !--epsilon --epsilon 0", "--epsilon is '0'", "1e-15"),
@@ -626,7 +629,7 @@ static const Case CASES[] = {
             "run/metrics.jsonl|run/step_00000006|run/step_00000006/", "@ --resume --steps 6",
             NEWEST "/manifest.json is not a file", "resumed from run/step_00000002"),
     PASSED_OVER("resume: manifest of another version", manifest_other_version, NEWEST "/manifest.json",
-                "llmtrain checkpoint 1", "use the version of llmtrain that wrote it"),
+                "llmtrain checkpoint 2", "use the version of llmtrain that wrote it"),
     PASSED_OVER("resume: manifest without a part", manifest_no_state, NEWEST "/manifest.json", "is not a manifest"),
     PASSED_OVER("resume: tensors missing", tensors_missing, NEWEST "/rank_00000.safetensors", "No such file",
                 "trying the checkpoint"),
