@@ -439,7 +439,10 @@ static inline void saver_begin(Saver* s, Model* model, const RunRecord* run, con
     s->cancelled = false;
     s->state = SAVER_WRITING;
     snprintf(s->out, sizeof s->out, "%.4000s", out);
-    flat_await_all(&model->flat);
+    if (!flat_await_all(&model->flat, &s->error)) {  // parameters that have not come are not to be saved
+        s->state = SAVER_FAILED;
+        return;
+    }
     if (s->snapshot) {
         CheckpointArray arrays[3];
         size_t count = checkpoint_arrays(arrays, model), at = 0;

@@ -145,6 +145,7 @@ typedef struct {
     double timeout_ms;
     double delay_ms;                 // for tests: every collective started from now on takes so much longer
     bool mpi;
+    bool patient;                    // see comm_be_patient
     uint64_t run;                    // hash, see CommHeader
     char run_name[64];
     void (*on_failure)(void* context);  // see comm_on_failure; NULL: nothing
@@ -820,7 +821,9 @@ static inline bool comm_transfer_sockets(Comm* comm, Error* error) {
             continue;
         }
         double deadline = fmax(moved_ms, comm->resumed_ms) + comm->timeout_ms;
-        if (now >= deadline) return comm_fail_late(comm, error);
+        bool patient = __atomic_load_n(&comm->patient, __ATOMIC_RELAXED);
+        if (now >= deadline && !patient) return comm_fail_late(comm, error);
+        if (now >= deadline && comm_find_silent(comm, now, comm->timeout_ms, error)) return false;
         for (size_t p = 0; p < comm->world; p++) {
             const CommPart* part = &comm->parts[p];
             int events = (part->send_bytes ? POLLOUT : 0) | (part->receive_bytes ? POLLIN : 0);
@@ -828,7 +831,7 @@ static inline bool comm_transfer_sockets(Comm* comm, Error* error) {
             comm_watch(&comm->polls[count++], events ? comm->links[p].data : -1, events);
         }
         comm_watch(&comm->polls[count++], comm->wake, POLLIN);
-        comm_poll(comm->polls, count, fmin(deadline, comm->heartbeat_ms));
+        comm_poll(comm->polls, count, fmin(fmax(deadline, now + COMM_RETRY_MS), comm->heartbeat_ms));
         if (comm->polls[count - 1].revents && !comm_woken(comm, error)) return false;
         // News after data, so that what can still be finished is.
         bool ready = false;
@@ -881,7 +884,8 @@ static inline bool comm_transfer_mpi(Comm* comm, Error* error) {
                 moved_ms = now;
                 continue;
             }
-            if (now - fmax(moved_ms, comm->resumed_ms) >= comm->timeout_ms) return comm_fail_late(comm, error);
+            bool patient = __atomic_load_n(&comm->patient, __ATOMIC_RELAXED);
+            if (!patient && now - fmax(moved_ms, comm->resumed_ms) >= comm->timeout_ms) return comm_fail_late(comm, error);
             if (good && (!comm_hear_mpi(error) || !comm_woken(comm, error))) return false;
             comm_sleep(COMM_MPI_PAUSE_MS);
         }
@@ -1488,6 +1492,10 @@ static inline CommStatistics comm_statistics(Comm* comm) {
     pthread_mutex_unlock(&comm->mutex);
     return statistics;
 }
+
+// While ranks do alone what may take long (save, load), those that wait for them in a collective are patient: they wait for
+// ever, as long as heartbeats come. MPI has no heartbeats, and mpirun ends all ranks when one dies.
+static inline void comm_be_patient(Comm* comm, bool patient) { __atomic_store_n(&comm->patient, patient, __ATOMIC_RELAXED); }
 
 // True, with the sentence, if a fault is known; does not wait.
 static inline bool comm_failed(Comm* comm, Error* error) {

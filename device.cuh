@@ -31,11 +31,26 @@
 // Operations return nothing: after a kernel has failed, nothing on the device can be trusted, and the last checkpoint is
 // on the disk. What can fail on account of the world, taking memory, returns false like everything else.
 
+// Who wants to hear of such a failure before the program ends: nccl.cuh, to tell the other ranks.
+typedef struct {
+    void (*tell)(void* context, const char* sentence);
+    void* context;
+} CudaListener;
+
+static inline CudaListener* cuda_listener(void) {
+    static CudaListener listener;
+    return &listener;
+}
+
 static inline void cuda_check(cudaError_t status, const char* what, const char* file, int line) {
     if (status == cudaSuccess) return;
-    fprintf(stderr, "train: %s failed at %s:%d: %s; the device or its driver is in trouble, or this is a bug of llmtrain. "
-            "What was saved is good: --resume continues from it\n", what, file, line, cudaGetErrorString(status));
-    exit(1);
+    Error error;
+    fail(&error, "%s failed at %s:%d: %s; the device or its driver is in trouble, or this is a bug of llmtrain. What was saved is "
+         "good: --resume continues from it", what, file, line, cudaGetErrorString(status));
+    fprintf(stderr, "train: %s\n", error.text);
+    if (cuda_listener()->tell) cuda_listener()->tell(cuda_listener()->context, error.text);
+    fflush(NULL);
+    _exit(1);  // exit would wait for the device
 }
 
 #define CUDA_CHECK(call) cuda_check((call), #call, __FILE__, __LINE__)
@@ -134,7 +149,8 @@ static inline bool device_choose(size_t local_rank, Error* error) {
     int count = 0;
     const char* shared = getenv("NCCL_MULTI_RANK_GPU_ENABLE");
     if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) return true;  // device_open says so
-    if (local_rank >= (size_t)count && !(shared && strcmp(shared, "1") == 0))
+    bool own = count == 1 && getenv("CUDA_VISIBLE_DEVICES") != NULL;  // the launcher shows each rank a GPU of its own
+    if (local_rank >= (size_t)count && !own && !(shared && strcmp(shared, "1") == 0))
         return fail(error, "this machine has %d GPUs, and no other for local rank %zu; start one rank for each GPU, or set "
                     "NCCL_MULTI_RANK_GPU_ENABLE=1 to share them", count, local_rank);
     CUDA_CHECK(cudaSetDevice((int)(local_rank % (size_t)count)));

@@ -274,6 +274,7 @@ static inline bool model_set_params(Model* model, size_t offset, const float* va
         if (model->flat.masters == NULL) continue;
         size_t place;
         CommSlice part = flat_state(&place, &model->flat, at, at + count);
+        if (slice_length(part) == 0) continue;
         upload(model->flat.masters + place, values + (part.first - offset), slice_length(part) * sizeof(float), model->stream);
     }
     free(rounded);
@@ -520,6 +521,7 @@ static inline void model_gradients(Model* model, const int32_t* tokens, const in
     size_t N = B * T, count = max_size(targets_count(targets, N), 1);
     double dloss = flat->loss_scale / (double)(flat->micro_batches * flat->options.world) / (double)count;
     flat->micro++;
+    wire_meet(&flat->wire);
     const int32_t* batch = model_upload(model, tokens, targets, N);
     fault_point("forward");
     model_forward(model, batch, B, T, NULL);

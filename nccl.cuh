@@ -47,6 +47,8 @@ typedef struct {
     cudaEvent_t before[WIRE_WAITS];  // recorded on `compute` around each wait for `done`, in turn
     cudaEvent_t after[WIRE_WAITS];
     uint64_t waits, read;            // such pairs so far, and of them those that are in waited_ms
+    bool running;                    // under way, as far as the watcher knows
+    double since_ms;                 // when the watcher first saw that its data is there; 0: not yet
 } WireSlot;
 
 typedef struct {
@@ -57,6 +59,7 @@ typedef struct {
     uint64_t bytes_sent;
     double waited_ms;        // of waits that have been read, since it was last asked for
     double delay_ms;         // for tests: every collective takes so much longer
+    int device;
 
     pthread_mutex_t mutex;   // guards what follows; the Comm's mutex may be taken under it, not the other way round
     ncclComm_t nccl;         // NULL before it is made and after it was aborted
@@ -73,6 +76,9 @@ static inline bool wire_explain(Error* error, ncclResult_t status, const char* w
     return fail(error, "NCCL failed in %s: %s%s%.300s%s; set NCCL_DEBUG=WARN to see more", what,
                 ncclGetErrorString(status), said ? " (" : "", said ? more : "", said ? ")" : "");
 }
+
+// Called by cuda_check, which ends the program then.
+static inline void wire_tell_cuda_error(void* context, const char* sentence) { comm_abandon((Comm*)context, sentence); }
 
 // Called by the Comm, from its thread, when it has failed.
 static inline void wire_on_failure(void* context) {
@@ -135,12 +141,36 @@ static inline bool wire_check(Wire* wire, Error* error) {
     return !failed && !found;
 }
 
+// Whether a collective has had its data for so long that a rank must be stuck, or a GPU, or what joins them. The Comm names a
+// rank whose program is stuck before that, in wire_meet.
+static inline bool wire_is_stuck(Wire* wire, Error* error) {
+    double now = now_ms(), patience_ms = 2 * wire->comm->timeout_ms;
+    bool stuck = false;
+    pthread_mutex_lock(&wire->mutex);
+    for (size_t i = 0; i < wire->slot_count; i++) {
+        WireSlot* s = &wire->slots[i];
+        if (s->running && cudaEventQuery(s->done) == cudaSuccess) s->running = false;
+        if (!s->running || cudaEventQuery(s->ready) != cudaSuccess) continue;
+        if (s->since_ms == 0) s->since_ms = now;
+        stuck |= now - s->since_ms > patience_ms;
+    }
+    pthread_mutex_unlock(&wire->mutex);
+    if (stuck) fail(error, "a collective between GPUs has not ended for %.1f s though all programs go on: a GPU, or what joins them, is stuck; "
+                    "see nvidia-smi and dmesg on every machine", patience_ms / 1e3);
+    return stuck;
+}
+
 // A thread looks, since the program's own may be waiting for a kernel that will not return.
 static inline void* wire_watch(void* context) {
     Wire* wire = (Wire*)context;
     Error error;
     bool closing = false;
+    CUDA_CHECK(cudaSetDevice(wire->device));
     while (!closing && wire_check(wire, &error)) {
+        if (wire_is_stuck(wire, &error)) {
+            comm_abandon(wire->comm, error.text);
+            break;
+        }
         comm_sleep(WIRE_WATCH_MS);
         pthread_mutex_lock(&wire->mutex);
         closing = wire->closing;
@@ -168,6 +198,7 @@ static inline void wire_close(Wire* wire) {
     wire->nccl = NULL;
     pthread_mutex_unlock(&wire->mutex);
     comm_on_failure(wire->comm, NULL, NULL);
+    cuda_listener()->tell = NULL;
     for (size_t i = 0; i < wire->slot_count; i++) {
         WireSlot* s = &wire->slots[i];
         CUDA_CHECK(cudaEventDestroy(s->ready));
@@ -210,12 +241,14 @@ static inline bool wire_open(Wire* wire, Comm* comm, size_t slots, Stream stream
     (void)stream;
     const char* delay = getenv("LLMTRAIN_TEST_DELAY_MS");
     memset(wire, 0, sizeof *wire);
-    if (comm == NULL || comm->world == 1) return true;
+    bool alone = comm == NULL || (comm->world == 1 && getenv("LLMTRAIN_TEST_NCCL") == NULL);  // NCCL can do with one rank, for tests
+    if (alone) return true;
     wire->comm = comm;
     wire->delay_ms = delay ? atof(delay) : 0;
     wire->slots = (WireSlot*)allocate(slots * sizeof(WireSlot));
     wire->slot_count = wire->slots ? slots : 0;
     pthread_mutex_init(&wire->mutex, NULL);
+    CUDA_CHECK(cudaGetDevice(&wire->device));
     CUDA_CHECK(cudaStreamCreateWithFlags(&wire->stream, cudaStreamNonBlocking));
     for (size_t i = 0; i < wire->slot_count; i++) {
         WireSlot* s = &wire->slots[i];
@@ -227,6 +260,8 @@ static inline bool wire_open(Wire* wire, Comm* comm, size_t slots, Stream stream
         }
     }
     comm_on_failure(comm, wire_on_failure, wire);
+    cuda_listener()->tell = wire_tell_cuda_error;
+    cuda_listener()->context = comm;
     if (wire_join(wire, error)) return true;
     wire_give_up(wire, error);
     wire_close(wire);
@@ -254,6 +289,7 @@ static inline bool wire_begin(Wire* wire, size_t slot, Stream stream) {
     CUDA_CHECK(cudaStreamWaitEvent(wire->stream, wire->slots[slot].ready, 0));
     if (wire->delay_ms > 0) CUDA_CHECK(cudaLaunchHostFunc(wire->stream, wire_delay, wire));
     pthread_mutex_lock(&wire->mutex);
+    wire->slots[slot].running = false;
     if (wire->nccl) return true;
     pthread_mutex_unlock(&wire->mutex);
     return false;
@@ -262,10 +298,18 @@ static inline bool wire_begin(Wire* wire, size_t slot, Stream stream) {
 // The end may be marked only once the kernel is in the stream.
 static inline void wire_end(Wire* wire, size_t slot, ncclResult_t status, const char* what) {
     Error error;
+    WireSlot* s = &wire->slots[slot];
     bool good = wire_settle(wire, status, what, &error);
     pthread_mutex_unlock(&wire->mutex);
-    if (good) CUDA_CHECK(cudaEventRecord(wire->slots[slot].done, wire->stream));
-    else wire_give_up(wire, &error);
+    if (!good) {
+        wire_give_up(wire, &error);
+        return;
+    }
+    CUDA_CHECK(cudaEventRecord(s->done, wire->stream));
+    pthread_mutex_lock(&wire->mutex);
+    s->running = true;
+    s->since_ms = 0;
+    pthread_mutex_unlock(&wire->mutex);
 }
 
 static inline void wire_count(Wire* wire, size_t n, CommType type, uint64_t times) {
@@ -292,14 +336,14 @@ static inline void wire_reduce_scatter(Wire* wire, size_t slot, void* data, size
         status = ncclReduceScatter(data, own, length, wire_type(type), ncclSum, wire->nccl, wire->stream);
     } else {
         status = ncclGroupStart();
-        for (size_t r = 0; r < world && status == ncclSuccess; r++) {
+        for (size_t r = 0; r < world && (status == ncclSuccess || status == ncclInProgress); r++) {
             CommSlice slice = shard_slice(n, r, world);
             char* part = (char*)data + slice.first * size;
             status = ncclReduce(part, part, slice.end - slice.first, wire_type(type), ncclSum, (int)r, wire->nccl,
                                 wire->stream);
         }
         launched = ncclGroupEnd();
-        if (status == ncclSuccess) status = launched;
+        if (status == ncclSuccess || status == ncclInProgress) status = launched;
     }
     wire_end(wire, slot, status, "reduce_scatter");
 }
@@ -315,14 +359,14 @@ static inline void wire_all_gather(Wire* wire, size_t slot, void* data, size_t n
         status = ncclAllGather(own, data, length, wire_type(type), wire->nccl, wire->stream);
     } else {
         status = ncclGroupStart();
-        for (size_t r = 0; r < world && status == ncclSuccess; r++) {
+        for (size_t r = 0; r < world && (status == ncclSuccess || status == ncclInProgress); r++) {
             CommSlice slice = shard_slice(n, r, world);
             char* part = (char*)data + slice.first * size;
             status = ncclBroadcast(part, part, slice.end - slice.first, wire_type(type), (int)r, wire->nccl,
                                    wire->stream);
         }
         launched = ncclGroupEnd();
-        if (status == ncclSuccess) status = launched;
+        if (status == ncclSuccess || status == ncclInProgress) status = launched;
     }
     wire_end(wire, slot, status, "all_gather");
 }
@@ -348,6 +392,13 @@ static inline void wire_wait(Wire* wire, size_t slot, Stream stream) {
     CUDA_CHECK(cudaEventRecord(s->before[next], stream->compute));
     CUDA_CHECK(cudaStreamWaitEvent(stream->compute, s->done, 0));
     CUDA_CHECK(cudaEventRecord(s->after[next], stream->compute));
+}
+
+// The programs of all ranks have come here, with all that they have given their GPUs before; once per micro-batch, before the
+// host may have to wait for a GPU that waits for another rank. A rank whose program is stuck is named by the Comm.
+static inline void wire_meet(Wire* wire) {
+    Error ignored;  // who asks the Comm hears of it
+    if (wire->comm) comm_barrier(wire->comm, &ignored);
 }
 
 // Payload that this rank has sent so far, in bytes.
@@ -401,6 +452,8 @@ static inline void wire_all_gather(Wire* wire, size_t slot, void* data, size_t n
 }
 
 static inline void wire_wait(Wire* wire, size_t slot, Stream stream) { (void)wire; (void)slot; (void)stream; }
+
+static inline void wire_meet(Wire* wire) { (void)wire; }
 
 static inline uint64_t wire_bytes_sent(const Wire* wire) { (void)wire; return 0; }
 

@@ -132,6 +132,12 @@ static inline void wire_wait(Wire* wire, size_t slot, Stream stream) {
 // Payload that this rank has sent, in bytes, since the ranks met.
 static inline uint64_t wire_bytes_sent(const Wire* wire) { return wire->comm ? comm_statistics(wire->comm).bytes_sent : 0; }
 
+// Where a GPU works for itself, the programs must meet beside it; here they meet in every collective.
+static inline void wire_meet(Wire* wire) { (void)wire; }
+
+// False, with the sentence, if a fault is known; does not wait.
+static inline bool wire_check(Wire* wire, Error* error) { return wire->comm == NULL || !comm_failed(wire->comm, error); }
+
 // How long the stream has stood waiting for collectives since the last call, which comes after the host has waited for it:
 // beside what the host has waited in the Comm, which here is all.
 static inline double wire_waited_ms(Wire* wire) {
@@ -349,13 +355,16 @@ static inline double flat_waited_ms(FlatVector* flat) {
     return flat->waited_ms - before + wire_waited_ms(&flat->wire);
 }
 
+// What has come before is no part of a step's time: set-up, a validation, a save.
+static inline void flat_start_clock(FlatVector* flat) {
+    flat_waited_ms(flat);
+    flat->read_ms = now_ms();
+}
+
 static inline void flat_begin_step(FlatVector* flat, double loss_scale, size_t micro_batches) {
     const Bucket* last = &flat->buckets[flat->count - 1];
     size_t n = last->sums_place + slice_length(last->sums);
-    if (flat->read_ms == 0) {  // the first step
-        flat_waited_ms(flat);
-        flat->read_ms = now_ms();
-    }
+    if (flat->read_ms == 0) flat_start_clock(flat);
     flat->loss_scale = loss_scale;
     flat->micro_batches = micro_batches;
     flat->micro = 0;
@@ -479,8 +488,11 @@ static inline void flat_await(FlatVector* flat, size_t bucket) {
     k->gathering = false;
 }
 
-static inline void flat_await_all(FlatVector* flat) {
+// All parameters, whole and right; false if a fault has kept some from coming.
+static inline bool flat_await_all(FlatVector* flat, Error* error) {
     for (size_t b = 0; b < flat->count; b++) flat_await(flat, b);
+    device_wait(flat->stream);
+    return wire_check(&flat->wire, error);
 }
 
 // What this rank sends, in bytes: to sum the gradients of buckets [from, to) once; to gather all parameters; in a step of so
@@ -521,8 +533,10 @@ static inline double flat_told(const FlatVector* flat, size_t rank, size_t colum
     return flat->told[rank * count + column];
 }
 
+// NaN is the greatest.
 static inline int compare_doubles(const void* a, const void* b) {
     double x = *(const double*)a, y = *(const double*)b;
+    if (isnan(x) || isnan(y)) return (int)(isnan(x) != 0) - (int)(isnan(y) != 0);
     return (x > y) - (x < y);
 }
 
@@ -533,7 +547,7 @@ static inline size_t flat_extremes(double* least, double* median, double* greate
     size_t world = flat->options.world, rank = 0;
     for (size_t r = 0; r < world; r++) {
         flat->sorted[r] = flat_told(flat, r, column, count);
-        if (flat->sorted[r] > flat->sorted[rank]) rank = r;
+        if (compare_doubles(&flat->sorted[r], &flat->sorted[rank]) > 0) rank = r;
     }
     *greatest = flat->sorted[rank];
     qsort(flat->sorted, world, sizeof(double), compare_doubles);
@@ -553,7 +567,7 @@ static inline void flat_bucket_name(char* text, size_t size, const FlatVector* f
 static inline bool flat_compare(FlatVector* flat, Error* error) {
     size_t world = flat->options.world, count = flat->count;
     if (flat->options.comm == NULL || world == 1) return true;
-    flat_await_all(flat);
+    if (!flat_await_all(flat, error)) return false;
     for (size_t b = 0; b < count; b++) {
         const Bucket* k = &flat->buckets[b];
         checksum(flat->checksums + b, flat->params + k->first, k->first, k->end - k->first, flat->stream);

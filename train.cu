@@ -224,8 +224,11 @@ typedef struct {
 // through here, or else end that rank, before the next collective.
 static bool run_agree(Run* run, bool good, Error* error) {
     if (run->comm.world <= 1) return good;
+    Error fault;
+    comm_be_patient(&run->comm, true);
     bool all = comm_agree_all(&run->comm, good, error);
-    run->alike = !all;
+    comm_be_patient(&run->comm, false);
+    run->alike = !all && !comm_failed(&run->comm, &fault);
     return all;
 }
 
@@ -510,8 +513,10 @@ static bool run_load(Run* run, bool* found, Error* error) {
             else if (saved.state.loss_scale == 1) run->record.state.loss_scale = run->options.loss_scale;
         }
         json_free(&manifest);
+        Error fault;
         if (!run_agree(run, fits, error)) return false;
         if (run_agree(run, good, error)) return true;
+        if (run->comm.world > 1 && comm_failed(&run->comm, &fault)) return false;
         if (run->comm.rank == 0) fprintf(stderr, "train: %s; trying the checkpoint before it\n", error->text);
     }
     if (!*found) return true;
@@ -538,24 +543,50 @@ static bool run_check_out(const Options* o, Error* error) {
 // Flags in which ranks may differ.
 #define OWN_FLAGS "threads|prompt|peak-tflops"
 
-// Whether all ranks were started with the same program, flags and data.
+// The next line of a text, without its end; NULL after the last.
+static const char* next_line(char line[FILE_PATH_MAX], const char* text) {
+    size_t length = strcspn(text, "\n");
+    if (*text == 0) return NULL;
+    snprintf(line, FILE_PATH_MAX, "%.*s", (int)length, text);
+    return text + length + (text[length] == '\n');
+}
+
+// Whether all ranks were started with the same program, flags and data; the error names everything in which another rank
+// differs from rank 0.
 static bool run_compare_ranks(Run* run, const Flag* flags, size_t flag_count, Error* error) {
-    char text[FILE_PATH_MAX], what[80];
-    run->alike = true;
     if (run->comm.world <= 1) return true;
-    if (!comm_check_equal(&run->comm, "the program", "llmtrain " LLMTRAIN_VERSION " " FLOATX_NAME, error)) return false;
+    char own[2][FILE_PATH_MAX], *mine = NULL, *texts = NULL;
+    size_t bytes = 0, *begins = NULL;
+    FILE* memory = open_memstream(&mine, &bytes);
+    if (memory == NULL) return fail(error, "out of memory for the flags of %zu ranks", run->comm.world);
+    fprintf(memory, "the program\tllmtrain " LLMTRAIN_VERSION " " FLOATX_NAME "\n");
     for (size_t i = 0; i < flag_count; i++) {
         if (flags[i].name == NULL || choice_find(OWN_FLAGS, flags[i].name) >= 0) continue;
-        flag_text(text, sizeof text, &flags[i]);
-        snprintf(what, sizeof what, "--%s", flags[i].name);
-        if (!comm_check_equal(&run->comm, what, text, error)) return false;
+        flag_text(own[0], sizeof own[0], &flags[i]);
+        fprintf(memory, "--%s\t%.1000s\n", flags[i].name, own[0]);
     }
-    for (int i = 0; i < 2; i++) {
-        snprintf(text, sizeof text, "%016llx", (unsigned long long)dataset_fingerprint(i ? &run->val : &run->train));
-        if (!comm_check_equal(&run->comm, i ? "the shards of --val" : "the shards of --data", text, error)) return false;
+    fprintf(memory, "the shards of --data\t%016llx\n", (unsigned long long)dataset_fingerprint(&run->train));
+    fprintf(memory, "the shards of --val\t%016llx\n", (unsigned long long)dataset_fingerprint(&run->val));
+    bool good = fclose(memory) == 0 && comm_gather_texts(&run->comm, &texts, &begins, mine, error), same = good;
+    size_t used = 0;
+    for (size_t r = 1; good && r < run->comm.world && same; r++) {
+        const char *zero = texts, *other = texts + begins[r];
+        while ((zero = next_line(own[0], zero)) && (other = next_line(own[1], other))) {
+            if (strcmp(own[0], own[1]) == 0) continue;
+            size_t name = strcspn(own[0], "\t");
+            if (same) used = (size_t)snprintf(error->text, sizeof error->text, "start all ranks with the same flags and data; rank %zu differs "
+                                              "from rank 0 in", r);
+            if (used < sizeof error->text)
+                used += (size_t)snprintf(error->text + used, sizeof error->text - used, "%s %.*s ('%.200s', not '%.200s')", same ? "" : ",",
+                                         (int)name, own[0], own[1] + min_size(name + 1, strlen(own[1])), own[0] + name + 1);
+            same = false;
+        }
     }
-    run->alike = false;
-    return true;
+    free(mine);
+    free(texts);
+    free(begins);
+    run->alike = good && !same;
+    return same;
 }
 
 // Opens the data and plans the model: all that a rank can do alone, and without memory.
@@ -686,7 +717,9 @@ static bool run_end_save(Run* run, bool* good, Error* error) {
     double began = run->saver.began_ms;
     Error why;
     fault_point("checksums");
+    comm_be_patient(&run->comm, true);
     *good = saver_end(&run->saver, &why);
+    comm_be_patient(&run->comm, false);
     if (!*good && run->comm.world > 1 && comm_failed(&run->comm, error)) return false;
     if (!*good) *error = why;
     run->alike = !*good;
@@ -751,9 +784,9 @@ enum { SKIPPED_MOST = 1000 };  // steps in a row that the guard may skip
 
 // Whether all ranks have the same parameters.
 static bool run_compare_parameters(Run* run, Error* error) {
-    run->alike = true;
+    Error fault;
     bool same = flat_compare(&run->model.flat, error);
-    run->alike = !same;
+    run->alike = !same && !comm_failed(&run->comm, &fault);
     return same;
 }
 
@@ -772,8 +805,9 @@ static void run_name_slow(Run* run, const StepReading* reading) {
 // For tests: one wrong bit in a parameter of the first block, as faulty memory would make it.
 static void fault_flip(Model* model) {
     unsigned char byte;
+    Error ignored;
     void* place = model->flat.params + model->flat.buckets[1].first;
-    flat_await_all(&model->flat);
+    flat_await_all(&model->flat, &ignored);
     download(&byte, place, 1, model->stream);
     byte ^= 1;
     upload(place, &byte, 1, model->stream);
@@ -803,7 +837,7 @@ static bool run_train(Run* run, Error* error) {
         StepReading reading;
         model_begin_step(model, state->loss_scale, accumulation);
         for (uint64_t micro = 0; micro < accumulation; micro++) {
-            fault_point("load");
+            if (fault_point("load")) fault_flip(model);
             if (!loader_next(&run->loader, run->tokens, run->targets, error)) return false;
             model->dropout.first_token = (state->samples + rank * B) * T;
             model_gradients(model, run->tokens, run->targets, B, T);
@@ -816,19 +850,20 @@ static bool run_train(Run* run, Error* error) {
         bool saving = run->saver.state != SAVER_IDLE;
         if (saving && (news.saved || news.failed) && !run_end_save_between(run, error)) return false;
 
+        // Of the parameters that these gradients are made with; the update would overwrite a wrong bit, or spread it.
+        if (o->check_every && (state->step + 1) % o->check_every == 0 && !run_compare_parameters(run, error)) return false;
+
         // The guard decides whether, and the schedule how far, the optimizer steps.
         double factor = 0.0, grad_norm = reading.grad_norm, lr = schedule_lr(&schedule, state->step);
         bool update = guard_step(state, &factor, &guard, grad_norm);
-        bool flips = fault_point("update");
+        fault_point("update");
         if (update) model_update(model, &optimizer, ++state->updates, lr, factor);
-        if (flips) fault_flip(model);
         skipped = update ? 0 : skipped + 1;
         run->alike = skipped == SKIPPED_MOST;
         if (skipped == SKIPPED_MOST)
             return fail(error, "the last %d steps were skipped: the gradient's norm is %g, its running mean %g; lower --lr or "
                         "raise --spike-skip, and --resume", SKIPPED_MOST, grad_norm, state->norms.mean);
         state->step++;
-        if (o->check_every && state->step % o->check_every == 0 && !run_compare_parameters(run, error)) return false;
         run_name_slow(run, &reading);
 
         // What the step cost is measured before looking at the model. A GPU is still at the update then, which the next step
@@ -842,9 +877,12 @@ static bool run_train(Run* run, Error* error) {
         if (validates || samples || saves || state->step == first_step + 1) device_wait(model->stream);
         double ms = now_ms() - started, val_loss = NAN;
         if (validates) fault_point("validate");
-        if (validates)
+        if (validates) {
+            comm_be_patient(&run->comm, true);
             if (!model_validate(model, &val_loss, &run->val, o->val_windows, o->val_overlap, run->tokens, run->targets, B, T, error))
                 return false;
+            comm_be_patient(&run->comm, false);
+        }
 
         if (last || state->step % o->log_every == 0 || !isnan(val_loss)) {
             StepRecord r;
@@ -873,8 +911,9 @@ static bool run_train(Run* run, Error* error) {
         if (stop && saves && !run_save_now(run, error)) return false;
         if (!stop && (saves || copies) && !run_begin_save(run, saves ? o->out : run->hot, error)) return false;
         if (!stop && (saves || copies) && run->saver.snapshot == NULL && !run_end_save_between(run, error)) return false;
+        if (validates || samples || saves || copies) flat_start_clock(&model->flat);
     }
-    flat_await_all(&model->flat);
+    if (!run_agree(run, flat_await_all(&model->flat, error), error)) return false;
     if (state->step >= o->steps && run->hot[0] && rank == 0) checkpoint_discard(run->hot);
     if (state->step >= o->steps) return true;
     run->alike = true;
@@ -897,7 +936,7 @@ static bool run_generate(Run* run, Error* error) {
 
 #define FIRST_SAVE_MS 60e3  // with --ckpt-every auto: what the first save costs says when the next is due
 enum { EXIT_PREEMPTED = 75 };  // EX_TEMPFAIL of sysexits.h: try again later
-#define REAP_MS 2e3  // that forked ranks have to end after rank 0 has
+#define REAP_MS 2e3  // that forked ranks have to end after rank 0 has failed
 
 #define SAMPLING_FLAGS "out|prompt|tokens|temperature|top-k|top-p|seed|threads"
 
@@ -939,7 +978,11 @@ static bool options_check(const Options* o, const Flag* flags, size_t flag_count
 // Becomes one rank of the run: found by what the launcher says, or forked here.
 static bool run_join(Run* run, CommLaunch* launch, const Flag* flags, size_t flag_count, Error* error) {
     const Options* o = &run->options;
-    if (o->plan) return true;
+    if (o->plan) {  // for as many ranks as a launcher has started, and printed once
+        if (!comm_find(launch, error)) return false;
+        if (launch->world > 1) run->options.ranks = launch->world;
+        return launch->rank == 0 || freopen("/dev/null", "w", stdout) != NULL || fail_file(error, "open", "/dev/null");
+    }
     bool forks = flag_was_given((Flag*)flags, flag_count, "ranks");
     run->wrong_flags = forks;
     if (!(forks ? comm_spawn(launch, o->ranks, error) : comm_find(launch, error))) return false;
@@ -954,6 +997,18 @@ static bool run_join(Run* run, CommLaunch* launch, const Flag* flags, size_t fla
     if (o->threads == 0 && run->comm.local_world > 1 && threads_undecided()) threads_set(max_size(threads_count() / run->comm.local_world, 1));
     if (run->comm.world > 1) printf("%zu ranks (%s)\n", run->comm.world, launch->launcher);
     return true;
+}
+
+// Says why the flags are wrong; where a launcher has started several ranks, to the others too, lest they wait.
+static void run_refuse(Run* run, const Error* error) {
+    CommLaunch launch;
+    Error ignored;
+    bool several = comm_find(&launch, &ignored) && launch.world > 1;
+    if (several) fprintf(stderr, "train: rank %zu: %s\n", launch.rank, error->text);
+    else fprintf(stderr, "train: %s\n", error->text);
+    if (!several || !comm_open(&run->comm, &launch, 1e3 * run->options.timeout, &ignored)) return;
+    comm_abandon(&run->comm, error->text);
+    comm_close(&run->comm);
 }
 
 int main(int argc, char** argv) {
@@ -972,7 +1027,7 @@ int main(int argc, char** argv) {
     }
     if (!flags_parse(flags, flag_count, argc, argv, &error) || !options_check(&run.options, flags, flag_count, &error) ||
         !run_parse_cadence(&run, &error)) {
-        fprintf(stderr, "train: %s\n", error.text);
+        run_refuse(&run, &error);
         return 2;
     }
     signal(SIGXFSZ, SIG_IGN);  // a limit on the size of files is then an error of the write, with a sentence
@@ -992,7 +1047,8 @@ int main(int argc, char** argv) {
         else fprintf(stderr, "train: %s\n", error.text);
     }
     run_free(&run);
-    int code = comm_reap(&launch, ok ? 0 : run.wrong_flags ? 2 : run.preempted ? EXIT_PREEMPTED : 1, REAP_MS, &error);
+    double grace_ms = ok ? 1e3 * run.options.timeout : REAP_MS;
+    int code = comm_reap(&launch, ok ? 0 : run.wrong_flags ? 2 : run.preempted ? EXIT_PREEMPTED : 1, grace_ms, &error);
     if (ok && error.text[0]) fprintf(stderr, "train: %s\n", error.text);
     return code;
 }
