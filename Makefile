@@ -168,7 +168,7 @@ $(B)/%: dev/%.c $(HEADERS) | $(B)
 $(B)/%: data/%.c $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -I. $< -o $@ $(LIBS)
 
-TESTS := gemm test_files test_data test_corpus test_errors test_comm test_ranks example $(PRECISIONS:%=test_kernels-%) $(PRECISIONS:%=test_train-%)
+TESTS := gemm test_files test_data test_corpus test_errors test_comm test_ranks test_supervise example $(PRECISIONS:%=test_kernels-%) $(PRECISIONS:%=test_train-%)
 # For tests of processes that meet, train, die and stop.
 RANKS_TESTS := $(B)/test_comm $(B)/test_ranks $(B)/weights_hash $(B)/train-FP32 $(B)/train-BF16 $(B)/corpus $(B)/tokenize \
     $(if $(MPICC),$(B)/train-mpi-FP32)

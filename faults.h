@@ -1,7 +1,7 @@
 // faults.h: faults on demand, for tests.
 //
-// LLMTRAIN_TEST_FAULT="rank R step S at POINT do kill|stop|segv|sleep|flip" makes rank R do so when it comes to the named
-// point of step S (counted from 1; sleep: 50 ms, in every step from S on). Where a name stands for several places of a
+// LLMTRAIN_TEST_FAULT="rank R step S at POINT do kill|stop|segv|hang|sleep|flip" makes rank R do so when it comes to the
+// named point of step S (counted from 1; hang: for ever, while its other threads go on; sleep: 50 ms, in every step from S on). Where a name stands for several places of a
 // step, the first counts. Without the variable nothing happens.
 
 #ifndef LLMTRAIN_FAULTS_H
@@ -47,6 +47,7 @@ static inline bool fault_point(const char* point) {
     f->armed = false;
     if (strcmp(f->action, "kill") == 0) raise(SIGKILL);
     if (strcmp(f->action, "stop") == 0) raise(SIGSTOP);
+    while (strcmp(f->action, "hang") == 0) pause();
     if (strcmp(f->action, "segv") == 0) {
         signal(SIGSEGV, SIG_DFL);
         raise(SIGSEGV);

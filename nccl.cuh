@@ -47,8 +47,9 @@ typedef struct {
     cudaEvent_t before[WIRE_WAITS];  // recorded on `compute` around each wait for `done`, in turn
     cudaEvent_t after[WIRE_WAITS];
     uint64_t waits, read;            // such pairs so far, and of them those that are in waited_ms
-    bool running;                    // under way, as far as the watcher knows
-    double since_ms;                 // when the watcher first saw that its data is there; 0: not yet
+    uint64_t begun;                  // collectives so far; the watcher reads it
+    uint64_t seen;                   // by the watcher: which one it looks at,
+    double since_ms;                 // and when it first saw that its data is there; 0: not yet
 } WireSlot;
 
 typedef struct {
@@ -142,19 +143,20 @@ static inline bool wire_check(Wire* wire, Error* error) {
 }
 
 // Whether a collective has had its data for so long that a rank must be stuck, or a GPU, or what joins them. The Comm names a
-// rank whose program is stuck before that, in wire_meet.
+// rank whose program is stuck before that, in wire_meet. Without the mutex: who asks CUDA may have to wait, and the abort may
+// not.
 static inline bool wire_is_stuck(Wire* wire, Error* error) {
     double now = now_ms(), patience_ms = 2 * wire->comm->timeout_ms;
     bool stuck = false;
-    pthread_mutex_lock(&wire->mutex);
     for (size_t i = 0; i < wire->slot_count; i++) {
         WireSlot* s = &wire->slots[i];
-        if (s->running && cudaEventQuery(s->done) == cudaSuccess) s->running = false;
-        if (!s->running || cudaEventQuery(s->ready) != cudaSuccess) continue;
+        uint64_t begun = __atomic_load_n(&s->begun, __ATOMIC_ACQUIRE);
+        if (begun != s->seen) s->since_ms = 0;
+        s->seen = begun;
+        if (begun == 0 || cudaEventQuery(s->done) == cudaSuccess || cudaEventQuery(s->ready) != cudaSuccess) continue;
         if (s->since_ms == 0) s->since_ms = now;
         stuck |= now - s->since_ms > patience_ms;
     }
-    pthread_mutex_unlock(&wire->mutex);
     if (stuck) fail(error, "a collective between GPUs has not ended for %.1f s though all programs go on: a GPU, or what joins them, is stuck; "
                     "see nvidia-smi and dmesg on every machine", patience_ms / 1e3);
     return stuck;
@@ -289,7 +291,6 @@ static inline bool wire_begin(Wire* wire, size_t slot, Stream stream) {
     CUDA_CHECK(cudaStreamWaitEvent(wire->stream, wire->slots[slot].ready, 0));
     if (wire->delay_ms > 0) CUDA_CHECK(cudaLaunchHostFunc(wire->stream, wire_delay, wire));
     pthread_mutex_lock(&wire->mutex);
-    wire->slots[slot].running = false;
     if (wire->nccl) return true;
     pthread_mutex_unlock(&wire->mutex);
     return false;
@@ -306,10 +307,7 @@ static inline void wire_end(Wire* wire, size_t slot, ncclResult_t status, const 
         return;
     }
     CUDA_CHECK(cudaEventRecord(s->done, wire->stream));
-    pthread_mutex_lock(&wire->mutex);
-    s->running = true;
-    s->since_ms = 0;
-    pthread_mutex_unlock(&wire->mutex);
+    __atomic_add_fetch(&s->begun, 1, __ATOMIC_RELEASE);
 }
 
 static inline void wire_count(Wire* wire, size_t n, CommType type, uint64_t times) {

@@ -14,6 +14,7 @@
 
 #include "checkpoint.h"
 #include "llmtrain.h"
+#include "supervise.h"
 
 #include <signal.h>
 
@@ -837,6 +838,7 @@ static bool run_train(Run* run, Error* error) {
         StepReading reading;
         model_begin_step(model, state->loss_scale, accumulation);
         for (uint64_t micro = 0; micro < accumulation; micro++) {
+            beat(BEAT_STEP, state->step + 1);
             if (fault_point("load")) fault_flip(model);
             if (!loader_next(&run->loader, run->tokens, run->targets, error)) return false;
             model->dropout.first_token = (state->samples + rank * B) * T;
@@ -845,7 +847,9 @@ static bool run_train(Run* run, Error* error) {
         }
         StepNews news = {interrupted != 0, run->save_ms > 0 && now_ms() - run->saved_ms > run->save_ms,
                          saver_state(&run->saver) == SAVER_WRITTEN, saver_state(&run->saver) == SAVER_FAILED};
+        beat_collective("the sum of gradients");
         if (!model_read(model, &reading, news, error)) return false;
+        beat(BEAT_STEP, state->step + 1);
         news = reading.news;
         bool saving = run->saver.state != SAVER_IDLE;
         if (saving && (news.saved || news.failed) && !run_end_save_between(run, error)) return false;
@@ -876,6 +880,7 @@ static bool run_train(Run* run, Error* error) {
         bool copies = !saves && o->ckpt_hot && state->step % o->ckpt_hot == 0 && run->saver.state == SAVER_IDLE;
         if (validates || samples || saves || state->step == first_step + 1) device_wait(model->stream);
         double ms = now_ms() - started, val_loss = NAN;
+        if (validates || samples || saves || copies) beat(BEAT_CHECKPOINT, state->step);
         if (validates) fault_point("validate");
         if (validates) {
             comm_be_patient(&run->comm, true);
@@ -935,7 +940,6 @@ static bool run_generate(Run* run, Error* error) {
 // ------------------------------------------------------------------------------------------------
 
 #define FIRST_SAVE_MS 60e3  // with --ckpt-every auto: what the first save costs says when the next is due
-enum { EXIT_PREEMPTED = 75 };  // EX_TEMPFAIL of sysexits.h: try again later
 #define REAP_MS 2e3  // that forked ranks have to end after rank 0 has failed
 
 #define SAMPLING_FLAGS "out|prompt|tokens|temperature|top-k|top-p|seed|threads"
@@ -993,6 +997,8 @@ static bool run_join(Run* run, CommLaunch* launch, const Flag* flags, size_t fla
         interrupt_speaks = 0;
         if (freopen("/dev/null", "w", stdout) == NULL) return fail_file(error, "open", "/dev/null");
     }
+    size_t here = launch->local_world == launch->world ? launch->world : 0;  // ranks whose heartbeats the supervisor can see
+    if (!beat_open(getenv(BEAT_VARIABLE), launch->rank, here, error)) return false;
     if (!comm_open(&run->comm, launch, 1e3 * o->timeout, error)) return false;
     if (o->threads == 0 && run->comm.local_world > 1 && threads_undecided()) threads_set(max_size(threads_count() / run->comm.local_world, 1));
     if (run->comm.world > 1) printf("%zu ranks (%s)\n", run->comm.world, launch->launcher);
@@ -1016,12 +1022,14 @@ int main(int argc, char** argv) {
     Flag flags[FLAGS_MAX];
     Error error;
     CommLaunch launch;
+    if (argc > 1 && strcmp(argv[1], "supervise") == 0) return supervise_main(argc - 1, argv + 1);
     memset(&run, 0, sizeof run);
     comm_launch_alone(&launch);
     run.options = options_default();
     size_t flag_count = options_flags(flags, &run.options);
     if (flags_want_help(argc, argv)) {
-        printf("train: trains a GPT-2 or Llama model (%s build).\n", FLOATX_NAME);
+        printf("train: trains a GPT-2 or Llama model (%s build). 'train supervise --help': starts it again when it dies or hangs.\n",
+               FLOATX_NAME);
         flags_help(flags, flag_count);
         return 0;
     }
@@ -1046,9 +1054,10 @@ int main(int argc, char** argv) {
         if (launch.world > 1 && !run.alike) fprintf(stderr, "train: rank %zu: %s\n", launch.rank, error.text);
         else fprintf(stderr, "train: %s\n", error.text);
     }
+    if (ok) beat(BEAT_DONE, run.record.state.step);
     run_free(&run);
     double grace_ms = ok ? 1e3 * run.options.timeout : REAP_MS;
-    int code = comm_reap(&launch, ok ? 0 : run.wrong_flags ? 2 : run.preempted ? EXIT_PREEMPTED : 1, grace_ms, &error);
+    int code = comm_reap(&launch, ok ? 0 : run.wrong_flags ? 2 : run.preempted ? SUPERVISE_SAVED : 1, grace_ms, &error);
     if (ok && error.text[0]) fprintf(stderr, "train: %s\n", error.text);
     return code;
 }

@@ -110,6 +110,12 @@ else
             run train cpu-two 10 --ranks 2 --zero 1 && run "$gpu" two-0 10 --ranks 2
             error=$(losses_agree cpu-two two-0 $bound)
             verdict $? "$name, 2 ranks: losses against the CPU's, relative, $error"
+            [ "$type-$gpu" = FP32-train-emulated ] && for fault in "at reduce do kill" "at load do hang" "at gather do stop"; do
+                rm -rf "$out/mode"
+                (export LLMTRAIN_TEST_FAULT="rank 1 step 3 $fault" && ! run "$gpu" mode 10 --ranks 2 --zero 2 --timeout 4) > "$out/fault.log" &&
+                    grep -q '^train: rank 0: rank 1 ' "$out/fault.log"
+                verdict $? "$name, 2 ranks: rank 1 $fault, and rank 0 says so and ends"
+            done
             for zero in 1 2; do
                 run "$gpu" two-$zero 10 --ranks 2 --zero $zero && same_tensors two-$zero two-0
                 verdict $? "$name, 2 ranks: the same bits with --zero $zero as with --zero 0"
