@@ -316,23 +316,26 @@ static size_t run_bytes_beside(const Run* run, const Model* model) {
     return (run_takes_snapshots(run) ? checkpoint_bytes(model) : 0) + loader_bytes(B, T) + 2 * B * T * sizeof(int32_t) + (device_is_host() ? gemm_workspace_bytes((int)threads_count()) : 0);
 }
 
-// Which stages fit the memory of a rank, with what each sends.
+// Which stages fit the memory of a rank, and what each sends; also with gradients that are summed in other ways.
 static bool run_print_stages(const Run* run, size_t micro_batches, Error* error) {
     const Options* o = &run->options;
-    int fits = -1;
-    printf("\n  %-10s %14s %22s\n", "--zero", "MB of a rank", "MB sent by it, a step");
-    for (size_t stage = 0; stage <= 2; stage++) {
+    char fits[64] = "";
+    printf("\n  %-10s %-10s %14s %22s\n", "--zero", "--reduce", "MB of a rank", "MB sent by it, a step");
+    for (size_t i = 0; i < 6; i++) {
         Model model;
         ModelOptions options = run->model.options;
-        options.ranks.stage = stage;
+        options.ranks.stage = i / 2;
+        options.ranks.reduce = i % 2 ? REDUCE_FLOAT : REDUCE_EXACT;
         if (!model_plan(&model, &run->model.config, options, error)) return false;
         size_t bytes = model.memory.total + run_bytes_beside(run, &model) + comm_bytes(options.ranks.world);
-        printf("  %-10zu %14.2f %22.2f\n", stage, 1e-6 * (double)bytes, 1e-6 * (double)flat_bytes_sent(&model.flat, micro_batches));
-        if (fits < 0 && 1e-9 * (double)bytes <= o->memory) fits = (int)stage;
+        const char* reduce = i % 2 ? "float" : "exact";
+        printf("  %-10zu %-10s %14.2f %22.2f\n", i / 2, reduce, 1e-6 * (double)bytes, 1e-6 * (double)flat_bytes_sent(&model.flat, micro_batches));
+        if (fits[0] == 0 && 1e-9 * (double)bytes <= o->memory) snprintf(fits, sizeof fits, "--zero %zu --reduce %s", i / 2, reduce);
         model_free(&model);
     }
-    if (o->memory > 0 && fits >= 0) printf("  --zero %d is the smallest stage that fits %g GB\n", fits, o->memory);
-    if (o->memory > 0 && fits < 0) printf("  no stage fits %g GB; more --ranks, or a smaller --batch or --seq\n", o->memory);
+    if (!device_is_host()) printf("  A GPU's driver and NCCL take some hundred MB beside that, which are not counted.\n");
+    if (o->memory > 0 && fits[0]) printf("  %s is the smallest stage that fits %g GB\n", fits, o->memory);
+    if (o->memory > 0 && fits[0] == 0) printf("  no stage fits %g GB; more --ranks, or a smaller --batch or --seq\n", o->memory);
     return true;
 }
 
