@@ -4,6 +4,7 @@
 # make test       every test, without a GPU and without a network
 # make test-cpu, make test-cuda     its two halves: without CUDA, and CUDA alone, run on the CPU
 # make test-ranks several ranks: the transport, whole runs, faults, and the scripts that launch them
+# make soak       500 kills of a run, at every point of a step and of a save: each comes back to the same bits
 # make sanitize   the first half under the address and undefined-behaviour sanitizers
 # make bench      where the time of a training step goes
 # make train      builds ./train: PRECISION=FP32 (default), BF16 or FP16; CUDA=auto (where there is a GPU), on, off;
@@ -43,7 +44,7 @@ ifeq ($(filter $(PRECISION),$(PRECISIONS)),)
 $(error PRECISION is '$(PRECISION)'; give one of $(PRECISIONS))
 endif
 
-.PHONY: all train emulated test-ranks test-cpu test-cuda test-cpu-only demo demo-long precisions shakespeare test sanitize bench fuzz clean
+.PHONY: all train emulated test-ranks test-cpu test-cuda test-cpu-only demo demo-long precisions shakespeare test soak sanitize bench fuzz clean
 all: train
 
 # Ranks can speak through MPI, where it is found: MPI=auto, on, off. Without it they do through sockets, mpirun or not.
@@ -168,7 +169,7 @@ $(B)/%: dev/%.c $(HEADERS) | $(B)
 $(B)/%: data/%.c $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -I. $< -o $@ $(LIBS)
 
-TESTS := gemm test_files test_data test_corpus test_errors test_comm test_ranks test_supervise example $(PRECISIONS:%=test_kernels-%) $(PRECISIONS:%=test_train-%)
+TESTS := gemm test_files test_data test_corpus test_errors test_comm test_ranks test_supervise soak example $(PRECISIONS:%=test_kernels-%) $(PRECISIONS:%=test_train-%)
 # For tests of processes that meet, train, die and stop.
 RANKS_TESTS := $(B)/test_comm $(B)/test_ranks $(B)/weights_hash $(B)/train-FP32 $(B)/train-BF16 $(B)/corpus $(B)/tokenize \
     $(if $(MPICC),$(B)/train-mpi-FP32)
@@ -188,6 +189,10 @@ test-cpu-only: test-cpu
 
 test-cuda: $(CUDA_TESTS) | $(if $(filter test-cuda,$(MAKECMDGOALS)),,test-cpu)
 	@sh dev/test_emulated.sh $(B) "$(CUDA_INCLUDE)" $(if $(COMPILED),yes,no) $(EMULATED)
+
+# At least 500 kills of a run, at every point and at any time; each comes back to the same bits. A sample is in make test.
+soak: $(B)/soak $(B)/train-FP32
+	$(B)/soak --train $(B)/train-FP32 --kills 500
 
 # A part of test-cpu.
 test-ranks: $(RANKS_TESTS)

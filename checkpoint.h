@@ -502,7 +502,8 @@ static inline bool saver_publish(Saver* s, const char* files, const size_t* begi
         if (exists) directory_rename_sync(replaced, path, &ignored);
         return false;
     }
-    return directory_remove(replaced, error);
+    directory_remove(replaced, &ignored);  // or the next start does
+    return true;
 }
 
 // Completes a save that all ranks have written; all together. False if it could not be: then it is forgotten, earlier
@@ -715,11 +716,13 @@ static inline bool checkpoint_before(uint64_t* step, const char* out, uint64_t b
     return found;
 }
 
-// Removes checkpoints of OUT but the newest `keep` and those whose step is a multiple of `forever` (0: none such). Nothing is
-// removed while the newest has no good manifest.
-static inline void checkpoint_prune(const char* out, size_t keep, uint64_t forever) {
-    char path[FILE_PATH_MAX];
-    uint64_t step = UINT64_MAX;
+// Removes checkpoints of OUT but `keep`, counted down from the newest, which has just been saved, and those whose step is a
+// multiple of `forever` (0: none such). Those of later steps were damaged, or the run would have gone on from them: they do
+// not count, and stay until they are saved again. Nothing is removed while the newest has no good manifest. What is removed
+// loses its name first, so that half of it is never taken for a checkpoint.
+static inline void checkpoint_prune(const char* out, uint64_t newest, size_t keep, uint64_t forever) {
+    char path[FILE_PATH_MAX], removed[FILE_PATH_MAX];
+    uint64_t step = newest + 1;
     Error ignored;
     for (size_t i = 0; checkpoint_before(&step, out, step); i++) {
         Json manifest;
@@ -727,7 +730,8 @@ static inline void checkpoint_prune(const char* out, size_t keep, uint64_t forev
         checkpoint_path(path, out, step, "");
         if (i == 0 && !manifest_open(&manifest, &run, path, &ignored)) return;
         if (i == 0) json_free(&manifest);
-        if (i >= keep && !(forever && step % forever == 0)) directory_remove(path, &ignored);
+        checkpoint_path(removed, out, step, ".old");
+        if (i >= keep && !(forever && step % forever == 0) && rename(path, removed) == 0) directory_remove(removed, &ignored);
     }
 }
 

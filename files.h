@@ -216,7 +216,7 @@ static inline bool directory_make(const char* path, Error* error) {
     return true;
 }
 
-// Removes a directory and the files in it; one that does not exist is no error, one that holds directories is.
+// Removes a directory and the files and empty directories in it; one that does not exist is no error.
 static inline bool directory_remove(const char* path, Error* error) {
     int file = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (file < 0 && errno == ENOENT) return true;
@@ -229,7 +229,7 @@ static inline bool directory_remove(const char* path, Error* error) {
     bool good = true;
     for (struct dirent* entry; good && (errno = 0, entry = readdir(directory)) != NULL;) {
         if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
-        good = unlinkat(file, entry->d_name, 0) == 0 || errno == ENOENT;
+        good = unlinkat(file, entry->d_name, 0) == 0 || errno == ENOENT || unlinkat(file, entry->d_name, AT_REMOVEDIR) == 0;
     }
     good = good && errno == 0;
     if (!good) fail_file(error, "empty the directory", path);

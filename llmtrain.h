@@ -913,7 +913,20 @@ static inline bool log_open(Log* log, const char* directory, uint64_t step, Erro
     return true;
 }
 
+// A log that someone has deleted is begun anew, lest the rest is lost too.
+static inline bool log_reopen(Log* log, Error* error) {
+    struct stat status;
+    char directory[FILE_PATH_MAX];
+    if (fstat(fileno(log->file), &status) != 0 || status.st_nlink > 0) return true;
+    fprintf(stderr, "train: %s was deleted while the run writes to it; a new one is begun\n", log->path);
+    snprintf(directory, sizeof directory, "%.*s", (int)(strrchr(log->path, '/') - log->path), log->path);
+    fclose(log->file);
+    log->file = directory_make(directory, error) ? fopen(log->path, "ab") : NULL;
+    return log->file != NULL || fail_file(error, "create", log->path);
+}
+
 static inline bool log_write(Log* log, const StepRecord* r, Error* error) {
+    if (!log_reopen(log, error)) return false;
     JsonWriter w;
     memset(&w, 0, sizeof w);
     json_write_begin(&w, '{');

@@ -508,7 +508,9 @@ static bool run_load(Run* run, bool* found, Error* error) {
         else if (good && run->model.memory.base == NULL)
             fits = model_create(&run->model, &saved.config, run_model_options(run, 1, false), error);
         if (good && fits) good = checkpoint_load(&run->model, &manifest, path, error);
-        if (good && fits && training) {
+        Error fault;
+        bool all = run_agree(run, fits, error), usable = all && run_agree(run, good, error);
+        if (usable && training) {
             printf("resumed from %s\n", path);
             resume_compare_flags(&run->record, &manifest);
             run->record.state = saved.state;
@@ -517,9 +519,7 @@ static bool run_load(Run* run, bool* found, Error* error) {
             else if (saved.state.loss_scale == 1) run->record.state.loss_scale = run->options.loss_scale;
         }
         json_free(&manifest);
-        Error fault;
-        if (!run_agree(run, fits, error)) return false;
-        if (run_agree(run, good, error)) return true;
+        if (!all || usable) return usable;
         if (run->comm.world > 1 && comm_failed(&run->comm, &fault)) return false;
         if (run->comm.rank == 0) fprintf(stderr, "train: %s; trying the checkpoint before it\n", error->text);
     }
@@ -634,7 +634,10 @@ static bool run_find_hot(Run* run, Error* error) {
     if (run->comm.local_world != run->comm.world)
         return fail(error, "--ckpt-hot keeps copies in the memory of one machine, but the ranks are on several; leave it out");
     run->alike = false;
-    if (run->comm.rank == 0 && !o->resume) checkpoint_discard(run->hot);
+    // A run whose --out was emptied begins anew, whatever is left of it here.
+    char log[FILE_PATH_MAX + 32];
+    log_path(log, sizeof log, o->out);
+    if (run->comm.rank == 0 && (!o->resume || access(log, F_OK) != 0)) checkpoint_discard(run->hot);
     return run_agree(run, run->comm.rank > 0 || directory_make(run->hot, error), error);
 }
 
@@ -676,8 +679,8 @@ static bool run_begin(Run* run, Flag* flags, size_t flag_count, Error* error) {
     bool found = false, leads = run->comm.rank == 0, ok;
     if (!run_agree(run, saver_open(&run->saver, &run->model, run_takes_snapshots(run), 1e6 * o->ckpt_bandwidth, error), error))
         return false;
-    if (o->ckpt_hot && !run_find_hot(run, error)) return false;
     if (!run_agree(run, !leads || o->out == NULL || directory_make(o->out, error), error)) return false;
+    if (o->ckpt_hot && !run_find_hot(run, error)) return false;
     if (o->resume && !run_load(run, &found, error)) return false;
     ok = found || (o->init_from ? run_init_from(run, error) : model_randomize(&run->model, o->seed, error));
     run->saved_ms = now_ms();
@@ -737,8 +740,8 @@ static bool run_end_save(Run* run, bool* good, Error* error) {
                run->save_ms / 6e4, stalled, o->mtbf, 100 * stalled / run->save_ms);
     }
     fault_point("clean");
-    if (run->comm.rank == 0 && hot) checkpoint_prune(run->hot, 2, 0);
-    if (run->comm.rank == 0 && !hot && o->ckpt_keep > 0) checkpoint_prune(o->out, o->ckpt_keep, o->ckpt_keep_every);
+    if (run->comm.rank == 0 && hot) checkpoint_prune(run->hot, step, 2, 0);
+    if (run->comm.rank == 0 && !hot && o->ckpt_keep > 0) checkpoint_prune(o->out, step, o->ckpt_keep, o->ckpt_keep_every);
     return true;
 }
 
