@@ -226,6 +226,8 @@ git log -1 --format='commit %h %s' 2> /dev/null; git status --short 2> /dev/null
 # 2. Builds: a line each, NAME COMMAND, run side by side; what compiles longest comes first
 
 flags="-std=c++17 -O3 -arch=$arch -DLLMTRAIN_CUDA -I. -Idev/emulator -Xcompiler -fopenmp"
+nccl=  # where it is installed: ranks
+echo '#include <nccl.h>' | "$nvcc" -x cu -E - > /dev/null 2>&1 && nccl=-lnccl && flags="$flags -DLLMTRAIN_NCCL"
 cpu_flags="-std=c11 -O3 -march=native -ffp-contract=fast -fno-math-errno -fno-trapping-math -fopenmp -pthread -I."
 ladders=
 for source in dev/*.cu; do
@@ -236,16 +238,18 @@ for source in dev/*.cu; do
 done
 builds() {
     for precision in BF16 FP32 FP16; do
-        echo "test_cuda-$precision $nvcc $flags -DPRECISION_$precision dev/test_cuda.cu -o $work/test_cuda-$precision -lcublasLt"
+        echo "test_cuda-$precision $nvcc $flags -DPRECISION_$precision dev/test_cuda.cu -o $work/test_cuda-$precision -lcublasLt $nccl"
     done
     for precision in BF16 FP32 FP16; do
-        echo "train-cuda-$precision $nvcc $flags -DPRECISION_$precision train.cu -o $work/train-cuda-$precision -lcublasLt"
-        echo "test_train-$precision $nvcc $flags -DPRECISION_$precision test_train.cu -o $work/test_train-$precision -lcublasLt"
+        echo "train-cuda-$precision $nvcc $flags -DPRECISION_$precision train.cu -o $work/train-cuda-$precision -lcublasLt $nccl"
+        echo "test_train-$precision $nvcc $flags -DPRECISION_$precision test_train.cu -o $work/test_train-$precision -lcublasLt $nccl"
     done
     for ladder in $ladders; do
         echo "$ladder $nvcc $flags -DPRECISION_BF16 dev/$ladder.cu -o $work/$ladder -lcublasLt"
     done
     echo "matmul-FP32 $nvcc $flags -DPRECISION_FP32 dev/matmul.cu -o $work/matmul-FP32 -lcublasLt"
+    [ -z "$nccl" ] || echo "test_nccl $nvcc $flags -DPRECISION_BF16 dev/emulator/test_nccl.cu -o $work/test_nccl -lcublasLt -lnccl"
+    echo "weights_hash $cc $cpu_flags dev/weights_hash.c -o $work/weights_hash -lm"
     echo "test_emulator $nvcc $flags -DPRECISION_BF16 dev/emulator/test_emulator.cu -o $work/test_emulator"
     for precision in BF16 FP32 FP16; do
         echo "train-$precision $cc $cpu_flags -DPRECISION_$precision -x c train.cu -o $work/train-$precision -lm -ldl"
@@ -284,7 +288,10 @@ built test_emulator && part 5 "PTX, whose emulation is proved by the same tests"
 for precision in BF16 FP32 FP16; do
     built "test_train-$precision" && part 8 "test_train $precision" "$work/test_train-$precision"
 done
-if built corpus && built tokenize && built train-FP32 && built train-BF16 && built train-FP16 && built train-cuda-FP32 &&
+if [ -n "$nccl" ] && built test_nccl; then
+    part 20 "NCCL between as many GPUs as there are" "$work/test_nccl $(nvidia-smi -L 2> /dev/null | grep -c GPU)"
+fi
+if built weights_hash && built corpus && built tokenize && built train-FP32 && built train-BF16 && built train-FP16 && built train-cuda-FP32 &&
     built train-cuda-BF16 && built train-cuda-FP16; then
     part 40 "the trainer's CUDA build against its CPU build" "sh dev/test_backends.sh $work train-cuda"
 fi

@@ -1157,7 +1157,7 @@ static void hot_relative(void) {
     Job job;
     run_remove();
     snprintf(absolute, sizeof absolute, "%s", run_path());
-    snprintf(arguments, sizeof arguments, "%s", arguments_of(&way, "--resume"));
+    snprintf(arguments, sizeof arguments, "%.2000s", arguments_of(&way, "--resume"));
     need(chdir(place) == 0 && (relative = strstr(arguments, absolute)) != NULL, place);
     memmove(relative, relative + strlen(absolute) - 3, strlen(relative + strlen(absolute) - 3) + 1);  // leaves "run"
     remove_tree(hot_path("run"));
