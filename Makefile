@@ -178,6 +178,7 @@ CUDA_TESTS := $(EMULATED) $(B)/weights_hash $(B)/test_cublaslt $(B)/test_nccl $(
 
 # Where there is a C++ compiler, also all of CUDA. make test-cpu and make test-cuda are its halves.
 test: $(if $(shell command -v $(CXX) 2>/dev/null),test-cpu test-cuda,test-cpu-only)
+	@$(B)/test_ranks --train $(B)/train-FP32 --only overlap > $(B)/overlap.out; cat $(B)/overlap.out; tail -n 1 $(B)/overlap.out > $(B)/test-overlap.sum
 	@cat $(B)/test-*.sum 2>/dev/null | awk '{ p += $$1; f += $$3 } END { print p " passed, " f " failed in all"; exit f > 0 }'
 
 test-cpu: $(CPU_TESTS)

@@ -71,7 +71,7 @@ for test in "$@"; do
             [ -x "$build/train-mpi-FP32" ] && mpi="--train-mpi $build/train-mpi-FP32"
             command -v mpicc > /dev/null || echo "skipped ranks over MPI: there is no mpicc; apt-get install -y libopenmpi-dev openmpi-bin"
             # shellcheck disable=SC2086
-            suite test_ranks "$build/test_ranks" --train "$build/train-FP32" --train16 "$build/train-BF16" $mpi ;;
+            suite test_ranks "$build/test_ranks" --overlap off --train "$build/train-FP32" --train16 "$build/train-BF16" $mpi ;;
         soak) suite "kills, damage and full disks" "$build/soak" --train "$build/train-FP32" ;;
         launch) suite "launch scripts" sh dev/launch/test.sh "$build/train-FP32" "$build" ;;
         *) suite "$test" "$build/$test" ;;
