@@ -335,6 +335,7 @@ typedef struct {
     bool threaded;           // there is a thread to join
     SaverState state;        // of the save in progress; the thread changes it, last of all
     bool cancelled;          // the thread is to end soon
+    bool hurries;            // it no longer minds the bandwidth
     const Model* model;
     RunRecord run;
     char out[FILE_PATH_MAX];
@@ -381,8 +382,8 @@ static inline bool saver_write(Saver* s, const void* data, size_t bytes, size_t*
     if (__atomic_load_n(&s->cancelled, __ATOMIC_RELAXED)) return fail(error, "the save was given up");
     if (!safetensors_write(&s->writer, data, bytes, error)) return false;
     *written += bytes;
-    double due = s->bandwidth > 0 ? s->began_ms + 1e3 * (double)*written / s->bandwidth : 0, now = now_ms();
-    if (due > now) comm_sleep(due - now);
+    double due = s->bandwidth > 0 ? s->began_ms + 1e3 * (double)*written / s->bandwidth : 0;
+    while (now_ms() < due && !__atomic_load_n(&s->hurries, __ATOMIC_RELAXED)) comm_sleep(fmin(due - now_ms(), 50));
     return true;
 }
 
@@ -432,14 +433,18 @@ static inline void* saver_run(void* argument) {
     return NULL;
 }
 
-// Takes the snapshot and begins to write; no save is in progress. What fails is told by saver_state.
-static inline void saver_begin(Saver* s, Model* model, const RunRecord* run, const char* out) {
+// Takes the snapshot and begins to write; no save is in progress. What fails is told by saver_state; `reason` is not NULL if
+// something has failed on this rank already.
+static inline void saver_begin(Saver* s, Model* model, const RunRecord* run, const char* out, const Error* reason) {
     s->began_ms = now_ms();
     s->run = *run;
+    if (s->cancelled) s->hurries = false;
     s->cancelled = false;
     s->state = SAVER_WRITING;
     snprintf(s->out, sizeof s->out, "%.4000s", out);
-    if (!flat_await_all(&model->flat, &s->error)) {  // parameters that have not come are not to be saved
+    bool whole = flat_await_all(&model->flat, &s->error);  // parameters that have not come are not to be saved
+    if (reason) s->error = *reason;
+    if (!whole || reason) {
         s->state = SAVER_FAILED;
         return;
     }
@@ -462,6 +467,12 @@ static inline void saver_begin(Saver* s, Model* model, const RunRecord* run, con
     }
     if (!s->threaded) saver_run(s);
     s->stalled_ms = now_ms() - s->began_ms;
+}
+
+// The save in progress, and those to come, are waited for, and take all of the disk; or it is given up.
+static inline void saver_hurry(Saver* s, bool gives_up) {
+    __atomic_store_n(&s->hurries, true, __ATOMIC_RELAXED);
+    if (gives_up) __atomic_store_n(&s->cancelled, true, __ATOMIC_RELAXED);
 }
 
 static inline void saver_join(Saver* s) {
@@ -490,6 +501,13 @@ static inline bool saver_publish(Saver* s, const char* files, const size_t* begi
     checkpoint_path(temporary, s->out, step, ".tmp");
     checkpoint_path(replaced, s->out, step, ".old");
     snprintf(file, sizeof file, "%s/manifest.json", temporary);
+    // Where ranks do not see each other's files, a checkpoint would be of no use.
+    for (size_t r = 0; r < s->model->flat.options.world; r++) {
+        char part[FILE_PATH_MAX + 64];
+        snprintf(part, sizeof part, "%s/rank_%05zu.safetensors", temporary, r);
+        if (access(part, R_OK) != 0)
+            return fail(error, "rank %zu has written %.600s, but rank 0 does not see it; give an --out that all machines share", r, part);
+    }
     fault_point("manifest");
     if (!manifest_save(file, s->model, &s->run, files, begins, error)) return false;
 

@@ -869,7 +869,11 @@ static inline void record_print(FILE* out, const StepRecord* r) {
 typedef struct {
     FILE* file;
     char path[FILE_PATH_MAX];
+    JsonWriter waiting;      // lines that a full disk has refused so far
+    bool refused;            // and it was said
 } Log;
+
+enum { LOG_WAITING_MAX = 1 << 24 };  // bytes; what comes then is lost
 
 static inline void log_path(char* path, size_t size, const char* directory) {
     snprintf(path, size, "%.4000s/metrics.jsonl", directory);
@@ -925,6 +929,29 @@ static inline bool log_reopen(Log* log, Error* error) {
     return log->file != NULL || fail_file(error, "create", log->path);
 }
 
+// Writes what waits, all of it or nothing.
+static inline bool log_flush(Log* log, Error* error) {
+    struct stat status;
+    int file = fileno(log->file);
+    size_t done = 0;
+    if (fstat(file, &status) != 0) return fail_file(error, "write", log->path);
+    while (done < log->waiting.bytes) {
+        errno = 0;
+        ssize_t n = write(file, log->waiting.text + done, log->waiting.bytes - done);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) {
+            fail_file(error, "write", log->path);
+            if (done > 0 && ftruncate(file, status.st_size) != 0) return false;  // a half line, which a resume cuts off
+            return false;
+        }
+        done += (size_t)n;
+    }
+    log->waiting.bytes = 0;
+    log->refused = false;
+    return true;
+}
+
+// One line. A disk that is full does not end the run: the line waits.
 static inline bool log_write(Log* log, const StepRecord* r, Error* error) {
     if (!log_reopen(log, error)) return false;
     JsonWriter w;
@@ -953,15 +980,18 @@ static inline bool log_write(Log* log, const StepRecord* r, Error* error) {
     json_write_end(&w, '}');
     json_put(&w, "\n", 1);
     bool ok = json_write_done(&w, error);
-    errno = 0;
-    if (ok && (fwrite(w.text, 1, w.bytes, log->file) != w.bytes || fflush(log->file) != 0))
-        ok = fail_file(error, "write", log->path);
+    if (ok && log->waiting.bytes < LOG_WAITING_MAX) json_put(&log->waiting, w.text, w.bytes);
     json_writer_free(&w);
-    return ok;
+    Error why;
+    if (!ok || log_flush(log, &why)) return ok;
+    if (!log->refused) fprintf(stderr, "train: %s. Training goes on; the lines wait for room\n", why.text);
+    log->refused = true;
+    return true;
 }
 
 static inline void log_close(Log* log) {
     if (log->file) fclose(log->file);
+    json_writer_free(&log->waiting);
     log->file = NULL;
 }
 

@@ -176,9 +176,9 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
         COUNT("ckpt-keep", ckpt_keep, 0, 1e9, "keep so many of the newest; 0: all"),
         COUNT("ckpt-keep-every", ckpt_keep_every, 0, 1e12, "and for ever those whose step is a multiple of N; 0: none"),
         COUNT("ckpt-hot", ckpt_hot, 0, 1e12, "steps between two copies in memory, which outlive the process and not the machine; 0: none"),
-        TEXT("ckpt-hot-dir", ckpt_hot_dir, "DIR", "where these go; default: a directory in /dev/shm named after --out"),
+        TEXT("ckpt-hot-dir", ckpt_hot_dir, "DIR", "where these go, in a directory named after --out; default: /dev/shm"),
         REAL("mtbf", mtbf, 0.001, 1e6, "hours between two failures; auto saves every sqrt(2 x cost of a save x these)"),
-        TEXT("init-from", init_from, "DIR", "begin with the weights of this checkpoint (a step_N), and nothing else of it"),
+        TEXT("init-from", init_from, "DIR", "begin with the weights of this checkpoint (a step_N), unless --resume finds one in --out"),
         REAL("peak-tflops", peak_tflops, 0, 1e6, "peak of this machine, against which mfu is given; 0: as known of the GPU, or n/a"),
         HEADING("Sampling"),
         TEXT("prompt", prompt, "TEXT", "what to continue; default: a line break"),
@@ -627,8 +627,9 @@ static bool run_find_hot(Run* run, Error* error) {
     const Options* o = &run->options;
     char* real = realpath(o->out, NULL);
     const char* out = real ? real : o->out;
-    if (o->ckpt_hot_dir) snprintf(run->hot, sizeof run->hot, "%.4000s", o->ckpt_hot_dir);
-    else snprintf(run->hot, sizeof run->hot, "/dev/shm/llmtrain-%016llx", (unsigned long long)hash_bytes(out, strlen(out)));
+    // A directory of its own, whatever else lies beside it: it is emptied at the end.
+    snprintf(run->hot, sizeof run->hot, "%.4000s/llmtrain-%016llx", o->ckpt_hot_dir ? o->ckpt_hot_dir : "/dev/shm",
+             (unsigned long long)hash_bytes(out, strlen(out)));
     free(real);
     run->alike = true;
     if (run->comm.local_world != run->comm.world)
@@ -724,6 +725,7 @@ static bool run_end_save(Run* run, bool* good, Error* error) {
     double began = run->saver.began_ms;
     Error why;
     fault_point("checksums");
+    beat(BEAT_CHECKPOINT, run->record.state.step);
     comm_be_patient(&run->comm, true);
     *good = saver_end(&run->saver, &why);
     comm_be_patient(&run->comm, false);
@@ -761,30 +763,34 @@ static bool run_end_save_between(Run* run, Error* error) {
 // checkpoint does.
 static bool run_begin_save(Run* run, const char* directory, Error* error) {
     if (run->saver.state != SAVER_IDLE && !run_end_save_between(run, error)) return false;
-    if (run->log.file && !file_sync(fileno(run->log.file))) return fail_file(error, "flush", run->log.path);
+    Error reason;
+    bool flushed = run->log.file == NULL || (log_flush(&run->log, &reason) &&
+                   (file_sync(fileno(run->log.file)) || fail_file(&reason, "flush", run->log.path)));
     fault_point("save");
-    run->saved_ms = now_ms();
-    saver_begin(&run->saver, &run->model, &run->record, directory);
+    if (strcmp(directory, run->options.out) == 0) run->saved_ms = now_ms();
+    saver_begin(&run->saver, &run->model, &run->record, directory, flushed ? NULL : &reason);
     return true;
 }
 
 // Saves in --out, and waits until it is there.
 static bool run_save_now(Run* run, Error* error) {
     bool good = false;
+    saver_hurry(&run->saver, false);
     return run_begin_save(run, run->options.out, error) && run_end_save(run, &good, error) && good;
 }
 
-// Set by SIGINT, SIGTERM and SIGUSR1 to its number: the step is finished and saved before the program ends. A second signal
+// Set by SIGINT, SIGTERM and SIGUSR1 to its number: the step is finished and saved before the program ends. A second SIGINT
 // ends it at once.
 static volatile sig_atomic_t interrupted;
 
 static volatile sig_atomic_t interrupt_speaks = 1;
 
 static void interrupt(int signal_number) {
-    static const char message[] = "train: stopping after this step; once more to stop at once, without saving it\n";
+    static const char message[] = "train: stopping after this step; Ctrl-C twice stops at once, without saving it\n";
+    bool first = interrupted == 0;
     interrupted = signal_number;
-    signal(signal_number, SIG_DFL);
-    if (interrupt_speaks && write(STDERR_FILENO, message, sizeof message - 1) < 0) return;  // nobody to tell
+    if (signal_number == SIGINT) signal(signal_number, SIG_DFL);  // others may come twice, from a scheduler and a launcher
+    if (first && interrupt_speaks && write(STDERR_FILENO, message, sizeof message - 1) < 0) return;  // nobody to tell
 }
 
 enum { SKIPPED_MOST = 1000 };  // steps in a row that the guard may skip
@@ -858,6 +864,7 @@ static bool run_train(Run* run, Error* error) {
         beat(BEAT_STEP, state->step + 1);
         news = reading.news;
         bool saving = run->saver.state != SAVER_IDLE;
+        if (saving && news.failed) saver_hurry(&run->saver, true);
         if (saving && (news.saved || news.failed) && !run_end_save_between(run, error)) return false;
 
         // Of the parameters that these gradients are made with; the update would overwrite a wrong bit, or spread it.
@@ -973,7 +980,6 @@ static bool options_check(const Options* o, const Flag* flags, size_t flag_count
     if (o->resume && o->out == NULL) return fail(error, "--resume needs --out, the directory of the run to continue");
     if ((strcmp(o->ckpt_every, "0") != 0 || o->ckpt_hot) && o->out == NULL)
         return fail(error, "--ckpt-%s needs --out, the directory for the checkpoints", o->ckpt_hot ? "hot" : "every");
-    if (o->init_from && o->resume) return fail(error, "--init-from begins a run and --resume continues one; give one of them");
     if (o->val_every && o->val == NULL) return fail(error, "--val-every needs --val, the shards to validate on");
     if (o->out && o->out[0] == 0) return fail(error, "--out is empty; give the directory of the run");
     if (o->out && strlen(o->out) > 3900) return fail(error, "--out is longer than 3900 characters; give a shorter path");
@@ -994,7 +1000,7 @@ static bool run_join(Run* run, CommLaunch* launch, const Flag* flags, size_t fla
         return launch->rank == 0 || freopen("/dev/null", "w", stdout) != NULL || fail_file(error, "open", "/dev/null");
     }
     bool forks = flag_was_given((Flag*)flags, flag_count, "ranks");
-    run->wrong_flags = forks;
+    run->wrong_flags = forks && getenv("RANK") != NULL;  // a launcher has started ranks already
     if (!(forks ? comm_spawn(launch, o->ranks, error) : comm_find(launch, error))) return false;
     run->wrong_flags = false;
     run->alike = launch->world > 1 && o->data == NULL;
