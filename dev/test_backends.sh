@@ -94,6 +94,13 @@ for side in cpu gpu; do sed 's/.*"skipped": \([0-9]*\).*/\1/' "$out/overflow-$si
 grep -q '^[1-9]' "$out/skipped-gpu" && cmp -s "$out/skipped-cpu" "$out/skipped-gpu"
 verdict $? "FP16: a loss scale that overflows skips the same steps in both builds, $(tail -n 1 "$out/skipped-gpu") of 10"
 
+# One rank through NCCL, which it would not need: what can be shown on one GPU.
+type=FP32
+family=gpt2
+rm -rf "$out/alone" "$out/nccl"
+run "$gpu" alone 10 --zero 2 --reduce exact && (export LLMTRAIN_TEST_NCCL=1 && run "$gpu" nccl 10 --zero 2 --reduce exact) && same_tensors alone nccl
+verdict $? "FP32-gpt2: one rank through NCCL has the bits of one without"
+
 # Two ranks. The emulator has one device, as this machine may have.
 NCCL_MULTI_RANK_GPU_ENABLE=1
 export NCCL_MULTI_RANK_GPU_ENABLE
