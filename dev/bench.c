@@ -208,11 +208,6 @@ static double memory_measure(float* array) {
     return 8e3 * SCALED_COUNT / (now_ms() - began);
 }
 
-static int compare_doubles(const void* a, const void* b) {
-    double x = *(const double*)a, y = *(const double*)b;
-    return (x > y) - (x < y);
-}
-
 static double median(double* values, size_t count) {
     qsort(values, count, sizeof(double), compare_doubles);
     return values[count / 2];
@@ -548,6 +543,7 @@ static bool run(const Options* o, Error* error) {
 int main(int argc, char** argv) {
     Options o = {"gpt2:124M", NULL, 4, 256, 5, 0, false};
     Error error;
+    int code;
     Flag flags[] = {
         {"model", FLAG_TEXT, &o.model, "NAME", 0, 0, "a preset of llmtrain.h, or bytes:0.2M|1M|5M", false},
         {"batch", FLAG_COUNT, &o.batch, "N", 1, 65536, "sequences of a step", false},
@@ -558,15 +554,7 @@ int main(int argc, char** argv) {
         {"json", FLAG_TEXT, &o.json, "FILE", 0, 0, "write what was measured there too", false},
     };
     size_t flag_count = sizeof flags / sizeof flags[0];
-    if (flags_want_help(argc, argv)) {
-        printf("bench: where the time of a training step goes (%s build).\n", FLOATX_NAME);
-        flags_help(flags, flag_count);
-        return 0;
-    }
-    if (!flags_parse(flags, flag_count, argc, argv, &error)) {
-        fprintf(stderr, "bench: %s\n", error.text);
-        return 2;
-    }
+    if (!flags_begin(&code, "bench", "bench: where the time of a training step goes (" FLOATX_NAME " build).", flags, flag_count, argc, argv)) return code;
     if (o.threads) threads_set(o.threads);
     if (run(&o, &error)) return 0;
     fprintf(stderr, "bench: %s\n", error.text);

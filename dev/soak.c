@@ -26,6 +26,7 @@
 
 #include "../checkpoint.h"
 #include "pieces.h"
+#include "scratch.h"
 
 #include <arpa/inet.h>
 #include <grp.h>
@@ -76,7 +77,6 @@ static struct {
     uint64_t kills, seed, workers, one_case;
 } test;
 
-static char root[PATH_MAX];   // the temporary directory
 static char place[PATH_MAX];  // the directory of this process in it
 static char blames[4096];     // what was wrong with the case in hand; empty: nothing
 
@@ -145,20 +145,6 @@ __attribute__((format(printf, 1, 2))) static const char* path_of(const char* for
     vsnprintf(path, sizeof paths[0], format, arguments);
     va_end(arguments);
     return path;
-}
-
-static void remove_tree(const char* path) {
-    struct stat status;
-    if (lstat(path, &status) != 0) return;
-    DIR* directory = S_ISDIR(status.st_mode) ? opendir(path) : NULL;
-    for (struct dirent* entry; directory && (entry = readdir(directory)) != NULL;) {
-        char inner[PATH_MAX];
-        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
-        snprintf(inner, sizeof inner, "%.3000s/%s", path, entry->d_name);
-        remove_tree(inner);
-    }
-    if (directory) closedir(directory);
-    remove(path);
 }
 
 // A text, "" if there is none; the caller frees it.
@@ -1226,22 +1212,10 @@ static void put_shard(const char* path, size_t tokens, uint64_t seed) {
     need(good && shard_writer_finish(&writer, &error) && shard_publish(path, &error), path);
 }
 
-static pid_t owner;  // of the directory
-
-static void root_remove(void) {
-    if (getpid() == owner && chdir("/") == 0) remove_tree(root);
-}
-
 // The directory, with the program in it, since others than this user are to start it.
 static void root_make(const char* train) {
-    const char* temporary = getenv("TMPDIR");
     size_t bytes;
-    if (temporary == NULL || temporary[0] == 0) temporary = "/tmp";
-    snprintf(root, sizeof root, "%.1000s/soak_XXXXXX", temporary);
-    need(mkdtemp(root) != NULL && chdir(root) == 0 && getcwd(root, sizeof root) != NULL && chmod(root, 0755) == 0,
-         root);
-    owner = getpid();
-    atexit(root_remove);
+    need(root_enter("soak"), root);
     char* program = text_read(train, &bytes);
     snprintf(test.train, sizeof test.train, "%.1000s/train", root);
     text_write(test.train, program, bytes);
@@ -1260,7 +1234,7 @@ int main(int argc, char** argv) {
     enum { TESTS = sizeof tests / sizeof tests[0] };
     const char* train = "./train";
     char train_path[PATH_MAX];
-    Error error;
+    int code;
     test.kills = 60;
     test.seed = 1;
     test.workers = 4;
@@ -1274,14 +1248,7 @@ int main(int argc, char** argv) {
         {"case", FLAG_COUNT, &test.one_case, "I", 1, 1e9, "one case of the kills", false},
     };
     size_t flag_count = sizeof flags / sizeof flags[0];
-    if (flags_want_help(argc, argv)) {
-        flags_help(flags, flag_count);
-        return 0;
-    }
-    if (!flags_parse(flags, flag_count, argc, argv, &error)) {
-        fprintf(stderr, "soak: %s\n", error.text);
-        return 2;
-    }
+    if (!flags_begin(&code, "soak", NULL, flags, flag_count, argc, argv)) return code;
     bool known = test.only == NULL;
     for (size_t i = 0; i < TESTS; i++) known = known || strcmp(test.only, tests[i].name) == 0;
     if (!known) {

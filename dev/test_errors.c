@@ -19,6 +19,7 @@
 #include "../files.h"
 #include "../json.h"
 #include "../flags.h"
+#include "scratch.h"
 
 #include <ctype.h>
 #include <grp.h>
@@ -63,7 +64,6 @@ typedef struct {
 // All paths are relative: the test stands in the directory of the case. A preparation that fails ends the test, since
 // what follows would mean nothing.
 
-static char root[PATH_MAX];   // the temporary directory
 static bool mounting = false; // this process has mounts of its own
 
 static void need(bool good, const char* what) {
@@ -129,22 +129,6 @@ static void copy_tree(const char* from, const char* to) {
         copy_tree(a, b);
     }
     closedir(directory);
-}
-
-static void remove_tree(const char* path) {
-    struct stat status;
-    if (lstat(path, &status) != 0) return;
-    if (S_ISDIR(status.st_mode)) {
-        DIR* directory = opendir(path);
-        for (struct dirent* entry; directory && (entry = readdir(directory)) != NULL;) {
-            char inner[PATH_MAX];
-            if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
-            snprintf(inner, sizeof inner, "%.3000s/%s", path, entry->d_name);
-            remove_tree(inner);
-        }
-        if (directory) closedir(directory);
-    }
-    remove(path);
 }
 
 // A run that was made once, before the cases; "small" has a vocabulary of 100 tokens, "wide" another model.
@@ -1153,15 +1137,8 @@ static void memory_limit_try(Test* t) {
     }
 }
 
-static void root_remove(void) { if (chdir("/") == 0) remove_tree(root); }
-
 static void root_make(void) {
-    const char* place = getenv("TMPDIR");
-    if (place == NULL || place[0] == 0) place = "/tmp";
-    snprintf(root, sizeof root, "%.1000s/test_errors_XXXXXX", place);
-    need(mkdtemp(root) != NULL && chdir(root) == 0 && chmod(".", 0755) == 0, root);
-    need(getcwd(root, sizeof root) != NULL, root);  // absolute, whatever TMPDIR says
-    atexit(root_remove);
+    need(root_enter("test_errors"), root);
     // Mounts in a name space of this process alone end with it, however it ends.
     bool alone = unshare(CLONE_NEWNS) == 0 && mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0;
     need(mkdir("probe", 0755) == 0, "probe");
@@ -1170,7 +1147,7 @@ static void root_make(void) {
 
 int main(int argc, char** argv) {
     static Test t;
-    Error error;
+    int code;
     const char* programs[PROGRAMS] = {"./train", "build/tokenize", "build/corpus"};
     Flag flags[] = {
         {"train", FLAG_TEXT, &programs[TRAIN], "PATH", 0, 0, "the program", false},
@@ -1179,14 +1156,7 @@ int main(int argc, char** argv) {
         {"show", FLAG_SWITCH, &t.show, "on|off", 0, 0, "print the sentences of cases that pass, too", false},
     };
     size_t flag_count = sizeof flags / sizeof flags[0];
-    if (flags_want_help(argc, argv)) {
-        flags_help(flags, flag_count);
-        return 0;
-    }
-    if (!flags_parse(flags, flag_count, argc, argv, &error)) {
-        fprintf(stderr, "test_errors: %s\n", error.text);
-        return 2;
-    }
+    if (!flags_begin(&code, "test_errors", NULL, flags, flag_count, argc, argv)) return code;
     for (int p = 0; p < PROGRAMS; p++) {
         if (realpath(programs[p], t.paths[p]) != NULL && access(t.paths[p], X_OK) == 0) continue;
         fprintf(stderr, "test_errors: cannot run %s: %s; build it, or give --%s PATH\n", programs[p], strerror(errno),

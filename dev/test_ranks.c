@@ -28,6 +28,7 @@
 #include "../flags.h"
 #include "../json.h"
 #include "pieces.h"
+#include "scratch.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -51,7 +52,6 @@ static struct {
     size_t passed, failed, skipped;
 } test;
 
-static char root[PATH_MAX];   // the temporary directory, in which the test and the programs stand
 
 static void need(bool good, const char* what) {
     if (good) return;
@@ -1153,31 +1153,8 @@ static void put_shard(const char* path, int32_t vocabulary, size_t count, uint64
     need(good && shard_writer_finish(&writer, &error) && shard_publish(path, &error), path);
 }
 
-static void remove_tree(const char* path) {
-    struct stat status;
-    if (lstat(path, &status) != 0) return;
-    DIR* directory = S_ISDIR(status.st_mode) ? opendir(path) : NULL;
-    for (struct dirent* entry; directory && (entry = readdir(directory)) != NULL;) {
-        char inner[PATH_MAX];
-        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
-        snprintf(inner, sizeof inner, "%.3000s/%s", path, entry->d_name);
-        remove_tree(inner);
-    }
-    if (directory) closedir(directory);
-    remove(path);
-}
-
-static pid_t owner;  // of the directory: forked children that fail to start a program leave it alone
-
-static void root_remove(void) { if (getpid() == owner && chdir("/") == 0) remove_tree(root); }
-
 static void root_make(void) {
-    const char* place = getenv("TMPDIR");
-    if (place == NULL || place[0] == 0) place = "/tmp";
-    snprintf(root, sizeof root, "%.1000s/test_ranks_XXXXXX", place);
-    need(mkdtemp(root) != NULL && chdir(root) == 0 && getcwd(root, sizeof root) != NULL, root);
-    owner = getpid();
-    atexit(root_remove);
+    need(root_enter("test_ranks"), root);
     put_shard("train.bin", 256, 20000, 1);
     put_shard("odd.bin", 251, 20000, 2);
     put_shard("other.bin", 256, 20000, 3);
@@ -1204,7 +1181,7 @@ int main(int argc, char** argv) {
     };
     const char *train = "./train", *train16 = NULL, *train_mpi = NULL;
     bool overlap = true;
-    Error error;
+    int code;
     test.mpirun = command_exists("mpirun");
     Flag flags[] = {
         {"train", FLAG_TEXT, &train, "PATH", 0, 0, "the program, built for fp32", false},
@@ -1216,14 +1193,7 @@ int main(int argc, char** argv) {
         {"show", FLAG_SWITCH, &test.show, "on|off", 0, 0, "print what programs say in cases that pass, too", false},
     };
     size_t flag_count = sizeof flags / sizeof flags[0];
-    if (flags_want_help(argc, argv)) {
-        flags_help(flags, flag_count);
-        return 0;
-    }
-    if (!flags_parse(flags, flag_count, argc, argv, &error)) {
-        fprintf(stderr, "test_ranks: %s\n", error.text);
-        return 2;
-    }
+    if (!flags_begin(&code, "test_ranks", NULL, flags, flag_count, argc, argv)) return code;
     const char* given[] = {train, train16, train_mpi};
     char* paths[] = {test.train, test.train16, test.train_mpi};
     for (int i = 0; i < 3; i++) {
