@@ -247,6 +247,8 @@ static void job_child(const Job* job, size_t rank, size_t port, const char* argu
     setenv("WORLD_SIZE", path_of("%zu", job->world), 1);
     setenv("MASTER_PORT", path_of("%zu", port), 1);
     setenv("MASTER_ADDR", "127.0.0.1", 1);
+    // A program with the address sanitizer, too, is to die of it.
+    if (blow->signal == SIGSEGV) setenv("ASAN_OPTIONS", "handle_segv=0", 1);
     if (variable) setenv("LLMTRAIN_TEST_FAULT", variable, 1);
     if (blow->signal && blow->point && (blow->all || blow->victim == rank))
         setenv("LLMTRAIN_TEST_FAULT",
@@ -813,7 +815,7 @@ static bool small_loads(Model* model, Error* error) {
     Json manifest;
     RunRecord record;
     if (!manifest_open(&manifest, &record, small.directory, error)) return false;
-    bool ok = checkpoint_load(model, &manifest, small.directory, error);
+    bool ok = checkpoint_load(model, &manifest, small.directory, false, error);
     json_free(&manifest);
     return ok;
 }
