@@ -46,6 +46,8 @@ typedef struct {
 // ------------------------------------------------------------------------------------------------
 // The arrays of a checkpoint
 
+#define CHECKPOINT_FILE "rank_%05zu.safetensors"  // of a rank
+
 typedef struct {
     const char* prefix;     // of the names of its tensors
     void* data;             // (flat_size), or what the rank has of it: the slices that flat_state tells
@@ -102,7 +104,7 @@ static inline void checkpoint_piece_name(char name[96], const char* prefix, cons
 // The bytes of a snapshot: all that this rank saves. Also of a model that is only planned.
 static inline size_t checkpoint_bytes(const Model* model) {
     const ModelOptions* o = &model->options;
-    size_t elements = 0, moments = (size_t)(o->optimizer != OPTIMIZER_SGD) + (size_t)(o->optimizer == OPTIMIZER_ADAMW);
+    size_t elements = 0, moments = (size_t)optimizer_has_m(o->optimizer) + (size_t)optimizer_has_v(o->optimizer);
     for (size_t i = 0; i < model->parameters.count; i++)
         elements += slice_length(checkpoint_saved(&model->flat, &model->parameters.tensors[i]));
     return elements * ((o->masters ? sizeof(float) : sizeof(floatX)) + moments * sizeof(float));
@@ -186,7 +188,7 @@ static inline void manifest_write_table(JsonWriter* w, const Parameters* p) {
 // A rank's file, with the checksums that its writer computed: an element of the manifest's "files".
 static inline void manifest_write_file(JsonWriter* w, size_t rank, const SafetensorsHeader* header) {
     char name[32];
-    snprintf(name, sizeof name, "rank_%05zu.safetensors", rank);
+    snprintf(name, sizeof name, CHECKPOINT_FILE, rank);
     json_write_begin(w, '{');
     json_member_string(w, "file", name);
     json_member_hash(w, "header_checksum", header->hash);
@@ -242,6 +244,13 @@ static inline bool manifest_save(const char* path, const Model* model, const Run
     bool ok = json_write_done(&w, error) && file_write_atomic(path, w.text, w.bytes, error);
     json_writer_free(&w);
     return ok;
+}
+
+// Whether a member that json_member_hash wrote is this hash.
+static inline bool manifest_hash_is(const Json* json, uint32_t node, uint64_t hash) {
+    char expected[24] = "", found[24];
+    snprintf(found, sizeof found, "%016llx", (unsigned long long)hash);
+    return json_string(json, node, expected, sizeof expected) && strcmp(found, expected) == 0;
 }
 
 static inline bool manifest_size(size_t* value, const Json* json, uint32_t object, const char* key) {
@@ -383,7 +392,8 @@ static inline bool saver_write(Saver* s, const void* data, size_t bytes, size_t*
     if (!safetensors_write(&s->writer, data, bytes, error)) return false;
     *written += bytes;
     double due = s->bandwidth > 0 ? s->began_ms + 1e3 * (double)*written / s->bandwidth : 0;
-    while (now_ms() < due && !__atomic_load_n(&s->hurries, __ATOMIC_RELAXED)) comm_sleep(fmin(due - now_ms(), 50));
+    while (now_ms() < due && !__atomic_load_n(&s->hurries, __ATOMIC_RELAXED) && !__atomic_load_n(&s->cancelled, __ATOMIC_RELAXED))
+        comm_sleep(fmin(due - now_ms(), 50));
     return true;
 }
 
@@ -415,7 +425,7 @@ static inline bool saver_write_file(Saver* s, Error* error) {
     CheckpointArray arrays[3];
     size_t count = checkpoint_arrays(arrays, s->model), written = 0;
     checkpoint_path(directory, s->out, s->run.state.step, ".tmp");
-    snprintf(path, sizeof path, "%s/rank_%05zu.safetensors", directory, s->model->flat.options.rank);
+    snprintf(path, sizeof path, "%s/" CHECKPOINT_FILE, directory, s->model->flat.options.rank);
     if (!directory_make(directory, error) || !safetensors_create(&s->writer, path, error)) return false;
     bool ok = saver_declare(s, arrays, count, error);
     if (ok && s->snapshot == NULL) ok = saver_write_device(s, arrays, count, error);
@@ -438,7 +448,6 @@ static inline void* saver_run(void* argument) {
 static inline void saver_begin(Saver* s, Model* model, const RunRecord* run, const char* out, const Error* reason) {
     s->began_ms = now_ms();
     s->run = *run;
-    if (s->cancelled) s->hurries = false;
     s->cancelled = false;
     s->state = SAVER_WRITING;
     snprintf(s->out, sizeof s->out, "%.4000s", out);
@@ -469,11 +478,11 @@ static inline void saver_begin(Saver* s, Model* model, const RunRecord* run, con
     s->stalled_ms = now_ms() - s->began_ms;
 }
 
-// The save in progress, and those to come, are waited for, and take all of the disk; or it is given up.
-static inline void saver_hurry(Saver* s, bool gives_up) {
-    __atomic_store_n(&s->hurries, true, __ATOMIC_RELAXED);
-    if (gives_up) __atomic_store_n(&s->cancelled, true, __ATOMIC_RELAXED);
-}
+// The save in progress and the one to come are waited for: they take all of the disk.
+static inline void saver_hurry(Saver* s) { __atomic_store_n(&s->hurries, true, __ATOMIC_RELAXED); }
+
+// The save in progress has failed on some rank: the thread need not go on.
+static inline void saver_give_up(Saver* s) { __atomic_store_n(&s->cancelled, true, __ATOMIC_RELAXED); }
 
 static inline void saver_join(Saver* s) {
     if (s->threaded) pthread_join(s->thread, NULL);
@@ -485,7 +494,7 @@ static inline void saver_cancel(Saver* s) {
     char directory[FILE_PATH_MAX];
     Error ignored;
     if (s->state == SAVER_IDLE) return;
-    __atomic_store_n(&s->cancelled, true, __ATOMIC_RELAXED);
+    saver_give_up(s);
     saver_join(s);
     safetensors_writer_free(&s->writer);
     checkpoint_path(directory, s->out, s->run.state.step, ".tmp");
@@ -504,7 +513,7 @@ static inline bool saver_publish(Saver* s, const char* files, const size_t* begi
     // Where ranks do not see each other's files, a checkpoint would be of no use.
     for (size_t r = 0; r < s->model->flat.options.world; r++) {
         char part[FILE_PATH_MAX + 64];
-        snprintf(part, sizeof part, "%s/rank_%05zu.safetensors", temporary, r);
+        snprintf(part, sizeof part, "%s/" CHECKPOINT_FILE, temporary, r);
         if (access(part, R_OK) != 0)
             return fail(error, "rank %zu has written %.600s, but rank 0 does not see it; give an --out that all machines share", r, part);
     }
@@ -619,7 +628,6 @@ static inline bool checkpoint_read_piece(Model* model, CheckpointLoad* load, con
                                          const Json* manifest, uint32_t checksums, Error* error) {
     size_t a, i;
     CommSlice part;
-    char expected[24] = "", found[24];
     if (!checkpoint_piece(&a, &i, &part, load, &model->parameters, saved)) return true;
     const CheckpointArray* array = &load->arrays[a];
     const Tensor* t = &model->parameters.tensors[i];
@@ -637,7 +645,8 @@ static inline bool checkpoint_read_piece(Model* model, CheckpointLoad* load, con
     char* place;
     if (!is_weight && slice_length(checkpoint_part(&place, array, &model->flat, t->offset + part.first, t->offset + part.end)) == 0)
         return true;
-    if (!json_string(manifest, json_get(manifest, checksums, saved->name), expected, sizeof expected))
+    uint32_t expected = json_get(manifest, checksums, saved->name);
+    if (expected == JSON_NONE)
         return fail(error, "%.600s: the manifest does not know %.100s; the checkpoint is damaged", file->path, saved->name);
     Hash hash = hash_begin(0);
     for (size_t done = 0; done < n; done += CHECKPOINT_CHUNK) {
@@ -657,23 +666,20 @@ static inline bool checkpoint_read_piece(Model* model, CheckpointLoad* load, con
         // Parameters, which every rank has all of, follow from the masters.
         if (is_weight && array->sliced) upload(model->flat.params + first, load->rounded, count * sizeof(floatX), model->stream);
     }
-    snprintf(found, sizeof found, "%016llx", (unsigned long long)hash_end(&hash));
-    if (strcmp(found, expected) != 0)
+    if (!manifest_hash_is(manifest, expected, hash_end(&hash)))
         return fail(error, "%.600s: %s does not agree with its checksum; the file is damaged", file->path, saved->name);
     return true;
 }
 
 static inline bool checkpoint_read_file(Model* model, CheckpointLoad* load, const Json* manifest, uint32_t entry, const char* directory,
                                         Error* error) {
-    char path[FILE_PATH_MAX + 64], name[64] = "", expected[24] = "", found[24];
+    char path[FILE_PATH_MAX + 64], name[64] = "";
     SafetensorsFile file;
-    if (!json_string(manifest, json_get(manifest, entry, "file"), name, sizeof name) || strchr(name, '/') ||
-        !json_string(manifest, json_get(manifest, entry, "header_checksum"), expected, sizeof expected))
+    if (!json_string(manifest, json_get(manifest, entry, "file"), name, sizeof name) || strchr(name, '/'))
         return fail(error, "the manifest of %.600s has an entry that names no file; it is damaged", directory);
     snprintf(path, sizeof path, "%s/%s", directory, name);
     if (!safetensors_open(&file, path, error)) return false;
-    snprintf(found, sizeof found, "%016llx", (unsigned long long)file.header.hash);
-    bool ok = strcmp(found, expected) == 0 ||
+    bool ok = manifest_hash_is(manifest, json_get(manifest, entry, "header_checksum"), file.header.hash) ||
               fail(error, "%.600s: its header does not agree with its checksum; the file is damaged", path);
     for (size_t i = 0; ok && i < file.header.count; i++)
         ok = checkpoint_read_piece(model, load, &file, &file.header.tensors[i], manifest, json_get(manifest, entry, "checksums"), error);
@@ -681,12 +687,15 @@ static inline bool checkpoint_read_file(Model* model, CheckpointLoad* load, cons
     return ok;
 }
 
-// Loads the first arrays of checkpoint_arrays.
-static inline bool checkpoint_load_arrays(Model* model, size_t arrays, const Json* manifest, const char* directory, Error* error) {
+// Loads the tensors of the checkpoint whose manifest is open, each rank for itself; all, or the weights alone, which are all
+// that a model takes that does not train. After a failure the model holds a mixture, and must be loaded again from another
+// checkpoint.
+static inline bool checkpoint_load(Model* model, const Json* manifest, const char* directory, bool weights_alone, Error* error) {
     CheckpointLoad load;
     const Parameters* p = &model->parameters;
     memset(&load, 0, sizeof load);
-    load.count = min_size(checkpoint_arrays(load.arrays, model), arrays);
+    load.count = checkpoint_arrays(load.arrays, model);
+    if (weights_alone) load.count = 1;  // they come first
     load.found = (size_t*)allocate(load.count * p->count * sizeof(size_t));
     load.chunk = host_allocate(CHECKPOINT_CHUNK * sizeof(float));
     load.rounded = host_allocate(CHECKPOINT_CHUNK * sizeof(float));
@@ -704,16 +713,6 @@ static inline bool checkpoint_load_arrays(Model* model, size_t arrays, const Jso
     host_free(load.chunk);
     host_free(load.rounded);
     return ok;
-}
-
-// Loads the tensors of the checkpoint whose manifest is open, each rank for itself. A model that does not train takes the
-// weights alone. After a failure the model holds a mixture, and must be loaded again from another checkpoint.
-static inline bool checkpoint_load(Model* model, const Json* manifest, const char* directory, Error* error) {
-    return checkpoint_load_arrays(model, 3, manifest, directory, error);
-}
-
-static inline bool checkpoint_load_weights(Model* model, const Json* manifest, const char* directory, Error* error) {
-    return checkpoint_load_arrays(model, 1, manifest, directory, error);
 }
 
 // The highest step below `before` of which OUT has a checkpoint directory; false if there is none.

@@ -112,6 +112,10 @@ HOST_DEVICE static inline floatX floatX_of_stochastic(float x, uint32_t random) 
 
 typedef enum { OPTIMIZER_ADAMW, OPTIMIZER_SGD, OPTIMIZER_MOMENTUM, OPTIMIZER_LION } OptimizerKind;
 
+// What an optimizer keeps of each parameter.
+static inline bool optimizer_has_m(OptimizerKind kind) { return kind != OPTIMIZER_SGD; }
+static inline bool optimizer_has_v(OptimizerKind kind) { return kind == OPTIMIZER_ADAMW; }
+
 typedef struct {
     OptimizerKind kind;
     float lr, beta1, beta2, epsilon, weight_decay;

@@ -686,7 +686,7 @@ static inline bool model_read(Model* model, StepReading* reading, StepNews news,
     }
     reading->news.save = flat_told(flat, 0, SAVE, NUMBERS) != 0;
     reading->news.saved = saved == world;
-    reading->grad_norm = sqrt(squares) / flat->loss_scale;
+    reading->grad_norm = isnan(squares) ? NAN : sqrt(squares) / flat->loss_scale;  // without the sign that some NaN have
     flat_extremes(&reading->loss_min, &reading->loss_median, &reading->loss_max, flat, LOSS, NUMBERS);
     reading->slowest = flat_extremes(&reading->busy_min, &reading->busy_median, &reading->busy_max, flat, BUSY, NUMBERS);
     reading->wait_share = waited / (busy + waited);
@@ -831,16 +831,16 @@ static inline void model_generate(Model* model, int32_t* tokens, Candidate* cand
 
 typedef struct {
     uint64_t step, steps, tokens, skipped; // steps done and to do, tokens consumed, steps skipped so far
-    double loss, val_loss;                 // val_loss is NAN in steps that do not validate
+    StepReading reading;                   // loss and norm, and how the ranks differ
+    double val_loss;                       // NAN in steps that do not validate
     double floor;                          // entropy of the validation text; 0: unknown
-    double grad_norm, lr;
+    double lr;
     double ms, tokens_per_second;
     double mfu;                            // of the peak that was given; NAN without one
     double minutes_left;
     uint64_t memory;                       // bytes taken on the device
     uint64_t sent;                         // bytes that this rank sent in the step
     size_t ranks;
-    StepReading reading;                   // how the ranks differ
 } StepRecord;
 
 // Floating-point operations of training on one token: 6 per weight that multiplies it (2 forward, 4 backward), and
@@ -861,7 +861,7 @@ static inline void record_print(FILE* out, const StepRecord* r) {
     if (!isnan(r->mfu)) snprintf(mfu, sizeof mfu, "%.1f%%", 100 * r->mfu);
     if (r->ranks > 1) snprintf(waits, sizeof waits, " | waits %.0f%%", 100 * r->reading.wait_share);
     fprintf(out, "step %5llu/%llu | loss %.4f%s | norm %.3f | lr %.2e | %.0f ms | %.0f tok/s | mfu %s%s%s | %.1f min left\n",
-            (unsigned long long)r->step, (unsigned long long)r->steps, r->loss, val, r->grad_norm, r->lr, r->ms,
+            (unsigned long long)r->step, (unsigned long long)r->steps, r->reading.loss, val, r->reading.grad_norm, r->lr, r->ms,
             r->tokens_per_second, mfu, waits, skipped, r->minutes_left);
     fflush(out);
 }
@@ -929,24 +929,17 @@ static inline bool log_reopen(Log* log, Error* error) {
     return log->file != NULL || fail_file(error, "create", log->path);
 }
 
-// Writes what waits, all of it or nothing.
+// Writes what waits; of a disk that fills, the part that it took need not wait on.
 static inline bool log_flush(Log* log, Error* error) {
-    struct stat status;
-    int file = fileno(log->file);
-    size_t done = 0;
-    if (fstat(file, &status) != 0) return fail_file(error, "write", log->path);
-    while (done < log->waiting.bytes) {
+    JsonWriter* w = &log->waiting;
+    while (w->bytes > 0) {
         errno = 0;
-        ssize_t n = write(file, log->waiting.text + done, log->waiting.bytes - done);
+        ssize_t n = write(fileno(log->file), w->text, w->bytes);
         if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) {
-            fail_file(error, "write", log->path);
-            if (done > 0 && ftruncate(file, status.st_size) != 0) return false;  // a half line, which a resume cuts off
-            return false;
-        }
-        done += (size_t)n;
+        if (n <= 0) return fail_file(error, "write", log->path);
+        w->bytes -= (size_t)n;
+        memmove(w->text, w->text + n, w->bytes);
     }
-    log->waiting.bytes = 0;
     log->refused = false;
     return true;
 }
@@ -958,9 +951,9 @@ static inline bool log_write(Log* log, const StepRecord* r, Error* error) {
     memset(&w, 0, sizeof w);
     json_write_begin(&w, '{');
     json_member_u64(&w, "step", r->step);
-    json_member_number(&w, "loss", r->loss);
+    json_member_number(&w, "loss", r->reading.loss);
     json_member_number(&w, "val_loss", r->val_loss);
-    json_member_number(&w, "grad_norm", r->grad_norm);
+    json_member_number(&w, "grad_norm", r->reading.grad_norm);
     json_member_number(&w, "lr", r->lr);
     json_member_u64(&w, "tokens", r->tokens);
     json_member_u64(&w, "skipped", r->skipped);

@@ -285,13 +285,13 @@ static inline void flat_layout(FlatVector* flat, const Parameters* p, MemoryPlan
                                OptimizerKind optimizer) {
     const Bucket* last = &flat->buckets[flat->count - 1];
     size_t sums = last->sums_place + slice_length(last->sums), state = last->state_place + slice_length(last->state);
-    bool has_m = optimizer != OPTIMIZER_SGD, has_v = optimizer == OPTIMIZER_ADAMW, exact = flat->options.reduce == REDUCE_EXACT;
+    bool exact = flat->options.reduce == REDUCE_EXACT;
     flat->params = (floatX*)plan_take(plan, "parameters (" FLOATX_NAME ")", p->flat_size * sizeof(floatX));
     flat->sums = (double*)plan_take(plan, "sums", (SUM_SQUARES + flat->count) * sizeof(double));
     if (!training) return;
     if (masters && !FLOATX_IS_FLOAT) flat->masters = (float*)plan_take(plan, "master weights (fp32)", state * sizeof(float));
-    if (has_m) flat->m = (float*)plan_take(plan, "optimizer state (fp32)", state * sizeof(float));
-    if (has_v) flat->v = (float*)plan_take(plan, "optimizer state (fp32)", state * sizeof(float));
+    if (optimizer_has_m(optimizer)) flat->m = (float*)plan_take(plan, "optimizer state (fp32)", state * sizeof(float));
+    if (optimizer_has_v(optimizer)) flat->v = (float*)plan_take(plan, "optimizer state (fp32)", state * sizeof(float));
     if (exact) flat->exact = (int64_t*)plan_take(plan, "gradients (64-bit fixed point)", sums * sizeof(int64_t));
     else flat->grads = (float*)plan_take(plan, "gradients (fp32)", sums * sizeof(float));
     flat->checksums = (uint64_t*)plan_take(plan, "sums", flat->count * sizeof(uint64_t));

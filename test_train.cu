@@ -712,7 +712,7 @@ static bool loads(Model* model, const char* directory) {
     error.text[0] = 0;
     bool ok = manifest_open(&manifest, &record, directory, &error);
     if (ok) {
-        ok = checkpoint_load(model, &manifest, directory, &error);
+        ok = checkpoint_load(model, &manifest, directory, false, &error);
         json_free(&manifest);
     }
     return ok || error.text[0] == 0;

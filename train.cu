@@ -275,7 +275,7 @@ static bool run_check_vocabulary(const Config* c, const Dataset* data, const cha
                 flag, data->vocabulary, c->vocab, data->vocabulary);
 }
 
-static ModelOptions run_model_options(const Run* run, size_t T, bool training) {
+static ModelOptions run_model_options(Run* run, size_t T, bool training) {
     const Options* o = &run->options;
     ModelOptions m;
     memset(&m, 0, sizeof m);
@@ -287,7 +287,7 @@ static ModelOptions run_model_options(const Run* run, size_t T, bool training) {
     m.sampling = !training || o->sample_every > 0;
     m.tf32 = o->tf32;
     if (!training) return m;
-    m.ranks.comm = o->plan ? NULL : (Comm*)&run->comm;
+    m.ranks.comm = o->plan ? NULL : &run->comm;
     m.ranks.rank = run->comm.rank;
     m.ranks.local_rank = run->comm.local_rank;
     m.ranks.world = o->plan ? o->ranks : run->comm.world;
@@ -507,7 +507,7 @@ static bool run_load(Run* run, bool* found, Error* error) {
         if (good && training) fits = resume_agrees(&saved, &run->record, path, error);
         else if (good && run->model.memory.base == NULL)
             fits = model_create(&run->model, &saved.config, run_model_options(run, 1, false), error);
-        if (good && fits) good = checkpoint_load(&run->model, &manifest, path, error);
+        if (good && fits) good = checkpoint_load(&run->model, &manifest, path, false, error);
         Error fault;
         bool all = run_agree(run, fits, error), usable = all && run_agree(run, good, error);
         if (usable && training) {
@@ -648,7 +648,7 @@ static bool run_init_from(Run* run, Error* error) {
     RunRecord saved;
     const char* path = run->options.init_from;
     if (!manifest_open(&manifest, &saved, path, error)) return false;
-    bool ok = checkpoint_load_weights(&run->model, &manifest, path, error);
+    bool ok = checkpoint_load(&run->model, &manifest, path, true, error);
     json_free(&manifest);
     if (ok) printf("begins with the weights of %s\n", path);
     return ok;
@@ -772,10 +772,15 @@ static bool run_begin_save(Run* run, const char* directory, Error* error) {
     return true;
 }
 
+// Saves while training goes on; without memory for a snapshot the whole save comes first.
+static bool run_save_between(Run* run, const char* directory, Error* error) {
+    return run_begin_save(run, directory, error) && (run->saver.snapshot || run_end_save_between(run, error));
+}
+
 // Saves in --out, and waits until it is there.
 static bool run_save_now(Run* run, Error* error) {
     bool good = false;
-    saver_hurry(&run->saver, false);
+    saver_hurry(&run->saver);
     return run_begin_save(run, run->options.out, error) && run_end_save(run, &good, error) && good;
 }
 
@@ -826,6 +831,33 @@ static void fault_flip(Model* model) {
     upload(place, &byte, 1, model->stream);
 }
 
+// The line of a step of so many micro-batches on each rank, on the console and in the log.
+static bool run_report(Run* run, const StepReading* reading, uint64_t accumulation, double lr, double ms, double val_loss,
+                       uint64_t sent, double minutes_left, Error* error) {
+    const Model* model = &run->model;
+    const RunState* state = &run->record.state;
+    double tokens = (double)(accumulation * run->options.batch * run->options.seq);  // of each rank
+    double flops = tokens * model_flops_per_token(model, run->options.seq);
+    StepRecord r;
+    r.reading = *reading;
+    r.step = state->step;
+    r.steps = run->options.steps;
+    r.tokens = state->samples * run->options.seq;
+    r.skipped = state->step - state->updates;
+    r.val_loss = val_loss;
+    r.floor = run->val.entropy_floor;
+    r.lr = lr;
+    r.ms = ms;
+    r.tokens_per_second = 1e3 * tokens * (double)run->comm.world / ms;
+    r.mfu = run->peak_tflops > 0 ? 1e-9 * flops / (ms * run->peak_tflops) : NAN;
+    r.minutes_left = minutes_left;
+    r.memory = device_is_host() ? memory_peak() : plan_block_bytes(&model->memory);
+    r.sent = sent;
+    r.ranks = run->comm.world;
+    record_print(stdout, &r);
+    return run->log.file == NULL || log_write(&run->log, &r, error);
+}
+
 // The training loop: steps state.step to --steps. With FP16 the loss is multiplied by state.loss_scale, and so are the
 // gradients until model_update divides by it.
 static bool run_train(Run* run, Error* error) {
@@ -864,7 +896,7 @@ static bool run_train(Run* run, Error* error) {
         beat(BEAT_STEP, state->step + 1);
         news = reading.news;
         bool saving = run->saver.state != SAVER_IDLE;
-        if (saving && news.failed) saver_hurry(&run->saver, true);
+        if (saving && news.failed) saver_give_up(&run->saver);
         if (saving && (news.saved || news.failed) && !run_end_save_between(run, error)) return false;
 
         // Of the parameters that these gradients are made with; the update would overwrite a wrong bit, or spread it.
@@ -891,45 +923,26 @@ static bool run_train(Run* run, Error* error) {
         bool samples = o->sample_every && state->step % o->sample_every == 0;
         bool saves = o->out && (stop || news.save || (run->save_steps && state->step % run->save_steps == 0));
         bool copies = !saves && o->ckpt_hot && state->step % o->ckpt_hot == 0 && run->saver.state == SAVER_IDLE;
+        bool pauses = validates || samples || saves || copies;
         if (validates || samples || saves || state->step == first_step + 1) device_wait(model->stream);
         double ms = now_ms() - started, val_loss = NAN;
-        if (validates || samples || saves || copies) beat(BEAT_CHECKPOINT, state->step);
-        if (validates) fault_point("validate");
+        if (pauses) beat(BEAT_CHECKPOINT, state->step);
         if (validates) {
+            fault_point("validate");
             comm_be_patient(&run->comm, true);
             if (!model_validate(model, &val_loss, &run->val, o->val_windows, o->val_overlap, run->tokens, run->targets, B, T, error))
                 return false;
             comm_be_patient(&run->comm, false);
         }
 
-        if (last || state->step % o->log_every == 0 || !isnan(val_loss)) {
-            StepRecord r;
-            r.step = state->step;
-            r.steps = o->steps;
-            r.tokens = state->samples * T;
-            r.skipped = state->step - state->updates;
-            r.loss = reading.loss;
-            r.reading = reading;
-            r.ranks = world;
-            r.sent = wire_bytes_sent(&model->flat.wire) - sent;
-            r.val_loss = val_loss;
-            r.floor = run->val.entropy_floor;
-            r.grad_norm = isnan(grad_norm) ? NAN : grad_norm;  // without the sign that some NaN have
-            r.lr = lr;
-            r.ms = ms;
-            r.tokens_per_second = 1e3 * (double)(accumulation * B * T * world) / ms;
-            double flops = r.tokens_per_second * model_flops_per_token(model, T) / (double)world;  // of each rank
-            r.mfu = run->peak_tflops > 0 ? flops / (1e12 * run->peak_tflops) : NAN;
-            r.minutes_left = (now_ms() - began) / 6e4 / (double)(state->step - first_step) * (double)(o->steps - state->step);
-            r.memory = device_is_host() ? memory_peak() : plan_block_bytes(&model->memory);
-            record_print(stdout, &r);
-            if (run->log.file && !log_write(&run->log, &r, error)) return false;
-        }
+        sent = wire_bytes_sent(&model->flat.wire) - sent;
+        double minutes_left = (now_ms() - began) / 6e4 / (double)(state->step - first_step) * (double)(o->steps - state->step);
+        if (last || state->step % o->log_every == 0 || !isnan(val_loss))
+            if (!run_report(run, &reading, accumulation, lr, ms, val_loss, sent, minutes_left, error)) return false;
         if (samples && rank == 0) run_sample(run, stdout);
         if (stop && saves && !run_save_now(run, error)) return false;
-        if (!stop && (saves || copies) && !run_begin_save(run, saves ? o->out : run->hot, error)) return false;
-        if (!stop && (saves || copies) && run->saver.snapshot == NULL && !run_end_save_between(run, error)) return false;
-        if (validates || samples || saves || copies) flat_start_clock(&model->flat);
+        if (!stop && (saves || copies) && !run_save_between(run, saves ? o->out : run->hot, error)) return false;
+        if (pauses) flat_start_clock(&model->flat);
     }
     if (!run_agree(run, flat_await_all(&model->flat, error), error)) return false;
     if (state->step >= o->steps && run->hot[0] && rank == 0) checkpoint_discard(run->hot);
@@ -992,14 +1005,14 @@ static bool options_check(const Options* o, const Flag* flags, size_t flag_count
 }
 
 // Becomes one rank of the run: found by what the launcher says, or forked here.
-static bool run_join(Run* run, CommLaunch* launch, const Flag* flags, size_t flag_count, Error* error) {
+static bool run_join(Run* run, CommLaunch* launch, Flag* flags, size_t flag_count, Error* error) {
     const Options* o = &run->options;
     if (o->plan) {  // for as many ranks as a launcher has started, and printed once
         if (!comm_find(launch, error)) return false;
         if (launch->world > 1) run->options.ranks = launch->world;
         return launch->rank == 0 || freopen("/dev/null", "w", stdout) != NULL || fail_file(error, "open", "/dev/null");
     }
-    bool forks = flag_was_given((Flag*)flags, flag_count, "ranks");
+    bool forks = flag_was_given(flags, flag_count, "ranks");
     run->wrong_flags = forks && getenv("RANK") != NULL;  // a launcher has started ranks already
     if (!(forks ? comm_spawn(launch, o->ranks, error) : comm_find(launch, error))) return false;
     run->wrong_flags = false;
