@@ -162,6 +162,11 @@ static inline void manifest_write_state(JsonWriter* w, const RunState* s) {
     json_member_u64(w, "norm_count", s->norms.count);
     json_member_number(w, "loss_scale", s->loss_scale);
     json_member_u64(w, "scale_good", s->scale_good);
+    json_member_u64(w, "skipped_row", s->skipped_row);
+    json_member_u64(w, "rewinds", s->rewinds);
+    json_member_u64(w, "rewound_from", s->rewound_from);
+    json_member_u64(w, "rewound_to", s->rewound_to);
+    json_member_number(w, "lr_factor", s->lr_factor);
     json_write_end(w, '}');
 }
 
@@ -281,7 +286,12 @@ static inline bool manifest_read_state(RunState* s, const Json* json, uint32_t n
            json_number(json, json_get(json, node, "norm_variance"), &s->norms.variance) &&
            json_u64(json, json_get(json, node, "norm_count"), &s->norms.count) &&
            json_number(json, json_get(json, node, "loss_scale"), &s->loss_scale) &&
-           json_u64(json, json_get(json, node, "scale_good"), &s->scale_good);
+           json_u64(json, json_get(json, node, "scale_good"), &s->scale_good) &&
+           json_u64(json, json_get(json, node, "skipped_row"), &s->skipped_row) &&
+           json_u64(json, json_get(json, node, "rewinds"), &s->rewinds) &&
+           json_u64(json, json_get(json, node, "rewound_from"), &s->rewound_from) &&
+           json_u64(json, json_get(json, node, "rewound_to"), &s->rewound_to) &&
+           json_number(json, json_get(json, node, "lr_factor"), &s->lr_factor);
 }
 
 static inline bool manifest_read_run(RunRecord* run, const Json* json) {
@@ -344,6 +354,7 @@ typedef struct {
     bool threaded;           // there is a thread to join
     SaverState state;        // of the save in progress; the thread changes it, last of all
     bool cancelled;          // the thread is to end soon
+    bool gave_up;            // and has, with no failure of its own
     bool hurries;            // it no longer minds the bandwidth
     const Model* model;
     RunRecord run;
@@ -388,7 +399,8 @@ static inline bool saver_declare(Saver* s, const CheckpointArray* arrays, size_t
 // Writes a chunk, no faster than allowed.
 static inline bool saver_write(Saver* s, const void* data, size_t bytes, size_t* written, Error* error) {
     fault_point("write");
-    if (__atomic_load_n(&s->cancelled, __ATOMIC_RELAXED)) return fail(error, "the save was given up");
+    s->gave_up = __atomic_load_n(&s->cancelled, __ATOMIC_RELAXED);
+    if (s->gave_up) return fail(error, "the save was given up");
     if (!safetensors_write(&s->writer, data, bytes, error)) return false;
     *written += bytes;
     double due = s->bandwidth > 0 ? s->began_ms + 1e3 * (double)*written / s->bandwidth : 0;
@@ -448,7 +460,7 @@ static inline void* saver_run(void* argument) {
 static inline void saver_begin(Saver* s, Model* model, const RunRecord* run, const char* out, const Error* reason) {
     s->began_ms = now_ms();
     s->run = *run;
-    s->cancelled = false;
+    s->cancelled = s->gave_up = false;
     s->state = SAVER_WRITING;
     snprintf(s->out, sizeof s->out, "%.4000s", out);
     bool whole = flat_await_all(&model->flat, &s->error);  // parameters that have not come are not to be saved
@@ -514,8 +526,9 @@ static inline bool saver_publish(Saver* s, const char* files, const size_t* begi
     for (size_t r = 0; r < s->model->flat.options.world; r++) {
         char part[FILE_PATH_MAX + 64];
         snprintf(part, sizeof part, "%s/" CHECKPOINT_FILE, temporary, r);
-        if (access(part, R_OK) != 0)
-            return fail(error, "rank %zu has written %.600s, but rank 0 does not see it; give an --out that all machines share", r, part);
+        if (access(part, R_OK) == 0) continue;
+        if (errno != ENOENT) return fail_file(error, "look at", part);
+        return fail(error, "rank %zu has written %.600s, but rank 0 does not see it; give an --out that all machines share", r, part);
     }
     fault_point("manifest");
     if (!manifest_save(file, s->model, &s->run, files, begins, error)) return false;
@@ -545,7 +558,8 @@ static inline bool saver_end(Saver* s, Error* error) {
     saver_join(s);
     bool ok = s->state == SAVER_WRITTEN;
     if (!ok) *error = s->error;
-    if (comm) ok = comm_agree_all(comm, ok, error);
+    // Who gave up did so because of others: theirs is the reason to tell.
+    if (comm) ok = comm_agree_all(comm, ok || s->gave_up, error) && comm_agree_all(comm, ok, error);
     if (ok) {
         manifest_write_file(&w, s->model->flat.options.rank, &s->writer.header);
         ok = json_write_done(&w, error);
@@ -715,30 +729,48 @@ static inline bool checkpoint_load(Model* model, const Json* manifest, const cha
     return ok;
 }
 
-// The highest step below `before` of which OUT has a checkpoint directory; false if there is none.
-static inline bool checkpoint_before(uint64_t* step, const char* out, uint64_t before) {
+// The highest step below `before` of which OUT has a checkpoint directory. False if OUT cannot be read, which is not the same
+// as an OUT that has none, or does not exist.
+static inline bool checkpoint_find_before(uint64_t* step, bool* found, const char* out, uint64_t before, Error* error) {
     DIR* directory = opendir(out);
-    bool found = false;
-    if (directory == NULL) return false;
-    for (struct dirent* entry; (entry = readdir(directory)) != NULL;) {
+    *found = false;
+    if (directory == NULL) return errno == ENOENT || errno == ENOTDIR || fail_file(error, "look for checkpoints in", out);
+    for (struct dirent* entry; (errno = 0, entry = readdir(directory)) != NULL;) {
         unsigned long long number = 0;
         char expected[64];
         if (sscanf(entry->d_name, "step_%llu", &number) != 1) continue;
         snprintf(expected, sizeof expected, "step_%08llu", number);  // exactly the name that checkpoint_path makes
-        if (strcmp(entry->d_name, expected) != 0 || number >= before || (found && number <= *step)) continue;
+        if (strcmp(entry->d_name, expected) != 0 || number >= before || (*found && number <= *step)) continue;
         *step = number;
-        found = true;
+        *found = true;
     }
+    bool good = errno == 0 || fail_file(error, "look for checkpoints in", out);
     closedir(directory);
-    return found;
+    return good;
+}
+
+// The same for those to whom an OUT that cannot be read is one that has none.
+static inline bool checkpoint_before(uint64_t* step, const char* out, uint64_t before) {
+    bool found;
+    Error ignored;
+    return checkpoint_find_before(step, &found, out, before, &ignored) && found;
+}
+
+// Removes a checkpoint. It loses its name first, so that half of it is never taken for one.
+static inline bool checkpoint_remove(const char* out, uint64_t step) {
+    char path[FILE_PATH_MAX], removed[FILE_PATH_MAX];
+    Error ignored;
+    checkpoint_path(path, out, step, "");
+    checkpoint_path(removed, out, step, ".old");
+    return rename(path, removed) == 0 && directory_remove(removed, &ignored);
 }
 
 // Removes checkpoints of OUT but `keep`, counted down from the newest, which has just been saved, and those whose step is a
 // multiple of `forever` (0: none such). Those of later steps were damaged, or the run would have gone on from them: they do
-// not count, and stay until they are saved again. Nothing is removed while the newest has no good manifest. What is removed
-// loses its name first, so that half of it is never taken for a checkpoint.
+// not count, and stay until they are saved again. Nothing is removed while the newest has no good manifest, or is of a time
+// when steps were skipped: the run may have to go back to one before that.
 static inline void checkpoint_prune(const char* out, uint64_t newest, size_t keep, uint64_t forever) {
-    char path[FILE_PATH_MAX], removed[FILE_PATH_MAX];
+    char path[FILE_PATH_MAX];
     uint64_t step = newest + 1;
     Error ignored;
     for (size_t i = 0; checkpoint_before(&step, out, step); i++) {
@@ -747,22 +779,23 @@ static inline void checkpoint_prune(const char* out, uint64_t newest, size_t kee
         checkpoint_path(path, out, step, "");
         if (i == 0 && !manifest_open(&manifest, &run, path, &ignored)) return;
         if (i == 0) json_free(&manifest);
-        checkpoint_path(removed, out, step, ".old");
-        if (i >= keep && !(forever && step % forever == 0) && rename(path, removed) == 0) directory_remove(removed, &ignored);
+        if (i == 0 && run.state.skipped_row > 0) return;
+        if (i >= keep && !(forever && step % forever == 0)) checkpoint_remove(out, step);
     }
+}
+
+// Removes the checkpoints from step `first` on, the newest first; false if one cannot be.
+static inline bool checkpoint_remove_from(const char* out, uint64_t first) {
+    uint64_t step = UINT64_MAX;
+    while (checkpoint_before(&step, out, step) && step >= first)
+        if (!checkpoint_remove(out, step)) return false;
+    return true;
 }
 
 // Removes a directory with the checkpoints in it.
 static inline void checkpoint_discard(const char* out) {
-    uint64_t step = UINT64_MAX;
-    char path[FILE_PATH_MAX];
-    Error ignored;
     checkpoint_clean(out);
-    while (checkpoint_before(&step, out, step)) {
-        checkpoint_path(path, out, step, "");
-        if (!directory_remove(path, &ignored)) return;
-    }
-    rmdir(out);
+    if (checkpoint_remove_from(out, 0)) rmdir(out);
 }
 
 #endif  // LLMTRAIN_CHECKPOINT_H

@@ -589,6 +589,10 @@ typedef struct {
     NormStatistics norms;
     double loss_scale;       // 1 unless FP16
     uint64_t scale_good;     // finite steps since the last overflow or doubling
+    uint64_t skipped_row;    // steps in a row that were skipped, up to the last
+    uint64_t rewinds;        // how often the run has gone back after it had diverged;
+    uint64_t rewound_from, rewound_to;  // the last time: the first bad step, and the step of the checkpoint
+    double lr_factor;        // what is left of the learning rate after that
 } RunState;
 
 typedef struct {
@@ -604,6 +608,7 @@ static inline RunState run_state_begin(bool dynamic_scale, double loss_scale) {
     RunState state;
     memset(&state, 0, sizeof state);
     state.loss_scale = dynamic_scale ? loss_scale : 1.0;
+    state.lr_factor = 1.0;
     return state;
 }
 
@@ -684,9 +689,10 @@ static inline bool model_read(Model* model, StepReading* reading, StepNews news,
         reading->news.failed |= flat_told(flat, r, FAILED, NUMBERS) != 0;
         saved += flat_told(flat, r, SAVED, NUMBERS) != 0;
     }
+    if (isnan(reading->loss)) reading->loss = NAN;  // without the sign that some NaN have
     reading->news.save = flat_told(flat, 0, SAVE, NUMBERS) != 0;
     reading->news.saved = saved == world;
-    reading->grad_norm = isnan(squares) ? NAN : sqrt(squares) / flat->loss_scale;  // without the sign that some NaN have
+    reading->grad_norm = isnan(squares) ? NAN : sqrt(squares) / flat->loss_scale;
     flat_extremes(&reading->loss_min, &reading->loss_median, &reading->loss_max, flat, LOSS, NUMBERS);
     reading->slowest = flat_extremes(&reading->busy_min, &reading->busy_median, &reading->busy_max, flat, BUSY, NUMBERS);
     reading->wait_share = waited / (busy + waited);
@@ -745,6 +751,37 @@ static inline bool model_validate(Model* model, double* loss, const Dataset* dat
         for (size_t i = 0; i < NUMBERS; i++) sum[i] += flat_told(flat, r, i, NUMBERS);
     *loss = sum[LOSS] / sum[COUNT];
     return true;
+}
+
+static inline void describe_forward(char* text, size_t size, const FlatVector* flat, size_t number) {
+    (void)flat;
+    snprintf(text, size, "the %s that it computes from the same parameters and tokens", number == 0 ? "hidden states" : "losses");
+}
+
+// Whether all ranks, which have the same parameters, compute the same with them: the checksum of the hidden states, and the
+// sum of the losses, of a fixed batch (B, T). Finds arithmetic that is wrong on one machine, which gradients carry to the
+// parameters of all. Overwrites the activations; tokens, targets (B, T) are scratch.
+static inline bool model_compare_forward(Model* model, int32_t* tokens, int32_t* targets, size_t B, size_t T, Error* error) {
+    FlatVector* flat = &model->flat;
+    Dropout dropout = model->dropout;
+    size_t N = B * T;
+    uint64_t* own = flat->compared + 2 * flat->options.rank;
+    if (flat->options.world == 1) return true;
+    for (size_t i = 0; i < N; i++) {
+        tokens[i] = (int32_t)(i * 7919 % model->config.vocab);
+        targets[i] = (int32_t)((i + 1) * 7919 % model->config.vocab);
+    }
+    model->dropout.p = 0;
+    const int32_t* on_device = model_upload(model, tokens, targets, N);
+    model_forward(model, on_device, B, T, NULL);
+    model_head(model, on_device + N, 0.0f, N);
+    model->dropout = dropout;
+    checksum(flat->checksums, model->activations.hidden, 0, N * model->config.channels, model->stream);
+    fill_zero(flat->sums + SUM_LOSS, sizeof(double), model->stream);
+    sum_scaled(flat->sums + SUM_LOSS, model->activations.losses, 1.0, N, model->stream);
+    download(own, flat->checksums, sizeof(uint64_t), model->stream);
+    download(own + 1, flat->sums + SUM_LOSS, sizeof(double), model->stream);
+    return flat_same(flat, 2, describe_forward, error);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -899,21 +936,27 @@ static inline size_t log_length_until(const char* text, size_t bytes, uint64_t s
     return kept;
 }
 
-// Opens directory/metrics.jsonl to append, after cutting it back to the lines up to `step`: what a run wrote after its
-// last checkpoint is written again when it resumes.
-static inline bool log_open(Log* log, const char* directory, uint64_t step, Error* error) {
-    memset(log, 0, sizeof *log);
+// Cuts the log back to the lines up to `step`: what a run wrote after the checkpoint that it goes back to is written again.
+static inline bool log_cut_back(Log* log, uint64_t step, Error* error) {
     char* text = NULL;
     size_t bytes = 0;
-    log_path(log->path, sizeof log->path, directory);
-    log->file = fopen(log->path, "ab");
-    if (log->file == NULL) return fail_file(error, "open", log->path);
-    if (flock(fileno(log->file), LOCK_EX | LOCK_NB) != 0)
-        return fail(error, "another process is training in %s; wait for it, or give another --out", directory);
+    log->waiting.bytes = 0;  // all later, since a save waits for the lines before it
     if (!file_read(log->path, (size_t)1 << 34, &text, &bytes, error)) return false;
     size_t kept = log_length_until(text, bytes, step);
     free(text);
-    if (kept < bytes && ftruncate(fileno(log->file), (off_t)kept) != 0) return fail_file(error, "cut back", log->path);
+    return kept == bytes || ftruncate(fileno(log->file), (off_t)kept) == 0 || fail_file(error, "cut back", log->path);
+}
+
+// Opens directory/metrics.jsonl to append. Only one process may train there.
+static inline bool log_open(Log* log, const char* directory, Error* error) {
+    memset(log, 0, sizeof *log);
+    log_path(log->path, sizeof log->path, directory);
+    log->file = fopen(log->path, "ab");
+    if (log->file == NULL) return fail_file(error, "open", log->path);
+    bool locked = flock(fileno(log->file), LOCK_EX | LOCK_NB) == 0;
+    if (!locked && errno != EWOULDBLOCK) return fail_file(error, "lock", log->path);
+    if (!locked)
+        return fail(error, "another process is training in %s; wait for it, or give another --out", directory);
     return true;
 }
 
@@ -926,7 +969,8 @@ static inline bool log_reopen(Log* log, Error* error) {
     snprintf(directory, sizeof directory, "%.*s", (int)(strrchr(log->path, '/') - log->path), log->path);
     fclose(log->file);
     log->file = directory_make(directory, error) ? fopen(log->path, "ab") : NULL;
-    return log->file != NULL || fail_file(error, "create", log->path);
+    if (log->file == NULL) return fail_file(error, "create", log->path);
+    return flock(fileno(log->file), LOCK_EX | LOCK_NB) == 0 || fail(error, "another process has begun to train in %s", directory);
 }
 
 // Writes what waits; of a disk that fills, the part that it took need not wait on.

@@ -312,6 +312,14 @@ static inline bool flat_prepare(FlatVector* flat, Stream stream, Error* error) {
     return true;
 }
 
+// Forgets what the optimizer has seen.
+static inline void flat_forget(FlatVector* flat) {
+    const Bucket* last = &flat->buckets[flat->count - 1];
+    size_t bytes = (last->state_place + slice_length(last->state)) * sizeof(float);
+    if (flat->m) fill_zero(flat->m, bytes, flat->stream);
+    if (flat->v) fill_zero(flat->v, bytes, flat->stream);
+}
+
 // All ranks together.
 static inline bool flat_connect(FlatVector* flat, Error* error) {
     return wire_open(&flat->wire, flat->options.comm, 2 * flat->count, flat->stream, error);
@@ -556,43 +564,51 @@ static inline size_t flat_extremes(double* least, double* median, double* greate
     return rank;
 }
 
-static inline void flat_bucket_name(char* text, size_t size, const FlatVector* flat, size_t bucket) {
-    if (bucket == 0) snprintf(text, size, "the embeddings");
-    else if (bucket + 1 == flat->count) snprintf(text, size, "the final norm and head");
-    else snprintf(text, size, "block %zu", bucket - 1);
-}
-
-// Whether all ranks have the same parameters: their checksums, bucket by bucket. Otherwise the error names the rank that
-// differs from most, and the bucket.
-static inline bool flat_compare(FlatVector* flat, Error* error) {
-    size_t world = flat->options.world, count = flat->count;
-    if (flat->options.comm == NULL || world == 1) return true;
-    if (!flat_await_all(flat, error)) return false;
-    for (size_t b = 0; b < count; b++) {
-        const Bucket* k = &flat->buckets[b];
-        checksum(flat->checksums + b, flat->params + k->first, k->first, k->end - k->first, flat->stream);
-    }
-    download(flat->compared + flat->options.rank * count, flat->checksums, count * sizeof(uint64_t), flat->stream);
-    if (!comm_all_gather(flat->options.comm, flat->compared, world * count, COMM_INT64, NULL, NULL, error)) return false;
-    for (size_t b = 0; b < count; b++) {
+// Whether all ranks have the same `count` numbers, at most one for each bucket; those of this rank are in flat->compared
+// + rank * count. Otherwise the error names the rank that differs from most in the first that is not the same everywhere;
+// `describe` says what that number is of.
+static inline bool flat_same(FlatVector* flat, size_t count, void (*describe)(char* text, size_t size, const FlatVector* flat, size_t number),
+                             Error* error) {
+    size_t world = flat->options.world;
+    uint64_t* compared = flat->compared;
+    if (!comm_all_gather(flat->options.comm, compared, world * count, COMM_INT64, NULL, NULL, error)) return false;
+    for (size_t i = 0; i < count; i++) {
         size_t usual = 0, most = 0;
         for (size_t r = 0; r < world; r++) {
             size_t same = 0;
-            for (size_t q = 0; q < world; q++) same += flat->compared[r * count + b] == flat->compared[q * count + b];
+            for (size_t q = 0; q < world; q++) same += compared[r * count + i] == compared[q * count + i];
             if (same > most) usual = r;
             most = max_size(most, same);
         }
         for (size_t r = 0; r < world && most < world; r++) {
-            char name[48];
-            if (flat->compared[r * count + b] == flat->compared[usual * count + b]) continue;
-            flat_bucket_name(name, sizeof name, flat, b);
-            return fail(error, "the parameters of rank %zu differ from those of %s in %s (bucket %zu): memory or arithmetic of a "
-                        "machine is faulty%s; --resume from a checkpoint before it, without that machine", r,
-                        world == 2 ? "the other rank" : "most ranks", name, b,
+            char what[80];
+            if (compared[r * count + i] == compared[usual * count + i]) continue;
+            describe(what, sizeof what, flat, i);
+            return fail(error, "rank %zu differs from %s in %s: memory or arithmetic of a machine is faulty%s; --resume from a checkpoint "
+                        "before it, without that machine", r, world == 2 ? "the other rank" : "most ranks", what,
                         2 * most > world ? "" : ", and it cannot be told whose, since no more than half of the ranks agree");
         }
     }
     return true;
+}
+
+static inline void flat_describe_bucket(char* text, size_t size, const FlatVector* flat, size_t bucket) {
+    char name[40] = "the embeddings";
+    if (bucket > 0) snprintf(name, sizeof name, "block %zu", bucket - 1);
+    if (bucket + 1 == flat->count) snprintf(name, sizeof name, "the final norm and head");
+    snprintf(text, size, "the parameters of %s (bucket %zu)", name, bucket);
+}
+
+// Whether all ranks have the same parameters: their checksums, bucket by bucket.
+static inline bool flat_compare(FlatVector* flat, Error* error) {
+    if (flat->options.world == 1) return true;
+    if (!flat_await_all(flat, error)) return false;
+    for (size_t b = 0; b < flat->count; b++) {
+        const Bucket* k = &flat->buckets[b];
+        checksum(flat->checksums + b, flat->params + k->first, k->first, k->end - k->first, flat->stream);
+    }
+    download(flat->compared + flat->options.rank * flat->count, flat->checksums, flat->count * sizeof(uint64_t), flat->stream);
+    return flat_same(flat, flat->count, flat_describe_bucket, error);
 }
 
 #endif  // LLMTRAIN_RANKS_H

@@ -32,7 +32,8 @@ typedef struct {
     double lr, lr_final, wsd_fraction, decay_factor, beta1, beta2, epsilon, weight_decay;
     uint64_t warmup, decay_every;
     double clip, spike_sigma, spike_skip, loss_scale;
-    uint64_t spike_warmup, scale_growth;
+    uint64_t spike_warmup, scale_growth, diverged_after, rewind;
+    double rewind_lr;
     bool masters, tf32;
     uint64_t val_every, val_windows, val_overlap, sample_every, log_every, tokens;
     const char *ckpt_every, *ckpt_hot_dir, *init_from;
@@ -45,6 +46,8 @@ typedef struct {
     int reduce;
     double timeout, slow_factor, memory, bandwidth, compute_ms;
 } Options;
+
+#define HOT_DIRECTORY "/dev/shm"  // of copies in memory
 
 enum { REDUCE_AUTO };  // the first of the choices; the others are ReduceKind + 1
 #define REDUCE_CHOICES "auto|float|storage|exact"
@@ -75,6 +78,8 @@ static Options options_default(void) {
     o.spike_warmup = 20;
     o.loss_scale = 65536;
     o.scale_growth = 2000;
+    o.diverged_after = 100;
+    o.rewind_lr = 0.5;
     o.log_every = 1;
     o.ckpt_every = "0";
     o.ckpt_async = true;
@@ -152,12 +157,15 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
         COUNT("spike-warmup", spike_warmup, 1, 1e9, "steps seen before the two rules above hold"),
         REAL("loss-scale", loss_scale, 1, 16777216, "first loss scale (fp16 builds)"),
         COUNT("scale-growth", scale_growth, 1, 1e9, "good steps after which the loss scale doubles (fp16 builds)"),
+        COUNT("diverged-after", diverged_after, 1, 1e9, "skipped steps in a row after which the run has diverged, and ends"),
+        COUNT("rewind", rewind, 0, 1e9, "instead, and when a loss is not finite, go back to the checkpoint before, and on with other data; at most N times"),
+        REAL("rewind-lr", rewind_lr, 0.0001, 1, "and multiply the learning rate by X"),
         HEADING("Ranks: processes that train together"),
         COUNT("ranks", ranks, 1, 65536, "start so many here, where no launcher (mpirun, torchrun, srun) does; with --plan: plan for so many"),
         COUNT("zero", zero, 0, 2, "what they share out: 0 nothing, 1 masters and moments, 2 gradients too"),
         CHOICE("reduce", reduce, REDUCE_CHOICES, "gradients are summed as float, sent in the storage type, or exact: same bits for every --zero; auto: exact among several ranks"),
         REAL("timeout", timeout, 1, 1e6, "seconds without an answer after which a rank is given up"),
-        COUNT("check-every", check_every, 0, 1e12, "steps between two comparisons of the ranks' parameters; 0: never"),
+        COUNT("check-every", check_every, 0, 1e12, "steps between two comparisons of the ranks' parameters, and of what they compute with them; 0: never"),
         REAL("slow-factor", slow_factor, 1, 1e6, "a rank that needs X times the median is slow,"),
         COUNT("slow-steps", slow_steps, 1, 1e9, "and is named after so many steps in a row"),
         REAL("memory", memory, 0, 1e6, "with --plan: GB of a rank; says which --zero fits"),
@@ -176,7 +184,7 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
         COUNT("ckpt-keep", ckpt_keep, 0, 1e9, "keep so many of the newest; 0: all"),
         COUNT("ckpt-keep-every", ckpt_keep_every, 0, 1e12, "and for ever those whose step is a multiple of N; 0: none"),
         COUNT("ckpt-hot", ckpt_hot, 0, 1e12, "steps between two copies in memory, which outlive the process and not the machine; 0: none"),
-        TEXT("ckpt-hot-dir", ckpt_hot_dir, "DIR", "where these go, in a directory named after --out; default: /dev/shm"),
+        TEXT("ckpt-hot-dir", ckpt_hot_dir, "DIR", "where these go, in a directory named after --out; default: " HOT_DIRECTORY),
         REAL("mtbf", mtbf, 0.001, 1e6, "hours between two failures; auto saves every sqrt(2 x cost of a save x these)"),
         TEXT("init-from", init_from, "DIR", "begin with the weights of this checkpoint (a step_N), unless --resume finds one in --out"),
         REAL("peak-tflops", peak_tflops, 0, 1e6, "peak of this machine, against which mfu is given; 0: as known of the GPU, or n/a"),
@@ -215,6 +223,9 @@ typedef struct {
     uint64_t save_steps;          // a checkpoint every so many steps; 0: none
     double save_ms;               // or every so many milliseconds; 0: none
     double saved_ms;              // when the last one began
+    double began_ms, stalled_ms;  // when training began (0: not yet), and how long saves have kept it waiting since
+    bool same_devices;            // of all ranks: their forwards can be compared
+    bool events_refused;          // events.jsonl cannot be written, and it was said
     char hot[FILE_PATH_MAX];      // where copies in memory go; empty: nowhere
     Comm comm;
     bool alike;                   // all ranks fail alike: rank 0 says why
@@ -231,6 +242,20 @@ static bool run_agree(Run* run, bool good, Error* error) {
     comm_be_patient(&run->comm, false);
     run->alike = !all && !comm_failed(&run->comm, &fault);
     return all;
+}
+
+// A line of events.jsonl in --out, from rank 0 once it has that for itself. A disk that refuses it does not end the run.
+__attribute__((format(printf, 3, 4))) static void run_event(Run* run, const char* event, const char* format, ...) {
+    char detail[sizeof(Error)];
+    Error error;
+    va_list arguments;
+    if (run->log.file == NULL) return;
+    va_start(arguments, format);
+    vsnprintf(detail, sizeof detail, format, arguments);
+    va_end(arguments);
+    bool good = event_write(run->options.out, event, run->record.state.step, detail, &error);
+    if (!good && !run->events_refused) fprintf(stderr, "train: %s. Training goes on\n", error.text);
+    run->events_refused = !good;
 }
 
 static void run_free(Run* run) {
@@ -378,6 +403,8 @@ static bool run_print_plan(const Run* run, Error* error) {
     plan_print(stdout, &run->model.memory);
     printf("  %-34s %12.2f\n", "beside it: batches", 1e-6 * (double)(loader_bytes(B, T) + 2 * B * T * sizeof(int32_t)));
     if (run_takes_snapshots(run)) printf("  %-34s %12.2f\n", "beside it: snapshot", 1e-6 * (double)checkpoint_bytes(&run->model));
+    if (o->ckpt_hot)  // two that are kept, and one that is being written
+        printf("  %-34s %12.2f\n", "in " HOT_DIRECTORY ": its part of copies", 3e-6 * (double)checkpoint_bytes(&run->model));
     if (device_is_host())
         printf("  %-34s %12.2f\n", "beside it: matrix products", 1e-6 * (double)gemm_workspace_bytes((int)threads_count()));
     if (ranks->world == 1) return true;
@@ -421,28 +448,16 @@ static bool run_allocate(Run* run, Error* error) {
     return fail(error, "out of memory for %zu tokens of text; make --tokens smaller", run->text_size);
 }
 
-// Refuses a checkpoint that is of another run than the flags and the data describe.
-static bool resume_agrees(const RunRecord* saved, const RunRecord* asked, const char* path, Error* error) {
-    const Config *s = &saved->config, *a = &asked->config;
-    struct { const char* name; double saved, asked; const char* words; } facts[] = {
-        {"--family", (double)s->family, (double)a->family, FAMILY_NAMES},
-        {"--layers", (double)s->layers, (double)a->layers, NULL},
-        {"--heads", (double)s->heads, (double)a->heads, NULL},
-        {"--kv-heads", (double)s->kv_heads, (double)a->kv_heads, NULL},
-        {"--channels", (double)s->channels, (double)a->channels, NULL},
-        {"--ffn", (double)s->ffn, (double)a->ffn, NULL},
-        {"--context", (double)s->context, (double)a->context, NULL},
-        {"--vocab", (double)s->vocab, (double)a->vocab, NULL},
-        {"--tied", (double)s->tied, (double)a->tied, "off|on"},
-        {"--rope-theta", s->rope_theta, a->rope_theta, NULL},
-        {"--optimizer", (double)saved->optimizer, (double)asked->optimizer, OPTIMIZER_NAMES},
-        {"--seed", (double)saved->seed, (double)asked->seed, NULL},
-        {"--masters", (double)saved->masters, (double)asked->masters, "off|on"},
-        {"--seq", (double)saved->T, (double)asked->T, NULL},
-    };
-    if (saved->data != asked->data)
-        return fail(error, "%s is of a run on other data than --data names; give the same shards, or another --out", path);
-    for (size_t i = 0; i < sizeof facts / sizeof facts[0]; i++) {
+// What a checkpoint says of a flag, and what is asked for.
+typedef struct {
+    const char* name;
+    double saved, asked;
+    const char* words;  // for them; NULL: numbers
+} Fact;
+
+// Refuses a checkpoint, which a flag has named, that differs in one of the facts.
+static bool facts_agree(const Fact* facts, size_t count, const char* flag, const char* path, Error* error) {
+    for (size_t i = 0; i < count; i++) {
         double values[2] = {facts[i].saved, facts[i].asked};
         char texts[2][32];
         if (values[0] == values[1]) continue;
@@ -450,10 +465,41 @@ static bool resume_agrees(const RunRecord* saved, const RunRecord* asked, const 
             if (facts[i].words) choice_name(facts[i].words, (int)values[k], texts[k], sizeof texts[k]);
             else snprintf(texts[k], sizeof texts[k], "%.16g", values[k]);
         }
-        return fail(error, "%s is of another run: there %s is %s, here it is %s; give the same flags and data, or another "
-                    "--out", path, facts[i].name, texts[0], texts[1]);
+        return fail(error, "%s is of another run: there %s is %s, here it is %s; give the same flags, or another %s", path,
+                    facts[i].name, texts[0], texts[1], flag);
     }
     return true;
+}
+
+// Refuses the weights of another model. A llama of another --context is the same.
+static bool config_agrees(const Config* s, const Config* a, const char* flag, const char* path, Error* error) {
+    const Fact facts[] = {
+        {"--family", (double)s->family, (double)a->family, FAMILY_NAMES},
+        {"--layers", (double)s->layers, (double)a->layers, NULL},
+        {"--heads", (double)s->heads, (double)a->heads, NULL},
+        {"--kv-heads", (double)s->kv_heads, (double)a->kv_heads, NULL},
+        {"--channels", (double)s->channels, (double)a->channels, NULL},
+        {"--ffn", (double)s->ffn, (double)a->ffn, NULL},
+        {"--vocab", (double)s->vocab, (double)a->vocab, NULL},
+        {"--tied", (double)s->tied, (double)a->tied, "off|on"},
+        {"--rope-theta", s->rope_theta, a->rope_theta, NULL},
+    };
+    return facts_agree(facts, sizeof facts / sizeof facts[0], flag, path, error);
+}
+
+// Refuses a checkpoint that is of another run than the flags and the data describe.
+static bool resume_agrees(const RunRecord* saved, const RunRecord* asked, const char* path, Error* error) {
+    const Fact facts[] = {
+        {"--context", (double)saved->config.context, (double)asked->config.context, NULL},
+        {"--optimizer", (double)saved->optimizer, (double)asked->optimizer, OPTIMIZER_NAMES},
+        {"--seed", (double)saved->seed, (double)asked->seed, NULL},
+        {"--masters", (double)saved->masters, (double)asked->masters, "off|on"},
+        {"--seq", (double)saved->T, (double)asked->T, NULL},
+    };
+    if (saved->data != asked->data)
+        return fail(error, "%s is of a run on other data than --data names; give the same shards, or another --out", path);
+    return config_agrees(&saved->config, &asked->config, "--out", path, error) &&
+           facts_agree(facts, sizeof facts / sizeof facts[0], "--out", path, error);
 }
 
 // Says which flags of the saved run have another value now.
@@ -471,13 +517,20 @@ static void resume_compare_flags(const RunRecord* asked, const Json* manifest) {
     }
 }
 
+#define STEP_NONE ((uint64_t)1 << 61)  // above all steps
+
 // The newest checkpoint before *key, as rank 0 sees it, and its place among all: that of step N in --out has the key 2N, its
 // copy in memory 2N + 1.
-static bool run_checkpoint_before(Run* run, uint64_t* key, bool* found, Error* error) {
+static bool run_checkpoint_before(Run* run, uint64_t* key, bool copies_too, bool* found, Error* error) {
     uint64_t step = 0, hot = 0;
     int64_t numbers[2] = {0, 0};
-    *found = run->comm.rank == 0 && checkpoint_before(&step, run->options.out, *key / 2 + *key % 2);
-    bool hot_found = run->comm.rank == 0 && run->hot[0] && checkpoint_before(&hot, run->hot, *key / 2);
+    bool hot_found = false, good = true;
+    *found = false;
+    if (run->comm.rank == 0) {
+        good = checkpoint_find_before(&step, found, run->options.out, *key / 2 + *key % 2, error);
+        if (good && copies_too && run->hot[0]) good = checkpoint_find_before(&hot, &hot_found, run->hot, *key / 2, error);
+    }
+    if (!run_agree(run, good, error)) return false;
     *key = hot_found && (!*found || hot >= step) ? 2 * hot + 1 : 2 * step;
     *found |= hot_found;
     if (run->comm.world <= 1) return true;
@@ -489,17 +542,18 @@ static bool run_checkpoint_before(Run* run, uint64_t* key, bool* found, Error* e
     return true;
 }
 
-// Loads the newest checkpoint of --out that is good for all ranks; *found tells whether there was any checkpoint at all. A
-// model that was not planned yet, for sampling, takes its configuration from the checkpoint.
-static bool run_load(Run* run, bool* found, Error* error) {
+// Loads the newest checkpoint of --out, or copy of one in memory, of a step below `before`, that is good for all ranks; *found
+// tells whether there was any at all. A model that was not planned yet, for sampling, takes its configuration from there.
+static bool run_load(Run* run, uint64_t before, bool copies_too, bool* found, Error* error) {
     bool training = run->model.options.training, more = true;
-    uint64_t key = (uint64_t)1 << 62;
+    uint64_t key = 2 * before;
     *found = false;
     for (;;) {
+        double began = now_ms();
         char path[FILE_PATH_MAX];
         Json manifest;
         RunRecord saved;
-        if (!run_checkpoint_before(run, &key, &more, error)) return false;
+        if (!run_checkpoint_before(run, &key, copies_too, &more, error)) return false;
         if (!more) break;
         *found = true;
         checkpoint_path(path, key % 2 ? run->hot : run->options.out, key / 2, "");
@@ -511,7 +565,7 @@ static bool run_load(Run* run, bool* found, Error* error) {
         Error fault;
         bool all = run_agree(run, fits, error), usable = all && run_agree(run, good, error);
         if (usable && training) {
-            printf("resumed from %s\n", path);
+            printf("resumed from %s in %.0f ms\n", path, now_ms() - began);
             resume_compare_flags(&run->record, &manifest);
             run->record.state = saved.state;
             // A loss scale belongs to FP16: the checkpoint may come from another build.
@@ -522,6 +576,7 @@ static bool run_load(Run* run, bool* found, Error* error) {
         if (!all || usable) return usable;
         if (run->comm.world > 1 && comm_failed(&run->comm, &fault)) return false;
         if (run->comm.rank == 0) fprintf(stderr, "train: %s; trying the checkpoint before it\n", error->text);
+        run_event(run, "damaged", "%s", error->text);
     }
     if (!*found) return true;
     run->alike = true;
@@ -534,8 +589,10 @@ static bool run_check_out(const Options* o, Error* error) {
     char log[FILE_PATH_MAX + 32];
     struct stat status;
     uint64_t newest = 0;
+    bool found;
     if (o->resume) return true;
-    if (checkpoint_before(&newest, o->out, UINT64_MAX))
+    if (!checkpoint_find_before(&newest, &found, o->out, UINT64_MAX, error)) return false;
+    if (found)
         return fail(error, "%s holds a run that reached step %llu; add --resume to continue it, or give another --out", o->out,
                     (unsigned long long)newest);
     log_path(log, sizeof log, o->out);
@@ -593,6 +650,23 @@ static bool run_compare_ranks(Run* run, const Flag* flags, size_t flag_count, Er
     return same;
 }
 
+// Whether all ranks compute with the same code on the same kind of device, and so to the same bits.
+static bool run_compare_devices(Run* run, Error* error) {
+    char own[512], device[320], *texts = NULL;
+    double peak;
+    size_t* begins = NULL;
+    if (run->comm.world <= 1) return true;
+    device_describe(device, sizeof device, &peak, run->model.stream);
+    snprintf(own, sizeof own, "%s, compiled by %.150s", device, __VERSION__);
+    if (!comm_gather_texts(&run->comm, &texts, &begins, own, error)) return false;
+    run->same_devices = true;
+    for (size_t r = 1; r < run->comm.world; r++) run->same_devices &= strcmp(texts, texts + begins[r]) == 0;
+    free(texts);
+    free(begins);
+    if (run->options.check_every && !run->same_devices) printf("note: ranks compute with different devices or compilers; what they compute is not compared\n");
+    return true;
+}
+
 // Opens the data and plans the model: all that a rank can do alone, and without memory.
 static bool run_prepare(Run* run, Flag* flags, size_t flag_count, Error* error) {
     Options* o = &run->options;
@@ -628,7 +702,7 @@ static bool run_find_hot(Run* run, Error* error) {
     char* real = realpath(o->out, NULL);
     const char* out = real ? real : o->out;
     // A directory of its own, whatever else lies beside it: it is emptied at the end.
-    snprintf(run->hot, sizeof run->hot, "%.4000s/llmtrain-%016llx", o->ckpt_hot_dir ? o->ckpt_hot_dir : "/dev/shm",
+    snprintf(run->hot, sizeof run->hot, "%.4000s/llmtrain-%016llx", o->ckpt_hot_dir ? o->ckpt_hot_dir : HOT_DIRECTORY,
              (unsigned long long)hash_bytes(out, strlen(out)));
     free(real);
     run->alike = true;
@@ -638,7 +712,7 @@ static bool run_find_hot(Run* run, Error* error) {
     // A run whose --out was emptied begins anew, whatever is left of it here.
     char log[FILE_PATH_MAX + 32];
     log_path(log, sizeof log, o->out);
-    if (run->comm.rank == 0 && (!o->resume || access(log, F_OK) != 0)) checkpoint_discard(run->hot);
+    if (run->comm.rank == 0 && (!o->resume || (access(log, F_OK) != 0 && errno == ENOENT))) checkpoint_discard(run->hot);
     return run_agree(run, run->comm.rank > 0 || directory_make(run->hot, error), error);
 }
 
@@ -648,10 +722,18 @@ static bool run_init_from(Run* run, Error* error) {
     RunRecord saved;
     const char* path = run->options.init_from;
     if (!manifest_open(&manifest, &saved, path, error)) return false;
-    bool ok = checkpoint_load(&run->model, &manifest, path, true, error);
+    bool ok = config_agrees(&saved.config, &run->record.config, "--init-from", path, error) && checkpoint_load(&run->model, &manifest, path, true, error);
     json_free(&manifest);
     if (ok) printf("begins with the weights of %s\n", path);
     return ok;
+}
+
+// The weights and the state that a run begins with.
+static bool run_start(Run* run, Error* error) {
+    const Options* o = &run->options;
+    run->record.state = run_state_begin(FLOATX_GEMM == GEMM_F16, o->loss_scale);
+    flat_forget(&run->model.flat);
+    return o->init_from ? run_init_from(run, error) : model_randomize(&run->model, o->seed, error);
 }
 
 // Plans, allocates, and brings weights and state to where the run begins.
@@ -670,10 +752,10 @@ static bool run_begin(Run* run, Flag* flags, size_t flag_count, Error* error) {
     r->masters = o->masters;
     r->flags = flags;
     r->flag_count = flag_count;
-    r->state = run_state_begin(FLOATX_GEMM == GEMM_F16, o->loss_scale);
     if (!run_agree(run, model_allocate(&run->model, error) && run_allocate(run, error), error)) return false;
     if (!model_connect(&run->model, error)) return false;
     run_print_device(run);
+    if (!run_compare_devices(run, error)) return false;
     run->model.dropout.p = (float)o->dropout;
     run->model.dropout.seed = o->seed;
 
@@ -682,11 +764,11 @@ static bool run_begin(Run* run, Flag* flags, size_t flag_count, Error* error) {
         return false;
     if (!run_agree(run, !leads || o->out == NULL || directory_make(o->out, error), error)) return false;
     if (o->ckpt_hot && !run_find_hot(run, error)) return false;
-    if (o->resume && !run_load(run, &found, error)) return false;
-    ok = found || (o->init_from ? run_init_from(run, error) : model_randomize(&run->model, o->seed, error));
-    run->saved_ms = now_ms();
+    if (!run_agree(run, !leads || o->out == NULL || log_open(&run->log, o->out, error), error)) return false;
+    if (o->resume && !run_load(run, STEP_NONE, true, &found, error)) return false;
+    ok = found || run_start(run, error);
     if (o->resume && !found) printf("no checkpoint in %s yet: starting from the beginning\n", o->out);
-    if (leads && o->out) ok = ok && log_open(&run->log, o->out, r->state.step, error);
+    if (leads && o->out) ok = ok && log_cut_back(&run->log, r->state.step, error);
     if (leads && o->out && ok) checkpoint_clean(o->out);
     if (leads && run->hot[0] && ok) checkpoint_clean(run->hot);
     if (o->warmup >= o->steps) printf("note: --warmup %llu is not shorter than the run of %llu steps: the rate never reaches --lr\n",
@@ -696,7 +778,10 @@ static bool run_begin(Run* run, Flag* flags, size_t flag_count, Error* error) {
                                           (unsigned long long)o->steps);
     ok = ok && loader_open(&run->loader, &run->train, (int32_t)r->config.vocab, o->seed, run->comm.rank, run->comm.world, o->batch,
                            o->seq, error) && loader_start(&run->loader, r->state.samples, error);
-    return run_agree(run, ok, error);
+    if (!run_agree(run, ok, error)) return false;
+    run->saved_ms = run->began_ms = now_ms();
+    run_event(run, found ? "resumed" : "begun", "%zu ranks, --zero %llu, %s", run->comm.world, (unsigned long long)o->zero, FLOATX_NAME);
+    return true;
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -734,12 +819,14 @@ static bool run_end_save(Run* run, bool* good, Error* error) {
     run->alike = !*good;
     if (!*good) return true;
     double took = now_ms() - began, stalled = run->saver.stalled_ms;
+    run->stalled_ms += stalled;
     if (!hot) printf("saved %s/step_%08llu in %.0f ms, for which training stood %.0f ms\n", o->out, (unsigned long long)step, took, stalled);
     fflush(stdout);
+    if (!hot) run_event(run, "saved", "step %llu in %.0f ms, for which training stood %.0f ms", (unsigned long long)step, took, stalled);
     if (!hot && strcmp(o->ckpt_every, "auto") == 0) {
         run->save_ms = sqrt(2 * stalled * 3.6e6 * o->mtbf);
-        printf("next checkpoint in %.1f min: a save costs %.0f ms, failures come every %g h; expected to cost %.2f%%\n",
-               run->save_ms / 6e4, stalled, o->mtbf, 100 * stalled / run->save_ms);
+        printf("next checkpoint in %.1f min: a save costs %.0f ms, failures come every %g h; expected to cost %.2f%% of the time, seen so far %.2f%%\n",
+               run->save_ms / 6e4, stalled, o->mtbf, 100 * stalled / run->save_ms, 100 * run->stalled_ms / (now_ms() - run->began_ms));
     }
     fault_point("clean");
     if (run->comm.rank == 0 && hot) checkpoint_prune(run->hot, step, 2, 0);
@@ -755,6 +842,7 @@ static bool run_end_save_between(Run* run, Error* error) {
     if (!good && run->comm.rank == 0)
         fprintf(stderr, "train: step %llu is not saved: %s. Training goes on; the checkpoints before it are as they were\n",
                 (unsigned long long)step, error->text);
+    if (!good) run_event(run, "not_saved", "step %llu: %s", (unsigned long long)step, error->text);
     run->alike = false;
     return true;
 }
@@ -798,28 +886,6 @@ static void interrupt(int signal_number) {
     if (first && interrupt_speaks && write(STDERR_FILENO, message, sizeof message - 1) < 0) return;  // nobody to tell
 }
 
-enum { SKIPPED_MOST = 1000 };  // steps in a row that the guard may skip
-
-// Whether all ranks have the same parameters.
-static bool run_compare_parameters(Run* run, Error* error) {
-    Error fault;
-    bool same = flat_compare(&run->model.flat, error);
-    run->alike = !same && !comm_failed(&run->comm, &fault);
-    return same;
-}
-
-// Says which rank makes the others wait, once it has done so for --slow-steps.
-static void run_name_slow(Run* run, const StepReading* reading) {
-    const Options* o = &run->options;
-    bool slow = run->comm.world > 1 && reading->busy_max > o->slow_factor * reading->busy_median;
-    if (!slow || reading->slowest != run->slow_rank) run->slow_count = 0;
-    run->slow_rank = reading->slowest;
-    run->slow_count += slow;
-    if (slow && run->slow_count == o->slow_steps)
-        printf("note: rank %zu is slow: it needs %.0f ms a step without waiting, half of the ranks at most %.0f; for %llu steps now\n",
-               reading->slowest, reading->busy_max, reading->busy_median, (unsigned long long)o->slow_steps);
-}
-
 // For tests: one wrong bit in a parameter of the first block, as faulty memory would make it.
 static void fault_flip(Model* model) {
     unsigned char byte;
@@ -829,6 +895,77 @@ static void fault_flip(Model* model) {
     download(&byte, place, 1, model->stream);
     byte ^= 1;
     upload(place, &byte, 1, model->stream);
+}
+
+// Whether all ranks have the same parameters, and compute the same with them.
+static bool run_compare(Run* run, Error* error) {
+    Error fault;
+    bool same = flat_compare(&run->model.flat, error);
+    if (same && run->same_devices) {
+        bool flipped = fault_point("compare");
+        if (flipped) fault_flip(&run->model);
+        same = model_compare_forward(&run->model, run->tokens, run->targets, run->options.batch, run->options.seq, error);
+        if (flipped) fault_flip(&run->model);
+    }
+    run->alike = !same && !comm_failed(&run->comm, &fault);
+    return same;
+}
+
+// The run has diverged: back to the newest checkpoint before the first of the steps that were skipped last, or to the
+// beginning, and on with the samples that come now and a smaller learning rate, as "PaLM: Scaling Language Modeling with
+// Pathways" (5.1) does by hand. If it has come no further than the last time, that checkpoint was bad already, and it goes to
+// the one before. What was saved since is removed: a restart must not take it up.
+static bool run_rewind(Run* run, const StepReading* reading, Error* error) {
+    const Options* o = &run->options;
+    RunState *state = &run->record.state, diverged = *state;
+    uint64_t first = diverged.step - diverged.skipped_row + 1;
+    bool again = diverged.rewinds > 0 && first <= diverged.rewound_from;
+    char why[256];
+    bool found = false, ok = true;
+    if (!isfinite(reading->loss)) snprintf(why, sizeof why, "the loss of step %llu is %g", (unsigned long long)diverged.step, reading->loss);
+    else snprintf(why, sizeof why, "the last %llu steps were skipped: the gradient's norm is %g, its running mean %g",
+                  (unsigned long long)diverged.skipped_row, reading->grad_norm, diverged.norms.mean);
+    run->alike = true;
+    if (o->rewind == 0) return fail(error, "%s; lower --lr or raise --spike-skip, and --resume, or let --rewind do it", why);
+    if (diverged.rewinds >= o->rewind)
+        return fail(error, "%s, after %llu rewinds; lower --lr, and --resume", why, (unsigned long long)diverged.rewinds);
+    run->alike = false;
+    beat(BEAT_CHECKPOINT, diverged.step);
+    if (run->saver.state != SAVER_IDLE && !run_end_save_between(run, error)) return false;
+    if (!run_agree(run, flat_await_all(&run->model.flat, error), error)) return false;
+    fault_point("rewind");
+    // Copies in memory come when there is time for them, and would make the run depend on that.
+    if (!run_load(run, again ? diverged.rewound_to : first, false, &found, error)) return false;
+    if (!found && !run_agree(run, run_start(run, error), error)) return false;
+    state->samples = diverged.samples;
+    state->rewinds = diverged.rewinds + 1;
+    state->rewound_from = again ? diverged.rewound_from : first;
+    state->rewound_to = state->step;
+    state->lr_factor = diverged.lr_factor * o->rewind_lr;
+    fault_point("forget");
+    if (run->comm.rank == 0) {
+        if (!checkpoint_remove_from(o->out, state->step + 1) || (run->hot[0] && !checkpoint_remove_from(run->hot, state->step + 1)))
+            fprintf(stderr, "train: cannot remove the checkpoints after step %llu in %s\n", (unsigned long long)state->step, o->out);
+        ok = log_cut_back(&run->log, state->step, error);
+    }
+    run_event(run, "rewound", "from step %llu: %s; the learning rate is now multiplied by %g", (unsigned long long)diverged.step, why, state->lr_factor);
+    printf("rewound from step %llu: %s; the learning rate is now multiplied by %g\n", (unsigned long long)diverged.step, why, state->lr_factor);
+    run->saved_ms = now_ms();
+    flat_start_clock(&run->model.flat);
+    return run_agree(run, ok, error);
+}
+
+// Says which rank makes the others wait, once it has done so for --slow-steps.
+static void run_name_slow(Run* run, const StepReading* reading) {
+    const Options* o = &run->options;
+    bool slow = run->comm.world > 1 && reading->busy_max > o->slow_factor * reading->busy_median;
+    if (!slow || reading->slowest != run->slow_rank) run->slow_count = 0;
+    run->slow_rank = reading->slowest;
+    run->slow_count += slow;
+    if (!slow || run->slow_count != o->slow_steps) return;
+    printf("note: rank %zu is slow: it needs %.0f ms a step without waiting, half of the ranks at most %.0f; for %llu steps now\n",
+           reading->slowest, reading->busy_max, reading->busy_median, (unsigned long long)o->slow_steps);
+    run_event(run, "slow", "rank %zu needs %.0f ms a step, half of the ranks at most %.0f", reading->slowest, reading->busy_max, reading->busy_median);
 }
 
 // The line of a step of so many micro-batches on each rank, on the console and in the log.
@@ -869,7 +1006,7 @@ static bool run_train(Run* run, Error* error) {
     GuardOptions guard = {o->clip, o->spike_sigma, o->spike_skip, o->spike_warmup, FLOATX_GEMM == GEMM_F16, o->scale_growth};
     OptimizerOptions optimizer = {(OptimizerKind)o->optimizer, o->beta1, o->beta2, o->epsilon, o->weight_decay, o->seed};
     size_t B = o->batch, T = o->seq, rank = run->comm.rank, world = run->comm.world;
-    uint64_t accumulation = o->total_batch ? o->total_batch / (B * T * world) : 1, first_step = state->step, skipped = 0;
+    uint64_t accumulation = o->total_batch ? o->total_batch / (B * T * world) : 1, first_step = state->step;
     double began = now_ms();
 
     bool stop = state->step >= o->steps;
@@ -900,20 +1037,22 @@ static bool run_train(Run* run, Error* error) {
         if (saving && (news.saved || news.failed) && !run_end_save_between(run, error)) return false;
 
         // Of the parameters that these gradients are made with; the update would overwrite a wrong bit, or spread it.
-        if (o->check_every && (state->step + 1) % o->check_every == 0 && !run_compare_parameters(run, error)) return false;
+        if (o->check_every && (state->step + 1) % o->check_every == 0 && !run_compare(run, error)) return false;
 
         // The guard decides whether, and the schedule how far, the optimizer steps.
-        double factor = 0.0, grad_norm = reading.grad_norm, lr = schedule_lr(&schedule, state->step);
-        bool update = guard_step(state, &factor, &guard, grad_norm);
+        double factor = 0.0, lr = state->lr_factor * schedule_lr(&schedule, state->step);
+        bool finite = isfinite(reading.loss), update = guard_step(state, &factor, &guard, finite ? reading.grad_norm : NAN);
         fault_point("update");
         if (update) model_update(model, &optimizer, ++state->updates, lr, factor);
-        skipped = update ? 0 : skipped + 1;
-        run->alike = skipped == SKIPPED_MOST;
-        if (skipped == SKIPPED_MOST)
-            return fail(error, "the last %d steps were skipped: the gradient's norm is %g, its running mean %g; lower --lr or "
-                        "raise --spike-skip, and --resume", SKIPPED_MOST, grad_norm, state->norms.mean);
+        state->skipped_row = update ? 0 : state->skipped_row + 1;
         state->step++;
         run_name_slow(run, &reading);
+        if (state->skipped_row >= o->diverged_after || (!finite && o->rewind)) {
+            if (!run_rewind(run, &reading, error)) return false;
+            first_step = state->step;
+            began = now_ms();
+            continue;
+        }
 
         // What the step cost is measured before looking at the model. A GPU is still at the update then, which the next step
         // waits for; where something else comes first it must be waited for here.
@@ -927,6 +1066,8 @@ static bool run_train(Run* run, Error* error) {
         if (validates || samples || saves || state->step == first_step + 1) device_wait(model->stream);
         double ms = now_ms() - started, val_loss = NAN;
         if (pauses) beat(BEAT_CHECKPOINT, state->step);
+        bool hastens = saves && stop && !last;  // a signal: what may take long comes after the save
+        if (hastens && !run_save_now(run, error)) return false;
         if (validates) {
             fault_point("validate");
             comm_be_patient(&run->comm, true);
@@ -940,7 +1081,7 @@ static bool run_train(Run* run, Error* error) {
         if (last || state->step % o->log_every == 0 || !isnan(val_loss))
             if (!run_report(run, &reading, accumulation, lr, ms, val_loss, sent, minutes_left, error)) return false;
         if (samples && rank == 0) run_sample(run, stdout);
-        if (stop && saves && !run_save_now(run, error)) return false;
+        if (last && saves && !run_save_now(run, error)) return false;
         if (!stop && (saves || copies) && !run_save_between(run, saves ? o->out : run->hot, error)) return false;
         if (pauses) flat_start_clock(&model->flat);
     }
@@ -956,7 +1097,7 @@ static bool run_train(Run* run, Error* error) {
 // Continues --prompt with the newest good checkpoint of --out.
 static bool run_generate(Run* run, Error* error) {
     bool found = false;
-    if (!run_load(run, &found, error)) return false;
+    if (!run_load(run, STEP_NONE, false, &found, error)) return false;
     if (!found) return fail(error, "%s holds no checkpoint; give the --out of a run that has saved one", run->options.out);
     if (!run_check_prompt(&run->model.config, error) || !run_allocate(run, error)) return false;
     run_sample(run, stdout);
@@ -994,6 +1135,8 @@ static bool options_check(const Options* o, const Flag* flags, size_t flag_count
     if ((strcmp(o->ckpt_every, "0") != 0 || o->ckpt_hot) && o->out == NULL)
         return fail(error, "--ckpt-%s needs --out, the directory for the checkpoints", o->ckpt_hot ? "hot" : "every");
     if (o->val_every && o->val == NULL) return fail(error, "--val-every needs --val, the shards to validate on");
+    if (o->rewind && strcmp(o->ckpt_every, "0") == 0)
+        return fail(error, "--rewind needs --ckpt-every, for checkpoints to go back to");
     if (o->out && o->out[0] == 0) return fail(error, "--out is empty; give the directory of the run");
     if (o->out && strlen(o->out) > 3900) return fail(error, "--out is longer than 3900 characters; give a shorter path");
     if (o->data == NULL && o->out == NULL && !o->plan)
@@ -1080,6 +1223,7 @@ int main(int argc, char** argv) {
         else fprintf(stderr, "train: %s\n", error.text);
     }
     if (ok) beat(BEAT_DONE, run.record.state.step);
+    if (run.began_ms > 0) run_event(&run, ok ? "done" : run.preempted ? "stopped" : "failed", "%s", ok ? "all steps" : error.text);
     run_free(&run);
     double grace_ms = ok ? 1e3 * run.options.timeout : REAP_MS;
     int code = comm_reap(&launch, ok ? 0 : run.wrong_flags ? 2 : run.preempted ? SUPERVISE_SAVED : 1, grace_ms, &error);

@@ -12,19 +12,25 @@
 //   damage      each byte of each file of a checkpoint changed in turn, files cut short or missing: found, named, and
 //               the checkpoint before it is used
 //   disk        full, read-only, deleted, writes cut short: a sentence, and what was saved stays good
+//   failing     the kernel answers 'Input/output error' (bad_disk.h): to all flushes, writes or renames of a rank after
+//               a good checkpoint: each save that fails is told, and training goes on; to what a resume reads: that
+//               is passed over by name, or ends it, and no run is begun anew; to any single call. And reads and writes
+//               do half of what they are asked, always
+//   clock       the time of day goes back and forth, for the program (a library that it loads first) and for its files
 //   prune       killed while an old checkpoint is removed
 //   reshard     3 ranks, 2, 1, 4, with other stages, each killed: one run
 //   hot         copies in memory that are newer, damaged, gone; or of an --out that is relative and did not exist
+//   rewind      a run that diverges and goes back (--rewind), killed in the middle of that and at random times
 //
-// A clock that is set back cannot be shown without setting this machine's; but nothing asks for it: base.h's now_ms
-// is CLOCK_MONOTONIC and the only clock of the trainer and its checkpoints, no file's time is read, the newest
-// checkpoint is the one of the highest step. (The supervisor writes the time of day into its reports, and decides
-// nothing by it.)
+// Nothing asks for the time of day: base.h's now_ms is CLOCK_MONOTONIC and the only clock of the trainer and its
+// checkpoints, no file's time is read, the newest checkpoint is the one of the highest step. (Reports tell the time of
+// day, events.jsonl and those of the supervisor; nothing is decided by it.)
 //
-// The kills are shared out among --workers processes, each with a directory of its own. A case depends on its number
-// and on --seed alone: --case I repeats one.
+// Cases are shared out among --workers processes, each with a directory of its own. A case of the kills depends on its
+// number and on --seed alone: --case I repeats one.
 
 #include "../checkpoint.h"
+#include "bad_disk.h"
 #include "pieces.h"
 #include "scratch.h"
 
@@ -68,6 +74,7 @@ static const char* const MODE_NAMES[4] = {"sync", "sync, hot copies", "async", "
 static struct {
     Count passed, failed, skipped;
     Count cases, kills, quiet;  // quiet: runs that ended before anyone could strike
+    Count taken;                // cases of the list that workers share out among them
     Mode modes[4];
 } * shared;
 
@@ -215,19 +222,24 @@ typedef struct {
     pid_t pids[RANKS_MAX];
     bool ended[RANKS_MAX], stopped[RANKS_MAX], hit[RANKS_MAX];
     int status[RANKS_MAX];
+    int listeners[RANKS_MAX];  // of those with a bad disk; -1: none
     int port;           // socket that keeps the port from others
     bool struck, late;  // somebody was hit; somebody did not end by himself
     double began_ms, struck_ms, ended_ms, first_line_ms;
     char* text[2];  // what rank 0 wrote to stdout and stderr; owned
 } Job;
 
-static bool drops_rights;  // programs run as a user who may not write everywhere
+// Of the programs to be started:
+static bool drops_rights;           // they run as a user who may not write everywhere
+static const char* preload;         // a library that they load first; NULL: none
+static BadDisk* bad_disk;           // what files do to them; NULL: nothing
+static size_t bad_rank = SIZE_MAX;  // to this one alone; SIZE_MAX: to all
 
 static const char* action_of(int signal) { return signal == SIGKILL ? "kill" : signal == SIGSTOP ? "stop" : "segv"; }
 
 // In the child: becomes a rank.
 static void job_child(const Job* job, size_t rank, size_t port, const char* arguments, const Blow* blow,
-                      const char* variable, size_t file_limit) {
+                      const char* variable, size_t file_limit, int disk_socket) {
     char *words[128], text[4096];
     size_t word_count = 0;
     const struct rlimit no_core = {0, 0}, limit = {file_limit, file_limit};
@@ -250,6 +262,7 @@ static void job_child(const Job* job, size_t rank, size_t port, const char* argu
     // A program with the address sanitizer, too, is to die of it.
     if (blow->signal == SIGSEGV) setenv("ASAN_OPTIONS", "handle_segv=0", 1);
     if (variable) setenv("LLMTRAIN_TEST_FAULT", variable, 1);
+    if (preload) setenv("LD_PRELOAD", preload, 1);
     if (blow->signal && blow->point && (blow->all || blow->victim == rank))
         setenv("LLMTRAIN_TEST_FAULT",
                path_of("rank %zu step %zu at %s do %s", rank, blow->step, blow->point, action_of(blow->signal)), 1);
@@ -258,6 +271,7 @@ static void job_child(const Job* job, size_t rank, size_t port, const char* argu
     words[word_count++] = test.train;
     for (char* word = strtok(text, " "); word && word_count < 127; word = strtok(NULL, " ")) words[word_count++] = word;
     words[word_count] = NULL;
+    if (disk_socket >= 0 && !bad_disk_enter(bad_disk->calls, disk_socket)) _exit(113);
     execv(words[0], words);
     _exit(113);
 }
@@ -285,10 +299,20 @@ static void job_start(Job* job, size_t world, const char* arguments, const Blow*
     job->began_ms = now_ms();
     fflush(stdout);
     for (size_t r = 0; r < world; r++) {
+        int sockets[2] = {-1, -1};
+        bool has_bad_disk = bad_disk && (bad_rank == SIZE_MAX || bad_rank == r);
         remove(path_of("%s/output_%zu_1", place, r));
+        need(!has_bad_disk || socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) == 0, "a socket");
         job->pids[r] = fork();
         need(job->pids[r] >= 0, "a process");
-        if (job->pids[r] == 0) job_child(job, r, ntohs(address.sin_port), arguments, blow, variable, file_limit);
+        if (job->pids[r] == 0)
+            job_child(job, r, ntohs(address.sin_port), arguments, blow, variable, file_limit, sockets[1]);
+        job->listeners[r] = -1;
+        if (!has_bad_disk) continue;
+        close(sockets[1]);
+        job->listeners[r] = bad_disk_listen(sockets[0]);
+        close(sockets[0]);
+        need(job->listeners[r] >= 0, "a filter of system calls");
     }
 }
 
@@ -322,13 +346,15 @@ static void job_look(Job* job) {
     }
 }
 
-// Until all have ended. Those that are stopped are killed when the others have ended, and so is what runs for too long.
+// Until all have ended; meanwhile their calls to a bad disk are answered. Those that are stopped are killed when the
+// others have ended, and so is what runs for too long.
 static void job_wait(Job* job, const Blow* blow) {
     double due = NAN;
     size_t lines = 0;
     for (bool busy = true; busy;) {
         size_t running = 0, left = 0;
-        sleep_ms(1);
+        if (bad_disk) bad_disk_serve(bad_disk, job->listeners, job->pids, job->world, 1);
+        else sleep_ms(1);
         job_look(job);
         for (size_t r = 0; r < job->world; r++) {
             running += !job->ended[r] && !job->stopped[r];
@@ -347,6 +373,7 @@ static void job_wait(Job* job, const Blow* blow) {
             if (!job->ended[r] && (late || (running == 0 && job->stopped[r]))) kill(job->pids[r], SIGKILL);
     }
     close(job->port);
+    for (size_t r = 0; r < job->world; r++) if (job->listeners[r] >= 0) close(job->listeners[r]);
     size_t bytes;
     for (int stream = 0; stream < 2; stream++)
         job->text[stream] = text_read(path_of("%s/output_0_%d", place, stream + 1), &bytes);
@@ -474,8 +501,8 @@ static void check_complete(size_t world) {
         unsigned long long step = 0;
         sscanf(entry->d_name, "step_%llu", &step);
         snprintf(expected, sizeof expected, "step_%08llu", step);
-        if (entry->d_name[0] != '.' && strcmp(entry->d_name, "metrics.jsonl") != 0 &&
-            strcmp(entry->d_name, expected) != 0)
+        bool log = strcmp(entry->d_name, "metrics.jsonl") == 0 || strcmp(entry->d_name, "events.jsonl") == 0;
+        if (entry->d_name[0] != '.' && !log && strcmp(entry->d_name, expected) != 0)
             blame("%s is left behind", entry->d_name);
         DIR* inner = strcmp(entry->d_name, expected) == 0 ? opendir(path_of("%s/%s", out, expected)) : NULL;
         for (struct dirent* file; inner && (file = readdir(inner)) != NULL;)
@@ -718,6 +745,31 @@ static void worker_run(void) {
     while (__atomic_load_n(&shared->kills, __ATOMIC_RELAXED) < test.kills)
         kill_case(__atomic_add_fetch(&shared->cases, 1, __ATOMIC_RELAXED));
     run_remove();
+}
+
+// Workers take the cases of a list in turn, each in a directory of its own.
+static void share_out(const char* name, size_t cases, void (*enter)(void), void (*run)(size_t)) {
+    pid_t workers[64];
+    size_t count = min_size(test.workers, cases);
+    fflush(stdout);
+    shared->taken = 0;
+    for (size_t w = 0; w < count; w++) {
+        workers[w] = fork();
+        need(workers[w] >= 0, "a process");
+        if (workers[w] != 0) continue;
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        worker_enter(path_of("%s_%zu", name, w));
+        if (enter) enter();
+        for (Count i; (i = __atomic_fetch_add(&shared->taken, 1, __ATOMIC_RELAXED)) < cases;) run(i);
+        run_remove();
+        fflush(stdout);
+        _exit(0);
+    }
+    for (size_t w = 0; w < count; w++) {
+        int status;
+        if (waitpid(workers[w], &status, 0) != workers[w] || status != 0) blame("worker %zu ended badly", w);
+    }
+    verdict("%s: %zu cases, shared out among %zu workers", name, cases, count);
 }
 
 static void test_kills(void) {
@@ -1057,27 +1109,444 @@ static void disk_case(const DiskCase* c, size_t world, bool async) {
 }
 
 // In a process of its own, whose mounts nobody else sees.
-static void test_disk(void) {
-    fflush(stdout);
-    pid_t child = fork();
-    need(child >= 0, "a process");
-    if (child == 0) {
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
-        worker_enter("disk");
-        mounts = unshare(CLONE_NEWNS) == 0 && mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0;
-        need(chmod(place, 0777) == 0, place);
-        for (size_t i = 0; i < sizeof DISK_CASES / sizeof DISK_CASES[0]; i++) {
-            disk_case(&DISK_CASES[i], 1, false);
-            disk_case(&DISK_CASES[i], 3, true);
-        }
-        fflush(stdout);
-        _exit(0);
-    }
-    int status;
-    if (waitpid(child, &status, 0) != child || status != 0) blame("the process with the disks ended badly");
-    verdict("disks, in a process of its own");
+static void disk_enter(void) {
+    mounts = unshare(CLONE_NEWNS) == 0 && mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0;
+    need(chmod(place, 0777) == 0, place);
 }
 
+static void disk_run(size_t i) { disk_case(&DISK_CASES[i / 2], i % 2 ? 3 : 1, i % 2); }
+
+static void test_disk(void) { share_out("disk", 2 * sizeof DISK_CASES / sizeof DISK_CASES[0], disk_enter, disk_run); }
+
+// ------------------------------------------------------------------------------------------------
+// A disk that fails: 'Input/output error', from the kernel for all that the trainer can see
+
+#define SAVES_FAIL "/step_00000008"  // what has this in its path is the first that the disk does not take
+#define GOOD_STEP ((size_t)4)        // the last before it
+
+enum { DISK_CHANGES = DISK_WRITE | DISK_FLUSH | DISK_RENAME | DISK_OPEN | DISK_MAKE | DISK_REMOVE | DISK_CUT };
+
+static const struct { const char* name; unsigned calls; const char* inside; } FAILING_SAVES[] = {
+    {"flushes", DISK_FLUSH, ".safetensors"},
+    {"writes", DISK_WRITE, "/step_"},
+    {"renames", DISK_RENAME, "/step_"},
+    {"all that changes --out", DISK_CHANGES, "/run"},
+};
+enum { FAILING_SAVE_COUNT = sizeof FAILING_SAVES / sizeof FAILING_SAVES[0] };
+
+static BadDisk disk_that_fails(unsigned calls, const char* inside, const char* after, uint64_t first, uint64_t length) {
+    BadDisk disk;
+    memset(&disk, 0, sizeof disk);
+    disk.calls = calls;
+    disk.error = EIO;
+    disk.inside = inside;
+    disk.after = after;
+    disk.first = first;
+    disk.length = length;
+    return disk;
+}
+
+static void job_run_on(BadDisk* disk, size_t rank, Job* job, size_t world, const char* arguments,
+                       const char* variable) {
+    bad_disk = disk;
+    bad_rank = rank;
+    job_start(job, world, arguments, &NO_BLOW, variable, 0);
+    job_wait(job, &NO_BLOW);
+    bad_disk = NULL;
+    bad_rank = SIZE_MAX;
+    check_survivors(job);
+}
+
+// A run that ended with an error ended with a sentence that gives the reason.
+static void check_sentence(const Job* job) {
+    const char* text = job->text[1];
+    const char* last = text;
+    for (const char* at = text; (at = strchr(at, '\n')) != NULL && at[1]; last = ++at) continue;
+    if (strncmp(last, "train: ", 7) != 0 || !strstr(last, strerror(EIO)))
+        blame("it ends without a sentence that says '%s': %.300s", strerror(EIO), text);
+}
+
+// Every save after the first fails: one sentence for each, to the end. Of 1 rank or of 3, sync or async.
+static void failing_save(size_t kind, size_t index) {
+    Way way = {index < 2 ? 1 : 3, index < 2 ? 0 : 2, 4, 0, index % 2, 0};
+    size_t rank = index < 2 ? 0 : index - 1, told = 0;
+    BadDisk disk = disk_that_fails(FAILING_SAVES[kind].calls, FAILING_SAVES[kind].inside, SAVES_FAIL, 0, UINT64_MAX);
+    bool log_fails = rank == 0 && strcmp(disk.inside, "/step_") != 0;
+    char* end;
+    Job job;
+    run_remove();
+    // Another rank that still writes hears of the failure first: the reason must not be lost by that.
+    const char* variable = way.async ? "rank 1 step 1 at write do sleep" : NULL;
+    job_run_on(&disk, rank, &job, way.world, arguments_of(&way, ""), variable);
+    if (!WIFEXITED(job.status[0]) || WEXITSTATUS(job.status[0]) != 1) blame("it should end with exit code 1");
+    check_sentence(&job);
+    for (char* line = job.text[1]; (end = strchr(line, '\n')) != NULL; line = end + 1) {
+        *end = 0;
+        size_t step = strstr(line, "train: step ") == line ? (size_t)strtoull(line + 12, NULL, 10) : 0;
+        bool of_log = log_fails && (strstr(line, "metrics.jsonl") || strstr(line, "events.jsonl")), last = end[1] == 0;
+        told += step > 0;
+        if (step > 0 && step != GOOD_STEP + told * way.every) blame("unexpected: %s", line);
+        if (step == 0 && !of_log && !last) blame("unexpected: %s", line);
+        if (!strstr(line, run_path()) || !strstr(line, strerror(EIO))) blame("no path, or no reason: %s", line);
+    }
+    size_t expected = (STEPS - 1) / way.every - GOOD_STEP / way.every;
+    if (told != expected) blame("%zu failed saves are told of %zu", told, expected);
+    if (!log_fails && log_hash(run_path(), NULL) != reference.log[way.world]) blame("another log than the reference's");
+    check_whole(run_path());
+    if (blames[0]) blame_job(&job);
+    job_free(&job);
+    if (run_well(&job, way.world, arguments_of(&way, "--resume"))) {
+        if (resumed_from(&job) != GOOD_STEP) blame("it resumed from step %zu", resumed_from(&job));
+        check_complete(way.world);
+    }
+    job_free(&job);
+    verdict("%s fail: rank %zu of %zu, %s: trains to the end, and resumes from step %zu", FAILING_SAVES[kind].name,
+            rank, way.world, way.async ? "async" : "sync", GOOD_STEP);
+}
+
+// The log's disk fails for a while.
+static void failing_log(size_t index) {
+    Way way = {1, 0, 4, 0, index, 0};
+    BadDisk disk = disk_that_fails(DISK_WRITE, "metrics.jsonl", SAVES_FAIL, 0, 10);
+    Job job;
+    run_remove();
+    job_run_on(&disk, 0, &job, way.world, arguments_of(&way, ""), NULL);
+    if (!job_good(&job) || disk.failed != disk.length) blame("%zu writes failed", (size_t)disk.failed);
+    if (!strstr(job.text[1], strerror(EIO)) || !strstr(job.text[1], "metrics.jsonl"))
+        blame("it does not say what failed");
+    check_complete(way.world);
+    if (blames[0]) blame_job(&job);
+    job_free(&job);
+    verdict("the log cannot be written for a while, %s: no line is lost", way.async ? "async" : "sync");
+}
+
+static char half[PATH_MAX];  // a run that was killed, with checkpoints of the steps 10 and 20
+static const Way HALF_WAY = {1, 0, 10, 0, false, 0};
+
+static void half_restore(void) {
+    run_remove();
+    need(system(path_of("cp -R '%s' '%s'", half, run_path())) == 0, "a copy of a run");
+}
+
+// What cannot be read is named, or ends the run; a run is never begun anew over one that is there.
+static const struct {
+    const char* name;
+    unsigned calls;
+    const char* inside;
+    size_t world, rank, from;  // from: the step; SIZE_MAX: it ends
+} FAILING_LOADS[] = {
+    {"the newest checkpoint", DISK_READ, "/step_00000020", 1, 0, 10},
+    {"the newest checkpoint, by one of three ranks", DISK_READ, "/step_00000020/rank_", 3, 1, 10},
+    {"the files of the newest checkpoint cannot be opened", DISK_OPEN, "/step_00000020/", 1, 0, 10},
+    {"any checkpoint", DISK_READ, "/step_", 1, 0, SIZE_MAX},
+    {"the list of checkpoints", DISK_LIST, "/run", 1, 0, SIZE_MAX},
+    {"the directory of the run", DISK_OPEN, "/run", 3, 0, SIZE_MAX},
+    {"the log", DISK_READ, "metrics.jsonl", 1, 0, SIZE_MAX},
+};
+
+static void failing_load(size_t i) {
+    size_t world = FAILING_LOADS[i].world, from = FAILING_LOADS[i].from;
+    Way way = HALF_WAY;
+    BadDisk disk = disk_that_fails(FAILING_LOADS[i].calls, FAILING_LOADS[i].inside, NULL, 0, UINT64_MAX);
+    Job job;
+    half_restore();
+    uint64_t log = log_hash(run_path(), NULL);
+    way.world = world;
+    job_run_on(&disk, FAILING_LOADS[i].rank, &job, world, arguments_of(&way, "--resume"), NULL);
+    bool good = job_good(&job);
+    if (good != (from != SIZE_MAX)) blame(good ? "it trains" : "it does not train");
+    if (good && resumed_from(&job) != from) blame("it resumed from step %zu", resumed_from(&job));
+    if (!strstr(job.text[1], strerror(EIO)) || !strstr(job.text[1], disk.inside))
+        blame("it does not say what cannot be read");
+    if (good) check_weights();
+    else if (log_hash(run_path(), NULL) != log) blame("it has changed the log");
+    check_whole(run_path());
+    if (blames[0]) blame_job(&job);
+    job_free(&job);
+    if (!good && run_well(&job, 1, arguments_of(&HALF_WAY, "--resume"))) {
+        if (resumed_from(&job) != 20) blame("then it resumed from step %zu", resumed_from(&job));
+        check_complete(1);
+    }
+    if (!good) job_free(&job);
+    verdict("cannot be read: %s: %s", FAILING_LOADS[i].name,
+            good ? "the one before it is used" : "it ends with a sentence");
+}
+
+// Every call of a run that touches --out fails in turn, once.
+static uint64_t calls_made[2];  // by a run that begins, and by one that resumes
+
+static const char* one_call_arguments(bool resumes) {
+    return arguments_of(&HALF_WAY, resumes ? "--ckpt-keep 1 --resume" : "--ckpt-keep 1");
+}
+
+static void count_calls(bool resumes) {
+    BadDisk disk = disk_that_fails(DISK_ALL, "/run", NULL, 0, 0);
+    Job job;
+    run_remove();
+    if (resumes) half_restore();
+    job_run_on(&disk, 0, &job, 1, one_call_arguments(resumes), NULL);
+    if (!job_good(&job)) blame_job(&job);
+    check_complete(1);
+    calls_made[resumes] = disk.met;
+    job_free(&job);
+    verdict("a run that %s touches its directory %zu times", resumes ? "resumes" : "begins", (size_t)disk.met);
+}
+
+static void one_call_fails(bool resumes, uint64_t number) {
+    BadDisk disk = disk_that_fails(DISK_ALL, "/run", NULL, number, 1);
+    Job job;
+    run_remove();
+    if (resumes) half_restore();
+    job_run_on(&disk, 0, &job, 1, one_call_arguments(resumes), NULL);
+    // What is written is needed; what prunes may fail until the next save.
+    bool good = job_good(&job), needed = (disk.kind & DISK_CHANGES) && disk.kind != DISK_REMOVE;
+    size_t saved = max_size(last_saved(&job), resumes ? 20 : 0);
+    if (disk.failed != 1) blame("no call failed");
+    if (good) check_weights();
+    if (good && log_hash(run_path(), NULL) != reference.log[1]) blame("another log than the reference's");
+    needed = needed && (strstr(disk.path, ".tmp") || strstr(disk.path, "metrics.jsonl"));
+    if (good && needed && !strstr(job.text[1], strerror(EIO))) blame("it says nothing of it");
+    if (!good) check_sentence(&job);
+    if (resumes && good && resumed_from(&job) != 20 && !strstr(job.text[1], "trying the checkpoint before it"))
+        blame("it goes on from step %zu and says nothing of it", resumed_from(&job));
+    check_whole(run_path());
+    if (blames[0]) blame_job(&job);
+    job_free(&job);
+    if (run_well(&job, 1, one_call_arguments(true))) {
+        size_t from = resumed_from(&job);
+        if (from < saved || from > STEPS) blame("then it resumed from step %zu, though %zu was saved", from, saved);
+        check_complete(1);
+    }
+    job_free(&job);
+    verdict("call %zu of a run that %s, a %s of %s: %s", (size_t)number, resumes ? "resumes" : "begins",
+            disk_kind_name(disk.kind), strstr(disk.path, "/run") ? strstr(disk.path, "/run") + 1 : "?",
+            good ? "it runs to its end" : "it ends with a sentence");
+}
+
+// Reads and writes that do half of what they are asked, always.
+static void halved(size_t index) {
+    Way way = {index ? 3 : 1, index ? 1 : 0, 5, 3, index, 0};
+    Blow blow = {SIGKILL, true, 0, "load", 18, 0, 0};
+    BadDisk disk = disk_that_fails(DISK_READ | DISK_WRITE, "/run", NULL, 0, UINT64_MAX);
+    uint64_t failed;
+    Job job;
+    disk.error = 0;
+    run_remove();
+    bad_disk = &disk;
+    job_start(&job, way.world, arguments_of(&way, ""), &blow, NULL, 0);
+    job_wait(&job, &blow);
+    bad_disk = NULL;
+    failed = disk.failed;
+    if (!job.struck) blame("it was not killed");
+    check_whole(run_path());
+    job_free(&job);
+    job_run_on(&disk, SIZE_MAX, &job, way.world, arguments_of(&way, "--resume"), NULL);
+    size_t from = resumed_from(&job);
+    if (!job_good(&job) || from < 10 || from == SIZE_MAX) blame_job(&job);
+    if (failed < 100 || disk.failed < failed + 100)
+        blame("only %zu, %zu calls were cut", (size_t)failed, (size_t)disk.failed);
+    job_free(&job);
+    check_complete(way.world);
+    verdict("%zu reads and writes did half of what they were asked: %zu rank%s, %s", (size_t)disk.failed, way.world,
+            way.world > 1 ? "s" : "", way.async ? "async" : "sync");
+}
+
+enum { FAILING_LOAD_COUNT = sizeof FAILING_LOADS / sizeof FAILING_LOADS[0], SAMPLED_CALLS = 8 };
+
+// With 500 kills everything; else each kind of save in two of the four ways, and some calls.
+static bool all_fail(void) { return test.kills >= 500; }
+
+static size_t calls_of(bool resumes) {
+    return all_fail() ? (size_t)calls_made[resumes] : min_size(SAMPLED_CALLS, (size_t)calls_made[resumes]);
+}
+
+static size_t failing_count(size_t part) {
+    const size_t saves = FAILING_SAVE_COUNT * (all_fail() ? 4 : 2);
+    const size_t counts[] = {saves, FAILING_LOAD_COUNT, 2, 2, calls_of(false), calls_of(true)};
+    return part < sizeof counts / sizeof counts[0] ? counts[part] : 0;
+}
+
+static void failing_case(size_t i) {
+    size_t part = 0;
+    while (i >= failing_count(part)) i -= failing_count(part++);
+    bool resumes = part == 5;
+    if (part == 0) failing_save(i / (all_fail() ? 4 : 2), all_fail() ? i % 4 : 2 * (i % 2) + i / 2 % 2);
+    else if (part == 1) failing_load(i);
+    else if (part == 2) failing_log(i);
+    else if (part == 3) halved(i);
+    else one_call_fails(resumes, (i * calls_made[resumes] / calls_of(resumes) + test.seed) % calls_made[resumes]);
+}
+
+static void test_failing(void) {
+    Blow blow = {SIGKILL, true, 0, "load", 23, 0, 0};
+    Job job;
+    if (!bad_disk_possible()) {
+        skip("a disk that fails", "this machine does not let the test answer system calls (seccomp)");
+        return;
+    }
+    run_remove();
+    snprintf(half, sizeof half, "%.1000s/half", root);
+    job_start(&job, 1, arguments_of(&HALF_WAY, ""), &blow, NULL, 0);
+    job_wait(&job, &blow);
+    if (!job.struck) blame("it was not killed");
+    job_free(&job);
+    need(rename(run_path(), half) == 0, half);
+    for (int resumes = 0; resumes < 2; resumes++) count_calls(resumes);
+    size_t cases = 0;
+    for (size_t part = 0; failing_count(part) > 0; part++) cases += failing_count(part);
+    share_out("failing", cases, NULL, failing_case);
+    remove_tree(half);
+}
+
+// ------------------------------------------------------------------------------------------------
+// A clock that is set back
+
+// Goes an hour back whenever a file takes its name, and far forward once; that is also what the files say.
+static const char CLOCK_SOURCE[] =
+    "#define _GNU_SOURCE\n"
+    "#include <fcntl.h>\n"
+    "#include <sys/stat.h>\n"
+    "#include <sys/syscall.h>\n"
+    "#include <sys/time.h>\n"
+    "#include <time.h>\n"
+    "#include <unistd.h>\n"
+    "static int renames;\n"
+    "int clock_gettime(clockid_t clock, struct timespec* t) {\n"
+    "    long result = syscall(SYS_clock_gettime, clock, t);\n"
+    "    int n = __atomic_load_n(&renames, __ATOMIC_RELAXED);\n"
+    "    if (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE) t->tv_sec += (n < 24 ? -n : 1000 - n) * 3600;\n"
+    "    return (int)result;\n"
+    "}\n"
+    "int gettimeofday(struct timeval* t, void* zone) {\n"
+    "    struct timespec now;\n"
+    "    (void)zone;\n"
+    "    clock_gettime(CLOCK_REALTIME, &now);\n"
+    "    t->tv_sec = now.tv_sec;\n"
+    "    t->tv_usec = now.tv_nsec / 1000;\n"
+    "    return 0;\n"
+    "}\n"
+    "time_t time(time_t* t) {\n"
+    "    struct timespec now;\n"
+    "    clock_gettime(CLOCK_REALTIME, &now);\n"
+    "    if (t) *t = now.tv_sec;\n"
+    "    return now.tv_sec;\n"
+    "}\n"
+    "int rename(const char* from, const char* to) {\n"
+    "    struct timespec times[2];\n"
+    "    int result = renameat(AT_FDCWD, from, AT_FDCWD, to);\n"
+    "    __atomic_fetch_add(&renames, 1, __ATOMIC_RELAXED);\n"
+    "    clock_gettime(CLOCK_REALTIME, &times[0]);\n"
+    "    times[1] = times[0];\n"
+    "    if (result == 0) utimensat(AT_FDCWD, to, times, 0);\n"
+    "    return result;\n"
+    "}\n";
+
+// The checkpoints of the highest step and of the latest time in a directory, and how many there are.
+static size_t newest_of(const char* out, size_t* by_step, size_t* by_time) {
+    uint64_t step = UINT64_MAX;
+    size_t count = 0;
+    time_t latest = 0;
+    *by_step = *by_time = 0;
+    while (checkpoint_before(&step, out, step)) {
+        struct stat status;
+        if (stat(path_of("%s/step_%08llu", out, (unsigned long long)step), &status) != 0) continue;
+        if (count++ == 0) *by_step = (size_t)step;
+        if (count == 1 || status.st_mtime > latest) *by_time = (size_t)step;
+        if (count == 1 || status.st_mtime > latest) latest = status.st_mtime;
+    }
+    return count;
+}
+
+// Saves by the minute, prunes, keeps copies in memory, and is killed, while the clock goes back and forth.
+static void clock_case(size_t world, bool async) {
+    enum { LINES = 18, KEEP = 3, SAVES_LEAST = 5 };
+    Way way = {world, world > 1 ? 1 : 0, 1, 4, async, 0};
+    Blow blow = {SIGKILL, true, 0, NULL, 0, LINES, 0};
+    size_t by_step, hot_step, ignored, saves = 0;
+    char arguments[4096], minutes[4096];
+    struct stat newest;
+    Job job;
+    run_remove();
+    snprintf(arguments, sizeof arguments, "%s", arguments_of(&way, "--ckpt-keep 3"));
+    char* every = strstr(arguments, "--ckpt-every 1 ");
+    need(every != NULL, "the flag");
+    snprintf(minutes, sizeof minutes, "%.*s--ckpt-every 0.001min %.2000s", (int)(every - arguments), arguments,
+             every + strlen("--ckpt-every 1 "));
+    job_start(&job, world, minutes, &blow, SLOWLY, 0);
+    job_wait(&job, &blow);
+    if (!job.struck) blame("it was not killed");
+    for (const char* at = job.text[0]; (at = strstr(at, "\nsaved ")) != NULL; at++) saves++;
+    if (saves < SAVES_LEAST) blame("in %d slow steps it saved only %zu times", LINES, saves);
+    size_t count_left = newest_of(run_path(), &by_step, &ignored), saved = last_saved(&job);
+    newest_of(hot_path(run_path()), &hot_step, &ignored);
+    if (by_step < saved || count_left < KEEP || count_left > KEEP + 1)
+        blame("of %zu saves, the last of step %zu, %zu are left, up to step %zu", saves, saved, count_left, by_step);
+    bool there = stat(path_of("%s/step_%08zu", run_path(), by_step), &newest) == 0;
+    if (!there || fabs(difftime(newest.st_mtime, time(NULL))) < 1800) blame("the clock was not set");
+    check_survivors(&job);
+    check_whole(run_path());
+    job_free(&job);
+    snprintf(arguments, sizeof arguments, "%.4000s --resume", minutes);
+    if (run_well(&job, world, arguments)) {
+        if (resumed_from(&job) != max_size(by_step, hot_step))
+            blame("it resumed from step %zu, not %zu", resumed_from(&job), max_size(by_step, hot_step));
+        check_complete(world);
+    }
+    job_free(&job);
+    verdict("the clock goes back and forth: %zu rank%s, %s: %zu saves, resumed from the newest", world,
+            world > 1 ? "s" : "", async ? "async" : "sync", saves);
+}
+
+// The oldest checkpoint has the newest time.
+static void old_looks_new(void) {
+    Way way = {1, 0, 4, 0, false, 0};
+    Blow blow = {SIGKILL, true, 0, "load", 18, 0, 0};
+    size_t by_step, by_time;
+    Job job;
+    run_remove();
+    job_start(&job, 1, arguments_of(&way, ""), &blow, NULL, 0);
+    job_wait(&job, &blow);
+    if (!job.struck) blame("it was not killed");
+    job_free(&job);
+    for (size_t step = 4; step <= 16; step += 4) {
+        static const char* const names[] = {"", "/manifest.json", "/rank_00000.safetensors"};
+        const struct timespec time = {(time_t)(2000000000 - 100000000 * step), 0}, times[2] = {time, time};
+        for (size_t f = 0; f < 3; f++)
+            need(utimensat(AT_FDCWD, path_of("%s/step_%08zu%s", run_path(), step, names[f]), times, 0) == 0, "a time");
+    }
+    newest_of(run_path(), &by_step, &by_time);
+    if (by_step != 16 || by_time != 4) blame("steps %zu and %zu are the newest", by_step, by_time);
+    if (run_well(&job, 1, arguments_of(&way, "--ckpt-keep 2 --resume"))) {
+        if (resumed_from(&job) != 16) blame("it resumed from step %zu", resumed_from(&job));
+        check_complete(1);
+        if (newest_of(run_path(), &by_step, &by_time) != 2 || by_step != STEPS) blame("it kept others than the newest");
+    }
+    job_free(&job);
+    verdict("the oldest checkpoint has the newest time: resumed from the highest step, and kept the highest two");
+}
+
+static void clock_run(size_t i) {
+    if (i == 2) old_looks_new();
+    else clock_case(i ? 3 : 1, i);
+}
+
+static void test_clock(void) {
+    char library[PATH_MAX];
+    const char* compiler = getenv("CC");
+    snprintf(library, sizeof library, "%.1000s/clock.so", root);
+    text_write(path_of("%s/clock.c", root), CLOCK_SOURCE, strlen(CLOCK_SOURCE));
+    bool compiles = system(path_of("%s -shared -fPIC -O1 -o '%s' '%s/clock.c' > /dev/null 2>&1",
+                                   compiler && compiler[0] ? compiler : "cc", library, root)) == 0;
+    bool works = compiles && system(path_of("LD_PRELOAD='%s' '%s' --help > /dev/null 2>&1", library, test.train)) == 0;
+    if (!works)
+        skip("a clock that is set back",
+             compiles ? "the program wants its own libraries first, as with the address sanitizer"
+                      : "there is no C compiler; set CC");
+    preload = library;
+    if (works) share_out("clock", 3, NULL, clock_run);
+    preload = NULL;
+    if (!works) old_looks_new();
+}
 // ------------------------------------------------------------------------------------------------
 // Other numbers of ranks; copies in memory
 
@@ -1197,6 +1666,74 @@ static void test_hot(void) {
 }
 
 // ------------------------------------------------------------------------------------------------
+// Rewinds
+//
+// Every skipped step counts as a divergence; each run has several.
+
+#define REWINDS "--diverged-after 1 --rewind 99 --rewind-lr 0.99 --ckpt-keep 6"
+enum { REWOUND_MAX = 32, REWIND_KILLS = 8 };
+
+static const Way REWIND_WAYS[] = {{1, 0, 2, 0, false, 0}, {3, 2, 2, 1, true, 0}};
+enum { REWIND_WAYS_COUNT = sizeof REWIND_WAYS / sizeof REWIND_WAYS[0] };
+
+static struct {
+    uint64_t weights, log;
+    size_t steps[REWOUND_MAX], count;  // in which the run diverged
+} rewound[REWIND_WAYS_COUNT];          // what a run of each way leaves that nobody kills
+
+static void rewind_reference(size_t way) {
+    Job job;
+    size_t bytes;
+    run_remove();
+    if (run_well(&job, REWIND_WAYS[way].world, arguments_of(&REWIND_WAYS[way], REWINDS))) {
+        char* events = text_read(path_of("%s/events.jsonl", run_path()), &bytes);
+        for (const char* at = events; (at = strstr(at, "\"detail\": \"from step ")) != NULL && rewound[way].count < REWOUND_MAX; at++)
+            rewound[way].steps[rewound[way].count++] = (size_t)strtoull(at + strlen("\"detail\": \"from step "), NULL, 10);
+        free(events);
+        rewound[way].weights = weights_of(STEPS);
+        rewound[way].log = log_hash(run_path(), NULL);
+        if (rewound[way].count < 2 || rewound[way].weights == 0) blame("it rewound %zu times", rewound[way].count);
+    }
+    job_free(&job);
+    verdict("%zu ranks: a run that diverges goes back %zu times, and ends", REWIND_WAYS[way].world, rewound[way].count);
+}
+
+static void rewind_case(size_t i) {
+    size_t number = i / REWIND_WAYS_COUNT, way_number = i % REWIND_WAYS_COUNT;
+    const Way* way = &REWIND_WAYS[way_number];
+    Dice dice = {i, 0};
+    Blow blow = {SIGKILL, number % 2 == 0, dice_below(&dice, way->world), NULL, 0, 0, 0};
+    char what[256];
+    Job job;
+    if (number < REWIND_KILLS / 2) {  // the later points of a run are passed after another rewind
+        blow.point = number / 2 % 2 ? "rewind" : "forget";
+        blow.step = rewound[way_number].steps[dice_below(&dice, rewound[way_number].count)];
+    } else {
+        blow.lines = dice_below(&dice, STEPS);
+        blow.after_ms = (double)dice_below(&dice, 15);
+    }
+    describe(what, way, &blow);
+    run_remove();
+    job_start(&job, way->world, arguments_of(way, REWINDS), &blow, NULL, 0);
+    job_wait(&job, &blow);
+    if (blow.point && !job.struck) blame("it did not come to the point");
+    if (job.struck) check_survivors(&job);
+    if (job.struck) count(&shared->kills, 1);
+    job_free(&job);
+    if (run_well(&job, way->world, arguments_of(way, REWINDS " --resume"))) {
+        if (weights_of(STEPS) != rewound[way_number].weights) blame("other weights than the run's that nobody killed");
+        if (log_hash(run_path(), NULL) != rewound[way_number].log) blame("another log than the run's that nobody killed");
+    }
+    job_free(&job);
+    verdict("rewinding: %s", what);
+}
+
+static void test_rewind(void) {
+    for (size_t way = 0; way < REWIND_WAYS_COUNT; way++) rewind_reference(way);
+    share_out("rewind", REWIND_KILLS * REWIND_WAYS_COUNT, NULL, rewind_case);
+}
+
+// ------------------------------------------------------------------------------------------------
 
 // A text in which some tokens and some successors are likelier than others, so that there is something to learn.
 static void put_shard(const char* path, size_t tokens, uint64_t seed) {
@@ -1231,7 +1768,9 @@ static void root_make(const char* train) {
 int main(int argc, char** argv) {
     static const struct { const char* name; void (*run)(void); } tests[] = {
         {"references", test_references}, {"kills", test_kills}, {"damage", test_damage}, {"disk", test_disk},
+        {"failing", test_failing}, {"clock", test_clock},
         {"prune", test_prune}, {"reshard", test_reshard}, {"hot", test_hot},
+        {"rewind", test_rewind},
     };
     enum { TESTS = sizeof tests / sizeof tests[0] };
     const char* train = "./train";
@@ -1243,7 +1782,7 @@ int main(int argc, char** argv) {
     Flag flags[] = {
         {"train", FLAG_TEXT, &train, "PATH", 0, 0, "the program, built for fp32", false},
         {"kills", FLAG_COUNT, &test.kills, "N", 1, 1e9,
-         "kills at least; from 500 on every byte of a checkpoint is damaged, too", false},
+         "kills at least; from 500 on every byte of a checkpoint is damaged and every call fails, too", false},
         {"seed", FLAG_COUNT, &test.seed, "N", 0, 9e15, "of what the cases leave to chance", false},
         {"workers", FLAG_COUNT, &test.workers, "N", 1, 64, "cases at a time", false},
         {"only", FLAG_TEXT, &test.only, "NAME", 0, 0, "one of the tests (and the references)", false},

@@ -9,14 +9,17 @@
 //               losses are its. Gradients are accumulated and clipped, some steps are skipped, one model has dropout
 //   float       --reduce float without accumulation: the same bits in all stages
 //   storage     --reduce storage against --reduce exact; also the stages of a 16-bit build (--train16)
-//   resume      10 steps + resume + 10 steps have the bits of 20; a run moves between numbers of ranks and stages
+//   resume      10 steps + resume + 10 steps have the bits of 20; a run moves between numbers of ranks and stages;
+//               another begins with its weights
 //   launch      ranks started by hand and by mpirun, over sockets and MPI (--train-mpi), have the bits of --ranks N
 //   memory      the peak of each rank is what --plan says
 //   overlap     communication that takes longer does not make the step longer while there is work to do under it
 //   faults      a rank that is killed or stopped at any point of a step: the others say which, in time, and end; a
 //               rank that is asked to stop: all save and end
 //   refusals    ranks that do not fit together, that do not come, flags that cannot be
-//   corruption  a bit that changes in the parameters of one rank is found
+//   corruption  a bit that changes in the parameters of one rank, or in what it computes with them, is found
+//   rewind      a run that diverges goes back to the same checkpoint and on to the same bits, for every number of ranks
+//               and stage; where it cannot, it says why
 //   slow        a rank that is slower than the others is named
 //
 // The test starts the program in a directory of its own and reads what it leaves there. Where a rank is to fail it is
@@ -665,6 +668,12 @@ static void test_resume(void) {
                 "%s: 5 steps each of 3 ranks at stage 2, 2 at stage 1, 1, and 4 at stage 2: losses of one rank within "
                 "%.1e <= %.0e", SHAPES[shape].name, apart, LOSS_BOUND);
     }
+    bool good = run_usual(whole, GPT2, 3, 2) &&
+                run_make("begun-elsewhere", test.train, FORKED, 2, "--family gpt2 --data train.bin --val val.bin --layers 2 --heads 2 "
+                         "--channels 32 --seq 24 --batch 2 --steps 1 --lr 0", "--zero 1 --init-from gpt2-3-zero2/step_00000020");
+    double apart = fabs(log_last("begun-elsewhere", "val_loss") / log_last(whole, "val_loss") - 1);
+    verdict(good && apart <= LOSS_BOUND, "--init-from: 2 ranks begin with the weights of 3; the validation's loss is theirs within %.1e <= %.0e",
+            apart, LOSS_BOUND);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -1072,25 +1081,28 @@ static void test_refusals(void) {
 // ------------------------------------------------------------------------------------------------
 // What goes wrong without an end
 
-static void expect_corruption(size_t zero, size_t victim) {
+// computes: the bit is wrong while the ranks' forwards are compared, and only then, as that of a faulty unit would be;
+// otherwise it stays, in a parameter.
+static void expect_corruption(size_t zero, size_t victim, bool computes) {
     Job job;
     char fault[128];
-    snprintf(fault, sizeof fault, "LLMTRAIN_TEST_FAULT=rank %zu step 3 at load do flip", victim);
+    snprintf(fault, sizeof fault, "LLMTRAIN_TEST_FAULT=rank %zu step 3 at %s do flip", victim, computes ? "compare" : "load");
     Task task = task_of(BY_HAND, test.train, 3, SHAPES[ODD].arguments, "--steps 6 --check-every 1 --timeout 3",
                         text_of("--zero %zu", zero));
     task.variables = fault;
     job_start(&job, &task);
     jobs_wait(&job, 1);
     const char* text = job.processes[0].text[1];
-    bool good = strstr(job.processes[0].text[0], "step     2/6") && strstr(text, "bucket") && blames(text, victim);
+    bool good = strstr(job.processes[0].text[0], "step     2/6") && strstr(text, computes ? "hidden states that it computes" : "bucket") &&
+                blames(text, victim);
     for (size_t i = 0; i < job.count; i++) {
         const Process* p = &job.processes[i];
         size_t bad, sentences = count_sentences(p->text[1], &bad);
         good = good && !p->late && WIFEXITED(p->status) && WEXITSTATUS(p->status) == 1 && bad == 0 &&
                sentences == (i == 0);
     }
-    verdict(good, "stage %zu, a bit of rank %zu's parameters changes in step 3: named, with its bucket, and all end",
-            zero, victim);
+    verdict(good, "stage %zu, in step 3 a bit of %s of rank %zu is wrong: named, and all end", zero,
+            computes ? "a forward" : "the parameters", victim);
     if (!good || test.show) job_print(&job);
     job_free(&job);
 }
@@ -1098,11 +1110,81 @@ static void expect_corruption(size_t zero, size_t victim) {
 static void test_corruption(void) {
     char usual[64];
     for (size_t zero = 0; zero < 3; zero++)
-        for (size_t victim = 0; victim < 3; victim++) expect_corruption(zero, victim);
+        for (size_t victim = 0; victim < 3; victim++)
+            for (int computes = 0; computes < 2; computes++) expect_corruption(zero, victim, computes);
     bool good = run_usual(usual, ODD, 3, 1) &&
                 run_make("checked", test.train, FORKED, 3, SHAPES[ODD].arguments, "--zero 1 --check-every 1");
     verdict(good && same_tensors(usual, "checked", STEPS),
             "where nothing is wrong, --check-every 1 finds nothing and changes nothing");
+}
+
+// How often a run has rewound, as its events tell.
+static size_t count_rewinds(const char* run) {
+    char path[128], *text = NULL;
+    size_t bytes, count = 0;
+    Error error;
+    snprintf(path, sizeof path, "%s/events.jsonl", run);
+    if (!file_read(path, (size_t)1 << 24, &text, &bytes, &error)) return 0;
+    for (const char* place = text; (place = strstr(place, "\"event\": \"rewound\"")) != NULL; place++) count++;
+    free(text);
+    return count;
+}
+
+// Every step stands in the log once, in order.
+static bool log_is_whole(const char* run) {
+    double steps[STEPS];
+    bool good = log_numbers(steps, run, "step") == STEPS && log_last(run, "step") == STEPS;
+    for (size_t i = 0; i < STEPS; i++) good = good && steps[i] == (double)(i + 1);
+    return good;
+}
+
+static void expect_rewinds(const char* what, const char* arguments) {
+    char alone[64], name[64];
+    snprintf(alone, sizeof alone, "rewind-%s", what);
+    bool good = run_make(alone, test.train, FORKED, 1, arguments, "--reduce exact");
+    size_t rewinds = count_rewinds(alone);
+    verdict(good && rewinds > 0 && log_is_whole(alone), "%s: the run goes back %zu times and on to the end; each step is in its log once",
+            what, rewinds);
+    for (size_t world = 2; world <= RANKS_MAX; world++) {
+        snprintf(name, sizeof name, "rewind-%s-%zu", what, world);
+        good = run_make(name, test.train, FORKED, world, arguments, text_of("--zero %zu", world - 2));
+        verdict(good && same_tensors(alone, name, STEPS) && count_rewinds(name) == rewinds && logs_apart(alone, name, "loss") <= LOSS_BOUND,
+                "%s: %zu ranks at stage %zu go back as often, to the same bits", what, world, world - 2);
+    }
+}
+
+static void expect_no_rewind(const char* what, const char* arguments, int code, const char* words) {
+    static size_t cases;
+    Job job;
+    Task task = task_of(FORKED, test.train, 2, arguments, text_of("--reduce float --out rewind-refused-%zu", cases++), NULL);
+    job_start(&job, &task);
+    jobs_wait(&job, 1);
+    const Process* p = &job.processes[0];
+    bool good = WIFEXITED(p->status) && WEXITSTATUS(p->status) == code && strstr(p->text[1], words);
+    verdict(good, "%s: exit %d, '%s'", what, code, words);
+    if (!good) job_print(&job);
+    job_free(&job);
+}
+
+#define DIVERGING "--family gpt2 --data train.bin --layers 2 --heads 2 --channels 32 --seq 24 --batch 4 --steps 20 " \
+                  "--warmup 0 --schedule constant --clip 0 --spike-skip 0 --threads 1 --optimizer sgd --lr 100 "
+
+static void test_rewind(void) {
+    char name[64];
+    bool good = true;
+    for (size_t zero = 0; zero < 3; zero++) {
+        snprintf(name, sizeof name, "rewind-infinite-%zu", zero);
+        good = good && run_make(name, test.train, FORKED, 3, DIVERGING "--ckpt-every 1 --rewind 50 --rewind-lr 0.03 --reduce float", text_of("--zero %zu", zero));
+        good = good && count_rewinds(name) > 0 && log_is_whole(name) && same_tensors(name, "rewind-infinite-0", STEPS);
+    }
+    verdict(good, "a loss that is not finite: the run goes back and on to the end, in each stage to the same bits");
+    good = run_make("rewind-begin", test.train, FORKED, 3, DIVERGING "--ckpt-every 19 --rewind 50 --rewind-lr 0.03 --reduce float", "--zero 1");
+    verdict(good && count_rewinds("rewind-begin") > 0 && log_is_whole("rewind-begin"), "without a checkpoint it goes back to the beginning");
+    expect_rewinds("skipping", COMMON "--family gpt2 --data train.bin --heads 2 --channels 32 --seq 24 --total-batch 576 --spike-skip 1.4 "
+                   "--diverged-after 1 --ckpt-every 4 --rewind 50 --rewind-lr 0.9");
+    expect_no_rewind("no rewind is left", DIVERGING "--ckpt-every 1 --rewind 1", 1, "is nan, after 1 rewinds");
+    expect_no_rewind("no checkpoint will be", DIVERGING "--rewind 1", 2, "--rewind needs --ckpt-every");
+    expect_no_rewind("--rewind is not asked for", DIVERGING "--diverged-after 3", 1, "let --rewind do it");
 }
 
 static bool has_line_with(const char* text, const char* a, const char* b) {
@@ -1184,7 +1266,7 @@ int main(int argc, char** argv) {
     static const struct { const char* name; void (*run)(void); } tests[] = {
         {"data", test_data}, {"stages", test_stages}, {"float", test_float}, {"storage", test_storage},
         {"resume", test_resume}, {"launch", test_launch}, {"memory", test_memory}, {"overlap", test_overlap},
-        {"faults", test_faults}, {"refusals", test_refusals}, {"corruption", test_corruption}, {"slow", test_slow},
+        {"faults", test_faults}, {"refusals", test_refusals}, {"corruption", test_corruption}, {"rewind", test_rewind}, {"slow", test_slow},
     };
     const char *train = "./train", *train16 = NULL, *train_mpi = NULL;
     bool overlap = true;
