@@ -17,7 +17,7 @@
 //   CommLaunch launch;  Comm comm;  Error error;
 //   comm_find(&launch, &error)                        or comm_spawn(&launch, 4, &error), before any thread is started
 //   comm_open(&comm, &launch, 60e3, &error)
-//   CommRequest sum = comm_start(&comm, COMM_ALL_REDUCE, COMM_SUM, COMM_FLOAT, x, x, n, 0, NULL, NULL);
+//   CommRequest sum = comm_start(&comm, COMM_ALL_REDUCE, COMM_FLOAT, x, x, n, 0, NULL, NULL);
 //   ... compute ...
 //   comm_wait(&comm, sum, &error)
 //   comm_close(&comm);
@@ -65,7 +65,6 @@
 // there may be gaps between them.
 
 typedef enum { COMM_BYTES, COMM_INT64, COMM_FLOAT, COMM_BF16, COMM_F16, COMM_TYPES } CommType;
-typedef enum { COMM_SUM } CommReduction;  // of all types but bytes
 typedef enum {
     COMM_BARRIER,         // nobody passes until all have come
     COMM_ALL_REDUCE,      // out = in (n): on every rank the sum over all ranks
@@ -1028,11 +1027,10 @@ static inline void* comm_progress(void* argument) {
 
 // Starts a collective; does not wait, unless COMM_IN_FLIGHT of them are under way. Its memory must stay as it is until
 // comm_wait has returned. `slices` is called here, not later.
-static inline CommRequest comm_start(Comm* comm, CommOperation operation, CommReduction reduction, CommType type,
+static inline CommRequest comm_start(Comm* comm, CommOperation operation, CommType type,
                                      void* out, const void* in, size_t n, size_t root, CommSlices slices,
                                      const void* context) {
     size_t size = comm_type_size(type);
-    (void)reduction;
     pthread_mutex_lock(&comm->mutex);
     double began = now_ms();
     while (!comm->failed && comm->started - comm->finished == COMM_IN_FLIGHT)
@@ -1076,14 +1074,14 @@ static inline bool comm_wait(Comm* comm, CommRequest request, Error* error) {
 
 // Some, waited for at once.
 static inline bool comm_barrier(Comm* comm, Error* error) {
-    return comm_wait(comm, comm_start(comm, COMM_BARRIER, COMM_SUM, COMM_BYTES, NULL, NULL, 0, 0, NULL, NULL), error);
+    return comm_wait(comm, comm_start(comm, COMM_BARRIER, COMM_BYTES, NULL, NULL, 0, 0, NULL, NULL), error);
 }
 static inline bool comm_broadcast(Comm* comm, void* data, size_t n, CommType type, size_t root, Error* error) {
-    return comm_wait(comm, comm_start(comm, COMM_BROADCAST, COMM_SUM, type, data, data, n, root, NULL, NULL), error);
+    return comm_wait(comm, comm_start(comm, COMM_BROADCAST, type, data, data, n, root, NULL, NULL), error);
 }
 static inline bool comm_all_gather(Comm* comm, void* data, size_t n, CommType type, CommSlices slices,
                                    const void* context, Error* error) {
-    return comm_wait(comm, comm_start(comm, COMM_ALL_GATHER, COMM_SUM, type, data, data, n, 0, slices, context), error);
+    return comm_wait(comm, comm_start(comm, COMM_ALL_GATHER, type, data, data, n, 0, slices, context), error);
 }
 
 // all (world, count): every rank has filled its own row, and gets all others. A row of up to COMM_SMALL bytes takes one

@@ -100,7 +100,7 @@ static inline void wire_start(Wire* wire, size_t slot, CommOperation operation, 
     CommSlice own = shard_slice(n, comm->rank, comm->world);
     char* out = (char*)data + (operation == COMM_REDUCE_SCATTER ? own.first * comm_type_size(type) : 0);
     comm->delay_ms = wire->delay_ms;
-    wire->requests[slot] = comm_start(comm, operation, COMM_SUM, type, out, data, n, 0, wire_slice, &context);
+    wire->requests[slot] = comm_start(comm, operation, type, out, data, n, 0, wire_slice, &context);
     comm->delay_ms = 0;
     if (wire->blocking) comm_wait(comm, wire->requests[slot], &ignored);
 }

@@ -72,6 +72,7 @@ for test in "$@"; do
             command -v mpicc > /dev/null || echo "skipped ranks over MPI: there is no mpicc; apt-get install -y libopenmpi-dev openmpi-bin"
             # shellcheck disable=SC2086
             suite test_ranks "$build/test_ranks" --overlap off --train "$build/train-FP32" --train16 "$build/train-BF16" $mpi ;;
+        test_supervise) suite test_supervise "$build/test_supervise" --train "$build/train-FP32" ;;
         soak) suite "kills, damage and full disks" "$build/soak" --train "$build/train-FP32" ;;
         launch) suite "launch scripts" sh dev/launch/test.sh "$build/train-FP32" "$build" ;;
         *) suite "$test" "$build/$test" ;;

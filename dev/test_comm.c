@@ -234,7 +234,7 @@ static size_t type_size(CommType type) {
 
 // data (n): on every rank the sum over all ranks.
 static CommRequest start_sum(Comm* comm, void* data, size_t n, CommType type) {
-    return comm_start(comm, COMM_ALL_REDUCE, COMM_SUM, type, data, data, n, 0, NULL, NULL);
+    return comm_start(comm, COMM_ALL_REDUCE, type, data, data, n, 0, NULL, NULL);
 }
 static bool all_reduce(Comm* comm, void* data, size_t n, CommType type, Error* error) {
     return comm_wait(comm, start_sum(comm, data, n, type), error);
@@ -243,7 +243,7 @@ static bool all_reduce(Comm* comm, void* data, size_t n, CommType type, Error* e
 // out (own slice): the sum over all ranks of that slice of in (n).
 static bool reduce_scatter(Comm* comm, void* out, const void* in, size_t n, CommType type, CommSlices slices,
                            const void* context, Error* error) {
-    CommRequest sum = comm_start(comm, COMM_REDUCE_SCATTER, COMM_SUM, type, out, in, n, 0, slices, context);
+    CommRequest sum = comm_start(comm, COMM_REDUCE_SCATTER, type, out, in, n, 0, slices, context);
     return comm_wait(comm, sum, error);
 }
 
@@ -518,8 +518,8 @@ static void test_many(Comm* comm) {
         float* x = reals[i];
         if (i % 3 == 0) requests[i] = start_sum(comm, integers[i], LENGTH, COMM_INT64);
         else if (i % 3 == 1)
-            requests[i] = comm_start(comm, COMM_BROADCAST, COMM_SUM, COMM_FLOAT, x, x, LENGTH, root, NULL, NULL);
-        else requests[i] = comm_start(comm, COMM_BARRIER, COMM_SUM, COMM_BYTES, NULL, NULL, 0, 0, NULL, NULL);
+            requests[i] = comm_start(comm, COMM_BROADCAST, COMM_FLOAT, x, x, LENGTH, root, NULL, NULL);
+        else requests[i] = comm_start(comm, COMM_BARRIER, COMM_BYTES, NULL, NULL, 0, 0, NULL, NULL);
     }
     for (int i = 0; i < MANY; i++) {
         int j = i * 7 % MANY;  // 7 and MANY share no factor: each once
@@ -1147,7 +1147,7 @@ static void body_call(size_t rank) {
     if (odd && call_kind == CALL_TYPE) type = COMM_FLOAT;
     if (call_kind == CALL_SUM_OF_BYTES) type = COMM_BYTES;
     if (odd && call_kind == CALL_MORE)
-        comm_start(&comm, COMM_BARRIER, COMM_SUM, COMM_BYTES, NULL, NULL, 0, 0, NULL, NULL);
+        comm_start(&comm, COMM_BARRIER, COMM_BYTES, NULL, NULL, 0, 0, NULL, NULL);
     if (call_kind == CALL_ROOT || call_kind == CALL_BAD_ROOT)
         good = comm_broadcast(&comm, data, n, COMM_INT64, call_kind == CALL_BAD_ROOT ? 3 : odd, &error);
     else if (call_kind == CALL_SLICES)

@@ -1,17 +1,21 @@
 // test_supervise.c: the supervisor of a run, against commands that die, stop, hang, ignore signals and print too much.
 //
-//   cc -std=c11 -O2 -I. dev/test_supervise.c -o build/test_supervise -lm && build/test_supervise
-//   build/test_supervise --slack 10000                              on a slow machine, or under a sanitizer
+//   cc -std=c11 -O2 -I. dev/test_supervise.c -o build/test_supervise -lm -pthread
+//   build/test_supervise --train build/train-FP32
+//   build/test_supervise --train ... --slack 10000                  on a slow machine, or under a sanitizer
 //
 //   1. cases     a supervisor in a directory of its own, what it ends with, and what it leaves
 //   2. acts      what the commands do: this program, started as `test_supervise act NAME`
 //   3. checks    of each case
-//   4. units     heartbeats, events, words of a command, who is blamed
-//   5. lanes     all cases at once, since they wait most of the time
+//   4. trainer   a real run of two ranks: killed, hung, and of one rank less; it ends with the bits of one left alone
+//   5. units     heartbeats, events, words of a command, who is blamed
+//   6. lanes     cases at once, since they wait most of the time
 //
 // Acts leave a line in the file `trace` for whatever a check wants to know: what, process, time, more.
 
+#include "../data.h"
 #include "../supervise.h"
+#include "pieces.h"
 
 #include <ftw.h>
 #include <linux/filter.h>
@@ -21,11 +25,10 @@
 #define CASE_MS 60e3        // after which a supervisor is said to hang
 #define FLOOD_BYTES ((size_t)10 << 20)
 
-
 static int passed, failed;
 static double slack_ms = 3000;  // what a busy machine may add
 static const char* case_name = "";
-static char self_path[FILE_PATH_MAX];
+static char self_path[FILE_PATH_MAX], train_path[FILE_PATH_MAX];
 
 static bool check(bool ok, const char* what) {
     *(ok ? &passed : &failed) += 1;
@@ -118,8 +121,9 @@ static bool trace_await(const char* what, size_t number) {
     return true;
 }
 
-// Runs supervise_main in a process of its own with these words, in which SELF stands for this program. Standard error
-// goes to a file, standard output to another, or to a pipe.
+// Runs supervise_main in a process of its own with these words, in which SELF stands for this program and TRAIN for the
+// trainer; what begins with TRAIN is run as it stands. Standard error goes to a file, standard output to another, or to
+// a pipe.
 static Case case_start(const char* words, bool piped) {
     static char text[4096];
     Case c = {0, -1, now_ms(), NAN, -1};
@@ -137,10 +141,12 @@ static Case case_start(const char* words, bool piped) {
     int argc = 0, out = piped ? ends[1] : open("stdout", O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
     int err = open("stderr", O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
     must(dup2(out, STDOUT_FILENO) >= 0 && dup2(err, STDERR_FILENO) >= 0, "dup2");
-    snprintf(text, sizeof text, "supervise %s", words);
+    bool trainer = strncmp(words, "TRAIN ", 6) == 0;
+    snprintf(text, sizeof text, "%s%s", trainer ? "" : "supervise ", words);
     for (char* word = strtok(text, " "); word && argc < 63; word = strtok(NULL, " "))
-        argv[argc++] = strcmp(word, "SELF") == 0 ? self_path : word;
+        argv[argc++] = strcmp(word, "SELF") == 0 ? self_path : strcmp(word, "TRAIN") == 0 ? train_path : word;
     argv[argc] = NULL;
+    if (trainer) execv(argv[0], argv);
     int code = supervise_main(argc, argv);
     fflush(NULL);
     _exit(code);
@@ -227,6 +233,8 @@ static void failure_check(const Json* json, int rank, const char* key, const cha
 // ------------------------------------------------------------------------------------------------
 // 2. Acts
 
+#define FAULT_ONCE "TEST_FAULT_ONCE"
+
 // Forks rank 1 and opens the heartbeat of each; returns the rank.
 static size_t act_ranks(size_t world) {
     Error error;
@@ -298,7 +306,8 @@ static bool act_is_clean(void) {
 }
 
 static int act(const char* name, int argc, char** argv) {
-    const char* ranks = command_value(argv, (size_t)argc, "--ranks");
+    const char* ranks;
+    command_find(&ranks, argv, (size_t)argc, "--ranks");
     char start[512];
     snprintf(start, sizeof start, "%s", getenv(BEAT_VARIABLE) ? getenv(BEAT_VARIABLE) : "");
     trace("start", start);
@@ -380,9 +389,6 @@ static int act(const char* name, int argc, char** argv) {
         return 1;
     }
     if (strcmp(name, "absent") == 0) {
-        act_ranks(1);
-        munmap(*beat_state(), sizeof(Heartbeat));
-        *beat_state() = NULL;
         Error error;
         beat_open(getenv(BEAT_VARIABLE), 0, 2, &error);
         for (double until = now_ms() + CASE_MS; now_ms() < until; sleep_ms(20)) beat(BEAT_SETUP, 0);
@@ -436,6 +442,11 @@ static int act(const char* name, int argc, char** argv) {
         sleep_ms(2100);
         beat(BEAT_DONE, 5);
         return 0;
+    }
+    if (strcmp(name, "trains") == 0) {  // becomes the trainer, with a fault that does not come again
+        const char* fault = getenv(FAULT_ONCE);
+        if (fault && attempt == 1) setenv("LLMTRAIN_TEST_FAULT", fault, 1);
+        execv(argv[3], argv + 3);
     }
     if (strcmp(name, "lost") == 0) {
         Error error;
@@ -703,15 +714,14 @@ static void case_pause(void) {
 }
 
 static void case_orphaned(void) {
-    char directory[512];
-    Error error;
+    char beats[512];
     Case c = case_start("--out . -- SELF act preempted", false);
     trace_await("ready", 0);
     kill(c.supervisor, SIGKILL);
     case_end(&c);
     check(trace_await("saved", 0), "the command saves when its supervisor is killed");
-    bool found = trace_find("start", 0, NULL, NULL, directory);
-    check(found && directory_remove(directory, &error), "its heartbeats can be removed");
+    bool found = trace_find("start", 0, NULL, NULL, beats);
+    check(found && unlink(beats) == 0, "its heartbeats can be removed");
 }
 
 static void case_frozen(void) {
@@ -744,8 +754,9 @@ static size_t read_all(char* text, size_t size, size_t at, int file, double pati
     return at;
 }
 
-static bool is_flood(const char* text, size_t bytes) {
-    for (size_t i = 0; i < bytes; i++) if (text[i] != (char)('a' + i / 7 % 26)) return false;
+// Whether these are the bytes of a flood from the first-th on.
+static bool is_flood(const char* text, size_t bytes, size_t first) {
+    for (size_t i = 0; i < bytes; i++) if (text[i] != (char)('a' + (first + i) / 7 % 26)) return false;
     return true;
 }
 
@@ -757,8 +768,22 @@ static void case_flood(void) {
     case_end(&c);
     check_between(c.code, 0, 0, "exit code");
     check_between((double)bytes, (double)FLOOD_BYTES, (double)FLOOD_BYTES, "bytes");
-    check(bytes == FLOOD_BYTES && is_flood(text, bytes), "all is passed on unchanged");
+    check(bytes == FLOOD_BYTES && is_flood(text, bytes, 0), "all is passed on unchanged");
     free(text);
+}
+
+// Nobody reads any more, or the disk is full.
+static void case_untaken(void) {
+    Case c = case_start("--out . -- SELF act flood", true);
+    close(c.output);
+    c.output = -1;
+    case_end(&c);
+    check_between(c.code, 0, 0, "nobody reads: exit code");
+    must(symlink("/dev/full", "stdout") == 0, "symlink");
+    double began = now_ms();
+    case_run("--out . -- SELF act flood", 0);
+    check_between(now_ms() - began, 0, RELAY_STUCK_MS / 2 + slack_ms, "the disk is full: ms");
+    check_between((double)trace_count("written"), 2, 2, "all is written");
 }
 
 static void case_unread(void) {
@@ -775,11 +800,15 @@ static void case_unread(void) {
     check_between(c.code, 0, 0, "exit code");
     text[bytes] = 0;
     unsigned long long missing = 0;
-    const char* note = strstr(text, "\nsupervise: ");
+    char* note = strstr(text, "\nsupervise: ");
     check(note && sscanf(note, "\nsupervise: %llu bytes of output are missing here", &missing) == 1, "it is said");
-    check(note && is_flood(text, (size_t)(note - text)), "what was read is unchanged");
-    check(note && (size_t)(note - text) + missing == FLOOD_BYTES, "what is missing is counted");
-    check(note && strcmp(note + strlen(note) - 9, "\nthe end\n") == 0, "what came later is passed on");
+    char* rest = note ? strchr(note + 1, '\n') : NULL;
+    char* end = rest ? strstr(rest, "the end\n") : NULL;
+    if (check(end && end[8] == 0, "what came later is passed on")) {
+        size_t before = (size_t)(note - text), after = (size_t)(end - rest) - 1;
+        check(is_flood(text, before, 0) && is_flood(rest + 1, after, before + missing), "what was read is unchanged");
+        check(before + missing + after == FLOOD_BYTES, "what is missing is counted");
+    }
     free(text);
 }
 
@@ -816,7 +845,216 @@ static void case_refusals(void) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// 4. Units
+// 4. Trainer
+//
+// With sums of gradients that are exact, the weights are the same bits for any number of ranks, and however often the
+// run was ended. These cases have the bounds that the README states, and no slack but what --slack gives.
+
+#define STEPS 24
+#define STRIKE_STEP 12  // between two checkpoints
+#define RESTART_MS 3e3  // from the death of a rank to the first step, beside what the trainer takes to load
+#define FOUND_MS 1e3    // from the end of its time limit until a hang is found
+#define LOSS_BOUND 1e-5 // relative, between numbers of ranks: they add losses in another order
+#define TRAINER                                                                                              \
+    "TRAIN --ranks 2 --family gpt2 --layers 2 --heads 2 --channels 16 --seq 16 --batch 1 --total-batch 128 " \
+    "--steps 24 --lr 3e-3 --warmup 3 --threads 1 --reduce exact --timeout 20 --ckpt-every 5 --resume on "    \
+    "--data ../train.bin --out run"
+#define SLOWLY "rank 1 step 1 at update do sleep"  // so that rank 0 waits in each step, and there is time to strike
+
+static double strict_slack_ms;
+
+// What a run leaves that nobody disturbs.
+static struct {
+    uint64_t weights;
+    double losses[STEPS], load_ms;  // from its start to its first step
+} reference;
+
+static uint64_t train_weights(void) {
+    Error error;
+    char path[64];
+    snprintf(path, sizeof path, "run/step_%08d", STEPS);
+    uint64_t hash = weights_hash(path, &error);
+    if (hash == 0) printf("%s: %s\n", case_name, error.text);
+    return hash;
+}
+
+static void train_losses(double losses[STEPS]) {
+    char line[2048];
+    size_t step;
+    double loss;
+    FILE* file = fopen("run/metrics.jsonl", "re");
+    for (size_t i = 0; i < STEPS; i++) losses[i] = NAN;
+    while (file && fgets(line, sizeof line, file))
+        if (sscanf(line, "{\"step\": %zu,\"loss\": %lf", &step, &loss) == 2 && step >= 1 && step <= STEPS)
+            losses[step - 1] = loss;
+    if (file) fclose(file);
+}
+
+// Waits for a line of a step that the number-th start (from 1) has written; returns when it came.
+static double train_await_step(int number) {
+    for (double until = now_ms() + CASE_MS / 2; now_ms() < until; sleep_ms(1)) {
+        const char* at = file_text("stdout");
+        for (int i = 0; i < number && at; i++) at = strstr(i == 0 ? at : at + 1, "ranks (forked)");
+        if (at && strstr(at, "\nstep ")) return now_ms();
+    }
+    check(false, "a step comes");
+    return NAN;
+}
+
+static Case train_start(const char* flags) {
+    char words[2048];
+    snprintf(words, sizeof words, "TRAIN supervise %s --out . -- SELF act trains " TRAINER, flags);
+    return case_start(words, false);
+}
+
+// The heartbeat of a rank in a supervisor's file, or NULL; that of a rank that has ended stays as it was.
+static const Heartbeat* beat_map(const char* path, size_t rank) {
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    void* memory = file < 0 ? MAP_FAILED : mmap(NULL, sizeof(Heartbeats), PROT_READ, MAP_SHARED, file, 0);
+    if (file >= 0) close(file);
+    if (memory == MAP_FAILED) return NULL;
+    const Heartbeats* beats = (const Heartbeats*)memory;
+    for (size_t i = 0; i < BEAT_RANKS; i++)
+        if (beats->ranks[i].counter > 1 && beats->ranks[i].rank == rank) return &beats->ranks[i];
+    munmap(memory, sizeof(Heartbeats));
+    return NULL;
+}
+
+// Of the first start; waits for it.
+static const Heartbeat* train_beats(size_t rank) {
+    char path[512];
+    const Heartbeat* beats = NULL;
+    if (!trace_await("start", 0)) return NULL;
+    trace_find("start", 0, NULL, NULL, path);
+    for (double until = now_ms() + CASE_MS / 2; beats == NULL && now_ms() < until; sleep_ms(1))
+        beats = beat_map(path, rank);
+    check(beats != NULL, "the rank comes");
+    return beats;
+}
+
+static bool beats_await_step(const Heartbeat* beats, uint64_t step) {
+    double until = now_ms() + CASE_MS / 2;
+    while (beat_read(beats).step < step && now_ms() < until) sleep_ms(1);
+    return check(beat_read(beats).step >= step, "the step to strike in comes");
+}
+
+// After so many starts the run is complete, and nobody can tell.
+static void train_check_end(Case* c, size_t starts) {
+    case_end(c);
+    check_between(c->code, 0, 0, "exit code");
+    check_between((double)trace_count("start"), (double)starts, (double)starts, "starts");
+    check(train_weights() == reference.weights, "the weights are those of a run that was left alone");
+}
+
+static void train_reference(void) {
+    double began = now_ms();
+    Case c = case_start(TRAINER, false);
+    reference.load_ms = train_await_step(1) - began;
+    case_end(&c);
+    check_between(c.code, 0, 0, "exit code");
+    reference.weights = train_weights();
+    check(reference.weights != 0, "it leaves its weights");
+    train_losses(reference.losses);
+    printf("trainer: from start to first step in %.0f ms\n", reference.load_ms);
+}
+
+static void train_killed(bool rank_0, bool rank_1) {
+    Json json;
+    double started = NAN, stepped = NAN;
+    setenv("LLMTRAIN_TEST_FAULT", SLOWLY, 1);
+    Case c = train_start("--timeout 20");
+    const Heartbeat *first = train_beats(0), *second = train_beats(1);
+    if (first && second && beats_await_step(first, STRIKE_STEP)) {
+        double struck = now_ms();
+        if (rank_0) kill((pid_t)beat_read(first).pid, SIGKILL);
+        if (rank_1) kill((pid_t)beat_read(second).pid, SIGKILL);
+        stepped = train_await_step(2) - struck;
+        started = trace_ms("start", 1) - struck;
+    }
+    train_check_end(&c, 2);
+    check_between(started, 0, RESTART_MS + strict_slack_ms, "from death to restart, ms");
+    check_between(stepped, 0, RESTART_MS + reference.load_ms + strict_slack_ms, "from death to the next step, ms");
+    printf("%s: started again after %.0f ms, first step after %.0f ms\n", case_name, started, stepped);
+    if (!failure_read(&json, 1)) return;
+    failure_check(&json, -1, "kind", rank_0 ? "signal" : "exit");
+    if (rank_0) failure_check(&json, -1, "signal", "9");  // of rank 1, rank 0 may be the one to take notice
+    if (rank_0 != rank_1) failure_check(&json, -1, "rank", rank_0 ? "0" : "1");
+    json_free(&json);
+}
+
+static void train_rank_0_killed(void) { train_killed(true, false); }
+static void train_rank_1_killed(void) { train_killed(false, true); }
+static void train_all_killed(void) { train_killed(true, true); }
+
+// Stops rank 0 while it waits for the other's gradients.
+static void stop_in_collective(const Heartbeat* beats) {
+    if (!beats_await_step(beats, STRIKE_STEP)) return;
+    pid_t pid = (pid_t)beat_read(beats).pid;
+    for (double until = now_ms() + CASE_MS / 2; now_ms() < until; sleep_ms(1)) {
+        if (beat_read(beats).phase != BEAT_COLLECTIVE) continue;
+        kill(pid, SIGSTOP);
+        sleep_ms(5);
+        if (beat_read(beats).phase == BEAT_COLLECTIVE) return;
+        kill(pid, SIGCONT);  // it was through
+    }
+    check(false, "rank 0 stops in a collective");
+}
+
+// A rank hangs in a phase whose limit is 1 s; other limits do not help. fault NULL: it is stopped in a collective.
+static void train_hung(const char* fault, const char* flags, int rank, const char* phase, const char* state) {
+    Json json;
+    char text[8];
+    double found = NAN;
+    setenv(fault ? FAULT_ONCE : "LLMTRAIN_TEST_FAULT", fault ? fault : SLOWLY, 1);
+    Case c = train_start(flags);
+    const Heartbeat* beats = train_beats((size_t)rank);
+    if (beats && !fault) stop_in_collective(beats);
+    for (double until = now_ms() + CASE_MS / 2; beats && isnan(found) && now_ms() < until; sleep_ms(2))
+        if (events_count("failure") > 0) found = now_ms() - (double)beat_read(beats).ms;
+    train_check_end(&c, 2);
+    check_between(found, 1000, 1000 + FOUND_MS + strict_slack_ms, "from the last heartbeat to the event, ms");
+    printf("%s: found %.0f ms after the limit\n", case_name, found - 1000);
+    if (!failure_read(&json, 1)) return;
+    snprintf(text, sizeof text, "%d", rank);
+    failure_check(&json, -1, "kind", "hang");
+    failure_check(&json, -1, "rank", text);
+    failure_check(&json, -1, "phase", phase);
+    if (state) failure_check(&json, rank, "state", state);
+    json_free(&json);
+}
+
+#define IN_STEP "--timeout 1 --checkpoint-timeout 20"
+#define IN_SAVE "--timeout 20 --checkpoint-timeout 1"
+
+static void train_hung_step(void) { train_hung("rank 1 step 12 at forward do hang", IN_STEP, 1, "step", NULL); }
+static void train_hung_reduce(void) { train_hung("rank 0 step 12 at reduce do hang", IN_STEP, 0, "step", NULL); }
+static void train_hung_save(void) { train_hung("rank 1 step 10 at save do hang", IN_SAVE, 1, "checkpoint", NULL); }
+static void train_stopped_step(void) { train_hung("rank 0 step 12 at forward do stop", IN_STEP, 0, "step", "T"); }
+static void train_stopped_collective(void) { train_hung(NULL, IN_STEP, 0, "collective", "T"); }
+static void train_stopped_save(void) { train_hung("rank 0 step 10 at save do stop", IN_SAVE, 0, "checkpoint", "T"); }
+
+// A rank that dies in every start, as if its machine were broken, until the run goes on without it.
+static void train_fewer(void) {
+    static const char* const expected[] = {"2", "2", "2", "1"};
+    char ranks[512];
+    double losses[STEPS], worst = 0;
+    setenv("LLMTRAIN_TEST_FAULT", "rank 1 step 12 at forward do kill", 1);
+    Case c = train_start("--min-ranks 1");
+    train_check_end(&c, 4);
+    for (size_t i = 0; i < 4; i++)
+        check(trace_find("ranks", i, NULL, NULL, ranks) && strcmp(ranks, expected[i]) == 0, "number of ranks");
+    check(events_count("fewer ranks") == 1, "event");
+    train_losses(losses);
+    for (size_t i = 0; i < STEPS; i++) {
+        double error = fabs(losses[i] - reference.losses[i]) / reference.losses[i];
+        if (!(error <= worst)) worst = error;  // NaN too
+    }
+    check_between(worst, 0, LOSS_BOUND, "relative difference of the losses");
+    printf("%s: relative difference of the losses at most %.1e, the weights have the same bits\n", case_name, worst);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 5. Units
 
 // Runs body in a process in which any system call but its end is death.
 static bool runs_without_system_calls(void (*body)(void)) {
@@ -851,20 +1089,18 @@ static void unit_beats(void) {
 
 static void test_beats(const char* directory) {
     Error error;
-    char path[FILE_PATH_MAX + 16];
     case_name = "heartbeats";
     beat(BEAT_STEP, 1);
     beat_collective("all_gather");
     beat_close();
     check(beat_open(NULL, 0, 1, &error) && *beat_state() == NULL, "without a supervisor nothing happens");
     check(beat_open("/nonexistent", 0, 1, &error) && *beat_state() == NULL, "nor with one on another machine");
-    if (!check(beat_open(directory, 3, 4, &error) && *beat_state() != NULL, "opened")) return;
-    snprintf(path, sizeof path, "%s/rank_3", directory);
-    int file = open(path, O_RDONLY | O_CLOEXEC);
-    void* memory = mmap(NULL, sizeof(Heartbeat), PROT_READ, MAP_SHARED, file, 0);
-    must(file >= 0 && memory != MAP_FAILED, "map");
-    close(file);
-    const Heartbeat* mapped = (const Heartbeat*)memory;
+    char path[FILE_PATH_MAX];
+    snprintf(path, sizeof path, "%s/beats", directory);
+    Heartbeats* beats = beats_make(path, &error);
+    if (!check(beats && beat_open(path, 3, 4, &error) && *beat_state() != NULL, "opened")) return;
+    const Heartbeat* mapped = beat_map(path, 3);
+    must(mapped != NULL, "map");
     Heartbeat h = beat_read(mapped);
     check(h.rank == 3 && h.world == 4 && h.pid == (uint64_t)getpid(), "who it is");
     check(h.phase == BEAT_SETUP && h.step == 0 && h.closed == 0, "first beat");
@@ -906,7 +1142,9 @@ static void test_beats(const char* directory) {
     beat_close();
     h = beat_read(mapped);
     check(h.closed == 1 && *beat_state() == NULL, "closed");
-    munmap(memory, sizeof h);
+    beats->count = BEAT_RANKS;
+    check(beat_open(path, 0, 1, &error) && *beat_state() == NULL, "one too many does not beat");
+    munmap(beats, sizeof *beats);
 }
 
 static void test_events(const char* directory) {
@@ -996,11 +1234,9 @@ static void test_commands(void) {
 
 static void test_blame(void) {
     static Supervisor s;
-    RankView views[3];
+    RankView* views = s.views;
     Failure f;
     case_name = "blame";
-    memset(views, 0, sizeof views);
-    s.views = views;
     s.view_count = s.world = 3;
     s.timeout = 1;
     s.checkpoint_timeout = 5;
@@ -1014,7 +1250,8 @@ static void test_blame(void) {
     views[2].seen.phase = BEAT_CHECKPOINT;
     views[2].still_ms = 1500;
     check(supervise_find_failure(&f, &s) && f.rank == 2 && !f.lost, "who is not in the collective is blamed");
-    check_text(f.what, "rank 0 (process 0) beat last 1.5 s ago in phase checkpoint; rank 2 has not beaten for 1.0 s");
+    check_text(f.what, "rank 0 (process 0) beat last 1.5 s ago in phase checkpoint; rank 2 (process 0) has not beaten "
+                       "for 1.0 s");
     views[1].seen.step = 1;
     views[0].seen.step = views[2].seen.step = 2;
     check(supervise_find_failure(&f, &s) && f.rank == 1, "who is a step behind is blamed");
@@ -1079,12 +1316,106 @@ static void test_tail(void) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// 5. Lanes
+// 6. Lanes
+
+typedef struct {
+    const char* name;
+    void (*run)(void);
+} Lane;
+
+static const Lane LANES[] = {
+    {"done", case_done}, {"codes", case_codes}, {"killed", case_killed}, {"stopped", case_stopped},
+    {"clock", case_clock}, {"rank killed", case_rank_killed}, {"noticed", case_noticed},
+    {"takes along", case_takes_along}, {"gives up", case_gives_up}, {"deaf", case_deaf}, {"absent", case_absent},
+    {"mute", case_mute}, {"fails", case_fails}, {"further", case_further}, {"fewer", case_fewer},
+    {"fewer, impossible", case_fewer_impossible}, {"patient", case_patient}, {"preempted", case_preempted},
+    {"ignores", case_ignores}, {"pause", case_pause}, {"orphaned", case_orphaned}, {"frozen", case_frozen},
+    {"flood", case_flood}, {"untaken", case_untaken}, {"unread", case_unread}, {"refusals", case_refusals},
+};
+static const Lane TRAINER_KILLS[] = {
+    {"trainer, rank 0 killed", train_rank_0_killed}, {"trainer, rank 1 killed", train_rank_1_killed},
+    {"trainer, all killed", train_all_killed},
+};
+static const Lane TRAINER_HANGS[] = {
+    {"trainer, hangs in a step", train_hung_step}, {"trainer, hangs while it sends gradients", train_hung_reduce},
+    {"trainer, hangs in a checkpoint", train_hung_save}, {"trainer, stopped in a step", train_stopped_step},
+    {"trainer, stopped in a collective", train_stopped_collective},
+    {"trainer, stopped in a checkpoint", train_stopped_save}, {"trainer, a rank lost for good", train_fewer},
+};
+enum { LANE_COUNT = sizeof LANES / sizeof(Lane), KILL_COUNT = sizeof TRAINER_KILLS / sizeof(Lane),
+       HANG_COUNT = sizeof TRAINER_HANGS / sizeof(Lane), LANES_MOST = LANE_COUNT };
 
 typedef struct {
     int passed, failed;
     bool done;
 } Tally;
+
+// Runs them at once, each in a process and a directory of its own.
+static void lanes_run(const Lane* lanes, size_t count, const char* base) {
+    static int directories;
+    char directory[512];
+    pid_t children[LANES_MOST];
+    size_t bytes = count * sizeof(Tally);
+    Tally* tallies = (Tally*)mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    must(tallies != MAP_FAILED, "memory");
+    fflush(NULL);
+    for (size_t i = 0; i < count; i++) {
+        snprintf(directory, sizeof directory, "%s/%d", base, directories++);
+        must(mkdir(directory, 0777) == 0 && (children[i] = fork()) >= 0, "a lane");
+        if (children[i] > 0) continue;
+        passed = failed = 0;
+        case_name = lanes[i].name;
+        must(chdir(directory) == 0, "chdir");
+        lanes[i].run();
+        char beats[512];
+        for (size_t k = 0; trace_find("start", k, NULL, NULL, beats); k++)
+            check(access(beats, F_OK) != 0, "the heartbeats are removed");
+        tallies[i].passed = passed;
+        tallies[i].failed = failed;
+        tallies[i].done = true;
+        fflush(NULL);
+        _exit(0);
+    }
+    for (size_t i = 0; i < count; i++) {
+        waitpid(children[i], NULL, 0);
+        case_name = lanes[i].name;
+        check(tallies[i].done, "the lane ends");
+        passed += tallies[i].passed;
+        failed += tallies[i].failed;
+    }
+    munmap(tallies, bytes);
+}
+
+// What the cases of the trainer train on.
+static void train_put_data(const char* base) {
+    enum { VOCABULARY = 64, TOKENS = 8000 };
+    static ShardWriter writer;
+    Error error;
+    char path[FILE_PATH_MAX];
+    int32_t token = 0;
+    snprintf(path, sizeof path, "%s/train.bin", base);
+    bool good = shard_writer_open(&writer, path, VOCABULARY, 0, &error);
+    for (size_t i = 0; good && i < TOKENS; i++) {
+        Random4 r = random4(1, RANDOM_TEST, 0, i);
+        token = r.bits[0] % 2 ? (token * 5 + 7) % VOCABULARY : (int32_t)(r.bits[1] % VOCABULARY);
+        good = shard_writer_add(&writer, &token, 1, &error);
+    }
+    must(good && shard_writer_finish(&writer, &error) && shard_publish(path, &error), path);
+}
+
+// Kills one after the other, since the machine is to be free for the measured restarts.
+static void test_trainer(const char* base) {
+    char directory[512];
+    case_name = "trainer";
+    train_put_data(base);
+    snprintf(directory, sizeof directory, "%s/reference", base);
+    must(mkdir(directory, 0777) == 0 && chdir(directory) == 0, directory);
+    train_reference();
+    must(chdir("/") == 0, "chdir");
+    if (reference.weights == 0) return;  // it is no trainer, or of no use; that has been said
+    for (size_t i = 0; i < KILL_COUNT; i++) lanes_run(&TRAINER_KILLS[i], 1, base);
+    lanes_run(TRAINER_HANGS, HANG_COUNT, base);
+}
 
 static int remove_one(const char* path, const struct stat* status, int kind, struct FTW* place) {
     (void)status; (void)kind; (void)place;
@@ -1092,72 +1423,34 @@ static int remove_one(const char* path, const struct stat* status, int kind, str
 }
 
 int main(int argc, char** argv) {
-    static const struct {
-        const char* name;
-        void (*run)(void);
-    } lanes[] = {
-        {"done", case_done}, {"codes", case_codes}, {"killed", case_killed}, {"stopped", case_stopped},
-        {"clock", case_clock},
-        {"rank killed", case_rank_killed}, {"noticed", case_noticed}, {"takes along", case_takes_along},
-        {"gives up", case_gives_up}, {"deaf", case_deaf},
-        {"absent", case_absent}, {"mute", case_mute}, {"fails", case_fails}, {"further", case_further},
-        {"fewer", case_fewer},
-        {"fewer, impossible", case_fewer_impossible}, {"patient", case_patient}, {"preempted", case_preempted},
-        {"ignores", case_ignores}, {"pause", case_pause}, {"orphaned", case_orphaned}, {"frozen", case_frozen},
-        {"flood", case_flood}, {"unread", case_unread}, {"refusals", case_refusals},
-    };
-    enum { LANES = sizeof lanes / sizeof lanes[0] };
     if (argc > 2 && strcmp(argv[1], "act") == 0) return act(argv[2], argc, argv);
     Error error;
-    Flag flags[] = {{"slack", FLAG_REAL, &slack_ms, "MS", 0, 60000, "what a busy machine may add to any time", false}};
-    if (!flags_parse(flags, 1, argc, argv, &error)) {
+    const char* train = "./train";
+    Flag flags[] = {
+        {"train", FLAG_TEXT, &train, "PATH", 0, 0, "the program, built for fp32", false},
+        {"slack", FLAG_REAL, &slack_ms, "MS", 0, 60000, "what a busy machine may add to any time", false},
+    };
+    if (!flags_parse(flags, 2, argc, argv, &error)) {
         printf("test_supervise: %s\n0 passed, 1 failed\n", error.text);
         return 2;
     }
-    char base[] = "/tmp/test_supervise-XXXXXX", directory[512];
-    ssize_t bytes = readlink("/proc/self/exe", self_path, sizeof self_path - 1);
-    int protection = PROT_READ | PROT_WRITE, sharing = MAP_SHARED | MAP_ANONYMOUS;
-    Tally* tallies = (Tally*)mmap(NULL, LANES * sizeof *tallies, protection, sharing, -1, 0);
-    must(bytes > 0 && mkdtemp(base) != NULL && tallies != MAP_FAILED, "preparation");
+    if (flag_was_given(flags, 2, "slack")) strict_slack_ms = slack_ms;
+    char base[] = "/tmp/test_supervise-XXXXXX";
+    bool trainer = realpath(train, train_path) && access(train_path, X_OK) == 0 && !directory_exists(train_path);
+    must(readlink("/proc/self/exe", self_path, sizeof self_path - 1) > 0 && mkdtemp(base) != NULL, "preparation");
     must(prctl(PR_SET_CHILD_SUBREAPER, 1) == 0, "preparation");
     unsetenv(BEAT_VARIABLE);
-    fflush(NULL);
-    pid_t children[LANES];
-    for (size_t i = 0; i < LANES; i++) {
-        snprintf(directory, sizeof directory, "%s/%zu", base, i);
-        must(mkdir(directory, 0777) == 0 && (children[i] = fork()) >= 0, "a lane");
-        if (children[i] > 0) continue;
-        case_name = lanes[i].name;
-        must(chdir(directory) == 0, "chdir");
-        lanes[i].run();
-        char beats[512];
-        for (size_t k = 0; trace_find("start", k, NULL, NULL, beats); k++)
-            check(!directory_exists(beats), "the heartbeats are removed");
-        tallies[i].passed = passed;
-        tallies[i].failed = failed;
-        tallies[i].done = true;
-        fflush(NULL);
-        _exit(0);
-    }
-    for (size_t i = 0; i < LANES; i++) {
-        waitpid(children[i], NULL, 0);
-        case_name = lanes[i].name;
-        check(tallies[i].done, "the lane ends");
-        passed += tallies[i].passed;
-        failed += tallies[i].failed;
-    }
+    lanes_run(LANES, LANE_COUNT, base);
+    if (trainer) test_trainer(base);
+    else printf("skipped the trainer's own runs: there is no %s; build it, or give --train PATH\n", train);
     test_beats(base);
     test_events(base);
     test_commands();
     test_blame();
     test_tail();
     case_name = "in the end";
-    Processes all = {NULL, 0, 0};
     while (waitpid(-1, NULL, WNOHANG) > 0) {}
-    size_t left = processes_read(&all);
-    check(left == 0, "nothing is left running");
-    for (size_t i = 0; i < left; i++) kill(all.list[i].pid, SIGKILL);
-    free(all.list);
+    check(processes_signal(SIGKILL) == 0, "nothing is left running");
     nftw(base, remove_one, 16, FTW_DEPTH | FTW_PHYS);
     printf("%d passed, %d failed\n", passed, failed);
     return failed > 0;
