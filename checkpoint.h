@@ -340,7 +340,8 @@ static inline void checkpoint_path(char path[FILE_PATH_MAX], const char* out, ui
 }
 
 // A save has three parts. Every rank takes a snapshot of its slices and begins to write its file (saver_begin): in a thread of
-// its own, if there is memory for a snapshot, otherwise at once. Training goes on. When all ranks have written and flushed
+// its own, if there is memory for a snapshot, otherwise at once. Training goes on: what is saved only changes in the next
+// update, so that on a CPU even the snapshot is taken under the next step (saver_await_snapshot). When all ranks have written and flushed
 // theirs, which they tell each other once a step, they come together (saver_end): rank 0 gets the checksums, writes the
 // manifest, and gives the directory its name.
 
@@ -352,6 +353,7 @@ typedef struct {
     double bandwidth;        // bytes per second that the thread writes at most; 0: as it can
     pthread_t thread;
     bool threaded;           // there is a thread to join
+    bool taken;              // the snapshot is complete
     SaverState state;        // of the save in progress; the thread changes it, last of all
     bool cancelled;          // the thread is to end soon
     bool gave_up;            // and has, with no failure of its own
@@ -363,6 +365,10 @@ typedef struct {
     Error error;             // of SAVER_FAILED
     double stalled_ms;       // how long the save has kept training waiting
     double began_ms;
+    pthread_t pruner;        // removes old checkpoints, which takes a while
+    bool prunes;             // it is there, and to be joined
+    uint64_t newest, keep, forever;  // what it is to keep, in `pruned`
+    char pruned[FILE_PATH_MAX];
 } Saver;
 
 static inline SaverState saver_state(const Saver* s) { return (SaverState)__atomic_load_n((const int*)&s->state, __ATOMIC_ACQUIRE); }
@@ -422,8 +428,8 @@ static inline bool saver_write_device(Saver* s, const CheckpointArray* arrays, s
                 char* place;
                 size_t n = min_size(CHECKPOINT_CHUNK, part.end - first), bytes = n * safetensors_type_bytes(arrays[a].type);
                 checkpoint_part(&place, &arrays[a], &s->model->flat, first, first + n);
-                download(chunk, place, bytes, s->model->stream);
-                ok = saver_write(s, chunk, bytes, &written, error);
+                if (!device_is_host()) download(chunk, place, bytes, s->model->stream);
+                ok = saver_write(s, device_is_host() ? place : chunk, bytes, &written, error);
             }
         }
     }
@@ -448,15 +454,42 @@ static inline bool saver_write_file(Saver* s, Error* error) {
     return ok && safetensors_end(&s->writer, error);
 }
 
+// Copies this rank's slices to the host.
+static inline void saver_take_snapshot(Saver* s) {
+    const Model* model = s->model;
+    CheckpointArray arrays[3];
+    size_t count = checkpoint_arrays(arrays, model), at = 0;
+    for (size_t a = 0; a < count; a++) {
+        for (size_t i = 0; i < model->parameters.count; i++) {
+            char* place;
+            CommSlice part = checkpoint_saved(&model->flat, &model->parameters.tensors[i]);
+            size_t bytes = slice_length(part) * safetensors_type_bytes(arrays[a].type);
+            if (bytes == 0) continue;
+            checkpoint_part(&place, &arrays[a], &model->flat, part.first, part.end);
+            download(s->snapshot + at, place, bytes, model->stream);
+            at += bytes;
+        }
+    }
+    fault_point("snapshot");
+    __atomic_store_n(&s->taken, true, __ATOMIC_RELEASE);
+}
+
 static inline void* saver_run(void* argument) {
     Saver* s = (Saver*)argument;
+    if (s->snapshot && !s->taken) saver_take_snapshot(s);
     bool ok = saver_write_file(s, &s->error);
     __atomic_store_n((int*)&s->state, ok ? SAVER_WRITTEN : SAVER_FAILED, __ATOMIC_RELEASE);
     return NULL;
 }
 
-// Takes the snapshot and begins to write; no save is in progress. What fails is told by saver_state; `reason` is not NULL if
-// something has failed on this rank already.
+// The thread leaves the cores to training.
+static inline void* saver_run_beside(void* argument) {
+    threads_set(1);
+    return saver_run(argument);
+}
+
+// Begins a save; no other is in progress. What fails is told by saver_state; `reason` is not NULL if something has failed on
+// this rank already.
 static inline void saver_begin(Saver* s, Model* model, const RunRecord* run, const char* out, const Error* reason) {
     s->began_ms = now_ms();
     s->run = *run;
@@ -469,25 +502,18 @@ static inline void saver_begin(Saver* s, Model* model, const RunRecord* run, con
         s->state = SAVER_FAILED;
         return;
     }
-    if (s->snapshot) {
-        CheckpointArray arrays[3];
-        size_t count = checkpoint_arrays(arrays, model), at = 0;
-        for (size_t a = 0; a < count; a++) {
-            for (size_t i = 0; i < model->parameters.count; i++) {
-                char* place;
-                CommSlice part = checkpoint_saved(&model->flat, &model->parameters.tensors[i]);
-                size_t bytes = slice_length(part) * safetensors_type_bytes(arrays[a].type);
-                if (bytes == 0) continue;
-                checkpoint_part(&place, &arrays[a], &model->flat, part.first, part.end);
-                download(s->snapshot + at, place, bytes, model->stream);
-                at += bytes;
-            }
-        }
-        fault_point("snapshot");
-        s->threaded = pthread_create(&s->thread, NULL, saver_run, s) == 0;
-    }
+    s->taken = false;
+    if (s->snapshot && !device_is_host()) saver_take_snapshot(s);
+    s->threaded = s->snapshot && pthread_create(&s->thread, NULL, saver_run_beside, s) == 0;
     if (!s->threaded) saver_run(s);
     s->stalled_ms = now_ms() - s->began_ms;
+}
+
+// Before parameters and moments change.
+static inline void saver_await_snapshot(Saver* s) {
+    double began = now_ms();
+    while (s->threaded && !__atomic_load_n(&s->taken, __ATOMIC_ACQUIRE)) comm_sleep(0.1);
+    s->stalled_ms += now_ms() - began;
 }
 
 // The save in progress and the one to come are waited for: they take all of the disk.
@@ -582,8 +608,15 @@ static inline bool saver_end(Saver* s, Error* error) {
     return ok;
 }
 
+// Until old checkpoints are removed.
+static inline void saver_await_prune(Saver* s) {
+    if (s->prunes) pthread_join(s->pruner, NULL);
+    s->prunes = false;
+}
+
 static inline void saver_close(Saver* s) {
     if (s->model) saver_cancel(s);
+    saver_await_prune(s);
     host_free(s->snapshot);
     memset(s, 0, sizeof *s);
 }
@@ -782,6 +815,23 @@ static inline void checkpoint_prune(const char* out, uint64_t newest, size_t kee
         if (i == 0 && run.state.skipped_row > 0) return;
         if (i >= keep && !(forever && step % forever == 0)) checkpoint_remove(out, step);
     }
+}
+
+static inline void* saver_run_prune(void* argument) {
+    Saver* s = (Saver*)argument;
+    checkpoint_prune(s->pruned, s->newest, s->keep, s->forever);
+    return NULL;
+}
+
+// The same while training goes on.
+static inline void saver_prune(Saver* s, const char* out, uint64_t newest, uint64_t keep, uint64_t forever) {
+    saver_await_prune(s);
+    s->newest = newest;
+    s->keep = keep;
+    s->forever = forever;
+    snprintf(s->pruned, sizeof s->pruned, "%.4000s", out);
+    s->prunes = pthread_create(&s->pruner, NULL, saver_run_prune, s) == 0;
+    if (!s->prunes) saver_run_prune(s);
 }
 
 // Removes the checkpoints from step `first` on, the newest first; false if one cannot be.

@@ -28,6 +28,9 @@
 #include "base.h"
 #include "gemm.h"
 
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 #include <sys/mman.h>
 
 // In a CUDA build kernels.cuh has functions of the same names and signatures; those here are then cpu::gelu_forward and
@@ -1081,12 +1084,29 @@ static inline void upload(void* device, const void* host, size_t bytes, Stream s
     memcpy(device, host, bytes);
 }
 
+// memcpy of what no cache can hold: writes past them, and so does not read what it overwrites.
+static inline void copy_past_caches(char* to, const char* from, size_t bytes) {
+    size_t done = 0;
+#ifdef __SSE2__
+    done = min_size((16 - (uintptr_t)to % 16) % 16, bytes);
+    memcpy(to, from, done);
+    for (; done + 16 <= bytes; done += 16)
+        _mm_stream_si128((__m128i*)(void*)(to + done), _mm_loadu_si128((const __m128i*)(const void*)(from + done)));
+    _mm_sfence();
+#endif
+    memcpy(to + done, from + done, bytes - done);
+}
+
 static inline void download(void* host, const void* device, size_t bytes, Stream stream) {
     (void)stream;
-    const size_t piece = 1 << 20;
-    #pragma omp parallel for if (bytes > piece)
+    const size_t piece = 1 << 18;
+    if (bytes < piece) {
+        memcpy(host, device, bytes);
+        return;
+    }
+    #pragma omp parallel for
     for (size_t first = 0; first < bytes; first += piece)
-        memcpy((char*)host + first, (const char*)device + first, min_size(piece, bytes - first));
+        copy_past_caches((char*)host + first, (const char*)device + first, min_size(piece, bytes - first));
 }
 
 // Copies a batch to the device and returns its place: `bytes` of tokens, then as many of targets unless those are NULL. The

@@ -223,7 +223,11 @@ typedef struct {
     uint64_t save_steps;          // a checkpoint every so many steps; 0: none
     double save_ms;               // or every so many milliseconds; 0: none
     double saved_ms;              // when the last one began
-    double began_ms, stalled_ms;  // when training began (0: not yet), and how long saves have kept it waiting since
+    double began_ms;              // when training began; 0: not yet
+    double usual_ms;              // of a step beside which nothing is saved: the mean of the last hundred
+    uint64_t usual_count;         // of such steps
+    double cost_ms, costs_ms;     // by how much the last save has delayed training, and all before it
+    bool paces;                   // a checkpoint is complete, and --ckpt-every auto is to say when the next is due
     bool same_devices;            // of all ranks: their forwards can be compared
     bool events_refused;          // events.jsonl cannot be written, and it was said
     char hot[FILE_PATH_MAX];      // where copies in memory go; empty: nowhere
@@ -819,18 +823,13 @@ static bool run_end_save(Run* run, bool* good, Error* error) {
     run->alike = !*good;
     if (!*good) return true;
     double took = now_ms() - began, stalled = run->saver.stalled_ms;
-    run->stalled_ms += stalled;
     if (!hot) printf("saved %s/step_%08llu in %.0f ms, for which training stood %.0f ms\n", o->out, (unsigned long long)step, took, stalled);
     fflush(stdout);
     if (!hot) run_event(run, "saved", "step %llu in %.0f ms, for which training stood %.0f ms", (unsigned long long)step, took, stalled);
-    if (!hot && strcmp(o->ckpt_every, "auto") == 0) {
-        run->save_ms = sqrt(2 * stalled * 3.6e6 * o->mtbf);
-        printf("next checkpoint in %.1f min: a save costs %.0f ms, failures come every %g h; expected to cost %.2f%% of the time, seen so far %.2f%%\n",
-               run->save_ms / 6e4, stalled, o->mtbf, 100 * stalled / run->save_ms, 100 * run->stalled_ms / (now_ms() - run->began_ms));
-    }
+    run->paces = !hot && strcmp(o->ckpt_every, "auto") == 0;
     fault_point("clean");
-    if (run->comm.rank == 0 && hot) checkpoint_prune(run->hot, step, 2, 0);
-    if (run->comm.rank == 0 && !hot && o->ckpt_keep > 0) checkpoint_prune(o->out, step, o->ckpt_keep, o->ckpt_keep_every);
+    if (run->comm.rank == 0 && hot) saver_prune(&run->saver, run->hot, step, 2, 0);
+    if (run->comm.rank == 0 && !hot && o->ckpt_keep > 0) saver_prune(&run->saver, o->out, step, o->ckpt_keep, o->ckpt_keep_every);
     return true;
 }
 
@@ -857,7 +856,23 @@ static bool run_begin_save(Run* run, const char* directory, Error* error) {
     fault_point("save");
     if (strcmp(directory, run->options.out) == 0) run->saved_ms = now_ms();
     saver_begin(&run->saver, &run->model, &run->record, directory, flushed ? NULL : &reason);
+    run->costs_ms += run->cost_ms;
+    run->cost_ms = run->saver.stalled_ms;
     return true;
+}
+
+// What a save costs: beside what comes between two steps, by how much it makes steps longer that go on under it. When it is
+// known, --ckpt-every auto decides.
+static void run_count_cost(Run* run, double ms, bool saving) {
+    if (saving) run->cost_ms += fmax(0, ms - run->usual_ms);
+    else run->usual_ms += (ms - run->usual_ms) / (double)min_size(++run->usual_count, 100);
+    if (!run->paces) return;
+    run->paces = false;
+    double cost_ms = fmax(run->cost_ms, 1), mtbf_ms = 3.6e6 * run->options.mtbf, all_ms = now_ms() - run->began_ms;
+    run->save_ms = sqrt(2 * cost_ms * mtbf_ms);
+    printf("next checkpoint in %.1f min: a save costs %.0f ms, failures come every %g h; expected to cost %.2f%% of the time, "
+           "seen so far: %.2f%%\n", run->save_ms / 6e4, cost_ms, run->options.mtbf, 100 * cost_ms / run->save_ms,
+           100 * (run->costs_ms + run->cost_ms) / all_ms);
 }
 
 // Saves while training goes on; without memory for a snapshot the whole save comes first.
@@ -944,6 +959,7 @@ static bool run_rewind(Run* run, const StepReading* reading, Error* error) {
     state->lr_factor = diverged.lr_factor * o->rewind_lr;
     fault_point("forget");
     if (run->comm.rank == 0) {
+        saver_await_prune(&run->saver);
         if (!checkpoint_remove_from(o->out, state->step + 1) || (run->hot[0] && !checkpoint_remove_from(run->hot, state->step + 1)))
             fprintf(stderr, "train: cannot remove the checkpoints after step %llu in %s\n", (unsigned long long)state->step, o->out);
         ok = log_cut_back(&run->log, state->step, error);
@@ -1043,6 +1059,7 @@ static bool run_train(Run* run, Error* error) {
         double factor = 0.0, lr = state->lr_factor * schedule_lr(&schedule, state->step);
         bool finite = isfinite(reading.loss), update = guard_step(state, &factor, &guard, finite ? reading.grad_norm : NAN);
         fault_point("update");
+        if (update) saver_await_snapshot(&run->saver);
         if (update) model_update(model, &optimizer, ++state->updates, lr, factor);
         state->skipped_row = update ? 0 : state->skipped_row + 1;
         state->step++;
@@ -1065,6 +1082,7 @@ static bool run_train(Run* run, Error* error) {
         bool pauses = validates || samples || saves || copies;
         if (validates || samples || saves || state->step == first_step + 1) device_wait(model->stream);
         double ms = now_ms() - started, val_loss = NAN;
+        if (state->step > first_step + 1) run_count_cost(run, ms, saving);
         if (pauses) beat(BEAT_CHECKPOINT, state->step);
         bool hastens = saves && stop && !last;  // a signal: what may take long comes after the save
         if (hastens && !run_save_now(run, error)) return false;

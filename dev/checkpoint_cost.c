@@ -3,24 +3,28 @@
 //   cc -std=c11 -O3 -march=native -fopenmp -I. dev/checkpoint_cost.c -o build/checkpoint_cost -lm -pthread
 //   build/checkpoint_cost [--model gpt2:124M] [--dir build] [--rounds 5]
 //
-// A round does in turn, so that all meet the same disk:
+// A round does each of these seven, in an order of its own (a multiplication modulo 7):
 //   write   dd of as many bytes, from the page cache, with fsync
 //   sync    a save without a snapshot: training stands all the time
-//   async   a save with one: training stands while the snapshot is taken, and while the finished files get their name
+//   async   a save with one, while training steps go on: how long they wait for it, and how much longer they take, all
+//           together, than as many steps just before
 //   read    dd of the checkpoint's file to /dev/null; load: of the checkpoint into the model; both after the file was
 //           dropped from the page cache, and once more from there
-// Medians of the rounds are printed. The table needs a machine, and a disk, that nobody else is using.
+// Before each write as many bytes are written and removed again: a virtual machine gives memory that is free back to its
+// host, and the first touch of what it gets then is slower than most disks. Medians of the rounds are printed. The table
+// needs a machine, and a disk, that nobody else is using.
 
 #include "../checkpoint.h"
 
-typedef enum { WRITE, SYNC, ASYNC, STALL, READ_COLD, LOAD_COLD, READ_WARM, LOAD_WARM, TIMES } Time;
+typedef enum { WRITE, SYNC, ASYNC, READ_COLD, LOAD_COLD, READ_WARM, LOAD_WARM, STALL, LOST, TIMES } Time;
+enum { B = 1, T = 64, STEPS_BEFORE = 3 };
 #define ROUNDS_MAX 100
-#define STEP ((uint64_t)1)  // of the checkpoint
 
 typedef struct {
     Model model;
-    RunRecord run;
-    char out[FILE_PATH_MAX], checkpoint[FILE_PATH_MAX], file[FILE_PATH_MAX + 64], copy[FILE_PATH_MAX + 64];
+    RunRecord run;        // of the newest checkpoint
+    char out[FILE_PATH_MAX], checkpoint[FILE_PATH_MAX], file[FILE_PATH_MAX + 64];  // where that is, and its one file
+    char copy[FILE_PATH_MAX + 64];
     double ms[TIMES][ROUNDS_MAX];
 } Cost;
 
@@ -30,17 +34,58 @@ static void need(bool good, const Error* error) {
     exit(1);
 }
 
+static double dd_ms(const char* from, const char* to, const char* how) {
+    char command[3 * FILE_PATH_MAX];
+    Error error;
+    snprintf(command, sizeof command, "dd 'if=%s' 'of=%s' bs=4M %s 2>/dev/null", from, to, how);
+    double began = now_ms();
+    need(system(command) == 0 || fail(&error, "%s: dd failed; give a --dir that can be written", command), &error);
+    return now_ms() - began;
+}
+
+static void touch_memory(const Cost* c) {
+    char how[64];
+    snprintf(how, sizeof how, "count=%zu", checkpoint_bytes(&c->model) >> 22);
+    dd_ms("/dev/zero", c->copy, how);
+    unlink(c->copy);
+}
+
+static double step_ms(Cost* c, Saver* saver) {
+    static int32_t tokens[B * T], targets[B * T];
+    const OptimizerOptions adamw = {.kind = OPTIMIZER_ADAMW, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1};
+    StepNews news = {.stop = false};
+    StepReading reading;
+    Error error;
+    double began = now_ms();
+    for (int i = 0; i < B * T; i++) tokens[i] = targets[i] = i;
+    model_begin_step(&c->model, 1.0, 1);
+    model_gradients(&c->model, tokens, targets, B, T);
+    need(model_read(&c->model, &reading, news, &error), &error);
+    saver_await_snapshot(saver);
+    model_update(&c->model, &adamw, ++c->run.state.updates, 1e-5, 1.0);
+    return now_ms() - began;
+}
+
 static void save(Cost* c, bool snapshots, size_t round) {
     Saver saver;
     Error error;
+    double before_ms = 0, during_ms = 0;
+    size_t steps = 0;
+    uint64_t before = c->run.state.step++;
+    checkpoint_remove(c->out, before);
+    checkpoint_path(c->checkpoint, c->out, c->run.state.step, "");
+    snprintf(c->file, sizeof c->file, "%s/" CHECKPOINT_FILE, c->checkpoint, (size_t)0);
     need(saver_open(&saver, &c->model, snapshots, 0, &error), &error);
     if (snapshots) memset(saver.snapshot, 1, saver.bytes);  // the first snapshot of a run meets new memory; the others do not
+    for (int i = 0; i < STEPS_BEFORE; i++) before_ms += step_ms(c, &saver) / STEPS_BEFORE;
+    touch_memory(c);
     double began = now_ms();
     saver_begin(&saver, &c->model, &c->run, c->out, NULL);
-    while (saver_state(&saver) == SAVER_WRITING) comm_sleep(1);  // a step would ask once
+    for (; saver_state(&saver) == SAVER_WRITING; steps++) during_ms += step_ms(c, &saver);
     need(saver_end(&saver, &error), &error);
     c->ms[snapshots ? ASYNC : SYNC][round] = now_ms() - began;
     if (snapshots) c->ms[STALL][round] = saver.stalled_ms;
+    if (snapshots) c->ms[LOST][round] = during_ms - (double)steps * before_ms;
     saver_close(&saver);
 }
 
@@ -55,15 +100,6 @@ static double load_ms(Cost* c) {
     return now_ms() - began;
 }
 
-static double dd_ms(const char* from, const char* to, const char* how) {
-    char command[3 * FILE_PATH_MAX];
-    Error error;
-    snprintf(command, sizeof command, "dd 'if=%s' 'of=%s' bs=4M %s 2>/dev/null", from, to, how);
-    double began = now_ms();
-    need(system(command) == 0 || fail(&error, "%s: dd failed; give a --dir that can be written", command), &error);
-    return now_ms() - began;
-}
-
 // So that the next read comes from the disk. What the disk, or the host of a virtual machine, keeps for itself stays there.
 static void drop(const char* path) {
     Error error;
@@ -71,6 +107,21 @@ static void drop(const char* path) {
     need(file >= 0 || fail_file(&error, "open", path), &error);
     posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED);
     close(file);
+}
+
+static void measure(Cost* c, Time time, size_t round) {
+    double* ms = &c->ms[time][round];
+    if (time == SYNC || time == ASYNC) {
+        save(c, time == ASYNC, round);
+    } else if (time == WRITE) {
+        touch_memory(c);
+        *ms = dd_ms(c->file, c->copy, "conv=fsync");
+        unlink(c->copy);
+    } else {
+        if (time == READ_COLD || time == LOAD_COLD) drop(c->file);
+        else dd_ms(c->file, "/dev/null", "");
+        *ms = time == READ_COLD || time == READ_WARM ? dd_ms(c->file, "/dev/null", "") : load_ms(c);
+    }
 }
 
 static double median(const Cost* c, Time time, size_t rounds) {
@@ -93,7 +144,7 @@ int main(int argc, char** argv) {
         {"rounds", FLAG_COUNT, &rounds, "N", 1, ROUNDS_MAX, "of which the medians are told", false},
     };
     if (!flags_begin(&code, "checkpoint_cost", NULL, flags, sizeof flags / sizeof flags[0], argc, argv)) return code;
-    ModelOptions options = {.B = 1, .T = 64, .training = true, .optimizer = OPTIMIZER_ADAMW, .masters = true};
+    ModelOptions options = {.B = B, .T = T, .training = true, .optimizer = OPTIMIZER_ADAMW, .masters = true};
     memset(&config, 0, sizeof config);
     config.tied = true;
     need(config_preset(&config, name, &error) && config_complete(&config, &error), &error);
@@ -101,27 +152,13 @@ int main(int argc, char** argv) {
     c.run.config = config;
     c.run.masters = true;
     c.run.state = run_state_begin(false, 1);
-    c.run.state.step = STEP;
     snprintf(c.out, sizeof c.out, "%.3900s/checkpoint_cost.out", directory);
     snprintf(c.copy, sizeof c.copy, "%s/copy", c.out);
-    checkpoint_path(c.checkpoint, c.out, STEP, "");
-    snprintf(c.file, sizeof c.file, "%s/" CHECKPOINT_FILE, c.checkpoint, (size_t)0);
     checkpoint_discard(c.out);
     need(directory_make(c.out, &error), &error);
-    save(&c, false, 0);  // a file to copy
-    for (size_t r = 0; r < rounds; r++) {
-        dd_ms(c.file, "/dev/null", "");  // into the page cache
-        c.ms[WRITE][r] = dd_ms(c.file, c.copy, "conv=fsync");
-        unlink(c.copy);
-        save(&c, false, r);
-        save(&c, true, r);
-        drop(c.file);
-        c.ms[READ_COLD][r] = dd_ms(c.file, "/dev/null", "");
-        drop(c.file);
-        c.ms[LOAD_COLD][r] = load_ms(&c);
-        c.ms[READ_WARM][r] = dd_ms(c.file, "/dev/null", "");
-        c.ms[LOAD_WARM][r] = load_ms(&c);
-    }
+    save(&c, false, 0);  // a file to copy and to load
+    for (size_t r = 0; r < rounds; r++)
+        for (size_t i = 0; i < STALL; i++) measure(&c, (Time)((r + i * (1 + r % (STALL - 1))) % STALL), r);
     checkpoint_discard(c.out);
     double bytes = (double)checkpoint_bytes(&c.model), m[TIMES];
     for (int t = 0; t < TIMES; t++) m[t] = median(&c, (Time)t, rounds);
@@ -139,6 +176,7 @@ int main(int argc, char** argv) {
         printf("\n");
     }
     printf("\n  training stands for %.0f ms in an asynchronous save: %.1f%% of a synchronous one\n", m[STALL], 100 * m[STALL] / m[SYNC]);
+    printf("  and the steps under it take %.0f ms longer than as many without\n", m[LOST]);
     model_free(&c.model);
     return 0;
 }
