@@ -7,6 +7,7 @@
 # make soak       500 kills of a run, at every point of a step and of a save: each comes back to the same bits
 # make sanitize   the first half under the address and undefined-behaviour sanitizers
 # make bench      where the time of a training step goes
+# make bench-checkpoint    what saving and loading GPT-2 124M costs, beside dd on the same disk
 # make train      builds ./train: PRECISION=FP32 (default), BF16 or FP16; CUDA=auto (where there is a GPU), on, off;
 #                 ARCH=native (the GPU of this machine), or sm_80, sm_90a, ...; MPI and NCCL=auto (where found), on, off
 # make emulated   the CUDA build of the trainer, run on the CPU: build/train-emulated-FP32 and so on
@@ -44,7 +45,7 @@ ifeq ($(filter $(PRECISION),$(PRECISIONS)),)
 $(error PRECISION is '$(PRECISION)'; give one of $(PRECISIONS))
 endif
 
-.PHONY: all train emulated test-ranks test-cpu test-cuda test-cpu-only demo demo-long precisions shakespeare test soak sanitize bench fuzz clean
+.PHONY: all train emulated test-ranks test-cpu test-cuda test-cpu-only demo demo-long precisions shakespeare test soak sanitize bench bench-checkpoint fuzz clean
 all: train
 
 # Ranks can speak through MPI, where it is found: MPI=auto, on, off. Without it they do through sockets, mpirun or not.
@@ -173,7 +174,7 @@ TESTS := gemm test_files test_data test_corpus test_errors test_comm test_ranks 
 # For tests of processes that meet, train, die and stop.
 RANKS_TESTS := $(B)/test_comm $(B)/test_ranks $(B)/weights_hash $(B)/train-FP32 $(B)/train-BF16 $(B)/corpus $(B)/tokenize \
     $(if $(MPICC),$(B)/train-mpi-FP32)
-CPU_TESTS := $(TESTS:%=$(B)/%) $(B)/gemm-amx $(B)/bench-FP32 $(RANKS_TESTS)
+CPU_TESTS := $(TESTS:%=$(B)/%) $(B)/gemm-amx $(B)/bench-FP32 $(B)/checkpoint_cost $(RANKS_TESTS)
 CUDA_TESTS := $(EMULATED) $(B)/weights_hash $(B)/test_cublaslt $(B)/test_nccl $(PRECISIONS:%=$(B)/train-emulated-%) $(PRECISIONS:%=$(B)/test_train-emulated-%) $(PRECISIONS:%=$(B)/train-%) $(COMPILED)
 
 # Where there is a C++ compiler, also all of CUDA. make test-cpu and make test-cuda are its halves.
@@ -224,6 +225,9 @@ bench: $(B)/bench-FP32 $(B)/bench-BF16 $(B)/gemm
 	$(B)/bench-FP32 --batch 4 --seq 256
 	$(B)/bench-BF16 --batch 4 --seq 256
 	$(B)/bench-FP32 --sweep
+
+bench-checkpoint: $(B)/checkpoint_cost
+	$(B)/checkpoint_cost --dir $(B)
 
 # libFuzzer with the address and undefined-behaviour sanitizers, one reader after the other.
 FUZZ := clang -std=c11 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -I.
