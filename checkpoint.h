@@ -38,10 +38,10 @@ typedef struct {
 } RunRecord;
 
 // Flags that do not change what a run computes.
-#define CHECKPOINT_FREE_FLAGS \
-    "data|val|out|prompt|resume|plan|threads|val-every|val-windows|val-overlap|sample-every|log-every|ckpt-every|ckpt-async|" \
-    "ckpt-bandwidth|ckpt-keep|ckpt-keep-every|ckpt-hot|ckpt-hot-dir|mtbf|init-from|" \
-    "peak-tflops|tokens|temperature|top-k|top-p|ranks|timeout|check-every|slow-factor|slow-steps|memory|bandwidth|compute-ms"
+#define CHECKPOINT_FREE_FLAGS                                                                                          \
+    "data|val|out|prompt|resume|plan|threads|val-every|val-windows|val-overlap|sample-every|log-every|ckpt-every|"     \
+    "ckpt-async|ckpt-bandwidth|ckpt-keep|ckpt-keep-every|ckpt-hot|ckpt-hot-dir|mtbf|init-from|peak-tflops|tokens|"     \
+    "temperature|top-k|top-p|ranks|timeout|check-every|slow-factor|slow-steps|memory|bandwidth|compute-ms"
 
 // ------------------------------------------------------------------------------------------------
 // The arrays of a checkpoint
@@ -79,7 +79,8 @@ static inline size_t checkpoint_arrays(CheckpointArray arrays[3], const Model* m
 enum { CHECKPOINT_CHUNK = 1 << 20 };  // elements
 
 // The part of elements [first, end) of the flat vector that this rank has of an array, and where it lies there.
-static inline CommSlice checkpoint_part(char** place, const CheckpointArray* array, const FlatVector* flat, size_t first, size_t end) {
+static inline CommSlice checkpoint_part(char** place, const CheckpointArray* array, const FlatVector* flat, size_t first,
+                                        size_t end) {
     CommSlice part = {first, end};
     size_t index = first;
     if (array->sliced) part = flat_state(&index, flat, first, end);
@@ -210,8 +211,8 @@ static inline void manifest_tail(char tail[64], const char* text, size_t bytes) 
 }
 
 // files: the text of each rank's element, where it begins, as comm_gather_texts gives them.
-static inline bool manifest_save(const char* path, const Model* model, const RunRecord* run, const char* files, const size_t* begins,
-                                 Error* error) {
+static inline bool manifest_save(const char* path, const Model* model, const RunRecord* run, const char* files,
+                                 const size_t* begins, Error* error) {
     char optimizer[16], tail[64], products[320];
     double peak;
     choice_name(OPTIMIZER_NAMES, (int)run->optimizer, optimizer, sizeof optimizer);
@@ -270,12 +271,13 @@ static inline bool manifest_read_config(Config* c, const Json* json, uint32_t no
     bool ok = json_string(json, json_get(json, node, "family"), family, sizeof family);
     int kind = choice_find(FAMILY_NAMES, family);
     c->family = kind < 0 ? FAMILY_GPT2 : (Family)kind;
-    return ok && kind >= 0 && manifest_size(&c->layers, json, node, "layers") && manifest_size(&c->heads, json, node, "heads") &&
-           manifest_size(&c->kv_heads, json, node, "kv_heads") && manifest_size(&c->channels, json, node, "channels") &&
-           manifest_size(&c->ffn, json, node, "ffn") && manifest_size(&c->context, json, node, "context") &&
-           manifest_size(&c->vocab, json, node, "vocab") && json_bool(json, json_get(json, node, "tied"), &c->tied) &&
-           json_number(json, json_get(json, node, "norm_epsilon"), &c->norm_epsilon) &&
-           json_number(json, json_get(json, node, "rope_theta"), &c->rope_theta);
+    return ok && kind >= 0 && manifest_size(&c->layers, json, node, "layers") &&
+        manifest_size(&c->heads, json, node, "heads") && manifest_size(&c->kv_heads, json, node, "kv_heads") &&
+        manifest_size(&c->channels, json, node, "channels") && manifest_size(&c->ffn, json, node, "ffn") &&
+        manifest_size(&c->context, json, node, "context") && manifest_size(&c->vocab, json, node, "vocab") &&
+        json_bool(json, json_get(json, node, "tied"), &c->tied) &&
+        json_number(json, json_get(json, node, "norm_epsilon"), &c->norm_epsilon) &&
+        json_number(json, json_get(json, node, "rope_theta"), &c->rope_theta);
 }
 
 static inline bool manifest_read_state(RunState* s, const Json* json, uint32_t node) {
@@ -296,8 +298,9 @@ static inline bool manifest_read_state(RunState* s, const Json* json, uint32_t n
 
 static inline bool manifest_read_run(RunRecord* run, const Json* json) {
     char format[64] = "", optimizer[16] = "", data[20] = "";
-    bool ok = json_string(json, json_get(json, 0, "format"), format, sizeof format) && strcmp(format, CHECKPOINT_FORMAT) == 0 &&
-              json_string(json, json_get(json, 0, "optimizer"), optimizer, sizeof optimizer);
+    bool ok = json_string(json, json_get(json, 0, "format"), format, sizeof format) &&
+        strcmp(format, CHECKPOINT_FORMAT) == 0 &&
+        json_string(json, json_get(json, 0, "optimizer"), optimizer, sizeof optimizer);
     int kind = choice_find(OPTIMIZER_NAMES, optimizer);
     run->optimizer = kind < 0 ? OPTIMIZER_ADAMW : (OptimizerKind)kind;
     return ok && kind >= 0 && json_u64(json, json_get(json, 0, "seed"), &run->seed) &&
@@ -325,7 +328,8 @@ static inline bool manifest_open(Json* json, RunRecord* run, const char* directo
         ok = fail(error, "%.600s does not agree with its checksum; it is damaged", path);
     ok = ok && json_parse(json, text, bytes, path, error);
     if (ok && !manifest_read_run(run, json)) {
-        ok = fail(error, "%.600s is not a manifest of '" CHECKPOINT_FORMAT "'; use the version of llmtrain that wrote it", path);
+        ok = fail(error, "%.600s is not a manifest of '" CHECKPOINT_FORMAT "'; use the version of llmtrain that wrote it",
+                  path);
         json_free(json);
     }
     free(text);
@@ -339,11 +343,11 @@ static inline void checkpoint_path(char path[FILE_PATH_MAX], const char* out, ui
     snprintf(path, FILE_PATH_MAX, "%.4000s/step_%08llu%s", out, (unsigned long long)step, suffix);
 }
 
-// A save has three parts. Every rank takes a snapshot of its slices and begins to write its file (saver_begin): in a thread of
-// its own, if there is memory for a snapshot, otherwise at once. Training goes on: what is saved only changes in the next
-// update, so that on a CPU even the snapshot is taken under the next step (saver_await_snapshot). When all ranks have written and flushed
-// theirs, which they tell each other once a step, they come together (saver_end): rank 0 gets the checksums, writes the
-// manifest, and gives the directory its name.
+// A save has three parts. Every rank takes a snapshot of its slices and begins to write its file (saver_begin): in a
+// thread of its own, if there is memory for a snapshot, otherwise at once. Training goes on: what is saved only changes
+// in the next update, so that on a CPU even the snapshot is taken under the next step (saver_await_snapshot). When all
+// ranks have written and flushed theirs, which they tell each other once a step, they come together (saver_end): rank 0
+// gets the checksums, writes the manifest, and gives the directory its name.
 
 typedef enum { SAVER_IDLE, SAVER_WRITING, SAVER_WRITTEN, SAVER_FAILED } SaverState;
 
@@ -371,7 +375,9 @@ typedef struct {
     char pruned[FILE_PATH_MAX];
 } Saver;
 
-static inline SaverState saver_state(const Saver* s) { return (SaverState)__atomic_load_n((const int*)&s->state, __ATOMIC_ACQUIRE); }
+static inline SaverState saver_state(const Saver* s) {
+    return (SaverState)__atomic_load_n((const int*)&s->state, __ATOMIC_ACQUIRE);
+}
 
 static inline bool saver_open(Saver* s, const Model* model, bool snapshots, double bandwidth, Error* error) {
     memset(s, 0, sizeof *s);
@@ -410,7 +416,8 @@ static inline bool saver_write(Saver* s, const void* data, size_t bytes, size_t*
     if (!safetensors_write(&s->writer, data, bytes, error)) return false;
     *written += bytes;
     double due = s->bandwidth > 0 ? s->began_ms + 1e3 * (double)*written / s->bandwidth : 0;
-    while (now_ms() < due && !__atomic_load_n(&s->hurries, __ATOMIC_RELAXED) && !__atomic_load_n(&s->cancelled, __ATOMIC_RELAXED))
+    while (now_ms() < due && !__atomic_load_n(&s->hurries, __ATOMIC_RELAXED) &&
+           !__atomic_load_n(&s->cancelled, __ATOMIC_RELAXED))
         comm_sleep(fmin(due - now_ms(), 50));
     return true;
 }
@@ -488,8 +495,8 @@ static inline void* saver_run_beside(void* argument) {
     return saver_run(argument);
 }
 
-// Begins a save; no other is in progress. What fails is told by saver_state; `reason` is not NULL if something has failed on
-// this rank already.
+// Begins a save; no other is in progress. What fails is told by saver_state; `reason` is not NULL if something has failed
+// on this rank already.
 static inline void saver_begin(Saver* s, Model* model, const RunRecord* run, const char* out, const Error* reason) {
     s->began_ms = now_ms();
     s->run = *run;
@@ -554,7 +561,9 @@ static inline bool saver_publish(Saver* s, const char* files, const size_t* begi
         snprintf(part, sizeof part, "%s/" CHECKPOINT_FILE, temporary, r);
         if (access(part, R_OK) == 0) continue;
         if (errno != ENOENT) return fail_file(error, "look at", part);
-        return fail(error, "rank %zu has written %.600s, but rank 0 does not see it; give an --out that all machines share", r, part);
+        return fail(error,
+                    "rank %zu has written %.600s, but rank 0 does not see it; give an --out that all machines share", r,
+                    part);
     }
     fault_point("manifest");
     if (!manifest_save(file, s->model, &s->run, files, begins, error)) return false;
@@ -649,8 +658,8 @@ typedef struct {
 } CheckpointLoad;
 
 // The array and the tensor that a piece is of, and its elements; false if it is of no interest.
-static inline bool checkpoint_piece(size_t* array, size_t* tensor, CommSlice* part, const CheckpointLoad* load, const Parameters* p,
-                                    const SafetensorsTensor* saved) {
+static inline bool checkpoint_piece(size_t* array, size_t* tensor, CommSlice* part, const CheckpointLoad* load,
+                                    const Parameters* p, const SafetensorsTensor* saved) {
     const char *dot = strchr(saved->name, '.'), *bracket = strchr(saved->name, '[');
     for (size_t a = 0; dot && a < load->count; a++) {
         if (strncmp(saved->name, load->arrays[a].prefix, (size_t)(dot - saved->name)) != 0) continue;
@@ -671,26 +680,31 @@ static inline bool checkpoint_piece(size_t* array, size_t* tensor, CommSlice* pa
 
 // Reads one piece: what this rank needs of it goes to the device, and all of it into the checksum. Moments that are other
 // ranks' are left to them.
-static inline bool checkpoint_read_piece(Model* model, CheckpointLoad* load, const SafetensorsFile* file, const SafetensorsTensor* saved,
-                                         const Json* manifest, uint32_t checksums, Error* error) {
+static inline bool checkpoint_read_piece(Model* model, CheckpointLoad* load, const SafetensorsFile* file,
+                                         const SafetensorsTensor* saved, const Json* manifest, uint32_t checksums,
+                                         Error* error) {
     size_t a, i;
     CommSlice part;
     if (!checkpoint_piece(&a, &i, &part, load, &model->parameters, saved)) return true;
     const CheckpointArray* array = &load->arrays[a];
     const Tensor* t = &model->parameters.tensors[i];
     bool is_weight = strcmp(array->prefix, "weight") == 0;
-    bool rounds = saved->type == SAFETENSORS_F32 && array->type != SAFETENSORS_F32;  // for a 16-bit model that keeps no masters
+    // For a 16-bit model that keeps no masters.
+    bool rounds = saved->type == SAFETENSORS_F32 && array->type != SAFETENSORS_F32;
     if (saved->type != array->type && !rounds)
         return fail(error, "%.600s holds %s as %s, but this program wants %s; build it with the checkpoint's precision",
                     file->path, saved->name, safetensors_type_name(saved->type), safetensors_type_name(array->type));
-    size_t size = safetensors_type_bytes(saved->type), to_size = safetensors_type_bytes(array->type), n = slice_length(part);
+    size_t size = safetensors_type_bytes(saved->type), to_size = safetensors_type_bytes(array->type);
+    size_t n = slice_length(part);
     size_t* reached = &load->found[a * model->parameters.count + i];
     if (part.first > part.end || part.end > tensor_elements(t) || part.first != *reached || saved->bytes != n * size)
-        return fail(error, "%.600s: %.100s has %zu bytes and follows element %zu; it is of another model, or a file is missing",
+        return fail(error,
+                    "%.600s: %.100s has %zu bytes and follows element %zu; it is of another model, or a file is missing",
                     file->path, saved->name, saved->bytes, *reached);
     *reached = part.end;
     char* place;
-    if (!is_weight && slice_length(checkpoint_part(&place, array, &model->flat, t->offset + part.first, t->offset + part.end)) == 0)
+    if (!is_weight &&
+        slice_length(checkpoint_part(&place, array, &model->flat, t->offset + part.first, t->offset + part.end)) == 0)
         return true;
     uint32_t expected = json_get(manifest, checksums, saved->name);
     if (expected == JSON_NONE)
@@ -711,15 +725,16 @@ static inline bool checkpoint_read_piece(Model* model, CheckpointLoad* load, con
         if (slice_length(mine) > 0)
             upload(place, values + (mine.first - first) * to_size, slice_length(mine) * to_size, model->stream);
         // Parameters, which every rank has all of, follow from the masters.
-        if (is_weight && array->sliced) upload(model->flat.params + first, load->rounded, count * sizeof(floatX), model->stream);
+        if (is_weight && array->sliced)
+            upload(model->flat.params + first, load->rounded, count * sizeof(floatX), model->stream);
     }
     if (!manifest_hash_is(manifest, expected, hash_end(&hash)))
         return fail(error, "%.600s: %s does not agree with its checksum; the file is damaged", file->path, saved->name);
     return true;
 }
 
-static inline bool checkpoint_read_file(Model* model, CheckpointLoad* load, const Json* manifest, uint32_t entry, const char* directory,
-                                        Error* error) {
+static inline bool checkpoint_read_file(Model* model, CheckpointLoad* load, const Json* manifest, uint32_t entry,
+                                        const char* directory, Error* error) {
     char path[FILE_PATH_MAX + 64], name[64] = "";
     SafetensorsFile file;
     if (!json_string(manifest, json_get(manifest, entry, "file"), name, sizeof name) || strchr(name, '/'))
@@ -729,15 +744,17 @@ static inline bool checkpoint_read_file(Model* model, CheckpointLoad* load, cons
     bool ok = manifest_hash_is(manifest, json_get(manifest, entry, "header_checksum"), file.header.hash) ||
               fail(error, "%.600s: its header does not agree with its checksum; the file is damaged", path);
     for (size_t i = 0; ok && i < file.header.count; i++)
-        ok = checkpoint_read_piece(model, load, &file, &file.header.tensors[i], manifest, json_get(manifest, entry, "checksums"), error);
+        ok = checkpoint_read_piece(model, load, &file, &file.header.tensors[i], manifest,
+                                   json_get(manifest, entry, "checksums"), error);
     safetensors_close(&file);
     return ok;
 }
 
-// Loads the tensors of the checkpoint whose manifest is open, each rank for itself; all, or the weights alone, which are all
-// that a model takes that does not train. After a failure the model holds a mixture, and must be loaded again from another
-// checkpoint.
-static inline bool checkpoint_load(Model* model, const Json* manifest, const char* directory, bool weights_alone, Error* error) {
+// Loads the tensors of the checkpoint whose manifest is open, each rank for itself; all, or the weights alone, which are
+// all that a model takes that does not train. After a failure the model holds a mixture, and must be loaded again from
+// another checkpoint.
+static inline bool checkpoint_load(Model* model, const Json* manifest, const char* directory, bool weights_alone,
+                                   Error* error) {
     CheckpointLoad load;
     const Parameters* p = &model->parameters;
     memset(&load, 0, sizeof load);
@@ -746,15 +763,16 @@ static inline bool checkpoint_load(Model* model, const Json* manifest, const cha
     load.found = (size_t*)allocate(load.count * p->count * sizeof(size_t));
     load.chunk = host_allocate(CHECKPOINT_CHUNK * sizeof(float));
     load.rounded = host_allocate(CHECKPOINT_CHUNK * sizeof(float));
-    bool ok = (load.found && load.chunk && load.rounded) || fail(error, "out of memory for pieces of tensors; free some memory");
+    bool ok = (load.found && load.chunk && load.rounded) ||
+        fail(error, "out of memory for pieces of tensors; free some memory");
     uint32_t files = json_get(manifest, 0, "files");
     for (uint32_t entry = json_first(manifest, files); ok && entry != JSON_NONE; entry = json_next(manifest, entry))
         ok = checkpoint_read_file(model, &load, manifest, entry, directory, error);
     for (size_t i = 0; ok && i < load.count * p->count; i++) {
         const Tensor* t = &p->tensors[i % p->count];
         if (load.found[i] < tensor_elements(t))
-            ok = fail(error, "%.600s has %zu of %zu elements of %s.%s; it is of another model, or a file is missing", directory,
-                      load.found[i], tensor_elements(t), load.arrays[i / p->count].prefix, t->name);
+            ok = fail(error, "%.600s has %zu of %zu elements of %s.%s; it is of another model, or a file is missing",
+                      directory, load.found[i], tensor_elements(t), load.arrays[i / p->count].prefix, t->name);
     }
     free(load.found);
     host_free(load.chunk);
@@ -762,8 +780,8 @@ static inline bool checkpoint_load(Model* model, const Json* manifest, const cha
     return ok;
 }
 
-// The highest step below `before` of which OUT has a checkpoint directory. False if OUT cannot be read, which is not the same
-// as an OUT that has none, or does not exist.
+// The highest step below `before` of which OUT has a checkpoint directory. False if OUT cannot be read, which is not the
+// same as an OUT that has none, or does not exist.
 static inline bool checkpoint_find_before(uint64_t* step, bool* found, const char* out, uint64_t before, Error* error) {
     DIR* directory = opendir(out);
     *found = false;

@@ -1,8 +1,8 @@
 // faults.h: faults on demand, for tests.
 //
 // LLMTRAIN_TEST_FAULT="rank R step S at POINT do kill|stop|segv|hang|sleep|flip" makes rank R do so when it comes to the
-// named point of step S (counted from 1; hang: for ever, while its other threads go on; sleep: 50 ms, in every step from S on). Where a name stands for several places of a
-// step, the first counts. Without the variable nothing happens.
+// named point of step S, counted from 1 (hang: for ever, while its other threads go on; sleep: 50 ms, in every step from S
+// on). Where a name stands for several places of a step, the first counts. Without the variable nothing happens.
 
 #ifndef LLMTRAIN_FAULTS_H
 #define LLMTRAIN_FAULTS_H
@@ -29,7 +29,8 @@ static inline void fault_step(size_t rank, uint64_t step) {
     Fault* f = fault_state();
     const char* text = f->read ? NULL : getenv("LLMTRAIN_TEST_FAULT");
     if (text)
-        f->armed = sscanf(text, "rank %llu step %llu at %15s do %15s", &f->rank, &f->step, f->point, f->action) == 4 && f->rank == rank;
+        f->armed = sscanf(text, "rank %llu step %llu at %15s do %15s", &f->rank, &f->step, f->point, f->action) == 4 &&
+            f->rank == rank;
     f->read = true;
     f->now = step;
 }

@@ -179,7 +179,8 @@ static inline void model_layout(Model* model) {
     a->rstd = (float*)plan_take(plan, name, N * sizeof(float));
     a->losses = (float*)plan_take(plan, name, N * sizeof(float));
     if (c->family == FAMILY_LLAMA) a->rope = (float*)plan_take(plan, name, c->context * D * sizeof(float));
-    a->logits = (floatX*)plan_take(plan, "logits, a part at a time", model->head_rows * config_padded_vocab(c) * sizeof(floatX));
+    a->logits =
+        (floatX*)plan_take(plan, "logits, a part at a time", model->head_rows * config_padded_vocab(c) * sizeof(floatX));
     if (o->sampling) {
         size_t cached = c->layers * c->context * c->kv_heads * D;
         model->cache.keys = (floatX*)plan_take(plan, "KV cache", cached * sizeof(floatX));
@@ -207,12 +208,14 @@ static inline bool model_plan(Model* model, const Config* asked, ModelOptions op
     const Config* config = &model->config;
     if (!config_complete(&model->config, error)) return false;
     if (options.B == 0 || options.T == 0 || options.B > SIZE_MAX / options.T)
-        return fail(error, "a batch of %zu sequences of %zu tokens is impossible; give at least 1 of each", options.B, options.T);
+        return fail(error, "a batch of %zu sequences of %zu tokens is impossible; give at least 1 of each", options.B,
+                    options.T);
     if (options.T > config->context)
         return fail(error, "sequences of %zu tokens do not fit the model's context of %zu; make --seq smaller or --context "
                     "larger", options.T, config->context);
     if (options.T > LONGEST_ON_DEVICE)
-        return fail(error, "sequences of %zu tokens are longer than the %zu that a GPU's grid has room for; make --seq smaller",
+        return fail(error,
+                    "sequences of %zu tokens are longer than the %zu that a GPU's grid has room for; make --seq smaller",
                     options.T, LONGEST_ON_DEVICE);
     // The logits of all rows at once would be the largest array of all.
     size_t N = options.B * options.T, most = max_size(head_elements() / config_padded_vocab(config), 64);
@@ -275,7 +278,8 @@ static inline bool model_set_params(Model* model, size_t offset, const float* va
         size_t place;
         CommSlice part = flat_state(&place, &model->flat, at, at + count);
         if (slice_length(part) == 0) continue;
-        upload(model->flat.masters + place, values + (part.first - offset), slice_length(part) * sizeof(float), model->stream);
+        upload(model->flat.masters + place, values + (part.first - offset), slice_length(part) * sizeof(float),
+               model->stream);
     }
     free(rounded);
     return true;
@@ -340,8 +344,8 @@ static inline void model_dropout(const Model* model, floatX* out, const floatX* 
     dropout(out, in, model->dropout.p, model->dropout.seed, place, model->dropout.first_token * C, N * C, model->stream);
 }
 
-// Brings a batch of N tokens to the device, and its targets unless they are NULL; returns the tokens' place there, which the
-// targets follow. It stays good until the batch after the next is brought.
+// Brings a batch of N tokens to the device, and its targets unless they are NULL; returns the tokens' place there, which
+// the targets follow. It stays good until the batch after the next is brought.
 static inline const int32_t* model_upload(Model* model, const int32_t* tokens, const int32_t* targets, size_t N) {
     return upload_batch(model->batches, tokens, targets, N * sizeof(int32_t), model->stream);
 }
@@ -366,9 +370,11 @@ static inline void model_forward(Model* model, const int32_t* tokens, size_t B, 
         BlockActivations* s = &a->blocks[l];  // s: what is saved for the backward
 
         flat_await(&model->flat, l + 1);
-        norm_forward(model, s->norm1, s->input, s->mean1, s->rstd1, x, l ? a->branch : NULL, b->norm1_weight, b->norm1_bias, N);
+        norm_forward(model, s->norm1, s->input, s->mean1, s->rstd1, x, l ? a->branch : NULL, b->norm1_weight,
+                     b->norm1_bias, N);
         x = s->input;
-        matmul_forward(s->qkv, s->norm1, param(model, b->qkv_weight), param(model, b->qkv_bias), N, config_qkv(c), C, stream);
+        matmul_forward(s->qkv, s->norm1, param(model, b->qkv_weight), param(model, b->qkv_bias), N, config_qkv(c), C,
+                       stream);
         if (c->family == FAMILY_LLAMA) rope_forward(s->qkv, a->rope, first, B, T, H, K, D, stream);
         if (cache) {
             size_t layer = l * c->context * K * D;
@@ -384,13 +390,14 @@ static inline void model_forward(Model* model, const int32_t* tokens, size_t B, 
         norm_forward(model, s->norm2, s->middle, s->mean2, s->rstd2, x, a->branch, b->norm2_weight, b->norm2_bias, N);
         x = s->middle;
         if (c->family == FAMILY_GPT2) {
-            matmul_gelu_forward(s->ffn_act, s->ffn_in, s->norm2, param(model, b->ffn_in_weight), param(model, b->ffn_in_bias),
-                                N, F, C, stream);
+            matmul_gelu_forward(s->ffn_act, s->ffn_in, s->norm2, param(model, b->ffn_in_weight),
+                                param(model, b->ffn_in_bias), N, F, C, stream);
         } else {
             matmul_forward(s->ffn_in, s->norm2, param(model, b->ffn_in_weight), NULL, N, 2 * F, C, stream);
             swiglu_forward(s->ffn_act, s->ffn_in, N, F, stream);
         }
-        matmul_forward(a->branch, s->ffn_act, param(model, b->ffn_out_weight), param(model, b->ffn_out_bias), N, C, F, stream);
+        matmul_forward(a->branch, s->ffn_act, param(model, b->ffn_out_weight), param(model, b->ffn_out_bias), N, C, F,
+                       stream);
         if (model->dropout.p > 0) model_dropout(model, a->branch, a->branch, 2 * l + 2, N);
     }
     flat_await(&model->flat, c->layers + 1);
@@ -409,11 +416,12 @@ static inline void model_forward(Model* model, const int32_t* tokens, size_t B, 
 static inline void model_logits(Model* model, size_t first_row, size_t rows) {
     const Config* c = &model->config;
     matmul_forward(model->activations.logits, model->activations.hidden + first_row * c->channels,
-                   param(model, model->parameters.head_weight), NULL, rows, config_padded_vocab(c), c->channels, model->stream);
+                   param(model, model->parameters.head_weight), NULL, rows, config_padded_vocab(c), c->channels,
+                   model->stream);
 }
 
-// Fills activations.losses for targets (N) on the device; -1 is ignored. If dloss is not 0, also does the head's backward for the
-// objective dloss * (sum of losses).
+// Fills activations.losses for targets (N) on the device; -1 is ignored. If dloss is not 0, also does the head's backward
+// for the objective dloss * (sum of losses).
 static inline void model_head(Model* model, const int32_t* targets, float dloss, size_t N) {
     const Config* c = &model->config;
     Activations* a = &model->activations;
@@ -423,7 +431,8 @@ static inline void model_head(Model* model, const int32_t* targets, float dloss,
         model_logits(model, first, rows);
         classifier(a->logits, a->losses + first, targets + first, dloss, rows, c->vocab, Vp, model->stream);
         if (dloss == 0.0f) continue;
-        matmul_backward_input(model->gradients.hidden + first * C, a->logits, param(model, weight), rows, Vp, C, model->stream);
+        matmul_backward_input(model->gradients.hidden + first * C, a->logits, param(model, weight), rows, Vp, C,
+                              model->stream);
         matmul_backward_weight(grad(model, weight), NULL, a->logits, a->hidden + first * C, rows, Vp, C, model->stream);
     }
 }
@@ -445,7 +454,8 @@ static inline void norm_backward(const Model* model, floatX* dx, const floatX* d
                                  const float* rstd, size_t weight, size_t bias, size_t N) {
     size_t C = model->config.channels;
     if (model->config.family == FAMILY_GPT2)
-        layernorm_backward(dx, grad(model, weight), grad(model, bias), dout, x, param(model, weight), mean, rstd, N, C, model->stream);
+        layernorm_backward(dx, grad(model, weight), grad(model, bias), dout, x, param(model, weight), mean, rstd, N, C,
+                           model->stream);
     else
         rmsnorm_backward(dx, grad(model, weight), dout, x, param(model, weight), rstd, N, C, model->stream);
 }
@@ -491,12 +501,14 @@ static inline void model_backward(Model* model, const int32_t* tokens, size_t B,
             matmul_backward_input(g->ffn_act, dbranch, param(model, b->ffn_out_weight), N, C, F, stream);
             swiglu_backward(g->ffn_in, g->ffn_act, s->ffn_in, N, F, stream);
         }
-        matmul_backward_weight(grad(model, b->ffn_out_weight), grad(model, b->ffn_out_bias), dbranch, s->ffn_act, N, C, F, stream);
+        matmul_backward_weight(grad(model, b->ffn_out_weight), grad(model, b->ffn_out_bias), dbranch, s->ffn_act, N, C, F,
+                               stream);
         matmul_backward(model, g->hidden, g->ffn_in, s->norm2, b->ffn_in_weight, b->ffn_in_bias, N, config_ffn_in(c), C);
         norm_backward(model, g->residual, g->hidden, s->middle, s->mean2, s->rstd2, b->norm2_weight, b->norm2_bias, N);
 
         dbranch = branch_gradient(model, 2 * l + 1, N);
-        matmul_backward(model, g->attention, dbranch, s->attention, b->attention_out_weight, b->attention_out_bias, N, C, H * D);
+        matmul_backward(model, g->attention, dbranch, s->attention, b->attention_out_weight, b->attention_out_bias, N, C,
+                        H * D);
         attention_backward(g->qkv, g->delta, g->attention, s->attention, s->lse, s->qkv, B, T, H, K, D, stream);
         if (c->family == FAMILY_LLAMA) rope_backward(g->qkv, a->rope, B, T, H, K, D, stream);
         matmul_backward(model, g->hidden, g->qkv, s->norm1, b->qkv_weight, b->qkv_bias, N, config_qkv(c), C);
@@ -634,7 +646,8 @@ static inline bool guard_step(RunState* state, double* factor, const GuardOption
     double bound = o->clip > 0 ? o->clip : INFINITY, bar = INFINITY;
     if (settled && o->spike_sigma > 0 && o->clip > 0) bound = fmax(bound, n->mean + o->spike_sigma * sqrt(n->variance));
     if (settled && o->spike_skip > 0) bar = o->spike_skip * n->mean;
-    double seen = fmin(norm, fmin(bound, bar)), weight = fmax(1.0 / (double)(n->count + 1), 0.01), distance = seen - n->mean;
+    double seen = fmin(norm, fmin(bound, bar)), distance = seen - n->mean;
+    double weight = fmax(1.0 / (double)(n->count + 1), 0.01);
     n->mean += weight * distance;
     n->variance = (1.0 - weight) * (n->variance + weight * distance * distance);
     n->count++;
@@ -675,8 +688,8 @@ static inline bool model_read(Model* model, StepReading* reading, StepNews news,
     size_t world = flat->options.world, saved = 0;
     flat_finish(flat);
     double waited = flat_waited_ms(flat), busy = now_ms() - flat->read_ms - waited, squares = 0;
-    double own[NUMBERS] = {flat->read[SUM_LOSS] / (double)flat->micro_batches, 0, busy, (double)news.stop, (double)news.save,
-                           (double)news.saved, (double)news.failed};
+    double own[NUMBERS] = {flat->read[SUM_LOSS] / (double)flat->micro_batches, 0, busy, (double)news.stop,
+                           (double)news.save, (double)news.saved, (double)news.failed};
     for (size_t b = 0; b < flat->count; b++) own[SQUARES] += flat->read[SUM_SQUARES + b];
     if (flat->read[SUM_BAD] != 0) own[SQUARES] = NAN;
     if (!flat_tell(flat, own, NUMBERS, error)) return false;
@@ -755,13 +768,15 @@ static inline bool model_validate(Model* model, double* loss, const Dataset* dat
 
 static inline void describe_forward(char* text, size_t size, const FlatVector* flat, size_t number) {
     (void)flat;
-    snprintf(text, size, "the %s that it computes from the same parameters and tokens", number == 0 ? "hidden states" : "losses");
+    snprintf(text, size, "the %s that it computes from the same parameters and tokens",
+             number == 0 ? "hidden states" : "losses");
 }
 
 // Whether all ranks, which have the same parameters, compute the same with them: the checksum of the hidden states, and the
 // sum of the losses, of a fixed batch (B, T). Finds arithmetic that is wrong on one machine, which gradients carry to the
 // parameters of all. Overwrites the activations; tokens, targets (B, T) are scratch.
-static inline bool model_compare_forward(Model* model, int32_t* tokens, int32_t* targets, size_t B, size_t T, Error* error) {
+static inline bool model_compare_forward(Model* model, int32_t* tokens, int32_t* targets, size_t B, size_t T,
+                                         Error* error) {
     FlatVector* flat = &model->flat;
     Dropout dropout = model->dropout;
     size_t N = B * T;
@@ -808,7 +823,8 @@ static inline int candidate_compare(const void* a, const void* b) {
 
 // Draws from softmax(logits / temperature) cut to the top k and to the top p ("The Curious Case of Neural Text
 // Degeneration"). logits (V); candidates (V) is scratch; `uniform` in [0, 1) is the random number.
-static inline int32_t sample_token(Candidate* candidates, const floatX* logits, const SamplingOptions* o, float uniform, size_t V) {
+static inline int32_t sample_token(Candidate* candidates, const floatX* logits, const SamplingOptions* o, float uniform,
+                                   size_t V) {
     float maximum = -INFINITY, sum = 0.0f;
     for (size_t v = 0; v < V; v++) maximum = fmaxf(maximum, float_of(logits[v]));
     for (size_t v = 0; v < V; v++) {
@@ -837,8 +853,8 @@ static inline int32_t sample_token(Candidate* candidates, const floatX* logits, 
 // Continues tokens, of which the first `known` (at least 1) are given, up to `total`. Each new token is written to
 // `out` as text at once, unless out is NULL. candidates (V) is scratch. When the context is full, its later half
 // becomes the start of a new one. The model must have been made with options.sampling.
-static inline void model_generate(Model* model, int32_t* tokens, Candidate* candidates, FILE* out, const Tokenizer* tokenizer,
-                                  const SamplingOptions* o, size_t known, size_t total) {
+static inline void model_generate(Model* model, int32_t* tokens, Candidate* candidates, FILE* out,
+                                  const Tokenizer* tokenizer, const SamplingOptions* o, size_t known, size_t total) {
     size_t context = model->config.context, seen = 0;
     Dropout dropout = model->dropout;
     model->dropout.p = 0;
@@ -894,12 +910,14 @@ static inline void record_print(FILE* out, const StepRecord* r) {
     if (r->skipped > 0) snprintf(skipped, sizeof skipped, " | skipped %llu", (unsigned long long)r->skipped);
     if (!isnan(r->val_loss)) snprintf(val, sizeof val, " | val %.4f", r->val_loss);
     if (!isnan(r->val_loss) && r->floor > 0)
-        snprintf(val, sizeof val, " | val %.4f (floor %.4f %+.1f%%)", r->val_loss, r->floor, 100 * (r->val_loss / r->floor - 1));
+        snprintf(val, sizeof val, " | val %.4f (floor %.4f %+.1f%%)", r->val_loss, r->floor,
+                 100 * (r->val_loss / r->floor - 1));
     if (!isnan(r->mfu)) snprintf(mfu, sizeof mfu, "%.1f%%", 100 * r->mfu);
     if (r->ranks > 1) snprintf(waits, sizeof waits, " | waits %.0f%%", 100 * r->reading.wait_share);
-    fprintf(out, "step %5llu/%llu | loss %.4f%s | norm %.3f | lr %.2e | %.0f ms | %.0f tok/s | mfu %s%s%s | %.1f min left\n",
-            (unsigned long long)r->step, (unsigned long long)r->steps, r->reading.loss, val, r->reading.grad_norm, r->lr, r->ms,
-            r->tokens_per_second, mfu, waits, skipped, r->minutes_left);
+    fprintf(out,
+            "step %5llu/%llu | loss %.4f%s | norm %.3f | lr %.2e | %.0f ms | %.0f tok/s | mfu %s%s%s | %.1f min left\n",
+            (unsigned long long)r->step, (unsigned long long)r->steps, r->reading.loss, val, r->reading.grad_norm, r->lr,
+            r->ms, r->tokens_per_second, mfu, waits, skipped, r->minutes_left);
     fflush(out);
 }
 
@@ -970,7 +988,8 @@ static inline bool log_reopen(Log* log, Error* error) {
     fclose(log->file);
     log->file = directory_make(directory, error) ? fopen(log->path, "ab") : NULL;
     if (log->file == NULL) return fail_file(error, "create", log->path);
-    return flock(fileno(log->file), LOCK_EX | LOCK_NB) == 0 || fail(error, "another process has begun to train in %s", directory);
+    return flock(fileno(log->file), LOCK_EX | LOCK_NB) == 0 ||
+        fail(error, "another process has begun to train in %s", directory);
 }
 
 // Writes what waits; of a disk that fills, the part that it took need not wait on.

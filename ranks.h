@@ -289,7 +289,8 @@ static inline void flat_layout(FlatVector* flat, const Parameters* p, MemoryPlan
     flat->params = (floatX*)plan_take(plan, "parameters (" FLOATX_NAME ")", p->flat_size * sizeof(floatX));
     flat->sums = (double*)plan_take(plan, "sums", (SUM_SQUARES + flat->count) * sizeof(double));
     if (!training) return;
-    if (masters && !FLOATX_IS_FLOAT) flat->masters = (float*)plan_take(plan, "master weights (fp32)", state * sizeof(float));
+    if (masters && !FLOATX_IS_FLOAT)
+        flat->masters = (float*)plan_take(plan, "master weights (fp32)", state * sizeof(float));
     if (optimizer_has_m(optimizer)) flat->m = (float*)plan_take(plan, "optimizer state (fp32)", state * sizeof(float));
     if (optimizer_has_v(optimizer)) flat->v = (float*)plan_take(plan, "optimizer state (fp32)", state * sizeof(float));
     if (exact) flat->exact = (int64_t*)plan_take(plan, "gradients (64-bit fixed point)", sums * sizeof(int64_t));
@@ -399,7 +400,8 @@ static inline void flat_collect(FlatVector* flat, Bucket* k) {
     staging->user = NULL;
     CommSlice came = o->stage == 0 ? k->sums : k->own;
     size_t place = k->sums_place + (came.first - k->sums.first), from = came.first - k->first, n = slice_length(came);
-    if (o->reduce == REDUCE_EXACT) exact_merge(flat->exact + place, (const int64_t*)staging->travel + from, n, flat->stream);
+    if (o->reduce == REDUCE_EXACT)
+        exact_merge(flat->exact + place, (const int64_t*)staging->travel + from, n, flat->stream);
     else if (o->reduce == REDUCE_FLOAT) add(flat->grads + place, (const float*)staging->travel + from, n, flat->stream);
     else if (o->stage == 2) add_stored(flat->grads + place, (const floatX*)staging->travel + from, n, flat->stream);
     else cast_to_float(flat->grads + place, (const floatX*)staging->travel + from, n, flat->stream);
@@ -427,10 +429,12 @@ static inline void flat_end(FlatVector* flat, size_t bucket) {
         if (staging->travel) fill_zero(sums, n * sizeof(int64_t), flat->stream);
         exact_add(sums, flat->sums + SUM_BAD, staging->adds, EXACT_SCALE / flat->loss_scale, limit, n, flat->stream);
     } else if (leaves && o->reduce == REDUCE_STORAGE) {
-        cast_from_float((floatX*)staging->travel, staging->adds ? staging->adds : flat->grads + k->sums_place, n, flat->stream);
+        cast_from_float((floatX*)staging->travel, staging->adds ? staging->adds : flat->grads + k->sums_place, n,
+                        flat->stream);
     }
     if (!leaves) return;
-    void* data = staging->travel ? staging->travel : flat->exact ? (void*)(flat->exact + k->sums_place) : (void*)(flat->grads + k->sums_place);
+    void* sums = flat->exact ? (void*)(flat->exact + k->sums_place) : (void*)(flat->grads + k->sums_place);
+    void* data = staging->travel ? staging->travel : sums;
     CommType type = reduce_type(o->reduce);
     if (o->stage == 0) wire_all_reduce(&flat->wire, flat_slot(flat, k), data, n, type, flat->stream);
     else wire_reduce_scatter(&flat->wire, flat_slot(flat, k), data, n, type, flat->stream);
@@ -448,9 +452,9 @@ static inline const float* flat_summed(FlatVector* flat, const Bucket* k, CommSl
     return floats;
 }
 
-// After the last micro-batch: waits for all gradients, in the order in which they left, squares those of the own slices, and
-// reads flat->sums. The one place of a step where the host waits for what the device has to compute; beside it upload_batch
-// keeps the host at most two micro-batches ahead.
+// After the last micro-batch: waits for all gradients, in the order in which they left, squares those of the own slices,
+// and reads flat->sums. The one place of a step where the host waits for what the device has to compute; beside it
+// upload_batch keeps the host at most two micro-batches ahead.
 static inline void flat_finish(FlatVector* flat) {
     for (size_t b = flat->count; b-- > 0;) {
         Bucket* k = &flat->buckets[b];
@@ -481,8 +485,8 @@ static inline void flat_update(FlatVector* flat, const Parameters* p, OptimizerS
                              grads + (part.first - k->state.first), &step, part.first, slice_length(part), flat->stream);
         }
         if (flat->options.stage == 0) continue;
-        wire_all_gather(&flat->wire, flat->count + flat_slot(flat, k), flat->params + k->first, k->end - k->first, comm_floatX(),
-                        flat->stream);
+        wire_all_gather(&flat->wire, flat->count + flat_slot(flat, k), flat->params + k->first, k->end - k->first,
+                        comm_floatX(), flat->stream);
         k->gathering = true;
         fault_point("gather");
     }
@@ -503,8 +507,8 @@ static inline bool flat_await_all(FlatVector* flat, Error* error) {
     return wire_check(&flat->wire, error);
 }
 
-// What this rank sends, in bytes: to sum the gradients of buckets [from, to) once; to gather all parameters; in a step of so
-// many micro-batches.
+// What this rank sends, in bytes: to sum the gradients of buckets [from, to) once; to gather all parameters; in a step of
+// so many micro-batches.
 static inline size_t flat_bytes_summed(const FlatVector* flat, size_t from, size_t to) {
     size_t bytes = 0, size = comm_type_size(reduce_type(flat->options.reduce)), world = flat->options.world;
     for (size_t b = from; b < to; b++) {
@@ -522,7 +526,8 @@ static inline size_t flat_bytes_gathered(const FlatVector* flat) {
 }
 
 static inline size_t flat_bytes_sent(const FlatVector* flat, size_t micro_batches) {
-    return flat_bytes_summed(flat, 0, flat->count) * (flat->options.stage == 2 ? micro_batches : 1) + flat_bytes_gathered(flat);
+    return flat_bytes_summed(flat, 0, flat->count) * (flat->options.stage == 2 ? micro_batches : 1) +
+        flat_bytes_gathered(flat);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -567,7 +572,8 @@ static inline size_t flat_extremes(double* least, double* median, double* greate
 // Whether all ranks have the same `count` numbers, at most one for each bucket; those of this rank are in flat->compared
 // + rank * count. Otherwise the error names the rank that differs from most in the first that is not the same everywhere;
 // `describe` says what that number is of.
-static inline bool flat_same(FlatVector* flat, size_t count, void (*describe)(char* text, size_t size, const FlatVector* flat, size_t number),
+static inline bool flat_same(FlatVector* flat, size_t count,
+                             void (*describe)(char* text, size_t size, const FlatVector* flat, size_t number),
                              Error* error) {
     size_t world = flat->options.world;
     uint64_t* compared = flat->compared;
@@ -584,8 +590,9 @@ static inline bool flat_same(FlatVector* flat, size_t count, void (*describe)(ch
             char what[80];
             if (compared[r * count + i] == compared[usual * count + i]) continue;
             describe(what, sizeof what, flat, i);
-            return fail(error, "rank %zu differs from %s in %s: memory or arithmetic of a machine is faulty%s; --resume from a checkpoint "
-                        "before it, without that machine", r, world == 2 ? "the other rank" : "most ranks", what,
+            return fail(error,
+                        "rank %zu differs from %s in %s: memory or arithmetic of a machine is faulty%s; --resume from a "
+                        "checkpoint before it, without that machine", r, world == 2 ? "the other rank" : "most ranks", what,
                         2 * most > world ? "" : ", and it cannot be told whose, since no more than half of the ranks agree");
         }
     }
@@ -607,7 +614,8 @@ static inline bool flat_compare(FlatVector* flat, Error* error) {
         const Bucket* k = &flat->buckets[b];
         checksum(flat->checksums + b, flat->params + k->first, k->first, k->end - k->first, flat->stream);
     }
-    download(flat->compared + flat->options.rank * flat->count, flat->checksums, flat->count * sizeof(uint64_t), flat->stream);
+    download(flat->compared + flat->options.rank * flat->count, flat->checksums, flat->count * sizeof(uint64_t),
+             flat->stream);
     return flat_same(flat, flat->count, flat_describe_bucket, error);
 }
 

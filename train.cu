@@ -132,7 +132,8 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
         HEADING("Batches"),
         COUNT("batch", batch, 1, 65536, "sequences of a micro-batch"),
         COUNT("seq", seq, 0, 16777216, "tokens of a sequence; 0: the model's context"),
-        COUNT("total-batch", total_batch, 0, 1e12, "tokens of a step of all ranks, by accumulation; 0: one micro-batch each"),
+        COUNT("total-batch", total_batch, 0, 1e12,
+              "tokens of a step of all ranks, by accumulation; 0: one micro-batch each"),
         COUNT("steps", steps, 0, 1e12, "steps of the run"),
         HEADING("Optimizer"),
         CHOICE("optimizer", optimizer, OPTIMIZER_NAMES, ""),
@@ -152,24 +153,31 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
         REAL("decay-factor", decay_factor, 0, 1, "factor of a fall (step)"),
         HEADING("Guards"),
         REAL("clip", clip, 0, 1e9, "largest norm of the gradient; 0: no clipping at all"),
-        REAL("spike-sigma", spike_sigma, 0, 1e9, "norms up to mean + X deviations are not clipped; 0: --clip alone decides"),
+        REAL("spike-sigma", spike_sigma, 0, 1e9,
+             "norms up to mean + X deviations are not clipped; 0: --clip alone decides"),
         REAL("spike-skip", spike_skip, 0, 1e9, "a step whose norm is over X means is skipped; 0: never"),
         COUNT("spike-warmup", spike_warmup, 1, 1e9, "steps seen before the two rules above hold"),
         REAL("loss-scale", loss_scale, 1, 16777216, "first loss scale (fp16 builds)"),
         COUNT("scale-growth", scale_growth, 1, 1e9, "good steps after which the loss scale doubles (fp16 builds)"),
-        COUNT("diverged-after", diverged_after, 1, 1e9, "skipped steps in a row after which the run has diverged, and ends"),
-        COUNT("rewind", rewind, 0, 1e9, "instead, and when a loss is not finite, go back to the checkpoint before, and on with other data; at most N times"),
+        COUNT("diverged-after", diverged_after, 1, 1e9,
+              "skipped steps in a row after which the run has diverged, and ends"),
+        COUNT("rewind", rewind, 0, 1e9,
+              "instead, or when a loss is not finite, go back to a checkpoint, and on with other data; N times at most"),
         REAL("rewind-lr", rewind_lr, 0.0001, 1, "and multiply the learning rate by X"),
         HEADING("Ranks: processes that train together"),
-        COUNT("ranks", ranks, 1, 65536, "start so many here, where no launcher (mpirun, torchrun, srun) does; with --plan: plan for so many"),
+        COUNT("ranks", ranks, 1, 65536,
+              "start so many here, where no launcher (mpirun, torchrun, srun) does; with --plan: plan for so many"),
         COUNT("zero", zero, 0, 2, "what they share out: 0 nothing, 1 masters and moments, 2 gradients too"),
-        CHOICE("reduce", reduce, REDUCE_CHOICES, "gradients are summed as float, sent in the storage type, or exact: same bits for every --zero; auto: exact among several ranks"),
+        CHOICE("reduce", reduce, REDUCE_CHOICES,
+               "gradients are summed as float, storage type, or exact (same bits for every --zero); auto: exact among ranks"),
         REAL("timeout", timeout, 1, 1e6, "seconds without an answer after which a rank is given up"),
-        COUNT("check-every", check_every, 0, 1e12, "steps between two comparisons of the ranks' parameters, and of what they compute with them; 0: never"),
+        COUNT("check-every", check_every, 0, 1e12,
+              "steps between two comparisons of the ranks' parameters, and of what they compute with them; 0: never"),
         REAL("slow-factor", slow_factor, 1, 1e6, "a rank that needs X times the median is slow,"),
         COUNT("slow-steps", slow_steps, 1, 1e9, "and is named after so many steps in a row"),
         REAL("memory", memory, 0, 1e6, "with --plan: GB of a rank; says which --zero fits"),
-        REAL("bandwidth", bandwidth, 0, 1e6, "with --plan: GB/s that a rank sends; says what that makes of the step's time"),
+        REAL("bandwidth", bandwidth, 0, 1e6,
+             "with --plan: GB/s that a rank sends; says what that makes of the step's time"),
         REAL("compute-ms", compute_ms, 0, 1e9, "with --bandwidth: time of a micro-batch without others, as measured"),
         HEADING("Watching and saving"),
         COUNT("log-every", log_every, 1, 1e12, "steps between two lines"),
@@ -178,16 +186,22 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
         COUNT("val-overlap", val_overlap, 0, 1e7, "tokens that a sequence shares with the one before, as context alone"),
         COUNT("sample-every", sample_every, 0, 1e12, "steps between two samples; 0: none"),
         HEADING("Checkpoints"),
-        TEXT("ckpt-every", ckpt_every, "N|Nmin|auto", "steps or minutes between two checkpoints; auto: as --mtbf says; 0: at the end only"),
+        TEXT("ckpt-every", ckpt_every, "N|Nmin|auto",
+             "steps or minutes between two checkpoints; auto: as --mtbf says; 0: at the end only"),
         SWITCH("ckpt-async", ckpt_async, "written while training goes on, from a copy in memory"),
-        REAL("ckpt-bandwidth", ckpt_bandwidth, 0, 1e6, "MB/s that writing beside training takes of the disk at most; 0: all"),
+        REAL("ckpt-bandwidth", ckpt_bandwidth, 0, 1e6,
+             "MB/s that writing beside training takes of the disk at most; 0: all"),
         COUNT("ckpt-keep", ckpt_keep, 0, 1e9, "keep so many of the newest; 0: all"),
         COUNT("ckpt-keep-every", ckpt_keep_every, 0, 1e12, "and for ever those whose step is a multiple of N; 0: none"),
-        COUNT("ckpt-hot", ckpt_hot, 0, 1e12, "steps between two copies in memory, which outlive the process and not the machine; 0: none"),
-        TEXT("ckpt-hot-dir", ckpt_hot_dir, "DIR", "where these go, in a directory named after --out; default: " HOT_DIRECTORY),
+        COUNT("ckpt-hot", ckpt_hot, 0, 1e12,
+              "steps between two copies in memory, which outlive the process and not the machine; 0: none"),
+        TEXT("ckpt-hot-dir", ckpt_hot_dir, "DIR",
+             "where these go, in a directory named after --out; default: " HOT_DIRECTORY),
         REAL("mtbf", mtbf, 0.001, 1e6, "hours between two failures; auto saves every sqrt(2 x cost of a save x these)"),
-        TEXT("init-from", init_from, "DIR", "begin with the weights of this checkpoint (a step_N), unless --resume finds one in --out"),
-        REAL("peak-tflops", peak_tflops, 0, 1e6, "peak of this machine, against which mfu is given; 0: as known of the GPU, or n/a"),
+        TEXT("init-from", init_from, "DIR",
+             "begin with the weights of this checkpoint (a step_N), unless --resume finds one in --out"),
+        REAL("peak-tflops", peak_tflops, 0, 1e6,
+             "peak of this machine, against which mfu is given; 0: as known of the GPU, or n/a"),
         HEADING("Sampling"),
         TEXT("prompt", prompt, "TEXT", "what to continue; default: a line break"),
         COUNT("tokens", tokens, 1, 1e9, "tokens to write"),
@@ -300,7 +314,8 @@ static bool run_configure(Config* c, const Options* o, const Dataset* data, Flag
 
 static bool run_check_vocabulary(const Config* c, const Dataset* data, const char* flag, Error* error) {
     if (data->vocabulary == 0 || (size_t)data->vocabulary == c->vocab) return true;
-    return fail(error, "%s has a vocabulary of %d but the model has %zu; give --vocab %d, or shards of the model's tokenizer",
+    return fail(error,
+                "%s has a vocabulary of %d but the model has %zu; give --vocab %d, or shards of the model's tokenizer",
                 flag, data->vocabulary, c->vocab, data->vocabulary);
 }
 
@@ -321,7 +336,8 @@ static ModelOptions run_model_options(Run* run, size_t T, bool training) {
     m.ranks.local_rank = run->comm.local_rank;
     m.ranks.world = o->plan ? o->ranks : run->comm.world;
     m.ranks.stage = o->zero;
-    m.ranks.reduce = o->reduce != REDUCE_AUTO ? (ReduceKind)(o->reduce - 1) : m.ranks.world > 1 ? REDUCE_EXACT : REDUCE_FLOAT;
+    m.ranks.reduce = m.ranks.world > 1 ? REDUCE_EXACT : REDUCE_FLOAT;
+    if (o->reduce != REDUCE_AUTO) m.ranks.reduce = (ReduceKind)(o->reduce - 1);
     return m;
 }
 
@@ -329,8 +345,10 @@ static ModelOptions run_model_options(Run* run, size_t T, bool training) {
 static bool run_check_prompt(const Config* c, Error* error) {
     size_t bytes = (size_t)tokenizer_of_bytes().vocabulary;
     if (bytes == c->vocab) return true;
-    return fail(error, "the model's vocabulary is %zu, but text is read and written as bytes, of which there are %zu; sample "
-                "from a model of bytes", c->vocab, bytes);
+    return fail(error,
+                "the model's vocabulary is %zu, but text is read and written as bytes, of which there are %zu; sample "
+                "from a model of bytes",
+                c->vocab, bytes);
 }
 
 // Whether the run takes snapshots: only one that saves before its end has something to save beside training.
@@ -342,7 +360,8 @@ static bool run_takes_snapshots(const Run* run) {
 // Bytes of the process beside the model's block, if the model is this one.
 static size_t run_bytes_beside(const Run* run, const Model* model) {
     size_t B = model->options.B, T = model->options.T;
-    return (run_takes_snapshots(run) ? checkpoint_bytes(model) : 0) + loader_bytes(B, T) + 2 * B * T * sizeof(int32_t) + (device_is_host() ? gemm_workspace_bytes((int)threads_count()) : 0);
+    return (run_takes_snapshots(run) ? checkpoint_bytes(model) : 0) + loader_bytes(B, T) + 2 * B * T * sizeof(int32_t) +
+        (device_is_host() ? gemm_workspace_bytes((int)threads_count()) : 0);
 }
 
 // Which stages fit the memory of a rank, and what each sends; also with gradients that are summed in other ways.
@@ -358,13 +377,16 @@ static bool run_print_stages(const Run* run, size_t micro_batches, Error* error)
         if (!model_plan(&model, &run->model.config, options, error)) return false;
         size_t bytes = model.memory.total + run_bytes_beside(run, &model) + comm_bytes(options.ranks.world);
         const char* reduce = i % 2 ? "float" : "exact";
-        printf("  %-10zu %-10s %14.2f %22.2f\n", i / 2, reduce, 1e-6 * (double)bytes, 1e-6 * (double)flat_bytes_sent(&model.flat, micro_batches));
-        if (fits[0] == 0 && 1e-9 * (double)bytes <= o->memory) snprintf(fits, sizeof fits, "--zero %zu --reduce %s", i / 2, reduce);
+        printf("  %-10zu %-10s %14.2f %22.2f\n", i / 2, reduce, 1e-6 * (double)bytes,
+               1e-6 * (double)flat_bytes_sent(&model.flat, micro_batches));
+        if (fits[0] == 0 && 1e-9 * (double)bytes <= o->memory)
+            snprintf(fits, sizeof fits, "--zero %zu --reduce %s", i / 2, reduce);
         model_free(&model);
     }
     if (!device_is_host()) printf("  A GPU's driver and NCCL take some hundred MB beside that, which are not counted.\n");
     if (o->memory > 0 && fits[0]) printf("  %s is the smallest stage that fits %g GB\n", fits, o->memory);
-    if (o->memory > 0 && fits[0] == 0) printf("  no stage fits %g GB; more --ranks, or a smaller --batch or --seq\n", o->memory);
+    if (o->memory > 0 && fits[0] == 0)
+        printf("  no stage fits %g GB; more --ranks, or a smaller --batch or --seq\n", o->memory);
     return true;
 }
 
@@ -377,22 +399,24 @@ static bool run_print_scaling(const Run* run, size_t micro_batches, Error* error
     const Options* o = &run->options;
     double M = (double)micro_batches, compute = M * o->compute_ms, forward = o->compute_ms / 3;
     if (o->bandwidth == 0 || o->compute_ms == 0) return true;
-    printf("\n  %-10s %10s %12s %12s %12s   (%zu micro-batches of %g ms, %g GB/s)\n", "ranks", "ms a step", "hidden", "tokens/s",
-           "efficiency", micro_batches, o->compute_ms, o->bandwidth);
-    for (size_t world = 1; world <= max_size(o->ranks, 1); world = world < o->ranks && 2 * world > o->ranks ? o->ranks : 2 * world) {
+    printf("\n  %-10s %10s %12s %12s %12s   (%zu micro-batches of %g ms, %g GB/s)\n", "ranks", "ms a step", "hidden",
+           "tokens/s", "efficiency", micro_batches, o->compute_ms, o->bandwidth);
+    for (size_t last = max_size(o->ranks, 1), world = 1; world <= last;
+         world = world < last ? min_size(2 * world, last) : last + 1) {
         Model model;
         ModelOptions options = run->model.options;
         options.ranks.world = world;
         if (!model_plan(&model, &run->model.config, options, error)) return false;
         // Milliseconds: gathering parameters, summing gradients once, and of those the embeddings, which nothing follows.
         double per_byte = 1e-6 / o->bandwidth, gather = per_byte * (double)flat_bytes_gathered(&model.flat);
-        double ends = per_byte * (double)flat_bytes_summed(&model.flat, 0, 1), all = per_byte * (double)flat_bytes_summed(&model.flat, 0, model.flat.count);
+        double ends = per_byte * (double)flat_bytes_summed(&model.flat, 0, 1);
+        double all = per_byte * (double)flat_bytes_summed(&model.flat, 0, model.flat.count);
         double sums = options.ranks.stage == 2 ? M * all - ends : all - ends;
         double under = options.ranks.stage == 2 ? compute - forward : 2 * forward;
         double exposed = fmax(0, sums - under) + ends + fmax(0, gather - forward), total = sums + ends + gather;
         double step = compute + exposed, tokens = M * (double)(o->batch * o->seq * world);
-        printf("  %-10zu %10.1f %11.0f%% %12.0f %11.0f%%\n", world, step, total > 0 ? 100 * (1 - exposed / total) : 100, 1e3 * tokens / step,
-               100 * compute / step);
+        printf("  %-10zu %10.1f %11.0f%% %12.0f %11.0f%%\n", world, step, total > 0 ? 100 * (1 - exposed / total) : 100,
+               1e3 * tokens / step, 100 * compute / step);
         model_free(&model);
     }
     return true;
@@ -401,14 +425,17 @@ static bool run_print_scaling(const Run* run, size_t micro_batches, Error* error
 static bool run_print_plan(const Run* run, Error* error) {
     const Options* o = &run->options;
     const RankOptions* ranks = &run->model.flat.options;
-    size_t micro_batches = o->total_batch ? o->total_batch / (o->batch * o->seq * ranks->world) : 1, B = o->batch, T = o->seq;
-    if (ranks->world > 1) printf("rank 0 of %zu, --zero %zu, gradients summed as %s\n", ranks->world, ranks->stage,
-                                 ranks->reduce == REDUCE_EXACT ? "64-bit fixed point" : ranks->reduce == REDUCE_FLOAT ? "fp32" : FLOATX_NAME);
+    size_t B = o->batch, T = o->seq, micro_batches = o->total_batch ? o->total_batch / (B * T * ranks->world) : 1;
+    const char* const sums[] = {"fp32", FLOATX_NAME, "64-bit fixed point"};  // by ReduceKind
+    if (ranks->world > 1)
+        printf("rank 0 of %zu, --zero %zu, gradients summed as %s\n", ranks->world, ranks->stage, sums[ranks->reduce]);
     plan_print(stdout, &run->model.memory);
     printf("  %-34s %12.2f\n", "beside it: batches", 1e-6 * (double)(loader_bytes(B, T) + 2 * B * T * sizeof(int32_t)));
-    if (run_takes_snapshots(run)) printf("  %-34s %12.2f\n", "beside it: snapshot", 1e-6 * (double)checkpoint_bytes(&run->model));
+    if (run_takes_snapshots(run))
+        printf("  %-34s %12.2f\n", "beside it: snapshot", 1e-6 * (double)checkpoint_bytes(&run->model));
     if (o->ckpt_hot)  // two that are kept, and one that is being written
-        printf("  %-34s %12.2f\n", "in " HOT_DIRECTORY ": its part of copies", 3e-6 * (double)checkpoint_bytes(&run->model));
+        printf("  %-34s %12.2f\n", "in " HOT_DIRECTORY ": its part of copies",
+               3e-6 * (double)checkpoint_bytes(&run->model));
     if (device_is_host())
         printf("  %-34s %12.2f\n", "beside it: matrix products", 1e-6 * (double)gemm_workspace_bytes((int)threads_count()));
     if (ranks->world == 1) return true;
@@ -421,9 +448,10 @@ static void run_print(const Run* run) {
     const Config* c = &run->model.config;
     char family[16];
     choice_name(FAMILY_NAMES, (int)c->family, family, sizeof family);
-    printf("%s: %zu layers, %zu heads, %zu key/value heads, %zu channels, ffn %zu, context %zu, vocabulary %zu, %s: %zu parameters\n",
-           family, c->layers, c->heads, c->kv_heads, c->channels, c->ffn, c->context, c->vocab,
-           c->tied ? "tied head" : "untied head", run->model.parameters.true_size);
+    printf("%s: %zu layers, %zu heads, %zu key/value heads, %zu channels, ffn %zu, context %zu, ", family, c->layers,
+           c->heads, c->kv_heads, c->channels, c->ffn, c->context);
+    printf("vocabulary %zu, %s: %zu parameters\n", c->vocab, c->tied ? "tied head" : "untied head",
+           run->model.parameters.true_size);
     fflush(stdout);
 }
 
@@ -510,12 +538,14 @@ static bool resume_agrees(const RunRecord* saved, const RunRecord* asked, const 
 static void resume_compare_flags(const RunRecord* asked, const Json* manifest) {
     uint32_t flags = json_get(manifest, 0, "flags");
     char precision[16];
-    if (json_string(manifest, json_get(manifest, 0, "precision"), precision, sizeof precision) && strcmp(precision, FLOATX_NAME) != 0)
+    if (json_string(manifest, json_get(manifest, 0, "precision"), precision, sizeof precision) &&
+        strcmp(precision, FLOATX_NAME) != 0)
         printf("note: that run was in %s, this program is in %s: the bits will differ\n", precision, FLOATX_NAME);
     for (size_t i = 0; i < asked->flag_count; i++) {
         const Flag* flag = &asked->flags[i];
         char saved[FILE_PATH_MAX], now[FILE_PATH_MAX];
-        if (flag->name == NULL || !json_string(manifest, json_get(manifest, flags, flag->name), saved, sizeof saved)) continue;
+        if (flag->name == NULL || !json_string(manifest, json_get(manifest, flags, flag->name), saved, sizeof saved))
+            continue;
         flag_text(now, sizeof now, flag);
         if (strcmp(saved, now) != 0) printf("note: --%s was '%s' in that run and is '%s' now\n", flag->name, saved, now);
     }
@@ -523,8 +553,8 @@ static void resume_compare_flags(const RunRecord* asked, const Json* manifest) {
 
 #define STEP_NONE ((uint64_t)1 << 61)  // above all steps
 
-// The newest checkpoint before *key, as rank 0 sees it, and its place among all: that of step N in --out has the key 2N, its
-// copy in memory 2N + 1.
+// The newest checkpoint before *key, as rank 0 sees it, and its place among all: that of step N in --out has the key 2N,
+// its copy in memory 2N + 1.
 static bool run_checkpoint_before(Run* run, uint64_t* key, bool copies_too, bool* found, Error* error) {
     uint64_t step = 0, hot = 0;
     int64_t numbers[2] = {0, 0};
@@ -546,8 +576,9 @@ static bool run_checkpoint_before(Run* run, uint64_t* key, bool copies_too, bool
     return true;
 }
 
-// Loads the newest checkpoint of --out, or copy of one in memory, of a step below `before`, that is good for all ranks; *found
-// tells whether there was any at all. A model that was not planned yet, for sampling, takes its configuration from there.
+// Loads the newest checkpoint of --out, or copy of one in memory, of a step below `before`, that is good for all ranks;
+// *found tells whether there was any at all. A model that was not planned yet, for sampling, takes its configuration from
+// there.
 static bool run_load(Run* run, uint64_t before, bool copies_too, bool* found, Error* error) {
     bool training = run->model.options.training, more = true;
     uint64_t key = 2 * before;
@@ -584,7 +615,8 @@ static bool run_load(Run* run, uint64_t before, bool copies_too, bool* found, Er
     }
     if (!*found) return true;
     run->alike = true;
-    return fail(error, "no checkpoint in %s can be used; what is wrong with each stands above. Start anew with another --out",
+    return fail(error,
+                "no checkpoint in %s can be used; what is wrong with each stands above. Start anew with another --out",
                 run->options.out);
 }
 
@@ -597,8 +629,8 @@ static bool run_check_out(const Options* o, Error* error) {
     if (o->resume) return true;
     if (!checkpoint_find_before(&newest, &found, o->out, UINT64_MAX, error)) return false;
     if (found)
-        return fail(error, "%s holds a run that reached step %llu; add --resume to continue it, or give another --out", o->out,
-                    (unsigned long long)newest);
+        return fail(error, "%s holds a run that reached step %llu; add --resume to continue it, or give another --out",
+                    o->out, (unsigned long long)newest);
     log_path(log, sizeof log, o->out);
     if (stat(log, &status) == 0 && status.st_size > 0)
         return fail(error, "%s exists; add --resume to begin that run again, or give another --out", log);
@@ -639,11 +671,13 @@ static bool run_compare_ranks(Run* run, const Flag* flags, size_t flag_count, Er
         while ((zero = next_line(own[0], zero)) && (other = next_line(own[1], other))) {
             if (strcmp(own[0], own[1]) == 0) continue;
             size_t name = strcspn(own[0], "\t");
-            if (same) used = (size_t)snprintf(error->text, sizeof error->text, "start all ranks with the same flags and data; rank %zu differs "
-                                              "from rank 0 in", r);
+            if (same)
+                used = (size_t)snprintf(error->text, sizeof error->text,
+                                        "start all ranks with the same flags and data; rank %zu differs from rank 0 in", r);
             if (used < sizeof error->text)
-                used += (size_t)snprintf(error->text + used, sizeof error->text - used, "%s %.*s ('%.200s', not '%.200s')", same ? "" : ",",
-                                         (int)name, own[0], own[1] + min_size(name + 1, strlen(own[1])), own[0] + name + 1);
+                used += (size_t)snprintf(error->text + used, sizeof error->text - used,
+                                         "%s %.*s ('%.200s', not '%.200s')", same ? "" : ",", (int)name, own[0],
+                                         own[1] + min_size(name + 1, strlen(own[1])), own[0] + name + 1);
             same = false;
         }
     }
@@ -667,7 +701,8 @@ static bool run_compare_devices(Run* run, Error* error) {
     for (size_t r = 1; r < run->comm.world; r++) run->same_devices &= strcmp(texts, texts + begins[r]) == 0;
     free(texts);
     free(begins);
-    if (run->options.check_every && !run->same_devices) printf("note: ranks compute with different devices or compilers; what they compute is not compared\n");
+    if (run->options.check_every && !run->same_devices)
+        printf("note: ranks compute with different devices or compilers; what they compute is not compared\n");
     return true;
 }
 
@@ -683,7 +718,8 @@ static bool run_prepare(Run* run, Flag* flags, size_t flag_count, Error* error) 
     if (o->seq == 0) o->seq = config.context;
     if (o->total_batch % (o->batch * o->seq * world) != 0)
         return fail(error, "--total-batch %llu is not a multiple of --batch times --seq%s, %llu; choose one that is",
-                    (unsigned long long)o->total_batch, world > 1 ? " times the ranks" : "", (unsigned long long)(o->batch * o->seq * world));
+                    (unsigned long long)o->total_batch, world > 1 ? " times the ranks" : "",
+                    (unsigned long long)(o->batch * o->seq * world));
     if (o->val_overlap >= o->seq)
         return fail(error, "--val-overlap %llu leaves nothing new in sequences of %llu; make it smaller than --seq",
                     (unsigned long long)o->val_overlap, (unsigned long long)o->seq);
@@ -695,7 +731,8 @@ static bool run_prepare(Run* run, Flag* flags, size_t flag_count, Error* error) 
     if (o->val && !dataset_suffices(&run->val, o->seq, error)) return false;
     if (o->sample_every && !run_check_prompt(&config, error)) return false;
     if (run->model.memory.total >= PLAN_MAX)
-        return fail(error, "the model needs more than %.0f GB; make --batch, --seq or the model smaller", 1e-9 * (double)PLAN_MAX);
+        return fail(error, "the model needs more than %.0f GB; make --batch, --seq or the model smaller",
+                    1e-9 * (double)PLAN_MAX);
     run->record.config = config;
     return o->plan || o->out == NULL || run->comm.rank > 0 || run_check_out(o, error);
 }
@@ -711,7 +748,8 @@ static bool run_find_hot(Run* run, Error* error) {
     free(real);
     run->alike = true;
     if (run->comm.local_world != run->comm.world)
-        return fail(error, "--ckpt-hot keeps copies in the memory of one machine, but the ranks are on several; leave it out");
+        return fail(error,
+                    "--ckpt-hot keeps copies in the memory of one machine, but the ranks are on several; leave it out");
     run->alike = false;
     // A run whose --out was emptied begins anew, whatever is left of it here.
     char log[FILE_PATH_MAX + 32];
@@ -726,7 +764,8 @@ static bool run_init_from(Run* run, Error* error) {
     RunRecord saved;
     const char* path = run->options.init_from;
     if (!manifest_open(&manifest, &saved, path, error)) return false;
-    bool ok = config_agrees(&saved.config, &run->record.config, "--init-from", path, error) && checkpoint_load(&run->model, &manifest, path, true, error);
+    bool ok = config_agrees(&saved.config, &run->record.config, "--init-from", path, error) &&
+        checkpoint_load(&run->model, &manifest, path, true, error);
     json_free(&manifest);
     if (ok) printf("begins with the weights of %s\n", path);
     return ok;
@@ -764,7 +803,8 @@ static bool run_begin(Run* run, Flag* flags, size_t flag_count, Error* error) {
     run->model.dropout.seed = o->seed;
 
     bool found = false, leads = run->comm.rank == 0, ok;
-    if (!run_agree(run, saver_open(&run->saver, &run->model, run_takes_snapshots(run), 1e6 * o->ckpt_bandwidth, error), error))
+    if (!run_agree(run, saver_open(&run->saver, &run->model, run_takes_snapshots(run), 1e6 * o->ckpt_bandwidth, error),
+                   error))
         return false;
     if (!run_agree(run, !leads || o->out == NULL || directory_make(o->out, error), error)) return false;
     if (o->ckpt_hot && !run_find_hot(run, error)) return false;
@@ -775,16 +815,21 @@ static bool run_begin(Run* run, Flag* flags, size_t flag_count, Error* error) {
     if (leads && o->out) ok = ok && log_cut_back(&run->log, r->state.step, error);
     if (leads && o->out && ok) checkpoint_clean(o->out);
     if (leads && run->hot[0] && ok) checkpoint_clean(run->hot);
-    if (o->warmup >= o->steps) printf("note: --warmup %llu is not shorter than the run of %llu steps: the rate never reaches --lr\n",
-                                      (unsigned long long)o->warmup, (unsigned long long)o->steps);
+    if (o->warmup >= o->steps)
+        printf("note: --warmup %llu is not shorter than the run of %llu steps: the rate never reaches --lr\n",
+               (unsigned long long)o->warmup, (unsigned long long)o->steps);
     if (o->out == NULL) printf("no --out: nothing will be saved\n");
-    if (r->state.step >= o->steps) printf("nothing to do: step %llu of %llu is reached\n", (unsigned long long)r->state.step,
-                                          (unsigned long long)o->steps);
-    ok = ok && loader_open(&run->loader, &run->train, (int32_t)r->config.vocab, o->seed, run->comm.rank, run->comm.world, o->batch,
-                           o->seq, error) && loader_start(&run->loader, r->state.samples, error);
+    if (r->state.step >= o->steps)
+        printf("nothing to do: step %llu of %llu is reached\n", (unsigned long long)r->state.step,
+               (unsigned long long)o->steps);
+    ok = ok &&
+        loader_open(&run->loader, &run->train, (int32_t)r->config.vocab, o->seed, run->comm.rank, run->comm.world,
+                    o->batch, o->seq, error) &&
+        loader_start(&run->loader, r->state.samples, error);
     if (!run_agree(run, ok, error)) return false;
     run->saved_ms = run->began_ms = now_ms();
-    run_event(run, found ? "resumed" : "begun", "%zu ranks, --zero %llu, %s", run->comm.world, (unsigned long long)o->zero, FLOATX_NAME);
+    run_event(run, found ? "resumed" : "begun", "%zu ranks, --zero %llu, %s", run->comm.world,
+              (unsigned long long)o->zero, FLOATX_NAME);
     return true;
 }
 
@@ -823,13 +868,18 @@ static bool run_end_save(Run* run, bool* good, Error* error) {
     run->alike = !*good;
     if (!*good) return true;
     double took = now_ms() - began, stalled = run->saver.stalled_ms;
-    if (!hot) printf("saved %s/step_%08llu in %.0f ms, for which training stood %.0f ms\n", o->out, (unsigned long long)step, took, stalled);
+    if (!hot)
+        printf("saved %s/step_%08llu in %.0f ms, for which training stood %.0f ms\n", o->out, (unsigned long long)step,
+               took, stalled);
     fflush(stdout);
-    if (!hot) run_event(run, "saved", "step %llu in %.0f ms, for which training stood %.0f ms", (unsigned long long)step, took, stalled);
+    if (!hot)
+        run_event(run, "saved", "step %llu in %.0f ms, for which training stood %.0f ms", (unsigned long long)step, took,
+                  stalled);
     run->paces = !hot && strcmp(o->ckpt_every, "auto") == 0;
     fault_point("clean");
     if (run->comm.rank == 0 && hot) saver_prune(&run->saver, run->hot, step, 2, 0);
-    if (run->comm.rank == 0 && !hot && o->ckpt_keep > 0) saver_prune(&run->saver, o->out, step, o->ckpt_keep, o->ckpt_keep_every);
+    if (run->comm.rank == 0 && !hot && o->ckpt_keep > 0)
+        saver_prune(&run->saver, o->out, step, o->ckpt_keep, o->ckpt_keep_every);
     return true;
 }
 
@@ -846,8 +896,8 @@ static bool run_end_save_between(Run* run, Error* error) {
     return true;
 }
 
-// Begins a save in a directory, after the one before it is complete. Flushes the log first, so that it never ends before the
-// checkpoint does.
+// Begins a save in a directory, after the one before it is complete. Flushes the log first, so that it never ends before
+// the checkpoint does.
 static bool run_begin_save(Run* run, const char* directory, Error* error) {
     if (run->saver.state != SAVER_IDLE && !run_end_save_between(run, error)) return false;
     Error reason;
@@ -870,8 +920,8 @@ static void run_count_cost(Run* run, double ms, bool saving) {
     run->paces = false;
     double cost_ms = fmax(run->cost_ms, 1), mtbf_ms = 3.6e6 * run->options.mtbf, all_ms = now_ms() - run->began_ms;
     run->save_ms = sqrt(2 * cost_ms * mtbf_ms);
-    printf("next checkpoint in %.1f min: a save costs %.0f ms, failures come every %g h; expected to cost %.2f%% of the time, "
-           "seen so far: %.2f%%\n", run->save_ms / 6e4, cost_ms, run->options.mtbf, 100 * cost_ms / run->save_ms,
+    printf("next checkpoint in %.1f min: a save costs %.0f ms, failures come every %g h; expected to cost %.2f%% of the "
+           "time, seen so far: %.2f%%\n", run->save_ms / 6e4, cost_ms, run->options.mtbf, 100 * cost_ms / run->save_ms,
            100 * (run->costs_ms + run->cost_ms) / all_ms);
 }
 
@@ -928,8 +978,8 @@ static bool run_compare(Run* run, Error* error) {
 
 // The run has diverged: back to the newest checkpoint before the first of the steps that were skipped last, or to the
 // beginning, and on with the samples that come now and a smaller learning rate, as "PaLM: Scaling Language Modeling with
-// Pathways" (5.1) does by hand. If it has come no further than the last time, that checkpoint was bad already, and it goes to
-// the one before. What was saved since is removed: a restart must not take it up.
+// Pathways" (5.1) does by hand. If it has come no further than the last time, that checkpoint was bad already, and it
+// goes to the one before. What was saved since is removed: a restart must not take it up.
 static bool run_rewind(Run* run, const StepReading* reading, Error* error) {
     const Options* o = &run->options;
     RunState *state = &run->record.state, diverged = *state;
@@ -937,11 +987,13 @@ static bool run_rewind(Run* run, const StepReading* reading, Error* error) {
     bool again = diverged.rewinds > 0 && first <= diverged.rewound_from;
     char why[256];
     bool found = false, ok = true;
-    if (!isfinite(reading->loss)) snprintf(why, sizeof why, "the loss of step %llu is %g", (unsigned long long)diverged.step, reading->loss);
+    if (!isfinite(reading->loss))
+        snprintf(why, sizeof why, "the loss of step %llu is %g", (unsigned long long)diverged.step, reading->loss);
     else snprintf(why, sizeof why, "the last %llu steps were skipped: the gradient's norm is %g, its running mean %g",
                   (unsigned long long)diverged.skipped_row, reading->grad_norm, diverged.norms.mean);
     run->alike = true;
-    if (o->rewind == 0) return fail(error, "%s; lower --lr or raise --spike-skip, and --resume, or let --rewind do it", why);
+    if (o->rewind == 0)
+        return fail(error, "%s; lower --lr or raise --spike-skip, and --resume, or let --rewind do it", why);
     if (diverged.rewinds >= o->rewind)
         return fail(error, "%s, after %llu rewinds; lower --lr, and --resume", why, (unsigned long long)diverged.rewinds);
     run->alike = false;
@@ -960,12 +1012,16 @@ static bool run_rewind(Run* run, const StepReading* reading, Error* error) {
     fault_point("forget");
     if (run->comm.rank == 0) {
         saver_await_prune(&run->saver);
-        if (!checkpoint_remove_from(o->out, state->step + 1) || (run->hot[0] && !checkpoint_remove_from(run->hot, state->step + 1)))
-            fprintf(stderr, "train: cannot remove the checkpoints after step %llu in %s\n", (unsigned long long)state->step, o->out);
+        if (!checkpoint_remove_from(o->out, state->step + 1) ||
+            (run->hot[0] && !checkpoint_remove_from(run->hot, state->step + 1)))
+            fprintf(stderr, "train: cannot remove the checkpoints after step %llu in %s\n",
+                    (unsigned long long)state->step, o->out);
         ok = log_cut_back(&run->log, state->step, error);
     }
-    run_event(run, "rewound", "from step %llu: %s; the learning rate is now multiplied by %g", (unsigned long long)diverged.step, why, state->lr_factor);
-    printf("rewound from step %llu: %s; the learning rate is now multiplied by %g\n", (unsigned long long)diverged.step, why, state->lr_factor);
+    run_event(run, "rewound", "from step %llu: %s; the learning rate is now multiplied by %g",
+              (unsigned long long)diverged.step, why, state->lr_factor);
+    printf("rewound from step %llu: %s; the learning rate is now multiplied by %g\n", (unsigned long long)diverged.step,
+           why, state->lr_factor);
     run->saved_ms = now_ms();
     flat_start_clock(&run->model.flat);
     return run_agree(run, ok, error);
@@ -979,9 +1035,10 @@ static void run_name_slow(Run* run, const StepReading* reading) {
     run->slow_rank = reading->slowest;
     run->slow_count += slow;
     if (!slow || run->slow_count != o->slow_steps) return;
-    printf("note: rank %zu is slow: it needs %.0f ms a step without waiting, half of the ranks at most %.0f; for %llu steps now\n",
-           reading->slowest, reading->busy_max, reading->busy_median, (unsigned long long)o->slow_steps);
-    run_event(run, "slow", "rank %zu needs %.0f ms a step, half of the ranks at most %.0f", reading->slowest, reading->busy_max, reading->busy_median);
+    printf("note: rank %zu is slow: it needs %.0f ms a step without waiting, half of the ranks at most %.0f; for %llu "
+           "steps now\n", reading->slowest, reading->busy_max, reading->busy_median, (unsigned long long)o->slow_steps);
+    run_event(run, "slow", "rank %zu needs %.0f ms a step, half of the ranks at most %.0f", reading->slowest,
+              reading->busy_max, reading->busy_median);
 }
 
 // The line of a step of so many micro-batches on each rank, on the console and in the log.
@@ -1019,7 +1076,8 @@ static bool run_train(Run* run, Error* error) {
     RunState* state = &run->record.state;
     Schedule schedule = {(ScheduleKind)o->schedule, o->lr, o->lr_final, o->warmup, o->steps, o->wsd_fraction,
                          o->decay_every, o->decay_factor};
-    GuardOptions guard = {o->clip, o->spike_sigma, o->spike_skip, o->spike_warmup, FLOATX_GEMM == GEMM_F16, o->scale_growth};
+    GuardOptions guard = {o->clip, o->spike_sigma, o->spike_skip, o->spike_warmup, FLOATX_GEMM == GEMM_F16,
+                          o->scale_growth};
     OptimizerOptions optimizer = {(OptimizerKind)o->optimizer, o->beta1, o->beta2, o->epsilon, o->weight_decay, o->seed};
     size_t B = o->batch, T = o->seq, rank = run->comm.rank, world = run->comm.world;
     uint64_t accumulation = o->total_batch ? o->total_batch / (B * T * world) : 1, first_step = state->step;
@@ -1071,8 +1129,8 @@ static bool run_train(Run* run, Error* error) {
             continue;
         }
 
-        // What the step cost is measured before looking at the model. A GPU is still at the update then, which the next step
-        // waits for; where something else comes first it must be waited for here.
+        // What the step cost is measured before looking at the model. A GPU is still at the update then, which the next
+        // step waits for; where something else comes first it must be waited for here.
         bool last = state->step == o->steps;
         stop = last || news.stop;
         bool validates = o->val && (last || (o->val_every && state->step % o->val_every == 0));
@@ -1089,13 +1147,15 @@ static bool run_train(Run* run, Error* error) {
         if (validates) {
             fault_point("validate");
             comm_be_patient(&run->comm, true);
-            if (!model_validate(model, &val_loss, &run->val, o->val_windows, o->val_overlap, run->tokens, run->targets, B, T, error))
+            if (!model_validate(model, &val_loss, &run->val, o->val_windows, o->val_overlap, run->tokens, run->targets, B,
+                                T, error))
                 return false;
             comm_be_patient(&run->comm, false);
         }
 
         sent = wire_bytes_sent(&model->flat.wire) - sent;
-        double minutes_left = (now_ms() - began) / 6e4 / (double)(state->step - first_step) * (double)(o->steps - state->step);
+        double minutes_left =
+            (now_ms() - began) / 6e4 / (double)(state->step - first_step) * (double)(o->steps - state->step);
         if (last || state->step % o->log_every == 0 || !isnan(val_loss))
             if (!run_report(run, &reading, accumulation, lr, ms, val_loss, sent, minutes_left, error)) return false;
         if (samples && rank == 0) run_sample(run, stdout);
@@ -1178,15 +1238,19 @@ static bool run_join(Run* run, CommLaunch* launch, Flag* flags, size_t flag_coun
     if (!(forks ? comm_spawn(launch, o->ranks, error) : comm_find(launch, error))) return false;
     run->wrong_flags = false;
     run->alike = launch->world > 1 && o->data == NULL;
-    if (run->alike) return fail(error, "one rank is enough to sample, but %s has started %zu; start one", launch->launcher, launch->world);
+    if (run->alike)
+        return fail(error, "one rank is enough to sample, but %s has started %zu; start one", launch->launcher,
+                    launch->world);
     if (launch->rank > 0) {
         interrupt_speaks = 0;
         if (freopen("/dev/null", "w", stdout) == NULL) return fail_file(error, "open", "/dev/null");
     }
-    size_t here = launch->local_world == launch->world ? launch->world : 0;  // ranks whose heartbeats the supervisor can see
+    // Ranks whose heartbeats the supervisor can see.
+    size_t here = launch->local_world == launch->world ? launch->world : 0;
     if (!beat_open(getenv(BEAT_VARIABLE), launch->rank, here, error)) return false;
     if (!comm_open(&run->comm, launch, 1e3 * o->timeout, error)) return false;
-    if (o->threads == 0 && run->comm.local_world > 1 && threads_undecided()) threads_set(max_size(threads_count() / run->comm.local_world, 1));
+    if (o->threads == 0 && run->comm.local_world > 1 && threads_undecided())
+        threads_set(max_size(threads_count() / run->comm.local_world, 1));
     if (run->comm.world > 1) printf("%zu ranks (%s)\n", run->comm.world, launch->launcher);
     return true;
 }
@@ -1214,8 +1278,8 @@ int main(int argc, char** argv) {
     run.options = options_default();
     size_t flag_count = options_flags(flags, &run.options);
     if (flags_want_help(argc, argv)) {
-        printf("train: trains a GPT-2 or Llama model (%s build). 'train supervise --help': starts it again when it dies or hangs.\n",
-               FLOATX_NAME);
+        printf("train: trains a GPT-2 or Llama model (%s build). 'train supervise --help': starts it again when it dies "
+               "or hangs.\n", FLOATX_NAME);
         flags_help(flags, flag_count);
         return 0;
     }
@@ -1241,7 +1305,8 @@ int main(int argc, char** argv) {
         else fprintf(stderr, "train: %s\n", error.text);
     }
     if (ok) beat(BEAT_DONE, run.record.state.step);
-    if (run.began_ms > 0) run_event(&run, ok ? "done" : run.preempted ? "stopped" : "failed", "%s", ok ? "all steps" : error.text);
+    if (run.began_ms > 0)
+        run_event(&run, ok ? "done" : run.preempted ? "stopped" : "failed", "%s", ok ? "all steps" : error.text);
     run_free(&run);
     double grace_ms = ok ? 1e3 * run.options.timeout : REAP_MS;
     int code = comm_reap(&launch, ok ? 0 : run.wrong_flags ? 2 : run.preempted ? SUPERVISE_SAVED : 1, grace_ms, &error);
