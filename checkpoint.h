@@ -21,7 +21,7 @@
 
 #include <inttypes.h>
 
-#define CHECKPOINT_FORMAT "llmtrain checkpoint 2"
+#define CHECKPOINT_FORMAT "llmtrain checkpoint 3"
 #define CHECKPOINT_MANIFEST_MAX ((size_t)1 << 28)
 
 // What a checkpoint says beside its tensors.
@@ -372,6 +372,7 @@ typedef struct {
     pthread_t pruner;        // removes old checkpoints, which takes a while
     bool prunes;             // it is there, and to be joined
     uint64_t newest, keep, forever;  // what it is to keep, in `pruned`
+    bool spares;             // unless the newest is of a time when steps were skipped
     char pruned[FILE_PATH_MAX];
 } Saver;
 
@@ -499,6 +500,7 @@ static inline void* saver_run_beside(void* argument) {
 // on this rank already.
 static inline void saver_begin(Saver* s, Model* model, const RunRecord* run, const char* out, const Error* reason) {
     s->began_ms = now_ms();
+    s->stalled_ms = 0;
     s->run = *run;
     s->cancelled = s->gave_up = false;
     s->state = SAVER_WRITING;
@@ -523,8 +525,8 @@ static inline void saver_await_snapshot(Saver* s) {
     s->stalled_ms += now_ms() - began;
 }
 
-// The save in progress and the one to come are waited for: they take all of the disk.
-static inline void saver_hurry(Saver* s) { __atomic_store_n(&s->hurries, true, __ATOMIC_RELAXED); }
+// While a save is waited for, it takes all of the disk.
+static inline void saver_hurry(Saver* s, bool hurries) { __atomic_store_n(&s->hurries, hurries, __ATOMIC_RELAXED); }
 
 // The save in progress has failed on some rank: the thread need not go on.
 static inline void saver_give_up(Saver* s) { __atomic_store_n(&s->cancelled, true, __ATOMIC_RELAXED); }
@@ -807,20 +809,41 @@ static inline bool checkpoint_before(uint64_t* step, const char* out, uint64_t b
     return checkpoint_find_before(step, &found, out, before, &ignored) && found;
 }
 
+#define CHECKPOINT_REWOUND ".rewound"  // what a run that went back before it has set aside
+
 // Removes a checkpoint. It loses its name first, so that half of it is never taken for one.
 static inline bool checkpoint_remove(const char* out, uint64_t step) {
     char path[FILE_PATH_MAX], removed[FILE_PATH_MAX];
     Error ignored;
     checkpoint_path(path, out, step, "");
     checkpoint_path(removed, out, step, ".old");
-    return rename(path, removed) == 0 && directory_remove(removed, &ignored);
+    if (rename(path, removed) != 0) return false;
+    directory_remove(removed, &ignored);  // or the next start does
+    return true;
+}
+
+// Removes what rewinds have set aside of steps up to `newest`, which the run has reached again.
+static inline void checkpoint_remove_rewound(const char* out, uint64_t newest) {
+    DIR* directory = opendir(out);
+    Error ignored;
+    if (directory == NULL) return;
+    for (struct dirent* entry; (entry = readdir(directory)) != NULL;) {
+        unsigned long long step = 0;
+        char path[FILE_PATH_MAX];
+        const char* end = strrchr(entry->d_name, '.');
+        if (end == NULL || strcmp(end, CHECKPOINT_REWOUND) != 0) continue;
+        if (sscanf(entry->d_name, "step_%llu", &step) != 1 || step > newest) continue;
+        checkpoint_path(path, out, step, CHECKPOINT_REWOUND);
+        directory_remove(path, &ignored);
+    }
+    closedir(directory);
 }
 
 // Removes checkpoints of OUT but `keep`, counted down from the newest, which has just been saved, and those whose step is a
 // multiple of `forever` (0: none such). Those of later steps were damaged, or the run would have gone on from them: they do
-// not count, and stay until they are saved again. Nothing is removed while the newest has no good manifest, or is of a time
-// when steps were skipped: the run may have to go back to one before that.
-static inline void checkpoint_prune(const char* out, uint64_t newest, size_t keep, uint64_t forever) {
+// not count, and stay until they are saved again. Nothing is removed while the newest has no good manifest; nor, with
+// `spares`, while it is of a time when steps were skipped: the run may have to go back to one before that.
+static inline void checkpoint_prune(const char* out, uint64_t newest, size_t keep, uint64_t forever, bool spares) {
     char path[FILE_PATH_MAX];
     uint64_t step = newest + 1;
     Error ignored;
@@ -830,29 +853,45 @@ static inline void checkpoint_prune(const char* out, uint64_t newest, size_t kee
         checkpoint_path(path, out, step, "");
         if (i == 0 && !manifest_open(&manifest, &run, path, &ignored)) return;
         if (i == 0) json_free(&manifest);
-        if (i == 0 && run.state.skipped_row > 0) return;
+        if (i == 0 && spares && run.state.skipped_row > 0) return;
         if (i >= keep && !(forever && step % forever == 0)) checkpoint_remove(out, step);
     }
+    checkpoint_remove_rewound(out, newest);
 }
 
 static inline void* saver_run_prune(void* argument) {
     Saver* s = (Saver*)argument;
-    checkpoint_prune(s->pruned, s->newest, s->keep, s->forever);
+    checkpoint_prune(s->pruned, s->newest, s->keep, s->forever, s->spares);
     return NULL;
 }
 
 // The same while training goes on.
-static inline void saver_prune(Saver* s, const char* out, uint64_t newest, uint64_t keep, uint64_t forever) {
+static inline void saver_prune(Saver* s, const char* out, uint64_t newest, uint64_t keep, uint64_t forever, bool spares) {
     saver_await_prune(s);
     s->newest = newest;
     s->keep = keep;
     s->forever = forever;
+    s->spares = spares;
     snprintf(s->pruned, sizeof s->pruned, "%.4000s", out);
     s->prunes = pthread_create(&s->pruner, NULL, saver_run_prune, s) == 0;
     if (!s->prunes) saver_run_prune(s);
 }
 
-// Removes the checkpoints from step `first` on, the newest first; false if one cannot be.
+// Sets the checkpoints from step `first` on aside, the newest first; false if one cannot be.
+static inline bool checkpoint_set_aside(const char* out, uint64_t first) {
+    uint64_t step = UINT64_MAX;
+    char path[FILE_PATH_MAX], aside[FILE_PATH_MAX];
+    Error ignored;
+    while (checkpoint_before(&step, out, step) && step >= first) {
+        checkpoint_path(path, out, step, "");
+        checkpoint_path(aside, out, step, CHECKPOINT_REWOUND);
+        directory_remove(aside, &ignored);  // of an earlier rewind
+        if (rename(path, aside) != 0) return false;
+    }
+    return true;
+}
+
+// Removes those of a directory of copies in memory.
 static inline bool checkpoint_remove_from(const char* out, uint64_t first) {
     uint64_t step = UINT64_MAX;
     while (checkpoint_before(&step, out, step) && step >= first)

@@ -52,7 +52,8 @@
 #define COMM_IN_FLIGHT ((uint64_t)256)      // requests started and not finished; a further start waits
 #define COMM_CHUNK ((size_t)256 << 10)      // bytes that one rank sends to another for a sum at a time: staging memory
 #define COMM_GRACE_MS 1000.0                // to hear why a rank has closed its connections
-#define COMM_HELLO_MS 1000.0                // for who connects to say who it is: the others wait meanwhile
+#define COMM_HELLO_MS 5000.0                // for who connects to say who it is
+#define COMM_GUESTS ((size_t)64)            // who have connected and not yet said it; of more, the first is sent away
 #define COMM_CONNECT_MS 5000.0              // for an address to answer
 #define COMM_RETRY_MS 50.0                  // between attempts to reach rank 0
 #define COMM_MPI_PAUSE_MS 0.05              // between looks at a transfer: MPI has no wait with a deadline
@@ -561,12 +562,20 @@ static inline bool comm_greet(Comm* comm, int* connection, const char* address, 
     return comm_move_all(*connection, &hello, sizeof hello, POLLOUT, deadline) || fail(reason, "%s", strerror(errno));
 }
 
+// Whether a new connection has said who it is, or will not: then comm_admit has nothing to wait for.
+static inline bool comm_has_spoken(int connection) {
+    CommHello hello;
+    ssize_t n = recv(connection, &hello, sizeof hello, MSG_PEEK);
+    if (n <= 0) return n == 0 || !comm_again();
+    return n == (ssize_t)sizeof hello || (n >= (ssize_t)sizeof hello.magic && hello.magic != COMM_MAGIC);
+}
+
 // Takes a new connection among the links, or sends it away with a reason.
 static inline void comm_admit(Comm* comm, CommEntry* table, int connection) {
     CommHello hello, *h = &hello;
     Error reason = {""};
     char from[64], who[96];
-    double until = now_ms() + COMM_HELLO_MS;
+    double until = now_ms();
     bool known = comm_move_all(connection, &h->magic, sizeof h->magic, POLLIN, until) && h->magic == COMM_MAGIC &&
                  comm_move_all(connection, &h->host, sizeof *h - sizeof h->magic, POLLIN, until);
     CommLink* link = known && h->rank > comm->rank && h->rank < comm->world ? &comm->links[h->rank] : NULL;
@@ -603,6 +612,9 @@ static inline bool comm_accept(Comm* comm, CommEntry* table, int listener, const
                                Error* error) {
     char names[160];
     struct pollfd* polls = comm->polls;
+    int guests[COMM_GUESTS];
+    double came_ms[COMM_GUESTS];
+    size_t guest_count = 0;
     bool good = true;
     for (;;) {
         size_t count = 0;
@@ -621,13 +633,28 @@ static inline bool comm_accept(Comm* comm, CommEntry* table, int listener, const
         }
         comm_watch(&polls[count++], listener, POLLIN);
         comm_heartbeat(comm);  // some may be through with the meeting already
-        comm_poll(polls, count, fmin(deadline, now_ms() + COMM_RETRY_MS));
+        comm_poll(polls, count, fmin(deadline, now_ms() + (guest_count ? 1 : COMM_RETRY_MS)));
         int connection = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
-        if (connection >= 0) comm_admit(comm, table, connection);
+        if (connection >= 0) {
+            guests[guest_count] = connection;
+            came_ms[guest_count++] = now_ms();
+        }
+        size_t kept = 0;
+        for (size_t i = 0; i < guest_count; i++) {  // the first has waited the longest
+            bool over = now_ms() - came_ms[i] > COMM_HELLO_MS || (guest_count == COMM_GUESTS && i == 0);
+            if (over || comm_has_spoken(guests[i])) {
+                comm_admit(comm, table, guests[i]);
+                continue;
+            }
+            guests[kept] = guests[i];
+            came_ms[kept++] = came_ms[i];
+        }
+        guest_count = kept;
         for (size_t p = 0; good && p < comm->world; p++)
             good = (!polls[2 * p + 1].revents || comm_hear(comm, p, error)) &&
                    (!polls[2 * p].revents || comm_fail_lost(comm, p, error));
     }
+    for (size_t i = 0; i < guest_count; i++) close(guests[i]);
     return good;
 }
 

@@ -50,7 +50,8 @@
 // Each rank maps the file that the supervisor names in LLMTRAIN_HEARTBEATS, takes a place in it, and writes there what
 // it is at. That takes no system call. Without a supervisor nothing happens. One thread of a rank beats.
 //
-// The file lies in /dev/shm, so that no disk can make a beat wait, and ranks of other machines do not find it.
+// The file lies in /dev/shm, so that no disk can make a beat wait, and ranks of other machines do not find it; in /tmp
+// where there is no room in /dev/shm.
 
 #define BEAT_VARIABLE "LLMTRAIN_HEARTBEATS"
 
@@ -259,6 +260,7 @@ static inline size_t processes_signal(int number) {
 #define RELAY_CHUNKS 64             // in a row, before something else has its turn
 #define RELAY_PIPE (1 << 20)        // bytes that the command can be ahead of the reader
 #define RELAY_STUCK_MS 5e3          // for a reader to take something
+#define RELAY_PAUSE_MS 20           // between two attempts to write to who does not take what he said
 #define TAIL_BYTES ((size_t)16 << 10)
 #define TAIL_LINES 20
 
@@ -316,15 +318,27 @@ static inline struct pollfd polled_for(int file, short events) {
 // Returns how many bytes were not taken: all if nobody reads any more, or the disk is full.
 static inline size_t relay_write(Relay* r, const char* text, size_t bytes) {
     struct pollfd end = polled_for(r->to, POLLOUT);
+    double until = now_ms() + RELAY_STUCK_MS;  // a terminal can say that it takes something and take nothing
     r->last = text[bytes - 1];
-    while (bytes > 0 && poll(&end, 1, r->dropped ? 0 : (int)RELAY_STUCK_MS) > 0) {
+    while (bytes > 0 && now_ms() < until && poll(&end, 1, r->dropped ? 0 : (int)RELAY_STUCK_MS) > 0) {
         ssize_t n = write(r->to, text, min_size(bytes, RELAY_CHUNK));
         if (n < 0 && errno != EAGAIN) break;
         text += n > 0 ? n : 0;
         bytes -= n > 0 ? (size_t)n : 0;
+        if (n < 0 && r->dropped) break;
+        if (n < 0) poll(NULL, 0, RELAY_PAUSE_MS);
     }
     r->moved_ms = now_ms();
     return bytes;
+}
+
+// A terminal takes a part of what is written, and then makes the writer wait, unless it was opened not to: once more,
+// since what we were given is that of others too. Where it cannot be opened, as it is.
+static inline int relay_open(int file) {
+    char path[32];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", file);
+    int own = isatty(file) ? open(path, O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC) : -1;
+    return own >= 0 ? own : file;
 }
 
 // What is missing before it is said first.
@@ -456,6 +470,7 @@ static inline void command_text(char* text, size_t size, char* const* words, siz
 #define SUPERVISE_TERM_MS 2e3        // from SIGTERM to SIGKILL
 #define SUPERVISE_KILL_MS 30e3       // from SIGKILL to the end of any process that can end
 #define SUPERVISE_SWEEP_MS 20        // between two looks for what is left
+#define SUPERVISE_WATCHED ((size_t)256)  // ranks whose end wakes us: that takes a descriptor each
 #define SUPERVISE_PAUSE_MS 500.0     // after a failure without progress; then twice as long each time
 #define SUPERVISE_PAUSE_MOST_MS 30e3
 
@@ -609,6 +624,14 @@ static inline void supervise_pass_on(const Supervisor* s, int number) {
     if (!told) kill(-s->child, number);
 }
 
+static inline void rank_is_gone(RankView* view, double now, int status) {
+    view->gone = true;
+    view->gone_ms = now;
+    view->status = status;
+    if (view->end >= 0) close(view->end);
+    view->end = -1;
+}
+
 // Signals and output, for at most that long; less if something happens. True if a rank has ended.
 static inline bool supervise_poll(Supervisor* s, double ms) {
     struct signalfd_siginfo info;
@@ -634,7 +657,10 @@ static inline bool supervise_poll(Supervisor* s, double ms) {
         supervise_pass_on(s, number == SIGHUP ? SIGTERM : number);  // SIGHUP: the terminal is gone
     }
     for (int i = 0; i < 2; i++) relay_move(&s->relays[i], &s->tail);
+    double now = now_ms();
     while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
+        for (size_t i = 0; i < s->view_count; i++)  // a rank whose parent ended before we had looked
+            if (s->views[i].seen.pid == (uint64_t)pid && !s->views[i].gone) rank_is_gone(&s->views[i], now, status);
         if (pid != s->child || s->ended) continue;
         s->ended = true;
         s->status = status;
@@ -653,7 +679,8 @@ static inline void supervise_look(Supervisor* s) {
         memset(view, 0, sizeof *view);
         view->still_ms = -passed;
         view->seen = beat_read(&beats[s->view_count++]);
-        view->end = (int)syscall(SYS_pidfd_open, (pid_t)view->seen.pid, 0);
+        bool watched = s->view_count <= SUPERVISE_WATCHED;  // of the others an end is seen at the next look
+        view->end = watched ? (int)syscall(SYS_pidfd_open, (pid_t)view->seen.pid, 0) : -1;
         s->world = (size_t)view->seen.world;
     }
     if (s->view_count > 0) s->ranks_ms += passed;
@@ -662,13 +689,7 @@ static inline void supervise_look(Supervisor* s) {
         Process p;
         bool there = !view->gone && process_read(&p, (pid_t)view->seen.pid);
         if (there) view->state = p.state;
-        if (!view->gone && (!there || p.state == 'Z' || p.state == 'X')) {
-            view->gone = true;
-            view->gone_ms = now;
-            view->status = there ? p.status : 0;
-            if (view->end >= 0) close(view->end);
-            view->end = -1;
-        }
+        if (!view->gone && (!there || p.state == 'Z' || p.state == 'X')) rank_is_gone(view, now, there ? p.status : 0);
         Heartbeat h = beat_read(&beats[i]);  // after the process, so that the last word of one that is gone is read
         view->still_ms = h.counter == view->seen.counter ? view->still_ms + passed : 0;
         view->seen = h;
@@ -735,7 +756,7 @@ static inline size_t supervise_first_closed(const Supervisor* s) {
 
 // The lowest rank that never came, though others have; COMMAND_NONE if all have, or nobody knows.
 static inline size_t supervise_absent(const Supervisor* s) {
-    for (size_t rank = 0; s->view_count < s->world && rank < s->world; rank++) {
+    for (size_t rank = 0; s->view_count < min_size(s->world, BEAT_RANKS) && rank < s->world; rank++) {
         bool came = false;
         for (size_t i = 0; i < s->view_count; i++) came = came || s->views[i].seen.rank == rank;
         if (!came) return rank;
@@ -1095,15 +1116,24 @@ static inline bool supervise_parse(Supervisor* s, int argc, char** argv, Error* 
 // All that is needed before the first start.
 static inline bool supervise_open(Supervisor* s, Error* error) {
     static const int signals[] = {SIGCHLD, SIGTERM, SIGINT, SIGUSR1, SIGHUP};
+    static const char* const places[] = {"/dev/shm", "/tmp"};  // of this machine alone; the first is no disk
     sigset_t mask;
     if (!directory_make(s->out, error)) return false;
     int lock = open(s->out, O_RDONLY | O_DIRECTORY | O_CLOEXEC);  // until the process ends
     if (lock < 0) return fail_file(error, "open the directory", s->out);
     if (flock(lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
         return fail(error, "another supervisor watches %.600s; end it first, or give another --out", s->out);
-    snprintf(s->beats_path, sizeof s->beats_path, "/dev/shm/llmtrain-beats-XXXXXX");
-    int beats = mkstemp(s->beats_path);  // the name is ours now
-    if (beats < 0) return fail_file(error, "make a file for heartbeats in", "/dev/shm");
+    int beats = -1;  // the name is ours then
+    for (size_t i = 0; beats < 0 && i < sizeof places / sizeof places[0]; i++) {
+        snprintf(s->beats_path, sizeof s->beats_path, "%s/llmtrain-beats-XXXXXX", places[i]);
+        beats = mkstemp(s->beats_path);
+        if (beats < 0 || (errno = posix_fallocate(beats, 0, sizeof(Heartbeats))) == 0) continue;
+        close(beats);
+        unlink(s->beats_path);
+        beats = -1;
+    }
+    if (beats < 0) s->beats_path[0] = 0;
+    if (beats < 0) return fail_file(error, "make a file for heartbeats in", "/dev/shm or /tmp");
     close(beats);
     sigemptyset(&mask);
     for (size_t i = 0; i < sizeof signals / sizeof signals[0]; i++) sigaddset(&mask, signals[i]);
@@ -1127,7 +1157,7 @@ static inline int supervise_main(int argc, char** argv) {
     s->setup_timeout = s->checkpoint_timeout = 1800;
     for (int i = 0; i < 2; i++) {
         s->relays[i].from = -1;
-        s->relays[i].to = i == 0 ? STDOUT_FILENO : STDERR_FILENO;
+        s->relays[i].to = relay_open(i == 0 ? STDOUT_FILENO : STDERR_FILENO);
         s->relays[i].last = '\n';
     }
     if (!supervise_parse(s, argc, argv, &error)) code = 2;

@@ -52,7 +52,6 @@ typedef struct {
 enum { REDUCE_AUTO };  // the first of the choices; the others are ReduceKind + 1
 #define REDUCE_CHOICES "auto|float|storage|exact"
 
-
 static Options options_default(void) {
     Options o;
     memset(&o, 0, sizeof o);
@@ -240,6 +239,7 @@ typedef struct {
     double began_ms;              // when training began; 0: not yet
     double usual_ms;              // of a step beside which nothing is saved: the mean of the last hundred
     uint64_t usual_count;         // of such steps
+    double took_ms;               // the last save, from its beginning to its end
     double cost_ms, costs_ms;     // by how much the last save has delayed training, and all before it
     bool paces;                   // a checkpoint is complete, and --ckpt-every auto is to say when the next is due
     bool same_devices;            // of all ranks: their forwards can be compared
@@ -263,7 +263,8 @@ static bool run_agree(Run* run, bool good, Error* error) {
 }
 
 // A line of events.jsonl in --out, from rank 0 once it has that for itself. A disk that refuses it does not end the run.
-__attribute__((format(printf, 3, 4))) static void run_event(Run* run, const char* event, const char* format, ...) {
+__attribute__((format(printf, 4, 5))) static void run_event(Run* run, const char* event, uint64_t step, const char* format,
+                                                            ...) {
     char detail[sizeof(Error)];
     Error error;
     va_list arguments;
@@ -271,7 +272,7 @@ __attribute__((format(printf, 3, 4))) static void run_event(Run* run, const char
     va_start(arguments, format);
     vsnprintf(detail, sizeof detail, format, arguments);
     va_end(arguments);
-    bool good = event_write(run->options.out, event, run->record.state.step, detail, &error);
+    bool good = event_write(run->options.out, event, step, detail, &error);
     if (!good && !run->events_refused) fprintf(stderr, "train: %s. Training goes on\n", error.text);
     run->events_refused = !good;
 }
@@ -554,15 +555,17 @@ static void resume_compare_flags(const RunRecord* asked, const Json* manifest) {
 #define STEP_NONE ((uint64_t)1 << 61)  // above all steps
 
 // The newest checkpoint before *key, as rank 0 sees it, and its place among all: that of step N in --out has the key 2N,
-// its copy in memory 2N + 1.
-static bool run_checkpoint_before(Run* run, uint64_t* key, bool copies_too, bool* found, Error* error) {
+// its copy in memory 2N + 1. grid: see run_load.
+static bool run_checkpoint_before(Run* run, uint64_t* key, uint64_t grid, bool* found, Error* error) {
     uint64_t step = 0, hot = 0;
     int64_t numbers[2] = {0, 0};
     bool hot_found = false, good = true;
     *found = false;
     if (run->comm.rank == 0) {
-        good = checkpoint_find_before(&step, found, run->options.out, *key / 2 + *key % 2, error);
-        if (good && copies_too && run->hot[0]) good = checkpoint_find_before(&hot, &hot_found, run->hot, *key / 2, error);
+        step = *key / 2 + *key % 2;
+        do good = checkpoint_find_before(&step, found, run->options.out, step, error);
+        while (good && *found && grid && step % grid != 0);
+        if (good && !grid && run->hot[0]) good = checkpoint_find_before(&hot, &hot_found, run->hot, *key / 2, error);
     }
     if (!run_agree(run, good, error)) return false;
     *key = hot_found && (!*found || hot >= step) ? 2 * hot + 1 : 2 * step;
@@ -576,10 +579,10 @@ static bool run_checkpoint_before(Run* run, uint64_t* key, bool copies_too, bool
     return true;
 }
 
-// Loads the newest checkpoint of --out, or copy of one in memory, of a step below `before`, that is good for all ranks;
-// *found tells whether there was any at all. A model that was not planned yet, for sampling, takes its configuration from
-// there.
-static bool run_load(Run* run, uint64_t before, bool copies_too, bool* found, Error* error) {
+// Loads the newest checkpoint of --out of a step below `before` that is good for all ranks; *found tells whether there was
+// any. grid 0: copies in memory count too; otherwise only steps that are multiples of it, and no copies. A model that was
+// not planned yet, for sampling, takes its configuration from there.
+static bool run_load(Run* run, uint64_t before, uint64_t grid, bool* found, Error* error) {
     bool training = run->model.options.training, more = true;
     uint64_t key = 2 * before;
     *found = false;
@@ -588,7 +591,7 @@ static bool run_load(Run* run, uint64_t before, bool copies_too, bool* found, Er
         char path[FILE_PATH_MAX];
         Json manifest;
         RunRecord saved;
-        if (!run_checkpoint_before(run, &key, copies_too, &more, error)) return false;
+        if (!run_checkpoint_before(run, &key, grid, &more, error)) return false;
         if (!more) break;
         *found = true;
         checkpoint_path(path, key % 2 ? run->hot : run->options.out, key / 2, "");
@@ -601,7 +604,7 @@ static bool run_load(Run* run, uint64_t before, bool copies_too, bool* found, Er
         bool all = run_agree(run, fits, error), usable = all && run_agree(run, good, error);
         if (usable && training) {
             printf("resumed from %s in %.0f ms\n", path, now_ms() - began);
-            resume_compare_flags(&run->record, &manifest);
+            if (grid == 0) resume_compare_flags(&run->record, &manifest);
             run->record.state = saved.state;
             // A loss scale belongs to FP16: the checkpoint may come from another build.
             if (FLOATX_GEMM != GEMM_F16) run->record.state.loss_scale = 1;
@@ -611,7 +614,7 @@ static bool run_load(Run* run, uint64_t before, bool copies_too, bool* found, Er
         if (!all || usable) return usable;
         if (run->comm.world > 1 && comm_failed(&run->comm, &fault)) return false;
         if (run->comm.rank == 0) fprintf(stderr, "train: %s; trying the checkpoint before it\n", error->text);
-        run_event(run, "damaged", "%s", error->text);
+        run_event(run, "damaged", key / 2, "%s", error->text);
     }
     if (!*found) return true;
     run->alike = true;
@@ -737,8 +740,15 @@ static bool run_prepare(Run* run, Flag* flags, size_t flag_count, Error* error) 
     return o->plan || o->out == NULL || run->comm.rank > 0 || run_check_out(o, error);
 }
 
-// Where copies in memory go; those of another run are removed unless this one resumes.
-static bool run_find_hot(Run* run, Error* error) {
+// Whether --out has the log of a run, or that cannot be told.
+static bool run_has_log(const Run* run) {
+    char log[FILE_PATH_MAX + 32];
+    log_path(log, sizeof log, run->options.out);
+    return access(log, F_OK) == 0 || errno != ENOENT;
+}
+
+// Where copies in memory go. Those of a run that was there before are removed, unless this one goes on with it.
+static bool run_find_hot(Run* run, bool goes_on, Error* error) {
     const Options* o = &run->options;
     char* real = realpath(o->out, NULL);
     const char* out = real ? real : o->out;
@@ -751,10 +761,7 @@ static bool run_find_hot(Run* run, Error* error) {
         return fail(error,
                     "--ckpt-hot keeps copies in the memory of one machine, but the ranks are on several; leave it out");
     run->alike = false;
-    // A run whose --out was emptied begins anew, whatever is left of it here.
-    char log[FILE_PATH_MAX + 32];
-    log_path(log, sizeof log, o->out);
-    if (run->comm.rank == 0 && (!o->resume || (access(log, F_OK) != 0 && errno == ENOENT))) checkpoint_discard(run->hot);
+    if (run->comm.rank == 0 && !goes_on) checkpoint_discard(run->hot);
     return run_agree(run, run->comm.rank > 0 || directory_make(run->hot, error), error);
 }
 
@@ -807,9 +814,10 @@ static bool run_begin(Run* run, Flag* flags, size_t flag_count, Error* error) {
                    error))
         return false;
     if (!run_agree(run, !leads || o->out == NULL || directory_make(o->out, error), error)) return false;
-    if (o->ckpt_hot && !run_find_hot(run, error)) return false;
+    bool goes_on = o->resume && run_has_log(run);
     if (!run_agree(run, !leads || o->out == NULL || log_open(&run->log, o->out, error), error)) return false;
-    if (o->resume && !run_load(run, STEP_NONE, true, &found, error)) return false;
+    if (o->ckpt_hot && !run_find_hot(run, goes_on, error)) return false;
+    if (o->resume && !run_load(run, STEP_NONE, 0, &found, error)) return false;
     ok = found || run_start(run, error);
     if (o->resume && !found) printf("no checkpoint in %s yet: starting from the beginning\n", o->out);
     if (leads && o->out) ok = ok && log_cut_back(&run->log, r->state.step, error);
@@ -828,7 +836,7 @@ static bool run_begin(Run* run, Flag* flags, size_t flag_count, Error* error) {
         loader_start(&run->loader, r->state.samples, error);
     if (!run_agree(run, ok, error)) return false;
     run->saved_ms = run->began_ms = now_ms();
-    run_event(run, found ? "resumed" : "begun", "%zu ranks, --zero %llu, %s", run->comm.world,
+    run_event(run, found ? "resumed" : "begun", r->state.step, "%zu ranks, --zero %llu, %s", run->comm.world,
               (unsigned long long)o->zero, FLOATX_NAME);
     return true;
 }
@@ -867,19 +875,19 @@ static bool run_end_save(Run* run, bool* good, Error* error) {
     if (!*good) *error = why;
     run->alike = !*good;
     if (!*good) return true;
-    double took = now_ms() - began, stalled = run->saver.stalled_ms;
-    if (!hot)
-        printf("saved %s/step_%08llu in %.0f ms, for which training stood %.0f ms\n", o->out, (unsigned long long)step,
-               took, stalled);
-    fflush(stdout);
-    if (!hot)
-        run_event(run, "saved", "step %llu in %.0f ms, for which training stood %.0f ms", (unsigned long long)step, took,
-                  stalled);
+    run->took_ms = now_ms() - began;
     run->paces = !hot && strcmp(o->ckpt_every, "auto") == 0;
+    if (!hot) {
+        double stalled = run->saver.stalled_ms;
+        printf("saved %s/step_%08llu in %.0f ms, for which training stood %.0f ms\n", o->out, (unsigned long long)step,
+               run->took_ms, stalled);
+        fflush(stdout);
+        run_event(run, "saved", step, "in %.0f ms, for which training stood %.0f ms", run->took_ms, stalled);
+    }
     fault_point("clean");
-    if (run->comm.rank == 0 && hot) saver_prune(&run->saver, run->hot, step, 2, 0);
-    if (run->comm.rank == 0 && !hot && o->ckpt_keep > 0)
-        saver_prune(&run->saver, o->out, step, o->ckpt_keep, o->ckpt_keep_every);
+    if (run->comm.rank > 0) return true;
+    if (hot) saver_prune(&run->saver, run->hot, step, 2, 0, false);
+    else if (o->ckpt_keep > 0) saver_prune(&run->saver, o->out, step, o->ckpt_keep, o->ckpt_keep_every, o->rewind > 0);
     return true;
 }
 
@@ -891,49 +899,67 @@ static bool run_end_save_between(Run* run, Error* error) {
     if (!good && run->comm.rank == 0)
         fprintf(stderr, "train: step %llu is not saved: %s. Training goes on; the checkpoints before it are as they were\n",
                 (unsigned long long)step, error->text);
-    if (!good) run_event(run, "not_saved", "step %llu: %s", (unsigned long long)step, error->text);
+    if (!good) run_event(run, "not_saved", step, "%s", error->text);
     run->alike = false;
     return true;
+}
+
+// After a checkpoint, --ckpt-every auto says when the next is due.
+static void run_pace(Run* run) {
+    if (!run->paces) return;
+    run->paces = false;
+    double cost_ms = fmax(run->cost_ms, 1), mtbf_ms = 3.6e6 * run->options.mtbf, all_ms = now_ms() - run->began_ms;
+    run->save_ms = fmax(sqrt(2 * cost_ms * mtbf_ms), run->took_ms);  // saves that never end would be of no use
+    printf("next checkpoint in %.1f min: a save costs %.0f ms, failures come every %g h; expected to cost %.2f%% of the "
+           "time, seen so far: %.2f%%\n", run->save_ms / 6e4, cost_ms, run->options.mtbf, 100 * cost_ms / run->save_ms,
+           100 * (run->costs_ms + cost_ms) / all_ms);
+}
+
+// What a save costs, beside what comes between two steps: by how much it makes steps longer that go on under it.
+static void run_count_cost(Run* run, double ms, bool saving) {
+    if (!saving) run->usual_ms += (ms - run->usual_ms) / (double)min_size(++run->usual_count, 100);
+    else if (run->usual_count > 0) run->cost_ms += ms - run->usual_ms;
+    run_pace(run);
+}
+
+// Between two steps: waits for the save in progress, if there is one.
+static bool run_finish_save(Run* run, Error* error) {
+    if (run->saver.state == SAVER_IDLE) return true;
+    double began = now_ms();
+    saver_hurry(&run->saver, true);
+    bool ok = run_end_save_between(run, error);
+    saver_hurry(&run->saver, false);
+    run->cost_ms += now_ms() - began;
+    run_pace(run);
+    return ok;
 }
 
 // Begins a save in a directory, after the one before it is complete. Flushes the log first, so that it never ends before
 // the checkpoint does.
 static bool run_begin_save(Run* run, const char* directory, Error* error) {
-    if (run->saver.state != SAVER_IDLE && !run_end_save_between(run, error)) return false;
+    if (!run_finish_save(run, error)) return false;
     Error reason;
+    double began = now_ms();
     bool flushed = run->log.file == NULL || (log_flush(&run->log, &reason) &&
                    (file_sync(fileno(run->log.file)) || fail_file(&reason, "flush", run->log.path)));
     fault_point("save");
-    if (strcmp(directory, run->options.out) == 0) run->saved_ms = now_ms();
+    if (strcmp(directory, run->options.out) == 0) run->saved_ms = began;
     saver_begin(&run->saver, &run->model, &run->record, directory, flushed ? NULL : &reason);
-    run->costs_ms += run->cost_ms;
-    run->cost_ms = run->saver.stalled_ms;
+    run->costs_ms += fmax(run->cost_ms, 0);
+    run->cost_ms = now_ms() - began;
     return true;
-}
-
-// What a save costs: beside what comes between two steps, by how much it makes steps longer that go on under it. When it is
-// known, --ckpt-every auto decides.
-static void run_count_cost(Run* run, double ms, bool saving) {
-    if (saving) run->cost_ms += fmax(0, ms - run->usual_ms);
-    else run->usual_ms += (ms - run->usual_ms) / (double)min_size(++run->usual_count, 100);
-    if (!run->paces) return;
-    run->paces = false;
-    double cost_ms = fmax(run->cost_ms, 1), mtbf_ms = 3.6e6 * run->options.mtbf, all_ms = now_ms() - run->began_ms;
-    run->save_ms = sqrt(2 * cost_ms * mtbf_ms);
-    printf("next checkpoint in %.1f min: a save costs %.0f ms, failures come every %g h; expected to cost %.2f%% of the "
-           "time, seen so far: %.2f%%\n", run->save_ms / 6e4, cost_ms, run->options.mtbf, 100 * cost_ms / run->save_ms,
-           100 * (run->costs_ms + run->cost_ms) / all_ms);
 }
 
 // Saves while training goes on; without memory for a snapshot the whole save comes first.
 static bool run_save_between(Run* run, const char* directory, Error* error) {
-    return run_begin_save(run, directory, error) && (run->saver.snapshot || run_end_save_between(run, error));
+    return run_begin_save(run, directory, error) && (run->saver.snapshot || run_finish_save(run, error));
 }
 
 // Saves in --out, and waits until it is there.
 static bool run_save_now(Run* run, Error* error) {
     bool good = false;
-    saver_hurry(&run->saver);
+    if (!run_finish_save(run, error)) return false;
+    saver_hurry(&run->saver, true);
     return run_begin_save(run, run->options.out, error) && run_end_save(run, &good, error) && good;
 }
 
@@ -976,55 +1002,74 @@ static bool run_compare(Run* run, Error* error) {
     return same;
 }
 
+static void describe_divergence(char* text, size_t size, const RunState* state, const StepReading* reading) {
+    if (!isfinite(reading->loss))
+        snprintf(text, size, "the loss of step %llu is %g", (unsigned long long)state->step, reading->loss);
+    else
+        snprintf(text, size, "the last %llu steps were skipped: the gradient's norm is %g, its running mean %g",
+                 (unsigned long long)state->skipped_row, reading->grad_norm, state->norms.mean);
+}
+
+// The oldest step that --ckpt-keep has certainly left of the checkpoints before step `first`; 0: the beginning.
+static uint64_t run_oldest_kept(const Run* run, uint64_t first) {
+    uint64_t interval = run->save_steps, keep = run->options.ckpt_keep;
+    uint64_t newest = interval ? (first - 1) / interval * interval : 0, span = keep ? (keep - 1) * interval : newest;
+    return newest > span ? newest - span : 0;
+}
+
 // The run has diverged: back to the newest checkpoint before the first of the steps that were skipped last, or to the
 // beginning, and on with the samples that come now and a smaller learning rate, as "PaLM: Scaling Language Modeling with
-// Pathways" (5.1) does by hand. If it has come no further than the last time, that checkpoint was bad already, and it
-// goes to the one before. What was saved since is removed: a restart must not take it up.
+// Pathways" (5.1) does by hand. If it has come no further than the last time, that checkpoint was bad already, and it goes
+// to the one before, as long as --ckpt-keep has left one. What was saved since is set aside: a restart must not take it up.
+// A run that is killed and resumed must go back to the same; so only checkpoints of --ckpt-every count, and no copies in
+// memory, which come when there is time for them.
 static bool run_rewind(Run* run, const StepReading* reading, Error* error) {
     const Options* o = &run->options;
     RunState *state = &run->record.state, diverged = *state;
     uint64_t first = diverged.step - diverged.skipped_row + 1;
-    bool again = diverged.rewinds > 0 && first <= diverged.rewound_from;
+    bool again = diverged.rewinds > 0 && first <= diverged.rewound_from, found = false, ok = true;
+    if (again) first = diverged.rewound_from;
+    uint64_t before = again ? diverged.rewound_to : first, oldest = run_oldest_kept(run, first);
     char why[256];
-    bool found = false, ok = true;
-    if (!isfinite(reading->loss))
-        snprintf(why, sizeof why, "the loss of step %llu is %g", (unsigned long long)diverged.step, reading->loss);
-    else snprintf(why, sizeof why, "the last %llu steps were skipped: the gradient's norm is %g, its running mean %g",
-                  (unsigned long long)diverged.skipped_row, reading->grad_norm, diverged.norms.mean);
+    describe_divergence(why, sizeof why, &diverged, reading);
     run->alike = true;
-    if (o->rewind == 0)
-        return fail(error, "%s; lower --lr or raise --spike-skip, and --resume, or let --rewind do it", why);
+    if (o->rewind == 0) return fail(error, "%s; lower --lr or raise --spike-skip, and --resume, or let --rewind do it", why);
     if (diverged.rewinds >= o->rewind)
         return fail(error, "%s, after %llu rewinds; lower --lr, and --resume", why, (unsigned long long)diverged.rewinds);
+    if (again && before <= oldest && oldest > 0)
+        return fail(error, "%s, also from step %llu on, and --ckpt-keep %llu has left no checkpoint before that; lower --lr, and "
+                    "--resume", why, (unsigned long long)before, (unsigned long long)o->ckpt_keep);
     run->alike = false;
     beat(BEAT_CHECKPOINT, diverged.step);
-    if (run->saver.state != SAVER_IDLE && !run_end_save_between(run, error)) return false;
+    if (!run_finish_save(run, error)) return false;
     if (!run_agree(run, flat_await_all(&run->model.flat, error), error)) return false;
+    saver_await_prune(&run->saver);
     fault_point("rewind");
-    // Copies in memory come when there is time for them, and would make the run depend on that.
-    if (!run_load(run, again ? diverged.rewound_to : first, false, &found, error)) return false;
+    if (!run_load(run, before, run->save_steps ? run->save_steps : 1, &found, error)) return false;
+    run->alike = !found && oldest > 0;
+    if (run->alike) return fail(error, "%s, and the checkpoints before step %llu are gone; lower --lr, and --resume", why,
+                                (unsigned long long)before);
     if (!found && !run_agree(run, run_start(run, error), error)) return false;
     state->samples = diverged.samples;
     state->rewinds = diverged.rewinds + 1;
-    state->rewound_from = again ? diverged.rewound_from : first;
+    state->rewound_from = first;
     state->rewound_to = state->step;
     state->lr_factor = diverged.lr_factor * o->rewind_lr;
     fault_point("forget");
     if (run->comm.rank == 0) {
-        saver_await_prune(&run->saver);
-        if (!checkpoint_remove_from(o->out, state->step + 1) ||
-            (run->hot[0] && !checkpoint_remove_from(run->hot, state->step + 1)))
-            fprintf(stderr, "train: cannot remove the checkpoints after step %llu in %s\n",
-                    (unsigned long long)state->step, o->out);
-        ok = log_cut_back(&run->log, state->step, error);
+        ok = (checkpoint_set_aside(o->out, state->step + 1) && (!run->hot[0] || checkpoint_remove_from(run->hot, state->step + 1))) ||
+             fail(error, "cannot set the checkpoints after step %llu in %s aside; move them away, and --resume",
+                  (unsigned long long)state->step, o->out);
+        ok = ok && log_cut_back(&run->log, state->step, error);
     }
-    run_event(run, "rewound", "from step %llu: %s; the learning rate is now multiplied by %g",
-              (unsigned long long)diverged.step, why, state->lr_factor);
-    printf("rewound from step %llu: %s; the learning rate is now multiplied by %g\n", (unsigned long long)diverged.step,
-           why, state->lr_factor);
+    if (!run_agree(run, ok, error)) return false;
+    printf("went back from step %llu to %llu: %s; the learning rate is now multiplied by %g\n",
+           (unsigned long long)diverged.step, (unsigned long long)state->step, why, state->lr_factor);
+    run_event(run, "rewound", diverged.step, "to step %llu: %s; the learning rate is now multiplied by %g",
+              (unsigned long long)state->step, why, state->lr_factor);
     run->saved_ms = now_ms();
     flat_start_clock(&run->model.flat);
-    return run_agree(run, ok, error);
+    return true;
 }
 
 // Says which rank makes the others wait, once it has done so for --slow-steps.
@@ -1037,7 +1082,7 @@ static void run_name_slow(Run* run, const StepReading* reading) {
     if (!slow || run->slow_count != o->slow_steps) return;
     printf("note: rank %zu is slow: it needs %.0f ms a step without waiting, half of the ranks at most %.0f; for %llu "
            "steps now\n", reading->slowest, reading->busy_max, reading->busy_median, (unsigned long long)o->slow_steps);
-    run_event(run, "slow", "rank %zu needs %.0f ms a step, half of the ranks at most %.0f", reading->slowest,
+    run_event(run, "slow", run->record.state.step, "rank %zu needs %.0f ms a step, half of the ranks at most %.0f", reading->slowest,
               reading->busy_max, reading->busy_median);
 }
 
@@ -1133,8 +1178,9 @@ static bool run_train(Run* run, Error* error) {
         // step waits for; where something else comes first it must be waited for here.
         bool last = state->step == o->steps;
         stop = last || news.stop;
-        bool validates = o->val && (last || (o->val_every && state->step % o->val_every == 0));
-        bool samples = o->sample_every && state->step % o->sample_every == 0;
+        bool hastens = stop && !last;  // a signal: there may be no time for anything but the save
+        bool validates = o->val && !hastens && (last || (o->val_every && state->step % o->val_every == 0));
+        bool samples = !hastens && o->sample_every && state->step % o->sample_every == 0;
         bool saves = o->out && (stop || news.save || (run->save_steps && state->step % run->save_steps == 0));
         bool copies = !saves && o->ckpt_hot && state->step % o->ckpt_hot == 0 && run->saver.state == SAVER_IDLE;
         bool pauses = validates || samples || saves || copies;
@@ -1142,8 +1188,6 @@ static bool run_train(Run* run, Error* error) {
         double ms = now_ms() - started, val_loss = NAN;
         if (state->step > first_step + 1) run_count_cost(run, ms, saving);
         if (pauses) beat(BEAT_CHECKPOINT, state->step);
-        bool hastens = saves && stop && !last;  // a signal: what may take long comes after the save
-        if (hastens && !run_save_now(run, error)) return false;
         if (validates) {
             fault_point("validate");
             comm_be_patient(&run->comm, true);
@@ -1159,11 +1203,12 @@ static bool run_train(Run* run, Error* error) {
         if (last || state->step % o->log_every == 0 || !isnan(val_loss))
             if (!run_report(run, &reading, accumulation, lr, ms, val_loss, sent, minutes_left, error)) return false;
         if (samples && rank == 0) run_sample(run, stdout);
-        if (last && saves && !run_save_now(run, error)) return false;
+        if (stop && saves && !run_save_now(run, error)) return false;
         if (!stop && (saves || copies) && !run_save_between(run, saves ? o->out : run->hot, error)) return false;
         if (pauses) flat_start_clock(&model->flat);
     }
     if (!run_agree(run, flat_await_all(&model->flat, error), error)) return false;
+    saver_await_prune(&run->saver);
     if (state->step >= o->steps && run->hot[0] && rank == 0) checkpoint_discard(run->hot);
     if (state->step >= o->steps) return true;
     run->alike = true;
@@ -1175,7 +1220,7 @@ static bool run_train(Run* run, Error* error) {
 // Continues --prompt with the newest good checkpoint of --out.
 static bool run_generate(Run* run, Error* error) {
     bool found = false;
-    if (!run_load(run, STEP_NONE, false, &found, error)) return false;
+    if (!run_load(run, STEP_NONE, 0, &found, error)) return false;
     if (!found) return fail(error, "%s holds no checkpoint; give the --out of a run that has saved one", run->options.out);
     if (!run_check_prompt(&run->model.config, error) || !run_allocate(run, error)) return false;
     run_sample(run, stdout);
@@ -1203,7 +1248,7 @@ static bool run_parse_cadence(Run* run, Error* error) {
         return fail(error, "--ckpt-every is '%s'; give a number of steps, minutes as 10min, or auto", text);
     if (minutes) run->save_ms = 6e4 * number;
     else run->save_steps = (uint64_t)number;
-    return true;
+    return run->options.rewind == 0 || number > 0 || fail(error, "--rewind needs --ckpt-every, for checkpoints to go back to");
 }
 
 // Flags that do not fit together.
@@ -1213,8 +1258,6 @@ static bool options_check(const Options* o, const Flag* flags, size_t flag_count
     if ((strcmp(o->ckpt_every, "0") != 0 || o->ckpt_hot) && o->out == NULL)
         return fail(error, "--ckpt-%s needs --out, the directory for the checkpoints", o->ckpt_hot ? "hot" : "every");
     if (o->val_every && o->val == NULL) return fail(error, "--val-every needs --val, the shards to validate on");
-    if (o->rewind && strcmp(o->ckpt_every, "0") == 0)
-        return fail(error, "--rewind needs --ckpt-every, for checkpoints to go back to");
     if (o->out && o->out[0] == 0) return fail(error, "--out is empty; give the directory of the run");
     if (o->out && strlen(o->out) > 3900) return fail(error, "--out is longer than 3900 characters; give a shorter path");
     if (o->data == NULL && o->out == NULL && !o->plan)
@@ -1306,7 +1349,7 @@ int main(int argc, char** argv) {
     }
     if (ok) beat(BEAT_DONE, run.record.state.step);
     if (run.began_ms > 0)
-        run_event(&run, ok ? "done" : run.preempted ? "stopped" : "failed", "%s", ok ? "all steps" : error.text);
+        run_event(&run, ok ? "done" : run.preempted ? "stopped" : "failed", run.record.state.step, "%s", ok ? "all steps" : error.text);
     run_free(&run);
     double grace_ms = ok ? 1e3 * run.options.timeout : REAP_MS;
     int code = comm_reap(&launch, ok ? 0 : run.wrong_flags ? 2 : run.preempted ? SUPERVISE_SAVED : 1, grace_ms, &error);

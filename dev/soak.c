@@ -1687,8 +1687,9 @@ static void rewind_reference(size_t way) {
     run_remove();
     if (run_well(&job, REWIND_WAYS[way].world, arguments_of(&REWIND_WAYS[way], REWINDS))) {
         char* events = text_read(path_of("%s/events.jsonl", run_path()), &bytes);
-        for (const char* at = events; (at = strstr(at, "\"detail\": \"from step ")) != NULL && rewound[way].count < REWOUND_MAX; at++)
-            rewound[way].steps[rewound[way].count++] = (size_t)strtoull(at + strlen("\"detail\": \"from step "), NULL, 10);
+        const char mark[] = "\"event\": \"rewound\",\"step\": ";
+        for (const char* at = events; (at = strstr(at, mark)) != NULL && rewound[way].count < REWOUND_MAX; at++)
+            rewound[way].steps[rewound[way].count++] = (size_t)strtoull(at + sizeof mark - 1, NULL, 10);
         free(events);
         rewound[way].weights = weights_of(STEPS);
         rewound[way].log = log_hash(run_path(), NULL);

@@ -242,7 +242,7 @@ static void manifest_directory(void) {
 }
 static void manifest_other_version(void) {
     have_run();
-    edit_manifest(NEWEST "/manifest.json", "checkpoint 2\"", "checkpoint 9\"");
+    edit_manifest(NEWEST "/manifest.json", "checkpoint 3\"", "checkpoint 9\"");
 }
 static void manifest_no_state(void) {
     have_run();
@@ -612,7 +612,7 @@ static const Case CASES[] = {
             "run/metrics.jsonl|run/step_00000006|run/step_00000006/", "@ --resume --steps 6",
             NEWEST "/manifest.json is not a file", "resumed from run/step_00000002"),
     PASSED_OVER("resume: manifest of another version", manifest_other_version, NEWEST "/manifest.json",
-                "llmtrain checkpoint 2", "use the version of llmtrain that wrote it"),
+                "llmtrain checkpoint 3", "use the version of llmtrain that wrote it"),
     PASSED_OVER("resume: manifest without a part", manifest_no_state, NEWEST "/manifest.json", "is not a manifest"),
     PASSED_OVER("resume: tensors missing", tensors_missing, NEWEST "/rank_00000.safetensors", "No such file",
                 "trying the checkpoint"),
