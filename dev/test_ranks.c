@@ -1182,7 +1182,7 @@ static void test_rewind(void) {
     verdict(good && count_rewinds("rewind-begin") > 0 && log_is_whole("rewind-begin"), "without a checkpoint it goes back to the beginning");
     expect_rewinds("skipping", COMMON "--family gpt2 --data train.bin --heads 2 --channels 32 --seq 24 --total-batch 576 --spike-skip 1.4 "
                    "--diverged-after 1 --ckpt-every 4 --rewind 50 --rewind-lr 0.9");
-    expect_no_rewind("no rewind is left", DIVERGING "--ckpt-every 1 --rewind 1", 1, "is nan, after 1 rewinds");
+    expect_no_rewind("no rewind is left", DIVERGING "--ckpt-every 1 --rewind 1 --rewind-lr 1", 1, "is nan, after 1 rewinds");
     expect_no_rewind("no checkpoint will be", DIVERGING "--rewind 1", 2, "--rewind needs --ckpt-every");
     expect_no_rewind("--rewind is not asked for", DIVERGING "--diverged-after 3", 1, "let --rewind do it");
 }
