@@ -426,8 +426,8 @@ static inline bool saver_write(Saver* s, const void* data, size_t bytes, size_t*
 // Straight from the device.
 static inline bool saver_write_device(Saver* s, const CheckpointArray* arrays, size_t count, Error* error) {
     const Parameters* p = &s->model->parameters;
-    void* chunk = host_allocate(CHECKPOINT_CHUNK * sizeof(float));
-    bool ok = chunk != NULL || fail(error, "out of memory for pieces of tensors; free some memory");
+    void* chunk = device_is_host() ? NULL : host_allocate(CHECKPOINT_CHUNK * sizeof(float));
+    bool ok = device_is_host() || chunk != NULL || fail(error, "out of memory for pieces of tensors; free some memory");
     size_t written = 0;
     for (size_t a = 0; a < count; a++) {
         for (size_t i = 0; ok && i < p->count; i++) {
@@ -436,8 +436,8 @@ static inline bool saver_write_device(Saver* s, const CheckpointArray* arrays, s
                 char* place;
                 size_t n = min_size(CHECKPOINT_CHUNK, part.end - first), bytes = n * safetensors_type_bytes(arrays[a].type);
                 checkpoint_part(&place, &arrays[a], &s->model->flat, first, first + n);
-                if (!device_is_host()) download(chunk, place, bytes, s->model->stream);
-                ok = saver_write(s, device_is_host() ? place : chunk, bytes, &written, error);
+                if (chunk) download(chunk, place, bytes, s->model->stream);
+                ok = saver_write(s, chunk ? chunk : place, bytes, &written, error);
             }
         }
     }
@@ -632,20 +632,27 @@ static inline void saver_close(Saver* s) {
     memset(s, 0, sizeof *s);
 }
 
-// Removes what saves that were killed have left in OUT. Only one process may work on OUT at a time.
-static inline void checkpoint_clean(const char* out) {
+// Removes the directories of OUT that have a suffix to the name of a checkpoint, of steps up to `last`.
+static inline void checkpoint_remove_suffixed(const char* out, const char* suffix, uint64_t last) {
     DIR* directory = opendir(out);
     Error ignored;
     if (directory == NULL) return;
     for (struct dirent* entry; (entry = readdir(directory)) != NULL;) {
+        unsigned long long step;
         char path[FILE_PATH_MAX + 300];
         const char* end = strrchr(entry->d_name, '.');
-        if (strncmp(entry->d_name, "step_", 5) != 0 || end == NULL) continue;
-        if (strcmp(end, ".tmp") != 0 && strcmp(end, ".old") != 0) continue;
+        if (end == NULL || strcmp(end, suffix) != 0) continue;
+        if (sscanf(entry->d_name, "step_%llu", &step) != 1 || step > last) continue;
         snprintf(path, sizeof path, "%.4000s/%.255s", out, entry->d_name);
         directory_remove(path, &ignored);
     }
     closedir(directory);
+}
+
+// Removes what saves that were killed have left in OUT. Only one process may work on OUT at a time.
+static inline void checkpoint_clean(const char* out) {
+    checkpoint_remove_suffixed(out, ".tmp", UINT64_MAX);
+    checkpoint_remove_suffixed(out, ".old", UINT64_MAX);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -811,32 +818,24 @@ static inline bool checkpoint_before(uint64_t* step, const char* out, uint64_t b
 
 #define CHECKPOINT_REWOUND ".rewound"  // what a run that went back before it has set aside
 
-// Removes a checkpoint. It loses its name first, so that half of it is never taken for one.
-static inline bool checkpoint_remove(const char* out, uint64_t step) {
-    char path[FILE_PATH_MAX], removed[FILE_PATH_MAX];
+// Gives a checkpoint a name that has a suffix, so that it is taken for one no longer.
+static inline bool checkpoint_rename(const char* out, uint64_t step, const char* suffix) {
+    char path[FILE_PATH_MAX], renamed[FILE_PATH_MAX];
     Error ignored;
     checkpoint_path(path, out, step, "");
-    checkpoint_path(removed, out, step, ".old");
-    if (rename(path, removed) != 0) return false;
-    directory_remove(removed, &ignored);  // or the next start does
-    return true;
+    checkpoint_path(renamed, out, step, suffix);
+    directory_remove(renamed, &ignored);  // left from earlier
+    return rename(path, renamed) == 0;
 }
 
-// Removes what rewinds have set aside of steps up to `newest`, which the run has reached again.
-static inline void checkpoint_remove_rewound(const char* out, uint64_t newest) {
-    DIR* directory = opendir(out);
+// Removes a checkpoint. It loses its name first, so that half of it is never taken for one.
+static inline bool checkpoint_remove(const char* out, uint64_t step) {
+    char removed[FILE_PATH_MAX];
     Error ignored;
-    if (directory == NULL) return;
-    for (struct dirent* entry; (entry = readdir(directory)) != NULL;) {
-        unsigned long long step = 0;
-        char path[FILE_PATH_MAX];
-        const char* end = strrchr(entry->d_name, '.');
-        if (end == NULL || strcmp(end, CHECKPOINT_REWOUND) != 0) continue;
-        if (sscanf(entry->d_name, "step_%llu", &step) != 1 || step > newest) continue;
-        checkpoint_path(path, out, step, CHECKPOINT_REWOUND);
-        directory_remove(path, &ignored);
-    }
-    closedir(directory);
+    if (!checkpoint_rename(out, step, ".old")) return false;
+    checkpoint_path(removed, out, step, ".old");
+    directory_remove(removed, &ignored);  // or the next start does
+    return true;
 }
 
 // Removes checkpoints of OUT but `keep`, counted down from the newest, which has just been saved, and those whose step is a
@@ -856,7 +855,7 @@ static inline void checkpoint_prune(const char* out, uint64_t newest, size_t kee
         if (i == 0 && spares && run.state.skipped_row > 0) return;
         if (i >= keep && !(forever && step % forever == 0)) checkpoint_remove(out, step);
     }
-    checkpoint_remove_rewound(out, newest);
+    checkpoint_remove_suffixed(out, CHECKPOINT_REWOUND, newest);  // the run has come there again
 }
 
 static inline void* saver_run_prune(void* argument) {
@@ -877,32 +876,18 @@ static inline void saver_prune(Saver* s, const char* out, uint64_t newest, uint6
     if (!s->prunes) saver_run_prune(s);
 }
 
-// Sets the checkpoints from step `first` on aside, the newest first; false if one cannot be.
-static inline bool checkpoint_set_aside(const char* out, uint64_t first) {
-    uint64_t step = UINT64_MAX;
-    char path[FILE_PATH_MAX], aside[FILE_PATH_MAX];
-    Error ignored;
-    while (checkpoint_before(&step, out, step) && step >= first) {
-        checkpoint_path(path, out, step, "");
-        checkpoint_path(aside, out, step, CHECKPOINT_REWOUND);
-        directory_remove(aside, &ignored);  // of an earlier rewind
-        if (rename(path, aside) != 0) return false;
-    }
-    return true;
-}
-
-// Removes those of a directory of copies in memory.
-static inline bool checkpoint_remove_from(const char* out, uint64_t first) {
+// Takes the checkpoints from step `first` on away, the newest first: sets them aside, or removes them. False if one stays.
+static inline bool checkpoint_take_away(const char* out, uint64_t first, bool sets_aside) {
     uint64_t step = UINT64_MAX;
     while (checkpoint_before(&step, out, step) && step >= first)
-        if (!checkpoint_remove(out, step)) return false;
+        if (!(sets_aside ? checkpoint_rename(out, step, CHECKPOINT_REWOUND) : checkpoint_remove(out, step))) return false;
     return true;
 }
 
 // Removes a directory with the checkpoints in it.
 static inline void checkpoint_discard(const char* out) {
     checkpoint_clean(out);
-    if (checkpoint_remove_from(out, 0)) rmdir(out);
+    if (checkpoint_take_away(out, 0, false)) rmdir(out);
 }
 
 #endif  // LLMTRAIN_CHECKPOINT_H

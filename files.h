@@ -165,7 +165,7 @@ static inline int file_open(size_t* bytes, const char* path, Error* error) {
     return file;
 }
 
-// Reads bytes at an offset; the file must have them. The disk goes on with what follows, while the caller works on these.
+// Reads bytes at an offset; the file must have them.
 static inline bool file_read_at(int file, void* data, size_t bytes, size_t offset, const char* path, Error* error) {
     char* p = (char*)data;
     while (bytes > 0) {
@@ -177,7 +177,6 @@ static inline bool file_read_at(int file, void* data, size_t bytes, size_t offse
         offset += (size_t)n;
         bytes -= (size_t)n;
     }
-    posix_fadvise(file, (off_t)offset, (off_t)(2 * FILE_CHUNK), POSIX_FADV_WILLNEED);
     return true;
 }
 

@@ -176,7 +176,8 @@ static inline void flags_help(const Flag* flags, size_t count) {
 
 // How a program begins that needs no more than this: reads the flags, or prints the help, headed by `title` unless it is
 // NULL, or what is wrong with them. False if the program is to end, with *code.
-static inline bool flags_begin(int* code, const char* program, const char* title, Flag* flags, size_t count, int argc, char** argv) {
+static inline bool flags_begin(int* code, const char* program, const char* title, Flag* flags, size_t count, int argc,
+                               char** argv) {
     Error error;
     *code = 0;
     if (flags_want_help(argc, argv)) {

@@ -527,6 +527,14 @@ static inline void model_begin_step(Model* model, double loss_scale, size_t micr
     flat_begin_step(&model->flat, loss_scale, micro_batches);
 }
 
+// Adds the sum of the losses of a batch, tokens and targets (B, T) on the host, to flat.sums[SUM_LOSS], without gradients.
+static inline void model_losses(Model* model, const int32_t* tokens, const int32_t* targets, size_t B, size_t T) {
+    const int32_t* batch = model_upload(model, tokens, targets, B * T);
+    model_forward(model, batch, B, T, NULL);
+    model_head(model, batch + B * T, 0.0f, B * T);
+    sum_scaled(model->flat.sums + SUM_LOSS, model->activations.losses, 1.0, B * T, model->stream);
+}
+
 // Forward, head and backward of one micro-batch, tokens and targets (B, T) on the host.
 static inline void model_gradients(Model* model, const int32_t* tokens, const int32_t* targets, size_t B, size_t T) {
     FlatVector* flat = &model->flat;
@@ -749,10 +757,7 @@ static inline bool model_validate(Model* model, double* loss, const Dataset* dat
         size_t batch = min_size(B, windows - first);
         ok = dataset_batch(tokens, targets, data, first, (int32_t)model->config.vocab, batch, T, overlap, error);
         if (!ok) break;
-        const int32_t* on_device = model_upload(model, tokens, targets, batch * T);
-        model_forward(model, on_device, batch, T, NULL);
-        model_head(model, on_device + batch * T, 0.0f, batch * T);
-        sum_scaled(flat->sums + SUM_LOSS, model->activations.losses, 1.0, batch * T, model->stream);
+        model_losses(model, tokens, targets, batch, T);
         own[COUNT] += (double)targets_count(targets, batch * T);
         if (rank == 0) progress_show(&progress, first + batch);
     }
@@ -786,14 +791,11 @@ static inline bool model_compare_forward(Model* model, int32_t* tokens, int32_t*
         tokens[i] = (int32_t)(i * 7919 % model->config.vocab);
         targets[i] = (int32_t)((i + 1) * 7919 % model->config.vocab);
     }
+    fill_zero(flat->sums + SUM_LOSS, sizeof(double), model->stream);
     model->dropout.p = 0;
-    const int32_t* on_device = model_upload(model, tokens, targets, N);
-    model_forward(model, on_device, B, T, NULL);
-    model_head(model, on_device + N, 0.0f, N);
+    model_losses(model, tokens, targets, B, T);
     model->dropout = dropout;
     checksum(flat->checksums, model->activations.hidden, 0, N * model->config.channels, model->stream);
-    fill_zero(flat->sums + SUM_LOSS, sizeof(double), model->stream);
-    sum_scaled(flat->sums + SUM_LOSS, model->activations.losses, 1.0, N, model->stream);
     download(own, flat->checksums, sizeof(uint64_t), model->stream);
     download(own + 1, flat->sums + SUM_LOSS, sizeof(double), model->stream);
     return flat_same(flat, 2, describe_forward, error);

@@ -332,13 +332,16 @@ static inline const SafetensorsTensor* safetensors_find(const SafetensorsFile* f
     return NULL;
 }
 
-// Reads a part of a tensor: bytes from first_byte on.
+// Reads a part of a tensor: bytes from first_byte on. The disk goes on with what follows, while the caller works on these.
 static inline bool safetensors_read_range(const SafetensorsFile* f, const SafetensorsTensor* tensor, size_t first_byte,
                                           size_t bytes, void* buffer, Error* error) {
     if (first_byte > tensor->bytes || bytes > tensor->bytes - first_byte)
         return fail(error, "%.600s: bytes %zu to %zu were asked of %.100s, which has %zu; the shapes differ", f->path,
                     first_byte, first_byte + bytes, tensor->name, tensor->bytes);
-    return file_read_at(f->file, buffer, bytes, f->data_start + tensor->offset + first_byte, f->path, error);
+    size_t first = f->data_start + tensor->offset + first_byte;
+    if (!file_read_at(f->file, buffer, bytes, first, f->path, error)) return false;
+    posix_fadvise(f->file, (off_t)(first + bytes), (off_t)(2 * FILE_CHUNK), POSIX_FADV_WILLNEED);
+    return true;
 }
 
 // Reads a tensor whole, and gives its checksum where hash is not NULL.

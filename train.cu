@@ -924,7 +924,7 @@ static void run_count_cost(Run* run, double ms, bool saving) {
 
 // Between two steps: waits for the save in progress, if there is one.
 static bool run_finish_save(Run* run, Error* error) {
-    if (run->saver.state == SAVER_IDLE) return true;
+    if (saver_state(&run->saver) == SAVER_IDLE) return true;
     double began = now_ms();
     saver_hurry(&run->saver, true);
     bool ok = run_end_save_between(run, error);
@@ -1033,12 +1033,13 @@ static bool run_rewind(Run* run, const StepReading* reading, Error* error) {
     char why[256];
     describe_divergence(why, sizeof why, &diverged, reading);
     run->alike = true;
-    if (o->rewind == 0) return fail(error, "%s; lower --lr or raise --spike-skip, and --resume, or let --rewind do it", why);
+    if (o->rewind == 0)
+        return fail(error, "%s; lower --lr or raise --spike-skip, and --resume, or let --rewind do it", why);
     if (diverged.rewinds >= o->rewind)
         return fail(error, "%s, after %llu rewinds; lower --lr, and --resume", why, (unsigned long long)diverged.rewinds);
     if (again && before <= oldest && oldest > 0)
-        return fail(error, "%s, also from step %llu on, and --ckpt-keep %llu has left no checkpoint before that; lower --lr, and "
-                    "--resume", why, (unsigned long long)before, (unsigned long long)o->ckpt_keep);
+        return fail(error, "%s, also from step %llu on, and --ckpt-keep %llu has left no checkpoint before that; lower "
+                    "--lr, and --resume", why, (unsigned long long)before, (unsigned long long)o->ckpt_keep);
     run->alike = false;
     beat(BEAT_CHECKPOINT, diverged.step);
     if (!run_finish_save(run, error)) return false;
@@ -1057,7 +1058,8 @@ static bool run_rewind(Run* run, const StepReading* reading, Error* error) {
     state->lr_factor = diverged.lr_factor * o->rewind_lr;
     fault_point("forget");
     if (run->comm.rank == 0) {
-        ok = (checkpoint_set_aside(o->out, state->step + 1) && (!run->hot[0] || checkpoint_remove_from(run->hot, state->step + 1))) ||
+        ok = (checkpoint_take_away(o->out, state->step + 1, true) &&
+              (!run->hot[0] || checkpoint_take_away(run->hot, state->step + 1, false))) ||
              fail(error, "cannot set the checkpoints after step %llu in %s aside; move them away, and --resume",
                   (unsigned long long)state->step, o->out);
         ok = ok && log_cut_back(&run->log, state->step, error);
@@ -1082,8 +1084,8 @@ static void run_name_slow(Run* run, const StepReading* reading) {
     if (!slow || run->slow_count != o->slow_steps) return;
     printf("note: rank %zu is slow: it needs %.0f ms a step without waiting, half of the ranks at most %.0f; for %llu "
            "steps now\n", reading->slowest, reading->busy_max, reading->busy_median, (unsigned long long)o->slow_steps);
-    run_event(run, "slow", run->record.state.step, "rank %zu needs %.0f ms a step, half of the ranks at most %.0f", reading->slowest,
-              reading->busy_max, reading->busy_median);
+    run_event(run, "slow", run->record.state.step, "rank %zu needs %.0f ms a step, half of the ranks at most %.0f",
+              reading->slowest, reading->busy_max, reading->busy_median);
 }
 
 // The line of a step of so many micro-batches on each rank, on the console and in the log.
@@ -1151,7 +1153,7 @@ static bool run_train(Run* run, Error* error) {
         if (!model_read(model, &reading, news, error)) return false;
         beat(BEAT_STEP, state->step + 1);
         news = reading.news;
-        bool saving = run->saver.state != SAVER_IDLE;
+        bool saving = saver_state(&run->saver) != SAVER_IDLE;
         if (saving && news.failed) saver_give_up(&run->saver);
         if (saving && (news.saved || news.failed) && !run_end_save_between(run, error)) return false;
 
@@ -1182,7 +1184,8 @@ static bool run_train(Run* run, Error* error) {
         bool validates = o->val && !hastens && (last || (o->val_every && state->step % o->val_every == 0));
         bool samples = !hastens && o->sample_every && state->step % o->sample_every == 0;
         bool saves = o->out && (stop || news.save || (run->save_steps && state->step % run->save_steps == 0));
-        bool copies = !saves && o->ckpt_hot && state->step % o->ckpt_hot == 0 && run->saver.state == SAVER_IDLE;
+        bool copies = !saves && o->ckpt_hot && state->step % o->ckpt_hot == 0 &&
+            saver_state(&run->saver) == SAVER_IDLE;
         bool pauses = validates || samples || saves || copies;
         if (validates || samples || saves || state->step == first_step + 1) device_wait(model->stream);
         double ms = now_ms() - started, val_loss = NAN;
@@ -1248,7 +1251,8 @@ static bool run_parse_cadence(Run* run, Error* error) {
         return fail(error, "--ckpt-every is '%s'; give a number of steps, minutes as 10min, or auto", text);
     if (minutes) run->save_ms = 6e4 * number;
     else run->save_steps = (uint64_t)number;
-    return run->options.rewind == 0 || number > 0 || fail(error, "--rewind needs --ckpt-every, for checkpoints to go back to");
+    return run->options.rewind == 0 || number > 0 ||
+        fail(error, "--rewind needs --ckpt-every, for checkpoints to go back to");
 }
 
 // Flags that do not fit together.
@@ -1349,7 +1353,8 @@ int main(int argc, char** argv) {
     }
     if (ok) beat(BEAT_DONE, run.record.state.step);
     if (run.began_ms > 0)
-        run_event(&run, ok ? "done" : run.preempted ? "stopped" : "failed", run.record.state.step, "%s", ok ? "all steps" : error.text);
+        run_event(&run, ok ? "done" : run.preempted ? "stopped" : "failed", run.record.state.step, "%s",
+                  ok ? "all steps" : error.text);
     run_free(&run);
     double grace_ms = ok ? 1e3 * run.options.timeout : REAP_MS;
     int code = comm_reap(&launch, ok ? 0 : run.wrong_flags ? 2 : run.preempted ? SUPERVISE_SAVED : 1, grace_ms, &error);

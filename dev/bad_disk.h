@@ -193,6 +193,24 @@ static void disk_filter_put(struct sock_filter* filter, size_t* length, unsigned
     step->jf = (unsigned char)other;
 }
 
+// A message of one byte, with room for a descriptor.
+typedef struct {
+    union { struct cmsghdr header; char room[CMSG_SPACE(sizeof(int))]; } control;
+    char byte;
+    struct iovec text;
+    struct msghdr message;
+} DescriptorMessage;
+
+static void descriptor_message(DescriptorMessage* m) {
+    memset(m, 0, sizeof *m);
+    m->text.iov_base = &m->byte;
+    m->text.iov_len = 1;
+    m->message.msg_iov = &m->text;
+    m->message.msg_iovlen = 1;
+    m->message.msg_control = &m->control;
+    m->message.msg_controllen = sizeof m->control;
+}
+
 // Sends the other end of the filter through a socket. False where the machine does not have such filters.
 static bool bad_disk_enter(unsigned calls, int socket) {
     struct sock_filter filter[2 * DISK_CALL_COUNT + 5];
@@ -219,38 +237,22 @@ static bool bad_disk_enter(unsigned calls, int socket) {
     if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) return false;
     int listener = (int)syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_NEW_LISTENER, &program);
     if (listener < 0) return false;
-    union { struct cmsghdr header; char room[CMSG_SPACE(sizeof(int))]; } control;
-    char byte = 0;
-    struct iovec text = {&byte, 1};
-    struct msghdr message;
-    memset(&message, 0, sizeof message);
-    memset(&control, 0, sizeof control);
-    message.msg_iov = &text;
-    message.msg_iovlen = 1;
-    message.msg_control = &control;
-    message.msg_controllen = sizeof control;
-    control.header.cmsg_level = SOL_SOCKET;
-    control.header.cmsg_type = SCM_RIGHTS;
-    control.header.cmsg_len = CMSG_LEN(sizeof listener);
-    memcpy(CMSG_DATA(&control.header), &listener, sizeof listener);
-    return sendmsg(socket, &message, 0) == 1;
+    DescriptorMessage m;
+    descriptor_message(&m);
+    m.control.header.cmsg_level = SOL_SOCKET;
+    m.control.header.cmsg_type = SCM_RIGHTS;
+    m.control.header.cmsg_len = CMSG_LEN(sizeof listener);
+    memcpy(CMSG_DATA(&m.control.header), &listener, sizeof listener);
+    return sendmsg(socket, &m.message, 0) == 1;
 }
 
 // -1 if the child has not sent it.
 static int bad_disk_listen(int socket) {
-    union { struct cmsghdr header; char room[CMSG_SPACE(sizeof(int))]; } control;
-    char byte;
+    DescriptorMessage m;
     int listener = -1;
-    struct iovec text = {&byte, 1};
-    struct msghdr message;
-    memset(&message, 0, sizeof message);
-    memset(&control, 0, sizeof control);
-    message.msg_iov = &text;
-    message.msg_iovlen = 1;
-    message.msg_control = &control;
-    message.msg_controllen = sizeof control;
-    if (recvmsg(socket, &message, MSG_CMSG_CLOEXEC) == 1 && message.msg_controllen >= CMSG_LEN(sizeof listener))
-        memcpy(&listener, CMSG_DATA(&control.header), sizeof listener);
+    descriptor_message(&m);
+    if (recvmsg(socket, &m.message, MSG_CMSG_CLOEXEC) == 1 && m.message.msg_controllen >= CMSG_LEN(sizeof listener))
+        memcpy(&listener, CMSG_DATA(&m.control.header), sizeof listener);
     return listener;
 }
 
