@@ -337,6 +337,108 @@ static inline bool manifest_open(Json* json, RunRecord* run, const char* directo
 }
 
 // ------------------------------------------------------------------------------------------------
+// When to save, and what to keep
+
+// What --ckpt-every asks for, and what saves have cost so far; times in milliseconds.
+//
+// A run that dies loses no more than --ckpt-every says. Written at once, a checkpoint is there before the next step. Written
+// beside training it is only there when the next one begins, which waits for it; so one more begins halfway between two.
+typedef struct {
+    uint64_t steps;            // a checkpoint at every multiple of this step; 0: none
+    uint64_t halfway;          // and one so many steps after each; 0: none
+    double every_ms;           // a checkpoint after so much time; 0: none
+    double mtbf_ms;            // between two failures: every_ms follows from this and from what saves cost; 0: it is given
+    double began_ms;           // when training began; 0: not yet
+    double saved_ms;           // when the last save began, copies in memory apart
+    double took_ms;            // the last one, from beginning to end; 0: every_ms takes it into account already
+    double cost_ms, costs_ms;  // by how much the last save has delayed training, and all before it
+    double usual_ms;           // a step beside which nothing is saved: the mean of the last hundred
+    uint64_t usual_count;      // of such steps
+} Cadence;
+
+#define CADENCE_FIRST_MS 60e3  // auto: what the first save costs says when the next is due
+
+// text: --ckpt-every; mtbf: hours; async: checkpoints are written beside training.
+static inline bool cadence_parse(Cadence* c, const char* text, double mtbf, bool async, Error* error) {
+    char* end;
+    double number = strtod(text, &end);
+    memset(c, 0, sizeof *c);
+    if (strcmp(text, "auto") == 0) {
+        c->every_ms = CADENCE_FIRST_MS;
+        c->mtbf_ms = 3.6e6 * mtbf;
+        return true;
+    }
+    bool minutes = strcmp(end, "min") == 0, good = end != text && number >= 0 && number <= 1e12 && (minutes || *end == 0);
+    if (!good || (!minutes && number != floor(number)))
+        return fail(error, "--ckpt-every is '%s'; give a number of steps, minutes as 10min, or auto", text);
+    if (minutes) c->every_ms = (async ? 3e4 : 6e4) * number;
+    else c->steps = (uint64_t)number;
+    if (async) c->halfway = c->steps / 2;
+    return true;
+}
+
+// Whether there are checkpoints before the end.
+static inline bool cadence_saves(const Cadence* c) { return c->steps > 0 || c->every_ms > 0; }
+
+static inline void cadence_start(Cadence* c, double now) { c->began_ms = c->saved_ms = now; }
+
+static inline bool cadence_is_halfway(const Cadence* c, uint64_t step) {
+    return c->halfway > 0 && step % c->steps == c->halfway;
+}
+
+// Whether a checkpoint is due after this step, or now.
+static inline bool cadence_due(const Cadence* c, uint64_t step) {
+    return c->steps > 0 && (step % c->steps == 0 || cadence_is_halfway(c, step));
+}
+
+static inline bool cadence_due_now(const Cadence* c, double now) {
+    return c->every_ms > 0 && now - c->saved_ms > c->every_ms;
+}
+
+// A save began, on the disk or as a copy in memory.
+static inline void cadence_count_save(Cadence* c, double began, bool in_memory) {
+    if (!in_memory) c->saved_ms = began;
+    c->costs_ms += fmax(c->cost_ms, 0);
+    c->cost_ms = 0;
+}
+
+// A step took so long; a save beside it makes it longer, which is what that costs, with what comes between two steps.
+static inline void cadence_count_step(Cadence* c, double ms, bool saving) {
+    if (!saving) c->usual_ms += (ms - c->usual_ms) / (double)min_size(++c->usual_count, 100);
+    else if (c->usual_count > 0) c->cost_ms += ms - c->usual_ms;
+}
+
+// After a checkpoint: when the next is due, if that is to follow from what it cost. "A First Order Approximation to the
+// Optimum Checkpoint Interval" (Young, 1974): sqrt(2 cost mtbf). False if there is nothing to choose.
+static inline bool cadence_choose(Cadence* c) {
+    bool chooses = c->took_ms > 0 && c->mtbf_ms > 0;
+    c->cost_ms = chooses ? fmax(c->cost_ms, 1) : c->cost_ms;
+    if (chooses) c->every_ms = fmax(sqrt(2 * c->cost_ms * c->mtbf_ms), c->took_ms);  // a save must have time to end
+    c->took_ms = 0;
+    return chooses;
+}
+
+// Which checkpoints stay when a newer one is there.
+typedef struct {
+    uint64_t newest;          // so many of the newest; 0: all
+    uint64_t forever;         // and the first at or after each multiple of this step; 0: no more
+    uint64_t steps, halfway;  // of the Cadence: those halfway go
+    bool rewinds;             // the run may have to go back, to multiples of `steps`: only these count, and all stay while
+                              // the newest is of a time when steps were skipped
+} KeepRule;
+
+static inline bool keep_rule_counts(const KeepRule* rule, uint64_t step) {
+    return !rule->rewinds || rule->steps == 0 || step % rule->steps == 0;
+}
+
+// `older`: the step of the one before it; 0: none. `counted`: how many newer ones count.
+static inline bool keep_rule_keeps(const KeepRule* rule, uint64_t step, uint64_t older, uint64_t counted) {
+    if (rule->forever > 0 && step / rule->forever > older / rule->forever) return true;
+    if (rule->halfway > 0 && step % rule->steps == rule->halfway) return false;
+    return rule->newest == 0 || counted < rule->newest;
+}
+
+// ------------------------------------------------------------------------------------------------
 // Saving
 
 static inline void checkpoint_path(char path[FILE_PATH_MAX], const char* out, uint64_t step, const char* suffix) {
@@ -371,9 +473,9 @@ typedef struct {
     double began_ms;
     pthread_t pruner;        // removes old checkpoints, which takes a while
     bool prunes;             // it is there, and to be joined
-    uint64_t newest, keep, forever;  // what it is to keep, in `pruned`
-    bool spares;             // unless the newest is of a time when steps were skipped
-    char pruned[FILE_PATH_MAX];
+    char pruned[FILE_PATH_MAX];  // where
+    uint64_t newest;         // which has just been saved
+    KeepRule rule;
 } Saver;
 
 static inline SaverState saver_state(const Saver* s) {
@@ -838,39 +940,40 @@ static inline bool checkpoint_remove(const char* out, uint64_t step) {
     return true;
 }
 
-// Removes checkpoints of OUT but `keep`, counted down from the newest, which has just been saved, and those whose step is a
-// multiple of `forever` (0: none such). Those of later steps were damaged, or the run would have gone on from them: they do
-// not count, and stay until they are saved again. Nothing is removed while the newest has no good manifest; nor, with
-// `spares`, while it is of a time when steps were skipped: the run may have to go back to one before that.
-static inline void checkpoint_prune(const char* out, uint64_t newest, size_t keep, uint64_t forever, bool spares) {
+// Removes checkpoints of OUT that are older than the newest, which has just been saved, and that the rule does not keep. Those
+// of later steps were damaged, or the run would have gone on from them: they do not count, and stay until they are saved
+// again. Nothing is removed while the newest has no good manifest.
+static inline void checkpoint_prune(const char* out, uint64_t newest, const KeepRule* rule) {
     char path[FILE_PATH_MAX];
-    uint64_t step = newest + 1;
+    Json manifest;
+    RunRecord run;
     Error ignored;
-    for (size_t i = 0; checkpoint_before(&step, out, step); i++) {
-        Json manifest;
-        RunRecord run;
-        checkpoint_path(path, out, step, "");
-        if (i == 0 && !manifest_open(&manifest, &run, path, &ignored)) return;
-        if (i == 0) json_free(&manifest);
-        if (i == 0 && spares && run.state.skipped_row > 0) return;
-        if (i >= keep && !(forever && step % forever == 0)) checkpoint_remove(out, step);
+    checkpoint_path(path, out, newest, "");
+    if (!manifest_open(&manifest, &run, path, &ignored)) return;
+    json_free(&manifest);
+    if (rule->rewinds && run.state.skipped_row > 0) return;
+    uint64_t counted = keep_rule_counts(rule, newest), step = newest, older = 0;
+    bool more = checkpoint_before(&step, out, newest);
+    for (; more; step = older) {
+        older = 0;
+        more = checkpoint_before(&older, out, step);
+        if (!keep_rule_keeps(rule, step, older, counted)) checkpoint_remove(out, step);
+        else counted += keep_rule_counts(rule, step);
     }
     checkpoint_remove_suffixed(out, CHECKPOINT_REWOUND, newest);  // the run has come there again
 }
 
 static inline void* saver_run_prune(void* argument) {
     Saver* s = (Saver*)argument;
-    checkpoint_prune(s->pruned, s->newest, s->keep, s->forever, s->spares);
+    checkpoint_prune(s->pruned, s->newest, &s->rule);
     return NULL;
 }
 
 // The same while training goes on.
-static inline void saver_prune(Saver* s, const char* out, uint64_t newest, uint64_t keep, uint64_t forever, bool spares) {
+static inline void saver_prune(Saver* s, const char* out, uint64_t newest, const KeepRule* rule) {
     saver_await_prune(s);
     s->newest = newest;
-    s->keep = keep;
-    s->forever = forever;
-    s->spares = spares;
+    s->rule = *rule;
     snprintf(s->pruned, sizeof s->pruned, "%.4000s", out);
     s->prunes = pthread_create(&s->pruner, NULL, saver_run_prune, s) == 0;
     if (!s->prunes) saver_run_prune(s);

@@ -1,7 +1,8 @@
 // test_train.cu: tests of the whole model and of whole runs.
 //
 //   1. fixtures     losses, logits, every gradient and 20 training steps against float64 (dev/fixture.py)
-//   2. pieces       dropout's gradient, schedules, the guard, the loss scale, sampling, two models in one process
+//   2. pieces       dropout's gradient, schedules, the guard, the loss scale, when to save and what to keep, sampling, two
+//                   models in one process
 //   3. runs         the program itself, called as a function: same bits twice, with 1 to 3 threads, after a resume
 //   4. damage       checkpoints cut anywhere, with any byte flipped: refused or passed over, never used
 //
@@ -354,6 +355,81 @@ static void test_guard(void) {
     check_true("loss scale: halves on overflow", f.loss_scale == 512);
     for (int i = 0; i < 3; i++) guard_step(&f, &factor, &o, 1.0);
     check_true("loss scale: doubles after enough good steps", f.loss_scale == 1024 && f.scale_good == 0);
+}
+
+// The most steps that are lost when a run dies anywhere: a save beside training is there when the next one begins.
+static uint64_t cadence_most_lost(const Cadence* c, bool async) {
+    uint64_t durable = 0, last = 0, most = 0;
+    for (uint64_t step = 1; step <= 200; step++) {
+        if (step - durable > most) most = step - durable;
+        if (!cadence_due(c, step)) continue;
+        durable = async ? last : step;
+        last = step;
+    }
+    return most;
+}
+
+static void test_cadence(void) {
+    Cadence c;
+    Error error;
+    bool promise = true, whole = true;
+    char text[32];
+    for (uint64_t every = 1; every <= 20; every++) {
+        for (int async = 0; async < 2; async++) {
+            snprintf(text, sizeof text, "%llu", (unsigned long long)every);
+            need(cadence_parse(&c, text, 24, async, &error), &error);
+            promise = promise && cadence_most_lost(&c, async && every > 1) == every;
+            for (uint64_t step = 1; step <= 100; step++) whole = whole && (step % every != 0 || cadence_due(&c, step));
+        }
+    }
+    check_true("cadence: no more steps are lost than --ckpt-every says, and as many may be", promise);
+    check_true("cadence: there is a checkpoint of every multiple", whole);
+    need(cadence_parse(&c, "10min", 24, false, &error), &error);
+    cadence_start(&c, 5e3);
+    check_true("cadence: minutes", !cadence_due_now(&c, 604e3) && cadence_due_now(&c, 606e3) && !cadence_due(&c, 10));
+    need(cadence_parse(&c, "10min", 24, true, &error), &error);
+    check_true("cadence: minutes, twice as often beside training", !cadence_due_now(&c, 299e3) && cadence_due_now(&c, 301e3));
+
+    // Steps of 100 ms; the save keeps training waiting for 300 ms, and makes 5 steps beside it 40 ms longer.
+    need(cadence_parse(&c, "auto", 1, true, &error), &error);
+    cadence_start(&c, 0);
+    for (int i = 0; i < 7; i++) cadence_count_step(&c, 100, false);
+    cadence_count_save(&c, 60e3, false);
+    c.cost_ms = 300;
+    for (int i = 0; i < 5; i++) cadence_count_step(&c, 140, true);
+    check_true("cadence: auto chooses nothing before a checkpoint is there", !cadence_choose(&c));
+    c.took_ms = 1000;
+    check_true("cadence: auto chooses once", cadence_choose(&c) && !cadence_choose(&c));
+    check("cadence: auto takes sqrt(2 x 500 ms x 1 h), a minute", fabs(c.every_ms - 60e3), 1e-9);
+    check_true("cadence: from the beginning of the last save", !cadence_due_now(&c, 119e3) && cadence_due_now(&c, 121e3));
+    cadence_count_save(&c, 121e3, false);
+    check("cadence: and adds up what saves have cost", fabs(c.costs_ms - 500), 1e-9);
+    c.took_ms = 90e3;
+    check_true("cadence: a save has time to end", cadence_choose(&c) && c.every_ms == 90e3);
+}
+
+// The rule on the checkpoints of the steps in `from`, the newest first; what it keeps, as text.
+static const char* kept(const KeepRule* rule, const uint64_t* from) {
+    static char text[256];
+    uint64_t counted = keep_rule_counts(rule, from[0]);
+    size_t used = (size_t)snprintf(text, sizeof text, "%llu", (unsigned long long)from[0]);
+    for (size_t i = 1; from[i] > 0; i++) {
+        if (!keep_rule_keeps(rule, from[i], from[i + 1], counted)) continue;
+        counted += keep_rule_counts(rule, from[i]);
+        used += (size_t)snprintf(text + used, sizeof text - used, " %llu", (unsigned long long)from[i]);
+    }
+    return text;
+}
+
+static void test_keeping(void) {
+    const uint64_t from[] = {600, 550, 530, 500, 450, 400, 350, 300, 250, 200, 150, 100, 0};
+    const KeepRule all = {0, 0, 100, 50, false}, two = {2, 0, 100, 50, false}, and_some = {2, 240, 100, 50, false},
+                   rewinds = {2, 0, 100, 50, true}, by_time = {3, 200, 0, 0, true};
+    check_true("keeping: all but those halfway", strcmp(kept(&all, from), "600 530 500 400 300 200 100") == 0);
+    check_true("keeping: the newest", strcmp(kept(&two, from), "600 530") == 0);
+    check_true("keeping: and the first from each multiple on", strcmp(kept(&and_some, from), "600 530 500 250") == 0);
+    check_true("keeping: and enough to go back to", strcmp(kept(&rewinds, from), "600 530 500") == 0);
+    check_true("keeping: of those saved by time", strcmp(kept(&by_time, from), "600 550 530 400 200") == 0);
 }
 
 // Token by token through the cache must give what the whole sequence gives.
@@ -792,6 +868,8 @@ int main(int argc, char** argv) {
     }
     test_schedules();
     test_guard();
+    test_cadence();
+    test_keeping();
     test_sampling();
     test_generation();
     test_two_models();

@@ -186,12 +186,12 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
         COUNT("sample-every", sample_every, 0, 1e12, "steps between two samples; 0: none"),
         HEADING("Checkpoints"),
         TEXT("ckpt-every", ckpt_every, "N|Nmin|auto",
-             "steps or minutes between two checkpoints; auto: as --mtbf says; 0: at the end only"),
-        SWITCH("ckpt-async", ckpt_async, "written while training goes on, from a copy in memory"),
+             "save so often that no more steps or minutes are lost; auto: as --mtbf says; 0: at the end only"),
+        SWITCH("ckpt-async", ckpt_async, "write while training goes on, from a copy in memory, and halfway once more"),
         REAL("ckpt-bandwidth", ckpt_bandwidth, 0, 1e6,
              "MB/s that writing beside training takes of the disk at most; 0: all"),
         COUNT("ckpt-keep", ckpt_keep, 0, 1e9, "keep so many of the newest; 0: all"),
-        COUNT("ckpt-keep-every", ckpt_keep_every, 0, 1e12, "and for ever those whose step is a multiple of N; 0: none"),
+        COUNT("ckpt-keep-every", ckpt_keep_every, 0, 1e12, "and for ever the first from each multiple of N steps on; 0: none"),
         COUNT("ckpt-hot", ckpt_hot, 0, 1e12,
               "steps between two copies in memory, which outlive the process and not the machine; 0: none"),
         TEXT("ckpt-hot-dir", ckpt_hot_dir, "DIR",
@@ -233,15 +233,7 @@ typedef struct {
     bool preempted;               // stopped by a signal that asks to be started again, and saved: exit with 75
     bool wrong_flags;             // the failure is of the flags, not of the world: exit with 2
     Saver saver;
-    uint64_t save_steps;          // a checkpoint every so many steps; 0: none
-    double save_ms;               // or every so many milliseconds; 0: none
-    double saved_ms;              // when the last one began
-    double began_ms;              // when training began; 0: not yet
-    double usual_ms;              // of a step beside which nothing is saved: the mean of the last hundred
-    uint64_t usual_count;         // of such steps
-    double took_ms;               // the last save, from its beginning to its end
-    double cost_ms, costs_ms;     // by how much the last save has delayed training, and all before it
-    bool paces;                   // a checkpoint is complete, and --ckpt-every auto is to say when the next is due
+    Cadence cadence;
     bool same_devices;            // of all ranks: their forwards can be compared
     bool events_refused;          // events.jsonl cannot be written, and it was said
     char hot[FILE_PATH_MAX];      // where copies in memory go; empty: nowhere
@@ -352,10 +344,11 @@ static bool run_check_prompt(const Config* c, Error* error) {
                 c->vocab, bytes);
 }
 
-// Whether the run takes snapshots: only one that saves before its end has something to save beside training.
+// Whether the run takes snapshots: only one that saves before its end has something to save beside training. Where every
+// step is saved, none may go on before the last is on the disk.
 static bool run_takes_snapshots(const Run* run) {
     const Options* o = &run->options;
-    return o->out && o->ckpt_async && (run->save_steps || run->save_ms > 0 || o->ckpt_hot);
+    return o->out && o->ckpt_async && run->cadence.steps != 1 && (cadence_saves(&run->cadence) || o->ckpt_hot);
 }
 
 // Bytes of the process beside the model's block, if the model is this one.
@@ -835,7 +828,7 @@ static bool run_begin(Run* run, Flag* flags, size_t flag_count, Error* error) {
                     o->batch, o->seq, error) &&
         loader_start(&run->loader, r->state.samples, error);
     if (!run_agree(run, ok, error)) return false;
-    run->saved_ms = run->began_ms = now_ms();
+    cadence_start(&run->cadence, now_ms());
     run_event(run, found ? "resumed" : "begun", r->state.step, "%zu ranks, --zero %llu, %s", run->comm.world,
               (unsigned long long)o->zero, FLOATX_NAME);
     return true;
@@ -862,6 +855,7 @@ static void run_sample(Run* run, FILE* out) {
 // Completes the save in progress; *good tells whether it is there, and if not, *error why. False if a rank is gone.
 static bool run_end_save(Run* run, bool* good, Error* error) {
     const Options* o = &run->options;
+    Cadence* c = &run->cadence;
     bool hot = strcmp(run->saver.out, o->out) != 0;
     uint64_t step = run->saver.run.state.step;
     double began = run->saver.began_ms;
@@ -875,19 +869,17 @@ static bool run_end_save(Run* run, bool* good, Error* error) {
     if (!*good) *error = why;
     run->alike = !*good;
     if (!*good) return true;
-    run->took_ms = now_ms() - began;
-    run->paces = !hot && strcmp(o->ckpt_every, "auto") == 0;
     if (!hot) {
-        double stalled = run->saver.stalled_ms;
+        c->took_ms = now_ms() - began;
         printf("saved %s/step_%08llu in %.0f ms, for which training stood %.0f ms\n", o->out, (unsigned long long)step,
-               run->took_ms, stalled);
+               c->took_ms, run->saver.stalled_ms);
         fflush(stdout);
-        run_event(run, "saved", step, "in %.0f ms, for which training stood %.0f ms", run->took_ms, stalled);
+        run_event(run, "saved", step, "in %.0f ms, for which training stood %.0f ms", c->took_ms, run->saver.stalled_ms);
     }
     fault_point("clean");
-    if (run->comm.rank > 0) return true;
-    if (hot) saver_prune(&run->saver, run->hot, step, 2, 0, false);
-    else if (o->ckpt_keep > 0) saver_prune(&run->saver, o->out, step, o->ckpt_keep, o->ckpt_keep_every, o->rewind > 0);
+    const KeepRule two = {2, 0, 0, 0, false}, asked = {o->ckpt_keep, o->ckpt_keep_every, c->steps, c->halfway, o->rewind > 0};
+    bool prunes = hot || ((o->ckpt_keep > 0 || c->halfway > 0) && !cadence_is_halfway(c, step));
+    if (run->comm.rank == 0 && prunes) saver_prune(&run->saver, hot ? run->hot : o->out, step, hot ? &two : &asked);
     return true;
 }
 
@@ -906,20 +898,11 @@ static bool run_end_save_between(Run* run, Error* error) {
 
 // After a checkpoint, --ckpt-every auto says when the next is due.
 static void run_pace(Run* run) {
-    if (!run->paces) return;
-    run->paces = false;
-    double cost_ms = fmax(run->cost_ms, 1), mtbf_ms = 3.6e6 * run->options.mtbf, all_ms = now_ms() - run->began_ms;
-    run->save_ms = fmax(sqrt(2 * cost_ms * mtbf_ms), run->took_ms);  // saves that never end would be of no use
+    Cadence* c = &run->cadence;
+    if (!cadence_choose(c)) return;
     printf("next checkpoint in %.1f min: a save costs %.0f ms, failures come every %g h; expected to cost %.2f%% of the "
-           "time, seen so far: %.2f%%\n", run->save_ms / 6e4, cost_ms, run->options.mtbf, 100 * cost_ms / run->save_ms,
-           100 * (run->costs_ms + cost_ms) / all_ms);
-}
-
-// What a save costs, beside what comes between two steps: by how much it makes steps longer that go on under it.
-static void run_count_cost(Run* run, double ms, bool saving) {
-    if (!saving) run->usual_ms += (ms - run->usual_ms) / (double)min_size(++run->usual_count, 100);
-    else if (run->usual_count > 0) run->cost_ms += ms - run->usual_ms;
-    run_pace(run);
+           "time, seen so far: %.2f%%\n", c->every_ms / 6e4, c->cost_ms, c->mtbf_ms / 3.6e6, 100 * c->cost_ms / c->every_ms,
+           100 * (c->costs_ms + c->cost_ms) / (now_ms() - c->began_ms));
 }
 
 // Between two steps: waits for the save in progress, if there is one.
@@ -929,7 +912,7 @@ static bool run_finish_save(Run* run, Error* error) {
     saver_hurry(&run->saver, true);
     bool ok = run_end_save_between(run, error);
     saver_hurry(&run->saver, false);
-    run->cost_ms += now_ms() - began;
+    run->cadence.cost_ms += now_ms() - began;
     run_pace(run);
     return ok;
 }
@@ -943,10 +926,9 @@ static bool run_begin_save(Run* run, const char* directory, Error* error) {
     bool flushed = run->log.file == NULL || (log_flush(&run->log, &reason) &&
                    (file_sync(fileno(run->log.file)) || fail_file(&reason, "flush", run->log.path)));
     fault_point("save");
-    if (strcmp(directory, run->options.out) == 0) run->saved_ms = began;
+    cadence_count_save(&run->cadence, began, strcmp(directory, run->options.out) != 0);
     saver_begin(&run->saver, &run->model, &run->record, directory, flushed ? NULL : &reason);
-    run->costs_ms += fmax(run->cost_ms, 0);
-    run->cost_ms = now_ms() - began;
+    run->cadence.cost_ms = now_ms() - began;
     return true;
 }
 
@@ -1012,7 +994,7 @@ static void describe_divergence(char* text, size_t size, const RunState* state, 
 
 // The oldest step that --ckpt-keep has certainly left of the checkpoints before step `first`; 0: the beginning.
 static uint64_t run_oldest_kept(const Run* run, uint64_t first) {
-    uint64_t interval = run->save_steps, keep = run->options.ckpt_keep;
+    uint64_t interval = run->cadence.steps, keep = run->options.ckpt_keep;
     uint64_t newest = interval ? (first - 1) / interval * interval : 0, span = keep ? (keep - 1) * interval : newest;
     return newest > span ? newest - span : 0;
 }
@@ -1021,8 +1003,8 @@ static uint64_t run_oldest_kept(const Run* run, uint64_t first) {
 // beginning, and on with the samples that come now and a smaller learning rate, as "PaLM: Scaling Language Modeling with
 // Pathways" (5.1) does by hand. If it has come no further than the last time, that checkpoint was bad already, and it goes
 // to the one before, as long as --ckpt-keep has left one. What was saved since is set aside: a restart must not take it up.
-// A run that is killed and resumed must go back to the same; so only checkpoints of --ckpt-every count, and no copies in
-// memory, which come when there is time for them.
+// A run that is killed and resumed must go back to the same; so only multiples of --ckpt-every count, and neither those
+// halfway, which go, nor copies in memory, which come when there is time for them.
 static bool run_rewind(Run* run, const StepReading* reading, Error* error) {
     const Options* o = &run->options;
     RunState *state = &run->record.state, diverged = *state;
@@ -1046,7 +1028,7 @@ static bool run_rewind(Run* run, const StepReading* reading, Error* error) {
     if (!run_agree(run, flat_await_all(&run->model.flat, error), error)) return false;
     saver_await_prune(&run->saver);
     fault_point("rewind");
-    if (!run_load(run, before, run->save_steps ? run->save_steps : 1, &found, error)) return false;
+    if (!run_load(run, before, run->cadence.steps ? run->cadence.steps : 1, &found, error)) return false;
     run->alike = !found && oldest > 0;
     if (run->alike) return fail(error, "%s, and the checkpoints before step %llu are gone; lower --lr, and --resume", why,
                                 (unsigned long long)before);
@@ -1069,7 +1051,7 @@ static bool run_rewind(Run* run, const StepReading* reading, Error* error) {
            (unsigned long long)diverged.step, (unsigned long long)state->step, why, state->lr_factor);
     run_event(run, "rewound", diverged.step, "to step %llu: %s; the learning rate is now multiplied by %g",
               (unsigned long long)state->step, why, state->lr_factor);
-    run->saved_ms = now_ms();
+    run->cadence.saved_ms = now_ms();
     flat_start_clock(&run->model.flat);
     return true;
 }
@@ -1147,7 +1129,7 @@ static bool run_train(Run* run, Error* error) {
             model_gradients(model, run->tokens, run->targets, B, T);
             state->samples += B * world;
         }
-        StepNews news = {interrupted != 0, run->save_ms > 0 && now_ms() - run->saved_ms > run->save_ms,
+        StepNews news = {interrupted != 0, cadence_due_now(&run->cadence, now_ms()),
                          saver_state(&run->saver) == SAVER_WRITTEN, saver_state(&run->saver) == SAVER_FAILED};
         beat_collective("the sum of gradients");
         if (!model_read(model, &reading, news, error)) return false;
@@ -1183,13 +1165,14 @@ static bool run_train(Run* run, Error* error) {
         bool hastens = stop && !last;  // a signal: there may be no time for anything but the save
         bool validates = o->val && !hastens && (last || (o->val_every && state->step % o->val_every == 0));
         bool samples = !hastens && o->sample_every && state->step % o->sample_every == 0;
-        bool saves = o->out && (stop || news.save || (run->save_steps && state->step % run->save_steps == 0));
+        bool saves = o->out && (stop || news.save || cadence_due(&run->cadence, state->step));
         bool copies = !saves && o->ckpt_hot && state->step % o->ckpt_hot == 0 &&
             saver_state(&run->saver) == SAVER_IDLE;
         bool pauses = validates || samples || saves || copies;
         if (validates || samples || saves || state->step == first_step + 1) device_wait(model->stream);
         double ms = now_ms() - started, val_loss = NAN;
-        if (state->step > first_step + 1) run_count_cost(run, ms, saving);
+        if (state->step > first_step + 1) cadence_count_step(&run->cadence, ms, saving);
+        run_pace(run);
         if (pauses) beat(BEAT_CHECKPOINT, state->step);
         if (validates) {
             fault_point("validate");
@@ -1232,35 +1215,18 @@ static bool run_generate(Run* run, Error* error) {
 
 // ------------------------------------------------------------------------------------------------
 
-#define FIRST_SAVE_MS 60e3  // with --ckpt-every auto: what the first save costs says when the next is due
 #define REAP_MS 2e3  // that forked ranks have to end after rank 0 has failed
 
 #define SAMPLING_FLAGS "out|prompt|tokens|temperature|top-k|top-p|seed|threads"
 
-// What --ckpt-every says.
-static bool run_parse_cadence(Run* run, Error* error) {
-    const char* text = run->options.ckpt_every;
-    char* end;
-    double number = strtod(text, &end);
-    if (strcmp(text, "auto") == 0) {
-        run->save_ms = FIRST_SAVE_MS;
-        return true;
-    }
-    bool minutes = strcmp(end, "min") == 0, good = end != text && number >= 0 && number <= 1e12 && (minutes || *end == 0);
-    if (!good || (!minutes && number != floor(number)))
-        return fail(error, "--ckpt-every is '%s'; give a number of steps, minutes as 10min, or auto", text);
-    if (minutes) run->save_ms = 6e4 * number;
-    else run->save_steps = (uint64_t)number;
-    return run->options.rewind == 0 || number > 0 ||
-        fail(error, "--rewind needs --ckpt-every, for checkpoints to go back to");
-}
-
 // Flags that do not fit together.
-static bool options_check(const Options* o, const Flag* flags, size_t flag_count, Error* error) {
+static bool options_check(const Options* o, const Cadence* cadence, const Flag* flags, size_t flag_count, Error* error) {
     if (o->prompt[0] == 0) return fail(error, "--prompt is empty; give at least one character");
     if (o->resume && o->out == NULL) return fail(error, "--resume needs --out, the directory of the run to continue");
-    if ((strcmp(o->ckpt_every, "0") != 0 || o->ckpt_hot) && o->out == NULL)
+    if ((cadence_saves(cadence) || o->ckpt_hot) && o->out == NULL)
         return fail(error, "--ckpt-%s needs --out, the directory for the checkpoints", o->ckpt_hot ? "hot" : "every");
+    if (o->rewind && !cadence_saves(cadence))
+        return fail(error, "--rewind needs --ckpt-every, for checkpoints to go back to");
     if (o->val_every && o->val == NULL) return fail(error, "--val-every needs --val, the shards to validate on");
     if (o->out && o->out[0] == 0) return fail(error, "--out is empty; give the directory of the run");
     if (o->out && strlen(o->out) > 3900) return fail(error, "--out is longer than 3900 characters; give a shorter path");
@@ -1330,8 +1296,10 @@ int main(int argc, char** argv) {
         flags_help(flags, flag_count);
         return 0;
     }
-    if (!flags_parse(flags, flag_count, argc, argv, &error) || !options_check(&run.options, flags, flag_count, &error) ||
-        !run_parse_cadence(&run, &error)) {
+    const Options* o = &run.options;
+    if (!flags_parse(flags, flag_count, argc, argv, &error) ||
+        !cadence_parse(&run.cadence, o->ckpt_every, o->mtbf, o->ckpt_async, &error) ||
+        !options_check(o, &run.cadence, flags, flag_count, &error)) {
         run_refuse(&run, &error);
         return 2;
     }
@@ -1352,7 +1320,7 @@ int main(int argc, char** argv) {
         else fprintf(stderr, "train: %s\n", error.text);
     }
     if (ok) beat(BEAT_DONE, run.record.state.step);
-    if (run.began_ms > 0)
+    if (run.cadence.began_ms > 0)
         run_event(&run, ok ? "done" : run.preempted ? "stopped" : "failed", run.record.state.step, "%s",
                   ok ? "all steps" : error.text);
     run_free(&run);

@@ -7,8 +7,8 @@
 //               for every number of ranks and ZeRO stage, the log for every stage
 //   kills       SIGKILL, SIGSTOP or SIGSEGV of one rank or of all, at every named point of a step and of a save, and at
 //               random times; then --resume. What the run leaves is the reference's, to the bit; every checkpoint that
-//               has its final name is whole at any time; no more steps are lost than the interval between saves and the
-//               steps of one save in flight; nothing is left behind
+//               has its final name is whole at any time; no more steps are lost than --ckpt-every says;
+//               nothing is left behind
 //   damage      each byte of each file of a checkpoint changed in turn, files cut short or missing: found, named, and
 //               the checkpoint before it is used
 //   disk        full, read-only, deleted, writes cut short: a sentence, and what was saved stays good
@@ -436,19 +436,21 @@ typedef struct {
     size_t world, zero, every, hot;
     bool async;
     double bandwidth;
+    size_t keep;
 } Way;
 
 // Good until the next call.
 static const char* arguments_of(const Way* way, const char* more) {
     static char arguments[4096];
-    char hot[64] = "", bandwidth[64] = "";
+    char hot[64] = "", bandwidth[64] = "", keep[64] = "";
     if (way->hot) snprintf(hot, sizeof hot, "--ckpt-hot %zu", way->hot);
+    if (way->keep) snprintf(keep, sizeof keep, "--ckpt-keep %zu", way->keep);
     if (way->bandwidth > 0) snprintf(bandwidth, sizeof bandwidth, "--ckpt-bandwidth %g", way->bandwidth);
     snprintf(arguments, sizeof arguments,
              MODEL
              " --data %.600s/train.bin --val %.600s/val.bin --out %.600s/run --zero %zu --ckpt-every %zu --ckpt-async "
-             "%s %s %s %s",
-             root, root, place, way->zero, way->every, way->async ? "on" : "off", hot, bandwidth, more);
+             "%s %s %s %s %s",
+             root, root, place, way->zero, way->every, way->async ? "on" : "off", hot, bandwidth, keep, more);
     return arguments;
 }
 
@@ -514,11 +516,17 @@ static void check_complete(size_t world) {
     if (waitpid(-1, NULL, WNOHANG) != -1 || errno != ECHILD) blame("processes are left behind");
 }
 
+// A checkpoint halfway between two goes when the next is there; the newest may be one.
+static void check_halfway(const Way* way) {
+    for (size_t step = way->every / 2; way->async && step < STEPS; step += way->every)
+        if (weights_of(step)) blame("step %zu, halfway between two, is left behind", step);
+}
+
 static void test_references(void) {
     static const size_t worlds[4] = {1, 2, 3, 4};
     for (size_t i = 0; i < 4; i++) {
         for (size_t zero = 0; zero <= 2; zero++) {
-            Way way = {worlds[i], zero, i == 0 && zero == 0 ? 1 : 5, 0, false, 0};
+            Way way = {worlds[i], zero, i == 0 && zero == 0 ? 1 : 5, 0, false, 0, 0};
             Job job;
             size_t different = 0;
             bool first = i == 0 && zero == 0;
@@ -584,11 +592,13 @@ static void describe(char text[256], const Way* way, const Blow* blow) {
 
 static Mode* mode_of(const Way* way) { return &shared->modes[way->async * 2 + (way->hot > 0)]; }
 
-// Steps that may be lost: those between two saves, and of one that is in flight, which ends before the next begins.
+// Steps that may be lost: as many as --ckpt-every says. Copies in memory are only made while nothing is being written.
 static size_t most_lost(const Way* way) {
-    if (way->async) return 2 * way->every;
-    return way->hot ? min_size(way->every, way->hot) : way->every;
+    return way->hot && !way->async ? min_size(way->every, way->hot) : way->every;
 }
+
+// Steps between two saves.
+static size_t spacing(const Way* way) { return way->async ? way->every / 2 : way->every; }
 
 // The step that a run resumed from; SIZE_MAX if it did not come so far as to say it.
 static size_t resumed_from(const Job* job) {
@@ -630,7 +640,7 @@ static void check_restart(const Way* way, const Job* job, size_t logged, size_t 
 
 // One start of the run, with a blow or without. True if somebody was hit.
 static bool start_and_strike(Job* job, const Way* way, const Blow* blow, bool resumes) {
-    job_start(job, way->world, arguments_of(way, resumes ? "--ckpt-keep 2 --resume" : "--ckpt-keep 2"), blow, NULL, 0);
+    job_start(job, way->world, arguments_of(way, resumes ? "--resume" : ""), blow, NULL, 0);
     job_wait(job, blow);
     if (job->struck) {
         count(&shared->kills, 1);
@@ -650,13 +660,14 @@ static bool start_and_strike(Job* job, const Way* way, const Blow* blow, bool re
 // waited for.
 static size_t step_of(const Way* way, PointKind kind, size_t attempt, Dice* dice) {
     size_t interval = way->hot && !way->async && dice_below(dice, 2) ? way->hot : way->every, saves = STEPS / interval;
-    size_t save = min_size(STEPS, interval * (1 + dice_below(dice, saves + 1)));
+    size_t first = way->async && dice_below(dice, 2) ? way->every / 2 : interval;
+    size_t save = min_size(STEPS, interval * dice_below(dice, saves + 1) + first);
     if (kind == OF_STEP) return 1 + dice_below(dice, STEPS);
     if (kind == OF_VALIDATION) return 10 * (1 + dice_below(dice, STEPS / 10));
     if (attempt == ATTEMPTS - 1) return STEPS;
     if (kind == OF_BEGINNING || !way->async) return save;
     if (kind == OF_WRITING) return min_size(STEPS, save + attempt % 2);
-    return min_size(STEPS, save + 1 + dice_below(dice, way->every));
+    return min_size(STEPS, save + 1 + dice_below(dice, spacing(way)));
 }
 
 // Strikes the first start at a named point; false if it was not struck.
@@ -695,6 +706,7 @@ static void kill_case(Count number) {
     way.hot = dice_below(&dice, 2);
     if (way.hot) way.hot = 1 + dice_below(&dice, 3);
     way.async = dice_below(&dice, 2);
+    way.keep = 2 * dice_below(&dice, 2);
     way.bandwidth = way.async && dice_below(&dice, 3) == 0 ? 4 : 0;  // then a save lasts until the next, more or less
     if (number % 4 < 3) {  // at a point
         if (!strike_at_point(what, &job, &way, (number / 4 * 3 + number % 4) * STRIDE % COMBINATIONS, &dice))
@@ -726,9 +738,10 @@ static void kill_case(Count number) {
     double died_ms = job.ended_ms;
     job_free(&job);
     char from[32] = "?";
-    if (run_well(&job, way.world, arguments_of(&way, "--ckpt-keep 2 --resume"))) {
+    if (run_well(&job, way.world, arguments_of(&way, "--resume"))) {
         check_restart(&way, &job, logged, saved, died_ms);
         check_complete(way.world);
+        check_halfway(&way);
         snprintf(from, sizeof from, "%zu", resumed_from(&job));
     }
     job_free(&job);
@@ -1053,7 +1066,7 @@ static bool disk_mount(const char* path, size_t kilobytes) {
 }
 
 static void disk_case(const DiskCase* c, size_t world, bool async) {
-    Way way = {world, world > 1 ? 2 : 0, 4, 0, async, 0};
+    Way way = {world, world > 1 ? 2 : 0, 4, 0, async, 0, 0};
     bool has_disk = c->trouble == FULL || c->trouble == HOT_FULL;
     char out[PATH_MAX], disk[PATH_MAX], hot[PATH_MAX + 64] = "";
     Job job;
@@ -1122,7 +1135,7 @@ static void test_disk(void) { share_out("disk", 2 * sizeof DISK_CASES / sizeof D
 // A disk that fails: 'Input/output error', from the kernel for all that the trainer can see
 
 #define SAVES_FAIL "/step_00000008"  // what has this in its path is the first that the disk does not take
-#define GOOD_STEP ((size_t)4)        // the last before it
+#define FAIL_STEP ((size_t)8)        // its step
 
 enum { DISK_CHANGES = DISK_WRITE | DISK_FLUSH | DISK_RENAME | DISK_OPEN | DISK_MAKE | DISK_REMOVE | DISK_CUT };
 
@@ -1168,8 +1181,8 @@ static void check_sentence(const Job* job) {
 
 // Every save after the first fails: one sentence for each, to the end. Of 1 rank or of 3, sync or async.
 static void failing_save(size_t kind, size_t index) {
-    Way way = {index < 2 ? 1 : 3, index < 2 ? 0 : 2, 4, 0, index % 2, 0};
-    size_t rank = index < 2 ? 0 : index - 1, told = 0;
+    Way way = {index < 2 ? 1 : 3, index < 2 ? 0 : 2, 4, 0, index % 2, 0, 0};
+    size_t rank = index < 2 ? 0 : index - 1, told = 0, last_good = FAIL_STEP - spacing(&way);
     BadDisk disk = disk_that_fails(FAILING_SAVES[kind].calls, FAILING_SAVES[kind].inside, SAVES_FAIL, 0, UINT64_MAX);
     bool log_fails = rank == 0 && strcmp(disk.inside, "/step_") != 0;
     char* end;
@@ -1185,28 +1198,28 @@ static void failing_save(size_t kind, size_t index) {
         size_t step = strstr(line, "train: step ") == line ? (size_t)strtoull(line + 12, NULL, 10) : 0;
         bool of_log = log_fails && (strstr(line, "metrics.jsonl") || strstr(line, "events.jsonl")), last = end[1] == 0;
         told += step > 0;
-        if (step > 0 && step != GOOD_STEP + told * way.every) blame("unexpected: %s", line);
+        if (step > 0 && step != last_good + told * spacing(&way)) blame("unexpected: %s", line);
         if (step == 0 && !of_log && !last) blame("unexpected: %s", line);
         if (!strstr(line, run_path()) || !strstr(line, strerror(EIO))) blame("no path, or no reason: %s", line);
     }
-    size_t expected = (STEPS - 1) / way.every - GOOD_STEP / way.every;
+    size_t expected = (STEPS - 1 - last_good) / spacing(&way);
     if (told != expected) blame("%zu failed saves are told of %zu", told, expected);
     if (!log_fails && log_hash(run_path(), NULL) != reference.log[way.world]) blame("another log than the reference's");
     check_whole(run_path());
     if (blames[0]) blame_job(&job);
     job_free(&job);
     if (run_well(&job, way.world, arguments_of(&way, "--resume"))) {
-        if (resumed_from(&job) != GOOD_STEP) blame("it resumed from step %zu", resumed_from(&job));
+        if (resumed_from(&job) != last_good) blame("it resumed from step %zu", resumed_from(&job));
         check_complete(way.world);
     }
     job_free(&job);
     verdict("%s fail: rank %zu of %zu, %s: trains to the end, and resumes from step %zu", FAILING_SAVES[kind].name,
-            rank, way.world, way.async ? "async" : "sync", GOOD_STEP);
+            rank, way.world, way.async ? "async" : "sync", last_good);
 }
 
 // The log's disk fails for a while.
 static void failing_log(size_t index) {
-    Way way = {1, 0, 4, 0, index, 0};
+    Way way = {1, 0, 4, 0, index, 0, 0};
     BadDisk disk = disk_that_fails(DISK_WRITE, "metrics.jsonl", SAVES_FAIL, 0, 10);
     Job job;
     run_remove();
@@ -1221,7 +1234,7 @@ static void failing_log(size_t index) {
 }
 
 static char half[PATH_MAX];  // a run that was killed, with checkpoints of the steps 10 and 20
-static const Way HALF_WAY = {1, 0, 10, 0, false, 0};
+static const Way HALF_WAY = {1, 0, 10, 0, false, 0, 0};
 
 static void half_restore(void) {
     run_remove();
@@ -1325,7 +1338,7 @@ static void one_call_fails(bool resumes, uint64_t number) {
 
 // Reads and writes that do half of what they are asked, always.
 static void halved(size_t index) {
-    Way way = {index ? 3 : 1, index ? 1 : 0, 5, 3, index, 0};
+    Way way = {index ? 3 : 1, index ? 1 : 0, 5, 3, index, 0, 0};
     Blow blow = {SIGKILL, true, 0, "load", 18, 0, 0};
     BadDisk disk = disk_that_fails(DISK_READ | DISK_WRITE, "/run", NULL, 0, UINT64_MAX);
     uint64_t failed;
@@ -1460,7 +1473,7 @@ static size_t newest_of(const char* out, size_t* by_step, size_t* by_time) {
 // Saves by the minute, prunes, keeps copies in memory, and is killed, while the clock goes back and forth.
 static void clock_case(size_t world, bool async) {
     enum { LINES = 18, KEEP = 3, SAVES_LEAST = 5 };
-    Way way = {world, world > 1 ? 1 : 0, 1, 4, async, 0};
+    Way way = {world, world > 1 ? 1 : 0, 1, 4, async, 0, 0};
     Blow blow = {SIGKILL, true, 0, NULL, 0, LINES, 0};
     size_t by_step, hot_step, ignored, saves = 0;
     char arguments[4096], minutes[4096];
@@ -1499,7 +1512,7 @@ static void clock_case(size_t world, bool async) {
 
 // The oldest checkpoint has the newest time.
 static void old_looks_new(void) {
-    Way way = {1, 0, 4, 0, false, 0};
+    Way way = {1, 0, 4, 0, false, 0, 0};
     Blow blow = {SIGKILL, true, 0, "load", 18, 0, 0};
     size_t by_step, by_time;
     Job job;
@@ -1556,7 +1569,7 @@ static void test_reshard(void) {
     double losses[STEPS];
     run_remove();
     for (size_t i = 0; i < LEGS; i++) {
-        Way way = {legs[i].world, legs[i].zero, 8, 0, false, 0};
+        Way way = {legs[i].world, legs[i].zero, 8, 0, false, 0, 0};
         Blow blow = {i + 1 < LEGS ? SIGKILL : 0, true, 0, "load", legs[i].end + 1, 0, 0};
         Job job;
         job_start(&job, way.world, arguments_of(&way, i ? "--resume" : ""), &blow, NULL, 0);
@@ -1579,7 +1592,7 @@ static void test_reshard(void) {
 // Killed while an old checkpoint is removed. It holds so many other files that this takes a while.
 static void test_prune(void) {
     enum { FILES = 3000 };
-    Way way = {1, 0, 4, 0, false, 0};
+    Way way = {1, 0, 4, 0, false, 0, 0};
     char old[PATH_MAX];
     Job job;
     run_remove();
@@ -1608,7 +1621,7 @@ static void test_prune(void) {
 
 // The first start does not find --out, the second does: both must keep their copies in one place.
 static void hot_relative(void) {
-    Way way = {1, 0, 20, 2, false, 0};
+    Way way = {1, 0, 20, 2, false, 0, 0};
     Blow blow = {SIGKILL, true, 0, "load", 8, 0, 0};
     char absolute[PATH_MAX], *relative = NULL, arguments[2048];
     Job job;
@@ -1634,7 +1647,7 @@ static void hot_relative(void) {
 
 // Saves at 5, copies in memory at 4 and 6, killed in step 8: what happens to the copies decides where the run goes on.
 static void hot_then(const char* what, const char* damaged, bool lost, size_t expected) {
-    Way way = {3, 2, 5, 2, false, 0};
+    Way way = {3, 2, 5, 2, false, 0, 0};
     Blow blow = {SIGKILL, true, 0, "load", 8, 0, 0};
     Job job;
     run_remove();
@@ -1673,7 +1686,7 @@ static void test_hot(void) {
 #define REWINDS "--diverged-after 1 --rewind 99 --rewind-lr 0.99 --ckpt-keep 6"
 enum { REWOUND_MAX = 32, REWIND_KILLS = 8 };
 
-static const Way REWIND_WAYS[] = {{1, 0, 2, 0, false, 0}, {3, 2, 2, 1, true, 0}};
+static const Way REWIND_WAYS[] = {{1, 0, 2, 0, false, 0, 0}, {3, 2, 2, 1, true, 0, 0}};
 enum { REWIND_WAYS_COUNT = sizeof REWIND_WAYS / sizeof REWIND_WAYS[0] };
 
 static struct {
