@@ -875,7 +875,7 @@ static inline bool checkpoint_load(Model* model, const Json* manifest, const cha
     load.chunk = host_allocate(CHECKPOINT_CHUNK * sizeof(float));
     load.rounded = host_allocate(CHECKPOINT_CHUNK * sizeof(float));
     bool ok = (load.found && load.chunk && load.rounded) ||
-        fail(error, "out of memory for pieces of tensors; free some memory");
+              fail_memory(error, directory, CHECKPOINT_CHUNK * sizeof(float));
     uint32_t files = json_get(manifest, 0, "files");
     for (uint32_t entry = json_first(manifest, files); ok && entry != JSON_NONE; entry = json_next(manifest, entry))
         ok = checkpoint_read_file(model, &load, manifest, entry, directory, error);

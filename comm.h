@@ -573,7 +573,7 @@ static inline bool comm_has_spoken(int connection) {
 // Takes a new connection among the links, or sends it away with a reason.
 static inline void comm_admit(Comm* comm, CommEntry* table, int connection) {
     CommHello hello, *h = &hello;
-    Error reason = {""};
+    Error reason = {"", false};
     char from[64], who[96];
     double until = now_ms();
     bool known = comm_move_all(connection, &h->magic, sizeof h->magic, POLLIN, until) && h->magic == COMM_MAGIC &&
@@ -679,7 +679,7 @@ static inline bool comm_visit(Comm* comm, CommEntry* table, const CommLaunch* la
     int* connection = &comm->links[0].data;
     double T = comm->timeout_ms;
     CommNotice reply;
-    Error reason = {""};
+    Error reason = {"", false};
     for (;;) {
         // Rank 0 may have begun to wait only now, for its whole time-out; then it says who is missing.
         bool good = comm_greet(comm, connection, launch->address, launch->port, COMM_DATA, own_port, deadline, &reason);
@@ -710,7 +710,7 @@ static inline bool comm_visit(Comm* comm, CommEntry* table, const CommLaunch* la
 
 // Connects to all lower ranks: rank 0 has the connection for data already.
 static inline bool comm_visit_others(Comm* comm, const CommEntry* table, double deadline, Error* error) {
-    Error reason = {""};
+    Error reason = {"", false};
     for (size_t i = 1; i < 2 * comm->rank; i++) {
         size_t p = i / 2, port = (size_t)table[i / 2].port;
         CommKind kind = i % 2 == 0 ? COMM_DATA : COMM_CONTROL;

@@ -25,7 +25,8 @@
 // Says what failed, where, why (errno), and what to do about it.
 static inline bool fail_file(Error* error, const char* action, const char* path) {
     const char* remedy = "check the path and the disk";
-    switch (errno) {
+    int number = errno;
+    switch (number) {
         case ENOSPC: case EDQUOT: remedy = "free some space there, or choose another disk"; break;
         case EFBIG: remedy = "raise the limit on file sizes (ulimit -f), or choose another disk"; break;
         case EACCES: case EPERM: case EROFS: remedy = "choose a place that this user may use"; break;
@@ -33,9 +34,12 @@ static inline bool fail_file(Error* error, const char* action, const char* path)
         case EISDIR: remedy = "name a file, not a directory"; break;
         case EEXIST: case ENOTEMPTY: remedy = "something has that name already: move it away"; break;
         case EMFILE: case ENFILE: remedy = "raise the limit on open files (ulimit -n)"; break;
+        case ENOMEM: remedy = "free some memory"; break;
         case EIO: remedy = "the disk may be failing: see the system's log"; break;
     }
-    return fail(error, "cannot %s %.600s: %s; %s", action, path, strerror(errno), remedy);
+    fail(error, "cannot %s %.600s: %s; %s", action, path, strerror(number), remedy);
+    error->lacks = number == ENOMEM || number == EMFILE || number == ENFILE;
+    return false;
 }
 
 static inline bool path_copy(char copy[FILE_PATH_MAX], const char* path, Error* error) {
@@ -188,8 +192,7 @@ static inline bool file_read(const char* path, size_t max_bytes, char** data, si
     bool good = true;
     if (*bytes > max_bytes)
         good = fail(error, "%.600s has %zu bytes, more than the %zu expected; check the path", path, *bytes, max_bytes);
-    if (good && (*data = (char*)allocate(*bytes + 1)) == NULL)
-        good = fail(error, "%.600s: not enough memory for its %zu bytes; free some memory", path, *bytes);
+    if (good && (*data = (char*)allocate(*bytes + 1)) == NULL) good = fail_memory(error, path, *bytes);
     good = good && file_read_at(file, *data, *bytes, 0, path, error);
     if (!good) {
         free(*data);

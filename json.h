@@ -247,7 +247,7 @@ static inline bool json_parse(Json* json, const char* text, size_t bytes, const 
     json->slots = (uint32_t*)allocate(json->slot_count * sizeof *json->slots);
     if (!json->text || !json->nodes || !json->slots) {
         json_free(json);
-        return fail(error, "%.600s: not enough memory to read %zu bytes of JSON; free some memory", what, bytes);
+        return fail_memory(error, what, bytes);
     }
     if (bytes > 0) memcpy(json->text, text, bytes);
 

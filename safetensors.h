@@ -316,7 +316,7 @@ static inline bool safetensors_open(SafetensorsFile* f, const char* path, Error*
         good = fail(error, "%.600s is cut, or is not a safetensors file: it announces a header of %llu bytes", path,
                     (unsigned long long)length);
     char* text = good ? (char*)allocate(length) : NULL;
-    if (good && !text) good = fail(error, "%.600s: not enough memory for its header; free some memory", path);
+    if (good && !text) good = fail_memory(error, path, length);
     good = good && file_read_at(f->file, text, length, sizeof length, path, error);
     f->data_start = sizeof length + length;
     good = good && safetensors_header_parse(&f->header, text, length, bytes - f->data_start, path, error);

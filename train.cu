@@ -593,6 +593,7 @@ static bool run_load(Run* run, uint64_t before, uint64_t grid, bool* found, Erro
         else if (good && run->model.memory.base == NULL)
             fits = model_create(&run->model, &saved.config, run_model_options(run, 1, false), error);
         if (good && fits) good = checkpoint_load(&run->model, &manifest, path, false, error);
+        if (!good && error->lacks) fits = false;  // no reason to go back to an older one
         Error fault;
         bool all = run_agree(run, fits, error), usable = all && run_agree(run, good, error);
         if (usable && training) {

@@ -1247,14 +1247,18 @@ static const struct {
     unsigned calls;
     const char* inside;
     size_t world, rank, from;  // from: the step; SIZE_MAX: it ends
+    int error;
 } FAILING_LOADS[] = {
-    {"the newest checkpoint", DISK_READ, "/step_00000020", 1, 0, 10},
-    {"the newest checkpoint, by one of three ranks", DISK_READ, "/step_00000020/rank_", 3, 1, 10},
-    {"the files of the newest checkpoint cannot be opened", DISK_OPEN, "/step_00000020/", 1, 0, 10},
-    {"any checkpoint", DISK_READ, "/step_", 1, 0, SIZE_MAX},
-    {"the list of checkpoints", DISK_LIST, "/run", 1, 0, SIZE_MAX},
-    {"the directory of the run", DISK_OPEN, "/run", 3, 0, SIZE_MAX},
-    {"the log", DISK_READ, "metrics.jsonl", 1, 0, SIZE_MAX},
+    {"the newest checkpoint", DISK_READ, "/step_00000020", 1, 0, 10, EIO},
+    {"the newest checkpoint, by one of three ranks", DISK_READ, "/step_00000020/rank_", 3, 1, 10, EIO},
+    {"the files of the newest checkpoint cannot be opened", DISK_OPEN, "/step_00000020/", 1, 0, 10, EIO},
+    {"the manifest of the newest, for want of descriptors", DISK_OPEN, "/step_00000020/manifest", 1, 0, SIZE_MAX, EMFILE},
+    {"its files, for want of descriptors of one of three ranks", DISK_OPEN, "/step_00000020/rank_", 3, 1, SIZE_MAX, EMFILE},
+    {"its files, for want of memory", DISK_READ, "/step_00000020/rank_", 1, 0, SIZE_MAX, ENOMEM},
+    {"any checkpoint", DISK_READ, "/step_", 1, 0, SIZE_MAX, EIO},
+    {"the list of checkpoints", DISK_LIST, "/run", 1, 0, SIZE_MAX, EIO},
+    {"the directory of the run", DISK_OPEN, "/run", 3, 0, SIZE_MAX, EIO},
+    {"the log", DISK_READ, "metrics.jsonl", 1, 0, SIZE_MAX, EIO},
 };
 
 static void failing_load(size_t i) {
@@ -1262,6 +1266,7 @@ static void failing_load(size_t i) {
     Way way = HALF_WAY;
     BadDisk disk = disk_that_fails(FAILING_LOADS[i].calls, FAILING_LOADS[i].inside, NULL, 0, UINT64_MAX);
     Job job;
+    disk.error = FAILING_LOADS[i].error;
     half_restore();
     uint64_t log = log_hash(run_path(), NULL);
     way.world = world;
@@ -1269,7 +1274,7 @@ static void failing_load(size_t i) {
     bool good = job_good(&job);
     if (good != (from != SIZE_MAX)) blame(good ? "it trains" : "it does not train");
     if (good && resumed_from(&job) != from) blame("it resumed from step %zu", resumed_from(&job));
-    if (!strstr(job.text[1], strerror(EIO)) || !strstr(job.text[1], disk.inside))
+    if (!strstr(job.text[1], strerror(disk.error)) || !strstr(job.text[1], disk.inside))
         blame("it does not say what cannot be read");
     if (good) check_weights();
     else if (log_hash(run_path(), NULL) != log) blame("it has changed the log");
