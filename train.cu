@@ -269,6 +269,19 @@ __attribute__((format(printf, 4, 5))) static void run_event(Run* run, const char
     run->events_refused = !good;
 }
 
+// The same, and on the console.
+__attribute__((format(printf, 4, 5))) static void run_tell(Run* run, const char* event, uint64_t step, const char* format,
+                                                           ...) {
+    char sentence[sizeof(Error)];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(sentence, sizeof sentence, format, arguments);
+    va_end(arguments);
+    printf("%s\n", sentence);
+    fflush(stdout);
+    run_event(run, event, step, "%s", sentence);
+}
+
 static void run_free(Run* run) {
     log_close(&run->log);
     wire_close(&run->model.flat.wire);
@@ -872,10 +885,8 @@ static bool run_end_save(Run* run, bool* good, Error* error) {
     if (!*good) return true;
     if (!hot) {
         c->took_ms = now_ms() - began;
-        printf("saved %s/step_%08llu in %.0f ms, for which training stood %.0f ms\n", o->out, (unsigned long long)step,
-               c->took_ms, run->saver.stalled_ms);
-        fflush(stdout);
-        run_event(run, "saved", step, "in %.0f ms, for which training stood %.0f ms", c->took_ms, run->saver.stalled_ms);
+        run_tell(run, "saved", step, "saved %s/step_%08llu in %.0f ms, for which training stood %.0f ms", o->out,
+                 (unsigned long long)step, c->took_ms, run->saver.stalled_ms);
     }
     fault_point("clean");
     const KeepRule two = {2, 0, 0, 0, false}, asked = {o->ckpt_keep, o->ckpt_keep_every, c->steps, c->halfway, o->rewind > 0};
@@ -1000,36 +1011,57 @@ static uint64_t run_oldest_kept(const Run* run, uint64_t first) {
     return newest > span ? newest - span : 0;
 }
 
-// The run has diverged: back to the newest checkpoint before the first of the steps that were skipped last, or to the
-// beginning, and on with the samples that come now and a smaller learning rate, as "PaLM: Scaling Language Modeling with
-// Pathways" (5.1) does by hand. If it has come no further than the last time, that checkpoint was bad already, and it goes
-// to the one before, as long as --ckpt-keep has left one. What was saved since is set aside: a restart must not take it up.
-// A run that is killed and resumed must go back to the same; so only multiples of --ckpt-every count, and neither those
-// halfway, which go, nor copies in memory, which come when there is time for them.
-static bool run_rewind(Run* run, const StepReading* reading, Error* error) {
+// Where a run goes back to that has diverged: to the newest checkpoint before step *before, of those since step *oldest (0: of
+// all, or to the beginning). *first is the first of the steps that were skipped last. If it has come no further than the
+// last time, the checkpoint of then was bad already, and it goes to the one before that. False if it may not go back.
+static bool run_plan_rewind(Run* run, const char* why, uint64_t* first, uint64_t* before, uint64_t* oldest, Error* error) {
     const Options* o = &run->options;
-    RunState *state = &run->record.state, diverged = *state;
-    uint64_t first = diverged.step - diverged.skipped_row + 1;
-    bool again = diverged.rewinds > 0 && first <= diverged.rewound_from, found = false, ok = true;
-    if (again) first = diverged.rewound_from;
-    uint64_t before = again ? diverged.rewound_to : first, oldest = run_oldest_kept(run, first);
-    char why[256];
-    describe_divergence(why, sizeof why, &diverged, reading);
+    const RunState* state = &run->record.state;
+    *first = state->step - state->skipped_row + 1;
+    bool again = state->rewinds > 0 && *first <= state->rewound_from;
+    if (again) *first = state->rewound_from;
+    *before = again ? state->rewound_to : *first;
+    *oldest = run_oldest_kept(run, *first);
     run->alike = true;
     if (o->rewind == 0)
         return fail(error, "%s; lower --lr or raise --spike-skip, and --resume, or let --rewind do it", why);
-    if (diverged.rewinds >= o->rewind)
-        return fail(error, "%s, after %llu rewinds; lower --lr, and --resume", why, (unsigned long long)diverged.rewinds);
-    if (again && before <= oldest && oldest > 0)
+    if (state->rewinds >= o->rewind)
+        return fail(error, "%s, after %llu rewinds; lower --lr, and --resume", why, (unsigned long long)state->rewinds);
+    if (again && *before <= *oldest && *oldest > 0)
         return fail(error, "%s, also from step %llu on, and --ckpt-keep %llu has left no checkpoint before that; lower "
-                    "--lr, and --resume", why, (unsigned long long)before, (unsigned long long)o->ckpt_keep);
+                    "--lr, and --resume", why, (unsigned long long)*before, (unsigned long long)o->ckpt_keep);
     run->alike = false;
+    return true;
+}
+
+// What was saved and logged after the step that the run went back to is set aside: a restart must not take it up.
+static bool run_set_aside(Run* run, Error* error) {
+    uint64_t step = run->record.state.step;
+    if (run->comm.rank > 0) return true;
+    if (!checkpoint_take_away(run->options.out, step + 1, true) ||
+        (run->hot[0] && !checkpoint_take_away(run->hot, step + 1, false)))
+        return fail(error, "cannot set the checkpoints after step %llu in %s aside; move them away, and --resume",
+                    (unsigned long long)step, run->options.out);
+    return log_cut_back(&run->log, step, error);
+}
+
+// The run has diverged: back to a checkpoint, and on with the samples that come now and a smaller learning rate, as "PaLM:
+// Scaling Language Modeling with Pathways" (5.1) does by hand. A run that is killed and resumed must go back to the same;
+// so only multiples of --ckpt-every count, and neither those halfway, which go, nor copies in memory, which come when there
+// is time for them.
+static bool run_rewind(Run* run, const StepReading* reading, Error* error) {
+    RunState *state = &run->record.state, diverged = *state;
+    uint64_t first, before, oldest, grid = run->cadence.steps ? run->cadence.steps : 1;
+    bool found;
+    char why[256];
+    describe_divergence(why, sizeof why, &diverged, reading);
+    if (!run_plan_rewind(run, why, &first, &before, &oldest, error)) return false;
     beat(BEAT_CHECKPOINT, diverged.step);
     if (!run_finish_save(run, error)) return false;
     if (!run_agree(run, flat_await_all(&run->model.flat, error), error)) return false;
     saver_await_prune(&run->saver);
     fault_point("rewind");
-    if (!run_load(run, before, run->cadence.steps ? run->cadence.steps : 1, &found, error)) return false;
+    if (!run_load(run, before, grid, &found, error)) return false;
     run->alike = !found && oldest > 0;
     if (run->alike) return fail(error, "%s, and the checkpoints before step %llu are gone; lower --lr, and --resume", why,
                                 (unsigned long long)before);
@@ -1038,20 +1070,11 @@ static bool run_rewind(Run* run, const StepReading* reading, Error* error) {
     state->rewinds = diverged.rewinds + 1;
     state->rewound_from = first;
     state->rewound_to = state->step;
-    state->lr_factor = diverged.lr_factor * o->rewind_lr;
+    state->lr_factor = diverged.lr_factor * run->options.rewind_lr;
     fault_point("forget");
-    if (run->comm.rank == 0) {
-        ok = (checkpoint_take_away(o->out, state->step + 1, true) &&
-              (!run->hot[0] || checkpoint_take_away(run->hot, state->step + 1, false))) ||
-             fail(error, "cannot set the checkpoints after step %llu in %s aside; move them away, and --resume",
-                  (unsigned long long)state->step, o->out);
-        ok = ok && log_cut_back(&run->log, state->step, error);
-    }
-    if (!run_agree(run, ok, error)) return false;
-    printf("went back from step %llu to %llu: %s; the learning rate is now multiplied by %g\n",
-           (unsigned long long)diverged.step, (unsigned long long)state->step, why, state->lr_factor);
-    run_event(run, "rewound", diverged.step, "to step %llu: %s; the learning rate is now multiplied by %g",
-              (unsigned long long)state->step, why, state->lr_factor);
+    if (!run_agree(run, run_set_aside(run, error), error)) return false;
+    run_tell(run, "rewound", diverged.step, "went back from step %llu to %llu: %s; the learning rate is now multiplied by %g",
+             (unsigned long long)diverged.step, (unsigned long long)state->step, why, state->lr_factor);
     run->cadence.saved_ms = now_ms();
     flat_start_clock(&run->model.flat);
     return true;
@@ -1065,37 +1088,45 @@ static void run_name_slow(Run* run, const StepReading* reading) {
     run->slow_rank = reading->slowest;
     run->slow_count += slow;
     if (!slow || run->slow_count != o->slow_steps) return;
-    printf("note: rank %zu is slow: it needs %.0f ms a step without waiting, half of the ranks at most %.0f; for %llu "
-           "steps now\n", reading->slowest, reading->busy_max, reading->busy_median, (unsigned long long)o->slow_steps);
-    run_event(run, "slow", run->record.state.step, "rank %zu needs %.0f ms a step, half of the ranks at most %.0f",
-              reading->slowest, reading->busy_max, reading->busy_median);
+    run_tell(run, "slow", run->record.state.step, "note: rank %zu is slow: it needs %.0f ms a step without waiting, half of "
+             "the ranks at most %.0f; for %llu steps now", reading->slowest, reading->busy_max, reading->busy_median,
+             (unsigned long long)o->slow_steps);
 }
 
-// The line of a step of so many micro-batches on each rank, on the console and in the log.
-static bool run_report(Run* run, const StepReading* reading, uint64_t accumulation, double lr, double ms, double val_loss,
-                       uint64_t sent, double minutes_left, Error* error) {
-    const Model* model = &run->model;
+// The line of a step, on the console and in the log: what is in it already, and what follows from the state. tokens: of a
+// step, of each rank.
+static bool run_report(Run* run, StepRecord* r, double tokens, Error* error) {
     const RunState* state = &run->record.state;
-    double tokens = (double)(accumulation * run->options.batch * run->options.seq);  // of each rank
-    double flops = tokens * model_flops_per_token(model, run->options.seq);
-    StepRecord r;
-    r.reading = *reading;
-    r.step = state->step;
-    r.steps = run->options.steps;
-    r.tokens = state->samples * run->options.seq;
-    r.skipped = state->step - state->updates;
-    r.val_loss = val_loss;
-    r.floor = run->val.entropy_floor;
-    r.lr = lr;
-    r.ms = ms;
-    r.tokens_per_second = 1e3 * tokens * (double)run->comm.world / ms;
-    r.mfu = run->peak_tflops > 0 ? 1e-9 * flops / (ms * run->peak_tflops) : NAN;
-    r.minutes_left = minutes_left;
-    r.memory = device_is_host() ? memory_peak() : plan_block_bytes(&model->memory);
-    r.sent = sent;
-    r.ranks = run->comm.world;
-    record_print(stdout, &r);
-    return run->log.file == NULL || log_write(&run->log, &r, error);
+    r->step = state->step;
+    r->steps = run->options.steps;
+    r->tokens = state->samples * run->options.seq;
+    r->skipped = state->step - state->updates;
+    r->floor = run->val.entropy_floor;
+    r->tokens_per_second = 1e3 * tokens * (double)run->comm.world / r->ms;
+    r->mfu = NAN;
+    if (run->peak_tflops > 0)
+        r->mfu = 1e-9 * tokens * model_flops_per_token(&run->model, run->options.seq) / (r->ms * run->peak_tflops);
+    r->memory = device_is_host() ? memory_peak() : plan_block_bytes(&run->model.memory);
+    r->ranks = run->comm.world;
+    record_print(stdout, r);
+    return run->log.file == NULL || log_write(&run->log, r, error);
+}
+
+// Gradients of the mean loss over the step's micro-batches, of which each rank has its own.
+static bool run_gradients(Run* run, uint64_t micro_batches, Error* error) {
+    Model* model = &run->model;
+    RunState* state = &run->record.state;
+    size_t B = run->options.batch, T = run->options.seq;
+    model_begin_step(model, state->loss_scale, micro_batches);
+    for (uint64_t i = 0; i < micro_batches; i++) {
+        beat(BEAT_STEP, state->step + 1);
+        if (fault_point("load")) fault_flip(model);
+        if (!loader_next(&run->loader, run->tokens, run->targets, error)) return false;
+        model->dropout.first_token = (state->samples + run->comm.rank * B) * T;
+        model_gradients(model, run->tokens, run->targets, B, T);
+        state->samples += B * run->comm.world;
+    }
+    return true;
 }
 
 // The training loop: steps state.step to --steps. With FP16 the loss is multiplied by state.loss_scale, and so are the
@@ -1109,33 +1140,23 @@ static bool run_train(Run* run, Error* error) {
     GuardOptions guard = {o->clip, o->spike_sigma, o->spike_skip, o->spike_warmup, FLOATX_GEMM == GEMM_F16,
                           o->scale_growth};
     OptimizerOptions optimizer = {(OptimizerKind)o->optimizer, o->beta1, o->beta2, o->epsilon, o->weight_decay, o->seed};
-    size_t B = o->batch, T = o->seq, rank = run->comm.rank, world = run->comm.world;
-    uint64_t accumulation = o->total_batch ? o->total_batch / (B * T * world) : 1, first_step = state->step;
+    size_t B = o->batch, T = o->seq, rank = run->comm.rank;
+    uint64_t micro_batches = o->total_batch ? o->total_batch / (B * T * run->comm.world) : 1, first_step = state->step;
     double began = now_ms();
 
     bool stop = state->step >= o->steps;
     while (!stop) {
+        StepRecord r;
         double started = now_ms();
         uint64_t sent = wire_bytes_sent(&model->flat.wire);
         fault_step(rank, state->step + 1);
-
-        // Gradients of the mean loss over the step's micro-batches, of which each rank has its own.
-        StepReading reading;
-        model_begin_step(model, state->loss_scale, accumulation);
-        for (uint64_t micro = 0; micro < accumulation; micro++) {
-            beat(BEAT_STEP, state->step + 1);
-            if (fault_point("load")) fault_flip(model);
-            if (!loader_next(&run->loader, run->tokens, run->targets, error)) return false;
-            model->dropout.first_token = (state->samples + rank * B) * T;
-            model_gradients(model, run->tokens, run->targets, B, T);
-            state->samples += B * world;
-        }
+        if (!run_gradients(run, micro_batches, error)) return false;
         StepNews news = {interrupted != 0, cadence_due_now(&run->cadence, now_ms()),
                          saver_state(&run->saver) == SAVER_WRITTEN, saver_state(&run->saver) == SAVER_FAILED};
         beat_collective("the sum of gradients");
-        if (!model_read(model, &reading, news, error)) return false;
+        if (!model_read(model, &r.reading, news, error)) return false;
         beat(BEAT_STEP, state->step + 1);
-        news = reading.news;
+        news = r.reading.news;
         bool saving = saver_state(&run->saver) != SAVER_IDLE;
         if (saving && news.failed) saver_give_up(&run->saver);
         if (saving && (news.saved || news.failed) && !run_end_save_between(run, error)) return false;
@@ -1144,16 +1165,18 @@ static bool run_train(Run* run, Error* error) {
         if (o->check_every && (state->step + 1) % o->check_every == 0 && !run_compare(run, error)) return false;
 
         // The guard decides whether, and the schedule how far, the optimizer steps.
-        double factor = 0.0, lr = state->lr_factor * schedule_lr(&schedule, state->step);
-        bool finite = isfinite(reading.loss), update = guard_step(state, &factor, &guard, finite ? reading.grad_norm : NAN);
+        double factor = 0.0;
+        r.lr = state->lr_factor * schedule_lr(&schedule, state->step);
+        bool finite = isfinite(r.reading.loss);
+        bool update = guard_step(state, &factor, &guard, finite ? r.reading.grad_norm : NAN);
         fault_point("update");
         if (update) saver_await_snapshot(&run->saver);
-        if (update) model_update(model, &optimizer, ++state->updates, lr, factor);
+        if (update) model_update(model, &optimizer, ++state->updates, r.lr, factor);
         state->skipped_row = update ? 0 : state->skipped_row + 1;
         state->step++;
-        run_name_slow(run, &reading);
+        run_name_slow(run, &r.reading);
         if (state->skipped_row >= o->diverged_after || (!finite && o->rewind)) {
-            if (!run_rewind(run, &reading, error)) return false;
+            if (!run_rewind(run, &r.reading, error)) return false;
             first_step = state->step;
             began = now_ms();
             continue;
@@ -1171,24 +1194,25 @@ static bool run_train(Run* run, Error* error) {
             saver_state(&run->saver) == SAVER_IDLE;
         bool pauses = validates || samples || saves || copies;
         if (validates || samples || saves || state->step == first_step + 1) device_wait(model->stream);
-        double ms = now_ms() - started, val_loss = NAN;
-        if (state->step > first_step + 1) cadence_count_step(&run->cadence, ms, saving);
+        r.ms = now_ms() - started;
+        if (state->step > first_step + 1) cadence_count_step(&run->cadence, r.ms, saving);
         run_pace(run);
         if (pauses) beat(BEAT_CHECKPOINT, state->step);
+        r.val_loss = NAN;
         if (validates) {
             fault_point("validate");
             comm_be_patient(&run->comm, true);
-            if (!model_validate(model, &val_loss, &run->val, o->val_windows, o->val_overlap, run->tokens, run->targets, B,
+            if (!model_validate(model, &r.val_loss, &run->val, o->val_windows, o->val_overlap, run->tokens, run->targets, B,
                                 T, error))
                 return false;
             comm_be_patient(&run->comm, false);
         }
 
-        sent = wire_bytes_sent(&model->flat.wire) - sent;
-        double minutes_left =
+        r.sent = wire_bytes_sent(&model->flat.wire) - sent;
+        r.minutes_left =
             (now_ms() - began) / 6e4 / (double)(state->step - first_step) * (double)(o->steps - state->step);
-        if (last || state->step % o->log_every == 0 || !isnan(val_loss))
-            if (!run_report(run, &reading, accumulation, lr, ms, val_loss, sent, minutes_left, error)) return false;
+        bool reports = last || state->step % o->log_every == 0 || !isnan(r.val_loss);
+        if (reports && !run_report(run, &r, (double)(micro_batches * B * T), error)) return false;
         if (samples && rank == 0) run_sample(run, stdout);
         if (stop && saves && !run_save_now(run, error)) return false;
         if (!stop && (saves || copies) && !run_save_between(run, saves ? o->out : run->hot, error)) return false;
