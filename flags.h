@@ -16,7 +16,7 @@ typedef enum {
     FLAG_COUNT,   // uint64_t
     FLAG_REAL,    // double
     FLAG_SWITCH,  // bool
-    FLAG_CHOICE   // int: position in `choices`, which are separated by |
+    FLAG_CHOICE   // an enum, or int: position in `choices`, which are separated by |
 } FlagKind;
 
 typedef struct {
@@ -85,7 +85,7 @@ static inline bool flag_set(Flag* flag, const char* text, Error* error) {
     } else if (flag->kind == FLAG_CHOICE) {
         int position = choice_find(flag->choices, text);
         if (position < 0) return fail(error, "--%s is '%s'; give one of %s", flag->name, text, flag->choices);
-        *(int*)flag->value = position;
+        memcpy(flag->value, &position, sizeof position);
     } else if (flag->kind == FLAG_COUNT) {
         unsigned long long number = strtoull(text, &end, 10);
         bool digits = text[0] >= '0' && text[0] <= '9' && *end == 0 && errno == 0;
@@ -155,7 +155,11 @@ static inline void flag_text(char* text, size_t size, const Flag* flag) {
     else if (flag->kind == FLAG_COUNT) snprintf(text, size, "%llu", (unsigned long long)*(uint64_t*)flag->value);
     else if (flag->kind == FLAG_REAL) snprintf(text, size, "%g", *(double*)flag->value);
     else if (flag->kind == FLAG_SWITCH) snprintf(text, size, "%s", *(bool*)flag->value ? "on" : "off");
-    else choice_name(flag->choices, *(int*)flag->value, text, size);
+    else {
+        int position;
+        memcpy(&position, flag->value, sizeof position);
+        choice_name(flag->choices, position, text, size);
+    }
 }
 
 static inline void flags_help(const Flag* flags, size_t count) {

@@ -337,7 +337,7 @@ static inline void norm_forward(const Model* model, floatX* out, floatX* residua
         rmsnorm_forward(out, residual, rstd, in, branch, param(model, weight), epsilon, N, c->channels, model->stream);
 }
 
-// Dropout of a (N, C) activation in place; `place` tells the uses apart: 0 the embedding, 2l + 1 and 2l + 2 the
+// out = dropout(in), both (N, C), which may be the same; `place` tells the uses apart: 0 the embedding, 2l + 1 and 2l + 2 the
 // branches of block l. The backward calls it on gradients, with the same place.
 static inline void model_dropout(const Model* model, floatX* out, const floatX* in, size_t place, size_t N) {
     size_t C = model->config.channels;
@@ -484,16 +484,16 @@ static inline void model_backward(Model* model, const int32_t* tokens, size_t B,
     size_t N = B * T, C = c->channels, H = c->heads, K = c->kv_heads, D = config_head_size(c), F = c->ffn;
 
     FlatVector* flat = &model->flat;
-    if (c->tied) flat_begin(flat, c->layers + 1);
+    if (c->tied) flat_begin_bucket(flat, c->layers + 1);
     fill_zero(g->residual, N * C * sizeof(floatX), stream);
     norm_backward(model, g->residual, g->hidden, a->output, a->mean, a->rstd, p->final_norm_weight, p->final_norm_bias, N);
-    flat_end(flat, c->layers + 1);
+    flat_end_bucket(flat, c->layers + 1);
 
     for (size_t l = c->layers; l-- > 0;) {
         const Block* b = &p->blocks[l];
         BlockActivations* s = &a->blocks[l];
 
-        flat_begin(flat, l + 1);
+        flat_begin_bucket(flat, l + 1);
         const floatX* dbranch = branch_gradient(model, 2 * l + 2, N);
         if (c->family == FAMILY_GPT2) {
             matmul_gelu_backward_input(g->ffn_in, dbranch, param(model, b->ffn_out_weight), s->ffn_in, N, C, F, stream);
@@ -513,12 +513,12 @@ static inline void model_backward(Model* model, const int32_t* tokens, size_t B,
         if (c->family == FAMILY_LLAMA) rope_backward(g->qkv, a->rope, B, T, H, K, D, stream);
         matmul_backward(model, g->hidden, g->qkv, s->norm1, b->qkv_weight, b->qkv_bias, N, config_qkv(c), C);
         norm_backward(model, g->residual, g->hidden, s->input, s->mean1, s->rstd1, b->norm1_weight, b->norm1_bias, N);
-        flat_end(flat, l + 1);
+        flat_end_bucket(flat, l + 1);
     }
-    if (!c->tied) flat_begin(flat, 0);
+    if (!c->tied) flat_begin_bucket(flat, 0);
     embedding_backward(grad(model, p->token_embedding), grad(model, p->position_embedding), branch_gradient(model, 0, N),
                        tokens, B, T, C, stream);
-    flat_end(flat, 0);
+    flat_end_bucket(flat, 0);
 }
 
 // Begins a step of this rank's micro_batches, of which every rank has as many: the gradients are those of loss_scale times
@@ -527,12 +527,12 @@ static inline void model_begin_step(Model* model, double loss_scale, size_t micr
     flat_begin_step(&model->flat, loss_scale, micro_batches);
 }
 
-// Adds the sum of the losses of a batch, tokens and targets (B, T) on the host, to flat.sums[SUM_LOSS], without gradients.
+// Adds the sum of the losses of a batch, tokens and targets (B, T) on the host, to flat.scalars[SUM_LOSS], without gradients.
 static inline void model_losses(Model* model, const int32_t* tokens, const int32_t* targets, size_t B, size_t T) {
     const int32_t* batch = model_upload(model, tokens, targets, B * T);
     model_forward(model, batch, B, T, NULL);
     model_head(model, batch + B * T, 0.0f, B * T);
-    sum_scaled(model->flat.sums + SUM_LOSS, model->activations.losses, 1.0, B * T, model->stream);
+    sum_scaled(model->flat.scalars + SUM_LOSS, model->activations.losses, 1.0, B * T, model->stream);
 }
 
 // Forward, head and backward of one micro-batch, tokens and targets (B, T) on the host.
@@ -546,10 +546,10 @@ static inline void model_gradients(Model* model, const int32_t* tokens, const in
     fault_point("forward");
     model_forward(model, batch, B, T, NULL);
     fault_point("backward");
-    flat_begin(flat, model->config.tied ? 0 : model->config.layers + 1);
+    flat_begin_bucket(flat, model->config.tied ? 0 : model->config.layers + 1);
     model_head(model, batch + N, (float)dloss, N);
     model_backward(model, batch, B, T);
-    sum_scaled(flat->sums + SUM_LOSS, model->activations.losses, 1.0 / (double)count, N, model->stream);
+    sum_scaled(flat->scalars + SUM_LOSS, model->activations.losses, 1.0 / (double)count, N, model->stream);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -689,17 +689,19 @@ typedef struct {
     double wait_share;       // what part of the time since then this rank has waited
 } StepReading;
 
-// After the last micro-batch of a step. False if a rank is gone.
+// After the last micro-batch of a step: waits for its sums, tells the other ranks, and reads what all have told. False if a
+// rank is gone.
 static inline bool model_read(Model* model, StepReading* reading, StepNews news, Error* error) {
     enum { LOSS, SQUARES, BUSY, STOP, SAVE, SAVED, FAILED, NUMBERS };
+    static_assert((int)NUMBERS <= (int)TOLD, "make TOLD larger");
     FlatVector* flat = &model->flat;
     size_t world = flat->options.world, saved = 0;
-    flat_finish(flat);
-    double waited = flat_waited_ms(flat), busy = now_ms() - flat->read_ms - waited, squares = 0;
-    double own[NUMBERS] = {flat->read[SUM_LOSS] / (double)flat->micro_batches, 0, busy, (double)news.stop,
+    flat_finish_step(flat);
+    double waited = flat_waited_ms(flat), busy = now_ms() - flat->step_began_ms - waited, squares = 0;
+    double own[NUMBERS] = {flat->scalars_host[SUM_LOSS] / (double)flat->micro_batches, 0, busy, (double)news.stop,
                            (double)news.save, (double)news.saved, (double)news.failed};
-    for (size_t b = 0; b < flat->count; b++) own[SQUARES] += flat->read[SUM_SQUARES + b];
-    if (flat->read[SUM_BAD] != 0) own[SQUARES] = NAN;
+    for (size_t b = 0; b < flat->count; b++) own[SQUARES] += flat->scalars_host[SUM_SQUARES + b];
+    if (flat->scalars_host[SUM_BAD] != 0) own[SQUARES] = NAN;
     if (!flat_tell(flat, own, NUMBERS, error)) return false;
     waited += flat_waited_ms(flat);
     memset(reading, 0, sizeof *reading);
@@ -717,11 +719,12 @@ static inline bool model_read(Model* model, StepReading* reading, StepNews news,
     flat_extremes(&reading->loss_min, &reading->loss_median, &reading->loss_max, flat, LOSS, NUMBERS);
     reading->slowest = flat_extremes(&reading->busy_min, &reading->busy_median, &reading->busy_max, flat, BUSY, NUMBERS);
     reading->wait_share = waited / (busy + waited);
-    flat->read_ms = now_ms();
+    flat->step_began_ms = now_ms();
     return true;
 }
 
-// One optimizer step, number `update` from 1; gradients are multiplied by `factor` first.
+// One optimizer step, number `update` from 1; gradients are multiplied by `factor` first, and divided by the loss scale that
+// model_begin_step was given.
 static inline void model_update(Model* model, const OptimizerOptions* o, uint64_t update, double lr, double factor) {
     OptimizerStep step;
     step.kind = o->kind;
@@ -729,11 +732,11 @@ static inline void model_update(Model* model, const OptimizerOptions* o, uint64_
     step.beta1 = (float)o->beta1;
     step.beta2 = (float)o->beta2;
     step.epsilon = (float)o->epsilon;
-    step.weight_decay = 0;
+    step.weight_decay = (float)o->weight_decay;
     step.grad_scale = (float)(factor / model->flat.loss_scale);
     step.seed = o->seed;
     step.step = update;
-    flat_update(&model->flat, &model->parameters, step, (float)o->weight_decay);
+    flat_update(&model->flat, &model->parameters, &step);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -749,7 +752,7 @@ static inline bool model_validate(Model* model, double* loss, const Dataset* dat
     if (windows == 0 || windows > available) windows = available;
     Dropout dropout = model->dropout;
     double own[NUMBERS] = {0, 0}, sum[NUMBERS] = {0, 0};
-    fill_zero(flat->sums + SUM_LOSS, sizeof(double), model->stream);
+    fill_zero(flat->scalars + SUM_LOSS, sizeof(double), model->stream);
     Progress progress = progress_begin("validation", windows);
     bool ok = true;
     model->dropout.p = 0;
@@ -762,7 +765,7 @@ static inline bool model_validate(Model* model, double* loss, const Dataset* dat
         if (rank == 0) progress_show(&progress, first + batch);
     }
     progress_end(&progress);
-    download(&own[LOSS], flat->sums + SUM_LOSS, sizeof(double), model->stream);
+    download(&own[LOSS], flat->scalars + SUM_LOSS, sizeof(double), model->stream);
     model->dropout = dropout;
     if (!ok || !flat_tell(flat, own, NUMBERS, error)) return false;
     for (size_t r = 0; r < world; r++)
@@ -791,13 +794,13 @@ static inline bool model_compare_forward(Model* model, int32_t* tokens, int32_t*
         tokens[i] = (int32_t)(i * 7919 % model->config.vocab);
         targets[i] = (int32_t)((i + 1) * 7919 % model->config.vocab);
     }
-    fill_zero(flat->sums + SUM_LOSS, sizeof(double), model->stream);
+    fill_zero(flat->scalars + SUM_LOSS, sizeof(double), model->stream);
     model->dropout.p = 0;
     model_losses(model, tokens, targets, B, T);
     model->dropout = dropout;
     checksum(flat->checksums, model->activations.hidden, 0, N * model->config.channels, model->stream);
     download(own, flat->checksums, sizeof(uint64_t), model->stream);
-    download(own + 1, flat->sums + SUM_LOSS, sizeof(double), model->stream);
+    download(own + 1, flat->scalars + SUM_LOSS, sizeof(double), model->stream);
     return flat_same(flat, 2, describe_forward, error);
 }
 
@@ -882,7 +885,8 @@ static inline void model_generate(Model* model, int32_t* tokens, Candidate* cand
 // ------------------------------------------------------------------------------------------------
 // 8. Monitor
 //
-// One line per logged step for the console, the same as a line of JSON in metrics.jsonl. What was not measured is null.
+// One line per logged step for the console, and one of JSON, with more numbers, for metrics.jsonl. What was not measured is
+// null there.
 
 typedef struct {
     uint64_t step, steps, tokens, skipped; // steps done and to do, tokens consumed, steps skipped so far
@@ -960,7 +964,7 @@ static inline size_t log_length_until(const char* text, size_t bytes, uint64_t s
 static inline bool log_cut_back(Log* log, uint64_t step, Error* error) {
     char* text = NULL;
     size_t bytes = 0;
-    log->waiting.bytes = 0;  // all later, since a save waits for the lines before it
+    log->waiting.bytes = 0;  // of later steps: a save flushes the log first
     if (!file_read(log->path, (size_t)1 << 34, &text, &bytes, error)) return false;
     size_t kept = log_length_until(text, bytes, step);
     free(text);

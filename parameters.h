@@ -16,6 +16,7 @@
 #include "kernels.cuh"
 #endif
 
+#include <assert.h>
 #include <sys/resource.h>
 
 // ------------------------------------------------------------------------------------------------
@@ -45,32 +46,30 @@ static inline size_t config_ffn_in(const Config* c) { return c->family == FAMILY
 
 typedef struct {
     const char* name;
-    Family family;
-    size_t layers, heads, kv_heads, channels, ffn, context, vocab;
-    bool tied;
-    double norm_epsilon, rope_theta;
+    Config config;
 } Preset;
 
-// The GPT-2 sizes of the paper, llm.c's depths beyond them, and Llama's: the small ones of llama2.c, then version 3.
+// The GPT-2 sizes of the paper, the same and more under llm.c's names by depth, and Llama's: the small ones of llama2.c,
+// then version 3.
 static const Preset PRESETS[] = {
-    {"gpt2:124M",  FAMILY_GPT2,  12, 12, 12,  768,  3072, 1024,  50257, true,  1e-5, 0},
-    {"gpt2:350M",  FAMILY_GPT2,  24, 16, 16, 1024,  4096, 1024,  50257, true,  1e-5, 0},
-    {"gpt2:774M",  FAMILY_GPT2,  36, 20, 20, 1280,  5120, 1024,  50257, true,  1e-5, 0},
-    {"gpt2:1558M", FAMILY_GPT2,  48, 25, 25, 1600,  6400, 1024,  50257, true,  1e-5, 0},
-    {"gpt2:d6",    FAMILY_GPT2,   6,  6,  6,  384,  1536, 1024,  50257, true,  1e-5, 0},
-    {"gpt2:d12",   FAMILY_GPT2,  12, 12, 12,  768,  3072, 1024,  50257, true,  1e-5, 0},
-    {"gpt2:d24",   FAMILY_GPT2,  24, 16, 16, 1024,  4096, 1024,  50257, true,  1e-5, 0},
-    {"gpt2:d36",   FAMILY_GPT2,  36, 20, 20, 1280,  5120, 1024,  50257, true,  1e-5, 0},
-    {"gpt2:d48",   FAMILY_GPT2,  48, 25, 25, 1600,  6400, 1024,  50257, true,  1e-5, 0},
-    {"gpt2:d60",   FAMILY_GPT2,  60, 30, 30, 1920,  7680, 1024,  50257, true,  1e-5, 0},
-    {"gpt2:d72",   FAMILY_GPT2,  72, 30, 30, 2880, 11520, 1024,  50257, true,  1e-5, 0},
-    {"gpt2:d84",   FAMILY_GPT2,  84, 36, 36, 3456, 13824, 1024,  50257, true,  1e-5, 0},
-    {"llama:15M",  FAMILY_LLAMA,  6,  6,  6,  288,   768,  256,  32000, true,  1e-5, 10000},
-    {"llama:42M",  FAMILY_LLAMA,  8,  8,  8,  512,  1376, 1024,  32000, true,  1e-5, 10000},
-    {"llama:110M", FAMILY_LLAMA, 12, 12, 12,  768,  2048, 1024,  32000, true,  1e-5, 10000},
-    {"llama:1B",   FAMILY_LLAMA, 16, 32,  8, 2048,  8192, 8192, 128256, true,  1e-5, 500000},
-    {"llama:3B",   FAMILY_LLAMA, 28, 24,  8, 3072,  8192, 8192, 128256, true,  1e-5, 500000},
-    {"llama:8B",   FAMILY_LLAMA, 32, 32,  8, 4096, 14336, 8192, 128256, false, 1e-5, 500000},
+    {"gpt2:124M",  {FAMILY_GPT2,  12, 12, 12,  768,  3072, 1024,  50257, true,  1e-5, 0}},
+    {"gpt2:350M",  {FAMILY_GPT2,  24, 16, 16, 1024,  4096, 1024,  50257, true,  1e-5, 0}},
+    {"gpt2:774M",  {FAMILY_GPT2,  36, 20, 20, 1280,  5120, 1024,  50257, true,  1e-5, 0}},
+    {"gpt2:1558M", {FAMILY_GPT2,  48, 25, 25, 1600,  6400, 1024,  50257, true,  1e-5, 0}},
+    {"gpt2:d6",    {FAMILY_GPT2,   6,  6,  6,  384,  1536, 1024,  50257, true,  1e-5, 0}},
+    {"gpt2:d12",   {FAMILY_GPT2,  12, 12, 12,  768,  3072, 1024,  50257, true,  1e-5, 0}},
+    {"gpt2:d24",   {FAMILY_GPT2,  24, 16, 16, 1024,  4096, 1024,  50257, true,  1e-5, 0}},
+    {"gpt2:d36",   {FAMILY_GPT2,  36, 20, 20, 1280,  5120, 1024,  50257, true,  1e-5, 0}},
+    {"gpt2:d48",   {FAMILY_GPT2,  48, 25, 25, 1600,  6400, 1024,  50257, true,  1e-5, 0}},
+    {"gpt2:d60",   {FAMILY_GPT2,  60, 30, 30, 1920,  7680, 1024,  50257, true,  1e-5, 0}},
+    {"gpt2:d72",   {FAMILY_GPT2,  72, 30, 30, 2880, 11520, 1024,  50257, true,  1e-5, 0}},
+    {"gpt2:d84",   {FAMILY_GPT2,  84, 36, 36, 3456, 13824, 1024,  50257, true,  1e-5, 0}},
+    {"llama:15M",  {FAMILY_LLAMA,  6,  6,  6,  288,   768,  256,  32000, true,  1e-5, 10000}},
+    {"llama:42M",  {FAMILY_LLAMA,  8,  8,  8,  512,  1376, 1024,  32000, true,  1e-5, 10000}},
+    {"llama:110M", {FAMILY_LLAMA, 12, 12, 12,  768,  2048, 1024,  32000, true,  1e-5, 10000}},
+    {"llama:1B",   {FAMILY_LLAMA, 16, 32,  8, 2048,  8192, 8192, 128256, true,  1e-5, 500000}},
+    {"llama:3B",   {FAMILY_LLAMA, 28, 24,  8, 3072,  8192, 8192, 128256, true,  1e-5, 500000}},
+    {"llama:8B",   {FAMILY_LLAMA, 32, 32,  8, 4096, 14336, 8192, 128256, false, 1e-5, 500000}},
 };
 enum { PRESET_COUNT = sizeof PRESETS / sizeof PRESETS[0] };
 
@@ -81,17 +80,7 @@ static inline bool config_preset(Config* c, const char* name, Error* error) {
         size_t used = strlen(known);
         snprintf(known + used, sizeof known - used, "%s%s", i ? " " : "", p->name);
         if (strcmp(p->name, name) != 0) continue;
-        c->family = p->family;
-        c->layers = p->layers;
-        c->heads = p->heads;
-        c->kv_heads = p->kv_heads;
-        c->channels = p->channels;
-        c->ffn = p->ffn;
-        c->context = p->context;
-        c->vocab = p->vocab;
-        c->tied = p->tied;
-        c->norm_epsilon = p->norm_epsilon;
-        c->rope_theta = p->rope_theta;
+        *c = p->config;
         return true;
     }
     return fail(error, "there is no model '%s'; give one of %s, or the sizes one by one", name, known);
@@ -254,8 +243,10 @@ typedef struct {
     size_t bytes;
 } PlanLine;
 
+enum { PLAN_LINES = 48 };
+
 typedef struct {
-    PlanLine lines[48];
+    PlanLine lines[PLAN_LINES];
     size_t count, total;
     unsigned char* base;  // NULL while only planning
 } MemoryPlan;
@@ -265,6 +256,7 @@ typedef struct {
 static inline void* plan_take(MemoryPlan* plan, const char* name, size_t bytes) {
     size_t i = 0, place = plan->total, taken = round_up(bytes, 256);
     while (i < plan->count && strcmp(plan->lines[i].name, name) != 0) i++;
+    assert(i < PLAN_LINES);
     if (i == plan->count) plan->lines[plan->count++].name = name;
     plan->lines[i].bytes = taken < PLAN_MAX - plan->lines[i].bytes ? plan->lines[i].bytes + taken : PLAN_MAX;
     plan->total = taken < PLAN_MAX - plan->total ? plan->total + taken : PLAN_MAX;

@@ -15,8 +15,8 @@
 //     2     1/N         1/N                (N-1)/N sums, every micro-batch, and parameters
 //
 // Every rank has all parameters. In stage 2 the backward adds to staging memory of a bucket's size, three of them: one for
-// the embeddings (with a tied head they gather gradients from the first to the last of the backward), two for the blocks
-// in turn.
+// the embeddings (with a tied head they gather gradients from the first to the last of the backward, and with two they
+// would have to travel twice), two for the blocks in turn. See flat_layout_staging for the other stages.
 //
 // Sums over micro-batches and ranks are made in one of three ways:
 //   float     as they come: first over micro-batches and then over ranks, in stage 2 the other way round
@@ -132,14 +132,14 @@ static inline void wire_wait(Wire* wire, size_t slot, Stream stream) {
 // Payload that this rank has sent, in bytes, since the ranks met.
 static inline uint64_t wire_bytes_sent(const Wire* wire) { return wire->comm ? comm_statistics(wire->comm).bytes_sent : 0; }
 
-// Where a GPU works for itself, the programs must meet beside it; here they meet in every collective.
+// On GPUs the programs run ahead of the collectives, and meet once a micro-batch; here every collective is such a meeting.
 static inline void wire_meet(Wire* wire) { (void)wire; }
 
 // False, with the sentence, if a fault is known; does not wait.
 static inline bool wire_check(Wire* wire, Error* error) { return wire->comm == NULL || !comm_failed(wire->comm, error); }
 
-// How long the stream has stood waiting for collectives since the last call, which comes after the host has waited for it:
-// beside what the host has waited in the Comm, which here is all.
+// Milliseconds that the stream has waited for collectives since the last call. Here none: the Comm counts what the host
+// waits.
 static inline double wire_waited_ms(Wire* wire) {
     (void)wire;
     return 0;
@@ -182,18 +182,19 @@ typedef struct {
     RankOptions options;
     Bucket* buckets;          // (count): the embeddings, the blocks, the final norm and the head
     size_t count;
+    size_t sums_size, state_size;  // elements: whose summed gradients, and whose masters and moments, are here
     floatX* params;           // (flat_size)
-    float* masters;           // (state); NULL where params are float themselves, or not wanted
-    float *m, *v;             // (state) of the optimizer; NULL where it keeps none
-    float* grads;             // (sums); NULL with REDUCE_EXACT
-    int64_t* exact;           // (sums) in fixed point; NULL without it
+    float* masters;           // (state_size); NULL where params are float themselves, or not wanted
+    float *m, *v;             // (state_size) of the optimizer; NULL where it keeps none
+    float* grads;             // (sums_size); NULL with REDUCE_EXACT
+    int64_t* exact;           // (sums_size) in fixed point; NULL without it
     Staging staging[STAGINGS];
-    double* sums;             // (SUM_SQUARES + count) on the device: what the host reads once per step
+    double* scalars;          // (SUM_SQUARES + count) on the device: what the host reads once per step
     uint64_t* checksums;      // (count) on the device
-    double* read;             // (SUM_SQUARES + count) on the host: the same after flat_finish
+    double* scalars_host;     // (SUM_SQUARES + count): the same after flat_finish_step
     double* told;             // (world, TOLD) on the host: what the ranks told each other last
     double* sorted;           // (world) on the host, to find the middle of such numbers
-    double read_ms, waited_ms;  // the last model_read: when it was, and what the host had waited for others until then
+    double step_began_ms, waited_ms;  // the last model_read: when it was, and what the host had waited until then
     uint64_t* compared;       // (world, count) on the host: checksums of all ranks
     Wire wire;
     double loss_scale;        // of the step in progress
@@ -201,7 +202,7 @@ typedef struct {
     Stream stream;
 } FlatVector;
 
-// Of FlatVector.sums: the sum of the micro-batches' mean losses; 1 if a gradient did not fit fixed point; and from
+// Of FlatVector.scalars: the sum of the micro-batches' mean losses; 1 if a gradient did not fit fixed point; and from
 // SUM_SQUARES on the squares of the gradients of every bucket's own slice.
 enum { SUM_LOSS, SUM_BAD, SUM_SQUARES };
 
@@ -222,7 +223,7 @@ static inline CommType reduce_type(ReduceKind reduce) {
 
 // The table of buckets; allocates nothing on the device.
 static inline bool flat_create(FlatVector* flat, const Parameters* p, const RankOptions* options, Error* error) {
-    size_t count = p->tensors[p->count - 1].bucket + 1, sums = 0, state = 0;
+    size_t count = p->tensors[p->count - 1].bucket + 1;
     bool tied = p->head_weight == p->token_embedding;
     memset(flat, 0, sizeof *flat);
     flat->options = *options;
@@ -239,10 +240,10 @@ static inline bool flat_create(FlatVector* flat, const Parameters* p, const Rank
         k->own.end = k->first + slice.end;
         k->sums = options->stage < 2 ? whole : k->own;
         k->state = options->stage < 1 ? whole : k->own;
-        k->sums_place = sums;
-        k->state_place = state;
-        sums += slice_length(k->sums);
-        state += slice_length(k->state);
+        k->sums_place = flat->sums_size;
+        k->state_place = flat->state_size;
+        flat->sums_size += slice_length(k->sums);
+        flat->state_size += slice_length(k->state);
         bool end = b == 0 || (b + 1 == count && !tied);
         k->staging = end ? STAGING_ENDS : b % 2 == 0 ? STAGING_EVEN : STAGING_ODD;
     }
@@ -252,13 +253,21 @@ static inline bool flat_create(FlatVector* flat, const Parameters* p, const Rank
 static inline void flat_free(FlatVector* flat) {
     wire_close(&flat->wire);
     free(flat->buckets);
-    free(flat->read);
+    free(flat->scalars_host);
     free(flat->told);
     free(flat->sorted);
     free(flat->compared);
     memset(flat, 0, sizeof *flat);
 }
 
+// What staging memory there is, by stage and kind of sum:
+//
+//   stage 0, 1   float     none: the backward adds to grads, which travel themselves
+//                storage   travel, in floatX
+//                exact     adds; the sums in fixed point travel themselves
+//   stage 2      float     adds, which travel themselves
+//                storage   adds and travel
+//                exact     adds and travel
 static inline void flat_layout_staging(FlatVector* flat, MemoryPlan* plan) {
     const RankOptions* o = &flat->options;
     const char* name = "staging of gradients";
@@ -283,11 +292,10 @@ static inline void flat_layout_staging(FlatVector* flat, MemoryPlan* plan) {
 // Takes what the rank holds from the plan.
 static inline void flat_layout(FlatVector* flat, const Parameters* p, MemoryPlan* plan, bool training, bool masters,
                                OptimizerKind optimizer) {
-    const Bucket* last = &flat->buckets[flat->count - 1];
-    size_t sums = last->sums_place + slice_length(last->sums), state = last->state_place + slice_length(last->state);
+    size_t sums = flat->sums_size, state = flat->state_size;
     bool exact = flat->options.reduce == REDUCE_EXACT;
     flat->params = (floatX*)plan_take(plan, "parameters (" FLOATX_NAME ")", p->flat_size * sizeof(floatX));
-    flat->sums = (double*)plan_take(plan, "sums", (SUM_SQUARES + flat->count) * sizeof(double));
+    flat->scalars = (double*)plan_take(plan, "sums", (SUM_SQUARES + flat->count) * sizeof(double));
     if (!training) return;
     if (masters && !FLOATX_IS_FLOAT)
         flat->masters = (float*)plan_take(plan, "master weights (fp32)", state * sizeof(float));
@@ -304,19 +312,18 @@ enum { TOLD = 7 };  // numbers that a rank tells the others at a time, at most
 // After flat_layout has been called over memory.
 static inline bool flat_prepare(FlatVector* flat, Stream stream, Error* error) {
     flat->stream = stream;
-    flat->read = (double*)allocate((SUM_SQUARES + flat->count) * sizeof(double));
+    flat->scalars_host = (double*)allocate((SUM_SQUARES + flat->count) * sizeof(double));
     flat->told = (double*)allocate(flat->options.world * TOLD * sizeof(double));
     flat->sorted = (double*)allocate(flat->options.world * sizeof(double));
     flat->compared = (uint64_t*)allocate(flat->options.world * flat->count * sizeof(uint64_t));
-    if (flat->read == NULL || flat->told == NULL || flat->sorted == NULL || flat->compared == NULL)
+    if (flat->scalars_host == NULL || flat->told == NULL || flat->sorted == NULL || flat->compared == NULL)
         return fail(error, "out of memory for the numbers of %zu ranks", flat->options.world);
     return true;
 }
 
 // Forgets what the optimizer has seen.
 static inline void flat_forget(FlatVector* flat) {
-    const Bucket* last = &flat->buckets[flat->count - 1];
-    size_t bytes = (last->state_place + slice_length(last->state)) * sizeof(float);
+    size_t bytes = flat->state_size * sizeof(float);
     if (flat->m) fill_zero(flat->m, bytes, flat->stream);
     if (flat->v) fill_zero(flat->v, bytes, flat->stream);
 }
@@ -352,8 +359,8 @@ static inline CommSlice flat_state(size_t* place, const FlatVector* flat, size_t
 // ------------------------------------------------------------------------------------------------
 // 4. Gradients
 //
-// flat_begin_step; then for each micro-batch and each bucket, in the order in which all ranks come to them, flat_begin,
-// the operations that add to flat_gradient, flat_end; after the last flat_finish. A bucket's sum travels while the backward
+// flat_begin_step; then for each micro-batch and each bucket, in the order in which all ranks come to them, flat_begin_bucket,
+// the operations that add to flat_gradient, flat_end_bucket; after the last flat_finish_step. A bucket's sum travels while the backward
 // of the buckets before it goes on.
 
 // Milliseconds that this rank has waited for others since it was last asked; to be asked after the host has waited for the
@@ -367,22 +374,20 @@ static inline double flat_waited_ms(FlatVector* flat) {
 // What has come before is no part of a step's time: set-up, a validation, a save.
 static inline void flat_start_clock(FlatVector* flat) {
     flat_waited_ms(flat);
-    flat->read_ms = now_ms();
+    flat->step_began_ms = now_ms();
 }
 
 static inline void flat_begin_step(FlatVector* flat, double loss_scale, size_t micro_batches) {
-    const Bucket* last = &flat->buckets[flat->count - 1];
-    size_t n = last->sums_place + slice_length(last->sums);
-    if (flat->read_ms == 0) flat_start_clock(flat);
+    if (flat->step_began_ms == 0) flat_start_clock(flat);
     flat->loss_scale = loss_scale;
     flat->micro_batches = micro_batches;
     flat->micro = 0;
-    if (flat->exact) fill_zero(flat->exact, n * sizeof(int64_t), flat->stream);
-    else fill_zero(flat->grads, n * sizeof(float), flat->stream);
-    fill_zero(flat->sums, (SUM_SQUARES + flat->count) * sizeof(double), flat->stream);
+    if (flat->exact) fill_zero(flat->exact, flat->sums_size * sizeof(int64_t), flat->stream);
+    else fill_zero(flat->grads, flat->sums_size * sizeof(float), flat->stream);
+    fill_zero(flat->scalars, (SUM_SQUARES + flat->count) * sizeof(double), flat->stream);
 }
 
-// Where the backward adds the gradient of a tensor that begins at `offset`, between flat_begin and flat_end of its bucket.
+// Where the backward adds the gradient of a tensor that begins at `offset`, between flat_begin_bucket and flat_end_bucket of its bucket.
 static inline float* flat_gradient(const FlatVector* flat, size_t offset) {
     const Bucket* k = flat_bucket(flat, offset);
     float* adds = flat->staging[k->staging].adds;
@@ -407,7 +412,7 @@ static inline void flat_collect(FlatVector* flat, Bucket* k) {
     else cast_to_float(flat->grads + place, (const floatX*)staging->travel + from, n, flat->stream);
 }
 
-static inline void flat_begin(FlatVector* flat, size_t bucket) {
+static inline void flat_begin_bucket(FlatVector* flat, size_t bucket) {
     Bucket* k = &flat->buckets[bucket];
     Staging* staging = &flat->staging[k->staging];
     if (staging->adds == NULL) return;
@@ -416,7 +421,7 @@ static inline void flat_begin(FlatVector* flat, size_t bucket) {
 }
 
 // The backward of the bucket is done: its gradients go into the sums, or on their way.
-static inline void flat_end(FlatVector* flat, size_t bucket) {
+static inline void flat_end_bucket(FlatVector* flat, size_t bucket) {
     Bucket* k = &flat->buckets[bucket];
     Staging* staging = &flat->staging[k->staging];
     const RankOptions* o = &flat->options;
@@ -424,17 +429,17 @@ static inline void flat_end(FlatVector* flat, size_t bucket) {
     bool leaves = o->stage == 2 || flat->micro == flat->micro_batches;
     if (leaves && staging->travel && staging->user) flat_collect(flat, staging->user);
     if (o->reduce == REDUCE_EXACT) {
-        int64_t* sums = staging->travel ? (int64_t*)staging->travel : flat->exact + k->sums_place;
+        int64_t* fixed = staging->travel ? (int64_t*)staging->travel : flat->exact + k->sums_place;
         double limit = EXACT_LIMIT * flat->loss_scale / (double)(flat->micro_batches * o->world);
-        if (staging->travel) fill_zero(sums, n * sizeof(int64_t), flat->stream);
-        exact_add(sums, flat->sums + SUM_BAD, staging->adds, EXACT_SCALE / flat->loss_scale, limit, n, flat->stream);
+        if (staging->travel) fill_zero(fixed, n * sizeof(int64_t), flat->stream);
+        exact_add(fixed, flat->scalars + SUM_BAD, staging->adds, EXACT_SCALE / flat->loss_scale, limit, n, flat->stream);
     } else if (leaves && o->reduce == REDUCE_STORAGE) {
         cast_from_float((floatX*)staging->travel, staging->adds ? staging->adds : flat->grads + k->sums_place, n,
                         flat->stream);
     }
     if (!leaves) return;
-    void* sums = flat->exact ? (void*)(flat->exact + k->sums_place) : (void*)(flat->grads + k->sums_place);
-    void* data = staging->travel ? staging->travel : sums;
+    void* summed = flat->exact ? (void*)(flat->exact + k->sums_place) : (void*)(flat->grads + k->sums_place);
+    void* data = staging->travel ? staging->travel : summed;
     CommType type = reduce_type(o->reduce);
     if (o->stage == 0) wire_all_reduce(&flat->wire, flat_slot(flat, k), data, n, type, flat->stream);
     else wire_reduce_scatter(&flat->wire, flat_slot(flat, k), data, n, type, flat->stream);
@@ -453,23 +458,23 @@ static inline const float* flat_summed(FlatVector* flat, const Bucket* k, CommSl
 }
 
 // After the last micro-batch: waits for all gradients, in the order in which they left, squares those of the own slices,
-// and reads flat->sums. The one place of a step where the host waits for what the device has to compute; beside it
+// and reads flat->scalars. The one place of a step where the host waits for what the device has to compute; beside it
 // upload_batch keeps the host at most two micro-batches ahead.
-static inline void flat_finish(FlatVector* flat) {
+static inline void flat_finish_step(FlatVector* flat) {
     for (size_t b = flat->count; b-- > 0;) {
         Bucket* k = &flat->buckets[b];
         flat_collect(flat, k);
-        sum_of_squares(flat->sums + SUM_SQUARES + b, flat_summed(flat, k, k->own), slice_length(k->own), flat->stream);
+        sum_of_squares(flat->scalars + SUM_SQUARES + b, flat_summed(flat, k, k->own), slice_length(k->own), flat->stream);
     }
-    download(flat->read, flat->sums, (SUM_SQUARES + flat->count) * sizeof(double), flat->stream);
+    download(flat->scalars_host, flat->scalars, (SUM_SQUARES + flat->count) * sizeof(double), flat->stream);
 }
 
 // ------------------------------------------------------------------------------------------------
 // 5. Parameters
 
-// One optimizer step over what this rank keeps the state of. The others' parameters are on their way then, until
-// flat_await.
-static inline void flat_update(FlatVector* flat, const Parameters* p, OptimizerStep step, float weight_decay) {
+// One optimizer step over what this rank keeps the state of; its weight decay is for the tensors that decay. The others'
+// parameters are on their way then, until flat_await.
+static inline void flat_update(FlatVector* flat, const Parameters* p, const OptimizerStep* step) {
     size_t i = 0;
     for (size_t b = 0; b < flat->count; b++) {
         Bucket* k = &flat->buckets[b];
@@ -479,10 +484,11 @@ static inline void flat_update(FlatVector* flat, const Parameters* p, OptimizerS
             size_t place;
             CommSlice part = flat_state(&place, flat, t->offset, t->offset + t->size);
             if (slice_length(part) == 0) continue;
-            step.weight_decay = t->decays ? weight_decay : 0.0f;
+            OptimizerStep own = *step;
+            if (!t->decays) own.weight_decay = 0;
             optimizer_update(flat->params + part.first, flat->masters ? flat->masters + place : NULL,
                              flat->m ? flat->m + place : NULL, flat->v ? flat->v + place : NULL,
-                             grads + (part.first - k->state.first), &step, part.first, slice_length(part), flat->stream);
+                             grads + (part.first - k->state.first), &own, part.first, slice_length(part), flat->stream);
         }
         if (flat->options.stage == 0) continue;
         wire_all_gather(&flat->wire, flat->count + flat_slot(flat, k), flat->params + k->first, k->end - k->first,

@@ -24,15 +24,16 @@
 typedef struct {
     const char *model, *data, *val, *out, *prompt;
     bool resume, plan;
-    int family, optimizer, schedule;
+    Family family;
     uint64_t layers, heads, kv_heads, channels, ffn, context, vocab;
     bool tied;
     double rope_theta, dropout;
-    uint64_t batch, seq, total_batch, steps, seed, threads;
-    double lr, lr_final, wsd_fraction, decay_factor, beta1, beta2, epsilon, weight_decay;
-    uint64_t warmup, decay_every;
-    double clip, spike_sigma, spike_skip, loss_scale;
-    uint64_t spike_warmup, scale_growth, diverged_after, rewind;
+    uint64_t batch, seq, total_batch, seed, threads;
+    Schedule schedule;
+    OptimizerOptions optimizer;
+    GuardOptions guard;
+    double loss_scale;
+    uint64_t diverged_after, rewind;
     double rewind_lr;
     bool masters, tf32;
     uint64_t val_every, val_windows, val_overlap, sample_every, log_every, tokens;
@@ -40,14 +41,12 @@ typedef struct {
     bool ckpt_async;
     uint64_t ckpt_keep, ckpt_keep_every, ckpt_hot;
     double ckpt_bandwidth, mtbf;
-    double temperature, top_p, peak_tflops;
-    uint64_t top_k;
+    SamplingOptions sampling;
+    double peak_tflops;
     uint64_t ranks, zero, check_every, slow_steps;
     int reduce;
     double timeout, slow_factor, memory, bandwidth, compute_ms;
 } Options;
-
-#define HOT_DIRECTORY "/dev/shm"  // of copies in memory
 
 enum { REDUCE_AUTO };  // the first of the choices; the others are ReduceKind + 1
 #define REDUCE_CHOICES "auto|float|storage|exact"
@@ -58,34 +57,36 @@ static Options options_default(void) {
     o.prompt = "\n";
     o.tied = o.masters = true;
     o.batch = 4;
-    o.steps = 1000;
+    o.schedule.steps = 1000;
     o.seed = 1337;
-    o.lr = 6e-4;
-    o.warmup = 100;
-    o.schedule = SCHEDULE_COSINE;
-    o.lr_final = 0.1;
-    o.wsd_fraction = 0.2;
-    o.decay_every = 1000;
-    o.decay_factor = 0.5;
-    o.beta1 = 0.9;
-    o.beta2 = 0.95;
-    o.epsilon = 1e-8;
-    o.weight_decay = 0.1;
-    o.clip = 1;
-    o.spike_sigma = 4;
-    o.spike_skip = 20;
-    o.spike_warmup = 20;
+    o.schedule.lr = 6e-4;
+    o.schedule.warmup = 100;
+    o.schedule.kind = SCHEDULE_COSINE;
+    o.schedule.final_fraction = 0.1;
+    o.schedule.decay_fraction = 0.2;
+    o.schedule.decay_every = 1000;
+    o.schedule.decay_factor = 0.5;
+    o.optimizer.beta1 = 0.9;
+    o.optimizer.beta2 = 0.95;
+    o.optimizer.epsilon = 1e-8;
+    o.optimizer.weight_decay = 0.1;
+    o.guard.clip = 1;
+    o.guard.spike_sigma = 4;
+    o.guard.spike_skip = 20;
+    o.guard.spike_warmup = 20;
     o.loss_scale = 65536;
-    o.scale_growth = 2000;
+    o.guard.scale_growth = 2000;
     o.diverged_after = 100;
     o.rewind_lr = 0.5;
     o.log_every = 1;
     o.ckpt_every = "0";
     o.ckpt_async = true;
+    o.ckpt_hot_dir = "/dev/shm";
     o.mtbf = 24;
     o.tokens = 256;
-    o.temperature = 0.8;
-    o.top_p = 1;
+    o.guard.dynamic_scale = FLOATX_GEMM == GEMM_F16;
+    o.sampling.temperature = 0.8;
+    o.sampling.top_p = 1;
     o.rope_theta = 10000;
     o.ranks = 1;
     o.timeout = 600;
@@ -133,31 +134,31 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
         COUNT("seq", seq, 0, 16777216, "tokens of a sequence; 0: the model's context"),
         COUNT("total-batch", total_batch, 0, 1e12,
               "tokens of a step of all ranks, by accumulation; 0: one micro-batch each"),
-        COUNT("steps", steps, 0, 1e12, "steps of the run"),
+        COUNT("steps", schedule.steps, 0, 1e12, "steps of the run"),
         HEADING("Optimizer"),
-        CHOICE("optimizer", optimizer, OPTIMIZER_NAMES, ""),
-        REAL("lr", lr, 0, 100, "highest learning rate"),
-        REAL("beta1", beta1, 0, 0.99999, "decay of the running mean; momentum of sgd with momentum"),
-        REAL("beta2", beta2, 0, 0.99999, "decay of the running mean of squares (adamw), of the momentum (lion)"),
-        REAL("epsilon", epsilon, 1e-15, 1, "adamw"),
-        REAL("weight-decay", weight_decay, 0, 10, "decoupled, on matrices only"),
+        CHOICE("optimizer", optimizer.kind, OPTIMIZER_NAMES, ""),
+        REAL("lr", schedule.lr, 0, 100, "highest learning rate"),
+        REAL("beta1", optimizer.beta1, 0, 0.99999, "decay of the running mean; momentum of sgd with momentum"),
+        REAL("beta2", optimizer.beta2, 0, 0.99999, "decay of the running mean of squares (adamw), of the momentum (lion)"),
+        REAL("epsilon", optimizer.epsilon, 1e-15, 1, "adamw"),
+        REAL("weight-decay", optimizer.weight_decay, 0, 10, "decoupled, on matrices only"),
         SWITCH("masters", masters, "16-bit builds: float copies of the weights; off: stochastic rounding"),
         SWITCH("tf32", tf32, "fp32 builds on a GPU: products may round their operands to 10 bits of fraction"),
         HEADING("Schedule"),
-        CHOICE("schedule", schedule, SCHEDULE_NAMES, ""),
-        COUNT("warmup", warmup, 0, 1e12, "steps in which the rate rises to --lr"),
-        REAL("lr-final", lr_final, 0, 1, "the last rate, as a fraction of --lr (linear, cosine, wsd, exponential)"),
-        REAL("wsd-fraction", wsd_fraction, 0.0001, 1, "part of the run at its end in which wsd falls"),
-        COUNT("decay-every", decay_every, 1, 1e12, "steps between two falls (step)"),
-        REAL("decay-factor", decay_factor, 0, 1, "factor of a fall (step)"),
+        CHOICE("schedule", schedule.kind, SCHEDULE_NAMES, ""),
+        COUNT("warmup", schedule.warmup, 0, 1e12, "steps in which the rate rises to --lr"),
+        REAL("lr-final", schedule.final_fraction, 0, 1, "the last rate, as a fraction of --lr (linear, cosine, wsd, exponential)"),
+        REAL("wsd-fraction", schedule.decay_fraction, 0.0001, 1, "part of the run at its end in which wsd falls"),
+        COUNT("decay-every", schedule.decay_every, 1, 1e12, "steps between two falls (step)"),
+        REAL("decay-factor", schedule.decay_factor, 0, 1, "factor of a fall (step)"),
         HEADING("Guards"),
-        REAL("clip", clip, 0, 1e9, "largest norm of the gradient; 0: no clipping at all"),
-        REAL("spike-sigma", spike_sigma, 0, 1e9,
+        REAL("clip", guard.clip, 0, 1e9, "largest norm of the gradient; 0: no clipping at all"),
+        REAL("spike-sigma", guard.spike_sigma, 0, 1e9,
              "norms up to mean + X deviations are not clipped; 0: --clip alone decides"),
-        REAL("spike-skip", spike_skip, 0, 1e9, "a step whose norm is over X means is skipped; 0: never"),
-        COUNT("spike-warmup", spike_warmup, 1, 1e9, "steps seen before the two rules above hold"),
+        REAL("spike-skip", guard.spike_skip, 0, 1e9, "a step whose norm is over X means is skipped; 0: never"),
+        COUNT("spike-warmup", guard.spike_warmup, 1, 1e9, "steps seen before the two rules above hold"),
         REAL("loss-scale", loss_scale, 1, 16777216, "first loss scale (fp16 builds)"),
-        COUNT("scale-growth", scale_growth, 1, 1e9, "good steps after which the loss scale doubles (fp16 builds)"),
+        COUNT("scale-growth", guard.scale_growth, 1, 1e9, "good steps after which the loss scale doubles (fp16 builds)"),
         COUNT("diverged-after", diverged_after, 1, 1e9,
               "skipped steps in a row after which the run has diverged, and ends"),
         COUNT("rewind", rewind, 0, 1e9,
@@ -195,7 +196,7 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
         COUNT("ckpt-hot", ckpt_hot, 0, 1e12,
               "steps between two copies in memory, which outlive the process and not the machine; 0: none"),
         TEXT("ckpt-hot-dir", ckpt_hot_dir, "DIR",
-             "where these go, in a directory named after --out; default: " HOT_DIRECTORY),
+             "where the copies in memory go, in a directory llmtrain-HASH, of the path of --out"),
         REAL("mtbf", mtbf, 0.001, 1e6, "hours between two failures; auto saves every sqrt(2 x cost of a save x these)"),
         TEXT("init-from", init_from, "DIR",
              "begin with the weights of this checkpoint (a step_N), unless --resume finds one in --out"),
@@ -204,9 +205,9 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
         HEADING("Sampling"),
         TEXT("prompt", prompt, "TEXT", "what to continue; default: a line break"),
         COUNT("tokens", tokens, 1, 1e9, "tokens to write"),
-        REAL("temperature", temperature, 0, 100, "0: always the likeliest token"),
-        COUNT("top-k", top_k, 0, 1e9, "choose among the N likeliest; 0: all"),
-        REAL("top-p", top_p, 0, 1, "choose among the likeliest that reach probability X"),
+        REAL("temperature", sampling.temperature, 0, 100, "0: always the likeliest token"),
+        COUNT("top-k", sampling.top_k, 0, 1e9, "choose among the N likeliest; 0: all"),
+        REAL("top-p", sampling.top_p, 0, 1, "choose among the likeliest that reach probability X"),
     };
     static_assert(sizeof table <= FLAGS_MAX * sizeof(Flag), "make FLAGS_MAX larger");
     memcpy(flags, table, sizeof table);
@@ -215,6 +216,11 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
 
 // ------------------------------------------------------------------------------------------------
 // Set-up
+
+// Of a step, on each of `world` ranks.
+static uint64_t options_micro_batches(const Options* o, size_t world) {
+    return o->total_batch ? o->total_batch / (o->batch * o->seq * world) : 1;
+}
 
 // Everything a run holds.
 typedef struct {
@@ -230,7 +236,7 @@ typedef struct {
     size_t text_size;
     Candidate* candidates;        // (V)
     double peak_tflops;           // against which mfu is given; 0: unknown
-    bool preempted;               // stopped by a signal that asks to be started again, and saved: exit with 75
+    bool stopped;                 // by a signal, and saved
     bool wrong_flags;             // the failure is of the flags, not of the world: exit with 2
     Saver saver;
     Cadence cadence;
@@ -302,7 +308,7 @@ static bool run_configure(Config* c, const Options* o, const Dataset* data, Flag
     memset(c, 0, sizeof *c);
     c->tied = o->tied;
     if (o->model && !config_preset(c, o->model, error)) return false;
-    if (flag_was_given(flags, flag_count, "family")) c->family = (Family)o->family;
+    if (flag_was_given(flags, flag_count, "family")) c->family = o->family;
     if (flag_was_given(flags, flag_count, "tied")) c->tied = o->tied;
     if (flag_was_given(flags, flag_count, "rope-theta")) c->rope_theta = o->rope_theta;
     bool resized = o->heads != 0 || o->channels != 0;
@@ -325,14 +331,14 @@ static bool run_check_vocabulary(const Config* c, const Dataset* data, const cha
                 flag, data->vocabulary, c->vocab, data->vocabulary);
 }
 
-static ModelOptions run_model_options(Run* run, size_t T, bool training) {
+static ModelOptions run_model_options(Run* run, bool training) {
     const Options* o = &run->options;
     ModelOptions m;
     memset(&m, 0, sizeof m);
     m.B = training ? o->batch : 1;
-    m.T = training ? T : 1;
+    m.T = training ? o->seq : 1;
     m.training = training;
-    m.optimizer = (OptimizerKind)o->optimizer;
+    m.optimizer = o->optimizer.kind;
     m.masters = o->masters;
     m.sampling = !training || o->sample_every > 0;
     m.tf32 = o->tf32;
@@ -432,7 +438,7 @@ static bool run_print_scaling(const Run* run, size_t micro_batches, Error* error
 static bool run_print_plan(const Run* run, Error* error) {
     const Options* o = &run->options;
     const RankOptions* ranks = &run->model.flat.options;
-    size_t B = o->batch, T = o->seq, micro_batches = o->total_batch ? o->total_batch / (B * T * ranks->world) : 1;
+    size_t B = o->batch, T = o->seq, micro_batches = options_micro_batches(o, ranks->world);
     const char* const sums[] = {"fp32", FLOATX_NAME, "64-bit fixed point"};  // by ReduceKind
     if (ranks->world > 1)
         printf("rank 0 of %zu, --zero %zu, gradients summed as %s\n", ranks->world, ranks->stage, sums[ranks->reduce]);
@@ -441,8 +447,7 @@ static bool run_print_plan(const Run* run, Error* error) {
     if (run_takes_snapshots(run))
         printf("  %-34s %12.2f\n", "beside it: snapshot", 1e-6 * (double)checkpoint_bytes(&run->model));
     if (o->ckpt_hot)  // two that are kept, and one that is being written
-        printf("  %-34s %12.2f\n", "in " HOT_DIRECTORY ": its part of copies",
-               3e-6 * (double)checkpoint_bytes(&run->model));
+        printf("  %-34s %12.2f\n", "in --ckpt-hot-dir: three copies", 3e-6 * (double)checkpoint_bytes(&run->model));
     if (device_is_host())
         printf("  %-34s %12.2f\n", "beside it: matrix products", 1e-6 * (double)gemm_workspace_bytes((int)threads_count()));
     if (ranks->world == 1) return true;
@@ -558,17 +563,17 @@ static void resume_compare_flags(const RunRecord* asked, const Json* manifest) {
     }
 }
 
-#define STEP_NONE ((uint64_t)1 << 61)  // above all steps
+#define STEP_MAX ((uint64_t)1 << 61)  // no run has so many; twice as many still fit 64 bits
 
-// The newest checkpoint before *key, as rank 0 sees it, and its place among all: that of step N in --out has the key 2N,
-// its copy in memory 2N + 1. grid: see run_load.
+// Checkpoints are tried in the falling order of their keys: 2N for step N in --out, 2N + 1 for its copy in memory. The next
+// below *key, as rank 0 sees it. grid: see run_load.
 static bool run_checkpoint_before(Run* run, uint64_t* key, uint64_t grid, bool* found, Error* error) {
     uint64_t step = 0, hot = 0;
     int64_t numbers[2] = {0, 0};
     bool hot_found = false, good = true;
     *found = false;
     if (run->comm.rank == 0) {
-        step = *key / 2 + *key % 2;
+        step = *key / 2 + *key % 2;  // 2N < *key just if N is below this
         do good = checkpoint_find_before(&step, found, run->options.out, step, error);
         while (good && *found && grid && step % grid != 0);
         if (good && !grid && run->hot[0]) good = checkpoint_find_before(&hot, &hot_found, run->hot, *key / 2, error);
@@ -589,7 +594,7 @@ static bool run_checkpoint_before(Run* run, uint64_t* key, uint64_t grid, bool* 
 // any. grid 0: copies in memory count too; otherwise only steps that are multiples of it, and no copies. A model that was
 // not planned yet, for sampling, takes its configuration from there.
 static bool run_load(Run* run, uint64_t before, uint64_t grid, bool* found, Error* error) {
-    bool training = run->model.options.training, more = true;
+    bool training = run->model.options.training, more;
     uint64_t key = 2 * before;
     *found = false;
     for (;;) {
@@ -604,7 +609,7 @@ static bool run_load(Run* run, uint64_t before, uint64_t grid, bool* found, Erro
         bool good = manifest_open(&manifest, &saved, path, error), fits = true;
         if (good && training) fits = resume_agrees(&saved, &run->record, path, error);
         else if (good && run->model.memory.base == NULL)
-            fits = model_create(&run->model, &saved.config, run_model_options(run, 1, false), error);
+            fits = model_create(&run->model, &saved.config, run_model_options(run, false), error);
         if (good && fits) good = checkpoint_load(&run->model, &manifest, path, false, error);
         if (!good && error->lacks) fits = false;  // no reason to go back to an older one
         Error fault;
@@ -733,7 +738,7 @@ static bool run_prepare(Run* run, Flag* flags, size_t flag_count, Error* error) 
     if (o->val_overlap >= o->seq)
         return fail(error, "--val-overlap %llu leaves nothing new in sequences of %llu; make it smaller than --seq",
                     (unsigned long long)o->val_overlap, (unsigned long long)o->seq);
-    if (!model_plan(&run->model, &config, run_model_options(run, o->seq, true), error)) return false;
+    if (!model_plan(&run->model, &config, run_model_options(run, true), error)) return false;
     run->wrong_flags = false;
     if (o->data && !run_check_vocabulary(&config, &run->train, "--data", error)) return false;
     if (o->val && !run_check_vocabulary(&config, &run->val, "--val", error)) return false;
@@ -760,7 +765,7 @@ static bool run_find_hot(Run* run, bool goes_on, Error* error) {
     char* real = realpath(o->out, NULL);
     const char* out = real ? real : o->out;
     // A directory of its own, whatever else lies beside it: it is emptied at the end.
-    snprintf(run->hot, sizeof run->hot, "%.4000s/llmtrain-%016llx", o->ckpt_hot_dir ? o->ckpt_hot_dir : HOT_DIRECTORY,
+    snprintf(run->hot, sizeof run->hot, "%.4000s/llmtrain-%016llx", o->ckpt_hot_dir,
              (unsigned long long)hash_bytes(out, strlen(out)));
     free(real);
     run->alike = true;
@@ -802,7 +807,7 @@ static bool run_begin(Run* run, Flag* flags, size_t flag_count, Error* error) {
     if (!run_compare_ranks(run, flags, flag_count, error)) return false;
 
     RunRecord* r = &run->record;
-    r->optimizer = (OptimizerKind)o->optimizer;
+    r->optimizer = o->optimizer.kind;
     r->seed = o->seed;
     r->T = o->seq;
     r->data = dataset_fingerprint(&run->train);
@@ -824,19 +829,19 @@ static bool run_begin(Run* run, Flag* flags, size_t flag_count, Error* error) {
     bool goes_on = o->resume && run_has_log(run);
     if (!run_agree(run, !leads || o->out == NULL || log_open(&run->log, o->out, error), error)) return false;
     if (o->ckpt_hot && !run_find_hot(run, goes_on, error)) return false;
-    if (o->resume && !run_load(run, STEP_NONE, 0, &found, error)) return false;
+    if (o->resume && !run_load(run, STEP_MAX, 0, &found, error)) return false;
     ok = found || run_start(run, error);
     if (o->resume && !found) printf("no checkpoint in %s yet: starting from the beginning\n", o->out);
     if (leads && o->out) ok = ok && log_cut_back(&run->log, r->state.step, error);
     if (leads && o->out && ok) checkpoint_clean(o->out);
     if (leads && run->hot[0] && ok) checkpoint_clean(run->hot);
-    if (o->warmup >= o->steps)
+    if (o->schedule.warmup >= o->schedule.steps)
         printf("note: --warmup %llu is not shorter than the run of %llu steps: the rate never reaches --lr\n",
-               (unsigned long long)o->warmup, (unsigned long long)o->steps);
+               (unsigned long long)o->schedule.warmup, (unsigned long long)o->schedule.steps);
     if (o->out == NULL) printf("no --out: nothing will be saved\n");
-    if (r->state.step >= o->steps)
+    if (r->state.step >= o->schedule.steps)
         printf("nothing to do: step %llu of %llu is reached\n", (unsigned long long)r->state.step,
-               (unsigned long long)o->steps);
+               (unsigned long long)o->schedule.steps);
     ok = ok &&
         loader_open(&run->loader, &run->train, (int32_t)r->config.vocab, o->seed, run->comm.rank, run->comm.world,
                     o->batch, o->seq, error) &&
@@ -854,14 +859,9 @@ static bool run_begin(Run* run, Flag* flags, size_t flag_count, Error* error) {
 // Every sample uses the same random numbers, so that those of one run show how the model changes.
 static void run_sample(Run* run, FILE* out) {
     const Options* o = &run->options;
-    SamplingOptions s;
-    s.temperature = o->temperature;
-    s.top_k = o->top_k;
-    s.top_p = o->top_p;
-    s.seed = o->seed;
     size_t known = tokenizer_encode(run->text, &run->tokenizer, o->prompt, strlen(o->prompt));
     fputs(o->prompt, out);
-    model_generate(&run->model, run->text, run->candidates, out, &run->tokenizer, &s, known, known + o->tokens);
+    model_generate(&run->model, run->text, run->candidates, out, &run->tokenizer, &o->sampling, known, known + o->tokens);
     fputc('\n', out);
     fflush(out);
 }
@@ -890,7 +890,7 @@ static bool run_end_save(Run* run, bool* good, Error* error) {
     }
     fault_point("clean");
     const KeepRule two = {2, 0, 0, 0, false}, asked = {o->ckpt_keep, o->ckpt_keep_every, c->steps, c->halfway, o->rewind > 0};
-    bool prunes = hot || ((o->ckpt_keep > 0 || c->halfway > 0) && !cadence_is_halfway(c, step));
+    bool prunes = hot || ((o->ckpt_keep > 0 || c->halfway > 0 || o->rewind > 0) && !cadence_is_halfway(c, step));
     if (run->comm.rank == 0 && prunes) saver_prune(&run->saver, hot ? run->hot : o->out, step, hot ? &two : &asked);
     return true;
 }
@@ -966,7 +966,7 @@ static volatile sig_atomic_t interrupt_speaks = 1;
 static void interrupt(int signal_number) {
     static const char message[] = "train: stopping after this step; Ctrl-C twice stops at once, without saving it\n";
     bool first = interrupted == 0;
-    interrupted = signal_number;
+    if (first) interrupted = signal_number;
     if (signal_number == SIGINT) signal(signal_number, SIG_DFL);  // others may come twice, from a scheduler and a launcher
     if (first && interrupt_speaks && write(STDERR_FILENO, message, sizeof message - 1) < 0) return;  // nobody to tell
 }
@@ -1098,7 +1098,7 @@ static void run_name_slow(Run* run, const StepReading* reading) {
 static bool run_report(Run* run, StepRecord* r, double tokens, Error* error) {
     const RunState* state = &run->record.state;
     r->step = state->step;
-    r->steps = run->options.steps;
+    r->steps = run->options.schedule.steps;
     r->tokens = state->samples * run->options.seq;
     r->skipped = state->step - state->updates;
     r->floor = run->val.entropy_floor;
@@ -1135,16 +1135,11 @@ static bool run_train(Run* run, Error* error) {
     const Options* o = &run->options;
     Model* model = &run->model;
     RunState* state = &run->record.state;
-    Schedule schedule = {(ScheduleKind)o->schedule, o->lr, o->lr_final, o->warmup, o->steps, o->wsd_fraction,
-                         o->decay_every, o->decay_factor};
-    GuardOptions guard = {o->clip, o->spike_sigma, o->spike_skip, o->spike_warmup, FLOATX_GEMM == GEMM_F16,
-                          o->scale_growth};
-    OptimizerOptions optimizer = {(OptimizerKind)o->optimizer, o->beta1, o->beta2, o->epsilon, o->weight_decay, o->seed};
     size_t B = o->batch, T = o->seq, rank = run->comm.rank;
-    uint64_t micro_batches = o->total_batch ? o->total_batch / (B * T * run->comm.world) : 1, first_step = state->step;
+    uint64_t micro_batches = options_micro_batches(o, run->comm.world), first_step = state->step;
     double began = now_ms();
 
-    bool stop = state->step >= o->steps;
+    bool stop = state->step >= o->schedule.steps;
     while (!stop) {
         StepRecord r;
         double started = now_ms();
@@ -1166,12 +1161,12 @@ static bool run_train(Run* run, Error* error) {
 
         // The guard decides whether, and the schedule how far, the optimizer steps.
         double factor = 0.0;
-        r.lr = state->lr_factor * schedule_lr(&schedule, state->step);
+        r.lr = state->lr_factor * schedule_lr(&o->schedule, state->step);
         bool finite = isfinite(r.reading.loss);
-        bool update = guard_step(state, &factor, &guard, finite ? r.reading.grad_norm : NAN);
+        bool update = guard_step(state, &factor, &o->guard, finite ? r.reading.grad_norm : NAN);
         fault_point("update");
         if (update) saver_await_snapshot(&run->saver);
-        if (update) model_update(model, &optimizer, ++state->updates, r.lr, factor);
+        if (update) model_update(model, &o->optimizer, ++state->updates, r.lr, factor);
         state->skipped_row = update ? 0 : state->skipped_row + 1;
         state->step++;
         run_name_slow(run, &r.reading);
@@ -1182,9 +1177,9 @@ static bool run_train(Run* run, Error* error) {
             continue;
         }
 
-        // What the step cost is measured before looking at the model. A GPU is still at the update then, which the next
+        // What the step cost is measured before validating, sampling and saving. A GPU is still at the update then, which the next
         // step waits for; where something else comes first it must be waited for here.
-        bool last = state->step == o->steps;
+        bool last = state->step == o->schedule.steps;
         stop = last || news.stop;
         bool hastens = stop && !last;  // a signal: there may be no time for anything but the save
         bool validates = o->val && !hastens && (last || (o->val_every && state->step % o->val_every == 0));
@@ -1193,8 +1188,9 @@ static bool run_train(Run* run, Error* error) {
         bool copies = !saves && o->ckpt_hot && state->step % o->ckpt_hot == 0 &&
             saver_state(&run->saver) == SAVER_IDLE;
         bool pauses = validates || samples || saves || copies;
-        if (validates || samples || saves || state->step == first_step + 1) device_wait(model->stream);
+        if (pauses || state->step == first_step + 1) device_wait(model->stream);
         r.ms = now_ms() - started;
+        r.sent = wire_bytes_sent(&model->flat.wire) - sent;
         if (state->step > first_step + 1) cadence_count_step(&run->cadence, r.ms, saving);
         run_pace(run);
         if (pauses) beat(BEAT_CHECKPOINT, state->step);
@@ -1208,9 +1204,8 @@ static bool run_train(Run* run, Error* error) {
             comm_be_patient(&run->comm, false);
         }
 
-        r.sent = wire_bytes_sent(&model->flat.wire) - sent;
         r.minutes_left =
-            (now_ms() - began) / 6e4 / (double)(state->step - first_step) * (double)(o->steps - state->step);
+            (now_ms() - began) / 6e4 / (double)(state->step - first_step) * (double)(o->schedule.steps - state->step);
         bool reports = last || state->step % o->log_every == 0 || !isnan(r.val_loss);
         if (reports && !run_report(run, &r, (double)(micro_batches * B * T), error)) return false;
         if (samples && rank == 0) run_sample(run, stdout);
@@ -1220,10 +1215,10 @@ static bool run_train(Run* run, Error* error) {
     }
     if (!run_agree(run, flat_await_all(&model->flat, error), error)) return false;
     saver_await_prune(&run->saver);
-    if (state->step >= o->steps && run->hot[0] && rank == 0) checkpoint_discard(run->hot);
-    if (state->step >= o->steps) return true;
+    if (state->step >= o->schedule.steps && run->hot[0] && rank == 0) checkpoint_discard(run->hot);
+    if (state->step >= o->schedule.steps) return true;
     run->alike = true;
-    run->preempted = o->out && interrupted != SIGINT;
+    run->stopped = o->out != NULL;
     return fail(error, "stopped by a signal after step %llu; %s", (unsigned long long)state->step,
                 o->out ? "the same command with --resume continues" : "nothing was saved, since there is no --out");
 }
@@ -1231,7 +1226,7 @@ static bool run_train(Run* run, Error* error) {
 // Continues --prompt with the newest good checkpoint of --out.
 static bool run_generate(Run* run, Error* error) {
     bool found = false;
-    if (!run_load(run, STEP_NONE, 0, &found, error)) return false;
+    if (!run_load(run, STEP_MAX, 0, &found, error)) return false;
     if (!found) return fail(error, "%s holds no checkpoint; give the --out of a run that has saved one", run->options.out);
     if (!run_check_prompt(&run->model.config, error) || !run_allocate(run, error)) return false;
     run_sample(run, stdout);
@@ -1321,24 +1316,24 @@ int main(int argc, char** argv) {
         flags_help(flags, flag_count);
         return 0;
     }
-    const Options* o = &run.options;
+    Options* o = &run.options;
     if (!flags_parse(flags, flag_count, argc, argv, &error) ||
         !cadence_parse(&run.cadence, o->ckpt_every, o->mtbf, o->ckpt_async, &error) ||
         !options_check(o, &run.cadence, flags, flag_count, &error)) {
         run_refuse(&run, &error);
         return 2;
     }
+    o->optimizer.seed = o->sampling.seed = o->seed;
     signal(SIGXFSZ, SIG_IGN);  // a limit on the size of files is then an error of the write, with a sentence
-    interrupted = 0;
-    if (run.options.data) {
+    if (o->data) {
         signal(SIGINT, interrupt);
         signal(SIGTERM, interrupt);
         signal(SIGUSR1, interrupt);
     }
-    if (run.options.threads) threads_set(run.options.threads);
+    if (o->threads) threads_set(o->threads);
     bool ok = run_join(&run, &launch, flags, flag_count, &error);
-    if (ok && run.options.data == NULL && !run.options.plan) ok = run_generate(&run, &error);
-    else ok = ok && run_begin(&run, flags, flag_count, &error) && (run.options.plan || run_train(&run, &error));
+    if (ok && o->data == NULL && !o->plan) ok = run_generate(&run, &error);
+    else ok = ok && run_begin(&run, flags, flag_count, &error) && (o->plan || run_train(&run, &error));
     if (!ok && run.comm.world > 1 && !run.alike) comm_abandon(&run.comm, error.text);
     if (!ok && (launch.rank == 0 || !run.alike)) {
         if (launch.world > 1 && !run.alike) fprintf(stderr, "train: rank %zu: %s\n", launch.rank, error.text);
@@ -1346,11 +1341,11 @@ int main(int argc, char** argv) {
     }
     if (ok) beat(BEAT_DONE, run.record.state.step);
     if (run.cadence.began_ms > 0)
-        run_event(&run, ok ? "done" : run.preempted ? "stopped" : "failed", run.record.state.step, "%s",
+        run_event(&run, ok ? "done" : run.stopped ? "stopped" : "failed", run.record.state.step, "%s",
                   ok ? "all steps" : error.text);
     run_free(&run);
-    double grace_ms = ok ? 1e3 * run.options.timeout : REAP_MS;
-    int code = comm_reap(&launch, ok ? 0 : run.wrong_flags ? 2 : run.preempted ? SUPERVISE_SAVED : 1, grace_ms, &error);
+    int code = ok ? 0 : run.wrong_flags ? 2 : run.stopped && interrupted != SIGINT ? SUPERVISE_SAVED : 1;
+    code = comm_reap(&launch, code, ok ? 1e3 * o->timeout : REAP_MS, &error);
     if (ok && error.text[0]) fprintf(stderr, "train: %s\n", error.text);
     return code;
 }
