@@ -717,26 +717,51 @@ static void test_run_kind(const char* what, const char* flags) {
     check_true(text, ok && runs_equal("a", "b", "00000020"));
 }
 
-// A run that is told to stop saves itself, leaves no other process in its directory, and goes on to the same end.
-static void test_signal(void) {
+// A slow run in a child, which gets a signal, or two, once it has logged a step; its exit code.
+static int train_and_signal(int first, int second) {
     char path[512];
-    command("rm -rf %s/%s %s/%s", "a", "b");
-    Error error;
-    need(train(small_run("b", "")) == 0 || fail(&error, "the run to compare with failed"), &error);
+    struct stat status;
+    int code = -1;
+    snprintf(path, sizeof path, "%s/a/metrics.jsonl", work);
+    command("rm -rf %s/%s %s/%s.out", "a", "a");
     fflush(stdout);
     pid_t child = fork();
-    if (child == 0) _exit(train(small_run("a", "--threads 1")));  // OpenMP's threads do not survive a fork
-    snprintf(path, sizeof path, "%s/a/metrics.jsonl", work);
-    struct stat status;
+    if (child == 0) {
+        setenv("LLMTRAIN_TEST_FAULT", "rank 0 step 2 at load do sleep", 1);
+        fault_state()->read = false;
+        _exit(train(small_run("a", "--threads 1")));  // OpenMP's threads do not survive a fork
+    }
     for (int wait = 0; wait < 5000 && !(stat(path, &status) == 0 && status.st_size > 0); wait++) usleep(1000);
-    kill(child, SIGTERM);
-    int code = -1;
+    kill(child, first);
+    if (second) usleep(10000);
+    if (second) kill(child, second);
     waitpid(child, &code, 0);
-    bool stopped = WIFEXITED(code) && WEXITSTATUS(code) == SUPERVISE_SAVED && output_contains("stopped by a signal after step");
-    bool finished = WIFEXITED(code) && WEXITSTATUS(code) == 0;  // it was faster than the signal
-    check_true("SIGTERM: the run says that it stopped and how to continue", stopped || finished);
-    check_true("SIGTERM: resumed to the same end", train(small_run("a", "--resume")) == 0 && runs_equal("a", "b", "00000020"));
+    return WIFEXITED(code) ? WEXITSTATUS(code) : -1;
+}
 
+// A run that is told to stop saves itself, leaves no other process in its directory, and goes on to the same end.
+static void test_signal(void) {
+    static const struct { const char* name; int first, second, code; } cases[] = {
+        {"SIGTERM", SIGTERM, 0, SUPERVISE_SAVED}, {"SIGINT", SIGINT, 0, 1}, {"SIGTERM, then SIGINT", SIGTERM, SIGINT, SUPERVISE_SAVED}};
+    char path[512], what[128], *events;
+    Error error;
+    size_t bytes;
+    command("rm -rf %s/%s", "b", "");
+    need(train(small_run("b", "")) == 0 || fail(&error, "the run to compare with failed"), &error);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        int code = train_and_signal(cases[i].first, cases[i].second);
+        snprintf(what, sizeof what, "%s: the run says that it stopped and how to continue", cases[i].name);
+        check_true(what, code == cases[i].code && output_contains("stopped by a signal after step"));
+        snprintf(path, sizeof path, "%s/a/events.jsonl", work);
+        need(file_read(path, 1 << 20, &events, &bytes, &error), &error);
+        snprintf(what, sizeof what, "%s: events.jsonl says so too", cases[i].name);
+        check_true(what, strstr(events, "\"stopped\"") != NULL && strstr(events, "\"failed\"") == NULL);
+        free(events);
+        snprintf(what, sizeof what, "%s: resumed to the same end", cases[i].name);
+        check_true(what, train(small_run("a", "--resume")) == 0 && runs_equal("a", "b", "00000020"));
+    }
+
+    snprintf(path, sizeof path, "%s/a/metrics.jsonl", work);
     FILE* other = fopen(path, "ab");
     need((other != NULL && flock(fileno(other), LOCK_EX) == 0) || fail(&error, "cannot lock %s", path), &error);
     check_true("two processes on one directory: the second is refused",
