@@ -471,11 +471,6 @@ typedef struct {
     Error error;             // of SAVER_FAILED
     double stalled_ms;       // how long the save has kept training waiting
     double began_ms;
-    pthread_t pruner;        // removes old checkpoints, which takes a while
-    bool prunes;             // it is there, and to be joined
-    char pruned[FILE_PATH_MAX];  // where
-    uint64_t newest;         // which has just been saved
-    KeepRule rule;
 } Saver;
 
 static inline SaverState saver_state(const Saver* s) {
@@ -721,15 +716,8 @@ static inline bool saver_end(Saver* s, Error* error) {
     return ok;
 }
 
-// Until old checkpoints are removed.
-static inline void saver_await_prune(Saver* s) {
-    if (s->prunes) pthread_join(s->pruner, NULL);
-    s->prunes = false;
-}
-
 static inline void saver_close(Saver* s) {
     if (s->model) saver_cancel(s);
-    saver_await_prune(s);
     host_free(s->snapshot);
     memset(s, 0, sizeof *s);
 }
@@ -963,20 +951,34 @@ static inline void checkpoint_prune(const char* out, uint64_t newest, const Keep
     checkpoint_remove_suffixed(out, CHECKPOINT_REWOUND, newest);  // the run has come there again
 }
 
-static inline void* saver_run_prune(void* argument) {
-    Saver* s = (Saver*)argument;
-    checkpoint_prune(s->pruned, s->newest, &s->rule);
+// Removes old checkpoints, which takes a while, under the training.
+typedef struct {
+    pthread_t thread;
+    bool running;            // there is a thread to join
+    char out[FILE_PATH_MAX];
+    uint64_t newest;
+    KeepRule rule;
+} Pruner;
+
+static inline void* pruner_run(void* argument) {
+    Pruner* p = (Pruner*)argument;
+    checkpoint_prune(p->out, p->newest, &p->rule);
     return NULL;
 }
 
-// The same while training goes on.
-static inline void saver_prune(Saver* s, const char* out, uint64_t newest, const KeepRule* rule) {
-    saver_await_prune(s);
-    s->newest = newest;
-    s->rule = *rule;
-    snprintf(s->pruned, sizeof s->pruned, "%.4000s", out);
-    s->prunes = pthread_create(&s->pruner, NULL, saver_run_prune, s) == 0;
-    if (!s->prunes) saver_run_prune(s);
+static inline void pruner_await(Pruner* p) {
+    if (p->running) pthread_join(p->thread, NULL);
+    p->running = false;
+}
+
+// checkpoint_prune, after what was begun before it.
+static inline void pruner_begin(Pruner* p, const char* out, uint64_t newest, const KeepRule* rule) {
+    pruner_await(p);
+    p->newest = newest;
+    p->rule = *rule;
+    snprintf(p->out, sizeof p->out, "%.4000s", out);
+    p->running = pthread_create(&p->thread, NULL, pruner_run, p) == 0;
+    if (!p->running) pruner_run(p);
 }
 
 // Takes the checkpoints from step `first` on away, the newest first: sets them aside, or removes them. False if one stays.

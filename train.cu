@@ -239,6 +239,7 @@ typedef struct {
     bool stopped;                 // by a signal, and saved
     bool wrong_flags;             // the failure is of the flags, not of the world: exit with 2
     Saver saver;
+    Pruner pruner;
     Cadence cadence;
     bool same_devices;            // of all ranks: their forwards can be compared
     bool events_refused;          // events.jsonl cannot be written, and it was said
@@ -258,6 +259,16 @@ static bool run_agree(Run* run, bool good, Error* error) {
     comm_be_patient(&run->comm, false);
     run->alike = !all && !comm_failed(&run->comm, &fault);
     return all;
+}
+
+// For what all ranks find out each for itself: rank 0 alone says why.
+__attribute__((format(printf, 3, 4))) static bool run_fail_alike(Run* run, Error* error, const char* format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(error->text, sizeof error->text, format, arguments);
+    va_end(arguments);
+    run->alike = true;
+    return false;
 }
 
 // A line of events.jsonl in --out, from rank 0 once it has that for itself. A disk that refuses it does not end the run.
@@ -293,6 +304,7 @@ static void run_free(Run* run) {
     wire_close(&run->model.flat.wire);
     if (run->comm.world > 0) comm_close(&run->comm);
     saver_close(&run->saver);
+    pruner_await(&run->pruner);
     loader_close(&run->loader);
     dataset_close(&run->train);
     dataset_close(&run->val);
@@ -629,10 +641,8 @@ static bool run_load(Run* run, uint64_t before, uint64_t grid, bool* found, Erro
         run_event(run, "damaged", key / 2, "%s", error->text);
     }
     if (!*found) return true;
-    run->alike = true;
-    return fail(error,
-                "no checkpoint in %s can be used; what is wrong with each stands above. Start anew with another --out",
-                run->options.out);
+    return run_fail_alike(run, error, "no checkpoint in %s can be used; what is wrong with each stands above. Start anew with "
+                          "another --out", run->options.out);
 }
 
 // A directory that holds a run is only touched with --resume.
@@ -768,11 +778,9 @@ static bool run_find_hot(Run* run, bool goes_on, Error* error) {
     snprintf(run->hot, sizeof run->hot, "%.4000s/llmtrain-%016llx", o->ckpt_hot_dir,
              (unsigned long long)hash_bytes(out, strlen(out)));
     free(real);
-    run->alike = true;
     if (run->comm.local_world != run->comm.world)
-        return fail(error,
-                    "--ckpt-hot keeps copies in the memory of one machine, but the ranks are on several; leave it out");
-    run->alike = false;
+        return run_fail_alike(run, error, "--ckpt-hot keeps copies in the memory of one machine, but the ranks are on several; "
+                              "leave it out");
     if (run->comm.rank == 0 && !goes_on) checkpoint_discard(run->hot);
     return run_agree(run, run->comm.rank > 0 || directory_make(run->hot, error), error);
 }
@@ -798,14 +806,9 @@ static bool run_start(Run* run, Error* error) {
     return o->init_from ? run_init_from(run, error) : model_randomize(&run->model, o->seed, error);
 }
 
-// Plans, allocates, and brings weights and state to where the run begins.
-static bool run_begin(Run* run, Flag* flags, size_t flag_count, Error* error) {
-    Options* o = &run->options;
-    if (!run_agree(run, run_prepare(run, flags, flag_count, error), error)) return false;
-    run_print(run);
-    if (o->plan) return run_print_plan(run, error);
-    if (!run_compare_ranks(run, flags, flag_count, error)) return false;
-
+// What checkpoints will say of the run.
+static void run_describe(Run* run, const Flag* flags, size_t flag_count) {
+    const Options* o = &run->options;
     RunRecord* r = &run->record;
     r->optimizer = o->optimizer.kind;
     r->seed = o->seed;
@@ -814,41 +817,63 @@ static bool run_begin(Run* run, Flag* flags, size_t flag_count, Error* error) {
     r->masters = o->masters;
     r->flags = flags;
     r->flag_count = flag_count;
+}
+
+// Opens --out, and brings weights, state and log to where the run begins; *found tells whether at a checkpoint.
+static bool run_open_out(Run* run, bool* found, Error* error) {
+    const Options* o = &run->options;
+    bool leads = run->comm.rank == 0, writes = leads && o->out;
+    *found = false;
+    if (!run_agree(run, !writes || directory_make(o->out, error), error)) return false;
+    bool goes_on = o->resume && run_has_log(run);  // before there is one in any case
+    if (!run_agree(run, !writes || log_open(&run->log, o->out, error), error)) return false;
+    if (o->ckpt_hot && !run_find_hot(run, goes_on, error)) return false;
+    if (o->resume && !run_load(run, STEP_MAX, 0, found, error)) return false;
+    if (o->resume && !*found) printf("no checkpoint in %s yet: starting from the beginning\n", o->out);
+    bool ok = (*found || run_start(run, error)) && (!writes || log_cut_back(&run->log, run->record.state.step, error));
+    if (!run_agree(run, ok, error)) return false;
+    if (writes) checkpoint_clean(o->out);
+    if (leads && run->hot[0]) checkpoint_clean(run->hot);
+    return true;
+}
+
+static void run_print_notes(const Run* run) {
+    const Options* o = &run->options;
+    uint64_t step = run->record.state.step, steps = o->schedule.steps;
+    if (o->schedule.warmup >= steps)
+        printf("note: --warmup %llu is not shorter than the run of %llu steps: the rate never reaches --lr\n",
+               (unsigned long long)o->schedule.warmup, (unsigned long long)steps);
+    if (o->out == NULL) printf("no --out: nothing will be saved\n");
+    if (step >= steps)
+        printf("nothing to do: step %llu of %llu is reached\n", (unsigned long long)step, (unsigned long long)steps);
+}
+
+// All that comes before the first step.
+static bool run_begin(Run* run, Flag* flags, size_t flag_count, Error* error) {
+    Options* o = &run->options;
+    bool found, ok;
+    if (!run_agree(run, run_prepare(run, flags, flag_count, error), error)) return false;
+    run_print(run);
+    if (o->plan) return run_print_plan(run, error);
+    if (!run_compare_ranks(run, flags, flag_count, error)) return false;
+    run_describe(run, flags, flag_count);
     if (!run_agree(run, model_allocate(&run->model, error) && run_allocate(run, error), error)) return false;
     if (!model_connect(&run->model, error)) return false;
     run_print_device(run);
     if (!run_compare_devices(run, error)) return false;
     run->model.dropout.p = (float)o->dropout;
     run->model.dropout.seed = o->seed;
-
-    bool found = false, leads = run->comm.rank == 0, ok;
-    if (!run_agree(run, saver_open(&run->saver, &run->model, run_takes_snapshots(run), 1e6 * o->ckpt_bandwidth, error),
-                   error))
-        return false;
-    if (!run_agree(run, !leads || o->out == NULL || directory_make(o->out, error), error)) return false;
-    bool goes_on = o->resume && run_has_log(run);
-    if (!run_agree(run, !leads || o->out == NULL || log_open(&run->log, o->out, error), error)) return false;
-    if (o->ckpt_hot && !run_find_hot(run, goes_on, error)) return false;
-    if (o->resume && !run_load(run, STEP_MAX, 0, &found, error)) return false;
-    ok = found || run_start(run, error);
-    if (o->resume && !found) printf("no checkpoint in %s yet: starting from the beginning\n", o->out);
-    if (leads && o->out) ok = ok && log_cut_back(&run->log, r->state.step, error);
-    if (leads && o->out && ok) checkpoint_clean(o->out);
-    if (leads && run->hot[0] && ok) checkpoint_clean(run->hot);
-    if (o->schedule.warmup >= o->schedule.steps)
-        printf("note: --warmup %llu is not shorter than the run of %llu steps: the rate never reaches --lr\n",
-               (unsigned long long)o->schedule.warmup, (unsigned long long)o->schedule.steps);
-    if (o->out == NULL) printf("no --out: nothing will be saved\n");
-    if (r->state.step >= o->schedule.steps)
-        printf("nothing to do: step %llu of %llu is reached\n", (unsigned long long)r->state.step,
-               (unsigned long long)o->schedule.steps);
-    ok = ok &&
-        loader_open(&run->loader, &run->train, (int32_t)r->config.vocab, o->seed, run->comm.rank, run->comm.world,
-                    o->batch, o->seq, error) &&
-        loader_start(&run->loader, r->state.samples, error);
+    ok = saver_open(&run->saver, &run->model, run_takes_snapshots(run), 1e6 * o->ckpt_bandwidth, error);
+    if (!run_agree(run, ok, error)) return false;
+    if (!run_open_out(run, &found, error)) return false;
+    run_print_notes(run);
+    const RunState* state = &run->record.state;
+    ok = loader_open(&run->loader, &run->train, (int32_t)run->record.config.vocab, o->seed, run->comm.rank, run->comm.world,
+                     o->batch, o->seq, error) &&
+         loader_start(&run->loader, state->samples, error);
     if (!run_agree(run, ok, error)) return false;
     cadence_start(&run->cadence, now_ms());
-    run_event(run, found ? "resumed" : "begun", r->state.step, "%zu ranks, --zero %llu, %s", run->comm.world,
+    run_event(run, found ? "resumed" : "begun", state->step, "%zu ranks, --zero %llu, %s", run->comm.world,
               (unsigned long long)o->zero, FLOATX_NAME);
     return true;
 }
@@ -866,8 +891,21 @@ static void run_sample(Run* run, FILE* out) {
     fflush(out);
 }
 
+// Removes what is not to be kept beside a new checkpoint, or a new copy in memory.
+static void run_prune(Run* run, bool hot, uint64_t newest) {
+    const Options* o = &run->options;
+    const Cadence* c = &run->cadence;
+    const KeepRule two = {2, 0, 0, 0, false}, asked = {o->ckpt_keep, o->ckpt_keep_every, c->steps, c->halfway, o->rewind > 0};
+    bool prunes = hot || ((o->ckpt_keep > 0 || c->halfway > 0 || o->rewind > 0) && !cadence_is_halfway(c, newest));
+    if (run->comm.rank > 0 || !prunes) return;
+    pruner_begin(&run->pruner, hot ? run->hot : o->out, newest, hot ? &two : &asked);
+}
+
+// A save begins (run_save_begin); steps go on under it; when all ranks have written their parts it is completed
+// (run_save_complete), or waited for and then completed (run_save_wait).
+
 // Completes the save in progress; *good tells whether it is there, and if not, *error why. False if a rank is gone.
-static bool run_end_save(Run* run, bool* good, Error* error) {
+static bool run_save_complete(Run* run, bool* good, Error* error) {
     const Options* o = &run->options;
     Cadence* c = &run->cadence;
     bool hot = strcmp(run->saver.out, o->out) != 0;
@@ -889,17 +927,15 @@ static bool run_end_save(Run* run, bool* good, Error* error) {
                  (unsigned long long)step, c->took_ms, run->saver.stalled_ms);
     }
     fault_point("clean");
-    const KeepRule two = {2, 0, 0, 0, false}, asked = {o->ckpt_keep, o->ckpt_keep_every, c->steps, c->halfway, o->rewind > 0};
-    bool prunes = hot || ((o->ckpt_keep > 0 || c->halfway > 0 || o->rewind > 0) && !cadence_is_halfway(c, step));
-    if (run->comm.rank == 0 && prunes) saver_prune(&run->saver, hot ? run->hot : o->out, step, hot ? &two : &asked);
+    run_prune(run, hot, step);
     return true;
 }
 
 // The same while training goes on, also without that checkpoint.
-static bool run_end_save_between(Run* run, Error* error) {
+static bool run_save_complete_or_tell(Run* run, Error* error) {
     bool good;
     uint64_t step = run->saver.run.state.step;
-    if (!run_end_save(run, &good, error)) return false;
+    if (!run_save_complete(run, &good, error)) return false;
     if (!good && run->comm.rank == 0)
         fprintf(stderr, "train: step %llu is not saved: %s. Training goes on; the checkpoints before it are as they were\n",
                 (unsigned long long)step, error->text);
@@ -918,11 +954,11 @@ static void run_pace(Run* run) {
 }
 
 // Between two steps: waits for the save in progress, if there is one.
-static bool run_finish_save(Run* run, Error* error) {
+static bool run_save_wait(Run* run, Error* error) {
     if (saver_state(&run->saver) == SAVER_IDLE) return true;
     double began = now_ms();
     saver_hurry(&run->saver, true);
-    bool ok = run_end_save_between(run, error);
+    bool ok = run_save_complete_or_tell(run, error);
     saver_hurry(&run->saver, false);
     run->cadence.cost_ms += now_ms() - began;
     run_pace(run);
@@ -931,8 +967,8 @@ static bool run_finish_save(Run* run, Error* error) {
 
 // Begins a save in a directory, after the one before it is complete. Flushes the log first, so that it never ends before
 // the checkpoint does.
-static bool run_begin_save(Run* run, const char* directory, Error* error) {
-    if (!run_finish_save(run, error)) return false;
+static bool run_save_begin(Run* run, const char* directory, Error* error) {
+    if (!run_save_wait(run, error)) return false;
     Error reason;
     double began = now_ms();
     bool flushed = run->log.file == NULL || (log_flush(&run->log, &reason) &&
@@ -945,16 +981,16 @@ static bool run_begin_save(Run* run, const char* directory, Error* error) {
 }
 
 // Saves while training goes on; without memory for a snapshot the whole save comes first.
-static bool run_save_between(Run* run, const char* directory, Error* error) {
-    return run_begin_save(run, directory, error) && (run->saver.snapshot || run_finish_save(run, error));
+static bool run_save_beside(Run* run, const char* directory, Error* error) {
+    return run_save_begin(run, directory, error) && (run->saver.snapshot || run_save_wait(run, error));
 }
 
 // Saves in --out, and waits until it is there.
-static bool run_save_now(Run* run, Error* error) {
+static bool run_save_and_wait(Run* run, Error* error) {
     bool good = false;
-    if (!run_finish_save(run, error)) return false;
+    if (!run_save_wait(run, error)) return false;  // before the hurry, which it ends
     saver_hurry(&run->saver, true);
-    return run_begin_save(run, run->options.out, error) && run_end_save(run, &good, error) && good;
+    return run_save_begin(run, run->options.out, error) && run_save_complete(run, &good, error) && good;
 }
 
 // Set by SIGINT, SIGTERM and SIGUSR1 to its number: the step is finished and saved before the program ends. A second SIGINT
@@ -1022,15 +1058,15 @@ static bool run_plan_rewind(Run* run, const char* why, uint64_t* first, uint64_t
     if (again) *first = state->rewound_from;
     *before = again ? state->rewound_to : *first;
     *oldest = run_oldest_kept(run, *first);
-    run->alike = true;
     if (o->rewind == 0)
-        return fail(error, "%s; lower --lr or raise --spike-skip, and --resume, or let --rewind do it", why);
+        return run_fail_alike(run, error, "%s; lower --lr or raise --spike-skip, and --resume, or let --rewind do it", why);
     if (state->rewinds >= o->rewind)
-        return fail(error, "%s, after %llu rewinds; lower --lr, and --resume", why, (unsigned long long)state->rewinds);
+        return run_fail_alike(run, error, "%s, after %llu rewinds; lower --lr, and --resume", why,
+                              (unsigned long long)state->rewinds);
     if (again && *before <= *oldest && *oldest > 0)
-        return fail(error, "%s, also from step %llu on, and --ckpt-keep %llu has left no checkpoint before that; lower "
-                    "--lr, and --resume", why, (unsigned long long)*before, (unsigned long long)o->ckpt_keep);
-    run->alike = false;
+        return run_fail_alike(run, error, "%s, also from step %llu on, and --ckpt-keep %llu has left no checkpoint before that; "
+                              "lower --lr, and --resume", why, (unsigned long long)*before,
+                              (unsigned long long)o->ckpt_keep);
     return true;
 }
 
@@ -1057,14 +1093,14 @@ static bool run_rewind(Run* run, const StepReading* reading, Error* error) {
     describe_divergence(why, sizeof why, &diverged, reading);
     if (!run_plan_rewind(run, why, &first, &before, &oldest, error)) return false;
     beat(BEAT_CHECKPOINT, diverged.step);
-    if (!run_finish_save(run, error)) return false;
+    if (!run_save_wait(run, error)) return false;
     if (!run_agree(run, flat_await_all(&run->model.flat, error), error)) return false;
-    saver_await_prune(&run->saver);
+    pruner_await(&run->pruner);
     fault_point("rewind");
     if (!run_load(run, before, grid, &found, error)) return false;
-    run->alike = !found && oldest > 0;
-    if (run->alike) return fail(error, "%s, and the checkpoints before step %llu are gone; lower --lr, and --resume", why,
-                                (unsigned long long)before);
+    if (!found && oldest > 0)
+        return run_fail_alike(run, error, "%s, and the checkpoints before step %llu are gone; lower --lr, and --resume", why,
+                              (unsigned long long)before);
     if (!found && !run_agree(run, run_start(run, error), error)) return false;
     state->samples = diverged.samples;
     state->rewinds = diverged.rewinds + 1;
@@ -1129,7 +1165,45 @@ static bool run_gradients(Run* run, uint64_t micro_batches, Error* error) {
     return true;
 }
 
-// The training loop: steps state.step to --steps. With FP16 the loss is multiplied by state.loss_scale, and so are the
+// What the step has come to, for all ranks, and what they tell each other with it; completes a save that all have written.
+static bool run_read(Run* run, StepReading* reading, Error* error) {
+    Saver* saver = &run->saver;
+    SaverState state = saver_state(saver);
+    StepNews news = {interrupted != 0, cadence_due_now(&run->cadence, now_ms()), state == SAVER_WRITTEN, state == SAVER_FAILED};
+    beat_collective("the sum of gradients");
+    if (!model_read(&run->model, reading, news, error)) return false;
+    beat(BEAT_STEP, run->record.state.step + 1);
+    if (state != SAVER_IDLE && reading->news.failed) saver_give_up(saver);
+    bool ends = state != SAVER_IDLE && (reading->news.saved || reading->news.failed);
+    return !ends || run_save_complete_or_tell(run, error);
+}
+
+static bool run_validate(Run* run, double* val_loss, Error* error) {
+    const Options* o = &run->options;
+    fault_point("validate");
+    comm_be_patient(&run->comm, true);
+    bool ok = model_validate(&run->model, val_loss, &run->val, o->val_windows, o->val_overlap, run->tokens, run->targets,
+                             o->batch, o->seq, error);
+    if (ok) comm_be_patient(&run->comm, false);
+    return ok;
+}
+
+// After the last step, or at a signal.
+static bool run_end(Run* run, Error* error) {
+    const Options* o = &run->options;
+    if (!run_agree(run, flat_await_all(&run->model.flat, error), error)) return false;
+    pruner_await(&run->pruner);
+    if (run->record.state.step >= o->schedule.steps) {
+        if (run->hot[0] && run->comm.rank == 0) checkpoint_discard(run->hot);
+        return true;
+    }
+    run->stopped = o->out != NULL;
+    return run_fail_alike(run, error, "stopped by a signal after step %llu; %s", (unsigned long long)run->record.state.step,
+                          o->out ? "the same command with --resume continues" : "nothing was saved, since there is no --out");
+}
+
+// The training loop: steps state.step to --steps. beat() tells the supervisor what this rank is at (supervise.h); fault_*()
+// do nothing unless a test asks for it (faults.h). With FP16 the loss is multiplied by state.loss_scale, and so are the
 // gradients until model_update divides by it.
 static bool run_train(Run* run, Error* error) {
     const Options* o = &run->options;
@@ -1146,15 +1220,8 @@ static bool run_train(Run* run, Error* error) {
         uint64_t sent = wire_bytes_sent(&model->flat.wire);
         fault_step(rank, state->step + 1);
         if (!run_gradients(run, micro_batches, error)) return false;
-        StepNews news = {interrupted != 0, cadence_due_now(&run->cadence, now_ms()),
-                         saver_state(&run->saver) == SAVER_WRITTEN, saver_state(&run->saver) == SAVER_FAILED};
-        beat_collective("the sum of gradients");
-        if (!model_read(model, &r.reading, news, error)) return false;
-        beat(BEAT_STEP, state->step + 1);
-        news = r.reading.news;
         bool saving = saver_state(&run->saver) != SAVER_IDLE;
-        if (saving && news.failed) saver_give_up(&run->saver);
-        if (saving && (news.saved || news.failed) && !run_end_save_between(run, error)) return false;
+        if (!run_read(run, &r.reading, error)) return false;
 
         // Of the parameters that these gradients are made with; the update would overwrite a wrong bit, or spread it.
         if (o->check_every && (state->step + 1) % o->check_every == 0 && !run_compare(run, error)) return false;
@@ -1177,14 +1244,14 @@ static bool run_train(Run* run, Error* error) {
             continue;
         }
 
-        // What the step cost is measured before validating, sampling and saving. A GPU is still at the update then, which the next
-        // step waits for; where something else comes first it must be waited for here.
+        // What the step cost is measured before validating, sampling and saving. A GPU is still at the update then, which the
+        // next step waits for; where something else comes first it must be waited for here.
         bool last = state->step == o->schedule.steps;
-        stop = last || news.stop;
+        stop = last || r.reading.news.stop;
         bool hastens = stop && !last;  // a signal: there may be no time for anything but the save
         bool validates = o->val && !hastens && (last || (o->val_every && state->step % o->val_every == 0));
         bool samples = !hastens && o->sample_every && state->step % o->sample_every == 0;
-        bool saves = o->out && (stop || news.save || cadence_due(&run->cadence, state->step));
+        bool saves = o->out && (stop || r.reading.news.save || cadence_due(&run->cadence, state->step));
         bool copies = !saves && o->ckpt_hot && state->step % o->ckpt_hot == 0 &&
             saver_state(&run->saver) == SAVER_IDLE;
         bool pauses = validates || samples || saves || copies;
@@ -1195,32 +1262,18 @@ static bool run_train(Run* run, Error* error) {
         run_pace(run);
         if (pauses) beat(BEAT_CHECKPOINT, state->step);
         r.val_loss = NAN;
-        if (validates) {
-            fault_point("validate");
-            comm_be_patient(&run->comm, true);
-            if (!model_validate(model, &r.val_loss, &run->val, o->val_windows, o->val_overlap, run->tokens, run->targets, B,
-                                T, error))
-                return false;
-            comm_be_patient(&run->comm, false);
-        }
+        if (validates && !run_validate(run, &r.val_loss, error)) return false;
 
         r.minutes_left =
             (now_ms() - began) / 6e4 / (double)(state->step - first_step) * (double)(o->schedule.steps - state->step);
         bool reports = last || state->step % o->log_every == 0 || !isnan(r.val_loss);
         if (reports && !run_report(run, &r, (double)(micro_batches * B * T), error)) return false;
         if (samples && rank == 0) run_sample(run, stdout);
-        if (stop && saves && !run_save_now(run, error)) return false;
-        if (!stop && (saves || copies) && !run_save_between(run, saves ? o->out : run->hot, error)) return false;
+        if (stop && saves && !run_save_and_wait(run, error)) return false;
+        if (!stop && (saves || copies) && !run_save_beside(run, saves ? o->out : run->hot, error)) return false;
         if (pauses) flat_start_clock(&model->flat);
     }
-    if (!run_agree(run, flat_await_all(&model->flat, error), error)) return false;
-    saver_await_prune(&run->saver);
-    if (state->step >= o->schedule.steps && run->hot[0] && rank == 0) checkpoint_discard(run->hot);
-    if (state->step >= o->schedule.steps) return true;
-    run->alike = true;
-    run->stopped = o->out != NULL;
-    return fail(error, "stopped by a signal after step %llu; %s", (unsigned long long)state->step,
-                o->out ? "the same command with --resume continues" : "nothing was saved, since there is no --out");
+    return run_end(run, error);
 }
 
 // Continues --prompt with the newest good checkpoint of --out.
@@ -1270,10 +1323,9 @@ static bool run_join(Run* run, CommLaunch* launch, Flag* flags, size_t flag_coun
     run->wrong_flags = forks && getenv("RANK") != NULL;  // a launcher has started ranks already
     if (!(forks ? comm_spawn(launch, o->ranks, error) : comm_find(launch, error))) return false;
     run->wrong_flags = false;
-    run->alike = launch->world > 1 && o->data == NULL;
-    if (run->alike)
-        return fail(error, "one rank is enough to sample, but %s has started %zu; start one", launch->launcher,
-                    launch->world);
+    if (launch->world > 1 && o->data == NULL)
+        return run_fail_alike(run, error, "one rank is enough to sample, but %s has started %zu; start one",
+                              launch->launcher, launch->world);
     if (launch->rank > 0) {
         interrupt_speaks = 0;
         if (freopen("/dev/null", "w", stdout) == NULL) return fail_file(error, "open", "/dev/null");
