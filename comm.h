@@ -44,6 +44,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #ifdef LLMTRAIN_MPI
 #define OMPI_SKIP_MPICXX
 #include <mpi.h>
@@ -52,8 +53,9 @@
 #define COMM_IN_FLIGHT ((uint64_t)256)      // requests started and not finished; a further start waits
 #define COMM_CHUNK ((size_t)256 << 10)      // bytes that one rank sends to another for a sum at a time: staging memory
 #define COMM_GRACE_MS 1000.0                // to hear why a rank has closed its connections
-#define COMM_HELLO_MS 5000.0                // for who connects to say who it is
-#define COMM_GUESTS ((size_t)64)            // who have connected and not yet said it; of more, the first is sent away
+#define COMM_GUESTS ((size_t)64)            // that have connected and not said who they are; of more, the first must go
+#define COMM_GUEST_MS 1.0                   // between looks whether they have
+#define COMM_FILES ((rlim_t)256)            // that a rank may have open beside its connections to others
 #define COMM_CONNECT_MS 5000.0              // for an address to answer
 #define COMM_RETRY_MS 50.0                  // between attempts to reach rank 0
 #define COMM_MPI_PAUSE_MS 0.05              // between looks at a transfer: MPI has no wait with a deadline
@@ -102,13 +104,6 @@ typedef struct {
     uint32_t operation, type, root, unused;
 } CommHeader;
 
-// The first message of every collective, always of one length: small operations need no other.
-#define COMM_SMALL (1024 - sizeof(CommHeader))
-typedef struct {
-    CommHeader header;
-    char payload[COMM_SMALL];
-} CommOpening;
-
 typedef struct {
     CommHeader header;
     char* out;           // where the result goes, or the vector itself for operations in place
@@ -126,6 +121,14 @@ typedef struct {
     char text[sizeof(Error)];  // COMM_FAILED: what happened
 } CommNotice;
 
+static inline CommNotice comm_notice(CommNoticeKind kind, const char* words) {
+    CommNotice notice;
+    memset(&notice, 0, sizeof notice);
+    notice.kind = (uint32_t)kind;
+    snprintf(notice.text, sizeof notice.text, "%s", words);
+    return notice;
+}
+
 // What a transfer still has to send to a rank, or to receive from it.
 typedef struct {
     char* at;
@@ -140,14 +143,15 @@ enum { COMM_OUT, COMM_IN };
 typedef struct {
     int data, control;   // -1: none
     bool left;           // it said that it ended its run
-    bool mute;           // it takes no more notices: its buffer is full
+    bool mute;           // it takes no more notices: its buffer is full, or it has had the last
     bool named;          // in a message that is being made
-    double heard_ms;     // when it was last heard of
+    double heard_ms;     // when it was last heard of; 0: it has not come yet, or MPI looks after it
     size_t notice_bytes; // of the notice that have come
-    CommNotice notice;
-    CommPart parts[2];   // COMM_OUT, COMM_IN: of the transfer in progress
+    CommNotice notice;   // of the own: to all others, through MPI
+    CommHeader header;   // of the collective in progress; the own one too
+    CommPart heads[2];   // COMM_OUT, COMM_IN: headers, which go before the first parts of a collective
+    CommPart parts[2];   // likewise: of the transfer in progress
     const char* source;  // of the sum in progress; the own one too
-    CommOpening opening; // of the collective in progress; the own one too
 } CommLink;
 
 typedef struct {
@@ -167,15 +171,14 @@ typedef struct {
 
     // Of the progress thread while it runs
     CommLink* links;                 // (world)
-    struct pollfd* polls;            // (2 world + 1)
+    struct pollfd* polls;            // (2 world + 2)
     char* staging;                   // (world, COMM_CHUNK)
     uint64_t sent;                   // payload of the collective in progress
     double heartbeat_ms;             // when the next is due
     double looked_ms;                // when the clock was last looked at, see comm_clock
     double resumed_ms;               // when this process was last found to have been stopped itself
     char doing[192];                 // for messages: "in all_reduce of 7 float (operation 3)"
-    char refused[256];               // who was turned away at the meeting, for messages
-    CommNotice notice;               // to the others, through MPI
+    int listener;                    // during the meeting; otherwise -1
 
     // The queue
     pthread_t thread;
@@ -201,7 +204,7 @@ static inline void comm_describe(char* text, size_t size, const CommHeader* h) {
     char root[40] = "";
     if (h->operation == COMM_BROADCAST) snprintf(root, sizeof root, " from rank %u", (unsigned)h->root);
     if (h->operation >= COMM_OPERATIONS || h->type >= COMM_TYPES) snprintf(text, size, "something unknown");
-    else if (number == 0) snprintf(text, size, "the first barrier");
+    else if (number == 0) snprintf(text, size, "the first exchange");
     else if (h->operation == COMM_BARRIER) snprintf(text, size, "barrier (operation %llu)", number);
     else
         snprintf(text, size, "%s of %llu %s%s (operation %llu)", operations[h->operation], n, types[h->type], root,
@@ -310,8 +313,7 @@ enum { COMM_MPI_DATA, COMM_MPI_NOTICE };  // tags
 #define COMM_MPI_BYTES ((size_t)1 << 30)  // of one message: MPI counts in int
 
 static inline bool comm_mpi_open(Comm* comm, Error* error) {
-    int given = 0, rank = 0, world = 0, local_rank = 0, local_world = 0;
-    MPI_Comm local;
+    int given = 0, rank = 0, world = 0;
     if (MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &given) != MPI_SUCCESS)
         return fail(error, "MPI does not start; see what it printed");
     if (given < MPI_THREAD_SERIALIZED)
@@ -322,14 +324,9 @@ static inline bool comm_mpi_open(Comm* comm, Error* error) {
     if ((size_t)rank != comm->rank || (size_t)world != comm->world)
         return fail(error, "mpirun says rank %zu of %zu, MPI says rank %d of %d; use the mpirun of the MPI that this "
                     "program was built with", comm->rank, comm->world, rank, world);
-    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &local);
-    MPI_Comm_rank(local, &local_rank);
-    MPI_Comm_size(local, &local_world);
-    MPI_Comm_free(&local);
-    comm->local_rank = (size_t)local_rank;
-    comm->local_world = (size_t)local_world;
     for (size_t p = 0; p < comm->world; p++)
-        for (int d = 0; d < 2; d++) comm->links[p].parts[d].request = MPI_REQUEST_NULL;
+        for (int d = 0; d < 2; d++)
+            comm->links[p].heads[d].request = comm->links[p].parts[d].request = MPI_REQUEST_NULL;
     return true;
 }
 
@@ -350,12 +347,14 @@ static inline ssize_t comm_mpi_move(CommPart* part, size_t p, bool out) {
     return done ? bytes : -1;
 }
 
-static inline void comm_mpi_tell(Comm* comm, const CommNotice* notice) {
+// Tells all that the run has failed.
+static inline void comm_mpi_tell(Comm* comm, const char* words) {
     double deadline = now_ms() + COMM_GRACE_MS;
-    comm->notice = *notice;  // which MPI may still read after the grace time
+    CommNotice* notice = &comm->links[comm->rank].notice;  // MPI may still read it after the grace time
+    *notice = comm_notice(COMM_FAILED, words);
     for (size_t p = 0; p < comm->world; p++)
         if (p != comm->rank)
-            MPI_Isend(&comm->notice, (int)sizeof comm->notice, MPI_BYTE, (int)p, COMM_MPI_NOTICE, MPI_COMM_WORLD,
+            MPI_Isend(notice, (int)sizeof *notice, MPI_BYTE, (int)p, COMM_MPI_NOTICE, MPI_COMM_WORLD,
                       &comm->links[p].parts[COMM_OUT].request);
     for (size_t p = 0; p < comm->world; p++)
         for (int done = p == comm->rank; !done && now_ms() < deadline;)
@@ -378,12 +377,11 @@ static inline bool comm_mpi_hear(Error* error) {
 #else
 
 static inline bool comm_mpi_open(Comm* comm, Error* error) {
-    (void)comm;
-    return fail(error, "MPI was asked for, but this program was built without it; build it with MPI, or use sockets");
+    return (void)comm, fail(error, "this program was built without MPI; build it with MPI, or use sockets");
 }
 static inline void comm_mpi_close(Comm* comm) { (void)comm; }
 static inline ssize_t comm_mpi_move(CommPart* part, size_t p, bool out) { return (void)part, (void)p, (void)out, 0; }
-static inline void comm_mpi_tell(Comm* comm, const CommNotice* notice) { (void)comm, (void)notice; }
+static inline void comm_mpi_tell(Comm* comm, const char* words) { (void)comm, (void)words; }
 static inline bool comm_mpi_hear(Error* error) { return (void)error, true; }
 
 #endif
@@ -404,21 +402,15 @@ static inline double comm_clock(Comm* comm) {
     return now;
 }
 
-static inline CommNotice comm_notice(CommNoticeKind kind, const char* words) {
-    CommNotice notice;
-    memset(&notice, 0, sizeof notice);
-    notice.kind = (uint32_t)kind;
-    snprintf(notice.text, sizeof notice.text, "%s", words);
-    return notice;
-}
-
+// Without waiting. That the run has failed is the last that is said.
 static inline void comm_tell(Comm* comm, CommNoticeKind kind, const char* words) {
     CommNotice notice = comm_notice(kind, words);
-    if (comm->mpi && kind == COMM_FAILED) comm_mpi_tell(comm, &notice);
+    if (comm->mpi && kind == COMM_FAILED) comm_mpi_tell(comm, words);
     for (size_t p = 0; p < comm->world; p++) {
         CommLink* link = &comm->links[p];
         if (link->control < 0 || link->mute) continue;
-        link->mute = send(link->control, &notice, sizeof notice, MSG_NOSIGNAL) != (ssize_t)sizeof notice;
+        bool sent = send(link->control, &notice, sizeof notice, MSG_NOSIGNAL) == (ssize_t)sizeof notice;
+        link->mute = !sent || kind == COMM_FAILED;
     }
 }
 
@@ -481,323 +473,39 @@ static inline bool comm_check_silence(Comm* comm, double silence_ms, Error* erro
     for (size_t p = 0; p < comm->world; p++) {
         CommLink* link = &comm->links[p];
         double heard_ms = fmax(link->heard_ms, comm->resumed_ms);
-        link->named = !comm->mpi && p != comm->rank && !link->left && comm->looked_ms - heard_ms > silence_ms;
+        link->named = link->heard_ms > 0 && !link->left && comm->looked_ms - heard_ms > silence_ms;
     }
     if (!comm_name_ranks(names, comm, "has", "have")) return true;
     return fail(error, "%s not answered for %.1f s while rank %zu was %s: stopped, or its machine or the network is "
                 "down", names, comm->timeout_ms / 1e3, comm->rank, comm->doing);
 }
 
-static inline bool comm_is_moving(const CommLink* link) {
-    return link->parts[COMM_OUT].bytes > 0 || link->parts[COMM_IN].bytes > 0;
+// What the transfer in progress has yet to move to or from a rank: events to wait for.
+static inline int comm_events(const CommLink* link) {
+    return (link->heads[COMM_OUT].bytes + link->parts[COMM_OUT].bytes > 0 ? POLLOUT : 0) |
+           (link->heads[COMM_IN].bytes + link->parts[COMM_IN].bytes > 0 ? POLLIN : 0);
 }
 
 // The time-out has passed without a byte. Ranks that are silent are to blame, or else those that owe something.
 static inline bool comm_fail_late(Comm* comm, Error* error) {
     char names[160];
     if (!comm_check_silence(comm, 0.75 * comm->timeout_ms, error)) return false;
-    for (size_t p = 0; p < comm->world; p++) comm->links[p].named = comm_is_moving(&comm->links[p]);
+    for (size_t p = 0; p < comm->world; p++) comm->links[p].named = comm_events(&comm->links[p]) != 0;
     comm_name_ranks(names, comm, "is", "are");
     return fail(error, "%s late: rank %zu has waited %.1f s %s%s; raise the time-out if so much is to be expected",
                 names, comm->rank, comm->timeout_ms / 1e3, comm->doing,
                 comm->mpi ? "" : ", and the program there is alive, but elsewhere");
 }
 
-static inline void comm_wake(Comm* comm) {
-    uint64_t one = 1;
-    ssize_t written = write(comm->wake, &one, sizeof one);
-    (void)written;  // fails only when it is awake as can be
-}
-
 // The progress thread was woken; false if that was to give up.
 static inline bool comm_woken(Comm* comm, Error* error) {
-    uint64_t count;
-    ssize_t got = read(comm->wake, &count, sizeof count);
-    (void)got;  // fails only when it was asleep
+    eventfd_t count;
+    eventfd_read(comm->wake, &count);
     pthread_mutex_lock(&comm->mutex);
     bool abandoning = comm->abandoning;
     if (abandoning) *error = comm->error;
     pthread_mutex_unlock(&comm->mutex);
     return !abandoning;
-}
-
-// ------------------------------------------------------------------------------------------------
-// 5. Meeting
-//
-// Every rank listens. All connect to rank 0 and say who they are; when the last has come, rank 0 sends each the table
-// of addresses. Then each rank connects to all lower ranks. Whoever is not of this run is told so and sent away.
-
-#define COMM_MAGIC 0x33696172746d6c6cull  // "llmtrai", and the version of what is said
-
-typedef enum { COMM_DATA, COMM_CONTROL } CommKind;
-typedef struct {
-    uint64_t magic, host;         // which machine
-    uint32_t kind, world, rank, port;
-    char run[64];
-} CommHello;
-
-typedef struct {
-    char address[64];
-    uint64_t host, port;
-} CommEntry;
-
-// Ranks with the same number are on one machine.
-static inline uint64_t comm_host(void) {
-    char name[256] = "";
-    FILE* file = fopen("/proc/sys/kernel/random/boot_id", "r");
-    size_t length = file ? fread(name, 1, 64, file) : 0;
-    if (file) fclose(file);
-    gethostname(name + length, 128);
-    return hash_bytes(name, sizeof name);
-}
-
-// Connects and says who this is. What is left in *connection is open where only the hello did not go through.
-static inline bool comm_greet(Comm* comm, int* connection, const char* address, size_t port, CommKind kind,
-                              size_t own_port, double deadline, Error* reason) {
-    CommHello hello = {COMM_MAGIC, comm_host(), (uint32_t)kind, (uint32_t)comm->world, (uint32_t)comm->rank,
-                       (uint32_t)own_port, ""};
-    memcpy(hello.run, comm->run, sizeof hello.run);
-    *connection = comm_connect(address, port, deadline, reason);
-    if (*connection < 0) return false;
-    return comm_move_all(*connection, &hello, sizeof hello, POLLOUT, deadline) || fail(reason, "%s", strerror(errno));
-}
-
-// Whether a new connection has said who it is, or will not: then comm_admit has nothing to wait for.
-static inline bool comm_has_spoken(int connection) {
-    CommHello hello;
-    ssize_t n = recv(connection, &hello, sizeof hello, MSG_PEEK);
-    if (n <= 0) return n == 0 || !comm_again();
-    return n == (ssize_t)sizeof hello || (n >= (ssize_t)sizeof hello.magic && hello.magic != COMM_MAGIC);
-}
-
-// Takes a new connection among the links, or sends it away with a reason.
-static inline void comm_admit(Comm* comm, CommEntry* table, int connection) {
-    CommHello hello, *h = &hello;
-    Error reason = {"", false};
-    char from[64], who[96];
-    double until = now_ms();
-    bool known = comm_move_all(connection, &h->magic, sizeof h->magic, POLLIN, until) && h->magic == COMM_MAGIC &&
-                 comm_move_all(connection, &h->host, sizeof *h - sizeof h->magic, POLLIN, until);
-    CommLink* link = known && h->rank > comm->rank && h->rank < comm->world ? &comm->links[h->rank] : NULL;
-    int* place = link == NULL ? NULL : h->kind == COMM_CONTROL ? &link->control : &link->data;
-    h->run[sizeof h->run - 1] = 0;
-    comm_address_of(from, connection);
-    snprintf(who, sizeof who, "rank %u at %s", known ? (unsigned)h->rank : 0, from);
-    if (!known) fail(&reason, "something at %s that is not this program, or not this version of it", from);
-    else if (strcmp(h->run, comm->run) != 0)
-        fail(&reason, "%s is of run '%s', rank %zu here of run '%s'; two runs meet at one address and port: choose "
-             "another MASTER_PORT", who, h->run, comm->rank, comm->run);
-    else if (h->world != comm->world)
-        fail(&reason, "%s counts %u ranks, rank %zu %zu; start all with the same world size", who, (unsigned)h->world,
-             comm->rank, comm->world);
-    else if (place == NULL || *place >= 0) fail(&reason, "a second %s; give each rank a number of its own", who);
-    if (reason.text[0]) {
-        CommNotice refusal = comm_notice(COMM_FAILED, reason.text);
-        snprintf(comm->refused, sizeof comm->refused, "%.255s", reason.text);
-        comm_move_all(connection, &refusal, sizeof refusal, POLLOUT, now_ms() + COMM_GRACE_MS);
-        close(connection);
-    } else {
-        *place = connection;
-        if (table) {
-            memcpy(table[h->rank].address, from, sizeof from);
-            table[h->rank].port = h->port;
-            table[h->rank].host = h->host;
-        }
-    }
-}
-
-// Waits until every higher rank has connected: with both connections, or only for data where the table is made. Watches
-// the listener, and of the ranks that are here whether they stay.
-static inline bool comm_accept(Comm* comm, CommEntry* table, int listener, const char* place, double deadline,
-                               Error* error) {
-    char names[160];
-    struct pollfd* polls = comm->polls;
-    int guests[COMM_GUESTS];
-    double came_ms[COMM_GUESTS];
-    size_t guest_count = 0;
-    bool good = true;
-    for (;;) {
-        size_t count = 0;
-        for (size_t p = 0; p < comm->world; p++) {
-            CommLink* link = &comm->links[p];
-            link->named = p > comm->rank && (link->data < 0 || (table == NULL && link->control < 0));
-            comm_watch(&polls[count++], link->data, POLLRDHUP);
-            comm_watch(&polls[count++], link->control, POLLIN);
-        }
-        if (!good || !comm_name_ranks(names, comm, "has", "have")) break;
-        if (now_ms() >= deadline) {
-            const char* also = comm->refused[0] ? ". Turned away: " : "";
-            good = fail(error, "%s not come to rank %zu at %s within %.1f s; see whether every rank was started, and "
-                        "what it printed%s%s", names, comm->rank, place, comm->timeout_ms / 1e3, also, comm->refused);
-            break;
-        }
-        comm_watch(&polls[count++], listener, POLLIN);
-        comm_heartbeat(comm);  // some may be through with the meeting already
-        comm_poll(polls, count, fmin(deadline, now_ms() + (guest_count ? 1 : COMM_RETRY_MS)));
-        int connection = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
-        if (connection >= 0) {
-            guests[guest_count] = connection;
-            came_ms[guest_count++] = now_ms();
-        }
-        size_t kept = 0;
-        for (size_t i = 0; i < guest_count; i++) {  // the first has waited the longest
-            bool over = now_ms() - came_ms[i] > COMM_HELLO_MS || (guest_count == COMM_GUESTS && i == 0);
-            if (over || comm_has_spoken(guests[i])) {
-                comm_admit(comm, table, guests[i]);
-                continue;
-            }
-            guests[kept] = guests[i];
-            came_ms[kept++] = came_ms[i];
-        }
-        guest_count = kept;
-        for (size_t p = 0; good && p < comm->world; p++)
-            good = (!polls[2 * p + 1].revents || comm_hear(comm, p, error)) &&
-                   (!polls[2 * p].revents || comm_fail_lost(comm, p, error));
-    }
-    for (size_t i = 0; i < guest_count; i++) close(guests[i]);
-    return good;
-}
-
-// Rank 0 waits for all, and tells them where the others are, or why that is not known.
-static inline bool comm_host_meeting(Comm* comm, CommEntry* table, int listener, const char* place, double deadline,
-                                     Error* error) {
-    bool good = comm_accept(comm, table, listener, place, deadline, error);
-    CommNotice reply = comm_notice(good ? COMM_WELCOME : COMM_FAILED, good ? "" : error->text);
-    table[0].host = comm_host();
-    deadline = now_ms() + COMM_GRACE_MS;  // who has not heard it by then will be missed in what follows
-    for (size_t p = 1; p < comm->world; p++) {
-        int to = comm->links[p].data;
-        if (to >= 0 && comm_move_all(to, &reply, sizeof reply, POLLOUT, deadline) && good)
-            comm_move_all(to, table, comm->world * sizeof *table, POLLOUT, deadline);
-    }
-    return good;
-}
-
-// Goes to rank 0, and comes back with the table.
-static inline bool comm_visit(Comm* comm, CommEntry* table, const CommLaunch* launch, size_t own_port,
-                              const char* place, double deadline, Error* error) {
-    int* connection = &comm->links[0].data;
-    double T = comm->timeout_ms;
-    CommNotice reply;
-    Error reason = {"", false};
-    for (;;) {
-        // Rank 0 may have begun to wait only now, for its whole time-out; then it says who is missing.
-        bool good = comm_greet(comm, connection, launch->address, launch->port, COMM_DATA, own_port, deadline, &reason);
-        if (good && comm_move_all(*connection, &reply, sizeof reply, POLLIN, now_ms() + T + COMM_GRACE_MS)) break;
-        if (good && errno == ETIMEDOUT)
-            return fail(error, "rank 0 at %s has not answered rank %zu for %.1f s: it is stopped, or it is not this "
-                        "program", place, comm->rank, T / 1e3);
-        if (good) fail(&reason, "it hung up");
-        comm_close_socket(connection);
-        if (now_ms() + COMM_RETRY_MS >= deadline)
-            return fail(error, "rank %zu has not reached rank 0 at %s within %.1f s: %.200s; see whether it was "
-                        "started, what it printed, and MASTER_ADDR and MASTER_PORT", comm->rank, place, T / 1e3,
-                        reason.text);
-        comm_sleep(COMM_RETRY_MS);
-    }
-    reply.text[sizeof reply.text - 1] = 0;
-    if (reply.kind == COMM_FAILED) return fail(error, "%s", reply.text);
-    if (reply.kind != COMM_WELCOME)
-        return fail(error, "what answers at %s is not rank 0 of this program; choose another MASTER_PORT", place);
-    if (!comm_move_all(*connection, table, comm->world * sizeof *table, POLLIN, now_ms() + T))
-        return fail(error, "rank 0 at %s is gone: it hung up while the ranks were meeting; see what it printed", place);
-    // What rank 0 calls this machine is its own machine: reached as rank 0 itself is.
-    for (size_t p = 0; p < comm->world; p++)
-        if (p == 0 || comm_is_loopback(table[p].address)) comm_address_of(table[p].address, *connection);
-    table[0].port = launch->port;
-    return true;
-}
-
-// Connects to all lower ranks: rank 0 has the connection for data already.
-static inline bool comm_visit_others(Comm* comm, const CommEntry* table, double deadline, Error* error) {
-    Error reason = {"", false};
-    for (size_t i = 1; i < 2 * comm->rank; i++) {
-        size_t p = i / 2, port = (size_t)table[i / 2].port;
-        CommKind kind = i % 2 == 0 ? COMM_DATA : COMM_CONTROL;
-        int* connection = kind == COMM_DATA ? &comm->links[p].data : &comm->links[p].control;
-        if (!comm_greet(comm, connection, table[p].address, port, kind, 0, deadline, &reason))
-            return fail(error, "rank %zu cannot reach rank %zu at %.63s, port %zu: %.200s; see whether it is still "
-                        "there, and that the machines let each other's connections through", comm->rank, p,
-                        table[p].address, port, reason.text);
-    }
-    return true;
-}
-
-// Once all are connected.
-static inline void comm_settle(Comm* comm, const CommEntry* table) {
-    size_t before = 0, same = 0;
-    int on = 1;
-    for (size_t p = 0; p < comm->world; p++) {
-        CommLink* link = &comm->links[p];
-        bool local = table[p].host == table[comm->rank].host;
-        same += local;
-        before += local && p < comm->rank;
-        link->heard_ms = now_ms();
-        // Small messages leave at once: the operations wait for each of them.
-        setsockopt(link->data, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-        setsockopt(link->control, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    }
-    if (comm->local_rank == COMM_UNKNOWN) comm->local_rank = before;
-    if (comm->local_world == COMM_UNKNOWN) comm->local_world = same;
-}
-
-static inline bool comm_meet(Comm* comm, const CommLaunch* launch, Error* error) {
-    CommEntry* table = (CommEntry*)allocate(comm->world * sizeof *table);
-    int listener = launch->listener;
-    bool leads = comm->rank == 0, good = table != NULL;
-    char zero[320], here[320];
-    double T = comm->timeout_ms, deadline = now_ms() + T;
-    size_t port = leads ? launch->port : 0;
-    snprintf(comm->doing, sizeof comm->doing, "in the meeting of the ranks");
-    if (!good) fail(error, "not enough memory for the addresses of %zu ranks", comm->world);
-    good = good && (listener >= 0 || comm_listen(&listener, &port, launch->address, error));
-    snprintf(zero, sizeof zero, "%s, port %zu", launch->address, launch->port);
-    snprintf(here, sizeof here, "%s, port %zu", launch->address, port);
-    good = good && (leads ? comm_host_meeting(comm, table, listener, zero, deadline, error)
-                          : comm_visit(comm, table, launch, port, zero, deadline, error));
-    deadline = now_ms() + T;
-    good = good && comm_visit_others(comm, table, deadline, error) &&
-           comm_accept(comm, NULL, listener, here, deadline, error);
-    if (good) comm_settle(comm, table);
-    else comm_tell(comm, COMM_FAILED, error->text);
-    comm_close_socket(&listener);
-    free(table);
-    return good;
-}
-
-// ------------------------------------------------------------------------------------------------
-// 6. Transfers
-//
-// The links say what goes to each rank and what comes from it; a transfer does all of it at once. Each pair of ranks
-// agrees on the bytes between the two, so that no part is longer or shorter than expected.
-
-// What the next transfer sends to rank p, and what it receives from there.
-static inline void comm_plan(Comm* comm, size_t p, const char* out, size_t out_bytes, char* in, size_t in_bytes) {
-    CommPart* parts = comm->links[p].parts;
-    parts[COMM_OUT].at = (char*)out;
-    parts[COMM_OUT].bytes = out_bytes;
-    parts[COMM_IN].at = in;
-    parts[COMM_IN].bytes = in_bytes;
-    comm->sent += out_bytes;
-}
-
-// Moves what can be moved at once to and from rank p.
-static inline bool comm_move(Comm* comm, size_t p, bool* moved, Error* error) {
-    CommLink* link = &comm->links[p];
-    for (int d = 0; d < 2; d++) {
-        CommPart* part = &link->parts[d];
-        if (part->bytes == 0) continue;
-        ssize_t n = comm->mpi ? comm_mpi_move(part, p, d == COMM_OUT) :
-                    d == COMM_OUT ? send(link->data, part->at, part->bytes, MSG_NOSIGNAL) :
-                    recv(link->data, part->at, part->bytes, 0);
-        if (n == 0 || (n < 0 && !comm_again())) return comm_fail_lost(comm, p, error);
-        if (n < 0) continue;
-        part->at += n;
-        part->bytes -= (size_t)n;
-        if (d == COMM_IN) link->heard_ms = now_ms();
-        *moved = true;
-    }
-    return true;
 }
 
 // Waits until something can be moved, or until the deadline, or the next heartbeat; hears what the others say. False if
@@ -808,14 +516,15 @@ static inline bool comm_attend(Comm* comm, double deadline, Error* error) {
     bool moving = false, ready = false;
     for (size_t p = 0; p < N; p++) {
         const CommLink* link = &comm->links[p];
-        int events = (link->parts[COMM_OUT].bytes ? POLLOUT : 0) | (link->parts[COMM_IN].bytes ? POLLIN : 0);
+        int events = comm_events(link);
         moving |= events != 0;
         comm_watch(&polls[2 * p], link->control, POLLIN);
         comm_watch(&polls[2 * p + 1], events ? link->data : -1, events);
     }
     comm_watch(&polls[2 * N], comm->wake, POLLIN);
+    comm_watch(&polls[2 * N + 1], comm->listener, POLLIN);
     if (comm->mpi) deadline = now_ms() + (moving ? COMM_MPI_PAUSE_MS : COMM_MPI_IDLE_MS);
-    comm_poll(polls, 2 * N + 1, fmin(deadline, comm->heartbeat_ms));
+    comm_poll(polls, 2 * N + 2, fmin(deadline, comm->heartbeat_ms));
     if (polls[2 * N].revents && !comm_woken(comm, error)) return false;
     if (comm->mpi) return comm_mpi_hear(error);
     // News after data, so that what can still be finished is.
@@ -825,13 +534,317 @@ static inline bool comm_attend(Comm* comm, double deadline, Error* error) {
     return true;
 }
 
+// While there is nothing to move: stays in touch, and sees whether those that have come are still there.
+static inline bool comm_keep_watch(Comm* comm, double deadline, Error* error) {
+    comm_heartbeat(comm);
+    if (!comm_attend(comm, deadline, error)) return false;
+    for (size_t p = 0; p < comm->world; p++) {
+        const CommLink* link = &comm->links[p];
+        if (link->heard_ms > 0 && link->control < 0 && !link->left) return comm_fail_lost(comm, p, error);
+    }
+    return true;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 5. Meeting
+//
+// Every rank listens. All connect to rank 0 and say who they are; when the last has come, rank 0 sends each the table
+// of addresses. Then each rank connects to all lower ranks. Whoever is not of this run is told so and sent away. The
+// first connection between two ranks is the one to stay in touch: who fails can tell all whom it has met.
+
+#define COMM_MAGIC 0x34696172746d6c6cull  // "llmtrai", and the version of what is said
+
+typedef enum { COMM_CONTROL, COMM_DATA } CommKind;
+typedef struct {
+    uint64_t magic;
+    uint32_t kind, world, rank, port;  // port: where the rank listens
+    char run[64];
+} CommHello;
+
+// Where a rank listens.
+typedef struct {
+    char address[64];
+    uint64_t port;
+} CommEntry;
+
+typedef struct {
+    const CommLaunch* launch;
+    char place[320];               // where rank 0 listens, for messages
+    size_t port;                   // where this rank does
+    CommEntry* table;              // (world)
+    int guests[COMM_GUESTS];       // connections of who has not said yet who it is, in the order in which they came
+    size_t guest_count;
+    char refused[320];             // who was turned away last, for messages
+    double deadline;
+} CommMeeting;
+
+// Connects to rank p and says who this is. The connection stays open where only the hello did not go through.
+static inline bool comm_greet(Comm* comm, const CommMeeting* m, size_t p, CommKind kind, const char* address,
+                              size_t port, Error* reason) {
+    CommLink* link = &comm->links[p];
+    int* connection = kind == COMM_CONTROL ? &link->control : &link->data;
+    CommHello hello = {COMM_MAGIC, (uint32_t)kind, (uint32_t)comm->world, (uint32_t)comm->rank, (uint32_t)m->port, ""};
+    memcpy(hello.run, comm->run, sizeof hello.run);
+    *connection = comm_connect(address, port, m->deadline, reason);
+    if (*connection < 0) return false;
+    link->heard_ms = now_ms();
+    return comm_move_all(*connection, &hello, sizeof hello, POLLOUT, m->deadline) ||
+           fail(reason, "%s", strerror(errno));
+}
+
+// Takes a guest among the links, or sends it away with a reason. False if it has yet to say who it is, and still may.
+static inline bool comm_admit(Comm* comm, CommMeeting* m, int guest, bool may_wait) {
+    CommHello hello, *h = &hello;
+    char from[64], who[96];
+    ssize_t n = recv(guest, h, sizeof *h, MSG_PEEK), whole = sizeof *h;
+    bool silent = n < 0 && comm_again(), ours = n < (ssize_t)sizeof h->magic || h->magic == COMM_MAGIC;
+    bool known = ours && n == whole;
+    if (may_wait && (silent || (ours && n > 0 && n < whole))) return false;
+    recv(guest, h, sizeof *h, 0);  // a connection closed with something unread would take back what is said now
+    CommLink* link = known && h->rank > comm->rank && h->rank < comm->world ? &comm->links[h->rank] : NULL;
+    int* place = link == NULL ? NULL : h->kind == COMM_CONTROL ? &link->control : &link->data;
+    Error reason = {"", false};
+    comm_address_of(from, guest);
+    h->run[sizeof h->run - 1] = 0;
+    if (known) snprintf(who, sizeof who, "rank %u at %s", (unsigned)h->rank, from);
+    if (!known) fail(&reason, "something at %s that is not this program, or not this version of it", from);
+    else if (strcmp(h->run, comm->run) != 0)
+        fail(&reason, "%s is of run '%s', rank %zu here of run '%s'; two runs meet at one address and port: choose "
+             "another MASTER_PORT", who, h->run, comm->rank, comm->run);
+    else if (h->world != comm->world)
+        fail(&reason, "%s counts %u ranks, rank %zu %zu; start all with the same world size", who, (unsigned)h->world,
+             comm->rank, comm->world);
+    else if (place == NULL || *place >= 0) fail(&reason, "a second %s; give each rank a number of its own", who);
+    else {
+        *place = guest;
+        link->heard_ms = now_ms();
+        memcpy(m->table[h->rank].address, from, sizeof from);
+        m->table[h->rank].port = h->port;
+        return true;
+    }
+    CommNotice refusal = comm_notice(COMM_FAILED, reason.text);
+    snprintf(m->refused, sizeof m->refused, ". Turned away: %.300s", reason.text);
+    comm_move_all(guest, &refusal, sizeof refusal, POLLOUT, now_ms());
+    close(guest);
+    return true;
+}
+
+// Lets in who has connected, and hears who that is.
+static inline void comm_receive(Comm* comm, CommMeeting* m) {
+    int guest = accept4(comm->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    size_t count = m->guest_count;
+    if (guest >= 0) m->guests[count++] = guest;
+    m->guest_count = 0;
+    for (size_t i = 0; i < count; i++) {
+        bool may_wait = i > 0 || count < COMM_GUESTS;  // of too many the first goes
+        if (!comm_admit(comm, m, m->guests[i], may_wait)) m->guests[m->guest_count++] = m->guests[i];
+    }
+}
+
+// Waits until every higher rank has connected, with the first of its connections or with both.
+static inline bool comm_accept(Comm* comm, CommMeeting* m, bool both, Error* error) {
+    char names[160];
+    for (;;) {
+        for (size_t p = 0; p < comm->world; p++) {
+            CommLink* link = &comm->links[p];
+            link->named = p > comm->rank && (link->control < 0 || (both && link->data < 0));
+        }
+        if (!comm_name_ranks(names, comm, "has", "have")) return true;
+        double now = now_ms();
+        if (now >= m->deadline)
+            return fail(error, "%s not come to rank %zu within %.1f s, in the meeting at %s; see whether every rank "
+                        "was started, and what it printed%s", names, comm->rank, comm->timeout_ms / 1e3, m->place,
+                        m->refused);
+        double next = now + (m->guest_count > 0 ? COMM_GUEST_MS : COMM_RETRY_MS);
+        if (!comm_keep_watch(comm, fmin(m->deadline, next), error)) return false;
+        comm_receive(comm, m);
+    }
+}
+
+// Rank 0 waits for all, and tells them where the others are.
+static inline bool comm_host_meeting(Comm* comm, CommMeeting* m, Error* error) {
+    if (!comm_accept(comm, m, false, error)) return false;
+    size_t bytes = comm->world * sizeof *m->table;
+    double deadline = now_ms() + COMM_GRACE_MS;  // who has not heard it by then will be missed in what follows
+    comm_tell(comm, COMM_WELCOME, "");
+    for (size_t p = 1; p < comm->world; p++)
+        comm->links[p].mute |= !comm_move_all(comm->links[p].control, m->table, bytes, POLLOUT, deadline);
+    return true;
+}
+
+// What rank 0 has to say. Heartbeats tell that it is waiting for others.
+static inline bool comm_hear_host(int connection, CommNotice* reply, double silence_ms) {
+    do if (!comm_move_all(connection, reply, sizeof *reply, POLLIN, now_ms() + silence_ms)) return false;
+    while (reply->kind == COMM_HEARTBEAT);
+    reply->text[sizeof reply->text - 1] = 0;
+    return true;
+}
+
+// Goes to rank 0, and comes back with the table.
+static inline bool comm_visit(Comm* comm, CommMeeting* m, Error* error) {
+    int* zero = &comm->links[0].control;
+    double T = comm->timeout_ms;
+    CommNotice reply;
+    Error reason = {"", false};
+    for (;;) {
+        // Rank 0 may have begun to wait only now, for its whole time-out; then it says who is missing.
+        bool good = comm_greet(comm, m, 0, COMM_CONTROL, m->launch->address, m->launch->port, &reason);
+        if (good && comm_hear_host(*zero, &reply, T + COMM_GRACE_MS)) break;
+        if (good && errno == ETIMEDOUT)
+            return fail(error, "rank 0 at %s has not answered rank %zu for %.1f s: it is stopped, or it is not this "
+                        "program", m->place, comm->rank, T / 1e3);
+        if (good) fail(&reason, "it hung up");
+        comm_close_socket(zero);
+        if (now_ms() + COMM_RETRY_MS >= m->deadline)
+            return fail(error, "rank %zu has not reached rank 0 at %s within %.1f s: %.200s; see whether it was "
+                        "started, what it printed, and MASTER_ADDR and MASTER_PORT", comm->rank, m->place, T / 1e3,
+                        reason.text);
+        comm_sleep(COMM_RETRY_MS);
+    }
+    if (reply.kind == COMM_FAILED) return fail(error, "%s", reply.text);
+    if (reply.kind != COMM_WELCOME)
+        return fail(error, "what answers at %s is not rank 0 of this program; choose another MASTER_PORT", m->place);
+    if (!comm_move_all(*zero, m->table, comm->world * sizeof *m->table, POLLIN, now_ms() + T))
+        return fail(error, "rank 0 at %s is gone: it hung up while the ranks were meeting; see what it printed",
+                    m->place);
+    // What rank 0 calls this machine is its own machine: reached as rank 0 itself is.
+    for (size_t p = 0; p < comm->world; p++)
+        if (p == 0 || comm_is_loopback(m->table[p].address)) comm_address_of(m->table[p].address, *zero);
+    m->table[0].port = m->launch->port;
+    return true;
+}
+
+// Connects to all lower ranks: rank 0 has the first connection already.
+static inline bool comm_visit_others(Comm* comm, CommMeeting* m, Error* error) {
+    Error reason = {"", false};
+    for (size_t i = 1; i < 2 * comm->rank; i++) {
+        size_t p = i / 2, port = (size_t)m->table[p].port;
+        const char* address = m->table[p].address;
+        if (comm_greet(comm, m, p, i % 2 == 0 ? COMM_CONTROL : COMM_DATA, address, port, &reason)) continue;
+        // One that has gone because of a fault is not to blame: whoever knows more says so in a moment.
+        for (double until = now_ms() + COMM_GRACE_MS; now_ms() < until; comm_receive(comm, m))
+            if (!comm_keep_watch(comm, until, error)) return false;
+        return fail(error, "rank %zu cannot reach rank %zu at %.63s, port %zu: %.200s; see whether it is still there, "
+                    "and that the machines let each other's connections through", comm->rank, p, address, port,
+                    reason.text);
+    }
+    return true;
+}
+
+// Room for two connections to each rank. The limit that a process begins with is often far lower than what it may have.
+static inline bool comm_make_room(const Comm* comm, Error* error) {
+    struct rlimit limit;
+    rlim_t files = 2 * comm->world + COMM_GUESTS + COMM_FILES;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= files) return true;
+    limit.rlim_cur = files;
+    return (files <= limit.rlim_max && setrlimit(RLIMIT_NOFILE, &limit) == 0) ||
+           fail(error, "rank %zu of %zu needs room for %llu open files and connections, and may have %llu; raise the "
+                "limit (ulimit -n), or start fewer ranks", comm->rank, comm->world, (unsigned long long)files,
+                (unsigned long long)limit.rlim_max);
+}
+
+static inline bool comm_meet(Comm* comm, const CommLaunch* launch, Error* error) {
+    CommMeeting meeting, *m = &meeting;
+    bool leads = comm->rank == 0;
+    int on = 1;
+    memset(m, 0, sizeof *m);
+    m->launch = launch;
+    m->port = leads ? launch->port : 0;
+    m->table = (CommEntry*)allocate(comm->world * sizeof *m->table);
+    m->deadline = now_ms() + comm->timeout_ms;
+    snprintf(m->place, sizeof m->place, "%s, port %zu", launch->address, launch->port);
+    snprintf(comm->doing, sizeof comm->doing, "in the meeting of the ranks");
+    if (m->table == NULL) return fail(error, "not enough memory for the addresses of %zu ranks", comm->world);
+    comm->listener = launch->listener;
+    bool good = comm_make_room(comm, error) &&
+                (comm->listener >= 0 || comm_listen(&comm->listener, &m->port, launch->address, error)) &&
+                (leads ? comm_host_meeting(comm, m, error) : comm_visit(comm, m, error));
+    m->deadline = now_ms() + comm->timeout_ms;
+    good = good && comm_visit_others(comm, m, error) && comm_accept(comm, m, true, error);
+    for (size_t p = 0; good && p < comm->world; p++) {
+        CommLink* link = &comm->links[p];
+        if (p != comm->rank) link->heard_ms = now_ms();
+        // Small messages leave at once: the operations wait for each of them.
+        setsockopt(link->data, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+        setsockopt(link->control, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    }
+    if (!good) comm_tell(comm, COMM_FAILED, error->text);
+    // Ranks that come a little later hear of it too, and do not blame rank 0 for being gone.
+    double until = now_ms() + COMM_GRACE_MS;
+    while (!good && leads && comm->listener >= 0 && now_ms() < until) {
+        comm_sleep(COMM_GUEST_MS);
+        comm_receive(comm, m);
+        comm_tell(comm, COMM_FAILED, error->text);
+    }
+    for (size_t i = 0; i < m->guest_count; i++) close(m->guests[i]);
+    comm_close_socket(&comm->listener);
+    free(m->table);
+    return good;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 6. Transfers
+//
+// The links say what goes to each rank and what comes from it; a transfer does all of it at once. Each pair of ranks
+// agrees on the bytes between the two, so that no part is longer or shorter than expected: in the first transfer of a
+// collective headers go before the parts, and nothing is taken from a rank whose header is another.
+
+static inline void comm_plan(CommPart* part, const void* at, size_t bytes) {
+    part->at = (char*)at;
+    part->bytes = bytes;
+}
+
+// What the next transfer sends to rank p, and what it receives from there.
+static inline void comm_exchange(Comm* comm, size_t p, const char* out, size_t out_bytes, char* in, size_t in_bytes) {
+    comm_plan(&comm->links[p].parts[COMM_OUT], out, out_bytes);
+    comm_plan(&comm->links[p].parts[COMM_IN], in, in_bytes);
+    comm->sent += out_bytes;
+}
+
+// Whether rank p is about to do the same as this one.
+static inline bool comm_check_header(Comm* comm, size_t p, Error* error) {
+    const CommHeader *own = &comm->links[comm->rank].header, *other = &comm->links[p].header;
+    char ours[160], theirs[160];
+    if (memcmp(own, other, sizeof *own) == 0) return true;
+    comm_describe(ours, sizeof ours, own);
+    comm_describe(theirs, sizeof theirs, other);
+    if (other->number != own->number)
+        return fail(error, "rank %zu sent rank %zu what does not belong to %s; the network or a program is at fault", p,
+                    comm->rank, ours);
+    return fail(error, "the ranks disagree: rank %zu called %s and rank %zu %s%s; start all with the same program, "
+                "flags and data", p, theirs, comm->rank, ours, strcmp(theirs, ours) == 0 ? " with other slices" : "");
+}
+
+// Moves what can be moved at once to and from rank p.
+static inline bool comm_move(Comm* comm, size_t p, bool* moved, Error* error) {
+    CommLink* link = &comm->links[p];
+    for (int d = 0; d < 2; d++) {
+        bool head = link->heads[d].bytes > 0;
+        CommPart* part = head ? &link->heads[d] : &link->parts[d];
+        if (part->bytes == 0) continue;
+        int more = head && link->parts[d].bytes > 0 ? MSG_MORE : 0;  // a header does not travel alone
+        ssize_t n = comm->mpi ? comm_mpi_move(part, p, d == COMM_OUT) :
+                    d == COMM_OUT ? send(link->data, part->at, part->bytes, MSG_NOSIGNAL | more) :
+                    recv(link->data, part->at, part->bytes, 0);
+        if (n == 0 || (n < 0 && !comm_again())) return comm_fail_lost(comm, p, error);
+        if (n < 0) continue;
+        part->at += n;
+        part->bytes -= (size_t)n;
+        *moved = true;
+        if (d == COMM_OUT) continue;
+        if (!comm->mpi) link->heard_ms = now_ms();
+        if (head && part->bytes == 0 && !comm_check_header(comm, p, error)) return false;
+    }
+    return true;
+}
+
 static inline bool comm_transfer(Comm* comm, Error* error) {
     double moved_ms = comm_clock(comm);
     for (;;) {
         bool moving = false, moved = false;
         for (size_t p = 0; p < comm->world; p++) {
             if (!comm_move(comm, p, &moved, error)) return false;
-            moving |= comm_is_moving(&comm->links[p]);
+            moving |= comm_events(&comm->links[p]) != 0;
         }
         if (!moving) return true;
         comm_heartbeat(comm);
@@ -889,45 +902,17 @@ static inline bool comm_reduces(const CommCall* call) {
     return call->header.operation == COMM_ALL_REDUCE || call->header.operation == COMM_REDUCE_SCATTER;
 }
 
-// Rank p asks for something else.
-static inline bool comm_fail_odd(Comm* comm, const CommHeader* ask, size_t p, const char* ours, Error* error) {
-    const CommHeader* other = &comm->links[p].opening.header;
-    char theirs[160];
-    if (other->number != ask->number)
-        return fail(error, "rank %zu sent rank %zu what does not belong to %s; the network or a program is at fault", p,
-                    comm->rank, ours);
-    comm_describe(theirs, sizeof theirs, other);
-    return fail(error, "the ranks disagree: rank %zu called %s and rank %zu %s%s; start all with the same program, "
-                "flags and data", p, theirs, comm->rank, ours, strcmp(theirs, ours) == 0 ? " with other slices" : "");
-}
-
-// Whether the openings carry all that there is to say: then one message each way does it, not two.
-static inline bool comm_is_small(const Comm* comm, const CommCall* call) {
-    bool small = !comm_reduces(call);
-    for (size_t p = 0; p < comm->world; p++) small &= comm_length(call->slices[p]) <= COMM_SMALL;
-    return small;
-}
-
-// All ranks tell each other what they are about to do; with their slices if those are small.
-static inline bool comm_agree(Comm* comm, const CommCall* call, bool small, const char* ours, Error* error) {
-    const CommHeader* ask = &call->header;
-    CommOpening* opening = &comm->links[comm->rank].opening;
-    CommSlice own = call->slices[comm->rank];
-    opening->header = *ask;
-    if (small && comm_length(own) > 0) memcpy(opening->payload, call->in + own.first, comm_length(own));
-    for (size_t p = 0; p < comm->world; p++)
-        if (p != comm->rank)
-            comm_plan(comm, p, (const char*)opening, sizeof *opening, (char*)&comm->links[p].opening, sizeof *opening);
-    comm->sent = small ? (comm->world - 1) * comm_length(own) : 0;
-    if (!comm_transfer(comm, error)) return false;
+// In the next transfer the ranks tell each other what they are about to do.
+static inline void comm_introduce(Comm* comm, const CommHeader* header) {
+    CommHeader* own = &comm->links[comm->rank].header;
+    *own = *header;
+    comm->sent = 0;
     for (size_t p = 0; p < comm->world; p++) {
-        const CommOpening* other = &comm->links[p].opening;
-        CommSlice slice = call->slices[p];
-        if (memcmp(ask, &other->header, sizeof *ask) != 0) return comm_fail_odd(comm, ask, p, ours, error);
-        if (small && p != comm->rank && comm_length(slice) > 0)
-            memcpy(call->out + slice.first, other->payload, comm_length(slice));
+        CommLink* link = &comm->links[p];
+        if (p == comm->rank) continue;
+        comm_plan(&link->heads[COMM_OUT], own, sizeof *own);
+        comm_plan(&link->heads[COMM_IN], &link->header, sizeof link->header);
     }
-    return true;
 }
 
 // The sum of the own slice, to `out`, chunk by chunk.
@@ -935,14 +920,14 @@ static inline bool comm_reduce_slices(Comm* comm, const CommCall* call, char* ou
     CommType type = (CommType)call->header.type;
     size_t own = comm_length(call->slices[comm->rank]), longest = 0;
     for (size_t p = 0; p < comm->world; p++) longest = max_size(longest, comm_length(call->slices[p]));
-    for (size_t start = 0; start < longest; start += COMM_CHUNK) {
+    for (size_t start = 0; start == 0 || start < longest; start += COMM_CHUNK) {
         size_t count = start < own ? min_size(COMM_CHUNK, own - start) : 0;
         for (size_t p = 0; p < comm->world; p++) {
             const char* mine = call->in + call->slices[p].first + start;
             char* theirs = comm->staging + p * COMM_CHUNK;
             size_t left = comm_length(call->slices[p]) - min_size(comm_length(call->slices[p]), start);
             comm->links[p].source = p == comm->rank ? mine : theirs;
-            if (p != comm->rank) comm_plan(comm, p, mine, min_size(COMM_CHUNK, left), theirs, count);
+            if (p != comm->rank) comm_exchange(comm, p, mine, min_size(COMM_CHUNK, left), theirs, count);
         }
         if (!comm_transfer(comm, error)) return false;
         comm_sum(out + start, comm, type, count / comm_type_size(type));
@@ -954,9 +939,8 @@ static inline bool comm_reduce_slices(Comm* comm, const CommCall* call, char* ou
 static inline bool comm_spread_slices(Comm* comm, const CommCall* call, Error* error) {
     CommSlice own = call->slices[comm->rank];
     for (size_t p = 0; p < comm->world; p++) {
-        CommSlice other = call->slices[p];
-        if (p != comm->rank)
-            comm_plan(comm, p, call->out + own.first, comm_length(own), call->out + other.first, comm_length(other));
+        char *mine = call->out + own.first, *theirs = call->out + call->slices[p].first;
+        if (p != comm->rank) comm_exchange(comm, p, mine, comm_length(own), theirs, comm_length(call->slices[p]));
     }
     return comm_transfer(comm, error);
 }
@@ -979,15 +963,15 @@ static inline bool comm_check_call(const Comm* comm, const CommCall* call, const
 
 static inline bool comm_run(Comm* comm, const CommCall* call, Error* error) {
     char what[160];
-    bool small = comm_is_small(comm, call), all = call->header.operation == COMM_ALL_REDUCE;
+    bool all = call->header.operation == COMM_ALL_REDUCE;
     comm_describe(what, sizeof what, &call->header);
     snprintf(comm->doing, sizeof comm->doing, "in %s", what);
     if (!comm_check_call(comm, call, what, error)) return false;
     if (call->delay_ms > 0) comm_sleep(call->delay_ms);
-    if (!comm_agree(comm, call, small, what, error)) return false;
+    comm_introduce(comm, &call->header);
     char* sum = call->out + (all ? call->slices[comm->rank].first : 0);
     if (comm_reduces(call) && !comm_reduce_slices(comm, call, sum, error)) return false;
-    return small || call->header.operation == COMM_REDUCE_SCATTER || comm_spread_slices(comm, call, error);
+    return call->header.operation == COMM_REDUCE_SCATTER || comm_spread_slices(comm, call, error);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -999,12 +983,8 @@ static inline bool comm_run(Comm* comm, const CommCall* call, Error* error) {
 
 static inline bool comm_idle(Comm* comm, Error* error) {
     snprintf(comm->doing, sizeof comm->doing, "between two collectives");
-    comm_heartbeat(comm);
-    if (!comm_attend(comm, INFINITY, error)) return false;
+    if (!comm_keep_watch(comm, INFINITY, error)) return false;
     comm_clock(comm);
-    for (size_t p = 0; p < comm->world && !comm->mpi; p++)
-        if (p != comm->rank && comm->links[p].control < 0 && !comm->links[p].left)
-            return comm_fail_lost(comm, p, error);
     return comm_check_silence(comm, comm->timeout_ms, error);
 }
 
@@ -1083,7 +1063,7 @@ static inline CommRequest comm_start(Comm* comm, CommOperation operation, CommTy
         if (!comm->running) comm_step(comm);  // there is no thread where there is but one rank
     }
     pthread_mutex_unlock(&comm->mutex);
-    if (comm->running) comm_wake(comm);
+    if (comm->running) eventfd_write(comm->wake, 1);
     return number;
 }
 
@@ -1111,8 +1091,7 @@ static inline bool comm_all_gather(Comm* comm, void* data, size_t n, CommType ty
     return comm_wait(comm, comm_start(comm, COMM_ALL_GATHER, type, data, data, n, 0, slices, context), error);
 }
 
-// all (world, count): every rank has filled its own row, and gets all others. A row of up to COMM_SMALL bytes takes one
-// round of messages.
+// all (world, count): every rank has filled its own row, and gets all others.
 static inline bool comm_gather_doubles(Comm* comm, double* all, size_t count, Error* error) {
     return comm_all_gather(comm, all, comm->world * count * sizeof(double), COMM_BYTES, NULL, NULL, error);
 }
@@ -1162,7 +1141,7 @@ static inline void comm_abandon(Comm* comm, const char* reason) {
     if (!comm->failed && !comm->abandoning) {
         comm->abandoning = true;
         comm->error = error;
-        comm_wake(comm);
+        eventfd_write(comm->wake, 1);
     }
     while (!comm->failed) pthread_cond_wait(&comm->changed, &comm->mutex);
     pthread_mutex_unlock(&comm->mutex);
@@ -1181,7 +1160,7 @@ static inline void comm_close(Comm* comm) {
         pthread_mutex_lock(&comm->mutex);
         comm->closing = true;
         pthread_mutex_unlock(&comm->mutex);
-        comm_wake(comm);
+        eventfd_write(comm->wake, 1);
         pthread_join(comm->thread, NULL);
     }
     if (comm->links && !comm->failed) comm_tell(comm, COMM_LEFT, "");
@@ -1206,7 +1185,7 @@ static inline void comm_close(Comm* comm) {
 static inline bool comm_allocate(Comm* comm, Error* error) {
     size_t N = comm->world;
     comm->links = (CommLink*)allocate(N * sizeof(CommLink));
-    comm->polls = (struct pollfd*)allocate((2 * N + 1) * sizeof(struct pollfd));
+    comm->polls = (struct pollfd*)allocate((2 * N + 2) * sizeof(struct pollfd));
     comm->staging = (char*)allocate(N > 1 ? N * COMM_CHUNK : 0);
     comm->calls = (CommCall*)allocate(COMM_IN_FLIGHT * sizeof(CommCall));
     comm->slices = (CommSlice*)allocate(COMM_IN_FLIGHT * N * sizeof(CommSlice));
@@ -1215,15 +1194,40 @@ static inline bool comm_allocate(Comm* comm, Error* error) {
            fail(error, "not enough memory for the connections of %zu ranks", N);
 }
 
+// Ranks with the same number are on one machine.
+static inline uint64_t comm_host(void) {
+    char name[256] = "";
+    FILE* file = fopen("/proc/sys/kernel/random/boot_id", "r");
+    size_t length = file ? fread(name, 1, 64, file) : 0;
+    if (file) fclose(file);
+    gethostname(name + length, 128);
+    return hash_bytes(name, sizeof name);
+}
+
+// The first collective: each rank says where it is. Counts those here, where the launcher has not.
+static inline bool comm_find_local(Comm* comm, Error* error) {
+    uint64_t here = comm_host(), *hosts = (uint64_t*)comm->staging;  // (world) no sum needs that yet
+    size_t before = 0, same = 0;
+    hosts[comm->rank] = here;
+    if (!comm_all_gather(comm, hosts, comm->world, COMM_INT64, NULL, NULL, error)) return false;
+    for (size_t p = 0; p < comm->world; p++) {
+        same += hosts[p] == here;
+        before += hosts[p] == here && p < comm->rank;
+    }
+    if (comm->local_rank == COMM_UNKNOWN) comm->local_rank = before;
+    if (comm->local_world == COMM_UNKNOWN) comm->local_world = same;
+    return true;
+}
+
 // Meets the other ranks; returns when all are there. After a failure there is nothing to close.
 static inline bool comm_open(Comm* comm, const CommLaunch* launch, double timeout_ms, Error* error) {
     memset(comm, 0, sizeof *comm);
     bool several = launch->world > 1;
-    comm->wake = -1;
+    comm->wake = comm->listener = -1;
     comm->rank = launch->rank;
     comm->world = launch->world;
-    comm->local_rank = several ? launch->local_rank : 0;
-    comm->local_world = several ? launch->local_world : 1;
+    comm->local_rank = launch->local_rank;
+    comm->local_world = launch->local_world;
     comm->timeout_ms = timeout_ms;
     comm->mpi = launch->mpi && several;
     memcpy(comm->run, launch->run, sizeof comm->run);
@@ -1237,7 +1241,7 @@ static inline bool comm_open(Comm* comm, const CommLaunch* launch, double timeou
         good = comm->running || fail(error, "rank %zu cannot start its thread: %s; raise the limits (ulimit -u, -n)",
                                      comm->rank, strerror(errno));
     }
-    if (good && comm_barrier(comm, error)) return true;
+    if (good && comm_find_local(comm, error)) return true;
     if (!comm->running) comm->failed = true;
     comm_close(comm);
     return false;

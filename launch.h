@@ -2,7 +2,7 @@
 //
 //   1. variables   from torchrun, mpirun (Open MPI, MPICH) or srun: comm_find
 //   2. listening   the socket at which rank 0 waits for the others
-//   3. forking     local ranks for who has no launcher: comm_spawn, comm_reap
+//   3. forking     local ranks for who has no launcher: comm_spawn, comm_speaks, comm_reap
 //
 // In short, before any thread is started:
 //
@@ -19,6 +19,7 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -42,6 +43,7 @@ typedef struct {
     bool mpi;                        // comm_open uses MPI, not sockets
     int listener;                    // in rank 0 of comm_spawn: the socket that listens already; otherwise -1
     pid_t* children;                 // (world - 1) likewise; otherwise NULL
+    bool* told;                      // shared by the ranks of comm_spawn, see comm_speaks; otherwise NULL
 } CommLaunch;
 
 typedef struct {
@@ -289,6 +291,8 @@ static inline bool comm_spawn(CommLaunch* launch, size_t ranks, Error* error) {
     if (!comm_listen(&launch->listener, &launch->port, launch->address, error)) return false;
     launch->children = (pid_t*)allocate((ranks - 1) * sizeof(pid_t));
     if (launch->children == NULL) return fail(error, "not enough memory for %zu ranks", ranks);
+    void* shared = mmap(NULL, sizeof *launch->told, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    launch->told = shared == MAP_FAILED ? NULL : (bool*)shared;  // then each rank speaks
     fflush(NULL);  // or every rank would print what is not printed yet
     pid_t parent = getpid();
     for (size_t rank = 1; rank < ranks; rank++) {
@@ -319,6 +323,12 @@ static inline bool comm_spawn(CommLaunch* launch, size_t ranks, Error* error) {
     }
     launch->local_rank = launch->rank;
     return true;
+}
+
+// Whether this rank is to print why the run fails. Of the ranks of comm_spawn, which write to one place and know the
+// same, the first that asks is; so is each rank of a launcher.
+static inline bool comm_speaks(const CommLaunch* launch) {
+    return launch->told == NULL || !__atomic_exchange_n(launch->told, true, __ATOMIC_SEQ_CST);
 }
 
 // For rank 0 of comm_spawn, last: waits for the others to end, and kills after grace_ms those that do not. Returns the

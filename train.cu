@@ -1387,7 +1387,7 @@ int main(int argc, char** argv) {
     if (ok && o->data == NULL && !o->plan) ok = run_generate(&run, &error);
     else ok = ok && run_begin(&run, flags, flag_count, &error) && (o->plan || run_train(&run, &error));
     if (!ok && run.comm.world > 1 && !run.alike) comm_abandon(&run.comm, error.text);
-    if (!ok && (launch.rank == 0 || !run.alike)) {
+    if (!ok && (run.alike ? launch.rank == 0 : comm_speaks(&launch))) {
         if (launch.world > 1 && !run.alike) fprintf(stderr, "train: rank %zu: %s\n", launch.rank, error.text);
         else fprintf(stderr, "train: %s\n", error.text);
     }

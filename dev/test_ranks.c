@@ -900,23 +900,26 @@ static void faults_judge(FaultCase* cases, size_t count) {
     }
 }
 
-// Forked ranks: who started the program sees one process, and none may be left.
+// Forked ranks: who started the program sees one process, and one sentence, and no process may be left.
 static void expect_forked_fault(size_t victim) {
     Job job;
     char fault[128];
     snprintf(fault, sizeof fault, "LLMTRAIN_TEST_FAULT=rank %zu step 2 at backward do kill", victim);
-    Task task = task_of(FORKED, test.train, 3, SHAPES[GPT2].arguments, "--steps 3 --timeout 3", NULL);
+    Task task = task_of(FORKED, test.train, RANKS_MAX, SHAPES[GPT2].arguments, "--steps 3 --timeout 3", NULL);
     task.variables = fault;
     job_start(&job, &task);
     jobs_wait(&job, 1);
     Process* p = &job.processes[0];
+    size_t bad, sentences = count_sentences(p->text[1], &bad);
     sleep_ms(200);  // what is left has been told to end
     while (waitpid(-p->pid, NULL, WNOHANG) > 0) {}
     bool good = kill(-p->pid, 0) != 0 && errno == ESRCH && !p->late && p->ended_ms - job.began_ms < SLACK_MS + 2e3;
     if (victim == 0) good = good && WIFSIGNALED(p->status) && WTERMSIG(p->status) == SIGKILL;
-    else good = good && WIFEXITED(p->status) && WEXITSTATUS(p->status) != 0 && strstr(p->text[1], "rank 1") != NULL;
-    verdict(good, "--ranks 3, rank %zu killed: %s, and no process is left", victim,
-            victim == 0 ? "the others end with it" : "exit code and sentence say so");
+    else
+        good = good && WIFEXITED(p->status) && WEXITSTATUS(p->status) != 0 && sentences == 1 && bad == 0 &&
+               blames(p->text[1], victim);
+    verdict(good, "--ranks %zu, rank %zu killed: %s, and no process is left", RANKS_MAX, victim,
+            victim == 0 ? "the others end with it" : "the exit code and one sentence say so");
     if (!good) job_print(&job);
     job_free(&job);
 }
