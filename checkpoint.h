@@ -21,7 +21,7 @@
 
 #include <inttypes.h>
 
-#define CHECKPOINT_FORMAT "llmtrain checkpoint 3"
+#define CHECKPOINT_FORMAT "llmtrain checkpoint 4"
 #define CHECKPOINT_MANIFEST_MAX ((size_t)1 << 28)
 
 // What a checkpoint says beside its tensors.
@@ -33,6 +33,7 @@ typedef struct {
     uint64_t T;             // length of a sample: the order of the data depends on it
     uint64_t data;          // fingerprint of the training data: likewise
     RunState state;
+    bool halfway;           // saved halfway between two that --ckpt-every asks for: goes when a newer one is there
     const Flag* flags;      // (flag_count) what else steers the run: saved as text, to tell what a resume changes
     size_t flag_count;
 } RunRecord;
@@ -234,6 +235,8 @@ static inline bool manifest_save(const char* path, const Model* model, const Run
     json_member_u64(&w, "seed", run->seed);
     json_member_u64(&w, "sequence", run->T);
     json_member_hash(&w, "data", run->data);
+    json_write_key(&w, "halfway");
+    json_write_bool(&w, run->halfway);
     manifest_write_config(&w, &run->config);
     manifest_write_flags(&w, run);
     manifest_write_state(&w, &run->state);
@@ -306,6 +309,7 @@ static inline bool manifest_read_run(RunRecord* run, const Json* json) {
     return ok && kind >= 0 && json_u64(json, json_get(json, 0, "seed"), &run->seed) &&
            json_u64(json, json_get(json, 0, "sequence"), &run->T) &&
            json_bool(json, json_get(json, 0, "masters"), &run->masters) &&
+           json_bool(json, json_get(json, 0, "halfway"), &run->halfway) &&
            json_string(json, json_get(json, 0, "data"), data, sizeof data) && sscanf(data, "%" SCNx64, &run->data) == 1 &&
            manifest_read_config(&run->config, json, json_get(json, 0, "config")) &&
            manifest_read_state(&run->state, json, json_get(json, 0, "state"));
@@ -344,6 +348,7 @@ static inline bool manifest_open(Json* json, RunRecord* run, const char* directo
 // A run that dies loses no more than --ckpt-every says. Written at once, a checkpoint is there before the next step. Written
 // beside training it is only there when the next one begins, which waits for it; so one more begins halfway between two.
 typedef struct {
+    bool beside;               // checkpoints are written beside training, which with every step there is no time for
     uint64_t steps;            // a checkpoint at every multiple of this step; 0: none
     uint64_t halfway;          // and one so many steps after each; 0: none
     double every_ms;           // a checkpoint after so much time; 0: none
@@ -363,6 +368,7 @@ static inline bool cadence_parse(Cadence* c, const char* text, double mtbf, bool
     char* end;
     double number = strtod(text, &end);
     memset(c, 0, sizeof *c);
+    c->beside = async;
     if (strcmp(text, "auto") == 0) {
         c->every_ms = CADENCE_FIRST_MS;
         c->mtbf_ms = 3.6e6 * mtbf;
@@ -373,7 +379,8 @@ static inline bool cadence_parse(Cadence* c, const char* text, double mtbf, bool
         return fail(error, "--ckpt-every is '%s'; give a number of steps, minutes as 10min, or auto", text);
     if (minutes) c->every_ms = (async ? 3e4 : 6e4) * number;
     else c->steps = (uint64_t)number;
-    if (async) c->halfway = c->steps / 2;
+    if (c->steps == 1) c->beside = false;
+    if (c->beside) c->halfway = c->steps / 2;
     return true;
 }
 
@@ -418,24 +425,24 @@ static inline bool cadence_choose(Cadence* c) {
     return chooses;
 }
 
-// Which checkpoints stay when a newer one is there.
+// Which checkpoints stay when a newer one is there; those halfway do not.
 typedef struct {
-    uint64_t newest;          // so many of the newest; 0: all
-    uint64_t forever;         // and the first at or after each multiple of this step; 0: no more
-    uint64_t steps, halfway;  // of the Cadence: those halfway go
-    bool rewinds;             // the run may have to go back, to multiples of `steps`: only these count, and all stay while
-                              // the newest is of a time when steps were skipped
+    uint64_t newest;   // so many of the newest; 0: all
+    uint64_t forever;  // and the first at or after each multiple of this step; 0: no more
+    uint64_t grid;     // of a run that may have to go back: only multiples of this step count, and all stay while the newest
+                       // is of a time when steps were skipped; 0: it may not
 } KeepRule;
 
-static inline bool keep_rule_counts(const KeepRule* rule, uint64_t step) {
-    return !rule->rewinds || rule->steps == 0 || step % rule->steps == 0;
+static inline bool keep_rule_counts(const KeepRule* rule, uint64_t step) { return rule->grid == 0 || step % rule->grid == 0; }
+
+static inline bool keep_rule_is_full(const KeepRule* rule, uint64_t counted) {
+    return rule->newest > 0 && counted >= rule->newest;
 }
 
-// `older`: the step of the one before it; 0: none. `counted`: how many newer ones count.
-static inline bool keep_rule_keeps(const KeepRule* rule, uint64_t step, uint64_t older, uint64_t counted) {
+// older: the step of the one before it; 0: none. counted: how many newer ones count.
+static inline bool keep_rule_keeps(const KeepRule* rule, uint64_t step, uint64_t older, uint64_t counted, bool halfway) {
     if (rule->forever > 0 && step / rule->forever > older / rule->forever) return true;
-    if (rule->halfway > 0 && step % rule->steps == rule->halfway) return false;
-    return rule->newest == 0 || counted < rule->newest;
+    return !halfway && !keep_rule_is_full(rule, counted);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -506,14 +513,14 @@ static inline bool saver_declare(Saver* s, const CheckpointArray* arrays, size_t
     return ok && safetensors_begin(&s->writer, error);
 }
 
-// Writes a chunk, no faster than allowed.
+// Writes a chunk, beside training no faster than allowed.
 static inline bool saver_write(Saver* s, const void* data, size_t bytes, size_t* written, Error* error) {
     fault_point("write");
     s->gave_up = __atomic_load_n(&s->cancelled, __ATOMIC_RELAXED);
     if (s->gave_up) return fail(error, "the save was given up");
     if (!safetensors_write(&s->writer, data, bytes, error)) return false;
     *written += bytes;
-    double due = s->bandwidth > 0 ? s->began_ms + 1e3 * (double)*written / s->bandwidth : 0;
+    double due = s->snapshot && s->bandwidth > 0 ? s->began_ms + 1e3 * (double)*written / s->bandwidth : 0;
     while (now_ms() < due && !__atomic_load_n(&s->hurries, __ATOMIC_RELAXED) &&
            !__atomic_load_n(&s->cancelled, __ATOMIC_RELAXED))
         comm_sleep(fmin(due - now_ms(), 50));
@@ -648,11 +655,10 @@ static inline void saver_cancel(Saver* s) {
 
 // Rank 0, when all files are on the disk: the manifest, and then the name.
 static inline bool saver_publish(Saver* s, const char* files, const size_t* begins, Error* error) {
-    char path[FILE_PATH_MAX], temporary[FILE_PATH_MAX], replaced[FILE_PATH_MAX], file[FILE_PATH_MAX + 64];
+    char path[FILE_PATH_MAX], temporary[FILE_PATH_MAX], file[FILE_PATH_MAX + 64];
     uint64_t step = s->run.state.step;
     checkpoint_path(path, s->out, step, "");
     checkpoint_path(temporary, s->out, step, ".tmp");
-    checkpoint_path(replaced, s->out, step, ".old");
     snprintf(file, sizeof file, "%s/manifest.json", temporary);
     // Where ranks do not see each other's files, a checkpoint would be of no use.
     for (size_t r = 0; r < s->model->flat.options.world; r++) {
@@ -667,17 +673,8 @@ static inline bool saver_publish(Saver* s, const char* files, const size_t* begi
     fault_point("manifest");
     if (!manifest_save(file, s->model, &s->run, files, begins, error)) return false;
 
-    // A checkpoint of the same step is there if a run resumed before it, because it was damaged.
-    Error ignored;
-    bool exists = directory_exists(path);
-    if (exists && !(directory_remove(replaced, error) && directory_rename_sync(path, replaced, error))) return false;
     fault_point("rename");
-    if (!directory_rename_sync(temporary, path, error)) {
-        if (exists) directory_rename_sync(replaced, path, &ignored);
-        return false;
-    }
-    directory_remove(replaced, &ignored);  // or the next start does
-    return true;
+    return directory_rename_sync(temporary, path, error);
 }
 
 // Completes a save that all ranks have written; all together. False if it could not be: then it is forgotten, earlier
@@ -906,7 +903,7 @@ static inline bool checkpoint_before(uint64_t* step, const char* out, uint64_t b
     return checkpoint_find_before(step, &found, out, before, &ignored) && found;
 }
 
-#define CHECKPOINT_REWOUND ".rewound"  // what a run that went back before it has set aside
+#define CHECKPOINT_ASIDE ".aside"  // a checkpoint that was damaged, or that a run has gone back before
 
 // Gives a checkpoint a name that has a suffix, so that it is taken for one no longer.
 static inline bool checkpoint_rename(const char* out, uint64_t step, const char* suffix) {
@@ -928,27 +925,35 @@ static inline bool checkpoint_remove(const char* out, uint64_t step) {
     return true;
 }
 
-// Removes checkpoints of OUT that are older than the newest, which has just been saved, and that the rule does not keep. Those
-// of later steps were damaged, or the run would have gone on from them: they do not count, and stay until they are saved
-// again. Nothing is removed while the newest has no good manifest.
-static inline void checkpoint_prune(const char* out, uint64_t newest, const KeepRule* rule) {
+// What the checkpoint of a step says of itself; false if it has no good manifest.
+static inline bool checkpoint_describe(RunRecord* run, const char* out, uint64_t step) {
     char path[FILE_PATH_MAX];
     Json manifest;
-    RunRecord run;
     Error ignored;
-    checkpoint_path(path, out, newest, "");
-    if (!manifest_open(&manifest, &run, path, &ignored)) return;
+    checkpoint_path(path, out, step, "");
+    if (!manifest_open(&manifest, run, path, &ignored)) return false;
     json_free(&manifest);
-    if (rule->rewinds && run.state.skipped_row > 0) return;
-    uint64_t counted = keep_rule_counts(rule, newest), step = newest, older = 0;
-    bool more = checkpoint_before(&step, out, newest);
-    for (; more; step = older) {
+    return true;
+}
+
+// Removes checkpoints of OUT that are older than the newest, which has just been saved, and that the rule does not keep; and
+// what was set aside up to there. Nothing is removed while the newest has no good manifest. Of others the manifest is only
+// looked at until enough of them count.
+static inline void checkpoint_prune(const char* out, uint64_t newest, const KeepRule* rule) {
+    RunRecord run;
+    if (!checkpoint_describe(&run, out, newest)) return;
+    if (rule->grid > 0 && run.state.skipped_row > 0) return;
+    uint64_t counted = keep_rule_counts(rule, newest), step = newest, older;
+    for (bool more = checkpoint_before(&step, out, newest); more; step = older) {
+        bool looks = !keep_rule_is_full(rule, counted), good = looks && checkpoint_describe(&run, out, step);
+        bool halfway = good && run.halfway;
         older = 0;
         more = checkpoint_before(&older, out, step);
-        if (!keep_rule_keeps(rule, step, older, counted)) checkpoint_remove(out, step);
-        else counted += keep_rule_counts(rule, step);
+        if (!keep_rule_keeps(rule, step, older, counted, halfway)) checkpoint_remove(out, step);
+        else counted += good && !halfway && keep_rule_counts(rule, step);
+        if (good && !halfway && rule->newest == 0) break;  // this one and all before it stay
     }
-    checkpoint_remove_suffixed(out, CHECKPOINT_REWOUND, newest);  // the run has come there again
+    checkpoint_remove_suffixed(out, CHECKPOINT_ASIDE, newest);
 }
 
 // Removes old checkpoints, which takes a while, under the training.
@@ -985,7 +990,7 @@ static inline void pruner_begin(Pruner* p, const char* out, uint64_t newest, con
 static inline bool checkpoint_take_away(const char* out, uint64_t first, bool sets_aside) {
     uint64_t step = UINT64_MAX;
     while (checkpoint_before(&step, out, step) && step >= first)
-        if (!(sets_aside ? checkpoint_rename(out, step, CHECKPOINT_REWOUND) : checkpoint_remove(out, step))) return false;
+        if (!(sets_aside ? checkpoint_rename(out, step, CHECKPOINT_ASIDE) : checkpoint_remove(out, step))) return false;
     return true;
 }
 

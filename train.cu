@@ -188,7 +188,7 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
         HEADING("Checkpoints"),
         TEXT("ckpt-every", ckpt_every, "N|Nmin|auto",
              "save so often that no more steps or minutes are lost; auto: as --mtbf says; 0: at the end only"),
-        SWITCH("ckpt-async", ckpt_async, "write while training goes on, from a copy in memory, and halfway once more"),
+        SWITCH("ckpt-async", ckpt_async, "write while training goes on, from a copy in memory; then saves begin twice as often"),
         REAL("ckpt-bandwidth", ckpt_bandwidth, 0, 1e6,
              "MB/s that writing beside training takes of the disk at most; 0: all"),
         COUNT("ckpt-keep", ckpt_keep, 0, 1e9, "keep so many of the newest; 0: all"),
@@ -375,11 +375,10 @@ static bool run_check_prompt(const Config* c, Error* error) {
                 c->vocab, bytes);
 }
 
-// Whether the run takes snapshots: only one that saves before its end has something to save beside training. Where every
-// step is saved, none may go on before the last is on the disk.
+// Whether the run takes snapshots: only one that saves before its end has something to save beside training.
 static bool run_takes_snapshots(const Run* run) {
     const Options* o = &run->options;
-    return o->out && o->ckpt_async && run->cadence.steps != 1 && (cadence_saves(&run->cadence) || o->ckpt_hot);
+    return o->out && run->cadence.beside && (cadence_saves(&run->cadence) || o->ckpt_hot);
 }
 
 // Bytes of the process beside the model's block, if the model is this one.
@@ -819,6 +818,28 @@ static void run_describe(Run* run, const Flag* flags, size_t flag_count) {
     r->flag_count = flag_count;
 }
 
+// The multiples of this step are the checkpoints that a rewind may go back to.
+static uint64_t run_grid(const Run* run) { return run->cadence.steps ? run->cadence.steps : 1; }
+
+// Removes what is not to be kept beside a new checkpoint, or a new copy in memory.
+static void run_prune(Run* run, bool hot, uint64_t newest) {
+    const Options* o = &run->options;
+    const KeepRule two = {2, 0, 0}, asked = {o->ckpt_keep, o->ckpt_keep_every, o->rewind > 0 ? run_grid(run) : 0};
+    if (run->comm.rank == 0) pruner_begin(&run->pruner, hot ? run->hot : o->out, newest, hot ? &two : &asked);
+}
+
+// What was saved and logged after the step that the run goes on from is set aside: it is damaged, or the run has gone back
+// before it, and a restart must not take it up.
+static bool run_set_aside(Run* run, Error* error) {
+    uint64_t step = run->record.state.step;
+    if (run->comm.rank > 0 || run->options.out == NULL) return true;
+    if (!checkpoint_take_away(run->options.out, step + 1, true) ||
+        (run->hot[0] && !checkpoint_take_away(run->hot, step + 1, false)))
+        return fail(error, "cannot set the checkpoints after step %llu in %s aside; move them away, and --resume",
+                    (unsigned long long)step, run->options.out);
+    return log_cut_back(&run->log, step, error);
+}
+
 // Opens --out, and brings weights, state and log to where the run begins; *found tells whether at a checkpoint.
 static bool run_open_out(Run* run, bool* found, Error* error) {
     const Options* o = &run->options;
@@ -830,10 +851,12 @@ static bool run_open_out(Run* run, bool* found, Error* error) {
     if (o->ckpt_hot && !run_find_hot(run, goes_on, error)) return false;
     if (o->resume && !run_load(run, STEP_MAX, 0, found, error)) return false;
     if (o->resume && !*found) printf("no checkpoint in %s yet: starting from the beginning\n", o->out);
-    bool ok = (*found || run_start(run, error)) && (!writes || log_cut_back(&run->log, run->record.state.step, error));
+    bool ok = (*found || run_start(run, error)) && run_set_aside(run, error);
     if (!run_agree(run, ok, error)) return false;
     if (writes) checkpoint_clean(o->out);
     if (leads && run->hot[0]) checkpoint_clean(run->hot);
+    uint64_t newest;
+    if (writes && checkpoint_before(&newest, o->out, STEP_MAX)) run_prune(run, false, newest);
     return true;
 }
 
@@ -889,16 +912,6 @@ static void run_sample(Run* run, FILE* out) {
     model_generate(&run->model, run->text, run->candidates, out, &run->tokenizer, &o->sampling, known, known + o->tokens);
     fputc('\n', out);
     fflush(out);
-}
-
-// Removes what is not to be kept beside a new checkpoint, or a new copy in memory.
-static void run_prune(Run* run, bool hot, uint64_t newest) {
-    const Options* o = &run->options;
-    const Cadence* c = &run->cadence;
-    const KeepRule two = {2, 0, 0, 0, false}, asked = {o->ckpt_keep, o->ckpt_keep_every, c->steps, c->halfway, o->rewind > 0};
-    bool prunes = hot || ((o->ckpt_keep > 0 || c->halfway > 0 || o->rewind > 0) && !cadence_is_halfway(c, newest));
-    if (run->comm.rank > 0 || !prunes) return;
-    pruner_begin(&run->pruner, hot ? run->hot : o->out, newest, hot ? &two : &asked);
 }
 
 // A save begins (run_save_begin); steps go on under it; when all ranks have written their parts it is completed
@@ -982,6 +995,7 @@ static bool run_save_begin(Run* run, const char* directory, Error* error) {
 
 // Saves while training goes on; without memory for a snapshot the whole save comes first.
 static bool run_save_beside(Run* run, const char* directory, Error* error) {
+    run->record.halfway = cadence_is_halfway(&run->cadence, run->record.state.step);
     return run_save_begin(run, directory, error) && (run->saver.snapshot || run_save_wait(run, error));
 }
 
@@ -990,6 +1004,7 @@ static bool run_save_and_wait(Run* run, Error* error) {
     bool good = false;
     if (!run_save_wait(run, error)) return false;  // before the hurry, which it ends
     saver_hurry(&run->saver, true);
+    run->record.halfway = false;
     return run_save_begin(run, run->options.out, error) && run_save_complete(run, &good, error) && good;
 }
 
@@ -1070,24 +1085,13 @@ static bool run_plan_rewind(Run* run, const char* why, uint64_t* first, uint64_t
     return true;
 }
 
-// What was saved and logged after the step that the run went back to is set aside: a restart must not take it up.
-static bool run_set_aside(Run* run, Error* error) {
-    uint64_t step = run->record.state.step;
-    if (run->comm.rank > 0) return true;
-    if (!checkpoint_take_away(run->options.out, step + 1, true) ||
-        (run->hot[0] && !checkpoint_take_away(run->hot, step + 1, false)))
-        return fail(error, "cannot set the checkpoints after step %llu in %s aside; move them away, and --resume",
-                    (unsigned long long)step, run->options.out);
-    return log_cut_back(&run->log, step, error);
-}
-
 // The run has diverged: back to a checkpoint, and on with the samples that come now and a smaller learning rate, as "PaLM:
 // Scaling Language Modeling with Pathways" (5.1) does by hand. A run that is killed and resumed must go back to the same;
 // so only multiples of --ckpt-every count, and neither those halfway, which go, nor copies in memory, which come when there
 // is time for them.
 static bool run_rewind(Run* run, const StepReading* reading, Error* error) {
     RunState *state = &run->record.state, diverged = *state;
-    uint64_t first, before, oldest, grid = run->cadence.steps ? run->cadence.steps : 1;
+    uint64_t first, before, oldest;
     bool found;
     char why[256];
     describe_divergence(why, sizeof why, &diverged, reading);
@@ -1097,7 +1101,7 @@ static bool run_rewind(Run* run, const StepReading* reading, Error* error) {
     if (!run_agree(run, flat_await_all(&run->model.flat, error), error)) return false;
     pruner_await(&run->pruner);
     fault_point("rewind");
-    if (!run_load(run, before, grid, &found, error)) return false;
+    if (!run_load(run, before, run_grid(run), &found, error)) return false;
     if (!found && oldest > 0)
         return run_fail_alike(run, error, "%s, and the checkpoints before step %llu are gone; lower --lr, and --resume", why,
                               (unsigned long long)before);

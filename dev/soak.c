@@ -516,9 +516,18 @@ static void check_complete(size_t world) {
     if (waitpid(-1, NULL, WNOHANG) != -1 || errno != ECHILD) blame("processes are left behind");
 }
 
-// A checkpoint halfway between two goes when the next is there; the newest may be one.
-static void check_halfway(const Way* way) {
-    for (size_t step = way->every / 2; way->async && step < STEPS; step += way->every)
+static size_t checkpoints_left(const char* out) {
+    uint64_t step = UINT64_MAX;
+    size_t count = 0;
+    while (checkpoint_before(&step, out, step)) count++;
+    return count;
+}
+
+// At the end only those are left that are to be kept; a checkpoint halfway between two went when the next was there.
+static void check_kept(const Way* way) {
+    size_t count = checkpoints_left(run_path());
+    if (way->keep && count > way->keep) blame("%zu checkpoints are left, not %zu", count, way->keep);
+    for (size_t step = way->every / 2; way->async && way->every > 1 && step < STEPS; step += way->every)
         if (weights_of(step)) blame("step %zu, halfway between two, is left behind", step);
 }
 
@@ -597,8 +606,8 @@ static size_t most_lost(const Way* way) {
     return way->hot && !way->async ? min_size(way->every, way->hot) : way->every;
 }
 
-// Steps between two saves.
-static size_t spacing(const Way* way) { return way->async ? way->every / 2 : way->every; }
+// Steps between two saves, or one less; where every step is saved nothing is written beside training.
+static size_t spacing(const Way* way) { return way->async && way->every > 1 ? way->every / 2 : way->every; }
 
 // The step that a run resumed from; SIZE_MAX if it did not come so far as to say it.
 static size_t resumed_from(const Job* job) {
@@ -660,7 +669,7 @@ static bool start_and_strike(Job* job, const Way* way, const Blow* blow, bool re
 // waited for.
 static size_t step_of(const Way* way, PointKind kind, size_t attempt, Dice* dice) {
     size_t interval = way->hot && !way->async && dice_below(dice, 2) ? way->hot : way->every, saves = STEPS / interval;
-    size_t first = way->async && dice_below(dice, 2) ? way->every / 2 : interval;
+    size_t first = way->async && dice_below(dice, 2) ? spacing(way) : interval;
     size_t save = min_size(STEPS, interval * dice_below(dice, saves + 1) + first);
     if (kind == OF_STEP) return 1 + dice_below(dice, STEPS);
     if (kind == OF_VALIDATION) return 10 * (1 + dice_below(dice, STEPS / 10));
@@ -702,7 +711,7 @@ static void kill_case(Count number) {
     size_t saved = 0, blows = 1, logged = 0;
     way.world = 1 + 2 * dice_below(&dice, 2);
     way.zero = dice_below(&dice, 3);
-    way.every = 3 + dice_below(&dice, 5);
+    way.every = 1 + dice_below(&dice, 7);
     way.hot = dice_below(&dice, 2);
     if (way.hot) way.hot = 1 + dice_below(&dice, 3);
     way.async = dice_below(&dice, 2);
@@ -741,7 +750,7 @@ static void kill_case(Count number) {
     if (run_well(&job, way.world, arguments_of(&way, "--resume"))) {
         check_restart(&way, &job, logged, saved, died_ms);
         check_complete(way.world);
-        check_halfway(&way);
+        check_kept(&way);
         snprintf(from, sizeof from, "%zu", resumed_from(&job));
     }
     job_free(&job);
@@ -1066,7 +1075,7 @@ static bool disk_mount(const char* path, size_t kilobytes) {
 }
 
 static void disk_case(const DiskCase* c, size_t world, bool async) {
-    Way way = {world, world > 1 ? 2 : 0, 4, 0, async, 0, 0};
+    Way way = {world, world > 1 ? 2 : 0, c->trouble == HOT_FULL ? 12 : 4, 0, async, 0, 0};
     bool has_disk = c->trouble == FULL || c->trouble == HOT_FULL;
     char out[PATH_MAX], disk[PATH_MAX], hot[PATH_MAX + 64] = "";
     Job job;
@@ -1594,12 +1603,62 @@ static void test_reshard(void) {
     run_remove();
 }
 
+static void check_left(const char* when, const size_t* steps, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        if (weights_of(steps[i]) != reference.weights[steps[i]]) blame("%s: step %zu is not there", when, steps[i]);
+    if (checkpoints_left(run_path()) != count) blame("%s: %zu checkpoints are left", when, checkpoints_left(run_path()));
+}
+
+// What one resume asks to keep, another that saves half as often does not take for its own checkpoints halfway.
+static void prune_less_often(void) {
+    static const size_t steps[] = {4, 8, 12, 16, 24, STEPS};
+    Way way = {1, 0, 4, 0, false, 0, 0};
+    Blow blow = {SIGKILL, true, 0, "load", 14, 0, 0};
+    Job job;
+    run_remove();
+    job_start(&job, 1, arguments_of(&way, ""), &blow, NULL, 0);
+    job_wait(&job, &blow);
+    if (!job.struck) blame("it was not killed");
+    job_free(&job);
+    way.every = 8;
+    way.async = true;
+    if (run_well(&job, 1, arguments_of(&way, "--resume"))) check_complete(1);
+    job_free(&job);
+    check_left("at the end", steps, sizeof steps / sizeof steps[0]);
+    verdict("saves every 4 steps, then every 8: all whole ones stay");
+}
+
+// A damaged checkpoint takes the place of none that is good.
+static void prune_damaged(void) {
+    static const size_t resumed[] = {4, 8}, end[] = {28, STEPS};
+    Way way = {1, 0, 4, 0, false, 0, 2};
+    Blow blows[2] = {{SIGKILL, true, 0, "load", 14, 0, 0}, {SIGKILL, true, 0, "load", 10, 0, 0}};
+    Job job;
+    run_remove();
+    for (size_t i = 0; i < 2; i++) {
+        way.keep = i ? 2 : 0;
+        job_start(&job, 1, arguments_of(&way, i ? "--resume" : ""), &blows[i], NULL, 0);
+        job_wait(&job, &blows[i]);
+        if (!job.struck) blame("it was not killed");
+        job_free(&job);
+        if (i == 0) text_write(path_of("%s/step_00000012/manifest.json", run_path()), "{}", 2);
+    }
+    check_left("after the resume", resumed, 2);
+    if (!directory_exists(path_of("%s/step_00000012.aside", run_path()))) blame("the damaged one is not set aside");
+    if (run_well(&job, 1, arguments_of(&way, "--resume"))) check_complete(1);
+    job_free(&job);
+    check_left("at the end", end, 2);
+    verdict("a damaged checkpoint is set aside until its step is saved again, and does not count");
+}
+
 // Killed while an old checkpoint is removed. It holds so many other files that this takes a while.
 static void test_prune(void) {
     enum { FILES = 3000 };
     Way way = {1, 0, 4, 0, false, 0, 0};
     char old[PATH_MAX];
     Job job;
+    prune_less_often();
+    prune_damaged();
     run_remove();
     snprintf(old, sizeof old, "%.4000s/step_00000004", run_path());
     job_start(&job, 1, arguments_of(&way, "--ckpt-keep 1"), &NO_BLOW, SLOWLY, 0);

@@ -242,7 +242,7 @@ static void manifest_directory(void) {
 }
 static void manifest_other_version(void) {
     have_run();
-    edit_manifest(NEWEST "/manifest.json", "checkpoint 3\"", "checkpoint 9\"");
+    edit_manifest(NEWEST "/manifest.json", "checkpoint 4\"", "checkpoint 9\"");
 }
 static void manifest_no_state(void) {
     have_run();
@@ -609,10 +609,10 @@ static const Case CASES[] = {
     PASSED_OVER("resume: manifest is garbage", manifest_garbage, NEWEST "/manifest.json", "checksum",
                 "trying the checkpoint before"),
     SPECIAL("resume: manifest is a directory", 0, 1, manifest_directory, 0, 0, 0,
-            "run/metrics.jsonl|run/step_00000006|run/step_00000006/", "@ --resume --steps 6",
+            "run/metrics.jsonl|run/step_00000004|run/step_00000004/|run/step_00000006|run/step_00000006/", "@ --resume --steps 6",
             NEWEST "/manifest.json is not a file", "resumed from run/step_00000002"),
     PASSED_OVER("resume: manifest of another version", manifest_other_version, NEWEST "/manifest.json",
-                "llmtrain checkpoint 3", "use the version of llmtrain that wrote it"),
+                "llmtrain checkpoint 4", "use the version of llmtrain that wrote it"),
     PASSED_OVER("resume: manifest without a part", manifest_no_state, NEWEST "/manifest.json", "is not a manifest"),
     PASSED_OVER("resume: tensors missing", tensors_missing, NEWEST "/rank_00000.safetensors", "No such file",
                 "trying the checkpoint"),
@@ -630,7 +630,7 @@ static const Case CASES[] = {
     PASSED_OVER("resume: tensors of another model", tensors_of_other_model, NEWEST "/rank_00000.safetensors",
                 "does not agree"),
     SPECIAL("resume: a file has a checkpoint's name", 0, 1, newest_is_file, 0, 0, 0,
-            "run/metrics.jsonl|run/step_00000006|run/step_00000006/", RESUME, "run/step_00000009",
+            "run/metrics.jsonl|run/step_00000006|run/step_00000006/|run/step_00000009|run/step_00000009.aside", RESUME, "run/step_00000009",
             "resumed from run/step_00000004"),
     SPECIAL("resume: all damaged", 1, 3, all_damaged, 0, 0, 0, "run/metrics.jsonl", RESUME, NEWEST, BEFORE,
             "no checkpoint in run can be used", "another --out"),
