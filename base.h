@@ -1,8 +1,8 @@
 // base.h: what every other file of llmtrain stands on.
 //
 //   1. errors      one way to say what went wrong, where, and what to do
-//   2. memory      aligned, zeroed, checked allocation
-//   3. time        a monotonic clock
+//   2. memory      aligned, zeroed, checked allocation; sizes
+//   3. time        a monotonic clock; progress on the terminal
 //   4. random      counter-based random numbers: a pure function of (seed, purpose, step, index)
 //   5. hash        the checksum of files and parameters
 //   6. conversions float to and from bfloat16 and IEEE binary16
@@ -33,7 +33,7 @@
 #include <omp.h>
 #endif
 
-// Functions marked so are for CUDA's device code too.
+// Functions marked HOST_DEVICE are for CUDA's device code too.
 #ifdef __CUDACC__
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -44,7 +44,7 @@
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "llmtrain reads and writes its files as the memory lies: it needs a little-endian machine"
+#error "llmtrain reads and writes its files as they lie in memory: it needs a little-endian machine"
 #endif
 
 // ------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ HOST_DEVICE static inline Random4 random4(uint64_t seed, RandomPurpose purpose, 
     return r;
 }
 
-// Uniform 32 bits number `index`: neighbours come from the same call of random4, four by four.
+// The index-th of a sequence of uniform 32-bit numbers; four neighbours share a call of random4.
 HOST_DEVICE static inline uint32_t random_bits(uint64_t seed, RandomPurpose purpose, uint64_t step, uint64_t index) {
     return random4(seed, purpose, step, index / 4).bits[index % 4];
 }

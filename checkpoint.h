@@ -248,7 +248,7 @@ static inline bool manifest_save(const char* path, const Model* model, const Run
     if (!w.failed) {
         manifest_tail(tail, w.text, w.bytes);
         json_put(&w, tail, strlen(tail));
-        w.depth--;
+        w.depth--;  // the tail has closed the object
     }
     bool ok = json_write_done(&w, error) && file_write_atomic(path, w.text, w.bytes, error);
     json_writer_free(&w);
@@ -324,7 +324,7 @@ static inline bool manifest_open(Json* json, RunRecord* run, const char* directo
     memset(json, 0, sizeof *json);
     snprintf(path, sizeof path, "%.4000s/manifest.json", directory);
     if (!file_read(path, CHECKPOINT_MANIFEST_MAX, &text, &bytes, error)) return false;
-    manifest_tail(tail, text, 0);
+    manifest_tail(tail, text, 0);  // all tails are equally long
     size_t tail_bytes = strlen(tail), body = bytes > tail_bytes ? bytes - tail_bytes : 0;
     manifest_tail(tail, text, body);
     bool ok = true;

@@ -193,7 +193,7 @@ static inline bool parameters_create(Parameters* p, const Config* c, Error* erro
     size_t HD = c->heads * config_head_size(c);
     float usual = sqrtf(0.4f / (float)C), residual = usual / sqrtf(2.0f * (float)L);
     bool biases = c->family == FAMILY_GPT2;
-    p->tensors = (Tensor*)allocate((12 * L + 5) * sizeof(Tensor));
+    p->tensors = (Tensor*)allocate((12 * L + 5) * sizeof(Tensor));  // of blocks; 2 embeddings, 2 of the norm, the head
     p->blocks = (Block*)allocate(L * sizeof(Block));
     if (p->tensors == NULL || p->blocks == NULL) return fail(error, "out of memory for the table of parameters");
     p->token_embedding = parameters_add(p, "token_embedding", V, Vp, C, 0, INIT_NORMAL, usual);

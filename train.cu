@@ -162,8 +162,8 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
         COUNT("diverged-after", diverged_after, 1, 1e9,
               "skipped steps in a row after which the run has diverged, and ends"),
         COUNT("rewind", rewind, 0, 1e9,
-              "instead, or when a loss is not finite, go back to a checkpoint, and on with other data; N times at most"),
-        REAL("rewind-lr", rewind_lr, 0.0001, 1, "and multiply the learning rate by X"),
+              "when it has diverged, or a loss is not finite: back to a checkpoint, and on with other data; N times at most"),
+        REAL("rewind-lr", rewind_lr, 0.0001, 1, "factor of the learning rate at each rewind"),
         HEADING("Ranks: processes that train together"),
         COUNT("ranks", ranks, 1, 65536,
               "start so many here, where no launcher (mpirun, torchrun, srun) does; with --plan: plan for so many"),
@@ -173,8 +173,8 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
         REAL("timeout", timeout, 1, 1e6, "seconds without an answer after which a rank is given up"),
         COUNT("check-every", check_every, 0, 1e12,
               "steps between two comparisons of the ranks' parameters, and of what they compute with them; 0: never"),
-        REAL("slow-factor", slow_factor, 1, 1e6, "a rank that needs X times the median is slow,"),
-        COUNT("slow-steps", slow_steps, 1, 1e9, "and is named after so many steps in a row"),
+        REAL("slow-factor", slow_factor, 1, 1e6, "a rank that needs X times the median is slow"),
+        COUNT("slow-steps", slow_steps, 1, 1e9, "a rank is named after so many slow steps in a row"),
         REAL("memory", memory, 0, 1e6, "with --plan: GB of a rank; says which --zero fits"),
         REAL("bandwidth", bandwidth, 0, 1e6,
              "with --plan: GB/s that a rank sends; says what that makes of the step's time"),
@@ -192,7 +192,7 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
         REAL("ckpt-bandwidth", ckpt_bandwidth, 0, 1e6,
              "MB/s that writing beside training takes of the disk at most; 0: all"),
         COUNT("ckpt-keep", ckpt_keep, 0, 1e9, "keep so many of the newest; 0: all"),
-        COUNT("ckpt-keep-every", ckpt_keep_every, 0, 1e12, "and for ever the first from each multiple of N steps on; 0: none"),
+        COUNT("ckpt-keep-every", ckpt_keep_every, 0, 1e12, "keep for ever the first from each multiple of N steps on; 0: none"),
         COUNT("ckpt-hot", ckpt_hot, 0, 1e12,
               "steps between two copies in memory, which outlive the process and not the machine; 0: none"),
         TEXT("ckpt-hot-dir", ckpt_hot_dir, "DIR",
@@ -245,7 +245,7 @@ typedef struct {
     bool events_refused;          // events.jsonl cannot be written, and it was said
     char hot[FILE_PATH_MAX];      // where copies in memory go; empty: nowhere
     Comm comm;
-    bool alike;                   // all ranks fail alike: rank 0 says why
+    bool alike;                   // all ranks fail, and know why: rank 0 says so
     uint64_t slow_rank, slow_count;  // the slowest rank, and for how many steps it was slow
 } Run;
 
@@ -323,7 +323,7 @@ static bool run_configure(Config* c, const Options* o, const Dataset* data, Flag
     if (flag_was_given(flags, flag_count, "family")) c->family = o->family;
     if (flag_was_given(flags, flag_count, "tied")) c->tied = o->tied;
     if (flag_was_given(flags, flag_count, "rope-theta")) c->rope_theta = o->rope_theta;
-    bool resized = o->heads != 0 || o->channels != 0;
+    bool resized = o->heads != 0 || o->channels != 0;  // a preset's kv_heads and ffn go with its heads and channels
     if (o->layers) c->layers = o->layers;
     if (o->heads) c->heads = o->heads;
     if (o->channels) c->channels = o->channels;
@@ -672,39 +672,52 @@ static const char* next_line(char line[FILE_PATH_MAX], const char* text) {
     return text + length + (text[length] == '\n');
 }
 
-// Whether all ranks were started with the same program, flags and data; the error names everything in which another rank
-// differs from rank 0.
-static bool run_compare_ranks(Run* run, const Flag* flags, size_t flag_count, Error* error) {
-    if (run->comm.world <= 1) return true;
-    char own[2][FILE_PATH_MAX], *mine = NULL, *texts = NULL;
-    size_t bytes = 0, *begins = NULL;
-    FILE* memory = open_memstream(&mine, &bytes);
-    if (memory == NULL) return fail(error, "out of memory for the flags of %zu ranks", run->comm.world);
+// What all ranks must agree in: a name and a value a line. To be freed; NULL where there is no memory.
+static char* run_identity(const Run* run, const Flag* flags, size_t flag_count) {
+    char value[FILE_PATH_MAX], *text = NULL;
+    size_t bytes = 0;
+    FILE* memory = open_memstream(&text, &bytes);
+    if (memory == NULL) return NULL;
     fprintf(memory, "the program\tllmtrain " LLMTRAIN_VERSION " " FLOATX_NAME "\n");
     for (size_t i = 0; i < flag_count; i++) {
         if (flags[i].name == NULL || choice_find(OWN_FLAGS, flags[i].name) >= 0) continue;
-        flag_text(own[0], sizeof own[0], &flags[i]);
-        fprintf(memory, "--%s\t%.1000s\n", flags[i].name, own[0]);
+        flag_text(value, sizeof value, &flags[i]);
+        fprintf(memory, "--%s\t%.1000s\n", flags[i].name, value);
     }
     fprintf(memory, "the shards of --data\t%016llx\n", (unsigned long long)dataset_fingerprint(&run->train));
     fprintf(memory, "the shards of --val\t%016llx\n", (unsigned long long)dataset_fingerprint(&run->val));
-    bool good = fclose(memory) == 0 && comm_gather_texts(&run->comm, &texts, &begins, mine, error), same = good;
+    if (fclose(memory) == 0) return text;
+    free(text);
+    return NULL;
+}
+
+// Names everything in which another rank differs from rank 0; false if nothing does.
+static bool identities_differ(Error* error, const char* zero, const char* other, size_t rank) {
+    char lines[2][FILE_PATH_MAX];
     size_t used = 0;
-    for (size_t r = 1; good && r < run->comm.world && same; r++) {
-        const char *zero = texts, *other = texts + begins[r];
-        while ((zero = next_line(own[0], zero)) && (other = next_line(own[1], other))) {
-            if (strcmp(own[0], own[1]) == 0) continue;
-            size_t name = strcspn(own[0], "\t");
-            if (same)
-                used = (size_t)snprintf(error->text, sizeof error->text,
-                                        "start all ranks with the same flags and data; rank %zu differs from rank 0 in", r);
-            if (used < sizeof error->text)
-                used += (size_t)snprintf(error->text + used, sizeof error->text - used,
-                                         "%s %.*s ('%.200s', not '%.200s')", same ? "" : ",", (int)name, own[0],
-                                         own[1] + min_size(name + 1, strlen(own[1])), own[0] + name + 1);
-            same = false;
-        }
+    while ((zero = next_line(lines[0], zero)) && (other = next_line(lines[1], other))) {
+        if (strcmp(lines[0], lines[1]) == 0) continue;
+        size_t name = strcspn(lines[0], "\t"), value = min_size(name + 1, strlen(lines[1]));
+        if (used == 0)
+            used = (size_t)snprintf(error->text, sizeof error->text,
+                                    "start all ranks with the same flags and data; rank %zu differs from rank 0 in", rank);
+        else used += (size_t)snprintf(error->text + used, sizeof error->text - used, ",");
+        if (used < sizeof error->text)
+            used += (size_t)snprintf(error->text + used, sizeof error->text - used, " %.*s ('%.200s', not '%.200s')",
+                                     (int)name, lines[0], lines[1] + value, lines[0] + name + 1);
+        if (used >= sizeof error->text) break;
     }
+    return used > 0;
+}
+
+// Whether all ranks were started with the same program, flags and data.
+static bool run_compare_ranks(Run* run, const Flag* flags, size_t flag_count, Error* error) {
+    if (run->comm.world <= 1) return true;
+    char *mine = run_identity(run, flags, flag_count), *texts = NULL;
+    size_t* begins = NULL;
+    if (mine == NULL) return fail(error, "out of memory for the flags of %zu ranks", run->comm.world);
+    bool good = comm_gather_texts(&run->comm, &texts, &begins, mine, error), same = good;
+    for (size_t r = 1; same && r < run->comm.world; r++) same = !identities_differ(error, texts, texts + begins[r], r);
     free(mine);
     free(texts);
     free(begins);
@@ -1344,13 +1357,18 @@ static bool run_join(Run* run, CommLaunch* launch, Flag* flags, size_t flag_coun
     return true;
 }
 
+// The sentence with which the program ends.
+static void print_failure(const Error* error, bool several, size_t rank) {
+    if (several) fprintf(stderr, "train: rank %zu: %s\n", rank, error->text);
+    else fprintf(stderr, "train: %s\n", error->text);
+}
+
 // Says why the flags are wrong; where a launcher has started several ranks, to the others too, lest they wait.
 static void run_refuse(Run* run, const Error* error) {
     CommLaunch launch;
     Error ignored;
     bool several = comm_find(&launch, &ignored) && launch.world > 1;
-    if (several) fprintf(stderr, "train: rank %zu: %s\n", launch.rank, error->text);
-    else fprintf(stderr, "train: %s\n", error->text);
+    print_failure(error, several, launch.rank);
     if (!several || !comm_open(&run->comm, &launch, 1e3 * run->options.timeout, &ignored)) return;
     comm_abandon(&run->comm, error->text);
     comm_close(&run->comm);
@@ -1391,10 +1409,8 @@ int main(int argc, char** argv) {
     if (ok && o->data == NULL && !o->plan) ok = run_generate(&run, &error);
     else ok = ok && run_begin(&run, flags, flag_count, &error) && (o->plan || run_train(&run, &error));
     if (!ok && run.comm.world > 1 && !run.alike) comm_abandon(&run.comm, error.text);
-    if (!ok && (run.alike ? launch.rank == 0 : comm_speaks(&launch))) {
-        if (launch.world > 1 && !run.alike) fprintf(stderr, "train: rank %zu: %s\n", launch.rank, error.text);
-        else fprintf(stderr, "train: %s\n", error.text);
-    }
+    if (!ok && (run.alike ? launch.rank == 0 : comm_speaks(&launch)))
+        print_failure(&error, launch.world > 1 && !run.alike, launch.rank);
     if (ok) beat(BEAT_DONE, run.record.state.step);
     if (run.cadence.began_ms > 0)
         run_event(&run, ok ? "done" : run.stopped ? "stopped" : "failed", run.record.state.step, "%s",
