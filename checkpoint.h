@@ -134,8 +134,7 @@ static inline void manifest_write_config(JsonWriter* w, const Config* c) {
     json_member_u64(w, "ffn", c->ffn);
     json_member_u64(w, "context", c->context);
     json_member_u64(w, "vocab", c->vocab);
-    json_write_key(w, "tied");
-    json_write_bool(w, c->tied);
+    json_member_bool(w, "tied", c->tied);
     json_member_number(w, "norm_epsilon", c->norm_epsilon);
     json_member_number(w, "rope_theta", c->rope_theta);
     json_write_end(w, '}');
@@ -230,13 +229,11 @@ static inline bool manifest_save(const char* path, const Model* model, const Run
     json_member_u64(&w, "world", model->flat.options.world);
     json_member_u64(&w, "zero", model->flat.options.stage);
     json_member_string(&w, "optimizer", optimizer);
-    json_write_key(&w, "masters");
-    json_write_bool(&w, run->masters);
+    json_member_bool(&w, "masters", run->masters);
     json_member_u64(&w, "seed", run->seed);
     json_member_u64(&w, "sequence", run->T);
     json_member_hash(&w, "data", run->data);
-    json_write_key(&w, "halfway");
-    json_write_bool(&w, run->halfway);
+    json_member_bool(&w, "halfway", run->halfway);
     manifest_write_config(&w, &run->config);
     manifest_write_flags(&w, run);
     manifest_write_state(&w, &run->state);

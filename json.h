@@ -461,6 +461,10 @@ static inline void json_member_u64(JsonWriter* w, const char* key, uint64_t valu
     json_write_key(w, key);
     json_write_u64(w, value);
 }
+static inline void json_member_bool(JsonWriter* w, const char* key, bool value) {
+    json_write_key(w, key);
+    json_write_bool(w, value);
+}
 static inline void json_member_string(JsonWriter* w, const char* key, const char* value) {
     json_write_key(w, key);
     json_write_string(w, value);

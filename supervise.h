@@ -890,11 +890,6 @@ static inline bool supervise_watch(Failure* f, Supervisor* s) {
 // Begun before the processes are ended, with all that is gone then, and without touching the disk, for which they may
 // be waiting; written when they are.
 
-static inline void json_member_bool(JsonWriter* w, const char* key, bool value) {
-    json_write_key(w, key);
-    json_write_bool(w, value);
-}
-
 // What is not known is null.
 static inline void json_members_of_end(JsonWriter* w, int status) {
     json_member_number(w, "exit_code", status && WIFEXITED(status) ? WEXITSTATUS(status) : NAN);
