@@ -48,7 +48,7 @@ else
     echo "skipped train.cu as C++17: there is no g++"
 fi
 if command -v clang > /dev/null; then
-    check "train.cu compiles with clang without warnings" clang -std=c11 -O2 -Wall -Wextra -Werror -Wno-unknown-pragmas -x c train.cu -o "$build/train-clang" -lm -pthread
+    check "train.cu compiles with clang without warnings" clang -std=c11 -Wall -Wextra -Werror -Wno-unknown-pragmas -x c train.cu -o "$build/train-clang" -lm -pthread
 else
     echo "skipped train.cu with clang: there is no clang"
 fi

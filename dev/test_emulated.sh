@@ -1,11 +1,13 @@
-# test_emulated.sh BUILD CUDA_INCLUDE NVCC PROGRAM...: runs CUDA on the CPU: the emulator's own tests, every kernel and every rung
-# of the ladders in many orders of threads, and the trainer's CUDA build. The programs are build/emulated-BUILD-TYPE-NAME.
-# NVCC: yes if nvcc has just compiled everything, which make does before it calls this.
+# test_emulated.sh BUILD CUDA_INCLUDE NVCC LADDERS PROGRAM...: runs CUDA on the CPU: the emulator's own tests, every kernel and
+# every rung of the ladders in many orders of threads, and the trainer's CUDA build. The programs are
+# build/emulated-BUILD-TYPE-NAME. NVCC: yes if nvcc has just compiled everything, which make does before it calls this.
+# LADDERS: the names of those that the programs named ladders hold.
 set -u
 build=$1
 cuda_include=$2
 nvcc=$3
-shift 3
+ladders=$4
+shift 4
 log=$build/test_emulated.log
 passed=0
 failed=0
@@ -55,50 +57,56 @@ end "emulator: NCCL between processes"
 # the larger half.
 shapes() {
     case $1 in
-        *-test_cuda) echo "--shapes tiny" ;;
-        *-adamw) echo "--parameters 1"; echo "--parameters 1027" ;;
-        *-attention_*)
+        test_cuda) echo "--shapes tiny" ;;
+        adamw) echo "--parameters 1"; echo "--parameters 1027" ;;
+        attention_*)
             echo "--seq 1 --head-size 16"; echo "--seq 77 --heads 6 --kv-heads 1 --head-size 80"
             echo "--seq 65 --head-size 128"; echo "--seq 33 --head-size 96 --kv-heads 4"; echo "--seq 20 --head-size 33" ;;
-        *-classifier) echo "--rows 1 --vocab 5"; echo "--rows 3 --vocab 1000" ;;
-        *-embedding)
+        classifier) echo "--rows 1 --vocab 5"; echo "--rows 3 --vocab 1000" ;;
+        embedding)
             echo "--tokens equal --channels 7"; echo "--tokens different --seq 75 --vocab 300"; echo "--batch 1 --seq 1 --channels 1" ;;
-        *-exact_add) echo "--elements 1"; echo "--elements 4099" ;;
-        *-gelu) echo "--rows 1 --ffn 7"; echo "--rows 5 --ffn 72" ;;
-        *-global_norm) echo "--elements 1"; echo "--elements 4099" ;;
-        *-layernorm) echo "--rows 1 --channels 7"; echo "--rows 9 --channels 1025"; echo "--rows 33 --channels 32" ;;
-        *-matmul) echo "--rows 1 --outputs 8 --inputs 8"; echo "--rows 131 --outputs 136 --inputs 40" ;;
-        *-rope) echo "--seq 1 --head-size 2"; echo "--head-size 6 --heads 3 --kv-heads 3"; echo "--head-size 128 --heads 2" ;;
+        exact_add) echo "--elements 1"; echo "--elements 4099" ;;
+        gelu) echo "--rows 1 --ffn 7"; echo "--rows 5 --ffn 72" ;;
+        global_norm) echo "--elements 1"; echo "--elements 4099" ;;
+        layernorm) echo "--rows 1 --channels 7"; echo "--rows 9 --channels 1025"; echo "--rows 33 --channels 32" ;;
+        matmul) echo "--rows 1 --outputs 8 --inputs 8"; echo "--rows 131 --outputs 136 --inputs 40" ;;
+        rope) echo "--seq 1 --head-size 2"; echo "--head-size 6 --heads 3 --kv-heads 3"; echo "--head-size 128 --heads 2" ;;
     esac
 }
 
 # Orders of threads, with asynchronous copies late and early. Streams that run as late as they may, with others behind or
 # ahead, are another thing that must change nothing.
-for program in "$@"; do
-    begin
+orders() {  # orders PROGRAM [LADDER]
     tiny=
-    case $program in *test_cuda) tiny="--shapes tiny" ;; esac
-    shapes "$program" > "$build/shapes"
+    [ $# -gt 1 ] || tiny="--shapes tiny"
+    shapes "${2:-test_cuda}" > "$build/shapes"
     while read -r flags; do
         # shellcheck disable=SC2086
-        once "$program" $flags
+        once "$@" $flags
     done < "$build/shapes"
-    case $program in
-        *-plain-*-attention_* | *-plain-*-matmul) once env EMULATE_SHARED=99 "$program" ;;  # shared memory of sm_86 and sm_89
+    case $* in
+        *-plain-*\ attention_* | *-plain-*\ matmul) once env EMULATE_SHARED=99 "$@" ;;  # shared memory of sm_86 and sm_89
     esac
-    case $program in
+    case $* in
         *-plain-*)
-            once "$program"
+            once "$@"
             for mode in "ORDER=reverse" "ORDER=random EMULATE_SEED=1" "ORDER=random EMULATE_SEED=2 EMULATE_COPIES=early" \
                 "ORDER=random EMULATE_SEED=3 EMULATE_COPIES=early" "ORDER=random EMULATE_SEED=4" "COPIES=early" \
                 "ORDER=reverse EMULATE_COPIES=early" "STREAMS=delayed" "STREAMS=delayed EMULATE_OTHERS=ahead"; do
                 # shellcheck disable=SC2086
-                once env EMULATE_$mode "$program" $tiny
+                once env EMULATE_$mode "$@" $tiny
             done ;;
         *)  # shellcheck disable=SC2086
-            [ -n "$tiny" ] || once "$program"
+            [ -n "$tiny" ] || once "$@"
             # shellcheck disable=SC2086
-            once env EMULATE_ORDER=random EMULATE_SEED=1 EMULATE_COPIES=early "$program" $tiny ;;
+            once env EMULATE_ORDER=random EMULATE_SEED=1 EMULATE_COPIES=early "$@" $tiny ;;
+    esac
+}
+for program in "$@"; do
+    begin
+    case $program in
+        *-ladders) for ladder in $ladders; do orders "$program" "$ladder"; done ;;
+        *) orders "$program" ;;
     esac
     end "$(basename "$program")"
 done
