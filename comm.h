@@ -55,7 +55,8 @@
 #define COMM_GRACE_MS 1000.0                // to hear why a rank has closed its connections
 #define COMM_GUESTS ((size_t)64)            // that have connected and not said who they are; of more, the first must go
 #define COMM_GUEST_MS 1.0                   // between looks whether they have
-#define COMM_FILES ((rlim_t)256)            // that a rank may have open beside its connections to others
+#define COMM_FILES_LEAST ((rlim_t)32)       // that a rank has open beside its connections to others
+#define COMM_FILES ((rlim_t)256)            // that it may have open beside these: token shards
 #define COMM_CONNECT_MS 5000.0              // for an address to answer
 #define COMM_RETRY_MS 50.0                  // between attempts to reach rank 0
 #define COMM_MPI_PAUSE_MS 0.05              // between looks at a transfer: MPI has no wait with a deadline
@@ -116,9 +117,11 @@ typedef uint64_t CommRequest;  // number of the collective
 
 // Their values are such that no other program begins with one what it says.
 typedef enum { COMM_HEARTBEAT = 0x6c6c6d74, COMM_WELCOME, COMM_LEFT, COMM_FAILED } CommNoticeKind;
+enum { COMM_NOTICE_BYTES = 1024 };
+
 typedef struct {
     uint32_t kind;
-    char text[sizeof(Error)];  // COMM_FAILED: what happened
+    char text[COMM_NOTICE_BYTES];  // COMM_FAILED: what happened
 } CommNotice;
 
 static inline CommNotice comm_notice(CommNoticeKind kind, const char* words) {
@@ -617,7 +620,7 @@ static inline bool comm_admit(Comm* comm, CommMeeting* m, int guest, bool may_wa
     else if (place == NULL || *place >= 0) fail(&reason, "a second %s; give each rank a number of its own", who);
     else {
         *place = guest;
-        link->heard_ms = now_ms();
+        if (h->kind == COMM_CONTROL) link->heard_ms = now_ms();
         memcpy(m->table[h->rank].address, from, sizeof from);
         m->table[h->rank].port = h->port;
         return true;
@@ -641,6 +644,14 @@ static inline void comm_receive(Comm* comm, CommMeeting* m) {
     }
 }
 
+// Whether rank p, which was forked here, has ended before it came.
+static inline bool comm_child_ended(const CommLaunch* launch, size_t p) {
+    siginfo_t info;
+    memset(&info, 0, sizeof info);
+    return launch->children != NULL && waitid(P_PID, (id_t)launch->children[p - 1], &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+           info.si_pid != 0;
+}
+
 // Waits until every higher rank has connected, with the first of its connections or with both.
 static inline bool comm_accept(Comm* comm, CommMeeting* m, bool both, Error* error) {
     char names[160];
@@ -650,6 +661,10 @@ static inline bool comm_accept(Comm* comm, CommMeeting* m, bool both, Error* err
             link->named = p > comm->rank && (link->control < 0 || (both && link->data < 0));
         }
         if (!comm_name_ranks(names, comm, "has", "have")) return true;
+        for (size_t p = comm->rank + 1; p < comm->world; p++)
+            if (comm->links[p].named && comm_child_ended(m->launch, p))
+                return fail(error, "rank %zu is gone: it ended before it had come to the others; see whether it was killed",
+                            p);
         double now = now_ms();
         if (now >= m->deadline)
             return fail(error, "%s not come to rank %zu within %.1f s, in the meeting at %s; see whether every rank "
@@ -731,15 +746,16 @@ static inline bool comm_visit_others(Comm* comm, CommMeeting* m, Error* error) {
     return true;
 }
 
-// Room for two connections to each rank. The limit that a process begins with is often far lower than what it may have.
+// Room for two connections to each rank, and all else. The limit that a process begins with is often far lower than what it
+// may have.
 static inline bool comm_make_room(const Comm* comm, Error* error) {
     struct rlimit limit;
-    rlim_t files = 2 * comm->world + COMM_GUESTS + COMM_FILES;
+    rlim_t least = 2 * comm->world + COMM_FILES_LEAST, files = least + COMM_GUESTS + COMM_FILES;
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= files) return true;
-    limit.rlim_cur = files;
-    return (files <= limit.rlim_max && setrlimit(RLIMIT_NOFILE, &limit) == 0) ||
+    limit.rlim_cur = files < limit.rlim_max ? files : limit.rlim_max;
+    return (limit.rlim_cur >= least && setrlimit(RLIMIT_NOFILE, &limit) == 0) ||
            fail(error, "rank %zu of %zu needs room for %llu open files and connections, and may have %llu; raise the "
-                "limit (ulimit -n), or start fewer ranks", comm->rank, comm->world, (unsigned long long)files,
+                "limit (ulimit -n), or start fewer ranks", comm->rank, comm->world, (unsigned long long)least,
                 (unsigned long long)limit.rlim_max);
 }
 
@@ -815,25 +831,28 @@ static inline bool comm_check_header(Comm* comm, size_t p, Error* error) {
                 "flags and data", p, theirs, comm->rank, ours, strcmp(theirs, ours) == 0 ? " with other slices" : "");
 }
 
-// Moves what can be moved at once to and from rank p.
+// Moves what can be moved at once to and from rank p; after a header what follows it.
 static inline bool comm_move(Comm* comm, size_t p, bool* moved, Error* error) {
     CommLink* link = &comm->links[p];
     for (int d = 0; d < 2; d++) {
-        bool head = link->heads[d].bytes > 0;
-        CommPart* part = head ? &link->heads[d] : &link->parts[d];
-        if (part->bytes == 0) continue;
-        int more = head && link->parts[d].bytes > 0 ? MSG_MORE : 0;  // a header does not travel alone
-        ssize_t n = comm->mpi ? comm_mpi_move(part, p, d == COMM_OUT) :
-                    d == COMM_OUT ? send(link->data, part->at, part->bytes, MSG_NOSIGNAL | more) :
-                    recv(link->data, part->at, part->bytes, 0);
-        if (n == 0 || (n < 0 && !comm_again())) return comm_fail_lost(comm, p, error);
-        if (n < 0) continue;
-        part->at += n;
-        part->bytes -= (size_t)n;
-        *moved = true;
-        if (d == COMM_OUT) continue;
-        if (!comm->mpi) link->heard_ms = now_ms();
-        if (head && part->bytes == 0 && !comm_check_header(comm, p, error)) return false;
+        bool head = true;
+        while (head) {
+            head = link->heads[d].bytes > 0;
+            CommPart* part = head ? &link->heads[d] : &link->parts[d];
+            if (part->bytes == 0) break;
+            int more = head && link->parts[d].bytes > 0 ? MSG_MORE : 0;  // a header does not travel alone
+            ssize_t n = comm->mpi ? comm_mpi_move(part, p, d == COMM_OUT) :
+                        d == COMM_OUT ? send(link->data, part->at, part->bytes, MSG_NOSIGNAL | more) :
+                        recv(link->data, part->at, part->bytes, 0);
+            if (n == 0 || (n < 0 && !comm_again())) return comm_fail_lost(comm, p, error);
+            if (n < 0) break;
+            part->at += n;
+            part->bytes -= (size_t)n;
+            *moved = true;
+            if (d == COMM_IN && !comm->mpi) link->heard_ms = now_ms();
+            if (part->bytes > 0) break;
+            if (d == COMM_IN && head && !comm_check_header(comm, p, error)) return false;
+        }
     }
     return true;
 }

@@ -22,6 +22,14 @@
 #define FILE_PATH_MAX ((size_t)4096)
 #define FILE_CHUNK ((size_t)4 << 20)  // bytes per read or write: few calls, and the checksum finds them in the cache
 
+// Where standard input, output or error were closed when the program began: what is opened next must not take their place.
+static inline void files_open_standard(void) {
+    int file;
+    do file = open("/dev/null", O_RDWR);
+    while (file >= 0 && file <= STDERR_FILENO);
+    if (file >= 0) close(file);
+}
+
 // Says what failed, where, why (errno), and what to do about it.
 static inline bool fail_file(Error* error, const char* action, const char* path) {
     const char* remedy = "check the path and the disk";

@@ -43,7 +43,7 @@ typedef struct {
     bool mpi;                        // comm_open uses MPI, not sockets
     int listener;                    // in rank 0 of comm_spawn: the socket that listens already; otherwise -1
     pid_t* children;                 // (world - 1) likewise; otherwise NULL
-    bool* told;                      // shared by the ranks of comm_spawn, see comm_speaks; otherwise NULL
+    int* spoken;                     // shared by the ranks of comm_spawn, see comm_speaks; otherwise NULL
 } CommLaunch;
 
 typedef struct {
@@ -291,8 +291,8 @@ static inline bool comm_spawn(CommLaunch* launch, size_t ranks, Error* error) {
     if (!comm_listen(&launch->listener, &launch->port, launch->address, error)) return false;
     launch->children = (pid_t*)allocate((ranks - 1) * sizeof(pid_t));
     if (launch->children == NULL) return fail(error, "not enough memory for %zu ranks", ranks);
-    void* shared = mmap(NULL, sizeof *launch->told, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    launch->told = shared == MAP_FAILED ? NULL : (bool*)shared;  // then each rank speaks
+    void* shared = mmap(NULL, sizeof *launch->spoken, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    launch->spoken = shared == MAP_FAILED ? NULL : (int*)shared;  // then each rank speaks
     fflush(NULL);  // or every rank would print what is not printed yet
     pid_t parent = getpid();
     for (size_t rank = 1; rank < ranks; rank++) {
@@ -305,6 +305,8 @@ static inline bool comm_spawn(CommLaunch* launch, size_t ranks, Error* error) {
             }
             free(launch->children);
             close(launch->listener);
+            launch->children = NULL;
+            launch->listener = -1;
             return fail(error, "cannot start rank %zu of %zu: %s; ask for fewer ranks or raise the limits (ulimit -u)",
                         rank, ranks, strerror(reason));
         }
@@ -325,10 +327,21 @@ static inline bool comm_spawn(CommLaunch* launch, size_t ranks, Error* error) {
     return true;
 }
 
-// Whether this rank is to print why the run fails. Of the ranks of comm_spawn, which write to one place and know the
-// same, the first that asks is; so is each rank of a launcher.
+// Whether this rank is to print why the run fails, which it then does, and calls comm_has_spoken. Of the ranks of
+// comm_spawn, which write to one place and know the same, the first that asks is; so is each rank of a launcher.
 static inline bool comm_speaks(const CommLaunch* launch) {
-    return launch->told == NULL || !__atomic_exchange_n(launch->told, true, __ATOMIC_SEQ_CST);
+    int nobody = 0;
+    return launch->spoken == NULL ||
+           __atomic_compare_exchange_n(launch->spoken, &nobody, 1, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+}
+
+static inline void comm_has_spoken(const CommLaunch* launch) {
+    if (launch->spoken) __atomic_store_n(launch->spoken, 2, __ATOMIC_SEQ_CST);
+}
+
+// For rank 0, after comm_reap: who was to print it has not come so far.
+static inline bool comm_is_silent(const CommLaunch* launch) {
+    return launch->spoken != NULL && __atomic_load_n(launch->spoken, __ATOMIC_SEQ_CST) != 2;
 }
 
 // For rank 0 of comm_spawn, last: waits for the others to end, and kills after grace_ms those that do not. Returns the

@@ -509,6 +509,7 @@ typedef struct {
     char** words;          // of the command
     // this process
     int signals;           // a signalfd
+    int signal;            // the first that came; 0: none
     sigset_t mask_before;
     void (*pipe_before)(int);
     Relay relays[2];       // standard output and standard error
@@ -593,6 +594,7 @@ static inline bool supervise_start(Failure* f, Supervisor* s) {
     int pipes[2][2], made = 0;  // for standard output and standard error
     Error error;
     s->starts++;
+    supervise_tell(s, false, "start", "start %zu", s->starts);
     s->ended = true;
     s->progress = false;
     s->status = 0;
@@ -616,7 +618,6 @@ static inline bool supervise_start(Failure* f, Supervisor* s) {
         fcntl(pipes[i][0], F_SETFL, O_NONBLOCK);
         s->relays[i].from = pipes[i][0];
     }
-    if (!s->ended) supervise_tell(s, false, "start", "start %zu, process %ld", s->starts, (long)s->child);
     return !s->ended;
 }
 
@@ -666,7 +667,14 @@ static inline bool supervise_poll(Supervisor* s, double ms) {
     for (size_t i = 0; i < min_size(s->view_count, SUPERVISE_WATCHED); i++)
         polled[count++] = polled_for(s->views[i].end, POLLIN);
     poll(polled, count, (int)ceil(fmax(ms, 0)));
-    for (nfds_t i = 3; i < count; i++) rank_ended |= polled[i].revents != 0;
+    for (nfds_t i = 3; i < count; i++) {
+        Process p;
+        if (polled[i].revents == 0) continue;
+        RankView* view = &s->views[i - 3];
+        process_read(&p, (pid_t)view->seen.pid);
+        rank_is_gone(view, now_ms(), p.status);
+        rank_ended = true;
+    }
     while (read(s->signals, &info, sizeof info) == sizeof info) {
         int number = (int)info.ssi_signo;
         if (number == SIGCHLD) continue;
@@ -675,8 +683,8 @@ static inline bool supervise_poll(Supervisor* s, double ms) {
         // To the ranks, since not every launcher passes it on: mpirun ends them a second after a SIGTERM. Where none is
         // known, to the command. SIGHUP: the terminal is gone.
         int passed = number == SIGHUP ? SIGTERM : number;
-        if (!supervise_signal_ranks(s, passed) && !s->ended) kill(-s->child, passed);
-        supervise_tell(s, false, "signal", "signal %d (%s)", number, strsignal(number));
+        if (!supervise_signal_ranks(s, passed) && !s->ended && kill(-s->child, passed) != 0) kill(s->child, passed);
+        if (s->signal == 0) s->signal = number;
     }
     for (int i = 0; i < 2; i++) relay_move(&s->relays[i], &s->tail);
     double now = now_ms();
@@ -1007,6 +1015,12 @@ static inline bool supervise_end_all(Supervisor* s) {
     return true;
 }
 
+// The signal that came while the command ran, when that can keep nobody waiting any more.
+static inline void supervise_tell_signal(Supervisor* s) {
+    if (s->signal) supervise_tell(s, false, "signal", "signal %d (%s)", s->signal, strsignal(s->signal));
+    s->signal = 0;
+}
+
 // Fewer ranks next time, if the flags allow it and the command has a word for it.
 static inline void supervise_lower_ranks(Supervisor* s) {
     size_t ranks = 0;
@@ -1038,6 +1052,7 @@ static inline int supervise_fail(Supervisor* s, const Failure* f) {
     failure_begin(&w, f, s);
     supervise_signal_ranks(s, SIGKILL);  // there is nothing that they could save without the others
     bool all_ended = supervise_end_all(s);
+    supervise_tell_signal(s);
     if (s->starts == 1 && strcmp(f->kind, "start") == 0) {  // nor will it start later
         json_writer_free(&w);
         supervise_tell(s, true, NULL, "%s", f->what);
@@ -1060,6 +1075,7 @@ static inline int supervise_fail(Supervisor* s, const Failure* f) {
     supervise_tell(s, false, "restart", "after %.1f s; %s", 1e-3 * pause_ms, why);
     double until = now_ms() + pause_ms;
     while (!s->stopping && now_ms() < until) supervise_poll(s, until - now_ms());
+    supervise_tell_signal(s);
     return s->stopping ? SUPERVISE_SAVED : -1;
 }
 
@@ -1070,6 +1086,7 @@ static inline int supervise_finish(Supervisor* s) {
     status_text(end, sizeof end, s->status);
     supervise_look(s);
     bool all_ended = supervise_end_all(s);
+    supervise_tell_signal(s);
     supervise_tell(s, code != 0, code == 0 ? "done" : "stopped", "the command %s%s", end,
                    code == SUPERVISE_SAVED ? ": to be continued" : "");
     if (!all_ended) supervise_tell(s, true, NULL, "some of its processes do not end, even by SIGKILL");

@@ -1379,6 +1379,8 @@ int main(int argc, char** argv) {
     Flag flags[FLAGS_MAX];
     Error error;
     CommLaunch launch;
+    files_open_standard();
+    signal(SIGXFSZ, SIG_IGN);  // a limit on the size of files is then an error of the write, with a sentence
     if (argc > 1 && strcmp(argv[1], "supervise") == 0) return supervise_main(argc - 1, argv + 1);
     memset(&run, 0, sizeof run);
     comm_launch_alone(&launch);
@@ -1398,7 +1400,6 @@ int main(int argc, char** argv) {
         return 2;
     }
     o->optimizer.seed = o->sampling.seed = o->seed;
-    signal(SIGXFSZ, SIG_IGN);  // a limit on the size of files is then an error of the write, with a sentence
     if (o->data) {
         signal(SIGINT, interrupt);
         signal(SIGTERM, interrupt);
@@ -1409,15 +1410,20 @@ int main(int argc, char** argv) {
     if (ok && o->data == NULL && !o->plan) ok = run_generate(&run, &error);
     else ok = ok && run_begin(&run, flags, flag_count, &error) && (o->plan || run_train(&run, &error));
     if (!ok && run.comm.world > 1 && !run.alike) comm_abandon(&run.comm, error.text);
-    if (!ok && (run.alike ? launch.rank == 0 : comm_speaks(&launch)))
-        print_failure(&error, launch.world > 1 && !run.alike, launch.rank);
+    bool several = launch.world > 1 && !run.alike;
+    if (!ok && (run.alike ? launch.rank == 0 : comm_speaks(&launch))) {
+        print_failure(&error, several, launch.rank);
+        comm_has_spoken(&launch);
+    }
     if (ok) beat(BEAT_DONE, run.record.state.step);
     if (run.cadence.began_ms > 0)
         run_event(&run, ok ? "done" : run.stopped ? "stopped" : "failed", run.record.state.step, "%s",
                   ok ? "all steps" : error.text);
     run_free(&run);
     int code = ok ? 0 : run.wrong_flags ? 2 : run.stopped && interrupted != SIGINT ? SUPERVISE_SAVED : 1;
-    code = comm_reap(&launch, code, ok ? 1e3 * o->timeout : REAP_MS, &error);
-    if (ok && error.text[0]) fprintf(stderr, "train: %s\n", error.text);
+    Error of_others;
+    code = comm_reap(&launch, code, ok ? 1e3 * o->timeout : REAP_MS, &of_others);
+    if (ok && of_others.text[0]) print_failure(&of_others, false, 0);
+    if (!ok && launch.rank == 0 && comm_is_silent(&launch)) print_failure(&error, several, 0);
     return code;
 }
