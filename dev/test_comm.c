@@ -728,8 +728,18 @@ static void test_launch(void) {
     case_line(passed + failed - before);
 }
 
+// No process may be forked: what was begun is given back.
+static void expect_no_spawn(void) {
+    CommLaunch launch;
+    Error error;
+    const struct rlimit none = {0, 0};
+    must(setrlimit(RLIMIT_NPROC, &none) == 0 && (geteuid() != 0 || setuid(65534) == 0), "a limit on processes");
+    check(!comm_spawn(&launch, 3, &error) && strstr(error.text, "cannot start rank 1 of 3"), "says that it cannot fork");
+    check(comm_reap(&launch, 3, 0, &error) == 3 && launch.listener == -1, "nothing is left of it");
+}
+
 // Ranks forked by comm_spawn, from a process of its own. What its rank 2 does, and what comes of it.
-enum { SPAWN_WELL, SPAWN_CODE, SPAWN_KILLED, SPAWN_STOPPED, SPAWN_PARENT_DIES, SPAWNS };
+enum { SPAWN_WELL, SPAWN_CODE, SPAWN_KILLED, SPAWN_STOPPED, SPAWN_PARENT_DIES, SPAWN_ABSENT, SPAWN_REFUSED, SPAWNS };
 static int spawn_kind;
 
 static void body_spawn(size_t unused) {
@@ -738,12 +748,25 @@ static void body_spawn(size_t unused) {
     Error error;
     (void)unused;
     clear_environment();
+    if (spawn_kind == SPAWN_REFUSED) {
+        expect_no_spawn();
+        return;
+    }
     if (!comm_spawn(&launch, 3, &error)) {
         check(false, error.text);
         exit(1);
     }
     forked[launch.rank] = getpid();
+    if (launch.rank == 2 && spawn_kind == SPAWN_ABSENT) raise(SIGKILL);
+    double began = now_ms();
     bool good = comm_open(&comm, &launch, PATIENT_MS, &error);
+    if (spawn_kind == SPAWN_ABSENT) {
+        if (launch.rank > 0) exit(0);
+        check(!good && strstr(error.text, "rank 2 is gone: it ended before"), error.text);
+        check(now_ms() - began < SLACK_MS, "in time");
+        comm_reap(&launch, 1, PATIENT_MS, &error);
+        return;
+    }
     int64_t sum = (int64_t)launch.rank + 1;
     good = good && all_reduce(&comm, &sum, 1, COMM_INT64, &error) && sum == 6;
     if (good) good = comm.local_rank == comm.rank && comm.local_world == 3;
@@ -755,7 +778,8 @@ static void body_spawn(size_t unused) {
     if (launch.rank == 2 && spawn_kind == SPAWN_STOPPED) raise(SIGSTOP);
     if (launch.rank == 0 && spawn_kind == SPAWN_PARENT_DIES) raise(SIGKILL);
     if (launch.rank > 0) exit(0);
-    double began = now_ms(), grace_ms = spawn_kind == SPAWN_STOPPED ? 2000 : PATIENT_MS;
+    began = now_ms();
+    double grace_ms = spawn_kind == SPAWN_STOPPED ? 2000 : PATIENT_MS;
     int code = comm_reap(&launch, 0, grace_ms, &error);
     static const int codes[] = {0, 7, 128 + SIGKILL, 128 + SIGKILL};
     static const char* const words[] = {"", "rank 2 ended with exit code 7", "rank 2 was ended by signal 9",
@@ -767,7 +791,8 @@ static void body_spawn(size_t unused) {
 
 static void test_spawn(void) {
     static const char* const names[] = {"forked ranks", "forked ranks, one exits with 7", "forked ranks, one is killed",
-                                        "forked ranks, one is stopped", "forked ranks, rank 0 is killed"};
+                                        "forked ranks, one is stopped", "forked ranks, rank 0 is killed",
+                                        "forked ranks, one is killed before it comes", "no rank can be forked"};
     prctl(PR_SET_CHILD_SUBREAPER, 1);  // orphans become children of this process, which can see them end
     for (spawn_kind = 0; spawn_kind < SPAWNS; spawn_kind++) {
         run_ranks(names[spawn_kind], 1, body_spawn);
@@ -807,6 +832,12 @@ static void body_meet(size_t rank) {
     if (good) comm_close(&comm);
 }
 
+// Rank 0 of two.
+static void body_meet_two(size_t rank) {
+    setenv("WORLD_SIZE", "2", 1);
+    body_meet(rank);
+}
+
 static void body_never_comes(size_t rank) {
     if (rank == odd_rank) exit(0);
     body_meet(rank);
@@ -836,6 +867,26 @@ static void disturb(int* sockets) {
     }
     must(comm_move_all(sockets[0], noise, strlen(noise), POLLOUT, deadline), "sending noise");
     must(comm_move_all(sockets[1], few, strlen(few), POLLOUT, deadline), "sending little");
+}
+
+// Rank 1, whose connection for data comes before the other, and which then hangs up.
+static void come_in_disorder(void) {
+    CommHello hello = {COMM_MAGIC, COMM_DATA, 2, 1, 1, "test"};
+    int sockets[2];
+    double deadline = now_ms() + PATIENT_MS;
+    Error error;
+    for (int i = 0; i < 2; i++) {
+        while ((sockets[i] = comm_connect("127.0.0.1", port, deadline, &error)) < 0 && now_ms() < deadline)
+            comm_sleep(1);
+        must(sockets[i] >= 0, "connecting to rank 0");
+        hello.kind = i == 0 ? COMM_DATA : COMM_CONTROL;
+        must(comm_move_all(sockets[i], &hello, sizeof hello, POLLOUT, deadline), "a hello");
+        comm_sleep(300);
+    }
+    CommNotice notice;
+    bool heard = comm_move_all(sockets[1], &notice, sizeof notice, POLLIN, now_ms());
+    judge(heard && notice.kind == COMM_WELCOME, "does not welcome rank 1", 0);
+    for (int i = 0; i < 2; i++) close(sockets[i]);
 }
 
 // Answers one connection as a mail server would, and at more length than rank 0: at once, since rank 1 hangs up when it
@@ -899,7 +950,7 @@ static void body_few_files(size_t rank) {
     struct rlimit limit;
     must(getrlimit(RLIMIT_NOFILE, &limit) == 0, "the limit of open files");
     limit.rlim_cur = 2 * RANKS_MAX;
-    if (!may_ask) limit.rlim_max = limit.rlim_cur;
+    limit.rlim_max = may_ask ? 64 : limit.rlim_cur;  // less than a rank would like to have, and enough
     must(setrlimit(RLIMIT_NOFILE, &limit) == 0, "a limit of open files");
     body_meet(rank);
 }
@@ -1006,6 +1057,13 @@ static void test_meeting(void) {
         end_ranks(3, SIZE_MAX);
         for (size_t rank = 0; rank < 3; rank++) judge(reports[rank].good, reports[rank].text, rank);
     }
+
+    meeting_ms = timeout_ms;
+    odd_rank = SIZE_MAX;
+    odd_name = NULL;
+    run_ranks("a rank whose connections come in disorder", 1, body_meet_two);
+    come_in_disorder();
+    end_ranks(1, SIZE_MAX);
 
     // They do not hold it up: there are more of them than the time-out has time for.
     int sockets[STRANGERS];

@@ -609,6 +609,20 @@ static void test_order(void) {
     family_end("files, directories: order of writes, flushes and renames");
 }
 
+// A program that begins without standard files: what it opens first takes the place of none.
+static void test_standard(void) {
+    int status = -1;
+    pid_t child = fork();
+    if (child == 0) {
+        for (int file = 0; file <= 2; file++) close(file);
+        files_open_standard();
+        _exit(open("/dev/null", O_RDONLY));
+    }
+    check(child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) > 2,
+          "standard files that were closed", NULL);
+    family_end("files: standard input, output and error");
+}
+
 static void test_directories(void) {
     Error error;
     Path a = scratch_path("a"), deep = scratch_path("a/b//c/"), file = scratch_path("a/b/c/file"),
@@ -1146,6 +1160,7 @@ int main(void) {
     test_files_full();
     test_files_read_only();
     test_order();
+    test_standard();
     test_directories();
     test_safetensors_round_trip();
     test_safetensors_damage();

@@ -900,6 +900,66 @@ static void faults_judge(FaultCase* cases, size_t count) {
     }
 }
 
+// Starts ranks of which one will be killed, and whose standard error is a pipe that is full. Returns its other end.
+static int slow_reader_start(pid_t* child) {
+    char command[2048], text[4096];
+    int ends[2];
+    need(pipe2(ends, O_CLOEXEC | O_NONBLOCK) == 0, "a pipe");
+    memset(text, ' ', sizeof text);
+    while (write(ends[1], text, sizeof text) > 0) {}
+    fcntl(ends[1], F_SETFL, 0);
+    snprintf(command, sizeof command, "exec '%.1000s' %s --ranks %zu --timeout 3", test.train,
+             SHAPES[GPT2].arguments, RANKS_MAX);
+    fflush(stdout);
+    *child = fork();
+    need(*child >= 0, "a process");
+    if (*child == 0) {
+        int nothing = open("/dev/null", O_RDWR);
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        dup2(nothing, 0);
+        dup2(nothing, 1);
+        dup2(ends[1], 2);
+        clear_environment();
+        setenv("OMP_NUM_THREADS", "1", 1);
+        setenv("LLMTRAIN_TEST_FAULT", "rank 1 step 2 at backward do kill", 1);
+        execl("/bin/sh", "sh", "-c", command, (char*)NULL);
+        _exit(127);
+    }
+    close(ends[1]);
+    return ends[0];
+}
+
+// Letters that come until the other end is closed.
+static size_t slow_reader_read(int end) {
+    char text[4096];
+    size_t letters = 0;
+    for (double until = now_ms() + SLACK_MS; now_ms() < until;) {
+        ssize_t n = read(end, text, sizeof text);
+        if (n == 0) break;
+        if (n < 0) sleep_ms(5);
+        for (ssize_t i = 0; i < n; i++) letters += text[i] != ' ';
+    }
+    close(end);
+    return letters;
+}
+
+// The rank that took the word waits to say it, until rank 0, which has waited for it, ends it: then rank 0 must say it. Which
+// rank takes it is chance; so there are some runs.
+static void expect_slow_reader(void) {
+    enum { RUNS = 4, SENTENCE = 40 };
+    pid_t children[RUNS];
+    int ends[RUNS], status = 0;
+    bool good = true;
+    for (int i = 0; i < RUNS; i++) ends[i] = slow_reader_start(&children[i]);
+    sleep_ms(5000);
+    for (int i = 0; i < RUNS; i++) {
+        good = slow_reader_read(ends[i]) > SENTENCE && good;
+        good = waitpid(children[i], &status, 0) == children[i] && WIFEXITED(status) && WEXITSTATUS(status) != 0 && good;
+    }
+    verdict(good, "--ranks %zu, rank 1 killed, and nobody reads standard error for a while: it is said all the same",
+            RANKS_MAX);
+}
+
 // Forked ranks: who started the program sees one process, and one sentence, and no process may be left.
 static void expect_forked_fault(size_t victim) {
     Job job;
@@ -979,6 +1039,7 @@ static void test_faults(void) {
         filled = 0;
     }
     for (size_t victim = 0; victim < 2; victim++) expect_forked_fault(victim);
+    expect_slow_reader();
     expect_interrupt();
 }
 

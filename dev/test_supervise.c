@@ -896,6 +896,21 @@ static void case_disk_hangs(void) {
     disk_go_on(disk);
     case_end(&c);
     check_between(c.code, 75, 75, "exit code");
+
+    size_t ready = trace_count("ready");
+    disk_go_on(disk);
+    c = case_start("--checkpoint-timeout 1 --out . -- SELF act ignores", false);
+    trace_await("ready", ready);
+    disk_hang(disk);
+    kill(c.supervisor, SIGTERM);
+    if (check(trace_find("ready", ready, &pid, NULL, NULL), "it has begun")) {
+        double until = now_ms() + 3000 + slack_ms;
+        while (kill((pid_t)pid, 0) == 0 && now_ms() < until) sleep_ms(5);
+        check(kill((pid_t)pid, 0) != 0, "what ignores a signal is ended while the disk hangs");
+    }
+    disk_go_on(disk);
+    case_end(&c);
+    check_between(c.code, 1, 1, "exit code");
     close(disk);
 }
 
