@@ -56,7 +56,8 @@
 
 typedef struct {
     char text[1024];
-    bool lacks;  // this process had too little memory, or too few descriptors: what it looked at may be good all the same
+    bool elsewhere;  // the fault is not of what was looked at, which may be good: too little memory, too few descriptors,
+                     // another build
 } Error;
 
 #if defined(__GNUC__)
@@ -67,13 +68,13 @@ static inline bool fail(Error* error, const char* format, ...) {
     va_start(arguments, format);
     vsnprintf(error->text, sizeof error->text, format, arguments);
     va_end(arguments);
-    error->lacks = false;
+    error->elsewhere = false;
     return false;
 }
 
 static inline bool fail_memory(Error* error, const char* path, size_t bytes) {
     fail(error, "%.600s: not enough memory for %zu bytes of it; free some memory", path, bytes);
-    error->lacks = true;
+    error->elsewhere = true;
     return false;
 }
 

@@ -24,6 +24,11 @@
 #define CHECKPOINT_FORMAT "llmtrain checkpoint 4"
 #define CHECKPOINT_MANIFEST_MAX ((size_t)1 << 28)
 
+// Why a checkpoint was saved: --ckpt-every asked for it; it is halfway between two such, and goes when a newer one is there;
+// the run ended, or was told to stop.
+typedef enum { SAVE_ASKED, SAVE_HALFWAY, SAVE_END } SaveKind;
+#define SAVE_KIND_NAMES "asked|halfway|end"
+
 // What a checkpoint says beside its tensors.
 typedef struct {
     Config config;
@@ -33,7 +38,7 @@ typedef struct {
     uint64_t T;             // length of a sample: the order of the data depends on it
     uint64_t data;          // fingerprint of the training data: likewise
     RunState state;
-    bool halfway;           // saved halfway between two that --ckpt-every asks for: goes when a newer one is there
+    SaveKind kind;
     const Flag* flags;      // (flag_count) what else steers the run: saved as text, to tell what a resume changes
     size_t flag_count;
 } RunRecord;
@@ -213,7 +218,7 @@ static inline void manifest_tail(char tail[64], const char* text, size_t bytes) 
 // files: the text of each rank's element, where it begins, as comm_gather_texts gives them.
 static inline bool manifest_save(const char* path, const Model* model, const RunRecord* run, const char* files,
                                  const size_t* begins, Error* error) {
-    char optimizer[16], tail[64], products[320];
+    char optimizer[16], kind[16], tail[64], products[320];
     double peak;
     choice_name(OPTIMIZER_NAMES, (int)run->optimizer, optimizer, sizeof optimizer);
     device_describe(products, sizeof products, &peak, model->stream);
@@ -233,7 +238,8 @@ static inline bool manifest_save(const char* path, const Model* model, const Run
     json_member_u64(&w, "seed", run->seed);
     json_member_u64(&w, "sequence", run->T);
     json_member_hash(&w, "data", run->data);
-    json_member_bool(&w, "halfway", run->halfway);
+    choice_name(SAVE_KIND_NAMES, (int)run->kind, kind, sizeof kind);
+    json_member_string(&w, "kind", kind);
     manifest_write_config(&w, &run->config);
     manifest_write_flags(&w, run);
     manifest_write_state(&w, &run->state);
@@ -297,16 +303,17 @@ static inline bool manifest_read_state(RunState* s, const Json* json, uint32_t n
 }
 
 static inline bool manifest_read_run(RunRecord* run, const Json* json) {
-    char format[64] = "", optimizer[16] = "", data[20] = "";
+    char format[64] = "", optimizer[16] = "", saved[16] = "", data[20] = "";
     bool ok = json_string(json, json_get(json, 0, "format"), format, sizeof format) &&
         strcmp(format, CHECKPOINT_FORMAT) == 0 &&
-        json_string(json, json_get(json, 0, "optimizer"), optimizer, sizeof optimizer);
-    int kind = choice_find(OPTIMIZER_NAMES, optimizer);
+        json_string(json, json_get(json, 0, "optimizer"), optimizer, sizeof optimizer) &&
+        json_string(json, json_get(json, 0, "kind"), saved, sizeof saved);
+    int kind = choice_find(OPTIMIZER_NAMES, optimizer), why = choice_find(SAVE_KIND_NAMES, saved);
     run->optimizer = kind < 0 ? OPTIMIZER_ADAMW : (OptimizerKind)kind;
-    return ok && kind >= 0 && json_u64(json, json_get(json, 0, "seed"), &run->seed) &&
+    run->kind = why < 0 ? SAVE_END : (SaveKind)why;
+    return ok && kind >= 0 && why >= 0 && json_u64(json, json_get(json, 0, "seed"), &run->seed) &&
            json_u64(json, json_get(json, 0, "sequence"), &run->T) &&
            json_bool(json, json_get(json, 0, "masters"), &run->masters) &&
-           json_bool(json, json_get(json, 0, "halfway"), &run->halfway) &&
            json_string(json, json_get(json, 0, "data"), data, sizeof data) && sscanf(data, "%" SCNx64, &run->data) == 1 &&
            manifest_read_config(&run->config, json, json_get(json, 0, "config")) &&
            manifest_read_state(&run->state, json, json_get(json, 0, "state"));
@@ -426,20 +433,22 @@ static inline bool cadence_choose(Cadence* c) {
 typedef struct {
     uint64_t newest;   // so many of the newest; 0: all
     uint64_t forever;  // and the first at or after each multiple of this step; 0: no more
-    uint64_t grid;     // of a run that may have to go back: only multiples of this step count, and all stay while the newest
-                       // is of a time when steps were skipped; 0: it may not
+    bool rewinds;      // the run may have to go back, to those that --ckpt-every asked for: only these count, and all stay
+                       // while the newest is of a time when steps were skipped
 } KeepRule;
 
-static inline bool keep_rule_counts(const KeepRule* rule, uint64_t step) { return rule->grid == 0 || step % rule->grid == 0; }
+static inline bool keep_rule_counts(const KeepRule* rule, SaveKind kind) {
+    return kind == SAVE_ASKED || (kind == SAVE_END && !rule->rewinds);
+}
 
 static inline bool keep_rule_is_full(const KeepRule* rule, uint64_t counted) {
     return rule->newest > 0 && counted >= rule->newest;
 }
 
 // older: the step of the one before it; 0: none. counted: how many newer ones count.
-static inline bool keep_rule_keeps(const KeepRule* rule, uint64_t step, uint64_t older, uint64_t counted, bool halfway) {
+static inline bool keep_rule_keeps(const KeepRule* rule, SaveKind kind, uint64_t step, uint64_t older, uint64_t counted) {
     if (rule->forever > 0 && step / rule->forever > older / rule->forever) return true;
-    return !halfway && !keep_rule_is_full(rule, counted);
+    return kind != SAVE_HALFWAY && !keep_rule_is_full(rule, counted);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -650,6 +659,18 @@ static inline void saver_cancel(Saver* s) {
     s->state = SAVER_IDLE;
 }
 
+#define CHECKPOINT_ASIDE ".aside"  // a checkpoint that a run has gone back before, or that it has saved once more
+
+// Gives a checkpoint a name that has a suffix, so that it is taken for one no longer.
+static inline bool checkpoint_rename(const char* out, uint64_t step, const char* suffix) {
+    char path[FILE_PATH_MAX], renamed[FILE_PATH_MAX];
+    Error ignored;
+    checkpoint_path(path, out, step, "");
+    checkpoint_path(renamed, out, step, suffix);
+    directory_remove(renamed, &ignored);  // left from earlier
+    return rename(path, renamed) == 0;
+}
+
 // Rank 0, when all files are on the disk: the manifest, and then the name.
 static inline bool saver_publish(Saver* s, const char* files, const size_t* begins, Error* error) {
     char path[FILE_PATH_MAX], temporary[FILE_PATH_MAX], file[FILE_PATH_MAX + 64];
@@ -670,6 +691,9 @@ static inline bool saver_publish(Saver* s, const char* files, const size_t* begi
     fault_point("manifest");
     if (!manifest_save(file, s->model, &s->run, files, begins, error)) return false;
 
+    // A checkpoint of the same step is there if a run resumed before it, because it was damaged.
+    if (directory_exists(path) && !checkpoint_rename(s->out, step, CHECKPOINT_ASIDE))
+        return fail_file(error, "set aside", path);
     fault_point("rename");
     return directory_rename_sync(temporary, path, error);
 }
@@ -784,9 +808,12 @@ static inline bool checkpoint_read_piece(Model* model, CheckpointLoad* load, con
     bool is_weight = strcmp(array->prefix, "weight") == 0;
     // For a 16-bit model that keeps no masters.
     bool rounds = saved->type == SAFETENSORS_F32 && array->type != SAFETENSORS_F32;
-    if (saved->type != array->type && !rounds)
-        return fail(error, "%.600s holds %s as %s, but this program wants %s; build it with the checkpoint's precision",
-                    file->path, saved->name, safetensors_type_name(saved->type), safetensors_type_name(array->type));
+    if (saved->type != array->type && !rounds) {
+        fail(error, "%.600s holds %s as %s, but this program wants %s; build it with the checkpoint's precision", file->path,
+             saved->name, safetensors_type_name(saved->type), safetensors_type_name(array->type));
+        error->elsewhere = true;
+        return false;
+    }
     size_t size = safetensors_type_bytes(saved->type), to_size = safetensors_type_bytes(array->type);
     size_t n = slice_length(part);
     size_t* reached = &load->found[a * model->parameters.count + i];
@@ -900,18 +927,6 @@ static inline bool checkpoint_before(uint64_t* step, const char* out, uint64_t b
     return checkpoint_find_before(step, &found, out, before, &ignored) && found;
 }
 
-#define CHECKPOINT_ASIDE ".aside"  // a checkpoint that was damaged, or that a run has gone back before
-
-// Gives a checkpoint a name that has a suffix, so that it is taken for one no longer.
-static inline bool checkpoint_rename(const char* out, uint64_t step, const char* suffix) {
-    char path[FILE_PATH_MAX], renamed[FILE_PATH_MAX];
-    Error ignored;
-    checkpoint_path(path, out, step, "");
-    checkpoint_path(renamed, out, step, suffix);
-    directory_remove(renamed, &ignored);  // left from earlier
-    return rename(path, renamed) == 0;
-}
-
 // Removes a checkpoint. It loses its name first, so that half of it is never taken for one.
 static inline bool checkpoint_remove(const char* out, uint64_t step) {
     char removed[FILE_PATH_MAX];
@@ -939,16 +954,15 @@ static inline bool checkpoint_describe(RunRecord* run, const char* out, uint64_t
 static inline void checkpoint_prune(const char* out, uint64_t newest, const KeepRule* rule) {
     RunRecord run;
     if (!checkpoint_describe(&run, out, newest)) return;
-    if (rule->grid > 0 && run.state.skipped_row > 0) return;
-    uint64_t counted = keep_rule_counts(rule, newest), step = newest, older;
+    if (rule->rewinds && run.state.skipped_row > 0) return;
+    uint64_t counted = keep_rule_counts(rule, run.kind), step = newest, older;
     for (bool more = checkpoint_before(&step, out, newest); more; step = older) {
-        bool looks = !keep_rule_is_full(rule, counted), good = looks && checkpoint_describe(&run, out, step);
-        bool halfway = good && run.halfway;
+        bool known = !keep_rule_is_full(rule, counted) && checkpoint_describe(&run, out, step);
+        SaveKind kind = known ? run.kind : SAVE_END;
         older = 0;
         more = checkpoint_before(&older, out, step);
-        if (!keep_rule_keeps(rule, step, older, counted, halfway)) checkpoint_remove(out, step);
-        else counted += good && !halfway && keep_rule_counts(rule, step);
-        if (good && !halfway && rule->newest == 0) break;  // this one and all before it stay
+        if (!keep_rule_keeps(rule, kind, step, older, counted)) checkpoint_remove(out, step);
+        else counted += known && keep_rule_counts(rule, kind);
     }
     checkpoint_remove_suffixed(out, CHECKPOINT_ASIDE, newest);
 }
@@ -983,18 +997,23 @@ static inline void pruner_begin(Pruner* p, const char* out, uint64_t newest, con
     if (!p->running) pruner_run(p);
 }
 
-// Takes the checkpoints from step `first` on away, the newest first: sets them aside, or removes them. False if one stays.
-static inline bool checkpoint_take_away(const char* out, uint64_t first, bool sets_aside) {
+// Takes the checkpoints from step `first` on away, the newest first: sets them aside, or removes them.
+static inline bool checkpoint_take_away(const char* out, uint64_t first, bool sets_aside, Error* error) {
     uint64_t step = UINT64_MAX;
-    while (checkpoint_before(&step, out, step) && step >= first)
-        if (!(sets_aside ? checkpoint_rename(out, step, CHECKPOINT_ASIDE) : checkpoint_remove(out, step))) return false;
-    return true;
+    bool found;
+    for (;;) {
+        if (!checkpoint_find_before(&step, &found, out, step, error)) return false;
+        if (!found || step < first) return true;
+        if (!(sets_aside ? checkpoint_rename(out, step, CHECKPOINT_ASIDE) : checkpoint_remove(out, step)))
+            return fail_file(error, "take the later checkpoints away in", out);
+    }
 }
 
 // Removes a directory with the checkpoints in it.
 static inline void checkpoint_discard(const char* out) {
+    Error ignored;
     checkpoint_clean(out);
-    if (checkpoint_take_away(out, 0, false)) rmdir(out);
+    if (checkpoint_take_away(out, 0, false, &ignored)) rmdir(out);
 }
 
 #endif  // LLMTRAIN_CHECKPOINT_H

@@ -46,7 +46,7 @@ static inline bool fail_file(Error* error, const char* action, const char* path)
         case EIO: remedy = "the disk may be failing: see the system's log"; break;
     }
     fail(error, "cannot %s %.600s: %s; %s", action, path, strerror(number), remedy);
-    error->lacks = number == ENOMEM || number == EMFILE || number == ENFILE;
+    error->elsewhere = number == ENOMEM || number == EMFILE || number == ENFILE;
     return false;
 }
 

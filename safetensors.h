@@ -132,11 +132,12 @@ static inline bool safetensors_header_parse(SafetensorsHeader* header, const cha
     header->hash = hash_end(&hash);
     header->data_bytes = data_bytes;
     size_t members = json_count(json, 0);
-    if (members <= SAFETENSORS_TENSORS_MAX)
-        header->tensors = (SafetensorsTensor*)allocate(members * sizeof *header->tensors);
+    bool many = members > SAFETENSORS_TENSORS_MAX;
+    if (!many) header->tensors = (SafetensorsTensor*)allocate(members * sizeof *header->tensors);
     if (header->tensors == NULL) {
         safetensors_header_free(header);
-        return fail(error, "%.600s: too many tensors (%zu) for the memory; is this the right file?", path, members);
+        if (!many) return fail_memory(error, path, members * sizeof(SafetensorsTensor));
+        return fail(error, "%.600s: too many tensors (%zu); is this the right file?", path, members);
     }
 
     const char *problem = NULL, *name = "the header";

@@ -408,15 +408,16 @@ static void test_cadence(void) {
     check_true("cadence: a save has time to end", cadence_choose(&c) && c.every_ms == 90e3);
 }
 
-// The rule on the checkpoints of the steps in `from`, the newest first, of which those that end in 50 are halfway; what it keeps.
+// The rule on the checkpoints of the steps in `from`, the newest first; what it keeps. Multiples of 100 were asked for, those
+// that end in 50 are halfway.
 static const char* kept(const KeepRule* rule, const uint64_t* from) {
     static char text[256];
     uint64_t counted = 0;
     size_t used = 0;
     for (size_t i = 0; from[i] > 0; i++) {
-        bool halfway = from[i] % 100 == 50;
-        if (i > 0 && !keep_rule_keeps(rule, from[i], from[i + 1], counted, halfway)) continue;
-        counted += !halfway && keep_rule_counts(rule, from[i]);
+        SaveKind kind = from[i] % 100 == 0 ? SAVE_ASKED : from[i] % 100 == 50 ? SAVE_HALFWAY : SAVE_END;
+        if (i > 0 && !keep_rule_keeps(rule, kind, from[i], from[i + 1], counted)) continue;
+        counted += keep_rule_counts(rule, kind);
         used += (size_t)snprintf(text + used, sizeof text - used, "%llu ", (unsigned long long)from[i]);
     }
     return text;
@@ -424,7 +425,7 @@ static const char* kept(const KeepRule* rule, const uint64_t* from) {
 
 static void test_keeping(void) {
     const uint64_t from[] = {630, 600, 550, 530, 500, 450, 400, 350, 300, 250, 200, 150, 100, 0};
-    const KeepRule all = {0, 0, 0}, two = {2, 0, 0}, and_some = {2, 240, 0}, rewinds = {2, 0, 100};
+    const KeepRule all = {0, 0, false}, two = {2, 0, false}, and_some = {2, 240, false}, rewinds = {2, 0, true};
     check_true("keeping: all but those halfway", strcmp(kept(&all, from), "630 600 530 500 400 300 200 100 ") == 0);
     check_true("keeping: the newest", strcmp(kept(&two, from), "630 600 ") == 0);
     check_true("keeping: and the first from each multiple on", strcmp(kept(&and_some, from), "630 600 500 250 ") == 0);

@@ -103,6 +103,9 @@ static Options options_default(void) {
 #define SWITCH(name, member, help) {name, FLAG_SWITCH, &o->member, "on|off", 0, 0, help, false}
 #define CHOICE(name, member, choices, help) {name, FLAG_CHOICE, &o->member, choices, 0, 0, help, false}
 
+static_assert(sizeof(Family) == sizeof(int) && sizeof(ScheduleKind) == sizeof(int) && sizeof(OptimizerKind) == sizeof(int),
+              "flags.h writes choices as int");
+
 enum { FLAGS_MAX = 100 };
 
 // Fills flags with the table; returns the number of rows.
@@ -577,17 +580,18 @@ static void resume_compare_flags(const RunRecord* asked, const Json* manifest) {
 #define STEP_MAX ((uint64_t)1 << 61)  // no run has so many; twice as many still fit 64 bits
 
 // Checkpoints are tried in the falling order of their keys: 2N for step N in --out, 2N + 1 for its copy in memory. The next
-// below *key, as rank 0 sees it. grid: see run_load.
-static bool run_checkpoint_before(Run* run, uint64_t* key, uint64_t grid, bool* found, Error* error) {
+// below *key, as rank 0 sees it. asked: see run_load.
+static bool run_checkpoint_before(Run* run, uint64_t* key, bool asked, bool* found, Error* error) {
     uint64_t step = 0, hot = 0;
     int64_t numbers[2] = {0, 0};
     bool hot_found = false, good = true;
+    RunRecord saved;
     *found = false;
     if (run->comm.rank == 0) {
         step = *key / 2 + *key % 2;  // 2N < *key just if N is below this
         do good = checkpoint_find_before(&step, found, run->options.out, step, error);
-        while (good && *found && grid && step % grid != 0);
-        if (good && !grid && run->hot[0]) good = checkpoint_find_before(&hot, &hot_found, run->hot, *key / 2, error);
+        while (good && *found && asked && checkpoint_describe(&saved, run->options.out, step) && saved.kind != SAVE_ASKED);
+        if (good && !asked && run->hot[0]) good = checkpoint_find_before(&hot, &hot_found, run->hot, *key / 2, error);
     }
     if (!run_agree(run, good, error)) return false;
     *key = hot_found && (!*found || hot >= step) ? 2 * hot + 1 : 2 * step;
@@ -602,9 +606,9 @@ static bool run_checkpoint_before(Run* run, uint64_t* key, uint64_t grid, bool* 
 }
 
 // Loads the newest checkpoint of --out of a step below `before` that is good for all ranks; *found tells whether there was
-// any. grid 0: copies in memory count too; otherwise only steps that are multiples of it, and no copies. A model that was
-// not planned yet, for sampling, takes its configuration from there.
-static bool run_load(Run* run, uint64_t before, uint64_t grid, bool* found, Error* error) {
+// any. asked: only of those that --ckpt-every asked for, and no copies in memory. A model that was not planned yet, for
+// sampling, takes its configuration from there.
+static bool run_load(Run* run, uint64_t before, bool asked, bool* found, Error* error) {
     bool training = run->model.options.training, more;
     uint64_t key = 2 * before;
     *found = false;
@@ -613,7 +617,7 @@ static bool run_load(Run* run, uint64_t before, uint64_t grid, bool* found, Erro
         char path[FILE_PATH_MAX];
         Json manifest;
         RunRecord saved;
-        if (!run_checkpoint_before(run, &key, grid, &more, error)) return false;
+        if (!run_checkpoint_before(run, &key, asked, &more, error)) return false;
         if (!more) break;
         *found = true;
         checkpoint_path(path, key % 2 ? run->hot : run->options.out, key / 2, "");
@@ -622,12 +626,12 @@ static bool run_load(Run* run, uint64_t before, uint64_t grid, bool* found, Erro
         else if (good && run->model.memory.base == NULL)
             fits = model_create(&run->model, &saved.config, run_model_options(run, false), error);
         if (good && fits) good = checkpoint_load(&run->model, &manifest, path, false, error);
-        if (!good && error->lacks) fits = false;  // no reason to go back to an older one
+        if (!good && error->elsewhere) fits = false;  // no reason to go back to an older one
         Error fault;
         bool all = run_agree(run, fits, error), usable = all && run_agree(run, good, error);
         if (usable && training) {
             printf("resumed from %s in %.0f ms\n", path, now_ms() - began);
-            if (grid == 0) resume_compare_flags(&run->record, &manifest);
+            if (!asked) resume_compare_flags(&run->record, &manifest);
             run->record.state = saved.state;
             // A loss scale belongs to FP16: the checkpoint may come from another build.
             if (FLOATX_GEMM != GEMM_F16) run->record.state.loss_scale = 1;
@@ -831,26 +835,11 @@ static void run_describe(Run* run, const Flag* flags, size_t flag_count) {
     r->flag_count = flag_count;
 }
 
-// The multiples of this step are the checkpoints that a rewind may go back to.
-static uint64_t run_grid(const Run* run) { return run->cadence.steps ? run->cadence.steps : 1; }
-
 // Removes what is not to be kept beside a new checkpoint, or a new copy in memory.
 static void run_prune(Run* run, bool hot, uint64_t newest) {
     const Options* o = &run->options;
-    const KeepRule two = {2, 0, 0}, asked = {o->ckpt_keep, o->ckpt_keep_every, o->rewind > 0 ? run_grid(run) : 0};
+    const KeepRule two = {2, 0, false}, asked = {o->ckpt_keep, o->ckpt_keep_every, o->rewind > 0};
     if (run->comm.rank == 0) pruner_begin(&run->pruner, hot ? run->hot : o->out, newest, hot ? &two : &asked);
-}
-
-// What was saved and logged after the step that the run goes on from is set aside: it is damaged, or the run has gone back
-// before it, and a restart must not take it up.
-static bool run_set_aside(Run* run, Error* error) {
-    uint64_t step = run->record.state.step;
-    if (run->comm.rank > 0 || run->options.out == NULL) return true;
-    if (!checkpoint_take_away(run->options.out, step + 1, true) ||
-        (run->hot[0] && !checkpoint_take_away(run->hot, step + 1, false)))
-        return fail(error, "cannot set the checkpoints after step %llu in %s aside; move them away, and --resume",
-                    (unsigned long long)step, run->options.out);
-    return log_cut_back(&run->log, step, error);
 }
 
 // Opens --out, and brings weights, state and log to where the run begins; *found tells whether at a checkpoint.
@@ -862,14 +851,15 @@ static bool run_open_out(Run* run, bool* found, Error* error) {
     bool goes_on = o->resume && run_has_log(run);  // before there is one in any case
     if (!run_agree(run, !writes || log_open(&run->log, o->out, error), error)) return false;
     if (o->ckpt_hot && !run_find_hot(run, goes_on, error)) return false;
-    if (o->resume && !run_load(run, STEP_MAX, 0, found, error)) return false;
+    if (o->resume && !run_load(run, STEP_MAX, false, found, error)) return false;
     if (o->resume && !*found) printf("no checkpoint in %s yet: starting from the beginning\n", o->out);
-    bool ok = (*found || run_start(run, error)) && run_set_aside(run, error);
+    bool ok = (*found || run_start(run, error)) && (!writes || log_cut_back(&run->log, run->record.state.step, error));
     if (!run_agree(run, ok, error)) return false;
     if (writes) checkpoint_clean(o->out);
     if (leads && run->hot[0]) checkpoint_clean(run->hot);
-    uint64_t newest;
-    if (writes && checkpoint_before(&newest, o->out, STEP_MAX)) run_prune(run, false, newest);
+    uint64_t newest = 0;
+    bool saves = writes && run->record.state.step < o->schedule.steps;
+    if (saves && checkpoint_before(&newest, o->out, STEP_MAX)) run_prune(run, false, newest);
     return true;
 }
 
@@ -1008,7 +998,7 @@ static bool run_save_begin(Run* run, const char* directory, Error* error) {
 
 // Saves while training goes on; without memory for a snapshot the whole save comes first.
 static bool run_save_beside(Run* run, const char* directory, Error* error) {
-    run->record.halfway = cadence_is_halfway(&run->cadence, run->record.state.step);
+    run->record.kind = cadence_is_halfway(&run->cadence, run->record.state.step) ? SAVE_HALFWAY : SAVE_ASKED;
     return run_save_begin(run, directory, error) && (run->saver.snapshot || run_save_wait(run, error));
 }
 
@@ -1017,7 +1007,9 @@ static bool run_save_and_wait(Run* run, Error* error) {
     bool good = false;
     if (!run_save_wait(run, error)) return false;  // before the hurry, which it ends
     saver_hurry(&run->saver, true);
-    run->record.halfway = false;
+    uint64_t step = run->record.state.step;
+    bool asked = cadence_due(&run->cadence, step) && !cadence_is_halfway(&run->cadence, step);
+    run->record.kind = asked ? SAVE_ASKED : SAVE_END;
     return run_save_begin(run, run->options.out, error) && run_save_complete(run, &good, error) && good;
 }
 
@@ -1098,10 +1090,19 @@ static bool run_plan_rewind(Run* run, const char* why, uint64_t* first, uint64_t
     return true;
 }
 
+// What was saved and logged after the step that the run has gone back to is set aside: a restart must not take it up.
+static bool run_set_aside(Run* run, Error* error) {
+    uint64_t step = run->record.state.step;
+    if (run->comm.rank > 0) return true;
+    return checkpoint_take_away(run->options.out, step + 1, true, error) &&
+           (!run->hot[0] || checkpoint_take_away(run->hot, step + 1, false, error)) &&
+           log_cut_back(&run->log, step, error);
+}
+
 // The run has diverged: back to a checkpoint, and on with the samples that come now and a smaller learning rate, as "PaLM:
 // Scaling Language Modeling with Pathways" (5.1) does by hand. A run that is killed and resumed must go back to the same;
-// so only multiples of --ckpt-every count, and neither those halfway, which go, nor copies in memory, which come when there
-// is time for them.
+// so only checkpoints count that --ckpt-every asked for: none halfway, which go, or of a signal, and no copies in memory,
+// which come when there is time for them.
 static bool run_rewind(Run* run, const StepReading* reading, Error* error) {
     RunState *state = &run->record.state, diverged = *state;
     uint64_t first, before, oldest;
@@ -1114,7 +1115,7 @@ static bool run_rewind(Run* run, const StepReading* reading, Error* error) {
     if (!run_agree(run, flat_await_all(&run->model.flat, error), error)) return false;
     pruner_await(&run->pruner);
     fault_point("rewind");
-    if (!run_load(run, before, run_grid(run), &found, error)) return false;
+    if (!run_load(run, before, true, &found, error)) return false;
     if (!found && oldest > 0)
         return run_fail_alike(run, error, "%s, and the checkpoints before step %llu are gone; lower --lr, and --resume", why,
                               (unsigned long long)before);
@@ -1274,13 +1275,13 @@ static bool run_train(Run* run, Error* error) {
         bool pauses = validates || samples || saves || copies;
         if (pauses || state->step == first_step + 1) device_wait(model->stream);
         r.ms = now_ms() - started;
-        r.sent = wire_bytes_sent(&model->flat.wire) - sent;
         if (state->step > first_step + 1) cadence_count_step(&run->cadence, r.ms, saving);
         run_pace(run);
         if (pauses) beat(BEAT_CHECKPOINT, state->step);
         r.val_loss = NAN;
         if (validates && !run_validate(run, &r.val_loss, error)) return false;
 
+        r.sent = wire_bytes_sent(&model->flat.wire) - sent;
         r.minutes_left =
             (now_ms() - began) / 6e4 / (double)(state->step - first_step) * (double)(o->schedule.steps - state->step);
         bool reports = last || state->step % o->log_every == 0 || !isnan(r.val_loss);
@@ -1296,7 +1297,7 @@ static bool run_train(Run* run, Error* error) {
 // Continues --prompt with the newest good checkpoint of --out.
 static bool run_generate(Run* run, Error* error) {
     bool found = false;
-    if (!run_load(run, STEP_MAX, 0, &found, error)) return false;
+    if (!run_load(run, STEP_MAX, false, &found, error)) return false;
     if (!found) return fail(error, "%s holds no checkpoint; give the --out of a run that has saved one", run->options.out);
     if (!run_check_prompt(&run->model.config, error) || !run_allocate(run, error)) return false;
     run_sample(run, stdout);

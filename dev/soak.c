@@ -235,7 +235,7 @@ static const char* preload;         // a library that they load first; NULL: non
 static BadDisk* bad_disk;           // what files do to them; NULL: nothing
 static size_t bad_rank = SIZE_MAX;  // to this one alone; SIZE_MAX: to all
 
-static const char* action_of(int signal) { return signal == SIGKILL ? "kill" : signal == SIGSTOP ? "stop" : "segv"; }
+static const char* action_of(int signal) { return signal == SIGKILL ? "kill" : signal == SIGSTOP ? "stop" : signal == SIGTERM ? "term" : "segv"; }
 
 // In the child: becomes a rank.
 static void job_child(const Job* job, size_t rank, size_t port, const char* arguments, const Blow* blow,
@@ -1628,29 +1628,6 @@ static void prune_less_often(void) {
     verdict("saves every 4 steps, then every 8: all whole ones stay");
 }
 
-// A damaged checkpoint takes the place of none that is good.
-static void prune_damaged(void) {
-    static const size_t resumed[] = {4, 8}, end[] = {28, STEPS};
-    Way way = {1, 0, 4, 0, false, 0, 2};
-    Blow blows[2] = {{SIGKILL, true, 0, "load", 14, 0, 0}, {SIGKILL, true, 0, "load", 10, 0, 0}};
-    Job job;
-    run_remove();
-    for (size_t i = 0; i < 2; i++) {
-        way.keep = i ? 2 : 0;
-        job_start(&job, 1, arguments_of(&way, i ? "--resume" : ""), &blows[i], NULL, 0);
-        job_wait(&job, &blows[i]);
-        if (!job.struck) blame("it was not killed");
-        job_free(&job);
-        if (i == 0) text_write(path_of("%s/step_00000012/manifest.json", run_path()), "{}", 2);
-    }
-    check_left("after the resume", resumed, 2);
-    if (!directory_exists(path_of("%s/step_00000012.aside", run_path()))) blame("the damaged one is not set aside");
-    if (run_well(&job, 1, arguments_of(&way, "--resume"))) check_complete(1);
-    job_free(&job);
-    check_left("at the end", end, 2);
-    verdict("a damaged checkpoint is set aside until its step is saved again, and does not count");
-}
-
 // Killed while an old checkpoint is removed. It holds so many other files that this takes a while.
 static void test_prune(void) {
     enum { FILES = 3000 };
@@ -1658,7 +1635,6 @@ static void test_prune(void) {
     char old[PATH_MAX];
     Job job;
     prune_less_often();
-    prune_damaged();
     run_remove();
     snprintf(old, sizeof old, "%.4000s/step_00000004", run_path());
     job_start(&job, 1, arguments_of(&way, "--ckpt-keep 1"), &NO_BLOW, SLOWLY, 0);
@@ -1748,7 +1724,7 @@ static void test_hot(void) {
 // Every skipped step counts as a divergence; each run has several.
 
 #define REWINDS "--diverged-after 1 --rewind 99 --rewind-lr 0.99 --ckpt-keep 6"
-enum { REWOUND_MAX = 32, REWIND_KILLS = 8 };
+enum { REWOUND_MAX = 32, REWIND_POINTS = 4, REWIND_KILLS = 8, REWIND_STOPS = 14 };  // of each way, up to so many
 
 static const Way REWIND_WAYS[] = {{1, 0, 2, 0, false, 0, 0}, {3, 2, 2, 1, true, 0, 0}};
 enum { REWIND_WAYS_COUNT = sizeof REWIND_WAYS / sizeof REWIND_WAYS[0] };
@@ -1783,7 +1759,11 @@ static void rewind_case(size_t i) {
     Blow blow = {SIGKILL, number % 2 == 0, dice_below(&dice, way->world), NULL, 0, 0, 0};
     char what[256];
     Job job;
-    if (number < REWIND_KILLS / 2) {  // the later points of a run are passed after another rewind
+    if (number >= REWIND_KILLS) {  // told to stop, it saves what a rewind must not use
+        blow.signal = SIGTERM;
+        blow.all = true;
+    }
+    if (number < REWIND_POINTS) {  // the later points of a run are passed after another rewind
         blow.point = number / 2 % 2 ? "rewind" : "forget";
         blow.step = rewound[way_number].steps[dice_below(&dice, rewound[way_number].count)];
     } else {
@@ -1806,9 +1786,29 @@ static void rewind_case(size_t i) {
     verdict("rewinding: %s", what);
 }
 
+// A run that saves less often than before it was killed goes back to what it saved then.
+static void rewind_other_cadence(void) {
+    Way way = REWIND_WAYS[0];
+    Blow blow = {SIGKILL, true, 0, "load", rewound[0].steps[0], 0, 0};
+    Job job;
+    run_remove();
+    job_start(&job, 1, arguments_of(&way, REWINDS), &blow, NULL, 0);
+    job_wait(&job, &blow);
+    if (!job.struck) blame("it was not killed");
+    job_free(&job);
+    way.every = STEPS - 1;
+    if (run_well(&job, 1, arguments_of(&way, REWINDS " --resume"))) {
+        const char* went = strstr(job.text[0], path_of("went back from step %zu to ", rewound[0].steps[0]));
+        if (went == NULL || strstr(went, " to 0: ") == strstr(went, " to ")) blame("it did not go back to a checkpoint");
+    }
+    job_free(&job);
+    verdict("rewinding with another --ckpt-every");
+}
+
 static void test_rewind(void) {
     for (size_t way = 0; way < REWIND_WAYS_COUNT; way++) rewind_reference(way);
-    share_out("rewind", REWIND_KILLS * REWIND_WAYS_COUNT, NULL, rewind_case);
+    share_out("rewind", REWIND_STOPS * REWIND_WAYS_COUNT, NULL, rewind_case);
+    rewind_other_cadence();
 }
 
 // ------------------------------------------------------------------------------------------------

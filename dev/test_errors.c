@@ -630,7 +630,7 @@ static const Case CASES[] = {
     PASSED_OVER("resume: tensors of another model", tensors_of_other_model, NEWEST "/rank_00000.safetensors",
                 "does not agree"),
     SPECIAL("resume: a file has a checkpoint's name", 0, 1, newest_is_file, 0, 0, 0,
-            "run/metrics.jsonl|run/step_00000006|run/step_00000006/|run/step_00000009|run/step_00000009.aside", RESUME, "run/step_00000009",
+            "run/metrics.jsonl|run/step_00000006|run/step_00000006/", RESUME, "run/step_00000009",
             "resumed from run/step_00000004"),
     SPECIAL("resume: all damaged", 1, 3, all_damaged, 0, 0, 0, "run/metrics.jsonl", RESUME, NEWEST, BEFORE,
             "no checkpoint in run can be used", "another --out"),
