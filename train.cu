@@ -858,8 +858,7 @@ static bool run_open_out(Run* run, bool* found, Error* error) {
     if (writes) checkpoint_clean(o->out);
     if (leads && run->hot[0]) checkpoint_clean(run->hot);
     uint64_t newest = 0;
-    bool saves = writes && run->record.state.step < o->schedule.steps;
-    if (saves && checkpoint_before(&newest, o->out, STEP_MAX)) run_prune(run, false, newest);
+    if (writes && checkpoint_before(&newest, o->out, STEP_MAX)) run_prune(run, false, newest);
     return true;
 }
 

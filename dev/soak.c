@@ -687,6 +687,7 @@ static bool strike_at_point(char what[256], Job* job, Way* way, size_t combinati
     way->world = who < 2 ? 3 : 1;
     way->async = combination / POINT_COUNT / 9 % 2 == 0 || point == SNAPSHOT;
     if (!way->async) way->bandwidth = 0;
+    if (point == SNAPSHOT) way->every = max_size(way->every, 2);
     if (point == GATHER) way->zero = 1 + dice_below(dice, 2);
     if (!POINTS[point].leader_only) blow.victim = dice_below(dice, way->world);
     for (size_t attempt = 0; attempt < ATTEMPTS; attempt++) {
