@@ -732,10 +732,14 @@ static void test_launch(void) {
 static void expect_no_spawn(void) {
     CommLaunch launch;
     Error error;
-    const struct rlimit none = {0, 0};
+    struct rlimit before, none;
+    must(getrlimit(RLIMIT_NPROC, &before) == 0, "the limit on processes");
+    none = before;
+    none.rlim_cur = 0;
     must(setrlimit(RLIMIT_NPROC, &none) == 0 && (geteuid() != 0 || setuid(65534) == 0), "a limit on processes");
     check(!comm_spawn(&launch, 3, &error) && strstr(error.text, "cannot start rank 1 of 3"), "says that it cannot fork");
     check(comm_reap(&launch, 3, 0, &error) == 3 && launch.listener == -1, "nothing is left of it");
+    must(setrlimit(RLIMIT_NPROC, &before) == 0 && prctl(PR_SET_DUMPABLE, 1) == 0, "what the leak sanitizer needs");
 }
 
 // Ranks forked by comm_spawn, from a process of its own. What its rank 2 does, and what comes of it.
