@@ -72,6 +72,7 @@ static inline bool fail(Error* error, const char* format, ...) {
     return false;
 }
 
+// For want of memory to read a file.
 static inline bool fail_memory(Error* error, const char* path, size_t bytes) {
     fail(error, "%.600s: not enough memory for %zu bytes of it; free some memory", path, bytes);
     error->elsewhere = true;

@@ -393,13 +393,15 @@ static inline bool cadence_saves(const Cadence* c) { return c->steps > 0 || c->e
 
 static inline void cadence_start(Cadence* c, double now) { c->began_ms = c->saved_ms = now; }
 
+static inline bool cadence_asks(const Cadence* c, uint64_t step) { return c->steps > 0 && step % c->steps == 0; }
+
 static inline bool cadence_is_halfway(const Cadence* c, uint64_t step) {
     return c->halfway > 0 && step % c->steps == c->halfway;
 }
 
 // Whether a checkpoint is due after this step, or now.
 static inline bool cadence_due(const Cadence* c, uint64_t step) {
-    return c->steps > 0 && (step % c->steps == 0 || cadence_is_halfway(c, step));
+    return cadence_asks(c, step) || cadence_is_halfway(c, step);
 }
 
 static inline bool cadence_due_now(const Cadence* c, double now) {
@@ -422,11 +424,11 @@ static inline void cadence_count_step(Cadence* c, double ms, bool saving) {
 // After a checkpoint: when the next is due, if that is to follow from what it cost. "A First Order Approximation to the
 // Optimum Checkpoint Interval" (Young, 1974): sqrt(2 cost mtbf). False if there is nothing to choose.
 static inline bool cadence_choose(Cadence* c) {
-    bool chooses = c->took_ms > 0 && c->mtbf_ms > 0;
-    c->cost_ms = chooses ? fmax(c->cost_ms, 1) : c->cost_ms;
-    if (chooses) c->every_ms = fmax(sqrt(2 * c->cost_ms * c->mtbf_ms), c->took_ms);  // a save must have time to end
+    if (c->took_ms == 0 || c->mtbf_ms == 0) return false;
+    c->cost_ms = fmax(c->cost_ms, 1);
+    c->every_ms = fmax(sqrt(2 * c->cost_ms * c->mtbf_ms), c->took_ms);  // a save must have time to end
     c->took_ms = 0;
-    return chooses;
+    return true;
 }
 
 // Which checkpoints stay when a newer one is there; those halfway do not.

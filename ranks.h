@@ -359,9 +359,9 @@ static inline CommSlice flat_state(size_t* place, const FlatVector* flat, size_t
 // ------------------------------------------------------------------------------------------------
 // 4. Gradients
 //
-// flat_begin_step; then for each micro-batch and each bucket, in the order in which all ranks come to them, flat_begin_bucket,
-// the operations that add to flat_gradient, flat_end_bucket; after the last flat_finish_step. A bucket's sum travels while the backward
-// of the buckets before it goes on.
+// flat_begin_step; then for each micro-batch and each bucket, in the order in which all ranks come to them,
+// flat_begin_bucket, the operations that add to flat_gradient, flat_end_bucket; after the last flat_finish_step. A bucket's
+// sum travels while the backward of the buckets before it goes on.
 
 // Milliseconds that this rank has waited for others since it was last asked; to be asked after the host has waited for the
 // stream.
@@ -387,7 +387,7 @@ static inline void flat_begin_step(FlatVector* flat, double loss_scale, size_t m
     fill_zero(flat->scalars, (SUM_SQUARES + flat->count) * sizeof(double), flat->stream);
 }
 
-// Where the backward adds the gradient of a tensor that begins at `offset`, between flat_begin_bucket and flat_end_bucket of its bucket.
+// Where the backward adds the gradient of a tensor that begins at `offset`, between flat_begin_bucket and flat_end_bucket.
 static inline float* flat_gradient(const FlatVector* flat, size_t offset) {
     const Bucket* k = flat_bucket(flat, offset);
     float* adds = flat->staging[k->staging].adds;

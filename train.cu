@@ -264,14 +264,10 @@ static bool run_agree(Run* run, bool good, Error* error) {
     return all;
 }
 
-// For what all ranks find out each for itself: rank 0 alone says why.
-__attribute__((format(printf, 3, 4))) static bool run_fail_alike(Run* run, Error* error, const char* format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(error->text, sizeof error->text, format, arguments);
-    va_end(arguments);
-    run->alike = true;
-    return false;
+// For what fails on all ranks, which each finds out for itself: rank 0 alone says why.
+static bool run_alike(Run* run, bool good) {
+    run->alike = !good;
+    return good;
 }
 
 // A line of events.jsonl in --out, from rank 0 once it has that for itself. A disk that refuses it does not end the run.
@@ -644,8 +640,10 @@ static bool run_load(Run* run, uint64_t before, bool asked, bool* found, Error* 
         run_event(run, "damaged", key / 2, "%s", error->text);
     }
     if (!*found) return true;
-    return run_fail_alike(run, error, "no checkpoint in %s can be used; what is wrong with each stands above. Start anew with "
-                          "another --out", run->options.out);
+    return run_alike(run, fail(error,
+                               "no checkpoint in %s can be used; what is wrong with each stands above. Start anew with "
+                               "another --out",
+                               run->options.out));
 }
 
 // A directory that holds a run is only touched with --resume.
@@ -795,8 +793,9 @@ static bool run_find_hot(Run* run, bool goes_on, Error* error) {
              (unsigned long long)hash_bytes(out, strlen(out)));
     free(real);
     if (run->comm.local_world != run->comm.world)
-        return run_fail_alike(run, error, "--ckpt-hot keeps copies in the memory of one machine, but the ranks are on several; "
-                              "leave it out");
+        return run_alike(run, fail(error,
+                                   "--ckpt-hot keeps copies in the memory of one machine, but the ranks are on several; "
+                                   "leave it out"));
     if (run->comm.rank == 0 && !goes_on) checkpoint_discard(run->hot);
     return run_agree(run, run->comm.rank > 0 || directory_make(run->hot, error), error);
 }
@@ -1006,9 +1005,7 @@ static bool run_save_and_wait(Run* run, Error* error) {
     bool good = false;
     if (!run_save_wait(run, error)) return false;  // before the hurry, which it ends
     saver_hurry(&run->saver, true);
-    uint64_t step = run->record.state.step;
-    bool asked = cadence_due(&run->cadence, step) && !cadence_is_halfway(&run->cadence, step);
-    run->record.kind = asked ? SAVE_ASKED : SAVE_END;
+    run->record.kind = cadence_asks(&run->cadence, run->record.state.step) ? SAVE_ASKED : SAVE_END;
     return run_save_begin(run, run->options.out, error) && run_save_complete(run, &good, error) && good;
 }
 
@@ -1066,8 +1063,8 @@ static uint64_t run_oldest_kept(const Run* run, uint64_t first) {
     return newest > span ? newest - span : 0;
 }
 
-// Where a run goes back to that has diverged: to the newest checkpoint before step *before, of those since step *oldest (0: of
-// all, or to the beginning). *first is the first of the steps that were skipped last. If it has come no further than the
+// Where a run goes back to that has diverged: to the newest checkpoint before step *before, of those since step *oldest (0:
+// of all, or to the beginning). *first is the first of the steps that were skipped last. If it has come no further than the
 // last time, the checkpoint of then was bad already, and it goes to the one before that. False if it may not go back.
 static bool run_plan_rewind(Run* run, const char* why, uint64_t* first, uint64_t* before, uint64_t* oldest, Error* error) {
     const Options* o = &run->options;
@@ -1078,14 +1075,16 @@ static bool run_plan_rewind(Run* run, const char* why, uint64_t* first, uint64_t
     *before = again ? state->rewound_to : *first;
     *oldest = run_oldest_kept(run, *first);
     if (o->rewind == 0)
-        return run_fail_alike(run, error, "%s; lower --lr or raise --spike-skip, and --resume, or let --rewind do it", why);
+        return run_alike(run,
+                         fail(error, "%s; lower --lr or raise --spike-skip, and --resume, or let --rewind do it", why));
     if (state->rewinds >= o->rewind)
-        return run_fail_alike(run, error, "%s, after %llu rewinds; lower --lr, and --resume", why,
-                              (unsigned long long)state->rewinds);
+        return run_alike(run, fail(error, "%s, after %llu rewinds; lower --lr, and --resume", why,
+                                   (unsigned long long)state->rewinds));
     if (again && *before <= *oldest && *oldest > 0)
-        return run_fail_alike(run, error, "%s, also from step %llu on, and --ckpt-keep %llu has left no checkpoint before that; "
-                              "lower --lr, and --resume", why, (unsigned long long)*before,
-                              (unsigned long long)o->ckpt_keep);
+        return run_alike(run, fail(error,
+                                   "%s, also from step %llu on, and --ckpt-keep %llu has left no checkpoint before that; "
+                                   "lower --lr, and --resume",
+                                   why, (unsigned long long)*before, (unsigned long long)o->ckpt_keep));
     return true;
 }
 
@@ -1116,8 +1115,8 @@ static bool run_rewind(Run* run, const StepReading* reading, Error* error) {
     fault_point("rewind");
     if (!run_load(run, before, true, &found, error)) return false;
     if (!found && oldest > 0)
-        return run_fail_alike(run, error, "%s, and the checkpoints before step %llu are gone; lower --lr, and --resume", why,
-                              (unsigned long long)before);
+        return run_alike(run, fail(error, "%s, and the checkpoints before step %llu are gone; lower --lr, and --resume",
+                                   why, (unsigned long long)before));
     if (!found && !run_agree(run, run_start(run, error), error)) return false;
     state->samples = diverged.samples;
     state->rewinds = diverged.rewinds + 1;
@@ -1215,8 +1214,9 @@ static bool run_end(Run* run, Error* error) {
         return true;
     }
     run->stopped = o->out != NULL;
-    return run_fail_alike(run, error, "stopped by a signal after step %llu; %s", (unsigned long long)run->record.state.step,
-                          o->out ? "the same command with --resume continues" : "nothing was saved, since there is no --out");
+    return run_alike(
+        run, fail(error, "stopped by a signal after step %llu; %s", (unsigned long long)run->record.state.step,
+                  o->out ? "the same command with --resume continues" : "nothing was saved, since there is no --out"));
 }
 
 // The training loop: steps state.step to --steps. beat() tells the supervisor what this rank is at (supervise.h); fault_*()
@@ -1341,8 +1341,8 @@ static bool run_join(Run* run, CommLaunch* launch, Flag* flags, size_t flag_coun
     if (!(forks ? comm_spawn(launch, o->ranks, error) : comm_find(launch, error))) return false;
     run->wrong_flags = false;
     if (launch->world > 1 && o->data == NULL)
-        return run_fail_alike(run, error, "one rank is enough to sample, but %s has started %zu; start one",
-                              launch->launcher, launch->world);
+        return run_alike(run, fail(error, "one rank is enough to sample, but %s has started %zu; start one",
+                                   launch->launcher, launch->world));
     if (launch->rank > 0) {
         interrupt_speaks = 0;
         if (freopen("/dev/null", "w", stdout) == NULL) return fail_file(error, "open", "/dev/null");

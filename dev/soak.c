@@ -422,6 +422,15 @@ static bool run_well(Job* job, size_t world, const char* arguments) {
     return good;
 }
 
+// Trains until the blow, which must come.
+static void run_killed(size_t world, const char* arguments, const Blow* blow) {
+    Job job;
+    job_start(&job, world, arguments, blow, NULL, 0);
+    job_wait(&job, blow);
+    if (!job.struck) blame("it was not killed");
+    job_free(&job);
+}
+
 // ------------------------------------------------------------------------------------------------
 // References
 
@@ -960,10 +969,7 @@ static void damage_and_kill(const char* point) {
     Job job;
     small_restore();
     text_write(small.path[1], small.bytes[1], small.size[1] - 1);
-    job_start(&job, 2, small_arguments("--resume"), &blow, NULL, 0);
-    job_wait(&job, &blow);
-    if (!job.struck) blame("it was not killed");
-    job_free(&job);
+    run_killed(2, small_arguments("--resume"), &blow);
     if (run_well(&job, 1, small_arguments("--resume"))) small_check_weights();
     job_free(&job);
     if (directory_exists(path_of("%s.old", small.directory))) blame("%s.old is left behind", small.directory);
@@ -1414,10 +1420,7 @@ static void test_failing(void) {
     }
     run_remove();
     snprintf(half, sizeof half, "%.1000s/half", root);
-    job_start(&job, 1, arguments_of(&HALF_WAY, ""), &blow, NULL, 0);
-    job_wait(&job, &blow);
-    if (!job.struck) blame("it was not killed");
-    job_free(&job);
+    run_killed(1, arguments_of(&HALF_WAY, ""), &blow);
     need(rename(run_path(), half) == 0, half);
     for (int resumes = 0; resumes < 2; resumes++) count_calls(resumes);
     size_t cases = 0;
@@ -1532,10 +1535,7 @@ static void old_looks_new(void) {
     size_t by_step, by_time;
     Job job;
     run_remove();
-    job_start(&job, 1, arguments_of(&way, ""), &blow, NULL, 0);
-    job_wait(&job, &blow);
-    if (!job.struck) blame("it was not killed");
-    job_free(&job);
+    run_killed(1, arguments_of(&way, ""), &blow);
     for (size_t step = 4; step <= 16; step += 4) {
         static const char* const names[] = {"", "/manifest.json", "/rank_00000.safetensors"};
         const struct timespec time = {(time_t)(2000000000 - 100000000 * step), 0}, times[2] = {time, time};
@@ -1617,10 +1617,7 @@ static void prune_less_often(void) {
     Blow blow = {SIGKILL, true, 0, "load", 14, 0, 0};
     Job job;
     run_remove();
-    job_start(&job, 1, arguments_of(&way, ""), &blow, NULL, 0);
-    job_wait(&job, &blow);
-    if (!job.struck) blame("it was not killed");
-    job_free(&job);
+    run_killed(1, arguments_of(&way, ""), &blow);
     way.every = 8;
     way.async = true;
     if (run_well(&job, 1, arguments_of(&way, "--resume"))) check_complete(1);
@@ -1672,10 +1669,7 @@ static void hot_relative(void) {
     need(chdir(place) == 0 && (relative = strstr(arguments, absolute)) != NULL, place);
     memmove(relative, relative + strlen(absolute) - 3, strlen(relative + strlen(absolute) - 3) + 1);  // leaves "run"
     remove_tree(hot_path("run"));
-    job_start(&job, 1, arguments, &blow, NULL, 0);
-    job_wait(&job, &blow);
-    if (!job.struck) blame("it was not killed");
-    job_free(&job);
+    run_killed(1, arguments, &blow);
     if (run_well(&job, 1, arguments) && resumed_from(&job) != 6)
         blame("it resumed from step %zu, though there was a copy of step 6 in memory", resumed_from(&job));
     job_free(&job);
@@ -1692,10 +1686,7 @@ static void hot_then(const char* what, const char* damaged, bool lost, size_t ex
     Blow blow = {SIGKILL, true, 0, "load", 8, 0, 0};
     Job job;
     run_remove();
-    job_start(&job, way.world, arguments_of(&way, ""), &blow, NULL, 0);
-    job_wait(&job, &blow);
-    if (!job.struck) blame("it was not killed");
-    job_free(&job);
+    run_killed(way.world, arguments_of(&way, ""), &blow);
     const char* hot = hot_path(run_path());
     if (!directory_exists(path_of("%s/step_00000006", hot))) blame("there is no copy of step 6 in memory");
     if (damaged && truncate(path_of("%s/%s", hot, damaged), 100) != 0) blame("there is no %s", damaged);
@@ -1793,10 +1784,7 @@ static void rewind_other_cadence(void) {
     Blow blow = {SIGKILL, true, 0, "load", rewound[0].steps[0], 0, 0};
     Job job;
     run_remove();
-    job_start(&job, 1, arguments_of(&way, REWINDS), &blow, NULL, 0);
-    job_wait(&job, &blow);
-    if (!job.struck) blame("it was not killed");
-    job_free(&job);
+    run_killed(1, arguments_of(&way, REWINDS), &blow);
     way.every = STEPS - 1;
     if (run_well(&job, 1, arguments_of(&way, REWINDS " --resume"))) {
         const char* went = strstr(job.text[0], path_of("went back from step %zu to ", rewound[0].steps[0]));

@@ -858,17 +858,20 @@ static bool text_has(size_t rank, const char* words) {
     return false;
 }
 
+static int connect_to_rank_0(double deadline) {
+    Error error;
+    int connection;
+    while ((connection = comm_connect("127.0.0.1", port, deadline, &error)) < 0 && now_ms() < deadline) comm_sleep(1);
+    must(connection >= 0, "connecting to rank 0");
+    return connection;
+}
+
 // Noise, few letters, and much silence: all of them at rank 0 before the ranks come.
 #define STRANGERS (COMM_GUESTS + 6)
 static void disturb(int* sockets) {
     char noise[] = "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", few[] = "llm";
     double deadline = now_ms() + PATIENT_MS;
-    Error error;
-    for (size_t i = 0; i < STRANGERS; i++) {
-        while ((sockets[i] = comm_connect("127.0.0.1", port, deadline, &error)) < 0 && now_ms() < deadline)
-            comm_sleep(1);
-        must(sockets[i] >= 0, "connecting to rank 0");
-    }
+    for (size_t i = 0; i < STRANGERS; i++) sockets[i] = connect_to_rank_0(deadline);
     must(comm_move_all(sockets[0], noise, strlen(noise), POLLOUT, deadline), "sending noise");
     must(comm_move_all(sockets[1], few, strlen(few), POLLOUT, deadline), "sending little");
 }
@@ -878,11 +881,8 @@ static void come_in_disorder(void) {
     CommHello hello = {COMM_MAGIC, COMM_DATA, 2, 1, 1, "test"};
     int sockets[2];
     double deadline = now_ms() + PATIENT_MS;
-    Error error;
     for (int i = 0; i < 2; i++) {
-        while ((sockets[i] = comm_connect("127.0.0.1", port, deadline, &error)) < 0 && now_ms() < deadline)
-            comm_sleep(1);
-        must(sockets[i] >= 0, "connecting to rank 0");
+        sockets[i] = connect_to_rank_0(deadline);
         hello.kind = i == 0 ? COMM_DATA : COMM_CONTROL;
         must(comm_move_all(sockets[i], &hello, sizeof hello, POLLOUT, deadline), "a hello");
         comm_sleep(300);

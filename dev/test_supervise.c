@@ -870,16 +870,18 @@ static void disk_go_on(int disk) {
     while (read(disk, text, sizeof text) > 0) {}
 }
 
+static void check_ends(long pid, double ms, const char* what) {
+    for (double until = now_ms() + ms; kill((pid_t)pid, 0) == 0 && now_ms() < until;) sleep_ms(5);
+    check(kill((pid_t)pid, 0) != 0, what);
+}
+
 static void case_disk_hangs(void) {
     long pid = 0;
     int disk = disk_make();
     Case c = case_start("--timeout 1 --out . -- SELF act outlives", false);
     disk_hang(disk);
-    if (trace_await("rank", 0) && trace_find("rank", 0, &pid, NULL, NULL)) {
-        double until = now_ms() + 2000 + slack_ms;
-        while (kill((pid_t)pid, 0) == 0 && now_ms() < until) sleep_ms(5);
-        check(kill((pid_t)pid, 0) != 0, "the ranks are ended while the disk hangs");
-    }
+    if (trace_await("rank", 0) && trace_find("rank", 0, &pid, NULL, NULL))
+        check_ends(pid, 2000 + slack_ms, "the ranks are ended while the disk hangs");
     check_between((double)trace_count("start"), 1, 1, "starts while the disk hangs");
     disk_go_on(disk);
     case_end(&c);
@@ -904,11 +906,8 @@ static void case_disk_hangs(void) {
     trace_await("ready", ready);
     disk_hang(disk);
     kill(c.supervisor, SIGTERM);
-    if (check(trace_find("ready", ready, &pid, NULL, NULL), "it has begun")) {
-        double until = now_ms() + 3000 + slack_ms;
-        while (kill((pid_t)pid, 0) == 0 && now_ms() < until) sleep_ms(5);
-        check(kill((pid_t)pid, 0) != 0, "what ignores a signal is ended while the disk hangs");
-    }
+    if (check(trace_find("ready", ready, &pid, NULL, NULL), "it has begun"))
+        check_ends(pid, 3000 + slack_ms, "what ignores a signal is ended while the disk hangs");
     disk_go_on(disk);
     case_end(&c);
     check_between(c.code, 1, 1, "exit code");
