@@ -39,7 +39,7 @@ CFLAGS += $(OPENMP)
 CFLAGS += $(shell $(CC) --version 2>/dev/null | grep -q clang && echo -Wno-pass-failed)
 LIBS := -lm -ldl
 
-HEADERS := $(wildcard *.h dev/*.h data/*.h)
+HEADERS := $(wildcard *.h llmtrain/*.h launch/*.h dev/*.h dev/test/*.h data/*.h)
 PRECISIONS := FP32 BF16 FP16
 ifeq ($(filter $(PRECISION),$(PRECISIONS)),)
 $(error PRECISION is '$(PRECISION)'; give one of $(PRECISIONS))
@@ -83,7 +83,7 @@ $(B)/train-mpi-%: train.cu $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -DPRECISION_$* -x c $< -x none -o $@ $(MPIFLAGS) $(LIBS)
 $(B)/test_train-%: test_train.cu train.cu $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -DPRECISION_$* -x c $< -o $@ $(LIBS)
-$(B)/test_kernels-%: dev/test_kernels.c $(HEADERS) | $(B)
+$(B)/test_kernels-%: dev/test/test_kernels.c $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -DPRECISION_$* -I. $< -o $@ $(LIBS)
 $(B)/bench-%: dev/bench.c $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -DPRECISION_$* -I. $< -o $@ $(LIBS)
@@ -102,7 +102,7 @@ ifeq ($(NCCL)$(NCCL_FOUND),on)
 $(error NCCL=on, but there is no nccl.h; apt-get install -y libnccl-dev)
 endif
 NVCCFLAGS := -std=c++17 -O3 -DLLMTRAIN_CUDA $(NCCL_FOUND:yes=-DLLMTRAIN_NCCL) -I. -Werror all-warnings -Xcompiler -Wall,-Wextra,-fopenmp
-CUDA_HEADERS := $(HEADERS) $(wildcard *.cuh)
+CUDA_HEADERS := $(HEADERS) $(wildcard *.cuh llmtrain/*.cuh)
 $(PRECISIONS:%=$(B)/train-cuda-%): $(B)/train-cuda-%: train.cu $(CUDA_HEADERS) | $(B)
 	$(NVCC) $(NVCCFLAGS) -arch=$(ARCH) -DPRECISION_$* $< -o $@ -lcublasLt $(NCCL_FOUND:yes=-lnccl)
 
@@ -114,10 +114,10 @@ CUDA_INCLUDE := $(if $(wildcard $(CUDA_HOME)/include/cuda_runtime.h),-isystem $(
 EMULATE := -std=c++17 -fno-strict-aliasing -ffp-contract=fast -Wall -Wextra -Werror -Wno-unknown-pragmas -pthread \
     -DLLMTRAIN_CUDA -DLLMTRAIN_NCCL -I$(B)/emulated -I. -Idev/emulator $(or $(CUDA_INCLUDE),-isystem dev/emulator/standins)
 EMULATOR := $(wildcard dev/emulator/*.h dev/emulator/standins/*.h)
-TRANSLATED := $(patsubst %,$(B)/emulated/%,llmtrain.h parameters.h ranks.h checkpoint.h train.cu test_train.cu $(wildcard *.cuh dev/*.cu dev/ladder.h))
+TRANSLATED := $(patsubst %,$(B)/emulated/%,$(wildcard *.h *.cuh *.cu llmtrain/*.h llmtrain/*.cuh dev/*.cu dev/ladder.h dev/test/*.cu))
 EMULATED_NEEDS := $(TRANSLATED) $(EMULATOR) $(HEADERS)
 .SECONDARY: $(TRANSLATED)
-$(B)/translate: dev/emulator/translate.c base.h | $(B)
+$(B)/translate: dev/emulator/translate.c llmtrain/base.h | $(B)
 	$(CC) $(CFLAGS) -I. $< -o $@
 $(B)/emulated/%: % $(B)/translate
 	@mkdir -p $(@D)
@@ -136,7 +136,7 @@ CHECKED := FP32-test_cuda BF16-test_cuda BF16-ladders
 EMULATED := $(patsubst %,$(B)/emulated-%,$(PRECISIONS:%=plain-%-test_cuda) $(PRECISIONS:%=plain-%-ladders) \
     $(CHECKED:%=asan-%) $(CHECKED:%=race-%))
 TYPE_AND_SOURCE = -DPRECISION_$(word 1,$(subst -, ,$*)) -x c++ \
-    $(B)/$(if $(filter %-test_cuda,$*),emulated/dev/)$(word 2,$(subst -, ,$*)).cu
+    $(B)/$(if $(filter %-test_cuda,$*),emulated/dev/test/)$(word 2,$(subst -, ,$*)).cu
 $(EMULATED): $(EMULATED_NEEDS) $(B)/ladders.cu
 $(B)/emulated-plain-%:
 	$(CXX) -O2 -fopenmp $(EMULATE) $(TYPE_AND_SOURCE) -o $@
@@ -166,23 +166,25 @@ $(B)/test_cublaslt $(B)/test_nccl: $(B)/%: dev/emulator/%.cu $(EMULATED_NEEDS)
 # them. The hosts' part is optimised where it runs, so not here.
 NVCC_CHECK := $(NVCC) $(filter-out -O3,$(NVCCFLAGS)) -c -o /dev/null
 NVCC_SOURCE = -DPRECISION_$(word 1,$(subst -, ,$*)) \
-    $(wildcard $(foreach d,. dev/emulator $(B),$(d)/$(word 2,$(subst -, ,$*)).cu))
+    $(wildcard $(foreach d,. dev/emulator dev/test $(B),$(d)/$(word 2,$(subst -, ,$*)).cu))
 COMPILED := $(if $(NVCC_FOUND),$(patsubst %,$(B)/nvcc-%.ok,$(PRECISIONS:%=syntax-%-test_train) syntax-BF16-test_nccl \
     code-BF16-test_emulator code-FP32-ladders code-BF16-ladders) $(PRECISIONS:%=$(B)/resources-%.txt))
-$(filter %.ok,$(COMPILED)): $(CUDA_HEADERS) $(wildcard *.cu dev/*.cu dev/emulator/*.cu) $(B)/ladders.cu
+$(filter %.ok,$(COMPILED)): $(CUDA_HEADERS) $(wildcard *.cu dev/*.cu dev/test/*.cu dev/emulator/*.cu) $(B)/ladders.cu
 $(B)/nvcc-syntax-%.ok:
 	$(NVCC_CHECK) -fdevice-syntax-only $(foreach a,80 90a 100,-gencode arch=compute_$(a),code=sm_$(a)) $(NVCC_SOURCE)
 	@touch $@
 $(B)/nvcc-code-%.ok:
 	$(NVCC_CHECK) $(foreach a,80 90a 100,-gencode arch=compute_80,code=sm_$(a)) $(NVCC_SOURCE)
 	@touch $@
-$(B)/resources-%.txt: dev/resources.sh dev/test_cuda.cu $(CUDA_HEADERS) | $(B)
+$(B)/resources-%.txt: dev/resources.sh dev/test/test_cuda.cu $(CUDA_HEADERS) | $(B)
 	@NVCC=$(NVCC) sh dev/resources.sh $* > $@.new || { tail -n 20 $@.new; exit 1; }
 	@mv $@.new $@ && echo "$@: $$(tail -n 1 $@)"
 
 $(B)/gemm-amx: dev/gemm.c $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -DGEMM_EMULATE_AMX -I. $< -o $@ $(LIBS)
 $(B)/%: dev/%.c $(HEADERS) | $(B)
+	$(CC) $(CFLAGS) -I. $< -o $@ $(LIBS)
+$(B)/%: dev/test/%.c $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -I. $< -o $@ $(LIBS)
 $(B)/%: data/%.c $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -I. $< -o $@ $(LIBS)
@@ -201,13 +203,13 @@ test: $(if $(shell command -v $(CXX) 2>/dev/null),test-cpu test-cuda,test-cpu-on
 
 test-cpu: $(CPU_TESTS)
 	@rm -f $(B)/test-*.sum
-	@sh dev/test.sh $(B) "$(CC)" $(TESTS) launch
+	@sh dev/test/test.sh $(B) "$(CC)" $(TESTS) launch
 
 test-cpu-only: test-cpu
 	@echo "skipped the tests of CUDA: there is no $(CXX); apt-get install -y g++"
 
 test-cuda: $(CUDA_TESTS) | $(if $(filter test-cuda,$(MAKECMDGOALS)),,test-cpu)
-	@sh dev/test_emulated.sh $(B) "$(CUDA_INCLUDE)" $(if $(COMPILED),yes,no) "$(LADDERS)" $(EMULATED)
+	@sh dev/test/test_emulated.sh $(B) "$(CUDA_INCLUDE)" $(if $(COMPILED),yes,no) "$(LADDERS)" $(EMULATED)
 
 # At least 500 kills of a run, at every point and at any time; each comes back to the same bits. A sample is in make test.
 soak: $(B)/soak $(B)/train-FP32
@@ -215,7 +217,7 @@ soak: $(B)/soak $(B)/train-FP32
 
 # A part of test-cpu.
 test-ranks: $(RANKS_TESTS)
-	@sh dev/test.sh $(B) "$(CC)" test_comm test_ranks launch
+	@sh dev/test/test.sh $(B) "$(CC)" test_comm test_ranks launch
 
 # The same, built with the address and undefined-behaviour sanitizers, under which gcc's warnings are not reliable.
 sanitize:
@@ -249,12 +251,12 @@ bench-checkpoint: $(B)/checkpoint_cost
 # libFuzzer with the address and undefined-behaviour sanitizers, one reader after the other.
 FUZZ := clang -std=c11 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -I.
 fuzz: | $(B)
-	$(FUZZ) -DFUZZ_LIBFUZZER -DFUZZ_JSON dev/fuzz_files.c -o $(B)/fuzz_json -lm
-	$(FUZZ) -DFUZZ_LIBFUZZER -DFUZZ_SAFETENSORS dev/fuzz_files.c -o $(B)/fuzz_safetensors -lm
-	$(FUZZ) dev/fuzz_shard.c -o $(B)/fuzz_shard -lm -pthread
-	$(CC) -std=c11 -O2 -DREPLAY dev/fuzz_shard.c -o $(B)/replay_shard -lm -pthread
+	$(FUZZ) -DFUZZ_LIBFUZZER -DFUZZ_JSON dev/test/fuzz_files.c -o $(B)/fuzz_json -lm
+	$(FUZZ) -DFUZZ_LIBFUZZER -DFUZZ_SAFETENSORS dev/test/fuzz_files.c -o $(B)/fuzz_safetensors -lm
+	$(FUZZ) dev/test/fuzz_shard.c -o $(B)/fuzz_shard -lm -pthread
+	$(CC) -std=c11 -O2 -I. -DREPLAY dev/test/fuzz_shard.c -o $(B)/replay_shard -lm -pthread
 	mkdir -p $(B)/seeds/json $(B)/seeds/safetensors $(B)/seeds/shard
-	cp dev/fixtures/llama_tied.safetensors $(B)/seeds/safetensors
+	cp dev/test/fixtures/llama_tied.safetensors $(B)/seeds/safetensors
 	$(B)/replay_shard --seeds $(B)/seeds/shard
 	$(B)/fuzz_json -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 $(B)/seeds/json
 	$(B)/fuzz_safetensors -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 $(B)/seeds/safetensors

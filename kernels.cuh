@@ -24,10 +24,10 @@
 #ifndef LLMTRAIN_KERNELS_CUH
 #define LLMTRAIN_KERNELS_CUH
 
-#include "device.cuh"
+#include "llmtrain/device.cuh"
 
-#include "attention.cuh"
-#include "matmul.cuh"
+#include "llmtrain/attention.cuh"
+#include "llmtrain/matmul.cuh"
 
 #include <float.h>
 
@@ -1134,12 +1134,12 @@ static inline void add_stored(float* out, const floatX* x, size_t n, Stream stre
 // ------------------------------------------------------------------------------------------------
 // 12. Optimizer
 //
-// A thread owns W elements of every vector. AdamW with masters in 16 bits moves 30 bytes per parameter: weight, two
-// moments and gradient in, weight, two moments and stored parameter out.
+// A thread owns W elements of every vector. AdamW with master weights in 16 bits moves 30 bytes per parameter: weight, two
+// optimizer state and gradient in, weight, two optimizer state and stored parameter out.
 
 typedef struct {
     OptimizerStep step;
-    float m_correction, v_correction;  // of AdamW's moments, for their start at 0
+    float m_correction, v_correction;  // of AdamW's optimizer state, for their start at 0
 } OptimizerArguments;
 
 // The formulas above optimizer_apply in kernels_cpu.h. What the kind does not keep stays as it is.
@@ -1161,14 +1161,14 @@ static __device__ inline void optimizer_element(float* w, float* m, float* v, fl
 }
 
 template <int W>
-static __global__ void optimizer_kernel(floatX* params, float* masters, float* m, float* v, const float* grads,
+static __global__ void optimizer_kernel(floatX* params, float* master_weights, float* m, float* v, const float* grads,
                                         OptimizerArguments a, uint64_t first, size_t n) {
     size_t i = flat_index(W);
     if (i >= n) return;
     Group<float, W> w, gm = {}, gv = {}, g = group_load<W>(grads + i);
     Group<floatX, W> p;
-    if (masters) {
-        w = group_load<W>(masters + i);
+    if (master_weights) {
+        w = group_load<W>(master_weights + i);
     } else {
         p = group_load<W>(params + i);
         #pragma unroll
@@ -1180,10 +1180,10 @@ static __global__ void optimizer_kernel(floatX* params, float* masters, float* m
     for (int j = 0; j < W; j++) optimizer_element(&w.x[j], &gm.x[j], &gv.x[j], g.x[j], &a);
     if (m) group_store<W>(m + i, gm);
     if (v) group_store<W>(v + i, gv);
-    if (masters) group_store<W>(masters + i, w);
+    if (master_weights) group_store<W>(master_weights + i, w);
     #pragma unroll
     for (int j = 0; j < W; j++) {
-        if (masters || FLOATX_IS_FLOAT) {
+        if (master_weights || FLOATX_IS_FLOAT) {
             p.x[j] = floatX_of(w.x[j]);
         } else {
             uint32_t random = group_random<W>(a.step.seed, RANDOM_ROUNDING, a.step.step, first + i, j);
@@ -1193,17 +1193,17 @@ static __global__ void optimizer_kernel(floatX* params, float* masters, float* m
     group_store<W>(params + i, p);
 }
 
-static inline void optimizer_update(floatX* params, float* masters, float* m, float* v, const float* grads,
+static inline void optimizer_update(floatX* params, float* master_weights, float* m, float* v, const float* grads,
                                     const OptimizerStep* o, uint64_t first, size_t n, Stream stream) {
     OptimizerArguments a = {*o, 1.0f, 1.0f};
     if (o->kind == OPTIMIZER_ADAMW) {
         a.m_correction = (float)(1.0 / (1.0 - pow((double)o->beta1, (double)o->step)));
         a.v_correction = (float)(1.0 / (1.0 - pow((double)o->beta2, (double)o->step)));
     }
-    bool fours = packs_fit(n, params, masters, m, v) && packs_fit(n, grads, NULL, NULL, NULL) && first % 4 == 0;
+    bool fours = packs_fit(n, params, master_weights, m, v) && packs_fit(n, grads, NULL, NULL, NULL) && first % 4 == 0;
     auto kernel = fours ? optimizer_kernel<FOUR> : optimizer_kernel<1>;
     kernel<<<flat_blocks(n, fours ? FOUR : 1), FLAT_THREADS, 0, stream->compute>>>(
-        params, masters, m, v, grads, a, first, n);
+        params, master_weights, m, v, grads, a, first, n);
     LAUNCH_CHECK();
 }
 

@@ -25,8 +25,8 @@
 #ifndef LLMTRAIN_KERNELS_CPU_H
 #define LLMTRAIN_KERNELS_CPU_H
 
-#include "base.h"
-#include "gemm.h"
+#include "llmtrain/base.h"
+#include "llmtrain/gemm.h"
 
 #ifdef __SSE2__
 #include <emmintrin.h>
@@ -50,7 +50,7 @@ typedef void* Stream;
 //
 //     what                                        stored in    computed in
 //     parameters                                  floatX       -
-//     masters, moments                            float        float: updated, then rounded to the parameters
+//     master_weights, optimizer state                            float        float: updated, then rounded to the parameters
 //     activations, gradients of activations       floatX       float, rounded once when stored
 //     matrix products                             floatX       products of floatX, sums in float (TF32: see --tf32)
 //     norms: mean, rstd                           float        float
@@ -952,21 +952,21 @@ static inline void optimizer_apply(float* w, float* m, float* v, const float* gr
     }
 }
 
-// Updates params (n) and the optimizer's state from grads (n). masters (n): the float copy that is updated and then
+// Updates params (n) and the optimizer's state from grads (n). master weights (n): the float copy that is updated and then
 // rounded to params; NULL: params are updated themselves, rounded stochastically where floatX is not float (then
 // `first` is the position of params[0] in the flat vector, which numbers the random bits).
-static inline void optimizer_update(floatX* params, float* masters, float* m, float* v, const float* grads,
+static inline void optimizer_update(floatX* params, float* master_weights, float* m, float* v, const float* grads,
                                     const OptimizerStep* o, uint64_t first, size_t n, Stream stream) {
     (void)stream;
     const size_t piece = 2048;
     #pragma omp parallel for
     for (size_t begin = 0; begin < n; begin += piece) {
-        float block[2048], *w = masters ? masters + begin : block;
+        float block[2048], *w = master_weights ? master_weights + begin : block;
         size_t count = min_size(piece, n - begin);
         floatX* p = params + begin;
-        if (masters == NULL) for (size_t i = 0; i < count; i++) w[i] = float_of(p[i]);
+        if (master_weights == NULL) for (size_t i = 0; i < count; i++) w[i] = float_of(p[i]);
         optimizer_apply(w, m ? m + begin : NULL, v ? v + begin : NULL, grads + begin, o, count);
-        if (masters != NULL || FLOATX_IS_FLOAT) {
+        if (master_weights != NULL || FLOATX_IS_FLOAT) {
             for (size_t i = 0; i < count; i++) p[i] = floatX_of(w[i]);
         } else {
             uint32_t random[2048 + 4];  // four from each random4, from the multiple of 4 at or before the first element

@@ -1,7 +1,7 @@
 // llmtrain.h: the runtime. Include it, and nothing else, to build, train and sample from a model.
 //
 //   parameters.h        what the model is, the table of its parameters, the plan of its memory
-//   ranks.h             the flat vector of parameters, gradients and moments, over the ranks of a run
+//   ranks.h             the flat vector of parameters, gradients and optimizer state, over the ranks of a run
 //    1. model           the struct that owns all this; initial weights
 //    2. forward         tokens to hidden states
 //    3. head            hidden states to logits, losses, and the head's own gradients
@@ -22,15 +22,15 @@
 #ifndef LLMTRAIN_H
 #define LLMTRAIN_H
 
-#include "base.h"
-#include "data.h"
-#include "files.h"
-#include "flags.h"
-#include "gemm.h"
-#include "json.h"
+#include "llmtrain/base.h"
+#include "llmtrain/data.h"
+#include "llmtrain/files.h"
+#include "llmtrain/flags.h"
+#include "llmtrain/gemm.h"
+#include "llmtrain/json.h"
 #include "kernels_cpu.h"
-#include "parameters.h"
-#include "ranks.h"
+#include "llmtrain/parameters.h"
+#include "llmtrain/zero.h"
 
 #include <assert.h>
 #include <sys/file.h>
@@ -44,7 +44,7 @@ typedef struct {
     size_t B, T;              // the largest batch that forward will see
     bool training;            // gradients, optimizer state and the backward's buffers are wanted
     OptimizerKind optimizer;
-    bool masters;             // keep a float copy of 16-bit parameters, which the optimizer updates
+    bool master_weights;             // keep a float copy of 16-bit parameters, which the optimizer updates
     bool sampling;            // a KV cache is wanted
     bool tf32;                // a GPU's products of floats may round their operands
     RankOptions ranks;        // all 0: one rank
@@ -105,7 +105,7 @@ typedef struct {
     Config config;
     ModelOptions options;
     Parameters parameters;
-    FlatVector flat;          // parameters, gradients, masters and moments, as far as this rank holds them
+    FlatVector flat;          // parameters, gradients, master weights and optimizer state, as far as this rank holds them
     Activations activations;
     ActivationGradients gradients;
     KvCache cache;
@@ -162,7 +162,7 @@ static inline void model_layout(Model* model) {
     MemoryPlan* plan = &model->memory;
     Activations* a = &model->activations;
     size_t N = o->B * o->T, C = c->channels, D = config_head_size(c);
-    flat_layout(&model->flat, &model->parameters, plan, o->training, o->masters, o->optimizer);
+    flat_layout(&model->flat, &model->parameters, plan, o->training, o->master_weights, o->optimizer);
     if (o->training) model_layout_gradients(model, N);
     for (size_t l = 0; l < c->layers; l++) {
         // Only a backward needs each block's own; without one they all share the first block's.
@@ -264,7 +264,7 @@ static inline bool model_create(Model* model, const Config* config, ModelOptions
 
 enum { INIT_PIECE = 1 << 16 };  // elements that are made and uploaded at a time
 
-// Sets parameters [offset, offset + n) of the flat vector, and their masters, from values on the host. False if there is no
+// Sets parameters [offset, offset + n) of the flat vector, and their master_weights, from values on the host. False if there is no
 // memory for a piece of them.
 static inline bool model_set_params(Model* model, size_t offset, const float* values, size_t n, Error* error) {
     floatX* rounded = (floatX*)allocate(INIT_PIECE * sizeof(floatX));
@@ -274,11 +274,11 @@ static inline bool model_set_params(Model* model, size_t offset, const float* va
         #pragma omp parallel for simd
         for (size_t i = 0; i < count; i++) rounded[i] = floatX_of(values[done + i]);
         upload(model->flat.params + at, rounded, count * sizeof(floatX), model->stream);
-        if (model->flat.masters == NULL) continue;
+        if (model->flat.master_weights == NULL) continue;
         size_t place;
         CommSlice part = flat_state(&place, &model->flat, at, at + count);
         if (slice_length(part) == 0) continue;
-        upload(model->flat.masters + place, values + (part.first - offset), slice_length(part) * sizeof(float),
+        upload(model->flat.master_weights + place, values + (part.first - offset), slice_length(part) * sizeof(float),
                model->stream);
     }
     free(rounded);
@@ -300,7 +300,7 @@ static inline bool model_randomize(Model* model, uint64_t seed, Error* error) {
             for (size_t e = 0; e < count; e++) {
                 values[e] = t->init == INIT_ONE ? 1.0f : 0.0f;
                 if (t->init == INIT_NORMAL)
-                    values[e] = t->deviation * random_normal(seed, RANDOM_INIT, 0, t->offset + first + e);
+                    values[e] = t->init_std * random_normal(seed, RANDOM_INIT, 0, t->offset + first + e);
             }
             ok = model_set_params(model, t->offset + first, values, count, error);
         }
@@ -541,7 +541,7 @@ static inline void model_gradients(Model* model, const int32_t* tokens, const in
     size_t N = B * T, count = max_size(targets_count(targets, N), 1);
     double dloss = flat->loss_scale / (double)(flat->micro_batches * flat->options.world) / (double)count;
     flat->micro++;
-    wire_meet(&flat->wire);
+    collective_meet(&flat->collectives);
     const int32_t* batch = model_upload(model, tokens, targets, N);
     fault_point("forward");
     model_forward(model, batch, B, T, NULL);
@@ -557,7 +557,7 @@ static inline void model_gradients(Model* model, const int32_t* tokens, const in
 //
 // The learning rate is a function of the step. The spike guard watches the norm of the gradient; with FP16 the loss is
 // scaled up before the backward so that small gradients do not vanish. What both must remember is in RunState, which
-// together with parameters and moments is the whole state of a run.
+// together with parameters and optimizer state is the whole state of a run.
 
 typedef enum {
     SCHEDULE_CONSTANT, SCHEDULE_LINEAR, SCHEDULE_COSINE, SCHEDULE_WSD, SCHEDULE_STEP, SCHEDULE_EXPONENTIAL
@@ -609,7 +609,7 @@ typedef struct {
     NormStatistics norms;
     double loss_scale;       // 1 unless FP16
     uint64_t scale_good;     // finite steps since the last overflow or doubling
-    uint64_t skipped_row;    // steps in a row that were skipped, up to the last
+    uint64_t skipped_consecutive;    // steps in a row that were skipped, up to the last
     uint64_t rewinds;        // how often the run has gone back after it had diverged;
     uint64_t rewound_from, rewound_to;  // the last time: the first bad step, and the step of the checkpoint
     double lr_factor;        // what is left of the learning rate after that
@@ -633,7 +633,7 @@ static inline RunState run_state_begin(bool dynamic_scale, double loss_scale) {
 }
 
 // Decides on one step from its gradient's norm: returns false if it must be skipped, else true and the factor for the
-// gradients, so that their norm is at most max(clip, mean + sigma * deviation). The statistics see the norm cut to these
+// gradients, so that their norm is at most max(clip, mean + sigma * init_std). The statistics see the norm cut to these
 // bounds: one spike moves them little, while norms that stay high move them a little every step, until they are
 // accepted. They are the plain mean and variance of the first hundred norms, and after that weigh each new norm by
 // 1/100. Also adapts the loss scale.
@@ -693,7 +693,7 @@ typedef struct {
 // rank is gone.
 static inline bool model_read(Model* model, StepReading* reading, StepNews news, Error* error) {
     enum { LOSS, SQUARES, BUSY, STOP, SAVE, SAVED, FAILED, NUMBERS };
-    static_assert((int)NUMBERS <= (int)TOLD, "make TOLD larger");
+    static_assert((int)NUMBERS <= (int)STATS_MAX, "make TOLD larger");
     FlatVector* flat = &model->flat;
     size_t world = flat->options.world, saved = 0;
     flat_finish_step(flat);
@@ -702,18 +702,18 @@ static inline bool model_read(Model* model, StepReading* reading, StepNews news,
                            (double)news.save, (double)news.saved, (double)news.failed};
     for (size_t b = 0; b < flat->count; b++) own[SQUARES] += flat->scalars_host[SUM_SQUARES + b];
     if (flat->scalars_host[SUM_BAD] != 0) own[SQUARES] = NAN;
-    if (!flat_tell(flat, own, NUMBERS, error)) return false;
+    if (!flat_gather_stats(flat, own, NUMBERS, error)) return false;
     waited += flat_waited_ms(flat);
     memset(reading, 0, sizeof *reading);
     for (size_t r = 0; r < world; r++) {
-        reading->loss += flat_told(flat, r, LOSS, NUMBERS) / (double)world;
-        squares += flat_told(flat, r, SQUARES, NUMBERS);
-        reading->news.stop |= flat_told(flat, r, STOP, NUMBERS) != 0;
-        reading->news.failed |= flat_told(flat, r, FAILED, NUMBERS) != 0;
-        saved += flat_told(flat, r, SAVED, NUMBERS) != 0;
+        reading->loss += flat_stat(flat, r, LOSS, NUMBERS) / (double)world;
+        squares += flat_stat(flat, r, SQUARES, NUMBERS);
+        reading->news.stop |= flat_stat(flat, r, STOP, NUMBERS) != 0;
+        reading->news.failed |= flat_stat(flat, r, FAILED, NUMBERS) != 0;
+        saved += flat_stat(flat, r, SAVED, NUMBERS) != 0;
     }
     if (isnan(reading->loss)) reading->loss = NAN;  // without the sign that some NaN have
-    reading->news.save = flat_told(flat, 0, SAVE, NUMBERS) != 0;
+    reading->news.save = flat_stat(flat, 0, SAVE, NUMBERS) != 0;
     reading->news.saved = saved == world;
     reading->grad_norm = isnan(squares) ? NAN : sqrt(squares) / flat->loss_scale;
     flat_extremes(&reading->loss_min, &reading->loss_median, &reading->loss_max, flat, LOSS, NUMBERS);
@@ -767,9 +767,9 @@ static inline bool model_validate(Model* model, double* loss, const Dataset* dat
     progress_end(&progress);
     download(&own[LOSS], flat->scalars + SUM_LOSS, sizeof(double), model->stream);
     model->dropout = dropout;
-    if (!ok || !flat_tell(flat, own, NUMBERS, error)) return false;
+    if (!ok || !flat_gather_stats(flat, own, NUMBERS, error)) return false;
     for (size_t r = 0; r < world; r++)
-        for (size_t i = 0; i < NUMBERS; i++) sum[i] += flat_told(flat, r, i, NUMBERS);
+        for (size_t i = 0; i < NUMBERS; i++) sum[i] += flat_stat(flat, r, i, NUMBERS);
     *loss = sum[LOSS] / sum[COUNT];
     return true;
 }

@@ -1,6 +1,6 @@
 // test_train.cu: tests of the whole model and of whole runs.
 //
-//   1. fixtures     losses, logits, every gradient and 20 training steps against float64 (dev/fixture.py)
+//   1. fixtures     losses, logits, every gradient and 20 training steps against float64 (dev/test/fixture.py)
 //   2. pieces       dropout's gradient, schedules, the guard, the loss scale, when to save and what to keep, sampling, two
 //                   models in one process
 //   3. runs         the program itself, called as a function: same bits twice, with 1 to 3 threads, after a resume
@@ -127,7 +127,7 @@ static ModelOptions test_options(size_t B, size_t T) {
     memset(&o, 0, sizeof o);
     o.B = B;
     o.T = T;
-    o.training = o.masters = o.sampling = true;
+    o.training = o.master_weights = o.sampling = true;
     return o;
 }
 
@@ -216,7 +216,7 @@ static void test_fixture(const char* fixture) {
     Error error;
     SafetensorsFile file;
     Model model;
-    snprintf(path, sizeof path, "dev/fixtures/%s.safetensors", fixture);
+    snprintf(path, sizeof path, "dev/test/fixtures/%s.safetensors", fixture);
     need(safetensors_open(&file, path, &error), &error);
     int32_t* c = (int32_t*)fixture_read(&file, "config", NULL);
     int32_t* tokens = (int32_t*)fixture_read(&file, "tokens", NULL);
@@ -742,7 +742,7 @@ static int train_and_signal(int first, int second) {
 // A run that is told to stop saves itself, leaves no other process in its directory, and goes on to the same end.
 static void test_signal(void) {
     static const struct { const char* name; int first, second, code; } cases[] = {
-        {"SIGTERM", SIGTERM, 0, SUPERVISE_SAVED}, {"SIGINT", SIGINT, 0, 1}, {"SIGTERM, then SIGINT", SIGTERM, SIGINT, SUPERVISE_SAVED}};
+        {"SIGTERM", SIGTERM, 0, EXIT_SAVED}, {"SIGINT", SIGINT, 0, 1}, {"SIGTERM, then SIGINT", SIGTERM, SIGINT, EXIT_SAVED}};
     char path[512], what[128], *events;
     Error error;
     size_t bytes;
@@ -877,7 +877,7 @@ static void test_damage(void) {
     free(data[1]);
 }
 
-// --model: the tests of the model alone, without those of runs, which dev/test_backends.sh does for CUDA builds.
+// --model: the tests of the model alone, without those of runs, which dev/test/test_backends.sh does for CUDA builds.
 int main(int argc, char** argv) {
     bool runs = !(argc == 2 && strcmp(argv[1], "--model") == 0);
     const char* base = getenv("TMPDIR");

@@ -12,9 +12,9 @@
 // Started by mpirun, torchrun or srun, or with --ranks N, there are N processes that train together; rank 0 speaks and
 // writes, the others only say what went wrong.
 
-#include "checkpoint.h"
+#include "llmtrain/checkpoint.h"
 #include "llmtrain.h"
-#include "supervise.h"
+#include "launch/supervise.h"
 
 #include <signal.h>
 
@@ -35,7 +35,7 @@ typedef struct {
     double loss_scale;
     uint64_t diverged_after, rewind;
     double rewind_lr;
-    bool masters, tf32;
+    bool master_weights, tf32;
     uint64_t val_every, val_windows, val_overlap, sample_every, log_every, tokens;
     const char *ckpt_every, *ckpt_hot_dir, *init_from;
     bool ckpt_async;
@@ -55,7 +55,7 @@ static Options options_default(void) {
     Options o;
     memset(&o, 0, sizeof o);
     o.prompt = "\n";
-    o.tied = o.masters = true;
+    o.tied = o.master_weights = true;
     o.batch = 4;
     o.schedule.steps = 1000;
     o.seed = 1337;
@@ -145,7 +145,7 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
         REAL("beta2", optimizer.beta2, 0, 0.99999, "decay of the running mean of squares (adamw), of the momentum (lion)"),
         REAL("epsilon", optimizer.epsilon, 1e-15, 1, "adamw"),
         REAL("weight-decay", optimizer.weight_decay, 0, 10, "decoupled, on matrices only"),
-        SWITCH("masters", masters, "16-bit builds: float copies of the weights; off: stochastic rounding"),
+        SWITCH("masters", master_weights, "16-bit builds: float copies of the weights; off: stochastic rounding"),
         SWITCH("tf32", tf32, "fp32 builds on a GPU: products may round their operands to 10 bits of fraction"),
         HEADING("Schedule"),
         CHOICE("schedule", schedule.kind, SCHEDULE_NAMES, ""),
@@ -257,9 +257,9 @@ typedef struct {
 static bool run_agree(Run* run, bool good, Error* error) {
     if (run->comm.world <= 1) return good;
     Error fault;
-    comm_be_patient(&run->comm, true);
+    comm_extend_timeout(&run->comm, true);
     bool all = comm_agree_all(&run->comm, good, error);
-    comm_be_patient(&run->comm, false);
+    comm_extend_timeout(&run->comm, false);
     run->alike = !all && !comm_failed(&run->comm, &fault);
     return all;
 }
@@ -300,7 +300,7 @@ __attribute__((format(printf, 4, 5))) static void run_tell(Run* run, const char*
 
 static void run_free(Run* run) {
     log_close(&run->log);
-    wire_close(&run->model.flat.wire);
+    collective_close(&run->model.flat.collectives);
     if (run->comm.world > 0) comm_close(&run->comm);
     saver_close(&run->saver);
     pruner_await(&run->pruner);
@@ -350,7 +350,7 @@ static ModelOptions run_model_options(Run* run, bool training) {
     m.T = training ? o->seq : 1;
     m.training = training;
     m.optimizer = o->optimizer.kind;
-    m.masters = o->masters;
+    m.master_weights = o->master_weights;
     m.sampling = !training || o->sample_every > 0;
     m.tf32 = o->tf32;
     if (!training) return m;
@@ -547,7 +547,7 @@ static bool resume_agrees(const RunRecord* saved, const RunRecord* asked, const 
         {"--context", (double)saved->config.context, (double)asked->config.context, NULL},
         {"--optimizer", (double)saved->optimizer, (double)asked->optimizer, OPTIMIZER_NAMES},
         {"--seed", (double)saved->seed, (double)asked->seed, NULL},
-        {"--masters", (double)saved->masters, (double)asked->masters, "off|on"},
+        {"--masters", (double)saved->master_weights, (double)asked->master_weights, "off|on"},
         {"--seq", (double)saved->T, (double)asked->T, NULL},
     };
     if (saved->data != asked->data)
@@ -829,7 +829,7 @@ static void run_describe(Run* run, const Flag* flags, size_t flag_count) {
     r->seed = o->seed;
     r->T = o->seq;
     r->data = dataset_fingerprint(&run->train);
-    r->masters = o->masters;
+    r->master_weights = o->master_weights;
     r->flags = flags;
     r->flag_count = flag_count;
 }
@@ -927,10 +927,10 @@ static bool run_save_complete(Run* run, bool* good, Error* error) {
     double began = run->saver.began_ms;
     Error why;
     fault_point("checksums");
-    beat(BEAT_CHECKPOINT, run->record.state.step);
-    comm_be_patient(&run->comm, true);
+    heartbeat(HEARTBEAT_CHECKPOINT, run->record.state.step);
+    comm_extend_timeout(&run->comm, true);
     *good = saver_end(&run->saver, &why);
-    comm_be_patient(&run->comm, false);
+    comm_extend_timeout(&run->comm, false);
     if (!*good && run->comm.world > 1 && comm_failed(&run->comm, error)) return false;
     if (!*good) *error = why;
     run->alike = !*good;
@@ -1053,7 +1053,7 @@ static void describe_divergence(char* text, size_t size, const RunState* state, 
         snprintf(text, size, "the loss of step %llu is %g", (unsigned long long)state->step, reading->loss);
     else
         snprintf(text, size, "the last %llu steps were skipped: the gradient's norm is %g, its running mean %g",
-                 (unsigned long long)state->skipped_row, reading->grad_norm, state->norms.mean);
+                 (unsigned long long)state->skipped_consecutive, reading->grad_norm, state->norms.mean);
 }
 
 // The oldest step that --ckpt-keep has certainly left of the checkpoints before step `first`; 0: the beginning.
@@ -1069,7 +1069,7 @@ static uint64_t run_oldest_kept(const Run* run, uint64_t first) {
 static bool run_plan_rewind(Run* run, const char* why, uint64_t* first, uint64_t* before, uint64_t* oldest, Error* error) {
     const Options* o = &run->options;
     const RunState* state = &run->record.state;
-    *first = state->step - state->skipped_row + 1;
+    *first = state->step - state->skipped_consecutive + 1;
     bool again = state->rewinds > 0 && *first <= state->rewound_from;
     if (again) *first = state->rewound_from;
     *before = again ? state->rewound_to : *first;
@@ -1108,7 +1108,7 @@ static bool run_rewind(Run* run, const StepReading* reading, Error* error) {
     char why[256];
     describe_divergence(why, sizeof why, &diverged, reading);
     if (!run_plan_rewind(run, why, &first, &before, &oldest, error)) return false;
-    beat(BEAT_CHECKPOINT, diverged.step);
+    heartbeat(HEARTBEAT_CHECKPOINT, diverged.step);
     if (!run_save_wait(run, error)) return false;
     if (!run_agree(run, flat_await_all(&run->model.flat, error), error)) return false;
     pruner_await(&run->pruner);
@@ -1171,7 +1171,7 @@ static bool run_gradients(Run* run, uint64_t micro_batches, Error* error) {
     size_t B = run->options.batch, T = run->options.seq;
     model_begin_step(model, state->loss_scale, micro_batches);
     for (uint64_t i = 0; i < micro_batches; i++) {
-        beat(BEAT_STEP, state->step + 1);
+        heartbeat(HEARTBEAT_STEP, state->step + 1);
         if (fault_point("load")) fault_flip(model);
         if (!loader_next(&run->loader, run->tokens, run->targets, error)) return false;
         model->dropout.first_token = (state->samples + run->comm.rank * B) * T;
@@ -1186,9 +1186,9 @@ static bool run_read(Run* run, StepReading* reading, Error* error) {
     Saver* saver = &run->saver;
     SaverState state = saver_state(saver);
     StepNews news = {interrupted != 0, cadence_due_now(&run->cadence, now_ms()), state == SAVER_WRITTEN, state == SAVER_FAILED};
-    beat_collective("the sum of gradients");
+    heartbeat_collective("the sum of gradients");
     if (!model_read(&run->model, reading, news, error)) return false;
-    beat(BEAT_STEP, run->record.state.step + 1);
+    heartbeat(HEARTBEAT_STEP, run->record.state.step + 1);
     if (state != SAVER_IDLE && reading->news.failed) saver_give_up(saver);
     bool ends = state != SAVER_IDLE && (reading->news.saved || reading->news.failed);
     return !ends || run_save_complete_or_tell(run, error);
@@ -1197,10 +1197,10 @@ static bool run_read(Run* run, StepReading* reading, Error* error) {
 static bool run_validate(Run* run, double* val_loss, Error* error) {
     const Options* o = &run->options;
     fault_point("validate");
-    comm_be_patient(&run->comm, true);
+    comm_extend_timeout(&run->comm, true);
     bool ok = model_validate(&run->model, val_loss, &run->val, o->val_windows, o->val_overlap, run->tokens, run->targets,
                              o->batch, o->seq, error);
-    if (ok) comm_be_patient(&run->comm, false);
+    if (ok) comm_extend_timeout(&run->comm, false);
     return ok;
 }
 
@@ -1219,7 +1219,7 @@ static bool run_end(Run* run, Error* error) {
                   o->out ? "the same command with --resume continues" : "nothing was saved, since there is no --out"));
 }
 
-// The training loop: steps state.step to --steps. beat() tells the supervisor what this rank is at (supervise.h); fault_*()
+// The training loop: steps state.step to --steps. heartbeat() tells the supervisor what this rank is at (supervise.h); fault_*()
 // do nothing unless a test asks for it (faults.h). With FP16 the loss is multiplied by state.loss_scale, and so are the
 // gradients until model_update divides by it.
 static bool run_train(Run* run, Error* error) {
@@ -1234,7 +1234,7 @@ static bool run_train(Run* run, Error* error) {
     while (!stop) {
         StepRecord r;
         double started = now_ms();
-        uint64_t sent = wire_bytes_sent(&model->flat.wire);
+        uint64_t sent = collective_bytes_sent(&model->flat.collectives);
         fault_step(rank, state->step + 1);
         if (!run_gradients(run, micro_batches, error)) return false;
         bool saving = saver_state(&run->saver) != SAVER_IDLE;
@@ -1251,10 +1251,10 @@ static bool run_train(Run* run, Error* error) {
         fault_point("update");
         if (update) saver_await_snapshot(&run->saver);
         if (update) model_update(model, &o->optimizer, ++state->updates, r.lr, factor);
-        state->skipped_row = update ? 0 : state->skipped_row + 1;
+        state->skipped_consecutive = update ? 0 : state->skipped_consecutive + 1;
         state->step++;
         run_name_slow(run, &r.reading);
-        if (state->skipped_row >= o->diverged_after || (!finite && o->rewind)) {
+        if (state->skipped_consecutive >= o->diverged_after || (!finite && o->rewind)) {
             if (!run_rewind(run, &r.reading, error)) return false;
             first_step = state->step;
             began = now_ms();
@@ -1276,11 +1276,11 @@ static bool run_train(Run* run, Error* error) {
         r.ms = now_ms() - started;
         if (state->step > first_step + 1) cadence_count_step(&run->cadence, r.ms, saving);
         run_pace(run);
-        if (pauses) beat(BEAT_CHECKPOINT, state->step);
+        if (pauses) heartbeat(HEARTBEAT_CHECKPOINT, state->step);
         r.val_loss = NAN;
         if (validates && !run_validate(run, &r.val_loss, error)) return false;
 
-        r.sent = wire_bytes_sent(&model->flat.wire) - sent;
+        r.sent = collective_bytes_sent(&model->flat.collectives) - sent;
         r.minutes_left =
             (now_ms() - began) / 6e4 / (double)(state->step - first_step) * (double)(o->schedule.steps - state->step);
         bool reports = last || state->step % o->log_every == 0 || !isnan(r.val_loss);
@@ -1349,7 +1349,7 @@ static bool run_join(Run* run, CommLaunch* launch, Flag* flags, size_t flag_coun
     }
     // Ranks whose heartbeats the supervisor can see.
     size_t here = launch->local_world == launch->world ? launch->world : 0;
-    if (!beat_open(getenv(BEAT_VARIABLE), launch->rank, here, error)) return false;
+    if (!heartbeat_open(getenv(HEARTBEAT_VARIABLE), launch->rank, here, error)) return false;
     if (!comm_open(&run->comm, launch, 1e3 * o->timeout, error)) return false;
     if (o->threads == 0 && run->comm.local_world > 1 && threads_undecided())
         threads_set(max_size(threads_count() / run->comm.local_world, 1));
@@ -1370,7 +1370,7 @@ static void run_refuse(Run* run, const Error* error) {
     bool several = comm_find(&launch, &ignored) && launch.world > 1;
     print_failure(error, several, launch.rank);
     if (!several || !comm_open(&run->comm, &launch, 1e3 * run->options.timeout, &ignored)) return;
-    comm_abandon(&run->comm, error->text);
+    comm_abort(&run->comm, error->text);
     comm_close(&run->comm);
 }
 
@@ -1409,18 +1409,18 @@ int main(int argc, char** argv) {
     bool ok = run_join(&run, &launch, flags, flag_count, &error);
     if (ok && o->data == NULL && !o->plan) ok = run_generate(&run, &error);
     else ok = ok && run_begin(&run, flags, flag_count, &error) && (o->plan || run_train(&run, &error));
-    if (!ok && run.comm.world > 1 && !run.alike) comm_abandon(&run.comm, error.text);
+    if (!ok && run.comm.world > 1 && !run.alike) comm_abort(&run.comm, error.text);
     bool several = launch.world > 1 && !run.alike;
     if (!ok && (run.alike ? launch.rank == 0 : comm_speaks(&launch))) {
         print_failure(&error, several, launch.rank);
         comm_has_spoken(&launch);
     }
-    if (ok) beat(BEAT_DONE, run.record.state.step);
+    if (ok) heartbeat(HEARTBEAT_DONE, run.record.state.step);
     if (run.cadence.began_ms > 0)
         run_event(&run, ok ? "done" : run.stopped ? "stopped" : "failed", run.record.state.step, "%s",
                   ok ? "all steps" : error.text);
     run_free(&run);
-    int code = ok ? 0 : run.wrong_flags ? 2 : run.stopped && interrupted != SIGINT ? SUPERVISE_SAVED : 1;
+    int code = ok ? 0 : run.wrong_flags ? 2 : run.stopped && interrupted != SIGINT ? EXIT_SAVED : 1;
     Error of_others;
     code = comm_reap(&launch, code, ok ? 1e3 * o->timeout : REAP_MS, &of_others);
     if (ok && of_others.text[0]) print_failure(&of_others, false, 0);

@@ -9,9 +9,9 @@
 // Build: cc -O2 -o build/corpus data/corpus.c -lm
 
 #include "corpus.h"
-#include "../files.h"
-#include "../flags.h"
-#include "../json.h"
+#include "../llmtrain/files.h"
+#include "../llmtrain/flags.h"
+#include "../llmtrain/json.h"
 
 #include <signal.h>
 

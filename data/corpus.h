@@ -6,12 +6,12 @@
 //
 // The grammar gives each text at most one derivation. So the sum over a story's choices is -ln of the probability of
 // its text, and the mean over many stories is the entropy of the source: the loss that no model can beat.
-// dev/test_corpus.c proves it with a parser that sums over all derivations.
+// dev/test/test_corpus.c proves it with a parser that sums over all derivations.
 
 #ifndef LLMTRAIN_CORPUS_H
 #define LLMTRAIN_CORPUS_H
 
-#include "../base.h"
+#include "../llmtrain/base.h"
 
 // ------------------------------------------------------------------------------------------------
 // 1. The stories
@@ -29,7 +29,7 @@
 //   {^hero.1}       any of these with its first letter large
 //
 // Two choices of a symbol may begin alike, but what follows must tell them apart: never two ways to one text. A
-// variable is set before it is used. dev/test_corpus.c finds a breach of either. It also measures what
+// variable is set before it is used. dev/test/test_corpus.c finds a breach of either. It also measures what
 // it costs to start reading in the middle of a story: little, as what is remembered comes back soon, and not often.
 
 static const char* const corpus_lines[][2] = {

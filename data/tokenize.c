@@ -6,8 +6,8 @@
 // Memory is constant whatever the size of the text. The shards get their names together, when the last byte is safe on
 // the disk; when anything fails before, nothing has changed.
 
-#include "../data.h"
-#include "../flags.h"
+#include "../llmtrain/data.h"
+#include "../llmtrain/flags.h"
 
 #include <signal.h>
 

@@ -16,12 +16,12 @@
 //     build/adamw --parameters 124475904
 
 #include "kernels.cuh"
-#include "dev/ladder.h"
+#include "ladder.h"
 
 typedef struct {
     size_t n;
     floatX* params;       // (n), as all of these
-    float* masters;       // NULL in FP32, where params are the masters
+    float* master_weights;       // NULL in FP32, where params are the master weights
     float *m, *v;
     const float* grads;
     OptimizerArguments a;
@@ -46,7 +46,7 @@ static __global__ void adamw_step(float* w, const float* m, const float* v, Opti
 static void run_separate(void* problem, Stream stream) {
     Update* u = (Update*)problem;
     const OptimizerStep* o = &u->a.step;
-    float* w = u->masters ? u->masters : (float*)u->params;
+    float* w = u->master_weights ? u->master_weights : (float*)u->params;
     unsigned blocks = flat_blocks(u->n, 1);
     adamw_moment<<<blocks, FLAT_THREADS, 0, stream->compute>>>(u->m, u->grads, o->beta1, o->grad_scale, false, u->n);
     LAUNCH_CHECK();
@@ -54,19 +54,19 @@ static void run_separate(void* problem, Stream stream) {
     LAUNCH_CHECK();
     adamw_step<<<blocks, FLAT_THREADS, 0, stream->compute>>>(w, u->m, u->v, u->a, u->n);
     LAUNCH_CHECK();
-    if (u->masters) cast_from_float(u->params, w, u->n, stream);
+    if (u->master_weights) cast_from_float(u->params, w, u->n, stream);
 }
 
 static void run_fused(void* problem, Stream stream) {
     Update* u = (Update*)problem;
     optimizer_kernel<1><<<flat_blocks(u->n, 1), FLAT_THREADS, 0, stream->compute>>>(
-        u->params, u->masters, u->m, u->v, u->grads, u->a, 0, u->n);
+        u->params, u->master_weights, u->m, u->v, u->grads, u->a, 0, u->n);
     LAUNCH_CHECK();
 }
 
 static void run_shipped(void* problem, Stream stream) {
     Update* u = (Update*)problem;
-    optimizer_update(u->params, u->masters, u->m, u->v, u->grads, &u->a.step, 0, u->n, stream);
+    optimizer_update(u->params, u->master_weights, u->m, u->v, u->grads, &u->a.step, 0, u->n, stream);
 }
 
 int main(int argc, char** argv) {
@@ -88,7 +88,7 @@ int main(int argc, char** argv) {
         u.params = ladder_added<floatX>(&l, "params", n, 1.0, bound);
     } else {
         u.params = ladder_output<floatX>(&l, "params", n, bound);
-        u.masters = ladder_added<float>(&l, "masters", n, 1.0, bound);
+        u.master_weights = ladder_added<float>(&l, "masters", n, 1.0, bound);
     }
     u.m = ladder_added<float>(&l, "m", n, 1.0, bound);
     u.v = ladder_added<float>(&l, "v", n, 1.0, bound);
@@ -97,9 +97,9 @@ int main(int argc, char** argv) {
     for (size_t i = 0; i < n; i++) v[i] = 0.01f + v[i] * v[i];  // a mean of squares
     ladder_update(&l, u.v);
     floatX* params = ladder_twin(&l, u.params);
-    float *masters = u.masters ? ladder_twin(&l, u.masters) : NULL, *m = ladder_twin(&l, u.m);
-    if (l.check) cpu::optimizer_update(params, masters, m, v, ladder_twin(&l, u.grads), o, 0, n, NULL);
-    double bytes = 7 * sizeof(float) + (u.masters ? sizeof(floatX) : 0);
+    float *master_weights = u.master_weights ? ladder_twin(&l, u.master_weights) : NULL, *m = ladder_twin(&l, u.m);
+    if (l.check) cpu::optimizer_update(params, master_weights, m, v, ladder_twin(&l, u.grads), o, 0, n, NULL);
+    double bytes = 7 * sizeof(float) + (u.master_weights ? sizeof(floatX) : 0);
     ladder_work(&l, LADDER_BYTES, (double)n * bytes);
     ladder_rung(&l, "separate", run_separate, &u);
     ladder_rung(&l, "fused", run_fused, &u);

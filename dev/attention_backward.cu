@@ -21,7 +21,7 @@
 //         dev/attention_backward.cu -o build/attention_backward -lcublasLt
 //     build/attention_backward --batch 4 --seq 4096 --heads 16 --kv-heads 16 --head-size 128
 
-#include "../attention.cuh"
+#include "llmtrain/attention.cuh"
 #include "ladder.h"
 
 typedef struct {

@@ -20,7 +20,7 @@
 //         dev/attention_forward.cu -o build/attention_forward -lcublasLt
 //     build/attention_forward --batch 4 --seq 4096 --heads 16 --kv-heads 16 --head-size 128
 
-#include "../attention.cuh"
+#include "llmtrain/attention.cuh"
 #include "ladder.h"
 
 typedef struct {

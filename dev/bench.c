@@ -23,8 +23,8 @@
 // registers alone for arithmetic, over an array far larger than the caches for memory. What still lies in a cache when
 // it is read can come faster than memory's rate: then the share is over 100%.
 
-#include "../base.h"
-#include "../kernels_cpu.h"
+#include "llmtrain/base.h"
+#include "kernels_cpu.h"
 
 // ------------------------------------------------------------------------------------------------
 // 1. Profile: what the operations of one step cost
@@ -184,13 +184,13 @@ static inline void profile_end(const char* name, size_t n, size_t k, double flop
 
 #define fill_zero(memory, bytes, stream) TIMED("fill_zero", 0.0, 1.0 * (bytes), fill_zero(memory, bytes, stream))
 
-// Flops are those of AdamW. Masters, moments and parameters without masters are read and written.
-#define optimizer_update(params, masters, m, v, grads, o, first, n, stream) \
+// Flops are those of AdamW. Master weights, optimizer state and parameters without master weights are read and written.
+#define optimizer_update(params, master_weights, m, v, grads, o, first, n, stream) \
     TIMED("optimizer_update", 16.0 * (n), \
-          (n) * (4 + ((masters) ? 8 + COST_X : 2 * COST_X) + ((m) ? 8 : 0) + ((v) ? 8 : 0)), \
-          optimizer_update(params, masters, m, v, grads, o, first, n, stream))
+          (n) * (4 + ((master_weights) ? 8 + COST_X : 2 * COST_X) + ((m) ? 8 : 0) + ((v) ? 8 : 0)), \
+          optimizer_update(params, master_weights, m, v, grads, o, first, n, stream))
 
-#include "../llmtrain.h"
+#include "llmtrain.h"
 #include "peak.h"
 
 // ------------------------------------------------------------------------------------------------
@@ -267,7 +267,7 @@ static bool bench_open(Bench* b, const char* name, size_t B, size_t T, Error* er
     memset(&o, 0, sizeof o);
     o.B = B;
     o.T = T;
-    o.training = o.masters = true;
+    o.training = o.master_weights = true;
     o.optimizer = OPTIMIZER_ADAMW;
     if (!bench_config(&config, name, error) || !model_create(&b->model, &config, o, error)) return false;
     if (!model_randomize(&b->model, 1337, error)) return false;

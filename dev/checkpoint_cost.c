@@ -14,7 +14,7 @@
 // host, and the first touch of what it gets then is slower than most disks. Medians of the rounds are printed. The table
 // needs a machine, and a disk, that nobody else is using.
 
-#include "../checkpoint.h"
+#include "llmtrain/checkpoint.h"
 
 typedef enum { WRITE, SYNC, ASYNC, READ_COLD, LOAD_COLD, READ_WARM, LOAD_WARM, STALL, LOST, TIMES } Time;
 enum { B = 1, T = 64, STEPS_BEFORE = 3 };
@@ -144,13 +144,13 @@ int main(int argc, char** argv) {
         {"rounds", FLAG_COUNT, &rounds, "N", 1, ROUNDS_MAX, "of which the medians are told", false},
     };
     if (!flags_begin(&code, "checkpoint_cost", NULL, flags, sizeof flags / sizeof flags[0], argc, argv)) return code;
-    ModelOptions options = {.B = B, .T = T, .training = true, .optimizer = OPTIMIZER_ADAMW, .masters = true};
+    ModelOptions options = {.B = B, .T = T, .training = true, .optimizer = OPTIMIZER_ADAMW, .master_weights = true};
     memset(&config, 0, sizeof config);
     config.tied = true;
     need(config_preset(&config, name, &error) && config_complete(&config, &error), &error);
     need(model_create(&c.model, &config, options, &error) && model_randomize(&c.model, 1, &error), &error);
     c.run.config = config;
-    c.run.masters = true;
+    c.run.master_weights = true;
     c.run.state = run_state_begin(false, 1);
     snprintf(c.out, sizeof c.out, "%.3900s/checkpoint_cost.out", directory);
     snprintf(c.copy, sizeof c.copy, "%s/copy", c.out);

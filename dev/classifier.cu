@@ -19,7 +19,7 @@
 //     build/classifier --rows 1024 --vocab 50257
 
 #include "kernels.cuh"
-#include "dev/ladder.h"
+#include "ladder.h"
 
 typedef struct {
     size_t N, V, Vp;

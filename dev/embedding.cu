@@ -31,7 +31,7 @@
 //     build/embedding --batch 16 --seq 1024 --channels 768 --vocab 50257 --tokens text
 
 #include "kernels.cuh"
-#include "dev/ladder.h"
+#include "ladder.h"
 
 typedef struct {
     size_t B, T, C, V;

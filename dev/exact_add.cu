@@ -23,7 +23,7 @@
 //     build/exact_add --elements 124475904
 
 #include "kernels.cuh"
-#include "dev/ladder.h"
+#include "ladder.h"
 
 enum { SCALE_PLACES = 50 };
 static const double EXACT_SCALE = 0x1p50, EXACT_LIMIT = 512.0;

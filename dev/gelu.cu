@@ -17,7 +17,7 @@
 //     build/gelu --rows 16384 --ffn 3072
 
 #include "kernels.cuh"
-#include "dev/ladder.h"
+#include "ladder.h"
 
 typedef struct {
     size_t N, F, n;            // n = N F

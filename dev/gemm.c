@@ -26,11 +26,11 @@
 // others take the processors away altogether, OMP_WAIT_POLICY=passive build/gemm --processor-time counts only the time
 // that the program did have them (divided by the number of threads).
 
-#include "../base.h"
+#include "llmtrain/base.h"
 #ifdef GEMM_EMULATE_AMX
-#include "amx_emulation.h"
+#include "dev/test/amx_emulation.h"
 #endif
-#include "../gemm.h"
+#include "llmtrain/gemm.h"
 #include "peak.h"
 
 #include <dlfcn.h>

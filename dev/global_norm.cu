@@ -19,7 +19,7 @@
 //     build/global_norm --elements 124475904
 
 #include "kernels.cuh"
-#include "dev/ladder.h"
+#include "ladder.h"
 
 enum { TREE_MOST_THREADS = 1024 };
 

@@ -114,7 +114,7 @@ built() { [ -n "$dry" ] || [ -x "$work/$1" ]; }
 
 vocabulary=50257
 
-# random_shard FILE: the header of data.h, section 1, and 3,000,000 tokens: pairs of bytes below 196, so that no token
+# random_shard FILE: the header of llmtrain/data.h, section 1, and 3,000,000 tokens: pairs of bytes below 196, so that no token
 # reaches 50,257. The fields are magic, version, count and vocabulary, least byte first.
 random_shard() {
     {
@@ -238,7 +238,7 @@ for source in dev/*.cu; do
 done
 builds() {
     for precision in BF16 FP32 FP16; do
-        echo "test_cuda-$precision $nvcc $flags -DPRECISION_$precision dev/test_cuda.cu -o $work/test_cuda-$precision -lcublasLt $nccl"
+        echo "test_cuda-$precision $nvcc $flags -DPRECISION_$precision dev/test/test_cuda.cu -o $work/test_cuda-$precision -lcublasLt $nccl"
     done
     for precision in BF16 FP32 FP16; do
         echo "train-cuda-$precision $nvcc $flags -DPRECISION_$precision train.cu -o $work/train-cuda-$precision -lcublasLt $nccl"
@@ -249,7 +249,7 @@ builds() {
     done
     echo "matmul-FP32 $nvcc $flags -DPRECISION_FP32 dev/matmul.cu -o $work/matmul-FP32 -lcublasLt"
     [ -z "$nccl" ] || echo "test_nccl $nvcc $flags -DPRECISION_BF16 dev/emulator/test_nccl.cu -o $work/test_nccl -lcublasLt -lnccl"
-    echo "weights_hash $cc $cpu_flags dev/weights_hash.c -o $work/weights_hash -lm"
+    echo "weights_hash $cc $cpu_flags dev/test/weights_hash.c -o $work/weights_hash -lm"
     echo "test_emulator $nvcc $flags -DPRECISION_BF16 dev/emulator/test_emulator.cu -o $work/test_emulator"
     for precision in BF16 FP32 FP16; do
         echo "train-$precision $cc $cpu_flags -DPRECISION_$precision -x c train.cu -o $work/train-$precision -lm -ldl"
@@ -293,7 +293,7 @@ if [ -n "$nccl" ] && built test_nccl; then
 fi
 if built weights_hash && built corpus && built tokenize && built train-FP32 && built train-BF16 && built train-FP16 && built train-cuda-FP32 &&
     built train-cuda-BF16 && built train-cuda-FP16; then
-    part 40 "the trainer's CUDA build against its CPU build" "sh dev/test_backends.sh $work train-cuda"
+    part 40 "the trainer's CUDA build against its CPU build" "sh dev/test/test_backends.sh $work train-cuda"
 fi
 # Two vectors of 2^31 elements, of 2 and of 4 bytes.
 needs 14000 "more than 2^31 elements" && built test_cuda-BF16 && \

@@ -10,7 +10,7 @@
 //
 // A ladder program is its shapes, its kernels and its rungs:
 //
-//     #include "../kernels.cuh"
+//     #include "kernels.cuh"
 //     #include "ladder.h"
 //
 //     typedef struct { size_t n; const floatX* in; floatX* out; } Gelu;
@@ -69,8 +69,8 @@
 #ifndef LLMTRAIN_LADDER_H
 #define LLMTRAIN_LADDER_H
 
-#include "device.cuh"
-#include "flags.h"
+#include "llmtrain/device.cuh"
+#include "llmtrain/flags.h"
 
 #ifndef EMULATED
 #include <cublasLt.h>

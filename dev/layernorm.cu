@@ -33,7 +33,7 @@
 //     build/layernorm --rows 16384 --channels 768
 
 #include "kernels.cuh"
-#include "dev/ladder.h"
+#include "ladder.h"
 
 #define EPSILON 1e-5f
 

@@ -25,7 +25,7 @@
 //     nvcc -O3 -arch=native -DLLMTRAIN_CUDA -DPRECISION_BF16 -Xcompiler -fopenmp dev/matmul.cu -lcublasLt -o matmul
 //     ./matmul --rows 16384 --outputs 3072 --inputs 768
 
-#include "../kernels.cuh"
+#include "kernels.cuh"
 #include "ladder.h"
 
 typedef struct {

@@ -6,7 +6,7 @@
 #ifndef LLMTRAIN_PEAK_H
 #define LLMTRAIN_PEAK_H
 
-#include "../gemm.h"
+#include "llmtrain/gemm.h"
 
 #define PEAK_FP32(name, attribute, bytes, sums_count) \
     attribute static inline float name(size_t turns) { \

@@ -32,9 +32,9 @@ for precision in "$@"; do
     # shellcheck disable=SC2086  # several words
     if ! "$nvcc" -std=c++17 $targets -DLLMTRAIN_CUDA "-DPRECISION_$precision" -I. -Xcompiler -Wall,-Wextra,-fopenmp -Werror all-warnings \
             -Xptxas -v \
-            -c dev/test_cuda.cu -o "$work/test_cuda.o" > "$work/ptxas" 2>&1; then
+            -c dev/test/test_cuda.cu -o "$work/test_cuda.o" > "$work/ptxas" 2>&1; then
         cat "$work/ptxas"
-        echo "resources.sh: dev/test_cuda.cu does not compile for $precision"
+        echo "resources.sh: dev/test/test_cuda.cu does not compile for $precision"
         exit 1
     fi
     # Lines of ptxas to: arch/precision registers shared stack stores loads mangled name.

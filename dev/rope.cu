@@ -19,7 +19,7 @@
 //     build/rope --batch 4 --seq 2048 --heads 32 --kv-heads 8 --head-size 128
 
 #include "kernels.cuh"
-#include "dev/ladder.h"
+#include "ladder.h"
 
 #define THETA 10000.0f
 

@@ -19,7 +19,7 @@
 
 #include "emulator.h"
 
-#include "../../gemm.h"
+#include "../../llmtrain/gemm.h"
 
 #include <cublasLt.h>
 

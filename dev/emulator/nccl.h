@@ -28,12 +28,12 @@
 
 #include "emulator.h"
 
-#include "../../base.h"
+#include "../../llmtrain/base.h"
 
 #if __has_include_next(<nccl.h>)
 #include_next <nccl.h>
 #else
-#include "standins/nccl.h"
+#include "../../dev/emulator/standins/nccl.h"
 #endif
 
 #include <fcntl.h>

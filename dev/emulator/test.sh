@@ -81,7 +81,7 @@ else
 fi
 
 # Ordinary C passes through the translator unchanged, but for the line added at its beginning.
-for file in base.h kernels_cpu.h gemm.h gemm_x86.h dev/test_kernels.c; do
+for file in llmtrain/base.h kernels_cpu.h llmtrain/gemm.h llmtrain/gemm_x86.h dev/test/test_kernels.c; do
     if "$build/translate" $file | tail -n +3 | cmp -s - $file; then good; else bad "the translator changes $file"; fi
 done
 

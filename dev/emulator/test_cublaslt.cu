@@ -16,7 +16,7 @@
 // Refusals: what the library answers with an error gets that error; what ends the program does so with the exit status
 // of a diagnosis, in a process of its own.
 
-#include "../../gemm.h"
+#include "../../llmtrain/gemm.h"
 
 #include <cublasLt.h>
 #include <cuda_runtime.h>

@@ -1,4 +1,4 @@
-// test_nccl.cu: the Wire of nccl.cuh between processes, and the stand-in for NCCL that it runs on here.
+// test_nccl.cu: the Collectives of nccl.cuh between processes, and the stand-in for NCCL that it runs on here.
 //
 //     build/test_nccl        in the emulator: everything that shows in the mode of EMULATE_STREAMS and EMULATE_OTHERS
 //     nvcc -std=c++17 -arch=native -DLLMTRAIN_CUDA -DLLMTRAIN_NCCL -I. -Xcompiler -fopenmp dev/emulator/test_nccl.cu
@@ -13,7 +13,7 @@
 // On GPUs a sum may differ by the roundings of world - 1 additions in its type, each at most epsilon/2 of the sum of
 // the terms' magnitudes, and by as many in this test's own.
 
-#include "../../ranks.h"
+#include "../../llmtrain/zero.h"
 
 #include <sys/mman.h>
 
@@ -44,7 +44,7 @@ typedef struct {
     CommLaunch launch;
     Comm comm;
     Stream stream;
-    Wire wire;
+    Collectives collectives;
     Report* report;
     size_t rank, world;
 } Rank;
@@ -102,10 +102,10 @@ static void case_process(size_t world, double timeout_ms, bool opens, Body body)
     must(device_choose(r->rank, &error), "device_choose", &error);
 #endif
     must(device_open(&r->stream, false, &error), "device_open", &error);
-    if (opens) must(wire_open(&r->wire, &r->comm, 4, r->stream, &error), "wire_open", &error);
+    if (opens) must(collective_open(&r->collectives, &r->comm, 4, r->stream, &error), "wire_open", &error);
     must(comm_barrier(&r->comm, &error), "comm_barrier", &error);  // nobody falls before all are there
     body(r);
-    wire_close(&r->wire);
+    collective_close(&r->collectives);
     device_close(r->stream);
     comm_close(&r->comm);
     if (r->rank == 0) reap(r);
@@ -218,9 +218,9 @@ static void fill(void* data, CommType type, size_t rank, size_t n) {
 }
 
 static void start(Rank* r, size_t slot, Collective collective, void* data, size_t n, CommType type) {
-    if (collective == REDUCES_ALL) wire_all_reduce(&r->wire, slot, data, n, type, r->stream);
-    if (collective == SCATTERS) wire_reduce_scatter(&r->wire, slot, data, n, type, r->stream);
-    if (collective == GATHERS) wire_all_gather(&r->wire, slot, data, n, type, r->stream);
+    if (collective == REDUCES_ALL) collective_all_reduce(&r->collectives, slot, data, n, type, r->stream);
+    if (collective == SCATTERS) collective_reduce_scatter(&r->collectives, slot, data, n, type, r->stream);
+    if (collective == GATHERS) collective_all_gather(&r->collectives, slot, data, n, type, r->stream);
 }
 
 static void* device_memory(Rank* r, size_t bytes) {
@@ -246,7 +246,7 @@ static void collectives_of(Rank* r, CommType type, size_t n) {
         start(r, (size_t)c, (Collective)c, device[c] + guard, n, type);
     }
     for (int c = 0; c < COLLECTIVES; c++) {
-        wire_wait(&r->wire, (size_t)c, r->stream);
+        collective_wait(&r->collectives, (size_t)c, r->stream);
         CUDA_CHECK(cudaMemcpyAsync(host[c], device[c], total, cudaMemcpyDeviceToHost, r->stream->compute));
     }
     device_wait(r->stream);
@@ -269,7 +269,7 @@ static void collectives(Rank* r) {
     size_t lengths[] = {8, 8 * r->world, 64 * r->world, 8 * (5 * r->world + 1), 8 * (r->world * 1500 + r->world - 1)};
     for (size_t t = 0; t < sizeof types / sizeof types[0]; t++)
         for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) collectives_of(r, types[t], lengths[i]);
-    check(r, wire_check(&r->wire, &error), "all is well at the end");
+    check(r, collective_check(&r->collectives, &error), "all is well at the end");
 }
 
 // Rank 0 waits for its device before it meets the others, they do so only afterwards. Devices need no host for that.
@@ -278,8 +278,8 @@ static void one_waits(Rank* r) {
     float *device = (float*)device_memory(r, COUNT * sizeof(float)), host[COUNT];
     Error error;
     for (int i = 0; i < 3; i++) {
-        wire_all_reduce(&r->wire, 0, device, COUNT, COMM_FLOAT, r->stream);
-        wire_wait(&r->wire, 0, r->stream);
+        collective_all_reduce(&r->collectives, 0, device, COUNT, COMM_FLOAT, r->stream);
+        collective_wait(&r->collectives, 0, r->stream);
         if (r->rank == 0) download(host, device, sizeof host, r->stream);
         check(r, comm_barrier(&r->comm, &error), "the meeting");
     }
@@ -290,14 +290,14 @@ static void one_waits(Rank* r) {
 // One rank: nothing is made.
 static void alone(Rank* r) {
     float x = 1;
-    check(r, r->wire.comm == NULL, "one rank makes nothing");
+    check(r, r->collectives.comm == NULL, "one rank makes nothing");
     for (int c = 0; c < COLLECTIVES; c++) {
         start(r, 0, (Collective)c, &x, 1, COMM_FLOAT);
-        wire_wait(&r->wire, 0, r->stream);
+        collective_wait(&r->collectives, 0, r->stream);
     }
     Error error;
     check(r, x == 1, "one rank leaves memory alone");
-    check(r, wire_check(&r->wire, &error) && wire_bytes_sent(&r->wire) == 0 && wire_waited_ms(&r->wire) == 0,
+    check(r, collective_check(&r->collectives, &error) && collective_bytes_sent(&r->collectives) == 0 && collective_waited_ms(&r->collectives) == 0,
           "one rank has sent nothing and waited for nothing");
 }
 
@@ -305,30 +305,30 @@ static void alone(Rank* r) {
 // 3. Accounts
 
 static void accounts(Rank* r) {
-    const size_t n = 24 * 8, rounds = 3 * WIRE_WAITS + 1;  // more than a slot remembers
+    const size_t n = 24 * 8, rounds = 3 * COLLECTIVE_WAITS + 1;  // more than a slot remembers
     const double delay_ms = 5;
     float* device = (float*)device_memory(r, n * sizeof(float));
     uint64_t part = n * sizeof(float) * (r->world - 1) / r->world;
     start(r, 0, SCATTERS, device, n, COMM_FLOAT);
-    check(r, wire_bytes_sent(&r->wire) == part, "bytes of reduce_scatter");
+    check(r, collective_bytes_sent(&r->collectives) == part, "bytes of reduce_scatter");
     start(r, 1, GATHERS, device, n, COMM_FLOAT);
-    check(r, wire_bytes_sent(&r->wire) == 2 * part, "bytes of all_gather");
+    check(r, collective_bytes_sent(&r->collectives) == 2 * part, "bytes of all_gather");
     start(r, 2, REDUCES_ALL, device, n, COMM_FLOAT);
-    check(r, wire_bytes_sent(&r->wire) == 4 * part, "bytes of all_reduce");
-    for (size_t slot = 0; slot < 3; slot++) wire_wait(&r->wire, slot, r->stream);
+    check(r, collective_bytes_sent(&r->collectives) == 4 * part, "bytes of all_reduce");
+    for (size_t slot = 0; slot < 3; slot++) collective_wait(&r->collectives, slot, r->stream);
     device_wait(r->stream);
-    wire_waited_ms(&r->wire);
-    check(r, wire_waited_ms(&r->wire) == 0, "what was asked for is told once");
+    collective_waited_ms(&r->collectives);
+    check(r, collective_waited_ms(&r->collectives) == 0, "what was asked for is told once");
 
     // Each collective takes so long, and nothing else is to be done meanwhile.
-    r->wire.delay_ms = delay_ms;
+    r->collectives.delay_ms = delay_ms;
     double began = now_ms();
     for (size_t i = 0; i < rounds; i++) {
         start(r, 0, REDUCES_ALL, device, n, COMM_FLOAT);
-        wire_wait(&r->wire, 0, r->stream);
+        collective_wait(&r->collectives, 0, r->stream);
     }
     device_wait(r->stream);
-    double took = now_ms() - began, waited = wire_waited_ms(&r->wire);
+    double took = now_ms() - began, waited = collective_waited_ms(&r->collectives);
     bool stands = true;  // whether `compute` comes to the wait before the collective is done
 #ifdef EMULATED
     stands = emulator::modes.delayed_streams && !emulator::others_run_ahead;
@@ -369,16 +369,16 @@ static void check_sum(Rank* r, const float* host) {
     check(r, wrong == 0, "the sum");
 }
 
-// What wire_all_reduce does after the event.
+// What collective_all_reduce does after the event.
 static void launch_all_reduce(Rank* r, float* device, size_t count) {
-    Wire* w = &r->wire;
+    Collectives* w = &r->collectives;
     pthread_mutex_lock(&w->mutex);
-    wire_end(w, 0, ncclAllReduce(device, device, count, ncclFloat32, ncclSum, w->nccl, w->stream), "all_reduce");
+    collective_end(w, 0, ncclAllReduce(device, device, count, ncclFloat32, ncclSum, w->nccl, w->stream), "all_reduce");
 }
 
 static void await_sum(Rank* r, float* device) {
     float host[LENGTH];
-    wire_wait(&r->wire, 0, r->stream);
+    collective_wait(&r->collectives, 0, r->stream);
     download(host, device, LENGTH_BYTES, r->stream);
     check_sum(r, host);
 }
@@ -386,15 +386,15 @@ static void await_sum(Rank* r, float* device) {
 static void no_wait(Rank* r, float* device, bool good) {
     float host[LENGTH];
     give(r, device, 1);
-    wire_all_reduce(&r->wire, 0, device, LENGTH, COMM_FLOAT, r->stream);
-    if (good) wire_wait(&r->wire, 0, r->stream);
+    collective_all_reduce(&r->collectives, 0, device, LENGTH, COMM_FLOAT, r->stream);
+    if (good) collective_wait(&r->collectives, 0, r->stream);
     download(host, device, LENGTH_BYTES, r->stream);
     check_sum(r, host);
 }
 
 static void no_ready_event(Rank* r, float* device, bool good) {
     give(r, device, 1);
-    if (good) wire_all_reduce(&r->wire, 0, device, LENGTH, COMM_FLOAT, r->stream);
+    if (good) collective_all_reduce(&r->collectives, 0, device, LENGTH, COMM_FLOAT, r->stream);
     else launch_all_reduce(r, device, LENGTH);
     await_sum(r, device);
 }
@@ -403,11 +403,11 @@ static void no_ready_event(Rank* r, float* device, bool good) {
 static void overwritten(Rank* r, float* device, bool good) {
     float host[LENGTH], *copy = (float*)device_memory(r, LENGTH_BYTES);
     give(r, device, 1);
-    wire_all_reduce(&r->wire, 0, device, LENGTH, COMM_FLOAT, r->stream);
-    if (good) wire_wait(&r->wire, 0, r->stream);
+    collective_all_reduce(&r->collectives, 0, device, LENGTH, COMM_FLOAT, r->stream);
+    if (good) collective_wait(&r->collectives, 0, r->stream);
     CUDA_CHECK(cudaMemcpyAsync(copy, device, LENGTH_BYTES, cudaMemcpyDeviceToDevice, r->stream->compute));
     give(r, device, 7);
-    wire_wait(&r->wire, 0, r->stream);
+    collective_wait(&r->collectives, 0, r->stream);
     download(host, copy, LENGTH_BYTES, r->stream);
     check_sum(r, host);
     device_free(copy, LENGTH_BYTES);
@@ -415,7 +415,7 @@ static void overwritten(Rank* r, float* device, bool good) {
 
 // The end is marked before the kernel is in the stream.
 static void recorded_too_early(Rank* r, float* device, bool good) {
-    Wire* w = &r->wire;
+    Collectives* w = &r->collectives;
     Error error;
     give(r, device, 1);
     CUDA_CHECK(cudaEventRecord(w->slots[0].ready, r->stream->compute));
@@ -423,7 +423,7 @@ static void recorded_too_early(Rank* r, float* device, bool good) {
     pthread_mutex_lock(&w->mutex);
     if (!good) CUDA_CHECK(cudaEventRecord(w->slots[0].done, w->stream));
     ncclResult_t status = ncclAllReduce(device, device, LENGTH, ncclFloat32, ncclSum, w->nccl, w->stream);
-    check(r, wire_settle(w, status, "all_reduce", &error), "the launch");
+    check(r, collective_settle(w, status, "all_reduce", &error), "the launch");
     if (good) CUDA_CHECK(cudaEventRecord(w->slots[0].done, w->stream));
     pthread_mutex_unlock(&w->mutex);
     await_sum(r, device);
@@ -433,79 +433,79 @@ static void recorded_too_early(Rank* r, float* device, bool good) {
 static void other_count(Rank* r, float* device, bool good) {
     give(r, device, 1);
     launch_all_reduce(r, device, good || r->rank == 0 ? LENGTH : LENGTH / 2);
-    CUDA_CHECK(cudaStreamSynchronize(r->wire.stream));
+    CUDA_CHECK(cudaStreamSynchronize(r->collectives.stream));
 }
 
 static void other_type(Rank* r, float* device, bool good) {
     CommType type = good || r->rank == 0 ? COMM_BF16 : COMM_F16;
-    wire_all_reduce(&r->wire, 0, device, LENGTH, type, r->stream);
-    wire_wait(&r->wire, 0, r->stream);
+    collective_all_reduce(&r->collectives, 0, device, LENGTH, type, r->stream);
+    collective_wait(&r->collectives, 0, r->stream);
     device_wait(r->stream);
 }
 
 static void other_order(Rank* r, float* device, bool good) {
     for (int i = 0; i < 2; i++) {
         bool first = good || r->rank == 0 ? i == 0 : i == 1;
-        if (first) wire_all_gather(&r->wire, 0, device, LENGTH, COMM_FLOAT, r->stream);
-        else wire_reduce_scatter(&r->wire, 1, device, LENGTH, COMM_FLOAT, r->stream);
+        if (first) collective_all_gather(&r->collectives, 0, device, LENGTH, COMM_FLOAT, r->stream);
+        else collective_reduce_scatter(&r->collectives, 1, device, LENGTH, COMM_FLOAT, r->stream);
     }
-    wire_wait(&r->wire, 0, r->stream);
-    wire_wait(&r->wire, 1, r->stream);
+    collective_wait(&r->collectives, 0, r->stream);
+    collective_wait(&r->collectives, 1, r->stream);
     device_wait(r->stream);
 }
 
 // Uneven slices are a group of reductions, in the order of their roots.
 static void other_root(Rank* r, float* device, bool good) {
-    Wire* w = &r->wire;
+    Collectives* w = &r->collectives;
     pthread_mutex_lock(&w->mutex);
     ncclGroupStart();
     for (int i = 0; i < 2; i++)
         ncclReduce(device, device, LENGTH, ncclFloat32, ncclSum, good || r->rank == 0 ? i : 1 - i, w->nccl, w->stream);
-    wire_end(w, 0, ncclGroupEnd(), "reductions");
+    collective_end(w, 0, ncclGroupEnd(), "reductions");
     CUDA_CHECK(cudaStreamSynchronize(w->stream));
 }
 
 static void host_memory(Rank* r, float* device, bool good) {
     static float host[LENGTH];
     launch_all_reduce(r, good ? device : host, LENGTH);
-    CUDA_CHECK(cudaStreamSynchronize(r->wire.stream));
+    CUDA_CHECK(cudaStreamSynchronize(r->collectives.stream));
 }
 
 static void too_long(Rank* r, float* device, bool good) {
     launch_all_reduce(r, device, good ? LENGTH : LENGTH + 1);
-    CUDA_CHECK(cudaStreamSynchronize(r->wire.stream));
+    CUDA_CHECK(cudaStreamSynchronize(r->collectives.stream));
 }
 
 static void freed_before_it_ran(Rank* r, float* device, bool good) {
     float* other = (float*)device_memory(r, LENGTH_BYTES);
     (void)device;
     launch_all_reduce(r, other, LENGTH);
-    if (good) CUDA_CHECK(cudaStreamSynchronize(r->wire.stream));
+    if (good) CUDA_CHECK(cudaStreamSynchronize(r->collectives.stream));
     device_free(other, LENGTH_BYTES);
-    CUDA_CHECK(cudaStreamSynchronize(r->wire.stream));
+    CUDA_CHECK(cudaStreamSynchronize(r->collectives.stream));
 }
 
 static void scattered_to_wrong_place(Rank* r, float* device, bool good) {
-    Wire* w = &r->wire;
+    Collectives* w = &r->collectives;
     size_t length = LENGTH / r->world;
     pthread_mutex_lock(&w->mutex);
     ncclResult_t status = ncclReduceScatter(device, good ? device + r->rank * length : device + 8, length, ncclFloat32,
                                             ncclSum, w->nccl, w->stream);
-    wire_end(w, 0, status, "reduce_scatter");
+    collective_end(w, 0, status, "reduce_scatter");
     CUDA_CHECK(cudaStreamSynchronize(w->stream));
 }
 
 static void gathered_from_wrong_place(Rank* r, float* device, bool good) {
-    Wire* w = &r->wire;
+    Collectives* w = &r->collectives;
     size_t length = LENGTH / r->world;
     pthread_mutex_lock(&w->mutex);
     const float* own = good ? device + r->rank * length : device + 8;
-    wire_end(w, 0, ncclAllGather(own, device, length, ncclFloat32, w->nccl, w->stream), "all_gather");
+    collective_end(w, 0, ncclAllGather(own, device, length, ncclFloat32, w->nccl, w->stream), "all_gather");
     CUDA_CHECK(cudaStreamSynchronize(w->stream));
 }
 
 static void used_after_abort(Rank* r, float* device, bool good) {
-    Wire* w = &r->wire;
+    Collectives* w = &r->collectives;
     (void)device;
     pthread_mutex_lock(&w->mutex);
     ncclComm_t comm = w->nccl;
@@ -520,38 +520,38 @@ static void used_after_abort(Rank* r, float* device, bool good) {
 static void never_destroyed(Rank* r, float* device, bool good) {
     Error error;
     (void)device;
-    pthread_mutex_lock(&r->wire.mutex);
-    if (good) check(r, wire_settle(&r->wire, ncclCommFinalize(r->wire.nccl), "the end", &error), "the end");
-    if (good) ncclCommDestroy(r->wire.nccl);
-    r->wire.nccl = NULL;
-    pthread_mutex_unlock(&r->wire.mutex);
+    pthread_mutex_lock(&r->collectives.mutex);
+    if (good) check(r, collective_settle(&r->collectives, ncclCommFinalize(r->collectives.nccl), "the end", &error), "the end");
+    if (good) ncclCommDestroy(r->collectives.nccl);
+    r->collectives.nccl = NULL;
+    pthread_mutex_unlock(&r->collectives.mutex);
 }
 
 static void destroyed_too_early(Rank* r, float* device, bool good) {
     Error error;
     give(r, device, 1);
-    wire_all_reduce(&r->wire, 0, device, LENGTH, COMM_FLOAT, r->stream);
-    if (good) CUDA_CHECK(cudaStreamSynchronize(r->wire.stream));
-    pthread_mutex_lock(&r->wire.mutex);
-    check(r, wire_settle(&r->wire, ncclCommFinalize(r->wire.nccl), "the end", &error), "the end");
-    pthread_mutex_unlock(&r->wire.mutex);
+    collective_all_reduce(&r->collectives, 0, device, LENGTH, COMM_FLOAT, r->stream);
+    if (good) CUDA_CHECK(cudaStreamSynchronize(r->collectives.stream));
+    pthread_mutex_lock(&r->collectives.mutex);
+    check(r, collective_settle(&r->collectives, ncclCommFinalize(r->collectives.nccl), "the end", &error), "the end");
+    pthread_mutex_unlock(&r->collectives.mutex);
 }
 
-// Without the Wire's mutex.
-static void* asks_for_ever(void* wire) {
+// Without the Collectives's mutex.
+static void* asks_for_ever(void* collectives) {
     ncclResult_t state;
     double began = now_ms();
-    while (now_ms() < began + PATIENT_MS / 4) ncclCommGetAsyncError(((Wire*)wire)->nccl, &state);
+    while (now_ms() < began + PATIENT_MS / 4) ncclCommGetAsyncError(((Collectives*)collectives)->nccl, &state);
     return NULL;
 }
 
 static void two_threads(Rank* r, float* device, bool good) {
     pthread_t threads[2];
     for (int i = 0; i < 2 && !good; i++)
-        must(pthread_create(&threads[i], NULL, asks_for_ever, &r->wire) == 0, "a thread", NULL);
+        must(pthread_create(&threads[i], NULL, asks_for_ever, &r->collectives) == 0, "a thread", NULL);
     for (int i = 0; i < 2 && !good; i++) pthread_join(threads[i], NULL);
-    wire_all_reduce(&r->wire, 0, device, LENGTH, COMM_FLOAT, r->stream);
-    wire_wait(&r->wire, 0, r->stream);
+    collective_all_reduce(&r->collectives, 0, device, LENGTH, COMM_FLOAT, r->stream);
+    collective_wait(&r->collectives, 0, r->stream);
     device_wait(r->stream);
 }
 
@@ -579,7 +579,7 @@ static void run_bug(Rank* r) {
     float* device = (float*)device_memory(r, LENGTH_BYTES);
     bugs[case_number].run(r, device, !case_planted);
     device_wait(r->stream);
-    wire_close(&r->wire);
+    collective_close(&r->collectives);
     device_free(device, LENGTH_BYTES);
 }
 
@@ -648,7 +648,7 @@ static void fall(Rank* r, Place place) {
     shared->fault_ms = now_ms();
     if (f->deed == IS_KILLED) raise(SIGKILL);
     if (f->deed == STOPS) raise(SIGSTOP);
-    if (f->deed == GIVES_UP) comm_abandon(&r->comm, "of itself");
+    if (f->deed == GIVES_UP) comm_abort(&r->comm, "of itself");
 }
 
 static void note_fault(Rank* r, const Error* error) {
@@ -670,9 +670,9 @@ static void run_fault(Rank* r) {
         fall(r, IN_OPEN);
         return;
     }
-    if (!wire_open(&r->wire, &r->comm, 2, r->stream, &error)) {
+    if (!collective_open(&r->collectives, &r->comm, 2, r->stream, &error)) {
         note_fault(r, &error);
-        check(r, r->wire.comm == NULL, "nothing is left to close");
+        check(r, r->collectives.comm == NULL, "nothing is left to close");
         return;
     }
     float* device = (float*)device_memory(r, n * sizeof(float));
@@ -687,22 +687,22 @@ static void run_fault(Rank* r) {
             if (victim && f->deed == MEETS_AN_ERROR) emulator::nccl_async_result = ncclRemoteError;
             if (victim && f->place == NOWHERE) shared->fault_ms = now_ms();
         }
-        wire_all_reduce(&r->wire, (size_t)i % 2, device, n, COMM_FLOAT, r->stream);
-        wire_wait(&r->wire, (size_t)i % 2, r->stream);
+        collective_all_reduce(&r->collectives, (size_t)i % 2, device, n, COMM_FLOAT, r->stream);
+        collective_wait(&r->collectives, (size_t)i % 2, r->stream);
         if (i == 1) device_wait(r->stream);
     }
     device_wait(r->stream);
-    wire_waited_ms(&r->wire);
+    collective_waited_ms(&r->collectives);
     if (f->place == BEFORE_CLOSE) {
         fall(r, BEFORE_CLOSE);
-        wire_close(&r->wire);
+        collective_close(&r->collectives);
         // It waited for all ranks, so that the fault is known.
         if (comm_failed(&r->comm, &error)) note_fault(r, &error);
     } else {
         double deadline = now_ms() + FAULT_MS + SLACK_MS;  // NCCL may find its error after the last collective
-        while (wire_check(&r->wire, &error) && now_ms() < deadline) comm_sleep(1);
+        while (collective_check(&r->collectives, &error) && now_ms() < deadline) comm_sleep(1);
         note_fault(r, &error);
-        wire_close(&r->wire);
+        collective_close(&r->collectives);
     }
     device_free(device, n * sizeof(float));
 }

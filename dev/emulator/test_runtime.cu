@@ -13,7 +13,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
-#include "base.h"
+#include "../../llmtrain/base.h"
 
 #include <thread>
 

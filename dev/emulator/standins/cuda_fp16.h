@@ -6,7 +6,7 @@
 #ifndef STANDIN_CUDA_FP16_H
 #define STANDIN_CUDA_FP16_H
 
-#include "../numbers.h"
+#include "../../../dev/emulator/numbers.h"
 #include "cuda_runtime.h"
 
 #include <math.h>

@@ -1,0 +1,289 @@
+// bad_disk.h: a disk that fails, for tests of a program that knows nothing of them.
+//
+// A filter (seccomp) stops the system calls of a program that touch files and tells them to the test that started it.
+// The test looks at the path, and answers in the kernel's place, an error or a part of the bytes; or it lets the kernel
+// go on.
+//
+//   bad_disk_possible   whether this machine allows that
+//   bad_disk_enter      in the child, last before it starts the program
+//   bad_disk_listen     in the parent, then: where the calls are told
+//   bad_disk_serve      in the parent, again and again while the program runs
+
+#ifndef LLMTRAIN_BAD_DISK_H
+#define LLMTRAIN_BAD_DISK_H
+
+#include "llmtrain/base.h"
+
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <poll.h>
+#include <sys/ioctl.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+// What headers of an older kernel lack; the numbers are those of every machine.
+#ifndef SECCOMP_USER_NOTIF_FLAG_CONTINUE
+#define SECCOMP_USER_NOTIF_FLAG_CONTINUE 1
+#endif
+#ifndef SYS_pidfd_open
+#define SYS_pidfd_open 434
+#endif
+#ifndef SYS_pidfd_getfd
+#define SYS_pidfd_getfd 438
+#endif
+
+enum {
+    DISK_READ = 1, DISK_WRITE = 2, DISK_FLUSH = 4, DISK_RENAME = 8, DISK_OPEN = 16, DISK_MAKE = 32, DISK_REMOVE = 64,
+    DISK_LIST = 128, DISK_CUT = 256, DISK_LOOK = 512, DISK_LOCK = 1024, DISK_ALL = 2047
+};
+
+// Which calls fail, and how: of those that meet all conditions `length`, after `first` that go well.
+typedef struct {
+    unsigned calls;        // DISK_READ | ...
+    int error;             // that they answer; 0: they do, of reads and writes, half of what they are asked
+    const char* inside;    // for paths in which this occurs
+    const char* after;     // from the first call on whose path has this in it; NULL: from the start
+    uint64_t first, length;
+    bool spoiled;          // what `after` waits for has come
+    uint64_t met, failed;  // calls that met the conditions, and those of them that were answered
+    unsigned kind;         // of the last of these
+    char path[PATH_MAX];   // and its path
+} BadDisk;
+
+// Of each call: where in its arguments there are a descriptor, or one of a directory, and a path.
+static const struct { unsigned kind; int number; int file, path; } DISK_CALLS[] = {
+    {DISK_READ, SYS_read, 0, -1}, {DISK_READ, SYS_pread64, 0, -1},
+    {DISK_WRITE, SYS_write, 0, -1}, {DISK_WRITE, SYS_pwrite64, 0, -1}, {DISK_WRITE, SYS_writev, 0, -1},
+    {DISK_FLUSH, SYS_fsync, 0, -1}, {DISK_FLUSH, SYS_fdatasync, 0, -1},
+    {DISK_RENAME, SYS_renameat2, 2, 3},
+    {DISK_OPEN, SYS_openat, 0, 1}, {DISK_MAKE, SYS_mkdirat, 0, 1}, {DISK_REMOVE, SYS_unlinkat, 0, 1},
+    {DISK_LIST, SYS_getdents64, 0, -1}, {DISK_CUT, SYS_ftruncate, 0, -1}, {DISK_CUT, SYS_truncate, -1, 0},
+    {DISK_LOOK, SYS_newfstatat, 0, 1}, {DISK_LOOK, SYS_statx, 0, 1}, {DISK_LOOK, SYS_fstat, 0, -1},
+    {DISK_LOOK, SYS_faccessat, 0, 1}, {DISK_LOCK, SYS_flock, 0, -1},
+#ifdef SYS_renameat
+    {DISK_RENAME, SYS_renameat, 2, 3},
+#endif
+#ifdef __x86_64__
+    {DISK_RENAME, SYS_rename, -1, 1}, {DISK_OPEN, SYS_open, -1, 0}, {DISK_MAKE, SYS_mkdir, -1, 0},
+    {DISK_REMOVE, SYS_unlink, -1, 0}, {DISK_REMOVE, SYS_rmdir, -1, 0}, {DISK_LOOK, SYS_stat, -1, 0},
+    {DISK_LOOK, SYS_lstat, -1, 0}, {DISK_LOOK, SYS_access, -1, 0},
+#endif
+};
+enum { DISK_CALL_COUNT = sizeof DISK_CALLS / sizeof DISK_CALLS[0] };
+
+static const char* disk_kind_name(unsigned kind) {
+    static const char* const names[] = {"read", "write", "flush", "rename", "open", "mkdir",
+                                        "remove", "list", "cut", "look", "lock"};
+    size_t i = 0;
+    while (kind >> (i + 1)) i++;
+    return names[i];
+}
+
+// Where a call is told that its path stands for; "" if it cannot be read.
+static void disk_path(char path[PATH_MAX], pid_t pid, const __u64* arguments, size_t call) {
+    char link[64], name[PATH_MAX] = "";
+    int file = DISK_CALLS[call].file < 0 ? AT_FDCWD : (int)arguments[DISK_CALLS[call].file];
+    size_t bytes = 0;
+    if (DISK_CALLS[call].path >= 0) {  // in the memory of the program, in pieces that do not leave a page
+        const size_t piece = 256;
+        char* from = (char*)(uintptr_t)arguments[DISK_CALLS[call].path];
+        while (bytes + piece < sizeof name && memchr(name, 0, bytes) == NULL) {
+            struct iovec here = {name + bytes, piece - ((uintptr_t)from + bytes) % piece};
+            struct iovec there = {from + bytes, here.iov_len};
+            if (process_vm_readv(pid, &here, 1, &there, 1, 0) != (ssize_t)here.iov_len) break;
+            bytes += here.iov_len;
+        }
+        name[min_size(bytes, sizeof name - 1)] = 0;
+    }
+    path[0] = 0;
+    if (name[0] != '/') {
+        snprintf(link, sizeof link, file == AT_FDCWD ? "/proc/%d/cwd" : "/proc/%d/fd/%d", (int)pid, file);
+        ssize_t length = readlink(link, path, PATH_MAX - 1);
+        path[length > 0 ? length : 0] = 0;
+    }
+    size_t length = strlen(path);
+    if (name[0]) snprintf(path + length, PATH_MAX - length, "%s%s", name[0] == '/' ? "" : "/", name);
+}
+
+// Does half of a read or write in the program's place; what it answers, or -1 where the kernel is to do all of it.
+static ssize_t disk_do_half(pid_t pid, const struct seccomp_data* call, bool writes) {
+    size_t bytes = (size_t)call->args[2] / 2;
+    if (call->nr != SYS_write && call->nr != SYS_read && call->nr != SYS_pread64) return -1;
+    int process = bytes ? (int)syscall(SYS_pidfd_open, pid, 0) : -1;
+    int file = process < 0 ? -1 : (int)syscall(SYS_pidfd_getfd, process, (int)call->args[0], 0);
+    char* data = file < 0 ? NULL : (char*)allocate(bytes);
+    struct iovec here = {data, bytes}, there = {(void*)(uintptr_t)call->args[1], bytes};
+    ssize_t n = -1;
+    if (data && writes && process_vm_readv(pid, &here, 1, &there, 1, 0) == (ssize_t)bytes) n = write(file, data, bytes);
+    if (data && call->nr == SYS_read) n = read(file, data, bytes);
+    if (data && call->nr == SYS_pread64) n = pread(file, data, bytes, (off_t)call->args[3]);
+    here.iov_len = there.iov_len = n > 0 ? (size_t)n : 0;
+    if (n > 0 && !writes && process_vm_writev(pid, &here, 1, &there, 1, 0) != n) n = -1;
+    free(data);
+    if (file >= 0) close(file);
+    if (process >= 0) close(process);
+    return n;
+}
+
+// Takes one call and answers it.
+static void bad_disk_answer(BadDisk* disk, int listener, pid_t pid) {
+    union { struct seccomp_notif notice; char room[512]; } told;  // kernels to come may tell more
+    union { struct seccomp_notif_resp answer; char room[512]; } reply;
+    char path[PATH_MAX];
+    size_t call = 0;
+    memset(&told, 0, sizeof told);
+    memset(&reply, 0, sizeof reply);
+    if (ioctl(listener, SECCOMP_IOCTL_NOTIF_RECV, &told) != 0) return;  // its program has ended meanwhile
+    const struct seccomp_data* data = &told.notice.data;
+    while (call + 1 < DISK_CALL_COUNT && DISK_CALLS[call].number != data->nr) call++;
+    disk_path(path, pid, data->args, call);
+    disk->spoiled = disk->spoiled || disk->after == NULL || strstr(path, disk->after);
+    bool fails = disk->spoiled && strstr(path, disk->inside);
+    if (fails) disk->met++;
+    fails = fails && disk->met > disk->first && disk->met - disk->first <= disk->length;
+    ssize_t half = fails && disk->error == 0 ? disk_do_half(pid, data, DISK_CALLS[call].kind == DISK_WRITE) : -1;
+    if (fails && disk->error == 0) fails = half >= 0;
+    if (fails) {
+        disk->failed++;
+        disk->kind = DISK_CALLS[call].kind;
+        snprintf(disk->path, sizeof disk->path, "%s", path);
+    }
+    reply.answer.id = told.notice.id;
+    if (!fails) reply.answer.flags = SECCOMP_USER_NOTIF_FLAG_CONTINUE;
+    else if (half >= 0) reply.answer.val = half;
+    else reply.answer.error = -disk->error;
+    ioctl(listener, SECCOMP_IOCTL_NOTIF_SEND, &reply);
+}
+
+// Answers what comes from programs within some time; a listener that is closed becomes -1.
+static void bad_disk_serve(BadDisk* disk, int* listeners, const pid_t* pids, size_t count, double ms) {
+    struct pollfd polled[16];
+    double until = now_ms() + ms;
+    for (double left = ms; left > 0; left = until - now_ms()) {
+        for (size_t i = 0; i < count; i++) {
+            polled[i].fd = listeners[i];
+            polled[i].events = POLLIN;
+            polled[i].revents = 0;
+        }
+        if (poll(polled, (nfds_t)count, (int)ceil(left)) <= 0) return;
+        for (size_t i = 0; i < count; i++) {
+            if (polled[i].revents & POLLIN) {
+                bad_disk_answer(disk, listeners[i], pids[i]);
+            } else if (polled[i].revents) {
+                close(listeners[i]);
+                listeners[i] = -1;
+            }
+        }
+    }
+}
+
+static void disk_filter_put(struct sock_filter* filter, size_t* length, unsigned code, unsigned k, unsigned equal,
+                            unsigned other) {
+    struct sock_filter* step = &filter[(*length)++];
+    step->code = (unsigned short)code;
+    step->k = k;
+    step->jt = (unsigned char)equal;  // steps to leave out
+    step->jf = (unsigned char)other;
+}
+
+// A message of one byte, with room for a descriptor.
+typedef struct {
+    union { struct cmsghdr header; char room[CMSG_SPACE(sizeof(int))]; } control;
+    char byte;
+    struct iovec text;
+    struct msghdr message;
+} DescriptorMessage;
+
+static void descriptor_message(DescriptorMessage* m) {
+    memset(m, 0, sizeof *m);
+    m->text.iov_base = &m->byte;
+    m->text.iov_len = 1;
+    m->message.msg_iov = &m->text;
+    m->message.msg_iovlen = 1;
+    m->message.msg_control = &m->control;
+    m->message.msg_controllen = sizeof m->control;
+}
+
+// Sends the other end of the filter through a socket. False where the machine does not have such filters.
+static bool bad_disk_enter(unsigned calls, int socket) {
+    struct sock_filter filter[2 * DISK_CALL_COUNT + 5];
+    size_t length = 0;
+#if defined(__x86_64__)
+    const unsigned native = AUDIT_ARCH_X86_64;
+#elif defined(__aarch64__)
+    const unsigned native = AUDIT_ARCH_AARCH64;
+#else
+    const unsigned native = 0;
+#endif
+    if (native == 0) return false;
+    disk_filter_put(filter, &length, BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, arch), 0, 0);
+    disk_filter_put(filter, &length, BPF_JMP | BPF_JEQ | BPF_K, native, 1, 0);
+    disk_filter_put(filter, &length, BPF_RET | BPF_K, SECCOMP_RET_ALLOW, 0, 0);
+    disk_filter_put(filter, &length, BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr), 0, 0);
+    for (size_t i = 0; i < DISK_CALL_COUNT; i++) {
+        if ((DISK_CALLS[i].kind & calls) == 0) continue;
+        disk_filter_put(filter, &length, BPF_JMP | BPF_JEQ | BPF_K, (unsigned)DISK_CALLS[i].number, 0, 1);
+        disk_filter_put(filter, &length, BPF_RET | BPF_K, SECCOMP_RET_USER_NOTIF, 0, 0);
+    }
+    disk_filter_put(filter, &length, BPF_RET | BPF_K, SECCOMP_RET_ALLOW, 0, 0);
+    struct sock_fprog program = {(unsigned short)length, filter};
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) return false;
+    int listener = (int)syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_NEW_LISTENER, &program);
+    if (listener < 0) return false;
+    DescriptorMessage m;
+    descriptor_message(&m);
+    m.control.header.cmsg_level = SOL_SOCKET;
+    m.control.header.cmsg_type = SCM_RIGHTS;
+    m.control.header.cmsg_len = CMSG_LEN(sizeof listener);
+    memcpy(CMSG_DATA(&m.control.header), &listener, sizeof listener);
+    return sendmsg(socket, &m.message, 0) == 1;
+}
+
+// -1 if the child has not sent it.
+static int bad_disk_listen(int socket) {
+    DescriptorMessage m;
+    int listener = -1;
+    descriptor_message(&m);
+    if (recvmsg(socket, &m.message, MSG_CMSG_CLOEXEC) == 1 && m.message.msg_controllen >= CMSG_LEN(sizeof listener))
+        memcpy(&listener, CMSG_DATA(&m.control.header), sizeof listener);
+    return listener;
+}
+
+// Tries it: a child that writes is to find that it has written half, and then that it cannot.
+static bool bad_disk_possible(void) {
+    BadDisk half, fails;
+    int sockets[2], file = open("/dev/null", O_WRONLY | O_CLOEXEC), listener, status = 1;
+    memset(&half, 0, sizeof half);
+    half.calls = DISK_WRITE;
+    half.inside = "/dev/null";
+    half.length = 1;
+    fails = half;
+    fails.error = EIO;
+    if (file < 0 || socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) != 0) return false;
+    pid_t child = fork();
+    if (child == 0) {
+        if (!bad_disk_enter(DISK_WRITE, sockets[1])) _exit(1);
+        bool good = write(file, "four", 4) == 2;
+        _exit(write(file, "four", 4) == -1 && errno == EIO && good ? 0 : 1);
+    }
+    close(sockets[1]);
+    listener = child > 0 ? bad_disk_listen(sockets[0]) : -1;
+    for (int call = 0; call < 2 && listener >= 0; call++) {
+        struct pollfd polled = {listener, POLLIN, 0};
+        if (poll(&polled, 1, 1000) == 1 && (polled.revents & POLLIN))
+            bad_disk_answer(call ? &fails : &half, listener, child);
+    }
+    if (listener >= 0) close(listener);
+    close(sockets[0]);
+    close(file);
+    return child > 0 && waitpid(child, &status, 0) == child && status == 0;
+}
+
+#endif  // LLMTRAIN_BAD_DISK_H

@@ -1,0 +1,69 @@
+// pieces.h: what a checkpoint holds, whichever ranks have written it. For tests.
+//
+// weights_hash gives one number for the tensors of a directory OUT/step_N: names, types and bytes, with the pieces of each
+// tensor joined. Two checkpoints with the same number hold the same.
+
+#ifndef LLMTRAIN_PIECES_H
+#define LLMTRAIN_PIECES_H
+
+#include "llmtrain/base.h"
+#include "llmtrain/files.h"
+#include "llmtrain/json.h"
+#include "llmtrain/safetensors.h"
+
+typedef struct {
+    char name[96];       // without the range
+    size_t first;        // element of the tensor
+    size_t file;         // number of the rank
+    SafetensorsTensor* tensor;
+} Piece;
+
+static int piece_compare(const void* a, const void* b) {
+    const Piece *x = (const Piece*)a, *y = (const Piece*)b;
+    int order = strcmp(x->name, y->name);
+    return order ? order : (x->first > y->first) - (x->first < y->first);
+}
+
+// 0 after a failure, whose reason is in the error.
+static uint64_t weights_hash(const char* directory, Error* error) {
+    enum { RANKS = 64 };
+    SafetensorsFile* files = (SafetensorsFile*)allocate(RANKS * sizeof *files);
+    size_t ranks = 0, count = 0, place = 0;
+    bool good = files != NULL || fail(error, "out of memory");
+    for (; good && ranks < RANKS; ranks++) {
+        char path[FILE_PATH_MAX];
+        snprintf(path, sizeof path, "%.4000s/rank_%05zu.safetensors", directory, ranks);
+        if (ranks > 0 && access(path, F_OK) != 0) break;
+        good = safetensors_open(&files[ranks], path, error);
+        if (!good) break;
+        count += files[ranks].header.count;
+    }
+    Piece* pieces = good ? (Piece*)allocate(count * sizeof(Piece)) : NULL;
+    for (size_t r = 0; pieces && r < ranks; r++) {
+        for (size_t i = 0; i < files[r].header.count; i++) {
+            Piece* p = &pieces[place++];
+            p->tensor = &files[r].header.tensors[i];
+            p->file = r;
+            size_t length = strcspn(p->tensor->name, "[");
+            snprintf(p->name, sizeof p->name, "%.*s", (int)length, p->tensor->name);
+            if (p->tensor->name[length]) sscanf(p->tensor->name + length, "[%zu:", &p->first);
+        }
+    }
+    if (pieces) qsort(pieces, count, sizeof(Piece), piece_compare);
+    Hash hash = hash_begin(0);
+    for (size_t i = 0; pieces && good && i < count; i++) {
+        SafetensorsTensor* t = pieces[i].tensor;
+        void* data = allocate(t->bytes);
+        good = data && safetensors_read(&files[pieces[i].file], t, data, t->bytes, NULL, error);
+        if (good && pieces[i].first == 0) hash_add(&hash, pieces[i].name, strlen(pieces[i].name));
+        if (good && pieces[i].first == 0) hash_add(&hash, &t->type, sizeof t->type);
+        if (good) hash_add(&hash, data, t->bytes);
+        free(data);
+    }
+    for (size_t r = 0; files && r < ranks; r++) safetensors_close(&files[r]);
+    free(files);
+    free(pieces);
+    return good && pieces ? hash_end(&hash) : 0;
+}
+
+#endif  // LLMTRAIN_PIECES_H

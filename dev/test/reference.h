@@ -1,0 +1,370 @@
+// reference.h: every operation of the model once more, in double and without any cleverness: the formulas of the
+// operations, to compare kernels with. Each gradient written here is itself checked against finite differences.
+//
+// Beside its value, an element of a Result carries what the rounding errors of a float implementation scale with:
+//   size     the sum of the absolute values of the terms it is made of: errors of float arithmetic, in units of 2^-24
+//   rounded  the same for intermediate values that are stored as floatX, in units of its epsilon
+// An operation's inputs are the arrays in[0], in[1], ... named above it; a backward makes din[i], the gradient of
+// sum(dout * out) with respect to in[i]. Results start as zeros. Letters are those of kernels_cpu.h.
+
+#ifndef LLMTRAIN_REFERENCE_H
+#define LLMTRAIN_REFERENCE_H
+
+#include "llmtrain/base.h"
+
+typedef struct {
+    double *value, *size, *rounded;
+    size_t n;
+} Result;
+
+typedef struct {
+    size_t B, T, C, M, N, H, K, D, F, V, Vp;
+    size_t first_position;
+    double epsilon, theta;
+    bool mean;              // normalisation: layernorm; otherwise rmsnorm
+    const int32_t* tokens;  // embedding: (B, T); classifier: targets (N)
+} Shape;
+
+typedef void (*ReferenceForward)(Result* out, double* const* in, const Shape* s);
+typedef void (*ReferenceBackward)(Result* din, const double* dout, double* const* in, const Shape* s);
+
+static inline void result_add(Result* r, size_t i, double value, double size) {
+    r->value[i] += value;
+    r->size[i] += size;
+}
+
+// ------------------------------------------------------------------------------------------------
+// Embedding: in[0] token_weight (Vp, C), in[1] position_weight (context, C) or NULL; out (B, T, C)
+
+static inline void reference_embedding(Result* out, double* const* in, const Shape* s) {
+    for (size_t row = 0; row < s->B * s->T; row++) {
+        for (size_t c = 0; c < s->C; c++) {
+            double token = in[0][(size_t)s->tokens[row] * s->C + c];
+            double position = in[1] ? in[1][(s->first_position + row % s->T) * s->C + c] : 0.0;
+            result_add(out, row * s->C + c, token + position, fabs(token) + fabs(position));
+        }
+    }
+}
+
+static inline void reference_embedding_backward(Result* din, const double* dout, double* const* in, const Shape* s) {
+    for (size_t row = 0; row < s->B * s->T; row++) {
+        for (size_t c = 0; c < s->C; c++) {
+            double d = dout[row * s->C + c];
+            result_add(&din[0], (size_t)s->tokens[row] * s->C + c, d, fabs(d));
+            if (in[1]) result_add(&din[1], (s->first_position + row % s->T) * s->C + c, d, fabs(d));
+        }
+    }
+}
+
+// ------------------------------------------------------------------------------------------------
+// Normalisation: in[0] x (N, C), in[1] weight (C), in[2] bias (C; layernorm only); out (N, C)
+
+typedef struct {
+    double mean, rstd;
+    double average;  // of |x| where the mean is subtracted: what the mean's error scales with
+} RowStatistics;
+
+static inline RowStatistics reference_statistics(const double* x, const Shape* s) {
+    RowStatistics r = {0.0, 0.0, 0.0};
+    double squares = 0.0;
+    if (s->mean) {
+        for (size_t c = 0; c < s->C; c++) {
+            r.mean += x[c] / (double)s->C;
+            r.average += fabs(x[c]) / (double)s->C;
+        }
+    }
+    for (size_t c = 0; c < s->C; c++) squares += (x[c] - r.mean) * (x[c] - r.mean);
+    r.rstd = 1.0 / sqrt(squares / (double)s->C + s->epsilon);
+    return r;
+}
+
+static inline double reference_normal(double x, RowStatistics r) { return (x - r.mean) * r.rstd; }
+
+// The error of the mean moves x - mean, and through rstd it scales the result.
+static inline double reference_normal_size(double x, RowStatistics r) {
+    return (fabs(x) + r.average) * r.rstd * (1.0 + fabs(reference_normal(x, r)));
+}
+
+static inline void reference_norm(Result* out, double* const* in, const Shape* s) {
+    for (size_t row = 0; row < s->N; row++) {
+        const double* x = in[0] + row * s->C;
+        RowStatistics r = reference_statistics(x, s);
+        for (size_t c = 0; c < s->C; c++) {
+            double weight = in[1][c], bias = s->mean ? in[2][c] : 0.0;
+            result_add(out, row * s->C + c, reference_normal(x[c], r) * weight + bias,
+                       reference_normal_size(x[c], r) * fabs(weight) + fabs(bias));
+        }
+    }
+}
+
+static inline void reference_norm_backward(Result* din, const double* dout, double* const* in, const Shape* s) {
+    size_t C = s->C;
+    for (size_t row = 0; row < s->N; row++) {
+        const double *x = in[0] + row * C, *d = dout + row * C, *weight = in[1];
+        RowStatistics r = reference_statistics(x, s);
+        double g_mean = 0.0, g_size = 0.0, gn_mean = 0.0, gn_size = 0.0;
+        for (size_t c = 0; c < C; c++) {
+            double n = reference_normal(x[c], r), n_size = reference_normal_size(x[c], r), g = d[c] * weight[c];
+            if (s->mean) g_mean += g / (double)C;
+            if (s->mean) g_size += fabs(g) / (double)C;
+            gn_mean += g * n / (double)C;
+            gn_size += fabs(g) * n_size / (double)C;
+            result_add(&din[1], c, d[c] * n, fabs(d[c]) * n_size);
+            if (s->mean) result_add(&din[2], c, d[c], fabs(d[c]));
+        }
+        for (size_t c = 0; c < C; c++) {
+            double n = reference_normal(x[c], r), n_size = reference_normal_size(x[c], r), g = d[c] * weight[c];
+            result_add(&din[0], row * C + c, r.rstd * (g - g_mean - n * gn_mean),
+                       r.rstd * (fabs(g) + g_size + n_size * gn_size) * (1.0 + r.average * r.rstd));
+        }
+    }
+}
+
+// ------------------------------------------------------------------------------------------------
+// Matmul: in[0] in (M, K), in[1] weight (N, K), in[2] bias (N) or NULL; out (M, N)
+
+static inline void reference_matmul(Result* out, double* const* in, const Shape* s) {
+    for (size_t m = 0; m < s->M; m++) {
+        for (size_t n = 0; n < s->N; n++) {
+            double bias = in[2] ? in[2][n] : 0.0;
+            result_add(out, m * s->N + n, bias, fabs(bias));
+            for (size_t k = 0; k < s->K; k++) {
+                double product = in[0][m * s->K + k] * in[1][n * s->K + k];
+                result_add(out, m * s->N + n, product, fabs(product));
+            }
+        }
+    }
+}
+
+static inline void reference_matmul_backward(Result* din, const double* dout, double* const* in, const Shape* s) {
+    for (size_t m = 0; m < s->M; m++) {
+        for (size_t n = 0; n < s->N; n++) {
+            double d = dout[m * s->N + n];
+            for (size_t k = 0; k < s->K; k++) {
+                double to_input = d * in[1][n * s->K + k], to_weight = d * in[0][m * s->K + k];
+                result_add(&din[0], m * s->K + k, to_input, fabs(to_input));
+                result_add(&din[1], n * s->K + k, to_weight, fabs(to_weight));
+            }
+            if (in[2]) result_add(&din[2], n, d, fabs(d));
+        }
+    }
+}
+
+// ------------------------------------------------------------------------------------------------
+// RoPE: in[0] qkv (B, T, (H + 2K) D); out the same with every query and key head turned
+
+static inline void reference_turn(Result* out, const double* in, double direction, const Shape* s) {
+    for (size_t row = 0; row < s->B * s->T; row++) {
+        double position = (double)(s->first_position + row % s->T);
+        for (size_t head = 0; head < s->H + 2 * s->K; head++) {
+            for (size_t d = 0; d < s->D; d++) {
+                size_t at = (row * (s->H + 2 * s->K) + head) * s->D, half = s->D / 2, i = d % half;
+                double angle = position * pow(s->theta, -2.0 * (double)i / (double)s->D);
+                double a = in[at + i] * cos(angle), b = in[at + half + i] * sin(angle) * direction;
+                if (d >= half) {
+                    a = in[at + i] * sin(angle) * direction;
+                    b = -in[at + half + i] * cos(angle);
+                }
+                bool value_head = head >= s->H + s->K;
+                result_add(out, at + d, value_head ? in[at + d] : a - b, value_head ? 0.0 : fabs(a) + fabs(b));
+            }
+        }
+    }
+}
+
+static inline void reference_rope(Result* out, double* const* in, const Shape* s) {
+    reference_turn(out, in[0], 1.0, s);
+}
+
+static inline void reference_rope_backward(Result* din, const double* dout, double* const* in, const Shape* s) {
+    (void)in;
+    reference_turn(&din[0], dout, -1.0, s);
+}
+
+// ------------------------------------------------------------------------------------------------
+// Attention: in[0] qkv (B, T, (H + 2K) D); out (B, T, H, D)
+
+static inline size_t reference_head(const Shape* s, size_t b, size_t t, size_t head) {
+    return ((b * s->T + t) * (s->H + 2 * s->K) + head) * s->D;
+}
+
+// p[0..t]: the probabilities of one query. Returns the log of the sum of the exponentials. *size: how much larger the
+// relative error of a probability is than 2^-24: the largest sum |q k| / sqrt(D) enters twice, in p and in the sum
+// it is divided by, and the stored logarithm once.
+static inline double reference_probabilities(double* p, double* size, const double* qkv, const Shape* s,
+                                             size_t b, size_t h, size_t t) {
+    const double* q = qkv + reference_head(s, b, t, h);
+    double maximum = -INFINITY, sum = 0.0, largest = 0.0;
+    for (size_t j = 0; j <= t; j++) {
+        const double* k = qkv + reference_head(s, b, j, s->H + h / (s->H / s->K));
+        double dot = 0.0, absolute = 0.0;
+        for (size_t d = 0; d < s->D; d++) {
+            dot += q[d] * k[d] / sqrt((double)s->D);
+            absolute += fabs(q[d] * k[d]) / sqrt((double)s->D);
+        }
+        p[j] = dot;
+        maximum = fmax(maximum, dot);
+        largest = fmax(largest, absolute);
+    }
+    for (size_t j = 0; j <= t; j++) sum += p[j] = exp(p[j] - maximum);
+    for (size_t j = 0; j <= t; j++) p[j] /= sum;
+    double lse = maximum + log(sum);
+    *size = 1.0 + 2.0 * largest + fabs(lse);
+    return lse;
+}
+
+static inline void reference_attention(Result* out, double* const* in, const Shape* s) {
+    double *p = (double*)malloc(s->T * sizeof(double)), size;
+    for (size_t row = 0; row < s->B * s->T * s->H; row++) {
+        size_t b = row / (s->T * s->H), t = row / s->H % s->T, h = row % s->H;
+        reference_probabilities(p, &size, in[0], s, b, h, t);
+        for (size_t j = 0; j <= t; j++) {
+            const double* v = in[0] + reference_head(s, b, j, s->H + s->K + h / (s->H / s->K));
+            for (size_t d = 0; d < s->D; d++) result_add(out, row * s->D + d, p[j] * v[d], p[j] * fabs(v[d]) * size);
+        }
+    }
+    free(p);
+}
+
+// The logarithms of the sums, (B, H, T), that the kernels keep for their backward.
+static inline void reference_attention_lse(Result* lse, double* const* in, const Shape* s) {
+    double *p = (double*)malloc(s->T * sizeof(double)), size;
+    for (size_t row = 0; row < s->B * s->H * s->T; row++) {
+        size_t b = row / (s->H * s->T), h = row / s->T % s->H, t = row % s->T;
+        double value = reference_probabilities(p, &size, in[0], s, b, h, t);
+        result_add(lse, row, value, size);
+    }
+    free(p);
+}
+
+// With dp_j = dout v_j and delta = dout out: ds_j = p_j (dp_j - delta). Kernels read out as it was stored.
+static inline void reference_attention_backward(Result* din, const double* dout, double* const* in, const Shape* s) {
+    const double* qkv = in[0];
+    double *p = (double*)malloc(2 * s->T * sizeof(double)), *dp = p + s->T, scale = 1.0 / sqrt((double)s->D), size;
+    double* out = (double*)malloc(s->D * sizeof(double));
+    for (size_t row = 0; row < s->B * s->T * s->H; row++) {
+        size_t b = row / (s->T * s->H), t = row / s->H % s->T, h = row % s->H, kv = h / (s->H / s->K);
+        const double* g = dout + row * s->D;
+        double delta = 0.0, delta_size = 0.0;
+        reference_probabilities(p, &size, qkv, s, b, h, t);
+        for (size_t d = 0; d < s->D; d++) {
+            out[d] = 0.0;
+            for (size_t j = 0; j <= t; j++) out[d] += p[j] * qkv[reference_head(s, b, j, s->H + s->K + kv) + d];
+            delta += g[d] * out[d];
+            delta_size += fabs(g[d] * out[d]);
+        }
+        for (size_t j = 0; j <= t; j++) {
+            size_t q = reference_head(s, b, t, h), k = reference_head(s, b, j, s->H + kv);
+            size_t v = reference_head(s, b, j, s->H + s->K + kv);
+            double dp_size = 0.0;
+            dp[j] = 0.0;
+            for (size_t d = 0; d < s->D; d++) {
+                dp[j] += g[d] * qkv[v + d];
+                dp_size += fabs(g[d] * qkv[v + d]);
+                result_add(&din[0], v + d, p[j] * g[d], p[j] * fabs(g[d]) * size);
+            }
+            double ds = scale * p[j] * (dp[j] - delta), ds_size = scale * p[j] * (dp_size + delta_size) * size;
+            for (size_t d = 0; d < s->D; d++) {
+                result_add(&din[0], q + d, ds * qkv[k + d], ds_size * fabs(qkv[k + d]));
+                result_add(&din[0], k + d, ds * qkv[q + d], ds_size * fabs(qkv[q + d]));
+                din[0].rounded[q + d] += scale * p[j] * delta_size * fabs(qkv[k + d]);
+                din[0].rounded[k + d] += scale * p[j] * delta_size * fabs(qkv[q + d]);
+            }
+        }
+    }
+    free(out);
+    free(p);
+}
+
+// ------------------------------------------------------------------------------------------------
+// GELU: in[0], out (N). SwiGLU: in[0] (N, 2F), out (N, F).
+//
+// The relative error of sigmoid(z) is that of its exponential, (2 + |z|) (1 - sigmoid(z)), plus a few roundings; that
+// of 1 - sigmoid(z) is a rounding of 1, unless the difference is far below the rounding and comes out as 0. Below
+// e^-87.3 the exponential of the kernels is 0, which the terms with 2^-100 allow for.
+
+static inline double reference_sigmoid(double z) { return 1.0 / (1.0 + exp(-z)); }
+static inline double reference_sigmoid_size(double z) { return 2.0 + (2.0 + 2.0 * fabs(z)) * reference_sigmoid(-z); }
+static inline double reference_complement_size(double z) {
+    double complement = reference_sigmoid(-z);
+    return complement * (4.0 + fabs(z)) + (complement > 0x1p-27 ? 1.0 : 0.0);
+}
+
+static inline void reference_gelu(Result* out, double* const* in, const Shape* s) {
+    for (size_t i = 0; i < s->N; i++) {
+        double x = in[0][i], z = 2.0 * sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x), value = x * reference_sigmoid(z);
+        result_add(out, i, value, fabs(value) * reference_sigmoid_size(z) + fabs(x) * 0x1p-100);
+    }
+}
+
+static inline void reference_gelu_backward(Result* din, const double* dout, double* const* in, const Shape* s) {
+    for (size_t i = 0; i < s->N; i++) {
+        double x = in[0][i], z = 2.0 * sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x);
+        double dz = 2.0 * sqrt(2.0 / M_PI) * (1.0 + 3.0 * 0.044715 * x * x), sigma = reference_sigmoid(z);
+        double size = sigma * reference_sigmoid_size(z) * (1.0 + fabs(x) * dz * (1.0 - sigma))
+                    + fabs(x) * sigma * reference_complement_size(z) * dz + (1.0 + fabs(x) * dz) * 0x1p-100;
+        result_add(&din[0], i, dout[i] * sigma * (1.0 + x * reference_sigmoid(-z) * dz), fabs(dout[i]) * size);
+    }
+}
+
+static inline void reference_swiglu(Result* out, double* const* in, const Shape* s) {
+    for (size_t i = 0; i < s->N * s->F; i++) {
+        size_t at = i / s->F * 2 * s->F + i % s->F;
+        double gate = in[0][at], up = in[0][at + s->F], value = gate * reference_sigmoid(gate) * up;
+        result_add(out, i, value, fabs(value) * (1.0 + reference_sigmoid_size(gate)) + fabs(gate * up) * 0x1p-100);
+    }
+}
+
+static inline void reference_swiglu_backward(Result* din, const double* dout, double* const* in, const Shape* s) {
+    for (size_t i = 0; i < s->N * s->F; i++) {
+        size_t at = i / s->F * 2 * s->F + i % s->F;
+        double g = in[0][at], up = in[0][at + s->F], d = dout[i], sigma = reference_sigmoid(g);
+        double slope = sigma * (1.0 + g * reference_sigmoid(-g));
+        double slope_size = sigma * (1.0 + reference_sigmoid_size(g)) * (1.0 + fabs(g) * (1.0 - sigma))
+                          + sigma * fabs(g) * reference_complement_size(g) + (1.0 + fabs(g)) * 0x1p-100;
+        result_add(&din[0], at, d * up * slope, fabs(d * up) * slope_size);
+        result_add(&din[0], at + s->F, d * g * sigma,
+                   fabs(d * g) * (sigma * (1.0 + reference_sigmoid_size(g)) + 0x1p-100));
+    }
+}
+
+// ------------------------------------------------------------------------------------------------
+// Classifier: in[0] logits (N, Vp), targets in s->tokens; out losses (N)
+
+// The largest logit, the log of the sum of the exponentials relative to it, and the mean distance to it: the relative
+// error of a probability is 2^-24 times its own distance, plus the mean's from the sum.
+static inline void reference_softmax(double* maximum, double* log_sum, double* distance, const double* x, size_t V) {
+    double sum = 0.0, distances = 0.0;
+    *maximum = -INFINITY;
+    for (size_t v = 0; v < V; v++) *maximum = fmax(*maximum, x[v]);
+    for (size_t v = 0; v < V; v++) sum += exp(x[v] - *maximum);
+    for (size_t v = 0; v < V; v++) distances += exp(x[v] - *maximum) * (*maximum - x[v]);
+    *log_sum = log(sum);
+    *distance = distances / sum;
+}
+
+static inline void reference_classifier(Result* losses, double* const* in, const Shape* s) {
+    for (size_t row = 0; row < s->N; row++) {
+        double maximum, log_sum, distance;
+        if (s->tokens[row] < 0) continue;
+        reference_softmax(&maximum, &log_sum, &distance, in[0] + row * s->Vp, s->V);
+        double below = maximum - in[0][row * s->Vp + (size_t)s->tokens[row]];
+        result_add(losses, row, log_sum + below, 1.0 + distance + log_sum + below);
+    }
+}
+
+static inline void reference_classifier_backward(Result* din, const double* dout, double* const* in, const Shape* s) {
+    for (size_t row = 0; row < s->N; row++) {
+        double maximum, log_sum, distance;
+        if (s->tokens[row] < 0) continue;
+        const double* x = in[0] + row * s->Vp;
+        reference_softmax(&maximum, &log_sum, &distance, x, s->V);
+        for (size_t v = 0; v < s->V; v++) {
+            double p = exp(x[v] - maximum - log_sum), onehot = v == (size_t)s->tokens[row] ? 1.0 : 0.0;
+            result_add(&din[0], row * s->Vp + v, dout[row] * (p - onehot),
+                       fabs(dout[row]) * (p * (2.0 + maximum - x[v] + distance) + onehot + 0x1p-100));
+        }
+    }
+}
+
+#endif  // LLMTRAIN_REFERENCE_H

@@ -1,0 +1,1659 @@
+// test_comm.c: ranks that speak to each other, and what they say when one falls silent.
+//
+//   cc -std=c11 -O2 -I. dev/test/test_comm.c -o build/test_comm -lm -pthread && build/test_comm
+//   mpicc -DLLMTRAIN_MPI ...  && mpirun -n 3 build/test_comm        the collectives, through MPI
+//   build/test_comm --timeout 4000                                  on a slow machine, or under a sanitizer
+//
+//   1. collectives  each, of each type, of many lengths and slices, against a serial computation, bit for bit
+//   2. in flight    hundreds at once; a slow transport under a computation; what is counted
+//   3. launch       the variables of launchers, right and wrong; forked ranks and their exit codes
+//   4. meeting      strangers, ranks of other runs, ranks that never come, ports in use, few open files
+//   5. faults       a rank that is killed or stopped, before, in and between collectives; calls that do not match
+//   6. watching     what is heard of between collectives, and what is no fault; ranks that give up
+//   7. lanes        the cases run side by side, since most of them wait
+//
+// The test forks the ranks of each case. They report through shared memory; the parent judges, and ends who hangs.
+// Under a launcher it is one of the launcher's ranks and runs the collectives alone.
+
+#include "llmtrain/comm.h"
+#include "llmtrain/flags.h"
+
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+
+#define RANKS_MAX ((size_t)5)
+#define PATIENT_MS 30e3   // time-out where nothing is to fail
+#define SLACK_MS 10e3     // what a busy machine may add
+#define CASE_MS 60e3      // after which a rank is said to hang
+#define LANE_MS 300e3     // and all cases of a lane together
+
+typedef struct {
+    int passed, failed;        // checks made by the rank itself
+    int stage;                 // how far it is, for other ranks and the parent that wait for it
+    bool done, good;           // its last call returned, and what
+    double ended_ms;
+    char text[1024];           // the error, if any
+} Report;
+
+static Report* reports;        // (RANKS_MAX + 2) shared by the processes of a lane; the last two are the parent's
+static Report* self;
+static double* fault_ms;       // shared: when the fault of the case happened
+static pid_t children[RANKS_MAX];
+static pid_t* forked;          // shared: the ranks that comm_spawn forked
+static size_t port;            // of the case
+static int reserved = -1;      // the socket that keeps it from others
+static const char* case_name;
+static double case_began_ms;
+static double timeout_ms = 2000.0;  // where something is to fail
+
+static bool check(bool ok, const char* what) {
+    *(ok ? &self->passed : &self->failed) += 1;
+    if (!ok) printf("%s: %s   FAILED\n", case_name, what);
+    return ok;
+}
+
+static void must(bool ok, const char* what) {
+    if (ok) return;
+    printf("test_comm: cannot go on: %s: %s\n0 passed, 1 failed\n", what, strerror(errno));
+    exit(1);
+}
+
+// ------------------------------------------------------------------------------------------------
+// Cases: one process per rank
+
+static void set_number(const char* name, size_t value) {
+    char text[32];
+    snprintf(text, sizeof text, "%zu", value);
+    setenv(name, text, 1);
+}
+
+static void clear_environment(void) {
+    static const char* const names[] = {
+        "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LLMTRAIN_RUN_ID",
+        "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORE", "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_MCA_ess_base_jobid",
+        "PMIX_NAMESPACE", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "SLURM_PROCID", "SLURM_LOCALID",
+        "SLURM_STEP_NUM_TASKS", "SLURM_STEP_ID", "SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) unsetenv(names[i]);
+}
+
+// Another port for every case. It stays bound, so that the system gives it to nobody; a rank may still listen there.
+static void reserve_port(void) {
+    struct sockaddr_in6 address;
+    struct sockaddr_in narrow;
+    socklen_t length = sizeof address;
+    int on = 1, off = 0;
+    comm_close_socket(&reserved);
+    memset(&address, 0, sizeof address);
+    memset(&narrow, 0, sizeof narrow);
+    address.sin6_family = AF_INET6;
+    narrow.sin_family = AF_INET;
+    reserved = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    bool wide = reserved >= 0 && setsockopt(reserved, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off) == 0 &&
+                setsockopt(reserved, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
+                bind(reserved, (struct sockaddr*)&address, sizeof address) == 0;
+    if (!wide) {  // no IPv6
+        comm_close_socket(&reserved);
+        reserved = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        must(reserved >= 0 && setsockopt(reserved, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
+             bind(reserved, (struct sockaddr*)&narrow, sizeof narrow) == 0, "reserving a port");
+    }
+    must(getsockname(reserved, (struct sockaddr*)&address, &length) == 0, "reserving a port");
+    memcpy(&narrow, &address, sizeof narrow);  // the port lies at one place in both
+    port = ntohs(narrow.sin_port);
+}
+
+static void outcome(bool good, const Error* error) {
+    self->good = good;
+    snprintf(self->text, sizeof self->text, "%s", good ? "" : error->text);
+    self->ended_ms = now_ms();
+    self->done = true;
+}
+
+static void set_stage(int stage) { __atomic_store_n(&self->stage, stage, __ATOMIC_SEQ_CST); }
+
+// Waits until all ranks of a case are as far as that.
+static bool reach_stage(size_t world, int stage) {
+    double deadline = now_ms() + CASE_MS / 2;
+    for (size_t rank = 0; rank < world; rank++)
+        while (__atomic_load_n(&reports[rank].stage, __ATOMIC_SEQ_CST) < stage) {
+            if (now_ms() > deadline) return false;
+            comm_sleep(1);
+        }
+    return true;
+}
+
+// Forks the ranks of a case, as a launcher does; each runs body when all are there, and ends. end_ranks waits for them.
+static void run_ranks(const char* name, size_t world, void (*body)(size_t rank)) {
+    case_name = name;
+    case_began_ms = now_ms();
+    reserve_port();
+    memset(reports, 0, RANKS_MAX * sizeof *reports);
+    *fault_ms = 0;
+    fflush(NULL);
+    for (size_t rank = 0; rank < world; rank++) {
+        pid_t child = fork();
+        must(child >= 0, "fork");
+        if (child > 0) {
+            children[rank] = child;
+            continue;
+        }
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        self = &reports[rank];
+        clear_environment();
+        set_number("RANK", rank);
+        set_number("WORLD_SIZE", world);
+        set_number("MASTER_PORT", port);
+        setenv("MASTER_ADDR", "127.0.0.1", 1);
+        setenv("LLMTRAIN_RUN_ID", "test", 1);
+        set_stage(1);
+        must(reach_stage(world, 1), "the other ranks have started");
+        body(rank);
+        exit(0);
+    }
+}
+
+static int passed, failed;
+
+static void case_line(int checks) {
+    printf("%-80s %4d checks, %4.1f s\n", case_name, checks, (now_ms() - case_began_ms) / 1e3);
+    fflush(stdout);
+}
+
+static void judge(bool ok, const char* what, size_t rank) {
+    *(ok ? &passed : &failed) += 1;
+    if (!ok) printf("%s: rank %zu %s   FAILED\n", case_name, rank, what);
+}
+
+// Waits for the ranks; a victim may be in any state and is killed at last. SIZE_MAX: there is none.
+static void end_ranks(size_t world, size_t victim) {
+    double deadline = now_ms() + CASE_MS;
+    int before = passed + failed;
+    for (size_t rank = 0; rank < world; rank++) {
+        int status = 0;
+        if (rank == victim) continue;
+        while (waitpid(children[rank], &status, WNOHANG) == 0 && now_ms() < deadline) comm_sleep(1);
+        bool hangs = now_ms() >= deadline && waitpid(children[rank], &status, WNOHANG) == 0;
+        if (hangs) {
+            kill(children[rank], SIGKILL);
+            waitpid(children[rank], &status, 0);
+        }
+        judge(!hangs && WIFEXITED(status) && WEXITSTATUS(status) == 0, hangs ? "hangs" : "ends with an error", rank);
+        passed += reports[rank].passed;
+        failed += reports[rank].failed;
+    }
+    if (victim < world) {
+        kill(children[victim], SIGKILL);
+        waitpid(children[victim], NULL, 0);
+    }
+    case_line(passed + failed - before);
+}
+
+static const char* said(size_t rank) {
+    if (!reports[rank].done) return "nothing";
+    return reports[rank].good ? "all is well" : reports[rank].text;
+}
+
+// The ranks that are not the victim have failed, with these words, in time.
+static void judge_failure(size_t world, size_t victim, double since_ms, double limit_ms, const char* words,
+                          const char* or_words) {
+    for (size_t rank = 0; rank < world; rank++) {
+        const Report* r = &reports[rank];
+        if (rank == victim) continue;
+        bool ok = r->done && !r->good && (strstr(r->text, words) || (or_words && strstr(r->text, or_words)));
+        judge(ok, "does not say what it should", rank);
+        if (!ok)
+            printf("    it says: %s\n    not:     %s\n", said(rank), words);
+        judge(r->ended_ms - since_ms <= limit_ms, "is late", rank);
+        if (r->ended_ms - since_ms > limit_ms) printf("    by %.0f ms\n", r->ended_ms - since_ms - limit_ms);
+    }
+}
+
+static bool open_rank(Comm* comm, double limit_ms, Error* error) {
+    CommLaunch launch;
+    return comm_find(&launch, error) && comm_open(comm, &launch, limit_ms, error);
+}
+
+// For bodies in which the meeting is to go well.
+static void open_or_end(Comm* comm, double limit_ms) {
+    Error error;
+    if (open_rank(comm, limit_ms, &error)) return;
+    outcome(false, &error);
+    check(false, error.text);
+    exit(1);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 1. Collectives
+
+static size_t type_size(CommType type) {
+    static const size_t sizes[] = {1, 8, 4, 2, 2};
+    return sizes[type];
+}
+
+// data (n): on every rank the sum over all ranks.
+static CommRequest start_sum(Comm* comm, void* data, size_t n, CommType type) {
+    return comm_start(comm, COMM_ALL_REDUCE, type, data, data, n, 0, NULL, NULL);
+}
+static bool all_reduce(Comm* comm, void* data, size_t n, CommType type, Error* error) {
+    return comm_wait(comm, start_sum(comm, data, n, type), error);
+}
+
+// out (own slice): the sum over all ranks of that slice of in (n).
+static bool reduce_scatter(Comm* comm, void* out, const void* in, size_t n, CommType type, CommSlices slices,
+                           const void* context, Error* error) {
+    CommRequest sum = comm_start(comm, COMM_REDUCE_SCATTER, type, out, in, n, 0, slices, context);
+    return comm_wait(comm, sum, error);
+}
+
+// The values of a rank: of many magnitudes, so that the order of a sum shows, and with the odd cases of each type.
+static void make_values(void* out, CommType type, size_t n, size_t rank) {
+    for (size_t i = 0; i < n; i++) {
+        Random4 r = random4(rank + 1, RANDOM_TEST, (uint64_t)type, i);
+        double value =
+            ((double)r.bits[0] * 0x1p-32 + (double)r.bits[2] * 0x1p-64 - 0.5) * ldexp(1.0, (int)(r.bits[1] % 24) - 12);
+        if (i % 101 == 17) value = -0.0;
+        if (i % 101 == 18) value *= 0x1p-130;                                   // subnormal in float
+        if (i % 101 == 19) value = rank % 2 ? -65504.0 : 65504.0;               // sums overflow in fp16
+        if (i % 101 == 20) value = rank == 0 ? (double)INFINITY : value;
+        if (type == COMM_BYTES) ((uint8_t*)out)[i] = (uint8_t)r.bits[2];
+        else if (type == COMM_INT64) ((uint64_t*)out)[i] = (uint64_t)r.bits[2] << 32 | r.bits[3];
+        else if (type == COMM_FLOAT) ((float*)out)[i] = (float)value;
+        else if (type == COMM_BF16) ((uint16_t*)out)[i] = bf16_from_float((float)value);
+        else ((uint16_t*)out)[i] = f16_from_float((float)value);
+    }
+}
+
+// Element i summed one rank after the other, forwards or backwards.
+static void serial_sum(void* out, char* const* inputs, CommType type, size_t world, size_t i, bool backwards) {
+    float f = 0.0f;
+    uint64_t u = 0;
+    for (size_t k = 0; k < world; k++) {
+        const char* x = inputs[backwards ? world - 1 - k : k] + i * type_size(type);
+        float value = 0.0f;
+        uint16_t half;
+        uint64_t integer = 0;
+        if (type == COMM_FLOAT) memcpy(&value, x, 4);
+        if (type == COMM_BF16 || type == COMM_F16) {
+            memcpy(&half, x, 2);
+            value = type == COMM_BF16 ? float_from_bf16(half) : float_from_f16(half);
+        }
+        if (type == COMM_INT64) memcpy(&integer, x, 8);
+        f = k == 0 ? value : f + value;
+        u += integer;
+    }
+    uint16_t half = type == COMM_BF16 ? bf16_from_float(f) : f16_from_float(f);
+    if (type == COMM_FLOAT) memcpy(out, &f, 4);
+    if (type == COMM_BF16 || type == COMM_F16) memcpy(out, &half, 2);
+    if (type == COMM_INT64) memcpy(out, &u, 8);
+}
+
+typedef struct {
+    size_t n, world;
+    int kind;
+} Cut;
+enum { CUT_EVEN, CUT_UNEVEN, CUT_GAPS, CUT_ONE_HAS_ALL, CUTS };
+
+static CommSlice cut_slice(size_t rank, const void* context) {
+    const Cut* c = (const Cut*)context;
+    CommSlice s = comm_even_slice(rank, c->world, c->n);
+    if (c->kind == CUT_UNEVEN || c->kind == CUT_GAPS) {
+        s.first = c->n * rank * rank / (c->world * c->world);
+        s.end = c->n * (rank + 1) * (rank + 1) / (c->world * c->world);
+        if (c->kind == CUT_GAPS && s.end > s.first) s.first++;
+    }
+    if (c->kind == CUT_ONE_HAS_ALL) {
+        s.first = rank <= c->world / 2 ? 0 : c->n;
+        s.end = rank < c->world / 2 ? 0 : c->n;
+    }
+    return s;
+}
+
+typedef struct {
+    Comm* comm;
+    CommType type;
+    size_t n, size;
+    char* inputs[RANKS_MAX];  // (n) of each rank
+    char *work, *expected;    // (n + GUARD elements)
+} Bench;
+#define GUARD ((size_t)8)     // elements behind the vector that nobody may touch
+#define UNTOUCHED 0x5A
+
+static void bench_begin(Bench* b, bool with_own) {
+    memset(b->work, UNTOUCHED, (b->n + GUARD) * b->size);
+    memset(b->expected, UNTOUCHED, (b->n + GUARD) * b->size);
+    if (with_own) memcpy(b->work, b->inputs[b->comm->rank], b->n * b->size);
+}
+
+static void bench_end(const Bench* b, bool good, const Error* error, const char* what) {
+    static const char* const names[] = {"bytes", "int64", "float", "bf16", "fp16"};
+    char text[200];
+    snprintf(text, sizeof text, "rank %zu, %s of %zu %s: %.80s", b->comm->rank, what, b->n, names[b->type],
+             good ? "other bits" : error->text);
+    check(good && memcmp(b->work, b->expected, (b->n + GUARD) * b->size) == 0, text);
+}
+
+static void test_sums(Bench* b) {
+    Comm* comm = b->comm;
+    Error error;
+    size_t size = b->size;
+    char* sums = (char*)allocate((b->n + GUARD) * size);
+    for (size_t i = 0; i < b->n; i++) serial_sum(sums + i * size, b->inputs, b->type, comm->world, i, false);
+
+    bench_begin(b, true);
+    memcpy(b->expected, sums, b->n * size);
+    bool good = all_reduce(comm, b->work, b->n, b->type, &error);
+    bench_end(b, good, &error, "all_reduce");
+
+    for (int kind = 0; kind < CUTS; kind++) {
+        Cut cut = {b->n, comm->world, kind};
+        CommSlice own = cut_slice(comm->rank, &cut);
+        CommSlices slices = kind == CUT_EVEN ? NULL : cut_slice;
+        size_t place = own.first * size, bytes = (own.end - own.first) * size;
+        bench_begin(b, false);
+        memcpy(b->expected, sums + place, bytes);
+        good = reduce_scatter(comm, b->work, b->inputs[comm->rank], b->n, b->type, slices, &cut, &error);
+        bench_end(b, good, &error, "reduce_scatter");
+
+        bench_begin(b, true);
+        memcpy(b->expected, b->work, b->n * size);
+        memcpy(b->expected + place, sums + place, bytes);
+        good = reduce_scatter(comm, b->work + place, b->work, b->n, b->type, slices, &cut, &error);
+        bench_end(b, good, &error, "reduce_scatter in place");
+
+        good = good && comm_all_gather(comm, b->work, b->n, b->type, slices, &cut, &error);
+        for (size_t p = 0; p < comm->world; p++) {
+            CommSlice s = cut_slice(p, &cut);
+            memcpy(b->expected + s.first * size, sums + s.first * size, (s.end - s.first) * size);
+        }
+        bench_end(b, good, &error, "reduce_scatter and all_gather");
+    }
+    free(sums);
+}
+
+static void test_copies(Bench* b) {
+    Comm* comm = b->comm;
+    Error error;
+    size_t size = b->size;
+    for (int kind = 0; kind < CUTS; kind++) {
+        Cut cut = {b->n, comm->world, kind};
+        CommSlice own = cut_slice(comm->rank, &cut);
+        CommSlices slices = kind == CUT_EVEN ? NULL : cut_slice;
+        const char* mine = b->inputs[comm->rank] + own.first * size;
+        bench_begin(b, false);
+        memcpy(b->work + own.first * size, mine, (own.end - own.first) * size);
+        for (size_t p = 0; p < comm->world; p++) {
+            CommSlice s = cut_slice(p, &cut);
+            memcpy(b->expected + s.first * size, b->inputs[p] + s.first * size, (s.end - s.first) * size);
+        }
+        bool good = comm_all_gather(comm, b->work, b->n, b->type, slices, &cut, &error);
+        bench_end(b, good, &error, "all_gather");
+    }
+    for (size_t root = 0; root < comm->world; root++) {
+        bench_begin(b, true);
+        memcpy(b->expected, b->inputs[root], b->n * size);
+        bool good = comm_broadcast(comm, b->work, b->n, b->type, root, &error);
+        bench_end(b, good, &error, "broadcast");
+    }
+}
+
+static void test_length(Comm* comm, CommType type, size_t n) {
+    Bench b = {comm, type, n, type_size(type), {NULL}, NULL, NULL};
+    size_t bytes = (n + GUARD) * b.size, differ = 0;
+    for (size_t p = 0; p < comm->world; p++) {
+        b.inputs[p] = (char*)allocate(bytes);
+        make_values(b.inputs[p], type, n, p);
+    }
+    b.work = (char*)allocate(bytes);
+    b.expected = (char*)allocate(bytes);
+    if (type != COMM_BYTES) test_sums(&b);
+    test_copies(&b);
+    // Would another order have been noticed?
+    for (size_t k = 0; k < n && type != COMM_BYTES; k++) {
+        char forwards[8], backwards[8];
+        serial_sum(forwards, b.inputs, type, comm->world, k, false);
+        serial_sum(backwards, b.inputs, type, comm->world, k, true);
+        differ += memcmp(forwards, backwards, b.size) != 0;
+    }
+    if (n >= 1000 && comm->world > 2 && type == COMM_FLOAT)
+        check(differ > n / 100, "values whose sum depends on the order");
+    for (size_t p = 0; p < comm->world; p++) free(b.inputs[p]);
+    free(b.work);
+    free(b.expected);
+}
+
+static void test_collectives(Comm* comm) {
+    static const size_t lengths[] = {0, 1, 2, 7, 1000, 100003};
+    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++)
+        for (int type = 0; type < COMM_TYPES; type++) test_length(comm, (CommType)type, lengths[i]);
+    // Several chunks in a sum: of all types, and not a whole number of them.
+    test_length(comm, COMM_BF16, 300001);
+    test_length(comm, COMM_INT64, 300001);
+    Error error;
+    check(comm_barrier(comm, &error), "barrier");
+    float nan = comm->rank == 0 ? NAN : 1.0f;
+    check(all_reduce(comm, &nan, 1, COMM_FLOAT, &error) && isnan(nan), "NaN in a sum");
+}
+
+// What comes of it where each rank's part is `good` or fails with its own `text`.
+static void test_agreement(Comm* comm, bool good, const char* text, const char* expected, const char* what) {
+    Error error, after;
+    snprintf(error.text, sizeof error.text, "%s", text);
+    bool all = comm_agree_all(comm, good, &error);
+    if (!check(all == (expected == NULL) && strcmp(error.text, expected ? expected : text) == 0, what))
+        printf("    it says: %s\n", error.text);
+    check(comm_barrier(comm, &after) && !comm_failed(comm, &after), "an agreement leaves the Comm usable");
+}
+
+// "rank 2: words", or the words alone where there is but one rank.
+static const char* sentence(char text[1024], size_t world, size_t rank, const char* words) {
+    if (world == 1) snprintf(text, 1024, "%s", words);
+    else snprintf(text, 1024, "rank %zu: %s", rank, words);
+    return text;
+}
+
+static void test_agree(Comm* comm) {
+    size_t N = comm->world, rank = comm->rank;
+    char own[40], one[40], expected[1024], letters[1000], letters_of_0[1000];
+    const char* words = "cannot write x.bin: no space";
+    snprintf(own, sizeof own, "part %zu failed", rank);
+    snprintf(one, sizeof one, "part %zu failed", N > 1 ? (size_t)1 : 0);
+    memset(letters, 'a' + (int)rank, sizeof letters - 1);
+    memset(letters_of_0, 'a', sizeof letters - 1);
+    letters[sizeof letters - 1] = letters_of_0[sizeof letters - 1] = 0;
+    test_agreement(comm, true, "as it was", NULL, "all went well");
+    test_agreement(comm, rank + 1 < N, words, sentence(expected, N, N - 1, words), "the last rank failed");
+    test_agreement(comm, false, words, words, "all failed for one reason");
+    test_agreement(comm, false, own, sentence(expected, N, 0, "part 0 failed"), "all failed, each for its own reason");
+    test_agreement(comm, rank % 2 == 1, words, sentence(expected, N, 0, words), "every other failed, for one reason");
+    test_agreement(comm, N > 1 && rank == 0, own, sentence(expected, N, 1, one), "all but rank 0 failed");
+    test_agreement(comm, false, letters, sentence(expected, N, 0, letters_of_0), "long reasons");
+    Error error = {"", false};
+    check(!comm_agree_all(comm, false, &error) && error.text[0] != 0, "a failure without a reason");
+}
+
+static void test_doubles(Comm* comm) {
+    static const size_t counts[] = {0, 1, 7, 1000};
+    Error error;
+    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
+        size_t count = counts[i], wrong = 0;
+        double* all = (double*)allocate((comm->world * count + 1) * sizeof(double));
+        for (size_t k = 0; k < count; k++) all[comm->rank * count + k] = 1.0 / (double)(comm->rank * 5000 + k + 1);
+        all[comm->world * count] = -1.0;
+        bool good = comm_gather_doubles(comm, all, count, &error);
+        for (size_t p = 0; p < comm->world; p++)
+            for (size_t k = 0; k < count; k++) wrong += all[p * count + k] != 1.0 / (double)(p * 5000 + k + 1);
+        check(good && wrong == 0 && all[comm->world * count] == -1.0, "doubles of all ranks");
+        free(all);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------
+// 2. In flight
+
+// More requests than there is room for, of all kinds, waited for in some other order.
+static void test_many(Comm* comm) {
+    enum { MANY = 600, LENGTH = 53 };
+    static int64_t integers[MANY][LENGTH];
+    static float reals[MANY][LENGTH];
+    static CommRequest requests[MANY];
+    Error error;
+    size_t wrong = 0, bad = 0;
+    int64_t total = (int64_t)(comm->world * (comm->world + 1) / 2);
+    for (int i = 0; i < MANY; i++) {
+        for (int k = 0; k < LENGTH; k++) {
+            integers[i][k] = (int64_t)(comm->rank + 1) * (i + k);
+            reals[i][k] = (float)(comm->rank * 1000 + (size_t)(i + k));
+        }
+        size_t root = (size_t)i % comm->world;
+        float* x = reals[i];
+        if (i % 3 == 0) requests[i] = start_sum(comm, integers[i], LENGTH, COMM_INT64);
+        else if (i % 3 == 1)
+            requests[i] = comm_start(comm, COMM_BROADCAST, COMM_FLOAT, x, x, LENGTH, root, NULL, NULL);
+        else requests[i] = comm_start(comm, COMM_BARRIER, COMM_BYTES, NULL, NULL, 0, 0, NULL, NULL);
+    }
+    for (int i = 0; i < MANY; i++) {
+        int j = i * 7 % MANY;  // 7 and MANY share no factor: each once
+        bad += !comm_wait(comm, requests[j], &error);
+        for (int k = 0; k < LENGTH; k++) {
+            wrong += j % 3 == 0 && integers[j][k] != total * (j + k);
+            wrong += j % 3 == 1 && reals[j][k] != (float)((size_t)j % comm->world * 1000 + (size_t)(j + k));
+        }
+    }
+    check(bad == 0 && wrong == 0, "600 requests in flight");
+}
+
+static void test_statistics(Comm* comm) {
+    static const size_t lengths[] = {1001, 11};
+    float data[1001] = {0.0f};
+    Error error;
+    size_t N = comm->world;
+    for (int i = 0; i < 2; i++) {
+        size_t n = lengths[i];
+        CommSlice own = comm_even_slice(comm->rank, N, n);
+        size_t length = own.end - own.first;
+        CommStatistics before = comm_statistics(comm);
+        check(all_reduce(comm, data, n, COMM_FLOAT, &error), "all_reduce");
+        CommStatistics after = comm_statistics(comm);
+        check(after.bytes_sent - before.bytes_sent == sizeof(float) * ((n - length) + (N - 1) * length),
+              "bytes sent of an all_reduce");
+        comm_all_gather(comm, data, n, COMM_FLOAT, NULL, NULL, &error);
+        CommStatistics later = comm_statistics(comm);
+        check(later.bytes_sent - after.bytes_sent == sizeof(float) * (N - 1) * length, "bytes sent of an all_gather");
+        comm_broadcast(comm, data, n, COMM_FLOAT, 0, &error);
+        size_t sent = comm->rank == 0 ? sizeof(float) * n * (N - 1) : 0;
+        check(comm_statistics(comm).bytes_sent - later.bytes_sent == sent, "bytes sent of a broadcast");
+    }
+}
+
+static uint64_t count_finished(Comm* comm) {
+    pthread_mutex_lock(&comm->mutex);
+    uint64_t finished = comm->finished;
+    pthread_mutex_unlock(&comm->mutex);
+    return finished;
+}
+
+static void busy(double ms) {
+    for (double end = now_ms() + ms; now_ms() < end;) {}
+}
+
+// Requests that take a while each are finished under a computation: before anyone waits for them.
+static void test_overlap(Comm* comm) {
+    enum { REQUESTS = 5, DELAY_MS = 40 };
+    float data[REQUESTS][1000] = {{0.0f}};
+    CommRequest requests[REQUESTS];
+    Error error;
+    double deadline = now_ms() + PATIENT_MS;
+    uint64_t finished = count_finished(comm);
+    comm->delay_ms = DELAY_MS;
+    for (int i = 0; i < REQUESTS; i++)
+        requests[i] = start_sum(comm, data[i], 1000, COMM_FLOAT);
+    while (count_finished(comm) < finished + REQUESTS && now_ms() < deadline) busy(1);
+    check(count_finished(comm) == finished + REQUESTS, "communication goes on under a computation");
+    for (int i = 0; i < REQUESTS; i++) check(comm_wait(comm, requests[i], &error), "a delayed request");
+    double before = comm_statistics(comm).waited_ms;
+    for (int i = 0; i < REQUESTS; i++)
+        check(all_reduce(comm, data[i], 1000, COMM_FLOAT, &error), "a delayed request");
+    // All of it, but for what passes between a call's start and its wait on a busy machine.
+    double waited = comm_statistics(comm).waited_ms - before;
+    bool at_once = comm->world == 1;  // there a start has done all, and there is nothing to wait for
+    check(at_once || waited > 0.25 * DELAY_MS * REQUESTS, "without a computation it is waited for");
+    comm->delay_ms = 0;
+}
+
+static void test_all(Comm* comm) {
+    Error error;
+    test_collectives(comm);
+    test_agree(comm);
+    test_doubles(comm);
+    test_many(comm);
+    test_statistics(comm);
+    check(!comm_failed(comm, &error), "no fault");
+}
+
+static void body_collectives(size_t rank) {
+    Comm comm;
+    (void)rank;
+    open_or_end(&comm, PATIENT_MS);
+    check(comm.local_rank == comm.rank && comm.local_world == comm.world, "local ranks are counted");
+    test_all(&comm);
+    comm_close(&comm);
+}
+
+static void body_overlap(size_t rank) {
+    Comm comm;
+    (void)rank;
+    open_or_end(&comm, PATIENT_MS);
+    test_overlap(&comm);
+    comm_close(&comm);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 3. Launch
+
+typedef struct {
+    const char* variables;  // "NAME=value NAME=value"
+    size_t rank, world;
+    const char* found;      // launcher, address:port, run identifier and local rank, as below; NULL: it must fail
+    const char *words, *more_words;
+} LaunchCase;
+
+static const LaunchCase launch_cases[] = {
+    {"", 0, 1, "none", NULL, NULL},
+    {"RANK=1 WORLD_SIZE=3 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 MASTER_ADDR=node7 MASTER_PORT=29400 TORCHELASTIC_RUN_ID=abc",
+     1, 3, "torchrun node7:29400 abc 1", NULL, NULL},
+    {"RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 MASTER_ADDR=::1 MASTER_PORT=5 TORCHELASTIC_RUN_ID=abc "
+     "TORCHELASTIC_RESTART_COUNT=2 TORCHELASTIC_USE_AGENT_STORE=True",
+     1, 2, "torchrun ::1:6 abc.2 1", NULL, NULL},
+    {"RANK=0 WORLD_SIZE=1", 0, 1, "torchrun", NULL, NULL},
+    {"OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=2 "
+     "MASTER_ADDR=a MASTER_PORT=7 OMPI_MCA_ess_base_jobid=99",
+     2, 4, "Open MPI a:7 99 0", NULL, NULL},
+    {"OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2 "
+     "PMIX_NAMESPACE=job",
+     1, 2, "Open MPI 127.0.0.1:* job 1", NULL, NULL},
+    {"PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2 LLMTRAIN_RUN_ID=mine", 1, 2, "MPICH 127.0.0.1:* mine 1",
+     NULL, NULL},
+    {"SLURM_PROCID=5 SLURM_STEP_NUM_TASKS=8 SLURM_LOCALID=1 SLURM_JOB_ID=12 SLURM_STEP_ID=3 "
+     "SLURM_STEP_NODELIST=gpu[07-08,11],cpu1",
+     5, 8, "Slurm gpu07:* 12.3 1", NULL, NULL},
+    {"SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=1 SLURM_JOB_ID=12 SLURM_STEP_ID=0 "
+     "SLURM_STEP_NODELIST=head,cpu1 SLURM_STEP_NUM_NODES=1",
+     1, 2, "Slurm 127.0.0.1:* 12.0 1", NULL, NULL},
+    // A batch script is no step.
+    {"SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2 SLURM_JOB_ID=12", 0, 1, "none", NULL, NULL},
+    {"RANK=1 WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=7 OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2", 1, 2,
+     "torchrun a:7 unnamed", NULL, NULL},
+    {"RANK=1024 WORLD_SIZE=1025 MASTER_ADDR=a MASTER_PORT=7", 1024, 1025, "torchrun a:7 unnamed", NULL, NULL},
+    {"RANK=0 WORLD_SIZE=65537 MASTER_ADDR=a MASTER_PORT=7", 0, 0, NULL, "WORLD_SIZE is '65537'", "from 0 to 65536"},
+    {"RANK=1", 0, 0, NULL, "RANK is set and WORLD_SIZE is not", "torchrun"},
+    {"WORLD_SIZE=2", 0, 0, NULL, "WORLD_SIZE is set and RANK is not", NULL},
+    {"SLURM_PROCID=1 SLURM_STEP_ID=0", 0, 0, NULL, "SLURM_PROCID is set and SLURM_STEP_NUM_TASKS is not", "Slurm"},
+    {"RANK=two WORLD_SIZE=2", 0, 0, NULL, "RANK is 'two'", "whole number"},
+    {"RANK=-1 WORLD_SIZE=2", 0, 0, NULL, "RANK is '-1'", "whole number"},
+    {"RANK=2 WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=7", 0, 0, NULL, "RANK is 2 and WORLD_SIZE is 2", "contradict"},
+    {"RANK=0 WORLD_SIZE=0", 0, 0, NULL, "WORLD_SIZE is 0", "contradict"},
+    {"RANK=1 WORLD_SIZE=4 LOCAL_RANK=2 MASTER_ADDR=a MASTER_PORT=7", 0, 0, NULL, "LOCAL_RANK is 2 and RANK is 1",
+     "contradict"},
+    {"RANK=3 WORLD_SIZE=4 LOCAL_RANK=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=7", 0, 0, NULL,
+     "LOCAL_WORLD_SIZE is 2", "contradict"},
+    {"RANK=3 WORLD_SIZE=4 LOCAL_WORLD_SIZE=5 MASTER_ADDR=a MASTER_PORT=7", 0, 0, NULL, "LOCAL_WORLD_SIZE is 5",
+     "contradict"},
+    {"RANK=1 WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=7 OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2", 0, 0, NULL,
+     "RANK says rank 1 of 2", "OMPI_COMM_WORLD_RANK says rank 0 of 2"},
+    {"RANK=1 WORLD_SIZE=2", 0, 0, NULL, "set MASTER_ADDR", "MASTER_PORT"},
+    {"RANK=1 WORLD_SIZE=2 MASTER_ADDR=a", 0, 0, NULL, "MASTER_ADDR is set and MASTER_PORT is not", NULL},
+    {"RANK=1 WORLD_SIZE=2 MASTER_PORT=9", 0, 0, NULL, "MASTER_PORT is set and MASTER_ADDR is not", NULL},
+    {"RANK=1 WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=0", 0, 0, NULL, "MASTER_PORT is '0'", "1 to 65535"},
+    {"RANK=1 WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=65536", 0, 0, NULL, "MASTER_PORT is '65536'", "1 to 65535"},
+    {"RANK=1 WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=http", 0, 0, NULL, "MASTER_PORT is 'http'", NULL},
+};
+
+// `found` with * standing for any port of the range that is derived from a job's name.
+static bool launch_matches(const CommLaunch* l, const char* found) {
+    char text[512], port_text[32], local[32] = "";
+    if (l->world == 1) return l->rank == 0 && l->listener < 0 && strcmp(l->launcher, found) == 0;
+    if (l->mpi && l->address[0] == 0) {  // MPI knows where the ranks meet
+        snprintf(text, sizeof text, "%s ", l->launcher);
+        return strncmp(text, found, strlen(text)) == 0 && strstr(found, l->run);
+    }
+    bool derived = strstr(found, ":*") && l->port >= 20000 && l->port < 32000;
+    snprintf(port_text, sizeof port_text, "%zu", l->port);
+    if (l->local_rank != COMM_UNKNOWN) snprintf(local, sizeof local, " %zu", l->local_rank);
+    snprintf(text, sizeof text, "%s %s:%s %s%s", l->launcher, l->address, derived ? "*" : port_text, l->run, local);
+    return strcmp(text, found) == 0;
+}
+
+static void test_launch(void) {
+    case_name = "variables of launchers";
+    case_began_ms = now_ms();
+    int before = passed + failed;
+    for (size_t i = 0; i < sizeof launch_cases / sizeof launch_cases[0]; i++) {
+        const LaunchCase* c = &launch_cases[i];
+        char variables[512];
+        CommLaunch launch;
+        Error error = {"", false};
+        clear_environment();
+        snprintf(variables, sizeof variables, "%s", c->variables);
+        for (char* save, *one = strtok_r(variables, " ", &save); one; one = strtok_r(NULL, " ", &save)) {
+            *strchr(one, '=') = 0;
+            setenv(one, one + strlen(one) + 1, 1);
+        }
+        bool good = comm_find(&launch, &error), ok;
+        if (c->found == NULL)
+            ok = !good && strstr(error.text, c->words) && (!c->more_words || strstr(error.text, c->more_words));
+        else ok = good && launch.rank == c->rank && launch.world == c->world && launch_matches(&launch, c->found);
+        if (!check(ok, c->variables[0] ? c->variables : "no variables"))
+            printf("    %s\n", good ? launch.launcher : error.text);
+    }
+    setenv("RANK", "0", 1);
+    setenv("WORLD_SIZE", "2", 1);
+    setenv("MASTER_ADDR", "127.0.0.1", 1);
+    setenv("MASTER_PORT", "7", 1);
+    CommLaunch launch;
+    Error error;
+    check(!comm_spawn(&launch, 3, &error) && strstr(error.text, "torchrun has started 2 ranks already"),
+          "forked ranks under a launcher");
+    clear_environment();
+    check(!comm_spawn(&launch, 0, &error) && strstr(error.text, "0 ranks were asked for"), "0 forked ranks");
+    check(!comm_spawn(&launch, 65537, &error) && strstr(error.text, "65537 ranks were asked for; give 1 to 65536"),
+          "too many forked ranks");
+    check(comm_spawn(&launch, 1, &error) && launch.world == 1 && comm_reap(&launch, 3, 0, &error) == 3,
+          "1 forked rank");
+    passed += self->passed;
+    failed += self->failed;
+    self->passed = self->failed = 0;
+    case_line(passed + failed - before);
+}
+
+// No process may be forked: what was begun is given back.
+static void expect_no_spawn(void) {
+    CommLaunch launch;
+    Error error;
+    struct rlimit before, none;
+    must(getrlimit(RLIMIT_NPROC, &before) == 0, "the limit on processes");
+    none = before;
+    none.rlim_cur = 0;
+    must(setrlimit(RLIMIT_NPROC, &none) == 0 && (geteuid() != 0 || setuid(65534) == 0), "a limit on processes");
+    check(!comm_spawn(&launch, 3, &error) && strstr(error.text, "cannot start rank 1 of 3"), "says that it cannot fork");
+    check(comm_reap(&launch, 3, 0, &error) == 3 && launch.listener == -1, "nothing is left of it");
+    must(setrlimit(RLIMIT_NPROC, &before) == 0 && prctl(PR_SET_DUMPABLE, 1) == 0, "what the leak sanitizer needs");
+}
+
+// Ranks forked by comm_spawn, from a process of its own. What its rank 2 does, and what comes of it.
+enum { SPAWN_WELL, SPAWN_CODE, SPAWN_KILLED, SPAWN_STOPPED, SPAWN_PARENT_DIES, SPAWN_ABSENT, SPAWN_REFUSED, SPAWNS };
+static int spawn_kind;
+
+static void body_spawn(size_t unused) {
+    CommLaunch launch;
+    Comm comm;
+    Error error;
+    (void)unused;
+    clear_environment();
+    if (spawn_kind == SPAWN_REFUSED) {
+        expect_no_spawn();
+        return;
+    }
+    if (!comm_spawn(&launch, 3, &error)) {
+        check(false, error.text);
+        exit(1);
+    }
+    forked[launch.rank] = getpid();
+    if (launch.rank == 2 && spawn_kind == SPAWN_ABSENT) raise(SIGKILL);
+    double began = now_ms();
+    bool good = comm_open(&comm, &launch, PATIENT_MS, &error);
+    if (spawn_kind == SPAWN_ABSENT) {
+        if (launch.rank > 0) exit(0);
+        check(!good && strstr(error.text, "rank 2 is gone: it ended before"), error.text);
+        check(now_ms() - began < SLACK_MS, "in time");
+        comm_reap(&launch, 1, PATIENT_MS, &error);
+        return;
+    }
+    int64_t sum = (int64_t)launch.rank + 1;
+    good = good && all_reduce(&comm, &sum, 1, COMM_INT64, &error) && sum == 6;
+    if (good) good = comm.local_rank == comm.rank && comm.local_world == 3;
+    if (good) comm_close(&comm);
+    if (launch.rank == 0) check(good, "forked ranks meet");
+    if (launch.rank == 2 && spawn_kind == SPAWN_CODE) exit(7);
+    if (launch.rank == 2 && spawn_kind == SPAWN_KILLED) raise(SIGKILL);
+    if (launch.rank > 0 && spawn_kind == SPAWN_PARENT_DIES) for (;;) comm_sleep(1000);
+    if (launch.rank == 2 && spawn_kind == SPAWN_STOPPED) raise(SIGSTOP);
+    if (launch.rank == 0 && spawn_kind == SPAWN_PARENT_DIES) raise(SIGKILL);
+    if (launch.rank > 0) exit(0);
+    began = now_ms();
+    double grace_ms = spawn_kind == SPAWN_STOPPED ? 2000 : PATIENT_MS;
+    int code = comm_reap(&launch, 0, grace_ms, &error);
+    static const int codes[] = {0, 7, 128 + SIGKILL, 128 + SIGKILL};
+    static const char* const words[] = {"", "rank 2 ended with exit code 7", "rank 2 was ended by signal 9",
+                                        "rank 2 did not end within 2.0 s"};
+    check(code == codes[spawn_kind] && strstr(error.text, words[spawn_kind]) && (code != 0) == (error.text[0] != 0),
+          "the exit code is passed on");
+    check(now_ms() - began < grace_ms + SLACK_MS, "in time");
+}
+
+static void test_spawn(void) {
+    static const char* const names[] = {"forked ranks", "forked ranks, one exits with 7", "forked ranks, one is killed",
+                                        "forked ranks, one is stopped", "forked ranks, rank 0 is killed",
+                                        "forked ranks, one is killed before it comes", "no rank can be forked"};
+    prctl(PR_SET_CHILD_SUBREAPER, 1);  // orphans become children of this process, which can see them end
+    for (spawn_kind = 0; spawn_kind < SPAWNS; spawn_kind++) {
+        run_ranks(names[spawn_kind], 1, body_spawn);
+        if (spawn_kind == SPAWN_PARENT_DIES) {
+            int status = 0;
+            waitpid(children[0], &status, 0);
+            judge(WIFSIGNALED(status), "was to be killed", 0);
+            for (size_t rank = 1; rank < 3; rank++) {
+                double deadline = now_ms() + SLACK_MS;
+                pid_t gone = 0;
+                while ((gone = waitpid(forked[rank], &status, WNOHANG)) == 0 && now_ms() < deadline) comm_sleep(1);
+                judge(gone > 0 && WIFSIGNALED(status), "does not die with rank 0", rank);
+                if (gone == 0) kill(forked[rank], SIGKILL);
+            }
+            case_line(3);
+        } else {
+            end_ranks(1, SIZE_MAX);
+        }
+    }
+    prctl(PR_SET_CHILD_SUBREAPER, 0);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 4. Meeting
+
+static size_t odd_rank;         // the rank that does what the case is about
+static const char* odd_name;    // a variable it has otherwise
+static const char* odd_value;
+static double meeting_ms;       // the time-out
+
+static void body_meet(size_t rank) {
+    Comm comm;
+    Error error;
+    if (rank == odd_rank && odd_name) setenv(odd_name, odd_value, 1);
+    bool good = open_rank(&comm, meeting_ms, &error);
+    outcome(good, &error);
+    if (good) comm_close(&comm);
+}
+
+// Rank 0 of two.
+static void body_meet_two(size_t rank) {
+    setenv("WORLD_SIZE", "2", 1);
+    body_meet(rank);
+}
+
+static void body_never_comes(size_t rank) {
+    if (rank == odd_rank) exit(0);
+    body_meet(rank);
+}
+
+static void body_all_odd(size_t rank) {
+    odd_rank = rank;
+    body_meet(rank);
+}
+
+static bool text_has(size_t rank, const char* words) {
+    if (reports[rank].done && !reports[rank].good && strstr(reports[rank].text, words)) return true;
+    printf("    rank %zu says: %s\n", rank, said(rank));
+    return false;
+}
+
+static int connect_to_rank_0(double deadline) {
+    Error error;
+    int connection;
+    while ((connection = comm_connect("127.0.0.1", port, deadline, &error)) < 0 && now_ms() < deadline) comm_sleep(1);
+    must(connection >= 0, "connecting to rank 0");
+    return connection;
+}
+
+// Noise, few letters, and much silence: all of them at rank 0 before the ranks come.
+#define STRANGERS (COMM_GUESTS + 6)
+static void disturb(int* sockets) {
+    char noise[] = "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", few[] = "llm";
+    double deadline = now_ms() + PATIENT_MS;
+    for (size_t i = 0; i < STRANGERS; i++) sockets[i] = connect_to_rank_0(deadline);
+    must(comm_move_all(sockets[0], noise, strlen(noise), POLLOUT, deadline), "sending noise");
+    must(comm_move_all(sockets[1], few, strlen(few), POLLOUT, deadline), "sending little");
+}
+
+// Rank 1, whose connection for data comes before the other, and which then hangs up.
+static void come_in_disorder(void) {
+    CommHello hello = {COMM_MAGIC, COMM_DATA, 2, 1, 1, "test"};
+    int sockets[2];
+    double deadline = now_ms() + PATIENT_MS;
+    for (int i = 0; i < 2; i++) {
+        sockets[i] = connect_to_rank_0(deadline);
+        hello.kind = i == 0 ? COMM_DATA : COMM_CONTROL;
+        must(comm_move_all(sockets[i], &hello, sizeof hello, POLLOUT, deadline), "a hello");
+        comm_sleep(300);
+    }
+    CommNotice notice;
+    bool heard = comm_move_all(sockets[1], &notice, sizeof notice, POLLIN, now_ms());
+    judge(heard && notice.kind == COMM_WELCOME, "does not welcome rank 1", 0);
+    for (int i = 0; i < 2; i++) close(sockets[i]);
+}
+
+// Answers one connection as a mail server would, and at more length than rank 0: at once, since rank 1 hangs up when it
+// has heard enough.
+static void speak(int listener) {
+    char answer[2 * sizeof(CommNotice)];
+    double deadline = now_ms() + PATIENT_MS;
+    int guest = -1;
+    for (size_t i = 0; i < sizeof answer; i++) answer[i] = "220 welcome\r\n"[i % 13];
+    while (guest < 0 && now_ms() < deadline) {
+        guest = accept(listener, NULL, NULL);
+        comm_sleep(1);
+    }
+    must(guest >= 0, "a connection of rank 1");
+    must(comm_move_all(guest, answer, sizeof answer, POLLOUT, deadline), "an answer to rank 1");
+    comm_sleep(100);
+    close(guest);
+}
+
+static bool has_ipv6(void) {
+    struct sockaddr_in6 address;
+    int s = socket(AF_INET6, SOCK_STREAM, 0);
+    memset(&address, 0, sizeof address);
+    address.sin6_family = AF_INET6;
+    address.sin6_addr = in6addr_loopback;
+    bool good = s >= 0 && bind(s, (struct sockaddr*)&address, sizeof address) == 0;
+    if (s >= 0) close(s);
+    return good;
+}
+
+// An address of this machine on a network, if it has one.
+static bool outside_address(char text[64]) {
+    struct ifaddrs* list = NULL;
+    text[0] = 0;
+    if (getifaddrs(&list) != 0) return false;
+    for (const struct ifaddrs* i = list; i && text[0] == 0; i = i->ifa_next)
+        if (i->ifa_addr && i->ifa_addr->sa_family == AF_INET && !(i->ifa_flags & IFF_LOOPBACK) &&
+            (i->ifa_flags & IFF_UP))
+            getnameinfo(i->ifa_addr, sizeof(struct sockaddr_in), text, 64, NULL, 0, NI_NUMERICHOST);
+    freeifaddrs(list);
+    return text[0] != 0;
+}
+
+// Rank 0 alone until the strangers have come.
+static void body_disturbed(size_t rank) {
+    double deadline = now_ms() + PATIENT_MS;
+    int* stage = &reports[RANKS_MAX].stage;
+    while (rank > 0 && __atomic_load_n(stage, __ATOMIC_SEQ_CST) == 0 && now_ms() < deadline) comm_sleep(1);
+    body_meet(rank);
+}
+
+static double held_back_ms;
+static void body_held_back(size_t rank) {
+    if (rank == odd_rank) comm_sleep(held_back_ms);
+    body_meet(rank);
+}
+
+// Fewer files than there are connections may be open; more, if the process asks for it, or not.
+static bool may_ask;
+static void body_few_files(size_t rank) {
+    struct rlimit limit;
+    must(getrlimit(RLIMIT_NOFILE, &limit) == 0, "the limit of open files");
+    limit.rlim_cur = 2 * RANKS_MAX;
+    limit.rlim_max = may_ask ? 64 : limit.rlim_cur;  // less than a rank would like to have, and enough
+    must(setrlimit(RLIMIT_NOFILE, &limit) == 0, "a limit of open files");
+    body_meet(rank);
+}
+
+static void test_few_files(void) {
+    odd_name = NULL;
+    odd_rank = SIZE_MAX;
+    meeting_ms = timeout_ms;
+    may_ask = true;
+    run_ranks("few open files, and more for who asks", RANKS_MAX, body_few_files);
+    end_ranks(RANKS_MAX, SIZE_MAX);
+    for (size_t rank = 0; rank < RANKS_MAX; rank++) judge(reports[rank].good, reports[rank].text, rank);
+    may_ask = false;
+    double began = now_ms();
+    run_ranks("few open files", RANKS_MAX, body_few_files);
+    end_ranks(RANKS_MAX, SIZE_MAX);
+    judge_failure(RANKS_MAX, SIZE_MAX, began, timeout_ms + SLACK_MS, "and may have 10; raise the limit", NULL);
+}
+
+static void test_absent(void) {
+    char words[160];
+    double began;
+    odd_name = NULL;
+    meeting_ms = timeout_ms;
+
+    // One never comes: rank 0 misses it and tells the rest; without rank 0 nobody can.
+    for (odd_rank = 0; odd_rank < 3; odd_rank++) {
+        began = now_ms();
+        run_ranks("a rank never comes", 3, body_never_comes);
+        end_ranks(3, SIZE_MAX);
+        snprintf(words, sizeof words,
+                 odd_rank == 0 ? "not reached rank 0 at 127.0.0.1" : "rank %zu has not come to rank 0", odd_rank);
+        judge_failure(3, odd_rank, began, timeout_ms + SLACK_MS, words, NULL);
+    }
+}
+
+static void test_strangers(void) {
+    meeting_ms = timeout_ms;
+    odd_rank = 1;
+    odd_name = "LLMTRAIN_RUN_ID";
+    odd_value = "another";
+    run_ranks("a rank of another run", 2, body_meet);
+    end_ranks(2, SIZE_MAX);
+    judge(text_has(1, "is of run 'another', rank 0 here of run 'test'"), "is not told", 1);
+    judge(reports[1].ended_ms < reports[0].ended_ms, "is not told at once", 1);  // rank 0 waits on, for the right one
+    judge(text_has(0, "rank 1 has not come") && text_has(0, "Turned away: rank 1"), "does not say whom it turned away",
+          0);
+
+    odd_name = "WORLD_SIZE";
+    odd_value = "5";
+    run_ranks("a rank with another world size", 2, body_meet);
+    end_ranks(2, SIZE_MAX);
+    judge(text_has(1, "counts 5 ranks, rank 0 2"), "is not told", 1);
+    judge(text_has(0, "Turned away: rank 1"), "does not say whom it turned away", 0);
+
+    odd_rank = 2;
+    odd_name = "RANK";
+    odd_value = "1";
+    run_ranks("two ranks with one number", 3, body_meet);
+    end_ranks(3, SIZE_MAX);
+    judge(text_has(0, "rank 2 has not come") && text_has(0, "a second rank 1"), "does not say what is wrong", 0);
+    judge(text_has(1, "second rank 1") || text_has(2, "second rank 1"), "is not told", 1);
+}
+
+static void test_meeting(void) {
+    meeting_ms = timeout_ms;
+    // The port is taken: by something silent, whose connections wait in vain, and by something that speaks first.
+    for (int speaks = 0; speaks < 2; speaks++) {
+        char number[32];
+        int listener;
+        size_t taken = 0;
+        Error error;
+        must(comm_listen(&listener, &taken, "127.0.0.1", &error), "taking a port");
+        snprintf(number, sizeof number, "%zu", taken);
+        odd_name = "MASTER_PORT";
+        odd_value = number;
+        run_ranks(speaks ? "a port in use by a program that speaks" : "a port in use", 2, body_all_odd);
+        if (speaks) speak(listener);
+        end_ranks(2, SIZE_MAX);
+        judge(text_has(0, number) && text_has(0, "the port is in use"), "does not say so", 0);
+        judge(text_has(1, number) && text_has(1, speaks ? "is not rank 0 of this program" : "has not answered rank 1"),
+              "does not say so", 1);
+        close(listener);
+    }
+
+    // Addresses of other kinds than 127.0.0.1.
+    meeting_ms = PATIENT_MS;
+    odd_name = "MASTER_ADDR";
+    char outside[64];
+    const char* const addresses[] = {"localhost", "::1", outside};
+    for (int i = 0; i < 3; i++) {
+        char name[100];
+        odd_value = addresses[i];
+        if (i == 2 && !outside_address(outside)) {
+            printf("skipped: a meeting at an address that others can reach, for there is none\n");
+            continue;
+        }
+        if (i == 1 && !has_ipv6()) {
+            printf("skipped: a meeting at ::1, for there is no IPv6\n");
+            continue;
+        }
+        snprintf(name, sizeof name, "a meeting at %s", i < 2 ? addresses[i] : "an address that others can reach");
+        run_ranks(name, 3, body_all_odd);
+        end_ranks(3, SIZE_MAX);
+        for (size_t rank = 0; rank < 3; rank++) judge(reports[rank].good, reports[rank].text, rank);
+    }
+
+    meeting_ms = timeout_ms;
+    odd_rank = SIZE_MAX;
+    odd_name = NULL;
+    run_ranks("a rank whose connections come in disorder", 1, body_meet_two);
+    come_in_disorder();
+    end_ranks(1, SIZE_MAX);
+
+    // They do not hold it up: there are more of them than the time-out has time for.
+    int sockets[STRANGERS];
+    odd_rank = SIZE_MAX;
+    odd_name = NULL;
+    meeting_ms = timeout_ms;
+    set_stage(0);
+    run_ranks("strangers at the meeting", 3, body_disturbed);
+    disturb(sockets);
+    set_stage(1);
+    end_ranks(3, SIZE_MAX);
+    for (size_t rank = 0; rank < 3; rank++) judge(reports[rank].good, reports[rank].text, rank);
+    for (size_t i = 0; i < STRANGERS; i++) close(sockets[i]);
+    meeting_ms = PATIENT_MS;
+
+    for (odd_rank = 0; odd_rank < 3; odd_rank++) {
+        held_back_ms = 400;
+        run_ranks("a rank that comes later", 3, body_held_back);
+        end_ranks(3, SIZE_MAX);
+        for (size_t rank = 0; rank < 3; rank++) judge(reports[rank].good, reports[rank].text, rank);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------
+// 5. Faults
+
+static int fault_signal;
+static double fault_after_ms;
+
+static void* raise_later(void* unused) {
+    (void)unused;
+    comm_sleep(fault_after_ms);
+    *fault_ms = now_ms();
+    kill(getpid(), fault_signal);
+    return NULL;
+}
+
+static void arm(void) {
+    pthread_t thread;
+    must(pthread_create(&thread, NULL, raise_later, NULL) == 0, "starting a thread");
+    pthread_detach(thread);
+}
+
+// The victim falls in the meeting. If it is killed, the last rank never comes, and nobody waits for that; if it is
+// stopped, the last rank comes then, and all wait for the victim.
+static void body_fault_in_meeting(size_t rank) {
+    double deadline = now_ms() + timeout_ms;
+    if (rank == odd_rank) arm();
+    if (rank == 3 && fault_signal == SIGKILL) exit(0);
+    while (rank == 3 && *fault_ms == 0 && now_ms() < deadline) comm_sleep(1);
+    body_meet(rank);
+}
+
+static void body_fault_between(size_t rank) {
+    Comm comm;
+    Error error;
+    int64_t x = 1;
+    open_or_end(&comm, timeout_ms);
+    bool good = comm_barrier(&comm, &error);  // fails where the fault of a faster rank is heard of here already
+    if (rank == odd_rank) {
+        *fault_ms = now_ms();
+        raise(fault_signal);
+    }
+    // The last one has other things to do first: the rest ends before it asks, and must not be blamed.
+    if (rank == 3) busy(300);
+    good = good && all_reduce(&comm, &x, 1, COMM_INT64, &error);
+    outcome(good, &error);
+    comm_close(&comm);
+}
+
+// Large sums are under way, one after the other, when the victim falls.
+static void body_fault_inside(size_t rank) {
+    enum { REQUESTS = 4, LENGTH = 1 << 20 };
+    Comm comm;
+    Error error;
+    CommRequest requests[REQUESTS];
+    float* data = (float*)allocate((size_t)REQUESTS * LENGTH * sizeof(float));
+    must(data != NULL, "memory");
+    open_or_end(&comm, timeout_ms);
+    bool good = comm_barrier(&comm, &error);
+    if (rank == odd_rank) arm();
+    for (double end = now_ms() + 4 * timeout_ms; good && now_ms() < end;) {
+        for (size_t i = 0; i < REQUESTS; i++)
+            requests[i] = start_sum(&comm, data + i * LENGTH, LENGTH, COMM_FLOAT);
+        for (size_t i = 0; i < REQUESTS; i++) good = comm_wait(&comm, requests[i], &error);
+    }
+    outcome(good, &error);
+    comm_close(&comm);
+    free(data);
+}
+
+// The victim dies in the meeting, and the last rank comes after that, but not so late that nobody is left.
+static void body_late_for_fault(size_t rank) {
+    double deadline = now_ms() + CASE_MS / 2;
+    if (rank == odd_rank) arm();
+    while (rank == 3 && *fault_ms == 0 && now_ms() < deadline) comm_sleep(1);
+    if (rank == 3) comm_sleep(300);
+    body_meet(rank);
+}
+
+// Rank 1 dies when all have been told where the others are; rank 2 goes there so late that rank 0 has gone too.
+static void body_told_and_gone(size_t rank) {
+    CommLaunch launch;
+    Comm comm;
+    CommMeeting m;
+    Error error;
+    if (rank == 0) {
+        body_meet(rank);
+        return;
+    }
+    memset(&comm, 0, sizeof comm);
+    memset(&m, 0, sizeof m);
+    must(comm_find(&launch, &error), error.text);
+    comm.rank = launch.rank;
+    comm.world = launch.world;
+    comm.timeout_ms = timeout_ms;
+    comm.wake = comm.listener = -1;
+    memcpy(comm.run, launch.run, sizeof comm.run);
+    snprintf(comm.doing, sizeof comm.doing, "in the meeting");
+    m.launch = &launch;
+    m.deadline = now_ms() + CASE_MS / 2;
+    m.table = (CommEntry*)allocate(comm.world * sizeof *m.table);
+    must(m.table && comm_allocate(&comm, &error) && comm_listen(&comm.listener, &m.port, launch.address, &error) &&
+         comm_visit(&comm, &m, &error), "coming to rank 0");
+    if (rank == 1) {
+        *fault_ms = now_ms();
+        raise(SIGKILL);
+    }
+    comm_sleep(2 * COMM_GRACE_MS);
+    outcome(comm_visit_others(&comm, &m, &error), &error);
+    comm.failed = true;
+    comm_close_socket(&comm.listener);
+    comm_close(&comm);
+    free(m.table);
+}
+
+static void test_late_in_meeting(void) {
+    char name[100], words[100], other[100];
+    odd_name = NULL;
+    meeting_ms = PATIENT_MS;
+    fault_signal = SIGKILL;
+    fault_after_ms = 500;  // on a slow machine that may be before its hello; then it has not come
+    for (odd_rank = 1; odd_rank < 3; odd_rank++) {
+        snprintf(name, sizeof name, "rank %zu is killed in the meeting before the last has come", odd_rank);
+        snprintf(words, sizeof words, "rank %zu is gone", odd_rank);
+        snprintf(other, sizeof other, "rank %zu has not come", odd_rank);
+        run_ranks(name, 4, body_late_for_fault);
+        end_ranks(4, odd_rank);
+        judge_failure(4, odd_rank, *fault_ms, COMM_GRACE_MS + SLACK_MS, words, other);
+    }
+    odd_rank = SIZE_MAX;
+    run_ranks("rank 1 is killed in the meeting when all have been told of it", 3, body_told_and_gone);
+    end_ranks(3, 1);
+    judge_failure(3, 1, *fault_ms, 3 * COMM_GRACE_MS + SLACK_MS, "rank 1 is gone", NULL);
+}
+
+static void test_signal_in_meeting(int signal) {
+    char name[100], words[100], other[100];
+    bool killed = signal == SIGKILL;
+    fault_signal = signal;
+    fault_after_ms = killed ? 500 : 200;  // on a slow machine that may be before its hello; then it has not come
+    odd_name = NULL;
+    for (odd_rank = 0; odd_rank < 3; odd_rank++) {
+        snprintf(name, sizeof name, "rank %zu is %s in the meeting", odd_rank, killed ? "killed" : "stopped");
+        meeting_ms = killed && odd_rank > 0 ? PATIENT_MS : timeout_ms;  // only a dead rank 0 is waited for
+        run_ranks(name, 4, body_fault_in_meeting);
+        end_ranks(4, odd_rank);
+        snprintf(words, sizeof words, killed ? "rank %zu is gone" : "rank %zu has not answered", odd_rank);
+        snprintf(other, sizeof other, killed ? "ranks %zu, 3 have not come" : "rank %zu has not come", odd_rank);
+        if (odd_rank == 0) snprintf(other, sizeof other, killed ? "not reached rank 0" : "rank 0 at 127.0.0.1");
+        judge_failure(killed ? 3 : 4, odd_rank, *fault_ms, 2 * meeting_ms + COMM_GRACE_MS + SLACK_MS, words, other);
+    }
+}
+
+static void test_kill_in_meeting(void) { test_signal_in_meeting(SIGKILL); }
+static void test_stop_in_meeting(void) { test_signal_in_meeting(SIGSTOP); }
+
+static void test_signal(int signal, bool inside) {
+    char name[100], words[100];
+    bool killed = signal == SIGKILL;
+    size_t world = inside ? 3 : 4;
+    fault_signal = signal;
+    for (odd_rank = 0; odd_rank < 3; odd_rank++) {
+        snprintf(name, sizeof name, "rank %zu is %s %s", odd_rank, killed ? "killed" : "stopped",
+                 inside ? "in a collective" : "between collectives");
+        snprintf(words, sizeof words, killed ? "rank %zu is gone" : "rank %zu has not answered", odd_rank);
+        fault_after_ms = 3.0 + 5.0 * (double)odd_rank;
+        run_ranks(name, world, inside ? body_fault_inside : body_fault_between);
+        end_ranks(world, odd_rank);
+        judge_failure(world, odd_rank, *fault_ms, 1.25 * timeout_ms + SLACK_MS, words, NULL);
+    }
+}
+
+static void test_stop_between(void) { test_signal(SIGSTOP, false); }
+static void test_stop_inside(void) { test_signal(SIGSTOP, true); }
+static void test_kills(void) {
+    test_signal(SIGKILL, false);
+    test_signal(SIGKILL, true);
+}
+
+// Calls that do not match: what rank 1 does otherwise.
+enum {
+    CALL_LATE, CALL_LEAVES, CALL_LENGTH, CALL_LARGE, CALL_TYPE, CALL_OPERATION, CALL_ROOT, CALL_SLICES, CALL_MORE,
+    CALL_SUM_OF_BYTES, CALL_BAD_SLICES, CALL_BAD_ROOT, CALLS
+};
+static int call_kind;
+
+static CommSlice bad_slice(size_t rank, const void* context) {
+    CommSlice s = {rank, *(const size_t*)context + rank};
+    return s;
+}
+
+static void body_call(size_t rank) {
+    Comm comm;
+    Error error;
+    int64_t data[1000] = {0};
+    size_t n = 40;
+    Cut cut = {n, 3, CUT_UNEVEN};
+    bool odd = rank == 1, good = open_rank(&comm, timeout_ms, &error);
+    if (!good) {  // another rank was so fast that its mistake was heard of in the meeting
+        outcome(false, &error);
+        return;
+    }
+    if (odd && call_kind == CALL_LEAVES) {
+        comm_close(&comm);
+        return;
+    }
+    if (odd && call_kind == CALL_LATE) comm_sleep(2 * timeout_ms);
+    if (odd && call_kind == CALL_LENGTH) n = 41;
+    if (odd && call_kind == CALL_LARGE) n = 1000;
+    CommType type = COMM_INT64;
+    if (odd && call_kind == CALL_TYPE) type = COMM_FLOAT;
+    if (call_kind == CALL_SUM_OF_BYTES) type = COMM_BYTES;
+    if (odd && call_kind == CALL_MORE)
+        comm_start(&comm, COMM_BARRIER, COMM_BYTES, NULL, NULL, 0, 0, NULL, NULL);
+    if (call_kind == CALL_ROOT || call_kind == CALL_BAD_ROOT)
+        good = comm_broadcast(&comm, data, n, COMM_INT64, call_kind == CALL_BAD_ROOT ? 3 : odd, &error);
+    else if (call_kind == CALL_SLICES)
+        good = comm_all_gather(&comm, data, n, COMM_INT64, odd ? cut_slice : NULL, &cut, &error);
+    else if (call_kind == CALL_BAD_SLICES)
+        good = comm_all_gather(&comm, data, n, COMM_INT64, odd ? bad_slice : NULL, &n, &error);
+    else if (odd && call_kind == CALL_OPERATION) good = comm_broadcast(&comm, data, n, COMM_INT64, 0, &error);
+    else good = all_reduce(&comm, data, n, type, &error);
+    outcome(good, &error);
+    Error again;
+    check(!comm_barrier(&comm, &again) && strcmp(again.text, error.text) == 0,
+          "after a failure all calls fail, with the same words");
+    comm_close(&comm);
+}
+
+static void test_calls(void) {
+    static const char* const names[] = {
+        "rank 1 is late", "rank 1 leaves", "rank 1 has another length", "rank 1 has far more",
+        "rank 1 has another type", "rank 1 calls another operation", "rank 1 names another root",
+        "rank 1 has other slices", "rank 1 calls one more", "a sum of bytes", "slices that overlap",
+        "a root that is no rank"};
+    // Who meets rank 1 first blames it; rank 1 blames rank 0. What is said of the one is said of both.
+    static const char* const words[] = {
+        "rank 1 is late", "rank 1 ended its run while", "all_reduce of 41 int64 (operation 1)",
+        "all_reduce of 1000 int64 (operation 1)", "all_reduce of 40 float (operation 1)",
+        "broadcast of 40 int64 from rank 0 (operation 1)", "broadcast of 40 int64 from rank 1 (operation 1)",
+        "with other slices", "rank 1 called barrier (operation 1)", "bytes are not summed",
+        "with the slice [1, 41) for rank 1", "there is no such rank"};
+    for (call_kind = 0; call_kind < CALLS; call_kind++) {
+        double began = now_ms();
+        run_ranks(names[call_kind], 3, body_call);
+        end_ranks(3, SIZE_MAX);
+        const char* or_words = call_kind == CALL_MORE ? "and rank 1 barrier (operation 1)" : NULL;
+        judge_failure(3, call_kind == CALL_LEAVES ? 1 : SIZE_MAX, began, 2 * timeout_ms + SLACK_MS, words[call_kind],
+                      or_words);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------
+// 6. Watching
+
+static void count_call(void* context) { __atomic_add_fetch((int*)context, 1, __ATOMIC_SEQ_CST); }
+static int calls_counted(const int* calls) { return __atomic_load_n(calls, __ATOMIC_SEQ_CST); }
+
+// What ends the victim while all ranks compute.
+enum { IDLE_KILLED, IDLE_STOPPED, IDLE_GIVES_UP, IDLES };
+static int idle_kind;
+static const char* const reason = "cannot read data/x.bin: no such file";
+
+// No rank calls a collective after the meeting; all hear of the fault.
+static void body_fault_idle(size_t rank) {
+    Comm comm;
+    Error error, again;
+    int calls = 0, late_calls = 0;
+    open_or_end(&comm, timeout_ms);
+    comm_on_failure(&comm, count_call, &calls);
+    check(!comm_failed(&comm, &error), "no fault yet");
+    set_stage(2);
+    must(reach_stage(3, 2), "the other ranks have met");
+    if (rank == odd_rank) {
+        *fault_ms = now_ms();
+        if (idle_kind == IDLE_GIVES_UP) comm_abort(&comm, reason);
+        else raise(idle_kind == IDLE_KILLED ? SIGKILL : SIGSTOP);
+    }
+    double deadline = now_ms() + CASE_MS / 2;
+    while ((!comm_failed(&comm, &error) || calls_counted(&calls) == 0) && now_ms() < deadline) comm_sleep(1);
+    outcome(!comm_failed(&comm, &error), &error);
+    check(!comm_barrier(&comm, &again) && strcmp(again.text, error.text) == 0, "calls fail with the same words");
+    comm_on_failure(&comm, NULL, NULL);
+    comm_on_failure(&comm, count_call, &late_calls);
+    check(calls_counted(&late_calls) == 1, "on_failure is called at once where it comes after the fault");
+    comm_close(&comm);
+    check(calls_counted(&calls) == 1, "on_failure is called once");
+}
+
+static void test_idle(void) {
+    static const char* const verbs[] = {"is killed", "is stopped", "gives up"};
+    static const char* const says[] = {"rank %zu is gone", "rank %zu has not answered", "rank %zu gave up: %s"};
+    char name[100], words[200];
+    for (idle_kind = 0; idle_kind < IDLES; idle_kind++)
+        for (odd_rank = 0; odd_rank < 3; odd_rank++) {
+            size_t victim = idle_kind == IDLE_GIVES_UP ? SIZE_MAX : odd_rank;
+            snprintf(name, sizeof name, "rank %zu %s while all compute", odd_rank, verbs[idle_kind]);
+            snprintf(words, sizeof words, says[idle_kind], odd_rank, reason);
+            run_ranks(name, 3, body_fault_idle);
+            end_ranks(3, victim);
+            judge_failure(3, victim, *fault_ms, 1.25 * timeout_ms + SLACK_MS, words, NULL);
+            for (size_t rank = 0; rank < 3; rank++)
+                if (rank != victim && idle_kind != IDLE_GIVES_UP)
+                    judge(strstr(reports[rank].text, "between two collectives") != NULL, "does not say when", rank);
+        }
+}
+
+// What is no fault: a rank that leaves when it has nothing more to do, one that computes for longer than the time-out,
+// and all of them stopped together.
+static void body_leaves(size_t rank) {
+    Comm comm;
+    Error error;
+    int calls = 0;
+    open_or_end(&comm, timeout_ms);
+    comm_on_failure(&comm, count_call, &calls);
+    set_stage(2);
+    must(reach_stage(3, 2), "the other ranks have met");
+    if (rank != 1) comm_sleep(1.6 * timeout_ms);
+    bool fault = comm_failed(&comm, &error);
+    outcome(!fault && calls_counted(&calls) == 0, &error);
+    set_stage(3);
+    if (rank != 1) must(reach_stage(3, 3), "the other ranks have looked");
+    comm_close(&comm);
+}
+
+static void body_computes(size_t rank) {
+    Comm comm;
+    Error error;
+    int64_t sum = 1;
+    open_or_end(&comm, timeout_ms);
+    if (rank == 1) busy(2.5 * timeout_ms);
+    set_stage(2);
+    must(reach_stage(3, 2), "the other ranks have computed");
+    bool good = all_reduce(&comm, &sum, 1, COMM_INT64, &error) && sum == 3;
+    outcome(good, &error);
+    comm_close(&comm);
+}
+
+// Ranks 0 and 1 wait in a collective, rank 2 computes.
+static void body_suspended(size_t rank) {
+    Comm comm;
+    Error error;
+    int64_t sum = 1;
+    open_or_end(&comm, timeout_ms);
+    set_stage(2);
+    while (rank == 2 && __atomic_load_n(&reports[RANKS_MAX].stage, __ATOMIC_SEQ_CST) == 0) comm_sleep(1);
+    bool good = all_reduce(&comm, &sum, 1, COMM_INT64, &error) && sum == 3;
+    outcome(good, &error);
+    comm_close(&comm);
+}
+
+static void judge_success(size_t world) {
+    for (size_t rank = 0; rank < world; rank++)
+        judge(reports[rank].done && reports[rank].good, reports[rank].done ? reports[rank].text : "says nothing", rank);
+}
+
+static void test_no_fault(void) {
+    run_ranks("a rank leaves while the others compute", 3, body_leaves);
+    end_ranks(3, SIZE_MAX);
+    judge_success(3);
+
+    run_ranks("a rank computes for longer than the time-out", 3, body_computes);
+    end_ranks(3, SIZE_MAX);
+    judge_success(3);
+
+    set_stage(0);
+    run_ranks("all ranks are stopped, and go on", 3, body_suspended);
+    judge(reach_stage(3, 2), "has not met the others", 0);
+    for (size_t rank = 0; rank < 3; rank++) kill(children[rank], SIGSTOP);
+    comm_sleep(2 * timeout_ms);
+    for (size_t rank = 0; rank < 3; rank++) kill(children[rank], SIGCONT);
+    comm_sleep(100);
+    set_stage(1);
+    end_ranks(3, SIZE_MAX);
+    judge_success(3);
+}
+
+enum { GIVE_UP_AT_ONCE, GIVE_UP_IN_FLIGHT, GIVE_UP_FROM_THREAD, GIVE_UPS };
+static int give_up_kind;
+
+static void* give_up_later(void* context) {
+    Comm* comm = (Comm*)context;
+    char text[2000];
+    memset(text, 'x', sizeof text);
+    memcpy(text, reason, strlen(reason));
+    text[sizeof text - 1] = 0;
+    comm_sleep(5);
+    comm_abort(comm, text);
+    return NULL;
+}
+
+// Sums of many sizes are under way when rank odd_rank gives up; or it has not begun.
+static void body_give_up(size_t rank) {
+    enum { REQUESTS = 4, LENGTH = 1 << 19 };
+    Comm comm;
+    Error error;
+    CommRequest requests[REQUESTS];
+    pthread_t thread;
+    bool odd = rank == odd_rank, good = open_rank(&comm, timeout_ms, &error);
+    if (!good) {  // another rank has given up before this one had heard that all are there
+        outcome(false, &error);
+        return;
+    }
+    float* data = (float*)allocate((size_t)REQUESTS * LENGTH * sizeof(float));
+    must(data != NULL, "memory");
+    if (odd && give_up_kind == GIVE_UP_AT_ONCE) comm_abort(&comm, reason);
+    bool with_thread = odd && give_up_kind == GIVE_UP_FROM_THREAD;
+    if (with_thread) must(pthread_create(&thread, NULL, give_up_later, &comm) == 0, "starting a thread");
+    for (int round = 0; good; round++) {
+        for (size_t i = 0; i < REQUESTS; i++)
+            requests[i] = start_sum(&comm, data + i * LENGTH, LENGTH >> 5 * i, COMM_FLOAT);
+        if (odd && give_up_kind == GIVE_UP_IN_FLIGHT && round == 1) comm_abort(&comm, reason);
+        for (size_t i = 0; i < REQUESTS; i++) good = comm_wait(&comm, requests[i], &error);
+    }
+    outcome(good, &error);
+    if (with_thread) pthread_join(thread, NULL);
+    comm_close(&comm);
+    free(data);
+}
+
+static void body_give_up_alone(size_t rank) {
+    Comm comm;
+    Error error;
+    int calls = 0;
+    open_or_end(&comm, timeout_ms);
+    comm_on_failure(&comm, count_call, &calls);
+    check(comm_barrier(&comm, &error) && calls_counted(&calls) == 0, "a barrier of one rank");
+    comm_abort(&comm, reason);
+    check(comm_failed(&comm, &error) && strstr(error.text, reason) && calls_counted(&calls) == 1, "it has given up");
+    outcome(comm_barrier(&comm, &error), &error);
+    comm_close(&comm);
+    (void)rank;
+}
+
+static void test_give_up(void) {
+    static const char* const whens[] = {"before any collective", "with sums in flight", "from another thread"};
+    char name[100], words[200];
+    for (give_up_kind = 0; give_up_kind < GIVE_UPS; give_up_kind++)
+        for (odd_rank = 0; odd_rank < 3; odd_rank++) {
+            double began = now_ms();
+            snprintf(name, sizeof name, "rank %zu gives up %s", odd_rank, whens[give_up_kind]);
+            snprintf(words, sizeof words, "rank %zu gave up: %s", odd_rank, reason);
+            run_ranks(name, 3, body_give_up);
+            end_ranks(3, SIZE_MAX);
+            judge_failure(3, SIZE_MAX, began, timeout_ms + SLACK_MS, words, NULL);
+        }
+    double began = now_ms();
+    snprintf(words, sizeof words, "rank 0 gave up: %s", reason);
+    run_ranks("the only rank gives up", 1, body_give_up_alone);
+    end_ranks(1, SIZE_MAX);
+    judge_failure(1, SIZE_MAX, began, SLACK_MS, words, NULL);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 7. Lanes
+
+static void test_worlds(void) {
+    for (size_t world = 1; world <= RANKS_MAX; world++) {
+        char name[60];
+        snprintf(name, sizeof name, "collectives between %zu rank%s", world, world > 1 ? "s" : "");
+        run_ranks(name, world, body_collectives);
+        end_ranks(world, SIZE_MAX);
+    }
+    run_ranks("communication under a computation", 2, body_overlap);
+    end_ranks(2, SIZE_MAX);
+}
+
+#define LANE_TESTS 4
+typedef void (*Test)(void);
+static const Test lanes[][LANE_TESTS] = {
+    {test_launch, test_worlds, NULL, NULL},
+    {test_absent, test_few_files, test_late_in_meeting, NULL},
+    {test_strangers, test_spawn, NULL, NULL},
+    {test_meeting, test_kills, NULL, NULL},
+    {test_kill_in_meeting, NULL, NULL, NULL},
+    {test_stop_in_meeting, NULL, NULL, NULL},
+    {test_stop_between, NULL, NULL, NULL},
+    {test_stop_inside, test_calls, NULL, NULL},
+    {test_idle, NULL, NULL, NULL},
+    {test_no_fault, test_give_up, NULL, NULL},
+};
+#define LANES (sizeof lanes / sizeof lanes[0])
+
+static void* share(size_t bytes) {
+    void* memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    must(memory != MAP_FAILED, "shared memory");
+    return memory;
+}
+
+// What the processes of a lane have in common.
+static void share_reports(void) {
+    reports = (Report*)share((RANKS_MAX + 2) * sizeof(Report) + RANKS_MAX * sizeof(pid_t));
+    self = &reports[RANKS_MAX];
+    fault_ms = &reports[RANKS_MAX + 1].ended_ms;
+    forked = (pid_t*)&reports[RANKS_MAX + 2];
+}
+
+static void run_lanes(void) {
+    Report* results = (Report*)share(LANES * sizeof(Report));
+    pid_t processes[LANES];
+    for (size_t i = 0; i < LANES; i++) {
+        processes[i] = fork();
+        must(processes[i] >= 0, "fork");
+        if (processes[i] > 0) continue;
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        setvbuf(stdout, NULL, _IOFBF, 1 << 16);  // lines of one case stay together
+        share_reports();
+        for (size_t k = 0; k < LANE_TESTS && lanes[i][k]; k++) lanes[i][k]();
+        results[i].passed = passed;
+        results[i].failed = failed;
+        results[i].done = true;
+        exit(0);
+    }
+    double deadline = now_ms() + LANE_MS;
+    for (size_t i = 0; i < LANES; i++) {
+        while (waitpid(processes[i], NULL, WNOHANG) == 0) {
+            if (now_ms() > deadline) kill(processes[i], SIGKILL);  // its ranks end with it
+            comm_sleep(1);
+        }
+        passed += results[i].passed;
+        failed += results[i].failed + !results[i].done;
+        if (!results[i].done) printf("lane %zu of the tests has not come to its end   FAILED\n", i);
+    }
+}
+
+// As one of the ranks of a launcher: the collectives; rank 0 prints the sum of all ranks' checks.
+static int run_launched(const CommLaunch* launch) {
+    Comm comm;
+    Error error;
+    case_name = launch->launcher;
+    if (!comm_open(&comm, launch, PATIENT_MS, &error)) {
+        printf("test_comm: %s\n0 passed, 1 failed\n", error.text);
+        return 1;
+    }
+    if (comm.world > RANKS_MAX) {
+        printf("test_comm: %zu ranks; start it with at most %zu\n0 passed, 1 failed\n", comm.world, RANKS_MAX);
+        return 1;
+    }
+    test_all(&comm);
+    test_overlap(&comm);
+    int64_t sums[2] = {self->passed, self->failed};
+    if (!all_reduce(&comm, sums, 2, COMM_INT64, &error)) {
+        printf("test_comm: %s\n0 passed, 1 failed\n", error.text);
+        return 1;
+    }
+    if (comm.rank == 0)
+        printf("%zu ranks of %s, through %s\n%lld passed, %lld failed\n", comm.world, launch->launcher,
+               comm.mpi ? "MPI" : "sockets", (long long)sums[0], (long long)sums[1]);
+    comm_close(&comm);
+    return sums[1] > 0;
+}
+
+int main(int argc, char** argv) {
+    CommLaunch launch;
+    Error error;
+    Flag flags[] = {{"timeout", FLAG_REAL, &timeout_ms, "MS", 100, 60000,
+                     "time-out of the cases in which something is to fail", false}};
+    if (!flags_parse(flags, 1, argc, argv, &error)) {
+        printf("test_comm: %s\n0 passed, 1 failed\n", error.text);
+        return 2;
+    }
+    share_reports();
+    if (comm_find(&launch, &error) && strcmp(launch.launcher, "none") != 0) return run_launched(&launch);
+    clear_environment();
+    run_lanes();
+    printf("%d passed, %d failed\n", passed, failed);
+    return failed > 0;
+}

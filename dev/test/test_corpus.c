@@ -1,0 +1,648 @@
+// test_corpus.c: proves that the corpus' stated entropy is the entropy of its text.
+//
+//   1. a parser          sums the probability of a text over all its derivations
+//   2. probability       the parser against the generator; one derivation for each story; the nats in the JSON
+//   3. choices           how often each was taken, against its weight
+//   4. text              ASCII, the pinned hash, different stories for training and validation
+//   5. windows           what it costs a model that its window starts in the middle of a story
+//   6. refusals          grammars, flags and files that cannot be used
+//
+// The parser shares the grammar's tables with the generator and nothing else: it knows no random numbers and replays
+// no choices.
+//
+// Build: cc -O2 -o build/test_corpus dev/test/test_corpus.c -lm      Run: build/test_corpus [FOLDER for scratch files]
+
+#define main corpus_main
+#include "data/corpus.c"
+#undef main
+
+#include <signal.h>
+#include <sys/resource.h>
+
+// Of the first 1000 stories of seed 1: changes with the grammar, and is printed when it does not fit.
+static const uint64_t PINNED_HASH = 0xbb0d38c433dd5b89ull;
+
+typedef struct {
+    int passed, failed;
+} Tally;
+
+// `error` must be at most `bound`; a NaN fails.
+static void check(Tally* tally, const char* what, double error, double bound) {
+    bool ok = error <= bound;
+    printf("%-74s %.3g %s %.3g%s\n", what, error, ok ? "<=" : ">", bound, ok ? "" : "   FAILED");
+    tally->passed += ok;
+    tally->failed += !ok;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 1. A parser
+//
+// A State is one way to have read the text so far: the pieces still to come (a stack, innermost on top), what is left
+// of the words at hand, and what the variables hold. Reading a byte drops the states that expected another one; at the
+// end of its words a state is replaced by one state for each choice that may follow. The sum of the states'
+// probabilities is the probability of the text read so far. Nothing assumes that a text has one derivation.
+
+enum { MAX_DEPTH = 16, MAX_TRACE = 1 << 16, BUCKETS = 1 << 12 };
+
+typedef struct {
+    double p;
+    int trace;  // the last choice taken, a place in Parser.trace
+    const char* words;
+    int words_left, depth;
+    bool capital;  // the next letter is a large one
+    struct { short next, end; } stack[MAX_DEPTH];  // pieces
+    short bound[MAX_VARIABLES];  // a choice, or -1: anything, as the weights say
+    int after;  // in parser_merge: the next state of the same bucket, or -1
+} State;
+
+typedef struct {
+    State* states;
+    size_t count, capacity;
+} States;
+
+typedef struct {
+    const Grammar* g;
+    States now, then;
+    bool endless;  // after a story comes the next one, states with the same future are merged, and the sum is kept at 1
+    int buckets[BUCKETS];
+    int trace_count;
+    struct { int choice, before; } trace[MAX_TRACE];
+} Parser;
+
+// With no words left: what is done with is dropped, so that states with the same future are equal.
+static void state_trim(State* s) {
+    if (s->words_left > 0) return;
+    s->words = NULL;
+    while (s->depth > 0 && s->stack[s->depth - 1].next == s->stack[s->depth - 1].end) s->depth--;
+    for (int v = 0; v < MAX_VARIABLES && s->depth == 0; v++) s->bound[v] = -1;
+}
+
+static bool state_equal(const State* a, const State* b) {
+    return a->words == b->words && a->depth == b->depth && a->capital == b->capital &&
+           memcmp(a->bound, b->bound, sizeof a->bound) == 0 &&
+           memcmp(a->stack, b->stack, (size_t)a->depth * sizeof a->stack[0]) == 0;
+}
+
+static void states_add(States* list, const State* s) {
+    if (list->count == list->capacity) {
+        list->capacity = max_size(1024, 2 * list->capacity);
+        list->states = (State*)realloc(list->states, list->capacity * sizeof(State));
+        if (!list->states) {
+            fprintf(stderr, "test_corpus: no memory for %zu parser states\n", list->capacity);
+            exit(1);
+        }
+    }
+    list->states[list->count++] = *s;
+}
+
+static void parser_settle(Parser* parser, State s);
+
+// One state for each choice of `symbol`.
+static void parser_choose(Parser* parser, const State* s, int symbol, int variable) {
+    const Grammar* g = parser->g;
+    for (int i = 0; i < g->symbols[symbol].choice_count; i++) {
+        State t = *s;
+        int c = g->symbols[symbol].first_choice + i;
+        t.p *= (double)g->choices[c].weight / (double)g->symbols[symbol].weight;
+        if (variable >= 0) t.bound[variable] = (short)c;
+        t.stack[t.depth].next = (short)g->choices[c].first_piece;
+        t.stack[t.depth++].end = (short)(g->choices[c].first_piece + g->choices[c].piece_count);
+        t.trace = parser->trace_count++ % MAX_TRACE;
+        parser->trace[t.trace].choice = c;
+        parser->trace[t.trace].before = s->trace;
+        parser_settle(parser, t);
+    }
+}
+
+// Goes on from a state with no words left to all states that have some, or to the end of the story.
+static void parser_settle(Parser* parser, State s) {
+    const Grammar* g = parser->g;
+    while (s.words_left == 0) {
+        state_trim(&s);
+        if (s.depth == 0) {
+            if (parser->endless) parser_choose(parser, &s, 0, -1);
+            else states_add(&parser->then, &s);
+            return;
+        }
+        const Piece* piece = &g->pieces[s.stack[s.depth - 1].next];
+        if (piece->kind != PIECE_TEXT && piece->kind != PIECE_SYMBOL && s.bound[piece->variable] < 0) {
+            const Symbol* held = &g->symbols[g->variable_symbols[piece->variable]];
+            for (int c = held->first_choice; c < held->first_choice + held->choice_count; c++) {
+                State t = s;
+                t.bound[piece->variable] = (short)c;
+                t.p *= (double)g->choices[c].weight / (double)held->weight;
+                parser_settle(parser, t);
+            }
+            return;
+        }
+        s.stack[s.depth - 1].next++;
+        s.capital = s.capital || piece->capital;
+        Span words = piece->text;
+        if (piece->kind == PIECE_SYMBOL) {
+            parser_choose(parser, &s, piece->symbol, piece->variable);
+            return;
+        }
+        if (piece->kind != PIECE_TEXT) words = g->choices[s.bound[piece->variable]].forms[piece->form];
+        if (piece->kind == PIECE_BY_FORM) {
+            parser_choose(parser, &s, symbol_find(g, words), -1);
+            return;
+        }
+        s.words = words.text;
+        s.words_left = words.length;
+    }
+    states_add(&parser->then, &s);
+}
+
+static void parser_swap(Parser* parser) {
+    States swap = parser->now;
+    parser->now = parser->then;
+    parser->then = swap;
+    parser->then.count = 0;
+}
+
+static void parser_begin(Parser* parser, const Grammar* g, bool endless) {
+    State s;
+    memset(&s, 0, sizeof s);
+    s.p = 1;
+    s.trace = -1;
+    for (int v = 0; v < MAX_VARIABLES; v++) s.bound[v] = -1;
+    parser->g = g;
+    parser->endless = endless;
+    parser->trace_count = 0;
+    parser->now.count = parser->then.count = 0;
+    parser_choose(parser, &s, 0, -1);
+    parser_swap(parser);
+}
+
+static double parser_sum(const Parser* parser) {
+    double sum = 0;
+    for (size_t i = 0; i < parser->now.count; i++) sum += parser->now.states[i].p;
+    return sum;
+}
+
+// States with the same future become one with the sum of their probabilities. Scales the sum of all to 1.
+static void parser_merge(Parser* parser) {
+    double scale = 1 / parser_sum(parser);
+    State* states = parser->now.states;
+    int kept = 0;
+    for (size_t i = 0; i < parser->now.count; i++) {
+        State s = states[i];
+        Hash hash = hash_begin((uint64_t)(size_t)s.words);
+        hash_add(&hash, s.stack, (size_t)s.depth * sizeof s.stack[0]);
+        hash_add(&hash, s.bound, sizeof s.bound);
+        int* bucket = &parser->buckets[hash_end(&hash) % BUCKETS];
+        int j = *bucket - 1;
+        while (j >= 0 && !state_equal(&s, &states[j])) j = states[j].after;
+        s.p *= scale;
+        if (j >= 0) {
+            states[j].p += s.p;
+            continue;
+        }
+        s.after = *bucket - 1;
+        states[kept++] = s;
+        *bucket = kept;  // plus 1, so that 0 is an empty bucket
+    }
+    parser->now.count = (size_t)kept;
+    memset(parser->buckets, 0, sizeof parser->buckets);
+}
+
+// Returns the probability of this byte after those before it (for an endless parser; else all of them together).
+static double parser_read(Parser* parser, char byte) {
+    for (size_t i = 0; i < parser->now.count; i++) {
+        State s = parser->now.states[i];
+        char expected = s.words_left > 0 ? *s.words : 0;
+        if (s.capital && expected >= 'a' && expected <= 'z') expected = (char)(expected - 'a' + 'A');
+        if (expected != byte) continue;
+        s.capital = false;
+        s.words++;
+        s.words_left--;
+        state_trim(&s);
+        states_add(&parser->then, &s);
+    }
+    parser_swap(parser);
+    double p = parser_sum(parser);
+    if (parser->endless) parser_merge(parser);
+    for (size_t i = 0; i < parser->now.count; i++) parser_settle(parser, parser->now.states[i]);
+    parser_swap(parser);
+    return p;
+}
+
+// The probability of a whole story, over all its derivations; how many there are; and, added to counts, the choices of
+// the last of them.
+static double parser_story(Parser* parser, int* derivations, uint64_t* counts, const Grammar* g, const char* text,
+                           size_t length) {
+    parser_begin(parser, g, false);
+    for (size_t i = 0; i < length; i++) parser_read(parser, text[i]);
+    double p = 0;
+    *derivations = 0;
+    for (size_t i = 0; i < parser->now.count; i++) {
+        const State* s = &parser->now.states[i];
+        if (s->depth > 0 || s->words_left > 0) continue;
+        p += s->p;
+        ++*derivations;
+        for (int t = s->trace; counts && t >= 0; t = parser->trace[t].before) counts[parser->trace[t].choice]++;
+    }
+    return p;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 2, 3. Probability and choices
+
+// How unlikely these counts are under the weights: the chi-square statistic as a normal deviate (the cube-root
+// transform of Wilson and Hilferty, 1931).
+static double chi_square_deviate(const Grammar* g, const Symbol* symbol, const uint64_t* counts) {
+    double n = 0, statistic = 0, free = symbol->choice_count - 1;
+    for (int c = symbol->first_choice; c < symbol->first_choice + symbol->choice_count; c++) n += (double)counts[c];
+    for (int c = symbol->first_choice; c < symbol->first_choice + symbol->choice_count; c++) {
+        double expected = n * g->choices[c].weight / symbol->weight;
+        statistic += ((double)counts[c] - expected) * ((double)counts[c] - expected) / expected;
+    }
+    return (cbrt(statistic / free) - (1 - 2 / (9 * free))) / sqrt(2 / (9 * free));
+}
+
+static void test_stories(Tally* tally, Parser* parser, const Grammar* g, int stories) {
+    uint64_t* counts = (uint64_t*)allocate(MAX_CHOICES * sizeof(uint64_t));
+    double worst = 0, mass = 0;
+    int ambiguous = 0, not_ascii = 0, ends = 0;
+    Story story;
+    for (int i = 0; i < stories; i++) {
+        int derivations = 0;
+        story_write(&story, g, 7, (uint64_t)i);
+        double p = parser_story(parser, &derivations, counts, g, story.text, story.length);
+        double error = fabs(-log(p) - story.nats) / story.nats;
+        if (!(error <= worst)) worst = error;
+        ambiguous += derivations != 1;
+        for (size_t b = 0; b < story.length; b++) {
+            bool newline = story.text[b] == '\n';
+            not_ascii += !newline && (story.text[b] < ' ' || story.text[b] > '~');
+            ends += newline;
+        }
+        ends -= memcmp(story.text + story.length - 2, "\n\n", 2) == 0 ? 2 : 0;
+        mass += (double)story.length;
+    }
+    printf("%d stories, %.0f bytes\n", stories, mass);
+    check(tally, "-ln p: the generator's sum against all derivations, relative", worst, 1e-9);
+    check(tally, "stories with no derivation, or with more than one", ambiguous, 0);
+    check(tally, "bytes that are not printable ASCII", not_ascii, 0);
+    check(tally, "newlines elsewhere than two at a story's end", ends, 0);
+
+    double deviate = 0;
+    uint64_t least = UINT64_MAX;
+    for (int s = 0; s < g->symbol_count; s++) {
+        double d = g->symbols[s].choice_count > 1 ? chi_square_deviate(g, &g->symbols[s], counts) : 0;
+        if (!(d <= deviate)) deviate = d;
+        for (int c = g->symbols[s].first_choice; c < g->symbols[s].first_choice + g->symbols[s].choice_count; c++) {
+            if (counts[c] < least) least = counts[c];
+        }
+    }
+    // Above 4.5 for one of 100 symbols: once in 3000 seeds.
+    check(tally, "choices: chi-square of the worst symbol, as a normal deviate", deviate, 4.5);
+    double in_6_mb = (double)least * 6e6 / mass;
+    printf("%d symbols, %d choices; the rarest is taken %.0f times in 6 MB\n", g->symbol_count, g->choice_count,
+           in_6_mb);
+    check(tally, "choices: 1 / how often the rarest is taken in 6 MB", 1 / in_6_mb, 1 / 100.0);
+    free(counts);
+}
+
+// The number `key` of the part "train" or "val"; NAN if it is missing.
+static double part_number(const Json* json, const char* part, const char* key) {
+    double value = NAN;
+    json_number(json, json_get(json, json_get(json, 0, part), key), &value);
+    return value;
+}
+
+// The program's files: the JSON against nats that the parser finds in the text alone.
+static void test_files(Tally* tally, Parser* parser, const Grammar* g, const char* folder) {
+    char prefix[512], path[600];
+    snprintf(prefix, sizeof prefix, "%s/test_corpus_%ld", folder, (long)getpid());
+    Options options = {prefix, 200000, 100000, 3};
+    Summary written[2];
+    Json json;
+    Error error = {"", false};
+    bool wrote = corpus_write(written, g, &options, &error);
+    if (!wrote) printf("%s\n", error.text);
+    check(tally, "corpus_write: failures", !wrote, 0);
+    size_t bytes = 0;
+    snprintf(path, sizeof path, "%s.json", prefix);
+    char* text = NULL;
+    bool parsed = file_read(path, 1 << 20, &text, &bytes, &error) && json_parse(&json, text, bytes, path, &error);
+    free(text);
+    remove(path);
+    const char* parts[2] = {"train", "val"};
+    for (int i = 0; i < 2 && parsed; i++) {
+        snprintf(path, sizeof path, "%s_%s.txt", prefix, parts[i]);
+        file_read(path, 1 << 24, &text, &bytes, &error);
+        remove(path);
+        double nats = 0, stories = 0;
+        for (char* at = text; at && *at;) {
+            char* end = strstr(at, "\n\n");
+            int derivations = 0;
+            if (!end) nats = NAN;
+            if (!end) break;
+            nats -= log(parser_story(parser, &derivations, NULL, g, at, (size_t)(end + 2 - at)));
+            stories++;
+            at = end + 2;
+        }
+        double asked = (double)(i == 0 ? options.bytes : options.val_bytes);
+        printf("%s: %zu bytes, %.0f stories, %.6f nats per byte\n", parts[i], bytes, stories, nats / (double)bytes);
+        check(tally, "  nats in the JSON against the text alone, relative",
+              fabs(part_number(&json, parts[i], "nats") - nats) / nats, 1e-9);
+        check(tally, "  nats per byte in the JSON, the same",
+              fabs(part_number(&json, parts[i], "nats_per_byte") * (double)bytes - nats) / nats, 2e-9);
+        check(tally, "  bytes and stories in the JSON, difference",
+              fabs(part_number(&json, parts[i], "bytes") - (double)bytes) +
+              fabs(part_number(&json, parts[i], "stories") - stories), 0);
+        check(tally, "  bytes above those asked for, at most one story", fabs((double)bytes - asked - 512), 512);
+        free(text);
+    }
+    check(tally, "the JSON: failures to read it", !parsed, 0);
+    if (parsed) json_free(&json);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 4. Text
+
+static int hash_compare(const void* a, const void* b) {
+    uint64_t x = *(const uint64_t*)a, y = *(const uint64_t*)b;
+    return x < y ? -1 : x > y;
+}
+
+static void test_text(Tally* tally, const Grammar* g) {
+    enum { STORIES = 20000 };
+    uint64_t* hashes = (uint64_t*)allocate(2 * STORIES * sizeof(uint64_t));
+    Story story, again;
+    Hash hash = hash_begin(0);
+    int different = 0, twice = 0;
+    for (int i = 0; i < 2 * STORIES; i++) {
+        uint64_t number = i < STORIES ? (uint64_t)i : FIRST_VAL_STORY + (uint64_t)(i - STORIES);
+        story_write(&story, g, 1, number);
+        hashes[i] = hash_bytes(story.text, story.length);
+        if (i < 1000) hash_add(&hash, story.text, story.length);
+        if (i % 100 == 0) {
+            story_write(&again, g, 1, number);
+            different += again.length != story.length || memcmp(again.text, story.text, story.length) != 0;
+        }
+    }
+    qsort(hashes, 2 * STORIES, sizeof hashes[0], hash_compare);
+    for (int i = 1; i < 2 * STORIES; i++) twice += hashes[i] == hashes[i - 1];
+    check(tally, "one seed and number, two stories", different, 0);
+    check(tally, "equal stories among 20000 for training and 20000 for validation", twice, 0);
+    if (hash_end(&hash) != PINNED_HASH) printf("hash 0x%016llxull\n", (unsigned long long)hash_end(&hash));
+    check(tally, "the first 1000 stories of seed 1 are not the pinned bytes", hash_end(&hash) != PINNED_HASH, 0);
+    free(hashes);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 5. Windows
+//
+// A model reads windows that start anywhere. The best it can do there is to weigh all places in all stories at which
+// the window may have started, each with the mean number of times that a story passes through it, and to read on from
+// there: a parser that begins with all these states. What it loses against one that read the text from its start is the
+// price of the window's start, exact but for the sampling of windows.
+
+// All places inside the words of the choice `c`, whose surroundings are `s`; s->p is the mean number of visits.
+static void places_add(Parser* parser, const State* s, int c, bool capital);
+
+static void places_add_symbol(Parser* parser, const State* s, int symbol, int variable, bool capital) {
+    const Symbol* from = &parser->g->symbols[symbol];
+    for (int c = from->first_choice; c < from->first_choice + from->choice_count; c++) {
+        State t = *s;
+        t.p *= (double)parser->g->choices[c].weight / (double)from->weight;
+        if (variable >= 0) t.bound[variable] = (short)c;
+        places_add(parser, &t, c, capital);
+    }
+}
+
+static void places_add_words(Parser* parser, const State* s, Span words, bool capital) {
+    State t = *s;
+    for (int i = 0; i < words.length; i++) {
+        t.words = words.text + i;
+        t.words_left = words.length - i;
+        t.capital = capital && i == 0;
+        states_add(&parser->then, &t);
+    }
+}
+
+static void places_add(Parser* parser, const State* s, int c, bool capital) {
+    const Grammar* g = parser->g;
+    int end = g->choices[c].first_piece + g->choices[c].piece_count;
+    for (int i = g->choices[c].first_piece; i < end; i++) {
+        const Piece* piece = &g->pieces[i];
+        bool large = piece->capital || (capital && i == g->choices[c].first_piece);
+        State t = *s;
+        t.stack[t.depth].next = (short)(i + 1);
+        t.stack[t.depth++].end = (short)end;
+        if (piece->kind == PIECE_TEXT) places_add_words(parser, &t, piece->text, large);
+        if (piece->kind == PIECE_SYMBOL) places_add_symbol(parser, &t, piece->symbol, piece->variable, large);
+        if (piece->kind != PIECE_FORM && piece->kind != PIECE_BY_FORM) continue;
+        const Symbol* held = &g->symbols[g->variable_symbols[piece->variable]];
+        for (int k = held->first_choice; k < held->first_choice + held->choice_count; k++) {
+            State u = t;
+            Span form = g->choices[k].forms[piece->form];
+            u.p *= (double)g->choices[k].weight / (double)held->weight;
+            u.bound[piece->variable] = (short)k;
+            if (piece->kind == PIECE_FORM) places_add_words(parser, &u, form, large);
+            else places_add_symbol(parser, &u, symbol_find(g, form), -1, large);
+        }
+    }
+}
+
+static void test_windows(Tally* tally, Parser* parser, const Grammar* g, int windows) {
+    enum { T = 256, STORIES = 4000 };
+    char* text = (char*)allocate((size_t)STORIES * MAX_STORY);
+    size_t bytes = 0;
+    double nats = 0, squares = 0, excess[T + 1] = {0}, floor_sum[T + 1] = {0};
+    Story story;
+    for (int i = 0; i < STORIES; i++) {
+        story_write(&story, g, 11, (uint64_t)i);
+        memcpy(text + bytes, story.text, story.length);
+        bytes += story.length;
+        nats += story.nats;
+    }
+    float* floors = (float*)allocate(bytes * sizeof(float));  // -ln p of each byte after all that went before
+    double total = 0;
+    parser_begin(parser, g, true);
+    for (size_t i = 0; i < bytes; i++) {
+        double loss = -log(parser_read(parser, text[i]));
+        floors[i] = (float)loss;
+        total += loss;
+    }
+    check(tally, "-ln p byte by byte through 4000 stories against the generator, relative", fabs(total - nats) / nats,
+          1e-9);
+
+    State outside;
+    memset(&outside, 0, sizeof outside);
+    outside.p = 1;
+    outside.trace = -1;
+    for (int v = 0; v < MAX_VARIABLES; v++) outside.bound[v] = -1;
+    parser_swap(parser);
+    parser->then.count = 0;
+    places_add_symbol(parser, &outside, 0, -1, false);
+    States places = parser->then;
+    memset(&parser->then, 0, sizeof parser->then);
+    double mean_length = 0;
+    for (size_t i = 0; i < places.count; i++) mean_length += places.states[i].p;
+    printf("%zu places; a story is %.2f bytes long in the mean\n", places.count, mean_length);
+    check(tally, "the mean length, by the places' weights against the stories, relative",
+          fabs(mean_length * STORIES / (double)bytes - 1), 0.01);
+
+    for (int w = 0; w < windows; w++) {
+        size_t start = random_bits(5, RANDOM_TEST, 0, (uint64_t)w) % (bytes - T - 1);
+        parser->now.count = 0;
+        for (size_t i = 0; i < places.count; i++) {
+            if (*places.states[i].words == text[start] || places.states[i].capital) {
+                states_add(&parser->now, &places.states[i]);
+            }
+        }
+        double price = 0;
+        for (int t = 0; t <= T; t++) {
+            double p = parser_read(parser, text[start + (size_t)t]) / (t == 0 ? mean_length : 1);
+            double above = -log(p) - floors[start + (size_t)t];
+            excess[t] += above;
+            if (t > 0) price += above;
+            floor_sum[t] += floors[start + (size_t)t];
+        }
+        squares += price * price;
+    }
+    const int bands[6] = {1, 8, 32, 64, 128, T + 1};  // byte 0 is given to a model, not asked of it
+    double sum = 0, base = 0, late = 0, late_base = 0;
+    for (int b = 0; b < 5; b++) {
+        double band = 0;
+        for (int t = bands[b]; t < bands[b + 1]; t++) band += excess[t] / windows;
+        printf("  bytes %3d to %3d of a window: %6.3f nats above the floor\n", bands[b], bands[b + 1] - 1, band);
+    }
+    for (int t = 1; t <= T; t++) {
+        sum += excess[t];
+        base += floor_sum[t];
+        if (t > T / 2) late += excess[t];
+        if (t > T / 2) late_base += floor_sum[t];
+    }
+    double mean = sum / windows, deviation = sqrt((squares / windows - mean * mean) / windows);
+    printf("  all %d bytes: %.3f +- %.3f nats, %.2f%% of the floor; the second half alone: %.2f%%\n", T, mean,
+           deviation, 100 * sum / base, 100 * late / late_base);
+    check(tally, "the price of a window's start, second half of 256, over the floor", fabs(late / late_base), 0.01);
+    free(text);
+    free(floors);
+    free(places.states);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 6. Refusals
+
+static void check_refused(Tally* tally, const char* what, bool accepted, const Error* error, const char* word) {
+    bool ok = !accepted && strstr(error->text, word) != NULL;
+    printf("refused: %-40s %s%s\n", what, error->text, ok ? "" : "   FAILED");
+    tally->passed += ok;
+    tally->failed += !ok;
+}
+
+static void test_grammars(Tally* tally) {
+    Grammar* g = (Grammar*)allocate(sizeof(Grammar));
+    static const char* const unknown[][2] = {{"story", "a {cat} sat"}};
+    static const char* const inside[][2] = {{"story", "{b} / c"}, {"b", "{story}"}};
+    static const char* const unbound[][2] = {{"story", "{x.1} sat"}};
+    static const char* const no_form[][2] = {{"story", "{x:b} and {x.1}"}, {"b", "cat / dog"}};
+    static const char* const not_plain[][2] = {{"story", "{x:b} and {x.0}"}, {"b", "cat / {c}"}, {"c", "dog"}};
+    static const char* const two_kinds[][2] = {{"story", "{x:b} / {x:c}"}, {"b", "cat"}, {"c", "dog"}};
+    static const char* const bad_class[][2] = {{"story", "{x:b} {@x.1}"}, {"b|fly", "owl"}};
+    const struct { const char* const (*lines)[2]; size_t count; const char *what, *word; } bad[7] = {
+        {unknown, 1, "an unknown symbol", "{cat}"}, {inside, 2, "a symbol inside itself", "inside itself"},
+        {unbound, 1, "a variable that is never set", "{x.1}"}, {no_form, 2, "a form that is never set", "{x.1}"},
+        {not_plain, 3, "a form with symbols in it", "{x.0}"}, {two_kinds, 3, "a variable of two kinds", "{x:c}"},
+        {bad_class, 2, "a form that names no symbol", "{x.1}"}};
+    for (int i = 0; i < 7; i++) {
+        Error error = {"", false};
+        bool accepted = grammar_compile(g, bad[i].lines, bad[i].count, &error);
+        check_refused(tally, bad[i].what, accepted, &error, bad[i].word);
+    }
+    free(g);
+}
+
+static void test_flags(Tally* tally) {
+    const char* const cases[9][4] = {
+        {"--out", "x", "--bites", "--bites"}, {"--out", "x", "--bytes", "value"},
+        {"--bytes", "12", NULL, "--out"}, {"--bytes", "12x", NULL, "12x"}, {"--bytes", "-1", NULL, "-1"},
+        {"--bytes", "0", NULL, "from 1"}, {"--seed", "18446744073709551616", NULL, "184467"},
+        {"--val-bytes", "", NULL, "--val-bytes"}, {"--seed", " 1", NULL, "--seed"}};
+    for (int i = 0; i < 9; i++) {
+        char words[4][32] = {"corpus"};
+        char* argv[5] = {words[0], NULL, NULL, NULL, NULL};
+        int argc = 1;
+        for (int k = 0; k < 3 && cases[i][k]; k++) {
+            snprintf(words[argc], sizeof words[argc], "%s", cases[i][k]);
+            argv[argc] = words[argc];
+            argc++;
+        }
+        Options options;
+        Error error = {"", false};
+        bool accepted = options_read(&options, argc, argv, &error);
+        check_refused(tally, cases[i][argc - 2], accepted, &error, cases[i][3]);
+    }
+}
+
+// A folder that does not exist, and a disk that is full after 50,000 bytes: the files of before stay as they were.
+static void test_disk(Tally* tally, const Grammar* g, const char* folder) {
+    const char* endings[3] = {"_train.txt", "_val.txt", ".json"};
+    char prefix[512], path[600];
+    Summary written[2];
+    Error error = {"", false};
+    Options options = {"/nonexistent/folder/x", 1000, 1000, 1};
+    bool accepted = corpus_write(written, g, &options, &error);
+    check_refused(tally, "a folder that does not exist", accepted, &error, "/nonexistent/folder/x_train.txt");
+
+    snprintf(prefix, sizeof prefix, "%s/test_full_%ld", folder, (long)getpid());
+    options.out = prefix;
+    accepted = corpus_write(written, g, &options, &error);
+    uint64_t before = written[0].bytes;
+    options.bytes = 1000000;
+    struct rlimit old, limit;
+    getrlimit(RLIMIT_FSIZE, &old);
+    limit = old;
+    limit.rlim_cur = 50000;
+    signal(SIGXFSZ, SIG_IGN);
+    setrlimit(RLIMIT_FSIZE, &limit);
+    bool full = corpus_write(written, g, &options, &error);
+    setrlimit(RLIMIT_FSIZE, &old);
+    check_refused(tally, "a full disk", full || !accepted, &error, "cannot write");
+    int wrong = 0;
+    for (int i = 0; i < 3; i++) {
+        size_t bytes = 0;
+        char* text = NULL;
+        snprintf(path, sizeof path, "%s%s.tmp-%ld-0", prefix, endings[i], (long)getpid());
+        wrong += access(path, F_OK) == 0;
+        snprintf(path, sizeof path, "%s%s", prefix, endings[i]);
+        wrong += !file_read(path, 1 << 24, &text, &bytes, &error) || (i == 0 && bytes != before);
+        free(text);
+        remove(path);
+    }
+    check(tally, "a full disk: temporary files left, or whole files lost", wrong, 0);
+}
+
+int main(int argc, char** argv) {
+    const char* folder = argc > 1 ? argv[1] : "/tmp";
+    Tally tally = {0, 0};
+    Error error;
+    Grammar* g = (Grammar*)allocate(sizeof(Grammar));
+    Parser* parser = (Parser*)allocate(sizeof(Parser));
+    if (!g || !parser) {
+        fprintf(stderr, "test_corpus: no memory\n");
+        return 1;
+    }
+    if (!grammar_compile(g, corpus_lines, sizeof corpus_lines / sizeof corpus_lines[0], &error)) {
+        fprintf(stderr, "test_corpus: %s\n", error.text);
+        return 1;
+    }
+    test_stories(&tally, parser, g, 20000);
+    test_files(&tally, parser, g, folder);
+    test_text(&tally, g);
+    test_windows(&tally, parser, g, 1000);
+    test_grammars(&tally);
+    test_flags(&tally);
+    test_disk(&tally, g, folder);
+    free(parser->now.states);
+    free(parser->then.states);
+    free(parser);
+    free(g);
+    printf("%d passed, %d failed\n", tally.passed, tally.failed);
+    return tally.failed > 0;
+}

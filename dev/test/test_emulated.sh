@@ -1,0 +1,133 @@
+# test_emulated.sh BUILD CUDA_INCLUDE NVCC LADDERS PROGRAM...: runs CUDA on the CPU: the emulator's own tests, every kernel and
+# every rung of the ladders in many orders of threads, and the trainer's CUDA build. The programs are
+# build/emulated-BUILD-TYPE-NAME. NVCC: yes if nvcc has just compiled everything, which make does before it calls this.
+# LADDERS: the names of those that the programs named ladders hold.
+set -u
+build=$1
+cuda_include=$2
+nvcc=$3
+ladders=$4
+shift 4
+log=$build/test_emulated.log
+passed=0
+failed=0
+. dev/test/tally.sh
+: > "$log"
+OMP_WAIT_POLICY=passive
+export OMP_WAIT_POLICY
+
+# once COMMAND...: runs it and adds up its 'N passed, N failed'; what failed is shown.
+once() {
+    tally "$@"
+    sum_good=$((sum_good + good))
+    sum_bad=$((sum_bad + bad))
+    runs=$((runs + 1))
+    { echo "== $*"; cat "$build/tally.out"; } >> "$log"
+    [ "$bad" -eq 0 ] && return
+    echo "failed: $* (exit status $status)"
+    grep -E 'FAILED|emulator:|rror' "$build/tally.out" | head -n 10
+    tail -n 3 "$build/tally.out"
+}
+
+begin() { sum_good=0; sum_bad=0; runs=0; started=$(date +%s); }
+end() {  # end NAME
+    passed=$((passed + sum_good))
+    failed=$((failed + sum_bad))
+    echo "$([ "$sum_bad" -eq 0 ] && echo 'ok     ' || echo FAILED) $1: $sum_good passed, $sum_bad failed in $runs runs, $(($(date +%s) - started)) s"
+}
+
+begin
+# shellcheck disable=SC2086  # several words
+once sh dev/emulator/test.sh "$build/emulator" $cuda_include
+end "emulator: collectives, PTX, planted bugs of kernels"
+begin
+once sh dev/emulator/test_runtime.sh "$build/emulator" "$cuda_include"
+end "emulator: memory, streams, planted bugs of hosts"
+begin
+once "$build/test_cublaslt"
+once env EMULATE_STREAMS=delayed "$build/test_cublaslt"
+end "emulator: cuBLASLt"
+begin
+once "$build/test_nccl"
+once env EMULATE_STREAMS=delayed "$build/test_nccl"
+once env EMULATE_STREAMS=delayed EMULATE_OTHERS=ahead "$build/test_nccl"
+end "emulator: NCCL between processes"
+
+# Odd shapes of a ladder, a line each; the test of all kernels has a table of its own, of which only the first run takes
+# the larger half.
+shapes() {
+    case $1 in
+        test_cuda) echo "--shapes tiny" ;;
+        adamw) echo "--parameters 1"; echo "--parameters 1027" ;;
+        attention_*)
+            echo "--seq 1 --head-size 16"; echo "--seq 77 --heads 6 --kv-heads 1 --head-size 80"
+            echo "--seq 65 --head-size 128"; echo "--seq 33 --head-size 96 --kv-heads 4"; echo "--seq 20 --head-size 33" ;;
+        classifier) echo "--rows 1 --vocab 5"; echo "--rows 3 --vocab 1000" ;;
+        embedding)
+            echo "--tokens equal --channels 7"; echo "--tokens different --seq 75 --vocab 300"; echo "--batch 1 --seq 1 --channels 1" ;;
+        exact_add) echo "--elements 1"; echo "--elements 4099" ;;
+        gelu) echo "--rows 1 --ffn 7"; echo "--rows 5 --ffn 72" ;;
+        global_norm) echo "--elements 1"; echo "--elements 4099" ;;
+        layernorm) echo "--rows 1 --channels 7"; echo "--rows 9 --channels 1025"; echo "--rows 33 --channels 32" ;;
+        matmul) echo "--rows 1 --outputs 8 --inputs 8"; echo "--rows 131 --outputs 136 --inputs 40" ;;
+        rope) echo "--seq 1 --head-size 2"; echo "--head-size 6 --heads 3 --kv-heads 3"; echo "--head-size 128 --heads 2" ;;
+    esac
+}
+
+# Orders of threads, with asynchronous copies late and early. Streams that run as late as they may, with others behind or
+# ahead, are another thing that must change nothing.
+orders() {  # orders PROGRAM [LADDER]
+    tiny=
+    [ $# -gt 1 ] || tiny="--shapes tiny"
+    shapes "${2:-test_cuda}" > "$build/shapes"
+    while read -r flags; do
+        # shellcheck disable=SC2086
+        once "$@" $flags
+    done < "$build/shapes"
+    case $* in
+        *-plain-*\ attention_* | *-plain-*\ matmul) once env EMULATE_SHARED=99 "$@" ;;  # shared memory of sm_86 and sm_89
+    esac
+    case $* in
+        *-plain-*)
+            once "$@"
+            for mode in "ORDER=reverse" "ORDER=random EMULATE_SEED=1" "ORDER=random EMULATE_SEED=2 EMULATE_COPIES=early" \
+                "ORDER=random EMULATE_SEED=3 EMULATE_COPIES=early" "ORDER=random EMULATE_SEED=4" "COPIES=early" \
+                "ORDER=reverse EMULATE_COPIES=early" "STREAMS=delayed" "STREAMS=delayed EMULATE_OTHERS=ahead"; do
+                # shellcheck disable=SC2086
+                once env EMULATE_$mode "$@" $tiny
+            done ;;
+        *)  # shellcheck disable=SC2086
+            [ -n "$tiny" ] || once "$@"
+            # shellcheck disable=SC2086
+            once env EMULATE_ORDER=random EMULATE_SEED=1 EMULATE_COPIES=early "$@" $tiny ;;
+    esac
+}
+for program in "$@"; do
+    begin
+    case $program in
+        *-ladders) for ladder in $ladders; do orders "$program" "$ladder"; done ;;
+        *) orders "$program" ;;
+    esac
+    end "$(basename "$program")"
+done
+
+begin
+once sh dev/gpu_check.sh --try "$build"
+end "command lines of dev/gpu_check.sh"
+begin
+for type in FP32 BF16 FP16; do once "$build/test_train-emulated-$type" --model; done
+end "the whole model in its CUDA build against float64"
+begin
+once sh dev/test/test_backends.sh "$build"
+end "the trainer's CUDA build against its CPU build"
+
+if [ "$nvcc" = yes ]; then
+    passed=$((passed + 1))  # it would not have come here otherwise
+    echo "ok      nvcc compiles everything for sm_80, sm_90a and sm_100; registers and spills: $build/resources-*.txt"
+else
+    echo "skipped nvcc for sm_80, sm_90a and sm_100: there is no nvcc"
+fi
+echo "the tests' own lines are in $log"
+echo "$passed passed, $failed failed"
+echo "$passed passed, $failed failed" > "$build/test-cuda.sum"
+[ "$failed" -eq 0 ]

@@ -1,0 +1,502 @@
+#!/bin/sh
+# test.sh TRAIN BUILD: tries the launch scripts as far as one machine can, with the trainer TRAIN, BUILD/weights_hash, BUILD/corpus and
+# BUILD/tokenize. What it makes is in BUILD/launch. Prints failures, what cannot be tried here, and
+# `N passed, N failed`.
+#
+#   1. texts       the scripts read as POSIX sh, and what they say of wrong flags
+#   2. node.sh     variables, GPUs, cores, exit codes, signals; three ranks of the trainer
+#   3. nodes.sh    with hosts that are all this machine: quoting, variables, exit codes, signals
+#   4. networks    two hosts with addresses of their own, joined by a cable: 2 x 2 ranks, then the cable is cut
+#   5. Slurm       slurm.sbatch with an srun of our own
+set -u
+[ $# -eq 2 ] || { echo "usage: sh dev/test/test_launch.sh TRAIN BUILD" >&2; exit 2; }
+here=$(cd "$(dirname "$0")/../../launch" && pwd) || exit 2
+train=$(cd "$(dirname "$1")" && pwd)/$(basename "$1")
+mkdir -p "$2" || exit 2
+build=$(cd "$2" && pwd) || exit 2
+work=$build/launch
+rm -rf "$work"
+mkdir -p "$work/bin" && cd "$work" || exit 2
+
+export OMP_WAIT_POLICY=passive TMPDIR="$work"
+passed=0
+failed=0
+TIMEOUT=4   # of the trainer's ranks, where one is to be given up
+LIMIT=60    # for one start of anything
+
+# check NAME COMMAND...: one check. Shows the end of out.txt, where the last script's output is, if it fails.
+check() {
+    what=$1
+    shift
+    if "$@"; then
+        passed=$((passed + 1))
+    else
+        failed=$((failed + 1))
+        echo "FAILED  $what"
+        tail -n 8 out.txt | sed 's/^/        /'
+    fi
+}
+
+# runs CODE NAME COMMAND...: the exit code of a command, whose output goes to out.txt.
+runs() {
+    expected=$1
+    what=$2
+    shift 2
+    timeout "$LIMIT" "$@" > out.txt 2>&1
+    code=$?
+    check "$what: exit code $code, expected $expected" [ "$code" -eq "$expected" ]
+}
+
+# says PATTERN: the last script said so.
+says() {
+    check "$1 in its output" grep -Eq -- "$1" out.txt
+}
+
+# comes COMMAND...: the command succeeds before LIMIT seconds are over; it is tried five times a second.
+comes() {
+    last=$(($(date +%s) + LIMIT))
+    until "$@" > /dev/null 2>&1; do
+        [ "$(date +%s)" -lt "$last" ] || return 1
+        sleep 0.2
+    done
+}
+
+# ended PID: kill -0 fails. Not for children of this script, of which a trace remains until they are waited for.
+ended() {
+    ! kill -0 "$1"
+}
+
+# same DIR DIR: the weights of the last step are there and are the same bits.
+same() {
+    one=$(find "$1" -name 'step_*' | sort | tail -n 1)
+    other=$(find "$2" -name 'step_*' | sort | tail -n 1)
+    [ -n "$one" ] && [ -n "$other" ] && [ "$("$build/weights_hash" "$one")" = "$("$build/weights_hash" "$other")" ]
+}
+
+# stopped PID SIGNAL CODE NAME: sends the signal to a script that this one has started, which then ends with the code.
+# With '-' before PID all of its group get it, as from a terminal.
+stopped() {
+    kill -s "$2" -- "$1"
+    wait "${1#-}" 2> /dev/null
+    code=$?
+    check "$4 and SIG$2: exit code $code, expected $3" [ "$code" -eq "$3" ]
+}
+
+# The cable and the hosts at its ends; the names are of this process alone.
+hosts="llmtrain$$a llmtrain$$b"
+clean() {
+    for host in $hosts; do
+        ip netns pids "$host" 2> /dev/null | while read -r pid; do kill -s KILL "$pid"; done
+        ip netns del "$host" 2> /dev/null
+    done
+}
+trap clean EXIT
+trap 'exit 1' INT TERM HUP
+
+# ----------------------------------------------------------------------------------------------------
+# 1. Texts
+
+for script in watch.sh node.sh nodes.sh slurm.sbatch ../dev/test/test_launch.sh; do
+    check "$script is a text that sh reads" sh -n "$here/$script"
+    if command -v shellcheck > /dev/null; then
+        shellcheck -s sh -x -P "$here" "$here/$script" > out.txt 2>&1
+        check "$script is clean for shellcheck" [ ! -s out.txt ]
+    fi
+done
+command -v shellcheck > /dev/null || echo "skipped shellcheck: it is not here"
+
+for script in node nodes; do
+    runs 2 "$script.sh without a command" sh "$here/$script.sh" --ranks 2
+    says 'nothing to run'
+    runs 2 "$script.sh --rank" sh "$here/$script.sh" --rank 2 -- true
+    says "'--rank' is not a flag"
+    runs 2 "$script.sh --grace soon" sh "$here/$script.sh" --hosts --grace --grace soon -- true
+    runs 2 "$script.sh --port 0" sh "$here/$script.sh" --port 0 -- true
+    says "'0'; give a whole number, 1 or more"
+    runs 0 "$script.sh --help" sh "$here/$script.sh" --help
+    says '^ +--ranks N'
+done
+runs 2 "node.sh with a program that is not there" sh "$here/node.sh" --ranks 2 -- ./no-such-program
+says 'there is no program ./no-such-program'
+runs 2 "node.sh --node-rank 2 of 2" sh "$here/node.sh" --ranks 1 --nodes 2 --node-rank 2 --master here -- true
+runs 2 "node.sh --nodes 2 without --master" sh "$here/node.sh" --ranks 1 --nodes 2 -- true
+runs 2 "nodes.sh without hosts" sh "$here/nodes.sh" --ranks 1 -- true
+says 'give --hosts'
+runs 2 "nodes.sh --env with a variable that is not set" sh "$here/nodes.sh" --hosts a --env NO_SUCH_VARIABLE -- true
+says 'NO_SUCH_VARIABLE: it is not set'
+runs 2 "slurm.sbatch without a command" sh "$here/slurm.sbatch"
+runs 1 "node.sh --from-stdin with nothing there" sh "$here/node.sh" --from-stdin < /dev/null
+
+# ----------------------------------------------------------------------------------------------------
+# 2. node.sh
+
+cat > report.sh <<'END'
+place="$MASTER_ADDR:$MASTER_PORT, run $LLMTRAIN_RUN_ID"
+echo "rank $RANK of $WORLD_SIZE, $LOCAL_RANK of $LOCAL_WORLD_SIZE here, at $place"
+sed -n 's/^Cpus_allowed_list:[[:space:]]*/cores /p' /proc/self/status
+echo "threads $OMP_NUM_THREADS"
+echo "a line of standard error" >&2
+for word in "$@"; do echo "argument <$word>"; done
+END
+
+# node FLAGS...: node.sh with logs in the folder logs, which is new.
+node() {
+    rm -rf logs
+    sh "$here/node.sh" --logs logs "$@"
+}
+
+node --ranks 3 -- sh report.sh 'two words' "it's" > out.txt 2>&1
+check "node.sh with three ranks that end well" [ $? -eq 0 ]
+for rank in 0 1 2; do
+    expected="^rank $rank of 3, $rank of 3 here, at 127.0.0.1:[0-9]"
+    check "the variables of rank $rank" grep -q "$expected" logs/rank_$rank.log
+    check "what rank $rank prints as an error" grep -q '^a line of standard error' logs/rank_$rank.log
+    check "the first argument of rank $rank" grep -qx 'argument <two words>' logs/rank_$rank.log
+    check "the second argument of rank $rank" grep -qx "argument <it's>" logs/rank_$rank.log
+done
+check "all ranks have the same place and run" \
+    [ "$(grep -h '^rank' logs/*.log | sed 's/.*here, //' | sort -u | wc -l)" -eq 1 ]
+says '^rank 0 of 3'
+check "the console shows rank 0 alone" [ "$(grep -c '^rank ' out.txt)" -eq 1 ]
+
+node --ranks 2 --nodes 3 --node-rank 2 --master 10.1.2.3 --port 1234 -- sh report.sh > out.txt 2>&1
+check "node.sh as the third machine" [ $? -eq 0 ]
+check "its ranks count on" grep -q '^rank 5 of 6, 1 of 2 here, at 10.1.2.3:1234' logs/rank_5.log
+
+cat > bin/nvidia-smi <<'END'
+#!/bin/sh
+case $* in
+    *query-gpu=index*) printf '0\n1\n2\n' ;;
+    *) echo 00000000:FF:00.0 ;;
+esac
+END
+chmod +x bin/nvidia-smi
+PATH=$work/bin:$PATH node -- sh report.sh > out.txt 2>&1
+check "one rank for each of three GPUs" [ "$(find logs -name '*.log' | wc -l)" -eq 3 ]
+CUDA_VISIBLE_DEVICES=1,2 PATH=$work/bin:$PATH node -- sh report.sh > out.txt 2>&1
+check "one rank for each of two visible GPUs" [ "$(find logs -name '*.log' | wc -l)" -eq 2 ]
+CUDA_VISIBLE_DEVICES='' PATH=$work/bin:$PATH node -- sh report.sh > out.txt 2>&1
+check "no GPU is visible and --ranks is missing" [ $? -eq 2 ]
+says 'say how many ranks to start'
+rm bin/nvidia-smi
+
+if command -v taskset > /dev/null && command -v lscpu > /dev/null && [ "$(nproc)" -ge 2 ]; then
+    node --ranks 2 -- sh report.sh > out.txt 2>&1
+    check "a share of the cores is the number of threads" grep -q "^threads $(($(nproc) / 2))$" logs/rank_1.log
+    check "ranks have cores of their own" [ "$(grep -h '^cores' logs/*.log | sort -u | wc -l)" -eq 2 ]
+    node --ranks 1 --bind off -- sh report.sh > out.txt 2>&1
+    all=$(sed -n 's/^Cpus_allowed_list:[[:space:]]*/cores /p' /proc/self/status)
+    check "--bind off leaves all cores" grep -qx "$all" logs/rank_0.log
+else
+    echo "skipped cores: taskset, lscpu, or a second core is not here"
+fi
+
+# Rank 1 ends first; the others would stay, longer than any check waits for them.
+cat > fails.sh <<'END'
+[ "$RANK" -ne 1 ] || { echo "the reason"; eval "$1"; }
+echo $$ > "rank_$RANK.pid"
+sleep 100 &
+wait
+END
+runs 7 "rank 1 fails" sh "$here/node.sh" --ranks 3 --grace 1 --logs logs -- sh fails.sh 'sleep 0.5; exit 7'
+says 'rank 1 on .* ended with exit code 7; the others have 1 s to end'
+says '^    the reason'
+says 'kills what still runs on .*: rank 0 2'
+check "who does not end is killed, with what it started" comes ended "$(cat rank_2.pid)"
+# shellcheck disable=SC2016  # for the rank's shell
+runs 139 "rank 1 is ended by a signal" \
+    sh "$here/node.sh" --ranks 2 --grace 0 --logs logs -- sh fails.sh 'kill -s SEGV $$'
+says 'rank 1 on .* was ended by SIGSEGV'
+
+# Ranks that end by themselves when a signal asks them to, each signal with a code of its own; asked twice, with 99.
+cat > asked.sh <<'END'
+told() {
+    trap 'exit 99' TERM INT USR1
+    sleep 1
+    echo "told $1"
+    exit "$2"
+}
+trap 'told TERM 30' TERM
+trap 'told INT 31' INT
+trap 'told USR1 75' USR1
+echo $$ > "asked_$RANK.pid"
+echo ready
+turns=0
+while [ $turns -lt 1000 ]; do
+    turns=$((turns + 1))
+    sleep 0.1
+done
+END
+for signal in TERM:30 USR1:75 HUP:30 INT:31; do
+    code=${signal#*:}
+    signal=${signal%:*}
+    default=
+    [ "$signal" != INT ] || default='env --default-signal=INT'  # a shell ignores it in what it starts in the background
+    if ! $default true 2> /dev/null; then
+        echo "skipped SIGINT: env has no --default-signal here"
+        continue
+    fi
+    # shellcheck disable=SC2086  # $default is several words
+    setsid $default sh "$here/node.sh" --ranks 2 --grace 20 --logs "logs-$signal" -- sh asked.sh > out.txt 2>&1 &
+    process=$!
+    check "rank 0 is ready" comes grep -q ready "logs-$signal/rank_0.log"
+    check "rank 1 is ready" comes grep -q ready "logs-$signal/rank_1.log"
+    stopped -$process "$signal" "$code" node.sh
+    [ "$signal" != HUP ] || signal=TERM
+    says "^told $signal"
+done
+
+# One rank is stopped and saved, another fails: that counts.
+# shellcheck disable=SC2016  # for the rank's shell
+runs 9 "rank 0 has saved, rank 1 fails" sh "$here/node.sh" --ranks 2 --logs logs -- \
+    sh -c '[ "$RANK" -eq 1 ] || exit 75; sleep 1; exit 9'
+
+if setpriv --pdeathsig KILL true 2> /dev/null; then
+    rm -f asked_*.pid
+    sh "$here/node.sh" --ranks 2 --logs logs-KILL -- sh asked.sh > out.txt 2>&1 &
+    process=$!
+    check "rank 0 is ready" comes grep -q ready logs-KILL/rank_0.log
+    check "rank 1 is ready" comes grep -q ready logs-KILL/rank_1.log
+    stopped $process KILL 137 node.sh
+    for rank in 0 1; do
+        check "rank $rank ends when node.sh is killed" comes ended "$(cat asked_$rank.pid)"
+    done
+else
+    echo "skipped node.sh being killed: setpriv has no --pdeathsig here"
+fi
+
+# Runs of the trainer: small, and of sizes that no number of ranks divides. The comparison is with ranks that it forks.
+"$build/corpus" --out text --bytes 60000 --val-bytes 6000 > out.txt 2>&1 &&
+    "$build/tokenize" --bytes text_train.txt --out text --val 0 >> out.txt 2>&1
+check "a corpus for the trainer" [ $? -eq 0 ]
+flags="--data text_train_000000.bin --family llama --layers 2 --heads 2 --channels 36 --ffn 71 --batch 1 --seq 33
+    --threads 1 --warmup 1 --zero 1"
+
+# shellcheck disable=SC2086  # $flags is several words
+{
+    runs 0 "train --ranks 3" "$train" --ranks 3 $flags --steps 6 --out forked3
+    runs 0 "train --ranks 4" "$train" --ranks 4 $flags --steps 6 --out forked4
+    runs 0 "three ranks by node.sh" sh "$here/node.sh" --ranks 3 --logs logs -- "$train" $flags --steps 6 --out node3
+}
+check "their weights are those of train --ranks 3" same forked3 node3
+same forked3 forked4
+check "three ranks and four differ, so that the comparison means something" [ $? -eq 1 ]
+
+# ----------------------------------------------------------------------------------------------------
+# 3. nodes.sh
+
+# In place of ssh: hosts that are all this machine. They start elsewhere, with an environment of their own, as with ssh.
+# On host two a shell reads the words, as with ssh; on host one they are the command, as with `ip netns exec`. A host
+# named 'gone' cannot be reached.
+cat > bin/here.sh <<'END'
+host=$1
+shift
+cd / || exit
+case $host in
+    one) exec env -i PATH="$PATH" "$@" ;;
+    two) exec env -i PATH="$PATH" sh -c "$*" ;;
+    gone) exit 255 ;;
+esac
+END
+
+# nodes FLAGS...: nodes.sh with the hosts one and two.
+nodes() {
+    sh "$here/nodes.sh" --hosts one,two --master 127.0.0.1 --ssh "sh $work/bin/here.sh" "$@"
+}
+
+# shellcheck disable=SC2016,SC2034  # it must arrive as it is; by its name
+strange='a $HOME "b"
+`c`  '"it's \\ d"
+printf '%s' "$strange" > strange.txt
+cat > word.sh <<'END'
+printf '%s' "$1" > "word_$RANK.txt"
+printf '%s' "$STRANGE" > "variable_$RANK.txt"
+printf '%s' "$PLAIN" > "plain_$RANK.txt"
+place="$MASTER_ADDR:$MASTER_PORT, run $LLMTRAIN_RUN_ID"
+echo "rank $RANK of $WORLD_SIZE, $LOCAL_RANK of $LOCAL_WORLD_SIZE here, at $place"
+END
+STRANGE=$strange nodes --ranks 2 --logs logs-nodes --env STRANGE --env PLAIN=x=y -- sh word.sh "$strange" > out.txt 2>&1
+check "nodes.sh with two hosts that end well" [ $? -eq 0 ]
+for rank in 0 1 2 3; do
+    expected="^rank $rank of 4, $((rank % 2)) of 2 here, at 127.0.0.1:29500"
+    check "the variables of rank $rank" grep -q "$expected" logs-nodes/rank_$rank.log
+    check "a strange word comes to rank $rank as it is" cmp strange.txt word_$rank.txt
+    check "a strange value comes to rank $rank as it is" cmp strange.txt variable_$rank.txt
+    check "a value with = comes to rank $rank as it is" grep -qx x=y plain_$rank.txt
+done
+check "all hosts have the same place and run" \
+    [ "$(grep -h '^rank' logs-nodes/*.log | sed 's/.*here, //' | sort -u | wc -l)" -eq 1 ]
+check "the console shows rank 0 alone" [ "$(grep -c '^rank ' out.txt)" -eq 1 ]
+
+# Exit codes: a host that fails, and one that cannot be reached.
+# shellcheck disable=SC2016  # for the rank's shell
+nodes --ranks 1 --grace 1 --logs logs -- \
+    sh -c '[ "$RANK" -ne 1 ] || exit 6; echo $$ > left.pid; sleep 100' > out.txt 2>&1
+code=$?
+check "the second host fails: exit code $code, expected 6" [ $code -eq 6 ]
+says 'nodes.sh: two ended with exit code 6; the others have 1 s to end'
+check "the rank of the first is killed" comes ended "$(cat left.pid)"
+nodes --hosts one,gone --ranks 1 --grace 1 --logs logs -- sleep 100 > out.txt 2>&1
+code=$?
+check "a host that cannot be reached: exit code $code, expected 255" [ $code -eq 255 ]
+says 'nodes.sh: gone ended with exit code 255'
+
+# Signals.
+for signal in TERM:30 USR1:75 KILL:137; do
+    code=${signal#*:}
+    signal=${signal%:*}
+    rm -f asked_*.pid
+    setsid sh "$here/nodes.sh" --hosts one,two --master 127.0.0.1 --ssh "sh $work/bin/here.sh" --ranks 1 --grace 20 \
+        --logs "logs-nodes-$signal" -- sh asked.sh > out.txt 2>&1 &
+    process=$!
+    check "rank 0 is ready" comes grep -q ready "logs-nodes-$signal/rank_0.log"
+    check "rank 1 is ready" comes grep -q ready "logs-nodes-$signal/rank_1.log"
+    [ "$signal" = KILL ] || process=-$process
+    stopped "$process" "$signal" "$code" nodes.sh
+    logs=logs-nodes-$signal
+    [ "$signal" != KILL ] || signal=TERM
+    for rank in 0 1; do
+        check "rank $rank ends when nodes.sh gets a signal" comes ended "$(cat asked_$rank.pid)"
+        check "rank $rank got SIG$signal, once" comes grep -q "^told $signal" "$logs/rank_$rank.log"
+    done
+done
+
+# ----------------------------------------------------------------------------------------------------
+# 4. Networks
+
+# shellcheck disable=SC2086  # $hosts and $flags are several words
+networks() {
+    set -- $hosts
+    cable=llmt$$
+    lan="--hosts $1,$2 --master 10.73.0.1 --ranks 2 --grace 20"
+    if ! { ip netns add "$1" && ip netns add "$2" &&
+        ip link add "${cable}a" netns "$1" type veth peer name "${cable}b" netns "$2"; } > out.txt 2>&1; then
+        echo "skipped networks: this machine lends none ($(tail -n 1 out.txt))"
+        return
+    fi
+    address=1
+    for host in $hosts; do
+        device=$(ip -n "$host" -o link show type veth | sed 's/^[0-9]*: \([^@:]*\).*/\1/')
+        ip -n "$host" addr add 10.73.0.$address/30 dev "$device" &&
+            ip -n "$host" link set lo up && ip -n "$host" link set "$device" up
+        check "host $address has an address" [ $? -eq 0 ]
+        address=$((address + 1))
+    done
+
+    runs 0 "2 x 2 ranks" sh "$here/nodes.sh" $lan --logs logs-lan --ssh "ip netns exec" -- \
+        "$train" $flags --steps 6 --out lan
+    check "their weights are those of train --ranks 4" same forked4 lan
+
+    # The same by hand, a command on each host.
+    NODE_RANK=1 ip netns exec "$2" sh "$here/nodes.sh" $lan --logs logs-hand -- \
+        "$train" $flags --steps 6 --out hand > hand.txt 2>&1 &
+    second=$!
+    NODE_RANK=0 runs 0 "2 x 2 ranks by hand, the first host" ip netns exec "$1" \
+        sh "$here/nodes.sh" $lan --logs logs-hand -- "$train" $flags --steps 6 --out hand
+    wait $second
+    check "2 x 2 ranks by hand, the second host" [ $? -eq 0 ]
+    check "their weights too are those of train --ranks 4" same forked4 hand
+
+    # A run without end, in which the cable is cut.
+    sh "$here/nodes.sh" $lan --logs logs-cut --ssh "ip netns exec" -- \
+        "$train" $flags --steps 1000000 --timeout $TIMEOUT --out cut > out.txt 2>&1 &
+    process=$!
+    check "the run has begun" comes grep -Eq 'step +[0-9]' logs-cut/rank_0.log
+    ip -n "$2" link set "${cable}b" down
+    began=$(date +%s)
+    wait $process
+    code=$?
+    seconds=$(($(date +%s) - began))
+    check "nodes.sh ends with exit code $code, expected 1" [ "$code" -eq 1 ]
+    check "all ended $seconds s after the cable was cut, expected $TIMEOUT and a few" [ $seconds -le $((TIMEOUT + 6)) ]
+    for rank in 0 1 2 3; do
+        check "rank $rank says what happened" grep -q "^train: rank $rank: .*rank" logs-cut/rank_$rank.log
+    done
+    check "nobody had to be killed" sh -c '! grep kills out.txt'
+}
+if [ "$(id -u)" -ne 0 ] || ! command -v ip > /dev/null; then
+    echo "skipped networks: that takes root and the program ip"
+else
+    networks
+fi
+
+# ----------------------------------------------------------------------------------------------------
+# 5. Slurm
+
+# srun as the script calls it, on one machine: the variables of its tasks, signals passed on, the highest exit code.
+cat > bin/srun <<'END'
+#!/bin/sh
+while :; do
+    case $1 in --*) echo "$1" >> srun.txt; shift ;; *) break ;; esac
+done
+export SLURM_STEP_ID=0 SLURM_STEP_NUM_NODES=1 SLURM_STEP_NODELIST=localhost
+export SLURM_STEP_NUM_TASKS="$SLURM_NTASKS" SLURM_STEP_TASKS_HERE="$SLURM_NTASKS"
+tasks=
+while [ "$(echo "$tasks" | wc -w)" -lt "$SLURM_NTASKS" ]; do
+    SLURM_PROCID=$(echo "$tasks" | wc -w)
+    export SLURM_PROCID SLURM_LOCALID="$SLURM_PROCID"
+    "$@" &
+    tasks="$tasks $!"
+done
+trap 'kill -s USR1 $tasks' USR1
+trap 'kill -s TERM $tasks' TERM
+highest=0
+for task in $tasks; do
+    while wait "$task"; code=$?; kill -0 "$task" 2> /dev/null; do :; done
+    [ "$code" -le "$highest" ] || highest=$code
+done
+exit "$highest"
+END
+cat > bin/scontrol <<'END'
+#!/bin/sh
+echo "$@" > scontrol.txt
+END
+chmod +x bin/srun bin/scontrol
+
+# batch COMMAND...: slurm.sbatch as Slurm starts it: with variables of the job, and of a task 0 that is none.
+batch() {
+    rm -f srun.txt scontrol.txt
+    PATH=$work/bin:$PATH SLURM_JOB_ID=4242 SLURM_NTASKS=3 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_CPUS_PER_TASK=1 \
+        sh "$here/slurm.sbatch" "$@"
+}
+
+# shellcheck disable=SC2086  # $flags is several words
+batch "$train" $flags --steps 6 --out slurm3 > out.txt 2>&1
+check "three tasks of slurm.sbatch" [ $? -eq 0 ]
+check "their weights are those of train --ranks 3" same forked3 slurm3
+check "a run that is done does not begin again" [ ! -e scontrol.txt ]
+
+batch sh -c 'exit 3' > out.txt 2>&1
+code=$?
+check "tasks that fail: exit code $code, expected 3" [ $code -eq 3 ]
+check "a run that failed does not begin again" [ ! -e scontrol.txt ]
+
+rm -f asked_*.pid
+PATH=$work/bin:$PATH SLURM_JOB_ID=4242 SLURM_NTASKS=2 SLURM_PROCID=0 sh "$here/slurm.sbatch" \
+    sh -c 'RANK=$SLURM_PROCID exec sh asked.sh' > out.txt 2>&1 &
+process=$!
+for rank in 0 1; do
+    check "task $rank is ready" comes [ -s asked_$rank.pid ]
+done
+stopped $process USR1 75 slurm.sbatch
+check "the job is put into the queue again" grep -qx 'requeue 4242' scontrol.txt
+check "both tasks were told" [ "$(grep -c '^told USR1' out.txt)" -eq 2 ]
+
+printf '#!/bin/sh\nexit 1\n' > bin/scontrol
+batch sh -c 'exit 75' > out.txt 2>&1
+code=$?
+check "a job that cannot be put into the queue again: exit code $code, expected 75" [ $code -eq 75 ]
+says 'submit it again with --resume'
+
+for restart in 0: 1:--resume; do
+    SLURM_RESTART_COUNT=${restart%:*} batch sh -c 'echo "words: $*"' sh --out x > out.txt 2>&1
+    says "^words: --out x ?${restart#*:}$"
+done
+SLURM_RESTART_COUNT=2 batch sh -c 'echo "words: $*"' sh --resume --out x > out.txt 2>&1
+says '^words: --resume --out x$'
+for directive in signal=B:USR1@120 requeue open-mode=append; do
+    check "slurm.sbatch asks for $directive" grep -qx "#SBATCH --$directive" "$here/slurm.sbatch"
+done
+
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]

@@ -1,0 +1,207 @@
+#!/bin/sh
+# node.sh: starts the ranks of one machine, a process per GPU, and watches over them.
+#
+#     sh launch/node.sh -- ./train --data 'data/x_train_*.bin' --out runs/x          one rank per GPU
+#     sh launch/node.sh --ranks 4 -- ./train ...                                     four, with or without GPUs
+#     sh launch/node.sh --nodes 2 --node-rank 1 --master 10.0.0.1 -- ./train ...     the second of two machines
+#
+#   --ranks N       ranks of this machine; otherwise one per GPU of CUDA_VISIBLE_DEVICES, or of nvidia-smi
+#   --logs DIR      for DIR/rank_R.log, what rank R prints (logs); the console shows that of rank 0
+#   --bind on|off   give each rank the cores near its GPU or, without GPUs, its share of all cores (on, where there are
+#                   taskset and lscpu)
+#   --grace S       after one rank has failed, the others have S seconds to end, then they are killed (60)
+#   --nodes N, --node-rank I, --master ADDRESS, --port P
+#                   of several machines this is number I, from 0; the same number of ranks on each. Rank 0 listens at
+#                   ADDRESS, port P (29500). nodes.sh starts all machines at once. With one machine it finds a free port
+#
+# The ranks learn who they are as from torchrun: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
+# MASTER_PORT. OMP_NUM_THREADS is set to a rank's share of the cores unless it is set. SIGTERM, SIGINT and SIGUSR1 are
+# passed on to the ranks, SIGHUP as SIGTERM. The exit code is that of the first rank that failed, 128 + the signal if
+# one ended it; 75 if ranks ended with that, which means stopped and saved, and none failed; 2 if a flag was wrong.
+#
+# Which to use: `./train --ranks N` forks its ranks itself, before CUDA starts, and is all that is needed to try several
+# ranks on one machine. Here each rank is a process of its own from the beginning: with cores near its GPU, a log of its
+# own, an exit code that tells who failed first, a program around it (-- nsys profile ./train ...), and room for more
+# machines. Where there is a batch system, see slurm.sbatch.
+set -u
+here=$(cd "$(dirname "$0")" && pwd) || exit 1
+. "$here/watch.sh"
+
+machine=$(uname -n)
+ranks='' logs=logs bind=on grace=60 nodes=1 node_rank=0 master='' port=''
+say() { echo "node.sh: $*" >&2; }
+wrong() { say "$@"; exit 2; }
+
+# From nodes.sh: the arguments come by standard input, as a script that ends with this line, and later signals.
+END_OF_SCRIPT='# end of the script'
+remote=
+if [ "${1:-}" = --from-stdin ]; then
+    remote=yes
+    script=
+    while IFS= read -r line && [ "$line" != "$END_OF_SCRIPT" ]; do
+        script="$script$line
+"
+    done
+    [ "$line" = "$END_OF_SCRIPT" ] || { say "$machine was not told what to do; use nodes.sh for --from-stdin"; exit 1; }
+    eval "$script"
+fi
+
+while [ $# -gt 0 ]; do
+    case $1 in
+        --help | -h) sed -n '2,/^set -u/s/^#\{1\} \{0,1\}//p' "$0"; exit 0 ;;
+        --ranks | --logs | --bind | --grace | --nodes | --node-rank | --master | --port)
+            [ $# -ge 2 ] || wrong "$1 needs a value (see --help)"
+            case $1 in
+                --ranks) need_number "$1" "$2" 1; ranks=$2 ;;
+                --logs) logs=$2 ;;
+                --bind) bind=$2 ;;
+                --grace) need_number "$1" "$2" 0; grace=$2 ;;
+                --nodes) need_number "$1" "$2" 1; nodes=$2 ;;
+                --node-rank) need_number "$1" "$2" 0; node_rank=$2 ;;
+                --master) master=$2 ;;
+                --port) need_number "$1" "$2" 1; port=$2 ;;
+            esac
+            shift 2 ;;
+        --) shift; break ;;
+        *) wrong "'$1' is not a flag (see --help); what to run follows after --" ;;
+    esac
+done
+[ $# -gt 0 ] || wrong "nothing to run; put the command after --, as in: node.sh --ranks 2 -- ./train --data ..."
+command -v "$1" > /dev/null || wrong "there is no program $1 on $machine; build it, or give its path"
+command -v setsid > /dev/null || wrong "there is no setsid on $machine; install util-linux"
+case $bind in on | off) ;; *) wrong "--bind is '$bind'; give on or off" ;; esac
+[ "$node_rank" -lt "$nodes" ] || wrong "--node-rank is $node_rank of $nodes; machines count from 0 to --nodes less 1"
+[ "$nodes" -eq 1 ] || [ -n "$master" ] || wrong "--nodes is $nodes; give --master too, the address of machine 0"
+
+# GPUs by the order of their slots, here and in CUDA.
+export CUDA_DEVICE_ORDER=PCI_BUS_ID
+gpus=
+if command -v nvidia-smi > /dev/null; then
+    if [ -n "${CUDA_VISIBLE_DEVICES+set}" ]; then gpus=$(echo "$CUDA_VISIBLE_DEVICES" | tr ',' ' ')
+    else gpus=$(nvidia-smi --query-gpu=index --format=csv,noheader | tr '\n' ' ') || gpus=; fi
+fi
+if [ -z "$ranks" ]; then
+    ranks=$(echo "$gpus" | wc -w)
+    [ "$ranks" -gt 0 ] || wrong "no GPU is found on $machine; say how many ranks to start: --ranks N"
+fi
+
+# A port where nobody listens, in a range that systems do not give to others by themselves.
+if [ -z "$port" ] && [ "$nodes" -eq 1 ]; then
+    port=$(cat /proc/net/tcp /proc/net/tcp6 2> /dev/null | awk -v port=$((20000 + $$ % 12000)) '
+        { split($2, at, ":"); busy[at[2]] = 1 }
+        END { while (sprintf("%04X", port) in busy) port++; print port }')
+fi
+[ "$nodes" -gt 1 ] || [ -n "${LLMTRAIN_RUN_ID:-}" ] || LLMTRAIN_RUN_ID=$machine.$$.$(date +%s)
+[ -z "${LLMTRAIN_RUN_ID:-}" ] || export LLMTRAIN_RUN_ID
+export WORLD_SIZE=$((nodes * ranks)) LOCAL_WORLD_SIZE="$ranks"
+export MASTER_ADDR="${master:-127.0.0.1}" MASTER_PORT="${port:-29500}"
+
+# expand LIST: '0-2,8' as lines 0, 1, 2, 8.
+expand() {
+    echo "$1" | tr ',' '\n' | awk -F- 'NF { last = NF > 1 ? $2 : $1; for (i = $1 + 0; i <= last + 0; i++) print i }'
+}
+
+# both LINES LINES: the lines of the second that are in the first.
+both() {
+    printf '%s\n\n%s\n' "$1" "$2" | awk '!NF { second = 1; next } !second { known[$1]; next } $1 in known'
+}
+
+# The cores that this script may use, one a line; neighbours share a node of memory, or are threads of one core.
+cores=$(expand "$(sed -n 's/^Cpus_allowed_list:[[:space:]]*//p' /proc/self/status)")
+if command -v lscpu > /dev/null; then
+    cores=$(both "$cores" "$(lscpu -p=CPU,NODE,CORE | grep -v '^#' | sort -t, -k2n -k3n -k1n | cut -d, -f1)")
+fi
+core_count=$(echo "$cores" | wc -w)
+share=$((core_count / ranks))
+if [ -z "${OMP_NUM_THREADS:-}" ]; then
+    export OMP_NUM_THREADS="$share"
+    [ "$share" -gt 0 ] || OMP_NUM_THREADS=1
+fi
+command -v taskset > /dev/null && command -v lscpu > /dev/null || bind=off
+
+# cores_of LOCAL_RANK: its cores, '0,1,2'; nothing: all.
+cores_of() {
+    gpu=$(echo "$gpus" | awk -v i="$1" '{ print $(i + 1) }')
+    if [ -n "$gpu" ]; then
+        # nvidia-smi writes eight digits where the system has four: 00000000:3B:00.0
+        slot=$(nvidia-smi -i "$gpu" --query-gpu=pci.bus_id --format=csv,noheader | tr 'A-F' 'a-f' | sed 's/^0000//')
+        near=$(cat "/sys/bus/pci/devices/$slot/local_cpulist" 2> /dev/null) || return 0
+        both "$(expand "$near")" "$cores"
+    elif [ "$share" -gt 0 ]; then
+        echo "$cores" | awk -v i="$1" -v n="$core_count" -v ranks="$ranks" '
+            NR > int(i * n / ranks) && NR <= int((i + 1) * n / ranks)'
+    fi | paste -s -d , -
+}
+
+# A rank is the leader of a group of its own, which Ctrl-C at the terminal does not reach, so that it hears of that
+# once, from here. It dies with this script, whatever way that ends. A shell ignores SIGINT in what it starts in the
+# background; programs that do not set a handler of their own must get it back.
+start=setsid
+! setpriv --pdeathsig KILL true 2> /dev/null || start="setpriv --pdeathsig KILL $start"
+! env --default-signal=INT true 2> /dev/null || start="$start env --default-signal=INT"
+
+running=
+kill_all() {
+    say "kills what still runs on $machine: rank $(for process in $running; do printf '%s ' "${process%:*}"; done)"
+    send KILL -
+}
+
+# failed RANK CODE
+failed() {
+    say "rank $1 on $machine $(ending "$2"); the others have $grace s to end; $logs/rank_$1.log ends with:"
+    tail -n 3 "$logs/rank_$1.log" | sed 's/^/    /' >&2
+}
+
+mkdir -p "$logs" || exit 1
+work=$(mktemp -d) || exit 1
+console='' listener=''
+trap 'rm -rf "$work"; [ -z "$listener" ] || kill "$listener" 2> /dev/null' EXIT
+trap 'send TERM' TERM HUP
+trap 'send INT' INT
+trap 'send USR1' USR1
+trap 'kill_all' USR2
+
+# What nodes.sh says: a signal, or an empty line as long as it lives.
+if [ -n "$remote" ]; then
+    exec 3<&0 < /dev/null
+    (
+        trap - EXIT
+        while read -r word; do
+            case $word in
+                TERM | USR1) kill -s "$word" $$ ;;
+                KILL) kill -s USR2 $$ ;;
+                *) kill -s 0 $$ 2> /dev/null || exit ;;
+            esac
+        done
+        say "$machine has lost nodes.sh; ends the ranks"
+        kill -s TERM $$
+    ) <&3 &
+    listener=$!
+    exec 3<&-
+fi
+
+first=$((node_rank * ranks))
+say "$ranks of $WORLD_SIZE ranks on $machine, from rank $first; they meet at $MASTER_ADDR, port $MASTER_PORT"
+local_rank=0
+while [ "$local_rank" -lt "$ranks" ]; do
+    export RANK=$((first + local_rank)) LOCAL_RANK="$local_rank"
+    log=$logs/rank_$RANK.log
+    own_cores=
+    [ "$bind" = off ] || own_cores=$(cores_of "$local_rank")
+    echo "node.sh: rank $RANK of $WORLD_SIZE on $machine, cores ${own_cores:-any}" > "$log" || exit 1
+    out=$log
+    if [ "$RANK" -eq 0 ]; then
+        out=$work/console
+        mkfifo "$out" || exit 1
+        (trap '' TERM INT HUP USR1; exec tee -a "$log" < "$out") &
+        console=$!
+    fi
+    # shellcheck disable=SC2086  # $start is several words
+    (exec $start ${own_cores:+taskset -c "$own_cores"} "$@" < /dev/null >> "$out" 2>&1) &
+    running="$running $RANK:$!"
+    local_rank=$((local_rank + 1))
+done
+
+watch "$grace"
+[ -z "$console" ] || wait "$console"
+exit "$code"

@@ -1,0 +1,191 @@
+// heartbeat.h: what a rank tells a supervisor of itself, and what happens to a run.
+//
+//   1. heartbeats  the phase and step of each rank, through shared memory: heartbeat_open, heartbeat, heartbeat_close
+//   2. events      a line each in events.jsonl: event_write
+
+#ifndef LLMTRAIN_HEARTBEAT_H
+#define LLMTRAIN_HEARTBEAT_H
+
+#include "files.h"
+#include "json.h"
+
+#include <sys/mman.h>
+
+#define EXIT_SAVED 75  // exit code: stopped by a signal, and to be continued (EX_TEMPFAIL of sysexits.h)
+
+// ------------------------------------------------------------------------------------------------
+// 1. Heartbeats
+//
+// Each rank maps the file that the supervisor names in LLMTRAIN_HEARTBEATS, takes a place in it, and writes there what
+// it is at. That takes no system call. Without a supervisor nothing happens. One thread of a rank beats.
+//
+// The file lies in /dev/shm, so that no disk can make a beat wait, and ranks of other machines do not find it; in /tmp
+// where there is no room in /dev/shm.
+
+#define HEARTBEAT_VARIABLE "LLMTRAIN_HEARTBEATS"
+
+// Each has a time limit of its own. DONE: there is only tidying up to be done.
+typedef enum { HEARTBEAT_SETUP, HEARTBEAT_STEP, HEARTBEAT_COLLECTIVE, HEARTBEAT_CHECKPOINT, HEARTBEAT_DONE, HEARTBEAT_PHASES } HeartbeatPhase;
+static const char* const HEARTBEAT_PHASE_NAMES[HEARTBEAT_PHASES] = {"setup", "step", "collective", "checkpoint", "done"};
+
+typedef struct {
+    uint64_t counter;     // moves with every beat; odd while the rest is being written
+    uint64_t ms;          // time of the beat, as now_ms tells it
+    uint64_t pid, rank;
+    uint64_t world;       // how many ranks beat here, 0 if that is not known
+    uint64_t phase, step;
+    uint64_t closed;      // the process ends of its own accord, well or badly; one that is killed leaves 0
+    char collective[32];  // the last one that was named
+} Heartbeat;
+
+#define HEARTBEAT_RANKS 1024   // of one machine; more are not watched
+
+typedef struct {
+    int32_t start_errno;  // why the command could not be started; 0: it was
+    uint64_t count;       // of the ranks that have come
+    Heartbeat ranks[HEARTBEAT_RANKS];
+} Heartbeats;
+
+// That of this process; NULL without a supervisor.
+static inline Heartbeat** heartbeat_state(void) {
+    static Heartbeat* mapped;
+    return &mapped;
+}
+
+static inline void heartbeat_write(Heartbeat* h, uint64_t phase, uint64_t step, const char* collective, bool closed) {
+    uint64_t counter = h->counter;
+    __atomic_store_n(&h->counter, counter + 1, __ATOMIC_RELAXED);
+    __atomic_thread_fence(__ATOMIC_RELEASE);
+    h->ms = (uint64_t)now_ms();
+    h->phase = phase;
+    h->step = step;
+    h->closed = closed;
+    if (collective) {
+        size_t bytes = min_size(strlen(collective), sizeof h->collective - 1);
+        memcpy(h->collective, collective, bytes);
+        memset(h->collective + bytes, 0, sizeof h->collective - bytes);
+    }
+    __atomic_store_n(&h->counter, counter + 2, __ATOMIC_RELEASE);
+}
+
+// What the rank begins now. Steps count from 1.
+static inline void heartbeat(HeartbeatPhase phase, uint64_t step) {
+    Heartbeat* h = *heartbeat_state();
+    if (h) heartbeat_write(h, (uint64_t)phase, step, NULL, false);
+}
+
+// A collective begins, in the step of the last beat.
+static inline void heartbeat_collective(const char* name) {
+    Heartbeat* h = *heartbeat_state();
+    if (h) heartbeat_write(h, HEARTBEAT_COLLECTIVE, h->step, name, false);
+}
+
+// The process ends of its own accord. exit(), and so a return from main, does this by itself.
+static inline void heartbeat_close(void) {
+    Heartbeat* h = *heartbeat_state();
+    if (h == NULL || h->pid != (uint64_t)getpid()) return;  // a fork's end is not the rank's
+    heartbeat_write(h, h->phase, h->step, NULL, true);
+    *heartbeat_state() = NULL;
+}
+
+// path: getenv(HEARTBEAT_VARIABLE); if it is NULL, or is none of this machine, nothing happens, ever. world: how many ranks
+// beat there, if all are on this machine; otherwise 0.
+static inline bool heartbeat_open(const char* path, size_t rank, size_t world, Error* error) {
+    if (path == NULL || *heartbeat_state()) return true;
+    int file = open(path, O_RDWR | O_CLOEXEC);
+    if (file < 0 && errno == ENOENT) return true;
+    void* memory = file < 0 ? MAP_FAILED : mmap(NULL, sizeof(Heartbeats), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (memory == MAP_FAILED) return fail_file(error, "map the heartbeats in", path);
+    close(file);
+    Heartbeats* beats = (Heartbeats*)memory;
+    uint64_t place = __atomic_fetch_add(&beats->count, 1, __ATOMIC_RELAXED);
+    if (place >= HEARTBEAT_RANKS) return true;
+    Heartbeat* h = &beats->ranks[place];
+    h->pid = (uint64_t)getpid();
+    h->rank = rank;
+    h->world = world;
+    heartbeat_write(h, HEARTBEAT_SETUP, 0, NULL, false);
+    *heartbeat_state() = h;
+    atexit(heartbeat_close);
+    return true;
+}
+
+#define HEARTBEAT_PATH_BYTES 64
+
+// For the supervisor: a new file of no rank, and its path; NULL after a failure.
+static inline Heartbeats* heartbeats_make(char path[HEARTBEAT_PATH_BYTES], Error* error) {
+    static const char* const places[] = {"/dev/shm", "/tmp"};
+    for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
+        void* memory = MAP_FAILED;
+        snprintf(path, HEARTBEAT_PATH_BYTES, "%s/llmtrain-beats-XXXXXX", places[i]);
+        int file = mkostemp(path, O_CLOEXEC);
+        if (file < 0) continue;
+        errno = posix_fallocate(file, 0, sizeof(Heartbeats));  // so that there is memory behind every beat
+        if (errno == 0) memory = mmap(NULL, sizeof(Heartbeats), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+        close(file);
+        if (memory != MAP_FAILED) return (Heartbeats*)memory;
+        unlink(path);
+    }
+    fail_file(error, "make a file for heartbeats in", "/dev/shm or /tmp");
+    return NULL;
+}
+
+// A beat in whose middle the rank was stopped or killed is read as it stands; its counter is odd.
+static inline Heartbeat heartbeat_read(const Heartbeat* h) {
+    Heartbeat copy;
+    bool whole = false;
+    for (int attempt = 0; attempt < 100 && !whole; attempt++) {
+        uint64_t before = __atomic_load_n(&h->counter, __ATOMIC_ACQUIRE);
+        memcpy(&copy, h, sizeof copy);
+        __atomic_thread_fence(__ATOMIC_ACQUIRE);
+        whole = before % 2 == 0 && __atomic_load_n(&h->counter, __ATOMIC_RELAXED) == before;
+    }
+    copy.counter |= !whole;
+    copy.collective[sizeof copy.collective - 1] = 0;
+    if (copy.phase >= HEARTBEAT_PHASES) copy.phase = HEARTBEAT_DONE;
+    return copy;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 2. Events
+
+// The calendar's time, for people.
+static inline void time_utc(char text[64]) {
+    struct timespec now;
+    struct tm utc;
+    clock_gettime(CLOCK_REALTIME, &now);
+    gmtime_r(&now.tv_sec, &utc);
+    size_t bytes = strftime(text, 32, "%Y-%m-%dT%H:%M:%S", &utc);
+    snprintf(text + bytes, 64 - bytes, ".%03dZ", (int)(now.tv_nsec / 1000000));
+}
+
+// Appends a line to events.jsonl, in one write: several processes may do so at once. A line that a full disk has cut
+// stays alone.
+static inline bool event_write(const char* directory, const char* event, uint64_t step, const char* detail,
+                               Error* error) {
+    char path[FILE_PATH_MAX + 32], time_text[64], last = '\n';
+    JsonWriter w;
+    snprintf(path, sizeof path, "%.*s/events.jsonl", (int)FILE_PATH_MAX, directory);
+    int file = open(path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    if (file < 0) return fail_file(error, "open", path);
+    off_t end = lseek(file, 0, SEEK_END);
+    bool cut = end > 0 && pread(file, &last, 1, end - 1) == 1 && last != '\n';
+    time_utc(time_text);
+    memset(&w, 0, sizeof w);
+    if (cut) json_put(&w, "\n", 1);
+    json_write_begin(&w, '{');
+    json_member_string(&w, "time", time_text);
+    json_member_string(&w, "event", event);
+    json_member_u64(&w, "step", step);
+    json_member_string(&w, "detail", detail);
+    json_write_end(&w, '}');
+    json_put(&w, "\n", 1);
+    bool good = json_write_done(&w, error);
+    errno = ENOSPC;  // what it means if less is written, without an error
+    if (good && write(file, w.text, w.bytes) != (ssize_t)w.bytes) good = fail_file(error, "write", path);
+    json_writer_free(&w);
+    close(file);
+    return good;
+}
+
+#endif  // LLMTRAIN_HEARTBEAT_H

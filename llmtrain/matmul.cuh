@@ -1,0 +1,508 @@
+// matmul.cuh: the matrix products of kernels_cpu.h, sections 5 and 8, on the device.
+//
+//   1. cuBLASLt   how our matrices look to it; plans, each made once and then found
+//   2. plain      a product of our own, for what cuBLASLt does not take
+//   3. columns    sums of columns, in a fixed order: the gradient of a bias
+//   4. operations matmul_forward, matmul_backward_input, matmul_backward_weight, and the two with GELU
+//
+// M rows, N outputs, K inputs; in (M, K), weight (N, K), out (M, N), all row-major. Operands are floatX, products are
+// summed in float; gradients of weights are float and are added to.
+//
+// Every operation gives the same bits on every run: a plan's algorithm is the first that the library proposes, which
+// depends on the shape and the device alone, and never what a measurement liked.
+
+#ifndef LLMTRAIN_MATMUL_CUH
+#define LLMTRAIN_MATMUL_CUH
+
+#include "device.cuh"
+
+#include <cublasLt.h>
+#ifdef EMULATED
+#include "dev/emulator/cublaslt.h"
+#endif
+
+// Of kernels.cuh: what GELU is where it is not part of a product.
+static inline void gelu_forward(floatX* out, const floatX* in, size_t n, Stream stream);
+static inline void gelu_backward(floatX* din, const floatX* dout, const floatX* in, size_t n, Stream stream);
+
+// ------------------------------------------------------------------------------------------------
+// 1. cuBLASLt
+//
+// The library thinks in columns: a row-major array (R, C) is to it a matrix of C rows and R columns whose leading
+// dimension is C, the transpose of what we mean. So it is asked for the transpose of each product, with the operands
+// exchanged, and nothing is ever moved. In its terms, (rows, columns), T where it transposes an operand as it reads:
+//
+//     operation          result             first operand        second operand
+//     forward            out (N, M)      =  weight (K, N) T      in (K, M)
+//     backward_input     din (K, M)      =  weight (K, N)        dout (N, M)
+//     backward_weight    dweight (K, N) +=  in (K, M)            dout (N, M) T
+//
+// A bias has one number for each row of the library's result, which is a column of ours: its epilogue fits. Its bias
+// gradient does not: it overwrites, where we add up micro-batches. Section 3 does that.
+//
+// GELU inside the product saves a pass over (M, N) in each direction. On an A100 what the library calls fused was
+// measured to be slower than two kernels, in BF16 and float (llm.c, pull request 338). So it is asked for from Hopper
+// on, for 16-bit types; elsewhere, and where it has no such kernel, the two operations follow each other. dev/matmul.cu
+// measures both.
+//
+// The library takes rows of whole 16 bytes that begin on 16 bytes: its tensor core kernels want that, and so do its
+// epilogues of their vectors. Everything else is for section 2.
+
+typedef enum {
+    MATMUL_FORWARD,
+    MATMUL_BACKWARD_INPUT,
+    MATMUL_BACKWARD_WEIGHT,
+    MATMUL_GELU_FORWARD,
+    MATMUL_GELU_BACKWARD_INPUT
+} MatmulKind;
+
+static const char* const matmul_names[] = {"matmul_forward", "matmul_backward_input", "matmul_backward_weight",
+                                           "matmul_gelu_forward", "matmul_gelu_backward_input"};
+
+// What a plan depends on, without gaps between the members: it is hashed and compared as bytes.
+typedef struct {
+    uint32_t kind;
+    uint16_t bias, tf32;
+    uint64_t M, N, K;
+} MatmulShape;
+
+typedef struct {
+    bool taken;     // this entry of the table holds a plan
+    bool possible;  // the library has an algorithm
+    MatmulShape shape;
+    cublasLtMatmulDesc_t operation;
+    cublasLtMatrixLayout_t first, second, out;
+    cublasLtMatmulAlgo_t algorithm;
+    size_t workspace;  // bytes
+} MatmulPlan;
+
+struct Matmul {
+    cublasLtHandle_t handle;
+    bool fuse_gelu;
+    MatmulPlan* plans;       // a hash table with linear probing, at most half full: it grows
+    size_t capacity, count;  // capacity is a power of two
+};
+
+enum { MATMUL_FIRST_CAPACITY = 64, MATMUL_ALIGNMENT = 16 };
+
+// What NVIDIA recommends for Hopper; no operation of ours needs more. The memory must begin on 256 bytes, as all that
+// cudaMalloc returns does.
+static const size_t matmul_workspace = (size_t)32 << 20;
+static inline size_t matmul_scratch_bytes(void) { return matmul_workspace; }
+
+static inline void matmul_check(cublasStatus_t status, const char* what, const MatmulShape* s) {
+    if (status == CUBLAS_STATUS_SUCCESS) return;
+    fprintf(stderr, "train: %s with M=%llu, N=%llu, K=%llu (%s): %.*s failed: %s; the device or its libraries are in "
+            "trouble, or this is a bug of llmtrain. What was saved is good: --resume continues from it\n",
+            matmul_names[s->kind], (unsigned long long)s->M, (unsigned long long)s->N, (unsigned long long)s->K,
+            FLOATX_NAME, (int)strcspn(what, "("), what, cublasLtGetStatusString(status));  // the call's name alone
+    exit(1);
+}
+
+#define MATMUL_CHECK(call, shape) matmul_check((call), #call, (shape))
+
+static inline void* matmul_allocate(size_t bytes) {
+    void* memory = allocate(bytes);
+    if (memory) return memory;
+    fprintf(stderr, "train: out of memory for the plans of matrix products, %zu bytes\n", bytes);
+    exit(1);
+}
+
+static inline void matmul_plan_free(const MatmulPlan* plan) {
+    const MatmulShape* s = &plan->shape;
+    MATMUL_CHECK(cublasLtMatmulDescDestroy(plan->operation), s);
+    MATMUL_CHECK(cublasLtMatrixLayoutDestroy(plan->first), s);
+    MATMUL_CHECK(cublasLtMatrixLayoutDestroy(plan->second), s);
+    MATMUL_CHECK(cublasLtMatrixLayoutDestroy(plan->out), s);
+}
+
+static inline void matmul_free(struct Matmul* matmul) {
+    for (size_t i = 0; i < matmul->capacity; i++)
+        if (matmul->plans[i].taken) matmul_plan_free(&matmul->plans[i]);
+    cublasLtDestroy(matmul->handle);
+    free(matmul->plans);
+    free(matmul);
+}
+
+static inline struct Matmul* matmul_state(Stream stream) {
+    if (stream->matmul) return stream->matmul;
+    struct Matmul* matmul = (struct Matmul*)matmul_allocate(sizeof *matmul);
+    int device = 0, major = 0;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+    matmul->fuse_gelu = major >= 9 && !FLOATX_IS_FLOAT;
+    matmul->capacity = MATMUL_FIRST_CAPACITY;
+    matmul->plans = (MatmulPlan*)matmul_allocate(matmul->capacity * sizeof(MatmulPlan));
+    cublasStatus_t status = cublasLtCreate(&matmul->handle);
+    if (status != CUBLAS_STATUS_SUCCESS) {
+        fprintf(stderr, "train: cuBLASLt does not start: %s; is there memory left on the device, and does the library "
+                "belong to this driver?\n", cublasLtGetStatusString(status));
+        exit(1);
+    }
+    stream->matmul = matmul;
+    stream->matmul_free = matmul_free;
+    return matmul;
+}
+
+static inline cublasLtMatrixLayout_t matmul_layout(const MatmulShape* s, cudaDataType type, size_t rows,
+                                                   size_t columns) {
+    cublasLtMatrixLayout_t layout;
+    MATMUL_CHECK(cublasLtMatrixLayoutCreate(&layout, type, rows, columns, (int64_t)rows), s);
+    return layout;
+}
+
+#define MATMUL_SET(operation, attribute, value, shape) \
+    MATMUL_CHECK(cublasLtMatmulDescSetAttribute((operation), CUBLASLT_MATMUL_DESC_##attribute, &(value), \
+                                                sizeof(value)), (shape))
+
+// The arrays beside the operands belong to a call, not to a shape; setting them is a few stores.
+static inline void matmul_plan_point(const MatmulPlan* plan, const void* bias, const void* pre) {
+    if (bias) MATMUL_SET(plan->operation, BIAS_POINTER, bias, &plan->shape);
+    if (pre) MATMUL_SET(plan->operation, EPILOGUE_AUX_POINTER, pre, &plan->shape);
+}
+
+// Describes the product and asks for an algorithm: tens of microseconds, once for each shape. Parts of a sum that is
+// split over blocks are added up as floats (other schemes round them to the type of the result).
+// The library derives from the addresses of bias and pre how well they are aligned; a plan serves all that begin on 16
+// bytes, so it is shown addresses that are no better.
+static inline MatmulPlan matmul_plan_make(struct Matmul* matmul, MatmulShape shape) {
+    const MatmulShape* s = &shape;
+    const void* barely_aligned = (const void*)(uintptr_t)MATMUL_ALIGNMENT;
+    MatmulPlan plan;
+    memset(&plan, 0, sizeof plan);
+    plan.taken = true;
+    plan.shape = shape;
+
+    cudaDataType type = FLOATX_IS_FLOAT ? CUDA_R_32F : FLOATX_GEMM == GEMM_BF16 ? CUDA_R_16BF : CUDA_R_16F;
+    cublasComputeType_t compute = s->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+    cublasOperation_t transposed = CUBLAS_OP_T;
+    cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+    int64_t pre_columns = 0;
+    MATMUL_CHECK(cublasLtMatmulDescCreate(&plan.operation, compute, CUDA_R_32F), s);
+    switch (s->kind) {
+    case MATMUL_FORWARD:
+    case MATMUL_GELU_FORWARD:
+        plan.first = matmul_layout(s, type, s->K, s->N);
+        plan.second = matmul_layout(s, type, s->K, s->M);
+        plan.out = matmul_layout(s, type, s->N, s->M);
+        MATMUL_SET(plan.operation, TRANSA, transposed, s);
+        if (s->kind == MATMUL_FORWARD) {
+            epilogue = s->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+        } else {
+            epilogue = s->bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
+            pre_columns = (int64_t)s->N;
+        }
+        break;
+    case MATMUL_BACKWARD_INPUT:
+    case MATMUL_GELU_BACKWARD_INPUT:
+        plan.first = matmul_layout(s, type, s->K, s->N);
+        plan.second = matmul_layout(s, type, s->N, s->M);
+        plan.out = matmul_layout(s, type, s->K, s->M);
+        if (s->kind == MATMUL_GELU_BACKWARD_INPUT) {
+            epilogue = CUBLASLT_EPILOGUE_DGELU;
+            pre_columns = (int64_t)s->K;
+        }
+        break;
+    case MATMUL_BACKWARD_WEIGHT:
+        plan.first = matmul_layout(s, type, s->K, s->M);
+        plan.second = matmul_layout(s, type, s->N, s->M);
+        plan.out = matmul_layout(s, CUDA_R_32F, s->K, s->N);
+        MATMUL_SET(plan.operation, TRANSB, transposed, s);
+        break;
+    }
+    MATMUL_SET(plan.operation, EPILOGUE, epilogue, s);
+    if (pre_columns) MATMUL_SET(plan.operation, EPILOGUE_AUX_LD, pre_columns, s);
+    matmul_plan_point(&plan, s->bias ? barely_aligned : NULL, pre_columns ? barely_aligned : NULL);
+
+    cublasLtMatmulPreference_t wish;
+    uint64_t workspace = matmul_workspace;
+    uint32_t scheme = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, alignment = MATMUL_ALIGNMENT;
+    MATMUL_CHECK(cublasLtMatmulPreferenceCreate(&wish), s);
+    MATMUL_CHECK(cublasLtMatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
+                                                      sizeof workspace), s);
+    MATMUL_CHECK(cublasLtMatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &scheme,
+                                                      sizeof scheme), s);
+    const cublasLtMatmulPreferenceAttributes_t alignments[] = {
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
+    for (size_t i = 0; i < sizeof alignments / sizeof alignments[0]; i++)
+        MATMUL_CHECK(cublasLtMatmulPreferenceSetAttribute(wish, alignments[i], &alignment, sizeof alignment), s);
+
+    cublasLtMatmulHeuristicResult_t result;
+    int results = 0;
+    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(matmul->handle, plan.operation, plan.first, plan.second,
+                                                           plan.out, plan.out, wish, 1, &result, &results);
+    MATMUL_CHECK(cublasLtMatmulPreferenceDestroy(wish), s);
+    if (status != CUBLAS_STATUS_NOT_SUPPORTED) MATMUL_CHECK(status, s);
+    plan.possible = status == CUBLAS_STATUS_SUCCESS && results > 0 && result.state == CUBLAS_STATUS_SUCCESS;
+    if (plan.possible) {
+        plan.algorithm = result.algo;
+        plan.workspace = result.workspaceSize;
+    }
+    return plan;
+}
+
+// The entry of that shape: its plan, or the free one where it belongs.
+static inline MatmulPlan* matmul_plan_find(MatmulPlan* plans, size_t capacity, const MatmulShape* shape) {
+    size_t at = (size_t)hash_bytes(shape, sizeof *shape) & (capacity - 1);
+    while (plans[at].taken && memcmp(&plans[at].shape, shape, sizeof *shape) != 0) at = (at + 1) & (capacity - 1);
+    return &plans[at];
+}
+
+static inline void matmul_plans_grow(struct Matmul* matmul) {
+    size_t capacity = 2 * matmul->capacity;
+    MatmulPlan* plans = (MatmulPlan*)matmul_allocate(capacity * sizeof(MatmulPlan));
+    for (size_t i = 0; i < matmul->capacity; i++)
+        if (matmul->plans[i].taken) *matmul_plan_find(plans, capacity, &matmul->plans[i].shape) = matmul->plans[i];
+    free(matmul->plans);
+    matmul->plans = plans;
+    matmul->capacity = capacity;
+}
+
+// out = or += the product of that kind, in which first and second are in the order of the table above. False, and
+// nothing is done, if the library does not take these arrays or has no algorithm. pre: what goes into the GELU, which
+// the forward writes and the backward reads.
+static inline bool matmul_library(MatmulKind kind, void* out, const floatX* first, const floatX* second,
+                                  const floatX* bias, const void* pre, size_t M, size_t N, size_t K, Stream stream) {
+    if (!packs_fit(N, out, first, second, bias) || !packs_fit(K, pre, NULL, NULL, NULL)) return false;
+    struct Matmul* matmul = matmul_state(stream);
+    MatmulShape shape = {(uint32_t)kind, bias != NULL, stream->tf32 && FLOATX_IS_FLOAT, M, N, K};
+    MatmulPlan* plan = matmul_plan_find(matmul->plans, matmul->capacity, &shape);
+    if (!plan->taken) {
+        *plan = matmul_plan_make(matmul, shape);
+        if (++matmul->count > matmul->capacity / 2) {
+            matmul_plans_grow(matmul);
+            plan = matmul_plan_find(matmul->plans, matmul->capacity, &shape);
+        }
+    }
+    if (!plan->possible) return false;
+    float one = 1.0f, add = kind == MATMUL_BACKWARD_WEIGHT ? 1.0f : 0.0f;
+    matmul_plan_point(plan, bias, pre);
+    void* workspace = device_scratch(stream, plan->workspace);
+    MATMUL_CHECK(cublasLtMatmul(matmul->handle, plan->operation, &one, first, plan->first, second, plan->second, &add,
+                                out, plan->out, out, plan->out, &plan->algorithm, workspace, plan->workspace,
+                                stream->compute), &shape);
+    return true;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 2. Plain
+//
+// A product for any shape and any alignment, in float arithmetic. A block of 256 threads makes a tile of 64 x 64
+// results in steps of 16 terms: it brings 64 x 16 elements of each operand into shared memory, where each is used 64
+// times, and each thread holds 4 x 4 sums in registers, so that the 8 numbers it reads from shared memory serve 16
+// multiplications. Bound by reading shared memory: 2 bytes for a multiplication and addition.
+
+enum {
+    PRODUCT_TILE = 64,
+    PRODUCT_DEPTH = 16,
+    PRODUCT_OWN = 4,
+    PRODUCT_THREADS = 256,
+    PRODUCT_PITCH = PRODUCT_TILE + 4  // fewer conflicts of banks; rows still begin on 16 bytes
+};
+
+// The result (rows, columns) is either written to out or added to sums; the other one is NULL.
+typedef struct {
+    floatX* out;
+    float* sums;
+    const floatX* bias;   // (columns) or NULL
+    const floatX *a, *b;  // elements a[row * a_row + k * a_k] and b[column * b_column + k * b_k]:
+    size_t a_row, a_k, b_column, b_k;  // of each pair of steps one is 1
+    size_t rows, columns, length;      // k = 0 to length - 1
+} PlainProduct;
+
+// tile[k][lane] = the element for (first_lane + lane, first_k + k), 0 outside of the matrix. Neighbouring threads take
+// what is neighbouring in memory.
+static __device__ inline void product_load(float (*tile)[PRODUCT_PITCH], const floatX* x, size_t lane_step,
+                                         size_t k_step, size_t first_lane, size_t lanes, size_t first_k,
+                                         size_t length) {
+    for (unsigned i = threadIdx.x; i < PRODUCT_TILE * PRODUCT_DEPTH; i += PRODUCT_THREADS) {
+        unsigned lane = k_step == 1 ? i / PRODUCT_DEPTH : i % PRODUCT_TILE;
+        unsigned k = k_step == 1 ? i % PRODUCT_DEPTH : i / PRODUCT_TILE;
+        bool inside = first_lane + lane < lanes && first_k + k < length;
+        tile[k][lane] = inside ? float_of(x[(first_lane + lane) * lane_step + (first_k + k) * k_step]) : 0.0f;
+    }
+}
+
+static __global__ __launch_bounds__(PRODUCT_THREADS) void product_kernel(PlainProduct p) {
+    __shared__ float a_tile[PRODUCT_DEPTH][PRODUCT_PITCH], b_tile[PRODUCT_DEPTH][PRODUCT_PITCH];
+    size_t tiles_across = divide_up(p.columns, PRODUCT_TILE);
+    size_t row = blockIdx.x / tiles_across * PRODUCT_TILE, column = blockIdx.x % tiles_across * PRODUCT_TILE;
+    unsigned own_row = threadIdx.x / (PRODUCT_TILE / PRODUCT_OWN) * PRODUCT_OWN;
+    unsigned own_column = threadIdx.x % (PRODUCT_TILE / PRODUCT_OWN) * PRODUCT_OWN;
+    float sums[PRODUCT_OWN][PRODUCT_OWN] = {{0.0f}};
+
+    for (size_t first = 0; first < p.length; first += PRODUCT_DEPTH) {
+        product_load(a_tile, p.a, p.a_row, p.a_k, row, p.rows, first, p.length);
+        product_load(b_tile, p.b, p.b_column, p.b_k, column, p.columns, first, p.length);
+        __syncthreads();
+        #pragma unroll
+        for (int k = 0; k < PRODUCT_DEPTH; k++) {
+            float a[PRODUCT_OWN], b[PRODUCT_OWN];
+            for (int i = 0; i < PRODUCT_OWN; i++) a[i] = a_tile[k][own_row + i];
+            for (int j = 0; j < PRODUCT_OWN; j++) b[j] = b_tile[k][own_column + j];
+            for (int i = 0; i < PRODUCT_OWN; i++)
+                for (int j = 0; j < PRODUCT_OWN; j++) sums[i][j] += a[i] * b[j];
+        }
+        __syncthreads();
+    }
+    for (int i = 0; i < PRODUCT_OWN; i++) {
+        for (int j = 0; j < PRODUCT_OWN; j++) {
+            size_t r = row + own_row + i, c = column + own_column + j;
+            if (r >= p.rows || c >= p.columns) continue;
+            if (p.sums) p.sums[r * p.columns + c] += sums[i][j];
+            else p.out[r * p.columns + c] = floatX_of(sums[i][j] + (p.bias ? float_of(p.bias[c]) : 0.0f));
+        }
+    }
+}
+
+static inline void product_run(const PlainProduct* p, Stream stream) {
+    size_t across = divide_up(p->columns, PRODUCT_TILE), down = divide_up(p->rows, PRODUCT_TILE);
+    if (across * down > INT32_MAX) {
+        fprintf(stderr, "train: a product of %zu x %zu results of %zu terms is too large for one grid; use a smaller "
+                "--batch, or sizes that are multiples of 8\n", p->rows, p->columns, p->length);
+        exit(1);
+    }
+    product_kernel<<<(unsigned)(across * down), PRODUCT_THREADS, 0, stream->compute>>>(*p);
+    LAUNCH_CHECK();
+}
+
+// out (M, N) = in (M, K) weight (N, K)^T + bias (N)
+static inline void product_forward(floatX* out, const floatX* in, const floatX* weight, const floatX* bias,
+                                 size_t M, size_t N, size_t K, Stream stream) {
+    PlainProduct p = {out, NULL, bias, in, weight, K, 1, K, 1, M, N, K};
+    product_run(&p, stream);
+}
+
+// din (M, K) = dout (M, N) weight (N, K)
+static inline void product_backward_input(floatX* din, const floatX* dout, const floatX* weight,
+                                        size_t M, size_t N, size_t K, Stream stream) {
+    PlainProduct p = {din, NULL, NULL, dout, weight, N, 1, 1, K, M, K, N};
+    product_run(&p, stream);
+}
+
+// dweight (N, K) += dout (M, N)^T in (M, K)
+static inline void product_backward_weight(float* dweight, const floatX* dout, const floatX* in,
+                                         size_t M, size_t N, size_t K, Stream stream) {
+    PlainProduct p = {NULL, dweight, NULL, dout, in, 1, N, 1, K, N, K, M};
+    product_run(&p, stream);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 3. Columns
+//
+// dbias (N) += the sum of dout's rows, in two steps whose order is fixed: the rows are cut into pieces, whose sums go
+// to the scratch memory, and then the pieces are added up. Both are bound by memory: dout is read once, and the pieces
+// are small beside it, one row for 64 or more. How many there are is a function of the sizes alone, so the bits do not
+// depend on the device.
+//
+// In both steps a block owns the columns of one warp, and its 8 warps take the rows in turn; then the warps' sums are
+// added up through shared memory.
+
+enum { COLUMN_WARPS = 8, COLUMN_PIECES = 512, COLUMN_PIECE_ROWS = 64 };
+
+// The sums over the block's warps of what each thread holds for its W columns; thread t has column t, for t < 32 W.
+template <int W>
+static __device__ inline float column_sums_join(float (*shared)[WARP * W], const float* sums) {
+    for (int i = 0; i < W; i++) shared[threadIdx.y][threadIdx.x * W + i] = sums[i];
+    __syncthreads();
+    unsigned t = threadIdx.y * WARP + threadIdx.x;
+    float total = 0.0f;
+    if (t < WARP * W)
+        for (int warp = 0; warp < COLUMN_WARPS; warp++) total += shared[warp][t];
+    return total;
+}
+
+// pieces (gridDim.y, N) = sums of `rows` rows each of dout (M, N). W columns a thread, W = PACK or 1.
+template <int W>
+static __global__ void column_pieces_kernel(float* pieces, const floatX* dout, size_t rows, size_t M, size_t N) {
+    __shared__ float shared[COLUMN_WARPS][WARP * W];
+    size_t begin = (size_t)blockIdx.x * WARP * W, column = begin + threadIdx.x * W;
+    size_t first = blockIdx.y * rows, end = first + rows < M ? first + rows : M;
+    float sums[W] = {0.0f};
+    if (column < N) {
+        for (size_t row = first + threadIdx.y; row < end; row += COLUMN_WARPS) {
+            Lanes<W> lanes = lanes_load<W>(dout + row * N + column);
+            #pragma unroll
+            for (int i = 0; i < W; i++) sums[i] += lanes.x[i];
+        }
+    }
+    float total = column_sums_join<W>(shared, sums);
+    size_t t = threadIdx.y * WARP + threadIdx.x;
+    if (t < WARP * W && begin + t < N) pieces[blockIdx.y * N + begin + t] = total;
+}
+
+// dbias (N) += the sum of pieces (count, N) over count.
+static __global__ void column_join_kernel(float* dbias, const float* pieces, size_t count, size_t N) {
+    __shared__ float shared[COLUMN_WARPS][WARP];
+    size_t column = (size_t)blockIdx.x * WARP + threadIdx.x;
+    float sum = 0.0f;
+    if (column < N)
+        for (size_t piece = threadIdx.y; piece < count; piece += COLUMN_WARPS) sum += pieces[piece * N + column];
+    float total = column_sums_join<1>(shared, &sum);
+    if (threadIdx.y == 0 && column < N) dbias[column] += total;
+}
+
+static inline void column_sums_add(float* dbias, const floatX* dout, size_t M, size_t N, Stream stream) {
+    size_t most = min_size(COLUMN_PIECES, max_size(1, matmul_workspace / (N * sizeof(float))));
+    size_t rows = max_size(COLUMN_PIECE_ROWS, divide_up(M, most)), count = divide_up(M, rows);
+    float* pieces = (float*)device_scratch(stream, count * N * sizeof(float));
+    dim3 block(WARP, COLUMN_WARPS);
+    if (packs_fit(N, dout, NULL, NULL, NULL)) {
+        dim3 grid((unsigned)divide_up(N, WARP * PACK), (unsigned)count);
+        column_pieces_kernel<PACK><<<grid, block, 0, stream->compute>>>(pieces, dout, rows, M, N);
+    } else {
+        dim3 grid((unsigned)divide_up(N, WARP), (unsigned)count);
+        column_pieces_kernel<1><<<grid, block, 0, stream->compute>>>(pieces, dout, rows, M, N);
+    }
+    LAUNCH_CHECK();
+    column_join_kernel<<<(unsigned)divide_up(N, WARP), block, 0, stream->compute>>>(dbias, pieces, count, N);
+    LAUNCH_CHECK();
+}
+
+// ------------------------------------------------------------------------------------------------
+// 4. Operations: as in kernels_cpu.h, with pointers to the device's memory
+
+// out (M, N) = in (M, K) weight (N, K)^T + bias (N) or NULL
+static inline void matmul_forward(floatX* out, const floatX* in, const floatX* weight, const floatX* bias,
+                                  size_t M, size_t N, size_t K, Stream stream) {
+    if (!matmul_library(MATMUL_FORWARD, out, weight, in, bias, NULL, M, N, K, stream))
+        product_forward(out, in, weight, bias, M, N, K, stream);
+}
+
+// din (M, K) = dout (M, N) weight (N, K)
+static inline void matmul_backward_input(floatX* din, const floatX* dout, const floatX* weight,
+                                         size_t M, size_t N, size_t K, Stream stream) {
+    if (!matmul_library(MATMUL_BACKWARD_INPUT, din, weight, dout, NULL, NULL, M, N, K, stream))
+        product_backward_input(din, dout, weight, M, N, K, stream);
+}
+
+// Adds to dweight (N, K): dout (M, N)^T in (M, K), and to dbias (N), if it is not NULL: the sum of dout's rows.
+static inline void matmul_backward_weight(float* dweight, float* dbias, const floatX* dout, const floatX* in,
+                                          size_t M, size_t N, size_t K, Stream stream) {
+    if (!matmul_library(MATMUL_BACKWARD_WEIGHT, dweight, in, dout, NULL, NULL, M, N, K, stream))
+        product_backward_weight(dweight, dout, in, M, N, K, stream);
+    if (dbias) column_sums_add(dbias, dout, M, N, stream);
+}
+
+// pre (M, N) = in (M, K) weight (N, K)^T + bias (N) or NULL; out (M, N) = gelu(pre). Fused, out is the GELU of the
+// float sums, and pre is what remains of them after rounding.
+static inline void matmul_gelu_forward(floatX* out, floatX* pre, const floatX* in, const floatX* weight,
+                                       const floatX* bias, size_t M, size_t N, size_t K, Stream stream) {
+    if (matmul_state(stream)->fuse_gelu &&
+        matmul_library(MATMUL_GELU_FORWARD, out, weight, in, bias, pre, M, N, K, stream)) return;
+    matmul_forward(pre, in, weight, bias, M, N, K, stream);
+    gelu_forward(out, pre, M * N, stream);
+}
+
+// The gradient through a matmul and the GELU before it: din (M, K) = (dout (M, N) weight (N, K)) * dGELU/dx at
+// pre (M, K).
+static inline void matmul_gelu_backward_input(floatX* din, const floatX* dout, const floatX* weight, const floatX* pre,
+                                              size_t M, size_t N, size_t K, Stream stream) {
+    if (matmul_state(stream)->fuse_gelu &&
+        matmul_library(MATMUL_GELU_BACKWARD_INPUT, din, weight, dout, NULL, pre, M, N, K, stream)) return;
+    matmul_backward_input(din, dout, weight, M, N, K, stream);
+    gelu_backward(din, din, pre, M * K, stream);
+}
+
+#endif  // LLMTRAIN_MATMUL_CUH
