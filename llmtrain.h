@@ -541,7 +541,7 @@ static inline void model_gradients(Model* model, const int32_t* tokens, const in
     size_t N = B * T, count = max_size(targets_count(targets, N), 1);
     double dloss = flat->loss_scale / (double)(flat->micro_batches * flat->options.world) / (double)count;
     flat->micro++;
-    collective_meet(&flat->collectives);
+    collective_barrier(&flat->collectives);
     const int32_t* batch = model_upload(model, tokens, targets, N);
     fault_point("forward");
     model_forward(model, batch, B, T, NULL);

@@ -91,6 +91,17 @@ static inline CommSlice comm_even_slice(size_t rank, size_t world, size_t n) {
     return slice;
 }
 
+// Rank's slice of a bucket of n elements in the flat vector, counted from the bucket's beginning. Slices begin on multiples
+// of SHARD_UNIT elements, which 16-byte accesses to every array need, and are as even as that allows: of equal length for
+// 2, 4 and 8 ranks, since a bucket is a multiple of 64 elements.
+enum { SHARD_UNIT = 8 };
+
+static inline CommSlice shard_slice(size_t n, size_t rank, size_t world) {
+    CommSlice units = comm_even_slice(rank, world, n / SHARD_UNIT);
+    CommSlice slice = {units.first * SHARD_UNIT, units.end * SHARD_UNIT};
+    return slice;
+}
+
 static inline size_t comm_length(CommSlice s) { return s.end - s.first; }
 
 static inline size_t comm_type_size(CommType type) {

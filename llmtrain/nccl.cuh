@@ -1,4 +1,5 @@
-// nccl.cuh: the Collectives of ranks.h in a CUDA build: collectives over the memory of GPUs, by NCCL.
+// nccl.cuh: collectives over the memory of GPUs, by NCCL: the functions of collectives.h for a build with
+// -DLLMTRAIN_CUDA -DLLMTRAIN_NCCL.
 //
 //   1. collectives  what it holds
 //   2. faults       what NCCL reports, and how its kernels are ended when a rank is gone
@@ -6,8 +7,7 @@
 //   4. collectives  on a stream of their own, after what `compute` was given before
 //   5. waiting      collective_wait, and how long `compute` has stood there
 //
-// Built with -DLLMTRAIN_NCCL; a program without it has the same functions, and refuses more than one rank. With one
-// rank nothing is created, and every call returns at once.
+// With one rank nothing is created, and every call returns at once.
 //
 // A kernel of NCCL waits for the other ranks, for ever if need be. Who watches the ranks is the Comm. When it finds a
 // fault, its thread calls collective_on_failure, and ncclCommAbort makes the kernels return; so the streams come to their
@@ -15,15 +15,13 @@
 // the abort would have to wait for it: the communicator is non-blocking, and collective_settle asks until NCCL has done what
 // a call began. NCCL takes one thread at a time: each call, the abort too, is made under the Collectives's mutex.
 //
-// Included by ranks.h, whose shard_slice says which slice of a vector is whose.
+// Rank r's slice of a vector of n elements is shard_slice(n, r, world). zero.h includes this file or collectives.h.
 
 #ifndef LLMTRAIN_NCCL_CUH
 #define LLMTRAIN_NCCL_CUH
 
 #include "comm.h"
 #include "device.cuh"
-
-#ifdef LLMTRAIN_NCCL
 
 #include <nccl.h>
 #include <sched.h>
@@ -143,7 +141,7 @@ static inline bool collective_check(Collectives* collectives, Error* error) {
 }
 
 // Whether a collective has had its data for so long that a rank must be stuck, or a GPU, or what joins them. The Comm names a
-// rank whose program is stuck before that, in collective_meet. Without the mutex: who asks CUDA may have to wait, and the abort may
+// rank whose program is stuck before that, in collective_barrier. Without the mutex: who asks CUDA may have to wait, and the abort may
 // not.
 static inline bool collective_is_stuck(Collectives* collectives, Error* error) {
     double now = now_ms(), patience_ms = 2 * collectives->comm->timeout_ms;
@@ -394,7 +392,7 @@ static inline void collective_wait(Collectives* collectives, size_t slot, Stream
 
 // The programs of all ranks have come here, with all that they have given their GPUs before; once per micro-batch, before the
 // host may have to wait for a GPU that waits for another rank. A rank whose program is stuck is named by the Comm.
-static inline void collective_meet(Collectives* collectives) {
+static inline void collective_barrier(Collectives* collectives) {
     Error ignored;  // who asks the Comm hears of it
     if (collectives->comm) comm_barrier(collectives->comm, &ignored);
 }
@@ -411,52 +409,5 @@ static inline double collective_waited_ms(Collectives* collectives) {
     collectives->waited_ms = 0;
     return waited;
 }
-
-#else  // without NCCL
-
-typedef struct {
-    Comm* comm;  // always NULL: there is one rank
-} Collectives;
-
-static inline bool collective_open(Collectives* collectives, Comm* comm, size_t slots, Stream stream, Error* error) {
-    (void)slots;
-    (void)stream;
-    collectives->comm = NULL;
-    if (comm == NULL || comm->world == 1) return true;
-    return fail(error,
-                "this program was built without NCCL, which %zu ranks with GPUs need; install libnccl-dev and make "
-                "again, or use one rank",
-                comm->world);
-}
-
-static inline void collective_close(Collectives* collectives) { (void)collectives; }
-
-static inline bool collective_check(Collectives* collectives, Error* error) {
-    (void)collectives;
-    (void)error;
-    return true;
-}
-
-static inline void collective_all_reduce(Collectives* collectives, size_t slot, void* data, size_t n, CommType type, Stream stream) {
-    (void)collectives; (void)slot; (void)data; (void)n; (void)type; (void)stream;
-}
-
-static inline void collective_reduce_scatter(Collectives* collectives, size_t slot, void* data, size_t n, CommType type, Stream stream) {
-    (void)collectives; (void)slot; (void)data; (void)n; (void)type; (void)stream;
-}
-
-static inline void collective_all_gather(Collectives* collectives, size_t slot, void* data, size_t n, CommType type, Stream stream) {
-    (void)collectives; (void)slot; (void)data; (void)n; (void)type; (void)stream;
-}
-
-static inline void collective_wait(Collectives* collectives, size_t slot, Stream stream) { (void)collectives; (void)slot; (void)stream; }
-
-static inline void collective_meet(Collectives* collectives) { (void)collectives; }
-
-static inline uint64_t collective_bytes_sent(const Collectives* collectives) { (void)collectives; return 0; }
-
-static inline double collective_waited_ms(Collectives* collectives) { (void)collectives; return 0; }
-
-#endif
 
 #endif  // LLMTRAIN_NCCL_CUH

@@ -1,11 +1,9 @@
-// ranks.h: the flat vector over the ranks of a run.
+// zero.h: the flat vector over the ranks of a run.
 //
-//   1. shards        which slice of a bucket belongs to which rank
-//   2. collectives          collectives over device memory: here by comm.h, in a CUDA build by nccl.cuh
-//   3. flat vector   what a rank holds of parameters, gradients, master weights and optimizer state
-//   4. gradients     summed bucket by bucket, under the backward
-//   5. parameters    updated by who owns them, gathered under the next forward
-//   6. agreement     what the ranks tell each other once a step; whether their parameters are the same
+//   1. flat vector   what a rank holds of parameters, gradients, master weights and optimizer state
+//   2. gradients     summed bucket by bucket, under the backward
+//   3. parameters    updated by who owns them, gathered under the next forward
+//   4. agreement     what the ranks tell each other once a step; whether their parameters are the same
 //
 // The stages are those of "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models". With N ranks:
 //
@@ -25,130 +23,19 @@
 //             stage nor on how NCCL adds
 // With one rank the code is the same, and the collectives do nothing.
 
-#ifndef LLMTRAIN_RANKS_H
-#define LLMTRAIN_RANKS_H
+#ifndef LLMTRAIN_ZERO_H
+#define LLMTRAIN_ZERO_H
 
-#include "comm.h"
 #include "fault.h"
 #include "parameters.h"
-
-// ------------------------------------------------------------------------------------------------
-// 1. Shards
-//
-// Slices begin on multiples of SHARD_UNIT elements, which 16-byte accesses to every array need, and are as even as that
-// allows: of equal length for 2, 4 and 8 ranks, since a bucket is a multiple of 64 elements.
-
-enum { SHARD_UNIT = 8 };
-
-// The slice of a bucket of n elements, counted from the bucket's beginning.
-static inline CommSlice shard_slice(size_t n, size_t rank, size_t world) {
-    CommSlice units = comm_even_slice(rank, world, n / SHARD_UNIT);
-    CommSlice slice = {units.first * SHARD_UNIT, units.end * SHARD_UNIT};
-    return slice;
-}
-
-// ------------------------------------------------------------------------------------------------
-// 2. Collectives
-//
-// Collectives over device memory, in place, in the order of the stream: a collective sees what the stream was given before
-// it, and what the stream is given after collective_wait sees the result. A slot names one that is under way. They return
-// nothing: after a fault results are worthless, and flat_gather_stats says so before anything is made of them.
-
-#ifdef LLMTRAIN_CUDA
+#if defined(LLMTRAIN_CUDA) && defined(LLMTRAIN_NCCL)
 #include "nccl.cuh"
 #else
-
-typedef struct {
-    Comm* comm;
-    CommRequest* requests;   // (slots)
-    double delay_ms;         // for tests: every collective takes so much longer
-    bool blocking;           // for measurements: every collective is waited for at once
-} Collectives;
-
-// NULL for comm, or one rank: all others return at once.
-static inline bool collective_open(Collectives* collectives, Comm* comm, size_t slots, Stream stream, Error* error) {
-    (void)stream;
-    const char* delay = getenv("LLMTRAIN_TEST_DELAY_MS");
-    memset(collectives, 0, sizeof *collectives);
-    if (comm == NULL || comm->world == 1) return true;
-    collectives->comm = comm;
-    collectives->delay_ms = delay ? atof(delay) : 0;
-    collectives->blocking = getenv("LLMTRAIN_TEST_BLOCKING") != NULL;
-    collectives->requests = (CommRequest*)allocate(slots * sizeof(CommRequest));
-    return collectives->requests != NULL || fail(error, "out of memory for %zu collectives", slots);
-}
-
-static inline void collective_close(Collectives* collectives) {
-    free(collectives->requests);
-    memset(collectives, 0, sizeof *collectives);
-}
-
-typedef struct {
-    size_t n, world;
-} ShardContext;
-
-static inline CommSlice collective_slice(size_t rank, const void* context) {
-    const ShardContext* c = (const ShardContext*)context;
-    return shard_slice(c->n, rank, c->world);
-}
-
-static inline void collective_start(Collectives* collectives, size_t slot, CommOperation operation, void* data, size_t n, CommType type) {
-    if (collectives->comm == NULL) return;
-    Comm* comm = collectives->comm;
-    ShardContext context = {n, comm->world};
-    Error ignored;  // flat_gather_stats reports it
-    CommSlice own = shard_slice(n, comm->rank, comm->world);
-    char* out = (char*)data + (operation == COMM_REDUCE_SCATTER ? own.first * comm_type_size(type) : 0);
-    comm->delay_ms = collectives->delay_ms;
-    collectives->requests[slot] = comm_start(comm, operation, type, out, data, n, 0, collective_slice, &context);
-    comm->delay_ms = 0;
-    if (collectives->blocking) comm_wait(comm, collectives->requests[slot], &ignored);
-}
-
-// data (n) = the sum over all ranks.
-static inline void collective_all_reduce(Collectives* collectives, size_t slot, void* data, size_t n, CommType type, Stream stream) {
-    (void)stream;
-    collective_start(collectives, slot, COMM_ALL_REDUCE, data, n, type);
-}
-
-// The own slice of data (n) = the sum over all ranks; the rest is worthless afterwards.
-static inline void collective_reduce_scatter(Collectives* collectives, size_t slot, void* data, size_t n, CommType type, Stream stream) {
-    (void)stream;
-    collective_start(collectives, slot, COMM_REDUCE_SCATTER, data, n, type);
-}
-
-// data (n): every rank gives its slice, and gets all others.
-static inline void collective_all_gather(Collectives* collectives, size_t slot, void* data, size_t n, CommType type, Stream stream) {
-    (void)stream;
-    collective_start(collectives, slot, COMM_ALL_GATHER, data, n, type);
-}
-
-static inline void collective_wait(Collectives* collectives, size_t slot, Stream stream) {
-    (void)stream;
-    Error ignored;  // flat_gather_stats reports it
-    if (collectives->comm) comm_wait(collectives->comm, collectives->requests[slot], &ignored);
-}
-
-// Payload that this rank has sent, in bytes, since the ranks met.
-static inline uint64_t collective_bytes_sent(const Collectives* collectives) { return collectives->comm ? comm_statistics(collectives->comm).bytes_sent : 0; }
-
-// On GPUs the programs run ahead of the collectives, and meet once a micro-batch; here every collective is such a meeting.
-static inline void collective_meet(Collectives* collectives) { (void)collectives; }
-
-// False, with the sentence, if a fault is known; does not wait.
-static inline bool collective_check(Collectives* collectives, Error* error) { return collectives->comm == NULL || !comm_failed(collectives->comm, error); }
-
-// Milliseconds that the stream has waited for collectives since the last call. Here none: the Comm counts what the host
-// waits.
-static inline double collective_waited_ms(Collectives* collectives) {
-    (void)collectives;
-    return 0;
-}
-
+#include "collectives.h"
 #endif
 
 // ------------------------------------------------------------------------------------------------
-// 3. The flat vector
+// 1. The flat vector
 
 typedef enum { REDUCE_FLOAT, REDUCE_STORAGE, REDUCE_EXACT } ReduceKind;
 
@@ -357,7 +244,7 @@ static inline CommSlice flat_state(size_t* place, const FlatVector* flat, size_t
 }
 
 // ------------------------------------------------------------------------------------------------
-// 4. Gradients
+// 2. Gradients
 //
 // flat_begin_step; then for each micro-batch and each bucket, in the order in which all ranks come to them,
 // flat_begin_bucket, the operations that add to flat_gradient, flat_end_bucket; after the last flat_finish_step. A bucket's
@@ -470,7 +357,7 @@ static inline void flat_finish_step(FlatVector* flat) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// 5. Parameters
+// 3. Parameters
 
 // One optimizer step over what this rank keeps the state of; its weight decay is for the tensors that decay. The others'
 // parameters are on their way then, until flat_await.
@@ -537,7 +424,7 @@ static inline size_t flat_bytes_sent(const FlatVector* flat, size_t micro_batche
 }
 
 // ------------------------------------------------------------------------------------------------
-// 6. Agreement
+// 4. Agreement
 
 // Every rank tells `count` numbers, at most STATS_MAX; afterwards flat->stats (world, count) holds those of all. False if a rank
 // is gone or disagrees.
@@ -625,4 +512,4 @@ static inline bool flat_compare(FlatVector* flat, Error* error) {
     return flat_same(flat, flat->count, flat_describe_bucket, error);
 }
 
-#endif  // LLMTRAIN_RANKS_H
+#endif  // LLMTRAIN_ZERO_H

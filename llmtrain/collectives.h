@@ -1,0 +1,126 @@
+// collectives.h: collectives over the memory of a device, which here is the memory of the host: by comm.h. nccl.cuh has
+// the same functions for GPUs; zero.h includes one of the two.
+//
+// Defines: Collectives; collective_open, collective_close; collective_all_reduce, collective_reduce_scatter,
+// collective_all_gather; collective_wait, collective_barrier; collective_check, collective_bytes_sent,
+// collective_waited_ms.
+//
+//   collective_open(&collectives, &comm, 2, stream, &error)          two slots: two collectives in flight at a time
+//   collective_reduce_scatter(&collectives, 0, grads, n, COMM_FLOAT, stream)
+//   ... compute ...
+//   collective_wait(&collectives, 0, stream)
+//
+// Collectives work in place and in the order of the stream: a collective sees what was enqueued before it, and what is
+// enqueued after collective_wait sees the result. A slot identifies the collective in flight. Rank r's slice of a vector
+// of n elements is shard_slice(n, r, world). Collectives return nothing: after a failure their results are undefined,
+// and collective_check, or the next call to the Comm, reports it.
+
+#ifndef LLMTRAIN_COLLECTIVES_H
+#define LLMTRAIN_COLLECTIVES_H
+
+#include "comm.h"
+#include "../kernels_cpu.h"  // Stream
+
+typedef struct {
+    Comm* comm;              // NULL: one rank, and every call returns at once
+    CommRequest* requests;   // (slots)
+    double delay_ms;         // for tests: every collective takes so much longer
+    bool blocking;           // for measurements: every collective is waited for at once
+} Collectives;
+
+// NULL for comm, or one rank: all other calls return at once. In a CUDA build without NCCL that is all there is.
+static inline bool collective_open(Collectives* collectives, Comm* comm, size_t slots, Stream stream, Error* error) {
+    (void)stream;
+    memset(collectives, 0, sizeof *collectives);
+    if (comm == NULL || comm->world == 1) return true;
+#ifdef LLMTRAIN_CUDA
+    (void)slots;
+    return fail(error, "this program was built without NCCL, which %zu ranks with GPUs need; install libnccl-dev and "
+                "make again, or use one rank", comm->world);
+#else
+    const char* delay = getenv("LLMTRAIN_TEST_DELAY_MS");
+    collectives->comm = comm;
+    collectives->delay_ms = delay ? atof(delay) : 0;
+    collectives->blocking = getenv("LLMTRAIN_TEST_BLOCKING") != NULL;
+    collectives->requests = (CommRequest*)allocate(slots * sizeof(CommRequest));
+    return collectives->requests != NULL || fail(error, "out of memory for %zu collectives", slots);
+#endif
+}
+
+static inline void collective_close(Collectives* collectives) {
+    free(collectives->requests);
+    memset(collectives, 0, sizeof *collectives);
+}
+
+typedef struct {
+    size_t n, world;
+} ShardContext;
+
+static inline CommSlice collective_slice(size_t rank, const void* context) {
+    const ShardContext* c = (const ShardContext*)context;
+    return shard_slice(c->n, rank, c->world);
+}
+
+static inline void collective_start(Collectives* collectives, size_t slot, CommOperation operation, void* data, size_t n,
+                                    CommType type) {
+    if (collectives->comm == NULL) return;
+    Comm* comm = collectives->comm;
+    ShardContext context = {n, comm->world};
+    Error ignored;  // collective_check reports it
+    CommSlice own = shard_slice(n, comm->rank, comm->world);
+    char* out = (char*)data + (operation == COMM_REDUCE_SCATTER ? own.first * comm_type_size(type) : 0);
+    comm->delay_ms = collectives->delay_ms;
+    collectives->requests[slot] = comm_start(comm, operation, type, out, data, n, 0, collective_slice, &context);
+    comm->delay_ms = 0;
+    if (collectives->blocking) comm_wait(comm, collectives->requests[slot], &ignored);
+}
+
+// data (n) = the sum over all ranks.
+static inline void collective_all_reduce(Collectives* collectives, size_t slot, void* data, size_t n, CommType type,
+                                         Stream stream) {
+    (void)stream;
+    collective_start(collectives, slot, COMM_ALL_REDUCE, data, n, type);
+}
+
+// The own slice of data (n) = the sum over all ranks; the rest is undefined afterwards.
+static inline void collective_reduce_scatter(Collectives* collectives, size_t slot, void* data, size_t n, CommType type,
+                                             Stream stream) {
+    (void)stream;
+    collective_start(collectives, slot, COMM_REDUCE_SCATTER, data, n, type);
+}
+
+// data (n): every rank gives its slice, and receives all others.
+static inline void collective_all_gather(Collectives* collectives, size_t slot, void* data, size_t n, CommType type,
+                                         Stream stream) {
+    (void)stream;
+    collective_start(collectives, slot, COMM_ALL_GATHER, data, n, type);
+}
+
+static inline void collective_wait(Collectives* collectives, size_t slot, Stream stream) {
+    (void)stream;
+    Error ignored;  // collective_check reports it
+    if (collectives->comm) comm_wait(collectives->comm, collectives->requests[slot], &ignored);
+}
+
+// On GPUs the hosts run ahead of the collectives, and wait for each other once per micro-batch. Here each collective
+// does that already.
+static inline void collective_barrier(Collectives* collectives) { (void)collectives; }
+
+// False, with the sentence, if a failure is known; does not wait.
+static inline bool collective_check(Collectives* collectives, Error* error) {
+    return collectives->comm == NULL || !comm_failed(collectives->comm, error);
+}
+
+// Payload that this rank has sent so far, in bytes.
+static inline uint64_t collective_bytes_sent(const Collectives* collectives) {
+    return collectives->comm ? comm_statistics(collectives->comm).bytes_sent : 0;
+}
+
+// Milliseconds for which the stream has waited for collectives since the last call. Here it does not: the Comm counts
+// for how long the host waits.
+static inline double collective_waited_ms(Collectives* collectives) {
+    (void)collectives;
+    return 0;
+}
+
+#endif  // LLMTRAIN_COLLECTIVES_H
