@@ -1,60 +1,13 @@
 // test_data: tests of data.h and of the program tokenize.
 //
-//   cc -std=c11 -O2 dev/test/test_data.c -o build/test_data -lm -pthread && build/test_data
+//   cc -std=c11 -O2 -I. dev/test/test_data.c -o build/test_data -lm -pthread && build/test_data
 //
 // Oracles: what the definition of the order says, computed by counting; files written byte by byte, not by the writer
-// under test; the text itself. Every refusal must name the file and say what to do. Files go to a folder of their own
-// in the current one, which is removed at the end. The program tokenize is the one beside this, or the one named.
+// under test; the text itself. Every refusal must name the file and say what to do. The program tokenize is the one
+// in the same directory as this, or the one named.
 
 #include "llmtrain/data.h"
-
-#include <signal.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
-
-static int passed = 0, failed = 0;
-static size_t family_checks = 0, family_failures = 0;
-static char folder[64] = "test_data_XXXXXX";
-
-static void check(bool ok, const char* what) {
-    family_checks++;
-    if (ok) return;
-    if (family_failures++ < 5) printf("  FAILED: %s\n", what);
-}
-
-static void family(const char* name) {
-    printf("%-66s %9zu checks, %zu wrong <= 0\n", name, family_checks, family_failures);
-    if (family_failures == 0 && family_checks > 0) passed++;
-    else failed++;
-    family_checks = family_failures = 0;
-}
-
-// A refusal must have happened, name what it is about, and advise.
-static void check_refusal(bool result, const Error* error, const char* about, const char* what) {
-    check(!result, what);
-    if (result) return;
-    bool good = strstr(error->text, about) != NULL;
-    if (!good) printf("  it said: %s\n", error->text);
-    check(good, what);
-}
-
-static char* in_folder(const char* name) {
-    static char paths[8][160];
-    static int next = 0;
-    next = (next + 1) % 8;
-    snprintf(paths[next], sizeof paths[next], "%s/%s", folder, name);
-    return paths[next];
-}
-
-static bool exists(const char* path) { return access(path, F_OK) == 0; }
-
-static void write_file(const char* path, const void* data, size_t bytes) {
-    FILE* file = fopen(path, "wb");
-    if (!file || fwrite(data, 1, bytes, file) != bytes || fclose(file) != 0) {
-        printf("cannot write %s\n", path);
-        exit(1);
-    }
-}
+#include "harness.h"
 
 // A shard in llm.c's format, laid down word by word.
 static void write_plain_shard(const char* path, const int32_t* tokens, size_t count, size_t token_bytes) {
@@ -62,7 +15,7 @@ static void write_plain_shard(const char* path, const int32_t* tokens, size_t co
     int32_t head[3] = {token_bytes == 2 ? 20240520 : 20240801, token_bytes == 2 ? 1 : 7, (int32_t)count};
     memcpy(bytes, head, sizeof head);
     for (size_t i = 0; i < count; i++) memcpy(bytes + 1024 + i * token_bytes, &tokens[i], token_bytes);
-    write_file(path, bytes, 1024 + count * token_bytes);
+    put_bytes(path, bytes, 1024 + count * token_bytes);
     free(bytes);
 }
 
@@ -74,8 +27,7 @@ static void write_shard(const char* path, const int32_t* tokens, size_t count, i
               shard_writer_add(&writer, tokens, count / 3, &error) &&
               shard_writer_add(&writer, tokens + count / 3, count - count / 3, &error) &&
               shard_writer_finish(&writer, &error) && shard_publish(path, &error);
-    if (!ok) printf("  it said: %s\n", error.text);
-    check(ok, "writing a shard");
+    expect(ok, "writing a shard: %s", error.text);
 }
 
 // Token number i of the texts used here: tells where it is from.
@@ -105,11 +57,11 @@ static void test_permutation(void) {
                 distinct += !seen[place];
                 seen[place] = 1;
             }
-            check(in_range == size && distinct == size, "the order is not a permutation");
+            expect(in_range == size && distinct == size, "the order is not a permutation");
         }
         free(seen);
     }
-    family("order_permute is a permutation: sizes 1 .. 1000003");
+    verdict("order_permute is a permutation: sizes 1 .. 1000003");
 }
 
 static void test_permutation_large(void) {
@@ -120,16 +72,16 @@ static void test_permutation_large(void) {
         double mean = 0;
         for (size_t i = 0; i < COUNT; i++) {
             places[i] = order_permute(i < COUNT / 2 ? i : sizes[s] - 1 - (i - COUNT / 2), 5, 9, sizes[s]);
-            check(places[i] < sizes[s], "outside the range");
+            expect(places[i] < sizes[s], "outside the range");
             mean += (double)places[i] / (double)sizes[s] / COUNT;
             for (size_t j = 0; j < i; j++)
-                if (places[j] == places[i]) check(false, "two samples at one place");
+                if (places[j] == places[i]) expect(false, "two samples at one place");
         }
         double bound = 6 / sqrt(12.0 * COUNT);  // six standard deviations of the mean of uniform numbers
-        check(fabs(mean - 0.5) <= bound, "the ends of the range are not spread evenly");
+        expect(fabs(mean - 0.5) <= bound, "the ends of the range are not spread evenly");
     }
     free(places);
-    family("order_permute at sizes 2^32 .. 2^40: in range, distinct, spread");
+    verdict("order_permute at sizes 2^32 .. 2^40: in range, distinct, spread");
 }
 
 // All permutations of a small set are equally frequent over the epochs: chi-square, bound at six standard deviations.
@@ -153,10 +105,10 @@ static void test_permutation_uniform(void) {
         double freedom = (double)kinds - 1, bound = freedom + 6 * sqrt(2 * freedom);
         printf("  size %llu: %3zu of %3zu permutations, chi-square %6.1f <= %6.1f\n", (unsigned long long)size, seen,
                kinds, chi2, bound);
-        check(seen == kinds, "a permutation never comes");
-        check(chi2 <= bound, "permutations are not equally frequent");
+        expect(seen == kinds, "a permutation never comes");
+        expect(chi2 <= bound, "permutations are not equally frequent");
     }
-    family("order_permute: all permutations of 2 .. 5 equally frequent");
+    verdict("order_permute: all permutations of 2 .. 5 equally frequent");
 }
 
 static void test_permutation_keys(void) {
@@ -170,11 +122,11 @@ static void test_permutation_keys(void) {
             same_high += place == order_permute(i, k + ((uint64_t)1 << 32), k, size);
         }
         // Two random permutations agree at 1 +- 1 places.
-        check(same_epoch <= 10, "two epochs have one order");
-        check(same_seed <= 10, "two seeds have one order");
-        check(same_high <= 10, "the upper half of the seed does nothing");
+        expect(same_epoch <= 10, "two epochs have one order");
+        expect(same_seed <= 10, "two seeds have one order");
+        expect(same_high <= 10, "the upper half of the seed does nothing");
     }
-    family("order_permute differs by epoch and by seed");
+    verdict("order_permute differs by epoch and by seed");
 }
 
 // For every small shape: the windows of an epoch lie inside their shard, side by side, each once; and over many epochs
@@ -185,30 +137,30 @@ static void test_windows(void) {
     for (size_t T = 1; T <= 13; T++)
         for (size_t n = 0; n <= 45; n++) {
             Dataset dataset;
-            check(dataset_from_memory(&dataset, nothing, 2, n, &error), "a dataset in memory");
+            expect(dataset_from_memory(&dataset, nothing, 2, n, &error), "a dataset in memory");
             size_t samples = dataset_samples(&dataset, T);
-            check((samples > 0) == (n >= T + 1), "a window fits, but there is no sample, or the reverse");
-            check(samples + 2 > (n > 0 ? (n - 1) / T : 0), "an epoch leaves out more than one window");
-            check(dataset_suffices(&dataset, T, &error) == (samples > 0), "dataset_suffices is wrong");
+            expect((samples > 0) == (n >= T + 1), "a window fits, but there is no sample, or the reverse");
+            expect(samples + 2 > (n > 0 ? (n - 1) / T : 0), "an epoch leaves out more than one window");
+            expect(dataset_suffices(&dataset, T, &error) == (samples > 0), "dataset_suffices is wrong");
             bool reached[64] = {false};
             for (uint64_t epoch = 0; samples > 0 && epoch < 300; epoch++) {
                 bool begins[64] = {false};
                 size_t first = SIZE_MAX;
                 for (size_t i = 0; i < samples; i++) {
                     Window window = dataset_sample(&dataset, 3, epoch * samples + i, T);
-                    check(window.shard == 0 && window.start + T + 1 <= n, "a window leaves its shard");
+                    expect(window.shard == 0 && window.start + T + 1 <= n, "a window leaves its shard");
                     if (window.start + T + 1 > n) continue;
-                    check(!begins[window.start], "a window comes twice in an epoch");
+                    expect(!begins[window.start], "a window comes twice in an epoch");
                     begins[window.start] = true;
                     first = min_size(first, window.start);
                     for (size_t t = 0; t <= T; t++) reached[window.start + t] = true;
                 }
-                for (size_t i = 0; i < samples; i++) check(begins[first + i * T], "windows are not side by side");
+                for (size_t i = 0; i < samples; i++) expect(begins[first + i * T], "windows are not side by side");
             }
-            for (size_t i = 0; samples > 0 && i < n; i++) check(reached[i], "a token is out of reach");
+            for (size_t i = 0; samples > 0 && i < n; i++) expect(reached[i], "a token is out of reach");
             dataset_close(&dataset);
         }
-    family("samples of an epoch: T 1..13, 0..45 tokens: inside, once, all reached");
+    verdict("samples of an epoch: T 1..13, 0..45 tokens: inside, once, all reached");
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -224,20 +176,19 @@ static void test_round_trip(void) {
             int32_t* tokens = make_tokens(count, vocabulary, 1);
             Shard shard;
             Error error;
-            write_shard(in_folder("round.bin"), tokens, count, vocabulary, 1.25);
-            check(!exists(in_folder("round.bin.tmp")), "the temporary file stays");
-            bool ok = shard_open(&shard, in_folder("round.bin"), &error);
-            check(ok, "a shard of the writer is refused");
-            if (!ok) printf("  it said: %s\n", error.text);
-            check(shard.count == count && shard.vocabulary == vocabulary && shard.entropy_floor == 1.25,
+            write_shard("round.bin", tokens, count, vocabulary, 1.25);
+            expect(!file_exists("round.bin.tmp"), "the temporary file stays");
+            bool ok = shard_open(&shard, "round.bin", &error);
+            expect(ok, "a shard of the writer is refused: %s", error.text);
+            expect(shard.count == count && shard.vocabulary == vocabulary && shard.entropy_floor == 1.25,
                   "the header is not what was written");
-            check(shard.token_bytes == (vocabulary <= 65536 ? 2u : 4u), "the width is wrong");
+            expect(shard.token_bytes == (vocabulary <= 65536 ? 2u : 4u), "the width is wrong");
             for (size_t i = 0; ok && i < count; i++)
-                check(shard_token(&shard, i) == (uint32_t)tokens[i], "a token is not what was written");
+                expect(shard_token(&shard, i) == (uint32_t)tokens[i], "a token is not what was written");
             shard_close(&shard);
             free(tokens);
         }
-    family("shards written and read: 16 and 32 bits, vocabularies 1 .. 2^31 - 1");
+    verdict("shards written and read: 16 and 32 bits, vocabularies 1 .. 2^31 - 1");
 }
 
 // The bytes on the disk are llm.c's, and a shard of llm.c, with zeros in our fields, is read.
@@ -247,37 +198,40 @@ static void test_format(void) {
     double floor;
     Error error;
     Shard shard;
-    write_shard(in_folder("format.bin"), tokens, 5, 50257, 2.5);
-    FILE* file = fopen(in_folder("format.bin"), "rb");
-    check(file && fread(words, 4, 256, file) == 256, "the header has not 1,024 bytes");
-    uint16_t first[6];
-    check(file && fread(first, 2, 6, file) == 5 && first[2] == 50000, "the tokens do not follow the header");
-    if (file) fclose(file);
+    write_shard("format.bin", tokens, 5, 50257, 2.5);
+    size_t bytes;
+    char* file = text_read("format.bin", &bytes);
+    need(bytes == 1024 + 10, "a header of 1,024 bytes, and five tokens");
+    memcpy(words, file, sizeof words);
+    uint16_t third;
+    memcpy(&third, file + 1024 + 4, 2);
+    expect(third == 50000, "the tokens do not follow the header");
+    free(file);
     memcpy(&floor, &words[6], 8);
-    check(words[0] == 20240520 && words[1] == 1 && words[2] == 5, "llm.c's fields");
-    check(words[3] == 50257 && words[4] == 0 && words[5] == 0 && floor == 2.5, "our fields");
-    for (size_t i = 8; i < 256; i++) check(words[i] == 0, "the rest of the header is zero");
+    expect(words[0] == 20240520 && words[1] == 1 && words[2] == 5, "llm.c's fields");
+    expect(words[3] == 50257 && words[4] == 0 && words[5] == 0 && floor == 2.5, "our fields");
+    for (size_t i = 8; i < 256; i++) expect(words[i] == 0, "the rest of the header is zero");
     for (size_t width = 2; width <= 4; width += 2) {
-        write_plain_shard(in_folder("plain.bin"), tokens, 5, width);
-        check(shard_open(&shard, in_folder("plain.bin"), &error), "a shard of llm.c is refused");
-        check(shard.count == 5 && shard.vocabulary == 0 && shard.entropy_floor == 0 && shard_token(&shard, 2) == 50000,
+        write_plain_shard("plain.bin", tokens, 5, width);
+        expect(shard_open(&shard, "plain.bin", &error), "a shard of llm.c is refused");
+        expect(shard.count == 5 && shard.vocabulary == 0 && shard.entropy_floor == 0 && shard_token(&shard, 2) == 50000,
               "a shard of llm.c is misread");
         shard_close(&shard);
     }
-    family("the format is llm.c's, byte by byte");
+    verdict("the format is llm.c's, byte by byte");
 }
 
 // Every field of the header, corrupted in turn, and every wrong size.
 static void test_refusals(void) {
-    const char* path = in_folder("bad.bin");
+    const char* path = "bad.bin";
     int32_t good[256 + 50], bad[256 + 51];
     memset(good, 0, sizeof good);
     good[0] = 20240520, good[1] = 1, good[2] = 100, good[3] = 256;
     double floors[] = {NAN, -NAN, INFINITY, -INFINITY, -1, -1e-300, 1e300};
     Shard shard;
     Error error;
-    write_file(path, good, 1024 + 200);
-    check(shard_open(&shard, path, &error), "the good one is refused");
+    put_bytes(path, good, 1024 + 200);
+    expect(shard_open(&shard, path, &error), "the good one is refused");
     shard_close(&shard);
     const int32_t wrong[][2] = {{0, 0}, {0, 20240521}, {0, 20240326}, {0, 20240522}, {0, 20240801}, {1, 0}, {1, 2},
                                 {1, 7}, {1, -1}, {2, 0}, {2, 99}, {2, 101}, {2, -100}, {2, INT32_MIN}, {3, -1},
@@ -285,104 +239,105 @@ static void test_refusals(void) {
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         memcpy(bad, good, sizeof good);
         bad[wrong[i][0]] = wrong[i][1];
-        write_file(path, bad, 1024 + 200);
-        check_refusal(shard_open(&shard, path, &error), &error, path, "a wrong header is accepted");
-        check(strchr(error.text, ';') != NULL, "no advice");
+        put_bytes(path, bad, 1024 + 200);
+        expect_refusal(shard_open(&shard, path, &error), &error, path, "a wrong header is accepted");
+        expect(strchr(error.text, ';') != NULL, "no advice");
     }
     for (size_t i = 0; i < sizeof floors / sizeof *floors; i++) {
         memcpy(bad, good, sizeof good);
         memcpy(&bad[6], &floors[i], 8);
-        write_file(path, bad, 1024 + 200);
-        check_refusal(shard_open(&shard, path, &error), &error, "entropy", "an impossible entropy is accepted");
+        put_bytes(path, bad, 1024 + 200);
+        expect_refusal(shard_open(&shard, path, &error), &error, "entropy", "an impossible entropy is accepted");
     }
     memcpy(bad, good, sizeof good);
     for (size_t bytes = 0; bytes <= 1024 + 204; bytes++) {
         if (bytes == 1024 + 200) continue;
-        write_file(path, bad, bytes);
-        check_refusal(shard_open(&shard, path, &error), &error, path, "a file of the wrong size is accepted");
+        put_bytes(path, bad, bytes);
+        expect_refusal(shard_open(&shard, path, &error), &error, path, "a file of the wrong size is accepted");
     }
     good[0] = 20240801, good[1] = 7, good[2] = 50, good[3] = 100000;
-    write_file(path, good, 1024 + 200);
-    check(shard_open(&shard, path, &error), "the good one of 32 bits is refused");
+    put_bytes(path, good, 1024 + 200);
+    expect(shard_open(&shard, path, &error), "the good one of 32 bits is refused");
     shard_close(&shard);
     for (size_t bytes = 1024 + 196; bytes <= 1024 + 204; bytes++) {
         memcpy(bad, good, sizeof good);
-        write_file(path, bad, bytes);
+        put_bytes(path, bad, bytes);
         bool ok = shard_open(&shard, path, &error);
-        check(ok == (bytes == 1024 + 200), "32 bits, wrong size");
+        expect(ok == (bytes == 1024 + 200), "32 bits, wrong size");
         if (ok) shard_close(&shard);
     }
-    check_refusal(shard_open(&shard, in_folder("none.bin"), &error), &error, "none.bin", "a missing file is accepted");
-    check_refusal(shard_open(&shard, folder, &error), &error, folder, "a directory is accepted");
-    check(mkfifo(in_folder("pipe.bin"), 0600) == 0, "making a pipe");
-    check_refusal(shard_open(&shard, in_folder("pipe.bin"), &error), &error, "pipe.bin", "a pipe is accepted");
-    family("damaged shards are refused: every field, every size");
+    expect_refusal(shard_open(&shard, "none.bin", &error), &error, "none.bin", "a missing file is accepted");
+    expect_refusal(shard_open(&shard, root, &error), &error, root, "a directory is accepted");
+    expect(mkfifo("pipe.bin", 0600) == 0, "making a pipe");
+    expect_refusal(shard_open(&shard, "pipe.bin", &error), &error, "pipe.bin", "a pipe is accepted");
+    verdict("damaged shards are refused: every field, every size");
 }
 
-// Files of 3, 8 and 16 GB that are holes but for the header and the last tokens.
-static void test_sparse(uint64_t count, size_t token_bytes) {
-    const char* path = in_folder("sparse.bin");
+// A file that is a hole but for the header and the last token.
+static void test_sparse_one(uint64_t count, size_t token_bytes) {
+    const char* path = "sparse.bin";
     int32_t words[256];
     memset(words, 0, sizeof words);
     words[0] = token_bytes == 2 ? 20240520 : 20240801;
     words[1] = token_bytes == 2 ? 1 : 7;
     words[2] = (int32_t)(uint32_t)count;
     words[4] = (int32_t)(count >> 32);
-    write_file(path, words, sizeof words);
+    put_bytes(path, words, sizeof words);
     uint64_t bytes = 1024 + count * token_bytes;
     unsigned char last[4] = {77, 0, 0, 0};
     int file = open(path, O_WRONLY);
     bool made = file >= 0 && ftruncate(file, (off_t)bytes) == 0 &&
                 pwrite(file, last, token_bytes, (off_t)(bytes - token_bytes)) == (ssize_t)token_bytes;
-    int reason = errno;
+    if (!made) skip("a sparse file", text_of("%llu bytes: %s", (unsigned long long)bytes, strerror(errno)));
     if (file >= 0) close(file);
-    if (!made) {
-        printf("  skipped: the file system refuses a sparse file of %llu bytes: %s\n", (unsigned long long)bytes,
-               strerror(reason));
-        remove(path);
-        return;
-    }
+    if (!made) return;
     Dataset dataset;
     Error error;
     bool ok = dataset_open(&dataset, path, &error);
-    if (!ok) printf("  it said: %s\n", error.text);
-    check(ok && dataset_tokens(&dataset) == count, "the count is wrong");
+    expect(ok && dataset_tokens(&dataset) == count, "the count is wrong, or: %s", error.text);
     if (ok) {
         const size_t T = 1000;
         int32_t tokens[1000], targets[1000];
         size_t windows = (size_t)((count - 1) / T), last_start = (windows - 1) * T;
         Window window = dataset_window(&dataset, windows - 1, T, 0);
-        check(dataset_windows(&dataset, T, 0) == windows && window.start == last_start, "the last window");
+        expect(dataset_windows(&dataset, T, 0) == windows && window.start == last_start, "the last window");
         window.start = count - T - 1;
-        check(window_read(tokens, targets, &dataset, window, 256, T, &error), "reading the end");
-        check(tokens[999] == 0 && targets[999] == 77, "the last token");
+        expect(window_read(tokens, targets, &dataset, window, 256, T, &error), "reading the end");
+        expect(tokens[999] == 0 && targets[999] == 77, "the last token");
         for (uint64_t sample = 0; sample < 100; sample++) {
             window = dataset_sample(&dataset, 1, sample, T);
-            check(window.start + T + 1 <= count, "a window leaves its shard");
+            expect(window.start + T + 1 <= count, "a window leaves its shard");
         }
         dataset_close(&dataset);
     }
-    check(truncate(path, (off_t)(bytes - 1)) == 0, "cutting the file");
-    check_refusal(dataset_open(&dataset, path, &error), &error, path, "a byte too few is accepted");
+    expect(truncate(path, (off_t)(bytes - 1)) == 0, "cutting the file");
+    expect_refusal(dataset_open(&dataset, path, &error), &error, path, "a byte too few is accepted");
     remove(path);
+}
+
+static void test_sparse(void) {
+    test_sparse_one(1500000001, 2);
+    test_sparse_one(((uint64_t)1 << 32) + 5, 2);
+    test_sparse_one(((uint64_t)1 << 32) + 5, 4);
+    verdict("sparse shards of 3, 8 and 16 GB");
 }
 
 static void test_writer_failures(void) {
     ShardWriter writer;
     Error error;
     int32_t* tokens = make_tokens(100000, 256, 3);
-    const char* path = in_folder("limited.bin");
-    check_refusal(shard_writer_open(&writer, in_folder("no/such/x.bin"), 256, 0, &error), &error, "no/such/x.bin",
+    const char* path = "limited.bin";
+    expect_refusal(shard_writer_open(&writer, "no/such/x.bin", 256, 0, &error), &error, "no/such/x.bin",
                   "a missing folder is accepted");
-    check_refusal(shard_writer_open(&writer, path, 0, 0, &error), &error, path, "a vocabulary of 0 is accepted");
-    check_refusal(shard_writer_open(&writer, path, 256, NAN, &error), &error, path, "an entropy of NaN is accepted");
-    check(shard_writer_open(&writer, path, 256, 0, &error), "opening a writer");
+    expect_refusal(shard_writer_open(&writer, path, 0, 0, &error), &error, path, "a vocabulary of 0 is accepted");
+    expect_refusal(shard_writer_open(&writer, path, 256, NAN, &error), &error, path, "an entropy of NaN is accepted");
+    expect(shard_writer_open(&writer, path, 256, 0, &error), "opening a writer");
     int32_t large = 256, negative = -1;
-    check_refusal(shard_writer_add(&writer, &large, 1, &error), &error, "256", "a token of 256 is accepted");
-    check_refusal(shard_writer_add(&writer, &negative, 1, &error), &error, "-1", "a token of -1 is accepted");
+    expect_refusal(shard_writer_add(&writer, &large, 1, &error), &error, "256", "a token of 256 is accepted");
+    expect_refusal(shard_writer_add(&writer, &negative, 1, &error), &error, "-1", "a token of -1 is accepted");
     shard_writer_abandon(&writer);
     shard_writer_abandon(&writer);
-    check(!exists(path) && !exists(in_folder("limited.bin.tmp")), "something stays on the disk");
+    expect(!file_exists(path) && !file_exists("limited.bin.tmp"), "something stays on the disk");
 
     // A disk that is full, for every place at which it can be: a limit on the size of files makes writes fail there.
     struct rlimit old_limit, limit;
@@ -399,12 +354,12 @@ static void test_writer_failures(void) {
             else shard_writer_abandon(&writer);
         }
         setrlimit(RLIMIT_FSIZE, &old_limit);
-        check_refusal(ok, &error, path, "a full disk goes unnoticed");
-        check(strstr(error.text, strerror(EFBIG)) != NULL, "the reason is not said");
-        check(!exists(path) && !exists(in_folder("limited.bin.tmp")), "something stays on the disk");
+        expect_refusal(ok, &error, path, "a full disk goes unnoticed");
+        expect(strstr(error.text, strerror(EFBIG)) != NULL, "the reason is not said");
+        expect(!file_exists(path) && !file_exists("limited.bin.tmp"), "something stays on the disk");
     }
     free(tokens);
-    family("the writer's failures: folder, tokens, full disk; nothing stays");
+    verdict("the writer's failures: folder, tokens, full disk; nothing stays");
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -415,38 +370,38 @@ static void test_dataset(void) {
     Error error;
     int32_t tokens[300];
     for (int i = 0; i < 300; i++) tokens[i] = i % 256;
-    write_shard(in_folder("set_b.bin"), tokens, 200, 256, 2.0);
-    write_shard(in_folder("set_a.bin"), tokens, 100, 256, 1.0);
-    write_shard(in_folder("set_B.bin"), tokens, 300, 256, 4.0);
-    check(dataset_open(&dataset, in_folder("set_?.bin"), &error), "opening three shards");
-    check(dataset.shard_count == 3 && dataset_tokens(&dataset) == 600 && dataset.vocabulary == 256, "the sums");
-    check(strcmp(dataset.shards[0].path, in_folder("set_B.bin")) == 0, "the order of names");
-    check(strcmp(dataset.shards[2].path, in_folder("set_b.bin")) == 0, "the order of names");
+    write_shard("set_b.bin", tokens, 200, 256, 2.0);
+    write_shard("set_a.bin", tokens, 100, 256, 1.0);
+    write_shard("set_B.bin", tokens, 300, 256, 4.0);
+    expect(dataset_open(&dataset, "set_?.bin", &error), "opening three shards");
+    expect(dataset.shard_count == 3 && dataset_tokens(&dataset) == 600 && dataset.vocabulary == 256, "the sums");
+    expect(strcmp(dataset.shards[0].path, "set_B.bin") == 0, "the order of names");
+    expect(strcmp(dataset.shards[2].path, "set_b.bin") == 0, "the order of names");
     double mean = (300 * 4.0 + 100 * 1.0 + 200 * 2.0) / 600;
-    check(fabs(dataset.entropy_floor - mean) <= 4 * 0x1p-53 * mean, "the mean floor");
+    expect(fabs(dataset.entropy_floor - mean) <= 4 * 0x1p-53 * mean, "the mean floor");
     dataset_close(&dataset);
     dataset_close(&dataset);
 
-    write_plain_shard(in_folder("set_c.bin"), tokens, 50, 2);
-    check(dataset_open(&dataset, in_folder("set_?.bin"), &error), "a shard that states nothing goes with others");
-    check(dataset.vocabulary == 256 && dataset.entropy_floor == 0, "floor unknown in one is unknown in all");
+    write_plain_shard("set_c.bin", tokens, 50, 2);
+    expect(dataset_open(&dataset, "set_?.bin", &error), "a shard that states nothing goes with others");
+    expect(dataset.vocabulary == 256 && dataset.entropy_floor == 0, "floor unknown in one is unknown in all");
     dataset_close(&dataset);
-    write_shard(in_folder("set_d.bin"), tokens, 300, 300, 0);
-    check_refusal(dataset_open(&dataset, in_folder("set_?.bin"), &error), &error, "set_d.bin", "two vocabularies");
-    remove(in_folder("set_d.bin"));
-    write_plain_shard(in_folder("set_d.bin"), tokens, 50, 4);
-    check_refusal(dataset_open(&dataset, in_folder("set_?.bin"), &error), &error, "set_d.bin", "two widths");
-    write_file(in_folder("set_d.bin"), tokens, 1000);
-    check_refusal(dataset_open(&dataset, in_folder("set_?.bin"), &error), &error, "set_d.bin", "one bad shard");
-    check(dataset.shards == NULL, "a failure leaves something open");
-    check_refusal(dataset_open(&dataset, in_folder("unset_*.bin"), &error), &error, "unset_*.bin", "no match");
-    check_refusal(dataset_from_memory(&dataset, tokens, 8, 10, &error), &error, "8", "tokens of 8 bytes");
-    check(dataset_from_memory(&dataset, tokens, 4, 10, &error), "tokens in memory");
-    check_refusal(dataset_suffices(&dataset, 10, &error), &error, "10", "a text that is too short");
-    check_refusal(dataset_suffices(&dataset, 0, &error), &error, "0", "T = 0");
-    check(dataset_suffices(&dataset, 9, &error), "a text that is just long enough");
+    write_shard("set_d.bin", tokens, 300, 300, 0);
+    expect_refusal(dataset_open(&dataset, "set_?.bin", &error), &error, "set_d.bin", "two vocabularies");
+    remove("set_d.bin");
+    write_plain_shard("set_d.bin", tokens, 50, 4);
+    expect_refusal(dataset_open(&dataset, "set_?.bin", &error), &error, "set_d.bin", "two widths");
+    put_bytes("set_d.bin", tokens, 1000);
+    expect_refusal(dataset_open(&dataset, "set_?.bin", &error), &error, "set_d.bin", "one bad shard");
+    expect(dataset.shards == NULL, "a failure leaves something open");
+    expect_refusal(dataset_open(&dataset, "unset_*.bin", &error), &error, "unset_*.bin", "no match");
+    expect_refusal(dataset_from_memory(&dataset, tokens, 8, 10, &error), &error, "8", "tokens of 8 bytes");
+    expect(dataset_from_memory(&dataset, tokens, 4, 10, &error), "tokens in memory");
+    expect_refusal(dataset_suffices(&dataset, 10, &error), &error, "10", "a text that is too short");
+    expect_refusal(dataset_suffices(&dataset, 0, &error), &error, "0", "T = 0");
+    expect(dataset_suffices(&dataset, 9, &error), "a text that is just long enough");
     dataset_close(&dataset);
-    family("datasets: sorted, summed up, refused when shards disagree");
+    verdict("datasets: sorted, summed up, refused when shards disagree");
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -463,10 +418,10 @@ static bool open_texts(Dataset* dataset) {
         char name[32];
         snprintf(name, sizeof name, "text_%d.bin", i);
         if (!texts[i]) texts[i] = make_tokens(text_lengths[i], VOCABULARY, (uint64_t)i);
-        write_shard(in_folder(name), texts[i], text_lengths[i], VOCABULARY, 0);
+        write_shard(name, texts[i], text_lengths[i], VOCABULARY, 0);
     }
-    bool ok = dataset_open(dataset, in_folder("text_*.bin"), &error);
-    check(ok, "opening the texts");
+    bool ok = dataset_open(dataset, "text_*.bin", &error);
+    expect(ok, "opening the texts");
     return ok;
 }
 
@@ -477,27 +432,27 @@ static void test_loader(void) {
     Loader loader;
     Error error;
     if (!open_texts(&dataset)) return;
-    check(loader_open(&loader, &dataset, VOCABULARY, 11, 0, 1, B, T, &error), "opening a loader");
-    check(loader_bytes(B, T) == 4 * COUNT * sizeof(int32_t), "the bytes of a loader");
-    check_refusal(loader_next(&loader, tokens, targets, &error), &error, "started", "a batch before the start");
-    check(loader_start(&loader, 0, &error), "starting");
+    expect(loader_open(&loader, &dataset, VOCABULARY, 11, 0, 1, B, T, &error), "opening a loader");
+    expect(loader_bytes(B, T) == 4 * COUNT * sizeof(int32_t), "the bytes of a loader");
+    expect_refusal(loader_next(&loader, tokens, targets, &error), &error, "started", "a batch before the start");
+    expect(loader_start(&loader, 0, &error), "starting");
     size_t samples = dataset_samples(&dataset, T), from_shard[SHARDS] = {0};
     for (uint64_t i = 0; i < BATCHES; i++) {
-        check(loader_next(&loader, tokens, targets, &error), "a batch");
+        expect(loader_next(&loader, tokens, targets, &error), "a batch");
         for (uint64_t b = 0; b < B; b++) {
             Window window = dataset_sample(&dataset, 11, i * B + b, T);
             const int32_t* text = texts[window.shard] + window.start;
-            check(window.start + T + 1 <= text_lengths[window.shard], "a window leaves its shard");
-            check(memcmp(tokens + b * T, text, T * 4) == 0, "the inputs are not those of the text");
-            check(memcmp(targets + b * T, text + 1, T * 4) == 0, "the targets are not shifted by one");
+            expect(window.start + T + 1 <= text_lengths[window.shard], "a window leaves its shard");
+            expect(memcmp(tokens + b * T, text, T * 4) == 0, "the inputs are not those of the text");
+            expect(memcmp(targets + b * T, text + 1, T * 4) == 0, "the targets are not shifted by one");
             if (i * B + b < samples) from_shard[window.shard]++;
         }
     }
-    check(from_shard[0] == 61 && from_shard[1] == 0 && from_shard[2] == 47, "shards do not come in proportion");
+    expect(from_shard[0] == 61 && from_shard[1] == 0 && from_shard[2] == 47, "shards do not come in proportion");
     loader_close(&loader);
     loader_close(&loader);
     dataset_close(&dataset);
-    family("loader: batches are what the order says, from files");
+    verdict("loader: batches are what the order says, from files");
 }
 
 static void test_ranks(void) {
@@ -509,23 +464,23 @@ static void test_ranks(void) {
     for (size_t world = 1; world <= 4; world++) {
         Loader one, ranks[4];
         size_t B = ROWS / world;
-        check(loader_open(&one, &dataset, VOCABULARY, 5, 0, 1, ROWS, T, &error), "one rank");
-        check(loader_start(&one, 0, &error), "one rank");
+        expect(loader_open(&one, &dataset, VOCABULARY, 5, 0, 1, ROWS, T, &error), "one rank");
+        expect(loader_start(&one, 0, &error), "one rank");
         for (size_t r = 0; r < world; r++)
-            check(loader_open(&ranks[r], &dataset, VOCABULARY, 5, r, world, B, T, &error) &&
+            expect(loader_open(&ranks[r], &dataset, VOCABULARY, 5, r, world, B, T, &error) &&
                   loader_start(&ranks[r], 0, &error), "a rank");
         for (int step = 0; step < STEPS; step++) {
-            check(loader_next(&one, one_tokens, one_targets, &error), "a batch");
+            expect(loader_next(&one, one_tokens, one_targets, &error), "a batch");
             for (size_t r = 0; r < world; r++)
-                check(loader_next(&ranks[r], tokens + r * B * T, targets + r * B * T, &error), "a batch");
-            check(memcmp(tokens, one_tokens, sizeof tokens) == 0, "the ranks do not read what one rank reads");
-            check(memcmp(targets, one_targets, sizeof targets) == 0, "the ranks do not read what one rank reads");
+                expect(loader_next(&ranks[r], tokens + r * B * T, targets + r * B * T, &error), "a batch");
+            expect(memcmp(tokens, one_tokens, sizeof tokens) == 0, "the ranks do not read what one rank reads");
+            expect(memcmp(targets, one_targets, sizeof targets) == 0, "the ranks do not read what one rank reads");
         }
         loader_close(&one);
         for (size_t r = 0; r < world; r++) loader_close(&ranks[r]);
     }
     dataset_close(&dataset);
-    family("loader: 1 to 4 ranks together read what one rank reads");
+    verdict("loader: 1 to 4 ranks together read what one rank reads");
 }
 
 static void test_resume(void) {
@@ -536,30 +491,30 @@ static void test_resume(void) {
     Loader loader;
     Error error;
     if (!open_texts(&dataset)) return;
-    check(loader_open(&loader, &dataset, VOCABULARY, 5, 0, 1, 1, T, &error), "a loader");
-    check(loader_start(&loader, 0, &error), "starting");
-    for (size_t i = 0; i < SAMPLES; i++) check(loader_next(&loader, all[i], ignored[i], &error), "a batch");
+    expect(loader_open(&loader, &dataset, VOCABULARY, 5, 0, 1, 1, T, &error), "a loader");
+    expect(loader_start(&loader, 0, &error), "starting");
+    for (size_t i = 0; i < SAMPLES; i++) expect(loader_next(&loader, all[i], ignored[i], &error), "a batch");
     loader_close(&loader);
     for (size_t B = 1; B <= 7; B += 3) {
-        check(loader_open(&loader, &dataset, VOCABULARY, 5, 0, 1, B, T, &error), "a loader");
+        expect(loader_open(&loader, &dataset, VOCABULARY, 5, 0, 1, B, T, &error), "a loader");
         for (size_t first = 0; first + 2 * B <= SAMPLES; first++) {  // starting anew without stopping is allowed
-            check(loader_start(&loader, first, &error), "starting");
+            expect(loader_start(&loader, first, &error), "starting");
             for (size_t i = 0; i < 2; i++) {
-                check(loader_next(&loader, tokens, targets, &error), "a batch");
-                check(memcmp(tokens, all[first + i * B], B * T * 4) == 0, "a resumed run reads other batches");
+                expect(loader_next(&loader, tokens, targets, &error), "a batch");
+                expect(memcmp(tokens, all[first + i * B], B * T * 4) == 0, "a resumed run reads other batches");
             }
             if (first % 2) loader_stop(&loader);
         }
         loader_close(&loader);
     }
-    check(loader_open(&loader, &dataset, VOCABULARY, 5, 0, 1, 2, T, &error), "a loader");
+    expect(loader_open(&loader, &dataset, VOCABULARY, 5, 0, 1, 2, T, &error), "a loader");
     for (int i = 0; i < 500; i++) {  // stopped at any moment of the thread's work
-        check(loader_start(&loader, ((uint64_t)1 << 50) + (uint64_t)i, &error), "starting");
-        if (i % 3 == 0) check(loader_next(&loader, tokens, targets, &error), "a batch");
+        expect(loader_start(&loader, ((uint64_t)1 << 50) + (uint64_t)i, &error), "starting");
+        if (i % 3 == 0) expect(loader_next(&loader, tokens, targets, &error), "a batch");
     }
     loader_close(&loader);
     dataset_close(&dataset);
-    family("loader: resumes at any sample with the same batches");
+    verdict("loader: resumes at any sample with the same batches");
 }
 
 static void test_loader_errors(void) {
@@ -570,10 +525,10 @@ static void test_loader_errors(void) {
     Error error, again;
     for (int i = 0; i < 2005; i++) text[i] = i % 256;
     text[1234] = 300;
-    const char* path = in_folder("outside.bin");
+    const char* path = "outside.bin";
     write_plain_shard(path, text, 2005, 2);
-    check(dataset_open(&dataset, path, &error), "opening");
-    check(loader_open(&loader, &dataset, 256, 1, 0, 1, 1, T, &error) && loader_start(&loader, 0, &error), "starting");
+    expect(dataset_open(&dataset, path, &error), "opening");
+    expect(loader_open(&loader, &dataset, 256, 1, 0, 1, 1, T, &error) && loader_start(&loader, 0, &error), "starting");
     size_t good = 0, expected = 0;
     for (;; expected++) {
         Window window = dataset_sample(&dataset, 1, expected, T);
@@ -584,40 +539,40 @@ static void test_loader_errors(void) {
         good++;
         usleep(1000);
     }
-    check(expected > 0 && good == expected, "the error comes with another batch than the one it concerns");
+    expect(expected > 0 && good == expected, "the error comes with another batch than the one it concerns");
     char words[300];
     snprintf(words, sizeof words, "token 300 at position 1234 of %s is outside the vocabulary of 256;", path);
-    check_refusal(false, &error, words, "the sentence");
-    check(!loader_next(&loader, tokens, targets, &again) && strcmp(error.text, again.text) == 0, "an error goes away");
+    expect_refusal(false, &error, words, "the sentence");
+    expect(!loader_next(&loader, tokens, targets, &again) && strcmp(error.text, again.text) == 0, "an error goes away");
     loader_close(&loader);
-    check(!dataset_batch(rows, rows, &dataset, 0, 300, 200, T, 0, &error), "token 300 in a vocabulary of 300");
-    check(dataset_batch(rows, rows, &dataset, 0, 301, 200, T, 0, &error), "token 300 in a vocabulary of 301");
+    expect(!dataset_batch(rows, rows, &dataset, 0, 300, 200, T, 0, &error), "token 300 in a vocabulary of 300");
+    expect(dataset_batch(rows, rows, &dataset, 0, 301, 200, T, 0, &error), "token 300 in a vocabulary of 301");
     dataset_close(&dataset);
 
     const int32_t negative[20] = {1, 2, 3, -5, 1, 1, 1, 1, 1, 1, 1, 1};
-    check(dataset_from_memory(&dataset, negative, 4, 20, &error), "tokens in memory");
-    check_refusal(dataset_batch(tokens, targets, &dataset, 0, INT32_MAX, 1, T, 0, &error), &error, "position 3", "-5");
+    expect(dataset_from_memory(&dataset, negative, 4, 20, &error), "tokens in memory");
+    expect_refusal(dataset_batch(tokens, targets, &dataset, 0, INT32_MAX, 1, T, 0, &error), &error, "position 3", "-5");
     dataset_close(&dataset);
 
     write_plain_shard(path, text, 1200, 2);
-    check(dataset_open(&dataset, path, &error), "opening");
-    check(truncate(path, 1024 + 100) == 0, "cutting the file");
-    check(loader_open(&loader, &dataset, 256, 1, 0, 1, 1, T, &error) && loader_start(&loader, 0, &error), "starting");
-    check_refusal(loader_next(&loader, tokens, targets, &error), &error, path, "a cut file goes unnoticed");
+    expect(dataset_open(&dataset, path, &error), "opening");
+    expect(truncate(path, 1024 + 100) == 0, "cutting the file");
+    expect(loader_open(&loader, &dataset, 256, 1, 0, 1, 1, T, &error) && loader_start(&loader, 0, &error), "starting");
+    expect_refusal(loader_next(&loader, tokens, targets, &error), &error, path, "a cut file goes unnoticed");
     loader_stop(&loader);
     write_plain_shard(path, text, 1200, 2);
-    check(loader_start(&loader, 0, &error) && loader_next(&loader, tokens, targets, &error), "after mending");
+    expect(loader_start(&loader, 0, &error) && loader_next(&loader, tokens, targets, &error), "after mending");
     remove(path);
-    check(dataset_batch(rows, rows, &dataset, 0, 256, 100, T, 0, &error), "a removed file stays readable");
+    expect(dataset_batch(rows, rows, &dataset, 0, 256, 100, T, 0, &error), "a removed file stays readable");
     loader_close(&loader);
-    check_refusal(loader_open(&loader, &dataset, 256, 1, 0, 1, 1, 1200, &error), &error, path, "too short for T");
-    check_refusal(loader_open(&loader, &dataset, 256, 1, 2, 2, 1, T, &error), &error, "rank", "rank 2 of 2");
-    check_refusal(loader_open(&loader, &dataset, 256, 1, 0, 1, 0, T, &error), &error, "0", "B = 0");
-    check_refusal(loader_open(&loader, &dataset, 0, 1, 0, 1, 1, T, &error), &error, "0", "V = 0");
-    check_refusal(loader_open(&loader, &dataset, 256, 1, 0, 1, SIZE_MAX / 4, T, &error), &error, "batches", "B");
+    expect_refusal(loader_open(&loader, &dataset, 256, 1, 0, 1, 1, 1200, &error), &error, path, "too short for T");
+    expect_refusal(loader_open(&loader, &dataset, 256, 1, 2, 2, 1, T, &error), &error, "rank", "rank 2 of 2");
+    expect_refusal(loader_open(&loader, &dataset, 256, 1, 0, 1, 0, T, &error), &error, "0", "B = 0");
+    expect_refusal(loader_open(&loader, &dataset, 0, 1, 0, 1, 1, T, &error), &error, "0", "V = 0");
+    expect_refusal(loader_open(&loader, &dataset, 256, 1, 0, 1, SIZE_MAX / 4, T, &error), &error, "batches", "B");
     loader_close(&loader);
     dataset_close(&dataset);
-    family("loader: bad tokens, cut files and impossible sizes are errors");
+    verdict("loader: bad tokens, cut files and impossible sizes are errors");
 }
 
 static void test_validation(void) {
@@ -627,26 +582,26 @@ static void test_validation(void) {
     Error error;
     if (!open_texts(&dataset)) return;
     size_t windows = dataset_windows(&dataset, T, 0), seen = 0;
-    check(windows == (1003 - 1) / T + (777 - 1) / T, "the number of windows");
+    expect(windows == (1003 - 1) / T + (777 - 1) / T, "the number of windows");
     size_t shard = 0, start = 0;
     for (size_t first = 0; first < windows + 2 * B; first += B) {
-        check(dataset_batch(tokens, targets, &dataset, first, VOCABULARY, B, T, 0, &error), "a batch");
+        expect(dataset_batch(tokens, targets, &dataset, first, VOCABULARY, B, T, 0, &error), "a batch");
         for (size_t b = 0; b < B; b++) {
             if (first + b >= windows) {
                 for (size_t t = 0; t < T; t++)
-                    check(tokens[b * T + t] == 0 && targets[b * T + t] == -1, "past the end");
+                    expect(tokens[b * T + t] == 0 && targets[b * T + t] == -1, "past the end");
                 continue;
             }
             while (start + T + 1 > text_lengths[shard]) shard++, start = 0;
-            check(memcmp(tokens + b * T, texts[shard] + start, T * 4) == 0, "the inputs");
-            check(memcmp(targets + b * T, texts[shard] + start + 1, T * 4) == 0, "the targets");
+            expect(memcmp(tokens + b * T, texts[shard] + start, T * 4) == 0, "the inputs");
+            expect(memcmp(targets + b * T, texts[shard] + start + 1, T * 4) == 0, "the targets");
             start += T;
             seen++;
         }
     }
-    check(seen == windows, "windows left out");
+    expect(seen == windows, "windows left out");
     dataset_close(&dataset);
-    family("validation: every window once, in order; -1 past the end");
+    verdict("validation: every window once, in order; -1 past the end");
 }
 
 // With windows that overlap, every target up to the end of the last window is scored exactly once, and after at least
@@ -661,24 +616,24 @@ static void test_overlap(void) {
         for (size_t overlap = 0; overlap < T; overlap++) {
             Dataset dataset;
             size_t scored[200] = {0};
-            check(dataset_from_memory(&dataset, text, 2, n, &error), "a dataset in memory");
+            expect(dataset_from_memory(&dataset, text, 2, n, &error), "a dataset in memory");
             size_t windows = dataset_windows(&dataset, T, overlap), stride = T - overlap;
             for (size_t first = 0; first < windows; first += B) {
-                check(dataset_batch(tokens, targets, &dataset, first, 200, B, T, overlap, &error), "a batch");
+                expect(dataset_batch(tokens, targets, &dataset, first, 200, B, T, overlap, &error), "a batch");
                 for (size_t i = 0; i < B * T; i++) {
                     if (targets[i] < 0) continue;
-                    check(targets[i] == tokens[i] + 1, "a target is not the token after its input");
-                    check(i % T >= overlap || first + i / T == 0, "a target has too little context");
+                    expect(targets[i] == tokens[i] + 1, "a target is not the token after its input");
+                    expect(i % T >= overlap || first + i / T == 0, "a target has too little context");
                     scored[targets[i]]++;
                 }
             }
             size_t end = windows == 0 ? 0 : (windows - 1) * stride + T;  // the last target
-            check(n < end + 1 + stride || n < T + 1, "one more window would fit");
+            expect(n < end + 1 + stride || n < T + 1, "one more window would fit");
             for (size_t i = 0; i < 200; i++)
-                check(scored[i] == (i >= 1 && i <= end), "a token is not scored once");
+                expect(scored[i] == (i >= 1 && i <= end), "a token is not scored once");
             dataset_close(&dataset);
         }
-    family("validation: overlapping windows score every token once");
+    verdict("validation: overlapping windows score every token once");
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -689,40 +644,37 @@ static void test_tokenizer(void) {
     int32_t tokens[1000];
     Tokenizer tokenizer = tokenizer_of_bytes();
     for (size_t i = 0; i < 1000; i++) text[i] = (char)(i < 256 ? i : random_bits(1, RANDOM_TEST, 0, i));
-    check(tokenizer_encode(tokens, &tokenizer, text, 1000) == 1000, "the number of tokens");
-    for (size_t i = 0; i < 1000; i++) check(tokens[i] >= 0 && tokens[i] < tokenizer.vocabulary, "a token out of range");
-    check(tokenizer_decode(back, &tokenizer, tokens, 1000) == 1000 && memcmp(text, back, 1000) == 0, "the text");
+    expect(tokenizer_encode(tokens, &tokenizer, text, 1000) == 1000, "the number of tokens");
+    for (size_t i = 0; i < 1000; i++) expect(tokens[i] >= 0 && tokens[i] < tokenizer.vocabulary, "a token out of range");
+    expect(tokenizer_decode(back, &tokenizer, tokens, 1000) == 1000 && memcmp(text, back, 1000) == 0, "the text");
     tokens[0] = 256, tokens[1] = -1, tokens[2] = 'x';
-    check(tokenizer_decode(back, &tokenizer, tokens, 3) == 1 && back[0] == 'x', "tokens outside the vocabulary");
-    family("tokenizer: bytes there and back");
+    expect(tokenizer_decode(back, &tokenizer, tokens, 3) == 1 && back[0] == 'x', "tokens outside the vocabulary");
+    verdict("tokenizer: bytes there and back");
 }
 
 static char* program;
 static char output[4096];  // of the last run, standard output and error together
 
-// Runs `tokenize ARGUMENTS` in the test folder by the shell; returns its exit status.
+// Runs `tokenize ARGUMENTS` by the shell, after `before`; returns its exit status.
 static int run(const char* before, const char* arguments) {
-    char command[2048];
-    snprintf(command, sizeof command, "cd %s && %s %s %s 2>&1", folder, before, program, arguments);
-    FILE* pipe = popen(command, "r");
+    FILE* pipe = popen(text_of("%s %s %s 2>&1", before, program, arguments), "r");
     size_t length = pipe ? fread(output, 1, sizeof output - 1, pipe) : 0;
     output[length] = 0;
     int status = pipe ? pclose(pipe) : -1;
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-static void check_run(const char* before, const char* arguments, int status, const char* words) {
+static void expect_run(const char* before, const char* arguments, int status, const char* words) {
     int result = run(before, arguments);
-    if (result != status || !strstr(output, words)) printf("  tokenize %s: %d, %s\n", arguments, result, output);
-    check(result == status, "the exit status");
-    check(strstr(output, words) != NULL, "the sentence");
-    check(status == 0 || strchr(output, '\n') == output + strlen(output) - 1, "more than one line, or none");
+    expect(result == status, "tokenize %s: exit status %d", arguments, result);
+    expect(strstr(output, words) != NULL, "tokenize %s: '%s' is not in: %s", arguments, words, output);
+    expect(status == 0 || strchr(output, '\n') == output + strlen(output) - 1, "more than one line, or none: %s", output);
 }
 
 static bool same_tokens(const char* pattern, const char* text, size_t count, size_t shards) {
     Dataset dataset;
     Error error;
-    if (!dataset_open(&dataset, in_folder(pattern), &error)) return false;
+    if (!dataset_open(&dataset, pattern, &error)) return false;
     bool same = dataset_tokens(&dataset) == count && dataset.shard_count == shards && dataset.vocabulary == 256;
     for (size_t s = 0, i = 0; same && s < dataset.shard_count; s++)
         for (size_t k = 0; k < dataset.shards[s].count; k++, i++)
@@ -735,71 +687,72 @@ static void test_program(void) {
     enum { BYTES = 200001 };
     static char text[BYTES];
     for (size_t i = 0; i < BYTES; i++) text[i] = (char)random_bits(9, RANDOM_TEST, 0, i);
-    write_file(in_folder("text"), text, BYTES);
-    check_run("", "--bytes text --out p", 0, "p_train_*.bin: 180001 tokens in 1 shard");
-    check(same_tokens("p_train_*.bin", text, 180001, 1), "the first nine tenths");
-    check(same_tokens("p_val_*.bin", text + 180001, 20000, 1), "the last tenth");
-    check_run("", "--bytes text --out p --val 0.5 --shard-tokens 7000", 0, "p_val_*.bin: 100001 tokens in 15 shards");
-    check(same_tokens("p_train_*.bin", text, 100000, 15), "the first half");
-    check(same_tokens("p_val_*.bin", text + 100000, 100001, 15), "the second half");
-    check_run("", "--bytes text --out p --val 0 --shard-tokens 100000", 0, "in 3 shards");
-    check(same_tokens("p_train_*.bin", text, BYTES, 3), "a longer, older set is not replaced");
-    check(same_tokens("p_val_*.bin", text + 100000, 100001, 15), "--val 0 touches the validation set");
-    check_run("", "--bytes text --out q --val 1 --entropy 1.5", 0, "q_val_*.bin: 200001 tokens");
-    check(same_tokens("q_val_*.bin", text, BYTES, 1) && !exists(in_folder("q_train_000000.bin")), "--val 1");
+    put_bytes("text", text, BYTES);
+    expect_run("", "--bytes text --out p", 0, "p_train_*.bin: 180001 tokens in 1 shard");
+    expect(same_tokens("p_train_*.bin", text, 180001, 1), "the first nine tenths");
+    expect(same_tokens("p_val_*.bin", text + 180001, 20000, 1), "the last tenth");
+    expect_run("", "--bytes text --out p --val 0.5 --shard-tokens 7000", 0, "p_val_*.bin: 100001 tokens in 15 shards");
+    expect(same_tokens("p_train_*.bin", text, 100000, 15), "the first half");
+    expect(same_tokens("p_val_*.bin", text + 100000, 100001, 15), "the second half");
+    expect_run("", "--bytes text --out p --val 0 --shard-tokens 100000", 0, "in 3 shards");
+    expect(same_tokens("p_train_*.bin", text, BYTES, 3), "a longer, older set is not replaced");
+    expect(same_tokens("p_val_*.bin", text + 100000, 100001, 15), "--val 0 touches the validation set");
+    expect_run("", "--bytes text --out q --val 1 --entropy 1.5", 0, "q_val_*.bin: 200001 tokens");
+    expect(same_tokens("q_val_*.bin", text, BYTES, 1) && !file_exists("q_train_000000.bin"), "--val 1");
     Dataset dataset;
     Error error;
-    check(dataset_open(&dataset, in_folder("q_val_*.bin"), &error) && dataset.entropy_floor == 1.5, "--entropy");
+    expect(dataset_open(&dataset, "q_val_*.bin", &error) && dataset.entropy_floor == 1.5, "--entropy");
     dataset_close(&dataset);
-    check_run("cat text |", "--bytes - --out r", 0, "r_train_*.bin: 200001 tokens");
-    check(same_tokens("r_train_*.bin", text, BYTES, 1) && !exists(in_folder("r_val_000000.bin")), "standard input");
-    check_run("", "--help", 0, "--shard-tokens N");
-    family("tokenize: what it writes");
+    expect_run("cat text |", "--bytes - --out r", 0, "r_train_*.bin: 200001 tokens");
+    expect(same_tokens("r_train_*.bin", text, BYTES, 1) && !file_exists("r_val_000000.bin"), "standard input");
+    expect_run("", "--help", 0, "--shard-tokens N");
+    verdict("tokenize: what it writes");
 
-    write_file(in_folder("empty"), "", 0);
-    write_file(in_folder("three"), "abc", 3);
-    check_run("", "--byte text --out f", 2, "did you mean --bytes?");
-    check_run("", "--bytes text --out f --shard-token 5", 2, "did you mean --shard-tokens?");
-    check_run("", "--bytes text", 2, "--out PREFIX is missing");
-    check_run("", "--out f", 2, "--bytes FILE is missing");
-    check_run("", "--bytes text --out", 2, "--out needs a value");
-    check_run("", "--bytes text --out f --val 1.5", 2, "--val is '1.5'; give a number from 0 to 1");
-    check_run("", "--bytes text --out f --val nan", 2, "--val is 'nan'");
-    check_run("", "--bytes text --out f --val 0.1x", 2, "--val is '0.1x'");
-    check_run("", "--bytes text --out f --val -0.1", 2, "--val is '-0.1'");
-    check_run("", "--bytes text --out f --entropy -1", 2, "--entropy is '-1'");
-    check_run("", "--bytes text --out f --entropy inf", 2, "--entropy is 'inf'");
-    check_run("", "--bytes text --out f --shard-tokens 0", 2, "--shard-tokens is '0'");
-    check_run("", "--bytes none --out f", 1, "cannot open none");
-    check_run("", "--bytes empty --out f", 1, "empty is empty");
-    check_run("", "--bytes . --out f", 1, "is a directory");
-    check_run("", "--bytes three --out f --val 0.1", 1, "cannot divide");
-    check_run("cat text |", "--bytes - --out f --val 0.1", 1, "standard input is not known ahead");
-    check_run("true |", "--bytes - --out f", 1, "standard input is empty");
-    check_run("", "--bytes text --out no/f", 1, "cannot create no/f_train_000000.bin");
-    check(mkdir(in_folder("g_val_000000.bin"), 0700) == 0, "making a folder");
-    check_run("", "--bytes text --out g", 1, "g_val_000000.bin is a directory");
-    check(!exists(in_folder("g_train_000000.bin")), "half of the shards appear");
-    check_run("ulimit -f 64;", "--bytes text --out f", 1, strerror(EFBIG));
-    check_run("ulimit -f 64;", "--bytes text --out f --shard-tokens 15000", 0, "");  // every file below the limit
-    check(run("rm f_*;", "--help") == 0, "clearing");
-    check_run("ulimit -f 64;", "--bytes text --out f --val 0.99", 1, strerror(EFBIG));  // the second file fails
-    check(run("ls f_* 2>&- &&", "--help") != 0, "a failure leaves something on the disk");
-    family("tokenize: what it refuses; nothing stays on the disk");
+    put_bytes("empty", "", 0);
+    put_bytes("three", "abc", 3);
+    expect_run("", "--byte text --out f", 2, "did you mean --bytes?");
+    expect_run("", "--bytes text --out f --shard-token 5", 2, "did you mean --shard-tokens?");
+    expect_run("", "--bytes text", 2, "--out PREFIX is missing");
+    expect_run("", "--out f", 2, "--bytes FILE is missing");
+    expect_run("", "--bytes text --out", 2, "--out needs a value");
+    expect_run("", "--bytes text --out f --val 1.5", 2, "--val is '1.5'; give a number from 0 to 1");
+    expect_run("", "--bytes text --out f --val nan", 2, "--val is 'nan'");
+    expect_run("", "--bytes text --out f --val 0.1x", 2, "--val is '0.1x'");
+    expect_run("", "--bytes text --out f --val -0.1", 2, "--val is '-0.1'");
+    expect_run("", "--bytes text --out f --entropy -1", 2, "--entropy is '-1'");
+    expect_run("", "--bytes text --out f --entropy inf", 2, "--entropy is 'inf'");
+    expect_run("", "--bytes text --out f --shard-tokens 0", 2, "--shard-tokens is '0'");
+    expect_run("", "--bytes none --out f", 1, "cannot open none");
+    expect_run("", "--bytes empty --out f", 1, "empty is empty");
+    expect_run("", "--bytes . --out f", 1, "is a directory");
+    expect_run("", "--bytes three --out f --val 0.1", 1, "cannot divide");
+    expect_run("cat text |", "--bytes - --out f --val 0.1", 1, "standard input is not known ahead");
+    expect_run("true |", "--bytes - --out f", 1, "standard input is empty");
+    expect_run("", "--bytes text --out no/f", 1, "cannot create no/f_train_000000.bin");
+    expect(mkdir("g_val_000000.bin", 0700) == 0, "making a folder");
+    expect_run("", "--bytes text --out g", 1, "g_val_000000.bin is a directory");
+    expect(!file_exists("g_train_000000.bin"), "half of the shards appear");
+    expect_run("ulimit -f 64;", "--bytes text --out f", 1, strerror(EFBIG));
+    expect_run("ulimit -f 64;", "--bytes text --out f --shard-tokens 15000", 0, "");  // every file below the limit
+    expect(run("rm f_*;", "--help") == 0, "clearing");
+    expect_run("ulimit -f 64;", "--bytes text --out f --val 0.99", 1, strerror(EFBIG));  // the second file fails
+    expect(run("ls f_* 2>&- &&", "--help") != 0, "a failure leaves something on the disk");
+    verdict("tokenize: what it refuses; nothing stays on the disk");
 
     // Interrupted while it waits for more of its input.
-    check_run("(cat text; sleep 5) | timeout -s INT 1", "--bytes - --out f", 124, "interrupted");
-    check(run("ls f_* 2>&- &&", "--help") != 0, "an interruption leaves something on the disk");
-    family("tokenize: interrupted");
+    expect_run("(cat text; sleep 5) | timeout -s INT 1", "--bytes - --out f", 124, "interrupted");
+    expect(run("ls f_* 2>&- &&", "--help") != 0, "an interruption leaves something on the disk");
+    verdict("tokenize: interrupted");
 }
 
 // ------------------------------------------------------------------------------------------------
 
 int main(int argc, char** argv) {
-    if (!mkdtemp(folder)) {
-        printf("cannot make a folder for the test: %s\n", strerror(errno));
-        return 1;
-    }
+    const char* slash = strrchr(argv[0], '/');
+    const char* tokenize = argc > 1 ? argv[1] : text_of("%.*stokenize", slash ? (int)(slash + 1 - argv[0]) : 0, argv[0]);
+    program = realpath(tokenize, NULL);
+    tests_begin("test_data");
+    root_enter();
     test_permutation();
     test_permutation_large();
     test_permutation_uniform();
@@ -808,10 +761,7 @@ int main(int argc, char** argv) {
     test_round_trip();
     test_format();
     test_refusals();
-    test_sparse(1500000001, 2);
-    test_sparse(((uint64_t)1 << 32) + 5, 2);
-    test_sparse(((uint64_t)1 << 32) + 5, 4);
-    if (family_checks > 0) family("sparse shards of 3, 8 and 16 GB");
+    test_sparse();
     test_writer_failures();
     test_dataset();
     test_loader();
@@ -821,17 +771,9 @@ int main(int argc, char** argv) {
     test_validation();
     test_overlap();
     test_tokenizer();
-    char beside[4096];
-    const char* slash = strrchr(argv[0], '/');
-    snprintf(beside, sizeof beside, "%.*stokenize", slash ? (int)(slash + 1 - argv[0]) : 0, argv[0]);
-    program = realpath(argc > 1 ? argv[1] : beside, NULL);
     if (program) test_program();
-    else printf("skipped: tests of the program tokenize, which is not at %s\n", argc > 1 ? argv[1] : beside);
+    else skip("the program tokenize", text_of("there is none at %s", tokenize));
     free(program);
     for (int i = 0; i < SHARDS; i++) free(texts[i]);
-    char command[128];
-    snprintf(command, sizeof command, "rm -rf '%s'", folder);
-    if (system(command) != 0) printf("%s stays behind\n", folder);
-    printf("%d passed, %d failed\n", passed, failed);
-    return failed > 0;
+    return tests_end();
 }

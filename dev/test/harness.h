@@ -1,0 +1,485 @@
+// harness.h: what the test programs have in common.
+//
+//   1. checks     conditions that are counted, and printed with the error and its bound
+//   2. files      a directory of the test's own, which is removed at the end; small things to do with files
+//   3. programs   that the test starts, waits for and reads
+//
+// Five lines of use:
+//
+//     tests_begin("test_sums");
+//     check(sum == 4, "two and two");                                   a test: a line that says ok or FAILED
+//     check_bound(error, 1e-5, "a sum of %d terms", n);                 the same: error <= bound, which NaN is not
+//     for (...) expect(a[i] == b[i], "element %zu is %g", i, a[i]);     many conditions that make one test; only those
+//     verdict("every element");                                         that do not hold are printed, below its line
+//     return tests_end();                                               N passed, N failed
+//
+// Processes that the test forks count into the same sums. The header needs only base.h, and compiles as C11 and C++17.
+
+#ifndef LLMTRAIN_HARNESS_H
+#define LLMTRAIN_HARNESS_H
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+
+#include "llmtrain/base.h"
+
+#include <ctype.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#define HARNESS_FORMAT(text, first) __attribute__((format(printf, text, first)))
+#define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
+
+// ------------------------------------------------------------------------------------------------
+// 1. Checks
+
+typedef struct {
+    unsigned long long passed, failed, skipped;
+} TestCounts;
+
+static TestCounts counts_of_one_process, *harness_counts = &counts_of_one_process;
+static const char* harness_name = "test";
+
+// The test under way: the conditions expected so far, those of them that do not hold, and what was said of these.
+static struct {
+    unsigned long long conditions, failures;
+    char text[8192];
+    size_t used;
+} harness_now;
+
+static inline void count_add(unsigned long long* count, unsigned long long n) {
+    __atomic_fetch_add(count, n, __ATOMIC_RELAXED);
+}
+
+// Prints the sums so far, and ends the program: without this nothing else means anything.
+HARNESS_FORMAT(2, 3) static inline void need(bool good, const char* format, ...) {
+    if (good) return;
+    int reason = errno;
+    char what[1024];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(what, sizeof what, format, arguments);
+    va_end(arguments);
+    printf("%s%s: cannot go on: %s (%s)\n%llu passed, %llu failed\n", harness_now.text, harness_name, what,
+           strerror(reason), harness_counts->passed, harness_counts->failed + 1);
+    fflush(stdout);
+    exit(3);
+}
+
+static inline void tests_begin(const char* program) {
+    harness_name = program;
+    void* memory = mmap(NULL, sizeof *harness_counts, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    need(memory != MAP_FAILED, "memory");
+    harness_counts = (TestCounts*)memory;
+}
+
+static inline int tests_end(void) {
+    if (harness_counts->skipped) printf("%llu skipped\n", harness_counts->skipped);
+    printf("%llu passed, %llu failed\n", harness_counts->passed, harness_counts->failed);
+    return harness_counts->failed == 0 && harness_counts->passed > 0 ? 0 : 1;
+}
+
+// One line of a test, in one piece, since several processes may write.
+static inline bool harness_line(bool good, const char* numbers, const char* format, va_list arguments) {
+    char line[2048];
+    vsnprintf(line, sizeof line, format, arguments);
+    printf("%s %-*s%s\n%s", good ? "ok     " : "FAILED ", numbers[0] ? 78 : 0, line, numbers, harness_now.text);
+    fflush(stdout);
+    count_add(good ? &harness_counts->passed : &harness_counts->failed, 1);
+    return good;
+}
+
+HARNESS_FORMAT(2, 3) static inline bool check(bool good, const char* format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    harness_line(good, "", format, arguments);
+    va_end(arguments);
+    return good;
+}
+
+HARNESS_FORMAT(3, 4) static inline bool check_bound(double error, double bound, const char* format, ...) {
+    char numbers[64];
+    va_list arguments;
+    snprintf(numbers, sizeof numbers, " error %.2e %s %.2e", error, error <= bound ? "<=" : "exceeds", bound);
+    va_start(arguments, format);
+    harness_line(error <= bound, numbers, format, arguments);
+    va_end(arguments);
+    return error <= bound;
+}
+
+HARNESS_FORMAT(2, 3) static inline bool expect(bool good, const char* format, ...) {
+    harness_now.conditions++;
+    if (good) return true;
+    harness_now.failures++;
+    size_t left = sizeof harness_now.text - harness_now.used;
+    if (harness_now.failures > 20 || left < 1200) return false;
+    char* line = harness_now.text + harness_now.used;
+    va_list arguments;
+    va_start(arguments, format);
+    int length = vsnprintf(line + 8, 1024, format, arguments);
+    va_end(arguments);
+    memset(line, ' ', 8);
+    length = 8 + (length < 1023 ? length : 1023);
+    line[length] = '\n';
+    line[length + 1] = 0;
+    harness_now.used += (size_t)length + 1;
+    return false;
+}
+
+// Ends the test: good if all that was expected since the last one holds.
+HARNESS_FORMAT(1, 2) static inline bool verdict(const char* format, ...) {
+    char numbers[64] = "";
+    bool good = harness_now.failures == 0;
+    if (harness_now.conditions > 1)
+        snprintf(numbers, sizeof numbers, " %llu conditions, %llu fail", harness_now.conditions, harness_now.failures);
+    va_list arguments;
+    va_start(arguments, format);
+    harness_line(good, numbers, format, arguments);
+    va_end(arguments);
+    memset(&harness_now, 0, sizeof harness_now);
+    return good;
+}
+
+static inline void skip(const char* what, const char* reason) {
+    printf("skipped %s: %s\n", what, reason);
+    fflush(stdout);
+    count_add(&harness_counts->skipped, 1);
+}
+
+// A refusal has happened, and its sentence has these words.
+static inline bool expect_refusal(bool accepted, const Error* error, const char* words, const char* what) {
+    if (!expect(!accepted, "%s: it is accepted", what)) return false;
+    return expect(strstr(error->text, words) != NULL, "%s: '%s' is not in: %.400s", what, words, error->text);
+}
+
+// What a program wrote, which may be any bytes; a line of ours for each of its lines.
+static inline void print_indented(const char* text) {
+    while (*text) {
+        size_t length = strcspn(text, "\n");
+        printf("        | ");
+        for (size_t i = 0; i < min_size(length, 600); i++) putchar(isprint((unsigned char)text[i]) ? text[i] : '?');
+        putchar('\n');
+        text += length + (text[length] == '\n');
+    }
+}
+
+// ------------------------------------------------------------------------------------------------
+// 2. Files
+
+static char root[PATH_MAX];  // the directory of the test, absolute
+static pid_t root_owner;     // processes forked by it leave it alone
+
+// A text that is good for 15 more calls.
+HARNESS_FORMAT(1, 2) static inline const char* text_of(const char* format, ...) {
+    static char texts[16][PATH_MAX + 256];
+    static size_t next;
+    char* text = texts[next++ % 16];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof texts[0], format, arguments);
+    va_end(arguments);
+    return text;
+}
+
+// Calls `visit` with the path of each entry of a directory; false if there is no such directory.
+static inline bool directory_each(const char* path, void (*visit)(const char* path, void* context), void* context) {
+    DIR* directory = opendir(path);
+    if (directory == NULL) return false;
+    for (struct dirent* entry; (entry = readdir(directory)) != NULL;) {
+        char inner[PATH_MAX];
+        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
+        snprintf(inner, sizeof inner, "%.3000s/%s", path, entry->d_name);
+        visit(inner, context);
+    }
+    closedir(directory);
+    return true;
+}
+
+static inline void remove_tree(const char* path);
+static inline void remove_visited(const char* path, void* context) {
+    (void)context;
+    remove_tree(path);
+}
+
+static inline void remove_tree(const char* path) {
+    struct stat status;
+    if (lstat(path, &status) != 0) return;
+    if (S_ISDIR(status.st_mode)) directory_each(path, remove_visited, NULL);
+    remove(path);
+}
+
+static inline void root_remove(void) {
+    if (getpid() == root_owner && chdir("/") == 0) remove_tree(root);
+}
+
+// Makes it under $TMPDIR or /tmp, named after the test, open to other users, and goes there; it is removed at the end.
+static inline void root_enter(void) {
+    const char* parent = getenv("TMPDIR");
+    if (parent == NULL || parent[0] == 0) parent = "/tmp";
+    snprintf(root, sizeof root, "%.1000s/%.100s_XXXXXX", parent, harness_name);
+    need(mkdtemp(root) && chdir(root) == 0 && getcwd(root, sizeof root) && chmod(root, 0755) == 0, "%s", root);
+    root_owner = getpid();
+    atexit(root_remove);
+}
+
+static inline bool file_exists(const char* path) { return access(path, F_OK) == 0; }
+
+// All that a file holds, and a zero byte; "" if there is no file. The caller frees it. bytes may be NULL.
+static inline char* text_read(const char* path, size_t* bytes) {
+    FILE* file = fopen(path, "rbe");
+    size_t used = 0, room = (size_t)1 << 16;
+    char* text = (char*)malloc(room);
+    for (size_t n; text && file && (n = fread(text + used, 1, room - used - 1, file)) > 0;) {
+        used += n;
+        if (room - used < 2) text = (char*)realloc(text, room *= 2);
+    }
+    if (file) fclose(file);
+    need(text != NULL, "memory for %s", path);
+    text[used] = 0;
+    if (bytes) *bytes = used;
+    return text;
+}
+
+static inline void put_bytes(const char* path, const void* data, size_t bytes) {
+    FILE* file = fopen(path, "wbe");
+    need(file && fwrite(data, 1, bytes, file) == bytes && fclose(file) == 0, "%s", path);
+}
+
+static inline void put_text(const char* path, const char* text) { put_bytes(path, text, strlen(text)); }
+
+// Overwrites a part of a file.
+static inline void patch(const char* path, size_t offset, const void* data, size_t bytes) {
+    int file = open(path, O_WRONLY | O_CLOEXEC);
+    need(file >= 0 && pwrite(file, data, bytes, (off_t)offset) == (ssize_t)bytes && close(file) == 0, "%s", path);
+}
+
+static inline void flip_byte(const char* path, size_t offset) {
+    unsigned char byte = 0;
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    need(file >= 0 && pread(file, &byte, 1, (off_t)offset) == 1 && close(file) == 0, "%s", path);
+    byte ^= 0x55;
+    patch(path, offset, &byte, 1);
+}
+
+static inline bool file_is(const char* path, const void* data, size_t bytes) {
+    size_t found_bytes;
+    char* found = text_read(path, &found_bytes);
+    bool same = file_exists(path) && found_bytes == bytes && memcmp(found, data, bytes) == 0;
+    free(found);
+    return same;
+}
+
+static inline void copy_tree(const char* from, const char* to);
+static inline void copy_visited(const char* path, void* to) {
+    copy_tree(path, text_of("%s%s", (const char*)to, strrchr(path, '/')));
+}
+
+static inline void copy_tree(const char* from, const char* to) {
+    char target[PATH_MAX];
+    struct stat status;
+    snprintf(target, sizeof target, "%s", to);
+    need(stat(from, &status) == 0, "%s", from);
+    if (S_ISDIR(status.st_mode)) {
+        need(mkdir(target, 0777) == 0 && directory_each(from, copy_visited, target), "%s", target);
+        return;
+    }
+    size_t bytes;
+    char* data = text_read(from, &bytes);
+    put_bytes(target, data, bytes);
+    free(data);
+}
+
+typedef struct { const char* part; int count; } NameCount;
+static inline void name_count(const char* path, void* context) {
+    NameCount* names = (NameCount*)context;
+    names->count += strstr(strrchr(path, '/'), names->part) != NULL;
+}
+
+// Entries of a directory whose names have `part` in them; -1 if there is no such directory.
+static inline int directory_count(const char* path, const char* part) {
+    NameCount names = {part, 0};
+    return directory_each(path, name_count, &names) ? names.count : -1;
+}
+
+static inline int open_descriptors(void) { return directory_count("/proc/self/fd", ""); }
+
+// ------------------------------------------------------------------------------------------------
+// 3. Programs
+
+enum { WORDS_MAX = 126, EXIT_NOT_RUN = 113 };  // the status of a child that could not become the program
+
+// A command line.
+typedef struct {
+    char* words[WORDS_MAX + 2];  // NULL ends it
+    size_t count;
+    char text[12288];            // what they point into
+    size_t used;
+} Words;
+
+static inline void words_put(Words* w, size_t place, const char* word, size_t length) {
+    need(place < WORDS_MAX && w->used + length < sizeof w->text, "a command line that is too long");
+    w->words[place] = w->text + w->used;
+    memcpy(w->words[place], word, length);
+    w->words[place][length] = 0;
+    w->used += length + 1;
+    if (place == w->count) w->words[++w->count] = NULL;
+}
+
+// The words of a text, which blanks separate; '' is an empty one.
+static inline void words_add(Words* w, const char* text) {
+    while (*(text += strspn(text, " "))) {
+        size_t length = strcspn(text, " ");
+        words_put(w, w->count, text, length == 2 && memcmp(text, "''", 2) == 0 ? 0 : length);
+        text += length;
+    }
+}
+
+// Leaves of the environment what a program needs to start, and what sanitizers, OpenMP and the emulator are told.
+static inline void environment_clear(void) {
+    extern char** environ;
+    static const char* const kept[] = {"PATH=", "HOME=", "TMPDIR=", "LD_LIBRARY_PATH=", "OMP_", "EMULATE_",
+                                       "ASAN_OPTIONS=", "UBSAN_OPTIONS=", "TSAN_OPTIONS=", "LSAN_OPTIONS="};
+    for (size_t i = 0; environ && environ[i];) {
+        bool keep = false;
+        char name[256];
+        for (size_t k = 0; k < COUNT_OF(kept); k++) keep = keep || strncmp(environ[i], kept[k], strlen(kept[k])) == 0;
+        snprintf(name, sizeof name, "%.*s", (int)strcspn(environ[i], "="), environ[i]);
+        if (keep || unsetenv(name) != 0) i++;
+    }
+}
+
+// Sets variables: NAME=VALUE, separated by |. NULL: none.
+static inline void environment_set(const char* list) {
+    while (list && *list) {
+        char pair[1024];
+        size_t length = strcspn(list, "|");
+        snprintf(pair, sizeof pair, "%.*s", (int)length, list);
+        char* value = strchr(pair, '=');
+        need(value != NULL, "a variable without a value: %s", pair);
+        *value = 0;
+        setenv(pair, value + 1, 1);
+        list += length + (list[length] == '|');
+    }
+}
+
+typedef struct {
+    pid_t pid;                  // which leads a process group
+    int files[2];               // behind its standard output and error
+    bool ended, stopped, late;  // late: it did not end by itself in time
+    int status;                 // of waitpid
+    double began_ms, stopped_ms, ended_ms;
+    size_t peak;                // bytes of memory
+    char* text[2];              // what it wrote, when it has ended; owned
+} Program;
+
+// Starts a program; `become`, if any, runs in the child before it: environment, limits, rights. Without words the child
+// ends after that. It reads nothing, and dies with the test.
+static inline void program_start(Program* p, char* const* words, void (*become)(const void*), const void* context) {
+    memset(p, 0, sizeof *p);
+    for (int i = 0; i < 2; i++) p->files[i] = memfd_create("output", MFD_CLOEXEC);
+    need(p->files[0] >= 0 && p->files[1] >= 0, "files for what a program writes");
+    p->began_ms = now_ms();
+    fflush(NULL);
+    p->pid = fork();
+    need(p->pid >= 0, "a process");
+    if (p->pid > 0) {
+        setpgid(p->pid, p->pid);
+        return;
+    }
+    const struct rlimit no_core = {0, 0};
+    int nothing = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    setpgid(0, 0);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    setrlimit(RLIMIT_CORE, &no_core);
+    signal(SIGPIPE, SIG_DFL);
+    for (int i = 0; i < 2; i++) fcntl(p->files[i], F_SETFL, O_APPEND);
+    if (dup2(nothing, 0) != 0 || dup2(p->files[0], 1) != 1 || dup2(p->files[1], 2) != 2) _exit(EXIT_NOT_RUN);
+    if (become) become(context);
+    fflush(NULL);
+    if (words == NULL) _exit(0);
+    execvp(words[0], words);
+    _exit(EXIT_NOT_RUN);
+}
+
+// What it has written so far, with ? for a zero byte; the caller frees it.
+static inline char* program_written(const Program* p, int stream) {
+    struct stat status;
+    need(fstat(p->files[stream], &status) == 0, "what a program writes");
+    char* text = (char*)allocate((size_t)status.st_size + 1);
+    ssize_t n = text ? pread(p->files[stream], text, (size_t)status.st_size, 0) : -1;
+    need(n >= 0, "what a program writes");
+    for (ssize_t i = 0; i < n; i++)
+        if (text[i] == 0) text[i] = '?';
+    return text;
+}
+
+static inline void program_look(Program* p) {
+    int status;
+    struct rusage usage;
+    if (p->ended || wait4(p->pid, &status, WNOHANG | WUNTRACED, &usage) != p->pid) return;
+    bool stopped = WIFSTOPPED(status);
+    *(stopped ? &p->stopped : &p->ended) = true;
+    *(stopped ? &p->stopped_ms : &p->ended_ms) = now_ms();
+    if (stopped) return;
+    p->status = status;
+    p->peak = (size_t)usage.ru_maxrss * 1024;
+}
+
+// Looks at programs that belong together; false when all have ended. Those that are stopped are killed when no other
+// runs, all after so many milliseconds from the first one's start.
+static inline bool programs_run(Program* programs, size_t count, double limit_ms) {
+    size_t running = 0, left = 0;
+    bool late = now_ms() > programs[0].began_ms + limit_ms;
+    for (Program* p = programs; p < programs + count; p++) {
+        program_look(p);
+        running += !p->ended && !p->stopped;
+        left += !p->ended;
+    }
+    for (Program* p = programs; p < programs + count && (late || running == 0); p++) {
+        if (p->ended) continue;
+        p->late |= !p->stopped;
+        kill(-p->pid, SIGKILL);
+    }
+    return left > 0;
+}
+
+// Waits until all have ended, and takes what they have written.
+static inline void programs_wait(Program* programs, size_t count, double limit_ms) {
+    while (programs_run(programs, count, limit_ms)) usleep(1000);
+    for (Program* p = programs; p < programs + count; p++) {
+        for (int i = 0; i < 2; i++) {
+            p->text[i] = program_written(p, i);
+            close(p->files[i]);
+        }
+    }
+}
+
+static inline void program_free(Program* p) {
+    for (int i = 0; i < 2; i++) free(p->text[i]);
+    memset(p, 0, sizeof *p);
+}
+
+// Its exit code, or 128 and the signal that ended it.
+static inline int program_code(const Program* p) {
+    return WIFSIGNALED(p->status) ? 128 + WTERMSIG(p->status) : WEXITSTATUS(p->status);
+}
+
+static inline bool program_good(const Program* p) { return !p->late && program_code(p) == 0; }
+
+// How it ended, and what it said.
+static inline void program_print(const Program* p, const char* name) {
+    printf("        %s: %s %d%s%s, %.1f s\n", name, WIFSIGNALED(p->status) ? "signal" : "exit code",
+           WIFSIGNALED(p->status) ? WTERMSIG(p->status) : WEXITSTATUS(p->status), p->late ? ", did not end by itself" : "",
+           p->stopped ? ", was stopped" : "", (p->ended_ms - p->began_ms) / 1e3);
+    print_indented(p->text[1]);
+}
+
+#endif  // LLMTRAIN_HARNESS_H
