@@ -1,4 +1,4 @@
-# make            the program, ./train
+# make            the programs: ./train, and ./supervise, which starts it again when it dies or hangs
 # make demo       a corpus of known entropy, a model trained on it, its text: under 5 minutes on 2 cores
 # make demo-long  the same for half an hour, to within 3% of what is possible
 # make test       every test, without a GPU and without a network
@@ -45,8 +45,8 @@ ifeq ($(filter $(PRECISION),$(PRECISIONS)),)
 $(error PRECISION is '$(PRECISION)'; give one of $(PRECISIONS))
 endif
 
-.PHONY: all train emulated test-ranks test-cpu test-cuda test-cpu-only demo demo-long precisions shakespeare test soak sanitize bench bench-checkpoint fuzz clean
-all: train
+.PHONY: all train supervise emulated test-ranks test-cpu test-cuda test-cpu-only demo demo-long precisions shakespeare test soak sanitize bench bench-checkpoint fuzz clean
+all: train supervise
 
 # Ranks can speak through MPI, where it is found: MPI=auto, on, off. Without it they do through sockets, mpirun or not.
 MPI ?= auto
@@ -188,6 +188,11 @@ $(B)/%: dev/test/%.c $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -I. $< -o $@ $(LIBS)
 $(B)/%: data/%.c $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -I. $< -o $@ $(LIBS)
+$(B)/%: launch/%.c $(HEADERS) | $(B)
+	$(CC) $(CFLAGS) -I. $< -o $@ $(LIBS)
+$(B)/test_supervise: launch/supervise.c | $(B)/supervise
+supervise: $(B)/supervise
+	@cp -f $< $@
 
 TESTS := gemm test_files test_data test_corpus test_errors test_comm test_ranks test_supervise soak example $(PRECISIONS:%=test_kernels-%) $(PRECISIONS:%=test_train-%)
 # For tests of processes that meet, train, die and stop.
@@ -263,4 +268,4 @@ fuzz: | $(B)
 	$(B)/fuzz_shard -max_len=4096 -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 $(B)/seeds/shard
 
 clean:
-	rm -rf $(B) train
+	rm -rf $(B) train supervise

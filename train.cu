@@ -14,7 +14,7 @@
 
 #include "llmtrain/checkpoint.h"
 #include "llmtrain.h"
-#include "launch/supervise.h"
+#include "llmtrain/heartbeat.h"
 
 #include <signal.h>
 
@@ -1219,7 +1219,7 @@ static bool run_end(Run* run, Error* error) {
                   o->out ? "the same command with --resume continues" : "nothing was saved, since there is no --out"));
 }
 
-// The training loop: steps state.step to --steps. heartbeat() tells the supervisor what this rank is at (supervise.h); fault_*()
+// The training loop: steps state.step to --steps. heartbeat() tells the supervisor what this rank is at (heartbeat.h); fault_*()
 // do nothing unless a test asks for it (faults.h). With FP16 the loss is multiplied by state.loss_scale, and so are the
 // gradients until model_update divides by it.
 static bool run_train(Run* run, Error* error) {
@@ -1381,14 +1381,15 @@ int main(int argc, char** argv) {
     CommLaunch launch;
     files_open_standard();
     signal(SIGXFSZ, SIG_IGN);  // a limit on the size of files is then an error of the write, with a sentence
-    if (argc > 1 && strcmp(argv[1], "supervise") == 0) return supervise_main(argc - 1, argv + 1);
+    if (argc > 1 && strcmp(argv[1], "supervise") == 0)
+        return fputs("train: the supervisor is a program of its own: ./supervise [FLAGS] -- ./train ...\n", stderr), 2;
     memset(&run, 0, sizeof run);
     comm_launch_alone(&launch);
     run.options = options_default();
     size_t flag_count = options_flags(flags, &run.options);
     if (flags_want_help(argc, argv)) {
-        printf("train: trains a GPT-2 or Llama model (%s build). 'train supervise --help': starts it again when it dies "
-               "or hangs.\n", FLOATX_NAME);
+        printf("train: trains a GPT-2 or Llama model (%s build). ./supervise starts it again when it dies or hangs.\n",
+               FLOATX_NAME);
         flags_help(flags, flag_count);
         return 0;
     }

@@ -1,6 +1,6 @@
 // test_supervise.c: the supervisor of a run, against commands that die, stop, hang, ignore signals and print too much.
 //
-//   cc -std=c11 -O2 -I. dev/test/test_supervise.c -o build/test_supervise -lm -pthread
+//   make build/supervise build/test_supervise build/train-FP32
 //   build/test_supervise --train build/train-FP32
 //   build/test_supervise --train ... --slack 10000                  on a slow machine, or under a sanitizer
 //
@@ -14,7 +14,9 @@
 // Acts leave a line in the file `trace` for whatever a check wants to know: what, process, time, more.
 
 #include "llmtrain/data.h"
-#include "launch/supervise.h"
+#define main supervise_main  // the program is included, so that what is tested is what ships
+#include "launch/supervise.c"
+#undef main
 #include "pieces.h"
 
 #include <ftw.h>
@@ -29,7 +31,7 @@
 static int passed, failed;
 static double slack_ms = 3000;  // what a busy machine may add
 static const char* case_name = "";
-static char self_path[FILE_PATH_MAX], train_path[FILE_PATH_MAX];
+static char self_path[FILE_PATH_MAX], train_path[FILE_PATH_MAX], supervise_path[FILE_PATH_MAX];
 
 static bool check(bool ok, const char* what) {
     *(ok ? &passed : &failed) += 1;
@@ -128,9 +130,9 @@ static void mark(const char* name) {
     if (file >= 0) close(file);
 }
 
-// Runs supervise_main in a process of its own with these words, in which SELF stands for this program and TRAIN for the
-// trainer; what begins with TRAIN is run as it stands. Standard error goes to a file, standard output to another, or to
-// a pipe.
+// Runs supervise_main in a process of its own with these words, in which SELF stands for this program, TRAIN for the
+// trainer and SUPERVISE for the supervisor; a command that begins with TRAIN or SUPERVISE is run as it stands. Standard
+// error goes to a file, standard output to another, or to a pipe.
 static Case case_start(const char* words, bool piped) {
     static char text[4096];
     Case c = {0, -1, now_ms(), NAN, -1};
@@ -148,12 +150,16 @@ static Case case_start(const char* words, bool piped) {
     int argc = 0, out = piped ? ends[1] : open("stdout", O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
     int err = open("stderr", O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
     must(dup2(out, STDOUT_FILENO) >= 0 && dup2(err, STDERR_FILENO) >= 0, "dup2");
-    bool trainer = strncmp(words, "TRAIN ", 6) == 0;
-    snprintf(text, sizeof text, "%s%s", trainer ? "" : "supervise ", words);
-    for (char* word = strtok(text, " "); word && argc < 63; word = strtok(NULL, " "))
-        argv[argc++] = strcmp(word, "SELF") == 0 ? self_path : strcmp(word, "TRAIN") == 0 ? train_path : word;
+    bool whole = strncmp(words, "TRAIN ", 6) == 0 || strncmp(words, "SUPERVISE ", 10) == 0;
+    snprintf(text, sizeof text, "%s%s", whole ? "" : "supervise ", words);
+    for (char* word = strtok(text, " "); word && argc < 63; word = strtok(NULL, " ")) {
+        if (strcmp(word, "SELF") == 0) word = self_path;
+        else if (strcmp(word, "TRAIN") == 0) word = train_path;
+        else if (strcmp(word, "SUPERVISE") == 0) word = supervise_path;
+        argv[argc++] = word;
+    }
     argv[argc] = NULL;
-    if (trainer) execv(argv[0], argv);
+    if (whole) execv(argv[0], argv);
     int code = supervise_main(argc, argv);
     fflush(NULL);
     _exit(code);
@@ -1040,7 +1046,7 @@ static double train_await_step(int number) {
 
 static Case train_start(const char* flags) {
     char words[2048];
-    snprintf(words, sizeof words, "TRAIN supervise %s --out . -- SELF act trains " TRAINER, flags);
+    snprintf(words, sizeof words, "SUPERVISE %s --out . -- SELF act trains " TRAINER, flags);
     return case_start(words, false);
 }
 
@@ -1117,6 +1123,11 @@ static void train_killed(bool rank_0, bool rank_1) {
     if (rank_0) failure_check(&json, -1, "signal", "9");  // of rank 1, rank 0 may be the one to take notice
     if (rank_0 != rank_1) failure_check(&json, -1, "rank", rank_0 ? "0" : "1");
     json_free(&json);
+}
+
+static void train_word(void) {
+    case_run("TRAIN supervise --out . -- true", 2);
+    check_text(file_text("stderr"), "a program of its own: ./supervise");
 }
 
 static void train_rank_0_killed(void) { train_killed(true, false); }
@@ -1265,7 +1276,8 @@ static void test_beats(void) {
     }
     bool whole = true;
     size_t different = 0;
-    for (uint64_t last = 0, i = 0; different < 1000 && i < 100000000; i++) {
+    double until = now_ms() + CASE_MS / 2;
+    for (uint64_t last = 0; different < 1000 && now_ms() < until;) {
         h = heartbeat_read(mapped);
         if (h.counter % 2 == 1) continue;  // the writer had to pause in the middle of it
         whole = whole && strtoull(h.collective, NULL, 10) == h.step;
@@ -1529,6 +1541,7 @@ static const Lane LANES[] = {
     {"disk hangs", case_disk_hangs}, {"starved", case_starved}, {"vanished", case_vanished},
 };
 static const Lane TRAINER_KILLS[] = {
+    {"trainer, asked to supervise", train_word},
     {"trainer, rank 0 killed", train_rank_0_killed}, {"trainer, rank 1 killed", train_rank_1_killed},
     {"trainer, all killed", train_all_killed},
 };
@@ -1602,6 +1615,7 @@ static void train_put_data(const char* base) {
 // Kills one after the other, since the machine is to be free for the measured restarts.
 static void test_trainer(const char* base) {
     char directory[512];
+    must(access(supervise_path, X_OK) == 0, supervise_path);
     case_name = "trainer";
     train_put_data(base);
     snprintf(directory, sizeof directory, "%s/reference", base);
@@ -1634,6 +1648,7 @@ int main(int argc, char** argv) {
     char base[] = "/tmp/test_supervise-XXXXXX";
     bool trainer = realpath(train, train_path) && access(train_path, X_OK) == 0 && !directory_exists(train_path);
     must(readlink("/proc/self/exe", self_path, sizeof self_path - 1) > 0 && mkdtemp(base) != NULL, "preparation");
+    snprintf(supervise_path, sizeof supervise_path, "%.*s/supervise", (int)(strrchr(self_path, '/') - self_path), self_path);
     must(prctl(PR_SET_CHILD_SUBREAPER, 1) == 0, "preparation");
     unsetenv(HEARTBEAT_VARIABLE);
     lanes_run(LANES, LANE_COUNT, base);

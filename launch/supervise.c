@@ -1,4 +1,6 @@
-// supervise.h: who watches a run, and starts it again when it dies or hangs.
+// supervise.c: the program that watches a run, and starts it again when it dies or hangs.
+//
+//   ./supervise --max-restarts 20 -- ./train --ranks 4 --resume --ckpt-every 500 --data ... --out runs/x
 //
 //   1. processes   what /proc knows of them, and their end
 //   2. output      of the command, passed on unchanged; its last lines are kept
@@ -6,7 +8,7 @@
 //   4. start       in a session of its own
 //   5. watch       until it ends, dies or hangs
 //   6. post-mortem failures/failure_0001.json
-//   7. use         supervise_main: ./train supervise [FLAGS] -- COMMAND...
+//   7. use         main: ./supervise [FLAGS] -- COMMAND...
 //
 // COMMAND is the trainer with --resume, or a launcher (mpirun, srun) with it. When it or one of its ranks dies, or the
 // heartbeat of a rank stands still for longer than its phase may, all that is left of it is ended, a post-mortem is
@@ -20,11 +22,8 @@
 // or where a signal to the supervisor was passed on to it; 2 where it cannot be started at first; otherwise 1: gave up.
 // All limits are of the monotonic clock.
 
-#ifndef LLMTRAIN_SUPERVISE_H
-#define LLMTRAIN_SUPERVISE_H
-
-#include "../llmtrain/flags.h"
-#include "../llmtrain/heartbeat.h"
+#include "llmtrain/flags.h"
+#include "llmtrain/heartbeat.h"
 
 #include <poll.h>
 #include <signal.h>
@@ -51,7 +50,7 @@ typedef struct {
 
 // False if there is none of that number. Where there may be one, and only a descriptor or memory is missing to read of
 // it, nothing is known of it: all is 0.
-static inline bool process_read(Process* p, pid_t pid) {
+static bool process_read(Process* p, pid_t pid) {
     char path[64], text[2048];
     memset(p, 0, sizeof *p);
     snprintf(path, sizeof path, "/proc/%ld/stat", (long)pid);
@@ -71,7 +70,7 @@ static inline bool process_read(Process* p, pid_t pid) {
 // Sends a signal (0: none) to our children that have left our session; returns how many there are, or may be. Since
 // what loses its parent becomes our child (PR_SET_CHILD_SUBREAPER), there is one as long as anything is left of the
 // command.
-static inline size_t processes_signal(int number) {
+static size_t processes_signal(int number) {
     DIR* directory = opendir("/proc");
     if (directory == NULL) return 1;
     size_t count = 0;
@@ -89,12 +88,12 @@ static inline size_t processes_signal(int number) {
 }
 
 // As a shell tells it: the exit code, or 128 and the signal.
-static inline int status_code(int status) {
+static int status_code(int status) {
     return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }
 
 // "was ended by signal 9 (Killed)".
-static inline void status_text(char* text, size_t size, int status) {
+static void status_text(char* text, size_t size, int status) {
     int number = WTERMSIG(status);
     if (WIFSIGNALED(status)) snprintf(text, size, "was ended by signal %d (%s)", number, strsignal(number));
     else snprintf(text, size, "ended with exit code %d", WEXITSTATUS(status));
@@ -129,7 +128,7 @@ typedef struct {
     char last;               // byte that was written
 } Relay;
 
-static inline void tail_put(Tail* t, const char* text, size_t bytes, int from) {
+static void tail_put(Tail* t, const char* text, size_t bytes, int from) {
     for (size_t i = 0; i < bytes; i++) {
         if (t->count == 0 || t->from != from) {
             t->count++;
@@ -144,34 +143,34 @@ static inline void tail_put(Tail* t, const char* text, size_t bytes, int from) {
 }
 
 // As an array of strings.
-static inline void tail_write(JsonWriter* w, const Tail* t) {
+static void tail_write(JsonWriter* w, const Tail* t) {
     json_write_begin(w, '[');
     for (size_t i = t->count - min_size(t->count, TAIL_LINES); i < t->count; i++)
         json_write_string(w, t->lines[i % TAIL_LINES]);
     json_write_end(w, ']');
 }
 
-static inline struct pollfd polled_for(int file, short events) {
+static struct pollfd polled_for(int file, short events) {
     struct pollfd polled = {file, events, 0};
     return polled;
 }
 
 // A terminal takes a part of what is written, and then makes the writer wait, unless it was opened not to: once more,
 // since what we were given is that of others too. Where it cannot be opened, as it is.
-static inline int relay_open(int file) {
+static int relay_open(int file) {
     char path[32];
     snprintf(path, sizeof path, "/proc/self/fd/%d", file);
     int own = isatty(file) ? open(path, O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC) : -1;
     return own >= 0 ? own : file;
 }
 
-static inline void relay_close(Relay* r) {
+static void relay_close(Relay* r) {
     if (r->from >= 0) close(r->from);
     r->from = -1;
 }
 
 // Writes what is taken without waiting; returns how many bytes, or -1 with errno.
-static inline ssize_t relay_write(Relay* r, const char* text, size_t bytes) {
+static ssize_t relay_write(Relay* r, const char* text, size_t bytes) {
     struct pollfd end = polled_for(r->to, POLLOUT);
     errno = EAGAIN;
     ssize_t written = poll(&end, 1, 0) > 0 ? write(r->to, text, bytes) : -1;
@@ -183,7 +182,7 @@ static inline ssize_t relay_write(Relay* r, const char* text, size_t bytes) {
 
 // Writes of what is held as much as is taken. It is dropped when the reader has taken nothing for too long, nobody
 // reads any more, or the disk is full; that is said before what is taken later. True when nothing is held any more.
-static inline bool relay_flush(Relay* r) {
+static bool relay_flush(Relay* r) {
     char note[128];
     if (r->bytes == 0) return true;
     if (r->dropped) {
@@ -204,7 +203,7 @@ static inline bool relay_flush(Relay* r) {
 }
 
 // A sentence of the supervisor's own, on a line of its own.
-static inline void relay_say(Relay* r, const char* sentence) {
+static void relay_say(Relay* r, const char* sentence) {
     while (!relay_flush(r)) poll(NULL, 0, RELAY_PAUSE_MS);
     int bytes = snprintf(r->held, sizeof r->held, "%ssupervise: %s\n", r->last == '\n' ? "" : "\n", sentence);
     r->bytes = min_size((size_t)bytes, sizeof r->held - 1);
@@ -213,7 +212,7 @@ static inline void relay_say(Relay* r, const char* sentence) {
 }
 
 // False when there is nothing to move, for now.
-static inline bool relay_move(Relay* r, Tail* tail) {
+static bool relay_move(Relay* r, Tail* tail) {
     if (r->bytes == 0) {
         ssize_t bytes = read(r->from, r->held, sizeof r->held);  // does not wait
         if (bytes == 0) relay_close(r);
@@ -230,14 +229,14 @@ static inline bool relay_move(Relay* r, Tail* tail) {
 // 3. Command: its words, of which the last is followed by NULL
 
 // The value that word i gives to a flag: the word after the flag's own, or what is behind its '='; otherwise NULL.
-static inline char* command_value(char* const* words, size_t i, const char* flag) {
+static char* command_value(char* const* words, size_t i, const char* flag) {
     size_t length = strlen(flag);
     if (strncmp(words[i], flag, length) == 0 && words[i][length] == '=') return words[i] + length + 1;
     return i > 0 && strcmp(words[i - 1], flag) == 0 ? words[i] : NULL;
 }
 
 // The last value of a flag, or NULL.
-static inline char* command_find(char* const* words, const char* flag) {
+static char* command_find(char* const* words, const char* flag) {
     char* found = NULL;
     for (size_t i = 0; words[i]; i++) {
         char* value = command_value(words, i, flag);
@@ -246,13 +245,13 @@ static inline char* command_find(char* const* words, const char* flag) {
     return found;
 }
 
-static inline uint64_t command_number(const char* text) {
+static uint64_t command_number(const char* text) {
     uint64_t number = 0;
     return text && json_digits(&number, text, strlen(text), (uint64_t)1 << 32) ? number : 0;
 }
 
 // Whether a word is the trainer's program: train, or train-FP32 and its like.
-static inline bool command_is_trainer(char* const* words) {
+static bool command_is_trainer(char* const* words) {
     for (size_t i = 0; words[i]; i++) {
         const char *slash = strrchr(words[i], '/'), *name = slash ? slash + 1 : words[i];
         bool named = strcmp(name, "train") == 0 || strncmp(name, "train-", 6) == 0;
@@ -261,7 +260,7 @@ static inline bool command_is_trainer(char* const* words) {
     return false;
 }
 
-static inline bool command_resumes(char* const* words) {
+static bool command_resumes(char* const* words) {
     for (size_t i = 0; words[i]; i++) {
         if (strcmp(words[i], "--resume=on") == 0) return true;
         if (strcmp(words[i], "--resume") == 0) return words[i + 1] == NULL || strcmp(words[i + 1], "off") != 0;
@@ -271,7 +270,7 @@ static inline bool command_resumes(char* const* words) {
 
 // Where the words say how many ranks there are, as in "-np 4" or "--ranks=4", and that number; NULL if nowhere. Of
 // several (nice -n 10 mpirun -n 4 ...) the last that says what the ranks say: world, or 0.
-static inline char* command_ranks(size_t* ranks, char* const* words, size_t world) {
+static char* command_ranks(size_t* ranks, char* const* words, size_t world) {
     static const char* const flags[] = {"--ranks", "-np", "--np", "-n"};
     char* found = NULL;
     for (size_t f = 0; f < sizeof flags / sizeof flags[0] && found == NULL; f++) {
@@ -288,7 +287,7 @@ static inline char* command_ranks(size_t* ranks, char* const* words, size_t worl
 
 // The largest number of ranks below `ranks` that the next start can have, 0 if there is none. The batch of a step must
 // divide among them.
-static inline size_t command_fewer_ranks(char* const* words, size_t ranks, size_t least) {
+static size_t command_fewer_ranks(char* const* words, size_t ranks, size_t least) {
     uint64_t micro = command_number(command_find(words, "--batch")) * command_number(command_find(words, "--seq"));
     uint64_t total = command_number(command_find(words, "--total-batch"));
     size_t fewer = ranks - 1;
@@ -365,7 +364,7 @@ typedef struct {
 #if defined(__GNUC__)
 __attribute__((format(printf, 2, 3)))
 #endif
-static inline void failure_add(Failure* f, const char* format, ...) {
+static void failure_add(Failure* f, const char* format, ...) {
     size_t bytes = strlen(f->what);
     va_list arguments;
     va_start(arguments, format);
@@ -377,7 +376,7 @@ static inline void failure_add(Failure* f, const char* format, ...) {
 #if defined(__GNUC__)
 __attribute__((format(printf, 4, 5)))
 #endif
-static inline void supervise_tell(Supervisor* s, bool aloud, const char* event, const char* format, ...) {
+static void supervise_tell(Supervisor* s, bool aloud, const char* event, const char* format, ...) {
     char text[2048];
     Error error;
     va_list arguments;
@@ -390,7 +389,7 @@ static inline void supervise_tell(Supervisor* s, bool aloud, const char* event, 
 }
 
 // In the child: becomes the command, or tells why it cannot.
-static inline void supervise_become(Supervisor* s, pid_t parent, int out, int err) {
+static void supervise_become(Supervisor* s, pid_t parent, int out, int err) {
     prctl(PR_SET_PDEATHSIG, SIGTERM);  // without a supervisor it saves and stops
     if (getppid() != parent) _exit(1);
     int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
@@ -403,14 +402,14 @@ static inline void supervise_become(Supervisor* s, pid_t parent, int out, int er
     _exit(127);
 }
 
-static inline void failure_cannot_start(Failure* f, const Supervisor* s, const char* reason) {
+static void failure_cannot_start(Failure* f, const Supervisor* s, const char* reason) {
     f->kind = "start";
     failure_add(f, "cannot start %.200s: %.600s; check the command after --, and the limits on processes and files "
                 "(ulimit -u, -n)", s->words[0], reason);
 }
 
 // Starts the command; false with what is in the way. That it cannot become what it is to be is seen when it has ended.
-static inline bool supervise_start(Failure* f, Supervisor* s) {
+static bool supervise_start(Failure* f, Supervisor* s) {
     int pipes[2][2], made = 0;  // for standard output and standard error
     Error error;
     s->starts++;
@@ -444,19 +443,19 @@ static inline bool supervise_start(Failure* f, Supervisor* s) {
 // ------------------------------------------------------------------------------------------------
 // 5. Watch
 
-static inline double supervise_limit_ms(const Supervisor* s, uint64_t phase) {
+static double supervise_limit_ms(const Supervisor* s, uint64_t phase) {
     return s->limits[phase] > 0 ? 1e3 * s->limits[phase] : (double)INFINITY;
 }
 
 // Sends a signal to the ranks that are left; true if there was one.
-static inline bool supervise_signal_ranks(const Supervisor* s, int number) {
+static bool supervise_signal_ranks(const Supervisor* s, int number) {
     bool stats = false;
     for (size_t i = 0; i < s->view_count; i++)
         if (s->views[i].gone_ms == 0) stats = kill((pid_t)s->views[i].seen.pid, number) == 0 || stats;
     return stats;
 }
 
-static inline void rank_is_gone(RankView* view, double now, int status) {
+static void rank_is_gone(RankView* view, double now, int status) {
     if (status) view->status = status;
     if (view->gone_ms > 0) return;
     view->gone_ms = now;
@@ -465,14 +464,14 @@ static inline void rank_is_gone(RankView* view, double now, int status) {
 }
 
 // The rank that is this process, or NULL.
-static inline RankView* supervise_rank(Supervisor* s, pid_t pid) {
+static RankView* supervise_rank(Supervisor* s, pid_t pid) {
     for (size_t i = 0; i < s->view_count; i++)
         if (s->views[i].seen.pid == (uint64_t)pid) return &s->views[i];
     return NULL;
 }
 
 // Signals and output, for at most that long; less if something happens. True if a rank has ended.
-static inline bool supervise_poll(Supervisor* s, double ms) {
+static bool supervise_poll(Supervisor* s, double ms) {
     struct signalfd_siginfo info;
     struct pollfd polled[3 + SUPERVISE_WATCHED];  // signals, both relays, ranks
     nfds_t count = 0;
@@ -519,7 +518,7 @@ static inline bool supervise_poll(Supervisor* s, double ms) {
 }
 
 // Looks at every rank.
-static inline void supervise_look(Supervisor* s) {
+static void supervise_look(Supervisor* s) {
     double now = now_ms(), passed = fmin(now - s->looked_ms, SUPERVISE_LOOK_MOST_MS);
     s->looked_ms = now;
     s->age_ms += passed;
@@ -554,17 +553,17 @@ static inline void supervise_look(Supervisor* s) {
 // What has become of a rank; the later ones weigh more when one is to blame.
 typedef enum { RANK_DONE, RANK_RUNS, RANK_GAVE_UP, RANK_KILLED } RankFate;
 
-static inline RankFate rank_fate(const RankView* view) {
+static RankFate rank_fate(const RankView* view) {
     if (view->seen.closed) return view->seen.phase == HEARTBEAT_DONE ? RANK_DONE : RANK_GAVE_UP;
     return view->gone_ms > 0 ? RANK_KILLED : RANK_RUNS;
 }
 
-static inline bool rank_is_stopped(const RankView* view) { return view->state == 'T' || view->state == 't'; }
+static bool rank_is_stopped(const RankView* view) { return view->state == 'T' || view->state == 't'; }
 
 // Whether a is rather to blame than b. Of two that were killed that is the one that was seen dead first; of two that
 // run the one that was stopped, is in an earlier step, or is not yet in the collective in which the other waits.
 // Otherwise it is the one that beat last the longest ago.
-static inline bool rank_is_worse(const RankView* a, const RankView* b) {
+static bool rank_is_worse(const RankView* a, const RankView* b) {
     RankFate fate = rank_fate(a);
     bool a_stopped = rank_is_stopped(a), b_stopped = rank_is_stopped(b);
     bool a_waits = a->seen.phase == HEARTBEAT_COLLECTIVE, b_waits = b->seen.phase == HEARTBEAT_COLLECTIVE;
@@ -577,7 +576,7 @@ static inline bool rank_is_worse(const RankView* a, const RankView* b) {
 }
 
 // The rank that is to blame if something is wrong; NULL if none has come.
-static inline const RankView* supervise_worst(const Supervisor* s) {
+static const RankView* supervise_worst(const Supervisor* s) {
     const RankView* worst = s->view_count > 0 ? s->views : NULL;
     for (size_t i = 1; i < s->view_count; i++)
         if (rank_is_worse(&s->views[i], worst)) worst = &s->views[i];
@@ -585,7 +584,7 @@ static inline const RankView* supervise_worst(const Supervisor* s) {
 }
 
 // The lowest rank that never came, though others have; `world` if all have, or nobody knows.
-static inline size_t supervise_absent(const Supervisor* s) {
+static size_t supervise_absent(const Supervisor* s) {
     for (size_t rank = 0; s->view_count < HEARTBEAT_RANKS && rank < s->world; rank++) {
         bool came = false;
         for (size_t i = 0; i < s->view_count; i++) came = came || s->views[i].seen.rank == rank;
@@ -595,7 +594,7 @@ static inline size_t supervise_absent(const Supervisor* s) {
 }
 
 // "rank 1 (process 77) HAS in phase collective, step 31, in reduce_scatter".
-static inline void failure_add_rank(Failure* f, const RankView* view, const char* has) {
+static void failure_add_rank(Failure* f, const RankView* view, const char* has) {
     const Heartbeat* h = &view->seen;
     unsigned long long rank = h->rank, pid = h->pid, step = h->step;
     failure_add(f, "rank %llu (process %llu) %s in phase %s", rank, pid, has, HEARTBEAT_PHASE_NAMES[h->phase]);
@@ -604,7 +603,7 @@ static inline void failure_add_rank(Failure* f, const RankView* view, const char
 }
 
 // A rank whose heartbeat stands still for too long: it, or the one that it waits for.
-static inline bool supervise_find_hang(Failure* f, const Supervisor* s, const RankView* worst) {
+static bool supervise_find_hang(Failure* f, const Supervisor* s, const RankView* worst) {
     const RankView* late = NULL;
     char has[64];
     for (size_t i = 0; i < s->view_count && late == NULL; i++) {
@@ -627,7 +626,7 @@ static inline bool supervise_find_hang(Failure* f, const Supervisor* s, const Ra
     return true;
 }
 
-static inline void failure_blame_killed(Failure* f, const RankView* view) {
+static void failure_blame_killed(Failure* f, const RankView* view) {
     char end[96] = "is gone without a word";
     if (view->status) status_text(end, sizeof end, view->status);
     f->rank = view;
@@ -636,7 +635,7 @@ static inline void failure_blame_killed(Failure* f, const RankView* view) {
 }
 
 // Whether something is wrong while the command runs.
-static inline bool supervise_find_failure(Failure* f, const Supervisor* s) {
+static bool supervise_find_failure(Failure* f, const Supervisor* s) {
     const RankView* worst = supervise_worst(s);
     size_t absent = supervise_absent(s);
     if (s->stopping) {
@@ -663,7 +662,7 @@ static inline bool supervise_find_failure(Failure* f, const Supervisor* s) {
 }
 
 // The command has ended, and not well.
-static inline void supervise_explain_end(Failure* f, Supervisor* s) {
+static void supervise_explain_end(Failure* f, Supervisor* s) {
     char end[96];
     if (s->beats->start_errno) {
         failure_cannot_start(f, s, strerror(s->beats->start_errno));
@@ -698,7 +697,7 @@ static inline void supervise_explain_end(Failure* f, Supervisor* s) {
 }
 
 // Returns true when the command has ended well, or after a signal, false with what has failed.
-static inline bool supervise_watch(Failure* f, Supervisor* s) {
+static bool supervise_watch(Failure* f, Supervisor* s) {
     while (true) {
         bool rank_ended = supervise_poll(s, SUPERVISE_LOOK_MS - (now_ms() - s->looked_ms));
         if (s->ended) break;
@@ -719,19 +718,19 @@ static inline bool supervise_watch(Failure* f, Supervisor* s) {
 // be waiting; written when they are.
 
 // What is not known is null.
-static inline void json_members_of_end(JsonWriter* w, int status) {
+static void json_members_of_end(JsonWriter* w, int status) {
     json_member_number(w, "exit_code", status && WIFEXITED(status) ? WEXITSTATUS(status) : NAN);
     json_member_number(w, "signal", status && WIFSIGNALED(status) ? WTERMSIG(status) : NAN);
 }
 
-static inline void json_members_of_beat(JsonWriter* w, const Heartbeat* h) {
+static void json_members_of_beat(JsonWriter* w, const Heartbeat* h) {
     json_member_string(w, "phase", HEARTBEAT_PHASE_NAMES[h->phase]);
     json_member_u64(w, "step", h->step);
     json_member_string(w, "collective", h->collective);
 }
 
 // Bytes of memory that programs can have; NaN if that is not known.
-static inline double memory_available(void) {
+static double memory_available(void) {
     char line[256];
     unsigned long long kilobytes = 0;
     bool found = false;
@@ -742,7 +741,7 @@ static inline double memory_available(void) {
     return found ? 1024.0 * (double)kilobytes : (double)NAN;
 }
 
-static inline void failure_begin(JsonWriter* w, const Failure* f, const Supervisor* s) {
+static void failure_begin(JsonWriter* w, const Failure* f, const Supervisor* s) {
     char time_text[64], state[2] = "";
     time_utc(time_text);
     memset(w, 0, sizeof *w);
@@ -780,7 +779,7 @@ static inline void failure_begin(JsonWriter* w, const Failure* f, const Supervis
 }
 
 // Ends it, writes it under the next free name and frees it; path is "" if it could not be written.
-static inline void failure_end(char* path, size_t size, JsonWriter* w, Supervisor* s) {
+static void failure_end(char* path, size_t size, JsonWriter* w, Supervisor* s) {
     Error error;
     struct statvfs disk;
     char directory[FILE_PATH_MAX + 16];
@@ -810,7 +809,7 @@ static inline void failure_end(char* path, size_t size, JsonWriter* w, Superviso
 // 7. Use
 
 // Ends what the command has left: what is known of its ranks, and every process; false if one does not end.
-static inline bool supervise_end_all(Supervisor* s) {
+static bool supervise_end_all(Supervisor* s) {
     double began = now_ms(), passed = 0;
     int number = SIGTERM;
     for (size_t i = 0; i < s->view_count; i++)
@@ -836,13 +835,13 @@ static inline bool supervise_end_all(Supervisor* s) {
 }
 
 // The signal that came while the command ran, when that can keep nobody waiting any more.
-static inline void supervise_tell_signal(Supervisor* s) {
+static void supervise_tell_signal(Supervisor* s) {
     if (s->signal) supervise_tell(s, false, "signal", "signal %d (%s)", s->signal, strsignal(s->signal));
     s->signal = 0;
 }
 
 // Fewer ranks next time, if the flags allow it and the command has a word for it.
-static inline void supervise_lower_ranks(Supervisor* s) {
+static void supervise_lower_ranks(Supervisor* s) {
     size_t ranks = 0;
     char* digits = command_ranks(&ranks, s->words, s->world);
     size_t fewer = digits ? command_fewer_ranks(s->words, ranks, s->least_ranks) : 0;
@@ -858,14 +857,14 @@ static inline void supervise_lower_ranks(Supervisor* s) {
                    ranks, fewer);
 }
 
-static inline int supervise_give_up(Supervisor* s, const char* why) {
+static int supervise_give_up(Supervisor* s, const char* why) {
     supervise_tell(s, true, "gave up", "gave up: %s; best step %llu, %zu starts; see %.600s/failures", why,
                    (unsigned long long)s->best_step, s->starts, s->out);
     return 1;
 }
 
 // After a failure: ends what is left, says it, and pauses. Returns the exit code, or -1 to start again.
-static inline int supervise_fail(Supervisor* s, const Failure* f) {
+static int supervise_fail(Supervisor* s, const Failure* f) {
     char path[FILE_PATH_MAX + 64], why[64];
     JsonWriter w;
     bool wrong_flags = status_code(s->status) == 2, late = strcmp(f->kind, "late") == 0;
@@ -900,7 +899,7 @@ static inline int supervise_fail(Supervisor* s, const Failure* f) {
 }
 
 // The command has ended well, or after a signal. Returns the exit code.
-static inline int supervise_finish(Supervisor* s) {
+static int supervise_finish(Supervisor* s) {
     char end[96];
     int code = status_code(s->status);
     status_text(end, sizeof end, s->status);
@@ -914,7 +913,7 @@ static inline int supervise_finish(Supervisor* s) {
 }
 
 // Whether there is something to supervise, and where.
-static inline bool supervise_check(Supervisor* s, Error* error) {
+static bool supervise_check(Supervisor* s, Error* error) {
     if (s->words[0] == NULL)
         return fail(error, "there is no command to run; give it last: supervise [FLAGS] -- ./train ...");
     if (command_is_trainer(s->words) && !command_resumes(s->words))
@@ -926,7 +925,7 @@ static inline bool supervise_check(Supervisor* s, Error* error) {
 }
 
 // All that is needed before the first start.
-static inline bool supervise_open(Supervisor* s, Error* error) {
+static bool supervise_open(Supervisor* s, Error* error) {
     static const int signals[] = {SIGCHLD, SIGTERM, SIGINT, SIGUSR1, SIGHUP};
     sigset_t mask;
     if (!directory_make(s->out, error)) return false;
@@ -944,8 +943,7 @@ static inline bool supervise_open(Supervisor* s, Error* error) {
     return true;
 }
 
-// argv[0] is not looked at. Returns the exit code for the process to end with. To be called before threads are started.
-static inline int supervise_main(int argc, char** argv) {
+int main(int argc, char** argv) {
     static Supervisor supervisor;
     Supervisor* s = &supervisor;
     Flag flags[] = {
@@ -961,10 +959,11 @@ static inline int supervise_main(int argc, char** argv) {
         {"out", FLAG_TEXT, &s->out, "DIR", 0, 0,
          "where events.jsonl and failures/ go; default: that of COMMAND", false},
     };
-    const char* title = "train supervise [FLAGS] -- COMMAND...: runs COMMAND, the trainer or a launcher with it, and\n"
+    const char* title = "supervise [FLAGS] -- COMMAND...: runs COMMAND, the trainer or a launcher with it, and\n"
                         "starts it again when it dies or hangs.\n";
     Error error;
     int code, dashes = 1;
+    files_open_standard();
     s->max_failures = 5;
     s->limits[HEARTBEAT_STEP] = 600;
     s->limits[HEARTBEAT_SETUP] = s->limits[HEARTBEAT_CHECKPOINT] = 1800;
@@ -987,5 +986,3 @@ static inline int supervise_main(int argc, char** argv) {
     }
     return code;
 }
-
-#endif  // LLMTRAIN_SUPERVISE_H
