@@ -27,6 +27,7 @@
 
 #include "llmtrain/base.h"
 #include "llmtrain/gemm.h"
+#include "llmtrain/optimizers.h"
 
 #ifdef __SSE2__
 #include <emmintrin.h>
@@ -66,7 +67,7 @@ typedef void* Stream;
 #if defined(PRECISION_BF16)
 typedef struct { uint16_t bits; } floatX;
 #define FLOATX_NAME "bf16"
-#define FLOATX_GEMM GEMM_BF16
+#define FLOATX_DTYPE DTYPE_BF16
 #define FLOATX_EPSILON 0x1p-8f  // largest relative rounding error: half of the distance from 1 to the next number
 HOST_DEVICE static inline float float_of(floatX x) { return float_from_bf16(x.bits); }
 HOST_DEVICE static inline floatX floatX_of(float x) { floatX r = {bf16_from_float(x)}; return r; }
@@ -83,7 +84,7 @@ HOST_DEVICE static inline floatX floatX_of_stochastic(float x, uint32_t random) 
 #elif defined(PRECISION_FP16)
 typedef struct { uint16_t bits; } floatX;
 #define FLOATX_NAME "fp16"
-#define FLOATX_GEMM GEMM_F16
+#define FLOATX_DTYPE DTYPE_F16
 #define FLOATX_EPSILON 0x1p-11f
 HOST_DEVICE static inline float float_of(floatX x) { return float_from_f16(x.bits); }
 HOST_DEVICE static inline floatX floatX_of(float x) { floatX r = {f16_from_float(x)}; return r; }
@@ -99,7 +100,7 @@ HOST_DEVICE static inline floatX floatX_of_stochastic(float x, uint32_t random) 
 #else
 typedef float floatX;
 #define FLOATX_NAME "fp32"
-#define FLOATX_GEMM GEMM_F32
+#define FLOATX_DTYPE DTYPE_F32
 #define FLOATX_EPSILON 0x1p-24f
 #define FLOATX_IS_FLOAT 1
 HOST_DEVICE static inline float float_of(floatX x) { return x; }
@@ -112,19 +113,6 @@ HOST_DEVICE static inline floatX floatX_of_stochastic(float x, uint32_t random) 
 #endif
 
 #define ATTENTION_MAX_D 256  // the largest head size
-
-typedef enum { OPTIMIZER_ADAMW, OPTIMIZER_SGD, OPTIMIZER_MOMENTUM, OPTIMIZER_LION } OptimizerKind;
-
-// What an optimizer keeps of each parameter.
-static inline bool optimizer_has_m(OptimizerKind kind) { return kind != OPTIMIZER_SGD; }
-static inline bool optimizer_has_v(OptimizerKind kind) { return kind == OPTIMIZER_ADAMW; }
-
-typedef struct {
-    OptimizerKind kind;
-    float lr, beta1, beta2, epsilon, weight_decay;
-    float grad_scale;             // gradients are multiplied by it: clipping, and undoing the loss scale
-    uint64_t seed, step;          // step counts from 1; both choose the random bits of stochastic rounding
-} OptimizerStep;
 
 // What rope_forward and rope_backward read, made on the host for both backends:
 // table (T, D/2, 2): cosine and sine of position * theta^(-2i/D), for positions 0 to T - 1.
@@ -354,24 +342,24 @@ static inline void rmsnorm_backward(floatX* dx, float* dweight, const floatX* do
 static inline void matmul_forward(floatX* out, const floatX* in, const floatX* weight, const floatX* bias,
                                   size_t M, size_t N, size_t K, Stream stream) {
     (void)stream;
-    gemm(out, FLOATX_GEMM, N, false, gemm_matrix(in, FLOATX_GEMM, K, false), gemm_matrix(weight, FLOATX_GEMM, K, true),
-         bias, FLOATX_GEMM, M, N, K);
+    gemm(out, FLOATX_DTYPE, N, false, gemm_matrix(in, FLOATX_DTYPE, K, false), gemm_matrix(weight, FLOATX_DTYPE, K, true),
+         bias, FLOATX_DTYPE, M, N, K);
 }
 
 // din (M, K) = dout (M, N) weight (N, K)
 static inline void matmul_backward_input(floatX* din, const floatX* dout, const floatX* weight,
                                          size_t M, size_t N, size_t K, Stream stream) {
     (void)stream;
-    gemm(din, FLOATX_GEMM, K, false, gemm_matrix(dout, FLOATX_GEMM, N, false), gemm_matrix(weight, FLOATX_GEMM, K, false),
-         NULL, FLOATX_GEMM, M, K, N);
+    gemm(din, FLOATX_DTYPE, K, false, gemm_matrix(dout, FLOATX_DTYPE, N, false), gemm_matrix(weight, FLOATX_DTYPE, K, false),
+         NULL, FLOATX_DTYPE, M, K, N);
 }
 
 // Adds to dweight (N, K): dout (M, N)^T in (M, K), and to dbias (N), if it is not NULL: the sum of dout's rows.
 static inline void matmul_backward_weight(float* dweight, float* dbias, const floatX* dout, const floatX* in,
                                           size_t M, size_t N, size_t K, Stream stream) {
     (void)stream;
-    gemm(dweight, GEMM_F32, K, true, gemm_matrix(dout, FLOATX_GEMM, N, true), gemm_matrix(in, FLOATX_GEMM, K, false),
-         NULL, GEMM_F32, N, K, M);
+    gemm(dweight, DTYPE_F32, K, true, gemm_matrix(dout, FLOATX_DTYPE, N, true), gemm_matrix(in, FLOATX_DTYPE, K, false),
+         NULL, DTYPE_F32, N, K, M);
     if (dbias == NULL) return;
     #pragma omp parallel for
     for (size_t first = 0; first < N; first += 64) {

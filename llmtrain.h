@@ -563,7 +563,6 @@ typedef enum {
     SCHEDULE_CONSTANT, SCHEDULE_LINEAR, SCHEDULE_COSINE, SCHEDULE_WSD, SCHEDULE_STEP, SCHEDULE_EXPONENTIAL
 } ScheduleKind;
 #define SCHEDULE_NAMES "constant|linear|cosine|wsd|step|exponential"
-#define OPTIMIZER_NAMES "adamw|sgd|momentum|lion"
 
 typedef struct {
     ScheduleKind kind;

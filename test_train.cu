@@ -784,7 +784,7 @@ static void test_runs(void) {
     test_run_kind("lion, wsd", "--optimizer lion --schedule wsd");
     test_run_kind("momentum", "--optimizer momentum");
     test_run_kind("sgd, no masters", "--optimizer sgd --masters off");
-    if (FLOATX_GEMM == GEMM_F16) {
+    if (FLOATX_DTYPE == DTYPE_F16) {
         test_run_kind("a loss scale that overflows at first", "--loss-scale 16777216 --scale-growth 3");
         need(file_read(path, 1 << 24, &metrics, &bytes, &error), &error);
         check_true("that run did overflow, and went on", strstr(metrics, "\"skipped\": 1,") != NULL && strstr(metrics, "\"skipped\": 15,") == NULL);

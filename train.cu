@@ -84,7 +84,7 @@ static Options options_default(void) {
     o.ckpt_hot_dir = "/dev/shm";
     o.mtbf = 24;
     o.tokens = 256;
-    o.guard.dynamic_scale = FLOATX_GEMM == GEMM_F16;
+    o.guard.dynamic_scale = FLOATX_DTYPE == DTYPE_F16;
     o.sampling.temperature = 0.8;
     o.sampling.top_p = 1;
     o.rope_theta = 10000;
@@ -139,7 +139,7 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
               "tokens of a step of all ranks, by accumulation; 0: one micro-batch each"),
         COUNT("steps", schedule.steps, 0, 1e12, "steps of the run"),
         HEADING("Optimizer"),
-        CHOICE("optimizer", optimizer.kind, OPTIMIZER_NAMES, ""),
+        CHOICE("optimizer", optimizer.kind, optimizer_names(), ""),
         REAL("lr", schedule.lr, 0, 100, "highest learning rate"),
         REAL("beta1", optimizer.beta1, 0, 0.99999, "decay of the running mean; momentum of sgd with momentum"),
         REAL("beta2", optimizer.beta2, 0, 0.99999, "decay of the running mean of squares (adamw), of the momentum (lion)"),
@@ -545,7 +545,7 @@ static bool config_agrees(const Config* s, const Config* a, const char* flag, co
 static bool resume_agrees(const RunRecord* saved, const RunRecord* asked, const char* path, Error* error) {
     const Fact facts[] = {
         {"--context", (double)saved->config.context, (double)asked->config.context, NULL},
-        {"--optimizer", (double)saved->optimizer, (double)asked->optimizer, OPTIMIZER_NAMES},
+        {"--optimizer", (double)saved->optimizer, (double)asked->optimizer, optimizer_names()},
         {"--seed", (double)saved->seed, (double)asked->seed, NULL},
         {"--masters", (double)saved->master_weights, (double)asked->master_weights, "off|on"},
         {"--seq", (double)saved->T, (double)asked->T, NULL},
@@ -630,7 +630,7 @@ static bool run_load(Run* run, uint64_t before, bool asked, bool* found, Error* 
             if (!asked) resume_compare_flags(&run->record, &manifest);
             run->record.state = saved.state;
             // A loss scale belongs to FP16: the checkpoint may come from another build.
-            if (FLOATX_GEMM != GEMM_F16) run->record.state.loss_scale = 1;
+            if (FLOATX_DTYPE != DTYPE_F16) run->record.state.loss_scale = 1;
             else if (saved.state.loss_scale == 1) run->record.state.loss_scale = run->options.loss_scale;
         }
         json_free(&manifest);
@@ -816,7 +816,7 @@ static bool run_init_from(Run* run, Error* error) {
 // The weights and the state that a run begins with.
 static bool run_start(Run* run, Error* error) {
     const Options* o = &run->options;
-    run->record.state = run_state_begin(FLOATX_GEMM == GEMM_F16, o->loss_scale);
+    run->record.state = run_state_begin(FLOATX_DTYPE == DTYPE_F16, o->loss_scale);
     flat_forget(&run->model.flat);
     return o->init_from ? run_init_from(run, error) : model_randomize(&run->model, o->seed, error);
 }

@@ -271,7 +271,7 @@ static bool bench_open(Bench* b, const char* name, size_t B, size_t T, Error* er
     o.optimizer = OPTIMIZER_ADAMW;
     if (!bench_config(&config, name, error) || !model_create(&b->model, &config, o, error)) return false;
     if (!model_randomize(&b->model, 1337, error)) return false;
-    b->state = run_state_begin(FLOATX_GEMM == GEMM_F16, 1024);
+    b->state = run_state_begin(FLOATX_DTYPE == DTYPE_F16, 1024);
     b->tokens = (int32_t*)allocate(B * T * sizeof(int32_t));
     b->targets = (int32_t*)allocate(B * T * sizeof(int32_t));
     if (b->tokens && b->targets) return true;
@@ -284,7 +284,7 @@ static bool bench_step(Bench* b, double* ms, Error* error) {
     Model* model = &b->model;
     RunState* state = &b->state;
     Schedule schedule = {SCHEDULE_COSINE, 6e-4, 0.1, 100, 1000, 0.2, 1000, 0.5};
-    GuardOptions guard = {1, 4, 20, 20, FLOATX_GEMM == GEMM_F16, 2000};
+    GuardOptions guard = {1, 4, 20, 20, FLOATX_DTYPE == DTYPE_F16, 2000};
     OptimizerOptions optimizer = {OPTIMIZER_ADAMW, 0.9, 0.95, 1e-8, 0.1, 1337};
     size_t B = model->options.B, T = model->options.T;
     for (size_t i = 0; i < B * T; i++) {
@@ -397,7 +397,7 @@ static void table_write(JsonWriter* w, const Profile* p, const Peaks* peaks, con
 // Runs the timed steps, with the peaks after each. profiles (steps), rates (3, steps).
 static bool bench_measure(Bench* b, Peaks* peaks, Profile* profiles, double* rates, float* array, size_t steps,
                           Error* error) {
-    PeakLoop fp32 = peak_loop(false), product = FLOATX_GEMM == GEMM_BF16 ? peak_loop(true) : fp32;
+    PeakLoop fp32 = peak_loop(false), product = FLOATX_DTYPE == DTYPE_BF16 ? peak_loop(true) : fp32;
     memory_measure(array);
     for (size_t i = 0; i < steps; i++) {
         profile = &profiles[i];

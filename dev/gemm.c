@@ -81,16 +81,16 @@ static bool make_arenas(void) {
 }
 
 typedef struct {
-    GemmType a, b, out, bias_type;
+    Dtype a, b, out, bias_type;
     bool a_transposed, b_transposed, accumulate, bias;
     size_t M, N, K;
 } Case;
 
 // A (rows, cols) matrix at the end of an arena, filled from the pool, with NaN between its rows; the values go to
 // `values` (double, rows x cols) too.
-static void* fill(double* values, int arena, GemmType type, size_t rows, size_t cols, size_t stride, size_t seed) {
+static void* fill(double* values, int arena, Dtype type, size_t rows, size_t cols, size_t stride, size_t seed) {
     size_t elements = (rows - 1) * stride + cols;
-    unsigned char* data = arenas[arena] + ARENA_BYTES - elements * gemm_type_bytes(type);
+    unsigned char* data = arenas[arena] + ARENA_BYTES - elements * dtype_bytes(type);
     for (size_t r = 0; r < rows; r++)
         for (size_t c = 0; c < stride && r * stride + c < elements; c++) {
             size_t at = r * stride + c;
@@ -105,7 +105,7 @@ static void* fill(double* values, int arena, GemmType type, size_t rows, size_t 
 static double case_error(Case c, int threads, uint64_t* bits) {
     size_t a_rows = c.a_transposed ? c.K : c.M, a_cols = c.a_transposed ? c.M : c.K;
     size_t b_rows = c.b_transposed ? c.N : c.K, b_cols = c.b_transposed ? c.K : c.N;
-    size_t gap = (c.M + c.N + c.K) % 4, stride = c.N + gap, out_size = gemm_type_bytes(c.out);
+    size_t gap = (c.M + c.N + c.K) % 4, stride = c.N + gap, out_size = dtype_bytes(c.out);
     double* a_values = (double*)allocate(c.M * c.K * sizeof(double));
     double* b_values = (double*)allocate(c.N * c.K * sizeof(double));
     double* bias_values = (double*)allocate(c.N * sizeof(double));
@@ -125,7 +125,7 @@ static double case_error(Case c, int threads, uint64_t* bits) {
          gemm_matrix(b, c.b, b_cols + gap, c.b_transposed), c.bias ? bias : NULL, c.bias_type, c.M, c.N, c.K);
     *bits = hash_bytes(out, out_bytes);
 
-    double worst = 0.0, unit = c.out == GEMM_BF16 ? 0x1p-8 : c.out == GEMM_F16 ? 0x1p-11 : 0.0;
+    double worst = 0.0, unit = c.out == DTYPE_BF16 ? 0x1p-8 : c.out == DTYPE_F16 ? 0x1p-11 : 0.0;
     for (size_t i = 0; i < margin; i++)
         if (((unsigned char*)out - margin)[i] != 0xa5) worst = INFINITY;
     for (size_t i = 0; i < c.M; i++) {
@@ -150,7 +150,7 @@ static double case_error(Case c, int threads, uint64_t* bits) {
             }
             double terms = (double)(c.K + 4), growth = fmin(terms, 6.0 * sqrt(terms)) * 0x1p-24;
             double bound = growth * magnitude[j] * (1.0 + unit) + unit * fabs(sum[j]);
-            if (c.out == GEMM_F16) bound += 0x1p-25;  // half of the smallest subnormal
+            if (c.out == DTYPE_F16) bound += 0x1p-25;  // half of the smallest subnormal
             double share = fabs((double)value - sum[j]) / bound;
             if (!(share <= worst)) worst = share;
         }
@@ -167,15 +167,16 @@ static double case_error(Case c, int threads, uint64_t* bits) {
 // Options number `n`: 4 transposes x 9 types of operands x 3 of out x accumulate x bias (none or one of 3 types).
 enum { OPTIONS = 4 * 9 * 3 * 2 * 4 };
 static Case make_case(size_t n, size_t M, size_t N, size_t K) {
+    static const Dtype types[] = {DTYPE_F32, DTYPE_BF16, DTYPE_F16};
     Case c;
     c.a_transposed = n % 2;
     c.b_transposed = n / 2 % 2;
     c.accumulate = n / 4 % 2;
     c.bias = n / 8 % 4 > 0;
-    c.bias_type = (GemmType)(c.bias ? n / 8 % 4 - 1 : 0);
-    c.out = (GemmType)(n / 32 % 3);
-    c.a = (GemmType)(n / 96 % 3);
-    c.b = (GemmType)(n / 288 % 3);
+    c.bias_type = types[c.bias ? n / 8 % 4 - 1 : 0];
+    c.out = types[n / 32 % 3];
+    c.a = types[n / 96 % 3];
+    c.b = types[n / 288 % 3];
     c.M = M;
     c.N = N;
     c.K = K;
@@ -190,7 +191,7 @@ typedef struct {
 static void add_case(Worst* worst, Case c) {
     uint64_t bits;
     double share = case_error(c, 1, &bits);
-    double* here = c.out == GEMM_F32 ? &worst->floats : &worst->halves;
+    double* here = c.out == DTYPE_F32 ? &worst->floats : &worst->halves;
     if (!(share <= *here)) *here = share;
     worst->cases++;
 }
@@ -214,7 +215,7 @@ static void check_kernel(const char* name, bool pairs_only) {
     for (size_t n = 0; n < 1000; n++) {
         size_t options = random_bits(2, RANDOM_TEST, 0, n) % OPTIONS;
         Case c = make_case(options, sizes[n % 10], sizes[n / 10 % 10], sizes[n / 100]);
-        if (pairs_only) c.a = c.b = GEMM_BF16;
+        if (pairs_only) c.a = c.b = DTYPE_BF16;
         add_case(&by_size, c);
     }
     report_worst(name, "sizes", "of M, N, K in 1 .. 257", by_size);
@@ -222,7 +223,7 @@ static void check_kernel(const char* name, bool pairs_only) {
     for (size_t n = 0; n < OPTIONS; n++)
         for (int s = 0; s < 4; s++) {
             Case c = make_case(n, fixed[s][0], fixed[s][1], fixed[s][2]);
-            if (!pairs_only || (c.a == GEMM_BF16 && c.b == GEMM_BF16)) add_case(&by_options, c);
+            if (!pairs_only || (c.a == DTYPE_BF16 && c.b == DTYPE_BF16)) add_case(&by_options, c);
         }
     report_worst(name, "options", "of all transposes, types, ...", by_options);
 
@@ -230,9 +231,9 @@ static void check_kernel(const char* name, bool pairs_only) {
         Case c = make_case(0, large[n / 8][0], large[n / 8][1], large[n / 8][2]);
         c.a_transposed = n % 2;
         c.b_transposed = n / 2 % 2;
-        c.out = n / 4 % 2 ? GEMM_BF16 : GEMM_F32;
+        c.out = n / 4 % 2 ? DTYPE_BF16 : DTYPE_F32;
         c.accumulate = c.bias = n % 3 == 0;
-        if (pairs_only || n % 5 == 0) c.a = c.b = GEMM_BF16;
+        if (pairs_only || n % 5 == 0) c.a = c.b = DTYPE_BF16;
         add_case(&by_blocks, c);
     }
     report_worst(name, "blocks", "of up to 130x900x1100, 700x400x800", by_blocks);
@@ -245,7 +246,7 @@ static void check_kernel(const char* name, bool pairs_only) {
         static const size_t shapes[3][3] = {{131, 257, 400}, {5, 3000, 200}, {37, 999, 129}};
         size_t options = random_bits(3, RANDOM_TEST, 0, n) % OPTIONS;
         Case c = make_case(options, shapes[n % 3][0], shapes[n % 3][1], shapes[n % 3][2]);
-        if (pairs_only) c.a = c.b = GEMM_BF16;
+        if (pairs_only) c.a = c.b = DTYPE_BF16;
         uint64_t bits[3];
         for (int threads = 1; threads <= 3; threads++) {
             double share = case_error(c, threads, &bits[threads - 1]);
@@ -260,14 +261,14 @@ static void check_kernel(const char* name, bool pairs_only) {
 }
 
 // NaN in one element of A must reach its row of the output and no other.
-static void check_nan(const char* name, GemmType type) {
+static void check_nan(const char* name, Dtype type) {
     enum { M = 40, N = 70, K = 90, ROW = 21 };
     uint32_t a[M * K], b[K * N];  // room for either type
     float out[M * N];
     size_t wrong = 0;
     for (size_t i = 0; i < M * K; i++) gemm_save(a, type, i, i == ROW * K + 88 ? NAN : pool[i]);
     for (size_t i = 0; i < K * N; i++) gemm_save(b, type, i, pool[i + 5000]);
-    gemm(out, GEMM_F32, N, false, gemm_matrix(a, type, K, false), gemm_matrix(b, type, N, false), NULL, GEMM_F32, M, N, K);
+    gemm(out, DTYPE_F32, N, false, gemm_matrix(a, type, K, false), gemm_matrix(b, type, N, false), NULL, DTYPE_F32, M, N, K);
     for (size_t i = 0; i < M * N; i++) wrong += (out[i] != out[i]) != (i / N == ROW);
     char family[64];
     snprintf(family, sizeof family, "%s: NaN", name);
@@ -299,15 +300,16 @@ static void check_conversions(void) {
         if (i % 8 == 6) bits = (bits & ~0xffffu) | 0x8000;                            // ties of bf16
         float f = float_from_bits(bits);
         if (f != f) continue;
-        for (int type = 1; type <= 2; type++) {
-            uint16_t near = type == 1 ? bf16_from_float(f) : f16_from_float(f);
-            uint16_t infinite = type == 1 ? 0x7f80 : 0x7c00, size = near & 0x7fff;
+        for (int bf16 = 0; bf16 <= 1; bf16++) {
+            Dtype type = bf16 ? DTYPE_BF16 : DTYPE_F16;
+            uint16_t near = bf16 ? bf16_from_float(f) : f16_from_float(f);
+            uint16_t infinite = bf16 ? 0x7f80 : 0x7c00, size = near & 0x7fff;
             // Beyond the largest number lies what would be the next one; halfway to it rounding overflows.
-            double limit = type == 1 ? 0x1p128 : 65536.0, target = fabs((double)f), here, above, below;
-            here = size == infinite ? limit : (double)gemm_load(&size, (GemmType)type, 0);
+            double limit = bf16 ? 0x1p128 : 65536.0, target = fabs((double)f), here, above, below;
+            here = size == infinite ? limit : (double)gemm_load(&size, type, 0);
             uint16_t up = (uint16_t)(size + 1), down = (uint16_t)(size - 1);
-            above = size >= infinite ? INFINITY : up == infinite ? limit : (double)gemm_load(&up, (GemmType)type, 0);
-            below = size == 0 ? -INFINITY : (double)gemm_load(&down, (GemmType)type, 0);
+            above = size >= infinite ? INFINITY : up == infinite ? limit : (double)gemm_load(&up, type, 0);
+            below = size == 0 ? -INFINITY : (double)gemm_load(&down, type, 0);
             double distance = fabs(here - target);
             bool best = size == infinite ? !(target - below < limit - target && target < limit)
                                          : distance <= above - target && distance <= target - below;
@@ -331,8 +333,8 @@ static void* product_without_memory(void* unused) {
     none = before;
     none.rlim_cur = 1 << 20;
     share = setrlimit(RLIMIT_AS, &none) == 0 ? 0.0 : NAN;
-    GemmMatrix left = gemm_matrix(a, GEMM_F32, K, false), right = gemm_matrix(b, GEMM_F32, N, false);
-    gemm(out, GEMM_F32, N, false, left, right, NULL, GEMM_F32, M, N, K);
+    GemmMatrix left = gemm_matrix(a, DTYPE_F32, K, false), right = gemm_matrix(b, DTYPE_F32, N, false);
+    gemm(out, DTYPE_F32, N, false, left, right, NULL, DTYPE_F32, M, N, K);
     if (pthread_getspecific(gemm_state.workspace) != NULL) share = NAN;  // it did find memory: nothing was tested
     setrlimit(RLIMIT_AS, &before);
     for (size_t i = 0; i < M; i++)
@@ -362,7 +364,7 @@ static int check_all(void) {
         }
         bool pairs = gemm_state.pairs->pairs;
         check_kernel(kernel_names[n], pairs);
-        check_nan(kernel_names[n], pairs ? GEMM_BF16 : GEMM_F32);
+        check_nan(kernel_names[n], pairs ? DTYPE_BF16 : DTYPE_F32);
     }
 #ifndef __SANITIZE_ADDRESS__  // the sanitizer ends a program that has no memory
     pthread_t thread;
@@ -454,15 +456,15 @@ static void run_rung(const Bench* b, Rung r, Product product, size_t M, size_t N
         if (product == BACKWARD_WEIGHT) b->openblas(ROWS, TRANSPOSED, PLAIN, n, k, m, 1, y, n, x, k, 1, b->out, k);
     }
     if (r.kind != RUNG_KERNEL) return;
-    GemmType type = r.bf16 ? GEMM_BF16 : GEMM_F32;
-    GemmType out = r.out_bf16 && product != BACKWARD_WEIGHT ? GEMM_BF16 : GEMM_F32;  // gradients accumulate in float
+    Dtype type = r.bf16 ? DTYPE_BF16 : DTYPE_F32;
+    Dtype out = r.out_bf16 && product != BACKWARD_WEIGHT ? DTYPE_BF16 : DTYPE_F32;  // gradients accumulate in float
     void *x = r.bf16 ? b->x16 : b->x, *w = r.bf16 ? b->w16 : b->w, *y = r.bf16 ? b->y16 : b->y;
     if (product == FORWARD)
-        gemm(b->out, out, N, false, gemm_matrix(x, type, K, false), gemm_matrix(w, type, K, true), NULL, GEMM_F32, M, N, K);
+        gemm(b->out, out, N, false, gemm_matrix(x, type, K, false), gemm_matrix(w, type, K, true), NULL, DTYPE_F32, M, N, K);
     if (product == BACKWARD_INPUT)
-        gemm(b->out, out, K, false, gemm_matrix(y, type, N, false), gemm_matrix(w, type, K, false), NULL, GEMM_F32, M, K, N);
+        gemm(b->out, out, K, false, gemm_matrix(y, type, N, false), gemm_matrix(w, type, K, false), NULL, DTYPE_F32, M, K, N);
     if (product == BACKWARD_WEIGHT)
-        gemm(b->out, out, K, true, gemm_matrix(y, type, N, true), gemm_matrix(x, type, K, false), NULL, GEMM_F32, N, K, M);
+        gemm(b->out, out, K, true, gemm_matrix(y, type, N, true), gemm_matrix(x, type, K, false), NULL, DTYPE_F32, N, K, M);
 }
 
 static int compare_doubles(const void* a, const void* b) {

@@ -57,26 +57,23 @@ typedef struct {
 typedef struct {
     const char* prefix;     // of the names of its tensors
     void* data;             // (flat_size), or what the rank has of it: the slices that flat_state tells
-    SafetensorsType type;
+    Dtype type;
     bool sliced;
 } CheckpointArray;
 
-static inline SafetensorsType checkpoint_floatX(void) {
-    return sizeof(floatX) == 4 ? SAFETENSORS_F32 : FLOATX_GEMM == GEMM_BF16 ? SAFETENSORS_BF16 : SAFETENSORS_F16;
-}
+enum { CHECKPOINT_ARRAYS = 1 + OPTIMIZER_STATES };
 
-// The arrays that a model saves; returns their number, at most 3.
-static inline size_t checkpoint_arrays(CheckpointArray arrays[3], const Model* model) {
+// The arrays that a model saves: the weights and the optimizer's states. Returns their number.
+static inline size_t checkpoint_arrays(CheckpointArray arrays[CHECKPOINT_ARRAYS], const Model* model) {
     const FlatVector* flat = &model->flat;
-    const char* prefixes[3] = {"weight", "m", "v"};
-    void* data[3] = {flat->master_weights ? (void*)flat->master_weights : (void*)flat->params, flat->m, flat->v};
+    OptimizerKind optimizer = model->options.optimizer;
+    const CheckpointArray params = {"weight", flat->params, FLOATX_DTYPE, false};
+    const CheckpointArray master_weights = {"weight", flat->master_weights, DTYPE_F32, true};
     size_t count = 0;
-    for (int i = 0; i < 3; i++) {
-        if (data[i] == NULL) continue;
-        arrays[count].prefix = prefixes[i];
-        arrays[count].data = data[i];
-        arrays[count].sliced = data[i] != (void*)flat->params;
-        arrays[count++].type = data[i] == (void*)flat->params ? checkpoint_floatX() : SAFETENSORS_F32;
+    arrays[count++] = flat->master_weights ? master_weights : params;
+    for (size_t s = 0; s < optimizer_states(optimizer) && flat->states[s]; s++) {  // sampling keeps none
+        const CheckpointArray state = {OPTIMIZERS[optimizer].states[s], flat->states[s], DTYPE_F32, true};
+        arrays[count++] = state;
     }
     return count;
 }
@@ -90,7 +87,7 @@ static inline CommSlice checkpoint_part(char** place, const CheckpointArray* arr
     CommSlice part = {first, end};
     size_t index = first;
     if (array->sliced) part = flat_state(&index, flat, first, end);
-    *place = (char*)array->data + index * safetensors_type_bytes(array->type);
+    *place = (char*)array->data + index * dtype_bytes(array->type);
     return part;
 }
 
@@ -111,10 +108,10 @@ static inline void checkpoint_piece_name(char name[96], const char* prefix, cons
 // The bytes of a snapshot: all that this rank saves. Also of a model that is only planned.
 static inline size_t checkpoint_bytes(const Model* model) {
     const ModelOptions* o = &model->options;
-    size_t elements = 0, moments = (size_t)optimizer_has_m(o->optimizer) + (size_t)optimizer_has_v(o->optimizer);
+    size_t elements = 0, states = optimizer_states(o->optimizer);
     for (size_t i = 0; i < model->parameters.count; i++)
         elements += slice_length(checkpoint_saved(&model->flat, &model->parameters.tensors[i]));
-    return elements * ((o->master_weights ? sizeof(float) : sizeof(floatX)) + moments * sizeof(float));
+    return elements * ((o->master_weights ? sizeof(float) : sizeof(floatX)) + states * sizeof(float));
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -218,9 +215,8 @@ static inline void manifest_tail(char tail[64], const char* text, size_t bytes) 
 // files: the text of each rank's element, where it begins, as comm_gather_texts gives them.
 static inline bool manifest_save(const char* path, const Model* model, const RunRecord* run, const char* files,
                                  const size_t* begins, Error* error) {
-    char optimizer[16], kind[16], tail[64], products[320];
+    char kind[16], tail[64], products[320];
     double peak;
-    choice_name(OPTIMIZER_NAMES, (int)run->optimizer, optimizer, sizeof optimizer);
     device_describe(products, sizeof products, &peak, model->stream);
     JsonWriter w;
     memset(&w, 0, sizeof w);
@@ -233,7 +229,7 @@ static inline bool manifest_save(const char* path, const Model* model, const Run
     json_member_string(&w, "products", products);
     json_member_u64(&w, "world", model->flat.options.world);
     json_member_u64(&w, "zero", model->flat.options.stage);
-    json_member_string(&w, "optimizer", optimizer);
+    json_member_string(&w, "optimizer", OPTIMIZERS[run->optimizer].name);
     json_member_bool(&w, "masters", run->master_weights);
     json_member_u64(&w, "seed", run->seed);
     json_member_u64(&w, "sequence", run->T);
@@ -308,10 +304,11 @@ static inline bool manifest_read_run(RunRecord* run, const Json* json) {
         strcmp(format, CHECKPOINT_FORMAT) == 0 &&
         json_string(json, json_get(json, 0, "optimizer"), optimizer, sizeof optimizer) &&
         json_string(json, json_get(json, 0, "kind"), saved, sizeof saved);
-    int kind = choice_find(OPTIMIZER_NAMES, optimizer), why = choice_find(SAVE_KIND_NAMES, saved);
-    run->optimizer = kind < 0 ? OPTIMIZER_ADAMW : (OptimizerKind)kind;
+    int why = choice_find(SAVE_KIND_NAMES, saved);
+    OptimizerKind kind = optimizer_find(optimizer);
+    run->optimizer = kind == OPTIMIZER_COUNT ? OPTIMIZER_ADAMW : kind;
     run->kind = why < 0 ? SAVE_END : (SaveKind)why;
-    return ok && kind >= 0 && why >= 0 && json_u64(json, json_get(json, 0, "seed"), &run->seed) &&
+    return ok && kind < OPTIMIZER_COUNT && why >= 0 && json_u64(json, json_get(json, 0, "seed"), &run->seed) &&
            json_u64(json, json_get(json, 0, "sequence"), &run->T) &&
            json_bool(json, json_get(json, 0, "masters"), &run->master_weights) &&
            json_string(json, json_get(json, 0, "data"), data, sizeof data) && sscanf(data, "%" SCNx64, &run->data) == 1 &&
@@ -546,7 +543,7 @@ static inline bool saver_write_device(Saver* s, const CheckpointArray* arrays, s
             CommSlice part = checkpoint_saved(&s->model->flat, &p->tensors[i]);
             for (size_t first = part.first; ok && first < part.end; first += CHECKPOINT_CHUNK) {
                 char* place;
-                size_t n = min_size(CHECKPOINT_CHUNK, part.end - first), bytes = n * safetensors_type_bytes(arrays[a].type);
+                size_t n = min_size(CHECKPOINT_CHUNK, part.end - first), bytes = n * dtype_bytes(arrays[a].type);
                 checkpoint_part(&place, &arrays[a], &s->model->flat, first, first + n);
                 if (chunk) download(chunk, place, bytes, s->model->stream);
                 ok = saver_write(s, chunk ? chunk : place, bytes, &written, error);
@@ -560,7 +557,7 @@ static inline bool saver_write_device(Saver* s, const CheckpointArray* arrays, s
 // This rank's file, whole and on the disk.
 static inline bool saver_write_file(Saver* s, Error* error) {
     char directory[FILE_PATH_MAX], path[FILE_PATH_MAX + 64];
-    CheckpointArray arrays[3];
+    CheckpointArray arrays[CHECKPOINT_ARRAYS];
     size_t count = checkpoint_arrays(arrays, s->model), written = 0;
     checkpoint_path(directory, s->out, s->run.state.step, ".tmp");
     snprintf(path, sizeof path, "%s/" CHECKPOINT_FILE, directory, s->model->flat.options.rank);
@@ -577,13 +574,13 @@ static inline bool saver_write_file(Saver* s, Error* error) {
 // Copies this rank's slices to the host.
 static inline void saver_take_snapshot(Saver* s) {
     const Model* model = s->model;
-    CheckpointArray arrays[3];
+    CheckpointArray arrays[CHECKPOINT_ARRAYS];
     size_t count = checkpoint_arrays(arrays, model), at = 0;
     for (size_t a = 0; a < count; a++) {
         for (size_t i = 0; i < model->parameters.count; i++) {
             char* place;
             CommSlice part = checkpoint_saved(&model->flat, &model->parameters.tensors[i]);
-            size_t bytes = slice_length(part) * safetensors_type_bytes(arrays[a].type);
+            size_t bytes = slice_length(part) * dtype_bytes(arrays[a].type);
             if (bytes == 0) continue;
             checkpoint_part(&place, &arrays[a], &model->flat, part.first, part.end);
             download(s->snapshot + at, place, bytes, model->stream);
@@ -770,7 +767,7 @@ static inline void checkpoint_clean(const char* out) {
 
 // What of the flat vector has been found so far.
 typedef struct {
-    CheckpointArray arrays[3];
+    CheckpointArray arrays[CHECKPOINT_ARRAYS];
     size_t count;
     size_t* found;           // (count, tensors) elements of each, from its first
     void *chunk, *rounded;   // (CHECKPOINT_CHUNK) floats on the host
@@ -809,14 +806,14 @@ static inline bool checkpoint_read_piece(Model* model, CheckpointLoad* load, con
     const Tensor* t = &model->parameters.tensors[i];
     bool is_weight = strcmp(array->prefix, "weight") == 0;
     // For a 16-bit model that keeps no master_weights.
-    bool rounds = saved->type == SAFETENSORS_F32 && array->type != SAFETENSORS_F32;
+    bool rounds = saved->type == DTYPE_F32 && array->type != DTYPE_F32;
     if (saved->type != array->type && !rounds) {
         fail(error, "%.600s holds %s as %s, but this program wants %s; build it with the checkpoint's precision", file->path,
-             saved->name, safetensors_type_name(saved->type), safetensors_type_name(array->type));
+             saved->name, DTYPES[saved->type].safetensors, DTYPES[array->type].safetensors);
         error->elsewhere = true;
         return false;
     }
-    size_t size = safetensors_type_bytes(saved->type), to_size = safetensors_type_bytes(array->type);
+    size_t size = dtype_bytes(saved->type), to_size = dtype_bytes(array->type);
     size_t n = slice_length(part);
     size_t* reached = &load->found[a * model->parameters.count + i];
     if (part.first > part.end || part.end > tensor_elements(t) || part.first != *reached || saved->bytes != n * size)

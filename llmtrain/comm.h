@@ -38,6 +38,7 @@
 #define LLMTRAIN_COMM_H
 
 #include "launch.h"
+#include "dtypes.h"
 
 #include <fcntl.h>
 #include <netinet/tcp.h>
@@ -68,7 +69,12 @@
 // A vector of n elements is cut into one slice per rank, in the order of the ranks; slices may be of any length, and
 // there may be gaps between them.
 
-typedef enum { COMM_BYTES, COMM_INT64, COMM_FLOAT, COMM_BF16, COMM_F16, COMM_TYPES } CommType;
+typedef Dtype CommType;  // one of these; bytes cannot be summed
+#define COMM_BYTES DTYPE_U8
+#define COMM_INT64 DTYPE_I64
+#define COMM_FLOAT DTYPE_F32
+#define COMM_BF16 DTYPE_BF16
+#define COMM_F16 DTYPE_F16
 typedef enum {
     COMM_BARRIER,         // nobody passes until all have come
     COMM_ALL_REDUCE,      // out = in (n): on every rank the sum over all ranks
@@ -104,10 +110,7 @@ static inline CommSlice shard_slice(size_t n, size_t rank, size_t world) {
 
 static inline size_t comm_length(CommSlice s) { return s.end - s.first; }
 
-static inline size_t comm_type_size(CommType type) {
-    static const size_t sizes[COMM_TYPES] = {1, 8, 4, 2, 2};
-    return sizes[type];
-}
+static inline size_t comm_type_size(CommType type) { return dtype_bytes(type); }
 
 // Begins every collective, from each rank to each, and must be equal everywhere.
 typedef struct {
@@ -209,19 +212,18 @@ typedef struct {
     CommStatistics statistics;
 } Comm;
 
-// "all_reduce of 1000 float (operation 17)"
+// "all_reduce of 1000 fp32 (operation 17)"
 static inline void comm_describe(char* text, size_t size, const CommHeader* h) {
     static const char* const operations[COMM_OPERATIONS] = {"barrier", "all_reduce", "reduce_scatter", "all_gather",
                                                             "broadcast"};
-    static const char* const types[COMM_TYPES] = {"bytes", "int64", "float", "bf16", "fp16"};
     unsigned long long number = h->number, n = h->n;
     char root[40] = "";
     if (h->operation == COMM_BROADCAST) snprintf(root, sizeof root, " from rank %u", (unsigned)h->root);
-    if (h->operation >= COMM_OPERATIONS || h->type >= COMM_TYPES) snprintf(text, size, "something unknown");
+    if (h->operation >= COMM_OPERATIONS || h->type >= DTYPE_COUNT) snprintf(text, size, "something unknown");
     else if (number == 0) snprintf(text, size, "the first exchange");
     else if (h->operation == COMM_BARRIER) snprintf(text, size, "barrier (operation %llu)", number);
     else
-        snprintf(text, size, "%s of %llu %s%s (operation %llu)", operations[h->operation], n, types[h->type], root,
+        snprintf(text, size, "%s of %llu %s%s (operation %llu)", operations[h->operation], n, DTYPES[h->type].name, root,
                  number);
 }
 

@@ -1,6 +1,6 @@
 // gemm.h: matrix products for the CPU backend.
 //
-//     gemm(out, GEMM_F32, N, false, x, w, bias, GEMM_F32, M, N, K);      // out = x w^T + bias
+//     gemm(out, DTYPE_F32, N, false, x, w, bias, DTYPE_F32, M, N, K);      // out = x w^T + bias
 //
 //   1. types       how a matrix lies in memory
 //   2. elements    of any type, read and written as float
@@ -34,6 +34,7 @@
 #define LLMTRAIN_GEMM_H
 
 #include "base.h"
+#include "dtypes.h"
 
 #include <pthread.h>
 #include <unistd.h>
@@ -44,16 +45,14 @@
 // ------------------------------------------------------------------------------------------------
 // 1. Types
 
-typedef enum { GEMM_F32, GEMM_BF16, GEMM_F16 } GemmType;  // how elements are stored: float, or uint16_t bits
-
 typedef struct {
     const void* data;
-    GemmType type;
+    Dtype type;       // DTYPE_F32, DTYPE_BF16 or DTYPE_F16
     size_t stride;    // elements between rows as stored
     bool transposed;  // the product takes the transpose of what is stored
 } GemmMatrix;
 
-static inline GemmMatrix gemm_matrix(const void* data, GemmType type, size_t stride, bool transposed) {
+static inline GemmMatrix gemm_matrix(const void* data, Dtype type, size_t stride, bool transposed) {
     GemmMatrix m;
     m.data = data;
     m.type = type;
@@ -67,7 +66,7 @@ static inline GemmMatrix gemm_matrix(const void* data, GemmType type, size_t str
 // unit u of lane l at [u * width + l]; or by_lane, in blocks of 16 units, as [block][lane][unit].
 typedef struct {
     const char* data;
-    GemmType type;
+    Dtype type;
     size_t stride;      // elements between neighbours along the direction that is not contiguous
     bool k_contiguous;  // neighbours in k are neighbours in memory; otherwise neighbouring lanes are
     bool pairs, by_lane;
@@ -75,12 +74,12 @@ typedef struct {
 
 typedef struct {
     void* out;  // (M, N)
-    GemmType out_type;
+    Dtype out_type;
     size_t out_stride;
     bool accumulate;
     GemmOperand a, b;
     const void* bias;  // (N) or NULL
-    GemmType bias_type;
+    Dtype bias_type;
     size_t M, N, K;
 } GemmProblem;
 
@@ -123,17 +122,15 @@ enum {
 // ------------------------------------------------------------------------------------------------
 // 2. Elements
 
-ALWAYS_INLINE size_t gemm_type_bytes(GemmType type) { return type == GEMM_F32 ? 4 : 2; }
-
-ALWAYS_INLINE float gemm_load(const void* data, GemmType type, size_t index) {
-    if (type == GEMM_F32) return ((const float*)data)[index];
+ALWAYS_INLINE float gemm_load(const void* data, Dtype type, size_t index) {
+    if (type == DTYPE_F32) return ((const float*)data)[index];
     uint16_t bits = ((const uint16_t*)data)[index];
-    return type == GEMM_BF16 ? float_from_bf16(bits) : float_from_f16(bits);
+    return type == DTYPE_BF16 ? float_from_bf16(bits) : float_from_f16(bits);
 }
 
-ALWAYS_INLINE void gemm_save(void* data, GemmType type, size_t index, float value) {
-    if (type == GEMM_F32) ((float*)data)[index] = value;
-    else if (type == GEMM_BF16) ((uint16_t*)data)[index] = bf16_from_float(value);
+ALWAYS_INLINE void gemm_save(void* data, Dtype type, size_t index, float value) {
+    if (type == DTYPE_F32) ((float*)data)[index] = value;
+    else if (type == DTYPE_BF16) ((uint16_t*)data)[index] = bf16_from_float(value);
     else ((uint16_t*)data)[index] = f16_from_float(value);
 }
 
@@ -142,10 +139,10 @@ ALWAYS_INLINE void gemm_save(void* data, GemmType type, size_t index, float valu
 //
 // Bodies named *_body serve every instruction set; `rows` and `cols` are constants where they are inlined.
 
-ALWAYS_INLINE void gemm_pack_typed(float* panel, const GemmOperand* o, GemmType type, size_t lane, size_t lanes,
+ALWAYS_INLINE void gemm_pack_typed(float* panel, const GemmOperand* o, Dtype type, size_t lane, size_t lanes,
                                  size_t width, size_t k, size_t count) {
     size_t lane_step = o->k_contiguous ? o->stride : 1, k_step = o->k_contiguous ? 1 : o->stride;
-    const char* data = o->data + (lane * lane_step + k * k_step) * gemm_type_bytes(type);
+    const char* data = o->data + (lane * lane_step + k * k_step) * dtype_bytes(type);
     if (lanes < width) memset(panel, 0, count * width * sizeof(float));
     for (size_t u = 0; u < count; u++)
         for (size_t l = 0; l < lanes; l++) panel[u * width + l] = gemm_load(data, type, u * k_step + l * lane_step);
@@ -154,17 +151,17 @@ ALWAYS_INLINE void gemm_pack_typed(float* panel, const GemmOperand* o, GemmType 
 ALWAYS_INLINE void gemm_pack_body(uint32_t* panel, const GemmOperand* o, size_t lane, size_t lanes, size_t width,
                                 size_t k, size_t count) {
     float* floats = (float*)panel;
-    if (o->type == GEMM_F32) gemm_pack_typed(floats, o, GEMM_F32, lane, lanes, width, k, count);
-    else if (o->type == GEMM_BF16) gemm_pack_typed(floats, o, GEMM_BF16, lane, lanes, width, k, count);
-    else gemm_pack_typed(floats, o, GEMM_F16, lane, lanes, width, k, count);
+    if (o->type == DTYPE_F32) gemm_pack_typed(floats, o, DTYPE_F32, lane, lanes, width, k, count);
+    else if (o->type == DTYPE_BF16) gemm_pack_typed(floats, o, DTYPE_BF16, lane, lanes, width, k, count);
+    else gemm_pack_typed(floats, o, DTYPE_F16, lane, lanes, width, k, count);
 }
 
-ALWAYS_INLINE void gemm_store_typed(const GemmProblem* p, GemmType type, const float* sums, size_t cols, size_t i,
+ALWAYS_INLINE void gemm_store_typed(const GemmProblem* p, Dtype type, const float* sums, size_t cols, size_t i,
                                   size_t height, size_t j, size_t width, bool add, bool bias) {
     float start[32];
     for (size_t c = 0; c < width; c++) start[c] = bias ? gemm_load(p->bias, p->bias_type, j + c) : 0.0f;
     for (size_t r = 0; r < height; r++) {
-        char* out = (char*)p->out + ((i + r) * p->out_stride + j) * gemm_type_bytes(type);
+        char* out = (char*)p->out + ((i + r) * p->out_stride + j) * dtype_bytes(type);
         for (size_t c = 0; c < width; c++) {
             float value = sums[r * cols + c] + start[c];
             gemm_save(out, type, c, add ? gemm_load(out, type, c) + value : value);
@@ -176,27 +173,27 @@ ALWAYS_INLINE void gemm_store_body(const GemmProblem* p, const float* sums, size
                                  bool add, bool bias) {
     size_t height = min_size(rows, p->M - i), width = min_size(cols, p->N - j);
     bias = bias && p->bias != NULL;
-    if (p->out_type == GEMM_F32 && width == cols)
-        gemm_store_typed(p, GEMM_F32, sums, cols, i, height, j, cols, add, bias);
-    else if (p->out_type == GEMM_F32) gemm_store_typed(p, GEMM_F32, sums, cols, i, height, j, width, add, bias);
-    else if (p->out_type == GEMM_BF16) gemm_store_typed(p, GEMM_BF16, sums, cols, i, height, j, width, add, bias);
-    else gemm_store_typed(p, GEMM_F16, sums, cols, i, height, j, width, add, bias);
+    if (p->out_type == DTYPE_F32 && width == cols)
+        gemm_store_typed(p, DTYPE_F32, sums, cols, i, height, j, cols, add, bias);
+    else if (p->out_type == DTYPE_F32) gemm_store_typed(p, DTYPE_F32, sums, cols, i, height, j, width, add, bias);
+    else if (p->out_type == DTYPE_BF16) gemm_store_typed(p, DTYPE_BF16, sums, cols, i, height, j, width, add, bias);
+    else gemm_store_typed(p, DTYPE_F16, sums, cols, i, height, j, width, add, bias);
 }
 
 // Sixteen floats that the compiler keeps in as many registers as it takes (an array it would keep in memory).
 typedef float GemmLanes __attribute__((vector_size(64)));
 
-ALWAYS_INLINE void gemm_load_lanes(GemmLanes* lanes, const void* data, GemmType type, size_t index) {
+ALWAYS_INLINE void gemm_load_lanes(GemmLanes* lanes, const void* data, Dtype type, size_t index) {
     float values[16];
     for (size_t l = 0; l < 16; l++) values[l] = gemm_load(data, type, index + l);
     memcpy(lanes, values, sizeof values);
 }
 
 // out[i..i + rows, j] for rows <= 4: dot products with one row of the stored B, in 16 partial sums each.
-ALWAYS_INLINE void gemm_dot_typed(const GemmProblem* p, GemmType type, size_t rows, size_t i, size_t j) {
+ALWAYS_INLINE void gemm_dot_typed(const GemmProblem* p, Dtype type, size_t rows, size_t i, size_t j) {
     size_t stride = p->a.stride, k = 0;
-    const char* a = p->a.data + i * stride * gemm_type_bytes(type);
-    const char* b = p->b.data + j * p->b.stride * gemm_type_bytes(type);
+    const char* a = p->a.data + i * stride * dtype_bytes(type);
+    const char* b = p->b.data + j * p->b.stride * dtype_bytes(type);
     GemmLanes lanes[4] = {{0.0f}}, left, right;
     for (; k + 16 <= p->K; k += 16) {
         gemm_load_lanes(&right, b, type, k);
@@ -220,7 +217,7 @@ ALWAYS_INLINE void gemm_dot_typed(const GemmProblem* p, GemmType type, size_t ro
     }
 }
 
-ALWAYS_INLINE void gemm_dot_rows(const GemmProblem* p, GemmType type, size_t j) {
+ALWAYS_INLINE void gemm_dot_rows(const GemmProblem* p, Dtype type, size_t j) {
     size_t i = 0;
     for (; i + 4 <= p->M; i += 4) gemm_dot_typed(p, type, 4, i, j);
     for (; i < p->M; i++) gemm_dot_typed(p, type, 1, i, j);
@@ -228,9 +225,9 @@ ALWAYS_INLINE void gemm_dot_rows(const GemmProblem* p, GemmType type, size_t j) 
 
 ALWAYS_INLINE void gemm_dot_body(const GemmProblem* p, size_t j, size_t j_end) {
     for (; j < j_end; j++) {
-        if (p->a.type == GEMM_F32) gemm_dot_rows(p, GEMM_F32, j);
-        else if (p->a.type == GEMM_BF16) gemm_dot_rows(p, GEMM_BF16, j);
-        else gemm_dot_rows(p, GEMM_F16, j);
+        if (p->a.type == DTYPE_F32) gemm_dot_rows(p, DTYPE_F32, j);
+        else if (p->a.type == DTYPE_BF16) gemm_dot_rows(p, DTYPE_BF16, j);
+        else gemm_dot_rows(p, DTYPE_F16, j);
     }
 }
 
@@ -410,7 +407,7 @@ static inline GemmPlan gemm_block_plan(const GemmProblem* p, const GemmKernel* k
     size_t panels = max_size(1, gemm_state.b_units / (plan.k_block / per_unit * kernel->cols));
     plan.cols = round_up(divide_up(p->N, divide_up(p->N, panels * kernel->cols)), kernel->cols);
     plan.rows = round_up(p->M, kernel->rows);
-    if (p->out_type != GEMM_F32 && plan.k_block < p->K)  // sums of the whole task wait in the workspace
+    if (p->out_type != DTYPE_F32 && plan.k_block < p->K)  // sums of the whole task wait in the workspace
         plan.rows = min_size(plan.rows, GEMM_SUMS / plan.cols / kernel->rows * kernel->rows);
     while (divide_up(p->M, plan.rows) * divide_up(p->N, plan.cols) < wanted) {
         bool tall = plan.rows >= 8 * kernel->rows, wide = plan.cols >= 4 * kernel->cols;
@@ -455,7 +452,7 @@ static inline void gemm_pack(uint32_t* to_memory, const GemmKernel* kernel, cons
 // Task number t computes out[i_begin..i_end, j_begin..j_end].
 static inline void gemm_block_task(const GemmProblem* p, const GemmKernel* kernel, const GemmPlan* plan, size_t t) {
     size_t rows = kernel->rows, cols = kernel->cols, group = GEMM_GROUP_ROWS / rows * rows;
-    size_t tall = divide_up(p->M, plan->rows), out_bytes = gemm_type_bytes(p->out_type);
+    size_t tall = divide_up(p->M, plan->rows), out_bytes = dtype_bytes(p->out_type);
     size_t i_begin = t % tall * plan->rows, i_end = min_size(i_begin + plan->rows, p->M);
     size_t j_begin = t / tall * plan->cols, j_end = min_size(j_begin + plan->cols, p->N);
     GemmWorkspace* w = gemm_workspace();
@@ -463,7 +460,7 @@ static inline void gemm_block_task(const GemmProblem* p, const GemmKernel* kerne
         gemm_unpacked(p, i_begin, i_end, j_begin, j_end);
         return;
     }
-    bool keep = p->out_type != GEMM_F32 && plan->k_block < p->K;  // sums stay in the workspace until the last k block
+    bool keep = p->out_type != DTYPE_F32 && plan->k_block < p->K;  // sums stay in the workspace until the last k block
     if (kernel->begin) kernel->begin();
     for (size_t k = 0; k < p->K; k += plan->k_block) {
         size_t count = min_size(plan->k_block, p->K - k), inner;
@@ -520,11 +517,11 @@ static inline size_t gemm_threads(size_t multiplications) {
 
 // out (M, N) = [out +] op(A) (M, K) * op(B) (K, N) [+ bias (N)], for M, N, K >= 1. Sums are floats whatever the types.
 // out must not overlap the operands.
-static inline void gemm(void* out, GemmType out_type, size_t out_stride, bool accumulate, GemmMatrix a, GemmMatrix b,
-                        const void* bias, GemmType bias_type, size_t M, size_t N, size_t K) {
+static inline void gemm(void* out, Dtype out_type, size_t out_stride, bool accumulate, GemmMatrix a, GemmMatrix b,
+                        const void* bias, Dtype bias_type, size_t M, size_t N, size_t K) {
     if (M == 0 || N == 0) return;
     pthread_once(&gemm_once, gemm_init);
-    bool both_bf16 = a.type == GEMM_BF16 && b.type == GEMM_BF16;
+    bool both_bf16 = a.type == DTYPE_BF16 && b.type == DTYPE_BF16;
     const GemmKernel* kernel = both_bf16 ? gemm_state.pairs : gemm_state.floats;
     GemmProblem p;
     p.out = out;

@@ -109,11 +109,11 @@ GEMM_AVX512 static inline __mmask16 gemm_mask16(size_t count) {
 }
 
 // 16 floats from `count` contiguous elements
-GEMM_AVX512 static inline __m512i gemm_floats_avx512(const char* data, GemmType type, size_t count) {
+GEMM_AVX512 static inline __m512i gemm_floats_avx512(const char* data, Dtype type, size_t count) {
     __mmask16 mask = gemm_mask16(count);
-    if (type == GEMM_F32) return _mm512_maskz_loadu_epi32(mask, data);
+    if (type == DTYPE_F32) return _mm512_maskz_loadu_epi32(mask, data);
     __m256i bits = _mm256_maskz_loadu_epi16(mask, data);
-    if (type == GEMM_BF16) return _mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16);
+    if (type == DTYPE_BF16) return _mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16);
     return _mm512_castps_si512(_mm512_cvtph_ps(bits));
 }
 
@@ -130,9 +130,9 @@ GEMM_AVX512 static inline __m512i gemm_pair_rows_avx512(const char* even, const 
 
 // Sixteen rows as they lie in memory: of 16 units of one lane if k is contiguous, else of 16 lanes of one unit. What
 // lies outside of the operand is zero.
-GEMM_AVX512 ALWAYS_INLINE void gemm_rows_avx512(__m512i r[16], const GemmOperand* o, GemmType type, bool pairs,
+GEMM_AVX512 ALWAYS_INLINE void gemm_rows_avx512(__m512i r[16], const GemmOperand* o, Dtype type, bool pairs,
                                               size_t lane, size_t lanes, size_t k, size_t count) {
-    size_t bytes = gemm_type_bytes(type), per_unit = pairs ? 2 : 1;
+    size_t bytes = dtype_bytes(type), per_unit = pairs ? 2 : 1;
     size_t step = o->stride * bytes;
     GEMM_UNROLL
     for (size_t i = 0; i < 16; i++) {
@@ -148,7 +148,7 @@ GEMM_AVX512 ALWAYS_INLINE void gemm_rows_avx512(__m512i r[16], const GemmOperand
     }
 }
 
-GEMM_AVX512 ALWAYS_INLINE void gemm_pack_blocks_avx512(uint32_t* panel, const GemmOperand* o, GemmType type, bool pairs,
+GEMM_AVX512 ALWAYS_INLINE void gemm_pack_blocks_avx512(uint32_t* panel, const GemmOperand* o, Dtype type, bool pairs,
                                                      bool by_lane, size_t lane, size_t lanes, size_t width, size_t k,
                                                      size_t count) {
     size_t step = pairs ? 32 : 16, row = by_lane ? 16 : width;
@@ -167,13 +167,13 @@ GEMM_AVX512 ALWAYS_INLINE void gemm_pack_blocks_avx512(uint32_t* panel, const Ge
 
 GEMM_AVX512 static inline void gemm_pack_avx512(uint32_t* panel, const GemmOperand* o, size_t lane, size_t lanes,
                                                 size_t width, size_t k, size_t count) {
-    if (o->by_lane) gemm_pack_blocks_avx512(panel, o, GEMM_BF16, true, true, lane, lanes, width, k, count);
-    else if (o->pairs) gemm_pack_blocks_avx512(panel, o, GEMM_BF16, true, false, lane, lanes, width, k, count);
-    else if (o->type == GEMM_F32)
-        gemm_pack_blocks_avx512(panel, o, GEMM_F32, false, false, lane, lanes, width, k, count);
-    else if (o->type == GEMM_BF16)
-        gemm_pack_blocks_avx512(panel, o, GEMM_BF16, false, false, lane, lanes, width, k, count);
-    else gemm_pack_blocks_avx512(panel, o, GEMM_F16, false, false, lane, lanes, width, k, count);
+    if (o->by_lane) gemm_pack_blocks_avx512(panel, o, DTYPE_BF16, true, true, lane, lanes, width, k, count);
+    else if (o->pairs) gemm_pack_blocks_avx512(panel, o, DTYPE_BF16, true, false, lane, lanes, width, k, count);
+    else if (o->type == DTYPE_F32)
+        gemm_pack_blocks_avx512(panel, o, DTYPE_F32, false, false, lane, lanes, width, k, count);
+    else if (o->type == DTYPE_BF16)
+        gemm_pack_blocks_avx512(panel, o, DTYPE_BF16, false, false, lane, lanes, width, k, count);
+    else gemm_pack_blocks_avx512(panel, o, DTYPE_F16, false, false, lane, lanes, width, k, count);
 }
 
 GEMM_AVX512 static inline void gemm_multiply_avx512(float* sums, const uint32_t* a_panel, const uint32_t* b_panel,

@@ -173,7 +173,7 @@ static inline MatmulPlan matmul_plan_make(struct Matmul* matmul, MatmulShape sha
     plan.taken = true;
     plan.shape = shape;
 
-    cudaDataType type = FLOATX_IS_FLOAT ? CUDA_R_32F : FLOATX_GEMM == GEMM_BF16 ? CUDA_R_16BF : CUDA_R_16F;
+    cudaDataType type = FLOATX_IS_FLOAT ? CUDA_R_32F : FLOATX_DTYPE == DTYPE_BF16 ? CUDA_R_16BF : CUDA_R_16F;
     cublasComputeType_t compute = s->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
     cublasOperation_t transposed = CUBLAS_OP_T;
     cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;

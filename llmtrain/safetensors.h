@@ -7,6 +7,7 @@
 #define LLMTRAIN_SAFETENSORS_H
 
 #include "base.h"
+#include "dtypes.h"
 #include "files.h"
 #include "json.h"
 
@@ -24,26 +25,9 @@
 #define SAFETENSORS_HEADER_MAX ((size_t)100000000)  // the format's own limit
 #define SAFETENSORS_TENSORS_MAX ((size_t)1 << 16)   // in one file
 
-typedef enum {
-    SAFETENSORS_BOOL, SAFETENSORS_U8, SAFETENSORS_I8,                    // 1 byte
-    SAFETENSORS_U16, SAFETENSORS_I16, SAFETENSORS_F16, SAFETENSORS_BF16, // 2
-    SAFETENSORS_U32, SAFETENSORS_I32, SAFETENSORS_F32,                   // 4
-    SAFETENSORS_U64, SAFETENSORS_I64, SAFETENSORS_F64,                   // 8
-    SAFETENSORS_TYPES                                                    // how many there are
-} SafetensorsType;
-
-static inline const char* safetensors_type_name(SafetensorsType type) {
-    static const char* const names[SAFETENSORS_TYPES] = {"BOOL", "U8", "I8", "U16", "I16", "F16", "BF16",
-                                                         "U32", "I32", "F32", "U64", "I64", "F64"};
-    return names[type];
-}
-static inline size_t safetensors_type_bytes(SafetensorsType type) {
-    return type <= SAFETENSORS_I8 ? 1 : type <= SAFETENSORS_BF16 ? 2 : type <= SAFETENSORS_F32 ? 4 : 8;
-}
-
 typedef struct {
     char name[SAFETENSORS_NAME_MAX];
-    SafetensorsType type;
+    Dtype type;
     int dims;                            // 0: one element
     size_t shape[SAFETENSORS_DIMS_MAX];
     size_t offset, bytes;                // of the data, in the data section
@@ -66,8 +50,8 @@ static inline void safetensors_header_free(SafetensorsHeader* header) {
 }
 
 // Multiplies the shape and the type out; false if it overflows.
-static inline bool safetensors_shape_bytes(size_t* bytes, SafetensorsType type, const size_t* shape, int dims) {
-    *bytes = safetensors_type_bytes(type);
+static inline bool safetensors_shape_bytes(size_t* bytes, Dtype type, const size_t* shape, int dims) {
+    *bytes = dtype_bytes(type);
     for (int i = 0; i < dims; i++) {
         if (shape[i] != 0 && *bytes > SIZE_MAX / shape[i]) return false;
         *bytes *= shape[i];
@@ -83,11 +67,9 @@ static inline const char* safetensors_tensor_parse(SafetensorsTensor* tensor, co
     if (json_count(json, node) != 3 || !json_is(json, shape, JSON_ARRAY) || !json_is(json, range, JSON_ARRAY))
         return "it does not consist of dtype, shape and data_offsets";
 
-    tensor->type = SAFETENSORS_TYPES;
     if (!json_string(json, json_get(json, node, "dtype"), dtype, sizeof dtype)) return "its dtype is not known";
-    for (int t = 0; t < SAFETENSORS_TYPES; t++)
-        if (strcmp(dtype, safetensors_type_name((SafetensorsType)t)) == 0) tensor->type = (SafetensorsType)t;
-    if (tensor->type == SAFETENSORS_TYPES) return "its dtype is not known";
+    tensor->type = dtype_find(dtype);
+    if (tensor->type == DTYPE_COUNT) return "its dtype is not known";
 
     if (json_count(json, shape) > SAFETENSORS_DIMS_MAX) return "it has too many dimensions";
     for (uint32_t i = json_first(json, shape); i != JSON_NONE; i = json_next(json, i)) {
@@ -213,7 +195,7 @@ static inline bool safetensors_metadata(SafetensorsWriter* w, const char* key, c
     return true;
 }
 
-static inline bool safetensors_declare(SafetensorsWriter* w, const char* name, SafetensorsType type,
+static inline bool safetensors_declare(SafetensorsWriter* w, const char* name, Dtype type,
                                        const size_t* shape, int dims, Error* error) {
     size_t bytes;
     if (dims < 0 || dims > SAFETENSORS_DIMS_MAX) return safetensors_fail(w, error, "too many dimensions in", name);
@@ -223,7 +205,7 @@ static inline bool safetensors_declare(SafetensorsWriter* w, const char* name, S
     json_write_key(&w->text, name);
     json_write_begin(&w->text, '{');
     json_write_key(&w->text, "dtype");
-    json_write_string(&w->text, safetensors_type_name(type));
+    json_write_string(&w->text, DTYPES[type].safetensors);
     json_write_key(&w->text, "shape");
     json_write_begin(&w->text, '[');
     for (int i = 0; i < dims; i++) json_write_u64(&w->text, shape[i]);

@@ -72,7 +72,7 @@ typedef struct {
     size_t sums_size, state_size;  // elements: whose summed gradients, and whose master weights and optimizer state, are here
     floatX* params;           // (flat_size)
     float* master_weights;           // (state_size); NULL where params are float themselves, or not wanted
-    float *m, *v;             // (state_size) of the optimizer; NULL where it keeps none
+    float* states[OPTIMIZER_STATES];  // (state_size) of the optimizer, named by its row of OPTIMIZERS; NULL: it has fewer
     float* grads;             // (sums_size); NULL with REDUCE_EXACT
     int64_t* exact;           // (sums_size) in fixed point; NULL without it
     Staging staging[STAGINGS];
@@ -100,12 +100,8 @@ enum { SUM_LOSS, SUM_BAD, SUM_SQUARES };
 
 static inline size_t slice_length(CommSlice s) { return s.end - s.first; }
 
-static inline CommType comm_floatX(void) {
-    return FLOATX_IS_FLOAT ? COMM_FLOAT : FLOATX_GEMM == GEMM_BF16 ? COMM_BF16 : COMM_F16;
-}
-
 static inline CommType reduce_type(ReduceKind reduce) {
-    return reduce == REDUCE_EXACT ? COMM_INT64 : reduce == REDUCE_STORAGE ? comm_floatX() : COMM_FLOAT;
+    return reduce == REDUCE_EXACT ? COMM_INT64 : reduce == REDUCE_STORAGE ? FLOATX_DTYPE : COMM_FLOAT;
 }
 
 // The table of buckets; allocates nothing on the device.
@@ -186,8 +182,8 @@ static inline void flat_layout(FlatVector* flat, const Parameters* p, MemoryPlan
     if (!training) return;
     if (master_weights && !FLOATX_IS_FLOAT)
         flat->master_weights = (float*)plan_take(plan, "master weights (fp32)", state * sizeof(float));
-    if (optimizer_has_m(optimizer)) flat->m = (float*)plan_take(plan, "optimizer state (fp32)", state * sizeof(float));
-    if (optimizer_has_v(optimizer)) flat->v = (float*)plan_take(plan, "optimizer state (fp32)", state * sizeof(float));
+    for (size_t s = 0; s < optimizer_states(optimizer); s++)
+        flat->states[s] = (float*)plan_take(plan, "optimizer state (fp32)", state * sizeof(float));
     if (exact) flat->exact = (int64_t*)plan_take(plan, "gradients (64-bit fixed point)", sums * sizeof(int64_t));
     else flat->grads = (float*)plan_take(plan, "gradients (fp32)", sums * sizeof(float));
     flat->checksums = (uint64_t*)plan_take(plan, "sums", flat->count * sizeof(uint64_t));
@@ -210,9 +206,8 @@ static inline bool flat_prepare(FlatVector* flat, Stream stream, Error* error) {
 
 // Forgets what the optimizer has seen.
 static inline void flat_forget(FlatVector* flat) {
-    size_t bytes = flat->state_size * sizeof(float);
-    if (flat->m) fill_zero(flat->m, bytes, flat->stream);
-    if (flat->v) fill_zero(flat->v, bytes, flat->stream);
+    for (size_t s = 0; s < OPTIMIZER_STATES && flat->states[s]; s++)
+        fill_zero(flat->states[s], flat->state_size * sizeof(float), flat->stream);
 }
 
 // All ranks together.
@@ -366,6 +361,7 @@ static inline void flat_update(FlatVector* flat, const Parameters* p, const Opti
     for (size_t b = 0; b < flat->count; b++) {
         Bucket* k = &flat->buckets[b];
         const float* grads = flat_summed(flat, k, k->state);
+        float *m = flat->states[0], *v = flat->states[1];
         for (; i < p->count && p->tensors[i].bucket == b; i++) {
             const Tensor* t = &p->tensors[i];
             size_t place;
@@ -374,12 +370,12 @@ static inline void flat_update(FlatVector* flat, const Parameters* p, const Opti
             OptimizerStep own = *step;
             if (!t->decays) own.weight_decay = 0;
             optimizer_update(flat->params + part.first, flat->master_weights ? flat->master_weights + place : NULL,
-                             flat->m ? flat->m + place : NULL, flat->v ? flat->v + place : NULL,
+                             m ? m + place : NULL, v ? v + place : NULL,
                              grads + (part.first - k->state.first), &own, part.first, slice_length(part), flat->stream);
         }
         if (flat->options.stage == 0) continue;
         collective_all_gather(&flat->collectives, flat->count + flat_slot(flat, k), flat->params + k->first, k->end - k->first,
-                        comm_floatX(), flat->stream);
+                        FLOATX_DTYPE, flat->stream);
         k->gathering = true;
         fault_point("gather");
     }

@@ -211,8 +211,8 @@ inline size_t cublaslt_type_bytes(int32_t type) {
     die("cuBLASLt: data type %d is not emulated", type);
 }
 
-inline GemmType cublaslt_gemm_type(int32_t type) {
-    return type == CUDA_R_32F ? GEMM_F32 : type == CUDA_R_16BF ? GEMM_BF16 : GEMM_F16;
+inline Dtype cublaslt_gemm_type(int32_t type) {
+    return type == CUDA_R_32F ? DTYPE_F32 : type == CUDA_R_16BF ? DTYPE_BF16 : DTYPE_F16;
 }
 
 // The types of the bias and of the auxiliary matrix are those of D unless they were set.
@@ -383,9 +383,9 @@ inline void cublaslt_run(const CublasltCall& call) {
     if (call.workspace_bytes) memset(call.workspace, 0xff, call.workspace_bytes);
     GemmMatrix b = cublaslt_operand(p.b, call.b, o.transpose_b != 0, tf32, &b_copy);
     GemmMatrix a = cublaslt_operand(p.a, call.a, o.transpose_a != 0, tf32, &a_copy);
-    gemm(sums, GEMM_F32, rows, false, b, a, nullptr, GEMM_F32, columns, rows, p.length);
+    gemm(sums, DTYPE_F32, rows, false, b, a, nullptr, DTYPE_F32, columns, rows, p.length);
 
-    GemmType type = cublaslt_gemm_type(p.d.type);
+    Dtype type = cublaslt_gemm_type(p.d.type);
     for (size_t j = 0; j < columns; j++) {
         for (size_t i = 0; i < rows; i++) {
             size_t at = j * (size_t)p.d.stride + i, aux_at = j * (size_t)o.aux_stride + i;

@@ -44,7 +44,7 @@ static void must(bool ok, const char* what) {
 // Problems
 
 typedef struct {
-    GemmType in, out;
+    Dtype in, out;
     bool transpose_a, transpose_b, tf32;
     cublasLtEpilogue_t epilogue;
     float alpha, beta;
@@ -53,7 +53,7 @@ typedef struct {
 
 // A column-major matrix, on the host and on the device.
 typedef struct {
-    GemmType type;
+    Dtype type;
     size_t rows, columns, stride, bytes;
     unsigned char *host, *device;
 } Matrix;
@@ -65,17 +65,17 @@ static cublasLtHandle_t handle;
 static void* workspace;
 static const size_t workspace_bytes = 1 << 20;
 
-static cudaDataType cuda_type(GemmType type) {
-    return type == GEMM_F32 ? CUDA_R_32F : type == GEMM_BF16 ? CUDA_R_16BF : CUDA_R_16F;
+static cudaDataType cuda_type(Dtype type) {
+    return type == DTYPE_F32 ? CUDA_R_32F : type == DTYPE_BF16 ? CUDA_R_16BF : CUDA_R_16F;
 }
 
 static double at(const Matrix* m, size_t i, size_t j) { return (double)gemm_load(m->host, m->type, j * m->stride + i); }
 
 // Every byte is random, the gaps and the guard too; numbers in [-1, 1).
-static Matrix matrix_make(GemmType type, size_t rows, size_t columns, size_t gap, uint64_t seed) {
+static Matrix matrix_make(Dtype type, size_t rows, size_t columns, size_t gap, uint64_t seed) {
     Matrix m = {type, rows, columns, rows + gap, 0, NULL, NULL};
     size_t elements = m.stride * columns;
-    m.bytes = elements * gemm_type_bytes(type) + GUARD;
+    m.bytes = elements * dtype_bytes(type) + GUARD;
     m.host = (unsigned char*)allocate(m.bytes);
     must(m.host != NULL, "memory for a matrix");
     for (size_t i = 0; i < m.bytes; i++) m.host[i] = (unsigned char)(random_bits(seed, RANDOM_TEST, 1, i));
@@ -160,10 +160,10 @@ static void objects_free(Objects* o) {
 // ------------------------------------------------------------------------------------------------
 // Products
 
-static double epsilon_of(GemmType type) { return type == GEMM_BF16 ? 0x1p-8 : type == GEMM_F16 ? 0x1p-11 : 0.0; }
+static double epsilon_of(Dtype type) { return type == DTYPE_BF16 ? 0x1p-8 : type == DTYPE_F16 ? 0x1p-11 : 0.0; }
 
 // How far `got` is from x, as a part of what is allowed. NaN counts as infinitely far.
-static double part_of_bound(double got, double x, double spread, GemmType type) {
+static double part_of_bound(double got, double x, double spread, Dtype type) {
     double part = fabs(got - x) / (epsilon_of(type) * fabs(x) + spread + 0x1p-24);
     return part == part ? part : INFINITY;
 }
@@ -258,22 +258,23 @@ static const struct {
 enum { EPILOGUES = sizeof epilogues / sizeof epilogues[0] };
 
 static void test_products(void) {
-    static const char* const type_names[] = {"float", "bf16", "fp16"};
+    static const Dtype types[] = {DTYPE_F32, DTYPE_BF16, DTYPE_F16};
     const size_t shapes[][3] = {{8, 1, 8}, {16, 40, 24}, {72, 8, 328}};
-    for (int type = 0; type < 3; type++) {
-        for (int wide = 0; wide <= (type != GEMM_F32); wide++) {
+    for (int t = 0; t < 3; t++) {
+        Dtype type = types[t];
+        for (int wide = 0; wide <= (type != DTYPE_F32); wide++) {
             for (int transposes = 0; transposes < 3; transposes++) {  // NN, TN, NT: the three that matmul.cuh needs
                 for (int e = 0; e < EPILOGUES; e++) {
-                    for (int tf32 = 0; tf32 <= (type == GEMM_F32); tf32++) {
+                    for (int tf32 = 0; tf32 <= (type == DTYPE_F32); tf32++) {
                         // 16-bit operands with a float result are for gradients of weights, which have no epilogue.
                         if (wide && e > 0) continue;
-                        const size_t* s = shapes[(type + wide + transposes + e) % 3];
+                        const size_t* s = shapes[(t + wide + transposes + e) % 3];
                         size_t columns = transposes == 2 ? round_up(s[1], 8) : s[1];  // rows of B then: whole 16 bytes
-                        Problem p = {(GemmType)type, wide ? GEMM_F32 : (GemmType)type, transposes == 1, transposes == 2,
+                        Problem p = {type, wide ? DTYPE_F32 : type, transposes == 1, transposes == 2,
                                      tf32 != 0, epilogues[e].value, 1.0f, wide ? 1.0f : 0.0f, s[0], columns, s[2],
                                      e % 2 ? 8u : 0u};
                         char name[64];
-                        snprintf(name, sizeof name, "%s -> %s %s", type_names[p.in], type_names[p.out],
+                        snprintf(name, sizeof name, "%s -> %s %s", DTYPES[p.in].name, DTYPES[p.out].name,
                                  epilogues[e].name);
                         test_product(name, p);
                         p.alpha = -0.5f;
@@ -284,7 +285,7 @@ static void test_products(void) {
             }
         }
     }
-    Problem odd = {GEMM_F32, GEMM_F32, true, true, false, CUBLASLT_EPILOGUE_BIAS, 1.0f, 1.0f, 257, 3, 5, 0};
+    Problem odd = {DTYPE_F32, DTYPE_F32, true, true, false, CUBLASLT_EPILOGUE_BIAS, 1.0f, 1.0f, 257, 3, 5, 0};
     test_product("float, odd sizes, both transposed", odd);
 }
 
@@ -309,13 +310,13 @@ static cublasStatus_t ask(Setting* s) {
 // A product of bf16 that is right in every respect, and its algorithm.
 static Setting setting_make(void) {
     Setting s;
-    Problem p = {GEMM_BF16, GEMM_BF16, false, false, false, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, 1.0f, 0.0f, 16, 8, 32, 0};
+    Problem p = {DTYPE_BF16, DTYPE_BF16, false, false, false, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, 1.0f, 0.0f, 16, 8, 32, 0};
     s.p = p;
-    s.a = matrix_make(GEMM_BF16, 16, 32, 0, 1);
-    s.b = matrix_make(GEMM_BF16, 32, 8, 0, 2);
-    s.d = matrix_make(GEMM_BF16, 16, 8, 0, 3);
-    s.aux = matrix_make(GEMM_BF16, 16, 8, 0, 4);
-    s.bias = matrix_make(GEMM_BF16, 16, 1, 0, 5);
+    s.a = matrix_make(DTYPE_BF16, 16, 32, 0, 1);
+    s.b = matrix_make(DTYPE_BF16, 32, 8, 0, 2);
+    s.d = matrix_make(DTYPE_BF16, 16, 8, 0, 3);
+    s.aux = matrix_make(DTYPE_BF16, 16, 8, 0, 4);
+    s.bias = matrix_make(DTYPE_BF16, 16, 1, 0, 5);
     s.o = objects_make(&p, &s.a, &s.b, &s.d, &s.bias, &s.aux);
     LT(ask(&s));
     return s;
@@ -559,7 +560,7 @@ static void test_order(void) {
     CUDA(cudaStreamSynchronize(stream));
     CUDA(cudaMemcpy(got, s.d.device, s.d.bytes, cudaMemcpyDeviceToHost));
     bool zero = true;
-    for (size_t i = 0; i < 16 * 8; i++) zero = zero && gemm_load(got, GEMM_BF16, i) == 0.0f;
+    for (size_t i = 0; i < 16 * 8; i++) zero = zero && gemm_load(got, DTYPE_BF16, i) == 0.0f;
     bool held_back = emulator::modes.delayed_streams && !emulator::others_run_ahead;
     check(zero == held_back, "a product waits in its stream", zero ? "saw the later operand" : "saw the earlier one");
     CUDA(cudaFreeHost(zeros));

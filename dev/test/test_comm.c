@@ -228,11 +228,6 @@ static void open_or_end(Comm* comm, double limit_ms) {
 // ------------------------------------------------------------------------------------------------
 // 1. Collectives
 
-static size_t type_size(CommType type) {
-    static const size_t sizes[] = {1, 8, 4, 2, 2};
-    return sizes[type];
-}
-
 // data (n): on every rank the sum over all ranks.
 static CommRequest start_sum(Comm* comm, void* data, size_t n, CommType type) {
     return comm_start(comm, COMM_ALL_REDUCE, type, data, data, n, 0, NULL, NULL);
@@ -271,7 +266,7 @@ static void serial_sum(void* out, char* const* inputs, CommType type, size_t wor
     float f = 0.0f;
     uint64_t u = 0;
     for (size_t k = 0; k < world; k++) {
-        const char* x = inputs[backwards ? world - 1 - k : k] + i * type_size(type);
+        const char* x = inputs[backwards ? world - 1 - k : k] + i * dtype_bytes(type);
         float value = 0.0f;
         uint16_t half;
         uint64_t integer = 0;
@@ -328,9 +323,8 @@ static void bench_begin(Bench* b, bool with_own) {
 }
 
 static void bench_end(const Bench* b, bool good, const Error* error, const char* what) {
-    static const char* const names[] = {"bytes", "int64", "float", "bf16", "fp16"};
     char text[200];
-    snprintf(text, sizeof text, "rank %zu, %s of %zu %s: %.80s", b->comm->rank, what, b->n, names[b->type],
+    snprintf(text, sizeof text, "rank %zu, %s of %zu %s: %.80s", b->comm->rank, what, b->n, DTYPES[b->type].name,
              good ? "other bits" : error->text);
     check(good && memcmp(b->work, b->expected, (b->n + GUARD) * b->size) == 0, text);
 }
@@ -400,7 +394,7 @@ static void test_copies(Bench* b) {
 }
 
 static void test_length(Comm* comm, CommType type, size_t n) {
-    Bench b = {comm, type, n, type_size(type), {NULL}, NULL, NULL};
+    Bench b = {comm, type, n, dtype_bytes(type), {NULL}, NULL, NULL};
     size_t bytes = (n + GUARD) * b.size, differ = 0;
     for (size_t p = 0; p < comm->world; p++) {
         b.inputs[p] = (char*)allocate(bytes);
@@ -426,8 +420,9 @@ static void test_length(Comm* comm, CommType type, size_t n) {
 
 static void test_collectives(Comm* comm) {
     static const size_t lengths[] = {0, 1, 2, 7, 1000, 100003};
+    static const CommType types[] = {COMM_BYTES, COMM_INT64, COMM_FLOAT, COMM_BF16, COMM_F16};
     for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++)
-        for (int type = 0; type < COMM_TYPES; type++) test_length(comm, (CommType)type, lengths[i]);
+        for (size_t t = 0; t < sizeof types / sizeof types[0]; t++) test_length(comm, types[t], lengths[i]);
     // Several chunks in a sum: of all types, and not a whole number of them.
     test_length(comm, COMM_BF16, 300001);
     test_length(comm, COMM_INT64, 300001);
@@ -1327,7 +1322,7 @@ static void test_calls(void) {
     // Who meets rank 1 first blames it; rank 1 blames rank 0. What is said of the one is said of both.
     static const char* const words[] = {
         "rank 1 is late", "rank 1 ended its run while", "all_reduce of 41 int64 (operation 1)",
-        "all_reduce of 1000 int64 (operation 1)", "all_reduce of 40 float (operation 1)",
+        "all_reduce of 1000 int64 (operation 1)", "all_reduce of 40 fp32 (operation 1)",
         "broadcast of 40 int64 from rank 0 (operation 1)", "broadcast of 40 int64 from rank 1 (operation 1)",
         "with other slices", "rank 1 called barrier (operation 1)", "bytes are not summed",
         "with the slice [1, 41) for rank 1", "there is no such rank"};

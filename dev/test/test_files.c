@@ -657,30 +657,30 @@ static void test_directories(void) {
 // One tensor of every type, no dimension, one, many, and none of a size. The data are a pattern of the place.
 typedef struct {
     const char* name;
-    SafetensorsType type;
+    Dtype type;
     int dims;
     size_t shape[3];
 } Sample;
 static const Sample samples[] = {
-    {"nothing", SAFETENSORS_F32, 2, {0, 5, 0}}, {"f64", SAFETENSORS_F64, 2, {3, 2, 0}},
-    {"i64", SAFETENSORS_I64, 1, {3, 0, 0}},     {"u64", SAFETENSORS_U64, 0, {0, 0, 0}},
-    {"f32", SAFETENSORS_F32, 3, {2, 1, 3}},     {"i32", SAFETENSORS_I32, 0, {0, 0, 0}},
-    {"u32", SAFETENSORS_U32, 1, {2, 0, 0}},     {"f16", SAFETENSORS_F16, 1, {3, 0, 0}},
-    {"bf16", SAFETENSORS_BF16, 2, {1, 5, 0}},   {"i16", SAFETENSORS_I16, 1, {1, 0, 0}},
-    {"u16", SAFETENSORS_U16, 0, {0, 0, 0}},     {"i8", SAFETENSORS_I8, 1, {7, 0, 0}},
-    {"middle", SAFETENSORS_I8, 1, {0, 0, 0}},   {"u8 \xC3\xA9\"", SAFETENSORS_U8, 1, {3, 0, 0}},
-    {"bool", SAFETENSORS_BOOL, 2, {2, 2, 0}},   {"end", SAFETENSORS_BF16, 3, {4, 0, 4}},
+    {"nothing", DTYPE_F32, 2, {0, 5, 0}}, {"f64", DTYPE_F64, 2, {3, 2, 0}},
+    {"i64", DTYPE_I64, 1, {3, 0, 0}},     {"u64", DTYPE_U64, 0, {0, 0, 0}},
+    {"f32", DTYPE_F32, 3, {2, 1, 3}},     {"i32", DTYPE_I32, 0, {0, 0, 0}},
+    {"u32", DTYPE_U32, 1, {2, 0, 0}},     {"f16", DTYPE_F16, 1, {3, 0, 0}},
+    {"bf16", DTYPE_BF16, 2, {1, 5, 0}},   {"i16", DTYPE_I16, 1, {1, 0, 0}},
+    {"u16", DTYPE_U16, 0, {0, 0, 0}},     {"i8", DTYPE_I8, 1, {7, 0, 0}},
+    {"middle", DTYPE_I8, 1, {0, 0, 0}},   {"u8 \xC3\xA9\"", DTYPE_U8, 1, {3, 0, 0}},
+    {"bool", DTYPE_BOOL, 2, {2, 2, 0}},   {"end", DTYPE_BF16, 3, {4, 0, 4}},
 };
 #define SAMPLES (sizeof samples / sizeof *samples)
 
 static size_t sample_bytes(const Sample* sample) {
-    size_t bytes = safetensors_type_bytes(sample->type);
+    size_t bytes = dtype_bytes(sample->type);
     for (int i = 0; i < sample->dims; i++) bytes *= sample->shape[i];
     return bytes;
 }
 
 static unsigned char sample_byte(size_t sample, size_t place) {
-    if (samples[sample].type == SAFETENSORS_BOOL) return place % 2;
+    if (samples[sample].type == DTYPE_BOOL) return place % 2;
     return (unsigned char)(sample * 31 + place * 7);
 }
 
@@ -931,7 +931,7 @@ static void test_safetensors_alignment(void) {
         memset(name, 'n', length);
         SafetensorsWriter w;
         bool good = safetensors_create(&w, path.text, &error) &&
-                    safetensors_declare(&w, name, SAFETENSORS_BF16, NULL, 0, &error) && safetensors_begin(&w, &error) &&
+                    safetensors_declare(&w, name, DTYPE_BF16, NULL, 0, &error) && safetensors_begin(&w, &error) &&
                     safetensors_write(&w, "xy", 2, &error) && safetensors_end(&w, &error);
         safetensors_writer_free(&w);
         check(good == (length < SAFETENSORS_NAME_MAX), "a name of each length, up to the limit", error.text);
@@ -960,11 +960,11 @@ static void test_safetensors_misuse(void) {
             good = good && safetensors_metadata(&w, "a", "b", &error) && safetensors_metadata(&w, "a", "c", &error);
         const char* first = way == 0 ? "" : way == 1 ? name : way == 2 ? "__metadata__" : way == 3 ? "a\n" : "a";
         good =
-            good && safetensors_declare(&w, first, SAFETENSORS_F32, way == 4 ? huge : &two, way == 4 ? 2 : 1, &error);
-        if (way == 5) good = good && safetensors_declare(&w, "a", SAFETENSORS_F32, &two, 1, &error);
-        if (way == 6) good = good && safetensors_declare(&w, "b", SAFETENSORS_F32, &two, 9, &error);
+            good && safetensors_declare(&w, first, DTYPE_F32, way == 4 ? huge : &two, way == 4 ? 2 : 1, &error);
+        if (way == 5) good = good && safetensors_declare(&w, "a", DTYPE_F32, &two, 1, &error);
+        if (way == 6) good = good && safetensors_declare(&w, "b", DTYPE_F32, &two, 9, &error);
         if (way == 7) good = good && safetensors_metadata(&w, "late", "x", &error);
-        if (way == 13) good = good && safetensors_declare(&w, "b", SAFETENSORS_F32, &two, -1, &error);
+        if (way == 13) good = good && safetensors_declare(&w, "b", DTYPE_F32, &two, -1, &error);
         if (way != 8) good = good && safetensors_begin(&w, &error);
         good = good && safetensors_write(&w, "12345678", way == 10 ? 7 : way == 11 ? 0 : 8, &error);
         if (way == 12) good = good && safetensors_write(&w, "9", 1, &error);
@@ -1110,7 +1110,7 @@ static void test_python(void) {
     check(pipe != NULL, "python3 starts", "");
     if (!pipe) return family_end("safetensors: interchange with Python");
     for (size_t i = 0; i < SAMPLES; i++) {
-        fprintf(pipe, "%s\t%s\t", samples[i].name, safetensors_type_name(samples[i].type));
+        fprintf(pipe, "%s\t%s\t", samples[i].name, DTYPES[samples[i].type].safetensors);
         for (int k = 0; k < samples[i].dims; k++) fprintf(pipe, "%s%zu", k ? "," : "", samples[i].shape[k]);
         fprintf(pipe, "\t");
         for (size_t k = 0; k < sample_bytes(&samples[i]); k++) fprintf(pipe, "%02x", sample_byte(i, k));
@@ -1127,14 +1127,14 @@ static void test_python(void) {
         float floats[6] = {0};
         int64_t integer = 0;
         unsigned char truths[3] = {9, 9, 9};
-        check(a && a->type == SAFETENSORS_F32 && a->dims == 2 && a->shape[0] == 2 && a->shape[1] == 3 &&
+        check(a && a->type == DTYPE_F32 && a->dims == 2 && a->shape[0] == 2 && a->shape[1] == 3 &&
                   safetensors_read(&f, a, floats, sizeof floats, NULL, &error) && floats[0] == 0 && floats[5] == 5,
               "float32", "");
-        check(b && b->type == SAFETENSORS_I64 && b->dims == 0 && safetensors_read(&f, b, &integer, 8, NULL, &error) &&
+        check(b && b->type == DTYPE_I64 && b->dims == 0 && safetensors_read(&f, b, &integer, 8, NULL, &error) &&
                   integer == 7,
               "int64 without dimension", "");
-        check(c && c->type == SAFETENSORS_F16 && c->bytes == 0 && c->shape[1] == 4, "float16 of size zero", "");
-        check(d && d->type == SAFETENSORS_BOOL && safetensors_read(&f, d, truths, 3, NULL, &error) && truths[0] == 1 &&
+        check(c && c->type == DTYPE_F16 && c->bytes == 0 && c->shape[1] == 4, "float16 of size zero", "");
+        check(d && d->type == DTYPE_BOOL && safetensors_read(&f, d, truths, 3, NULL, &error) && truths[0] == 1 &&
                   truths[1] == 0 && truths[2] == 1,
               "bool", "");
         safetensors_close(&f);

@@ -1,0 +1,61 @@
+// optimizers.h: the optimizers, a row each, and what one step of any of them takes.
+//
+// A new optimizer is a row here, a branch in optimizer_apply (kernels_cpu.h) and one in optimizer_element (kernels.cuh). The
+// flag --optimizer, the memory plan, ZeRO's shards and checkpoints walk the table.
+//
+// It needs nothing but the C library.
+
+#ifndef LLMTRAIN_OPTIMIZERS_H
+#define LLMTRAIN_OPTIMIZERS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+typedef enum { OPTIMIZER_ADAMW, OPTIMIZER_SGD, OPTIMIZER_MOMENTUM, OPTIMIZER_LION, OPTIMIZER_COUNT } OptimizerKind;
+
+enum { OPTIMIZER_STATES = 2 };  // the most arrays that an optimizer keeps, each with a float for every parameter
+
+static const struct {
+    const char* name;                      // as --optimizer takes it
+    const char* states[OPTIMIZER_STATES];  // names of the arrays that it keeps, in checkpoints too; the first are used first
+    bool by_matrix;                        // an update needs whole matrices, not only the elements of a shard
+} OPTIMIZERS[OPTIMIZER_COUNT] = {
+    {"adamw", {"m", "v"}, false},
+    {"sgd", {NULL, NULL}, false},
+    {"momentum", {"m", NULL}, false},
+    {"lion", {"m", NULL}, false},
+};
+
+static inline size_t optimizer_states(OptimizerKind kind) {
+    size_t count = 0;
+    while (count < OPTIMIZER_STATES && OPTIMIZERS[kind].states[count]) count++;
+    return count;
+}
+
+// The optimizer of that name; OPTIMIZER_COUNT if there is none.
+static inline OptimizerKind optimizer_find(const char* name) {
+    int kind = 0;
+    while (kind < OPTIMIZER_COUNT && strcmp(OPTIMIZERS[kind].name, name) != 0) kind++;
+    return (OptimizerKind)kind;
+}
+
+// Their names as the choices of a flag: "adamw|sgd|momentum|lion".
+static inline const char* optimizer_names(void) {
+    static char names[OPTIMIZER_COUNT * 16];
+    size_t length = 0;
+    for (int kind = 0; kind < OPTIMIZER_COUNT; kind++)
+        length += (size_t)snprintf(names + length, sizeof names - length, "%s%s", kind ? "|" : "", OPTIMIZERS[kind].name);
+    return names;
+}
+
+// One step: the same for every parameter, but for the weight decay.
+typedef struct {
+    OptimizerKind kind;
+    float lr, beta1, beta2, epsilon, weight_decay;
+    float grad_scale;     // gradients are multiplied by it: clipping, and undoing the loss scale
+    uint64_t seed, step;  // step counts from 1; both choose the random bits of stochastic rounding
+} OptimizerStep;
+
+#endif  // LLMTRAIN_OPTIMIZERS_H
