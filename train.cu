@@ -248,26 +248,17 @@ typedef struct {
     bool events_refused;          // events.jsonl cannot be written, and it was said
     char hot[FILE_PATH_MAX];      // where copies in memory go; empty: nowhere
     Comm comm;
-    bool alike;                   // all ranks fail, and know why: rank 0 says so
     uint64_t slow_rank, slow_count;  // the slowest rank, and for how many steps it was slow
 } Run;
 
-// Whether all went well on all ranks; otherwise all have the same error. A failure that only one rank knows of must come
-// through here, or else end that rank, before the next collective.
+// Whether all went well on all ranks; otherwise all have the same error. A failure must come through here before the
+// next collective, or else end the rank, which then tells the others (main).
 static bool run_agree(Run* run, bool good, Error* error) {
     if (run->comm.world <= 1) return good;
-    Error fault;
     comm_extend_timeout(&run->comm, true);
     bool all = comm_agree_all(&run->comm, good, error);
     comm_extend_timeout(&run->comm, false);
-    run->alike = !all && !comm_failed(&run->comm, &fault);
     return all;
-}
-
-// For what fails on all ranks, which each finds out for itself: rank 0 alone says why.
-static bool run_alike(Run* run, bool good) {
-    run->alike = !good;
-    return good;
 }
 
 // A line of events.jsonl in --out, from rank 0 once it has that for itself. A disk that refuses it does not end the run.
@@ -640,10 +631,10 @@ static bool run_load(Run* run, uint64_t before, bool asked, bool* found, Error* 
         run_event(run, "damaged", key / 2, "%s", error->text);
     }
     if (!*found) return true;
-    return run_alike(run, fail(error,
+    return run_agree(run, fail(error,
                                "no checkpoint in %s can be used; what is wrong with each stands above. Start anew with "
                                "another --out",
-                               run->options.out));
+                               run->options.out), error);
 }
 
 // A directory that holds a run is only touched with --resume.
@@ -723,8 +714,7 @@ static bool run_compare_ranks(Run* run, const Flag* flags, size_t flag_count, Er
     free(mine);
     free(texts);
     free(begins);
-    run->alike = good && !same;
-    return same;
+    return good && run_agree(run, same, error);
 }
 
 // Whether all ranks compute with the same code on the same kind of device, and so to the same bits.
@@ -793,9 +783,9 @@ static bool run_find_hot(Run* run, bool goes_on, Error* error) {
              (unsigned long long)hash_bytes(out, strlen(out)));
     free(real);
     if (run->comm.local_world != run->comm.world)
-        return run_alike(run, fail(error,
+        return run_agree(run, fail(error,
                                    "--ckpt-hot keeps copies in the memory of one machine, but the ranks are on several; "
-                                   "leave it out"));
+                                   "leave it out"), error);
     if (run->comm.rank == 0 && !goes_on) checkpoint_discard(run->hot);
     return run_agree(run, run->comm.rank > 0 || directory_make(run->hot, error), error);
 }
@@ -933,7 +923,6 @@ static bool run_save_complete(Run* run, bool* good, Error* error) {
     comm_extend_timeout(&run->comm, false);
     if (!*good && run->comm.world > 1 && comm_failed(&run->comm, error)) return false;
     if (!*good) *error = why;
-    run->alike = !*good;
     if (!*good) return true;
     if (!hot) {
         c->took_ms = now_ms() - began;
@@ -954,7 +943,6 @@ static bool run_save_complete_or_tell(Run* run, Error* error) {
         fprintf(stderr, "train: step %llu is not saved: %s. Training goes on; the checkpoints before it are as they were\n",
                 (unsigned long long)step, error->text);
     if (!good) run_event(run, "not_saved", step, "%s", error->text);
-    run->alike = false;
     return true;
 }
 
@@ -1036,7 +1024,6 @@ static void fault_flip(Model* model) {
 
 // Whether all ranks have the same parameters, and compute the same with them.
 static bool run_compare(Run* run, Error* error) {
-    Error fault;
     bool same = flat_compare(&run->model.flat, error);
     if (same && run->same_devices) {
         bool flipped = fault_point("compare");
@@ -1044,8 +1031,7 @@ static bool run_compare(Run* run, Error* error) {
         same = model_compare_forward(&run->model, run->tokens, run->targets, run->options.batch, run->options.seq, error);
         if (flipped) fault_flip(&run->model);
     }
-    run->alike = !same && !comm_failed(&run->comm, &fault);
-    return same;
+    return same || run_agree(run, false, error);
 }
 
 static void describe_divergence(char* text, size_t size, const RunState* state, const StepReading* reading) {
@@ -1075,16 +1061,14 @@ static bool run_plan_rewind(Run* run, const char* why, uint64_t* first, uint64_t
     *before = again ? state->rewound_to : *first;
     *oldest = run_oldest_kept(run, *first);
     if (o->rewind == 0)
-        return run_alike(run,
-                         fail(error, "%s; lower --lr or raise --spike-skip, and --resume, or let --rewind do it", why));
+        return fail(error, "%s; lower --lr or raise --spike-skip, and --resume, or let --rewind do it", why);
     if (state->rewinds >= o->rewind)
-        return run_alike(run, fail(error, "%s, after %llu rewinds; lower --lr, and --resume", why,
-                                   (unsigned long long)state->rewinds));
+        return fail(error, "%s, after %llu rewinds; lower --lr, and --resume", why, (unsigned long long)state->rewinds);
     if (again && *before <= *oldest && *oldest > 0)
-        return run_alike(run, fail(error,
-                                   "%s, also from step %llu on, and --ckpt-keep %llu has left no checkpoint before that; "
-                                   "lower --lr, and --resume",
-                                   why, (unsigned long long)*before, (unsigned long long)o->ckpt_keep));
+        return fail(error,
+                    "%s, also from step %llu on, and --ckpt-keep %llu has left no checkpoint before that; lower --lr, and "
+                    "--resume",
+                    why, (unsigned long long)*before, (unsigned long long)o->ckpt_keep);
     return true;
 }
 
@@ -1107,7 +1091,7 @@ static bool run_rewind(Run* run, const StepReading* reading, Error* error) {
     bool found;
     char why[256];
     describe_divergence(why, sizeof why, &diverged, reading);
-    if (!run_plan_rewind(run, why, &first, &before, &oldest, error)) return false;
+    if (!run_plan_rewind(run, why, &first, &before, &oldest, error)) return run_agree(run, false, error);
     heartbeat(HEARTBEAT_CHECKPOINT, diverged.step);
     if (!run_save_wait(run, error)) return false;
     if (!run_agree(run, flat_await_all(&run->model.flat, error), error)) return false;
@@ -1115,8 +1099,8 @@ static bool run_rewind(Run* run, const StepReading* reading, Error* error) {
     fault_point("rewind");
     if (!run_load(run, before, true, &found, error)) return false;
     if (!found && oldest > 0)
-        return run_alike(run, fail(error, "%s, and the checkpoints before step %llu are gone; lower --lr, and --resume",
-                                   why, (unsigned long long)before));
+        return run_agree(run, fail(error, "%s, and the checkpoints before step %llu are gone; lower --lr, and --resume",
+                                   why, (unsigned long long)before), error);
     if (!found && !run_agree(run, run_start(run, error), error)) return false;
     state->samples = diverged.samples;
     state->rewinds = diverged.rewinds + 1;
@@ -1214,9 +1198,9 @@ static bool run_end(Run* run, Error* error) {
         return true;
     }
     run->stopped = o->out != NULL;
-    return run_alike(
-        run, fail(error, "stopped by a signal after step %llu; %s", (unsigned long long)run->record.state.step,
-                  o->out ? "the same command with --resume continues" : "nothing was saved, since there is no --out"));
+    fail(error, "stopped by a signal after step %llu; %s", (unsigned long long)run->record.state.step,
+         o->out ? "the same command with --resume continues" : "nothing was saved, since there is no --out");
+    return run_agree(run, false, error);
 }
 
 // The training loop: steps state.step to --steps. heartbeat() tells the supervisor what this rank is at (heartbeat.h); fault_*()
@@ -1341,8 +1325,8 @@ static bool run_join(Run* run, CommLaunch* launch, Flag* flags, size_t flag_coun
     if (!(forks ? comm_spawn(launch, o->ranks, error) : comm_find(launch, error))) return false;
     run->wrong_flags = false;
     if (launch->world > 1 && o->data == NULL)
-        return run_alike(run, fail(error, "one rank is enough to sample, but %s has started %zu; start one",
-                                   launch->launcher, launch->world));
+        return fail(error, "one rank is enough to sample, but %s has started %zu; start one", launch->launcher,
+                    launch->world);
     if (launch->rank > 0) {
         interrupt_speaks = 0;
         if (freopen("/dev/null", "w", stdout) == NULL) return fail_file(error, "open", "/dev/null");
@@ -1357,18 +1341,12 @@ static bool run_join(Run* run, CommLaunch* launch, Flag* flags, size_t flag_coun
     return true;
 }
 
-// The sentence with which the program ends.
-static void print_failure(const Error* error, bool several, size_t rank) {
-    if (several) fprintf(stderr, "train: rank %zu: %s\n", rank, error->text);
-    else fprintf(stderr, "train: %s\n", error->text);
-}
-
 // Says why the flags are wrong; where a launcher has started several ranks, to the others too, lest they wait.
 static void run_refuse(Run* run, const Error* error) {
     CommLaunch launch;
     Error ignored;
     bool several = comm_find(&launch, &ignored) && launch.world > 1;
-    print_failure(error, several, launch.rank);
+    launch_report(&launch, "train", error->text);
     if (!several || !comm_open(&run->comm, &launch, 1e3 * run->options.timeout, &ignored)) return;
     comm_abort(&run->comm, error->text);
     comm_close(&run->comm);
@@ -1410,12 +1388,8 @@ int main(int argc, char** argv) {
     bool ok = run_join(&run, &launch, flags, flag_count, &error);
     if (ok && o->data == NULL && !o->plan) ok = run_generate(&run, &error);
     else ok = ok && run_begin(&run, flags, flag_count, &error) && (o->plan || run_train(&run, &error));
-    if (!ok && run.comm.world > 1 && !run.alike) comm_abort(&run.comm, error.text);
-    bool several = launch.world > 1 && !run.alike;
-    if (!ok && (run.alike ? launch.rank == 0 : comm_speaks(&launch))) {
-        print_failure(&error, several, launch.rank);
-        comm_has_spoken(&launch);
-    }
+    if (!ok) launch_report(&launch, "train", error.text);
+    if (!ok && run.comm.world > 1 && !error.on_all_ranks) comm_abort(&run.comm, error.text);
     if (ok) heartbeat(HEARTBEAT_DONE, run.record.state.step);
     if (run.cadence.began_ms > 0)
         run_event(&run, ok ? "done" : run.stopped ? "stopped" : "failed", run.record.state.step, "%s",
@@ -1423,8 +1397,5 @@ int main(int argc, char** argv) {
     run_free(&run);
     int code = ok ? 0 : run.wrong_flags ? 2 : run.stopped && interrupted != SIGINT ? EXIT_SAVED : 1;
     Error of_others;
-    code = comm_reap(&launch, code, ok ? 1e3 * o->timeout : REAP_MS, &of_others);
-    if (ok && of_others.text[0]) print_failure(&of_others, false, 0);
-    if (!ok && launch.rank == 0 && comm_is_silent(&launch)) print_failure(&error, several, 0);
-    return code;
+    return comm_reap(&launch, "train", code, ok ? 1e3 * o->timeout : REAP_MS, &of_others);
 }

@@ -58,6 +58,7 @@ typedef struct {
     char text[1024];
     bool elsewhere;  // the fault is not of what was looked at, which may be good: too little memory, too few descriptors,
                      // another build
+    bool on_all_ranks;  // every rank has this error (comm_agree_all): none has to be told of it
 } Error;
 
 #if defined(__GNUC__)
@@ -68,7 +69,7 @@ static inline bool fail(Error* error, const char* format, ...) {
     va_start(arguments, format);
     vsnprintf(error->text, sizeof error->text, format, arguments);
     va_end(arguments);
-    error->elsewhere = false;
+    error->elsewhere = error->on_all_ranks = false;
     return false;
 }
 

@@ -619,7 +619,7 @@ static inline bool comm_admit(Comm* comm, CommMeeting* m, int guest, bool may_wa
     recv(guest, h, sizeof *h, 0);  // a connection closed with something unread would take back what is said now
     CommLink* link = known && h->rank > comm->rank && h->rank < comm->world ? &comm->links[h->rank] : NULL;
     int* place = link == NULL ? NULL : h->kind == COMM_CONTROL ? &link->control : &link->data;
-    Error reason = {"", false};
+    Error reason = {"", false, false};
     comm_address_of(from, guest);
     h->run[sizeof h->run - 1] = 0;
     if (known) snprintf(who, sizeof who, "rank %u at %s", (unsigned)h->rank, from);
@@ -713,7 +713,7 @@ static inline bool comm_visit(Comm* comm, CommMeeting* m, Error* error) {
     int* zero = &comm->links[0].control;
     double T = comm->timeout_ms;
     CommNotice reply;
-    Error reason = {"", false};
+    Error reason = {"", false, false};
     for (;;) {
         // Rank 0 may have begun to wait only now, for its whole time-out; then it says who is missing.
         bool good = comm_greet(comm, m, 0, COMM_CONTROL, m->launch->address, m->launch->port, &reason);
@@ -744,7 +744,7 @@ static inline bool comm_visit(Comm* comm, CommMeeting* m, Error* error) {
 
 // Connects to all lower ranks: rank 0 has the first connection already.
 static inline bool comm_visit_others(Comm* comm, CommMeeting* m, Error* error) {
-    Error reason = {"", false};
+    Error reason = {"", false, false};
     for (size_t i = 1; i < 2 * comm->rank; i++) {
         size_t p = i / 2, port = (size_t)m->table[p].port;
         const char* address = m->table[p].address;
@@ -1309,7 +1309,8 @@ static inline bool comm_gather_texts(Comm* comm, char** texts, size_t** begins, 
 
 // Every rank says whether its part of something went well, and error->text why if not. True on all ranks if all parts
 // did; otherwise false on all, with the sentence of the lowest rank that failed: "rank 2: cannot read ...", without the
-// rank if all have failed with the very same sentence. The Comm stays usable.
+// rank if all have failed with the very same sentence; error->on_all_ranks says that nobody has to be told. The Comm
+// stays usable.
 static inline bool comm_agree_all(Comm* comm, bool good, Error* error) {
     size_t N = comm->world, same = 0, first = COMM_UNKNOWN, *begins;
     char* texts;
@@ -1320,6 +1321,7 @@ static inline bool comm_agree_all(Comm* comm, bool good, Error* error) {
     for (size_t p = 0; first < N && p < N; p++) same += strcmp(texts + begins[p], texts + begins[first]) == 0;
     if (same == N) good = fail(error, "%s", texts + begins[first]);
     else if (first < N) good = fail(error, "rank %zu: %s", first, texts + begins[first]);
+    if (first < N) error->on_all_ranks = true;
     free(begins);
     free(texts);
     return good;

@@ -2,24 +2,27 @@
 //
 //   1. variables   from torchrun, mpirun (Open MPI, MPICH) or srun: comm_find
 //   2. listening   the socket at which rank 0 waits for the others
-//   3. forking     local ranks for who has no launcher: comm_spawn, comm_speaks, comm_reap
+//   3. forking     local ranks where there is no launcher: comm_spawn, launch_report, comm_reap
 //
 // In short, before any thread is started:
 //
 //   CommLaunch launch;  Error error;
 //   comm_find(&launch, &error)                        or comm_spawn(&launch, 4, &error)
 //   ... comm.h ...
-//   exit_code = comm_reap(&launch, exit_code, 10e3, &error);
+//   if (failed) launch_report(&launch, "train", error.text);
+//   exit_code = comm_reap(&launch, "train", exit_code, 10e3, &error);
 
 #ifndef LLMTRAIN_LAUNCH_H
 #define LLMTRAIN_LAUNCH_H
 
 #include "base.h"
 
+#include <fcntl.h>
+#include <limits.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <pthread.h>
 #include <signal.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -43,7 +46,8 @@ typedef struct {
     bool mpi;                        // comm_open uses MPI, not sockets
     int listener;                    // in rank 0 of comm_spawn: the socket that listens already; otherwise -1
     pid_t* children;                 // (world - 1) likewise; otherwise NULL
-    int* spoken;                     // shared by the ranks of comm_spawn, see comm_speaks; otherwise NULL
+    int reports;                     // in the ranks of comm_spawn: the pipe of launch_report; otherwise -1
+    pthread_t printer;               // in rank 0 of comm_spawn: prints the first of the reports
 } CommLaunch;
 
 typedef struct {
@@ -163,7 +167,7 @@ static inline bool comm_find_place(CommLaunch* launch, Error* error) {
 static inline void comm_launch_alone(CommLaunch* launch) {
     memset(launch, 0, sizeof *launch);
     launch->world = launch->local_world = 1;
-    launch->listener = -1;
+    launch->listener = launch->reports = -1;
     launch->launcher = "none";
 }
 
@@ -273,9 +277,54 @@ static inline void comm_sleep(double ms) {
     while (nanosleep(&t, &t) != 0 && errno == EINTR) {}
 }
 
-// Forks local ranks, for who has no launcher. To be called before threads, OpenMP's too, are started. Returns in every
+static inline void launch_close(int* file) {
+    if (*file >= 0) close(*file);
+    *file = -1;
+}
+
+// Ends the first `count` of the ranks that were forked.
+static inline void launch_kill_children(CommLaunch* launch, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        kill(launch->children[i], SIGKILL);
+        waitpid(launch->children[i], NULL, 0);
+    }
+    free(launch->children);
+    launch->children = NULL;
+    launch_close(&launch->listener);
+}
+
+// The thread of rank 0 that reads the pipe until every rank has closed it, and prints its first line.
+static inline void* launch_print_first(void* context) {
+    char line[PIPE_BUF + 1];
+    int pipe_end = (int)(intptr_t)context;
+    bool printed = false;
+    for (ssize_t n; (n = read(pipe_end, line, PIPE_BUF)) != 0;) {
+        if (n < 0 && errno != EINTR) break;
+        if (n < 0 || printed) continue;
+        line[n] = 0;
+        line[strcspn(line, "\n")] = 0;  // a line was written at once; others may follow it
+        fprintf(stderr, "%s\n", line);
+        printed = true;
+    }
+    close(pipe_end);
+    return NULL;
+}
+
+// Starts that thread, which leaves signals to the others.
+static inline bool launch_start_printer(CommLaunch* launch, int pipe_end) {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int status = pthread_create(&launch->printer, NULL, launch_print_first, (void*)(intptr_t)pipe_end);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    errno = status;
+    return status == 0;
+}
+
+// Forks local ranks, where there is no launcher. To be called before threads, OpenMP's too, are started. Returns in every
 // rank; the caller is rank 0. The others end when it ends, whatever way.
 static inline bool comm_spawn(CommLaunch* launch, size_t ranks, Error* error) {
+    int pipe_ends[2];
     if (!comm_find(launch, error)) return false;
     if (launch->world > 1)
         return fail(error, "%s has started %zu ranks already; do not ask for %zu local ranks too", launch->launcher,
@@ -290,64 +339,69 @@ static inline bool comm_spawn(CommLaunch* launch, size_t ranks, Error* error) {
     snprintf(launch->run, sizeof launch->run, "forked %ld %.0f", (long)getpid(), now_ms());
     if (!comm_listen(&launch->listener, &launch->port, launch->address, error)) return false;
     launch->children = (pid_t*)allocate((ranks - 1) * sizeof(pid_t));
-    if (launch->children == NULL) return fail(error, "not enough memory for %zu ranks", ranks);
-    void* shared = mmap(NULL, sizeof *launch->spoken, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    launch->spoken = shared == MAP_FAILED ? NULL : (int*)shared;  // then each rank speaks
+    if (launch->children == NULL || pipe2(pipe_ends, O_CLOEXEC) != 0) {
+        launch_kill_children(launch, 0);
+        return fail(error, "not enough memory or open files for %zu ranks", ranks);
+    }
     fflush(NULL);  // or every rank would print what is not printed yet
     pid_t parent = getpid();
     for (size_t rank = 1; rank < ranks; rank++) {
         pid_t child = fork();
         if (child < 0) {
-            int reason = errno;
-            for (size_t i = 0; i + 1 < rank; i++) {
-                kill(launch->children[i], SIGKILL);
-                waitpid(launch->children[i], NULL, 0);
-            }
-            free(launch->children);
-            close(launch->listener);
-            launch->children = NULL;
-            launch->listener = -1;
-            return fail(error, "cannot start rank %zu of %zu: %s; ask for fewer ranks or raise the limits (ulimit -u)",
-                        rank, ranks, strerror(reason));
+            fail(error, "cannot start rank %zu of %zu: %s; ask for fewer ranks or raise the limits (ulimit -u)", rank,
+                 ranks, strerror(errno));
+            launch_kill_children(launch, rank - 1);
+            close(pipe_ends[0]);
+            close(pipe_ends[1]);
+            return false;
         }
         if (child > 0) {
             launch->children[rank - 1] = child;
             continue;
         }
         prctl(PR_SET_PDEATHSIG, SIGKILL);
-        if (getppid() != parent) _exit(1);  // it died before it could be asked to take us along
-        close(launch->listener);
+        if (getppid() != parent) _exit(1);  // it died before that
+        launch_close(&launch->listener);
         free(launch->children);
-        launch->listener = -1;
         launch->children = NULL;
         launch->rank = rank;
         break;
     }
     launch->local_rank = launch->rank;
+    launch->reports = pipe_ends[1];
+    fcntl(launch->reports, F_SETFL, O_NONBLOCK);  // where the pipe is full, the first report is in it
+    if (launch->rank > 0) {
+        close(pipe_ends[0]);
+    } else if (!launch_start_printer(launch, pipe_ends[0])) {
+        fail(error, "rank 0 cannot start a thread: %s; raise the limits (ulimit -u)", strerror(errno));
+        launch_kill_children(launch, ranks - 1);
+        close(pipe_ends[0]);
+        launch_close(&launch->reports);
+        return false;
+    }
     return true;
 }
 
-// Whether this rank is to print why the run fails, which it then does, and calls comm_has_spoken. Of the ranks of
-// comm_spawn, which write to one place and know the same, the first that asks is; so is each rank of a launcher.
-static inline bool comm_speaks(const CommLaunch* launch) {
-    int nobody = 0;
-    return launch->spoken == NULL ||
-           __atomic_compare_exchange_n(launch->spoken, &nobody, 1, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
-}
-
-static inline void comm_has_spoken(const CommLaunch* launch) {
-    if (launch->spoken) __atomic_store_n(launch->spoken, 2, __ATOMIC_SEQ_CST);
-}
-
-// For rank 0, after comm_reap: who was to print it has not come so far.
-static inline bool comm_is_silent(const CommLaunch* launch) {
-    return launch->spoken != NULL && __atomic_load_n(launch->spoken, __ATOMIC_SEQ_CST) != 2;
+// Tells the user why this rank fails: "program: rank 3: sentence"; without the rank where there is one, or where the
+// sentence begins with a rank, as those of comm_agree_all do. Of the ranks of comm_spawn only the first report is printed,
+// by rank 0; under a launcher each rank prints its own.
+static inline void launch_report(const CommLaunch* launch, const char* program, const char* sentence) {
+    char line[PIPE_BUF], prefix[32] = "";
+    int named = 0;
+    sscanf(sentence, "rank %*u:%n", &named);
+    if (launch->world > 1 && named == 0) snprintf(prefix, sizeof prefix, "rank %zu: ", launch->rank);
+    size_t length = (size_t)snprintf(line, sizeof line, "%s: %s%.2000s\n", program, prefix, sentence);
+    for (size_t i = 0; i + 1 < length; i++)
+        if (line[i] == '\n') line[i] = ' ';
+    if (launch->reports < 0) fputs(line, stderr);
+    else if (write(launch->reports, line, length) < 0) return;  // there are many reports before it
 }
 
 // For rank 0 of comm_spawn, last: waits for the others to end, and kills after grace_ms those that do not. Returns the
 // code to exit with: its own if that is not 0, or the first that is not 0 of another rank (128 + the signal, if it was
-// killed by one). Then error says which rank it was; otherwise error->text is empty. Elsewhere it does nothing.
-static inline int comm_reap(CommLaunch* launch, int exit_code, double grace_ms, Error* error) {
+// killed by one). Then error says which rank it was, and that is reported too, in case that no rank has reported
+// anything; otherwise error->text is empty. Under a launcher it does nothing.
+static inline int comm_reap(CommLaunch* launch, const char* program, int exit_code, double grace_ms, Error* error) {
     error->text[0] = 0;
     if (launch->children == NULL) return exit_code;
     double deadline = now_ms() + grace_ms;
@@ -364,9 +418,12 @@ static inline int comm_reap(CommLaunch* launch, int exit_code, double grace_ms, 
         if (late) fail(error, "rank %zu did not end within %.1f s of rank 0 and was killed", rank, grace_ms / 1e3);
         else if (WIFSIGNALED(status))
             fail(error, "rank %zu was ended by signal %d (%s)", rank, code - 128, strsignal(code - 128));
-        else fail(error, "rank %zu ended with exit code %d; see what it printed", rank, code);
+        else fail(error, "rank %zu ended with exit code %d and without a message", rank, code);
         if (exit_code == 0) exit_code = code;
     }
+    if (error->text[0]) launch_report(launch, program, error->text);
+    launch_close(&launch->reports);
+    pthread_join(launch->printer, NULL);  // the others have closed the pipe by ending
     free(launch->children);
     launch->children = NULL;
     return exit_code;

@@ -465,7 +465,7 @@ static void test_agree(Comm* comm) {
     test_agreement(comm, rank % 2 == 1, words, sentence(expected, N, 0, words), "every other failed, for one reason");
     test_agreement(comm, N > 1 && rank == 0, own, sentence(expected, N, 1, one), "all but rank 0 failed");
     test_agreement(comm, false, letters, sentence(expected, N, 0, letters_of_0), "long reasons");
-    Error error = {"", false};
+    Error error = {"", false, false};
     check(!comm_agree_all(comm, false, &error) && error.text[0] != 0, "a failure without a reason");
 }
 
@@ -689,7 +689,7 @@ static void test_launch(void) {
         const LaunchCase* c = &launch_cases[i];
         char variables[512];
         CommLaunch launch;
-        Error error = {"", false};
+        Error error = {"", false, false};
         clear_environment();
         snprintf(variables, sizeof variables, "%s", c->variables);
         for (char* save, *one = strtok_r(variables, " ", &save); one; one = strtok_r(NULL, " ", &save)) {
@@ -715,7 +715,7 @@ static void test_launch(void) {
     check(!comm_spawn(&launch, 0, &error) && strstr(error.text, "0 ranks were asked for"), "0 forked ranks");
     check(!comm_spawn(&launch, 65537, &error) && strstr(error.text, "65537 ranks were asked for; give 1 to 65536"),
           "too many forked ranks");
-    check(comm_spawn(&launch, 1, &error) && launch.world == 1 && comm_reap(&launch, 3, 0, &error) == 3,
+    check(comm_spawn(&launch, 1, &error) && launch.world == 1 && comm_reap(&launch, "test_comm", 3, 0, &error) == 3,
           "1 forked rank");
     passed += self->passed;
     failed += self->failed;
@@ -733,13 +733,55 @@ static void expect_no_spawn(void) {
     none.rlim_cur = 0;
     must(setrlimit(RLIMIT_NPROC, &none) == 0 && (geteuid() != 0 || setuid(65534) == 0), "a limit on processes");
     check(!comm_spawn(&launch, 3, &error) && strstr(error.text, "cannot start rank 1 of 3"), "says that it cannot fork");
-    check(comm_reap(&launch, 3, 0, &error) == 3 && launch.listener == -1, "nothing is left of it");
+    check(comm_reap(&launch, "test_comm", 3, 0, &error) == 3 && launch.listener == -1, "nothing is left of it");
     must(setrlimit(RLIMIT_NPROC, &before) == 0 && prctl(PR_SET_DUMPABLE, 1) == 0, "what the leak sanitizer needs");
 }
 
 // Ranks forked by comm_spawn, from a process of its own. What its rank 2 does, and what comes of it.
-enum { SPAWN_WELL, SPAWN_CODE, SPAWN_KILLED, SPAWN_STOPPED, SPAWN_PARENT_DIES, SPAWN_ABSENT, SPAWN_REFUSED, SPAWNS };
+enum { SPAWN_WELL, SPAWN_CODE, SPAWN_KILLED, SPAWN_STOPPED, SPAWN_REPORTS, SPAWN_PARENT_DIES, SPAWN_ABSENT, SPAWN_REFUSED,
+       SPAWNS };
 static int spawn_kind;
+
+// What the forked ranks print to standard error from now on goes to a file.
+static FILE* catch_stderr(void) {
+    FILE* file = tmpfile();
+    must(file != NULL && dup2(fileno(file), STDERR_FILENO) >= 0, "a file in place of standard error");
+    return file;
+}
+
+// The lines in it; the first of them is the text.
+static size_t read_lines(char* text, size_t size, FILE* file) {
+    size_t lines = 0, length;
+    rewind(file);
+    length = fread(text, 1, size - 1, file);
+    text[length] = 0;
+    for (size_t i = 0; i < length; i++) lines += text[i] == '\n';
+    text[strcspn(text, "\n")] = 0;
+    return lines;
+}
+
+// More reports than the pipe has room for, of two ranks at a time. Each is whole or it is not there.
+static void report_often(const CommLaunch* launch) {
+    char sentence[1024];
+    memset(sentence, 'a' + (int)launch->rank, sizeof sentence - 1);
+    sentence[sizeof sentence - 1] = 0;
+    sentence[500] = '\n';  // a report is one line all the same
+    for (int i = 0; i < 200; i++) launch_report(launch, "test_comm", sentence);
+}
+
+static void check_report(FILE* file, const char* words) {
+    static char text[1 << 20], expected[2][1100];
+    size_t lines = read_lines(text, sizeof text, file);
+    bool good = lines == (words[0] != 0) && strncmp(text, words, strlen(words)) == 0;
+    for (int rank = 1; rank <= 2 && spawn_kind == SPAWN_REPORTS; rank++) {
+        int begin = snprintf(expected[rank - 1], 1100, "test_comm: rank %d: ", rank);
+        memset(expected[rank - 1] + begin, 'a' + rank, 1023);
+        expected[rank - 1][begin + 500] = ' ';
+        good = rank == 1 ? lines == 1 : good;
+    }
+    if (spawn_kind == SPAWN_REPORTS) good = good && (strcmp(text, expected[0]) == 0 || strcmp(text, expected[1]) == 0);
+    if (!check(good, "one sentence is printed where there is a fault, and in full")) printf("    %zu: %.200s\n", lines, text);
+}
 
 static void body_spawn(size_t unused) {
     CommLaunch launch;
@@ -751,6 +793,7 @@ static void body_spawn(size_t unused) {
         expect_no_spawn();
         return;
     }
+    FILE* printed = catch_stderr();
     if (!comm_spawn(&launch, 3, &error)) {
         check(false, error.text);
         exit(1);
@@ -763,7 +806,8 @@ static void body_spawn(size_t unused) {
         if (launch.rank > 0) exit(0);
         check(!good && strstr(error.text, "rank 2 is gone: it ended before"), error.text);
         check(now_ms() - began < SLACK_MS, "in time");
-        comm_reap(&launch, 1, PATIENT_MS, &error);
+        comm_reap(&launch, "test_comm", 1, PATIENT_MS, &error);
+        check_report(printed, "test_comm: rank 0: rank 2 was ended by signal 9");
         return;
     }
     int64_t sum = (int64_t)launch.rank + 1;
@@ -771,7 +815,8 @@ static void body_spawn(size_t unused) {
     if (good) good = comm.local_rank == comm.rank && comm.local_world == 3;
     if (good) comm_close(&comm);
     if (launch.rank == 0) check(good, "forked ranks meet");
-    if (launch.rank == 2 && spawn_kind == SPAWN_CODE) exit(7);
+    if (launch.rank > 0 && spawn_kind == SPAWN_REPORTS) report_often(&launch);
+    if (launch.rank == 2 && (spawn_kind == SPAWN_CODE || spawn_kind == SPAWN_REPORTS)) exit(7);
     if (launch.rank == 2 && spawn_kind == SPAWN_KILLED) raise(SIGKILL);
     if (launch.rank > 0 && spawn_kind == SPAWN_PARENT_DIES) for (;;) comm_sleep(1000);
     if (launch.rank == 2 && spawn_kind == SPAWN_STOPPED) raise(SIGSTOP);
@@ -779,18 +824,22 @@ static void body_spawn(size_t unused) {
     if (launch.rank > 0) exit(0);
     began = now_ms();
     double grace_ms = spawn_kind == SPAWN_STOPPED ? 2000 : PATIENT_MS;
-    int code = comm_reap(&launch, 0, grace_ms, &error);
-    static const int codes[] = {0, 7, 128 + SIGKILL, 128 + SIGKILL};
+    int code = comm_reap(&launch, "test_comm", 0, grace_ms, &error);
+    static const int codes[] = {0, 7, 128 + SIGKILL, 128 + SIGKILL, 7};
     static const char* const words[] = {"", "rank 2 ended with exit code 7", "rank 2 was ended by signal 9",
-                                        "rank 2 did not end within 2.0 s"};
+                                        "rank 2 did not end within 2.0 s", "rank 2 ended with exit code 7"};
+    char report[100];
+    snprintf(report, sizeof report, "%s%s", code == 0 ? "" : "test_comm: rank 0: ", words[spawn_kind]);
     check(code == codes[spawn_kind] && strstr(error.text, words[spawn_kind]) && (code != 0) == (error.text[0] != 0),
           "the exit code is passed on");
     check(now_ms() - began < grace_ms + SLACK_MS, "in time");
+    check_report(printed, spawn_kind == SPAWN_REPORTS ? "test_comm: rank " : report);
 }
 
 static void test_spawn(void) {
     static const char* const names[] = {"forked ranks", "forked ranks, one exits with 7", "forked ranks, one is killed",
-                                        "forked ranks, one is stopped", "forked ranks, rank 0 is killed",
+                                        "forked ranks, one is stopped", "forked ranks, all report at once",
+                                        "forked ranks, rank 0 is killed",
                                         "forked ranks, one is killed before it comes", "no rank can be forked"};
     prctl(PR_SET_CHILD_SUBREAPER, 1);  // orphans become children of this process, which can see them end
     for (spawn_kind = 0; spawn_kind < SPAWNS; spawn_kind++) {

@@ -318,7 +318,7 @@ static void test_files(Tally* tally, Parser* parser, const Grammar* g, const cha
     Options options = {prefix, 200000, 100000, 3};
     Summary written[2];
     Json json;
-    Error error = {"", false};
+    Error error = {"", false, false};
     bool wrote = corpus_write(written, g, &options, &error);
     if (!wrote) printf("%s\n", error.text);
     check(tally, "corpus_write: failures", !wrote, 0);
@@ -551,7 +551,7 @@ static void test_grammars(Tally* tally) {
         {not_plain, 3, "a form with symbols in it", "{x.0}"}, {two_kinds, 3, "a variable of two kinds", "{x:c}"},
         {bad_class, 2, "a form that names no symbol", "{x.1}"}};
     for (int i = 0; i < 7; i++) {
-        Error error = {"", false};
+        Error error = {"", false, false};
         bool accepted = grammar_compile(g, bad[i].lines, bad[i].count, &error);
         check_refused(tally, bad[i].what, accepted, &error, bad[i].word);
     }
@@ -574,7 +574,7 @@ static void test_flags(Tally* tally) {
             argc++;
         }
         Options options;
-        Error error = {"", false};
+        Error error = {"", false, false};
         bool accepted = options_read(&options, argc, argv, &error);
         check_refused(tally, cases[i][argc - 2], accepted, &error, cases[i][3]);
     }
@@ -585,7 +585,7 @@ static void test_disk(Tally* tally, const Grammar* g, const char* folder) {
     const char* endings[3] = {"_train.txt", "_val.txt", ".json"};
     char prefix[512], path[600];
     Summary written[2];
-    Error error = {"", false};
+    Error error = {"", false, false};
     Options options = {"/nonexistent/folder/x", 1000, 1000, 1};
     bool accepted = corpus_write(written, g, &options, &error);
     check_refused(tally, "a folder that does not exist", accepted, &error, "/nonexistent/folder/x_train.txt");
