@@ -109,6 +109,12 @@ static inline double now_ms(void) {
     return 1e3 * (double)t.tv_sec + 1e-6 * (double)t.tv_nsec;
 }
 
+// Whatever signals come meanwhile.
+static inline void sleep_ms(double ms) {
+    struct timespec t = {(time_t)(ms / 1e3), (long)(fmod(ms, 1e3) * 1e6)};
+    while (nanosleep(&t, &t) != 0 && errno == EINTR) {}
+}
+
 // A line on the terminal about work that takes long: how far, and how long still. Says nothing where standard error is
 // not a terminal, and at most five times a second.
 typedef struct {

@@ -528,7 +528,7 @@ static inline bool saver_write(Saver* s, const void* data, size_t bytes, size_t*
     double due = s->snapshot && s->bandwidth > 0 ? s->began_ms + 1e3 * (double)*written / s->bandwidth : 0;
     while (now_ms() < due && !__atomic_load_n(&s->hurries, __ATOMIC_RELAXED) &&
            !__atomic_load_n(&s->cancelled, __ATOMIC_RELAXED))
-        comm_sleep(fmin(due - now_ms(), 50));
+        sleep_ms(fmin(due - now_ms(), 50));
     return true;
 }
 
@@ -630,7 +630,7 @@ static inline void saver_begin(Saver* s, Model* model, const RunRecord* run, con
 // Before parameters and optimizer state change.
 static inline void saver_await_snapshot(Saver* s) {
     double began = now_ms();
-    while (s->threaded && !__atomic_load_n(&s->taken, __ATOMIC_ACQUIRE)) comm_sleep(0.1);
+    while (s->threaded && !__atomic_load_n(&s->taken, __ATOMIC_ACQUIRE)) sleep_ms(0.1);
     s->stalled_ms += now_ms() - began;
 }
 

@@ -727,7 +727,7 @@ static inline bool comm_visit(Comm* comm, CommMeeting* m, Error* error) {
             return fail(error, "rank %zu has not reached rank 0 at %s within %.1f s: %.200s; see whether it was "
                         "started, what it printed, and MASTER_ADDR and MASTER_PORT", comm->rank, m->place, T / 1e3,
                         reason.text);
-        comm_sleep(COMM_RETRY_MS);
+        sleep_ms(COMM_RETRY_MS);
     }
     if (reply.kind == COMM_FAILED) return fail(error, "%s", reply.text);
     if (reply.kind != COMM_WELCOME)
@@ -801,7 +801,7 @@ static inline bool comm_meet(Comm* comm, const CommLaunch* launch, Error* error)
     // Ranks that come a little later hear of it too, and do not blame rank 0 for being gone.
     double until = now_ms() + COMM_GRACE_MS;
     while (!good && leads && comm->listener >= 0 && now_ms() < until) {
-        comm_sleep(COMM_GUEST_MS);
+        sleep_ms(COMM_GUEST_MS);
         comm_receive(comm, m);
         comm_tell(comm, COMM_FAILED, error->text);
     }
@@ -999,7 +999,7 @@ static inline bool comm_run(Comm* comm, const CommCall* call, Error* error) {
     comm_describe(what, sizeof what, &call->header);
     snprintf(comm->doing, sizeof comm->doing, "in %s", what);
     if (!comm_check_call(comm, call, what, error)) return false;
-    if (call->delay_ms > 0) comm_sleep(call->delay_ms);
+    if (call->delay_ms > 0) sleep_ms(call->delay_ms);
     comm_introduce(comm, &call->header);
     char* sum = call->out + (all ? call->slices[comm->rank].first : 0);
     if (comm_reduces(call) && !comm_reduce_slices(comm, call, sum, error)) return false;

@@ -41,8 +41,7 @@ static inline bool fault_point(const char* point) {
     bool sleeps = f->armed && strcmp(f->action, "sleep") == 0;
     if (!f->armed || strcmp(f->point, point) != 0 || (sleeps ? f->now < f->step : f->now != f->step)) return false;
     if (sleeps) {
-        struct timespec pause = {0, 50000000};
-        nanosleep(&pause, NULL);
+        sleep_ms(50);
         return false;
     }
     f->armed = false;

@@ -272,11 +272,6 @@ static inline bool comm_listen(int* listener, size_t* port, const char* address,
 // ------------------------------------------------------------------------------------------------
 // 3. Forking
 
-static inline void comm_sleep(double ms) {
-    struct timespec t = {(time_t)(ms / 1e3), (long)(fmod(ms, 1e3) * 1e6)};
-    while (nanosleep(&t, &t) != 0 && errno == EINTR) {}
-}
-
 static inline void launch_close(int* file) {
     if (*file >= 0) close(*file);
     *file = -1;
@@ -411,7 +406,7 @@ static inline int comm_reap(CommLaunch* launch, const char* program, int exit_co
         while (waitpid(launch->children[rank - 1], &status, late ? 0 : WNOHANG) == 0) {
             late = now_ms() > deadline;
             if (late) kill(launch->children[rank - 1], SIGKILL);
-            else comm_sleep(5);
+            else sleep_ms(5);
         }
         int code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
         if (code == 0 || error->text[0] != 0) continue;

@@ -96,7 +96,7 @@ static inline bool collective_settle(Collectives* collectives, ncclResult_t stat
     for (size_t looks = 0; status == ncclInProgress; looks++) {
         pthread_mutex_unlock(&collectives->mutex);
         if (looks < COLLECTIVE_SPINS) sched_yield();
-        else comm_sleep(COLLECTIVE_PAUSE_MS);
+        else sleep_ms(COLLECTIVE_PAUSE_MS);
         pthread_mutex_lock(&collectives->mutex);
         if (comm_failed(collectives->comm, error)) return false;  // and collectives->nccl may be gone
         ncclResult_t asked = ncclCommGetAsyncError(collectives->nccl, &status);
@@ -117,7 +117,7 @@ static inline void collective_give_up(Collectives* collectives, Error* error) {
     double deadline = now_ms() + COMM_GRACE_MS;
     bool failed = comm_failed(collectives->comm, &known);
     while (!failed && now_ms() < deadline) {
-        comm_sleep(1);
+        sleep_ms(1);
         failed = comm_failed(collectives->comm, &known);
     }
     if (failed) *error = known;
@@ -171,7 +171,7 @@ static inline void* collective_watch(void* context) {
             comm_abort(collectives->comm, error.text);
             break;
         }
-        comm_sleep(COLLECTIVE_WATCH_MS);
+        sleep_ms(COLLECTIVE_WATCH_MS);
         pthread_mutex_lock(&collectives->mutex);
         closing = collectives->closing;
         pthread_mutex_unlock(&collectives->mutex);
@@ -279,7 +279,7 @@ static inline ncclDataType_t collective_type(CommType type) {
     return type == COMM_BF16 ? ncclBfloat16 : type == COMM_F16 ? ncclFloat16 : ncclFloat32;
 }
 
-static inline void CUDART_CB collective_delay(void* context) { comm_sleep(((const Collectives*)context)->delay_ms); }
+static inline void CUDART_CB collective_delay(void* context) { sleep_ms(((const Collectives*)context)->delay_ms); }
 
 // Makes the Collectives's stream wait for `compute`. True with the mutex held if there is something to launch on: collective_end
 // follows.

@@ -82,7 +82,7 @@ static void reap(Rank* r) {
             double deadline = now_ms() + (last ? 0 : FAULT_MS + SLACK_MS);
             while (waitpid(child, &shared->statuses[p], WNOHANG) == 0) {
                 if (now_ms() >= deadline) kill(child, SIGKILL);
-                comm_sleep(1);
+                sleep_ms(1);
             }
         }
     }
@@ -126,7 +126,7 @@ static bool run_case(size_t world, double timeout_ms, bool opens, Body body) {
             waitpid(child, &shared->statuses[0], 0);
             return false;
         }
-        comm_sleep(1);
+        sleep_ms(1);
     }
     return true;
 }
@@ -700,7 +700,7 @@ static void run_fault(Rank* r) {
         if (comm_failed(&r->comm, &error)) note_fault(r, &error);
     } else {
         double deadline = now_ms() + FAULT_MS + SLACK_MS;  // NCCL may find its error after the last collective
-        while (collective_check(&r->collectives, &error) && now_ms() < deadline) comm_sleep(1);
+        while (collective_check(&r->collectives, &error) && now_ms() < deadline) sleep_ms(1);
         note_fault(r, &error);
         collective_close(&r->collectives);
     }

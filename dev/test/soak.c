@@ -134,11 +134,6 @@ static void skip(const char* what, const char* reason) {
     count(&shared->skipped, 1);
 }
 
-static void sleep_ms(double ms) {
-    struct timespec t = {(time_t)(ms / 1e3), (long)(fmod(ms, 1e3) * 1e6)};
-    nanosleep(&t, NULL);
-}
-
 // ------------------------------------------------------------------------------------------------
 // Files
 

@@ -120,7 +120,7 @@ static bool reach_stage(size_t world, int stage) {
     for (size_t rank = 0; rank < world; rank++)
         while (__atomic_load_n(&reports[rank].stage, __ATOMIC_SEQ_CST) < stage) {
             if (now_ms() > deadline) return false;
-            comm_sleep(1);
+            sleep_ms(1);
         }
     return true;
 }
@@ -174,7 +174,7 @@ static void end_ranks(size_t world, size_t victim) {
     for (size_t rank = 0; rank < world; rank++) {
         int status = 0;
         if (rank == victim) continue;
-        while (waitpid(children[rank], &status, WNOHANG) == 0 && now_ms() < deadline) comm_sleep(1);
+        while (waitpid(children[rank], &status, WNOHANG) == 0 && now_ms() < deadline) sleep_ms(1);
         bool hangs = now_ms() >= deadline && waitpid(children[rank], &status, WNOHANG) == 0;
         if (hangs) {
             kill(children[rank], SIGKILL);
@@ -818,7 +818,7 @@ static void body_spawn(size_t unused) {
     if (launch.rank > 0 && spawn_kind == SPAWN_REPORTS) report_often(&launch);
     if (launch.rank == 2 && (spawn_kind == SPAWN_CODE || spawn_kind == SPAWN_REPORTS)) exit(7);
     if (launch.rank == 2 && spawn_kind == SPAWN_KILLED) raise(SIGKILL);
-    if (launch.rank > 0 && spawn_kind == SPAWN_PARENT_DIES) for (;;) comm_sleep(1000);
+    if (launch.rank > 0 && spawn_kind == SPAWN_PARENT_DIES) for (;;) sleep_ms(1000);
     if (launch.rank == 2 && spawn_kind == SPAWN_STOPPED) raise(SIGSTOP);
     if (launch.rank == 0 && spawn_kind == SPAWN_PARENT_DIES) raise(SIGKILL);
     if (launch.rank > 0) exit(0);
@@ -851,7 +851,7 @@ static void test_spawn(void) {
             for (size_t rank = 1; rank < 3; rank++) {
                 double deadline = now_ms() + SLACK_MS;
                 pid_t gone = 0;
-                while ((gone = waitpid(forked[rank], &status, WNOHANG)) == 0 && now_ms() < deadline) comm_sleep(1);
+                while ((gone = waitpid(forked[rank], &status, WNOHANG)) == 0 && now_ms() < deadline) sleep_ms(1);
                 judge(gone > 0 && WIFSIGNALED(status), "does not die with rank 0", rank);
                 if (gone == 0) kill(forked[rank], SIGKILL);
             }
@@ -905,7 +905,7 @@ static bool text_has(size_t rank, const char* words) {
 static int connect_to_rank_0(double deadline) {
     Error error;
     int connection;
-    while ((connection = comm_connect("127.0.0.1", port, deadline, &error)) < 0 && now_ms() < deadline) comm_sleep(1);
+    while ((connection = comm_connect("127.0.0.1", port, deadline, &error)) < 0 && now_ms() < deadline) sleep_ms(1);
     must(connection >= 0, "connecting to rank 0");
     return connection;
 }
@@ -929,7 +929,7 @@ static void come_in_disorder(void) {
         sockets[i] = connect_to_rank_0(deadline);
         hello.kind = i == 0 ? COMM_DATA : COMM_CONTROL;
         must(comm_move_all(sockets[i], &hello, sizeof hello, POLLOUT, deadline), "a hello");
-        comm_sleep(300);
+        sleep_ms(300);
     }
     CommNotice notice;
     bool heard = comm_move_all(sockets[1], &notice, sizeof notice, POLLIN, now_ms());
@@ -946,11 +946,11 @@ static void speak(int listener) {
     for (size_t i = 0; i < sizeof answer; i++) answer[i] = "220 welcome\r\n"[i % 13];
     while (guest < 0 && now_ms() < deadline) {
         guest = accept(listener, NULL, NULL);
-        comm_sleep(1);
+        sleep_ms(1);
     }
     must(guest >= 0, "a connection of rank 1");
     must(comm_move_all(guest, answer, sizeof answer, POLLOUT, deadline), "an answer to rank 1");
-    comm_sleep(100);
+    sleep_ms(100);
     close(guest);
 }
 
@@ -982,13 +982,13 @@ static bool outside_address(char text[64]) {
 static void body_disturbed(size_t rank) {
     double deadline = now_ms() + PATIENT_MS;
     int* stage = &reports[RANKS_MAX].stage;
-    while (rank > 0 && __atomic_load_n(stage, __ATOMIC_SEQ_CST) == 0 && now_ms() < deadline) comm_sleep(1);
+    while (rank > 0 && __atomic_load_n(stage, __ATOMIC_SEQ_CST) == 0 && now_ms() < deadline) sleep_ms(1);
     body_meet(rank);
 }
 
 static double held_back_ms;
 static void body_held_back(size_t rank) {
-    if (rank == odd_rank) comm_sleep(held_back_ms);
+    if (rank == odd_rank) sleep_ms(held_back_ms);
     body_meet(rank);
 }
 
@@ -1143,7 +1143,7 @@ static double fault_after_ms;
 
 static void* raise_later(void* unused) {
     (void)unused;
-    comm_sleep(fault_after_ms);
+    sleep_ms(fault_after_ms);
     *fault_ms = now_ms();
     kill(getpid(), fault_signal);
     return NULL;
@@ -1161,7 +1161,7 @@ static void body_fault_in_meeting(size_t rank) {
     double deadline = now_ms() + timeout_ms;
     if (rank == odd_rank) arm();
     if (rank == 3 && fault_signal == SIGKILL) exit(0);
-    while (rank == 3 && *fault_ms == 0 && now_ms() < deadline) comm_sleep(1);
+    while (rank == 3 && *fault_ms == 0 && now_ms() < deadline) sleep_ms(1);
     body_meet(rank);
 }
 
@@ -1207,8 +1207,8 @@ static void body_fault_inside(size_t rank) {
 static void body_late_for_fault(size_t rank) {
     double deadline = now_ms() + CASE_MS / 2;
     if (rank == odd_rank) arm();
-    while (rank == 3 && *fault_ms == 0 && now_ms() < deadline) comm_sleep(1);
-    if (rank == 3) comm_sleep(300);
+    while (rank == 3 && *fault_ms == 0 && now_ms() < deadline) sleep_ms(1);
+    if (rank == 3) sleep_ms(300);
     body_meet(rank);
 }
 
@@ -1240,7 +1240,7 @@ static void body_told_and_gone(size_t rank) {
         *fault_ms = now_ms();
         raise(SIGKILL);
     }
-    comm_sleep(2 * COMM_GRACE_MS);
+    sleep_ms(2 * COMM_GRACE_MS);
     outcome(comm_visit_others(&comm, &m, &error), &error);
     comm.failed = true;
     comm_close_socket(&comm.listener);
@@ -1339,7 +1339,7 @@ static void body_call(size_t rank) {
         comm_close(&comm);
         return;
     }
-    if (odd && call_kind == CALL_LATE) comm_sleep(2 * timeout_ms);
+    if (odd && call_kind == CALL_LATE) sleep_ms(2 * timeout_ms);
     if (odd && call_kind == CALL_LENGTH) n = 41;
     if (odd && call_kind == CALL_LARGE) n = 1000;
     CommType type = COMM_INT64;
@@ -1412,7 +1412,7 @@ static void body_fault_idle(size_t rank) {
         else raise(idle_kind == IDLE_KILLED ? SIGKILL : SIGSTOP);
     }
     double deadline = now_ms() + CASE_MS / 2;
-    while ((!comm_failed(&comm, &error) || calls_counted(&calls) == 0) && now_ms() < deadline) comm_sleep(1);
+    while ((!comm_failed(&comm, &error) || calls_counted(&calls) == 0) && now_ms() < deadline) sleep_ms(1);
     outcome(!comm_failed(&comm, &error), &error);
     check(!comm_barrier(&comm, &again) && strcmp(again.text, error.text) == 0, "calls fail with the same words");
     comm_on_failure(&comm, NULL, NULL);
@@ -1450,7 +1450,7 @@ static void body_leaves(size_t rank) {
     comm_on_failure(&comm, count_call, &calls);
     set_stage(2);
     must(reach_stage(3, 2), "the other ranks have met");
-    if (rank != 1) comm_sleep(1.6 * timeout_ms);
+    if (rank != 1) sleep_ms(1.6 * timeout_ms);
     bool fault = comm_failed(&comm, &error);
     outcome(!fault && calls_counted(&calls) == 0, &error);
     set_stage(3);
@@ -1478,7 +1478,7 @@ static void body_suspended(size_t rank) {
     int64_t sum = 1;
     open_or_end(&comm, timeout_ms);
     set_stage(2);
-    while (rank == 2 && __atomic_load_n(&reports[RANKS_MAX].stage, __ATOMIC_SEQ_CST) == 0) comm_sleep(1);
+    while (rank == 2 && __atomic_load_n(&reports[RANKS_MAX].stage, __ATOMIC_SEQ_CST) == 0) sleep_ms(1);
     bool good = all_reduce(&comm, &sum, 1, COMM_INT64, &error) && sum == 3;
     outcome(good, &error);
     comm_close(&comm);
@@ -1502,9 +1502,9 @@ static void test_no_fault(void) {
     run_ranks("all ranks are stopped, and go on", 3, body_suspended);
     judge(reach_stage(3, 2), "has not met the others", 0);
     for (size_t rank = 0; rank < 3; rank++) kill(children[rank], SIGSTOP);
-    comm_sleep(2 * timeout_ms);
+    sleep_ms(2 * timeout_ms);
     for (size_t rank = 0; rank < 3; rank++) kill(children[rank], SIGCONT);
-    comm_sleep(100);
+    sleep_ms(100);
     set_stage(1);
     end_ranks(3, SIZE_MAX);
     judge_success(3);
@@ -1519,7 +1519,7 @@ static void* give_up_later(void* context) {
     memset(text, 'x', sizeof text);
     memcpy(text, reason, strlen(reason));
     text[sizeof text - 1] = 0;
-    comm_sleep(5);
+    sleep_ms(5);
     comm_abort(comm, text);
     return NULL;
 }
@@ -1650,7 +1650,7 @@ static void run_lanes(void) {
     for (size_t i = 0; i < LANES; i++) {
         while (waitpid(processes[i], NULL, WNOHANG) == 0) {
             if (now_ms() > deadline) kill(processes[i], SIGKILL);  // its ranks end with it
-            comm_sleep(1);
+            sleep_ms(1);
         }
         passed += results[i].passed;
         failed += results[i].failed + !results[i].done;

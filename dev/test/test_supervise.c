@@ -60,11 +60,6 @@ static void must(bool ok, const char* what) {
     exit(1);
 }
 
-static void sleep_ms(double ms) {
-    struct timespec t = {(time_t)(ms / 1e3), (long)(fmod(ms, 1e3) * 1e6)};
-    while (nanosleep(&t, &t) != 0 && errno == EINTR) {}
-}
-
 // ------------------------------------------------------------------------------------------------
 // 1. Cases
 
