@@ -560,7 +560,7 @@ static void case_stopped(void) {
     for (int i = 0; i < 2; i++) ages[i] = strtod(failure_value(&json, i, "age_seconds"), NULL);
     check_between(ages[1], 1, 2 + 1e-3 * slack_ms, "seconds until a hang is seen");
     check_between(ages[0], 0, 0.5 + 1e-3 * slack_ms, "age of the other rank");
-    check_text(failure_value(&json, -1, "what"), "stopped beating");
+    check_text(failure_value(&json, -1, "what"), "sent its last heartbeat");
     check_text(failure_value(&json, -1, "what"), "in phase collective, step 31, in reduce_scatter; it was stopped by");
     json_free(&json);
 }
@@ -621,7 +621,7 @@ static void case_gives_up(void) {
     failure_check(&json, -1, "rank", "1");
     failure_check(&json, -1, "exit_code", "1");
     failure_check(&json, 1, "closed", "true");
-    check_text(failure_value(&json, -1, "what"), "gave up first in phase step, step 5");
+    check_text(failure_value(&json, -1, "what"), "exited first in phase step, step 5");
     json_free(&json);
 }
 
@@ -640,7 +640,7 @@ static void case_absent(void) {
     if (!failure_read(&json, 1)) return;
     failure_check(&json, -1, "kind", "absent rank");
     failure_check(&json, 0, "phase", "setup");
-    check_text(failure_value(&json, -1, "what"), "rank 1 of 2 never came");
+    check_text(failure_value(&json, -1, "what"), "rank 1 of 2 has sent no heartbeat");
     json_free(&json);
 }
 
@@ -663,7 +663,7 @@ static void case_fails(void) {
     check_between(trace_ms("start", 2) - trace_ms("start", 1), 500, 1500 + slack_ms, "first pause, ms");
     check_between(trace_ms("start", 3) - trace_ms("start", 2), 1000, 2000 + slack_ms, "second pause, ms");
     check(events_count("failure") == 4 && events_count("gave up") == 1, "events");
-    check_text(file_text("stderr"), "gave up: 3 failures in a row without progress; best step 3, 4 starts");
+    check_text(file_text("stderr"), "gave up: 3 consecutive failures without progress; best step 3, 4 starts");
     check_text(file_text("stderr"), "failure_0004.json");
     if (!failure_read(&json, 4)) return;
     uint32_t output = json_get(&json, 0, "output");
@@ -921,7 +921,7 @@ static void case_starved(void) {
     case_run("--max-restarts 2 --out . -- SELF act starves", 1);
     check_between((double)trace_count("start"), 1, 1, "starts");
     check_text(file_text("stderr"), "cannot start");
-    check_text(file_text("stderr"), "gave up: 2 failures in a row without progress; best step 0, 2 starts");
+    check_text(file_text("stderr"), "gave up: 2 consecutive failures without progress; best step 0, 2 starts");
     check(events_count("failure") == 2 && events_count("gave up") == 1, "events");
     if (failure_read(&json, 2)) {
         failure_check(&json, -1, "kind", "start");
@@ -1401,14 +1401,14 @@ static void test_blame(void) {
     views[2].seen.phase = HEARTBEAT_CHECKPOINT;
     views[2].still_ms = 1500;
     check(blames(&f, &s, 2) && !f.lost, "who is not in the collective is blamed");
-    check_text(f.what, "rank 0 (process 0) beat last 1.5 s ago in phase checkpoint; rank 2 (process 0) has not beaten "
-                       "for 1.0 s");
+    check_text(f.what, "rank 0 (process 0) sent its last heartbeat 1.5 s ago in phase checkpoint; rank 2 (process 0) "
+                       "has sent no heartbeat for 1.0 s");
     views[1].seen.step = 1;
     views[0].seen.step = views[2].seen.step = 2;
     check(blames(&f, &s, 1), "who is a step behind is blamed");
     views[0].state = 'T';
     check(blames(&f, &s, 0), "who was stopped is blamed");
-    check_text(f.what, "stopped beating 1.0 s ago in phase collective, step 2; it was stopped by a signal");
+    check_text(f.what, "sent its last heartbeat 1.0 s ago in phase collective, step 2; it was stopped by a signal");
     views[0].state = 'S';
     views[0].seen.step = views[1].seen.step = views[2].seen.step = 1;
     views[2].seen.phase = HEARTBEAT_COLLECTIVE;
@@ -1426,22 +1426,22 @@ static void test_blame(void) {
     views[0].still_ms = 1001;
     views[1].still_ms = 1500;
     check(blames(&f, &s, 1), "who gave up is blamed");
-    check_text(f.what, "rank 1 (process 0) gave up 1.5 s ago in phase collective");
+    check_text(f.what, "rank 1 (process 0) exited 1.5 s ago in phase collective");
 
     // Of two that died at once the one that was silent for longer; one that has closed its heartbeat has not died.
-    for (size_t i = 0; i < 3; i++) views[i].gone_ms = 1;
+    for (size_t i = 0; i < 3; i++) views[i].ended_ms = 1;
     views[0].seen.closed = 1;
     views[1].seen.closed = 0;
     views[1].seen.ms = 20;
     views[2].seen.ms = 10;
     check(supervise_worst(&s) == &views[2] && rank_fate(&views[2]) == RANK_KILLED, "silent for longer");
-    views[2].gone_ms = 2;
+    views[2].ended_ms = 2;
     check(supervise_worst(&s) == &views[1], "seen dead first");
     for (size_t i = 0; i < 3; i++) {
         views[i].seen.closed = 1;
         views[i].seen.phase = i == 0 ? HEARTBEAT_DONE : HEARTBEAT_STEP;
     }
-    check(supervise_worst(&s) == &views[2] && rank_fate(&views[2]) == RANK_GAVE_UP, "gave up first");
+    check(supervise_worst(&s) == &views[2] && rank_fate(&views[2]) == RANK_EXITED, "gave up first");
     check(supervise_absent(&s) == 3, "all came");
     s.view_count = 2;
     check(supervise_absent(&s) == 0, "one did not come");
@@ -1456,8 +1456,8 @@ static void test_unseen(void) {
     Process p;
     struct rlimit limit, none;
     case_name = "no descriptors";
-    s.beats = heartbeats_make(s.beats_path, &error);
-    must(s.beats != NULL && heartbeat_open(s.beats_path, 0, 1, &error), "heartbeats");
+    s.heartbeats = heartbeats_make(s.heartbeats_path, &error);
+    must(s.heartbeats != NULL && heartbeat_open(s.heartbeats_path, 0, 1, &error), "heartbeats");
     fflush(NULL);
     pid_t child = fork();
     must(child >= 0, "fork");
@@ -1468,8 +1468,8 @@ static void test_unseen(void) {
     }
     waitpid(child, NULL, WUNTRACED);
     while (waitpid(-1, NULL, WNOHANG) > 0) {}  // what cases have left
-    supervise_look(&s);
-    check(s.view_count == 1 && s.views[0].gone_ms == 0, "a rank is there");
+    supervise_read_ranks(&s);
+    check(s.view_count == 1 && s.views[0].ended_ms == 0, "a rank is there");
     check(process_read(&p, child) && p.parent == getpid() && p.session == child && p.state == 'T', "a child is there");
     check(processes_signal(0) == 1, "and is counted");
     getrlimit(RLIMIT_NOFILE, &none);
@@ -1478,16 +1478,16 @@ static void test_unseen(void) {
     must(setrlimit(RLIMIT_NOFILE, &none) == 0, "setrlimit");
     bool there = process_read(&p, child);
     size_t left = processes_signal(0);
-    supervise_look(&s);
+    supervise_read_ranks(&s);
     must(setrlimit(RLIMIT_NOFILE, &limit) == 0, "setrlimit");
     check(there, "a process that cannot be read is not gone");
     check(left > 0, "nor are all when /proc cannot be read");
-    check(s.views[0].gone_ms == 0, "nor is a rank");
+    check(s.views[0].ended_ms == 0, "nor is a rank");
     kill(child, SIGKILL);
     waitpid(child, NULL, 0);
     check(!process_read(&p, child) && processes_signal(0) == 0, "one that has ended is gone");
     heartbeat_close();
-    check(supervise_end_all(&s) && access(s.beats_path, F_OK) != 0, "nothing is left of it");
+    check(supervise_end_all(&s) && access(s.heartbeats_path, F_OK) != 0, "nothing is left of it");
 }
 
 static void test_tail(void) {
