@@ -940,7 +940,8 @@ int main(int argc, char** argv) {
         {"setup-timeout", FLAG_REAL, &s->limits[HEARTBEAT_SETUP], "S", 0, 1e9,
          "restart after S seconds without a heartbeat between the start and the first step; 0: no limit", false},
         {"checkpoint-timeout", FLAG_REAL, &s->limits[HEARTBEAT_CHECKPOINT], "S", 0, 1e9,
-         "restart after S seconds without a heartbeat in a save, validation or sample; kill S seconds after a signal", false},
+         "restart after S seconds without a heartbeat in a save, validation or sample; after a signal, kill COMMAND "
+         "S seconds later; 0: no limit", false},
         {"min-ranks", FLAG_COUNT, &s->min_ranks, "N", 0, 65536,
          "start fewer ranks, but at least N, when a rank seems to be lost twice without progress; 0: never", false},
         {"out", FLAG_TEXT, &s->out, "DIR", 0, 0,

@@ -1,7 +1,15 @@
-// heartbeat.h: what a rank tells a supervisor of itself, and what happens to a run.
+// heartbeat.h: what a rank reports of itself to the supervisor (launch/supervise.c), and the events of a run.
 //
-//   1. heartbeats  the phase and step of each rank, through shared memory: heartbeat_open, heartbeat, heartbeat_close
-//   2. events      a line each in events.jsonl: event_write
+//     heartbeat_open(getenv(HEARTBEAT_VARIABLE), rank, world, &error);     once; nothing happens without a supervisor
+//     heartbeat(HEARTBEAT_STEP, step);                                     at the beginning of each phase
+//     heartbeat_collective("all_gather");                                  at the beginning of each collective
+//     event_write(out, "saved", step, "in 1.2 s", &error);                 a line of events.jsonl
+//
+// A heartbeat is a few stores to shared memory: no system call, no lock. One thread of a rank sends them. Time limits,
+// and what happens when one is over, are the supervisor's.
+//
+//   1. heartbeats  phase and step of each rank
+//   2. events      a line each in events.jsonl
 
 #ifndef LLMTRAIN_HEARTBEAT_H
 #define LLMTRAIN_HEARTBEAT_H
@@ -11,42 +19,42 @@
 
 #include <sys/mman.h>
 
-#define EXIT_SAVED 75  // exit code: stopped by a signal, and to be continued (EX_TEMPFAIL of sysexits.h)
+#define EXIT_SAVED 75  // exit code: stopped by a signal, saved, to be continued (EX_TEMPFAIL of sysexits.h)
 
 // ------------------------------------------------------------------------------------------------
 // 1. Heartbeats
 //
-// Each rank maps the file that the supervisor names in LLMTRAIN_HEARTBEATS, takes a place in it, and writes there what
-// it is at. That takes no system call. Without a supervisor nothing happens. One thread of a rank beats.
-//
-// The file lies in /dev/shm, so that no disk can make a beat wait, and ranks of other machines do not find it; in /tmp
-// where there is no room in /dev/shm.
+// Each rank maps the file that the supervisor names in LLMTRAIN_HEARTBEATS, takes a slot of it, and writes there the
+// phase that it begins. The file is in /dev/shm, where no disk can make a rank wait, and where ranks of other machines
+// do not find it; in /tmp if /dev/shm has no room.
 
 #define HEARTBEAT_VARIABLE "LLMTRAIN_HEARTBEATS"
 
-// Each has a time limit of its own. DONE: there is only tidying up to be done.
-typedef enum { HEARTBEAT_SETUP, HEARTBEAT_STEP, HEARTBEAT_COLLECTIVE, HEARTBEAT_CHECKPOINT, HEARTBEAT_DONE, HEARTBEAT_PHASES } HeartbeatPhase;
-static const char* const HEARTBEAT_PHASE_NAMES[HEARTBEAT_PHASES] = {"setup", "step", "collective", "checkpoint", "done"};
+// CHECKPOINT: also validation and samples. DONE: only memory is left to be freed.
+typedef enum {
+    HEARTBEAT_SETUP, HEARTBEAT_STEP, HEARTBEAT_COLLECTIVE, HEARTBEAT_CHECKPOINT, HEARTBEAT_DONE, HEARTBEAT_PHASES
+} HeartbeatPhase;
+static const char* const HEARTBEAT_PHASE_NAMES[] = {"setup", "step", "collective", "checkpoint", "done"};
 
 typedef struct {
-    uint64_t counter;     // moves with every beat; odd while the rest is being written
-    uint64_t ms;          // time of the beat, as now_ms tells it
+    uint64_t counter;     // changes with every heartbeat; odd while the rest is being written
+    uint64_t ms;          // time of the heartbeat, by now_ms
     uint64_t pid, rank;
-    uint64_t world;       // how many ranks beat here, 0 if that is not known
+    uint64_t world;       // number of ranks in this file, 0 if unknown
     uint64_t phase, step;
-    uint64_t closed;      // the process ends of its own accord, well or badly; one that is killed leaves 0
-    char collective[32];  // the last one that was named
+    uint64_t closed;      // 1: the process called exit, with whatever code; 0: it runs, or was killed
+    char collective[32];  // name of the last one
 } Heartbeat;
 
-#define HEARTBEAT_RANKS 1024   // of one machine; more are not watched
+#define HEARTBEAT_RANKS 1024  // of one machine; further ones are not watched
 
 typedef struct {
     int32_t start_errno;  // why the command could not be started; 0: it was
-    uint64_t count;       // of the ranks that have come
+    uint64_t count;       // of the slots that are taken
     Heartbeat ranks[HEARTBEAT_RANKS];
 } Heartbeats;
 
-// That of this process; NULL without a supervisor.
+// The slot of this process; NULL without a supervisor.
 static inline Heartbeat** heartbeat_state(void) {
     static Heartbeat* mapped;
     return &mapped;
@@ -68,28 +76,28 @@ static inline void heartbeat_write(Heartbeat* h, uint64_t phase, uint64_t step, 
     __atomic_store_n(&h->counter, counter + 2, __ATOMIC_RELEASE);
 }
 
-// What the rank begins now. Steps count from 1.
+// A phase begins. Steps count from 1.
 static inline void heartbeat(HeartbeatPhase phase, uint64_t step) {
     Heartbeat* h = *heartbeat_state();
     if (h) heartbeat_write(h, (uint64_t)phase, step, NULL, false);
 }
 
-// A collective begins, in the step of the last beat.
+// A collective begins, in the step of the last heartbeat.
 static inline void heartbeat_collective(const char* name) {
     Heartbeat* h = *heartbeat_state();
     if (h) heartbeat_write(h, HEARTBEAT_COLLECTIVE, h->step, name, false);
 }
 
-// The process ends of its own accord. exit(), and so a return from main, does this by itself.
+// The process ends by itself. exit(), and so a return from main, calls this.
 static inline void heartbeat_close(void) {
     Heartbeat* h = *heartbeat_state();
-    if (h == NULL || h->pid != (uint64_t)getpid()) return;  // a fork's end is not the rank's
+    if (h == NULL || h->pid != (uint64_t)getpid()) return;  // a forked child ends, not the rank
     heartbeat_write(h, h->phase, h->step, NULL, true);
     *heartbeat_state() = NULL;
 }
 
-// path: getenv(HEARTBEAT_VARIABLE); if it is NULL, or is none of this machine, nothing happens, ever. world: how many ranks
-// beat there, if all are on this machine; otherwise 0.
+// path: getenv(HEARTBEAT_VARIABLE); without such a file on this machine no heartbeat is ever written. world: the number
+// of ranks, if all are on this machine; otherwise 0.
 static inline bool heartbeat_open(const char* path, size_t rank, size_t world, Error* error) {
     if (path == NULL || *heartbeat_state()) return true;
     int file = open(path, O_RDWR | O_CLOEXEC);
@@ -97,10 +105,10 @@ static inline bool heartbeat_open(const char* path, size_t rank, size_t world, E
     void* memory = file < 0 ? MAP_FAILED : mmap(NULL, sizeof(Heartbeats), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     if (memory == MAP_FAILED) return fail_file(error, "map the heartbeats in", path);
     close(file);
-    Heartbeats* beats = (Heartbeats*)memory;
-    uint64_t place = __atomic_fetch_add(&beats->count, 1, __ATOMIC_RELAXED);
-    if (place >= HEARTBEAT_RANKS) return true;
-    Heartbeat* h = &beats->ranks[place];
+    Heartbeats* heartbeats = (Heartbeats*)memory;
+    uint64_t slot = __atomic_fetch_add(&heartbeats->count, 1, __ATOMIC_RELAXED);
+    if (slot >= HEARTBEAT_RANKS) return true;
+    Heartbeat* h = &heartbeats->ranks[slot];
     h->pid = (uint64_t)getpid();
     h->rank = rank;
     h->world = world;
@@ -112,15 +120,15 @@ static inline bool heartbeat_open(const char* path, size_t rank, size_t world, E
 
 #define HEARTBEAT_PATH_BYTES 64
 
-// For the supervisor: a new file of no rank, and its path; NULL after a failure.
+// For the supervisor: maps a new file, all zero, and gives its path; NULL after a failure.
 static inline Heartbeats* heartbeats_make(char path[HEARTBEAT_PATH_BYTES], Error* error) {
-    static const char* const places[] = {"/dev/shm", "/tmp"};
-    for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
+    static const char* const directories[] = {"/dev/shm", "/tmp"};
+    for (size_t i = 0; i < sizeof directories / sizeof directories[0]; i++) {
         void* memory = MAP_FAILED;
-        snprintf(path, HEARTBEAT_PATH_BYTES, "%s/llmtrain-beats-XXXXXX", places[i]);
+        snprintf(path, HEARTBEAT_PATH_BYTES, "%s/llmtrain-heartbeats-XXXXXX", directories[i]);
         int file = mkostemp(path, O_CLOEXEC);
         if (file < 0) continue;
-        errno = posix_fallocate(file, 0, sizeof(Heartbeats));  // so that there is memory behind every beat
+        errno = posix_fallocate(file, 0, sizeof(Heartbeats));  // so that no store to it can fail
         if (errno == 0) memory = mmap(NULL, sizeof(Heartbeats), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
         close(file);
         if (memory != MAP_FAILED) return (Heartbeats*)memory;
@@ -130,7 +138,7 @@ static inline Heartbeats* heartbeats_make(char path[HEARTBEAT_PATH_BYTES], Error
     return NULL;
 }
 
-// A beat in whose middle the rank was stopped or killed is read as it stands; its counter is odd.
+// A copy of one moment. If the rank was stopped or killed while it wrote, the counter of the copy is odd.
 static inline Heartbeat heartbeat_read(const Heartbeat* h) {
     Heartbeat copy;
     bool whole = false;
@@ -149,7 +157,7 @@ static inline Heartbeat heartbeat_read(const Heartbeat* h) {
 // ------------------------------------------------------------------------------------------------
 // 2. Events
 
-// The calendar's time, for people.
+// The time of day, UTC: "2026-11-22T10:33:05.123Z".
 static inline void time_utc(char text[64]) {
     struct timespec now;
     struct tm utc;
@@ -159,8 +167,8 @@ static inline void time_utc(char text[64]) {
     snprintf(text + bytes, 64 - bytes, ".%03dZ", (int)(now.tv_nsec / 1000000));
 }
 
-// Appends a line to events.jsonl, in one write: several processes may do so at once. A line that a full disk has cut
-// stays alone.
+// Appends a line to events.jsonl, in one write: several processes may do so at once. After a line that a full disk has
+// cut it begins a new one.
 static inline bool event_write(const char* directory, const char* event, uint64_t step, const char* detail,
                                Error* error) {
     char path[FILE_PATH_MAX + 32], time_text[64], last = '\n';
@@ -181,7 +189,7 @@ static inline bool event_write(const char* directory, const char* event, uint64_
     json_write_end(&w, '}');
     json_put(&w, "\n", 1);
     bool good = json_write_done(&w, error);
-    errno = ENOSPC;  // what it means if less is written, without an error
+    errno = ENOSPC;  // the reason when less is written without an error
     if (good && write(file, w.text, w.bytes) != (ssize_t)w.bytes) good = fail_file(error, "write", path);
     json_writer_free(&w);
     close(file);
