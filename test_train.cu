@@ -3,8 +3,9 @@
 //   1. fixtures     losses, logits, every gradient and 20 training steps against float64 (dev/test/fixture.py)
 //   2. pieces       dropout's gradient, schedules, the guard, the loss scale, when to save and what to keep, sampling, two
 //                   models in one process
-//   3. runs         the program itself, called as a function: same bits twice, with 1 to 3 threads, after a resume
-//   4. damage       checkpoints cut anywhere, with any byte flipped: refused or passed over, never used
+//   3. sizes        presets; initial weights and gradients of models that take several pieces
+//   4. runs         the program itself, called as a function: same bits twice, with 1 to 3 threads, after a resume
+//   5. damage       checkpoints cut anywhere, with any byte flipped: refused or passed over, never used
 //
 // The program is included, with its main renamed, so that what is tested is what ships. Run it from the repository's
 // root; it works in a directory of its own under $TMPDIR or /tmp and removes it.
@@ -76,16 +77,22 @@ static void read_floatX(float* out, const floatX* from, size_t n, const Model* m
     free(copy);
 }
 
-// The gradients of one batch; returns its loss, and the norm of the gradients unless that is NULL.
-static double batch_gradients(Model* model, double* norm, const int32_t* tokens, const int32_t* targets, size_t B, size_t T) {
+// The gradients of `micro_batches` batches (B, T) that follow each other, with a loss scale; returns their loss, and the norm
+// of the gradients unless that is NULL.
+static double step_gradients(Model* model, double* norm, const int32_t* tokens, const int32_t* targets, double loss_scale,
+                             size_t micro_batches, size_t B, size_t T) {
     StepReading reading;
     StepNews news = {false, false, false, false};
     Error error;
-    model_begin_step(model, 1.0, 1);
-    model_gradients(model, tokens, targets, B, T);
+    model_begin_step(model, loss_scale, micro_batches);
+    for (size_t i = 0; i < micro_batches; i++) model_gradients(model, tokens + i * B * T, targets + i * B * T, B, T);
     need(model_read(model, &reading, news, &error), &error);
     if (norm) *norm = reading.grad_norm;
     return reading.loss;
+}
+
+static double batch_gradients(Model* model, double* norm, const int32_t* tokens, const int32_t* targets, size_t B, size_t T) {
+    return step_gradients(model, norm, tokens, targets, 1.0, 1, B, T);
 }
 
 static void randomize(Model* model, uint64_t seed) {
@@ -168,6 +175,40 @@ static void test_fixture_gradients(Model* model, const SafetensorsFile* file, co
     free(grads);
 }
 
+// With a loss scale the norm and what SGD subtracts are those of the gradients themselves: weights move by lr x factor x
+// gradient. Leaves the model with other parameters.
+static void test_fixture_loss_scale(Model* model, const SafetensorsFile* file, const char* fixture, const int32_t* tokens,
+                                    const int32_t* targets, size_t B, size_t T) {
+    const double lr = 64, factor = 0.25;
+    char what[160];
+    size_t L = model->config.layers, P = model->parameters.flat_size;
+    OptimizerOptions o = {OPTIMIZER_SGD, 0, 0, 1e-8, 0, 0};
+    double *expected_norms = (double*)fixture_read(file, "grad_norms", NULL), norm, worst = 0;
+    float *before = (float*)allocate(P * sizeof(float)), *after = (float*)allocate(P * sizeof(float));
+    const void* weights = model->flat.master_weights ? (void*)model->flat.master_weights : (void*)model->flat.params;
+    step_gradients(model, &norm, tokens, targets, 1024, 1, B, T);
+    snprintf(what, sizeof what, "%s norm with a loss scale of 1024", fixture);
+    check(what, fabs(norm / expected_norms[0] - 1), bound_of(1e-5, L));
+    download(before, weights, P * sizeof(float), model->stream);
+    model_update(model, &o, 1, lr, factor);
+    download(after, weights, P * sizeof(float), model->stream);
+    for (size_t i = 0; i < P; i++) after[i] = (float)((double)(before[i] - after[i]) / (lr * factor));
+    for (size_t i = 0; i < model->parameters.count; i++) {
+        const Tensor* t = &model->parameters.tensors[i];
+        char name[64];
+        snprintf(name, sizeof name, "grad.%s", t->name);
+        float* expected = (float*)fixture_read(file, name, NULL);
+        double error = relative_error(after + t->offset, expected, tensor_elements(t));
+        worst = error <= worst ? worst : error;
+        free(expected);
+    }
+    snprintf(what, sizeof what, "%s step of SGD with a loss scale of 1024, worst tensor", fixture);
+    check(what, worst, bound_of(2e-5, L));
+    free(expected_norms);
+    free(before);
+    free(after);
+}
+
 // Twenty steps of AdamW with clipping, one batch each.
 static void test_fixture_training(Model* model, const SafetensorsFile* file, const char* fixture, const int32_t* tokens,
                                   const int32_t* targets, size_t B, size_t T) {
@@ -226,6 +267,8 @@ static void test_fixture(const char* fixture) {
     need(model_create(&model, &config, test_options(B, T), &error), &error);
     fixture_parameters(&model, &file);
     test_fixture_gradients(&model, &file, fixture, tokens, targets, B, T);
+    test_fixture_loss_scale(&model, &file, fixture, tokens, targets, B, T);
+    fixture_parameters(&model, &file);
     test_fixture_training(&model, &file, fixture, tokens, targets, B, T);
     model_free(&model);
     safetensors_close(&file);
@@ -302,6 +345,86 @@ static void test_dropout(Family family) {
     model_free(&model);
 }
 
+// Each use of dropout has a mask of its own. With the weights of the branches 0 and their biases 1, what each adds to the
+// residual stream is its mask, scaled; with token embeddings of 1, so is the stream at its beginning.
+static void test_dropout_masks(void) {
+    enum { B = 2, T = 24, MASKS = 5 };
+    Config c = test_config(FAMILY_GPT2);
+    Model model;
+    Error error;
+    int32_t tokens[B * T];
+    size_t N = B * T, n = N * c.channels;
+    float *stream[MASKS + 1], *values = (float*)allocate(c.vocab * c.channels * sizeof(float));
+    double worst = 0, spread = sqrt(0.25 * (double)n);
+    bool scaled = true;
+    random_tokens(tokens, N, c.vocab, 1);
+    need(model_create(&model, &c, test_options(B, T), &error), &error);
+    for (size_t i = 0; i < c.vocab * c.channels; i++) values[i] = 1;
+    need(model_set_params(&model, model.parameters.token_embedding, values, c.vocab * c.channels, &error), &error);
+    for (size_t l = 0; l < c.layers; l++) {
+        const Block* b = &model.parameters.blocks[l];
+        need(model_set_params(&model, b->attention_out_bias, values, c.channels, &error), &error);
+        need(model_set_params(&model, b->ffn_out_bias, values, c.channels, &error), &error);
+    }
+    model.dropout.p = 0.5f;
+    model.dropout.seed = 7;
+    model_forward(&model, model_upload(&model, tokens, NULL, N), B, T, NULL);
+    const BlockActivations* blocks = model.activations.blocks;
+    const floatX* sites[MASKS + 1] = {
+        NULL, blocks[0].input, blocks[0].middle, blocks[1].input, blocks[1].middle, model.activations.output};
+    for (int m = 0; m <= MASKS; m++) {
+        stream[m] = (float*)allocate(n * sizeof(float));
+        if (m > 0) read_floatX(stream[m], sites[m], n, &model);
+    }
+    for (int m = MASKS; m > 0; m--) for (size_t i = 0; i < n; i++) stream[m][i] -= stream[m - 1][i];  // stream[0] is 0
+    for (int a = 1; a <= MASKS; a++) {
+        double kept = 0;
+        for (size_t i = 0; i < n; i++) {
+            scaled = scaled && (stream[a][i] == 0 || stream[a][i] == 2);
+            kept += stream[a][i] != 0;
+        }
+        worst = fmax(worst, fabs(kept - 0.5 * (double)n) / spread);
+        for (int b = a + 1; b <= MASKS; b++) {
+            double equal = 0;
+            for (size_t i = 0; i < n; i++) equal += stream[a][i] == stream[b][i];
+            worst = fmax(worst, fabs(equal - 0.5 * (double)n) / spread);
+        }
+    }
+    check_true("dropout 0.5 keeps an element twice as large or drops it", scaled);
+    check("dropout: elements kept, and equal in two sites, in standard deviations", worst, 5);
+    for (int m = 0; m <= MASKS; m++) free(stream[m]);
+    free(values);
+    model_free(&model);
+}
+
+// A gradient that is not finite gives the norm NaN, whether gradients are summed as floats or in fixed point; and so does
+// one that is too large for fixed point.
+static void test_overflow(void) {
+    enum { B = 2, T = 11 };
+    static const struct { ReduceKind reduce; double loss_scale; const char* what; } cases[] = {
+        {REDUCE_FLOAT, 1e60, "an overflow, summed as floats"}, {REDUCE_EXACT, 1e60, "an overflow, summed in fixed point"}};
+    Config c = test_config(FAMILY_GPT2);
+    Error error;
+    int32_t tokens[B * T], targets[B * T];
+    random_tokens(tokens, B * T, c.vocab, 1);
+    random_tokens(targets, B * T, c.vocab, 2);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        Model model;
+        ModelOptions options = test_options(B, T);
+        double norm;
+        char what[80];
+        options.ranks.reduce = cases[i].reduce;
+        need(model_create(&model, &c, options, &error), &error);
+        randomize(&model, 5);
+        step_gradients(&model, &norm, tokens, targets, 1, 1, B, T);
+        bool finite = isfinite(norm);
+        step_gradients(&model, &norm, tokens, targets, cases[i].loss_scale, 1, B, T);
+        snprintf(what, sizeof what, "the norm is NaN only after %s", cases[i].what);
+        check_true(what, finite && isnan(norm));
+        model_free(&model);
+    }
+}
+
 static void test_schedules(void) {
     Schedule s = {SCHEDULE_CONSTANT, 1.0, 0.1, 10, 110, 0.2, 20, 0.5};
     check("schedule: warm-up starts at lr / warmup", fabs(schedule_lr(&s, 0) - 0.1), 1e-12);
@@ -346,6 +469,13 @@ static void test_guard(void) {
     check("guard: norms that stay high are taken in the end, after so many steps", skipped, 999);
     GuardOptions plain = {1.0, 0, 0, 1, false, 3};
     check_true("guard: with both rules off only --clip holds", guard_step(&s, &factor, &plain, 1000) && factor == 1e-3);
+    GuardOptions unclipped = {0, 4, 20, 20, false, 3};
+    RunState calm = run_state_begin(false, 1);
+    for (int i = 0; i < 40; i++) guard_step(&calm, &factor, &unclipped, i % 2 ? 0.5 : 0.7);
+    check_true("guard: with --clip 0 nothing is clipped", guard_step(&calm, &factor, &unclipped, 6.0) && factor == 1.0);
+    double mean = calm.norms.mean;
+    check_true("guard: with --clip 0 a spike is skipped", !guard_step(&calm, &factor, &unclipped, 1e6));
+    check("guard: and moves the mean by no more than 20 means can", fabs(calm.norms.mean - (mean + 19 * mean / 42)), 1e-9);
     RunState young = run_state_begin(false, 1);
     check_true("guard: nothing is skipped before it has seen enough",
                guard_step(&young, &factor, &o, 1.0) && guard_step(&young, &factor, &o, 100.0) && factor == 0.01);
@@ -515,6 +645,18 @@ static void test_generation(void) {
     check_true("generation: a prompt longer than the context is cut to half of it", longer[90] == half[12]);
     free(candidates);
     model_free(&model);
+
+    // A model of zeros finds all tokens equally likely: each that it writes is told by the random number of its position.
+    need(model_create(&model, &c, options, &error), &error);
+    candidates = (Candidate*)allocate(c.vocab * sizeof(Candidate));
+    o.temperature = 1;
+    model_generate(&model, first, candidates, NULL, &tokenizer, &o, 3, TOTAL);
+    size_t wrong = 0;
+    for (size_t i = 3; i < TOTAL; i++)
+        wrong += first[i] != (int32_t)(random_uniform(o.seed, RANDOM_SAMPLING, 0, i) * (float)c.vocab);
+    check("generation: tokens at uniform logits that are not those of their positions' random numbers", (double)wrong, 0);
+    free(candidates);
+    model_free(&model);
 }
 
 // Two models trained in turn in one process end with the bits of each trained alone.
@@ -560,7 +702,7 @@ static void test_validation(void) {
     Error error;
     int32_t batch[2][5 * T];
     uint16_t text[TOKENS];
-    double loss[2] = {0, 0}, part = 0, overlapped = 0, expected = 0;
+    double loss[2] = {0, 0}, part = 0, part_by_one = 0, overlapped = 0, expected = 0;
     for (size_t i = 0; i < TOKENS; i++) text[i] = (uint16_t)(random_bits(3, RANDOM_TEST, 8, i) % 61);
     need(dataset_from_memory(&data, text, sizeof text[0], TOKENS, &error), &error);
     need(model_create(&model, &c, test_options(5, T), &error), &error);
@@ -570,6 +712,8 @@ static void test_validation(void) {
     need(model_validate(&model, &part, &data, 3, 0, batch[0], batch[1], 2, T, &error), &error);
     check("validation does not depend on the batch", fabs(loss[0] / loss[1] - 1), FLOATX_EPSILON * 100);
     check_true("validation on some windows differs from all", part != loss[0] && part > 0);
+    need(model_validate(&model, &part_by_one, &data, 3, 0, batch[0], batch[1], 1, T, &error), &error);
+    check("validation on three windows does not depend on the batch", fabs(part / part_by_one - 1), FLOATX_EPSILON * 100);
     model.dropout.p = 0.5f;
     need(model_validate(&model, &part, &data, 0, 0, batch[0], batch[1], 5, T, &error), &error);
     check_true("validation runs without dropout, and leaves it as it was", part == loss[0] && model.dropout.p == 0.5f);
@@ -595,7 +739,125 @@ static void test_validation(void) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// 3. Runs
+// 3. Sizes
+//
+// What small models do not show: presets, and loops over pieces that run more than once.
+
+// The parameters of the presets, as those count them who have published the models, and training's operations per token.
+// Exact numbers are those of the weights on Hugging Face; llm.c gives its own sizes to two digits.
+static void test_presets(void) {
+    static const struct { const char* name; double parameters, bound; } presets[] = {
+        {"gpt2:124M", 124439808, 0}, {"gpt2:350M", 354823168, 0}, {"gpt2:774M", 774030080, 0}, {"gpt2:1558M", 1557611200, 0},
+        {"gpt2:d6", 30e6, 0.03}, {"gpt2:d12", 124439808, 0}, {"gpt2:d24", 354823168, 0}, {"gpt2:d36", 774030080, 0},
+        {"gpt2:d48", 1557611200, 0}, {"gpt2:d60", 2.7e9, 0.03}, {"gpt2:d72", 7.3e9, 0.03}, {"gpt2:d84", 12.2e9, 0.03},
+        {"llama:15M", 15191712, 0}, {"llama:42M", 41689600, 0}, {"llama:110M", 109529856, 0},
+        {"llama:1B", 1235814400, 0}, {"llama:3B", 3212749824, 0}, {"llama:8B", 8030261248, 0}};
+    // 6 for each weight that multiplies a token ("Scaling Laws for Neural Language Models"), and 6 x layers x context x
+    // channels for causal attention: half of what "PaLM", appendix B, counts for attention without a mask.
+    static const struct { const char* name; size_t T; double flops; } operations[] = {
+        {"gpt2:124M", 1024, 798543360}, {"llama:8B", 8192, 51471998976}};
+    char what[160];
+    Config c;
+    Error error;
+    for (size_t i = 0; i < sizeof presets / sizeof presets[0]; i++) {
+        Parameters p;
+        need(config_preset(&c, presets[i].name, &error) && config_complete(&c, &error), &error);
+        need(parameters_create(&p, &c, &error), &error);
+        snprintf(what, sizeof what, "%s has %.4g parameters", presets[i].name, presets[i].parameters);
+        check(what, fabs((double)p.true_size / presets[i].parameters - 1), presets[i].bound);
+        parameters_free(&p);
+    }
+    for (size_t i = 0; i < sizeof operations / sizeof operations[0]; i++) {
+        Model model;
+        need(config_preset(&c, operations[i].name, &error), &error);
+        need(model_plan(&model, &c, test_options(1, operations[i].T), &error), &error);
+        snprintf(what, sizeof what, "%s takes %.11g operations a token", operations[i].name, operations[i].flops);
+        check(what, fabs(model_flops_per_token(&model, operations[i].T) - operations[i].flops), 0);
+        model_free(&model);
+    }
+}
+
+// Initial weights: mean and standard deviation of each tensor are what its kind has, and no two pieces of one are the same.
+// The bounds are 5 standard deviations of such an estimate.
+static void test_initial_weights(Family family) {
+    Config c = test_config(family);
+    Model model;
+    Error error;
+    ModelOptions options = test_options(1, 1);
+    c.heads = 8;
+    c.channels = 192;
+    c.ffn = 1000;
+    c.vocab = 1001;
+    options.training = false;
+    need(model_create(&model, &c, options, &error), &error);
+    randomize(&model, 3);
+    double worst = 0, usual = sqrt(2.0 / (5.0 * 192)), residual = usual / sqrt(2.0 * 2);
+    bool constant = true, repeats = false;
+    for (size_t i = 0; i < model.parameters.count; i++) {
+        const Tensor* t = &model.parameters.tensors[i];
+        size_t n = tensor_elements(t);
+        double sum = 0, squares = 0, std = strstr(t->name, "_out_weight") ? residual : usual;
+        float* values = (float*)allocate(n * sizeof(float));
+        read_floatX(values, model.flat.params + t->offset, n, &model);
+        for (size_t e = 0; e < n; e++) {
+            sum += (double)values[e];
+            squares += (double)values[e] * (double)values[e];
+            if (t->cols == 0) constant = constant && values[e] == (strstr(t->name, "norm") && !strstr(t->name, "bias") ? 1 : 0);
+        }
+        if (t->cols > 0) {
+            worst = fmax(worst, fabs(sum / (double)n) / (std / sqrt((double)n)));
+            worst = fmax(worst, fabs(sqrt(squares / (double)n) / std - 1) * sqrt(2.0 * (double)n));
+            if (n > 2 * INIT_PIECE) repeats = repeats || memcmp(values, values + INIT_PIECE, 64 * sizeof(float)) == 0;
+        }
+        free(values);
+    }
+    const char* name = family == FAMILY_GPT2 ? "gpt2" : "llama";
+    char what[160];
+    snprintf(what, sizeof what, "%s initial matrices: mean 0 and std sqrt(2/5C), less before the residual, in sigmas", name);
+    check(what, worst, 5);
+    snprintf(what, sizeof what, "%s initial norms are 1 and biases 0", name);
+    check_true(what, constant);
+    snprintf(what, sizeof what, "%s initial weights do not repeat", name);
+    check_true(what, !repeats);
+    model_free(&model);
+}
+
+// With GPT-2's vocabulary logits exist for a part of the rows at a time. One batch of 32 must give the gradients of 4
+// micro-batches of 8, whose logits are one part each.
+static void test_head_in_parts(void) {
+    enum { B = 32, T = 16 };
+    Config c = test_config(FAMILY_LLAMA);
+    Model model;
+    Error error;
+    int32_t tokens[B * T], targets[B * T];
+    c.layers = 1;
+    c.vocab = 50257;
+    random_tokens(tokens, B * T, c.vocab, 1);
+    random_tokens(targets, B * T, c.vocab, 2);
+    need(model_create(&model, &c, test_options(B, T), &error), &error);
+    randomize(&model, 5);
+    size_t P = model.parameters.flat_size;
+    float *whole = (float*)allocate(P * sizeof(float)), *parts = (float*)allocate(P * sizeof(float));
+    double norm, loss = step_gradients(&model, &norm, tokens, targets, 1, 1, B, T);
+    download(whole, model.flat.grads, P * sizeof(float), model.stream);
+    double loss_of_parts = step_gradients(&model, &norm, tokens, targets, 1, 4, B / 4, T), worst = 0;
+    download(parts, model.flat.grads, P * sizeof(float), model.stream);
+    for (size_t i = 0; i < model.parameters.count; i++) {
+        const Tensor* t = &model.parameters.tensors[i];
+        double error_of_tensor = relative_error(whole + t->offset, parts + t->offset, tensor_elements(t));
+        worst = error_of_tensor <= worst ? worst : error_of_tensor;
+    }
+    check_true("logits of 32 x 16 tokens of 50257 come in parts, of 8 x 16 in one",
+               model.head_rows < B * T && model.head_rows >= B / 4 * T);
+    check("batch 32 and 4 micro-batches of 8 at V=50257: loss", fabs(loss / loss_of_parts - 1), 1e-6);
+    check("batch 32 and 4 micro-batches of 8 at V=50257: worst tensor of the gradients", worst, 1e-5);
+    free(whole);
+    free(parts);
+    model_free(&model);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 4. Runs
 
 static char work[256];  // the directory of the test
 
@@ -717,26 +979,125 @@ static void test_run_kind(const char* what, const char* flags) {
     check_true(text, ok && runs_equal("a", "b", "00000020"));
 }
 
+// The numbers of a member of the log, a line each; NAN for null. Returns how many lines there are.
+static size_t log_numbers(double* numbers, size_t most, const char* run, const char* member) {
+    char path[512], key[64], *data = NULL;
+    size_t bytes = 0, count = 0;
+    Error error;
+    snprintf(path, sizeof path, "%s/%s/metrics.jsonl", work, run);
+    snprintf(key, sizeof key, "\"%s\": ", member);
+    need(file_read(path, 1 << 24, &data, &bytes, &error), &error);
+    for (char* line = strtok(data, "\n"); line && count < most; line = strtok(NULL, "\n")) {
+        const char* at = strstr(line, key);
+        numbers[count++] = at && strncmp(at + strlen(key), "null", 4) != 0 ? strtod(at + strlen(key), NULL) : NAN;
+    }
+    free(data);
+    return count;
+}
+
+// What the lines of the log say of a run whose flags are known.
+static void test_log(void) {
+    enum { STEPS = 20 };
+    double steps[STEPS + 1], val[STEPS + 1], tokens[STEPS + 1], lr[STEPS + 1], mfu[STEPS + 1], ms[STEPS + 1], error = 0;
+    bool counts = true, validates = true;
+    command("rm -rf %s/%s", "a", "");
+    int code = train(small_run("a", "--peak-tflops 0.001"));
+    size_t lines = log_numbers(steps, STEPS + 1, "a", "step");
+    log_numbers(val, STEPS + 1, "a", "val_loss");
+    log_numbers(tokens, STEPS + 1, "a", "tokens");
+    log_numbers(lr, STEPS + 1, "a", "lr");
+    log_numbers(mfu, STEPS + 1, "a", "mfu");
+    log_numbers(ms, STEPS + 1, "a", "ms");
+    for (size_t i = 0; i < lines && i < STEPS; i++) {
+        // A warm-up of 5 steps to 0.01, then a cosine to a tenth of it at step 20.
+        double x = i < 5 ? 0 : (double)(i - 5) / 14, cosine = 0.01 * (0.1 + 0.9 * 0.5 * (1 + cos(3.14159265358979 * x)));
+        counts = counts && steps[i] == (double)(i + 1) && tokens[i] == (double)(i + 1) * 3 * 16;
+        validates = validates && isfinite(val[i]) == (i + 1 == 7 || i + 1 == 14 || i + 1 == 20);
+        error = fmax(error, fabs(lr[i] / (i < 5 ? 0.01 * (double)(i + 1) / 5 : cosine) - 1));
+        // 6 operations for each of 27704 weights, and 6 x 2 x 16 x 40 of attention; 48 tokens, 1e9 operations a second.
+        double flops = 6 * 27704 + 6 * 2 * 16 * 40;
+        error = fmax(error, fabs(mfu[i] / (flops * 48 / (ms[i] * 1e-3 * 1e9)) - 1));
+    }
+    check_true("log: a line for each step, with its number and the tokens so far", code == 0 && lines == STEPS && counts);
+    check_true("log: --val-every 7 validates after steps 7, 14 and the last", validates);
+    check("log: learning rate and mfu", error, 1e-6);
+}
+
+// A model whose tensors are several chunks of a checkpoint, and no multiple of the pieces in which memory is copied. What a
+// resumed run ends with must be what the run had.
+static void test_wide(void) {
+    char line[1024];
+    bool ok = true;
+    command("rm -rf %s/%s %s/%s", "a", "b");
+    for (int resumes = 0; resumes < 2; resumes++) {
+        snprintf(line, sizeof line, "--data %s/train.bin --out %s/%s --layers 1 --heads 9 --channels 576 --seq 16 --batch 1 "
+                 "--steps 4 --ckpt-every 2 --optimizer momentum%s", work, work, resumes ? "b" : "a", resumes ? " --resume" : "");
+        if (resumes) command("cp -R %s/%s %s/%s", "a", "b");
+        if (resumes) command("rm -rf %s/%s %s/%s", "b/step_00000004", "nothing");
+        ok = ok && train(line) == 0 && (!resumes || output_contains("b/step_00000002 in"));
+    }
+    check_true("a wide model, resumed: the same", ok && runs_equal("a", "b", "00000004"));
+    command("rm -rf %s/%s %s/%s", "a", "b");
+}
+
+// Starts the program in a child that makes a fault on demand (fault.h) and returns its process; OpenMP's threads do not
+// survive a fork.
+static pid_t train_start(const char* fault, const char* name, const char* more) {
+    char flags[512];
+    snprintf(flags, sizeof flags, "--threads 1 %s", more);
+    fflush(stdout);
+    pid_t child = fork();
+    if (child != 0) return child;
+    setenv("LLMTRAIN_TEST_FAULT", fault, 1);
+    fault_state()->read = false;
+    _exit(train(small_run(name, flags)));
+}
+
+static int train_wait(pid_t child) {
+    int status = -1;
+    waitpid(child, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+// A checkpoint whose copying lasts longer than the step after it holds one step all the same.
+static void test_slow_snapshot(void) {
+    command("rm -rf %s/%s %s/%s", "a", "b");
+    int slow = train_wait(train_start("rank 0 step 1 at copy do sleep", "a", "")), usual = train(small_run("b", ""));
+    check_true("a slow snapshot: the checkpoint is of one step",
+               slow == 0 && usual == 0 && runs_equal("a", "b", "00000010") && runs_equal("a", "b", "00000020"));
+}
+
+// FP16 gradients that overflow on two ranks: the same steps are skipped as on one, with the same loss scales.
+static void test_overflow_of_ranks(void) {
+    enum { STEPS = 20 };
+    const char* flags = "--loss-scale 16777216 --scale-growth 3 --total-batch 96";
+    double skipped[2][STEPS], losses[2][STEPS], worst = 0;
+    char more[512];
+    command("rm -rf %s/%s %s/%s", "a", "b");
+    snprintf(more, sizeof more, "%s --ranks 2", flags);
+    bool ok = train_wait(train_start("none", "a", more)) == 0 && train(small_run("b", flags)) == 0;
+    for (int run = 0; run < 2; run++) {
+        ok = ok && log_numbers(skipped[run], STEPS, run ? "b" : "a", "skipped") == STEPS;
+        ok = ok && log_numbers(losses[run], STEPS, run ? "b" : "a", "loss") == STEPS;
+    }
+    for (size_t i = 0; ok && i < STEPS; i++) worst = fmax(worst, fabs(losses[0][i] / losses[1][i] - 1));
+    check_true("overflows on two ranks: the steps of one rank are skipped",
+               ok && skipped[0][0] == 1 && memcmp(skipped[0], skipped[1], sizeof skipped[0]) == 0);
+    check("overflows on two ranks: the losses of one rank", ok ? worst : NAN, bound_of(1e-5, 2));
+}
+
 // A slow run in a child, which gets a signal, or two, once it has logged a step; its exit code.
 static int train_and_signal(int first, int second) {
     char path[512];
     struct stat status;
-    int code = -1;
     snprintf(path, sizeof path, "%s/a/metrics.jsonl", work);
     command("rm -rf %s/%s %s/%s.out", "a", "a");
-    fflush(stdout);
-    pid_t child = fork();
-    if (child == 0) {
-        setenv("LLMTRAIN_TEST_FAULT", "rank 0 step 2 at load do sleep", 1);
-        fault_state()->read = false;
-        _exit(train(small_run("a", "--threads 1")));  // OpenMP's threads do not survive a fork
-    }
+    pid_t child = train_start("rank 0 step 2 at load do sleep", "a", "");
     for (int wait = 0; wait < 5000 && !(stat(path, &status) == 0 && status.st_size > 0); wait++) usleep(1000);
     kill(child, first);
     if (second) usleep(10000);
     if (second) kill(child, second);
-    waitpid(child, &code, 0);
-    return WIFEXITED(code) ? WEXITSTATUS(code) : -1;
+    return train_wait(child);
 }
 
 // A run that is told to stop saves itself, leaves no other process in its directory, and goes on to the same end.
@@ -789,7 +1150,11 @@ static void test_runs(void) {
         need(file_read(path, 1 << 24, &metrics, &bytes, &error), &error);
         check_true("that run did overflow, and went on", strstr(metrics, "\"skipped\": 1,") != NULL && strstr(metrics, "\"skipped\": 15,") == NULL);
         free(metrics);
+        test_overflow_of_ranks();
     }
+    test_slow_snapshot();
+    test_log();
+    test_wide();
 
     test_signal();
     command("rm -rf %s/%s %s/%s", "a", "b");
@@ -803,7 +1168,7 @@ static void test_runs(void) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// 4. Damage
+// 5. Damage
 
 // Tries to load one checkpoint as the program does; true if that succeeds, or fails without a word.
 static bool loads(Model* model, const char* directory) {
@@ -875,6 +1240,27 @@ static void test_damage(void) {
     check_true("all checkpoints damaged: refused", train(small_run("a", "--resume")) == 1 && output_contains("no checkpoint in"));
     free(data[0]);
     free(data[1]);
+
+    // Nothing is removed on account of a checkpoint that is damaged itself.
+    const KeepRule one = {1, 0, false};
+    char pruned_run[1024];
+    snprintf(pruned_run, sizeof pruned_run, "--data %s/train.bin --out %s/a --layers 1 --heads 1 --channels 8 --seq 16 "
+             "--batch 1 --steps 20 --ckpt-every 5", work, work);
+    size_t there[2] = {0, 0};
+    command("rm -rf %s/%s %s/%s", "a", "b");
+    need(train(pruned_run) == 0 || fail(&error, "the run to prune failed"), &error);
+    snprintf(directory, sizeof directory, "%s/a", work);
+    for (int whole = 0; whole < 2; whole++) {
+        if (!whole) command("cp %s/%s %s/%s", "a/step_00000020/manifest.json", "manifest");
+        if (!whole) command("truncate -s 100 %s/%s %s/%s", "a/step_00000020/manifest.json", "nothing");
+        else command("cp %s/%s %s/%s", "manifest", "a/step_00000020/manifest.json");
+        checkpoint_prune(directory, 20, &one);
+        for (uint64_t step = 5; step <= 20; step += 5) {
+            snprintf(path[0], sizeof path[0], "%s/step_%08llu", directory, (unsigned long long)step);
+            there[whole] += directory_exists(path[0]);
+        }
+    }
+    check_true("pruning removes nothing while the newest checkpoint is damaged, and then what is older", there[0] == 4 && there[1] == 1);
 }
 
 // --model: the tests of the model alone, without those of runs, which dev/test/test_backends.sh does for CUDA builds.
@@ -889,8 +1275,11 @@ int main(int argc, char** argv) {
     for (int i = 0; i < 4; i++) test_fixture(fixtures[i]);
     for (int family = 0; family < 2; family++) {
         test_dropout((Family)family);
+        test_initial_weights((Family)family);
         test_cache((Family)family);
     }
+    test_dropout_masks();
+    test_overflow();
     test_schedules();
     test_guard();
     test_cadence();
@@ -899,7 +1288,9 @@ int main(int argc, char** argv) {
     test_generation();
     test_two_models();
     test_validation();
+    test_presets();
     if (runs) {
+        test_head_in_parts();
         write_shards();
         test_runs();
         test_damage();

@@ -576,6 +576,7 @@ static inline void saver_take_snapshot(Saver* s) {
     const Model* model = s->model;
     CheckpointArray arrays[CHECKPOINT_ARRAYS];
     size_t count = checkpoint_arrays(arrays, model), at = 0;
+    fault_point("copy");
     for (size_t a = 0; a < count; a++) {
         for (size_t i = 0; i < model->parameters.count; i++) {
             char* place;
