@@ -6,6 +6,28 @@
 // under test; the text itself. Every refusal must name the file and say what to do. The program tokenize is the one
 // in the same directory as this, or the one named.
 
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+// The last file that was flushed to the disk, as it was then: its length, and its first word.
+static struct { long long bytes; int32_t word; } flushed;
+
+static int flush_seen(int file) {
+    struct stat status;
+    char path[32];
+    flushed.bytes = fstat(file, &status) == 0 && S_ISREG(status.st_mode) ? (long long)status.st_size : -1;
+    snprintf(path, sizeof path, "/proc/self/fd/%d", file);  // the writer's own descriptor cannot read
+    int again = open(path, O_RDONLY | O_CLOEXEC);
+    if (read(again, &flushed.word, sizeof flushed.word) != sizeof flushed.word) flushed.word = 0;
+    if (again >= 0) close(again);
+    return fsync(file);
+}
+#define fsync(file) flush_seen(file)
+
 #include "llmtrain/data.h"
 #include "harness.h"
 
@@ -362,6 +384,23 @@ static void test_writer_failures(void) {
     verdict("the writer's failures: folder, tokens, full disk; nothing stays");
 }
 
+// A power cut must not leave a shard with its name and without its bytes: all of them are in the file when it is flushed to
+// the disk, before it gets its name, and the directory is flushed after that.
+static void test_writer_order(void) {
+    ShardWriter writer;
+    Error error;
+    int32_t* tokens = make_tokens(1000, 256, 4);
+    expect(shard_writer_open(&writer, "ordered.bin", 256, 0, &error), "opening a writer");
+    expect(shard_writer_add(&writer, tokens, 1000, &error) && shard_writer_finish(&writer, &error), "writing a shard");
+    expect(flushed.bytes == 1024 + 2000, "%lld bytes are in the file when it is flushed, of 3024", flushed.bytes);
+    expect(flushed.word == 20240520, "the header is not in the file when it is flushed");
+    expect(file_exists("ordered.bin.tmp") && !file_exists("ordered.bin"), "it has its name before that is asked for");
+    expect(shard_publish("ordered.bin", &error) && file_exists("ordered.bin"), "publishing a shard");
+    expect(flushed.bytes == -1, "the directory is not flushed after the shard has its name");
+    free(tokens);
+    verdict("the writer: all bytes, then the flush, then the name, then the directory's flush");
+}
+
 // ------------------------------------------------------------------------------------------------
 // Dataset
 
@@ -604,8 +643,8 @@ static void test_validation(void) {
     verdict("validation: every window once, in order; -1 past the end");
 }
 
-// With windows that overlap, every target up to the end of the last window is scored exactly once, and after at least
-// `overlap` tokens of context, but for the first window of a shard.
+// With windows that overlap, every target up to the end of the last window of its shard is scored exactly once, and after at
+// least `overlap` tokens of context, but for the first window of a shard. The text is cut into two shards after n tokens.
 static void test_overlap(void) {
     enum { T = 16, B = 3 };
     int32_t tokens[B * T], targets[B * T];
@@ -614,24 +653,37 @@ static void test_overlap(void) {
     for (uint16_t i = 0; i < 200; i++) text[i] = i;  // a token is its own position
     for (size_t n = T; n <= 200; n += 23)
         for (size_t overlap = 0; overlap < T; overlap++) {
-            Dataset dataset;
-            size_t scored[200] = {0};
-            expect(dataset_from_memory(&dataset, text, 2, n, &error), "a dataset in memory");
-            size_t windows = dataset_windows(&dataset, T, overlap), stride = T - overlap;
+            Dataset first_shard, dataset;
+            Shard shards[2];
+            size_t scored[200] = {0}, stride = T - overlap;
+            expect(dataset_from_memory(&first_shard, text, 2, n, &error), "a dataset in memory");
+            dataset = first_shard;
+            dataset.shards = shards;
+            dataset.shard_count = 2;
+            shards[0] = shards[1] = first_shard.shards[0];
+            shards[1].tokens = text + n;
+            shards[1].count = 200 - n;
+            size_t windows = dataset_windows(&dataset, T, overlap);
             for (size_t first = 0; first < windows; first += B) {
                 expect(dataset_batch(tokens, targets, &dataset, first, 200, B, T, overlap, &error), "a batch");
                 for (size_t i = 0; i < B * T; i++) {
                     if (targets[i] < 0) continue;
                     expect(targets[i] == tokens[i] + 1, "a target is not the token after its input");
-                    expect(i % T >= overlap || first + i / T == 0, "a target has too little context");
+                    int32_t begin = tokens[i / T * T];
+                    expect(i % T >= overlap || begin == 0 || begin == (int32_t)n, "a target has too little context");
                     scored[targets[i]]++;
                 }
             }
-            size_t end = windows == 0 ? 0 : (windows - 1) * stride + T;  // the last target
-            expect(n < end + 1 + stride || n < T + 1, "one more window would fit");
-            for (size_t i = 0; i < 200; i++)
-                expect(scored[i] == (i >= 1 && i <= end), "a token is not scored once");
-            dataset_close(&dataset);
+            for (size_t s = 0; s < 2; s++) {
+                size_t begin = s * n, count = shards[s].count, of_shard = shard_windows(&shards[s], T, overlap);
+                size_t end = of_shard == 0 ? 0 : (of_shard - 1) * stride + T;  // the last target
+                expect(count < end + 1 + stride || count < T + 1, "one more window would fit");
+                for (size_t i = 0; i < count; i++)
+                    expect(scored[begin + i] == (i >= 1 && i <= end), "a token is not scored once");
+                windows -= of_shard;
+            }
+            expect(windows == 0, "windows of no shard");
+            dataset_close(&first_shard);
         }
     verdict("validation: overlapping windows score every token once");
 }
@@ -763,6 +815,7 @@ int main(int argc, char** argv) {
     test_refusals();
     test_sparse();
     test_writer_failures();
+    test_writer_order();
     test_dataset();
     test_loader();
     test_ranks();

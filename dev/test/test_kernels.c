@@ -1465,6 +1465,32 @@ static void test_conversions(void) {
 }
 #endif
 
+// Copies of any length, from and to any address: all bytes, and none beside them. Those of 256 KiB and more are copied in
+// pieces, which go past the caches.
+static void test_copies(void) {
+    enum { PIECE = 1 << 18, ROOM = 4 * PIECE };
+    const size_t lengths[] = {0, 1, 15, 17, 4095, PIECE - 1, PIECE, PIECE + 1, PIECE + 31, 2 * PIECE - 7, 3 * PIECE + 12345};
+    unsigned char *from = (unsigned char*)hold(ROOM), *to = (unsigned char*)hold(ROOM), *expected = (unsigned char*)hold(ROOM);
+    size_t wrong = 0, copies = 0;
+    for (size_t i = 0; i < ROOM; i++) from[i] = (unsigned char)(random_bits(5, RANDOM_TEST, 1, i) >> 8);
+    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+        for (size_t shift = 0; shift < 8; shift++, copies += 2) {
+            size_t source = 64 + 5 * shift, target = 64 + 3 * shift, bytes = lengths[i];
+            for (int direction = 0; direction < 2; direction++) {
+                memset(to, 0xa5, ROOM);
+                memset(expected, 0xa5, ROOM);
+                memcpy(expected + target, from + source, bytes);
+                if (direction) upload(to + target, from + source, bytes, NULL);
+                else download(to + target, from + source, bytes, NULL);
+                wrong += memcmp(to, expected, ROOM) != 0;
+            }
+        }
+    }
+    check(wrong == 0, "%-28s %zu copies of 0 to %zu bytes, odd addresses, wrong: %zu", "upload, download", copies,
+          lengths[sizeof lengths / sizeof lengths[0] - 1], wrong);
+    release();
+}
+
 int main(void) {
     test_exp();
     test_random();
@@ -1542,6 +1568,7 @@ int main(void) {
     test_vectors(70001);
     test_exact();
     test_checksum();
+    test_copies();
     for (int kind = 0; kind < 4; kind++) {
         for (int master_weights = 0; master_weights < 2; master_weights++) {
             test_optimizer((OptimizerKind)kind, master_weights, 1, 1);
