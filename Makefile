@@ -6,6 +6,7 @@
 # make test-ranks several ranks: the transport, whole runs, faults, and the scripts that launch them
 # make soak       500 kills of a run, at every point of a step and of a save: each comes back to the same bits
 # make sanitize   the first half under the address and undefined-behaviour sanitizers
+# make mutants    what the tests are worth: bugs, planted one at a time in a copy, must be found; ONLY=text, SAMPLE=10: some
 # make bench      where the time of a training step goes
 # make bench-checkpoint    what saving and loading GPT-2 124M costs, beside dd on the same disk
 # make train      builds ./train: PRECISION=FP32 (default), BF16 or FP16; CUDA=auto (where there is a GPU), on, off;
@@ -45,7 +46,7 @@ ifeq ($(filter $(PRECISION),$(PRECISIONS)),)
 $(error PRECISION is '$(PRECISION)'; give one of $(PRECISIONS))
 endif
 
-.PHONY: all train supervise emulated test-ranks test-cpu test-cuda test-cpu-only demo demo-long precisions shakespeare test soak sanitize bench bench-checkpoint fuzz clean
+.PHONY: all train supervise emulated test-ranks test-cpu test-cuda test-cpu-only demo demo-long precisions shakespeare test soak sanitize mutants bench bench-checkpoint fuzz clean
 all: train supervise
 
 # Ranks can speak through MPI, where it is found: MPI=auto, on, off. Without it they do through sockets, mpirun or not.
@@ -228,6 +229,9 @@ test-ranks: $(RANKS_TESTS)
 sanitize:
 	@$(MAKE) --no-print-directory B=build/sanitize WARNINGS= \
 	    OPTIMISE="-O1 -g -march=native -fsanitize=address,undefined -fno-sanitize-recover=all" test-cpu
+
+mutants: | $(B)
+	@sh dev/test/mutants.sh $(B) "$(ONLY)" "$(SAMPLE)"
 
 demo: $(B)/train-BF16 $(B)/corpus $(B)/tokenize
 	@sh dev/demo.sh $(B)

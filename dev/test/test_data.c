@@ -384,8 +384,8 @@ static void test_writer_failures(void) {
     verdict("the writer's failures: folder, tokens, full disk; nothing stays");
 }
 
-// A power cut must not leave a shard with its name and without its bytes: all of them are in the file when it is flushed to
-// the disk, before it gets its name, and the directory is flushed after that.
+// A power cut must not leave a shard with its name and without its bytes: all of them are in the file when it is flushed
+// to the disk, before it gets its name, and the directory is flushed after that.
 static void test_writer_order(void) {
     ShardWriter writer;
     Error error;
@@ -643,8 +643,8 @@ static void test_validation(void) {
     verdict("validation: every window once, in order; -1 past the end");
 }
 
-// With windows that overlap, every target up to the end of the last window of its shard is scored exactly once, and after at
-// least `overlap` tokens of context, but for the first window of a shard. The text is cut into two shards after n tokens.
+// With windows that overlap, every target up to the end of the last window of its shard is scored exactly once, and after
+// at least `overlap` tokens of context, but for the first window of a shard. Two shards: n tokens of a text, and the rest.
 static void test_overlap(void) {
     enum { T = 16, B = 3 };
     int32_t tokens[B * T], targets[B * T];

@@ -1,0 +1,108 @@
+# mutants.sh: shows what the tests are worth. Plants bugs one at a time, each in a copy of the sources, and runs the
+# suites that should find it.
+#
+#   sh dev/test/mutants.sh BUILD [ONLY [SAMPLE [LIST]]]      as `make mutants ONLY=text SAMPLE=10` does
+#
+# ONLY selects the mutants whose lines in the list contain it; SAMPLE selects so many of those, evenly. Exit code 0:
+# every mutant applies and builds, and is caught or named in the list as one that survives, with the reason. The list,
+# dev/test/mutants.txt, explains its format.
+
+only=$2 sample=${3:-0} list=${4:-dev/test/mutants.txt} work=$1/mutants
+jobs=${JOBS:-$(nproc 2> /dev/null || echo 1)}
+rm -rf "$work" && mkdir -p "$work/tmp" && work=$(cd "$work" && pwd) || exit 1
+export LC_ALL=C OMP_WAIT_POLICY=passive TMPDIR="$work/tmp"
+
+# One file for each mutant: what is wrong; the suites, one a line; before and after.
+awk -v work="$work" -v only="$only" -v sample="$sample" '
+    function end(i) { if (text != "" && index(text, only)) texts[count++] = text; text = "" }
+    /^#/ || /^$/ { next }
+    /^= / { end() }
+    { text = text $0 "\n" }
+    END {
+        end()
+        if (sample == 0 || sample > count) sample = count
+        for (i = 0; i < sample; i++) printf "%s", texts[int(i * count / sample)] > sprintf("%s/%04d.mutant", work, i)
+    }' "$list"
+
+# The one line of the sources that holds the text of $from, as FILE:NUMBER; nothing where there is none, or are several.
+find_line() {
+    find . \( -path ./dev -o -path ./build -o -name 'test_*' \) -prune -o \( -name '*.[ch]' -o -name '*.cu*' \) -exec \
+        awk 'index($0, ENVIRON["from"]) { at = FILENAME ":" FNR; count++ } END { if (count == 1) print at }' {} +
+}
+
+# caught SUITE ARGUMENT...: whether a suite fails, which ends it; its output is in suite.out.
+caught() {
+    suite=$1 needs=$1
+    shift
+    case $suite in
+        test_data) needs="$suite tokenize" ;;
+        test_ranks | test_supervise | soak)
+            needs="$suite train-FP32"
+            set -- --train build/train-FP32 "$@" ;;
+        test_errors)
+            needs="$suite train-FP32 tokenize corpus"
+            set -- --train build/train-FP32 --tokenize build/tokenize --corpus build/corpus "$@" ;;
+    esac
+    # shellcheck disable=SC2046,SC2086
+    make -s CUDA=off MPI=off B=build OPTIMISE="-O1 -march=native" OPENMP= WARNINGS=-w \
+        $(printf 'build/%s ' $needs) > suite.out 2>&1 || { echo "does not build" > verdict && return 1; }
+    timeout 300 stdbuf -oL "build/$suite" "$@" > suite.out 2>&1 &
+    while kill -0 $! 2> /dev/null; do
+        grep -qE '^ *FAILED|FAILED$' suite.out && kill $! 2> /dev/null
+        sleep 0.1
+    done
+    ! wait $!
+}
+
+# Tries the mutant of a file, in a copy of the sources, the current directory. Leaves what came of it in `verdict`.
+try() {
+    from=$(sed -n 's/^- //p' "$1") to=$(sed -n 's/^+ //p' "$1") reason=$(sed -n 's/^survives: //p' "$1")
+    export from to
+    line=$(find_line)
+    file=${line%:*}
+    echo "does not apply" > verdict
+    [ -n "$line" ] || return
+    echo "survives" > verdict
+    [ -z "$reason" ] || return
+    cp "$file" original
+    awk -v number="${line#*:}" '
+        FNR == number {
+            at = index($0, ENVIRON["from"])
+            $0 = substr($0, 1, at - 1) ENVIRON["to"] substr($0, at + length(ENVIRON["from"]))
+        }
+        { print }' original > "$file"
+    echo "SURVIVED" > verdict
+    sed -n 's/^> //p' "$1" > suites
+    while read -r suite arguments <&3; do
+        # shellcheck disable=SC2086
+        caught "$suite" $arguments && echo "caught" > verdict && break
+    done 3< suites
+    cp original "$file"
+}
+
+# Takes every jobs-th mutant, from number $1 on.
+worker() {
+    mkdir -p "$work/tree$1/build" && tar -cf - --exclude=./build --exclude=./.git . | tar -xf - -C "$work/tree$1"
+    cd "$work/tree$1" || exit 1
+    number=0
+    for mutant in "$work"/*.mutant; do
+        number=$((number + 1))
+        [ $((number % jobs)) -eq "$1" ] || continue
+        started=$(date +%s)
+        try "$mutant"
+        { cat verdict; [ -z "$reason" ] || echo "$reason"; } > "${mutant%.mutant}.verdict"
+        title=$(sed -n 's/^= //p' "$mutant")
+        echo "$(cat verdict)  $title${file:+ (${file#./})}, $(($(date +%s) - started)) s${reason:+: $reason}"
+    done
+}
+
+for job in $(seq 0 $((jobs - 1))); do worker "$job" & done
+wait
+for verdict in "$work"/*.verdict; do head -n 1 "$verdict"; done | sort | uniq -c | awk '
+    { count = $1; $1 = ""; of[substr($0, 2)] = count; all += count }
+    END {
+        printf "%d mutants: %d caught (%.1f%%), %d survive for a reason, %d survived, ", all, of["caught"],
+            all ? 100 * of["caught"] / all : 0, of["survives"], of["SURVIVED"]
+        printf "%d do not apply, %d do not build\n", of["does not apply"], of["does not build"]
+        exit all == 0 || of["caught"] + of["survives"] < all
+    }'
