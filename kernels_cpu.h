@@ -421,15 +421,6 @@ static inline void rope_backward(floatX* dqkv, const float* table, size_t B, siz
 #define TILE_Q 64            // queries in a tile
 #define TILE_K 64            // keys in a tile: a multiple of TILE_Q, so that a visited pair of tiles is never all masked
 
-typedef float Vec16 __attribute__((vector_size(64), aligned(4), may_alias));
-
-// Rows of a product that are summed at once: as many as the vector registers hold.
-#ifdef __AVX512F__
-#define TILE_ROWS 8
-#else
-#define TILE_ROWS 4
-#endif
-
 // Queries, keys and values of one (batch, head): rows `stride` apart in qkv (B, T, (H + 2K) D).
 typedef struct {
     size_t q, k, v;  // offsets of row 0 in qkv
@@ -469,15 +460,16 @@ static inline void tile_load_transposed(float* tile, const floatX* source, size_
 // dense with cols columns; a has any strides, so that it may be a transpose.
 static inline void tile_product(float* out, const float* a, size_t a_row, size_t a_col, const float* b,
                                 size_t rows, size_t cols, size_t depth) {
-    for (size_t j = 0; j < cols; j += 32) {
+    const size_t lanes = VECTOR_BYTES / sizeof(float);
+    for (size_t j = 0; j < cols; j += 2 * lanes) {
         for (size_t i = 0; i < rows; i += TILE_ROWS) {
-            Vec16 sum[TILE_ROWS][2];
+            Vector sum[TILE_ROWS][2];
             for (int r = 0; r < TILE_ROWS; r++) {
-                sum[r][0] = *(const Vec16*)(out + (i + r) * cols + j);
-                sum[r][1] = *(const Vec16*)(out + (i + r) * cols + j + 16);
+                sum[r][0] = *(const Vector*)(out + (i + r) * cols + j);
+                sum[r][1] = *(const Vector*)(out + (i + r) * cols + j + lanes);
             }
             for (size_t p = 0; p < depth; p++) {
-                Vec16 b0 = *(const Vec16*)(b + p * cols + j), b1 = *(const Vec16*)(b + p * cols + j + 16);
+                Vector b0 = *(const Vector*)(b + p * cols + j), b1 = *(const Vector*)(b + p * cols + j + lanes);
                 for (int r = 0; r < TILE_ROWS; r++) {
                     float x = a[(i + r) * a_row + p * a_col];
                     sum[r][0] += x * b0;
@@ -485,8 +477,8 @@ static inline void tile_product(float* out, const float* a, size_t a_row, size_t
                 }
             }
             for (int r = 0; r < TILE_ROWS; r++) {
-                *(Vec16*)(out + (i + r) * cols + j) = sum[r][0];
-                *(Vec16*)(out + (i + r) * cols + j + 16) = sum[r][1];
+                *(Vector*)(out + (i + r) * cols + j) = sum[r][0];
+                *(Vector*)(out + (i + r) * cols + j + lanes) = sum[r][1];
             }
         }
     }

@@ -119,6 +119,17 @@ enum {
 #define GEMM_UNROLL _Pragma("GCC unroll 32")
 #endif
 
+// A vector register of the instruction set that the compiler was given (a wider type gcc keeps in memory), and the rows of a
+// product whose sums, two vectors each, fill half of the registers.
+#if defined(__AVX512F__)
+enum { VECTOR_BYTES = 64, TILE_ROWS = 8 };
+#elif defined(__AVX__)
+enum { VECTOR_BYTES = 32, TILE_ROWS = 4 };
+#else
+enum { VECTOR_BYTES = 16, TILE_ROWS = 4 };
+#endif
+typedef float Vector __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
+
 // ------------------------------------------------------------------------------------------------
 // 2. Elements
 
@@ -180,10 +191,10 @@ ALWAYS_INLINE void gemm_store_body(const GemmProblem* p, const float* sums, size
     else gemm_store_typed(p, DTYPE_F16, sums, cols, i, height, j, width, add, bias);
 }
 
-// Sixteen floats that the compiler keeps in as many registers as it takes (an array it would keep in memory).
-typedef float GemmLanes __attribute__((vector_size(64)));
+// Sixteen floats in as many vector registers as they take.
+enum { GEMM_VECTORS = 16 * sizeof(float) / VECTOR_BYTES };
 
-ALWAYS_INLINE void gemm_load_lanes(GemmLanes* lanes, const void* data, Dtype type, size_t index) {
+ALWAYS_INLINE void gemm_load_lanes(Vector lanes[GEMM_VECTORS], const void* data, Dtype type, size_t index) {
     float values[16];
     for (size_t l = 0; l < 16; l++) values[l] = gemm_load(data, type, index + l);
     memcpy(lanes, values, sizeof values);
@@ -194,18 +205,19 @@ ALWAYS_INLINE void gemm_dot_typed(const GemmProblem* p, Dtype type, size_t rows,
     size_t stride = p->a.stride, k = 0;
     const char* a = p->a.data + i * stride * dtype_bytes(type);
     const char* b = p->b.data + j * p->b.stride * dtype_bytes(type);
-    GemmLanes lanes[4] = {{0.0f}}, left, right;
+    Vector lanes[4][GEMM_VECTORS] = {{{0.0f}}}, left[GEMM_VECTORS], right[GEMM_VECTORS];
     for (; k + 16 <= p->K; k += 16) {
-        gemm_load_lanes(&right, b, type, k);
+        gemm_load_lanes(right, b, type, k);
         GEMM_UNROLL
         for (size_t r = 0; r < rows; r++) {
-            gemm_load_lanes(&left, a, type, r * stride + k);
-            lanes[r] += left * right;
+            gemm_load_lanes(left, a, type, r * stride + k);
+            GEMM_UNROLL
+            for (size_t v = 0; v < GEMM_VECTORS; v++) lanes[r][v] += left[v] * right[v];
         }
     }
     for (size_t r = 0; r < rows; r++) {
         float sums[16];
-        memcpy(sums, &lanes[r], sizeof sums);
+        memcpy(sums, lanes[r], sizeof sums);
         for (size_t l = 0; k + l < p->K; l++)
             sums[l] += gemm_load(a, type, r * stride + k + l) * gemm_load(b, type, k + l);
         for (size_t half = 8; half > 0; half /= 2)
