@@ -74,6 +74,10 @@ train: $(B)/train$(if $(MPICC),-mpi)-$(PRECISION)
 	@cp -f $< $@
 endif
 
+# Writes text with a model: tools/generate.cu, for the same precision.
+$(B)/generate: $(B)/generate-$(PRECISION)
+	@cp -f $< $@
+
 $(B):
 	@mkdir -p $@
 
@@ -82,6 +86,8 @@ $(B)/train-%: train.cu $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -DPRECISION_$* -x c $< -o $@ $(LIBS)
 $(B)/train-mpi-%: train.cu $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -DPRECISION_$* -x c $< -x none -o $@ $(MPIFLAGS) $(LIBS)
+$(B)/generate-%: tools/generate.cu $(HEADERS) | $(B)
+	$(CC) $(CFLAGS) -DPRECISION_$* -x c $< -o $@ $(LIBS)
 $(B)/test_train-%: test_train.cu train.cu $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -DPRECISION_$* -x c $< -o $@ $(LIBS)
 $(B)/test_kernels-%: dev/test/test_kernels.c $(HEADERS) | $(B)
@@ -197,7 +203,7 @@ supervise: $(B)/supervise
 
 TESTS := gemm test_files test_data test_corpus test_errors test_comm test_ranks test_supervise soak example $(PRECISIONS:%=test_kernels-%) $(PRECISIONS:%=test_train-%)
 # For tests of processes that meet, train, die and stop.
-RANKS_TESTS := $(B)/test_comm $(B)/test_ranks $(B)/weights_hash $(B)/train-FP32 $(B)/train-BF16 $(B)/corpus $(B)/tokenize \
+RANKS_TESTS := $(B)/test_comm $(B)/test_ranks $(B)/weights_hash $(B)/train-FP32 $(B)/train-BF16 $(B)/generate-FP32 $(B)/corpus $(B)/tokenize \
     $(if $(MPICC),$(B)/train-mpi-FP32)
 CPU_TESTS := $(TESTS:%=$(B)/%) $(B)/gemm-amx $(B)/bench-FP32 $(B)/checkpoint_cost $(RANKS_TESTS)
 CUDA_TESTS := $(EMULATED) $(B)/weights_hash $(B)/test_cublaslt $(B)/test_nccl $(PRECISIONS:%=$(B)/train-emulated-%) $(PRECISIONS:%=$(B)/test_train-emulated-%) $(PRECISIONS:%=$(B)/train-%) $(COMPILED)
@@ -233,10 +239,10 @@ sanitize:
 mutants: | $(B)
 	@sh dev/test/mutants.sh $(B) "$(ONLY)" "$(SAMPLE)"
 
-demo: $(B)/train-BF16 $(B)/corpus $(B)/tokenize
+demo: $(B)/train-BF16 $(B)/generate-BF16 $(B)/corpus $(B)/tokenize
 	@sh dev/demo.sh $(B)
 
-demo-long: $(B)/train-BF16 $(B)/corpus $(B)/tokenize
+demo-long: $(B)/train-BF16 $(B)/generate-BF16 $(B)/corpus $(B)/tokenize
 	@sh dev/demo.sh $(B) long
 
 precisions: $(PRECISIONS:%=$(B)/train-%) $(B)/corpus $(B)/tokenize

@@ -1,20 +1,20 @@
-// llmtrain.h: the runtime. Include it, and nothing else, to build, train and sample from a model.
+// llmtrain.h: the model, and with what it includes the whole runtime: build, train, save, load and sample from a model.
 //
-//   parameters.h        what the model is, the table of its parameters, the plan of its memory
-//   ranks.h             the flat vector of parameters, gradients and optimizer state, over the ranks of a run
-//    1. model           the struct that owns all this; initial weights
-//    2. forward         tokens to hidden states
-//    3. head            hidden states to logits, losses, and the head's own gradients
-//    4. backward        the forward, read from the end
-//    5. update          gradient norm, learning rate, clipping and the spike guard, the optimizer
-//    6. evaluation      validation loss
-//    7. sampling        text from a trained model
-//    8. monitor         the console line and metrics.jsonl
+//    1. configuration   family and sizes: Config, presets
+//    2. parameters      the table of the model's tensors
+//    3. model           the struct that owns everything; memory; initial weights
+//    4. forward         tokens to hidden states: block_forward, model_forward
+//    5. head            hidden states to logits, losses, and the head's own gradients
+//    6. backward        the forward, read from the end: block_backward, model_backward
+//    7. update          what a step has come to, and the optimizer: model_read, model_update
+//    8. evaluation      validation loss
+//    9. generation      text from a trained model
+//   10. checkpoints     what a checkpoint says of a run; saving and loading a model
 //
-// Beside it: kernels_cpu.h (operations, and floatX, the type of parameters and activations), in a CUDA build kernels.cuh
-// (the same operations on a GPU), gemm.h (the matrix product), data.h (shards and batches), checkpoint.h (saving and
-// resuming), files.h, json.h and safetensors.h (what is on the disk), flags.h (the command line). The training loop is in
-// train.cu; the smallest complete program is dev/example.c.
+// It includes, from the lowest floor up: llmtrain/base.h (errors, random numbers), flags.h, files.h, json.h and fields.h
+// (tables of members), state.h (schedule, guard), kernels_cpu.h or kernels.cuh (the operations), tensors.h (the table of
+// tensors, the memory plan), zero.h (the flat vector over ranks), checkpoint.h, saver.h, data.h and log.h.
+// The training loop is in train.cu; the smallest complete program is dev/example.c.
 //
 // Letters: B batch, T sequence, N = B*T rows, C channels, L layers, H heads, K key/value heads, D head size,
 // F feed-forward, V vocabulary, Vp padded vocabulary.
@@ -22,23 +22,205 @@
 #ifndef LLMTRAIN_H
 #define LLMTRAIN_H
 
-#include "llmtrain/base.h"
 #include "llmtrain/data.h"
-#include "llmtrain/files.h"
-#include "llmtrain/flags.h"
-#include "llmtrain/gemm.h"
-#include "llmtrain/json.h"
-#include "kernels_cpu.h"
-#include "llmtrain/parameters.h"
-#include "llmtrain/zero.h"
-
-#include <assert.h>
-#include <sys/file.h>
-
-#define LLMTRAIN_VERSION "0.1"
+#include "llmtrain/log.h"
+#include "llmtrain/sampling.h"
+#include "llmtrain/saver.h"
 
 // ------------------------------------------------------------------------------------------------
-// 1. Model
+// 1. Configuration
+//
+// Two families, one code path. GPT-2 ("Language Models are Unsupervised Multitask Learners"): LayerNorm, GELU, learned
+// positions, biases, the head tied to the token embedding. Llama ("LLaMA: Open and Efficient Foundation Language
+// Models"): RMSNorm, SwiGLU, RoPE, no biases, grouped-query attention, the head tied or not.
+
+typedef enum { FAMILY_GPT2, FAMILY_LLAMA } Family;
+#define FAMILY_NAMES "gpt2|llama"
+
+typedef struct {
+    Family family;
+    size_t layers, heads, kv_heads, channels, ffn;  // L, H, K, C, F
+    size_t context;                                 // the longest sequence
+    size_t vocab;                                   // V, as the data has it
+    bool tied;                                      // the head is the token embedding
+    double norm_epsilon, rope_theta;
+} Config;
+
+#define CONFIG_COUNT(name, flag, low, high, help) {#name, flag, FLAG_COUNT, offsetof(Config, name), "N", low, high, help}
+#define CONFIG_REAL(name, flag, low, high, help) {#name, flag, FLAG_REAL, offsetof(Config, name), "X", low, high, help}
+static const Field CONFIG_FIELDS[] = {
+    {"family", "family", FLAG_CHOICE, offsetof(Config, family), FAMILY_NAMES, 0, 0, "architecture"},
+    CONFIG_COUNT(layers, "layers", 1, 1000, "transformer blocks"),
+    CONFIG_COUNT(heads, "heads", 1, 1024, "query heads"),
+    CONFIG_COUNT(kv_heads, "kv-heads", 0, 1024, "key/value heads; 0: as many as --heads"),
+    CONFIG_COUNT(channels, "channels", 1, 65536, "width of the residual stream"),
+    CONFIG_COUNT(ffn, "ffn", 0, 1 << 20, "width of the feed-forward layer; 0: 4 (gpt2) or 8/3 (llama) times --channels"),
+    CONFIG_COUNT(context, "context", 0, 1 << 24, "longest sequence, in tokens; 0: the preset's, or --seq"),
+    CONFIG_COUNT(vocab, "vocab", 0, 1 << 24, "vocabulary size, in tokens; 0: the data's"),
+    {"tied", "tied", FLAG_SWITCH, offsetof(Config, tied), "on|off", 0, 0, "share the weights of token embedding and head"},
+    CONFIG_REAL(norm_epsilon, "norm-epsilon", 0, 1, NULL),
+    CONFIG_REAL(rope_theta, "rope-theta", 1, 1e9, "base of the rotary position angles (llama)"),
+};
+enum { CONFIG_FIELD_COUNT = sizeof CONFIG_FIELDS / sizeof CONFIG_FIELDS[0] };
+
+static inline size_t config_head_size(const Config* c) { return c->channels / c->heads; }
+static inline size_t config_padded_vocab(const Config* c) { return round_up(c->vocab, 128); }
+static inline size_t config_qkv(const Config* c) { return (c->heads + 2 * c->kv_heads) * config_head_size(c); }
+// Outputs of the first feed-forward matmul: Llama's computes gate and up in one.
+static inline size_t config_ffn_in(const Config* c) { return c->family == FAMILY_LLAMA ? 2 * c->ffn : c->ffn; }
+
+// Sets members from text: "layers=12 heads=12".
+static inline bool config_set(Config* c, const char* text, Error* error) {
+    char name[32], value[32];
+    for (int length; sscanf(text, " %31[^=]=%31s%n", name, value, &length) == 2; text += length) {
+        size_t i = 0;
+        while (i < CONFIG_FIELD_COUNT && strcmp(CONFIG_FIELDS[i].name, name) != 0) i++;
+        if (i == CONFIG_FIELD_COUNT) return fail(error, "a model has no member '%s'", name);
+        Flag flag = field_flag(&CONFIG_FIELDS[i], c);
+        if (!flag_set(&flag, value, error)) return false;
+    }
+    return true;
+}
+
+typedef struct {
+    const char *names, *members;  // names: several separated by |
+} Preset;
+
+// The GPT-2 sizes of the paper, the same and more under llm.c's names by depth, and Llama's: the small ones of llama2.c,
+// then version 3.
+#define GPT2 " family=gpt2 context=1024 vocab=50257 tied=on"
+#define LLAMA2C " family=llama vocab=32000 tied=on rope_theta=10000"
+#define LLAMA3 " family=llama context=8192 vocab=128256 kv_heads=8 rope_theta=500000"
+static const Preset PRESETS[] = {
+    {"gpt2:124M|gpt2:d12",  "layers=12 heads=12 channels=768" GPT2},
+    {"gpt2:350M|gpt2:d24",  "layers=24 heads=16 channels=1024" GPT2},
+    {"gpt2:774M|gpt2:d36",  "layers=36 heads=20 channels=1280" GPT2},
+    {"gpt2:1558M|gpt2:d48", "layers=48 heads=25 channels=1600" GPT2},
+    {"gpt2:d6",             "layers=6 heads=6 channels=384" GPT2},
+    {"gpt2:d60",            "layers=60 heads=30 channels=1920" GPT2},
+    {"gpt2:d72",            "layers=72 heads=30 channels=2880" GPT2},
+    {"gpt2:d84",            "layers=84 heads=36 channels=3456" GPT2},
+    {"llama:15M",           "layers=6 heads=6 channels=288 ffn=768 context=256" LLAMA2C},
+    {"llama:42M",           "layers=8 heads=8 channels=512 ffn=1376 context=1024" LLAMA2C},
+    {"llama:110M",          "layers=12 heads=12 channels=768 ffn=2048 context=1024" LLAMA2C},
+    {"llama:1B",            "layers=16 heads=32 channels=2048 ffn=8192 tied=on" LLAMA3},
+    {"llama:3B",            "layers=28 heads=24 channels=3072 ffn=8192 tied=on" LLAMA3},
+    {"llama:8B",            "layers=32 heads=32 channels=4096 ffn=14336 tied=off" LLAMA3},
+};
+enum { PRESET_COUNT = sizeof PRESETS / sizeof PRESETS[0] };
+
+// Sets *c to a preset; config_complete fills in the rest.
+static inline bool config_preset(Config* c, const char* name, Error* error) {
+    char known[512] = "";
+    for (size_t i = 0; i < PRESET_COUNT; i++) {
+        size_t used = strlen(known);
+        snprintf(known + used, sizeof known - used, "%s%s", i ? " " : "", PRESETS[i].names);
+        if (choice_find(PRESETS[i].names, name) < 0) continue;
+        memset(c, 0, sizeof *c);
+        return config_set(c, PRESETS[i].members, error);
+    }
+    for (char* p = known; *p; p++) *p = *p == '|' ? ' ' : *p;
+    return fail(error, "there is no model '%s'; give one of %s, or the sizes one by one", name, known);
+}
+
+// Fills in what follows from the rest when it is 0 (kv_heads, ffn, norm_epsilon, rope_theta), then checks that all
+// sizes fit together.
+static inline bool config_complete(Config* c, Error* error) {
+    const char* missing = !c->layers ? "--layers" : !c->heads ? "--heads" : !c->channels ? "--channels"
+                        : !c->context ? "--seq (or --context)" : !c->vocab ? "--vocab" : NULL;
+    if (missing) return fail(error, "the model's size lacks %s; give it, at least 1, or a preset with --model", missing);
+    if (c->layers > 1000 || c->channels > 65536 || c->context > (1u << 24) || c->vocab > (1u << 24) || c->ffn > (1u << 20))
+        return fail(error, "the model's sizes (%zu layers, %zu channels, context %zu, vocabulary %zu, ffn %zu) are past the "
+                    "limits of 1000, 65536, 16777216, 16777216, 1048576", c->layers, c->channels, c->context, c->vocab, c->ffn);
+    if (c->kv_heads == 0) c->kv_heads = c->heads;
+    if (c->ffn == 0 && c->family == FAMILY_GPT2) c->ffn = 4 * c->channels;
+    if (c->ffn == 0) c->ffn = round_up(8 * c->channels / 3, 32);
+    if (c->norm_epsilon == 0) c->norm_epsilon = 1e-5;
+    if (c->rope_theta == 0) c->rope_theta = 10000;
+    if (c->channels % c->heads != 0)
+        return fail(error, "%zu heads do not divide %zu channels; choose --heads so that --channels is a multiple of it",
+                    c->heads, c->channels);
+    if (c->heads % c->kv_heads != 0)
+        return fail(error, "%zu key/value heads do not divide %zu heads; choose --kv-heads so that --heads is a multiple of it",
+                    c->kv_heads, c->heads);
+    if (c->family == FAMILY_LLAMA && config_head_size(c) % 2 != 0)
+        return fail(error, "the head size %zu is odd, but rotary positions turn pairs; choose --channels / --heads even",
+                    config_head_size(c));
+    if (config_head_size(c) > ATTENTION_MAX_D)
+        return fail(error, "the head size %zu is over %d; choose more --heads for %zu channels",
+                    config_head_size(c), ATTENTION_MAX_D, c->channels);
+    return true;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 2. Parameters
+//
+// Which tensors the model has (tensors.h has the table), and where each begins in the flat vector.
+
+// Where the tensors of one block start in the flat vector; NO_TENSOR where the family has none.
+typedef struct {
+    size_t norm1_weight, norm1_bias;                    // (C)
+    size_t qkv_weight, qkv_bias;                        // ((H + 2K) D, C)
+    size_t attention_out_weight, attention_out_bias;    // (C, H D)
+    size_t norm2_weight, norm2_bias;                    // (C)
+    size_t ffn_in_weight, ffn_in_bias;                  // (F, C), Llama (2F, C): gate, then up
+    size_t ffn_out_weight, ffn_out_bias;                // (C, F)
+} Block;
+
+typedef struct {
+    Block* blocks;                                      // (L)
+    size_t token_embedding, position_embedding;         // (Vp, C), (context, C)
+    size_t final_norm_weight, final_norm_bias;          // (C)
+    size_t head_weight;                                 // (Vp, C); the token embedding's when tied
+} Weights;
+
+static inline size_t parameters_add_block(Parameters* p, size_t l, const char* what, size_t rows, size_t cols,
+                                          Init init, float init_std) {
+    char name[48];
+    snprintf(name, sizeof name, "block.%zu.%s", l, what);
+    return parameters_add(p, name, rows, rows, cols, l + 1, init, init_std);
+}
+
+// Fills the table. Initial weights are normal with std sqrt(2 / 5C), "Transformers without Tears: Improving the Normalization of
+// Self-Attention": about GPT-2's 0.02 for its 768 channels, and more for narrow models, which learn faster so. It is
+// less by sqrt(2L) for the two matmuls that add to the residual stream, so that its size does not grow with depth.
+static inline bool weights_create(Weights* w, Parameters* p, const Config* c, Error* error) {
+    size_t C = c->channels, L = c->layers, F = c->ffn, V = c->vocab, Vp = config_padded_vocab(c);
+    size_t HD = c->heads * config_head_size(c);
+    float usual = sqrtf(0.4f / (float)C), residual = usual / sqrtf(2.0f * (float)L);
+    bool biases = c->family == FAMILY_GPT2;
+    if (!parameters_allocate(p, 12 * L + 5, error)) return false;  // of blocks; 2 embeddings, 2 of the norm, the head
+    p->tied = c->tied;
+    w->blocks = (Block*)allocate(L * sizeof(Block));
+    if (w->blocks == NULL) return fail(error, "out of memory for the table of %zu blocks", L);
+    w->token_embedding = parameters_add(p, "token_embedding", V, Vp, C, 0, INIT_NORMAL, usual);
+    w->position_embedding = NO_TENSOR;
+    if (c->family == FAMILY_GPT2)
+        w->position_embedding = parameters_add(p, "position_embedding", c->context, c->context, C, 0, INIT_NORMAL, usual);
+    for (size_t l = 0; l < L; l++) {
+        Block* b = &w->blocks[l];
+        b->norm1_weight = parameters_add_block(p, l, "norm1_weight", C, 0, INIT_ONE, 0);
+        b->norm1_bias = biases ? parameters_add_block(p, l, "norm1_bias", C, 0, INIT_ZERO, 0) : NO_TENSOR;
+        b->qkv_weight = parameters_add_block(p, l, "qkv_weight", config_qkv(c), C, INIT_NORMAL, usual);
+        b->qkv_bias = biases ? parameters_add_block(p, l, "qkv_bias", config_qkv(c), 0, INIT_ZERO, 0) : NO_TENSOR;
+        b->attention_out_weight = parameters_add_block(p, l, "attention_out_weight", C, HD, INIT_NORMAL, residual);
+        b->attention_out_bias = biases ? parameters_add_block(p, l, "attention_out_bias", C, 0, INIT_ZERO, 0) : NO_TENSOR;
+        b->norm2_weight = parameters_add_block(p, l, "norm2_weight", C, 0, INIT_ONE, 0);
+        b->norm2_bias = biases ? parameters_add_block(p, l, "norm2_bias", C, 0, INIT_ZERO, 0) : NO_TENSOR;
+        b->ffn_in_weight = parameters_add_block(p, l, "ffn_in_weight", config_ffn_in(c), C, INIT_NORMAL, usual);
+        b->ffn_in_bias = biases ? parameters_add_block(p, l, "ffn_in_bias", config_ffn_in(c), 0, INIT_ZERO, 0) : NO_TENSOR;
+        b->ffn_out_weight = parameters_add_block(p, l, "ffn_out_weight", C, F, INIT_NORMAL, residual);
+        b->ffn_out_bias = biases ? parameters_add_block(p, l, "ffn_out_bias", C, 0, INIT_ZERO, 0) : NO_TENSOR;
+    }
+    w->final_norm_weight = parameters_add(p, "final_norm_weight", C, C, 0, L + 1, INIT_ONE, 0);
+    w->final_norm_bias = biases ? parameters_add(p, "final_norm_bias", C, C, 0, L + 1, INIT_ZERO, 0) : NO_TENSOR;
+    w->head_weight = w->token_embedding;
+    if (!c->tied) w->head_weight = parameters_add(p, "head_weight", V, Vp, C, L + 1, INIT_NORMAL, usual);
+    return true;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 3. Model
 
 typedef struct {
     size_t B, T;              // the largest batch that forward will see
@@ -46,7 +228,7 @@ typedef struct {
     OptimizerKind optimizer;
     bool master_weights;             // keep a float copy of 16-bit parameters, which the optimizer updates
     bool sampling;            // a KV cache is wanted
-    bool tf32;                // a GPU's products of floats may round their operands
+    bool tf32;                // a GPU's float matmuls may round their operands to TF32
     RankOptions ranks;        // all 0: one rank
 } ModelOptions;
 
@@ -54,10 +236,10 @@ typedef struct {
 typedef struct {
     floatX* input;            // (N, C) the residual stream that enters the block
     floatX* norm1;            // (N, C)
-    float *mean1, *rstd1;     // (N) mean, and 1 / deviation
+    float *mean1, *rstd1;     // (N) mean, and 1 / std
     floatX* qkv;              // (N, (H + 2K) D), turned by RoPE for Llama
     floatX* attention;        // (N, H D), which is (N, C)
-    float* lse;               // (B, H, T) log of the sum of the exponentials of a row's scores
+    float* lse;               // (B, H, T) log-sum-exp of a row's scores
     floatX* middle;           // (N, C) the residual stream after attention
     floatX* norm2;            // (N, C)
     float *mean2, *rstd2;     // (N)
@@ -104,8 +286,11 @@ typedef struct {
 typedef struct {
     Config config;
     ModelOptions options;
-    Parameters parameters;
+    Parameters parameters;    // the table
+    Weights weights;          // where its tensors begin
     FlatVector flat;          // parameters, gradients, master weights and optimizer state, as far as this rank holds them
+    size_t B, T;              // of the batch in progress
+    bool decoding;            // its one token follows those in the cache
     Activations activations;
     ActivationGradients gradients;
     KvCache cache;
@@ -162,7 +347,7 @@ static inline void model_layout(Model* model) {
     MemoryPlan* plan = &model->memory;
     Activations* a = &model->activations;
     size_t N = o->B * o->T, C = c->channels, D = config_head_size(c);
-    flat_layout(&model->flat, &model->parameters, plan, o->training, o->master_weights, o->optimizer);
+    flat_layout(&model->flat, plan);
     if (o->training) model_layout_gradients(model, N);
     for (size_t l = 0; l < c->layers; l++) {
         // Only a backward needs each block's own; without one they all share the first block's.
@@ -189,13 +374,14 @@ static inline void model_layout(Model* model) {
     }
 }
 
-// With several ranks the Comm is closed before this, so that nothing is under way any more.
+// With several ranks close the Comm first, so that no collective is in flight.
 static inline void model_free(Model* model) {
     flat_free(&model->flat);
     device_close(model->stream);  // waits for what the device has still to do
     if (model->memory.base) device_free(model->memory.base, plan_block_bytes(&model->memory));
     free(model->cache.logits);
     free(model->activations.blocks);
+    free(model->weights.blocks);
     parameters_free(&model->parameters);
     memset(model, 0, sizeof *model);
 }
@@ -222,8 +408,9 @@ static inline bool model_plan(Model* model, const Config* asked, ModelOptions op
     size_t parts = divide_up(N, most);
     model->head_rows = divide_up(N, parts);
     model->activations.blocks = (BlockActivations*)allocate(config->layers * sizeof(BlockActivations));
-    bool ok = parameters_create(&model->parameters, config, error) &&
-              flat_create(&model->flat, &model->parameters, &model->options.ranks, error);
+    FlatOptions holds = {options.training, options.optimizer, options.master_weights};
+    bool ok = weights_create(&model->weights, &model->parameters, config, error) &&
+              flat_create(&model->flat, &model->parameters, &model->options.ranks, &holds, error);
     if (ok && model->activations.blocks == NULL) ok = fail(error, "out of memory for the table of activations");
     if (ok) model_layout(model);
     else model_free(model);
@@ -262,7 +449,7 @@ static inline bool model_create(Model* model, const Config* config, ModelOptions
     return false;
 }
 
-enum { INIT_PIECE = 1 << 16 };  // elements that are made and uploaded at a time
+enum { INIT_PIECE = 1 << 16 };  // elements that are generated and uploaded at a time
 
 // Sets parameters [offset, offset + n) of the flat vector, and their master_weights, from values on the host. False if there is no
 // memory for a piece of them.
@@ -275,10 +462,10 @@ static inline bool model_set_params(Model* model, size_t offset, const float* va
         for (size_t i = 0; i < count; i++) rounded[i] = floatX_of(values[done + i]);
         upload(model->flat.params + at, rounded, count * sizeof(floatX), model->stream);
         if (model->flat.master_weights == NULL) continue;
-        size_t place;
-        CommSlice part = flat_state(&place, &model->flat, at, at + count);
+        size_t index;
+        CommSlice part = flat_state(&index, &model->flat, at, at + count);
         if (slice_length(part) == 0) continue;
-        upload(model->flat.master_weights + place, values + (part.first - offset), slice_length(part) * sizeof(float),
+        upload(model->flat.master_weights + index, values + (part.first - offset), slice_length(part) * sizeof(float),
                model->stream);
     }
     free(rounded);
@@ -318,7 +505,7 @@ static inline float* grad(const Model* model, size_t offset) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// 2. Forward
+// 4. Forward
 //
 //   x = token_embedding[tokens] + position_embedding
 //   for each block:   x = x + attention(norm1(x));   x = x + ffn(norm2(x))
@@ -337,86 +524,93 @@ static inline void norm_forward(const Model* model, floatX* out, floatX* residua
         rmsnorm_forward(out, residual, rstd, in, branch, param(model, weight), epsilon, N, c->channels, model->stream);
 }
 
-// out = dropout(in), both (N, C), which may be the same; `place` tells the uses apart: 0 the embedding, 2l + 1 and 2l + 2 the
-// branches of block l. The backward calls it on gradients, with the same place.
-static inline void model_dropout(const Model* model, floatX* out, const floatX* in, size_t place, size_t N) {
+// out = dropout(in), both (N, C), which may be the same; `site` tells the uses apart: 0 the embedding, 2l + 1 and 2l + 2 the
+// branches of block l. The backward calls it on gradients, with the same site.
+static inline void model_dropout(const Model* model, floatX* out, const floatX* in, size_t site, size_t N) {
     size_t C = model->config.channels;
-    dropout(out, in, model->dropout.p, model->dropout.seed, place, model->dropout.first_token * C, N * C, model->stream);
+    dropout(out, in, model->dropout.p, model->dropout.seed, site, model->dropout.first_token * C, N * C, model->stream);
 }
 
-// Brings a batch of N tokens to the device, and its targets unless they are NULL; returns the tokens' place there, which
-// the targets follow. It stays good until the batch after the next is brought.
+// Uploads a batch of N tokens, and its targets unless they are NULL; returns the tokens on the device, which the targets
+// follow. They stay valid until the batch after the next is uploaded.
 static inline const int32_t* model_upload(Model* model, const int32_t* tokens, const int32_t* targets, size_t N) {
     return upload_batch(model->batches, tokens, targets, N * sizeof(int32_t), model->stream);
 }
 
-// Fills activations.hidden for tokens (B, T) on the device; each bucket of parameters is awaited before it is used. With a
-// cache, B and T are 1, and the token follows those in the cache.
-static inline void model_forward(Model* model, const int32_t* tokens, size_t B, size_t T, KvCache* cache) {
+// x = x + attention(norm1(x)); x = x + ffn(norm2(x)), for block l of the batch in progress. The second addition is left to
+// the norm that follows: the block before it has left its feed-forward output in activations.branch, and so does this one.
+static inline void block_forward(Model* model, size_t l) {
     const Config* c = &model->config;
-    const Parameters* p = &model->parameters;
+    const Block* b = &model->weights.blocks[l];
     Activations* a = &model->activations;
+    BlockActivations* s = &a->blocks[l];  // s: saved for the backward
+    KvCache* cache = &model->cache;
     Stream stream = model->stream;
-    size_t N = B * T, C = c->channels, H = c->heads, K = c->kv_heads, D = config_head_size(c), F = c->ffn;
-    size_t first = cache ? cache->length : 0;
-    const floatX* x = a->blocks[0].input;
-    flat_await(&model->flat, 0);
-    embedding_forward(a->blocks[0].input, tokens, param(model, p->token_embedding), param(model, p->position_embedding),
-                      first, B, T, C, stream);
-    if (model->dropout.p > 0) model_dropout(model, a->blocks[0].input, a->blocks[0].input, 0, N);
+    size_t B = model->B, T = model->T, N = B * T;
+    size_t C = c->channels, H = c->heads, K = c->kv_heads, D = config_head_size(c), F = c->ffn;
+    size_t first = model->decoding ? cache->length : 0;  // position of the first token
 
-    for (size_t l = 0; l < c->layers; l++) {
-        const Block* b = &p->blocks[l];
-        BlockActivations* s = &a->blocks[l];  // s: what is saved for the backward
-
-        flat_await(&model->flat, l + 1);
-        norm_forward(model, s->norm1, s->input, s->mean1, s->rstd1, x, l ? a->branch : NULL, b->norm1_weight,
-                     b->norm1_bias, N);
-        x = s->input;
-        matmul_forward(s->qkv, s->norm1, param(model, b->qkv_weight), param(model, b->qkv_bias), N, config_qkv(c), C,
-                       stream);
-        if (c->family == FAMILY_LLAMA) rope_forward(s->qkv, a->rope, first, B, T, H, K, D, stream);
-        if (cache) {
-            size_t layer = l * c->context * K * D;
-            attention_decode(s->attention, cache->keys + layer, cache->values + layer, cache->scores, s->qkv, first,
-                             c->context, H, K, D, stream);
-        } else {
-            attention_forward(s->attention, s->lse, s->qkv, B, T, H, K, D, stream);
-        }
-        matmul_forward(a->branch, s->attention, param(model, b->attention_out_weight), param(model, b->attention_out_bias),
-                       N, C, H * D, stream);
-        if (model->dropout.p > 0) model_dropout(model, a->branch, a->branch, 2 * l + 1, N);
-
-        norm_forward(model, s->norm2, s->middle, s->mean2, s->rstd2, x, a->branch, b->norm2_weight, b->norm2_bias, N);
-        x = s->middle;
-        if (c->family == FAMILY_GPT2) {
-            matmul_gelu_forward(s->ffn_act, s->ffn_in, s->norm2, param(model, b->ffn_in_weight),
-                                param(model, b->ffn_in_bias), N, F, C, stream);
-        } else {
-            matmul_forward(s->ffn_in, s->norm2, param(model, b->ffn_in_weight), NULL, N, 2 * F, C, stream);
-            swiglu_forward(s->ffn_act, s->ffn_in, N, F, stream);
-        }
-        matmul_forward(a->branch, s->ffn_act, param(model, b->ffn_out_weight), param(model, b->ffn_out_bias), N, C, F,
-                       stream);
-        if (model->dropout.p > 0) model_dropout(model, a->branch, a->branch, 2 * l + 2, N);
+    flat_await(&model->flat, l + 1);
+    norm_forward(model, s->norm1, s->input, s->mean1, s->rstd1, l ? a->blocks[l - 1].middle : s->input,
+                 l ? a->branch : NULL, b->norm1_weight, b->norm1_bias, N);
+    matmul_forward(s->qkv, s->norm1, param(model, b->qkv_weight), param(model, b->qkv_bias), N, config_qkv(c), C, stream);
+    if (c->family == FAMILY_LLAMA) rope_forward(s->qkv, a->rope, first, B, T, H, K, D, stream);
+    if (model->decoding) {
+        size_t layer = l * c->context * K * D;
+        attention_decode(s->attention, cache->keys + layer, cache->values + layer, cache->scores, s->qkv, first,
+                         c->context, H, K, D, stream);
+    } else {
+        attention_forward(s->attention, s->lse, s->qkv, B, T, H, K, D, stream);
     }
+    matmul_forward(a->branch, s->attention, param(model, b->attention_out_weight), param(model, b->attention_out_bias),
+                   N, C, H * D, stream);
+    if (model->dropout.p > 0) model_dropout(model, a->branch, a->branch, 2 * l + 1, N);
+
+    norm_forward(model, s->norm2, s->middle, s->mean2, s->rstd2, s->input, a->branch, b->norm2_weight, b->norm2_bias, N);
+    if (c->family == FAMILY_GPT2) {
+        matmul_gelu_forward(s->ffn_act, s->ffn_in, s->norm2, param(model, b->ffn_in_weight),
+                            param(model, b->ffn_in_bias), N, F, C, stream);
+    } else {
+        matmul_forward(s->ffn_in, s->norm2, param(model, b->ffn_in_weight), NULL, N, 2 * F, C, stream);
+        swiglu_forward(s->ffn_act, s->ffn_in, N, F, stream);
+    }
+    matmul_forward(a->branch, s->ffn_act, param(model, b->ffn_out_weight), param(model, b->ffn_out_bias), N, C, F, stream);
+    if (model->dropout.p > 0) model_dropout(model, a->branch, a->branch, 2 * l + 2, N);
+}
+
+// Fills activations.hidden for tokens (B, T) on the device; waits for each bucket of parameters before it uses it.
+// decoding: B and T are 1, and the token follows those in the cache.
+static inline void model_forward(Model* model, const int32_t* tokens, size_t B, size_t T, bool decoding) {
+    const Config* c = &model->config;
+    const Weights* w = &model->weights;
+    Activations* a = &model->activations;
+    size_t N = B * T, last = c->layers - 1;
+    model->B = B;
+    model->T = T;
+    model->decoding = decoding;
+    flat_await(&model->flat, 0);
+    embedding_forward(a->blocks[0].input, tokens, param(model, w->token_embedding), param(model, w->position_embedding),
+                      decoding ? model->cache.length : 0, B, T, c->channels, model->stream);
+    if (model->dropout.p > 0) model_dropout(model, a->blocks[0].input, a->blocks[0].input, 0, N);
+    for (size_t l = 0; l < c->layers; l++) block_forward(model, l);
     flat_await(&model->flat, c->layers + 1);
-    norm_forward(model, a->hidden, a->output, a->mean, a->rstd, x, a->branch, p->final_norm_weight, p->final_norm_bias, N);
-    if (cache) cache->length++;
+    norm_forward(model, a->hidden, a->output, a->mean, a->rstd, a->blocks[last].middle, a->branch, w->final_norm_weight,
+                 w->final_norm_bias, N);
+    if (decoding) model->cache.length++;
 }
 
 // ------------------------------------------------------------------------------------------------
-// 3. Head
+// 5. Head
 //
 //   logits = hidden head_weight^T;   loss = cross-entropy(logits, targets)
 //
-// Logits are the largest activation by far, so they exist for a part of the rows at a time: made, turned into their
-// gradient in place, used for the gradients of the hidden states and of the head's weight, and forgotten.
+// Logits are the largest activation by far, so they exist for a part of the rows at a time: computed, turned into their
+// gradient in place, and used for the gradients of the hidden states and of the head's weight.
 
 static inline void model_logits(Model* model, size_t first_row, size_t rows) {
     const Config* c = &model->config;
     matmul_forward(model->activations.logits, model->activations.hidden + first_row * c->channels,
-                   param(model, model->parameters.head_weight), NULL, rows, config_padded_vocab(c), c->channels,
+                   param(model, model->weights.head_weight), NULL, rows, config_padded_vocab(c), c->channels,
                    model->stream);
 }
 
@@ -425,7 +619,7 @@ static inline void model_logits(Model* model, size_t first_row, size_t rows) {
 static inline void model_head(Model* model, const int32_t* targets, float dloss, size_t N) {
     const Config* c = &model->config;
     Activations* a = &model->activations;
-    size_t C = c->channels, Vp = config_padded_vocab(c), weight = model->parameters.head_weight;
+    size_t C = c->channels, Vp = config_padded_vocab(c), weight = model->weights.head_weight;
     for (size_t first = 0; first < N; first += model->head_rows) {
         size_t rows = min_size(model->head_rows, N - first);
         model_logits(model, first, rows);
@@ -444,11 +638,11 @@ static inline size_t targets_count(const int32_t* targets, size_t N) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// 4. Backward
+// 6. Backward
 //
 // model_forward from its last line to its first. gradients.residual holds the gradient of the residual stream, to
-// which every norm's backward adds its share. Gradients of parameters are added where flat_gradient says; a bucket whose
-// gradients are complete is given to the ranks' sum, which goes on under the rest.
+// which every norm's backward adds its part. Gradients of parameters are added where flat_gradient says; a bucket whose
+// gradients are complete is reduced over the ranks while the rest of the backward runs.
 
 static inline void norm_backward(const Model* model, floatX* dx, const floatX* dout, const floatX* x, const float* mean,
                                  const float* rstd, size_t weight, size_t bias, size_t N) {
@@ -466,62 +660,68 @@ static inline void matmul_backward(const Model* model, floatX* din, const floatX
     matmul_backward_weight(grad(model, weight), grad(model, bias), dout, in, rows, outputs, inputs, model->stream);
 }
 
-// The gradient of the residual stream as the branch at `place` receives it.
-static inline const floatX* branch_gradient(const Model* model, size_t place, size_t N) {
+// The gradient of the residual stream as the branch at a dropout site receives it.
+static inline const floatX* branch_gradient(const Model* model, size_t site, size_t N) {
     if (model->dropout.p == 0) return model->gradients.residual;
-    model_dropout(model, model->gradients.branch, model->gradients.residual, place, N);
+    model_dropout(model, model->gradients.branch, model->gradients.residual, site, N);
     return model->gradients.branch;
 }
 
-// Needs the forward's activations of the same tokens (B, T), and gradients.hidden from model_head, before which the bucket
-// of the head was begun.
-static inline void model_backward(Model* model, const int32_t* tokens, size_t B, size_t T) {
+// block_forward, backwards: from the gradient of the residual stream after block l to that before it. Needs the forward's
+// activations of the same batch.
+static inline void block_backward(Model* model, size_t l) {
     const Config* c = &model->config;
-    const Parameters* p = &model->parameters;
-    Activations* a = &model->activations;
+    const Block* b = &model->weights.blocks[l];
+    BlockActivations* s = &model->activations.blocks[l];
     ActivationGradients* g = &model->gradients;
     Stream stream = model->stream;
-    size_t N = B * T, C = c->channels, H = c->heads, K = c->kv_heads, D = config_head_size(c), F = c->ffn;
+    size_t B = model->B, T = model->T, N = B * T;
+    size_t C = c->channels, H = c->heads, K = c->kv_heads, D = config_head_size(c), F = c->ffn;
 
-    FlatVector* flat = &model->flat;
-    if (c->tied) flat_begin_bucket(flat, c->layers + 1);
-    fill_zero(g->residual, N * C * sizeof(floatX), stream);
-    norm_backward(model, g->residual, g->hidden, a->output, a->mean, a->rstd, p->final_norm_weight, p->final_norm_bias, N);
-    flat_end_bucket(flat, c->layers + 1);
-
-    for (size_t l = c->layers; l-- > 0;) {
-        const Block* b = &p->blocks[l];
-        BlockActivations* s = &a->blocks[l];
-
-        flat_begin_bucket(flat, l + 1);
-        const floatX* dbranch = branch_gradient(model, 2 * l + 2, N);
-        if (c->family == FAMILY_GPT2) {
-            matmul_gelu_backward_input(g->ffn_in, dbranch, param(model, b->ffn_out_weight), s->ffn_in, N, C, F, stream);
-        } else {
-            matmul_backward_input(g->ffn_act, dbranch, param(model, b->ffn_out_weight), N, C, F, stream);
-            swiglu_backward(g->ffn_in, g->ffn_act, s->ffn_in, N, F, stream);
-        }
-        matmul_backward_weight(grad(model, b->ffn_out_weight), grad(model, b->ffn_out_bias), dbranch, s->ffn_act, N, C, F,
-                               stream);
-        matmul_backward(model, g->hidden, g->ffn_in, s->norm2, b->ffn_in_weight, b->ffn_in_bias, N, config_ffn_in(c), C);
-        norm_backward(model, g->residual, g->hidden, s->middle, s->mean2, s->rstd2, b->norm2_weight, b->norm2_bias, N);
-
-        dbranch = branch_gradient(model, 2 * l + 1, N);
-        matmul_backward(model, g->attention, dbranch, s->attention, b->attention_out_weight, b->attention_out_bias, N, C,
-                        H * D);
-        attention_backward(g->qkv, g->delta, g->attention, s->attention, s->lse, s->qkv, B, T, H, K, D, stream);
-        if (c->family == FAMILY_LLAMA) rope_backward(g->qkv, a->rope, B, T, H, K, D, stream);
-        matmul_backward(model, g->hidden, g->qkv, s->norm1, b->qkv_weight, b->qkv_bias, N, config_qkv(c), C);
-        norm_backward(model, g->residual, g->hidden, s->input, s->mean1, s->rstd1, b->norm1_weight, b->norm1_bias, N);
-        flat_end_bucket(flat, l + 1);
+    flat_begin_bucket(&model->flat, l + 1);
+    const floatX* dbranch = branch_gradient(model, 2 * l + 2, N);
+    if (c->family == FAMILY_GPT2) {
+        matmul_gelu_backward_input(g->ffn_in, dbranch, param(model, b->ffn_out_weight), s->ffn_in, N, C, F, stream);
+    } else {
+        matmul_backward_input(g->ffn_act, dbranch, param(model, b->ffn_out_weight), N, C, F, stream);
+        swiglu_backward(g->ffn_in, g->ffn_act, s->ffn_in, N, F, stream);
     }
+    matmul_backward_weight(grad(model, b->ffn_out_weight), grad(model, b->ffn_out_bias), dbranch, s->ffn_act, N, C, F,
+                           stream);
+    matmul_backward(model, g->hidden, g->ffn_in, s->norm2, b->ffn_in_weight, b->ffn_in_bias, N, config_ffn_in(c), C);
+    norm_backward(model, g->residual, g->hidden, s->middle, s->mean2, s->rstd2, b->norm2_weight, b->norm2_bias, N);
+
+    dbranch = branch_gradient(model, 2 * l + 1, N);
+    matmul_backward(model, g->attention, dbranch, s->attention, b->attention_out_weight, b->attention_out_bias, N, C,
+                    H * D);
+    attention_backward(g->qkv, g->delta, g->attention, s->attention, s->lse, s->qkv, B, T, H, K, D, stream);
+    if (c->family == FAMILY_LLAMA) rope_backward(g->qkv, model->activations.rope, B, T, H, K, D, stream);
+    matmul_backward(model, g->hidden, g->qkv, s->norm1, b->qkv_weight, b->qkv_bias, N, config_qkv(c), C);
+    norm_backward(model, g->residual, g->hidden, s->input, s->mean1, s->rstd1, b->norm1_weight, b->norm1_bias, N);
+    flat_end_bucket(&model->flat, l + 1);
+}
+
+// Needs the forward's activations of the same tokens, and gradients.hidden from model_head, before which the bucket of the
+// head was begun.
+static inline void model_backward(Model* model, const int32_t* tokens) {
+    const Config* c = &model->config;
+    const Weights* w = &model->weights;
+    Activations* a = &model->activations;
+    ActivationGradients* g = &model->gradients;
+    FlatVector* flat = &model->flat;
+    size_t N = model->B * model->T, C = c->channels;
+    if (c->tied) flat_begin_bucket(flat, c->layers + 1);
+    fill_zero(g->residual, N * C * sizeof(floatX), model->stream);
+    norm_backward(model, g->residual, g->hidden, a->output, a->mean, a->rstd, w->final_norm_weight, w->final_norm_bias, N);
+    flat_end_bucket(flat, c->layers + 1);
+    for (size_t l = c->layers; l-- > 0;) block_backward(model, l);
     if (!c->tied) flat_begin_bucket(flat, 0);
-    embedding_backward(grad(model, p->token_embedding), grad(model, p->position_embedding), branch_gradient(model, 0, N),
-                       tokens, B, T, C, stream);
+    embedding_backward(grad(model, w->token_embedding), grad(model, w->position_embedding), branch_gradient(model, 0, N),
+                       tokens, model->B, model->T, C, model->stream);
     flat_end_bucket(flat, 0);
 }
 
-// Begins a step of this rank's micro_batches, of which every rank has as many: the gradients are those of loss_scale times
+// Begins a step of `micro_batches` on each rank: the gradients are those of loss_scale times
 // the mean of all ranks' micro-batches' mean losses over the targets that are not -1.
 static inline void model_begin_step(Model* model, double loss_scale, size_t micro_batches) {
     flat_begin_step(&model->flat, loss_scale, micro_batches);
@@ -530,7 +730,7 @@ static inline void model_begin_step(Model* model, double loss_scale, size_t micr
 // Adds the sum of the losses of a batch, tokens and targets (B, T) on the host, to flat.scalars[SUM_LOSS], without gradients.
 static inline void model_losses(Model* model, const int32_t* tokens, const int32_t* targets, size_t B, size_t T) {
     const int32_t* batch = model_upload(model, tokens, targets, B * T);
-    model_forward(model, batch, B, T, NULL);
+    model_forward(model, batch, B, T, false);
     model_head(model, batch + B * T, 0.0f, B * T);
     sum_scaled(model->flat.scalars + SUM_LOSS, model->activations.losses, 1.0, B * T, model->stream);
 }
@@ -544,124 +744,16 @@ static inline void model_gradients(Model* model, const int32_t* tokens, const in
     collective_barrier(&flat->collectives);
     const int32_t* batch = model_upload(model, tokens, targets, N);
     fault_point("forward");
-    model_forward(model, batch, B, T, NULL);
+    model_forward(model, batch, B, T, false);
     fault_point("backward");
     flat_begin_bucket(flat, model->config.tied ? 0 : model->config.layers + 1);
     model_head(model, batch + N, (float)dloss, N);
-    model_backward(model, batch, B, T);
+    model_backward(model, batch);
     sum_scaled(flat->scalars + SUM_LOSS, model->activations.losses, 1.0 / (double)count, N, model->stream);
 }
 
 // ------------------------------------------------------------------------------------------------
-// 5. Update
-//
-// The learning rate is a function of the step. The spike guard watches the norm of the gradient; with FP16 the loss is
-// scaled up before the backward so that small gradients do not vanish. What both must remember is in RunState, which
-// together with parameters and optimizer state is the whole state of a run.
-
-typedef enum {
-    SCHEDULE_CONSTANT, SCHEDULE_LINEAR, SCHEDULE_COSINE, SCHEDULE_WSD, SCHEDULE_STEP, SCHEDULE_EXPONENTIAL
-} ScheduleKind;
-#define SCHEDULE_NAMES "constant|linear|cosine|wsd|step|exponential"
-
-typedef struct {
-    ScheduleKind kind;
-    double lr;              // the highest rate, reached at the end of the warm-up
-    double final_fraction;  // of lr, at the last step: linear, cosine, wsd, exponential
-    uint64_t warmup, steps; // steps of warm-up, steps of the run
-    double decay_fraction;  // wsd: the part of the run at its end in which the rate falls
-    uint64_t decay_every;   // step: the rate is multiplied by decay_factor every so many steps
-    double decay_factor;
-} Schedule;
-
-// The learning rate of a step, counted from 0. Warm-up rises linearly from lr / warmup to lr. After it, with x going
-// from 0 to 1 over the rest of the run: "SGDR: Stochastic Gradient Descent with Warm Restarts" (cosine, one period),
-// "MiniCPM: Unveiling the Potential of Small Language Models" (warm-up, stable, decay).
-static inline double schedule_lr(const Schedule* s, uint64_t step) {
-    if (step < s->warmup) return s->lr * (double)(step + 1) / (double)s->warmup;
-    uint64_t after = step - s->warmup;
-    double length = s->steps > s->warmup + 1 ? (double)(s->steps - s->warmup - 1) : 1.0;
-    double x = (double)after / length < 1.0 ? (double)after / length : 1.0;
-    double fall = s->lr * (1.0 - s->final_fraction);
-    double stable = 1.0 - s->decay_fraction;
-    switch (s->kind) {
-        case SCHEDULE_CONSTANT: return s->lr;
-        case SCHEDULE_LINEAR: return s->lr - fall * x;
-        case SCHEDULE_COSINE: return s->lr - fall * 0.5 * (1.0 - cos(3.14159265358979323846 * x));
-        case SCHEDULE_WSD: return x <= stable ? s->lr : s->lr - fall * (x - stable) / s->decay_fraction;
-        case SCHEDULE_STEP: return s->lr * pow(s->decay_factor, (double)(after / s->decay_every));
-        case SCHEDULE_EXPONENTIAL: return s->lr * pow(s->final_fraction, x);
-    }
-    return s->lr;
-}
-
-// Running mean and variance of the gradient's norm over about the last hundred steps.
-typedef struct {
-    double mean, variance;
-    uint64_t count;
-} NormStatistics;
-
-typedef struct {
-    uint64_t step;           // optimizer steps done, skipped ones included
-    uint64_t samples;        // sequences consumed
-    uint64_t updates;        // steps that were not skipped: what the optimizer counts
-    NormStatistics norms;
-    double loss_scale;       // 1 unless FP16
-    uint64_t scale_good;     // finite steps since the last overflow or doubling
-    uint64_t skipped_consecutive;    // steps in a row that were skipped, up to the last
-    uint64_t rewinds;        // how often the run has gone back after it had diverged;
-    uint64_t rewound_from, rewound_to;  // the last time: the first bad step, and the step of the checkpoint
-    double lr_factor;        // what is left of the learning rate after that
-} RunState;
-
-typedef struct {
-    double clip;             // the norm is clipped to it; 0: never
-    double spike_sigma;      // a norm within mean + spike_sigma * deviation is not clipped; 0: the rule is off
-    double spike_skip;       // a step whose norm is over spike_skip * mean is skipped; 0: the rule is off
-    uint64_t spike_warmup;   // norms seen before the two rules hold
-    bool dynamic_scale;      // adapt the loss scale (FP16)
-    uint64_t scale_growth;   // double it after so many good steps
-} GuardOptions;
-
-static inline RunState run_state_begin(bool dynamic_scale, double loss_scale) {
-    RunState state;
-    memset(&state, 0, sizeof state);
-    state.loss_scale = dynamic_scale ? loss_scale : 1.0;
-    state.lr_factor = 1.0;
-    return state;
-}
-
-// Decides on one step from its gradient's norm: returns false if it must be skipped, else true and the factor for the
-// gradients, so that their norm is at most max(clip, mean + sigma * init_std). The statistics see the norm cut to these
-// bounds: one spike moves them little, while norms that stay high move them a little every step, until they are
-// accepted. They are the plain mean and variance of the first hundred norms, and after that weigh each new norm by
-// 1/100. Also adapts the loss scale.
-static inline bool guard_step(RunState* state, double* factor, const GuardOptions* o, double norm) {
-    NormStatistics* n = &state->norms;
-    bool finite = isfinite(norm), settled = n->count >= o->spike_warmup;
-    if (o->dynamic_scale) {
-        // "Mixed Precision Training": halve on overflow, double after a long time without one.
-        state->scale_good = finite ? state->scale_good + 1 : 0;
-        if (!finite && state->loss_scale > 1.0) state->loss_scale /= 2;
-        if (state->scale_good >= o->scale_growth && state->loss_scale < 0x1p24) {
-            state->loss_scale *= 2;
-            state->scale_good = 0;
-        }
-    }
-    *factor = 0.0;
-    if (!finite) return false;
-    double bound = o->clip > 0 ? o->clip : INFINITY, bar = INFINITY;
-    if (settled && o->spike_sigma > 0 && o->clip > 0) bound = fmax(bound, n->mean + o->spike_sigma * sqrt(n->variance));
-    if (settled && o->spike_skip > 0) bar = o->spike_skip * n->mean;
-    double seen = fmin(norm, fmin(bound, bar)), distance = seen - n->mean;
-    double weight = fmax(1.0 / (double)(n->count + 1), 0.01);
-    n->mean += weight * distance;
-    n->variance = (1.0 - weight) * (n->variance + weight * distance * distance);
-    n->count++;
-    if (norm > bar) return false;
-    *factor = norm > bound ? bound / norm : 1.0;
-    return true;
-}
+// 7. Update
 
 typedef struct {
     OptimizerKind kind;
@@ -669,55 +761,36 @@ typedef struct {
     uint64_t seed;           // of stochastic rounding
 } OptimizerOptions;
 
-// What a rank tells the others beside its numbers, and what comes of it for all.
-typedef struct {
-    bool stop;               // it wants to end the run; any does
-    bool save;               // a checkpoint is due; rank 0 says so
-    bool saved;              // its part of the save in progress is on the disk; that of all is
-    bool failed;             // it could not be written; that of any
-} StepNews;
-
-// What a step has come to, for all ranks.
-typedef struct {
-    double loss;             // mean of all ranks' micro-batches' mean losses
-    double grad_norm;        // of the gradients of that, without the loss scale
-    StepNews news;
-    double loss_min, loss_median, loss_max;  // of the ranks' own losses
-    double busy_min, busy_median, busy_max;  // ms since the reading before, without what a rank waited for others
-    size_t slowest;          // the rank of busy_max
-    double wait_share;       // what part of the time since then this rank has waited
-} StepReading;
-
-// After the last micro-batch of a step: waits for its sums, tells the other ranks, and reads what all have told. False if a
-// rank is gone.
-static inline bool model_read(Model* model, StepReading* reading, StepNews news, Error* error) {
-    enum { LOSS, SQUARES, BUSY, STOP, SAVE, SAVED, FAILED, NUMBERS };
-    static_assert((int)NUMBERS <= (int)STATS_MAX, "make TOLD larger");
+// After the last micro-batch of a step: waits for its gradients, gathers the ranks' statistics and flags, and fills in what
+// the step has come to. False if a rank is lost.
+static inline bool model_read(Model* model, StepResult* result, StepFlags flags, Error* error) {
+    enum { LOSS, SQUARES, BUSY, STOP, SAVE, SAVED, FAILED, COUNT };
+    static_assert((int)COUNT <= (int)STATS_MAX, "make STATS_MAX larger");
     FlatVector* flat = &model->flat;
     size_t world = flat->options.world, saved = 0;
     flat_finish_step(flat);
     double waited = flat_waited_ms(flat), busy = now_ms() - flat->step_began_ms - waited, squares = 0;
-    double own[NUMBERS] = {flat->scalars_host[SUM_LOSS] / (double)flat->micro_batches, 0, busy, (double)news.stop,
-                           (double)news.save, (double)news.saved, (double)news.failed};
+    double own[COUNT] = {flat->scalars_host[SUM_LOSS] / (double)flat->micro_batches, 0, busy, (double)flags.stop,
+                         (double)flags.save, (double)flags.saved, (double)flags.failed};
     for (size_t b = 0; b < flat->count; b++) own[SQUARES] += flat->scalars_host[SUM_SQUARES + b];
     if (flat->scalars_host[SUM_BAD] != 0) own[SQUARES] = NAN;
-    if (!flat_gather_stats(flat, own, NUMBERS, error)) return false;
+    if (!flat_gather_stats(flat, own, COUNT, error)) return false;
     waited += flat_waited_ms(flat);
-    memset(reading, 0, sizeof *reading);
+    memset(result, 0, sizeof *result);
     for (size_t r = 0; r < world; r++) {
-        reading->loss += flat_stat(flat, r, LOSS, NUMBERS) / (double)world;
-        squares += flat_stat(flat, r, SQUARES, NUMBERS);
-        reading->news.stop |= flat_stat(flat, r, STOP, NUMBERS) != 0;
-        reading->news.failed |= flat_stat(flat, r, FAILED, NUMBERS) != 0;
-        saved += flat_stat(flat, r, SAVED, NUMBERS) != 0;
+        result->loss += flat_stat(flat, r, LOSS, COUNT) / (double)world;
+        squares += flat_stat(flat, r, SQUARES, COUNT);
+        result->flags.stop |= flat_stat(flat, r, STOP, COUNT) != 0;
+        result->flags.failed |= flat_stat(flat, r, FAILED, COUNT) != 0;
+        saved += flat_stat(flat, r, SAVED, COUNT) != 0;
     }
-    if (isnan(reading->loss)) reading->loss = NAN;  // without the sign that some NaN have
-    reading->news.save = flat_stat(flat, 0, SAVE, NUMBERS) != 0;
-    reading->news.saved = saved == world;
-    reading->grad_norm = isnan(squares) ? NAN : sqrt(squares) / flat->loss_scale;
-    flat_extremes(&reading->loss_min, &reading->loss_median, &reading->loss_max, flat, LOSS, NUMBERS);
-    reading->slowest = flat_extremes(&reading->busy_min, &reading->busy_median, &reading->busy_max, flat, BUSY, NUMBERS);
-    reading->wait_share = waited / (busy + waited);
+    if (isnan(result->loss)) result->loss = NAN;  // without the sign that some NaN have
+    result->flags.save = flat_stat(flat, 0, SAVE, COUNT) != 0;
+    result->flags.saved = saved == world;
+    result->grad_norm = isnan(squares) ? NAN : sqrt(squares) / flat->loss_scale;
+    flat_min_median_max(&result->loss_min, &result->loss_median, &result->loss_max, flat, LOSS, COUNT);
+    result->slowest = flat_min_median_max(&result->busy_min, &result->busy_median, &result->busy_max, flat, BUSY, COUNT);
+    result->wait_share = waited / (busy + waited);
     flat->step_began_ms = now_ms();
     return true;
 }
@@ -735,22 +808,31 @@ static inline void model_update(Model* model, const OptimizerOptions* o, uint64_
     step.grad_scale = (float)(factor / model->flat.loss_scale);
     step.seed = o->seed;
     step.step = update;
-    flat_update(&model->flat, &model->parameters, &step);
+    flat_update(&model->flat, &step);
+}
+
+// Floating-point operations of training on one token: 6 per weight that multiplies it (2 forward, 4 backward), and
+// attention's two matmuls over T/2 positions on average, forward and twice backward.
+static inline double model_flops_per_token(const Model* model, size_t T) {
+    const Config* c = &model->config;
+    size_t looked_up = c->tied ? 0 : c->vocab * c->channels;
+    if (c->family == FAMILY_GPT2) looked_up += c->context * c->channels;
+    return 6.0 * (double)(model->parameters.true_size - looked_up) + 6.0 * (double)(c->layers * T * c->channels);
 }
 
 // ------------------------------------------------------------------------------------------------
-// 6. Evaluation
+// 8. Evaluation
 
 // Mean loss per token over the first `windows` windows of the data (all of them if 0 or more than there are), which
-// overlap by `overlap` tokens, B at a time, shared out to the ranks; tokens, targets (B, T) are scratch.
+// overlap by `overlap` tokens, B at a time, sharded over the ranks; tokens, targets (B, T) are scratch.
 static inline bool model_validate(Model* model, double* loss, const Dataset* data, size_t windows, size_t overlap,
                                   int32_t* tokens, int32_t* targets, size_t B, size_t T, Error* error) {
-    enum { LOSS, COUNT, NUMBERS };
+    enum { LOSS, TOKENS, COUNT };
     FlatVector* flat = &model->flat;
     size_t available = dataset_windows(data, T, overlap), rank = flat->options.rank, world = flat->options.world;
     if (windows == 0 || windows > available) windows = available;
     Dropout dropout = model->dropout;
-    double own[NUMBERS] = {0, 0}, sum[NUMBERS] = {0, 0};
+    double own[COUNT] = {0, 0}, sum[COUNT] = {0, 0};
     fill_zero(flat->scalars + SUM_LOSS, sizeof(double), model->stream);
     Progress progress = progress_begin("validation", windows);
     bool ok = true;
@@ -760,99 +842,21 @@ static inline bool model_validate(Model* model, double* loss, const Dataset* dat
         ok = dataset_batch(tokens, targets, data, first, (int32_t)model->config.vocab, batch, T, overlap, error);
         if (!ok) break;
         model_losses(model, tokens, targets, batch, T);
-        own[COUNT] += (double)targets_count(targets, batch * T);
+        own[TOKENS] += (double)targets_count(targets, batch * T);
         if (rank == 0) progress_show(&progress, first + batch);
     }
     progress_end(&progress);
     download(&own[LOSS], flat->scalars + SUM_LOSS, sizeof(double), model->stream);
     model->dropout = dropout;
-    if (!ok || !flat_gather_stats(flat, own, NUMBERS, error)) return false;
+    if (!ok || !flat_gather_stats(flat, own, COUNT, error)) return false;
     for (size_t r = 0; r < world; r++)
-        for (size_t i = 0; i < NUMBERS; i++) sum[i] += flat_stat(flat, r, i, NUMBERS);
-    *loss = sum[LOSS] / sum[COUNT];
+        for (size_t i = 0; i < COUNT; i++) sum[i] += flat_stat(flat, r, i, COUNT);
+    *loss = sum[LOSS] / sum[TOKENS];
     return true;
 }
 
-static inline void describe_forward(char* text, size_t size, const FlatVector* flat, size_t number) {
-    (void)flat;
-    snprintf(text, size, "the %s that it computes from the same parameters and tokens",
-             number == 0 ? "hidden states" : "losses");
-}
-
-// Whether all ranks, which have the same parameters, compute the same with them: the checksum of the hidden states, and the
-// sum of the losses, of a fixed batch (B, T). Finds arithmetic that is wrong on one machine, which gradients carry to the
-// parameters of all. Overwrites the activations; tokens, targets (B, T) are scratch.
-static inline bool model_compare_forward(Model* model, int32_t* tokens, int32_t* targets, size_t B, size_t T,
-                                         Error* error) {
-    FlatVector* flat = &model->flat;
-    Dropout dropout = model->dropout;
-    size_t N = B * T;
-    uint64_t* own = flat->compared + 2 * flat->options.rank;
-    if (flat->options.world == 1) return true;
-    for (size_t i = 0; i < N; i++) {
-        tokens[i] = (int32_t)(i * 7919 % model->config.vocab);
-        targets[i] = (int32_t)((i + 1) * 7919 % model->config.vocab);
-    }
-    fill_zero(flat->scalars + SUM_LOSS, sizeof(double), model->stream);
-    model->dropout.p = 0;
-    model_losses(model, tokens, targets, B, T);
-    model->dropout = dropout;
-    checksum(flat->checksums, model->activations.hidden, 0, N * model->config.channels, model->stream);
-    download(own, flat->checksums, sizeof(uint64_t), model->stream);
-    download(own + 1, flat->scalars + SUM_LOSS, sizeof(double), model->stream);
-    return flat_same(flat, 2, describe_forward, error);
-}
-
 // ------------------------------------------------------------------------------------------------
-// 7. Sampling
-
-typedef struct {
-    double temperature;   // 0: always the likeliest token
-    uint64_t top_k;       // choose among the k likeliest; 0: among all
-    double top_p;         // choose among the likeliest whose probabilities reach p; 1: among all
-    uint64_t seed;
-} SamplingOptions;
-
-typedef struct {
-    float probability;    // times an unknown constant
-    int32_t token;
-} Candidate;
-
-// The likeliest first; among equals the smaller token.
-static inline int candidate_compare(const void* a, const void* b) {
-    const Candidate *x = (const Candidate*)a, *y = (const Candidate*)b;
-    if (x->probability != y->probability) return x->probability < y->probability ? 1 : -1;
-    return x->token < y->token ? -1 : x->token > y->token;
-}
-
-// Draws from softmax(logits / temperature) cut to the top k and to the top p ("The Curious Case of Neural Text
-// Degeneration"). logits (V); candidates (V) is scratch; `uniform` in [0, 1) is the random number.
-static inline int32_t sample_token(Candidate* candidates, const floatX* logits, const SamplingOptions* o, float uniform,
-                                   size_t V) {
-    float maximum = -INFINITY, sum = 0.0f;
-    for (size_t v = 0; v < V; v++) maximum = fmaxf(maximum, float_of(logits[v]));
-    for (size_t v = 0; v < V; v++) {
-        float logit = float_of(logits[v]) - maximum;
-        float p = o->temperature > 0 ? expf((float)((double)logit / o->temperature)) : (float)(logit == 0.0f);
-        candidates[v].token = (int32_t)v;
-        candidates[v].probability = p >= 0 ? p : 0;  // NaN of a model that has diverged
-        sum += candidates[v].probability;
-    }
-    qsort(candidates, V, sizeof *candidates, candidate_compare);
-    size_t kept = o->top_k > 0 ? min_size(o->top_k, V) : V;
-    if (o->temperature == 0) kept = 1;
-    float reached = 0.0f;
-    for (size_t i = 0; i < kept; i++) {
-        reached += candidates[i].probability;
-        if (o->top_p < 1 && reached >= (float)o->top_p * sum) kept = i + 1;
-    }
-    float target = uniform * reached, passed = 0.0f;
-    for (size_t i = 0; i + 1 < kept; i++) {
-        passed += candidates[i].probability;
-        if (target < passed) return candidates[i].token;
-    }
-    return candidates[kept - 1].token;
-}
+// 9. Generation
 
 // Continues tokens, of which the first `known` (at least 1) are given, up to `total`. Each new token is written to
 // `out` as text at once, unless out is NULL. candidates (V) is scratch. When the context is full, its later half
@@ -868,7 +872,7 @@ static inline void model_generate(Model* model, int32_t* tokens, Candidate* cand
             seen = known - max_size(context / 2, 1);
             model->cache.length = 0;
         }
-        for (; seen < known; seen++) model_forward(model, model_upload(model, tokens + seen, NULL, 1), 1, 1, &model->cache);
+        for (; seen < known; seen++) model_forward(model, model_upload(model, tokens + seen, NULL, 1), 1, 1, true);
         model_logits(model, 0, 1);
         download(model->cache.logits, model->activations.logits, model->config.vocab * sizeof(floatX), model->stream);
         float uniform = random_uniform(o->seed, RANDOM_SAMPLING, 0, known);
@@ -881,179 +885,140 @@ static inline void model_generate(Model* model, int32_t* tokens, Candidate* cand
     model->dropout = dropout;
 }
 
-// ------------------------------------------------------------------------------------------------
-// 8. Monitor
-//
-// One line per logged step for the console, and one of JSON, with more numbers, for metrics.jsonl. What was not measured is
-// null there.
-
+// Writes samples of a model's text.
 typedef struct {
-    uint64_t step, steps, tokens, skipped; // steps done and to do, tokens consumed, steps skipped so far
-    StepReading reading;                   // loss and norm, and how the ranks differ
-    double val_loss;                       // NAN in steps that do not validate
-    double floor;                          // entropy of the validation text; 0: unknown
-    double lr;
-    double ms, tokens_per_second;
-    double mfu;                            // of the peak that was given; NAN without one
-    double minutes_left;
-    uint64_t memory;                       // bytes taken on the device
-    uint64_t sent;                         // bytes that this rank sent in the step
-    size_t ranks;
-} StepRecord;
+    const char* prompt;
+    SamplingOptions options;
+    Tokenizer tokenizer;
+    int32_t* text;            // (size) the prompt and what follows
+    size_t size;
+    Candidate* candidates;    // (V)
+} Sampler;
 
-// Floating-point operations of training on one token: 6 per weight that multiplies it (2 forward, 4 backward), and
-// attention's two products over T/2 positions on average, forward and twice backward.
-static inline double model_flops_per_token(const Model* model, size_t T) {
-    const Config* c = &model->config;
-    size_t looked_up = c->tied ? 0 : c->vocab * c->channels;
-    if (c->family == FAMILY_GPT2) looked_up += c->context * c->channels;
-    return 6.0 * (double)(model->parameters.true_size - looked_up) + 6.0 * (double)(c->layers * T * c->channels);
+// Text is read and written as bytes, so the vocabulary must be theirs.
+static inline bool sampler_open(Sampler* s, const char* prompt, size_t tokens, const SamplingOptions* o, size_t V,
+                                Error* error) {
+    memset(s, 0, sizeof *s);
+    s->prompt = prompt;
+    s->options = *o;
+    s->tokenizer = tokenizer_of_bytes();
+    s->size = strlen(prompt) + tokens;
+    if ((size_t)s->tokenizer.vocabulary != V)
+        return fail(error, "the model's vocabulary is %zu, but text is read and written as bytes, of which there are %d; "
+                    "sample from a model of bytes", V, s->tokenizer.vocabulary);
+    s->text = (int32_t*)allocate(s->size * sizeof(int32_t));
+    s->candidates = (Candidate*)allocate(V * sizeof(Candidate));
+    return (s->text && s->candidates) || fail(error, "out of memory for %zu tokens of text; make --tokens smaller", s->size);
 }
 
-static inline void record_print(FILE* out, const StepRecord* r) {
-    char val[64] = "", mfu[32] = "n/a", waits[32] = "", skipped[32] = "";
-    if (r->skipped > 0) snprintf(skipped, sizeof skipped, " | skipped %llu", (unsigned long long)r->skipped);
-    if (!isnan(r->val_loss)) snprintf(val, sizeof val, " | val %.4f", r->val_loss);
-    if (!isnan(r->val_loss) && r->floor > 0)
-        snprintf(val, sizeof val, " | val %.4f (floor %.4f %+.1f%%)", r->val_loss, r->floor,
-                 100 * (r->val_loss / r->floor - 1));
-    if (!isnan(r->mfu)) snprintf(mfu, sizeof mfu, "%.1f%%", 100 * r->mfu);
-    if (r->ranks > 1) snprintf(waits, sizeof waits, " | waits %.0f%%", 100 * r->reading.wait_share);
-    fprintf(out,
-            "step %5llu/%llu | loss %.4f%s | norm %.3f | lr %.2e | %.0f ms | %.0f tok/s | mfu %s%s%s | %.1f min left\n",
-            (unsigned long long)r->step, (unsigned long long)r->steps, r->reading.loss, val, r->reading.grad_norm, r->lr,
-            r->ms, r->tokens_per_second, mfu, waits, skipped, r->minutes_left);
+// Writes the prompt and its continuation. Every sample uses the same random numbers, so that the samples of a run show how
+// the model changes.
+static inline void sampler_write(Sampler* s, Model* model, FILE* out) {
+    size_t known = tokenizer_encode(s->text, &s->tokenizer, s->prompt, strlen(s->prompt));
+    fputs(s->prompt, out);
+    model_generate(model, s->text, s->candidates, out, &s->tokenizer, &s->options, known, s->size);
+    fputc('\n', out);
     fflush(out);
 }
 
+static inline void sampler_close(Sampler* s) {
+    free(s->text);
+    free(s->candidates);
+    memset(s, 0, sizeof *s);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 10. Checkpoints
+
+// What a checkpoint says of a run beside its tensors.
 typedef struct {
-    FILE* file;
-    char path[FILE_PATH_MAX];
-    JsonWriter waiting;      // lines that a full disk has refused so far
-    bool refused;            // and it was said
-} Log;
+    Config config;
+    OptimizerKind optimizer;
+    bool master_weights;    // the saved weights are float master weights
+    uint64_t seed;          // of initial weights, data order, dropout
+    uint64_t T;             // length of a sample: the order of the data depends on it
+    uint64_t data;          // fingerprint of the training data: the order depends on it too
+    RunState state;
+    SaveKind kind;
+    const Flag* flags;      // (flag_count) those that change what the run computes are saved as text
+    size_t flag_count;
+} RunRecord;
 
-enum { LOG_WAITING_MAX = 1 << 24 };  // bytes; what comes then is lost
-
-static inline void log_path(char* path, size_t size, const char* directory) {
-    snprintf(path, size, "%.4000s/metrics.jsonl", directory);
+enum { RECORD_FIELD_COUNT = 4 };
+static inline const Field* record_fields(void) {
+    static Field fields[RECORD_FIELD_COUNT] = {
+        {"optimizer", "optimizer", FLAG_CHOICE, offsetof(RunRecord, optimizer), NULL, 0, 0, NULL},
+        {"masters", "masters", FLAG_SWITCH, offsetof(RunRecord, master_weights), "on|off", 0, 0, NULL},
+        {"seed", "seed", FLAG_COUNT, offsetof(RunRecord, seed), "N", 0, 0, NULL},
+        {"sequence", "seq", FLAG_COUNT, offsetof(RunRecord, T), "N", 0, 0, NULL},
+    };
+    fields[0].choices = optimizer_names();
+    return fields;
 }
 
-// The length of the part of a log (bytes of JSON lines) before the first line whose step is over `step`; the rest of a
-// line without its end is cut off too.
-static inline size_t log_length_until(const char* text, size_t bytes, uint64_t step) {
-    size_t kept = 0;
-    while (kept < bytes) {
-        const char* end = (const char*)memchr(text + kept, '\n', bytes - kept);
-        Json json;
-        Error ignored;
-        uint64_t line_step = 0;
-        if (end == NULL) break;
-        if (json_parse(&json, text + kept, (size_t)(end - text) - kept, "log", &ignored)) {
-            json_u64(&json, json_get(&json, 0, "step"), &line_step);
-            json_free(&json);
-        }
-        if (line_step > step) break;
-        kept = (size_t)(end - text) + 1;
+static inline void record_write_object(JsonWriter* w, const char* key, const Field* fields, size_t count, const void* base) {
+    json_write_key(w, key);
+    json_write_begin(w, '{');
+    fields_write(w, fields, count, base);
+    json_write_end(w, '}');
+}
+
+// Begins a manifest with the record as its members.
+static inline void record_write(JsonWriter* w, const RunRecord* r, const FlatVector* flat) {
+    manifest_begin(w, flat);
+    fields_write(w, record_fields(), RECORD_FIELD_COUNT, r);
+    json_member_hash(w, "data", r->data);
+    json_member_string(w, "kind", r->kind == SAVE_ASKED ? "asked" : "end");
+    record_write_object(w, "config", CONFIG_FIELDS, CONFIG_FIELD_COUNT, &r->config);
+    json_write_key(w, "flags");
+    json_write_begin(w, '{');
+    for (size_t i = 0; i < r->flag_count; i++) {
+        char text[FILE_PATH_MAX];
+        if (r->flags[i].name == NULL || (r->flags[i].marks & FLAG_FREE)) continue;
+        flag_text(text, sizeof text, &r->flags[i]);
+        json_member_string(w, r->flags[i].name, text);
     }
-    return kept;
+    json_write_end(w, '}');
+    record_write_object(w, "state", STATE_FIELDS, STATE_FIELD_COUNT, &r->state);
 }
 
-// Cuts the log back to the lines up to `step`: what a run wrote after the checkpoint that it goes back to is written again.
-static inline bool log_cut_back(Log* log, uint64_t step, Error* error) {
-    char* text = NULL;
-    size_t bytes = 0;
-    log->waiting.bytes = 0;  // of later steps: a save flushes the log first
-    if (!file_read(log->path, (size_t)1 << 34, &text, &bytes, error)) return false;
-    size_t kept = log_length_until(text, bytes, step);
-    free(text);
-    return kept == bytes || ftruncate(fileno(log->file), (off_t)kept) == 0 || fail_file(error, "cut back", log->path);
+// Opens the checkpoint at a path. The caller frees *manifest after success.
+static inline bool record_open(Json* manifest, RunRecord* r, const char* path, Error* error) {
+    char data[20] = "";
+    unsigned long long fingerprint = 0;
+    memset(r, 0, sizeof *r);
+    if (!manifest_open(manifest, path, error)) return false;
+    bool ok = fields_read(r, record_fields(), RECORD_FIELD_COUNT, manifest, 0) &&
+        json_string(manifest, json_get(manifest, 0, "data"), data, sizeof data) && sscanf(data, "%llx", &fingerprint) == 1 &&
+        fields_read(&r->config, CONFIG_FIELDS, CONFIG_FIELD_COUNT, manifest, json_get(manifest, 0, "config")) &&
+        fields_read(&r->state, STATE_FIELDS, STATE_FIELD_COUNT, manifest, json_get(manifest, 0, "state"));
+    r->data = fingerprint;
+    if (ok) return true;
+    json_free(manifest);
+    return manifest_refuse(path, error);
 }
 
-// Opens directory/metrics.jsonl to append. Only one process may train there.
-static inline bool log_open(Log* log, const char* directory, Error* error) {
-    memset(log, 0, sizeof *log);
-    log_path(log->path, sizeof log->path, directory);
-    log->file = fopen(log->path, "ab");
-    if (log->file == NULL) return fail_file(error, "open", log->path);
-    bool locked = flock(fileno(log->file), LOCK_EX | LOCK_NB) == 0;
-    if (!locked && errno != EWOULDBLOCK) return fail_file(error, "lock", log->path);
-    if (!locked)
-        return fail(error, "another process is training in %s; wait for it, or give another --out", directory);
-    return true;
+// Saves a model in OUT/step_N, N the step of the record, and waits until it is on the disk; all ranks together.
+static inline bool model_save(Model* model, const RunRecord* record, const char* out, Error* error) {
+    Saver saver;
+    JsonWriter manifest;
+    if (!saver_open(&saver, &model->flat, false, 0, error)) return false;
+    record_write(&manifest, record, &model->flat);
+    saver_begin(&saver, record->state.step, out, &manifest, NULL);
+    bool ok = saver_end(&saver, error);
+    saver_close(&saver);
+    return ok;
 }
 
-// A log that someone has deleted is begun anew, lest the rest is lost too.
-static inline bool log_reopen(Log* log, Error* error) {
-    struct stat status;
-    char directory[FILE_PATH_MAX];
-    if (fstat(fileno(log->file), &status) != 0 || status.st_nlink > 0) return true;
-    fprintf(stderr, "train: %s was deleted while the run writes to it; a new one is begun\n", log->path);
-    snprintf(directory, sizeof directory, "%.*s", (int)(strrchr(log->path, '/') - log->path), log->path);
-    fclose(log->file);
-    log->file = directory_make(directory, error) ? fopen(log->path, "ab") : NULL;
-    if (log->file == NULL) return fail_file(error, "create", log->path);
-    return flock(fileno(log->file), LOCK_EX | LOCK_NB) == 0 ||
-        fail(error, "another process has begun to train in %s", directory);
-}
-
-// Writes what waits; of a disk that fills, the part that it took need not wait on.
-static inline bool log_flush(Log* log, Error* error) {
-    JsonWriter* w = &log->waiting;
-    while (w->bytes > 0) {
-        errno = 0;
-        ssize_t n = write(fileno(log->file), w->text, w->bytes);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return fail_file(error, "write", log->path);
-        w->bytes -= (size_t)n;
-        memmove(w->text, w->text + n, w->bytes);
-    }
-    log->refused = false;
-    return true;
-}
-
-// One line. A disk that is full does not end the run: the line waits.
-static inline bool log_write(Log* log, const StepRecord* r, Error* error) {
-    if (!log_reopen(log, error)) return false;
-    JsonWriter w;
-    memset(&w, 0, sizeof w);
-    json_write_begin(&w, '{');
-    json_member_u64(&w, "step", r->step);
-    json_member_number(&w, "loss", r->reading.loss);
-    json_member_number(&w, "val_loss", r->val_loss);
-    json_member_number(&w, "grad_norm", r->reading.grad_norm);
-    json_member_number(&w, "lr", r->lr);
-    json_member_u64(&w, "tokens", r->tokens);
-    json_member_u64(&w, "skipped", r->skipped);
-    json_member_number(&w, "loss_ranks_min", r->reading.loss_min);
-    json_member_number(&w, "loss_ranks_median", r->reading.loss_median);
-    json_member_number(&w, "loss_ranks_max", r->reading.loss_max);
-    json_member_number(&w, "ms", r->ms);
-    json_member_number(&w, "ms_ranks_min", r->reading.busy_min);
-    json_member_number(&w, "ms_ranks_median", r->reading.busy_median);
-    json_member_number(&w, "ms_ranks_max", r->reading.busy_max);
-    json_member_u64(&w, "slowest_rank", r->reading.slowest);
-    json_member_number(&w, "wait_share", r->reading.wait_share);
-    json_member_u64(&w, "comm_bytes", r->sent);
-    json_member_number(&w, "tok_per_s", r->tokens_per_second);
-    json_member_number(&w, "mfu", r->mfu);
-    json_member_u64(&w, "mem_bytes", r->memory);
-    json_write_end(&w, '}');
-    json_put(&w, "\n", 1);
-    bool ok = json_write_done(&w, error);
-    if (ok && log->waiting.bytes < LOG_WAITING_MAX) json_put(&log->waiting, w.text, w.bytes);
-    json_writer_free(&w);
-    Error why;
-    if (!ok || log_flush(log, &why)) return ok;
-    if (!log->refused) fprintf(stderr, "train: %s. Training goes on; the lines wait for room\n", why.text);
-    log->refused = true;
-    return true;
-}
-
-static inline void log_close(Log* log) {
-    if (log->file) fclose(log->file);
-    json_writer_free(&log->waiting);
-    log->file = NULL;
+// Loads weights and optimizer state of the checkpoint at a path, or the weights alone, into a model of the same
+// configuration, each rank for itself.
+static inline bool model_load(Model* model, RunRecord* record, const char* path, bool weights_alone, Error* error) {
+    Json manifest;
+    if (!record_open(&manifest, record, path, error)) return false;
+    bool ok = fields_agree(CONFIG_FIELDS, CONFIG_FIELD_COUNT, &record->config, &model->config, "checkpoint", path, error) &&
+        checkpoint_load(&model->flat, &manifest, path, weights_alone, error);
+    json_free(&manifest);
+    return ok;
 }
 
 #endif  // LLMTRAIN_H

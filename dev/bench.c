@@ -293,18 +293,18 @@ static bool bench_step(Bench* b, double* ms, Error* error) {
     }
 
     double started = now_ms(), factor = 0.0;
-    StepReading reading;
-    StepNews news = {false, false, false, false};
+    StepResult result;
+    StepFlags flags = {false, false, false, false};
     model_begin_step(model, state->loss_scale, 1);
     model_gradients(model, b->tokens, b->targets, B, T);
-    if (!model_read(model, &reading, news, error)) return false;
+    if (!model_read(model, &result, flags, error)) return false;
     double lr = schedule_lr(&schedule, state->step);
-    bool taken = guard_step(state, &factor, &guard, reading.grad_norm);
+    bool taken = guard_step(state, &factor, &guard, result.grad_norm);
     if (taken) model_update(model, &optimizer, ++state->updates, lr, factor);
     state->step++;
     *ms = now_ms() - started;
     return taken || fail(error, "step %llu has a gradient of norm %g and was skipped: its time says nothing; report it",
-                         (unsigned long long)state->step, reading.grad_norm);
+                         (unsigned long long)state->step, result.grad_norm);
 }
 
 // ------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@
 // host, and the first touch of what it gets then is slower than most disks. Medians of the rounds are printed. The table
 // needs a machine, and a disk, that nobody else is using.
 
-#include "llmtrain/checkpoint.h"
+#include "llmtrain.h"
 
 typedef enum { WRITE, SYNC, ASYNC, READ_COLD, LOAD_COLD, READ_WARM, LOAD_WARM, STALL, LOST, TIMES } Time;
 enum { B = 1, T = 64, STEPS_BEFORE = 3 };
@@ -45,7 +45,7 @@ static double dd_ms(const char* from, const char* to, const char* how) {
 
 static void touch_memory(const Cost* c) {
     char how[64];
-    snprintf(how, sizeof how, "count=%zu", checkpoint_bytes(&c->model) >> 22);
+    snprintf(how, sizeof how, "count=%zu", checkpoint_bytes(&c->model.flat) >> 22);
     dd_ms("/dev/zero", c->copy, how);
     unlink(c->copy);
 }
@@ -53,14 +53,14 @@ static void touch_memory(const Cost* c) {
 static double step_ms(Cost* c, Saver* saver) {
     static int32_t tokens[B * T], targets[B * T];
     const OptimizerOptions adamw = {.kind = OPTIMIZER_ADAMW, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1};
-    StepNews news = {.stop = false};
-    StepReading reading;
+    StepFlags flags = {.stop = false};
+    StepResult result;
     Error error;
     double began = now_ms();
     for (int i = 0; i < B * T; i++) tokens[i] = targets[i] = i;
     model_begin_step(&c->model, 1.0, 1);
     model_gradients(&c->model, tokens, targets, B, T);
-    need(model_read(&c->model, &reading, news, &error), &error);
+    need(model_read(&c->model, &result, flags, &error), &error);
     saver_await_snapshot(saver);
     model_update(&c->model, &adamw, ++c->run.state.updates, 1e-5, 1.0);
     return now_ms() - began;
@@ -68,6 +68,7 @@ static double step_ms(Cost* c, Saver* saver) {
 
 static void save(Cost* c, bool snapshots, size_t round) {
     Saver saver;
+    JsonWriter manifest;
     Error error;
     double before_ms = 0, during_ms = 0;
     size_t steps = 0;
@@ -75,12 +76,13 @@ static void save(Cost* c, bool snapshots, size_t round) {
     checkpoint_remove(c->out, before);
     checkpoint_path(c->checkpoint, c->out, c->run.state.step, "");
     snprintf(c->file, sizeof c->file, "%s/" CHECKPOINT_FILE, c->checkpoint, (size_t)0);
-    need(saver_open(&saver, &c->model, snapshots, 0, &error), &error);
+    need(saver_open(&saver, &c->model.flat, snapshots, 0, &error), &error);
     if (snapshots) memset(saver.snapshot, 1, saver.bytes);  // the first snapshot of a run meets new memory; the others do not
     for (int i = 0; i < STEPS_BEFORE; i++) before_ms += step_ms(c, &saver) / STEPS_BEFORE;
     touch_memory(c);
     double began = now_ms();
-    saver_begin(&saver, &c->model, &c->run, c->out, NULL);
+    record_write(&manifest, &c->run, &c->model.flat);
+    saver_begin(&saver, c->run.state.step, c->out, &manifest, NULL);
     for (; saver_state(&saver) == SAVER_WRITING; steps++) during_ms += step_ms(c, &saver);
     need(saver_end(&saver, &error), &error);
     c->ms[snapshots ? ASYNC : SYNC][round] = now_ms() - began;
@@ -94,8 +96,8 @@ static double load_ms(Cost* c) {
     RunRecord saved;
     Error error;
     double began = now_ms();
-    need(manifest_open(&manifest, &saved, c->checkpoint, &error), &error);
-    need(checkpoint_load(&c->model, &manifest, c->checkpoint, false, &error), &error);
+    need(record_open(&manifest, &saved, c->checkpoint, &error), &error);
+    need(checkpoint_load(&c->model.flat, &manifest, c->checkpoint, false, &error), &error);
     json_free(&manifest);
     return now_ms() - began;
 }
@@ -160,7 +162,7 @@ int main(int argc, char** argv) {
     for (size_t r = 0; r < rounds; r++)
         for (size_t i = 0; i < STALL; i++) measure(&c, (Time)((r + i * (1 + r % (STALL - 1))) % STALL), r);
     checkpoint_discard(c.out);
-    double bytes = (double)checkpoint_bytes(&c.model), m[TIMES];
+    double bytes = (double)checkpoint_bytes(&c.model.flat), m[TIMES];
     for (int t = 0; t < TIMES; t++) m[t] = median(&c, (Time)t, rounds);
     static const struct { const char* what; Time time, against; } rows[] = {
         {"dd, write and fsync", WRITE, TIMES}, {"synchronous save", SYNC, WRITE}, {"asynchronous save", ASYNC, WRITE},

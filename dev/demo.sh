@@ -40,5 +40,5 @@ awk "BEGIN { exit !($loss <= $within * $floor && $loss >= $floor - 20 / $val_byt
 }
 
 echo "== 3. what it writes"
-"$build/train-BF16" --out "$demo/run" --tokens 900 --temperature 0.9
-echo "== more of it: $build/train-BF16 --out $demo/run --prompt 'Once '"
+"$build/generate-BF16" --out "$demo/run" --tokens 900 --temperature 0.9
+echo "== more of it: $build/generate-BF16 --out $demo/run --prompt 'Once '"

@@ -24,15 +24,15 @@ int main(void) {
     if (!ok) return fprintf(stderr, "example: %s\n", error.text), 1;
 
     int32_t tokens[B * T], targets[B * T];
-    StepReading reading = {0};
-    StepNews news = {0};
+    StepResult result = {0};
+    StepFlags flags = {0};
     for (uint64_t step = 1; step <= STEPS; step++) {
         if (!loader_next(&loader, tokens, targets, &error)) return fprintf(stderr, "example: %s\n", error.text), 1;
         model_begin_step(&model, 1.0, 1);
         model_gradients(&model, tokens, targets, B, T);
-        if (!model_read(&model, &reading, news, &error)) return fprintf(stderr, "example: %s\n", error.text), 1;
-        model_update(&model, &adamw, step, 3e-3, 1.0 / fmax(1.0, reading.grad_norm));
-        if (step % 50 == 0) printf("step %d loss %.3f\n", (int)step, reading.loss);
+        if (!model_read(&model, &result, flags, &error)) return fprintf(stderr, "example: %s\n", error.text), 1;
+        model_update(&model, &adamw, step, 3e-3, 1.0 / fmax(1.0, result.grad_norm));
+        if (step % 50 == 0) printf("step %d loss %.3f\n", (int)step, result.loss);
     }
 
     Tokenizer tokenizer = tokenizer_of_bytes();
@@ -46,5 +46,5 @@ int main(void) {
     loader_close(&loader);
     dataset_close(&data);
     model_free(&model);
-    return reading.loss < 0.1 ? 0 : 1;  // it has learned two sentences by heart
+    return result.loss < 0.1 ? 0 : 1;  // it has learned two sentences by heart
 }

@@ -32,6 +32,7 @@
 
 #include "../llmtrain/flags.h"
 #include "../llmtrain/heartbeat.h"
+#include "../llmtrain/log.h"
 
 #include <poll.h>
 #include <signal.h>

@@ -47,6 +47,8 @@
 #error "llmtrain reads and writes its files as they lie in memory: it needs a little-endian machine"
 #endif
 
+#define LLMTRAIN_VERSION "0.1"
+
 // ------------------------------------------------------------------------------------------------
 // 1. Errors
 //
@@ -54,11 +56,17 @@
 // sentence in an Error: what is wrong, where, and what to do. It never exits. The program prints the sentence
 // and ends, in one place.
 
+typedef enum {
+    ERROR_WORLD,    // a file, the disk, another rank
+    ERROR_USAGE,    // a flag is wrong, or flags do not fit together: the program exits with 2
+    ERROR_STOPPED,  // a signal ended the run, which is saved
+    ERROR_PROCESS   // this process lacks memory or descriptors, or is another build: the file it looked at may be good
+} ErrorKind;
+
 typedef struct {
     char text[1024];
-    bool elsewhere;  // the fault is not of what was looked at, which may be good: too little memory, too few descriptors,
-                     // another build
-    bool on_all_ranks;  // every rank has this error (comm_agree_all): none has to be told of it
+    ErrorKind kind;
+    bool on_all_ranks;  // every rank has this error (comm_agree_all): none has to be notified
 } Error;
 
 #if defined(__GNUC__)
@@ -69,15 +77,21 @@ static inline bool fail(Error* error, const char* format, ...) {
     va_start(arguments, format);
     vsnprintf(error->text, sizeof error->text, format, arguments);
     va_end(arguments);
-    error->elsewhere = error->on_all_ranks = false;
+    error->kind = ERROR_WORLD;
+    error->on_all_ranks = false;
     return false;
 }
 
-// For want of memory to read a file.
-static inline bool fail_memory(Error* error, const char* path, size_t bytes) {
-    fail(error, "%.600s: not enough memory for %zu bytes of it; free some memory", path, bytes);
-    error->elsewhere = true;
+// The same failure, of another kind.
+static inline bool fail_as(Error* error, ErrorKind kind) {
+    error->kind = kind;
     return false;
+}
+
+// There is no memory to read a file into.
+static inline bool fail_memory(Error* error, const char* path, size_t bytes) {
+    fail(error, "%.600s: not enough memory to read %zu bytes of it; free some memory", path, bytes);
+    return fail_as(error, ERROR_PROCESS);
 }
 
 // ------------------------------------------------------------------------------------------------

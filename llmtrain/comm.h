@@ -37,7 +37,6 @@
 #ifndef LLMTRAIN_COMM_H
 #define LLMTRAIN_COMM_H
 
-#include "fault.h"
 #include "launch.h"
 #include "dtypes.h"
 
@@ -125,6 +124,7 @@ typedef struct {
     char* out;           // where the result goes, or the vector itself for operations in place
     const char* in;
     CommSlice* slices;   // (world) in bytes
+    double delay_ms;
 } CommCall;
 
 typedef uint64_t CommRequest;  // number of the collective
@@ -179,6 +179,7 @@ typedef struct {
 typedef struct {
     size_t rank, world, local_rank, local_world;
     double timeout_ms;
+    double delay_ms;                 // for tests: every collective started from now on takes so much longer
     bool mpi;
     bool patient;                    // see comm_extend_timeout
     char run[64];                    // its identifier
@@ -618,7 +619,7 @@ static inline bool comm_admit(Comm* comm, CommMeeting* m, int guest, bool may_wa
     recv(guest, h, sizeof *h, 0);  // a connection closed with something unread would take back what is said now
     CommLink* link = known && h->rank > comm->rank && h->rank < comm->world ? &comm->links[h->rank] : NULL;
     int* place = link == NULL ? NULL : h->kind == COMM_CONTROL ? &link->control : &link->data;
-    Error reason = {"", false, false};
+    Error reason = {"", ERROR_WORLD, false};
     comm_address_of(from, guest);
     h->run[sizeof h->run - 1] = 0;
     if (known) snprintf(who, sizeof who, "rank %u at %s", (unsigned)h->rank, from);
@@ -712,7 +713,7 @@ static inline bool comm_visit(Comm* comm, CommMeeting* m, Error* error) {
     int* zero = &comm->links[0].control;
     double T = comm->timeout_ms;
     CommNotice reply;
-    Error reason = {"", false, false};
+    Error reason = {"", ERROR_WORLD, false};
     for (;;) {
         // Rank 0 may have begun to wait only now, for its whole time-out; then it says who is missing.
         bool good = comm_greet(comm, m, 0, COMM_CONTROL, m->launch->address, m->launch->port, &reason);
@@ -743,7 +744,7 @@ static inline bool comm_visit(Comm* comm, CommMeeting* m, Error* error) {
 
 // Connects to all lower ranks: rank 0 has the first connection already.
 static inline bool comm_visit_others(Comm* comm, CommMeeting* m, Error* error) {
-    Error reason = {"", false, false};
+    Error reason = {"", ERROR_WORLD, false};
     for (size_t i = 1; i < 2 * comm->rank; i++) {
         size_t p = i / 2, port = (size_t)m->table[p].port;
         const char* address = m->table[p].address;
@@ -998,7 +999,7 @@ static inline bool comm_run(Comm* comm, const CommCall* call, Error* error) {
     comm_describe(what, sizeof what, &call->header);
     snprintf(comm->doing, sizeof comm->doing, "in %s", what);
     if (!comm_check_call(comm, call, what, error)) return false;
-    if (call->header.type != COMM_BYTES) fault_point("collective");  // bytes are statistics and messages
+    if (call->delay_ms > 0) sleep_ms(call->delay_ms);
     comm_introduce(comm, &call->header);
     char* sum = call->out + (all ? call->slices[comm->rank].first : 0);
     if (comm_reduces(call) && !comm_reduce_slices(comm, call, sum, error)) return false;
@@ -1089,6 +1090,7 @@ static inline CommRequest comm_start(Comm* comm, CommOperation operation, CommTy
         call->header = header;
         call->out = (char*)out;
         call->in = (const char*)in;
+        call->delay_ms = comm->delay_ms;
         comm->started++;
         if (!comm->running) comm_step(comm);  // there is no thread where there is but one rank
     }

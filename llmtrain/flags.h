@@ -19,6 +19,14 @@ typedef enum {
     FLAG_CHOICE   // an enum, or int: position in `choices`, which are separated by |
 } FlagKind;
 
+// What a flag means to a run that is resumed, and whether it was given. 0: it changes what the run computes, so that a
+// checkpoint records it and a resume says if it differs.
+enum {
+    FLAG_GIVEN = 1,            // set by the parser
+    FLAG_FREE = 2,             // it does not change what the run computes
+    FLAG_LOCAL = 4 | FLAG_FREE // and the ranks of a run may differ in it
+};
+
 typedef struct {
     const char* name;     // without the dashes; NULL: a heading of the help, whose text is in `help`
     FlagKind kind;
@@ -26,7 +34,7 @@ typedef struct {
     const char* choices;  // FLAG_CHOICE: "cosine|linear"; other kinds: what the help calls the value
     double low, high;     // FLAG_COUNT, FLAG_REAL: bounds, both allowed
     const char* help;
-    bool given;           // set by the parser
+    unsigned marks;       // FLAG_FREE, FLAG_LOCAL or neither; FLAG_GIVEN
 } Flag;
 
 // How many letters must be changed, put in or taken out to make b of a (Levenshtein); names are short.
@@ -53,7 +61,7 @@ static inline Flag* flag_find(Flag* flags, size_t count, const char* name) {
 
 static inline bool flag_was_given(Flag* flags, size_t count, const char* name) {
     Flag* flag = flag_find(flags, count, name);
-    return flag != NULL && flag->given;
+    return flag != NULL && (flag->marks & FLAG_GIVEN);
 }
 
 // Where in `choices` the word stands, -1 if it does not.
@@ -91,14 +99,15 @@ static inline bool flag_set(Flag* flag, const char* text, Error* error) {
         bool digits = text[0] >= '0' && text[0] <= '9' && *end == 0 && errno == 0;
         if (!digits || (double)number < flag->low || (double)number > flag->high)
             return fail(error, "--%s is '%s'; give a whole number from %.0f to %.0f", flag->name, text, flag->low, flag->high);
-        *(uint64_t*)flag->value = number;
+        uint64_t count = number;
+        memcpy(flag->value, &count, sizeof count);  // it may be a size_t
     } else {
         double number = strtod(text, &end);
         if (end == text || *end != 0 || !(number >= flag->low && number <= flag->high))
             return fail(error, "--%s is '%s'; give a number from %g to %g", flag->name, text, flag->low, flag->high);
         *(double*)flag->value = number;
     }
-    flag->given = true;
+    flag->marks |= FLAG_GIVEN;
     return true;
 }
 
@@ -131,7 +140,7 @@ static inline bool flags_parse(Flag* flags, size_t count, int argc, char** argv,
         snprintf(name, sizeof name, "%.*s", (int)min_size(length, 63), argv[i]);
         Flag* flag = strncmp(name, "--", 2) == 0 ? flag_find(flags, count, name + 2) : NULL;
         if (flag == NULL) return flag_unknown(flags, count, name, error);
-        if (flag->given) return fail(error, "--%s is given twice; give it once", flag->name);
+        if (flag->marks & FLAG_GIVEN) return fail(error, "--%s is given twice; give it once", flag->name);
         bool next_is_value = i + 1 < argc && strncmp(argv[i + 1], "--", 2) != 0;
         const char* value = equals ? equals + 1 : NULL;
         if (value == NULL && next_is_value) value = argv[++i];
@@ -148,11 +157,17 @@ static inline bool flags_want_help(int argc, char** argv) {
     return false;
 }
 
+static inline uint64_t flag_count(const Flag* flag) {
+    uint64_t count;
+    memcpy(&count, flag->value, sizeof count);
+    return count;
+}
+
 // The value of a flag as one would write it.
 static inline void flag_text(char* text, size_t size, const Flag* flag) {
     const char* words = flag->kind == FLAG_TEXT ? *(const char**)flag->value : NULL;
     if (flag->kind == FLAG_TEXT) snprintf(text, size, "%s", words ? words : "");
-    else if (flag->kind == FLAG_COUNT) snprintf(text, size, "%llu", (unsigned long long)*(uint64_t*)flag->value);
+    else if (flag->kind == FLAG_COUNT) snprintf(text, size, "%llu", (unsigned long long)flag_count(flag));
     else if (flag->kind == FLAG_REAL) snprintf(text, size, "%g", *(double*)flag->value);
     else if (flag->kind == FLAG_SWITCH) snprintf(text, size, "%s", *(bool*)flag->value ? "on" : "off");
     else {
@@ -173,7 +188,7 @@ static inline void flags_help(const Flag* flags, size_t count) {
         snprintf(usage, sizeof usage, "--%s %s", flag->name, flag->choices);
         flag_text(standard, sizeof standard, flag);
         bool shown = standard[0] != 0 && standard[0] != '\n';
-        if (flag->kind == FLAG_COUNT && (double)*(uint64_t*)flag->value < flag->low) shown = false;  // there is none
+        if (flag->kind == FLAG_COUNT && (double)flag_count(flag) < flag->low) shown = false;  // there is none
         printf("  %-30s %s%s%s%s\n", usage, flag->help, shown ? " [" : "", shown ? standard : "", shown ? "]" : "");
     }
 }

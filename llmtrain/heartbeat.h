@@ -1,29 +1,21 @@
-// heartbeat.h: what a rank reports of itself to the supervisor (launch/supervise.c), and the events of a run.
+// heartbeat.h: what a rank reports of itself to the supervisor (launch/supervise.c).
 //
 //     heartbeat_open(getenv(HEARTBEAT_VARIABLE), rank, world, &error);     once; nothing happens without a supervisor
 //     heartbeat(HEARTBEAT_STEP, step);                                     at the beginning of each phase
 //     heartbeat_collective("all_gather");                                  at the beginning of each collective
-//     event_write(out, "saved", step, "in 1.2 s", &error);                 a line of events.jsonl
 //
 // A heartbeat is a few stores to shared memory: no system call, no lock. One thread of a rank sends them. Time limits,
 // and what happens when one is over, are the supervisor's.
-//
-//   1. heartbeats  phase and step of each rank
-//   2. events      a line each in events.jsonl
 
 #ifndef LLMTRAIN_HEARTBEAT_H
 #define LLMTRAIN_HEARTBEAT_H
 
 #include "files.h"
-#include "json.h"
 
 #include <sys/mman.h>
 
 #define EXIT_SAVED 75  // exit code: stopped by a signal, saved, to be continued (EX_TEMPFAIL of sysexits.h)
 
-// ------------------------------------------------------------------------------------------------
-// 1. Heartbeats
-//
 // Each rank maps the file that the supervisor names in LLMTRAIN_HEARTBEATS, takes a slot of it, and writes there the
 // phase that it begins. The file is in /dev/shm, where no disk can make a rank wait, and where ranks of other machines
 // do not find it; in /tmp if /dev/shm has no room.
@@ -152,48 +144,6 @@ static inline Heartbeat heartbeat_read(const Heartbeat* h) {
     copy.collective[sizeof copy.collective - 1] = 0;
     if (copy.phase >= HEARTBEAT_PHASES) copy.phase = HEARTBEAT_DONE;
     return copy;
-}
-
-// ------------------------------------------------------------------------------------------------
-// 2. Events
-
-// The time of day, UTC: "2026-11-22T10:33:05.123Z".
-static inline void time_utc(char text[64]) {
-    struct timespec now;
-    struct tm utc;
-    clock_gettime(CLOCK_REALTIME, &now);
-    gmtime_r(&now.tv_sec, &utc);
-    size_t bytes = strftime(text, 32, "%Y-%m-%dT%H:%M:%S", &utc);
-    snprintf(text + bytes, 64 - bytes, ".%03dZ", (int)(now.tv_nsec / 1000000));
-}
-
-// Appends a line to events.jsonl, in one write: several processes may do so at once. After a line that a full disk has
-// cut it begins a new one.
-static inline bool event_write(const char* directory, const char* event, uint64_t step, const char* detail,
-                               Error* error) {
-    char path[FILE_PATH_MAX + 32], time_text[64], last = '\n';
-    JsonWriter w;
-    snprintf(path, sizeof path, "%.*s/events.jsonl", (int)FILE_PATH_MAX, directory);
-    int file = open(path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-    if (file < 0) return fail_file(error, "open", path);
-    off_t end = lseek(file, 0, SEEK_END);
-    bool cut = end > 0 && pread(file, &last, 1, end - 1) == 1 && last != '\n';
-    time_utc(time_text);
-    memset(&w, 0, sizeof w);
-    if (cut) json_put(&w, "\n", 1);
-    json_write_begin(&w, '{');
-    json_member_string(&w, "time", time_text);
-    json_member_string(&w, "event", event);
-    json_member_u64(&w, "step", step);
-    json_member_string(&w, "detail", detail);
-    json_write_end(&w, '}');
-    json_put(&w, "\n", 1);
-    bool good = json_write_done(&w, error);
-    errno = ENOSPC;  // the reason when less is written without an error
-    if (good && write(file, w.text, w.bytes) != (ssize_t)w.bytes) good = fail_file(error, "write", path);
-    json_writer_free(&w);
-    close(file);
-    return good;
 }
 
 #endif  // LLMTRAIN_HEARTBEAT_H

@@ -2,23 +2,23 @@
 //
 //   1. flat vector   what a rank holds of parameters, gradients, master weights and optimizer state
 //   2. gradients     summed bucket by bucket, under the backward
-//   3. parameters    updated by who owns them, gathered under the next forward
-//   4. agreement     what the ranks tell each other once a step; whether their parameters are the same
+//   3. parameters    updated by their owners, gathered under the next forward
+//   4. agreement     statistics gathered once a step; whether ranks hold the same parameters
 //
 // The stages are those of "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models". With N ranks:
 //
-//   stage   gradients   master_weights, optimizer state   a step sends, per element of the vector
-//     0     whole       whole              2 (N-1)/N sums                             (all-reduce)
-//     1     whole       1/N                (N-1)/N sums, once a step, and parameters  (reduce-scatter, all-gather)
-//     2     1/N         1/N                (N-1)/N sums, every micro-batch, and parameters
+//   stage   gradients   master weights, optimizer state   a rank sends in a step, per element of the vector
+//     0     whole       whole                             2 (N-1)/N gradients                    (all-reduce)
+//     1     whole       1/N                               (N-1)/N gradients, (N-1)/N parameters  (reduce-scatter, all-gather)
+//     2     1/N         1/N                               the same, gradients every micro-batch
 //
-// Every rank has all parameters. In stage 2 the backward adds to staging memory of a bucket's size, three of them: one for
-// the embeddings (with a tied head they gather gradients from the first to the last of the backward, and with two they
-// would have to travel twice), two for the blocks in turn. See flat_layout_staging for the other stages.
+// Every rank has all parameters. In stage 2 the backward adds to staging buffers of a bucket's size, three of them: one for
+// the embeddings (with a tied head they gather gradients from the start of the backward to its end, and with two buffers
+// they would have to be reduced twice), two for the blocks in turn. See flat_layout_staging for the other stages.
 //
 // Sums over micro-batches and ranks are made in one of three ways:
 //   float     as they come: first over micro-batches and then over ranks, in stage 2 the other way round
-//   storage   the same, but gradients travel in floatX
+//   storage   the same, but gradients are reduced in floatX
 //   exact     in fixed point, 64 bits: no order and no grouping changes a bit, so that the weights depend neither on the
 //             stage nor on how NCCL adds
 // With one rank the code is the same, and the collectives do nothing.
@@ -27,7 +27,7 @@
 #define LLMTRAIN_ZERO_H
 
 #include "fault.h"
-#include "parameters.h"
+#include "tensors.h"
 #if defined(LLMTRAIN_CUDA) && defined(LLMTRAIN_NCCL)
 #include "nccl.cuh"
 #else
@@ -47,26 +47,35 @@ typedef struct {
     ReduceKind reduce;
 } RankOptions;
 
+// What the vector holds beside parameters.
+typedef struct {
+    bool training;           // gradients and optimizer state
+    OptimizerKind optimizer; // whose state
+    bool master_weights;     // a float copy of 16-bit parameters, which the optimizer updates
+} FlatOptions;
+
 typedef struct {
     size_t first, end;        // in the flat vector, as all slices here
     CommSlice own;            // this rank's
     CommSlice sums;           // whose summed gradients are here: all of it in stages 0 and 1, own in stage 2
     CommSlice state;          // whose master weights and optimizer state are here: all of it in stage 0, else own
-    size_t sums_place, state_place;  // where these begin in grads or exact; in master_weights, m and v
-    size_t staging;           // which one it uses
-    bool reducing, gathering; // a collective is under way
+    size_t sums_offset, state_offset;  // where these begin in grads or exact; in master_weights, m and v
+    size_t staging;           // the buffer that it uses
+    bool reducing, gathering; // a collective is in flight
 } Bucket;
 
 typedef struct {
-    float* adds;              // the backward of a bucket adds here; NULL: to grads
-    void* travel;             // what the collective reduces, which may be `adds`; NULL: the sums themselves
-    Bucket* user;             // whose gradients are in `travel`; NULL: nobody's
+    float* grads;             // the backward of a bucket adds here; NULL: to FlatVector.grads
+    void* comm_buffer;        // what the collective reduces, which may be `grads`; NULL: the sums themselves
+    Bucket* pending;          // whose gradients are in comm_buffer; NULL: nobody's
 } Staging;
 
 enum { STAGING_ENDS, STAGING_EVEN, STAGING_ODD, STAGINGS };
 
 typedef struct {
     RankOptions options;
+    FlatOptions holds;
+    const Parameters* parameters;
     Bucket* buckets;          // (count): the embeddings, the blocks, the final norm and the head
     size_t count;
     size_t sums_size, state_size;  // elements: whose summed gradients, and whose master weights and optimizer state, are here
@@ -79,9 +88,9 @@ typedef struct {
     double* scalars;          // (SUM_SQUARES + count) on the device: what the host reads once per step
     uint64_t* checksums;      // (count) on the device
     double* scalars_host;     // (SUM_SQUARES + count): the same after flat_finish_step
-    double* stats;             // (world, STATS_MAX) on the host: what the ranks told each other last
-    double* sorted;           // (world) on the host, to find the middle of such numbers
-    double step_began_ms, waited_ms;  // the last model_read: when it was, and what the host had waited until then
+    double* stats;            // (world, STATS_MAX) on the host: the statistics gathered last
+    double* sorted;           // (world) on the host: one of them, sorted
+    double step_began_ms, waited_ms;  // the last reading: when it was, and what the host had waited until then
     uint64_t* compared;       // (world, count) on the host: checksums of all ranks
     Collectives collectives;
     double loss_scale;        // of the step in progress
@@ -104,11 +113,13 @@ static inline CommType reduce_type(ReduceKind reduce) {
     return reduce == REDUCE_EXACT ? COMM_INT64 : reduce == REDUCE_STORAGE ? FLOATX_DTYPE : COMM_FLOAT;
 }
 
-// The table of buckets; allocates nothing on the device.
-static inline bool flat_create(FlatVector* flat, const Parameters* p, const RankOptions* options, Error* error) {
+// The table of buckets; allocates nothing on the device. `p` must live as long.
+static inline bool flat_create(FlatVector* flat, const Parameters* p, const RankOptions* options, const FlatOptions* holds,
+                               Error* error) {
     size_t count = p->tensors[p->count - 1].bucket + 1;
-    bool tied = p->head_weight == p->token_embedding;
     memset(flat, 0, sizeof *flat);
+    flat->parameters = p;
+    flat->holds = *holds;
     flat->options = *options;
     flat->options.world = max_size(options->world, 1);
     flat->count = count;
@@ -123,11 +134,11 @@ static inline bool flat_create(FlatVector* flat, const Parameters* p, const Rank
         k->own.end = k->first + slice.end;
         k->sums = options->stage < 2 ? whole : k->own;
         k->state = options->stage < 1 ? whole : k->own;
-        k->sums_place = flat->sums_size;
-        k->state_place = flat->state_size;
+        k->sums_offset = flat->sums_size;
+        k->state_offset = flat->state_size;
         flat->sums_size += slice_length(k->sums);
         flat->state_size += slice_length(k->state);
-        bool end = b == 0 || (b + 1 == count && !tied);
+        bool end = b == 0 || (b + 1 == count && !p->tied);
         k->staging = end ? STAGING_ENDS : b % 2 == 0 ? STAGING_EVEN : STAGING_ODD;
     }
     return true;
@@ -143,46 +154,46 @@ static inline void flat_free(FlatVector* flat) {
     memset(flat, 0, sizeof *flat);
 }
 
-// What staging memory there is, by stage and kind of sum:
+// Staging buffers, by stage and kind of sum:
 //
-//   stage 0, 1   float     none: the backward adds to grads, which travel themselves
-//                storage   travel, in floatX
-//                exact     adds; the sums in fixed point travel themselves
-//   stage 2      float     adds, which travel themselves
-//                storage   adds and travel
-//                exact     adds and travel
+//   stage 0, 1   float     none: the backward adds to flat->grads, which are reduced in place
+//                storage   comm_buffer, in floatX
+//                exact     grads; the sums in fixed point are reduced in place
+//   stage 2      float     grads, reduced in place
+//                storage   grads and comm_buffer
+//                exact     grads and comm_buffer
 static inline void flat_layout_staging(FlatVector* flat, MemoryPlan* plan) {
     const RankOptions* o = &flat->options;
     const char* name = "staging of gradients";
-    bool adds = o->stage == 2 || o->reduce == REDUCE_EXACT, same = o->stage == 2 && o->reduce == REDUCE_FLOAT;
-    bool travels = o->stage == 2 || o->reduce == REDUCE_STORAGE;
-    size_t most[STAGINGS] = {0, 0, 0};
+    bool has_grads = o->stage == 2 || o->reduce == REDUCE_EXACT, in_place = o->stage == 2 && o->reduce == REDUCE_FLOAT;
+    bool has_comm_buffer = o->stage == 2 || o->reduce == REDUCE_STORAGE;
+    size_t longest[STAGINGS] = {0, 0, 0};
     for (size_t b = 0; b < flat->count; b++) {
         const Bucket* k = &flat->buckets[b];
-        most[k->staging] = max_size(most[k->staging], k->end - k->first);
+        longest[k->staging] = max_size(longest[k->staging], k->end - k->first);
     }
-    most[STAGING_EVEN] = most[STAGING_ODD] = max_size(most[STAGING_EVEN], most[STAGING_ODD]);
+    longest[STAGING_EVEN] = longest[STAGING_ODD] = max_size(longest[STAGING_EVEN], longest[STAGING_ODD]);
     for (int s = 0; s < STAGINGS; s++) {
         Staging* staging = &flat->staging[s];
-        // What does not travel itself is free again at the end of its bucket, so that the blocks need one only.
-        if (adds && s == STAGING_ODD && !same) staging->adds = flat->staging[STAGING_EVEN].adds;
-        else if (adds) staging->adds = (float*)plan_take(plan, name, most[s] * sizeof(float));
-        if (same) staging->travel = staging->adds;
-        else if (travels) staging->travel = plan_take(plan, name, most[s] * comm_type_size(reduce_type(o->reduce)));
+        // Gradients that are copied before they are reduced are free at the end of their bucket: the blocks need one buffer.
+        if (has_grads && s == STAGING_ODD && !in_place) staging->grads = flat->staging[STAGING_EVEN].grads;
+        else if (has_grads) staging->grads = (float*)plan_take(plan, name, longest[s] * sizeof(float));
+        if (in_place) staging->comm_buffer = staging->grads;
+        else if (has_comm_buffer) staging->comm_buffer = plan_take(plan, name, longest[s] * comm_type_size(reduce_type(o->reduce)));
     }
 }
 
-// Takes what the rank holds from the plan.
-static inline void flat_layout(FlatVector* flat, const Parameters* p, MemoryPlan* plan, bool training, bool master_weights,
-                               OptimizerKind optimizer) {
+// Takes the rank's arrays from the plan.
+static inline void flat_layout(FlatVector* flat, MemoryPlan* plan) {
+    const FlatOptions* holds = &flat->holds;
     size_t sums = flat->sums_size, state = flat->state_size;
     bool exact = flat->options.reduce == REDUCE_EXACT;
-    flat->params = (floatX*)plan_take(plan, "parameters (" FLOATX_NAME ")", p->flat_size * sizeof(floatX));
+    flat->params = (floatX*)plan_take(plan, "parameters (" FLOATX_NAME ")", flat->parameters->flat_size * sizeof(floatX));
     flat->scalars = (double*)plan_take(plan, "sums", (SUM_SQUARES + flat->count) * sizeof(double));
-    if (!training) return;
-    if (master_weights && !FLOATX_IS_FLOAT)
+    if (!holds->training) return;
+    if (holds->master_weights && !FLOATX_IS_FLOAT)
         flat->master_weights = (float*)plan_take(plan, "master weights (fp32)", state * sizeof(float));
-    for (size_t s = 0; s < optimizer_states(optimizer); s++)
+    for (size_t s = 0; s < optimizer_states(holds->optimizer); s++)
         flat->states[s] = (float*)plan_take(plan, "optimizer state (fp32)", state * sizeof(float));
     if (exact) flat->exact = (int64_t*)plan_take(plan, "gradients (64-bit fixed point)", sums * sizeof(int64_t));
     else flat->grads = (float*)plan_take(plan, "gradients (fp32)", sums * sizeof(float));
@@ -190,7 +201,7 @@ static inline void flat_layout(FlatVector* flat, const Parameters* p, MemoryPlan
     flat_layout_staging(flat, plan);
 }
 
-enum { STATS_MAX = 7 };  // numbers that a rank tells the others at a time, at most
+enum { STATS_MAX = 7 };  // statistics of a rank that are gathered at a time
 
 // After flat_layout has been called over memory.
 static inline bool flat_prepare(FlatVector* flat, Stream stream, Error* error) {
@@ -204,8 +215,8 @@ static inline bool flat_prepare(FlatVector* flat, Stream stream, Error* error) {
     return true;
 }
 
-// Forgets what the optimizer has seen.
-static inline void flat_forget(FlatVector* flat) {
+// Sets the optimizer state to zero.
+static inline void flat_reset_optimizer(FlatVector* flat) {
     for (size_t s = 0; s < OPTIMIZER_STATES && flat->states[s]; s++)
         fill_zero(flat->states[s], flat->state_size * sizeof(float), flat->stream);
 }
@@ -215,7 +226,7 @@ static inline bool flat_connect(FlatVector* flat, Error* error) {
     return collective_open(&flat->collectives, flat->options.comm, 2 * flat->count, flat->stream, error);
 }
 
-// The slot of a bucket's reduction; that of its gathering follows all of those.
+// The slot of a bucket's reduction; those of the gatherings follow.
 static inline size_t flat_slot(const FlatVector* flat, const Bucket* bucket) { return (size_t)(bucket - flat->buckets); }
 
 // The bucket that holds an element.
@@ -229,12 +240,12 @@ static inline Bucket* flat_bucket(const FlatVector* flat, size_t offset) {
     return &flat->buckets[low];
 }
 
-// The part of [first, end), a piece of one bucket, whose master weights and optimizer state are here, and where it begins among them.
-static inline CommSlice flat_state(size_t* place, const FlatVector* flat, size_t first, size_t end) {
+// The part of [first, end), a piece of one bucket, whose master weights and optimizer state are here, and its index there.
+static inline CommSlice flat_state(size_t* index, const FlatVector* flat, size_t first, size_t end) {
     const Bucket* k = flat_bucket(flat, first);
     CommSlice part = {max_size(first, k->state.first), min_size(end, k->state.end)};
     if (part.first >= part.end) part.first = part.end = k->state.first;  // nothing
-    *place = k->state_place + (part.first - k->state.first);
+    *index = k->state_offset + (part.first - k->state.first);
     return part;
 }
 
@@ -242,18 +253,17 @@ static inline CommSlice flat_state(size_t* place, const FlatVector* flat, size_t
 // 2. Gradients
 //
 // flat_begin_step; then for each micro-batch and each bucket, in the order in which all ranks come to them,
-// flat_begin_bucket, the operations that add to flat_gradient, flat_end_bucket; after the last flat_finish_step. A bucket's
-// sum travels while the backward of the buckets before it goes on.
+// flat_begin_bucket, the operations that add to flat_gradient, flat_end_bucket; after the last flat_finish_step. A bucket is
+// reduced while the backward of the buckets before it runs.
 
-// Milliseconds that this rank has waited for others since it was last asked; to be asked after the host has waited for the
-// stream.
+// Milliseconds that this rank has waited for others since the last call. Call it after the host has waited for the stream.
 static inline double flat_waited_ms(FlatVector* flat) {
     double before = flat->waited_ms;
     if (flat->options.comm) flat->waited_ms = comm_statistics(flat->options.comm).waited_ms;
     return flat->waited_ms - before + collective_waited_ms(&flat->collectives);
 }
 
-// What has come before is no part of a step's time: set-up, a validation, a save.
+// A step's time begins now: set-up, a validation, a save are no part of it.
 static inline void flat_start_clock(FlatVector* flat) {
     flat_waited_ms(flat);
     flat->step_began_ms = now_ms();
@@ -272,76 +282,77 @@ static inline void flat_begin_step(FlatVector* flat, double loss_scale, size_t m
 // Where the backward adds the gradient of a tensor that begins at `offset`, between flat_begin_bucket and flat_end_bucket.
 static inline float* flat_gradient(const FlatVector* flat, size_t offset) {
     const Bucket* k = flat_bucket(flat, offset);
-    float* adds = flat->staging[k->staging].adds;
-    return adds ? adds + (offset - k->first) : flat->grads + offset;
+    float* staged = flat->staging[k->staging].grads;
+    return staged ? staged + (offset - k->first) : flat->grads + offset;
 }
 
-// Waits for the sum of a bucket, and adds what has travelled to the rank's sums.
+// Waits for the reduction of a bucket, and adds what came in comm_buffer to the rank's sums.
 static inline void flat_collect(FlatVector* flat, Bucket* k) {
     Staging* staging = &flat->staging[k->staging];
     const RankOptions* o = &flat->options;
     if (!k->reducing) return;
     collective_wait(&flat->collectives, flat_slot(flat, k), flat->stream);
     k->reducing = false;
-    if (staging->travel == NULL) return;
-    staging->user = NULL;
-    CommSlice came = o->stage == 0 ? k->sums : k->own;
-    size_t place = k->sums_place + (came.first - k->sums.first), from = came.first - k->first, n = slice_length(came);
+    if (staging->comm_buffer == NULL) return;
+    staging->pending = NULL;
+    CommSlice reduced = o->stage == 0 ? k->sums : k->own;
+    size_t at = k->sums_offset + (reduced.first - k->sums.first), from = reduced.first - k->first;
+    size_t n = slice_length(reduced);
     if (o->reduce == REDUCE_EXACT)
-        exact_merge(flat->exact + place, (const int64_t*)staging->travel + from, n, flat->stream);
-    else if (o->reduce == REDUCE_FLOAT) add(flat->grads + place, (const float*)staging->travel + from, n, flat->stream);
-    else if (o->stage == 2) add_stored(flat->grads + place, (const floatX*)staging->travel + from, n, flat->stream);
-    else cast_to_float(flat->grads + place, (const floatX*)staging->travel + from, n, flat->stream);
+        exact_merge(flat->exact + at, (const int64_t*)staging->comm_buffer + from, n, flat->stream);
+    else if (o->reduce == REDUCE_FLOAT) add(flat->grads + at, (const float*)staging->comm_buffer + from, n, flat->stream);
+    else if (o->stage == 2) add_stored(flat->grads + at, (const floatX*)staging->comm_buffer + from, n, flat->stream);
+    else cast_to_float(flat->grads + at, (const floatX*)staging->comm_buffer + from, n, flat->stream);
 }
 
 static inline void flat_begin_bucket(FlatVector* flat, size_t bucket) {
     Bucket* k = &flat->buckets[bucket];
     Staging* staging = &flat->staging[k->staging];
-    if (staging->adds == NULL) return;
-    if (staging->adds == staging->travel && staging->user) flat_collect(flat, staging->user);
-    fill_zero(staging->adds, (k->end - k->first) * sizeof(float), flat->stream);
+    if (staging->grads == NULL) return;
+    if (staging->grads == staging->comm_buffer && staging->pending) flat_collect(flat, staging->pending);
+    fill_zero(staging->grads, (k->end - k->first) * sizeof(float), flat->stream);
 }
 
-// The backward of the bucket is done: its gradients go into the sums, or on their way.
+// The backward of the bucket is done: its gradients go into the rank's sums, and their reduction starts when it is due.
 static inline void flat_end_bucket(FlatVector* flat, size_t bucket) {
     Bucket* k = &flat->buckets[bucket];
     Staging* staging = &flat->staging[k->staging];
     const RankOptions* o = &flat->options;
     size_t n = k->end - k->first;
-    bool leaves = o->stage == 2 || flat->micro == flat->micro_batches;
-    if (leaves && staging->travel && staging->user) flat_collect(flat, staging->user);
+    bool reduces = o->stage == 2 || flat->micro == flat->micro_batches;
+    if (reduces && staging->comm_buffer && staging->pending) flat_collect(flat, staging->pending);
     if (o->reduce == REDUCE_EXACT) {
-        int64_t* fixed = staging->travel ? (int64_t*)staging->travel : flat->exact + k->sums_place;
+        int64_t* fixed = staging->comm_buffer ? (int64_t*)staging->comm_buffer : flat->exact + k->sums_offset;
         double limit = EXACT_LIMIT * flat->loss_scale / (double)(flat->micro_batches * o->world);
-        if (staging->travel) fill_zero(fixed, n * sizeof(int64_t), flat->stream);
-        exact_add(fixed, flat->scalars + SUM_BAD, staging->adds, EXACT_SCALE / flat->loss_scale, limit, n, flat->stream);
-    } else if (leaves && o->reduce == REDUCE_STORAGE) {
-        cast_from_float((floatX*)staging->travel, staging->adds ? staging->adds : flat->grads + k->sums_place, n,
+        if (staging->comm_buffer) fill_zero(fixed, n * sizeof(int64_t), flat->stream);
+        exact_add(fixed, flat->scalars + SUM_BAD, staging->grads, EXACT_SCALE / flat->loss_scale, limit, n, flat->stream);
+    } else if (reduces && o->reduce == REDUCE_STORAGE) {
+        cast_from_float((floatX*)staging->comm_buffer, staging->grads ? staging->grads : flat->grads + k->sums_offset, n,
                         flat->stream);
     }
-    if (!leaves) return;
-    void* summed = flat->exact ? (void*)(flat->exact + k->sums_place) : (void*)(flat->grads + k->sums_place);
-    void* data = staging->travel ? staging->travel : summed;
+    if (!reduces) return;
+    void* summed = flat->exact ? (void*)(flat->exact + k->sums_offset) : (void*)(flat->grads + k->sums_offset);
+    void* data = staging->comm_buffer ? staging->comm_buffer : summed;
     CommType type = reduce_type(o->reduce);
     if (o->stage == 0) collective_all_reduce(&flat->collectives, flat_slot(flat, k), data, n, type, flat->stream);
     else collective_reduce_scatter(&flat->collectives, flat_slot(flat, k), data, n, type, flat->stream);
     k->reducing = true;
-    if (staging->travel) staging->user = k;
+    if (staging->comm_buffer) staging->pending = k;
     fault_point("reduce");
 }
 
 // The summed gradients of a part of the rank's sums of a bucket, as floats, times the loss scale.
 static inline const float* flat_summed(FlatVector* flat, const Bucket* k, CommSlice part) {
-    size_t place = k->sums_place + (part.first - k->sums.first);
-    if (!flat->exact) return flat->grads + place;
-    float* floats = flat->staging[k->staging].adds;
-    exact_read(floats, flat->exact + place, flat->loss_scale / EXACT_SCALE, slice_length(part), flat->stream);
+    size_t at = k->sums_offset + (part.first - k->sums.first);
+    if (!flat->exact) return flat->grads + at;
+    float* floats = flat->staging[k->staging].grads;
+    exact_read(floats, flat->exact + at, flat->loss_scale / EXACT_SCALE, slice_length(part), flat->stream);
     return floats;
 }
 
-// After the last micro-batch: waits for all gradients, in the order in which they left, squares those of the own slices,
-// and reads flat->scalars. The one place of a step where the host waits for what the device has to compute; beside it
-// upload_batch keeps the host at most two micro-batches ahead.
+// After the last micro-batch: waits for all reductions, in the order in which they started, squares the gradients of the own
+// slices, and reads flat->scalars. Only here does the host wait for the device in a step; upload_batch keeps it at most two
+// micro-batches ahead.
 static inline void flat_finish_step(FlatVector* flat) {
     for (size_t b = flat->count; b-- > 0;) {
         Bucket* k = &flat->buckets[b];
@@ -354,23 +365,24 @@ static inline void flat_finish_step(FlatVector* flat) {
 // ------------------------------------------------------------------------------------------------
 // 3. Parameters
 
-// One optimizer step over what this rank keeps the state of; its weight decay is for the tensors that decay. The others'
-// parameters are on their way then, until flat_await.
-static inline void flat_update(FlatVector* flat, const Parameters* p, const OptimizerStep* step) {
+// One optimizer step over the slices whose state this rank holds; weight decay is for the tensors that decay. The other
+// ranks' slices are gathered meanwhile: flat_await waits for them.
+static inline void flat_update(FlatVector* flat, const OptimizerStep* step) {
+    const Parameters* p = flat->parameters;
+    float *m = flat->states[0], *v = flat->states[1];
     size_t i = 0;
     for (size_t b = 0; b < flat->count; b++) {
         Bucket* k = &flat->buckets[b];
         const float* grads = flat_summed(flat, k, k->state);
-        float *m = flat->states[0], *v = flat->states[1];
         for (; i < p->count && p->tensors[i].bucket == b; i++) {
             const Tensor* t = &p->tensors[i];
-            size_t place;
-            CommSlice part = flat_state(&place, flat, t->offset, t->offset + t->size);
+            size_t index;
+            CommSlice part = flat_state(&index, flat, t->offset, t->offset + t->size);
             if (slice_length(part) == 0) continue;
             OptimizerStep own = *step;
             if (!t->decays) own.weight_decay = 0;
-            optimizer_update(flat->params + part.first, flat->master_weights ? flat->master_weights + place : NULL,
-                             m ? m + place : NULL, v ? v + place : NULL,
+            optimizer_update(flat->params + part.first, flat->master_weights ? flat->master_weights + index : NULL,
+                             m ? m + index : NULL, v ? v + index : NULL,
                              grads + (part.first - k->state.first), &own, part.first, slice_length(part), flat->stream);
         }
         if (flat->options.stage == 0) continue;
@@ -389,18 +401,17 @@ static inline void flat_await(FlatVector* flat, size_t bucket) {
     k->gathering = false;
 }
 
-// All parameters, whole and right; false if a fault has kept some from coming.
+// Waits for all parameters; false if a fault has kept some from arriving.
 static inline bool flat_await_all(FlatVector* flat, Error* error) {
     for (size_t b = 0; b < flat->count; b++) flat_await(flat, b);
     device_wait(flat->stream);
     return collective_check(&flat->collectives, error);
 }
 
-// What this rank sends, in bytes: to sum the gradients of buckets [from, to) once; to gather all parameters; in a step of
-// so many micro-batches.
-static inline size_t flat_bytes_summed(const FlatVector* flat, size_t from, size_t to) {
+// Bytes that this rank sends: to reduce all gradients once; to gather all parameters; in a step of `micro_batches`.
+static inline size_t flat_bytes_reduced(const FlatVector* flat) {
     size_t bytes = 0, size = comm_type_size(reduce_type(flat->options.reduce)), world = flat->options.world;
-    for (size_t b = from; b < to; b++) {
+    for (size_t b = 0; b < flat->count; b++) {
         const Bucket* k = &flat->buckets[b];
         size_t n = k->end - k->first, own = slice_length(k->own);
         bytes += size * (n - own + (flat->options.stage == 0 ? own * (world - 1) : 0));
@@ -415,52 +426,51 @@ static inline size_t flat_bytes_gathered(const FlatVector* flat) {
 }
 
 static inline size_t flat_bytes_sent(const FlatVector* flat, size_t micro_batches) {
-    return flat_bytes_summed(flat, 0, flat->count) * (flat->options.stage == 2 ? micro_batches : 1) +
+    return flat_bytes_reduced(flat) * (flat->options.stage == 2 ? micro_batches : 1) +
         flat_bytes_gathered(flat);
 }
 
 // ------------------------------------------------------------------------------------------------
 // 4. Agreement
 
-// Every rank tells `count` numbers, at most STATS_MAX; afterwards flat->stats (world, count) holds those of all. False if a rank
-// is gone or disagrees.
-static inline bool flat_gather_stats(FlatVector* flat, const double* numbers, size_t count, Error* error) {
-    memcpy(flat->stats + flat->options.rank * count, numbers, count * sizeof(double));
+// Gathers `count` statistics of every rank, at most STATS_MAX, into flat->stats (world, count). False if a rank is lost.
+static inline bool flat_gather_stats(FlatVector* flat, const double* own, size_t count, Error* error) {
+    memcpy(flat->stats + flat->options.rank * count, own, count * sizeof(double));
     if (flat->options.comm == NULL) return true;
     return comm_gather_doubles(flat->options.comm, flat->stats, count, error);
 }
 
-// What a rank told as number `column`, of `count`.
+// Statistic `column` of a rank, of `count` that were gathered.
 static inline double flat_stat(const FlatVector* flat, size_t rank, size_t column, size_t count) {
     return flat->stats[rank * count + column];
 }
 
-// NaN is the greatest.
+// NaN is the largest.
 static inline int compare_doubles(const void* a, const void* b) {
     double x = *(const double*)a, y = *(const double*)b;
     if (isnan(x) || isnan(y)) return (int)(isnan(x) != 0) - (int)(isnan(y) != 0);
     return (x > y) - (x < y);
 }
 
-// The least, the middle (of an even number the lower of the two) and the greatest of what the ranks told as number
-// `column`, of `count`; returns the rank of the greatest.
-static inline size_t flat_extremes(double* least, double* median, double* greatest, const FlatVector* flat, size_t column,
-                                   size_t count) {
+// Minimum, median (of an even number the lower of the two) and maximum over the ranks of statistic `column`, of `count`;
+// returns the rank of the maximum.
+static inline size_t flat_min_median_max(double* min, double* median, double* max, const FlatVector* flat, size_t column,
+                                         size_t count) {
     size_t world = flat->options.world, rank = 0;
     for (size_t r = 0; r < world; r++) {
         flat->sorted[r] = flat_stat(flat, r, column, count);
         if (compare_doubles(&flat->sorted[r], &flat->sorted[rank]) > 0) rank = r;
     }
-    *greatest = flat->sorted[rank];
+    *max = flat->sorted[rank];
     qsort(flat->sorted, world, sizeof(double), compare_doubles);
-    *least = flat->sorted[0];
+    *min = flat->sorted[0];
     *median = flat->sorted[(world - 1) / 2];
     return rank;
 }
 
-// Whether all ranks have the same `count` numbers, at most one for each bucket; those of this rank are in flat->compared
-// + rank * count. Otherwise the error names the rank that differs from most in the first that is not the same everywhere;
-// `describe` says what that number is of.
+// Whether all ranks have the same `count` checksums, at most one for each bucket; those of this rank are in flat->compared
+// + rank * count. Otherwise the error reports the rank that differs from most ranks in the first checksum that is not the
+// same everywhere; `describe` says what that is a checksum of.
 static inline bool flat_same(FlatVector* flat, size_t count,
                              void (*describe)(char* text, size_t size, const FlatVector* flat, size_t number),
                              Error* error) {

@@ -7,7 +7,7 @@
 //               for every number of ranks and ZeRO stage, the log for every stage
 //   kills       SIGKILL, SIGSTOP or SIGSEGV of one rank or of all, at every named point of a step and of a save, and at
 //               random times; then --resume. What the run leaves is the reference's, to the bit; every checkpoint that
-//               has its final name is whole at any time; no more steps are lost than --ckpt-every says;
+//               has its final name is whole at any time; a kill loses --ckpt-every steps at most, and those of the write in flight;
 //               nothing is left behind
 //   damage      each byte of each file of a checkpoint changed in turn, files cut short or missing: found, named, and
 //               the checkpoint before it is used
@@ -29,7 +29,7 @@
 // Cases are shared out among --workers processes, each with a directory of its own. A case of the kills depends on its
 // number and on --seed alone: --case I repeats one.
 
-#include "llmtrain/checkpoint.h"
+#include "llmtrain.h"
 #include "bad_disk.h"
 #include "pieces.h"
 #include "scratch.h"
@@ -273,7 +273,7 @@ static void job_child(const Job* job, size_t rank, size_t port, const char* argu
 
 static const Blow NO_BLOW;
 
-#define SLOWLY "rank 0 step 1 at update do delay 50"  // so that there is time to do something to a run
+#define SLOWLY "rank 0 step 1 at update do sleep"  // so that there is time to do something to a run
 
 static void job_start(Job* job, size_t world, const char* arguments, const Blow* blow, const char* variable,
                       size_t file_limit) {
@@ -480,7 +480,7 @@ static void check_whole(const char* out) {
         RunRecord record;
         Error error;
         checkpoint_path(path, out, step, "");
-        if (!manifest_open(&manifest, &record, path, &error)) {
+        if (!record_open(&manifest, &record, path, &error)) {
             blame("%s", error.text);
             continue;
         }
@@ -527,12 +527,10 @@ static size_t checkpoints_left(const char* out) {
     return count;
 }
 
-// At the end only those are left that are to be kept; a checkpoint halfway between two went when the next was there.
+// At the end only those are left that are to be kept.
 static void check_kept(const Way* way) {
     size_t count = checkpoints_left(run_path());
     if (way->keep && count > way->keep) blame("%zu checkpoints are left, not %zu", count, way->keep);
-    for (size_t step = way->every / 2; way->async && way->every > 1 && step < STEPS; step += way->every)
-        if (weights_of(step)) blame("step %zu, halfway between two, is left behind", step);
 }
 
 static void test_references(void) {
@@ -605,13 +603,12 @@ static void describe(char text[256], const Way* way, const Blow* blow) {
 
 static Mode* mode_of(const Way* way) { return &shared->modes[way->async * 2 + (way->hot > 0)]; }
 
-// Steps that may be lost: as many as --ckpt-every says. Copies in memory are only made while nothing is being written.
+// Steps that may be lost: as many as --ckpt-every says, and with asynchronous saves those of the write in flight, which ends
+// before the next begins. Copies in memory are only made while nothing is being written.
 static size_t most_lost(const Way* way) {
-    return way->hot && !way->async ? min_size(way->every, way->hot) : way->every;
+    if (way->async && way->every > 1) return 2 * way->every;
+    return way->hot ? min_size(way->every, way->hot) : way->every;
 }
-
-// Steps between two saves, or one less; where every step is saved nothing is written beside training.
-static size_t spacing(const Way* way) { return way->async && way->every > 1 ? way->every / 2 : way->every; }
 
 // The step that a run resumed from; SIZE_MAX if it did not come so far as to say it.
 static size_t resumed_from(const Job* job) {
@@ -673,14 +670,13 @@ static bool start_and_strike(Job* job, const Way* way, const Blow* blow, bool re
 // waited for.
 static size_t step_of(const Way* way, PointKind kind, size_t attempt, Dice* dice) {
     size_t interval = way->hot && !way->async && dice_below(dice, 2) ? way->hot : way->every, saves = STEPS / interval;
-    size_t first = way->async && dice_below(dice, 2) ? spacing(way) : interval;
-    size_t save = min_size(STEPS, interval * dice_below(dice, saves + 1) + first);
+    size_t save = min_size(STEPS, interval * (dice_below(dice, saves + 1) + 1));
     if (kind == OF_STEP) return 1 + dice_below(dice, STEPS);
     if (kind == OF_VALIDATION) return 10 * (1 + dice_below(dice, STEPS / 10));
     if (attempt == ATTEMPTS - 1) return STEPS;
     if (kind == OF_BEGINNING || !way->async) return save;
     if (kind == OF_WRITING) return min_size(STEPS, save + attempt % 2);
-    return min_size(STEPS, save + 1 + dice_below(dice, spacing(way)));
+    return min_size(STEPS, save + 1 + dice_below(dice, way->every));
 }
 
 // Strikes the first start at a named point; false if it was not struck.
@@ -893,8 +889,8 @@ static void small_resume(size_t world, const char* what, size_t number) {
 static bool small_loads(Model* model, Error* error) {
     Json manifest;
     RunRecord record;
-    if (!manifest_open(&manifest, &record, small.directory, error)) return false;
-    bool ok = checkpoint_load(model, &manifest, small.directory, false, error);
+    if (!record_open(&manifest, &record, small.directory, error)) return false;
+    bool ok = checkpoint_load(&model->flat, &manifest, small.directory, false, error);
     json_free(&manifest);
     return ok;
 }
@@ -1022,7 +1018,7 @@ static void test_damage(void) {
     options.T = 8;
     options.training = options.master_weights = true;
     options.optimizer = OPTIMIZER_ADAMW;
-    good = good && manifest_open(&manifest, &record, small.directory, &error);
+    good = good && record_open(&manifest, &record, small.directory, &error);
     if (good) json_free(&manifest);
     good = good && model_create(&model, &record.config, options, &error) && small_loads(&model, &error);
     if (!good) blame("a checkpoint that is whole does not load");
@@ -1094,7 +1090,7 @@ static void disk_case(const DiskCase* c, size_t world, bool async) {
     if (drops_rights) need(mkdir(out, 0755) == 0 && chown(out, 65534, 65534) == 0, out);
     bool acts = c->trouble == READ_ONLY || c->trouble == DELETED;
     // What is written beside training keeps the disk full for a while, in which the log must do without it.
-    const char* variable = acts ? SLOWLY : c->trouble == FULL && async ? "rank 0 step 1 at flush do delay 50" : NULL;
+    const char* variable = acts ? SLOWLY : c->trouble == FULL && async ? "rank 0 step 1 at flush do sleep" : NULL;
     job_start(&job, world, arguments_of(&way, hot), &NO_BLOW, variable, c->trouble == SHORT_WRITES ? c->size : 0);
     while (acts && !directory_exists(path_of("%s/step_00000004", out)) && now_ms() < job.began_ms + LIMIT_MS)
         sleep_ms(1);
@@ -1193,14 +1189,14 @@ static void check_sentence(const Job* job) {
 // Every save after the first fails: one sentence for each, to the end. Of 1 rank or of 3, sync or async.
 static void failing_save(size_t kind, size_t index) {
     Way way = {index < 2 ? 1 : 3, index < 2 ? 0 : 2, 4, 0, index % 2, 0, 0};
-    size_t rank = index < 2 ? 0 : index - 1, told = 0, last_good = FAIL_STEP - spacing(&way);
+    size_t rank = index < 2 ? 0 : index - 1, told = 0, last_good = FAIL_STEP - way.every;
     BadDisk disk = disk_that_fails(FAILING_SAVES[kind].calls, FAILING_SAVES[kind].inside, SAVES_FAIL, 0, UINT64_MAX);
     bool log_fails = rank == 0 && strcmp(disk.inside, "/step_") != 0;
     char* end;
     Job job;
     run_remove();
     // Another rank that still writes hears of the failure first: the reason must not be lost by that.
-    const char* variable = way.async ? "rank 1 step 1 at write do delay 50" : NULL;
+    const char* variable = way.async ? "rank 1 step 1 at write do sleep" : NULL;
     job_run_on(&disk, rank, &job, way.world, arguments_of(&way, ""), variable);
     if (!WIFEXITED(job.status[0]) || WEXITSTATUS(job.status[0]) != 1) blame("it should end with exit code 1");
     check_sentence(&job);
@@ -1209,11 +1205,11 @@ static void failing_save(size_t kind, size_t index) {
         size_t step = strstr(line, "train: step ") == line ? (size_t)strtoull(line + 12, NULL, 10) : 0;
         bool of_log = log_fails && (strstr(line, "metrics.jsonl") || strstr(line, "events.jsonl")), last = end[1] == 0;
         told += step > 0;
-        if (step > 0 && step != last_good + told * spacing(&way)) blame("unexpected: %s", line);
+        if (step > 0 && step != last_good + told * way.every) blame("unexpected: %s", line);
         if (step == 0 && !of_log && !last) blame("unexpected: %s", line);
         if (!strstr(line, run_path()) || !strstr(line, strerror(EIO))) blame("no path, or no reason: %s", line);
     }
-    size_t expected = (STEPS - 1 - last_good) / spacing(&way);
+    size_t expected = (STEPS - 1 - last_good) / way.every;
     if (told != expected) blame("%zu failed saves are told of %zu", told, expected);
     if (!log_fails && log_hash(run_path(), NULL) != reference.log[way.world]) blame("another log than the reference's");
     check_whole(run_path());
@@ -1604,7 +1600,7 @@ static void check_left(const char* when, const size_t* steps, size_t count) {
     if (checkpoints_left(run_path()) != count) blame("%s: %zu checkpoints are left", when, checkpoints_left(run_path()));
 }
 
-// What one resume asks to keep, another that saves half as often does not take for its own checkpoints halfway.
+// A resume that saves half as often keeps the checkpoints that are there.
 static void prune_less_often(void) {
     static const size_t steps[] = {4, 8, 12, 16, 24, STEPS};
     Way way = {1, 0, 4, 0, false, 0, 0};

@@ -65,7 +65,7 @@ for test in "$@"; do
         gemm)
             suite gemm "$build/gemm" --check
             suite "gemm, AMX emulated" "$build/gemm-amx" --check ;;
-        test_errors) suite test_errors "$build/test_errors" --train "$build/train-FP32" --tokenize "$build/tokenize" --corpus "$build/corpus" ;;
+        test_errors) suite test_errors "$build/test_errors" --train "$build/train-FP32" --generate "$build/generate-FP32" --tokenize "$build/tokenize" --corpus "$build/corpus" ;;
         test_ranks)
             mpi=
             [ -x "$build/train-mpi-FP32" ] && mpi="--train-mpi $build/train-mpi-FP32"

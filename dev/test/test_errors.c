@@ -1,7 +1,7 @@
 // test_errors.c: what the programs do when the world or a flag is wrong.
 //
 //   cc -std=c11 -O2 -I. dev/test/test_errors.c -o build/test_errors -lm -pthread
-//   build/test_errors [--train PATH] [--tokenize PATH] [--corpus PATH] [--show on]
+//   build/test_errors [--train PATH] [--generate PATH] [--tokenize PATH] [--corpus PATH] [--show on]
 //
 // A table of cases. Each runs a program in a directory of its own that holds good and broken files, and holds it to:
 //
@@ -33,8 +33,8 @@
 #define TIME_LIMIT_MS 20000.0
 #define OUTPUT_MAX ((size_t)1 << 18)
 
-typedef enum { TRAIN, TOKENIZE, CORPUS, PROGRAMS } Program;
-static const char* const PROGRAM_NAMES[PROGRAMS] = {"train", "tokenize", "corpus"};
+typedef enum { TRAIN, GENERATE, TOKENIZE, CORPUS, PROGRAMS } Program;
+static const char* const PROGRAM_NAMES[PROGRAMS] = {"train", "generate", "tokenize", "corpus"};
 
 // Conditions under which a program runs.
 enum {
@@ -346,6 +346,9 @@ static void corpus_name_taken(void) { need(mkdir("new_val.txt", 0777) == 0, "a t
 #define PASSED_OVER(name, prepare, ...) \
     {name, TRAIN, 0, 1, RESUME, {"resumed from run/step_00000002", __VA_ARGS__}, prepare, 0, 0, 0, \
      "run/metrics.jsonl|run/step_00000004|run/step_00000004/|run/step_00000006|run/step_00000006/"}
+// The same for generate.
+#define GENERATED(name, exit_code, sentences, prepare, conditions, arguments, ...) \
+    {name, GENERATE, exit_code, sentences, arguments, {__VA_ARGS__}, prepare, conditions, 0, 0, NULL}
 #define TOOL(name, program, exit_code, prepare, conditions, file_bytes, arguments, ...) \
     {name, program, exit_code, 1, arguments, {__VA_ARGS__}, prepare, conditions, file_bytes, 0, NULL}
 
@@ -368,7 +371,7 @@ static const Case CASES[] = {
     WRONG("a word that is no flag", "@ train.bin", "'train.bin' is not a flag", "--name value"),
     WRONG("one dash", "@ -steps 5", "'-steps' is not a flag", "--name value"),
     WRONG("an empty word", "@ ''", "'' is not a flag", "--name value"),
-    WRONG("count without value, at the end", "@ !--steps --steps", "--steps needs a value", "steps of the run"),
+    WRONG("count without value, at the end", "@ !--steps --steps", "--steps needs a value", "optimizer steps"),
     WRONG("count without value, before a flag", "@ --warmup --lr 1", "--warmup needs a value"),
     WRONG("text without value", "@ !--out --out", "--out needs a value", "directory"),
     WRONG("choice without value", "@ --family", "--family needs a value", "gpt2|llama"),
@@ -417,7 +420,7 @@ static const Case CASES[] = {
     WRONG("switch: empty", "@ --plan=", "--plan is ''", "on or off"),
 
     // Flags that do not fit together.
-    WRONG("prompt empty", "--out run --prompt ''", "--prompt is empty", "at least one character"),
+    WRONG("prompt empty", "@ --prompt ''", "--prompt is empty", "at least one character"),
     WRONG("resume without out", "@ !--out --resume", "--resume needs --out"),
     WRONG("total batch no multiple", "@ --total-batch 33", "--total-batch 33", "multiple", "32", "choose"),
     WRONG("total batch below one micro-batch", "@ --total-batch 16", "--total-batch 16", "multiple", "32"),
@@ -425,8 +428,8 @@ static const Case CASES[] = {
           "@ !--seq --model llama:15M --ffn 64 --vocab 256 --total-batch 100", "--total-batch 100", "multiple", "512"),
     WRONG("overlap as long as a sequence", "@ --val val.bin --val-overlap 16", "--val-overlap 16",
           "smaller than --seq"),
-    WRONG("nothing to do", "", "nothing to do", "--data", "--prompt"),
-    WRONG("no data, no checkpoint directory", "@ !--data !--out", "nothing to do", "--data"),
+    WRONG("nothing to do", "", "nothing to train on", "--data", "build/generate"),
+    WRONG("no data, no checkpoint directory", "@ !--data !--out", "nothing to train on", "--data"),
     WRONG("out empty", "@ --out ''", "--out", "empty"),
     WRONG("model unknown", "@ --model gpt3", "no model 'gpt3'", "gpt2:124M", "llama:8B"),
     WRONG("model empty", "@ --model ''", "no model ''", "gpt2:124M"),
@@ -459,8 +462,8 @@ static const Case CASES[] = {
           "--batch"),
     SPECIAL("less memory than is free", 1, 1, NULL, 0, 0, (size_t)1 << 30, NULL,
             "@ --channels 1024 --heads 16 --layers 8", "GB of memory", "smaller"),
-    SPECIAL("no memory for the text", 1, 1, have_run, 0, 0, (size_t)1 << 30, NULL,
-            "--out run --prompt a --tokens 1000000000", "out of memory", "--tokens smaller"),
+    {"no memory for the text", GENERATE, 1, 1, "--out run --prompt a --tokens 1000000000", {"out of memory", "--tokens smaller"},
+     have_run, 0, 0, (size_t)1 << 30, NULL},
 
     // Training data.
     WORLD("no file matches", no_data, "@", "no file matches 'train.bin'", "check the name", "tokenize"),
@@ -536,16 +539,16 @@ static const Case CASES[] = {
     WORLD("log is a full device", log_is_full, "@", "run/metrics.jsonl is not a file", "check the path"),
     SPECIAL("disk full for the log", 1, 3, disk_full_for_log, MOUNTS, 0, 0, "run/metrics.jsonl", "@",
             "cannot write run/metrics.jsonl", "No space left", "free some space"),
-    SPECIAL("disk full for the checkpoint", 1, 4, disk_full_for_checkpoint, MOUNTS, 0, 0, "run/metrics.jsonl", RESUME,
-            "run/step_00000004", "No space left", "free some space", "Training goes on", "run/step_00000006"),
+    SPECIAL("disk full for the checkpoint", 1, 2, disk_full_for_checkpoint, MOUNTS, 0, 0, "run/metrics.jsonl", RESUME,
+            "run/step_00000004", "No space left", "free some space", "Training continues", "run/step_00000006"),
     SPECIAL("file limit reached by the log", 1, 3, NULL, 0, 100, 0, LOG_ONLY, "@", "cannot write run/metrics.jsonl",
             "File too large", "ulimit -f"),
     SPECIAL("file limit reached by the first checkpoint", 1, 1, NULL, 0, 50000, 0, LOG_ONLY, "@", "run/step_00000002",
             "File too large", "ulimit -f"),
-    SPECIAL("file limit reached by a later checkpoint", 1, 2, have_run, 0, 50000, 0, "run/metrics.jsonl", RESUME,
-            "run/step_00000005", "run/step_00000006", "File too large", "ulimit -f"),
-    SPECIAL("file limit, its signal not ignored", 1, 2, have_run, XFSZ_KILLS, 50000, 0, "run/metrics.jsonl", RESUME,
-            "run/step_00000005", "run/step_00000006", "File too large", "ulimit -f"),
+    SPECIAL("file limit reached by a later checkpoint", 1, 1, have_run, 0, 50000, 0, "run/metrics.jsonl", RESUME,
+            "run/step_00000006", "File too large", "ulimit -f"),
+    SPECIAL("file limit, its signal not ignored", 1, 1, have_run, XFSZ_KILLS, 50000, 0, "run/metrics.jsonl", RESUME,
+            "run/step_00000006", "File too large", "ulimit -f"),
     SPECIAL("a file has the checkpoint's temporary name", 1, 1, temporary_is_file, 0, 0, 0, LOG_ONLY, "@",
             "run/step_00000002.tmp", "File exists", "move it away"),
     SPECIAL("foreign and left-over names in out", 0, 0, foreign_names, 0, 0, 0, NEW_RUN, "@",
@@ -591,8 +594,7 @@ static const Case CASES[] = {
     WORLD("resume: other data of the same length", have_run_same_length, RESUME, "is of a run on other data",
           "same shards"),
     WORLD("a log without a checkpoint", have_log, "@", "run/metrics.jsonl exists", "--resume"),
-    WRONG("--resume without --data", "--out run --resume", "--resume is for training", "--data"),
-    WRONG("a flag of training when sampling", "--out run --lr 1", "--lr is for training", "--data"),
+    WRONG("--resume without --data", "--out run --resume", "nothing to train on", "--data"),
     WRONG("--ckpt-every a word", "@ !--ckpt-every --ckpt-every often", "--ckpt-every is 'often'", "minutes as 10min, or auto"),
     WRONG("--ckpt-every half a step", "@ --ckpt-every 1.5", "--ckpt-every is '1.5'", "a number of steps"),
     WRONG("--ckpt-every without --out", "--data train.bin --ckpt-every 1", "--ckpt-every needs --out"),
@@ -628,7 +630,7 @@ static const Case CASES[] = {
     PASSED_OVER("resume: tensors' header too long", header_too_long, NEWEST "/rank_00000.safetensors",
                 "trying the checkpoint"),
     PASSED_OVER("resume: tensors of another model", tensors_of_other_model, NEWEST "/rank_00000.safetensors",
-                "does not agree"),
+                "does not match"),
     SPECIAL("resume: a file has a checkpoint's name", 0, 1, newest_is_file, 0, 0, 0,
             "run/metrics.jsonl|run/step_00000006|run/step_00000006/", RESUME, "run/step_00000009",
             "resumed from run/step_00000004"),
@@ -640,25 +642,27 @@ static const Case CASES[] = {
           "--heads is 2", "another --init-from"),
     WORLD("init-from: damaged", weights_changed, "@ !--out --init-from " NEWEST, NEWEST, "checksum"),
 
-    // Sampling.
-    WORLD("sampling: out missing", NULL, "--out run --prompt a", "run", "no checkpoint", "--out"),
-    WORLD("sampling: no checkpoint", have_empty_out, "--out run --prompt a", "run holds no checkpoint", "--out"),
-    WORLD("sampling: out is a file", NULL, "--out text.txt --prompt a", "text.txt holds no checkpoint", "--out"),
-    SPECIAL("sampling: newest damaged", 0, 1, weights_changed, 0, 0, 0, NULL, "--out run --prompt a --tokens 4", NEWEST,
-            "checksum", "trying the checkpoint before"),
-    SPECIAL("sampling: all damaged", 1, 3, all_damaged, 0, 0, 0, NULL, "--out run --prompt a", NEWEST, BEFORE,
-            "no checkpoint in run can be used"),
-    SPECIAL("sampling: the only one damaged", 1, 2, only_damaged, 0, 0, 0, NULL, "--out run --prompt a", BEFORE,
-            "no checkpoint in run can be used"),
-    SPECIAL("sampling: manifest of a huge model", 1, 1, manifest_huge_model, 0, 0, 0, NULL, "--out run --prompt a",
-            "GB", "of memory are free"),
-    SPECIAL("sampling: manifest of an impossible model", 1, 1, manifest_impossible_model, 0, 0, 0, NULL,
-            "--out run --prompt a", "lacks --heads", "at least 1"),
-    WORLD("sampling: a model not of bytes", have_run_small, "--out run --prompt a", "vocabulary is 100", "there are 256",
-          "bytes"),
-    SPECIAL("sampling: standard output full", 1, 1, have_run, STDOUT_FULL, 0, 0, NULL,
-            "--out run --prompt a --tokens 4", "standard output", "No space left"),
-    SPECIAL("sampling: works", 0, 0, have_run, 0, 0, 0, NULL, "--out run --prompt a --tokens 4", "a"),
+    // Generating.
+    GENERATED("out missing", 1, 1, NULL, 0, "--out run --prompt a", "run", "no checkpoint", "--out"),
+    GENERATED("no --out", 2, 1, NULL, 0, "--prompt a", "give --out"),
+    GENERATED("prompt empty", 2, 1, NULL, 0, "--out run --prompt ''", "--prompt is empty", "at least one character"),
+    GENERATED("a flag of training", 2, 1, NULL, 0, "--out run --lr 1", "unknown flag --lr"),
+    GENERATED("no checkpoint", 1, 1, have_empty_out, 0, "--out run --prompt a", "run holds no checkpoint", "--out"),
+    GENERATED("out is a file", 1, 1, NULL, 0, "--out text.txt --prompt a", "text.txt holds no checkpoint", "--out"),
+    GENERATED("newest damaged", 0, 1, weights_changed, 0, "--out run --prompt a --tokens 4", NEWEST, "checksum",
+              "trying the checkpoint before"),
+    GENERATED("all damaged", 1, 3, all_damaged, 0, "--out run --prompt a", NEWEST, BEFORE, "no checkpoint in run can be used"),
+    GENERATED("the only one damaged", 1, 2, only_damaged, 0, "--out run --prompt a", BEFORE,
+              "no checkpoint in run can be used"),
+    GENERATED("manifest of a huge model", 1, 1, manifest_huge_model, 0, "--out run --prompt a", "GB", "of memory are free"),
+    GENERATED("manifest of an impossible model", 1, 1, manifest_impossible_model, 0, "--out run --prompt a", "lacks --heads",
+              "at least 1"),
+    GENERATED("a model not of bytes", 1, 1, have_run_small, 0, "--out run --prompt a", "vocabulary is 100", "there are 256",
+              "bytes"),
+    GENERATED("standard output full", 1, 1, have_run, STDOUT_FULL, "--out run --prompt a --tokens 4", "standard output",
+              "No space left"),
+    GENERATED("works", 0, 0, have_run, 0, "--out run --prompt a --tokens 4", "a"),
+    GENERATED("help", 0, 0, NULL, 0, "--help", "--out DIR", "--prompt TEXT", "[256]"),
     SPECIAL("help", 0, 0, NULL, 0, 0, 0, NULL, "--help", "--data GLOB", "--optimizer", "[adamw]"),
 
     // tokenize.
@@ -1154,9 +1158,10 @@ static void root_make(void) {
 int main(int argc, char** argv) {
     static Test t;
     int code;
-    const char* programs[PROGRAMS] = {"./train", "build/tokenize", "build/corpus"};
+    const char* programs[PROGRAMS] = {"./train", "build/generate", "build/tokenize", "build/corpus"};
     Flag flags[] = {
         {"train", FLAG_TEXT, &programs[TRAIN], "PATH", 0, 0, "the program", false},
+        {"generate", FLAG_TEXT, &programs[GENERATE], "PATH", 0, 0, "the program", false},
         {"tokenize", FLAG_TEXT, &programs[TOKENIZE], "PATH", 0, 0, "the program", false},
         {"corpus", FLAG_TEXT, &programs[CORPUS], "PATH", 0, 0, "the program", false},
         {"show", FLAG_SWITCH, &t.show, "on|off", 0, 0, "print the sentences of cases that pass, too", false},

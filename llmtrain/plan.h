@@ -1,0 +1,70 @@
+// plan.h: what --plan prints: the memory of a rank line by line, and which ZeRO stages fit.
+//
+//   PlanOptions o = {.micro_batches = 4, .snapshots = true};
+//   plan_show(&model, &o, &error);                               after model_plan, before anything is allocated
+
+#ifndef LLMTRAIN_PLAN_H
+#define LLMTRAIN_PLAN_H
+
+#include "../llmtrain.h"
+
+typedef struct {
+    size_t micro_batches;  // of a step, on each rank
+    bool snapshots;        // asynchronous saves take one
+    bool hot;              // copies in memory are kept
+    double memory_gb;      // of a rank, to say which stages fit; 0: unknown
+} PlanOptions;
+
+// Bytes of the process outside the model's block, if the model is this one.
+static inline size_t plan_bytes_outside(const Model* model, const PlanOptions* o) {
+    size_t B = model->options.B, T = model->options.T;
+    return (o->snapshots ? checkpoint_bytes(&model->flat) : 0) + loader_bytes(B, T) + 2 * B * T * sizeof(int32_t) +
+        (device_is_host() ? gemm_workspace_bytes((int)threads_count()) : 0);
+}
+
+// The memory of a rank and the bytes that it sends in a step, for each stage and kind of reduction.
+static inline bool plan_show_stages(const Model* planned, const PlanOptions* o, Error* error) {
+    char fits[64] = "";
+    printf("\n  %-10s %-10s %14s %22s\n", "--zero", "--reduce", "MB per rank", "MB sent per step");
+    for (size_t i = 0; i < 6; i++) {
+        Model model;
+        ModelOptions options = planned->options;
+        options.ranks.stage = i / 2;
+        options.ranks.reduce = i % 2 ? REDUCE_FLOAT : REDUCE_EXACT;
+        if (!model_plan(&model, &planned->config, options, error)) return false;
+        size_t bytes = model.memory.total + plan_bytes_outside(&model, o) + comm_bytes(options.ranks.world);
+        const char* reduce = i % 2 ? "float" : "exact";
+        printf("  %-10zu %-10s %14.2f %22.2f\n", i / 2, reduce, 1e-6 * (double)bytes,
+               1e-6 * (double)flat_bytes_sent(&model.flat, o->micro_batches));
+        if (fits[0] == 0 && 1e-9 * (double)bytes <= o->memory_gb)
+            snprintf(fits, sizeof fits, "--zero %zu --reduce %s", i / 2, reduce);
+        model_free(&model);
+    }
+    if (!device_is_host()) printf("  A GPU's driver and NCCL take some hundred MB more, which are not counted.\n");
+    if (o->memory_gb > 0 && fits[0]) printf("  %s is the lowest stage that fits in %g GB\n", fits, o->memory_gb);
+    if (o->memory_gb > 0 && fits[0] == 0)
+        printf("  no stage fits in %g GB; use more --ranks, or a smaller --batch or --seq\n", o->memory_gb);
+    return true;
+}
+
+// Prints the plan of a model that model_plan has laid out.
+static inline bool plan_show(const Model* model, const PlanOptions* o, Error* error) {
+    const RankOptions* ranks = &model->flat.options;
+    size_t B = model->options.B, T = model->options.T;
+    const char* const reductions[] = {"fp32", FLOATX_NAME, "64-bit fixed point"};  // by ReduceKind
+    if (ranks->world > 1)
+        printf("rank 0 of %zu, --zero %zu, gradients reduced in %s\n", ranks->world, ranks->stage,
+               reductions[ranks->reduce]);
+    plan_print(stdout, &model->memory);
+    printf("  %-34s %12.2f\n", "outside: batches", 1e-6 * (double)(loader_bytes(B, T) + 2 * B * T * sizeof(int32_t)));
+    if (o->snapshots) printf("  %-34s %12.2f\n", "outside: snapshot", 1e-6 * (double)checkpoint_bytes(&model->flat));
+    if (o->hot)  // two that are kept, and one that is being written
+        printf("  %-34s %12.2f\n", "in --ckpt-hot-dir: three copies", 3e-6 * (double)checkpoint_bytes(&model->flat));
+    if (device_is_host())
+        printf("  %-34s %12.2f\n", "outside: matmul workspace", 1e-6 * (double)gemm_workspace_bytes((int)threads_count()));
+    if (ranks->world == 1) return true;
+    printf("  %-34s %12.2f\n", "outside: comm buffers", 1e-6 * (double)comm_bytes(ranks->world));
+    return plan_show_stages(model, o, error);
+}
+
+#endif  // LLMTRAIN_PLAN_H

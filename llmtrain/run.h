@@ -1,0 +1,639 @@
+// run.h: a run and its life: where it begins, how it saves, resumes and goes back, and what its ranks agree on.
+//
+//   1. run         what it owns; events; agreement between ranks
+//   2. identity    what ranks must have in common, and a resumed run with its checkpoint
+//   3. loading     the newest good checkpoint: run_load
+//   4. beginning   --out, the weights and the state of the first step: run_open_out
+//   5. saving      run_save_async, run_save_wait, run_save_last
+//   6. rewinding   back to a checkpoint after divergence: run_rewind
+//   7. checking    do the ranks hold and compute the same; who is a straggler
+//
+// Every function that can fail on one rank alone ends in run_agree, so that all ranks fail together or none does. A run that
+// is killed at any point, and resumed, continues with the bits of a run that was not.
+
+#ifndef LLMTRAIN_RUN_H
+#define LLMTRAIN_RUN_H
+
+#include "../llmtrain.h"
+#include "heartbeat.h"
+
+// ------------------------------------------------------------------------------------------------
+// 1. Run
+
+typedef struct {
+    const char *out, *init_from;          // the directory of the run; a checkpoint whose weights it begins with
+    bool resume;
+    double loss_scale;                    // of the first step (FP16)
+    const char *ckpt_every, *ckpt_hot_dir;
+    bool ckpt_async;
+    uint64_t ckpt_keep, ckpt_keep_every;
+    uint64_t ckpt_hot;                    // steps between two copies in memory; 0: none
+    double ckpt_bandwidth, mtbf;          // MB/s; hours
+    uint64_t diverged_after, rewind;      // skipped steps; rewinds at most
+    double rewind_lr;
+    uint64_t check_every;
+    double slow_factor;                   // of the median: a rank whose step takes longer is slow,
+    uint64_t slow_steps;                  // and after this many consecutive steps a straggler
+} RunOptions;
+
+typedef struct {
+    const RunOptions* options;
+    RunRecord record;             // configuration and state: what a checkpoint says
+    Model model;
+    Comm comm;
+    Dataset train, val;
+    Loader loader;
+    int32_t *tokens, *targets;    // (B, T): a micro-batch
+    Sampler sampler;              // of text, while training
+    Log log;
+    bool events_refused;          // events.jsonl cannot be written, and the user knows
+    Saver saver;
+    Pruner pruner;
+    Cadence cadence;
+    char hot[FILE_PATH_MAX];      // directory of the copies in memory; empty: none
+    bool same_devices;            // all ranks compute with the same code on the same kind of device
+    uint64_t slow_rank, slow_count;  // the slowest rank, and for how many consecutive steps it was slow
+} Run;
+
+// Whether all went well on all ranks; otherwise all have an error. A failure that only one rank knows of must come through
+// here, or else end that rank, before the next collective.
+static inline bool run_agree(Run* run, bool good, Error* error) {
+    if (run->comm.world <= 1) return good;
+    ErrorKind kind = good ? ERROR_WORLD : error->kind;
+    comm_extend_timeout(&run->comm, true);
+    bool all = comm_agree_all(&run->comm, good, error);
+    comm_extend_timeout(&run->comm, false);
+    return all || fail_as(error, kind);
+}
+
+// A line of events.jsonl in --out, from the rank that has the log open. A disk that refuses it does not end the run.
+__attribute__((format(printf, 4, 5))) static inline void run_event(Run* run, const char* event, uint64_t step,
+                                                                   const char* format, ...) {
+    char detail[sizeof(Error)];
+    Error error;
+    va_list arguments;
+    if (run->log.file == NULL) return;
+    va_start(arguments, format);
+    vsnprintf(detail, sizeof detail, format, arguments);
+    va_end(arguments);
+    bool good = event_write(run->options->out, event, step, detail, &error);
+    if (!good && !run->events_refused) fprintf(stderr, "train: %s. Training continues\n", error.text);
+    run->events_refused = !good;
+}
+
+// The same, and on the console.
+__attribute__((format(printf, 4, 5))) static inline void run_announce(Run* run, const char* event, uint64_t step,
+                                                                      const char* format, ...) {
+    char sentence[sizeof(Error)];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(sentence, sizeof sentence, format, arguments);
+    va_end(arguments);
+    printf("%s\n", sentence);
+    fflush(stdout);
+    run_event(run, event, step, "%s", sentence);
+}
+
+// Only a run that saves before its end has something to save asynchronously.
+static inline bool run_takes_snapshots(const Run* run) {
+    return run->options->out && run->cadence.async && (cadence_saves(&run->cadence) || run->options->ckpt_hot);
+}
+
+// The batches of the host.
+static inline bool run_allocate(Run* run, Error* error) {
+    size_t bytes = run->model.options.B * run->model.options.T * sizeof(int32_t);
+    run->tokens = (int32_t*)allocate(bytes);
+    run->targets = (int32_t*)allocate(bytes);
+    return (run->tokens && run->targets) || fail(error, "out of memory for a batch; make --batch smaller");
+}
+
+static inline void run_free(Run* run) {
+    log_close(&run->log);
+    collective_close(&run->model.flat.collectives);
+    if (run->comm.world > 0) comm_close(&run->comm);
+    saver_close(&run->saver);
+    pruner_await(&run->pruner);
+    loader_close(&run->loader);
+    dataset_close(&run->train);
+    dataset_close(&run->val);
+    model_free(&run->model);
+    sampler_close(&run->sampler);
+    free(run->tokens);
+    free(run->targets);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 2. Identity
+
+// Refuses a checkpoint of another run than flags and data describe.
+static inline bool resume_agrees(const RunRecord* saved, const RunRecord* asked, const char* path, Error* error) {
+    if (saved->data != asked->data)
+        return fail(error, "%s is of a run on other data than --data names; give the same shards, or another --out", path);
+    return fields_agree(CONFIG_FIELDS, CONFIG_FIELD_COUNT, &saved->config, &asked->config, "out", path, error) &&
+           fields_agree(record_fields(), RECORD_FIELD_COUNT, saved, asked, "out", path, error);
+}
+
+// Reports the flags that have another value than in the saved run.
+static inline void resume_compare_flags(const RunRecord* asked, const Json* manifest) {
+    uint32_t flags = json_get(manifest, 0, "flags");
+    char precision[16];
+    if (json_string(manifest, json_get(manifest, 0, "precision"), precision, sizeof precision) &&
+        strcmp(precision, FLOATX_NAME) != 0)
+        printf("note: that run was in %s, this program is in %s: the bits will differ\n", precision, FLOATX_NAME);
+    for (size_t i = 0; i < asked->flag_count; i++) {
+        const Flag* flag = &asked->flags[i];
+        char saved[FILE_PATH_MAX], now[FILE_PATH_MAX];
+        if (flag->name == NULL || !json_string(manifest, json_get(manifest, flags, flag->name), saved, sizeof saved))
+            continue;
+        flag_text(now, sizeof now, flag);
+        if (strcmp(saved, now) != 0) printf("note: --%s was '%s' in that run and is '%s' now\n", flag->name, saved, now);
+    }
+}
+
+// What all ranks must have in common: a name and a value per line. The caller frees it; NULL without memory.
+static inline char* run_identity(const Run* run, const Flag* flags, size_t flag_count) {
+    char value[FILE_PATH_MAX], *text = NULL;
+    size_t bytes = 0;
+    FILE* memory = open_memstream(&text, &bytes);
+    if (memory == NULL) return NULL;
+    fprintf(memory, "the program\tllmtrain " LLMTRAIN_VERSION " " FLOATX_NAME "\n");
+    for (size_t i = 0; i < flag_count; i++) {
+        if (flags[i].name == NULL || (flags[i].marks & FLAG_LOCAL) == FLAG_LOCAL) continue;
+        flag_text(value, sizeof value, &flags[i]);
+        fprintf(memory, "--%s\t%.1000s\n", flags[i].name, value);
+    }
+    fprintf(memory, "the shards of --data\t%016llx\n", (unsigned long long)dataset_fingerprint(&run->train));
+    fprintf(memory, "the shards of --val\t%016llx\n", (unsigned long long)dataset_fingerprint(&run->val));
+    if (fclose(memory) == 0) return text;
+    free(text);
+    return NULL;
+}
+
+// The next line of a text, without its end; NULL after the last.
+static inline const char* next_line(char line[FILE_PATH_MAX], const char* text) {
+    size_t length = strcspn(text, "\n");
+    if (*text == 0) return NULL;
+    snprintf(line, FILE_PATH_MAX, "%.*s", (int)length, text);
+    return text + length + (text[length] == '\n');
+}
+
+// Lists everything in which another rank differs from rank 0; false if nothing does.
+static inline bool identities_differ(Error* error, const char* zero, const char* other, size_t rank) {
+    char lines[2][FILE_PATH_MAX];
+    size_t used = 0;
+    while ((zero = next_line(lines[0], zero)) && (other = next_line(lines[1], other))) {
+        if (strcmp(lines[0], lines[1]) == 0) continue;
+        size_t name = strcspn(lines[0], "\t"), value = min_size(name + 1, strlen(lines[1]));
+        if (used == 0)
+            used = (size_t)snprintf(error->text, sizeof error->text,
+                                    "start all ranks with the same flags and data; rank %zu differs from rank 0 in", rank);
+        else used += (size_t)snprintf(error->text + used, sizeof error->text - used, ",");
+        if (used < sizeof error->text)
+            used += (size_t)snprintf(error->text + used, sizeof error->text - used, " %.*s ('%.200s', not '%.200s')",
+                                     (int)name, lines[0], lines[1] + value, lines[0] + name + 1);
+        if (used >= sizeof error->text) break;
+    }
+    return used > 0;
+}
+
+// Whether all ranks were started with the same program, flags and data.
+static inline bool run_compare_ranks(Run* run, const Flag* flags, size_t flag_count, Error* error) {
+    if (run->comm.world <= 1) return true;
+    char *own = run_identity(run, flags, flag_count), *texts = NULL;
+    size_t* begins = NULL;
+    if (own == NULL) return fail(error, "out of memory for the flags of %zu ranks", run->comm.world);
+    bool same = comm_gather_texts(&run->comm, &texts, &begins, own, error);
+    for (size_t r = 1; same && r < run->comm.world; r++) same = !identities_differ(error, texts, texts + begins[r], r);
+    free(own);
+    free(texts);
+    free(begins);
+    return same || fail_as(error, ERROR_WORLD);
+}
+
+// Finds out whether all ranks compute with the same code on the same kind of device, and so to the same bits.
+static inline bool run_compare_devices(Run* run, Error* error) {
+    char own[512], device[320], *texts = NULL;
+    double peak;
+    size_t* begins = NULL;
+    if (run->comm.world <= 1) return true;
+    device_describe(device, sizeof device, &peak, run->model.stream);
+    snprintf(own, sizeof own, "%s, compiled by %.150s", device, __VERSION__);
+    if (!comm_gather_texts(&run->comm, &texts, &begins, own, error)) return false;
+    run->same_devices = true;
+    for (size_t r = 1; r < run->comm.world; r++) run->same_devices &= strcmp(texts, texts + begins[r]) == 0;
+    free(texts);
+    free(begins);
+    if (run->options->check_every && !run->same_devices)
+        printf("note: ranks have different devices or compilers; --check-every compares only their parameters\n");
+    return true;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 3. Loading
+
+#define STEP_MAX ((uint64_t)1 << 61)  // no run has as many; twice as many still fit in 64 bits
+
+// Checkpoints are tried in descending order of their keys: 2N for step N in --out, 2N + 1 for its copy in memory. The next
+// below *key, as rank 0 sees it. asked: see run_load.
+static inline bool run_checkpoint_before(Run* run, uint64_t* key, bool asked, bool* found, Error* error) {
+    uint64_t step = 0, hot = 0, skipped;
+    int64_t numbers[2] = {0, 0};
+    bool hot_found = false, good = true;
+    const char* out = run->options->out;
+    SaveKind kind;
+    *found = false;
+    if (run->comm.rank == 0) {
+        step = *key / 2 + *key % 2;  // 2N < *key just if N is below this
+        do good = checkpoint_find_before(&step, found, out, step, error);
+        while (good && *found && asked && checkpoint_describe(&kind, &skipped, out, step) && kind != SAVE_ASKED);
+        if (good && !asked && run->hot[0]) good = checkpoint_find_before(&hot, &hot_found, run->hot, *key / 2, error);
+    }
+    if (!run_agree(run, good, error)) return false;
+    *key = hot_found && (!*found || hot >= step) ? 2 * hot + 1 : 2 * step;
+    *found |= hot_found;
+    if (run->comm.world <= 1) return true;
+    numbers[0] = *found;
+    numbers[1] = (int64_t)*key;
+    if (!comm_broadcast(&run->comm, numbers, 2, COMM_INT64, 0, error)) return false;
+    *found = numbers[0] != 0;
+    *key = (uint64_t)numbers[1];
+    return true;
+}
+
+// Loads the newest checkpoint of a step below `before` that is good on all ranks; *found says whether there was any, good or
+// not. asked: only one that --ckpt-every asked for, and no copy in memory.
+static inline bool run_load(Run* run, uint64_t before, bool asked, bool* found, Error* error) {
+    bool more;
+    uint64_t key = 2 * before;
+    *found = false;
+    for (;;) {
+        double began = now_ms();
+        char path[FILE_PATH_MAX];
+        Json manifest;
+        RunRecord saved;
+        Error fault;
+        if (!run_checkpoint_before(run, &key, asked, &more, error)) return false;
+        if (!more) break;
+        *found = true;
+        checkpoint_path(path, key % 2 ? run->hot : run->options->out, key / 2, "");
+        bool good = record_open(&manifest, &saved, path, error);
+        bool fits = !good || resume_agrees(&saved, &run->record, path, error);
+        if (good && fits) good = checkpoint_load(&run->model.flat, &manifest, path, false, error);
+        if (!good && error->kind == ERROR_PROCESS) fits = false;  // no reason to use an older one
+        bool all = run_agree(run, fits, error), usable = all && run_agree(run, good, error);
+        if (usable) {
+            printf("resumed from %s in %.0f ms\n", path, now_ms() - began);
+            if (!asked) resume_compare_flags(&run->record, &manifest);
+            run->record.state = saved.state;
+            // A loss scale belongs to FP16: the checkpoint may come from another build.
+            if (FLOATX_DTYPE != DTYPE_F16) run->record.state.loss_scale = 1;
+            else if (saved.state.loss_scale == 1) run->record.state.loss_scale = run->options->loss_scale;
+        }
+        json_free(&manifest);
+        if (!all || usable) return usable;
+        if (run->comm.world > 1 && comm_failed(&run->comm, &fault)) return false;
+        if (run->comm.rank == 0) fprintf(stderr, "train: %s; trying the checkpoint before it\n", error->text);
+        run_event(run, "damaged", key / 2, "%s", error->text);
+    }
+    if (!*found) return true;
+    return fail(error, "no checkpoint in %s can be used, for the reasons above; start again with another --out",
+                run->options->out);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 4. Beginning
+
+// Refuses a directory that holds a run, unless it is to be resumed.
+static inline bool run_check_out(const RunOptions* o, Error* error) {
+    char log[FILE_PATH_MAX + 32];
+    struct stat status;
+    uint64_t newest = 0;
+    bool found;
+    if (o->resume) return true;
+    if (!checkpoint_find_before(&newest, &found, o->out, UINT64_MAX, error)) return false;
+    if (found)
+        return fail(error, "%s holds a run that reached step %llu; add --resume to continue it, or give another --out",
+                    o->out, (unsigned long long)newest);
+    log_path(log, sizeof log, o->out);
+    if (stat(log, &status) == 0 && status.st_size > 0)
+        return fail(error, "%s exists; add --resume to start that run again, or give another --out", log);
+    return true;
+}
+
+// The weights of the checkpoint that --init-from names. A llama of another --context has the same weights.
+static inline bool run_init_from(Run* run, Error* error) {
+    Json manifest;
+    RunRecord saved;
+    const char* path = run->options->init_from;
+    if (!record_open(&manifest, &saved, path, error)) return false;
+    saved.config.context = run->record.config.context;
+    bool ok = fields_agree(CONFIG_FIELDS, CONFIG_FIELD_COUNT, &saved.config, &run->record.config, "init-from", path, error) &&
+        checkpoint_load(&run->model.flat, &manifest, path, true, error);
+    json_free(&manifest);
+    if (ok) printf("begins with the weights of %s\n", path);
+    return ok;
+}
+
+// The weights and the state of a run that begins.
+static inline bool run_start(Run* run, Error* error) {
+    run->record.state = run_state_begin(FLOATX_DTYPE == DTYPE_F16, run->options->loss_scale);
+    flat_reset_optimizer(&run->model.flat);
+    return run->options->init_from ? run_init_from(run, error) : model_randomize(&run->model, run->record.seed, error);
+}
+
+// Chooses the directory of copies in memory. Removes those of an earlier run, unless this one resumes it.
+static inline bool run_find_hot(Run* run, bool resumes, Error* error) {
+    const RunOptions* o = run->options;
+    char* real = realpath(o->out, NULL);
+    const char* out = real ? real : o->out;
+    // A directory for these copies alone: it is emptied at the end.
+    snprintf(run->hot, sizeof run->hot, "%.4000s/llmtrain-%016llx", o->ckpt_hot_dir,
+             (unsigned long long)hash_bytes(out, strlen(out)));
+    free(real);
+    if (run->comm.local_world != run->comm.world)
+        return fail(error, "--ckpt-hot keeps copies in the memory of one machine, but the ranks are on several; leave it out");
+    if (run->comm.rank == 0 && !resumes) checkpoint_discard(run->hot);
+    return run_agree(run, run->comm.rank > 0 || directory_make(run->hot, error), error);
+}
+
+// Removes the checkpoints, or copies in memory, that the newest one makes superfluous.
+static inline void run_prune(Run* run, bool hot, uint64_t newest) {
+    const RunOptions* o = run->options;
+    const KeepRule two = {2, 0, false}, asked = {o->ckpt_keep, o->ckpt_keep_every, o->rewind > 0};
+    if (run->comm.rank == 0) pruner_begin(&run->pruner, hot ? run->hot : o->out, newest, hot ? &two : &asked);
+}
+
+// Opens --out, and sets weights, state and log to where the run begins; *found says whether that is a checkpoint.
+static inline bool run_open_out(Run* run, bool* found, Error* error) {
+    const RunOptions* o = run->options;
+    char log[FILE_PATH_MAX + 32];
+    bool leads = run->comm.rank == 0, writes = leads && o->out;
+    *found = false;
+    if (!run_agree(run, !writes || directory_make(o->out, error), error)) return false;
+    log_path(log, sizeof log, o->out ? o->out : "");
+    bool resumes = o->resume && (access(log, F_OK) == 0 || errno != ENOENT);  // before log_open creates it
+    if (!run_agree(run, !writes || log_open(&run->log, o->out, error), error)) return false;
+    if (o->ckpt_hot && !run_find_hot(run, resumes, error)) return false;
+    if (o->resume && !run_load(run, STEP_MAX, false, found, error)) return false;
+    if (o->resume && !*found) printf("no checkpoint in %s yet: starting from the beginning\n", o->out);
+    bool ok = (*found || run_start(run, error)) && (!writes || log_cut_back(&run->log, run->record.state.step, error));
+    if (!run_agree(run, ok, error)) return false;
+    if (writes) checkpoint_clean(o->out);
+    if (leads && run->hot[0]) checkpoint_clean(run->hot);
+    uint64_t newest = 0;
+    if (writes && checkpoint_before(&newest, o->out, STEP_MAX)) run_prune(run, false, newest);
+    return true;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 5. Saving
+//
+// A save begins (run_save_begin); steps go on under it; when all ranks have written their parts it is completed
+// (run_save_complete), or waited for and then completed (run_save_wait).
+
+// Completes the save in progress; *good says whether the checkpoint is there, and if not, *error why. False if a rank is lost.
+static inline bool run_save_complete(Run* run, bool* good, Error* error) {
+    Cadence* c = &run->cadence;
+    bool hot = strcmp(run->saver.out, run->options->out) != 0;
+    uint64_t step = run->saver.step;
+    double began = run->saver.began_ms;
+    Error why;
+    fault_point("checksums");
+    heartbeat(HEARTBEAT_CHECKPOINT, run->record.state.step);
+    comm_extend_timeout(&run->comm, true);
+    *good = saver_end(&run->saver, &why);
+    comm_extend_timeout(&run->comm, false);
+    if (!*good && run->comm.world > 1 && comm_failed(&run->comm, error)) return false;
+    if (!*good) *error = why;
+    if (!*good) return true;
+    if (!hot) {
+        c->took_ms = now_ms() - began;
+        run_announce(run, "saved", step, "saved %s/step_%08llu in %.0f ms, of which training was stalled for %.0f ms",
+                     run->options->out, (unsigned long long)step, c->took_ms, run->saver.stalled_ms);
+    }
+    fault_point("clean");
+    run_prune(run, hot, step);
+    return true;
+}
+
+// The same while training continues, also without that checkpoint.
+static inline bool run_save_complete_or_report(Run* run, Error* error) {
+    bool good;
+    uint64_t step = run->saver.step;
+    if (!run_save_complete(run, &good, error)) return false;
+    if (!good && run->comm.rank == 0)
+        fprintf(stderr, "train: step %llu is not saved: %s. Training continues; earlier checkpoints are unchanged\n",
+                (unsigned long long)step, error->text);
+    if (!good) run_event(run, "not_saved", step, "%s", error->text);
+    return true;
+}
+
+// After a checkpoint: with --ckpt-every auto, chooses when the next is due.
+static inline void run_pace(Run* run) {
+    Cadence* c = &run->cadence;
+    if (!cadence_choose(c)) return;
+    printf("next checkpoint in %.1f min: a save costs %.0f ms, mean time between failures %g h; expected cost %.2f%% of the "
+           "time, measured so far %.2f%%\n", c->every_ms / 6e4, c->cost_ms, c->mtbf_ms / 3.6e6,
+           100 * c->cost_ms / c->every_ms, 100 * (c->costs_ms + c->cost_ms) / (now_ms() - c->began_ms));
+}
+
+// Between two steps: waits for the save in progress, if there is one.
+static inline bool run_save_wait(Run* run, Error* error) {
+    if (saver_state(&run->saver) == SAVER_IDLE) return true;
+    double began = now_ms();
+    saver_unthrottle(&run->saver, true);
+    bool ok = run_save_complete_or_report(run, error);
+    saver_unthrottle(&run->saver, false);
+    run->cadence.cost_ms += now_ms() - began;
+    run_pace(run);
+    return ok;
+}
+
+// Begins a save in a directory, after the one before it is complete. Flushes the log first, so that the log never ends
+// before the checkpoint.
+static inline bool run_save_begin(Run* run, const char* directory, SaveKind kind, Error* error) {
+    if (!run_save_wait(run, error)) return false;
+    Error reason;
+    JsonWriter manifest;
+    double began = now_ms();
+    bool flushed = run->log.file == NULL || (log_flush(&run->log, &reason) &&
+                   (file_sync(fileno(run->log.file)) || fail_file(&reason, "flush", run->log.path)));
+    fault_point("save");
+    cadence_count_save(&run->cadence, began, strcmp(directory, run->options->out) != 0);
+    run->record.kind = kind;
+    record_write(&manifest, &run->record, &run->model.flat);
+    saver_begin(&run->saver, run->record.state.step, directory, &manifest, flushed ? NULL : &reason);
+    run->cadence.cost_ms = now_ms() - began;
+    return true;
+}
+
+// Saves while training continues; without memory for a snapshot the whole save comes first.
+static inline bool run_save_async(Run* run, const char* directory, Error* error) {
+    return run_save_begin(run, directory, SAVE_ASKED, error) && (run->saver.snapshot || run_save_wait(run, error));
+}
+
+// Saves in --out before the run ends, and waits until the checkpoint is there.
+static inline bool run_save_last(Run* run, Error* error) {
+    bool good = false;
+    if (!run_save_wait(run, error)) return false;  // it ends with the limit on bandwidth set again
+    saver_unthrottle(&run->saver, true);
+    SaveKind kind = cadence_due(&run->cadence, run->record.state.step) ? SAVE_ASKED : SAVE_END;
+    return run_save_begin(run, run->options->out, kind, error) && run_save_complete(run, &good, error) && good;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 6. Rewinding
+
+static inline void describe_divergence(char* text, size_t size, const RunState* state, const StepResult* result) {
+    if (!isfinite(result->loss))
+        snprintf(text, size, "the loss of step %llu is %g", (unsigned long long)state->step, result->loss);
+    else
+        snprintf(text, size, "the last %llu steps were skipped: the gradient's norm is %g, its running mean %g",
+                 (unsigned long long)state->skipped_consecutive, result->grad_norm, state->norms.mean);
+}
+
+// The oldest step that --ckpt-keep has certainly left of the checkpoints before step `first`; 0: the beginning.
+static inline uint64_t run_oldest_kept(const Run* run, uint64_t first) {
+    uint64_t interval = run->cadence.steps, keep = run->options->ckpt_keep;
+    uint64_t newest = interval ? (first - 1) / interval * interval : 0, span = keep ? (keep - 1) * interval : newest;
+    return newest > span ? newest - span : 0;
+}
+
+// Where a run that has diverged goes back to: the newest checkpoint before step *before, at step *oldest or later (0: any,
+// or the beginning). *first is the first of the steps that were skipped last. If the run has come no further than the last
+// time, that checkpoint was bad already, and it goes to the one before. False if the run may not go back.
+static inline bool run_plan_rewind(Run* run, const char* why, uint64_t* first, uint64_t* before, uint64_t* oldest,
+                                   Error* error) {
+    const RunOptions* o = run->options;
+    const RunState* state = &run->record.state;
+    *first = state->step - state->skipped_consecutive + 1;
+    bool again = state->rewinds > 0 && *first <= state->rewound_from;
+    if (again) *first = state->rewound_from;
+    *before = again ? state->rewound_to : *first;
+    *oldest = run_oldest_kept(run, *first);
+    if (o->rewind == 0)
+        return fail(error, "%s; lower --lr or raise --spike-skip, and --resume, or let --rewind do it", why);
+    if (state->rewinds >= o->rewind)
+        return fail(error, "%s, after %llu rewinds; lower --lr, and --resume", why, (unsigned long long)state->rewinds);
+    if (again && *before <= *oldest && *oldest > 0)
+        return fail(error,
+                    "%s, also from step %llu on, and --ckpt-keep %llu has left no checkpoint before that; lower --lr, and "
+                    "--resume", why, (unsigned long long)*before, (unsigned long long)o->ckpt_keep);
+    return true;
+}
+
+// Sets aside the checkpoints and log lines after the step that the run has gone back to, so that no resume uses them.
+static inline bool run_retract(Run* run, Error* error) {
+    uint64_t step = run->record.state.step;
+    if (run->comm.rank > 0) return true;
+    return checkpoint_retract(run->options->out, step + 1, true, error) &&
+           (!run->hot[0] || checkpoint_retract(run->hot, step + 1, false, error)) &&
+           log_cut_back(&run->log, step, error);
+}
+
+// The run has diverged: goes back to a checkpoint, and continues with the samples that come now and a smaller learning rate,
+// as "PaLM: Scaling Language Modeling with Pathways" (5.1) does by hand. A run that is killed and resumed must go back to
+// the same checkpoint; so only those count that --ckpt-every asked for: none that a signal made, and no copies in memory.
+static inline bool run_rewind(Run* run, const StepResult* result, Error* error) {
+    RunState *state = &run->record.state, diverged = *state;
+    uint64_t first, before, oldest;
+    bool found;
+    char why[256];
+    describe_divergence(why, sizeof why, &diverged, result);
+    if (!run_plan_rewind(run, why, &first, &before, &oldest, error)) return false;
+    heartbeat(HEARTBEAT_CHECKPOINT, diverged.step);
+    if (!run_save_wait(run, error)) return false;
+    if (!run_agree(run, flat_await_all(&run->model.flat, error), error)) return false;
+    pruner_await(&run->pruner);
+    fault_point("rewind");
+    if (!run_load(run, before, true, &found, error)) return false;
+    if (!found && oldest > 0)
+        return fail(error, "%s, and the checkpoints before step %llu are gone; lower --lr, and --resume", why,
+                    (unsigned long long)before);
+    if (!found && !run_agree(run, run_start(run, error), error)) return false;
+    state->samples = diverged.samples;
+    state->rewinds = diverged.rewinds + 1;
+    state->rewound_from = first;
+    state->rewound_to = state->step;
+    state->lr_factor = diverged.lr_factor * run->options->rewind_lr;
+    fault_point("forget");
+    if (!run_agree(run, run_retract(run, error), error)) return false;
+    run_announce(run, "rewound", diverged.step,
+                 "went back from step %llu to %llu: %s; the learning rate is now multiplied by %g",
+                 (unsigned long long)diverged.step, (unsigned long long)state->step, why, state->lr_factor);
+    run->cadence.saved_ms = now_ms();
+    flat_start_clock(&run->model.flat);
+    return true;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 7. Checking
+
+// For tests: one wrong bit in a parameter of the first block, as faulty memory would make it.
+static inline void fault_flip(Model* model) {
+    unsigned char byte;
+    Error ignored;
+    void* first = model->flat.params + model->flat.buckets[1].first;
+    flat_await_all(&model->flat, &ignored);
+    download(&byte, first, 1, model->stream);
+    byte ^= 1;
+    upload(first, &byte, 1, model->stream);
+}
+
+static inline void describe_forward(char* text, size_t size, const FlatVector* flat, size_t number) {
+    (void)flat;
+    snprintf(text, size, "the %s that it computes from the same parameters and tokens",
+             number == 0 ? "hidden states" : "losses");
+}
+
+// Whether all ranks, which have the same parameters, compute the same with them: the checksum of the hidden states, and the
+// sum of the losses, of a fixed batch (B, T). Finds arithmetic that is wrong on one machine, which gradients carry to the
+// parameters of all. Overwrites the activations; tokens, targets (B, T) are scratch.
+static inline bool model_compare_forward(Model* model, int32_t* tokens, int32_t* targets, size_t B, size_t T,
+                                         Error* error) {
+    FlatVector* flat = &model->flat;
+    Dropout dropout = model->dropout;
+    size_t N = B * T;
+    uint64_t* own = flat->compared + 2 * flat->options.rank;
+    if (flat->options.world == 1) return true;
+    for (size_t i = 0; i < N; i++) {
+        tokens[i] = (int32_t)(i * 7919 % model->config.vocab);
+        targets[i] = (int32_t)((i + 1) * 7919 % model->config.vocab);
+    }
+    fill_zero(flat->scalars + SUM_LOSS, sizeof(double), model->stream);
+    model->dropout.p = 0;
+    model_losses(model, tokens, targets, B, T);
+    model->dropout = dropout;
+    checksum(flat->checksums, model->activations.hidden, 0, N * model->config.channels, model->stream);
+    download(own, flat->checksums, sizeof(uint64_t), model->stream);
+    download(own + 1, flat->scalars + SUM_LOSS, sizeof(double), model->stream);
+    return flat_same(flat, 2, describe_forward, error);
+}
+
+// Whether all ranks hold the same parameters, and compute the same values with them.
+static inline bool run_compare(Run* run, Error* error) {
+    if (!flat_compare(&run->model.flat, error)) return false;
+    if (!run->same_devices) return true;
+    const ModelOptions* o = &run->model.options;
+    bool flipped = fault_point("compare");
+    if (flipped) fault_flip(&run->model);
+    bool same = model_compare_forward(&run->model, run->tokens, run->targets, o->B, o->T, error);
+    if (flipped) fault_flip(&run->model);
+    return same;
+}
+
+// Reports a straggler after --slow-steps consecutive slow steps.
+static inline void run_report_straggler(Run* run, const StepResult* result) {
+    const RunOptions* o = run->options;
+    bool slow = run->comm.world > 1 && result->busy_max > o->slow_factor * result->busy_median;
+    if (!slow || result->slowest != run->slow_rank) run->slow_count = 0;
+    run->slow_rank = result->slowest;
+    run->slow_count += slow;
+    if (!slow || run->slow_count != o->slow_steps) return;
+    run_announce(run, "slow", run->record.state.step,
+                 "note: rank %zu is a straggler: its steps take %.0f ms without waiting, the median %.0f ms, for %llu "
+                 "consecutive steps", result->slowest, result->busy_max, result->busy_median,
+                 (unsigned long long)o->slow_steps);
+}
+
+#endif  // LLMTRAIN_RUN_H

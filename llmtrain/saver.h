@@ -1,0 +1,374 @@
+// saver.h: when a run saves a checkpoint, and how it does so while training continues.
+//
+//   1. cadence   --ckpt-every: every N steps, every N minutes, or as often as pays: cadence_due, cadence_choose
+//   2. saver     snapshot, write, complete: saver_begin, saver_await_snapshot, saver_end
+//
+// In a step loop, with `manifest` begun by manifest_begin (checkpoint.h):
+//
+//   saver_open(&saver, &model.flat, true, 0, &error)
+//   saver_begin(&saver, step, "runs/x", &manifest, NULL);     returns after the snapshot has been started
+//   ... forward, backward ...
+//   saver_await_snapshot(&saver);                             before weights change
+//   if (saver_state(&saver) == SAVER_WRITTEN) ok = saver_end(&saver, &error);
+
+#ifndef LLMTRAIN_SAVER_H
+#define LLMTRAIN_SAVER_H
+
+#include "checkpoint.h"
+
+#include <pthread.h>
+
+// ------------------------------------------------------------------------------------------------
+// 1. Cadence
+
+// When --ckpt-every asks for a checkpoint, and what saves have cost so far; times in milliseconds. A run that dies loses at
+// most the steps since the last completed save: --ckpt-every plus the write in flight.
+typedef struct {
+    bool async;                // checkpoints are written in the background, unless every step saves
+    uint64_t steps;            // a checkpoint at every multiple of this step; 0: none
+    double every_ms;           // a checkpoint after this time; 0: none
+    double mtbf_ms;            // mean time between failures: every_ms follows from it and from what saves cost; 0: it is given
+    double began_ms;           // when training began; 0: not yet
+    double saved_ms;           // when the last save began, copies in memory apart
+    double took_ms;            // the last save, from beginning to end; 0: every_ms takes it into account already
+    double cost_ms, costs_ms;  // by how much the last save has delayed training, and all before it
+    double step_ms;            // a step during which nothing is saved: the mean of the last hundred
+    uint64_t step_count;       // of such steps
+} Cadence;
+
+#define CADENCE_FIRST_MS 60e3  // auto: the first interval, before the cost of a save is known
+
+// text: --ckpt-every; mtbf: hours; async: checkpoints are written in the background.
+static inline bool cadence_parse(Cadence* c, const char* text, double mtbf, bool async, Error* error) {
+    char* end;
+    double number = strtod(text, &end);
+    memset(c, 0, sizeof *c);
+    c->async = async;
+    if (strcmp(text, "auto") == 0) {
+        c->every_ms = CADENCE_FIRST_MS;
+        c->mtbf_ms = 3.6e6 * mtbf;
+        return true;
+    }
+    bool minutes = strcmp(end, "min") == 0, good = end != text && number >= 0 && number <= 1e12 && (minutes || *end == 0);
+    if (!good || (!minutes && number != floor(number)))
+        return fail(error, "--ckpt-every is '%s'; give a number of steps, minutes as 10min, or auto", text);
+    if (minutes) c->every_ms = 6e4 * number;
+    else c->steps = (uint64_t)number;
+    if (c->steps == 1) c->async = false;
+    return true;
+}
+
+// Whether there are checkpoints before the end.
+static inline bool cadence_saves(const Cadence* c) { return c->steps > 0 || c->every_ms > 0; }
+
+static inline void cadence_start(Cadence* c, double now) { c->began_ms = c->saved_ms = now; }
+
+// Whether a checkpoint is due after this step, or now.
+static inline bool cadence_due(const Cadence* c, uint64_t step) { return c->steps > 0 && step % c->steps == 0; }
+
+static inline bool cadence_due_now(const Cadence* c, double now) {
+    return c->every_ms > 0 && now - c->saved_ms > c->every_ms;
+}
+
+// A save began, on the disk or as a copy in memory.
+static inline void cadence_count_save(Cadence* c, double began, bool in_memory) {
+    if (!in_memory) c->saved_ms = began;
+    c->costs_ms += fmax(c->cost_ms, 0);
+    c->cost_ms = 0;
+}
+
+// A step took `ms`; by how much it is longer during a save is what the save costs, with the time between two steps.
+static inline void cadence_count_step(Cadence* c, double ms, bool saving) {
+    if (!saving) c->step_ms += (ms - c->step_ms) / (double)min_size(++c->step_count, 100);
+    else if (c->step_count > 0) c->cost_ms += ms - c->step_ms;
+}
+
+// After a checkpoint: chooses the interval to the next, if it follows from the cost. "A First Order Approximation to the
+// Optimum Checkpoint Interval" (Young, 1974): sqrt(2 cost mtbf). False if there is nothing to choose.
+static inline bool cadence_choose(Cadence* c) {
+    if (c->took_ms == 0 || c->mtbf_ms == 0) return false;
+    c->cost_ms = fmax(c->cost_ms, 1);
+    c->every_ms = fmax(sqrt(2 * c->cost_ms * c->mtbf_ms), c->took_ms);  // a save must have time to end
+    c->took_ms = 0;
+    return true;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 2. Saver
+//
+// A save has three parts. Every rank takes a snapshot of its slices and begins to write its file (saver_begin): in a
+// thread of its own if there is memory for a snapshot, otherwise at once. Training continues: weights and optimizer state
+// change only in the next update, so that on a CPU even the snapshot is taken under the next step (saver_await_snapshot).
+// When all ranks have written and flushed their files, which StepFlags say once a step, they complete the save together
+// (saver_end): rank 0 gathers the checksums, writes the manifest, and renames the directory.
+
+typedef enum { SAVER_IDLE, SAVER_WRITING, SAVER_WRITTEN, SAVER_FAILED } SaverState;
+
+typedef struct {
+    char* snapshot;          // (checkpoint_bytes) on the host; NULL: everything is written by saver_begin
+    size_t bytes;            // of it
+    double bandwidth;        // limit of the thread, bytes per second; 0: none
+    pthread_t thread;
+    bool threaded;           // there is a thread to join
+    bool taken;              // the snapshot is complete
+    SaverState state;        // of the save in progress; the thread changes it, last of all
+    bool cancelled;          // the thread is asked to end soon
+    bool gave_up;            // and has, without a failure of its own
+    bool unthrottled;        // it ignores the bandwidth limit
+    FlatVector* flat;
+    uint64_t step;           // of the checkpoint
+    JsonWriter manifest;     // begun, with the caller's members
+    char out[FILE_PATH_MAX];
+    SafetensorsWriter writer;
+    Error error;             // of SAVER_FAILED
+    double stalled_ms;       // how long the save has kept training waiting
+    double began_ms;
+} Saver;
+
+static inline SaverState saver_state(const Saver* s) {
+    return (SaverState)__atomic_load_n((const int*)&s->state, __ATOMIC_ACQUIRE);
+}
+
+static inline bool saver_open(Saver* s, FlatVector* flat, bool snapshots, double bandwidth, Error* error) {
+    memset(s, 0, sizeof *s);
+    s->flat = flat;
+    s->bandwidth = bandwidth;
+    s->bytes = snapshots ? checkpoint_bytes(flat) : 0;
+    s->snapshot = snapshots ? (char*)host_allocate(max_size(s->bytes, 1)) : NULL;
+    return !snapshots || s->snapshot != NULL ||
+           fail(error, "out of memory for snapshots of %.2f GB; give --ckpt-async off", 1e-9 * (double)s->bytes);
+}
+
+// Names every piece of this rank's file.
+static inline bool saver_declare(Saver* s, const CheckpointArray* arrays, size_t count, Error* error) {
+    const Parameters* p = s->flat->parameters;
+    bool ok = true;
+    for (size_t a = 0; a < count; a++) {
+        for (size_t i = 0; ok && i < p->count; i++) {
+            const Tensor* t = &p->tensors[i];
+            CommSlice part = checkpoint_saved(s->flat, t);
+            bool whole = slice_length(part) == tensor_elements(t);
+            char name[96];
+            size_t shape[2] = {whole ? t->rows : slice_length(part), t->cols};
+            if (slice_length(part) == 0) continue;
+            checkpoint_piece_name(name, arrays[a].prefix, t, part);
+            ok = safetensors_declare(&s->writer, name, arrays[a].type, shape, whole && t->cols ? 2 : 1, error);
+        }
+    }
+    return ok && safetensors_begin(&s->writer, error);
+}
+
+// Writes a chunk, in the background no faster than the limit.
+static inline bool saver_write(Saver* s, const void* data, size_t bytes, size_t* written, Error* error) {
+    fault_point("write");
+    s->gave_up = __atomic_load_n(&s->cancelled, __ATOMIC_RELAXED);
+    if (s->gave_up) return fail(error, "the save was cancelled");
+    if (!safetensors_write(&s->writer, data, bytes, error)) return false;
+    *written += bytes;
+    double due = s->snapshot && s->bandwidth > 0 ? s->began_ms + 1e3 * (double)*written / s->bandwidth : 0;
+    while (now_ms() < due && !__atomic_load_n(&s->unthrottled, __ATOMIC_RELAXED) &&
+           !__atomic_load_n(&s->cancelled, __ATOMIC_RELAXED))
+        sleep_ms(fmin(due - now_ms(), 50));
+    return true;
+}
+
+// Straight from the device.
+static inline bool saver_write_device(Saver* s, const CheckpointArray* arrays, size_t count, Error* error) {
+    const Parameters* p = s->flat->parameters;
+    void* chunk = device_is_host() ? NULL : host_allocate(CHECKPOINT_CHUNK * sizeof(float));
+    bool ok = device_is_host() || chunk != NULL || fail(error, "out of memory for pieces of tensors; free some memory");
+    size_t written = 0;
+    for (size_t a = 0; a < count; a++) {
+        for (size_t i = 0; ok && i < p->count; i++) {
+            CommSlice part = checkpoint_saved(s->flat, &p->tensors[i]);
+            for (size_t first = part.first; ok && first < part.end; first += CHECKPOINT_CHUNK) {
+                char* address;
+                size_t n = min_size(CHECKPOINT_CHUNK, part.end - first), bytes = n * dtype_bytes(arrays[a].type);
+                checkpoint_part(&address, &arrays[a], s->flat, first, first + n);
+                if (chunk) download(chunk, address, bytes, s->flat->stream);
+                ok = saver_write(s, chunk ? chunk : address, bytes, &written, error);
+            }
+        }
+    }
+    host_free(chunk);
+    return ok;
+}
+
+// This rank's file, whole and on the disk.
+static inline bool saver_write_file(Saver* s, Error* error) {
+    char directory[FILE_PATH_MAX], path[FILE_PATH_MAX + 64];
+    CheckpointArray arrays[CHECKPOINT_ARRAYS];
+    size_t count = checkpoint_arrays(arrays, s->flat), written = 0;
+    checkpoint_path(directory, s->out, s->step, ".tmp");
+    snprintf(path, sizeof path, "%s/" CHECKPOINT_FILE, directory, s->flat->options.rank);
+    if (!directory_make(directory, error) || !safetensors_create(&s->writer, path, error)) return false;
+    bool ok = saver_declare(s, arrays, count, error);
+    if (ok && s->snapshot == NULL) ok = saver_write_device(s, arrays, count, error);
+    const size_t chunk = CHECKPOINT_CHUNK * sizeof(float);
+    for (size_t at = 0; ok && s->snapshot && at < s->bytes; at += chunk)
+        ok = saver_write(s, s->snapshot + at, min_size(chunk, s->bytes - at), &written, error);
+    fault_point("flush");
+    return ok && safetensors_end(&s->writer, error);
+}
+
+// Copies this rank's slices to the host.
+static inline void saver_take_snapshot(Saver* s) {
+    const FlatVector* flat = s->flat;
+    CheckpointArray arrays[CHECKPOINT_ARRAYS];
+    size_t count = checkpoint_arrays(arrays, flat), at = 0;
+    fault_point("copy");
+    for (size_t a = 0; a < count; a++) {
+        for (size_t i = 0; i < flat->parameters->count; i++) {
+            char* address;
+            CommSlice part = checkpoint_saved(flat, &flat->parameters->tensors[i]);
+            size_t bytes = slice_length(part) * dtype_bytes(arrays[a].type);
+            if (bytes == 0) continue;
+            checkpoint_part(&address, &arrays[a], flat, part.first, part.end);
+            download(s->snapshot + at, address, bytes, flat->stream);
+            at += bytes;
+        }
+    }
+    fault_point("snapshot");
+    __atomic_store_n(&s->taken, true, __ATOMIC_RELEASE);
+}
+
+static inline void* saver_run(void* argument) {
+    Saver* s = (Saver*)argument;
+    if (s->snapshot && !s->taken) saver_take_snapshot(s);
+    bool ok = saver_write_file(s, &s->error);
+    __atomic_store_n((int*)&s->state, ok ? SAVER_WRITTEN : SAVER_FAILED, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+// The thread leaves the other cores to training.
+static inline void* saver_run_async(void* argument) {
+    threads_set(1);
+    return saver_run(argument);
+}
+
+// Begins the save of a step in OUT; no other is in progress. `manifest` was begun by manifest_begin and is the saver's from
+// here on. saver_state says what has failed; `reason` is not NULL if something has failed on this rank already.
+static inline void saver_begin(Saver* s, uint64_t step, const char* out, const JsonWriter* manifest, const Error* reason) {
+    s->began_ms = now_ms();
+    s->stalled_ms = 0;
+    s->step = step;
+    s->manifest = *manifest;
+    s->cancelled = s->gave_up = false;
+    s->state = SAVER_WRITING;
+    snprintf(s->out, sizeof s->out, "%.4000s", out);
+    bool whole = flat_await_all(s->flat, &s->error);  // parameters that have not arrived must not be saved
+    if (reason) s->error = *reason;
+    if (!whole || reason) {
+        s->state = SAVER_FAILED;
+        return;
+    }
+    s->taken = false;
+    if (s->snapshot && !device_is_host()) saver_take_snapshot(s);
+    s->threaded = s->snapshot && pthread_create(&s->thread, NULL, saver_run_async, s) == 0;
+    if (!s->threaded) saver_run(s);
+    s->stalled_ms = now_ms() - s->began_ms;
+}
+
+// Waits for the snapshot, before weights and optimizer state change.
+static inline void saver_await_snapshot(Saver* s) {
+    double began = now_ms();
+    while (s->threaded && !__atomic_load_n(&s->taken, __ATOMIC_ACQUIRE)) sleep_ms(0.1);
+    s->stalled_ms += now_ms() - began;
+}
+
+// Lifts the bandwidth limit while training waits for the save.
+static inline void saver_unthrottle(Saver* s, bool on) { __atomic_store_n(&s->unthrottled, on, __ATOMIC_RELAXED); }
+
+// The save in progress has failed on some rank: the thread ends soon.
+static inline void saver_stop(Saver* s) { __atomic_store_n(&s->cancelled, true, __ATOMIC_RELAXED); }
+
+static inline void saver_join(Saver* s) {
+    if (s->threaded) pthread_join(s->thread, NULL);
+    s->threaded = false;
+}
+
+// Drops the save in progress and the files it has written; all ranks together.
+static inline void saver_cancel(Saver* s) {
+    char directory[FILE_PATH_MAX];
+    Error ignored;
+    if (s->state == SAVER_IDLE) return;
+    saver_stop(s);
+    saver_join(s);
+    safetensors_writer_free(&s->writer);
+    json_writer_free(&s->manifest);
+    checkpoint_path(directory, s->out, s->step, ".tmp");
+    if (s->flat->options.rank == 0) directory_remove(directory, &ignored);
+    s->state = SAVER_IDLE;
+}
+
+// Rank 0, when all files are on the disk: writes the manifest, then renames the directory.
+static inline bool saver_publish(Saver* s, const char* files, const size_t* begins, Error* error) {
+    char path[FILE_PATH_MAX], temporary[FILE_PATH_MAX], file[FILE_PATH_MAX + 64];
+    uint64_t step = s->step;
+    checkpoint_path(path, s->out, step, "");
+    checkpoint_path(temporary, s->out, step, ".tmp");
+    snprintf(file, sizeof file, "%s/manifest.json", temporary);
+    // Where ranks do not see each other's files, nobody could load the checkpoint.
+    for (size_t r = 0; r < s->flat->options.world; r++) {
+        char part[FILE_PATH_MAX + 64];
+        snprintf(part, sizeof part, "%s/" CHECKPOINT_FILE, temporary, r);
+        if (access(part, R_OK) == 0) continue;
+        if (errno != ENOENT) return fail_file(error, "look at", part);
+        return fail(error,
+                    "rank %zu has written %.600s, but rank 0 does not see it; give an --out that all machines share", r,
+                    part);
+    }
+    fault_point("manifest");
+    if (!manifest_finish(&s->manifest, file, s->flat, files, begins, error)) return false;
+
+    // A checkpoint of the same step is there if a run resumed before it, because it was damaged.
+    if (directory_exists(path) && !checkpoint_rename(s->out, step, CHECKPOINT_ASIDE))
+        return fail_file(error, "set aside", path);
+    fault_point("rename");
+    return directory_rename_sync(temporary, path, error);
+}
+
+// Completes a save that all ranks have written; all together. If that fails the save is dropped, earlier checkpoints are as
+// they were, and the error, on every rank, says why. A lost rank shows in the Comm.
+static inline bool saver_end(Saver* s, Error* error) {
+    Comm* comm = s->flat->options.comm;
+    double began = now_ms();
+    char* files = NULL;
+    size_t alone = 0, *begins = NULL;
+    JsonWriter w;
+    memset(&w, 0, sizeof w);
+    saver_join(s);
+    bool ok = s->state == SAVER_WRITTEN;
+    if (!ok) *error = s->error;
+    // A rank that gave up did so because of others: theirs is the reason.
+    if (comm) ok = comm_agree_all(comm, ok || s->gave_up, error) && comm_agree_all(comm, ok, error);
+    if (ok) {
+        manifest_write_file(&w, s->flat->options.rank, &s->writer.header);
+        ok = json_write_done(&w, error);
+        if (!ok && comm) comm_abort(comm, error->text);
+    }
+    if (ok && comm) ok = comm_gather_texts(comm, &files, &begins, w.text, error);
+    if (ok && s->flat->options.rank == 0) ok = saver_publish(s, comm ? files : w.text, comm ? begins : &alone, error);
+    Error lost;
+    if (comm && !comm_failed(comm, &lost)) ok = comm_agree_all(comm, ok, error);
+    free(files);
+    free(begins);
+    json_writer_free(&w);
+    if (ok) {
+        safetensors_writer_free(&s->writer);
+        json_writer_free(&s->manifest);
+        s->state = SAVER_IDLE;
+    } else {
+        saver_cancel(s);
+    }
+    s->stalled_ms += now_ms() - began;
+    return ok;
+}
+
+static inline void saver_close(Saver* s) {
+    if (s->flat) saver_cancel(s);
+    host_free(s->snapshot);
+    memset(s, 0, sizeof *s);
+}
+
+#endif  // LLMTRAIN_SAVER_H

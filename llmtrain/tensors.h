@@ -1,0 +1,153 @@
+// tensors.h: the table of a model's tensors, and the block of memory that holds everything.
+//
+//   1. tensors   a row per weight: name, shape, where it lies in the flat vector, how it starts, what trains and decays
+//   2. memory    one block, laid out before the first step and shown as a plan
+//
+// A model fills the table (llmtrain.h); whatever walks parameters walks the table: initial weights, sharding, the
+// optimizer, checkpoints, counting.
+//
+//   size_t offset = tensor_add(&table, "head_weight", V, Vp, C, bucket, INIT_NORMAL, 0.02f);
+
+#ifndef LLMTRAIN_TENSORS_H
+#define LLMTRAIN_TENSORS_H
+
+#include "base.h"
+#ifdef LLMTRAIN_CUDA
+#include "../kernels.cuh"
+#else
+#include "../kernels_cpu.h"
+#endif
+
+#include <assert.h>
+#include <sys/resource.h>
+
+// ------------------------------------------------------------------------------------------------
+// 1. Tensors
+//
+// All parameters are one flat vector, cut into buckets: 0 the embeddings, 1 to L the blocks, L + 1 the final norm and
+// the head. The table has a row per tensor, in the order of the vector. A tensor starts at a multiple of 64 elements.
+// Gradients, master weights and optimizer state have the same layout. What lies between tensors, and the rows of the
+// padded vocabulary, is 0 and stays 0.
+
+typedef enum { INIT_NORMAL, INIT_ZERO, INIT_ONE } Init;
+
+typedef struct {
+    char name[48];
+    size_t rows, cols;   // the true shape; cols is 0 for a vector of `rows` elements
+    size_t offset, size; // position in the flat vector and elements there, padded rows included
+    size_t bucket;
+    Init init;
+    float init_std;      // of INIT_NORMAL
+    bool decays;         // weight decay applies: matrices only
+} Tensor;
+
+#define NO_TENSOR SIZE_MAX
+
+typedef struct {
+    Tensor* tensors;     // (capacity)
+    size_t count, capacity;
+    size_t flat_size;    // elements of the flat vector, padding included
+    size_t true_size;    // the model's parameters as papers count them
+    bool tied;           // the head is the token embedding: bucket 0 gathers gradients from the head's backward on
+} Parameters;
+
+static inline size_t tensor_elements(const Tensor* t) { return t->rows * (t->cols ? t->cols : 1); }
+
+// A table with room for `capacity` tensors.
+static inline bool parameters_allocate(Parameters* p, size_t capacity, Error* error) {
+    memset(p, 0, sizeof *p);
+    p->capacity = capacity;
+    p->tensors = (Tensor*)allocate(capacity * sizeof(Tensor));
+    return p->tensors != NULL || fail(error, "out of memory for the table of parameters");
+}
+
+// Appends a tensor of rows x cols (cols 0: a vector), stored with padded_rows; returns its offset in the flat vector.
+static inline size_t parameters_add(Parameters* p, const char* name, size_t rows, size_t padded_rows, size_t cols,
+                                    size_t bucket, Init init, float init_std) {
+    assert(p->count < p->capacity);
+    Tensor* t = &p->tensors[p->count++];
+    snprintf(t->name, sizeof t->name, "%s", name);
+    t->rows = rows;
+    t->cols = cols;
+    t->offset = p->flat_size;
+    t->size = padded_rows * (cols ? cols : 1);
+    t->bucket = bucket;
+    t->init = init;
+    t->init_std = init_std;
+    t->decays = cols > 0;
+    p->flat_size = round_up(p->flat_size + t->size, 64);
+    p->true_size += tensor_elements(t);
+    return t->offset;
+}
+
+static inline void parameters_free(Parameters* p) {
+    free(p->tensors);
+    memset(p, 0, sizeof *p);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 2. Memory
+//
+// One block on the device (a GPU, or the machine itself) holds everything that a model needs. The same function lays it
+// out twice: first over no memory, which gives the plan (a line per purpose) and the size of the block, then over the
+// block, which gives the pointers. The block is touched before training, so a run that starts does not run out of memory
+// later.
+
+#define PLAN_MAX ((size_t)1 << 62)  // what sums of a plan stop at, so that they do not overflow: no machine has as much
+
+typedef struct {
+    const char* name;
+    size_t bytes;
+} PlanLine;
+
+enum { PLAN_LINES = 48 };
+
+typedef struct {
+    PlanLine lines[PLAN_LINES];
+    size_t count, total;
+    unsigned char* base;  // NULL while only planning
+} MemoryPlan;
+
+// The next `bytes` of the block, on a multiple of 256 bytes, which is what cuBLASLt asks of its workspace; pieces of one
+// name share a line of the plan.
+static inline void* plan_take(MemoryPlan* plan, const char* name, size_t bytes) {
+    size_t i = 0, offset = plan->total, taken = round_up(bytes, 256);
+    while (i < plan->count && strcmp(plan->lines[i].name, name) != 0) i++;
+    assert(i < PLAN_LINES);
+    if (i == plan->count) plan->lines[plan->count++].name = name;
+    plan->lines[i].bytes = taken < PLAN_MAX - plan->lines[i].bytes ? plan->lines[i].bytes + taken : PLAN_MAX;
+    plan->total = taken < PLAN_MAX - plan->total ? plan->total + taken : PLAN_MAX;
+    return plan->base ? plan->base + offset : NULL;
+}
+
+// The largest resident size that the process has had, in bytes.
+static inline size_t memory_peak(void) {
+    struct rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    return (size_t)usage.ru_maxrss * 1024;
+}
+
+// Bytes of the block: at least one, in whole large pages.
+static inline size_t plan_block_bytes(const MemoryPlan* plan) { return round_up(max_size(plan->total, 1), 2 << 20); }
+
+// Takes the block of a finished plan on the device, zeroed, and restarts the plan over it. device_free frees it.
+static inline bool plan_allocate(MemoryPlan* plan, Stream stream, Error* error) {
+    size_t bytes = plan_block_bytes(plan), available = device_available();
+    if (bytes > available)
+        return fail(error, "the model needs %.2f GB but only %.2f GB of memory are free; make --batch, --seq or the model "
+                    "smaller, or close other programs", 1e-9 * (double)bytes, 1e-9 * (double)available);
+    void* block = device_allocate(bytes, stream, error);
+    if (block == NULL) return false;
+    memset(plan, 0, sizeof *plan);
+    plan->base = (unsigned char*)block;
+    return true;
+}
+
+static inline void plan_print(FILE* file, const MemoryPlan* plan) {
+    fprintf(file, "  %-34s %12s\n", "memory", "MB");
+    for (size_t i = 0; i < plan->count; i++)
+        fprintf(file, "  %-34s %12.2f\n", plan->lines[i].name, 1e-6 * (double)plan->lines[i].bytes);
+    fprintf(file, "  %-34s %12.2f\n", "total", 1e-6 * (double)plan->total);
+}
+
+#endif  // LLMTRAIN_TENSORS_H
