@@ -476,9 +476,10 @@ static inline bool program_good(const Program* p) { return !p->late && program_c
 
 // How it ended, and what it said.
 static inline void program_print(const Program* p, const char* name) {
-    printf("        %s: %s %d%s%s, %.1f s\n", name, WIFSIGNALED(p->status) ? "signal" : "exit code",
-           WIFSIGNALED(p->status) ? WTERMSIG(p->status) : WEXITSTATUS(p->status), p->late ? ", did not end by itself" : "",
-           p->stopped ? ", was stopped" : "", (p->ended_ms - p->began_ms) / 1e3);
+    bool killed = WIFSIGNALED(p->status);
+    printf("        %s: %s %d%s%s, %.1f s\n", name, killed ? "signal" : "exit code", program_code(p) - 128 * killed,
+           p->late ? ", did not end by itself" : "", p->stopped ? ", was stopped" : "",
+           (p->ended_ms - p->began_ms) / 1e3);
     print_indented(p->text[1]);
 }
 

@@ -697,7 +697,8 @@ static void test_tokenizer(void) {
     Tokenizer tokenizer = tokenizer_of_bytes();
     for (size_t i = 0; i < 1000; i++) text[i] = (char)(i < 256 ? i : random_bits(1, RANDOM_TEST, 0, i));
     expect(tokenizer_encode(tokens, &tokenizer, text, 1000) == 1000, "the number of tokens");
-    for (size_t i = 0; i < 1000; i++) expect(tokens[i] >= 0 && tokens[i] < tokenizer.vocabulary, "a token out of range");
+    for (size_t i = 0; i < 1000; i++)
+        expect(tokens[i] >= 0 && tokens[i] < tokenizer.vocabulary, "a token out of range");
     expect(tokenizer_decode(back, &tokenizer, tokens, 1000) == 1000 && memcmp(text, back, 1000) == 0, "the text");
     tokens[0] = 256, tokens[1] = -1, tokens[2] = 'x';
     expect(tokenizer_decode(back, &tokenizer, tokens, 3) == 1 && back[0] == 'x', "tokens outside the vocabulary");
@@ -720,7 +721,8 @@ static void expect_run(const char* before, const char* arguments, int status, co
     int result = run(before, arguments);
     expect(result == status, "tokenize %s: exit status %d", arguments, result);
     expect(strstr(output, words) != NULL, "tokenize %s: '%s' is not in: %s", arguments, words, output);
-    expect(status == 0 || strchr(output, '\n') == output + strlen(output) - 1, "more than one line, or none: %s", output);
+    bool one_line = strchr(output, '\n') == output + strlen(output) - 1;
+    expect(status == 0 || one_line, "more than one line, or none: %s", output);
 }
 
 static bool same_tokens(const char* pattern, const char* text, size_t count, size_t shards) {
@@ -801,7 +803,8 @@ static void test_program(void) {
 
 int main(int argc, char** argv) {
     const char* slash = strrchr(argv[0], '/');
-    const char* tokenize = argc > 1 ? argv[1] : text_of("%.*stokenize", slash ? (int)(slash + 1 - argv[0]) : 0, argv[0]);
+    const char* beside = text_of("%.*stokenize", slash ? (int)(slash + 1 - argv[0]) : 0, argv[0]);
+    const char* tokenize = argc > 1 ? argv[1] : beside;
     program = realpath(tokenize, NULL);
     tests_begin("test_data");
     root_enter();

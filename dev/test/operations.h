@@ -1,0 +1,1089 @@
+// operations.h: a test of every operation of the model, for whichever backend includes it.
+//
+// test_kernels.c includes it for the operations of kernels_cpu.h, which must agree with the double references of
+// reference.h; test_cuda.cu for those of kernels.cuh, which must agree with the operations of kernels_cpu.h. An output
+// is right if for each element
+//
+//     |output - expected| <= factor (epsilon (|expected| + rounded) + 4 sqrt(length) unit (size + |start|) + tiny)
+//
+// epsilon   FLOATX_EPSILON if the element is stored as floatX, otherwise 0 (for `rounded`: always FLOATX_EPSILON)
+// length    of the longest sum behind the element: rounding errors of random sign grow with its square root
+// unit      2^-24, the rounding of a float; 2^-53 for sums of doubles
+// size      the sum of the absolute values of the terms; `rounded` the same for what is stored on the way (Result)
+// start     what an output that is added to held before
+// tiny      2^-125, where floats lose places and exp_fast is 0; for FP16 half of the smallest number, 2^-25
+// factor    1 against the reference; 2 between backends, each of which may be so far from the truth
+//
+// The gradients of the references are compared with finite differences of their forwards, wherever there are few
+// enough inputs.
+//
+// Before it is included there must be: the kernels; ON_CUDA, 0 or 1; CPU(operation), which names that of the CPU;
+// RUN(operation, arguments...), which calls it on the backend that c->on_cpu asks for; SCRATCH(bytes), what CUDA's
+// operation says it needs. The includer also defines the functions that are declared here without a body.
+
+#ifndef LLMTRAIN_OPERATIONS_H
+#define LLMTRAIN_OPERATIONS_H
+
+#include "harness.h"
+#include "reference.h"
+
+#ifdef PRECISION_FP16
+enum { FP16 = 1 };
+#else
+enum { FP16 = 0 };
+#endif
+
+// ------------------------------------------------------------------------------------------------
+// Memory: freed together after each test
+
+static void* held[256];
+static size_t held_count;
+
+// To the byte, for the sanitizers.
+static void* hold(size_t bytes) {
+    void* memory = malloc(bytes ? bytes : 1);
+    need(memory != NULL && held_count < COUNT_OF(held), "memory for a case");
+    return held[held_count++] = memory;
+}
+
+static void release(void) {
+    while (held_count > 0) free(held[--held_count]);
+}
+
+static double* hold_doubles(size_t n) {
+    double* x = (double*)hold(n * sizeof(double));
+    for (size_t i = 0; i < n; i++) x[i] = 0.0;
+    return x;
+}
+
+static Result result(size_t n) {
+    Result r = {hold_doubles(n), hold_doubles(n), hold_doubles(n), n};
+    return r;
+}
+
+// ------------------------------------------------------------------------------------------------
+// Cases: one call of one operation
+//
+// An array of a case is an input, an output that is overwritten, one that is added to, one that is worked on in place,
+// or memory that the operation uses and nobody reads. The call sees the arrays in the order in which they were made.
+
+enum { GUARD = 256, ARRAYS = 10 };
+typedef enum { INPUT, OUTPUT, ADDED, IN_PLACE, UNREAD } Role;
+typedef enum { STORED, FLOAT, DOUBLE, INTEGER, LONG } Kind;  // floatX, ..., int32_t, int64_t
+
+typedef struct {
+    const char* name;
+    Role role;
+    Kind kind;
+    size_t n;
+    size_t live;              // an element that must matter to the outputs
+    void *start, *host;       // before any call; after that of the CPU's operation, followed by a guard
+    void *got, *first;        // of CUDA's operation: its newest run, and the one before
+    char* device;             // allocation: guard, elements, guard
+    void* elements;           // on the device
+    const Result* reference;  // what an output should hold, and what its error may scale with; NULL: see same_bits
+    size_t length;
+    bool same_bits;           // CUDA's are those of the CPU
+} Array;
+
+typedef struct Case {
+    const char* name;
+    char shape[80];
+    void (*call)(const struct Case* c);
+    Shape s;
+    Array arrays[ARRAYS];
+    int count;
+    int witness;           // the output that must show a NaN in any input, or -1: any of them
+    bool changes;          // it shows by other bits than those without the NaN, since outputs are integers
+    bool silent;           // no NaN shows
+    bool on_cpu;
+    size_t scratch_bytes;  // that CUDA's operation says it needs
+    float p, dloss;
+    double scale, limit;
+    OptimizerStep step;
+} Case;
+
+static Shape NO_SHAPE;  // all zeros, and nobody writes to it
+static uint64_t cases;
+static const char* only;  // of the operations to test: what must be in their names
+
+static bool wanted(const char* names) { return only == NULL || strstr(names, only) != NULL; }
+
+static void case_prove(Case* c);  // everything about a case whose outputs on the CPU are there
+
+HARNESS_FORMAT(4, 5)
+static Case case_begin(const char* name, void (*call)(const Case* c), const Shape* s, const char* format, ...) {
+    Case c;
+    va_list arguments;
+    memset(&c, 0, sizeof c);
+    va_start(arguments, format);
+    vsnprintf(c.shape, sizeof c.shape, format, arguments);
+    va_end(arguments);
+    c.name = name;
+    c.call = call;
+    c.s = *s;
+    c.witness = -1;
+    cases++;
+    return c;
+}
+
+static size_t kind_bytes(Kind kind) {
+    return kind == STORED ? sizeof(floatX) : kind == DOUBLE || kind == LONG ? sizeof(double) : sizeof(float);
+}
+static size_t array_bytes(const Array* a) { return a->n * kind_bytes(a->kind); }
+
+static double array_get(const Array* a, const void* data, size_t i) {
+    if (a->kind == STORED) return (double)float_of(((const floatX*)data)[i]);
+    if (a->kind == FLOAT) return (double)((const float*)data)[i];
+    if (a->kind == DOUBLE) return ((const double*)data)[i];
+    if (a->kind == LONG) return (double)((const int64_t*)data)[i];
+    return (double)((const int32_t*)data)[i];
+}
+
+static void array_set(const Array* a, void* data, size_t i, double x) {
+    if (a->kind == STORED) ((floatX*)data)[i] = floatX_of((float)x);
+    else if (a->kind == FLOAT) ((float*)data)[i] = (float)x;
+    else if (a->kind == DOUBLE) ((double*)data)[i] = x;
+    else if (a->kind == LONG) ((int64_t*)data)[i] = (int64_t)x;
+    else ((int32_t*)data)[i] = (int32_t)x;
+}
+
+// An array of n normal random numbers times `scale`, rounded to its type; n = 0 is NULL.
+static Array* case_array(Case* c, const char* name, Role role, Kind kind, size_t n, double scale) {
+    Array* a = &c->arrays[c->count++];
+    a->name = name;
+    a->role = role;
+    a->kind = kind;
+    a->n = n;
+    if (n == 0) return a;
+    a->live = n / 2;
+    a->start = hold(array_bytes(a));
+    a->host = hold(array_bytes(a) + (role == INPUT ? 0 : GUARD));
+    #pragma omp parallel for
+    for (size_t i = 0; i < n; i++)
+        array_set(a, a->start, i, scale * random_normal(1, RANDOM_TEST, cases * ARRAYS + (uint64_t)c->count, i));
+    return a;
+}
+
+static Array* input(Case* c, const char* name, size_t n, double scale) {
+    return case_array(c, name, INPUT, STORED, n, scale);
+}
+static Array* output(Case* c, const char* name, size_t n) { return case_array(c, name, OUTPUT, STORED, n, 1); }
+static Array* in_place(Case* c, const char* name, size_t n) { return case_array(c, name, IN_PLACE, STORED, n, 1); }
+static Array* input_float(Case* c, const char* name, size_t n) { return case_array(c, name, INPUT, FLOAT, n, 1); }
+static Array* output_float(Case* c, const char* name, size_t n) { return case_array(c, name, OUTPUT, FLOAT, n, 1); }
+static Array* added_float(Case* c, const char* name, size_t n) { return case_array(c, name, ADDED, FLOAT, n, 1); }
+static Array* in_place_float(Case* c, const char* name, size_t n) { return case_array(c, name, IN_PLACE, FLOAT, n, 1); }
+
+// An input with the values of an array on the host; NULL where there is none.
+static Array* input_from(Case* c, const char* name, Kind kind, size_t n, const void* values) {
+    Array* a = case_array(c, name, INPUT, kind, n, 1);
+    if (n > 0) memcpy(a->start, values, array_bytes(a));
+    return a;
+}
+
+// An array as the call takes it.
+static void* at(const Case* c, int array) { return c->on_cpu ? c->arrays[array].host : c->arrays[array].elements; }
+static floatX* x(const Case* c, int array) { return (floatX*)at(c, array); }
+static float* f(const Case* c, int array) { return (float*)at(c, array); }
+static double* d(const Case* c, int array) { return (double*)at(c, array); }
+static int32_t* i32(const Case* c, int array) { return (int32_t*)at(c, array); }
+
+// What the operation under test has made of it.
+static const void* made(const Array* a) { return ON_CUDA ? a->got : a->host; }
+
+// What an array holds on the host, in double: its starting values, or those of the CPU's operation. NULL if there is
+// none.
+static double* doubles(const Case* c, int array, bool after) {
+    const Array* a = &c->arrays[array];
+    if (a->n == 0) return NULL;
+    double* r = hold_doubles(a->n);
+    for (size_t i = 0; i < a->n; i++) r[i] = array_get(a, after ? a->host : a->start, i);
+    return r;
+}
+
+// What an output should hold, with sums of this length behind it.
+static void bounded(Case* c, int array, const Result* r, size_t length) {
+    c->arrays[array].reference = r;
+    c->arrays[array].length = length;
+}
+
+static void bounded_alike(Case* c, int array, const Result* r) {
+    bounded(c, array, r, 1);
+    c->arrays[array].same_bits = true;
+}
+
+static bool is_output(const Array* a) { return a->n > 0 && a->role != INPUT && a->role != UNREAD; }
+
+// Fresh values, of which the live one of `poison`, if that is not NULL, is `value`.
+static void array_fresh(const Array* a, void* data, const Array* poison, double value) {
+    if (a->role == OUTPUT || a->role == UNREAD) memset(data, 0xFF, array_bytes(a));  // NaN in every type
+    else memcpy(data, a->start, array_bytes(a));
+    if (a == poison) array_set(a, data, a->live, value);
+}
+
+// Leaves the outputs of the CPU's operation in the arrays' `host`.
+static void case_cpu(Case* c, const Array* poison, double value) {
+    for (int i = 0; i < c->count; i++) {
+        const Array* a = &c->arrays[i];
+        if (a->n == 0) continue;
+        array_fresh(a, a->host, poison, value);
+        if (a->role != INPUT) memset((char*)a->host + array_bytes(a), 0xA5, GUARD);
+    }
+    c->on_cpu = true;
+    c->call(c);
+    c->on_cpu = false;
+}
+
+// Whether a NaN (or, with `infinity` set, any number that is not finite) shows: in the witness if there is one, in what
+// was added to a poisoned sum, otherwise in an output that is not the poisoned array, unless that is all there is.
+static bool case_shows(const Case* c, const Array* poison, bool infinity, bool host) {
+    int others = 0;
+    for (int i = 0; i < c->count; i++) others += is_output(&c->arrays[i]) && &c->arrays[i] != poison;
+    for (int i = 0; i < c->count; i++) {
+        const Array* a = &c->arrays[i];
+        const void* data = host ? a->host : a->got;
+        if (!is_output(a) || (c->witness >= 0 && i != c->witness)) continue;
+        if (c->witness < 0 && (poison->role == ADDED ? a != poison : a == poison && others > 0)) continue;
+        if (c->changes && memcmp(data, a->first, array_bytes(a)) != 0) return true;
+        for (size_t j = 0; j < a->n; j++) {
+            double value = array_get(a, data, j);
+            if (infinity ? !isfinite(value) : isnan(value)) return true;
+        }
+    }
+    return false;
+}
+
+static bool case_can_poison(const Case* c, const Array* a) {
+    bool number = a->kind == STORED || a->kind == FLOAT || a->kind == DOUBLE;
+    return !c->silent && number && a->n > 0 && a->role != OUTPUT && a->role != UNREAD;
+}
+
+// An output against the CPU's, or on the CPU against the reference; prints the element whose error is the largest part
+// of its bound.
+static void case_compare(const Case* c, const Array* a, const char* where) {
+    double worst = -1.0, worst_error = 0.0, worst_bound = 0.0, tiny = a->kind == STORED && FP16 ? 0x1p-25 : 0x1p-125;
+    double unit = a->kind == DOUBLE ? 0x1p-53 : 0x1p-24, epsilon = a->kind == STORED ? (double)FLOATX_EPSILON : 0.0;
+    bool bits = ON_CUDA && (a->same_bits || a->reference == NULL);
+    size_t wrong = 0, first = 0, bytes = kind_bytes(a->kind);
+    for (size_t i = 0; i < a->n; i++) {
+        double start = a->role == ADDED ? array_get(a, a->start, i) : 0.0, got = array_get(a, made(a), i);
+        double expected = ON_CUDA ? array_get(a, a->host, i) : start + a->reference->value[i];
+        double error = fabs(got - expected), bound = 0.0;
+        bool right = bits && memcmp((char*)a->got + i * bytes, (char*)a->host + i * bytes, bytes) == 0;
+        if (!bits) {
+            bound = epsilon * fabs(expected) + (double)FLOATX_EPSILON * a->reference->rounded[i]
+                  + 4.0 * sqrt((double)a->length) * unit * (a->reference->size[i] + fabs(start)) + tiny;
+            bound *= ON_CUDA ? 2.0 : 1.0;
+            right = error <= bound;
+        }
+        if (!right && wrong++ == 0) first = i;
+        if (isnan(worst) || error / bound <= worst) continue;
+        worst = error / bound;
+        worst_error = error;
+        worst_bound = bound;
+    }
+    bool whole = a->reference == NULL || a->n == a->reference->n;
+    check(wrong == 0 && whole, "%-28s %-34s %s %-6s %-16s %s", c->name, c->shape, FLOATX_NAME, where, a->name,
+          bits ? "same bits" : text_of("err %.1e <= %.1e", worst_error, worst_bound));
+    if (wrong > 0)
+        printf("        %zu of %zu elements are wrong; the first is number %zu: %.9g in place of %.9g\n", wrong, a->n,
+               first, array_get(a, made(a), first),
+               ON_CUDA ? array_get(a, a->host, first) : a->reference->value[first]);
+}
+
+// ------------------------------------------------------------------------------------------------
+// The reference's gradients against finite differences
+//
+// d objective / dx = (8 (f(x + h) - f(x - h)) - (f(x + 2h) - f(x - 2h))) / 12h, with an error of order h^4: at h = 1e-4
+// the rounding of f, about 1e-16 / h times the sum of its terms, is what remains.
+
+static double objective(ReferenceForward forward, Result* out, const double* dout, double* const* in, const Shape* s) {
+    double sum = 0.0;
+    memset(out->value, 0, out->n * sizeof(double));
+    forward(out, in, s);
+    for (size_t i = 0; i < out->n; i++) sum += dout[i] * out->value[i];
+    return sum;
+}
+
+static double finite_difference(double* at, ReferenceForward forward, Result* out, const double* dout,
+                                double* const* in, const Shape* s) {
+    static const double steps[4] = {1.0, -1.0, 2.0, -2.0}, weights[4] = {8.0, -8.0, -1.0, 1.0};
+    double x0 = *at, h = 1e-4, sum = 0.0;
+    for (int i = 0; i < 4; i++) {
+        *at = x0 + steps[i] * h;
+        sum += weights[i] * objective(forward, out, dout, in, s);
+    }
+    *at = x0;
+    return sum / (12.0 * h);
+}
+
+// din = the gradients of the reference, proved by finite differences if there are few inputs.
+static void reference_gradient(const Case* c, Result* din, int inputs, ReferenceForward forward,
+                               ReferenceBackward backward, const double* dout, size_t outputs, double* const* in) {
+    size_t total = 0;
+    double error = 0.0, largest = 0.0, terms = 0.0;
+    backward(din, dout, in, &c->s);
+    for (int i = 0; i < inputs; i++) if (in[i]) total += din[i].n;
+    if (ON_CUDA || total > 800) return;
+    Result out = result(outputs);
+    objective(forward, &out, dout, in, &c->s);
+    for (size_t i = 0; i < outputs; i++) terms += fabs(dout[i] * out.value[i]);
+    for (int i = 0; i < inputs; i++) {
+        for (size_t j = 0; in[i] && j < din[i].n; j++) {
+            double e = fabs(finite_difference(&in[i][j], forward, &out, dout, in, &c->s) - din[i].value[j]);
+            if (!(e <= error)) error = e;
+            largest = fmax(largest, fabs(din[i].value[j]));
+        }
+    }
+    double bound = 1e-9 * largest + 1e-11 * terms + 1e-15;
+    check(error <= bound, "%-28s %-34s double  reference against finite differences  err %.1e <= %.1e",
+          c->name, c->shape, error, bound);
+}
+
+// ------------------------------------------------------------------------------------------------
+// Embedding
+
+static void call_embedding_forward(const Case* c) {
+    RUN(embedding_forward, x(c, 0), i32(c, 3), x(c, 1), x(c, 2), c->s.first_position, c->s.B, c->s.T, c->s.C);
+}
+static void call_embedding_backward(const Case* c) {
+    RUN(embedding_backward, f(c, 0), f(c, 1), x(c, 2), i32(c, 3), c->s.B, c->s.T, c->s.C);
+}
+
+typedef enum { TOKENS_RANDOM, TOKENS_EQUAL, TOKENS_ORDERED } Tokens;
+
+static int32_t* make_tokens(Tokens kind, size_t n, size_t V) {
+    int32_t* tokens = (int32_t*)hold(n * sizeof(int32_t));
+    for (size_t i = 0; i < n; i++) {
+        size_t random = random_bits(2, RANDOM_TEST, cases, i) % V;
+        tokens[i] = (int32_t)(kind == TOKENS_EQUAL ? V - 1 : kind == TOKENS_ORDERED ? (n - i) % V : random);
+    }
+    return tokens;
+}
+
+static void test_embedding(size_t B, size_t T, size_t C, size_t V, bool positions, size_t first_position, Tokens kind) {
+    if (!wanted("embedding_forward embedding_backward")) return;
+    Shape s = NO_SHAPE;
+    s.B = B, s.T = T, s.C = C, s.V = V, s.first_position = first_position;
+    int32_t* tokens = make_tokens(kind, B * T, V);
+    s.tokens = tokens;
+    size_t position_count = positions ? (first_position + T) * C : 0;
+    Case c = case_begin("embedding_forward", call_embedding_forward, &s, "B=%zu T=%zu C=%zu V=%zu at %zu%s%s", B, T, C,
+                        V, first_position, positions ? "" : " no pos",
+                        kind == TOKENS_EQUAL ? " equal" : kind == TOKENS_ORDERED ? " ordered" : "");
+    output(&c, "out", B * T * C);
+    input(&c, "token_weight", V * C, 1)->live = (size_t)tokens[0] * C;
+    input(&c, "position_weight", position_count, 1)->live = first_position * C;
+    input_from(&c, "tokens", INTEGER, B * T, tokens);
+    case_cpu(&c, NULL, 0);
+    double* in[2] = {doubles(&c, 1, false), doubles(&c, 2, false)};
+    Result out = result(B * T * C);
+    reference_embedding(&out, in, &s);
+    bounded_alike(&c, 0, &out);
+    case_prove(&c);
+
+    s.first_position = 0;
+    Case b = case_begin("embedding_backward", call_embedding_backward, &s, "%s", c.shape);
+    b.scratch_bytes = SCRATCH(embedding_backward_scratch_bytes(B, T, C));
+    added_float(&b, "dtoken_weight", V * C)->live = (size_t)tokens[0] * C;
+    added_float(&b, "dposition_weight", position_count);
+    input(&b, "dout", B * T * C, 1);
+    input_from(&b, "tokens", INTEGER, B * T, tokens);
+    case_cpu(&b, NULL, 0);
+    Result din[2] = {result(V * C), result(position_count)};
+    reference_gradient(&b, din, 2, reference_embedding, reference_embedding_backward, doubles(&b, 2, false), B * T * C,
+                       in);
+    bounded(&b, 0, &din[0], B * T);
+    bounded(&b, 1, &din[1], B);
+    case_prove(&b);
+    release();
+}
+
+// ------------------------------------------------------------------------------------------------
+// Normalisation
+
+static void call_layernorm_forward(const Case* c) {
+    RUN(layernorm_forward, x(c, 0), x(c, 1), f(c, 2), f(c, 3), x(c, 4), x(c, 5), x(c, 6), x(c, 7), (float)c->s.epsilon,
+        c->s.N, c->s.C);
+}
+static void call_rmsnorm_forward(const Case* c) {
+    RUN(rmsnorm_forward, x(c, 0), x(c, 1), f(c, 3), x(c, 4), x(c, 5), x(c, 6), (float)c->s.epsilon, c->s.N, c->s.C);
+}
+static void call_layernorm_backward(const Case* c) {
+    RUN(layernorm_backward, x(c, 0), f(c, 1), f(c, 2), x(c, 3), x(c, 4), x(c, 5), f(c, 6), f(c, 7), c->s.N, c->s.C);
+}
+static void call_rmsnorm_backward(const Case* c) {
+    RUN(rmsnorm_backward, x(c, 0), f(c, 1), x(c, 3), x(c, 4), x(c, 5), f(c, 7), c->s.N, c->s.C);
+}
+
+static void test_norm(bool layernorm, bool branch, size_t N, size_t C, double scale) {
+    if (!wanted(layernorm ? "layernorm_forward layernorm_backward" : "rmsnorm_forward rmsnorm_backward")) return;
+    Shape s = NO_SHAPE;
+    s.N = N, s.C = C, s.mean = layernorm, s.epsilon = (double)1e-5f;
+    Case c = case_begin(layernorm ? "layernorm_forward" : "rmsnorm_forward",
+                        layernorm ? call_layernorm_forward : call_rmsnorm_forward, &s, "N=%zu C=%zu x%.0g%s", N, C,
+                        scale, branch ? " branch" : "");
+    output(&c, "out", N * C);
+    output(&c, "residual", branch ? N * C : 0);
+    output_float(&c, "mean", layernorm ? N : 0);
+    output_float(&c, "rstd", N);
+    input(&c, "in", N * C, scale);
+    input(&c, "branch", branch ? N * C : 0, scale);
+    input(&c, "weight", C, 1);
+    input(&c, "bias", layernorm ? C : 0, 1);
+    c.witness = 0;
+    case_cpu(&c, NULL, 0);
+    // What is normalised is the sum as it was stored.
+    double *start = doubles(&c, 4, false), *branches = doubles(&c, 5, false);
+    double* in[3] = {doubles(&c, branch ? 1 : 4, true), doubles(&c, 6, false), doubles(&c, 7, false)};
+    Result out = result(N * C), residual = result(branch ? N * C : 0);
+    Result mean = result(layernorm ? N : 0), rstd = result(N);
+    for (size_t i = 0; branch && i < N * C; i++) result_add(&residual, i, start[i] + branches[i], 0.0);
+    reference_norm(&out, in, &s);
+    for (size_t row = 0; row < N; row++) {
+        RowStatistics r = reference_statistics(in[0] + row * C, &s);
+        if (layernorm) result_add(&mean, row, r.mean, r.average);
+        result_add(&rstd, row, r.rstd, r.rstd * (1.0 + r.average * r.rstd));
+    }
+    bounded(&c, 0, &out, C);
+    bounded_alike(&c, 1, &residual);
+    bounded(&c, 2, &mean, C);
+    bounded(&c, 3, &rstd, C);
+    case_prove(&c);
+
+    Case b = case_begin(layernorm ? "layernorm_backward" : "rmsnorm_backward",
+                        layernorm ? call_layernorm_backward : call_rmsnorm_backward, &s, "%s", c.shape);
+    b.scratch_bytes = layernorm ? SCRATCH(layernorm_backward_scratch_bytes(N, C))
+                                : SCRATCH(rmsnorm_backward_scratch_bytes(N, C));
+    case_array(&b, "dx", ADDED, STORED, N * C, 1);
+    added_float(&b, "dweight", C);
+    added_float(&b, "dbias", layernorm ? C : 0);
+    input(&b, "dout", N * C, 1);
+    input_from(&b, "x", STORED, N * C, c.arrays[branch ? 1 : 4].host);
+    input_from(&b, "weight", STORED, C, c.arrays[6].start);
+    input_from(&b, "mean", FLOAT, layernorm ? N : 0, c.arrays[2].host);
+    input_from(&b, "rstd", FLOAT, N, c.arrays[3].host);
+    case_cpu(&b, NULL, 0);
+    Result din[3] = {result(N * C), result(C), result(layernorm ? C : 0)};
+    double* dout = doubles(&b, 3, false);
+    reference_gradient(&b, din, layernorm ? 3 : 2, reference_norm, reference_norm_backward, dout, N * C, in);
+    bounded(&b, 0, &din[0], C);
+    bounded(&b, 1, &din[1], N + C);
+    bounded(&b, 2, &din[2], N);
+    case_prove(&b);
+    release();
+}
+
+// ------------------------------------------------------------------------------------------------
+// Matmul
+
+static void call_matmul_forward(const Case* c) {
+    RUN(matmul_forward, x(c, 0), x(c, 1), x(c, 2), x(c, 3), c->s.M, c->s.N, c->s.K);
+}
+static void call_matmul_backward_input(const Case* c) {
+    RUN(matmul_backward_input, x(c, 0), x(c, 1), x(c, 2), c->s.M, c->s.N, c->s.K);
+}
+static void call_matmul_backward_weight(const Case* c) {
+    RUN(matmul_backward_weight, f(c, 0), f(c, 1), x(c, 2), x(c, 3), c->s.M, c->s.N, c->s.K);
+}
+
+// The same with a GELU after it or before it, which the backends fuse as they like: by the includer.
+static void test_matmul_gelu_forward(const Case* forward, const Result* pre);
+static void test_matmul_gelu_backward(const Case* backward, const Result* sum);
+
+// A library may add the bias as one more term.
+static void test_matmul(size_t M, size_t N, size_t K, bool bias) {
+    if (!wanted("matmul_forward matmul_backward_input matmul_backward_weight matmul_gelu_forward "
+                "matmul_gelu_backward_input")) return;
+    Shape s = NO_SHAPE;
+    s.M = M, s.N = N, s.K = K;
+    Case c = case_begin("matmul_forward", call_matmul_forward, &s, "M=%zu N=%zu K=%zu%s", M, N, K, bias ? " bias" : "");
+    c.scratch_bytes = SCRATCH(matmul_scratch_bytes());
+    output(&c, "out", M * N);
+    input(&c, "in", M * K, 1);
+    input(&c, "weight", N * K, 1);
+    input(&c, "bias", bias ? N : 0, 1);
+    case_cpu(&c, NULL, 0);
+    double* in[3] = {doubles(&c, 1, false), doubles(&c, 2, false), doubles(&c, 3, false)};
+    Result out = result(M * N);
+    reference_matmul(&out, in, &s);
+    bounded(&c, 0, &out, K + ON_CUDA);
+    case_prove(&c);
+    if (bias) test_matmul_gelu_forward(&c, &out);
+
+    Case b = case_begin("matmul_backward_input", call_matmul_backward_input, &s, "%s", c.shape);
+    b.scratch_bytes = c.scratch_bytes;
+    output(&b, "din", M * K);
+    input(&b, "dout", M * N, 1);
+    input_from(&b, "weight", STORED, N * K, c.arrays[2].start);
+    case_cpu(&b, NULL, 0);
+    Case w = case_begin("matmul_backward_weight", call_matmul_backward_weight, &s, "%s", c.shape);
+    w.scratch_bytes = c.scratch_bytes;
+    added_float(&w, "dweight", N * K);
+    added_float(&w, "dbias", bias ? N : 0);
+    input_from(&w, "dout", STORED, M * N, b.arrays[1].start);
+    input_from(&w, "in", STORED, M * K, c.arrays[1].start);
+    case_cpu(&w, NULL, 0);
+    Result din[3] = {result(M * K), result(N * K), result(bias ? N : 0)};
+    reference_gradient(&b, din, 3, reference_matmul, reference_matmul_backward, doubles(&b, 1, false), M * N, in);
+    bounded(&b, 0, &din[0], N);
+    bounded(&w, 0, &din[1], M + ON_CUDA);
+    bounded(&w, 1, &din[2], M + ON_CUDA);
+    case_prove(&b);
+    case_prove(&w);
+    test_matmul_gelu_backward(&b, &din[0]);
+    release();
+}
+
+// ------------------------------------------------------------------------------------------------
+// RoPE
+
+static void call_rope_forward(const Case* c) {
+    RUN(rope_forward, x(c, 0), f(c, 1), c->s.first_position, c->s.B, c->s.T, c->s.H, c->s.K, c->s.D);
+}
+static void call_rope_backward(const Case* c) {
+    RUN(rope_backward, x(c, 0), f(c, 1), c->s.B, c->s.T, c->s.H, c->s.K, c->s.D);
+}
+
+static void test_rope(size_t B, size_t T, size_t H, size_t K, size_t D, size_t first_position, float theta) {
+    if (!wanted("rope_forward rope_backward")) return;
+    Shape s = NO_SHAPE;
+    s.B = B, s.T = T, s.H = H, s.K = K, s.D = D, s.first_position = first_position, s.theta = (double)theta;
+    size_t n = B * T * (H + 2 * K) * D, positions = first_position + T;
+    float* table = (float*)hold(positions * D * sizeof(float));
+    rope_table(table, theta, positions, D);
+    double error = 0.0, *in[1];
+    for (size_t i = 0; i < positions * D / 2; i++) {
+        double angle = (double)(i / (D / 2)) * pow((double)theta, -2.0 * (double)(i % (D / 2)) / (double)D);
+        error = fmax(error, fmax(fabs((double)table[2 * i] - cos(angle)), fabs((double)table[2 * i + 1] - sin(angle))));
+    }
+    check(error <= 0x1p-25, "%-28s positions=%zu D=%zu float  err %.1e <= %.1e", "rope_table", positions, D, error,
+          0x1p-25);
+    for (int backward = 0; backward < 2; backward++) {
+        if (backward) s.first_position = 0;
+        Case c = case_begin(backward ? "rope_backward" : "rope_forward",
+                            backward ? call_rope_backward : call_rope_forward, &s,
+                            "B=%zu T=%zu H=%zu K=%zu D=%zu at %zu", B, T, H, K, D, s.first_position);
+        in_place(&c, "qkv", n)->live = 0;
+        input_from(&c, "table", FLOAT, positions * D, table)->live = s.first_position * D;
+        case_cpu(&c, NULL, 0);
+        Result out = result(n);
+        if (backward) {
+            reference_gradient(&c, &out, 1, reference_rope, reference_rope_backward, doubles(&c, 0, false), n, in);
+        } else {
+            in[0] = doubles(&c, 0, false);
+            reference_rope(&out, in, &s);
+        }
+        bounded(&c, 0, &out, 1);
+        case_prove(&c);
+        bool values = true;
+        for (size_t row = 0; row < B * T; row++) {
+            size_t first = (row * (H + 2 * K) + H + K) * D;
+            const floatX *got = (const floatX*)made(&c.arrays[0]) + first, *start = (floatX*)c.arrays[0].start + first;
+            values = values && memcmp(got, start, K * D * sizeof(floatX)) == 0;
+        }
+        check(values, "%-28s %-34s %s value heads stay as they are", c.name, c.shape, FLOATX_NAME);
+    }
+    release();
+}
+
+// ------------------------------------------------------------------------------------------------
+// Attention
+
+static void call_attention_forward(const Case* c) {
+    RUN(attention_forward, x(c, 0), f(c, 1), x(c, 2), c->s.B, c->s.T, c->s.H, c->s.K, c->s.D);
+}
+static void call_attention_backward(const Case* c) {
+    RUN(attention_backward, x(c, 0), f(c, 1), x(c, 2), x(c, 3), f(c, 4), x(c, 5), c->s.B, c->s.T, c->s.H, c->s.K,
+        c->s.D);
+}
+// All positions one after another, of a context with three more, which are not looked at.
+static void call_attention_decode(const Case* c) {
+    size_t H = c->s.H, K = c->s.K, D = c->s.D;
+    for (size_t t = 0; t < c->s.T; t++)
+        RUN(attention_decode, x(c, 0) + t * H * D, x(c, 1), x(c, 2), f(c, 3), x(c, 4) + t * (H + 2 * K) * D, t,
+            c->s.T + 3, H, K, D);
+}
+
+// Adds to the results' `rounded` what tensor cores take as floatX; out or din may be NULL. By the includer.
+static void attention_rounded(Result* out, Result* din, const double* qkv, const double* dout, const Shape* s);
+
+static void test_attention(size_t B, size_t T, size_t H, size_t K, size_t D, double scale) {
+    if (!wanted("attention_forward attention_backward attention_decode")) return;
+    Shape s = NO_SHAPE;
+    s.B = B, s.T = T, s.H = H, s.K = K, s.D = D;
+    size_t n = B * T * (H + 2 * K) * D, outs = B * T * H * D;
+    Case c = case_begin("attention_forward", call_attention_forward, &s, "B=%zu T=%zu H=%zu K=%zu D=%zu x%.2g", B, T, H,
+                        K, D, scale);
+    output(&c, "out", outs);
+    output_float(&c, "lse", B * H * T);
+    input(&c, "qkv", n, scale)->live = 0;
+    c.witness = 0;
+    case_cpu(&c, NULL, 0);
+    double* in[1] = {doubles(&c, 2, false)};
+    Result out = result(outs), lse = result(B * H * T), din = result(n);
+    reference_attention(&out, in, &s);
+    reference_attention_lse(&lse, in, &s);
+    attention_rounded(&out, NULL, in[0], NULL, &s);
+    bounded(&c, 0, &out, T + D);
+    bounded(&c, 1, &lse, T + D);
+    case_prove(&c);
+
+    Case b = case_begin("attention_backward", call_attention_backward, &s, "%s", c.shape);
+    output(&b, "dqkv", n);
+    case_array(&b, "delta", UNREAD, FLOAT, B * H * T, 1);
+    input(&b, "dout", outs, 1);
+    input_from(&b, "out", STORED, outs, c.arrays[0].host);
+    input_from(&b, "lse", FLOAT, B * H * T, c.arrays[1].host);
+    input_from(&b, "qkv", STORED, n, c.arrays[2].start);
+    b.witness = 0;
+    case_cpu(&b, NULL, 0);
+    double* dout = doubles(&b, 2, false);
+    reference_gradient(&b, &din, 1, reference_attention, reference_attention_backward, dout, outs, in);
+    attention_rounded(NULL, &din, in[0], dout, &s);
+    bounded(&b, 0, &din, T + D + H / K);
+    case_prove(&b);
+
+    if (B == 1 && T <= 150) {
+        Case one = case_begin("attention_decode", call_attention_decode, &s, "%s", c.shape);
+        Result keys = result(T * K * D), values = result(T * K * D);
+        output(&one, "out", outs);
+        output(&one, "key_cache", T * K * D);
+        output(&one, "value_cache", T * K * D);
+        case_array(&one, "scores", UNREAD, FLOAT, H * (T + 3), 1);
+        input_from(&one, "qkv", STORED, n, c.arrays[2].start)->live = 0;
+        for (size_t i = 0; i < T * K * D; i++) {
+            size_t from = i / (K * D) * (H + 2 * K) * D + H * D + i % (K * D);
+            result_add(&keys, i, in[0][from], 0.0);
+            result_add(&values, i, in[0][from + K * D], 0.0);
+        }
+        one.witness = 0;
+        case_cpu(&one, NULL, 0);
+        bounded(&one, 0, &out, T + D);
+        bounded_alike(&one, 1, &keys);
+        bounded_alike(&one, 2, &values);
+        case_prove(&one);
+    }
+    release();
+}
+
+// ------------------------------------------------------------------------------------------------
+// GELU, SwiGLU
+
+static void call_gelu_forward(const Case* c) { RUN(gelu_forward, x(c, 0), x(c, 1), c->s.N); }
+static void call_gelu_backward(const Case* c) { RUN(gelu_backward, x(c, 0), x(c, 1), x(c, 2), c->s.N); }
+static void call_gelu_backward_in_place(const Case* c) { RUN(gelu_backward, x(c, 0), x(c, 0), x(c, 1), c->s.N); }
+static void call_swiglu_forward(const Case* c) { RUN(swiglu_forward, x(c, 0), x(c, 1), c->s.N, c->s.F); }
+static void call_swiglu_backward(const Case* c) { RUN(swiglu_backward, x(c, 0), x(c, 1), x(c, 2), c->s.N, c->s.F); }
+
+static void test_nonlinearity(bool gelu, size_t N, size_t F, double scale) {
+    if (!wanted(gelu ? "gelu_forward gelu_backward" : "swiglu_forward swiglu_backward")) return;
+    Shape s = NO_SHAPE;
+    s.N = N, s.F = F;
+    size_t outs = N * F, ins = gelu ? outs : 2 * outs;
+    if (gelu) s.N = outs;
+    Case c = case_begin(gelu ? "gelu_forward" : "swiglu_forward", gelu ? call_gelu_forward : call_swiglu_forward, &s,
+                        "N=%zu F=%zu x%.2g", N, F, scale);
+    output(&c, "out", outs);
+    input(&c, "in", ins, scale);
+    case_cpu(&c, NULL, 0);
+    double* in[1] = {doubles(&c, 1, false)};
+    Result out = result(outs), din = result(ins);
+    (gelu ? reference_gelu : reference_swiglu)(&out, in, &s);
+    bounded(&c, 0, &out, 1);
+    case_prove(&c);
+
+    Case b = case_begin(gelu ? "gelu_backward" : "swiglu_backward", gelu ? call_gelu_backward : call_swiglu_backward,
+                        &s, "%s", c.shape);
+    output(&b, "din", ins);
+    input(&b, "dout", outs, 1);
+    input_from(&b, "in", STORED, ins, c.arrays[1].start);
+    case_cpu(&b, NULL, 0);
+    reference_gradient(&b, &din, 1, gelu ? reference_gelu : reference_swiglu,
+                       gelu ? reference_gelu_backward : reference_swiglu_backward, doubles(&b, 1, false), outs, in);
+    bounded(&b, 0, &din, 1);
+    case_prove(&b);
+    if (gelu) {
+        Case same = case_begin("gelu_backward, din = dout", call_gelu_backward_in_place, &s, "%s", c.shape);
+        memcpy(in_place(&same, "din", outs)->start, b.arrays[1].start, outs * sizeof(floatX));
+        input_from(&same, "in", STORED, outs, c.arrays[1].start);
+        case_cpu(&same, NULL, 0);
+        bounded(&same, 0, &din, 1);
+        case_prove(&same);
+        check(memcmp(made(&same.arrays[0]), made(&b.arrays[0]), outs * sizeof(floatX)) == 0,
+              "%-28s %-34s %s din = dout: same bits", "gelu_backward", c.shape, FLOATX_NAME);
+    }
+    release();
+}
+
+// ------------------------------------------------------------------------------------------------
+// Dropout
+
+static void call_dropout(const Case* c) { RUN(dropout, x(c, 0), x(c, 1), c->p, 11, 5, c->s.first_position, c->s.N); }
+static void call_dropout_in_place(const Case* c) {
+    RUN(dropout, x(c, 0), x(c, 0), c->p, 11, 5, c->s.first_position, c->s.N);
+}
+static void call_dropout_in_parts(const Case* c) {  // which do not begin at a multiple of 4
+    for (size_t i = 0, step; i < c->s.N; i += step) {
+        step = min_size(c->s.N / 3 + 1, c->s.N - i);
+        RUN(dropout, x(c, 0) + i, x(c, 0) + i, c->p, 11, 5, c->s.first_position + i, step);
+    }
+}
+
+static void test_dropout(size_t N, size_t first, float p) {
+    if (!wanted("dropout")) return;
+    static const char* const names[3] = {"dropout", "dropout, in place", "dropout, in place and in parts"};
+    void (*const calls[3])(const Case*) = {call_dropout, call_dropout_in_place, call_dropout_in_parts};
+    Shape s = NO_SHAPE;
+    s.N = N, s.first_position = first;
+    floatX* whole = (floatX*)hold(N * sizeof(floatX));
+    for (int way = 0; way < 3; way++) {
+        Case c = case_begin(names[way], calls[way], &s, "N=%zu first=%zu p=%.2g", N, first, (double)p);
+        c.p = p;
+        Array* out = way ? in_place(&c, "out", N) : output(&c, "out", N);
+        Array* in = way ? out : input(&c, "in", N, 1);
+        Result values = result(N);
+        size_t kept = 0, wrong = 0;
+        for (size_t i = 0; i < N; i++) {
+            array_set(in, in->start, i, (double)random_normal(1, RANDOM_TEST, 0, i));
+            if ((double)random_bits(11, RANDOM_DROPOUT, 5, first + i) < (double)p * 0x1p32) continue;
+            double value = array_get(in, in->start, i) / (1.0 - (double)p);
+            result_add(&values, i, value, fabs(value));
+            in->live = i;
+            kept++;
+        }
+        c.silent = kept == 0;
+        case_cpu(&c, NULL, 0);
+        bounded(&c, 0, &values, 1);
+        case_prove(&c);
+        for (size_t i = 0; i < N; i++) wrong += (array_get(out, made(out), i) == 0.0) != (values.value[i] == 0.0);
+        check(wrong == 0, "%-28s %-34s %s the same elements are dropped", c.name, c.shape, FLOATX_NAME);
+        double expected = (double)N * (1.0 - (double)p), sigma = sqrt((double)N * (double)p * (1.0 - (double)p));
+        check(fabs((double)kept - expected) <= 4.0 * sigma, "%-28s %-34s kept %zu, expected %.0f +- %.0f", c.name,
+              c.shape, kept, expected, 4.0 * sigma);
+        if (way == 0) memcpy(whole, made(out), N * sizeof(floatX));
+        else check(memcmp(whole, made(out), N * sizeof(floatX)) == 0, "%-28s %-34s %s same bits", c.name, c.shape,
+                   FLOATX_NAME);
+    }
+    release();
+}
+
+// ------------------------------------------------------------------------------------------------
+// Classifier
+
+static void call_classifier(const Case* c) {
+    RUN(classifier, x(c, 0), f(c, 1), i32(c, 2), c->dloss, c->s.N, c->s.V, c->s.Vp);
+}
+
+// ignored: every how many rows have no target (0: none, 1: all)
+static void test_classifier(size_t N, size_t V, size_t Vp, double scale, size_t ignored, float dloss) {
+    if (!wanted("classifier")) return;
+    Shape s = NO_SHAPE;
+    s.N = N, s.V = V, s.Vp = Vp;
+    int32_t* targets = make_tokens(TOKENS_RANDOM, N, V);
+    for (size_t row = 0; ignored > 0 && row < N; row += ignored) targets[row] = -1;
+    s.tokens = targets;
+    for (int loss_alone = 0; loss_alone < 2; loss_alone++) {
+        Case c = case_begin("classifier", call_classifier, &s, "N=%zu V=%zu Vp=%zu x%.3g -1:%zu%s", N, V, Vp, scale,
+                            ignored, loss_alone ? " loss" : "");
+        c.dloss = loss_alone ? 0.0f : dloss;
+        c.silent = ignored == 1;
+        Array* logits = case_array(&c, "logits", IN_PLACE, STORED, N * Vp, scale);
+        output_float(&c, "losses", N);
+        for (size_t row = 0; row < N; row++) {
+            if (targets[row] >= 0) logits->live = row * Vp + V - 1;
+            if (row % 2) array_set(logits, logits->start, row * Vp + row % V, 4.0 * scale);  // one large logit
+            if (row % 4 == 1 && targets[row] >= 0) targets[row] = (int32_t)(row % V);        // which is the target's
+            for (size_t v = 0; v < Vp; v++) {
+                double logit = array_get(logits, logits->start, row * Vp + v);
+                if (row % 4 == 2) logit = 4.0 * scale + logit / scale;  // ordinary, but far from 0
+                if (v >= V) logit = NAN;                                // never read
+                array_set(logits, logits->start, row * Vp + v, logit);
+            }
+        }
+        input_from(&c, "targets", INTEGER, N, targets);
+        case_cpu(&c, NULL, 0);
+        double *in[1] = {doubles(&c, 0, false)}, *dout = hold_doubles(N);
+        for (size_t row = 0; row < N; row++) dout[row] = (double)dloss;
+        Result losses = result(N), gradient = result(N * Vp);
+        reference_classifier(&losses, in, &s);
+        bounded(&c, 1, &losses, V);
+        if (!loss_alone) {
+            reference_gradient(&c, &gradient, 1, reference_classifier, reference_classifier_backward, dout, N, in);
+            bounded(&c, 0, &gradient, V);
+        }
+        case_prove(&c);
+        if (loss_alone)
+            check(memcmp(made(logits), logits->start, array_bytes(logits)) == 0,
+                  "%-28s %-34s %s loss alone leaves the logits as they are", "classifier", c.shape, FLOATX_NAME);
+    }
+    release();
+}
+
+// ------------------------------------------------------------------------------------------------
+// Vectors
+
+static void call_fill_zero(const Case* c) { RUN(fill_zero, f(c, 0), c->s.N * sizeof(float)); }
+static void call_cast_to_float(const Case* c) { RUN(cast_to_float, f(c, 0), x(c, 1), c->s.N); }
+static void call_cast_from_float(const Case* c) { RUN(cast_from_float, x(c, 0), f(c, 1), c->s.N); }
+static void call_sum_of_squares(const Case* c) { RUN(sum_of_squares, d(c, 0), f(c, 1), c->s.N); }
+static void call_sum_scaled(const Case* c) { RUN(sum_scaled, d(c, 0), f(c, 1), 0.37, c->s.N); }
+static void call_add(const Case* c) { RUN(add, f(c, 0), f(c, 1), c->s.N); }
+static void call_add_stored(const Case* c) { RUN(add_stored, f(c, 0), x(c, 1), c->s.N); }
+
+// Each element of an output is exactly what the reference says.
+static void check_exact(const Case* c) {
+    const Array* a = &c->arrays[0];
+    size_t wrong = 0;
+    unsigned char expected[8], bytes = (unsigned char)kind_bytes(a->kind);
+    for (size_t i = 0; i < a->n; i++) {
+        array_set(a, expected, 0, a->reference->value[i]);
+        wrong += memcmp(expected, (const char*)made(a) + i * bytes, bytes) != 0;
+    }
+    check(wrong == 0, "%-28s %-34s %s exact, one by one; wrong: %zu", c->name, c->shape, FLOATX_NAME, wrong);
+}
+
+static void test_vectors(size_t N) {
+    Shape s = NO_SHAPE;
+    s.N = N;
+    const struct { const char* name; void (*call)(const Case*); Role out; Kind out_kind, in_kind; } rows[7] = {
+        {"fill_zero", call_fill_zero, OUTPUT, FLOAT, FLOAT},
+        {"cast_to_float", call_cast_to_float, OUTPUT, FLOAT, STORED},
+        {"cast_from_float", call_cast_from_float, OUTPUT, STORED, FLOAT},
+        {"add", call_add, IN_PLACE, FLOAT, FLOAT},
+        {"add_stored", call_add_stored, IN_PLACE, FLOAT, STORED},
+        {"sum_of_squares", call_sum_of_squares, OUTPUT, DOUBLE, FLOAT},
+        {"sum_scaled", call_sum_scaled, ADDED, DOUBLE, FLOAT},
+    };
+    for (int i = 0; i < 7; i++) {
+        if (!wanted(rows[i].name)) continue;
+        bool sum = rows[i].out_kind == DOUBLE, adds = rows[i].out == IN_PLACE;
+        Case c = case_begin(rows[i].name, rows[i].call, &s, "N=%zu", N);
+        Array* out = case_array(&c, "out", rows[i].out, rows[i].out_kind, sum ? 1 : N, 1);
+        Array* in = i == 0 ? NULL : case_array(&c, "x", INPUT, rows[i].in_kind, N, 1);
+        if (sum) c.scratch_bytes = SCRATCH(i == 5 ? sum_of_squares_scratch_bytes() : sum_scaled_scratch_bytes());
+        Result r = result(out->n);
+        long double total = 0.0L, magnitude = 0.0L;
+        for (size_t k = 0; in && k < N; k++) {
+            long double value = (long double)array_get(in, in->start, k), term = i == 5 ? value * value : 0.37 * value;
+            total += term;
+            magnitude += fabsl(term);
+            if (!sum) r.value[k] = adds ? (double)(((float*)out->start)[k] + (float)value) : (double)value;
+        }
+        if (sum) result_add(&r, 0, (double)total, (double)magnitude);
+        case_cpu(&c, NULL, 0);
+        if (sum) bounded(&c, 0, &r, N);
+        else bounded_alike(&c, 0, &r);
+        case_prove(&c);
+        if (!sum) check_exact(&c);
+    }
+    release();
+}
+
+// ------------------------------------------------------------------------------------------------
+// Optimizers
+
+static void call_optimizer(const Case* c) {
+    RUN(optimizer_update, x(c, 0), f(c, 1), f(c, 2), f(c, 3), f(c, 4), &c->step, c->s.first_position, c->s.N);
+}
+static void call_optimizer_in_parts(const Case* c) {
+    for (size_t i = 0, length = c->s.N / 2 + 1; i < c->s.N; i += length)
+        RUN(optimizer_update, x(c, 0) + i, f(c, 1) ? f(c, 1) + i : NULL, f(c, 2) ? f(c, 2) + i : NULL,
+            f(c, 3) ? f(c, 3) + i : NULL, f(c, 4) + i, &c->step, c->s.first_position + i, min_size(length, c->s.N - i));
+}
+
+// One element of the formulas above optimizer_apply; the sizes are those of w, m and v.
+static void reference_optimizer(double* w, double* m, double* v, double* sizes, double grad, const OptimizerStep* o) {
+    double g = grad * (double)o->grad_scale, beta1 = (double)o->beta1, beta2 = (double)o->beta2, lr = (double)o->lr;
+    double direction = g, direction_size = fabs(g), m0 = *m, w0 = *w;
+    if (o->kind == OPTIMIZER_ADAMW) {
+        sizes[1] = fabs(*m) + (1.0 - beta1) * (fabs(g) + fabs(*m));
+        sizes[2] = fabs(*v) + (1.0 - beta2) * (g * g + fabs(*v));
+        *m = beta1 * *m + (1.0 - beta1) * g;
+        *v = beta2 * *v + (1.0 - beta2) * g * g;
+        double corrected = 1.0 / (1.0 - pow(beta1, (double)o->step));
+        double divisor = sqrt(*v / (1.0 - pow(beta2, (double)o->step))) + (double)o->epsilon;
+        direction = *m * corrected / divisor;
+        direction_size = corrected / divisor * (sizes[1] + fabs(*m) * sizes[2] / *v);
+    } else if (o->kind == OPTIMIZER_MOMENTUM) {
+        sizes[1] = direction_size = fabs(beta1 * *m) + fabs(g);
+        direction = *m = beta1 * *m + g;
+    } else if (o->kind == OPTIMIZER_LION) {
+        double mixed = beta1 * m0 + (1.0 - beta1) * g;
+        direction = mixed > 0.0 ? 1.0 : mixed < 0.0 ? -1.0 : 0.0;
+        direction_size = 1.0;
+        *m = beta2 * m0 + (1.0 - beta2) * g;
+        sizes[1] = fabs(beta2 * m0) + fabs((1.0 - beta2) * g);
+    }
+    *w = w0 - lr * (direction + (double)o->weight_decay * w0);
+    sizes[0] = fabs(w0) + lr * (direction_size + fabs((double)o->weight_decay * w0));
+}
+
+static void test_optimizer(OptimizerKind kind, bool master_weights, size_t N, size_t first, uint64_t step) {
+    if (!wanted("optimizer_update")) return;
+    static const char* const names[4] = {"adamw", "sgd", "momentum", "lion"};
+    Shape s = NO_SHAPE;
+    s.N = N, s.first_position = first;
+    bool has_m = kind != OPTIMIZER_SGD, has_v = kind == OPTIMIZER_ADAMW;
+    Case c = case_begin("optimizer_update", call_optimizer, &s, "%s N=%zu first=%zu step=%zu%s", names[kind], N, first,
+                        (size_t)step, master_weights ? " masters" : "");
+    c.step.kind = kind;
+    c.step.lr = 0.01f, c.step.beta1 = 0.9f, c.step.beta2 = 0.99f, c.step.epsilon = 1e-8f, c.step.weight_decay = 0.1f;
+    c.step.grad_scale = 0.37f, c.step.seed = 9, c.step.step = step;
+    Array* params = master_weights ? output(&c, "params", N) : in_place(&c, "params", N);
+    Array* masters = in_place_float(&c, "masters", master_weights ? N : 0);
+    Array *m = in_place_float(&c, "m", has_m ? N : 0), *v = in_place_float(&c, "v", has_v ? N : 0);
+    Array *grads = input_float(&c, "grads", N), *weights = master_weights ? masters : params;
+    for (size_t i = 0; i < v->n; i++) array_set(v, v->start, i, 0.01 + fabs(array_get(v, v->start, i)));
+    if (has_m && N > 1) array_set(m, m->start, 0, 0.0), array_set(grads, grads->start, 0, 0.0);
+    c.witness = 0;
+    case_cpu(&c, NULL, 0);
+
+    Result new_w = result(N), new_m = result(has_m ? N : 0), new_v = result(has_v ? N : 0);
+    for (size_t i = 0; i < N; i++) {
+        double sizes[3] = {0.0, 0.0, 0.0}, w = array_get(weights, weights->start, i);
+        double old_m = has_m ? array_get(m, m->start, i) : 0.0, old_v = has_v ? array_get(v, v->start, i) : 0.0;
+        reference_optimizer(&w, &old_m, &old_v, sizes, array_get(grads, grads->start, i), &c.step);
+        result_add(&new_w, i, w, sizes[0]);
+        if (!master_weights && !FLOATX_IS_FLOAT) new_w.rounded[i] = fabs(w);  // a whole place instead of half of one
+        if (has_m) result_add(&new_m, i, old_m, sizes[1]);
+        if (has_v) result_add(&new_v, i, old_v, sizes[2]);
+    }
+    bounded(&c, 0, &new_w, 1);
+    bounded(&c, 1, &new_w, 1);
+    bounded(&c, 2, &new_m, 1);
+    bounded(&c, 3, &new_v, 1);
+    case_prove(&c);
+
+    // Parameters are the roundings of the float results: of the master weights; without them, stochastic ones of what
+    // an update of the same weights as floats makes.
+    float* exact = (float*)hold(N * sizeof(float));
+    size_t different = 0;
+    if (master_weights) {
+        memcpy(exact, made(masters), N * sizeof(float));
+    } else {
+        float *new_values[2] = {(float*)hold(N * sizeof(float)), (float*)hold(N * sizeof(float))};
+        floatX* ignored = (floatX*)hold(N * sizeof(floatX));
+        for (size_t i = 0; i < N; i++) exact[i] = (float)array_get(params, params->start, i);
+        if (has_m) memcpy(new_values[0], m->start, N * sizeof(float));
+        if (has_v) memcpy(new_values[1], v->start, N * sizeof(float));
+        CPU(optimizer_update)(ignored, exact, new_values[0], new_values[1], (float*)grads->start, &c.step, first, N,
+                              NULL);
+    }
+    for (size_t i = 0; i < N; i++) {
+        uint32_t random = random_bits(9, RANDOM_ROUNDING, step, first + i);
+        floatX p = master_weights ? floatX_of(exact[i]) : floatX_of_stochastic(exact[i], random);
+        different += memcmp(&p, (const floatX*)made(params) + i, sizeof p) != 0;
+    }
+    // A sum of CUDA's may differ from the CPU's by its last place, and then, once in thousands, its rounding.
+    size_t allowed = master_weights || !ON_CUDA ? 0 : FLOATX_IS_FLOAT ? N : N / 100;
+    check(different <= allowed, "%-28s %-34s %s params are the rounded results: %zu differ <= %zu", c.name, c.shape,
+          FLOATX_NAME, different, allowed);
+
+    floatX* whole = (floatX*)hold(N * sizeof(floatX));
+    memcpy(whole, made(params), N * sizeof(floatX));
+    c.call = call_optimizer_in_parts;
+    c.name = "optimizer_update, in parts";
+    case_prove(&c);
+    check(memcmp(whole, made(params), N * sizeof(floatX)) == 0, "%-28s %-34s %s same bits", c.name, c.shape,
+          FLOATX_NAME);
+    release();
+}
+
+// ------------------------------------------------------------------------------------------------
+// Shapes that divide by nothing, and some that do. The larger ones take the emulator too long.
+
+static void test_odd_shapes(void) {
+    for (int positions = 0; positions < 2; positions++) {
+        test_embedding(1, 1, 1, 3, positions, 0, TOKENS_RANDOM);
+        test_embedding(2, 5, 7, 4, positions, 3, TOKENS_RANDOM);
+        test_embedding(3, 33, 36, 20, positions, 0, TOKENS_RANDOM);
+        test_embedding(3, 33, 40, 20, positions, 0, TOKENS_ORDERED);
+        test_embedding(2, 65, 129, 50, positions, 7, TOKENS_RANDOM);
+        test_embedding(2, 65, 129, 50, positions, 7, TOKENS_EQUAL);
+        test_embedding(1, 130, ON_CUDA ? 264 : 768, 257, positions, 1, TOKENS_RANDOM);
+    }
+    for (int kind = 0; kind < 4; kind++) {
+        bool layernorm = kind / 2, branch = kind % 2;
+        test_norm(layernorm, branch, 1, 1, 1.0);
+        test_norm(layernorm, branch, 5, 7, 1.0);
+        test_norm(layernorm, branch, 33, 36, 1.0);
+        test_norm(layernorm, branch, 33, 40, 1.0);
+        test_norm(layernorm, branch, 65, 129, 100.0);
+        test_norm(layernorm, branch, ON_CUDA ? 5 : 130, 768, 0.01);
+        test_norm(layernorm, branch, 2, 1600, 1.0);
+    }
+    for (int bias = 0; bias < 2; bias++) {
+        test_matmul(1, 1, 1, bias);
+        test_matmul(5, 7, 3, bias);
+        test_matmul(33, 1, 36, bias);
+        test_matmul(2, 257, 129, bias);
+        test_matmul(65, 36, 1, bias);
+        test_matmul(65, 40, 1, bias);
+        test_matmul(16, 24, 64, bias);
+        test_matmul(67, 72, 136, bias);
+        if (!ON_CUDA) test_matmul(130, 129, 768, bias);
+    }
+    test_rope(1, 1, 1, 1, 2, 0, 10000.0f);
+    test_rope(2, 5, 4, 2, 6, 0, 10000.0f);
+    test_rope(2, 33, 4, 1, 10, 5, 10000.0f);
+    test_rope(1, 65, 3, 3, 12, 100, 500000.0f);
+    test_rope(1, 17, 3, 3, 16, 100, 500000.0f);
+    test_rope(1, 9, 2, 2, 256, 300, 500000.0f);
+    if (!ON_CUDA) test_rope(1, 130, 2, 2, 256, 3000, 500000.0f);
+
+    test_attention(1, 1, 1, 1, 1, 1.0);
+    test_attention(2, 3, 2, 1, 2, 1.0);
+    test_attention(1, 33, 4, 2, 2, 1.0);
+    test_attention(2, 7, 4, 2, 16, 1.0);
+    test_attention(1, 9, 4, 1, 10, 1.0);
+    test_attention(1, 33, 6, 1, 33, 1.0);
+    test_attention(2, 33, 6, 2, 10, 1.0);
+    test_attention(1, 32, 4, 4, 12, 1.0);
+    test_attention(1, 65, 4, 2, 12, 1.0);
+    test_attention(1, 64, 2, 2, 32, 1.0);
+    test_attention(1, 64, 2, 2, 64, 1.0);
+    test_attention(1, ON_CUDA ? 77 : 65, 2, 1, 80, 3.0);
+    test_attention(2, 130, 2, 1, 64, 1.0);
+    test_attention(1, 65, 2, 2, 96, 1.0);
+    test_attention(1, ON_CUDA ? 70 : 130, 2, 2, 128, 0.1);
+    test_attention(1, 65, 2, 1, 256, 1.0);
+    test_attention(1, 150, ON_CUDA ? 1 : 3, ON_CUDA ? 1 : 3, 80, 4.0);  // scores up to about 80
+    test_attention(1, 129, 1, 1, 1, 10.0);                              // scores up to about 500
+
+    for (int gelu = 0; gelu < 2; gelu++) {
+        test_nonlinearity(gelu, 1, 1, 1.0);
+        test_nonlinearity(gelu, 5, 7, 1.0);
+        test_nonlinearity(gelu, 33, 129, 3.0);
+        test_nonlinearity(gelu, ON_CUDA ? 9 : 65, 768, 30.0);
+        test_nonlinearity(gelu, 7, 36, gelu || !FP16 ? 1e4 : 100.0);  // FP16 ends at 65504
+        test_nonlinearity(gelu, 7, 40, gelu || !FP16 ? 1e4 : 100.0);
+    }
+    test_dropout(1, 0, 0.1f);
+    test_dropout(7, 3, 0.0f);
+    test_dropout(1000, 1, 0.5f);
+    test_dropout(ON_CUDA ? 5000 : 99999, 6, 0.1f);
+    test_dropout(ON_CUDA ? 5003 : 99999, ((size_t)1 << 40) + 1, 0.9f);
+
+    test_classifier(1, 1, 1, 1.0, 0, 1.0f);
+    test_classifier(5, 7, 8, 1.0, 3, 0.25f);
+    test_classifier(ON_CUDA ? 9 : 33, 257, 384, 1.0, 4, 1.0f / 33);
+    test_classifier(ON_CUDA ? 8 : 65, 257, ON_CUDA ? 257 : 384, 3.0, 0, 1024.0f / 65);
+    test_classifier(9, 257, 384, 20.0, 4, 1.0f);                                                     // to +- 80
+    test_classifier(ON_CUDA ? 9 : 29, ON_CUDA ? 2500 : 257, ON_CUDA ? 2504 : 384, 2500.0, 3, 1.0f);  // to +- 1e4
+    test_classifier(4, 257, 384, 1.0, 1, 1.0f);                                                      // no targets
+
+    static const size_t lengths[7] = {0, 1, 2, 33, 255, 4096, ON_CUDA ? 20001 : 70001};
+    for (int i = 0; i < 7; i++) test_vectors(lengths[i]);
+    for (int kind = 0; kind < 4; kind++) {
+        for (int master_weights = 0; master_weights < 2; master_weights++) {
+            test_optimizer((OptimizerKind)kind, master_weights, 1, 1001, 1);
+            test_optimizer((OptimizerKind)kind, master_weights, 2048, 4096, 1);
+            test_optimizer((OptimizerKind)kind, master_weights, ON_CUDA ? 2051 : 5001, 1001, 1);
+            test_optimizer((OptimizerKind)kind, master_weights, ON_CUDA ? 2051 : 5001, 1001, 1000);
+        }
+    }
+}
+
+#endif  // LLMTRAIN_OPERATIONS_H
