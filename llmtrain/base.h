@@ -66,7 +66,7 @@ typedef enum {
 typedef struct {
     char text[1024];
     ErrorKind kind;
-    bool on_all_ranks;  // every rank has this error (comm_agree_all): none has to be notified
+    bool on_all_ranks;  // every rank has this error: none has to be notified
 } Error;
 
 #if defined(__GNUC__)
@@ -85,6 +85,12 @@ static inline bool fail(Error* error, const char* format, ...) {
 // The same failure, of another kind.
 static inline bool fail_as(Error* error, ErrorKind kind) {
     error->kind = kind;
+    return false;
+}
+
+// The same failure, which every rank finds out for itself: none has to be notified.
+static inline bool fail_alike(Error* error) {
+    error->on_all_ranks = true;
     return false;
 }
 

@@ -184,10 +184,12 @@ static inline bool identities_differ(Error* error, const char* zero, const char*
     while ((zero = next_line(lines[0], zero)) && (other = next_line(lines[1], other))) {
         if (strcmp(lines[0], lines[1]) == 0) continue;
         size_t name = strcspn(lines[0], "\t"), value = min_size(name + 1, strlen(lines[1]));
-        if (used == 0)
-            used = (size_t)snprintf(error->text, sizeof error->text,
-                                    "start all ranks with the same flags and data; rank %zu differs from rank 0 in", rank);
-        else used += (size_t)snprintf(error->text + used, sizeof error->text - used, ",");
+        if (used == 0) {
+            fail(error, "start all ranks with the same flags and data; rank %zu differs from rank 0 in", rank);
+            used = strlen(error->text);
+        } else {
+            used += (size_t)snprintf(error->text + used, sizeof error->text - used, ",");
+        }
         if (used < sizeof error->text)
             used += (size_t)snprintf(error->text + used, sizeof error->text - used, " %.*s ('%.200s', not '%.200s')",
                                      (int)name, lines[0], lines[1] + value, lines[0] + name + 1);
@@ -202,12 +204,13 @@ static inline bool run_compare_ranks(Run* run, const Flag* flags, size_t flag_co
     char *own = run_identity(run, flags, flag_count), *texts = NULL;
     size_t* begins = NULL;
     if (own == NULL) return fail(error, "out of memory for the flags of %zu ranks", run->comm.world);
-    bool same = comm_gather_texts(&run->comm, &texts, &begins, own, error);
+    bool gathered = comm_gather_texts(&run->comm, &texts, &begins, own, error), same = gathered;
     for (size_t r = 1; same && r < run->comm.world; r++) same = !identities_differ(error, texts, texts + begins[r], r);
     free(own);
     free(texts);
     free(begins);
-    return same || fail_as(error, ERROR_WORLD);
+    if (gathered && !same) fail_alike(error);
+    return same;
 }
 
 // Finds out whether all ranks compute with the same code on the same kind of device, and so to the same bits.
@@ -297,7 +300,7 @@ static inline bool run_load(Run* run, uint64_t before, bool asked, bool* found, 
     }
     if (!*found) return true;
     return fail(error, "no checkpoint in %s can be used, for the reasons above; start again with another --out",
-                run->options->out);
+                run->options->out) || fail_alike(error);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -351,7 +354,8 @@ static inline bool run_find_hot(Run* run, bool resumes, Error* error) {
              (unsigned long long)hash_bytes(out, strlen(out)));
     free(real);
     if (run->comm.local_world != run->comm.world)
-        return fail(error, "--ckpt-hot keeps copies in the memory of one machine, but the ranks are on several; leave it out");
+        return fail(error, "--ckpt-hot keeps copies in the memory of one machine, but the ranks are on several; leave it "
+                    "out") || fail_alike(error);
     if (run->comm.rank == 0 && !resumes) checkpoint_discard(run->hot);
     return run_agree(run, run->comm.rank > 0 || directory_make(run->hot, error), error);
 }
@@ -512,13 +516,15 @@ static inline bool run_plan_rewind(Run* run, const char* why, uint64_t* first, u
     *before = again ? state->rewound_to : *first;
     *oldest = run_oldest_kept(run, *first);
     if (o->rewind == 0)
-        return fail(error, "%s; lower --lr or raise --spike-skip, and --resume, or let --rewind do it", why);
+        return fail(error, "%s; lower --lr or raise --spike-skip, and --resume, or let --rewind do it", why) ||
+            fail_alike(error);
     if (state->rewinds >= o->rewind)
-        return fail(error, "%s, after %llu rewinds; lower --lr, and --resume", why, (unsigned long long)state->rewinds);
+        return fail(error, "%s, after %llu rewinds; lower --lr, and --resume", why, (unsigned long long)state->rewinds) ||
+            fail_alike(error);
     if (again && *before <= *oldest && *oldest > 0)
         return fail(error,
                     "%s, also from step %llu on, and --ckpt-keep %llu has left no checkpoint before that; lower --lr, and "
-                    "--resume", why, (unsigned long long)*before, (unsigned long long)o->ckpt_keep);
+                    "--resume", why, (unsigned long long)*before, (unsigned long long)o->ckpt_keep) || fail_alike(error);
     return true;
 }
 
@@ -549,7 +555,7 @@ static inline bool run_rewind(Run* run, const StepResult* result, Error* error) 
     if (!run_load(run, before, true, &found, error)) return false;
     if (!found && oldest > 0)
         return fail(error, "%s, and the checkpoints before step %llu are gone; lower --lr, and --resume", why,
-                    (unsigned long long)before);
+                    (unsigned long long)before) || fail_alike(error);
     if (!found && !run_agree(run, run_start(run, error), error)) return false;
     state->samples = diverged.samples;
     state->rewinds = diverged.rewinds + 1;

@@ -489,10 +489,10 @@ static inline bool flat_same(FlatVector* flat, size_t count,
             char what[80];
             if (compared[r * count + i] == compared[usual * count + i]) continue;
             describe(what, sizeof what, flat, i);
-            return fail(error,
-                        "rank %zu differs from %s in %s: memory or arithmetic of a machine is faulty%s; --resume from a "
-                        "checkpoint before it, without that machine", r, world == 2 ? "the other rank" : "most ranks", what,
-                        2 * most > world ? "" : ", and it cannot be told whose, since no more than half of the ranks agree");
+            fail(error, "rank %zu differs from %s in %s: memory or arithmetic of a machine is faulty%s; --resume from a "
+                 "checkpoint before it, without that machine", r, world == 2 ? "the other rank" : "most ranks", what,
+                 2 * most > world ? "" : ", and it is unknown whose, since no more than half of the ranks agree");
+            return fail_alike(error);
         }
     }
     return true;

@@ -720,7 +720,7 @@ static double plan_bytes(size_t world, size_t zero) {
         for (const char* line = job.processes[0].text[0]; line; line = strchr(line, '\n')) {
             line += *line == '\n';
             size_t length = strcspn(line, "\n"), digits = length;
-            bool counts = strncmp(line, "  total ", 8) == 0 || strncmp(line, "  beside it:", 12) == 0;
+            bool counts = strncmp(line, "  total ", 8) == 0 || strncmp(line, "  outside:", 10) == 0;
             while (digits > 0 && line[digits - 1] != ' ') digits--;
             if (counts) bytes += 1e6 * strtod(line + digits, NULL);
         }
@@ -1269,7 +1269,7 @@ static void expect_slow(size_t victim) {
     Task task = task_of(FORKED, test.train, 3, SHAPES[GPT2].arguments, out,
                         "--slow-factor 1.5 --slow-steps 5 --total-batch 144");
     task.variables = fault;
-    bool good = job_run(&job, &task), named = has_line_with(job.processes[0].text[0], name, "slow");
+    bool good = job_run(&job, &task), named = has_line_with(job.processes[0].text[0], name, "straggler");
     size_t count = log_numbers(slowest, run, "slowest_rank"), right = 0;
     log_numbers(low, run, "ms_ranks_min");
     log_numbers(high, run, "ms_ranks_max");
