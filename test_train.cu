@@ -1066,7 +1066,7 @@ static int train_wait(pid_t child) {
 // A checkpoint whose copying lasts longer than the step after it holds one step all the same.
 static void test_slow_snapshot(void) {
     command("rm -rf %s/%s %s/%s", "a", "b");
-    int slow = train_wait(train_start("rank 0 step 1 at copy do sleep", "a", "")), usual = train(small_run("b", ""));
+    int slow = train_wait(train_start("rank 0 step 1 at copy do delay 50", "a", "")), usual = train(small_run("b", ""));
     check_true("a slow snapshot: the checkpoint is of one step",
                slow == 0 && usual == 0 && runs_equal("a", "b", "00000010") && runs_equal("a", "b", "00000020"));
 }
@@ -1096,7 +1096,7 @@ static int train_and_signal(int first, int second) {
     struct stat status;
     snprintf(path, sizeof path, "%s/a/metrics.jsonl", work);
     command("rm -rf %s/%s %s/%s.out", "a", "a");
-    pid_t child = train_start("rank 0 step 2 at load do sleep", "a", "");
+    pid_t child = train_start("rank 0 step 2 at load do delay 50", "a", "");
     for (int wait = 0; wait < 5000 && !(stat(path, &status) == 0 && status.st_size > 0); wait++) usleep(1000);
     kill(child, first);
     if (second) usleep(10000);

@@ -24,8 +24,6 @@
 typedef struct {
     Comm* comm;              // NULL: one rank, and every call returns at once
     CommRequest* requests;   // (slots)
-    double delay_ms;         // for tests: every collective takes so much longer
-    bool blocking;           // for measurements: every collective is waited for at once
 } Collectives;
 
 // NULL for comm, or one rank: all other calls return at once. In a CUDA build without NCCL that is all there is.
@@ -38,10 +36,7 @@ static inline bool collective_open(Collectives* collectives, Comm* comm, size_t 
     return fail(error, "this program was built without NCCL, which %zu ranks with GPUs need; install libnccl-dev and "
                 "make again, or use one rank", comm->world);
 #else
-    const char* delay = getenv("LLMTRAIN_TEST_DELAY_MS");
     collectives->comm = comm;
-    collectives->delay_ms = delay ? atof(delay) : 0;
-    collectives->blocking = getenv("LLMTRAIN_TEST_BLOCKING") != NULL;
     collectives->requests = (CommRequest*)allocate(slots * sizeof(CommRequest));
     return collectives->requests != NULL || fail(error, "out of memory for %zu collectives", slots);
 #endif
@@ -69,10 +64,8 @@ static inline void collective_start(Collectives* collectives, size_t slot, CommO
     Error ignored;  // collective_check reports it
     CommSlice own = shard_slice(n, comm->rank, comm->world);
     char* out = (char*)data + (operation == COMM_REDUCE_SCATTER ? own.first * comm_type_size(type) : 0);
-    comm->delay_ms = collectives->delay_ms;
     collectives->requests[slot] = comm_start(comm, operation, type, out, data, n, 0, collective_slice, &context);
-    comm->delay_ms = 0;
-    if (collectives->blocking) comm_wait(comm, collectives->requests[slot], &ignored);
+    if (fault_point("start")) comm_wait(comm, collectives->requests[slot], &ignored);
 }
 
 // data (n) = the sum over all ranks.

@@ -37,6 +37,7 @@
 #ifndef LLMTRAIN_COMM_H
 #define LLMTRAIN_COMM_H
 
+#include "fault.h"
 #include "launch.h"
 #include "dtypes.h"
 
@@ -124,7 +125,6 @@ typedef struct {
     char* out;           // where the result goes, or the vector itself for operations in place
     const char* in;
     CommSlice* slices;   // (world) in bytes
-    double delay_ms;
 } CommCall;
 
 typedef uint64_t CommRequest;  // number of the collective
@@ -179,7 +179,6 @@ typedef struct {
 typedef struct {
     size_t rank, world, local_rank, local_world;
     double timeout_ms;
-    double delay_ms;                 // for tests: every collective started from now on takes so much longer
     bool mpi;
     bool patient;                    // see comm_extend_timeout
     char run[64];                    // its identifier
@@ -999,7 +998,7 @@ static inline bool comm_run(Comm* comm, const CommCall* call, Error* error) {
     comm_describe(what, sizeof what, &call->header);
     snprintf(comm->doing, sizeof comm->doing, "in %s", what);
     if (!comm_check_call(comm, call, what, error)) return false;
-    if (call->delay_ms > 0) sleep_ms(call->delay_ms);
+    if (call->header.type != COMM_BYTES) fault_point("collective");  // bytes are statistics and messages
     comm_introduce(comm, &call->header);
     char* sum = call->out + (all ? call->slices[comm->rank].first : 0);
     if (comm_reduces(call) && !comm_reduce_slices(comm, call, sum, error)) return false;
@@ -1090,7 +1089,6 @@ static inline CommRequest comm_start(Comm* comm, CommOperation operation, CommTy
         call->header = header;
         call->out = (char*)out;
         call->in = (const char*)in;
-        call->delay_ms = comm->delay_ms;
         comm->started++;
         if (!comm->running) comm_step(comm);  // there is no thread where there is but one rank
     }

@@ -57,7 +57,6 @@ typedef struct {
     size_t slot_count;
     uint64_t bytes_sent;
     double waited_ms;        // of waits that have been read, since it was last asked for
-    double delay_ms;         // for tests: every collective takes so much longer
     int device;
 
     pthread_mutex_t mutex;   // guards what follows; the Comm's mutex may be taken under it, not the other way round
@@ -239,12 +238,10 @@ static inline bool collective_join(Collectives* collectives, Error* error) {
 // for comm, or one rank: all other calls return at once. After a failure there is nothing to close.
 static inline bool collective_open(Collectives* collectives, Comm* comm, size_t slots, Stream stream, Error* error) {
     (void)stream;
-    const char* delay = getenv("LLMTRAIN_TEST_DELAY_MS");
     memset(collectives, 0, sizeof *collectives);
-    bool alone = comm == NULL || (comm->world == 1 && getenv("LLMTRAIN_TEST_NCCL") == NULL);  // NCCL can do with one rank, for tests
-    if (alone) return true;
+    if (comm) fault_step(comm->rank, 0);
+    if (comm == NULL || (comm->world == 1 && !fault_point("nccl"))) return true;  // for tests one rank uses NCCL too
     collectives->comm = comm;
-    collectives->delay_ms = delay ? atof(delay) : 0;
     collectives->slots = (CollectiveSlot*)allocate(slots * sizeof(CollectiveSlot));
     collectives->slot_count = collectives->slots ? slots : 0;
     pthread_mutex_init(&collectives->mutex, NULL);
@@ -279,15 +276,12 @@ static inline ncclDataType_t collective_type(CommType type) {
     return type == COMM_BF16 ? ncclBfloat16 : type == COMM_F16 ? ncclFloat16 : ncclFloat32;
 }
 
-static inline void CUDART_CB collective_delay(void* context) { sleep_ms(((const Collectives*)context)->delay_ms); }
-
 // Makes the Collectives's stream wait for `compute`. True with the mutex held if there is something to launch on: collective_end
 // follows.
 static inline bool collective_begin(Collectives* collectives, size_t slot, Stream stream) {
     if (collectives->comm == NULL) return false;
     CUDA_CHECK(cudaEventRecord(collectives->slots[slot].ready, stream->compute));
     CUDA_CHECK(cudaStreamWaitEvent(collectives->stream, collectives->slots[slot].ready, 0));
-    if (collectives->delay_ms > 0) CUDA_CHECK(cudaLaunchHostFunc(collectives->stream, collective_delay, collectives));
     pthread_mutex_lock(&collectives->mutex);
     if (collectives->nccl) return true;
     pthread_mutex_unlock(&collectives->mutex);

@@ -304,9 +304,11 @@ static void alone(Rank* r) {
 // ------------------------------------------------------------------------------------------------
 // 3. Accounts
 
+static const double delay_ms = 5;
+static void CUDART_CB delay_stream(void* unused) { (void)unused, sleep_ms(delay_ms); }
+
 static void accounts(Rank* r) {
     const size_t n = 24 * 8, rounds = 3 * COLLECTIVE_WAITS + 1;  // more than a slot remembers
-    const double delay_ms = 5;
     float* device = (float*)device_memory(r, n * sizeof(float));
     uint64_t part = n * sizeof(float) * (r->world - 1) / r->world;
     start(r, 0, SCATTERS, device, n, COMM_FLOAT);
@@ -321,9 +323,9 @@ static void accounts(Rank* r) {
     check(r, collective_waited_ms(&r->collectives) == 0, "what was asked for is told once");
 
     // Each collective takes so long, and nothing else is to be done meanwhile.
-    r->collectives.delay_ms = delay_ms;
     double began = now_ms();
     for (size_t i = 0; i < rounds; i++) {
+        CUDA_CHECK(cudaLaunchHostFunc(r->collectives.stream, delay_stream, NULL));
         start(r, 0, REDUCES_ALL, device, n, COMM_FLOAT);
         collective_wait(&r->collectives, 0, r->stream);
     }

@@ -273,7 +273,7 @@ static void job_child(const Job* job, size_t rank, size_t port, const char* argu
 
 static const Blow NO_BLOW;
 
-#define SLOWLY "rank 0 step 1 at update do sleep"  // so that there is time to do something to a run
+#define SLOWLY "rank 0 step 1 at update do delay 50"  // so that there is time to do something to a run
 
 static void job_start(Job* job, size_t world, const char* arguments, const Blow* blow, const char* variable,
                       size_t file_limit) {
@@ -1090,7 +1090,7 @@ static void disk_case(const DiskCase* c, size_t world, bool async) {
     if (drops_rights) need(mkdir(out, 0755) == 0 && chown(out, 65534, 65534) == 0, out);
     bool acts = c->trouble == READ_ONLY || c->trouble == DELETED;
     // What is written beside training keeps the disk full for a while, in which the log must do without it.
-    const char* variable = acts ? SLOWLY : c->trouble == FULL && async ? "rank 0 step 1 at flush do sleep" : NULL;
+    const char* variable = acts ? SLOWLY : c->trouble == FULL && async ? "rank 0 step 1 at flush do delay 50" : NULL;
     job_start(&job, world, arguments_of(&way, hot), &NO_BLOW, variable, c->trouble == SHORT_WRITES ? c->size : 0);
     while (acts && !directory_exists(path_of("%s/step_00000004", out)) && now_ms() < job.began_ms + LIMIT_MS)
         sleep_ms(1);
@@ -1196,7 +1196,7 @@ static void failing_save(size_t kind, size_t index) {
     Job job;
     run_remove();
     // Another rank that still writes hears of the failure first: the reason must not be lost by that.
-    const char* variable = way.async ? "rank 1 step 1 at write do sleep" : NULL;
+    const char* variable = way.async ? "rank 1 step 1 at write do delay 50" : NULL;
     job_run_on(&disk, rank, &job, way.world, arguments_of(&way, ""), variable);
     if (!WIFEXITED(job.status[0]) || WEXITSTATUS(job.status[0]) != 1) blame("it should end with exit code 1");
     check_sentence(&job);

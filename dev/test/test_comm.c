@@ -562,7 +562,10 @@ static void test_overlap(Comm* comm) {
     Error error;
     double deadline = now_ms() + PATIENT_MS;
     uint64_t finished = count_finished(comm);
-    comm->delay_ms = DELAY_MS;
+    char fault[80];
+    snprintf(fault, sizeof fault, "rank %zu step 0 at collective do delay %d", comm->rank, DELAY_MS);
+    setenv("LLMTRAIN_TEST_FAULT", fault, 1);
+    fault_step(comm->rank, 0);
     for (int i = 0; i < REQUESTS; i++)
         requests[i] = start_sum(comm, data[i], 1000, COMM_FLOAT);
     while (count_finished(comm) < finished + REQUESTS && now_ms() < deadline) busy(1);
@@ -575,7 +578,6 @@ static void test_overlap(Comm* comm) {
     double waited = comm_statistics(comm).waited_ms - before;
     bool at_once = comm->world == 1;  // there a start has done all, and there is nothing to wait for
     check(at_once || waited > 0.25 * DELAY_MS * REQUESTS, "without a computation it is waited for");
-    comm->delay_ms = 0;
 }
 
 static void test_all(Comm* comm) {

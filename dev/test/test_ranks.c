@@ -155,7 +155,7 @@ typedef struct {
 static void clear_environment(void) {
     static const char* const names[] = {
         "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LLMTRAIN_RUN_ID",
-        "LLMTRAIN_TEST_DELAY_MS", "LLMTRAIN_TEST_FAULT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT",
+        "LLMTRAIN_TEST_FAULT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT",
         "TORCHELASTIC_USE_AGENT_STORE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
         "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE", "PMI_RANK", "PMI_SIZE",
         "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_ID",
@@ -777,17 +777,18 @@ typedef struct {
     double step, wait;
 } Steps;
 
-// Improves on `best`: a run in which every collective over the flat vector takes longer by delay_ms, and is waited for at
+// Improves on `best`: a run in which rank 0 begins every collective over the flat vector delay_ms later, and waits for it at
 // once if `blocking`. The least time, since other work on the machine makes steps longer, and what is not hidden of a delay
 // is in every step.
 static void time_steps(Steps* best, size_t zero, double delay_ms, bool blocking) {
     static size_t runs;
     const char* name = text_of("overlap-%zu", runs++);
-    char out[64], variables[80];
+    char out[64], variables[160];
     double ms[STEPS], waited[STEPS];
     Job job;
     snprintf(out, sizeof out, "--out %s --steps 10", name);
-    snprintf(variables, sizeof variables, "LLMTRAIN_TEST_DELAY_MS=%.3f%s", delay_ms, blocking ? "|LLMTRAIN_TEST_BLOCKING=1" : "");
+    snprintf(variables, sizeof variables, "LLMTRAIN_TEST_FAULT=rank 0 step 1 at collective do delay %.3f%s", delay_ms,
+             blocking ? "; rank 0 step 1 at start do wait" : "");
     Task task = task_of(FORKED, test.train, 2, DEEP, out, text_of("--zero %zu", zero));
     task.variables = variables;
     bool good = job_run(&job, &task);
@@ -801,7 +802,7 @@ static void time_steps(Steps* best, size_t zero, double delay_ms, bool blocking)
     best->wait = fmin(best->wait, waited[first + (count - first) / 2]);
 }
 
-// Collectives are made longer by d ms each. What that adds to a step, or to what a rank waits for others in it, may be at most
+// Collectives are made longer by d ms each: on rank 0, for which the other waits. What that adds to a step, or to what a rank waits for others in it, may be at most
 // 15% of what it adds where every collective is waited for at once. Stage 0 communicates under the backward, which takes at
 // least half of a step; stages 1 and 2 gather parameters besides, under the forward, which takes at least 0.3 of it; the
 // delays of each are 0.6 of that together. A machine with other work can be slow at the wrong time: up to four runs of each
@@ -1262,7 +1263,7 @@ static void expect_slow(size_t victim) {
     Job job;
     char fault[128], run[64], out[128], name[32];
     double slowest[STEPS], low[STEPS], high[STEPS];
-    snprintf(fault, sizeof fault, "LLMTRAIN_TEST_FAULT=rank %zu step 4 at forward do sleep", victim);
+    snprintf(fault, sizeof fault, "LLMTRAIN_TEST_FAULT=rank %zu step 4 at forward do delay 50", victim);
     snprintf(run, sizeof run, "slow-%zu", victim);
     snprintf(name, sizeof name, "rank %zu", victim);
     snprintf(out, sizeof out, "--out %s --steps 16", run);

@@ -997,7 +997,7 @@ static void case_refusals(void) {
     "TRAIN --ranks 2 --family gpt2 --layers 2 --heads 2 --channels 16 --seq 16 --batch 1 --total-batch 128 " \
     "--steps 24 --lr 3e-3 --warmup 3 --threads 1 --reduce exact --timeout 20 --ckpt-every 5 --resume on "    \
     "--data ../train.bin --out run"
-#define SLOWLY "rank 1 step 1 at update do sleep"  // so that rank 0 waits in each step, and there is time to strike
+#define SLOWLY "rank 1 step 1 at update do delay 50"  // so that rank 0 waits in each step, and there is time to strike
 
 static double strict_slack_ms;
 
