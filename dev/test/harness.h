@@ -28,10 +28,12 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <netinet/in.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 
@@ -481,6 +483,31 @@ static inline void program_print(const Program* p, const char* name) {
            p->late ? ", did not end by itself" : "", p->stopped ? ", was stopped" : "",
            (p->ended_ms - p->began_ms) / 1e3);
     print_indented(p->text[1]);
+}
+
+// A port that the system gives to nobody else as long as *reserved is open: bound at all addresses, and never listening,
+// so that a program that sets SO_REUSEADDR can listen there.
+static inline size_t port_reserve(int* reserved) {
+    union {
+        struct sockaddr any;
+        struct sockaddr_in v4;
+        struct sockaddr_in6 v6;
+    } address;
+    socklen_t length = sizeof address;
+    int on = 1, off = 0;
+    for (int family = 0; family < 2; family++) {  // IPv6, which takes IPv4 too, or IPv4 alone
+        memset(&address, 0, sizeof address);
+        address.any.sa_family = family == 0 ? AF_INET6 : AF_INET;
+        *reserved = socket(address.any.sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        if (*reserved >= 0 && (family == 1 || setsockopt(*reserved, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off) == 0) &&
+            setsockopt(*reserved, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
+            bind(*reserved, &address.any, family == 0 ? sizeof address.v6 : sizeof address.v4) == 0 &&
+            getsockname(*reserved, &address.any, &length) == 0)
+            return ntohs(family == 0 ? address.v6.sin6_port : address.v4.sin_port);
+        if (*reserved >= 0) close(*reserved);
+    }
+    need(false, "a port");
+    return 0;
 }
 
 #endif  // LLMTRAIN_HARNESS_H

@@ -25,21 +25,12 @@
 // The test starts the program in a directory of its own and reads what it leaves there. Where a rank is to fail it is
 // started by hand: the test is the launcher, and sees how each rank ends, when, and with how much memory.
 
-#include "llmtrain/base.h"
 #include "llmtrain/data.h"
 #include "llmtrain/files.h"
 #include "llmtrain/flags.h"
 #include "llmtrain/json.h"
+#include "harness.h"
 #include "pieces.h"
-#include "scratch.h"
-
-#include <arpa/inet.h>
-#include <netinet/in.h>
-#include <signal.h>
-#include <sys/prctl.h>
-#include <sys/resource.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
 
 #define RANKS_MAX ((size_t)4)
 #define STEPS 20
@@ -52,67 +43,7 @@ static struct {
     char train[PATH_MAX], train16[PATH_MAX], train_mpi[PATH_MAX];  // the latter two may be empty
     const char* only;
     bool mpirun, show;
-    size_t passed, failed, skipped;
 } test;
-
-
-static void need(bool good, const char* what) {
-    if (good) return;
-    printf("test_ranks: cannot go on: %s: %s\n0 passed, 1 failed\n", what, strerror(errno));
-    exit(3);
-}
-
-__attribute__((format(printf, 2, 3))) static bool verdict(bool good, const char* format, ...) {
-    va_list arguments;
-    printf("%s", good ? "ok     " : "FAILED ");
-    va_start(arguments, format);
-    vprintf(format, arguments);
-    va_end(arguments);
-    printf("\n");
-    fflush(stdout);
-    *(good ? &test.passed : &test.failed) += 1;
-    return good;
-}
-
-static void skip(const char* what, const char* reason) {
-    printf("skip   %s: %s\n", what, reason);
-    test.skipped++;
-}
-
-// ------------------------------------------------------------------------------------------------
-// Words: the command line of a program
-//
-// Written as one text, "--steps 3 --lr 1e-3", every flag with its value. A flag that is there already gets the new one.
-
-enum { WORDS_MAX = 96 };
-
-typedef struct {
-    char* words[WORDS_MAX + 1];
-    size_t count;
-    char text[4096];
-    size_t used;
-} Words;
-
-static void words_put(Words* w, size_t place, const char* word, size_t length) {
-    need(place < WORDS_MAX && w->used + length < sizeof w->text, "a command line that is too long");
-    w->words[place] = w->text + w->used;
-    memcpy(w->words[place], word, length);
-    w->used += length + 1;
-    if (place == w->count) w->count++;
-}
-
-static void words_add(Words* w, const char* text) {
-    bool known = false;  // the last flag, at `flag`, so that its value takes the place of the one it had
-    size_t flag = 0;
-    while (*text) {
-        size_t length = strcspn(text, " "), place = known ? flag + 1 : w->count;
-        known = false;
-        for (flag = 0; flag < w->count && strncmp(text, "--", 2) == 0 && !known; flag += !known)
-            known = strlen(w->words[flag]) == length && memcmp(w->words[flag], text, length) == 0;
-        if (!known) words_put(w, place, text, length);
-        text += length + strspn(text + length, " ");
-    }
-}
 
 // ------------------------------------------------------------------------------------------------
 // Jobs: a run of the program by one or more ranks
@@ -126,8 +57,8 @@ typedef struct {
     size_t started;             // BY_HAND: ranks that are started; 0: all
     size_t odd;                 // BY_HAND: the rank that has odd_arguments and odd_variables
     const char *odd_arguments, *odd_variables;
-    const char* variables;      // of all ranks: NAME=VALUE, separated by |
-    const char* arguments[3];   // one after the other, see words_add
+    const char* variables;      // of all ranks, see environment_set
+    const char* arguments[3];   // one after the other, see flags_add
     size_t port;                // BY_HAND: 0: a free one
 } Task;
 
@@ -138,217 +69,87 @@ static Task task_of(Launch launch, const char* program, size_t world, const char
 }
 
 typedef struct {
-    pid_t pid;
-    bool ended, stopped, late;
-    int status;
-    double ended_ms, stopped_ms;
-    size_t peak;                // bytes of memory
-    char* text[2];              // stdout, stderr; owned
-} Process;
-
-typedef struct {
-    size_t number, count;
-    Process processes[RANKS_MAX];
-    double began_ms;
+    size_t count;
+    Program programs[RANKS_MAX];
+    int port;                   // the socket that keeps the port from others; -1: none
 } Job;
 
-static void clear_environment(void) {
-    static const char* const names[] = {
-        "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LLMTRAIN_RUN_ID",
-        "LLMTRAIN_TEST_FAULT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT",
-        "TORCHELASTIC_USE_AGENT_STORE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE", "PMI_RANK", "PMI_SIZE",
-        "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_ID",
-        "SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES"};
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) unsetenv(names[i]);
-}
-
-static void set_number(const char* name, size_t value) {
-    char text[32];
-    snprintf(text, sizeof text, "%zu", value);
-    setenv(name, text, 1);
-}
-
-static void set_variables(const char* list) {
-    while (list && *list) {
-        char pair[256];
-        size_t length = strcspn(list, "|");
-        snprintf(pair, sizeof pair, "%.*s", (int)length, list);
-        char* value = strchr(pair, '=');
-        need(value != NULL, "a variable without a value");
-        *value = 0;
-        setenv(pair, value + 1, 1);
-        list += length + (list[length] == '|');
+// Flags as one text, "--steps 3 --lr 1e-3", every flag with its value; one that is there already gets the new value.
+static void flags_add(Words* w, const char* text) {
+    while (text && *text) {
+        size_t length = strcspn(text, " "), flag = 0;
+        while (flag < w->count && (strlen(w->words[flag]) != length || memcmp(w->words[flag], text, length) != 0)) flag++;
+        words_put(w, flag, text, length);
+        text += length + strspn(text + length, " ");
+        length = strcspn(text, " ");
+        if (length > 0) words_put(w, flag + 1, text, length);
+        text += length + strspn(text + length, " ");
     }
 }
 
-// Listens at a port of this machine, one that the system chooses.
-static int listen_anywhere(size_t* port) {
-    struct sockaddr_in address;
-    socklen_t length = sizeof address;
-    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    memset(&address, 0, sizeof address);
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    need(listener >= 0 && bind(listener, (struct sockaddr*)&address, length) == 0 && listen(listener, 8) == 0 &&
-             getsockname(listener, (struct sockaddr*)&address, &length) == 0, "a port");
-    *port = ntohs(address.sin_port);
-    return listener;
-}
+// What a process is told by variables.
+typedef struct {
+    const Task* task;
+    size_t rank, port;
+} Place;
 
-static void output_path(char path[64], const Job* job, size_t process, int stream) {
-    snprintf(path, 64, "output_%04zu_%zu_%d", job->number, process, stream);
-}
-
-// In the child: becomes rank `process`, or what starts all ranks.
-static void job_child(const Job* job, const Task* task, size_t process, size_t port) {
-    static Words w;
-    char path[64], count[16];
-    const struct rlimit no_core = {0, 0};
-    setpgid(0, 0);
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    setrlimit(RLIMIT_CORE, &no_core);
-    int nothing = open("/dev/null", O_RDONLY);
-    dup2(nothing, 0);
-    for (int stream = 1; stream <= 2; stream++) {
-        output_path(path, job, process, stream);
-        int file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND, 0666);
-        if (file < 0) _exit(113);
-        dup2(file, stream);
-    }
-    clear_environment();
-    setenv("OMP_NUM_THREADS", "1", 1);
-    setenv("OMP_WAIT_POLICY", "passive", 1);
-    snprintf(count, sizeof count, "%zu", task->world);
-    if (task->launch == MPIRUN) {
-        words_add(&w, "mpirun --allow-run-as-root --oversubscribe --bind-to none -np");
-        words_add(&w, count);
-    }
-    words_put(&w, w.count, task->program, strlen(task->program));
-    for (size_t i = 0; i < sizeof task->arguments / sizeof task->arguments[0]; i++)
-        if (task->arguments[i]) words_add(&w, task->arguments[i]);
-    if (task->launch == FORKED) {
-        words_add(&w, "--ranks");
-        words_add(&w, count);
-    }
-    if (task->launch == BY_HAND) {
-        set_number("RANK", process);
-        set_number("LOCAL_RANK", process);
-        set_number("WORLD_SIZE", task->world);
-        set_number("MASTER_PORT", port);
-        setenv("MASTER_ADDR", "127.0.0.1", 1);
-    }
-    set_variables(task->variables);
-    if (process == task->odd) {
-        set_variables(task->odd_variables);
-        if (task->odd_arguments) words_add(&w, task->odd_arguments);
-    }
-    execvp(w.words[0], w.words);
-    _exit(113);
+static void become_rank(const void* context) {
+    const Place* place = (const Place*)context;
+    const Task* task = place->task;
+    environment_clear();
+    environment_set("OMP_NUM_THREADS=1|OMP_WAIT_POLICY=passive");
+    if (task->launch == BY_HAND)
+        environment_set(text_of("RANK=%zu|LOCAL_RANK=%zu|WORLD_SIZE=%zu|MASTER_ADDR=127.0.0.1|MASTER_PORT=%zu", place->rank,
+                                place->rank, task->world, place->port));
+    environment_set(task->variables);
+    if (place->rank == task->odd) environment_set(task->odd_variables);
 }
 
 static void job_start(Job* job, const Task* task) {
-    static size_t jobs;
-    size_t port = task->port;
+    Place place = {task, 0, task->port};
     memset(job, 0, sizeof *job);
-    job->number = jobs++;
     job->count = task->launch != BY_HAND ? 1 : task->started ? task->started : task->world;
-    job->began_ms = now_ms();
-    if (port == 0) close(listen_anywhere(&port));
-    fflush(stdout);
-    for (size_t i = 0; i < job->count; i++) {
-        pid_t child = fork();
-        need(child >= 0, "a process");
-        if (child == 0) job_child(job, task, i, port);
-        job->processes[i].pid = child;
+    job->port = -1;
+    if (task->port == 0) place.port = port_reserve(&job->port);
+    for (; place.rank < job->count; place.rank++) {
+        static Words w;
+        memset(&w, 0, sizeof w);
+        if (task->launch == MPIRUN)
+            words_add(&w, text_of("mpirun --allow-run-as-root --oversubscribe --bind-to none -np %zu", task->world));
+        words_put(&w, w.count, task->program, strlen(task->program));
+        for (size_t i = 0; i < COUNT_OF(task->arguments); i++) flags_add(&w, task->arguments[i]);
+        if (task->launch == FORKED) flags_add(&w, text_of("--ranks %zu", task->world));
+        if (place.rank == task->odd) flags_add(&w, task->odd_arguments);
+        program_start(&job->programs[place.rank], w.words, become_rank, &place);
     }
-}
-
-static void process_look(Process* p) {
-    int status;
-    struct rusage usage;
-    if (p->ended || wait4(p->pid, &status, WNOHANG | WUNTRACED, &usage) != p->pid) return;
-    if (WIFSTOPPED(status)) {
-        p->stopped = true;
-        p->stopped_ms = now_ms();
-        return;
-    }
-    p->ended = true;
-    p->ended_ms = now_ms();
-    p->status = status;
-    p->peak = (size_t)usage.ru_maxrss * 1024;
 }
 
 // Waits until all processes of the jobs have ended. One that is stopped is killed when the others of its job have
 // ended, and so is all that still runs after LIMIT_MS.
 static void jobs_wait(Job* jobs, size_t count) {
-    double deadline = now_ms() + LIMIT_MS;
     for (bool busy = true; busy;) {
         busy = false;
-        sleep_ms(2);
-        for (Job* job = jobs; job < jobs + count; job++) {
-            bool running = false, late = now_ms() > deadline;
-            for (size_t i = 0; i < job->count; i++) {
-                Process* p = &job->processes[i];
-                process_look(p);
-                running |= !p->ended && !p->stopped;
-            }
-            for (size_t i = 0; i < job->count; i++) {
-                Process* p = &job->processes[i];
-                if (p->ended) continue;
-                busy = true;
-                if (!late && running) continue;
-                p->late |= !p->stopped;
-                kill(-p->pid, SIGKILL);
-            }
-        }
+        for (Job* job = jobs; job < jobs + count; job++) busy |= programs_run(job->programs, job->count, LIMIT_MS);
+        sleep_ms(1);
     }
     for (Job* job = jobs; job < jobs + count; job++) {
-        for (size_t i = 0; i < job->count; i++) {
-            for (int stream = 0; stream < 2; stream++) {
-                char path[64];
-                size_t bytes;
-                Error error;
-                output_path(path, job, i, stream + 1);
-                need(file_read(path, (size_t)1 << 26, &job->processes[i].text[stream], &bytes, &error), path);
-            }
-        }
+        programs_wait(job->programs, job->count, LIMIT_MS);
+        if (job->port >= 0) close(job->port);
     }
 }
 
 static void job_free(Job* job) {
-    for (size_t i = 0; i < job->count; i++)
-        for (int stream = 0; stream < 2; stream++) free(job->processes[i].text[stream]);
-    memset(job, 0, sizeof *job);
+    for (size_t i = 0; i < job->count; i++) program_free(&job->programs[i]);
 }
-
-static bool process_good(const Process* p) { return !p->late && WIFEXITED(p->status) && WEXITSTATUS(p->status) == 0; }
 
 static bool job_good(const Job* job) {
     bool good = true;
-    for (size_t i = 0; i < job->count; i++) good = good && process_good(&job->processes[i]);
+    for (size_t i = 0; i < job->count; i++) good = good && program_good(&job->programs[i]);
     return good;
 }
 
-static void print_indented(const char* text) {
-    while (*text) {
-        size_t length = strcspn(text, "\n");
-        printf("        | %.*s\n", (int)min_size(length, 400), text);
-        text += length + (text[length] == '\n');
-    }
-}
-
-// How each process ended, and what it said.
 static void job_print(const Job* job) {
-    for (size_t i = 0; i < job->count; i++) {
-        const Process* p = &job->processes[i];
-        printf("        process %zu: ", i);
-        if (p->late) printf("still ran after %.0f s", LIMIT_MS / 1e3);
-        else if (WIFSIGNALED(p->status)) printf("signal %d", WTERMSIG(p->status));
-        else printf("exit code %d", WEXITSTATUS(p->status));
-        printf("%s, %.1f s\n", p->stopped ? ", was stopped" : "", (p->ended_ms - job->began_ms) / 1e3);
-        print_indented(p->text[1]);
-    }
+    for (size_t i = 0; i < job->count; i++) program_print(&job->programs[i], text_of("process %zu", i));
 }
 
 // Starts a job and waits for it; true if all of it ended well.
@@ -381,14 +182,6 @@ static const Shape SHAPES[] = {
 };
 enum { GPT2, LLAMA, ODD, SHAPE_COUNT };
 
-static const char* text_of(const char* format, size_t number) {
-    static char texts[16][64];
-    static size_t next;
-    char* text = texts[next++ % 16];
-    snprintf(text, sizeof texts[0], format, number);
-    return text;
-}
-
 // Trains into the directory `name`, unless it is there and is not to be resumed.
 static bool run_make(const char* name, const char* program, Launch launch, size_t world, const char* shape,
                      const char* more) {
@@ -398,7 +191,7 @@ static bool run_make(const char* name, const char* program, Launch launch, size_
     snprintf(out, sizeof out, "--out %.200s", name);
     Task task = task_of(launch, program, world, shape, out, more);
     bool good = job_run(&job, &task);
-    if (good && test.show) print_indented(job.processes[0].text[0]);
+    if (good && test.show) print_indented(job.programs[0].text[0]);
     job_free(&job);
     return good;
 }
@@ -451,11 +244,6 @@ static double logs_apart(const char* a, const char* b, const char* key) {
     return worst;
 }
 
-static bool file_exists(const char* path) {
-    struct stat status;
-    return stat(path, &status) == 0 && status.st_size > 0;
-}
-
 static bool same_tensors(const char* a, const char* b, size_t step) {
     char path[128];
     uint64_t hash[2];
@@ -490,7 +278,7 @@ static void expect_loader(const Dataset* data, size_t world, uint64_t first_samp
         }
         loader_close(&loader);
     }
-    verdict(right == BATCHES && read == BATCHES && different == BATCHES * (BATCHES - 1) / 2,
+    check(right == BATCHES && read == BATCHES && different == BATCHES * (BATCHES - 1) / 2,
             "%zu ranks from sample %zu on: %zu of %d micro-batches are those of one rank, each read once", world,
             (size_t)first_sample, right, BATCHES);
 }
@@ -522,26 +310,26 @@ static void expect_stages(size_t shape, size_t world) {
     size_t skipped, clipped, different = 0;
     bool good = run_usual(alone, shape, 1, 0);
     for (size_t zero = 0; zero < 3; zero++) good = run_usual(runs[zero], shape, world, zero) && good;
-    if (!verdict(good, "%s, %zu ranks: stages 0, 1 and 2 train", SHAPES[shape].name, world)) return;
+    if (!check(good, "%s, %zu ranks: stages 0, 1 and 2 train", SHAPES[shape].name, world)) return;
     for (size_t zero = 1; zero < 3; zero++)
-        verdict(same_tensors(runs[0], runs[zero], STEPS) && logs_apart(runs[0], runs[zero], "loss") == 0 &&
+        check(same_tensors(runs[0], runs[zero], STEPS) && logs_apart(runs[0], runs[zero], "loss") == 0 &&
                     logs_apart(runs[0], runs[zero], "grad_norm") == 0,
                 "%s, %zu ranks: stage %zu has the weights, moments, losses and norms of stage 0, to the bit",
                 SHAPES[shape].name, world, zero);
     count_guarded(&skipped, &clipped, runs[0]);
-    verdict(skipped > 0 && skipped < STEPS && clipped > 0, "%s, %zu ranks: %zu of %d steps are skipped and %zu clipped",
+    check(skipped > 0 && skipped < STEPS && clipped > 0, "%s, %zu ranks: %zu of %d steps are skipped and %zu clipped",
             SHAPES[shape].name, world, skipped, STEPS, clipped);
     if (world == 1) return;
-    verdict(same_tensors(runs[0], alone, STEPS),
+    check(same_tensors(runs[0], alone, STEPS),
             "%s, %zu ranks: exact sums give the weights and moments of one rank, to the bit",
             SHAPES[shape].name, world);
     double apart = logs_apart(runs[0], alone, "loss");
-    verdict(apart <= LOSS_BOUND && log_last(runs[0], "skipped") == log_last(alone, "skipped") &&
+    check(apart <= LOSS_BOUND && log_last(runs[0], "skipped") == log_last(alone, "skipped") &&
                 log_last(runs[0], "tokens") == log_last(alone, "tokens"),
             "%s, %zu ranks: losses, tokens and skipped steps of one rank; losses within %.1e <= %.0e",
             SHAPES[shape].name, world, apart, LOSS_BOUND);
     apart = fabs(log_last(runs[2], "val_loss") / log_last(alone, "val_loss") - 1);
-    verdict(apart <= LOSS_BOUND, "%s, %zu ranks: the validation's loss of one rank within %.1e <= %.0e",
+    check(apart <= LOSS_BOUND, "%s, %zu ranks: the validation's loss of one rank within %.1e <= %.0e",
             SHAPES[shape].name, world, apart, LOSS_BOUND);
     double low[STEPS], middle[STEPS], high[STEPS], mean[STEPS];
     size_t lines = log_numbers(low, runs[0], "loss_ranks_min");
@@ -552,7 +340,7 @@ static void expect_stages(size_t shape, size_t world) {
         different += low[i] < high[i];
         good = good && low[i] <= middle[i] && middle[i] <= high[i] && low[i] <= mean[i] && mean[i] <= high[i];
     }
-    verdict(good && lines == STEPS && different == STEPS,
+    check(good && lines == STEPS && different == STEPS,
             "%s, %zu ranks: the log has the least, the middle and the largest of the ranks' losses",
             SHAPES[shape].name, world);
 }
@@ -576,7 +364,7 @@ static void expect_same_stages(const char* what, const char* program, size_t sha
         good = good && run_make(names[zero], program, FORKED, world, SHAPES[shape].arguments, flags);
     }
     good = good && same_tensors(names[0], names[1], STEPS) && same_tensors(names[0], names[2], STEPS);
-    verdict(good, "%s, %s, %zu ranks, %s: stages 0, 1 and 2 end with the same bits", what, SHAPES[shape].name, world,
+    check(good, "%s, %s, %zu ranks, %s: stages 0, 1 and 2 end with the same bits", what, SHAPES[shape].name, world,
             more);
 }
 
@@ -593,7 +381,7 @@ static double program_epsilon(const char* program, char type[8]) {
     double epsilon = 0;
     snprintf(type, 8, "?");
     if (job_run(&job, &task)) {
-        const char* text = job.processes[0].text[0];
+        const char* text = job.programs[0].text[0];
         if (strstr(text, "(fp32 build)")) epsilon = 0x1p-23, snprintf(type, 8, "fp32");
         if (strstr(text, "(bf16 build)")) epsilon = 0x1p-7, snprintf(type, 8, "bf16");
         if (strstr(text, "(fp16 build)")) epsilon = 0x1p-10, snprintf(type, 8, "fp16");
@@ -607,7 +395,7 @@ static double program_epsilon(const char* program, char type[8]) {
 static void expect_storage(const char* program, size_t shape) {
     char type[8], exact[64], run[64], flags[64];
     double epsilon = program_epsilon(program, type);
-    if (!verdict(epsilon > 0, "%s: a build of known type", type)) return;
+    if (!check(epsilon > 0, "%s: a build of known type", type)) return;
     double bound = fmax(epsilon, LOSS_BOUND);
     snprintf(exact, sizeof exact, "exact-%s-%s", type, SHAPES[shape].name);
     bool good = run_make(exact, program, FORKED, 3, SHAPES[shape].arguments, "--zero 0 --reduce exact");
@@ -616,10 +404,10 @@ static void expect_storage(const char* program, size_t shape) {
         snprintf(flags, sizeof flags, "--zero %zu --reduce storage", zero);
         good = run_make(run, program, FORKED, 3, SHAPES[shape].arguments, flags);
         double apart = good ? logs_apart(run, exact, "loss") : INFINITY;
-        verdict(apart <= bound, "storage, %s, %s, 3 ranks, stage %zu: losses of --reduce exact within %.1e <= %.1e",
+        check(apart <= bound, "storage, %s, %s, 3 ranks, stage %zu: losses of --reduce exact within %.1e <= %.1e",
                 type, SHAPES[shape].name, zero, apart, bound);
     }
-    if (!good) verdict(false, "storage, %s, %s: trains", type, SHAPES[shape].name);
+    if (!good) check(false, "storage, %s, %s: trains", type, SHAPES[shape].name);
 }
 
 static void test_storage(void) {
@@ -648,18 +436,18 @@ static void test_resume(void) {
         good = good && run_make(name, test.train, FORKED, 3, SHAPES[ODD].arguments, flags);
         snprintf(flags, sizeof flags, "--zero %zu --resume on", zero);
         good = good && run_make(name, test.train, FORKED, 3, SHAPES[ODD].arguments, flags);
-        verdict(good && same_tensors(whole, name, STEPS) && logs_apart(whole, name, "loss") == 0,
+        check(good && same_tensors(whole, name, STEPS) && logs_apart(whole, name, "loss") == 0,
                 "3 ranks, stage %zu: 10 steps + resume + 10 steps have the bits of 20", zero);
     }
     for (size_t shape = LLAMA; shape <= ODD; shape++) {
         bool good = run_usual(whole, shape, 1, 0);
         snprintf(name, sizeof name, "moved-%s", SHAPES[shape].name);
-        for (size_t i = 0; i < sizeof moves / sizeof moves[0]; i++) {
+        for (size_t i = 0; i < COUNT_OF(moves); i++) {
             snprintf(flags, sizeof flags, "--zero %zu --steps %zu --resume on", moves[i].zero, moves[i].until);
             good = good && run_make(name, test.train, FORKED, moves[i].world, SHAPES[shape].arguments, flags);
         }
         double apart = good ? logs_apart(name, whole, "loss") : INFINITY;
-        verdict(apart <= LOSS_BOUND && log_last(name, "skipped") == log_last(whole, "skipped"),
+        check(apart <= LOSS_BOUND && log_last(name, "skipped") == log_last(whole, "skipped"),
                 "%s: 5 steps each of 3 ranks at stage 2, 2 at stage 1, 1, and 4 at stage 2: losses of one rank within "
                 "%.1e <= %.0e", SHAPES[shape].name, apart, LOSS_BOUND);
     }
@@ -667,7 +455,7 @@ static void test_resume(void) {
                 run_make("begun-elsewhere", test.train, FORKED, 2, "--family gpt2 --data train.bin --val val.bin --layers 2 --heads 2 "
                          "--channels 32 --seq 24 --batch 2 --steps 1 --lr 0", "--zero 1 --init-from gpt2-3-zero2/step_00000020");
     double apart = fabs(log_last("begun-elsewhere", "val_loss") / log_last(whole, "val_loss") - 1);
-    verdict(good && apart <= LOSS_BOUND, "--init-from: 2 ranks begin with the weights of 3; the validation's loss is theirs within %.1e <= %.0e",
+    check(good && apart <= LOSS_BOUND, "--init-from: 2 ranks begin with the weights of 3; the validation's loss is theirs within %.1e <= %.0e",
             apart, LOSS_BOUND);
 }
 
@@ -679,7 +467,7 @@ static void expect_launch(const char* what, const char* program, Launch launch, 
     bool good = run_usual(forked, GPT2, world, 2);
     snprintf(name, sizeof name, "launch-%d-%d-%zu", (int)launch, program == test.train_mpi, world);
     good = good && run_make(name, program, launch, world, SHAPES[GPT2].arguments, "--zero 2 --reduce exact");
-    verdict(good && same_tensors(forked, name, STEPS) && logs_apart(forked, name, "loss") == 0,
+    check(good && same_tensors(forked, name, STEPS) && logs_apart(forked, name, "loss") == 0,
             "%zu ranks %s have the bits of --ranks %zu", world, what, world);
 }
 
@@ -690,8 +478,8 @@ static void test_launch(void) {
     Task task = task_of(BY_HAND, test.train, 3, SHAPES[GPT2].arguments, "--steps 2 --zero 1", NULL);
     bool good = job_run(&job, &task);
     for (size_t i = 0; i < job.count; i++)
-        talkers += (i > 0 && job.processes[i].text[0][0] != 0) || job.processes[i].text[1][0] != 0;
-    verdict(good && talkers == 0 && strstr(job.processes[0].text[0], "step ") != NULL,
+        talkers += (i > 0 && job.programs[i].text[0][0] != 0) || job.programs[i].text[1][0] != 0;
+    check(good && talkers == 0 && strstr(job.programs[0].text[0], "step ") != NULL,
             "rank 0 alone prints the progress, and nobody prints to stderr");
     if (talkers) job_print(&job);
     job_free(&job);
@@ -717,7 +505,7 @@ static double plan_bytes(size_t world, size_t zero) {
     Task task = task_of(FORKED, test.train, world, LARGE, "--plan on", text_of("--zero %zu", zero));
     double bytes = 0;
     if (job_run(&job, &task)) {
-        for (const char* line = job.processes[0].text[0]; line; line = strchr(line, '\n')) {
+        for (const char* line = job.programs[0].text[0]; line; line = strchr(line, '\n')) {
             line += *line == '\n';
             size_t length = strcspn(line, "\n"), digits = length;
             bool counts = strncmp(line, "  total ", 8) == 0 || strncmp(line, "  outside:", 10) == 0;
@@ -746,17 +534,17 @@ static void test_memory(void) {
             double least = INFINITY, most = 0, plan = planned[world][zero] = plan_bytes(world, zero);
             bool good = job_run(&job, &task);
             for (size_t i = 0; i < job.count; i++) {
-                least = fmin(least, (double)job.processes[i].peak);
-                most = fmax(most, (double)job.processes[i].peak);
+                least = fmin(least, (double)job.programs[i].peak);
+                most = fmax(most, (double)job.programs[i].peak);
             }
-            verdict(good && plan > 0 && least >= 0.95 * plan && most <= 1.05 * plan,
+            check(good && plan > 0 && least >= 0.95 * plan && most <= 1.05 * plan,
                     "%zu ranks, stage %zu: planned %.1f MB, peaks of the ranks %.1f to %.1f MB (%+.1f%% to %+.1f%%)",
                     world, zero, 1e-6 * plan, 1e-6 * least, 1e-6 * most, 100 * (least / plan - 1),
                     100 * (most / plan - 1));
             job_free(&job);
         }
     }
-    verdict(planned[4][2] < planned[4][1] && planned[4][1] < planned[4][0] && planned[4][1] < planned[2][1] &&
+    check(planned[4][2] < planned[4][1] && planned[4][1] < planned[4][0] && planned[4][1] < planned[2][1] &&
                 planned[4][2] < planned[2][2],
             "each stage takes less memory than the one before it, and with more ranks each of them less");
 }
@@ -823,7 +611,7 @@ static void test_overlap(void) {
             wait = fmax(late.wait - plain.wait, 0) / (blocking_late.wait - blocking.wait);
             good = fmin(step, wait) <= 0.15 && blocking_late.wait - blocking.wait > 0.5 * (double)collectives * delay;  // there were delays
         }
-        verdict(good,
+        check(good,
                 "stage %zu: %zu collectives that take %.1f ms longer make a step of %.0f ms take %.0f ms; waited for at once, one of "
                 "%.0f ms takes %.0f ms: %.0f%% of communication is hidden, by what the ranks wait %.0f%%",
                 zero, collectives, delay, plain.step, late.step, blocking.step, blocking_late.step, 100 * (1 - step), 100 * (1 - wait));
@@ -860,12 +648,12 @@ static bool blames(const char* text, size_t rank) {
 
 // All ranks but the victim have said which it was, and ended in time.
 static void judge_fault(Job* job, const char* what, size_t victim, bool stops) {
-    Process* v = &job->processes[victim];
+    Program* v = &job->programs[victim];
     bool happened = stops ? v->stopped : v->ended && WIFSIGNALED(v->status) && !v->late;
     double at = stops ? v->stopped_ms : v->ended_ms, latest = 0;
     bool good = happened;
     for (size_t i = 0; i < job->count; i++) {
-        const Process* p = &job->processes[i];
+        const Program* p = &job->programs[i];
         size_t bad;
         if (i == victim) continue;
         size_t sentences = count_sentences(p->text[1], &bad);
@@ -874,7 +662,7 @@ static void judge_fault(Job* job, const char* what, size_t victim, bool stops) {
         latest = fmax(latest, p->ended_ms - at);
     }
     good = good && latest <= (stops ? TIMEOUT_MS : 0) + SLACK_MS;
-    verdict(good, "%s%s: the others name it and end, the last after %.1f s", what,
+    check(good, "%s%s: the others name it and end, the last after %.1f s", what,
             happened ? "" : ", which does not happen", latest / 1e3);
     if (!good) job_print(job);
 }
@@ -896,64 +684,56 @@ static void faults_judge(FaultCase* cases, size_t count) {
     }
 }
 
-// Starts ranks of which one will be killed, and whose standard error is a pipe that is full. Returns its other end.
-static int slow_reader_start(pid_t* child) {
-    char command[2048], text[4096];
-    int ends[2];
-    need(pipe2(ends, O_CLOEXEC | O_NONBLOCK) == 0, "a pipe");
-    memset(text, ' ', sizeof text);
-    while (write(ends[1], text, sizeof text) > 0) {}
-    fcntl(ends[1], F_SETFL, 0);
-    snprintf(command, sizeof command, "exec '%.1000s' %s --ranks %zu --timeout 3", test.train,
-             SHAPES[GPT2].arguments, RANKS_MAX);
-    fflush(stdout);
-    *child = fork();
-    need(*child >= 0, "a process");
-    if (*child == 0) {
-        int nothing = open("/dev/null", O_RDWR);
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
-        dup2(nothing, 0);
-        dup2(nothing, 1);
-        dup2(ends[1], 2);
-        clear_environment();
-        setenv("OMP_NUM_THREADS", "1", 1);
-        setenv("LLMTRAIN_TEST_FAULT", "rank 1 step 2 at backward do kill", 1);
-        execl("/bin/sh", "sh", "-c", command, (char*)NULL);
-        _exit(127);
-    }
-    close(ends[1]);
-    return ends[0];
+// In the child: standard error is a pipe that is full.
+static void become_unread(const void* pipe_end) {
+    environment_clear();
+    environment_set("OMP_NUM_THREADS=1|LLMTRAIN_TEST_FAULT=rank 1 step 2 at backward do kill");
+    dup2(*(const int*)pipe_end, 2);
 }
 
-// Letters that come until the other end is closed.
-static size_t slow_reader_read(int end) {
+// What comes until the other end is closed, but for blanks: so many bytes.
+static size_t read_late(int end) {
     char text[4096];
-    size_t letters = 0;
+    size_t bytes = 0;
     for (double until = now_ms() + SLACK_MS; now_ms() < until;) {
         ssize_t n = read(end, text, sizeof text);
         if (n == 0) break;
         if (n < 0) sleep_ms(5);
-        for (ssize_t i = 0; i < n; i++) letters += text[i] != ' ';
+        for (ssize_t i = 0; i < n; i++) bytes += text[i] != ' ';
     }
     close(end);
-    return letters;
+    return bytes;
 }
 
 // Rank 0 prints the first report, and does not end before somebody has read it. Which rank's it is is chance; so there are
 // some runs.
 static void expect_slow_reader(void) {
     enum { RUNS = 4, SENTENCE = 40 };
-    pid_t children[RUNS];
-    int ends[RUNS], status = 0;
+    Program programs[RUNS];
+    static Words w;
+    char blanks[4096];
+    int ends[RUNS][2];
     bool good = true;
-    for (int i = 0; i < RUNS; i++) ends[i] = slow_reader_start(&children[i]);
-    sleep_ms(5000);
+    memset(blanks, ' ', sizeof blanks);
+    words_put(&w, 0, test.train, strlen(test.train));
+    flags_add(&w, SHAPES[GPT2].arguments);
+    flags_add(&w, text_of("--ranks %zu --timeout 3", RANKS_MAX));
     for (int i = 0; i < RUNS; i++) {
-        good = slow_reader_read(ends[i]) > SENTENCE && good;
-        good = waitpid(children[i], &status, 0) == children[i] && WIFEXITED(status) && WEXITSTATUS(status) != 0 && good;
+        need(pipe2(ends[i], O_CLOEXEC | O_NONBLOCK) == 0, "a pipe");
+        while (write(ends[i][1], blanks, sizeof blanks) > 0) {}
+        fcntl(ends[i][1], F_SETFL, 0);
+        program_start(&programs[i], w.words, become_unread, &ends[i][1]);
+        close(ends[i][1]);
     }
-    verdict(good, "--ranks %zu, rank 1 killed, and nobody reads standard error for a while: it is said all the same",
-            RANKS_MAX);
+    sleep_ms(5000);
+    for (int i = 0; i < RUNS; i++) good = read_late(ends[i][0]) > SENTENCE && good;
+    for (int i = 0; i < RUNS; i++) {
+        programs_wait(&programs[i], 1, LIMIT_MS);
+        good = good && !programs[i].late && WIFEXITED(programs[i].status) && WEXITSTATUS(programs[i].status) != 0;
+        program_free(&programs[i]);
+    }
+    check(good, "--ranks %zu, rank 1 killed, and nobody reads standard error for a while: it is said all the same",
+          RANKS_MAX);
 }
 
 // Forked ranks: who started the program sees one process, and one sentence, and no process may be left.
@@ -965,16 +745,16 @@ static void expect_forked_fault(size_t victim) {
     task.variables = fault;
     job_start(&job, &task);
     jobs_wait(&job, 1);
-    Process* p = &job.processes[0];
+    Program* p = &job.programs[0];
     size_t bad, sentences = count_sentences(p->text[1], &bad);
     sleep_ms(200);  // what is left has been told to end
     while (waitpid(-p->pid, NULL, WNOHANG) > 0) {}
-    bool good = kill(-p->pid, 0) != 0 && errno == ESRCH && !p->late && p->ended_ms - job.began_ms < SLACK_MS + 2e3;
+    bool good = kill(-p->pid, 0) != 0 && errno == ESRCH && !p->late && p->ended_ms - p->began_ms < SLACK_MS + 2e3;
     if (victim == 0) good = good && WIFSIGNALED(p->status) && WTERMSIG(p->status) == SIGKILL;
     else
         good = good && WIFEXITED(p->status) && WEXITSTATUS(p->status) != 0 && sentences == 1 && bad == 0 &&
                blames(p->text[1], victim);
-    verdict(good, "--ranks %zu, rank %zu killed: %s, and no process is left", RANKS_MAX, victim,
+    check(good, "--ranks %zu, rank %zu killed: %s, and no process is left", RANKS_MAX, victim,
             victim == 0 ? "the others end with it" : "the exit code and one sentence say so");
     if (!good) job_print(&job);
     job_free(&job);
@@ -989,20 +769,20 @@ static void expect_interrupt(void) {
                         NULL);
     job_start(&job, &task);
     double deadline = now_ms() + LIMIT_MS;
-    while (!file_exists("asked/metrics.jsonl") && now_ms() < deadline) sleep_ms(20);
+    while (isnan(log_last("asked", "step")) && now_ms() < deadline) sleep_ms(20);
     sleep_ms(100);
-    kill(job.processes[1].pid, SIGTERM);
+    kill(job.programs[1].pid, SIGTERM);
     jobs_wait(&job, 1);
     for (size_t i = 0; i < job.count; i++) {
-        const Process* p = &job.processes[i];
+        const Program* p = &job.programs[i];
         size_t bad, sentences = count_sentences(p->text[1], &bad);
         good = good && WIFEXITED(p->status) && WEXITSTATUS(p->status) == 75 && bad == 0 && sentences == 1;
     }
-    const char* said = strstr(job.processes[0].text[1], "after step ");
+    const char* said = strstr(job.programs[0].text[1], "after step ");
     good = good && said && sscanf(said, "after step %llu;", &step) == 1 && step > 0 && step < 5000;
     good = good && run_make("straight", test.train, FORKED, 3, SHAPES[ODD].arguments,
-                            text_of("--zero 1 --steps %zu", step));
-    verdict(good && same_tensors("asked", "straight", step),
+                            text_of("--zero 1 --steps %llu", step));
+    check(good && same_tensors("asked", "straight", step),
             "rank 1 of 3 is asked to stop: all do, each says so, and it is saved after step %llu what a run to there saves",
             step);
     if (!good) job_print(&job);
@@ -1078,7 +858,7 @@ static const Refusal REFUSALS[] = {
     FLAG("--reduce of no kind", 2, "--reduce best", "--reduce", "storage"),
     FLAG("--timeout 0", 2, "--timeout 0", "--timeout", "0"),
 };
-enum { REFUSAL_COUNT = sizeof REFUSALS / sizeof REFUSALS[0] };
+enum { REFUSAL_COUNT = COUNT_OF(REFUSALS) };
 
 static void refusal_start(Job* job, const Refusal* r, const char* program, size_t port) {
     bool odd = r->odd_arguments || r->odd_variables;
@@ -1092,17 +872,17 @@ static void judge_refusal(const Job* job, const Refusal* r) {
     bool good = true;
     double latest = 0;
     for (size_t i = 0; i < job->count; i++) {
-        const Process* p = &job->processes[i];
+        const Program* p = &job->programs[i];
         size_t bad, sentences = count_sentences(p->text[1], &bad);
         int code = WIFEXITED(p->status) ? WEXITSTATUS(p->status) : -1;
         good = good && !p->late && (r->exit_code ? code == r->exit_code : code == 1 || code == 2);
         good = good && bad == 0 && sentences == 1;
-        latest = fmax(latest, p->ended_ms - job->began_ms);
+        latest = fmax(latest, p->ended_ms - p->began_ms);
     }
     for (int f = 0; f < 2; f++)
-        good = good && (r->fragments[f] == NULL || strstr(job->processes[0].text[1], r->fragments[f]));
+        good = good && (r->fragments[f] == NULL || strstr(job->programs[0].text[1], r->fragments[f]));
     good = good && latest <= TIMEOUT_MS + SLACK_MS;
-    verdict(good, "%s: said in one sentence; all ranks end within %.1f s", r->name, latest / 1e3);
+    check(good, "%s: said in one sentence; all ranks end within %.1f s", r->name, latest / 1e3);
     if (!good || test.show) job_print(job);
 }
 
@@ -1119,8 +899,9 @@ static void test_refusals(void) {
         }
     }
     static const Refusal busy = {"the port is in use", BY_HAND, 2, 0, 1, NULL, NULL, NULL, NULL, {"port", "in use"}};
-    size_t port;
-    int listener = listen_anywhere(&port);
+    int listener;
+    size_t port = port_reserve(&listener);
+    need(listen(listener, 8) == 0, "listening");
     refusal_start(&jobs[0], &busy, test.train, port);
     jobs_wait(jobs, 1);
     close(listener);
@@ -1131,9 +912,9 @@ static void test_refusals(void) {
     Task task = task_of(MPIRUN, test.train, 2, SHAPES[GPT2].arguments, REFUSED_BASE, "--ranks 2");
     job_start(&jobs[0], &task);
     jobs_wait(jobs, 1);
-    const Process* p = &jobs[0].processes[0];
-    bool good = !p->late && !process_good(p) && strstr(p->text[1], "has started 2 ranks already") != NULL;
-    verdict(good, "--ranks under mpirun: refused");
+    const Program* p = &jobs[0].programs[0];
+    bool good = !p->late && !program_good(p) && strstr(p->text[1], "has started 2 ranks already") != NULL;
+    check(good, "--ranks under mpirun: refused");
     if (!good) job_print(&jobs[0]);
     job_free(&jobs[0]);
 }
@@ -1152,16 +933,16 @@ static void expect_corruption(size_t zero, size_t victim, bool computes) {
     task.variables = fault;
     job_start(&job, &task);
     jobs_wait(&job, 1);
-    const char* text = job.processes[0].text[1];
-    bool good = strstr(job.processes[0].text[0], "step     2/6") &&
+    const char* text = job.programs[0].text[1];
+    bool good = strstr(job.programs[0].text[0], "step     2/6") &&
                 strstr(text, computes ? "hidden states that it computes" : "bucket");
     for (size_t i = 0; i < job.count; i++) {
-        const Process* p = &job.processes[i];
+        const Program* p = &job.programs[i];
         size_t bad, sentences = count_sentences(p->text[1], &bad);
         good = good && !p->late && WIFEXITED(p->status) && WEXITSTATUS(p->status) == 1 && bad == 0 &&
                sentences == 1 && blames(p->text[1], victim);
     }
-    verdict(good, "stage %zu, in step 3 a bit of %s of rank %zu is wrong: named, and all end", zero,
+    check(good, "stage %zu, in step 3 a bit of %s of rank %zu is wrong: named, and all end", zero,
             computes ? "a forward" : "the parameters", victim);
     if (!good || test.show) job_print(&job);
     job_free(&job);
@@ -1174,7 +955,7 @@ static void test_corruption(void) {
             for (int computes = 0; computes < 2; computes++) expect_corruption(zero, victim, computes);
     bool good = run_usual(usual, ODD, 3, 1) &&
                 run_make("checked", test.train, FORKED, 3, SHAPES[ODD].arguments, "--zero 1 --check-every 1");
-    verdict(good && same_tensors(usual, "checked", STEPS),
+    check(good && same_tensors(usual, "checked", STEPS),
             "where nothing is wrong, --check-every 1 finds nothing and changes nothing");
 }
 
@@ -1203,12 +984,12 @@ static void expect_rewinds(const char* what, const char* arguments) {
     snprintf(alone, sizeof alone, "rewind-%s", what);
     bool good = run_make(alone, test.train, FORKED, 1, arguments, "--reduce exact");
     size_t rewinds = count_rewinds(alone);
-    verdict(good && rewinds > 0 && log_is_whole(alone), "%s: the run goes back %zu times and on to the end; each step is in its log once",
+    check(good && rewinds > 0 && log_is_whole(alone), "%s: the run goes back %zu times and on to the end; each step is in its log once",
             what, rewinds);
     for (size_t world = 2; world <= RANKS_MAX; world++) {
         snprintf(name, sizeof name, "rewind-%s-%zu", what, world);
         good = run_make(name, test.train, FORKED, world, arguments, text_of("--zero %zu", world - 2));
-        verdict(good && same_tensors(alone, name, STEPS) && count_rewinds(name) == rewinds && logs_apart(alone, name, "loss") <= LOSS_BOUND,
+        check(good && same_tensors(alone, name, STEPS) && count_rewinds(name) == rewinds && logs_apart(alone, name, "loss") <= LOSS_BOUND,
                 "%s: %zu ranks at stage %zu go back as often, to the same bits", what, world, world - 2);
     }
 }
@@ -1219,9 +1000,9 @@ static void expect_no_rewind(const char* what, const char* arguments, int code, 
     Task task = task_of(FORKED, test.train, 2, arguments, text_of("--reduce float --out rewind-refused-%zu", cases++), NULL);
     job_start(&job, &task);
     jobs_wait(&job, 1);
-    const Process* p = &job.processes[0];
+    const Program* p = &job.programs[0];
     bool good = WIFEXITED(p->status) && WEXITSTATUS(p->status) == code && strstr(p->text[1], words);
-    verdict(good, "%s: exit %d, '%s'", what, code, words);
+    check(good, "%s: exit %d, '%s'", what, code, words);
     if (!good) job_print(&job);
     job_free(&job);
 }
@@ -1238,9 +1019,9 @@ static void test_rewind(void) {
         good = good && run_make(name, test.train, FORKED, 3, DIVERGING "--ckpt-every 1 --rewind 50 --rewind-lr 0.001 --reduce float", text_of("--zero %zu", zero));
         good = good && count_rewinds(name) > 0 && log_is_whole(name) && same_tensors(name, "rewind-infinite-0", STEPS);
     }
-    verdict(good, "a loss that is not finite: the run goes back and on to the end, in each stage to the same bits");
+    check(good, "a loss that is not finite: the run goes back and on to the end, in each stage to the same bits");
     good = run_make("rewind-begin", test.train, FORKED, 3, DIVERGING "--ckpt-every 19 --rewind 50 --rewind-lr 0.001 --reduce float", "--zero 1");
-    verdict(good && count_rewinds("rewind-begin") > 0 && log_is_whole("rewind-begin"), "without a checkpoint it goes back to the beginning");
+    check(good && count_rewinds("rewind-begin") > 0 && log_is_whole("rewind-begin"), "without a checkpoint it goes back to the beginning");
     expect_rewinds("skipping", COMMON "--family gpt2 --data train.bin --heads 2 --channels 32 --seq 24 --total-batch 576 --spike-skip 1.4 "
                    "--diverged-after 1 --ckpt-every 4 --rewind 50 --rewind-lr 0.9");
     expect_no_rewind("no rewind is left", DIVERGING "--ckpt-every 1 --rewind 1 --rewind-lr 1", 1, "is nan, after 1 rewinds");
@@ -1270,15 +1051,15 @@ static void expect_slow(size_t victim) {
     Task task = task_of(FORKED, test.train, 3, SHAPES[GPT2].arguments, out,
                         "--slow-factor 1.5 --slow-steps 5 --total-batch 144");
     task.variables = fault;
-    bool good = job_run(&job, &task), named = has_line_with(job.processes[0].text[0], name, "straggler");
+    bool good = job_run(&job, &task), named = has_line_with(job.programs[0].text[0], name, "straggler");
     size_t count = log_numbers(slowest, run, "slowest_rank"), right = 0;
     log_numbers(low, run, "ms_ranks_min");
     log_numbers(high, run, "ms_ranks_max");
     for (size_t i = 4; i < count; i++) right += slowest[i] == (double)victim && high[i] - low[i] > 25;
     good = good && named && count == 16 && right >= 11;
-    verdict(good, "rank %zu sleeps 50 ms a step from step 4 on: the console names it, and the log in %zu of the last "
+    check(good, "rank %zu sleeps 50 ms a step from step 4 on: the console names it, and the log in %zu of the last "
             "12 steps", victim, right);
-    if (!good) print_indented(job.processes[0].text[0]);
+    if (!good) print_indented(job.programs[0].text[0]);
     job_free(&job);
 }
 
@@ -1304,7 +1085,7 @@ static void put_shard(const char* path, int32_t vocabulary, size_t count, uint64
 }
 
 static void root_make(void) {
-    need(root_enter("test_ranks"), root);
+    root_enter();
     put_shard("train.bin", 256, 20000, 1);
     put_shard("odd.bin", 251, 20000, 2);
     put_shard("other.bin", 256, 20000, 3);
@@ -1342,7 +1123,7 @@ int main(int argc, char** argv) {
         {"overlap", FLAG_SWITCH, &overlap, "on|off", 0, 0, "the test that wants the machine for itself", false},
         {"show", FLAG_SWITCH, &test.show, "on|off", 0, 0, "print what programs say in cases that pass, too", false},
     };
-    size_t flag_count = sizeof flags / sizeof flags[0];
+    size_t flag_count = COUNT_OF(flags);
     if (!flags_begin(&code, "test_ranks", NULL, flags, flag_count, argc, argv)) return code;
     const char* given[] = {train, train16, train_mpi};
     char* paths[] = {test.train, test.train16, test.train_mpi};
@@ -1352,9 +1133,10 @@ int main(int argc, char** argv) {
         return 1;
     }
     prctl(PR_SET_CHILD_SUBREAPER, 1);  // ranks whose parent was killed come to this process, which sees them end
+    tests_begin("test_ranks");
     root_make();
     bool found = test.only == NULL;
-    for (size_t i = 0; i < sizeof tests / sizeof tests[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(tests); i++) {
         if (test.only ? strcmp(test.only, tests[i].name) != 0 : !overlap && tests[i].run == test_overlap) continue;
         double began = now_ms();
         found = true;
@@ -1365,7 +1147,5 @@ int main(int argc, char** argv) {
         fprintf(stderr, "test_ranks: --only is '%s', which is no test; see the head of dev/test/test_ranks.c\n", test.only);
         return 2;
     }
-    if (test.skipped) printf("%zu skipped\n", test.skipped);
-    printf("%zu passed, %zu failed\n", test.passed, test.failed);
-    return test.failed == 0 ? 0 : 1;
+    return tests_end();
 }
