@@ -85,11 +85,17 @@ if [ -z "$ranks" ]; then
     [ "$ranks" -gt 0 ] || wrong "no GPU is found on $machine; say how many ranks to start: --ranks N"
 fi
 
-# A port where nobody listens, in a range that systems do not give to others by themselves.
+# A port that nobody uses, in a range that systems do not give to others by themselves. A link keeps it from every other
+# node.sh on this machine until this one ends.
+lock=
 if [ -z "$port" ] && [ "$nodes" -eq 1 ]; then
-    port=$(cat /proc/net/tcp /proc/net/tcp6 2> /dev/null | awk -v port=$((20000 + $$ % 12000)) '
-        { split($2, at, ":"); busy[at[2]] = 1 }
-        END { while (sprintf("%04X", port) in busy) port++; print port }')
+    busy=$(cat /proc/net/tcp /proc/net/tcp6 2> /dev/null | awk '{ split($2, at, ":"); print at[2] }')
+    port=$((20000 + $$ % 12000))
+    while
+        lock=/tmp/llmtrain-port-$port
+        kill -0 "$(readlink "$lock")" 2> /dev/null || rm -f "$lock" 2> /dev/null
+        echo "$busy" | grep -qx "$(printf %04X "$port")" || ! ln -s $$ "$lock" 2> /dev/null
+    do port=$((port + 1)); done
 fi
 [ "$nodes" -gt 1 ] || [ -n "${LLMTRAIN_RUN_ID:-}" ] || LLMTRAIN_RUN_ID=$machine.$$.$(date +%s)
 [ -z "${LLMTRAIN_RUN_ID:-}" ] || export LLMTRAIN_RUN_ID
@@ -155,7 +161,7 @@ failed() {
 mkdir -p "$logs" || exit 1
 work=$(mktemp -d) || exit 1
 console='' listener=''
-trap 'rm -rf "$work"; [ -z "$listener" ] || kill "$listener" 2> /dev/null' EXIT
+trap 'rm -rf "$work" "$lock"; [ -z "$listener" ] || kill "$listener" 2> /dev/null' EXIT
 trap 'send TERM' TERM HUP
 trap 'send INT' INT
 trap 'send USR1' USR1

@@ -154,6 +154,13 @@ for rank in 0 1 2; do
     check "the first argument of rank $rank" grep -qx 'argument <two words>' logs/rank_$rank.log
     check "the second argument of rank $rank" grep -qx "argument <it's>" logs/rank_$rank.log
 done
+sh "$here/node.sh" --ranks 1 --logs logs-other -- sleep 2 > other.txt 2>&1 &
+other=$!
+check "another node.sh has a port" comes grep -q 'port [0-9]' other.txt
+theirs=$(sed -n 's/.*port \([0-9]*\)$/\1/p' other.txt)
+check "a node.sh keeps its port from others" [ "$(readlink "/tmp/llmtrain-port-$theirs")" = "$other" ]
+wait "$other"
+check "and gives it back" [ ! -e "/tmp/llmtrain-port-$theirs" ]
 check "all ranks have the same place and run" \
     [ "$(grep -h '^rank' logs/*.log | sed 's/.*here, //' | sort -u | wc -l)" -eq 1 ]
 says '^rank 0 of 3'
@@ -453,15 +460,21 @@ echo "$@" > scontrol.txt
 END
 chmod +x bin/srun bin/scontrol
 
-# batch COMMAND...: slurm.sbatch as Slurm starts it: with variables of the job, and of a task 0 that is none.
+# batch COMMAND...: slurm.sbatch as Slurm starts it: with variables of the job, and of a task 0 that is none. The ranks'
+# port follows from the number of the job.
+job=$$
 batch() {
     rm -f srun.txt scontrol.txt
-    PATH=$work/bin:$PATH SLURM_JOB_ID=4242 SLURM_NTASKS=3 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_CPUS_PER_TASK=1 \
+    PATH=$work/bin:$PATH SLURM_JOB_ID=$job SLURM_NTASKS=3 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_CPUS_PER_TASK=1 \
         sh "$here/slurm.sbatch" "$@"
 }
 
 # shellcheck disable=SC2086  # $flags is several words
-batch "$train" $flags --steps 6 --out slurm3 > out.txt 2>&1
+until batch "$train" $flags --steps 6 --out slurm3 > out.txt 2>&1; status=$?
+    [ $status -eq 0 ] || ! grep -q 'the port is in use' out.txt; do
+    job=$((job + 1))
+done
+[ $status -eq 0 ]
 check "three tasks of slurm.sbatch" [ $? -eq 0 ]
 check "their weights are those of train --ranks 3" same forked3 slurm3
 check "a run that is done does not begin again" [ ! -e scontrol.txt ]
@@ -472,14 +485,14 @@ check "tasks that fail: exit code $code, expected 3" [ $code -eq 3 ]
 check "a run that failed does not begin again" [ ! -e scontrol.txt ]
 
 rm -f asked_*.pid
-PATH=$work/bin:$PATH SLURM_JOB_ID=4242 SLURM_NTASKS=2 SLURM_PROCID=0 sh "$here/slurm.sbatch" \
+PATH=$work/bin:$PATH SLURM_JOB_ID=$job SLURM_NTASKS=2 SLURM_PROCID=0 sh "$here/slurm.sbatch" \
     sh -c 'RANK=$SLURM_PROCID exec sh asked.sh' > out.txt 2>&1 &
 process=$!
 for rank in 0 1; do
     check "task $rank is ready" comes [ -s asked_$rank.pid ]
 done
 stopped $process USR1 75 slurm.sbatch
-check "the job is put into the queue again" grep -qx 'requeue 4242' scontrol.txt
+check "the job is put into the queue again" grep -qx "requeue $job" scontrol.txt
 check "both tasks were told" [ "$(grep -c '^told USR1' out.txt)" -eq 2 ]
 
 printf '#!/bin/sh\nexit 1\n' > bin/scontrol
