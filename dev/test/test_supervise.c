@@ -1,76 +1,53 @@
-// test_supervise.c: the supervisor of a run, against commands that die, stop, hang, ignore signals and print too much.
+// test_supervise.c: the supervisor, against commands that die, stop, hang, ignore signals and print too much.
 //
-//   make build/supervise build/test_supervise build/train-FP32
+//   make build/test_supervise build/train-FP32
 //   build/test_supervise --train build/train-FP32
 //   build/test_supervise --train ... --slack 10000                  on a slow machine, or under a sanitizer
 //
-//   1. cases     a supervisor in a directory of its own, what it ends with, and what it leaves
-//   2. acts      what the commands do: this program, started as `test_supervise act NAME`
-//   3. checks    of each case
-//   4. trainer   a real run of two ranks: killed, hung, and of one rank less; it ends with the bits of one left alone
-//   5. units     heartbeats, events, words of a command, who is blamed
-//   6. lanes     cases at once, since they wait most of the time
-//
-// Acts leave a line in the file `trace` for whatever a check wants to know: what, process, time, more.
+//   1. supervisors  each in a directory of its own: how it ends, and what it leaves
+//   2. acts         what the commands do: this program, started as `test_supervise act INSTRUCTION...`
+//   3. expectations cases that are a command, a signal, and what is expected
+//   4. cases        that need more than that
+//   5. table        of all cases
+//   6. trainer      a run of two ranks: killed, hung, and of one rank less; it ends with the bits of one left alone
+//   7. units        heartbeats, events, words of a command, which rank is blamed
+//   8. main         cases run at once, since they wait most of the time
 
 #include "llmtrain/data.h"
 #define main supervise_main  // the program is included, so that what is tested is what ships
 #include "launch/supervise.c"
 #undef main
+#include "harness.h"
 #include "pieces.h"
 
-#include <ftw.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
-#include <sys/resource.h>
-#include <sys/syscall.h>
 
 #define CASE_MS 60e3        // after which a supervisor is said to hang
 #define FLOOD_BYTES ((size_t)10 << 20)
 
-static int passed, failed;
-static double slack_ms = 3000;  // what a busy machine may add
+static double slack_ms = 3000;  // that a busy machine may add
 static const char* case_name = "";
 static char self_path[FILE_PATH_MAX], train_path[FILE_PATH_MAX], supervise_path[FILE_PATH_MAX];
 
-static bool check(bool ok, const char* what) {
-    *(ok ? &passed : &failed) += 1;
-    if (!ok) printf("%s: %s   FAILED\n", case_name, what);
-    return ok;
-}
+static bool check_case(bool ok, const char* what) { return check(ok, "%s: %s", case_name, what); }
 
 // lowest <= value <= highest; NaN fails.
 static bool check_between(double value, double lowest, double highest, const char* what) {
     bool ok = value >= lowest && value <= highest;
-    *(ok ? &passed : &failed) += 1;
-    if (!ok) printf("%s: %s: %g is not from %g to %g   FAILED\n", case_name, what, value, lowest, highest);
-    return ok;
+    return check(ok, "%s: %s: %g, from %g to %g", case_name, what, value, lowest, highest);
 }
 
 static bool check_text(const char* text, const char* fragment) {
     bool ok = strstr(text, fragment) != NULL;
-    *(ok ? &passed : &failed) += 1;
-    if (!ok) printf("%s: '%s' is not in: %.600s   FAILED\n", case_name, fragment, text);
-    return ok;
-}
-
-static void must(bool ok, const char* what) {
-    if (ok) return;
-    printf("test_supervise: cannot go on: %s: %s\n0 passed, 1 failed\n", what, strerror(errno));
-    exit(1);
+    return check(ok, "%s: '%s'%s%.600s", case_name, fragment, ok ? "" : " is not in: ", ok ? "" : text);
 }
 
 // ------------------------------------------------------------------------------------------------
-// 1. Cases
+// 1. Supervisors
+//
+// Commands and cases leave lines in the file `trace` for whatever a check wants to know: what, process, time, more.
 
-typedef struct {
-    pid_t supervisor;
-    int code;               // it ended with; 128 + signal
-    double began, ended;
-    int output;             // to read its standard output from, if it is a pipe; otherwise -1
-} Case;
-
-// Adds a line: what, process, milliseconds, more.
 static void trace(const char* what, const char* more) {
     char line[512];
     int file = open("trace", O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
@@ -110,77 +87,9 @@ static double trace_ms(const char* what, size_t number) {
     return ms;
 }
 
-static bool trace_await(const char* what, size_t number) {
-    double until = now_ms() + CASE_MS / 2;
-    while (!trace_find(what, number, NULL, NULL, NULL)) {
-        if (now_ms() > until) return check(false, what);
-        sleep_ms(5);
-    }
-    return true;
-}
-
-// A file that says something to whom it may concern.
-static void mark(const char* name) {
-    int file = open(name, O_CREAT | O_WRONLY | O_CLOEXEC, 0666);
-    if (file >= 0) close(file);
-}
-
-// Runs supervise_main in a process of its own with these words, in which SELF stands for this program, TRAIN for the
-// trainer and SUPERVISE for the supervisor; a command that begins with TRAIN or SUPERVISE is run as it stands. Standard
-// error goes to a file, standard output to another, or to a pipe.
-static Case case_start(const char* words, bool piped) {
-    static char text[4096];
-    Case c = {0, -1, now_ms(), NAN, -1};
-    int ends[2] = {-1, -1};
-    must(!piped || pipe2(ends, O_CLOEXEC) == 0, "pipe");
-    fflush(NULL);
-    c.supervisor = fork();
-    must(c.supervisor >= 0, "fork");
-    if (c.supervisor > 0) {
-        if (piped) close(ends[1]);
-        c.output = ends[0];
-        return c;
-    }
-    char* argv[64];
-    int argc = 0, out = piped ? ends[1] : open("stdout", O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-    int err = open("stderr", O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-    must(dup2(out, STDOUT_FILENO) >= 0 && dup2(err, STDERR_FILENO) >= 0, "dup2");
-    bool whole = strncmp(words, "TRAIN ", 6) == 0 || strncmp(words, "SUPERVISE ", 10) == 0;
-    snprintf(text, sizeof text, "%s%s", whole ? "" : "supervise ", words);
-    for (char* word = strtok(text, " "); word && argc < 63; word = strtok(NULL, " ")) {
-        if (strcmp(word, "SELF") == 0) word = self_path;
-        else if (strcmp(word, "TRAIN") == 0) word = train_path;
-        else if (strcmp(word, "SUPERVISE") == 0) word = supervise_path;
-        argv[argc++] = word;
-    }
-    argv[argc] = NULL;
-    if (whole) execv(argv[0], argv);
-    int code = supervise_main(argc, argv);
-    fflush(NULL);
-    _exit(code);
-}
-
-// Waits for its end.
-static void case_end(Case* c) {
-    int status = 0;
-    pid_t pid = 0;
-    for (double until = now_ms() + CASE_MS; pid == 0 && now_ms() < until;) {
-        pid = waitpid(c->supervisor, &status, WNOHANG);
-        if (pid == 0) sleep_ms(2);
-    }
-    c->ended = now_ms();
-    if (!check(pid == c->supervisor, "the supervisor ends")) {
-        kill(c->supervisor, SIGKILL);
-        waitpid(c->supervisor, &status, 0);
-    }
-    c->code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-    if (c->output >= 0) close(c->output);
-}
-
-static void case_run(const char* words, int code) {
-    Case c = case_start(words, false);
-    case_end(&c);
-    check_between(c.code, code, code, "exit code");
+static long trace_pid(const char* what, size_t number) {
+    long pid = 0;
+    return trace_find(what, number, &pid, NULL, NULL) ? pid : 0;
 }
 
 // The text of a file, "" if there is none.
@@ -199,51 +108,136 @@ static size_t count_in(const char* text, const char* fragment) {
 }
 
 static size_t events_count(const char* event) {
-    char fragment[64];
-    snprintf(fragment, sizeof fragment, "\"event\": \"%s\"", event);
-    return count_in(file_text("events.jsonl"), fragment);
+    return count_in(file_text("events.jsonl"), text_of("\"event\": \"%s\"", event));
+}
+
+// Waits until condition(name, number) holds.
+static bool await(bool (*condition)(const char* name, size_t number), const char* name, size_t number) {
+    for (double until = now_ms() + CASE_MS / 2; !condition(name, number); sleep_ms(5))
+        if (now_ms() > until) return check_case(false, text_of("%s comes", name));
+    return true;
+}
+
+static bool is_traced(const char* what, size_t number) { return trace_find(what, number, NULL, NULL, NULL); }
+static bool is_event(const char* event, size_t number) { return events_count(event) > number; }
+static bool is_said(const char* text, size_t number) { return count_in(file_text("stderr"), text) > number; }
+
+typedef struct {
+    pid_t pid;
+    int code;               // it ended with; 128 + signal
+    double began, ended;
+    int output;             // to read its standard output from, if it is a pipe; otherwise -1
+} Supervised;
+
+// Runs supervise_main in a process of its own with these words, in which SELF stands for this program, TRAIN for the
+// trainer and SUPERVISE for the supervisor; a command that begins with TRAIN or SUPERVISE is run as it stands. Standard
+// error goes to a file, standard output to another, or to a pipe.
+static Supervised supervised_start(const char* text, bool piped) {
+    static Words words;
+    Supervised s = {0, -1, now_ms(), NAN, -1};
+    int ends[2] = {-1, -1};
+    need(!piped || pipe2(ends, O_CLOEXEC) == 0, "pipe");
+    fflush(NULL);
+    s.pid = fork();
+    need(s.pid >= 0, "fork");
+    if (s.pid > 0) {
+        if (piped) close(ends[1]);
+        s.output = ends[0];
+        return s;
+    }
+    int out = piped ? ends[1] : open("stdout", O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    int err = open("stderr", O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    need(dup2(out, STDOUT_FILENO) >= 0 && dup2(err, STDERR_FILENO) >= 0, "dup2");
+    bool whole = strncmp(text, "TRAIN ", 6) == 0 || strncmp(text, "SUPERVISE ", 10) == 0;
+    words_add(&words, whole ? "" : "supervise ");
+    words_add(&words, text);
+    for (char** word = words.words; *word; word++) {
+        if (strcmp(*word, "SELF") == 0) *word = self_path;
+        else if (strcmp(*word, "TRAIN") == 0) *word = train_path;
+        else if (strcmp(*word, "SUPERVISE") == 0) *word = supervise_path;
+    }
+    if (whole) execv(words.words[0], words.words);
+    int code = supervise_main((int)words.count, words.words);
+    fflush(NULL);
+    _exit(code);
+}
+
+// Waits for its end.
+static void supervised_end(Supervised* s, int code) {
+    int status = 0;
+    pid_t pid = 0;
+    for (double until = now_ms() + CASE_MS; pid == 0 && now_ms() < until;) {
+        pid = waitpid(s->pid, &status, WNOHANG);
+        if (pid == 0) sleep_ms(2);
+    }
+    s->ended = now_ms();
+    if (!check_case(pid == s->pid, "the supervisor ends")) {
+        kill(s->pid, SIGKILL);
+        waitpid(s->pid, &status, 0);
+    }
+    s->code = status_code(status);
+    check_between(s->code, code, code, "exit code");
+    if (s->output >= 0) close(s->output);
+}
+
+static void supervise(const char* words, int code) {
+    Supervised s = supervised_start(words, false);
+    supervised_end(&s, code);
 }
 
 static bool failure_read(Json* json, int number) {
-    char path[64], *text;
-    size_t bytes;
+    char* text;
+    size_t bytes = 0;
     Error error;
-    snprintf(path, sizeof path, "failures/failure_%04d.json", number);
-    if (!check(file_read(path, 1 << 20, &text, &bytes, &error), "the post-mortem is there")) return false;
-    bool good = check(json_parse(json, text, bytes, path, &error), "the post-mortem is JSON");
+    const char* path = text_of("failures/failure_%04d.json", number);
+    if (!check_case(file_read(path, 1 << 20, &text, &bytes, &error), "the post-mortem is there")) return false;
+    bool good = check_case(json_parse(json, text, bytes, path, &error), "the post-mortem is JSON");
     if (!good) printf("%s\n%s\n", error.text, text);
     free(text);
     return good;
 }
 
-// A value of the post-mortem as text: of the whole (rank < 0), or of a rank.
-static const char* failure_value(const Json* json, int rank, const char* key) {
+// A value of the post-mortem, as text. "1.phase" is that of rank 1.
+static const char* failure_value(const Json* json, const char* key, uint32_t* value) {
     static char text[2048];
     uint32_t node = 0;
     uint64_t number;
-    if (rank >= 0)
+    const char* dot = strchr(key, '.');
+    if (dot)
         for (node = json_first(json, json_get(json, 0, "ranks")); node != JSON_NONE; node = json_next(json, node))
-            if (json_u64(json, json_get(json, node, "rank"), &number) && (int)number == rank) break;
-    uint32_t value = json_get(json, node, key);
-    if (value == JSON_NONE) return "absent";
-    const JsonNode* n = &json->nodes[value];
+            if (json_u64(json, json_get(json, node, "rank"), &number) && (int)number == atoi(key)) break;
+    *value = json_get(json, node, dot ? dot + 1 : key);
+    if (*value == JSON_NONE) return "absent";
+    const JsonNode* n = &json->nodes[*value];
     snprintf(text, sizeof text, "%.*s", (int)n->bytes, json->text + n->start);
     return n->type == JSON_NULL ? "null" : n->type == JSON_TRUE ? "true" : n->type == JSON_FALSE ? "false" : text;
 }
 
-static void failure_check(const Json* json, int rank, const char* key, const char* expected) {
-    char what[128];
-    const char* value = failure_value(json, rank, key);
-    snprintf(what, sizeof what, "post-mortem, rank %d: %s is %.40s, not %s", rank, key, value, expected);
-    check(strcmp(value, expected) == 0, what);
+// "KEY VALUE"; "KEY ~TEXT": it has the text; "KEY >NUMBER"; "KEY LOWEST to HIGHEST", with slack; "KEY #N": elements.
+static void failure_check(const Json* json, const char* expected) {
+    char key[64];
+    int at = 0;
+    double lowest, highest;
+    uint32_t node = JSON_NONE;
+    need(sscanf(expected, "%63s %n", key, &at) == 1, "a key: %s", expected);
+    const char *wanted = expected + at, *value = json->nodes ? failure_value(json, key, &node) : "not there";
+    if (wanted[0] == '~') check_text(value, wanted + 1);
+    else if (wanted[0] == '>') check_case(strtod(value, NULL) > atof(wanted + 1), expected);
+    else if (wanted[0] == '#') check_between(json_count(json, node), atof(wanted + 1), atof(wanted + 1), expected);
+    else if (sscanf(wanted, "%lf to %lf", &lowest, &highest) == 2)
+        check_between(strtod(value, NULL), lowest, highest + 1e-3 * slack_ms, expected);
+    else check(strcmp(value, wanted) == 0, "%s: the post-mortem has %s: %.60s", case_name, expected, value);
 }
 
 // ------------------------------------------------------------------------------------------------
 // 2. Acts
+//
+// An act is a list of instructions, NAME or NAME=VALUE, that each rank carries out one after the other; R:NAME is for
+// rank R alone. What follows a word that begins with -- is for the supervisor to read.
 
 #define FAULT_ONCE "TEST_FAULT_ONCE"
 
-// Forks rank 1 and opens the heartbeat of each; returns the rank.
+// Forks ranks and opens the heartbeat of each; returns the rank.
 static size_t act_ranks(size_t world) {
     Error error;
     size_t rank = 0;
@@ -254,19 +248,17 @@ static size_t act_ranks(size_t world) {
     return rank;
 }
 
-static void act_steps(uint64_t first, uint64_t last) {
-    for (uint64_t step = first; step <= last; step++) {
+static void act_steps(uint64_t last) {
+    for (uint64_t step = 1; step <= last; step++) {
         heartbeat(HEARTBEAT_STEP, step);
         sleep_ms(2);
     }
 }
 
-// Beats for a while, longer than any case lasts.
-static void act_on(uint64_t step) {
-    for (double until = now_ms() + CASE_MS; now_ms() < until;) {
-        heartbeat(HEARTBEAT_STEP, step);
-        sleep_ms(20);
-    }
+// Heartbeats of one step (0: of the set-up) until the file exists, at most for so long.
+static void act_await(const char* path, uint64_t step, double ms) {
+    for (double until = now_ms() + ms; now_ms() < until && !(path && file_exists(path)); sleep_ms(10))
+        heartbeat(step ? HEARTBEAT_STEP : HEARTBEAT_SETUP, step);
 }
 
 static volatile sig_atomic_t act_signal;
@@ -278,15 +270,10 @@ static int act_preempted(void) {
     signal(SIGUSR1, act_handler);
     act_ranks(1);
     trace("ready", "");
-    for (double until = now_ms() + CASE_MS; !act_signal && now_ms() < until;) {
-        heartbeat(HEARTBEAT_STEP, 5);
-        sleep_ms(5);
-    }
+    for (double until = now_ms() + CASE_MS; !act_signal && now_ms() < until; sleep_ms(5)) heartbeat(HEARTBEAT_STEP, 5);
     heartbeat(HEARTBEAT_CHECKPOINT, 5);
     sleep_ms(200);
-    char text[16];
-    snprintf(text, sizeof text, "%d", (int)act_signal);
-    trace("saved", text);
+    trace("saved", text_of("%d", (int)act_signal));
     return EXIT_SAVED;
 }
 
@@ -305,485 +292,269 @@ static void act_flood(void) {
 // What a process inherits is as if there were no supervisor.
 static bool act_is_clean(void) {
     sigset_t mask;
-    struct sigaction pipe_action;
+    struct sigaction pipe_action, size_action;
     sigprocmask(SIG_BLOCK, NULL, &mask);
     sigaction(SIGPIPE, NULL, &pipe_action);
-    bool clean = pipe_action.sa_handler == SIG_DFL && fcntl(3, F_GETFD) < 0 && getsid(0) == getpid();
+    sigaction(SIGXFSZ, NULL, &size_action);
+    bool clean = pipe_action.sa_handler == SIG_DFL && size_action.sa_handler == SIG_DFL && fcntl(3, F_GETFD) < 0 &&
+                 getsid(0) == getpid();
     for (int number = 1; number < SIGRTMIN; number++) clean = clean && !sigismember(&mask, number);
     return clean;
 }
 
+// Children that a SIGTERM to the command's process, session or children does not end.
+static void act_deaf(void) {
+    for (int i = 0; i < 3; i++) {
+        if (fork() > 0) continue;
+        if (i == 0) signal(SIGTERM, SIG_IGN);
+        if (i == 1 && (setsid() < 0 || fork() > 0)) _exit(0);  // and leaves the session, and its parent
+        trace("left", "");
+        sleep_ms(CASE_MS);
+        _exit(0);
+    }
+    await(is_traced, "left", 2);
+    trace("death", "");
+}
+
 // Leaves the supervisor two descriptors when the command has ended: enough for a file, too few for a start.
-static void act_starve(void) {
-    char path[64];
+static void act_starve(size_t attempt) {
     struct rlimit limit;
-    rlim_t number = 0;  // the first that is free: the next after the pipe that the command writes to
-    do snprintf(path, sizeof path, "/proc/%ld/fd/%llu", (long)getppid(), (unsigned long long)++number);
-    while (access(path, F_OK) == 0);
+    await(is_event, "start", attempt - 1);
+    sleep_ms(200);  // the event comes first, then the start
+    rlim_t number = 1;  // the first that is free: the next after the pipe that the command writes to
+    while (file_exists(text_of("/proc/%ld/fd/%llu", (long)getppid(), (unsigned long long)number))) number++;
     prlimit(getppid(), RLIMIT_NOFILE, NULL, &limit);
     limit.rlim_cur = number + 1;
     prlimit(getppid(), RLIMIT_NOFILE, &limit, NULL);
 }
 
-static int act(const char* name, char** argv) {
-    const char* ranks = command_find(argv, "--ranks");
-    char start[512];
-    snprintf(start, sizeof start, "%s", getenv(HEARTBEAT_VARIABLE) ? getenv(HEARTBEAT_VARIABLE) : "");
-    trace("start", start);
+// The time of the last heartbeat, far ahead or long ago, means nothing.
+static void act_clock(size_t step) {
+    for (int i = 0; i < 75; i++) {
+        act_steps(step);
+        (*heartbeat_state())->ms = i % 2 ? 0 : (uint64_t)now_ms() + 1000000000;
+        sleep_ms(20);
+    }
+    trace("stop", "");
+    sleep_ms(CASE_MS);
+}
+
+// Returns the exit code.
+static int act(char** words) {
+    Error error;
+    const char *ranks = command_find(words, "--ranks"), *fault = getenv(FAULT_ONCE);
+    const char* heartbeats = getenv(HEARTBEAT_VARIABLE);
+    size_t rank = 0;
+    trace("start", heartbeats ? heartbeats : "");
     size_t attempt = trace_count("start");
     trace("ranks", ranks ? ranks : "");
-    if (strcmp(name, "done") == 0) {
-        if (!act_is_clean()) return 9;
-        printf("some output\n");
-        fflush(stdout);
-        fprintf(stderr, "some errors\n");
-        printf("no end of line");
-        return 0;
+    for (char** word = words; *word && strncmp(*word, "--", 2) != 0; word++) {
+        const char *colon = strchr(*word, ':'), *name = colon ? colon + 1 : *word, *equals = strchr(name, '=');
+        const char* value = equals ? equals + 1 : "";
+        size_t number = strtoul(value, NULL, 10), length = equals ? (size_t)(equals - name) : strlen(name);
+        if (colon && strtoul(*word, NULL, 10) != rank) continue;
+#define IS(text) (length == sizeof text - 1 && memcmp(name, text, length) == 0)
+        if (IS("times")) {  // it ends well when it has been started more often
+            if (attempt > number) return 0;
+        } else if (IS("enough")) {  // or when there are at most so many --ranks
+            if (ranks && strtoul(ranks, NULL, 10) <= number) return 0;
+        } else if (IS("unless")) {  // or when the file exists
+            if (file_exists(value)) return 0;
+        } else if (IS("clean")) {
+            if (!act_is_clean()) return 9;
+        } else if (IS("exit")) return (int)number;
+        else if (IS("ranks")) rank = act_ranks(number);
+        else if (IS("alone")) heartbeat_open(heartbeats, 0, number, &error);  // rank 0 of so many
+        else if (IS("steps")) act_steps(number);
+        else if (IS("further")) act_steps(number * attempt);
+        else if (IS("on")) act_await(NULL, number, CASE_MS);  // longer than any case lasts
+        else if (IS("while")) act_await(NULL, 1, (double)number);
+        else if (IS("await")) act_await(value, 1, CASE_MS);
+        else if (IS("collective")) heartbeat_collective(value);
+        else if (IS("save")) heartbeat(HEARTBEAT_CHECKPOINT, number);
+        else if (IS("done")) heartbeat(HEARTBEAT_DONE, number);
+        else if (IS("sleep")) sleep_ms((double)number);
+        else if (IS("trace")) trace(value, "");
+        else if (IS("kill")) trace("death", ""), raise(SIGKILL);
+        else if (IS("stop")) trace("stop", ""), raise(SIGSTOP);
+        else if (IS("ignore")) signal(SIGTERM, SIG_IGN);
+        else if (IS("follow")) prctl(PR_SET_PDEATHSIG, SIGKILL);
+        else if (IS("clock")) act_clock(attempt);
+        else if (IS("deaf")) act_deaf();
+        else if (IS("flood")) act_flood();
+        else if (IS("starve")) act_starve(attempt);
+        else if (IS("remove")) unlink(value);
+        else if (IS("end")) printf("the end\n");
+        else if (IS("hello")) {
+            printf("some output\n");
+            fflush(stdout);
+            fprintf(stderr, "some errors\n");
+            printf("no end of line");
+        } else if (IS("lines")) {
+            for (int i = 1; i <= 30; i++) printf("line %d \"\x01\n", i);
+            fwrite("bytes \xff and\0zero", 1, 16, stdout);
+        } else if (IS("preempted")) return act_preempted();
+        else if (IS("wrapped")) {  // by something that a signal ends
+            int status = 0;
+            pid_t child = fork();
+            if (child == 0) exit(act_preempted());
+            waitpid(child, &status, 0);
+            return WEXITSTATUS(status);
+        } else if (IS("trains")) {  // becomes the trainer, with a fault that does not come again
+            if (fault && attempt == 1) setenv("LLMTRAIN_TEST_FAULT", fault, 1);
+            execv(word[1], word + 1);
+        } else return 9;
+#undef IS
     }
-    if (strcmp(name, "code") == 0) return atoi(argv[3]);
-    if (strcmp(name, "killed") == 0) {
-        act_ranks(1);
-        act_steps(1, attempt == 1 ? 31 : 40);
-        if (attempt > 1) return 0;
-        trace("death", "");
-        raise(SIGKILL);
-    }
-    if (strcmp(name, "stopped") == 0) {
-        if (attempt > 1) return 0;
-        if (act_ranks(2) == 0) act_on(31);
-        act_steps(1, 31);
-        heartbeat_collective("reduce_scatter");
-        trace("stop", "");
-        raise(SIGSTOP);
-    }
-    if (strcmp(name, "clock") == 0) {  // the time of its last beat, far ahead or long ago, means nothing
-        if (attempt > 2) return 0;
-        act_ranks(1);
-        for (int i = 0; i < 75; i++) {
-            act_steps(attempt, attempt);
-            (*heartbeat_state())->ms = i % 2 ? 0 : (uint64_t)now_ms() + 1000000000;
-            sleep_ms(20);
-        }
-        trace("stop", "");
-        sleep_ms(CASE_MS);
-    }
-    if (strcmp(name, "rank_killed") == 0 || strcmp(name, "noticed") == 0) {
-        if (attempt > 1) return 0;
-        if (act_ranks(2) == 1) {
-            act_steps(1, 7);
-            trace("death", "");
-            raise(SIGKILL);
-        }
-        if (strcmp(name, "rank_killed") == 0) act_on(7);
-        act_steps(1, 500);  // until the supervisor has seen rank 1, however busy the machine is
-        return 1;
-    }
-    if (strcmp(name, "takes_along") == 0) {
-        if (attempt > 3) return 0;
-        if (act_ranks(4) > 0) {
-            prctl(PR_SET_PDEATHSIG, SIGKILL);
-            act_on(9);
-        }
-        act_steps(1, 9);
-        sleep_ms(100);
-        raise(SIGKILL);
-    }
-    if (strcmp(name, "gives_up") == 0) {
-        size_t rank = act_ranks(2);
-        act_steps(1, rank == 1 ? 5 : 150);
-        return 1;
-    }
-    if (strcmp(name, "deaf") == 0) {
-        if (attempt > 1) return 0;
-        for (int i = 0; i < 3; i++) {
-            if (fork() > 0) continue;
-            if (i == 0) signal(SIGTERM, SIG_IGN);
-            if (i == 1 && (setsid() < 0 || fork() > 0)) _exit(0);  // and leaves the session, and its parent
-            trace("left", "");
-            sleep_ms(CASE_MS);
-            _exit(0);
-        }
-        trace_await("left", 2);
-        trace("death", "");
-        return 1;
-    }
-    if (strcmp(name, "absent") == 0) {
-        Error error;
-        heartbeat_open(getenv(HEARTBEAT_VARIABLE), 0, 2, &error);
-        for (double until = now_ms() + CASE_MS; now_ms() < until; sleep_ms(20)) heartbeat(HEARTBEAT_SETUP, 0);
-    }
-    if (strcmp(name, "mute") == 0) sleep_ms(CASE_MS);
-    if (strcmp(name, "further") == 0) {
-        act_ranks(1);
-        act_steps(1, 3 * attempt);
-        return attempt == 5 ? 0 : 1;
-    }
-    if (strcmp(name, "fails") == 0) {
-        act_ranks(1);
-        act_steps(1, 3);
-        for (int i = 1; i <= 30; i++) printf("line %d \"\x01\n", i);
-        fwrite("bytes \xff and\0zero", 1, 16, stdout);
-        return 1;
-    }
-    if (strcmp(name, "preempted") == 0) return act_preempted();
-    if (strcmp(name, "wrapped") == 0) {  // by something that a signal ends
-        int status = 0;
-        pid_t child = fork();
-        if (child == 0) exit(act_preempted());
-        waitpid(child, &status, 0);
-        return WEXITSTATUS(status);
-    }
-    if (strcmp(name, "frozen") == 0) {
-        act_ranks(1);
-        trace("ready", "");
-        for (double until = now_ms() + 6e3; now_ms() < until; sleep_ms(20)) heartbeat(HEARTBEAT_STEP, 1);
-        return 0;
-    }
-    if (strcmp(name, "ignores") == 0) {
-        signal(SIGTERM, SIG_IGN);
-        act_ranks(1);
-        trace("ready", "");
-        act_on(1);
-    }
-    if (strcmp(name, "flood") == 0 || strcmp(name, "unread") == 0) {
-        act_flood();
-        trace("written", "");
-        if (strcmp(name, "flood") == 0) return 0;
-        for (double until = now_ms() + CASE_MS; access("go", F_OK) != 0 && now_ms() < until;) sleep_ms(5);
-        printf("the end\n");
-        return 0;
-    }
-    if (strcmp(name, "outlives") == 0) {
-        if (attempt > 1) return 0;
-        signal(SIGTERM, SIG_IGN);
-        bool stops = act_ranks(2) == 1;
-        act_steps(1, 1);
-        if (stops) raise(SIGSTOP);
-        for (double until = now_ms() + CASE_MS; access("failures", F_OK) != 0 && now_ms() < until;) act_steps(1, 1);
-        trace("outlived", "");
-        act_on(1);
-    }
-    if (strcmp(name, "starves") == 0) {
-        if (access("go", F_OK) == 0) return 0;
-        for (double until = now_ms() + CASE_MS; events_count("start") < attempt && now_ms() < until;) sleep_ms(5);
-        sleep_ms(200);  // the event comes first, then the start
-        act_starve();
-        return 1;
-    }
-    if (strcmp(name, "vanishes") == 0) {
-        unlink("vanishing");
-        return 1;
-    }
-    if (strcmp(name, "patient") == 0) {  // more than --timeout, where another limit holds
-        act_ranks(1);
-        sleep_ms(2100);
-        act_steps(1, 5);
-        heartbeat(HEARTBEAT_CHECKPOINT, 5);
-        sleep_ms(2100);
-        heartbeat(HEARTBEAT_DONE, 5);
-        return 0;
-    }
-    if (strcmp(name, "trains") == 0) {  // becomes the trainer, with a fault that does not come again
-        const char* fault = getenv(FAULT_ONCE);
-        if (fault && attempt == 1) setenv("LLMTRAIN_TEST_FAULT", fault, 1);
-        execv(argv[3], argv + 3);
-    }
-    if (strcmp(name, "lost") == 0) {
-        Error error;
-        heartbeat_open(getenv(HEARTBEAT_VARIABLE), 0, 0, &error);
-        if (ranks && atoi(ranks) <= 2) return 0;
-        raise(SIGKILL);
-    }
-    return 9;
+    return 0;
 }
 
 // ------------------------------------------------------------------------------------------------
-// 3. Checks
+// 3. Expectations
 
-static void case_done(void) {
-    case_run("--out . -- SELF act done", 0);
-    check(strcmp(file_text("stdout"), "some output\nno end of line") == 0, "standard output is passed on");
-    check(strcmp(file_text("stderr"), "some errors\n") == 0, "standard error is passed on, and nothing is added");
-    check_between((double)trace_count("start"), 1, 1, "starts");
-    check(events_count("start") == 1 && events_count("done") == 1 && events_count("failure") == 0, "events");
-    check(!directory_exists("failures"), "no post-mortem");
+typedef struct {
+    const char* name;
+    const char* words;       // of the supervisor
+    int code;                // it ends with
+    const char* expected[22];
+    int signal;              // that the supervisor gets when the command says "ready"; 0: none
+    void (*before)(void);
+    void (*also)(void);      // more checks
+    void (*run)(void);       // in place of all this: a case of section 4 or 6
+} Case;
+
+#define EXPECT(...) .expected = {__VA_ARGS__}
+
+static const Case* this_case;
+
+// What a case expects, beside its exit code; see failure_check for the last.
+//   starts N                  so many starts of the command
+//   event N NAME              so many events
+//   trace NAME I MORE         the I-th line of this name (from 0)
+//   ms A I B J LOWEST HIGHEST between two lines of the trace, with slack
+//   says TEXT                 standard error of the supervisor
+//   failure N                 the post-mortem of which the following are
+//   KEY VALUE                 what it has
+static void case_expect(Json* json, const char* text) {
+    char a[32], b[32], more[512];
+    size_t count, i, j;
+    double lowest, highest;
+    int number, at = 0;
+    if (sscanf(text, "starts %zu", &count) == 1)
+        check_between((double)trace_count("start"), (double)count, (double)count, text);
+    else if (sscanf(text, "event %zu %n", &count, &at) == 1) check_case(events_count(text + at) == count, text);
+    else if (sscanf(text, "trace %31s %zu %n", a, &i, &at) == 2)
+        check_case(trace_find(a, i, NULL, NULL, more) && strcmp(more, text + at) == 0, text);
+    else if (sscanf(text, "ms %31s %zu %31s %zu %lf %lf", a, &i, b, &j, &lowest, &highest) == 6)
+        check_between(trace_ms(b, j) - trace_ms(a, i), lowest, highest + slack_ms, text);
+    else if (strncmp(text, "says ", 5) == 0) check_text(file_text("stderr"), text + 5);
+    else if (sscanf(text, "failure %d", &number) == 1) {
+        json_free(json);
+        if (!failure_read(json, number)) memset(json, 0, sizeof *json);
+    } else failure_check(json, text);
 }
 
-static void case_codes(void) {
-    case_run("-- SELF act code 2 --out .", 2);
-    check_between((double)trace_count("start"), 1, 1, "wrong flags: starts");
-    case_run("-- SELF act code 75 --out=.", 75);
-    check_between((double)trace_count("start"), 2, 2, "saved: starts");
-    check(events_count("stopped") == 1, "saved: event");
-}
-
-static void case_killed(void) {
+static void case_expect_all(void) {
     Json json;
-    case_run("--out . -- SELF act killed", 0);
-    check_between(trace_ms("start", 1) - trace_ms("death", 0), 0, 1000 + slack_ms, "from death to restart, ms");
-    check_between((double)trace_count("start"), 2, 2, "starts");
-    check(events_count("restart") == 1 && events_count("done") == 1, "events");
-    if (!failure_read(&json, 1)) return;
-    failure_check(&json, -1, "kind", "signal");
-    failure_check(&json, -1, "rank", "0");
-    failure_check(&json, -1, "signal", "9");
-    failure_check(&json, -1, "exit_code", "null");
-    failure_check(&json, -1, "phase", "step");
-    failure_check(&json, -1, "step", "31");
-    failure_check(&json, -1, "progress", "true");
-    failure_check(&json, 0, "alive", "false");
-    failure_check(&json, 0, "signal", "9");
-    check_text(failure_value(&json, -1, "what"), "was ended by signal 9 (Killed) in phase step, step 31");
-    check(strtod(failure_value(&json, -1, "disk_free_bytes"), NULL) > 0, "free bytes of the disk");
-    check(strtod(failure_value(&json, -1, "memory_available_bytes"), NULL) > 0, "memory available");
-    check(json_count(&json, json_get(&json, 0, "command")) == 3, "command");
-    check_text(failure_value(&json, -1, "time"), "Z");
+    memset(&json, 0, sizeof json);
+    for (size_t i = 0; i < COUNT_OF(this_case->expected) && this_case->expected[i]; i++)
+        case_expect(&json, this_case->expected[i]);
     json_free(&json);
 }
 
-static void case_stopped(void) {
-    Json json;
-    case_run("--timeout 1 --out . -- SELF act stopped", 0);
-    check_between(trace_ms("start", 1) - trace_ms("stop", 0), 1000, 2000 + slack_ms, "from stop to restart, ms");
-    if (!failure_read(&json, 1)) return;
-    failure_check(&json, -1, "kind", "hang");
-    failure_check(&json, -1, "rank", "1");
-    failure_check(&json, -1, "phase", "collective");
-    failure_check(&json, -1, "step", "31");
-    failure_check(&json, -1, "collective", "reduce_scatter");
-    failure_check(&json, -1, "signal", "null");
-    failure_check(&json, -1, "exit_code", "null");
-    failure_check(&json, 0, "alive", "true");
-    failure_check(&json, 1, "alive", "true");
-    failure_check(&json, 1, "state", "T");
-    double ages[2];
-    for (int i = 0; i < 2; i++) ages[i] = strtod(failure_value(&json, i, "age_seconds"), NULL);
-    check_between(ages[1], 1, 2 + 1e-3 * slack_ms, "seconds until a hang is seen");
-    check_between(ages[0], 0, 0.5 + 1e-3 * slack_ms, "age of the other rank");
-    check_text(failure_value(&json, -1, "what"), "sent its last heartbeat");
-    check_text(failure_value(&json, -1, "what"), "in phase collective, step 31, in reduce_scatter; it was stopped by");
-    json_free(&json);
+static void case_run(const Case* c) {
+    if (c->before) c->before();
+    trace("begin", "");
+    Supervised s = supervised_start(c->words, false);
+    if (c->signal && await(is_traced, "ready", 0)) {
+        sleep_ms(100);  // until the supervisor knows the rank
+        trace("signal", "");
+        kill(s.pid, c->signal);
+    }
+    supervised_end(&s, c->code);
+    trace("end", "");
+    case_expect_all();
+    if (c->also) c->also();
 }
 
-static void case_clock(void) {
-    Json json;
-    case_run("--timeout 1 --out . -- SELF act clock", 0);
-    check_between((double)trace_count("start"), 3, 3, "starts");
-    for (size_t i = 0; i < 2; i++)  // not before it has stopped
-        check_between(trace_ms("start", i + 1) - trace_ms("stop", i), 800, 2000 + slack_ms, "from stop to restart, ms");
-    if (!failure_read(&json, 2)) return;
-    failure_check(&json, -1, "kind", "hang");
-    json_free(&json);
+static void done_also(void) {
+    check_case(strcmp(file_text("stdout"), "some output\nno end of line") == 0, "standard output is passed on");
+    check_case(strcmp(file_text("stderr"), "some errors\n") == 0, "standard error is passed on, and nothing is added");
+    check_case(!directory_exists("failures"), "no post-mortem");
 }
 
-static void case_rank_killed(void) {
-    Json json;
-    case_run("--out . -- SELF act rank_killed", 0);
-    check_between(trace_ms("start", 1) - trace_ms("death", 0), 0, SUPERVISE_LOST_MS + 1000 + slack_ms,
-                  "from death to restart, ms");
-    if (!failure_read(&json, 1)) return;
-    failure_check(&json, -1, "kind", "lost rank");
-    failure_check(&json, -1, "rank", "1");
-    failure_check(&json, -1, "signal", "9");
-    failure_check(&json, -1, "step", "7");
-    failure_check(&json, 0, "alive", "true");
-    failure_check(&json, 1, "alive", "false");
-    json_free(&json);
-}
-
-static void case_noticed(void) {
-    Json json;
-    case_run("--out . -- SELF act noticed", 0);
-    if (!failure_read(&json, 1)) return;
-    failure_check(&json, -1, "kind", "exit");
-    failure_check(&json, -1, "rank", "1");
-    failure_check(&json, -1, "signal", "9");
-    check_text(failure_value(&json, -1, "what"),
-               "signal 9 (Killed) in phase step, step 7; the command ended with exit code 1");
-    json_free(&json);
-}
-
-static void case_takes_along(void) {
-    Json json;
-    case_run("--out . -- SELF act takes_along", 0);
-    for (int i = 1; i <= 3; i++) {
-        if (!failure_read(&json, i)) return;
-        failure_check(&json, -1, "rank", "0");
-        failure_check(&json, -1, "signal", "9");
-        json_free(&json);
+static void deaf_also(void) {
+    for (size_t i = 0; i < 3; i++) {
+        long pid = trace_pid("left", i);
+        check_case(pid > 0 && kill((pid_t)pid, 0) != 0, "what it left is ended");
     }
 }
 
-static void case_gives_up(void) {
+static void lines_also(void) {
     Json json;
-    case_run("--max-restarts 1 --out . -- SELF act gives_up", 1);
-    if (!failure_read(&json, 1)) return;
-    failure_check(&json, -1, "rank", "1");
-    failure_check(&json, -1, "exit_code", "1");
-    failure_check(&json, 1, "closed", "true");
-    check_text(failure_value(&json, -1, "what"), "exited first in phase step, step 5");
-    json_free(&json);
-}
-
-static void case_deaf(void) {
-    long pid;
-    case_run("--out . -- SELF act deaf", 0);
-    check_between(trace_ms("start", 1) - trace_ms("death", 0), SUPERVISE_TERM_MS, SUPERVISE_TERM_MS + 2000 + slack_ms,
-                  "from death to restart, ms");
-    for (size_t i = 0; i < 3; i++)
-        check(trace_find("left", i, &pid, NULL, NULL) && kill((pid_t)pid, 0) != 0, "what it left is ended");
-}
-
-static void case_absent(void) {
-    Json json;
-    case_run("--setup-timeout 1 --max-restarts 1 --out . -- SELF act absent", 1);
-    if (!failure_read(&json, 1)) return;
-    failure_check(&json, -1, "kind", "absent rank");
-    failure_check(&json, 0, "phase", "setup");
-    check_text(failure_value(&json, -1, "what"), "rank 1 of 2 has sent no heartbeat");
-    json_free(&json);
-}
-
-static void case_mute(void) {
-    Json json;
-    Case c = case_start("--setup-timeout 1 --max-restarts 1 --out . -- SELF act mute", false);
-    case_end(&c);
-    check_between(c.code, 1, 1, "exit code");
-    check_between(c.ended - c.began, 1000, 2000 + slack_ms, "ms");
-    if (!failure_read(&json, 1)) return;
-    check_text(failure_value(&json, -1, "what"), "no rank has sent a heartbeat");
-    json_free(&json);
-}
-
-static void case_fails(void) {
-    Json json;
-    case_run("--max-restarts 3 --out . -- SELF act fails", 1);
-    check_between((double)trace_count("start"), 4, 4, "starts: one with progress, three without");
-    check_between(trace_ms("start", 1) - trace_ms("start", 0), 0, 1000 + slack_ms, "none after progress, ms");
-    check_between(trace_ms("start", 2) - trace_ms("start", 1), 500, 1500 + slack_ms, "first pause, ms");
-    check_between(trace_ms("start", 3) - trace_ms("start", 2), 1000, 2000 + slack_ms, "second pause, ms");
-    check(events_count("failure") == 4 && events_count("gave up") == 1, "events");
-    check_text(file_text("stderr"), "gave up: 3 consecutive failures without progress; best step 3, 4 starts");
-    check_text(file_text("stderr"), "failure_0004.json");
     if (!failure_read(&json, 4)) return;
-    uint32_t output = json_get(&json, 0, "output");
-    char line[64] = "";
-    check_between(json_count(&json, output), TAIL_LINES, TAIL_LINES, "lines of output");
-    json_string(&json, json_first(&json, output), line, sizeof line);
-    check(strcmp(line, "line 12 \"\x01") == 0, "the first of them");
-    for (uint32_t i = json_first(&json, output); i != JSON_NONE; i = json_next(&json, i))
-        json_string(&json, i, line, sizeof line);
-    check(strcmp(line, "bytes \xEF\xBF\xBD and zero") == 0, "the last of them");
-    failure_check(&json, -1, "progress", "false");
-    failure_check(&json, -1, "rank", "0");
+    char first[64] = "", last[64] = "";
+    uint32_t output = json_get(&json, 0, "output"), line = json_first(&json, output);
+    json_string(&json, line, first, sizeof first);
+    for (; line != JSON_NONE; line = json_next(&json, line)) json_string(&json, line, last, sizeof last);
+    check_case(strcmp(first, "line 12 \"\x01") == 0, "the first of them");
+    check_case(strcmp(last, "bytes \xEF\xBF\xBD and zero") == 0, "the last of them");
     json_free(&json);
 }
 
-static void case_further(void) {
-    case_run("--max-restarts 1 --out . -- SELF act further", 0);
-    check_between((double)trace_count("start"), 5, 5, "starts");
+static void orphaned_also(void) {
+    char heartbeats[512];
+    await(is_traced, "saved", 0);
+    bool found = trace_find("start", 0, NULL, NULL, heartbeats);
+    check_case(found && unlink(heartbeats) == 0, "its heartbeats can be removed");
 }
 
-static void case_fewer(void) {
-    static const char* const expected[] = {"4", "4", "2"};
-    char ranks[512];
-    case_run("--min-ranks 2 --max-restarts 2 --out . -- SELF act lost --ranks 4 --total-batch 64 --batch 2 --seq 4", 0);
-    check_between((double)trace_count("start"), 3, 3, "starts");
-    for (size_t i = 0; i < 3; i++)
-        check(trace_find("ranks", i, NULL, NULL, ranks) && strcmp(ranks, expected[i]) == 0,
-              "number of ranks: 3 does not divide 8 micro-batches");
-    check(events_count("fewer ranks") == 1, "event");
-}
+static void vanished_before(void) { need(symlink(self_path, "vanishing") == 0, "symlink"); }
 
-static void case_fewer_impossible(void) {
-    case_run("--min-ranks 2 --max-restarts 3 --out . -- SELF act lost", 1);
-    check_text(file_text("stderr"), "nothing in the command says how many there are");
-    check_between((double)trace_count("start"), 3, 3, "starts");
-    check(events_count("fewer ranks") == 0, "no event");
-}
+// ------------------------------------------------------------------------------------------------
+// 4. Cases
 
-static void case_patient(void) {
-    case_run("--timeout 1 --out . -- SELF act patient", 0);
-    check_between((double)trace_count("start"), 1, 1, "starts");
-}
-
-static void case_preempted(void) {
-    static const int numbers[2] = {SIGUSR1, SIGTERM};
-    char more[512];
-    for (size_t i = 0; i < 2; i++) {
-        Case c = case_start(i == 0 ? "--out . -- SELF act preempted" : "--out . -- SELF act wrapped", false);
-        if (trace_await("ready", i)) {
-            sleep_ms(100);  // until the supervisor knows the rank
-            if (i == 0) {
-                case_run("--out . -- SELF act done", 1);
-                check_text(file_text("stderr"), "another supervisor watches .");
-            }
-            kill(c.supervisor, numbers[i]);
-        }
-        case_end(&c);
-        check_between(c.code, 75, 75, "exit code");
-        check(trace_find("saved", i, NULL, NULL, more) && atoi(more) == numbers[i], "the signal is passed on");
+static void case_locked(void) {
+    Supervised s = supervised_start("--out . -- SELF act preempted", false);
+    if (await(is_traced, "ready", 0)) {
+        supervise("--out . -- SELF act clean", 1);
+        check_text(file_text("stderr"), "another supervisor watches .");
+        kill(s.pid, SIGTERM);
     }
-    check_between((double)trace_count("start"), 2, 2, "starts");
-    check(events_count("signal") == 2 && events_count("stopped") == 2 && events_count("failure") == 0, "events");
-}
-
-static void case_ignores(void) {
-    Case c = case_start("--checkpoint-timeout 1 --out . -- SELF act ignores", false);
-    trace_await("ready", 0);
-    double sent = now_ms();
-    kill(c.supervisor, SIGTERM);
-    case_end(&c);
-    check_between(c.code, 1, 1, "exit code");
-    check_between(c.ended - sent, 1000, 2000 + slack_ms, "ms from signal to end");
-    check_between((double)trace_count("start"), 1, 1, "starts");
+    supervised_end(&s, 75);
 }
 
 static void case_pause(void) {
-    Case c = case_start("--out . -- SELF act code 1", false);
-    for (double until = now_ms() + CASE_MS / 2; events_count("restart") < 4 && now_ms() < until;) sleep_ms(20);
+    Supervised s = supervised_start("--out . -- SELF act exit=1", false);
+    await(is_event, "restart", 3);
     double sent = now_ms();
-    kill(c.supervisor, SIGINT);  // in a pause of 4 s
-    case_end(&c);
-    check_between(c.code, 75, 75, "exit code");
-    check_between(c.ended - sent, 0, 1000 + slack_ms, "ms from signal to end");
+    kill(s.pid, SIGINT);  // in a pause of 4 s
+    supervised_end(&s, 75);
+    check_between(s.ended - sent, 0, 1000 + slack_ms, "ms from signal to end");
     check_between((double)trace_count("start"), 4, 4, "starts");
 }
 
-static void case_orphaned(void) {
-    char beats[512];
-    Case c = case_start("--out . -- SELF act preempted", false);
-    trace_await("ready", 0);
-    kill(c.supervisor, SIGKILL);
-    case_end(&c);
-    check(trace_await("saved", 0), "the command saves when its supervisor is killed");
-    bool found = trace_find("start", 0, NULL, NULL, beats);
-    check(found && unlink(beats) == 0, "its heartbeats can be removed");
-}
-
 static void case_frozen(void) {
-    long pid = 0;
-    Case c = case_start("--timeout 3 --out . -- SELF act frozen", false);
-    trace_await("ready", 0);
-    if (trace_find("ready", 0, &pid, NULL, NULL)) {
-        kill((pid_t)pid, SIGSTOP);  // both, as when a container is frozen
+    Supervised s = supervised_start("--timeout 3 --out . -- SELF act ranks=1 trace=ready while=6000", false);
+    if (await(is_traced, "ready", 0)) {
+        pid_t pid = (pid_t)trace_pid("ready", 0);
+        kill(pid, SIGSTOP);  // both, as when a container is frozen
         sleep_ms(200);
-        kill(c.supervisor, SIGSTOP);
+        kill(s.pid, SIGSTOP);
         sleep_ms(4000);
-        kill(c.supervisor, SIGCONT);
+        kill(s.pid, SIGCONT);
         sleep_ms(300);
-        kill((pid_t)pid, SIGCONT);
+        kill(pid, SIGCONT);
     }
-    case_end(&c);
-    check_between(c.code, 0, 0, "exit code");
+    supervised_end(&s, 0);
     check_between((double)trace_count("start"), 1, 1, "starts: time in which nobody ran is not counted");
 }
 
 // Reads until the end, or until there was nothing for a while; returns the bytes in all, of which text has the first.
-static size_t read_all(char* text, size_t size, size_t at, int file, double patience_ms) {
+static size_t read_all(char* text, size_t size, size_t at, int file, double limit_ms) {
     char rest[4096];
     struct pollfd polled = {file, POLLIN, 0};
-    while (poll(&polled, 1, (int)patience_ms) > 0) {
+    while (poll(&polled, 1, (int)limit_ms) > 0) {
         ssize_t n = at < size ? read(file, text + at, size - at) : read(file, rest, sizeof rest);
         if (n <= 0) break;
         at += (size_t)n;
@@ -793,161 +564,130 @@ static size_t read_all(char* text, size_t size, size_t at, int file, double pati
 
 // Whether these are the bytes of a flood from the first-th on.
 static bool is_flood(const char* text, size_t bytes, size_t first) {
-    for (size_t i = 0; i < bytes; i++) if (text[i] != (char)('a' + (first + i) / 7 % 26)) return false;
+    for (size_t i = 0; i < bytes; i++)
+        if (text[i] != (char)('a' + (first + i) / 7 % 26)) return false;
     return true;
 }
 
 static void case_flood(void) {
     char* text = (char*)allocate(2 * FLOOD_BYTES);
-    must(text != NULL, "memory");
-    Case c = case_start("--out . -- SELF act flood", true);
-    size_t bytes = read_all(text, 2 * FLOOD_BYTES, 0, c.output, CASE_MS);
-    case_end(&c);
-    check_between(c.code, 0, 0, "exit code");
+    need(text != NULL, "memory");
+    Supervised s = supervised_start("--out . -- SELF act flood", true);
+    size_t bytes = read_all(text, 2 * FLOOD_BYTES, 0, s.output, CASE_MS);
+    supervised_end(&s, 0);
     check_between((double)bytes, (double)FLOOD_BYTES, (double)FLOOD_BYTES, "bytes");
-    check(bytes == FLOOD_BYTES && is_flood(text, bytes, 0), "all is passed on unchanged");
+    check_case(bytes == FLOOD_BYTES && is_flood(text, bytes, 0), "all is passed on unchanged");
     free(text);
 }
 
 // Nobody reads any more, or the disk is full.
 static void case_untaken(void) {
-    Case c = case_start("--out . -- SELF act flood", true);
-    close(c.output);
-    c.output = -1;
-    case_end(&c);
-    check_between(c.code, 0, 0, "nobody reads: exit code");
-    check_between(c.ended - c.began, 0, RELAY_STUCK_MS + 2000 + slack_ms, "nobody reads: ms");
-    must(symlink("/dev/full", "stdout") == 0, "symlink");
+    Supervised s = supervised_start("--out . -- SELF act flood trace=written", true);
+    close(s.output);
+    s.output = -1;
+    supervised_end(&s, 0);
+    check_between(s.ended - s.began, 0, RELAY_STUCK_MS + 2000 + slack_ms, "nobody reads: ms");
+    need(symlink("/dev/full", "stdout") == 0, "symlink");
     double began = now_ms();
-    case_run("--out . -- SELF act flood", 0);
+    supervise("--out . -- SELF act flood trace=written", 0);
     check_between(now_ms() - began, 0, RELAY_STUCK_MS / 2 + slack_ms, "the disk is full: ms");
     check_between((double)trace_count("written"), 2, 2, "all is written");
 }
 
 static void case_unread(void) {
     char* text = (char*)allocate(2 * FLOOD_BYTES + 1);
-    must(text != NULL, "memory");
-    Case c = case_start("--out . -- SELF act unread", true);
-    check(trace_await("written", 0), "a command whose output nobody reads goes on");
+    need(text != NULL, "memory");
+    Supervised s = supervised_start("--out . -- SELF act flood trace=written await=go end", true);
+    check_case(await(is_traced, "written", 0), "a command whose output nobody reads goes on");
     check_between(trace_ms("written", 0) - trace_ms("start", 0), 0, RELAY_STUCK_MS + 5000 + slack_ms, "ms to write");
-    size_t bytes = read_all(text, 2 * FLOOD_BYTES, 0, c.output, 1000);
-    mark("go");
-    bytes = read_all(text, 2 * FLOOD_BYTES, bytes, c.output, CASE_MS);
-    case_end(&c);
-    check_between(c.code, 0, 0, "exit code");
+    size_t bytes = read_all(text, 2 * FLOOD_BYTES, 0, s.output, 1000);
+    put_text("go", "");
+    bytes = read_all(text, 2 * FLOOD_BYTES, bytes, s.output, CASE_MS);
+    supervised_end(&s, 0);
     text[bytes] = 0;
     unsigned long long missing = 0;
     char* note = strstr(text, "\nsupervise: ");
-    check(note && sscanf(note, "\nsupervise: %llu bytes of output are missing here", &missing) == 1, "it is said");
+    check_case(note && sscanf(note, "\nsupervise: %llu bytes of output are missing here", &missing) == 1, "it is said");
     char* rest = note ? strchr(note + 1, '\n') : NULL;
     char* end = rest ? strstr(rest, "the end\n") : NULL;
-    if (check(end && end[8] == 0, "what came later is passed on")) {
+    if (check_case(end && end[8] == 0, "what came later is passed on")) {
         size_t before = (size_t)(note - text), after = (size_t)(end - rest) - 1;
-        check(is_flood(text, before, 0) && is_flood(rest + 1, after, before + missing), "what was read is unchanged");
-        check(before + missing + after == FLOOD_BYTES, "what is missing is counted");
+        bool unchanged = is_flood(text, before, 0) && is_flood(rest + 1, after, before + missing);
+        check_case(unchanged, "what was read is unchanged");
+        check_case(before + missing + after == FLOOD_BYTES, "what is missing is counted");
     }
     free(text);
 }
 
-// A pipe in place of events.jsonl: whoever writes to it waits, once it is full, as for a disk that hangs.
-static int disk_make(void) {
-    must(mkfifo("events.jsonl", 0666) == 0, "mkfifo");
-    int disk = open("events.jsonl", O_RDWR | O_NONBLOCK | O_CLOEXEC);
-    must(disk >= 0, "open a pipe");
-    return disk;
-}
-
-// From the first event on.
+// From the first event on whoever writes to events.jsonl, a pipe here, waits as for a disk that hangs.
 static void disk_hang(int disk) {
     static char text[4096];
     struct pollfd polled = {disk, POLLIN, 0};
-    check(poll(&polled, 1, (int)CASE_MS / 2) == 1, "the first event");
+    check_case(poll(&polled, 1, (int)CASE_MS / 2) == 1, "the first event");
     for (size_t bytes = sizeof text; bytes > 0; bytes /= 2)
         while (write(disk, text, bytes) > 0) {}
 }
 
-static void disk_go_on(int disk) {
+static void disk_resume(int disk) {
     char text[4096];
     while (read(disk, text, sizeof text) > 0) {}
 }
 
 static void check_ends(long pid, double ms, const char* what) {
     for (double until = now_ms() + ms; kill((pid_t)pid, 0) == 0 && now_ms() < until;) sleep_ms(5);
-    check(kill((pid_t)pid, 0) != 0, what);
+    check_case(kill((pid_t)pid, 0) != 0, what);
 }
 
 static void case_disk_hangs(void) {
-    long pid = 0;
-    int disk = disk_make();
-    Case c = case_start("--timeout 1 --out . -- SELF act outlives", false);
+    need(mkfifo("events.jsonl", 0666) == 0, "mkfifo");
+    int disk = open("events.jsonl", O_RDWR | O_NONBLOCK | O_CLOEXEC);
+    need(disk >= 0, "open a pipe");
+    Supervised s = supervised_start("--timeout 1 --out . -- SELF act times=1 ignore ranks=2 steps=1 1:stop "
+                                    "await=failures trace=outlived on=1", false);
     disk_hang(disk);
-    if (trace_await("rank", 0) && trace_find("rank", 0, &pid, NULL, NULL))
-        check_ends(pid, 2000 + slack_ms, "the ranks are ended while the disk hangs");
+    if (await(is_traced, "rank", 0))
+        check_ends(trace_pid("rank", 0), 2000 + slack_ms, "the ranks are ended while the disk hangs");
     check_between((double)trace_count("start"), 1, 1, "starts while the disk hangs");
-    disk_go_on(disk);
-    case_end(&c);
-    check_between(c.code, 0, 0, "exit code");
+    disk_resume(disk);
+    supervised_end(&s, 0);
     check_between((double)trace_count("start"), 2, 2, "starts");
-    check(trace_count("outlived") == 0, "no rank is left when the post-mortem is written");
-    check(access("failures/failure_0001.json", F_OK) == 0, "the post-mortem is there");
+    check_case(trace_count("outlived") == 0, "no rank is left when the post-mortem is written");
+    check_case(file_exists("failures/failure_0001.json"), "the post-mortem is there");
 
-    disk_go_on(disk);
-    c = case_start("--out . -- SELF act preempted", false);
+    disk_resume(disk);
+    s = supervised_start("--out . -- SELF act preempted", false);
     disk_hang(disk);
-    trace_await("ready", 0);
-    kill(c.supervisor, SIGTERM);
-    check(trace_await("saved", 0), "a signal is passed on while the disk hangs");
-    disk_go_on(disk);
-    case_end(&c);
-    check_between(c.code, 75, 75, "exit code");
+    await(is_traced, "ready", 0);
+    kill(s.pid, SIGTERM);
+    check_case(await(is_traced, "saved", 0), "a signal is passed on while the disk hangs");
+    disk_resume(disk);
+    supervised_end(&s, 75);
 
-    size_t ready = trace_count("ready");
-    disk_go_on(disk);
-    c = case_start("--checkpoint-timeout 1 --out . -- SELF act ignores", false);
-    trace_await("ready", ready);
+    disk_resume(disk);
+    s = supervised_start("--checkpoint-timeout 1 --out . -- SELF act ignore ranks=1 trace=ready on=1", false);
+    bool ready = await(is_traced, "ready", 1);
     disk_hang(disk);
-    kill(c.supervisor, SIGTERM);
-    if (check(trace_find("ready", ready, &pid, NULL, NULL), "it has begun"))
-        check_ends(pid, 3000 + slack_ms, "what ignores a signal is ended while the disk hangs");
-    disk_go_on(disk);
-    case_end(&c);
-    check_between(c.code, 1, 1, "exit code");
+    kill(s.pid, SIGTERM);
+    if (check_case(ready, "it has begun"))
+        check_ends(trace_pid("ready", 1), 3000 + slack_ms, "what ignores a signal is ended while the disk hangs");
+    disk_resume(disk);
+    supervised_end(&s, 1);
     close(disk);
 }
 
 // A start that fails is a failure like others.
 static void case_starved(void) {
-    Json json;
-    case_run("--max-restarts 2 --out . -- SELF act starves", 1);
-    check_between((double)trace_count("start"), 1, 1, "starts");
-    check_text(file_text("stderr"), "cannot start");
-    check_text(file_text("stderr"), "gave up: 2 consecutive failures without progress; best step 0, 2 starts");
-    check(events_count("failure") == 2 && events_count("gave up") == 1, "events");
-    if (failure_read(&json, 2)) {
-        failure_check(&json, -1, "kind", "start");
-        failure_check(&json, -1, "rank", "null");
-        failure_check(&json, -1, "exit_code", "null");
-        check_text(failure_value(&json, -1, "what"), "Too many open files; check the command after --, and the limits");
-        json_free(&json);
-    }
+    supervise("--max-restarts 2 --out . -- SELF act unless=go starve exit=1", 1);
+    case_expect_all();
     unlink("stderr");
-    Case c = case_start("--max-restarts 9 --out . -- SELF act starves", false);
-    for (double until = now_ms() + CASE_MS / 2; !strstr(file_text("stderr"), "cannot start") && now_ms() < until;)
-        sleep_ms(5);
+    Supervised s = supervised_start("--max-restarts 9 --out . -- SELF act unless=go starve exit=1", false);
+    await(is_said, "cannot start", 0);
     struct rlimit limit;
-    mark("go");
+    put_text("go", "");
     getrlimit(RLIMIT_NOFILE, &limit);
-    prlimit(c.supervisor, RLIMIT_NOFILE, &limit, NULL);
-    case_end(&c);
-    check_between(c.code, 0, 0, "exit code when there are descriptors again");
+    prlimit(s.pid, RLIMIT_NOFILE, &limit, NULL);
+    supervised_end(&s, 0);  // when there are descriptors again
     check_between((double)trace_count("start"), 3, 3, "starts");
-}
-
-static void case_vanished(void) {
-    must(symlink(self_path, "vanishing") == 0, "symlink");
-    case_run("--max-restarts 2 --out . -- ./vanishing act vanishes", 1);
-    check_text(file_text("stderr"), "cannot start ./vanishing: No such file");
-    check(events_count("failure") == 2 && events_count("gave up") == 1, "events");
 }
 
 static void case_refusals(void) {
@@ -958,35 +698,113 @@ static void case_refusals(void) {
     } cases[] = {
         {"--out .", 2, "there is no command to run"},
         {"--out . --", 2, "there is no command to run"},
-        {"--time 5 --out . -- SELF act done", 2, "did you mean --timeout?"},
-        {"--max-restarts 0 --out . -- SELF act done", 2, "--max-restarts is '0'"},
-        {"-- SELF act done", 2, "neither the supervisor nor the command has --out"},
-        {"-- ./train act done --out .", 2, "no --resume"},
-        {"-- ./train act done --out . --resume off", 2, "no --resume"},
-        {"-- mpirun -np 2 ./train act done --out .", 2, "no --resume"},
+        {"--time 5 --out . -- SELF act clean", 2, "did you mean --timeout?"},
+        {"--max-restarts 0 --out . -- SELF act clean", 2, "--max-restarts is '0'"},
+        {"-- SELF act clean", 2, "neither the supervisor nor the command has --out"},
+        {"-- ./train act clean --out .", 2, "no --resume"},
+        {"-- ./train act clean --out . --resume off", 2, "no --resume"},
+        {"-- mpirun -np 2 ./train act clean --out .", 2, "no --resume"},
         {"--out . -- ./no-such-program", 2, "cannot start ./no-such-program: No such file"},
-        {"--out trace/x -- SELF act done", 1, "trace"},
+        {"--out trace/x -- SELF act clean", 1, "trace"},
     };
-    must(symlink(self_path, "train") == 0, "symlink");
+    need(symlink(self_path, "train") == 0, "symlink");
     trace("nothing", "");
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
         unlink("stderr");
-        case_run(cases[i].words, cases[i].code);
+        supervise(cases[i].words, cases[i].code);
         check_text(file_text("stderr"), cases[i].says);
         check_between((double)count_in(file_text("stderr"), "supervise: "), 1, 1, "sentences");
     }
     check_between((double)trace_count("start"), 0, 0, "starts");
-    case_run("-- ./train act done --out . --resume", 0);
-    case_run("-- ./train act done --out . --resume=on", 0);
-    case_run("--help", 0);
+    supervise("-- ./train act clean --out . --resume", 0);
+    supervise("-- ./train act clean --out . --resume=on", 0);
+    supervise("--help", 0);
     check_text(file_text("stdout"), "--checkpoint-timeout");
 }
 
 // ------------------------------------------------------------------------------------------------
-// 4. Trainer
+// 5. Table
+
+static const Case CASES[] = {
+    {"done", "--out . -- SELF act clean hello", 0,
+     EXPECT("starts 1", "event 1 start", "event 1 done", "event 0 failure"), .also = done_also},
+    {"wrong flags", "-- SELF act exit=2 --out .", 2, EXPECT("starts 1")},
+    {"saved", "-- SELF act exit=75 --out=.", 75, EXPECT("starts 1", "event 1 stopped")},
+
+    // A command that is killed, and ranks that are.
+    {"killed", "--out . -- SELF act ranks=1 steps=31 times=1 kill", 0,
+     EXPECT("ms death 0 start 1 0 1000", "starts 2", "event 1 restart", "event 1 done", "failure 1", "kind signal",
+            "rank 0", "signal 9", "exit_code null", "phase step", "step 31", "progress true", "0.alive false",
+            "0.signal 9", "what ~was ended by signal 9 (Killed) in phase step, step 31", "disk_free_bytes >0",
+            "memory_available_bytes >0", "command #6", "time ~Z")},
+    {"rank killed", "--out . -- SELF act times=1 ranks=2 1:steps=7 1:kill on=7", 0,
+     EXPECT("ms death 0 start 1 0 4000", "failure 1", "kind lost rank", "rank 1", "signal 9", "step 7",
+            "0.alive true", "1.alive false")},
+    {"noticed", "--out . -- SELF act times=1 ranks=2 1:steps=7 1:kill steps=500 exit=1", 0,
+     EXPECT("failure 1", "kind exit", "rank 1", "signal 9",
+            "what ~signal 9 (Killed) in phase step, step 7; the command ended with exit code 1")},
+    {"takes along", "--out . -- SELF act times=3 ranks=4 0:steps=9 0:sleep=100 0:kill follow on=9", 0,
+     EXPECT("failure 1", "rank 0", "signal 9", "failure 2", "rank 0", "signal 9", "failure 3", "rank 0", "signal 9")},
+    {"gives up", "--max-restarts 1 --out . -- SELF act ranks=2 1:steps=5 0:steps=150 exit=1", 1,
+     EXPECT("failure 1", "rank 1", "exit_code 1", "1.closed true", "what ~exited first in phase step, step 5")},
+    {"deaf", "--out . -- SELF act times=1 deaf exit=1", 0,
+     EXPECT("ms death 0 start 1 2000 4000"), .also = deaf_also},
+
+    // Hangs.
+    {"stopped", "--timeout 1 --out . -- SELF act times=1 ranks=2 0:on=31 steps=31 collective=reduce_scatter stop", 0,
+     EXPECT("ms stop 0 start 1 1000 2000", "failure 1", "kind hang", "rank 1", "phase collective", "step 31",
+            "collective reduce_scatter", "signal null", "exit_code null", "0.alive true", "1.alive true", "1.state T",
+            "1.age_seconds 1 to 2", "0.age_seconds 0 to 0.5", "what ~sent its last heartbeat",
+            "what ~in phase collective, step 31, in reduce_scatter; it was stopped by")},
+    {"clock", "--timeout 1 --out . -- SELF act times=2 ranks=1 clock", 0,
+     EXPECT("starts 3", "ms stop 0 start 1 800 2000", "ms stop 1 start 2 800 2000", "failure 2", "kind hang")},
+    {"absent", "--setup-timeout 1 --max-restarts 1 --out . -- SELF act alone=2 on=0", 1,
+     EXPECT("failure 1", "kind absent rank", "0.phase setup", "what ~rank 1 of 2 has sent no heartbeat")},
+    {"mute", "--setup-timeout 1 --max-restarts 1 --out . -- SELF act sleep=60000", 1,
+     EXPECT("ms begin 0 end 0 1000 2000", "failure 1", "what ~no rank has sent a heartbeat")},
+    {"other limits", "--timeout 1 --out . -- SELF act ranks=1 sleep=2100 steps=5 save=5 sleep=2100 done=5", 0,
+     EXPECT("starts 1")},
+
+    // Restarts: with and without progress, and with fewer ranks. 3 ranks do not divide 8 micro-batches.
+    {"fails", "--max-restarts 3 --out . -- SELF act ranks=1 steps=3 lines exit=1", 1,
+     EXPECT("starts 4", "ms start 0 start 1 0 1000", "ms start 1 start 2 500 1500", "ms start 2 start 3 1000 2000",
+            "event 4 failure", "event 1 gave up",
+            "says gave up: 3 consecutive failures without progress; best step 3, 4 starts", "says failure_0004.json",
+            "failure 4", "output #20", "progress false", "rank 0"), .also = lines_also},
+    {"further", "--max-restarts 1 --out . -- SELF act ranks=1 further=3 times=4 exit=1", 0, EXPECT("starts 5")},
+    {"fewer", "--min-ranks 2 --max-restarts 2 --out . -- SELF act alone=0 enough=2 kill --ranks 4 --total-batch 64 "
+     "--batch 2 --seq 4", 0,
+     EXPECT("starts 3", "trace ranks 0 4", "trace ranks 1 4", "trace ranks 2 2", "event 1 fewer ranks")},
+    {"fewer, impossible", "--min-ranks 2 --max-restarts 3 --out . -- SELF act alone=0 kill", 1,
+     EXPECT("says nothing in the command says how many there are", "starts 3", "event 0 fewer ranks")},
+    {"vanished", "--max-restarts 2 --out . -- ./vanishing act remove=vanishing exit=1", 1,
+     EXPECT("says cannot start ./vanishing: No such file", "event 2 failure", "event 1 gave up"),
+     .before = vanished_before},
+
+    // Signals.
+    {"preempted", "--out . -- SELF act preempted", 75, .signal = SIGUSR1,
+     EXPECT("trace saved 0 10", "starts 1", "event 1 signal", "event 1 stopped", "event 0 failure")},
+    {"wrapped", "--out . -- SELF act wrapped", 75, .signal = SIGTERM,
+     EXPECT("trace saved 0 15", "starts 1", "event 1 signal", "event 1 stopped", "event 0 failure")},
+    {"ignores", "--checkpoint-timeout 1 --out . -- SELF act ignore ranks=1 trace=ready on=1", 1, .signal = SIGTERM,
+     EXPECT("ms signal 0 end 0 1000 2000", "starts 1")},
+    {"orphaned", "--out . -- SELF act preempted", 128 + SIGKILL, .signal = SIGKILL, .also = orphaned_also},
+
+    {"starved", .run = case_starved,
+     EXPECT("starts 1", "says cannot start",
+            "says gave up: 2 consecutive failures without progress; best step 0, 2 starts", "event 2 failure",
+            "event 1 gave up", "failure 2", "kind start", "rank null", "exit_code null",
+            "what ~Too many open files; check the command after --, and the limits")},
+    {"locked", .run = case_locked}, {"pause", .run = case_pause}, {"frozen", .run = case_frozen},
+    {"flood", .run = case_flood}, {"untaken", .run = case_untaken}, {"unread", .run = case_unread},
+    {"disk hangs", .run = case_disk_hangs}, {"refusals", .run = case_refusals},
+};
+
+// ------------------------------------------------------------------------------------------------
+// 6. Trainer
 //
 // With sums of gradients that are exact, the weights are the same bits for any number of ranks, and however often the
-// run was ended. These cases have the bounds that the README states, and no slack but what --slack gives.
+// run was ended. These cases have the bounds that the documents state, and no slack but what --slack gives.
 
 #define STEPS 24
 #define STRIKE_STEP 12  // between two checkpoints
@@ -1009,9 +827,7 @@ static struct {
 
 static uint64_t train_weights(void) {
     Error error;
-    char path[64];
-    snprintf(path, sizeof path, "run/step_%08d", STEPS);
-    uint64_t hash = weights_hash(path, &error);
+    uint64_t hash = weights_hash(text_of("run/step_%08d", STEPS), &error);
     if (hash == 0) printf("%s: %s\n", case_name, error.text);
     return hash;
 }
@@ -1035,171 +851,161 @@ static double train_await_step(int number) {
         for (int i = 0; i < number && at; i++) at = strstr(i == 0 ? at : at + 1, "ranks (forked)");
         if (at && strstr(at, "\nstep ")) return now_ms();
     }
-    check(false, "a step comes");
+    check_case(false, "a step comes");
     return NAN;
 }
 
-static Case train_start(const char* flags) {
-    char words[2048];
-    snprintf(words, sizeof words, "SUPERVISE %s --out . -- SELF act trains " TRAINER, flags);
-    return case_start(words, false);
+static Supervised train_start(const char* flags) {
+    return supervised_start(text_of("SUPERVISE %s --out . -- SELF act trains " TRAINER, flags), false);
 }
 
 // The heartbeat of a rank in a supervisor's file, or NULL; that of a rank that has ended stays as it was.
-static const Heartbeat* beat_map(const char* path, size_t rank) {
+static const Heartbeat* heartbeat_map(const char* path, size_t rank) {
     int file = open(path, O_RDONLY | O_CLOEXEC);
     void* memory = file < 0 ? MAP_FAILED : mmap(NULL, sizeof(Heartbeats), PROT_READ, MAP_SHARED, file, 0);
     if (file >= 0) close(file);
     if (memory == MAP_FAILED) return NULL;
-    const Heartbeats* beats = (const Heartbeats*)memory;
+    const Heartbeats* heartbeats = (const Heartbeats*)memory;
     for (size_t i = 0; i < HEARTBEAT_RANKS; i++)
-        if (beats->ranks[i].counter > 1 && beats->ranks[i].rank == rank) return &beats->ranks[i];
+        if (heartbeats->ranks[i].counter > 1 && heartbeats->ranks[i].rank == rank) return &heartbeats->ranks[i];
     munmap(memory, sizeof(Heartbeats));
     return NULL;
 }
 
 // Of the first start; waits for it.
-static const Heartbeat* train_beats(size_t rank) {
+static const Heartbeat* train_heartbeat(size_t rank) {
     char path[512];
-    const Heartbeat* beats = NULL;
-    if (!trace_await("start", 0)) return NULL;
+    const Heartbeat* found = NULL;
+    if (!await(is_traced, "start", 0)) return NULL;
     trace_find("start", 0, NULL, NULL, path);
-    for (double until = now_ms() + CASE_MS / 2; beats == NULL && now_ms() < until; sleep_ms(1))
-        beats = beat_map(path, rank);
-    check(beats != NULL, "the rank comes");
-    return beats;
+    for (double until = now_ms() + CASE_MS / 2; found == NULL && now_ms() < until; sleep_ms(1))
+        found = heartbeat_map(path, rank);
+    check_case(found != NULL, "the rank comes");
+    return found;
 }
 
-static bool beats_await_step(const Heartbeat* beats, uint64_t step) {
+static bool heartbeat_await_step(const Heartbeat* h, uint64_t step) {
     double until = now_ms() + CASE_MS / 2;
-    while (heartbeat_read(beats).step < step && now_ms() < until) sleep_ms(1);
-    return check(heartbeat_read(beats).step >= step, "the step to strike in comes");
+    while (heartbeat_read(h).step < step && now_ms() < until) sleep_ms(1);
+    return check_case(heartbeat_read(h).step >= step, "the step to strike in comes");
 }
 
 // After so many starts the run is complete, and nobody can tell.
-static void train_check_end(Case* c, size_t starts) {
-    case_end(c);
-    check_between(c->code, 0, 0, "exit code");
+static void train_check_end(Supervised* s, size_t starts) {
+    supervised_end(s, 0);
     check_between((double)trace_count("start"), (double)starts, (double)starts, "starts");
-    check(train_weights() == reference.weights, "the weights are those of a run that was left alone");
+    check_case(train_weights() == reference.weights, "the weights are those of a run that was left alone");
 }
 
 static void train_reference(void) {
     double began = now_ms();
-    Case c = case_start(TRAINER, false);
+    Supervised s = supervised_start(TRAINER, false);
     reference.load_ms = train_await_step(1) - began;
-    case_end(&c);
-    check_between(c.code, 0, 0, "exit code");
+    supervised_end(&s, 0);
     reference.weights = train_weights();
-    check(reference.weights != 0, "it leaves its weights");
+    check_case(reference.weights != 0, "it leaves its weights");
     train_losses(reference.losses);
     printf("trainer: from start to first step in %.0f ms\n", reference.load_ms);
 }
 
-static void train_killed(bool rank_0, bool rank_1) {
-    Json json;
-    double started = NAN, stepped = NAN;
-    setenv("LLMTRAIN_TEST_FAULT", SLOWLY, 1);
-    Case c = train_start("--timeout 20");
-    const Heartbeat *first = train_beats(0), *second = train_beats(1);
-    if (first && second && beats_await_step(first, STRIKE_STEP)) {
-        double struck = now_ms();
-        if (rank_0) kill((pid_t)heartbeat_read(first).pid, SIGKILL);
-        if (rank_1) kill((pid_t)heartbeat_read(second).pid, SIGKILL);
-        stepped = train_await_step(2) - struck;
-        started = trace_ms("start", 1) - struck;
-    }
-    train_check_end(&c, 2);
-    check_between(started, 0, RESTART_MS + strict_slack_ms, "from death to restart, ms");
-    check_between(stepped, 0, RESTART_MS + reference.load_ms + strict_slack_ms, "from death to the next step, ms");
-    printf("%s: started again after %.0f ms, first step after %.0f ms\n", case_name, started, stepped);
-    if (!failure_read(&json, 1)) return;
-    failure_check(&json, -1, "kind", rank_0 ? "signal" : "exit");
-    if (rank_0) failure_check(&json, -1, "signal", "9");  // of rank 1, rank 0 may be the one to take notice
-    if (rank_0 != rank_1) failure_check(&json, -1, "rank", rank_0 ? "0" : "1");
-    json_free(&json);
-}
-
-static void train_word(void) {
-    case_run("TRAIN supervise --out . -- true", 2);
+static void train_asked(void) {
+    supervise("TRAIN supervise --out . -- true", 2);
     check_text(file_text("stderr"), "a program of its own: ./supervise");
 }
 
-static void train_rank_0_killed(void) { train_killed(true, false); }
-static void train_rank_1_killed(void) { train_killed(false, true); }
-static void train_all_killed(void) { train_killed(true, true); }
-
-// Stops rank 0 while it waits for the other's gradients.
-static void stop_in_collective(const Heartbeat* beats) {
-    if (!beats_await_step(beats, STRIKE_STEP)) return;
-    pid_t pid = (pid_t)heartbeat_read(beats).pid;
-    for (double until = now_ms() + CASE_MS / 2; now_ms() < until; sleep_ms(1)) {
-        if (heartbeat_read(beats).phase != HEARTBEAT_COLLECTIVE) continue;
-        kill(pid, SIGSTOP);
-        sleep_ms(5);
-        if (heartbeat_read(beats).phase == HEARTBEAT_COLLECTIVE) return;
-        kill(pid, SIGCONT);  // it was through
+static void train_killed(void) {
+    double started = NAN, stepped = NAN;
+    setenv("LLMTRAIN_TEST_FAULT", SLOWLY, 1);
+    Supervised s = train_start("--timeout 20");
+    const Heartbeat* ranks[2] = {train_heartbeat(0), train_heartbeat(1)};
+    if (ranks[0] && ranks[1] && heartbeat_await_step(ranks[0], STRIKE_STEP)) {
+        double struck = now_ms();
+        for (size_t i = 0; i < 2; i++)
+            if (strchr(this_case->words, '0' + (int)i)) kill((pid_t)heartbeat_read(ranks[i]).pid, SIGKILL);
+        stepped = train_await_step(2) - struck;
+        started = trace_ms("start", 1) - struck;
     }
-    check(false, "rank 0 stops in a collective");
+    train_check_end(&s, 2);
+    check_between(started, 0, RESTART_MS + strict_slack_ms, "from death to restart, ms");
+    check_between(stepped, 0, RESTART_MS + reference.load_ms + strict_slack_ms, "from death to the next step, ms");
+    case_expect_all();
 }
 
-// A rank hangs in a phase with this limit; other limits do not help. fault NULL: it is stopped in a collective.
-static void train_hung(const char* fault, double limit_s, int rank, const char* phase, const char* state) {
-    Json json;
-    char text[8], flags[80];
-    double found = NAN, limit_ms = 1e3 * limit_s;
-    bool saves = strcmp(phase, "checkpoint") == 0;
-    snprintf(flags, sizeof flags, "--timeout %g --checkpoint-timeout %g", saves ? 20 : limit_s, saves ? limit_s : 20);
-    setenv(fault ? FAULT_ONCE : "LLMTRAIN_TEST_FAULT", fault ? fault : SLOWLY, 1);
-    Case c = train_start(flags);
-    const Heartbeat* beats = train_beats((size_t)rank);
-    if (beats && !fault) stop_in_collective(beats);
-    for (double until = now_ms() + CASE_MS / 2; beats && isnan(found) && now_ms() < until; sleep_ms(2))
-        if (events_count("failure") > 0) found = now_ms() - (double)heartbeat_read(beats).ms;
-    train_check_end(&c, 2);
-    check_between(found, limit_ms, limit_ms + FOUND_MS + strict_slack_ms, "from the last heartbeat to the event, ms");
-    printf("%s: found %.0f ms after the limit\n", case_name, found - limit_ms);
-    if (!failure_read(&json, 1)) return;
-    snprintf(text, sizeof text, "%d", rank);
-    failure_check(&json, -1, "kind", "hang");
-    failure_check(&json, -1, "rank", text);
-    failure_check(&json, -1, "phase", phase);
-    if (state) failure_check(&json, rank, "state", state);
-    json_free(&json);
+// Stops rank 0 while it waits for the other's gradients.
+static void stop_in_collective(const Heartbeat* h) {
+    if (!heartbeat_await_step(h, STRIKE_STEP)) return;
+    pid_t pid = (pid_t)heartbeat_read(h).pid;
+    for (double until = now_ms() + CASE_MS / 2; now_ms() < until; sleep_ms(1)) {
+        if (heartbeat_read(h).phase != HEARTBEAT_COLLECTIVE) continue;
+        kill(pid, SIGSTOP);
+        sleep_ms(5);
+        if (heartbeat_read(h).phase == HEARTBEAT_COLLECTIVE) return;
+        kill(pid, SIGCONT);  // it was through
+    }
+    check_case(false, "rank 0 stops in a collective");
 }
 
 #define STEP_S 2.0  // more than a step takes that does not hang, on a busy machine
 #define SAVE_S 6.0  // more than a save takes: it waits for the disk several times, for that of all cases at once
 
-static void train_hung_step(void) { train_hung("rank 1 step 12 at forward do hang", STEP_S, 1, "step", NULL); }
-static void train_hung_reduce(void) { train_hung("rank 0 step 12 at reduce do hang", STEP_S, 0, "step", NULL); }
-static void train_hung_save(void) { train_hung("rank 1 step 10 at save do hang", SAVE_S, 1, "checkpoint", NULL); }
-static void train_stopped_step(void) { train_hung("rank 0 step 12 at forward do stop", STEP_S, 0, "step", "T"); }
-static void train_stopped_collective(void) { train_hung(NULL, STEP_S, 0, "collective", "T"); }
-static void train_stopped_save(void) { train_hung("rank 0 step 10 at save do stop", SAVE_S, 0, "checkpoint", "T"); }
+// A rank hangs in a phase with this limit; other limits do not help.
+static void train_hung(void) {
+    const char* fault = this_case->words;
+    bool saves = strstr(fault, " at save ") != NULL, collective = strstr(fault, "collective") != NULL;
+    double found = NAN, limit_s = saves ? SAVE_S : STEP_S, limit_ms = 1e3 * limit_s;
+    setenv(collective ? "LLMTRAIN_TEST_FAULT" : FAULT_ONCE, collective ? SLOWLY : fault, 1);
+    double step_s = saves ? 20 : limit_s, save_s = saves ? limit_s : 20;
+    Supervised s = train_start(text_of("--timeout %g --checkpoint-timeout %g", step_s, save_s));
+    const Heartbeat* h = train_heartbeat((size_t)atoi(fault + strlen("rank ")));
+    if (h && collective) stop_in_collective(h);
+    for (double until = now_ms() + CASE_MS / 2; h && isnan(found) && now_ms() < until; sleep_ms(2))
+        if (events_count("failure") > 0) found = now_ms() - (double)heartbeat_read(h).ms;
+    train_check_end(&s, 2);
+    check_between(found, limit_ms, limit_ms + FOUND_MS + strict_slack_ms, "from the last heartbeat to the event, ms");
+    case_expect_all();
+}
 
-// A rank that dies in every start, as if its machine were broken, until the run goes on without it.
+// A rank that dies in every start, as if its machine were broken, until the run continues without it.
 static void train_fewer(void) {
-    static const char* const expected[] = {"2", "2", "2", "1"};
-    char ranks[512];
     double losses[STEPS], worst = 0;
     setenv("LLMTRAIN_TEST_FAULT", "rank 1 step 12 at forward do kill", 1);
-    Case c = train_start("--min-ranks 1");
-    train_check_end(&c, 4);
-    for (size_t i = 0; i < 4; i++)
-        check(trace_find("ranks", i, NULL, NULL, ranks) && strcmp(ranks, expected[i]) == 0, "number of ranks");
-    check(events_count("fewer ranks") == 1, "event");
+    Supervised s = train_start("--min-ranks 1");
+    train_check_end(&s, 4);
+    case_expect_all();
     train_losses(losses);
     for (size_t i = 0; i < STEPS; i++) {
         double error = fabs(losses[i] - reference.losses[i]) / reference.losses[i];
         if (!(error <= worst)) worst = error;  // NaN too
     }
-    check_between(worst, 0, LOSS_BOUND, "relative difference of the losses");
-    printf("%s: relative difference of the losses at most %.1e, the weights have the same bits\n", case_name, worst);
+    check_bound(worst, LOSS_BOUND, "%s: relative difference of the losses", case_name);
 }
 
+// Kills one after the other, since the machine is to be free for the measured restarts.
+static const Case TRAINER_KILLS[] = {
+    {"trainer, asked to supervise", .run = train_asked},
+    {"trainer, rank 0 killed", "0", .run = train_killed, EXPECT("failure 1", "kind signal", "signal 9", "rank 0")},
+    {"trainer, rank 1 killed", "1", .run = train_killed, EXPECT("failure 1", "kind exit", "rank 1")},
+    {"trainer, all killed", "0 1", .run = train_killed, EXPECT("failure 1", "kind signal", "signal 9")},
+};
+static const Case TRAINER_HANGS[] = {
+    {"trainer, hangs in a step", "rank 1 step 12 at forward do hang", .run = train_hung,
+     EXPECT("failure 1", "kind hang", "rank 1", "phase step")},
+    {"trainer, hangs while it sends gradients", "rank 0 step 12 at reduce do hang", .run = train_hung,
+     EXPECT("failure 1", "kind hang", "rank 0", "phase step")},
+    {"trainer, hangs in a checkpoint", "rank 1 step 10 at save do hang", .run = train_hung,
+     EXPECT("failure 1", "kind hang", "rank 1", "phase checkpoint")},
+    {"trainer, stopped in a step", "rank 0 step 12 at forward do stop", .run = train_hung,
+     EXPECT("failure 1", "kind hang", "rank 0", "phase step", "0.state T")},
+    {"trainer, stopped in a collective", "rank 0 in a collective", .run = train_hung,
+     EXPECT("failure 1", "kind hang", "rank 0", "phase collective", "0.state T")},
+    {"trainer, stopped in a checkpoint", "rank 0 step 10 at save do stop", .run = train_hung,
+     EXPECT("failure 1", "kind hang", "rank 0", "phase checkpoint", "0.state T")},
+    {"trainer, a rank lost for good", .run = train_fewer,
+     EXPECT("trace ranks 0 2", "trace ranks 1 2", "trace ranks 2 2", "trace ranks 3 1", "event 1 fewer ranks")},
+};
+
 // ------------------------------------------------------------------------------------------------
-// 5. Units
+// 7. Units
 
 // Runs body in a process in which any system call but its end is death.
 static bool runs_without_system_calls(void (*body)(void)) {
@@ -1210,10 +1016,10 @@ static bool runs_without_system_calls(void (*body)(void)) {
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL),
     };
-    struct sock_fprog filter = {sizeof rules / sizeof rules[0], rules};
+    struct sock_fprog filter = {COUNT_OF(rules), rules};
     fflush(NULL);
     pid_t child = fork();
-    must(child >= 0, "fork");
+    need(child >= 0, "fork");
     if (child == 0) {
         if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) _exit(1);
         if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) != 0) _exit(1);
@@ -1225,55 +1031,28 @@ static bool runs_without_system_calls(void (*body)(void)) {
 }
 
 static void unit_clock(void) { now_ms(); }
-static void unit_beats(void) {
+static void unit_heartbeats(void) {
     for (uint64_t i = 0; i < 1000; i++) {
         heartbeat(HEARTBEAT_STEP, i);
         heartbeat_collective("all_gather");
     }
 }
 
-static void test_beats(void) {
-    Error error;
-    case_name = "heartbeats";
-    heartbeat(HEARTBEAT_STEP, 1);
-    heartbeat_collective("all_gather");
-    heartbeat_close();
-    check(heartbeat_open(NULL, 0, 1, &error) && *heartbeat_state() == NULL, "without a supervisor nothing happens");
-    check(heartbeat_open("/nonexistent", 0, 1, &error) && *heartbeat_state() == NULL, "nor with one on another machine");
-    char path[HEARTBEAT_PATH_BYTES];
-    Heartbeats* beats = heartbeats_make(path, &error);
-    if (!check(beats && heartbeat_open(path, 3, 4, &error) && *heartbeat_state() != NULL, "opened")) return;
-    const Heartbeat* mapped = beat_map(path, 3);
-    must(mapped != NULL, "map");
-    Heartbeat h = heartbeat_read(mapped);
-    check(h.rank == 3 && h.world == 4 && h.pid == (uint64_t)getpid(), "who it is");
-    check(h.phase == HEARTBEAT_SETUP && h.step == 0 && h.closed == 0, "first beat");
-    double before = now_ms();
-    heartbeat(HEARTBEAT_CHECKPOINT, 12);
-    heartbeat_collective("a name of more than thirty-two characters");
-    h = heartbeat_read(mapped);
-    check(h.phase == HEARTBEAT_COLLECTIVE && h.step == 12, "a collective keeps the step");
-    check_between((double)h.ms, before - 1, before + 1000 + slack_ms, "time of a beat, ms");
-    check(strcmp(h.collective, "a name of more than thirty-two ") == 0, "a long name is cut");
-    if (runs_without_system_calls(unit_clock)) check(runs_without_system_calls(unit_beats), "no system calls");
-    else printf("skipped that a beat makes no system calls: here the clock does, or none can be forbidden\n");
-
-    // A beat is read whole, or known not to be.
+// A heartbeat is read whole, or known not to be.
+static void test_torn_heartbeats(const Heartbeat* mapped) {
     heartbeat_write(*heartbeat_state(), HEARTBEAT_STEP, 0, "0", false);
     fflush(NULL);
     pid_t writer = fork();
-    must(writer >= 0, "fork");
+    need(writer >= 0, "fork");
     if (writer == 0) for (uint64_t i = 1;; i++) {
-        char name[32];
-        snprintf(name, sizeof name, "%llu", (unsigned long long)i);
-        heartbeat_write(*heartbeat_state(), HEARTBEAT_STEP, i, name, false);
+        heartbeat_write(*heartbeat_state(), HEARTBEAT_STEP, i, text_of("%llu", (unsigned long long)i), false);
         for (double until = now_ms() + 1e-3; now_ms() < until;) {}
     }
     bool whole = true;
     size_t different = 0;
     double until = now_ms() + CASE_MS / 2;
     for (uint64_t last = 0; different < 1000 && now_ms() < until;) {
-        h = heartbeat_read(mapped);
+        Heartbeat h = heartbeat_read(mapped);
         if (h.counter % 2 == 1) continue;  // the writer had to pause in the middle of it
         whole = whole && strtoull(h.collective, NULL, 10) == h.step;
         different += h.step != last;
@@ -1281,45 +1060,74 @@ static void test_beats(void) {
     }
     kill(writer, SIGKILL);
     waitpid(writer, NULL, 0);
-    check(whole, "beats are read whole");
-    check(different == 1000, "beats are read while they are written");
+    check_case(whole, "heartbeats are read whole");
+    check_case(different == 1000, "heartbeats are read while they are written");
+}
+
+static void test_heartbeats(void) {
+    Error error;
+    case_name = "heartbeats";
+    heartbeat(HEARTBEAT_STEP, 1);
+    heartbeat_collective("all_gather");
+    heartbeat_close();
+    bool opened = heartbeat_open(NULL, 0, 1, &error);
+    check_case(opened && *heartbeat_state() == NULL, "without a supervisor nothing happens");
+    opened = heartbeat_open("/nonexistent", 0, 1, &error);
+    check_case(opened && *heartbeat_state() == NULL, "nor with one on another machine");
+    char path[HEARTBEAT_PATH_BYTES];
+    Heartbeats* heartbeats = heartbeats_make(path, &error);
+    opened = heartbeats && heartbeat_open(path, 3, 4, &error) && *heartbeat_state() != NULL;
+    if (!check_case(opened, "opened")) return;
+    const Heartbeat* mapped = heartbeat_map(path, 3);
+    need(mapped != NULL, "map");
+    Heartbeat h = heartbeat_read(mapped);
+    check_case(h.rank == 3 && h.world == 4 && h.pid == (uint64_t)getpid(), "who it is");
+    check_case(h.phase == HEARTBEAT_SETUP && h.step == 0 && h.closed == 0, "first heartbeat");
+    double before = now_ms();
+    heartbeat(HEARTBEAT_CHECKPOINT, 12);
+    heartbeat_collective("a name of more than thirty-two characters");
+    h = heartbeat_read(mapped);
+    check_case(h.phase == HEARTBEAT_COLLECTIVE && h.step == 12, "a collective keeps the step");
+    check_between((double)h.ms, before - 1, before + 1000 + slack_ms, "time of a heartbeat, ms");
+    check_case(strcmp(h.collective, "a name of more than thirty-two ") == 0, "a long name is cut");
+    bool possible = runs_without_system_calls(unit_clock);
+    if (possible) check_case(runs_without_system_calls(unit_heartbeats), "no system calls");
+    else skip("that a heartbeat makes no system calls", "here the clock does, or none can be forbidden");
+    test_torn_heartbeats(mapped);
     (*heartbeat_state())->counter = 2;
     heartbeat_close();
     h = heartbeat_read(mapped);
-    check(h.closed == 1 && *heartbeat_state() == NULL, "closed");
-    beats->count = HEARTBEAT_RANKS;
-    check(heartbeat_open(path, 0, 1, &error) && *heartbeat_state() == NULL, "one too many does not beat");
-    munmap(beats, sizeof *beats);
+    check_case(h.closed == 1 && *heartbeat_state() == NULL, "closed");
+    heartbeats->count = HEARTBEAT_RANKS;
+    check_case(heartbeat_open(path, 0, 1, &error) && *heartbeat_state() == NULL, "one too many has no heartbeat");
+    munmap(heartbeats, sizeof *heartbeats);
     unlink(path);
 }
 
-static void test_events(const char* directory) {
+static void test_events(void) {
     enum { WRITERS = 4, LINES = 100 };
     Error error;
-    char path[FILE_PATH_MAX + 16], detail[256];
+    char detail[256];
     case_name = "events";
-    snprintf(path, sizeof path, "%s/events.jsonl", directory);
-    FILE* file = fopen(path, "we");
-    must(file != NULL && fputs("{\"cut", file) >= 0 && fclose(file) == 0, "write");
+    const char* path = text_of("%s/events.jsonl", root);
+    put_text(path, "{\"cut");
     fflush(NULL);
     pid_t writers[WRITERS];
     for (int i = 0; i < WRITERS; i++) {
-        must((writers[i] = fork()) >= 0, "fork");
+        need((writers[i] = fork()) >= 0, "fork");
         if (writers[i] > 0) continue;
         memset(detail, 'a' + i, sizeof detail - 1);
         detail[sizeof detail - 1] = 0;
         bool good = true;
-        for (int k = 0; k < LINES; k++)
-            good = good && event_write(directory, "test \"quoted\"", (uint64_t)k, detail, &error);
+        for (uint64_t k = 0; k < LINES; k++) good = good && event_write(root, "test \"quoted\"", k, detail, &error);
         _exit(!good);
     }
     bool all = true;
     for (int i = 0, status; i < WRITERS; i++) all = waitpid(writers[i], &status, 0) > 0 && status == 0 && all;
-    check(all, "written");
-    char* text;
-    size_t bytes, lines = 0, bad = 0;
-    if (!check(file_read(path, 1 << 22, &text, &bytes, &error), "read")) return;
-    check(strncmp(text, "{\"cut\n", 6) == 0, "a line that was cut stays alone");
+    check_case(all, "written");
+    size_t lines = 0, bad = 0;
+    char* text = text_read(path, NULL);
+    check_case(strncmp(text, "{\"cut\n", 6) == 0, "a line that was cut stays alone");
     for (char* line = strtok(text + 6, "\n"); line; line = strtok(NULL, "\n")) {
         Json json;
         uint64_t step;
@@ -1333,13 +1141,7 @@ static void test_events(const char* directory) {
     check_between((double)lines, WRITERS * LINES, WRITERS * LINES, "lines");
     check_between((double)bad, 0, 0, "lines that are not JSON");
     free(text);
-    check(!event_write("/nonexistent", "test", 0, "", &error), "a directory that is not there");
-}
-
-static void split(char** words, char* text) {
-    size_t count = 0;
-    for (char* word = strtok(text, " "); word; word = strtok(NULL, " ")) words[count++] = word;
-    words[count] = NULL;
+    check_case(!event_write("/nonexistent", "test", 0, "", &error), "a directory that is not there");
 }
 
 static void test_commands(void) {
@@ -1347,7 +1149,7 @@ static void test_commands(void) {
         const char* text;
         size_t world;
         const char* at;
-        size_t ranks, least, fewer;
+        size_t ranks, min, fewer;
         bool resumes;
     } cases[] = {
         {"./train --ranks 4 --resume", 0, "4", 4, 1, 3, true},
@@ -1361,26 +1163,28 @@ static void test_commands(void) {
         {"./train --ranks 6 --total-batch 96 --batch 2 --seq=8", 6, "6", 6, 4, 0, false},
         {"./train --ranks 6 --total-batch 96 --batch 2", 6, "6", 6, 4, 5, false},
         {"./train --ranks x -n 0", 0, NULL, 0, 0, 0, false},
+        {"./train --ranks 4x -n -4", 0, NULL, 0, 0, 0, false},
         {"./train -n", 0, NULL, 0, 0, 0, false},
     };
     case_name = "commands";
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        char text[256], *words[32];
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        Words words = {0};
         size_t ranks = 0;
-        snprintf(text, sizeof text, "%s", cases[i].text);
-        split(words, text);
-        const char* at = command_ranks(&ranks, words, cases[i].world);
-        check(at && cases[i].at ? strcmp(at, cases[i].at) == 0 : at == cases[i].at, cases[i].text);
-        check(ranks == cases[i].ranks, cases[i].text);
-        if (ranks) check(command_fewer_ranks(words, ranks, cases[i].least) == cases[i].fewer, cases[i].text);
-        check(command_resumes(words) == cases[i].resumes, cases[i].text);
+        words_add(&words, cases[i].text);
+        const char* at = command_ranks(&ranks, words.words, cases[i].world);
+        bool same = at && cases[i].at ? strcmp(at, cases[i].at) == 0 : at == cases[i].at;
+        check(same, "%s: word of the ranks", cases[i].text);
+        check(ranks == cases[i].ranks, "%s: ranks", cases[i].text);
+        size_t fewer = ranks ? command_fewer_ranks(words.words, ranks, cases[i].min) : 0;
+        check(fewer == cases[i].fewer, "%s: fewer ranks", cases[i].text);
+        check(command_resumes(words.words) == cases[i].resumes, "%s: resumes", cases[i].text);
     }
 }
 
-// Whether a failure is found, and rank `place` (in the order in which they came) is blamed.
-static bool blames(Failure* f, Supervisor* s, size_t place) {
+// Whether a failure is found, and the rank in this slot is blamed.
+static bool blames(Failure* f, Supervisor* s, size_t slot) {
     memset(f, 0, sizeof *f);
-    return supervise_find_failure(f, s) && f->rank == &s->views[place];
+    return supervise_find_failure(f, s) && f->rank == &s->views[slot];
 }
 
 static void test_blame(void) {
@@ -1393,39 +1197,39 @@ static void test_blame(void) {
     s.limits[HEARTBEAT_CHECKPOINT] = 5;
     for (size_t i = 0; i < 3; i++) views[i].seen.rank = 2 - i;  // in the order in which they came
     memset(&f, 0, sizeof f);
-    check(!supervise_find_failure(&f, &s), "all is well");
+    check_case(!supervise_find_failure(&f, &s), "all is well");
 
     // Two wait for one, which may take longer than they may.
     for (size_t i = 0; i < 3; i++) views[i].seen.phase = HEARTBEAT_COLLECTIVE;
     views[0].still_ms = views[1].still_ms = 1001;
     views[2].seen.phase = HEARTBEAT_CHECKPOINT;
     views[2].still_ms = 1500;
-    check(blames(&f, &s, 2) && !f.lost, "who is not in the collective is blamed");
-    check_text(f.what, "rank 0 (process 0) sent its last heartbeat 1.5 s ago in phase checkpoint; rank 2 (process 0) "
-                       "has sent no heartbeat for 1.0 s");
+    check_case(blames(&f, &s, 2) && !f.lost, "the one that is not in the collective");
+    check_text(f.what, "rank 0 (process 0) sent its last heartbeat 1.5 s ago in phase checkpoint; "
+                       "rank 2 (process 0) has sent no heartbeat for 1.0 s");
     views[1].seen.step = 1;
     views[0].seen.step = views[2].seen.step = 2;
-    check(blames(&f, &s, 1), "who is a step behind is blamed");
+    check_case(blames(&f, &s, 1), "the one that is a step behind");
     views[0].state = 'T';
-    check(blames(&f, &s, 0), "who was stopped is blamed");
+    check_case(blames(&f, &s, 0), "the one that was stopped");
     check_text(f.what, "sent its last heartbeat 1.0 s ago in phase collective, step 2; it was stopped by a signal");
     views[0].state = 'S';
     views[0].seen.step = views[1].seen.step = views[2].seen.step = 1;
     views[2].seen.phase = HEARTBEAT_COLLECTIVE;
-    check(blames(&f, &s, 2), "who has stood still the longest is blamed");
+    check_case(blames(&f, &s, 2), "the one that has stood still the longest");
     views[2].seen.phase = HEARTBEAT_CHECKPOINT;
     views[0].still_ms = views[1].still_ms = 999;
-    check(!supervise_find_failure(&f, &s), "each phase has its limit");
+    check_case(!supervise_find_failure(&f, &s), "each phase has its limit");
     views[2].still_ms = 5001;
-    check(blames(&f, &s, 2), "also a checkpoint");
+    check_case(blames(&f, &s, 2), "also a checkpoint");
     s.limits[HEARTBEAT_CHECKPOINT] = 0;
-    check(!supervise_find_failure(&f, &s), "0 is no limit");
+    check_case(!supervise_find_failure(&f, &s), "0 is no limit");
 
-    // One that gave up is blamed for those that wait for it.
+    // One that has exited is blamed for those that wait for it.
     views[1].seen.closed = 1;
     views[0].still_ms = 1001;
     views[1].still_ms = 1500;
-    check(blames(&f, &s, 1), "who gave up is blamed");
+    check_case(blames(&f, &s, 1), "the one that has exited");
     check_text(f.what, "rank 1 (process 0) exited 1.5 s ago in phase collective");
 
     // Of two that died at once the one that was silent for longer; one that has closed its heartbeat has not died.
@@ -1434,19 +1238,19 @@ static void test_blame(void) {
     views[1].seen.closed = 0;
     views[1].seen.ms = 20;
     views[2].seen.ms = 10;
-    check(supervise_worst(&s) == &views[2] && rank_fate(&views[2]) == RANK_KILLED, "silent for longer");
+    check_case(supervise_worst(&s) == &views[2] && rank_fate(&views[2]) == RANK_KILLED, "silent for longer");
     views[2].ended_ms = 2;
-    check(supervise_worst(&s) == &views[1], "seen dead first");
+    check_case(supervise_worst(&s) == &views[1], "seen dead first");
     for (size_t i = 0; i < 3; i++) {
         views[i].seen.closed = 1;
         views[i].seen.phase = i == 0 ? HEARTBEAT_DONE : HEARTBEAT_STEP;
     }
-    check(supervise_worst(&s) == &views[2] && rank_fate(&views[2]) == RANK_EXITED, "gave up first");
-    check(supervise_absent(&s) == 3, "all came");
+    check_case(supervise_worst(&s) == &views[2] && rank_fate(&views[2]) == RANK_EXITED, "exited first");
+    check_case(supervise_absent(&s) == 3, "all came");
     s.view_count = 2;
-    check(supervise_absent(&s) == 0, "one did not come");
+    check_case(supervise_absent(&s) == 0, "one did not come");
     s.world = 0;
-    check(supervise_absent(&s) == 0, "of an unknown number nobody is missed");
+    check_case(supervise_absent(&s) == 0, "of an unknown number nobody is missed");
 }
 
 // A process that cannot be looked at is not gone.
@@ -1457,10 +1261,10 @@ static void test_unseen(void) {
     struct rlimit limit, none;
     case_name = "no descriptors";
     s.heartbeats = heartbeats_make(s.heartbeats_path, &error);
-    must(s.heartbeats != NULL && heartbeat_open(s.heartbeats_path, 0, 1, &error), "heartbeats");
+    need(s.heartbeats != NULL && heartbeat_open(s.heartbeats_path, 0, 1, &error), "heartbeats");
     fflush(NULL);
     pid_t child = fork();
-    must(child >= 0, "fork");
+    need(child >= 0, "fork");
     if (child == 0) {
         setsid();
         raise(SIGSTOP);
@@ -1469,25 +1273,26 @@ static void test_unseen(void) {
     waitpid(child, NULL, WUNTRACED);
     while (waitpid(-1, NULL, WNOHANG) > 0) {}  // what cases have left
     supervise_read_ranks(&s);
-    check(s.view_count == 1 && s.views[0].ended_ms == 0, "a rank is there");
-    check(process_read(&p, child) && p.parent == getpid() && p.session == child && p.state == 'T', "a child is there");
-    check(processes_signal(0) == 1, "and is counted");
+    check_case(s.view_count == 1 && s.views[0].ended_ms == 0, "a rank is there");
+    bool there = process_read(&p, child);
+    check_case(there && p.parent == getpid() && p.session == child && p.state == 'T', "a child is there");
+    check_case(processes_signal(0) == 1, "and is counted");
     getrlimit(RLIMIT_NOFILE, &none);
     limit = none;
     none.rlim_cur = 0;
-    must(setrlimit(RLIMIT_NOFILE, &none) == 0, "setrlimit");
-    bool there = process_read(&p, child);
+    need(setrlimit(RLIMIT_NOFILE, &none) == 0, "setrlimit");
+    there = process_read(&p, child);
     size_t left = processes_signal(0);
     supervise_read_ranks(&s);
-    must(setrlimit(RLIMIT_NOFILE, &limit) == 0, "setrlimit");
-    check(there, "a process that cannot be read is not gone");
-    check(left > 0, "nor are all when /proc cannot be read");
-    check(s.views[0].ended_ms == 0, "nor is a rank");
+    need(setrlimit(RLIMIT_NOFILE, &limit) == 0, "setrlimit");
+    check_case(there, "a process that cannot be read is not gone");
+    check_case(left > 0, "nor are all when /proc cannot be read");
+    check_case(s.views[0].ended_ms == 0, "nor is a rank");
     kill(child, SIGKILL);
     waitpid(child, NULL, 0);
-    check(!process_read(&p, child) && processes_signal(0) == 0, "one that has ended is gone");
+    check_case(!process_read(&p, child) && processes_signal(0) == 0, "one that has ended is gone");
     heartbeat_close();
-    check(supervise_end_all(&s) && access(s.heartbeats_path, F_OK) != 0, "nothing is left of it");
+    check_case(supervise_end_all(&s) && !file_exists(s.heartbeats_path), "nothing is left of it");
 }
 
 static void test_tail(void) {
@@ -1500,165 +1305,111 @@ static void test_tail(void) {
     tail_put(&t, "err\n\n", 5, 2);
     tail_put(&t, "more", 4, 1);
     tail_write(&w, &t);
-    check(strcmp(w.text, "[\"out\",\"err\",\"\",\"more\"]") == 0, "two streams, cut lines, empty ones");
+    check_case(strcmp(w.text, "[\"out\",\"err\",\"\",\"more\"]") == 0, "two streams, cut lines, empty ones");
     json_writer_free(&w);
     memset(long_line, 'x', sizeof long_line - 1);
     for (size_t i = 0; i < 2; i++) tail_put(&t, long_line, sizeof long_line - 1, 1);
     tail_put(&t, "\nlast\n", 6, 1);
     tail_write(&w, &t);
     long_line[TAIL_LINE_BYTES - 1] = 0;
-    check(strncmp(w.text, "[\"out\",\"err\",\"\",\"morexx", 23) == 0, "a line is continued");
-    check(strstr(w.text, long_line + 4) && !strstr(w.text, long_line), "and cut when it is too long");
-    check(strcmp(w.text + w.bytes - 9, "\",\"last\"]") == 0, "and one after it");
+    check_case(strncmp(w.text, "[\"out\",\"err\",\"\",\"morexx", 23) == 0, "a line is continued");
+    check_case(strstr(w.text, long_line + 4) && !strstr(w.text, long_line), "and cut when it is too long");
+    check_case(strcmp(w.text + w.bytes - 9, "\",\"last\"]") == 0, "and one after it");
     json_writer_free(&w);
     for (size_t i = 0; i < TAIL_LINES; i++) tail_put(&t, "a\nb\n", 4, 1);
     tail_write(&w, &t);
-    check(w.bytes == 1 + 4 * TAIL_LINES && strncmp(w.text, "[\"a\",\"b\",", 9) == 0, "so many lines are kept");
+    check_case(w.bytes == 1 + 4 * TAIL_LINES && strncmp(w.text, "[\"a\",\"b\",", 9) == 0, "so many lines are kept");
     json_writer_free(&w);
 }
 
 // ------------------------------------------------------------------------------------------------
-// 6. Lanes
+// 8. Main
 
-typedef struct {
-    const char* name;
-    void (*run)(void);
-} Lane;
-
-static const Lane LANES[] = {
-    {"done", case_done}, {"codes", case_codes}, {"killed", case_killed}, {"stopped", case_stopped},
-    {"clock", case_clock}, {"rank killed", case_rank_killed}, {"noticed", case_noticed},
-    {"takes along", case_takes_along}, {"gives up", case_gives_up}, {"deaf", case_deaf}, {"absent", case_absent},
-    {"mute", case_mute}, {"fails", case_fails}, {"further", case_further}, {"fewer", case_fewer},
-    {"fewer, impossible", case_fewer_impossible}, {"patient", case_patient}, {"preempted", case_preempted},
-    {"ignores", case_ignores}, {"pause", case_pause}, {"orphaned", case_orphaned}, {"frozen", case_frozen},
-    {"flood", case_flood}, {"untaken", case_untaken}, {"unread", case_unread}, {"refusals", case_refusals},
-    {"disk hangs", case_disk_hangs}, {"starved", case_starved}, {"vanished", case_vanished},
-};
-static const Lane TRAINER_KILLS[] = {
-    {"trainer, asked to supervise", train_word},
-    {"trainer, rank 0 killed", train_rank_0_killed}, {"trainer, rank 1 killed", train_rank_1_killed},
-    {"trainer, all killed", train_all_killed},
-};
-static const Lane TRAINER_HANGS[] = {
-    {"trainer, hangs in a step", train_hung_step}, {"trainer, hangs while it sends gradients", train_hung_reduce},
-    {"trainer, hangs in a checkpoint", train_hung_save}, {"trainer, stopped in a step", train_stopped_step},
-    {"trainer, stopped in a collective", train_stopped_collective},
-    {"trainer, stopped in a checkpoint", train_stopped_save}, {"trainer, a rank lost for good", train_fewer},
-};
-enum { LANE_COUNT = sizeof LANES / sizeof(Lane), KILL_COUNT = sizeof TRAINER_KILLS / sizeof(Lane),
-       HANG_COUNT = sizeof TRAINER_HANGS / sizeof(Lane), LANES_MOST = LANE_COUNT };
-
-typedef struct {
-    int passed, failed;
-    bool done;
-} Tally;
-
-// Runs them at once, each in a process and a directory of its own.
-static void lanes_run(const Lane* lanes, size_t count, const char* base) {
+// Runs cases at once, each in a process and a directory of its own.
+static void cases_run(const Case* cases, size_t count) {
     static int directories;
-    char directory[512];
-    pid_t children[LANES_MOST];
-    size_t bytes = count * sizeof(Tally);
-    Tally* tallies = (Tally*)mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    must(tallies != MAP_FAILED, "memory");
+    pid_t children[COUNT_OF(CASES)] = {0};
     fflush(NULL);
     for (size_t i = 0; i < count; i++) {
-        snprintf(directory, sizeof directory, "%s/%d", base, directories++);
-        must(mkdir(directory, 0777) == 0 && (children[i] = fork()) >= 0, "a lane");
+        const char* directory = text_of("%s/%d", root, directories++);
+        need(mkdir(directory, 0777) == 0 && (children[i] = fork()) >= 0, "%s", directory);
         if (children[i] > 0) continue;
-        passed = failed = 0;
-        case_name = lanes[i].name;
-        must(chdir(directory) == 0, "chdir");
-        lanes[i].run();
-        char beats[512];
-        for (size_t k = 0; trace_find("start", k, NULL, NULL, beats); k++)
-            check(access(beats, F_OK) != 0, "the heartbeats are removed");
-        tallies[i].passed = passed;
-        tallies[i].failed = failed;
-        tallies[i].done = true;
+        char heartbeats[512];
+        this_case = &cases[i];
+        case_name = this_case->name;
+        need(chdir(directory) == 0, "%s", directory);
+        if (this_case->run) this_case->run();
+        else case_run(this_case);
+        for (size_t k = 0; trace_find("start", k, NULL, NULL, heartbeats); k++)
+            check_case(!file_exists(heartbeats), "the heartbeats are removed");
         fflush(NULL);
         _exit(0);
     }
     for (size_t i = 0; i < count; i++) {
-        waitpid(children[i], NULL, 0);
-        case_name = lanes[i].name;
-        check(tallies[i].done, "the lane ends");
-        passed += tallies[i].passed;
-        failed += tallies[i].failed;
+        int status = 0;
+        case_name = cases[i].name;
+        check_case(waitpid(children[i], &status, 0) > 0 && status == 0, "the case ends");
     }
-    munmap(tallies, bytes);
 }
 
 // What the cases of the trainer train on.
-static void train_put_data(const char* base) {
+static void train_put_data(void) {
     enum { VOCABULARY = 64, TOKENS = 8000 };
     static ShardWriter writer;
     Error error;
-    char path[FILE_PATH_MAX];
     int32_t token = 0;
-    snprintf(path, sizeof path, "%s/train.bin", base);
+    const char* path = text_of("%s/train.bin", root);
     bool good = shard_writer_open(&writer, path, VOCABULARY, 0, &error);
     for (size_t i = 0; good && i < TOKENS; i++) {
         Random4 r = random4(1, RANDOM_TEST, 0, i);
         token = r.bits[0] % 2 ? (token * 5 + 7) % VOCABULARY : (int32_t)(r.bits[1] % VOCABULARY);
         good = shard_writer_add(&writer, &token, 1, &error);
     }
-    must(good && shard_writer_finish(&writer, &error) && shard_publish(path, &error), path);
+    need(good && shard_writer_finish(&writer, &error) && shard_publish(path, &error), "%s", path);
 }
 
-// Kills one after the other, since the machine is to be free for the measured restarts.
-static void test_trainer(const char* base) {
-    char directory[512];
-    must(access(supervise_path, X_OK) == 0, supervise_path);
+static void test_trainer(void) {
+    const char* directory = text_of("%s/reference", root);
     case_name = "trainer";
-    train_put_data(base);
-    snprintf(directory, sizeof directory, "%s/reference", base);
-    must(mkdir(directory, 0777) == 0 && chdir(directory) == 0, directory);
+    need(access(supervise_path, X_OK) == 0, "%s; build it", supervise_path);
+    train_put_data();
+    need(mkdir(directory, 0777) == 0 && chdir(directory) == 0, "%s", directory);
     train_reference();
-    must(chdir("/") == 0, "chdir");
+    need(chdir(root) == 0, "%s", root);
     if (reference.weights == 0) return;  // it is no trainer, or of no use; that has been said
-    for (size_t i = 0; i < KILL_COUNT; i++) lanes_run(&TRAINER_KILLS[i], 1, base);
-    lanes_run(TRAINER_HANGS, HANG_COUNT, base);
-}
-
-static int remove_one(const char* path, const struct stat* status, int kind, struct FTW* place) {
-    (void)status; (void)kind; (void)place;
-    return remove(path);
+    for (size_t i = 0; i < COUNT_OF(TRAINER_KILLS); i++) cases_run(&TRAINER_KILLS[i], 1);
+    cases_run(TRAINER_HANGS, COUNT_OF(TRAINER_HANGS));
 }
 
 int main(int argc, char** argv) {
-    if (argc > 2 && strcmp(argv[1], "act") == 0) return act(argv[2], argv);
+    if (argc > 2 && strcmp(argv[1], "act") == 0) return act(argv + 2);
     Error error;
     const char* train = "./train";
     Flag flags[] = {
         {"train", FLAG_TEXT, &train, "PATH", 0, 0, "the program, built for fp32", false},
         {"slack", FLAG_REAL, &slack_ms, "MS", 0, 60000, "what a busy machine may add to any time", false},
     };
-    if (!flags_parse(flags, 2, argc, argv, &error)) {
-        printf("test_supervise: %s\n0 passed, 1 failed\n", error.text);
-        return 2;
-    }
-    if (flag_was_given(flags, 2, "slack")) strict_slack_ms = slack_ms;
-    char base[] = "/tmp/test_supervise-XXXXXX";
+    tests_begin("test_supervise");
+    need(flags_parse(flags, COUNT_OF(flags), argc, argv, &error), "%s", error.text);
+    if (flag_was_given(flags, COUNT_OF(flags), "slack")) strict_slack_ms = slack_ms;
     bool trainer = realpath(train, train_path) && access(train_path, X_OK) == 0 && !directory_exists(train_path);
-    must(readlink("/proc/self/exe", self_path, sizeof self_path - 1) > 0 && mkdtemp(base) != NULL, "preparation");
-    snprintf(supervise_path, sizeof supervise_path, "%.*s/supervise", (int)(strrchr(self_path, '/') - self_path), self_path);
-    must(prctl(PR_SET_CHILD_SUBREAPER, 1) == 0, "preparation");
+    need(readlink("/proc/self/exe", self_path, sizeof self_path - 1) > 0, "the path of this program");
+    int length = (int)(strrchr(self_path, '/') - self_path);
+    snprintf(supervise_path, sizeof supervise_path, "%.*s/supervise", length, self_path);
+    need(prctl(PR_SET_CHILD_SUBREAPER, 1) == 0, "prctl");
     unsetenv(HEARTBEAT_VARIABLE);
-    lanes_run(LANES, LANE_COUNT, base);
-    if (trainer) test_trainer(base);
-    else printf("skipped the trainer's own runs: there is no %s; build it, or give --train PATH\n", train);
-    test_beats();
-    test_events(base);
+    root_enter();
+    cases_run(CASES, COUNT_OF(CASES));
+    if (trainer) test_trainer();
+    else skip("the trainer's own runs", text_of("there is no %s; build it, or give --train PATH", train));
+    test_heartbeats();
+    test_events();
     test_commands();
     test_blame();
     test_unseen();
     test_tail();
     case_name = "in the end";
     while (waitpid(-1, NULL, WNOHANG) > 0) {}
-    check(processes_signal(SIGKILL) == 0, "nothing is left running");
-    nftw(base, remove_one, 16, FTW_DEPTH | FTW_PHYS);
-    printf("%d passed, %d failed\n", passed, failed);
-    return failed > 0;
+    check_case(processes_signal(SIGKILL) == 0, "nothing is left running");
+    return tests_end();
 }
