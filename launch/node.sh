@@ -1,28 +1,30 @@
 #!/bin/sh
-# node.sh: starts the ranks of one machine, a process per GPU, and watches over them.
+# node.sh: starts the ranks of one machine, one process per GPU, and ends them all when one fails.
 #
 #     sh launch/node.sh -- ./train --data 'data/x_train_*.bin' --out runs/x          one rank per GPU
 #     sh launch/node.sh --ranks 4 -- ./train ...                                     four, with or without GPUs
 #     sh launch/node.sh --nodes 2 --node-rank 1 --master 10.0.0.1 -- ./train ...     the second of two machines
 #
-#   --ranks N       ranks of this machine; otherwise one per GPU of CUDA_VISIBLE_DEVICES, or of nvidia-smi
-#   --logs DIR      for DIR/rank_R.log, what rank R prints (logs); the console shows that of rank 0
-#   --bind on|off   give each rank the cores near its GPU or, without GPUs, its share of all cores (on, where there are
-#                   taskset and lscpu)
-#   --grace S       after one rank has failed, the others have S seconds to end, then they are killed (60)
-#   --nodes N, --node-rank I, --master ADDRESS, --port P
-#                   of several machines this is number I, from 0; the same number of ranks on each. Rank 0 listens at
-#                   ADDRESS, port P (29500). nodes.sh starts all machines at once. With one machine it finds a free port
+#   --ranks N         number of ranks on this machine; default: the GPUs of CUDA_VISIBLE_DEVICES, or of nvidia-smi
+#   --logs DIR        directory for DIR/rank_R.log, the output of rank R (logs); the console shows rank 0 only
+#   --bind on|off     pin each rank to the cores near its GPU or, without GPUs, to an equal part of all cores
+#                     (on, where taskset and lscpu are installed)
+#   --grace S         seconds from the failure of one rank until the others are killed (60)
+#   --nodes N         number of machines, each with the same number of ranks (1); nodes.sh starts all of them at once
+#   --node-rank I     index of this machine, from 0 (0)
+#   --master ADDRESS  address of machine 0, where rank 0 listens; required with more than one machine
+#   --port P          port on which rank 0 listens (29500; with one machine: a free port)
 #
-# The ranks learn who they are as from torchrun: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
-# MASTER_PORT. OMP_NUM_THREADS is set to a rank's share of the cores unless it is set. SIGTERM, SIGINT and SIGUSR1 are
-# passed on to the ranks, SIGHUP as SIGTERM. The exit code is that of the first rank that failed, 128 + the signal if
-# one ended it; 75 if ranks ended with that, which means stopped and saved, and none failed; 2 if a flag was wrong.
+# Each rank gets the variables that torchrun sets: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
+# MASTER_PORT; and OMP_NUM_THREADS, its part of the cores, unless that is set. SIGTERM, SIGINT and SIGUSR1 are passed to
+# the ranks, SIGHUP as SIGTERM.
 #
-# Which to use: `./train --ranks N` forks its ranks itself, before CUDA starts, and is all that is needed to try several
-# ranks on one machine. Here each rank is a process of its own from the beginning: with cores near its GPU, a log of its
-# own, an exit code that tells who failed first, a program around it (-- nsys profile ./train ...), and room for more
-# machines. Where there is a batch system, see slurm.sbatch.
+# Exit codes: that of the first rank that failed, 128 + the signal if a signal ended it; 75 if ranks were stopped and
+# saved, and none failed; 2 if a flag is wrong.
+#
+# When to use it: `./train --ranks N` forks N ranks by itself and is enough to try several ranks on one machine. node.sh
+# adds cores near each GPU, a log per rank, the exit code of the rank that failed first, a program around each rank
+# (-- nsys profile ./train ...), and more machines. Under Slurm use slurm.sbatch.
 set -u
 here=$(cd "$(dirname "$0")" && pwd) || exit 1
 . "$here/watch.sh"
@@ -32,7 +34,7 @@ ranks='' logs=logs bind=on grace=60 nodes=1 node_rank=0 master='' port=''
 say() { echo "node.sh: $*" >&2; }
 wrong() { say "$@"; exit 2; }
 
-# From nodes.sh: the arguments come by standard input, as a script that ends with this line, and later signals.
+# From nodes.sh: the arguments come on standard input, as a script that ends with this line; after it come signals.
 END_OF_SCRIPT='# end of the script'
 remote=
 if [ "${1:-}" = --from-stdin ]; then
@@ -42,7 +44,7 @@ if [ "${1:-}" = --from-stdin ]; then
         script="$script$line
 "
     done
-    [ "$line" = "$END_OF_SCRIPT" ] || { say "$machine was not told what to do; use nodes.sh for --from-stdin"; exit 1; }
+    [ "$line" = "$END_OF_SCRIPT" ] || { say "no arguments on standard input; --from-stdin is for nodes.sh"; exit 1; }
     eval "$script"
 fi
 
@@ -73,7 +75,7 @@ case $bind in on | off) ;; *) wrong "--bind is '$bind'; give on or off" ;; esac
 [ "$node_rank" -lt "$nodes" ] || wrong "--node-rank is $node_rank of $nodes; machines count from 0 to --nodes less 1"
 [ "$nodes" -eq 1 ] || [ -n "$master" ] || wrong "--nodes is $nodes; give --master too, the address of machine 0"
 
-# GPUs by the order of their slots, here and in CUDA.
+# GPUs in the order of their slots, both here and in CUDA.
 export CUDA_DEVICE_ORDER=PCI_BUS_ID
 gpus=
 if command -v nvidia-smi > /dev/null; then
@@ -85,8 +87,8 @@ if [ -z "$ranks" ]; then
     [ "$ranks" -gt 0 ] || wrong "no GPU is found on $machine; say how many ranks to start: --ranks N"
 fi
 
-# A port that nobody uses, in a range that systems do not give to others by themselves. A link keeps it from every other
-# node.sh on this machine until this one ends.
+# A port that no socket uses, outside the range from which systems choose ports by themselves. A link reserves it until
+# this script ends, so that no other node.sh on this machine takes it.
 lock=
 if [ -z "$port" ] && [ "$nodes" -eq 1 ]; then
     busy=$(cat /proc/net/tcp /proc/net/tcp6 2> /dev/null | awk '{ split($2, at, ":"); print at[2] }')
@@ -112,7 +114,7 @@ both() {
     printf '%s\n\n%s\n' "$1" "$2" | awk '!NF { second = 1; next } !second { known[$1]; next } $1 in known'
 }
 
-# The cores that this script may use, one a line; neighbours share a node of memory, or are threads of one core.
+# The cores that this script may use, one per line, sorted so that neighbours share a NUMA node or a core.
 cores=$(expand "$(sed -n 's/^Cpus_allowed_list:[[:space:]]*//p' /proc/self/status)")
 if command -v lscpu > /dev/null; then
     cores=$(both "$cores" "$(lscpu -p=CPU,NODE,CORE | grep -v '^#' | sort -t, -k2n -k3n -k1n | cut -d, -f1)")
@@ -125,7 +127,7 @@ if [ -z "${OMP_NUM_THREADS:-}" ]; then
 fi
 command -v taskset > /dev/null && command -v lscpu > /dev/null || bind=off
 
-# cores_of LOCAL_RANK: its cores, '0,1,2'; nothing: all.
+# cores_of LOCAL_RANK: its cores, as in 0,1,2; empty: all.
 cores_of() {
     gpu=$(echo "$gpus" | awk -v i="$1" '{ print $(i + 1) }')
     if [ -n "$gpu" ]; then
@@ -139,9 +141,9 @@ cores_of() {
     fi | paste -s -d , -
 }
 
-# A rank is the leader of a group of its own, which Ctrl-C at the terminal does not reach, so that it hears of that
-# once, from here. It dies with this script, whatever way that ends. A shell ignores SIGINT in what it starts in the
-# background; programs that do not set a handler of their own must get it back.
+# Each rank leads a process group of its own. Ctrl-C at the terminal does not reach it, so it gets the signal once, from
+# here. It dies with this script, however that ends. A shell ignores SIGINT in background processes; programs without a
+# handler of their own must get it back.
 start=setsid
 ! setpriv --pdeathsig KILL true 2> /dev/null || start="setpriv --pdeathsig KILL $start"
 ! env --default-signal=INT true 2> /dev/null || start="$start env --default-signal=INT"
@@ -167,7 +169,7 @@ trap 'send INT' INT
 trap 'send USR1' USR1
 trap 'kill_all' USR2
 
-# What nodes.sh says: a signal, or an empty line as long as it lives.
+# nodes.sh sends the names of signals, and an empty line twice a second as long as it lives.
 if [ -n "$remote" ]; then
     exec 3<&0 < /dev/null
     (
@@ -179,7 +181,7 @@ if [ -n "$remote" ]; then
                 *) kill -s 0 $$ 2> /dev/null || exit ;;
             esac
         done
-        say "$machine has lost nodes.sh; ends the ranks"
+        say "$machine has lost its connection to nodes.sh; ends the ranks"
         kill -s TERM $$
     ) <&3 &
     listener=$!
@@ -187,7 +189,7 @@ if [ -n "$remote" ]; then
 fi
 
 first=$((node_rank * ranks))
-say "$ranks of $WORLD_SIZE ranks on $machine, from rank $first; they meet at $MASTER_ADDR, port $MASTER_PORT"
+say "starts $ranks of $WORLD_SIZE ranks on $machine, from rank $first; rendezvous at $MASTER_ADDR:$MASTER_PORT"
 local_rank=0
 while [ "$local_rank" -lt "$ranks" ]; do
     export RANK=$((first + local_rank)) LOCAL_RANK="$local_rank"

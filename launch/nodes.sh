@@ -1,25 +1,26 @@
 #!/bin/sh
-# nodes.sh: starts the ranks of several machines, with ssh and nothing else.
+# nodes.sh: starts the ranks of several machines through ssh, and ends them all when one fails.
 #
 #     sh launch/nodes.sh --hosts node1,node2 --ranks 8 --env NCCL_SOCKET_IFNAME=eth0 -- ./train --data ... --out ...
 #
-#   --hosts LIST        names as ssh takes them, separated by commas or spaces; rank 0 is on the first
-#   --master ADDRESS    where the others reach the first host, if not by the name in --hosts
-#   --port P            a free port there (29500)
-#   --env NAME=VALUE    a variable for the ranks; --env NAME: with the value that it has here. No other is passed on
-#   --ssh CMD           what to call in place of `ssh -o BatchMode=yes -o ServerAliveInterval=15`, with a host and a
-#                       command of plain words after it; it must pass on standard input, output, and the exit code
+#   --hosts LIST        host names for ssh, separated by commas or spaces; rank 0 runs on the first
+#   --master ADDRESS    address of the first host as the others reach it; default: its name in --hosts
+#   --port P            port on which rank 0 listens, free on the first host (29500)
+#   --env NAME=VALUE    sets a variable for all ranks; --env NAME: with the value that it has here. No other variable
+#                       of this shell reaches the ranks
+#   --ssh CMD           command in place of `ssh -o BatchMode=yes -o ServerAliveInterval=15`. It gets a host and a
+#                       command of plain words, and must pass on standard input, output, and the exit code
 #   --ranks N, --logs DIR, --bind on|off, --grace S
-#                       for node.sh, which this starts on every host (see there); the same number of ranks on each
+#                       for each machine: see node.sh --help, which this starts on every host
 #
-# Or by hand, where ssh cannot be used: the same command on every host, with its place in the list before it:
+# Without ssh: run the same command on every host by hand, with the host's index in the list before it:
 #
 #     NODE_RANK=1 sh launch/nodes.sh --hosts node1,node2 ...
 #
-# On every host there must be this folder and the working directory, at the same paths, with the program and the data.
-# The console shows what rank 0 prints; each host keeps the logs of its own ranks. SIGTERM, SIGINT and SIGHUP reach all
-# ranks as SIGTERM, SIGUSR1 as itself. When one host has failed, the others have --grace seconds to end; where ssh dies,
-# and where this script does, the ranks get SIGTERM. The exit code is that of the first host that failed.
+# Every host needs this directory and the working directory at the same paths, with the program and the data. The
+# console shows the output of rank 0; each host keeps the logs of its own ranks. SIGTERM, SIGINT and SIGHUP reach all
+# ranks as SIGTERM, SIGUSR1 as itself. When a host fails, the others have --grace seconds to end. When ssh or this
+# script dies, the ranks get SIGTERM. The exit code is that of the first host that failed; 2 if a flag is wrong.
 set -u
 here=$(cd "$(dirname "$0")" && pwd) || exit 1
 . "$here/watch.sh"
@@ -28,7 +29,7 @@ hosts='' ssh='ssh -o BatchMode=yes -o ServerAliveInterval=15' master='' port=295
 say() { echo "nodes.sh: $*" >&2; }
 wrong() { say "$@"; exit 2; }
 
-# quote TEXT: as a word that a shell reads as TEXT.
+# quote TEXT: a word that a shell reads as TEXT.
 quote() {
     printf "'"
     printf '%s' "$1" | sed "s/'/'\\\\''/g"
@@ -70,7 +71,7 @@ nodes=$(echo "$hosts" | wc -w)
 [ "$nodes" -gt 0 ] || wrong "give --hosts, the machines to run on, as in --hosts node1,node2"
 case $here in
     *[!A-Za-z0-9._/+@%,-]*)
-        wrong "the path $here would have to be quoted for ssh; use one of letters, digits and ._/+@%,-" ;;
+        wrong "the path $here would have to be quoted for ssh; use a path of letters, digits and ._/+@%,-" ;;
 esac
 for host in $hosts; do
     [ -n "$master" ] || master=${host#*@}
@@ -81,7 +82,7 @@ for word in "$@"; do
     command="$command$(quote "$word")"
 done
 
-# node_script I: what host I has to do before node.sh reads its arguments.
+# node_script I: the script by which host I gets its directory, variables, and the arguments of node.sh.
 node_script() {
     printf 'cd %s|| exit 1\n' "$(quote "$PWD")"
     printf '%s' "$variables"
@@ -103,7 +104,7 @@ trap 'rm -rf "$work"' EXIT
 trap 'echo TERM >> "$work/signals"' TERM INT HUP
 trap 'echo USR1 >> "$work/signals"' USR1
 
-# host_input I: what host I reads: its script, then signals as they come, and empty lines as long as this script lives.
+# host_input I: the standard input of host I: its script, then signals as they come, and empty lines as a sign of life.
 host_input() {
     trap '' TERM INT HUP USR1
     trap - EXIT

@@ -1,19 +1,19 @@
-# watch.sh: sourced by node.sh and nodes.sh, which start processes and then wait for all of them here.
+# watch.sh: functions of node.sh and nodes.sh, which start processes and then wait for all of them here.
 
-LOOK_EVERY=0.2  # seconds between two looks at the processes
+LOOK_EVERY=0.2  # seconds between two checks of the processes
 KILL_EVERY=5    # seconds between two attempts to kill
-STOPPED=75      # exit code of who was asked to end and has saved its work: the others do so too and are given the time
+STOPPED=75      # exit code of a process that a signal stopped and that has saved; the others get the time to save too
 
-# send SIGNAL [-]: to every process that runs; with '-' to its children too.
+# send SIGNAL [-]: to every process that runs; with '-' also to its process group.
 send() {
     for process in $running; do
         kill -s "$1" -- "${2:-}${process#*:}" 2> /dev/null
     done
 }
 
-# watch GRACE: waits for the processes in $running, words NAME:PID. When one fails it calls `failed NAME CODE`; those
-# that still run GRACE seconds later it ends by `kill_all`, again and again. Leaves in $code the exit code of the first
-# that failed, or else STOPPED if one ended with that, or 0.
+# watch GRACE: waits for the processes in $running, words NAME:PID. When one fails it calls `failed NAME CODE`, and from
+# GRACE seconds later `kill_all`, every KILL_EVERY seconds, until all have ended. Sets $code to the exit code of the
+# first that failed; otherwise to STOPPED if one ended with that, or to 0.
 watch() {
     code=0
     deadline=
@@ -41,7 +41,7 @@ watch() {
     done
 }
 
-# ending CODE: what happened to a process, in words.
+# ending CODE: how a process ended, in words.
 ending() {
     if [ "$1" -gt 128 ] && signal=$(kill -l "$1" 2> /dev/null); then
         echo "was ended by SIG$signal"
@@ -50,7 +50,7 @@ ending() {
     fi
 }
 
-# need_number FLAG VALUE LEAST: exits if the value is not a whole number from LEAST to six digits.
+# need_number FLAG VALUE MIN: exits unless the value is a whole number, MIN or more, of at most six digits.
 need_number() {
     case $2 in
         '' | *[!0-9]* | ???????*) ;;

@@ -1,7 +1,7 @@
 #!/bin/sh
-# test.sh TRAIN BUILD: tries the launch scripts as far as one machine can, with the trainer TRAIN, BUILD/weights_hash, BUILD/corpus and
-# BUILD/tokenize. What it makes is in BUILD/launch. Prints failures, what cannot be tried here, and
-# `N passed, N failed`.
+# test_launch.sh TRAIN BUILD: tries the launch scripts as far as one machine can, with the trainer TRAIN,
+# BUILD/weights_hash, BUILD/corpus and BUILD/tokenize. Writes to BUILD/launch. Prints failures, what was skipped and
+# why, and `N passed, N failed`.
 #
 #   1. texts       the scripts read as POSIX sh, and what they say of wrong flags
 #   2. node.sh     variables, GPUs, cores, exit codes, signals; three ranks of the trainer
@@ -21,7 +21,7 @@ mkdir -p "$work/bin" && cd "$work" || exit 2
 export OMP_WAIT_POLICY=passive TMPDIR="$work"
 passed=0
 failed=0
-TIMEOUT=4   # of the trainer's ranks, where one is to be given up
+TIMEOUT=4   # of the trainer, where a rank stops answering
 LIMIT=60    # for one start of anything
 
 # check NAME COMMAND...: one check. Shows the end of out.txt, where the last script's output is, if it fails.
@@ -37,12 +37,15 @@ check() {
     fi
 }
 
-# runs CODE NAME COMMAND...: the exit code of a command, whose output goes to out.txt.
+# runs CODE NAME COMMAND...: the exit code of a command, or a function of this script; its output goes to out.txt.
 runs() {
     expected=$1
     what=$2
     shift 2
-    timeout "$LIMIT" "$@" > out.txt 2>&1
+    case $1 in
+        node | nodes | batch) "$@" > out.txt 2>&1 ;;
+        *) timeout "$LIMIT" "$@" > out.txt 2>&1 ;;
+    esac
     code=$?
     check "$what: exit code $code, expected $expected" [ "$code" -eq "$expected" ]
 }
@@ -73,13 +76,40 @@ same() {
     [ -n "$one" ] && [ -n "$other" ] && [ "$("$build/weights_hash" "$one")" = "$("$build/weights_hash" "$other")" ]
 }
 
-# stopped PID SIGNAL CODE NAME: sends the signal to a script that this one has started, which then ends with the code.
-# With '-' before PID all of its group get it, as from a terminal.
-stopped() {
-    kill -s "$2" -- "$1"
-    wait "${1#-}" 2> /dev/null
+# ends PID CODE NAME: waits for a script that this one has started.
+ends() {
+    wait "$1" 2> /dev/null
     code=$?
-    check "$4 and SIG$2: exit code $code, expected $3" [ "$code" -eq "$3" ]
+    check "$3: exit code $code, expected $2" [ "$code" -eq "$2" ]
+}
+
+# signalled SIGNAL CODE TOLD SCRIPT FLAGS...: runs two ranks of asked.sh, and sends the signal to the script, or rather
+# to its process group, as a terminal does; SIGKILL to the script alone. It ends with the code, and each rank is TOLD a
+# signal, or just ends if that is empty.
+signalled() {
+    signal=$1 expected=$2 told=$3 script=$4
+    shift 4
+    default=
+    [ "$signal" != INT ] || default='env --default-signal=INT'  # a shell ignores it in background processes
+    if ! $default true 2> /dev/null; then
+        echo "skipped SIGINT: env has no --default-signal here"
+        return
+    fi
+    rm -rf asked_*.pid logs
+    # shellcheck disable=SC2086  # $default is several words
+    setsid $default sh "$here/$script" "$@" --grace 20 --logs logs -- sh asked.sh > out.txt 2>&1 &
+    process=$!
+    for rank in 0 1; do
+        check "rank $rank is ready" comes grep -q ready logs/rank_$rank.log
+    done
+    if [ "$signal" = KILL ]; then kill -s KILL $process
+    else kill -s "$signal" -- -$process; fi
+    ends $process "$expected" "$script and SIG$signal"
+    for rank in 0 1; do
+        check "rank $rank ends when $script gets SIG$signal" comes ended "$(cat asked_$rank.pid)"
+        [ -z "$told" ] ||
+            check "rank $rank is told SIG$told" comes grep -q "^told $told" logs/rank_$rank.log
+    done
 }
 
 # The cable and the hosts at its ends; the names are of this process alone.
@@ -105,27 +135,28 @@ for script in watch.sh node.sh nodes.sh slurm.sbatch ../dev/test/test_launch.sh;
 done
 command -v shellcheck > /dev/null || echo "skipped shellcheck: it is not here"
 
-for script in node nodes; do
-    runs 2 "$script.sh without a command" sh "$here/$script.sh" --ranks 2
-    says 'nothing to run'
-    runs 2 "$script.sh --rank" sh "$here/$script.sh" --rank 2 -- true
-    says "'--rank' is not a flag"
-    runs 2 "$script.sh --grace soon" sh "$here/$script.sh" --hosts --grace --grace soon -- true
-    runs 2 "$script.sh --port 0" sh "$here/$script.sh" --port 0 -- true
-    says "'0'; give a whole number, 1 or more"
-    runs 0 "$script.sh --help" sh "$here/$script.sh" --help
-    says '^ +--ranks N'
+# refuses CODE PATTERN SCRIPT FLAGS...: it ends with the code, and says so.
+refuses() {
+    expected=$1 pattern=$2 script=$3
+    shift 3
+    runs "$expected" "$script $*" sh "$here/$script" "$@" < /dev/null
+    says "$pattern"
+}
+
+for script in node.sh nodes.sh; do
+    refuses 2 'nothing to run' "$script" --ranks 2
+    refuses 2 "'--rank' is not a flag" "$script" --rank 2 -- true
+    refuses 2 "'(soon|--hosts)'" "$script" --hosts --grace --grace soon -- true
+    refuses 2 "'0'; give a whole number, 1 or more" "$script" --port 0 -- true
+    refuses 0 '^ +--ranks N' "$script" --help
 done
-runs 2 "node.sh with a program that is not there" sh "$here/node.sh" --ranks 2 -- ./no-such-program
-says 'there is no program ./no-such-program'
-runs 2 "node.sh --node-rank 2 of 2" sh "$here/node.sh" --ranks 1 --nodes 2 --node-rank 2 --master here -- true
-runs 2 "node.sh --nodes 2 without --master" sh "$here/node.sh" --ranks 1 --nodes 2 -- true
-runs 2 "nodes.sh without hosts" sh "$here/nodes.sh" --ranks 1 -- true
-says 'give --hosts'
-runs 2 "nodes.sh --env with a variable that is not set" sh "$here/nodes.sh" --hosts a --env NO_SUCH_VARIABLE -- true
-says 'NO_SUCH_VARIABLE: it is not set'
-runs 2 "slurm.sbatch without a command" sh "$here/slurm.sbatch"
-runs 1 "node.sh --from-stdin with nothing there" sh "$here/node.sh" --from-stdin < /dev/null
+refuses 2 'there is no program ./no-such-program' node.sh --ranks 2 -- ./no-such-program
+refuses 2 '--node-rank is 2 of 2' node.sh --ranks 1 --nodes 2 --node-rank 2 --master here -- true
+refuses 2 'give --master' node.sh --ranks 1 --nodes 2 -- true
+refuses 2 'give --hosts' nodes.sh --ranks 1 -- true
+refuses 2 'NO_SUCH_VARIABLE: it is not set' nodes.sh --hosts a --env NO_SUCH_VARIABLE -- true
+refuses 2 'nothing to run' slurm.sbatch
+refuses 1 'no arguments on standard input' node.sh --from-stdin
 
 # ----------------------------------------------------------------------------------------------------
 # 2. node.sh
@@ -139,14 +170,21 @@ echo "a line of standard error" >&2
 for word in "$@"; do echo "argument <$word>"; done
 END
 
-# node FLAGS...: node.sh with logs in the folder logs, which is new.
+# node FLAGS...: node.sh with a new directory for logs.
 node() {
     rm -rf logs
-    sh "$here/node.sh" --logs logs "$@"
+    timeout "$LIMIT" sh "$here/node.sh" --logs logs "$@"
 }
 
-node --ranks 3 -- sh report.sh 'two words' "it's" > out.txt 2>&1
-check "node.sh with three ranks that end well" [ $? -eq 0 ]
+# check_place: the ranks of the logs are of one run, and the console shows rank 0.
+check_place() {
+    check "all ranks have the same address and run" \
+        [ "$(grep -h '^rank' logs/*.log | sed 's/.*here, //' | sort -u | wc -l)" -eq 1 ]
+    says '^rank 0 of'
+    check "the console shows rank 0 alone" [ "$(grep -c '^rank ' out.txt)" -eq 1 ]
+}
+
+runs 0 "node.sh with three ranks that end well" node --ranks 3 -- sh report.sh 'two words' "it's"
 for rank in 0 1 2; do
     expected="^rank $rank of 3, $rank of 3 here, at 127.0.0.1:[0-9]"
     check "the variables of rank $rank" grep -q "$expected" logs/rank_$rank.log
@@ -156,18 +194,15 @@ for rank in 0 1 2; do
 done
 sh "$here/node.sh" --ranks 1 --logs logs-other -- sleep 2 > other.txt 2>&1 &
 other=$!
-check "another node.sh has a port" comes grep -q 'port [0-9]' other.txt
-theirs=$(sed -n 's/.*port \([0-9]*\)$/\1/p' other.txt)
+check "another node.sh has a port" comes grep -q 'rendezvous at .*:[0-9]' other.txt
+theirs=$(sed -n 's/.*rendezvous at .*:\([0-9]*\)$/\1/p' other.txt)
 check "a node.sh keeps its port from others" [ "$(readlink "/tmp/llmtrain-port-$theirs")" = "$other" ]
 wait "$other"
 check "and gives it back" [ ! -e "/tmp/llmtrain-port-$theirs" ]
-check "all ranks have the same place and run" \
-    [ "$(grep -h '^rank' logs/*.log | sed 's/.*here, //' | sort -u | wc -l)" -eq 1 ]
-says '^rank 0 of 3'
-check "the console shows rank 0 alone" [ "$(grep -c '^rank ' out.txt)" -eq 1 ]
+check_place
 
-node --ranks 2 --nodes 3 --node-rank 2 --master 10.1.2.3 --port 1234 -- sh report.sh > out.txt 2>&1
-check "node.sh as the third machine" [ $? -eq 0 ]
+runs 0 "node.sh as the third machine" \
+    node --ranks 2 --nodes 3 --node-rank 2 --master 10.1.2.3 --port 1234 -- sh report.sh
 check "its ranks count on" grep -q '^rank 5 of 6, 1 of 2 here, at 10.1.2.3:1234' logs/rank_5.log
 
 cat > bin/nvidia-smi <<'END'
@@ -178,20 +213,20 @@ case $* in
 esac
 END
 chmod +x bin/nvidia-smi
-PATH=$work/bin:$PATH node -- sh report.sh > out.txt 2>&1
+gpus() { PATH=$work/bin:$PATH runs "$@" node -- sh report.sh; }
+gpus 0 "node.sh with GPUs"
 check "one rank for each of three GPUs" [ "$(find logs -name '*.log' | wc -l)" -eq 3 ]
-CUDA_VISIBLE_DEVICES=1,2 PATH=$work/bin:$PATH node -- sh report.sh > out.txt 2>&1
+CUDA_VISIBLE_DEVICES=1,2 gpus 0 "node.sh with two visible GPUs"
 check "one rank for each of two visible GPUs" [ "$(find logs -name '*.log' | wc -l)" -eq 2 ]
-CUDA_VISIBLE_DEVICES='' PATH=$work/bin:$PATH node -- sh report.sh > out.txt 2>&1
-check "no GPU is visible and --ranks is missing" [ $? -eq 2 ]
+CUDA_VISIBLE_DEVICES='' gpus 2 "no GPU is visible and --ranks is missing"
 says 'say how many ranks to start'
 rm bin/nvidia-smi
 
 if command -v taskset > /dev/null && command -v lscpu > /dev/null && [ "$(nproc)" -ge 2 ]; then
-    node --ranks 2 -- sh report.sh > out.txt 2>&1
-    check "a share of the cores is the number of threads" grep -q "^threads $(($(nproc) / 2))$" logs/rank_1.log
+    runs 0 "node.sh with two ranks" node --ranks 2 -- sh report.sh
+    check "a rank's part of the cores is the number of threads" grep -q "^threads $(($(nproc) / 2))$" logs/rank_1.log
     check "ranks have cores of their own" [ "$(grep -h '^cores' logs/*.log | sort -u | wc -l)" -eq 2 ]
-    node --ranks 1 --bind off -- sh report.sh > out.txt 2>&1
+    runs 0 "node.sh --bind off" node --ranks 1 --bind off -- sh report.sh
     all=$(sed -n 's/^Cpus_allowed_list:[[:space:]]*/cores /p' /proc/self/status)
     check "--bind off leaves all cores" grep -qx "$all" logs/rank_0.log
 else
@@ -205,14 +240,13 @@ echo $$ > "rank_$RANK.pid"
 sleep 100 &
 wait
 END
-runs 7 "rank 1 fails" sh "$here/node.sh" --ranks 3 --grace 1 --logs logs -- sh fails.sh 'sleep 0.5; exit 7'
+runs 7 "rank 1 fails" node --ranks 3 --grace 1 -- sh fails.sh 'sleep 0.5; exit 7'
 says 'rank 1 on .* ended with exit code 7; the others have 1 s to end'
 says '^    the reason'
 says 'kills what still runs on .*: rank 0 2'
-check "who does not end is killed, with what it started" comes ended "$(cat rank_2.pid)"
+check "a rank that does not end is killed, with what it started" comes ended "$(cat rank_2.pid)"
 # shellcheck disable=SC2016  # for the rank's shell
-runs 139 "rank 1 is ended by a signal" \
-    sh "$here/node.sh" --ranks 2 --grace 0 --logs logs -- sh fails.sh 'kill -s SEGV $$'
+runs 139 "rank 1 is ended by a signal" node --ranks 2 --grace 0 -- sh fails.sh 'kill -s SEGV $$'
 says 'rank 1 on .* was ended by SIGSEGV'
 
 # Ranks that end by themselves when a signal asks them to, each signal with a code of its own; asked twice, with 99.
@@ -234,43 +268,20 @@ while [ $turns -lt 1000 ]; do
     sleep 0.1
 done
 END
-for signal in TERM:30 USR1:75 HUP:30 INT:31; do
-    code=${signal#*:}
-    signal=${signal%:*}
-    default=
-    [ "$signal" != INT ] || default='env --default-signal=INT'  # a shell ignores it in what it starts in the background
-    if ! $default true 2> /dev/null; then
-        echo "skipped SIGINT: env has no --default-signal here"
-        continue
-    fi
-    # shellcheck disable=SC2086  # $default is several words
-    setsid $default sh "$here/node.sh" --ranks 2 --grace 20 --logs "logs-$signal" -- sh asked.sh > out.txt 2>&1 &
-    process=$!
-    check "rank 0 is ready" comes grep -q ready "logs-$signal/rank_0.log"
-    check "rank 1 is ready" comes grep -q ready "logs-$signal/rank_1.log"
-    stopped -$process "$signal" "$code" node.sh
-    [ "$signal" != HUP ] || signal=TERM
-    says "^told $signal"
+for row in TERM:30:TERM USR1:75:USR1 HUP:30:TERM INT:31:INT; do
+    told=${row##*:} code=${row#*:}
+    signalled "${row%%:*}" "${code%:*}" "$told" node.sh --ranks 2
+    says "^told $told"
 done
-
-# One rank is stopped and saved, another fails: that counts.
-# shellcheck disable=SC2016  # for the rank's shell
-runs 9 "rank 0 has saved, rank 1 fails" sh "$here/node.sh" --ranks 2 --logs logs -- \
-    sh -c '[ "$RANK" -eq 1 ] || exit 75; sleep 1; exit 9'
-
 if setpriv --pdeathsig KILL true 2> /dev/null; then
-    rm -f asked_*.pid
-    sh "$here/node.sh" --ranks 2 --logs logs-KILL -- sh asked.sh > out.txt 2>&1 &
-    process=$!
-    check "rank 0 is ready" comes grep -q ready logs-KILL/rank_0.log
-    check "rank 1 is ready" comes grep -q ready logs-KILL/rank_1.log
-    stopped $process KILL 137 node.sh
-    for rank in 0 1; do
-        check "rank $rank ends when node.sh is killed" comes ended "$(cat asked_$rank.pid)"
-    done
+    signalled KILL 137 '' node.sh --ranks 2
 else
     echo "skipped node.sh being killed: setpriv has no --pdeathsig here"
 fi
+
+# One rank is stopped and saved, another fails: that counts.
+# shellcheck disable=SC2016  # for the rank's shell
+runs 9 "rank 0 has saved, rank 1 fails" node --ranks 2 -- sh -c '[ "$RANK" -eq 1 ] || exit 75; sleep 1; exit 9'
 
 # Runs of the trainer: small, and of sizes that no number of ranks divides. The comparison is with ranks that it forks.
 "$build/corpus" --out text --bytes 60000 --val-bytes 6000 > out.txt 2>&1 &&
@@ -283,7 +294,7 @@ flags="--data text_train_000000.bin --family llama --layers 2 --heads 2 --channe
 {
     runs 0 "train --ranks 3" "$train" --ranks 3 $flags --steps 6 --out forked3
     runs 0 "train --ranks 4" "$train" --ranks 4 $flags --steps 6 --out forked4
-    runs 0 "three ranks by node.sh" sh "$here/node.sh" --ranks 3 --logs logs -- "$train" $flags --steps 6 --out node3
+    runs 0 "three ranks by node.sh" node --ranks 3 -- "$train" $flags --steps 6 --out node3
 }
 check "their weights are those of train --ranks 3" same forked3 node3
 same forked3 forked4
@@ -306,9 +317,12 @@ case $host in
 esac
 END
 
-# nodes FLAGS...: nodes.sh with the hosts one and two.
+# nodes FLAGS...: nodes.sh with the hosts one and two, and a new directory for logs.
+two_hosts="--hosts one,two --master 127.0.0.1"
 nodes() {
-    sh "$here/nodes.sh" --hosts one,two --master 127.0.0.1 --ssh "sh $work/bin/here.sh" "$@"
+    rm -rf logs
+    # shellcheck disable=SC2086  # $two_hosts is several words
+    timeout "$LIMIT" sh "$here/nodes.sh" $two_hosts --ssh "sh $work/bin/here.sh" --logs logs "$@"
 }
 
 # shellcheck disable=SC2016,SC2034  # it must arrive as it is; by its name
@@ -322,50 +336,31 @@ printf '%s' "$PLAIN" > "plain_$RANK.txt"
 place="$MASTER_ADDR:$MASTER_PORT, run $LLMTRAIN_RUN_ID"
 echo "rank $RANK of $WORLD_SIZE, $LOCAL_RANK of $LOCAL_WORLD_SIZE here, at $place"
 END
-STRANGE=$strange nodes --ranks 2 --logs logs-nodes --env STRANGE --env PLAIN=x=y -- sh word.sh "$strange" > out.txt 2>&1
-check "nodes.sh with two hosts that end well" [ $? -eq 0 ]
+STRANGE=$strange runs 0 "nodes.sh with two hosts that end well" \
+    nodes --ranks 2 --env STRANGE --env PLAIN=x=y -- sh word.sh "$strange"
 for rank in 0 1 2 3; do
     expected="^rank $rank of 4, $((rank % 2)) of 2 here, at 127.0.0.1:29500"
-    check "the variables of rank $rank" grep -q "$expected" logs-nodes/rank_$rank.log
+    check "the variables of rank $rank" grep -q "$expected" logs/rank_$rank.log
     check "a strange word comes to rank $rank as it is" cmp strange.txt word_$rank.txt
     check "a strange value comes to rank $rank as it is" cmp strange.txt variable_$rank.txt
     check "a value with = comes to rank $rank as it is" grep -qx x=y plain_$rank.txt
 done
-check "all hosts have the same place and run" \
-    [ "$(grep -h '^rank' logs-nodes/*.log | sed 's/.*here, //' | sort -u | wc -l)" -eq 1 ]
-check "the console shows rank 0 alone" [ "$(grep -c '^rank ' out.txt)" -eq 1 ]
+check_place
 
 # Exit codes: a host that fails, and one that cannot be reached.
 # shellcheck disable=SC2016  # for the rank's shell
-nodes --ranks 1 --grace 1 --logs logs -- \
-    sh -c '[ "$RANK" -ne 1 ] || exit 6; echo $$ > left.pid; sleep 100' > out.txt 2>&1
-code=$?
-check "the second host fails: exit code $code, expected 6" [ $code -eq 6 ]
+runs 6 "the second host fails" \
+    nodes --ranks 1 --grace 1 -- sh -c '[ "$RANK" -ne 1 ] || exit 6; echo $$ > left.pid; sleep 100'
 says 'nodes.sh: two ended with exit code 6; the others have 1 s to end'
 check "the rank of the first is killed" comes ended "$(cat left.pid)"
-nodes --hosts one,gone --ranks 1 --grace 1 --logs logs -- sleep 100 > out.txt 2>&1
-code=$?
-check "a host that cannot be reached: exit code $code, expected 255" [ $code -eq 255 ]
+runs 255 "a host that cannot be reached" nodes --hosts one,gone --ranks 1 --grace 1 -- sleep 100
 says 'nodes.sh: gone ended with exit code 255'
 
 # Signals.
-for signal in TERM:30 USR1:75 KILL:137; do
-    code=${signal#*:}
-    signal=${signal%:*}
-    rm -f asked_*.pid
-    setsid sh "$here/nodes.sh" --hosts one,two --master 127.0.0.1 --ssh "sh $work/bin/here.sh" --ranks 1 --grace 20 \
-        --logs "logs-nodes-$signal" -- sh asked.sh > out.txt 2>&1 &
-    process=$!
-    check "rank 0 is ready" comes grep -q ready "logs-nodes-$signal/rank_0.log"
-    check "rank 1 is ready" comes grep -q ready "logs-nodes-$signal/rank_1.log"
-    [ "$signal" = KILL ] || process=-$process
-    stopped "$process" "$signal" "$code" nodes.sh
-    logs=logs-nodes-$signal
-    [ "$signal" != KILL ] || signal=TERM
-    for rank in 0 1; do
-        check "rank $rank ends when nodes.sh gets a signal" comes ended "$(cat asked_$rank.pid)"
-        check "rank $rank got SIG$signal, once" comes grep -q "^told $signal" "$logs/rank_$rank.log"
-    done
+for row in TERM:30:TERM USR1:75:USR1 KILL:137:TERM; do
+    code=${row#*:}
+    # shellcheck disable=SC2086  # $two_hosts is several words
+    signalled "${row%%:*}" "${code%:*}" "${row##*:}" nodes.sh $two_hosts --ssh "sh $work/bin/here.sh" --ranks 1
 done
 
 # ----------------------------------------------------------------------------------------------------
@@ -400,8 +395,7 @@ networks() {
     second=$!
     NODE_RANK=0 runs 0 "2 x 2 ranks by hand, the first host" ip netns exec "$1" \
         sh "$here/nodes.sh" $lan --logs logs-hand -- "$train" $flags --steps 6 --out hand
-    wait $second
-    check "2 x 2 ranks by hand, the second host" [ $? -eq 0 ]
+    ends $second 0 "2 x 2 ranks by hand, the second host"
     check "their weights too are those of train --ranks 4" same forked4 hand
 
     # A run without end, in which the cable is cut.
@@ -411,13 +405,11 @@ networks() {
     check "the run has begun" comes grep -Eq 'step +[0-9]' logs-cut/rank_0.log
     ip -n "$2" link set "${cable}b" down
     began=$(date +%s)
-    wait $process
-    code=$?
+    ends $process 1 "nodes.sh when the cable is cut"
     seconds=$(($(date +%s) - began))
-    check "nodes.sh ends with exit code $code, expected 1" [ "$code" -eq 1 ]
     check "all ended $seconds s after the cable was cut, expected $TIMEOUT and a few" [ $seconds -le $((TIMEOUT + 6)) ]
     for rank in 0 1 2 3; do
-        check "rank $rank says what happened" grep -q "^train: rank $rank: .*rank" logs-cut/rank_$rank.log
+        check "rank $rank reports what happened" grep -q "^train: rank $rank: .*rank" logs-cut/rank_$rank.log
     done
     check "nobody had to be killed" sh -c '! grep kills out.txt'
 }
@@ -466,22 +458,19 @@ job=$$
 batch() {
     rm -f srun.txt scontrol.txt
     PATH=$work/bin:$PATH SLURM_JOB_ID=$job SLURM_NTASKS=3 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_CPUS_PER_TASK=1 \
-        sh "$here/slurm.sbatch" "$@"
+        timeout "$LIMIT" sh "$here/slurm.sbatch" "$@"
 }
 
 # shellcheck disable=SC2086  # $flags is several words
-until batch "$train" $flags --steps 6 --out slurm3 > out.txt 2>&1; status=$?
-    [ $status -eq 0 ] || ! grep -q 'the port is in use' out.txt; do
+until batch "$train" $flags --steps 6 --out slurm3 > out.txt 2>&1; code=$?
+    [ $code -eq 0 ] || ! grep -q 'the port is in use' out.txt; do
     job=$((job + 1))
 done
-[ $status -eq 0 ]
-check "three tasks of slurm.sbatch" [ $? -eq 0 ]
+check "three tasks of slurm.sbatch" [ $code -eq 0 ]
 check "their weights are those of train --ranks 3" same forked3 slurm3
 check "a run that is done does not begin again" [ ! -e scontrol.txt ]
 
-batch sh -c 'exit 3' > out.txt 2>&1
-code=$?
-check "tasks that fail: exit code $code, expected 3" [ $code -eq 3 ]
+runs 3 "tasks that fail" batch sh -c 'exit 3'
 check "a run that failed does not begin again" [ ! -e scontrol.txt ]
 
 rm -f asked_*.pid
@@ -491,22 +480,24 @@ process=$!
 for rank in 0 1; do
     check "task $rank is ready" comes [ -s asked_$rank.pid ]
 done
-stopped $process USR1 75 slurm.sbatch
+kill -s USR1 $process
+ends $process 75 "slurm.sbatch and SIGUSR1"
 check "the job is put into the queue again" grep -qx "requeue $job" scontrol.txt
 check "both tasks were told" [ "$(grep -c '^told USR1' out.txt)" -eq 2 ]
 
 printf '#!/bin/sh\nexit 1\n' > bin/scontrol
-batch sh -c 'exit 75' > out.txt 2>&1
-code=$?
-check "a job that cannot be put into the queue again: exit code $code, expected 75" [ $code -eq 75 ]
+runs 75 "a job that cannot be put into the queue again" batch sh -c 'exit 75'
 says 'submit it again with --resume'
 
-for restart in 0: 1:--resume; do
-    SLURM_RESTART_COUNT=${restart%:*} batch sh -c 'echo "words: $*"' sh --out x > out.txt 2>&1
-    says "^words: --out x ?${restart#*:}$"
-done
-SLURM_RESTART_COUNT=2 batch sh -c 'echo "words: $*"' sh --resume --out x > out.txt 2>&1
-says '^words: --resume --out x$'
+while IFS=: read -r restarts words expected_words; do
+    # shellcheck disable=SC2086  # $words is several words
+    SLURM_RESTART_COUNT=$restarts runs 0 "restart $restarts of a job" batch sh -c 'echo "words: $*"' sh $words
+    says "^words: $expected_words$"
+done <<END
+0:--out x:--out x
+1:--out x:--out x --resume
+2:--resume --out x:--resume --out x
+END
 for directive in signal=B:USR1@120 requeue open-mode=append; do
     check "slurm.sbatch asks for $directive" grep -qx "#SBATCH --$directive" "$here/slurm.sbatch"
 done
