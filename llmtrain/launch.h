@@ -1,30 +1,28 @@
-// launch.h: which rank this process is, of how many, and where they meet.
+// launch.h: which rank this process is, of how many, and where rank 0 listens.
 //
-//   1. variables   from torchrun, mpirun (Open MPI, MPICH) or srun: comm_find
-//   2. listening   the socket at which rank 0 waits for the others
-//   3. forking     local ranks where there is no launcher: comm_spawn, launch_report, comm_reap
+//   1. variables   of torchrun, mpirun (Open MPI, MPICH) or srun: comm_find
+//   2. reports     why a rank fails: launch_report
+//   3. forking     local ranks where there is no launcher: comm_spawn, comm_reap
 //
 // In short, before any thread is started:
 //
 //   CommLaunch launch;  Error error;
 //   comm_find(&launch, &error)                        or comm_spawn(&launch, 4, &error)
 //   ... comm.h ...
-//   if (failed) launch_report(&launch, "train", error.text);
-//   exit_code = comm_reap(&launch, "train", exit_code, 10e3, &error);
+//   if (failed) launch_report(&launch, "program", error.text);
+//   exit_code = comm_reap(&launch, "program", exit_code, 10e3, &error);
+//
+// Forked ranks end with rank 0, whatever way it ends; and of all that they report the user sees one sentence, in full.
 
 #ifndef LLMTRAIN_LAUNCH_H
 #define LLMTRAIN_LAUNCH_H
 
-#include "base.h"
+#include "sockets.h"
 
-#include <fcntl.h>
 #include <limits.h>
-#include <netdb.h>
-#include <netinet/in.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 
 #define COMM_UNKNOWN SIZE_MAX
@@ -33,8 +31,8 @@
 // ------------------------------------------------------------------------------------------------
 // 1. Variables
 //
-// Launchers tell their processes who they are through environment variables. Where several have left theirs, the
-// innermost counts: torchrun, then mpirun, then srun. Without any there is one rank.
+// Launchers set environment variables of their processes. Where several launchers have set theirs, the innermost counts:
+// torchrun, then mpirun, then srun. Without any there is one rank.
 
 typedef struct {
     size_t rank, world;
@@ -42,12 +40,14 @@ typedef struct {
     const char* launcher;
     char address[256];               // where rank 0 listens
     size_t port;
-    char run[64];                    // what tells this run from others at the same place
+    char run[64];                    // tells this run from others at the same address
     bool mpi;                        // comm_open uses MPI, not sockets
-    int listener;                    // in rank 0 of comm_spawn: the socket that listens already; otherwise -1
-    pid_t* children;                 // (world - 1) likewise; otherwise NULL
-    int reports;                     // in the ranks of comm_spawn: the pipe of launch_report; otherwise -1
-    pthread_t printer;               // in rank 0 of comm_spawn: prints the first of the reports
+    int reports;                     // in ranks of comm_spawn: the pipe for launch_report; otherwise -1
+
+    // In rank 0 of comm_spawn
+    int listener;                    // the socket that listens already; otherwise -1
+    pid_t* children;                 // (world - 1) otherwise NULL
+    pthread_t printer;               // prints the first report
 } CommLaunch;
 
 typedef struct {
@@ -111,7 +111,7 @@ static inline void comm_first_host(char* host, size_t size, const char* list) {
     }
 }
 
-// What tells runs apart: the launcher's number of the job.
+// The identifier of the run: the launcher's number of the job.
 static inline void comm_find_run(CommLaunch* launch) {
     static const char* const names[] = {"TORCHELASTIC_RUN_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"};
     const char *own = getenv("LLMTRAIN_RUN_ID"), *job = getenv("SLURM_JOB_ID"), *step = getenv("SLURM_STEP_ID");
@@ -128,7 +128,7 @@ static inline void comm_find_run(CommLaunch* launch) {
 }
 
 // Where rank 0 listens: MASTER_ADDR and MASTER_PORT, or what follows from the job.
-static inline bool comm_find_place(CommLaunch* launch, Error* error) {
+static inline bool comm_find_address(CommLaunch* launch, Error* error) {
     const char *address = getenv("MASTER_ADDR"), *port_text = getenv("MASTER_PORT"),
                *agent = getenv("TORCHELASTIC_USE_AGENT_STORE");
     const char* hosts = getenv("SLURM_STEP_NODELIST");
@@ -140,7 +140,7 @@ static inline bool comm_find_place(CommLaunch* launch, Error* error) {
                     has_address ? "MASTER_ADDR" : "MASTER_PORT", has_address ? "MASTER_PORT" : "MASTER_ADDR");
     if (has_address) {
         if (!comm_variable(&launch->port, "MASTER_PORT", error)) return false;
-        // Where torchrun's own agent keeps MASTER_PORT busy, the next one is ours.
+        // Where torchrun's agent listens at MASTER_PORT itself, rank 0 takes the next port.
         if (agent && strcmp(agent, "True") == 0) launch->port++;
         if (launch->port == 0 || launch->port > 65535)
             return fail(error, "the variable MASTER_PORT is '%.80s'; give a port from 1 to 65535", port_text);
@@ -154,12 +154,12 @@ static inline bool comm_find_place(CommLaunch* launch, Error* error) {
     if (launch->mpi) return true;
     if (!one_machine && !(slurm && hosts))
         return fail(error,
-                    "%s has started %zu ranks, but not said where they meet; set MASTER_ADDR to the host of rank 0 and "
+                    "%s has started %zu ranks, but set no address of rank 0; set MASTER_ADDR to the host of rank 0 and "
                     "MASTER_PORT to a free port there, the same on every rank",
                     launch->launcher, launch->world);
     snprintf(launch->address, sizeof launch->address, "127.0.0.1");
     if (!one_machine) comm_first_host(launch->address, sizeof launch->address, hosts);
-    // A port that follows from the job's name, in a range that systems do not give to others by themselves.
+    // A port that follows from the run's identifier, in a range from which systems choose none by themselves.
     launch->port = 20000 + (size_t)(hash_bytes(launch->run, strlen(launch->run)) % 12000);
     return true;
 }
@@ -185,7 +185,7 @@ static inline bool comm_find(CommLaunch* launch, Error* error) {
         CommLaunch other;
         bool found = false;
         comm_launch_alone(&other);
-        // A batch script has the variables of Slurm's task 0 too, but is no step.
+        // A batch script has the variables of Slurm's task 0 too, but is not a step.
         if (i == 3 && getenv("SLURM_STEP_ID") == NULL) continue;
         if (!comm_find_launcher(&other, &found, &launchers[i], error)) return false;
         if (found && taken == COMM_UNKNOWN) {
@@ -207,105 +207,44 @@ static inline bool comm_find(CommLaunch* launch, Error* error) {
         if (nodes && strcmp(nodes, "1") == 0) launch->local_world = launch->world;
     }
     comm_find_run(launch);
-    return launch->world == 1 || comm_find_place(launch, error);
+    return launch->world == 1 || comm_find_address(launch, error);
 }
 
 // ------------------------------------------------------------------------------------------------
-// 2. Listening
+// 2. Reports
+//
+// Under a launcher each rank prints its own line. Forked ranks, which share one console and often fail for one reason,
+// write theirs into a pipe; rank 0 prints the first line as soon as it is there, and discards the rest.
 
-static inline bool comm_is_loopback(const char* address) {
-    return strcmp(address, "localhost") == 0 || strcmp(address, "::1") == 0 || strncmp(address, "127.", 4) == 0;
+// Tells the user why this rank fails: "program: rank 3: sentence"; without the rank where there is one, or where the
+// sentence begins with a rank, as those of comm_agree_all do.
+static inline void launch_report(const CommLaunch* launch, const char* program, const char* sentence) {
+    char line[PIPE_BUF], prefix[32] = "";  // so many bytes are written at once, or not at all
+    int named = 0;
+    sscanf(sentence, "rank %*u:%n", &named);
+    if (launch->world > 1 && named == 0) snprintf(prefix, sizeof prefix, "rank %zu: ", launch->rank);
+    size_t length = (size_t)snprintf(line, sizeof line, "%s: %s%.2000s\n", program, prefix, sentence);
+    for (size_t i = 0; i + 1 < length; i++)
+        if (line[i] == '\n') line[i] = ' ';
+    if (launch->reports < 0) fputs(line, stderr);
+    else if (write(launch->reports, line, length) < 0) return;  // the pipe is full of earlier reports
 }
 
-static inline void comm_close_socket(int* socket) {
-    if (*socket >= 0) close(*socket);
-    *socket = -1;
-}
-
-static inline bool comm_bind(int* listener, const struct addrinfo* at) {
-    int on = 1, off = 0;
-    *listener = socket(at->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (*listener < 0) return false;
-    setsockopt(*listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);  // not kept busy by connections that have ended
-    if (at->ai_family == AF_INET6) setsockopt(*listener, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
-    if (bind(*listener, at->ai_addr, at->ai_addrlen) == 0 && listen(*listener, SOMAXCONN) == 0) return true;
-    int reason = errno;
-    comm_close_socket(listener);
-    errno = reason;
-    return false;
-}
-
-// Listens at the port; at one that the system chooses if *port is 0. Only for this machine if the address is one of
-// those that mean it; otherwise for all, since a host's name can mean several addresses.
-static inline bool comm_listen(int* listener, size_t* port, const char* address, Error* error) {
-    char service[16];
-    struct addrinfo hints, *list = NULL;
-    struct sockaddr_storage name;
-    socklen_t length = sizeof name;
-    int reason = EADDRNOTAVAIL;
-    memset(&hints, 0, sizeof hints);
-    hints.ai_socktype = SOCK_STREAM;
-    hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
-    snprintf(service, sizeof service, "%zu", *port);
-    *listener = -1;
-    if (getaddrinfo(comm_is_loopback(address) ? address : NULL, service, &hints, &list) != 0) list = NULL;
-    // IPv6 first where it takes IPv4 too.
-    for (int family = 0; family < 2; family++)
-        for (const struct addrinfo* at = list; at && *listener < 0; at = at->ai_next)
-            if ((at->ai_family == AF_INET6) == (family == 0) && !comm_bind(listener, at)) reason = errno;
-    if (list) freeaddrinfo(list);
-    if (*listener >= 0 && getsockname(*listener, (struct sockaddr*)&name, &length) == 0) {
-        *port = ntohs(name.ss_family == AF_INET6 ? ((struct sockaddr_in6*)&name)->sin6_port
-                                                 : ((struct sockaddr_in*)&name)->sin_port);
-        return true;
-    }
-    comm_close_socket(listener);
-    if (reason == EADDRINUSE)
-        return fail(error,
-                    "rank 0 cannot listen at %s, port %zu: the port is in use, perhaps by another run; end that, or "
-                    "choose another MASTER_PORT",
-                    address, *port);
-    return fail(error, "cannot listen at %s, port %zu: %s; choose another MASTER_PORT", address, *port,
-                strerror(reason));
-}
-
-// ------------------------------------------------------------------------------------------------
-// 3. Forking
-
-static inline void launch_close(int* file) {
-    if (*file >= 0) close(*file);
-    *file = -1;
-}
-
-// Ends the first `count` of the ranks that were forked.
-static inline void launch_kill_children(CommLaunch* launch, size_t count) {
-    for (size_t i = 0; i < count; i++) {
-        kill(launch->children[i], SIGKILL);
-        waitpid(launch->children[i], NULL, 0);
-    }
-    free(launch->children);
-    launch->children = NULL;
-    launch_close(&launch->listener);
-}
-
-// The thread of rank 0 that reads the pipe until every rank has closed it, and prints its first line.
+// A thread of rank 0: prints the first line of the pipe, and reads until every rank has closed its end.
 static inline void* launch_print_first(void* context) {
-    char line[PIPE_BUF + 1];
+    char lines[PIPE_BUF + 1];
     int pipe_end = (int)(intptr_t)context;
     bool printed = false;
-    for (ssize_t n; (n = read(pipe_end, line, PIPE_BUF)) != 0;) {
-        if (n < 0 && errno != EINTR) break;
-        if (n < 0 || printed) continue;
-        line[n] = 0;
-        line[strcspn(line, "\n")] = 0;  // a line was written at once; others may follow it
-        fprintf(stderr, "%s\n", line);
-        printed = true;
+    for (ssize_t n; (n = read(pipe_end, lines, PIPE_BUF)) > 0; printed = true) {
+        lines[n] = 0;
+        lines[strcspn(lines, "\n")] = 0;
+        if (!printed) fprintf(stderr, "%s\n", lines);
     }
     close(pipe_end);
     return NULL;
 }
 
-// Starts that thread, which leaves signals to the others.
+// Starts it, without signals.
 static inline bool launch_start_printer(CommLaunch* launch, int pipe_end) {
     sigset_t all, before;
     sigfillset(&all);
@@ -316,10 +255,22 @@ static inline bool launch_start_printer(CommLaunch* launch, int pipe_end) {
     return status == 0;
 }
 
+// ------------------------------------------------------------------------------------------------
+// 3. Forking
+
+// In the child.
+static inline void launch_become_rank(CommLaunch* launch, size_t rank, pid_t parent) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) _exit(1);  // it died before that
+    socket_close(&launch->listener);
+    free(launch->children);
+    launch->children = NULL;
+    launch->rank = rank;
+}
+
 // Forks local ranks, where there is no launcher. To be called before threads, OpenMP's too, are started. Returns in every
-// rank; the caller is rank 0. The others end when it ends, whatever way.
+// rank; the caller is rank 0.
 static inline bool comm_spawn(CommLaunch* launch, size_t ranks, Error* error) {
-    int pipe_ends[2];
     if (!comm_find(launch, error)) return false;
     if (launch->world > 1)
         return fail(error, "%s has started %zu ranks already; do not ask for %zu local ranks too", launch->launcher,
@@ -328,68 +279,45 @@ static inline bool comm_spawn(CommLaunch* launch, size_t ranks, Error* error) {
         return fail(error, "%zu ranks were asked for; give 1 to %zu", ranks, COMM_RANKS_MAX);
     comm_launch_alone(launch);
     if (ranks == 1) return true;
+    int ends[2] = {-1, -1};
+    size_t forked = 0;
+    pid_t parent = getpid();
     launch->local_world = launch->world = ranks;
     launch->launcher = "forked";
     snprintf(launch->address, sizeof launch->address, "127.0.0.1");
-    snprintf(launch->run, sizeof launch->run, "forked %ld %.0f", (long)getpid(), now_ms());
-    if (!comm_listen(&launch->listener, &launch->port, launch->address, error)) return false;
+    snprintf(launch->run, sizeof launch->run, "forked %ld %.0f", (long)parent, now_ms());
     launch->children = (pid_t*)allocate((ranks - 1) * sizeof(pid_t));
-    if (launch->children == NULL || pipe2(pipe_ends, O_CLOEXEC) != 0) {
-        launch_kill_children(launch, 0);
-        return fail(error, "not enough memory or open files for %zu ranks", ranks);
-    }
+    bool good = (launch->children != NULL && pipe2(ends, O_CLOEXEC | O_NONBLOCK) == 0 &&
+                 fcntl(ends[0], F_SETFL, 0) == 0) ||
+                fail(error, "not enough memory or open files for %zu ranks; raise the limits (ulimit -n)", ranks);
+    good = good && socket_listen(&launch->listener, &launch->port, launch->address, error);
     fflush(NULL);  // or every rank would print what is not printed yet
-    pid_t parent = getpid();
-    for (size_t rank = 1; rank < ranks; rank++) {
+    while (good && launch->rank == 0 && forked < ranks - 1) {
         pid_t child = fork();
-        if (child < 0) {
-            fail(error, "cannot start rank %zu of %zu: %s; ask for fewer ranks or raise the limits (ulimit -u)", rank,
-                 ranks, strerror(errno));
-            launch_kill_children(launch, rank - 1);
-            close(pipe_ends[0]);
-            close(pipe_ends[1]);
-            return false;
-        }
-        if (child > 0) {
-            launch->children[rank - 1] = child;
-            continue;
-        }
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
-        if (getppid() != parent) _exit(1);  // it died before that
-        launch_close(&launch->listener);
-        free(launch->children);
-        launch->children = NULL;
-        launch->rank = rank;
-        break;
+        if (child == 0) launch_become_rank(launch, forked + 1, parent);
+        else if (child > 0) launch->children[forked++] = child;
+        else good = fail(error, "cannot start rank %zu of %zu: %s; ask for fewer ranks or raise the limits (ulimit -u)",
+                         forked + 1, ranks, strerror(errno));
     }
     launch->local_rank = launch->rank;
-    launch->reports = pipe_ends[1];
-    fcntl(launch->reports, F_SETFL, O_NONBLOCK);  // where the pipe is full, the first report is in it
+    launch->reports = ends[1];
     if (launch->rank > 0) {
-        close(pipe_ends[0]);
-    } else if (!launch_start_printer(launch, pipe_ends[0])) {
-        fail(error, "rank 0 cannot start a thread: %s; raise the limits (ulimit -u)", strerror(errno));
-        launch_kill_children(launch, ranks - 1);
-        close(pipe_ends[0]);
-        launch_close(&launch->reports);
-        return false;
+        close(ends[0]);
+        return true;
     }
-    return true;
-}
-
-// Tells the user why this rank fails: "program: rank 3: sentence"; without the rank where there is one, or where the
-// sentence begins with a rank, as those of comm_agree_all do. Of the ranks of comm_spawn only the first report is printed,
-// by rank 0; under a launcher each rank prints its own.
-static inline void launch_report(const CommLaunch* launch, const char* program, const char* sentence) {
-    char line[PIPE_BUF], prefix[32] = "";
-    int named = 0;
-    sscanf(sentence, "rank %*u:%n", &named);
-    if (launch->world > 1 && named == 0) snprintf(prefix, sizeof prefix, "rank %zu: ", launch->rank);
-    size_t length = (size_t)snprintf(line, sizeof line, "%s: %s%.2000s\n", program, prefix, sentence);
-    for (size_t i = 0; i + 1 < length; i++)
-        if (line[i] == '\n') line[i] = ' ';
-    if (launch->reports < 0) fputs(line, stderr);
-    else if (write(launch->reports, line, length) < 0) return;  // there are many reports before it
+    good = good && (launch_start_printer(launch, ends[0]) ||
+                    fail(error, "rank 0 cannot start a thread: %s; raise the limits (ulimit -u)", strerror(errno)));
+    if (good) return true;
+    for (size_t i = 0; i < forked; i++) {
+        kill(launch->children[i], SIGKILL);
+        waitpid(launch->children[i], NULL, 0);
+    }
+    free(launch->children);
+    launch->children = NULL;
+    socket_close(&launch->listener);
+    socket_close(&launch->reports);
+    socket_close(&ends[0]);
+    return false;
 }
 
 // For rank 0 of comm_spawn, last: waits for the others to end, and kills after grace_ms those that do not. Returns the
@@ -417,7 +345,7 @@ static inline int comm_reap(CommLaunch* launch, const char* program, int exit_co
         if (exit_code == 0) exit_code = code;
     }
     if (error->text[0]) launch_report(launch, program, error->text);
-    launch_close(&launch->reports);
+    socket_close(&launch->reports);
     pthread_join(launch->printer, NULL);  // the others have closed the pipe by ending
     free(launch->children);
     launch->children = NULL;

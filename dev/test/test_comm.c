@@ -85,7 +85,7 @@ static void reserve_port(void) {
     struct sockaddr_in narrow;
     socklen_t length = sizeof address;
     int on = 1, off = 0;
-    comm_close_socket(&reserved);
+    socket_close(&reserved);
     memset(&address, 0, sizeof address);
     memset(&narrow, 0, sizeof narrow);
     address.sin6_family = AF_INET6;
@@ -95,7 +95,7 @@ static void reserve_port(void) {
                 setsockopt(reserved, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
                 bind(reserved, (struct sockaddr*)&address, sizeof address) == 0;
     if (!wide) {  // no IPv6
-        comm_close_socket(&reserved);
+        socket_close(&reserved);
         reserved = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
         must(reserved >= 0 && setsockopt(reserved, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
              bind(reserved, (struct sockaddr*)&narrow, sizeof narrow) == 0, "reserving a port");
@@ -465,7 +465,7 @@ static void test_agree(Comm* comm) {
     test_agreement(comm, rank % 2 == 1, words, sentence(expected, N, 0, words), "every other failed, for one reason");
     test_agreement(comm, N > 1 && rank == 0, own, sentence(expected, N, 1, one), "all but rank 0 failed");
     test_agreement(comm, false, letters, sentence(expected, N, 0, letters_of_0), "long reasons");
-    Error error = {"", false, false};
+    Error error = {"", ERROR_WORLD, false};
     check(!comm_agree_all(comm, false, &error) && error.text[0] != 0, "a failure without a reason");
 }
 
@@ -545,7 +545,7 @@ static void test_statistics(Comm* comm) {
 
 static uint64_t count_finished(Comm* comm) {
     pthread_mutex_lock(&comm->mutex);
-    uint64_t finished = comm->finished;
+    uint64_t finished = comm->queue->finished;
     pthread_mutex_unlock(&comm->mutex);
     return finished;
 }
@@ -691,7 +691,7 @@ static void test_launch(void) {
         const LaunchCase* c = &launch_cases[i];
         char variables[512];
         CommLaunch launch;
-        Error error = {"", false, false};
+        Error error = {"", ERROR_WORLD, false};
         clear_environment();
         snprintf(variables, sizeof variables, "%s", c->variables);
         for (char* save, *one = strtok_r(variables, " ", &save); one; one = strtok_r(NULL, " ", &save)) {
@@ -907,34 +907,34 @@ static bool text_has(size_t rank, const char* words) {
 static int connect_to_rank_0(double deadline) {
     Error error;
     int connection;
-    while ((connection = comm_connect("127.0.0.1", port, deadline, &error)) < 0 && now_ms() < deadline) sleep_ms(1);
+    while ((connection = socket_connect("127.0.0.1", port, deadline, &error)) < 0 && now_ms() < deadline) sleep_ms(1);
     must(connection >= 0, "connecting to rank 0");
     return connection;
 }
 
 // Noise, few letters, and much silence: all of them at rank 0 before the ranks come.
-#define STRANGERS (COMM_GUESTS + 6)
+#define STRANGERS (COMM_PENDING_MAX + 6)
 static void disturb(int* sockets) {
     char noise[] = "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", few[] = "llm";
     double deadline = now_ms() + PATIENT_MS;
     for (size_t i = 0; i < STRANGERS; i++) sockets[i] = connect_to_rank_0(deadline);
-    must(comm_move_all(sockets[0], noise, strlen(noise), POLLOUT, deadline), "sending noise");
-    must(comm_move_all(sockets[1], few, strlen(few), POLLOUT, deadline), "sending little");
+    must(socket_move_all(sockets[0], noise, strlen(noise), POLLOUT, deadline), "sending noise");
+    must(socket_move_all(sockets[1], few, strlen(few), POLLOUT, deadline), "sending little");
 }
 
 // Rank 1, whose connection for data comes before the other, and which then hangs up.
 static void come_in_disorder(void) {
-    CommHello hello = {COMM_MAGIC, COMM_DATA, 2, 1, 1, "test"};
+    CommHandshake hello = {COMM_MAGIC, COMM_DATA, 2, 1, 1, "test"};
     int sockets[2];
     double deadline = now_ms() + PATIENT_MS;
     for (int i = 0; i < 2; i++) {
         sockets[i] = connect_to_rank_0(deadline);
         hello.kind = i == 0 ? COMM_DATA : COMM_CONTROL;
-        must(comm_move_all(sockets[i], &hello, sizeof hello, POLLOUT, deadline), "a hello");
+        must(socket_move_all(sockets[i], &hello, sizeof hello, POLLOUT, deadline), "a hello");
         sleep_ms(300);
     }
-    CommNotice notice;
-    bool heard = comm_move_all(sockets[1], &notice, sizeof notice, POLLIN, now_ms());
+    CommMessage notice;
+    bool heard = socket_move_all(sockets[1], &notice, sizeof notice, POLLIN, now_ms());
     judge(heard && notice.kind == COMM_WELCOME, "does not welcome rank 1", 0);
     for (int i = 0; i < 2; i++) close(sockets[i]);
 }
@@ -942,7 +942,7 @@ static void come_in_disorder(void) {
 // Answers one connection as a mail server would, and at more length than rank 0: at once, since rank 1 hangs up when it
 // has heard enough.
 static void speak(int listener) {
-    char answer[2 * sizeof(CommNotice)];
+    char answer[2 * sizeof(CommMessage)];
     double deadline = now_ms() + PATIENT_MS;
     int guest = -1;
     for (size_t i = 0; i < sizeof answer; i++) answer[i] = "220 welcome\r\n"[i % 13];
@@ -951,7 +951,7 @@ static void speak(int listener) {
         sleep_ms(1);
     }
     must(guest >= 0, "a connection of rank 1");
-    must(comm_move_all(guest, answer, sizeof answer, POLLOUT, deadline), "an answer to rank 1");
+    must(socket_move_all(guest, answer, sizeof answer, POLLOUT, deadline), "an answer to rank 1");
     sleep_ms(100);
     close(guest);
 }
@@ -1032,7 +1032,7 @@ static void test_absent(void) {
         run_ranks("a rank never comes", 3, body_never_comes);
         end_ranks(3, SIZE_MAX);
         snprintf(words, sizeof words,
-                 odd_rank == 0 ? "not reached rank 0 at 127.0.0.1" : "rank %zu has not come to rank 0", odd_rank);
+                 odd_rank == 0 ? "not reached rank 0 at 127.0.0.1" : "rank %zu has not connected to rank 0", odd_rank);
         judge_failure(3, odd_rank, began, timeout_ms + SLACK_MS, words, NULL);
     }
 }
@@ -1046,22 +1046,22 @@ static void test_strangers(void) {
     end_ranks(2, SIZE_MAX);
     judge(text_has(1, "is of run 'another', rank 0 here of run 'test'"), "is not told", 1);
     judge(reports[1].ended_ms < reports[0].ended_ms, "is not told at once", 1);  // rank 0 waits on, for the right one
-    judge(text_has(0, "rank 1 has not come") && text_has(0, "Turned away: rank 1"), "does not say whom it turned away",
+    judge(text_has(0, "rank 1 has not connected") && text_has(0, "Rejected: rank 1"), "does not say whom it turned away",
           0);
 
     odd_name = "WORLD_SIZE";
     odd_value = "5";
     run_ranks("a rank with another world size", 2, body_meet);
     end_ranks(2, SIZE_MAX);
-    judge(text_has(1, "counts 5 ranks, rank 0 2"), "is not told", 1);
-    judge(text_has(0, "Turned away: rank 1"), "does not say whom it turned away", 0);
+    judge(text_has(1, "has world size 5, rank 0 has 2"), "is not told", 1);
+    judge(text_has(0, "Rejected: rank 1"), "does not say whom it turned away", 0);
 
     odd_rank = 2;
     odd_name = "RANK";
     odd_value = "1";
     run_ranks("two ranks with one number", 3, body_meet);
     end_ranks(3, SIZE_MAX);
-    judge(text_has(0, "rank 2 has not come") && text_has(0, "a second rank 1"), "does not say what is wrong", 0);
+    judge(text_has(0, "rank 2 has not connected") && text_has(0, "a second rank 1"), "does not say what is wrong", 0);
     judge(text_has(1, "second rank 1") || text_has(2, "second rank 1"), "is not told", 1);
 }
 
@@ -1073,7 +1073,7 @@ static void test_meeting(void) {
         int listener;
         size_t taken = 0;
         Error error;
-        must(comm_listen(&listener, &taken, "127.0.0.1", &error), "taking a port");
+        must(socket_listen(&listener, &taken, "127.0.0.1", &error), "taking a port");
         snprintf(number, sizeof number, "%zu", taken);
         odd_name = "MASTER_PORT";
         odd_value = number;
@@ -1218,7 +1218,7 @@ static void body_late_for_fault(size_t rank) {
 static void body_told_and_gone(size_t rank) {
     CommLaunch launch;
     Comm comm;
-    CommMeeting m;
+    CommRendezvous m;
     Error error;
     if (rank == 0) {
         body_meet(rank);
@@ -1235,17 +1235,17 @@ static void body_told_and_gone(size_t rank) {
     snprintf(comm.doing, sizeof comm.doing, "in the meeting");
     m.launch = &launch;
     m.deadline = now_ms() + CASE_MS / 2;
-    m.table = (CommEntry*)allocate(comm.world * sizeof *m.table);
-    must(m.table && comm_allocate(&comm, &error) && comm_listen(&comm.listener, &m.port, launch.address, &error) &&
-         comm_visit(&comm, &m, &error), "coming to rank 0");
+    m.table = (CommAddress*)allocate(comm.world * sizeof *m.table);
+    must(m.table && comm_allocate(&comm, &error) && socket_listen(&comm.listener, &m.port, launch.address, &error) &&
+         comm_receive_table(&comm, &m, &error), "coming to rank 0");
     if (rank == 1) {
         *fault_ms = now_ms();
         raise(SIGKILL);
     }
     sleep_ms(2 * COMM_GRACE_MS);
-    outcome(comm_visit_others(&comm, &m, &error), &error);
+    outcome(comm_connect_lower(&comm, &m, &error), &error);
     comm.failed = true;
-    comm_close_socket(&comm.listener);
+    socket_close(&comm.listener);
     comm_close(&comm);
     free(m.table);
 }
@@ -1255,11 +1255,11 @@ static void test_late_in_meeting(void) {
     odd_name = NULL;
     meeting_ms = PATIENT_MS;
     fault_signal = SIGKILL;
-    fault_after_ms = 500;  // on a slow machine that may be before its hello; then it has not come
+    fault_after_ms = 500;  // on a slow machine that may be before its hello; then it has not connected
     for (odd_rank = 1; odd_rank < 3; odd_rank++) {
         snprintf(name, sizeof name, "rank %zu is killed in the meeting before the last has come", odd_rank);
         snprintf(words, sizeof words, "rank %zu is gone", odd_rank);
-        snprintf(other, sizeof other, "rank %zu has not come", odd_rank);
+        snprintf(other, sizeof other, "rank %zu has not connected", odd_rank);
         run_ranks(name, 4, body_late_for_fault);
         end_ranks(4, odd_rank);
         judge_failure(4, odd_rank, *fault_ms, COMM_GRACE_MS + SLACK_MS, words, other);
@@ -1274,7 +1274,7 @@ static void test_signal_in_meeting(int signal) {
     char name[100], words[100], other[100];
     bool killed = signal == SIGKILL;
     fault_signal = signal;
-    fault_after_ms = killed ? 500 : 200;  // on a slow machine that may be before its hello; then it has not come
+    fault_after_ms = killed ? 500 : 200;  // on a slow machine that may be before its hello; then it has not connected
     odd_name = NULL;
     for (odd_rank = 0; odd_rank < 3; odd_rank++) {
         snprintf(name, sizeof name, "rank %zu is %s in the meeting", odd_rank, killed ? "killed" : "stopped");
@@ -1282,7 +1282,7 @@ static void test_signal_in_meeting(int signal) {
         run_ranks(name, 4, body_fault_in_meeting);
         end_ranks(4, odd_rank);
         snprintf(words, sizeof words, killed ? "rank %zu is gone" : "rank %zu has not answered", odd_rank);
-        snprintf(other, sizeof other, killed ? "ranks %zu, 3 have not come" : "rank %zu has not come", odd_rank);
+        snprintf(other, sizeof other, killed ? "ranks %zu, 3 have not connected" : "rank %zu has not connected", odd_rank);
         if (odd_rank == 0) snprintf(other, sizeof other, killed ? "not reached rank 0" : "rank 0 at 127.0.0.1");
         judge_failure(killed ? 3 : 4, odd_rank, *fault_ms, 2 * meeting_ms + COMM_GRACE_MS + SLACK_MS, words, other);
     }
@@ -1656,7 +1656,7 @@ static void run_lanes(void) {
         }
         passed += results[i].passed;
         failed += results[i].failed + !results[i].done;
-        if (!results[i].done) printf("lane %zu of the tests has not come to its end   FAILED\n", i);
+        if (!results[i].done) printf("lane %zu of the tests has not connected to its end   FAILED\n", i);
     }
 }
 

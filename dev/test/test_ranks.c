@@ -847,7 +847,7 @@ static const Refusal REFUSALS[] = {
     DISAGREE("resume", "on"),
     {"another data file on rank 1", BY_HAND, 2, 0, 0, NULL, "--data other.bin", NULL, NULL, {"data", "rank 1"}},
     {"rank 1 says WORLD_SIZE=3", BY_HAND, 2, 0, 0, NULL, NULL, "WORLD_SIZE=3", NULL, {"rank", "3"}},
-    {"rank 1 never comes", BY_HAND, 2, 1, 1, NULL, NULL, NULL, NULL, {"rank 1", "has not come"}},
+    {"rank 1 never comes", BY_HAND, 2, 1, 1, NULL, NULL, NULL, NULL, {"rank 1", "has not connected"}},
     {"rank 0 never comes", BY_HAND, 2, 1, 1, NULL, NULL, NULL, "RANK=1", {"rank 0", "MASTER_PORT"}},
     {"RANK without WORLD_SIZE", BY_HAND, 2, 1, 0, NULL, NULL, NULL, "WORLD_SIZE=", {"RANK", "WORLD_SIZE"}},
     {"WORLD_SIZE without RANK", BY_HAND, 2, 1, 0, NULL, NULL, NULL, "RANK=", {"RANK", "WORLD_SIZE"}},

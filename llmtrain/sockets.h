@@ -1,0 +1,176 @@
+// sockets.h: TCP connections with deadlines.
+//
+// Listens, connects, sends and receives. Every socket is non-blocking, and whoever waits does so in socket_poll, until a
+// deadline: a moment of now_ms(). What a broken connection has lost is not sent again.
+//
+//   size_t port = 0;  int listener, connection;  Error error;
+//   socket_listen(&listener, &port, "127.0.0.1", &error)                     port 0: one that the system chooses
+//   connection = socket_connect("127.0.0.1", port, now_ms() + 5e3, &error)   -1 after a failure
+//   socket_move_all(connection, data, bytes, POLLOUT, now_ms() + 5e3)
+//   socket_close(&connection);
+
+#ifndef LLMTRAIN_SOCKETS_H
+#define LLMTRAIN_SOCKETS_H
+
+#include "base.h"
+
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#define SOCKET_CONNECT_MS 5000.0  // for an address to answer
+
+// ------------------------------------------------------------------------------------------------
+// 1. Listening
+
+static inline bool socket_is_loopback(const char* address) {
+    return strcmp(address, "localhost") == 0 || strcmp(address, "::1") == 0 || strncmp(address, "127.", 4) == 0;
+}
+
+static inline void socket_close(int* file) {
+    if (*file >= 0) close(*file);
+    *file = -1;
+}
+
+static inline bool socket_bind(int* listener, const struct addrinfo* at) {
+    int on = 1, off = 0;
+    *listener = socket(at->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (*listener < 0) return false;
+    setsockopt(*listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);  // not kept busy by connections that have ended
+    if (at->ai_family == AF_INET6) setsockopt(*listener, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+    if (bind(*listener, at->ai_addr, at->ai_addrlen) == 0 && listen(*listener, SOMAXCONN) == 0) return true;
+    int reason = errno;
+    socket_close(listener);
+    errno = reason;
+    return false;
+}
+
+// What an address and a port mean; NULL with the reason after a failure. To be freed with freeaddrinfo.
+static inline struct addrinfo* socket_resolve(const char* address, size_t port, int flags, Error* reason) {
+    char service[16];
+    struct addrinfo hints, *list = NULL;
+    memset(&hints, 0, sizeof hints);
+    hints.ai_socktype = SOCK_STREAM;
+    hints.ai_flags = flags | AI_NUMERICSERV;
+    snprintf(service, sizeof service, "%zu", port);
+    int status = getaddrinfo(address, service, &hints, &list);
+    if (status == 0) return list;
+    fail(reason, "%s", gai_strerror(status));
+    return NULL;
+}
+
+// Listens at *port, or at a port that the system chooses if that is 0. A loopback address is reached from this machine
+// only; any other listens at all addresses, since a host's name can mean several.
+static inline bool socket_listen(int* listener, size_t* port, const char* address, Error* error) {
+    struct sockaddr_storage name;
+    socklen_t length = sizeof name;
+    int reason = EADDRNOTAVAIL;
+    *listener = -1;
+    struct addrinfo* list = socket_resolve(socket_is_loopback(address) ? address : NULL, *port, AI_PASSIVE, error);
+    // IPv6 first where it takes IPv4 too.
+    for (int family = 0; family < 2; family++)
+        for (const struct addrinfo* at = list; at && *listener < 0; at = at->ai_next)
+            if ((at->ai_family == AF_INET6) == (family == 0) && !socket_bind(listener, at)) reason = errno;
+    if (list) freeaddrinfo(list);
+    if (*listener >= 0 && getsockname(*listener, (struct sockaddr*)&name, &length) == 0) {
+        *port = ntohs(name.ss_family == AF_INET6 ? ((struct sockaddr_in6*)&name)->sin6_port
+                                                 : ((struct sockaddr_in*)&name)->sin_port);
+        return true;
+    }
+    socket_close(listener);
+    if (reason == EADDRINUSE)
+        return fail(error, "cannot listen at %s, port %zu: the port is in use, perhaps by another run; end that run, or "
+                    "choose another MASTER_PORT", address, *port);
+    return fail(error, "cannot listen at %s, port %zu: %s; choose another MASTER_PORT", address, *port, strerror(reason));
+}
+
+// ------------------------------------------------------------------------------------------------
+// 2. Waiting
+
+// Waits for one of the events, at most until the deadline, and at most a second, so that callers look at their clocks.
+static inline void socket_poll(struct pollfd* polls, size_t count, double deadline) {
+    double left = fmin(fmax(deadline - now_ms(), 0), 1e3);
+    struct timespec time = {(time_t)(left / 1e3), (long)(fmod(left, 1e3) * 1e6)};
+    ppoll(polls, (nfds_t)count, &time, NULL);
+}
+
+// What socket_poll is to wait for; -1: nothing.
+static inline void socket_watch(struct pollfd* p, int file, int events) {
+    p->fd = file;
+    p->events = (short)events;
+    p->revents = 0;
+}
+
+// Whether the event is there; waits for it until the deadline.
+static inline bool socket_await(int file, int event, double deadline) {
+    struct pollfd p;
+    socket_watch(&p, file, event);
+    do socket_poll(&p, 1, deadline);
+    while (p.revents == 0 && now_ms() < deadline);
+    return p.revents != 0;
+}
+
+// After send or recv has failed: whether it may succeed later.
+static inline bool socket_would_block(void) { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
+
+// Sends all bytes (POLLOUT) or receives them (POLLIN). False with errno ETIMEDOUT, or ECONNRESET also where the other
+// end has closed.
+static inline bool socket_move_all(int file, void* data, size_t bytes, int event, double deadline) {
+    for (size_t done = 0; done < bytes;) {
+        char* at = (char*)data + done;
+        ssize_t n = event == POLLOUT ? send(file, at, bytes - done, MSG_NOSIGNAL) : recv(file, at, bytes - done, 0);
+        if (n == 0) errno = ECONNRESET;
+        if (n == 0 || (n < 0 && !socket_would_block())) return false;
+        if (n > 0) done += (size_t)n;
+        else if (!socket_await(file, event, deadline)) return errno = ETIMEDOUT, false;
+    }
+    return true;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 3. Connecting
+
+// The address of the other end, as numbers.
+static inline void socket_peer_address(char text[64], int connection) {
+    struct sockaddr_storage name;
+    socklen_t length = sizeof name;
+    snprintf(text, 64, "?");
+    if (getpeername(connection, (struct sockaddr*)&name, &length) != 0 ||
+        getnameinfo((struct sockaddr*)&name, length, text, 64, NULL, 0, NI_NUMERICHOST) != 0) return;
+    if (strncmp(text, "::ffff:", 7) == 0 && strchr(text, '.'))
+        memmove(text, text + 7, strlen(text + 7) + 1);  // IPv4 in IPv6
+}
+
+// A connection to a free port of this machine can be given that port itself, and is then connected to itself.
+static inline bool socket_is_own_peer(int connection) {
+    struct sockaddr_storage here, there;
+    socklen_t here_length = sizeof here, there_length = sizeof there;
+    return getsockname(connection, (struct sockaddr*)&here, &here_length) == 0 &&
+           getpeername(connection, (struct sockaddr*)&there, &there_length) == 0 && here_length == there_length &&
+           memcmp(&here, &there, here_length) == 0;
+}
+
+// Connects to the first that answers of what the address means; -1 with the reason after a failure.
+static inline int socket_connect(const char* address, size_t port, double deadline, Error* reason) {
+    int connection = -1;
+    struct addrinfo* list = socket_resolve(address, port, 0, reason);
+    for (const struct addrinfo* at = list; at && connection < 0; at = at->ai_next) {
+        int status = 0;
+        socklen_t length = sizeof status;
+        double until = fmin(deadline, now_ms() + SOCKET_CONNECT_MS);
+        connection = socket(at->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+        if (connection < 0 || connect(connection, at->ai_addr, at->ai_addrlen) != 0) status = errno;
+        if (status == EINPROGRESS && !socket_await(connection, POLLOUT, until)) status = ETIMEDOUT;
+        if (status == EINPROGRESS) getsockopt(connection, SOL_SOCKET, SO_ERROR, &status, &length);
+        if (status == 0 && socket_is_own_peer(connection)) status = ECONNREFUSED;
+        if (status == 0) break;
+        fail(reason, "%s", strerror(status));
+        socket_close(&connection);
+    }
+    if (list) freeaddrinfo(list);
+    return connection;
+}
+
+#endif  // LLMTRAIN_SOCKETS_H
