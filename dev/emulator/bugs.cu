@@ -1,28 +1,26 @@
 // bugs.cu: kernels with a planted bug each, to see that the emulator catches them, and the same kernels without it, to
 // see that it does not cry wolf. (Bugs of host code and streams: runtime_bugs.cu.)
 //
-//     bugs --list      number, name, modes in which it must be caught
-//     bugs N           runs bug N: a status other than 0 means caught, 86 by a diagnosis, 1 by a wrong result
-//     bugs --good      runs the good twin of each: `N passed, N failed`
-//
-// The modes, as test.sh sets them: forward, reverse, random (4 seeds), early (reverse, with early copies), asan
-// (built with the address and undefined-behaviour sanitizers) and race (built with the race check). `all` is all of
-// them. A seed may miss what the order hides: of the four, one must catch what is listed as random.
+// bugs.h says how to run it. Behind each name stand the modes that must catch it, as test.sh sets them: forward,
+// reverse, random (4 seeds), early (reverse, with early copies), asan (built with the address and undefined-behaviour
+// sanitizers) and race (built with the race check). `all` is all of them. A seed may miss what the order hides: of the
+// four, one must catch what is listed as random.
 
 #include <cuda_bf16.h>
-#include <cuda_runtime.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+
+#include "bugs.h"
 
 enum { N = 128 };                // floats of the result
-static float* result;            // on the device, (N)
+static float* result;            // on the device, (N): 0, 1, 2 ... when all is well
 static float* numbers;           // on the device, (N): 0, 1, 2 ...
 
-static int check_launch(void) {
-    return cudaGetLastError() != cudaSuccess || cudaDeviceSynchronize() != cudaSuccess;
-}
+#define KERNEL_BUG(name, modes) \
+    static void name##_launch(bool bug, bool good); \
+    BUG(name, modes) { \
+        name##_launch(bug, good); \
+        return true; \
+    } \
+    static void name##_launch([[maybe_unused]] bool bug, [[maybe_unused]] bool good)
 
 // ------------------------------------------------------------------------------------------------
 // Memory
@@ -31,18 +29,18 @@ static __global__ void write_global(float* out, int32_t n, bool bug) {
     int32_t i = (int32_t)threadIdx.x;
     if (bug ? i <= n : i < n) out[i] = (float)i;
 }
-static void run_write_global(bool bug) { write_global<<<1, 2 * N>>>(result, N, bug); }
+KERNEL_BUG(write_past_global_array, "all") { write_global<<<1, 2 * N>>>(result, N, bug); }
 
 static __global__ void read_global(float* out, const float* in, int32_t n, bool bug) {
     int32_t i = (int32_t)threadIdx.x;
     float x = in[i], y = i + 1 < n || bug ? in[i + 1] : 0.0f;
     out[i] = y > 1e6f ? y : x;
 }
-static void run_read_global(bool bug) { read_global<<<1, N>>>(result, numbers, N, bug); }
+KERNEL_BUG(read_past_global_array, "asan") { read_global<<<1, N>>>(result, numbers, N, bug); }
 
 static __global__ void copy(float* out, const float* in) { out[threadIdx.x] = in[threadIdx.x]; }
 
-static void run_freed(bool bug) {
+KERNEL_BUG(memory_used_after_free, "all") {
     float *temporary = NULL, **slot = &temporary;
     if (cudaMalloc((void**)slot, N * sizeof(float)) != cudaSuccess) return;
     cudaMemcpy(temporary, numbers, N * sizeof(float), cudaMemcpyDeviceToDevice);
@@ -51,14 +49,14 @@ static void run_freed(bool bug) {
     if (!bug) cudaFree(temporary);
 }
 
-static void run_null(bool bug) { copy<<<1, N>>>(result, bug ? NULL : numbers); }
+KERNEL_BUG(null_pointer, "all") { copy<<<1, N>>>(result, bug ? NULL : numbers); }
 
 static __global__ void misaligned(float* out, const float* in, int32_t offset) {
     float4 four = *(const float4*)(in + 4 * (threadIdx.x / 4) + (threadIdx.x < 4 ? offset : 0));
     float x[4] = {four.x, four.y, four.z, four.w};
     out[threadIdx.x] = x[threadIdx.x % 4];
 }
-static void run_misaligned(bool bug) { misaligned<<<1, N>>>(result, numbers, bug ? 1 : 0); }
+KERNEL_BUG(misaligned_float4, "asan") { misaligned<<<1, N>>>(result, numbers, bug ? 1 : 0); }
 
 static __global__ void dynamic_write(float* out, int32_t past) {
     extern __shared__ float s[];
@@ -66,7 +64,7 @@ static __global__ void dynamic_write(float* out, int32_t past) {
     __syncthreads();
     out[threadIdx.x] = s[threadIdx.x + past];
 }
-static void run_dynamic_write(bool bug) { dynamic_write<<<1, N, N * sizeof(float)>>>(result, bug ? 1 : 0); }
+KERNEL_BUG(write_past_dynamic_shared, "all") { dynamic_write<<<1, N, N * sizeof(float)>>>(result, bug ? 1 : 0); }
 
 template <int SIZE>
 static __global__ void static_write(float* out, int32_t past) {
@@ -75,7 +73,7 @@ static __global__ void static_write(float* out, int32_t past) {
     __syncthreads();
     out[threadIdx.x] = s[threadIdx.x + past];
 }
-static void run_static_write(bool bug) { static_write<N><<<1, N>>>(result, bug ? 1 : 0); }
+KERNEL_BUG(write_past_static_shared, "all") { static_write<N><<<1, N>>>(result, bug ? 1 : 0); }
 
 static __global__ void static_read(float* out, int32_t past) {
     __shared__ float s[N], after[N];
@@ -84,7 +82,7 @@ static __global__ void static_read(float* out, int32_t past) {
     float next = s[threadIdx.x + past];
     out[threadIdx.x] = next < 0.0f ? next : after[threadIdx.x];
 }
-static void run_static_read(bool bug) { static_read<<<1, N>>>(result, bug ? 1 : 0); }
+KERNEL_BUG(read_past_static_shared, "asan") { static_read<<<1, N>>>(result, bug ? 1 : 0); }
 
 static __global__ void uninitialised_shared(float* out, int32_t written) {
     __shared__ float s[N];
@@ -92,10 +90,10 @@ static __global__ void uninitialised_shared(float* out, int32_t written) {
     __syncthreads();
     out[threadIdx.x] = s[threadIdx.x];
 }
-static void run_uninitialised_shared(bool bug) { uninitialised_shared<<<1, N>>>(result, bug ? N - 1 : N); }
+KERNEL_BUG(uninitialised_shared, "all") { uninitialised_shared<<<1, N>>>(result, bug ? N - 1 : N); }
 
 static __global__ void add_to(float* out, const float* in) { out[threadIdx.x] += in[threadIdx.x]; }
-static void run_uninitialised_global(bool bug) {
+KERNEL_BUG(uninitialised_global, "all") {
     if (!bug) cudaMemset(result, 0, N * sizeof(float));
     add_to<<<1, N>>>(result, numbers);
 }
@@ -104,7 +102,7 @@ static __global__ void small_grid(float* out, const float* in, int32_t n) {
     int32_t i = (int32_t)(blockIdx.x * blockDim.x + threadIdx.x);
     if (i < n) out[i] = in[i];
 }
-static void run_small_grid(bool bug) { small_grid<<<bug ? N / 48 : (N + 47) / 48, 48>>>(result, numbers, N); }
+KERNEL_BUG(grid_too_small, "all") { small_grid<<<bug ? N / 48 : (N + 47) / 48, 48>>>(result, numbers, N); }
 
 // ------------------------------------------------------------------------------------------------
 // Order
@@ -115,7 +113,7 @@ static __global__ void reversed(float* out, bool bug) {
     if (!bug) __syncthreads();
     out[threadIdx.x] = s[N - 1 - threadIdx.x];
 }
-static void run_no_barrier(bool bug) { reversed<<<1, N>>>(result, bug); }
+KERNEL_BUG(missing_syncthreads, "forward reverse random race") { reversed<<<1, N>>>(result, bug); }
 
 // Two rounds through one buffer: the second must not begin before all have read.
 static __global__ void reused(float* out, bool bug) {
@@ -129,7 +127,7 @@ static __global__ void reused(float* out, bool bug) {
     __syncthreads();
     out[i] = x + s[i] + 1000.0f;
 }
-static void run_reused(bool bug) { reused<<<1, N>>>(result, bug); }
+KERNEL_BUG(missing_syncthreads_before_reuse, "random race") { reused<<<1, N>>>(result, bug); }
 
 static __global__ void in_warp(float* out, bool bug) {
     __shared__ float s[N];
@@ -138,13 +136,13 @@ static __global__ void in_warp(float* out, bool bug) {
     if (!bug) __syncwarp();
     out[i] = s[partner];
 }
-static void run_no_syncwarp(bool bug) { in_warp<<<1, N>>>(result, bug); }
+KERNEL_BUG(missing_syncwarp, "forward reverse random race") { in_warp<<<1, N>>>(result, bug); }
 
 static __global__ void block_writes(float* out, bool bug) {
     if (!bug && blockIdx.x > 0) return;
     out[threadIdx.x] = (float)threadIdx.x;
 }
-static void run_blocks_write(bool bug) { block_writes<<<2, N>>>(result, bug); }
+KERNEL_BUG(two_blocks_write_one_place, "race") { block_writes<<<2, N>>>(result, bug); }
 
 static __global__ void first_half(float* out) { out[threadIdx.x] = (float)threadIdx.x; }
 static __global__ void second_half(float* out) { out[N / 2 + threadIdx.x] = out[threadIdx.x] + (float)(N / 2); }
@@ -152,7 +150,7 @@ static __global__ void both_halves(float* out) {
     if (blockIdx.x == 0) out[threadIdx.x] = (float)threadIdx.x;
     else out[N / 2 + threadIdx.x] = out[threadIdx.x] + (float)(N / 2);
 }
-static void run_block_order(bool bug) {
+KERNEL_BUG(one_block_reads_what_another_writes, "reverse random race") {
     if (bug) {
         both_halves<<<2, N / 2>>>(result);
     } else {
@@ -170,7 +168,7 @@ static __global__ void counted(float* out, bool bug) {
     __syncthreads();
     out[threadIdx.x] = (float)threadIdx.x + (float)(count - (int32_t)blockDim.x);
 }
-static void run_no_atomic(bool bug) { counted<<<1, N>>>(result, bug); }
+KERNEL_BUG(missing_atomic_in_shared, "race") { counted<<<1, N>>>(result, bug); }
 
 // Each block adds its part of the sum; the order of the additions is open, but none may be lost.
 static __global__ void global_sum(float* out, const float* in, bool bug) {
@@ -178,7 +176,7 @@ static __global__ void global_sum(float* out, const float* in, bool bug) {
     if (bug) out[threadIdx.x] += x / 4;
     else atomicAdd(&out[threadIdx.x], x / 4);
 }
-static void run_global_sum(bool bug) {
+KERNEL_BUG(missing_atomic_in_global, "race") {
     cudaMemset(result, 0, N * sizeof(float));
     global_sum<<<4, N>>>(result, numbers, bug);
 }
@@ -191,14 +189,14 @@ static __global__ void divergent_barrier(float* out, bool bug) {
     if (!bug || threadIdx.x < 40) __syncthreads();
     else if (__shfl_sync(0xffffffffu, 1, 0) != 1) out[threadIdx.x] = 0.0f;
 }
-static void run_divergent_barrier(bool bug) { divergent_barrier<<<1, N>>>(result, bug); }
+KERNEL_BUG(divergent_syncthreads, "all") { divergent_barrier<<<1, N>>>(result, bug); }
 
 static __global__ void two_barriers(float* out, bool bug) {
     if (bug && threadIdx.x >= 64) __syncthreads();
     else __syncthreads();
     out[threadIdx.x] = (float)threadIdx.x;
 }
-static void run_two_barriers(bool bug) { two_barriers<<<1, N>>>(result, bug); }
+KERNEL_BUG(two_different_syncthreads, "all") { two_barriers<<<1, N>>>(result, bug); }
 
 static __global__ void barrier_in_loop(float* out, bool bug) {
     int32_t rounds = bug ? (int32_t)threadIdx.x / 32 + 1 : 3;
@@ -208,20 +206,20 @@ static __global__ void barrier_in_loop(float* out, bool bug) {
     }
     if (__syncthreads_or(0)) out[0] = 1.0f;
 }
-static void run_barrier_in_loop(bool bug) { barrier_in_loop<<<1, N>>>(result, bug); }
+KERNEL_BUG(syncthreads_in_uneven_loop, "all") { barrier_in_loop<<<1, N>>>(result, bug); }
 
 static __global__ void named_barrier(float* out, int32_t expected) {
     if (threadIdx.x < 64) asm volatile("bar.sync 1, %0;" ::"r"(expected) : "memory");
     out[threadIdx.x] = (float)threadIdx.x;
 }
-static void run_named_barrier(bool bug) { named_barrier<<<1, N>>>(result, bug ? 96 : 64); }
+KERNEL_BUG(named_barrier_waits_for_too_many, "all") { named_barrier<<<1, N>>>(result, bug ? 96 : 64); }
 
 static __global__ void shuffle_in_branch(float* out, bool bug) {
     float x = 0.0f;
     if (threadIdx.x % 32 < 16) x = __shfl_xor_sync(bug ? 0xffffffffu : 0x0000ffffu, 1.0f, 1) - 1.0f;
     out[threadIdx.x] = x + (float)threadIdx.x;
 }
-static void run_shuffle_in_branch(bool bug) { shuffle_in_branch<<<1, N>>>(result, bug); }
+KERNEL_BUG(full_mask_in_a_branch, "all") { shuffle_in_branch<<<1, N>>>(result, bug); }
 
 static __global__ void shuffle_after_return(float* out, int32_t n) {
     int32_t i = (int32_t)(blockIdx.x * blockDim.x + threadIdx.x);
@@ -229,7 +227,7 @@ static __global__ void shuffle_after_return(float* out, int32_t n) {
     out[i] = (float)i + __shfl_sync(0xffffffffu, 0.0f, 0);
     if (i + 32 >= n && i + 32 < N) out[i + 32] = (float)(i + 32);
 }
-static void run_shuffle_after_return(bool bug) {
+KERNEL_BUG(full_mask_after_return, "all") {
     cudaMemcpy(result, numbers, N * sizeof(float), cudaMemcpyDeviceToDevice);
     shuffle_after_return<<<1, N>>>(result, bug ? N - 10 : N - 32);
 }
@@ -239,13 +237,13 @@ static __global__ void shuffle_outside(float* out, int32_t distance) {
     if (threadIdx.x % 32 < 16) x = __shfl_xor_sync(0x0000ffffu, 1.0f, distance) - 1.0f;
     out[threadIdx.x] = x + (float)threadIdx.x;
 }
-static void run_shuffle_outside(bool bug) { shuffle_outside<<<1, N>>>(result, bug ? 16 : 8); }
+KERNEL_BUG(shuffle_from_outside_the_mask, "all") { shuffle_outside<<<1, N>>>(result, bug ? 16 : 8); }
 
 static __global__ void not_in_mask(float* out, uint32_t mask) {
     if (threadIdx.x % 32 < 17) mask = __ballot_sync(mask, 1);
     out[threadIdx.x] = (float)threadIdx.x;
 }
-static void run_not_in_mask(bool bug) { not_in_mask<<<1, N>>>(result, bug ? 0xffffu : 0x1ffffu); }
+KERNEL_BUG(lane_not_in_its_mask, "all") { not_in_mask<<<1, N>>>(result, bug ? 0xffffu : 0x1ffffu); }
 
 // Lanes of one warp shuffle at two places of the source, as if they met.
 static __global__ void two_shuffles(float* out, bool bug) {
@@ -254,7 +252,7 @@ static __global__ void two_shuffles(float* out, bool bug) {
     else x = __shfl_xor_sync(0xffffffffu, 0.0f, 2);
     out[threadIdx.x] = x + (float)threadIdx.x;
 }
-static void run_two_shuffles(bool bug) { two_shuffles<<<1, N>>>(result, bug); }
+KERNEL_BUG(two_different_shuffles, "all") { two_shuffles<<<1, N>>>(result, bug); }
 
 // ------------------------------------------------------------------------------------------------
 // Asynchronous copies
@@ -277,7 +275,7 @@ static __global__ void copy_no_wait(float* out, const float* in, bool bug) {
     out[i] = s[i];
     copy_wait<0>();
 }
-static void run_copy_no_wait(bool bug) { copy_no_wait<<<1, N>>>(result, numbers, bug); }
+KERNEL_BUG(cp_async_never_waited_for, "forward reverse random race") { copy_no_wait<<<1, N>>>(result, numbers, bug); }
 
 // A pipeline of two stages. bug 1: waits for one group too few. bug 2: refills a stage that others still read.
 static __global__ void pipeline(float* out, const float* in, int32_t bug) {
@@ -299,8 +297,8 @@ static __global__ void pipeline(float* out, const float* in, int32_t bug) {
     out[i] = (float)i + sum - (348.0f - 4.0f * (float)i);
     out[64 + i] = (float)(64 + i);
 }
-static void run_wait_one_less(bool bug) { pipeline<<<1, 64>>>(result, numbers, bug ? 1 : 0); }
-static void run_stage_reused(bool bug) { pipeline<<<1, 64>>>(result, numbers, bug ? 2 : 0); }
+KERNEL_BUG(cp_async_one_group_too_few, "forward reverse random race") { pipeline<<<1, 64>>>(result, numbers, bug ? 1 : 0); }
+KERNEL_BUG(cp_async_into_stage_in_use, "early race") { pipeline<<<1, 64>>>(result, numbers, bug ? 2 : 0); }
 
 static __global__ void copy_16(float* out, const float* in, uint32_t offset, uint32_t size) {
     __shared__ __align__(16) float s[N + 4];
@@ -312,7 +310,7 @@ static __global__ void copy_16(float* out, const float* in, uint32_t offset, uin
     copy_wait<0>();
     for (uint32_t k = 0; k < 4; k++) out[i + k] = s[i + offset + k];
 }
-static void run_copy_misaligned(bool bug) { copy_16<<<1, N / 4>>>(result, numbers, bug ? 2 : 0, 16); }
+KERNEL_BUG(cp_async_misaligned, "all") { copy_16<<<1, N / 4>>>(result, numbers, bug ? 2 : 0, 16); }
 
 // The array ends 1 float after a multiple of 4; what is behind must be filled with zeros, not read.
 static __global__ void copy_tail(float* out, const float* in, int32_t n, bool bug) {
@@ -326,7 +324,7 @@ static __global__ void copy_tail(float* out, const float* in, int32_t n, bool bu
     copy_wait<0>();
     for (int32_t k = 0; k < 4; k++) out[i + k] = i + k < n ? s[i + k] : (float)(i + k);
 }
-static void run_copy_tail(bool bug) {
+KERNEL_BUG(cp_async_reads_past_the_end, "asan") {
     enum { SHORT = 97 };
     float* part = NULL;
     if (cudaMalloc((void**)&part, SHORT * sizeof(float)) != cudaSuccess) return;
@@ -343,7 +341,7 @@ static __global__ void not_shared(float* out, const float* in, bool bug) {
     copy_wait<0>();
     out[i] = s[i];
 }
-static void run_not_shared(bool bug) { not_shared<<<1, N>>>(result, numbers, bug); }
+KERNEL_BUG(global_address_as_shared, "all") { not_shared<<<1, N>>>(result, numbers, bug); }
 
 // ------------------------------------------------------------------------------------------------
 // Tensor cores
@@ -359,7 +357,7 @@ static __global__ void ldmatrix_misaligned(float* out, uint32_t stride) {
                  : "memory");
     for (uint32_t k = i; k < N; k += 32) out[k] = (float)k + (float)(r & 0xffff) - 7.0f;
 }
-static void run_ldmatrix_misaligned(bool bug) { ldmatrix_misaligned<<<1, 32>>>(result, bug ? 12 : 8); }
+KERNEL_BUG(ldmatrix_misaligned, "all") { ldmatrix_misaligned<<<1, 32>>>(result, bug ? 12 : 8); }
 
 // c = 0 + a b with a = b = 1 in bf16: 16 in each place.
 static __device__ inline void mma(float (&c)[4], bool forgets) {
@@ -383,7 +381,7 @@ static __global__ void mma_operands(float* out, bool bug) {
     mma(c, bug);
     out[threadIdx.x] = (float)threadIdx.x + c[0] - 16.0f + c[3] - 16.0f;
 }
-static void run_mma_operands(bool bug) { mma_operands<<<1, N>>>(result, bug); }
+KERNEL_BUG(mma_adds_to_an_output, "all") { mma_operands<<<1, N>>>(result, bug); }
 
 static __global__ void mma_divergent(float* out, int32_t lanes) {
     float c[4] = {16, 0, 0, 16};
@@ -393,42 +391,39 @@ static __global__ void mma_divergent(float* out, int32_t lanes) {
     }
     out[threadIdx.x] = (float)threadIdx.x + c[0] - 16.0f + c[3] - 16.0f;
 }
-static void run_mma_divergent(bool bug) { mma_divergent<<<1, N>>>(result, bug ? 31 : 32); }
+KERNEL_BUG(mma_without_one_lane, "all") { mma_divergent<<<1, N>>>(result, bug ? 31 : 32); }
 
 // ------------------------------------------------------------------------------------------------
 // Launches
 
+template <int WHICH>
 static __global__ void with_dynamic(float* out) {
     extern __shared__ float s[];
     s[threadIdx.x] = (float)threadIdx.x;
     out[threadIdx.x] = s[threadIdx.x];
 }
-static __global__ void with_dynamic_too(float* out) {
-    extern __shared__ float s[];
-    s[threadIdx.x] = (float)threadIdx.x;
-    out[threadIdx.x] = s[threadIdx.x];
-}
 // The permission is each kernel's own.
-static void run_too_much_shared(bool bug) {
+KERNEL_BUG(shared_memory_not_asked_for, "all") {
     enum { BYTES = 96 << 10 };
-    if (cudaFuncSetAttribute(with_dynamic, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES) != cudaSuccess) return;
-    if (bug) with_dynamic_too<<<1, N, BYTES>>>(result);
-    else with_dynamic<<<1, N, BYTES>>>(result);
+    if (cudaFuncSetAttribute(with_dynamic<0>, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES) != cudaSuccess) return;
+    if (bug) with_dynamic<1><<<1, N, BYTES>>>(result);
+    else with_dynamic<0><<<1, N, BYTES>>>(result);
 }
 
 static __global__ void numbered(float* out) {
     if (threadIdx.x < N) out[threadIdx.x] = (float)threadIdx.x;
 }
-static void run_too_many_threads(bool bug) { numbered<<<1, bug ? 1056 : 1024>>>(result); }
+KERNEL_BUG(too_many_threads, "all") { numbered<<<1, bug ? 1056 : 1024>>>(result); }
 
 template <int THREADS>
 static __global__ void __launch_bounds__(THREADS / 2 * 2, 1) bounded(float* out, int32_t n) {
     int32_t i = (int32_t)threadIdx.x;
     if (i < n) out[i] = (float)i;
 }
-static void run_launch_bounds(bool bug) { bounded<N><<<1, bug ? N + 32 : N>>>(result, N); }
+KERNEL_BUG(more_threads_than_launch_bounds, "all") { bounded<N><<<1, bug ? N + 32 : N>>>(result, N); }
 
 // An allowance is for dynamic shared memory; static memory comes on top, as long as the device has room for both.
+template <int WHICH>
 static __global__ void static_and_dynamic(float* out) {
     extern __shared__ float s[];
     __shared__ float more[N];
@@ -436,124 +431,38 @@ static __global__ void static_and_dynamic(float* out) {
     s[threadIdx.x] = more[threadIdx.x];
     out[threadIdx.x] = s[threadIdx.x];
 }
-static void run_static_and_dynamic(bool bug) {
+KERNEL_BUG(static_shared_memory_beside_dynamic, "all") {
     enum { BYTES = 48 << 10 };
-    if (bug) {
-        static_and_dynamic<<<1, N, BYTES>>>(result);  // within 48 KiB, but for the static part
-        return;
-    }
-    if (cudaFuncSetAttribute(static_and_dynamic, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES) != cudaSuccess)
-        return;
-    static_and_dynamic<<<1, N, BYTES>>>(result);
+    if (good) cudaFuncSetAttribute(static_and_dynamic<0>, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES);
+    static_and_dynamic<0><<<1, N, BYTES>>>(result);  // within 48 KiB, but for the static part
 }
 
-static __global__ void filled_up(float* out) {
-    extern __shared__ float s[];
-    __shared__ float more[N];
-    more[threadIdx.x] = (float)threadIdx.x;
-    s[threadIdx.x] = more[threadIdx.x];
-    out[threadIdx.x] = s[threadIdx.x];
-}
-static void run_no_room_for_static(bool bug) {
+KERNEL_BUG(no_room_for_static_shared_memory, "all") {
     int all = 0;
     cudaDeviceGetAttribute(&all, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0);
     int bytes = bug ? all : all - N * (int)sizeof(float);
-    if (cudaFuncSetAttribute(filled_up, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) != cudaSuccess) return;
-    filled_up<<<1, N, (size_t)bytes>>>(result);
+    cudaFuncSetAttribute(static_and_dynamic<1>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    static_and_dynamic<1><<<1, N, (size_t)bytes>>>(result);
 }
-static void run_empty_grid(bool bug) { numbered<<<bug ? 0 : 1, N>>>(result); }
+KERNEL_BUG(empty_grid, "all") { numbered<<<bug ? 0 : 1, N>>>(result); }
 
 // ------------------------------------------------------------------------------------------------
 
-typedef struct {
-    const char* name;
-    const char* modes;
-    void (*run)(bool bug);
-} Bug;
-
-static const Bug bugs[] = {
-    {"write_past_global_array", "all", run_write_global},
-    {"read_past_global_array", "asan", run_read_global},
-    {"memory_used_after_free", "all", run_freed},
-    {"null_pointer", "all", run_null},
-    {"misaligned_float4", "asan", run_misaligned},
-    {"write_past_dynamic_shared", "all", run_dynamic_write},
-    {"write_past_static_shared", "all", run_static_write},
-    {"read_past_static_shared", "asan", run_static_read},
-    {"uninitialised_shared", "all", run_uninitialised_shared},
-    {"uninitialised_global", "all", run_uninitialised_global},
-    {"grid_too_small", "all", run_small_grid},
-    {"missing_syncthreads", "forward reverse random race", run_no_barrier},
-    {"missing_syncthreads_before_reuse", "random race", run_reused},
-    {"missing_syncwarp", "forward reverse random race", run_no_syncwarp},
-    {"two_blocks_write_one_place", "race", run_blocks_write},
-    {"one_block_reads_what_another_writes", "reverse random race", run_block_order},
-    {"missing_atomic_in_shared", "race", run_no_atomic},
-    {"missing_atomic_in_global", "race", run_global_sum},
-    {"divergent_syncthreads", "all", run_divergent_barrier},
-    {"two_different_syncthreads", "all", run_two_barriers},
-    {"syncthreads_in_uneven_loop", "all", run_barrier_in_loop},
-    {"named_barrier_waits_for_too_many", "all", run_named_barrier},
-    {"full_mask_in_a_branch", "all", run_shuffle_in_branch},
-    {"full_mask_after_return", "all", run_shuffle_after_return},
-    {"shuffle_from_outside_the_mask", "all", run_shuffle_outside},
-    {"lane_not_in_its_mask", "all", run_not_in_mask},
-    {"two_different_shuffles", "all", run_two_shuffles},
-    {"cp_async_never_waited_for", "forward reverse random race", run_copy_no_wait},
-    {"cp_async_one_group_too_few", "forward reverse random race", run_wait_one_less},
-    {"cp_async_into_stage_in_use", "early race", run_stage_reused},
-    {"cp_async_misaligned", "all", run_copy_misaligned},
-    {"cp_async_reads_past_the_end", "asan", run_copy_tail},
-    {"global_address_as_shared", "all", run_not_shared},
-    {"ldmatrix_misaligned", "all", run_ldmatrix_misaligned},
-    {"mma_adds_to_an_output", "all", run_mma_operands},
-    {"mma_without_one_lane", "all", run_mma_divergent},
-    {"shared_memory_not_asked_for", "all", run_too_much_shared},
-    {"static_shared_memory_beside_dynamic", "all", run_static_and_dynamic},
-    {"no_room_for_static_shared_memory", "all", run_no_room_for_static},
-    {"too_many_threads", "all", run_too_many_threads},
-    {"more_threads_than_launch_bounds", "all", run_launch_bounds},
-    {"empty_grid", "all", run_empty_grid},
-};
-enum { BUGS = sizeof bugs / sizeof *bugs };
-
-// Runs one of them; whether the result is 0, 1, 2 ...
-static bool right(const Bug* b, bool bug) {
+// Whether the result is 0, 1, 2 ...
+static bool run(const Bug& b, bool bug) {
     float host[N];
     for (int i = 0; i < N; i++) host[i] = (float)i;
     if (cudaMalloc((void**)&result, sizeof host) != cudaSuccess ||
         cudaMalloc((void**)&numbers, sizeof host) != cudaSuccess)
         return false;
     cudaMemcpy(numbers, host, sizeof host, cudaMemcpyHostToDevice);
-    b->run(bug);
-    bool good = check_launch() == 0;
-    if (cudaMemcpy(host, result, sizeof host, cudaMemcpyDeviceToHost) != cudaSuccess) good = false;
-    for (int i = 0; i < N; i++) good = good && host[i] == (float)i;
+    b.run(bug, !bug);
+    bool right = cudaGetLastError() == cudaSuccess && cudaDeviceSynchronize() == cudaSuccess;
+    right = cudaMemcpy(host, result, sizeof host, cudaMemcpyDeviceToHost) == cudaSuccess && right;
+    for (int i = 0; i < N; i++) right = right && host[i] == (float)i;
     cudaFree(result);
     cudaFree(numbers);
-    return good;
+    return right;
 }
 
-int main(int argc, char** argv) {
-    if (argc == 2 && strcmp(argv[1], "--list") == 0) {
-        for (int i = 0; i < BUGS; i++) printf("%d %s %s\n", i + 1, bugs[i].name, bugs[i].modes);
-        return 0;
-    }
-    if (argc == 2 && strcmp(argv[1], "--good") == 0) {
-        int passed = 0;
-        for (int i = 0; i < BUGS; i++) {
-            if (right(&bugs[i], false)) passed++;
-            else printf("FAILED  the good twin of %s gives a wrong result\n", bugs[i].name);
-        }
-        printf("%d passed, %d failed\n", passed, BUGS - passed);
-        return passed != BUGS;
-    }
-    int number = argc == 2 ? atoi(argv[1]) : 0;
-    if (number < 1 || number > BUGS) {
-        fprintf(stderr, "usage: bugs --list | --good | a number from 1 to %d\n", BUGS);
-        return 2;
-    }
-    if (right(&bugs[number - 1], true)) return 0;
-    printf("wrong result\n");
-    return 1;
-}
+int main(int argc, char** argv) { return bugs_main(argc, argv, run); }

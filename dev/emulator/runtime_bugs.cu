@@ -1,25 +1,20 @@
 // runtime_bugs.cu: mistakes of host code, planted. The emulator has to notice each, and leave its corrected twin alone.
 //
-//     runtime_bugs --list        number, name, the mode that must catch it and how, one per line
-//     runtime_bugs NUMBER        makes the mistake
-//     runtime_bugs NUMBER good   does the same correctly
+// bugs.h says how to run it. Behind each name stand the mode that must catch it, and whether as a diagnosis or in the
+// result:
 //
-// Exit status: 0 nothing noticed, 1 the result is wrong, 86 a diagnosis. Modes:
 //     now     EMULATE_STREAMS=now: any
 //     behind  EMULATE_STREAMS=delayed EMULATE_OTHERS=behind
 //     ahead   EMULATE_STREAMS=delayed EMULATE_OTHERS=ahead
 //
-// test_runtime.sh runs them all.
+// test.sh runs them all, each in a process of its own.
 
-#include <cuda_runtime.h>
-
-#include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include "bugs.h"
 
 #define N 1000                       // floats in a buffer: neither a multiple of 256 bytes nor a whole page
 #define BYTES (N * sizeof(float))
+#define BLOCK 256
+#define GRID ((N + BLOCK - 1) / BLOCK)
 
 static void check(cudaError_t error, int line) {
     if (error == cudaSuccess) return;
@@ -42,25 +37,23 @@ static __global__ void fill_first(float* out, float value, int count) {
     for (int i = 0; i < count; i++) out[i] = value;
 }
 
-#define BLOCK 256
-#define GRID ((N + BLOCK - 1) / BLOCK)
+// What a bug has made; main frees what it has not freed.
+static float *devices[2], *pinneds[2];
+static cudaStream_t streams[2];
+static cudaEvent_t events[2];
+static int device_count, pinned_count, stream_count, event_count;
 
-static float* device_buffer(void) {
-    float* buffer;
-    CHECK(cudaMalloc(&buffer, BYTES));
-    return buffer;
+static float* device_new(void) {
+    CHECK(cudaMalloc(&devices[device_count], BYTES));
+    return devices[device_count++];
 }
 
-static float* pinned_buffer(void) {
+static float* pinned_new(float value) {
     float* buffer;
     CHECK(cudaMallocHost(&buffer, BYTES));
-    for (int i = 0; i < N; i++) buffer[i] = 0;
-    return buffer;
+    for (int i = 0; i < N; i++) buffer[i] = value;
+    return pinneds[pinned_count++] = buffer;
 }
-
-static cudaStream_t streams[2];  // of the bug that runs; main destroys them
-static cudaEvent_t events[2];
-static int stream_count, event_count;
 
 static cudaStream_t stream_new(void) {
     CHECK(cudaStreamCreateWithFlags(&streams[stream_count], cudaStreamNonBlocking));
@@ -77,15 +70,17 @@ static void handles_destroy(void) {
     while (event_count > 0) CHECK(cudaEventDestroy(events[--event_count]));
 }
 
-// 0 if all of a host buffer has the value, else 1.
-static int all_are(const float* host, float value) {
-    for (int i = 0; i < N; i++) {
-        if (host[i] != value) return 1;
-    }
-    return 0;
+// The newest buffer, in time or early.
+static void device_free(void) { CHECK(cudaFree(devices[--device_count])); }
+static void pinned_free(void) { CHECK(cudaFreeHost(pinneds[--pinned_count])); }
+
+static bool all_are(const float* host, float value) {
+    for (int i = 0; i < N; i++)
+        if (host[i] != value) return false;
+    return true;
 }
 
-static int device_is(const float* device, float value) {
+static bool device_is(const float* device, float value) {
     static float host[N];
     CHECK(cudaMemcpy(host, device, BYTES, cudaMemcpyDeviceToHost));
     return all_are(host, value);
@@ -94,83 +89,35 @@ static int device_is(const float* device, float value) {
 // ------------------------------------------------------------------------------------------------
 // Between streams
 
+// One stream fills a buffer, another reads it. `device`: at the end all streams are waited for at once, so that the
+// order of the two is what matters.
+static bool hand_over(bool waits_early, bool records_early, bool waits, bool device) {
+    float *a = device_new(), *b = device_new();
+    cudaStream_t producer = stream_new(), consumer = stream_new();
+    cudaEvent_t made = event_new();
+    if (waits_early) CHECK(cudaStreamWaitEvent(consumer, made, 0));
+    if (records_early) CHECK(cudaEventRecord(made, producer));
+    fill<<<GRID, BLOCK, 0, producer>>>(a, 1);
+    if (!records_early) CHECK(cudaEventRecord(made, producer));
+    if (waits) CHECK(cudaStreamWaitEvent(consumer, made, 0));
+    add<<<GRID, BLOCK, 0, consumer>>>(b, a, 1);
+    if (device) CHECK(cudaDeviceSynchronize());
+    CHECK(cudaStreamSynchronize(consumer));
+    CHECK(cudaStreamSynchronize(producer));
+    return device_is(b, 2);
+}
+
 // The consumer does not wait for the producer.
-static int no_event_wait(bool good) {
-    float *a = device_buffer(), *b = device_buffer();
-    cudaStream_t producer = stream_new(), consumer = stream_new();
-    cudaEvent_t made = event_new();
-    fill<<<GRID, BLOCK, 0, producer>>>(a, 1);
-    CHECK(cudaEventRecord(made, producer));
-    if (good) CHECK(cudaStreamWaitEvent(consumer, made, 0));
-    add<<<GRID, BLOCK, 0, consumer>>>(b, a, 1);
-    CHECK(cudaStreamSynchronize(consumer));
-    CHECK(cudaStreamSynchronize(producer));
-    int wrong = device_is(b, 2);
-    CHECK(cudaFree(a));
-    CHECK(cudaFree(b));
-    return wrong;
-}
-
-// The same, with a wait for everything at the end: then the order of the two streams is what matters.
-static int no_event_wait_device(bool good) {
-    float *a = device_buffer(), *b = device_buffer();
-    cudaStream_t producer = stream_new(), consumer = stream_new();
-    cudaEvent_t made = event_new();
-    fill<<<GRID, BLOCK, 0, producer>>>(a, 1);
-    CHECK(cudaEventRecord(made, producer));
-    if (good) CHECK(cudaStreamWaitEvent(consumer, made, 0));
-    add<<<GRID, BLOCK, 0, consumer>>>(b, a, 1);
-    CHECK(cudaDeviceSynchronize());
-    int wrong = device_is(b, 2);
-    CHECK(cudaFree(a));
-    CHECK(cudaFree(b));
-    return wrong;
-}
-
+BUG(no_event_wait, "behind result") { return hand_over(false, false, good, false); }
+BUG(no_event_wait_device, "behind result") { return hand_over(false, false, good, true); }
 // The event is waited for before it is recorded: such a wait does nothing.
-static int wait_before_record(bool good) {
-    float *a = device_buffer(), *b = device_buffer();
-    cudaStream_t producer = stream_new(), consumer = stream_new();
-    cudaEvent_t made = event_new();
-    if (!good) CHECK(cudaStreamWaitEvent(consumer, made, 0));
-    fill<<<GRID, BLOCK, 0, producer>>>(a, 1);
-    CHECK(cudaEventRecord(made, producer));
-    if (good) CHECK(cudaStreamWaitEvent(consumer, made, 0));
-    add<<<GRID, BLOCK, 0, consumer>>>(b, a, 1);
-    CHECK(cudaStreamSynchronize(consumer));
-    CHECK(cudaStreamSynchronize(producer));
-    int wrong = device_is(b, 2);
-    CHECK(cudaFree(a));
-    CHECK(cudaFree(b));
-    return wrong;
-}
-
+BUG(wait_before_record, "behind result") { return hand_over(bug, false, good, false); }
 // The event is recorded before the work that it is to stand for.
-static int record_too_early(bool good) {
-    float *a = device_buffer(), *b = device_buffer();
-    cudaStream_t producer = stream_new(), consumer = stream_new();
-    cudaEvent_t made = event_new();
-    if (!good) CHECK(cudaEventRecord(made, producer));
-    fill<<<GRID, BLOCK, 0, producer>>>(a, 1);
-    if (good) CHECK(cudaEventRecord(made, producer));
-    CHECK(cudaStreamWaitEvent(consumer, made, 0));
-    add<<<GRID, BLOCK, 0, consumer>>>(b, a, 1);
-    CHECK(cudaStreamSynchronize(consumer));
-    CHECK(cudaStreamSynchronize(producer));
-    int wrong = device_is(b, 2);
-    CHECK(cudaFree(a));
-    CHECK(cudaFree(b));
-    return wrong;
-}
+BUG(record_too_early, "behind result") { return hand_over(false, bug, true, false); }
 
 // Two batches through one buffer: the second is copied in while the first may still be read.
-static int input_overwritten(bool good) {
-    float *input = device_buffer(), *output = device_buffer();
-    float *first = pinned_buffer(), *second = pinned_buffer();
-    for (int i = 0; i < N; i++) {
-        first[i] = 1;
-        second[i] = 2;
-    }
+BUG(input_overwritten, "ahead result") {
+    float *input = device_new(), *output = device_new(), *first = pinned_new(1), *second = pinned_new(2);
     cudaStream_t copies = stream_new(), compute = stream_new();
     cudaEvent_t copied = event_new(), used = event_new();
     CHECK(cudaMemcpyAsync(input, first, BYTES, cudaMemcpyHostToDevice, copies));
@@ -182,118 +129,79 @@ static int input_overwritten(bool good) {
     CHECK(cudaMemcpyAsync(input, second, BYTES, cudaMemcpyHostToDevice, copies));
     CHECK(cudaStreamSynchronize(compute));
     CHECK(cudaStreamSynchronize(copies));
-    int wrong = device_is(output, 11);
-    CHECK(cudaFree(input));
-    CHECK(cudaFree(output));
-    CHECK(cudaFreeHost(first));
-    CHECK(cudaFreeHost(second));
-    return wrong;
+    return device_is(output, 11);
 }
 
 // cudaMemset does not wait, and a stream that does not synchronise with the default stream may overtake it.
-static int memset_overtaken(bool good) {
-    float *a = device_buffer(), *b = device_buffer();
+BUG(memset_overtaken, "behind result") {
+    float *a = device_new(), *b = device_new();
     cudaStream_t stream = stream_new();
     CHECK(cudaMemset(a, 0, BYTES));
     if (good) CHECK(cudaStreamSynchronize(0));
     add<<<GRID, BLOCK, 0, stream>>>(b, a, 1);
     CHECK(cudaStreamSynchronize(stream));
-    int wrong = device_is(b, 1);
-    CHECK(cudaFree(a));
-    CHECK(cudaFree(b));
-    return wrong;
+    return device_is(b, 1);
 }
 
 // So may it overtake the last part of a cudaMemcpy from pageable memory.
-static int upload_overtaken(bool good) {
+BUG(upload_overtaken, "behind result") {
     static float ones[N];
-    for (int i = 0; i < N; i++) ones[i] = 1;
-    float *a = device_buffer(), *b = device_buffer();
+    float *a = device_new(), *b = device_new();
     cudaStream_t stream = stream_new();
+    for (int i = 0; i < N; i++) ones[i] = 1;
     CHECK(cudaMemcpy(a, ones, BYTES, cudaMemcpyHostToDevice));
     if (good) CHECK(cudaDeviceSynchronize());
     add<<<GRID, BLOCK, 0, stream>>>(b, a, 1);
     CHECK(cudaStreamSynchronize(stream));
-    int wrong = device_is(b, 2);
-    CHECK(cudaFree(a));
-    CHECK(cudaFree(b));
-    return wrong;
+    return device_is(b, 2);
 }
 
 // ------------------------------------------------------------------------------------------------
 // Between the device and the host
 
-static int pinned_read_early(bool good) {
-    float *a = device_buffer(), *host = pinned_buffer();
+static bool read_back(float* host, float value, bool waits) {
+    float* a = device_new();
     cudaStream_t stream = stream_new();
-    fill<<<GRID, BLOCK, 0, stream>>>(a, 1);
+    fill<<<GRID, BLOCK, 0, stream>>>(a, value);
     CHECK(cudaMemcpyAsync(host, a, BYTES, cudaMemcpyDeviceToHost, stream));
-    if (good) CHECK(cudaStreamSynchronize(stream));
-    int wrong = all_are(host, 1);
+    if (waits) CHECK(cudaStreamSynchronize(stream));
+    bool right = all_are(host, value);
     CHECK(cudaStreamSynchronize(stream));
-    CHECK(cudaFree(a));
-    CHECK(cudaFreeHost(host));
-    return wrong;
+    return right;
 }
 
-// The same where the value that was there before is right by chance.
-static int pinned_read_early_unchanged(bool good) {
-    float *a = device_buffer(), *host = pinned_buffer();
-    cudaStream_t stream = stream_new();
-    fill<<<GRID, BLOCK, 0, stream>>>(a, 0);
-    CHECK(cudaMemcpyAsync(host, a, BYTES, cudaMemcpyDeviceToHost, stream));
-    if (good) CHECK(cudaStreamSynchronize(stream));
-    int wrong = all_are(host, 0);
-    CHECK(cudaStreamSynchronize(stream));
-    CHECK(cudaFree(a));
-    CHECK(cudaFreeHost(host));
-    return wrong;
-}
+static float pageable[N];
+BUG(pinned_read_early, "behind diagnosis") { return read_back(pinned_new(0), 1, good); }
+// The value that was there before is right by chance.
+BUG(pinned_read_early_unchanged, "behind diagnosis") { return read_back(pinned_new(0), 0, good); }
+BUG(pageable_read_early, "behind result") { return read_back(pageable, 1, good); }
 
 // One number of many in pinned memory: too little for page protection, so the old value shows.
-static int pinned_part_read_early(bool good) {
-    float *a = device_buffer(), *host = pinned_buffer();
+BUG(pinned_part_read_early, "behind result") {
+    float *a = device_new(), *host = pinned_new(0);
     cudaStream_t stream = stream_new();
     fill<<<GRID, BLOCK, 0, stream>>>(a, 1);
     CHECK(cudaMemcpyAsync(host + 5, a + 5, sizeof(float), cudaMemcpyDeviceToHost, stream));
     if (good) CHECK(cudaStreamSynchronize(stream));
-    int wrong = host[5] != 1;
+    bool right = host[5] == 1;
     CHECK(cudaStreamSynchronize(stream));
-    CHECK(cudaFree(a));
-    CHECK(cudaFreeHost(host));
-    return wrong;
+    return right;
 }
 
 // The next batch is written into the buffer while the copy of the last one may still read it.
-static int pinned_written_early(bool good) {
-    float *a = device_buffer(), *host = pinned_buffer();
+BUG(pinned_written_early, "behind diagnosis") {
+    float *a = device_new(), *host = pinned_new(0);
     cudaStream_t stream = stream_new();
     CHECK(cudaMemcpyAsync(a, host, BYTES, cudaMemcpyHostToDevice, stream));
     if (good) CHECK(cudaStreamSynchronize(stream));
     for (int i = 0; i < N; i++) host[i] = 1;
     CHECK(cudaStreamSynchronize(stream));
-    int wrong = device_is(a, 0);
-    CHECK(cudaFree(a));
-    CHECK(cudaFreeHost(host));
-    return wrong;
-}
-
-static int pageable_read_early(bool good) {
-    static float host[N];
-    float* a = device_buffer();
-    cudaStream_t stream = stream_new();
-    fill<<<GRID, BLOCK, 0, stream>>>(a, 1);
-    CHECK(cudaMemcpyAsync(host, a, BYTES, cudaMemcpyDeviceToHost, stream));
-    if (good) CHECK(cudaStreamSynchronize(stream));
-    int wrong = all_are(host, 1);
-    CHECK(cudaStreamSynchronize(stream));
-    CHECK(cudaFree(a));
-    return wrong;
+    return device_is(a, 0);
 }
 
 // A query is taken for a wait.
-static int query_for_wait(bool good) {
-    float *a = device_buffer(), *host = pinned_buffer();
+BUG(query_for_wait, "behind diagnosis") {
+    float *a = device_new(), *host = pinned_new(0);
     cudaStream_t stream = stream_new();
     cudaEvent_t copied = event_new();
     fill<<<GRID, BLOCK, 0, stream>>>(a, 1);
@@ -301,21 +209,17 @@ static int query_for_wait(bool good) {
     CHECK(cudaEventRecord(copied, stream));
     cudaError_t state = cudaEventQuery(copied);
     while (good && state == cudaErrorNotReady) state = cudaEventQuery(copied);
-    int wrong = all_are(host, 1);
+    bool right = all_are(host, 1);
     CHECK(cudaStreamSynchronize(stream));
-    CHECK(cudaFree(a));
-    CHECK(cudaFreeHost(host));
-    return wrong;
+    return right;
 }
 
 // The program ends before its work has.
-static int never_waited_for(bool good) {
-    float* a = device_buffer();
+BUG(never_waited_for, "behind diagnosis") {
     cudaStream_t stream = stream_new();
-    CHECK(cudaMemsetAsync(a, 0, BYTES, stream));
+    CHECK(cudaMemsetAsync(device_new(), 0, BYTES, stream));
     if (good) CHECK(cudaStreamSynchronize(stream));
-    CHECK(cudaFree(a));
-    return 0;
+    return true;
 }
 
 static void call_cuda(void* data) {
@@ -324,310 +228,207 @@ static void call_cuda(void* data) {
     *device = 1;
 }
 
-static int call_in_host_function(bool good) {
+BUG(call_in_host_function, "now diagnosis") {
     int value = good ? 0 : -1;
     cudaStream_t stream = stream_new();
     CHECK(cudaLaunchHostFunc(stream, call_cuda, &value));
     CHECK(cudaStreamSynchronize(stream));
-    return value != 1;
+    return value == 1;
 }
 
 // ------------------------------------------------------------------------------------------------
 // Memory
 
-static int host_reads_device(bool good) {
-    float *a = device_buffer(), host = 0;
+BUG(host_reads_device, "now diagnosis") {
+    float *a = device_new(), host = 0;
     fill<<<GRID, BLOCK>>>(a, 1);
     CHECK(cudaDeviceSynchronize());
     if (good) CHECK(cudaMemcpy(&host, a + 7, sizeof host, cudaMemcpyDeviceToHost));
     else host = a[7];
-    CHECK(cudaFree(a));
-    return host != 1;
+    return host == 1;
 }
 
-static int host_writes_device(bool good) {
-    float *a = device_buffer(), one = 1;
+BUG(host_writes_device, "now diagnosis") {
+    float *a = device_new(), one = 1;
     CHECK(cudaMemset(a, 0, BYTES));
     if (good) CHECK(cudaMemcpy(a, &one, sizeof one, cudaMemcpyHostToDevice));
     else a[0] = 1;
     CHECK(cudaDeviceSynchronize());
-    CHECK(cudaFree(a));
-    return 0;
+    return true;
 }
 
 static void touch_device(void* data) { ((float*)data)[0] = 1; }
 
-static int host_function_touches_device(bool good) {
-    float *a = device_buffer(), *host = pinned_buffer();
+BUG(host_function_touches_device, "now diagnosis") {
+    float *a = device_new(), *host = pinned_new(0);
     cudaStream_t stream = stream_new();
     CHECK(cudaLaunchHostFunc(stream, touch_device, good ? host : a));
     CHECK(cudaStreamSynchronize(stream));
-    int wrong = host[0] != 1;
-    CHECK(cudaFree(a));
-    CHECK(cudaFreeHost(host));
-    return wrong;
+    return host[0] == 1;
 }
 
-static int host_pointer_to_kernel(bool good) {
-    static float host[N];
-    float* a = device_buffer();
-    fill<<<GRID, BLOCK>>>(good ? a : host, 1);
+BUG(host_pointer_to_kernel, "now diagnosis") {
+    float* a = device_new();
+    fill<<<GRID, BLOCK>>>(good ? a : pageable, 1);
     CHECK(cudaDeviceSynchronize());
-    int wrong = good ? device_is(a, 1) : all_are(host, 1);
-    CHECK(cudaFree(a));
-    return wrong;
+    return good ? device_is(a, 1) : all_are(pageable, 1);
+}
+
+static bool write_first(int count) {
+    fill_first<<<1, 1>>>(device_new(), 1, count);
+    CHECK(cudaDeviceSynchronize());
+    return true;
 }
 
 // Between the end of the buffer and the next multiple of 256, where no page protection reaches.
-static int kernel_writes_past_end(bool good) {
-    float* a = device_buffer();
-    fill_first<<<1, 1>>>(a, 1, good ? N : N + 1);
-    CHECK(cudaDeviceSynchronize());
-    CHECK(cudaFree(a));
-    return 0;
-}
+BUG(kernel_writes_past_end, "now diagnosis") { return write_first(good ? N : N + 1); }
+BUG(kernel_writes_far_past_end, "now diagnosis") { return write_first(good ? N : 100 * N); }
 
-static int kernel_writes_far_past_end(bool good) {
-    float* a = device_buffer();
-    fill_first<<<1, 1>>>(a, 1, good ? N : 100 * N);
-    CHECK(cudaDeviceSynchronize());
-    CHECK(cudaFree(a));
-    return 0;
-}
-
-static int kernel_after_free(bool good) {
-    float* a = device_buffer();
-    if (!good) CHECK(cudaFree(a));
+BUG(kernel_after_free, "now diagnosis") {
+    float* a = device_new();
+    if (bug) device_free();
     fill<<<GRID, BLOCK>>>(a, 1);
     CHECK(cudaDeviceSynchronize());
-    if (good) CHECK(cudaFree(a));
-    return 0;
+    return true;
 }
 
-static int copy_after_free(bool good) {
-    float *a = device_buffer(), *host = pinned_buffer();
+BUG(copy_after_free, "now diagnosis") {
+    float *a = device_new(), *host = pinned_new(0);
     cudaStream_t stream = stream_new();
-    if (!good) CHECK(cudaFree(a));
+    if (bug) device_free();
     CHECK(cudaMemcpyAsync(host, a, BYTES, cudaMemcpyDeviceToHost, stream));
     CHECK(cudaStreamSynchronize(stream));
-    if (good) CHECK(cudaFree(a));
-    CHECK(cudaFreeHost(host));
-    return 0;
+    return true;
 }
 
 // The memory goes while work that uses it is held.
-static int free_under_copy(bool good) {
-    float *a = device_buffer(), *b = device_buffer();
+BUG(free_under_copy, "behind diagnosis") {
+    float *b = device_new(), *a = device_new();
     cudaStream_t stream = stream_new();
     CHECK(cudaMemcpyAsync(b, a, BYTES, cudaMemcpyDeviceToDevice, stream));
-    if (!good) CHECK(cudaFree(a));
+    if (bug) device_free();
     CHECK(cudaStreamSynchronize(stream));
-    if (good) CHECK(cudaFree(a));
-    CHECK(cudaFree(b));
-    return 0;
+    return true;
 }
 
-static int free_under_kernel(bool good) {
-    float* a = device_buffer();
+BUG(free_under_kernel, "behind diagnosis") {
     cudaStream_t stream = stream_new();
-    fill<<<GRID, BLOCK, 0, stream>>>(a, 1);
-    if (!good) CHECK(cudaFree(a));
+    fill<<<GRID, BLOCK, 0, stream>>>(device_new(), 1);
+    if (bug) device_free();
     CHECK(cudaStreamSynchronize(stream));
-    if (good) CHECK(cudaFree(a));
-    return 0;
+    return true;
 }
 
-static int free_pinned_under_copy(bool good) {
-    float *a = device_buffer(), *host = pinned_buffer();
+BUG(free_pinned_under_copy, "behind diagnosis") {
     cudaStream_t stream = stream_new();
-    CHECK(cudaMemcpyAsync(a, host, BYTES, cudaMemcpyHostToDevice, stream));
-    if (!good) CHECK(cudaFreeHost(host));
+    CHECK(cudaMemcpyAsync(device_new(), pinned_new(0), BYTES, cudaMemcpyHostToDevice, stream));
+    if (bug) pinned_free();
     CHECK(cudaStreamSynchronize(stream));
-    if (good) CHECK(cudaFreeHost(host));
-    CHECK(cudaFree(a));
-    return 0;
+    return true;
 }
 
-static int double_free(bool good) {
-    float* a = device_buffer();
-    CHECK(cudaFree(a));
-    if (!good) CHECK(cudaFree(a));
-    return 0;
+BUG(double_free, "now diagnosis") {
+    float* a = device_new();
+    if (bug) device_free();
+    if (bug) CHECK(cudaFree(a));
+    return true;
 }
 
-static int wrong_free(bool good) {
-    float* host = pinned_buffer();
-    if (!good) CHECK(cudaFree(host));
-    CHECK(cudaFreeHost(host));
-    return 0;
+BUG(wrong_free, "now diagnosis") {
+    float* host = pinned_new(0);
+    if (bug) CHECK(cudaFree(host));
+    return true;
 }
 
-static int free_inside(bool good) {
-    float* a = device_buffer();
-    CHECK(cudaFree(good ? a : a + 1));
-    return 0;
+BUG(free_inside, "now diagnosis") {
+    float* a = device_new();
+    if (bug) CHECK(cudaFree(a + 1));
+    return true;
 }
 
-static int pinned_overrun(bool good) {
-    float* host = pinned_buffer();
-    volatile char* bytes = (volatile char*)host;
+BUG(pinned_overrun, "now diagnosis") {
+    volatile char* bytes = (volatile char*)pinned_new(0);
     bytes[good ? BYTES - 1 : BYTES] = 1;
-    CHECK(cudaFreeHost(host));
-    return 0;
+    return true;
 }
 
-static int leak(bool good) {
-    float* a = device_buffer();
-    if (good) CHECK(cudaFree(a));
-    return 0;
+BUG(leak, "now diagnosis") {
+    device_new();
+    if (bug) device_count = 0;
+    return true;
 }
 
-static int leak_pinned(bool good) {
-    float* host = pinned_buffer();
-    if (good) CHECK(cudaFreeHost(host));
-    return 0;
+BUG(leak_pinned, "now diagnosis") {
+    pinned_new(0);
+    if (bug) pinned_count = 0;
+    return true;
 }
 
-static int copy_too_long(bool good) {
+BUG(copy_too_long, "now diagnosis") {
     static float host[N + 1];
-    float* a = device_buffer();
-    CHECK(cudaMemcpy(a, host, good ? BYTES : BYTES + 1, cudaMemcpyHostToDevice));
-    CHECK(cudaFree(a));
-    return 0;
+    CHECK(cudaMemcpy(device_new(), host, good ? BYTES : BYTES + 1, cudaMemcpyHostToDevice));
+    return true;
 }
 
-static int copy_too_long_from_pinned(bool good) {
-    float *a, *host = pinned_buffer();
-    CHECK(cudaMalloc(&a, 2 * BYTES));
-    CHECK(cudaMemcpy(a, host + N / 2, good ? BYTES / 2 : BYTES, cudaMemcpyHostToDevice));
-    CHECK(cudaFree(a));
-    CHECK(cudaFreeHost(host));
-    return 0;
+BUG(copy_too_long_from_pinned, "now diagnosis") {
+    float* host = pinned_new(0);
+    CHECK(cudaMalloc(&devices[device_count++], 2 * BYTES));
+    CHECK(cudaMemcpy(devices[0], host + N / 2, good ? BYTES / 2 : BYTES, cudaMemcpyHostToDevice));
+    return true;
 }
 
-static int copy_of_wrong_kind(bool good) {
-    static float host[N];
-    float* a = device_buffer();
+BUG(copy_of_wrong_kind, "now diagnosis") {
+    float* a = device_new();
     CHECK(cudaMemset(a, 0, BYTES));
-    CHECK(cudaMemcpy(host, a, BYTES, good ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice));
-    CHECK(cudaFree(a));
-    return all_are(host, 0);
+    CHECK(cudaMemcpy(pageable, a, BYTES, good ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice));
+    return all_are(pageable, 0);
 }
 
-static int memset_too_long(bool good) {
-    float* a = device_buffer();
-    CHECK(cudaMemset(a + 1, 0, good ? BYTES - sizeof(float) : BYTES));
-    CHECK(cudaFree(a));
-    return 0;
+BUG(memset_too_long, "now diagnosis") {
+    CHECK(cudaMemset(device_new() + 1, 0, good ? BYTES - sizeof(float) : BYTES));
+    return true;
 }
 
-static int memset_of_host(bool good) {
-    static float host[N];
-    float* a = device_buffer();
-    CHECK(cudaMemset(good ? a : host, 0, BYTES));
-    CHECK(cudaFree(a));
-    return 0;
+BUG(memset_of_host, "now diagnosis") {
+    float* a = device_new();
+    CHECK(cudaMemset(good ? a : pageable, 0, BYTES));
+    return true;
 }
 
-static int never_initialised(bool good) {
-    float *a = device_buffer(), *b = device_buffer();
+BUG(never_initialised, "now result") {
+    float *a = device_new(), *b = device_new();
     if (good) CHECK(cudaMemset(a, 0, BYTES));
     add<<<GRID, BLOCK>>>(b, a, 0);
-    int wrong = device_is(b, 0);
-    CHECK(cudaFree(a));
-    CHECK(cudaFree(b));
-    return wrong;
+    return device_is(b, 0);
 }
 
 // ------------------------------------------------------------------------------------------------
 // Handles
 
-static int stream_after_destroy(bool good) {
-    float* a = device_buffer();
+BUG(stream_after_destroy, "now diagnosis") {
     cudaStream_t stream = stream_new();
-    if (!good) handles_destroy();
-    CHECK(cudaMemsetAsync(a, 0, BYTES, stream));
+    if (bug) handles_destroy();
+    CHECK(cudaMemsetAsync(device_new(), 0, BYTES, stream));
     CHECK(cudaDeviceSynchronize());
-    CHECK(cudaFree(a));
-    return 0;
+    return true;
 }
 
-static int event_after_destroy(bool good) {
+BUG(event_after_destroy, "now diagnosis") {
     cudaEvent_t event = event_new();
-    if (!good) handles_destroy();
+    if (bug) handles_destroy();
     CHECK(cudaEventRecord(event, 0));
     CHECK(cudaDeviceSynchronize());
-    return 0;
+    return true;
 }
 
 // ------------------------------------------------------------------------------------------------
 
-typedef struct {
-    const char *name, *mode;
-    const char* shows;  // as a diagnosis, or in the result
-    int (*run)(bool good);
-} Bug;
-
-static const Bug bugs[] = {
-    {"no_event_wait", "behind", "result", no_event_wait},
-    {"no_event_wait_device", "behind", "result", no_event_wait_device},
-    {"wait_before_record", "behind", "result", wait_before_record},
-    {"record_too_early", "behind", "result", record_too_early},
-    {"input_overwritten", "ahead", "result", input_overwritten},
-    {"memset_overtaken", "behind", "result", memset_overtaken},
-    {"upload_overtaken", "behind", "result", upload_overtaken},
-    {"pinned_read_early", "behind", "diagnosis", pinned_read_early},
-    {"pinned_read_early_unchanged", "behind", "diagnosis", pinned_read_early_unchanged},
-    {"pinned_part_read_early", "behind", "result", pinned_part_read_early},
-    {"pinned_written_early", "behind", "diagnosis", pinned_written_early},
-    {"pageable_read_early", "behind", "result", pageable_read_early},
-    {"query_for_wait", "behind", "diagnosis", query_for_wait},
-    {"never_waited_for", "behind", "diagnosis", never_waited_for},
-    {"call_in_host_function", "now", "diagnosis", call_in_host_function},
-    {"host_reads_device", "now", "diagnosis", host_reads_device},
-    {"host_writes_device", "now", "diagnosis", host_writes_device},
-    {"host_function_touches_device", "now", "diagnosis", host_function_touches_device},
-    {"host_pointer_to_kernel", "now", "diagnosis", host_pointer_to_kernel},
-    {"kernel_writes_past_end", "now", "diagnosis", kernel_writes_past_end},
-    {"kernel_writes_far_past_end", "now", "diagnosis", kernel_writes_far_past_end},
-    {"kernel_after_free", "now", "diagnosis", kernel_after_free},
-    {"copy_after_free", "now", "diagnosis", copy_after_free},
-    {"free_under_copy", "behind", "diagnosis", free_under_copy},
-    {"free_under_kernel", "behind", "diagnosis", free_under_kernel},
-    {"free_pinned_under_copy", "behind", "diagnosis", free_pinned_under_copy},
-    {"double_free", "now", "diagnosis", double_free},
-    {"wrong_free", "now", "diagnosis", wrong_free},
-    {"free_inside", "now", "diagnosis", free_inside},
-    {"pinned_overrun", "now", "diagnosis", pinned_overrun},
-    {"leak", "now", "diagnosis", leak},
-    {"leak_pinned", "now", "diagnosis", leak_pinned},
-    {"copy_too_long", "now", "diagnosis", copy_too_long},
-    {"copy_too_long_from_pinned", "now", "diagnosis", copy_too_long_from_pinned},
-    {"copy_of_wrong_kind", "now", "diagnosis", copy_of_wrong_kind},
-    {"memset_too_long", "now", "diagnosis", memset_too_long},
-    {"memset_of_host", "now", "diagnosis", memset_of_host},
-    {"never_initialised", "now", "result", never_initialised},
-    {"stream_after_destroy", "now", "diagnosis", stream_after_destroy},
-    {"event_after_destroy", "now", "diagnosis", event_after_destroy},
-};
-static const int bug_count = (int)(sizeof bugs / sizeof bugs[0]);
-
-int main(int argc, char** argv) {
-    if (argc == 2 && strcmp(argv[1], "--list") == 0) {
-        for (int i = 0; i < bug_count; i++) printf("%d %s %s %s\n", i + 1, bugs[i].name, bugs[i].mode, bugs[i].shows);
-        return 0;
-    }
-    int number = argc > 1 ? atoi(argv[1]) : 0;
-    bool good = argc == 3 && strcmp(argv[2], "good") == 0;
-    if (number < 1 || number > bug_count || argc > 3 || (argc == 3 && !good)) {
-        fprintf(stderr, "usage: runtime_bugs --list | NUMBER [good]   with a number from 1 to %d\n", bug_count);
-        return 2;
-    }
-    int wrong = bugs[number - 1].run(good);
+static bool run(const Bug& b, bool bug) {
+    bool right = b.run(bug, !bug);
+    while (device_count > 0) device_free();
+    while (pinned_count > 0) pinned_free();
     handles_destroy();
-    if (wrong) {
-        printf("%s: wrong result\n", bugs[number - 1].name);
-        return 1;
-    }
-    return 0;
+    return right;
 }
+
+int main(int argc, char** argv) { return bugs_main(argc, argv, run); }

@@ -14,67 +14,45 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
-#include <math.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+
+#include "dev/test/harness.h"
 
 // ------------------------------------------------------------------------------------------------
 // 1. Frame
 
-static int passed, failed;
+#define CUDA(call) need((call) == cudaSuccess, "line %d: %s", __LINE__, #call)
 
-static void check(const char* what, bool good) {
-    if (good) passed++;
-    else failed++;
-    if (!good) printf("FAILED  %s\n", what);
-}
+// A condition on each of n elements, i; a verdict makes one test of it.
+#define EACH(n, condition) for (int i = 0; i < (int)(n); i++) expect(condition, "%s for i = %d", #condition, i)
 
-static void check_bound(const char* what, double error, double bound) {
-    bool good = error <= bound;  // not so for a NaN
-    printf("%s  %s: error %.3g <= %.3g\n", good ? "ok     " : "FAILED ", what, error, bound);
-    if (good) passed++;
-    else failed++;
-}
-
-#define CUDA(call) cuda_must((call), #call, __LINE__)
-static void cuda_must(cudaError_t status, const char* call, int line) {
-    if (status == cudaSuccess) return;
-    printf("test_emulator.cu:%d: %s: %s\n", line, call, cudaGetErrorString(status));
-    exit(1);
-}
-
+// n elements on the device: zeros, or those of an array of the host.
 template <class T>
-static T* device_new(size_t n) {
+struct Device {
     T* p = NULL;
-    CUDA(cudaMalloc((void**)&p, n * sizeof(T)));
-    CUDA(cudaMemset(p, 0, n * sizeof(T)));
-    return p;
-}
-
-template <class T>
-static T* device_copy(const T* host, size_t n) {
-    T* p = device_new<T>(n);
-    CUDA(cudaMemcpy(p, host, n * sizeof(T), cudaMemcpyHostToDevice));
-    return p;
-}
-
-// Waits for the kernels, copies the results back and frees the device's memory.
-template <class T>
-static void take(T* host, T* device, size_t n) {
-    CUDA(cudaGetLastError());
-    CUDA(cudaDeviceSynchronize());
-    CUDA(cudaMemcpy(host, device, n * sizeof(T), cudaMemcpyDeviceToHost));
-    CUDA(cudaFree(device));
-}
+    size_t n;
+    explicit Device(size_t length) : n(length) {
+        CUDA(cudaMalloc((void**)&p, n * sizeof(T)));
+        CUDA(cudaMemset(p, 0, n * sizeof(T)));
+    }
+    Device(const T* host, size_t length) : Device(length) {
+        CUDA(cudaMemcpy(p, host, n * sizeof(T), cudaMemcpyHostToDevice));
+    }
+    ~Device() { CUDA(cudaFree(p)); }
+    operator T*() const { return p; }
+    // Waits for the kernels, and copies the results back.
+    void take(T* host) const {
+        CUDA(cudaGetLastError());
+        CUDA(cudaDeviceSynchronize());
+        CUDA(cudaMemcpy(host, p, n * sizeof(T), cudaMemcpyDeviceToHost));
+    }
+};
 
 static uint32_t random_state = 1;
-static uint32_t random_bits(void) {
+static uint32_t random_word(void) {
     random_state = random_state * 1664525u + 1013904223u;
     return random_state >> 8 ^ random_state << 16;
 }
-static float random_float(void) { return (float)(random_bits() >> 8) * 0x1p-23f - 1.0f; }  // in [-1, 1)
+static float random_float(void) { return (float)(random_word() >> 8) * 0x1p-23f - 1.0f; }  // in [-1, 1)
 
 enum { LANE_COUNT = 32 };
 static const uint32_t FULL = 0xffffffffu;
@@ -110,41 +88,39 @@ static __global__ void __launch_bounds__(128) of_template(T* out, T x) {
 
 static void test_launches(void) {
     enum { BLOCKS = 3 * 2 * 2, THREADS = 5 * 3 * 2 };
-    uint32_t* d = device_new<uint32_t>(BLOCKS * THREADS);
+    Device<uint32_t> d(BLOCKS * THREADS);
     static uint32_t h[BLOCKS * THREADS];
     dim3 gridDim_of_host(3, 2, 2);
     indices<<<gridDim_of_host, dim3(5, 3, 2)>>>(d);
-    take(h, d, BLOCKS * THREADS);
-    bool good = true;
+    d.take(h);
     for (uint32_t i = 0; i < BLOCKS * THREADS; i++) {
         uint32_t b = i / THREADS, t = i % THREADS;
         uint32_t want = b % 3 | b / 3 % 2 << 4 | b / 6 << 8 | t % 5 << 12 | t / 5 % 3 << 20 | t / 15 << 24;
-        good = good && h[i] == want;
+        expect(h[i] == want, "thread %u of all: %x", i, h[i]);
     }
-    check("block and thread indices in three dimensions", good);
+    verdict("block and thread indices in three dimensions");
 
-    float out[40], *dout = device_new<float>(40);
+    float out[40];
+    Device<float> dout(40);
     Bundle bundle = {{1.0f, 2.0f, 3.0f}, 4};
     parameters<<<1, 40>>>(dout, bundle, 60, NULL);
     bundle.b = 1000;
-    take(out, dout, 40);
-    good = true;
-    for (int i = 0; i < 40; i++) good = good && out[i] == 6.0f + (float)i + 114.0f;
-    check("parameters are copied at the launch, and for each thread", good);
+    dout.take(out);
+    EACH(40, out[i] == 6.0f + (float)i + 114.0f);
+    verdict("parameters are copied at the launch, and for each thread");
 
-    double* dt = device_new<double>(7);
+    Device<double> dt(7);
     double t[7];
     cudaStream_t stream;
     CUDA(cudaStreamCreate(&stream));
     of_template<3, double><<<(14 >> 1) / 7, 7, 0, stream>>>(dt, 1);
     CUDA(cudaStreamSynchronize(stream));
     CUDA(cudaStreamDestroy(stream));
-    take(t, dt, 7);
-    good = true;
-    for (int i = 0; i < 7; i++) good = good && t[i] == 1.0 + 3.0 * i;
-    check("a kernel with template arguments, on a stream; its argument is converted", good);
+    dt.take(t);
+    EACH(7, t[i] == 1.0 + 3.0 * i);
+    verdict("a kernel with template arguments, on a stream; its argument is converted");
     // k<<<1, 2>>>(3) in a comment or a string is left alone.
-    check("launches in comments and strings", strlen("k<<<1, 2>>>(3) /* <<<1>>> */") == 28);
+    check(strlen("k<<<1, 2>>>(3) /* <<<1>>> */") == 28, "launches in comments and strings");
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -193,31 +169,25 @@ static __global__ void named_barriers(int32_t* out) {
 }
 
 static void test_barriers(void) {
-    enum { BLOCKS = 3, THREADS = 200, STEPS = 17 };
+    enum { BLOCKS = 3, THREADS = 200, STEPS = 17, SOME = 102, NAMED = 128 };  // SOME: so that the last one leaves
     static int32_t h[BLOCKS * THREADS];
-    int32_t* d = device_new<int32_t>(BLOCKS * THREADS);
-    ring<<<BLOCKS, THREADS>>>(d, STEPS);
-    take(h, d, BLOCKS * THREADS);
-    bool good = true;
-    for (int i = 0; i < BLOCKS * THREADS; i++) good = good && h[i] == (i % THREADS + STEPS) % THREADS;
-    check("__syncthreads: values go round a block", good);
+    Device<int32_t> ringed(BLOCKS * THREADS), met(SOME), named(NAMED);
+    ring<<<BLOCKS, THREADS>>>(ringed, STEPS);
+    ringed.take(h);
+    EACH(BLOCKS * THREADS, h[i] == (i % THREADS + STEPS) % THREADS);
+    verdict("__syncthreads: values go round a block");
 
-    enum { SOME = 102 };  // so that the last one leaves
-    d = device_new<int32_t>(SOME);
-    barrier_results<<<1, SOME>>>(d);
-    take(h, d, SOME);
+    barrier_results<<<1, SOME>>>(met);
+    met.take(h);
     int odd = 0;
-    good = true;
     for (int i = 0; i < SOME; i++) odd += i % 3 != 2 && i % 2;
-    for (int i = 0; i < SOME; i++) good = good && h[i] == (i % 3 == 2 ? 0 : (odd | 1 << 12 | 1 << 14));
-    check("__syncthreads_count, _and, _or; threads that returned are not waited for", good);
+    EACH(SOME, h[i] == (i % 3 == 2 ? 0 : (odd | 1 << 12 | 1 << 14)));
+    verdict("__syncthreads_count, _and, _or; threads that returned are not waited for");
 
-    d = device_new<int32_t>(128);
-    named_barriers<<<1, 128>>>(d);
-    take(h, d, 128);
-    good = true;
-    for (int i = 0; i < 128; i++) good = good && h[i] == i / 64 * 64 + (i % 64 + 4 + i / 64 * 2) % 64;
-    check("bar.sync and barrier.sync with a number and a count", good);
+    named_barriers<<<1, NAMED>>>(named);
+    named.take(h);
+    EACH(NAMED, h[i] == i / 64 * 64 + (i % 64 + 4 + i / 64 * 2) % 64);
+    verdict("bar.sync and barrier.sync with a number and a count");
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -242,28 +212,23 @@ static void test_shuffles_of(const char* name) {
     T in[LANE_COUNT], out[LANE_COUNT];
     for (int i = 0; i < LANE_COUNT; i++) in[i] = (T)(1000003.0 * (i + 1));
     for (int kind = 0; kind < 4; kind++) {
-        bool good = true;
         for (int width = 1; width <= 32; width *= 2) {
             int32_t arguments[LANE_COUNT];
-            for (int i = 0; i < LANE_COUNT; i++) arguments[i] = (int32_t)(random_bits() % 32);
-            T *din = device_copy(in, LANE_COUNT), *dout = device_new<T>(LANE_COUNT);
-            int32_t* da = device_copy(arguments, LANE_COUNT);
+            for (int i = 0; i < LANE_COUNT; i++) arguments[i] = (int32_t)(random_word() % 32);
+            Device<T> din(in, LANE_COUNT), dout(LANE_COUNT);
+            Device<int32_t> da(arguments, LANE_COUNT);
             shuffles<T><<<1, LANE_COUNT>>>(dout, din, kind, da, width);
-            take(out, dout, LANE_COUNT);
-            CUDA(cudaFree(din));
-            CUDA(cudaFree(da));
+            dout.take(out);
             for (int i = 0; i < LANE_COUNT; i++) {
                 int first = i / width * width, a = kind == SHUFFLE_IDX ? arguments[i] : arguments[0], from = i;
                 if (kind == SHUFFLE_IDX) from = first + a % width;
                 if (kind == SHUFFLE_UP && i - a >= first) from = i - a;
                 if (kind == SHUFFLE_DOWN && i + a < first + width) from = i + a;
                 if (kind == SHUFFLE_XOR && (i ^ a) < first + width) from = i ^ a;
-                good = good && out[i] == in[from];
+                expect(out[i] == in[from], "lane %d, width %d, argument %d", i, width, a);
             }
         }
-        char what[100];
-        snprintf(what, sizeof what, "%s of %s, widths 1 to 32", kinds[kind], name);
-        check(what, good);
+        verdict("%s of %s, widths 1 to 32", kinds[kind], name);
     }
 }
 
@@ -320,21 +285,20 @@ static void test_warps(void) {
     test_shuffles_of<double>("double");
     test_shuffles_of<unsigned long long>("unsigned long long");
 
-    uint32_t h[13 * LANE_COUNT], *d = device_new<uint32_t>(LANE_COUNT);
-    warp_halves<<<1, LANE_COUNT>>>(d);
-    take(h, d, LANE_COUNT);
-    bool good = true;
-    for (uint32_t i = 0; i < 32; i++) good = good && h[i] == (i % 2 ? 256 : 0x55 + 16) + 0x55 + 16;
-    check("halves of a warp with masks of their own", good);
+    enum { VOTES = 13 };
+    uint32_t h[VOTES * LANE_COUNT];
+    Device<uint32_t> halves(LANE_COUNT), voted(VOTES * LANE_COUNT);
+    warp_halves<<<1, LANE_COUNT>>>(halves);
+    halves.take(h);
+    EACH(LANE_COUNT, h[i] == (i % 2 ? 256u : 0x55u + 16u) + 0x55u + 16u);
+    verdict("halves of a warp with masks of their own");
 
     int32_t in[LANE_COUNT];
-    for (int i = 0; i < LANE_COUNT; i++) in[i] = (int32_t)(random_bits() % 1000);
+    for (int i = 0; i < LANE_COUNT; i++) in[i] = (int32_t)(random_word() % 1000);
     in[13] = 77;
-    int32_t* din = device_copy(in, LANE_COUNT);
-    d = device_new<uint32_t>(13 * LANE_COUNT);
-    votes<<<1, LANE_COUNT>>>(d, din);
-    take(h, d, 13 * LANE_COUNT);
-    CUDA(cudaFree(din));
+    Device<int32_t> din(in, LANE_COUNT);
+    votes<<<1, LANE_COUNT>>>(voted, din);
+    voted.take(h);
     uint32_t odd = 0, sum = 0, ones = FULL, any = 0, parity = 0, low = FULL, high = 0;
     int32_t smallest = in[0], largest = in[0];
     for (int i = 0; i < LANE_COUNT; i++) {
@@ -344,43 +308,34 @@ static void test_warps(void) {
         ones &= u | 0xf000u;
         any |= u;
         parity ^= u;
-        if (in[i] < smallest) smallest = in[i];
-        if (in[i] > largest) largest = in[i];
-        if (less < low) low = less;
-        if (less > high) high = less;
+        smallest = in[i] < smallest ? in[i] : smallest;
+        largest = in[i] > largest ? in[i] : largest;
+        low = less < low ? less : low;
+        high = less > high ? less : high;
     }
-    uint32_t want[] = {odd,  1,    1,   sum,   (uint32_t)(smallest - 500), (uint32_t)(largest - 500), low,
-                       high, ones, any, parity};
-    static const char* const names[] = {"__ballot_sync",
-                                        "__any_sync",
-                                        "__all_sync",
-                                        "__reduce_add_sync",
-                                        "__reduce_min_sync of int",
-                                        "__reduce_max_sync of int",
-                                        "__reduce_min_sync",
-                                        "__reduce_max_sync",
-                                        "__reduce_and_sync",
-                                        "__reduce_or_sync",
-                                        "__reduce_xor_sync"};
+    const struct { const char* name; uint32_t value; } want[] = {
+        {"__ballot_sync", odd}, {"__any_sync", 1}, {"__all_sync", 1}, {"__reduce_add_sync", sum},
+        {"__reduce_min_sync of int", (uint32_t)(smallest - 500)}, {"__reduce_max_sync of int", (uint32_t)(largest - 500)},
+        {"__reduce_min_sync", low}, {"__reduce_max_sync", high}, {"__reduce_and_sync", ones},
+        {"__reduce_or_sync", any}, {"__reduce_xor_sync", parity},
+    };
     for (int k = 0; k < 11; k++) {
-        good = true;
-        for (int i = 0; i < LANE_COUNT; i++) good = good && h[k * LANE_COUNT + i] == want[k];
-        check(names[k], good);
+        EACH(LANE_COUNT, h[k * LANE_COUNT + i] == want[k].value);
+        verdict("%s", want[k].name);
     }
-    good = true;
     for (int i = 0; i < LANE_COUNT; i++) {
         uint32_t same = 0;
         for (int j = 0; j < LANE_COUNT; j++) same |= (uint32_t)(in[i] % 5 == in[j] % 5) << j;
-        good = good && h[11 * LANE_COUNT + i] == same && h[12 * LANE_COUNT + i] == (uint32_t)-(int32_t)sum;
+        expect(h[11 * LANE_COUNT + i] == same && h[12 * LANE_COUNT + i] == (uint32_t)-(int32_t)sum, "lane %d", i);
     }
-    check("__match_any_sync, __reduce_add_sync of int", good);
+    verdict("__match_any_sync, __reduce_add_sync of int");
 
-    int32_t s[64], *ds = device_new<int32_t>(64);
+    int32_t s[64];
+    Device<int32_t> ds(64);
     sync_warp<<<1, 64>>>(ds);
-    take(s, ds, 64);
-    good = true;
-    for (int i = 0; i < 64; i++) good = good && s[i] == (i % 32 < 20 ? (i % 32 + 5) % 20 : 0);
-    check("__syncwarp; lanes that returned are not waited for", good);
+    ds.take(s);
+    EACH(64, s[i] == (i % 32 < 20 ? (i % 32 + 5) % 20 : 0));
+    verdict("__syncwarp; lanes that returned are not waited for");
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -432,40 +387,38 @@ static void test_atomics(void) {
     c.low_u = c.conjunction = FULL;
     c.lowest = 7;
     c.highest = -100;
-    Counters* d = device_copy(&c, 1);
-    uint32_t *dt = device_new<uint32_t>(N), tickets[N];
+    Device<Counters> d(&c, 1);
+    Device<uint32_t> dt(N);
+    uint32_t tickets[N], parity = 0, down = 0;
     atomics<<<BLOCKS, THREADS>>>(d, dt);
-    take(&c, d, 1);
-    take(tickets, dt, N);
-    uint32_t parity = 0, down = 0;
+    d.take(&c);
+    dt.take(tickets);
     for (uint32_t i = 0; i < N; i++) {
         parity ^= i;
         down = down == 0 ? 6 : down - 1;
     }
-    check("atomicAdd of int", c.add == N * (N - 1) / 2);
-    check("atomicSub", c.sub == -2 * N);
-    check("atomicMin of int", c.lowest == 1 - N);
-    check("atomicMax of int", c.highest == N - 11);
-    check("atomicAdd of unsigned", c.add_u == N * 0x80000001u);
-    check("atomicMin, atomicMax of unsigned", c.low_u == 5 && c.high_u == N - 1);
-    check("atomicAnd, atomicOr, atomicXor",
-          c.conjunction == 0xffff0000u && c.disjunction == 0xfffffu && c.parity == parity);
-    check("atomicInc, atomicDec", c.wrapped == N % 10 && c.down == down);
-    check("atomicExch", c.swapped == 42);
-    check("atomicAdd, atomicMax of 64 bits",
-          c.add_wide == (unsigned long long)N << 32 && c.high_wide == (unsigned long long)(N - 1) << 33);
-    check("atomicAdd of float and double", c.add_float == 0.5f * N && c.add_double == 0.25 * N);
-    check("atomicCAS", c.locked == 3 * N);
-    bool good = true;
+    check(c.add == N * (N - 1) / 2, "atomicAdd of int");
+    check(c.sub == -2 * N, "atomicSub");
+    check(c.lowest == 1 - N, "atomicMin of int");
+    check(c.highest == N - 11, "atomicMax of int");
+    check(c.add_u == N * 0x80000001u, "atomicAdd of unsigned");
+    check(c.low_u == 5 && c.high_u == N - 1, "atomicMin, atomicMax of unsigned");
+    check(c.conjunction == 0xffff0000u && c.disjunction == 0xfffffu && c.parity == parity,
+          "atomicAnd, atomicOr, atomicXor");
+    check(c.wrapped == N % 10 && c.down == down, "atomicInc, atomicDec");
+    check(c.swapped == 42, "atomicExch");
+    check(c.add_wide == (unsigned long long)N << 32 && c.high_wide == (unsigned long long)(N - 1) << 33,
+          "atomicAdd, atomicMax of 64 bits");
+    check(c.add_float == 0.5f * N && c.add_double == 0.25 * N, "atomicAdd of float and double");
+    check(c.locked == 3 * N, "atomicCAS");
     for (int b = 0; b < BLOCKS; b++) {
         bool seen[THREADS] = {false};
         for (int i = 0; i < THREADS; i++) {
             uint32_t t = tickets[b * THREADS + i];
-            good = good && t < THREADS && !seen[t];
-            if (t < THREADS) seen[t] = true;
+            if (expect(t < THREADS && !seen[t], "thread %d of block %d has ticket %u", i, b, t)) seen[t] = true;
         }
     }
-    check("atomicAdd in shared memory gives each thread a ticket of its own", good);
+    verdict("atomicAdd in shared memory gives each thread a ticket of its own");
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -515,29 +468,26 @@ static __global__ void dynamic_shared(T* out, int32_t n) {
 }
 
 static void test_shared_memory(void) {
-    float in[28], out[64], *dout = device_new<float>(64);
+    enum { N = 12000 };  // 96,000 bytes, more than a kernel has without asking
+    static double h[N];
+    float in[28], out[64];
     memset(in, 0, sizeof in);
     for (int i = 0; i < 20; i++) in[i] = 1.0f;
     double doubles[4] = {1, 2, 3, 4};
     memcpy(in + 20, doubles, sizeof doubles);
-    float* din = device_copy(in, 28);
+    Device<float> din(in, 28), dout(64);
+    Device<double> d(N);
     static_shared<<<1, 64>>>(dout, din);
-    take(out, dout, 64);
-    CUDA(cudaFree(din));
-    bool good = true;
-    for (int i = 0; i < 64; i++) good = good && out[i] == 5 + 6 + 7 + 20 + 10 + 100 + 132 + 1;
-    check("static shared memory: arrays, several names, alignment, in functions and templates", good);
+    dout.take(out);
+    EACH(64, out[i] == 5 + 6 + 7 + 20 + 10 + 100 + 132 + 1);
+    verdict("static shared memory: arrays, several names, alignment, in functions and templates");
 
-    enum { N = 12000 };  // 96,000 bytes, more than a kernel has without asking
-    static double h[N];
-    double* d = device_new<double>(N);
     CUDA(cudaFuncSetAttribute(dynamic_shared<double>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                               N * (int)sizeof(double)));
     dynamic_shared<double><<<1, 128, N * sizeof(double)>>>(d, N);
-    take(h, d, N);
-    good = true;
-    for (int i = 0; i < N; i++) good = good && h[i] == N - 1 - i;
-    check("dynamic shared memory beyond 48 KiB", good);
+    d.take(h);
+    EACH(N, h[i] == N - 1 - i);
+    verdict("dynamic shared memory beyond 48 KiB");
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -551,57 +501,42 @@ static __global__ void ldmatrix_kernel(uint32_t* out, const uint16_t* in, int32_
     for (int32_t i = (int32_t)threadIdx.x; i < 32 * 8; i += 32) rows[i / 8][i % 8] = in[i];
     __syncwarp();
     uint32_t r[4] = {0, 0, 0, 0}, address = shared_address(rows[threadIdx.x]);
-    if (kind == 0)
-        asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];" : "=r"(r[0]) : "r"(address) : "memory");
-    if (kind == 1)
-        asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];\n"
-                     : "=r"(r[0]), "=r"(r[1])
-                     : "r"(address)
-                     : "memory");
-    if (kind == 2)
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared::cta.b16 {%0, %1, %2, %3}, [%4];\n"
-                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                     : "r"(address) : "memory");
-    if (kind == 3)
-        asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
-                     : "=r"(r[0])
-                     : "r"(address)
-                     : "memory");
-    if (kind == 4)
-        asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];\n"
-                     : "=r"(r[0]), "=r"(r[1])
-                     : "r"(address)
-                     : "memory");
-    if (kind == 5)
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];\n"
-                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                     : "r"(address) : "memory");
+#define LDMATRIX_1(modifiers) \
+    asm volatile("ldmatrix.sync.aligned.m8n8.x1" modifiers ".b16 {%0}, [%1];" : "=r"(r[0]) : "r"(address) : "memory")
+#define LDMATRIX_2(modifiers) \
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2" modifiers ".b16 {%0, %1}, [%2];\n" \
+                 : "=r"(r[0]), "=r"(r[1]) : "r"(address) : "memory")
+#define LDMATRIX_4(modifiers) \
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4" modifiers ".b16 {%0, %1, %2, %3}, [%4];\n" \
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory")
+    if (kind == 0) LDMATRIX_1(".shared");
+    if (kind == 1) LDMATRIX_2(".shared");
+    if (kind == 2) LDMATRIX_4(".shared::cta");
+    if (kind == 3) LDMATRIX_1(".trans.shared");
+    if (kind == 4) LDMATRIX_2(".trans.shared");
+    if (kind == 5) LDMATRIX_4(".trans.shared");
     for (int32_t m = 0; m < 4; m++) out[m * 32 + threadIdx.x] = r[m];
 }
 
 static void test_ldmatrix(void) {
     static const char* const names[] = {"x1", "x2", "x4", "x1.trans", "x2.trans", "x4.trans"};
     uint16_t in[32 * 8];
-    for (int i = 0; i < 32 * 8; i++) in[i] = (uint16_t)random_bits();
+    for (int i = 0; i < 32 * 8; i++) in[i] = (uint16_t)random_word();
     for (int kind = 0; kind < 6; kind++) {
-        uint32_t out[128], *d = device_new<uint32_t>(128);
-        uint16_t* din = device_copy(in, 32 * 8);
+        uint32_t out[128];
+        Device<uint32_t> d(128);
+        Device<uint16_t> din(in, 32 * 8);
         ldmatrix_kernel<<<1, 32>>>(d, din, kind);
-        take(out, d, 128);
-        CUDA(cudaFree(din));
-        int count = 1 << kind % 3;
-        bool good = true;
+        d.take(out);
         for (int m = 0; m < 4; m++) {
             for (int lane = 0; lane < 32; lane++) {
                 int row = lane / 4, column = lane % 4 * 2;
                 uint32_t low = kind < 3 ? in[(m * 8 + row) * 8 + column] : in[(m * 8 + column) * 8 + row];
                 uint32_t high = kind < 3 ? in[(m * 8 + row) * 8 + column + 1] : in[(m * 8 + column + 1) * 8 + row];
-                good = good && out[m * 32 + lane] == (m < count ? low | high << 16 : 0);
+                expect(out[m * 32 + lane] == (m < 1 << kind % 3 ? low | high << 16 : 0), "matrix %d, lane %d", m, lane);
             }
         }
-        char what[40];
-        snprintf(what, sizeof what, "ldmatrix %s", names[kind]);
-        check(what, good);
+        verdict("ldmatrix %s", names[kind]);
     }
 }
 
@@ -674,15 +609,11 @@ static void test_mma(void) {
         for (int i = 0; i < 16 * 8; i++) c[i] = random_float();
         a[3] = 0x1p-20f;  // subnormal as f16
         if (kind != KIND_TF32) a[15 * K] = INFINITY;
-        float *da = device_copy(a, 16 * 16), *db = device_copy(b, 16 * 8), *dc = device_copy(c, 16 * 8),
-              *dd = device_new<float>(16 * 8);
+        Device<float> da(a, 16 * 16), db(b, 16 * 8), dc(c, 16 * 8), dd(16 * 8);
         mma_kernel<<<1, 32>>>(dd, da, db, dc, kind);
-        take(d, dd, 16 * 8);
-        CUDA(cudaFree(da));
-        CUDA(cudaFree(db));
-        CUDA(cudaFree(dc));
+        dd.take(d);
         // Tensor cores round each addition, at worst towards zero: an epsilon of 2^-23 for each of K + 1 terms.
-        double worst = 0, bound = 1;
+        double worst = 0;
         for (int i = 0; i < 16; i++) {
             for (int j = 0; j < 8; j++) {
                 double sum = c[i * 8 + j], size = fabs(sum);
@@ -697,8 +628,8 @@ static void test_mma(void) {
                 if (!(error <= worst)) worst = error;
             }
         }
-        check_bound(names[kind], worst, bound);
-        if (kind != KIND_TF32) check("mma: infinity stays", isinf(d[15 * 8]) != 0);
+        check_bound(worst, 1, "%s", names[kind]);
+        if (kind != KIND_TF32) check(isinf(d[15 * 8]) != 0, "mma: infinity stays");
     }
 }
 
@@ -711,23 +642,20 @@ static __global__ void conversions(uint32_t* out, float x, float y) {
 static void test_conversions(void) {
     static const float numbers[] = {0.0f, 1.0f, -3.14159274f, 0x1.00fp0f, 0x1.001p0f, 0x1.003p-3f, 65519.0f, 1e-7f,
                                     INFINITY};
-    enum { COUNT = sizeof numbers / sizeof *numbers };
-    bool bf16 = true, f16 = true, tf32 = true;
-    for (int i = 0; i < COUNT; i++) {
-        float x = numbers[i], y = numbers[(i + 1) % COUNT];
-        uint32_t out[3], *d = device_new<uint32_t>(3);
+    for (size_t i = 0; i < COUNT_OF(numbers); i++) {
+        float x = numbers[i], y = numbers[(i + 1) % COUNT_OF(numbers)];
+        uint32_t out[3];
+        Device<uint32_t> d(3);
         conversions<<<1, 1>>>(d, x, y);
-        take(out, d, 3);
+        d.take(out);
         __nv_bfloat16 b[2] = {__float2bfloat16_rn(y), __float2bfloat16_rn(x)};  // the first operand is the upper half
         __half h[2] = {__float2half_rn(y), __float2half_rn(x)};
         float t = rounded(x, KIND_TF32, false);
-        bf16 = bf16 && memcmp(&out[0], b, 4) == 0;
-        f16 = f16 && memcmp(&out[1], h, 4) == 0;
-        tf32 = tf32 && memcmp(&out[2], &t, 4) == 0;
+        expect(memcmp(&out[0], b, 4) == 0, "cvt.rn.bf16x2.f32 of %g and %g", x, y);
+        expect(memcmp(&out[1], h, 4) == 0, "cvt.rn.f16x2.f32 of %g and %g", x, y);
+        expect(memcmp(&out[2], &t, 4) == 0, "cvt.rna.tf32.f32 of %g", x);
     }
-    check("cvt.rn.bf16x2.f32", bf16);
-    check("cvt.rn.f16x2.f32", f16);
-    check("cvt.rna.tf32.f32", tf32);
+    verdict("cvt.rn.bf16x2.f32, cvt.rn.f16x2.f32, cvt.rna.tf32.f32");
 }
 
 // Copies of 4, 8 and 16 bytes, of which `given` are read and the rest is zero.
@@ -736,18 +664,13 @@ static __global__ void copy_sizes(uint32_t* out, const uint32_t* in, int32_t giv
     uint32_t i = threadIdx.x;
     for (uint32_t k = 0; k < 16; k++) s[k / 4][i * 4 + k % 4] = 7;
     __syncthreads();
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;\n" ::"r"(shared_address(&s[0][i * 4])), "l"(in + i * 4),
-                 "r"(given < 4 ? given : 4)
-                 : "memory");
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;\n" ::"r"(shared_address(&s[1][i * 4])), "l"(in + i * 4),
-                 "r"(given < 8 ? given : 8)
-                 : "memory");
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared_address(&s[2][i * 4])), "l"(in + i * 4),
-                 "r"(given)
-                 : "memory");
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared_address(&s[3][i * 4])), "l"(in + i * 4),
-                 "r"(given)
-                 : "memory");
+#define COPY(level, to, bytes) \
+    asm volatile("cp.async." level ".shared.global [%0], [%1], " #bytes ", %2;\n" ::"r"(shared_address(&s[to][i * 4])), \
+                 "l"(in + i * 4), "r"(given < bytes ? given : bytes) : "memory")
+    COPY("ca", 0, 4);
+    COPY("ca", 1, 8);
+    COPY("ca", 2, 16);
+    COPY("cg", 3, 16);
     asm volatile("cp.async.wait_all;\n" ::: "memory");
     __syncthreads();
     for (uint32_t k = 0; k < 16; k++) out[k * 32 + i] = s[k / 4][(31 - i) * 4 + k % 4];
@@ -778,30 +701,23 @@ static __global__ void copy_groups(uint32_t* out, const uint32_t* in) {
 static void test_copies(void) {
     uint32_t in[3 * 128], out[16 * 32];
     for (uint32_t i = 0; i < 3 * 128; i++) in[i] = i + 1000;
+    Device<uint32_t> din(in, 3 * 128), dsizes(16 * 32), dgroups(96);
     for (int32_t given = 0; given <= 16; given += 4) {
-        uint32_t *din = device_copy(in, 3 * 128), *d = device_new<uint32_t>(16 * 32);
-        copy_sizes<<<1, 32>>>(d, din, given);
-        take(out, d, 16 * 32);
-        CUDA(cudaFree(din));
-        bool good = true;
+        copy_sizes<<<1, 32>>>(dsizes, din, given);
+        dsizes.take(out);
         for (uint32_t k = 0; k < 16; k++) {
             for (uint32_t i = 0; i < 32; i++) {
                 uint32_t words = k / 4 == 0 ? 1 : k / 4 == 1 ? 2 : 4, word = k % 4;
                 uint32_t want = word >= words ? 7 : (int32_t)(word * 4) < given ? in[(31 - i) * 4 + word] : 0;
-                good = good && out[k * 32 + i] == want;
+                expect(out[k * 32 + i] == want, "word %u of copy %u, thread %u", word, k / 4, i);
             }
         }
-        char what[60];
-        snprintf(what, sizeof what, "cp.async of 4, 8 and 16 bytes, %d of them read", given);
-        check(what, good);
+        verdict("cp.async of 4, 8 and 16 bytes, %d of them read", given);
     }
-    uint32_t *din = device_copy(in, 3 * 128), *d = device_new<uint32_t>(96);
-    copy_groups<<<1, 32>>>(d, din);
-    take(out, d, 96);
-    CUDA(cudaFree(din));
-    bool good = true;
-    for (uint32_t i = 0; i < 96; i++) good = good && out[i] == in[(i / 32 * 32 + 31 - i % 32) * 4 + i / 32];
-    check("cp.async.commit_group, cp.async.wait_group", good);
+    copy_groups<<<1, 32>>>(dgroups, din);
+    dgroups.take(out);
+    EACH(96, out[i] == in[(i / 32 * 32 + 31 - i % 32) * 4 + i / 32]);
+    verdict("cp.async.commit_group, cp.async.wait_group");
 }
 
 static __global__ void exponentials(float* out, const float* in, int32_t n) {
@@ -820,10 +736,9 @@ static void test_exponentials(void) {
     for (int i = 0; i < N; i++) in[i] = (float)(i - 150) * 0.9f;
     in[0] = -INFINITY;
     in[1] = INFINITY;
-    float *din = device_copy(in, N), *d = device_new<float>(2 * N);
+    Device<float> din(in, N), d(2 * N);
     exponentials<<<3, 128>>>(d, din, N);
-    take(out, d, 2 * N);
-    CUDA(cudaFree(din));
+    d.take(out);
     double worst = 0;
     for (int i = 2; i < N; i++) {
         double want = exp2((double)in[i]);
@@ -833,52 +748,78 @@ static void test_exponentials(void) {
                                  : fmax(fabs(out[i] / want - 1), fabs(out[N + i] / want - 1));
         if (!(error <= worst)) worst = error;
     }
-    check_bound("ex2.approx, with and without ftz", worst, 0x1p-22);
-    check("ex2.approx of infinities", out[0] == 0 && out[N] == 0 && isinf(out[1]) && isinf(out[N + 1]));
-}
-
-static void test_ptx(void) {
-    test_ldmatrix();
-    test_mma();
-    test_conversions();
-    test_copies();
-    test_exponentials();
+    check_bound(worst, 0x1p-22, "ex2.approx, with and without ftz");
+    check(out[0] == 0 && out[N] == 0 && isinf(out[1]) && isinf(out[N + 1]), "ex2.approx of infinities");
 }
 
 // ------------------------------------------------------------------------------------------------
 // 8. Functions
+//
+// A row of a table: what device code computes, and what the host says that it is.
 
-enum { BIT_RESULTS = 25, FLOAT_RESULTS = 20 };
+#define BIT_ROWS(ROW) \
+    ROW(__popc(a), 20) \
+    ROW(__popcll(wide), 32) \
+    ROW(__clz((int32_t)b), 8) \
+    ROW(__clz(0), 32) \
+    ROW(__clzll((long long)wide), 3) \
+    ROW(__ffs((int32_t)b), 3) \
+    ROW(__ffs(0), 0) \
+    ROW(__brev(a), reversed) \
+    ROW(__umulhi(a, b), (unsigned long long)a * b >> 32) \
+    ROW((uint32_t)__mulhi((int32_t)a, (int32_t)b), (uint32_t)((int64_t)(int32_t)a * (int32_t)b >> 32)) \
+    ROW(__umul64hi(wide, wide), square) \
+    ROW(__funnelshift_l(a, b, 9), b << 9 | a >> 23) \
+    ROW(__funnelshift_r(a, b, 9), a >> 9 | b << 23) \
+    ROW(__byte_perm(a, b, 0x5140), (b >> 8 & 0xff) << 24 | (a >> 8 & 0xff) << 16 | (b & 0xff) << 8 | (a & 0xff)) \
+    ROW(__byte_perm(a, b, 0x0ec8), (a & 0xff) << 24 | 0xff << 16 | 0x00 << 8 | 0xff) \
+    ROW((uint32_t)__float_as_int(x), x_bits) \
+    ROW(__float_as_uint(x), x_bits) \
+    ROW(__float_as_uint(__int_as_float((int32_t)b)), b) \
+    ROW(__float_as_uint(__uint_as_float(b)), b) \
+    ROW(__double_as_longlong(__longlong_as_double((long long)wide)), wide) \
+    ROW(__float2int_rn(2.5f), 2) \
+    ROW(__float2int_rn(3.5f), 4) \
+    ROW(__float2int_rd(2.7f), 2) \
+    ROW(__float2int_ru(2.2f), 3) \
+    ROW(min(3u, 4u) + (uint32_t)max(-3, 2) + (uint32_t)min(7.0f, 2.0f), 3 + 2 + 2)
+
+// The fast ones of a GPU are off by 2^-20.
+#define FLOAT_ROWS(ROW) \
+    ROW(__expf(x), exp((double)x)) \
+    ROW(__logf(y), log((double)y)) \
+    ROW(__fdividef(x, y), (double)x / y) \
+    ROW(rsqrtf(y), 1 / sqrt((double)y)) \
+    ROW(__frcp_rn(y), 1 / (double)y) \
+    ROW(__fsqrt_rn(y), sqrt((double)y)) \
+    ROW(__frsqrt_rn(y), 1 / sqrt((double)y)) \
+    ROW(__powf(y, x), pow((double)y, (double)x)) \
+    ROW(__log2f(y), log2((double)y)) \
+    ROW(exp2f(x), exp2((double)x)) \
+    ROW(__fmaf_rn(x, y, 1.0f), (double)x * y + 1) \
+    ROW(__saturatef(y), 1) \
+    ROW(__ldg(in), 11) \
+    ROW(__ldcs(in + 1), 12) \
+    ROW(__ldcg(in + 2), 13) \
+    ROW(s * s + c * c, 1)
+
+// With epsilons of bf16 and fp16; y is exact in 16 bits.
+#define HALF_ROWS(ROW) \
+    ROW(__bfloat162float(__hfma(bx, by, bx)), b * y + b) \
+    ROW(__half2float(__hfma(hx, hy, hx)), h * y + h) \
+    ROW(__bfloat162float(pair.x), b * y + 1) \
+    ROW(__bfloat162float(pair.y), b * y + 2)
+
+#define COMPUTED(expression, expected) (unsigned long long)(expression),
+#define COMPUTED_FLOAT(expression, expected) expression,
+#define EXPECTED(expression, expected) {#expression, expected},
+#define ONE(expression, expected) +1
+enum { BIT_RESULTS = BIT_ROWS(ONE), FLOAT_RESULTS = FLOAT_ROWS(ONE), HALF_RESULTS = HALF_ROWS(ONE) };
+enum { RESULTS = FLOAT_RESULTS + HALF_RESULTS };
 
 static __global__ void bit_functions(unsigned long long* out, uint32_t a, uint32_t b, float x,
                                      unsigned long long wide) {
-    unsigned long long r[BIT_RESULTS] = {
-        (unsigned long long)__popc(a),
-        (unsigned long long)__popcll(wide),
-        (unsigned long long)__clz((int32_t)b),
-        (unsigned long long)__clz(0),
-        (unsigned long long)__clzll((long long)wide),
-        (unsigned long long)__ffs((int32_t)b),
-        (unsigned long long)__ffs(0),
-        __brev(a),
-        __umulhi(a, b),
-        (unsigned long long)(uint32_t)__mulhi((int32_t)a, (int32_t)b),
-        __umul64hi(wide, wide),
-        __funnelshift_l(a, b, 9),
-        __funnelshift_r(a, b, 9),
-        __byte_perm(a, b, 0x5140),
-        __byte_perm(a, b, 0x0ec8),
-        (unsigned long long)(uint32_t)__float_as_int(x),
-        __float_as_uint(x),
-        (unsigned long long)__float_as_uint(__int_as_float((int32_t)b)),
-        __float_as_uint(__uint_as_float(b)),
-        (unsigned long long)__double_as_longlong(__longlong_as_double((long long)wide)),
-        (unsigned long long)__float2int_rn(2.5f),
-        (unsigned long long)__float2int_rn(3.5f),
-        (unsigned long long)__float2int_rd(2.7f),
-        (unsigned long long)__float2int_ru(2.2f),
-        (unsigned long long)(min(3u, 4u) + (uint32_t)max(-3, 2) + (uint32_t)min(7.0f, 2.0f)),
-    };
+    unsigned long long r[BIT_RESULTS] = {BIT_ROWS(COMPUTED)};
     for (int32_t i = 0; i < BIT_RESULTS; i++) out[i] = r[i];
 }
 
@@ -889,128 +830,54 @@ static __global__ void float_functions(float* out, float x, float y, const float
         __hfma2(__floats2bfloat162_rn(x, y), __floats2bfloat162_rn(y, x), __floats2bfloat162_rn(1.0f, 2.0f));
     float s, c;
     __sincosf(x, &s, &c);
-    float r[FLOAT_RESULTS] = {
-        __expf(x),
-        __logf(y),
-        __fdividef(x, y),
-        rsqrtf(y),
-        __frcp_rn(y),
-        __fsqrt_rn(y),
-        __frsqrt_rn(y),
-        __powf(y, x),
-        __log2f(y),
-        exp2f(x),
-        __fmaf_rn(x, y, 1.0f),
-        __saturatef(y),
-        __bfloat162float(__hfma(bx, by, bx)),
-        __half2float(__hfma(hx, hy, hx)),
-        __ldg(in),
-        __ldcs(in + 1),
-        __ldcg(in + 2),
-        s * s + c * c,
-        __bfloat162float(pair.x),
-        __bfloat162float(pair.y),
-    };
-    for (int32_t i = 0; i < FLOAT_RESULTS; i++) __stcs(&out[i], r[i]);
+    float r[RESULTS] = {FLOAT_ROWS(COMPUTED_FLOAT) HALF_ROWS(COMPUTED_FLOAT)};
+    for (int32_t i = 0; i < RESULTS; i++) __stcs(&out[i], r[i]);
     float4 four = __ldg((const float4*)in);
-    __stcg((float4*)&out[FLOAT_RESULTS], make_float4(four.w, four.z, four.y, four.x));
+    __stcg((float4*)&out[RESULTS], make_float4(four.w, four.z, four.y, four.x));
 }
 
 static void test_functions(void) {
-    uint32_t a = 0x89abcdefu, b = 0x00f01234u, x_bits;
-    float x = 0.7f, y = 3.25f;
-    unsigned long long wide = 0x123456789abcdef0ull, h[BIT_RESULTS], *d = device_new<unsigned long long>(BIT_RESULTS);
-    bit_functions<<<1, 1>>>(d, a, b, x, wide);
-    take(h, d, BIT_RESULTS);
+    uint32_t a = 0x89abcdefu, b = 0x00f01234u, x_bits, reversed = 0;
+    float x = 0.7f, y = 3.25f, in[4] = {11, 12, 13, 14}, out[RESULTS + 4];
+    unsigned long long wide = 0x123456789abcdef0ull, results[BIT_RESULTS];
+    Device<unsigned long long> d(BIT_RESULTS);
+    Device<float> din(in, 4), dout(RESULTS + 4);
     memcpy(&x_bits, &x, 4);
-    uint32_t reversed = 0;
     for (int i = 0; i < 32; i++) reversed |= (a >> i & 1) << (31 - i);
     // The 64 high bits of wide * wide, from products of halves.
     unsigned long long top = wide >> 32, low = wide & FULL, middle = top * low;
-    unsigned long long carry = ((low * low >> 32) + 2 * (middle & FULL)) >> 32,
-                       square = top * top + 2 * (middle >> 32) + carry;
-    unsigned long long want[BIT_RESULTS] = {
-        20,
-        32,
-        8,
-        32,
-        3,
-        3,
-        0,
-        reversed,
-        (unsigned long long)a * b >> 32,
-        (uint32_t)((int64_t)(int32_t)a * (int32_t)b >> 32),
-        square,
-        b << 9 | a >> 23,
-        a >> 9 | b << 23,
-        (b >> 8 & 0xff) << 24 | (a >> 8 & 0xff) << 16 | (b & 0xff) << 8 | (a & 0xff),
-        (a & 0xff) << 24 | 0xff << 16 | 0x00 << 8 | 0xff,
-        x_bits,
-        x_bits,
-        b,
-        b,
-        wide,
-        2,
-        4,
-        2,
-        3,
-        3 + 2 + 2,
-    };
-    for (int i = 0; i < BIT_RESULTS; i++) {
-        char what[60];
-        snprintf(what, sizeof what, "bit function %d: %llx, should be %llx", i, h[i], want[i]);
-        check(what, h[i] == want[i]);
-    }
+    unsigned long long carry = ((low * low >> 32) + 2 * (middle & FULL)) >> 32;
+    unsigned long long square = top * top + 2 * (middle >> 32) + carry;
+    bit_functions<<<1, 1>>>(d, a, b, x, wide);
+    d.take(results);
+    const struct { const char* name; unsigned long long value; } bits[] = {BIT_ROWS(EXPECTED)};
+    for (int i = 0; i < BIT_RESULTS; i++)
+        check(results[i] == bits[i].value, "%s: %llx, should be %llx", bits[i].name, results[i], bits[i].value);
 
-    float in[4] = {11, 12, 13, 14}, out[FLOAT_RESULTS + 4], *din = device_copy(in, 4),
-          *dout = device_new<float>(FLOAT_RESULTS + 4);
     float_functions<<<1, 1>>>(dout, x, y, din);
-    take(out, dout, FLOAT_RESULTS + 4);
-    CUDA(cudaFree(din));
-    double bx = (double)__bfloat162float(__float2bfloat16_rn(x)), hx = (double)__half2float(__float2half_rn(x));
-    // y is exact in 16 bits.
-    double exact[FLOAT_RESULTS] = {exp((double)x),
-                                   log((double)y),
-                                   (double)x / y,
-                                   1 / sqrt((double)y),
-                                   1 / (double)y,
-                                   sqrt((double)y),
-                                   1 / sqrt((double)y),
-                                   pow((double)y, (double)x),
-                                   log2((double)y),
-                                   exp2((double)x),
-                                   (double)x * y + 1,
-                                   1,
-                                   bx * y + bx,
-                                   hx * y + hx,
-                                   11,
-                                   12,
-                                   13,
-                                   1,
-                                   bx * y + 1,
-                                   bx * y + 2};
-    double worst = 0, worst16 = 0;
-    for (int i = 0; i < FLOAT_RESULTS; i++) {
-        double error = fabs(out[i] / exact[i] - 1);
-        bool in16 = i == 12 || i == 13 || i >= 18;
-        if (in16 && !(error <= worst16)) worst16 = error;
-        if (!in16 && !(error <= worst)) worst = error;
+    dout.take(out);
+    {
+        double b = (double)__bfloat162float(__float2bfloat16_rn(x)), h = (double)__half2float(__float2half_rn(x));
+        const struct { const char* name; double value; } floats[] = {FLOAT_ROWS(EXPECTED) HALF_ROWS(EXPECTED)};
+        for (int i = 0; i < RESULTS; i++)
+            check_bound(fabs(out[i] / floats[i].value - 1), i < FLOAT_RESULTS ? 0x1p-20 : 0x1p-8, "%s", floats[i].name);
     }
-    check_bound("float functions", worst, 0x1p-20);  // the fast ones of a GPU are off by that much
-    check_bound("__hfma, __hfma2", worst16, 0x1p-8);
-    bool good = true;
-    for (int i = 0; i < 4; i++) good = good && out[FLOAT_RESULTS + i] == in[3 - i];
-    check("__ldg, __stcg of float4", good);
+    EACH(4, out[RESULTS + i] == in[3 - i]);
+    verdict("__ldg, __stcg of float4");
 }
 
 int main(void) {
+    tests_begin("test_emulator");
     test_launches();
     test_barriers();
     test_warps();
     test_atomics();
     test_shared_memory();
-    test_ptx();
+    test_ldmatrix();
+    test_mma();
+    test_conversions();
+    test_copies();
+    test_exponentials();
     test_functions();
-    printf("%d passed, %d failed\n", passed, failed);
-    return failed != 0;
+    return tests_end();
 }

@@ -1,4 +1,4 @@
-// test_runtime.cu: the runtime API, as the emulator has it and as a GPU has it. test_runtime.sh runs it in every mode.
+// test_runtime.cu: the runtime API, as the emulator has it and as a GPU has it. test.sh runs it in every mode.
 //
 //   1. types         conversions and arithmetic in 16 bits
 //   2. memory        allocations of all kinds, copies, errors
@@ -13,7 +13,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
-#include "../../llmtrain/base.h"
+#include "dev/test/harness.h"
 
 #include <thread>
 
@@ -22,15 +22,8 @@
 #define BLOCK 256
 #define GRID ((N + BLOCK - 1) / BLOCK)
 
-static int passed, failed;
-
-static void expect(bool ok, const char* what, int line) {
-    if (ok) passed++;
-    else failed++;
-    if (!ok) printf("test_runtime.cu:%d: FAILED: %s\n", line, what);
-}
-#define EXPECT(condition) expect((condition), #condition, __LINE__)
-#define OK(call) expect((call) == cudaSuccess, #call, __LINE__)
+#define EXPECT(condition) check(condition, "line %d: %s", __LINE__, #condition)
+#define OK(call) EXPECT((call) == cudaSuccess)
 
 static __global__ void fill(float* out, float value) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -60,6 +53,26 @@ static bool device_is(const float* device, float value) {
     static float host[N];
     return cudaMemcpy(host, device, BYTES, cudaMemcpyDeviceToHost) == cudaSuccess && all_are(host, value);
 }
+
+// Two buffers of the device, one of pinned memory, and two streams that do not synchronise with the default stream.
+struct Bench {
+    float *a, *b, *pinned;
+    cudaStream_t s, t;
+    Bench() {
+        OK(cudaMalloc(&a, BYTES));
+        OK(cudaMalloc(&b, BYTES));
+        OK(cudaMallocHost(&pinned, BYTES));
+        OK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+        OK(cudaStreamCreateWithFlags(&t, cudaStreamNonBlocking));
+    }
+    ~Bench() {
+        OK(cudaStreamDestroy(s));
+        OK(cudaStreamDestroy(t));
+        OK(cudaFree(a));
+        OK(cudaFree(b));
+        OK(cudaFreeHost(pinned));
+    }
+};
 
 // ------------------------------------------------------------------------------------------------
 // 1. Types
@@ -206,14 +219,11 @@ static void use_stream(float* device, float value, bool* right) {
 
 static void test_streams(void) {
     static float host[N];
-    float *a, *b, *pinned;
-    cudaStream_t s, t, blocking;
-    OK(cudaMalloc(&a, BYTES));
-    OK(cudaMalloc(&b, BYTES));
-    OK(cudaMallocHost(&pinned, BYTES));
-    OK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
-    OK(cudaStreamCreateWithFlags(&t, cudaStreamNonBlocking));
+    Bench bench;
+    float *a = bench.a, *b = bench.b, *pinned = bench.pinned;
+    cudaStream_t s = bench.s, t, blocking;
     OK(cudaStreamCreate(&blocking));
+    OK(cudaStreamCreateWithFlags(&t, cudaStreamNonBlocking));
     EXPECT(cudaStreamCreateWithFlags(&t, 77) == cudaErrorInvalidValue);
     EXPECT(cudaGetLastError() == cudaErrorInvalidValue);
 
@@ -282,25 +292,17 @@ static void test_streams(void) {
     one.join();
     two.join();
     EXPECT(right[0] && right[1]);
-
-    OK(cudaStreamDestroy(s));
     OK(cudaStreamDestroy(blocking));
-    OK(cudaFree(a));
-    OK(cudaFree(b));
-    OK(cudaFreeHost(pinned));
 }
 
 // ------------------------------------------------------------------------------------------------
 // 4. Events
 
 static void test_events(void) {
-    float *a, *b, milliseconds = -1;
-    cudaStream_t s, t;
+    Bench bench;
+    float *a = bench.a, *b = bench.b, milliseconds = -1;
+    cudaStream_t s = bench.s, t = bench.t;
     cudaEvent_t made, used, untimed;
-    OK(cudaMalloc(&a, BYTES));
-    OK(cudaMalloc(&b, BYTES));
-    OK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
-    OK(cudaStreamCreateWithFlags(&t, cudaStreamNonBlocking));
     OK(cudaEventCreate(&made));
     OK(cudaEventCreate(&used));
     OK(cudaEventCreateWithFlags(&untimed, cudaEventDisableTiming));
@@ -360,10 +362,6 @@ static void test_events(void) {
     OK(cudaDeviceSynchronize());
     OK(cudaEventDestroy(made));
     OK(cudaEventDestroy(used));
-    OK(cudaStreamDestroy(s));
-    OK(cudaStreamDestroy(t));
-    OK(cudaFree(a));
-    OK(cudaFree(b));
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -414,13 +412,10 @@ static void test_device(void) {
 
 #ifdef EMULATED
 static void test_held_work(void) {
-    float *a, *b;
-    cudaStream_t s, t;
+    Bench bench;
+    float *a = bench.a, *b = bench.b;
+    cudaStream_t s = bench.s, t = bench.t;
     cudaEvent_t mark;
-    OK(cudaMalloc(&a, BYTES));
-    OK(cudaMalloc(&b, BYTES));
-    OK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
-    OK(cudaStreamCreateWithFlags(&t, cudaStreamNonBlocking));
     OK(cudaEventCreate(&mark));
     bool delayed = emulator::modes.delayed_streams, ahead = emulator::others_run_ahead;
 
@@ -472,14 +467,11 @@ static void test_held_work(void) {
     if (emulator::modes.poison) EXPECT(device_is(b, 1) == (!delayed || ahead));
 
     OK(cudaEventDestroy(mark));
-    OK(cudaStreamDestroy(s));
-    OK(cudaStreamDestroy(t));
-    OK(cudaFree(a));
-    OK(cudaFree(b));
 }
 #endif
 
 int main(void) {
+    tests_begin("test_runtime");
     test_types();
     test_memory();
     test_streams();
@@ -488,6 +480,5 @@ int main(void) {
 #ifdef EMULATED
     test_held_work();
 #endif
-    printf("%d passed, %d failed\n", passed, failed);
-    return failed > 0;
+    return tests_end();
 }

@@ -39,10 +39,7 @@ end() {  # end NAME
 begin
 # shellcheck disable=SC2086  # several words
 once sh dev/emulator/test.sh "$build/emulator" $cuda_include
-end "emulator: collectives, PTX, planted bugs of kernels"
-begin
-once sh dev/emulator/test_runtime.sh "$build/emulator" "$cuda_include"
-end "emulator: memory, streams, planted bugs of hosts"
+end "emulator: kernels, PTX, memory, streams, planted bugs"
 begin
 once "$build/test_cublaslt"
 once env EMULATE_STREAMS=delayed "$build/test_cublaslt"
