@@ -11,9 +11,9 @@
 //   collective_wait(&collectives, 0, stream)
 //
 // Collectives work in place and in the order of the stream: a collective sees what was enqueued before it, and what is
-// enqueued after collective_wait sees the result. A slot identifies the collective in flight. Rank r's slice of a vector
-// of n elements is shard_slice(n, r, world). Collectives return nothing: after a failure their results are undefined,
-// and collective_check, or the next call to the Comm, reports it.
+// enqueued after collective_wait sees the result. A slot identifies the collective in flight. Rank r's slice of a
+// vector of n elements is shard_slice(n, r, world). Collectives return nothing: after a failure their results are
+// undefined, and collective_check, or the next call to the Comm, reports it.
 
 #ifndef LLMTRAIN_COLLECTIVES_H
 #define LLMTRAIN_COLLECTIVES_H
@@ -27,24 +27,24 @@ typedef struct {
 } Collectives;
 
 // NULL for comm, or one rank: all other calls return at once. In a CUDA build without NCCL that is all there is.
-static inline bool collective_open(Collectives* collectives, Comm* comm, size_t slots, Stream stream, Error* error) {
+static inline bool collective_open(Collectives* c, Comm* comm, size_t slots, Stream stream, Error* error) {
     (void)stream;
-    memset(collectives, 0, sizeof *collectives);
+    memset(c, 0, sizeof *c);
     if (comm == NULL || comm->world == 1) return true;
 #ifdef LLMTRAIN_CUDA
     (void)slots;
     return fail(error, "this program was built without NCCL, which %zu ranks with GPUs need; install libnccl-dev and "
                 "make again, or use one rank", comm->world);
 #else
-    collectives->comm = comm;
-    collectives->requests = (CommRequest*)allocate(slots * sizeof(CommRequest));
-    return collectives->requests != NULL || fail(error, "out of memory for %zu collectives", slots);
+    c->comm = comm;
+    c->requests = (CommRequest*)allocate(slots * sizeof(CommRequest));
+    return c->requests != NULL || fail(error, "out of memory for %zu collectives", slots);
 #endif
 }
 
-static inline void collective_close(Collectives* collectives) {
-    free(collectives->requests);
-    memset(collectives, 0, sizeof *collectives);
+static inline void collective_close(Collectives* c) {
+    free(c->requests);
+    memset(c, 0, sizeof *c);
 }
 
 typedef struct {
@@ -52,67 +52,67 @@ typedef struct {
 } ShardContext;
 
 static inline CommSlice collective_slice(size_t rank, const void* context) {
-    const ShardContext* c = (const ShardContext*)context;
-    return shard_slice(c->n, rank, c->world);
+    const ShardContext* shard = (const ShardContext*)context;
+    return shard_slice(shard->n, rank, shard->world);
 }
 
-static inline void collective_start(Collectives* collectives, size_t slot, CommOperation operation, void* data, size_t n,
+static inline void collective_start(Collectives* c, size_t slot, CommOperation operation, void* data, size_t n,
                                     CommType type) {
-    if (collectives->comm == NULL) return;
-    Comm* comm = collectives->comm;
+    if (c->comm == NULL) return;
+    Comm* comm = c->comm;
     ShardContext context = {n, comm->world};
     Error ignored;  // collective_check reports it
     CommSlice own = shard_slice(n, comm->rank, comm->world);
     char* out = (char*)data + (operation == COMM_REDUCE_SCATTER ? own.first * comm_type_size(type) : 0);
-    collectives->requests[slot] = comm_start(comm, operation, type, out, data, n, 0, collective_slice, &context);
-    if (fault_point("start")) comm_wait(comm, collectives->requests[slot], &ignored);
+    c->requests[slot] = comm_start(comm, operation, type, out, data, n, 0, collective_slice, &context);
+    if (fault_point("start")) comm_wait(comm, c->requests[slot], &ignored);
 }
 
 // data (n) = the sum over all ranks.
-static inline void collective_all_reduce(Collectives* collectives, size_t slot, void* data, size_t n, CommType type,
+static inline void collective_all_reduce(Collectives* c, size_t slot, void* data, size_t n, CommType type,
                                          Stream stream) {
     (void)stream;
-    collective_start(collectives, slot, COMM_ALL_REDUCE, data, n, type);
+    collective_start(c, slot, COMM_ALL_REDUCE, data, n, type);
 }
 
 // The own slice of data (n) = the sum over all ranks; the rest is undefined afterwards.
-static inline void collective_reduce_scatter(Collectives* collectives, size_t slot, void* data, size_t n, CommType type,
+static inline void collective_reduce_scatter(Collectives* c, size_t slot, void* data, size_t n, CommType type,
                                              Stream stream) {
     (void)stream;
-    collective_start(collectives, slot, COMM_REDUCE_SCATTER, data, n, type);
+    collective_start(c, slot, COMM_REDUCE_SCATTER, data, n, type);
 }
 
 // data (n): every rank gives its slice, and receives all others.
-static inline void collective_all_gather(Collectives* collectives, size_t slot, void* data, size_t n, CommType type,
+static inline void collective_all_gather(Collectives* c, size_t slot, void* data, size_t n, CommType type,
                                          Stream stream) {
     (void)stream;
-    collective_start(collectives, slot, COMM_ALL_GATHER, data, n, type);
+    collective_start(c, slot, COMM_ALL_GATHER, data, n, type);
 }
 
-static inline void collective_wait(Collectives* collectives, size_t slot, Stream stream) {
+static inline void collective_wait(Collectives* c, size_t slot, Stream stream) {
     (void)stream;
     Error ignored;  // collective_check reports it
-    if (collectives->comm) comm_wait(collectives->comm, collectives->requests[slot], &ignored);
+    if (c->comm) comm_wait(c->comm, c->requests[slot], &ignored);
 }
 
 // On GPUs the hosts run ahead of the collectives, and wait for each other once per micro-batch. Here each collective
 // does that already.
-static inline void collective_barrier(Collectives* collectives) { (void)collectives; }
+static inline void collective_barrier(Collectives* c) { (void)c; }
 
 // False, with the sentence, if a failure is known; does not wait.
-static inline bool collective_check(Collectives* collectives, Error* error) {
-    return collectives->comm == NULL || !comm_failed(collectives->comm, error);
+static inline bool collective_check(Collectives* c, Error* error) {
+    return c->comm == NULL || !comm_failed(c->comm, error);
 }
 
 // Payload that this rank has sent so far, in bytes.
-static inline uint64_t collective_bytes_sent(const Collectives* collectives) {
-    return collectives->comm ? comm_statistics(collectives->comm).bytes_sent : 0;
+static inline uint64_t collective_bytes_sent(const Collectives* c) {
+    return c->comm ? comm_statistics(c->comm).bytes_sent : 0;
 }
 
 // Milliseconds for which the stream has waited for collectives since the last call. Here it does not: the Comm counts
 // for how long the host waits.
-static inline double collective_waited_ms(Collectives* collectives) {
-    (void)collectives;
+static inline double collective_waited_ms(Collectives* c) {
+    (void)c;
     return 0;
 }
 

@@ -1,5 +1,5 @@
-// comm.h: collectives between the processes of a run on CPUs: barrier, all_reduce, reduce_scatter, all_gather, broadcast.
-// launch.h says which rank a process is; control.h connects the ranks and watches them.
+// comm.h: collectives between the processes of a run on CPUs: barrier, all_reduce, reduce_scatter, all_gather,
+// broadcast. launch.h says which rank a process is; control.h connects the ranks and watches them.
 //
 //   1. slices       which part of a vector belongs to which rank
 //   2. collectives  what identifies one; the queue
@@ -25,12 +25,12 @@
 // over ranks 0, 1, ... in this order, in float for the 16-bit types, rounded once at the end: the same bits on every
 // rank, in every run, through every transport; and all_reduce is reduce_scatter followed by all_gather, to the bit.
 //
-// A rank that dies, stops, aborts (comm_abort) or calls something else makes every other rank's call return false with a
-// sentence that names it, after the timeout at the latest; the Comm can then only be closed. That holds between
-// collectives too: comm_failed and on_failure report it without waiting. A rank may compute for as long as it likes while
-// no other waits for it; a collective fails when the timeout has passed without a byte from a rank that it needs. Through
-// MPI there are no connections to watch: a rank that dies is left to mpirun, and only a rank that waits for one that
-// stops finds that out.
+// A rank that dies, stops, aborts (comm_abort) or calls something else makes every other rank's call return false with
+// a sentence that names it, after the timeout at the latest; the Comm can then only be closed. That holds between
+// collectives too: comm_failed and on_failure report it without waiting. A rank may compute for as long as it likes
+// while no other waits for it; a collective fails when the timeout has passed without a byte from a rank that it needs.
+// Through MPI there are no connections to watch: a rank that dies is left to mpirun, and only a rank that waits for one
+// that stops finds that out.
 
 #ifndef LLMTRAIN_COMM_H
 #define LLMTRAIN_COMM_H
@@ -62,9 +62,9 @@ static inline CommSlice comm_even_slice(size_t rank, size_t world, size_t n) {
     return slice;
 }
 
-// Rank's slice of a bucket of n elements in the flat vector, counted from the bucket's beginning. Slices begin on multiples
-// of SHARD_UNIT elements, which 16-byte accesses to every array need, and are as even as that allows: of equal length for
-// 2, 4 and 8 ranks, since a bucket is a multiple of 64 elements.
+// Rank's slice of a bucket of n elements in the flat vector, counted from the bucket's beginning. Slices begin on
+// multiples of SHARD_UNIT elements, which 16-byte accesses to every array need, and are as even as that allows: of
+// equal length for 2, 4 and 8 ranks, since a bucket is a multiple of 64 elements.
 enum { SHARD_UNIT = 8 };
 
 static inline CommSlice shard_slice(size_t n, size_t rank, size_t world) {
@@ -401,8 +401,8 @@ static inline void* comm_progress(void* argument) {
 // ------------------------------------------------------------------------------------------------
 // 7. Functions
 
-// Starts a collective; does not wait, unless COMM_IN_FLIGHT of them are in progress. Its memory must stay as it is until
-// comm_wait has returned. `slices` is called here, not later.
+// Starts a collective; does not wait, unless COMM_IN_FLIGHT of them are in progress. Its memory must stay as it is
+// until comm_wait has returned. `slices` is called here, not later.
 static inline CommRequest comm_start(Comm* comm, CommOperation operation, CommType type,
                                      void* out, const void* in, size_t n, size_t root, CommSlices slices,
                                      const void* context) {
@@ -500,8 +500,8 @@ static inline void comm_on_failure(Comm* comm, void (*on_failure)(void* context)
     if (late) on_failure(context);
 }
 
-// This rank fails for a reason of its own: calls of all ranks fail, with "rank 2 gave up: " and the reason. To be called
-// whatever is in flight, from any thread; afterwards there is only comm_close.
+// This rank fails for a reason of its own: calls of all ranks fail, with "rank 2 gave up: " and the reason. To be
+// called whatever is in flight, from any thread; afterwards there is only comm_close.
 static inline void comm_abort(Comm* comm, const char* reason) {
     Error error;
     bool running = comm->queue->running;
@@ -637,8 +637,8 @@ static inline CommSlice comm_slice_of_table(size_t rank, const void* context) {
     return slice;
 }
 
-// The texts of all ranks, one after the other; rank p's is *texts + begins[p]. begins: (world + 1). The caller frees both,
-// also after a failure. A rank without memory for them aborts, since the others would wait for it.
+// The texts of all ranks, one after the other; rank p's is *texts + begins[p]. begins: (world + 1). The caller frees
+// both, also after a failure. A rank without memory for them aborts, since the others would wait for it.
 static inline bool comm_gather_texts(Comm* comm, char** texts, size_t** begins, const char* text, Error* error) {
     size_t N = comm->world, length = strlen(text) + 1, *offsets = (size_t*)allocate((N + 1) * sizeof(size_t));
     bool memory = offsets != NULL, good = memory;
@@ -660,8 +660,8 @@ static inline bool comm_gather_texts(Comm* comm, char** texts, size_t** begins, 
 
 // Every rank says whether its part of something succeeded, and error->text why if not. True on all ranks if all parts
 // did; otherwise false on all, with the sentence of the lowest rank that failed: "rank 2: cannot read ...", without the
-// rank if all have failed with the very same sentence; error->on_all_ranks then says that no rank has to be told. The Comm
-// stays usable.
+// rank if all have failed with the very same sentence; error->on_all_ranks then says that no rank has to be told. The
+// Comm stays usable.
 static inline bool comm_agree_all(Comm* comm, bool good, Error* error) {
     size_t N = comm->world, same = 0, first = COMM_UNKNOWN, *begins;
     char* texts;

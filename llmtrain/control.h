@@ -9,9 +9,9 @@
 //   6. rendezvous   all ranks connect to rank 0, then each to each
 //
 // Two connections join each pair of ranks: one carries collectives, which comm.h runs; the control connection carries
-// messages. Heartbeats, which are sent whatever the program computes, tell a rank that is stopped or unreachable from one
-// that is alive and late. A rank that finds a failure tells all others before it closes a connection, so that all blame
-// the rank where the failure began, and not one that ended because of it.
+// messages. Heartbeats, which are sent whatever the program computes, tell a rank that is stopped or unreachable from
+// one that is alive and late. A rank that finds a failure tells all others before it closes a connection, so that all
+// blame the rank where the failure began, and not one that ended because of it.
 
 #ifndef LLMTRAIN_CONTROL_H
 #define LLMTRAIN_CONTROL_H
@@ -260,7 +260,8 @@ static inline bool comm_fail_closed(Comm* comm, size_t p, Error* error) {
                 link->left ? "" : ", and whether it was killed");
 }
 
-// "rank 2 has", "ranks 0, 3 have" or "ranks 1, 2, ... and 5 more have", of those to be reported; false if there are none.
+// "rank 2 has", "ranks 0, 3 have" or "ranks 1, 2, ... and 5 more have", of those to be reported; false if there are
+// none.
 static inline bool comm_list_ranks(char text[160], const Comm* comm, const char* of_one, const char* of_several) {
     size_t count = 0, shown = 0, length;
     for (size_t p = 0; p < comm->world; p++) count += comm->links[p].reported;
@@ -298,8 +299,8 @@ static inline bool comm_fail_late(Comm* comm, Error* error) {
     if (!comm_check_heartbeats(comm, 0.75 * comm->timeout_ms, error)) return false;
     for (size_t p = 0; p < comm->world; p++) comm->links[p].reported = comm_events(&comm->links[p]) != 0;
     comm_list_ranks(ranks, comm, "is", "are");
-    return fail(error, "%s late: rank %zu has waited for %.1f s %s%s; raise the timeout if that is to be expected", ranks,
-                comm->rank, comm->timeout_ms / 1e3, comm->doing,
+    return fail(error, "%s late: rank %zu has waited for %.1f s %s%s; raise the timeout if that is to be expected",
+                ranks, comm->rank, comm->timeout_ms / 1e3, comm->doing,
                 comm->mpi ? "" : ", while the process there is alive and does something else");
 }
 
@@ -317,8 +318,8 @@ static inline bool comm_check_abort(Comm* comm, Error* error) {
     return !aborting;
 }
 
-// Waits until data can be moved, or until the deadline, or the next heartbeat; receives messages. False if one says that
-// the run has failed, or if this rank aborts.
+// Waits until data can be moved, or until the deadline, or the next heartbeat; receives messages. False if one says
+// that the run has failed, or if this rank aborts.
 static inline bool comm_await_events(Comm* comm, double deadline, Error* error) {
     struct pollfd* polls = comm->polls;
     size_t N = comm->world;
@@ -358,8 +359,9 @@ static inline bool comm_monitor(Comm* comm, double deadline, Error* error) {
 // 6. Rendezvous
 //
 // Every rank listens. All connect to rank 0 and send a handshake; after the last one rank 0 sends each the table of
-// addresses. Then each rank connects to all lower ranks. A connection that is not of this run is told so and closed. The
-// first connection between two ranks is the control connection: a rank that fails can tell all that it is connected to.
+// addresses. Then each rank connects to all lower ranks. A connection that is not of this run is told so and closed.
+// The first connection between two ranks is the control connection: a rank that fails can tell all that it is connected
+// to.
 
 #define COMM_MAGIC 0x34696172746d6c6cull  // "llmtrai", and the version of the protocol
 
@@ -548,7 +550,8 @@ static inline bool comm_connect_lower(Comm* comm, CommRendezvous* r, Error* erro
         for (double until = now_ms() + COMM_GRACE_MS; now_ms() < until; comm_accept(comm, r))
             if (!comm_monitor(comm, until, error)) return false;
         return fail(error, "rank %zu cannot reach rank %zu at %.63s, port %zu: %.200s; see whether it still runs, and "
-                    "whether the machines' firewalls let connections through", comm->rank, p, address, port, reason.text);
+                    "whether the machines' firewalls let connections through", comm->rank, p, address, port,
+                    reason.text);
     }
     return true;
 }
@@ -561,8 +564,8 @@ static inline bool comm_raise_file_limit(const Comm* comm, Error* error) {
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= files) return true;
     limit.rlim_cur = files < limit.rlim_max ? files : limit.rlim_max;
     return (limit.rlim_cur >= min && setrlimit(RLIMIT_NOFILE, &limit) == 0) ||
-           fail(error, "rank %zu of %zu needs %llu open files and connections, and may have %llu; raise the limit (ulimit "
-                "-n), or start fewer ranks", comm->rank, comm->world, (unsigned long long)min,
+           fail(error, "rank %zu of %zu needs %llu open files and connections, and may have %llu; raise the limit "
+                "(ulimit -n), or start fewer ranks", comm->rank, comm->world, (unsigned long long)min,
                 (unsigned long long)limit.rlim_max);
 }
 

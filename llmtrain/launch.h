@@ -31,8 +31,8 @@
 // ------------------------------------------------------------------------------------------------
 // 1. Variables
 //
-// Launchers set environment variables of their processes. Where several launchers have set theirs, the innermost counts:
-// torchrun, then mpirun, then srun. Without any there is one rank.
+// Launchers set environment variables of their processes. Where several launchers have set theirs, the innermost
+// counts: torchrun, then mpirun, then srun. Without any there is one rank.
 
 typedef struct {
     size_t rank, world;
@@ -268,8 +268,8 @@ static inline void launch_become_rank(CommLaunch* launch, size_t rank, pid_t par
     launch->rank = rank;
 }
 
-// Forks local ranks, where there is no launcher. To be called before threads, OpenMP's too, are started. Returns in every
-// rank; the caller is rank 0.
+// Forks local ranks, where there is no launcher. To be called before threads, OpenMP's too, are started. Returns in
+// every rank; the caller is rank 0.
 static inline bool comm_spawn(CommLaunch* launch, size_t ranks, Error* error) {
     if (!comm_find(launch, error)) return false;
     if (launch->world > 1)

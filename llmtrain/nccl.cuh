@@ -1,21 +1,20 @@
-// nccl.cuh: collectives over the memory of GPUs, by NCCL: the functions of collectives.h for a build with
-// -DLLMTRAIN_CUDA -DLLMTRAIN_NCCL.
+// nccl.cuh: the functions of collectives.h over the memory of GPUs, by NCCL, for a build with -DLLMTRAIN_CUDA
+// -DLLMTRAIN_NCCL. zero.h includes one of the two.
 //
-//   1. collectives  what it holds
-//   2. faults       what NCCL reports, and how its kernels are ended when a rank is gone
+//   1. Collectives  what it holds
+//   2. failures     what NCCL reports, and how its kernels are ended when a rank is gone
 //   3. opening      collective_open, collective_close
-//   4. collectives  on a stream of their own, after what `compute` was given before
-//   5. waiting      collective_wait, and how long `compute` has stood there
+//   4. collectives  on a stream of their own, after what was enqueued on `compute` before
+//   5. waiting      collective_wait, collective_barrier, and for how long `compute` has waited
 //
-// With one rank nothing is created, and every call returns at once.
+// With one rank nothing is created, and every call returns at once. Rank r's slice of a vector of n elements is
+// shard_slice(n, r, world).
 //
-// A kernel of NCCL waits for the other ranks, for ever if need be. Who watches the ranks is the Comm. When it finds a
-// fault, its thread calls collective_on_failure, and ncclCommAbort makes the kernels return; so the streams come to their
-// ends, and the host, wherever it waits, goes on and hears the Comm's sentence. For that no call of NCCL may block, or
-// the abort would have to wait for it: the communicator is non-blocking, and collective_settle asks until NCCL has done what
-// a call began. NCCL takes one thread at a time: each call, the abort too, is made under the Collectives's mutex.
-//
-// Rank r's slice of a vector of n elements is shard_slice(n, r, world). zero.h includes this file or collectives.h.
+// A kernel of NCCL waits for the other ranks, for ever if need be. The Comm monitors the ranks. When it finds a
+// failure, its thread calls collective_on_failure, and ncclCommAbort makes the kernels return; so the streams finish,
+// and the host, wherever it waits, continues and receives the Comm's sentence. For that no call of NCCL may block, or
+// the abort would have to wait for it: the communicator is non-blocking, and collective_complete asks until NCCL has
+// done what a call began. NCCL takes one thread at a time: each call, the abort too, is made under the mutex.
 
 #ifndef LLMTRAIN_NCCL_CUH
 #define LLMTRAIN_NCCL_CUH
@@ -35,145 +34,144 @@
 
 #define COLLECTIVE_WAITS ((size_t)4)      // waits in one slot whose times are not read yet
 #define COLLECTIVE_SPINS ((size_t)10000)  // looks before the host sleeps between them: a launch takes microseconds
-#define COLLECTIVE_PAUSE_MS 0.5           // between looks then: a connection takes seconds
-#define COLLECTIVE_WATCH_MS 50.0          // between looks for what NCCL's own threads have found
+#define COLLECTIVE_POLL_MS 0.5            // between looks then: a connection takes seconds
+#define COLLECTIVE_WATCHDOG_MS 50.0       // between looks at what NCCL's own threads have found
 
-// What one collective at a time needs.
+// For one collective at a time.
 typedef struct {
     cudaEvent_t ready;               // recorded on `compute` before the collective: its data is there
-    cudaEvent_t done;                // recorded on the Collectives's stream behind it
+    cudaEvent_t done;                // recorded on the collectives' stream after it
     cudaEvent_t before[COLLECTIVE_WAITS];  // recorded on `compute` around each wait for `done`, in turn
     cudaEvent_t after[COLLECTIVE_WAITS];
-    uint64_t waits, read;            // such pairs so far, and of them those that are in waited_ms
-    uint64_t begun;                  // collectives so far; the watcher reads it
-    uint64_t seen;                   // by the watcher: which one it looks at,
+    uint64_t waits, read;            // such pairs so far, and those of them that are in waited_ms
+    uint64_t begun;                  // collectives so far; the watchdog reads it
+    uint64_t seen;                   // by the watchdog: the collective that it looks at,
     double since_ms;                 // and when it first saw that its data is there; 0: not yet
 } CollectiveSlot;
 
 typedef struct {
     Comm* comm;              // NULL: one rank, and nothing else here means anything
     cudaStream_t stream;     // of the collectives
-    CollectiveSlot* slots;         // (slot_count)
+    CollectiveSlot* slots;   // (slot_count)
     size_t slot_count;
     uint64_t bytes_sent;
-    double waited_ms;        // of waits that have been read, since it was last asked for
+    double waited_ms;        // of waits that have been read, since the last collective_waited_ms
     int device;
 
     pthread_mutex_t mutex;   // guards what follows; the Comm's mutex may be taken under it, not the other way round
     ncclComm_t nccl;         // NULL before it is made and after it was aborted
-    bool watching, closing;  // the thread runs; it is to end
-    pthread_t watcher;
+    bool watching, closing;  // the watchdog runs; it is to end
+    pthread_t watchdog;
 } Collectives;
 
 // ------------------------------------------------------------------------------------------------
-// 2. Faults
+// 2. Failures
 
-static inline bool collective_explain(Error* error, ncclResult_t status, const char* what, ncclComm_t nccl) {
+static inline bool collective_fail(Error* error, ncclResult_t status, const char* what, ncclComm_t nccl) {
     const char* more = ncclGetLastError(nccl);
-    bool said = more && more[0];
+    bool known = more && more[0];
     return fail(error, "NCCL failed in %s: %s%s%.300s%s; set NCCL_DEBUG=WARN to see more", what,
-                ncclGetErrorString(status), said ? " (" : "", said ? more : "", said ? ")" : "");
+                ncclGetErrorString(status), known ? " (" : "", known ? more : "", known ? ")" : "");
 }
 
-// Called by cuda_check, which ends the program then.
-static inline void collective_tell_cuda_error(void* context, const char* sentence) { comm_abort((Comm*)context, sentence); }
+// Called by cuda_check, which then ends the program.
+static inline void collective_on_cuda_error(void* comm, const char* sentence) { comm_abort((Comm*)comm, sentence); }
 
 // Called by the Comm, from its thread, when it has failed.
 static inline void collective_on_failure(void* context) {
-    Collectives* collectives = (Collectives*)context;
-    pthread_mutex_lock(&collectives->mutex);
-    if (collectives->nccl) ncclCommAbort(collectives->nccl);
-    collectives->nccl = NULL;
-    pthread_mutex_unlock(&collectives->mutex);
+    Collectives* c = (Collectives*)context;
+    pthread_mutex_lock(&c->mutex);
+    if (c->nccl) ncclCommAbort(c->nccl);
+    c->nccl = NULL;
+    pthread_mutex_unlock(&c->mutex);
 }
 
 // Waits until NCCL has done what a call began: made connections, launched a kernel. The mutex is held on entry and on
-// return, not in between. False if that failed, if the Comm did, or after twice the Comm's time-out: it is the one to
-// find a rank that is silent.
-static inline bool collective_settle(Collectives* collectives, ncclResult_t status, const char* what, Error* error) {
-    double patience_ms = 2 * collectives->comm->timeout_ms, deadline = now_ms() + patience_ms;
+// return, not in between. False if that failed, if the Comm did, or after twice the Comm's timeout: the Comm is the
+// first to find a rank that does not answer.
+static inline bool collective_complete(Collectives* c, ncclResult_t status, const char* what, Error* error) {
+    double limit_ms = 2 * c->comm->timeout_ms, deadline = now_ms() + limit_ms;
     for (size_t looks = 0; status == ncclInProgress; looks++) {
-        pthread_mutex_unlock(&collectives->mutex);
+        pthread_mutex_unlock(&c->mutex);
         if (looks < COLLECTIVE_SPINS) sched_yield();
-        else sleep_ms(COLLECTIVE_PAUSE_MS);
-        pthread_mutex_lock(&collectives->mutex);
-        if (comm_failed(collectives->comm, error)) return false;  // and collectives->nccl may be gone
-        ncclResult_t asked = ncclCommGetAsyncError(collectives->nccl, &status);
+        else sleep_ms(COLLECTIVE_POLL_MS);
+        pthread_mutex_lock(&c->mutex);
+        if (comm_failed(c->comm, error)) return false;  // and c->nccl may be gone
+        ncclResult_t asked = ncclCommGetAsyncError(c->nccl, &status);
         if (asked != ncclSuccess) status = asked;
         if (status == ncclInProgress && now_ms() > deadline)
-            return fail(error,
-                        "NCCL has not come to an end of %s within %.1f s; set NCCL_DEBUG=INFO to see what it tries, "
-                        "and NCCL_SOCKET_IFNAME if it takes the wrong network",
-                        what, patience_ms / 1e3);
+            return fail(error, "NCCL has not finished %s within %.1f s; set NCCL_DEBUG=INFO to see what it tries, and "
+                        "NCCL_SOCKET_IFNAME if it takes the wrong network", what, limit_ms / 1e3);
     }
-    return status == ncclSuccess || collective_explain(error, status, what, collectives->nccl);
+    return status == ncclSuccess || collective_fail(error, status, what, c->nccl);
 }
 
-// After a fault that NCCL found. Often it is that a rank is gone, and then the Comm knows which, or will in a moment;
-// otherwise the others hear of it as this rank's. The mutex is not held.
-static inline void collective_give_up(Collectives* collectives, Error* error) {
+// After a failure that NCCL found. Often it is that a rank is gone, and then the Comm knows which, or will in a moment;
+// otherwise the others are told that it is this rank's. The mutex is not held.
+static inline void collective_abort(Collectives* c, Error* error) {
     Error known;
     double deadline = now_ms() + COMM_GRACE_MS;
-    bool failed = comm_failed(collectives->comm, &known);
+    bool failed = comm_failed(c->comm, &known);
     while (!failed && now_ms() < deadline) {
         sleep_ms(1);
-        failed = comm_failed(collectives->comm, &known);
+        failed = comm_failed(c->comm, &known);
     }
     if (failed) *error = known;
-    else comm_abort(collectives->comm, error->text);
+    else comm_abort(c->comm, error->text);
 }
 
-// False, with a sentence, if the Comm or NCCL has found a fault; does not wait. What NCCL found, the Comm knows
+// False, with a sentence, if the Comm or NCCL has found a failure; does not wait. What NCCL found, the Comm knows
 // afterwards.
-static inline bool collective_check(Collectives* collectives, Error* error) {
-    if (collectives->comm == NULL) return true;
+static inline bool collective_check(Collectives* c, Error* error) {
+    if (c->comm == NULL) return true;
     ncclResult_t status = ncclSuccess;
-    pthread_mutex_lock(&collectives->mutex);
-    bool failed = comm_failed(collectives->comm, error);
-    ncclResult_t asked = !failed && collectives->nccl ? ncclCommGetAsyncError(collectives->nccl, &status) : ncclSuccess;
+    pthread_mutex_lock(&c->mutex);
+    bool failed = comm_failed(c->comm, error);
+    ncclResult_t asked = !failed && c->nccl ? ncclCommGetAsyncError(c->nccl, &status) : ncclSuccess;
     if (asked != ncclSuccess) status = asked;
     bool found = status != ncclSuccess && status != ncclInProgress;
-    if (found) collective_explain(error, status, "the background", collectives->nccl);
-    pthread_mutex_unlock(&collectives->mutex);
-    if (found) collective_give_up(collectives, error);
+    if (found) collective_fail(error, status, "the background", c->nccl);
+    pthread_mutex_unlock(&c->mutex);
+    if (found) collective_abort(c, error);
     return !failed && !found;
 }
 
-// Whether a collective has had its data for so long that a rank must be stuck, or a GPU, or what joins them. The Comm names a
-// rank whose program is stuck before that, in collective_barrier. Without the mutex: who asks CUDA may have to wait, and the abort may
-// not.
-static inline bool collective_is_stuck(Collectives* collectives, Error* error) {
-    double now = now_ms(), patience_ms = 2 * collectives->comm->timeout_ms;
+// Whether a collective has had its data for so long that a rank must be stuck, or a GPU, or the link between them. A
+// rank whose program is stuck is found before that by the Comm, in collective_barrier. Without the mutex: CUDA may make
+// this thread wait, and the abort must not.
+static inline bool collective_is_stuck(Collectives* c, Error* error) {
+    double now = now_ms(), limit_ms = 2 * c->comm->timeout_ms;
     bool stuck = false;
-    for (size_t i = 0; i < collectives->slot_count; i++) {
-        CollectiveSlot* s = &collectives->slots[i];
+    for (size_t i = 0; i < c->slot_count; i++) {
+        CollectiveSlot* s = &c->slots[i];
         uint64_t begun = __atomic_load_n(&s->begun, __ATOMIC_ACQUIRE);
         if (begun != s->seen) s->since_ms = 0;
         s->seen = begun;
         if (begun == 0 || cudaEventQuery(s->done) == cudaSuccess || cudaEventQuery(s->ready) != cudaSuccess) continue;
         if (s->since_ms == 0) s->since_ms = now;
-        stuck |= now - s->since_ms > patience_ms;
+        stuck |= now - s->since_ms > limit_ms;
     }
-    if (stuck) fail(error, "a collective between GPUs has not ended for %.1f s though all programs go on: a GPU, or what joins them, is stuck; "
-                    "see nvidia-smi and dmesg on every machine", patience_ms / 1e3);
+    if (stuck)
+        fail(error, "a collective between GPUs has not finished for %.1f s though the programs of all ranks run: a "
+             "GPU, or the link between GPUs, is stuck; see nvidia-smi and dmesg on every machine", limit_ms / 1e3);
     return stuck;
 }
 
-// A thread looks, since the program's own may be waiting for a kernel that will not return.
+// A thread, since the program's own may be waiting for a kernel that will not return.
 static inline void* collective_watch(void* context) {
-    Collectives* collectives = (Collectives*)context;
+    Collectives* c = (Collectives*)context;
     Error error;
     bool closing = false;
-    CUDA_CHECK(cudaSetDevice(collectives->device));
-    while (!closing && collective_check(collectives, &error)) {
-        if (collective_is_stuck(collectives, &error)) {
-            comm_abort(collectives->comm, error.text);
+    CUDA_CHECK(cudaSetDevice(c->device));
+    while (!closing && collective_check(c, &error)) {
+        if (collective_is_stuck(c, &error)) {
+            comm_abort(c->comm, error.text);
             break;
         }
-        sleep_ms(COLLECTIVE_WATCH_MS);
-        pthread_mutex_lock(&collectives->mutex);
-        closing = collectives->closing;
-        pthread_mutex_unlock(&collectives->mutex);
+        sleep_ms(COLLECTIVE_WATCHDOG_MS);
+        pthread_mutex_lock(&c->mutex);
+        closing = c->closing;
+        pthread_mutex_unlock(&c->mutex);
     }
     return NULL;
 }
@@ -182,24 +180,24 @@ static inline void* collective_watch(void* context) {
 // 3. Opening
 
 // All ranks together. To be closed before the Comm and the stream are.
-static inline void collective_close(Collectives* collectives) {
-    Error ignored;  // who asks the Comm hears of it
-    if (collectives->comm == NULL) return;
-    CUDA_CHECK(cudaStreamSynchronize(collectives->stream));
-    pthread_mutex_lock(&collectives->mutex);
-    collectives->closing = true;
-    pthread_mutex_unlock(&collectives->mutex);
-    if (collectives->watching) pthread_join(collectives->watcher, NULL);
-    pthread_mutex_lock(&collectives->mutex);
-    bool ended = collectives->nccl && collective_settle(collectives, ncclCommFinalize(collectives->nccl), "the end of the run", &ignored);
-    if (collectives->nccl && ended) ncclCommDestroy(collectives->nccl);
-    else if (collectives->nccl) ncclCommAbort(collectives->nccl);
-    collectives->nccl = NULL;
-    pthread_mutex_unlock(&collectives->mutex);
-    comm_on_failure(collectives->comm, NULL, NULL);
+static inline void collective_close(Collectives* c) {
+    Error ignored;  // the Comm reports it
+    if (c->comm == NULL) return;
+    CUDA_CHECK(cudaStreamSynchronize(c->stream));
+    pthread_mutex_lock(&c->mutex);
+    c->closing = true;
+    pthread_mutex_unlock(&c->mutex);
+    if (c->watching) pthread_join(c->watchdog, NULL);
+    pthread_mutex_lock(&c->mutex);
+    bool ended = c->nccl && collective_complete(c, ncclCommFinalize(c->nccl), "ncclCommFinalize", &ignored);
+    if (c->nccl && ended) ncclCommDestroy(c->nccl);
+    else if (c->nccl) ncclCommAbort(c->nccl);
+    c->nccl = NULL;
+    pthread_mutex_unlock(&c->mutex);
+    comm_on_failure(c->comm, NULL, NULL);
     cuda_listener()->tell = NULL;
-    for (size_t i = 0; i < collectives->slot_count; i++) {
-        CollectiveSlot* s = &collectives->slots[i];
+    for (size_t i = 0; i < c->slot_count; i++) {
+        CollectiveSlot* s = &c->slots[i];
         CUDA_CHECK(cudaEventDestroy(s->ready));
         CUDA_CHECK(cudaEventDestroy(s->done));
         for (size_t w = 0; w < COLLECTIVE_WAITS; w++) {
@@ -207,48 +205,48 @@ static inline void collective_close(Collectives* collectives) {
             CUDA_CHECK(cudaEventDestroy(s->after[w]));
         }
     }
-    CUDA_CHECK(cudaStreamDestroy(collectives->stream));
-    pthread_mutex_destroy(&collectives->mutex);
-    free(collectives->slots);
-    memset(collectives, 0, sizeof *collectives);
+    CUDA_CHECK(cudaStreamDestroy(c->stream));
+    pthread_mutex_destroy(&c->mutex);
+    free(c->slots);
+    memset(c, 0, sizeof *c);
 }
 
-// The ranks meet by an identifier that rank 0 makes up.
-static inline bool collective_join(Collectives* collectives, Error* error) {
-    Comm* comm = collectives->comm;
+// Makes the communicator, whose identifier rank 0 chooses, and starts the watchdog.
+static inline bool collective_init_nccl(Collectives* c, Error* error) {
+    Comm* comm = c->comm;
     ncclUniqueId id;
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
     memset(&id, 0, sizeof id);
-    if (collectives->slots == NULL) return fail(error, "out of memory for the events of collectives");
+    if (c->slots == NULL) return fail(error, "out of memory for the events of collectives");
     ncclResult_t status = comm->rank == 0 ? ncclGetUniqueId(&id) : ncclSuccess;
-    if (status != ncclSuccess) return collective_explain(error, status, "ncclGetUniqueId", NULL);
+    if (status != ncclSuccess) return collective_fail(error, status, "ncclGetUniqueId", NULL);
     if (!comm_broadcast(comm, &id, sizeof id, COMM_BYTES, 0, error)) return false;
-    pthread_mutex_lock(&collectives->mutex);
-    status = ncclCommInitRankConfig(&collectives->nccl, (int)comm->world, id, (int)comm->rank, &config);
-    bool good = collective_settle(collectives, status, "connecting the ranks", error);
-    pthread_mutex_unlock(&collectives->mutex);
+    pthread_mutex_lock(&c->mutex);
+    status = ncclCommInitRankConfig(&c->nccl, (int)comm->world, id, (int)comm->rank, &config);
+    bool good = collective_complete(c, status, "connecting the ranks", error);
+    pthread_mutex_unlock(&c->mutex);
     if (!good) return false;
-    collectives->watching = pthread_create(&collectives->watcher, NULL, collective_watch, collectives) == 0;
-    return collectives->watching || fail(error, "cannot start the thread that watches NCCL: %s; raise the limits (ulimit -u)",
-                                  strerror(errno));
+    c->watching = pthread_create(&c->watchdog, NULL, collective_watch, c) == 0;
+    return c->watching ||
+           fail(error, "cannot start the watchdog of NCCL: %s; raise the limits (ulimit -u)", strerror(errno));
 }
 
-// All ranks together, each with its own GPU as the current device; `slots` collectives may be under way at a time. NULL
+// All ranks together, each with its own GPU as the current device; `slots` collectives may be in flight at a time. NULL
 // for comm, or one rank: all other calls return at once. After a failure there is nothing to close.
-static inline bool collective_open(Collectives* collectives, Comm* comm, size_t slots, Stream stream, Error* error) {
+static inline bool collective_open(Collectives* c, Comm* comm, size_t slots, Stream stream, Error* error) {
     (void)stream;
-    memset(collectives, 0, sizeof *collectives);
+    memset(c, 0, sizeof *c);
     if (comm) fault_step(comm->rank, 0);
     if (comm == NULL || (comm->world == 1 && !fault_point("nccl"))) return true;  // for tests one rank uses NCCL too
-    collectives->comm = comm;
-    collectives->slots = (CollectiveSlot*)allocate(slots * sizeof(CollectiveSlot));
-    collectives->slot_count = collectives->slots ? slots : 0;
-    pthread_mutex_init(&collectives->mutex, NULL);
-    CUDA_CHECK(cudaGetDevice(&collectives->device));
-    CUDA_CHECK(cudaStreamCreateWithFlags(&collectives->stream, cudaStreamNonBlocking));
-    for (size_t i = 0; i < collectives->slot_count; i++) {
-        CollectiveSlot* s = &collectives->slots[i];
+    c->comm = comm;
+    c->slots = (CollectiveSlot*)allocate(slots * sizeof(CollectiveSlot));
+    c->slot_count = c->slots ? slots : 0;
+    pthread_mutex_init(&c->mutex, NULL);
+    CUDA_CHECK(cudaGetDevice(&c->device));
+    CUDA_CHECK(cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking));
+    for (size_t i = 0; i < c->slot_count; i++) {
+        CollectiveSlot* s = &c->slots[i];
         CUDA_CHECK(cudaEventCreateWithFlags(&s->ready, cudaEventDisableTiming));
         CUDA_CHECK(cudaEventCreateWithFlags(&s->done, cudaEventDisableTiming));
         for (size_t w = 0; w < COLLECTIVE_WAITS; w++) {
@@ -256,151 +254,147 @@ static inline bool collective_open(Collectives* collectives, Comm* comm, size_t 
             CUDA_CHECK(cudaEventCreate(&s->after[w]));
         }
     }
-    comm_on_failure(comm, collective_on_failure, collectives);
-    cuda_listener()->tell = collective_tell_cuda_error;
+    comm_on_failure(comm, collective_on_failure, c);
+    cuda_listener()->tell = collective_on_cuda_error;
     cuda_listener()->context = comm;
-    if (collective_join(collectives, error)) return true;
-    collective_give_up(collectives, error);
-    collective_close(collectives);
+    if (collective_init_nccl(c, error)) return true;
+    collective_abort(c, error);
+    collective_close(c);
     return false;
 }
 
 // ------------------------------------------------------------------------------------------------
 // 4. Collectives
 //
-// In place. What a rank sends is counted as for a ring, which is the least possible: of a vector of b bytes b (N-1)/N
-// in reduce_scatter and in all_gather, twice that in all_reduce. NCCL may choose other ways.
+// In place. The bytes that a rank sends are counted as for a ring, which is the minimum: of a vector of b bytes b
+// (N-1)/N in reduce_scatter and in all_gather, twice that in all_reduce. NCCL may choose other algorithms.
 
 static inline ncclDataType_t collective_type(CommType type) {
     if (type == COMM_INT64) return ncclInt64;
     return type == COMM_BF16 ? ncclBfloat16 : type == COMM_F16 ? ncclFloat16 : ncclFloat32;
 }
 
-// Makes the Collectives's stream wait for `compute`. True with the mutex held if there is something to launch on: collective_end
-// follows.
-static inline bool collective_begin(Collectives* collectives, size_t slot, Stream stream) {
-    if (collectives->comm == NULL) return false;
-    CUDA_CHECK(cudaEventRecord(collectives->slots[slot].ready, stream->compute));
-    CUDA_CHECK(cudaStreamWaitEvent(collectives->stream, collectives->slots[slot].ready, 0));
-    pthread_mutex_lock(&collectives->mutex);
-    if (collectives->nccl) return true;
-    pthread_mutex_unlock(&collectives->mutex);
+// Makes the collectives' stream wait for `compute`. True, with the mutex held, if there is a communicator to launch on:
+// then collective_end follows.
+static inline bool collective_begin(Collectives* c, size_t slot, Stream stream) {
+    if (c->comm == NULL) return false;
+    CUDA_CHECK(cudaEventRecord(c->slots[slot].ready, stream->compute));
+    CUDA_CHECK(cudaStreamWaitEvent(c->stream, c->slots[slot].ready, 0));
+    pthread_mutex_lock(&c->mutex);
+    if (c->nccl) return true;
+    pthread_mutex_unlock(&c->mutex);
     return false;
 }
 
-// The end may be marked only once the kernel is in the stream.
-static inline void collective_end(Collectives* collectives, size_t slot, ncclResult_t status, const char* what) {
+// The event `done` may be recorded only once the kernel is in the stream.
+static inline void collective_end(Collectives* c, size_t slot, ncclResult_t status, const char* what) {
     Error error;
-    CollectiveSlot* s = &collectives->slots[slot];
-    bool good = collective_settle(collectives, status, what, &error);
-    pthread_mutex_unlock(&collectives->mutex);
+    CollectiveSlot* s = &c->slots[slot];
+    bool good = collective_complete(c, status, what, &error);
+    pthread_mutex_unlock(&c->mutex);
     if (!good) {
-        collective_give_up(collectives, &error);
+        collective_abort(c, &error);
         return;
     }
-    CUDA_CHECK(cudaEventRecord(s->done, collectives->stream));
+    CUDA_CHECK(cudaEventRecord(s->done, c->stream));
     __atomic_add_fetch(&s->begun, 1, __ATOMIC_RELEASE);
 }
 
-static inline void collective_count(Collectives* collectives, size_t n, CommType type, uint64_t times) {
-    if (collectives->comm) collectives->bytes_sent += times * n * comm_type_size(type) * (collectives->comm->world - 1) / collectives->comm->world;
+static inline void collective_count(Collectives* c, size_t n, CommType type, uint64_t times) {
+    if (c->comm) c->bytes_sent += times * n * comm_type_size(type) * (c->comm->world - 1) / c->comm->world;
+}
+
+// For slices of different lengths, which ncclReduceScatter and ncclAllGather do not take: one operation per rank, all
+// of them in one launch.
+static inline ncclResult_t collective_group(Collectives* c, bool reduces, void* data, size_t n, CommType type) {
+    size_t size = comm_type_size(type), world = c->comm->world;
+    ncclResult_t status = ncclGroupStart();
+    for (size_t r = 0; r < world && (status == ncclSuccess || status == ncclInProgress); r++) {
+        CommSlice slice = shard_slice(n, r, world);
+        size_t length = comm_length(slice);
+        char* part = (char*)data + slice.first * size;
+        status = reduces ? ncclReduce(part, part, length, collective_type(type), ncclSum, (int)r, c->nccl, c->stream)
+                         : ncclBroadcast(part, part, length, collective_type(type), (int)r, c->nccl, c->stream);
+    }
+    ncclResult_t launched = ncclGroupEnd();
+    return status == ncclSuccess || status == ncclInProgress ? launched : status;
 }
 
 // data (n) = the sum over all ranks.
-static inline void collective_all_reduce(Collectives* collectives, size_t slot, void* data, size_t n, CommType type, Stream stream) {
-    collective_count(collectives, n, type, 2);
-    if (!collective_begin(collectives, slot, stream)) return;
-    ncclResult_t status = ncclAllReduce(data, data, n, collective_type(type), ncclSum, collectives->nccl, collectives->stream);
-    collective_end(collectives, slot, status, "all_reduce");
+static inline void collective_all_reduce(Collectives* c, size_t slot, void* data, size_t n, CommType type,
+                                         Stream stream) {
+    collective_count(c, n, type, 2);
+    if (!collective_begin(c, slot, stream)) return;
+    ncclResult_t status = ncclAllReduce(data, data, n, collective_type(type), ncclSum, c->nccl, c->stream);
+    collective_end(c, slot, status, "all_reduce");
 }
 
-// The own slice of data (n) = the sum over all ranks; the rest is worthless afterwards. NCCL's own operation knows only
-// slices of equal length; for others there is one reduction per rank, all of them in one launch.
-static inline void collective_reduce_scatter(Collectives* collectives, size_t slot, void* data, size_t n, CommType type, Stream stream) {
-    collective_count(collectives, n, type, 1);
-    if (!collective_begin(collectives, slot, stream)) return;
-    size_t size = comm_type_size(type), world = collectives->comm->world, length = shard_slice(n, 0, world).end;
-    ncclResult_t status, launched;
-    if (length * world == n) {
-        char* own = (char*)data + collectives->comm->rank * length * size;
-        status = ncclReduceScatter(data, own, length, collective_type(type), ncclSum, collectives->nccl, collectives->stream);
-    } else {
-        status = ncclGroupStart();
-        for (size_t r = 0; r < world && (status == ncclSuccess || status == ncclInProgress); r++) {
-            CommSlice slice = shard_slice(n, r, world);
-            char* part = (char*)data + slice.first * size;
-            status = ncclReduce(part, part, slice.end - slice.first, collective_type(type), ncclSum, (int)r, collectives->nccl,
-                                collectives->stream);
-        }
-        launched = ncclGroupEnd();
-        if (status == ncclSuccess || status == ncclInProgress) status = launched;
-    }
-    collective_end(collectives, slot, status, "reduce_scatter");
+// The own slice of data (n) = the sum over all ranks; the rest is undefined afterwards.
+static inline void collective_reduce_scatter(Collectives* c, size_t slot, void* data, size_t n, CommType type,
+                                             Stream stream) {
+    collective_count(c, n, type, 1);
+    if (!collective_begin(c, slot, stream)) return;
+    size_t world = c->comm->world, length = shard_slice(n, 0, world).end;
+    char* own = (char*)data + c->comm->rank * length * comm_type_size(type);
+    ncclResult_t status =
+        length * world != n ? collective_group(c, true, data, n, type)
+                            : ncclReduceScatter(data, own, length, collective_type(type), ncclSum, c->nccl, c->stream);
+    collective_end(c, slot, status, "reduce_scatter");
 }
 
-// data (n): every rank gives its slice, and gets all others.
-static inline void collective_all_gather(Collectives* collectives, size_t slot, void* data, size_t n, CommType type, Stream stream) {
-    collective_count(collectives, n, type, 1);
-    if (!collective_begin(collectives, slot, stream)) return;
-    size_t size = comm_type_size(type), world = collectives->comm->world, length = shard_slice(n, 0, world).end;
-    ncclResult_t status, launched;
-    if (length * world == n) {
-        const char* own = (const char*)data + collectives->comm->rank * length * size;
-        status = ncclAllGather(own, data, length, collective_type(type), collectives->nccl, collectives->stream);
-    } else {
-        status = ncclGroupStart();
-        for (size_t r = 0; r < world && (status == ncclSuccess || status == ncclInProgress); r++) {
-            CommSlice slice = shard_slice(n, r, world);
-            char* part = (char*)data + slice.first * size;
-            status = ncclBroadcast(part, part, slice.end - slice.first, collective_type(type), (int)r, collectives->nccl,
-                                   collectives->stream);
-        }
-        launched = ncclGroupEnd();
-        if (status == ncclSuccess || status == ncclInProgress) status = launched;
-    }
-    collective_end(collectives, slot, status, "all_gather");
+// data (n): every rank gives its slice, and receives all others.
+static inline void collective_all_gather(Collectives* c, size_t slot, void* data, size_t n, CommType type,
+                                         Stream stream) {
+    collective_count(c, n, type, 1);
+    if (!collective_begin(c, slot, stream)) return;
+    size_t world = c->comm->world, length = shard_slice(n, 0, world).end;
+    const char* own = (const char*)data + c->comm->rank * length * comm_type_size(type);
+    ncclResult_t status = length * world != n
+                              ? collective_group(c, false, data, n, type)
+                              : ncclAllGather(own, data, length, collective_type(type), c->nccl, c->stream);
+    collective_end(c, slot, status, "all_gather");
 }
 
 // ------------------------------------------------------------------------------------------------
 // 5. Waiting
 
 // Adds the oldest wait of a slot that has not been read.
-static inline void collective_read_wait(Collectives* collectives, CollectiveSlot* s) {
+static inline void collective_read_wait(Collectives* c, CollectiveSlot* s) {
     size_t oldest = s->read++ % COLLECTIVE_WAITS;
     float ms = 0;
     CUDA_CHECK(cudaEventSynchronize(s->after[oldest]));
     CUDA_CHECK(cudaEventElapsedTime(&ms, s->before[oldest], s->after[oldest]));
-    collectives->waited_ms += (double)ms;
+    c->waited_ms += (double)ms;
 }
 
-// What the stream is given from now on sees the result of the slot's collective.
-static inline void collective_wait(Collectives* collectives, size_t slot, Stream stream) {
-    if (collectives->comm == NULL) return;
-    CollectiveSlot* s = &collectives->slots[slot];
-    if (s->waits - s->read == COLLECTIVE_WAITS) collective_read_wait(collectives, s);
+// What is enqueued from now on sees the result of the slot's collective.
+static inline void collective_wait(Collectives* c, size_t slot, Stream stream) {
+    if (c->comm == NULL) return;
+    CollectiveSlot* s = &c->slots[slot];
+    if (s->waits - s->read == COLLECTIVE_WAITS) collective_read_wait(c, s);
     size_t next = s->waits++ % COLLECTIVE_WAITS;
     CUDA_CHECK(cudaEventRecord(s->before[next], stream->compute));
     CUDA_CHECK(cudaStreamWaitEvent(stream->compute, s->done, 0));
     CUDA_CHECK(cudaEventRecord(s->after[next], stream->compute));
 }
 
-// The programs of all ranks have come here, with all that they have given their GPUs before; once per micro-batch, before the
-// host may have to wait for a GPU that waits for another rank. A rank whose program is stuck is named by the Comm.
-static inline void collective_barrier(Collectives* collectives) {
-    Error ignored;  // who asks the Comm hears of it
-    if (collectives->comm) comm_barrier(collectives->comm, &ignored);
+// The hosts of all ranks have come here, with all that they have enqueued before; once per micro-batch, before a host
+// may have to wait for a GPU that waits for another rank. So the Comm finds a rank whose program is stuck.
+static inline void collective_barrier(Collectives* c) {
+    Error ignored;  // the Comm reports it
+    if (c->comm) comm_barrier(c->comm, &ignored);
 }
 
 // Payload that this rank has sent so far, in bytes.
-static inline uint64_t collective_bytes_sent(const Collectives* collectives) { return collectives->bytes_sent; }
+static inline uint64_t collective_bytes_sent(const Collectives* c) { return c->bytes_sent; }
 
-// How long the stream has stood waiting for collectives since the last call, which comes after the host has waited for
-// it.
-static inline double collective_waited_ms(Collectives* collectives) {
-    for (size_t i = 0; i < collectives->slot_count; i++)
-        while (collectives->slots[i].read < collectives->slots[i].waits) collective_read_wait(collectives, &collectives->slots[i]);
-    double waited = collectives->waited_ms;
-    collectives->waited_ms = 0;
+// Milliseconds for which the stream has waited for collectives since the last call, which follows a wait of the host
+// for the stream.
+static inline double collective_waited_ms(Collectives* c) {
+    for (size_t i = 0; i < c->slot_count; i++)
+        while (c->slots[i].read < c->slots[i].waits) collective_read_wait(c, &c->slots[i]);
+    double waited = c->waited_ms;
+    c->waited_ms = 0;
     return waited;
 }
 

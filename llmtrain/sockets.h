@@ -1,7 +1,7 @@
 // sockets.h: TCP connections with deadlines.
 //
-// Listens, connects, sends and receives. Every socket is non-blocking, and whoever waits does so in socket_poll, until a
-// deadline: a moment of now_ms(). What a broken connection has lost is not sent again.
+// Listens, connects, sends and receives. Every socket is non-blocking, and whoever waits does so in socket_poll, until
+// a deadline: a moment of now_ms(). What a broken connection has lost is not sent again.
 //
 //   size_t port = 0;  int listener, connection;  Error error;
 //   socket_listen(&listener, &port, "127.0.0.1", &error)                     port 0: one that the system chooses
@@ -81,9 +81,10 @@ static inline bool socket_listen(int* listener, size_t* port, const char* addres
     }
     socket_close(listener);
     if (reason == EADDRINUSE)
-        return fail(error, "cannot listen at %s, port %zu: the port is in use, perhaps by another run; end that run, or "
-                    "choose another MASTER_PORT", address, *port);
-    return fail(error, "cannot listen at %s, port %zu: %s; choose another MASTER_PORT", address, *port, strerror(reason));
+        return fail(error, "cannot listen at %s, port %zu: the port is in use, perhaps by another run; end that run, "
+                    "or choose another MASTER_PORT", address, *port);
+    return fail(error, "cannot listen at %s, port %zu: %s; choose another MASTER_PORT", address, *port,
+                strerror(reason));
 }
 
 // ------------------------------------------------------------------------------------------------

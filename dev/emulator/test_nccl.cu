@@ -102,7 +102,7 @@ static void case_process(size_t world, double timeout_ms, bool opens, Body body)
     must(device_choose(r->rank, &error), "device_choose", &error);
 #endif
     must(device_open(&r->stream, false, &error), "device_open", &error);
-    if (opens) must(collective_open(&r->collectives, &r->comm, 4, r->stream, &error), "wire_open", &error);
+    if (opens) must(collective_open(&r->collectives, &r->comm, 4, r->stream, &error), "collective_open", &error);
     must(comm_barrier(&r->comm, &error), "comm_barrier", &error);  // nobody falls before all are there
     body(r);
     collective_close(&r->collectives);
@@ -425,7 +425,7 @@ static void recorded_too_early(Rank* r, float* device, bool good) {
     pthread_mutex_lock(&w->mutex);
     if (!good) CUDA_CHECK(cudaEventRecord(w->slots[0].done, w->stream));
     ncclResult_t status = ncclAllReduce(device, device, LENGTH, ncclFloat32, ncclSum, w->nccl, w->stream);
-    check(r, collective_settle(w, status, "all_reduce", &error), "the launch");
+    check(r, collective_complete(w, status, "all_reduce", &error), "the launch");
     if (good) CUDA_CHECK(cudaEventRecord(w->slots[0].done, w->stream));
     pthread_mutex_unlock(&w->mutex);
     await_sum(r, device);
@@ -523,7 +523,7 @@ static void never_destroyed(Rank* r, float* device, bool good) {
     Error error;
     (void)device;
     pthread_mutex_lock(&r->collectives.mutex);
-    if (good) check(r, collective_settle(&r->collectives, ncclCommFinalize(r->collectives.nccl), "the end", &error), "the end");
+    if (good) check(r, collective_complete(&r->collectives, ncclCommFinalize(r->collectives.nccl), "the end", &error), "the end");
     if (good) ncclCommDestroy(r->collectives.nccl);
     r->collectives.nccl = NULL;
     pthread_mutex_unlock(&r->collectives.mutex);
@@ -535,7 +535,7 @@ static void destroyed_too_early(Rank* r, float* device, bool good) {
     collective_all_reduce(&r->collectives, 0, device, LENGTH, COMM_FLOAT, r->stream);
     if (good) CUDA_CHECK(cudaStreamSynchronize(r->collectives.stream));
     pthread_mutex_lock(&r->collectives.mutex);
-    check(r, collective_settle(&r->collectives, ncclCommFinalize(r->collectives.nccl), "the end", &error), "the end");
+    check(r, collective_complete(&r->collectives, ncclCommFinalize(r->collectives.nccl), "the end", &error), "the end");
     pthread_mutex_unlock(&r->collectives.mutex);
 }
 

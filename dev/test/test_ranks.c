@@ -485,7 +485,8 @@ static void test_launch(void) {
     job_free(&job);
     for (size_t world = 1; world <= RANKS_MAX && test.mpirun; world++) {
         expect_launch("of mpirun, over sockets,", test.train, MPIRUN, world);
-        // MPI itself does not free all it takes: where the program is built with the address sanitizer it is not to say so.
+        // MPI itself does not free all it takes: where the program is built with the address sanitizer it is not to say
+        // so.
         setenv("ASAN_OPTIONS", "detect_leaks=0", true);
         if (test.train_mpi[0]) expect_launch("of mpirun, over MPI,", test.train_mpi, MPIRUN, world);
         unsetenv("ASAN_OPTIONS");
@@ -565,9 +566,9 @@ typedef struct {
     double step, wait;
 } Steps;
 
-// Improves on `best`: a run in which rank 0 begins every collective over the flat vector delay_ms later, and waits for it at
-// once if `blocking`. The least time, since other work on the machine makes steps longer, and what is not hidden of a delay
-// is in every step.
+// Improves on `best`: a run in which rank 0 begins every collective over the flat vector delay_ms later, and waits for
+// it at once if `blocking`. The least time, since other work on the machine makes steps longer, and what is not hidden
+// of a delay is in every step.
 static void time_steps(Steps* best, size_t zero, double delay_ms, bool blocking) {
     static size_t runs;
     const char* name = text_of("overlap-%zu", runs++);
@@ -590,11 +591,11 @@ static void time_steps(Steps* best, size_t zero, double delay_ms, bool blocking)
     best->wait = fmin(best->wait, waited[first + (count - first) / 2]);
 }
 
-// Collectives are made longer by d ms each: on rank 0, for which the other waits. What that adds to a step, or to what a rank waits for others in it, may be at most
-// 15% of what it adds where every collective is waited for at once. Stage 0 communicates under the backward, which takes at
-// least half of a step; stages 1 and 2 gather parameters besides, under the forward, which takes at least 0.3 of it; the
-// delays of each are 0.6 of that together. A machine with other work can be slow at the wrong time: up to four runs of each
-// kind, the best counts.
+// Collectives are made longer by d ms each: on rank 0, for which the other waits. What that adds to a step, or to what
+// a rank waits for others in it, may be at most 15% of what it adds where every collective is waited for at once. Stage
+// 0 communicates under the backward, which takes at least half of a step; stages 1 and 2 gather parameters besides,
+// under the forward, which takes at least 0.3 of it; the delays of each are 0.6 of that together. A machine with other
+// work can be slow at the wrong time: up to four runs of each kind, the best counts.
 static void test_overlap(void) {
     for (size_t zero = 0; zero < 3; zero++) {
         size_t collectives = zero == 0 ? BUCKETS : 2 * BUCKETS;
@@ -705,8 +706,8 @@ static size_t read_late(int end) {
     return bytes;
 }
 
-// Rank 0 prints the first report, and does not end before somebody has read it. Which rank's it is is chance; so there are
-// some runs.
+// Rank 0 prints the first report, and does not end before somebody has read it. Which rank's it is is chance; so there
+// are some runs.
 static void expect_slow_reader(void) {
     enum { RUNS = 4, SENTENCE = 40 };
     Program programs[RUNS];
@@ -1007,7 +1008,8 @@ static void expect_no_rewind(const char* what, const char* arguments, int code, 
     job_free(&job);
 }
 
-// Weights grow a thousandfold in each step, until they overflow, whatever the rounding. A thousandth of the rate is harmless.
+// Weights grow a thousandfold in each step, until they overflow, whatever the rounding. A thousandth of the rate is
+// harmless.
 #define DIVERGING "--family gpt2 --data train.bin --layers 2 --heads 2 --channels 32 --seq 24 --batch 4 --steps 20 " \
                   "--warmup 0 --schedule constant --clip 0 --spike-skip 0 --threads 1 --optimizer sgd --lr 100 --weight-decay 10 "
 
