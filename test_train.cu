@@ -392,6 +392,11 @@ static void test_dropout_masks(void) {
         }
     }
     check_true("dropout 0.5 keeps an element twice as large or drops it", scaled);
+    model.dropout.first_token = T;
+    model_forward(&model, model_upload(&model, tokens + T, NULL, T), 1, T, NULL);
+    read_floatX(values, blocks[0].input, T * c.channels, &model);
+    check_true("dropout drops the same of a batch and of its second half",
+               memcmp(values, stream[1] + T * c.channels, T * c.channels * sizeof(float)) == 0);
     check("dropout: elements kept, and equal in two sites, in standard deviations", worst, 5);
     for (int m = 0; m <= MASKS; m++) free(stream[m]);
     free(values);
@@ -459,6 +464,15 @@ static void test_guard(void) {
     check("guard: deviation of the norms", fabs(sqrt(s.norms.variance) - 0.1), 0.01);
     check_true("guard: a norm over 20 means is skipped", !guard_step(&s, &factor, &o, 1000.0));
     check("guard: a skipped norm is remembered only up to the bound", s.norms.mean, 0.61);
+    RunState first = run_state_begin(false, 1);
+    for (int i = 0; i < 20; i++) guard_step(&first, &factor, &o, 0.5);
+    check_true("guard: the first norm after --spike-warmup is judged", !guard_step(&first, &factor, &o, 1000.0));
+    double mean = s.norms.mean;
+    for (int i = 0; i < 200; i++) guard_step(&s, &factor, &o, i % 2 ? 0.5 : 0.7);
+    RunState late = s;
+    mean = late.norms.mean;
+    guard_step(&late, &factor, &o, 0.9);
+    check("guard: in the long run a norm weighs 1/100", fabs(late.norms.mean - (mean + (0.9 - mean) / 100)), 1e-12);
     check_true("guard: NaN and infinity are skipped", !guard_step(&s, &factor, &o, NAN) && !guard_step(&s, &factor, &o, INFINITY));
     double bound = fmax(1.0, s.norms.mean + 4 * sqrt(s.norms.variance));
     guard_step(&s, &factor, &o, 3.0);
@@ -473,7 +487,7 @@ static void test_guard(void) {
     RunState calm = run_state_begin(false, 1);
     for (int i = 0; i < 40; i++) guard_step(&calm, &factor, &unclipped, i % 2 ? 0.5 : 0.7);
     check_true("guard: with --clip 0 nothing is clipped", guard_step(&calm, &factor, &unclipped, 6.0) && factor == 1.0);
-    double mean = calm.norms.mean;
+    mean = calm.norms.mean;
     check_true("guard: with --clip 0 a spike is skipped", !guard_step(&calm, &factor, &unclipped, 1e6));
     check("guard: and moves the mean as 20 means would", fabs(calm.norms.mean - (mean + 19 * mean / 42)), 1e-9);
     RunState young = run_state_begin(false, 1);
@@ -485,6 +499,14 @@ static void test_guard(void) {
     check_true("loss scale: halves on overflow", f.loss_scale == 512);
     for (int i = 0; i < 3; i++) guard_step(&f, &factor, &o, 1.0);
     check_true("loss scale: doubles after enough good steps", f.loss_scale == 1024 && f.scale_good == 0);
+    for (int i = 0; i < 10; i++) guard_step(&f, &factor, &o, i % 3 == 2 ? NAN : 1.0);
+    check_true("loss scale: only consecutive good steps count", f.loss_scale == 128);
+    for (int i = 0; i < 100; i++) guard_step(&f, &factor, &o, 1.0);
+    check_true("loss scale: grows to 2^24", f.loss_scale == 0x1p24);
+    for (int i = 0; i < 100; i++) guard_step(&f, &factor, &o, INFINITY);
+    check_true("loss scale: falls to 1", f.loss_scale == 1);
+    check_true("loss scale: only FP16 builds have one",
+               run_state_begin(false, 1024).loss_scale == 1 && run_state_begin(true, 1024).loss_scale == 1024);
 }
 
 // The most steps that are lost when a run dies anywhere: an asynchronous save is complete when the next one begins.
@@ -745,12 +767,21 @@ static void test_validation(void) {
 // The parameters of the presets, as their authors count them, and training's operations per token. Exact numbers are
 // those of the weights on Hugging Face; llm.c gives its own sizes to two digits.
 static void test_presets(void) {
-    static const struct { const char* name; double parameters, bound; } presets[] = {
-        {"gpt2:124M", 124439808, 0}, {"gpt2:350M", 354823168, 0}, {"gpt2:774M", 774030080, 0},
-        {"gpt2:1558M", 1557611200, 0}, {"gpt2:d6", 30e6, 0.03}, {"gpt2:d12", 124439808, 0}, {"gpt2:d24", 354823168, 0}, {"gpt2:d36", 774030080, 0},
-        {"gpt2:d48", 1557611200, 0}, {"gpt2:d60", 2.7e9, 0.03}, {"gpt2:d72", 7.3e9, 0.03}, {"gpt2:d84", 12.2e9, 0.03},
-        {"llama:15M", 15191712, 0}, {"llama:42M", 41689600, 0}, {"llama:110M", 109529856, 0},
-        {"llama:1B", 1235814400, 0}, {"llama:3B", 3212749824, 0}, {"llama:8B", 8030261248, 0}};
+    static const struct {
+        const char* name;
+        double parameters, bound;  // relative
+        size_t head, context;
+        double theta;
+    } presets[] = {
+        {"gpt2:124M", 124439808, 0, 64, 1024, 0}, {"gpt2:350M", 354823168, 0, 64, 1024, 0},
+        {"gpt2:774M", 774030080, 0, 64, 1024, 0}, {"gpt2:1558M", 1557611200, 0, 64, 1024, 0},
+        {"gpt2:d6", 30e6, 0.03, 64, 1024, 0}, {"gpt2:d12", 124439808, 0, 64, 1024, 0},
+        {"gpt2:d24", 354823168, 0, 64, 1024, 0}, {"gpt2:d36", 774030080, 0, 64, 1024, 0},
+        {"gpt2:d48", 1557611200, 0, 64, 1024, 0}, {"gpt2:d60", 2.7e9, 0.03, 64, 1024, 0},
+        {"gpt2:d72", 7.3e9, 0.03, 96, 1024, 0}, {"gpt2:d84", 12.2e9, 0.03, 96, 1024, 0},
+        {"llama:15M", 15191712, 0, 48, 256, 1e4}, {"llama:42M", 41689600, 0, 64, 1024, 1e4},
+        {"llama:110M", 109529856, 0, 64, 1024, 1e4}, {"llama:1B", 1235814400, 0, 64, 8192, 5e5},
+        {"llama:3B", 3212749824, 0, 128, 8192, 5e5}, {"llama:8B", 8030261248, 0, 128, 8192, 5e5}};
     // 6 for each weight that multiplies a token ("Scaling Laws for Neural Language Models"), and 6 x layers x context x
     // channels for causal attention: half of what "PaLM", appendix B, counts for attention without a mask.
     static const struct { const char* name; size_t T; double flops; } operations[] = {
@@ -767,6 +798,14 @@ static void test_presets(void) {
         check(what, fabs((double)p.true_size / presets[i].parameters - 1), presets[i].bound);
         parameters_free(&p);
         free(w.blocks);
+        bool same = config_head_size(&c) == presets[i].head && c.context == presets[i].context;
+        same = same && (c.rope_theta == presets[i].theta || c.family == FAMILY_GPT2) && c.norm_epsilon == 1e-5;
+        size_t ffn = c.ffn;
+        c.ffn = 0;
+        // Without a width of the feed-forward, GPT-2's and llama2.c's follow from the channels; Llama 3's do not.
+        same = same && config_complete(&c, &error) && (c.ffn == ffn || presets[i].theta == 5e5);
+        snprintf(what, sizeof what, "%s: head size, context, ffn, epsilon and rotary angles", presets[i].name);
+        check_true(what, same);
     }
     for (size_t i = 0; i < sizeof operations / sizeof operations[0]; i++) {
         Model model;
@@ -980,6 +1019,25 @@ static void test_run_kind(const char* what, const char* flags) {
     check_true(text, ok && runs_equal("a", "b", "00000020"));
 }
 
+// Starts the program in a child that makes a fault on demand (fault.h) and returns its process; OpenMP's threads do not
+// survive a fork.
+static pid_t train_start(const char* fault, const char* name, const char* more) {
+    char flags[512];
+    snprintf(flags, sizeof flags, "--threads 1 %s", more);
+    fflush(stdout);
+    pid_t child = fork();
+    if (child != 0) return child;
+    setenv("LLMTRAIN_TEST_FAULT", fault, 1);
+    fault_state()->read = false;
+    _exit(train(small_run(name, flags)));
+}
+
+static int train_wait(pid_t child) {
+    int status = -1;
+    waitpid(child, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
 // The numbers of a member of the log, a line each; NAN for null. Returns how many lines there are.
 static size_t log_numbers(double* numbers, size_t most, const char* run, const char* member) {
     char path[512], key[64], *data = NULL;
@@ -999,31 +1057,97 @@ static size_t log_numbers(double* numbers, size_t most, const char* run, const c
 // What the lines of the log say of a run whose flags are known.
 static void test_log(void) {
     enum { STEPS = 20 };
-    double steps[STEPS + 1], val[STEPS + 1], tokens[STEPS + 1], lr[STEPS + 1], mfu[STEPS + 1], ms[STEPS + 1], error = 0;
+    static const char* const names[] = {"step", "val_loss", "tokens", "lr", "mfu", "ms", "skipped", "tok_per_s"};
+    double n[8][STEPS + 1], *steps = n[0], *val = n[1], *tokens = n[2], *lr = n[3], *mfu = n[4], *ms = n[5], error = 0;
     bool counts = true, validates = true;
+    size_t lines = 0;
     command("rm -rf %s/%s", "a", "");
     int code = train(small_run("a", "--peak-tflops 0.001"));
-    size_t lines = log_numbers(steps, STEPS + 1, "a", "step");
-    log_numbers(val, STEPS + 1, "a", "val_loss");
-    log_numbers(tokens, STEPS + 1, "a", "tokens");
-    log_numbers(lr, STEPS + 1, "a", "lr");
-    log_numbers(mfu, STEPS + 1, "a", "mfu");
-    log_numbers(ms, STEPS + 1, "a", "ms");
+    for (int i = 0; i < 8; i++) lines = log_numbers(n[i], STEPS + 1, "a", names[i]);
     for (size_t i = 0; i < lines && i < STEPS; i++) {
         // A warm-up of 5 steps to 0.01, then a cosine to a tenth of it at step 20.
         double x = i < 5 ? 0 : (double)(i - 5) / 14;
         double cosine = 0.01 * (0.1 + 0.9 * 0.5 * (1 + cos(3.14159265358979 * x)));
-        counts = counts && steps[i] == (double)(i + 1) && tokens[i] == (double)(i + 1) * 3 * 16;
+        counts = counts && steps[i] == (double)(i + 1) && tokens[i] == (double)(i + 1) * 3 * 16 && n[6][i] == 0;
         validates = validates && isfinite(val[i]) == (i + 1 == 7 || i + 1 == 14 || i + 1 == 20);
         error = fmax(error, fabs(lr[i] / (i < 5 ? 0.01 * (double)(i + 1) / 5 : cosine) - 1));
         // 6 operations for each of 27704 weights, and 6 x 2 x 16 x 40 of attention; 48 tokens, 1e9 operations a second.
         double flops = 6 * 27704 + 6 * 2 * 16 * 40;
         error = fmax(error, fabs(mfu[i] / (flops * 48 / (ms[i] * 1e-3 * 1e9)) - 1));
+        error = fmax(error, fabs(n[7][i] / (48 / (ms[i] * 1e-3)) - 1));
     }
     check_true("log: a line for each step, with its number and the tokens so far",
                code == 0 && lines == STEPS && counts);
     check_true("log: --val-every 7 validates after steps 7, 14 and the last", validates);
-    check("log: learning rate and mfu", error, 1e-6);
+    check("log: learning rate, tokens per second and mfu", error, 1e-6);
+
+    // A manifest has the flags that change the result, and a resume reports those that differ.
+    static const struct { const char* member; bool there; } flags[] = {
+        {"\"lr\": \"0.01\"", true}, {"\"warmup\": \"5\"", true}, {"\"batch\": \"3\"", true}, {"\"steps\": \"20\"", true},
+        {"\"weight-decay\": \"0.1\"", true}, {"\"beta2\": \"0.95\"", true}, {"\"clip\": \"1\"", true},
+        {"\"out\": ", false}, {"\"threads\": ", false}, {"\"val-every\": ", false}, {"\"ckpt-every\": ", false}};
+    char path[512], *manifest;
+    size_t bytes;
+    Error reason;
+    snprintf(path, sizeof path, "%s/a/step_00000020/manifest.json", work);
+    need(file_read(path, 1 << 24, &manifest, &bytes, &reason), &reason);
+    for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++)
+        counts = counts && flags[i].there == (strstr(manifest, flags[i].member) != NULL);
+    free(manifest);
+    check_true("manifest: the flags that change what a run computes, and no others", counts);
+    command("rm -rf %s/%s %s/%s", "a/step_00000020", "b");
+    code = train(small_run("a", "--weight-decay 0.2 --resume"));
+    check_true("a resume reports the flags that differ, and no others",
+               code == 0 && output_contains("note: --weight-decay was '0.1' in that run and is '0.2' now") &&
+               !output_contains("note: --lr"));
+
+    code = train(small_run("b", "--log-every 3"));
+    lines = log_numbers(steps, STEPS + 1, "b", "step");
+    const double logged[] = {3, 6, 7, 9, 12, 14, 15, 18, 20};
+    check_true("log: --log-every 3 has every third step, validations and the last",
+               code == 0 && lines == 9 && memcmp(steps, logged, sizeof logged) == 0);
+}
+
+// What two ranks log: the losses of both, and the tokens of both.
+static void test_log_of_ranks(void) {
+    enum { STEPS = 20 };
+    static const char* const names[] = {
+        "loss", "loss_ranks_min", "loss_ranks_median", "loss_ranks_max", "ms", "tok_per_s", "tokens"};
+    double n[7][STEPS], error = 0;
+    bool sorted = true;
+    command("rm -rf %s/%s", "a", "");
+    bool ok = train_wait(train_start("", "a", "--ranks 2")) == 0;
+    for (int i = 0; i < 7; i++) ok = ok && log_numbers(n[i], STEPS, "a", names[i]) == STEPS;
+    for (size_t i = 0; ok && i < STEPS; i++) {
+        sorted = sorted && n[1][i] < n[3][i] && n[2][i] == n[1][i] && n[6][i] == (double)(i + 1) * 2 * 3 * 16;
+        error = fmax(error, fabs(n[0][i] / (0.5 * (n[1][i] + n[3][i])) - 1));
+        error = fmax(error, fabs(n[5][i] / (2 * 48 / (n[4][i] * 1e-3)) - 1));
+    }
+    check_true("log of two ranks: smallest and largest loss, and the tokens of both", ok && sorted);
+    check("log of two ranks: mean loss and tokens per second", ok ? error : NAN, 1e-9);
+}
+
+// --ckpt-bandwidth 1 lets the 332 kB of this checkpoint take a third of a second, while steps of 50 ms go on.
+static void test_bandwidth(void) {
+    char path[512], *text = NULL;
+    size_t bytes;
+    Error error;
+    double ms = 0;
+    command("rm -rf %s/%s", "a", "");
+    bool ok = train_wait(train_start("rank 0 step 1 at load do delay 50", "a", "--ckpt-bandwidth 1")) == 0;
+    snprintf(path, sizeof path, "%s/output", work);
+    need(file_read(path, 1 << 24, &text, &bytes, &error), &error);
+    const char* saved = strstr(text, "a/step_00000010 in ");
+    if (saved) sscanf(saved, "a/step_00000010 in %lf ms", &ms);
+    free(text);
+    check_true("--ckpt-bandwidth 1: 332 kB take a third of a second, at most two", ok && ms > 330 && ms < 2000);
+}
+
+// The sizes of a preset that follow from others follow from those that flags give: 32000 x 144 for the embedding, 6
+// blocks of 4 x 144 x 144 + 3 x 144 x 384 + 2 x 144, and a norm.
+static void test_resized_preset(void) {
+    check_true("--model llama:15M --channels 144: 6 heads of 24, ffn 384",
+               train("--plan --model llama:15M --channels 144") == 0 && output_contains("6102864 parameters"));
 }
 
 // A model with tensors of several chunks of a checkpoint, and of no multiple of the pieces in which memory is copied. A
@@ -1044,31 +1168,15 @@ static void test_wide(void) {
     command("rm -rf %s/%s %s/%s", "a", "b");
 }
 
-// Starts the program in a child that makes a fault on demand (fault.h) and returns its process; OpenMP's threads do not
-// survive a fork.
-static pid_t train_start(const char* fault, const char* name, const char* more) {
-    char flags[512];
-    snprintf(flags, sizeof flags, "--threads 1 %s", more);
-    fflush(stdout);
-    pid_t child = fork();
-    if (child != 0) return child;
-    setenv("LLMTRAIN_TEST_FAULT", fault, 1);
-    fault_state()->read = false;
-    _exit(train(small_run(name, flags)));
-}
-
-static int train_wait(pid_t child) {
-    int status = -1;
-    waitpid(child, &status, 0);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-}
-
 // A checkpoint whose copying lasts longer than the step after it holds one step all the same.
 static void test_slow_snapshot(void) {
     command("rm -rf %s/%s %s/%s", "a", "b");
-    int slow = train_wait(train_start("rank 0 step 1 at copy do delay 50", "a", "")), usual = train(small_run("b", ""));
+    double began = now_ms();
+    int slow = train_wait(train_start("rank 0 step 1 at copy do delay 100", "a", ""));
+    double ms = now_ms() - began;
     check_true("a slow snapshot: the checkpoint is of one step",
-               slow == 0 && usual == 0 && runs_equal("a", "b", "00000010") && runs_equal("a", "b", "00000020"));
+               slow == 0 && ms > 200 && train(small_run("b", "")) == 0 && runs_equal("a", "b", "00000010") &&
+               runs_equal("a", "b", "00000020"));
 }
 
 // FP16 gradients that overflow on two ranks: the same steps are skipped as on one, with the same loss scales.
@@ -1079,7 +1187,7 @@ static void test_overflow_of_ranks(void) {
     char more[512];
     command("rm -rf %s/%s %s/%s", "a", "b");
     snprintf(more, sizeof more, "%s --ranks 2", flags);
-    bool ok = train_wait(train_start("none", "a", more)) == 0 && train(small_run("b", flags)) == 0;
+    bool ok = train_wait(train_start("", "a", more)) == 0 && train(small_run("b", flags)) == 0;
     for (int run = 0; run < 2; run++) {
         ok = ok && log_numbers(skipped[run], STEPS, run ? "b" : "a", "skipped") == STEPS;
         ok = ok && log_numbers(losses[run], STEPS, run ? "b" : "a", "loss") == STEPS;
@@ -1107,7 +1215,8 @@ static int train_and_signal(int first, int second) {
 // A run that is told to stop saves itself, leaves no other process in its directory, and goes on to the same end.
 static void test_signal(void) {
     static const struct { const char* name; int first, second, code; } cases[] = {
-        {"SIGTERM", SIGTERM, 0, EXIT_SAVED}, {"SIGINT", SIGINT, 0, 1}, {"SIGTERM, then SIGINT", SIGTERM, SIGINT, EXIT_SAVED}};
+        {"SIGTERM", SIGTERM, 0, EXIT_SAVED}, {"SIGINT", SIGINT, 0, 1}, {"SIGUSR1", SIGUSR1, 0, EXIT_SAVED},
+        {"SIGTERM, then SIGINT", SIGTERM, SIGINT, EXIT_SAVED}};
     char path[512], what[128], *events;
     Error error;
     size_t bytes;
@@ -1161,6 +1270,9 @@ static void test_runs(void) {
 static void test_files(void) {
     test_slow_snapshot();
     test_log();
+    test_log_of_ranks();
+    test_bandwidth();
+    test_resized_preset();
     test_wide();
     command("rm -rf %s/%s %s/%s", "a", "b");
     check_true("--resume without a checkpoint starts from the beginning",
@@ -1189,6 +1301,31 @@ static bool loads(Model* model, const char* directory) {
     return ok || error.text[0] == 0;
 }
 
+// After all of a checkpoint is loaded: whether its weights alone, loaded again, are the same, without optimizer state.
+static bool loads_weights_alone(Model* model, const char* directory) {
+    FlatVector* flat = &model->flat;
+    Json manifest;
+    Error error;
+    size_t P = model->parameters.flat_size, used = 0;
+    floatX *all = (floatX*)allocate(P * sizeof(floatX)), *alone = (floatX*)allocate(P * sizeof(floatX));
+    float* state = (float*)allocate(P * sizeof(float));
+    download(all, flat->params, P * sizeof(floatX), model->stream);
+    flat_reset_optimizer(flat);
+    need(manifest_open(&manifest, directory, &error), &error);
+    need(checkpoint_load(flat, &manifest, directory, true, &error), &error);
+    download(alone, flat->params, P * sizeof(floatX), model->stream);
+    for (size_t s = 0; s < OPTIMIZER_STATES && flat->states[s]; s++) {
+        download(state, flat->states[s], P * sizeof(float), model->stream);
+        for (size_t i = 0; i < P; i++) used += state[i] != 0;
+    }
+    bool same = memcmp(all, alone, P * sizeof(floatX)) == 0;
+    json_free(&manifest);
+    free(all);
+    free(alone);
+    free(state);
+    return same && used == 0;
+}
+
 static void overwrite(const char* path, const char* data, size_t bytes) {
     FILE* file = fopen(path, "wb");
     size_t written = file ? fwrite(data, 1, bytes, file) : 0;
@@ -1213,6 +1350,7 @@ static void test_damage(void) {
     need(model_create(&model, &c, test_options(1, 1), &error), &error);
     for (int i = 0; i < 2; i++) need(file_read(path[i], 1 << 28, &data[i], &bytes[i], &error), &error);
     check_true("the checkpoint loads while it is whole", loads(&model, directory));
+    check_true("a checkpoint's weights alone leave the optimizer as it is", loads_weights_alone(&model, directory));
     for (uint64_t n = 0; n < 100; n++) {
         int i = (int)(n % 2);
         overwrite(path[i], data[i], random_bits(1, RANDOM_TEST, 30, n) % bytes[i]);

@@ -21,12 +21,16 @@ awk -v work="$work" -v only="$only" -v sample="$sample" '
     END {
         end()
         if (sample == 0 || sample > count) sample = count
-        for (i = 0; i < sample; i++) printf "%s", texts[int(i * count / sample)] > sprintf("%s/%04d.mutant", work, i)
+        for (i = 0; i < sample; i++) {
+            file = sprintf("%s/%04d.mutant", work, i)
+            printf "%s", texts[int(i * count / sample)] > file
+            close(file)
+        }
     }' "$list"
 
-# The one line of the sources that holds the text of $from, as FILE:NUMBER; nothing where there is none, or are several.
+# The one line of the sources that holds the text of $from, as FILE:NUMBER; nothing if there is none, or several.
 find_line() {
-    find . \( -path ./dev -o -path ./build -o -name 'test_*' \) -prune -o \( -name '*.[ch]' -o -name '*.cu*' \) -exec \
+    find . \( -path ./dev -o -path ./build -o -name 'test_*' \) -prune -o -path "./$in" -name '*.[ch]*' -type f -exec \
         awk 'index($0, ENVIRON["from"]) { at = FILENAME ":" FNR; count++ } END { if (count == 1) print at }' {} +
 }
 
@@ -40,8 +44,9 @@ caught() {
             needs="$suite train-FP32"
             set -- --train build/train-FP32 "$@" ;;
         test_errors)
-            needs="$suite train-FP32 tokenize corpus"
-            set -- --train build/train-FP32 --tokenize build/tokenize --corpus build/corpus "$@" ;;
+            needs="$suite train-FP32 generate-FP32 tokenize corpus"
+            set -- --train build/train-FP32 --generate build/generate-FP32 --tokenize build/tokenize \
+                --corpus build/corpus "$@" ;;
     esac
     # shellcheck disable=SC2046,SC2086
     make -s CUDA=off MPI=off B=build OPTIMISE="-O1 -march=native" OPENMP= WARNINGS=-w \
@@ -57,6 +62,8 @@ caught() {
 # Tries the mutant of a file, in a copy of the sources, the current directory. Leaves what came of it in `verdict`.
 try() {
     from=$(sed -n 's/^- //p' "$1") to=$(sed -n 's/^+ //p' "$1") reason=$(sed -n 's/^survives: //p' "$1")
+    in=$(sed -n 's/^@ //p' "$1")
+    in=${in:-*}
     export from to
     line=$(find_line)
     file=${line%:*}
@@ -80,14 +87,28 @@ try() {
     cp original "$file"
 }
 
-# Takes every jobs-th mutant, from number $1 on.
-worker() {
-    mkdir -p "$work/tree$1/build" && tar -cf - --exclude=./build --exclude=./.git . | tar -xf - -C "$work/tree$1"
-    cd "$work/tree$1" || exit 1
+# mine NUMBER: whether this worker takes what has that number.
+mine() { [ $(($1 % jobs)) -eq "$worker" ]; }
+
+# Runs the suites without a mutant, and then tries the mutants, of both those that are its own.
+run_worker() {
+    worker=$1 number=0
+    tree=$work/tree$worker
+    mkdir -p "$tree/build" && tar -cf - --exclude=./build --exclude=./.git . | tar -xf - -C "$tree"
+    cd "$tree" || exit 1
+    while read -r suite arguments <&3; do
+        number=$((number + 1))
+        # shellcheck disable=SC2086
+        if mine "$number" && { caught "$suite" $arguments || [ -e verdict ]; }; then
+            echo "FAILS WITHOUT A MUTANT  $suite $arguments: $(tail -n 1 suite.out)"
+            echo "FAILS WITHOUT A MUTANT" > "$work/suite$number.verdict"
+        fi
+        rm -f verdict
+    done 3< "$work/suites"
     number=0
     for mutant in "$work"/*.mutant; do
         number=$((number + 1))
-        [ $((number % jobs)) -eq "$1" ] || continue
+        mine "$number" || continue
         started=$(date +%s)
         try "$mutant"
         { cat verdict; [ -z "$reason" ] || echo "$reason"; } > "${mutant%.mutant}.verdict"
@@ -96,13 +117,16 @@ worker() {
     done
 }
 
-for job in $(seq 0 $((jobs - 1))); do worker "$job" & done
+sed -n 's/^> //p' "$work"/*.mutant | sort -u > "$work/suites"
+for job in $(seq 0 $((jobs - 1))); do run_worker "$job" & done
 wait
 for verdict in "$work"/*.verdict; do head -n 1 "$verdict"; done | sort | uniq -c | awk '
     { count = $1; $1 = ""; of[substr($0, 2)] = count; all += count }
     END {
+        all -= of["FAILS WITHOUT A MUTANT"]
         printf "%d mutants: %d caught (%.1f%%), %d survive for a reason, %d survived, ", all, of["caught"],
             all ? 100 * of["caught"] / all : 0, of["survives"], of["SURVIVED"]
-        printf "%d do not apply, %d do not build\n", of["does not apply"], of["does not build"]
-        exit all == 0 || of["caught"] + of["survives"] < all
+        printf "%d do not apply, %d do not build; %d suites fail without a mutant\n", of["does not apply"],
+            of["does not build"], of["FAILS WITHOUT A MUTANT"]
+        exit all == 0 || of["caught"] + of["survives"] < all || of["FAILS WITHOUT A MUTANT"] > 0
     }'
