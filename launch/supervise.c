@@ -117,7 +117,7 @@ static const char* status_text(int status) {
 #define RELAY_CHUNK ((size_t)4096)  // a pipe that poll says is writable takes as many bytes without blocking
 #define RELAY_PIPE (1 << 20)        // bytes that the command can be ahead of us
 #define RELAY_STUCK_MS 5e3          // for a reader to take something
-#define RELAY_RETRY_MS 20
+#define RELAY_RETRY_MS 20           // between two attempts to write
 #define TAIL_LINES ((size_t)20)
 #define TAIL_LINE_BYTES ((size_t)2048)  // the rest of a longer line is left out
 
@@ -337,7 +337,7 @@ typedef struct {
 typedef struct {
     // flags
     uint64_t max_restarts, min_ranks;
-    double limits[HEARTBEAT_PHASES];  // of a phase, in seconds; 0: none
+    double limits[HEARTBEAT_PHASES];  // seconds that a phase may take without a heartbeat; 0: any
     const char* out;
     char** words;     // of the command
     // this process
@@ -769,11 +769,11 @@ static void failure_begin(JsonWriter* w, const Failure* f, const Supervisor* s) 
     json_member_number(w, "memory_available_bytes", memory_available());
 }
 
-// Completes it, writes it under the next free name and frees it; path is "" if it could not be written.
-static void failure_end(char* path, size_t size, JsonWriter* w, Supervisor* s) {
+// Completes it, writes it under the next free name and frees it. Returns its path, or "" if it could not be written.
+static const char* failure_end(JsonWriter* w, Supervisor* s) {
+    static char directory[FILE_PATH_MAX], path[FILE_PATH_MAX + 32];
     Error error;
     struct statvfs disk;
-    char directory[FILE_PATH_MAX + 16];
     double disk_free = statvfs(s->out, &disk) == 0 ? (double)disk.f_bavail * (double)disk.f_frsize : (double)NAN;
     json_member_number(w, "disk_free_bytes", disk_free);
     json_write_key(w, "output");
@@ -787,13 +787,12 @@ static void failure_end(char* path, size_t size, JsonWriter* w, Supervisor* s) {
     snprintf(directory, sizeof directory, "%s/failures", s->out);
     bool good = json_write_done(w, &error) && directory_make(directory, &error);
     unsigned number = 0;
-    do snprintf(path, size, "%s/failure_%04u.json", directory, ++number);
+    do snprintf(path, sizeof path, "%s/failure_%04u.json", directory, ++number);
     while (access(path, F_OK) == 0);
     good = good && file_write_atomic(path, w->text, w->bytes, &error);
     json_writer_free(w);
-    if (good) return;
-    path[0] = 0;
-    supervise_tell(s, true, NULL, "the post-mortem is not written: %s", error.text);
+    if (!good) supervise_tell(s, true, NULL, "the post-mortem is not written: %s", error.text);
+    return good ? path : "";
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -870,7 +869,6 @@ static int supervise_retry(Supervisor* s, bool lost) {
 
 // One start of the command, to its end and that of all its processes. Returns the exit code, or -1 to start again.
 static int supervise_run(Supervisor* s) {
-    char path[FILE_PATH_MAX + 64];
     Failure f = {0};
     JsonWriter w;
     bool good = supervise_start(&f, s) && supervise_watch(&f, s);
@@ -892,7 +890,7 @@ static int supervise_run(Supervisor* s) {
         supervise_tell(s, true, NULL, "%s", f.what);
         return 2;
     }
-    failure_end(path, sizeof path, &w, s);
+    const char* path = failure_end(&w, s);
     supervise_tell(s, true, "failure", "%s%s%s", f.what, path[0] ? "; see " : "", path);
     if (!all_ended) return supervise_give_up(s, "some processes do not end, even by SIGKILL; restart the machine");
     if (code == 2) return 2;
