@@ -922,12 +922,11 @@ static void reference_optimizer(double* w, double* m, double* v, double* sizes, 
 
 static void test_optimizer(OptimizerKind kind, bool master_weights, size_t N, size_t first, uint64_t step) {
     if (!wanted("optimizer_update")) return;
-    static const char* const names[4] = {"adamw", "sgd", "momentum", "lion"};
     Shape s = NO_SHAPE;
     s.N = N, s.first_position = first;
-    bool has_m = kind != OPTIMIZER_SGD, has_v = kind == OPTIMIZER_ADAMW;
-    Case c = case_begin("optimizer_update", call_optimizer, &s, "%s N=%zu first=%zu step=%zu%s", names[kind], N, first,
-                        (size_t)step, master_weights ? " masters" : "");
+    bool has_m = optimizer_states(kind) > 0, has_v = optimizer_states(kind) > 1;
+    Case c = case_begin("optimizer_update", call_optimizer, &s, "%s N=%zu first=%zu step=%zu%s", OPTIMIZERS[kind].name,
+                        N, first, (size_t)step, master_weights ? " masters" : "");
     c.step.kind = kind;
     c.step.lr = 0.01f, c.step.beta1 = 0.9f, c.step.beta2 = 0.99f, c.step.epsilon = 1e-8f, c.step.weight_decay = 0.1f;
     c.step.grad_scale = 0.37f, c.step.seed = 9, c.step.step = step;
@@ -1076,7 +1075,7 @@ static void test_odd_shapes(void) {
 
     static const size_t lengths[7] = {0, 1, 2, 33, 255, 4096, ON_CUDA ? 20001 : 70001};
     for (int i = 0; i < 7; i++) test_vectors(lengths[i]);
-    for (int kind = 0; kind < 4; kind++) {
+    for (int kind = 0; kind < OPTIMIZER_COUNT; kind++) {
         for (int master_weights = 0; master_weights < 2; master_weights++) {
             test_optimizer((OptimizerKind)kind, master_weights, 1, 1001, 1);
             test_optimizer((OptimizerKind)kind, master_weights, 2048, 4096, 1);
