@@ -120,10 +120,10 @@ if command -v lscpu > /dev/null; then
     cores=$(both "$cores" "$(lscpu -p=CPU,NODE,CORE | grep -v '^#' | sort -t, -k2n -k3n -k1n | cut -d, -f1)")
 fi
 core_count=$(echo "$cores" | wc -w)
-share=$((core_count / ranks))
+per_rank=$((core_count / ranks))
 if [ -z "${OMP_NUM_THREADS:-}" ]; then
-    export OMP_NUM_THREADS="$share"
-    [ "$share" -gt 0 ] || OMP_NUM_THREADS=1
+    export OMP_NUM_THREADS="$per_rank"
+    [ "$per_rank" -gt 0 ] || OMP_NUM_THREADS=1
 fi
 command -v taskset > /dev/null && command -v lscpu > /dev/null || bind=off
 
@@ -135,7 +135,7 @@ cores_of() {
         slot=$(nvidia-smi -i "$gpu" --query-gpu=pci.bus_id --format=csv,noheader | tr 'A-F' 'a-f' | sed 's/^0000//')
         near=$(cat "/sys/bus/pci/devices/$slot/local_cpulist" 2> /dev/null) || return 0
         both "$(expand "$near")" "$cores"
-    elif [ "$share" -gt 0 ]; then
+    elif [ "$per_rank" -gt 0 ]; then
         echo "$cores" | awk -v i="$1" -v n="$core_count" -v ranks="$ranks" '
             NR > int(i * n / ranks) && NR <= int((i + 1) * n / ranks)'
     fi | paste -s -d , -

@@ -83,11 +83,11 @@ ends() {
     check "$3: exit code $code, expected $2" [ "$code" -eq "$2" ]
 }
 
-# signalled SIGNAL CODE TOLD SCRIPT FLAGS...: runs two ranks of asked.sh, and sends the signal to the script, or rather
-# to its process group, as a terminal does; SIGKILL to the script alone. It ends with the code, and each rank is TOLD a
-# signal, or just ends if that is empty.
+# signalled SIGNAL CODE RECEIVED SCRIPT FLAGS...: runs two ranks of asked.sh and sends a signal to the process group of
+# the script, as a terminal does; SIGKILL to the script alone. It ends with the code. Each rank ends, and has received the
+# signal RECEIVED unless that is empty.
 signalled() {
-    signal=$1 expected=$2 told=$3 script=$4
+    signal=$1 expected=$2 received=$3 script=$4
     shift 4
     default=
     [ "$signal" != INT ] || default='env --default-signal=INT'  # a shell ignores it in background processes
@@ -107,8 +107,8 @@ signalled() {
     ends $process "$expected" "$script and SIG$signal"
     for rank in 0 1; do
         check "rank $rank ends when $script gets SIG$signal" comes ended "$(cat asked_$rank.pid)"
-        [ -z "$told" ] ||
-            check "rank $rank is told SIG$told" comes grep -q "^told $told" logs/rank_$rank.log
+        [ -z "$received" ] ||
+            check "rank $rank receives SIG$received" comes grep -q "^received $received" logs/rank_$rank.log
     done
 }
 
@@ -251,15 +251,15 @@ says 'rank 1 on .* was ended by SIGSEGV'
 
 # Ranks that end by themselves when a signal asks them to, each signal with a code of its own; asked twice, with 99.
 cat > asked.sh <<'END'
-told() {
+received() {
     trap 'exit 99' TERM INT USR1
     sleep 1
-    echo "told $1"
+    echo "received $1"
     exit "$2"
 }
-trap 'told TERM 30' TERM
-trap 'told INT 31' INT
-trap 'told USR1 75' USR1
+trap 'received TERM 30' TERM
+trap 'received INT 31' INT
+trap 'received USR1 75' USR1
 echo $$ > "asked_$RANK.pid"
 echo ready
 turns=0
@@ -269,9 +269,9 @@ while [ $turns -lt 1000 ]; do
 done
 END
 for row in TERM:30:TERM USR1:75:USR1 HUP:30:TERM INT:31:INT; do
-    told=${row##*:} code=${row#*:}
-    signalled "${row%%:*}" "${code%:*}" "$told" node.sh --ranks 2
-    says "^told $told"
+    received=${row##*:} code=${row#*:}
+    signalled "${row%%:*}" "${code%:*}" "$received" node.sh --ranks 2
+    says "^received $received"
 done
 if setpriv --pdeathsig KILL true 2> /dev/null; then
     signalled KILL 137 '' node.sh --ranks 2
@@ -483,7 +483,7 @@ done
 kill -s USR1 $process
 ends $process 75 "slurm.sbatch and SIGUSR1"
 check "the job is put into the queue again" grep -qx "requeue $job" scontrol.txt
-check "both tasks were told" [ "$(grep -c '^told USR1' out.txt)" -eq 2 ]
+check "both tasks received it" [ "$(grep -c '^received USR1' out.txt)" -eq 2 ]
 
 printf '#!/bin/sh\nexit 1\n' > bin/scontrol
 runs 75 "a job that cannot be put into the queue again" batch sh -c 'exit 75'

@@ -23,7 +23,7 @@
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 
-#define CASE_MS 60e3        // after which a supervisor is said to hang
+#define CASE_MS 60e3        // after which a supervisor counts as hung
 #define FLOOD_BYTES ((size_t)10 << 20)
 
 static double slack_ms = 3000;  // that a busy machine may add
@@ -427,7 +427,7 @@ typedef struct {
 
 static const Case* this_case;
 
-// What a case expects, beside its exit code; see failure_check for the last.
+// What a case expects in addition to its exit code; see failure_check for the last.
 //   starts N                  so many starts of the command
 //   event N NAME              so many events
 //   trace NAME I MORE         the I-th line of this name (from 0)
@@ -598,7 +598,7 @@ static void case_unread(void) {
     char* text = (char*)allocate(2 * FLOOD_BYTES + 1);
     need(text != NULL, "memory");
     Supervised s = supervised_start("--out . -- SELF act flood trace=written await=go end", true);
-    check_case(await(is_traced, "written", 0), "a command whose output nobody reads goes on");
+    check_case(await(is_traced, "written", 0), "a command whose output nobody reads continues");
     check_between(trace_ms("written", 0) - trace_ms("start", 0), 0, RELAY_STUCK_MS + 5000 + slack_ms, "ms to write");
     size_t bytes = read_all(text, 2 * FLOOD_BYTES, 0, s.output, 1000);
     put_text("go", "");
@@ -808,7 +808,7 @@ static const Case CASES[] = {
 
 #define STEPS 24
 #define STRIKE_STEP 12  // between two checkpoints
-#define RESTART_MS 3e3  // from the death of a rank to the first step, beside what the trainer takes to load
+#define RESTART_MS 3e3  // from the death of a rank to the first step, without what the trainer takes to load
 #define FOUND_MS 1e3    // from the end of its time limit until a hang is found
 #define LOSS_BOUND 1e-5 // relative, between numbers of ranks: they add losses in another order
 #define TRAINER                                                                                              \
@@ -890,7 +890,7 @@ static bool heartbeat_await_step(const Heartbeat* h, uint64_t step) {
     return check_case(heartbeat_read(h).step >= step, "the step to strike in comes");
 }
 
-// After so many starts the run is complete, and nobody can tell.
+// After this number of starts the run is complete, with the weights of an undisturbed one.
 static void train_check_end(Supervised* s, size_t starts) {
     supervised_end(s, 0);
     check_between((double)trace_count("start"), (double)starts, (double)starts, "starts");
@@ -1081,7 +1081,7 @@ static void test_heartbeats(void) {
     const Heartbeat* mapped = heartbeat_map(path, 3);
     need(mapped != NULL, "map");
     Heartbeat h = heartbeat_read(mapped);
-    check_case(h.rank == 3 && h.world == 4 && h.pid == (uint64_t)getpid(), "who it is");
+    check_case(h.rank == 3 && h.world == 4 && h.pid == (uint64_t)getpid(), "rank, world and process");
     check_case(h.phase == HEARTBEAT_SETUP && h.step == 0 && h.closed == 0, "first heartbeat");
     double before = now_ms();
     heartbeat(HEARTBEAT_CHECKPOINT, 12);
