@@ -297,7 +297,9 @@ static __global__ void pipeline(float* out, const float* in, int32_t bug) {
     out[i] = (float)i + sum - (348.0f - 4.0f * (float)i);
     out[64 + i] = (float)(64 + i);
 }
-KERNEL_BUG(cp_async_one_group_too_few, "forward reverse random race") { pipeline<<<1, 64>>>(result, numbers, bug ? 1 : 0); }
+KERNEL_BUG(cp_async_one_group_too_few, "forward reverse random race") {
+    pipeline<<<1, 64>>>(result, numbers, bug ? 1 : 0);
+}
 KERNEL_BUG(cp_async_into_stage_in_use, "early race") { pipeline<<<1, 64>>>(result, numbers, bug ? 2 : 0); }
 
 static __global__ void copy_16(float* out, const float* in, uint32_t offset, uint32_t size) {
@@ -405,7 +407,7 @@ static __global__ void with_dynamic(float* out) {
 // The permission is each kernel's own.
 KERNEL_BUG(shared_memory_not_asked_for, "all") {
     enum { BYTES = 96 << 10 };
-    if (cudaFuncSetAttribute(with_dynamic<0>, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES) != cudaSuccess) return;
+    cudaFuncSetAttribute(with_dynamic<0>, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES);
     if (bug) with_dynamic<1><<<1, N, BYTES>>>(result);
     else with_dynamic<0><<<1, N, BYTES>>>(result);
 }

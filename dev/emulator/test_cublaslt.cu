@@ -16,29 +16,17 @@
 // Refusals: what the library answers with an error gets that error; what ends the program does so with the exit status
 // of a diagnosis, in a process of its own.
 
-#include "../../llmtrain/gemm.h"
+#include "llmtrain/gemm.h"
+#include "dev/test/harness.h"
 
 #include <cublasLt.h>
 #include <cuda_runtime.h>
 #ifdef EMULATED
 #include "cublaslt.h"
-#include <sys/wait.h>
 #endif
 
-static int passed, failed;
-
-static void check(bool ok, const char* what, const char* details) {
-    printf("%s  %-44s %s\n", ok ? "ok    " : "FAILED", what, details);
-    if (ok) passed++; else failed++;
-}
-
-static void must(bool ok, const char* what) {
-    if (ok) return;
-    printf("FAILED  %s; cannot go on\n%d passed, %d failed\n", what, passed, failed + 1);
-    exit(1);
-}
-#define CUDA(call) must((call) == cudaSuccess, #call)
-#define LT(call) must((call) == CUBLAS_STATUS_SUCCESS, #call)
+#define CUDA(call) need((call) == cudaSuccess, "%s", #call)
+#define LT(call) need((call) == CUBLAS_STATUS_SUCCESS, "%s", #call)
 
 // ------------------------------------------------------------------------------------------------
 // Problems
@@ -77,7 +65,7 @@ static Matrix matrix_make(Dtype type, size_t rows, size_t columns, size_t gap, u
     size_t elements = m.stride * columns;
     m.bytes = elements * dtype_bytes(type) + GUARD;
     m.host = (unsigned char*)allocate(m.bytes);
-    must(m.host != NULL, "memory for a matrix");
+    need(m.host != NULL, "memory for a matrix");
     for (size_t i = 0; i < m.bytes; i++) m.host[i] = (unsigned char)(random_bits(seed, RANDOM_TEST, 1, i));
     for (size_t i = 0; i < elements; i++)
         gemm_save(m.host, type, i, 2.0f * random_uniform(seed, RANDOM_TEST, 0, i) - 1.0f);
@@ -148,14 +136,46 @@ static Objects objects_make(const Problem* p, const Matrix* a, const Matrix* b, 
     return o;
 }
 
-static void objects_free(Objects* o) {
-    LT(cublasLtMatmulDescDestroy(o->operation));
-    LT(cublasLtMatrixLayoutDestroy(o->a));
-    LT(cublasLtMatrixLayoutDestroy(o->b));
-    LT(cublasLtMatrixLayoutDestroy(o->c));
-    LT(cublasLtMatrixLayoutDestroy(o->d));
-    LT(cublasLtMatmulPreferenceDestroy(o->wish));
+// A problem with its matrices, and its algorithm where the library has one.
+typedef struct {
+    Problem p;
+    Matrix a, b, d, bias, aux;
+    Objects o;
+    cublasLtMatmulHeuristicResult_t result;
+    int found;
+} Setting;
+
+static cublasStatus_t ask(Setting* s) {
+    return cublasLtMatmulAlgoGetHeuristic(handle, s->o.operation, s->o.a, s->o.b, s->o.c, s->o.d, s->o.wish, 1,
+                                          &s->result, &s->found);
 }
+
+static Setting setting_make(const Problem& p) {
+    Setting s;
+    memset(&s, 0, sizeof s);
+    s.p = p;
+    s.a = matrix_make(p.in, p.transpose_a ? p.length : p.rows, p.transpose_a ? p.rows : p.length, p.gap, 1);
+    s.b = matrix_make(p.in, p.transpose_b ? p.columns : p.length, p.transpose_b ? p.length : p.columns, p.gap, 2);
+    s.d = matrix_make(p.out, p.rows, p.columns, p.gap, 3);
+    s.aux = matrix_make(p.out, p.rows, p.columns, p.gap, 4);
+    s.bias = matrix_make(p.out, p.rows, 1, 0, 5);
+    s.o = objects_make(&p, &s.a, &s.b, &s.d, &s.bias, &s.aux);
+    return s;
+}
+
+static void setting_free(Setting* s) {
+    LT(cublasLtMatmulDescDestroy(s->o.operation));
+    for (cublasLtMatrixLayout_t layout : {s->o.a, s->o.b, s->o.c, s->o.d}) LT(cublasLtMatrixLayoutDestroy(layout));
+    LT(cublasLtMatmulPreferenceDestroy(s->o.wish));
+    for (Matrix* m : {&s->a, &s->b, &s->d, &s->bias, &s->aux}) matrix_free(m);
+}
+
+static cublasStatus_t multiply_in(Setting* s, void* memory, size_t bytes) {
+    return cublasLtMatmul(handle, s->o.operation, &s->p.alpha, s->a.device, s->o.a, s->b.device, s->o.b, &s->p.beta,
+                          s->d.device, s->o.c, s->d.device, s->o.d, &s->result.algo, memory, bytes, stream);
+}
+
+static cublasStatus_t multiply(Setting* s) { return multiply_in(s, workspace, workspace_bytes); }
 
 // ------------------------------------------------------------------------------------------------
 // Products
@@ -169,26 +189,15 @@ static double part_of_bound(double got, double x, double spread, Dtype type) {
 }
 
 static void test_product(const char* name, Problem p) {
-    Matrix a = matrix_make(p.in, p.transpose_a ? p.length : p.rows, p.transpose_a ? p.rows : p.length, p.gap, 1);
-    Matrix b = matrix_make(p.in, p.transpose_b ? p.columns : p.length, p.transpose_b ? p.length : p.columns, p.gap, 2);
-    Matrix d = matrix_make(p.out, p.rows, p.columns, p.gap, 3), aux = matrix_make(p.out, p.rows, p.columns, p.gap, 4);
-    Matrix bias = matrix_make(p.out, p.rows, 1, 0, 5);
-    Objects o = objects_make(&p, &a, &b, &d, &bias, &aux);
-    cublasLtMatmulHeuristicResult_t result;
-    int found = 0;
-    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, o.operation, o.a, o.b, o.c, o.d, o.wish, 1, &result,
-                                                           &found);
-    char details[160];
-    if (status == CUBLAS_STATUS_SUCCESS && found == 1) {
-        status = cublasLtMatmul(handle, o.operation, &p.alpha, a.device, o.a, b.device, o.b, &p.beta, d.device, o.c,
-                                d.device, o.d, &result.algo, workspace, workspace_bytes, stream);
-    }
-    if (status != CUBLAS_STATUS_SUCCESS || found != 1) {
-        snprintf(details, sizeof details, "status %d, %d algorithms", (int)status, found);
-        check(false, name, details);
+    Setting s = setting_make(p);
+    Matrix &a = s.a, &b = s.b, &d = s.d, &aux = s.aux, &bias = s.bias;
+    cublasStatus_t status = ask(&s);
+    if (status == CUBLAS_STATUS_SUCCESS && s.found == 1) status = multiply(&s);
+    if (status != CUBLAS_STATUS_SUCCESS || s.found != 1) {
+        check(false, "%-44s status %d, %d algorithms", name, (int)status, s.found);
     } else {
         unsigned char *got = (unsigned char*)allocate(d.bytes), *got_aux = (unsigned char*)allocate(aux.bytes);
-        must(got != NULL && got_aux != NULL, "memory for the results");
+        need(got != NULL && got_aux != NULL, "memory for the results");
         CUDA(cudaStreamSynchronize(stream));
         CUDA(cudaMemcpy(got, d.device, d.bytes, cudaMemcpyDeviceToHost));
         CUDA(cudaMemcpy(got_aux, aux.device, aux.bytes, cudaMemcpyDeviceToHost));
@@ -230,20 +239,14 @@ static void test_product(const char* name, Problem p) {
             }
         }
         bool kept = memcmp(got, d.host, d.bytes) == 0 && memcmp(got_aux, aux.host, aux.bytes) == 0;
-        snprintf(details, sizeof details, "%s%s %zux%zux%zu gap %zu alpha %g beta %g%s: %.2f, %.2f of the bound%s",
-                 p.transpose_a ? "T" : "N", p.transpose_b ? "T" : "N", p.rows, p.columns, p.length, p.gap,
-                 (double)p.alpha, (double)p.beta, p.tf32 ? " tf32" : "", worst, worst_aux,
-                 kept ? "" : ", WROTE OUTSIDE");
-        check(worst <= 1.0 && worst_aux <= 1.0 && kept, name, details);
+        check(worst <= 1.0 && worst_aux <= 1.0 && kept,
+              "%-44s %s%s %zux%zux%zu gap %zu alpha %g beta %g%s: %.2f, %.2f of the bound%s", name,
+              p.transpose_a ? "T" : "N", p.transpose_b ? "T" : "N", p.rows, p.columns, p.length, p.gap,
+              (double)p.alpha, (double)p.beta, p.tf32 ? " tf32" : "", worst, worst_aux, kept ? "" : ", WROTE OUTSIDE");
         free(got);
         free(got_aux);
     }
-    objects_free(&o);
-    matrix_free(&a);
-    matrix_free(&b);
-    matrix_free(&d);
-    matrix_free(&aux);
-    matrix_free(&bias);
+    setting_free(&s);
 }
 
 static const struct {
@@ -255,8 +258,6 @@ static const struct {
     {"gelu_aux", CUBLASLT_EPILOGUE_GELU_AUX}, {"gelu_aux_bias", CUBLASLT_EPILOGUE_GELU_AUX_BIAS},
     {"dgelu", CUBLASLT_EPILOGUE_DGELU},
 };
-enum { EPILOGUES = sizeof epilogues / sizeof epilogues[0] };
-
 static void test_products(void) {
     static const Dtype types[] = {DTYPE_F32, DTYPE_BF16, DTYPE_F16};
     const size_t shapes[][3] = {{8, 1, 8}, {16, 40, 24}, {72, 8, 328}};
@@ -264,7 +265,7 @@ static void test_products(void) {
         Dtype type = types[t];
         for (int wide = 0; wide <= (type != DTYPE_F32); wide++) {
             for (int transposes = 0; transposes < 3; transposes++) {  // NN, TN, NT: the three that matmul.cuh needs
-                for (int e = 0; e < EPILOGUES; e++) {
+                for (int e = 0; e < (int)COUNT_OF(epilogues); e++) {
                     for (int tf32 = 0; tf32 <= (type == DTYPE_F32); tf32++) {
                         // 16-bit operands with a float result are for gradients of weights, which have no epilogue.
                         if (wide && e > 0) continue;
@@ -294,49 +295,9 @@ static void test_products(void) {
 // ------------------------------------------------------------------------------------------------
 // Refusals
 
-typedef struct {
-    Problem p;
-    Matrix a, b, d, bias, aux;
-    Objects o;
-    cublasLtMatmulHeuristicResult_t result;
-} Setting;
-
-static cublasStatus_t ask(Setting* s) {
-    int found = 0;
-    return cublasLtMatmulAlgoGetHeuristic(handle, s->o.operation, s->o.a, s->o.b, s->o.c, s->o.d, s->o.wish, 1,
-                                          &s->result, &found);
-}
-
-// A product of bf16 that is right in every respect, and its algorithm.
-static Setting setting_make(void) {
-    Setting s;
-    Problem p = {DTYPE_BF16, DTYPE_BF16, false, false, false, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, 1.0f, 0.0f, 16, 8, 32, 0};
-    s.p = p;
-    s.a = matrix_make(DTYPE_BF16, 16, 32, 0, 1);
-    s.b = matrix_make(DTYPE_BF16, 32, 8, 0, 2);
-    s.d = matrix_make(DTYPE_BF16, 16, 8, 0, 3);
-    s.aux = matrix_make(DTYPE_BF16, 16, 8, 0, 4);
-    s.bias = matrix_make(DTYPE_BF16, 16, 1, 0, 5);
-    s.o = objects_make(&p, &s.a, &s.b, &s.d, &s.bias, &s.aux);
-    LT(ask(&s));
-    return s;
-}
-
-static void setting_free(Setting* s) {
-    objects_free(&s->o);
-    matrix_free(&s->a);
-    matrix_free(&s->b);
-    matrix_free(&s->d);
-    matrix_free(&s->aux);
-    matrix_free(&s->bias);
-}
-
-static cublasStatus_t multiply_in(Setting* s, void* memory, size_t bytes) {
-    return cublasLtMatmul(handle, s->o.operation, &s->p.alpha, s->a.device, s->o.a, s->b.device, s->o.b, &s->p.beta,
-                          s->d.device, s->o.c, s->d.device, s->o.d, &s->result.algo, memory, bytes, stream);
-}
-
-static cublasStatus_t multiply(Setting* s) { return multiply_in(s, workspace, workspace_bytes); }
+// A product of bf16 that is right in every respect.
+static const Problem RIGHT = {DTYPE_BF16, DTYPE_BF16, false, false, false, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, 1.0f, 0.0f,
+                              16, 8, 32, 0};
 
 static cublasStatus_t set(Setting* s, cublasLtMatmulDescAttributes_t name, int64_t value, size_t bytes) {
     return cublasLtMatmulDescSetAttribute(s->o.operation, name, &value, bytes);
@@ -347,207 +308,122 @@ static cublasStatus_t set_layout(cublasLtMatrixLayout_t layout, cublasLtMatrixLa
     return cublasLtMatrixLayoutSetAttribute(layout, name, &value, bytes);
 }
 
-typedef cublasStatus_t (*Deed)(Setting* s);
+// What is done to it before it is asked about or computed.
+#define WITH(change, then) \
+    [](Setting* s) { \
+        change; \
+        return then(s); \
+    }
 
-static cublasStatus_t nothing_wrong(Setting* s) { return multiply(s); }
-static cublasStatus_t wrong_size(Setting* s) {
-    return set(s, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS, 8);
-}
-static cublasStatus_t short_columns(Setting* s) {
-    set_layout(s->o.a, CUBLASLT_MATRIX_LAYOUT_LD, 8, 8);
-    return ask(s);
-}
-static cublasStatus_t shapes_that_do_not_fit(Setting* s) {
-    set_layout(s->o.b, CUBLASLT_MATRIX_LAYOUT_ROWS, 24, 8);
-    return ask(s);
-}
-static cublasStatus_t c_unlike_d(Setting* s) {
-    set_layout(s->o.c, CUBLASLT_MATRIX_LAYOUT_COLS, 7, 8);
-    return ask(s);
-}
-static cublasStatus_t operands_of_two_types(Setting* s) {
-    set_layout(s->o.a, CUBLASLT_MATRIX_LAYOUT_TYPE, CUDA_R_16F, 4);
-    return ask(s);
-}
-static cublasStatus_t tf32_of_bf16(Setting* s) {
-    set(s, CUBLASLT_MATMUL_DESC_COMPUTE_TYPE, CUBLAS_COMPUTE_32F_FAST_TF32, 4);
-    return ask(s);
-}
-static cublasStatus_t aux_stride_not_8(Setting* s) {
-    set(s, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, 20, 8);
-    return ask(s);
-}
-static cublasStatus_t no_aux_stride(Setting* s) {
-    set(s, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, 0, 8);
-    return ask(s);
-}
-static cublasStatus_t rows_not_16_bytes(Setting* s) {
-    set_layout(s->o.a, CUBLASLT_MATRIX_LAYOUT_LD, 17, 8);
-    return ask(s);
-}
-static cublasStatus_t bias_off_16_bytes(Setting* s) {
-    set(s, CUBLASLT_MATMUL_DESC_BIAS_POINTER, (int64_t)(intptr_t)(s->bias.device + 2), 8);
-    return ask(s);
-}
-static cublasStatus_t little_alignment(Setting* s) {
-    uint32_t alignment = 2;
-    LT(cublasLtMatmulPreferenceSetAttribute(s->o.wish, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &alignment, 4));
-    return ask(s);
-}
-static cublasStatus_t missing_epilogue(Setting* s) {
-    emulator::cublaslt_missing = CUBLASLT_EPILOGUE_GELU;
-    cublasStatus_t status = ask(s);
-    emulator::cublaslt_missing = 0;
-    return status;
-}
-static cublasStatus_t another_algorithm(Setting* s) {
-    set(s, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS, 4);
-    return multiply(s);
-}
-static cublasStatus_t no_bias(Setting* s) {
-    set(s, CUBLASLT_MATMUL_DESC_BIAS_POINTER, 0, 8);
-    return multiply(s);
-}
-static cublasStatus_t small_workspace(Setting* s) {
-    return s->result.workspaceSize ? multiply_in(s, workspace, s->result.workspaceSize - 1) : CUBLAS_STATUS_SUCCESS;
-}
-static cublasStatus_t workspace_off_256_bytes(Setting* s) {
-    return multiply_in(s, (char*)workspace + 64, workspace_bytes - 64);
-}
-
+// The status that the library answers with.
 static const struct {
     const char* name;
-    Deed deed;
     cublasStatus_t status;
+    cublasStatus_t (*deed)(Setting* s);
 } refusals[] = {
-    {"nothing wrong", nothing_wrong, CUBLAS_STATUS_SUCCESS},
-    {"attribute of the wrong size", wrong_size, CUBLAS_STATUS_INVALID_VALUE},
-    {"leading dimension below the rows", short_columns, CUBLAS_STATUS_INVALID_VALUE},
-    {"shapes that do not fit", shapes_that_do_not_fit, CUBLAS_STATUS_INVALID_VALUE},
-    {"C unlike D", c_unlike_d, CUBLAS_STATUS_INVALID_VALUE},
-    {"operands of two types", operands_of_two_types, CUBLAS_STATUS_NOT_SUPPORTED},
-    {"tf32 of bf16", tf32_of_bf16, CUBLAS_STATUS_NOT_SUPPORTED},
-    {"auxiliary stride not a multiple of 8", aux_stride_not_8, CUBLAS_STATUS_INVALID_VALUE},
-    {"no auxiliary stride", no_aux_stride, CUBLAS_STATUS_INVALID_VALUE},
-    {"rows that are not whole 16 bytes", rows_not_16_bytes, CUBLAS_STATUS_NOT_SUPPORTED},
-    {"bias that is not on 16 bytes", bias_off_16_bytes, CUBLAS_STATUS_NOT_SUPPORTED},
-    {"too little alignment promised", little_alignment, CUBLAS_STATUS_NOT_SUPPORTED},
-    {"epilogue that is missing", missing_epilogue, CUBLAS_STATUS_NOT_SUPPORTED},
-    {"algorithm of another problem", another_algorithm, CUBLAS_STATUS_INVALID_VALUE},
-    {"no bias", no_bias, CUBLAS_STATUS_INVALID_VALUE},
-    {"workspace too small", small_workspace, CUBLAS_STATUS_INVALID_VALUE},
-    {"workspace that is not on 256 bytes", workspace_off_256_bytes, CUBLAS_STATUS_INVALID_VALUE},
+    {"nothing wrong", CUBLAS_STATUS_SUCCESS, [](Setting* s) { return multiply(s); }},
+    {"attribute of the wrong size", CUBLAS_STATUS_INVALID_VALUE, [](Setting* s) {
+         return set(s, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS, 8);
+     }},
+    {"leading dimension below the rows", CUBLAS_STATUS_INVALID_VALUE,
+     WITH(set_layout(s->o.a, CUBLASLT_MATRIX_LAYOUT_LD, 8, 8), ask)},
+    {"shapes that do not fit", CUBLAS_STATUS_INVALID_VALUE,
+     WITH(set_layout(s->o.b, CUBLASLT_MATRIX_LAYOUT_ROWS, 24, 8), ask)},
+    {"C unlike D", CUBLAS_STATUS_INVALID_VALUE, WITH(set_layout(s->o.c, CUBLASLT_MATRIX_LAYOUT_COLS, 7, 8), ask)},
+    {"operands of two types", CUBLAS_STATUS_NOT_SUPPORTED,
+     WITH(set_layout(s->o.a, CUBLASLT_MATRIX_LAYOUT_TYPE, CUDA_R_16F, 4), ask)},
+    {"tf32 of bf16", CUBLAS_STATUS_NOT_SUPPORTED,
+     WITH(set(s, CUBLASLT_MATMUL_DESC_COMPUTE_TYPE, CUBLAS_COMPUTE_32F_FAST_TF32, 4), ask)},
+    {"auxiliary stride not a multiple of 8", CUBLAS_STATUS_INVALID_VALUE,
+     WITH(set(s, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, 20, 8), ask)},
+    {"no auxiliary stride", CUBLAS_STATUS_INVALID_VALUE, WITH(set(s, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, 0, 8), ask)},
+    {"rows that are not whole 16 bytes", CUBLAS_STATUS_NOT_SUPPORTED,
+     WITH(set_layout(s->o.a, CUBLASLT_MATRIX_LAYOUT_LD, 17, 8), ask)},
+    {"bias that is not on 16 bytes", CUBLAS_STATUS_NOT_SUPPORTED,
+     WITH(set(s, CUBLASLT_MATMUL_DESC_BIAS_POINTER, (int64_t)(intptr_t)(s->bias.device + 2), 8), ask)},
+    {"too little alignment promised", CUBLAS_STATUS_NOT_SUPPORTED, [](Setting* s) {
+         uint32_t alignment = 2;
+         LT(cublasLtMatmulPreferenceSetAttribute(s->o.wish, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &alignment, 4));
+         return ask(s);
+     }},
+    {"epilogue that is missing", CUBLAS_STATUS_NOT_SUPPORTED, [](Setting* s) {
+         emulator::cublaslt_missing = CUBLASLT_EPILOGUE_GELU;
+         cublasStatus_t status = ask(s);
+         emulator::cublaslt_missing = 0;
+         return status;
+     }},
+    {"algorithm of another problem", CUBLAS_STATUS_INVALID_VALUE,
+     WITH(set(s, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS, 4), multiply)},
+    {"no bias", CUBLAS_STATUS_INVALID_VALUE, WITH(set(s, CUBLASLT_MATMUL_DESC_BIAS_POINTER, 0, 8), multiply)},
+    {"workspace too small", CUBLAS_STATUS_INVALID_VALUE, [](Setting* s) {
+         if (s->result.workspaceSize == 0) return CUBLAS_STATUS_SUCCESS;
+         return multiply_in(s, workspace, s->result.workspaceSize - 1);
+     }},
+    {"workspace that is not on 256 bytes", CUBLAS_STATUS_INVALID_VALUE, [](Setting* s) {
+         return multiply_in(s, (char*)workspace + 64, workspace_bytes - 64);
+     }},
 };
 
-static cublasStatus_t unknown_attribute(Setting* s) { return set(s, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, 0, 8); }
-static cublasStatus_t row_order(Setting* s) {
-    set_layout(s->o.b, CUBLASLT_MATRIX_LAYOUT_ORDER, CUBLASLT_ORDER_ROW, 4);
-    return ask(s);
-}
-static cublasStatus_t batch(Setting* s) {
-    set_layout(s->o.b, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, 2, 4);
-    return ask(s);
-}
-static cublasStatus_t type_of_8_bits(Setting* s) {
-    set_layout(s->o.b, CUBLASLT_MATRIX_LAYOUT_TYPE, CUDA_R_8I, 4);
-    return ask(s);
-}
-static cublasStatus_t scale_on_the_device(Setting* s) {
-    set(s, CUBLASLT_MATMUL_DESC_POINTER_MODE, CUBLASLT_POINTER_MODE_DEVICE, 4);
-    return ask(s);
-}
-static cublasStatus_t bias_gradient(Setting* s) {
-    set(s, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BGRADB, 4);
-    return ask(s);
-}
-static cublasStatus_t broken_promise(Setting* s) {
-    s->a.device += 2;
-    return multiply(s);
-}
-static cublasStatus_t host_memory(Setting* s) {
-    s->a.device = s->a.host;
-    return multiply(s);
-}
-static cublasStatus_t past_the_end(Setting* s) {
-    s->a.device += 5 * GUARD;
-    return multiply(s);
-}
-static cublasStatus_t bias_on_the_host(Setting* s) {
-    set(s, CUBLASLT_MATMUL_DESC_BIAS_POINTER, (int64_t)(intptr_t)s->bias.host, 8);
-    return multiply(s);
-}
-static cublasStatus_t result_on_an_operand(Setting* s) {
-    s->d.device = s->b.device;
-    return multiply(s);
-}
-static cublasStatus_t layout_for_operation(Setting* s) {
-    s->o.operation = (cublasLtMatmulDesc_t)(void*)s->o.a;
-    return ask(s);
-}
-static cublasStatus_t layout_after_its_end(Setting* s) {
-    LT(cublasLtMatrixLayoutDestroy(s->o.b));
-    return ask(s);
-}
-static cublasStatus_t operation_destroyed_twice(Setting* s) {
-    LT(cublasLtMatmulDescDestroy(s->o.operation));
-    return cublasLtMatmulDescDestroy(s->o.operation);
-}
-static cublasStatus_t handle_after_its_end(Setting* s) {
-    LT(cublasLtDestroy(handle));
-    return multiply(s);
-}
-
+// What ends the program.
 static const struct {
     const char* name;
-    Deed deed;
+    cublasStatus_t (*deed)(Setting* s);
 } diagnoses[] = {
-    {"attribute that is not emulated", unknown_attribute}, {"row order", row_order},
-    {"batch of matrices", batch},                          {"type of 8 bits", type_of_8_bits},
-    {"alpha on the device", scale_on_the_device},          {"epilogue of a bias gradient", bias_gradient},
-    {"pointer that is less aligned than promised", broken_promise},
-    {"operand in host memory", host_memory},               {"operand past its allocation", past_the_end},
-    {"bias in host memory", bias_on_the_host},             {"result on an operand", result_on_an_operand},
-    {"layout where an operation should be", layout_for_operation},
-    {"layout after its end", layout_after_its_end},        {"operation destroyed twice", operation_destroyed_twice},
-    {"handle after its end", handle_after_its_end},
+    {"attribute that is not emulated", [](Setting* s) { return set(s, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, 0, 8); }},
+    {"row order", WITH(set_layout(s->o.b, CUBLASLT_MATRIX_LAYOUT_ORDER, CUBLASLT_ORDER_ROW, 4), ask)},
+    {"batch of matrices", WITH(set_layout(s->o.b, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, 2, 4), ask)},
+    {"type of 8 bits", WITH(set_layout(s->o.b, CUBLASLT_MATRIX_LAYOUT_TYPE, CUDA_R_8I, 4), ask)},
+    {"alpha on the device", WITH(set(s, CUBLASLT_MATMUL_DESC_POINTER_MODE, CUBLASLT_POINTER_MODE_DEVICE, 4), ask)},
+    {"epilogue of a bias gradient", WITH(set(s, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BGRADB, 4), ask)},
+    {"pointer that is less aligned than promised", WITH(s->a.device += 2, multiply)},
+    {"operand in host memory", WITH(s->a.device = s->a.host, multiply)},
+    {"operand past its allocation", WITH(s->a.device += 5 * GUARD, multiply)},
+    {"bias in host memory",
+     WITH(set(s, CUBLASLT_MATMUL_DESC_BIAS_POINTER, (int64_t)(intptr_t)s->bias.host, 8), multiply)},
+    {"result on an operand", WITH(s->d.device = s->b.device, multiply)},
+    {"layout where an operation should be", WITH(s->o.operation = (cublasLtMatmulDesc_t)(void*)s->o.a, ask)},
+    {"layout after its end", WITH(LT(cublasLtMatrixLayoutDestroy(s->o.b)), ask)},
+    {"operation destroyed twice", [](Setting* s) {
+         LT(cublasLtMatmulDescDestroy(s->o.operation));
+         return cublasLtMatmulDescDestroy(s->o.operation);
+     }},
+    {"handle after its end", WITH(LT(cublasLtDestroy(handle)), multiply)},
 };
 
 enum { DIAGNOSIS = 86 };  // exit status
 
+static void diagnose(const void* deed) {
+    alarm(10);  // for a product that was not refused: its threads have not come along
+    Setting s = setting_make(RIGHT);
+    LT(ask(&s));
+    (*(cublasStatus_t(*const*)(Setting*))deed)(&s);
+}
+
 static void test_refusals(void) {
-    char details[80];
-    for (size_t i = 0; i < sizeof refusals / sizeof refusals[0]; i++) {
-        Setting s = setting_make();
-        cublasStatus_t status = refusals[i].deed(&s);
-        snprintf(details, sizeof details, "%s", cublasLtGetStatusString(status));
-        check(status == refusals[i].status, refusals[i].name, details);
+    for (const auto& r : refusals) {
+        Setting s = setting_make(RIGHT);
+        LT(ask(&s));
+        cublasStatus_t status = r.deed(&s);
+        check(status == r.status, "%-44s %s", r.name, cublasLtGetStatusString(status));
         CUDA(cudaStreamSynchronize(stream));
         setting_free(&s);
     }
-    for (size_t i = 0; i < sizeof diagnoses / sizeof diagnoses[0]; i++) {
-        fflush(stdout);
-        pid_t child = fork();
-        if (child == 0) {
-            alarm(10);  // for a product that was not refused: its threads have not come along
-            if (freopen("/dev/null", "w", stderr) == NULL) _exit(1);
-            Setting s = setting_make();
-            diagnoses[i].deed(&s);
-            _exit(0);
-        }
-        int status = 0;
-        must(child > 0 && waitpid(child, &status, 0) == child, "a process for a diagnosis");
-        snprintf(details, sizeof details, "exit status %d", WIFEXITED(status) ? WEXITSTATUS(status) : -1);
-        check(WIFEXITED(status) && WEXITSTATUS(status) == DIAGNOSIS, diagnoses[i].name, details);
+    for (const auto& r : diagnoses) {
+        Program p;
+        program_start(&p, NULL, diagnose, &r.deed);
+        programs_wait(&p, 1, 20e3);
+        check(program_code(&p) == DIAGNOSIS, "%-44s exit status %d", r.name, program_code(&p));
+        program_free(&p);
     }
 }
 
 // A product waits in its stream: where streams are held back, it sees what another stream does to its operand
 // meanwhile.
 static void test_order(void) {
-    Setting s = setting_make();
+    Setting s = setting_make(RIGHT);
     cudaStream_t other;
     unsigned char *zeros, *got = (unsigned char*)allocate(s.d.bytes);
-    must(got != NULL, "memory for a result");
+    need(got != NULL, "memory for a result");
     set(&s, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_DEFAULT, 4);
     LT(ask(&s));
     CUDA(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
@@ -562,7 +438,8 @@ static void test_order(void) {
     bool zero = true;
     for (size_t i = 0; i < 16 * 8; i++) zero = zero && gemm_load(got, DTYPE_BF16, i) == 0.0f;
     bool held_back = emulator::modes.delayed_streams && !emulator::others_run_ahead;
-    check(zero == held_back, "a product waits in its stream", zero ? "saw the later operand" : "saw the earlier one");
+    check(zero == held_back, "%-44s %s", "a product waits in its stream",
+          zero ? "saw the later operand" : "saw the earlier one");
     CUDA(cudaFreeHost(zeros));
     CUDA(cudaStreamDestroy(other));
     free(got);
@@ -572,6 +449,7 @@ static void test_order(void) {
 #endif
 
 int main(void) {
+    tests_begin("test_cublaslt");
     CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     CUDA(cudaMalloc(&workspace, workspace_bytes));
     LT(cublasLtCreate(&handle));
@@ -583,6 +461,5 @@ int main(void) {
     LT(cublasLtDestroy(handle));
     CUDA(cudaFree(workspace));
     CUDA(cudaStreamDestroy(stream));
-    printf("%d passed, %d failed\n", passed, failed);
-    return failed > 0 || passed == 0;
+    return tests_end();
 }

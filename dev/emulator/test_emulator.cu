@@ -315,7 +315,8 @@ static void test_warps(void) {
     }
     const struct { const char* name; uint32_t value; } want[] = {
         {"__ballot_sync", odd}, {"__any_sync", 1}, {"__all_sync", 1}, {"__reduce_add_sync", sum},
-        {"__reduce_min_sync of int", (uint32_t)(smallest - 500)}, {"__reduce_max_sync of int", (uint32_t)(largest - 500)},
+        {"__reduce_min_sync of int", (uint32_t)(smallest - 500)},
+        {"__reduce_max_sync of int", (uint32_t)(largest - 500)},
         {"__reduce_min_sync", low}, {"__reduce_max_sync", high}, {"__reduce_and_sync", ones},
         {"__reduce_or_sync", any}, {"__reduce_xor_sync", parity},
     };
@@ -665,8 +666,8 @@ static __global__ void copy_sizes(uint32_t* out, const uint32_t* in, int32_t giv
     for (uint32_t k = 0; k < 16; k++) s[k / 4][i * 4 + k % 4] = 7;
     __syncthreads();
 #define COPY(level, to, bytes) \
-    asm volatile("cp.async." level ".shared.global [%0], [%1], " #bytes ", %2;\n" ::"r"(shared_address(&s[to][i * 4])), \
-                 "l"(in + i * 4), "r"(given < bytes ? given : bytes) : "memory")
+    asm volatile("cp.async." level ".shared.global [%0], [%1], " #bytes ", %2;\n" \
+                 ::"r"(shared_address(&s[to][i * 4])), "l"(in + i * 4), "r"(given < bytes ? given : bytes) : "memory")
     COPY("ca", 0, 4);
     COPY("ca", 1, 8);
     COPY("ca", 2, 16);
