@@ -1,12 +1,14 @@
-// pieces.h: what a checkpoint holds, whichever ranks have written it. For tests.
+// pieces.h: what a run reads and what it leaves, for tests.
 //
-// weights_hash gives one number for the tensors of a directory OUT/step_N: names, types and bytes, with the pieces of each
-// tensor joined. Two checkpoints with the same number hold the same.
+// put_shard writes tokens to train on. weights_hash gives one number for the tensors of a directory OUT/step_N: names,
+// types and bytes, with the pieces of each tensor joined, whichever ranks have written them. Two checkpoints with the
+// same number hold the same.
 
 #ifndef LLMTRAIN_PIECES_H
 #define LLMTRAIN_PIECES_H
 
 #include "llmtrain/base.h"
+#include "llmtrain/data.h"
 #include "llmtrain/files.h"
 #include "llmtrain/json.h"
 #include "llmtrain/safetensors.h"
@@ -17,6 +19,23 @@ typedef struct {
     size_t file;         // number of the rank
     SafetensorsTensor* tensor;
 } Piece;
+
+// A text in which some tokens and some successors are likelier than others, so that there is something to learn.
+static inline void put_shard(const char* path, int32_t vocabulary, size_t count, uint64_t seed) {
+    static ShardWriter writer;
+    Error error;
+    int32_t token = 0;
+    bool good = shard_writer_open(&writer, path, vocabulary, 0, &error);
+    for (size_t i = 0; good && i < count; i++) {
+        Random4 r = random4(seed, RANDOM_TEST, 0, i);
+        double u = (double)r.bits[0] * 0x1p-32;
+        token = r.bits[1] % 2 ? (token * 5 + 7) % vocabulary : (int32_t)(u * u * (double)vocabulary);
+        good = shard_writer_add(&writer, &token, 1, &error);
+    }
+    if (good && shard_writer_finish(&writer, &error) && shard_publish(path, &error)) return;
+    printf("cannot make a shard: %s\n0 passed, 1 failed\n", error.text);
+    exit(3);
+}
 
 static int piece_compare(const void* a, const void* b) {
     const Piece *x = (const Piece*)a, *y = (const Piece*)b;

@@ -7,8 +7,8 @@
 //               for every number of ranks and ZeRO stage, the log for every stage
 //   kills       SIGKILL, SIGSTOP or SIGSEGV of one rank or of all, at every named point of a step and of a save, and at
 //               random times; then --resume. What the run leaves is the reference's, to the bit; every checkpoint that
-//               has its final name is whole at any time; a kill loses --ckpt-every steps at most, and those of the write in flight;
-//               nothing is left behind
+//               has its final name is whole at any time; a kill loses --ckpt-every steps at most, and those of the
+//               write in flight; nothing is left behind
 //   damage      each byte of each file of a checkpoint changed in turn, files cut short or missing: found, named, and
 //               the checkpoint before it is used
 //   disk        full, read-only, deleted, writes cut short: a sentence, and what was saved stays good
@@ -26,24 +26,17 @@
 // checkpoints, no file's time is read, the newest checkpoint is the one of the highest step. (Reports tell the time of
 // day, events.jsonl and those of the supervisor; nothing is decided by it.)
 //
-// Cases are shared out among --workers processes, each with a directory of its own. A case of the kills depends on its
+// Cases are shared among --workers processes, each with a directory of its own. A case of the kills depends on its
 // number and on --seed alone: --case I repeats one.
 
 #include "llmtrain.h"
+#include "harness.h"
 #include "bad_disk.h"
 #include "pieces.h"
-#include "scratch.h"
 
-#include <arpa/inet.h>
 #include <grp.h>
-#include <netinet/in.h>
 #include <sched.h>
-#include <sys/mman.h>
 #include <sys/mount.h>
-#include <sys/prctl.h>
-#include <sys/resource.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
 
 #define STEPS 30
 #define RANKS_MAX ((size_t)4)
@@ -72,9 +65,8 @@ typedef struct {
 static const char* const MODE_NAMES[4] = {"sync", "sync, hot copies", "async", "async, hot copies"};
 
 static struct {
-    Count passed, failed, skipped;
     Count cases, kills, quiet;  // quiet: runs that ended before anyone could strike
-    Count taken;                // cases of the list that workers share out among them
+    Count taken;                // cases of the list that workers share
     Mode modes[4];
 } * shared;
 
@@ -84,10 +76,9 @@ static struct {
     uint64_t kills, seed, workers, one_case;
 } test;
 
-static char place[PATH_MAX];  // the directory of this process in it
-static char blames[4096];     // what was wrong with the case in hand; empty: nothing
+static char place[PATH_MAX];  // the directory of this process in that of the test
 
-static void count(Count* counter, Count n) { __atomic_fetch_add(counter, n, __ATOMIC_RELAXED); }
+#define blame(...) expect(false, __VA_ARGS__)
 
 static void raise_to(Count* most, Count value) {
     Count known = __atomic_load_n(most, __ATOMIC_RELAXED);
@@ -96,85 +87,18 @@ static void raise_to(Count* most, Count value) {
         continue;
 }
 
-static void need(bool good, const char* what) {
-    if (good) return;
-    printf("soak: cannot go on: %s: %s\n0 passed, 1 failed\n", what, strerror(errno));
-    fflush(stdout);
-    _exit(3);
-}
-
-__attribute__((format(printf, 1, 2))) static void blame(const char* format, ...) {
-    size_t used = strlen(blames);
-    va_list arguments;
-    va_start(arguments, format);
-    used += (size_t)snprintf(blames + used, sizeof blames - used, "        ");
-    if (used < sizeof blames) used += (size_t)vsnprintf(blames + used, sizeof blames - used, format, arguments);
-    if (used + 1 < sizeof blames) snprintf(blames + used, sizeof blames - used, "\n");
-    va_end(arguments);
-}
-
-// Good if nothing was blamed since the last verdict.
-__attribute__((format(printf, 1, 2))) static bool verdict(const char* format, ...) {
-    bool good = blames[0] == 0;
-    va_list arguments;
-    char line[1024];
-    va_start(arguments, format);
-    vsnprintf(line, sizeof line, format, arguments);
-    va_end(arguments);
-    printf("%s%s\n%s", good ? "ok     " : "FAILED ", line, blames);
-    fflush(stdout);
-    count(good ? &shared->passed : &shared->failed, 1);
-    blames[0] = 0;
-    return good;
-}
-
-static void skip(const char* what, const char* reason) {
-    printf("skip   %s: %s\n", what, reason);
-    fflush(stdout);
-    count(&shared->skipped, 1);
-}
-
 // ------------------------------------------------------------------------------------------------
 // Files
 
-// Good until a few more calls.
-__attribute__((format(printf, 1, 2))) static const char* path_of(const char* format, ...) {
-    static char paths[16][PATH_MAX + 256];
-    static size_t next;
-    char* path = paths[next++ % 16];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(path, sizeof paths[0], format, arguments);
-    va_end(arguments);
-    return path;
-}
-
-// A text, "" if there is none; the caller frees it.
-static char* text_read(const char* path, size_t* bytes) {
-    char* text = NULL;
-    Error ignored;
-    if (!file_read(path, (size_t)1 << 26, &text, bytes, &ignored)) {
-        text = (char*)allocate(1);
-        *bytes = 0;
-    }
-    need(text != NULL, path);
-    return text;
-}
-
-static void text_write(const char* path, const char* text, size_t bytes) {
-    FILE* file = fopen(path, "wb");
-    need(file && fwrite(text, 1, bytes, file) == bytes && fclose(file) == 0, path);
-}
-
 // Where the trainer keeps copies in memory for an --out.
 static const char* hot_path(const char* out) {
-    return path_of("/dev/shm/llmtrain-%016llx", (unsigned long long)hash_bytes(out, strlen(out)));
+    return text_of("/dev/shm/llmtrain-%016llx", (unsigned long long)hash_bytes(out, strlen(out)));
 }
 
 // The step in the last whole line of a log; 0: none.
 static size_t log_last(const char* run) {
     size_t bytes, last = 0;
-    char* text = text_read(path_of("%s/metrics.jsonl", run), &bytes);
+    char* text = text_read(text_of("%s/metrics.jsonl", run), &bytes);
     for (char *line = text, *end; (end = strchr(line, '\n')) != NULL; line = end + 1)
         sscanf(line, "{\"step\": %zu", &last);
     free(text);
@@ -185,7 +109,7 @@ static size_t log_last(const char* run) {
 static uint64_t log_hash(const char* run, double* losses) {
     size_t bytes, step;
     double loss;
-    char* text = text_read(path_of("%s/metrics.jsonl", run), &bytes);
+    char* text = text_read(text_of("%s/metrics.jsonl", run), &bytes);
     Hash hash = hash_begin(0);
     for (size_t i = 0; losses && i < STEPS; i++) losses[i] = NAN;
     for (char *line = text, *end; (end = strchr(line, '\n')) != NULL; line = end + 1) {
@@ -214,14 +138,13 @@ typedef struct {
 
 typedef struct {
     size_t world;
-    pid_t pids[RANKS_MAX];
-    bool ended[RANKS_MAX], stopped[RANKS_MAX], hit[RANKS_MAX];
-    int status[RANKS_MAX];
+    Program ranks[RANKS_MAX];
+    bool hit[RANKS_MAX];
     int listeners[RANKS_MAX];  // of those with a bad disk; -1: none
-    int port;           // socket that keeps the port from others
-    bool struck, late;  // somebody was hit; somebody did not end by himself
+    int reserved;              // the socket that keeps the port from others
+    bool struck, late;         // somebody was hit; somebody did not end by himself
     double began_ms, struck_ms, ended_ms, first_line_ms;
-    char* text[2];  // what rank 0 wrote to stdout and stderr; owned
+    const char* text[2];       // what rank 0 wrote
 } Job;
 
 // Of the programs to be started:
@@ -229,79 +152,59 @@ static bool drops_rights;           // they run as a user who may not write ever
 static const char* preload;         // a library that they load first; NULL: none
 static BadDisk* bad_disk;           // what files do to them; NULL: nothing
 static size_t bad_rank = SIZE_MAX;  // to this one alone; SIZE_MAX: to all
+static size_t file_limit;           // bytes of the longest file; 0: any
 
-static const char* action_of(int signal) { return signal == SIGKILL ? "kill" : signal == SIGSTOP ? "stop" : signal == SIGTERM ? "term" : "segv"; }
+static const char* action_of(int signal) {
+    return signal == SIGKILL ? "kill" : signal == SIGSTOP ? "stop" : signal == SIGTERM ? "term" : "segv";
+}
 
-// In the child: becomes a rank.
-static void job_child(const Job* job, size_t rank, size_t port, const char* arguments, const Blow* blow,
-                      const char* variable, size_t file_limit, int disk_socket) {
-    char *words[128], text[4096];
-    size_t word_count = 0;
-    const struct rlimit no_core = {0, 0}, limit = {file_limit, file_limit};
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    setrlimit(RLIMIT_CORE, &no_core);
-    for (int stream = 0; stream <= 2; stream++) {
-        int file = open(stream ? path_of("%s/output_%zu_%d", place, rank, stream) : "/dev/null",
-                        O_RDWR | O_CREAT | O_TRUNC | O_APPEND, 0666);
-        if (file < 0 || dup2(file, stream) < 0) _exit(113);
-    }
+// Of a rank that is about to start.
+typedef struct {
+    size_t rank, world, port;
+    const Blow* blow;
+    const char* fault;
+    int disk_socket;
+} Start;
+
+static void job_become(const void* context) {
+    const Start* s = (const Start*)context;
+    const struct rlimit limit = {file_limit, file_limit};
     if (file_limit) setrlimit(RLIMIT_FSIZE, &limit);
     clearenv();
-    setenv("OMP_NUM_THREADS", "1", 1);
-    setenv("OMP_WAIT_POLICY", "passive", 1);
-    setenv("RANK", path_of("%zu", rank), 1);
-    setenv("LOCAL_RANK", path_of("%zu", rank), 1);
-    setenv("WORLD_SIZE", path_of("%zu", job->world), 1);
-    setenv("MASTER_PORT", path_of("%zu", port), 1);
-    setenv("MASTER_ADDR", "127.0.0.1", 1);
+    environment_set(text_of("OMP_NUM_THREADS=1|OMP_WAIT_POLICY=passive|RANK=%zu|LOCAL_RANK=%zu|WORLD_SIZE=%zu|"
+                            "MASTER_ADDR=127.0.0.1|MASTER_PORT=%zu", s->rank, s->rank, s->world, s->port));
     // A program with the address sanitizer, too, is to die of it.
-    if (blow->signal == SIGSEGV) setenv("ASAN_OPTIONS", "handle_segv=0", 1);
-    if (variable) setenv("LLMTRAIN_TEST_FAULT", variable, 1);
+    if (s->blow->signal == SIGSEGV) setenv("ASAN_OPTIONS", "handle_segv=0", 1);
+    if (s->fault) setenv("LLMTRAIN_TEST_FAULT", s->fault, 1);
     if (preload) setenv("LD_PRELOAD", preload, 1);
-    if (blow->signal && blow->point && (blow->all || blow->victim == rank))
-        setenv("LLMTRAIN_TEST_FAULT",
-               path_of("rank %zu step %zu at %s do %s", rank, blow->step, blow->point, action_of(blow->signal)), 1);
-    if (drops_rights && (setgroups(0, NULL) != 0 || setgid(65534) != 0 || setuid(65534) != 0)) _exit(113);
-    snprintf(text, sizeof text, "%s", arguments);
-    words[word_count++] = test.train;
-    for (char* word = strtok(text, " "); word && word_count < 127; word = strtok(NULL, " ")) words[word_count++] = word;
-    words[word_count] = NULL;
-    if (disk_socket >= 0 && !bad_disk_enter(bad_disk->calls, disk_socket)) _exit(113);
-    execv(words[0], words);
-    _exit(113);
+    if (s->blow->signal && s->blow->point && (s->blow->all || s->blow->victim == s->rank))
+        setenv("LLMTRAIN_TEST_FAULT", text_of("rank %zu step %zu at %s do %s", s->rank, s->blow->step, s->blow->point,
+                                              action_of(s->blow->signal)), 1);
+    if (drops_rights && (setgroups(0, NULL) != 0 || setgid(65534) != 0 || setuid(65534) != 0)) _exit(EXIT_NOT_RUN);
+    if (s->disk_socket >= 0 && !bad_disk_enter(bad_disk->calls, s->disk_socket)) _exit(EXIT_NOT_RUN);
 }
 
 static const Blow NO_BLOW;
 
 #define SLOWLY "rank 0 step 1 at update do delay 50"  // so that there is time to do something to a run
 
-static void job_start(Job* job, size_t world, const char* arguments, const Blow* blow, const char* variable,
-                      size_t file_limit) {
-    struct sockaddr_in address;
-    socklen_t length = sizeof address;
-    int on = 1;
+// `fault`: what LLMTRAIN_TEST_FAULT says where the blow does not; NULL: nothing.
+static void job_start(Job* job, size_t world, const char* arguments, const Blow* blow, const char* fault) {
+    static Words words;
     memset(job, 0, sizeof *job);
-    memset(&address, 0, sizeof address);
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    // Bound, never listening: rank 0 may bind it too, and nobody else is given it.
-    job->port = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    need(job->port >= 0 && setsockopt(job->port, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
-             bind(job->port, (struct sockaddr*)&address, length) == 0 &&
-             getsockname(job->port, (struct sockaddr*)&address, &length) == 0,
-         "a port");
+    memset(&words, 0, sizeof words);
+    words_add(&words, test.train);
+    words_add(&words, arguments);
+    size_t port = port_reserve(&job->reserved);
     job->world = world;
     job->began_ms = now_ms();
-    fflush(stdout);
     for (size_t r = 0; r < world; r++) {
+        Start start = {r, world, port, blow, fault, -1};
         int sockets[2] = {-1, -1};
         bool has_bad_disk = bad_disk && (bad_rank == SIZE_MAX || bad_rank == r);
-        remove(path_of("%s/output_%zu_1", place, r));
         need(!has_bad_disk || socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) == 0, "a socket");
-        job->pids[r] = fork();
-        need(job->pids[r] >= 0, "a process");
-        if (job->pids[r] == 0)
-            job_child(job, r, ntohs(address.sin_port), arguments, blow, variable, file_limit, sockets[1]);
+        start.disk_socket = sockets[1];
+        program_start(&job->ranks[r], words.words, job_become, &start);
         job->listeners[r] = -1;
         if (!has_bad_disk) continue;
         close(sockets[1]);
@@ -312,29 +215,22 @@ static void job_start(Job* job, size_t world, const char* arguments, const Blow*
 }
 
 // Lines of steps that rank 0 has written so far.
-static size_t lines_written(void) {
-    size_t bytes, lines = 0;
-    char* text = text_read(path_of("%s/output_0_1", place), &bytes);
+static size_t lines_written(const Job* job) {
+    size_t lines = 0;
+    char* text = program_written(&job->ranks[0], 0);
     for (const char* at = text; (at = strstr(at, "\nstep ")) != NULL; at++) lines++;
     free(text);
     return lines;
 }
 
-static void job_strike(Job* job, size_t rank, int signal) {
-    if (job->ended[rank] || job->hit[rank]) return;
-    job->hit[rank] = true;
-    kill(job->pids[rank], signal);
-}
-
 static void job_look(Job* job) {
     for (size_t r = 0; r < job->world; r++) {
-        int status;
-        if (job->ended[r] || waitpid(job->pids[r], &status, WNOHANG | WUNTRACED) != job->pids[r]) continue;
-        bool stopped = WIFSTOPPED(status);
-        *(stopped ? &job->stopped[r] : &job->ended[r]) = true;
-        if (!stopped) job->status[r] = status;
-        if (!stopped) job->ended_ms = now_ms();
-        if (!stopped && !WIFSIGNALED(status)) continue;
+        Program* p = &job->ranks[r];
+        bool was_stopped = p->stopped, had_ended = p->ended;
+        program_look(p);
+        if (p->ended) job->ended_ms = fmax(job->ended_ms, p->ended_ms);
+        bool stops = p->stopped && !was_stopped, dies = p->ended && !had_ended && WIFSIGNALED(p->status);
+        if (!stops && !dies) continue;
         job->hit[r] = true;
         if (!job->struck) job->struck_ms = now_ms();
         job->struck = true;
@@ -346,70 +242,67 @@ static void job_look(Job* job) {
 static void job_wait(Job* job, const Blow* blow) {
     double due = NAN;
     size_t lines = 0;
+    pid_t pids[RANKS_MAX];
+    for (size_t r = 0; r < job->world; r++) pids[r] = job->ranks[r].pid;
     for (bool busy = true; busy;) {
         size_t running = 0, left = 0;
-        if (bad_disk) bad_disk_serve(bad_disk, job->listeners, job->pids, job->world, 1);
+        if (bad_disk) bad_disk_serve(bad_disk, job->listeners, pids, job->world, 1);
         else sleep_ms(1);
         job_look(job);
         for (size_t r = 0; r < job->world; r++) {
-            running += !job->ended[r] && !job->stopped[r];
-            left += !job->ended[r];
+            running += !job->ranks[r].ended && !job->ranks[r].stopped;
+            left += !job->ranks[r].ended;
         }
         busy = left > 0;
-        if (lines == 0 || (blow->signal && !blow->point && lines < blow->lines)) lines = lines_written();
+        if (lines == 0 || (blow->signal && !blow->point && lines < blow->lines)) lines = lines_written(job);
         if (lines > 0 && job->first_line_ms == 0) job->first_line_ms = now_ms();
         if (blow->signal && !blow->point && isnan(due) && lines >= blow->lines) due = now_ms() + blow->after_ms;
-        bool now = blow->point ? job->struck : now_ms() >= due;
-        for (size_t r = 0; r < job->world && blow->signal && now; r++)
-            if (blow->all || r == blow->victim) job_strike(job, r, blow->signal);
+        bool now = blow->signal && (blow->point ? job->struck : now_ms() >= due);
         bool late = now_ms() > (job->struck ? job->struck_ms + TIMEOUT_MS + SLACK_MS : job->began_ms + LIMIT_MS);
         job->late |= late && running > 0;
-        for (size_t r = 0; r < job->world; r++)
-            if (!job->ended[r] && (late || (running == 0 && job->stopped[r]))) kill(job->pids[r], SIGKILL);
+        for (size_t r = 0; r < job->world; r++) {
+            if (job->ranks[r].ended) continue;
+            bool strikes = now && !job->hit[r] && (blow->all || r == blow->victim);
+            if (strikes) kill(pids[r], blow->signal);
+            job->hit[r] |= strikes;
+            if (late || (running == 0 && job->ranks[r].stopped)) kill(pids[r], SIGKILL);
+        }
     }
-    close(job->port);
+    close(job->reserved);
     for (size_t r = 0; r < job->world; r++) if (job->listeners[r] >= 0) close(job->listeners[r]);
-    size_t bytes;
-    for (int stream = 0; stream < 2; stream++)
-        job->text[stream] = text_read(path_of("%s/output_0_%d", place, stream + 1), &bytes);
+    programs_wait(job->ranks, job->world, LIMIT_MS);  // which takes what they wrote
+    for (int stream = 0; stream < 2; stream++) job->text[stream] = job->ranks[0].text[stream];
 }
 
 static void job_free(Job* job) {
-    for (int stream = 0; stream < 2; stream++) free(job->text[stream]);
+    for (size_t r = 0; r < job->world; r++) program_free(&job->ranks[r]);
     memset(job, 0, sizeof *job);
 }
 
 static bool job_good(const Job* job) {
     bool good = !job->late;
-    for (size_t r = 0; r < job->world; r++)
-        good = good && WIFEXITED(job->status[r]) && WEXITSTATUS(job->status[r]) == 0;
+    for (size_t r = 0; r < job->world; r++) good = good && program_good(&job->ranks[r]);
     return good;
 }
 
 static void blame_job(const Job* job) {
-    for (size_t r = 0; r < job->world; r++) {
-        size_t bytes;
-        int status = job->status[r];
-        char* text = text_read(path_of("%s/output_%zu_2", place, r), &bytes);
-        blame("rank %zu: %s %d: %.400s", r, WIFSIGNALED(status) ? "signal" : "exit code",
-              WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status), text);
-        free(text);
-    }
+    for (size_t r = 0; r < job->world; r++)
+        blame("rank %zu: exit code %d: %.400s", r, program_code(&job->ranks[r]), job->ranks[r].text[1]);
 }
 
 // Those that nobody hit end by themselves, in time, and with a sentence.
 static void check_survivors(const Job* job) {
     bool good = !job->late;
     for (size_t r = 0; r < job->world; r++)
-        if (!job->hit[r]) good = good && WIFEXITED(job->status[r]) && WEXITSTATUS(job->status[r]) <= 1;
+        if (!job->hit[r]) good = good && program_code(&job->ranks[r]) <= 1;
     if (good) return;
-    blame(job->late ? "somebody did not end by himself within the time-out" : "a rank that was not hit ended badly");
+    blame("%s", job->late ? "a rank did not end by itself within the time-out" : "a rank that was not hit ended badly");
     blame_job(job);
 }
 
 // Trains; true if all ended well, which is blamed otherwise.
 static bool run_well(Job* job, size_t world, const char* arguments) {
-    job_start(job, world, arguments, &NO_BLOW, NULL, 0);
+    job_start(job, world, arguments, &NO_BLOW, NULL);
     job_wait(job, &NO_BLOW);
     bool good = job_good(job);
     if (!good) blame("%.700s: %s", arguments, job->late ? "hangs" : "fails");
@@ -420,7 +313,7 @@ static bool run_well(Job* job, size_t world, const char* arguments) {
 // Trains until the blow, which must come.
 static void run_killed(size_t world, const char* arguments, const Blow* blow) {
     Job job;
-    job_start(&job, world, arguments, blow, NULL, 0);
+    job_start(&job, world, arguments, blow, NULL);
     job_wait(&job, blow);
     if (!job.struck) blame("it was not killed");
     job_free(&job);
@@ -458,12 +351,12 @@ static const char* arguments_of(const Way* way, const char* more) {
     return arguments;
 }
 
-static const char* run_path(void) { return path_of("%s/run", place); }
+static const char* run_path(void) { return text_of("%s/run", place); }
 
 // 0 if they cannot be read.
 static uint64_t weights_of(size_t step) {
     Error ignored;
-    return weights_hash(path_of("%s/run/step_%08zu", place, step), &ignored);
+    return weights_hash(text_of("%s/run/step_%08zu", place, step), &ignored);
 }
 
 static void run_remove(void) {
@@ -510,7 +403,7 @@ static void check_complete(size_t world) {
         bool log = strcmp(entry->d_name, "metrics.jsonl") == 0 || strcmp(entry->d_name, "events.jsonl") == 0;
         if (entry->d_name[0] != '.' && !log && strcmp(entry->d_name, expected) != 0)
             blame("%s is left behind", entry->d_name);
-        DIR* inner = strcmp(entry->d_name, expected) == 0 ? opendir(path_of("%s/%s", out, expected)) : NULL;
+        DIR* inner = strcmp(entry->d_name, expected) == 0 ? opendir(text_of("%s/%s", out, expected)) : NULL;
         for (struct dirent* file; inner && (file = readdir(inner)) != NULL;)
             if (strstr(file->d_name, ".tmp")) blame("%s/%s is left behind", expected, file->d_name);
         if (inner) closedir(inner);
@@ -578,7 +471,7 @@ static const struct {
     {"write", OF_WRITING, false},   {"flush", OF_WRITING, false},       {"checksums", OF_END, false},
     {"manifest", OF_END, true},     {"rename", OF_END, true},           {"clean", OF_END, false},
 };
-enum { POINT_COUNT = sizeof POINTS / sizeof POINTS[0], GATHER = 5, SNAPSHOT = 8, ATTEMPTS = 8, IN_A_ROW = 3 };
+enum { POINT_COUNT = COUNT_OF(POINTS), GATHER = 5, SNAPSHOT = 8, ATTEMPTS = 8, IN_A_ROW = 3 };
 
 // Numbers that depend on the case and on --seed alone.
 typedef struct {
@@ -603,8 +496,8 @@ static void describe(char text[256], const Way* way, const Blow* blow) {
 
 static Mode* mode_of(const Way* way) { return &shared->modes[way->async * 2 + (way->hot > 0)]; }
 
-// Steps that may be lost: as many as --ckpt-every says, and with asynchronous saves those of the write in flight, which ends
-// before the next begins. Copies in memory are only made while nothing is being written.
+// Steps that may be lost: as many as --ckpt-every says, and with asynchronous saves those of the write in flight, which
+// ends before the next begins. Copies in memory are only made while nothing is being written.
 static size_t most_lost(const Way* way) {
     if (way->async && way->every > 1) return 2 * way->every;
     return way->hot ? min_size(way->every, way->hot) : way->every;
@@ -628,6 +521,18 @@ static size_t last_saved(const Job* job) {
     return step;
 }
 
+// Resumes the run, which must go on from step `from` (ANYWHERE: from any) and end as if nothing had happened.
+#define ANYWHERE SIZE_MAX
+static void resume_completes(const Way* way, const char* more, size_t from) {
+    Job job;
+    if (run_well(&job, way->world, arguments_of(way, text_of("--resume %s", more)))) {
+        expect(from == ANYWHERE || resumed_from(&job) == from, "it resumed from step %zu, not %zu", resumed_from(&job),
+               from);
+        check_complete(way->world);
+    }
+    job_free(&job);
+}
+
 // What the restart after a death has lost; `logged` is the last step of the log and `saved` of a save before it.
 static void check_restart(const Way* way, const Job* job, size_t logged, size_t saved, double died_ms) {
     Mode* mode = mode_of(way);
@@ -637,24 +542,24 @@ static void check_restart(const Way* way, const Job* job, size_t logged, size_t 
     if (lost > most_lost(way))
         blame("%zu steps are lost, from %zu back to %zu; at most %zu may be", lost, logged, from, most_lost(way));
     if (from < saved) blame("it resumed from step %zu, though %zu was saved", from, saved);
-    count(&mode->restarts, 1);
-    count(&mode->lost, lost);
+    count_add(&mode->restarts, 1);
+    count_add(&mode->lost, lost);
     raise_to(&mode->lost_most, lost);
     raise_to(&mode->most_allowed, most_lost(way));
     if (job->first_line_ms == 0) return;
     Count us = (Count)(1e3 * (job->first_line_ms - died_ms));
-    count(&mode->backs, 1);
-    count(&mode->back_us, us);
+    count_add(&mode->backs, 1);
+    count_add(&mode->back_us, us);
     raise_to(&mode->back_us_most, us);
 }
 
 // One start of the run, with a blow or without. True if somebody was hit.
 static bool start_and_strike(Job* job, const Way* way, const Blow* blow, bool resumes) {
-    job_start(job, way->world, arguments_of(way, resumes ? "--resume" : ""), blow, NULL, 0);
+    job_start(job, way->world, arguments_of(way, resumes ? "--resume" : ""), blow, NULL);
     job_wait(job, blow);
     if (job->struck) {
-        count(&shared->kills, 1);
-        count(&mode_of(way)->kills, 1);
+        count_add(&shared->kills, 1);
+        count_add(&mode_of(way)->kills, 1);
         check_survivors(job);
         check_whole(run_path());
         check_whole(hot_path(run_path()));
@@ -694,10 +599,10 @@ static bool strike_at_point(char what[256], Job* job, Way* way, size_t combinati
         run_remove();
         blow.step = step_of(way, POINTS[point].kind, attempt, dice);
         describe(what, way, &blow);
-        if (start_and_strike(job, way, &blow, false) || blames[0]) return true;
+        if (start_and_strike(job, way, &blow, false) || harness_now.failures) return true;
         check_complete(way->world);
         if (attempt + 1 < ATTEMPTS) job_free(job);
-        count(&shared->quiet, 1);
+        count_add(&shared->quiet, 1);
     }
     return false;
 }
@@ -739,7 +644,7 @@ static void kill_case(Count number) {
             if (i > 0) check_restart(&way, &job, logged, saved, died_ms);
             saved = max_size(saved, last_saved(&job));
             logged = log_last(run_path());
-            if (!struck) count(&shared->quiet, 1);
+            if (!struck) count_add(&shared->quiet, 1);
             if (!struck) blows = i + 1;
         }
     }
@@ -760,18 +665,18 @@ static void kill_case(Count number) {
 
 static void worker_enter(const char* name) {
     snprintf(place, sizeof place, "%.1000s/%s", root, name);
-    need(mkdir(place, 0755) == 0 || errno == EEXIST, place);
+    need(mkdir(place, 0755) == 0 || errno == EEXIST, "%s", place);
 }
 
 // A worker takes cases until there have been enough kills.
-static void worker_run(void) {
+static void worker_run(size_t number) {
+    (void)number;
     while (__atomic_load_n(&shared->kills, __ATOMIC_RELAXED) < test.kills)
         kill_case(__atomic_add_fetch(&shared->cases, 1, __ATOMIC_RELAXED));
-    run_remove();
 }
 
 // Workers take the cases of a list in turn, each in a directory of its own.
-static void share_out(const char* name, size_t cases, void (*enter)(void), void (*run)(size_t)) {
+static void workers_share(const char* name, size_t cases, void (*enter)(void), void (*run)(size_t)) {
     pid_t workers[64];
     size_t count = min_size(test.workers, cases);
     fflush(stdout);
@@ -781,7 +686,7 @@ static void share_out(const char* name, size_t cases, void (*enter)(void), void 
         need(workers[w] >= 0, "a process");
         if (workers[w] != 0) continue;
         prctl(PR_SET_PDEATHSIG, SIGKILL);
-        worker_enter(path_of("%s_%zu", name, w));
+        worker_enter(text_of("%s_%zu", name, w));
         if (enter) enter();
         for (Count i; (i = __atomic_fetch_add(&shared->taken, 1, __ATOMIC_RELAXED)) < cases;) run(i);
         run_remove();
@@ -792,7 +697,7 @@ static void share_out(const char* name, size_t cases, void (*enter)(void), void 
         int status;
         if (waitpid(workers[w], &status, 0) != workers[w] || status != 0) blame("worker %zu ended badly", w);
     }
-    verdict("%s: %zu cases, shared out among %zu workers", name, cases, count);
+    verdict("%s: %zu cases, shared among %zu workers", name, cases, count);
 }
 
 static void test_kills(void) {
@@ -801,21 +706,7 @@ static void test_kills(void) {
         run_remove();
         return;
     }
-    pid_t workers[64];
-    fflush(stdout);
-    for (size_t w = 0; w < test.workers; w++) {
-        workers[w] = fork();
-        need(workers[w] >= 0, "a process");
-        if (workers[w] != 0) continue;
-        worker_enter(path_of("worker_%zu", w));
-        worker_run();
-        fflush(stdout);
-        _exit(0);
-    }
-    for (size_t w = 0; w < test.workers; w++) {
-        int status;
-        if (waitpid(workers[w], &status, 0) != workers[w] || status != 0) blame("worker %zu ended badly", w);
-    }
+    workers_share("kills", test.workers, NULL, worker_run);
     verdict("%llu kills in %llu cases; %llu more runs ended before anyone struck", shared->kills, shared->cases,
             shared->quiet);
 }
@@ -862,16 +753,16 @@ static void small_check_weights(void) {
 
 static void small_restore(void) {
     remove_tree(small.directory);
-    remove_tree(path_of("%s.old", small.directory));
-    remove_tree(path_of("%s.tmp", small.directory));
-    need(mkdir(small.directory, 0755) == 0, small.directory);
-    for (size_t f = 0; f < SMALL_FILES; f++) text_write(small.path[f], small.bytes[f], small.size[f]);
+    remove_tree(text_of("%s.old", small.directory));
+    remove_tree(text_of("%s.tmp", small.directory));
+    need(mkdir(small.directory, 0755) == 0, "%s", small.directory);
+    for (size_t f = 0; f < SMALL_FILES; f++) put_bytes(small.path[f], small.bytes[f], small.size[f]);
 }
 
 // The trainer on the damaged checkpoint: it names it, goes back to step 2, and comes to the same end.
 static void small_resume(size_t world, const char* what, size_t number) {
     Job job;
-    if (strlen(blames) > 1500) return;  // enough is wrong
+    if (harness_now.failures > 10) return;  // enough is wrong
     if (run_well(&job, world, small_arguments("--resume"))) {
         bool named = strstr(job.text[1], small.directory) && strstr(job.text[1], "trying the checkpoint before it");
         if (!named) blame("%s %zu, %zu ranks: it says '%.600s'", what, number, world, job.text[1]);
@@ -899,15 +790,15 @@ static void flip_loaded(Model* model, size_t f, size_t stride) {
     Error error;
     size_t found = 0, flips = 0;
     int file = open(small.path[f], O_WRONLY);
-    need(file >= 0, small.path[f]);
+    need(file >= 0, "%s", small.path[f]);
     for (size_t at = f % stride; at < small.size[f]; at += stride) {
         char byte = (char)(small.bytes[f][at] ^ (1 << at % 8));
-        need(pwrite(file, &byte, 1, (off_t)at) == 1, small.path[f]);
+        need(pwrite(file, &byte, 1, (off_t)at) == 1, "%s", small.path[f]);
         error.text[0] = 0;
         bool loads = small_loads(model, &error), named = strstr(error.text, small.directory) != NULL;
-        if (loads && strlen(blames) < 500) blame("byte %zu: the change is not found", at);
-        else if (!named && strlen(blames) < 500) blame("byte %zu: the message names no file: %s", at, error.text);
-        need(pwrite(file, small.bytes[f] + at, 1, (off_t)at) == 1, small.path[f]);
+        if (loads) blame("byte %zu: the change is not found", at);
+        else if (!named) blame("byte %zu: the message names no file: %s", at, error.text);
+        need(pwrite(file, small.bytes[f] + at, 1, (off_t)at) == 1, "%s", small.path[f]);
         found += !loads && named;
         flips++;
     }
@@ -924,7 +815,7 @@ static void flip_resumed(size_t f, size_t stride) {
         memcpy(bytes, small.bytes[f], small.size[f]);
         bytes[at] = (char)(bytes[at] ^ (1 << at % 8));
         small_restore();
-        text_write(small.path[f], bytes, small.size[f]);
+        put_bytes(small.path[f], bytes, small.size[f]);
         small_resume(1 + flips % 2, "byte", at);
         free(bytes);
     }
@@ -935,21 +826,21 @@ static void flip_resumed(size_t f, size_t stride) {
 static void damage_file(size_t f, bool all) {
     const char* name = strrchr(small.path[f], '/') + 1;
     const size_t sizes[] = {0, 1, 7, 8, 9, small.size[f] / 2, small.size[f] - 1};
-    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(sizes); i++) {
         if (!all && i % 3 != f) continue;
         small_restore();
-        need(truncate(small.path[f], (off_t)sizes[i]) == 0, small.path[f]);
+        need(truncate(small.path[f], (off_t)sizes[i]) == 0, "%s", small.path[f]);
         small_resume(1 + i % 2, "bytes left:", sizes[i]);
     }
     verdict("%s cut short", name);
     for (size_t world = 1; world <= 2; world++) {
         small_restore();
-        need(unlink(small.path[f]) == 0, small.path[f]);
+        need(unlink(small.path[f]) == 0, "%s", small.path[f]);
         small_resume(world, "missing file", f);
     }
     verdict("%s missing", name);
     small_restore();
-    need(unlink(small.path[f]) == 0 && mkdir(small.path[f], 0755) == 0, small.path[f]);
+    need(unlink(small.path[f]) == 0 && mkdir(small.path[f], 0755) == 0, "%s", small.path[f]);
     small_resume(1, "directory in the place of file", f);
     verdict("a directory in the place of %s", name);
 }
@@ -959,12 +850,12 @@ static void damage_and_kill(const char* point) {
     Blow blow = {SIGKILL, true, 0, point, 4, 0, 0};
     Job job;
     small_restore();
-    text_write(small.path[1], small.bytes[1], small.size[1] - 1);
+    put_bytes(small.path[1], small.bytes[1], small.size[1] - 1);
     run_killed(2, small_arguments("--resume"), &blow);
     if (run_well(&job, 1, small_arguments("--resume"))) small_check_weights();
     job_free(&job);
-    if (directory_exists(path_of("%s.old", small.directory))) blame("%s.old is left behind", small.directory);
-    if (directory_exists(path_of("%s.tmp", small.directory))) blame("%s.tmp is left behind", small.directory);
+    if (directory_exists(text_of("%s.old", small.directory))) blame("%s.old is left behind", small.directory);
+    if (directory_exists(text_of("%s.tmp", small.directory))) blame("%s.tmp is left behind", small.directory);
     verdict("killed at %s while a damaged checkpoint is replaced", point);
 }
 
@@ -974,11 +865,11 @@ static void damage_and_prune(void) {
     Job job;
     char arguments[4096], *every;
     small_restore();
-    text_write(small.path[1], small.bytes[1], small.size[1] - 1);
+    put_bytes(small.path[1], small.bytes[1], small.size[1] - 1);
     snprintf(arguments, sizeof arguments, "%s", small_arguments("--resume --ckpt-keep 1"));
     need((every = strstr(arguments, "--ckpt-every 2")) != NULL, "the flag");
     every[strlen("--ckpt-every ")] = '1';
-    job_start(&job, 1, arguments, &blow, NULL, 0);
+    job_start(&job, 1, arguments, &blow, NULL);
     job_wait(&job, &blow);
     if (!job.struck || resumed_from(&job) != 2 || last_saved(&job) != 3) blame_job(&job);
     job_free(&job);
@@ -988,7 +879,7 @@ static void damage_and_prune(void) {
     }
     job_free(&job);
     verdict("step 4 is damaged, so step 3 is saved, with --ckpt-keep 1: then the run resumes from step 3");
-    remove_tree(path_of("%s/small", place));
+    remove_tree(text_of("%s/small", place));
     if (run_well(&job, 2, small_arguments(""))) check_survivors(&job);
     job_free(&job);
 }
@@ -1003,7 +894,7 @@ static void test_damage(void) {
     Model model;
     ModelOptions options;
     Error error;
-    remove_tree(path_of("%s/small", place));
+    remove_tree(text_of("%s/small", place));
     bool good = run_well(&job, 2, small_arguments(""));
     job_free(&job);
     snprintf(small.directory, sizeof small.directory, "%.1000s/small/step_00000004", place);
@@ -1026,22 +917,21 @@ static void test_damage(void) {
     for (size_t f = 0; f < SMALL_FILES; f++) flip_loaded(&model, f, all ? 1 : 37);
     for (size_t f = 0; f < SMALL_FILES; f++) flip_resumed(f, all ? 37 : 997);
     for (size_t f = 0; f < SMALL_FILES; f++) damage_file(f, all);
-    for (size_t i = 0; i < sizeof points / sizeof points[0]; i++) damage_and_kill(points[i]);
+    for (size_t i = 0; i < COUNT_OF(points); i++) damage_and_kill(points[i]);
     damage_and_prune();
 
     small_restore();
-    text_write(small.path[0], small.bytes[0], small.size[0] / 2);
-    text_write(path_of("%s/small/step_00000002/manifest.json", place), "{}", 2);
-    job_start(&job, 1, small_arguments("--resume"), &NO_BLOW, NULL, 0);
+    put_bytes(small.path[0], small.bytes[0], small.size[0] / 2);
+    put_bytes(text_of("%s/small/step_00000002/manifest.json", place), "{}", 2);
+    job_start(&job, 1, small_arguments("--resume"), &NO_BLOW, NULL);
     job_wait(&job, &NO_BLOW);
-    if (job.late || !WIFEXITED(job.status[0]) || WEXITSTATUS(job.status[0]) != 1 ||
-        !strstr(job.text[1], "no checkpoint in"))
-        blame_job(&job);
+    bool ends = !job.late && program_code(&job.ranks[0]) == 1;
+    if (!ends || !strstr(job.text[1], "no checkpoint in")) blame_job(&job);
     job_free(&job);
     verdict("all checkpoints damaged: the trainer says so, and ends");
     model_free(&model);
     for (size_t f = 0; f < SMALL_FILES; f++) free(small.bytes[f]);
-    remove_tree(path_of("%s/small", place));
+    remove_tree(text_of("%s/small", place));
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -1068,8 +958,8 @@ static const DiskCase DISK_CASES[] = {
 static bool mounts;  // this process may mount disks
 
 static bool disk_mount(const char* path, size_t kilobytes) {
-    need(mkdir(path, 0755) == 0 || errno == EEXIST, path);
-    return mount("tmpfs", path, "tmpfs", 0, path_of("size=%zuk,mode=0755", kilobytes)) == 0;
+    need(mkdir(path, 0755) == 0 || errno == EEXIST, "%s", path);
+    return mount("tmpfs", path, "tmpfs", 0, text_of("size=%zuk,mode=0755", kilobytes)) == 0;
 }
 
 static void disk_case(const DiskCase* c, size_t world, bool async) {
@@ -1084,15 +974,17 @@ static void disk_case(const DiskCase* c, size_t world, bool async) {
     run_remove();
     snprintf(out, sizeof out, "%s", run_path());
     snprintf(disk, sizeof disk, "%.1000s/%s", place, c->trouble == HOT_FULL ? "hot" : "run");
-    if (has_disk) need(disk_mount(disk, c->size), disk);
+    if (has_disk) need(disk_mount(disk, c->size), "%s", disk);
     if (c->trouble == HOT_FULL) snprintf(hot, sizeof hot, "--ckpt-hot 3 --ckpt-hot-dir %s", disk);
     drops_rights = c->trouble == READ_ONLY && geteuid() == 0;
-    if (drops_rights) need(mkdir(out, 0755) == 0 && chown(out, 65534, 65534) == 0, out);
+    if (drops_rights) need(mkdir(out, 0755) == 0 && chown(out, 65534, 65534) == 0, "%s", out);
     bool acts = c->trouble == READ_ONLY || c->trouble == DELETED;
     // What is written beside training keeps the disk full for a while, in which the log must do without it.
-    const char* variable = acts ? SLOWLY : c->trouble == FULL && async ? "rank 0 step 1 at flush do delay 50" : NULL;
-    job_start(&job, world, arguments_of(&way, hot), &NO_BLOW, variable, c->trouble == SHORT_WRITES ? c->size : 0);
-    while (acts && !directory_exists(path_of("%s/step_00000004", out)) && now_ms() < job.began_ms + LIMIT_MS)
+    const char* fault = acts ? SLOWLY : c->trouble == FULL && async ? "rank 0 step 1 at flush do delay 50" : NULL;
+    file_limit = c->trouble == SHORT_WRITES ? c->size : 0;
+    job_start(&job, world, arguments_of(&way, hot), &NO_BLOW, fault);
+    file_limit = 0;
+    while (acts && !directory_exists(text_of("%s/step_00000004", out)) && now_ms() < job.began_ms + LIMIT_MS)
         sleep_ms(1);
     if (c->trouble == READ_ONLY) chmod(out, 0555);
     if (c->trouble == DELETED) remove_tree(out);
@@ -1108,15 +1000,15 @@ static void disk_case(const DiskCase* c, size_t world, bool async) {
         blame("training did not go on: it ended after step %zu", log_last(out));
     if (good && job.text[1][0] == 0) blame("it says nothing of the trouble");
     check_whole(out);
-    if (c->trouble == READ_ONLY && !directory_exists(path_of("%s/step_00000004", out)))
+    if (c->trouble == READ_ONLY && !directory_exists(text_of("%s/step_00000004", out)))
         blame("the first checkpoint is gone");
-    if (blames[0]) blame_job(&job);
+    if (harness_now.failures) blame_job(&job);
     job_free(&job);
 
     // The trouble is over: the run goes on.
-    if (c->trouble == FULL) need(mount("tmpfs", disk, "tmpfs", MS_REMOUNT, "size=64m") == 0, disk);
+    if (c->trouble == FULL) need(mount("tmpfs", disk, "tmpfs", MS_REMOUNT, "size=64m") == 0, "%s", disk);
     if (c->trouble == READ_ONLY) chmod(out, 0755);
-    if (run_well(&job, world, arguments_of(&way, path_of("%s --resume", hot)))) {
+    if (run_well(&job, world, arguments_of(&way, text_of("%s --resume", hot)))) {
         if (c->trouble == DELETED) check_weights();  // the log is gone
         else check_complete(world);
     }
@@ -1131,12 +1023,12 @@ static void disk_case(const DiskCase* c, size_t world, bool async) {
 // In a process of its own, whose mounts nobody else sees.
 static void disk_enter(void) {
     mounts = unshare(CLONE_NEWNS) == 0 && mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0;
-    need(chmod(place, 0777) == 0, place);
+    need(chmod(place, 0777) == 0, "%s", place);
 }
 
 static void disk_run(size_t i) { disk_case(&DISK_CASES[i / 2], i % 2 ? 3 : 1, i % 2); }
 
-static void test_disk(void) { share_out("disk", 2 * sizeof DISK_CASES / sizeof DISK_CASES[0], disk_enter, disk_run); }
+static void test_disk(void) { workers_share("disk", 2 * COUNT_OF(DISK_CASES), disk_enter, disk_run); }
 
 // ------------------------------------------------------------------------------------------------
 // A disk that fails: 'Input/output error', from the kernel for all that the trainer can see
@@ -1152,7 +1044,7 @@ static const struct { const char* name; unsigned calls; const char* inside; } FA
     {"renames", DISK_RENAME, "/step_"},
     {"all that changes --out", DISK_CHANGES, "/run"},
 };
-enum { FAILING_SAVE_COUNT = sizeof FAILING_SAVES / sizeof FAILING_SAVES[0] };
+enum { FAILING_SAVE_COUNT = COUNT_OF(FAILING_SAVES) };
 
 static BadDisk disk_that_fails(unsigned calls, const char* inside, const char* after, uint64_t first, uint64_t length) {
     BadDisk disk;
@@ -1166,11 +1058,10 @@ static BadDisk disk_that_fails(unsigned calls, const char* inside, const char* a
     return disk;
 }
 
-static void job_run_on(BadDisk* disk, size_t rank, Job* job, size_t world, const char* arguments,
-                       const char* variable) {
+static void job_run_on(BadDisk* disk, size_t rank, Job* job, size_t world, const char* arguments, const char* fault) {
     bad_disk = disk;
     bad_rank = rank;
-    job_start(job, world, arguments, &NO_BLOW, variable, 0);
+    job_start(job, world, arguments, &NO_BLOW, fault);
     job_wait(job, &NO_BLOW);
     bad_disk = NULL;
     bad_rank = SIZE_MAX;
@@ -1196,11 +1087,11 @@ static void failing_save(size_t kind, size_t index) {
     Job job;
     run_remove();
     // Another rank that still writes hears of the failure first: the reason must not be lost by that.
-    const char* variable = way.async ? "rank 1 step 1 at write do delay 50" : NULL;
-    job_run_on(&disk, rank, &job, way.world, arguments_of(&way, ""), variable);
-    if (!WIFEXITED(job.status[0]) || WEXITSTATUS(job.status[0]) != 1) blame("it should end with exit code 1");
+    const char* fault = way.async ? "rank 1 step 1 at write do delay 50" : NULL;
+    job_run_on(&disk, rank, &job, way.world, arguments_of(&way, ""), fault);
+    expect(program_code(&job.ranks[0]) == 1, "it should end with exit code 1");
     check_sentence(&job);
-    for (char* line = job.text[1]; (end = strchr(line, '\n')) != NULL; line = end + 1) {
+    for (char* line = job.ranks[0].text[1]; (end = strchr(line, '\n')) != NULL; line = end + 1) {
         *end = 0;
         size_t step = strstr(line, "train: step ") == line ? (size_t)strtoull(line + 12, NULL, 10) : 0;
         bool of_log = log_fails && (strstr(line, "metrics.jsonl") || strstr(line, "events.jsonl")), last = end[1] == 0;
@@ -1213,13 +1104,9 @@ static void failing_save(size_t kind, size_t index) {
     if (told != expected) blame("%zu failed saves are told of %zu", told, expected);
     if (!log_fails && log_hash(run_path(), NULL) != reference.log[way.world]) blame("another log than the reference's");
     check_whole(run_path());
-    if (blames[0]) blame_job(&job);
+    if (harness_now.failures) blame_job(&job);
     job_free(&job);
-    if (run_well(&job, way.world, arguments_of(&way, "--resume"))) {
-        if (resumed_from(&job) != last_good) blame("it resumed from step %zu", resumed_from(&job));
-        check_complete(way.world);
-    }
-    job_free(&job);
+    resume_completes(&way, "", last_good);
     verdict("%s fail: rank %zu of %zu, %s: trains to the end, and resumes from step %zu", FAILING_SAVES[kind].name,
             rank, way.world, way.async ? "async" : "sync", last_good);
 }
@@ -1235,7 +1122,7 @@ static void failing_log(size_t index) {
     if (!strstr(job.text[1], strerror(EIO)) || !strstr(job.text[1], "metrics.jsonl"))
         blame("it does not say what failed");
     check_complete(way.world);
-    if (blames[0]) blame_job(&job);
+    if (harness_now.failures) blame_job(&job);
     job_free(&job);
     verdict("the log cannot be written for a while, %s: no line is lost", way.async ? "async" : "sync");
 }
@@ -1245,7 +1132,7 @@ static const Way HALF_WAY = {1, 0, 10, 0, false, 0, 0};
 
 static void half_restore(void) {
     run_remove();
-    need(system(path_of("cp -R '%s' '%s'", half, run_path())) == 0, "a copy of a run");
+    need(system(text_of("cp -R '%s' '%s'", half, run_path())) == 0, "a copy of a run");
 }
 
 // What cannot be read is named, or ends the run; a run is never begun anew over one that is there.
@@ -1259,8 +1146,10 @@ static const struct {
     {"the newest checkpoint", DISK_READ, "/step_00000020", 1, 0, 10, EIO},
     {"the newest checkpoint, by one of three ranks", DISK_READ, "/step_00000020/rank_", 3, 1, 10, EIO},
     {"the files of the newest checkpoint cannot be opened", DISK_OPEN, "/step_00000020/", 1, 0, 10, EIO},
-    {"the manifest of the newest, for want of descriptors", DISK_OPEN, "/step_00000020/manifest", 1, 0, SIZE_MAX, EMFILE},
-    {"its files, for want of descriptors of one of three ranks", DISK_OPEN, "/step_00000020/rank_", 3, 1, SIZE_MAX, EMFILE},
+    {"the manifest of the newest, for want of descriptors", DISK_OPEN, "/step_00000020/manifest", 1, 0, SIZE_MAX,
+     EMFILE},
+    {"its files, for want of descriptors of one of three ranks", DISK_OPEN, "/step_00000020/rank_", 3, 1, SIZE_MAX,
+     EMFILE},
     {"its files, for want of memory", DISK_READ, "/step_00000020/rank_", 1, 0, SIZE_MAX, ENOMEM},
     {"any checkpoint", DISK_READ, "/step_", 1, 0, SIZE_MAX, EIO},
     {"the list of checkpoints", DISK_LIST, "/run", 1, 0, SIZE_MAX, EIO},
@@ -1286,13 +1175,9 @@ static void failing_load(size_t i) {
     if (good) check_weights();
     else if (log_hash(run_path(), NULL) != log) blame("it has changed the log");
     check_whole(run_path());
-    if (blames[0]) blame_job(&job);
+    if (harness_now.failures) blame_job(&job);
     job_free(&job);
-    if (!good && run_well(&job, 1, arguments_of(&HALF_WAY, "--resume"))) {
-        if (resumed_from(&job) != 20) blame("then it resumed from step %zu", resumed_from(&job));
-        check_complete(1);
-    }
-    if (!good) job_free(&job);
+    if (!good) resume_completes(&HALF_WAY, "", 20);
     verdict("cannot be read: %s: %s", FAILING_LOADS[i].name,
             good ? "the one before it is used" : "it ends with a sentence");
 }
@@ -1335,7 +1220,7 @@ static void one_call_fails(bool resumes, uint64_t number) {
     if (resumes && good && resumed_from(&job) != 20 && !strstr(job.text[1], "trying the checkpoint before it"))
         blame("it goes on from step %zu and says nothing of it", resumed_from(&job));
     check_whole(run_path());
-    if (blames[0]) blame_job(&job);
+    if (harness_now.failures) blame_job(&job);
     job_free(&job);
     if (run_well(&job, 1, one_call_arguments(true))) {
         size_t from = resumed_from(&job);
@@ -1358,7 +1243,7 @@ static void halved(size_t index) {
     disk.error = 0;
     run_remove();
     bad_disk = &disk;
-    job_start(&job, way.world, arguments_of(&way, ""), &blow, NULL, 0);
+    job_start(&job, way.world, arguments_of(&way, ""), &blow, NULL);
     job_wait(&job, &blow);
     bad_disk = NULL;
     failed = disk.failed;
@@ -1376,7 +1261,7 @@ static void halved(size_t index) {
             way.world > 1 ? "s" : "", way.async ? "async" : "sync");
 }
 
-enum { FAILING_LOAD_COUNT = sizeof FAILING_LOADS / sizeof FAILING_LOADS[0], SAMPLED_CALLS = 8 };
+enum { FAILING_LOAD_COUNT = COUNT_OF(FAILING_LOADS), SAMPLED_CALLS = 8 };
 
 // With 500 kills everything; else each kind of save in two of the four ways, and some calls.
 static bool all_fail(void) { return test.kills >= 500; }
@@ -1388,7 +1273,7 @@ static size_t calls_of(bool resumes) {
 static size_t failing_count(size_t part) {
     const size_t saves = FAILING_SAVE_COUNT * (all_fail() ? 4 : 2);
     const size_t counts[] = {saves, FAILING_LOAD_COUNT, 2, 2, calls_of(false), calls_of(true)};
-    return part < sizeof counts / sizeof counts[0] ? counts[part] : 0;
+    return part < COUNT_OF(counts) ? counts[part] : 0;
 }
 
 static void failing_case(size_t i) {
@@ -1411,11 +1296,11 @@ static void test_failing(void) {
     run_remove();
     snprintf(half, sizeof half, "%.1000s/half", root);
     run_killed(1, arguments_of(&HALF_WAY, ""), &blow);
-    need(rename(run_path(), half) == 0, half);
+    need(rename(run_path(), half) == 0, "%s", half);
     for (int resumes = 0; resumes < 2; resumes++) count_calls(resumes);
     size_t cases = 0;
     for (size_t part = 0; failing_count(part) > 0; part++) cases += failing_count(part);
-    share_out("failing", cases, NULL, failing_case);
+    workers_share("failing", cases, NULL, failing_case);
     remove_tree(half);
 }
 
@@ -1470,7 +1355,7 @@ static size_t newest_of(const char* out, size_t* by_step, size_t* by_time) {
     *by_step = *by_time = 0;
     while (checkpoint_before(&step, out, step)) {
         struct stat status;
-        if (stat(path_of("%s/step_%08llu", out, (unsigned long long)step), &status) != 0) continue;
+        if (stat(text_of("%s/step_%08llu", out, (unsigned long long)step), &status) != 0) continue;
         if (count++ == 0) *by_step = (size_t)step;
         if (count == 1 || status.st_mtime > latest) *by_time = (size_t)step;
         if (count == 1 || status.st_mtime > latest) latest = status.st_mtime;
@@ -1493,7 +1378,7 @@ static void clock_case(size_t world, bool async) {
     need(every != NULL, "the flag");
     snprintf(minutes, sizeof minutes, "%.*s--ckpt-every 0.001min %.2000s", (int)(every - arguments), arguments,
              every + strlen("--ckpt-every 1 "));
-    job_start(&job, world, minutes, &blow, SLOWLY, 0);
+    job_start(&job, world, minutes, &blow, SLOWLY);
     job_wait(&job, &blow);
     if (!job.struck) blame("it was not killed");
     for (const char* at = job.text[0]; (at = strstr(at, "\nsaved ")) != NULL; at++) saves++;
@@ -1502,7 +1387,7 @@ static void clock_case(size_t world, bool async) {
     newest_of(hot_path(run_path()), &hot_step, &ignored);
     if (by_step < saved || count_left < KEEP || count_left > KEEP + 1)
         blame("of %zu saves, the last of step %zu, %zu are left, up to step %zu", saves, saved, count_left, by_step);
-    bool there = stat(path_of("%s/step_%08zu", run_path(), by_step), &newest) == 0;
+    bool there = stat(text_of("%s/step_%08zu", run_path(), by_step), &newest) == 0;
     if (!there || fabs(difftime(newest.st_mtime, time(NULL))) < 1800) blame("the clock was not set");
     check_survivors(&job);
     check_whole(run_path());
@@ -1530,7 +1415,7 @@ static void old_looks_new(void) {
         static const char* const names[] = {"", "/manifest.json", "/rank_00000.safetensors"};
         const struct timespec time = {(time_t)(2000000000 - 100000000 * step), 0}, times[2] = {time, time};
         for (size_t f = 0; f < 3; f++)
-            need(utimensat(AT_FDCWD, path_of("%s/step_%08zu%s", run_path(), step, names[f]), times, 0) == 0, "a time");
+            need(utimensat(AT_FDCWD, text_of("%s/step_%08zu%s", run_path(), step, names[f]), times, 0) == 0, "a time");
     }
     newest_of(run_path(), &by_step, &by_time);
     if (by_step != 16 || by_time != 4) blame("steps %zu and %zu are the newest", by_step, by_time);
@@ -1552,16 +1437,16 @@ static void test_clock(void) {
     char library[PATH_MAX];
     const char* compiler = getenv("CC");
     snprintf(library, sizeof library, "%.1000s/clock.so", root);
-    text_write(path_of("%s/clock.c", root), CLOCK_SOURCE, strlen(CLOCK_SOURCE));
-    bool compiles = system(path_of("%s -shared -fPIC -O1 -o '%s' '%s/clock.c' > /dev/null 2>&1",
+    put_bytes(text_of("%s/clock.c", root), CLOCK_SOURCE, strlen(CLOCK_SOURCE));
+    bool compiles = system(text_of("%s -shared -fPIC -O1 -o '%s' '%s/clock.c' > /dev/null 2>&1",
                                    compiler && compiler[0] ? compiler : "cc", library, root)) == 0;
-    bool works = compiles && system(path_of("LD_PRELOAD='%s' '%s' --help > /dev/null 2>&1", library, test.train)) == 0;
+    bool works = compiles && system(text_of("LD_PRELOAD='%s' '%s' --help > /dev/null 2>&1", library, test.train)) == 0;
     if (!works)
         skip("a clock that is set back",
              compiles ? "the program wants its own libraries first, as with the address sanitizer"
                       : "there is no C compiler; set CC");
     preload = library;
-    if (works) share_out("clock", 3, NULL, clock_run);
+    if (works) workers_share("clock", 3, NULL, clock_run);
     preload = NULL;
     if (!works) old_looks_new();
 }
@@ -1570,14 +1455,14 @@ static void test_clock(void) {
 
 static void test_reshard(void) {
     static const struct { size_t world, zero, end; } legs[] = {{3, 2, 8}, {2, 1, 16}, {1, 0, 24}, {4, 2, STEPS}};
-    enum { LEGS = sizeof legs / sizeof legs[0] };
+    enum { LEGS = COUNT_OF(legs) };
     double losses[STEPS];
     run_remove();
     for (size_t i = 0; i < LEGS; i++) {
         Way way = {legs[i].world, legs[i].zero, 8, 0, false, 0, 0};
         Blow blow = {i + 1 < LEGS ? SIGKILL : 0, true, 0, "load", legs[i].end + 1, 0, 0};
         Job job;
-        job_start(&job, way.world, arguments_of(&way, i ? "--resume" : ""), &blow, NULL, 0);
+        job_start(&job, way.world, arguments_of(&way, i ? "--resume" : ""), &blow, NULL);
         job_wait(&job, &blow);
         if (blow.signal ? !job.struck : !job_good(&job)) blame_job(&job);
         if (i > 0 && resumed_from(&job) != legs[i - 1].end) blame("it did not resume from step %zu", legs[i - 1].end);
@@ -1597,7 +1482,7 @@ static void test_reshard(void) {
 static void check_left(const char* when, const size_t* steps, size_t count) {
     for (size_t i = 0; i < count; i++)
         if (weights_of(steps[i]) != reference.weights[steps[i]]) blame("%s: step %zu is not there", when, steps[i]);
-    if (checkpoints_left(run_path()) != count) blame("%s: %zu checkpoints are left", when, checkpoints_left(run_path()));
+    expect(checkpoints_left(run_path()) == count, "%s: %zu checkpoints are left", when, checkpoints_left(run_path()));
 }
 
 // A resume that saves half as often keeps the checkpoints that are there.
@@ -1605,14 +1490,12 @@ static void prune_less_often(void) {
     static const size_t steps[] = {4, 8, 12, 16, 24, STEPS};
     Way way = {1, 0, 4, 0, false, 0, 0};
     Blow blow = {SIGKILL, true, 0, "load", 14, 0, 0};
-    Job job;
     run_remove();
     run_killed(1, arguments_of(&way, ""), &blow);
     way.every = 8;
     way.async = true;
-    if (run_well(&job, 1, arguments_of(&way, "--resume"))) check_complete(1);
-    job_free(&job);
-    check_left("at the end", steps, sizeof steps / sizeof steps[0]);
+    resume_completes(&way, "", ANYWHERE);
+    check_left("at the end", steps, COUNT_OF(steps));
     verdict("saves every 4 steps, then every 8: all whole ones stay");
 }
 
@@ -1625,24 +1508,23 @@ static void test_prune(void) {
     prune_less_often();
     run_remove();
     snprintf(old, sizeof old, "%.4000s/step_00000004", run_path());
-    job_start(&job, 1, arguments_of(&way, "--ckpt-keep 1"), &NO_BLOW, SLOWLY, 0);
+    job_start(&job, 1, arguments_of(&way, "--ckpt-keep 1"), &NO_BLOW, SLOWLY);
     while (!directory_exists(old) && now_ms() < job.began_ms + LIMIT_MS) sleep_ms(1);
     for (size_t i = 0; i < FILES; i++) {
-        int file = open(path_of("%s/%zu", old, i), O_WRONLY | O_CREAT, 0666);
+        int file = open(text_of("%s/%zu", old, i), O_WRONLY | O_CREAT, 0666);
         if (file >= 0) close(file);
     }
     bool there = true, whole = true;
     while (there && whole && now_ms() < job.began_ms + LIMIT_MS) {
-        whole = access(path_of("%s/manifest.json", old), F_OK) == 0 &&
-                access(path_of("%s/rank_00000.safetensors", old), F_OK) == 0;
+        whole = access(text_of("%s/manifest.json", old), F_OK) == 0 &&
+                access(text_of("%s/rank_00000.safetensors", old), F_OK) == 0;
         there = directory_exists(old);
     }
-    kill(job.pids[0], SIGKILL);
+    kill(job.ranks[0].pid, SIGKILL);
     job_wait(&job, &NO_BLOW);
     job_free(&job);
     check_whole(run_path());
-    if (run_well(&job, 1, arguments_of(&way, "--ckpt-keep 1 --resume"))) check_complete(1);
-    job_free(&job);
+    resume_completes(&way, "--ckpt-keep 1", ANYWHERE);
     run_remove();
     verdict("killed while an old checkpoint is removed: there is none that is not whole");
 }
@@ -1656,7 +1538,7 @@ static void hot_relative(void) {
     run_remove();
     snprintf(absolute, sizeof absolute, "%s", run_path());
     snprintf(arguments, sizeof arguments, "%.2000s", arguments_of(&way, "--resume"));
-    need(chdir(place) == 0 && (relative = strstr(arguments, absolute)) != NULL, place);
+    need(chdir(place) == 0 && (relative = strstr(arguments, absolute)) != NULL, "%s", place);
     memmove(relative, relative + strlen(absolute) - 3, strlen(relative + strlen(absolute) - 3) + 1);  // leaves "run"
     remove_tree(hot_path("run"));
     run_killed(1, arguments, &blow);
@@ -1678,8 +1560,8 @@ static void hot_then(const char* what, const char* damaged, bool lost, size_t ex
     run_remove();
     run_killed(way.world, arguments_of(&way, ""), &blow);
     const char* hot = hot_path(run_path());
-    if (!directory_exists(path_of("%s/step_00000006", hot))) blame("there is no copy of step 6 in memory");
-    if (damaged && truncate(path_of("%s/%s", hot, damaged), 100) != 0) blame("there is no %s", damaged);
+    if (!directory_exists(text_of("%s/step_00000006", hot))) blame("there is no copy of step 6 in memory");
+    if (damaged && truncate(text_of("%s/%s", hot, damaged), 100) != 0) blame("there is no %s", damaged);
     if (lost) remove_tree(hot);
     if (run_well(&job, way.world, arguments_of(&way, "--resume"))) {
         if (resumed_from(&job) != expected)
@@ -1709,7 +1591,7 @@ static void test_hot(void) {
 enum { REWOUND_MAX = 32, REWIND_POINTS = 4, REWIND_KILLS = 8, REWIND_STOPS = 14 };  // of each way, up to so many
 
 static const Way REWIND_WAYS[] = {{1, 0, 2, 0, false, 0, 0}, {3, 2, 2, 1, true, 0, 0}};
-enum { REWIND_WAYS_COUNT = sizeof REWIND_WAYS / sizeof REWIND_WAYS[0] };
+enum { REWIND_WAYS_COUNT = COUNT_OF(REWIND_WAYS) };
 
 static struct {
     uint64_t weights, log;
@@ -1721,7 +1603,7 @@ static void rewind_reference(size_t way) {
     size_t bytes;
     run_remove();
     if (run_well(&job, REWIND_WAYS[way].world, arguments_of(&REWIND_WAYS[way], REWINDS))) {
-        char* events = text_read(path_of("%s/events.jsonl", run_path()), &bytes);
+        char* events = text_read(text_of("%s/events.jsonl", run_path()), &bytes);
         const char mark[] = "\"event\": \"rewound\",\"step\": ";
         for (const char* at = events; (at = strstr(at, mark)) != NULL && rewound[way].count < REWOUND_MAX; at++)
             rewound[way].steps[rewound[way].count++] = (size_t)strtoull(at + sizeof mark - 1, NULL, 10);
@@ -1754,15 +1636,15 @@ static void rewind_case(size_t i) {
     }
     describe(what, way, &blow);
     run_remove();
-    job_start(&job, way->world, arguments_of(way, REWINDS), &blow, NULL, 0);
+    job_start(&job, way->world, arguments_of(way, REWINDS), &blow, NULL);
     job_wait(&job, &blow);
     if (blow.point && !job.struck) blame("it did not come to the point");
     if (job.struck) check_survivors(&job);
-    if (job.struck) count(&shared->kills, 1);
+    if (job.struck) count_add(&shared->kills, 1);
     job_free(&job);
     if (run_well(&job, way->world, arguments_of(way, REWINDS " --resume"))) {
         if (weights_of(STEPS) != rewound[way_number].weights) blame("other weights than the run's that nobody killed");
-        if (log_hash(run_path(), NULL) != rewound[way_number].log) blame("another log than the run's that nobody killed");
+        expect(log_hash(run_path(), NULL) == rewound[way_number].log, "another log than the run's that nobody killed");
     }
     job_free(&job);
     verdict("rewinding: %s", what);
@@ -1777,8 +1659,9 @@ static void rewind_other_cadence(void) {
     run_killed(1, arguments_of(&way, REWINDS), &blow);
     way.every = STEPS - 1;
     if (run_well(&job, 1, arguments_of(&way, REWINDS " --resume"))) {
-        const char* went = strstr(job.text[0], path_of("went back from step %zu to ", rewound[0].steps[0]));
-        if (went == NULL || strstr(went, " to 0: ") == strstr(went, " to ")) blame("it did not go back to a checkpoint");
+        const char* went = strstr(job.text[0], text_of("went back from step %zu to ", rewound[0].steps[0]));
+        bool to_checkpoint = went && strstr(went, " to 0: ") != strstr(went, " to ");
+        expect(to_checkpoint, "it did not go back to a checkpoint");
     }
     job_free(&job);
     verdict("rewinding with another --ckpt-every");
@@ -1786,39 +1669,20 @@ static void rewind_other_cadence(void) {
 
 static void test_rewind(void) {
     for (size_t way = 0; way < REWIND_WAYS_COUNT; way++) rewind_reference(way);
-    share_out("rewind", REWIND_STOPS * REWIND_WAYS_COUNT, NULL, rewind_case);
+    workers_share("rewind", REWIND_STOPS * REWIND_WAYS_COUNT, NULL, rewind_case);
     rewind_other_cadence();
 }
 
 // ------------------------------------------------------------------------------------------------
 
-// A text in which some tokens and some successors are likelier than others, so that there is something to learn.
-static void put_shard(const char* path, size_t tokens, uint64_t seed) {
-    enum { VOCABULARY = 64 };
-    static ShardWriter writer;
-    Error error;
-    int32_t token = 0;
-    bool good = shard_writer_open(&writer, path, VOCABULARY, 0, &error);
-    for (size_t i = 0; good && i < tokens; i++) {
-        Random4 r = random4(seed, RANDOM_TEST, 0, i);
-        double u = (double)r.bits[0] * 0x1p-32;
-        token = r.bits[1] % 2 ? (token * 5 + 7) % VOCABULARY : (int32_t)(u * u * VOCABULARY);
-        good = shard_writer_add(&writer, &token, 1, &error);
-    }
-    need(good && shard_writer_finish(&writer, &error) && shard_publish(path, &error), path);
-}
-
 // The directory, with the program in it, since others than this user are to start it.
 static void root_make(const char* train) {
-    size_t bytes;
-    need(root_enter("soak"), root);
-    char* program = text_read(train, &bytes);
+    root_enter();
     snprintf(test.train, sizeof test.train, "%.1000s/train", root);
-    text_write(test.train, program, bytes);
-    need(chmod(test.train, 0755) == 0, test.train);
-    free(program);
-    put_shard(path_of("%s/train.bin", root), 8000, 1);
-    put_shard(path_of("%s/val.bin", root), 400, 2);
+    copy_tree(train, test.train);
+    need(chmod(test.train, 0755) == 0, "%s", test.train);
+    put_shard("train.bin", 64, 8000, 1);
+    put_shard("val.bin", 64, 400, 2);
     worker_enter("alone");
 }
 
@@ -1845,8 +1709,7 @@ int main(int argc, char** argv) {
         {"only", FLAG_TEXT, &test.only, "NAME", 0, 0, "one of the tests (and the references)", false},
         {"case", FLAG_COUNT, &test.one_case, "I", 1, 1e9, "one case of the kills", false},
     };
-    size_t flag_count = sizeof flags / sizeof flags[0];
-    if (!flags_begin(&code, "soak", NULL, flags, flag_count, argc, argv)) return code;
+    if (!flags_begin(&code, "soak", NULL, flags, COUNT_OF(flags), argc, argv)) return code;
     bool known = test.only == NULL;
     for (size_t i = 0; i < TESTS; i++) known = known || strcmp(test.only, tests[i].name) == 0;
     if (!known) {
@@ -1857,8 +1720,10 @@ int main(int argc, char** argv) {
         fprintf(stderr, "soak: cannot run %s: %s; build it\n", train, strerror(errno));
         return 1;
     }
-    shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    need(shared != MAP_FAILED, "memory");
+    tests_begin("soak");
+    void* memory = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    need(memory != MAP_FAILED, "memory");
+    memcpy(&shared, &memory, sizeof shared);
     threads_set(1);
     root_make(train_path);
     for (size_t i = 0; i < TESTS; i++) {
@@ -1869,7 +1734,5 @@ int main(int argc, char** argv) {
         printf("%s: %.1f s\n", tests[i].name, (now_ms() - began) / 1e3);
     }
     if (shared->kills > 0) print_modes();
-    if (shared->skipped) printf("%llu skipped\n", shared->skipped);
-    printf("%llu passed, %llu failed\n", shared->passed, shared->failed);
-    return shared->failed == 0 ? 0 : 1;
+    return tests_end();
 }

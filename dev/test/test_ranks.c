@@ -1071,21 +1071,6 @@ static void test_slow(void) {
 
 // ------------------------------------------------------------------------------------------------
 
-// A text in which some tokens and some successors are likelier than others, so that there is something to learn.
-static void put_shard(const char* path, int32_t vocabulary, size_t count, uint64_t seed) {
-    static ShardWriter writer;
-    Error error;
-    int32_t token = 0;
-    bool good = shard_writer_open(&writer, path, vocabulary, 0, &error);
-    for (size_t i = 0; good && i < count; i++) {
-        Random4 r = random4(seed, RANDOM_TEST, 0, i);
-        double u = (double)r.bits[0] * 0x1p-32;
-        token = r.bits[1] % 2 ? (token * 5 + 7) % vocabulary : (int32_t)(u * u * (double)vocabulary);
-        good = shard_writer_add(&writer, &token, 1, &error);
-    }
-    need(good && shard_writer_finish(&writer, &error) && shard_publish(path, &error), path);
-}
-
 static void root_make(void) {
     root_enter();
     put_shard("train.bin", 256, 20000, 1);
