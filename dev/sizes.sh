@@ -1,0 +1,61 @@
+#!/bin/sh
+# sizes.sh: lines of the reading path and of each folder, beside their limits.
+#
+#   sh dev/sizes.sh
+#
+# Exit code 1 if something is over its limit, or a line of the path's sources is longer than 120 columns. Folders count
+# sources, scripts and documents, without fixtures, downloaded data and, in dev/, *.md.
+
+cd "$(dirname -- "$0")/.." || exit 1
+export LC_ALL=C
+broken=0
+
+# row NAME LINES [LIMIT]
+row() {
+    verdict=
+    if [ -n "$3" ] && [ "$2" -le "$3" ]; then verdict=ok; fi
+    if [ -n "$3" ] && [ "$2" -gt "$3" ]; then verdict="over by $(($2 - $3))" broken=1; fi
+    printf '%-44s %7d %7s  %s\n' "$1" "$2" "$3" "$verdict"
+}
+
+file() { row "$1" "$(wc -l < "$1")" "$2"; }
+
+# folder NAME [LIMIT [FIND-ARGUMENT...]]
+folder() {
+    name=$1 limit=$2
+    shift $(($# < 2 ? $# : 2))
+    row "$name" "$(find "$name" -type f ! -name '*.bin' ! -name '*.part' ! -name '*.pyc' ! -path '*/fixtures/*' \
+        ! -path 'data/*.txt' "$@" -exec cat {} + | wc -l)" "$limit"
+}
+
+# What a file includes of this layout, and what that includes, without the file itself.
+includes() {
+    for header in $("${CC:-cc}" -MM -MG -DLLMTRAIN_CUDA -x c "$1" | sed 's/.*://; s/\\//'); do
+        if [ -f "$header" ] && [ "$header" != "$1" ]; then echo "$header"; fi
+    done
+}
+
+path="train.cu llmtrain.h kernels_cpu.h kernels.cuh"
+printf '%-44s %7s %7s\n' "the reading path" lines limit
+file train.cu 500
+file llmtrain.h 1000
+file kernels_cpu.h 900
+file kernels.cuh 1250
+# shellcheck disable=SC2086
+{
+    row "together" "$(cat $path | wc -l)" 3650
+    row "longest line, in columns" "$(awk 'length > longest { longest = length } END { print longest }' $path)" 120
+}
+file README.md 150
+
+printf '\nwhat a copied kernel needs\n'
+file llmtrain/types.h 250
+# shellcheck disable=SC2046
+row "headers that attention.cuh includes, together" "$(cat $(includes llmtrain/attention.cuh) < /dev/null | wc -l)" 300
+
+printf '\nfolders\n'
+for name in llmtrain tools launch data doc; do folder $name; done
+folder dev 25000 ! -name '*.md'
+folder dev/test "" ! -name '*.md'
+folder dev/emulator "" ! -name '*.md'
+exit $broken
