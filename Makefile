@@ -8,6 +8,8 @@
 # make sanitize   the first half under the address and undefined-behaviour sanitizers
 # make mutants    what the tests are worth: bugs, planted one at a time in a copy, must be found; ONLY=text, SAMPLE=10: some
 # make bench      where the time of a training step goes
+# make tour       one step of a tiny model, operation by operation: shapes, what came out, cost; FAMILY=llama: of that family
+# make single     build/llmtrain_single.h: the whole runtime as one header
 # make bench-checkpoint    what saving and loading GPT-2 124M costs, beside dd on the same disk
 # make train      builds ./train: PRECISION=FP32 (default), BF16 or FP16; CUDA=auto (where there is a GPU), on, off;
 #                 ARCH=native (the GPU of this machine), or sm_80, sm_90a, ...; MPI and NCCL=auto (where found), on, off
@@ -46,7 +48,7 @@ ifeq ($(filter $(PRECISION),$(PRECISIONS)),)
 $(error PRECISION is '$(PRECISION)'; give one of $(PRECISIONS))
 endif
 
-.PHONY: all train supervise emulated test-ranks test-cpu test-cuda test-cpu-only demo demo-long precisions shakespeare test soak sanitize mutants bench bench-checkpoint fuzz clean
+.PHONY: all train supervise emulated test-ranks test-cpu test-cuda test-cpu-only demo demo-long precisions shakespeare test soak sanitize mutants bench tour single bench-checkpoint fuzz clean
 all: train supervise
 
 # Ranks can speak through MPI, where it is found: MPI=auto, on, off. Without it they do through sockets, mpirun or not.
@@ -205,7 +207,7 @@ TESTS := gemm test_files test_data test_corpus test_errors test_comm test_ranks 
 # For tests of processes that meet, train, die and stop.
 RANKS_TESTS := $(B)/test_comm $(B)/test_ranks $(B)/weights_hash $(B)/train-FP32 $(B)/train-BF16 $(B)/generate-FP32 $(B)/corpus $(B)/tokenize \
     $(if $(MPICC),$(B)/train-mpi-FP32)
-CPU_TESTS := $(TESTS:%=$(B)/%) $(B)/gemm-amx $(B)/bench-FP32 $(B)/checkpoint_cost $(RANKS_TESTS)
+CPU_TESTS := $(TESTS:%=$(B)/%) $(B)/gemm-amx $(B)/bench-FP32 $(B)/llmtrain_single.h $(B)/checkpoint_cost $(RANKS_TESTS)
 CUDA_TESTS := $(EMULATED) $(B)/weights_hash $(B)/test_cublaslt $(B)/test_nccl $(PRECISIONS:%=$(B)/train-emulated-%) $(PRECISIONS:%=$(B)/test_train-emulated-%) $(PRECISIONS:%=$(B)/train-%) $(COMPILED)
 
 # Where there is a C++ compiler, also all of CUDA. make test-cpu and make test-cuda are its halves.
@@ -215,7 +217,7 @@ test: $(if $(shell command -v $(CXX) 2>/dev/null),test-cpu test-cuda,test-cpu-on
 
 test-cpu: $(CPU_TESTS)
 	@rm -f $(B)/test-*.sum
-	@sh dev/test/test.sh $(B) "$(CC)" $(TESTS) launch
+	@sh dev/test/test.sh $(B) "$(CC)" $(TESTS) tour single launch
 
 test-cpu-only: test-cpu
 	@echo "skipped the tests of CUDA: there is no $(CXX); apt-get install -y g++"
@@ -259,6 +261,14 @@ bench: $(B)/bench-FP32 $(B)/bench-BF16 $(B)/gemm
 	$(B)/bench-FP32 --batch 4 --seq 256
 	$(B)/bench-BF16 --batch 4 --seq 256
 	$(B)/bench-FP32 --sweep
+
+FAMILY ?= gpt2
+tour: $(B)/bench-FP32
+	@$(B)/bench-FP32 --tour --model $(FAMILY):tiny --batch 4 --seq 32 --threads 1
+
+single: $(B)/llmtrain_single.h
+$(B)/llmtrain_single.h: dev/single.sh $(CUDA_HEADERS) | $(B)
+	@sh dev/single.sh > $@.new && mv $@.new $@ && echo "$@: $$(wc -l < $@) lines"
 
 bench-checkpoint: $(B)/checkpoint_cost
 	$(B)/checkpoint_cost --dir $(B)

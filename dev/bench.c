@@ -6,6 +6,7 @@
 //     build/bench-fp32                                the table of one step of GPT-2 124M
 //     build/bench-fp32 --model llama:15M --batch 8 --seq 128 --steps 20 --threads 1 --json step.json
 //     build/bench-fp32 --sweep                        cost against sequence length, batch size and parameters
+//     build/bench-fp32 --tour --model gpt2:tiny       each operation of one step, with what it computed (make tour)
 //
 // A step is what the loop of train.cu does: zero gradients, forward, head, backward, norm, AdamW; with random weights
 // and random tokens, without the loader and without log lines. One step warms up; of the timed ones the median and the
@@ -23,8 +24,8 @@
 // registers alone for arithmetic, over an array far larger than the caches for memory. What still lies in a cache when
 // it is read can come faster than memory's rate: then the share is over 100%.
 
-#include "llmtrain/base.h"
-#include "kernels_cpu.h"
+#include "llmtrain/tensors.h"
+#include "tour.h"
 
 // ------------------------------------------------------------------------------------------------
 // 1. Profile: what the operations of one step cost
@@ -42,7 +43,7 @@ typedef struct {
     OperationCost operations[OPERATIONS_MAX];
     size_t count;
     size_t depth;           // operations that have begun and not ended: one called by another is part of it
-    double began;           // of the outermost
+    double began, last_ms;  // of the outermost: when it began, and how long the last one took
     double step_ms;
 } Profile;
 
@@ -54,7 +55,7 @@ static inline void profile_begin(void) {
 
 static inline void profile_end(const char* name, size_t n, size_t k, double flops, double bytes) {
     if (profile == NULL || --profile->depth > 0) return;
-    double ms = now_ms() - profile->began;
+    double ms = profile->last_ms = now_ms() - profile->began;
     size_t i = 0;
     OperationCost* o = profile->operations;
     while (i < profile->count && (strcmp(o[i].name, name) != 0 || o[i].n != n || o[i].k != k)) i++;
@@ -72,8 +73,18 @@ static inline void profile_end(const char* name, size_t n, size_t k, double flop
     o[i].bytes += bytes;
 }
 
-#define TIMED_PRODUCT(name, n, k, flops, bytes, call) (profile_begin(), call, profile_end(name, n, k, flops, bytes))
-#define TIMED(name, flops, bytes, call) TIMED_PRODUCT(name, 0, 0, flops, bytes, call)
+// After the call come its arrays, for the tour.
+#define TIMED_PRODUCT(name, n, k, flops, bytes, call, ...) \
+    do { \
+        profile_begin(); \
+        call; \
+        profile_end(name, n, k, flops, bytes); \
+        if (tour.parameters != NULL) { \
+            const TourArray arrays[] = {__VA_ARGS__}; \
+            tour_print(name, flops, bytes, profile->last_ms, arrays, sizeof arrays / sizeof arrays[0]); \
+        } \
+    } while (0)
+#define TIMED(name, flops, bytes, call, ...) TIMED_PRODUCT(name, 0, 0, flops, bytes, call, __VA_ARGS__)
 
 // ------------------------------------------------------------------------------------------------
 // 2. The cost of each operation
@@ -88,107 +99,137 @@ static inline void profile_end(const char* name, size_t n, size_t k, double flop
 #define embedding_forward(out, tokens, token, position, first, B, T, C, stream) \
     TIMED("embedding_forward", (position) ? 1.0 * (B) * (T) * (C) : 0.0, \
           (B) * (T) * (2 * COST_X * (C) + 4) + ((position) ? COST_X * (T) * (C) : 0.0), \
-          embedding_forward(out, tokens, token, position, first, B, T, C, stream))
+          embedding_forward(out, tokens, token, position, first, B, T, C, stream), \
+          WROTE("out", out, B, T, C), READ("tokens", B, T), READ("token", tour_tensor(0)->size / (C), C), \
+          READ_IF(position, "position", T, C))
 
 #define embedding_backward(dtoken, dposition, dout, tokens, B, T, C, stream) \
     TIMED("embedding_backward", ((dposition) ? 2.0 : 1.0) * (B) * (T) * (C), \
           (B) * (T) * ((COST_X + 8) * (C) + 4) + ((dposition) ? 8.0 * (T) * (C) : 0.0), \
-          embedding_backward(dtoken, dposition, dout, tokens, B, T, C, stream))
+          embedding_backward(dtoken, dposition, dout, tokens, B, T, C, stream), \
+          WROTE("dtoken", dtoken, tour_tensor(0)->size / (C), C), WROTE("dposition", dposition, T, C), \
+          READ("dout", B, T, C), READ("tokens", B, T))
 
 #define layernorm_forward(out, residual, mean, rstd, in, branch, weight, bias, epsilon, N, C, stream) \
     TIMED("layernorm_forward", 9.0 * (N) * (C), (N) * (COST_X * ((branch) ? 4 : 2) * (C) + 8), \
-          layernorm_forward(out, residual, mean, rstd, in, branch, weight, bias, epsilon, N, C, stream))
+          layernorm_forward(out, residual, mean, rstd, in, branch, weight, bias, epsilon, N, C, stream), \
+          WROTE("out", out, N, C), WROTE("residual", (branch) ? (residual) : NULL, N, C), WROTE("mean", mean, N), \
+          WROTE("rstd", rstd, N), READ("in", N, C), READ_IF(branch, "branch", N, C), READ("weight", C), \
+          READ("bias", C))
 
 #define rmsnorm_forward(out, residual, rstd, in, branch, weight, epsilon, N, C, stream) \
     TIMED("rmsnorm_forward", 5.0 * (N) * (C), (N) * (COST_X * ((branch) ? 4 : 2) * (C) + 4), \
-          rmsnorm_forward(out, residual, rstd, in, branch, weight, epsilon, N, C, stream))
+          rmsnorm_forward(out, residual, rstd, in, branch, weight, epsilon, N, C, stream), \
+          WROTE("out", out, N, C), WROTE("residual", (branch) ? (residual) : NULL, N, C), WROTE("rstd", rstd, N), \
+          READ("in", N, C), READ_IF(branch, "branch", N, C), READ("weight", C))
 
 #define layernorm_backward(dx, dweight, dbias, dout, x, weight, mean, rstd, N, C, stream) \
     TIMED("layernorm_backward", 19.0 * (N) * (C), (N) * (COST_X * 4 * (C) + 8), \
-          layernorm_backward(dx, dweight, dbias, dout, x, weight, mean, rstd, N, C, stream))
+          layernorm_backward(dx, dweight, dbias, dout, x, weight, mean, rstd, N, C, stream), \
+          WROTE("dx", dx, N, C), WROTE("dweight", dweight, C), WROTE("dbias", dbias, C), READ("dout", N, C), \
+          READ("x", N, C), READ("weight", C), READ("mean", N), READ("rstd", N))
 
 #define rmsnorm_backward(dx, dweight, dout, x, weight, rstd, N, C, stream) \
     TIMED("rmsnorm_backward", 13.0 * (N) * (C), (N) * (COST_X * 4 * (C) + 4), \
-          rmsnorm_backward(dx, dweight, dout, x, weight, rstd, N, C, stream))
+          rmsnorm_backward(dx, dweight, dout, x, weight, rstd, N, C, stream), \
+          WROTE("dx", dx, N, C), WROTE("dweight", dweight, C), READ("dout", N, C), READ("x", N, C), \
+          READ("weight", C), READ("rstd", N))
 
 #define matmul_forward(out, in, weight, bias, M, N, K, stream) \
     TIMED_PRODUCT("matmul_forward", N, K, 2.0 * (M) * (N) * (K), \
                   COST_X * ((double)(M) * (K) + (double)(N) * (K) + (double)(M) * (N)), \
-                  matmul_forward(out, in, weight, bias, M, N, K, stream))
+                  matmul_forward(out, in, weight, bias, M, N, K, stream), \
+                  WROTE("out", out, M, N), READ("in", M, K), READ("weight", N, K), READ_IF(bias, "bias", N))
 
 #define matmul_backward_input(din, dout, weight, M, N, K, stream) \
     TIMED_PRODUCT("matmul_backward_input", N, K, 2.0 * (M) * (N) * (K), \
                   COST_X * ((double)(M) * (K) + (double)(N) * (K) + (double)(M) * (N)), \
-                  matmul_backward_input(din, dout, weight, M, N, K, stream))
+                  matmul_backward_input(din, dout, weight, M, N, K, stream), \
+                  WROTE("din", din, M, K), READ("dout", M, N), READ("weight", N, K))
 
 #define matmul_backward_weight(dweight, dbias, dout, in, M, N, K, stream) \
     TIMED_PRODUCT("matmul_backward_weight", N, K, 2.0 * (M) * (N) * (K), \
                   COST_X * ((double)(M) * (K) + (double)(M) * (N)) + 8.0 * (N) * (K), \
-                  matmul_backward_weight(dweight, dbias, dout, in, M, N, K, stream))
+                  matmul_backward_weight(dweight, dbias, dout, in, M, N, K, stream), \
+                  WROTE("dweight", dweight, N, K), WROTE("dbias", dbias, N), READ("dout", M, N), READ("in", M, K))
 
 #define rope_forward(qkv, table, first, B, T, H, K, D, stream) \
     TIMED("rope_forward", 3.0 * (B) * (T) * ((H) + (K)) * (D), \
           2 * COST_X * (B) * (T) * ((H) + (K)) * (D) + 4.0 * (T) * (D), \
-          rope_forward(qkv, table, first, B, T, H, K, D, stream))
+          rope_forward(qkv, table, first, B, T, H, K, D, stream), \
+          WROTE("qkv", qkv, B, T, (H) + 2 * (K), D), READ("table", T, (D) / 2, 2))
 
 #define rope_backward(dqkv, table, B, T, H, K, D, stream) \
     TIMED("rope_backward", 3.0 * (B) * (T) * ((H) + (K)) * (D), \
           2 * COST_X * (B) * (T) * ((H) + (K)) * (D) + 4.0 * (T) * (D), \
-          rope_backward(dqkv, table, B, T, H, K, D, stream))
+          rope_backward(dqkv, table, B, T, H, K, D, stream), \
+          WROTE("dqkv", dqkv, B, T, (H) + 2 * (K), D), READ("table", T, (D) / 2, 2))
 
 // A visible pair of query and key costs two products of length D forward, five backward, and an exponential.
 #define attention_forward(out, lse, qkv, B, T, H, K, D, stream) \
     TIMED("attention_forward", 0.5 * (B) * (H) * (T) * ((T) + 1) * (4 * (D) + COST_EXP + 3), \
           (B) * (T) * (COST_X * (2 * (H) + 2 * (K)) * (D) + 4 * (H)), \
-          attention_forward(out, lse, qkv, B, T, H, K, D, stream))
+          attention_forward(out, lse, qkv, B, T, H, K, D, stream), \
+          WROTE("out", out, B, T, H, D), WROTE("lse", lse, B, H, T), READ("qkv", B, T, (H) + 2 * (K), D))
 
 #define attention_backward(dqkv, delta, dout, out, lse, qkv, B, T, H, K, D, stream) \
     TIMED("attention_backward", 0.5 * (B) * (H) * (T) * ((T) + 1) * (10 * (D) + COST_EXP + 3), \
           (B) * (T) * (COST_X * (4 * (H) + 4 * (K)) * (D) + 8 * (H)), \
-          attention_backward(dqkv, delta, dout, out, lse, qkv, B, T, H, K, D, stream))
-
-#define gelu_forward(out, in, n, stream) \
-    TIMED("gelu_forward", (COST_SIGMOID + 7) * (n), 2 * COST_X * (n), gelu_forward(out, in, n, stream))
-
-#define gelu_backward(din, dout, in, n, stream) \
-    TIMED("gelu_backward", (COST_SIGMOID + 15) * (n), 3 * COST_X * (n), gelu_backward(din, dout, in, n, stream))
+          attention_backward(dqkv, delta, dout, out, lse, qkv, B, T, H, K, D, stream), \
+          WROTE("dqkv", dqkv, B, T, (H) + 2 * (K), D), READ("dout", B, T, H, D), READ("out", B, T, H, D), \
+          READ("lse", B, H, T), READ("qkv", B, T, (H) + 2 * (K), D))
 
 #define matmul_gelu_forward(out, pre, in, weight, bias, M, N, K, stream) \
     TIMED_PRODUCT("matmul_gelu_forward", N, K, 2.0 * (M) * (N) * (K) + (COST_SIGMOID + 7) * (M) * (N), \
                   COST_X * ((double)(M) * (K) + (double)(N) * (K) + 2.0 * (M) * (N)), \
-                  matmul_gelu_forward(out, pre, in, weight, bias, M, N, K, stream))
+                  matmul_gelu_forward(out, pre, in, weight, bias, M, N, K, stream), \
+                  WROTE("out", out, M, N), WROTE("pre", pre, M, N), READ("in", M, K), READ("weight", N, K), \
+                  READ_IF(bias, "bias", N))
 
 #define matmul_gelu_backward_input(din, dout, weight, pre, M, N, K, stream) \
     TIMED_PRODUCT("matmul_gelu_backward_input", N, K, 2.0 * (M) * (N) * (K) + (COST_SIGMOID + 15) * (M) * (K), \
                   COST_X * (2.0 * (M) * (K) + (double)(N) * (K) + (double)(M) * (N)), \
-                  matmul_gelu_backward_input(din, dout, weight, pre, M, N, K, stream))
+                  matmul_gelu_backward_input(din, dout, weight, pre, M, N, K, stream), \
+                  WROTE("din", din, M, K), READ("dout", M, N), READ("weight", N, K), READ("pre", M, K))
 
 #define swiglu_forward(out, in, N, F, stream) \
     TIMED("swiglu_forward", (COST_SIGMOID + 2) * (N) * (F), 3 * COST_X * (N) * (F), \
-          swiglu_forward(out, in, N, F, stream))
+          swiglu_forward(out, in, N, F, stream), \
+          WROTE("out", out, N, F), READ("in", N, 2 * (F)))
 
 #define swiglu_backward(din, dout, in, N, F, stream) \
     TIMED("swiglu_backward", (COST_SIGMOID + 8) * (N) * (F), 5 * COST_X * (N) * (F), \
-          swiglu_backward(din, dout, in, N, F, stream))
-
-#define dropout(out, in, p, seed, place, first, n, stream) \
-    TIMED("dropout", 2.0 * (n), 2 * COST_X * (n), dropout(out, in, p, seed, place, first, n, stream))
+          swiglu_backward(din, dout, in, N, F, stream), \
+          WROTE("din", din, N, 2 * (F)), READ("dout", N, F), READ("in", N, 2 * (F)))
 
 #define classifier(logits, losses, targets, dloss, N, V, Vp, stream) \
     TIMED("classifier", (N) * (V) * ((dloss) != 0 ? 2 * COST_EXP + 5 : COST_EXP + 3), \
-          COST_X * ((dloss) != 0 ? 2 : 1) * (N) * (Vp), classifier(logits, losses, targets, dloss, N, V, Vp, stream))
+          COST_X * ((dloss) != 0 ? 2 : 1) * (N) * (Vp), classifier(logits, losses, targets, dloss, N, V, Vp, stream), \
+          WROTE("losses", losses, N), WROTE("dlogits", (dloss) != 0 ? (logits) : NULL, N, Vp), \
+          READ("logits", N, Vp), READ("targets", N))
 
-#define sum_of_squares(out, x, n, stream) TIMED("sum_of_squares", 2.0 * (n), 4.0 * (n), sum_of_squares(out, x, n, stream))
+#define sum_of_squares(out, x, n, stream) \
+    TIMED("sum_of_squares", 2.0 * (n), 4.0 * (n), sum_of_squares(out, x, n, stream), WROTE("out", out, 1), READ("x", n))
 
-#define sum_scaled(out, x, factor, n, stream) TIMED("sum_scaled", 1.0 * (n), 4.0 * (n), sum_scaled(out, x, factor, n, stream))
+#define sum_scaled(out, x, factor, n, stream) \
+    TIMED("sum_scaled", 1.0 * (n), 4.0 * (n), sum_scaled(out, x, factor, n, stream), WROTE("out", out, 1), READ("x", n))
 
-#define fill_zero(memory, bytes, stream) TIMED("fill_zero", 0.0, 1.0 * (bytes), fill_zero(memory, bytes, stream))
+#define fill_zero(memory, bytes, stream) \
+    TIMED("fill_zero", 0.0, 1.0 * (bytes), fill_zero(memory, bytes, stream), \
+          WROTE("memory", memory, (bytes) / sizeof *(memory)))
 
 // Flops are those of AdamW. Master weights, optimizer state and parameters without master weights are read and written.
 #define optimizer_update(params, master_weights, m, v, grads, o, first, n, stream) \
     TIMED("optimizer_update", 16.0 * (n), \
           (n) * (4 + ((master_weights) ? 8 + COST_X : 2 * COST_X) + ((m) ? 8 : 0) + ((v) ? 8 : 0)), \
-          optimizer_update(params, master_weights, m, v, grads, o, first, n, stream))
+          optimizer_update(params, master_weights, m, v, grads, o, first, n, stream), \
+          WROTE(tour_tensor(first)->name, params, n), WROTE("master weights", master_weights, n), WROTE("m", m, n), \
+          WROTE("v", v, n), READ("grads", n))
+
+// The buckets that the model's code waits for and ends show the tour where it is.
+#include "llmtrain/zero.h"
+#define flat_await(flat, bucket) (tour_await(bucket, (flat)->count), flat_await(flat, bucket))
+#define flat_end_bucket(flat, bucket) (flat_end_bucket(flat, bucket), tour_end_bucket(bucket))
 
 #include "llmtrain.h"
 #include "peak.h"
@@ -219,7 +260,7 @@ static double median(double* values, size_t count) {
 typedef struct {
     const char *model, *json;
     uint64_t batch, seq, steps, threads;
-    bool sweep;
+    bool sweep, tour;
 } Options;
 
 typedef struct {
@@ -228,13 +269,18 @@ typedef struct {
     int32_t *tokens, *targets;  // (B, T)
 } Bench;
 
-// GPT-2's architecture on bytes, smaller than any preset.
+// Models of bytes, smaller than any preset.
 typedef struct {
     const char* name;
-    size_t layers, heads, channels;
+    Family family;
+    size_t layers, heads, kv_heads, channels, context;
 } SmallModel;
 
-static const SmallModel SMALL_MODELS[] = {{"bytes:0.2M", 2, 2, 64}, {"bytes:1M", 4, 4, 128}, {"bytes:5M", 6, 4, 256}};
+static const SmallModel SMALL_MODELS[] = {
+    {"gpt2:tiny", FAMILY_GPT2, 2, 2, 2, 32, 32},    {"llama:tiny", FAMILY_LLAMA, 2, 2, 1, 32, 32},
+    {"bytes:0.2M", FAMILY_GPT2, 2, 2, 2, 64, 1024}, {"bytes:1M", FAMILY_GPT2, 4, 4, 4, 128, 1024},
+    {"bytes:5M", FAMILY_GPT2, 6, 4, 4, 256, 1024},
+};
 enum { SMALL_MODEL_COUNT = sizeof SMALL_MODELS / sizeof SMALL_MODELS[0] };
 
 static bool bench_config(Config* c, const char* name, Error* error) {
@@ -242,11 +288,12 @@ static bool bench_config(Config* c, const char* name, Error* error) {
     for (size_t i = 0; i < SMALL_MODEL_COUNT; i++) {
         const SmallModel* s = &SMALL_MODELS[i];
         if (strcmp(name, s->name) != 0) continue;
-        c->family = FAMILY_GPT2;
+        c->family = s->family;
         c->layers = s->layers;
         c->heads = s->heads;
+        c->kv_heads = s->kv_heads;
         c->channels = s->channels;
-        c->context = 1024;
+        c->context = s->context;
         c->vocab = 256;
         c->tied = true;
         return config_complete(c, error);
@@ -405,7 +452,8 @@ static bool bench_measure(Bench* b, Peaks* peaks, Profile* profiles, double* rat
         profile = NULL;
         if (!ok) return false;
         rates[i] = peak_measure(fp32, threads_count(), CLOCK_MONOTONIC, 10.0);
-        rates[steps + i] = product.loop == fp32.loop ? rates[i] : peak_measure(product, threads_count(), CLOCK_MONOTONIC, 10.0);
+        rates[steps + i] =
+            product.loop == fp32.loop ? rates[i] : peak_measure(product, threads_count(), CLOCK_MONOTONIC, 10.0);
         rates[2 * steps + i] = memory_measure(array);
     }
     peaks->fp32 = median(rates, steps);
@@ -463,7 +511,32 @@ static bool bench_table(const Options* o, JsonWriter* w, Error* error) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// 6. Sweeps: every row is measured
+// 6. The tour: the first step of a model, operation by operation, after the same step has warmed up the machine
+
+static bool bench_tour(const Options* o, Error* error) {
+    Bench b;
+    Profile timer;
+    double ms;
+    if (!bench_open(&b, o->model, o->batch, o->seq, error)) return false;
+    bool ok = bench_step(&b, &ms, error);
+    bench_close(&b);
+    if (!ok || !bench_open(&b, o->model, o->batch, o->seq, error)) return false;
+    const Config* c = &b.model.config;
+    memset(&timer, 0, sizeof timer);
+    profile = &timer;
+    printf("%s: B=%zu T=%zu C=%zu L=%zu H=%zu K=%zu D=%zu F=%zu V=%zu, %zu parameters\n", o->model, (size_t)o->batch,
+           (size_t)o->seq, c->channels, c->layers, c->heads, c->kv_heads, config_head_size(c), c->ffn, c->vocab,
+           b.model.parameters.true_size);
+    tour_begin(&b.model.parameters);
+    ok = bench_step(&b, &ms, error);
+    ok = tour_end(error) && ok;
+    profile = NULL;
+    bench_close(&b);
+    return ok;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 7. Sweeps: every row is measured
 
 // One row: the median of the steps after one that warms up.
 static bool sweep_row(const Options* o, JsonWriter* w, const char* model, size_t B, size_t T, Error* error) {
@@ -532,7 +605,7 @@ static bool run(const Options* o, Error* error) {
     json_member_u64(&w, "B", o->batch);
     json_member_u64(&w, "T", o->seq);
     json_member_u64(&w, "steps", o->steps);
-    bool ok = o->sweep ? bench_sweep(o, &w, error) : bench_table(o, &w, error);
+    bool ok = o->tour ? bench_tour(o, error) : o->sweep ? bench_sweep(o, &w, error) : bench_table(o, &w, error);
     json_write_end(&w, '}');
     json_put(&w, "\n", 1);
     if (ok && o->json) ok = json_write_done(&w, error) && file_write_atomic(o->json, w.text, w.bytes, error);
@@ -541,20 +614,23 @@ static bool run(const Options* o, Error* error) {
 }
 
 int main(int argc, char** argv) {
-    Options o = {"gpt2:124M", NULL, 4, 256, 5, 0, false};
+    Options o = {"gpt2:124M", NULL, 4, 256, 5, 0, false, false};
     Error error;
     int code;
     Flag flags[] = {
-        {"model", FLAG_TEXT, &o.model, "NAME", 0, 0, "a preset of llmtrain.h, or bytes:0.2M|1M|5M", false},
+        {"model", FLAG_TEXT, &o.model, "NAME", 0, 0,
+         "a preset of llmtrain.h, gpt2:tiny, llama:tiny, or bytes:0.2M|1M|5M", false},
         {"batch", FLAG_COUNT, &o.batch, "N", 1, 65536, "sequences of a step", false},
         {"seq", FLAG_COUNT, &o.seq, "N", 1, 16777216, "tokens of a sequence", false},
         {"steps", FLAG_COUNT, &o.steps, "N", 1, 100000, "timed steps, after one that warms up", false},
         {"threads", FLAG_COUNT, &o.threads, "N", 0, 4096, "OpenMP threads; 0: as OpenMP decides", false},
         {"sweep", FLAG_SWITCH, &o.sweep, "on|off", 0, 0, "measure against sequence, batch and parameters", false},
+        {"tour", FLAG_SWITCH, &o.tour, "on|off", 0, 0, "print each operation of one step, and what it computed", false},
         {"json", FLAG_TEXT, &o.json, "FILE", 0, 0, "write what was measured there too", false},
     };
     size_t flag_count = sizeof flags / sizeof flags[0];
-    if (!flags_begin(&code, "bench", "bench: where the time of a training step goes (" FLOATX_NAME " build).", flags, flag_count, argc, argv)) return code;
+    if (!flags_begin(&code, "bench", "bench: where the time of a training step goes (" FLOATX_NAME " build).", flags,
+                     flag_count, argc, argv)) return code;
     if (o.threads) threads_set(o.threads);
     if (run(&o, &error)) return 0;
     fprintf(stderr, "bench: %s\n", error.text);

@@ -59,9 +59,34 @@ else
     echo "skipped train.cu for aarch64: there is no aarch64-linux-gnu-gcc"
 fi
 
+# tour FAMILY OPERATIONS: how many operations a step of a model of two blocks has, counted in llmtrain.h by hand.
+tour() {
+    "$build/bench-FP32" --tour --model "$1:tiny" --batch 4 --seq 32 > "$build/tour.out" && tail -n 1 "$build/tour.out" &&
+        grep -q "^$2 operations wrote [1-9][0-9]* arrays, 0 of them with elements that are not finite" "$build/tour.out"
+}
+
+# single COMMAND...: compiles the example by a command, in a folder where only the single header is beside it.
+single() {
+    rm -rf "$build/single" && mkdir "$build/single" && cp dev/example.c "$build/single" &&
+        cp "$build/llmtrain_single.h" "$build/single/llmtrain.h" && (cd "$build/single" && "$@")
+}
+
 for test in "$@"; do
     case $test in
         example) check "dev/example.c trains and writes" "$build/example" ;;
+        tour)
+            check "a step of GPT-2 has 80 operations, none of which writes a NaN" tour gpt2 80
+            check "a step of Llama has 74 operations, none of which writes a NaN" tour llama 74 ;;
+        single)
+            # shellcheck disable=SC2016
+            check "dev/example.c trains and writes with the single header alone" \
+                single sh -c '"$0" -std=c11 -O2 -Wall -Wextra -Wshadow -Werror -Wno-unknown-pragmas example.c -o example -lm -pthread && ./example' "$cc"
+            if command -v nvcc > /dev/null; then
+                check "dev/example.c compiles with nvcc and the single header alone" single nvcc -std=c++17 -arch=sm_80 -DLLMTRAIN_CUDA \
+                    -Werror all-warnings -Xcompiler -Wall,-Wextra,-Wno-missing-field-initializers,-fopenmp -x cu -fdevice-syntax-only -c example.c -o /dev/null
+            else
+                echo "skipped the single header with nvcc: there is no nvcc"
+            fi ;;
         gemm)
             suite gemm "$build/gemm" --check
             suite "gemm, AMX emulated" "$build/gemm-amx" --check ;;

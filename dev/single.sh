@@ -1,0 +1,87 @@
+#!/bin/sh
+# single.sh: prints the runtime as one header: llmtrain.h with every header of the layout that it includes, each once.
+#
+#   sh dev/single.sh > build/llmtrain_single.h      as `make single` does
+#
+# What a header includes stands before it. What it includes under a condition (#ifdef LLMTRAIN_CUDA) stands in the place
+# of that #include, and again where the condition does not hold; the headers' guards then keep a compiler from reading
+# both. #includes of system headers, and of dev/, stay as they are.
+
+cd "$(dirname -- "$0")/.." || exit 1
+export LC_ALL=C
+version=$(sed -n 's/^#define LLMTRAIN_VERSION "\(.*\)"/\1/p' llmtrain/base.h)
+
+cat << END
+// llmtrain_single.h: all of llmtrain $version as one header, to be copied into another project. It needs no other file.
+//
+// Its text is that of llmtrain.h and of the headers that it includes, each after those that it needs. Each begins with
+// its manual; llmtrain.h, the last, with an overview.
+//
+//   C11        cc -std=c11 -O3 -march=native -fopenmp program.c -lm -pthread
+//   CUDA       nvcc -std=c++17 -O3 -DLLMTRAIN_CUDA -Xcompiler -fopenmp program.cu -lcublasLt
+//   options    -DPRECISION_BF16 or -DPRECISION_FP16: parameters and activations of 16 bits instead of fp32;
+//              -DLLMTRAIN_NCCL with -lnccl: several GPUs; -DLLMTRAIN_MPI with mpicc: ranks on CPUs over MPI
+//
+// Made by a script (make single): change the headers, not this file.
+
+END
+
+exec awk -v first=llmtrain.h '
+    # The path of a header that a file includes: relative to it. Empty for dev/: the emulator is no part of the runtime.
+    function resolve(file, name, path) {
+        path = match(file, /.*\//) ? substr(file, 1, RLENGTH) name : name
+        while (sub(/[^\/]+\/\.\.\//, "", path)) { }
+        return name ~ /^dev\// ? "" : path
+    }
+
+    # The conditions of an #if, each after a space: "#if defined(A) && defined(B)" becomes " A B".
+    function conditions_of(line) {
+        sub(/^ *# *(ifdef|if|elif)/, "", line)
+        sub(/^ *# *ifndef */, "!", line)
+        gsub(/defined|[ ()]/, "", line)
+        if (line !~ /\|\|/) gsub(/&&/, " ", line)
+        return " " line
+    }
+
+    function otherwise(conditions) {
+        gsub(/ /, "+", conditions)
+        return " !" conditions
+    }
+
+    # Whether a header stands already where all of these conditions hold.
+    function is_there(file, conditions, places, terms, p, t, known) {
+        for (p = split(there[file], places, "|"); p > 1; p--) {
+            known = 1
+            for (t = split(places[p], terms, " "); t > 0; t--) if (!index(conditions " ", " " terms[t] " ")) known = 0
+            if (known) return 1
+        }
+        return 0
+    }
+
+    # Prints a header under the conditions that hold in this place. Its first #if is its guard, and no condition.
+    function emit(file, conditions, lines, count, pass, i, depth, opened, within, d, part, path) {
+        if (is_there(file, conditions)) return
+        there[file] = there[file] "|" conditions
+        while ((got = (getline line < file)) > 0) lines[++count] = line
+        close(file)
+        if (got < 0) {
+            print "single.sh: cannot read " file > "/dev/stderr"
+            exit 1
+        }
+        for (pass = 1; pass <= 2; pass++) {  # first what it includes under no condition, then itself
+            if (pass == 2) print "// ======== " file
+            for (i = 1; i <= count; i++) {
+                if (lines[i] ~ /^ *# *if/) opened[++depth] = depth > 1 ? conditions_of(lines[i]) : ""
+                else if (lines[i] ~ /^ *# *el/) opened[depth] = otherwise(opened[depth])
+                else if (lines[i] ~ /^ *# *endif/) depth--
+                path = split(lines[i], part, "\"") > 1 && part[1] ~ /^ *# *include *$/ ? resolve(file, part[2]) : ""
+                if (path == "" && pass == 2) print lines[i]
+                if (path == "" || (pass == 1) == (depth > 1)) continue
+                within = conditions
+                for (d = 1; d <= depth; d++) within = within opened[d]
+                emit(path, within)
+            }
+        }
+    }
+
+    BEGIN { emit(first, "") }'
