@@ -1,37 +1,40 @@
-// test_comm.c: ranks that speak to each other, and what they say when one falls silent.
+// test_comm.c: the collectives of comm.h between processes, and what each rank reports when another fails.
 //
 //   cc -std=c11 -O2 -I. dev/test/test_comm.c -o build/test_comm -lm -pthread && build/test_comm
 //   mpicc -DLLMTRAIN_MPI ...  && mpirun -n 3 build/test_comm        the collectives, through MPI
 //   build/test_comm --timeout 4000                                  on a slow machine, or under a sanitizer
 //
-//   1. collectives  each, of each type, of many lengths and slices, against a serial computation, bit for bit
-//   2. in flight    hundreds at once; a slow transport under a computation; what is counted
-//   3. launch       the variables of launchers, right and wrong; forked ranks and their exit codes
-//   4. meeting      strangers, ranks of other runs, ranks that never come, ports in use, few open files
-//   5. faults       a rank that is killed or stopped, before, in and between collectives; calls that do not match
-//   6. watching     what is heard of between collectives, and what is no fault; ranks that give up
-//   7. lanes        the cases run side by side, since most of them wait
+//   1. cases        a process per rank; what they report
+//   2. collectives  each, of each type, of many lengths and slices, against a serial computation, bit for bit
+//   3. in flight    hundreds at once; a slow transport under a computation; what is counted
+//   4. launch       the variables of launchers, right and wrong; forked ranks, their exit codes and reports
+//   5. rendezvous   strangers, ranks of other runs, ranks that never connect, ports in use, few open files
+//   6. failures     a rank that is killed or stopped, before, in and between collectives; calls that do not match
+//   7. monitoring   what is noticed between collectives, and what is no failure; ranks that abort
+//   8. lanes        the cases run in parallel, since most of them wait
 //
-// The test forks the ranks of each case. They report through shared memory; the parent judges, and ends who hangs.
-// Under a launcher it is one of the launcher's ranks and runs the collectives alone.
+// The ranks of a case report through shared memory; the parent judges, and ends those that hang. Under a launcher the
+// program is one of the launcher's ranks and tests the collectives alone.
 
 #include "llmtrain/comm.h"
 #include "llmtrain/flags.h"
+#include "harness.h"
 
 #include <ifaddrs.h>
 #include <net/if.h>
-#include <sys/mman.h>
-#include <sys/resource.h>
 
 #define RANKS_MAX ((size_t)5)
-#define PATIENT_MS 30e3   // time-out where nothing is to fail
+#define LONG_MS 30e3      // timeout where nothing is to fail
 #define SLACK_MS 10e3     // what a busy machine may add
 #define CASE_MS 60e3      // after which a rank is said to hang
 #define LANE_MS 300e3     // and all cases of a lane together
+#define NOBODY SIZE_MAX
+
+// ------------------------------------------------------------------------------------------------
+// 1. Cases
 
 typedef struct {
-    int passed, failed;        // checks made by the rank itself
-    int stage;                 // how far it is, for other ranks and the parent that wait for it
+    int stage;                 // how far the rank is, for others that wait for it
     bool done, good;           // its last call returned, and what
     double ended_ms;
     char text[1024];           // the error, if any
@@ -44,66 +47,9 @@ static pid_t children[RANKS_MAX];
 static pid_t* forked;          // shared: the ranks that comm_spawn forked
 static size_t port;            // of the case
 static int reserved = -1;      // the socket that keeps it from others
-static const char* case_name;
+static char case_name[120];
 static double case_began_ms;
 static double timeout_ms = 2000.0;  // where something is to fail
-
-static bool check(bool ok, const char* what) {
-    *(ok ? &self->passed : &self->failed) += 1;
-    if (!ok) printf("%s: %s   FAILED\n", case_name, what);
-    return ok;
-}
-
-static void must(bool ok, const char* what) {
-    if (ok) return;
-    printf("test_comm: cannot go on: %s: %s\n0 passed, 1 failed\n", what, strerror(errno));
-    exit(1);
-}
-
-// ------------------------------------------------------------------------------------------------
-// Cases: one process per rank
-
-static void set_number(const char* name, size_t value) {
-    char text[32];
-    snprintf(text, sizeof text, "%zu", value);
-    setenv(name, text, 1);
-}
-
-static void clear_environment(void) {
-    static const char* const names[] = {
-        "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LLMTRAIN_RUN_ID",
-        "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORE", "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_MCA_ess_base_jobid",
-        "PMIX_NAMESPACE", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "SLURM_PROCID", "SLURM_LOCALID",
-        "SLURM_STEP_NUM_TASKS", "SLURM_STEP_ID", "SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES"};
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) unsetenv(names[i]);
-}
-
-// Another port for every case. It stays bound, so that the system gives it to nobody; a rank may still listen there.
-static void reserve_port(void) {
-    struct sockaddr_in6 address;
-    struct sockaddr_in narrow;
-    socklen_t length = sizeof address;
-    int on = 1, off = 0;
-    socket_close(&reserved);
-    memset(&address, 0, sizeof address);
-    memset(&narrow, 0, sizeof narrow);
-    address.sin6_family = AF_INET6;
-    narrow.sin_family = AF_INET;
-    reserved = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    bool wide = reserved >= 0 && setsockopt(reserved, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off) == 0 &&
-                setsockopt(reserved, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
-                bind(reserved, (struct sockaddr*)&address, sizeof address) == 0;
-    if (!wide) {  // no IPv6
-        socket_close(&reserved);
-        reserved = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        must(reserved >= 0 && setsockopt(reserved, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
-             bind(reserved, (struct sockaddr*)&narrow, sizeof narrow) == 0, "reserving a port");
-    }
-    must(getsockname(reserved, (struct sockaddr*)&address, &length) == 0, "reserving a port");
-    memcpy(&narrow, &address, sizeof narrow);  // the port lies at one place in both
-    port = ntohs(narrow.sin_port);
-}
 
 static void outcome(bool good, const Error* error) {
     self->good = good;
@@ -114,7 +60,7 @@ static void outcome(bool good, const Error* error) {
 
 static void set_stage(int stage) { __atomic_store_n(&self->stage, stage, __ATOMIC_SEQ_CST); }
 
-// Waits until all ranks of a case are as far as that.
+// Waits until all ranks of a case have reached that stage.
 static bool reach_stage(size_t world, int stage) {
     double deadline = now_ms() + CASE_MS / 2;
     for (size_t rank = 0; rank < world; rank++)
@@ -126,51 +72,39 @@ static bool reach_stage(size_t world, int stage) {
 }
 
 // Forks the ranks of a case, as a launcher does; each runs body when all are there, and ends. end_ranks waits for them.
-static void run_ranks(const char* name, size_t world, void (*body)(size_t rank)) {
-    case_name = name;
+static void start_ranks(const char* name, size_t world, void (*body)(size_t rank)) {
+    snprintf(case_name, sizeof case_name, "%s", name);
     case_began_ms = now_ms();
-    reserve_port();
+    socket_close(&reserved);
+    port = port_reserve(&reserved);
     memset(reports, 0, RANKS_MAX * sizeof *reports);
     *fault_ms = 0;
     fflush(NULL);
     for (size_t rank = 0; rank < world; rank++) {
         pid_t child = fork();
-        must(child >= 0, "fork");
+        need(child >= 0, "a process");
         if (child > 0) {
             children[rank] = child;
             continue;
         }
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         self = &reports[rank];
-        clear_environment();
-        set_number("RANK", rank);
-        set_number("WORLD_SIZE", world);
-        set_number("MASTER_PORT", port);
-        setenv("MASTER_ADDR", "127.0.0.1", 1);
-        setenv("LLMTRAIN_RUN_ID", "test", 1);
+        environment_clear();
+        environment_set(text_of("RANK=%zu|WORLD_SIZE=%zu|MASTER_ADDR=127.0.0.1|MASTER_PORT=%zu|LLMTRAIN_RUN_ID=test", rank,
+                                world, port));
         set_stage(1);
-        must(reach_stage(world, 1), "the other ranks have started");
+        need(reach_stage(world, 1), "the other ranks have started");
         body(rank);
+        if (harness_now.conditions > 0) verdict("%s, rank %zu", case_name, rank);
         exit(0);
     }
 }
 
-static int passed, failed;
+static void end_case(void) { verdict("%s, %.1f s", case_name, (now_ms() - case_began_ms) / 1e3); }
 
-static void case_line(int checks) {
-    printf("%-80s %4d checks, %4.1f s\n", case_name, checks, (now_ms() - case_began_ms) / 1e3);
-    fflush(stdout);
-}
-
-static void judge(bool ok, const char* what, size_t rank) {
-    *(ok ? &passed : &failed) += 1;
-    if (!ok) printf("%s: rank %zu %s   FAILED\n", case_name, rank, what);
-}
-
-// Waits for the ranks; a victim may be in any state and is killed at last. SIZE_MAX: there is none.
+// Waits for the ranks; a victim may be in any state and is killed at last.
 static void end_ranks(size_t world, size_t victim) {
     double deadline = now_ms() + CASE_MS;
-    int before = passed + failed;
     for (size_t rank = 0; rank < world; rank++) {
         int status = 0;
         if (rank == victim) continue;
@@ -180,15 +114,13 @@ static void end_ranks(size_t world, size_t victim) {
             kill(children[rank], SIGKILL);
             waitpid(children[rank], &status, 0);
         }
-        judge(!hangs && WIFEXITED(status) && WEXITSTATUS(status) == 0, hangs ? "hangs" : "ends with an error", rank);
-        passed += reports[rank].passed;
-        failed += reports[rank].failed;
+        expect(!hangs && WIFEXITED(status) && WEXITSTATUS(status) == 0, "rank %zu %s", rank,
+               hangs ? "hangs" : "ends with an error");
     }
     if (victim < world) {
         kill(children[victim], SIGKILL);
         waitpid(children[victim], NULL, 0);
     }
-    case_line(passed + failed - before);
 }
 
 static const char* said(size_t rank) {
@@ -196,19 +128,44 @@ static const char* said(size_t rank) {
     return reports[rank].good ? "all is well" : reports[rank].text;
 }
 
-// The ranks that are not the victim have failed, with these words, in time.
-static void judge_failure(size_t world, size_t victim, double since_ms, double limit_ms, const char* words,
-                          const char* or_words) {
+// What a rank has failed with.
+static void expect_text(size_t rank, const char* words) {
+    const Report* r = &reports[rank];
+    expect(r->done && !r->good && strstr(r->text, words), "rank %zu says: %s, not: %s", rank, said(rank), words);
+}
+
+// The ranks that are not the victim have failed, with these words, at most limit_ms after since_ms. Ends the case.
+static void end_failure(size_t world, size_t victim, double since_ms, double limit_ms, const char* words,
+                        const char* or_words) {
     for (size_t rank = 0; rank < world; rank++) {
         const Report* r = &reports[rank];
         if (rank == victim) continue;
-        bool ok = r->done && !r->good && (strstr(r->text, words) || (or_words && strstr(r->text, or_words)));
-        judge(ok, "does not say what it should", rank);
-        if (!ok)
-            printf("    it says: %s\n    not:     %s\n", said(rank), words);
-        judge(r->ended_ms - since_ms <= limit_ms, "is late", rank);
-        if (r->ended_ms - since_ms > limit_ms) printf("    by %.0f ms\n", r->ended_ms - since_ms - limit_ms);
+        expect_text(rank, or_words && strstr(r->text, or_words) ? or_words : words);
+        expect(r->ended_ms - since_ms <= limit_ms, "rank %zu is late by %.0f ms", rank, r->ended_ms - since_ms - limit_ms);
     }
+    end_case();
+}
+
+// All ranks have succeeded. Ends the case.
+static void end_success(size_t world) {
+    for (size_t rank = 0; rank < world; rank++)
+        expect(reports[rank].done && reports[rank].good, "rank %zu says: %s", rank, said(rank));
+    end_case();
+}
+
+// A case in which all ranks end well.
+static void run_good(const char* name, size_t world, void (*body)(size_t rank)) {
+    start_ranks(name, world, body);
+    end_ranks(world, NOBODY);
+    end_success(world);
+}
+
+// A case in which all ranks fail.
+static void run_failing(const char* name, size_t world, void (*body)(size_t rank), double limit_ms, const char* words) {
+    double began = now_ms();
+    start_ranks(name, world, body);
+    end_ranks(world, NOBODY);
+    end_failure(world, NOBODY, began, limit_ms, words, NULL);
 }
 
 static bool open_rank(Comm* comm, double limit_ms, Error* error) {
@@ -216,17 +173,17 @@ static bool open_rank(Comm* comm, double limit_ms, Error* error) {
     return comm_find(&launch, error) && comm_open(comm, &launch, limit_ms, error);
 }
 
-// For bodies in which the meeting is to go well.
+// For bodies in which the rendezvous is to succeed.
 static void open_or_end(Comm* comm, double limit_ms) {
     Error error;
     if (open_rank(comm, limit_ms, &error)) return;
     outcome(false, &error);
-    check(false, error.text);
+    printf("%s: %s\n", case_name, error.text);
     exit(1);
 }
 
 // ------------------------------------------------------------------------------------------------
-// 1. Collectives
+// 2. Collectives
 
 // data (n): on every rank the sum over all ranks.
 static CommRequest start_sum(Comm* comm, void* data, size_t n, CommType type) {
@@ -326,7 +283,7 @@ static void bench_end(const Bench* b, bool good, const Error* error, const char*
     char text[200];
     snprintf(text, sizeof text, "rank %zu, %s of %zu %s: %.80s", b->comm->rank, what, b->n, DTYPES[b->type].name,
              good ? "other bits" : error->text);
-    check(good && memcmp(b->work, b->expected, (b->n + GUARD) * b->size) == 0, text);
+    expect(good && memcmp(b->work, b->expected, (b->n + GUARD) * b->size) == 0, "%s", text);
 }
 
 static void test_sums(Bench* b) {
@@ -385,10 +342,10 @@ static void test_copies(Bench* b) {
         bool good = comm_all_gather(comm, b->work, b->n, b->type, slices, &cut, &error);
         bench_end(b, good, &error, "all_gather");
     }
-    for (size_t root = 0; root < comm->world; root++) {
+    for (size_t from = 0; from < comm->world; from++) {
         bench_begin(b, true);
-        memcpy(b->expected, b->inputs[root], b->n * size);
-        bool good = comm_broadcast(comm, b->work, b->n, b->type, root, &error);
+        memcpy(b->expected, b->inputs[from], b->n * size);
+        bool good = comm_broadcast(comm, b->work, b->n, b->type, from, &error);
         bench_end(b, good, &error, "broadcast");
     }
 }
@@ -412,7 +369,7 @@ static void test_length(Comm* comm, CommType type, size_t n) {
         differ += memcmp(forwards, backwards, b.size) != 0;
     }
     if (n >= 1000 && comm->world > 2 && type == COMM_FLOAT)
-        check(differ > n / 100, "values whose sum depends on the order");
+        expect(differ > n / 100, "values whose sum depends on the order");
     for (size_t p = 0; p < comm->world; p++) free(b.inputs[p]);
     free(b.work);
     free(b.expected);
@@ -427,19 +384,20 @@ static void test_collectives(Comm* comm) {
     test_length(comm, COMM_BF16, 300001);
     test_length(comm, COMM_INT64, 300001);
     Error error;
-    check(comm_barrier(comm, &error), "barrier");
+    expect(comm_barrier(comm, &error), "barrier");
     float nan = comm->rank == 0 ? NAN : 1.0f;
-    check(all_reduce(comm, &nan, 1, COMM_FLOAT, &error) && isnan(nan), "NaN in a sum");
+    expect(all_reduce(comm, &nan, 1, COMM_FLOAT, &error) && isnan(nan), "NaN in a sum");
 }
 
-// What comes of it where each rank's part is `good` or fails with its own `text`.
+// Each rank's part is `good` or fails with its own `text`; expected: the sentence that all have then, or NULL.
 static void test_agreement(Comm* comm, bool good, const char* text, const char* expected, const char* what) {
     Error error, after;
-    snprintf(error.text, sizeof error.text, "%s", text);
+    fail(&error, "%s", text);
     bool all = comm_agree_all(comm, good, &error);
-    if (!check(all == (expected == NULL) && strcmp(error.text, expected ? expected : text) == 0, what))
-        printf("    it says: %s\n", error.text);
-    check(comm_barrier(comm, &after) && !comm_failed(comm, &after), "an agreement leaves the Comm usable");
+    expect(all == (expected == NULL) && strcmp(error.text, expected ? expected : text) == 0, "%s, and not: %s", what,
+           error.text);
+    expect(error.on_all_ranks == !all, "%s: all ranks know of it", what);
+    expect(comm_barrier(comm, &after) && !comm_failed(comm, &after), "an agreement leaves the Comm usable");
 }
 
 // "rank 2: words", or the words alone where there is but one rank.
@@ -466,7 +424,7 @@ static void test_agree(Comm* comm) {
     test_agreement(comm, N > 1 && rank == 0, own, sentence(expected, N, 1, one), "all but rank 0 failed");
     test_agreement(comm, false, letters, sentence(expected, N, 0, letters_of_0), "long reasons");
     Error error = {"", ERROR_WORLD, false};
-    check(!comm_agree_all(comm, false, &error) && error.text[0] != 0, "a failure without a reason");
+    expect(!comm_agree_all(comm, false, &error) && error.text[0] != 0, "a failure without a reason");
 }
 
 static void test_doubles(Comm* comm) {
@@ -480,13 +438,13 @@ static void test_doubles(Comm* comm) {
         bool good = comm_gather_doubles(comm, all, count, &error);
         for (size_t p = 0; p < comm->world; p++)
             for (size_t k = 0; k < count; k++) wrong += all[p * count + k] != 1.0 / (double)(p * 5000 + k + 1);
-        check(good && wrong == 0 && all[comm->world * count] == -1.0, "doubles of all ranks");
+        expect(good && wrong == 0 && all[comm->world * count] == -1.0, "doubles of all ranks");
         free(all);
     }
 }
 
 // ------------------------------------------------------------------------------------------------
-// 2. In flight
+// 3. In flight
 
 // More requests than there is room for, of all kinds, waited for in some other order.
 static void test_many(Comm* comm) {
@@ -502,11 +460,11 @@ static void test_many(Comm* comm) {
             integers[i][k] = (int64_t)(comm->rank + 1) * (i + k);
             reals[i][k] = (float)(comm->rank * 1000 + (size_t)(i + k));
         }
-        size_t root = (size_t)i % comm->world;
+        size_t from = (size_t)i % comm->world;
         float* x = reals[i];
         if (i % 3 == 0) requests[i] = start_sum(comm, integers[i], LENGTH, COMM_INT64);
         else if (i % 3 == 1)
-            requests[i] = comm_start(comm, COMM_BROADCAST, COMM_FLOAT, x, x, LENGTH, root, NULL, NULL);
+            requests[i] = comm_start(comm, COMM_BROADCAST, COMM_FLOAT, x, x, LENGTH, from, NULL, NULL);
         else requests[i] = comm_start(comm, COMM_BARRIER, COMM_BYTES, NULL, NULL, 0, 0, NULL, NULL);
     }
     for (int i = 0; i < MANY; i++) {
@@ -517,7 +475,7 @@ static void test_many(Comm* comm) {
             wrong += j % 3 == 1 && reals[j][k] != (float)((size_t)j % comm->world * 1000 + (size_t)(j + k));
         }
     }
-    check(bad == 0 && wrong == 0, "600 requests in flight");
+    expect(bad == 0 && wrong == 0, "600 requests in flight");
 }
 
 static void test_statistics(Comm* comm) {
@@ -530,16 +488,16 @@ static void test_statistics(Comm* comm) {
         CommSlice own = comm_even_slice(comm->rank, N, n);
         size_t length = own.end - own.first;
         CommStatistics before = comm_statistics(comm);
-        check(all_reduce(comm, data, n, COMM_FLOAT, &error), "all_reduce");
+        expect(all_reduce(comm, data, n, COMM_FLOAT, &error), "all_reduce");
         CommStatistics after = comm_statistics(comm);
-        check(after.bytes_sent - before.bytes_sent == sizeof(float) * ((n - length) + (N - 1) * length),
+        expect(after.bytes_sent - before.bytes_sent == sizeof(float) * ((n - length) + (N - 1) * length),
               "bytes sent of an all_reduce");
         comm_all_gather(comm, data, n, COMM_FLOAT, NULL, NULL, &error);
         CommStatistics later = comm_statistics(comm);
-        check(later.bytes_sent - after.bytes_sent == sizeof(float) * (N - 1) * length, "bytes sent of an all_gather");
+        expect(later.bytes_sent - after.bytes_sent == sizeof(float) * (N - 1) * length, "bytes sent of an all_gather");
         comm_broadcast(comm, data, n, COMM_FLOAT, 0, &error);
         size_t sent = comm->rank == 0 ? sizeof(float) * n * (N - 1) : 0;
-        check(comm_statistics(comm).bytes_sent - later.bytes_sent == sent, "bytes sent of a broadcast");
+        expect(comm_statistics(comm).bytes_sent - later.bytes_sent == sent, "bytes sent of a broadcast");
     }
 }
 
@@ -560,7 +518,7 @@ static void test_overlap(Comm* comm) {
     float data[REQUESTS][1000] = {{0.0f}};
     CommRequest requests[REQUESTS];
     Error error;
-    double deadline = now_ms() + PATIENT_MS;
+    double deadline = now_ms() + LONG_MS;
     uint64_t finished = count_finished(comm);
     char fault[80];
     snprintf(fault, sizeof fault, "rank %zu step 0 at collective do delay %d", comm->rank, DELAY_MS);
@@ -569,15 +527,15 @@ static void test_overlap(Comm* comm) {
     for (int i = 0; i < REQUESTS; i++)
         requests[i] = start_sum(comm, data[i], 1000, COMM_FLOAT);
     while (count_finished(comm) < finished + REQUESTS && now_ms() < deadline) busy(1);
-    check(count_finished(comm) == finished + REQUESTS, "communication goes on under a computation");
-    for (int i = 0; i < REQUESTS; i++) check(comm_wait(comm, requests[i], &error), "a delayed request");
+    expect(count_finished(comm) == finished + REQUESTS, "communication goes on under a computation");
+    for (int i = 0; i < REQUESTS; i++) expect(comm_wait(comm, requests[i], &error), "a delayed request");
     double before = comm_statistics(comm).waited_ms;
     for (int i = 0; i < REQUESTS; i++)
-        check(all_reduce(comm, data[i], 1000, COMM_FLOAT, &error), "a delayed request");
+        expect(all_reduce(comm, data[i], 1000, COMM_FLOAT, &error), "a delayed request");
     // All of it, but for what passes between a call's start and its wait on a busy machine.
     double waited = comm_statistics(comm).waited_ms - before;
     bool at_once = comm->world == 1;  // there a start has done all, and there is nothing to wait for
-    check(at_once || waited > 0.25 * DELAY_MS * REQUESTS, "without a computation it is waited for");
+    expect(at_once || waited > 0.25 * DELAY_MS * REQUESTS, "without a computation it is waited for");
 }
 
 static void test_all(Comm* comm) {
@@ -587,14 +545,14 @@ static void test_all(Comm* comm) {
     test_doubles(comm);
     test_many(comm);
     test_statistics(comm);
-    check(!comm_failed(comm, &error), "no fault");
+    expect(!comm_failed(comm, &error), "no fault");
 }
 
 static void body_collectives(size_t rank) {
     Comm comm;
     (void)rank;
-    open_or_end(&comm, PATIENT_MS);
-    check(comm.local_rank == comm.rank && comm.local_world == comm.world, "local ranks are counted");
+    open_or_end(&comm, LONG_MS);
+    expect(comm.local_rank == comm.rank && comm.local_world == comm.world, "local ranks are counted");
     test_all(&comm);
     comm_close(&comm);
 }
@@ -602,13 +560,13 @@ static void body_collectives(size_t rank) {
 static void body_overlap(size_t rank) {
     Comm comm;
     (void)rank;
-    open_or_end(&comm, PATIENT_MS);
+    open_or_end(&comm, LONG_MS);
     test_overlap(&comm);
     comm_close(&comm);
 }
 
 // ------------------------------------------------------------------------------------------------
-// 3. Launch
+// 4. Launch
 
 typedef struct {
     const char* variables;  // "NAME=value NAME=value"
@@ -684,276 +642,251 @@ static bool launch_matches(const CommLaunch* l, const char* found) {
 }
 
 static void test_launch(void) {
-    case_name = "variables of launchers";
-    case_began_ms = now_ms();
-    int before = passed + failed;
-    for (size_t i = 0; i < sizeof launch_cases / sizeof launch_cases[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(launch_cases); i++) {
         const LaunchCase* c = &launch_cases[i];
         char variables[512];
         CommLaunch launch;
         Error error = {"", ERROR_WORLD, false};
-        clear_environment();
+        environment_clear();
         snprintf(variables, sizeof variables, "%s", c->variables);
-        for (char* save, *one = strtok_r(variables, " ", &save); one; one = strtok_r(NULL, " ", &save)) {
-            *strchr(one, '=') = 0;
-            setenv(one, one + strlen(one) + 1, 1);
-        }
+        for (char* at = variables; (at = strchr(at, ' ')) != NULL;) *at = '|';
+        environment_set(variables);
         bool good = comm_find(&launch, &error), ok;
         if (c->found == NULL)
             ok = !good && strstr(error.text, c->words) && (!c->more_words || strstr(error.text, c->more_words));
         else ok = good && launch.rank == c->rank && launch.world == c->world && launch_matches(&launch, c->found);
-        if (!check(ok, c->variables[0] ? c->variables : "no variables"))
-            printf("    %s\n", good ? launch.launcher : error.text);
+        expect(ok, "%s: %s", c->variables[0] ? c->variables : "no variables", good ? launch.launcher : error.text);
     }
-    setenv("RANK", "0", 1);
-    setenv("WORLD_SIZE", "2", 1);
-    setenv("MASTER_ADDR", "127.0.0.1", 1);
-    setenv("MASTER_PORT", "7", 1);
     CommLaunch launch;
     Error error;
-    check(!comm_spawn(&launch, 3, &error) && strstr(error.text, "torchrun has started 2 ranks already"),
-          "forked ranks under a launcher");
-    clear_environment();
-    check(!comm_spawn(&launch, 0, &error) && strstr(error.text, "0 ranks were asked for"), "0 forked ranks");
-    check(!comm_spawn(&launch, 65537, &error) && strstr(error.text, "65537 ranks were asked for; give 1 to 65536"),
-          "too many forked ranks");
-    check(comm_spawn(&launch, 1, &error) && launch.world == 1 && comm_reap(&launch, "test_comm", 3, 0, &error) == 3,
-          "1 forked rank");
-    passed += self->passed;
-    failed += self->failed;
-    self->passed = self->failed = 0;
-    case_line(passed + failed - before);
+    environment_clear();
+    environment_set("RANK=0|WORLD_SIZE=2|MASTER_ADDR=127.0.0.1|MASTER_PORT=7");
+    expect(!comm_spawn(&launch, 3, &error) && strstr(error.text, "torchrun has started 2 ranks already"),
+           "forked ranks under a launcher");
+    environment_clear();
+    expect(!comm_spawn(&launch, 0, &error) && strstr(error.text, "0 ranks were asked for"), "0 forked ranks");
+    expect(!comm_spawn(&launch, 65537, &error) && strstr(error.text, "65537 ranks were asked for; give 1 to 65536"),
+           "too many forked ranks");
+    expect(comm_spawn(&launch, 1, &error) && launch.world == 1 && comm_reap(&launch, "test_comm", 3, 0, &error) == 3,
+           "1 forked rank");
+    verdict("variables of launchers");
 }
 
-// No process may be forked: what was begun is given back.
+// No process may be forked: what was begun is released.
 static void expect_no_spawn(void) {
     CommLaunch launch;
     Error error;
     struct rlimit before, none;
-    must(getrlimit(RLIMIT_NPROC, &before) == 0, "the limit on processes");
+    need(getrlimit(RLIMIT_NPROC, &before) == 0, "the limit on processes");
     none = before;
     none.rlim_cur = 0;
-    must(setrlimit(RLIMIT_NPROC, &none) == 0 && (geteuid() != 0 || setuid(65534) == 0), "a limit on processes");
-    check(!comm_spawn(&launch, 3, &error) && strstr(error.text, "cannot start rank 1 of 3"), "says that it cannot fork");
-    check(comm_reap(&launch, "test_comm", 3, 0, &error) == 3 && launch.listener == -1, "nothing is left of it");
-    must(setrlimit(RLIMIT_NPROC, &before) == 0 && prctl(PR_SET_DUMPABLE, 1) == 0, "what the leak sanitizer needs");
+    need(setrlimit(RLIMIT_NPROC, &none) == 0 && (geteuid() != 0 || setuid(65534) == 0), "a limit on processes");
+    expect(!comm_spawn(&launch, 3, &error) && strstr(error.text, "cannot start rank 1 of 3"), "cannot fork");
+    expect(comm_reap(&launch, "test_comm", 3, 0, &error) == 3 && launch.listener == -1, "nothing is left of it");
+    need(setrlimit(RLIMIT_NPROC, &before) == 0 && prctl(PR_SET_DUMPABLE, 1) == 0, "what the leak sanitizer needs");
 }
 
-// Ranks forked by comm_spawn, from a process of its own. What its rank 2 does, and what comes of it.
+// Ranks forked by comm_spawn, from a process of its own: what its rank 2 does, and what comm_reap makes of it.
 enum { SPAWN_WELL, SPAWN_CODE, SPAWN_KILLED, SPAWN_STOPPED, SPAWN_REPORTS, SPAWN_PARENT_DIES, SPAWN_ABSENT, SPAWN_REFUSED,
        SPAWNS };
+static const struct {
+    const char* name;
+    int code;               // of comm_reap
+    const char* words;      // its error, which is also reported where no rank has reported anything
+} spawn_cases[SPAWNS] = {
+    {"forked ranks", 0, ""},
+    {"forked ranks, one exits with 7", 7, "rank 2 ended with exit code 7"},
+    {"forked ranks, one is killed", 128 + SIGKILL, "rank 2 was ended by signal 9"},
+    {"forked ranks, one is stopped", 128 + SIGKILL, "rank 2 did not end within 2.0 s"},
+    {"forked ranks, all report at once", 7, "rank 2 ended with exit code 7"},
+    {"forked ranks, rank 0 is killed", 0, ""},
+    {"forked ranks, one is killed before it connects", 1, "rank 2 was ended by signal 9"},
+    {"no rank can be forked", 0, ""},
+};
 static int spawn_kind;
 
-// What the forked ranks print to standard error from now on goes to a file.
-static FILE* catch_stderr(void) {
-    FILE* file = tmpfile();
-    must(file != NULL && dup2(fileno(file), STDERR_FILENO) >= 0, "a file in place of standard error");
-    return file;
+// A long sentence of a rank, of several lines; they are reported as one.
+static void spawn_sentence(char text[1024], size_t rank, char line_end) {
+    memset(text, 'a' + (int)rank, 1023);
+    text[500] = line_end;
+    text[1023] = 0;
 }
 
-// The lines in it; the first of them is the text.
-static size_t read_lines(char* text, size_t size, FILE* file) {
-    size_t lines = 0, length;
+// The standard error of a case's ranks: one line where something has failed, and that in full.
+static void expect_report(FILE* file) {
+    static char text[1 << 16];
+    char expected[2048], sentence[1024];
+    bool several = spawn_kind == SPAWN_REPORTS, right;
     rewind(file);
-    length = fread(text, 1, size - 1, file);
-    text[length] = 0;
-    for (size_t i = 0; i < length; i++) lines += text[i] == '\n';
-    text[strcspn(text, "\n")] = 0;
-    return lines;
-}
-
-// More reports than the pipe has room for, of two ranks at a time. Each is whole or it is not there.
-static void report_often(const CommLaunch* launch) {
-    char sentence[1024];
-    memset(sentence, 'a' + (int)launch->rank, sizeof sentence - 1);
-    sentence[sizeof sentence - 1] = 0;
-    sentence[500] = '\n';  // a report is one line all the same
-    for (int i = 0; i < 200; i++) launch_report(launch, "test_comm", sentence);
-}
-
-static void check_report(FILE* file, const char* words) {
-    static char text[1 << 20], expected[2][1100];
-    size_t lines = read_lines(text, sizeof text, file);
-    bool good = lines == (words[0] != 0) && strncmp(text, words, strlen(words)) == 0;
-    for (int rank = 1; rank <= 2 && spawn_kind == SPAWN_REPORTS; rank++) {
-        int begin = snprintf(expected[rank - 1], 1100, "test_comm: rank %d: ", rank);
-        memset(expected[rank - 1] + begin, 'a' + rank, 1023);
-        expected[rank - 1][begin + 500] = ' ';
-        good = rank == 1 ? lines == 1 : good;
+    text[fread(text, 1, sizeof text - 1, file)] = 0;
+    snprintf(expected, sizeof expected, "%s%s", spawn_cases[spawn_kind].words[0] ? "test_comm: rank 0: " : "",
+             spawn_cases[spawn_kind].words);
+    right = !several && strncmp(text, expected, strlen(expected)) == 0;
+    for (size_t rank = 1; rank < 3 && several; rank++) {
+        spawn_sentence(sentence, rank, ' ');
+        snprintf(expected, sizeof expected, "test_comm: rank %zu: %s\n", rank, sentence);
+        right = right || strcmp(text, expected) == 0;
     }
-    if (spawn_kind == SPAWN_REPORTS) good = good && (strcmp(text, expected[0]) == 0 || strcmp(text, expected[1]) == 0);
-    if (!check(good, "one sentence is printed where there is a fault, and in full")) printf("    %zu: %.200s\n", lines, text);
+    size_t lines = 0;
+    for (const char* at = text; (at = strchr(at, '\n')) != NULL; at++) lines++;
+    expect(right && lines == (expected[0] != 0), "standard error has %zu lines: %.200s", lines, text);
 }
 
 static void body_spawn(size_t unused) {
     CommLaunch launch;
     Comm comm;
     Error error;
+    char sentence[1024];
     (void)unused;
-    clear_environment();
+    environment_clear();
     if (spawn_kind == SPAWN_REFUSED) {
         expect_no_spawn();
         return;
     }
-    FILE* printed = catch_stderr();
-    if (!comm_spawn(&launch, 3, &error)) {
-        check(false, error.text);
-        exit(1);
-    }
+    FILE* printed = tmpfile();
+    need(printed && dup2(fileno(printed), STDERR_FILENO) >= 0, "a file for standard error");
+    need(comm_spawn(&launch, 3, &error), "forked ranks: %s", error.text);
     forked[launch.rank] = getpid();
     if (launch.rank == 2 && spawn_kind == SPAWN_ABSENT) raise(SIGKILL);
     double began = now_ms();
-    bool good = comm_open(&comm, &launch, PATIENT_MS, &error);
-    if (spawn_kind == SPAWN_ABSENT) {
-        if (launch.rank > 0) exit(0);
-        check(!good && strstr(error.text, "rank 2 is gone: it ended before"), error.text);
-        check(now_ms() - began < SLACK_MS, "in time");
-        comm_reap(&launch, "test_comm", 1, PATIENT_MS, &error);
-        check_report(printed, "test_comm: rank 0: rank 2 was ended by signal 9");
-        return;
-    }
+    bool good = comm_open(&comm, &launch, LONG_MS, &error);
     int64_t sum = (int64_t)launch.rank + 1;
-    good = good && all_reduce(&comm, &sum, 1, COMM_INT64, &error) && sum == 6;
-    if (good) good = comm.local_rank == comm.rank && comm.local_world == 3;
-    if (good) comm_close(&comm);
-    if (launch.rank == 0) check(good, "forked ranks meet");
-    if (launch.rank > 0 && spawn_kind == SPAWN_REPORTS) report_often(&launch);
+    if (spawn_kind != SPAWN_ABSENT) {
+        good = good && all_reduce(&comm, &sum, 1, COMM_INT64, &error) && sum == 6 && comm.local_rank == comm.rank &&
+               comm.local_world == 3;
+        if (good) comm_close(&comm);
+        if (launch.rank == 0) expect(good, "forked ranks connect");
+    } else if (launch.rank == 0) {
+        expect(!good && strstr(error.text, "rank 2 is gone: it ended before"), "says: %s", error.text);
+        expect(now_ms() - began < SLACK_MS, "in time");
+    }
+    spawn_sentence(sentence, launch.rank, '\n');
+    for (int i = 0; i < 200 && launch.rank > 0 && spawn_kind == SPAWN_REPORTS; i++)  // more than a pipe has room for
+        launch_report(&launch, "test_comm", sentence);
     if (launch.rank == 2 && (spawn_kind == SPAWN_CODE || spawn_kind == SPAWN_REPORTS)) exit(7);
     if (launch.rank == 2 && spawn_kind == SPAWN_KILLED) raise(SIGKILL);
-    if (launch.rank > 0 && spawn_kind == SPAWN_PARENT_DIES) for (;;) sleep_ms(1000);
     if (launch.rank == 2 && spawn_kind == SPAWN_STOPPED) raise(SIGSTOP);
+    if (launch.rank > 0 && spawn_kind == SPAWN_PARENT_DIES) for (;;) sleep_ms(1000);
     if (launch.rank == 0 && spawn_kind == SPAWN_PARENT_DIES) raise(SIGKILL);
     if (launch.rank > 0) exit(0);
     began = now_ms();
-    double grace_ms = spawn_kind == SPAWN_STOPPED ? 2000 : PATIENT_MS;
-    int code = comm_reap(&launch, "test_comm", 0, grace_ms, &error);
-    static const int codes[] = {0, 7, 128 + SIGKILL, 128 + SIGKILL, 7};
-    static const char* const words[] = {"", "rank 2 ended with exit code 7", "rank 2 was ended by signal 9",
-                                        "rank 2 did not end within 2.0 s", "rank 2 ended with exit code 7"};
-    char report[100];
-    snprintf(report, sizeof report, "%s%s", code == 0 ? "" : "test_comm: rank 0: ", words[spawn_kind]);
-    check(code == codes[spawn_kind] && strstr(error.text, words[spawn_kind]) && (code != 0) == (error.text[0] != 0),
-          "the exit code is passed on");
-    check(now_ms() - began < grace_ms + SLACK_MS, "in time");
-    check_report(printed, spawn_kind == SPAWN_REPORTS ? "test_comm: rank " : report);
+    double grace_ms = spawn_kind == SPAWN_STOPPED ? 2000 : LONG_MS;
+    int code = comm_reap(&launch, "test_comm", spawn_kind == SPAWN_ABSENT, grace_ms, &error);
+    expect(code == spawn_cases[spawn_kind].code && strstr(error.text, spawn_cases[spawn_kind].words) &&
+               (code != 0) == (error.text[0] != 0), "exit code %d, and: %s", code, error.text);
+    expect(now_ms() - began < grace_ms + SLACK_MS, "in time");
+    expect_report(printed);
 }
 
 static void test_spawn(void) {
-    static const char* const names[] = {"forked ranks", "forked ranks, one exits with 7", "forked ranks, one is killed",
-                                        "forked ranks, one is stopped", "forked ranks, all report at once",
-                                        "forked ranks, rank 0 is killed",
-                                        "forked ranks, one is killed before it comes", "no rank can be forked"};
     prctl(PR_SET_CHILD_SUBREAPER, 1);  // orphans become children of this process, which can see them end
     for (spawn_kind = 0; spawn_kind < SPAWNS; spawn_kind++) {
-        run_ranks(names[spawn_kind], 1, body_spawn);
-        if (spawn_kind == SPAWN_PARENT_DIES) {
-            int status = 0;
-            waitpid(children[0], &status, 0);
-            judge(WIFSIGNALED(status), "was to be killed", 0);
-            for (size_t rank = 1; rank < 3; rank++) {
-                double deadline = now_ms() + SLACK_MS;
-                pid_t gone = 0;
-                while ((gone = waitpid(forked[rank], &status, WNOHANG)) == 0 && now_ms() < deadline) sleep_ms(1);
-                judge(gone > 0 && WIFSIGNALED(status), "does not die with rank 0", rank);
-                if (gone == 0) kill(forked[rank], SIGKILL);
-            }
-            case_line(3);
-        } else {
-            end_ranks(1, SIZE_MAX);
+        int status = 0;
+        bool dies = spawn_kind == SPAWN_PARENT_DIES;
+        start_ranks(spawn_cases[spawn_kind].name, 1, body_spawn);
+        if (dies) waitpid(children[0], &status, 0);
+        else end_ranks(1, NOBODY);
+        if (dies) expect(WIFSIGNALED(status), "rank 0 is killed");
+        for (size_t rank = 1; rank < 3 && dies; rank++) {
+            double deadline = now_ms() + SLACK_MS;
+            pid_t gone = 0;
+            while ((gone = waitpid(forked[rank], &status, WNOHANG)) == 0 && now_ms() < deadline) sleep_ms(1);
+            expect(gone > 0 && WIFSIGNALED(status), "rank %zu dies with rank 0", rank);
+            if (gone == 0) kill(forked[rank], SIGKILL);
         }
+        end_case();
     }
     prctl(PR_SET_CHILD_SUBREAPER, 0);
 }
 
 // ------------------------------------------------------------------------------------------------
-// 4. Meeting
+// 5. Rendezvous
 
 static size_t odd_rank;         // the rank that does what the case is about
-static const char* odd_name;    // a variable it has otherwise
-static const char* odd_value;
-static double meeting_ms;       // the time-out
+static const char* odd_variable;  // NAME=VALUE that it has otherwise; NULL: none
+static double connect_ms;       // the timeout
 
-static void body_meet(size_t rank) {
+static void body_connect(size_t rank) {
     Comm comm;
     Error error;
-    if (rank == odd_rank && odd_name) setenv(odd_name, odd_value, 1);
-    bool good = open_rank(&comm, meeting_ms, &error);
+    if (rank == odd_rank) environment_set(odd_variable);
+    bool good = open_rank(&comm, connect_ms, &error);
     outcome(good, &error);
     if (good) comm_close(&comm);
 }
 
-// Rank 0 of two.
-static void body_meet_two(size_t rank) {
-    setenv("WORLD_SIZE", "2", 1);
-    body_meet(rank);
+static void set_case(size_t odd, const char* variable, double limit_ms) {
+    odd_rank = odd;
+    odd_variable = variable;
+    connect_ms = limit_ms;
 }
 
-static void body_never_comes(size_t rank) {
+// Rank 0 of two.
+static void body_first_of_two(size_t rank) {
+    environment_set("WORLD_SIZE=2");
+    body_connect(rank);
+}
+
+static void body_never_connects(size_t rank) {
     if (rank == odd_rank) exit(0);
-    body_meet(rank);
+    body_connect(rank);
 }
 
 static void body_all_odd(size_t rank) {
     odd_rank = rank;
-    body_meet(rank);
-}
-
-static bool text_has(size_t rank, const char* words) {
-    if (reports[rank].done && !reports[rank].good && strstr(reports[rank].text, words)) return true;
-    printf("    rank %zu says: %s\n", rank, said(rank));
-    return false;
+    body_connect(rank);
 }
 
 static int connect_to_rank_0(double deadline) {
     Error error;
     int connection;
     while ((connection = socket_connect("127.0.0.1", port, deadline, &error)) < 0 && now_ms() < deadline) sleep_ms(1);
-    must(connection >= 0, "connecting to rank 0");
+    need(connection >= 0, "connecting to rank 0");
     return connection;
 }
 
-// Noise, few letters, and much silence: all of them at rank 0 before the ranks come.
+// Noise, few letters, and much silence: all of them at rank 0 before the ranks connect.
 #define STRANGERS (COMM_PENDING_MAX + 6)
 static void disturb(int* sockets) {
     char noise[] = "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", few[] = "llm";
-    double deadline = now_ms() + PATIENT_MS;
+    double deadline = now_ms() + LONG_MS;
     for (size_t i = 0; i < STRANGERS; i++) sockets[i] = connect_to_rank_0(deadline);
-    must(socket_move_all(sockets[0], noise, strlen(noise), POLLOUT, deadline), "sending noise");
-    must(socket_move_all(sockets[1], few, strlen(few), POLLOUT, deadline), "sending little");
+    need(socket_move_all(sockets[0], noise, strlen(noise), POLLOUT, deadline), "sending noise");
+    need(socket_move_all(sockets[1], few, strlen(few), POLLOUT, deadline), "sending little");
 }
 
-// Rank 1, whose connection for data comes before the other, and which then hangs up.
-static void come_in_disorder(void) {
-    CommHandshake hello = {COMM_MAGIC, COMM_DATA, 2, 1, 1, "test"};
+// Rank 1, whose data connection comes before the control connection, and which then closes both.
+static void connect_in_disorder(void) {
+    CommHandshake handshake = {COMM_MAGIC, COMM_DATA, 2, 1, 1, "test"};
     int sockets[2];
-    double deadline = now_ms() + PATIENT_MS;
+    double deadline = now_ms() + LONG_MS;
     for (int i = 0; i < 2; i++) {
         sockets[i] = connect_to_rank_0(deadline);
-        hello.kind = i == 0 ? COMM_DATA : COMM_CONTROL;
-        must(socket_move_all(sockets[i], &hello, sizeof hello, POLLOUT, deadline), "a hello");
+        handshake.kind = i == 0 ? COMM_DATA : COMM_CONTROL;
+        need(socket_move_all(sockets[i], &handshake, sizeof handshake, POLLOUT, deadline), "a handshake");
         sleep_ms(300);
     }
-    CommMessage notice;
-    bool heard = socket_move_all(sockets[1], &notice, sizeof notice, POLLIN, now_ms());
-    judge(heard && notice.kind == COMM_WELCOME, "does not welcome rank 1", 0);
+    CommMessage message;
+    bool received = socket_move_all(sockets[1], &message, sizeof message, POLLIN, now_ms());
+    expect(received && message.kind == COMM_WELCOME, "rank 0 welcomes rank 1");
     for (int i = 0; i < 2; i++) close(sockets[i]);
 }
 
-// Answers one connection as a mail server would, and at more length than rank 0: at once, since rank 1 hangs up when it
-// has heard enough.
-static void speak(int listener) {
+// Answers one connection as a mail server would, and at more length than rank 0: at once, since rank 1 closes the
+// connection when it has read enough.
+static void answer_first(int listener) {
     char answer[2 * sizeof(CommMessage)];
-    double deadline = now_ms() + PATIENT_MS;
-    int guest = -1;
+    double deadline = now_ms() + LONG_MS;
+    int connection = -1;
     for (size_t i = 0; i < sizeof answer; i++) answer[i] = "220 welcome\r\n"[i % 13];
-    while (guest < 0 && now_ms() < deadline) {
-        guest = accept(listener, NULL, NULL);
+    while (connection < 0 && now_ms() < deadline) {
+        connection = accept(listener, NULL, NULL);
         sleep_ms(1);
     }
-    must(guest >= 0, "a connection of rank 1");
-    must(socket_move_all(guest, answer, sizeof answer, POLLOUT, deadline), "an answer to rank 1");
+    need(connection >= 0, "a connection of rank 1");
+    need(socket_move_all(connection, answer, sizeof answer, POLLOUT, deadline), "an answer to rank 1");
     sleep_ms(100);
-    close(guest);
+    close(connection);
 }
 
 static bool has_ipv6(void) {
@@ -980,165 +913,139 @@ static bool outside_address(char text[64]) {
     return text[0] != 0;
 }
 
-// Rank 0 alone until the strangers have come.
+// Rank 0 alone until the strangers have connected.
 static void body_disturbed(size_t rank) {
-    double deadline = now_ms() + PATIENT_MS;
+    double deadline = now_ms() + LONG_MS;
     int* stage = &reports[RANKS_MAX].stage;
     while (rank > 0 && __atomic_load_n(stage, __ATOMIC_SEQ_CST) == 0 && now_ms() < deadline) sleep_ms(1);
-    body_meet(rank);
+    body_connect(rank);
 }
 
-static double held_back_ms;
-static void body_held_back(size_t rank) {
-    if (rank == odd_rank) sleep_ms(held_back_ms);
-    body_meet(rank);
+static void body_delayed(size_t rank) {
+    if (rank == odd_rank) sleep_ms(400);
+    body_connect(rank);
 }
 
 // Fewer files than there are connections may be open; more, if the process asks for it, or not.
-static bool may_ask;
+static rlim_t files_max;
 static void body_few_files(size_t rank) {
-    struct rlimit limit;
-    must(getrlimit(RLIMIT_NOFILE, &limit) == 0, "the limit of open files");
-    limit.rlim_cur = 2 * RANKS_MAX;
-    limit.rlim_max = may_ask ? 64 : limit.rlim_cur;  // less than a rank would like to have, and enough
-    must(setrlimit(RLIMIT_NOFILE, &limit) == 0, "a limit of open files");
-    body_meet(rank);
+    struct rlimit limit = {2 * RANKS_MAX, files_max};
+    need(setrlimit(RLIMIT_NOFILE, &limit) == 0, "a limit of open files");
+    body_connect(rank);
 }
 
 static void test_few_files(void) {
-    odd_name = NULL;
-    odd_rank = SIZE_MAX;
-    meeting_ms = timeout_ms;
-    may_ask = true;
-    run_ranks("few open files, and more for who asks", RANKS_MAX, body_few_files);
-    end_ranks(RANKS_MAX, SIZE_MAX);
-    for (size_t rank = 0; rank < RANKS_MAX; rank++) judge(reports[rank].good, reports[rank].text, rank);
-    may_ask = false;
-    double began = now_ms();
-    run_ranks("few open files", RANKS_MAX, body_few_files);
-    end_ranks(RANKS_MAX, SIZE_MAX);
-    judge_failure(RANKS_MAX, SIZE_MAX, began, timeout_ms + SLACK_MS, "and may have 10; raise the limit", NULL);
+    set_case(NOBODY, NULL, timeout_ms);
+    files_max = 64;  // less than a rank would like to have, and enough
+    run_good("few open files, and more for a process that asks", RANKS_MAX, body_few_files);
+    files_max = 2 * RANKS_MAX;
+    run_failing("few open files", RANKS_MAX, body_few_files, timeout_ms + SLACK_MS, "and may have 10; raise the limit");
 }
 
+// One rank never connects: rank 0 misses it and tells the rest; without rank 0 no rank can.
 static void test_absent(void) {
-    char words[160];
-    double began;
-    odd_name = NULL;
-    meeting_ms = timeout_ms;
-
-    // One never comes: rank 0 misses it and tells the rest; without rank 0 nobody can.
-    for (odd_rank = 0; odd_rank < 3; odd_rank++) {
-        began = now_ms();
-        run_ranks("a rank never comes", 3, body_never_comes);
-        end_ranks(3, SIZE_MAX);
-        snprintf(words, sizeof words,
-                 odd_rank == 0 ? "not reached rank 0 at 127.0.0.1" : "rank %zu has not connected to rank 0", odd_rank);
-        judge_failure(3, odd_rank, began, timeout_ms + SLACK_MS, words, NULL);
+    for (size_t odd = 0; odd < 3; odd++) {
+        double began = now_ms();
+        set_case(odd, NULL, timeout_ms);
+        start_ranks(text_of("rank %zu never connects", odd), 3, body_never_connects);
+        end_ranks(3, NOBODY);
+        end_failure(3, odd, began, timeout_ms + SLACK_MS,
+                    odd == 0 ? "not reached rank 0 at 127.0.0.1" : text_of("rank %zu has not connected to rank 0", odd), NULL);
     }
 }
 
 static void test_strangers(void) {
-    meeting_ms = timeout_ms;
-    odd_rank = 1;
-    odd_name = "LLMTRAIN_RUN_ID";
-    odd_value = "another";
-    run_ranks("a rank of another run", 2, body_meet);
-    end_ranks(2, SIZE_MAX);
-    judge(text_has(1, "is of run 'another', rank 0 here of run 'test'"), "is not told", 1);
-    judge(reports[1].ended_ms < reports[0].ended_ms, "is not told at once", 1);  // rank 0 waits on, for the right one
-    judge(text_has(0, "rank 1 has not connected") && text_has(0, "Rejected: rank 1"), "does not say whom it turned away",
-          0);
+    set_case(1, "LLMTRAIN_RUN_ID=another", timeout_ms);
+    start_ranks("a rank of another run", 2, body_connect);
+    end_ranks(2, NOBODY);
+    expect_text(1, "is of run 'another', rank 0 here of run 'test'");
+    expect(reports[1].ended_ms < reports[0].ended_ms, "rank 1 is told at once");  // rank 0 waits on, for the right one
+    expect_text(0, "rank 1 has not connected");
+    expect_text(0, "Rejected: rank 1");
+    end_case();
 
-    odd_name = "WORLD_SIZE";
-    odd_value = "5";
-    run_ranks("a rank with another world size", 2, body_meet);
-    end_ranks(2, SIZE_MAX);
-    judge(text_has(1, "has world size 5, rank 0 has 2"), "is not told", 1);
-    judge(text_has(0, "Rejected: rank 1"), "does not say whom it turned away", 0);
+    set_case(1, "WORLD_SIZE=5", timeout_ms);
+    start_ranks("a rank with another world size", 2, body_connect);
+    end_ranks(2, NOBODY);
+    expect_text(1, "has world size 5, rank 0 has 2");
+    expect_text(0, "Rejected: rank 1");
+    end_case();
 
-    odd_rank = 2;
-    odd_name = "RANK";
-    odd_value = "1";
-    run_ranks("two ranks with one number", 3, body_meet);
-    end_ranks(3, SIZE_MAX);
-    judge(text_has(0, "rank 2 has not connected") && text_has(0, "a second rank 1"), "does not say what is wrong", 0);
-    judge(text_has(1, "second rank 1") || text_has(2, "second rank 1"), "is not told", 1);
+    set_case(2, "RANK=1", timeout_ms);
+    start_ranks("two ranks with one number", 3, body_connect);
+    end_ranks(3, NOBODY);
+    expect_text(0, "rank 2 has not connected");
+    expect_text(0, "a second rank 1");
+    expect_text(strstr(reports[1].text, "second rank 1") ? 1 : 2, "second rank 1");
+    end_case();
 }
 
-static void test_meeting(void) {
-    meeting_ms = timeout_ms;
-    // The port is taken: by something silent, whose connections wait in vain, and by something that speaks first.
-    for (int speaks = 0; speaks < 2; speaks++) {
-        char number[32];
+// The port is taken: by something silent, whose connections wait in vain, and by something that answers first.
+static void test_busy_port(void) {
+    for (int answers = 0; answers < 2; answers++) {
+        char variable[32], number[32];
         int listener;
         size_t taken = 0;
         Error error;
-        must(socket_listen(&listener, &taken, "127.0.0.1", &error), "taking a port");
+        need(socket_listen(&listener, &taken, "127.0.0.1", &error), "taking a port");
         snprintf(number, sizeof number, "%zu", taken);
-        odd_name = "MASTER_PORT";
-        odd_value = number;
-        run_ranks(speaks ? "a port in use by a program that speaks" : "a port in use", 2, body_all_odd);
-        if (speaks) speak(listener);
-        end_ranks(2, SIZE_MAX);
-        judge(text_has(0, number) && text_has(0, "the port is in use"), "does not say so", 0);
-        judge(text_has(1, number) && text_has(1, speaks ? "is not rank 0 of this program" : "has not answered rank 1"),
-              "does not say so", 1);
+        snprintf(variable, sizeof variable, "MASTER_PORT=%zu", taken);
+        set_case(NOBODY, variable, timeout_ms);
+        start_ranks(answers ? "a port in use by a program that answers" : "a port in use", 2, body_all_odd);
+        if (answers) answer_first(listener);
+        end_ranks(2, NOBODY);
+        expect_text(0, number);
+        expect_text(0, "the port is in use");
+        expect_text(1, number);
+        expect_text(1, answers ? "is not rank 0 of this program" : "has not answered rank 1");
+        end_case();
         close(listener);
     }
+}
 
-    // Addresses of other kinds than 127.0.0.1.
-    meeting_ms = PATIENT_MS;
-    odd_name = "MASTER_ADDR";
+// Addresses of other kinds than 127.0.0.1.
+static void test_addresses(void) {
     char outside[64];
-    const char* const addresses[] = {"localhost", "::1", outside};
-    for (int i = 0; i < 3; i++) {
-        char name[100];
-        odd_value = addresses[i];
-        if (i == 2 && !outside_address(outside)) {
-            printf("skipped: a meeting at an address that others can reach, for there is none\n");
-            continue;
-        }
-        if (i == 1 && !has_ipv6()) {
-            printf("skipped: a meeting at ::1, for there is no IPv6\n");
-            continue;
-        }
-        snprintf(name, sizeof name, "a meeting at %s", i < 2 ? addresses[i] : "an address that others can reach");
-        run_ranks(name, 3, body_all_odd);
-        end_ranks(3, SIZE_MAX);
-        for (size_t rank = 0; rank < 3; rank++) judge(reports[rank].good, reports[rank].text, rank);
-    }
+    if (outside_address(outside)) {
+        set_case(NOBODY, text_of("MASTER_ADDR=%s", outside), LONG_MS);
+        run_good("a rendezvous at an address that others can reach", 3, body_all_odd);
+    } else skip("a rendezvous at an address that others can reach", "there is none");
+    if (has_ipv6()) {
+        set_case(NOBODY, "MASTER_ADDR=::1", LONG_MS);
+        run_good("a rendezvous at ::1", 3, body_all_odd);
+    } else skip("a rendezvous at ::1", "there is no IPv6");
+    set_case(NOBODY, "MASTER_ADDR=localhost", LONG_MS);
+    run_good("a rendezvous at localhost", 3, body_all_odd);
+}
 
-    meeting_ms = timeout_ms;
-    odd_rank = SIZE_MAX;
-    odd_name = NULL;
-    run_ranks("a rank whose connections come in disorder", 1, body_meet_two);
-    come_in_disorder();
-    end_ranks(1, SIZE_MAX);
+static void test_rendezvous(void) {
+    test_busy_port();
+    test_addresses();
 
-    // They do not hold it up: there are more of them than the time-out has time for.
+    set_case(NOBODY, NULL, timeout_ms);
+    start_ranks("a rank whose connections come in disorder", 1, body_first_of_two);
+    connect_in_disorder();
+    end_ranks(1, NOBODY);
+    end_case();
+
+    // They do not hold it up: there are more of them than the timeout has time for.
     int sockets[STRANGERS];
-    odd_rank = SIZE_MAX;
-    odd_name = NULL;
-    meeting_ms = timeout_ms;
     set_stage(0);
-    run_ranks("strangers at the meeting", 3, body_disturbed);
+    start_ranks("strangers at the rendezvous", 3, body_disturbed);
     disturb(sockets);
     set_stage(1);
-    end_ranks(3, SIZE_MAX);
-    for (size_t rank = 0; rank < 3; rank++) judge(reports[rank].good, reports[rank].text, rank);
+    end_ranks(3, NOBODY);
+    end_success(3);
     for (size_t i = 0; i < STRANGERS; i++) close(sockets[i]);
-    meeting_ms = PATIENT_MS;
 
-    for (odd_rank = 0; odd_rank < 3; odd_rank++) {
-        held_back_ms = 400;
-        run_ranks("a rank that comes later", 3, body_held_back);
-        end_ranks(3, SIZE_MAX);
-        for (size_t rank = 0; rank < 3; rank++) judge(reports[rank].good, reports[rank].text, rank);
+    for (size_t odd = 0; odd < 3; odd++) {
+        set_case(odd, NULL, LONG_MS);
+        run_good(text_of("rank %zu connects later", odd), 3, body_delayed);
     }
 }
 
 // ------------------------------------------------------------------------------------------------
-// 5. Faults
+// 6. Failures
 
 static int fault_signal;
 static double fault_after_ms;
@@ -1153,18 +1060,18 @@ static void* raise_later(void* unused) {
 
 static void arm(void) {
     pthread_t thread;
-    must(pthread_create(&thread, NULL, raise_later, NULL) == 0, "starting a thread");
+    need(pthread_create(&thread, NULL, raise_later, NULL) == 0, "starting a thread");
     pthread_detach(thread);
 }
 
-// The victim falls in the meeting. If it is killed, the last rank never comes, and nobody waits for that; if it is
-// stopped, the last rank comes then, and all wait for the victim.
-static void body_fault_in_meeting(size_t rank) {
+// The victim fails in the rendezvous. If it is killed, the last rank never connects, and no rank waits for that; if it is
+// stopped, the last rank connects then, and all wait for the victim.
+static void body_fault_in_rendezvous(size_t rank) {
     double deadline = now_ms() + timeout_ms;
     if (rank == odd_rank) arm();
     if (rank == 3 && fault_signal == SIGKILL) exit(0);
     while (rank == 3 && *fault_ms == 0 && now_ms() < deadline) sleep_ms(1);
-    body_meet(rank);
+    body_connect(rank);
 }
 
 static void body_fault_between(size_t rank) {
@@ -1172,32 +1079,31 @@ static void body_fault_between(size_t rank) {
     Error error;
     int64_t x = 1;
     open_or_end(&comm, timeout_ms);
-    bool good = comm_barrier(&comm, &error);  // fails where the fault of a faster rank is heard of here already
+    bool good = comm_barrier(&comm, &error);  // fails where the failure of a faster rank is known here already
     if (rank == odd_rank) {
         *fault_ms = now_ms();
         raise(fault_signal);
     }
-    // The last one has other things to do first: the rest ends before it asks, and must not be blamed.
+    // The last one computes first: the rest ends before it asks, and must not be blamed.
     if (rank == 3) busy(300);
     good = good && all_reduce(&comm, &x, 1, COMM_INT64, &error);
     outcome(good, &error);
     comm_close(&comm);
 }
 
-// Large sums are under way, one after the other, when the victim falls.
+// Large sums are in progress, one after the other, when the victim fails.
 static void body_fault_inside(size_t rank) {
     enum { REQUESTS = 4, LENGTH = 1 << 20 };
     Comm comm;
     Error error;
     CommRequest requests[REQUESTS];
     float* data = (float*)allocate((size_t)REQUESTS * LENGTH * sizeof(float));
-    must(data != NULL, "memory");
+    need(data != NULL, "memory");
     open_or_end(&comm, timeout_ms);
     bool good = comm_barrier(&comm, &error);
     if (rank == odd_rank) arm();
     for (double end = now_ms() + 4 * timeout_ms; good && now_ms() < end;) {
-        for (size_t i = 0; i < REQUESTS; i++)
-            requests[i] = start_sum(&comm, data + i * LENGTH, LENGTH, COMM_FLOAT);
+        for (size_t i = 0; i < REQUESTS; i++) requests[i] = start_sum(&comm, data + i * LENGTH, LENGTH, COMM_FLOAT);
         for (size_t i = 0; i < REQUESTS; i++) good = comm_wait(&comm, requests[i], &error);
     }
     outcome(good, &error);
@@ -1205,105 +1111,99 @@ static void body_fault_inside(size_t rank) {
     free(data);
 }
 
-// The victim dies in the meeting, and the last rank comes after that, but not so late that nobody is left.
+// The victim dies in the rendezvous, and the last rank connects after that, but not so late that no rank is left.
 static void body_late_for_fault(size_t rank) {
     double deadline = now_ms() + CASE_MS / 2;
     if (rank == odd_rank) arm();
     while (rank == 3 && *fault_ms == 0 && now_ms() < deadline) sleep_ms(1);
     if (rank == 3) sleep_ms(300);
-    body_meet(rank);
+    body_connect(rank);
 }
 
-// Rank 1 dies when all have been told where the others are; rank 2 goes there so late that rank 0 has gone too.
-static void body_told_and_gone(size_t rank) {
+// Rank 1 dies when all have received the table; rank 2 connects to it so late that rank 0 has gone too.
+static void body_gone_after_table(size_t rank) {
     CommLaunch launch;
     Comm comm;
-    CommRendezvous m;
+    CommRendezvous r;
     Error error;
     if (rank == 0) {
-        body_meet(rank);
+        body_connect(rank);
         return;
     }
     memset(&comm, 0, sizeof comm);
-    memset(&m, 0, sizeof m);
-    must(comm_find(&launch, &error), error.text);
+    memset(&r, 0, sizeof r);
+    need(comm_find(&launch, &error), "%s", error.text);
     comm.rank = launch.rank;
     comm.world = launch.world;
     comm.timeout_ms = timeout_ms;
     comm.wake = comm.listener = -1;
     memcpy(comm.run, launch.run, sizeof comm.run);
-    snprintf(comm.doing, sizeof comm.doing, "in the meeting");
-    m.launch = &launch;
-    m.deadline = now_ms() + CASE_MS / 2;
-    m.table = (CommAddress*)allocate(comm.world * sizeof *m.table);
-    must(m.table && comm_allocate(&comm, &error) && socket_listen(&comm.listener, &m.port, launch.address, &error) &&
-         comm_receive_table(&comm, &m, &error), "coming to rank 0");
+    snprintf(comm.doing, sizeof comm.doing, "in the rendezvous");
+    r.launch = &launch;
+    r.deadline = now_ms() + CASE_MS / 2;
+    r.table = (CommAddress*)allocate(comm.world * sizeof *r.table);
+    need(r.table && comm_allocate(&comm, &error) && socket_listen(&comm.listener, &r.port, launch.address, &error) &&
+         comm_receive_table(&comm, &r, &error), "connecting to rank 0");
     if (rank == 1) {
         *fault_ms = now_ms();
         raise(SIGKILL);
     }
     sleep_ms(2 * COMM_GRACE_MS);
-    outcome(comm_connect_lower(&comm, &m, &error), &error);
+    outcome(comm_connect_lower(&comm, &r, &error), &error);
     comm.failed = true;
     socket_close(&comm.listener);
     comm_close(&comm);
-    free(m.table);
+    free(r.table);
 }
 
-static void test_late_in_meeting(void) {
-    char name[100], words[100], other[100];
-    odd_name = NULL;
-    meeting_ms = PATIENT_MS;
+static void test_late_in_rendezvous(void) {
     fault_signal = SIGKILL;
-    fault_after_ms = 500;  // on a slow machine that may be before its hello; then it has not connected
-    for (odd_rank = 1; odd_rank < 3; odd_rank++) {
-        snprintf(name, sizeof name, "rank %zu is killed in the meeting before the last has come", odd_rank);
-        snprintf(words, sizeof words, "rank %zu is gone", odd_rank);
-        snprintf(other, sizeof other, "rank %zu has not connected", odd_rank);
-        run_ranks(name, 4, body_late_for_fault);
-        end_ranks(4, odd_rank);
-        judge_failure(4, odd_rank, *fault_ms, COMM_GRACE_MS + SLACK_MS, words, other);
+    fault_after_ms = 500;  // on a slow machine that may be before its handshake; then it has not connected
+    for (size_t odd = 1; odd < 3; odd++) {
+        set_case(odd, NULL, LONG_MS);
+        start_ranks(text_of("rank %zu is killed in the rendezvous before the last has connected", odd), 4,
+                    body_late_for_fault);
+        end_ranks(4, odd);
+        end_failure(4, odd, *fault_ms, COMM_GRACE_MS + SLACK_MS, text_of("rank %zu is gone", odd),
+                    text_of("rank %zu has not connected", odd));
     }
-    odd_rank = SIZE_MAX;
-    run_ranks("rank 1 is killed in the meeting when all have been told of it", 3, body_told_and_gone);
+    odd_rank = NOBODY;
+    start_ranks("rank 1 is killed in the rendezvous when all have the table", 3, body_gone_after_table);
     end_ranks(3, 1);
-    judge_failure(3, 1, *fault_ms, 3 * COMM_GRACE_MS + SLACK_MS, "rank 1 is gone", NULL);
+    end_failure(3, 1, *fault_ms, 3 * COMM_GRACE_MS + SLACK_MS, "rank 1 is gone", NULL);
 }
 
-static void test_signal_in_meeting(int signal) {
-    char name[100], words[100], other[100];
+static void test_signal_in_rendezvous(int signal) {
     bool killed = signal == SIGKILL;
     fault_signal = signal;
-    fault_after_ms = killed ? 500 : 200;  // on a slow machine that may be before its hello; then it has not connected
-    odd_name = NULL;
-    for (odd_rank = 0; odd_rank < 3; odd_rank++) {
-        snprintf(name, sizeof name, "rank %zu is %s in the meeting", odd_rank, killed ? "killed" : "stopped");
-        meeting_ms = killed && odd_rank > 0 ? PATIENT_MS : timeout_ms;  // only a dead rank 0 is waited for
-        run_ranks(name, 4, body_fault_in_meeting);
-        end_ranks(4, odd_rank);
-        snprintf(words, sizeof words, killed ? "rank %zu is gone" : "rank %zu has not answered", odd_rank);
-        snprintf(other, sizeof other, killed ? "ranks %zu, 3 have not connected" : "rank %zu has not connected", odd_rank);
-        if (odd_rank == 0) snprintf(other, sizeof other, killed ? "not reached rank 0" : "rank 0 at 127.0.0.1");
-        judge_failure(killed ? 3 : 4, odd_rank, *fault_ms, 2 * meeting_ms + COMM_GRACE_MS + SLACK_MS, words, other);
+    fault_after_ms = killed ? 500 : 200;  // on a slow machine that may be before its handshake
+    for (size_t odd = 0; odd < 3; odd++) {
+        const char* words = text_of(killed ? "rank %zu is gone" : "rank %zu has not answered", odd);
+        const char* other = text_of(killed ? "ranks %zu, 3 have not connected" : "rank %zu has not connected", odd);
+        if (odd == 0) other = killed ? "not reached rank 0" : "rank 0 at 127.0.0.1";
+        set_case(odd, NULL, killed && odd > 0 ? LONG_MS : timeout_ms);  // only a dead rank 0 is waited for
+        start_ranks(text_of("rank %zu is %s in the rendezvous", odd, killed ? "killed" : "stopped"), 4,
+                    body_fault_in_rendezvous);
+        end_ranks(4, odd);
+        end_failure(killed ? 3 : 4, odd, *fault_ms, 2 * connect_ms + COMM_GRACE_MS + SLACK_MS, words, other);
     }
 }
 
-static void test_kill_in_meeting(void) { test_signal_in_meeting(SIGKILL); }
-static void test_stop_in_meeting(void) { test_signal_in_meeting(SIGSTOP); }
+static void test_kill_in_rendezvous(void) { test_signal_in_rendezvous(SIGKILL); }
+static void test_stop_in_rendezvous(void) { test_signal_in_rendezvous(SIGSTOP); }
 
 static void test_signal(int signal, bool inside) {
-    char name[100], words[100];
     bool killed = signal == SIGKILL;
     size_t world = inside ? 3 : 4;
     fault_signal = signal;
     for (odd_rank = 0; odd_rank < 3; odd_rank++) {
-        snprintf(name, sizeof name, "rank %zu is %s %s", odd_rank, killed ? "killed" : "stopped",
-                 inside ? "in a collective" : "between collectives");
-        snprintf(words, sizeof words, killed ? "rank %zu is gone" : "rank %zu has not answered", odd_rank);
         fault_after_ms = 3.0 + 5.0 * (double)odd_rank;
-        run_ranks(name, world, inside ? body_fault_inside : body_fault_between);
+        start_ranks(text_of("rank %zu is %s %s", odd_rank, killed ? "killed" : "stopped",
+                            inside ? "in a collective" : "between collectives"),
+                    world, inside ? body_fault_inside : body_fault_between);
         end_ranks(world, odd_rank);
-        judge_failure(world, odd_rank, *fault_ms, 1.25 * timeout_ms + SLACK_MS, words, NULL);
+        end_failure(world, odd_rank, *fault_ms, 1.25 * timeout_ms + SLACK_MS,
+                    text_of(killed ? "rank %zu is gone" : "rank %zu has not answered", odd_rank), NULL);
     }
 }
 
@@ -1314,10 +1214,27 @@ static void test_kills(void) {
     test_signal(SIGKILL, true);
 }
 
-// Calls that do not match: what rank 1 does otherwise.
+// Calls that do not match: what rank 1 does otherwise, and what all then say. The rank that receives from rank 1 first
+// blames it; rank 1 blames rank 0.
 enum {
     CALL_LATE, CALL_LEAVES, CALL_LENGTH, CALL_LARGE, CALL_TYPE, CALL_OPERATION, CALL_ROOT, CALL_SLICES, CALL_MORE,
     CALL_SUM_OF_BYTES, CALL_BAD_SLICES, CALL_BAD_ROOT, CALLS
+};
+static const struct {
+    const char *name, *words;
+} call_cases[CALLS] = {
+    {"rank 1 is late", "rank 1 is late"},
+    {"rank 1 leaves", "rank 1 ended its run while"},
+    {"rank 1 has another length", "all_reduce of 41 int64 (operation 1)"},
+    {"rank 1 has far more", "all_reduce of 1000 int64 (operation 1)"},
+    {"rank 1 has another type", "all_reduce of 40 fp32 (operation 1)"},
+    {"rank 1 calls another operation", "broadcast of 40 int64 from rank 0 (operation 1)"},
+    {"rank 1 names another root", "broadcast of 40 int64 from rank 1 (operation 1)"},
+    {"rank 1 has other slices", "with other slices"},
+    {"rank 1 calls one more", "rank 1 called barrier (operation 1)"},
+    {"a sum of bytes", "bytes are not summed"},
+    {"slices that overlap", "with the slice [1, 41) for rank 1"},
+    {"a root that is no rank", "there is no such rank"},
 };
 static int call_kind;
 
@@ -1333,7 +1250,7 @@ static void body_call(size_t rank) {
     size_t n = 40;
     Cut cut = {n, 3, CUT_UNEVEN};
     bool odd = rank == 1, good = open_rank(&comm, timeout_ms, &error);
-    if (!good) {  // another rank was so fast that its mistake was heard of in the meeting
+    if (!good) {  // another rank was so fast that its mistake was known in the rendezvous
         outcome(false, &error);
         return;
     }
@@ -1347,8 +1264,7 @@ static void body_call(size_t rank) {
     CommType type = COMM_INT64;
     if (odd && call_kind == CALL_TYPE) type = COMM_FLOAT;
     if (call_kind == CALL_SUM_OF_BYTES) type = COMM_BYTES;
-    if (odd && call_kind == CALL_MORE)
-        comm_start(&comm, COMM_BARRIER, COMM_BYTES, NULL, NULL, 0, 0, NULL, NULL);
+    if (odd && call_kind == CALL_MORE) comm_start(&comm, COMM_BARRIER, COMM_BYTES, NULL, NULL, 0, 0, NULL, NULL);
     if (call_kind == CALL_ROOT || call_kind == CALL_BAD_ROOT)
         good = comm_broadcast(&comm, data, n, COMM_INT64, call_kind == CALL_BAD_ROOT ? 3 : odd, &error);
     else if (call_kind == CALL_SLICES)
@@ -1359,91 +1275,76 @@ static void body_call(size_t rank) {
     else good = all_reduce(&comm, data, n, type, &error);
     outcome(good, &error);
     Error again;
-    check(!comm_barrier(&comm, &again) && strcmp(again.text, error.text) == 0,
-          "after a failure all calls fail, with the same words");
+    expect(!comm_barrier(&comm, &again) && strcmp(again.text, error.text) == 0,
+           "after a failure all calls fail, with the same words");
     comm_close(&comm);
 }
 
 static void test_calls(void) {
-    static const char* const names[] = {
-        "rank 1 is late", "rank 1 leaves", "rank 1 has another length", "rank 1 has far more",
-        "rank 1 has another type", "rank 1 calls another operation", "rank 1 names another root",
-        "rank 1 has other slices", "rank 1 calls one more", "a sum of bytes", "slices that overlap",
-        "a root that is no rank"};
-    // Who meets rank 1 first blames it; rank 1 blames rank 0. What is said of the one is said of both.
-    static const char* const words[] = {
-        "rank 1 is late", "rank 1 ended its run while", "all_reduce of 41 int64 (operation 1)",
-        "all_reduce of 1000 int64 (operation 1)", "all_reduce of 40 fp32 (operation 1)",
-        "broadcast of 40 int64 from rank 0 (operation 1)", "broadcast of 40 int64 from rank 1 (operation 1)",
-        "with other slices", "rank 1 called barrier (operation 1)", "bytes are not summed",
-        "with the slice [1, 41) for rank 1", "there is no such rank"};
     for (call_kind = 0; call_kind < CALLS; call_kind++) {
         double began = now_ms();
-        run_ranks(names[call_kind], 3, body_call);
-        end_ranks(3, SIZE_MAX);
-        const char* or_words = call_kind == CALL_MORE ? "and rank 1 barrier (operation 1)" : NULL;
-        judge_failure(3, call_kind == CALL_LEAVES ? 1 : SIZE_MAX, began, 2 * timeout_ms + SLACK_MS, words[call_kind],
-                      or_words);
+        start_ranks(call_cases[call_kind].name, 3, body_call);
+        end_ranks(3, NOBODY);
+        end_failure(3, call_kind == CALL_LEAVES ? 1 : NOBODY, began, 2 * timeout_ms + SLACK_MS,
+                    call_cases[call_kind].words, call_kind == CALL_MORE ? "and rank 1 barrier (operation 1)" : NULL);
     }
 }
 
 // ------------------------------------------------------------------------------------------------
-// 6. Watching
+// 7. Monitoring
 
 static void count_call(void* context) { __atomic_add_fetch((int*)context, 1, __ATOMIC_SEQ_CST); }
 static int calls_counted(const int* calls) { return __atomic_load_n(calls, __ATOMIC_SEQ_CST); }
 
 // What ends the victim while all ranks compute.
-enum { IDLE_KILLED, IDLE_STOPPED, IDLE_GIVES_UP, IDLES };
+enum { IDLE_KILLED, IDLE_STOPPED, IDLE_ABORTS, IDLES };
 static int idle_kind;
 static const char* const reason = "cannot read data/x.bin: no such file";
 
-// No rank calls a collective after the meeting; all hear of the fault.
+// No rank calls a collective after the rendezvous; all learn of the failure.
 static void body_fault_idle(size_t rank) {
     Comm comm;
     Error error, again;
     int calls = 0, late_calls = 0;
     open_or_end(&comm, timeout_ms);
     comm_on_failure(&comm, count_call, &calls);
-    check(!comm_failed(&comm, &error), "no fault yet");
+    expect(!comm_failed(&comm, &error), "no failure yet");
     set_stage(2);
-    must(reach_stage(3, 2), "the other ranks have met");
+    need(reach_stage(3, 2), "the other ranks have connected");
     if (rank == odd_rank) {
         *fault_ms = now_ms();
-        if (idle_kind == IDLE_GIVES_UP) comm_abort(&comm, reason);
+        if (idle_kind == IDLE_ABORTS) comm_abort(&comm, reason);
         else raise(idle_kind == IDLE_KILLED ? SIGKILL : SIGSTOP);
     }
     double deadline = now_ms() + CASE_MS / 2;
     while ((!comm_failed(&comm, &error) || calls_counted(&calls) == 0) && now_ms() < deadline) sleep_ms(1);
     outcome(!comm_failed(&comm, &error), &error);
-    check(!comm_barrier(&comm, &again) && strcmp(again.text, error.text) == 0, "calls fail with the same words");
+    expect(!comm_barrier(&comm, &again) && strcmp(again.text, error.text) == 0, "calls fail with the same words");
     comm_on_failure(&comm, NULL, NULL);
     comm_on_failure(&comm, count_call, &late_calls);
-    check(calls_counted(&late_calls) == 1, "on_failure is called at once where it comes after the fault");
+    expect(calls_counted(&late_calls) == 1, "on_failure is called at once where it comes after the failure");
     comm_close(&comm);
-    check(calls_counted(&calls) == 1, "on_failure is called once");
+    expect(calls_counted(&calls) == 1, "on_failure is called once");
 }
 
 static void test_idle(void) {
-    static const char* const verbs[] = {"is killed", "is stopped", "gives up"};
-    static const char* const says[] = {"rank %zu is gone", "rank %zu has not answered", "rank %zu gave up: %s"};
-    char name[100], words[200];
+    static const char* const verbs[] = {"is killed", "is stopped", "aborts"};
+    static const char* const says[] = {"is gone", "has not answered", "gave up: cannot read data/x.bin: no such file"};
     for (idle_kind = 0; idle_kind < IDLES; idle_kind++)
         for (odd_rank = 0; odd_rank < 3; odd_rank++) {
-            size_t victim = idle_kind == IDLE_GIVES_UP ? SIZE_MAX : odd_rank;
-            snprintf(name, sizeof name, "rank %zu %s while all compute", odd_rank, verbs[idle_kind]);
-            snprintf(words, sizeof words, says[idle_kind], odd_rank, reason);
-            run_ranks(name, 3, body_fault_idle);
+            bool aborts = idle_kind == IDLE_ABORTS;
+            size_t victim = aborts ? NOBODY : odd_rank;
+            start_ranks(text_of("rank %zu %s while all compute", odd_rank, verbs[idle_kind]), 3, body_fault_idle);
             end_ranks(3, victim);
-            judge_failure(3, victim, *fault_ms, 1.25 * timeout_ms + SLACK_MS, words, NULL);
             for (size_t rank = 0; rank < 3; rank++)
-                if (rank != victim && idle_kind != IDLE_GIVES_UP)
-                    judge(strstr(reports[rank].text, "between two collectives") != NULL, "does not say when", rank);
+                if (rank != victim && !aborts) expect_text(rank, "between two collectives");
+            end_failure(3, victim, *fault_ms, 1.25 * timeout_ms + SLACK_MS,
+                        text_of("rank %zu %s", odd_rank, says[idle_kind]), NULL);
         }
 }
 
-// What is no fault: a rank that leaves when it has nothing more to do, one that computes for longer than the time-out,
-// and all of them stopped together.
+// What is no failure: a rank that leaves when it has nothing more to do, one that computes for longer than the timeout,
+// a transfer that takes longer but never stands still, and all ranks stopped together.
 static void body_leaves(size_t rank) {
     Comm comm;
     Error error;
@@ -1451,12 +1352,12 @@ static void body_leaves(size_t rank) {
     open_or_end(&comm, timeout_ms);
     comm_on_failure(&comm, count_call, &calls);
     set_stage(2);
-    must(reach_stage(3, 2), "the other ranks have met");
+    need(reach_stage(3, 2), "the other ranks have connected");
     if (rank != 1) sleep_ms(1.6 * timeout_ms);
-    bool fault = comm_failed(&comm, &error);
-    outcome(!fault && calls_counted(&calls) == 0, &error);
+    bool failed = comm_failed(&comm, &error);
+    outcome(!failed && calls_counted(&calls) == 0, &error);
     set_stage(3);
-    if (rank != 1) must(reach_stage(3, 3), "the other ranks have looked");
+    if (rank != 1) need(reach_stage(3, 3), "the other ranks have looked");
     comm_close(&comm);
 }
 
@@ -1467,10 +1368,62 @@ static void body_computes(size_t rank) {
     open_or_end(&comm, timeout_ms);
     if (rank == 1) busy(2.5 * timeout_ms);
     set_stage(2);
-    must(reach_stage(3, 2), "the other ranks have computed");
+    need(reach_stage(3, 2), "the other ranks have computed");
     bool good = all_reduce(&comm, &sum, 1, COMM_INT64, &error) && sum == 3;
     outcome(good, &error);
     comm_close(&comm);
+}
+
+// The timeout is extended: rank 1 may be late, but not stopped.
+static bool extended_stops;
+static void body_extended(size_t rank) {
+    Comm comm;
+    Error error;
+    open_or_end(&comm, timeout_ms);
+    comm_extend_timeout(&comm, true);
+    *fault_ms = now_ms();
+    if (rank == 1 && extended_stops) raise(SIGSTOP);
+    if (rank == 1) sleep_ms(2.5 * timeout_ms);
+    outcome(comm_barrier(&comm, &error), &error);
+    comm_close(&comm);
+}
+
+static void test_extended_timeout(void) {
+    extended_stops = false;
+    run_good("a rank is late where the timeout is extended", 3, body_extended);
+    extended_stops = true;
+    start_ranks("a rank is stopped where the timeout is extended", 3, body_extended);
+    end_ranks(3, 1);
+    end_failure(3, 1, *fault_ms, 1.5 * timeout_ms + SLACK_MS, "rank 1 has not answered", NULL);
+}
+
+// Rank 1 receives a little at a time, until three timeouts have passed.
+static void* end_throttling(void* unused) {
+    (void)unused;
+    sleep_ms(3.2 * timeout_ms);
+    __atomic_store_n(&fault_state()->count, 0, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+static void body_throttled(size_t rank) {
+    Comm comm;
+    Error error;
+    pthread_t thread;
+    int buffer = 1 << 16;
+    size_t n = (size_t)32 << 20;
+    char* data = (char*)allocate(n);
+    need(data != NULL, "memory");
+    open_or_end(&comm, timeout_ms);
+    setsockopt(comm.links[1 - rank].data, SOL_SOCKET, rank == 0 ? SO_SNDBUF : SO_RCVBUF, &buffer, sizeof buffer);
+    environment_set(text_of("LLMTRAIN_TEST_FAULT=rank 1 step 0 at transfer do delay %g", timeout_ms / 20));
+    fault_step(rank, 0);
+    need(pthread_create(&thread, NULL, end_throttling, NULL) == 0, "a thread");
+    double began = now_ms();
+    outcome(comm_broadcast(&comm, data, n, COMM_BYTES, 0, &error), &error);
+    expect(now_ms() - began > 3 * timeout_ms, "a transfer of %.0f ms", now_ms() - began);
+    pthread_join(thread, NULL);
+    comm_close(&comm);
+    free(data);
 }
 
 // Ranks 0 and 1 wait in a collective, rank 2 computes.
@@ -1486,36 +1439,27 @@ static void body_suspended(size_t rank) {
     comm_close(&comm);
 }
 
-static void judge_success(size_t world) {
-    for (size_t rank = 0; rank < world; rank++)
-        judge(reports[rank].done && reports[rank].good, reports[rank].done ? reports[rank].text : "says nothing", rank);
-}
-
-static void test_no_fault(void) {
-    run_ranks("a rank leaves while the others compute", 3, body_leaves);
-    end_ranks(3, SIZE_MAX);
-    judge_success(3);
-
-    run_ranks("a rank computes for longer than the time-out", 3, body_computes);
-    end_ranks(3, SIZE_MAX);
-    judge_success(3);
+static void test_no_failure(void) {
+    run_good("a rank leaves while the others compute", 3, body_leaves);
+    run_good("a rank computes for longer than the timeout", 3, body_computes);
+    run_good("a transfer of three timeouts", 2, body_throttled);
 
     set_stage(0);
-    run_ranks("all ranks are stopped, and go on", 3, body_suspended);
-    judge(reach_stage(3, 2), "has not met the others", 0);
+    start_ranks("all ranks are stopped, and continue", 3, body_suspended);
+    expect(reach_stage(3, 2), "all ranks have connected");
     for (size_t rank = 0; rank < 3; rank++) kill(children[rank], SIGSTOP);
     sleep_ms(2 * timeout_ms);
     for (size_t rank = 0; rank < 3; rank++) kill(children[rank], SIGCONT);
     sleep_ms(100);
     set_stage(1);
-    end_ranks(3, SIZE_MAX);
-    judge_success(3);
+    end_ranks(3, NOBODY);
+    end_success(3);
 }
 
-enum { GIVE_UP_AT_ONCE, GIVE_UP_IN_FLIGHT, GIVE_UP_FROM_THREAD, GIVE_UPS };
-static int give_up_kind;
+enum { ABORT_AT_ONCE, ABORT_IN_FLIGHT, ABORT_FROM_THREAD, ABORTS };
+static int abort_kind;
 
-static void* give_up_later(void* context) {
+static void* abort_later(void* context) {
     Comm* comm = (Comm*)context;
     char text[2000];
     memset(text, 'x', sizeof text);
@@ -1526,27 +1470,27 @@ static void* give_up_later(void* context) {
     return NULL;
 }
 
-// Sums of many sizes are under way when rank odd_rank gives up; or it has not begun.
-static void body_give_up(size_t rank) {
+// Sums of many sizes are in progress when rank odd_rank aborts; or it has not begun.
+static void body_abort(size_t rank) {
     enum { REQUESTS = 4, LENGTH = 1 << 19 };
     Comm comm;
     Error error;
     CommRequest requests[REQUESTS];
     pthread_t thread;
     bool odd = rank == odd_rank, good = open_rank(&comm, timeout_ms, &error);
-    if (!good) {  // another rank has given up before this one had heard that all are there
+    if (!good) {  // another rank has aborted before this one knew that all are there
         outcome(false, &error);
         return;
     }
     float* data = (float*)allocate((size_t)REQUESTS * LENGTH * sizeof(float));
-    must(data != NULL, "memory");
-    if (odd && give_up_kind == GIVE_UP_AT_ONCE) comm_abort(&comm, reason);
-    bool with_thread = odd && give_up_kind == GIVE_UP_FROM_THREAD;
-    if (with_thread) must(pthread_create(&thread, NULL, give_up_later, &comm) == 0, "starting a thread");
+    need(data != NULL, "memory");
+    if (odd && abort_kind == ABORT_AT_ONCE) comm_abort(&comm, reason);
+    bool with_thread = odd && abort_kind == ABORT_FROM_THREAD;
+    if (with_thread) need(pthread_create(&thread, NULL, abort_later, &comm) == 0, "starting a thread");
     for (int round = 0; good; round++) {
         for (size_t i = 0; i < REQUESTS; i++)
             requests[i] = start_sum(&comm, data + i * LENGTH, LENGTH >> 5 * i, COMM_FLOAT);
-        if (odd && give_up_kind == GIVE_UP_IN_FLIGHT && round == 1) comm_abort(&comm, reason);
+        if (odd && abort_kind == ABORT_IN_FLIGHT && round == 1) comm_abort(&comm, reason);
         for (size_t i = 0; i < REQUESTS; i++) good = comm_wait(&comm, requests[i], &error);
     }
     outcome(good, &error);
@@ -1555,151 +1499,124 @@ static void body_give_up(size_t rank) {
     free(data);
 }
 
-static void body_give_up_alone(size_t rank) {
+static void body_abort_alone(size_t rank) {
     Comm comm;
     Error error;
     int calls = 0;
     open_or_end(&comm, timeout_ms);
     comm_on_failure(&comm, count_call, &calls);
-    check(comm_barrier(&comm, &error) && calls_counted(&calls) == 0, "a barrier of one rank");
+    expect(comm_barrier(&comm, &error) && calls_counted(&calls) == 0, "a barrier of one rank");
     comm_abort(&comm, reason);
-    check(comm_failed(&comm, &error) && strstr(error.text, reason) && calls_counted(&calls) == 1, "it has given up");
+    expect(comm_failed(&comm, &error) && strstr(error.text, reason) && calls_counted(&calls) == 1, "it has aborted");
     outcome(comm_barrier(&comm, &error), &error);
     comm_close(&comm);
     (void)rank;
 }
 
-static void test_give_up(void) {
+static void test_abort(void) {
     static const char* const whens[] = {"before any collective", "with sums in flight", "from another thread"};
-    char name[100], words[200];
-    for (give_up_kind = 0; give_up_kind < GIVE_UPS; give_up_kind++)
-        for (odd_rank = 0; odd_rank < 3; odd_rank++) {
-            double began = now_ms();
-            snprintf(name, sizeof name, "rank %zu gives up %s", odd_rank, whens[give_up_kind]);
-            snprintf(words, sizeof words, "rank %zu gave up: %s", odd_rank, reason);
-            run_ranks(name, 3, body_give_up);
-            end_ranks(3, SIZE_MAX);
-            judge_failure(3, SIZE_MAX, began, timeout_ms + SLACK_MS, words, NULL);
-        }
-    double began = now_ms();
-    snprintf(words, sizeof words, "rank 0 gave up: %s", reason);
-    run_ranks("the only rank gives up", 1, body_give_up_alone);
-    end_ranks(1, SIZE_MAX);
-    judge_failure(1, SIZE_MAX, began, SLACK_MS, words, NULL);
+    for (abort_kind = 0; abort_kind < ABORTS; abort_kind++)
+        for (odd_rank = 0; odd_rank < 3; odd_rank++)
+            run_failing(text_of("rank %zu aborts %s", odd_rank, whens[abort_kind]), 3, body_abort, timeout_ms + SLACK_MS,
+                        text_of("rank %zu gave up: %s", odd_rank, reason));
+    run_failing("the only rank aborts", 1, body_abort_alone, SLACK_MS, text_of("rank 0 gave up: %s", reason));
 }
 
 // ------------------------------------------------------------------------------------------------
-// 7. Lanes
+// 8. Lanes
 
 static void test_worlds(void) {
     for (size_t world = 1; world <= RANKS_MAX; world++) {
-        char name[60];
-        snprintf(name, sizeof name, "collectives between %zu rank%s", world, world > 1 ? "s" : "");
-        run_ranks(name, world, body_collectives);
-        end_ranks(world, SIZE_MAX);
+        start_ranks(text_of("collectives between %zu rank%s", world, world > 1 ? "s" : ""), world, body_collectives);
+        end_ranks(world, NOBODY);
+        end_case();
     }
-    run_ranks("communication under a computation", 2, body_overlap);
-    end_ranks(2, SIZE_MAX);
+    start_ranks("communication under a computation", 2, body_overlap);
+    end_ranks(2, NOBODY);
+    end_case();
 }
 
-#define LANE_TESTS 4
-typedef void (*Test)(void);
-static const Test lanes[][LANE_TESTS] = {
-    {test_launch, test_worlds, NULL, NULL},
-    {test_absent, test_few_files, test_late_in_meeting, NULL},
-    {test_strangers, test_spawn, NULL, NULL},
-    {test_meeting, test_kills, NULL, NULL},
-    {test_kill_in_meeting, NULL, NULL, NULL},
-    {test_stop_in_meeting, NULL, NULL, NULL},
-    {test_stop_between, NULL, NULL, NULL},
-    {test_stop_inside, test_calls, NULL, NULL},
-    {test_idle, NULL, NULL, NULL},
-    {test_no_fault, test_give_up, NULL, NULL},
+static void (*const lanes[][3])(void) = {
+    {test_launch, test_worlds},
+    {test_absent, test_few_files, test_late_in_rendezvous},
+    {test_strangers, test_spawn},
+    {test_rendezvous, test_kills},
+    {test_kill_in_rendezvous},
+    {test_stop_in_rendezvous},
+    {test_stop_between},
+    {test_stop_inside, test_calls},
+    {test_idle, test_extended_timeout},
+    {test_no_failure, test_abort},
 };
-#define LANES (sizeof lanes / sizeof lanes[0])
-
-static void* share(size_t bytes) {
-    void* memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    must(memory != MAP_FAILED, "shared memory");
-    return memory;
-}
 
 // What the processes of a lane have in common.
 static void share_reports(void) {
-    reports = (Report*)share((RANKS_MAX + 2) * sizeof(Report) + RANKS_MAX * sizeof(pid_t));
+    size_t bytes = (RANKS_MAX + 2) * sizeof(Report) + RANKS_MAX * sizeof(pid_t);
+    void* memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    need(memory != MAP_FAILED, "shared memory");
+    reports = (Report*)memory;
     self = &reports[RANKS_MAX];
     fault_ms = &reports[RANKS_MAX + 1].ended_ms;
     forked = (pid_t*)&reports[RANKS_MAX + 2];
 }
 
 static void run_lanes(void) {
-    Report* results = (Report*)share(LANES * sizeof(Report));
-    pid_t processes[LANES];
-    for (size_t i = 0; i < LANES; i++) {
+    pid_t processes[COUNT_OF(lanes)];
+    for (size_t i = 0; i < COUNT_OF(lanes); i++) {
         processes[i] = fork();
-        must(processes[i] >= 0, "fork");
+        need(processes[i] >= 0, "a process");
         if (processes[i] > 0) continue;
         prctl(PR_SET_PDEATHSIG, SIGKILL);
-        setvbuf(stdout, NULL, _IOFBF, 1 << 16);  // lines of one case stay together
         share_reports();
-        for (size_t k = 0; k < LANE_TESTS && lanes[i][k]; k++) lanes[i][k]();
-        results[i].passed = passed;
-        results[i].failed = failed;
-        results[i].done = true;
+        for (size_t k = 0; k < COUNT_OF(lanes[i]) && lanes[i][k]; k++) lanes[i][k]();
         exit(0);
     }
     double deadline = now_ms() + LANE_MS;
-    for (size_t i = 0; i < LANES; i++) {
-        while (waitpid(processes[i], NULL, WNOHANG) == 0) {
+    for (size_t i = 0; i < COUNT_OF(lanes); i++) {
+        int status = 0;
+        while (waitpid(processes[i], &status, WNOHANG) == 0) {
             if (now_ms() > deadline) kill(processes[i], SIGKILL);  // its ranks end with it
             sleep_ms(1);
         }
-        passed += results[i].passed;
-        failed += results[i].failed + !results[i].done;
-        if (!results[i].done) printf("lane %zu of the tests has not connected to its end   FAILED\n", i);
+        expect(WIFEXITED(status) && WEXITSTATUS(status) == 0, "lane %zu", i);
     }
+    verdict("all lanes of the tests come to their ends");
 }
 
-// As one of the ranks of a launcher: the collectives; rank 0 prints the sum of all ranks' checks.
+// As one of the ranks of a launcher: the collectives; rank 0 prints what all ranks found.
 static int run_launched(const CommLaunch* launch) {
     Comm comm;
     Error error;
-    case_name = launch->launcher;
-    if (!comm_open(&comm, launch, PATIENT_MS, &error)) {
-        printf("test_comm: %s\n0 passed, 1 failed\n", error.text);
-        return 1;
-    }
-    if (comm.world > RANKS_MAX) {
-        printf("test_comm: %zu ranks; start it with at most %zu\n0 passed, 1 failed\n", comm.world, RANKS_MAX);
-        return 1;
-    }
+    snprintf(case_name, sizeof case_name, "%s", launch->launcher);
+    need(launch->world <= RANKS_MAX, "%zu ranks; start it with at most %zu", launch->world, RANKS_MAX);
+    need(comm_open(&comm, launch, LONG_MS, &error), "%s", error.text);
     test_all(&comm);
     test_overlap(&comm);
-    int64_t sums[2] = {self->passed, self->failed};
-    if (!all_reduce(&comm, sums, 2, COMM_INT64, &error)) {
-        printf("test_comm: %s\n0 passed, 1 failed\n", error.text);
-        return 1;
-    }
-    if (comm.rank == 0)
-        printf("%zu ranks of %s, through %s\n%lld passed, %lld failed\n", comm.world, launch->launcher,
-               comm.mpi ? "MPI" : "sockets", (long long)sums[0], (long long)sums[1]);
+    bool good = harness_now.failures == 0;
+    if (!good) verdict("rank %zu", comm.rank);
+    snprintf(error.text, sizeof error.text, "a condition does not hold");
+    bool all = comm_agree_all(&comm, good, &error);
+    if (good) verdict("%zu ranks of %s, through %s: rank %zu", comm.world, launch->launcher, comm.mpi ? "MPI" : "sockets",
+                      comm.rank);
     comm_close(&comm);
-    return sums[1] > 0;
+    if (launch->rank > 0) return !good;
+    check(all, "all ranks: %s", all ? "no failures" : error.text);
+    return tests_end();
 }
 
 int main(int argc, char** argv) {
     CommLaunch launch;
     Error error;
     Flag flags[] = {{"timeout", FLAG_REAL, &timeout_ms, "MS", 100, 60000,
-                     "time-out of the cases in which something is to fail", false}};
+                     "timeout of the cases in which something is to fail", false}};
+    tests_begin("test_comm");
     if (!flags_parse(flags, 1, argc, argv, &error)) {
         printf("test_comm: %s\n0 passed, 1 failed\n", error.text);
         return 2;
     }
     share_reports();
     if (comm_find(&launch, &error) && strcmp(launch.launcher, "none") != 0) return run_launched(&launch);
-    clear_environment();
+    environment_clear();
     run_lanes();
-    printf("%d passed, %d failed\n", passed, failed);
-    return failed > 0;
+    return tests_end();
 }

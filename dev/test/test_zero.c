@@ -1,0 +1,273 @@
+// test_zero.c: the flat vector over ranks (llmtrain/zero.h), without a model: known sums, the limit of exact ones, and
+// wrong bits in each bucket.
+//
+//   cc -std=c11 -O2 -I. dev/test/test_zero.c -o build/test_zero -lm -pthread && build/test_zero
+//
+//   slices     of a bucket: whole, in order, aligned, and of equal length for 2, 4 and 8 ranks
+//   sums       1 to 4 ranks, each ZeRO stage, each way to add, 1 and 3 micro-batches: gradients that are small integers
+//              have the sums, squares and sent bytes that arithmetic says
+//   limit      --reduce exact: a sum just below the limit is right, on any number of ranks; one just above it is reported
+//   corruption one bit, in the first and the last parameter of each bucket, on each rank: flat_compare reports that rank
+//              and that bucket
+//
+// Each case is a process that forks its ranks; rank 0 prints what all of them agree on.
+
+#include "llmtrain/zero.h"
+#include "harness.h"
+
+#define TIMEOUT_MS 30e3
+#define LIMIT_MS 60e3
+
+enum { BUCKETS = 5 };  // embeddings, three blocks, the head
+static const size_t ROWS[BUCKETS] = {37, 9, 8, 24, 31}, COLS = 24;
+
+// A rank of a case, with a flat vector of its own.
+typedef struct {
+    CommLaunch launch;
+    Comm comm;
+    Parameters parameters;
+    MemoryPlan plan;
+    FlatVector flat;
+    Stream stream;
+} Rank;
+
+static void rank_open(Rank* r, size_t world, size_t stage, ReduceKind reduce) {
+    FlatOptions holds = {.training = true, .optimizer = OPTIMIZER_ADAMW};
+    Error error;
+    memset(r, 0, sizeof *r);
+    need(comm_spawn(&r->launch, world, &error), "%s", error.text);
+    need(comm_open(&r->comm, &r->launch, TIMEOUT_MS, &error), "%s", error.text);
+    RankOptions options = {&r->comm, r->comm.rank, world, r->comm.rank, stage, reduce};
+    need(parameters_allocate(&r->parameters, BUCKETS, &error), "%s", error.text);
+    for (size_t b = 0; b < BUCKETS; b++)
+        parameters_add(&r->parameters, text_of("tensor %zu", b), ROWS[b], ROWS[b], COLS, b, INIT_ZERO, 0);
+    need(flat_create(&r->flat, &r->parameters, &options, &holds, &error), "%s", error.text);
+    need(device_open(&r->stream, false, &error), "%s", error.text);
+    flat_layout(&r->flat, &r->plan);
+    need(plan_allocate(&r->plan, r->stream, &error), "%s", error.text);
+    flat_layout(&r->flat, &r->plan);
+    need(flat_prepare(&r->flat, r->stream, &error) && flat_connect(&r->flat, &error), "%s", error.text);
+}
+
+// Whether something holds on all ranks.
+static bool rank_agree(Rank* r, bool good) {
+    Error error;
+    fail(&error, "differs here");
+    return comm_agree_all(&r->comm, good, &error);
+}
+
+static void rank_close(Rank* r) {
+    Error error;
+    size_t bytes = plan_block_bytes(&r->plan);
+    flat_free(&r->flat);
+    device_free(r->plan.base, bytes);
+    device_close(r->stream);
+    parameters_free(&r->parameters);
+    comm_close(&r->comm);
+    if (r->launch.rank > 0) exit(0);
+    need(comm_reap(&r->launch, "test_zero", 0, LIMIT_MS, &error) == 0, "%s", error.text);
+}
+
+typedef struct {
+    size_t world, stage, micro_batches;
+    ReduceKind reduce;
+} Case;
+
+static void case_run(void (*body)(const void*), const Case* c) {
+    Program p;
+    program_start(&p, NULL, body, c);
+    programs_wait(&p, 1, LIMIT_MS);
+    fputs(p.text[0], stdout);
+    if (!program_good(&p)) {
+        check(false, "%zu ranks at stage %zu come to the end", c->world, c->stage);
+        program_print(&p, "it");
+    }
+    program_free(&p);
+}
+
+// ------------------------------------------------------------------------------------------------
+// Slices
+
+static void test_slices(void) {
+    for (size_t world = 1; world <= 9; world++)
+        for (size_t n = 0; n <= 64 * 9; n += 64) {
+            size_t end = 0, shortest = SIZE_MAX, longest = 0;
+            bool aligned = true;
+            for (size_t rank = 0; rank < world; rank++) {
+                CommSlice s = shard_slice(n, rank, world);
+                aligned = aligned && s.first == end && s.end >= s.first && s.first % SHARD_UNIT == 0;
+                end = s.end;
+                shortest = min_size(shortest, slice_length(s));
+                longest = max_size(longest, slice_length(s));
+            }
+            bool equal = longest - shortest <= (8 % world == 0 ? 0 : SHARD_UNIT);
+            expect(aligned && end == n && equal, "%zu elements over %zu ranks", n, world);
+        }
+    verdict("slices of buckets are in order, whole, aligned, and as even as that allows");
+}
+
+// ------------------------------------------------------------------------------------------------
+// Sums
+
+// The gradient of an element, of one micro-batch of a rank: small integers, which every way to add keeps exact.
+static double gradient(size_t rank, size_t micro, size_t element) {
+    return (double)((element * 7 + rank * 3 + micro * 5) % 17) - 8;
+}
+
+// A step, in which all elements have the gradient of the function, times `scale`.
+static void rank_step(Rank* r, size_t micro_batches, double (*of)(size_t rank, size_t micro, size_t element), double scale) {
+    FlatVector* flat = &r->flat;
+    flat_begin_step(flat, 1.0, micro_batches);
+    for (size_t m = 0; m < micro_batches; m++) {
+        flat->micro++;
+        for (size_t b = flat->count; b-- > 0;) {
+            const Bucket* k = &flat->buckets[b];
+            flat_begin_bucket(flat, b);
+            float* grads = flat_gradient(flat, k->first);
+            for (size_t i = k->first; i < k->end; i++) grads[i - k->first] += (float)(scale * of(r->comm.rank, m, i));
+            flat_end_bucket(flat, b);
+        }
+    }
+    flat_finish_step(flat);
+}
+
+static void sums_body(const void* context) {
+    static const char* const ways[] = {"float", "storage", "exact"};
+    const Case* c = (const Case*)context;
+    Rank rank, *r = &rank;
+    rank_open(r, c->world, c->stage, c->reduce);
+    uint64_t sent = collective_bytes_sent(&r->flat.collectives);
+    rank_step(r, c->micro_batches, gradient, 1.0);
+    sent = collective_bytes_sent(&r->flat.collectives) - sent;
+    bool right = r->flat.scalars_host[SUM_BAD] == 0;
+    for (size_t b = 0; b < r->flat.count; b++) {
+        const Bucket* k = &r->flat.buckets[b];
+        const float* sums = flat_summed(&r->flat, k, k->own);
+        double squares = 0;
+        for (size_t i = k->own.first; i < k->own.end; i++) {
+            double expected = 0;
+            for (size_t q = 0; q < c->world; q++)
+                for (size_t m = 0; m < c->micro_batches; m++) expected += gradient(q, m, i);
+            right = right && sums[i - k->own.first] == expected;
+            squares += expected * expected;
+        }
+        right = right && r->flat.scalars_host[SUM_SQUARES + b] == squares;
+    }
+    bool counted = sent + flat_bytes_gathered(&r->flat) == flat_bytes_sent(&r->flat, c->micro_batches);
+    right = rank_agree(r, right);
+    counted = rank_agree(r, counted);
+    if (r->comm.rank == 0)
+        check(right && counted, "%zu ranks, stage %zu, %s, %zu micro-batches: sums and squares%s, and bytes sent%s",
+              c->world, c->stage, ways[c->reduce], c->micro_batches, right ? "" : " (differ)", counted ? "" : " (differ)");
+    rank_close(r);
+}
+
+static void test_sums(void) {
+    for (size_t world = 1; world <= 4; world++)
+        for (size_t stage = 0; stage < 3; stage++)
+            for (int reduce = REDUCE_FLOAT; reduce <= REDUCE_EXACT; reduce++)
+                for (size_t micro = 1; micro <= 3; micro += 2) {
+                    Case c = {world, stage, micro, (ReduceKind)reduce};
+                    case_run(sums_body, &c);
+                }
+}
+
+// ------------------------------------------------------------------------------------------------
+// The limit of exact sums
+//
+// All ranks and micro-batches give the same share of a sum. Below the limit the sum is right; above it each rank has
+// found a share that is too large, and so the step is skipped. Otherwise sums would wrap around: two shares of 2^12 are
+// 2^63 units of 2^-50.
+
+static double share(size_t rank, size_t micro, size_t element) { return (void)rank, (void)micro, element % 2 ? 1 : -1; }
+
+static void limit_body(const void* context) {
+    const Case* c = (const Case*)context;
+    Rank rank, *r = &rank;
+    size_t shares = c->world * c->micro_batches;
+    rank_open(r, c->world, c->stage, REDUCE_EXACT);
+    double below = 0.999 * EXACT_LIMIT, above[] = {1.001 * EXACT_LIMIT, (double)shares * 0.999 * EXACT_LIMIT};
+    rank_step(r, c->micro_batches, share, below / (double)shares);
+    bool right = r->flat.scalars_host[SUM_BAD] == 0, found = true;
+    for (size_t b = 0; b < r->flat.count; b++) {
+        const Bucket* k = &r->flat.buckets[b];
+        const float* sums = flat_summed(&r->flat, k, k->own);
+        for (size_t i = k->own.first; i < k->own.end; i++)
+            right = right && fabs(sums[i - k->own.first] / share(0, 0, i) / below - 1) < 1e-6;
+    }
+    for (size_t i = 0; i < COUNT_OF(above); i++) {
+        if (above[i] <= EXACT_LIMIT) continue;  // one share
+        rank_step(r, c->micro_batches, share, above[i] / (double)shares);
+        found = found && r->flat.scalars_host[SUM_BAD] != 0;
+    }
+    right = rank_agree(r, right);
+    found = rank_agree(r, found);
+    if (r->comm.rank == 0) {
+        check(right, "%zu ranks, stage %zu, %zu micro-batches: an exact sum just below the limit", c->world, c->stage,
+              c->micro_batches);
+        check(found, "%zu ranks, stage %zu, %zu micro-batches: exact sums above the limit are found", c->world, c->stage,
+              c->micro_batches);
+    }
+    rank_close(r);
+}
+
+static void test_limit(void) {
+    static const Case cases[] = {{1, 0, 1, REDUCE_EXACT}, {1, 0, 3, REDUCE_EXACT}, {4, 0, 1, REDUCE_EXACT},
+                                 {4, 1, 3, REDUCE_EXACT}, {4, 2, 1, REDUCE_EXACT}, {3, 2, 3, REDUCE_EXACT}};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) case_run(limit_body, &cases[i]);
+}
+
+// ------------------------------------------------------------------------------------------------
+// Corruption
+
+static void flip(Rank* r, size_t element) {
+    unsigned char* byte = (unsigned char*)(r->flat.params + element);
+    *byte ^= 1;
+}
+
+// Whether a bit that differs on the victim alone is found, there and in that bucket.
+static bool finds(Rank* r, size_t victim, size_t bucket, size_t element) {
+    Error error = {"", ERROR_WORLD, false};
+    if (r->comm.rank == victim) flip(r, element);
+    bool same = flat_compare(&r->flat, &error);
+    if (r->comm.rank == victim) flip(r, element);
+    return !same && strstr(error.text, text_of("rank %zu differs", victim)) &&
+           strstr(error.text, text_of("(bucket %zu)", bucket));
+}
+
+static void corruption_body(const void* context) {
+    const Case* c = (const Case*)context;
+    Rank rank, *r = &rank;
+    Error error;
+    rank_open(r, c->world, c->stage, c->reduce);
+    for (size_t i = 0; i < r->parameters.flat_size; i++)
+        r->flat.params[i] = floatX_of(random_normal(1, RANDOM_TEST, 0, i));
+    bool same = rank_agree(r, flat_compare(&r->flat, &error));
+    if (r->comm.rank == 0) check(same, "%zu ranks: the same parameters are found to be the same", c->world);
+    for (size_t b = 0; b < r->flat.count; b++)
+        for (size_t victim = 0; victim < c->world; victim++) {
+            size_t last = r->parameters.tensors[b].offset + tensor_elements(&r->parameters.tensors[b]) - 1;
+            bool first_found = finds(r, victim, b, r->flat.buckets[b].first), last_found = finds(r, victim, b, last);
+            bool found = rank_agree(r, first_found && last_found);
+            if (r->comm.rank == 0)
+                check(found, "%zu ranks: a wrong bit of rank %zu in bucket %zu of %zu, first and last parameter", c->world,
+                      victim, b, r->flat.count);
+        }
+    same = rank_agree(r, flat_compare(&r->flat, &error));
+    if (r->comm.rank == 0) check(same, "%zu ranks: without it they are the same again", c->world);
+    rank_close(r);
+}
+
+static void test_corruption(void) {
+    Case c = {3, 1, 1, REDUCE_EXACT};
+    case_run(corruption_body, &c);
+}
+
+int main(void) {
+    tests_begin("test_zero");
+    test_slices();
+    test_sums();
+    test_limit();
+    test_corruption();
+    return tests_end();
+}
