@@ -374,25 +374,34 @@ static inline void environment_set(const char* list) {
 
 typedef struct {
     pid_t pid;                  // which leads a process group
-    int files[2];               // behind its standard output and error
+    int pipes[2];               // from its standard output and error
     bool ended, stopped, late;  // late: it did not end by itself in time
     int status;                 // of waitpid
     double began_ms, stopped_ms, ended_ms;
     size_t peak;                // bytes of memory
-    char* text[2];              // what it wrote, when it has ended; owned
+    char* text[2];              // what it has written so far, with ? for a zero byte; owned
+    size_t used[2];
 } Program;
 
 // Starts a program; `become`, if any, runs in the child before it: environment, limits, rights. Without words the child
 // ends after that. It reads nothing, and dies with the test.
 static inline void program_start(Program* p, char* const* words, void (*become)(const void*), const void* context) {
+    int out[2], err[2];
     memset(p, 0, sizeof *p);
-    for (int i = 0; i < 2; i++) p->files[i] = memfd_create("output", MFD_CLOEXEC);
-    need(p->files[0] >= 0 && p->files[1] >= 0, "files for what a program writes");
+    need(pipe2(out, O_CLOEXEC) == 0 && pipe2(err, O_CLOEXEC) == 0, "pipes");
+    p->pipes[0] = out[0];
+    p->pipes[1] = err[0];
+    for (int i = 0; i < 2; i++) {
+        fcntl(p->pipes[i], F_SETFL, O_NONBLOCK);
+        fcntl(p->pipes[i], F_SETPIPE_SZ, 1 << 20);  // should nobody look for a while
+    }
     p->began_ms = now_ms();
     fflush(NULL);
     p->pid = fork();
     need(p->pid >= 0, "a process");
     if (p->pid > 0) {
+        close(out[1]);
+        close(err[1]);
         setpgid(p->pid, p->pid);
         return;
     }
@@ -402,8 +411,7 @@ static inline void program_start(Program* p, char* const* words, void (*become)(
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     setrlimit(RLIMIT_CORE, &no_core);
     signal(SIGPIPE, SIG_DFL);
-    for (int i = 0; i < 2; i++) fcntl(p->files[i], F_SETFL, O_APPEND);
-    if (dup2(nothing, 0) != 0 || dup2(p->files[0], 1) != 1 || dup2(p->files[1], 2) != 2) _exit(EXIT_NOT_RUN);
+    if (dup2(nothing, 0) != 0 || dup2(out[1], 1) != 1 || dup2(err[1], 2) != 2) _exit(EXIT_NOT_RUN);
     if (become) become(context);
     fflush(NULL);
     if (words == NULL) _exit(0);
@@ -411,22 +419,26 @@ static inline void program_start(Program* p, char* const* words, void (*become)(
     _exit(EXIT_NOT_RUN);
 }
 
-// What it has written so far, with ? for a zero byte; the caller frees it.
-static inline char* program_written(const Program* p, int stream) {
-    struct stat status;
-    need(fstat(p->files[stream], &status) == 0, "what a program writes");
-    char* text = (char*)allocate((size_t)status.st_size + 1);
-    ssize_t n = text ? pread(p->files[stream], text, (size_t)status.st_size, 0) : -1;
-    need(n >= 0, "what a program writes");
-    for (ssize_t i = 0; i < n; i++)
-        if (text[i] == 0) text[i] = '?';
-    return text;
+static inline void program_read(Program* p) {
+    for (int i = 0; i < 2; i++) {
+        for (ssize_t n = 1; n > 0; p->used[i] += n > 0 ? (size_t)n : 0) {
+            p->text[i] = (char*)realloc(p->text[i], p->used[i] + 65537);
+            need(p->text[i] != NULL, "memory for what a program writes");
+            char* text = p->text[i] + p->used[i];
+            n = read(p->pipes[i], text, 65536);
+            for (ssize_t k = 0; k < n; k++)
+                if (text[k] == 0) text[k] = '?';
+            text[n > 0 ? n : 0] = 0;
+        }
+    }
 }
 
 static inline void program_look(Program* p) {
     int status;
     struct rusage usage;
+    program_read(p);
     if (p->ended || wait4(p->pid, &status, WNOHANG | WUNTRACED, &usage) != p->pid) return;
+    program_read(p);
     bool stopped = WIFSTOPPED(status);
     *(stopped ? &p->stopped : &p->ended) = true;
     *(stopped ? &p->stopped_ms : &p->ended_ms) = now_ms();
@@ -453,19 +465,16 @@ static inline bool programs_run(Program* programs, size_t count, double limit_ms
     return left > 0;
 }
 
-// Waits until all have ended, and takes what they have written.
+// Waits until all have ended.
 static inline void programs_wait(Program* programs, size_t count, double limit_ms) {
-    while (programs_run(programs, count, limit_ms)) usleep(1000);
-    for (Program* p = programs; p < programs + count; p++) {
-        for (int i = 0; i < 2; i++) {
-            p->text[i] = program_written(p, i);
-            close(p->files[i]);
-        }
-    }
+    while (programs_run(programs, count, limit_ms)) sleep_ms(1);
 }
 
 static inline void program_free(Program* p) {
-    for (int i = 0; i < 2; i++) free(p->text[i]);
+    for (int i = 0; i < 2 && p->pid > 0; i++) {
+        free(p->text[i]);
+        close(p->pipes[i]);
+    }
     memset(p, 0, sizeof *p);
 }
 
@@ -485,8 +494,8 @@ static inline void program_print(const Program* p, const char* name) {
     print_indented(p->text[1]);
 }
 
-// A port that the system gives to nobody else as long as *reserved is open: bound at all addresses, and never listening,
-// so that a program that sets SO_REUSEADDR can listen there.
+// A port that the system gives to nobody else as long as *reserved is open: bound at all addresses, and never
+// listening, so that a program that sets SO_REUSEADDR can listen there.
 static inline size_t port_reserve(int* reserved) {
     union {
         struct sockaddr any;
@@ -499,7 +508,8 @@ static inline size_t port_reserve(int* reserved) {
         memset(&address, 0, sizeof address);
         address.any.sa_family = family == 0 ? AF_INET6 : AF_INET;
         *reserved = socket(address.any.sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        if (*reserved >= 0 && (family == 1 || setsockopt(*reserved, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off) == 0) &&
+        bool takes_both = family == 1 || setsockopt(*reserved, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off) == 0;
+        if (*reserved >= 0 && takes_both &&
             setsockopt(*reserved, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
             bind(*reserved, &address.any, family == 0 ? sizeof address.v6 : sizeof address.v4) == 0 &&
             getsockname(*reserved, &address.any, &length) == 0)

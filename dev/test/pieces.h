@@ -37,14 +37,14 @@ static inline void put_shard(const char* path, int32_t vocabulary, size_t count,
     exit(3);
 }
 
-static int piece_compare(const void* a, const void* b) {
+static inline int piece_compare(const void* a, const void* b) {
     const Piece *x = (const Piece*)a, *y = (const Piece*)b;
     int order = strcmp(x->name, y->name);
     return order ? order : (x->first > y->first) - (x->first < y->first);
 }
 
 // 0 after a failure, whose reason is in the error.
-static uint64_t weights_hash(const char* directory, Error* error) {
+static inline uint64_t weights_hash(const char* directory, Error* error) {
     enum { RANKS = 64 };
     SafetensorsFile* files = (SafetensorsFile*)allocate(RANKS * sizeof *files);
     size_t ranks = 0, count = 0, place = 0;

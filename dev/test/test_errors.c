@@ -14,26 +14,17 @@
 //
 // Cases that need what this machine does not grant (mounting, becoming another user) are skipped with the reason.
 
-#include "llmtrain/base.h"
-#include "llmtrain/data.h"
-#include "llmtrain/files.h"
-#include "llmtrain/json.h"
 #include "llmtrain/flags.h"
-#include "scratch.h"
+#include "harness.h"
+#include "pieces.h"
 
-#include <ctype.h>
 #include <grp.h>
-#include <poll.h>
 #include <sched.h>
-#include <signal.h>
 #include <sys/mount.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
 
 #define TIME_LIMIT_MS 20000.0
-#define OUTPUT_MAX ((size_t)1 << 18)
 
-typedef enum { TRAIN, GENERATE, TOKENIZE, CORPUS, PROGRAMS } Program;
+typedef enum { TRAIN, GENERATE, TOKENIZE, CORPUS, PROGRAMS } Which;
 static const char* const PROGRAM_NAMES[PROGRAMS] = {"train", "generate", "tokenize", "corpus"};
 
 // Conditions under which a program runs.
@@ -46,7 +37,7 @@ enum {
 
 typedef struct {
     const char* name;
-    Program program;
+    Which program;
     int exit_code;
     int sentences;            // on stderr
     const char* arguments;    // see arguments_split
@@ -61,100 +52,29 @@ typedef struct {
 // ------------------------------------------------------------------------------------------------
 // Files for the cases
 //
-// All paths are relative: the test stands in the directory of the case. A preparation that fails ends the test, since
-// what follows would mean nothing.
+// All paths are relative: the test is in the directory of the case. A preparation that fails ends the test, since what
+// follows would mean nothing.
 
 static bool mounting = false; // this process has mounts of its own
 
-static void need(bool good, const char* what) {
-    if (good) return;
-    printf("test_errors: cannot prepare %s: %s\n", what, strerror(errno));
-    exit(3);
-}
-
-static void put_bytes(const char* path, const void* data, size_t bytes) {
-    FILE* file = fopen(path, "wb");
-    need(file && fwrite(data, 1, bytes, file) == bytes && fclose(file) == 0, path);
-}
-
-static void put_text(const char* path, const char* text) { put_bytes(path, text, strlen(text)); }
-
-// Overwrites a part of a file.
-static void patch(const char* path, size_t offset, const void* data, size_t bytes) {
-    int file = open(path, O_WRONLY);
-    need(file >= 0 && pwrite(file, data, bytes, (off_t)offset) == (ssize_t)bytes && close(file) == 0, path);
-}
-
 static void patch_i32(const char* path, size_t offset, int32_t value) { patch(path, offset, &value, sizeof value); }
-
-static void flip_byte(const char* path, off_t place) {
-    unsigned char byte = 0;
-    int file = open(path, O_RDWR);
-    need(file >= 0 && pread(file, &byte, 1, place) == 1, path);
-    byte ^= 0x55;
-    need(pwrite(file, &byte, 1, place) == 1 && close(file) == 0, path);
-}
-
-static void put_shard(const char* path, int32_t vocabulary, size_t count) {
-    static ShardWriter writer;
-    Error error;
-    bool good = shard_writer_open(&writer, path, vocabulary, 0, &error);
-    for (size_t i = 0; good && i < count; i++) {
-        int32_t token = (int32_t)(random_bits(1, RANDOM_TEST, 0, i) % (uint32_t)vocabulary);
-        good = shard_writer_add(&writer, &token, 1, &error);
-    }
-    need(good && shard_writer_finish(&writer, &error) && shard_publish(path, &error), path);
-}
-
-static void copy_tree(const char* from, const char* to) {
-    struct stat status;
-    Error error;
-    need(stat(from, &status) == 0, from);
-    if (!S_ISDIR(status.st_mode)) {
-        char* data;
-        size_t bytes;
-        need(file_read(from, (size_t)1 << 30, &data, &bytes, &error), from);
-        put_bytes(to, data, bytes);
-        free(data);
-        return;
-    }
-    need(directory_make(to, &error), to);
-    DIR* directory = opendir(from);
-    need(directory != NULL, from);
-    for (struct dirent* entry; (entry = readdir(directory)) != NULL;) {
-        char a[PATH_MAX], b[PATH_MAX];
-        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
-        snprintf(a, sizeof a, "%.2000s/%s", from, entry->d_name);
-        snprintf(b, sizeof b, "%.2000s/%s", to, entry->d_name);
-        copy_tree(a, b);
-    }
-    closedir(directory);
-}
 
 // A run that was made once, before the cases; "small" has a vocabulary of 100 tokens, "wide" another model.
 static void copy_run(const char* name) {
-    char from[PATH_MAX];
-    snprintf(from, sizeof from, "%.2000s/made/%s", root, name);
-    copy_tree(from, "run");
+    copy_tree(text_of("%s/made/%s", root, name), "run");
 }
 
 // Replaces the first `from` in the manifest of a step, which then again agrees with its checksum.
 static void edit_manifest(const char* path, const char* from, const char* to) {
-    char *text, tail[64];
     size_t bytes, tail_bytes = strlen(",\n  \"checksum\": \"0123456789abcdef\"\n}\n");
-    Error error;
-    need(file_read(path, (size_t)1 << 24, &text, &bytes, &error) && bytes > tail_bytes, path);
-    char* place = strstr(text, from);
-    char* edited = (char*)allocate(bytes + strlen(to) + 64);
-    need(place != NULL && edited != NULL, path);
+    char *text = text_read(path, &bytes), *at = strstr(text, from), edited[16384];
+    need(at != NULL && bytes > tail_bytes, "%s: there is no %s", path, from);
     text[bytes - tail_bytes] = 0;
-    snprintf(edited, bytes + strlen(to) + 64, "%.*s%s%s", (int)(place - text), text, to, place + strlen(from));
-    unsigned long long checksum = hash_bytes(edited, strlen(edited));
-    snprintf(tail, sizeof tail, ",\n  \"checksum\": \"%016llx\"\n}\n", checksum);
-    strcat(edited, tail);
+    size_t length = (size_t)snprintf(edited, sizeof edited, "%.*s%s%s", (int)(at - text), text, to, at + strlen(from));
+    snprintf(edited + length, sizeof edited - length, ",\n  \"checksum\": \"%016llx\"\n}\n",
+             (unsigned long long)hash_bytes(edited, length));
     put_text(path, edited);
     free(text);
-    free(edited);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -180,12 +100,12 @@ static void data_count_smaller(void) { patch_i32("train.bin", 8, 4000); }
 static void data_count_negative(void) { patch_i32("train.bin", 8, -1); }
 static void data_count_huge(void) { patch_i32("train.bin", 16, 0x7fffffff); }
 static void data_count_overflow(void) { patch_i32("train.bin", 16, INT32_MIN); }
-static void data_no_tokens(void) { put_shard("train.bin", 256, 0); }
-static void data_few_tokens(void) { put_shard("train.bin", 256, 16); }
+static void data_no_tokens(void) { put_shard("train.bin", 256, 0, 1); }
+static void data_few_tokens(void) { put_shard("train.bin", 256, 16, 1); }
 static void data_bad_vocabulary(void) { patch_i32("train.bin", 12, -256); }
 static void data_wide_vocabulary(void) { patch_i32("train.bin", 12, 65537); }
 static void data_bad_entropy(void) { double bad = 1e300; patch("train.bin", 24, &bad, sizeof bad); }
-static void data_other_length(void) { put_shard("train.bin", 256, 4095); }
+static void data_other_length(void) { put_shard("train.bin", 256, 4095, 1); }
 
 // Enough for the longest sequence that the flags allow; a hole in the file, so it takes no room.
 static void data_long(void) {
@@ -202,20 +122,23 @@ static void data_bad_tokens(void) {
 // 19 sequences of 16, one bad token in the middle: every epoch comes across it, the first step most likely not.
 static void data_bad_token_late(void) {
     uint16_t bad = 256;
-    put_shard("train.bin", 256, 320);
+    put_shard("train.bin", 256, 320, 1);
     patch("train.bin", 1024 + 2 * 200, &bad, sizeof bad);
 }
 
-static void data_mixed_widths(void) { put_shard("mixed_0.bin", 256, 100); put_shard("mixed_1.bin", 70000, 100); }
-static void data_mixed_vocabularies(void) { put_shard("mixed_0.bin", 256, 100); put_shard("mixed_1.bin", 100, 100); }
+static void data_mixed_widths(void) { put_shard("mixed_0.bin", 256, 100, 1); put_shard("mixed_1.bin", 70000, 100, 1); }
+static void data_mixed_vocabularies(void) {
+    put_shard("mixed_0.bin", 256, 100, 1);
+    put_shard("mixed_1.bin", 100, 100, 1);
+}
 static void data_second_damaged(void) {
-    put_shard("mixed_0.bin", 256, 100);
-    put_shard("mixed_1.bin", 256, 100);
+    put_shard("mixed_0.bin", 256, 100, 1);
+    put_shard("mixed_1.bin", 256, 100, 1);
     need(truncate("mixed_1.bin", 1100) == 0, "a cut shard");
 }
-static void data_small_vocabulary(void) { put_shard("train.bin", 100, 4096); }
-static void val_small_vocabulary(void) { put_shard("val.bin", 100, 200); }
-static void val_short(void) { put_shard("val.bin", 256, 10); }
+static void data_small_vocabulary(void) { put_shard("train.bin", 100, 4096, 1); }
+static void val_small_vocabulary(void) { put_shard("val.bin", 100, 200, 1); }
+static void val_short(void) { put_shard("val.bin", 256, 10, 1); }
 static void val_bad_token(void) { uint16_t bad = 999; patch("val.bin", 1024 + 2 * 30, &bad, sizeof bad); }
 
 static void have_run(void) { copy_run("good"); }
@@ -321,7 +244,10 @@ static void text_empty(void) { put_text("text.txt", ""); }
 static void text_one_byte(void) { put_text("text.txt", "x"); }
 static void text_directory(void) { text_missing(); need(mkdir("text.txt", 0755) == 0, "text"); }
 static void text_unreadable(void) { need(chmod("text.txt", 0) == 0, "text"); }
-static void shards_there(void) { put_shard("new_train_000000.bin", 256, 50); put_shard("new_val_000000.bin", 256, 50); }
+static void shards_there(void) {
+    put_shard("new_train_000000.bin", 256, 50, 1);
+    put_shard("new_val_000000.bin", 256, 50, 1);
+}
 static void shard_to_full(void) { need(symlink("/dev/full", "new_train_000000.bin.tmp") == 0, "a full disk"); }
 static void shard_name_taken(void) { need(mkdir("new_val_000000.bin", 0777) == 0, "a taken name"); }
 static void corpus_there(void) {
@@ -462,8 +388,8 @@ static const Case CASES[] = {
           "--batch"),
     SPECIAL("less memory than is free", 1, 1, NULL, 0, 0, (size_t)1 << 30, NULL,
             "@ --channels 1024 --heads 16 --layers 8", "GB of memory", "smaller"),
-    {"no memory for the text", GENERATE, 1, 1, "--out run --prompt a --tokens 1000000000", {"out of memory", "--tokens smaller"},
-     have_run, 0, 0, (size_t)1 << 30, NULL},
+    {"no memory for the text", GENERATE, 1, 1, "--out run --prompt a --tokens 1000000000",
+     {"out of memory", "--tokens smaller"}, have_run, 0, 0, (size_t)1 << 30, NULL},
 
     // Training data.
     WORLD("no file matches", no_data, "@", "no file matches 'train.bin'", "check the name", "tokenize"),
@@ -595,7 +521,8 @@ static const Case CASES[] = {
           "same shards"),
     WORLD("a log without a checkpoint", have_log, "@", "run/metrics.jsonl exists", "--resume"),
     WRONG("--resume without --data", "--out run --resume", "nothing to train on", "--data"),
-    WRONG("--ckpt-every a word", "@ !--ckpt-every --ckpt-every often", "--ckpt-every is 'often'", "minutes as 10min, or auto"),
+    WRONG("--ckpt-every a word", "@ !--ckpt-every --ckpt-every often", "--ckpt-every is 'often'",
+          "minutes as 10min, or auto"),
     WRONG("--ckpt-every half a step", "@ --ckpt-every 1.5", "--ckpt-every is '1.5'", "a number of steps"),
     WRONG("--ckpt-every without --out", "--data train.bin --ckpt-every 1", "--ckpt-every needs --out"),
     WRONG("--val-every without --val", "--data train.bin --val-every 1", "--val-every needs --val"),
@@ -611,7 +538,8 @@ static const Case CASES[] = {
     PASSED_OVER("resume: manifest is garbage", manifest_garbage, NEWEST "/manifest.json", "checksum",
                 "trying the checkpoint before"),
     SPECIAL("resume: manifest is a directory", 0, 1, manifest_directory, 0, 0, 0,
-            "run/metrics.jsonl|run/step_00000004|run/step_00000004/|run/step_00000006|run/step_00000006/", "@ --resume --steps 6",
+            "run/metrics.jsonl|run/step_00000004|run/step_00000004/|run/step_00000006|run/step_00000006/",
+            "@ --resume --steps 6",
             NEWEST "/manifest.json is not a file", "resumed from run/step_00000002"),
     PASSED_OVER("resume: manifest of another version", manifest_other_version, NEWEST "/manifest.json",
                 "llmtrain checkpoint 4", "use the version of llmtrain that wrote it"),
@@ -637,7 +565,8 @@ static const Case CASES[] = {
     SPECIAL("resume: all damaged", 1, 3, all_damaged, 0, 0, 0, "run/metrics.jsonl", RESUME, NEWEST, BEFORE,
             "no checkpoint in run can be used", "another --out"),
 
-    WORLD("init-from: nothing there", have_run, "@ !--out --init-from run/step_00000007", "run/step_00000007/manifest.json", "No such file"),
+    WORLD("init-from: nothing there", have_run, "@ !--out --init-from run/step_00000007",
+          "run/step_00000007/manifest.json", "No such file"),
     WORLD("init-from: other heads", have_run, "@ !--out --init-from " NEWEST " --heads 4", NEWEST " is of another run",
           "--heads is 2", "another --init-from"),
     WORLD("init-from: damaged", weights_changed, "@ !--out --init-from " NEWEST, NEWEST, "checksum"),
@@ -651,13 +580,17 @@ static const Case CASES[] = {
     GENERATED("out is a file", 1, 1, NULL, 0, "--out text.txt --prompt a", "text.txt holds no checkpoint", "--out"),
     GENERATED("newest damaged", 0, 1, weights_changed, 0, "--out run --prompt a --tokens 4", NEWEST, "checksum",
               "trying the checkpoint before"),
-    GENERATED("all damaged", 1, 3, all_damaged, 0, "--out run --prompt a", NEWEST, BEFORE, "no checkpoint in run can be used"),
+    GENERATED("all damaged", 1, 3, all_damaged, 0, "--out run --prompt a", NEWEST, BEFORE,
+              "no checkpoint in run can be used"),
     GENERATED("the only one damaged", 1, 2, only_damaged, 0, "--out run --prompt a", BEFORE,
               "no checkpoint in run can be used"),
-    GENERATED("manifest of a huge model", 1, 1, manifest_huge_model, 0, "--out run --prompt a", "GB", "of memory are free"),
-    GENERATED("manifest of an impossible model", 1, 1, manifest_impossible_model, 0, "--out run --prompt a", "lacks --heads",
+    GENERATED("manifest of a huge model", 1, 1, manifest_huge_model, 0, "--out run --prompt a", "GB",
+              "of memory are free"),
+    GENERATED("manifest of an impossible model", 1, 1, manifest_impossible_model, 0, "--out run --prompt a",
+              "lacks --heads",
               "at least 1"),
-    GENERATED("a model not of bytes", 1, 1, have_run_small, 0, "--out run --prompt a", "vocabulary is 100", "there are 256",
+    GENERATED("a model not of bytes", 1, 1, have_run_small, 0, "--out run --prompt a", "vocabulary is 100",
+              "there are 256",
               "bytes"),
     GENERATED("standard output full", 1, 1, have_run, STDOUT_FULL, "--out run --prompt a --tokens 4", "standard output",
               "No space left"),
@@ -746,143 +679,72 @@ static const Case CASES[] = {
     TOOL("name taken by a directory", CORPUS, 1, corpus_name_taken, 0, 0, "--out new --bytes 1000 --val-bytes 1000",
          "new_val.txt", "directory"),
 };
-enum { CASE_COUNT = sizeof CASES / sizeof CASES[0] };
 
 // ------------------------------------------------------------------------------------------------
 // Arguments
 //
-// Words are separated by one space; '' is an empty word. @ stands for the flags of a tiny good run, without those that
-// the case names itself; !--data only takes --data from them.
-
-typedef struct {
-    char* words[80];  // argv: words[0] is the program, NULL ends it
-    size_t count;
-    char text[2048];  // what they point into
-} Arguments;
+// As words_add reads them. @ stands for the flags of a tiny good run, without those that the case names itself; !--data
+// only takes --data from them.
 
 static const char* const TINY[][2] = {
     {"--data", "train.bin"}, {"--out", "run"}, {"--layers", "1"}, {"--heads", "2"}, {"--channels", "16"},
     {"--seq", "16"}, {"--batch", "2"}, {"--steps", "2"},
 };
 
-static bool argument_names(const char* word, const char* flag) {
+static bool word_names(const char* word, const char* flag) {
     size_t length = strlen(flag);
     if (word[0] == '!') word++;
     return strncmp(word, flag, length) == 0 && (word[length] == 0 || word[length] == '=');
 }
 
-static void arguments_split(Arguments* a, const char* program, const char* text) {
-    char* parts[64];
-    size_t part_count = 0;
-    snprintf(a->text, sizeof a->text, "%s", text);
-    for (char *rest = a->text, *part; (part = strsep(&rest, " ")) != NULL;)
-        if (part[0]) parts[part_count++] = part;
-    a->count = 0;
-    a->words[a->count++] = (char*)(uintptr_t)program;
-    for (size_t p = 0; p < part_count; p++) {
-        if (strcmp(parts[p], "@") == 0) {
-            for (size_t t = 0; t < sizeof TINY / sizeof TINY[0]; t++) {
-                bool named = false;
-                for (size_t q = 0; q < part_count; q++) named = named || argument_names(parts[q], TINY[t][0]);
-                for (int i = 0; i < 2 && !named; i++) a->words[a->count++] = (char*)(uintptr_t)TINY[t][i];
-            }
-        } else if (parts[p][0] != '!') {
-            a->words[a->count++] = strcmp(parts[p], "''") == 0 ? parts[p] + 2 : parts[p];
+static void arguments_add(Words* words, const char* text) {
+    static Words parts;
+    memset(&parts, 0, sizeof parts);
+    words_add(&parts, text);
+    for (size_t p = 0; p < parts.count; p++) {
+        const char* part = parts.words[p];
+        bool tiny = strcmp(part, "@") == 0;
+        if (!tiny && part[0] != '!') words_put(words, words->count, part, strlen(part));
+        for (size_t t = 0; t < COUNT_OF(TINY) && tiny; t++) {
+            bool named = false;
+            for (size_t q = 0; q < parts.count; q++) named = named || word_names(parts.words[q], TINY[t][0]);
+            for (int i = 0; i < 2 && !named; i++) words_add(words, TINY[t][i]);
         }
     }
-    a->words[a->count] = NULL;
 }
 
 // ------------------------------------------------------------------------------------------------
 // Running a program
 
-typedef struct {
-    char* text[2];     // stdout, stderr; owned
-    size_t bytes[2];
-    int status;        // of waitpid
-    bool late;
-} Outcome;
+static struct {
+    char paths[PROGRAMS][PATH_MAX];
+    size_t usual_memory[PROGRAMS];  // RLIMIT_AS; 0: the program does not run under one (AddressSanitizer)
+    bool show;
+} test;
 
-enum { EXIT_NOT_RUN = 113 };  // the child could not become what the case asks, or not start the program
-
-// In the child: the conditions, then the program. Memory is limited so that a wrong size cannot take the machine down.
-static void child_run(const Arguments* a, const Case* c, size_t usual_memory) {
-    struct rlimit core = {0, 0}, file = {c->file_bytes, c->file_bytes};
-    struct rlimit memory = {usual_memory, usual_memory};
-    if (c->memory_bytes) memory.rlim_cur = memory.rlim_max = c->memory_bytes;
-    signal(SIGPIPE, SIG_DFL);
+// In the child: the conditions. Memory is limited so that a wrong size cannot take the machine down.
+static void case_become(const void* context) {
+    const Case* c = (const Case*)context;
+    size_t bytes = c->memory_bytes ? c->memory_bytes : test.usual_memory[c->program];
+    const struct rlimit file = {c->file_bytes, c->file_bytes}, memory = {bytes, bytes};
+    int full = c->conditions & STDOUT_FULL ? open("/dev/full", O_WRONLY) : -1;
+    if (full >= 0) dup2(full, 1);
     signal(SIGXFSZ, c->conditions & XFSZ_KILLS ? SIG_DFL : SIG_IGN);
-    setrlimit(RLIMIT_CORE, &core);
     if (c->file_bytes) setrlimit(RLIMIT_FSIZE, &file);
-    if (usual_memory) setrlimit(RLIMIT_AS, &memory);
+    if (bytes) setrlimit(RLIMIT_AS, &memory);
     if (c->conditions & AS_NOBODY)
         if (setgroups(0, NULL) != 0 || setgid(65534) != 0 || setuid(65534) != 0) _exit(EXIT_NOT_RUN);
-    execv(a->words[0], a->words);
-    _exit(EXIT_NOT_RUN);
 }
 
-static void outcome_free(Outcome* o) {
-    free(o->text[0]);
-    free(o->text[1]);
-    memset(o, 0, sizeof *o);
-}
-
-// Reads both pipes until they close or time is up; what exceeds OUTPUT_MAX is read and dropped.
-static void outcome_collect(Outcome* o, int pipes[2], pid_t child) {
-    struct pollfd watched[2];
-    double started = now_ms();
-    int open_count = 2;
-    for (int i = 0; i < 2; i++) {
-        watched[i].fd = pipes[i];
-        watched[i].events = POLLIN;
-        o->text[i] = (char*)allocate(OUTPUT_MAX + 1);
-        need(o->text[i] != NULL, "memory for the output");
-    }
-    while (open_count > 0) {
-        if (!o->late && now_ms() - started > TIME_LIMIT_MS) {
-            o->late = true;
-            kill(child, SIGKILL);
-        }
-        poll(watched, 2, 100);
-        for (int i = 0; i < 2; i++) {
-            char block[4096];
-            if (watched[i].fd < 0 || watched[i].revents == 0) continue;
-            ssize_t n = read(watched[i].fd, block, sizeof block);
-            if (n <= 0) {
-                close(watched[i].fd);
-                watched[i].fd = -1;
-                open_count--;
-                continue;
-            }
-            size_t kept = min_size((size_t)n, OUTPUT_MAX - o->bytes[i]);
-            memcpy(o->text[i] + o->bytes[i], block, kept);
-            o->bytes[i] += kept;
-        }
-    }
-    waitpid(child, &o->status, 0);
-    for (int i = 0; i < 2; i++)  // a zero byte in the output must not hide what follows
-        for (size_t b = 0; b < o->bytes[i]; b++) if (o->text[i][b] == 0) o->text[i][b] = '?';
-}
-
-static void program_run(Outcome* o, const Arguments* a, const Case* c, size_t usual_memory) {
-    int out[2], err[2];
-    memset(o, 0, sizeof *o);
-    fflush(stdout);
-    need(pipe2(out, O_CLOEXEC) == 0 && pipe2(err, O_CLOEXEC) == 0, "pipes");
-    pid_t child = fork();
-    need(child >= 0, "a process");
-    if (child == 0) {
-        int full = c->conditions & STDOUT_FULL ? open("/dev/full", O_WRONLY) : -1;
-        int nothing = open("/dev/null", O_RDONLY);
-        dup2(nothing, 0);
-        dup2(full >= 0 ? full : out[1], 1);
-        dup2(err[1], 2);
-        child_run(a, c, usual_memory);
-    }
-    close(out[1]);
-    close(err[1]);
-    int pipes[2] = {out[0], err[0]};
-    outcome_collect(o, pipes, child);
+static Program program_run(const Case* c) {
+    static Words words;
+    Program p;
+    memset(&words, 0, sizeof words);
+    words_add(&words, test.paths[c->program]);
+    arguments_add(&words, c->arguments);
+    program_start(&p, words.words, case_become, c);
+    programs_wait(&p, 1, TIME_LIMIT_MS);
+    return p;
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -898,7 +760,8 @@ typedef struct {
     size_t count, room;
 } Snapshot;
 
-static void snapshot_add(Snapshot* s, const char* path) {
+static void snapshot_add(const char* path, void* context) {
+    Snapshot* s = (Snapshot*)context;
     struct stat status;
     if (lstat(path, &status) != 0) return;
     if (s->count == s->room) {
@@ -907,24 +770,15 @@ static void snapshot_add(Snapshot* s, const char* path) {
         need(s->entries != NULL, "memory for a snapshot");
     }
     Entry* e = &s->entries[s->count++];
-    snprintf(e->path, sizeof e->path, "%s", path);
+    snprintf(e->path, sizeof e->path, "%.511s", strncmp(path, "./", 2) == 0 ? path + 2 : path);
     e->hash = (uint64_t)(status.st_mode & S_IFMT);
     if (S_ISREG(status.st_mode)) {
-        char* data;
         size_t bytes;
-        Error error;
-        need(file_read(path, (size_t)1 << 30, &data, &bytes, &error), path);
+        char* data = text_read(path, &bytes);
         e->hash = hash_bytes(data, bytes);
         free(data);
     }
-    DIR* directory = S_ISDIR(status.st_mode) ? opendir(path) : NULL;
-    for (struct dirent* entry; directory && (entry = readdir(directory)) != NULL;) {
-        char inner[1024];
-        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
-        snprintf(inner, sizeof inner, "%.500s/%s", path, entry->d_name);
-        snapshot_add(s, strncmp(inner, "./", 2) == 0 ? inner + 2 : inner);
-    }
-    if (directory) closedir(directory);
+    if (S_ISDIR(status.st_mode)) directory_each(path, snapshot_add, s);
 }
 
 static const Entry* snapshot_find(const Snapshot* s, const char* path) {
@@ -947,21 +801,6 @@ static bool path_may_change(const char* path, const char* allowed) {
 // ------------------------------------------------------------------------------------------------
 // Checking
 
-typedef struct {
-    char text[4096];
-    size_t used;
-} Complaints;
-
-static void complain(Complaints* c, const char* format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    c->used += (size_t)snprintf(c->text + c->used, sizeof c->text - c->used, "        - ");
-    c->used += (size_t)vsnprintf(c->text + c->used, sizeof c->text - c->used, format, arguments);
-    va_end(arguments);
-    c->used = min_size(c->used, sizeof c->text - 512);
-    c->used += (size_t)snprintf(c->text + c->used, sizeof c->text - c->used, "\n");
-}
-
 // Whether the word is in the text, not as a part of a longer one.
 static bool has_word(const char* text, const char* word) {
     size_t length = strlen(word);
@@ -972,191 +811,131 @@ static bool has_word(const char* text, const char* word) {
     return false;
 }
 
-static void check_exit(Complaints* complaints, const Outcome* o, const Case* c) {
-    if (o->late) complain(complaints, "still ran after %.0f s", 1e-3 * TIME_LIMIT_MS);
-    else if (WIFSIGNALED(o->status)) complain(complaints, "killed by signal %d", WTERMSIG(o->status));
-    else if (WEXITSTATUS(o->status) != c->exit_code)
-        complain(complaints, "exit code %d, not %d", WEXITSTATUS(o->status), c->exit_code);
-}
-
-static void check_output(Complaints* complaints, const Outcome* o, const Case* c) {
-    char prefix[32];
+static void expect_output(const Program* p, const Case* c) {
+    static const char* const crashes[] = {"assert", "Assert", "Sanitizer", "runtime error"};
+    const char* prefix = text_of("%s: ", PROGRAM_NAMES[c->program]);
     int sentences = 0;
-    snprintf(prefix, sizeof prefix, "%s: ", PROGRAM_NAMES[c->program]);
-    for (const char* line = o->text[1]; *line;) {
+    expect(!p->late, "it still ran after %.0f s", 1e-3 * TIME_LIMIT_MS);
+    expect(p->late || program_code(p) == c->exit_code, "exit code %d, not %d", program_code(p), c->exit_code);
+    for (const char* line = p->text[1]; *line;) {
         size_t length = strcspn(line, "\n");
-        if (strncmp(line, prefix, strlen(prefix)) == 0) sentences++;
-        else complain(complaints, "on stderr, not a sentence of the program: %.*s", (int)min_size(length, 200), line);
+        bool sentence = strncmp(line, prefix, strlen(prefix)) == 0;
+        expect(sentence, "on stderr, not a sentence of the program: %.*s", (int)min_size(length, 200), line);
+        sentences += sentence;
         line += length + (line[length] == '\n');
     }
-    if (sentences != c->sentences) complain(complaints, "%d sentences on stderr, not %d", sentences, c->sentences);
+    expect(sentences == c->sentences, "%d sentences on stderr, not %d", sentences, c->sentences);
     for (int i = 0; i < 5 && c->fragments[i]; i++) {
-        bool found = strstr(o->text[1], c->fragments[i]) || (c->exit_code == 0 && strstr(o->text[0], c->fragments[i]));
-        if (!found) complain(complaints, "does not say '%s'", c->fragments[i]);
+        bool found = strstr(p->text[1], c->fragments[i]) || (c->exit_code == 0 && strstr(p->text[0], c->fragments[i]));
+        expect(found, "it does not say '%s'", c->fragments[i]);
     }
-    const char* const crashes[] = {"assert", "Assert", "Sanitizer", "runtime error"};
     for (int i = 0; i < 2; i++) {
-        for (size_t w = 0; w < sizeof crashes / sizeof crashes[0]; w++)
-            if (strstr(o->text[i], crashes[w])) complain(complaints, "the output has '%s'", crashes[w]);
-        bool nan = has_word(o->text[i], "nan") || has_word(o->text[i], "NaN");
-        if (nan && !strstr(c->arguments, "nan")) complain(complaints, "the output has 'nan'");
+        for (size_t w = 0; w < COUNT_OF(crashes); w++)
+            expect(!strstr(p->text[i], crashes[w]), "the output has '%s'", crashes[w]);
+        bool nan = has_word(p->text[i], "nan") || has_word(p->text[i], "NaN");
+        expect(!nan || strstr(c->arguments, "nan"), "the output has 'nan'");
     }
 }
 
-static void check_disk(Complaints* complaints, const Snapshot* before, const Snapshot* after, const Case* c) {
+static void expect_disk(const Snapshot* before, const Snapshot* after, const Case* c) {
     for (size_t i = 0; i < before->count; i++) {
         const Entry* now = snapshot_find(after, before->entries[i].path);
         bool same = now && now->hash == before->entries[i].hash;
-        if (!same && !path_may_change(before->entries[i].path, c->may_change))
-            complain(complaints, "%s was %s", before->entries[i].path, now ? "changed" : "removed");
+        expect(same || path_may_change(before->entries[i].path, c->may_change), "%s was %s", before->entries[i].path,
+               now ? "changed" : "removed");
     }
     for (size_t i = 0; i < after->count; i++) {
         const char* path = after->entries[i].path;
         if (snapshot_find(before, path)) continue;
-        if (!path_may_change(path, c->may_change)) complain(complaints, "%s is new", path);
-        else if (strstr(path, ".tmp") || strstr(path, ".old")) complain(complaints, "%s is left over", path);
+        expect(path_may_change(path, c->may_change), "%s is new", path);
+        expect(!strstr(path, ".tmp") && !strstr(path, ".old"), "%s is left over", path);
     }
 }
 
 // ------------------------------------------------------------------------------------------------
 // One case, and all
 
-typedef struct {
-    char paths[PROGRAMS][PATH_MAX];
-    size_t usual_memory[PROGRAMS];  // RLIMIT_AS; 0: the program does not run under one (AddressSanitizer)
-    bool show;
-    size_t passed, failed, skipped;
-} Test;
-
-// What a program wrote, which may be any bytes.
-static void print_indented(const char* text) {
-    for (const char* line = text; *line;) {
-        size_t length = strcspn(line, "\n");
-        printf("        | ");
-        for (size_t i = 0; i < min_size(length, 600); i++) putchar(isprint((unsigned char)line[i]) ? line[i] : '?');
-        putchar('\n');
-        line += length + (line[length] == '\n');
-    }
-}
-
 // Makes and enters a directory with good shards and a text: train.bin, val.bin, unknown.bin (no vocabulary), text.txt.
 static void directory_begin(const char* name) {
-    char path[PATH_MAX + 64], text[4000];
-    snprintf(path, sizeof path, "%s/%s", root, name);
-    need(mkdir(path, 0755) == 0 && chdir(path) == 0, path);
-    put_shard("train.bin", 256, 4096);
-    put_shard("val.bin", 256, 200);
-    put_shard("unknown.bin", 256, 4096);
+    char text[4000];
+    need(mkdir(name, 0755) == 0 && chdir(name) == 0, "%s", name);
+    put_shard("train.bin", 256, 4096, 1);
+    put_shard("val.bin", 256, 200, 1);
+    put_shard("unknown.bin", 256, 4096, 1);
     patch_i32("unknown.bin", 12, 0);
     for (size_t i = 0; i < sizeof text; i++) text[i] = (char)('a' + random_bits(2, RANDOM_TEST, 0, i) % 26);
     put_bytes("text.txt", text, sizeof text);
 }
 
-static const char* case_skip_reason(const Test* t, const Case* c) {
+static const char* case_skip_reason(const Case* c) {
     if (c->conditions & MOUNTS && !mounting) return "this machine does not let the test mount a disk";
     if (c->conditions & AS_NOBODY && geteuid() != 0) return "only root can run the program as another user";
-    if (c->memory_bytes && !t->usual_memory[c->program]) return "the program does not run under a limit of memory";
+    if (c->memory_bytes && !test.usual_memory[c->program]) return "the program does not run under a limit of memory";
     return NULL;
 }
 
-static void case_run(Test* t, const Case* c, size_t number) {
-    static Complaints complaints;
-    char name[32];
-    Arguments a;
-    Outcome o;
+static void case_run(const Case* c, size_t number) {
+    const char* reason = case_skip_reason(c);
+    char title[256], directory[32];
+    snprintf(title, sizeof title, "%-8s exit %d  %s", PROGRAM_NAMES[c->program], c->exit_code, c->name);
+    snprintf(directory, sizeof directory, "case_%03zu", number);
     Snapshot before = {NULL, 0, 0}, after = {NULL, 0, 0};
-    const char* skip = case_skip_reason(t, c);
-    if (skip) {
-        printf("skip    %-8s %s: %s\n", PROGRAM_NAMES[c->program], c->name, skip);
-        t->skipped++;
+    if (reason) {
+        skip(title, reason);
         return;
     }
-    snprintf(name, sizeof name, "case_%03zu", number);
-    directory_begin(name);
+    directory_begin(directory);
     if (c->prepare) c->prepare();
-    snapshot_add(&before, ".");
-    arguments_split(&a, t->paths[c->program], c->arguments);
-    program_run(&o, &a, c, t->usual_memory[c->program]);
-    snapshot_add(&after, ".");
-
-    memset(&complaints, 0, sizeof complaints);
-    bool not_run = WIFEXITED(o.status) && WEXITSTATUS(o.status) == EXIT_NOT_RUN;
-    check_exit(&complaints, &o, c);
-    check_output(&complaints, &o, c);
-    check_disk(&complaints, &before, &after, c);
-    const char* verdict = not_run ? "skip" : complaints.used ? "FAILED" : "ok";
-    printf("%-7s %-8s exit %d  %s%s\n", verdict, PROGRAM_NAMES[c->program], c->exit_code, c->name,
-           not_run ? ": cannot run the program as another user" : "");
-    if (not_run) t->skipped++;
-    else if (complaints.used) t->failed++;
-    else t->passed++;
-    if (!not_run && complaints.used) {
-        printf("        $ %s %s\n%s", PROGRAM_NAMES[c->program], c->arguments, complaints.text);
-        print_indented(o.text[0]);
+    directory_each(".", snapshot_add, &before);
+    Program p = program_run(c);
+    directory_each(".", snapshot_add, &after);
+    if (program_code(&p) == EXIT_NOT_RUN) {
+        skip(title, "cannot run the program as another user");
+    } else {
+        expect_output(&p, c);
+        expect_disk(&before, &after, c);
+        bool good = verdict("%s", title);
+        if (!good) printf("        $ %s %s\n", PROGRAM_NAMES[c->program], c->arguments);
+        if (!good) print_indented(p.text[0]);
+        if (!good || test.show) print_indented(p.text[1]);
+        fflush(stdout);
     }
-    if (!not_run && (complaints.used || t->show)) print_indented(o.text[1]);
-    fflush(stdout);
-
-    outcome_free(&o);
+    program_free(&p);
     free(before.entries);
     free(after.entries);
-    need(chdir(root) == 0, root);
-    if (c->conditions & MOUNTS) {
-        char mounted[64];
-        snprintf(mounted, sizeof mounted, "%s/run", name);
-        umount2(mounted, MNT_DETACH);
-    }
-    remove_tree(name);
+    need(chdir(root) == 0, "%s", root);
+    if (c->conditions & MOUNTS) umount2(text_of("%s/run", directory), MNT_DETACH);
+    remove_tree(directory);
 }
 
-// A run that cases copy. Without it there is nothing to test.
-static void run_make(Test* t, const char* name, const char* arguments) {
-    Case c = {name, TRAIN, 0, 0, arguments, {NULL}, NULL, 0, 0, 0, NULL};
-    Arguments a;
-    Outcome o;
-    arguments_split(&a, t->paths[TRAIN], arguments);
-    program_run(&o, &a, &c, t->usual_memory[TRAIN]);
-    if (!WIFEXITED(o.status) || WEXITSTATUS(o.status) != 0) {
-        printf("test_errors: a good run fails: train %s\n", arguments);
-        print_indented(o.text[0]);
-        print_indented(o.text[1]);
-        exit(3);
-    }
-    outcome_free(&o);
-}
-
-static void runs_make(Test* t) {
+// Runs that cases copy. Without them there is nothing to test.
+static void runs_make(void) {
+    static const char* const arguments[] = {"@ --out good --steps 4 --ckpt-every 2",
+                                            "@ --out small --data small.bin --steps 4 --ckpt-every 2",
+                                            "@ --out wide --channels 32 --steps 4 --ckpt-every 2"};
     directory_begin("made");
-    put_shard("small.bin", 100, 4096);
-    run_make(t, "good", "@ --out good --steps 4 --ckpt-every 2");
-    run_make(t, "small", "@ --out small --data small.bin --steps 4 --ckpt-every 2");
-    run_make(t, "wide", "@ --out wide --channels 32 --steps 4 --ckpt-every 2");
-    need(chdir(root) == 0, root);
+    put_shard("small.bin", 100, 4096, 1);
+    for (size_t i = 0; i < COUNT_OF(arguments); i++) {
+        Case c = {"a good run", TRAIN, 0, 0, arguments[i], {NULL}, NULL, 0, 0, 0, NULL};
+        Program p = program_run(&c);
+        if (!program_good(&p)) program_print(&p, arguments[i]);
+        need(program_good(&p), "a good run fails");
+        program_free(&p);
+    }
+    need(chdir(root) == 0, "%s", root);
 }
 
 // Whether each program starts under the usual limit of memory; one with AddressSanitizer does not.
-static void memory_limit_try(Test* t) {
-    Case help = {"help", TRAIN, 0, 0, "--help", {NULL}, NULL, 0, 0, 0, NULL};
-    for (int p = 0; p < PROGRAMS; p++) {
-        Arguments a;
-        Outcome o;
-        arguments_split(&a, t->paths[p], help.arguments);
-        program_run(&o, &a, &help, (size_t)8 << 30);
-        t->usual_memory[p] = WIFEXITED(o.status) && WEXITSTATUS(o.status) == 0 ? (size_t)8 << 30 : 0;
-        outcome_free(&o);
+static void memory_limit_try(void) {
+    for (int i = 0; i < PROGRAMS; i++) {
+        Case help = {"help", (Which)i, 0, 0, "--help", {NULL}, NULL, 0, 0, (size_t)8 << 30, NULL};
+        Program p = program_run(&help);
+        test.usual_memory[i] = program_good(&p) ? help.memory_bytes : 0;
+        program_free(&p);
     }
 }
 
-static void root_make(void) {
-    need(root_enter("test_errors"), root);
-    // Mounts in a name space of this process alone end with it, however it ends.
-    bool alone = unshare(CLONE_NEWNS) == 0 && mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0;
-    need(mkdir("probe", 0755) == 0, "probe");
-    mounting = alone && mount("tmpfs", "probe", "tmpfs", 0, "size=64k") == 0 && umount("probe") == 0;
-}
-
 int main(int argc, char** argv) {
-    static Test t;
     int code;
     const char* programs[PROGRAMS] = {"./train", "build/generate", "build/tokenize", "build/corpus"};
     Flag flags[] = {
@@ -1164,23 +943,25 @@ int main(int argc, char** argv) {
         {"generate", FLAG_TEXT, &programs[GENERATE], "PATH", 0, 0, "the program", false},
         {"tokenize", FLAG_TEXT, &programs[TOKENIZE], "PATH", 0, 0, "the program", false},
         {"corpus", FLAG_TEXT, &programs[CORPUS], "PATH", 0, 0, "the program", false},
-        {"show", FLAG_SWITCH, &t.show, "on|off", 0, 0, "print the sentences of cases that pass, too", false},
+        {"show", FLAG_SWITCH, &test.show, "on|off", 0, 0, "print the sentences of cases that pass, too", false},
     };
-    size_t flag_count = sizeof flags / sizeof flags[0];
-    if (!flags_begin(&code, "test_errors", NULL, flags, flag_count, argc, argv)) return code;
+    if (!flags_begin(&code, "test_errors", NULL, flags, COUNT_OF(flags), argc, argv)) return code;
     for (int p = 0; p < PROGRAMS; p++) {
-        if (realpath(programs[p], t.paths[p]) != NULL && access(t.paths[p], X_OK) == 0) continue;
+        if (realpath(programs[p], test.paths[p]) != NULL && access(test.paths[p], X_OK) == 0) continue;
         fprintf(stderr, "test_errors: cannot run %s: %s; build it, or give --%s PATH\n", programs[p], strerror(errno),
                 PROGRAM_NAMES[p]);
         return 1;
     }
     setenv("OMP_NUM_THREADS", "1", 1);
     setenv("ASAN_OPTIONS", "allocator_may_return_null=1:hard_rss_limit_mb=4000", 0);
-    root_make();
-    memory_limit_try(&t);
-    runs_make(&t);
-    for (size_t i = 0; i < CASE_COUNT; i++) case_run(&t, &CASES[i], i);
-    if (t.skipped) printf("%zu skipped\n", t.skipped);
-    printf("%zu passed, %zu failed\n", t.passed, t.failed);
-    return t.failed == 0 ? 0 : 1;
+    tests_begin("test_errors");
+    root_enter();
+    // Mounts in a name space of this process alone end with it, however it ends.
+    bool alone = unshare(CLONE_NEWNS) == 0 && mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0;
+    need(mkdir("probe", 0755) == 0, "probe");
+    mounting = alone && mount("tmpfs", "probe", "tmpfs", 0, "size=64k") == 0 && umount("probe") == 0;
+    memory_limit_try();
+    runs_make();
+    for (size_t i = 0; i < COUNT_OF(CASES); i++) case_run(&CASES[i], i);
+    return tests_end();
 }
