@@ -504,14 +504,14 @@ static bool run_train(Run* run, const Options* o, Error* error) {
 #define REAP_MS 2e3  // that forked ranks have to end after rank 0 has failed
 
 // Becomes one rank of the run: as the launcher's environment says, or forked here.
-static bool join(Run* run, Options* o, CommLaunch* launch, Flag* flags, size_t flag_count, Error* error) {
+static bool join(Run* run, Options* o, Launch* launch, Flag* flags, size_t flag_count, Error* error) {
     if (o->plan) {  // for as many ranks as a launcher has started, and printed once
-        if (!comm_find(launch, error)) return false;
+        if (!launch_find(launch, error)) return false;
         if (launch->world > 1) o->ranks = launch->world;
         return launch->rank == 0 || freopen("/dev/null", "w", stdout) != NULL || fail_file(error, "open", "/dev/null");
     }
     bool forks = flag_was_given(flags, flag_count, "ranks");
-    if (!(forks ? comm_spawn(launch, o->ranks, error) : comm_find(launch, error)))
+    if (!(forks ? launch_fork(launch, o->ranks, error) : launch_find(launch, error)))
         return fail_as(error, forks && getenv("RANK") ? ERROR_USAGE : error->kind);  // a launcher has started ranks already
     interrupt_is_quiet = launch->rank > 0;
     if (launch->rank > 0 && freopen("/dev/null", "w", stdout) == NULL) return fail_file(error, "open", "/dev/null");
@@ -525,9 +525,9 @@ static bool join(Run* run, Options* o, CommLaunch* launch, Flag* flags, size_t f
 }
 
 // The flags are wrong: connects to the other ranks, if a launcher has started any, so that main can notify them.
-static void refuse(Run* run, CommLaunch* launch, const Options* o) {
+static void refuse(Run* run, Launch* launch, const Options* o) {
     Error ignored;
-    if (!comm_find(launch, &ignored) || launch->world == 1) return;
+    if (!launch_find(launch, &ignored) || launch->world == 1) return;
     if (!comm_open(&run->comm, launch, 1e3 * o->timeout, &ignored)) run->comm.world = 0;
 }
 
@@ -536,13 +536,13 @@ int main(int argc, char** argv) {
     Options options;
     Flag flags[FLAGS_MAX];
     Error error;
-    CommLaunch launch;
+    Launch launch;
     files_open_standard();
     signal(SIGXFSZ, SIG_IGN);  // a limit on the size of files is then an error of the write, with a sentence
     if (argc > 1 && strcmp(argv[1], "supervise") == 0)
         return fputs("train: the supervisor is a program of its own: ./supervise [FLAGS] -- ./train ...\n", stderr), 2;
     memset(&run, 0, sizeof run);
-    comm_launch_alone(&launch);
+    launch_alone(&launch);
     size_t flag_count = options_flags(flags, &options);
     run.options = &options.run;
     if (flags_want_help(argc, argv)) {
@@ -578,5 +578,5 @@ int main(int argc, char** argv) {
     run_free(&run);
     int code = ok ? 0 : error.kind == ERROR_USAGE ? 2 : stopped && interrupted != SIGINT ? EXIT_SAVED : 1;
     Error of_others;
-    return comm_reap(&launch, "train", code, ok ? 1e3 * options.timeout : REAP_MS, &of_others);
+    return launch_reap(&launch, "train", code, ok ? 1e3 * options.timeout : REAP_MS, &of_others);
 }

@@ -6,7 +6,7 @@
 // collective_waited_ms.
 //
 //   collective_open(&collectives, &comm, 2, stream, &error)          two slots: two collectives in flight at a time
-//   collective_reduce_scatter(&collectives, 0, grads, n, COMM_FLOAT, stream)
+//   collective_reduce_scatter(&collectives, 0, grads, n, DTYPE_F32, stream)
 //   ... compute ...
 //   collective_wait(&collectives, 0, stream)
 //
@@ -57,33 +57,33 @@ static inline CommSlice collective_slice(size_t rank, const void* context) {
 }
 
 static inline void collective_start(Collectives* c, size_t slot, CommOperation operation, void* data, size_t n,
-                                    CommType type) {
+                                    Dtype type) {
     if (c->comm == NULL) return;
     Comm* comm = c->comm;
     ShardContext context = {n, comm->world};
     Error ignored;  // collective_check reports it
     CommSlice own = shard_slice(n, comm->rank, comm->world);
-    char* out = (char*)data + (operation == COMM_REDUCE_SCATTER ? own.first * comm_type_size(type) : 0);
+    char* out = (char*)data + (operation == COMM_REDUCE_SCATTER ? own.first * dtype_bytes(type) : 0);
     c->requests[slot] = comm_start(comm, operation, type, out, data, n, 0, collective_slice, &context);
     if (fault_point("start")) comm_wait(comm, c->requests[slot], &ignored);
 }
 
 // data (n) = the sum over all ranks.
-static inline void collective_all_reduce(Collectives* c, size_t slot, void* data, size_t n, CommType type,
+static inline void collective_all_reduce(Collectives* c, size_t slot, void* data, size_t n, Dtype type,
                                          Stream stream) {
     (void)stream;
     collective_start(c, slot, COMM_ALL_REDUCE, data, n, type);
 }
 
 // The own slice of data (n) = the sum over all ranks; the rest is undefined afterwards.
-static inline void collective_reduce_scatter(Collectives* c, size_t slot, void* data, size_t n, CommType type,
+static inline void collective_reduce_scatter(Collectives* c, size_t slot, void* data, size_t n, Dtype type,
                                              Stream stream) {
     (void)stream;
     collective_start(c, slot, COMM_REDUCE_SCATTER, data, n, type);
 }
 
 // data (n): every rank gives its slice, and receives all others.
-static inline void collective_all_gather(Collectives* c, size_t slot, void* data, size_t n, CommType type,
+static inline void collective_all_gather(Collectives* c, size_t slot, void* data, size_t n, Dtype type,
                                          Stream stream) {
     (void)stream;
     collective_start(c, slot, COMM_ALL_GATHER, data, n, type);

@@ -12,14 +12,14 @@
 //
 // In short:
 //
-//   CommLaunch launch;  Comm comm;  Error error;
-//   comm_find(&launch, &error)                        or comm_spawn(&launch, 4, &error), before any thread is started
+//   Launch launch;  Comm comm;  Error error;
+//   launch_find(&launch, &error)                    or launch_fork(&launch, 4, &error), before any thread is started
 //   comm_open(&comm, &launch, 60e3, &error)
-//   CommRequest sum = comm_start(&comm, COMM_ALL_REDUCE, COMM_FLOAT, x, x, n, 0, NULL, NULL);
+//   CommRequest sum = comm_start(&comm, COMM_ALL_REDUCE, DTYPE_F32, x, x, n, 0, NULL, NULL);
 //   ... compute ...
 //   comm_wait(&comm, sum, &error)
 //   comm_close(&comm);
-//   exit_code = comm_reap(&launch, "program", exit_code, 10e3, &error);
+//   exit_code = launch_reap(&launch, "program", exit_code, 10e3, &error);
 //
 // All ranks call the same collectives in the same order, each from one thread at a time. An element of a sum is the sum
 // over ranks 0, 1, ... in this order, in float for the 16-bit types, rounded once at the end: the same bits on every
@@ -73,17 +73,11 @@ static inline CommSlice shard_slice(size_t n, size_t rank, size_t world) {
     return slice;
 }
 
-static inline size_t comm_length(CommSlice s) { return s.end - s.first; }
+static inline size_t slice_length(CommSlice s) { return s.end - s.first; }
 
 // ------------------------------------------------------------------------------------------------
 // 2. Collectives
 
-typedef Dtype CommType;  // one of these; bytes cannot be summed
-#define COMM_BYTES DTYPE_U8
-#define COMM_INT64 DTYPE_I64
-#define COMM_FLOAT DTYPE_F32
-#define COMM_BF16 DTYPE_BF16
-#define COMM_F16 DTYPE_F16
 typedef enum {
     COMM_BARRIER,         // no rank returns before all have called it
     COMM_ALL_REDUCE,      // out = in (n): on every rank the sum over all ranks
@@ -92,8 +86,6 @@ typedef enum {
     COMM_BROADCAST,       // out = in (n): the root's, on every rank; for small vectors, since the root sends it to each
     COMM_OPERATIONS
 } CommOperation;
-
-static inline size_t comm_type_size(CommType type) { return dtype_bytes(type); }
 
 // Precedes the data of every collective, from each rank to each, and must be equal on all ranks.
 typedef struct {
@@ -245,30 +237,34 @@ static inline bool comm_transfer(Comm* comm, Error* error) {
 
 #define COMM_BLOCK ((size_t)1024)
 
+static inline bool comm_sums(Dtype type) {
+    return type == DTYPE_F32 || type == DTYPE_BF16 || type == DTYPE_F16 || type == DTYPE_I64;
+}
+
 // out (n) may be one of the sources. Integers that are too large wrap around.
-static inline void comm_sum(char* out, const char* const* sources, size_t world, CommType type, size_t n) {
+static inline void comm_sum(char* out, const char* const* sources, size_t world, Dtype type, size_t n) {
     float sums[COMM_BLOCK], values[COMM_BLOCK];
     uint64_t integers[COMM_BLOCK];
-    for (size_t first = 0, size = comm_type_size(type); first < n; first += COMM_BLOCK) {
+    for (size_t first = 0, size = dtype_bytes(type); first < n; first += COMM_BLOCK) {
         size_t count = min_size(COMM_BLOCK, n - first), bytes = count * size;
         for (size_t p = 0; p < world; p++) {
             const char* x = sources[p] + first * size;
             const uint64_t* wide = (const uint64_t*)x;
             const uint16_t* halves = (const uint16_t*)x;
-            if (type == COMM_FLOAT) memcpy(values, x, bytes);
-            if (type == COMM_BF16) for (size_t i = 0; i < count; i++) values[i] = float_from_bf16(halves[i]);
-            if (type == COMM_F16) for (size_t i = 0; i < count; i++) values[i] = float_from_f16(halves[i]);
-            if (type == COMM_INT64)
+            if (type == DTYPE_F32) memcpy(values, x, bytes);
+            if (type == DTYPE_BF16) for (size_t i = 0; i < count; i++) values[i] = float_from_bf16(halves[i]);
+            if (type == DTYPE_F16) for (size_t i = 0; i < count; i++) values[i] = float_from_f16(halves[i]);
+            if (type == DTYPE_I64)
                 for (size_t i = 0; i < count; i++) integers[i] = wide[i] + (p > 0 ? integers[i] : 0);
             else if (p == 0) memcpy(sums, values, count * sizeof *sums);
             else for (size_t i = 0; i < count; i++) sums[i] += values[i];
         }
         char* to = out + first * size;
         uint16_t* halves = (uint16_t*)to;
-        if (type == COMM_FLOAT) memcpy(to, sums, bytes);
-        if (type == COMM_BF16) for (size_t i = 0; i < count; i++) halves[i] = bf16_from_float(sums[i]);
-        if (type == COMM_F16) for (size_t i = 0; i < count; i++) halves[i] = f16_from_float(sums[i]);
-        if (type == COMM_INT64) memcpy(to, integers, bytes);
+        if (type == DTYPE_F32) memcpy(to, sums, bytes);
+        if (type == DTYPE_BF16) for (size_t i = 0; i < count; i++) halves[i] = bf16_from_float(sums[i]);
+        if (type == DTYPE_F16) for (size_t i = 0; i < count; i++) halves[i] = f16_from_float(sums[i]);
+        if (type == DTYPE_I64) memcpy(to, integers, bytes);
     }
 }
 
@@ -285,20 +281,20 @@ static inline bool comm_reduces(const CommCall* call) {
 // The sum of the own slice, to `out`, chunk by chunk.
 static inline bool comm_run_reduce_scatter(Comm* comm, const CommCall* call, char* out, Error* error) {
     CommQueue* queue = comm->queue;
-    CommType type = (CommType)call->header.type;
-    size_t own = comm_length(call->slices[comm->rank]), longest = 0;
-    for (size_t p = 0; p < comm->world; p++) longest = max_size(longest, comm_length(call->slices[p]));
+    Dtype type = (Dtype)call->header.type;
+    size_t own = slice_length(call->slices[comm->rank]), longest = 0;
+    for (size_t p = 0; p < comm->world; p++) longest = max_size(longest, slice_length(call->slices[p]));
     for (size_t start = 0; start == 0 || start < longest; start += COMM_CHUNK) {
         size_t count = start < own ? min_size(COMM_CHUNK, own - start) : 0;
         for (size_t p = 0; p < comm->world; p++) {
             const char* mine = call->in + call->slices[p].first + start;
             char* theirs = queue->staging + p * COMM_CHUNK;
-            size_t left = comm_length(call->slices[p]) - min_size(comm_length(call->slices[p]), start);
+            size_t left = slice_length(call->slices[p]) - min_size(slice_length(call->slices[p]), start);
             queue->sources[p] = p == comm->rank ? mine : theirs;
             if (p != comm->rank) comm_exchange(comm, p, mine, min_size(COMM_CHUNK, left), theirs, count);
         }
         if (!comm_transfer(comm, error)) return false;
-        comm_sum(out + start, queue->sources, comm->world, type, count / comm_type_size(type));
+        comm_sum(out + start, queue->sources, comm->world, type, count / dtype_bytes(type));
     }
     return true;
 }
@@ -308,16 +304,16 @@ static inline bool comm_run_all_gather(Comm* comm, const CommCall* call, Error* 
     CommSlice own = call->slices[comm->rank];
     for (size_t p = 0; p < comm->world; p++) {
         char *mine = call->out + own.first, *theirs = call->out + call->slices[p].first;
-        if (p != comm->rank) comm_exchange(comm, p, mine, comm_length(own), theirs, comm_length(call->slices[p]));
+        if (p != comm->rank) comm_exchange(comm, p, mine, slice_length(own), theirs, slice_length(call->slices[p]));
     }
     return comm_transfer(comm, error);
 }
 
 // What a caller can get wrong by itself.
 static inline bool comm_check_call(const Comm* comm, const CommCall* call, const char* what, Error* error) {
-    size_t size = comm_type_size((CommType)call->header.type), bytes = (size_t)call->header.n * size;
-    if (call->header.type == COMM_BYTES && comm_reduces(call))
-        return fail(error, "rank %zu called %s; bytes are not summed", comm->rank, what);
+    size_t size = dtype_bytes((Dtype)call->header.type), bytes = (size_t)call->header.n * size;
+    if (comm_reduces(call) && !comm_sums((Dtype)call->header.type))
+        return fail(error, "rank %zu called %s; that type is not summed", comm->rank, what);
     if (call->header.root >= comm->world)
         return fail(error, "rank %zu called %s; there is no such rank", comm->rank, what);
     for (size_t p = 0, end = 0; p < comm->world; end = call->slices[p++].end) {
@@ -335,7 +331,7 @@ static inline bool comm_run(Comm* comm, const CommCall* call, Error* error) {
     comm_describe(what, sizeof what, &call->header);
     snprintf(comm->doing, sizeof comm->doing, "in %s", what);
     if (!comm_check_call(comm, call, what, error)) return false;
-    if (call->header.type != COMM_BYTES) fault_point("collective");  // bytes are statistics and texts
+    if (call->header.type != DTYPE_U8) fault_point("collective");  // bytes are statistics and texts
     comm_exchange_headers(comm, &call->header);
     char* sum = call->out + (all ? call->slices[comm->rank].first : 0);
     if (comm_reduces(call) && !comm_run_reduce_scatter(comm, call, sum, error)) return false;
@@ -403,11 +399,11 @@ static inline void* comm_progress(void* argument) {
 
 // Starts a collective; does not wait, unless COMM_IN_FLIGHT of them are in progress. Its memory must stay as it is
 // until comm_wait has returned. `slices` is called here, not later.
-static inline CommRequest comm_start(Comm* comm, CommOperation operation, CommType type,
+static inline CommRequest comm_start(Comm* comm, CommOperation operation, Dtype type,
                                      void* out, const void* in, size_t n, size_t root, CommSlices slices,
                                      const void* context) {
     CommQueue* queue = comm->queue;
-    size_t size = comm_type_size(type);
+    size_t size = dtype_bytes(type);
     pthread_mutex_lock(&comm->mutex);
     double began = now_ms();
     while (!comm->failed && queue->started - queue->finished == COMM_IN_FLIGHT)
@@ -450,19 +446,19 @@ static inline bool comm_wait(Comm* comm, CommRequest request, Error* error) {
 
 // Some collectives, waited for at once.
 static inline bool comm_barrier(Comm* comm, Error* error) {
-    return comm_wait(comm, comm_start(comm, COMM_BARRIER, COMM_BYTES, NULL, NULL, 0, 0, NULL, NULL), error);
+    return comm_wait(comm, comm_start(comm, COMM_BARRIER, DTYPE_U8, NULL, NULL, 0, 0, NULL, NULL), error);
 }
-static inline bool comm_broadcast(Comm* comm, void* data, size_t n, CommType type, size_t root, Error* error) {
+static inline bool comm_broadcast(Comm* comm, void* data, size_t n, Dtype type, size_t root, Error* error) {
     return comm_wait(comm, comm_start(comm, COMM_BROADCAST, type, data, data, n, root, NULL, NULL), error);
 }
-static inline bool comm_all_gather(Comm* comm, void* data, size_t n, CommType type, CommSlices slices,
+static inline bool comm_all_gather(Comm* comm, void* data, size_t n, Dtype type, CommSlices slices,
                                    const void* context, Error* error) {
     return comm_wait(comm, comm_start(comm, COMM_ALL_GATHER, type, data, data, n, 0, slices, context), error);
 }
 
 // all (world, count): every rank has filled its own row, and receives all others.
 static inline bool comm_gather_doubles(Comm* comm, double* all, size_t count, Error* error) {
-    return comm_all_gather(comm, all, comm->world * count * sizeof(double), COMM_BYTES, NULL, NULL, error);
+    return comm_all_gather(comm, all, comm->world * count * sizeof(double), DTYPE_U8, NULL, NULL, error);
 }
 
 static inline CommStatistics comm_statistics(Comm* comm) {
@@ -591,18 +587,18 @@ static inline bool comm_find_local(Comm* comm, Error* error) {
     uint64_t here = comm_machine(), *machines = (uint64_t*)comm->queue->staging;  // (world) no sum needs that yet
     size_t before = 0, same = 0;
     machines[comm->rank] = here;
-    if (!comm_all_gather(comm, machines, comm->world, COMM_INT64, NULL, NULL, error)) return false;
+    if (!comm_all_gather(comm, machines, comm->world, DTYPE_I64, NULL, NULL, error)) return false;
     for (size_t p = 0; p < comm->world; p++) {
         same += machines[p] == here;
         before += machines[p] == here && p < comm->rank;
     }
-    if (comm->local_rank == COMM_UNKNOWN) comm->local_rank = before;
-    if (comm->local_world == COMM_UNKNOWN) comm->local_world = same;
+    if (comm->local_rank == LAUNCH_UNKNOWN) comm->local_rank = before;
+    if (comm->local_world == LAUNCH_UNKNOWN) comm->local_world = same;
     return true;
 }
 
 // Connects to the other ranks; returns when all are connected. After a failure there is nothing to close.
-static inline bool comm_open(Comm* comm, const CommLaunch* launch, double timeout_ms, Error* error) {
+static inline bool comm_open(Comm* comm, const Launch* launch, double timeout_ms, Error* error) {
     memset(comm, 0, sizeof *comm);
     bool several = launch->world > 1;
     comm->wake = comm->listener = -1;
@@ -645,7 +641,7 @@ static inline bool comm_gather_texts(Comm* comm, char** texts, size_t** begins, 
     *texts = NULL;
     *begins = offsets;
     if (good) offsets[comm->rank + 1] = length;
-    good = good && comm_all_gather(comm, offsets + 1, N, COMM_INT64, NULL, NULL, error);
+    good = good && comm_all_gather(comm, offsets + 1, N, DTYPE_I64, NULL, NULL, error);
     for (size_t p = 0; good && p < N; p++) offsets[p + 1] += offsets[p];
     if (good) memory = good = (*texts = (char*)allocate(offsets[N])) != NULL;
     if (!memory) {
@@ -655,7 +651,7 @@ static inline bool comm_gather_texts(Comm* comm, char** texts, size_t** begins, 
     if (good) memcpy(*texts + offsets[comm->rank], text, length);
     // Where all texts are empty there is nothing to send.
     return good && (offsets[N] == N ||
-                    comm_all_gather(comm, *texts, offsets[N], COMM_BYTES, comm_slice_of_table, offsets, error));
+                    comm_all_gather(comm, *texts, offsets[N], DTYPE_U8, comm_slice_of_table, offsets, error));
 }
 
 // Every rank says whether its part of something succeeded, and error->text why if not. True on all ranks if all parts
@@ -663,7 +659,7 @@ static inline bool comm_gather_texts(Comm* comm, char** texts, size_t** begins, 
 // rank if all have failed with the very same sentence; error->on_all_ranks then says that no rank has to be told. The
 // Comm stays usable.
 static inline bool comm_agree_all(Comm* comm, bool good, Error* error) {
-    size_t N = comm->world, same = 0, first = COMM_UNKNOWN, *begins;
+    size_t N = comm->world, same = 0, first = LAUNCH_UNKNOWN, *begins;
     char* texts;
     const char* own = good ? "" : error->text[0] ? error->text : "failed, and did not say why";
     good = comm_gather_texts(comm, &texts, &begins, own, error);

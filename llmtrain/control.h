@@ -379,7 +379,7 @@ typedef struct {
 } CommAddress;
 
 typedef struct {
-    const CommLaunch* launch;
+    const Launch* launch;
     char name[320];                 // of rank 0's address, for messages
     size_t port;                    // where this rank listens
     CommAddress* table;             // (world)
@@ -455,7 +455,7 @@ static inline void comm_accept(Comm* comm, CommRendezvous* r) {
 }
 
 // Whether rank p, which was forked here, has ended before it connected.
-static inline bool comm_child_ended(const CommLaunch* launch, size_t p) {
+static inline bool comm_child_ended(const Launch* launch, size_t p) {
     siginfo_t info;
     memset(&info, 0, sizeof info);
     return launch->children != NULL &&
@@ -570,7 +570,7 @@ static inline bool comm_raise_file_limit(const Comm* comm, Error* error) {
 }
 
 // Connects all ranks to each other.
-static inline bool comm_rendezvous(Comm* comm, const CommLaunch* launch, Error* error) {
+static inline bool comm_rendezvous(Comm* comm, const Launch* launch, Error* error) {
     CommRendezvous rendezvous, *r = &rendezvous;
     bool leads = comm->rank == 0;
     int on = 1;

@@ -1,16 +1,16 @@
 // launch.h: which rank this process is, of how many, and where rank 0 listens.
 //
-//   1. variables   of torchrun, mpirun (Open MPI, MPICH) or srun: comm_find
+//   1. variables   of torchrun, mpirun (Open MPI, MPICH) or srun: launch_find
 //   2. reports     why a rank fails: launch_report
-//   3. forking     local ranks where there is no launcher: comm_spawn, comm_reap
+//   3. forking     local ranks where there is no launcher: launch_fork, launch_reap
 //
 // In short, before any thread is started:
 //
-//   CommLaunch launch;  Error error;
-//   comm_find(&launch, &error)                        or comm_spawn(&launch, 4, &error)
+//   Launch launch;  Error error;
+//   launch_find(&launch, &error)                        or launch_fork(&launch, 4, &error)
 //   ... comm.h ...
 //   if (failed) launch_report(&launch, "program", error.text);
-//   exit_code = comm_reap(&launch, "program", exit_code, 10e3, &error);
+//   exit_code = launch_reap(&launch, "program", exit_code, 10e3, &error);
 //
 // Forked ranks end with rank 0, whatever way it ends; and of all that they report the user sees one sentence, in full.
 
@@ -25,8 +25,8 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
-#define COMM_UNKNOWN SIZE_MAX
-#define COMM_RANKS_MAX ((size_t)1 << 16)
+#define LAUNCH_UNKNOWN SIZE_MAX
+#define LAUNCH_RANKS_MAX ((size_t)1 << 16)
 
 // ------------------------------------------------------------------------------------------------
 // 1. Variables
@@ -36,62 +36,62 @@
 
 typedef struct {
     size_t rank, world;
-    size_t local_rank, local_world;  // among the ranks of this machine; COMM_UNKNOWN: comm_open finds it
+    size_t local_rank, local_world;  // among the ranks of this machine; LAUNCH_UNKNOWN: comm_open finds it
     const char* launcher;
     char address[256];               // where rank 0 listens
     size_t port;
     char run[64];                    // tells this run from others at the same address
     bool mpi;                        // comm_open uses MPI, not sockets
-    int reports;                     // in ranks of comm_spawn: the pipe for launch_report; otherwise -1
+    int reports;                     // in ranks of launch_fork: the pipe for launch_report; otherwise -1
 
-    // In rank 0 of comm_spawn
+    // In rank 0 of launch_fork
     int listener;                    // the socket that listens already; otherwise -1
     pid_t* children;                 // (world - 1) otherwise NULL
     pthread_t printer;               // prints the first report
-} CommLaunch;
+} Launch;
 
 typedef struct {
     const char *name, *rank, *world, *local_rank, *local_world;
-} CommLauncher;
+} Launcher;
 
-// A variable that is a whole number; COMM_UNKNOWN if it is not set, or empty.
-static inline bool comm_variable(size_t* value, const char* name, Error* error) {
+// A variable that is a whole number; LAUNCH_UNKNOWN if it is not set, or empty.
+static inline bool launch_variable(size_t* value, const char* name, Error* error) {
     const char* text = getenv(name);
-    *value = COMM_UNKNOWN;
+    *value = LAUNCH_UNKNOWN;
     if (text == NULL || text[0] == 0) return true;
     char* end;
     unsigned long number = strtoul(text, &end, 10);
-    if (text[0] < '0' || text[0] > '9' || *end != 0 || number > COMM_RANKS_MAX)
+    if (text[0] < '0' || text[0] > '9' || *end != 0 || number > LAUNCH_RANKS_MAX)
         return fail(error, "the variable %s is '%.80s'; give a whole number from 0 to %zu, or unset it", name, text,
-                    COMM_RANKS_MAX);
+                    LAUNCH_RANKS_MAX);
     *value = number;
     return true;
 }
 
 // Reads one launcher's variables; *found says whether they are there.
-static inline bool comm_find_launcher(CommLaunch* launch, bool* found, const CommLauncher* l, Error* error) {
+static inline bool launch_read_variables(Launch* launch, bool* found, const Launcher* l, Error* error) {
     size_t rank, world, local_rank, local_world;
-    if (!comm_variable(&rank, l->rank, error) || !comm_variable(&world, l->world, error) ||
-        !comm_variable(&local_rank, l->local_rank, error) || !comm_variable(&local_world, l->local_world, error))
+    if (!launch_variable(&rank, l->rank, error) || !launch_variable(&world, l->world, error) ||
+        !launch_variable(&local_rank, l->local_rank, error) || !launch_variable(&local_world, l->local_world, error))
         return false;
-    *found = rank != COMM_UNKNOWN || world != COMM_UNKNOWN;
+    *found = rank != LAUNCH_UNKNOWN || world != LAUNCH_UNKNOWN;
     if (!*found) return true;
-    if (rank == COMM_UNKNOWN || world == COMM_UNKNOWN)
+    if (rank == LAUNCH_UNKNOWN || world == LAUNCH_UNKNOWN)
         return fail(error, "the variable %s is set and %s is not; %s sets both: start the ranks with it, or unset %s",
-                    rank == COMM_UNKNOWN ? l->world : l->rank, rank == COMM_UNKNOWN ? l->rank : l->world, l->name,
-                    rank == COMM_UNKNOWN ? l->world : l->rank);
+                    rank == LAUNCH_UNKNOWN ? l->world : l->rank, rank == LAUNCH_UNKNOWN ? l->rank : l->world, l->name,
+                    rank == LAUNCH_UNKNOWN ? l->world : l->rank);
     if (rank >= world)
         return fail(error, "the variables contradict each other: %s is %zu and %s is %zu; ranks count from 0 to %s - 1",
                     l->rank, rank, l->world, world, l->world);
-    if (local_rank != COMM_UNKNOWN && local_rank > rank)
+    if (local_rank != LAUNCH_UNKNOWN && local_rank > rank)
         return fail(error,
                     "the variables contradict each other: %s is %zu and %s is %zu; a local rank counts only the ranks "
                     "of one machine",
                     l->local_rank, local_rank, l->rank, rank);
-    if (local_world != COMM_UNKNOWN &&
-        (local_world > world || (local_rank != COMM_UNKNOWN && local_rank >= local_world)))
+    if (local_world != LAUNCH_UNKNOWN &&
+        (local_world > world || (local_rank != LAUNCH_UNKNOWN && local_rank >= local_world)))
         return fail(error, "the variables contradict each other: %s is %zu, of %zu ranks, and %s is %zu",
-                    l->local_world, local_world, world, l->local_rank, local_rank == COMM_UNKNOWN ? 0 : local_rank);
+                    l->local_world, local_world, world, l->local_rank, local_rank == LAUNCH_UNKNOWN ? 0 : local_rank);
     launch->rank = rank;
     launch->world = world;
     launch->local_rank = local_rank;
@@ -101,7 +101,7 @@ static inline bool comm_find_launcher(CommLaunch* launch, bool* found, const Com
 }
 
 // The first host of a list as Slurm writes it: "node[07-09,12],gpu1" begins with node07.
-static inline void comm_first_host(char* host, size_t size, const char* list) {
+static inline void launch_first_host(char* host, size_t size, const char* list) {
     size_t prefix = strcspn(list, "[,");
     if (list[prefix] == '[') {
         size_t digits = strspn(list + prefix + 1, "0123456789");
@@ -112,7 +112,7 @@ static inline void comm_first_host(char* host, size_t size, const char* list) {
 }
 
 // The identifier of the run: the launcher's number of the job.
-static inline void comm_find_run(CommLaunch* launch) {
+static inline void launch_find_run(Launch* launch) {
     static const char* const names[] = {"TORCHELASTIC_RUN_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"};
     const char *own = getenv("LLMTRAIN_RUN_ID"), *job = getenv("SLURM_JOB_ID"), *step = getenv("SLURM_STEP_ID");
     const char* again = getenv("TORCHELASTIC_RESTART_COUNT");
@@ -128,7 +128,7 @@ static inline void comm_find_run(CommLaunch* launch) {
 }
 
 // Where rank 0 listens: MASTER_ADDR and MASTER_PORT, or what follows from the job.
-static inline bool comm_find_address(CommLaunch* launch, Error* error) {
+static inline bool launch_find_address(Launch* launch, Error* error) {
     const char *address = getenv("MASTER_ADDR"), *port_text = getenv("MASTER_PORT"),
                *agent = getenv("TORCHELASTIC_USE_AGENT_STORE");
     const char* hosts = getenv("SLURM_STEP_NODELIST");
@@ -139,7 +139,7 @@ static inline bool comm_find_address(CommLaunch* launch, Error* error) {
                     "the variable %s is set and %s is not; set both, the same on every rank: rank 0 listens there",
                     has_address ? "MASTER_ADDR" : "MASTER_PORT", has_address ? "MASTER_PORT" : "MASTER_ADDR");
     if (has_address) {
-        if (!comm_variable(&launch->port, "MASTER_PORT", error)) return false;
+        if (!launch_variable(&launch->port, "MASTER_PORT", error)) return false;
         // Where torchrun's agent listens at MASTER_PORT itself, rank 0 takes the next port.
         if (agent && strcmp(agent, "True") == 0) launch->port++;
         if (launch->port == 0 || launch->port > 65535)
@@ -158,37 +158,37 @@ static inline bool comm_find_address(CommLaunch* launch, Error* error) {
                     "MASTER_PORT to a free port there, the same on every rank",
                     launch->launcher, launch->world);
     snprintf(launch->address, sizeof launch->address, "127.0.0.1");
-    if (!one_machine) comm_first_host(launch->address, sizeof launch->address, hosts);
+    if (!one_machine) launch_first_host(launch->address, sizeof launch->address, hosts);
     // A port that follows from the run's identifier, in a range from which systems choose none by themselves.
     launch->port = 20000 + (size_t)(hash_bytes(launch->run, strlen(launch->run)) % 12000);
     return true;
 }
 
-static inline void comm_launch_alone(CommLaunch* launch) {
+static inline void launch_alone(Launch* launch) {
     memset(launch, 0, sizeof *launch);
     launch->world = launch->local_world = 1;
     launch->listener = launch->reports = -1;
     launch->launcher = "none";
 }
 
-static inline bool comm_find(CommLaunch* launch, Error* error) {
-    static const CommLauncher launchers[] = {
+static inline bool launch_find(Launch* launch, Error* error) {
+    static const Launcher launchers[] = {
         {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
         {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
          "OMPI_COMM_WORLD_LOCAL_SIZE"},
         {"MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
         {"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_HERE"},
     };
-    comm_launch_alone(launch);
-    size_t taken = COMM_UNKNOWN;
+    launch_alone(launch);
+    size_t taken = LAUNCH_UNKNOWN;
     for (size_t i = 0; i < sizeof launchers / sizeof launchers[0]; i++) {
-        CommLaunch other;
+        Launch other;
         bool found = false;
-        comm_launch_alone(&other);
+        launch_alone(&other);
         // A batch script has the variables of Slurm's task 0 too, but is not a step.
         if (i == 3 && getenv("SLURM_STEP_ID") == NULL) continue;
-        if (!comm_find_launcher(&other, &found, &launchers[i], error)) return false;
-        if (found && taken == COMM_UNKNOWN) {
+        if (!launch_read_variables(&other, &found, &launchers[i], error)) return false;
+        if (found && taken == LAUNCH_UNKNOWN) {
             *launch = other;
             taken = i;
         } else if (found && taken == 0 && i < 3 && other.world > 1 && getenv("TORCHELASTIC_RUN_ID") == NULL &&
@@ -206,8 +206,8 @@ static inline bool comm_find(CommLaunch* launch, Error* error) {
         const char* nodes = getenv("SLURM_STEP_NUM_NODES");
         if (nodes && strcmp(nodes, "1") == 0) launch->local_world = launch->world;
     }
-    comm_find_run(launch);
-    return launch->world == 1 || comm_find_address(launch, error);
+    launch_find_run(launch);
+    return launch->world == 1 || launch_find_address(launch, error);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ static inline bool comm_find(CommLaunch* launch, Error* error) {
 
 // Tells the user why this rank fails: "program: rank 3: sentence"; without the rank where there is one, or where the
 // sentence begins with a rank, as those of comm_agree_all do.
-static inline void launch_report(const CommLaunch* launch, const char* program, const char* sentence) {
+static inline void launch_report(const Launch* launch, const char* program, const char* sentence) {
     char line[PIPE_BUF], prefix[32] = "";  // so many bytes are written at once, or not at all
     int named = 0;
     sscanf(sentence, "rank %*u:%n", &named);
@@ -245,7 +245,7 @@ static inline void* launch_print_first(void* context) {
 }
 
 // Starts it, without signals.
-static inline bool launch_start_printer(CommLaunch* launch, int pipe_end) {
+static inline bool launch_start_printer(Launch* launch, int pipe_end) {
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -259,7 +259,7 @@ static inline bool launch_start_printer(CommLaunch* launch, int pipe_end) {
 // 3. Forking
 
 // In the child.
-static inline void launch_become_rank(CommLaunch* launch, size_t rank, pid_t parent) {
+static inline void launch_become_rank(Launch* launch, size_t rank, pid_t parent) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) _exit(1);  // it died before that
     socket_close(&launch->listener);
@@ -270,14 +270,14 @@ static inline void launch_become_rank(CommLaunch* launch, size_t rank, pid_t par
 
 // Forks local ranks, where there is no launcher. To be called before threads, OpenMP's too, are started. Returns in
 // every rank; the caller is rank 0.
-static inline bool comm_spawn(CommLaunch* launch, size_t ranks, Error* error) {
-    if (!comm_find(launch, error)) return false;
+static inline bool launch_fork(Launch* launch, size_t ranks, Error* error) {
+    if (!launch_find(launch, error)) return false;
     if (launch->world > 1)
         return fail(error, "%s has started %zu ranks already; do not ask for %zu local ranks too", launch->launcher,
                     launch->world, ranks);
-    if (ranks == 0 || ranks > COMM_RANKS_MAX)
-        return fail(error, "%zu ranks were asked for; give 1 to %zu", ranks, COMM_RANKS_MAX);
-    comm_launch_alone(launch);
+    if (ranks == 0 || ranks > LAUNCH_RANKS_MAX)
+        return fail(error, "%zu ranks were asked for; give 1 to %zu", ranks, LAUNCH_RANKS_MAX);
+    launch_alone(launch);
     if (ranks == 1) return true;
     int ends[2] = {-1, -1};
     size_t forked = 0;
@@ -320,11 +320,11 @@ static inline bool comm_spawn(CommLaunch* launch, size_t ranks, Error* error) {
     return false;
 }
 
-// For rank 0 of comm_spawn, last: waits for the others to end, and kills after grace_ms those that do not. Returns the
+// For rank 0 of launch_fork, last: waits for the others to end, and kills after grace_ms those that do not. Returns the
 // code to exit with: its own if that is not 0, or the first that is not 0 of another rank (128 + the signal, if it was
 // killed by one). Then error says which rank it was, and that is reported too, in case that no rank has reported
 // anything; otherwise error->text is empty. Under a launcher it does nothing.
-static inline int comm_reap(CommLaunch* launch, const char* program, int exit_code, double grace_ms, Error* error) {
+static inline int launch_reap(Launch* launch, const char* program, int exit_code, double grace_ms, Error* error) {
     error->text[0] = 0;
     if (launch->children == NULL) return exit_code;
     double deadline = now_ms() + grace_ms;

@@ -221,7 +221,7 @@ static inline bool collective_init_nccl(Collectives* c, Error* error) {
     if (c->slots == NULL) return fail(error, "out of memory for the events of collectives");
     ncclResult_t status = comm->rank == 0 ? ncclGetUniqueId(&id) : ncclSuccess;
     if (status != ncclSuccess) return collective_fail(error, status, "ncclGetUniqueId", NULL);
-    if (!comm_broadcast(comm, &id, sizeof id, COMM_BYTES, 0, error)) return false;
+    if (!comm_broadcast(comm, &id, sizeof id, DTYPE_U8, 0, error)) return false;
     pthread_mutex_lock(&c->mutex);
     status = ncclCommInitRankConfig(&c->nccl, (int)comm->world, id, (int)comm->rank, &config);
     bool good = collective_complete(c, status, "connecting the ranks", error);
@@ -269,9 +269,9 @@ static inline bool collective_open(Collectives* c, Comm* comm, size_t slots, Str
 // In place. The bytes that a rank sends are counted as for a ring, which is the minimum: of a vector of b bytes b
 // (N-1)/N in reduce_scatter and in all_gather, twice that in all_reduce. NCCL may choose other algorithms.
 
-static inline ncclDataType_t collective_type(CommType type) {
-    if (type == COMM_INT64) return ncclInt64;
-    return type == COMM_BF16 ? ncclBfloat16 : type == COMM_F16 ? ncclFloat16 : ncclFloat32;
+static inline ncclDataType_t collective_type(Dtype type) {
+    if (type == DTYPE_I64) return ncclInt64;
+    return type == DTYPE_BF16 ? ncclBfloat16 : type == DTYPE_F16 ? ncclFloat16 : ncclFloat32;
 }
 
 // Makes the collectives' stream wait for `compute`. True, with the mutex held, if there is a communicator to launch on:
@@ -300,18 +300,18 @@ static inline void collective_end(Collectives* c, size_t slot, ncclResult_t stat
     __atomic_add_fetch(&s->begun, 1, __ATOMIC_RELEASE);
 }
 
-static inline void collective_count(Collectives* c, size_t n, CommType type, uint64_t times) {
-    if (c->comm) c->bytes_sent += times * n * comm_type_size(type) * (c->comm->world - 1) / c->comm->world;
+static inline void collective_count(Collectives* c, size_t n, Dtype type, uint64_t times) {
+    if (c->comm) c->bytes_sent += times * n * dtype_bytes(type) * (c->comm->world - 1) / c->comm->world;
 }
 
 // For slices of different lengths, which ncclReduceScatter and ncclAllGather do not take: one operation per rank, all
 // of them in one launch.
-static inline ncclResult_t collective_group(Collectives* c, bool reduces, void* data, size_t n, CommType type) {
-    size_t size = comm_type_size(type), world = c->comm->world;
+static inline ncclResult_t collective_group(Collectives* c, bool reduces, void* data, size_t n, Dtype type) {
+    size_t size = dtype_bytes(type), world = c->comm->world;
     ncclResult_t status = ncclGroupStart();
     for (size_t r = 0; r < world && (status == ncclSuccess || status == ncclInProgress); r++) {
         CommSlice slice = shard_slice(n, r, world);
-        size_t length = comm_length(slice);
+        size_t length = slice_length(slice);
         char* part = (char*)data + slice.first * size;
         status = reduces ? ncclReduce(part, part, length, collective_type(type), ncclSum, (int)r, c->nccl, c->stream)
                          : ncclBroadcast(part, part, length, collective_type(type), (int)r, c->nccl, c->stream);
@@ -321,7 +321,7 @@ static inline ncclResult_t collective_group(Collectives* c, bool reduces, void* 
 }
 
 // data (n) = the sum over all ranks.
-static inline void collective_all_reduce(Collectives* c, size_t slot, void* data, size_t n, CommType type,
+static inline void collective_all_reduce(Collectives* c, size_t slot, void* data, size_t n, Dtype type,
                                          Stream stream) {
     collective_count(c, n, type, 2);
     if (!collective_begin(c, slot, stream)) return;
@@ -330,12 +330,12 @@ static inline void collective_all_reduce(Collectives* c, size_t slot, void* data
 }
 
 // The own slice of data (n) = the sum over all ranks; the rest is undefined afterwards.
-static inline void collective_reduce_scatter(Collectives* c, size_t slot, void* data, size_t n, CommType type,
+static inline void collective_reduce_scatter(Collectives* c, size_t slot, void* data, size_t n, Dtype type,
                                              Stream stream) {
     collective_count(c, n, type, 1);
     if (!collective_begin(c, slot, stream)) return;
     size_t world = c->comm->world, length = shard_slice(n, 0, world).end;
-    char* own = (char*)data + c->comm->rank * length * comm_type_size(type);
+    char* own = (char*)data + c->comm->rank * length * dtype_bytes(type);
     ncclResult_t status =
         length * world != n ? collective_group(c, true, data, n, type)
                             : ncclReduceScatter(data, own, length, collective_type(type), ncclSum, c->nccl, c->stream);
@@ -343,12 +343,12 @@ static inline void collective_reduce_scatter(Collectives* c, size_t slot, void* 
 }
 
 // data (n): every rank gives its slice, and receives all others.
-static inline void collective_all_gather(Collectives* c, size_t slot, void* data, size_t n, CommType type,
+static inline void collective_all_gather(Collectives* c, size_t slot, void* data, size_t n, Dtype type,
                                          Stream stream) {
     collective_count(c, n, type, 1);
     if (!collective_begin(c, slot, stream)) return;
     size_t world = c->comm->world, length = shard_slice(n, 0, world).end;
-    const char* own = (const char*)data + c->comm->rank * length * comm_type_size(type);
+    const char* own = (const char*)data + c->comm->rank * length * dtype_bytes(type);
     ncclResult_t status = length * world != n
                               ? collective_group(c, false, data, n, type)
                               : ncclAllGather(own, data, length, collective_type(type), c->nccl, c->stream);

@@ -257,7 +257,7 @@ static inline bool run_checkpoint_before(Run* run, uint64_t* key, bool asked, bo
     if (run->comm.world <= 1) return true;
     numbers[0] = *found;
     numbers[1] = (int64_t)*key;
-    if (!comm_broadcast(&run->comm, numbers, 2, COMM_INT64, 0, error)) return false;
+    if (!comm_broadcast(&run->comm, numbers, 2, DTYPE_I64, 0, error)) return false;
     *found = numbers[0] != 0;
     *key = (uint64_t)numbers[1];
     return true;

@@ -107,10 +107,8 @@ enum { SUM_LOSS, SUM_BAD, SUM_SQUARES };
 #define EXACT_SCALE 0x1p50
 #define EXACT_LIMIT 0x1p12
 
-static inline size_t slice_length(CommSlice s) { return s.end - s.first; }
-
-static inline CommType reduce_type(ReduceKind reduce) {
-    return reduce == REDUCE_EXACT ? COMM_INT64 : reduce == REDUCE_STORAGE ? FLOATX_DTYPE : COMM_FLOAT;
+static inline Dtype reduce_type(ReduceKind reduce) {
+    return reduce == REDUCE_EXACT ? DTYPE_I64 : reduce == REDUCE_STORAGE ? FLOATX_DTYPE : DTYPE_F32;
 }
 
 // The table of buckets; allocates nothing on the device. `p` must live as long.
@@ -179,7 +177,7 @@ static inline void flat_layout_staging(FlatVector* flat, MemoryPlan* plan) {
         if (has_grads && s == STAGING_ODD && !in_place) staging->grads = flat->staging[STAGING_EVEN].grads;
         else if (has_grads) staging->grads = (float*)plan_take(plan, name, longest[s] * sizeof(float));
         if (in_place) staging->comm_buffer = staging->grads;
-        else if (has_comm_buffer) staging->comm_buffer = plan_take(plan, name, longest[s] * comm_type_size(reduce_type(o->reduce)));
+        else if (has_comm_buffer) staging->comm_buffer = plan_take(plan, name, longest[s] * dtype_bytes(reduce_type(o->reduce)));
     }
 }
 
@@ -333,7 +331,7 @@ static inline void flat_end_bucket(FlatVector* flat, size_t bucket) {
     if (!reduces) return;
     void* summed = flat->exact ? (void*)(flat->exact + k->sums_offset) : (void*)(flat->grads + k->sums_offset);
     void* data = staging->comm_buffer ? staging->comm_buffer : summed;
-    CommType type = reduce_type(o->reduce);
+    Dtype type = reduce_type(o->reduce);
     if (o->stage == 0) collective_all_reduce(&flat->collectives, flat_slot(flat, k), data, n, type, flat->stream);
     else collective_reduce_scatter(&flat->collectives, flat_slot(flat, k), data, n, type, flat->stream);
     k->reducing = true;
@@ -410,7 +408,7 @@ static inline bool flat_await_all(FlatVector* flat, Error* error) {
 
 // Bytes that this rank sends: to reduce all gradients once; to gather all parameters; in a step of `micro_batches`.
 static inline size_t flat_bytes_reduced(const FlatVector* flat) {
-    size_t bytes = 0, size = comm_type_size(reduce_type(flat->options.reduce)), world = flat->options.world;
+    size_t bytes = 0, size = dtype_bytes(reduce_type(flat->options.reduce)), world = flat->options.world;
     for (size_t b = 0; b < flat->count; b++) {
         const Bucket* k = &flat->buckets[b];
         size_t n = k->end - k->first, own = slice_length(k->own);
@@ -476,7 +474,7 @@ static inline bool flat_same(FlatVector* flat, size_t count,
                              Error* error) {
     size_t world = flat->options.world;
     uint64_t* compared = flat->compared;
-    if (!comm_all_gather(flat->options.comm, compared, world * count, COMM_INT64, NULL, NULL, error)) return false;
+    if (!comm_all_gather(flat->options.comm, compared, world * count, DTYPE_I64, NULL, NULL, error)) return false;
     for (size_t i = 0; i < count; i++) {
         size_t usual = 0, most = 0;
         for (size_t r = 0; r < world; r++) {

@@ -4,7 +4,7 @@
 //     nvcc -std=c++17 -arch=native -DLLMTRAIN_CUDA -DLLMTRAIN_NCCL -I. -Xcompiler -fopenmp dev/emulator/test_nccl.cu
 //         -lnccl -o build/test_nccl && build/test_nccl 4        with four GPUs: the collectives, through NCCL itself
 //
-//   1. cases        a process per rank, forked by comm_spawn; what they report
+//   1. cases        a process per rank, forked by launch_fork; what they report
 //   2. collectives  each, of each type, of lengths that divide and that do not, against sums in the order of the ranks
 //   3. accounts     bytes sent, time waited
 //   4. bugs         planted ones, in the mode that must catch them; their correct twins in every mode
@@ -41,7 +41,7 @@ typedef struct {
 } Shared;
 
 typedef struct {
-    CommLaunch launch;
+    Launch launch;
     Comm comm;
     Stream stream;
     Collectives collectives;
@@ -54,7 +54,7 @@ typedef void (*Body)(Rank* r);
 static Shared* shared;
 static int passed, failed;
 static bool case_planted;     // a bug, not its correct twin
-static size_t stopped = COMM_UNKNOWN;  // the rank that will have stopped, if one will
+static size_t stopped = LAUNCH_UNKNOWN;  // the rank that will have stopped, if one will
 
 static void judge(bool ok, const char* what, const char* details) {
     *(ok ? &passed : &failed) += 1;
@@ -93,7 +93,7 @@ static void case_process(size_t world, double timeout_ms, bool opens, Body body)
     Rank rank, *r = &rank;
     Error error;
     memset(r, 0, sizeof *r);
-    must(comm_spawn(&r->launch, world, &error), "comm_spawn", &error);
+    must(launch_fork(&r->launch, world, &error), "launch_fork", &error);
     r->rank = r->launch.rank;
     r->world = world;
     r->report = &shared->reports[r->rank];
@@ -154,10 +154,10 @@ typedef enum { REDUCES_ALL, SCATTERS, GATHERS, COLLECTIVES } Collective;
 static const char* const collective_names[COLLECTIVES] = {"all_reduce", "reduce_scatter", "all_gather"};
 
 // Element i of a rank's vector: in [-1, 1), or for integers anything.
-static double value_of(CommType type, size_t rank, size_t i) {
+static double value_of(Dtype type, size_t rank, size_t i) {
     float x = 2 * random_uniform(1, RANDOM_TEST, rank, i) - 1;
-    if (type == COMM_BF16) return (double)float_from_bf16(bf16_from_float(x));
-    if (type == COMM_F16) return (double)float_from_f16(f16_from_float(x));
+    if (type == DTYPE_BF16) return (double)float_from_bf16(bf16_from_float(x));
+    if (type == DTYPE_F16) return (double)float_from_f16(f16_from_float(x));
     return (double)x;
 }
 
@@ -166,16 +166,16 @@ static int64_t integer_of(size_t rank, size_t i) {
     return (int64_t)((uint64_t)r.bits[0] << 32 | r.bits[1]);
 }
 
-static void store(void* data, CommType type, size_t i, double x) {
-    if (type == COMM_FLOAT) ((float*)data)[i] = (float)x;
-    if (type == COMM_BF16) ((uint16_t*)data)[i] = bf16_from_float((float)x);
-    if (type == COMM_F16) ((uint16_t*)data)[i] = f16_from_float((float)x);
+static void store(void* data, Dtype type, size_t i, double x) {
+    if (type == DTYPE_F32) ((float*)data)[i] = (float)x;
+    if (type == DTYPE_BF16) ((uint16_t*)data)[i] = bf16_from_float((float)x);
+    if (type == DTYPE_F16) ((uint16_t*)data)[i] = f16_from_float((float)x);
 }
 
-static double load(const void* data, CommType type, size_t i) {
-    if (type == COMM_FLOAT) return (double)((const float*)data)[i];
+static double load(const void* data, Dtype type, size_t i) {
+    if (type == DTYPE_F32) return (double)((const float*)data)[i];
     uint16_t half = ((const uint16_t*)data)[i];
-    return (double)(type == COMM_BF16 ? float_from_bf16(half) : float_from_f16(half));
+    return (double)(type == DTYPE_BF16 ? float_from_bf16(half) : float_from_f16(half));
 }
 
 #ifdef EMULATED
@@ -184,10 +184,10 @@ static const double ROUNDINGS = 0;  // that may differ, of an addition
 static const double ROUNDINGS = 1;
 #endif
 
-static double epsilon_of(CommType type) { return type == COMM_FLOAT ? 0x1p-23 : type == COMM_BF16 ? 0x1p-7 : 0x1p-10; }
+static double epsilon_of(Dtype type) { return type == DTYPE_F32 ? 0x1p-23 : type == DTYPE_BF16 ? 0x1p-7 : 0x1p-10; }
 
 // Whether element i is what it should be.
-static bool element_is_right(const Rank* r, const void* data, Collective collective, CommType type, size_t n,
+static bool element_is_right(const Rank* r, const void* data, Collective collective, Dtype type, size_t n,
                              size_t i) {
     size_t owner = 0;
     float sum = 0;
@@ -195,7 +195,7 @@ static bool element_is_right(const Rank* r, const void* data, Collective collect
     double magnitudes = 0;
     while (shard_slice(n, owner, r->world).end <= i) owner++;
     if (collective == SCATTERS && owner != r->rank) return true;
-    if (type == COMM_INT64) {
+    if (type == DTYPE_I64) {
         for (size_t p = 0; p < r->world; p++) integer += (uint64_t)integer_of(p, i);
         return ((const uint64_t*)data)[i] == (collective == GATHERS ? (uint64_t)integer_of(owner, i) : integer);
     }
@@ -210,14 +210,14 @@ static bool element_is_right(const Rank* r, const void* data, Collective collect
     return fabs(load(data, type, i) - load(&rounded, type, 0)) <= bound;
 }
 
-static void fill(void* data, CommType type, size_t rank, size_t n) {
+static void fill(void* data, Dtype type, size_t rank, size_t n) {
     for (size_t i = 0; i < n; i++) {
-        if (type == COMM_INT64) ((int64_t*)data)[i] = integer_of(rank, i);
+        if (type == DTYPE_I64) ((int64_t*)data)[i] = integer_of(rank, i);
         else store(data, type, i, value_of(type, rank, i));
     }
 }
 
-static void start(Rank* r, size_t slot, Collective collective, void* data, size_t n, CommType type) {
+static void start(Rank* r, size_t slot, Collective collective, void* data, size_t n, Dtype type) {
     if (collective == REDUCES_ALL) collective_all_reduce(&r->collectives, slot, data, n, type, r->stream);
     if (collective == SCATTERS) collective_reduce_scatter(&r->collectives, slot, data, n, type, r->stream);
     if (collective == GATHERS) collective_all_gather(&r->collectives, slot, data, n, type, r->stream);
@@ -232,9 +232,9 @@ static void* device_memory(Rank* r, size_t bytes) {
 
 // All three under way at once, in the order in which they were started; nobody waits between the copy of the data to
 // the device, the collective and the copy of the result. Before and behind each vector lie bytes that must stay.
-static void collectives_of(Rank* r, CommType type, size_t n) {
+static void collectives_of(Rank* r, Dtype type, size_t n) {
     const size_t guard = 64;
-    size_t bytes = n * comm_type_size(type), total = bytes + 2 * guard;
+    size_t bytes = n * dtype_bytes(type), total = bytes + 2 * guard;
     char *device[COLLECTIVES], *host[COLLECTIVES], text[160];
     for (int c = 0; c < COLLECTIVES; c++) {
         device[c] = (char*)device_memory(r, total);
@@ -263,7 +263,7 @@ static void collectives_of(Rank* r, CommType type, size_t n) {
 }
 
 static void collectives(Rank* r) {
-    static const CommType types[] = {COMM_FLOAT, COMM_BF16, COMM_F16, COMM_INT64};
+    static const Dtype types[] = {DTYPE_F32, DTYPE_BF16, DTYPE_F16, DTYPE_I64};
     Error error;
     // One unit for one rank and none for the others; even; one unit too many; some pieces of the stand-in's memory.
     size_t lengths[] = {8, 8 * r->world, 64 * r->world, 8 * (5 * r->world + 1), 8 * (r->world * 1500 + r->world - 1)};
@@ -278,7 +278,7 @@ static void one_waits(Rank* r) {
     float *device = (float*)device_memory(r, COUNT * sizeof(float)), host[COUNT];
     Error error;
     for (int i = 0; i < 3; i++) {
-        collective_all_reduce(&r->collectives, 0, device, COUNT, COMM_FLOAT, r->stream);
+        collective_all_reduce(&r->collectives, 0, device, COUNT, DTYPE_F32, r->stream);
         collective_wait(&r->collectives, 0, r->stream);
         if (r->rank == 0) download(host, device, sizeof host, r->stream);
         check(r, comm_barrier(&r->comm, &error), "the meeting");
@@ -292,7 +292,7 @@ static void alone(Rank* r) {
     float x = 1;
     check(r, r->collectives.comm == NULL, "one rank makes nothing");
     for (int c = 0; c < COLLECTIVES; c++) {
-        start(r, 0, (Collective)c, &x, 1, COMM_FLOAT);
+        start(r, 0, (Collective)c, &x, 1, DTYPE_F32);
         collective_wait(&r->collectives, 0, r->stream);
     }
     Error error;
@@ -311,11 +311,11 @@ static void accounts(Rank* r) {
     const size_t n = 24 * 8, rounds = 3 * COLLECTIVE_WAITS + 1;  // more than a slot remembers
     float* device = (float*)device_memory(r, n * sizeof(float));
     uint64_t part = n * sizeof(float) * (r->world - 1) / r->world;
-    start(r, 0, SCATTERS, device, n, COMM_FLOAT);
+    start(r, 0, SCATTERS, device, n, DTYPE_F32);
     check(r, collective_bytes_sent(&r->collectives) == part, "bytes of reduce_scatter");
-    start(r, 1, GATHERS, device, n, COMM_FLOAT);
+    start(r, 1, GATHERS, device, n, DTYPE_F32);
     check(r, collective_bytes_sent(&r->collectives) == 2 * part, "bytes of all_gather");
-    start(r, 2, REDUCES_ALL, device, n, COMM_FLOAT);
+    start(r, 2, REDUCES_ALL, device, n, DTYPE_F32);
     check(r, collective_bytes_sent(&r->collectives) == 4 * part, "bytes of all_reduce");
     for (size_t slot = 0; slot < 3; slot++) collective_wait(&r->collectives, slot, r->stream);
     device_wait(r->stream);
@@ -326,7 +326,7 @@ static void accounts(Rank* r) {
     double began = now_ms();
     for (size_t i = 0; i < rounds; i++) {
         CUDA_CHECK(cudaLaunchHostFunc(r->collectives.stream, delay_stream, NULL));
-        start(r, 0, REDUCES_ALL, device, n, COMM_FLOAT);
+        start(r, 0, REDUCES_ALL, device, n, DTYPE_F32);
         collective_wait(&r->collectives, 0, r->stream);
     }
     device_wait(r->stream);
@@ -388,7 +388,7 @@ static void await_sum(Rank* r, float* device) {
 static void no_wait(Rank* r, float* device, bool good) {
     float host[LENGTH];
     give(r, device, 1);
-    collective_all_reduce(&r->collectives, 0, device, LENGTH, COMM_FLOAT, r->stream);
+    collective_all_reduce(&r->collectives, 0, device, LENGTH, DTYPE_F32, r->stream);
     if (good) collective_wait(&r->collectives, 0, r->stream);
     download(host, device, LENGTH_BYTES, r->stream);
     check_sum(r, host);
@@ -396,7 +396,7 @@ static void no_wait(Rank* r, float* device, bool good) {
 
 static void no_ready_event(Rank* r, float* device, bool good) {
     give(r, device, 1);
-    if (good) collective_all_reduce(&r->collectives, 0, device, LENGTH, COMM_FLOAT, r->stream);
+    if (good) collective_all_reduce(&r->collectives, 0, device, LENGTH, DTYPE_F32, r->stream);
     else launch_all_reduce(r, device, LENGTH);
     await_sum(r, device);
 }
@@ -405,7 +405,7 @@ static void no_ready_event(Rank* r, float* device, bool good) {
 static void overwritten(Rank* r, float* device, bool good) {
     float host[LENGTH], *copy = (float*)device_memory(r, LENGTH_BYTES);
     give(r, device, 1);
-    collective_all_reduce(&r->collectives, 0, device, LENGTH, COMM_FLOAT, r->stream);
+    collective_all_reduce(&r->collectives, 0, device, LENGTH, DTYPE_F32, r->stream);
     if (good) collective_wait(&r->collectives, 0, r->stream);
     CUDA_CHECK(cudaMemcpyAsync(copy, device, LENGTH_BYTES, cudaMemcpyDeviceToDevice, r->stream->compute));
     give(r, device, 7);
@@ -439,7 +439,7 @@ static void other_count(Rank* r, float* device, bool good) {
 }
 
 static void other_type(Rank* r, float* device, bool good) {
-    CommType type = good || r->rank == 0 ? COMM_BF16 : COMM_F16;
+    Dtype type = good || r->rank == 0 ? DTYPE_BF16 : DTYPE_F16;
     collective_all_reduce(&r->collectives, 0, device, LENGTH, type, r->stream);
     collective_wait(&r->collectives, 0, r->stream);
     device_wait(r->stream);
@@ -448,8 +448,8 @@ static void other_type(Rank* r, float* device, bool good) {
 static void other_order(Rank* r, float* device, bool good) {
     for (int i = 0; i < 2; i++) {
         bool first = good || r->rank == 0 ? i == 0 : i == 1;
-        if (first) collective_all_gather(&r->collectives, 0, device, LENGTH, COMM_FLOAT, r->stream);
-        else collective_reduce_scatter(&r->collectives, 1, device, LENGTH, COMM_FLOAT, r->stream);
+        if (first) collective_all_gather(&r->collectives, 0, device, LENGTH, DTYPE_F32, r->stream);
+        else collective_reduce_scatter(&r->collectives, 1, device, LENGTH, DTYPE_F32, r->stream);
     }
     collective_wait(&r->collectives, 0, r->stream);
     collective_wait(&r->collectives, 1, r->stream);
@@ -532,7 +532,7 @@ static void never_destroyed(Rank* r, float* device, bool good) {
 static void destroyed_too_early(Rank* r, float* device, bool good) {
     Error error;
     give(r, device, 1);
-    collective_all_reduce(&r->collectives, 0, device, LENGTH, COMM_FLOAT, r->stream);
+    collective_all_reduce(&r->collectives, 0, device, LENGTH, DTYPE_F32, r->stream);
     if (good) CUDA_CHECK(cudaStreamSynchronize(r->collectives.stream));
     pthread_mutex_lock(&r->collectives.mutex);
     check(r, collective_complete(&r->collectives, ncclCommFinalize(r->collectives.nccl), "the end", &error), "the end");
@@ -552,7 +552,7 @@ static void two_threads(Rank* r, float* device, bool good) {
     for (int i = 0; i < 2 && !good; i++)
         must(pthread_create(&threads[i], NULL, asks_for_ever, &r->collectives) == 0, "a thread", NULL);
     for (int i = 0; i < 2 && !good; i++) pthread_join(threads[i], NULL);
-    collective_all_reduce(&r->collectives, 0, device, LENGTH, COMM_FLOAT, r->stream);
+    collective_all_reduce(&r->collectives, 0, device, LENGTH, DTYPE_F32, r->stream);
     collective_wait(&r->collectives, 0, r->stream);
     device_wait(r->stream);
 }
@@ -668,7 +668,7 @@ static void run_fault(Rank* r) {
     error.text[0] = 0;
     if (f->place == IN_OPEN && victim) {
         ncclUniqueId id = {{0}};  // it has come so far that the others wait for it in NCCL
-        comm_broadcast(&r->comm, &id, sizeof id, COMM_BYTES, 0, &error);
+        comm_broadcast(&r->comm, &id, sizeof id, DTYPE_U8, 0, &error);
         fall(r, IN_OPEN);
         return;
     }
@@ -689,7 +689,7 @@ static void run_fault(Rank* r) {
             if (victim && f->deed == MEETS_AN_ERROR) emulator::nccl_async_result = ncclRemoteError;
             if (victim && f->place == NOWHERE) shared->fault_ms = now_ms();
         }
-        collective_all_reduce(&r->collectives, (size_t)i % 2, device, n, COMM_FLOAT, r->stream);
+        collective_all_reduce(&r->collectives, (size_t)i % 2, device, n, DTYPE_F32, r->stream);
         collective_wait(&r->collectives, (size_t)i % 2, r->stream);
         if (i == 1) device_wait(r->stream);
     }
@@ -713,7 +713,7 @@ static void test_faults(void) {
     for (size_t i = 0; i < sizeof faults / sizeof faults[0]; i++) {
         const FaultCase* f = &faults[i];
         case_number = i;
-        stopped = f->deed == STOPS ? (size_t)VICTIM : COMM_UNKNOWN;
+        stopped = f->deed == STOPS ? (size_t)VICTIM : LAUNCH_UNKNOWN;
         bool ended = run_case(FAULT_RANKS, FAULT_MS, false, run_fault), right = ended;
         double latest = 0;
         char heard[1200] = "";

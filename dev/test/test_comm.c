@@ -44,7 +44,7 @@ static Report* reports;        // (RANKS_MAX + 2) shared by the processes of a l
 static Report* self;
 static double* fault_ms;       // shared: when the fault of the case happened
 static pid_t children[RANKS_MAX];
-static pid_t* forked;          // shared: the ranks that comm_spawn forked
+static pid_t* forked;          // shared: the ranks that launch_fork forked
 static size_t port;            // of the case
 static int reserved = -1;      // the socket that keeps it from others
 static char case_name[120];
@@ -169,8 +169,8 @@ static void run_failing(const char* name, size_t world, void (*body)(size_t rank
 }
 
 static bool open_rank(Comm* comm, double limit_ms, Error* error) {
-    CommLaunch launch;
-    return comm_find(&launch, error) && comm_open(comm, &launch, limit_ms, error);
+    Launch launch;
+    return launch_find(&launch, error) && comm_open(comm, &launch, limit_ms, error);
 }
 
 // For bodies in which the rendezvous is to succeed.
@@ -186,22 +186,22 @@ static void open_or_end(Comm* comm, double limit_ms) {
 // 2. Collectives
 
 // data (n): on every rank the sum over all ranks.
-static CommRequest start_sum(Comm* comm, void* data, size_t n, CommType type) {
+static CommRequest start_sum(Comm* comm, void* data, size_t n, Dtype type) {
     return comm_start(comm, COMM_ALL_REDUCE, type, data, data, n, 0, NULL, NULL);
 }
-static bool all_reduce(Comm* comm, void* data, size_t n, CommType type, Error* error) {
+static bool all_reduce(Comm* comm, void* data, size_t n, Dtype type, Error* error) {
     return comm_wait(comm, start_sum(comm, data, n, type), error);
 }
 
 // out (own slice): the sum over all ranks of that slice of in (n).
-static bool reduce_scatter(Comm* comm, void* out, const void* in, size_t n, CommType type, CommSlices slices,
+static bool reduce_scatter(Comm* comm, void* out, const void* in, size_t n, Dtype type, CommSlices slices,
                            const void* context, Error* error) {
     CommRequest sum = comm_start(comm, COMM_REDUCE_SCATTER, type, out, in, n, 0, slices, context);
     return comm_wait(comm, sum, error);
 }
 
 // The values of a rank: of many magnitudes, so that the order of a sum shows, and with the odd cases of each type.
-static void make_values(void* out, CommType type, size_t n, size_t rank) {
+static void make_values(void* out, Dtype type, size_t n, size_t rank) {
     for (size_t i = 0; i < n; i++) {
         Random4 r = random4(rank + 1, RANDOM_TEST, (uint64_t)type, i);
         double value =
@@ -210,16 +210,16 @@ static void make_values(void* out, CommType type, size_t n, size_t rank) {
         if (i % 101 == 18) value *= 0x1p-130;                                   // subnormal in float
         if (i % 101 == 19) value = rank % 2 ? -65504.0 : 65504.0;               // sums overflow in fp16
         if (i % 101 == 20) value = rank == 0 ? (double)INFINITY : value;
-        if (type == COMM_BYTES) ((uint8_t*)out)[i] = (uint8_t)r.bits[2];
-        else if (type == COMM_INT64) ((uint64_t*)out)[i] = (uint64_t)r.bits[2] << 32 | r.bits[3];
-        else if (type == COMM_FLOAT) ((float*)out)[i] = (float)value;
-        else if (type == COMM_BF16) ((uint16_t*)out)[i] = bf16_from_float((float)value);
+        if (type == DTYPE_U8) ((uint8_t*)out)[i] = (uint8_t)r.bits[2];
+        else if (type == DTYPE_I64) ((uint64_t*)out)[i] = (uint64_t)r.bits[2] << 32 | r.bits[3];
+        else if (type == DTYPE_F32) ((float*)out)[i] = (float)value;
+        else if (type == DTYPE_BF16) ((uint16_t*)out)[i] = bf16_from_float((float)value);
         else ((uint16_t*)out)[i] = f16_from_float((float)value);
     }
 }
 
 // Element i summed one rank after the other, forwards or backwards.
-static void serial_sum(void* out, char* const* inputs, CommType type, size_t world, size_t i, bool backwards) {
+static void serial_sum(void* out, char* const* inputs, Dtype type, size_t world, size_t i, bool backwards) {
     float f = 0.0f;
     uint64_t u = 0;
     for (size_t k = 0; k < world; k++) {
@@ -227,19 +227,19 @@ static void serial_sum(void* out, char* const* inputs, CommType type, size_t wor
         float value = 0.0f;
         uint16_t half;
         uint64_t integer = 0;
-        if (type == COMM_FLOAT) memcpy(&value, x, 4);
-        if (type == COMM_BF16 || type == COMM_F16) {
+        if (type == DTYPE_F32) memcpy(&value, x, 4);
+        if (type == DTYPE_BF16 || type == DTYPE_F16) {
             memcpy(&half, x, 2);
-            value = type == COMM_BF16 ? float_from_bf16(half) : float_from_f16(half);
+            value = type == DTYPE_BF16 ? float_from_bf16(half) : float_from_f16(half);
         }
-        if (type == COMM_INT64) memcpy(&integer, x, 8);
+        if (type == DTYPE_I64) memcpy(&integer, x, 8);
         f = k == 0 ? value : f + value;
         u += integer;
     }
-    uint16_t half = type == COMM_BF16 ? bf16_from_float(f) : f16_from_float(f);
-    if (type == COMM_FLOAT) memcpy(out, &f, 4);
-    if (type == COMM_BF16 || type == COMM_F16) memcpy(out, &half, 2);
-    if (type == COMM_INT64) memcpy(out, &u, 8);
+    uint16_t half = type == DTYPE_BF16 ? bf16_from_float(f) : f16_from_float(f);
+    if (type == DTYPE_F32) memcpy(out, &f, 4);
+    if (type == DTYPE_BF16 || type == DTYPE_F16) memcpy(out, &half, 2);
+    if (type == DTYPE_I64) memcpy(out, &u, 8);
 }
 
 typedef struct {
@@ -265,7 +265,7 @@ static CommSlice cut_slice(size_t rank, const void* context) {
 
 typedef struct {
     Comm* comm;
-    CommType type;
+    Dtype type;
     size_t n, size;
     char* inputs[RANKS_MAX];  // (n) of each rank
     char *work, *expected;    // (n + GUARD elements)
@@ -350,7 +350,7 @@ static void test_copies(Bench* b) {
     }
 }
 
-static void test_length(Comm* comm, CommType type, size_t n) {
+static void test_length(Comm* comm, Dtype type, size_t n) {
     Bench b = {comm, type, n, dtype_bytes(type), {NULL}, NULL, NULL};
     size_t bytes = (n + GUARD) * b.size, differ = 0;
     for (size_t p = 0; p < comm->world; p++) {
@@ -359,16 +359,16 @@ static void test_length(Comm* comm, CommType type, size_t n) {
     }
     b.work = (char*)allocate(bytes);
     b.expected = (char*)allocate(bytes);
-    if (type != COMM_BYTES) test_sums(&b);
+    if (type != DTYPE_U8) test_sums(&b);
     test_copies(&b);
     // Would another order have been noticed?
-    for (size_t k = 0; k < n && type != COMM_BYTES; k++) {
+    for (size_t k = 0; k < n && type != DTYPE_U8; k++) {
         char forwards[8], backwards[8];
         serial_sum(forwards, b.inputs, type, comm->world, k, false);
         serial_sum(backwards, b.inputs, type, comm->world, k, true);
         differ += memcmp(forwards, backwards, b.size) != 0;
     }
-    if (n >= 1000 && comm->world > 2 && type == COMM_FLOAT)
+    if (n >= 1000 && comm->world > 2 && type == DTYPE_F32)
         expect(differ > n / 100, "values whose sum depends on the order");
     for (size_t p = 0; p < comm->world; p++) free(b.inputs[p]);
     free(b.work);
@@ -377,16 +377,16 @@ static void test_length(Comm* comm, CommType type, size_t n) {
 
 static void test_collectives(Comm* comm) {
     static const size_t lengths[] = {0, 1, 2, 7, 1000, 100003};
-    static const CommType types[] = {COMM_BYTES, COMM_INT64, COMM_FLOAT, COMM_BF16, COMM_F16};
+    static const Dtype types[] = {DTYPE_U8, DTYPE_I64, DTYPE_F32, DTYPE_BF16, DTYPE_F16};
     for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++)
         for (size_t t = 0; t < sizeof types / sizeof types[0]; t++) test_length(comm, types[t], lengths[i]);
     // Several chunks in a sum: of all types, and not a whole number of them.
-    test_length(comm, COMM_BF16, 300001);
-    test_length(comm, COMM_INT64, 300001);
+    test_length(comm, DTYPE_BF16, 300001);
+    test_length(comm, DTYPE_I64, 300001);
     Error error;
     expect(comm_barrier(comm, &error), "barrier");
     float nan = comm->rank == 0 ? NAN : 1.0f;
-    expect(all_reduce(comm, &nan, 1, COMM_FLOAT, &error) && isnan(nan), "NaN in a sum");
+    expect(all_reduce(comm, &nan, 1, DTYPE_F32, &error) && isnan(nan), "NaN in a sum");
 }
 
 // Each rank's part is `good` or fails with its own `text`; expected: the sentence that all have then, or NULL.
@@ -462,10 +462,10 @@ static void test_many(Comm* comm) {
         }
         size_t from = (size_t)i % comm->world;
         float* x = reals[i];
-        if (i % 3 == 0) requests[i] = start_sum(comm, integers[i], LENGTH, COMM_INT64);
+        if (i % 3 == 0) requests[i] = start_sum(comm, integers[i], LENGTH, DTYPE_I64);
         else if (i % 3 == 1)
-            requests[i] = comm_start(comm, COMM_BROADCAST, COMM_FLOAT, x, x, LENGTH, from, NULL, NULL);
-        else requests[i] = comm_start(comm, COMM_BARRIER, COMM_BYTES, NULL, NULL, 0, 0, NULL, NULL);
+            requests[i] = comm_start(comm, COMM_BROADCAST, DTYPE_F32, x, x, LENGTH, from, NULL, NULL);
+        else requests[i] = comm_start(comm, COMM_BARRIER, DTYPE_U8, NULL, NULL, 0, 0, NULL, NULL);
     }
     for (int i = 0; i < MANY; i++) {
         int j = i * 7 % MANY;  // 7 and MANY share no factor: each once
@@ -488,14 +488,14 @@ static void test_statistics(Comm* comm) {
         CommSlice own = comm_even_slice(comm->rank, N, n);
         size_t length = own.end - own.first;
         CommStatistics before = comm_statistics(comm);
-        expect(all_reduce(comm, data, n, COMM_FLOAT, &error), "all_reduce");
+        expect(all_reduce(comm, data, n, DTYPE_F32, &error), "all_reduce");
         CommStatistics after = comm_statistics(comm);
         expect(after.bytes_sent - before.bytes_sent == sizeof(float) * ((n - length) + (N - 1) * length),
               "bytes sent of an all_reduce");
-        comm_all_gather(comm, data, n, COMM_FLOAT, NULL, NULL, &error);
+        comm_all_gather(comm, data, n, DTYPE_F32, NULL, NULL, &error);
         CommStatistics later = comm_statistics(comm);
         expect(later.bytes_sent - after.bytes_sent == sizeof(float) * (N - 1) * length, "bytes sent of an all_gather");
-        comm_broadcast(comm, data, n, COMM_FLOAT, 0, &error);
+        comm_broadcast(comm, data, n, DTYPE_F32, 0, &error);
         size_t sent = comm->rank == 0 ? sizeof(float) * n * (N - 1) : 0;
         expect(comm_statistics(comm).bytes_sent - later.bytes_sent == sent, "bytes sent of a broadcast");
     }
@@ -525,13 +525,13 @@ static void test_overlap(Comm* comm) {
     setenv("LLMTRAIN_TEST_FAULT", fault, 1);
     fault_step(comm->rank, 0);
     for (int i = 0; i < REQUESTS; i++)
-        requests[i] = start_sum(comm, data[i], 1000, COMM_FLOAT);
+        requests[i] = start_sum(comm, data[i], 1000, DTYPE_F32);
     while (count_finished(comm) < finished + REQUESTS && now_ms() < deadline) busy(1);
     expect(count_finished(comm) == finished + REQUESTS, "communication goes on under a computation");
     for (int i = 0; i < REQUESTS; i++) expect(comm_wait(comm, requests[i], &error), "a delayed request");
     double before = comm_statistics(comm).waited_ms;
     for (int i = 0; i < REQUESTS; i++)
-        expect(all_reduce(comm, data[i], 1000, COMM_FLOAT, &error), "a delayed request");
+        expect(all_reduce(comm, data[i], 1000, DTYPE_F32, &error), "a delayed request");
     // All of it, but for what passes between a call's start and its wait on a busy machine.
     double waited = comm_statistics(comm).waited_ms - before;
     bool at_once = comm->world == 1;  // there a start has done all, and there is nothing to wait for
@@ -627,7 +627,7 @@ static const LaunchCase launch_cases[] = {
 };
 
 // `found` with * standing for any port of the range that is derived from a job's name.
-static bool launch_matches(const CommLaunch* l, const char* found) {
+static bool launch_matches(const Launch* l, const char* found) {
     char text[512], port_text[32], local[32] = "";
     if (l->world == 1) return l->rank == 0 && l->listener < 0 && strcmp(l->launcher, found) == 0;
     if (l->mpi && l->address[0] == 0) {  // MPI knows where the ranks meet
@@ -636,7 +636,7 @@ static bool launch_matches(const CommLaunch* l, const char* found) {
     }
     bool derived = strstr(found, ":*") && l->port >= 20000 && l->port < 32000;
     snprintf(port_text, sizeof port_text, "%zu", l->port);
-    if (l->local_rank != COMM_UNKNOWN) snprintf(local, sizeof local, " %zu", l->local_rank);
+    if (l->local_rank != LAUNCH_UNKNOWN) snprintf(local, sizeof local, " %zu", l->local_rank);
     snprintf(text, sizeof text, "%s %s:%s %s%s", l->launcher, l->address, derived ? "*" : port_text, l->run, local);
     return strcmp(text, found) == 0;
 }
@@ -645,53 +645,53 @@ static void test_launch(void) {
     for (size_t i = 0; i < COUNT_OF(launch_cases); i++) {
         const LaunchCase* c = &launch_cases[i];
         char variables[512];
-        CommLaunch launch;
+        Launch launch;
         Error error = {"", ERROR_WORLD, false};
         environment_clear();
         snprintf(variables, sizeof variables, "%s", c->variables);
         for (char* at = variables; (at = strchr(at, ' ')) != NULL;) *at = '|';
         environment_set(variables);
-        bool good = comm_find(&launch, &error), ok;
+        bool good = launch_find(&launch, &error), ok;
         if (c->found == NULL)
             ok = !good && strstr(error.text, c->words) && (!c->more_words || strstr(error.text, c->more_words));
         else ok = good && launch.rank == c->rank && launch.world == c->world && launch_matches(&launch, c->found);
         expect(ok, "%s: %s", c->variables[0] ? c->variables : "no variables", good ? launch.launcher : error.text);
     }
-    CommLaunch launch;
+    Launch launch;
     Error error;
     environment_clear();
     environment_set("RANK=0|WORLD_SIZE=2|MASTER_ADDR=127.0.0.1|MASTER_PORT=7");
-    expect(!comm_spawn(&launch, 3, &error) && strstr(error.text, "torchrun has started 2 ranks already"),
+    expect(!launch_fork(&launch, 3, &error) && strstr(error.text, "torchrun has started 2 ranks already"),
            "forked ranks under a launcher");
     environment_clear();
-    expect(!comm_spawn(&launch, 0, &error) && strstr(error.text, "0 ranks were asked for"), "0 forked ranks");
-    expect(!comm_spawn(&launch, 65537, &error) && strstr(error.text, "65537 ranks were asked for; give 1 to 65536"),
+    expect(!launch_fork(&launch, 0, &error) && strstr(error.text, "0 ranks were asked for"), "0 forked ranks");
+    expect(!launch_fork(&launch, 65537, &error) && strstr(error.text, "65537 ranks were asked for; give 1 to 65536"),
            "too many forked ranks");
-    expect(comm_spawn(&launch, 1, &error) && launch.world == 1 && comm_reap(&launch, "test_comm", 3, 0, &error) == 3,
+    expect(launch_fork(&launch, 1, &error) && launch.world == 1 && launch_reap(&launch, "test_comm", 3, 0, &error) == 3,
            "1 forked rank");
     verdict("variables of launchers");
 }
 
 // No process may be forked: what was begun is released.
 static void expect_no_spawn(void) {
-    CommLaunch launch;
+    Launch launch;
     Error error;
     struct rlimit before, none;
     need(getrlimit(RLIMIT_NPROC, &before) == 0, "the limit on processes");
     none = before;
     none.rlim_cur = 0;
     need(setrlimit(RLIMIT_NPROC, &none) == 0 && (geteuid() != 0 || setuid(65534) == 0), "a limit on processes");
-    expect(!comm_spawn(&launch, 3, &error) && strstr(error.text, "cannot start rank 1 of 3"), "cannot fork");
-    expect(comm_reap(&launch, "test_comm", 3, 0, &error) == 3 && launch.listener == -1, "nothing is left of it");
+    expect(!launch_fork(&launch, 3, &error) && strstr(error.text, "cannot start rank 1 of 3"), "cannot fork");
+    expect(launch_reap(&launch, "test_comm", 3, 0, &error) == 3 && launch.listener == -1, "nothing is left of it");
     need(setrlimit(RLIMIT_NPROC, &before) == 0 && prctl(PR_SET_DUMPABLE, 1) == 0, "what the leak sanitizer needs");
 }
 
-// Ranks forked by comm_spawn, from a process of its own: what its rank 2 does, and what comm_reap makes of it.
+// Ranks forked by launch_fork, from a process of its own: what its rank 2 does, and what launch_reap makes of it.
 enum { SPAWN_WELL, SPAWN_CODE, SPAWN_KILLED, SPAWN_STOPPED, SPAWN_REPORTS, SPAWN_PARENT_DIES, SPAWN_ABSENT, SPAWN_REFUSED,
        SPAWNS };
 static const struct {
     const char* name;
-    int code;               // of comm_reap
+    int code;               // of launch_reap
     const char* words;      // its error, which is also reported where no rank has reported anything
 } spawn_cases[SPAWNS] = {
     {"forked ranks", 0, ""},
@@ -733,7 +733,7 @@ static void expect_report(FILE* file) {
 }
 
 static void body_spawn(size_t unused) {
-    CommLaunch launch;
+    Launch launch;
     Comm comm;
     Error error;
     char sentence[1024];
@@ -745,14 +745,14 @@ static void body_spawn(size_t unused) {
     }
     FILE* printed = tmpfile();
     need(printed && dup2(fileno(printed), STDERR_FILENO) >= 0, "a file for standard error");
-    need(comm_spawn(&launch, 3, &error), "forked ranks: %s", error.text);
+    need(launch_fork(&launch, 3, &error), "forked ranks: %s", error.text);
     forked[launch.rank] = getpid();
     if (launch.rank == 2 && spawn_kind == SPAWN_ABSENT) raise(SIGKILL);
     double began = now_ms();
     bool good = comm_open(&comm, &launch, LONG_MS, &error);
     int64_t sum = (int64_t)launch.rank + 1;
     if (spawn_kind != SPAWN_ABSENT) {
-        good = good && all_reduce(&comm, &sum, 1, COMM_INT64, &error) && sum == 6 && comm.local_rank == comm.rank &&
+        good = good && all_reduce(&comm, &sum, 1, DTYPE_I64, &error) && sum == 6 && comm.local_rank == comm.rank &&
                comm.local_world == 3;
         if (good) comm_close(&comm);
         if (launch.rank == 0) expect(good, "forked ranks connect");
@@ -771,7 +771,7 @@ static void body_spawn(size_t unused) {
     if (launch.rank > 0) exit(0);
     began = now_ms();
     double grace_ms = spawn_kind == SPAWN_STOPPED ? 2000 : LONG_MS;
-    int code = comm_reap(&launch, "test_comm", spawn_kind == SPAWN_ABSENT, grace_ms, &error);
+    int code = launch_reap(&launch, "test_comm", spawn_kind == SPAWN_ABSENT, grace_ms, &error);
     expect(code == spawn_cases[spawn_kind].code && strstr(error.text, spawn_cases[spawn_kind].words) &&
                (code != 0) == (error.text[0] != 0), "exit code %d, and: %s", code, error.text);
     expect(now_ms() - began < grace_ms + SLACK_MS, "in time");
@@ -1086,7 +1086,7 @@ static void body_fault_between(size_t rank) {
     }
     // The last one computes first: the rest ends before it asks, and must not be blamed.
     if (rank == 3) busy(300);
-    good = good && all_reduce(&comm, &x, 1, COMM_INT64, &error);
+    good = good && all_reduce(&comm, &x, 1, DTYPE_I64, &error);
     outcome(good, &error);
     comm_close(&comm);
 }
@@ -1103,7 +1103,7 @@ static void body_fault_inside(size_t rank) {
     bool good = comm_barrier(&comm, &error);
     if (rank == odd_rank) arm();
     for (double end = now_ms() + 4 * timeout_ms; good && now_ms() < end;) {
-        for (size_t i = 0; i < REQUESTS; i++) requests[i] = start_sum(&comm, data + i * LENGTH, LENGTH, COMM_FLOAT);
+        for (size_t i = 0; i < REQUESTS; i++) requests[i] = start_sum(&comm, data + i * LENGTH, LENGTH, DTYPE_F32);
         for (size_t i = 0; i < REQUESTS; i++) good = comm_wait(&comm, requests[i], &error);
     }
     outcome(good, &error);
@@ -1122,7 +1122,7 @@ static void body_late_for_fault(size_t rank) {
 
 // Rank 1 dies when all have received the table; rank 2 connects to it so late that rank 0 has gone too.
 static void body_gone_after_table(size_t rank) {
-    CommLaunch launch;
+    Launch launch;
     Comm comm;
     CommRendezvous r;
     Error error;
@@ -1132,7 +1132,7 @@ static void body_gone_after_table(size_t rank) {
     }
     memset(&comm, 0, sizeof comm);
     memset(&r, 0, sizeof r);
-    need(comm_find(&launch, &error), "%s", error.text);
+    need(launch_find(&launch, &error), "%s", error.text);
     comm.rank = launch.rank;
     comm.world = launch.world;
     comm.timeout_ms = timeout_ms;
@@ -1232,7 +1232,7 @@ static const struct {
     {"rank 1 names another root", "broadcast of 40 int64 from rank 1 (operation 1)"},
     {"rank 1 has other slices", "with other slices"},
     {"rank 1 calls one more", "rank 1 called barrier (operation 1)"},
-    {"a sum of bytes", "bytes are not summed"},
+    {"a sum of bytes", "that type is not summed"},
     {"slices that overlap", "with the slice [1, 41) for rank 1"},
     {"a root that is no rank", "there is no such rank"},
 };
@@ -1261,17 +1261,17 @@ static void body_call(size_t rank) {
     if (odd && call_kind == CALL_LATE) sleep_ms(2 * timeout_ms);
     if (odd && call_kind == CALL_LENGTH) n = 41;
     if (odd && call_kind == CALL_LARGE) n = 1000;
-    CommType type = COMM_INT64;
-    if (odd && call_kind == CALL_TYPE) type = COMM_FLOAT;
-    if (call_kind == CALL_SUM_OF_BYTES) type = COMM_BYTES;
-    if (odd && call_kind == CALL_MORE) comm_start(&comm, COMM_BARRIER, COMM_BYTES, NULL, NULL, 0, 0, NULL, NULL);
+    Dtype type = DTYPE_I64;
+    if (odd && call_kind == CALL_TYPE) type = DTYPE_F32;
+    if (call_kind == CALL_SUM_OF_BYTES) type = DTYPE_U8;
+    if (odd && call_kind == CALL_MORE) comm_start(&comm, COMM_BARRIER, DTYPE_U8, NULL, NULL, 0, 0, NULL, NULL);
     if (call_kind == CALL_ROOT || call_kind == CALL_BAD_ROOT)
-        good = comm_broadcast(&comm, data, n, COMM_INT64, call_kind == CALL_BAD_ROOT ? 3 : odd, &error);
+        good = comm_broadcast(&comm, data, n, DTYPE_I64, call_kind == CALL_BAD_ROOT ? 3 : odd, &error);
     else if (call_kind == CALL_SLICES)
-        good = comm_all_gather(&comm, data, n, COMM_INT64, odd ? cut_slice : NULL, &cut, &error);
+        good = comm_all_gather(&comm, data, n, DTYPE_I64, odd ? cut_slice : NULL, &cut, &error);
     else if (call_kind == CALL_BAD_SLICES)
-        good = comm_all_gather(&comm, data, n, COMM_INT64, odd ? bad_slice : NULL, &n, &error);
-    else if (odd && call_kind == CALL_OPERATION) good = comm_broadcast(&comm, data, n, COMM_INT64, 0, &error);
+        good = comm_all_gather(&comm, data, n, DTYPE_I64, odd ? bad_slice : NULL, &n, &error);
+    else if (odd && call_kind == CALL_OPERATION) good = comm_broadcast(&comm, data, n, DTYPE_I64, 0, &error);
     else good = all_reduce(&comm, data, n, type, &error);
     outcome(good, &error);
     Error again;
@@ -1369,7 +1369,7 @@ static void body_computes(size_t rank) {
     if (rank == 1) busy(2.5 * timeout_ms);
     set_stage(2);
     need(reach_stage(3, 2), "the other ranks have computed");
-    bool good = all_reduce(&comm, &sum, 1, COMM_INT64, &error) && sum == 3;
+    bool good = all_reduce(&comm, &sum, 1, DTYPE_I64, &error) && sum == 3;
     outcome(good, &error);
     comm_close(&comm);
 }
@@ -1419,7 +1419,7 @@ static void body_throttled(size_t rank) {
     fault_step(rank, 0);
     need(pthread_create(&thread, NULL, end_throttling, NULL) == 0, "a thread");
     double began = now_ms();
-    outcome(comm_broadcast(&comm, data, n, COMM_BYTES, 0, &error), &error);
+    outcome(comm_broadcast(&comm, data, n, DTYPE_U8, 0, &error), &error);
     expect(now_ms() - began > 3 * timeout_ms, "a transfer of %.0f ms", now_ms() - began);
     pthread_join(thread, NULL);
     comm_close(&comm);
@@ -1434,7 +1434,7 @@ static void body_suspended(size_t rank) {
     open_or_end(&comm, timeout_ms);
     set_stage(2);
     while (rank == 2 && __atomic_load_n(&reports[RANKS_MAX].stage, __ATOMIC_SEQ_CST) == 0) sleep_ms(1);
-    bool good = all_reduce(&comm, &sum, 1, COMM_INT64, &error) && sum == 3;
+    bool good = all_reduce(&comm, &sum, 1, DTYPE_I64, &error) && sum == 3;
     outcome(good, &error);
     comm_close(&comm);
 }
@@ -1489,7 +1489,7 @@ static void body_abort(size_t rank) {
     if (with_thread) need(pthread_create(&thread, NULL, abort_later, &comm) == 0, "starting a thread");
     for (int round = 0; good; round++) {
         for (size_t i = 0; i < REQUESTS; i++)
-            requests[i] = start_sum(&comm, data + i * LENGTH, LENGTH >> 5 * i, COMM_FLOAT);
+            requests[i] = start_sum(&comm, data + i * LENGTH, LENGTH >> 5 * i, DTYPE_F32);
         if (odd && abort_kind == ABORT_IN_FLIGHT && round == 1) comm_abort(&comm, reason);
         for (size_t i = 0; i < REQUESTS; i++) good = comm_wait(&comm, requests[i], &error);
     }
@@ -1584,7 +1584,7 @@ static void run_lanes(void) {
 }
 
 // As one of the ranks of a launcher: the collectives; rank 0 prints what all ranks found.
-static int run_launched(const CommLaunch* launch) {
+static int run_launched(const Launch* launch) {
     Comm comm;
     Error error;
     snprintf(case_name, sizeof case_name, "%s", launch->launcher);
@@ -1605,7 +1605,7 @@ static int run_launched(const CommLaunch* launch) {
 }
 
 int main(int argc, char** argv) {
-    CommLaunch launch;
+    Launch launch;
     Error error;
     Flag flags[] = {{"timeout", FLAG_REAL, &timeout_ms, "MS", 100, 60000,
                      "timeout of the cases in which something is to fail", false}};
@@ -1615,7 +1615,7 @@ int main(int argc, char** argv) {
         return 2;
     }
     share_reports();
-    if (comm_find(&launch, &error) && strcmp(launch.launcher, "none") != 0) return run_launched(&launch);
+    if (launch_find(&launch, &error) && strcmp(launch.launcher, "none") != 0) return run_launched(&launch);
     environment_clear();
     run_lanes();
     return tests_end();

@@ -48,10 +48,10 @@ static struct {
 // ------------------------------------------------------------------------------------------------
 // Jobs: a run of the program by one or more ranks
 
-typedef enum { FORKED, BY_HAND, MPIRUN } Launch;  // --ranks N; one process per rank, with RANK and so on; mpirun
+typedef enum { FORKED, BY_HAND, MPIRUN } Starter;  // --ranks N; one process per rank, with RANK and so on; mpirun
 
 typedef struct {
-    Launch launch;
+    Starter launch;
     const char* program;
     size_t world;
     size_t started;             // BY_HAND: ranks that are started; 0: all
@@ -63,7 +63,7 @@ typedef struct {
 } Task;
 
 // Where nothing is odd; a, b, c are arguments, or NULL.
-static Task task_of(Launch launch, const char* program, size_t world, const char* a, const char* b, const char* c) {
+static Task task_of(Starter launch, const char* program, size_t world, const char* a, const char* b, const char* c) {
     Task task = {launch, program, world, 0, RANKS_MAX, NULL, NULL, NULL, {a, b, c}, 0};
     return task;
 }
@@ -183,7 +183,7 @@ static const Shape SHAPES[] = {
 enum { GPT2, LLAMA, ODD, SHAPE_COUNT };
 
 // Trains into the directory `name`, unless it is there and is not to be resumed.
-static bool run_make(const char* name, const char* program, Launch launch, size_t world, const char* shape,
+static bool run_make(const char* name, const char* program, Starter launch, size_t world, const char* shape,
                      const char* more) {
     Job job;
     char out[256];
@@ -462,7 +462,7 @@ static void test_resume(void) {
 // ------------------------------------------------------------------------------------------------
 // Launchers
 
-static void expect_launch(const char* what, const char* program, Launch launch, size_t world) {
+static void expect_launch(const char* what, const char* program, Starter launch, size_t world) {
     char forked[64], name[64];
     bool good = run_usual(forked, GPT2, world, 2);
     snprintf(name, sizeof name, "launch-%d-%d-%zu", (int)launch, program == test.train_mpi, world);
@@ -825,7 +825,7 @@ static void test_faults(void) {
 
 typedef struct {
     const char* name;
-    Launch launch;
+    Starter launch;
     size_t world, started;
     int exit_code;                // of every rank; 0: 1 or 2
     const char *arguments, *odd_arguments, *odd_variables, *variables;

@@ -23,7 +23,7 @@ static const size_t ROWS[BUCKETS] = {37, 9, 8, 24, 31}, COLS = 24;
 
 // A rank of a case, with a flat vector of its own.
 typedef struct {
-    CommLaunch launch;
+    Launch launch;
     Comm comm;
     Parameters parameters;
     MemoryPlan plan;
@@ -35,7 +35,7 @@ static void rank_open(Rank* r, size_t world, size_t stage, ReduceKind reduce) {
     FlatOptions holds = {.training = true, .optimizer = OPTIMIZER_ADAMW};
     Error error;
     memset(r, 0, sizeof *r);
-    need(comm_spawn(&r->launch, world, &error), "%s", error.text);
+    need(launch_fork(&r->launch, world, &error), "%s", error.text);
     need(comm_open(&r->comm, &r->launch, TIMEOUT_MS, &error), "%s", error.text);
     RankOptions options = {&r->comm, r->comm.rank, world, r->comm.rank, stage, reduce};
     need(parameters_allocate(&r->parameters, BUCKETS, &error), "%s", error.text);
@@ -65,7 +65,7 @@ static void rank_close(Rank* r) {
     parameters_free(&r->parameters);
     comm_close(&r->comm);
     if (r->launch.rank > 0) exit(0);
-    need(comm_reap(&r->launch, "test_zero", 0, LIMIT_MS, &error) == 0, "%s", error.text);
+    need(launch_reap(&r->launch, "test_zero", 0, LIMIT_MS, &error) == 0, "%s", error.text);
 }
 
 typedef struct {
