@@ -130,8 +130,9 @@ typedef struct {
 } Supervised;
 
 // Runs supervise_main in a process of its own with these words, in which SELF stands for this program, TRAIN for the
-// trainer and SUPERVISE for the supervisor; a command that begins with TRAIN or SUPERVISE is run as it stands. Standard
-// error goes to a file, standard output to another, or to a pipe.
+// trainer and SUPERVISE for the supervisor; a command that begins with TRAIN or SUPERVISE is run as it stands. With
+// COMPANY first the supervisor has a child that the command has not started. Standard error goes to a file, standard
+// output to another, or to a pipe.
 static Supervised supervised_start(const char* text, bool piped) {
     static Words words;
     Supervised s = {0, -1, now_ms(), NAN, -1};
@@ -148,6 +149,13 @@ static Supervised supervised_start(const char* text, bool piped) {
     int out = piped ? ends[1] : open("stdout", O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
     int err = open("stderr", O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
     need(dup2(out, STDOUT_FILENO) >= 0 && dup2(err, STDERR_FILENO) >= 0, "dup2");
+    bool company = strncmp(text, "COMPANY ", 8) == 0;
+    if (company) text += 8;
+    if (company && fork() == 0) {
+        trace("ready", "");
+        sleep_ms(CASE_MS);
+        _exit(0);
+    }
     bool whole = strncmp(text, "TRAIN ", 6) == 0 || strncmp(text, "SUPERVISE ", 10) == 0;
     words_add(&words, whole ? "" : "supervise ");
     words_add(&words, text);
@@ -264,6 +272,12 @@ static void act_await(const char* path, uint64_t step, double ms) {
 static volatile sig_atomic_t act_signal;
 static void act_handler(int number) { act_signal = number; }
 
+static void act_asked(int number) {
+    (void)number;
+    trace("asked", "");
+    _exit(0);
+}
+
 // Works until a signal comes, and then says that it has saved.
 static int act_preempted(void) {
     signal(SIGTERM, act_handler);
@@ -378,6 +392,7 @@ static int act(char** words) {
         else if (IS("kill")) trace("death", ""), raise(SIGKILL);
         else if (IS("stop")) trace("stop", ""), raise(SIGSTOP);
         else if (IS("ignore")) signal(SIGTERM, SIG_IGN);
+        else if (IS("asks")) signal(SIGTERM, act_asked);
         else if (IS("follow")) prctl(PR_SET_PDEATHSIG, SIGKILL);
         else if (IS("clock")) act_clock(attempt);
         else if (IS("deaf")) act_deaf();
@@ -430,9 +445,10 @@ static const Case* this_case;
 // What a case expects in addition to its exit code; see failure_check for the last.
 //   starts N                  so many starts of the command
 //   event N NAME              so many events
-//   trace NAME I MORE         the I-th line of this name (from 0)
+//   traces N NAME             so many lines of this name in the trace
+//   trace NAME I MORE         the I-th of them (from 0)
 //   ms A I B J LOWEST HIGHEST between two lines of the trace, with slack
-//   says TEXT                 standard error of the supervisor
+//   says TEXT, logs TEXT      in standard error of the supervisor, in events.jsonl
 //   failure N                 the post-mortem of which the following are
 //   KEY VALUE                 what it has
 static void case_expect(Json* json, const char* text) {
@@ -443,11 +459,14 @@ static void case_expect(Json* json, const char* text) {
     if (sscanf(text, "starts %zu", &count) == 1)
         check_between((double)trace_count("start"), (double)count, (double)count, text);
     else if (sscanf(text, "event %zu %n", &count, &at) == 1) check_case(events_count(text + at) == count, text);
+    else if (sscanf(text, "traces %zu %31s", &count, a) == 2)
+        check_between((double)trace_count(a), (double)count, (double)count, text);
     else if (sscanf(text, "trace %31s %zu %n", a, &i, &at) == 2)
         check_case(trace_find(a, i, NULL, NULL, more) && strcmp(more, text + at) == 0, text);
     else if (sscanf(text, "ms %31s %zu %31s %zu %lf %lf", a, &i, b, &j, &lowest, &highest) == 6)
         check_between(trace_ms(b, j) - trace_ms(a, i), lowest, highest + slack_ms, text);
     else if (strncmp(text, "says ", 5) == 0) check_text(file_text("stderr"), text + 5);
+    else if (strncmp(text, "logs ", 5) == 0) check_text(file_text("events.jsonl"), text + 5);
     else if (sscanf(text, "failure %d", &number) == 1) {
         json_free(json);
         if (!failure_read(json, number)) memset(json, 0, sizeof *json);
@@ -507,6 +526,11 @@ static void orphaned_also(void) {
     await(is_traced, "saved", 0);
     bool found = trace_find("start", 0, NULL, NULL, heartbeats);
     check_case(found && unlink(heartbeats) == 0, "its heartbeats can be removed");
+}
+
+static void company_also(void) {
+    pid_t pid = (pid_t)trace_pid("ready", 0);
+    check_case(pid > 0 && kill(pid, SIGKILL) == 0, "what the command has not started is left alone");
 }
 
 static void vanished_before(void) { need(symlink(self_path, "vanishing") == 0, "symlink"); }
@@ -751,11 +775,12 @@ static const Case CASES[] = {
      EXPECT("ms death 0 start 1 2000 4000"), .also = deaf_also},
 
     // Hangs.
-    {"stopped", "--timeout 1 --out . -- SELF act times=1 ranks=2 0:on=31 steps=31 collective=reduce_scatter stop", 0,
-     EXPECT("ms stop 0 start 1 1000 2000", "failure 1", "kind hang", "rank 1", "phase collective", "step 31",
-            "collective reduce_scatter", "signal null", "exit_code null", "0.alive true", "1.alive true", "1.state T",
-            "1.age_seconds 1 to 2", "0.age_seconds 0 to 0.5", "what ~sent its last heartbeat",
-            "what ~in phase collective, step 31, in reduce_scatter; it was stopped by")},
+    {"stopped", "--timeout 1 --out . -- SELF act times=1 asks ranks=2 0:on=31 steps=31 collective=reduce_scatter stop",
+     0, EXPECT("traces 0 asked", "ms stop 0 start 1 1000 2000", "failure 1", "kind hang", "rank 1",
+               "phase collective", "step 31", "collective reduce_scatter", "signal null", "exit_code null",
+               "0.alive true", "1.alive true", "1.state T", "1.age_seconds 1 to 2", "0.age_seconds 0 to 0.5",
+               "what ~sent its last heartbeat",
+               "what ~in phase collective, step 31, in reduce_scatter; it was stopped by")},
     {"clock", "--timeout 1 --out . -- SELF act times=2 ranks=1 clock", 0,
      EXPECT("starts 3", "ms stop 0 start 1 800 2000", "ms stop 1 start 2 800 2000", "failure 2", "kind hang")},
     {"absent", "--setup-timeout 1 --max-restarts 1 --out . -- SELF act alone=2 on=0", 1,
@@ -766,9 +791,11 @@ static const Case CASES[] = {
      EXPECT("starts 1")},
 
     // Restarts: with and without progress, and with fewer ranks. 3 ranks do not divide 8 micro-batches.
+    {"company", "COMPANY --out . -- SELF act await=trace hello", 0, .also = company_also},
     {"fails", "--max-restarts 3 --out . -- SELF act ranks=1 steps=3 lines exit=1", 1,
      EXPECT("starts 4", "ms start 0 start 1 0 1000", "ms start 1 start 2 500 1500", "ms start 2 start 3 1000 2000",
-            "event 4 failure", "event 1 gave up",
+            "event 4 failure", "event 1 gave up", "logs after 0.0 s; 0 consecutive failures",
+            "logs after 0.5 s; 1 consecutive failures", "logs after 1.0 s; 2 consecutive failures",
             "says gave up: 3 consecutive failures without progress; best step 3, 4 starts", "says failure_0004.json",
             "failure 4", "output #20", "progress false", "rank 0"), .also = lines_also},
     {"further", "--max-restarts 1 --out . -- SELF act ranks=1 further=3 times=4 exit=1", 0, EXPECT("starts 5")},
@@ -786,6 +813,7 @@ static const Case CASES[] = {
      EXPECT("trace saved 0 10", "starts 1", "event 1 signal", "event 1 stopped", "event 0 failure")},
     {"wrapped", "--out . -- SELF act wrapped", 75, .signal = SIGTERM,
      EXPECT("trace saved 0 15", "starts 1", "event 1 signal", "event 1 stopped", "event 0 failure")},
+    {"hung up", "--out . -- SELF act preempted", 75, .signal = SIGHUP, EXPECT("trace saved 0 15", "starts 1")},
     {"ignores", "--checkpoint-timeout 1 --out . -- SELF act ignore ranks=1 trace=ready on=1", 1, .signal = SIGTERM,
      EXPECT("ms signal 0 end 0 1000 2000", "starts 1")},
     {"orphaned", "--out . -- SELF act preempted", 128 + SIGKILL, .signal = SIGKILL, .also = orphaned_also},
@@ -1047,6 +1075,7 @@ static void test_torn_heartbeats(const Heartbeat* mapped) {
     if (writer == 0) for (uint64_t i = 1;; i++) {
         heartbeat_write(*heartbeat_state(), HEARTBEAT_STEP, i, text_of("%llu", (unsigned long long)i), false);
         for (double until = now_ms() + 1e-3; now_ms() < until;) {}
+        if (i % 16 == 0) sched_yield();  // where both share a core
     }
     bool whole = true;
     size_t different = 0;
@@ -1056,6 +1085,7 @@ static void test_torn_heartbeats(const Heartbeat* mapped) {
         if (h.counter % 2 == 1) continue;  // the writer had to pause in the middle of it
         whole = whole && strtoull(h.collective, NULL, 10) == h.step;
         different += h.step != last;
+        if (h.step == last) sched_yield();
         last = h.step;
     }
     kill(writer, SIGKILL);
@@ -1203,9 +1233,9 @@ static void test_blame(void) {
     for (size_t i = 0; i < 3; i++) views[i].seen.phase = HEARTBEAT_COLLECTIVE;
     views[0].still_ms = views[1].still_ms = 1001;
     views[2].seen.phase = HEARTBEAT_CHECKPOINT;
-    views[2].still_ms = 1500;
+    views[2].still_ms = 900;
     check_case(blames(&f, &s, 2) && !f.lost, "the one that is not in the collective");
-    check_text(f.what, "rank 0 (process 0) sent its last heartbeat 1.5 s ago in phase checkpoint; "
+    check_text(f.what, "rank 0 (process 0) sent its last heartbeat 0.9 s ago in phase checkpoint; "
                        "rank 2 (process 0) has sent no heartbeat for 1.0 s");
     views[1].seen.step = 1;
     views[0].seen.step = views[2].seen.step = 2;
@@ -1216,6 +1246,7 @@ static void test_blame(void) {
     views[0].state = 'S';
     views[0].seen.step = views[1].seen.step = views[2].seen.step = 1;
     views[2].seen.phase = HEARTBEAT_COLLECTIVE;
+    views[2].still_ms = 1500;
     check_case(blames(&f, &s, 2), "the one that has stood still the longest");
     views[2].seen.phase = HEARTBEAT_CHECKPOINT;
     views[0].still_ms = views[1].still_ms = 999;
@@ -1251,6 +1282,75 @@ static void test_blame(void) {
     check_case(supervise_absent(&s) == 0, "one did not come");
     s.world = 0;
     check_case(supervise_absent(&s) == 0, "of an unknown number nobody is missed");
+}
+
+// What is said of a command that has ended with this wait status.
+static void explain(Failure* f, Supervisor* s, int status) {
+    memset(f, 0, sizeof *f);
+    s->status = status;
+    supervise_explain_end(f, s);
+}
+
+static void test_ends(void) {
+    static Supervisor s;
+    Failure f;
+    case_name = "ends";
+    s.child = 11;
+    s.view_count = s.world = 2;
+    for (size_t i = 0; i < 2; i++) {
+        s.views[i].seen.rank = 1 - i;  // the command is rank 0, and came last
+        s.views[i].seen.pid = 10 + i;
+        s.views[i].end = -1;
+    }
+    s.views[0].ended_ms = now_ms();
+    explain(&f, &s, SIGKILL);
+    check_case(f.rank == &s.views[1] && f.lost, "of ranks that end together, the command is blamed");
+    check_text(f.what, "rank 0 (process 11) was ended by signal 9 (Killed)");
+    s.views[0].ended_ms = now_ms() - 500;
+    explain(&f, &s, SIGKILL);
+    check_case(f.rank == &s.views[0] && f.lost, "otherwise the rank that ended first");
+    check_text(f.what, "rank 1 (process 10) ended with an unknown exit code in phase setup; the command was ended by");
+    for (size_t i = 0; i < 2; i++) s.views[i].seen.closed = 1;
+    explain(&f, &s, 1 << 8);
+    check_case(!f.lost, "a command that fails has lost no rank");
+    explain(&f, &s, 137 << 8);
+    check_case(f.lost, "unless it reports a signal");
+    s.world = 3;
+    s.ranks_ms = 500;
+    explain(&f, &s, 1 << 8);
+    check_case(!f.lost, "a rank that has had no time to start is not missed");
+    s.ranks_ms = 1500;
+    explain(&f, &s, 1 << 8);
+    check_case(f.lost, "one that had is");
+    check_text(f.what, "the command ended with exit code 1; rank 2 of 3 never sent a heartbeat");
+}
+
+// How a rank has ended is seen at once, before its parent takes the exit code away.
+static void test_zombie(void) {
+    static Supervisor s;
+    Error error;
+    case_name = "zombie";
+    s.signals = s.relays[0].from = s.relays[1].from = -1;
+    s.heartbeats = heartbeats_make(s.heartbeats_path, &error);
+    need(s.heartbeats != NULL, "%s", error.text);
+    fflush(NULL);
+    pid_t parent = fork();
+    need(parent >= 0, "fork");
+    if (parent == 0) {
+        if (fork() == 0) heartbeat_open(s.heartbeats_path, 0, 1, &error);
+        for (;;) pause();
+    }
+    for (double until = now_ms() + CASE_MS / 2; s.view_count == 0 && now_ms() < until; sleep_ms(1))
+        supervise_read_ranks(&s);
+    if (check_case(s.view_count == 1, "the rank comes")) {
+        kill((pid_t)s.views[0].seen.pid, SIGKILL);
+        supervise_poll(&s, CASE_MS / 2);
+        check_case(s.views[0].ended_ms > 0, "its end wakes the supervisor");
+        check_case(s.views[0].status == SIGKILL, "and is known");
+    }
+    kill(parent, SIGKILL);
+    waitpid(parent, NULL, 0);
+    check_case(supervise_end_all(&s), "nothing is left of it");
 }
 
 // A process that cannot be looked at is not gone.
@@ -1406,6 +1506,8 @@ int main(int argc, char** argv) {
     test_events();
     test_commands();
     test_blame();
+    test_ends();
+    test_zombie();
     test_unseen();
     test_tail();
     case_name = "in the end";
