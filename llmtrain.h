@@ -885,48 +885,6 @@ static inline void model_generate(Model* model, int32_t* tokens, Candidate* cand
     model->dropout = dropout;
 }
 
-// Writes samples of a model's text.
-typedef struct {
-    const char* prompt;
-    SamplingOptions options;
-    Tokenizer tokenizer;
-    int32_t* text;            // (size) the prompt and what follows
-    size_t size;
-    Candidate* candidates;    // (V)
-} Sampler;
-
-// Text is read and written as bytes, so the vocabulary must be theirs.
-static inline bool sampler_open(Sampler* s, const char* prompt, size_t tokens, const SamplingOptions* o, size_t V,
-                                Error* error) {
-    memset(s, 0, sizeof *s);
-    s->prompt = prompt;
-    s->options = *o;
-    s->tokenizer = tokenizer_of_bytes();
-    s->size = strlen(prompt) + tokens;
-    if ((size_t)s->tokenizer.vocabulary != V)
-        return fail(error, "the model's vocabulary is %zu, but text is read and written as bytes, of which there are %d; "
-                    "sample from a model of bytes", V, s->tokenizer.vocabulary);
-    s->text = (int32_t*)allocate(s->size * sizeof(int32_t));
-    s->candidates = (Candidate*)allocate(V * sizeof(Candidate));
-    return (s->text && s->candidates) || fail(error, "out of memory for %zu tokens of text; make --tokens smaller", s->size);
-}
-
-// Writes the prompt and its continuation. Every sample uses the same random numbers, so that the samples of a run show how
-// the model changes.
-static inline void sampler_write(Sampler* s, Model* model, FILE* out) {
-    size_t known = tokenizer_encode(s->text, &s->tokenizer, s->prompt, strlen(s->prompt));
-    fputs(s->prompt, out);
-    model_generate(model, s->text, s->candidates, out, &s->tokenizer, &s->options, known, s->size);
-    fputc('\n', out);
-    fflush(out);
-}
-
-static inline void sampler_close(Sampler* s) {
-    free(s->text);
-    free(s->candidates);
-    memset(s, 0, sizeof *s);
-}
-
 // ------------------------------------------------------------------------------------------------
 // 10. Checkpoints
 

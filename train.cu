@@ -13,6 +13,7 @@
 // console, the log and the manifests.
 
 #include "llmtrain.h"
+#include "llmtrain/generate.h"
 #include "llmtrain/plan.h"
 #include "llmtrain/run.h"
 
@@ -22,148 +23,112 @@
 // Flags
 
 typedef struct {
-    const char *data, *val, *model, *prompt;
+    const char *data, *val, *model;
     bool plan, master_weights, tf32;
     Config config;                // as far as flags give it
-    RunOptions run;
     uint64_t batch, seq, total_batch, seed, threads;
     Schedule schedule;
     OptimizerOptions optimizer;
     GuardOptions guard;
-    SamplingOptions sampling;
-    uint64_t val_every, val_windows, val_overlap, sample_every, log_every, tokens;
+    double dropout, timeout, memory, peak_tflops;
     uint64_t ranks, zero;
     int reduce;                   // 0: auto; otherwise ReduceKind + 1
-    double dropout, timeout, memory, peak_tflops;
+    uint64_t val_every, val_windows, val_overlap, sample_every, log_every;
+    Sampler sampler;              // its flags are in generate.h,
+    RunOptions run;               // and these in run.h
 } Options;
-
-// A row sets the default and says what the flag means to a resumed run: FLAG_FREE, FLAG_LOCAL, or 0 if it changes what the run
-// computes (flags.h).
-#define HEADING(text) {NULL, FLAG_TEXT, NULL, NULL, 0, 0, text, 0}
-#define ROW(name, kind, member, initial, what, low, high, marks, help) \
-    {name, kind, (o->member = (initial), &o->member), what, low, high, help, marks}
-#define TEXT(name, member, initial, what, marks, help) ROW(name, FLAG_TEXT, member, initial, what, 0, 0, marks, help)
-#define COUNT(name, member, initial, low, high, marks, help) \
-    ROW(name, FLAG_COUNT, member, initial, "N", low, high, marks, help)
-#define REAL(name, member, initial, low, high, marks, help) ROW(name, FLAG_REAL, member, initial, "X", low, high, marks, help)
-#define SWITCH(name, member, initial, marks, help) ROW(name, FLAG_SWITCH, member, initial, "on|off", 0, 0, marks, help)
-#define CHOICE(name, type, member, initial, choices, help) \
-    ROW(name, FLAG_CHOICE, member, (type)(initial), choices, 0, 0, 0, help)
 
 enum { FLAGS_MAX = 100 };
 
-static size_t flags_append(Flag* flags, size_t count, const Flag* rows, size_t row_count) {
-    assert(count + row_count <= FLAGS_MAX);
-    memcpy(flags + count, rows, row_count * sizeof(Flag));
-    return count + row_count;
-}
-
-// Sets the defaults, and fills flags with the table; returns the number of rows.
+// Sets the defaults, and fills flags with the table; returns the number of rows. A row without FREE or LOCAL changes what the
+// run computes (flags.h).
 static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
-    const unsigned FREE = FLAG_FREE, LOCAL = FLAG_LOCAL;
+    enum { FREE = FLAG_FREE, LOCAL = FLAG_LOCAL };
+    Schedule* s = &o->schedule;
+    OptimizerOptions* a = &o->optimizer;
+    GuardOptions* g = &o->guard;
     memset(o, 0, sizeof *o);
     o->config.tied = true;
     o->config.rope_theta = 10000;
-    o->guard.dynamic_scale = FLOATX_DTYPE == DTYPE_F16;
-    const Flag run[] = {
-        HEADING("Run"),
-        TEXT("data", data, NULL, "GLOB", FREE, "token shards to train on, e.g. 'data/x_train_*.bin'"),
-        TEXT("val", val, NULL, "GLOB", FREE, "token shards to validate on"),
-        TEXT("out", run.out, NULL, "DIR", FREE, "directory of the run, for metrics.jsonl and checkpoints"),
-        SWITCH("resume", run.resume, false, FREE, "continue the run in --out from its newest good checkpoint"),
-        SWITCH("plan", plan, false, FREE, "print the memory plan and exit"),
-        COUNT("seed", seed, 1337, 0, 9e15, 0, "seed of initial weights, data order, dropout and sampling"),
-        COUNT("threads", threads, 0, 0, 4096, LOCAL, "OpenMP threads per rank; 0: OpenMP's default"),
-        HEADING("Model: a preset, and sizes that override it"),
-        TEXT("model", model, NULL, "NAME", 0, "preset: gpt2:124M|350M|774M|1558M, gpt2:dN, llama:15M|42M|110M|1B|3B|8B"),
+    g->dynamic_scale = FLOATX_DTYPE == DTYPE_F16;
+    const Flag before[] = {
+        FLAG_HEADING("Data and program"),
+        TEXT_FLAG("data", &o->data, NULL, "GLOB", FREE, "token shards to train on, e.g. 'data/x_train_*.bin'"),
+        TEXT_FLAG("val", &o->val, NULL, "GLOB", FREE, "token shards to validate on"),
+        SWITCH_FLAG("plan", &o->plan, false, FREE, "print the memory plan and exit"),
+        REAL_FLAG("memory", &o->memory, 0, 0, 1e6, FREE, "with --plan: GB of memory per rank, to find the stage that fits"),
+        COUNT_FLAG("seed", &o->seed, 1337, 0, 9e15, 0, "seed of initial weights, data order, dropout and sampling"),
+        COUNT_FLAG("threads", &o->threads, 0, 0, 4096, LOCAL, "OpenMP threads per rank; 0: OpenMP's default"),
+        FLAG_HEADING("Model: a preset, and sizes that override it"),
+        TEXT_FLAG("model", &o->model, NULL, "NAME", 0,
+                  "preset: gpt2:124M|350M|774M|1558M, gpt2:dN, llama:15M|42M|110M|1B|3B|8B"),
     };
-    const Flag training[] = {
-        REAL("dropout", dropout, 0, 0, 0.9, 0, "dropout probability, after the embedding and both branches of each block"),
-        HEADING("Batches"),
-        COUNT("batch", batch, 4, 1, 65536, 0, "sequences per micro-batch and rank"),
-        COUNT("seq", seq, 0, 0, 1 << 24, 0, "tokens per sequence; 0: the model's context"),
-        COUNT("total-batch", total_batch, 0, 0, 1e12, 0,
-              "tokens per step over all ranks, by gradient accumulation; 0: one micro-batch per rank"),
-        COUNT("steps", schedule.steps, 1000, 0, 1e12, 0, "optimizer steps to train for"),
-        HEADING("Optimizer"),
-        CHOICE("optimizer", OptimizerKind, optimizer.kind, OPTIMIZER_ADAMW, optimizer_names(), "update rule"),
-        REAL("lr", schedule.lr, 6e-4, 0, 100, 0, "peak learning rate"),
-        REAL("beta1", optimizer.beta1, 0.9, 0, 0.99999, 0, "adamw, lion: decay rate of the first moment; momentum: momentum"),
-        REAL("beta2", optimizer.beta2, 0.95, 0, 0.99999, 0, "adamw: decay rate of the second moment; lion: of the momentum"),
-        REAL("epsilon", optimizer.epsilon, 1e-8, 1e-15, 1, 0, "adamw: added to the denominator for numerical stability"),
-        REAL("weight-decay", optimizer.weight_decay, 0.1, 0, 10, 0, "decoupled weight decay, applied to matrices only"),
-        SWITCH("masters", master_weights, true, 0, "16-bit builds: keep fp32 master weights; off: stochastic rounding"),
-        SWITCH("tf32", tf32, false, 0, "fp32 builds on a GPU: allow TF32 matmuls"),
-        HEADING("Schedule"),
-        CHOICE("schedule", ScheduleKind, schedule.kind, SCHEDULE_COSINE, SCHEDULE_NAMES, "shape of the learning rate after warmup"),
-        COUNT("warmup", schedule.warmup, 100, 0, 1e12, 0, "steps of linear warmup to --lr"),
-        REAL("lr-final", schedule.final_fraction, 0.1, 0, 1, 0,
-             "final learning rate as a fraction of --lr (linear, cosine, wsd, exponential)"),
-        REAL("wsd-fraction", schedule.decay_fraction, 0.2, 0.0001, 1, 0, "wsd: fraction of the run in which the rate decays"),
-        COUNT("decay-every", schedule.decay_every, 1000, 1, 1e12, 0, "step: multiply the rate every N steps"),
-        REAL("decay-factor", schedule.decay_factor, 0.5, 0, 1, 0, "step: by this factor"),
-        HEADING("Guards against divergence"),
-        REAL("clip", guard.clip, 1, 0, 1e9, 0, "clip the gradient's norm to this value; 0: no clipping"),
-        REAL("spike-sigma", guard.spike_sigma, 4, 0, 1e9, 0,
-             "do not clip norms below running mean + X standard deviations; 0: only --clip counts"),
-        REAL("spike-skip", guard.spike_skip, 20, 0, 1e9, 0, "skip steps whose norm exceeds X times its running mean; 0: never"),
-        COUNT("spike-warmup", guard.spike_warmup, 20, 1, 1e9, 0, "steps observed before the two rules above apply"),
-        REAL("loss-scale", run.loss_scale, 65536, 1, 1 << 24, 0, "fp16 builds: initial loss scale"),
-        COUNT("scale-growth", guard.scale_growth, 2000, 1, 1e9, 0, "fp16 builds: double the loss scale after N finite steps"),
-        COUNT("diverged-after", run.diverged_after, 100, 1, 1e9, 0,
-              "consecutive skipped steps after which the run counts as diverged, and ends"),
-        COUNT("rewind", run.rewind, 0, 0, 1e9, 0,
-              "instead, return to a checkpoint and continue with other data, at most N times; also if a loss is not finite"),
-        REAL("rewind-lr", run.rewind_lr, 0.5, 0.0001, 1, 0, "multiply the learning rate by this factor at each rewind"),
-        HEADING("Ranks: processes that train together"),
-        COUNT("ranks", ranks, 1, 1, 65536, FREE,
-              "processes to start on this machine, without mpirun, torchrun or srun; with --plan: ranks to plan for"),
-        COUNT("zero", zero, 0, 0, 2, 0, "ZeRO stage: 0 off, 1 shard optimizer state, 2 also gradients"),
-        CHOICE("reduce", int, reduce, 0, "auto|float|storage|exact",
-               "dtype of gradient reduction: fp32, the storage dtype, or exact fixed point (same bits for every --zero)"),
-        REAL("timeout", timeout, 600, 1, 1e6, FREE, "seconds without a message after which a rank counts as lost"),
-        COUNT("check-every", run.check_every, 100, 0, 1e12, FREE,
-              "check every N steps that ranks hold the same parameters and compute the same values; 0: never"),
-        REAL("slow-factor", run.slow_factor, 1.5, 1, 1e6, FREE, "a rank is slow if its step takes X times the median"),
-        COUNT("slow-steps", run.slow_steps, 10, 1, 1e9, FREE, "report a straggler after N consecutive slow steps"),
-        REAL("memory", memory, 0, 0, 1e6, FREE, "with --plan: GB of memory per rank, to find the ZeRO stage that fits"),
-        HEADING("Logging and validation"),
-        COUNT("log-every", log_every, 1, 1, 1e12, FREE, "log every N steps"),
-        COUNT("val-every", val_every, 0, 0, 1e12, FREE, "validate every N steps; 0: only after the last"),
-        COUNT("val-windows", val_windows, 0, 0, 1e12, FREE, "sequences to validate on; 0: all"),
-        COUNT("val-overlap", val_overlap, 0, 0, 1e7, FREE,
-              "tokens shared by consecutive validation sequences, given as context and not scored again"),
-        REAL("peak-tflops", peak_tflops, 0, 0, 1e6, LOCAL, "peak TFLOP/s for MFU; 0: the GPU's datasheet, otherwise n/a"),
-        HEADING("Checkpoints"),
-        TEXT("ckpt-every", run.ckpt_every, "0", "N|Nmin|auto", FREE,
-             "save every N steps, every N minutes, or at the interval that --mtbf makes optimal; 0: only at the end"),
-        SWITCH("ckpt-async", run.ckpt_async, true, FREE, "write checkpoints in the background, from a snapshot in memory"),
-        REAL("ckpt-bandwidth", run.ckpt_bandwidth, 0, 0, 1e6, FREE, "limit background writing to X MB/s per rank; 0: no limit"),
-        COUNT("ckpt-keep", run.ckpt_keep, 0, 0, 1e9, FREE, "keep the newest N checkpoints; 0: all"),
-        COUNT("ckpt-keep-every", run.ckpt_keep_every, 0, 0, 1e12, FREE,
-              "also keep the first checkpoint at or after every multiple of N steps; 0: none"),
-        COUNT("ckpt-hot", run.ckpt_hot, 0, 0, 1e12, FREE,
-              "save to memory every N steps: survives a crash of the process, not of the machine; 0: never"),
-        TEXT("ckpt-hot-dir", run.ckpt_hot_dir, "/dev/shm", "DIR", FREE, "file system in memory for --ckpt-hot"),
-        REAL("mtbf", run.mtbf, 24, 0.001, 1e6, FREE, "mean time between failures in hours, for --ckpt-every auto"),
-        TEXT("init-from", run.init_from, NULL, "DIR", FREE, "checkpoint (a step_N directory) whose weights the run starts with"),
-        HEADING("Text samples while training"),
-        COUNT("sample-every", sample_every, 0, 0, 1e12, FREE, "print a text sample every N steps; 0: never"),
-        TEXT("prompt", prompt, "\n", "TEXT", LOCAL, "text for the sample to continue; default: a line break"),
-        COUNT("tokens", tokens, 256, 1, 1e9, FREE, "tokens to generate"),
-        REAL("temperature", sampling.temperature, 0.8, 0, 100, FREE, "softmax temperature; 0: always the most likely token"),
-        COUNT("top-k", sampling.top_k, 0, 0, 1e9, FREE, "sample from the N most likely tokens; 0: all"),
-        REAL("top-p", sampling.top_p, 1, 0, 1, FREE, "sample from the smallest set of tokens with total probability X"),
+    const Flag after[] = {
+        REAL_FLAG("dropout", &o->dropout, 0, 0, 0.9, 0, "dropout after the embedding and both branches of each block"),
+        FLAG_HEADING("Batches"),
+        COUNT_FLAG("batch", &o->batch, 4, 1, 65536, 0, "sequences per micro-batch and rank"),
+        COUNT_FLAG("seq", &o->seq, 0, 0, 1 << 24, 0, "tokens per sequence; 0: the model's context"),
+        COUNT_FLAG("total-batch", &o->total_batch, 0, 0, 1e12, 0,
+                   "tokens per step over all ranks, by gradient accumulation; 0: one micro-batch per rank"),
+        COUNT_FLAG("steps", &s->steps, 1000, 0, 1e12, 0, "optimizer steps to train for"),
+        FLAG_HEADING("Optimizer"),
+        CHOICE_FLAG("optimizer", &a->kind, OPTIMIZER_ADAMW, optimizer_names(), 0, "update rule"),
+        REAL_FLAG("lr", &s->lr, 6e-4, 0, 100, 0, "peak learning rate"),
+        REAL_FLAG("beta1", &a->beta1, 0.9, 0, 0.99999, 0, "adamw, lion: decay of the first moment; momentum: momentum"),
+        REAL_FLAG("beta2", &a->beta2, 0.95, 0, 0.99999, 0, "adamw: decay of the second moment; lion: of the momentum"),
+        REAL_FLAG("epsilon", &a->epsilon, 1e-8, 1e-15, 1, 0, "adamw: term added to the denominator for stability"),
+        REAL_FLAG("weight-decay", &a->weight_decay, 0.1, 0, 10, 0, "decoupled weight decay, applied to matrices only"),
+        SWITCH_FLAG("masters", &o->master_weights, true, 0,
+                    "16-bit builds: keep fp32 master weights; off: stochastic rounding"),
+        SWITCH_FLAG("tf32", &o->tf32, false, 0, "fp32 builds on a GPU: allow TF32 matmuls"),
+        FLAG_HEADING("Schedule"),
+        CHOICE_FLAG("schedule", &s->kind, SCHEDULE_COSINE, SCHEDULE_NAMES, 0, "shape of the learning rate after warmup"),
+        COUNT_FLAG("warmup", &s->warmup, 100, 0, 1e12, 0, "steps of linear warmup to --lr"),
+        REAL_FLAG("lr-final", &s->final_fraction, 0.1, 0, 1, 0,
+                  "final learning rate as a fraction of --lr (linear, cosine, wsd, exponential)"),
+        REAL_FLAG("wsd-fraction", &s->decay_fraction, 0.2, 0.0001, 1, 0, "wsd: fraction of the run in which the rate decays"),
+        COUNT_FLAG("decay-every", &s->decay_every, 1000, 1, 1e12, 0, "step: multiply the rate every N steps"),
+        REAL_FLAG("decay-factor", &s->decay_factor, 0.5, 0, 1, 0, "step: factor by which the rate is multiplied"),
+        FLAG_HEADING("Guards against spikes"),
+        REAL_FLAG("clip", &g->clip, 1, 0, 1e9, 0, "clip the gradient's norm to this value; 0: no clipping"),
+        REAL_FLAG("spike-sigma", &g->spike_sigma, 4, 0, 1e9, 0,
+                  "do not clip norms below running mean + X standard deviations; 0: only --clip counts"),
+        REAL_FLAG("spike-skip", &g->spike_skip, 20, 0, 1e9, 0,
+                  "skip steps whose gradient norm exceeds X times its running mean; 0: never"),
+        COUNT_FLAG("spike-warmup", &g->spike_warmup, 20, 1, 1e9, 0, "steps before --spike-sigma and --spike-skip apply"),
+        REAL_FLAG("loss-scale", &o->run.loss_scale, 65536, 1, 1 << 24, 0, "fp16 builds: initial loss scale"),
+        COUNT_FLAG("scale-growth", &g->scale_growth, 2000, 1, 1e9, 0,
+                   "fp16 builds: double the loss scale after N finite steps"),
+        FLAG_HEADING("Ranks: processes that train together"),
+        COUNT_FLAG("ranks", &o->ranks, 1, 1, 65536, FREE,
+                   "processes to start here, without mpirun, torchrun or srun; with --plan: ranks to plan for"),
+        COUNT_FLAG("zero", &o->zero, 0, 0, 2, 0, "ZeRO stage: 0 off, 1 shard optimizer state, 2 also gradients"),
+        CHOICE_FLAG("reduce", &o->reduce, 0, "auto|float|storage|exact", 0, "dtype of gradient reduction: fp32, the storage "
+                    "dtype, or exact fixed point (same bits for every --zero); auto: exact with several ranks"),
+        REAL_FLAG("timeout", &o->timeout, 600, 1, 1e6, FREE, "seconds without a message after which a rank counts as lost"),
+        FLAG_HEADING("Logging, validation and samples"),
+        COUNT_FLAG("log-every", &o->log_every, 1, 1, 1e12, FREE, "log every N steps"),
+        REAL_FLAG("peak-tflops", &o->peak_tflops, 0, 0, 1e6, LOCAL,
+                  "peak TFLOP/s against which MFU is computed; 0: the GPU's datasheet, otherwise n/a"),
+        COUNT_FLAG("val-every", &o->val_every, 0, 0, 1e12, FREE, "validate every N steps; 0: only after the last"),
+        COUNT_FLAG("val-windows", &o->val_windows, 0, 0, 1e12, FREE, "sequences to validate on; 0: all"),
+        COUNT_FLAG("val-overlap", &o->val_overlap, 0, 0, 1e7, FREE,
+                   "tokens shared by consecutive validation sequences, given as context and not scored again"),
+        COUNT_FLAG("sample-every", &o->sample_every, 0, 0, 1e12, FREE, "print a text sample every N steps; 0: never"),
     };
-    size_t count = flags_append(flags, 0, run, sizeof run / sizeof run[0]);
+    size_t count = flags_append(flags, 0, before, sizeof before / sizeof before[0]);
     count = fields_flags(flags, count, CONFIG_FIELDS, CONFIG_FIELD_COUNT, &o->config);
-    return flags_append(flags, count, training, sizeof training / sizeof training[0]);
+    count = flags_append(flags, count, after, sizeof after / sizeof after[0]);
+    sampler_flags(flags + count, &o->sampler);
+    count = run_flags(flags, count + SAMPLER_FLAGS, &o->run);
+    assert(count <= FLAGS_MAX);
+    return count;
 }
 
 // Flags that do not fit together.
 static bool options_check(const Options* o, const Cadence* cadence, Error* error) {
     const RunOptions* r = &o->run;
-    if (o->prompt[0] == 0) return fail(error, "--prompt is empty; give at least one character");
+    if (o->sampler.prompt[0] == 0) return fail(error, "--prompt is empty; give at least one character");
     if (r->resume && r->out == NULL) return fail(error, "--resume needs --out, the directory of the run to continue");
     if ((cadence_saves(cadence) || r->ckpt_hot) && r->out == NULL)
         return fail(error, "--ckpt-%s needs --out, the directory for the checkpoints", r->ckpt_hot ? "hot" : "every");
@@ -318,8 +283,7 @@ static bool begin(Run* run, Options* o, Flag* flags, size_t flag_count, Error* e
     if (!run_compare_ranks(run, flags, flag_count, error)) return false;
     describe_run(run, o, flags, flag_count);
     ok = model_allocate(model, error) && run_allocate(run, error);
-    if (ok && o->sample_every)
-        ok = sampler_open(&run->sampler, o->prompt, o->tokens, &o->sampling, model->config.vocab, error);
+    if (ok && o->sample_every) ok = sampler_open(&o->sampler, model->config.vocab, error);
     if (!run_agree(run, ok, error) || !model_connect(model, error)) return false;
     print_device(run, o);
     if (!run_compare_devices(run, error)) return false;
@@ -343,14 +307,14 @@ static bool begin(Run* run, Options* o, Flag* flags, size_t flag_count, Error* e
 
 // Set by SIGINT, SIGTERM and SIGUSR1 to its number: the step is finished and saved before the program ends. A second SIGINT
 // ends it at once.
-static volatile sig_atomic_t interrupted, interrupt_is_quiet;
+static volatile sig_atomic_t interrupted;
 
 static void interrupt(int signal_number) {
     static const char message[] = "train: stopping after this step; Ctrl-C twice stops at once, without saving it\n";
     bool first = interrupted == 0;
     if (first) interrupted = signal_number;
     if (signal_number == SIGINT) signal(signal_number, SIG_DFL);  // others may come twice, from a scheduler and a launcher
-    if (first && !interrupt_is_quiet && write(STDERR_FILENO, message, sizeof message - 1) < 0) return;
+    if (first && write(STDOUT_FILENO, message, sizeof message - 1) < 0) return;  // rank 0 alone has a console there
 }
 
 // Gradients of the mean loss over the step's micro-batches, of which each rank has its own.
@@ -412,24 +376,10 @@ static bool report(Run* run, const Options* o, StepLog* s, double tokens, Error*
     return run->log.file == NULL || log_write(&run->log, s, error);
 }
 
-// After the last step, or at a signal.
-static bool end(Run* run, const Options* o, Error* error) {
-    if (!run_agree(run, flat_await_all(&run->model.flat, error), error)) return false;
-    pruner_await(&run->pruner);
-    if (run->record.state.step >= o->schedule.steps) {
-        if (run->hot[0] && run->comm.rank == 0) checkpoint_discard(run->hot);
-        return true;
-    }
-    fail(error, "stopped by a signal after step %llu; %s", (unsigned long long)run->record.state.step,
-         o->run.out ? "the same command with --resume continues" : "nothing was saved, since there is no --out");
-    error->on_all_ranks = true;
-    return fail_as(error, o->run.out ? ERROR_STOPPED : ERROR_WORLD);
-}
-
 // The training loop: steps state.step to --steps. heartbeat() informs a supervisor (heartbeat.h); fault_*() do nothing unless
 // a test asks for it (fault.h). With FP16 the loss is multiplied by state.loss_scale, and so are the gradients until
 // model_update divides by it.
-static bool run_train(Run* run, const Options* o, Error* error) {
+static bool run_train(Run* run, Options* o, Error* error) {
     Model* model = &run->model;
     RunState* state = &run->record.state;
     uint64_t micro_batches = options_micro_batches(o, run->comm.world), first_step = state->step;
@@ -491,45 +441,15 @@ static bool run_train(Run* run, const Options* o, Error* error) {
             (now_ms() - began) / 6e4 / (double)(state->step - first_step) * (double)(o->schedule.steps - state->step);
         bool reports = last || state->step % o->log_every == 0 || !isnan(s.val_loss);
         if (reports && !report(run, o, &s, tokens, error)) return false;
-        if (samples && run->comm.rank == 0) sampler_write(&run->sampler, model, stdout);
+        if (samples && run->comm.rank == 0) sampler_write(&o->sampler, model, stdout);
         if (stop && saves && !run_save_last(run, error)) return false;
         if (!stop && (saves || copies) && !run_save_async(run, saves ? o->run.out : run->hot, error)) return false;
         if (pauses) flat_start_clock(&model->flat);
     }
-    return end(run, o, error);
+    return run_end(run, o->schedule.steps, error);
 }
 
 // ------------------------------------------------------------------------------------------------
-
-#define REAP_MS 2e3  // that forked ranks have to end after rank 0 has failed
-
-// Becomes one rank of the run: as the launcher's environment says, or forked here.
-static bool join(Run* run, Options* o, Launch* launch, Flag* flags, size_t flag_count, Error* error) {
-    if (o->plan) {  // for as many ranks as a launcher has started, and printed once
-        if (!launch_find(launch, error)) return false;
-        if (launch->world > 1) o->ranks = launch->world;
-        return launch->rank == 0 || freopen("/dev/null", "w", stdout) != NULL || fail_file(error, "open", "/dev/null");
-    }
-    bool forks = flag_was_given(flags, flag_count, "ranks");
-    if (!(forks ? launch_fork(launch, o->ranks, error) : launch_find(launch, error)))
-        return fail_as(error, forks && getenv("RANK") ? ERROR_USAGE : error->kind);  // a launcher has started ranks already
-    interrupt_is_quiet = launch->rank > 0;
-    if (launch->rank > 0 && freopen("/dev/null", "w", stdout) == NULL) return fail_file(error, "open", "/dev/null");
-    size_t here = launch->local_world == launch->world ? launch->world : 0;  // ranks that a supervisor of this machine sees
-    if (!heartbeat_open(getenv(HEARTBEAT_VARIABLE), launch->rank, here, error)) return false;
-    if (!comm_open(&run->comm, launch, 1e3 * o->timeout, error)) return false;
-    if (o->threads == 0 && run->comm.local_world > 1 && threads_undecided())
-        threads_set(max_size(threads_count() / run->comm.local_world, 1));
-    if (run->comm.world > 1) printf("%zu ranks (%s)\n", run->comm.world, launch->launcher);
-    return true;
-}
-
-// The flags are wrong: connects to the other ranks, if a launcher has started any, so that main can notify them.
-static void refuse(Run* run, Launch* launch, const Options* o) {
-    Error ignored;
-    if (!launch_find(launch, &ignored) || launch->world == 1) return;
-    if (!comm_open(&run->comm, launch, 1e3 * o->timeout, &ignored)) run->comm.world = 0;
-}
 
 int main(int argc, char** argv) {
     Run run;
@@ -555,28 +475,20 @@ int main(int argc, char** argv) {
                cadence_parse(&run.cadence, options.run.ckpt_every, options.run.mtbf, options.run.ckpt_async, &error) &&
                options_check(&options, &run.cadence, &error)) || fail_as(&error, ERROR_USAGE);
     if (ok) {
-        options.optimizer.seed = options.sampling.seed = options.seed;
+        options.optimizer.seed = options.sampler.options.seed = options.seed;
         if (options.threads) threads_set(options.threads);
         if (!options.plan) {
             signal(SIGINT, interrupt);
             signal(SIGTERM, interrupt);
             signal(SIGUSR1, interrupt);
         }
-        ok = join(&run, &options, &launch, flags, flag_count, &error) &&
-            begin(&run, &options, flags, flag_count, &error) && (options.plan || run_train(&run, &options, &error));
+        bool forks = flag_was_given(flags, flag_count, "ranks");
+        ok = options.plan ? run_join_plan(&launch, &options.ranks, &error)
+                          : run_join(&run, &launch, forks ? options.ranks : 0, options.timeout, options.threads == 0, &error);
+        ok = ok && begin(&run, &options, flags, flag_count, &error) && (options.plan || run_train(&run, &options, &error));
     } else {
-        refuse(&run, &launch, &options);
+        run_refuse(&run, &launch, options.timeout);
     }
-
-    if (!ok) launch_report(&launch, "train", error.text);
-    if (!ok && run.comm.world > 1 && !error.on_all_ranks) comm_abort(&run.comm, error.text);
-    if (ok) heartbeat(HEARTBEAT_DONE, run.record.state.step);
-    bool stopped = !ok && error.kind == ERROR_STOPPED;
-    if (run.cadence.began_ms > 0)
-        run_event(&run, ok ? "done" : stopped ? "stopped" : "failed", run.record.state.step, "%s",
-                  ok ? "all steps" : error.text);
-    run_free(&run);
-    int code = ok ? 0 : error.kind == ERROR_USAGE ? 2 : stopped && interrupted != SIGINT ? EXIT_SAVED : 1;
-    Error of_others;
-    return launch_reap(&launch, "train", code, ok ? 1e3 * options.timeout : REAP_MS, &of_others);
+    sampler_close(&options.sampler);
+    return run_close(&run, &launch, ok, &error, options.timeout, interrupted == SIGINT);
 }

@@ -37,6 +37,21 @@ typedef struct {
     unsigned marks;       // FLAG_FREE, FLAG_LOCAL or neither; FLAG_GIVEN
 } Flag;
 
+// Rows of a table that is built at run time: each sets the default and says where the value goes.
+#define FLAG_ROW(name, kind, value, initial, what, low, high, marks, help) \
+    {name, kind, (*(value) = (initial), (value)), what, low, high, help, marks}
+#define FLAG_HEADING(text) {NULL, FLAG_TEXT, NULL, NULL, 0, 0, text, 0}
+#define TEXT_FLAG(name, value, initial, what, marks, help) \
+    FLAG_ROW(name, FLAG_TEXT, value, initial, what, 0, 0, marks, help)
+#define COUNT_FLAG(name, value, initial, low, high, marks, help) \
+    FLAG_ROW(name, FLAG_COUNT, value, initial, "N", low, high, marks, help)
+#define REAL_FLAG(name, value, initial, low, high, marks, help) \
+    FLAG_ROW(name, FLAG_REAL, value, initial, "X", low, high, marks, help)
+#define SWITCH_FLAG(name, value, initial, marks, help) \
+    FLAG_ROW(name, FLAG_SWITCH, value, initial, "on|off", 0, 0, marks, help)
+#define CHOICE_FLAG(name, value, initial, choices, marks, help) \
+    FLAG_ROW(name, FLAG_CHOICE, value, initial, choices, 0, 0, marks, help)
+
 // How many letters must be changed, put in or taken out to make b of a (Levenshtein); names are short.
 static inline size_t edit_distance(const char* a, const char* b) {
     size_t row[64], length = min_size(strlen(b), 63);
@@ -51,6 +66,12 @@ static inline size_t edit_distance(const char* a, const char* b) {
         }
     }
     return row[length];
+}
+
+// Appends rows to a table; returns its new length.
+static inline size_t flags_append(Flag* flags, size_t count, const Flag* rows, size_t row_count) {
+    memcpy(flags + count, rows, row_count * sizeof(Flag));
+    return count + row_count;
 }
 
 static inline Flag* flag_find(Flag* flags, size_t count, const char* name) {
@@ -145,7 +166,9 @@ static inline bool flags_parse(Flag* flags, size_t count, int argc, char** argv,
         const char* value = equals ? equals + 1 : NULL;
         if (value == NULL && next_is_value) value = argv[++i];
         if (value == NULL && flag->kind == FLAG_SWITCH) value = "on";
-        if (value == NULL) return fail(error, "--%s needs a value: %s", flag->name, flag->kind == FLAG_CHOICE ? flag->choices : flag->help);
+        if (value == NULL)
+            return fail(error, "--%s needs a value: %s", flag->name,
+                        flag->kind == FLAG_CHOICE ? flag->choices : flag->help);
         if (!flag_set(flag, value, error)) return false;
     }
     return true;
@@ -177,6 +200,19 @@ static inline void flag_text(char* text, size_t size, const Flag* flag) {
     }
 }
 
+enum { HELP_INDENT = 33, HELP_WIDTH = 118 };
+
+// Prints words, and breaks lines before HELP_WIDTH; `column` is where the line stands.
+static inline void help_wrap(const char* text, size_t column) {
+    while (*text) {
+        size_t word = strcspn(text, " ");
+        if (column + word > HELP_WIDTH) column = (size_t)printf("\n%*s", HELP_INDENT, "") - 1;
+        column += (size_t)printf("%.*s%s", (int)word, text, text[word] ? " " : "");
+        text += word + (text[word] == ' ');
+    }
+    printf("\n");
+}
+
 static inline void flags_help(const Flag* flags, size_t count) {
     for (size_t i = 0; i < count; i++) {
         const Flag* flag = &flags[i];
@@ -184,12 +220,15 @@ static inline void flags_help(const Flag* flags, size_t count) {
             printf("\n%s\n", flag->help);
             continue;
         }
-        char usage[160], standard[160];
-        snprintf(usage, sizeof usage, "--%s %s", flag->name, flag->choices);
+        char standard[160], line[640];
         flag_text(standard, sizeof standard, flag);
         bool shown = standard[0] != 0 && standard[0] != '\n';
         if (flag->kind == FLAG_COUNT && (double)flag_count(flag) < flag->low) shown = false;  // there is none
-        printf("  %-30s %s%s%s%s\n", usage, flag->help, shown ? " [" : "", shown ? standard : "", shown ? "]" : "");
+        snprintf(line, sizeof line, "%s%s%s%s", flag->help, shown ? " [" : "", shown ? standard : "", shown ? "]" : "");
+        int usage = printf("  --%s %s", flag->name, flag->choices);
+        if (usage >= HELP_INDENT) usage = printf("\n") - 1;
+        printf("%*s", HELP_INDENT - usage, "");
+        help_wrap(line, HELP_INDENT);
     }
 }
 

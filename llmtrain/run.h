@@ -7,6 +7,7 @@
 //   5. saving      run_save_async, run_save_wait, run_save_last
 //   6. rewinding   back to a checkpoint after divergence: run_rewind
 //   7. checking    do the ranks hold and compute the same; who is a straggler
+//   8. joining     becoming a rank, and leaving with an exit code: run_join, run_close
 //
 // Every function that can fail on one rank alone ends in run_agree, so that all ranks fail together or none does. A run that
 // is killed at any point, and resumed, continues with the bits of a run that was not.
@@ -36,6 +37,43 @@ typedef struct {
     uint64_t slow_steps;                  // and after this many consecutive steps a straggler
 } RunOptions;
 
+// Appends the flags of these, and sets the defaults; returns the new number of flags.
+static inline size_t run_flags(Flag* flags, size_t count, RunOptions* o) {
+    enum { FREE = FLAG_FREE };
+    const Flag table[] = {
+        FLAG_HEADING("The run and its checkpoints"),
+        TEXT_FLAG("out", &o->out, NULL, "DIR", FREE, "directory of the run, for metrics.jsonl and checkpoints"),
+        SWITCH_FLAG("resume", &o->resume, false, FREE, "continue the run in --out from its newest good checkpoint"),
+        TEXT_FLAG("init-from", &o->init_from, NULL, "DIR", FREE,
+                  "checkpoint (a step_N directory) whose weights a new run starts with"),
+        TEXT_FLAG("ckpt-every", &o->ckpt_every, "0", "N|Nmin|auto", FREE,
+                  "save every N steps, every N minutes, or at the interval optimal for --mtbf; 0: only at the end"),
+        SWITCH_FLAG("ckpt-async", &o->ckpt_async, true, FREE,
+                    "write checkpoints in the background, from a snapshot in memory"),
+        REAL_FLAG("ckpt-bandwidth", &o->ckpt_bandwidth, 0, 0, 1e6, FREE,
+                  "limit background writing to X MB/s per rank; 0: no limit"),
+        COUNT_FLAG("ckpt-keep", &o->ckpt_keep, 0, 0, 1e9, FREE, "keep the newest N checkpoints; 0: all"),
+        COUNT_FLAG("ckpt-keep-every", &o->ckpt_keep_every, 0, 0, 1e12, FREE,
+                   "also keep the first checkpoint at or after every multiple of N steps; 0: none"),
+        COUNT_FLAG("ckpt-hot", &o->ckpt_hot, 0, 0, 1e12, FREE,
+                   "save to memory every N steps: survives a crash of the process, not of the machine; 0: never"),
+        TEXT_FLAG("ckpt-hot-dir", &o->ckpt_hot_dir, "/dev/shm", "DIR", FREE, "file system in memory for --ckpt-hot"),
+        REAL_FLAG("mtbf", &o->mtbf, 24, 0.001, 1e6, FREE, "mean time between failures in hours, for --ckpt-every auto"),
+        FLAG_HEADING("Divergence and faults"),
+        COUNT_FLAG("diverged-after", &o->diverged_after, 100, 1, 1e9, 0,
+                   "consecutive skipped steps after which the run counts as diverged, and ends"),
+        COUNT_FLAG("rewind", &o->rewind, 0, 0, 1e9, 0,
+                   "on divergence or a loss that is not finite, return to a checkpoint and continue with other data, at most "
+                   "N times; 0: end the run"),
+        REAL_FLAG("rewind-lr", &o->rewind_lr, 0.5, 0.0001, 1, 0, "factor of the learning rate at each rewind"),
+        COUNT_FLAG("check-every", &o->check_every, 100, 0, 1e12, FREE,
+                   "check every N steps that ranks hold the same parameters and compute the same values; 0: never"),
+        REAL_FLAG("slow-factor", &o->slow_factor, 1.5, 1, 1e6, FREE, "a rank is slow if its step takes X times the median"),
+        COUNT_FLAG("slow-steps", &o->slow_steps, 10, 1, 1e9, FREE, "report a straggler after N consecutive slow steps"),
+    };
+    return flags_append(flags, count, table, sizeof table / sizeof table[0]);
+}
+
 typedef struct {
     const RunOptions* options;
     RunRecord record;             // configuration and state: what a checkpoint says
@@ -44,7 +82,6 @@ typedef struct {
     Dataset train, val;
     Loader loader;
     int32_t *tokens, *targets;    // (B, T): a micro-batch
-    Sampler sampler;              // of text, while training
     Log log;
     bool events_refused;          // events.jsonl cannot be written, and the user knows
     Saver saver;
@@ -117,7 +154,6 @@ static inline void run_free(Run* run) {
     dataset_close(&run->train);
     dataset_close(&run->val);
     model_free(&run->model);
-    sampler_close(&run->sampler);
     free(run->tokens);
     free(run->targets);
 }
@@ -640,6 +676,70 @@ static inline void run_report_straggler(Run* run, const StepResult* result) {
                  "note: rank %zu is a straggler: its steps take %.0f ms without waiting, the median %.0f ms, for %llu "
                  "consecutive steps", result->slowest, result->busy_max, result->busy_median,
                  (unsigned long long)o->slow_steps);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 8. Joining and leaving
+
+// With --plan, plans for as many ranks as a launcher has started, and prints on one.
+static inline bool run_join_plan(Launch* launch, uint64_t* ranks, Error* error) {
+    if (!launch_find(launch, error)) return false;
+    if (launch->world > 1) *ranks = launch->world;
+    return launch->rank == 0 || freopen("/dev/null", "w", stdout) != NULL || fail_file(error, "open", "/dev/null");
+}
+
+// Becomes one rank of the run: as the launcher's environment says, or forked here into `ranks` if that is not 0.
+// shares_cores: ranks of one machine divide its cores, unless OpenMP's own variables say otherwise.
+static inline bool run_join(Run* run, Launch* launch, uint64_t ranks, double timeout, bool shares_cores, Error* error) {
+    if (!(ranks ? launch_fork(launch, ranks, error) : launch_find(launch, error)))
+        return fail_as(error, ranks && getenv("RANK") ? ERROR_USAGE : error->kind);  // a launcher has started ranks already
+    if (launch->rank > 0 && freopen("/dev/null", "w", stdout) == NULL) return fail_file(error, "open", "/dev/null");
+    size_t here = launch->local_world == launch->world ? launch->world : 0;  // ranks that a supervisor of this machine sees
+    if (!heartbeat_open(getenv(HEARTBEAT_VARIABLE), launch->rank, here, error)) return false;
+    if (!comm_open(&run->comm, launch, 1e3 * timeout, error)) return false;
+    if (shares_cores && run->comm.local_world > 1 && threads_undecided())
+        threads_set(max_size(threads_count() / run->comm.local_world, 1));
+    if (run->comm.world > 1) printf("%zu ranks (%s)\n", run->comm.world, launch->launcher);
+    return true;
+}
+
+// The flags are wrong: connects to the other ranks, if a launcher has started any, so that run_close can notify them.
+static inline void run_refuse(Run* run, Launch* launch, double timeout) {
+    Error ignored;
+    if (!launch_find(launch, &ignored) || launch->world == 1) return;
+    if (!comm_open(&run->comm, launch, 1e3 * timeout, &ignored)) run->comm.world = 0;
+}
+
+// After the last step, or at a signal.
+static inline bool run_end(Run* run, uint64_t steps, Error* error) {
+    const char* out = run->options->out;
+    if (!run_agree(run, flat_await_all(&run->model.flat, error), error)) return false;
+    pruner_await(&run->pruner);
+    if (run->record.state.step >= steps) {
+        if (run->hot[0] && run->comm.rank == 0) checkpoint_discard(run->hot);
+        return true;
+    }
+    fail(error, "stopped by a signal after step %llu; %s", (unsigned long long)run->record.state.step,
+         out ? "the same command with --resume continues" : "nothing was saved, since there is no --out");
+    error->kind = out ? ERROR_STOPPED : ERROR_WORLD;
+    return fail_alike(error);
+}
+
+#define REAP_MS 2e3  // that forked ranks have to end after rank 0 has failed
+
+// Reports how the run ended, notifies the other ranks, and frees everything. Returns the exit code of the program.
+static inline int run_close(Run* run, Launch* launch, bool ok, const Error* error, double timeout, bool interrupted) {
+    bool stopped = !ok && error->kind == ERROR_STOPPED;
+    Error of_others;
+    if (!ok) launch_report(launch, "train", error->text);
+    if (!ok && run->comm.world > 1 && !error->on_all_ranks) comm_abort(&run->comm, error->text);
+    if (ok) heartbeat(HEARTBEAT_DONE, run->record.state.step);
+    if (run->cadence.began_ms > 0)
+        run_event(run, ok ? "done" : stopped ? "stopped" : "failed", run->record.state.step, "%s",
+                  ok ? "all steps" : error->text);
+    run_free(run);
+    int code = ok ? 0 : error->kind == ERROR_USAGE ? 2 : stopped && !interrupted ? EXIT_SAVED : 1;
+    return launch_reap(launch, "train", code, ok ? 1e3 * timeout : REAP_MS, &of_others);
 }
 
 #endif  // LLMTRAIN_RUN_H

@@ -6,13 +6,7 @@
 // It takes the newest checkpoint of --out that is whole. An fp32 build loads the master weights of any run. Exit code: 0
 // done; 1 something failed; 2 a flag is wrong.
 
-#include "../llmtrain.h"
-
-typedef struct {
-    const char *out, *prompt;
-    uint64_t tokens, seed, threads;
-    SamplingOptions sampling;
-} Options;
+#include "../llmtrain/generate.h"
 
 // Loads the newest whole checkpoint of a run into a model made for generation.
 static bool load_newest(Model* model, const char* out, Error* error) {
@@ -42,43 +36,38 @@ static bool load_newest(Model* model, const char* out, Error* error) {
     return fail(error, "%s holds no checkpoint; give the --out of a run that has saved one", out);
 }
 
-static bool generate(const Options* o, Error* error) {
+static bool generate(Sampler* sampler, const char* out, Error* error) {
     Model model;
-    Sampler sampler;
-    memset(&sampler, 0, sizeof sampler);
-    if (!load_newest(&model, o->out, error)) return false;
-    bool ok = sampler_open(&sampler, o->prompt, o->tokens, &o->sampling, model.config.vocab, error);
-    if (ok) sampler_write(&sampler, &model, stdout);
-    sampler_close(&sampler);
+    if (!load_newest(&model, out, error)) return false;
+    bool ok = sampler_open(sampler, model.config.vocab, error);
+    if (ok) sampler_write(sampler, &model, stdout);
+    sampler_close(sampler);
     model_free(&model);
     return ok && (!ferror(stdout) || fail_file(error, "write", "standard output"));
 }
 
 int main(int argc, char** argv) {
-    Options o = {NULL, "\n", 256, 1337, 0, {0.8, 0, 1, 0}};
-    Flag flags[] = {
-        {"out", FLAG_TEXT, &o.out, "DIR", 0, 0, "directory of the run (needed)", 0},
-        {"prompt", FLAG_TEXT, &o.prompt, "TEXT", 0, 0, "text to continue; default: a line break", 0},
-        {"tokens", FLAG_COUNT, &o.tokens, "N", 1, 1e9, "tokens to generate", 0},
-        {"temperature", FLAG_REAL, &o.sampling.temperature, "X", 0, 100,
-         "softmax temperature; 0: always the most likely token", 0},
-        {"top-k", FLAG_COUNT, &o.sampling.top_k, "N", 0, 1e9, "sample from the N most likely tokens; 0: all", 0},
-        {"top-p", FLAG_REAL, &o.sampling.top_p, "X", 0, 1,
-         "sample from the smallest set of tokens with total probability X", 0},
-        {"seed", FLAG_COUNT, &o.seed, "N", 0, 9e15, "seed of the random numbers", 0},
-        {"threads", FLAG_COUNT, &o.threads, "N", 0, 4096, "OpenMP threads; 0: OpenMP's default", 0},
+    Sampler sampler;
+    const char* out = NULL;
+    uint64_t threads = 0;
+    Flag flags[3 + SAMPLER_FLAGS] = {
+        {"out", FLAG_TEXT, &out, "DIR", 0, 0, "directory of the run (needed)", 0},
+        {"seed", FLAG_COUNT, &sampler.options.seed, "N", 0, 9e15, "seed of the random numbers", 0},
+        {"threads", FLAG_COUNT, &threads, "N", 0, 4096, "OpenMP threads; 0: OpenMP's default", 0},
     };
     Error error;
     int code;
     files_open_standard();
-    if (!flags_begin(&code, "generate", "generate: continues a text with the model of a run", flags,
-                     sizeof flags / sizeof flags[0], argc, argv)) return code;
-    bool wrong = o.out == NULL || o.out[0] == 0 || o.prompt[0] == 0;
-    if (o.prompt[0] == 0) fail(&error, "--prompt is empty; give at least one character");
+    memset(&sampler, 0, sizeof sampler);
+    sampler_flags(flags + 3, &sampler);
+    sampler.options.seed = 1337;
+    if (!flags_begin(&code, "generate", "generate: continues a text with the model of a run", flags, 3 + SAMPLER_FLAGS,
+                     argc, argv)) return code;
+    bool wrong = out == NULL || out[0] == 0 || sampler.prompt[0] == 0;
+    if (sampler.prompt[0] == 0) fail(&error, "--prompt is empty; give at least one character");
     else if (wrong) fail(&error, "give --out, the directory of a run that has saved a checkpoint");
-    if (o.threads) threads_set(o.threads);
-    o.sampling.seed = o.seed;
-    if (!wrong && generate(&o, &error)) return 0;
+    if (threads) threads_set(threads);
+    if (!wrong && generate(&sampler, out, &error)) return 0;
     fprintf(stderr, "generate: %s\n", error.text);
     return wrong ? 2 : 1;
 }

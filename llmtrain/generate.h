@@ -1,0 +1,74 @@
+// generate.h: text from a model: a prompt, and what the model continues it with.
+//
+//   Sampler sampler = {.prompt = "Once", .tokens = 256, .options = {.temperature = 0.8, .top_p = 1, .seed = 1}};
+//   if (sampler_open(&sampler, model.config.vocab, &error)) sampler_write(&sampler, &model, stdout);
+//   sampler_close(&sampler);
+//
+// Its flags are those of train and generate: sampler_flags.
+
+#ifndef LLMTRAIN_GENERATE_H
+#define LLMTRAIN_GENERATE_H
+
+#include "../llmtrain.h"
+
+typedef struct {
+    const char* prompt;
+    uint64_t tokens;          // to generate
+    SamplingOptions options;
+    Tokenizer tokenizer;
+    int32_t* text;            // (size) the prompt and what follows
+    size_t size;
+    Candidate* candidates;    // (V)
+} Sampler;
+
+enum { SAMPLER_FLAGS = 5 };
+
+// Sets the defaults, and fills in the flags.
+static inline void sampler_flags(Flag flags[SAMPLER_FLAGS], Sampler* s) {
+    const SamplingOptions usual = {0.8, 0, 1, 0};
+    SamplingOptions* o = &s->options;
+    s->prompt = "\n";
+    s->tokens = 256;
+    *o = usual;
+    const Flag table[SAMPLER_FLAGS] = {
+        {"prompt", FLAG_TEXT, &s->prompt, "TEXT", 0, 0, "text to continue; default: a line break", FLAG_LOCAL},
+        {"tokens", FLAG_COUNT, &s->tokens, "N", 1, 1e9, "tokens to generate", FLAG_FREE},
+        {"temperature", FLAG_REAL, &o->temperature, "X", 0, 100, "softmax temperature; 0: always the most likely token",
+         FLAG_FREE},
+        {"top-k", FLAG_COUNT, &o->top_k, "N", 0, 1e9, "sample from the N most likely tokens; 0: all", FLAG_FREE},
+        {"top-p", FLAG_REAL, &o->top_p, "X", 0, 1, "sample from the smallest set of tokens with total probability X",
+         FLAG_FREE},
+    };
+    memcpy(flags, table, sizeof table);
+}
+
+// Text is read and written as bytes, so the model's vocabulary V must be theirs.
+static inline bool sampler_open(Sampler* s, size_t V, Error* error) {
+    if (s->prompt[0] == 0) return fail(error, "--prompt is empty; give at least one character");
+    s->tokenizer = tokenizer_of_bytes();
+    s->size = strlen(s->prompt) + s->tokens;
+    if ((size_t)s->tokenizer.vocabulary != V)
+        return fail(error, "the model's vocabulary is %zu, but text is read and written as bytes, of which there are %d; "
+                    "sample from a model of bytes", V, s->tokenizer.vocabulary);
+    s->text = (int32_t*)allocate(s->size * sizeof(int32_t));
+    s->candidates = (Candidate*)allocate(V * sizeof(Candidate));
+    return (s->text && s->candidates) || fail(error, "out of memory for %zu tokens of text; make --tokens smaller", s->size);
+}
+
+// Writes the prompt and its continuation. Every sample uses the same random numbers, so that the samples of a run show how
+// the model changes.
+static inline void sampler_write(Sampler* s, Model* model, FILE* out) {
+    size_t known = tokenizer_encode(s->text, &s->tokenizer, s->prompt, strlen(s->prompt));
+    fputs(s->prompt, out);
+    model_generate(model, s->text, s->candidates, out, &s->tokenizer, &s->options, known, s->size);
+    fputc('\n', out);
+    fflush(out);
+}
+
+static inline void sampler_close(Sampler* s) {
+    free(s->text);
+    free(s->candidates);
+    memset(s, 0, sizeof *s);
+}
+
+#endif  // LLMTRAIN_GENERATE_H
