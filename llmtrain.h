@@ -8,13 +8,10 @@
 //    6. backward        the forward, read from the end: block_backward, model_backward
 //    7. update          what a step has come to, and the optimizer: model_read, model_update
 //    8. evaluation      validation loss
-//    9. generation      text from a trained model
-//   10. checkpoints     what a checkpoint says of a run; saving and loading a model
+//    9. checkpoints     what a checkpoint says of a run; saving and loading a model
 //
-// It includes, from the lowest floor up: llmtrain/base.h (errors, random numbers), flags.h, files.h, json.h and fields.h
-// (tables of members), state.h (schedule, guard), kernels_cpu.h or kernels.cuh (the operations), tensors.h (the table of
-// tensors, the memory plan), zero.h (the flat vector over ranks), checkpoint.h, saver.h, data.h and log.h.
-// The training loop is in train.cu; the smallest complete program is dev/example.c.
+// The training loop is in train.cu; text from a model in llmtrain/generate.h; the smallest complete program is
+// dev/example.c.
 //
 // Letters: B batch, T sequence, N = B*T rows, C channels, L layers, H heads, K key/value heads, D head size,
 // F feed-forward, V vocabulary, Vp padded vocabulary.
@@ -22,10 +19,9 @@
 #ifndef LLMTRAIN_H
 #define LLMTRAIN_H
 
-#include "llmtrain/data.h"
-#include "llmtrain/log.h"
-#include "llmtrain/sampling.h"
-#include "llmtrain/saver.h"
+#include "llmtrain/data.h"   // token shards, Dataset, Loader, Tokenizer
+#include "llmtrain/log.h"    // StepLog, metrics and events; with it state.h: Schedule, RunState, guard_step
+#include "llmtrain/saver.h"  // Saver, Cadence; with it checkpoint.h, zero.h (FlatVector), tensors.h, the operations
 
 // ------------------------------------------------------------------------------------------------
 // 1. Configuration
@@ -46,7 +42,8 @@ typedef struct {
     double norm_epsilon, rope_theta;
 } Config;
 
-#define CONFIG_COUNT(name, flag, low, high, help) {#name, flag, FLAG_COUNT, offsetof(Config, name), "N", low, high, help}
+#define CONFIG_COUNT(name, flag, low, high, help) \
+    { #name, flag, FLAG_COUNT, offsetof(Config, name), "N", low, high, help }
 #define CONFIG_REAL(name, flag, low, high, help) {#name, flag, FLAG_REAL, offsetof(Config, name), "X", low, high, help}
 static const Field CONFIG_FIELDS[] = {
     {"family", "family", FLAG_CHOICE, offsetof(Config, family), FAMILY_NAMES, 0, 0, "architecture"},
@@ -54,10 +51,12 @@ static const Field CONFIG_FIELDS[] = {
     CONFIG_COUNT(heads, "heads", 1, 1024, "query heads"),
     CONFIG_COUNT(kv_heads, "kv-heads", 0, 1024, "key/value heads; 0: as many as --heads"),
     CONFIG_COUNT(channels, "channels", 1, 65536, "width of the residual stream"),
-    CONFIG_COUNT(ffn, "ffn", 0, 1 << 20, "width of the feed-forward layer; 0: 4 (gpt2) or 8/3 (llama) times --channels"),
+    CONFIG_COUNT(ffn, "ffn", 0, 1 << 20,
+                 "width of the feed-forward layer; 0: 4 (gpt2) or 8/3 (llama) times --channels"),
     CONFIG_COUNT(context, "context", 0, 1 << 24, "longest sequence, in tokens; 0: the preset's, or --seq"),
     CONFIG_COUNT(vocab, "vocab", 0, 1 << 24, "vocabulary size, in tokens; 0: the data's"),
-    {"tied", "tied", FLAG_SWITCH, offsetof(Config, tied), "on|off", 0, 0, "share the weights of token embedding and head"},
+    {"tied", "tied", FLAG_SWITCH, offsetof(Config, tied), "on|off", 0, 0,
+     "share the weights of token embedding and head"},
     CONFIG_REAL(norm_epsilon, "norm-epsilon", 0, 1, NULL),
     CONFIG_REAL(rope_theta, "rope-theta", 1, 1e9, "base of the rotary position angles (llama)"),
 };
@@ -86,8 +85,8 @@ typedef struct {
     const char *names, *members;  // names: several separated by |
 } Preset;
 
-// The GPT-2 sizes of the paper, the same and more under llm.c's names by depth, and Llama's: the small ones of llama2.c,
-// then version 3.
+// The GPT-2 sizes of the paper, the same and more under llm.c's names by depth, and Llama's: the small ones of
+// llama2.c, then version 3.
 #define GPT2 " family=gpt2 context=1024 vocab=50257 tied=on"
 #define LLAMA2C " family=llama vocab=32000 tied=on rope_theta=10000"
 #define LLAMA3 " family=llama context=8192 vocab=128256 kv_heads=8 rope_theta=500000"
@@ -128,23 +127,30 @@ static inline bool config_preset(Config* c, const char* name, Error* error) {
 static inline bool config_complete(Config* c, Error* error) {
     const char* missing = !c->layers ? "--layers" : !c->heads ? "--heads" : !c->channels ? "--channels"
                         : !c->context ? "--seq (or --context)" : !c->vocab ? "--vocab" : NULL;
-    if (missing) return fail(error, "the model's size lacks %s; give it, at least 1, or a preset with --model", missing);
-    if (c->layers > 1000 || c->channels > 65536 || c->context > (1u << 24) || c->vocab > (1u << 24) || c->ffn > (1u << 20))
-        return fail(error, "the model's sizes (%zu layers, %zu channels, context %zu, vocabulary %zu, ffn %zu) are past the "
-                    "limits of 1000, 65536, 16777216, 16777216, 1048576", c->layers, c->channels, c->context, c->vocab, c->ffn);
+    if (missing)
+        return fail(error, "the model's size lacks %s; give it, at least 1, or a preset with --model", missing);
+    if (c->layers > 1000 || c->channels > 65536 || c->context > (1u << 24) || c->vocab > (1u << 24) ||
+        c->ffn > (1u << 20))
+        return fail(error,
+                    "the model's sizes (%zu layers, %zu channels, context %zu, vocabulary %zu, ffn %zu) are past the "
+                    "limits of 1000, 65536, 16777216, 16777216, 1048576",
+                    c->layers, c->channels, c->context, c->vocab, c->ffn);
     if (c->kv_heads == 0) c->kv_heads = c->heads;
     if (c->ffn == 0 && c->family == FAMILY_GPT2) c->ffn = 4 * c->channels;
     if (c->ffn == 0) c->ffn = round_up(8 * c->channels / 3, 32);
     if (c->norm_epsilon == 0) c->norm_epsilon = 1e-5;
     if (c->rope_theta == 0) c->rope_theta = 10000;
     if (c->channels % c->heads != 0)
-        return fail(error, "%zu heads do not divide %zu channels; choose --heads so that --channels is a multiple of it",
+        return fail(error,
+                    "%zu heads do not divide %zu channels; choose --heads so that --channels is a multiple of it",
                     c->heads, c->channels);
     if (c->heads % c->kv_heads != 0)
-        return fail(error, "%zu key/value heads do not divide %zu heads; choose --kv-heads so that --heads is a multiple of it",
-                    c->kv_heads, c->heads);
+        return fail(
+            error, "%zu key/value heads do not divide %zu heads; choose --kv-heads so that --heads is a multiple of it",
+            c->kv_heads, c->heads);
     if (c->family == FAMILY_LLAMA && config_head_size(c) % 2 != 0)
-        return fail(error, "the head size %zu is odd, but rotary positions turn pairs; choose --channels / --heads even",
+        return fail(error,
+                    "the head size %zu is odd, but rotary positions turn pairs; choose --channels / --heads even",
                     config_head_size(c));
     if (config_head_size(c) > ATTENTION_MAX_D)
         return fail(error, "the head size %zu is over %d; choose more --heads for %zu channels",
@@ -181,14 +187,19 @@ static inline size_t parameters_add_block(Parameters* p, size_t l, const char* w
     return parameters_add(p, name, rows, rows, cols, l + 1, init, init_std);
 }
 
-// Fills the table. Initial weights are normal with std sqrt(2 / 5C), "Transformers without Tears: Improving the Normalization of
-// Self-Attention": about GPT-2's 0.02 for its 768 channels, and more for narrow models, which learn faster so. It is
-// less by sqrt(2L) for the two matmuls that add to the residual stream, so that its size does not grow with depth.
+// NO_TENSOR in a family without biases.
+static inline size_t parameters_add_bias(Parameters* p, const Config* c, size_t l, const char* what, size_t n) {
+    return c->family == FAMILY_GPT2 ? parameters_add_block(p, l, what, n, 0, INIT_ZERO, 0) : NO_TENSOR;
+}
+
+// Fills the table. Initial weights are normal with std sqrt(2 / 5C), "Transformers without Tears: Improving the
+// Normalization of Self-Attention": about GPT-2's 0.02 for its 768 channels, and more for narrow models, which learn
+// faster so. It is less by sqrt(2L) for the two matmuls that add to the residual stream, so that its size does not grow
+// with depth.
 static inline bool weights_create(Weights* w, Parameters* p, const Config* c, Error* error) {
     size_t C = c->channels, L = c->layers, F = c->ffn, V = c->vocab, Vp = config_padded_vocab(c);
     size_t HD = c->heads * config_head_size(c);
     float usual = sqrtf(0.4f / (float)C), residual = usual / sqrtf(2.0f * (float)L);
-    bool biases = c->family == FAMILY_GPT2;
     if (!parameters_allocate(p, 12 * L + 5, error)) return false;  // of blocks; 2 embeddings, 2 of the norm, the head
     p->tied = c->tied;
     w->blocks = (Block*)allocate(L * sizeof(Block));
@@ -196,24 +207,27 @@ static inline bool weights_create(Weights* w, Parameters* p, const Config* c, Er
     w->token_embedding = parameters_add(p, "token_embedding", V, Vp, C, 0, INIT_NORMAL, usual);
     w->position_embedding = NO_TENSOR;
     if (c->family == FAMILY_GPT2)
-        w->position_embedding = parameters_add(p, "position_embedding", c->context, c->context, C, 0, INIT_NORMAL, usual);
+        w->position_embedding =
+            parameters_add(p, "position_embedding", c->context, c->context, C, 0, INIT_NORMAL, usual);
     for (size_t l = 0; l < L; l++) {
         Block* b = &w->blocks[l];
         b->norm1_weight = parameters_add_block(p, l, "norm1_weight", C, 0, INIT_ONE, 0);
-        b->norm1_bias = biases ? parameters_add_block(p, l, "norm1_bias", C, 0, INIT_ZERO, 0) : NO_TENSOR;
+        b->norm1_bias = parameters_add_bias(p, c, l, "norm1_bias", C);
         b->qkv_weight = parameters_add_block(p, l, "qkv_weight", config_qkv(c), C, INIT_NORMAL, usual);
-        b->qkv_bias = biases ? parameters_add_block(p, l, "qkv_bias", config_qkv(c), 0, INIT_ZERO, 0) : NO_TENSOR;
+        b->qkv_bias = parameters_add_bias(p, c, l, "qkv_bias", config_qkv(c));
         b->attention_out_weight = parameters_add_block(p, l, "attention_out_weight", C, HD, INIT_NORMAL, residual);
-        b->attention_out_bias = biases ? parameters_add_block(p, l, "attention_out_bias", C, 0, INIT_ZERO, 0) : NO_TENSOR;
+        b->attention_out_bias = parameters_add_bias(p, c, l, "attention_out_bias", C);
         b->norm2_weight = parameters_add_block(p, l, "norm2_weight", C, 0, INIT_ONE, 0);
-        b->norm2_bias = biases ? parameters_add_block(p, l, "norm2_bias", C, 0, INIT_ZERO, 0) : NO_TENSOR;
+        b->norm2_bias = parameters_add_bias(p, c, l, "norm2_bias", C);
         b->ffn_in_weight = parameters_add_block(p, l, "ffn_in_weight", config_ffn_in(c), C, INIT_NORMAL, usual);
-        b->ffn_in_bias = biases ? parameters_add_block(p, l, "ffn_in_bias", config_ffn_in(c), 0, INIT_ZERO, 0) : NO_TENSOR;
+        b->ffn_in_bias = parameters_add_bias(p, c, l, "ffn_in_bias", config_ffn_in(c));
         b->ffn_out_weight = parameters_add_block(p, l, "ffn_out_weight", C, F, INIT_NORMAL, residual);
-        b->ffn_out_bias = biases ? parameters_add_block(p, l, "ffn_out_bias", C, 0, INIT_ZERO, 0) : NO_TENSOR;
+        b->ffn_out_bias = parameters_add_bias(p, c, l, "ffn_out_bias", C);
     }
     w->final_norm_weight = parameters_add(p, "final_norm_weight", C, C, 0, L + 1, INIT_ONE, 0);
-    w->final_norm_bias = biases ? parameters_add(p, "final_norm_bias", C, C, 0, L + 1, INIT_ZERO, 0) : NO_TENSOR;
+    w->final_norm_bias = NO_TENSOR;
+    if (c->family == FAMILY_GPT2)
+        w->final_norm_bias = parameters_add(p, "final_norm_bias", C, C, 0, L + 1, INIT_ZERO, 0);
     w->head_weight = w->token_embedding;
     if (!c->tied) w->head_weight = parameters_add(p, "head_weight", V, Vp, C, L + 1, INIT_NORMAL, usual);
     return true;
@@ -288,7 +302,7 @@ typedef struct {
     ModelOptions options;
     Parameters parameters;    // the table
     Weights weights;          // where its tensors begin
-    FlatVector flat;          // parameters, gradients, master weights and optimizer state, as far as this rank holds them
+    FlatVector flat;  // parameters, gradients, master weights and optimizer state, as far as this rank holds them
     size_t B, T;              // of the batch in progress
     bool decoding;            // its one token follows those in the cache
     Activations activations;
@@ -364,8 +378,8 @@ static inline void model_layout(Model* model) {
     a->rstd = (float*)plan_take(plan, name, N * sizeof(float));
     a->losses = (float*)plan_take(plan, name, N * sizeof(float));
     if (c->family == FAMILY_LLAMA) a->rope = (float*)plan_take(plan, name, c->context * D * sizeof(float));
-    a->logits =
-        (floatX*)plan_take(plan, "logits, a part at a time", model->head_rows * config_padded_vocab(c) * sizeof(floatX));
+    a->logits = (floatX*)plan_take(plan, "logits, a part at a time",
+                                   model->head_rows * config_padded_vocab(c) * sizeof(floatX));
     if (o->sampling) {
         size_t cached = c->layers * c->context * c->kv_heads * D;
         model->cache.keys = (floatX*)plan_take(plan, "KV cache", cached * sizeof(floatX));
@@ -397,12 +411,14 @@ static inline bool model_plan(Model* model, const Config* asked, ModelOptions op
         return fail(error, "a batch of %zu sequences of %zu tokens is impossible; give at least 1 of each", options.B,
                     options.T);
     if (options.T > config->context)
-        return fail(error, "sequences of %zu tokens do not fit the model's context of %zu; make --seq smaller or --context "
-                    "larger", options.T, config->context);
-    if (options.T > LONGEST_ON_DEVICE)
         return fail(error,
-                    "sequences of %zu tokens are longer than the %zu that a GPU's grid has room for; make --seq smaller",
-                    options.T, LONGEST_ON_DEVICE);
+                    "sequences of %zu tokens do not fit the model's context of %zu; make --seq smaller or --context "
+                    "larger",
+                    options.T, config->context);
+    if (options.T > LONGEST_ON_DEVICE)
+        return fail(
+            error, "sequences of %zu tokens are longer than the %zu that a GPU's grid has room for; make --seq smaller",
+            options.T, LONGEST_ON_DEVICE);
     // The logits of all rows at once would be the largest array of all.
     size_t N = options.B * options.T, most = max_size(head_elements() / config_padded_vocab(config), 64);
     size_t parts = divide_up(N, most);
@@ -417,8 +433,8 @@ static inline bool model_plan(Model* model, const Config* asked, ModelOptions op
     return ok;
 }
 
-// Opens the device and allocates what model_plan planned. Parameters are zero until model_randomize or a checkpoint fills
-// them. The ranks of a run call model_connect next, all together.
+// Opens the device and allocates what model_plan planned. Parameters are zero until model_randomize or a checkpoint
+// fills them. The ranks of a run call model_connect next, all together.
 static inline bool model_allocate(Model* model, Error* error) {
     const Config* c = &model->config;
     const ModelOptions* o = &model->options;
@@ -432,7 +448,8 @@ static inline bool model_allocate(Model* model, Error* error) {
     if (o->sampling && model->cache.logits == NULL) return fail(error, "out of memory for %zu logits", c->vocab);
     if (c->family == FAMILY_LLAMA) {
         float* table = (float*)allocate(c->context * D * sizeof(float));
-        if (table == NULL) return fail(error, "out of memory for the table of rotary angles of %zu positions", c->context);
+        if (table == NULL)
+            return fail(error, "out of memory for the table of rotary angles of %zu positions", c->context);
         rope_table(table, (float)c->rope_theta, c->context, D);
         upload(model->activations.rope, table, c->context * D * sizeof(float), model->stream);
         free(table);
@@ -451,8 +468,8 @@ static inline bool model_create(Model* model, const Config* config, ModelOptions
 
 enum { INIT_PIECE = 1 << 16 };  // elements that are generated and uploaded at a time
 
-// Sets parameters [offset, offset + n) of the flat vector, and their master_weights, from values on the host. False if there is no
-// memory for a piece of them.
+// Sets parameters [offset, offset + n) of the flat vector, and their master_weights, from values on the host. False if
+// there is no memory for a piece of them.
 static inline bool model_set_params(Model* model, size_t offset, const float* values, size_t n, Error* error) {
     floatX* rounded = (floatX*)allocate(INIT_PIECE * sizeof(floatX));
     if (rounded == NULL) return fail(error, "out of memory for a piece of the weights");
@@ -524,21 +541,22 @@ static inline void norm_forward(const Model* model, floatX* out, floatX* residua
         rmsnorm_forward(out, residual, rstd, in, branch, param(model, weight), epsilon, N, c->channels, model->stream);
 }
 
-// out = dropout(in), both (N, C), which may be the same; `site` tells the uses apart: 0 the embedding, 2l + 1 and 2l + 2 the
-// branches of block l. The backward calls it on gradients, with the same site.
+// out = dropout(in), both (N, C), which may be the same; `site` tells the uses apart: 0 the embedding, 2l + 1 and 2l +
+// 2 the branches of block l. The backward calls it on gradients, with the same site.
 static inline void model_dropout(const Model* model, floatX* out, const floatX* in, size_t site, size_t N) {
     size_t C = model->config.channels;
     dropout(out, in, model->dropout.p, model->dropout.seed, site, model->dropout.first_token * C, N * C, model->stream);
 }
 
-// Uploads a batch of N tokens, and its targets unless they are NULL; returns the tokens on the device, which the targets
-// follow. They stay valid until the batch after the next is uploaded.
+// Uploads a batch of N tokens, and its targets unless they are NULL; returns the tokens on the device, which the
+// targets follow. They stay valid until the batch after the next is uploaded.
 static inline const int32_t* model_upload(Model* model, const int32_t* tokens, const int32_t* targets, size_t N) {
     return upload_batch(model->batches, tokens, targets, N * sizeof(int32_t), model->stream);
 }
 
-// x = x + attention(norm1(x)); x = x + ffn(norm2(x)), for block l of the batch in progress. The second addition is left to
-// the norm that follows: the block before it has left its feed-forward output in activations.branch, and so does this one.
+// x = x + attention(norm1(x)); x = x + ffn(norm2(x)), for block l of the batch in progress. The second addition is left
+// to the norm that follows: the block before it has left its feed-forward output in activations.branch, and so does
+// this one.
 static inline void block_forward(Model* model, size_t l) {
     const Config* c = &model->config;
     const Block* b = &model->weights.blocks[l];
@@ -553,7 +571,8 @@ static inline void block_forward(Model* model, size_t l) {
     flat_await(&model->flat, l + 1);
     norm_forward(model, s->norm1, s->input, s->mean1, s->rstd1, l ? a->blocks[l - 1].middle : s->input,
                  l ? a->branch : NULL, b->norm1_weight, b->norm1_bias, N);
-    matmul_forward(s->qkv, s->norm1, param(model, b->qkv_weight), param(model, b->qkv_bias), N, config_qkv(c), C, stream);
+    matmul_forward(s->qkv, s->norm1, param(model, b->qkv_weight), param(model, b->qkv_bias), N, config_qkv(c), C,
+                   stream);
     if (c->family == FAMILY_LLAMA) rope_forward(s->qkv, a->rope, first, B, T, H, K, D, stream);
     if (model->decoding) {
         size_t layer = l * c->context * K * D;
@@ -566,7 +585,8 @@ static inline void block_forward(Model* model, size_t l) {
                    N, C, H * D, stream);
     if (model->dropout.p > 0) model_dropout(model, a->branch, a->branch, 2 * l + 1, N);
 
-    norm_forward(model, s->norm2, s->middle, s->mean2, s->rstd2, s->input, a->branch, b->norm2_weight, b->norm2_bias, N);
+    norm_forward(model, s->norm2, s->middle, s->mean2, s->rstd2, s->input, a->branch, b->norm2_weight, b->norm2_bias,
+                 N);
     if (c->family == FAMILY_GPT2) {
         matmul_gelu_forward(s->ffn_act, s->ffn_in, s->norm2, param(model, b->ffn_in_weight),
                             param(model, b->ffn_in_bias), N, F, C, stream);
@@ -574,7 +594,8 @@ static inline void block_forward(Model* model, size_t l) {
         matmul_forward(s->ffn_in, s->norm2, param(model, b->ffn_in_weight), NULL, N, 2 * F, C, stream);
         swiglu_forward(s->ffn_act, s->ffn_in, N, F, stream);
     }
-    matmul_forward(a->branch, s->ffn_act, param(model, b->ffn_out_weight), param(model, b->ffn_out_bias), N, C, F, stream);
+    matmul_forward(a->branch, s->ffn_act, param(model, b->ffn_out_weight), param(model, b->ffn_out_bias), N, C, F,
+                   stream);
     if (model->dropout.p > 0) model_dropout(model, a->branch, a->branch, 2 * l + 2, N);
 }
 
@@ -614,8 +635,8 @@ static inline void model_logits(Model* model, size_t first_row, size_t rows) {
                    model->stream);
 }
 
-// Fills activations.losses for targets (N) on the device; -1 is ignored. If dloss is not 0, also does the head's backward
-// for the objective dloss * (sum of losses).
+// Fills activations.losses for targets (N) on the device; -1 is ignored. If dloss is not 0, also does the head's
+// backward for the objective dloss * (sum of losses).
 static inline void model_head(Model* model, const int32_t* targets, float dloss, size_t N) {
     const Config* c = &model->config;
     Activations* a = &model->activations;
@@ -667,8 +688,8 @@ static inline const floatX* branch_gradient(const Model* model, size_t site, siz
     return model->gradients.branch;
 }
 
-// block_forward, backwards: from the gradient of the residual stream after block l to that before it. Needs the forward's
-// activations of the same batch.
+// block_forward, backwards: from the gradient of the residual stream after block l to that before it. Needs the
+// forward's activations of the same batch.
 static inline void block_backward(Model* model, size_t l) {
     const Config* c = &model->config;
     const Block* b = &model->weights.blocks[l];
@@ -701,8 +722,8 @@ static inline void block_backward(Model* model, size_t l) {
     flat_end_bucket(&model->flat, l + 1);
 }
 
-// Needs the forward's activations of the same tokens, and gradients.hidden from model_head, before which the bucket of the
-// head was begun.
+// Needs the forward's activations of the same tokens, and gradients.hidden from model_head, before which the bucket of
+// the head was begun.
 static inline void model_backward(Model* model, const int32_t* tokens) {
     const Config* c = &model->config;
     const Weights* w = &model->weights;
@@ -712,12 +733,13 @@ static inline void model_backward(Model* model, const int32_t* tokens) {
     size_t N = model->B * model->T, C = c->channels;
     if (c->tied) flat_begin_bucket(flat, c->layers + 1);
     fill_zero(g->residual, N * C * sizeof(floatX), model->stream);
-    norm_backward(model, g->residual, g->hidden, a->output, a->mean, a->rstd, w->final_norm_weight, w->final_norm_bias, N);
+    norm_backward(model, g->residual, g->hidden, a->output, a->mean, a->rstd, w->final_norm_weight, w->final_norm_bias,
+                  N);
     flat_end_bucket(flat, c->layers + 1);
     for (size_t l = c->layers; l-- > 0;) block_backward(model, l);
     if (!c->tied) flat_begin_bucket(flat, 0);
-    embedding_backward(grad(model, w->token_embedding), grad(model, w->position_embedding), branch_gradient(model, 0, N),
-                       tokens, model->B, model->T, C, model->stream);
+    embedding_backward(grad(model, w->token_embedding), grad(model, w->position_embedding),
+                       branch_gradient(model, 0, N), tokens, model->B, model->T, C, model->stream);
     flat_end_bucket(flat, 0);
 }
 
@@ -727,7 +749,8 @@ static inline void model_begin_step(Model* model, double loss_scale, size_t micr
     flat_begin_step(&model->flat, loss_scale, micro_batches);
 }
 
-// Adds the sum of the losses of a batch, tokens and targets (B, T) on the host, to flat.scalars[SUM_LOSS], without gradients.
+// Adds the sum of the losses of a batch, tokens and targets (B, T) on the host, to flat.scalars[SUM_LOSS], without
+// gradients.
 static inline void model_losses(Model* model, const int32_t* tokens, const int32_t* targets, size_t B, size_t T) {
     const int32_t* batch = model_upload(model, tokens, targets, B * T);
     model_forward(model, batch, B, T, false);
@@ -761,8 +784,8 @@ typedef struct {
     uint64_t seed;           // of stochastic rounding
 } OptimizerOptions;
 
-// After the last micro-batch of a step: waits for its gradients, gathers the ranks' statistics and flags, and fills in what
-// the step has come to. False if a rank is lost.
+// After the last micro-batch of a step: waits for its gradients, gathers the ranks' statistics and flags, and fills in
+// what the step has come to. False if a rank is lost.
 static inline bool model_read(Model* model, StepResult* result, StepFlags flags, Error* error) {
     enum { LOSS, SQUARES, BUSY, STOP, SAVE, SAVED, FAILED, COUNT };
     static_assert((int)COUNT <= (int)STATS_MAX, "make STATS_MAX larger");
@@ -789,14 +812,15 @@ static inline bool model_read(Model* model, StepResult* result, StepFlags flags,
     result->flags.saved = saved == world;
     result->grad_norm = isnan(squares) ? NAN : sqrt(squares) / flat->loss_scale;
     flat_min_median_max(&result->loss_min, &result->loss_median, &result->loss_max, flat, LOSS, COUNT);
-    result->slowest = flat_min_median_max(&result->busy_min, &result->busy_median, &result->busy_max, flat, BUSY, COUNT);
+    result->slowest =
+        flat_min_median_max(&result->busy_min, &result->busy_median, &result->busy_max, flat, BUSY, COUNT);
     result->wait_share = waited / (busy + waited);
     flat->step_began_ms = now_ms();
     return true;
 }
 
-// One optimizer step, number `update` from 1; gradients are multiplied by `factor` first, and divided by the loss scale that
-// model_begin_step was given.
+// One optimizer step, number `update` from 1; gradients are multiplied by `factor` first, and divided by the loss scale
+// that model_begin_step was given.
 static inline void model_update(Model* model, const OptimizerOptions* o, uint64_t update, double lr, double factor) {
     OptimizerStep step;
     step.kind = o->kind;
@@ -856,37 +880,7 @@ static inline bool model_validate(Model* model, double* loss, const Dataset* dat
 }
 
 // ------------------------------------------------------------------------------------------------
-// 9. Generation
-
-// Continues tokens, of which the first `known` (at least 1) are given, up to `total`. Each new token is written to
-// `out` as text at once, unless out is NULL. candidates (V) is scratch. When the context is full, its later half
-// becomes the start of a new one. The model must have been made with options.sampling.
-static inline void model_generate(Model* model, int32_t* tokens, Candidate* candidates, FILE* out,
-                                  const Tokenizer* tokenizer, const SamplingOptions* o, size_t known, size_t total) {
-    size_t context = model->config.context, seen = 0;
-    Dropout dropout = model->dropout;
-    model->dropout.p = 0;
-    model->cache.length = 0;
-    for (; known < total; known++) {
-        if (known - seen > context - model->cache.length) {  // what is still to be read does not fit
-            seen = known - max_size(context / 2, 1);
-            model->cache.length = 0;
-        }
-        for (; seen < known; seen++) model_forward(model, model_upload(model, tokens + seen, NULL, 1), 1, 1, true);
-        model_logits(model, 0, 1);
-        download(model->cache.logits, model->activations.logits, model->config.vocab * sizeof(floatX), model->stream);
-        float uniform = random_uniform(o->seed, RANDOM_SAMPLING, 0, known);
-        tokens[known] = sample_token(candidates, model->cache.logits, o, uniform, model->config.vocab);
-        if (out == NULL) continue;
-        char text[64];
-        fwrite(text, 1, tokenizer_decode(text, tokenizer, tokens + known, 1), out);
-        fflush(out);
-    }
-    model->dropout = dropout;
-}
-
-// ------------------------------------------------------------------------------------------------
-// 10. Checkpoints
+// 9. Checkpoints
 
 // What a checkpoint says of a run beside its tensors.
 typedef struct {
@@ -914,7 +908,8 @@ static inline const Field* record_fields(void) {
     return fields;
 }
 
-static inline void record_write_object(JsonWriter* w, const char* key, const Field* fields, size_t count, const void* base) {
+static inline void record_write_object(JsonWriter* w, const char* key, const Field* fields, size_t count,
+                                       const void* base) {
     json_write_key(w, key);
     json_write_begin(w, '{');
     fields_write(w, fields, count, base);
@@ -947,9 +942,10 @@ static inline bool record_open(Json* manifest, RunRecord* r, const char* path, E
     memset(r, 0, sizeof *r);
     if (!manifest_open(manifest, path, error)) return false;
     bool ok = fields_read(r, record_fields(), RECORD_FIELD_COUNT, manifest, 0) &&
-        json_string(manifest, json_get(manifest, 0, "data"), data, sizeof data) && sscanf(data, "%llx", &fingerprint) == 1 &&
-        fields_read(&r->config, CONFIG_FIELDS, CONFIG_FIELD_COUNT, manifest, json_get(manifest, 0, "config")) &&
-        fields_read(&r->state, STATE_FIELDS, STATE_FIELD_COUNT, manifest, json_get(manifest, 0, "state"));
+              json_string(manifest, json_get(manifest, 0, "data"), data, sizeof data) &&
+              sscanf(data, "%llx", &fingerprint) == 1 &&
+              fields_read(&r->config, CONFIG_FIELDS, CONFIG_FIELD_COUNT, manifest, json_get(manifest, 0, "config")) &&
+              fields_read(&r->state, STATE_FIELDS, STATE_FIELD_COUNT, manifest, json_get(manifest, 0, "state"));
     r->data = fingerprint;
     if (ok) return true;
     json_free(manifest);
@@ -973,7 +969,8 @@ static inline bool model_save(Model* model, const RunRecord* record, const char*
 static inline bool model_load(Model* model, RunRecord* record, const char* path, bool weights_alone, Error* error) {
     Json manifest;
     if (!record_open(&manifest, record, path, error)) return false;
-    bool ok = fields_agree(CONFIG_FIELDS, CONFIG_FIELD_COUNT, &record->config, &model->config, "checkpoint", path, error) &&
+    bool ok =
+        fields_agree(CONFIG_FIELDS, CONFIG_FIELD_COUNT, &record->config, &model->config, "checkpoint", path, error) &&
         checkpoint_load(&model->flat, &manifest, path, weights_alone, error);
     json_free(&manifest);
     return ok;

@@ -40,8 +40,8 @@ typedef struct {
 
 enum { FLAGS_MAX = 100 };
 
-// Sets the defaults, and fills flags with the table; returns the number of rows. A row without FREE or LOCAL changes what the
-// run computes (flags.h).
+// Sets the defaults, and fills flags with the table; returns the number of rows. A row without FREE or LOCAL changes
+// what the run computes (flags.h).
 static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
     enum { FREE = FLAG_FREE, LOCAL = FLAG_LOCAL };
     Schedule* s = &o->schedule;
@@ -56,7 +56,8 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
         TEXT_FLAG("data", &o->data, NULL, "GLOB", FREE, "token shards to train on, e.g. 'data/x_train_*.bin'"),
         TEXT_FLAG("val", &o->val, NULL, "GLOB", FREE, "token shards to validate on"),
         SWITCH_FLAG("plan", &o->plan, false, FREE, "print the memory plan and exit"),
-        REAL_FLAG("memory", &o->memory, 0, 0, 1e6, FREE, "with --plan: GB of memory per rank, to find the stage that fits"),
+        REAL_FLAG("memory", &o->memory, 0, 0, 1e6, FREE,
+                  "with --plan: GB of memory per rank, to find the stage that fits"),
         COUNT_FLAG("seed", &o->seed, 1337, 0, 9e15, 0, "seed of initial weights, data order, dropout and sampling"),
         COUNT_FLAG("threads", &o->threads, 0, 0, 4096, LOCAL, "OpenMP threads per rank; 0: OpenMP's default"),
         FLAG_HEADING("Model: a preset, and sizes that override it"),
@@ -82,11 +83,13 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
                     "16-bit builds: keep fp32 master weights; off: stochastic rounding"),
         SWITCH_FLAG("tf32", &o->tf32, false, 0, "fp32 builds on a GPU: allow TF32 matmuls"),
         FLAG_HEADING("Schedule"),
-        CHOICE_FLAG("schedule", &s->kind, SCHEDULE_COSINE, SCHEDULE_NAMES, 0, "shape of the learning rate after warmup"),
+        CHOICE_FLAG("schedule", &s->kind, SCHEDULE_COSINE, SCHEDULE_NAMES, 0,
+                    "shape of the learning rate after warmup"),
         COUNT_FLAG("warmup", &s->warmup, 100, 0, 1e12, 0, "steps of linear warmup to --lr"),
         REAL_FLAG("lr-final", &s->final_fraction, 0.1, 0, 1, 0,
                   "final learning rate as a fraction of --lr (linear, cosine, wsd, exponential)"),
-        REAL_FLAG("wsd-fraction", &s->decay_fraction, 0.2, 0.0001, 1, 0, "wsd: fraction of the run in which the rate decays"),
+        REAL_FLAG("wsd-fraction", &s->decay_fraction, 0.2, 0.0001, 1, 0,
+                  "wsd: fraction of the run in which the rate decays"),
         COUNT_FLAG("decay-every", &s->decay_every, 1000, 1, 1e12, 0, "step: multiply the rate every N steps"),
         REAL_FLAG("decay-factor", &s->decay_factor, 0.5, 0, 1, 0, "step: factor by which the rate is multiplied"),
         FLAG_HEADING("Guards against spikes"),
@@ -95,7 +98,8 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
                   "do not clip norms below running mean + X standard deviations; 0: only --clip counts"),
         REAL_FLAG("spike-skip", &g->spike_skip, 20, 0, 1e9, 0,
                   "skip steps whose gradient norm exceeds X times its running mean; 0: never"),
-        COUNT_FLAG("spike-warmup", &g->spike_warmup, 20, 1, 1e9, 0, "steps before --spike-sigma and --spike-skip apply"),
+        COUNT_FLAG("spike-warmup", &g->spike_warmup, 20, 1, 1e9, 0,
+                   "steps before --spike-sigma and --spike-skip apply"),
         REAL_FLAG("loss-scale", &o->run.loss_scale, 65536, 1, 1 << 24, 0, "fp16 builds: initial loss scale"),
         COUNT_FLAG("scale-growth", &g->scale_growth, 2000, 1, 1e9, 0,
                    "fp16 builds: double the loss scale after N finite steps"),
@@ -103,9 +107,11 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
         COUNT_FLAG("ranks", &o->ranks, 1, 1, 65536, FREE,
                    "processes to start here, without mpirun, torchrun or srun; with --plan: ranks to plan for"),
         COUNT_FLAG("zero", &o->zero, 0, 0, 2, 0, "ZeRO stage: 0 off, 1 shard optimizer state, 2 also gradients"),
-        CHOICE_FLAG("reduce", &o->reduce, 0, "auto|float|storage|exact", 0, "dtype of gradient reduction: fp32, the storage "
+        CHOICE_FLAG("reduce", &o->reduce, 0, "auto|float|storage|exact", 0,
+                    "dtype of gradient reduction: fp32, the storage "
                     "dtype, or exact fixed point (same bits for every --zero); auto: exact with several ranks"),
-        REAL_FLAG("timeout", &o->timeout, 600, 1, 1e6, FREE, "seconds without a message after which a rank counts as lost"),
+        REAL_FLAG("timeout", &o->timeout, 600, 1, 1e6, FREE,
+                  "seconds without a message after which a rank counts as lost"),
         FLAG_HEADING("Logging, validation and samples"),
         COUNT_FLAG("log-every", &o->log_every, 1, 1, 1e12, FREE, "log every N steps"),
         REAL_FLAG("peak-tflops", &o->peak_tflops, 0, 0, 1e6, LOCAL,
@@ -127,16 +133,9 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
 
 // Flags that do not fit together.
 static bool options_check(const Options* o, const Cadence* cadence, Error* error) {
-    const RunOptions* r = &o->run;
     if (o->sampler.prompt[0] == 0) return fail(error, "--prompt is empty; give at least one character");
-    if (r->resume && r->out == NULL) return fail(error, "--resume needs --out, the directory of the run to continue");
-    if ((cadence_saves(cadence) || r->ckpt_hot) && r->out == NULL)
-        return fail(error, "--ckpt-%s needs --out, the directory for the checkpoints", r->ckpt_hot ? "hot" : "every");
-    if (r->rewind && !cadence_saves(cadence))
-        return fail(error, "--rewind needs --ckpt-every, for checkpoints to go back to");
     if (o->val_every && o->val == NULL) return fail(error, "--val-every needs --val, the shards to validate on");
-    if (r->out && r->out[0] == 0) return fail(error, "--out is empty; give the directory of the run");
-    if (r->out && strlen(r->out) > 3900) return fail(error, "--out is longer than 3900 characters; give a shorter path");
+    if (!run_options_check(&o->run, cadence, error)) return false;
     return o->data || o->plan ||
         fail(error, "there is nothing to train on; give --data (build/generate --out DIR --prompt TEXT writes text)");
 }
@@ -169,9 +168,10 @@ static bool configure(Config* c, const Options* o, const Dataset* data, Flag* fl
 
 static bool check_data(const Config* c, const Dataset* data, const char* flag, size_t T, Error* error) {
     if (data->vocabulary != 0 && (size_t)data->vocabulary != c->vocab)
-        return fail(error,
-                    "%s has a vocabulary of %d but the model has %zu; give --vocab %d, or shards of the model's tokenizer",
-                    flag, data->vocabulary, c->vocab, data->vocabulary);
+        return fail(
+            error,
+            "%s has a vocabulary of %d but the model has %zu; give --vocab %d, or shards of the model's tokenizer",
+            flag, data->vocabulary, c->vocab, data->vocabulary);
     return dataset_suffices(data, T, error);
 }
 
@@ -255,7 +255,8 @@ static void print_device(const Run* run, Options* o) {
 static void print_notes(const Run* run, const Options* o) {
     unsigned long long step = run->record.state.step, steps = o->schedule.steps, warmup = o->schedule.warmup;
     if (warmup >= steps)
-        printf("note: --warmup %llu is not shorter than the run of %llu steps: the rate never reaches --lr\n", warmup, steps);
+        printf("note: --warmup %llu is not shorter than the run of %llu steps: the rate never reaches --lr\n", warmup,
+               steps);
     if (o->run.out == NULL) printf("no --out: nothing will be saved\n");
     if (step >= steps) printf("nothing to do: step %llu of %llu is reached\n", step, steps);
     fflush(stdout);
@@ -305,15 +306,16 @@ static bool begin(Run* run, Options* o, Flag* flags, size_t flag_count, Error* e
 // ------------------------------------------------------------------------------------------------
 // Training
 
-// Set by SIGINT, SIGTERM and SIGUSR1 to its number: the step is finished and saved before the program ends. A second SIGINT
-// ends it at once.
+// Set by SIGINT, SIGTERM and SIGUSR1 to its number: the step is finished and saved before the program ends. A second
+// SIGINT ends it at once.
 static volatile sig_atomic_t interrupted;
 
 static void interrupt(int signal_number) {
     static const char message[] = "train: stopping after this step; Ctrl-C twice stops at once, without saving it\n";
     bool first = interrupted == 0;
     if (first) interrupted = signal_number;
-    if (signal_number == SIGINT) signal(signal_number, SIG_DFL);  // others may come twice, from a scheduler and a launcher
+    if (signal_number == SIGINT)
+        signal(signal_number, SIG_DFL);  // others may come twice, from a scheduler and a launcher
     if (first && write(STDOUT_FILENO, message, sizeof message - 1) < 0) return;  // rank 0 alone has a console there
 }
 
@@ -334,7 +336,8 @@ static bool accumulate_gradients(Run* run, uint64_t micro_batches, Error* error)
     return true;
 }
 
-// The step's loss and gradient norm over all ranks, and the flags they exchange; completes a save that all have written.
+// The step's loss and gradient norm over all ranks, and the flags they exchange; completes a save that all have
+// written.
 static bool read_step(Run* run, StepResult* result, Error* error) {
     Saver* saver = &run->saver;
     SaverState state = saver_state(saver);
@@ -351,14 +354,14 @@ static bool read_step(Run* run, StepResult* result, Error* error) {
 static bool validate(Run* run, const Options* o, double* val_loss, Error* error) {
     fault_point("validate");
     comm_extend_timeout(&run->comm, true);
-    bool ok = model_validate(&run->model, val_loss, &run->val, o->val_windows, o->val_overlap, run->tokens, run->targets,
-                             o->batch, o->seq, error);
+    bool ok = model_validate(&run->model, val_loss, &run->val, o->val_windows, o->val_overlap, run->tokens,
+                             run->targets, o->batch, o->seq, error);
     if (ok) comm_extend_timeout(&run->comm, false);
     return ok;
 }
 
-// The line of a step, on the console and in the log: what it holds already, and what follows from the state. tokens: of a
-// step, of each rank.
+// The line of a step, on the console and in the log: what it holds already, and what follows from the state. tokens: of
+// a step, of each rank.
 static bool report(Run* run, const Options* o, StepLog* s, double tokens, Error* error) {
     const RunState* state = &run->record.state;
     const Model* model = &run->model;
@@ -376,9 +379,9 @@ static bool report(Run* run, const Options* o, StepLog* s, double tokens, Error*
     return run->log.file == NULL || log_write(&run->log, s, error);
 }
 
-// The training loop: steps state.step to --steps. heartbeat() informs a supervisor (heartbeat.h); fault_*() do nothing unless
-// a test asks for it (fault.h). With FP16 the loss is multiplied by state.loss_scale, and so are the gradients until
-// model_update divides by it.
+// The training loop: steps state.step to --steps. heartbeat() informs a supervisor (heartbeat.h); fault_*() do nothing
+// unless a test asks for it (fault.h). With FP16 the loss is multiplied by state.loss_scale, and so are the gradients
+// until model_update divides by it.
 static bool run_train(Run* run, Options* o, Error* error) {
     Model* model = &run->model;
     RunState* state = &run->record.state;
@@ -417,8 +420,8 @@ static bool run_train(Run* run, Options* o, Error* error) {
             continue;
         }
 
-        // The step's time is taken before validating, sampling and saving. A GPU is still at the update then, which the next
-        // step waits for; where something else comes first, wait here.
+        // The step's time is taken before validating, sampling and saving. A GPU is still at the update then, which the
+        // next step waits for; where something else comes first, wait here.
         bool last = state->step == o->schedule.steps;
         stop = last || s.result.flags.stop;
         bool hurries = stop && !last;  // a signal: there may be no time for anything but the save
@@ -483,9 +486,11 @@ int main(int argc, char** argv) {
             signal(SIGUSR1, interrupt);
         }
         bool forks = flag_was_given(flags, flag_count, "ranks");
-        ok = options.plan ? run_join_plan(&launch, &options.ranks, &error)
-                          : run_join(&run, &launch, forks ? options.ranks : 0, options.timeout, options.threads == 0, &error);
-        ok = ok && begin(&run, &options, flags, flag_count, &error) && (options.plan || run_train(&run, &options, &error));
+        ok = options.plan
+                 ? run_join_plan(&launch, &options.ranks, &error)
+                 : run_join(&run, &launch, forks ? options.ranks : 0, options.timeout, options.threads == 0, &error);
+        ok = ok && begin(&run, &options, flags, flag_count, &error) &&
+             (options.plan || run_train(&run, &options, &error));
     } else {
         run_refuse(&run, &launch, options.timeout);
     }

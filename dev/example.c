@@ -2,7 +2,7 @@
 //
 //   mkdir -p build && cc -O3 -I. dev/example.c -o build/example -lm -pthread && build/example
 
-#include "llmtrain.h"
+#include "llmtrain/generate.h"
 
 int main(void) {
     const char* line = "the cat sat on the mat. the dog sat on the log. ";

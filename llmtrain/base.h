@@ -292,7 +292,8 @@ static inline uint64_t hash_end(const Hash* h) {
     x += h->total;
     const unsigned char* p = h->pending;
     size_t bytes = h->total % 32;
-    for (; bytes >= 8; p += 8, bytes -= 8) x = hash_rotate(x ^ hash_lane(0, hash_read64(p)), 27) * XXH_PRIME1 + XXH_PRIME4;
+    for (; bytes >= 8; p += 8, bytes -= 8)
+        x = hash_rotate(x ^ hash_lane(0, hash_read64(p)), 27) * XXH_PRIME1 + XXH_PRIME4;
     if (bytes >= 4) {
         x = hash_rotate(x ^ (hash_read32(p) * XXH_PRIME1), 23) * XXH_PRIME2 + XXH_PRIME3;
         p += 4;
@@ -337,7 +338,8 @@ HOST_DEVICE ALWAYS_INLINE float float_from_f16(uint16_t half) {
     return __half2float(__ushort_as_half(half));
 #else
     uint32_t magnitude = (uint32_t)(half & 0x7fff) << 13;
-    uint32_t scaled = bits_from_float(float_from_bits(magnitude) * 0x1p112f);  // exponent bias 15 to 127, subnormals too
+    uint32_t scaled =
+        bits_from_float(float_from_bits(magnitude) * 0x1p112f);  // exponent bias 15 to 127, subnormals too
     uint32_t special = magnitude | 0x7f800000;                                 // infinity and NaN
     return float_from_bits((magnitude >= 0x0f800000 ? special : scaled) | (uint32_t)(half & 0x8000) << 16);
 #endif

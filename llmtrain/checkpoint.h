@@ -10,13 +10,13 @@
 //                            NAME[first:end] in elements where it is not the whole tensor; and so for each rank
 //   manifest.json            everything else, written last: configuration, state of the run, the table of the flat
 //                            vector, a checksum of every piece, and as its last member a checksum of the manifest itself
-// It is written under a temporary name, flushed to the disk, and renamed (saver.h): under its final name it is whole. No
-// file points to the newest; the newest is the one with the highest step whose checksums match. A damaged one is reported
-// and skipped, and the one before it is used.
+// It is written under a temporary name, flushed to the disk, and renamed (saver.h): under its final name it is whole.
+// No file points to the newest; the newest is the one with the highest step whose checksums match. A damaged one is
+// reported and skipped, and the one before it is used.
 //
-// The saved weights are the float master weights where there are any: 16-bit parameters follow from them by rounding. The
-// pieces of a tensor are consecutive slices, whatever the number of ranks and the ZeRO stage; so a run resumes with any
-// number of ranks, in any stage, and each rank takes what it needs.
+// The saved weights are the float master weights where there are any: 16-bit parameters follow from them by rounding.
+// The pieces of a tensor are consecutive slices, whatever the number of ranks and the ZeRO stage; so a run resumes with
+// any number of ranks, in any stage, and each rank takes what it needs.
 //
 //   if (manifest_open(&manifest, "runs/x/step_00000020", &error))
 //       ok = checkpoint_load(&model.flat, &manifest, "runs/x/step_00000020", false, &error);
@@ -63,8 +63,8 @@ static inline size_t checkpoint_arrays(CheckpointArray arrays[CHECKPOINT_ARRAYS]
 enum { CHECKPOINT_CHUNK = 1 << 20 };  // elements
 
 // The part of elements [first, end) of the flat vector that this rank holds of an array, and its address.
-static inline CommSlice checkpoint_part(char** address, const CheckpointArray* array, const FlatVector* flat, size_t first,
-                                        size_t end) {
+static inline CommSlice checkpoint_part(char** address, const CheckpointArray* array, const FlatVector* flat,
+                                        size_t first, size_t end) {
     CommSlice part = {first, end};
     size_t index = first;
     if (array->sliced) part = flat_state(&index, flat, first, end);
@@ -189,8 +189,11 @@ static inline bool manifest_finish(JsonWriter* w, const char* path, const FlatVe
 
 // A manifest of another format, or without a member that this program needs.
 static inline bool manifest_refuse(const char* directory, Error* error) {
-    return fail(error, "%.600s/manifest.json is not a manifest of '" CHECKPOINT_FORMAT "'; use the version of llmtrain that "
-                "wrote it", directory);
+    return fail(error,
+                "%.600s/manifest.json is not a manifest of '" CHECKPOINT_FORMAT
+                "'; use the version of llmtrain that "
+                "wrote it",
+                directory);
 }
 
 // Opens the manifest of a checkpoint and checks it against its own checksum. The caller frees *json after success.
@@ -248,8 +251,8 @@ static inline bool checkpoint_piece(size_t* array, size_t* tensor, CommSlice* pa
     return false;
 }
 
-// Reads one piece: the part that this rank needs goes to the device, and all of it into the checksum. Optimizer state of
-// other ranks is left to them.
+// Reads one piece: the part that this rank needs goes to the device, and all of it into the checksum. Optimizer state
+// of other ranks is left to them.
 static inline bool checkpoint_read_piece(FlatVector* flat, CheckpointLoad* load, const SafetensorsFile* file,
                                          const SafetensorsTensor* saved, const Json* manifest, uint32_t checksums,
                                          Error* error) {
@@ -262,17 +265,17 @@ static inline bool checkpoint_read_piece(FlatVector* flat, CheckpointLoad* load,
     // For a 16-bit model that keeps no master_weights.
     bool rounds = saved->type == DTYPE_F32 && array->type != DTYPE_F32;
     if (saved->type != array->type && !rounds) {
-        fail(error, "%.600s holds %s as %s, but this program uses %s; build it with the checkpoint's precision", file->path,
-             saved->name, DTYPES[saved->type].safetensors, DTYPES[array->type].safetensors);
+        fail(error, "%.600s holds %s as %s, but this program uses %s; build it with the checkpoint's precision",
+             file->path, saved->name, DTYPES[saved->type].safetensors, DTYPES[array->type].safetensors);
         return fail_as(error, ERROR_PROCESS);
     }
     size_t size = dtype_bytes(saved->type), to_size = dtype_bytes(array->type);
     size_t n = slice_length(part);
     size_t* reached = &load->found[a * flat->parameters->count + i];
     if (part.first > part.end || part.end > tensor_elements(t) || part.first != *reached || saved->bytes != n * size)
-        return fail(error,
-                    "%.600s: %.100s has %zu bytes and follows element %zu; it is of another model, or a file is missing",
-                    file->path, saved->name, saved->bytes, *reached);
+        return fail(
+            error, "%.600s: %.100s has %zu bytes and follows element %zu; it is of another model, or a file is missing",
+            file->path, saved->name, saved->bytes, *reached);
     *reached = part.end;
     char* address;
     if (!is_weight &&
@@ -280,7 +283,8 @@ static inline bool checkpoint_read_piece(FlatVector* flat, CheckpointLoad* load,
         return true;
     uint32_t expected = json_get(manifest, checksums, saved->name);
     if (expected == JSON_NONE)
-        return fail(error, "%.600s: the manifest does not know %.100s; the checkpoint is damaged", file->path, saved->name);
+        return fail(error, "%.600s: the manifest does not know %.100s; the checkpoint is damaged", file->path,
+                    saved->name);
     Hash hash = hash_begin(0);
     for (size_t done = 0; done < n; done += CHECKPOINT_CHUNK) {
         size_t count = min_size(CHECKPOINT_CHUNK, n - done), first = t->offset + part.first + done;
@@ -358,12 +362,13 @@ static inline void checkpoint_path(char path[FILE_PATH_MAX], const char* out, ui
     snprintf(path, FILE_PATH_MAX, "%.4000s/step_%08llu%s", out, (unsigned long long)step, suffix);
 }
 
-// The highest step below `before` of which OUT has a checkpoint directory. False if OUT cannot be read, which is not the
-// same as an OUT that has none, or does not exist.
+// The highest step below `before` of which OUT has a checkpoint directory. False if OUT cannot be read, which is not
+// the same as an OUT that has none, or does not exist.
 static inline bool checkpoint_find_before(uint64_t* step, bool* found, const char* out, uint64_t before, Error* error) {
     DIR* directory = opendir(out);
     *found = false;
-    if (directory == NULL) return errno == ENOENT || errno == ENOTDIR || fail_file(error, "look for checkpoints in", out);
+    if (directory == NULL)
+        return errno == ENOENT || errno == ENOTDIR || fail_file(error, "look for checkpoints in", out);
     for (struct dirent* entry; (errno = 0, entry = readdir(directory)) != NULL;) {
         unsigned long long number = 0;
         char expected[64];
@@ -438,11 +443,13 @@ typedef enum { SAVE_ASKED, SAVE_END } SaveKind;
 typedef struct {
     uint64_t newest;   // the number of newest ones to keep; 0: all
     uint64_t forever;  // and the first at or after each multiple of this step; 0: no more
-    bool rewinds;      // the run may have to go back, to those that --ckpt-every asked for: only these count, and all stay
-                       // while the newest was saved when steps were skipped
+    bool rewinds;  // the run may have to go back, to those that --ckpt-every asked for: only these count, and all stay
+                   // while the newest was saved when steps were skipped
 } KeepRule;
 
-static inline bool keep_rule_counts(const KeepRule* rule, SaveKind kind) { return kind == SAVE_ASKED || !rule->rewinds; }
+static inline bool keep_rule_counts(const KeepRule* rule, SaveKind kind) {
+    return kind == SAVE_ASKED || !rule->rewinds;
+}
 
 static inline bool keep_rule_is_full(const KeepRule* rule, uint64_t counted) {
     return rule->newest > 0 && counted >= rule->newest;
@@ -468,9 +475,9 @@ static inline bool checkpoint_describe(SaveKind* kind, uint64_t* skipped, const 
     return ok;
 }
 
-// Removes the checkpoints of OUT that are older than the newest, which has just been saved, and that the rule does not keep;
-// and what was set aside up to there. Removes nothing while the newest has no good manifest. Reads the manifests of others
-// only until enough of them count.
+// Removes the checkpoints of OUT that are older than the newest, which has just been saved, and that the rule does not
+// keep; and what was set aside up to there. Removes nothing while the newest has no good manifest. Reads the manifests
+// of others only until enough of them count.
 static inline void checkpoint_prune(const char* out, uint64_t newest, const KeepRule* rule) {
     SaveKind kind;
     uint64_t skipped;

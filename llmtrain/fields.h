@@ -37,8 +37,10 @@ static inline Flag field_flag(const Field* field, void* base) {
 }
 
 static inline size_t field_bytes(FlagKind kind) {
-    return kind == FLAG_COUNT ? sizeof(uint64_t) : kind == FLAG_REAL ? sizeof(double) : kind == FLAG_SWITCH ? sizeof(bool)
-         : sizeof(int);
+    return kind == FLAG_COUNT    ? sizeof(uint64_t)
+           : kind == FLAG_REAL   ? sizeof(double)
+           : kind == FLAG_SWITCH ? sizeof(bool)
+                                 : sizeof(int);
 }
 
 // A member's value as one would write it after its flag.
@@ -92,15 +94,16 @@ static inline bool fields_read(void* base, const Field* fields, size_t count, co
 
 // Whether two structs have the same members; if not, the error names the first that differs. `saved` is of the file at
 // `path`, which --`flag` has named.
-static inline bool fields_agree(const Field* fields, size_t count, const void* saved, const void* asked, const char* flag,
-                                const char* path, Error* error) {
+static inline bool fields_agree(const Field* fields, size_t count, const void* saved, const void* asked,
+                                const char* flag, const char* path, Error* error) {
     for (size_t i = 0; i < count; i++) {
         char there[64], here[64];
         size_t offset = fields[i].offset, bytes = field_bytes(fields[i].kind);
         if (memcmp((const char*)saved + offset, (const char*)asked + offset, bytes) == 0) continue;
         field_text(there, sizeof there, &fields[i], saved);
         field_text(here, sizeof here, &fields[i], asked);
-        return fail(error, "%s is of another run: there --%s is %s, here it is %s; give the same flags, or another --%s", path,
+        return fail(error,
+                    "%s is of another run: there --%s is %s, here it is %s; give the same flags, or another --%s", path,
                     fields[i].flag, there, here, flag);
     }
     return true;

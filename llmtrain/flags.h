@@ -119,7 +119,8 @@ static inline bool flag_set(Flag* flag, const char* text, Error* error) {
         unsigned long long number = strtoull(text, &end, 10);
         bool digits = text[0] >= '0' && text[0] <= '9' && *end == 0 && errno == 0;
         if (!digits || (double)number < flag->low || (double)number > flag->high)
-            return fail(error, "--%s is '%s'; give a whole number from %.0f to %.0f", flag->name, text, flag->low, flag->high);
+            return fail(error, "--%s is '%s'; give a whole number from %.0f to %.0f", flag->name, text, flag->low,
+                        flag->high);
         uint64_t count = number;
         memcpy(flag->value, &count, sizeof count);  // it may be a size_t
     } else {
@@ -232,8 +233,8 @@ static inline void flags_help(const Flag* flags, size_t count) {
     }
 }
 
-// How a program begins that needs no more than this: reads the flags, or prints the help, headed by `title` unless it is
-// NULL, or what is wrong with them. False if the program is to end, with *code.
+// How a program begins that needs no more than this: reads the flags, or prints the help, headed by `title` unless it
+// is NULL, or what is wrong with them. False if the program is to end, with *code.
 static inline bool flags_begin(int* code, const char* program, const char* title, Flag* flags, size_t count, int argc,
                                char** argv) {
     Error error;

@@ -10,6 +10,34 @@
 #define LLMTRAIN_GENERATE_H
 
 #include "../llmtrain.h"
+#include "sampling.h"
+
+// Continues tokens, of which the first `known` (at least 1) are given, up to `total`. Each new token is written to
+// `out` as text at once, unless out is NULL. candidates (V) is scratch. When the context is full, its later half
+// becomes the start of a new one. The model must have been made with options.sampling.
+static inline void model_generate(Model* model, int32_t* tokens, Candidate* candidates, FILE* out,
+                                  const Tokenizer* tokenizer, const SamplingOptions* o, size_t known, size_t total) {
+    size_t context = model->config.context, seen = 0;
+    Dropout dropout = model->dropout;
+    model->dropout.p = 0;
+    model->cache.length = 0;
+    for (; known < total; known++) {
+        if (known - seen > context - model->cache.length) {  // what is still to be read does not fit
+            seen = known - max_size(context / 2, 1);
+            model->cache.length = 0;
+        }
+        for (; seen < known; seen++) model_forward(model, model_upload(model, tokens + seen, NULL, 1), 1, 1, true);
+        model_logits(model, 0, 1);
+        download(model->cache.logits, model->activations.logits, model->config.vocab * sizeof(floatX), model->stream);
+        float uniform = random_uniform(o->seed, RANDOM_SAMPLING, 0, known);
+        tokens[known] = sample_token(candidates, model->cache.logits, o, uniform, model->config.vocab);
+        if (out == NULL) continue;
+        char text[64];
+        fwrite(text, 1, tokenizer_decode(text, tokenizer, tokens + known, 1), out);
+        fflush(out);
+    }
+    model->dropout = dropout;
+}
 
 typedef struct {
     const char* prompt;
@@ -48,15 +76,18 @@ static inline bool sampler_open(Sampler* s, size_t V, Error* error) {
     s->tokenizer = tokenizer_of_bytes();
     s->size = strlen(s->prompt) + s->tokens;
     if ((size_t)s->tokenizer.vocabulary != V)
-        return fail(error, "the model's vocabulary is %zu, but text is read and written as bytes, of which there are %d; "
-                    "sample from a model of bytes", V, s->tokenizer.vocabulary);
+        return fail(error,
+                    "the model's vocabulary is %zu, but text is read and written as bytes, of which there are %d; "
+                    "sample from a model of bytes",
+                    V, s->tokenizer.vocabulary);
     s->text = (int32_t*)allocate(s->size * sizeof(int32_t));
     s->candidates = (Candidate*)allocate(V * sizeof(Candidate));
-    return (s->text && s->candidates) || fail(error, "out of memory for %zu tokens of text; make --tokens smaller", s->size);
+    return (s->text && s->candidates) ||
+           fail(error, "out of memory for %zu tokens of text; make --tokens smaller", s->size);
 }
 
-// Writes the prompt and its continuation. Every sample uses the same random numbers, so that the samples of a run show how
-// the model changes.
+// Writes the prompt and its continuation. Every sample uses the same random numbers, so that the samples of a run show
+// how the model changes.
 static inline void sampler_write(Sampler* s, Model* model, FILE* out) {
     size_t known = tokenizer_encode(s->text, &s->tokenizer, s->prompt, strlen(s->prompt));
     fputs(s->prompt, out);

@@ -9,8 +9,8 @@
 //   log_write(&log, &step, &error);
 //   log_close(&log);
 //
-// After log_cut_back the log holds the lines of steps 1 to `step`, each whole, and training appends the rest: a run that
-// was killed and resumed leaves the log of a run that was not.
+// After log_cut_back the log holds the lines of steps 1 to `step`, each whole, and training appends the rest: a run
+// that was killed and resumed leaves the log of a run that was not.
 
 #ifndef LLMTRAIN_LOG_H
 #define LLMTRAIN_LOG_H
@@ -105,8 +105,8 @@ static inline bool log_line_step(uint64_t* step, const char* line, size_t bytes)
     return ok;
 }
 
-// Keeps the whole lines of a log up to the first whose step is over `step`, in place; returns the bytes that are left, and
-// in *damaged the lines among them that were not whole.
+// Keeps the whole lines of a log up to the first whose step is over `step`, in place; returns the bytes that are left,
+// and in *damaged the lines among them that were not whole.
 static inline size_t log_keep_until(char* text, size_t bytes, uint64_t step, size_t* damaged) {
     size_t kept = 0, position = 0;
     *damaged = 0;
@@ -150,7 +150,8 @@ static inline bool log_cut_back(Log* log, uint64_t step, Error* error) {
     size_t kept = log_keep_until(text, bytes, step, &damaged);
     bool ok = kept == bytes;
     if (damaged > 0) {
-        fprintf(stderr, "train: %s: removed %zu damaged line%s, whose step%s the log now lacks; no weights are affected\n",
+        fprintf(stderr,
+                "train: %s: removed %zu damaged line%s, whose step%s the log now lacks; no weights are affected\n",
                 log->path, damaged, damaged > 1 ? "s" : "", damaged > 1 ? "s" : "");
         ok = file_write_atomic(log->path, text, kept, error) && log_open_again(log, "open", error);
     } else if (!ok) {
@@ -231,8 +232,8 @@ static inline void time_utc(char text[64]) {
     snprintf(text + bytes, 64 - bytes, ".%03dZ", (int)(now.tv_nsec / 1000000));
 }
 
-// Appends a line to events.jsonl, in one write, so that several processes may do so at once. A line that a full disk has
-// cut off gets a line to itself.
+// Appends a line to events.jsonl, in one write, so that several processes may do so at once. A line that a full disk
+// has cut off gets a line to itself.
 static inline bool event_write(const char* directory, const char* event, uint64_t step, const char* detail,
                                Error* error) {
     char path[FILE_PATH_MAX + 32], time_text[64], last = '\n';

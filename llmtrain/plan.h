@@ -61,7 +61,8 @@ static inline bool plan_show(const Model* model, const PlanOptions* o, Error* er
     if (o->hot)  // two that are kept, and one that is being written
         printf("  %-34s %12.2f\n", "in --ckpt-hot-dir: three copies", 3e-6 * (double)checkpoint_bytes(&model->flat));
     if (device_is_host())
-        printf("  %-34s %12.2f\n", "outside: matmul workspace", 1e-6 * (double)gemm_workspace_bytes((int)threads_count()));
+        printf("  %-34s %12.2f\n", "outside: matmul workspace",
+               1e-6 * (double)gemm_workspace_bytes((int)threads_count()));
     if (ranks->world == 1) return true;
     printf("  %-34s %12.2f\n", "outside: comm buffers", 1e-6 * (double)comm_bytes(ranks->world));
     return plan_show_stages(model, o, error);

@@ -9,8 +9,8 @@
 //   7. checking    do the ranks hold and compute the same; who is a straggler
 //   8. joining     becoming a rank, and leaving with an exit code: run_join, run_close
 //
-// Every function that can fail on one rank alone ends in run_agree, so that all ranks fail together or none does. A run that
-// is killed at any point, and resumed, continues with the bits of a run that was not.
+// Every function that can fail on one rank alone ends in run_agree, so that all ranks fail together or none does. A run
+// that is killed at any point, and resumed, continues with the bits of a run that was not.
 
 #ifndef LLMTRAIN_RUN_H
 #define LLMTRAIN_RUN_H
@@ -62,16 +62,30 @@ static inline size_t run_flags(Flag* flags, size_t count, RunOptions* o) {
         FLAG_HEADING("Divergence and faults"),
         COUNT_FLAG("diverged-after", &o->diverged_after, 100, 1, 1e9, 0,
                    "consecutive skipped steps after which the run counts as diverged, and ends"),
-        COUNT_FLAG("rewind", &o->rewind, 0, 0, 1e9, 0,
-                   "on divergence or a loss that is not finite, return to a checkpoint and continue with other data, at most "
-                   "N times; 0: end the run"),
+        COUNT_FLAG(
+            "rewind", &o->rewind, 0, 0, 1e9, 0,
+            "on divergence or a loss that is not finite, return to a checkpoint and continue with other data, at most "
+            "N times; 0: end the run"),
         REAL_FLAG("rewind-lr", &o->rewind_lr, 0.5, 0.0001, 1, 0, "factor of the learning rate at each rewind"),
         COUNT_FLAG("check-every", &o->check_every, 100, 0, 1e12, FREE,
                    "check every N steps that ranks hold the same parameters and compute the same values; 0: never"),
-        REAL_FLAG("slow-factor", &o->slow_factor, 1.5, 1, 1e6, FREE, "a rank is slow if its step takes X times the median"),
+        REAL_FLAG("slow-factor", &o->slow_factor, 1.5, 1, 1e6, FREE,
+                  "a rank is slow if its step takes X times the median"),
         COUNT_FLAG("slow-steps", &o->slow_steps, 10, 1, 1e9, FREE, "report a straggler after N consecutive slow steps"),
     };
     return flags_append(flags, count, table, sizeof table / sizeof table[0]);
+}
+
+// Refuses flags that do not fit together.
+static inline bool run_options_check(const RunOptions* o, const Cadence* cadence, Error* error) {
+    if (o->resume && o->out == NULL) return fail(error, "--resume needs --out, the directory of the run to continue");
+    if ((cadence_saves(cadence) || o->ckpt_hot) && o->out == NULL)
+        return fail(error, "--ckpt-%s needs --out, the directory for the checkpoints", o->ckpt_hot ? "hot" : "every");
+    if (o->rewind && !cadence_saves(cadence))
+        return fail(error, "--rewind needs --ckpt-every, for checkpoints to go back to");
+    if (o->out && o->out[0] == 0) return fail(error, "--out is empty; give the directory of the run");
+    return o->out == NULL || strlen(o->out) <= 3900 ||
+        fail(error, "--out is longer than 3900 characters; give a shorter path");
 }
 
 typedef struct {
@@ -92,8 +106,8 @@ typedef struct {
     uint64_t slow_rank, slow_count;  // the slowest rank, and for how many consecutive steps it was slow
 } Run;
 
-// Whether all went well on all ranks; otherwise all have an error. A failure that only one rank knows of must come through
-// here, or else end that rank, before the next collective.
+// Whether all went well on all ranks; otherwise all have an error. A failure that only one rank knows of must come
+// through here, or else end that rank, before the next collective.
 static inline bool run_agree(Run* run, bool good, Error* error) {
     if (run->comm.world <= 1) return good;
     ErrorKind kind = good ? ERROR_WORLD : error->kind;
@@ -164,7 +178,8 @@ static inline void run_free(Run* run) {
 // Refuses a checkpoint of another run than flags and data describe.
 static inline bool resume_agrees(const RunRecord* saved, const RunRecord* asked, const char* path, Error* error) {
     if (saved->data != asked->data)
-        return fail(error, "%s is of a run on other data than --data names; give the same shards, or another --out", path);
+        return fail(error, "%s is of a run on other data than --data names; give the same shards, or another --out",
+                    path);
     return fields_agree(CONFIG_FIELDS, CONFIG_FIELD_COUNT, &saved->config, &asked->config, "out", path, error) &&
            fields_agree(record_fields(), RECORD_FIELD_COUNT, saved, asked, "out", path, error);
 }
@@ -182,7 +197,8 @@ static inline void resume_compare_flags(const RunRecord* asked, const Json* mani
         if (flag->name == NULL || !json_string(manifest, json_get(manifest, flags, flag->name), saved, sizeof saved))
             continue;
         flag_text(now, sizeof now, flag);
-        if (strcmp(saved, now) != 0) printf("note: --%s was '%s' in that run and is '%s' now\n", flag->name, saved, now);
+        if (strcmp(saved, now) != 0)
+            printf("note: --%s was '%s' in that run and is '%s' now\n", flag->name, saved, now);
     }
 }
 
@@ -272,8 +288,8 @@ static inline bool run_compare_devices(Run* run, Error* error) {
 
 #define STEP_MAX ((uint64_t)1 << 61)  // no run has as many; twice as many still fit in 64 bits
 
-// Checkpoints are tried in descending order of their keys: 2N for step N in --out, 2N + 1 for its copy in memory. The next
-// below *key, as rank 0 sees it. asked: see run_load.
+// Checkpoints are tried in descending order of their keys: 2N for step N in --out, 2N + 1 for its copy in memory. The
+// next below *key, as rank 0 sees it. asked: see run_load.
 static inline bool run_checkpoint_before(Run* run, uint64_t* key, bool asked, bool* found, Error* error) {
     uint64_t step = 0, hot = 0, skipped;
     int64_t numbers[2] = {0, 0};
@@ -299,8 +315,8 @@ static inline bool run_checkpoint_before(Run* run, uint64_t* key, bool asked, bo
     return true;
 }
 
-// Loads the newest checkpoint of a step below `before` that is good on all ranks; *found says whether there was any, good or
-// not. asked: only one that --ckpt-every asked for, and no copy in memory.
+// Loads the newest checkpoint of a step below `before` that is good on all ranks; *found says whether there was any,
+// good or not. asked: only one that --ckpt-every asked for, and no copy in memory.
 static inline bool run_load(Run* run, uint64_t before, bool asked, bool* found, Error* error) {
     bool more;
     uint64_t key = 2 * before;
@@ -366,7 +382,8 @@ static inline bool run_init_from(Run* run, Error* error) {
     const char* path = run->options->init_from;
     if (!record_open(&manifest, &saved, path, error)) return false;
     saved.config.context = run->record.config.context;
-    bool ok = fields_agree(CONFIG_FIELDS, CONFIG_FIELD_COUNT, &saved.config, &run->record.config, "init-from", path, error) &&
+    bool ok =
+        fields_agree(CONFIG_FIELDS, CONFIG_FIELD_COUNT, &saved.config, &run->record.config, "init-from", path, error) &&
         checkpoint_load(&run->model.flat, &manifest, path, true, error);
     json_free(&manifest);
     if (ok) printf("begins with the weights of %s\n", path);
@@ -390,8 +407,10 @@ static inline bool run_find_hot(Run* run, bool resumes, Error* error) {
              (unsigned long long)hash_bytes(out, strlen(out)));
     free(real);
     if (run->comm.local_world != run->comm.world)
-        return fail(error, "--ckpt-hot keeps copies in the memory of one machine, but the ranks are on several; leave it "
-                    "out") || fail_alike(error);
+        return fail(error,
+                    "--ckpt-hot keeps copies in the memory of one machine, but the ranks are on several; leave it "
+                    "out") ||
+               fail_alike(error);
     if (run->comm.rank == 0 && !resumes) checkpoint_discard(run->hot);
     return run_agree(run, run->comm.rank > 0 || directory_make(run->hot, error), error);
 }
@@ -431,7 +450,8 @@ static inline bool run_open_out(Run* run, bool* found, Error* error) {
 // A save begins (run_save_begin); steps go on under it; when all ranks have written their parts it is completed
 // (run_save_complete), or waited for and then completed (run_save_wait).
 
-// Completes the save in progress; *good says whether the checkpoint is there, and if not, *error why. False if a rank is lost.
+// Completes the save in progress; *good says whether the checkpoint is there, and if not, *error why. False if a rank
+// is lost.
 static inline bool run_save_complete(Run* run, bool* good, Error* error) {
     Cadence* c = &run->cadence;
     bool hot = strcmp(run->saver.out, run->options->out) != 0;
@@ -472,9 +492,12 @@ static inline bool run_save_complete_or_report(Run* run, Error* error) {
 static inline void run_pace(Run* run) {
     Cadence* c = &run->cadence;
     if (!cadence_choose(c)) return;
-    printf("next checkpoint in %.1f min: a save costs %.0f ms, mean time between failures %g h; expected cost %.2f%% of the "
-           "time, measured so far %.2f%%\n", c->every_ms / 6e4, c->cost_ms, c->mtbf_ms / 3.6e6,
-           100 * c->cost_ms / c->every_ms, 100 * (c->costs_ms + c->cost_ms) / (now_ms() - c->began_ms));
+    printf(
+        "next checkpoint in %.1f min: a save costs %.0f ms, mean time between failures %g h; expected cost %.2f%% of "
+        "the "
+        "time, measured so far %.2f%%\n",
+        c->every_ms / 6e4, c->cost_ms, c->mtbf_ms / 3.6e6, 100 * c->cost_ms / c->every_ms,
+        100 * (c->costs_ms + c->cost_ms) / (now_ms() - c->began_ms));
 }
 
 // Between two steps: waits for the save in progress, if there is one.
@@ -539,9 +562,9 @@ static inline uint64_t run_oldest_kept(const Run* run, uint64_t first) {
     return newest > span ? newest - span : 0;
 }
 
-// Where a run that has diverged goes back to: the newest checkpoint before step *before, at step *oldest or later (0: any,
-// or the beginning). *first is the first of the steps that were skipped last. If the run has come no further than the last
-// time, that checkpoint was bad already, and it goes to the one before. False if the run may not go back.
+// Where a run that has diverged goes back to: the newest checkpoint before step *before, at step *oldest or later (0:
+// any, or the beginning). *first is the first of the steps that were skipped last. If the run has come no further than
+// the last time, that checkpoint was bad already, and it goes to the one before. False if the run may not go back.
 static inline bool run_plan_rewind(Run* run, const char* why, uint64_t* first, uint64_t* before, uint64_t* oldest,
                                    Error* error) {
     const RunOptions* o = run->options;
@@ -555,12 +578,16 @@ static inline bool run_plan_rewind(Run* run, const char* why, uint64_t* first, u
         return fail(error, "%s; lower --lr or raise --spike-skip, and --resume, or let --rewind do it", why) ||
             fail_alike(error);
     if (state->rewinds >= o->rewind)
-        return fail(error, "%s, after %llu rewinds; lower --lr, and --resume", why, (unsigned long long)state->rewinds) ||
-            fail_alike(error);
+        return fail(error, "%s, after %llu rewinds; lower --lr, and --resume", why,
+                    (unsigned long long)state->rewinds) ||
+               fail_alike(error);
     if (again && *before <= *oldest && *oldest > 0)
         return fail(error,
-                    "%s, also from step %llu on, and --ckpt-keep %llu has left no checkpoint before that; lower --lr, and "
-                    "--resume", why, (unsigned long long)*before, (unsigned long long)o->ckpt_keep) || fail_alike(error);
+                    "%s, also from step %llu on, and --ckpt-keep %llu has left no checkpoint before that; lower --lr, "
+                    "and "
+                    "--resume",
+                    why, (unsigned long long)*before, (unsigned long long)o->ckpt_keep) ||
+               fail_alike(error);
     return true;
 }
 
@@ -573,9 +600,10 @@ static inline bool run_retract(Run* run, Error* error) {
            log_cut_back(&run->log, step, error);
 }
 
-// The run has diverged: goes back to a checkpoint, and continues with the samples that come now and a smaller learning rate,
-// as "PaLM: Scaling Language Modeling with Pathways" (5.1) does by hand. A run that is killed and resumed must go back to
-// the same checkpoint; so only those count that --ckpt-every asked for: none that a signal made, and no copies in memory.
+// The run has diverged: goes back to a checkpoint, and continues with the samples that come now and a smaller learning
+// rate, as "PaLM: Scaling Language Modeling with Pathways" (5.1) does by hand. A run that is killed and resumed must go
+// back to the same checkpoint; so only those count that --ckpt-every asked for: none that a signal made, and no copies
+// in memory.
 static inline bool run_rewind(Run* run, const StepResult* result, Error* error) {
     RunState *state = &run->record.state, diverged = *state;
     uint64_t first, before, oldest;
@@ -628,9 +656,9 @@ static inline void describe_forward(char* text, size_t size, const FlatVector* f
              number == 0 ? "hidden states" : "losses");
 }
 
-// Whether all ranks, which have the same parameters, compute the same with them: the checksum of the hidden states, and the
-// sum of the losses, of a fixed batch (B, T). Finds arithmetic that is wrong on one machine, which gradients carry to the
-// parameters of all. Overwrites the activations; tokens, targets (B, T) are scratch.
+// Whether all ranks, which have the same parameters, compute the same with them: the checksum of the hidden states, and
+// the sum of the losses, of a fixed batch (B, T). Finds arithmetic that is wrong on one machine, which gradients carry
+// to the parameters of all. Overwrites the activations; tokens, targets (B, T) are scratch.
 static inline bool model_compare_forward(Model* model, int32_t* tokens, int32_t* targets, size_t B, size_t T,
                                          Error* error) {
     FlatVector* flat = &model->flat;
@@ -690,11 +718,14 @@ static inline bool run_join_plan(Launch* launch, uint64_t* ranks, Error* error) 
 
 // Becomes one rank of the run: as the launcher's environment says, or forked here into `ranks` if that is not 0.
 // shares_cores: ranks of one machine divide its cores, unless OpenMP's own variables say otherwise.
-static inline bool run_join(Run* run, Launch* launch, uint64_t ranks, double timeout, bool shares_cores, Error* error) {
+static inline bool run_join(Run* run, Launch* launch, uint64_t ranks, double timeout, bool shares_cores,
+                            Error* error) {
     if (!(ranks ? launch_fork(launch, ranks, error) : launch_find(launch, error)))
-        return fail_as(error, ranks && getenv("RANK") ? ERROR_USAGE : error->kind);  // a launcher has started ranks already
+        return fail_as(error,
+                       ranks && getenv("RANK") ? ERROR_USAGE : error->kind);  // a launcher has started ranks already
     if (launch->rank > 0 && freopen("/dev/null", "w", stdout) == NULL) return fail_file(error, "open", "/dev/null");
-    size_t here = launch->local_world == launch->world ? launch->world : 0;  // ranks that a supervisor of this machine sees
+    size_t here =
+        launch->local_world == launch->world ? launch->world : 0;  // ranks that a supervisor of this machine sees
     if (!heartbeat_open(getenv(HEARTBEAT_VARIABLE), launch->rank, here, error)) return false;
     if (!comm_open(&run->comm, launch, 1e3 * timeout, error)) return false;
     if (shares_cores && run->comm.local_world > 1 && threads_undecided())
@@ -728,7 +759,8 @@ static inline bool run_end(Run* run, uint64_t steps, Error* error) {
 #define REAP_MS 2e3  // that forked ranks have to end after rank 0 has failed
 
 // Reports how the run ended, notifies the other ranks, and frees everything. Returns the exit code of the program.
-static inline int run_close(Run* run, Launch* launch, bool ok, const Error* error, double timeout, bool interrupted) {
+static inline int run_close(Run* run, Launch* launch, bool ok, const Error* error, double timeout,
+                            bool interrupted) {
     bool stopped = !ok && error->kind == ERROR_STOPPED;
     Error of_others;
     if (!ok) launch_report(launch, "train", error->text);

@@ -21,13 +21,13 @@
 // ------------------------------------------------------------------------------------------------
 // 1. Cadence
 
-// When --ckpt-every asks for a checkpoint, and what saves have cost so far; times in milliseconds. A run that dies loses at
-// most the steps since the last completed save: --ckpt-every plus the write in flight.
+// When --ckpt-every asks for a checkpoint, and what saves have cost so far; times in milliseconds. A run that dies
+// loses at most the steps since the last completed save: --ckpt-every plus the write in flight.
 typedef struct {
     bool async;                // checkpoints are written in the background, unless every step saves
     uint64_t steps;            // a checkpoint at every multiple of this step; 0: none
     double every_ms;           // a checkpoint after this time; 0: none
-    double mtbf_ms;            // mean time between failures: every_ms follows from it and from what saves cost; 0: it is given
+    double mtbf_ms;  // mean time between failures: every_ms follows from it and from what saves cost; 0: it is given
     double began_ms;           // when training began; 0: not yet
     double saved_ms;           // when the last save began, copies in memory apart
     double took_ms;            // the last save, from beginning to end; 0: every_ms takes it into account already
@@ -49,7 +49,8 @@ static inline bool cadence_parse(Cadence* c, const char* text, double mtbf, bool
         c->mtbf_ms = 3.6e6 * mtbf;
         return true;
     }
-    bool minutes = strcmp(end, "min") == 0, good = end != text && number >= 0 && number <= 1e12 && (minutes || *end == 0);
+    bool minutes = strcmp(end, "min") == 0,
+         good = end != text && number >= 0 && number <= 1e12 && (minutes || *end == 0);
     if (!good || (!minutes && number != floor(number)))
         return fail(error, "--ckpt-every is '%s'; give a number of steps, minutes as 10min, or auto", text);
     if (minutes) c->every_ms = 6e4 * number;
@@ -83,8 +84,8 @@ static inline void cadence_count_step(Cadence* c, double ms, bool saving) {
     else if (c->step_count > 0) c->cost_ms += ms - c->step_ms;
 }
 
-// After a checkpoint: chooses the interval to the next, if it follows from the cost. "A First Order Approximation to the
-// Optimum Checkpoint Interval" (Young, 1974): sqrt(2 cost mtbf). False if there is nothing to choose.
+// After a checkpoint: chooses the interval to the next, if it follows from the cost. "A First Order Approximation to
+// the Optimum Checkpoint Interval" (Young, 1974): sqrt(2 cost mtbf). False if there is nothing to choose.
 static inline bool cadence_choose(Cadence* c) {
     if (c->took_ms == 0 || c->mtbf_ms == 0) return false;
     c->cost_ms = fmax(c->cost_ms, 1);
@@ -97,10 +98,10 @@ static inline bool cadence_choose(Cadence* c) {
 // 2. Saver
 //
 // A save has three parts. Every rank takes a snapshot of its slices and begins to write its file (saver_begin): in a
-// thread of its own if there is memory for a snapshot, otherwise at once. Training continues: weights and optimizer state
-// change only in the next update, so that on a CPU even the snapshot is taken under the next step (saver_await_snapshot).
-// When all ranks have written and flushed their files, which StepFlags say once a step, they complete the save together
-// (saver_end): rank 0 gathers the checksums, writes the manifest, and renames the directory.
+// thread of its own if there is memory for a snapshot, otherwise at once. Training continues: weights and optimizer
+// state change only in the next update, so that on a CPU even the snapshot is taken under the next step
+// (saver_await_snapshot). When all ranks have written and flushed their files, which StepFlags say once a step, they
+// complete the save together (saver_end): rank 0 gathers the checksums, writes the manifest, and renames the directory.
 
 typedef enum { SAVER_IDLE, SAVER_WRITING, SAVER_WRITTEN, SAVER_FAILED } SaverState;
 
@@ -246,9 +247,10 @@ static inline void* saver_run_async(void* argument) {
     return saver_run(argument);
 }
 
-// Begins the save of a step in OUT; no other is in progress. `manifest` was begun by manifest_begin and is the saver's from
-// here on. saver_state says what has failed; `reason` is not NULL if something has failed on this rank already.
-static inline void saver_begin(Saver* s, uint64_t step, const char* out, const JsonWriter* manifest, const Error* reason) {
+// Begins the save of a step in OUT; no other is in progress. `manifest` was begun by manifest_begin and is the saver's
+// from here on. saver_state says what has failed; `reason` is not NULL if something has failed on this rank already.
+static inline void saver_begin(Saver* s, uint64_t step, const char* out, const JsonWriter* manifest,
+                               const Error* reason) {
     s->began_ms = now_ms();
     s->stalled_ms = 0;
     s->step = step;
@@ -328,8 +330,8 @@ static inline bool saver_publish(Saver* s, const char* files, const size_t* begi
     return directory_rename_sync(temporary, path, error);
 }
 
-// Completes a save that all ranks have written; all together. If that fails the save is dropped, earlier checkpoints are as
-// they were, and the error, on every rank, says why. A lost rank shows in the Comm.
+// Completes a save that all ranks have written; all together. If that fails the save is dropped, earlier checkpoints
+// are as they were, and the error, on every rank, says why. A lost rank shows in the Comm.
 static inline bool saver_end(Saver* s, Error* error) {
     Comm* comm = s->flat->options.comm;
     double began = now_ms();

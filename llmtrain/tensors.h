@@ -90,8 +90,8 @@ static inline void parameters_free(Parameters* p) {
 //
 // One block on the device (a GPU, or the machine itself) holds everything that a model needs. The same function lays it
 // out twice: first over no memory, which gives the plan (a line per purpose) and the size of the block, then over the
-// block, which gives the pointers. The block is touched before training, so a run that starts does not run out of memory
-// later.
+// block, which gives the pointers. The block is touched before training, so a run that starts does not run out of
+// memory later.
 
 #define PLAN_MAX ((size_t)1 << 62)  // what sums of a plan stop at, so that they do not overflow: no machine has as much
 
@@ -108,8 +108,8 @@ typedef struct {
     unsigned char* base;  // NULL while only planning
 } MemoryPlan;
 
-// The next `bytes` of the block, on a multiple of 256 bytes, which is what cuBLASLt asks of its workspace; pieces of one
-// name share a line of the plan.
+// The next `bytes` of the block, on a multiple of 256 bytes, which is what cuBLASLt asks of its workspace; pieces of
+// one name share a line of the plan.
 static inline void* plan_take(MemoryPlan* plan, const char* name, size_t bytes) {
     size_t i = 0, offset = plan->total, taken = round_up(bytes, 256);
     while (i < plan->count && strcmp(plan->lines[i].name, name) != 0) i++;
@@ -134,8 +134,10 @@ static inline size_t plan_block_bytes(const MemoryPlan* plan) { return round_up(
 static inline bool plan_allocate(MemoryPlan* plan, Stream stream, Error* error) {
     size_t bytes = plan_block_bytes(plan), available = device_available();
     if (bytes > available)
-        return fail(error, "the model needs %.2f GB but only %.2f GB of memory are free; make --batch, --seq or the model "
-                    "smaller, or close other programs", 1e-9 * (double)bytes, 1e-9 * (double)available);
+        return fail(error,
+                    "the model needs %.2f GB but only %.2f GB of memory are free; make --batch, --seq or the model "
+                    "smaller, or close other programs",
+                    1e-9 * (double)bytes, 1e-9 * (double)available);
     void* block = device_allocate(bytes, stream, error);
     if (block == NULL) return false;
     memset(plan, 0, sizeof *plan);

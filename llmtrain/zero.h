@@ -12,9 +12,10 @@
 //     1     whole       1/N                               (N-1)/N gradients, (N-1)/N parameters  (reduce-scatter, all-gather)
 //     2     1/N         1/N                               the same, gradients every micro-batch
 //
-// Every rank has all parameters. In stage 2 the backward adds to staging buffers of a bucket's size, three of them: one for
-// the embeddings (with a tied head they gather gradients from the start of the backward to its end, and with two buffers
-// they would have to be reduced twice), two for the blocks in turn. See flat_layout_staging for the other stages.
+// Every rank has all parameters. In stage 2 the backward adds to staging buffers of a bucket's size, three of them: one
+// for the embeddings (with a tied head they gather gradients from the start of the backward to its end, and with two
+// buffers they would have to be reduced twice), two for the blocks in turn. See flat_layout_staging for the other
+// stages.
 //
 // Sums over micro-batches and ranks are made in one of three ways:
 //   float     as they come: first over micro-batches and then over ranks, in stage 2 the other way round
@@ -78,10 +79,12 @@ typedef struct {
     const Parameters* parameters;
     Bucket* buckets;          // (count): the embeddings, the blocks, the final norm and the head
     size_t count;
-    size_t sums_size, state_size;  // elements: whose summed gradients, and whose master weights and optimizer state, are here
+    size_t sums_size,
+        state_size;  // elements: whose summed gradients, and whose master weights and optimizer state, are here
     floatX* params;           // (flat_size)
     float* master_weights;           // (state_size); NULL where params are float themselves, or not wanted
-    float* states[OPTIMIZER_STATES];  // (state_size) of the optimizer, named by its row of OPTIMIZERS; NULL: it has fewer
+    float*
+        states[OPTIMIZER_STATES];  // (state_size) of the optimizer, named by its row of OPTIMIZERS; NULL: it has fewer
     float* grads;             // (sums_size); NULL with REDUCE_EXACT
     int64_t* exact;           // (sums_size) in fixed point; NULL without it
     Staging staging[STAGINGS];
@@ -102,8 +105,8 @@ typedef struct {
 // SUM_SQUARES on the squares of the gradients of every bucket's own slice.
 enum { SUM_LOSS, SUM_BAD, SUM_SQUARES };
 
-// Fixed point: elements are multiples of 2^-50 after the loss scale is taken off, about 1e-15, and sums stay below 2^12, so
-// that 63 bits hold them. A step with a larger one, or with a NaN, has the norm NaN and is skipped.
+// Fixed point: elements are multiples of 2^-50 after the loss scale is taken off, about 1e-15, and sums stay below
+// 2^12, so that 63 bits hold them. A step with a larger one, or with a NaN, has the norm NaN and is skipped.
 #define EXACT_SCALE 0x1p50
 #define EXACT_LIMIT 0x1p12
 
@@ -112,8 +115,8 @@ static inline Dtype reduce_type(ReduceKind reduce) {
 }
 
 // The table of buckets; allocates nothing on the device. `p` must live as long.
-static inline bool flat_create(FlatVector* flat, const Parameters* p, const RankOptions* options, const FlatOptions* holds,
-                               Error* error) {
+static inline bool flat_create(FlatVector* flat, const Parameters* p, const RankOptions* options,
+                               const FlatOptions* holds, Error* error) {
     size_t count = p->tensors[p->count - 1].bucket + 1;
     memset(flat, 0, sizeof *flat);
     flat->parameters = p;
@@ -127,7 +130,8 @@ static inline bool flat_create(FlatVector* flat, const Parameters* p, const Rank
     for (size_t b = 0; b < count; b++) {
         Bucket* k = &flat->buckets[b];
         k->end = b + 1 < count ? flat->buckets[b + 1].first : p->flat_size;
-        CommSlice whole = {k->first, k->end}, slice = shard_slice(k->end - k->first, options->rank, flat->options.world);
+        CommSlice whole = {k->first, k->end},
+                  slice = shard_slice(k->end - k->first, options->rank, flat->options.world);
         k->own.first = k->first + slice.first;
         k->own.end = k->first + slice.end;
         k->sums = options->stage < 2 ? whole : k->own;
@@ -173,11 +177,13 @@ static inline void flat_layout_staging(FlatVector* flat, MemoryPlan* plan) {
     longest[STAGING_EVEN] = longest[STAGING_ODD] = max_size(longest[STAGING_EVEN], longest[STAGING_ODD]);
     for (int s = 0; s < STAGINGS; s++) {
         Staging* staging = &flat->staging[s];
-        // Gradients that are copied before they are reduced are free at the end of their bucket: the blocks need one buffer.
+        // Gradients that are copied before they are reduced are free at the end of their bucket: the blocks need one
+        // buffer.
         if (has_grads && s == STAGING_ODD && !in_place) staging->grads = flat->staging[STAGING_EVEN].grads;
         else if (has_grads) staging->grads = (float*)plan_take(plan, name, longest[s] * sizeof(float));
         if (in_place) staging->comm_buffer = staging->grads;
-        else if (has_comm_buffer) staging->comm_buffer = plan_take(plan, name, longest[s] * dtype_bytes(reduce_type(o->reduce)));
+        else if (has_comm_buffer)
+            staging->comm_buffer = plan_take(plan, name, longest[s] * dtype_bytes(reduce_type(o->reduce)));
     }
 }
 
@@ -186,7 +192,8 @@ static inline void flat_layout(FlatVector* flat, MemoryPlan* plan) {
     const FlatOptions* holds = &flat->holds;
     size_t sums = flat->sums_size, state = flat->state_size;
     bool exact = flat->options.reduce == REDUCE_EXACT;
-    flat->params = (floatX*)plan_take(plan, "parameters (" FLOATX_NAME ")", flat->parameters->flat_size * sizeof(floatX));
+    flat->params =
+        (floatX*)plan_take(plan, "parameters (" FLOATX_NAME ")", flat->parameters->flat_size * sizeof(floatX));
     flat->scalars = (double*)plan_take(plan, "sums", (SUM_SQUARES + flat->count) * sizeof(double));
     if (!holds->training) return;
     if (holds->master_weights && !FLOATX_IS_FLOAT)
@@ -225,7 +232,9 @@ static inline bool flat_connect(FlatVector* flat, Error* error) {
 }
 
 // The slot of a bucket's reduction; those of the gatherings follow.
-static inline size_t flat_slot(const FlatVector* flat, const Bucket* bucket) { return (size_t)(bucket - flat->buckets); }
+static inline size_t flat_slot(const FlatVector* flat, const Bucket* bucket) {
+    return (size_t)(bucket - flat->buckets);
+}
 
 // The bucket that holds an element.
 static inline Bucket* flat_bucket(const FlatVector* flat, size_t offset) {
@@ -238,7 +247,8 @@ static inline Bucket* flat_bucket(const FlatVector* flat, size_t offset) {
     return &flat->buckets[low];
 }
 
-// The part of [first, end), a piece of one bucket, whose master weights and optimizer state are here, and its index there.
+// The part of [first, end), a piece of one bucket, whose master weights and optimizer state are here, and its index
+// there.
 static inline CommSlice flat_state(size_t* index, const FlatVector* flat, size_t first, size_t end) {
     const Bucket* k = flat_bucket(flat, first);
     CommSlice part = {max_size(first, k->state.first), min_size(end, k->state.end)};
@@ -251,10 +261,11 @@ static inline CommSlice flat_state(size_t* index, const FlatVector* flat, size_t
 // 2. Gradients
 //
 // flat_begin_step; then for each micro-batch and each bucket, in the order in which all ranks come to them,
-// flat_begin_bucket, the operations that add to flat_gradient, flat_end_bucket; after the last flat_finish_step. A bucket is
-// reduced while the backward of the buckets before it runs.
+// flat_begin_bucket, the operations that add to flat_gradient, flat_end_bucket; after the last flat_finish_step. A
+// bucket is reduced while the backward of the buckets before it runs.
 
-// Milliseconds that this rank has waited for others since the last call. Call it after the host has waited for the stream.
+// Milliseconds that this rank has waited for others since the last call. Call it after the host has waited for the
+// stream.
 static inline double flat_waited_ms(FlatVector* flat) {
     double before = flat->waited_ms;
     if (flat->options.comm) flat->waited_ms = comm_statistics(flat->options.comm).waited_ms;
@@ -277,7 +288,8 @@ static inline void flat_begin_step(FlatVector* flat, double loss_scale, size_t m
     fill_zero(flat->scalars, (SUM_SQUARES + flat->count) * sizeof(double), flat->stream);
 }
 
-// Where the backward adds the gradient of a tensor that begins at `offset`, between flat_begin_bucket and flat_end_bucket.
+// Where the backward adds the gradient of a tensor that begins at `offset`, between flat_begin_bucket and
+// flat_end_bucket.
 static inline float* flat_gradient(const FlatVector* flat, size_t offset) {
     const Bucket* k = flat_bucket(flat, offset);
     float* staged = flat->staging[k->staging].grads;
@@ -298,7 +310,8 @@ static inline void flat_collect(FlatVector* flat, Bucket* k) {
     size_t n = slice_length(reduced);
     if (o->reduce == REDUCE_EXACT)
         exact_merge(flat->exact + at, (const int64_t*)staging->comm_buffer + from, n, flat->stream);
-    else if (o->reduce == REDUCE_FLOAT) add(flat->grads + at, (const float*)staging->comm_buffer + from, n, flat->stream);
+    else if (o->reduce == REDUCE_FLOAT)
+        add(flat->grads + at, (const float*)staging->comm_buffer + from, n, flat->stream);
     else if (o->stage == 2) add_stored(flat->grads + at, (const floatX*)staging->comm_buffer + from, n, flat->stream);
     else cast_to_float(flat->grads + at, (const floatX*)staging->comm_buffer + from, n, flat->stream);
 }
@@ -323,10 +336,11 @@ static inline void flat_end_bucket(FlatVector* flat, size_t bucket) {
         int64_t* fixed = staging->comm_buffer ? (int64_t*)staging->comm_buffer : flat->exact + k->sums_offset;
         double limit = EXACT_LIMIT * flat->loss_scale / (double)(flat->micro_batches * o->world);
         if (staging->comm_buffer) fill_zero(fixed, n * sizeof(int64_t), flat->stream);
-        exact_add(fixed, flat->scalars + SUM_BAD, staging->grads, EXACT_SCALE / flat->loss_scale, limit, n, flat->stream);
+        exact_add(fixed, flat->scalars + SUM_BAD, staging->grads, EXACT_SCALE / flat->loss_scale, limit, n,
+                  flat->stream);
     } else if (reduces && o->reduce == REDUCE_STORAGE) {
-        cast_from_float((floatX*)staging->comm_buffer, staging->grads ? staging->grads : flat->grads + k->sums_offset, n,
-                        flat->stream);
+        cast_from_float((floatX*)staging->comm_buffer, staging->grads ? staging->grads : flat->grads + k->sums_offset,
+                        n, flat->stream);
     }
     if (!reduces) return;
     void* summed = flat->exact ? (void*)(flat->exact + k->sums_offset) : (void*)(flat->grads + k->sums_offset);
@@ -348,14 +362,15 @@ static inline const float* flat_summed(FlatVector* flat, const Bucket* k, CommSl
     return floats;
 }
 
-// After the last micro-batch: waits for all reductions, in the order in which they started, squares the gradients of the own
-// slices, and reads flat->scalars. Only here does the host wait for the device in a step; upload_batch keeps it at most two
-// micro-batches ahead.
+// After the last micro-batch: waits for all reductions, in the order in which they started, squares the gradients of
+// the own slices, and reads flat->scalars. Only here does the host wait for the device in a step; upload_batch keeps it
+// at most two micro-batches ahead.
 static inline void flat_finish_step(FlatVector* flat) {
     for (size_t b = flat->count; b-- > 0;) {
         Bucket* k = &flat->buckets[b];
         flat_collect(flat, k);
-        sum_of_squares(flat->scalars + SUM_SQUARES + b, flat_summed(flat, k, k->own), slice_length(k->own), flat->stream);
+        sum_of_squares(flat->scalars + SUM_SQUARES + b, flat_summed(flat, k, k->own), slice_length(k->own),
+                       flat->stream);
     }
     download(flat->scalars_host, flat->scalars, (SUM_SQUARES + flat->count) * sizeof(double), flat->stream);
 }
@@ -384,8 +399,8 @@ static inline void flat_update(FlatVector* flat, const OptimizerStep* step) {
                              grads + (part.first - k->state.first), &own, part.first, slice_length(part), flat->stream);
         }
         if (flat->options.stage == 0) continue;
-        collective_all_gather(&flat->collectives, flat->count + flat_slot(flat, k), flat->params + k->first, k->end - k->first,
-                        FLOATX_DTYPE, flat->stream);
+        collective_all_gather(&flat->collectives, flat->count + flat_slot(flat, k), flat->params + k->first,
+                              k->end - k->first, FLOATX_DTYPE, flat->stream);
         k->gathering = true;
         fault_point("gather");
     }
@@ -431,7 +446,8 @@ static inline size_t flat_bytes_sent(const FlatVector* flat, size_t micro_batche
 // ------------------------------------------------------------------------------------------------
 // 4. Agreement
 
-// Gathers `count` statistics of every rank, at most STATS_MAX, into flat->stats (world, count). False if a rank is lost.
+// Gathers `count` statistics of every rank, at most STATS_MAX, into flat->stats (world, count). False if a rank is
+// lost.
 static inline bool flat_gather_stats(FlatVector* flat, const double* own, size_t count, Error* error) {
     memcpy(flat->stats + flat->options.rank * count, own, count * sizeof(double));
     if (flat->options.comm == NULL) return true;
@@ -450,10 +466,10 @@ static inline int compare_doubles(const void* a, const void* b) {
     return (x > y) - (x < y);
 }
 
-// Minimum, median (of an even number the lower of the two) and maximum over the ranks of statistic `column`, of `count`;
-// returns the rank of the maximum.
-static inline size_t flat_min_median_max(double* min, double* median, double* max, const FlatVector* flat, size_t column,
-                                         size_t count) {
+// Minimum, median (of an even number the lower of the two) and maximum over the ranks of statistic `column`, of
+// `count`; returns the rank of the maximum.
+static inline size_t flat_min_median_max(double* min, double* median, double* max, const FlatVector* flat,
+                                         size_t column, size_t count) {
     size_t world = flat->options.world, rank = 0;
     for (size_t r = 0; r < world; r++) {
         flat->sorted[r] = flat_stat(flat, r, column, count);
@@ -466,9 +482,9 @@ static inline size_t flat_min_median_max(double* min, double* median, double* ma
     return rank;
 }
 
-// Whether all ranks have the same `count` checksums, at most one for each bucket; those of this rank are in flat->compared
-// + rank * count. Otherwise the error reports the rank that differs from most ranks in the first checksum that is not the
-// same everywhere; `describe` says what that is a checksum of.
+// Whether all ranks have the same `count` checksums, at most one for each bucket; those of this rank are in
+// flat->compared + rank * count. Otherwise the error reports the rank that differs from most ranks in the first
+// checksum that is not the same everywhere; `describe` says what that is a checksum of.
 static inline bool flat_same(FlatVector* flat, size_t count,
                              void (*describe)(char* text, size_t size, const FlatVector* flat, size_t number),
                              Error* error) {
@@ -487,8 +503,10 @@ static inline bool flat_same(FlatVector* flat, size_t count,
             char what[80];
             if (compared[r * count + i] == compared[usual * count + i]) continue;
             describe(what, sizeof what, flat, i);
-            fail(error, "rank %zu differs from %s in %s: memory or arithmetic of a machine is faulty%s; --resume from a "
-                 "checkpoint before it, without that machine", r, world == 2 ? "the other rank" : "most ranks", what,
+            fail(error,
+                 "rank %zu differs from %s in %s: memory or arithmetic of a machine is faulty%s; --resume from a "
+                 "checkpoint before it, without that machine",
+                 r, world == 2 ? "the other rank" : "most ranks", what,
                  2 * most > world ? "" : ", and it is unknown whose, since no more than half of the ranks agree");
             return fail_alike(error);
         }
