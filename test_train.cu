@@ -77,8 +77,8 @@ static void read_floatX(float* out, const floatX* from, size_t n, const Model* m
     free(copy);
 }
 
-// The gradients of `micro_batches` consecutive batches (B, T), with a loss scale; returns their loss, and the norm of the
-// gradients unless that is NULL.
+// The gradients of `micro_batches` consecutive batches (B, T), with a loss scale; returns their loss, and the norm of
+// the gradients unless that is NULL.
 static double step_gradients(Model* model, double* norm, const int32_t* tokens, const int32_t* targets,
                              double loss_scale, size_t micro_batches, size_t B, size_t T) {
     StepResult result;
@@ -140,13 +140,14 @@ static ModelOptions test_options(size_t B, size_t T) {
 }
 
 // Loss, logits and every gradient of the first batch.
-static void test_fixture_gradients(Model* model, const SafetensorsFile* file, const char* fixture, const int32_t* tokens,
-                                   const int32_t* targets, size_t B, size_t T) {
+static void test_fixture_gradients(Model* model, const SafetensorsFile* file, const char* fixture,
+                                   const int32_t* tokens, const int32_t* targets, size_t B, size_t T) {
     char what[160];
     size_t V = model->config.vocab, L = model->config.layers, N = B * T;
     double* expected_loss = (double*)fixture_read(file, "loss", NULL);
     float* expected_logits = (float*)fixture_read(file, "logits", NULL);
-    float *logits = (float*)allocate(N * V * sizeof(float)), *grads = (float*)allocate(model->parameters.flat_size * sizeof(float));
+    float *logits = (float*)allocate(N * V * sizeof(float)),
+          *grads = (float*)allocate(model->parameters.flat_size * sizeof(float));
 
     model_forward(model, model_upload(model, tokens, NULL, N), B, T, false);
     for (size_t row = 0; row < N; row++) {
@@ -176,8 +177,8 @@ static void test_fixture_gradients(Model* model, const SafetensorsFile* file, co
     free(grads);
 }
 
-// With a loss scale the norm and what SGD subtracts are those of the gradients themselves: weights move by lr x factor x
-// gradient. Leaves the model with other parameters.
+// With a loss scale the norm and what SGD subtracts are those of the gradients themselves: weights move by lr x factor
+// x gradient. Leaves the model with other parameters.
 static void test_fixture_loss_scale(Model* model, const SafetensorsFile* file, const char* fixture,
                                     const int32_t* tokens, const int32_t* targets, size_t B, size_t T) {
     const double lr = 64, factor = 0.25;
@@ -225,7 +226,8 @@ static void test_fixture_training(Model* model, const SafetensorsFile* file, con
     for (size_t step = 0; step < 20; step++) {
         const int32_t *x = tokens + step * B * T, *y = targets + step * B * T;
         double norm, loss = batch_gradients(model, &norm, x, y, B, T);
-        need(guard_step(&state, &factor, &guard, norm) || fail(&error, "the guard skipped a step of %s", fixture), &error);
+        need(guard_step(&state, &factor, &guard, norm) || fail(&error, "the guard skipped a step of %s", fixture),
+             &error);
         model_update(model, &o, ++state.updates, hyper[0], factor);
         loss_error = fmax(loss_error, fabs(loss / expected_losses[step] - 1));
         norm_error = fmax(norm_error, fabs(norm / expected_norms[step] - 1));
@@ -332,7 +334,8 @@ static void test_dropout(Family family) {
     }
     double slope = (value[1] - value[0]) / (2 * h);
     if (FLOATX_IS_FLOAT) {
-        check(family == FAMILY_GPT2 ? "gpt2 slope along the gradient, dropout 0.2" : "llama slope along the gradient, dropout 0.2",
+        check(family == FAMILY_GPT2 ? "gpt2 slope along the gradient, dropout 0.2"
+                                    : "llama slope along the gradient, dropout 0.2",
               fabs(slope / (norm * norm) - 1), 1e-3);
     }
     upload(model.flat.params, start, bytes, model.stream);
@@ -440,7 +443,8 @@ static void test_schedules(void) {
         s.kind = (ScheduleKind)kind;
         choice_name(SCHEDULE_NAMES, kind, name, sizeof name);
         bool falls = true;
-        for (uint64_t step = 10; step < 130; step++) falls = falls && schedule_lr(&s, step + 1) <= schedule_lr(&s, step);
+        for (uint64_t step = 10; step < 130; step++)
+            falls = falls && schedule_lr(&s, step + 1) <= schedule_lr(&s, step);
         snprintf(what, sizeof what, "schedule: %s begins at lr and never rises", name);
         check_true(what, falls && schedule_lr(&s, 10) == 1.0);
         snprintf(what, sizeof what, "schedule: %s at the last step", name);
@@ -551,15 +555,16 @@ static void test_cadence(void) {
     c.took_ms = 1000;
     check_true("cadence: auto chooses once", cadence_choose(&c) && !cadence_choose(&c));
     check("cadence: auto takes sqrt(2 x 500 ms x 1 h), a minute", fabs(c.every_ms - 60e3), 1e-9);
-    check_true("cadence: from the beginning of the last save", !cadence_due_now(&c, 119e3) && cadence_due_now(&c, 121e3));
+    check_true("cadence: from the beginning of the last save",
+               !cadence_due_now(&c, 119e3) && cadence_due_now(&c, 121e3));
     cadence_count_save(&c, 121e3, false);
     check("cadence: and adds up what saves have cost", fabs(c.costs_ms - 500), 1e-9);
     c.took_ms = 90e3;
     check_true("cadence: a save has time to end", cadence_choose(&c) && c.every_ms == 90e3);
 }
 
-// Applies the rule to the checkpoints of the steps in `from`, the newest first; returns those that it keeps. --ckpt-every asked
-// for multiples of 100, signals for the others.
+// Applies the rule to the checkpoints of the steps in `from`, the newest first; returns those that it keeps.
+// --ckpt-every asked for multiples of 100, signals for the others.
 static const char* kept(const KeepRule* rule, const uint64_t* from) {
     static char text[256];
     uint64_t counted = 0;
@@ -580,6 +585,82 @@ static void test_keeping(void) {
     check_true("keeping: the newest", strcmp(kept(&two, from), "630 600 ") == 0);
     check_true("keeping: and the first from each multiple on", strcmp(kept(&and_some, from), "630 600 500 250 ") == 0);
     check_true("keeping: and enough to go back to", strcmp(kept(&rewinds, from), "630 600 530 500 ") == 0);
+}
+
+// What does not train: no optimizer state, no update, no part in the norm; a checkpoint has its weights, and loads
+// again.
+static void test_frozen(Family family) {
+    enum { B = 2, T = 16 };
+    Config c = test_config(family);
+    Model model[2];
+    Error error;
+    OptimizerOptions adamw = {OPTIMIZER_ADAMW, 0.9, 0.95, 1e-8, 0.1, 1};
+    int32_t tokens[B * T], targets[B * T];
+    random_tokens(tokens, B * T, c.vocab, 1);
+    random_tokens(targets, B * T, c.vocab, 2);
+    for (int i = 0; i < 2; i++) {  // all of block 0, and of the last bucket the norm's weight alone
+        need(model_plan(&model[i], &c, test_options(B, T), &error), &error);
+        Parameters* p = &model[i].parameters;
+        for (size_t k = 0; k < p->count; k++)
+            if (p->tensors[k].bucket == 1 || strcmp(p->tensors[k].name, "final_norm_weight") == 0)
+                p->tensors[k].trains = false;
+        FlatOptions holds = model[i].flat.holds;
+        size_t before = model[i].flat.states_size,
+               block = model[i].flat.buckets[1].end - model[i].flat.buckets[1].first;
+        flat_free(&model[i].flat);
+        need(flat_create(&model[i].flat, p, &model[i].options.ranks, &holds, &error), &error);
+        memset(&model[i].memory, 0, sizeof model[i].memory);
+        model_layout(&model[i]);
+        check_true("frozen: the optimizer has no state for a frozen block",
+                   model[i].flat.states_size == before - block);
+        need(model_allocate(&model[i], &error) && model_connect(&model[i], &error), &error);
+    }
+    need(model_randomize(&model[0], 1, &error), &error);
+    size_t n = model[0].parameters.flat_size;
+    floatX *first = (floatX*)allocate(n * sizeof(floatX)), *last = (floatX*)allocate(n * sizeof(floatX));
+    double squares = 0, norm = 0;
+    download(first, model[0].flat.params, n * sizeof(floatX), model[0].stream);
+    batch_gradients(&model[0], &norm, tokens, targets, B, T);
+    float* grads = (float*)allocate(n * sizeof(float));
+    download(grads, model[0].flat.grads, n * sizeof(float), model[0].stream);
+    for (size_t k = 0; k < model[0].parameters.count; k++) {
+        const Tensor* t = &model[0].parameters.tensors[k];
+        for (size_t e = 0; e < t->size && t->trains; e++)
+            squares += (double)grads[t->offset + e] * grads[t->offset + e];
+    }
+    check("frozen: the norm is that of the gradients that train", fabs(norm / sqrt(squares) - 1), 1e-5);
+    for (uint64_t step = 1; step <= 3; step++) {
+        batch_gradients(&model[0], NULL, tokens, targets, B, T);
+        model_update(&model[0], &adamw, step, 1e-2, 1.0);
+    }
+    download(last, model[0].flat.params, n * sizeof(floatX), model[0].stream);
+    bool right = true;
+    for (size_t k = 0; k < model[0].parameters.count; k++) {
+        const Tensor* t = &model[0].parameters.tensors[k];
+        bool same = memcmp(first + t->offset, last + t->offset, t->size * sizeof(floatX)) == 0;
+        right = right && same == !t->trains;
+    }
+    check_true("frozen: what trains changes, and nothing else", right);
+    RunRecord record, saved;
+    memset(&record, 0, sizeof record);
+    record.config = model[0].config;
+    record.state = run_state_begin(false, 1);
+    record.state.step = 3;
+    need(model_save(&model[0], &record, "frozen", &error), &error);
+    need(model_load(&model[1], &saved, "frozen/step_00000003", false, &error), &error);
+    for (int i = 0; i < 2; i++) {
+        batch_gradients(&model[i], NULL, tokens, targets, B, T);
+        model_update(&model[i], &adamw, 4, 1e-2, 1.0);
+    }
+    download(first, model[0].flat.params, n * sizeof(floatX), model[0].stream);
+    download(last, model[1].flat.params, n * sizeof(floatX), model[1].stream);
+    check_true("frozen: a model that is saved and loaded continues with the same bits",
+               memcmp(first, last, n * sizeof(floatX)) == 0);
+    free(first);
+    free(last);
+    free(grads);
+    checkpoint_discard("frozen");
+    for (int i = 0; i < 2; i++) model_free(&model[i]);
 }
 
 // Token by token through the cache must give what the whole sequence gives.
@@ -614,12 +695,14 @@ static void test_sampling(void) {
     Candidate candidates[V];
     SamplingOptions o = {0, 0, 1, 3};
     for (int v = 0; v < V; v++) logits[v] = floatX_of(logit[v]);
-    check_true("sampling: temperature 0 takes the likeliest, the first among equals", sample_token(candidates, logits, &o, 0.99f, V) == 1);
+    check_true("sampling: temperature 0 takes the likeliest, the first among equals",
+               sample_token(candidates, logits, &o, 0.99f, V) == 1);
     o.temperature = 0.5;
     int seen[V] = {0};
     double sum = 0.0, worst = 0.0;
     for (int v = 0; v < V; v++) sum += exp(2 * (double)logit[v]);
-    for (int i = 0; i < DRAWS; i++) seen[sample_token(candidates, logits, &o, random_uniform(1, RANDOM_TEST, 4, (uint64_t)i), V)]++;
+    for (int i = 0; i < DRAWS; i++)
+        seen[sample_token(candidates, logits, &o, random_uniform(1, RANDOM_TEST, 4, (uint64_t)i), V)]++;
     for (int v = 0; v < V; v++) {
         double p = exp(2 * (double)logit[v]) / sum;
         worst = fmax(worst, fabs(seen[v] - DRAWS * p) / sqrt(DRAWS * p * (1 - p)));
@@ -627,7 +710,8 @@ static void test_sampling(void) {
     check("sampling: frequencies at temperature 0.5, in deviations", worst, 4);
     o.top_k = 2;
     bool inside = true;
-    for (int i = 0; i < 1000; i++) inside = inside && logit[sample_token(candidates, logits, &o, (float)i / 1000, V)] == 2.0f;
+    for (int i = 0; i < 1000; i++)
+        inside = inside && logit[sample_token(candidates, logits, &o, (float)i / 1000, V)] == 2.0f;
     check_true("sampling: top-k keeps the k likeliest", inside);
     o.top_k = 0;
     o.top_p = 0.4;
@@ -636,7 +720,8 @@ static void test_sampling(void) {
     check_true("sampling: top-p keeps the smallest set that reaches p", inside);
 }
 
-// Generation past the context restarts from the later half; the cache never overflows and the text is a function of the seed.
+// Generation past the context restarts from the later half; the cache never overflows and the text is a function of the
+// seed.
 static void test_generation(void) {
     enum { TOTAL = 100 };
     Config c = test_config(FAMILY_LLAMA);
@@ -817,8 +902,8 @@ static void test_presets(void) {
     }
 }
 
-// Initial weights: mean and standard deviation of each tensor are those of its kind, and its pieces differ. The bounds are
-// 5 standard deviations of such an estimate.
+// Initial weights: mean and standard deviation of each tensor are those of its kind, and its pieces differ. The bounds
+// are 5 standard deviations of such an estimate.
 static void test_initial_weights(Family family) {
     Config c = test_config(family);
     Model model;
@@ -991,7 +1076,8 @@ static void write_shards(void) {
 // The flags of a small run into work/name.
 static const char* small_run(const char* name, const char* more) {
     static char line[1536];
-    snprintf(line, sizeof line, "--data %s/train.bin --val %s/val.bin --out %s/%s --layers 2 --heads 4 --channels 40 --ffn 72 "
+    snprintf(line, sizeof line,
+             "--data %s/train.bin --val %s/val.bin --out %s/%s --layers 2 --heads 4 --channels 40 --ffn 72 "
              "--seq 16 --batch 3 --steps 20 --val-every 7 --val-windows 20 --ckpt-every 10 --warmup 5 --lr 0.01 %s",
              work, work, work, name, more);
     return line;
@@ -1250,10 +1336,12 @@ static void test_runs(void) {
     Error error;
     test_run_kind("gpt2", "");
     test_run_kind("llama, grouped queries, untied, dropout", "--family llama --kv-heads 2 --tied off --dropout 0.1");
-    test_run_kind("accumulation and skipped steps", "--total-batch 144 --spike-skip 1.02 --spike-warmup 2 --spike-sigma 1");
+    test_run_kind("accumulation and skipped steps",
+                  "--total-batch 144 --spike-skip 1.02 --spike-warmup 2 --spike-sigma 1");
     snprintf(path, sizeof path, "%s/a/metrics.jsonl", work);
     need(file_read(path, 1 << 24, &metrics, &bytes, &error), &error);
-    check_true("that run did skip steps", strstr(metrics, "\"skipped\": 1,") != NULL && strstr(metrics, "\"skipped\": 2,") != NULL);
+    check_true("that run did skip steps",
+               strstr(metrics, "\"skipped\": 1,") != NULL && strstr(metrics, "\"skipped\": 2,") != NULL);
     free(metrics);
     test_run_kind("lion, wsd", "--optimizer lion --schedule wsd");
     test_run_kind("momentum", "--optimizer momentum");
@@ -1261,7 +1349,8 @@ static void test_runs(void) {
     if (FLOATX_DTYPE == DTYPE_F16) {
         test_run_kind("a loss scale that overflows at first", "--loss-scale 16777216 --scale-growth 3");
         need(file_read(path, 1 << 24, &metrics, &bytes, &error), &error);
-        check_true("that run did overflow, and went on", strstr(metrics, "\"skipped\": 1,") != NULL && strstr(metrics, "\"skipped\": 15,") == NULL);
+        check_true("that run did overflow, and went on",
+                   strstr(metrics, "\"skipped\": 1,") != NULL && strstr(metrics, "\"skipped\": 15,") == NULL);
         free(metrics);
         test_overflow_of_ranks();
     }
@@ -1380,7 +1469,8 @@ static void test_damage(void) {
                train(small_run("a", "--resume")) == 0 && output_contains("step_00000020/rank_00000.safetensors") &&
                output_contains("resumed from") && runs_equal("a", "b", "00000020"));
     command("truncate -s 100 %s/%s/step_00000010/manifest.json %s/%s/step_00000020/manifest.json", "a", "a");
-    check_true("all checkpoints damaged: refused", train(small_run("a", "--resume")) == 1 && output_contains("no checkpoint in"));
+    check_true("all checkpoints damaged: refused",
+               train(small_run("a", "--resume")) == 1 && output_contains("no checkpoint in"));
     free(data[0]);
     free(data[1]);
 
@@ -1413,6 +1503,7 @@ static void test_model(void) {
     for (int family = 0; family < 2; family++) {
         test_dropout((Family)family);
         test_cache((Family)family);
+        test_frozen((Family)family);
     }
     test_dropout_masks();
     test_overflow();

@@ -6,8 +6,8 @@
 // Reads:  token shards (--data, --val), a checkpoint in --out (--resume).
 // Writes: --out/metrics.jsonl, a line per logged step; --out/step_N/, a checkpoint every --ckpt-every steps and at the
 //         end. The console shows the same lines.
-// Exit:   0 done; 1 something failed (a file, memory, the disk, another rank), or Ctrl-C stopped the run, which is saved
-//         then; 2 a flag is wrong; 75 SIGTERM or SIGUSR1 stopped the run, which is saved: start it again with --resume.
+// Exit:   0 done; 1 something failed (a file, memory, the disk, another rank), or Ctrl-C stopped the run, which is
+//         saved then; 2 a flag is wrong; 75 SIGTERM or SIGUSR1 stopped the run, which is saved: --resume continues it.
 //
 // Started by mpirun, torchrun or srun, or with --ranks N, there are N processes that train together; rank 0 writes the
 // console, the log and the manifests.

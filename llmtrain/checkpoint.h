@@ -9,7 +9,7 @@
 //   rank_00000.safetensors   rank 0's slice of weights and optimizer state: weight.NAME, m.NAME, v.NAME, or
 //                            NAME[first:end] in elements where it is not the whole tensor; and so for each rank
 //   manifest.json            everything else, written last: configuration, state of the run, the table of the flat
-//                            vector, a checksum of every piece, and as its last member a checksum of the manifest itself
+//                            vector, a checksum of every piece, and last a checksum of the manifest itself
 // It is written under a temporary name, flushed to the disk, and renamed (saver.h): under its final name it is whole.
 // No file points to the newest; the newest is the one with the highest step whose checksums match. A damaged one is
 // reported and skipped, and the one before it is used.
@@ -39,8 +39,8 @@
 typedef struct {
     const char* prefix;     // of the names of its tensors
     void* data;             // (flat_size), or the part of it that this rank holds: see flat_state
-    Dtype type;
-    bool sliced;
+    bool sliced;            // it holds floats of the slices of flat_state alone,
+    bool of_optimizer;      // and of buckets that train
 } CheckpointArray;
 
 enum { CHECKPOINT_ARRAYS = 1 + OPTIMIZER_STATES };
@@ -48,15 +48,19 @@ enum { CHECKPOINT_ARRAYS = 1 + OPTIMIZER_STATES };
 // The arrays that a checkpoint saves: the weights and the optimizer's states. Returns their number.
 static inline size_t checkpoint_arrays(CheckpointArray arrays[CHECKPOINT_ARRAYS], const FlatVector* flat) {
     OptimizerKind optimizer = flat->holds.optimizer;
-    const CheckpointArray params = {"weight", flat->params, FLOATX_DTYPE, false};
-    const CheckpointArray master_weights = {"weight", flat->master_weights, DTYPE_F32, true};
+    const CheckpointArray params = {"weight", flat->params, false, false};
+    const CheckpointArray master_weights = {"weight", flat->master_weights, true, false};
     size_t count = 0;
     arrays[count++] = flat->master_weights ? master_weights : params;
     for (size_t s = 0; s < optimizer_states(optimizer) && flat->states[s]; s++) {  // generation keeps none
-        const CheckpointArray state = {OPTIMIZERS[optimizer].states[s], flat->states[s], DTYPE_F32, true};
+        const CheckpointArray state = {OPTIMIZERS[optimizer].states[s], flat->states[s], true, true};
         arrays[count++] = state;
     }
     return count;
+}
+
+static inline Dtype checkpoint_dtype(const CheckpointArray* array, const Tensor* t) {
+    return array->sliced ? DTYPE_F32 : t->dtype;
 }
 
 // Where there is no snapshot, tensors go to and from the device in chunks, through memory of the host.
@@ -68,15 +72,17 @@ static inline CommSlice checkpoint_part(char** address, const CheckpointArray* a
     CommSlice part = {first, end};
     size_t index = first;
     if (array->sliced) part = flat_state(&index, flat, first, end);
-    *address = (char*)array->data + index * dtype_bytes(array->type);
+    const Bucket* k = flat_bucket(flat, first);
+    if (array->of_optimizer) index = k->states_offset + (index - k->state_offset);
+    *address = (char*)array->data + index * dtype_bytes(array->sliced ? DTYPE_F32 : FLOATX_DTYPE);
     return part;
 }
 
-// What this rank saves of a tensor: its slice, without the rows of the padded vocabulary; it may be empty.
-static inline CommSlice checkpoint_saved(const FlatVector* flat, const Tensor* t) {
+// What this rank saves of a tensor in an array: its slice, without the rows of the padded vocabulary; it may be empty.
+static inline CommSlice checkpoint_saved(const CheckpointArray* array, const FlatVector* flat, const Tensor* t) {
     const Bucket* k = &flat->buckets[t->bucket];
     CommSlice part = {max_size(t->offset, k->own.first), min_size(t->offset + tensor_elements(t), k->own.end)};
-    if (part.first >= part.end) part.first = part.end = t->offset;
+    if (part.first >= part.end || (array->of_optimizer && !k->trains)) part.first = part.end = t->offset;
     return part;
 }
 
@@ -89,10 +95,14 @@ static inline void checkpoint_piece_name(char name[96], const char* prefix, cons
 // The bytes of a snapshot: all that this rank saves. Also of a flat vector that is only planned.
 static inline size_t checkpoint_bytes(const FlatVector* flat) {
     const FlatOptions* holds = &flat->holds;
-    size_t elements = 0, states = optimizer_states(holds->optimizer);
-    for (size_t i = 0; i < flat->parameters->count; i++)
-        elements += slice_length(checkpoint_saved(flat, &flat->parameters->tensors[i]));
-    return elements * ((holds->master_weights ? sizeof(float) : sizeof(floatX)) + states * sizeof(float));
+    const CheckpointArray weights = {"weight", NULL, false, false}, state = {"m", NULL, true, true};
+    size_t bytes = 0, weight_bytes = holds->master_weights ? sizeof(float) : sizeof(floatX);
+    for (size_t i = 0; i < flat->parameters->count; i++) {
+        const Tensor* t = &flat->parameters->tensors[i];
+        bytes += slice_length(checkpoint_saved(&weights, flat, t)) * weight_bytes;
+        bytes += slice_length(checkpoint_saved(&state, flat, t)) * optimizer_states(holds->optimizer) * sizeof(float);
+    }
+    return bytes;
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -261,15 +271,17 @@ static inline bool checkpoint_read_piece(FlatVector* flat, CheckpointLoad* load,
     if (!checkpoint_piece(&a, &i, &part, load, flat->parameters, saved)) return true;
     const CheckpointArray* array = &load->arrays[a];
     const Tensor* t = &flat->parameters->tensors[i];
+    if (array->of_optimizer && !flat->buckets[t->bucket].trains) return true;
     bool is_weight = strcmp(array->prefix, "weight") == 0;
-    // For a 16-bit model that keeps no master_weights.
-    bool rounds = saved->type == DTYPE_F32 && array->type != DTYPE_F32;
-    if (saved->type != array->type && !rounds) {
+    // For a 16-bit model that keeps no master weights.
+    Dtype dtype = checkpoint_dtype(array, t);
+    bool rounds = saved->type == DTYPE_F32 && dtype != DTYPE_F32;
+    if (saved->type != dtype && !rounds) {
         fail(error, "%.600s holds %s as %s, but this program uses %s; build it with the checkpoint's precision",
-             file->path, saved->name, DTYPES[saved->type].safetensors, DTYPES[array->type].safetensors);
+             file->path, saved->name, DTYPES[saved->type].safetensors, DTYPES[dtype].safetensors);
         return fail_as(error, ERROR_PROCESS);
     }
-    size_t size = dtype_bytes(saved->type), to_size = dtype_bytes(array->type);
+    size_t size = dtype_bytes(saved->type), to_size = dtype_bytes(dtype);
     size_t n = slice_length(part);
     size_t* reached = &load->found[a * flat->parameters->count + i];
     if (part.first > part.end || part.end > tensor_elements(t) || part.first != *reached || saved->bytes != n * size)
@@ -300,7 +312,7 @@ static inline bool checkpoint_read_piece(FlatVector* flat, CheckpointLoad* load,
         CommSlice mine = checkpoint_part(&address, array, flat, first, first + count);
         if (slice_length(mine) > 0)
             upload(address, values + (mine.first - first) * to_size, slice_length(mine) * to_size, flat->stream);
-        // Parameters, which every rank has all of, follow from the master_weights.
+        // Parameters, which every rank has all of, follow from the master weights.
         if (is_weight && array->sliced)
             upload(flat->params + first, load->rounded, count * sizeof(floatX), flat->stream);
     }
@@ -345,6 +357,7 @@ static inline bool checkpoint_load(FlatVector* flat, const Json* manifest, const
         ok = checkpoint_read_file(flat, &load, manifest, entry, directory, error);
     for (size_t i = 0; ok && i < load.count * p->count; i++) {
         const Tensor* t = &p->tensors[i % p->count];
+        if (load.arrays[i / p->count].of_optimizer && !flat->buckets[t->bucket].trains) continue;
         if (load.found[i] < tensor_elements(t))
             ok = fail(error, "%.600s has %zu of %zu elements of %s.%s; it is of another model, or a file is missing",
                       directory, load.found[i], tensor_elements(t), load.arrays[i / p->count].prefix, t->name);

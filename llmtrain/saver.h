@@ -147,13 +147,14 @@ static inline bool saver_declare(Saver* s, const CheckpointArray* arrays, size_t
     for (size_t a = 0; a < count; a++) {
         for (size_t i = 0; ok && i < p->count; i++) {
             const Tensor* t = &p->tensors[i];
-            CommSlice part = checkpoint_saved(s->flat, t);
+            CommSlice part = checkpoint_saved(&arrays[a], s->flat, t);
             bool whole = slice_length(part) == tensor_elements(t);
             char name[96];
             size_t shape[2] = {whole ? t->rows : slice_length(part), t->cols};
             if (slice_length(part) == 0) continue;
             checkpoint_piece_name(name, arrays[a].prefix, t, part);
-            ok = safetensors_declare(&s->writer, name, arrays[a].type, shape, whole && t->cols ? 2 : 1, error);
+            ok = safetensors_declare(&s->writer, name, checkpoint_dtype(&arrays[a], t), shape, whole && t->cols ? 2 : 1,
+                                     error);
         }
     }
     return ok && safetensors_begin(&s->writer, error);
@@ -181,10 +182,12 @@ static inline bool saver_write_device(Saver* s, const CheckpointArray* arrays, s
     size_t written = 0;
     for (size_t a = 0; a < count; a++) {
         for (size_t i = 0; ok && i < p->count; i++) {
-            CommSlice part = checkpoint_saved(s->flat, &p->tensors[i]);
+            const Tensor* t = &p->tensors[i];
+            CommSlice part = checkpoint_saved(&arrays[a], s->flat, t);
             for (size_t first = part.first; ok && first < part.end; first += CHECKPOINT_CHUNK) {
                 char* address;
-                size_t n = min_size(CHECKPOINT_CHUNK, part.end - first), bytes = n * dtype_bytes(arrays[a].type);
+                size_t n = min_size(CHECKPOINT_CHUNK, part.end - first),
+                       bytes = n * dtype_bytes(checkpoint_dtype(&arrays[a], t));
                 checkpoint_part(&address, &arrays[a], s->flat, first, first + n);
                 if (chunk) download(chunk, address, bytes, s->flat->stream);
                 ok = saver_write(s, chunk ? chunk : address, bytes, &written, error);
@@ -221,8 +224,9 @@ static inline void saver_take_snapshot(Saver* s) {
     for (size_t a = 0; a < count; a++) {
         for (size_t i = 0; i < flat->parameters->count; i++) {
             char* address;
-            CommSlice part = checkpoint_saved(flat, &flat->parameters->tensors[i]);
-            size_t bytes = slice_length(part) * dtype_bytes(arrays[a].type);
+            const Tensor* t = &flat->parameters->tensors[i];
+            CommSlice part = checkpoint_saved(&arrays[a], flat, t);
+            size_t bytes = slice_length(part) * dtype_bytes(checkpoint_dtype(&arrays[a], t));
             if (bytes == 0) continue;
             checkpoint_part(&address, &arrays[a], flat, part.first, part.end);
             download(s->snapshot + at, address, bytes, flat->stream);

@@ -30,6 +30,7 @@
 // padded vocabulary, is 0 and stays 0.
 
 typedef enum { INIT_NORMAL, INIT_ZERO, INIT_ONE } Init;
+typedef enum { SPLIT_ANYWHERE, SPLIT_NOWHERE } Split;  // NOWHERE: for optimizers that need whole matrices
 
 typedef struct {
     char name[48];
@@ -39,6 +40,9 @@ typedef struct {
     Init init;
     float init_std;      // of INIT_NORMAL
     bool decays;         // weight decay applies: matrices only
+    bool trains;         // the optimizer updates it; otherwise its gradient is 0
+    Split split;         // where a shard of it may be cut
+    Dtype dtype;         // of its parameters: FLOATX_DTYPE
 } Tensor;
 
 #define NO_TENSOR SIZE_MAX
@@ -75,6 +79,8 @@ static inline size_t parameters_add(Parameters* p, const char* name, size_t rows
     t->init = init;
     t->init_std = init_std;
     t->decays = cols > 0;
+    t->trains = true;
+    t->dtype = FLOATX_DTYPE;
     p->flat_size = round_up(p->flat_size + t->size, 64);
     p->true_size += tensor_elements(t);
     return t->offset;

@@ -7,10 +7,10 @@
 //
 // The stages are those of "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models". With N ranks:
 //
-//   stage   gradients   master weights, optimizer state   a rank sends in a step, per element of the vector
-//     0     whole       whole                             2 (N-1)/N gradients                    (all-reduce)
-//     1     whole       1/N                               (N-1)/N gradients, (N-1)/N parameters  (reduce-scatter, all-gather)
-//     2     1/N         1/N                               the same, gradients every micro-batch
+//   stage   gradients   master weights, optimizer state   a rank sends in a step, per element
+//     0     whole       whole                             2 (N-1)/N gradients: all-reduce
+//     1     whole       1/N                               (N-1)/N gradients and parameters: reduce-scatter, all-gather
+//     2     1/N         1/N                               the same, gradients in every micro-batch
 //
 // Every rank has all parameters. In stage 2 the backward adds to staging buffers of a bucket's size, three of them: one
 // for the embeddings (with a tied head they gather gradients from the start of the backward to its end, and with two
@@ -20,8 +20,8 @@
 // Sums over micro-batches and ranks are made in one of three ways:
 //   float     as they come: first over micro-batches and then over ranks, in stage 2 the other way round
 //   storage   the same, but gradients are reduced in floatX
-//   exact     in fixed point, 64 bits: no order and no grouping changes a bit, so that the weights depend neither on the
-//             stage nor on how NCCL adds
+//   exact     in fixed point, 64 bits: no order and no grouping changes a bit, so that the weights depend neither on
+//             the stage nor on how NCCL adds
 // With one rank the code is the same, and the collectives do nothing.
 
 #ifndef LLMTRAIN_ZERO_H
@@ -60,7 +60,9 @@ typedef struct {
     CommSlice own;            // this rank's
     CommSlice sums;           // whose summed gradients are here: all of it in stages 0 and 1, own in stage 2
     CommSlice state;          // whose master weights and optimizer state are here: all of it in stage 0, else own
-    size_t sums_offset, state_offset;  // where these begin in grads or exact; in master_weights, m and v
+    bool trains;              // one of its tensors does: there is optimizer state for it
+    size_t sums_offset, state_offset;  // where these begin in grads or exact; in master_weights
+    size_t states_offset;     // where state begins in the arrays of the optimizer
     size_t staging;           // the buffer that it uses
     bool reducing, gathering; // a collective is in flight
 } Bucket;
@@ -79,12 +81,12 @@ typedef struct {
     const Parameters* parameters;
     Bucket* buckets;          // (count): the embeddings, the blocks, the final norm and the head
     size_t count;
-    size_t sums_size,
-        state_size;  // elements: whose summed gradients, and whose master weights and optimizer state, are here
+    size_t sums_size;         // elements of summed gradients that are here,
+    size_t state_size;        // of master weights,
+    size_t states_size;       // and of each array of the optimizer
     floatX* params;           // (flat_size)
     float* master_weights;           // (state_size); NULL where params are float themselves, or not wanted
-    float*
-        states[OPTIMIZER_STATES];  // (state_size) of the optimizer, named by its row of OPTIMIZERS; NULL: it has fewer
+    float* states[OPTIMIZER_STATES];  // (states_size) of the optimizer, named by its row of OPTIMIZERS
     float* grads;             // (sums_size); NULL with REDUCE_EXACT
     int64_t* exact;           // (sums_size) in fixed point; NULL without it
     Staging staging[STAGINGS];
@@ -136,10 +138,22 @@ static inline bool flat_create(FlatVector* flat, const Parameters* p, const Rank
         k->own.end = k->first + slice.end;
         k->sums = options->stage < 2 ? whole : k->own;
         k->state = options->stage < 1 ? whole : k->own;
+        for (size_t i = 0; i < p->count; i++) k->trains |= p->tensors[i].bucket == b && p->tensors[i].trains;
         k->sums_offset = flat->sums_size;
         k->state_offset = flat->state_size;
+        k->states_offset = flat->states_size;
+        for (size_t i = 0; i < p->count && options->stage > 0; i++) {
+            const Tensor* t = &p->tensors[i];
+            if (t->bucket != b || t->split != SPLIT_NOWHERE || k->own.end <= t->offset ||
+                k->own.first >= t->offset + t->size)
+                continue;
+            if (k->own.first > t->offset || k->own.end < t->offset + t->size)
+                return fail(error, "--zero %zu would cut %s, which the optimizer needs whole; give --zero 0",
+                            options->stage, t->name);
+        }
         flat->sums_size += slice_length(k->sums);
         flat->state_size += slice_length(k->state);
+        flat->states_size += k->trains ? slice_length(k->state) : 0;
         bool end = b == 0 || (b + 1 == count && !p->tied);
         k->staging = end ? STAGING_ENDS : b % 2 == 0 ? STAGING_EVEN : STAGING_ODD;
     }
@@ -190,7 +204,7 @@ static inline void flat_layout_staging(FlatVector* flat, MemoryPlan* plan) {
 // Takes the rank's arrays from the plan.
 static inline void flat_layout(FlatVector* flat, MemoryPlan* plan) {
     const FlatOptions* holds = &flat->holds;
-    size_t sums = flat->sums_size, state = flat->state_size;
+    size_t sums = flat->sums_size, state = flat->state_size, states = flat->states_size;
     bool exact = flat->options.reduce == REDUCE_EXACT;
     flat->params =
         (floatX*)plan_take(plan, "parameters (" FLOATX_NAME ")", flat->parameters->flat_size * sizeof(floatX));
@@ -199,7 +213,7 @@ static inline void flat_layout(FlatVector* flat, MemoryPlan* plan) {
     if (holds->master_weights && !FLOATX_IS_FLOAT)
         flat->master_weights = (float*)plan_take(plan, "master weights (fp32)", state * sizeof(float));
     for (size_t s = 0; s < optimizer_states(holds->optimizer); s++)
-        flat->states[s] = (float*)plan_take(plan, "optimizer state (fp32)", state * sizeof(float));
+        flat->states[s] = (float*)plan_take(plan, "optimizer state (fp32)", states * sizeof(float));
     if (exact) flat->exact = (int64_t*)plan_take(plan, "gradients (64-bit fixed point)", sums * sizeof(int64_t));
     else flat->grads = (float*)plan_take(plan, "gradients (fp32)", sums * sizeof(float));
     flat->checksums = (uint64_t*)plan_take(plan, "sums", flat->count * sizeof(uint64_t));
@@ -223,7 +237,7 @@ static inline bool flat_prepare(FlatVector* flat, Stream stream, Error* error) {
 // Sets the optimizer state to zero.
 static inline void flat_reset_optimizer(FlatVector* flat) {
     for (size_t s = 0; s < OPTIMIZER_STATES && flat->states[s]; s++)
-        fill_zero(flat->states[s], flat->state_size * sizeof(float), flat->stream);
+        fill_zero(flat->states[s], flat->states_size * sizeof(float), flat->stream);
 }
 
 // All ranks together.
@@ -329,7 +343,11 @@ static inline void flat_end_bucket(FlatVector* flat, size_t bucket) {
     Bucket* k = &flat->buckets[bucket];
     Staging* staging = &flat->staging[k->staging];
     const RankOptions* o = &flat->options;
+    const Parameters* p = flat->parameters;
     size_t n = k->end - k->first;
+    for (size_t i = 0; i < p->count; i++)
+        if (p->tensors[i].bucket == bucket && !p->tensors[i].trains)
+            fill_zero(flat_gradient(flat, p->tensors[i].offset), p->tensors[i].size * sizeof(float), flat->stream);
     bool reduces = o->stage == 2 || flat->micro == flat->micro_batches;
     if (reduces && staging->comm_buffer && staging->pending) flat_collect(flat, staging->pending);
     if (o->reduce == REDUCE_EXACT) {
@@ -391,11 +409,12 @@ static inline void flat_update(FlatVector* flat, const OptimizerStep* step) {
             const Tensor* t = &p->tensors[i];
             size_t index;
             CommSlice part = flat_state(&index, flat, t->offset, t->offset + t->size);
-            if (slice_length(part) == 0) continue;
+            if (slice_length(part) == 0 || !t->trains) continue;
+            size_t at = k->states_offset + (index - k->state_offset);
             OptimizerStep own = *step;
             if (!t->decays) own.weight_decay = 0;
             optimizer_update(flat->params + part.first, flat->master_weights ? flat->master_weights + index : NULL,
-                             m ? m + index : NULL, v ? v + index : NULL,
+                             m ? m + at : NULL, v ? v + at : NULL,
                              grads + (part.first - k->state.first), &own, part.first, slice_length(part), flat->stream);
         }
         if (flat->options.stage == 0) continue;
