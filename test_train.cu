@@ -513,6 +513,22 @@ static void test_guard(void) {
                run_state_begin(false, 1024).loss_scale == 1 && run_state_begin(true, 1024).loss_scale == 1024);
 }
 
+// Minimum, median and maximum over three ranks; NaN is the largest, and the median of two ranks the lower.
+static void test_statistics(void) {
+    FlatVector flat;
+    double stats[3] = {3, NAN, 1}, sorted[3], min, median, max;
+    memset(&flat, 0, sizeof flat);
+    flat.options.world = 3;
+    flat.stats = stats;
+    flat.sorted = sorted;
+    size_t rank = flat_min_median_max(&min, &median, &max, &flat, 0, 1);
+    check_true("statistics of ranks: NaN is the largest", rank == 1 && min == 1 && median == 3 && isnan(max));
+    flat.options.world = 2;
+    stats[1] = 4;
+    rank = flat_min_median_max(&min, &median, &max, &flat, 0, 1);
+    check_true("statistics of ranks: the lower of two medians", rank == 1 && min == 3 && median == 3 && max == 4);
+}
+
 // The most steps that are lost when a run dies anywhere: an asynchronous save is complete when the next one begins.
 static uint64_t cadence_most_lost(const Cadence* c) {
     uint64_t durable = 0, last = 0, most = 0;
@@ -1124,6 +1140,13 @@ static int train_wait(pid_t child) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
+static void overwrite(const char* path, const char* data, size_t bytes) {
+    FILE* file = fopen(path, "wb");
+    size_t written = file ? fwrite(data, 1, bytes, file) : 0;
+    Error error;
+    need((file && fclose(file) == 0 && written == bytes) || fail(&error, "cannot write %s", path), &error);
+}
+
 // The numbers of a member of the log, a line each; NAN for null. Returns how many lines there are.
 static size_t log_numbers(double* numbers, size_t most, const char* run, const char* member) {
     char path[512], key[64], *data = NULL;
@@ -1192,6 +1215,28 @@ static void test_log(void) {
     const double logged[] = {3, 6, 7, 9, 12, 14, 15, 18, 20};
     check_true("log: --log-every 3 has every third step, validations and the last",
                code == 0 && lines == 9 && memcmp(steps, logged, sizeof logged) == 0);
+}
+
+// A line that a power cut has torn leaves the log when the run is resumed, and the user is told.
+static void test_torn_log(void) {
+    enum { STEPS = 20 };
+    double steps[STEPS + 1];
+    char path[512], *text = NULL;
+    size_t bytes, lines;
+    bool right = true;
+    Error error;
+    command("rm -rf %s/%s", "a", "");
+    need(train(small_run("a", "")) == 0 || fail(&error, "the run whose log is to be torn failed"), &error);
+    snprintf(path, sizeof path, "%s/a/metrics.jsonl", work);
+    need(file_read(path, 1 << 24, &text, &bytes, &error), &error);
+    memset(strstr(text, "\"step\": 5,") + 20, 0, 40);
+    overwrite(path, text, bytes);
+    free(text);
+    command("rm -rf %s/%s", "a/step_00000020", "");
+    bool ok = train(small_run("a", "--resume")) == 0 && output_contains("removed 1 damaged line");
+    lines = log_numbers(steps, STEPS + 1, "a", "step");
+    for (size_t i = 0; i < lines; i++) right = right && steps[i] == (double)(i < 4 ? i + 1 : i + 2);
+    check_true("a torn line of the log is removed, and reported", ok && lines == STEPS - 1 && right);
 }
 
 // What two ranks log: the losses of both, and the tokens of both.
@@ -1263,6 +1308,44 @@ static void test_slow_snapshot(void) {
     check_true("a slow snapshot: the checkpoint is of one step",
                slow == 0 && ms > 200 && train(small_run("b", "")) == 0 && runs_equal("a", "b", "00000010") &&
                runs_equal("a", "b", "00000020"));
+}
+
+// Two ranks whose collectives are slow do what one rank does: the same samples, dropout masks, averages and validation,
+// and no parameter is used before it has come. They send what --plan says.
+static void test_two_ranks(void) {
+    enum { STEPS = 20 };
+    static const char* const names[] = {"loss", "grad_norm", "val_loss", "tokens", "comm_bytes"};
+    const char* flags = "--total-batch 192 --dropout 0.1 --reduce exact";
+    double n[2][5][STEPS], worst = 0, planned = 0, sent = 0;
+    char more[512], path[512], *text = NULL;
+    size_t bytes;
+    Error error;
+    command("rm -rf %s/%s %s/%s", "a", "b");
+    snprintf(more, sizeof more, "%s --ranks 2 --zero 1", flags);
+    bool ok = train_wait(train_start("rank 1 step 1 at collective do delay 2", "a", more)) == 0;
+    ok = ok && train(small_run("b", flags)) == 0;
+    for (int i = 0; ok && i < 10; i++)
+        ok = log_numbers(n[i / 5][i % 5], STEPS, i / 5 ? "b" : "a", names[i % 5]) == STEPS;
+    for (size_t i = 0; ok && i < STEPS; i++) {
+        for (int k = 0; k < 4; k++) {
+            double of_one = n[1][k][i], error_of_two = fabs(n[0][k][i] / of_one - 1);
+            if (!isnan(of_one)) worst = error_of_two <= worst ? worst : error_of_two;
+            ok = ok && isnan(of_one) == isnan(error_of_two);
+        }
+        sent += n[0][4][i] / STEPS;
+    }
+    check("two ranks: loss, norm, validation and tokens of one rank", ok ? worst : NAN, 1e-9);
+
+    ok = train(small_run("nothing", "--plan --ranks 2 --total-batch 192 --memory 1")) == 0;
+    snprintf(path, sizeof path, "%s/output", work);
+    need(file_read(path, 1 << 24, &text, &bytes, &error), &error);
+    const char* row = strstr(text, "\n  1          exact");
+    if (row) sscanf(row, " 1 exact %*f %lf", &planned);
+    // Rounded to 0.01; a gathering or two of the twenty end outside the steps.
+    check("--plan: MB sent per step of two ranks", fabs(planned - 1e-6 * sent), 0.012);
+    check_true("--plan: the lowest stage that fits",
+               ok && strstr(text, "--zero 0 --reduce exact is the lowest stage that fits") != NULL);
+    free(text);
 }
 
 // FP16 gradients that overflow on two ranks: the same steps are skipped as on one, with the same loss scales.
@@ -1359,7 +1442,9 @@ static void test_runs(void) {
 static void test_files(void) {
     test_slow_snapshot();
     test_log();
+    test_torn_log();
     test_log_of_ranks();
+    test_two_ranks();
     test_bandwidth();
     test_resized_preset();
     test_wide();
@@ -1413,13 +1498,6 @@ static bool loads_weights_alone(Model* model, const char* directory) {
     free(alone);
     free(state);
     return same && used == 0;
-}
-
-static void overwrite(const char* path, const char* data, size_t bytes) {
-    FILE* file = fopen(path, "wb");
-    size_t written = file ? fwrite(data, 1, bytes, file) : 0;
-    Error error;
-    need((file && fclose(file) == 0 && written == bytes) || fail(&error, "cannot write %s", path), &error);
 }
 
 static void test_damage(void) {
@@ -1509,6 +1587,7 @@ static void test_model(void) {
     test_overflow();
     test_schedules();
     test_guard();
+    test_statistics();
     test_cadence();
     test_keeping();
     test_sampling();
