@@ -217,7 +217,7 @@ test: $(if $(shell command -v $(CXX) 2>/dev/null),test-cpu test-cuda,test-cpu-on
 
 test-cpu: $(CPU_TESTS)
 	@rm -f $(B)/test-*.sum
-	@sh dev/test/test.sh $(B) "$(CC)" $(TESTS) tour single launch
+	@sh dev/test/test.sh $(B) "$(CC)" $(TESTS) tour single floors launch
 
 test-cpu-only: test-cpu
 	@echo "skipped the tests of CUDA: there is no $(CXX); apt-get install -y g++"

@@ -99,6 +99,7 @@ for test in "$@"; do
             suite test_ranks "$build/test_ranks" --overlap off --train "$build/train-FP32" --train16 "$build/train-BF16" $mpi ;;
         test_supervise) suite test_supervise "$build/test_supervise" --train "$build/train-FP32" ;;
         soak) suite "kills, damage and full disks" "$build/soak" --train "$build/train-FP32" ;;
+        floors) suite "floors of headers" sh dev/test/floors.sh ;;
         launch) suite "launch scripts" sh dev/test/test_launch.sh "$build/train-FP32" "$build" ;;
         *) suite "$test" "$build/$test" ;;
     esac
