@@ -882,7 +882,7 @@ static inline bool model_validate(Model* model, double* loss, const Dataset* dat
 // ------------------------------------------------------------------------------------------------
 // 9. Checkpoints
 
-// What a checkpoint says of a run beside its tensors.
+// What a checkpoint says of a run besides its tensors.
 typedef struct {
     Config config;
     OptimizerKind optimizer;

@@ -229,7 +229,7 @@ static inline float random_normal(uint64_t seed, RandomPurpose purpose, uint64_t
 // 5. Hash
 //
 // XXH64, by its published specification ("xxHash fast digest algorithm"): about 10 bytes a nanosecond, so that
-// checksums cost nothing beside a disk, and other programs (Python's xxhash) can check our files.
+// checksums cost nothing compared with a disk, and other programs (Python's xxhash) can check our files.
 
 typedef struct {
     uint64_t lanes[4];

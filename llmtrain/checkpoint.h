@@ -474,7 +474,7 @@ static inline bool keep_rule_keeps(const KeepRule* rule, uint64_t step, uint64_t
     return !keep_rule_is_full(rule, counted);
 }
 
-// Why a checkpoint was saved, and the steps skipped in a row then; false if it has no good manifest.
+// Why a checkpoint was saved, and the number of consecutive steps skipped then; false if it has no good manifest.
 static inline bool checkpoint_describe(SaveKind* kind, uint64_t* skipped, const char* out, uint64_t step) {
     char path[FILE_PATH_MAX], word[16] = "";
     Json manifest;

@@ -447,7 +447,7 @@ static inline bool run_open_out(Run* run, bool* found, Error* error) {
 // ------------------------------------------------------------------------------------------------
 // 5. Saving
 //
-// A save begins (run_save_begin); steps go on under it; when all ranks have written their parts it is completed
+// A save begins (run_save_begin); steps continue under it; when all ranks have written their parts it is completed
 // (run_save_complete), or waited for and then completed (run_save_wait).
 
 // Completes the save in progress; *good says whether the checkpoint is there, and if not, *error why. False if a rank

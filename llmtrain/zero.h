@@ -48,7 +48,7 @@ typedef struct {
     ReduceKind reduce;
 } RankOptions;
 
-// What the vector holds beside parameters.
+// What the vector holds besides parameters.
 typedef struct {
     bool training;           // gradients and optimizer state
     OptimizerKind optimizer; // whose state
