@@ -14,6 +14,8 @@
 #include "train.cu"
 #undef main
 
+#include "data/shards.h"
+
 #include <sys/wait.h>
 
 static int passed, failed;

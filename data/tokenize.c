@@ -6,7 +6,7 @@
 // Memory is constant whatever the size of the text. The shards get their names together, when the last byte is safe on
 // the disk; when anything fails before, nothing has changed.
 
-#include "../llmtrain/data.h"
+#include "shards.h"
 #include "../llmtrain/flags.h"
 
 #include <signal.h>

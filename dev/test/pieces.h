@@ -8,7 +8,7 @@
 #define LLMTRAIN_PIECES_H
 
 #include "llmtrain/base.h"
-#include "llmtrain/data.h"
+#include "data/shards.h"
 #include "llmtrain/files.h"
 #include "llmtrain/json.h"
 #include "llmtrain/safetensors.h"

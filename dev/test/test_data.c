@@ -28,7 +28,7 @@ static int flush_seen(int file) {
 }
 #define fsync(file) flush_seen(file)
 
-#include "llmtrain/data.h"
+#include "data/shards.h"
 #include "harness.h"
 
 // A shard in llm.c's format, laid down word by word.

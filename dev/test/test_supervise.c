@@ -13,7 +13,7 @@
 //   7. units        heartbeats, events, words of a command, which rank is blamed
 //   8. main         cases run at once, since they wait most of the time
 
-#include "llmtrain/data.h"
+#include "data/shards.h"
 #define main supervise_main  // the program is included, so that what is tested is what ships
 #include "launch/supervise.c"
 #undef main
