@@ -27,6 +27,7 @@
 #ifndef LLMTRAIN_ZERO_H
 #define LLMTRAIN_ZERO_H
 
+#include "comm.h"
 #include "fault.h"
 #include "tensors.h"
 #if defined(LLMTRAIN_CUDA) && defined(LLMTRAIN_NCCL)
