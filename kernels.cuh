@@ -1,21 +1,22 @@
 // kernels.cuh: every operation of kernels_cpu.h as CUDA kernels with a launcher each, of the same names and signatures.
 //
-//    1. shapes          how rows and elements are shared among blocks and threads
-//    2. embedding       token + position; the backward sorts the rows by token
-//    3. normalisation   layernorm, rmsnorm, each fused with the residual add before it
-//    4. rope            rotary positions
-//    5. decode          attention of one token against a cache
-//    6. gelu, swiglu
-//    7. dropout
-//    8. classifier      softmax + cross-entropy + gradient of the logits, in place
-//    9. sums            of floats, in double; the checksum
-//   10. fixed point     sums that no order can change
-//   11. casts, add
-//   12. optimizer       updates
-//   13. scratch         how much memory all of them need beside their arguments
+//    1. embedding       token + position; the backward sorts the rows by token
+//    2. normalisation   layernorm, rmsnorm, each fused with the residual add before it
+//    3. rope            rotary positions
+//    4. decode          attention of one token against a cache
+//    5. gelu, swiglu
+//    6. fused matmuls   a matmul with the GELU beside it
+//    7. random numbers  for several neighbouring elements
+//    8. dropout
+//    9. classifier      softmax + cross-entropy + gradient of the logits, in place
+//   10. sums            of floats, in double; the checksum
+//   11. fixed point     sums that no order can change
+//   12. casts, add
+//   13. optimizer       updates
+//   14. scratch         how much memory all of them need beside their arguments
 //
-// The products are in matmul.cuh, attention in attention.cuh, and what all stand on in device.cuh: take a kernel with that
-// file's section 3 and 4 to copy it into a project of your own.
+// The other matmuls are in llmtrain/matmul.cuh, attention in llmtrain/attention.cuh. To copy an operation into a project of
+// your own take its section and what that names in its first lines.
 //
 // All kernels here are bound by memory: what a kernel's comment counts are the bytes that it moves. W is the number of
 // elements that a thread takes at a time: PACK, or 1 where packs do not fit. None uses float atomics: every output has one
@@ -24,68 +25,28 @@
 #ifndef LLMTRAIN_KERNELS_CUH
 #define LLMTRAIN_KERNELS_CUH
 
-#include "llmtrain/device.cuh"
-
+#include "kernels_cpu.h"  // the same operations as cpu::gelu_forward and so on, which these are checked against
 #include "llmtrain/attention.cuh"
+#include "llmtrain/base.h"
+#include "llmtrain/blocks.cuh"
 #include "llmtrain/matmul.cuh"
-
-#include <float.h>
+#include "llmtrain/optimizers.h"
+#include "llmtrain/types.h"
 
 // ------------------------------------------------------------------------------------------------
-// 1. Shapes
+// 1. Embedding
 //
-// Kernels on rows give each row to a block, which goes on to further rows where there are more than a grid may have
-// blocks. Kernels on flat arrays give each thread W neighbouring elements; their grid is one-dimensional and as large as it
-// must be, since 2^31 blocks of 256 threads are more elements than any memory holds.
-
-enum { FLAT_THREADS = 256, FOUR = 4 };
-
-// Blocks of a grid that is to have `wanted`; never 0, which a launch refuses.
-static inline unsigned grid_blocks(size_t wanted) { return (unsigned)max_size(1, min_size(wanted, 0x7fffffff)); }
-
-// Threads for `wanted` pieces of work: whole warps, at most `most`.
-static inline unsigned block_threads(size_t wanted, size_t most) {
-    return (unsigned)max_size(WARP, min_size(round_up(wanted, WARP), most));
-}
-
-// Blocks for n elements, W to a thread.
-static inline unsigned flat_blocks(size_t n, size_t W) { return grid_blocks(divide_up(divide_up(n, W), FLAT_THREADS)); }
-
-static __device__ inline size_t flat_index(size_t W) { return ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * W; }
-
-// The sum over a block that may be a single warp.
-static __device__ inline float row_sum(float x, float* shared) {
-    return blockDim.x == WARP ? warp_sum(x) : block_sum(x, shared);
-}
-
-// W neighbouring elements of any type, W = FOUR or 1, moved by one instruction. Where arrays of floats and of floatX
-// meet (casts, updates), four elements are 16 bytes of the one and 8 or 16 of the other, and one call's worth of random
-// numbers.
-template <typename T, int W>
-struct alignas(W * sizeof(T)) Group {
-    T x[W];
-};
-
-template <int W, typename T>
-static __device__ inline Group<T, W> group_load(const T* p) { return *(const Group<T, W>*)p; }
-
-template <int W, typename T>
-static __device__ inline void group_store(T* p, Group<T, W> group) { *(Group<T, W>*)p = group; }
-
-// The random bits of element j of a thread's W, where element 0 has the number `first`. Where W is not 1, `first` must
-// be a multiple of 4: then one call of random4 serves four elements, since the compiler sees that their calls are the
-// same.
-template <int W>
-static __device__ inline uint32_t group_random(uint64_t seed, RandomPurpose purpose, uint64_t step, uint64_t first,
-                                               int j) {
-    if constexpr (W == 1) return random_bits(seed, purpose, step, first + (uint64_t)j);
-    return random4(seed, purpose, step, first / 4 + (uint64_t)(j / 4)).bits[j % 4];
-}
-
-// ------------------------------------------------------------------------------------------------
-// 2. Embedding
+// Defines: embedding_forward, embedding_backward.
+// Needs: llmtrain/types.h, llmtrain/blocks.cuh.
 
 enum { EMBEDDING_THREADS = 256 };
+
+template <int W>
+static __device__ inline Lanes<W> lanes_add(Lanes<W> a, Lanes<W> b) {
+    #pragma unroll
+    for (int i = 0; i < W; i++) a.x[i] += b.x[i];
+    return a;
+}
 
 // A block owns a row, a thread W channels of it. Reads a row of token_weight and one of position_weight, which stays
 // in the cache, and writes one.
@@ -184,7 +145,7 @@ static __global__ void embedding_sum_pieces(float* dtoken_weight, float* parts, 
     for (size_t c = (size_t)threadIdx.x * W; c < C; c += (size_t)blockDim.x * W) {
         uint32_t token = key_token(keys[begin]);
         bool from_before = begin > 0 && key_token(keys[begin - 1]) == token;
-        Lanes<W> sum = lanes_zero<W>(), next = lanes_load<W>(dout + key_row(keys[begin]) * C + c);
+        Lanes<W> sum = {}, next = lanes_load<W>(dout + key_row(keys[begin]) * C + c);
         for (size_t i = begin; i < end; i++) {
             Lanes<W> row = next;
             uint64_t next_key = i + 1 < N ? keys[i + 1] : 0;
@@ -194,11 +155,11 @@ static __global__ void embedding_sum_pieces(float* dtoken_weight, float* parts, 
             if (!ends && i + 1 < end) continue;
             if (ends && !from_before) {
                 float* gradient = dtoken_weight + (size_t)token * C + c;
-                floats_store(gradient, lanes_add(floats_load<W>(gradient), sum));
+                group_store(gradient, lanes_add(group_load<W>(gradient), sum));
             } else {
-                floats_store(parts + (2 * blockIdx.x + (from_before ? 0 : 1)) * C + c, sum);
+                group_store(parts + (2 * blockIdx.x + (from_before ? 0 : 1)) * C + c, sum);
             }
-            sum = lanes_zero<W>();
+            sum = {};
             token = key_token(next_key);
             from_before = false;
         }
@@ -217,17 +178,17 @@ static __global__ void embedding_join_pieces(float* dtoken_weight, const float* 
     uint32_t token = key_token(keys[end - 1]);
     if (key_token(keys[end]) != token || (begin > 0 && key_token(keys[begin - 1]) == token)) return;
     size_t c = ((size_t)blockIdx.y * WARP + threadIdx.x) * W;
-    Lanes<W> sum = lanes_zero<W>();
+    Lanes<W> sum = {};
     size_t p = blockIdx.x + 1 + threadIdx.y;
     for (; p * piece < N && key_token(keys[p * piece]) == token; p += EMBEDDING_JOINERS)
-        if (c < C) sum = lanes_add(sum, floats_load<W>(parts + 2 * p * C + c));
+        if (c < C) sum = lanes_add(sum, group_load<W>(parts + 2 * p * C + c));
     sums[threadIdx.y][threadIdx.x] = sum;
     __syncthreads();
     if (threadIdx.y > 0 || c >= C) return;
-    sum = floats_load<W>(parts + (2 * blockIdx.x + 1) * C + c);
+    sum = group_load<W>(parts + (2 * blockIdx.x + 1) * C + c);
     for (int y = 0; y < EMBEDDING_JOINERS; y++) sum = lanes_add(sum, sums[y][threadIdx.x]);
     float* gradient = dtoken_weight + (size_t)token * C + c;
-    floats_store(gradient, lanes_add(floats_load<W>(gradient), sum));
+    group_store(gradient, lanes_add(group_load<W>(gradient), sum));
 }
 
 // dposition_weight (T, C) += the sum over b of dout (B, T, C). A block owns a position, a thread W channels of it.
@@ -235,11 +196,11 @@ template <int W>
 static __global__ void embedding_positions(float* dposition_weight, const floatX* dout, size_t B, size_t T, size_t C) {
     for (size_t t = blockIdx.x; t < T; t += gridDim.x) {
         for (size_t c = (size_t)threadIdx.x * W; c < C; c += (size_t)blockDim.x * W) {
-            Lanes<W> sum = lanes_zero<W>();
+            Lanes<W> sum = {};
             #pragma unroll 4
             for (size_t b = 0; b < B; b++) sum = lanes_add(sum, lanes_load<W>(dout + (b * T + t) * C + c));
             float* gradient = dposition_weight + t * C + c;
-            floats_store(gradient, lanes_add(floats_load<W>(gradient), sum));
+            group_store(gradient, lanes_add(group_load<W>(gradient), sum));
         }
     }
 }
@@ -298,7 +259,10 @@ static inline void embedding_backward(float* dtoken_weight, float* dposition_wei
 }
 
 // ------------------------------------------------------------------------------------------------
-// 3. Normalisation
+// 2. Normalisation
+//
+// Defines: layernorm_forward, layernorm_backward, rmsnorm_forward, rmsnorm_backward.
+// Needs: llmtrain/types.h, llmtrain/blocks.cuh.
 //
 // "Layer Normalization" and "Root Mean Square Layer Normalization". One kernel serves both, since rmsnorm is
 // layernorm without its centre: mean 0, bias 0. A block owns a row and keeps it in registers, so that each byte is
@@ -378,7 +342,7 @@ norm_forward_kernel(floatX* out, floatX* residual, float* mean, float* rstd, con
     for (int k = 0; k < ROUNDS; k++) {
         size_t c = begin + (k * blockDim.x + threadIdx.x) * W;
         if (c >= end) continue;
-        Lanes<W> w = lanes_load<W>(weight + c), b = CENTRED ? lanes_load<W>(bias + c) : lanes_zero<W>();
+        Lanes<W> w = lanes_load<W>(weight + c), b = CENTRED ? lanes_load<W>(bias + c) : Lanes<W>{};
         #pragma unroll
         for (int i = 0; i < W; i++) x[k].x[i] = (x[k].x[i] - m) * s * w.x[i] + b.x[i];
         lanes_store(out + first + c, x[k]);
@@ -444,7 +408,7 @@ norm_backward_kernel(floatX* dx, float* partial, const floatX* dout, const float
     size_t begin = (size_t)blockIdx.y * NORM_SLAB, end = min(C, begin + NORM_SLAB), outside = gridDim.y > 1 ? C : 0;
     Lanes<W> dweight[ROUNDS], dbias[ROUNDS];
     #pragma unroll
-    for (int k = 0; k < ROUNDS; k++) dweight[k] = dbias[k] = lanes_zero<W>();
+    for (int k = 0; k < ROUNDS; k++) dweight[k] = dbias[k] = {};
 
     for (size_t row = blockIdx.x; row < N; row += gridDim.x) {
         Lanes<W> d, g[ROUNDS], n[ROUNDS];
@@ -483,8 +447,8 @@ norm_backward_kernel(floatX* dx, float* partial, const floatX* dout, const float
     for (int k = 0; k < ROUNDS; k++) {
         size_t c = begin + (k * blockDim.x + threadIdx.x) * W;
         if (c >= end) continue;
-        floats_store(partial + blockIdx.x * C + c, dweight[k]);
-        if (CENTRED) floats_store(partial + ((size_t)gridDim.x + blockIdx.x) * C + c, dbias[k]);
+        group_store(partial + blockIdx.x * C + c, dweight[k]);
+        if (CENTRED) group_store(partial + ((size_t)gridDim.x + blockIdx.x) * C + c, dbias[k]);
     }
 }
 
@@ -550,7 +514,10 @@ static inline void rmsnorm_backward(floatX* dx, float* dweight, const floatX* do
 }
 
 // ------------------------------------------------------------------------------------------------
-// 4. RoPE
+// 3. RoPE
+//
+// Defines: rope_forward, rope_backward.
+// Needs: llmtrain/types.h, llmtrain/blocks.cuh.
 //
 // "RoFormer: Enhanced Transformer with Rotary Position Embedding": the pair (x[i], x[i + D/2]) of every query and key
 // head turns by an angle that depends on the position and on i.
@@ -569,7 +536,7 @@ rope_kernel(floatX* qkv, const float* __restrict__ table, float direction, size_
     for (size_t row = blockIdx.x; row < N; row += gridDim.x) {
         const float* angles = table + (first_position + row % T) * D;
         for (size_t i = (size_t)threadIdx.x * W; i < half; i += (size_t)blockDim.x * W) {
-            Lanes<2 * W> angle = floats_load<2 * W>(angles + 2 * i);
+            Lanes<2 * W> angle = group_load<2 * W>(angles + 2 * i);
             for (size_t head = threadIdx.y; head < heads; head += blockDim.y) {
                 floatX* x = qkv + row * row_elements + head * D + i;
                 Lanes<W> a = lanes_load<W>(x), b = lanes_load<W>(x + half);
@@ -610,7 +577,10 @@ static inline void rope_backward(floatX* dqkv, const float* table, size_t B, siz
 }
 
 // ------------------------------------------------------------------------------------------------
-// 5. Attention of one token
+// 4. Decode
+//
+// Defines: attention_decode.
+// Needs: llmtrain/types.h, llmtrain/blocks.cuh.
 //
 // A block owns a query head, its warps take the positions in turn: first the scores, then the sum of values under their
 // softmax, which is put together from the warps at the end. A lane owns every 32nd element of a head. Sampling is the
@@ -671,7 +641,10 @@ static inline void attention_decode(floatX* out, floatX* key_cache, floatX* valu
 }
 
 // ------------------------------------------------------------------------------------------------
-// 6. GELU and SwiGLU
+// 5. GELU and SwiGLU
+//
+// Defines: gelu_forward, gelu_backward, swiglu_forward, swiglu_backward.
+// Needs: llmtrain/types.h, llmtrain/blocks.cuh.
 //
 // A thread owns PACK elements of the output. At 2 bytes an element Hopper's memory leaves time for some 35 instructions
 // an element, so the division is the approximate one: within 2 units in the last place, and 0 instead of a number below
@@ -775,7 +748,54 @@ static inline void swiglu_backward(floatX* din, const floatX* dout, const floatX
 }
 
 // ------------------------------------------------------------------------------------------------
-// 7. Dropout
+// 6. Fused matmuls
+//
+// Defines: matmul_gelu_forward, matmul_gelu_backward_input.
+// Needs: llmtrain/types.h, llmtrain/blocks.cuh, llmtrain/base.h, llmtrain/matmul.cuh, section 5.
+//
+// Two kernels unless the library has one for both, which then reads or writes (M, N) once less.
+
+// pre (M, N) = in (M, K) weight (N, K)^T + bias (N) or NULL; out (M, N) = gelu(pre). Fused, out is the GELU of the
+// float sums, and pre is what remains of them after rounding.
+static inline void matmul_gelu_forward(floatX* out, floatX* pre, const floatX* in, const floatX* weight,
+                                       const floatX* bias, size_t M, size_t N, size_t K, Stream stream) {
+    if (matmul_state(stream)->fuse_gelu &&
+        matmul_library(MATMUL_GELU_FORWARD, out, weight, in, bias, pre, M, N, K, stream)) return;
+    matmul_forward(pre, in, weight, bias, M, N, K, stream);
+    gelu_forward(out, pre, M * N, stream);
+}
+
+// The gradient through a matmul and the GELU before it: din (M, K) = (dout (M, N) weight (N, K)) * dGELU/dx at
+// pre (M, K).
+static inline void matmul_gelu_backward_input(floatX* din, const floatX* dout, const floatX* weight, const floatX* pre,
+                                              size_t M, size_t N, size_t K, Stream stream) {
+    if (matmul_state(stream)->fuse_gelu &&
+        matmul_library(MATMUL_GELU_BACKWARD_INPUT, din, weight, dout, NULL, pre, M, N, K, stream)) return;
+    matmul_backward_input(din, dout, weight, M, N, K, stream);
+    gelu_backward(din, din, pre, M * K, stream);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 7. Random numbers
+//
+// Defines: group_random.
+// Needs: llmtrain/types.h, llmtrain/base.h.
+
+// The random bits of element j of a thread's W, where element 0 has the number `first`. Where W is not 1, `first` must
+// be a multiple of 4: then one call of random4 serves four elements, since the compiler sees that their calls are the
+// same.
+template <int W>
+static __device__ inline uint32_t group_random(uint64_t seed, RandomPurpose purpose, uint64_t step, uint64_t first,
+                                               int j) {
+    if constexpr (W == 1) return random_bits(seed, purpose, step, first + (uint64_t)j);
+    return random4(seed, purpose, step, first / 4 + (uint64_t)(j / 4)).bits[j % 4];
+}
+
+// ------------------------------------------------------------------------------------------------
+// 8. Dropout
+//
+// Defines: dropout.
+// Needs: llmtrain/types.h, llmtrain/blocks.cuh, llmtrain/base.h, section 7.
 
 // A thread owns W elements; moves 2 per output. A quarter of random4's ten rounds is some 30 instructions an element,
 // about what memory leaves time for; only where arrays do not fit packs does every element make a call of its own.
@@ -805,7 +825,10 @@ static inline void dropout(floatX* out, const floatX* in, float p, uint64_t seed
 }
 
 // ------------------------------------------------------------------------------------------------
-// 8. Classifier
+// 9. Classifier
+//
+// Defines: classifier.
+// Needs: llmtrain/types.h, llmtrain/blocks.cuh.
 //
 // A block owns a row of logits. It is read once for its maximum and its sum together, by "Online normalizer calculation
 // for softmax": a thread whose maximum rises scales its sum down to the new one. The second reading, for the gradient,
@@ -876,7 +899,10 @@ static inline void classifier(floatX* logits, float* losses, const int32_t* targ
 }
 
 // ------------------------------------------------------------------------------------------------
-// 9. Sums
+// 10. Sums
+//
+// Defines: sum_of_squares, sum_scaled, checksum.
+// Needs: llmtrain/types.h, llmtrain/blocks.cuh, llmtrain/base.h.
 //
 // Two kernels: blocks sum pieces of the vector, then one block sums the pieces. Which elements a thread adds, and in
 // which order, depends on the length and not on the GPU; nothing is left to the order in which blocks finish. Additions
@@ -887,7 +913,7 @@ enum { SUM_THREADS = 256, SUM_BLOCKS = 4096 };
 static inline size_t sum_of_squares_scratch_bytes(void) { return SUM_BLOCKS * sizeof(double); }
 static inline size_t sum_scaled_scratch_bytes(void) { return sum_of_squares_scratch_bytes(); }
 
-// block_sum of device.cuh for 64 bits; right in thread 0 alone. shared (32).
+// block_sum of blocks.cuh for 64 bits; right in thread 0 alone. shared (32).
 template <typename T>
 static __device__ inline T block_sum_wide(T x, T* shared) {
     unsigned warps = blockDim.x / WARP, lane = threadIdx.x % WARP;
@@ -972,13 +998,16 @@ static inline void checksum(uint64_t* out, const floatX* x, size_t first, size_t
     bool packs = (uintptr_t)x % (PACK * sizeof(floatX)) == 0;
     unsigned blocks = (unsigned)max_size(1, min_size(SUM_BLOCKS, divide_up(divide_up(n, PACK), SUM_THREADS)));
     auto kernel = packs ? checksum_kernel<PACK> : checksum_kernel<1>;
-    fill_zero(out, sizeof *out, stream);
+    CUDA_CHECK(cudaMemsetAsync(out, 0, sizeof *out, stream->compute));
     kernel<<<blocks, SUM_THREADS, 0, stream->compute>>>((unsigned long long*)out, x, first, n);
     LAUNCH_CHECK();
 }
 
 // ------------------------------------------------------------------------------------------------
-// 10. Fixed point
+// 11. Fixed point
+//
+// Defines: exact_add, exact_merge, exact_read.
+// Needs: llmtrain/types.h, llmtrain/blocks.cuh.
 //
 // A thread owns W elements of every vector, W = PAIR or 1: two integers of 64 bits are 16 bytes. Integers add up to the
 // same bits in any order, and every operation here rounds each element as the CPU does: both backends give the same
@@ -1063,30 +1092,23 @@ static inline void exact_read(float* out, const int64_t* sums, double quantum, s
 }
 
 // ------------------------------------------------------------------------------------------------
-// 11. Casts, add
+// 12. Casts, add
+//
+// Defines: cast_to_float, cast_from_float, add, add_stored.
+// Needs: llmtrain/types.h, llmtrain/blocks.cuh.
 //
 // A thread owns W elements. Casts move 4 + sizeof(floatX) bytes per element, add moves 8 + sizeof(x).
 
 template <int W>
 static __global__ void cast_to_float_kernel(float* out, const floatX* in, size_t n) {
     size_t i = flat_index(W);
-    if (i >= n) return;
-    Group<floatX, W> x = group_load<W>(in + i);
-    Group<float, W> y;
-    #pragma unroll
-    for (int j = 0; j < W; j++) y.x[j] = float_of(x.x[j]);
-    group_store<W>(out + i, y);
+    if (i < n) group_store(out + i, lanes_load<W>(in + i));
 }
 
 template <int W>
 static __global__ void cast_from_float_kernel(floatX* out, const float* in, size_t n) {
     size_t i = flat_index(W);
-    if (i >= n) return;
-    Group<float, W> x = group_load<W>(in + i);
-    Group<floatX, W> y;
-    #pragma unroll
-    for (int j = 0; j < W; j++) y.x[j] = floatX_of(x.x[j]);
-    group_store<W>(out + i, y);
+    if (i < n) lanes_store(out + i, group_load<W>(in + i));
 }
 
 HOST_DEVICE static inline float widen(float x) { return x; }
@@ -1132,7 +1154,10 @@ static inline void add(float* out, const float* x, size_t n, Stream stream) { ad
 static inline void add_stored(float* out, const floatX* x, size_t n, Stream stream) { add_launch(out, x, n, stream); }
 
 // ------------------------------------------------------------------------------------------------
-// 12. Optimizer
+// 13. Optimizer
+//
+// Defines: optimizer_update.
+// Needs: llmtrain/types.h, llmtrain/blocks.cuh, llmtrain/base.h, llmtrain/optimizers.h, section 7.
 //
 // A thread owns W elements of every vector. AdamW with master weights in 16 bits moves 30 bytes per parameter: weight, two
 // optimizer state and gradient in, weight, two optimizer state and stored parameter out.
@@ -1165,15 +1190,9 @@ static __global__ void optimizer_kernel(floatX* params, float* master_weights, f
                                         OptimizerArguments a, uint64_t first, size_t n) {
     size_t i = flat_index(W);
     if (i >= n) return;
-    Group<float, W> w, gm = {}, gv = {}, g = group_load<W>(grads + i);
+    Lanes<W> w = master_weights ? group_load<W>(master_weights + i) : lanes_load<W>(params + i);
+    Lanes<W> gm = {}, gv = {}, g = group_load<W>(grads + i);
     Group<floatX, W> p;
-    if (master_weights) {
-        w = group_load<W>(master_weights + i);
-    } else {
-        p = group_load<W>(params + i);
-        #pragma unroll
-        for (int j = 0; j < W; j++) w.x[j] = float_of(p.x[j]);
-    }
     if (m) gm = group_load<W>(m + i);
     if (v) gv = group_load<W>(v + i);
     #pragma unroll
@@ -1208,7 +1227,10 @@ static inline void optimizer_update(floatX* params, float* master_weights, float
 }
 
 // ------------------------------------------------------------------------------------------------
-// 13. Scratch
+// 14. Scratch
+//
+// Defines: scratch_bytes.
+// Needs: llmtrain/types.h, llmtrain/blocks.cuh, llmtrain/base.h, llmtrain/matmul.cuh, sections 1, 2 and 10.
 
 // Bytes that are enough for every operation on N rows of C channels.
 static inline size_t scratch_bytes(size_t N, size_t C) {

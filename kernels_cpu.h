@@ -1,7 +1,7 @@
 // kernels_cpu.h: every operation of the model in plain C. It is the specification that the CUDA kernels are checked
 // against, and the CPU backend.
 //
-//    1. storage types        floatX: what parameters and activations are stored in; arithmetic is always float
+//    1. precision            what is stored in floatX, the storage dtype; arithmetic is always float
 //    2. elementary functions exp, sigmoid: inline polynomials that the compiler vectorises
 //    3. embedding            token + position
 //    4. normalisation        layernorm, rmsnorm, each fused with the residual add before it
@@ -12,7 +12,6 @@
 //    9. dropout
 //   10. classifier           softmax + cross-entropy + gradient of the logits, in place
 //   11. vectors              global norm, sums, casts, optimizer updates
-//   12. device               memory and copies
 //
 // Conventions. Arguments: outputs, inputs, parameters, sizes, stream (unused here; the CUDA versions have it).
 // Arrays are row-major and dense. Activations and their gradients are floatX; gradients of parameters are float and
@@ -21,6 +20,11 @@
 // V vocabulary, Vp padded vocabulary.
 //
 // Every output element is computed by one thread in a fixed order, so results do not depend on the number of threads.
+//
+// In a CUDA build kernels.cuh has functions of the same names and signatures; those here are then cpu::gelu_forward and so on.
+//
+// Needs: llmtrain/base.h, llmtrain/types.h, llmtrain/dtypes.h, llmtrain/optimizers.h, llmtrain/gemm.h,
+// llmtrain/gemm_portable.h, llmtrain/gemm_x86.h.
 
 #ifndef LLMTRAIN_KERNELS_CPU_H
 #define LLMTRAIN_KERNELS_CPU_H
@@ -29,23 +33,8 @@
 #include "llmtrain/gemm.h"
 #include "llmtrain/optimizers.h"
 
-#ifdef __SSE2__
-#include <emmintrin.h>
-#endif
-#include <sys/mman.h>
-
-// In a CUDA build kernels.cuh has functions of the same names and signatures; those here are then cpu::gelu_forward and
-// so on, and what both share (storage types, the optimizer's options) lies outside of the namespace.
-#ifdef LLMTRAIN_CUDA
-typedef struct Device* Stream;
-#define LONGEST_ON_DEVICE ((size_t)65535 * 16)  // a grid has so many tiles of queries at most; attention's smallest has 16
-#else
-typedef void* Stream;
-#define LONGEST_ON_DEVICE SIZE_MAX
-#endif
-
 // ------------------------------------------------------------------------------------------------
-// 1. Storage types
+// 1. Precision
 //
 // Compile with -DPRECISION_BF16 or -DPRECISION_FP16 to store in 16 bits. On both backends:
 //
@@ -64,56 +53,6 @@ typedef void* Stream;
 //     sum of losses, norm of the gradients        double       double
 //     random numbers, tokens                      -            integers
 
-#if defined(PRECISION_BF16)
-typedef struct { uint16_t bits; } floatX;
-#define FLOATX_NAME "bf16"
-#define FLOATX_DTYPE DTYPE_BF16
-#define FLOATX_EPSILON 0x1p-8f  // largest relative rounding error: half of the distance from 1 to the next number
-HOST_DEVICE static inline float float_of(floatX x) { return float_from_bf16(x.bits); }
-HOST_DEVICE static inline floatX floatX_of(float x) { floatX r = {bf16_from_float(x)}; return r; }
-
-// Rounds up with a probability equal to the fraction that is cut off, so that the mean is exact; `random` is uniform.
-HOST_DEVICE static inline floatX floatX_of_stochastic(float x, uint32_t random) {
-    uint32_t b = bits_from_float(x);
-    bool special = (b & 0x7f800000u) == 0x7f800000u;
-    floatX r;
-    r.bits = (uint16_t)((special ? b | (x != x ? 0x400000u : 0u) : b + (random & 0xffff)) >> 16);
-    return r;
-}
-
-#elif defined(PRECISION_FP16)
-typedef struct { uint16_t bits; } floatX;
-#define FLOATX_NAME "fp16"
-#define FLOATX_DTYPE DTYPE_F16
-#define FLOATX_EPSILON 0x1p-11f
-HOST_DEVICE static inline float float_of(floatX x) { return float_from_f16(x.bits); }
-HOST_DEVICE static inline floatX floatX_of(float x) { floatX r = {f16_from_float(x)}; return r; }
-HOST_DEVICE static inline floatX floatX_of_stochastic(float x, uint32_t random) {
-    if (!(fabsf(x) < 65504.0f)) return floatX_of(x);  // the largest finite number has no neighbour above
-    uint32_t exponent = bits_from_float(x) & 0x7f800000u;
-    float unit = float_from_bits((exponent < 0x38800000u ? 0x38800000u : exponent) - (10u << 23));  // the last place at x
-    float quotient = x / unit, cut = truncf(quotient);
-    bool away = (float)(random >> 8) * 0x1p-24f < fabsf(quotient - cut);
-    return floatX_of((cut + copysignf(away ? 1.0f : 0.0f, x)) * unit);
-}
-
-#else
-typedef float floatX;
-#define FLOATX_NAME "fp32"
-#define FLOATX_DTYPE DTYPE_F32
-#define FLOATX_EPSILON 0x1p-24f
-#define FLOATX_IS_FLOAT 1
-HOST_DEVICE static inline float float_of(floatX x) { return x; }
-HOST_DEVICE static inline floatX floatX_of(float x) { return x; }
-HOST_DEVICE static inline floatX floatX_of_stochastic(float x, uint32_t random) { (void)random; return x; }
-#endif
-
-#ifndef FLOATX_IS_FLOAT
-#define FLOATX_IS_FLOAT 0
-#endif
-
-#define ATTENTION_MAX_D 256  // the largest head size
-
 // What rope_forward and rope_backward read, made on the host for both backends:
 // table (T, D/2, 2): cosine and sine of position * theta^(-2i/D), for positions 0 to T - 1.
 static inline void rope_table(float* table, float theta, size_t T, size_t D) {
@@ -124,17 +63,6 @@ static inline void rope_table(float* table, float theta, size_t T, size_t D) {
             table[(t * (D / 2) + i) * 2 + 1] = (float)sin(angle);
         }
     }
-}
-
-// What element `index` of the flat vector adds to the checksum of parameters: its bits and its place, mixed by a bijection
-// (the finaliser of "SplitMix", Steele, Lea and Flood: "Fast Splittable Pseudorandom Number Generators").
-HOST_DEVICE static inline uint64_t checksum_element(floatX x, uint64_t index) {
-    uint32_t bits = 0;
-    memcpy(&bits, &x, sizeof x);
-    uint64_t z = index * 0x9E3779B97F4A7C15u + ((uint64_t)bits << 32 | bits);
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-    return z ^ (z >> 31);
 }
 
 #ifdef LLMTRAIN_CUDA
@@ -338,6 +266,13 @@ static inline void rmsnorm_backward(floatX* dx, float* dweight, const floatX* do
 //
 // M rows, N outputs, K inputs; weights are (N, K), as everywhere in this project: each row makes one output.
 
+// What makes the matmuls, as text, and the device's peak in TFLOP/s, 0 if unknown.
+static inline void device_describe(char* text, size_t bytes, double* peak_tflops, Stream stream) {
+    (void)stream;
+    *peak_tflops = 0;
+    snprintf(text, bytes, "%s", gemm_backend());
+}
+
 // out (M, N) = in (M, K) weight (N, K)^T + bias (N) or NULL
 static inline void matmul_forward(floatX* out, const floatX* in, const floatX* weight, const floatX* bias,
                                   size_t M, size_t N, size_t K, Stream stream) {
@@ -421,22 +356,6 @@ static inline void rope_backward(floatX* dqkv, const float* table, size_t B, siz
 #define TILE_Q 64            // queries in a tile
 #define TILE_K 64            // keys in a tile: a multiple of TILE_Q, so that a visited pair of tiles is never all masked
 
-// Queries, keys and values of one (batch, head): rows `stride` apart in qkv (B, T, (H + 2K) D).
-typedef struct {
-    size_t q, k, v;  // offsets of row 0 in qkv
-    size_t stride;
-} HeadRows;
-
-HOST_DEVICE static inline HeadRows head_rows(size_t b, size_t h, size_t T, size_t H, size_t K, size_t D) {
-    HeadRows r;
-    size_t kv = h / (H / K);
-    r.stride = (H + 2 * K) * D;
-    r.q = b * T * r.stride + h * D;
-    r.k = b * T * r.stride + (H + kv) * D;
-    r.v = b * T * r.stride + (H + K + kv) * D;
-    return r;
-}
-
 // tile (rows, width) = scale * source (available, D), rows `stride` apart; what lies outside the source is 0.
 static inline void tile_load(float* tile, const floatX* source, size_t stride, float scale,
                              size_t available, size_t rows, size_t D, size_t width) {
@@ -462,21 +381,21 @@ static inline void tile_product(float* out, const float* a, size_t a_row, size_t
                                 size_t rows, size_t cols, size_t depth) {
     const size_t lanes = VECTOR_BYTES / sizeof(float);
     for (size_t j = 0; j < cols; j += 2 * lanes) {
-        for (size_t i = 0; i < rows; i += TILE_ROWS) {
-            Vector sum[TILE_ROWS][2];
-            for (int r = 0; r < TILE_ROWS; r++) {
+        for (size_t i = 0; i < rows; i += VECTOR_ROWS) {
+            Vector sum[VECTOR_ROWS][2];
+            for (int r = 0; r < VECTOR_ROWS; r++) {
                 sum[r][0] = *(const Vector*)(out + (i + r) * cols + j);
                 sum[r][1] = *(const Vector*)(out + (i + r) * cols + j + lanes);
             }
             for (size_t p = 0; p < depth; p++) {
                 Vector b0 = *(const Vector*)(b + p * cols + j), b1 = *(const Vector*)(b + p * cols + j + lanes);
-                for (int r = 0; r < TILE_ROWS; r++) {
+                for (int r = 0; r < VECTOR_ROWS; r++) {
                     float x = a[(i + r) * a_row + p * a_col];
                     sum[r][0] += x * b0;
                     sum[r][1] += x * b1;
                 }
             }
-            for (int r = 0; r < TILE_ROWS; r++) {
+            for (int r = 0; r < VECTOR_ROWS; r++) {
                 *(Vector*)(out + (i + r) * cols + j) = sum[r][0];
                 *(Vector*)(out + (i + r) * cols + j + lanes) = sum[r][1];
             }
@@ -958,145 +877,6 @@ static inline void optimizer_update(floatX* params, float* master_weights, float
             for (size_t i = 0; i < count; i++) p[i] = floatX_of_stochastic(w[i], random[skipped + i]);
         }
     }
-}
-
-// ------------------------------------------------------------------------------------------------
-// 12. Device
-//
-// Memory and copies as the runtime asks for them. Here the device is the machine itself, and a copy is a copy; device.cuh
-// has the same functions for a GPU.
-
-// The device of a rank, by its number among the ranks of this machine.
-static inline bool device_choose(size_t local_rank, Error* error) {
-    (void)local_rank; (void)error;
-    return true;
-}
-
-// tf32: products of floats may round their operands to 10 bits of fraction, which a CPU does not do.
-static inline bool device_open(Stream* stream, bool tf32, Error* error) {
-    (void)tf32; (void)error;
-    *stream = NULL;
-    return true;
-}
-
-static inline void device_close(Stream stream) { (void)stream; }
-
-// Whether the host may touch device memory.
-static inline bool device_is_host(void) { return true; }
-
-// What products are made by, as text, and the device's peak in TFLOP/s, 0 if unknown.
-static inline void device_describe(char* text, size_t bytes, double* peak_tflops, Stream stream) {
-    (void)stream;
-    *peak_tflops = 0;
-    snprintf(text, bytes, "%s", gemm_backend());
-}
-
-// Logits that are made at a time, about: so many that the products over a part of the rows lose no speed.
-static inline size_t head_elements(void) { return (size_t)1 << 24; }
-
-// Bytes of scratch memory that are enough for every operation on N rows of C channels.
-static inline size_t scratch_bytes(size_t N, size_t C) {
-    (void)N; (void)C;
-    return 0;
-}
-
-// Waits for all work that the stream was given.
-static inline void device_wait(Stream stream) { (void)stream; }
-
-// Gives the operations their scratch memory, and makes ready for upload_batch with so many bytes.
-static inline bool device_prepare(Stream stream, void* scratch, size_t bytes, size_t batch_bytes, Error* error) {
-    (void)stream; (void)scratch; (void)bytes; (void)batch_bytes; (void)error;
-    return true;
-}
-
-// The first number after `key` in a file of the system; SIZE_MAX where there is none.
-static inline size_t system_number(const char* path, const char* key) {
-    FILE* file = fopen(path, "r");
-    if (file == NULL) return SIZE_MAX;
-    char line[128];
-    unsigned long long number = 0;
-    bool found = false;
-    while (!found && fgets(line, sizeof line, file))
-        found = strncmp(line, key, strlen(key)) == 0 && sscanf(line + strlen(key), "%llu", &number) == 1;
-    fclose(file);
-    return found ? (size_t)number : SIZE_MAX;
-}
-
-// Memory that can be had without swapping, in bytes: of the machine, or of the container; SIZE_MAX where the system does
-// not say.
-static inline size_t device_available(void) {
-    size_t free_kilobytes = system_number("/proc/meminfo", "MemAvailable:");
-    size_t limit = system_number("/sys/fs/cgroup/memory.max", ""), used = system_number("/sys/fs/cgroup/memory.current", "");
-    size_t machine = free_kilobytes == SIZE_MAX ? SIZE_MAX : free_kilobytes * 1024;
-    size_t container = limit == SIZE_MAX || used == SIZE_MAX ? SIZE_MAX : limit - min_size(used, limit);
-    return min_size(machine, container);
-}
-
-static inline void fill_zero(void* memory, size_t bytes, Stream stream) {
-    (void)stream;
-    const size_t piece = 1 << 18;
-    #pragma omp parallel for
-    for (size_t first = 0; first < bytes; first += piece) memset((char*)memory + first, 0, min_size(piece, bytes - first));
-}
-
-// Zeroed memory, all of it touched; NULL after a failure.
-static inline void* device_allocate(size_t bytes, Stream stream, Error* error) {
-    void* memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) {
-        fail(error, "cannot map %.2f GB of memory: %s; make --batch, --seq or the model smaller, or raise the limit "
-             "(ulimit -v)", 1e-9 * (double)bytes, strerror(errno));
-        return NULL;
-    }
-    madvise(memory, bytes, MADV_HUGEPAGE);  // a wish: fewer, larger pages where the system has them
-    fill_zero(memory, bytes, stream);
-    return memory;
-}
-
-static inline void device_free(void* memory, size_t bytes) { munmap(memory, bytes); }
-
-// Memory of the host for copies to and from the device; NULL if there is none.
-static inline void* host_allocate(size_t bytes) { return allocate(bytes); }
-static inline void host_free(void* memory) { free(memory); }
-
-// Copies that are done when the function returns, after all work that the stream was given before.
-static inline void upload(void* device, const void* host, size_t bytes, Stream stream) {
-    (void)stream;
-    memcpy(device, host, bytes);
-}
-
-// memcpy of what no cache can hold: writes past them, and so does not read what it overwrites.
-static inline void copy_past_caches(char* to, const char* from, size_t bytes) {
-    size_t done = 0;
-#ifdef __SSE2__
-    done = min_size((16 - (uintptr_t)to % 16) % 16, bytes);
-    memcpy(to, from, done);
-    for (; done + 16 <= bytes; done += 16)
-        _mm_stream_si128((__m128i*)(void*)(to + done), _mm_loadu_si128((const __m128i*)(const void*)(from + done)));
-    _mm_sfence();
-#endif
-    memcpy(to + done, from + done, bytes - done);
-}
-
-static inline void download(void* host, const void* device, size_t bytes, Stream stream) {
-    (void)stream;
-    const size_t piece = 1 << 18;
-    if (bytes < piece) {
-        memcpy(host, device, bytes);
-        return;
-    }
-    #pragma omp parallel for
-    for (size_t first = 0; first < bytes; first += piece)
-        copy_past_caches((char*)host + first, (const char*)device + first, min_size(piece, bytes - first));
-}
-
-// Copies a batch to the device and returns its place: `bytes` of tokens, then as many of targets unless those are NULL. The
-// host's memory may be filled anew at once. A GPU uses both places in turn; here one is enough.
-static inline int32_t* upload_batch(int32_t* const places[2], const int32_t* tokens, const int32_t* targets, size_t bytes,
-                                    Stream stream) {
-    (void)stream;
-    memcpy(places[0], tokens, bytes);
-    if (targets) memcpy((char*)places[0] + bytes, targets, bytes);
-    return places[0];
 }
 
 #ifdef LLMTRAIN_CUDA

@@ -415,10 +415,10 @@ static inline bool model_plan(Model* model, const Config* asked, ModelOptions op
                     "sequences of %zu tokens do not fit the model's context of %zu; make --seq smaller or --context "
                     "larger",
                     options.T, config->context);
-    if (options.T > LONGEST_ON_DEVICE)
+    if (options.T > device_longest())
         return fail(
             error, "sequences of %zu tokens are longer than the %zu that a GPU's grid has room for; make --seq smaller",
-            options.T, LONGEST_ON_DEVICE);
+            options.T, device_longest());
     // The logits of all rows at once would be the largest array of all.
     size_t N = options.B * options.T, most = max_size(head_elements() / config_padded_vocab(config), 64);
     size_t parts = divide_up(N, most);

@@ -51,7 +51,7 @@ static __global__ void probabilities_naive(float* p, float* ds, const floatX* do
                                            size_t B, size_t T, size_t H, size_t K, size_t D) {
     size_t i = ladder_index(), key = i % T, query = i / T % T, h = i / (T * T) % H, b = i / (T * T * H);
     if (b >= B || key > query) return;
-    cpu::HeadRows at = cpu::head_rows(b, h, T, H, K, D);
+    HeadRows at = head_rows(b, h, T, H, K, D);
     const floatX *q = qkv + at.q + query * at.stride, *k = qkv + at.k + key * at.stride;
     const floatX *v = qkv + at.v + key * at.stride, *g = dout + ((b * T + query) * H + h) * D;
     float score = 0.0f, dp = 0.0f;
@@ -71,12 +71,12 @@ static __global__ void gradients_naive(floatX* dqkv, const float* p, const float
     float sum = 0.0f, scale = 1.0f / sqrtf((float)D);
     if (b >= B) return;
     if (head < H) {
-        cpu::HeadRows at = cpu::head_rows(b, head, T, H, K, D);
+        HeadRows at = head_rows(b, head, T, H, K, D);
         for (size_t key = 0; key <= t; key++)
             sum += ds[((b * H + head) * T + t) * T + key] * float_of(qkv[at.k + key * at.stride + d]) * scale;
     } else {
         for (size_t h = kv * group; h < (kv + 1) * group; h++) {
-            cpu::HeadRows at = cpu::head_rows(b, h, T, H, K, D);
+            HeadRows at = head_rows(b, h, T, H, K, D);
             for (size_t query = t; query < T; query++) {
                 size_t pair = ((b * H + h) * T + query) * T + t;
                 sum += head < H + K ? ds[pair] * float_of(qkv[at.q + query * at.stride + d]) * scale

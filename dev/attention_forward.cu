@@ -39,7 +39,7 @@ static __global__ void scores_naive(float* scores, const floatX* qkv, size_t B, 
                                     size_t D) {
     size_t i = ladder_index(), key = i % T, query = i / T % T, h = i / (T * T) % H, b = i / (T * T * H);
     if (b >= B || key > query) return;
-    cpu::HeadRows at = cpu::head_rows(b, h, T, H, K, D);
+    HeadRows at = head_rows(b, h, T, H, K, D);
     float sum = 0.0f;
     for (size_t d = 0; d < D; d++)
         sum += float_of(qkv[at.q + query * at.stride + d]) * float_of(qkv[at.k + key * at.stride + d]);
@@ -61,7 +61,7 @@ static __global__ void values_naive(floatX* out, const float* scores, const floa
                                     size_t K, size_t D) {
     size_t i = ladder_index(), d = i % D, h = i / D % H, query = i / (D * H) % T, b = i / (D * H * T);
     if (b >= B) return;
-    cpu::HeadRows at = cpu::head_rows(b, h, T, H, K, D);
+    HeadRows at = head_rows(b, h, T, H, K, D);
     float sum = 0.0f;
     for (size_t key = 0; key <= query; key++)
         sum += scores[((b * H + h) * T + query) * T + key] * float_of(qkv[at.v + key * at.stride + d]);

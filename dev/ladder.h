@@ -69,6 +69,7 @@
 #ifndef LLMTRAIN_LADDER_H
 #define LLMTRAIN_LADDER_H
 
+#include "kernels.cuh"
 #include "llmtrain/device.cuh"
 #include "llmtrain/flags.h"
 
@@ -503,7 +504,7 @@ static inline void ladder_run_product(void* problem, Stream stream) {
 
 static inline void ladder_measure_product(Ladder* l) {
     const size_t n = 8192, count = n * n;
-    const cudaDataType type = FLOATX_DTYPE == DTYPE_BF16 ? CUDA_R_16BF : CUDA_R_16F;
+    const cudaDataType type = matmul_type(FLOATX_DTYPE);
     const cublasOperation_t transposed = CUBLAS_OP_T;
     LadderProduct p;
     Error error;

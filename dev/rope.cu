@@ -68,7 +68,7 @@ static __global__ void rope_table_pairs(Rope p, size_t n) {
     size_t i = ladder_index(), position, inside;
     if (i >= n) return;
     floatX* x = p.qkv + pair_place(p, i, W, &position, &inside);
-    turn<W>(x, p.D / 2, floats_load<2 * W>(p.table + position * p.D + 2 * inside), p.direction);
+    turn<W>(x, p.D / 2, group_load<2 * W>(p.table + position * p.D + 2 * inside), p.direction);
 }
 
 // ------------------------------------------------------------------------------------------------

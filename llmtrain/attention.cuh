@@ -20,11 +20,13 @@
 //
 // Work for one head: 4 T^2 D / 2 flops forward and 14 T^2 D / 2 backward against some T D elements from memory: the
 // bound is arithmetic as soon as T passes a few hundred. Blocks with the longest rows are started first.
+//
+// Needs: llmtrain/types.h.
 
 #ifndef LLMTRAIN_ATTENTION_CUH
 #define LLMTRAIN_ATTENTION_CUH
 
-#include "device.cuh"
+#include "types.h"
 
 // ------------------------------------------------------------------------------------------------
 // 1. Layout
@@ -168,7 +170,7 @@ attention_forward_plain(floatX* out, float* lse, const floatX* qkv, size_t T, si
     float *q = (float*)attention_shared, *kv = q + TILE * plain_pitch(D), *weights = kv + TILE * plain_pitch(D);
     size_t b = blockIdx.x / H, h = blockIdx.x % H, first = (size_t)(gridDim.y - 1 - blockIdx.y) * TILE;
     size_t y = threadIdx.x / PLAIN_SIDE, x = threadIdx.x % PLAIN_SIDE;
-    cpu::HeadRows at = cpu::head_rows(b, h, T, H, K, D);
+    HeadRows at = head_rows(b, h, T, H, K, D);
     float sum[R][COLUMNS] = {}, maximum[R], total[R];
     #pragma unroll
     for (int r = 0; r < R; r++) maximum[r] = -INFINITY, total[r] = 0.0f;
@@ -224,7 +226,7 @@ attention_backward_queries_plain(floatX* dqkv, const floatX* dout, const float* 
     float *q = (float*)attention_shared, *g = q + size, *k = g + size, *v = k + size, *weights = v + size;
     size_t b = blockIdx.x / H, h = blockIdx.x % H, first = (size_t)(gridDim.y - 1 - blockIdx.y) * TILE;
     size_t y = threadIdx.x / PLAIN_SIDE, x = threadIdx.x % PLAIN_SIDE;
-    cpu::HeadRows at = cpu::head_rows(b, h, T, H, K, D);
+    HeadRows at = head_rows(b, h, T, H, K, D);
     float dq[R][COLUMNS] = {}, row_lse[R], row_delta[R];
     #pragma unroll
     for (int r = 0; r < R; r++) {
@@ -266,13 +268,13 @@ attention_backward_keys_plain(floatX* dqkv, const floatX* dout, const float* lse
     float *k = (float*)attention_shared, *v = k + size, *q = v + size, *g = q + size, *weights = g + size;
     size_t b = blockIdx.x / K, kv = blockIdx.x % K, group = H / K, first = (size_t)blockIdx.y * TILE;
     size_t y = threadIdx.x / PLAIN_SIDE, x = threadIdx.x % PLAIN_SIDE;
-    cpu::HeadRows at = cpu::head_rows(b, kv * group, T, H, K, D);
+    HeadRows at = head_rows(b, kv * group, T, H, K, D);
     float dk[R][COLUMNS] = {}, dv[R][COLUMNS] = {};
 
     plain_load<R>(k, qkv + at.k + first * at.stride, at.stride, T - first, D, 1.0f);
     plain_load<R>(v, qkv + at.v + first * at.stride, at.stride, T - first, D, 1.0f);
     for (size_t h = kv * group; h < (kv + 1) * group; h++) {
-        at = cpu::head_rows(b, h, T, H, K, D);
+        at = head_rows(b, h, T, H, K, D);
         for (size_t query = first; query < T; query += TILE) {
             float p[R][R], ds[R][R];
             __syncthreads();
@@ -546,7 +548,7 @@ attention_forward_tensor(floatX* out, float* lse, const floatX* qkv, size_t T, s
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     size_t b = blockIdx.x / H, h = blockIdx.x % H, first = (size_t)(gridDim.y - 1 - blockIdx.y) * ROWS;
     size_t own = first + 16 * M * warp, end = first + ROWS < T ? first + ROWS : T;  // own: the first row of the warp
-    cpu::HeadRows at = cpu::head_rows(b, h, T, H, K, D);
+    HeadRows at = head_rows(b, h, T, H, K, D);
     float sum[M][WIDTH / 8][4] = {}, maximum[2 * M], total[2 * M], factor = scale * ATTENTION_LOG2E;
     #pragma unroll
     for (int i = 0; i < 2 * M; i++) maximum[i] = -INFINITY, total[i] = 0.0f;
@@ -624,7 +626,7 @@ attention_backward_queries_tensor(floatX* dqkv, const floatX* dout, const float*
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     size_t b = blockIdx.x / H, h = blockIdx.x % H, first = (size_t)(gridDim.y - 1 - blockIdx.y) * ROWS;
     size_t own = first + 16 * M * warp, end = first + ROWS < T ? first + ROWS : T;
-    cpu::HeadRows at = cpu::head_rows(b, h, T, H, K, D);
+    HeadRows at = head_rows(b, h, T, H, K, D);
     float dq[M][WIDTH / 8][4] = {}, row_lse[2 * M], row_delta[2 * M], factor = scale * ATTENTION_LOG2E;
     #pragma unroll
     for (int i = 0; i < 2 * M; i++) {
@@ -682,12 +684,12 @@ attention_backward_keys_tensor(floatX* dqkv, const floatX* dout, const float* ls
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     size_t b = blockIdx.x / K, kv = blockIdx.x % K, group = H / K;
     unsigned first = blockIdx.y * ROWS, own = first + 16 * M * warp;  // a grid has no more rows than that
-    cpu::HeadRows at = cpu::head_rows(b, kv * group, T, H, K, D);
+    HeadRows at = head_rows(b, kv * group, T, H, K, D);
     float dk[M][WIDTH / 8][4] = {}, dv[M][WIDTH / 8][4] = {}, factor = scale * ATTENTION_LOG2E;
 
     auto copy_queries = [&](unsigned h, unsigned query, int stage) {
         size_t row = (b * H + h) * T + query, i = threadIdx.x;
-        const floatX* q = qkv + cpu::head_rows(b, h, T, H, K, D).q + query * at.stride;
+        const floatX* q = qkv + head_rows(b, h, T, H, K, D).q + query * at.stride;
         const floatX* g = dout + ((b * T + query) * H + h) * D;
         tile_copy_begin<WIDTH, BACKWARD_COLUMNS>(queries + stage * TILE, q, at.stride, T - query, D);
         tile_copy_begin<WIDTH, BACKWARD_COLUMNS>(gradients + stage * TILE, g, H * D, T - query, D);

@@ -1,47 +1,27 @@
 // base.h: what every other file of llmtrain stands on.
 //
 //   1. errors      one way to say what went wrong, where, and what to do
-//   2. memory      aligned, zeroed, checked allocation; sizes
+//   2. memory      aligned, zeroed, checked allocation
 //   3. time        a monotonic clock; progress on the terminal
 //   4. random      counter-based random numbers: a pure function of (seed, purpose, step, index)
 //   5. hash        the checksum of files and parameters
-//   6. conversions float to and from bfloat16 and IEEE binary16
-//   7. threads     how many OpenMP uses; 1 where there is no OpenMP
+//   6. threads     how many OpenMP uses; 1 where there is no OpenMP
 //
-// It needs nothing but the C library, and compiles as C11 and as C++17.
+// Needs: llmtrain/types.h. C11, C++17 and CUDA C++.
 
 #ifndef LLMTRAIN_BASE_H
 #define LLMTRAIN_BASE_H
 
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE
-#endif
+#include "types.h"
 
 #include <errno.h>
-#include <math.h>
 #include <sched.h>
 #include <stdarg.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 #include <unistd.h>
 #ifdef _OPENMP
 #include <omp.h>
 #endif
-
-// Functions marked HOST_DEVICE are for CUDA's device code too.
-#ifdef __CUDACC__
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#define HOST_DEVICE __host__ __device__
-#else
-#define HOST_DEVICE
-#endif
-#define ALWAYS_INLINE static inline __attribute__((always_inline))
 
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "llmtrain reads and writes its files as they lie in memory: it needs a little-endian machine"
@@ -113,11 +93,6 @@ static inline void* allocate(size_t bytes) {
     memset(memory, 0, rounded);
     return memory;
 }
-
-static inline size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
-static inline size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
-HOST_DEVICE static inline size_t divide_up(size_t n, size_t by) { return (n + by - 1) / by; }
-static inline size_t round_up(size_t n, size_t multiple) { return divide_up(n, multiple) * multiple; }
 
 // ------------------------------------------------------------------------------------------------
 // 3. Time
@@ -311,55 +286,19 @@ static inline uint64_t hash_bytes(const void* data, size_t bytes) {
     return hash_end(&h);
 }
 
-// ------------------------------------------------------------------------------------------------
-// 6. Conversions
-//
-// bfloat16 is the upper half of a float, binary16 has 5 bits of exponent and 10 of fraction. Rounding is to nearest,
-// ties to even; NaN stays NaN. There are no branches, so loops over them vectorise; and they are always inlined, so
-// that they take the instruction set of the function around them.
-
-HOST_DEVICE ALWAYS_INLINE uint32_t bits_from_float(float x) { uint32_t bits; memcpy(&bits, &x, 4); return bits; }
-HOST_DEVICE ALWAYS_INLINE float float_from_bits(uint32_t bits) { float x; memcpy(&x, &bits, 4); return x; }
-
-HOST_DEVICE ALWAYS_INLINE float float_from_bf16(uint16_t half) { return float_from_bits((uint32_t)half << 16); }
-
-HOST_DEVICE ALWAYS_INLINE uint16_t bf16_from_float(float x) {
-#ifdef __CUDA_ARCH__
-    return __bfloat16_as_ushort(__float2bfloat16_rn(x));
-#else
-    uint32_t bits = bits_from_float(x);
-    uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16, nan = bits >> 16 | 0x40;
-    return (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? nan : rounded);
-#endif
-}
-
-HOST_DEVICE ALWAYS_INLINE float float_from_f16(uint16_t half) {
-#ifdef __CUDA_ARCH__
-    return __half2float(__ushort_as_half(half));
-#else
-    uint32_t magnitude = (uint32_t)(half & 0x7fff) << 13;
-    uint32_t scaled =
-        bits_from_float(float_from_bits(magnitude) * 0x1p112f);  // exponent bias 15 to 127, subnormals too
-    uint32_t special = magnitude | 0x7f800000;                                 // infinity and NaN
-    return float_from_bits((magnitude >= 0x0f800000 ? special : scaled) | (uint32_t)(half & 0x8000) << 16);
-#endif
-}
-
-HOST_DEVICE ALWAYS_INLINE uint16_t f16_from_float(float x) {
-#ifdef __CUDA_ARCH__
-    return __half_as_ushort(__float2half_rn(x));
-#else
-    uint32_t bits = bits_from_float(x), magnitude = bits & 0x7fffffff;
-    uint32_t normal = (magnitude - 0x38000000 + 0xfff + (magnitude >> 13 & 1)) >> 13;
-    uint32_t subnormal = bits_from_float(float_from_bits(magnitude) + 0.5f) - 0x3f000000;  // in units of 2^-24
-    uint32_t special = magnitude > 0x7f800000 ? 0x7e00 : 0x7c00;
-    uint32_t half = magnitude < 0x38800000 ? subnormal : magnitude >= 0x47800000 ? special : normal;
-    return (uint16_t)(half | (bits >> 16 & 0x8000));
-#endif
+// What element `index` of the flat vector adds to the checksum of parameters: its bits and its position, mixed by a
+// bijection (the finaliser of "SplitMix", Steele, Lea and Flood: "Fast Splittable Pseudorandom Number Generators").
+HOST_DEVICE static inline uint64_t checksum_element(floatX x, uint64_t index) {
+    uint32_t bits = 0;
+    memcpy(&bits, &x, sizeof x);
+    uint64_t z = index * 0x9E3779B97F4A7C15u + ((uint64_t)bits << 32 | bits);
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return z ^ (z >> 31);
 }
 
 // ------------------------------------------------------------------------------------------------
-// 7. Threads
+// 6. Threads
 
 static inline size_t threads_count(void) {
 #ifdef _OPENMP

@@ -19,7 +19,6 @@
 #define LLMTRAIN_COLLECTIVES_H
 
 #include "comm.h"
-#include "../kernels_cpu.h"  // Stream
 
 typedef struct {
     Comm* comm;              // NULL: one rank, and every call returns at once

@@ -2,11 +2,10 @@
 //
 //     gemm(out, DTYPE_F32, N, false, x, w, bias, DTYPE_F32, M, N, K);      // out = x w^T + bias
 //
-//   1. types       how a matrix lies in memory
-//   2. elements    of any type, read and written as float
-//   3. portable    the kernel in plain C; those for AVX2, AVX-512 and AMX are in gemm_x86.h
-//   4. choice      what this processor has, and workspaces
-//   5. product     the blocked loops
+//   1. choice      what this processor has, and workspaces
+//   2. product     the blocked loops
+//
+// The kernel in plain C is in gemm_portable.h, those for AVX2, AVX-512 and AMX are in gemm_x86.h.
 //
 // The algorithm is that of "Anatomy of High-Performance Matrix Multiplication" (Goto, van de Geijn, 2008), with the
 // roles of the operands exchanged. A processor multiplies far faster than memory brings operands, so each operand is
@@ -29,263 +28,23 @@
 // split rows and columns only. Ragged edges are packed with zeros; every tile is computed whole and stored in part.
 //
 // A few rows (sampling one token) take another way: dot products straight from the weights, which are read once.
+//
+// Needs: llmtrain/base.h, llmtrain/types.h, llmtrain/dtypes.h, llmtrain/gemm_portable.h, llmtrain/gemm_x86.h.
 
 #ifndef LLMTRAIN_GEMM_H
 #define LLMTRAIN_GEMM_H
 
 #include "base.h"
-#include "dtypes.h"
-
-#include <pthread.h>
-#include <unistd.h>
+#include "gemm_portable.h"
 #if defined(__x86_64__) && defined(__linux__) && !defined(__CUDACC__)  // nvcc does not know all of these intrinsics
-#define GEMM_X86 1
-#endif
-
-// ------------------------------------------------------------------------------------------------
-// 1. Types
-
-typedef struct {
-    const void* data;
-    Dtype type;       // DTYPE_F32, DTYPE_BF16 or DTYPE_F16
-    size_t stride;    // elements between rows as stored
-    bool transposed;  // the product takes the transpose of what is stored
-} GemmMatrix;
-
-static inline GemmMatrix gemm_matrix(const void* data, Dtype type, size_t stride, bool transposed) {
-    GemmMatrix m;
-    m.data = data;
-    m.type = type;
-    m.stride = stride;
-    m.transposed = transposed;
-    return m;
-}
-
-// One operand as the packing sees it. Lanes are the rows of A or the columns of B: what k is not. Packed operands
-// consist of units of 4 bytes: a float, or a pair of bfloat16 that are neighbours in k. A panel holds `width` lanes,
-// unit u of lane l at [u * width + l]; or by_lane, in blocks of 16 units, as [block][lane][unit].
-typedef struct {
-    const char* data;
-    Dtype type;
-    size_t stride;      // elements between neighbours along the direction that is not contiguous
-    bool k_contiguous;  // neighbours in k are neighbours in memory; otherwise neighbouring lanes are
-    bool pairs, by_lane;
-} GemmOperand;
-
-typedef struct {
-    void* out;  // (M, N)
-    Dtype out_type;
-    size_t out_stride;
-    bool accumulate;
-    GemmOperand a, b;
-    const void* bias;  // (N) or NULL
-    Dtype bias_type;
-    size_t M, N, K;
-} GemmProblem;
-
-// A kernel computes tiles of rows x cols.
-typedef struct {
-    const char* name;
-    bool pairs, a_by_lane;  // how it wants its operands
-    size_t rows, cols;
-    size_t k_block;  // units of k that are packed at a time, at most
-    size_t k_inner;  // units of k that one call of `multiply` takes: an A panel of that length fits in L1
-    size_t k_round;  // units are padded with zeros to a multiple of this
-    // panel = lanes [lane, lane + lanes) of the operand, padded to `width`, elements [k, k + count). It may write up to
-    // 15 units of each lane more than it was asked for.
-    void (*pack)(uint32_t* panel, const GemmOperand* o, size_t lane, size_t lanes, size_t width, size_t k,
-                 size_t count);
-    // sums (rows, cols) = [sums +] A panel x B panel
-    void (*multiply)(float* sums, const uint32_t* a, const uint32_t* b, size_t units, bool accumulate);
-    // out[i.., j..] = [out +] sums [+ bias], for the part of the tile that lies inside of out
-    void (*store)(const GemmProblem* p, const float* sums, size_t i, size_t j, bool add, bool bias);
-    // out[.., j..j_end] by dot products straight from the operands
-    void (*dot)(const GemmProblem* p, size_t j, size_t j_end);
-    void (*begin)(void), (*end)(void);  // around the multiplications of one task; NULL for none
-} GemmKernel;
-
-enum {
-    GEMM_FEW_ROWS = 8,          // up to so many rows are dot products
-    GEMM_GROUP_ROWS = 48,       // of A that are packed together: in a transposed A they share cache lines
-    GEMM_PANEL_MAX = 32 * 512,  // units of the largest panel
-    GEMM_TILE_MAX = 32 * 32     // the largest rows x cols
-};
-
-#if defined(__CUDACC__)
-#define GEMM_UNROLL  // nvcc does not know the pragma
-#elif defined(__clang__)
-#define GEMM_UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define GEMM_UNROLL _Pragma("GCC unroll 32")
-#endif
-
-// A vector register of the instruction set that the compiler was given (a wider type gcc keeps in memory), and the rows of a
-// product whose sums, two vectors each, fill half of the registers.
-#if defined(__AVX512F__)
-enum { VECTOR_BYTES = 64, TILE_ROWS = 8 };
-#elif defined(__AVX__)
-enum { VECTOR_BYTES = 32, TILE_ROWS = 4 };
-#else
-enum { VECTOR_BYTES = 16, TILE_ROWS = 4 };
-#endif
-typedef float Vector __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
-
-// ------------------------------------------------------------------------------------------------
-// 2. Elements
-
-ALWAYS_INLINE float gemm_load(const void* data, Dtype type, size_t index) {
-    if (type == DTYPE_F32) return ((const float*)data)[index];
-    uint16_t bits = ((const uint16_t*)data)[index];
-    return type == DTYPE_BF16 ? float_from_bf16(bits) : float_from_f16(bits);
-}
-
-ALWAYS_INLINE void gemm_save(void* data, Dtype type, size_t index, float value) {
-    if (type == DTYPE_F32) ((float*)data)[index] = value;
-    else if (type == DTYPE_BF16) ((uint16_t*)data)[index] = bf16_from_float(value);
-    else ((uint16_t*)data)[index] = f16_from_float(value);
-}
-
-// ------------------------------------------------------------------------------------------------
-// 3. Portable
-//
-// Bodies named *_body serve every instruction set; `rows` and `cols` are constants where they are inlined.
-
-ALWAYS_INLINE void gemm_pack_typed(float* panel, const GemmOperand* o, Dtype type, size_t lane, size_t lanes,
-                                 size_t width, size_t k, size_t count) {
-    size_t lane_step = o->k_contiguous ? o->stride : 1, k_step = o->k_contiguous ? 1 : o->stride;
-    const char* data = o->data + (lane * lane_step + k * k_step) * dtype_bytes(type);
-    if (lanes < width) memset(panel, 0, count * width * sizeof(float));
-    for (size_t u = 0; u < count; u++)
-        for (size_t l = 0; l < lanes; l++) panel[u * width + l] = gemm_load(data, type, u * k_step + l * lane_step);
-}
-
-ALWAYS_INLINE void gemm_pack_body(uint32_t* panel, const GemmOperand* o, size_t lane, size_t lanes, size_t width,
-                                size_t k, size_t count) {
-    float* floats = (float*)panel;
-    if (o->type == DTYPE_F32) gemm_pack_typed(floats, o, DTYPE_F32, lane, lanes, width, k, count);
-    else if (o->type == DTYPE_BF16) gemm_pack_typed(floats, o, DTYPE_BF16, lane, lanes, width, k, count);
-    else gemm_pack_typed(floats, o, DTYPE_F16, lane, lanes, width, k, count);
-}
-
-ALWAYS_INLINE void gemm_store_typed(const GemmProblem* p, Dtype type, const float* sums, size_t cols, size_t i,
-                                  size_t height, size_t j, size_t width, bool add, bool bias) {
-    float start[32];
-    for (size_t c = 0; c < width; c++) start[c] = bias ? gemm_load(p->bias, p->bias_type, j + c) : 0.0f;
-    for (size_t r = 0; r < height; r++) {
-        char* out = (char*)p->out + ((i + r) * p->out_stride + j) * dtype_bytes(type);
-        for (size_t c = 0; c < width; c++) {
-            float value = sums[r * cols + c] + start[c];
-            gemm_save(out, type, c, add ? gemm_load(out, type, c) + value : value);
-        }
-    }
-}
-
-ALWAYS_INLINE void gemm_store_body(const GemmProblem* p, const float* sums, size_t rows, size_t cols, size_t i, size_t j,
-                                 bool add, bool bias) {
-    size_t height = min_size(rows, p->M - i), width = min_size(cols, p->N - j);
-    bias = bias && p->bias != NULL;
-    if (p->out_type == DTYPE_F32 && width == cols)
-        gemm_store_typed(p, DTYPE_F32, sums, cols, i, height, j, cols, add, bias);
-    else if (p->out_type == DTYPE_F32) gemm_store_typed(p, DTYPE_F32, sums, cols, i, height, j, width, add, bias);
-    else if (p->out_type == DTYPE_BF16) gemm_store_typed(p, DTYPE_BF16, sums, cols, i, height, j, width, add, bias);
-    else gemm_store_typed(p, DTYPE_F16, sums, cols, i, height, j, width, add, bias);
-}
-
-// Sixteen floats in as many vector registers as they take.
-enum { GEMM_VECTORS = 16 * sizeof(float) / VECTOR_BYTES };
-
-ALWAYS_INLINE void gemm_load_lanes(Vector lanes[GEMM_VECTORS], const void* data, Dtype type, size_t index) {
-    float values[16];
-    for (size_t l = 0; l < 16; l++) values[l] = gemm_load(data, type, index + l);
-    memcpy(lanes, values, sizeof values);
-}
-
-// out[i..i + rows, j] for rows <= 4: dot products with one row of the stored B, in 16 partial sums each.
-ALWAYS_INLINE void gemm_dot_typed(const GemmProblem* p, Dtype type, size_t rows, size_t i, size_t j) {
-    size_t stride = p->a.stride, k = 0;
-    const char* a = p->a.data + i * stride * dtype_bytes(type);
-    const char* b = p->b.data + j * p->b.stride * dtype_bytes(type);
-    Vector lanes[4][GEMM_VECTORS] = {{{0.0f}}}, left[GEMM_VECTORS], right[GEMM_VECTORS];
-    for (; k + 16 <= p->K; k += 16) {
-        gemm_load_lanes(right, b, type, k);
-        GEMM_UNROLL
-        for (size_t r = 0; r < rows; r++) {
-            gemm_load_lanes(left, a, type, r * stride + k);
-            GEMM_UNROLL
-            for (size_t v = 0; v < GEMM_VECTORS; v++) lanes[r][v] += left[v] * right[v];
-        }
-    }
-    for (size_t r = 0; r < rows; r++) {
-        float sums[16];
-        memcpy(sums, lanes[r], sizeof sums);
-        for (size_t l = 0; k + l < p->K; l++)
-            sums[l] += gemm_load(a, type, r * stride + k + l) * gemm_load(b, type, k + l);
-        for (size_t half = 8; half > 0; half /= 2)
-            for (size_t l = 0; l < half; l++) sums[l] += sums[l + half];
-        size_t at = (i + r) * p->out_stride + j;
-        if (p->bias) sums[0] += gemm_load(p->bias, p->bias_type, j);
-        if (p->accumulate) sums[0] += gemm_load(p->out, p->out_type, at);
-        gemm_save(p->out, p->out_type, at, sums[0]);
-    }
-}
-
-ALWAYS_INLINE void gemm_dot_rows(const GemmProblem* p, Dtype type, size_t j) {
-    size_t i = 0;
-    for (; i + 4 <= p->M; i += 4) gemm_dot_typed(p, type, 4, i, j);
-    for (; i < p->M; i++) gemm_dot_typed(p, type, 1, i, j);
-}
-
-ALWAYS_INLINE void gemm_dot_body(const GemmProblem* p, size_t j, size_t j_end) {
-    for (; j < j_end; j++) {
-        if (p->a.type == DTYPE_F32) gemm_dot_rows(p, DTYPE_F32, j);
-        else if (p->a.type == DTYPE_BF16) gemm_dot_rows(p, DTYPE_BF16, j);
-        else gemm_dot_rows(p, DTYPE_F16, j);
-    }
-}
-
-enum { GEMM_PORTABLE_ROWS = 4, GEMM_PORTABLE_COLS = 8 };
-
-static inline void gemm_multiply_portable(float* sums, const uint32_t* a_panel, const uint32_t* b_panel, size_t units,
-                                          bool accumulate) {
-    const float* a = (const float*)a_panel;
-    const float* b = (const float*)b_panel;
-    float c[GEMM_PORTABLE_ROWS][GEMM_PORTABLE_COLS];
-    for (int i = 0; i < GEMM_PORTABLE_ROWS; i++)
-        for (int j = 0; j < GEMM_PORTABLE_COLS; j++) c[i][j] = accumulate ? sums[i * GEMM_PORTABLE_COLS + j] : 0.0f;
-    for (size_t u = 0; u < units; u++, a += GEMM_PORTABLE_ROWS, b += GEMM_PORTABLE_COLS)
-        for (int i = 0; i < GEMM_PORTABLE_ROWS; i++)
-            for (int j = 0; j < GEMM_PORTABLE_COLS; j++) c[i][j] += a[i] * b[j];
-    for (int i = 0; i < GEMM_PORTABLE_ROWS; i++)
-        for (int j = 0; j < GEMM_PORTABLE_COLS; j++) sums[i * GEMM_PORTABLE_COLS + j] = c[i][j];
-}
-
-// Two functions of a kernel that are bodies compiled for its instruction set.
-#define GEMM_STORE_AND_DOT(name, target, rows, cols)                                                          \
-    target static inline void gemm_store_##name(const GemmProblem* p, const float* sums, size_t i, size_t j,  \
-                                                bool add, bool bias) {                                        \
-        gemm_store_body(p, sums, rows, cols, i, j, add, bias);                                                \
-    }                                                                                                         \
-    target static inline void gemm_dot_##name(const GemmProblem* p, size_t j, size_t j_end) {                 \
-        gemm_dot_body(p, j, j_end);                                                                           \
-    }
-
-GEMM_STORE_AND_DOT(portable, , GEMM_PORTABLE_ROWS, GEMM_PORTABLE_COLS)
-
-static inline void gemm_pack_portable(uint32_t* panel, const GemmOperand* o, size_t lane, size_t lanes, size_t width,
-                                      size_t k, size_t count) {
-    gemm_pack_body(panel, o, lane, lanes, width, k, count);
-}
-
-static const GemmKernel gemm_portable = {
-    "portable", false, false, GEMM_PORTABLE_ROWS, GEMM_PORTABLE_COLS, 384, 384, 1, gemm_pack_portable,
-    gemm_multiply_portable, gemm_store_portable, gemm_dot_portable, NULL, NULL};
-
-#ifdef GEMM_X86
 #include "gemm_x86.h"
 #endif
 
+#include <pthread.h>
+#include <unistd.h>
+
 // ------------------------------------------------------------------------------------------------
-// 4. Choice
+// 1. Choice
 //
 // Made once per process, by what the processor and the system can do, never by a measurement: two runs on one machine
 // must give the same bits. Each thread that computes owns a workspace, which is made at its first product and freed
@@ -400,7 +159,7 @@ static inline GemmWorkspace* gemm_workspace(void) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// 5. Product
+// 2. Product
 //
 // The loops of the first page. A plan cuts out into tasks; threads take one after the other, and no task waits for
 // another: the only meeting of the threads is the end of the product.

@@ -1,4 +1,4 @@
-// gemm_x86.h: the kernels of gemm.h for x86-64. It is included by gemm.h, in the middle, and by nobody else.
+// gemm_x86.h: the kernels of gemm.h for x86-64.
 //
 //   1. AVX2            6 x 16 tile, FMA
 //   2. AVX-512        12 x 32 tile, FMA, and packing by 16 x 16 transposes
@@ -7,13 +7,20 @@
 //
 // Every function has its own target attribute, so that the file compiles for any x86-64; gemm.h calls only what the
 // processor has (gemm_has_*). Kernels that the compiler does not know are left out.
+//
+// Needs: llmtrain/types.h, llmtrain/dtypes.h, llmtrain/gemm_portable.h.
 
 #ifndef LLMTRAIN_GEMM_X86_H
 #define LLMTRAIN_GEMM_X86_H
 
+#include "gemm_portable.h"
+
 #include <cpuid.h>
 #include <immintrin.h>
 #include <sys/syscall.h>
+#include <unistd.h>
+
+#define GEMM_X86 1
 
 #if defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11
 #define GEMM_X86_BF16 1  // the compiler knows AVX512_BF16 and AMX

@@ -1,29 +1,28 @@
-// matmul.cuh: the matrix products of kernels_cpu.h, sections 5 and 8, on the device.
+// matmul.cuh: the matrix products of kernels_cpu.h, section 5, on the device.
 //
 //   1. cuBLASLt   how our matrices look to it; plans, each made once and then found
 //   2. plain      a product of our own, for what cuBLASLt does not take
 //   3. columns    sums of columns, in a fixed order: the gradient of a bias
-//   4. operations matmul_forward, matmul_backward_input, matmul_backward_weight, and the two with GELU
+//   4. operations matmul_forward, matmul_backward_input, matmul_backward_weight
 //
 // M rows, N outputs, K inputs; in (M, K), weight (N, K), out (M, N), all row-major. Operands are floatX, products are
 // summed in float; gradients of weights are float and are added to.
 //
 // Every operation gives the same bits on every run: a plan's algorithm is the first that the library proposes, which
 // depends on the shape and the device alone, and never what a measurement liked.
+//
+// Needs: llmtrain/types.h, llmtrain/base.h, llmtrain/dtypes.h, and cuBLASLt (-lcublasLt).
 
 #ifndef LLMTRAIN_MATMUL_CUH
 #define LLMTRAIN_MATMUL_CUH
 
-#include "device.cuh"
+#include "base.h"
+#include "dtypes.h"
 
 #include <cublasLt.h>
 #ifdef EMULATED
 #include "dev/emulator/cublaslt.h"
 #endif
-
-// Of kernels.cuh: what GELU is where it is not part of a product.
-static inline void gelu_forward(floatX* out, const floatX* in, size_t n, Stream stream);
-static inline void gelu_backward(floatX* din, const floatX* dout, const floatX* in, size_t n, Stream stream);
 
 // ------------------------------------------------------------------------------------------------
 // 1. cuBLASLt
@@ -90,22 +89,20 @@ enum { MATMUL_FIRST_CAPACITY = 64, MATMUL_ALIGNMENT = 16 };
 static const size_t matmul_workspace = (size_t)32 << 20;
 static inline size_t matmul_scratch_bytes(void) { return matmul_workspace; }
 
-static inline void matmul_check(cublasStatus_t status, const char* what, const MatmulShape* s) {
+static inline void matmul_check(cublasStatus_t status, const char* call, const MatmulShape* s, const char* file, int line) {
+    char what[256];
     if (status == CUBLAS_STATUS_SUCCESS) return;
-    fprintf(stderr, "train: %s with M=%llu, N=%llu, K=%llu (%s): %.*s failed: %s; the device or its libraries are in "
-            "trouble, or this is a bug of llmtrain. What was saved is good: --resume continues from it\n",
-            matmul_names[s->kind], (unsigned long long)s->M, (unsigned long long)s->N, (unsigned long long)s->K,
-            FLOATX_NAME, (int)strcspn(what, "("), what, cublasLtGetStatusString(status));  // the call's name alone
-    exit(1);
+    snprintf(what, sizeof what, "%.*s of %s with M=%llu, N=%llu, K=%llu (%s)", (int)strcspn(call, "("), call, matmul_names[s->kind],
+             (unsigned long long)s->M, (unsigned long long)s->N, (unsigned long long)s->K, FLOATX_NAME);
+    device_fail(what, cublasLtGetStatusString(status), file, line);
 }
 
-#define MATMUL_CHECK(call, shape) matmul_check((call), #call, (shape))
+#define MATMUL_CHECK(call, shape) matmul_check((call), #call, (shape), __FILE__, __LINE__)
 
 static inline void* matmul_allocate(size_t bytes) {
     void* memory = allocate(bytes);
-    if (memory) return memory;
-    fprintf(stderr, "train: out of memory for the plans of matrix products, %zu bytes\n", bytes);
-    exit(1);
+    if (memory == NULL) device_fail("the table of matmul plans", "the host is out of memory", __FILE__, __LINE__);
+    return memory;
 }
 
 static inline void matmul_plan_free(const MatmulPlan* plan) {
@@ -134,14 +131,17 @@ static inline struct Matmul* matmul_state(Stream stream) {
     matmul->capacity = MATMUL_FIRST_CAPACITY;
     matmul->plans = (MatmulPlan*)matmul_allocate(matmul->capacity * sizeof(MatmulPlan));
     cublasStatus_t status = cublasLtCreate(&matmul->handle);
-    if (status != CUBLAS_STATUS_SUCCESS) {
-        fprintf(stderr, "train: cuBLASLt does not start: %s; is there memory left on the device, and does the library "
-                "belong to this driver?\n", cublasLtGetStatusString(status));
-        exit(1);
-    }
+    if (status != CUBLAS_STATUS_SUCCESS)
+        device_fail("cublasLtCreate (is the device's memory full, or the library not of this driver?)",
+                    cublasLtGetStatusString(status), __FILE__, __LINE__);
     stream->matmul = matmul;
     stream->matmul_free = matmul_free;
     return matmul;
+}
+
+// What the library calls a dtype that it takes.
+static inline cudaDataType matmul_type(Dtype type) {
+    return type == DTYPE_BF16 ? CUDA_R_16BF : type == DTYPE_F16 ? CUDA_R_16F : CUDA_R_32F;
 }
 
 static inline cublasLtMatrixLayout_t matmul_layout(const MatmulShape* s, cudaDataType type, size_t rows,
@@ -173,7 +173,7 @@ static inline MatmulPlan matmul_plan_make(struct Matmul* matmul, MatmulShape sha
     plan.taken = true;
     plan.shape = shape;
 
-    cudaDataType type = FLOATX_IS_FLOAT ? CUDA_R_32F : FLOATX_DTYPE == DTYPE_BF16 ? CUDA_R_16BF : CUDA_R_16F;
+    cudaDataType type = matmul_type(FLOATX_DTYPE);
     cublasComputeType_t compute = s->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
     cublasOperation_t transposed = CUBLAS_OP_T;
     cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
@@ -358,11 +358,9 @@ static __global__ __launch_bounds__(PRODUCT_THREADS) void product_kernel(PlainPr
 
 static inline void product_run(const PlainProduct* p, Stream stream) {
     size_t across = divide_up(p->columns, PRODUCT_TILE), down = divide_up(p->rows, PRODUCT_TILE);
-    if (across * down > INT32_MAX) {
-        fprintf(stderr, "train: a product of %zu x %zu results of %zu terms is too large for one grid; use a smaller "
-                "--batch, or sizes that are multiples of 8\n", p->rows, p->columns, p->length);
-        exit(1);
-    }
+    if (across * down > INT32_MAX)
+        device_fail("a matmul", "it is too large for one grid; use a smaller --batch, or sizes that are multiples of 8",
+                    __FILE__, __LINE__);
     product_kernel<<<(unsigned)(across * down), PRODUCT_THREADS, 0, stream->compute>>>(*p);
     LAUNCH_CHECK();
 }
@@ -483,26 +481,6 @@ static inline void matmul_backward_weight(float* dweight, float* dbias, const fl
     if (!matmul_library(MATMUL_BACKWARD_WEIGHT, dweight, in, dout, NULL, NULL, M, N, K, stream))
         product_backward_weight(dweight, dout, in, M, N, K, stream);
     if (dbias) column_sums_add(dbias, dout, M, N, stream);
-}
-
-// pre (M, N) = in (M, K) weight (N, K)^T + bias (N) or NULL; out (M, N) = gelu(pre). Fused, out is the GELU of the
-// float sums, and pre is what remains of them after rounding.
-static inline void matmul_gelu_forward(floatX* out, floatX* pre, const floatX* in, const floatX* weight,
-                                       const floatX* bias, size_t M, size_t N, size_t K, Stream stream) {
-    if (matmul_state(stream)->fuse_gelu &&
-        matmul_library(MATMUL_GELU_FORWARD, out, weight, in, bias, pre, M, N, K, stream)) return;
-    matmul_forward(pre, in, weight, bias, M, N, K, stream);
-    gelu_forward(out, pre, M * N, stream);
-}
-
-// The gradient through a matmul and the GELU before it: din (M, K) = (dout (M, N) weight (N, K)) * dGELU/dx at
-// pre (M, K).
-static inline void matmul_gelu_backward_input(floatX* din, const floatX* dout, const floatX* weight, const floatX* pre,
-                                              size_t M, size_t N, size_t K, Stream stream) {
-    if (matmul_state(stream)->fuse_gelu &&
-        matmul_library(MATMUL_GELU_BACKWARD_INPUT, din, weight, dout, NULL, pre, M, N, K, stream)) return;
-    matmul_backward_input(din, dout, weight, M, N, K, stream);
-    gelu_backward(din, din, pre, M * K, stream);
 }
 
 #endif  // LLMTRAIN_MATMUL_CUH

@@ -195,7 +195,7 @@ static inline void collective_close(Collectives* c) {
     c->nccl = NULL;
     pthread_mutex_unlock(&c->mutex);
     comm_on_failure(c->comm, NULL, NULL);
-    cuda_listener()->tell = NULL;
+    device_failure_hook.call = NULL;
     for (size_t i = 0; i < c->slot_count; i++) {
         CollectiveSlot* s = &c->slots[i];
         CUDA_CHECK(cudaEventDestroy(s->ready));
@@ -255,8 +255,8 @@ static inline bool collective_open(Collectives* c, Comm* comm, size_t slots, Str
         }
     }
     comm_on_failure(comm, collective_on_failure, c);
-    cuda_listener()->tell = collective_on_cuda_error;
-    cuda_listener()->context = comm;
+    device_failure_hook.call = collective_on_cuda_error;
+    device_failure_hook.context = comm;
     if (collective_init_nccl(c, error)) return true;
     collective_abort(c, error);
     collective_close(c);

@@ -6,7 +6,7 @@
 #ifndef LLMTRAIN_SAMPLING_H
 #define LLMTRAIN_SAMPLING_H
 
-#include "../kernels_cpu.h"
+#include "base.h"
 
 typedef struct {
     double temperature;   // 0: always the most likely token

@@ -14,8 +14,10 @@
 #include "base.h"
 #ifdef LLMTRAIN_CUDA
 #include "../kernels.cuh"
+#include "device.cuh"
 #else
 #include "../kernels_cpu.h"
+#include "device_cpu.h"
 #endif
 
 #include <assert.h>

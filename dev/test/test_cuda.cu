@@ -21,7 +21,9 @@
 //   - a second run, on scratch memory filled with other bytes, gives the same bits
 //   - a NaN in any input shows in the outputs
 
+#include "llmtrain/device_cpu.h"
 #include "kernels.cuh"
+#include "llmtrain/device.cuh"
 #include "llmtrain/flags.h"
 
 static Stream stream;

@@ -13,6 +13,7 @@
 // 1, 2 and 3 threads give the same bits; a NaN or infinity in any input is not swallowed.
 
 #include "kernels_cpu.h"
+#include "llmtrain/device_cpu.h"
 
 #include <float.h>
 

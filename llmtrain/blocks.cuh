@@ -1,0 +1,80 @@
+// blocks.cuh: how rows and elements are shared among the blocks and threads of a GPU, and sums over these.
+//
+//   1. grids       blocks and threads of a launch
+//   2. sums        over a warp, a block, a row
+//
+// Needs: llmtrain/types.h.
+
+#ifndef LLMTRAIN_BLOCKS_CUH
+#define LLMTRAIN_BLOCKS_CUH
+
+#include "types.h"
+
+// ------------------------------------------------------------------------------------------------
+// 1. Grids
+//
+// Kernels on rows give each row to a block, which goes on to further rows where there are more than a grid may have
+// blocks. Kernels on flat arrays give each thread W neighbouring elements; their grid is one-dimensional and as large as it
+// must be, since 2^31 blocks of 256 threads are more elements than any memory holds.
+
+enum { FLAT_THREADS = 256, FOUR = 4 };
+
+// Blocks of a grid that is to have `wanted`; never 0, which a launch refuses.
+static inline unsigned grid_blocks(size_t wanted) { return (unsigned)max_size(1, min_size(wanted, 0x7fffffff)); }
+
+// Threads for `wanted` pieces of work: whole warps, at most `most`.
+static inline unsigned block_threads(size_t wanted, size_t most) {
+    return (unsigned)max_size(WARP, min_size(round_up(wanted, WARP), most));
+}
+
+// Blocks for n elements, W to a thread.
+static inline unsigned flat_blocks(size_t n, size_t W) { return grid_blocks(divide_up(divide_up(n, W), FLAT_THREADS)); }
+
+static __device__ inline size_t flat_index(size_t W) { return ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * W; }
+
+// ------------------------------------------------------------------------------------------------
+// 2. Sums
+//
+// In a fixed order: the same bits in every run.
+
+template <typename T>
+static __device__ inline T warp_sum(T x) {
+    #pragma unroll
+    for (int distance = WARP / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
+    return x;
+}
+
+static __device__ inline float warp_max(float x) {
+    #pragma unroll
+    for (int distance = WARP / 2; distance > 0; distance /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, distance));
+    return x;
+}
+
+// The sum over the block, for every thread of it. blockDim.x is a multiple of 32, up to 1024; shared (32) may be used
+// again at once.
+static __device__ inline float block_sum(float x, float* shared) {
+    unsigned warps = blockDim.x / WARP, lane = threadIdx.x % WARP;
+    x = warp_sum(x);
+    if (lane == 0) shared[threadIdx.x / WARP] = x;
+    __syncthreads();
+    x = warp_sum(lane < warps ? shared[lane] : 0.0f);
+    __syncthreads();
+    return x;
+}
+
+static __device__ inline float block_max(float x, float* shared) {
+    unsigned warps = blockDim.x / WARP, lane = threadIdx.x % WARP;
+    x = warp_max(x);
+    if (lane == 0) shared[threadIdx.x / WARP] = x;
+    __syncthreads();
+    x = warp_max(lane < warps ? shared[lane] : -INFINITY);
+    __syncthreads();
+    return x;
+}
+
+// The sum over a block that may be a single warp.
+static __device__ inline float row_sum(float x, float* shared) {
+    return blockDim.x == WARP ? warp_sum(x) : block_sum(x, shared);
+}
+
+#endif  // LLMTRAIN_BLOCKS_CUH

@@ -1,0 +1,175 @@
+// device_cpu.h: memory and copies as the runtime asks for them, where the device is the machine itself. device.cuh has the same
+// functions for a GPU.
+//
+//   1. system      how much memory can be had, by what Linux says
+//   2. device      begin, end, limits
+//   3. memory      allocated and zeroed once, before the first step
+//   4. copies      of which a large download writes past the caches
+//
+// In a CUDA build these functions are cpu::device_open and so on.
+//
+// Needs: llmtrain/base.h, llmtrain/types.h.
+
+#ifndef LLMTRAIN_DEVICE_CPU_H
+#define LLMTRAIN_DEVICE_CPU_H
+
+#include "base.h"
+
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+#include <sys/mman.h>
+
+// ------------------------------------------------------------------------------------------------
+// 1. System
+
+// The first number after `key` in a file of the system; SIZE_MAX where there is none.
+static inline size_t system_number(const char* path, const char* key) {
+    FILE* file = fopen(path, "re");
+    if (file == NULL) return SIZE_MAX;
+    char line[128];
+    unsigned long long number = 0;
+    bool found = false;
+    while (!found && fgets(line, sizeof line, file))
+        found = strncmp(line, key, strlen(key)) == 0 && sscanf(line + strlen(key), "%llu", &number) == 1;
+    fclose(file);
+    return found ? (size_t)number : SIZE_MAX;
+}
+
+// Bytes of memory that programs of this machine can have without swapping; SIZE_MAX where the system does not say.
+static inline size_t memory_available(void) {
+    size_t kilobytes = system_number("/proc/meminfo", "MemAvailable:");
+    return kilobytes == SIZE_MAX ? SIZE_MAX : kilobytes * 1024;
+}
+
+#ifdef LLMTRAIN_CUDA
+namespace cpu {
+#endif
+
+// ------------------------------------------------------------------------------------------------
+// 2. Device
+
+// The device of a rank, by its number among the ranks of this machine.
+static inline bool device_choose(size_t local_rank, Error* error) {
+    (void)local_rank; (void)error;
+    return true;
+}
+
+// tf32: products of floats may round their operands to 10 bits of fraction, which a CPU does not do.
+static inline bool device_open(Stream* stream, bool tf32, Error* error) {
+    (void)tf32; (void)error;
+    *stream = NULL;
+    return true;
+}
+
+static inline void device_close(Stream stream) { (void)stream; }
+
+// Whether the host may touch device memory.
+static inline bool device_is_host(void) { return true; }
+
+// Logits that are made at a time, about: so many that the products over a part of the rows lose no speed.
+static inline size_t head_elements(void) { return (size_t)1 << 24; }
+
+// Bytes of scratch memory that are enough for every operation on N rows of C channels.
+static inline size_t scratch_bytes(size_t N, size_t C) {
+    (void)N; (void)C;
+    return 0;
+}
+
+// Waits for all work that the stream was given.
+static inline void device_wait(Stream stream) { (void)stream; }
+
+// Gives the operations their scratch memory, and makes ready for upload_batch with so many bytes.
+static inline bool device_prepare(Stream stream, void* scratch, size_t bytes, size_t batch_bytes, Error* error) {
+    (void)stream; (void)scratch; (void)bytes; (void)batch_bytes; (void)error;
+    return true;
+}
+
+// The longest sequence that attention takes.
+static inline size_t device_longest(void) { return SIZE_MAX; }
+
+// Memory that this process can have, in bytes: of the machine, or of its container; SIZE_MAX where the system does not say.
+static inline size_t device_available(void) {
+    size_t limit = system_number("/sys/fs/cgroup/memory.max", ""), used = system_number("/sys/fs/cgroup/memory.current", "");
+    size_t container = limit == SIZE_MAX || used == SIZE_MAX ? SIZE_MAX : limit - min_size(used, limit);
+    return min_size(memory_available(), container);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 3. Memory
+
+static inline void fill_zero(void* memory, size_t bytes, Stream stream) {
+    (void)stream;
+    const size_t piece = 1 << 18;
+    #pragma omp parallel for
+    for (size_t first = 0; first < bytes; first += piece) memset((char*)memory + first, 0, min_size(piece, bytes - first));
+}
+
+// Zeroed memory, all of it touched; NULL after a failure.
+static inline void* device_allocate(size_t bytes, Stream stream, Error* error) {
+    void* memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) {
+        fail(error, "cannot map %.2f GB of memory: %s; make --batch, --seq or the model smaller, or raise the limit "
+             "(ulimit -v)", 1e-9 * (double)bytes, strerror(errno));
+        return NULL;
+    }
+    madvise(memory, bytes, MADV_HUGEPAGE);  // a wish: fewer, larger pages where the system has them
+    fill_zero(memory, bytes, stream);
+    return memory;
+}
+
+static inline void device_free(void* memory, size_t bytes) { munmap(memory, bytes); }
+
+// Memory of the host for copies to and from the device; NULL if there is none.
+static inline void* host_allocate(size_t bytes) { return allocate(bytes); }
+static inline void host_free(void* memory) { free(memory); }
+
+// ------------------------------------------------------------------------------------------------
+// 4. Copies
+
+// Copies that are done when the function returns, after all work that the stream was given before.
+static inline void upload(void* device, const void* host, size_t bytes, Stream stream) {
+    (void)stream;
+    memcpy(device, host, bytes);
+}
+
+// memcpy of what no cache can hold: writes past them, and so does not read what it overwrites.
+static inline void copy_past_caches(char* to, const char* from, size_t bytes) {
+    size_t done = 0;
+#ifdef __SSE2__
+    done = min_size((16 - (uintptr_t)to % 16) % 16, bytes);
+    memcpy(to, from, done);
+    for (; done + 16 <= bytes; done += 16)
+        _mm_stream_si128((__m128i*)(void*)(to + done), _mm_loadu_si128((const __m128i*)(const void*)(from + done)));
+    _mm_sfence();
+#endif
+    memcpy(to + done, from + done, bytes - done);
+}
+
+static inline void download(void* host, const void* device, size_t bytes, Stream stream) {
+    (void)stream;
+    const size_t piece = 1 << 18;
+    if (bytes < piece) {
+        memcpy(host, device, bytes);
+        return;
+    }
+    #pragma omp parallel for
+    for (size_t first = 0; first < bytes; first += piece)
+        copy_past_caches((char*)host + first, (const char*)device + first, min_size(piece, bytes - first));
+}
+
+// Copies a batch to the device and returns its place: `bytes` of tokens, then as many of targets unless those are NULL. The
+// host's memory may be filled anew at once. A GPU uses both places in turn; here one is enough.
+static inline int32_t* upload_batch(int32_t* const places[2], const int32_t* tokens, const int32_t* targets, size_t bytes,
+                                    Stream stream) {
+    (void)stream;
+    memcpy(places[0], tokens, bytes);
+    if (targets) memcpy((char*)places[0] + bytes, targets, bytes);
+    return places[0];
+}
+
+#ifdef LLMTRAIN_CUDA
+}  // namespace cpu
+#endif
+
+#endif  // LLMTRAIN_DEVICE_CPU_H
