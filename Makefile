@@ -5,7 +5,8 @@
 # make test-cpu, make test-cuda     its two halves: without CUDA, and CUDA alone, run on the CPU
 # make test-ranks several ranks: the transport, whole runs, faults, and the scripts that launch them
 # make soak       500 kills of a run, at every point of a step and of a save: each comes back to the same bits
-# make sanitize   the first half under the address and undefined-behaviour sanitizers
+# make sanitize   the first half under the address and undefined-behaviour sanitizers, and what has threads under
+#                 ThreadSanitizer (make races: that alone)
 # make mutants    what the tests are worth: bugs, planted one at a time in a copy, must be found; ONLY=text, SAMPLE=10: some
 # make bench      where the time of a training step goes
 # make tour       one step of a tiny model, operation by operation: shapes, what came out, cost; FAMILY=llama: of that family
@@ -48,7 +49,7 @@ ifeq ($(filter $(PRECISION),$(PRECISIONS)),)
 $(error PRECISION is '$(PRECISION)'; give one of $(PRECISIONS))
 endif
 
-.PHONY: all train supervise emulated test-ranks test-cpu test-cuda test-cpu-only demo demo-long precisions shakespeare test soak sanitize mutants bench tour single bench-checkpoint fuzz clean
+.PHONY: all train supervise emulated test-ranks test-cpu test-cuda test-cpu-only demo demo-long precisions shakespeare test soak sanitize races test-races mutants bench tour single bench-checkpoint fuzz clean
 all: train supervise
 
 # Ranks can speak through MPI, where it is found: MPI=auto, on, off. Without it they do through sockets, mpirun or not.
@@ -217,7 +218,7 @@ test: $(if $(shell command -v $(CXX) 2>/dev/null),test-cpu test-cuda,test-cpu-on
 
 test-cpu: $(CPU_TESTS)
 	@rm -f $(B)/test-*.sum
-	@sh dev/test/test.sh $(B) "$(CC)" $(TESTS) tour single floors launch
+	@sh dev/test/test.sh $(B) "$(CC)" compilers $(TESTS) tour single floors launch
 
 test-cpu-only: test-cpu
 	@echo "skipped the tests of CUDA: there is no $(CXX); apt-get install -y g++"
@@ -237,6 +238,14 @@ test-ranks: $(RANKS_TESTS)
 sanitize:
 	@$(MAKE) --no-print-directory B=build/sanitize WARNINGS= \
 	    OPTIMISE="-O1 -g -march=native -fsanitize=address,undefined -fno-sanitize-recover=all" test-cpu
+	@$(MAKE) --no-print-directory races
+
+# The loader, the saver and the transport under ThreadSanitizer, without OpenMP, whose barriers it does not know.
+races:
+	@TSAN_OPTIONS=exitcode=66 $(MAKE) --no-print-directory B=build/races WARNINGS= OPENMP=-Wno-unknown-pragmas \
+	    OPTIMISE="-O1 -g -march=native -fsanitize=thread -Wno-tsan" test-races
+test-races: $(addprefix $(B)/,test_data test_comm train-FP32 tokenize)
+	@sh dev/test/test.sh $(B) "$(CC)" test_data test_comm races
 
 mutants: | $(B)
 	@sh dev/test/mutants.sh $(B) "$(ONLY)" "$(SAMPLE)"

@@ -41,23 +41,43 @@ suite() {
     cat "$build/tally.out" >> "$log"
 }
 
-# Headers are valid C++ too, since nvcc will compile them as that.
-if command -v g++ > /dev/null; then
-    check "train.cu compiles as C++17 without warnings" g++ -std=c++17 -fsyntax-only -Wall -Wextra -Werror -Wno-unknown-pragmas -x c++ train.cu
-else
-    echo "skipped train.cu as C++17: there is no g++"
-fi
-if command -v clang > /dev/null; then
-    check "train.cu compiles with clang without warnings" clang -std=c11 -Wall -Wextra -Werror -Wno-unknown-pragmas -x c train.cu -o "$build/train-clang" -lm -pthread
-else
-    echo "skipped train.cu with clang: there is no clang"
-fi
-check "train.cu compiles without OpenMP, for any machine of this kind" "$cc" -std=c11 -fsyntax-only -Wall -Wextra -Werror -Wno-unknown-pragmas -x c train.cu
-if command -v aarch64-linux-gnu-gcc > /dev/null; then
-    check "train.cu compiles for aarch64" aarch64-linux-gnu-gcc -std=c11 -fsyntax-only -Wall -Wextra -Werror -fopenmp -x c train.cu
-else
-    echo "skipped train.cu for aarch64: there is no aarch64-linux-gnu-gcc"
-fi
+# with_compiler COMPILER WHAT FLAG...: train.cu by another compiler, without a warning.
+with_compiler() {
+    compiler=$1
+    what=$2
+    shift 2
+    if command -v "$compiler" > /dev/null; then
+        check "train.cu compiles $what" "$compiler" -Wall -Wextra -Werror -Wno-unknown-pragmas "$@"
+    else
+        echo "skipped train.cu $what: there is no $compiler"
+    fi
+}
+
+# quiet COMMAND...: the command ends well, and ThreadSanitizer reports nothing in any of its processes.
+quiet() {
+    "$@" > "$build/quiet.out" 2>&1
+    status=$?
+    grep -A 30 'ThreadSanitizer' "$build/quiet.out" && return 1
+    [ "$status" -eq 0 ] || cat "$build/quiet.out"
+    return $status
+}
+
+# What threads share while a run trains: the loader, the saver and, between ranks, the transport. Saves are slow, so that
+# they last longer than a step, and nothing but what the saver promises orders its reads before the next update.
+races() {
+    run="--family gpt2 --layers 2 --heads 2 --channels 32 --seq 16 --batch 2 --total-batch 192 --warmup 2 --val-every 4
+        --data $build/races_train_000000.bin --val $build/races_val_000000.bin
+        --ckpt-every 4 --ckpt-async on --ckpt-bandwidth 0.5"
+    "$build/tokenize" --bytes doc/running.md --out "$build/races" > "$build/quiet.out" 2>&1 || return 1
+    for ranks in "" "--ranks 2 --zero 2 --ckpt-hot 2" "--ranks 3 --zero 1 --reduce float"; do
+        rm -rf "$build/races.run"
+        for steps in 10 "16 --resume"; do
+            # shellcheck disable=SC2086
+            check "ThreadSanitizer sees no race in a run: $ranks --steps $steps" \
+                quiet "$build/train-FP32" $run --out "$build/races.run" $ranks --steps $steps
+        done
+    done
+}
 
 # tour FAMILY OPERATIONS: how many operations a step of a model of two blocks has, counted in llmtrain.h by hand.
 tour() {
@@ -73,6 +93,12 @@ single() {
 
 for test in "$@"; do
     case $test in
+        compilers)
+            with_compiler g++ "as C++17" -std=c++17 -fsyntax-only -x c++ train.cu
+            with_compiler clang "with clang" -std=c11 -x c train.cu -o "$build/train-clang" -lm -pthread
+            with_compiler "$cc" "without OpenMP, for any machine of this kind" -std=c11 -fsyntax-only -x c train.cu
+            with_compiler aarch64-linux-gnu-gcc "for aarch64" -std=c11 -fsyntax-only -fopenmp -x c train.cu ;;
+        races) races ;;
         example) check "dev/example.c trains and writes" "$build/example" ;;
         tour)
             check "a step of GPT-2 has 80 operations, none of which writes a NaN" tour gpt2 80
