@@ -27,17 +27,17 @@
 
 // n elements on the device: zeros, or those of an array of the host.
 template <class T>
-struct Device {
+struct DeviceArray {
     T* p = NULL;
     size_t n;
-    explicit Device(size_t length) : n(length) {
+    explicit DeviceArray(size_t length) : n(length) {
         CUDA(cudaMalloc((void**)&p, n * sizeof(T)));
         CUDA(cudaMemset(p, 0, n * sizeof(T)));
     }
-    Device(const T* host, size_t length) : Device(length) {
+    DeviceArray(const T* host, size_t length) : DeviceArray(length) {
         CUDA(cudaMemcpy(p, host, n * sizeof(T), cudaMemcpyHostToDevice));
     }
-    ~Device() { CUDA(cudaFree(p)); }
+    ~DeviceArray() { CUDA(cudaFree(p)); }
     operator T*() const { return p; }
     // Waits for the kernels, and copies the results back.
     void take(T* host) const {
@@ -88,7 +88,7 @@ static __global__ void __launch_bounds__(128) of_template(T* out, T x) {
 
 static void test_launches(void) {
     enum { BLOCKS = 3 * 2 * 2, THREADS = 5 * 3 * 2 };
-    Device<uint32_t> d(BLOCKS * THREADS);
+    DeviceArray<uint32_t> d(BLOCKS * THREADS);
     static uint32_t h[BLOCKS * THREADS];
     dim3 gridDim_of_host(3, 2, 2);
     indices<<<gridDim_of_host, dim3(5, 3, 2)>>>(d);
@@ -101,7 +101,7 @@ static void test_launches(void) {
     verdict("block and thread indices in three dimensions");
 
     float out[40];
-    Device<float> dout(40);
+    DeviceArray<float> dout(40);
     Bundle bundle = {{1.0f, 2.0f, 3.0f}, 4};
     parameters<<<1, 40>>>(dout, bundle, 60, NULL);
     bundle.b = 1000;
@@ -109,7 +109,7 @@ static void test_launches(void) {
     EACH(40, out[i] == 6.0f + (float)i + 114.0f);
     verdict("parameters are copied at the launch, and for each thread");
 
-    Device<double> dt(7);
+    DeviceArray<double> dt(7);
     double t[7];
     cudaStream_t stream;
     CUDA(cudaStreamCreate(&stream));
@@ -171,7 +171,7 @@ static __global__ void named_barriers(int32_t* out) {
 static void test_barriers(void) {
     enum { BLOCKS = 3, THREADS = 200, STEPS = 17, SOME = 102, NAMED = 128 };  // SOME: so that the last one leaves
     static int32_t h[BLOCKS * THREADS];
-    Device<int32_t> ringed(BLOCKS * THREADS), met(SOME), named(NAMED);
+    DeviceArray<int32_t> ringed(BLOCKS * THREADS), met(SOME), named(NAMED);
     ring<<<BLOCKS, THREADS>>>(ringed, STEPS);
     ringed.take(h);
     EACH(BLOCKS * THREADS, h[i] == (i % THREADS + STEPS) % THREADS);
@@ -215,8 +215,8 @@ static void test_shuffles_of(const char* name) {
         for (int width = 1; width <= 32; width *= 2) {
             int32_t arguments[LANE_COUNT];
             for (int i = 0; i < LANE_COUNT; i++) arguments[i] = (int32_t)(random_word() % 32);
-            Device<T> din(in, LANE_COUNT), dout(LANE_COUNT);
-            Device<int32_t> da(arguments, LANE_COUNT);
+            DeviceArray<T> din(in, LANE_COUNT), dout(LANE_COUNT);
+            DeviceArray<int32_t> da(arguments, LANE_COUNT);
             shuffles<T><<<1, LANE_COUNT>>>(dout, din, kind, da, width);
             dout.take(out);
             for (int i = 0; i < LANE_COUNT; i++) {
@@ -287,7 +287,7 @@ static void test_warps(void) {
 
     enum { VOTES = 13 };
     uint32_t h[VOTES * LANE_COUNT];
-    Device<uint32_t> halves(LANE_COUNT), voted(VOTES * LANE_COUNT);
+    DeviceArray<uint32_t> halves(LANE_COUNT), voted(VOTES * LANE_COUNT);
     warp_halves<<<1, LANE_COUNT>>>(halves);
     halves.take(h);
     EACH(LANE_COUNT, h[i] == (i % 2 ? 256u : 0x55u + 16u) + 0x55u + 16u);
@@ -296,7 +296,7 @@ static void test_warps(void) {
     int32_t in[LANE_COUNT];
     for (int i = 0; i < LANE_COUNT; i++) in[i] = (int32_t)(random_word() % 1000);
     in[13] = 77;
-    Device<int32_t> din(in, LANE_COUNT);
+    DeviceArray<int32_t> din(in, LANE_COUNT);
     votes<<<1, LANE_COUNT>>>(voted, din);
     voted.take(h);
     uint32_t odd = 0, sum = 0, ones = FULL, any = 0, parity = 0, low = FULL, high = 0;
@@ -332,7 +332,7 @@ static void test_warps(void) {
     verdict("__match_any_sync, __reduce_add_sync of int");
 
     int32_t s[64];
-    Device<int32_t> ds(64);
+    DeviceArray<int32_t> ds(64);
     sync_warp<<<1, 64>>>(ds);
     ds.take(s);
     EACH(64, s[i] == (i % 32 < 20 ? (i % 32 + 5) % 20 : 0));
@@ -388,8 +388,8 @@ static void test_atomics(void) {
     c.low_u = c.conjunction = FULL;
     c.lowest = 7;
     c.highest = -100;
-    Device<Counters> d(&c, 1);
-    Device<uint32_t> dt(N);
+    DeviceArray<Counters> d(&c, 1);
+    DeviceArray<uint32_t> dt(N);
     uint32_t tickets[N], parity = 0, down = 0;
     atomics<<<BLOCKS, THREADS>>>(d, dt);
     d.take(&c);
@@ -476,8 +476,8 @@ static void test_shared_memory(void) {
     for (int i = 0; i < 20; i++) in[i] = 1.0f;
     double doubles[4] = {1, 2, 3, 4};
     memcpy(in + 20, doubles, sizeof doubles);
-    Device<float> din(in, 28), dout(64);
-    Device<double> d(N);
+    DeviceArray<float> din(in, 28), dout(64);
+    DeviceArray<double> d(N);
     static_shared<<<1, 64>>>(dout, din);
     dout.take(out);
     EACH(64, out[i] == 5 + 6 + 7 + 20 + 10 + 100 + 132 + 1);
@@ -525,8 +525,8 @@ static void test_ldmatrix(void) {
     for (int i = 0; i < 32 * 8; i++) in[i] = (uint16_t)random_word();
     for (int kind = 0; kind < 6; kind++) {
         uint32_t out[128];
-        Device<uint32_t> d(128);
-        Device<uint16_t> din(in, 32 * 8);
+        DeviceArray<uint32_t> d(128);
+        DeviceArray<uint16_t> din(in, 32 * 8);
         ldmatrix_kernel<<<1, 32>>>(d, din, kind);
         d.take(out);
         for (int m = 0; m < 4; m++) {
@@ -610,7 +610,7 @@ static void test_mma(void) {
         for (int i = 0; i < 16 * 8; i++) c[i] = random_float();
         a[3] = 0x1p-20f;  // subnormal as f16
         if (kind != KIND_TF32) a[15 * K] = INFINITY;
-        Device<float> da(a, 16 * 16), db(b, 16 * 8), dc(c, 16 * 8), dd(16 * 8);
+        DeviceArray<float> da(a, 16 * 16), db(b, 16 * 8), dc(c, 16 * 8), dd(16 * 8);
         mma_kernel<<<1, 32>>>(dd, da, db, dc, kind);
         dd.take(d);
         // Tensor cores round each addition, at worst towards zero: an epsilon of 2^-23 for each of K + 1 terms.
@@ -646,7 +646,7 @@ static void test_conversions(void) {
     for (size_t i = 0; i < COUNT_OF(numbers); i++) {
         float x = numbers[i], y = numbers[(i + 1) % COUNT_OF(numbers)];
         uint32_t out[3];
-        Device<uint32_t> d(3);
+        DeviceArray<uint32_t> d(3);
         conversions<<<1, 1>>>(d, x, y);
         d.take(out);
         __nv_bfloat16 b[2] = {__float2bfloat16_rn(y), __float2bfloat16_rn(x)};  // the first operand is the upper half
@@ -702,7 +702,7 @@ static __global__ void copy_groups(uint32_t* out, const uint32_t* in) {
 static void test_copies(void) {
     uint32_t in[3 * 128], out[16 * 32];
     for (uint32_t i = 0; i < 3 * 128; i++) in[i] = i + 1000;
-    Device<uint32_t> din(in, 3 * 128), dsizes(16 * 32), dgroups(96);
+    DeviceArray<uint32_t> din(in, 3 * 128), dsizes(16 * 32), dgroups(96);
     for (int32_t given = 0; given <= 16; given += 4) {
         copy_sizes<<<1, 32>>>(dsizes, din, given);
         dsizes.take(out);
@@ -737,7 +737,7 @@ static void test_exponentials(void) {
     for (int i = 0; i < N; i++) in[i] = (float)(i - 150) * 0.9f;
     in[0] = -INFINITY;
     in[1] = INFINITY;
-    Device<float> din(in, N), d(2 * N);
+    DeviceArray<float> din(in, N), d(2 * N);
     exponentials<<<3, 128>>>(d, din, N);
     d.take(out);
     double worst = 0;
@@ -841,8 +841,8 @@ static void test_functions(void) {
     uint32_t a = 0x89abcdefu, b = 0x00f01234u, x_bits, reversed = 0;
     float x = 0.7f, y = 3.25f, in[4] = {11, 12, 13, 14}, out[RESULTS + 4];
     unsigned long long wide = 0x123456789abcdef0ull, results[BIT_RESULTS];
-    Device<unsigned long long> d(BIT_RESULTS);
-    Device<float> din(in, 4), dout(RESULTS + 4);
+    DeviceArray<unsigned long long> d(BIT_RESULTS);
+    DeviceArray<float> din(in, 4), dout(RESULTS + 4);
     memcpy(&x_bits, &x, 4);
     for (int i = 0; i < 32; i++) reversed |= (a >> i & 1) << (31 - i);
     // The 64 high bits of wide * wide, from products of halves.
