@@ -14,14 +14,12 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <locale.h>
-#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 // ------------------------------------------------------------------------------------------------
@@ -75,57 +73,20 @@ static ssize_t plain_read(int file, void* p, size_t n, off_t offset) { return pr
 #define realloc(memory, bytes) (fault_now('a') ? NULL : realloc(memory, bytes))
 
 #include "llmtrain/safetensors.h"
-
-// ------------------------------------------------------------------------------------------------
-// Counting
-
-static int passed, failed, family_cases, family_failures;
-
-static void check(bool good, const char* what, const char* detail) {
-    family_cases++;
-    if (good) return;
-    family_failures++;
-    if (family_failures <= 10) printf("  FAILED %s: %.300s\n", what, detail);
-}
-
-static void family_end(const char* name) {
-    printf("%-58s %8d cases   failures %d <= 0%s\n", name, family_cases, family_failures,
-           family_failures ? "  FAILED" : "");
-    if (family_cases > 0 && family_failures == 0)
-        passed++;
-    else
-        failed++;
-    family_cases = family_failures = 0;
-}
+#include "harness.h"
 
 // ------------------------------------------------------------------------------------------------
 // Small helpers
 
-static char scratch[256];  // a directory of our own
+static void holds(bool good, const char* what, const char* detail) { expect(good, "%s: %.300s", what, detail); }
 
-typedef struct {
-    char text[512];
-} Path;
-
-static Path scratch_path(const char* name) {
-    Path path;
-    snprintf(path.text, sizeof path.text, "%s/%s", scratch, name);
-    return path;
+static bool put(const char* path, const void* data, size_t bytes) {
+    put_bytes(path, data, bytes);
+    return true;
 }
 
-// Entries of a directory whose name holds `part`.
-static int directory_count(const char* path, const char* part) {
-    int count = 0;
-    DIR* directory = opendir(path);
-    if (!directory) return -1;
-    for (struct dirent* entry; (entry = readdir(directory)) != NULL;) count += strstr(entry->d_name, part) != NULL;
-    closedir(directory);
-    return count;
-}
-
-static int open_descriptors(void) { return directory_count("/proc/self/fd", ""); }
-
-static bool file_is(const char* path, const void* data, size_t bytes) {
+// As file_read reads it.
+static bool reads_as(const char* path, const void* data, size_t bytes) {
     Error error;
     char* found;
     size_t found_bytes;
@@ -133,13 +94,6 @@ static bool file_is(const char* path, const void* data, size_t bytes) {
     bool same = found_bytes == bytes && memcmp(found, data, bytes) == 0;
     free(found);
     return same;
-}
-
-static bool write_plain(const char* path, const void* data, size_t bytes) {
-    FILE* file = fopen(path, "wb");
-    if (!file) return false;
-    bool good = fwrite(data, 1, bytes, file) == bytes;
-    return fclose(file) == 0 && good;
 }
 
 static uint64_t random64(uint64_t test, uint64_t index) {
@@ -186,12 +140,12 @@ static void test_json_table(void) {
     Json json;
     for (size_t i = 0; i < sizeof json_good / sizeof *json_good; i++) {
         bool good = json_parse(&json, json_good[i], strlen(json_good[i]), "text", &error);
-        check(good, "must be accepted", json_good[i]);
+        holds(good, "must be accepted", json_good[i]);
         if (good) json_free(&json);
     }
     for (size_t i = 0; i < sizeof json_bad / sizeof *json_bad; i++) {
         bool good = json_parse(&json, json_bad[i], strlen(json_bad[i]), "text", &error);
-        check(!good && strncmp(error.text, "text is not valid JSON: line ", 29) == 0, "must be refused", json_bad[i]);
+        holds(!good && strncmp(error.text, "text is not valid JSON: line ", 29) == 0, "must be refused", json_bad[i]);
         if (good) json_free(&json);
     }
     static const char* const zero[] = {"1\0",
@@ -199,10 +153,10 @@ static void test_json_table(void) {
                                         "1"),
                                        "\"\0\"", "[\0]", "{\"a\0\":1}"};
     static const size_t zero_bytes[] = {2, 2, 3, 3, 8};
-    for (size_t i = 0; i < 5; i++) check(!json_parse(&json, zero[i], zero_bytes[i], "text", &error), "zero byte", "");
-    check(!json_parse(&json, "[1,\n 2,\n  x]", 12, "text", &error), "refused", "");
-    check(strstr(error.text, "line 3, byte 3") != NULL, "the message names the place", error.text);
-    family_end("json: what is accepted and what is refused");
+    for (size_t i = 0; i < 5; i++) holds(!json_parse(&json, zero[i], zero_bytes[i], "text", &error), "zero byte", "");
+    holds(!json_parse(&json, "[1,\n 2,\n  x]", 12, "text", &error), "refused", "");
+    holds(strstr(error.text, "line 3, byte 3") != NULL, "the message names the place", error.text);
+    verdict("json: what is accepted and what is refused");
 }
 
 static bool json_accepts(const char* text, size_t bytes) {
@@ -219,7 +173,7 @@ static void test_json_limits(void) {
     for (int depth = 1; depth <= 40; depth++) {
         memset(text, '[', (size_t)depth);
         memset(text + depth, ']', (size_t)depth);
-        check(json_accepts(text, 2 * (size_t)depth) == (depth <= JSON_DEPTH_MAX), "depth of arrays", "32 levels");
+        holds(json_accepts(text, 2 * (size_t)depth) == (depth <= JSON_DEPTH_MAX), "depth of arrays", "32 levels");
         size_t n = 0;
         for (int i = 0; i < depth; i++) {
             memcpy(text + n, "{\"a\":", 5);
@@ -227,19 +181,19 @@ static void test_json_limits(void) {
         }
         text[n++] = '1';
         memset(text + n, '}', (size_t)depth);
-        check(json_accepts(text, n + (size_t)depth) == (depth <= JSON_DEPTH_MAX), "depth of objects", "32 levels");
+        holds(json_accepts(text, n + (size_t)depth) == (depth <= JSON_DEPTH_MAX), "depth of objects", "32 levels");
     }
     memset(text, '[', large);
-    check(!json_accepts(text, large), "two million brackets", "");
+    holds(!json_accepts(text, large), "two million brackets", "");
     memset(text, ',', large * 4);
-    check(!json_accepts(text, large * 4), "eight million commas", "");
+    holds(!json_accepts(text, large * 4), "eight million commas", "");
     memset(text, '9', large);
-    check(!json_accepts(text, large), "a number of two million digits", "");
+    holds(!json_accepts(text, large), "a number of two million digits", "");
     memcpy(text, "0.", 2);
-    check(json_accepts(text, large), "a fraction of two million digits", "");
+    holds(json_accepts(text, large), "a fraction of two million digits", "");
     memset(text, 'x', large);
     text[0] = text[large - 1] = '"';
-    check(json_accepts(text, large), "a string of two million bytes", "");
+    holds(json_accepts(text, large), "a string of two million bytes", "");
 
     double ms[2];
     for (int pass = 0; pass < 2; pass++) {  // names in one object: time must grow as the number of names
@@ -257,21 +211,21 @@ static void test_json_limits(void) {
             good = json_parse(&json, text, n, "text", &error);
             ms[pass] = fmin(ms[pass], 1e3 * (double)(clock() - start) / CLOCKS_PER_SEC);
         }
-        check(good, "an object of many names", good ? "" : error.text);
+        holds(good, "an object of many names", good ? "" : error.text);
         uint64_t value = 0, wrong = 0;
         char name[32];
         for (size_t i = 0; good && i < names; i++) {
             snprintf(name, sizeof name, "name%zu", i);
             wrong += !json_u64(&json, json_get(&json, 0, name), &value) || value != i;
         }
-        check(good && wrong == 0 && json_get(&json, 0, "name") == JSON_NONE, "each is found", "");
+        holds(good && wrong == 0 && json_get(&json, 0, "name") == JSON_NONE, "each is found", "");
         if (good) json_free(&json);
     }
     char detail[100];
     snprintf(detail, sizeof detail, "%.1f ms for 25,000 names, %.1f ms for 200,000", ms[0], ms[1]);
-    check(ms[1] < 40 * ms[0] + 20, "time is linear (8, with room for caches; quadratic is 64)", detail);
+    holds(ms[1] < 40 * ms[0] + 20, "time is linear (8, with room for caches; quadratic is 64)", detail);
     free(text);
-    family_end("json: depth, size, time");
+    verdict("json: depth, size, time");
 }
 
 static void test_json_values(void) {
@@ -284,37 +238,39 @@ static void test_json_values(void) {
         "9223372036854775808,"
         "-9223372036854775808,-9223372036854775809,-0,-1,1.0,1e3,99999999999999999999,9007199254740993]}";
     bool good = json_parse(&json, text, strlen(text), "text", &error);
-    check(good, "is read", error.text);
-    if (!good) return family_end("json: values");
+    holds(good, "is read", error.text);
+    if (!good) {
+        verdict("json: values");
+        return;
+    }
     bool b = false;
     double x = 0;
     uint64_t u = 77;
     int64_t n = 77;
     char s[16];
-    check(json_bool(&json, json_get(&json, 0, "t"), &b) && b, "true", "");
-    check(json_bool(&json, json_get(&json, 0, "f"), &b) && !b, "false", "");
-    check(!json_bool(&json, json_get(&json, 0, "n"), &b), "null is no truth value", "");
-    check(!json_number(&json, json_get(&json, 0, "t"), &x), "true is no number", "");
-    check(!json_u64(&json, json_get(&json, 0, "s"), &u) && u == 77, "a string is no integer", "");
-    check(json_string(&json, json_get(&json, 0, "s"), s, 8) && strcmp(s, "\xC3\xA9\n\xF0\x9F\x98\x80") == 0, "escapes",
+    holds(json_bool(&json, json_get(&json, 0, "t"), &b) && b, "true", "");
+    holds(json_bool(&json, json_get(&json, 0, "f"), &b) && !b, "false", "");
+    holds(!json_bool(&json, json_get(&json, 0, "n"), &b), "null is no truth value", "");
+    holds(!json_number(&json, json_get(&json, 0, "t"), &x), "true is no number", "");
+    holds(!json_u64(&json, json_get(&json, 0, "s"), &u) && u == 77, "a string is no integer", "");
+    holds(json_string(&json, json_get(&json, 0, "s"), s, 8) && strcmp(s, "\xC3\xA9\n\xF0\x9F\x98\x80") == 0, "escapes",
           s);
-    check(!json_string(&json, json_get(&json, 0, "s"), s, 7), "a string that does not fit", "");
-    check(!json_string(&json, json_get(&json, 0, "s"), s, 0), "no room at all", "");
-    check(!json_string(&json, json_get(&json, 0, "z"), s, 16), "a string with a zero byte", "");
-    check(json_string(&json, json_get(&json, 0, "e"), s, 1) && s[0] == 0, "the empty string", "");
-    check(json_u64(&json, json_get(&json, json_get(&json, json_get(&json, 0, "o"), "x"), "y"), &u) && u == 7, "chain",
+    holds(!json_string(&json, json_get(&json, 0, "s"), s, 7), "a string that does not fit", "");
+    holds(!json_string(&json, json_get(&json, 0, "s"), s, 0), "no room at all", "");
+    holds(!json_string(&json, json_get(&json, 0, "z"), s, 16), "a string with a zero byte", "");
+    holds(json_string(&json, json_get(&json, 0, "e"), s, 1) && s[0] == 0, "the empty string", "");
+    holds(json_u64(&json, json_get(&json, json_get(&json, json_get(&json, 0, "o"), "x"), "y"), &u) && u == 7, "chain",
           "");
     uint32_t none = json_get(&json, json_get(&json, json_get(&json, 0, "o"), "absent"), "y");
-    check(none == JSON_NONE && !json_u64(&json, none, &u) && !json_i64(&json, none, &n) &&
-              !json_bool(&json, none, &b) && !json_string(&json, none, s, 16) && !json_number(&json, none, &x) &&
-              json_first(&json, none) == JSON_NONE && json_next(&json, none) == JSON_NONE &&
-              json_count(&json, none) == 0 && *json_key(&json, none) == 0,
-          "an absent node is accepted everywhere", "");
+    holds(none == JSON_NONE && !json_u64(&json, none, &u) && !json_i64(&json, none, &n) &&
+          !json_bool(&json, none, &b) && !json_string(&json, none, s, 16) && !json_number(&json, none, &x) &&
+          json_first(&json, none) == JSON_NONE && json_next(&json, none) == JSON_NONE && json_count(&json, none) == 0 &&
+          *json_key(&json, none) == 0, "an absent node is accepted everywhere", "");
     uint32_t a = json_get(&json, 0, "a"), first = json_first(&json, a), second = json_next(&json, first);
-    check(json_count(&json, a) == 3 && json_count(&json, second) == 2, "elements", "");
-    check(json_u64(&json, json_next(&json, second), &u) && u == 4, "the element after an array", "");
-    check(json_next(&json, json_next(&json, second)) == JSON_NONE, "the last element", "");
-    check(strcmp(json_key(&json, a), "a") == 0 && strcmp(json_key(&json, first), "") == 0, "names", "");
+    holds(json_count(&json, a) == 3 && json_count(&json, second) == 2, "elements", "");
+    holds(json_u64(&json, json_next(&json, second), &u) && u == 4, "the element after an array", "");
+    holds(json_next(&json, json_next(&json, second)) == JSON_NONE, "the last element", "");
+    holds(strcmp(json_key(&json, a), "a") == 0 && strcmp(json_key(&json, first), "") == 0, "names", "");
 
     static const bool is_u[] = {1, 1, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0, 1},
                       is_i[] = {1, 0, 0, 1, 0, 1, 0, 1, 1, 0, 0, 0, 1};
@@ -325,14 +281,14 @@ static void test_json_values(void) {
     for (uint32_t i = json_first(&json, json_get(&json, 0, "i")); i != JSON_NONE; i = json_next(&json, i), k++) {
         char detail[32];
         snprintf(detail, sizeof detail, "number %d", k);
-        check(json_u64(&json, i, &u) == is_u[k] && (!is_u[k] || u == us[k]), "unsigned integer", detail);
-        check(json_i64(&json, i, &n) == is_i[k] && (!is_i[k] || n == is[k]), "signed integer", detail);
-        check(json_number(&json, i, &x), "number", detail);
-        if (k == 7) check(x == 0 && signbit(x), "minus zero keeps its sign", detail);
+        holds(json_u64(&json, i, &u) == is_u[k] && (!is_u[k] || u == us[k]), "unsigned integer", detail);
+        holds(json_i64(&json, i, &n) == is_i[k] && (!is_i[k] || n == is[k]), "signed integer", detail);
+        holds(json_number(&json, i, &x), "number", detail);
+        if (k == 7) holds(x == 0 && signbit(x), "minus zero keeps its sign", detail);
     }
-    check(k == 13, "all of them", "");
+    holds(k == 13, "all of them", "");
     json_free(&json);
-    family_end("json: values, members, elements");
+    verdict("json: values, members, elements");
 }
 
 static void test_json_writer(void) {
@@ -362,10 +318,10 @@ static void test_json_writer(void) {
         json_write_end(&w, '}');
         json_write_end(&w, ']');
         json_write_end(&w, '}');
-        check(json_write_done(&w, &error), "is complete", "");
+        holds(json_write_done(&w, &error), "is complete", "");
         Json json;
         bool good = json_parse(&json, w.text, w.bytes, "text", &error);
-        check(good, "is read back", error.text);
+        holds(good, "is read back", error.text);
         if (good) {
             char s[64];
             uint64_t u = 0;
@@ -373,30 +329,30 @@ static void test_json_writer(void) {
             double x = 1;
             uint32_t i = json_first(&json, json_get(&json, 0, "list"));
             uint32_t odd = json_get(&json, 0, "odd \"\\\n\x01\x7F\xC3\xA9");
-            check(json_string(&json, odd, s, sizeof s), "name with escapes", w.text);
-            check(strcmp(s, "\b\f\t/\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xF0\x9F\x98\x80\xEF\xBF\xBD") == 0,
+            holds(json_string(&json, odd, s, sizeof s), "name with escapes", w.text);
+            holds(strcmp(s, "\b\f\t/\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xF0\x9F\x98\x80\xEF\xBF\xBD") == 0,
                   "bytes that are not UTF-8 become U+FFFD", w.text);
-            check(json_u64(&json, i, &u) && u == UINT64_MAX, "u64", "");
-            check(json_i64(&json, i = json_next(&json, i), &n) && n == INT64_MIN, "i64", "");
+            holds(json_u64(&json, i, &u) && u == UINT64_MAX, "u64", "");
+            holds(json_i64(&json, i = json_next(&json, i), &n) && n == INT64_MIN, "i64", "");
             i = json_next(&json, json_next(&json, json_next(&json, i)));
-            check(json_is(&json, i, JSON_NULL) && json_is(&json, json_next(&json, i), JSON_NULL), "NaN is null", "");
+            holds(json_is(&json, i, JSON_NULL) && json_is(&json, json_next(&json, i), JSON_NULL), "NaN is null", "");
             i = json_next(&json, json_next(&json, i));
-            check(strncmp(json.text + json.nodes[i].start, "0.1", json.nodes[i].bytes) == 0, "0.1 is short", w.text);
+            holds(strncmp(json.text + json.nodes[i].start, "0.1", json.nodes[i].bytes) == 0, "0.1 is short", w.text);
             i = json_get(&json, json_next(&json, i), "a");
-            check(json_number(&json, i, &x) && x == 0 && signbit(x), "minus zero", "");
+            holds(json_number(&json, i, &x) && x == 0 && signbit(x), "minus zero", "");
             json_free(&json);
         }
         size_t found = 0;
         for (size_t i = 0; i < w.bytes; i++) found += w.text[i] == '\n';
-        check(found == (size_t)(lines == 0 ? 0 : lines == 1 ? 4 : lines == 2 ? 13 : 15), "lines", w.text);
+        holds(found == (size_t)(lines == 0 ? 0 : lines == 1 ? 4 : lines == 2 ? 13 : 15), "lines", w.text);
         json_writer_free(&w);
     }
     JsonWriter open_one;
     memset(&open_one, 0, sizeof open_one);
     json_write_begin(&open_one, '[');
-    check(!json_write_done(&open_one, &error), "an open bracket is told", "");
+    holds(!json_write_done(&open_one, &error), "an open bracket is told", "");
     json_writer_free(&open_one);
-    family_end("json: writer");
+    verdict("json: writer");
 }
 
 // In a country that writes 0,5 for a half: never a wrong number, never a text that is not JSON.
@@ -405,7 +361,7 @@ static void test_json_locale(void) {
     bool set = false;
     for (size_t i = 0; i < sizeof names / sizeof *names && !set; i++) set = setlocale(LC_NUMERIC, names[i]) != NULL;
     if (!set) {
-        printf("json: locale with a decimal comma: skipped, this machine has none\n");
+        skip("json: locale with a decimal comma", "this machine has none");
         return;
     }
     Error error;
@@ -417,11 +373,11 @@ static void test_json_locale(void) {
     double value = 0.5;
     if (read) json_number(&json, 1, &value);
     setlocale(LC_NUMERIC, "C");
-    check(w.text && strcmp(w.text, "0.5") == 0, "the point is written", w.text ? w.text : "");
-    check(value == 0.5, "a number is refused or right", "");
+    holds(w.text && strcmp(w.text, "0.5") == 0, "the point is written", w.text ? w.text : "");
+    holds(value == 0.5, "a number is refused or right", "");
     json_writer_free(&w);
     if (read) json_free(&json);
-    family_end("json: locale with a decimal comma");
+    verdict("json: locale with a decimal comma");
 }
 
 static void test_json_doubles(void) {
@@ -440,7 +396,7 @@ static void test_json_doubles(void) {
     json_write_end(&w, ']');
     Json json;
     bool good = json_write_done(&w, &error) && json_parse(&json, w.text, w.bytes, "doubles", &error);
-    check(good, "is read back", error.text);
+    holds(good, "is read back", error.text);
     uint32_t node = good ? json_first(&json, 0) : JSON_NONE;
     for (size_t i = 0; good && i < count; i++, node = json_next(&json, node)) {
         uint64_t bits = random64(1, i);
@@ -450,11 +406,11 @@ static void test_json_doubles(void) {
         if (i % 3 == 2) x = (double)(float)x;
         bool same = isfinite(x) ? json_number(&json, node, &y) && memcmp(&x, &y, sizeof x) == 0
                                 : json_is(&json, node, JSON_NULL);
-        check(same, "the same bits", "double");
+        holds(same, "the same bits", "double");
     }
     if (good) json_free(&json);
     json_writer_free(&w);
-    family_end("json: random doubles, write and read, bits");
+    verdict("json: random doubles, write and read, bits");
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -464,73 +420,69 @@ static void test_files(void) {
     Error error;
     char* data;
     size_t bytes;
-    Path path = scratch_path("file"), other = scratch_path("absent/file");
+    const char* path = "file", *other = "absent/file";
     int descriptors = open_descriptors();
-    check(file_write_atomic(path.text, "old", 3, &error) && file_is(path.text, "old", 3), "write and read", error.text);
-    check(file_write_atomic(path.text, "", 0, &error) && file_is(path.text, "", 0), "no bytes", error.text);
-    check(file_write_atomic(path.text, "old", 3, &error) && file_is(path.text, "old", 3), "replace", error.text);
-    check(file_read(path.text, 3, &data, &bytes, &error) && data[3] == 0, "a zero byte follows", error.text);
+    holds(file_write_atomic(path, "old", 3, &error) && reads_as(path, "old", 3), "write and read", error.text);
+    holds(file_write_atomic(path, "", 0, &error) && reads_as(path, "", 0), "no bytes", error.text);
+    holds(file_write_atomic(path, "old", 3, &error) && reads_as(path, "old", 3), "replace", error.text);
+    holds(file_read(path, 3, &data, &bytes, &error) && data[3] == 0, "a zero byte follows", error.text);
     free(data);
-    check(!file_read(path.text, 2, &data, &bytes, &error) && !data && strstr(error.text, "more than the 2"),
-          "too large", error.text);
-    check(!file_read(other.text, 9, &data, &bytes, &error) && strstr(error.text, other.text), "read an absent file",
+    holds(!file_read(path, 2, &data, &bytes, &error) && !data && strstr(error.text, "more than the 2"), "too large",
           error.text);
-    check(!file_read(scratch, 9, &data, &bytes, &error) && strstr(error.text, "not a file"), "read a directory",
+    holds(!file_read(other, 9, &data, &bytes, &error) && strstr(error.text, other), "read an absent file", error.text);
+    holds(!file_read(".", 9, &data, &bytes, &error) && strstr(error.text, "not a file"), "read a directory",
           error.text);
-    check(!file_read("/dev/zero", 9, &data, &bytes, &error) && strstr(error.text, "not a file"), "read a device",
+    holds(!file_read("/dev/zero", 9, &data, &bytes, &error) && strstr(error.text, "not a file"), "read a device",
           error.text);
-    check(!file_write_atomic(other.text, "new", 3, &error) && strstr(error.text, other.text) &&
-              strstr(error.text, "No such file or directory"),
-          "no parent", error.text);
-    Path inside = scratch_path("file/inside");
-    check(!file_write_atomic(inside.text, "new", 3, &error) && file_is(path.text, "old", 3), "parent is a file",
-          error.text);
-    Path directory = scratch_path("directory");
-    check(directory_make(directory.text, &error), "make", error.text);
-    check(!file_write_atomic(directory.text, "new", 3, &error) && strstr(error.text, "name a file, not a directory"),
+    holds(!file_write_atomic(other, "new", 3, &error) && strstr(error.text, other) &&
+          strstr(error.text, "No such file or directory"), "no parent", error.text);
+    const char* inside = "file/inside";
+    holds(!file_write_atomic(inside, "new", 3, &error) && reads_as(path, "old", 3), "parent is a file", error.text);
+    const char* directory = "directory";
+    holds(directory_make(directory, &error), "make", error.text);
+    holds(!file_write_atomic(directory, "new", 3, &error) && strstr(error.text, "name a file, not a directory"),
           "write over a directory", error.text);
-    check(directory_remove(directory.text, &error), "remove", error.text);
-    check(!file_write_atomic("", "new", 3, &error), "no path", "");
+    holds(directory_remove(directory, &error), "remove", error.text);
+    holds(!file_write_atomic("", "new", 3, &error), "no path", "");
     char* long_path = (char*)malloc(10000);
     memset(long_path, 'x', 9999);
     long_path[9999] = 0;
-    check(!file_write_atomic(long_path, "new", 3, &error) && strstr(error.text, "too long"), "a long path", error.text);
+    holds(!file_write_atomic(long_path, "new", 3, &error) && strstr(error.text, "too long"), "a long path", error.text);
     long_path[300] = 0;
-    check(!file_write_atomic(long_path, "new", 3, &error) && strstr(error.text, "File name too long"), "a long name",
+    holds(!file_write_atomic(long_path, "new", 3, &error) && strstr(error.text, "File name too long"), "a long name",
           error.text);
     free(long_path);
-    check(directory_count(scratch, ".tmp-") == 0, "no temporary file is left", "");
+    holds(directory_count(".", ".tmp-") == 0, "no temporary file is left", "");
 
     char stale[600];
-    snprintf(stale, sizeof stale, "%s.tmp-%ld-0", path.text, (long)getpid());
-    check(write_plain(stale, "stale", 5), "a leftover of a killed process", "");
-    check(file_write_atomic(path.text, "old", 3, &error) && file_is(path.text, "old", 3), "is no hindrance",
-          error.text);
-    check(file_is(stale, "stale", 5), "and is left alone", "");
+    snprintf(stale, sizeof stale, "%s.tmp-%ld-0", path, (long)getpid());
+    holds(put(stale, "stale", 5), "a leftover of a killed process", "");
+    holds(file_write_atomic(path, "old", 3, &error) && reads_as(path, "old", 3), "is no hindrance", error.text);
+    holds(reads_as(stale, "stale", 5), "and is left alone", "");
     unlink(stale);
-    check(open_descriptors() == descriptors, "no descriptor is left open", "");
-    family_end("files: read, replace, refuse");
+    holds(open_descriptors() == descriptors, "no descriptor is left open", "");
+    verdict("files: read, replace, refuse");
 }
 
 static void test_files_ragged(void) {
     Error error;
-    Path path = scratch_path("ragged");
+    const char* path = "ragged";
     size_t bytes = 10000001;
     char* data = (char*)malloc(bytes);
     for (size_t i = 0; i < bytes; i++) data[i] = (char)(i * 7 + (i >> 13));
     fault_ragged = true;
-    check(file_write_atomic(path.text, data, bytes, &error), "write", error.text);
-    check(file_is(path.text, data, bytes), "read", "");
+    holds(file_write_atomic(path, data, bytes, &error), "write", error.text);
+    holds(reads_as(path, data, bytes), "read", "");
     fault_ragged = false;
-    check(file_is(path.text, data, bytes), "read again", "");
+    holds(reads_as(path, data, bytes), "read again", "");
     free(data);
-    unlink(path.text);
-    family_end("files: short and interrupted reads and writes");
+    unlink(path);
+    verdict("files: short and interrupted reads and writes");
 }
 
 static void test_files_full(void) {
     Error error;
-    Path path = scratch_path("file");
+    const char* path = "file";
     static char data[100000];
     struct rlimit limit, small;
     getrlimit(RLIMIT_FSIZE, &limit);
@@ -538,75 +490,71 @@ static void test_files_full(void) {
     small.rlim_cur = 1000;
     signal(SIGXFSZ, SIG_IGN);
     setrlimit(RLIMIT_FSIZE, &small);
-    bool good = file_write_atomic(path.text, data, sizeof data, &error);
+    bool good = file_write_atomic(path, data, sizeof data, &error);
     setrlimit(RLIMIT_FSIZE, &limit);
     signal(SIGXFSZ, SIG_DFL);
-    check(!good && strstr(error.text, "File too large; raise the limit"), "limit on file sizes", error.text);
-    check(file_is(path.text, "old", 3) && directory_count(scratch, ".tmp-") == 0, "the old file is there, no other",
-          "");
+    holds(!good && strstr(error.text, "File too large; raise the limit"), "limit on file sizes", error.text);
+    holds(reads_as(path, "old", 3) && directory_count(".", ".tmp-") == 0, "the old file is there, no other", "");
 
     FileWriter w;
-    check(file_begin(&w, path.text, &error), "begin", error.text);
+    holds(file_begin(&w, path, &error), "begin", error.text);
     int full = open("/dev/full", O_WRONLY);
     if (full >= 0) {
         dup2(full, w.file);
         close(full);
         good = file_append(&w, data, sizeof data, &error);
-        check(!good && strstr(error.text, "No space left on device; free some space"), "a full disk", error.text);
-        check(!file_append(&w, data, 1, &error) && !file_end(&w, &error), "what follows fails too", error.text);
+        holds(!good && strstr(error.text, "No space left on device; free some space"), "a full disk", error.text);
+        holds(!file_append(&w, data, 1, &error) && !file_end(&w, &error), "what follows fails too", error.text);
     }
     file_abort(&w);
-    check(file_is(path.text, "old", 3) && directory_count(scratch, ".tmp-") == 0, "the old file is there, no other",
-          "");
-    family_end("files: full disk, limit on sizes");
+    holds(reads_as(path, "old", 3) && directory_count(".", ".tmp-") == 0, "the old file is there, no other", "");
+    verdict("files: full disk, limit on sizes");
 }
 
 // In a child that is not the superuser, whom rights do not bind.
 static void test_files_read_only(void) {
-    Path directory = scratch_path("locked"), path = scratch_path("locked/file");
+    const char *directory = "locked", *path = "locked/file";
     Error error;
-    check(directory_make(directory.text, &error) && file_write_atomic(path.text, "old", 3, &error), "prepare",
-          error.text);
-    chmod(directory.text, 0555);
+    holds(directory_make(directory, &error) && file_write_atomic(path, "old", 3, &error), "prepare", error.text);
+    chmod(directory, 0555);
     pid_t child = fork();
     if (child == 0) {
         if (getuid() == 0 && (setgid(65534) != 0 || setuid(65534) != 0)) _exit(2);
         error.text[0] = 0;
-        bool good = file_write_atomic(path.text, "new", 3, &error);
+        bool good = file_write_atomic(path, "new", 3, &error);
         _exit(!good && strstr(error.text, "Permission denied; choose a place") ? 0 : 1);
     }
     int status = 0;
     waitpid(child, &status, 0);
-    check(WIFEXITED(status) && WEXITSTATUS(status) == 0, "a write is refused",
+    holds(WIFEXITED(status) && WEXITSTATUS(status) == 0, "a write is refused",
           "in a directory that may not be changed");
-    check(file_is(path.text, "old", 3) && directory_count(directory.text, "") == 3, "the old file is there, no other",
-          "");
-    chmod(directory.text, 0755);
-    check(directory_remove(directory.text, &error), "remove", error.text);
-    family_end("files: read-only directory");
+    holds(reads_as(path, "old", 3) && directory_count(directory, "") == 1, "the old file is there, no other", "");
+    chmod(directory, 0755);
+    holds(directory_remove(directory, &error), "remove", error.text);
+    verdict("files: read-only directory");
 }
 
 // What a power cut may not undo: a file is flushed before it takes its name, the directory of the name after it.
 static void test_order(void) {
     Error error;
-    Path path = scratch_path("order"), from = scratch_path("order/from"), to = scratch_path("order/to");
+    const char* path = "order", *from = "order/from", *to = "order/to";
     fault_reset(0);
-    check(directory_make(path.text, &error), "make", error.text);
-    check(strcmp(fault_trace, "mof") == 0, "mkdir, flush of the parent", fault_trace);
-    check(directory_make(from.text, &error), "make", error.text);
-    Path file = scratch_path("order/from/file");
+    holds(directory_make(path, &error), "make", error.text);
+    holds(strcmp(fault_trace, "mof") == 0, "mkdir, flush of the parent", fault_trace);
+    holds(directory_make(from, &error), "make", error.text);
+    const char* file = "order/from/file";
     fault_reset(0);
-    check(file_write_atomic(file.text, "new", 3, &error), "write", error.text);
-    check(strcmp(fault_trace, "owfrof") == 0, "open, write, flush, rename, flush of the directory", fault_trace);
+    holds(file_write_atomic(file, "new", 3, &error), "write", error.text);
+    holds(strcmp(fault_trace, "owfrof") == 0, "open, write, flush, rename, flush of the directory", fault_trace);
     fault_reset(0);
-    check(directory_rename_sync(from.text, to.text, &error), "rename", error.text);
-    check(strcmp(fault_trace, "ofrof") == 0, "flush of the directory, rename, flush of the parent", fault_trace);
+    holds(directory_rename_sync(from, to, &error), "rename", error.text);
+    holds(strcmp(fault_trace, "ofrof") == 0, "flush of the directory, rename, flush of the parent", fault_trace);
     fault_reset(0);
-    check(directory_remove(to.text, &error), "remove", error.text);
+    holds(directory_remove(to, &error), "remove", error.text);
     size_t calls = strlen(fault_trace);
-    check(calls > 3 && strcmp(fault_trace + calls - 3, "dof") == 0, "rmdir, flush of the parent", fault_trace);
-    check(directory_remove(path.text, &error), "remove", error.text);
-    family_end("files, directories: order of writes, flushes and renames");
+    holds(calls > 3 && strcmp(fault_trace + calls - 3, "dof") == 0, "rmdir, flush of the parent", fault_trace);
+    holds(directory_remove(path, &error), "remove", error.text);
+    verdict("files, directories: order of writes, flushes and renames");
 }
 
 // A program that begins without standard files: what it opens first takes the place of none.
@@ -618,37 +566,33 @@ static void test_standard(void) {
         files_open_standard();
         _exit(open("/dev/null", O_RDONLY));
     }
-    check(child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) > 2,
-          "standard files that were closed", NULL);
-    family_end("files: standard input, output and error");
+    holds(child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) > 2,
+          "standard files that were closed", "");
+    verdict("files: standard input, output and error");
 }
 
 static void test_directories(void) {
     Error error;
-    Path a = scratch_path("a"), deep = scratch_path("a/b//c/"), file = scratch_path("a/b/c/file"),
-         c = scratch_path("a/b/c");
-    Path moved = scratch_path("a/b/moved"), b = scratch_path("a/b"), link_path = scratch_path("link");
-    check(directory_make(deep.text, &error) && directory_exists(c.text), "make with parents", error.text);
-    check(directory_make(deep.text, &error), "make what exists", error.text);
-    check(file_write_atomic(file.text, "x", 1, &error), "a file in it", error.text);
-    check(!directory_make(file.text, &error) && strstr(error.text, "File exists"), "make over a file", error.text);
-    check(!directory_make("", &error), "make nothing", error.text);
-    check(directory_sync(c.text, &error) && !directory_sync(file.text, &error), "flush", error.text);
-    check(directory_rename_sync(c.text, moved.text, &error) && directory_exists(moved.text), "rename", error.text);
-    check(!directory_rename_sync(c.text, moved.text, &error), "rename what is absent", error.text);
-    check(directory_make(c.text, &error) && !directory_rename_sync(c.text, moved.text, &error) &&
-              strstr(error.text, "move it away"),
+    const char *a = "a", *deep = "a/b//c/", *file = "a/b/c/file", *c = "a/b/c";
+    const char *moved = "a/b/moved", *b = "a/b", *link_path = "link";
+    holds(directory_make(deep, &error) && directory_exists(c), "make with parents", error.text);
+    holds(directory_make(deep, &error), "make what exists", error.text);
+    holds(file_write_atomic(file, "x", 1, &error), "a file in it", error.text);
+    holds(!directory_make(file, &error) && strstr(error.text, "File exists"), "make over a file", error.text);
+    holds(!directory_make("", &error), "make nothing", error.text);
+    holds(directory_sync(c, &error) && !directory_sync(file, &error), "flush", error.text);
+    holds(directory_rename_sync(c, moved, &error) && directory_exists(moved), "rename", error.text);
+    holds(!directory_rename_sync(c, moved, &error), "rename what is absent", error.text);
+    holds(directory_make(c, &error) && !directory_rename_sync(c, moved, &error) && strstr(error.text, "move it away"),
           "rename over a full one", error.text);
-    check(!directory_remove(b.text, &error) && directory_exists(moved.text), "remove one with directories", error.text);
-    check(symlink("a/b/moved", link_path.text) == 0 && directory_exists(link_path.text) &&
-              !directory_remove(link_path.text, &error) && directory_count(moved.text, "file") == 1,
-          "a link is not followed", error.text);
-    check(directory_remove(c.text, &error) && directory_remove(moved.text, &error) &&
-              directory_remove(b.text, &error) && directory_remove(a.text, &error) && !directory_exists(a.text),
-          "remove", error.text);
-    check(directory_remove(a.text, &error), "remove what is absent", error.text);
-    unlink(link_path.text);
-    family_end("directories: make, flush, rename, remove");
+    holds(!directory_remove(b, &error) && directory_exists(moved), "remove one with directories", error.text);
+    holds(symlink("a/b/moved", link_path) == 0 && directory_exists(link_path) && !directory_remove(link_path, &error) &&
+          directory_count(moved, "file") == 1, "a link is not followed", error.text);
+    holds(directory_remove(c, &error) && directory_remove(moved, &error) && directory_remove(b, &error) &&
+          directory_remove(a, &error) && !directory_exists(a), "remove", error.text);
+    holds(directory_remove(a, &error), "remove what is absent", error.text);
+    unlink(link_path);
+    verdict("directories: make, flush, rename, remove");
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -721,101 +665,99 @@ static bool samples_read(const char* path, uint64_t* hashes, Error* error) {
 
 static void test_safetensors_round_trip(void) {
     Error error;
-    Path path = scratch_path("round.safetensors");
+    const char* path = "round.safetensors";
     uint64_t header_hash = 0, hashes[SAMPLES] = {0};
     SafetensorsFile f;
     for (size_t piece = 1; piece < 200; piece += piece < 20 ? 1 : 50) {
-        check(samples_write(path.text, piece, &header_hash, hashes, &error), "is written", error.text);
-        bool good = safetensors_open(&f, path.text, &error);
-        check(good, "is opened", error.text);
+        holds(samples_write(path, piece, &header_hash, hashes, &error), "is written", error.text);
+        bool good = safetensors_open(&f, path, &error);
+        holds(good, "is opened", error.text);
         if (!good) continue;
-        check(f.header.count == SAMPLES && f.header.hash == header_hash, "the header", "");
+        holds(f.header.count == SAMPLES && f.header.hash == header_hash, "the header", "");
         char* file_data = NULL;
         size_t file_bytes = 0;
-        good = file_read(path.text, 1 << 20, &file_data, &file_bytes, &error) && file_bytes > f.data_start &&
+        good = file_read(path, 1 << 20, &file_data, &file_bytes, &error) && file_bytes > f.data_start &&
                hash_bytes(file_data, f.data_start) == f.header.hash;
-        check(good, "the checksum is of all that stands before the data", error.text);
+        holds(good, "the checksum is of all that stands before the data", error.text);
         free(file_data);
         char format[4];
         uint32_t metadata = json_get(&f.header.json, 0, "__metadata__");
-        check(json_string(&f.header.json, json_get(&f.header.json, metadata, "format"), format, 4), "metadata", "");
+        holds(json_string(&f.header.json, json_get(&f.header.json, metadata, "format"), format, 4), "metadata", "");
         for (size_t i = 0; i < SAMPLES; i++) {
             const SafetensorsTensor* tensor = safetensors_find(&f, samples[i].name);
             bool same = tensor == &f.header.tensors[i] && tensor->type == samples[i].type &&
                         tensor->dims == samples[i].dims && tensor->bytes == sample_bytes(&samples[i]);
             for (int k = 0; same && k < tensor->dims; k++) same = tensor->shape[k] == samples[i].shape[k];
-            check(same, "type and shape", samples[i].name);
+            holds(same, "type and shape", samples[i].name);
             if (!same) continue;
             unsigned char data[256], part[256];
             uint64_t hash = 0;
             good = safetensors_read(&f, tensor, data, tensor->bytes, &hash, &error) && hash == hashes[i];
             good = good && hash == hash_bytes(data, tensor->bytes);
             for (size_t k = 0; good && k < tensor->bytes; k++) good = data[k] == sample_byte(i, k);
-            check(good, "data and checksum", samples[i].name);
-            check(!safetensors_read(&f, tensor, data, tensor->bytes + 1, NULL, &error), "a wrong size", error.text);
+            holds(good, "data and checksum", samples[i].name);
+            holds(!safetensors_read(&f, tensor, data, tensor->bytes + 1, NULL, &error), "a wrong size", error.text);
             for (size_t first = 0; first <= tensor->bytes; first++) {
                 size_t n = (tensor->bytes - first) / 2;
                 good = safetensors_read_range(&f, tensor, first, n, part, &error) && memcmp(part, data + first, n) == 0;
-                check(good, "a range", error.text);
+                holds(good, "a range", error.text);
             }
-            check(!safetensors_read_range(&f, tensor, tensor->bytes, 1, part, &error), "beyond the end", error.text);
+            holds(!safetensors_read_range(&f, tensor, tensor->bytes, 1, part, &error), "beyond the end", error.text);
             good = safetensors_read_range(&f, tensor, 1, SIZE_MAX, part, &error);
-            check(!good && strstr(error.text, "were asked of"), "a range that overflows", error.text);
+            holds(!good && strstr(error.text, "were asked of"), "a range that overflows", error.text);
             good = safetensors_read_range(&f, tensor, tensor->bytes + 1, 0, part, &error);
-            check(!good && strstr(error.text, "were asked of"), "a range that begins beyond the end", error.text);
+            holds(!good && strstr(error.text, "were asked of"), "a range that begins beyond the end", error.text);
         }
-        check(safetensors_find(&f, "absent") == NULL && safetensors_find(&f, "__metadata__") == NULL, "absent", "");
+        holds(safetensors_find(&f, "absent") == NULL && safetensors_find(&f, "__metadata__") == NULL, "absent", "");
         safetensors_close(&f);
     }
-    family_end("safetensors: every type, odd shapes, pieces of any size");
+    verdict("safetensors: every type, odd shapes, pieces of any size");
 }
 
 static void test_safetensors_damage(void) {
     Error error;
-    Path path = scratch_path("round.safetensors"), copy = scratch_path("damaged.safetensors");
+    const char* path = "round.safetensors", *copy = "damaged.safetensors";
     uint64_t good_hashes[SAMPLES + 1], hashes[SAMPLES + 1];
     char* data = NULL;
     size_t bytes = 0, refused = 0, by_checksum = 0;
-    check(samples_read(path.text, good_hashes, &error) && file_read(path.text, 1 << 20, &data, &bytes, &error), "read",
+    holds(samples_read(path, good_hashes, &error) && file_read(path, 1 << 20, &data, &bytes, &error), "read",
           error.text);
     for (size_t i = 0; i < bytes; i++) {
         for (int bit = 0; bit <= 8; bit++) {
             char flip = bit < 8 ? (char)(1 << bit) : (char)0xFF;
             data[i] ^= flip;
             memset(hashes, 0, sizeof hashes);
-            bool written = write_plain(copy.text, data, bytes);
-            bool good = samples_read(copy.text, hashes, &error);
+            bool written = put(copy, data, bytes);
+            bool good = samples_read(copy, hashes, &error);
             refused += !good;
             by_checksum += good && memcmp(hashes, good_hashes, sizeof hashes) != 0;
-            check(written && (!good || memcmp(hashes, good_hashes, sizeof hashes) != 0), "a flipped byte is seen", "");
+            holds(written && (!good || memcmp(hashes, good_hashes, sizeof hashes) != 0), "a flipped byte is seen", "");
             data[i] ^= flip;
         }
     }
     printf("  %zu flips of a file of %zu bytes: %zu refused, %zu told by a checksum\n", 9 * bytes, bytes, refused,
            by_checksum);
     for (size_t cut = 0; cut < bytes; cut++) {
-        bool good = write_plain(copy.text, data, cut) && !samples_read(copy.text, hashes, &error);
-        check(good && strstr(error.text, copy.text), "a cut file is refused", error.text);
+        bool good = put(copy, data, cut) && !samples_read(copy, hashes, &error);
+        holds(good && strstr(error.text, copy), "a cut file is refused", error.text);
     }
     char* longer = (char*)calloc(bytes + 9, 1);
     memcpy(longer, data, bytes);
     for (size_t more = 1; more <= 9; more++)
-        check(write_plain(copy.text, longer, bytes + more) && !samples_read(copy.text, hashes, &error), "a longer file",
-              "");
+        holds(put(copy, longer, bytes + more) && !samples_read(copy, hashes, &error), "a longer file", "");
     free(longer);
 
     SafetensorsFile f;  // cut while it is open
-    check(write_plain(copy.text, data, bytes) && safetensors_open(&f, copy.text, &error), "open", error.text);
-    check(truncate(copy.text, (off_t)bytes - 1) == 0, "cut", "");
+    holds(put(copy, data, bytes) && safetensors_open(&f, copy, &error), "open", error.text);
+    holds(truncate(copy, (off_t)bytes - 1) == 0, "cut", "");
     const SafetensorsTensor* last = &f.header.tensors[f.header.count - 2];
-    check(!safetensors_read(&f, last, longer = (char*)malloc(last->bytes), last->bytes, NULL, &error) &&
-              strstr(error.text, "1 bytes early"),
-          "cut while it is open", error.text);
+    holds(!safetensors_read(&f, last, longer = (char*)malloc(last->bytes), last->bytes, NULL, &error) &&
+          strstr(error.text, "1 bytes early"), "cut while it is open", error.text);
     free(longer);
     safetensors_close(&f);
     free(data);
-    unlink(copy.text);
-    family_end("safetensors: flipped bytes, cut files");
+    unlink(copy);
+    verdict("safetensors: flipped bytes, cut files");
 }
 
 static void test_safetensors_headers(void) {
@@ -833,15 +775,10 @@ static void test_safetensors_headers(void) {
         "{'a':{'dtype':'U8','shape':[1,1,1,1,1,1,1,8],'data_offsets':[0,8]}}",
     };
     static const char* const bad[] = {
-        "",
-        "{}",
-        "[]",
-        "1",
+        "", "{}", "[]", "1",
         " {'a':{'dtype':'F32','shape':[2],'data_offsets':[0,8]}}",
         "{'a':{'dtype':'F32','shape':[2],'data_offsets':[0,8]}}x",
-        "{'a':1}",
-        "{'a':{}}",
-        "{'a':[1,2,3]}",
+        "{'a':1}", "{'a':{}}", "{'a':[1,2,3]}",
         "{'__metadata__':{'x':1},"
         "'a':{'dtype':'F32','shape':[2],'data_offsets':[0,8]}}",
         "{'__metadata__':[],'a':{'dtype':'F32','shape':[2],'data_offsets':[0,8]}}",
@@ -883,7 +820,7 @@ static void test_safetensors_headers(void) {
         "{'a':{'dtype':'U8','shape':[1,1,1,1,1,1,1,1,8],'data_offsets':[0,8]}}",
     };
     Error error;
-    Path path = scratch_path("header.safetensors");
+    const char* path = "header.safetensors";
     char data[4096];
     size_t good_count = sizeof good / sizeof *good, count = good_count + sizeof bad / sizeof *bad;
     for (size_t i = 0; i < count; i++) {
@@ -895,15 +832,15 @@ static void test_safetensors_headers(void) {
             if (data[k] == '\'') data[k] = '"';
         memset(data + 8 + length, 'x', 8);
         SafetensorsFile f;
-        bool opened = write_plain(path.text, data, 16 + length) && safetensors_open(&f, path.text, &error);
-        check(opened == (i < good_count), i < good_count ? "must be accepted" : "must be refused", header);
+        bool opened = put(path, data, 16 + length) && safetensors_open(&f, path, &error);
+        holds(opened == (i < good_count), i < good_count ? "must be accepted" : "must be refused", header);
         if (opened) safetensors_close(&f);
     }
     static const uint64_t lengths[] = {0, 1, 63, 1000, 100000001, UINT64_MAX, UINT64_MAX - 7, (uint64_t)1 << 63};
     for (size_t i = 0; i < 8; i++) {
         SafetensorsFile f;
         memcpy(data, &lengths[i], 8);
-        check(write_plain(path.text, data, 64) && !safetensors_open(&f, path.text, &error), "a wrong length", "");
+        holds(put(path, data, 64) && !safetensors_open(&f, path, &error), "a wrong length", "");
     }
     size_t large = 20000000, n = 8;  // many tensors in a header of many bytes: refused for their number, not for memory
     char* text = (char*)malloc(large);
@@ -915,46 +852,45 @@ static void test_safetensors_headers(void) {
     uint64_t length = n - 8;
     memcpy(text, &length, 8);
     SafetensorsFile f;
-    check(write_plain(path.text, text, n) && !safetensors_open(&f, path.text, &error) &&
-              strstr(error.text, "too many tensors"),
+    holds(put(path, text, n) && !safetensors_open(&f, path, &error) && strstr(error.text, "too many tensors"),
           "too many tensors", error.text);
     free(text);
-    unlink(path.text);
-    family_end("safetensors: headers accepted and refused");
+    unlink(path);
+    verdict("safetensors: headers accepted and refused");
 }
 
 static void test_safetensors_alignment(void) {
     Error error;
-    Path path = scratch_path("alignment.safetensors");
+    const char* path = "alignment.safetensors";
     for (size_t length = 1; length <= SAFETENSORS_NAME_MAX; length++) {
         char name[SAFETENSORS_NAME_MAX + 1] = {0};
         memset(name, 'n', length);
         SafetensorsWriter w;
-        bool good = safetensors_create(&w, path.text, &error) &&
+        bool good = safetensors_create(&w, path, &error) &&
                     safetensors_declare(&w, name, DTYPE_BF16, NULL, 0, &error) && safetensors_begin(&w, &error) &&
                     safetensors_write(&w, "xy", 2, &error) && safetensors_end(&w, &error);
         safetensors_writer_free(&w);
-        check(good == (length < SAFETENSORS_NAME_MAX), "a name of each length, up to the limit", error.text);
+        holds(good == (length < SAFETENSORS_NAME_MAX), "a name of each length, up to the limit", error.text);
         SafetensorsFile f;
-        if (!good || !safetensors_open(&f, path.text, &error)) continue;
-        check(f.data_start % 8 == 0 && safetensors_find(&f, name) != NULL, "the data begin at a multiple of 8", name);
+        if (!good || !safetensors_open(&f, path, &error)) continue;
+        holds(f.data_start % 8 == 0 && safetensors_find(&f, name) != NULL, "the data begin at a multiple of 8", name);
         safetensors_close(&f);
     }
-    unlink(path.text);
-    family_end("safetensors: length of names, alignment");
+    unlink(path);
+    verdict("safetensors: length of names, alignment");
 }
 
 static void test_safetensors_misuse(void) {
     Error error;
-    Path path = scratch_path("misuse.safetensors");
+    const char* path = "misuse.safetensors";
     size_t two = 2, huge[2] = {(size_t)1 << 40, (size_t)1 << 40};
     char name[400];
     memset(name, 'n', sizeof name - 1);
     name[sizeof name - 1] = 0;
     for (int way = 0; way < 14; way++) {
         SafetensorsWriter w;
-        bool good = file_write_atomic(path.text, "old", 3, &error) && safetensors_create(&w, path.text, &error);
-        check(good, "begin", error.text);
+        bool good = file_write_atomic(path, "old", 3, &error) && safetensors_create(&w, path, &error);
+        holds(good, "begin", error.text);
         if (!good) continue;
         if (way == 9)
             good = good && safetensors_metadata(&w, "a", "b", &error) && safetensors_metadata(&w, "a", "c", &error);
@@ -969,47 +905,46 @@ static void test_safetensors_misuse(void) {
         good = good && safetensors_write(&w, "12345678", way == 10 ? 7 : way == 11 ? 0 : 8, &error);
         if (way == 12) good = good && safetensors_write(&w, "9", 1, &error);
         good = good && safetensors_end(&w, &error);
-        check(!good && error.text[0], "a mistake is told", error.text);
+        holds(!good && error.text[0], "a mistake is told", error.text);
         safetensors_writer_free(&w);
-        check(file_is(path.text, "old", 3) && directory_count(scratch, ".tmp-") == 0, "the old file is there, no other",
-              "");
+        holds(reads_as(path, "old", 3) && directory_count(".", ".tmp-") == 0, "the old file is there, no other", "");
     }
     SafetensorsWriter w;
-    check(safetensors_create(&w, path.text, &error) && safetensors_begin(&w, &error) && safetensors_end(&w, &error),
+    holds(safetensors_create(&w, path, &error) && safetensors_begin(&w, &error) && safetensors_end(&w, &error),
           "a file without tensors", error.text);
     safetensors_writer_free(&w);
     SafetensorsFile f;
-    bool opened = safetensors_open(&f, path.text, &error);
-    check(opened && f.header.count == 0, "is read", error.text);
+    bool opened = safetensors_open(&f, path, &error);
+    holds(opened && f.header.count == 0, "is read", error.text);
     if (opened) safetensors_close(&f);
-    unlink(path.text);
-    family_end("safetensors: mistakes of the caller");
+    unlink(path);
+    verdict("safetensors: mistakes of the caller");
 }
 
 // ------------------------------------------------------------------------------------------------
 // Every call into the system fails once
 
-static bool operation_write(Error* error) { return file_write_atomic(scratch_path("fault").text, "new", 3, error); }
+static bool operation_write(Error* error) { return file_write_atomic("fault", "new", 3, error); }
 static bool operation_read(Error* error) {
     char* data;
     size_t bytes;
-    if (!file_read(scratch_path("file").text, 100, &data, &bytes, error)) return false;
+    if (!file_read("file", 100, &data, &bytes, error)) return false;
     free(data);
     return true;
 }
 static bool operation_directories(Error* error) {
-    Path from = scratch_path("x/y"), to = scratch_path("x/z"), file = scratch_path("x/y/file");
-    return directory_make(from.text, error) && file_write_atomic(file.text, "new", 3, error) &&
-           directory_rename_sync(from.text, to.text, error) && directory_remove(to.text, error) &&
-           directory_remove(scratch_path("x").text, error);
+    const char *from = "x/y", *to = "x/z", *file = "x/y/file";
+    return directory_make(from, error) && file_write_atomic(file, "new", 3, error) &&
+           directory_rename_sync(from, to, error) && directory_remove(to, error) &&
+           directory_remove("x", error);
 }
 static bool operation_safetensors_write(Error* error) {
     uint64_t header_hash, hashes[SAMPLES];
-    return samples_write(scratch_path("fault").text, 37, &header_hash, hashes, error);
+    return samples_write("fault", 37, &header_hash, hashes, error);
 }
 static bool operation_safetensors_read(Error* error) {
     uint64_t hashes[SAMPLES + 1];
-    return samples_read(scratch_path("round.safetensors").text, hashes, error);
+    return samples_read("round.safetensors", hashes, error);
 }
 static bool operation_json_write(Error* error) {
     JsonWriter w;
@@ -1024,52 +959,47 @@ static bool operation_json_write(Error* error) {
 
 static void test_faults(void) {
     typedef bool (*Operation)(Error*);
-    static const Operation operations[] = {operation_write,
-                                           operation_read,
-                                           operation_directories,
-                                           operation_safetensors_write,
-                                           operation_safetensors_read,
-                                           operation_json_write};
-    static const char* const names[] = {"file_write_atomic",    "file_read",         "directories",
-                                        "safetensors, written", "safetensors, read", "json, written"};
-    static const int least[] = {4, 4, 20, 13, 4, 5};  // points of failure that there must be
-    Path path = scratch_path("fault");
+    static const struct { Operation run; const char* name; int least; } operations[] = {  // points of failure, at least
+        {operation_write, "file_write_atomic", 4}, {operation_read, "file_read", 4},
+        {operation_directories, "directories", 20}, {operation_safetensors_write, "safetensors, written", 13},
+        {operation_safetensors_read, "safetensors, read", 4}, {operation_json_write, "json, written", 5},
+    };
+    const char* path = "fault";
     Error error;
     for (int i = 0; i < 6; i++) {
         int points = 0;
         for (;; points++) {
-            file_write_atomic(path.text, "old", 3, &error);
+            file_write_atomic(path, "old", 3, &error);
             int descriptors = open_descriptors();
             error.text[0] = 0;
             fault_reset(points + 1);
-            bool good = operations[i](&error);
+            bool good = operations[i].run(&error);
             fault_at = 0;  // the count stays
             bool reached = fault_calls > points;
             if (good || !reached) {
-                check(good && !reached, names[i], "without a fault it succeeds, with one it fails");
+                holds(good && !reached, operations[i].name, "without a fault it succeeds, with one it fails");
                 break;
             }
-            check(strlen(error.text) > 20, "the failure is told", names[i]);
-            check(open_descriptors() == descriptors, "no descriptor is left open", names[i]);
-            check(directory_count(scratch, ".tmp-") == 0, "no temporary file is left", names[i]);
+            holds(strlen(error.text) > 20, "the failure is told", operations[i].name);
+            holds(open_descriptors() == descriptors, "no descriptor is left open", operations[i].name);
+            holds(directory_count(".", ".tmp-") == 0, "no temporary file is left", operations[i].name);
             uint64_t hashes[SAMPLES + 1];
             Error ignored;
-            bool whole = i == 3 ? samples_read(path.text, hashes, &ignored) : file_is(path.text, "new", 3);
-            check(whole || file_is(path.text, "old", 3), "the old file is there, or the new one, whole", names[i]);
+            bool whole = i == 3 ? samples_read(path, hashes, &ignored) : reads_as(path, "new", 3);
+            holds(whole || reads_as(path, "old", 3), "the old file is there, or the new one, whole",
+                  operations[i].name);
             if (i == 2) {  // what is left of the directories
-                unlink(scratch_path("x/y/file").text);
-                check(directory_remove(scratch_path("x/y").text, &ignored) &&
-                          directory_remove(scratch_path("x/z").text, &ignored) &&
-                          directory_remove(scratch_path("x").text, &ignored),
-                      "can be removed", ignored.text);
+                unlink("x/y/file");
+                holds(directory_remove("x/y", &ignored) && directory_remove("x/z", &ignored) &&
+                      directory_remove("x", &ignored), "can be removed", ignored.text);
             }
         }
         char detail[60];
-        snprintf(detail, sizeof detail, "%d points of failure, at least %d expected", points, least[i]);
-        check(points >= least[i], names[i], detail);
+        snprintf(detail, sizeof detail, "%d points of failure, at least %d expected", points, operations[i].least);
+        holds(points >= operations[i].least, operations[i].name, detail);
     }
-    unlink(path.text);
-    family_end("faults: every system call and allocation fails in turn");
+    unlink(path);
+    verdict("faults: every system call and allocation fails in turn");
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -1097,18 +1027,16 @@ static const char python_check[] =
 
 static void test_python(void) {
     if (system("python3 -c 'import safetensors, numpy' >/dev/null 2>&1") != 0) {
-        printf("safetensors: interchange with Python: skipped, python3 with safetensors and numpy is not here\n");
+        skip("safetensors: interchange with Python", "there is no python3 with safetensors and numpy");
         return;
     }
     Error error;
-    Path ours = scratch_path("round.safetensors"), theirs = scratch_path("theirs.safetensors"),
-         script = scratch_path("check.py");
+    const char *ours = "round.safetensors", *theirs = "theirs.safetensors", *script = "check.py";
     char command[2048];
-    check(write_plain(script.text, python_check, strlen(python_check)), "the script", "");
-    snprintf(command, sizeof command, "python3 '%s' '%s' '%s'", script.text, ours.text, theirs.text);
+    holds(put(script, python_check, strlen(python_check)), "the script", "");
+    snprintf(command, sizeof command, "python3 '%s' '%s' '%s'", script, ours, theirs);
     FILE* pipe = popen(command, "w");
-    check(pipe != NULL, "python3 starts", "");
-    if (!pipe) return family_end("safetensors: interchange with Python");
+    need(pipe != NULL, "python3 starts");
     for (size_t i = 0; i < SAMPLES; i++) {
         fprintf(pipe, "%s\t%s\t", samples[i].name, DTYPES[samples[i].type].safetensors);
         for (int k = 0; k < samples[i].dims; k++) fprintf(pipe, "%s%zu", k ? "," : "", samples[i].shape[k]);
@@ -1116,39 +1044,33 @@ static void test_python(void) {
         for (size_t k = 0; k < sample_bytes(&samples[i]); k++) fprintf(pipe, "%02x", sample_byte(i, k));
         fprintf(pipe, "\n");
     }
-    check(pclose(pipe) == 0, "Python reads what we write", "see its message above");
+    holds(pclose(pipe) == 0, "Python reads what we write", "see its message above");
 
     SafetensorsFile f;
-    bool good = safetensors_open(&f, theirs.text, &error);
-    check(good, "we read what Python writes", error.text);
+    bool good = safetensors_open(&f, theirs, &error);
+    holds(good, "we read what Python writes", error.text);
     if (good) {
         const SafetensorsTensor *a = safetensors_find(&f, "a"), *b = safetensors_find(&f, "b"),
                                 *c = safetensors_find(&f, "c"), *d = safetensors_find(&f, "d");
         float floats[6] = {0};
         int64_t integer = 0;
         unsigned char truths[3] = {9, 9, 9};
-        check(a && a->type == DTYPE_F32 && a->dims == 2 && a->shape[0] == 2 && a->shape[1] == 3 &&
-                  safetensors_read(&f, a, floats, sizeof floats, NULL, &error) && floats[0] == 0 && floats[5] == 5,
+        holds(a && a->type == DTYPE_F32 && a->dims == 2 && a->shape[0] == 2 && a->shape[1] == 3 &&
+              safetensors_read(&f, a, floats, sizeof floats, NULL, &error) && floats[0] == 0 && floats[5] == 5,
               "float32", "");
-        check(b && b->type == DTYPE_I64 && b->dims == 0 && safetensors_read(&f, b, &integer, 8, NULL, &error) &&
-                  integer == 7,
-              "int64 without dimension", "");
-        check(c && c->type == DTYPE_F16 && c->bytes == 0 && c->shape[1] == 4, "float16 of size zero", "");
-        check(d && d->type == DTYPE_BOOL && safetensors_read(&f, d, truths, 3, NULL, &error) && truths[0] == 1 &&
-                  truths[1] == 0 && truths[2] == 1,
-              "bool", "");
+        holds(b && b->type == DTYPE_I64 && b->dims == 0 && safetensors_read(&f, b, &integer, 8, NULL, &error) &&
+              integer == 7, "int64 without dimension", "");
+        holds(c && c->type == DTYPE_F16 && c->bytes == 0 && c->shape[1] == 4, "float16 of size zero", "");
+        holds(d && d->type == DTYPE_BOOL && safetensors_read(&f, d, truths, 3, NULL, &error) && truths[0] == 1 &&
+              truths[1] == 0 && truths[2] == 1, "bool", "");
         safetensors_close(&f);
     }
-    family_end("safetensors: interchange with Python");
+    verdict("safetensors: interchange with Python");
 }
 
 int main(void) {
-    snprintf(scratch, sizeof scratch, "%s/test_files_XXXXXX", directory_exists("build") ? "build" : ".");
-    if (!mkdtemp(scratch)) {
-        fprintf(stderr, "test_files: cannot make the directory %s: %s\n", scratch, strerror(errno));
-        return 1;
-    }
-    setvbuf(stdout, NULL, _IOLBF, 0);
+    tests_begin("test_files");
+    root_enter();
     test_json_table();
     test_json_limits();
     test_json_values();
@@ -1169,8 +1091,5 @@ int main(void) {
     test_safetensors_misuse();
     test_faults();
     test_python();
-    Error error;
-    if (!directory_remove(scratch, &error)) fprintf(stderr, "test_files: %s\n", error.text);
-    printf("%d passed, %d failed\n", passed, failed);
-    return failed ? 1 : 0;
+    return tests_end();
 }
