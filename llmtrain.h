@@ -6,7 +6,7 @@
 //    4. forward         tokens to hidden states: block_forward, model_forward
 //    5. head            hidden states to logits, losses, and the head's own gradients
 //    6. backward        the forward, read from the end: block_backward, model_backward
-//    7. update          what a step has come to, and the optimizer: model_read, model_update
+//    7. update          loss and norm of a step, and the optimizer: model_read, model_update
 //    8. evaluation      validation loss
 //    9. checkpoints     what a checkpoint says of a run; saving and loading a model
 //
@@ -47,13 +47,14 @@ typedef struct {
 #define CONFIG_REAL(name, flag, low, high, help) {#name, flag, FLAG_REAL, offsetof(Config, name), "X", low, high, help}
 static const Field CONFIG_FIELDS[] = {
     {"family", "family", FLAG_CHOICE, offsetof(Config, family), FAMILY_NAMES, 0, 0, "architecture"},
-    CONFIG_COUNT(layers, "layers", 1, 1000, "transformer blocks"),
-    CONFIG_COUNT(heads, "heads", 1, 1024, "query heads"),
+    CONFIG_COUNT(layers, "layers", 1, 1000, "transformer blocks (required without --model)"),
+    CONFIG_COUNT(heads, "heads", 1, 1024, "query heads (required without --model)"),
     CONFIG_COUNT(kv_heads, "kv-heads", 0, 1024, "key/value heads; 0: as many as --heads"),
-    CONFIG_COUNT(channels, "channels", 1, 65536, "width of the residual stream"),
+    CONFIG_COUNT(channels, "channels", 1, 65536, "width of the residual stream (required without --model)"),
     CONFIG_COUNT(ffn, "ffn", 0, 1 << 20,
                  "width of the feed-forward layer; 0: 4 (gpt2) or 8/3 (llama) times --channels"),
-    CONFIG_COUNT(context, "context", 0, 1 << 24, "longest sequence, in tokens; 0: the preset's, or --seq"),
+    CONFIG_COUNT(context, "context", 0, 1 << 24,
+                 "longest sequence that the model accepts; 0: the preset's, otherwise --seq"),
     CONFIG_COUNT(vocab, "vocab", 0, 1 << 24, "vocabulary size, in tokens; 0: the data's"),
     {"tied", "tied", FLAG_SWITCH, offsetof(Config, tied), "on|off", 0, 0,
      "share the weights of token embedding and head"},
@@ -120,6 +121,23 @@ static inline bool config_preset(Config* c, const char* name, Error* error) {
     }
     for (char* p = known; *p; p++) *p = *p == '|' ? ' ' : *p;
     return fail(error, "there is no model '%s'; give one of %s, or the sizes one by one", name, known);
+}
+
+// A preset, or nothing if that is NULL, and over it the members of `asked` whose flags were given.
+static inline bool config_choose(Config* c, const char* preset, Config* asked, Flag* flags, size_t flag_count,
+                                 Error* error) {
+    memset(c, 0, sizeof *c);
+    c->tied = asked->tied;
+    if (preset && !config_preset(c, preset, error)) return false;
+    if (asked->heads || asked->channels) c->kv_heads = c->ffn = 0;  // a preset's do not fit other heads or channels
+    for (size_t i = 0; i < CONFIG_FIELD_COUNT; i++) {
+        const Field* field = &CONFIG_FIELDS[i];
+        Flag flag = field_flag(field, asked);
+        bool given = field->help && flag_was_given(flags, flag_count, field->flag);
+        if (given && (field->kind != FLAG_COUNT || flag_value_count(&flag) > 0))
+            memcpy((char*)c + field->offset, flag.value, field_bytes(field->kind));
+    }
+    return true;
 }
 
 // Fills in what follows from the rest when it is 0 (kv_heads, ffn, norm_epsilon, rope_theta), then checks that all
@@ -200,7 +218,8 @@ static inline bool weights_create(Weights* w, Parameters* p, const Config* c, Er
     size_t C = c->channels, L = c->layers, F = c->ffn, V = c->vocab, Vp = config_padded_vocab(c);
     size_t HD = c->heads * config_head_size(c);
     float usual = sqrtf(0.4f / (float)C), residual = usual / sqrtf(2.0f * (float)L);
-    if (!parameters_allocate(p, 12 * L + 5, error)) return false;  // of blocks; 2 embeddings, 2 of the norm, the head
+    if (!parameters_allocate(p, 12 * L + 5, error))
+        return false;  // 12 per block; 2 embeddings, 2 of the final norm, 1 head
     p->tied = c->tied;
     w->blocks = (Block*)allocate(L * sizeof(Block));
     if (w->blocks == NULL) return fail(error, "out of memory for the table of %zu blocks", L);
@@ -304,7 +323,7 @@ typedef struct {
     Weights weights;          // where its tensors begin
     FlatVector flat;  // parameters, gradients, master weights and optimizer state, as far as this rank holds them
     size_t B, T;              // of the batch in progress
-    bool decoding;            // its one token follows those in the cache
+    bool decoding;            // with the KV cache: its one token follows those in it
     Activations activations;
     ActivationGradients gradients;
     KvCache cache;
@@ -419,7 +438,8 @@ static inline bool model_plan(Model* model, const Config* asked, ModelOptions op
         return fail(
             error, "sequences of %zu tokens are longer than the %zu that a GPU's grid has room for; make --seq smaller",
             options.T, device_longest());
-    // The logits of all rows at once would be the largest array of all.
+    // Logits of all rows at once would be the largest array: the rows are cut into equal parts of head_elements() at
+    // most.
     size_t N = options.B * options.T, most = max_size(head_elements() / config_padded_vocab(config), 64);
     size_t parts = divide_up(N, most);
     model->head_rows = divide_up(N, parts);
@@ -722,8 +742,9 @@ static inline void block_backward(Model* model, size_t l) {
     flat_end_bucket(&model->flat, l + 1);
 }
 
-// Needs the forward's activations of the same tokens, and gradients.hidden from model_head, before which the bucket of
-// the head was begun.
+// Needs the forward's activations of the same tokens, and gradients.hidden from model_head. Buckets end in the order L
+// + 1, L ... 1, 0. With a tied head bucket 0 has begun before the head, which adds to the token embedding; otherwise L
+// + 1 has.
 static inline void model_backward(Model* model, const int32_t* tokens) {
     const Config* c = &model->config;
     const Weights* w = &model->weights;
@@ -743,8 +764,8 @@ static inline void model_backward(Model* model, const int32_t* tokens) {
     flat_end_bucket(flat, 0);
 }
 
-// Begins a step of `micro_batches` on each rank: the gradients are those of loss_scale times
-// the mean of all ranks' micro-batches' mean losses over the targets that are not -1.
+// Begins a step of `micro_batches` on each rank. Its objective is loss_scale times the mean, over ranks and
+// micro-batches, of each one's mean loss; targets of -1 do not count.
 static inline void model_begin_step(Model* model, double loss_scale, size_t micro_batches) {
     flat_begin_step(&model->flat, loss_scale, micro_batches);
 }
@@ -785,7 +806,7 @@ typedef struct {
 } OptimizerOptions;
 
 // After the last micro-batch of a step: waits for its gradients, gathers the ranks' statistics and flags, and fills in
-// what the step has come to. False if a rank is lost.
+// the result. False if a rank is lost.
 static inline bool model_read(Model* model, StepResult* result, StepFlags flags, Error* error) {
     enum { LOSS, SQUARES, BUSY, STOP, SAVE, SAVED, FAILED, COUNT };
     static_assert((int)COUNT <= (int)STATS_MAX, "make STATS_MAX larger");
@@ -896,7 +917,7 @@ typedef struct {
     size_t flag_count;
 } RunRecord;
 
-enum { RECORD_FIELD_COUNT = 4 };
+enum { RECORD_FIELD_COUNT = 4 };  // in a function, since the optimizers' names are not a constant
 static inline const Field* record_fields(void) {
     static Field fields[RECORD_FIELD_COUNT] = {
         {"optimizer", "optimizer", FLAG_CHOICE, offsetof(RunRecord, optimizer), NULL, 0, 0, NULL},
@@ -935,7 +956,7 @@ static inline void record_write(JsonWriter* w, const RunRecord* r, const FlatVec
     record_write_object(w, "state", STATE_FIELDS, STATE_FIELD_COUNT, &r->state);
 }
 
-// Opens the checkpoint at a path. The caller frees *manifest after success.
+// Reads and checks the manifest of the checkpoint at a path. The caller frees *manifest after success.
 static inline bool record_open(Json* manifest, RunRecord* r, const char* path, Error* error) {
     char data[20] = "";
     unsigned long long fingerprint = 0;

@@ -623,14 +623,14 @@ static void test_frozen(Family family) {
             if (p->tensors[k].bucket == 1 || strcmp(p->tensors[k].name, "final_norm_weight") == 0)
                 p->tensors[k].trains = false;
         FlatOptions holds = model[i].flat.holds;
-        size_t before = model[i].flat.states_size,
+        size_t before = model[i].flat.optimizer_size,
                block = model[i].flat.buckets[1].end - model[i].flat.buckets[1].first;
         flat_free(&model[i].flat);
         need(flat_create(&model[i].flat, p, &model[i].options.ranks, &holds, &error), &error);
         memset(&model[i].memory, 0, sizeof model[i].memory);
         model_layout(&model[i]);
         check_true("frozen: the optimizer has no state for a frozen block",
-                   model[i].flat.states_size == before - block);
+                   model[i].flat.optimizer_size == before - block);
         need(model_allocate(&model[i], &error) && model_connect(&model[i], &error), &error);
     }
     need(model_randomize(&model[0], 1, &error), &error);

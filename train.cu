@@ -3,19 +3,19 @@
 //   cc -O3 -march=native -x c train.cu -o train -lm -pthread        (the Makefile adds OpenMP: all cores)
 //   nvcc -O3 -std=c++17 -arch=native -DLLMTRAIN_CUDA -DPRECISION_BF16 train.cu -o train -lcublasLt        for a GPU
 //
-// Reads:  token shards (--data, --val), a checkpoint in --out (--resume).
+// Reads:  token shards (--data, --val), a checkpoint (--resume in --out, --init-from).
 // Writes: --out/metrics.jsonl, a line per logged step; --out/step_N/, a checkpoint every --ckpt-every steps and at the
-//         end. The console shows the same lines.
+//         end; --out/events.jsonl, what happened to the run. The console shows a line per logged step.
 // Exit:   0 done; 1 something failed (a file, memory, the disk, another rank), or Ctrl-C stopped the run, which is
 //         saved then; 2 a flag is wrong; 75 SIGTERM or SIGUSR1 stopped the run, which is saved: --resume continues it.
 //
 // Started by mpirun, torchrun or srun, or with --ranks N, there are N processes that train together; rank 0 writes the
 // console, the log and the manifests.
 
-#include "llmtrain.h"
-#include "llmtrain/generate.h"
-#include "llmtrain/plan.h"
-#include "llmtrain/run.h"
+#include "llmtrain.h"           // the model; data.h, state.h (schedule_lr, guard_step), saver.h, zero.h, log.h
+#include "llmtrain/generate.h"  // Sampler
+#include "llmtrain/plan.h"      // plan_show
+#include "llmtrain/run.h"       // Run: joining ranks, resuming, saving, rewinding
 
 #include <signal.h>
 
@@ -32,7 +32,7 @@ typedef struct {
     GuardOptions guard;
     double dropout, timeout, memory, peak_tflops;
     uint64_t ranks, zero;
-    int reduce;                   // 0: auto; otherwise ReduceKind + 1
+    int reduce;                   // 0: auto; otherwise ReduceKind + 1, in the order of the choices
     uint64_t val_every, val_windows, val_overlap, sample_every, log_every;
     Sampler sampler;              // its flags are in generate.h,
     RunOptions run;               // and these in run.h
@@ -51,24 +51,26 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
     o->config.tied = true;
     o->config.rope_theta = 10000;
     g->dynamic_scale = FLOATX_DTYPE == DTYPE_F16;
-    const Flag before[] = {
+    const Flag before_config[] = {
         FLAG_HEADING("Data and program"),
         TEXT_FLAG("data", &o->data, NULL, "GLOB", FREE, "token shards to train on, e.g. 'data/x_train_*.bin'"),
         TEXT_FLAG("val", &o->val, NULL, "GLOB", FREE, "token shards to validate on"),
         SWITCH_FLAG("plan", &o->plan, false, FREE, "print the memory plan and exit"),
         REAL_FLAG("memory", &o->memory, 0, 0, 1e6, FREE,
-                  "with --plan: GB of memory per rank, to find the stage that fits"),
+                  "with --plan: GB per rank; names the lowest ZeRO stage that fits"),
         COUNT_FLAG("seed", &o->seed, 1337, 0, 9e15, 0, "seed of initial weights, data order, dropout and sampling"),
         COUNT_FLAG("threads", &o->threads, 0, 0, 4096, LOCAL, "OpenMP threads per rank; 0: OpenMP's default"),
         FLAG_HEADING("Model: a preset, and sizes that override it"),
         TEXT_FLAG("model", &o->model, NULL, "NAME", 0,
-                  "preset: gpt2:124M|350M|774M|1558M, gpt2:dN, llama:15M|42M|110M|1B|3B|8B"),
+                  "preset: gpt2:124M|350M|774M|1558M, gpt2:dN with N layers (6, 12, 24, 36, 48, 60, 72, 84), "
+                  "llama:15M|42M|110M (llama2.c), llama:1B|3B|8B (Llama 3)"),
     };
-    const Flag after[] = {
-        REAL_FLAG("dropout", &o->dropout, 0, 0, 0.9, 0, "dropout after the embedding and both branches of each block"),
+    const Flag after_config[] = {
+        REAL_FLAG("dropout", &o->dropout, 0, 0, 0.9, 0,
+                  "dropout of the embedding and of attention and feed-forward outputs"),
         FLAG_HEADING("Batches"),
         COUNT_FLAG("batch", &o->batch, 4, 1, 65536, 0, "sequences per micro-batch and rank"),
-        COUNT_FLAG("seq", &o->seq, 0, 0, 1 << 24, 0, "tokens per sequence; 0: the model's context"),
+        COUNT_FLAG("seq", &o->seq, 0, 0, 1 << 24, 0, "tokens per training sequence; 0: --context"),
         COUNT_FLAG("total-batch", &o->total_batch, 0, 0, 1e12, 0,
                    "tokens per step over all ranks, by gradient accumulation; 0: one micro-batch per rank"),
         COUNT_FLAG("steps", &s->steps, 1000, 0, 1e12, 0, "optimizer steps to train for"),
@@ -80,7 +82,7 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
         REAL_FLAG("epsilon", &a->epsilon, 1e-8, 1e-15, 1, 0, "adamw: term added to the denominator for stability"),
         REAL_FLAG("weight-decay", &a->weight_decay, 0.1, 0, 10, 0, "decoupled weight decay, applied to matrices only"),
         SWITCH_FLAG("masters", &o->master_weights, true, 0,
-                    "16-bit builds: keep fp32 master weights; off: stochastic rounding"),
+                    "16-bit builds: keep fp32 master weights; off: update 16-bit weights with stochastic rounding"),
         SWITCH_FLAG("tf32", &o->tf32, false, 0, "fp32 builds on a GPU: allow TF32 matmuls"),
         FLAG_HEADING("Schedule"),
         CHOICE_FLAG("schedule", &s->kind, SCHEDULE_COSINE, SCHEDULE_NAMES, 0,
@@ -89,17 +91,20 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
         REAL_FLAG("lr-final", &s->final_fraction, 0.1, 0, 1, 0,
                   "final learning rate as a fraction of --lr (linear, cosine, wsd, exponential)"),
         REAL_FLAG("wsd-fraction", &s->decay_fraction, 0.2, 0.0001, 1, 0,
-                  "wsd: fraction of the run in which the rate decays"),
-        COUNT_FLAG("decay-every", &s->decay_every, 1000, 1, 1e12, 0, "step: multiply the rate every N steps"),
-        REAL_FLAG("decay-factor", &s->decay_factor, 0.5, 0, 1, 0, "step: factor by which the rate is multiplied"),
+                  "with --schedule wsd: fraction of the run in which the rate decays"),
+        COUNT_FLAG("decay-every", &s->decay_every, 1000, 1, 1e12, 0,
+                   "with --schedule step: multiply the rate by --decay-factor every N steps"),
+        REAL_FLAG("decay-factor", &s->decay_factor, 0.5, 0, 1, 0, "with --schedule step: that factor"),
         FLAG_HEADING("Guards against spikes"),
-        REAL_FLAG("clip", &g->clip, 1, 0, 1e9, 0, "clip the gradient's norm to this value; 0: no clipping"),
-        REAL_FLAG("spike-sigma", &g->spike_sigma, 4, 0, 1e9, 0,
-                  "do not clip norms below running mean + X standard deviations; 0: only --clip counts"),
+        REAL_FLAG("clip", &g->clip, 1, 0, 1e9, 0,
+                  "clip the gradient norm to X, or to the bound of --spike-sigma if that is larger; 0: no clipping"),
+        REAL_FLAG(
+            "spike-sigma", &g->spike_sigma, 4, 0, 1e9, 0,
+            "raise the clipping bound to running mean + X standard deviations of the norm; 0: clip to --clip exactly"),
         REAL_FLAG("spike-skip", &g->spike_skip, 20, 0, 1e9, 0,
                   "skip steps whose gradient norm exceeds X times its running mean; 0: never"),
         COUNT_FLAG("spike-warmup", &g->spike_warmup, 20, 1, 1e9, 0,
-                   "steps before --spike-sigma and --spike-skip apply"),
+                   "gradient norms seen before --spike-sigma and --spike-skip apply"),
         REAL_FLAG("loss-scale", &o->run.loss_scale, 65536, 1, 1 << 24, 0, "fp16 builds: initial loss scale"),
         COUNT_FLAG("scale-growth", &g->scale_growth, 2000, 1, 1e9, 0,
                    "fp16 builds: double the loss scale after N finite steps"),
@@ -107,24 +112,27 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
         COUNT_FLAG("ranks", &o->ranks, 1, 1, 65536, FREE,
                    "processes to start here, without mpirun, torchrun or srun; with --plan: ranks to plan for"),
         COUNT_FLAG("zero", &o->zero, 0, 0, 2, 0, "ZeRO stage: 0 off, 1 shard optimizer state, 2 also gradients"),
-        CHOICE_FLAG("reduce", &o->reduce, 0, "auto|float|storage|exact", 0,
-                    "dtype of gradient reduction: fp32, the storage "
-                    "dtype, or exact fixed point (same bits for every --zero); auto: exact with several ranks"),
+        CHOICE_FLAG(
+            "reduce", &o->reduce, 0, "auto|float|storage|exact", 0,
+            "dtype of gradient reduction: float is fp32, storage "
+            "the build's dtype, exact int64 fixed point (same bits for every --zero and number of ranks); auto: exact "
+            "with several ranks"),
         REAL_FLAG("timeout", &o->timeout, 600, 1, 1e6, FREE,
-                  "seconds without a message after which a rank counts as lost"),
+                  "seconds without a byte from a rank until it counts as lost"),
         FLAG_HEADING("Logging, validation and samples"),
         COUNT_FLAG("log-every", &o->log_every, 1, 1, 1e12, FREE, "log every N steps"),
         REAL_FLAG("peak-tflops", &o->peak_tflops, 0, 0, 1e6, LOCAL,
                   "peak TFLOP/s against which MFU is computed; 0: the GPU's datasheet, otherwise n/a"),
         COUNT_FLAG("val-every", &o->val_every, 0, 0, 1e12, FREE, "validate every N steps; 0: only after the last"),
-        COUNT_FLAG("val-windows", &o->val_windows, 0, 0, 1e12, FREE, "sequences to validate on; 0: all"),
+        COUNT_FLAG("val-windows", &o->val_windows, 0, 0, 1e12, FREE,
+                   "validation sequences of --seq tokens; 0: all of --val"),
         COUNT_FLAG("val-overlap", &o->val_overlap, 0, 0, 1e7, FREE,
                    "tokens shared by consecutive validation sequences, given as context and not scored again"),
         COUNT_FLAG("sample-every", &o->sample_every, 0, 0, 1e12, FREE, "print a text sample every N steps; 0: never"),
     };
-    size_t count = flags_append(flags, 0, before, sizeof before / sizeof before[0]);
+    size_t count = flags_append(flags, 0, before_config, sizeof before_config / sizeof(Flag));
     count = fields_flags(flags, count, CONFIG_FIELDS, CONFIG_FIELD_COUNT, &o->config);
-    count = flags_append(flags, count, after, sizeof after / sizeof after[0]);
+    count = flags_append(flags, count, after_config, sizeof after_config / sizeof(Flag));
     sampler_flags(flags + count, &o->sampler);
     count = run_flags(flags, count + SAMPLER_FLAGS, &o->run);
     assert(count <= FLAGS_MAX);
@@ -143,27 +151,9 @@ static bool options_check(const Options* o, const Cadence* cadence, Error* error
 // ------------------------------------------------------------------------------------------------
 // Set-up
 
-// Of a step, on each of `world` ranks.
+// Micro-batches per rank and step.
 static uint64_t options_micro_batches(const Options* o, size_t world) {
     return o->total_batch ? o->total_batch / (o->batch * o->seq * world) : 1;
-}
-
-// The configuration that preset, flags and data ask for.
-static bool configure(Config* c, const Options* o, const Dataset* data, Flag* flags, size_t count, Error* error) {
-    memset(c, 0, sizeof *c);
-    c->tied = o->config.tied;
-    if (o->model && !config_preset(c, o->model, error)) return false;
-    if (o->config.heads || o->config.channels) c->kv_heads = c->ffn = 0;  // a preset's go with its heads and channels
-    for (size_t i = 0; i < CONFIG_FIELD_COUNT; i++) {
-        const Field* field = &CONFIG_FIELDS[i];
-        Flag flag = field_flag(field, (void*)(uintptr_t)&o->config);
-        bool given = field->help && flag_was_given(flags, count, field->flag);
-        if (given && (field->kind != FLAG_COUNT || flag_count(&flag) > 0))
-            memcpy((char*)c + field->offset, flag.value, field_bytes(field->kind));
-    }
-    if (c->context == 0) c->context = o->seq;
-    if (c->vocab == 0) c->vocab = (size_t)data->vocabulary;
-    return config_complete(c, error);
 }
 
 static bool check_data(const Config* c, const Dataset* data, const char* flag, size_t T, Error* error) {
@@ -199,7 +189,10 @@ static ModelOptions model_options(const Run* run, const Options* o) {
 static bool plan_model(Run* run, Options* o, Flag* flags, size_t flag_count, Error* error) {
     Config* c = &run->record.config;
     size_t world = o->plan ? o->ranks : run->comm.world;
-    if (!configure(c, o, &run->train, flags, flag_count, error)) return false;
+    if (!config_choose(c, o->model, &o->config, flags, flag_count, error)) return false;
+    if (c->context == 0) c->context = o->seq;
+    if (c->vocab == 0) c->vocab = (size_t)run->train.vocabulary;
+    if (!config_complete(c, error)) return false;
     if (o->seq == 0) o->seq = c->context;
     if (o->total_batch % (o->batch * o->seq * world) != 0)
         return fail(error, "--total-batch %llu is not a multiple of --batch times --seq%s, %llu; choose one that is",
@@ -211,7 +204,7 @@ static bool plan_model(Run* run, Options* o, Flag* flags, size_t flag_count, Err
     return model_plan(&run->model, c, model_options(run, o), error);
 }
 
-// Opens the data and plans the model: all that a rank can do alone, and without memory.
+// Opens the data and plans the model: all that a rank can do alone, before memory is allocated.
 static bool prepare(Run* run, Options* o, Flag* flags, size_t flag_count, Error* error) {
     const Config* c = &run->record.config;
     if (o->data && !dataset_open(&run->train, o->data, error)) return false;
@@ -274,7 +267,7 @@ static void describe_run(Run* run, const Options* o, const Flag* flags, size_t f
     r->flag_count = flag_count;
 }
 
-// Everything before the first step.
+// Everything before the first step. After run_agree all ranks continue, or all fail with an error.
 static bool begin(Run* run, Options* o, Flag* flags, size_t flag_count, Error* error) {
     bool found, ok;
     Model* model = &run->model;
@@ -306,8 +299,8 @@ static bool begin(Run* run, Options* o, Flag* flags, size_t flag_count, Error* e
 // ------------------------------------------------------------------------------------------------
 // Training
 
-// Set by SIGINT, SIGTERM and SIGUSR1 to its number: the step is finished and saved before the program ends. A second
-// SIGINT ends it at once.
+// The number of the SIGINT, SIGTERM or SIGUSR1 that came: the step is finished and saved before the program ends. A
+// second SIGINT ends it at once.
 static volatile sig_atomic_t interrupted;
 
 static void interrupt(int signal_number) {
@@ -319,7 +312,8 @@ static void interrupt(int signal_number) {
     if (first && write(STDOUT_FILENO, message, sizeof message - 1) < 0) return;  // rank 0 alone has a console there
 }
 
-// Gradients of the mean loss over the step's micro-batches, of which each rank has its own.
+// Gradients of the mean loss over the step's micro-batches, of which each rank has its own. heartbeat() informs a
+// supervisor (heartbeat.h); fault_*() do nothing unless a test asks for it (fault.h).
 static bool accumulate_gradients(Run* run, uint64_t micro_batches, Error* error) {
     Model* model = &run->model;
     RunState* state = &run->record.state;
@@ -329,7 +323,8 @@ static bool accumulate_gradients(Run* run, uint64_t micro_batches, Error* error)
         heartbeat(HEARTBEAT_STEP, state->step + 1);
         if (fault_point("load")) fault_flip(model);
         if (!loader_next(&run->loader, run->tokens, run->targets, error)) return false;
-        model->dropout.first_token = (state->samples + run->comm.rank * B) * T;
+        model->dropout.first_token =
+            (state->samples + run->comm.rank * B) * T;  // its random bits: the same for any ranks
         model_gradients(model, run->tokens, run->targets, B, T);
         state->samples += B * run->comm.world;
     }
@@ -379,9 +374,8 @@ static bool report(Run* run, const Options* o, StepLog* s, double tokens, Error*
     return run->log.file == NULL || log_write(&run->log, s, error);
 }
 
-// The training loop: steps state.step to --steps. heartbeat() informs a supervisor (heartbeat.h); fault_*() do nothing
-// unless a test asks for it (fault.h). With FP16 the loss is multiplied by state.loss_scale, and so are the gradients
-// until model_update divides by it.
+// The training loop: steps state.step to --steps. With FP16 the loss is multiplied by state.loss_scale, and so are the
+// gradients until model_update divides by it.
 static bool run_train(Run* run, Options* o, Error* error) {
     Model* model = &run->model;
     RunState* state = &run->record.state;
@@ -395,7 +389,7 @@ static bool run_train(Run* run, Options* o, Error* error) {
         uint64_t sent = collective_bytes_sent(&model->flat.collectives);
         fault_step(run->comm.rank, state->step + 1);
         if (!accumulate_gradients(run, micro_batches, error)) return false;
-        bool saving = saver_state(&run->saver) != SAVER_IDLE;
+        bool was_saving = saver_state(&run->saver) != SAVER_IDLE;
         if (!read_step(run, &s.result, error)) return false;
 
         // Checks the parameters that made these gradients: the update would overwrite a wrong bit, or spread it.
@@ -413,6 +407,7 @@ static bool run_train(Run* run, Options* o, Error* error) {
         state->skipped_consecutive = update ? 0 : state->skipped_consecutive + 1;
         state->step++;
         run_report_straggler(run, &s.result);
+        // Diverged: this step is not logged; the run returns to a checkpoint, or ends.
         if (state->skipped_consecutive >= o->run.diverged_after || (!finite && o->run.rewind)) {
             if (!run_rewind(run, &s.result, error)) return false;
             first_step = state->step;
@@ -420,20 +415,20 @@ static bool run_train(Run* run, Options* o, Error* error) {
             continue;
         }
 
-        // The step's time is taken before validating, sampling and saving. A GPU is still at the update then, which the
-        // next step waits for; where something else comes first, wait here.
+        // The step's time is without validation, sampling and saving. The host runs ahead of a GPU: before a pause it
+        // waits, so that the update is counted, and after the first step, which warms up.
         bool last = state->step == o->schedule.steps;
         stop = last || s.result.flags.stop;
-        bool hurries = stop && !last;  // a signal: there may be no time for anything but the save
-        bool validates = o->val && !hurries && (last || (o->val_every && state->step % o->val_every == 0));
-        bool samples = !hurries && o->sample_every && state->step % o->sample_every == 0;
+        bool signalled = stop && !last;  // a signal: there may be no time for anything but the save
+        bool validates = o->val && !signalled && (last || (o->val_every && state->step % o->val_every == 0));
+        bool samples = !signalled && o->sample_every && state->step % o->sample_every == 0;
         bool saves = o->run.out && (stop || s.result.flags.save || cadence_due(&run->cadence, state->step));
-        bool copies = !saves && o->run.ckpt_hot && state->step % o->run.ckpt_hot == 0 &&
+        bool saves_hot = !saves && o->run.ckpt_hot && state->step % o->run.ckpt_hot == 0 &&
             saver_state(&run->saver) == SAVER_IDLE;
-        bool pauses = validates || samples || saves || copies;
+        bool pauses = validates || samples || saves || saves_hot;
         if (pauses || state->step == first_step + 1) device_wait(model->stream);
         s.ms = now_ms() - started;
-        if (state->step > first_step + 1) cadence_count_step(&run->cadence, s.ms, saving);
+        if (state->step > first_step + 1) cadence_count_step(&run->cadence, s.ms, was_saving);
         run_pace(run);
         if (pauses) heartbeat(HEARTBEAT_CHECKPOINT, state->step);
         s.val_loss = NAN;
@@ -446,7 +441,7 @@ static bool run_train(Run* run, Options* o, Error* error) {
         if (reports && !report(run, o, &s, tokens, error)) return false;
         if (samples && run->comm.rank == 0) sampler_write(&o->sampler, model, stdout);
         if (stop && saves && !run_save_last(run, error)) return false;
-        if (!stop && (saves || copies) && !run_save_async(run, saves ? o->run.out : run->hot, error)) return false;
+        if (!stop && (saves || saves_hot) && !run_save_async(run, saves ? o->run.out : run->hot, error)) return false;
         if (pauses) flat_start_clock(&model->flat);
     }
     return run_end(run, o->schedule.steps, error);

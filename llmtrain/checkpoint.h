@@ -7,7 +7,7 @@
 //
 // A checkpoint is a directory OUT/step_00000020 with
 //   rank_00000.safetensors   rank 0's slice of weights and optimizer state: weight.NAME, m.NAME, v.NAME, or
-//                            NAME[first:end] in elements where it is not the whole tensor; and so for each rank
+//                            NAME[first:end] in elements where it is not the whole tensor; one file per rank
 //   manifest.json            everything else, written last: configuration, state of the run, the table of the flat
 //                            vector, a checksum of every piece, and last a checksum of the manifest itself
 // It is written under a temporary name, flushed to the disk, and renamed (saver.h): under its final name it is whole.
@@ -73,7 +73,7 @@ static inline CommSlice checkpoint_part(char** address, const CheckpointArray* a
     size_t index = first;
     if (array->sliced) part = flat_state(&index, flat, first, end);
     const Bucket* k = flat_bucket(flat, first);
-    if (array->of_optimizer) index = k->states_offset + (index - k->state_offset);
+    if (array->of_optimizer) index = k->optimizer_offset + (index - k->master_offset);
     *address = (char*)array->data + index * dtype_bytes(array->sliced ? DTYPE_F32 : FLOATX_DTYPE);
     return part;
 }

@@ -62,7 +62,7 @@ static inline void fields_write(JsonWriter* w, const Field* fields, size_t count
         char text[64];
         Flag flag = field_flag(&fields[i], (void*)(uintptr_t)base);
         field_text(text, sizeof text, &fields[i], base);
-        if (flag.kind == FLAG_COUNT) json_member_u64(w, fields[i].name, flag_count(&flag));
+        if (flag.kind == FLAG_COUNT) json_member_u64(w, fields[i].name, flag_value_count(&flag));
         else if (flag.kind == FLAG_REAL) json_member_number(w, fields[i].name, *(double*)flag.value);
         else if (flag.kind == FLAG_SWITCH) json_member_bool(w, fields[i].name, *(bool*)flag.value);
         else json_member_string(w, fields[i].name, text);

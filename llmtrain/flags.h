@@ -181,7 +181,7 @@ static inline bool flags_want_help(int argc, char** argv) {
     return false;
 }
 
-static inline uint64_t flag_count(const Flag* flag) {
+static inline uint64_t flag_value_count(const Flag* flag) {
     uint64_t count;
     memcpy(&count, flag->value, sizeof count);
     return count;
@@ -191,7 +191,7 @@ static inline uint64_t flag_count(const Flag* flag) {
 static inline void flag_text(char* text, size_t size, const Flag* flag) {
     const char* words = flag->kind == FLAG_TEXT ? *(const char**)flag->value : NULL;
     if (flag->kind == FLAG_TEXT) snprintf(text, size, "%s", words ? words : "");
-    else if (flag->kind == FLAG_COUNT) snprintf(text, size, "%llu", (unsigned long long)flag_count(flag));
+    else if (flag->kind == FLAG_COUNT) snprintf(text, size, "%llu", (unsigned long long)flag_value_count(flag));
     else if (flag->kind == FLAG_REAL) snprintf(text, size, "%g", *(double*)flag->value);
     else if (flag->kind == FLAG_SWITCH) snprintf(text, size, "%s", *(bool*)flag->value ? "on" : "off");
     else {
@@ -205,16 +205,18 @@ enum { HELP_INDENT = 33, HELP_WIDTH = 118 };
 
 // Prints words, and breaks lines before HELP_WIDTH; `column` is where the line stands.
 static inline void help_wrap(const char* text, size_t column) {
-    while (*text) {
+    for (bool first = true; *text; first = false) {
         size_t word = strcspn(text, " ");
-        if (column + word > HELP_WIDTH) column = (size_t)printf("\n%*s", HELP_INDENT, "") - 1;
-        column += (size_t)printf("%.*s%s", (int)word, text, text[word] ? " " : "");
+        bool breaks = !first && column + word >= HELP_WIDTH;
+        if (breaks) column = (size_t)printf("\n%*s", HELP_INDENT, "") - 1;
+        column += (size_t)printf("%s%.*s", first || breaks ? "" : " ", (int)word, text);
         text += word + (text[word] == ' ');
     }
     printf("\n");
 }
 
 static inline void flags_help(const Flag* flags, size_t count) {
+    printf("Flags are written --name value or --name=value; switches --name, --name on or --name off.\n");
     for (size_t i = 0; i < count; i++) {
         const Flag* flag = &flags[i];
         if (flag->name == NULL) {
@@ -224,7 +226,7 @@ static inline void flags_help(const Flag* flags, size_t count) {
         char standard[160], line[640];
         flag_text(standard, sizeof standard, flag);
         bool shown = standard[0] != 0 && standard[0] != '\n';
-        if (flag->kind == FLAG_COUNT && (double)flag_count(flag) < flag->low) shown = false;  // there is none
+        if (flag->kind == FLAG_COUNT && (double)flag_value_count(flag) < flag->low) shown = false;  // there is none
         snprintf(line, sizeof line, "%s%s%s%s", flag->help, shown ? " [" : "", shown ? standard : "", shown ? "]" : "");
         int usage = printf("  --%s %s", flag->name, flag->choices);
         if (usage >= HELP_INDENT) usage = printf("\n") - 1;

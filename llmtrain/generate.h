@@ -59,8 +59,8 @@ static inline void sampler_flags(Flag flags[SAMPLER_FLAGS], Sampler* s) {
     s->tokens = 256;
     *o = usual;
     const Flag table[SAMPLER_FLAGS] = {
-        {"prompt", FLAG_TEXT, &s->prompt, "TEXT", 0, 0, "text to continue; default: a line break", FLAG_LOCAL},
-        {"tokens", FLAG_COUNT, &s->tokens, "N", 1, 1e9, "tokens to generate", FLAG_FREE},
+        {"prompt", FLAG_TEXT, &s->prompt, "TEXT", 0, 0, "text that the sample continues; default: a line break", FLAG_LOCAL},
+        {"tokens", FLAG_COUNT, &s->tokens, "N", 1, 1e9, "tokens of the sample", FLAG_FREE},
         {"temperature", FLAG_REAL, &o->temperature, "X", 0, 100, "softmax temperature; 0: always the most likely token",
          FLAG_FREE},
         {"top-k", FLAG_COUNT, &o->top_k, "N", 0, 1e9, "sample from the N most likely tokens; 0: all", FLAG_FREE},

@@ -1,4 +1,4 @@
-// run.h: a run and its life: where it begins, how it saves, resumes and goes back, and what its ranks agree on.
+// run.h: a run and its life: where it begins, how it saves, resumes and rewinds, and what its ranks agree on.
 //
 //   1. run         what it owns; events; agreement between ranks
 //   2. identity    what ranks must have in common, and a resumed run with its checkpoint
@@ -6,11 +6,12 @@
 //   4. beginning   --out, the weights and the state of the first step: run_open_out
 //   5. saving      run_save_async, run_save_wait, run_save_last
 //   6. rewinding   back to a checkpoint after divergence: run_rewind
-//   7. checking    do the ranks hold and compute the same; who is a straggler
+//   7. checking    whether ranks hold and compute the same, stragglers: run_compare, run_report_straggler
 //   8. joining     becoming a rank, and leaving with an exit code: run_join, run_close
 //
-// Every function that can fail on one rank alone ends in run_agree, so that all ranks fail together or none does. A run
-// that is killed at any point, and resumed, continues with the bits of a run that was not.
+// A failure on one rank passes through run_agree, in the function or its caller, before the next collective, so that
+// all ranks fail together or none does. A run that is killed at any point, and resumed, continues with the bits of a
+// run that was not.
 
 #ifndef LLMTRAIN_RUN_H
 #define LLMTRAIN_RUN_H
@@ -45,7 +46,9 @@ static inline size_t run_flags(Flag* flags, size_t count, RunOptions* o) {
         TEXT_FLAG("out", &o->out, NULL, "DIR", FREE, "directory of the run, for metrics.jsonl and checkpoints"),
         SWITCH_FLAG("resume", &o->resume, false, FREE, "continue the run in --out from its newest good checkpoint"),
         TEXT_FLAG("init-from", &o->init_from, NULL, "DIR", FREE,
-                  "checkpoint (a step_N directory) whose weights a new run starts with"),
+                  "checkpoint (a step_N directory) whose weights a new run starts with; its optimizer state, step and "
+                  "schedule are "
+                  "not used"),
         TEXT_FLAG("ckpt-every", &o->ckpt_every, "0", "N|Nmin|auto", FREE,
                   "save every N steps, every N minutes, or at the interval optimal for --mtbf; 0: only at the end"),
         SWITCH_FLAG("ckpt-async", &o->ckpt_async, true, FREE,
@@ -55,22 +58,23 @@ static inline size_t run_flags(Flag* flags, size_t count, RunOptions* o) {
         COUNT_FLAG("ckpt-keep", &o->ckpt_keep, 0, 0, 1e9, FREE, "keep the newest N checkpoints; 0: all"),
         COUNT_FLAG("ckpt-keep-every", &o->ckpt_keep_every, 0, 0, 1e12, FREE,
                    "also keep the first checkpoint at or after every multiple of N steps; 0: none"),
-        COUNT_FLAG("ckpt-hot", &o->ckpt_hot, 0, 0, 1e12, FREE,
-                   "save to memory every N steps: survives a crash of the process, not of the machine; 0: never"),
-        TEXT_FLAG("ckpt-hot-dir", &o->ckpt_hot_dir, "/dev/shm", "DIR", FREE, "file system in memory for --ckpt-hot"),
+        COUNT_FLAG(
+            "ckpt-hot", &o->ckpt_hot, 0, 0, 1e12, FREE,
+            "also save to --ckpt-hot-dir every N steps: survives a crash of the process, not of the machine; 0: never"),
+        TEXT_FLAG("ckpt-hot-dir", &o->ckpt_hot_dir, "/dev/shm", "DIR", FREE,
+                  "directory of a file system in memory (tmpfs) for --ckpt-hot"),
         REAL_FLAG("mtbf", &o->mtbf, 24, 0.001, 1e6, FREE, "mean time between failures in hours, for --ckpt-every auto"),
         FLAG_HEADING("Divergence and faults"),
         COUNT_FLAG("diverged-after", &o->diverged_after, 100, 1, 1e9, 0,
                    "consecutive skipped steps after which the run counts as diverged, and ends"),
-        COUNT_FLAG(
-            "rewind", &o->rewind, 0, 0, 1e9, 0,
-            "on divergence or a loss that is not finite, return to a checkpoint and continue with other data, at most "
-            "N times; 0: end the run"),
-        REAL_FLAG("rewind-lr", &o->rewind_lr, 0.5, 0.0001, 1, 0, "factor of the learning rate at each rewind"),
+        COUNT_FLAG("rewind", &o->rewind, 0, 0, 1e9, 0,
+                   "on divergence, and at once if a loss is not finite, return to a checkpoint and continue with the "
+                   "data that comes next, at most N times; needs --ckpt-every; 0: end the run when it has diverged"),
+        REAL_FLAG("rewind-lr", &o->rewind_lr, 0.5, 0.0001, 1, 0, "multiply the learning rate by X at each rewind"),
         COUNT_FLAG("check-every", &o->check_every, 100, 0, 1e12, FREE,
                    "check every N steps that ranks hold the same parameters and compute the same values; 0: never"),
         REAL_FLAG("slow-factor", &o->slow_factor, 1.5, 1, 1e6, FREE,
-                  "a rank is slow if its step takes X times the median"),
+                  "count a step of a rank as slow when it takes more than X times the ranks' median"),
         COUNT_FLAG("slow-steps", &o->slow_steps, 10, 1, 1e9, FREE, "report a straggler after N consecutive slow steps"),
     };
     return flags_append(flags, count, table, sizeof table / sizeof table[0]);

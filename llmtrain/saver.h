@@ -1,12 +1,12 @@
 // saver.h: when a run saves a checkpoint, and how it does so while training continues.
 //
-//   1. cadence   --ckpt-every: every N steps, every N minutes, or as often as pays: cadence_due, cadence_choose
+//   1. cadence   --ckpt-every: every N steps, every N minutes, or at the interval optimal for --mtbf: cadence_due, cadence_choose
 //   2. saver     snapshot, write, complete: saver_begin, saver_await_snapshot, saver_end
 //
 // In a step loop, with `manifest` begun by manifest_begin (checkpoint.h):
 //
 //   saver_open(&saver, &model.flat, true, 0, &error)
-//   saver_begin(&saver, step, "runs/x", &manifest, NULL);     returns after the snapshot has been started
+//   saver_begin(&saver, step, "runs/x", &manifest, NULL);     starts the snapshot, or without one writes the file
 //   ... forward, backward ...
 //   saver_await_snapshot(&saver);                             before weights change
 //   if (saver_state(&saver) == SAVER_WRITTEN) ok = saver_end(&saver, &error);
@@ -29,8 +29,8 @@ typedef struct {
     double every_ms;           // a checkpoint after this time; 0: none
     double mtbf_ms;  // mean time between failures: every_ms follows from it and from what saves cost; 0: it is given
     double began_ms;           // when training began; 0: not yet
-    double saved_ms;           // when the last save began, copies in memory apart
-    double took_ms;            // the last save, from beginning to end; 0: every_ms takes it into account already
+    double saved_ms;           // when the last save began, not counting --ckpt-hot
+    double took_ms;            // the last save, from beginning to end; 0: cadence_choose has used it
     double cost_ms, costs_ms;  // by how much the last save has delayed training, and all before it
     double step_ms;            // a step during which nothing is saved: the mean of the last hundred
     uint64_t step_count;       // of such steps
@@ -98,7 +98,7 @@ static inline bool cadence_choose(Cadence* c) {
 // 2. Saver
 //
 // A save has three parts. Every rank takes a snapshot of its slices and begins to write its file (saver_begin): in a
-// thread of its own if there is memory for a snapshot, otherwise at once. Training continues: weights and optimizer
+// thread of its own with --ckpt-async, from a snapshot, otherwise at once. Training continues: weights and optimizer
 // state change only in the next update, so that on a CPU even the snapshot is taken under the next step
 // (saver_await_snapshot). When all ranks have written and flushed their files, which StepFlags say once a step, they
 // complete the save together (saver_end): rank 0 gathers the checksums, writes the manifest, and renames the directory.

@@ -6,7 +6,7 @@
 // A model fills the table (llmtrain.h); whatever walks parameters walks the table: initial weights, sharding, the
 // optimizer, checkpoints, counting.
 //
-//   size_t offset = tensor_add(&table, "head_weight", V, Vp, C, bucket, INIT_NORMAL, 0.02f);
+//   size_t offset = parameters_add(&table, "head_weight", V, Vp, C, bucket, INIT_NORMAL, 0.02f);
 
 #ifndef LLMTRAIN_TENSORS_H
 #define LLMTRAIN_TENSORS_H

@@ -62,8 +62,8 @@ typedef struct {
     CommSlice sums;           // whose summed gradients are here: all of it in stages 0 and 1, own in stage 2
     CommSlice state;          // whose master weights and optimizer state are here: all of it in stage 0, else own
     bool trains;              // one of its tensors does: there is optimizer state for it
-    size_t sums_offset, state_offset;  // where these begin in grads or exact; in master_weights
-    size_t states_offset;     // where state begins in the arrays of the optimizer
+    size_t sums_offset, master_offset;  // where these begin in grads or exact; in master_weights
+    size_t optimizer_offset;     // where state begins in the arrays of the optimizer
     size_t staging;           // the buffer that it uses
     bool reducing, gathering; // a collective is in flight
 } Bucket;
@@ -71,7 +71,7 @@ typedef struct {
 typedef struct {
     float* grads;             // the backward of a bucket adds here; NULL: to FlatVector.grads
     void* comm_buffer;        // what the collective reduces, which may be `grads`; NULL: the sums themselves
-    Bucket* pending;          // whose gradients are in comm_buffer; NULL: nobody's
+    Bucket* pending;          // whose gradients are in comm_buffer; NULL: none
 } Staging;
 
 enum { STAGING_ENDS, STAGING_EVEN, STAGING_ODD, STAGINGS };
@@ -83,11 +83,11 @@ typedef struct {
     Bucket* buckets;          // (count): the embeddings, the blocks, the final norm and the head
     size_t count;
     size_t sums_size;         // elements of summed gradients that are here,
-    size_t state_size;        // of master weights,
-    size_t states_size;       // and of each array of the optimizer
+    size_t master_size;        // of master weights,
+    size_t optimizer_size;       // and of each array of the optimizer
     floatX* params;           // (flat_size)
-    float* master_weights;           // (state_size); NULL where params are float themselves, or not wanted
-    float* states[OPTIMIZER_STATES];  // (states_size) of the optimizer, named by its row of OPTIMIZERS
+    float* master_weights;           // (master_size); NULL where params are float themselves, or not wanted
+    float* states[OPTIMIZER_STATES];  // (optimizer_size) of the optimizer, named by its row of OPTIMIZERS
     float* grads;             // (sums_size); NULL with REDUCE_EXACT
     int64_t* exact;           // (sums_size) in fixed point; NULL without it
     Staging staging[STAGINGS];
@@ -104,8 +104,8 @@ typedef struct {
     Stream stream;
 } FlatVector;
 
-// Of FlatVector.scalars: the sum of the micro-batches' mean losses; 1 if a gradient did not fit fixed point; and from
-// SUM_SQUARES on the squares of the gradients of every bucket's own slice.
+// Indices of FlatVector.scalars: the sum of the micro-batches' mean losses; 1 if a gradient did not fit fixed point;
+// and from SUM_SQUARES on the squares of the gradients of every bucket's own slice.
 enum { SUM_LOSS, SUM_BAD, SUM_SQUARES };
 
 // Fixed point: elements are multiples of 2^-50 after the loss scale is taken off, about 1e-15, and sums stay below
@@ -141,8 +141,8 @@ static inline bool flat_create(FlatVector* flat, const Parameters* p, const Rank
         k->state = options->stage < 1 ? whole : k->own;
         for (size_t i = 0; i < p->count; i++) k->trains |= p->tensors[i].bucket == b && p->tensors[i].trains;
         k->sums_offset = flat->sums_size;
-        k->state_offset = flat->state_size;
-        k->states_offset = flat->states_size;
+        k->master_offset = flat->master_size;
+        k->optimizer_offset = flat->optimizer_size;
         for (size_t i = 0; i < p->count && options->stage > 0; i++) {
             const Tensor* t = &p->tensors[i];
             if (t->bucket != b || t->split != SPLIT_NOWHERE || k->own.end <= t->offset ||
@@ -153,8 +153,8 @@ static inline bool flat_create(FlatVector* flat, const Parameters* p, const Rank
                             options->stage, t->name);
         }
         flat->sums_size += slice_length(k->sums);
-        flat->state_size += slice_length(k->state);
-        flat->states_size += k->trains ? slice_length(k->state) : 0;
+        flat->master_size += slice_length(k->state);
+        flat->optimizer_size += k->trains ? slice_length(k->state) : 0;
         bool end = b == 0 || (b + 1 == count && !p->tied);
         k->staging = end ? STAGING_ENDS : b % 2 == 0 ? STAGING_EVEN : STAGING_ODD;
     }
@@ -205,7 +205,7 @@ static inline void flat_layout_staging(FlatVector* flat, MemoryPlan* plan) {
 // Takes the rank's arrays from the plan.
 static inline void flat_layout(FlatVector* flat, MemoryPlan* plan) {
     const FlatOptions* holds = &flat->holds;
-    size_t sums = flat->sums_size, state = flat->state_size, states = flat->states_size;
+    size_t sums = flat->sums_size, state = flat->master_size, states = flat->optimizer_size;
     bool exact = flat->options.reduce == REDUCE_EXACT;
     flat->params =
         (floatX*)plan_take(plan, "parameters (" FLOATX_NAME ")", flat->parameters->flat_size * sizeof(floatX));
@@ -238,7 +238,7 @@ static inline bool flat_prepare(FlatVector* flat, Stream stream, Error* error) {
 // Sets the optimizer state to zero.
 static inline void flat_reset_optimizer(FlatVector* flat) {
     for (size_t s = 0; s < OPTIMIZER_STATES && flat->states[s]; s++)
-        fill_zero(flat->states[s], flat->states_size * sizeof(float), flat->stream);
+        fill_zero(flat->states[s], flat->optimizer_size * sizeof(float), flat->stream);
 }
 
 // All ranks together.
@@ -268,7 +268,7 @@ static inline CommSlice flat_state(size_t* index, const FlatVector* flat, size_t
     const Bucket* k = flat_bucket(flat, first);
     CommSlice part = {max_size(first, k->state.first), min_size(end, k->state.end)};
     if (part.first >= part.end) part.first = part.end = k->state.first;  // nothing
-    *index = k->state_offset + (part.first - k->state.first);
+    *index = k->master_offset + (part.first - k->state.first);
     return part;
 }
 
@@ -411,7 +411,7 @@ static inline void flat_update(FlatVector* flat, const OptimizerStep* step) {
             size_t index;
             CommSlice part = flat_state(&index, flat, t->offset, t->offset + t->size);
             if (slice_length(part) == 0 || !t->trains) continue;
-            size_t at = k->states_offset + (index - k->state_offset);
+            size_t at = k->optimizer_offset + (index - k->master_offset);
             OptimizerStep own = *step;
             if (!t->decays) own.weight_decay = 0;
             optimizer_update(flat->params + part.first, flat->master_weights ? flat->master_weights + index : NULL,
@@ -426,7 +426,7 @@ static inline void flat_update(FlatVector* flat, const OptimizerStep* step) {
     }
 }
 
-// Before a bucket's parameters are used.
+// Makes the stream wait for the all-gather of a bucket's parameters, before they are used.
 static inline void flat_await(FlatVector* flat, size_t bucket) {
     Bucket* k = &flat->buckets[bucket];
     if (!k->gathering) return;

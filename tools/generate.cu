@@ -51,7 +51,7 @@ int main(int argc, char** argv) {
     const char* out = NULL;
     uint64_t threads = 0;
     Flag flags[3 + SAMPLER_FLAGS] = {
-        {"out", FLAG_TEXT, &out, "DIR", 0, 0, "directory of the run (needed)", 0},
+        {"out", FLAG_TEXT, &out, "DIR", 0, 0, "directory of the run (required)", 0},
         {"seed", FLAG_COUNT, &sampler.options.seed, "N", 0, 9e15, "seed of the random numbers", 0},
         {"threads", FLAG_COUNT, &threads, "N", 0, 4096, "OpenMP threads; 0: OpenMP's default", 0},
     };
