@@ -619,7 +619,7 @@ static void test_bugs(void) {
 
 enum { FAULT_RANKS = 3, VICTIM = 1 };
 typedef enum { IN_OPEN, BEFORE_COLLECTIVE, IN_COLLECTIVE, BEFORE_CLOSE, NOWHERE } Place;
-typedef enum { IS_KILLED, STOPS, GIVES_UP, CANNOT_LAUNCH, MEETS_AN_ERROR } Deed;
+typedef enum { IS_KILLED, STOPS, GIVES_UP, CANNOT_LAUNCH, MEETS_AN_ERROR, IS_LATE } Deed;
 
 typedef struct {
     const char* name;
@@ -642,6 +642,8 @@ static const FaultCase faults[] = {
      "unhandled system error"},
     {"NCCL finds an error by itself", NOWHERE, MEETS_AN_ERROR,
      "rank 1 gave up: NCCL failed in ", "remote process exited or there was a network error; set NCCL_DEBUG=WARN"},
+    {"launches a collective late", NOWHERE, IS_LATE, "NCCL has not finished all_reduce within 4.0 s",
+     "NCCL has not finished all_reduce within 4.0 s"},  // not where streams are delayed: the launch does not wait then
 };
 
 static void fall(Rank* r, Place place) {
@@ -688,6 +690,7 @@ static void run_fault(Rank* r) {
             if (victim && f->deed == CANNOT_LAUNCH) emulator::nccl_next_result = ncclSystemError;
             if (victim && f->deed == MEETS_AN_ERROR) emulator::nccl_async_result = ncclRemoteError;
             if (victim && f->place == NOWHERE) shared->fault_ms = now_ms();
+            if (victim && f->deed == IS_LATE) sleep_ms(2.5 * FAULT_MS);
         }
         collective_all_reduce(&r->collectives, (size_t)i % 2, device, n, DTYPE_F32, r->stream);
         collective_wait(&r->collectives, (size_t)i % 2, r->stream);
@@ -712,6 +715,7 @@ static void run_fault(Rank* r) {
 static void test_faults(void) {
     for (size_t i = 0; i < sizeof faults / sizeof faults[0]; i++) {
         const FaultCase* f = &faults[i];
+        if (f->deed == IS_LATE && emulator::modes.delayed_streams) continue;
         case_number = i;
         stopped = f->deed == STOPS ? (size_t)VICTIM : LAUNCH_UNKNOWN;
         bool ended = run_case(FAULT_RANKS, FAULT_MS, false, run_fault), right = ended;
