@@ -1,5 +1,6 @@
 #!/bin/sh
-# single.sh: prints the runtime as one header: llmtrain.h with every header of the layout that it includes, each once.
+# single.sh: prints the runtime as one header: llmtrain/generate.h, and so llmtrain.h, with every header of the layout that
+# they include, each once.
 #
 #   sh dev/single.sh > build/llmtrain_single.h      as `make single` does
 #
@@ -14,8 +15,8 @@ version=$(sed -n 's/^#define LLMTRAIN_VERSION "\(.*\)"/\1/p' llmtrain/base.h)
 cat << END
 // llmtrain_single.h: all of llmtrain $version as one header, to be copied into another project. It needs no other file.
 //
-// Its text is that of llmtrain.h and of the headers that it includes, each after those that it needs. Each begins with
-// its manual; llmtrain.h, the last, with an overview.
+// Its text is that of llmtrain.h, llmtrain/generate.h and the headers that they include, each after those that it needs.
+// Each begins with its manual; llmtrain.h, near the end, with an overview.
 //
 //   C11        cc -std=c11 -O3 -march=native -fopenmp program.c -lm -pthread
 //   CUDA       nvcc -std=c++17 -O3 -DLLMTRAIN_CUDA -Xcompiler -fopenmp program.cu -lcublasLt
@@ -26,7 +27,7 @@ cat << END
 
 END
 
-exec awk -v first=llmtrain.h '
+exec awk -v first=llmtrain/generate.h '
     # The path of a header that a file includes: relative to it. Empty for dev/: the emulator is no part of the runtime.
     function resolve(file, name, path) {
         path = match(file, /.*\//) ? substr(file, 1, RLENGTH) name : name

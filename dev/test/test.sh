@@ -85,10 +85,10 @@ tour() {
         grep -q "^$2 operations wrote [1-9][0-9]* arrays, 0 of them with elements that are not finite" "$build/tour.out"
 }
 
-# single COMMAND...: compiles the example by a command, in a folder where only the single header is beside it.
+# single COMMAND...: compiles the example by a command, in a folder that holds only the single header, by the name that it includes.
 single() {
-    rm -rf "$build/single" && mkdir "$build/single" && cp dev/example.c "$build/single" &&
-        cp "$build/llmtrain_single.h" "$build/single/llmtrain.h" && (cd "$build/single" && "$@")
+    rm -rf "$build/single" && mkdir -p "$build/single/llmtrain" && cp dev/example.c "$build/single" &&
+        cp "$build/llmtrain_single.h" "$build/single/llmtrain/generate.h" && (cd "$build/single" && "$@")
 }
 
 for test in "$@"; do
