@@ -283,18 +283,16 @@ bench-checkpoint: $(B)/checkpoint_cost
 	$(B)/checkpoint_cost --dir $(B)
 
 # libFuzzer with the address and undefined-behaviour sanitizers, one reader after the other.
-FUZZ := clang -std=c11 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -I.
+FUZZ := clang -std=c11 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -DFUZZ_LIBFUZZER -I.
+READERS := JSON SAFETENSORS SHARD
 fuzz: | $(B)
-	$(FUZZ) -DFUZZ_LIBFUZZER -DFUZZ_JSON dev/test/fuzz_files.c -o $(B)/fuzz_json -lm
-	$(FUZZ) -DFUZZ_LIBFUZZER -DFUZZ_SAFETENSORS dev/test/fuzz_files.c -o $(B)/fuzz_safetensors -lm
-	$(FUZZ) dev/test/fuzz_shard.c -o $(B)/fuzz_shard -lm -pthread
-	$(CC) -std=c11 -O2 -I. -DREPLAY dev/test/fuzz_shard.c -o $(B)/replay_shard -lm -pthread
-	mkdir -p $(B)/seeds/json $(B)/seeds/safetensors $(B)/seeds/shard
-	cp dev/test/fixtures/llama_tied.safetensors $(B)/seeds/safetensors
-	$(B)/replay_shard --seeds $(B)/seeds/shard
-	$(B)/fuzz_json -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 $(B)/seeds/json
-	$(B)/fuzz_safetensors -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 $(B)/seeds/safetensors
-	$(B)/fuzz_shard -max_len=4096 -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 $(B)/seeds/shard
+	for reader in $(READERS); do $(FUZZ) -DFUZZ_$$reader dev/test/fuzz.c -o $(B)/fuzz_$$reader -lm -pthread || exit 1; done
+	$(CC) -std=c11 -O2 -I. -DFUZZ_SHARD dev/test/fuzz.c -o $(B)/replay_shard -lm -pthread
+	mkdir -p $(READERS:%=$(B)/seeds/%)
+	cp dev/test/fixtures/llama_tied.safetensors $(B)/seeds/SAFETENSORS
+	$(B)/replay_shard --seeds $(B)/seeds/SHARD
+	for reader in $(READERS); do $(B)/fuzz_$$reader -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 \
+	    $$([ $$reader = SHARD ] && echo -max_len=4096) $(B)/seeds/$$reader || exit 1; done
 
 clean:
 	rm -rf $(B) train supervise

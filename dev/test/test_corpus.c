@@ -10,29 +10,16 @@
 // The parser shares the grammar's tables with the generator and nothing else: it knows no random numbers and replays
 // no choices.
 //
-// Build: cc -O2 -o build/test_corpus dev/test/test_corpus.c -lm      Run: build/test_corpus [FOLDER for scratch files]
+// Build: cc -O2 -o build/test_corpus dev/test/test_corpus.c -lm      Run: build/test_corpus
 
 #define main corpus_main
 #include "data/corpus.c"
 #undef main
 
-#include <signal.h>
-#include <sys/resource.h>
+#include "harness.h"
 
 // Of the first 1000 stories of seed 1: changes with the grammar, and is printed when it does not fit.
 static const uint64_t PINNED_HASH = 0xbb0d38c433dd5b89ull;
-
-typedef struct {
-    int passed, failed;
-} Tally;
-
-// `error` must be at most `bound`; a NaN fails.
-static void check(Tally* tally, const char* what, double error, double bound) {
-    bool ok = error <= bound;
-    printf("%-74s %.3g %s %.3g%s\n", what, error, ok ? "<=" : ">", bound, ok ? "" : "   FAILED");
-    tally->passed += ok;
-    tally->failed += !ok;
-}
 
 // ------------------------------------------------------------------------------------------------
 // 1. A parser
@@ -87,10 +74,7 @@ static void states_add(States* list, const State* s) {
     if (list->count == list->capacity) {
         list->capacity = max_size(1024, 2 * list->capacity);
         list->states = (State*)realloc(list->states, list->capacity * sizeof(State));
-        if (!list->states) {
-            fprintf(stderr, "test_corpus: no memory for %zu parser states\n", list->capacity);
-            exit(1);
-        }
+        need(list->states != NULL, "memory for %zu parser states", list->capacity);
     }
     list->states[list->count++] = *s;
 }
@@ -260,7 +244,7 @@ static double chi_square_deviate(const Grammar* g, const Symbol* symbol, const u
     return (cbrt(statistic / free) - (1 - 2 / (9 * free))) / sqrt(2 / (9 * free));
 }
 
-static void test_stories(Tally* tally, Parser* parser, const Grammar* g, int stories) {
+static void test_stories(Parser* parser, const Grammar* g, int stories) {
     uint64_t* counts = (uint64_t*)allocate(MAX_CHOICES * sizeof(uint64_t));
     double worst = 0, mass = 0;
     int ambiguous = 0, not_ascii = 0, ends = 0;
@@ -281,10 +265,10 @@ static void test_stories(Tally* tally, Parser* parser, const Grammar* g, int sto
         mass += (double)story.length;
     }
     printf("%d stories, %.0f bytes\n", stories, mass);
-    check(tally, "-ln p: the generator's sum against all derivations, relative", worst, 1e-9);
-    check(tally, "stories with no derivation, or with more than one", ambiguous, 0);
-    check(tally, "bytes that are not printable ASCII", not_ascii, 0);
-    check(tally, "newlines elsewhere than two at a story's end", ends, 0);
+    check_bound(worst, 1e-9, "-ln p: the generator's sum against all derivations, relative");
+    check_bound(ambiguous, 0, "stories with no derivation, or with more than one");
+    check_bound(not_ascii, 0, "bytes that are not printable ASCII");
+    check_bound(ends, 0, "newlines elsewhere than two at a story's end");
 
     double deviate = 0;
     uint64_t least = UINT64_MAX;
@@ -296,11 +280,11 @@ static void test_stories(Tally* tally, Parser* parser, const Grammar* g, int sto
         }
     }
     // Above 4.5 for one of 100 symbols: once in 3000 seeds.
-    check(tally, "choices: chi-square of the worst symbol, as a normal deviate", deviate, 4.5);
+    check_bound(deviate, 4.5, "choices: chi-square of the worst symbol, as a normal deviate");
     double in_6_mb = (double)least * 6e6 / mass;
     printf("%d symbols, %d choices; the rarest is taken %.0f times in 6 MB\n", g->symbol_count, g->choice_count,
            in_6_mb);
-    check(tally, "choices: 1 / how often the rarest is taken in 6 MB", 1 / in_6_mb, 1 / 100.0);
+    check_bound(1 / in_6_mb, 1 / 100.0, "choices: 1 / how often the rarest is taken in 6 MB");
     free(counts);
 }
 
@@ -312,29 +296,23 @@ static double part_number(const Json* json, const char* part, const char* key) {
 }
 
 // The program's files: the JSON against nats that the parser finds in the text alone.
-static void test_files(Tally* tally, Parser* parser, const Grammar* g, const char* folder) {
-    char prefix[512], path[600];
-    snprintf(prefix, sizeof prefix, "%s/test_corpus_%ld", folder, (long)getpid());
-    Options options = {prefix, 200000, 100000, 3};
+static void test_files(Parser* parser, const Grammar* g) {
+    Options options = {"corpus", 200000, 100000, 3};
     Summary written[2];
     Json json;
     Error error = {"", false, false};
     bool wrote = corpus_write(written, g, &options, &error);
     if (!wrote) printf("%s\n", error.text);
-    check(tally, "corpus_write: failures", !wrote, 0);
+    check_bound(!wrote, 0, "corpus_write: failures");
     size_t bytes = 0;
-    snprintf(path, sizeof path, "%s.json", prefix);
-    char* text = NULL;
-    bool parsed = file_read(path, 1 << 20, &text, &bytes, &error) && json_parse(&json, text, bytes, path, &error);
+    char* text = text_read("corpus.json", &bytes);
+    bool parsed = json_parse(&json, text, bytes, "corpus.json", &error);
     free(text);
-    remove(path);
     const char* parts[2] = {"train", "val"};
     for (int i = 0; i < 2 && parsed; i++) {
-        snprintf(path, sizeof path, "%s_%s.txt", prefix, parts[i]);
-        file_read(path, 1 << 24, &text, &bytes, &error);
-        remove(path);
+        text = text_read(text_of("corpus_%s.txt", parts[i]), &bytes);
         double nats = 0, stories = 0;
-        for (char* at = text; at && *at;) {
+        for (char* at = text; *at;) {
             char* end = strstr(at, "\n\n");
             int derivations = 0;
             if (!end) nats = NAN;
@@ -345,17 +323,17 @@ static void test_files(Tally* tally, Parser* parser, const Grammar* g, const cha
         }
         double asked = (double)(i == 0 ? options.bytes : options.val_bytes);
         printf("%s: %zu bytes, %.0f stories, %.6f nats per byte\n", parts[i], bytes, stories, nats / (double)bytes);
-        check(tally, "  nats in the JSON against the text alone, relative",
-              fabs(part_number(&json, parts[i], "nats") - nats) / nats, 1e-9);
-        check(tally, "  nats per byte in the JSON, the same",
-              fabs(part_number(&json, parts[i], "nats_per_byte") * (double)bytes - nats) / nats, 2e-9);
-        check(tally, "  bytes and stories in the JSON, difference",
-              fabs(part_number(&json, parts[i], "bytes") - (double)bytes) +
-              fabs(part_number(&json, parts[i], "stories") - stories), 0);
-        check(tally, "  bytes above those asked for, at most one story", fabs((double)bytes - asked - 512), 512);
+        check_bound(fabs(part_number(&json, parts[i], "nats") - nats) / nats, 1e-9,
+                    "nats in the JSON against the text alone, relative");
+        check_bound(fabs(part_number(&json, parts[i], "nats_per_byte") * (double)bytes - nats) / nats, 2e-9,
+                    "nats per byte in the JSON, the same");
+        check_bound(fabs(part_number(&json, parts[i], "bytes") - (double)bytes) +
+                    fabs(part_number(&json, parts[i], "stories") - stories), 0,
+                    "bytes and stories in the JSON, difference");
+        check_bound(fabs((double)bytes - asked - 512), 512, "bytes above those asked for, at most one story");
         free(text);
     }
-    check(tally, "the JSON: failures to read it", !parsed, 0);
+    check_bound(!parsed, 0, "the JSON: failures to read it");
     if (parsed) json_free(&json);
 }
 
@@ -367,7 +345,7 @@ static int hash_compare(const void* a, const void* b) {
     return x < y ? -1 : x > y;
 }
 
-static void test_text(Tally* tally, const Grammar* g) {
+static void test_text(const Grammar* g) {
     enum { STORIES = 20000 };
     uint64_t* hashes = (uint64_t*)allocate(2 * STORIES * sizeof(uint64_t));
     Story story, again;
@@ -385,10 +363,10 @@ static void test_text(Tally* tally, const Grammar* g) {
     }
     qsort(hashes, 2 * STORIES, sizeof hashes[0], hash_compare);
     for (int i = 1; i < 2 * STORIES; i++) twice += hashes[i] == hashes[i - 1];
-    check(tally, "one seed and number, two stories", different, 0);
-    check(tally, "equal stories among 20000 for training and 20000 for validation", twice, 0);
+    check_bound(different, 0, "one seed and number, two stories");
+    check_bound(twice, 0, "equal stories among 20000 for training and 20000 for validation");
     if (hash_end(&hash) != PINNED_HASH) printf("hash 0x%016llxull\n", (unsigned long long)hash_end(&hash));
-    check(tally, "the first 1000 stories of seed 1 are not the pinned bytes", hash_end(&hash) != PINNED_HASH, 0);
+    check_bound(hash_end(&hash) != PINNED_HASH, 0, "the first 1000 stories of seed 1 are not the pinned bytes");
     free(hashes);
 }
 
@@ -447,7 +425,7 @@ static void places_add(Parser* parser, const State* s, int c, bool capital) {
     }
 }
 
-static void test_windows(Tally* tally, Parser* parser, const Grammar* g, int windows) {
+static void test_windows(Parser* parser, const Grammar* g, int windows) {
     enum { T = 256, STORIES = 4000 };
     char* text = (char*)allocate((size_t)STORIES * MAX_STORY);
     size_t bytes = 0;
@@ -467,8 +445,8 @@ static void test_windows(Tally* tally, Parser* parser, const Grammar* g, int win
         floors[i] = (float)loss;
         total += loss;
     }
-    check(tally, "-ln p byte by byte through 4000 stories against the generator, relative", fabs(total - nats) / nats,
-          1e-9);
+    check_bound(fabs(total - nats) / nats, 1e-9,
+                "-ln p byte by byte through 4000 stories against the generator, relative");
 
     State outside;
     memset(&outside, 0, sizeof outside);
@@ -483,8 +461,8 @@ static void test_windows(Tally* tally, Parser* parser, const Grammar* g, int win
     double mean_length = 0;
     for (size_t i = 0; i < places.count; i++) mean_length += places.states[i].p;
     printf("%zu places; a story is %.2f bytes long in the mean\n", places.count, mean_length);
-    check(tally, "the mean length, by the places' weights against the stories, relative",
-          fabs(mean_length * STORIES / (double)bytes - 1), 0.01);
+    check_bound(fabs(mean_length * STORIES / (double)bytes - 1), 0.01,
+                "the mean length, by the places' weights against the stories, relative");
 
     for (int w = 0; w < windows; w++) {
         size_t start = random_bits(5, RANDOM_TEST, 0, (uint64_t)w) % (bytes - T - 1);
@@ -520,7 +498,7 @@ static void test_windows(Tally* tally, Parser* parser, const Grammar* g, int win
     double mean = sum / windows, deviation = sqrt((squares / windows - mean * mean) / windows);
     printf("  all %d bytes: %.3f +- %.3f nats, %.2f%% of the floor; the second half alone: %.2f%%\n", T, mean,
            deviation, 100 * sum / base, 100 * late / late_base);
-    check(tally, "the price of a window's start, second half of 256, over the floor", fabs(late / late_base), 0.01);
+    check_bound(fabs(late / late_base), 0.01, "the price of a window's start, second half of 256, over the floor");
     free(text);
     free(floors);
     free(places.states);
@@ -529,14 +507,11 @@ static void test_windows(Tally* tally, Parser* parser, const Grammar* g, int win
 // ------------------------------------------------------------------------------------------------
 // 6. Refusals
 
-static void check_refused(Tally* tally, const char* what, bool accepted, const Error* error, const char* word) {
-    bool ok = !accepted && strstr(error->text, word) != NULL;
-    printf("refused: %-40s %s%s\n", what, error->text, ok ? "" : "   FAILED");
-    tally->passed += ok;
-    tally->failed += !ok;
+static void check_refused(const char* what, bool accepted, const Error* error, const char* word) {
+    check(!accepted && strstr(error->text, word) != NULL, "refused: %-40s %s", what, error->text);
 }
 
-static void test_grammars(Tally* tally) {
+static void test_grammars(void) {
     Grammar* g = (Grammar*)allocate(sizeof(Grammar));
     static const char* const unknown[][2] = {{"story", "a {cat} sat"}};
     static const char* const inside[][2] = {{"story", "{b} / c"}, {"b", "{story}"}};
@@ -553,12 +528,12 @@ static void test_grammars(Tally* tally) {
     for (int i = 0; i < 7; i++) {
         Error error = {"", false, false};
         bool accepted = grammar_compile(g, bad[i].lines, bad[i].count, &error);
-        check_refused(tally, bad[i].what, accepted, &error, bad[i].word);
+        check_refused(bad[i].what, accepted, &error, bad[i].word);
     }
     free(g);
 }
 
-static void test_flags(Tally* tally) {
+static void test_flags(void) {
     const char* const cases[9][4] = {
         {"--out", "x", "--bites", "--bites"}, {"--out", "x", "--bytes", "value"},
         {"--bytes", "12", NULL, "--out"}, {"--bytes", "12x", NULL, "12x"}, {"--bytes", "-1", NULL, "-1"},
@@ -576,22 +551,20 @@ static void test_flags(Tally* tally) {
         Options options;
         Error error = {"", false, false};
         bool accepted = options_read(&options, argc, argv, &error);
-        check_refused(tally, cases[i][argc - 2], accepted, &error, cases[i][3]);
+        check_refused(cases[i][argc - 2], accepted, &error, cases[i][3]);
     }
 }
 
 // A folder that does not exist, and a disk that is full after 50,000 bytes: the files of before stay as they were.
-static void test_disk(Tally* tally, const Grammar* g, const char* folder) {
+static void test_disk(const Grammar* g) {
     const char* endings[3] = {"_train.txt", "_val.txt", ".json"};
-    char prefix[512], path[600];
     Summary written[2];
     Error error = {"", false, false};
     Options options = {"/nonexistent/folder/x", 1000, 1000, 1};
     bool accepted = corpus_write(written, g, &options, &error);
-    check_refused(tally, "a folder that does not exist", accepted, &error, "/nonexistent/folder/x_train.txt");
+    check_refused("a folder that does not exist", accepted, &error, "/nonexistent/folder/x_train.txt");
 
-    snprintf(prefix, sizeof prefix, "%s/test_full_%ld", folder, (long)getpid());
-    options.out = prefix;
+    options.out = "full";
     accepted = corpus_write(written, g, &options, &error);
     uint64_t before = written[0].bytes;
     options.bytes = 1000000;
@@ -603,46 +576,34 @@ static void test_disk(Tally* tally, const Grammar* g, const char* folder) {
     setrlimit(RLIMIT_FSIZE, &limit);
     bool full = corpus_write(written, g, &options, &error);
     setrlimit(RLIMIT_FSIZE, &old);
-    check_refused(tally, "a full disk", full || !accepted, &error, "cannot write");
+    check_refused("a full disk", full || !accepted, &error, "cannot write");
     int wrong = 0;
     for (int i = 0; i < 3; i++) {
-        size_t bytes = 0;
-        char* text = NULL;
-        snprintf(path, sizeof path, "%s%s.tmp-%ld-0", prefix, endings[i], (long)getpid());
-        wrong += access(path, F_OK) == 0;
-        snprintf(path, sizeof path, "%s%s", prefix, endings[i]);
-        wrong += !file_read(path, 1 << 24, &text, &bytes, &error) || (i == 0 && bytes != before);
-        free(text);
-        remove(path);
+        struct stat status;
+        wrong += stat(text_of("full%s", endings[i]), &status) != 0 || (i == 0 && (uint64_t)status.st_size != before);
     }
-    check(tally, "a full disk: temporary files left, or whole files lost", wrong, 0);
+    wrong += directory_count(".", ".tmp-");
+    check_bound(wrong, 0, "a full disk: temporary files left, or whole files lost");
 }
 
-int main(int argc, char** argv) {
-    const char* folder = argc > 1 ? argv[1] : "/tmp";
-    Tally tally = {0, 0};
+int main(void) {
     Error error;
     Grammar* g = (Grammar*)allocate(sizeof(Grammar));
     Parser* parser = (Parser*)allocate(sizeof(Parser));
-    if (!g || !parser) {
-        fprintf(stderr, "test_corpus: no memory\n");
-        return 1;
-    }
-    if (!grammar_compile(g, corpus_lines, sizeof corpus_lines / sizeof corpus_lines[0], &error)) {
-        fprintf(stderr, "test_corpus: %s\n", error.text);
-        return 1;
-    }
-    test_stories(&tally, parser, g, 20000);
-    test_files(&tally, parser, g, folder);
-    test_text(&tally, g);
-    test_windows(&tally, parser, g, 1000);
-    test_grammars(&tally);
-    test_flags(&tally);
-    test_disk(&tally, g, folder);
+    tests_begin("test_corpus");
+    need(g && parser, "memory");
+    need(grammar_compile(g, corpus_lines, sizeof corpus_lines / sizeof corpus_lines[0], &error), "%s", error.text);
+    root_enter();
+    test_stories(parser, g, 20000);
+    test_files(parser, g);
+    test_text(g);
+    test_windows(parser, g, 1000);
+    test_grammars();
+    test_flags();
+    test_disk(g);
     free(parser->now.states);
     free(parser->then.states);
     free(parser);
     free(g);
-    printf("%d passed, %d failed\n", tally.passed, tally.failed);
-    return tally.failed > 0;
+    return tests_end();
 }

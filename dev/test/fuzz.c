@@ -1,0 +1,308 @@
+// fuzz.c: the readers of files against any bytes at all. Whatever they are, a file is refused with a sentence, or what
+// it holds is as the reader promises; anything else ends the program.
+//
+// Three targets, one per compilation: -DFUZZ_JSON, -DFUZZ_SAFETENSORS, -DFUZZ_SHARD. With libFuzzer (make fuzz):
+//
+//   clang -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -DFUZZ_JSON -DFUZZ_LIBFUZZER
+//         -I. dev/test/fuzz.c -o build/fuzz_json -lm -pthread
+//   build/fuzz_json -max_total_time=600 build/seeds/json
+//
+// Without -DFUZZ_LIBFUZZER it is a program that replays the files on its command line, with any compiler. Of shards it
+// also makes seeds (--seeds DIRECTORY), and without arguments it tries 20,000 damaged copies of them.
+//
+// The input is the file, which exists only in memory (memfd), so the targets run on Linux alone.
+
+#include "llmtrain/data.h"
+#include "llmtrain/safetensors.h"
+
+#include <sys/mman.h>
+
+static void promise(bool kept, const char* what) {
+    if (kept) return;
+    fprintf(stderr, "fuzz: broken promise: %s\n", what);
+    abort();
+}
+
+static inline int memory_file(char path[64], const uint8_t* data, size_t bytes) {
+    int file = memfd_create("fuzz", MFD_CLOEXEC);
+    promise(file >= 0 && write(file, data, bytes) == (ssize_t)bytes, "a file in memory");
+    snprintf(path, 64, "/proc/self/fd/%d", file);
+    return file;
+}
+
+#if defined(FUZZ_JSON)
+
+// Writes a node as it was read; numbers as double, so that the second text is the first one's canonical form.
+static void write_node(JsonWriter* w, const Json* json, uint32_t node) {
+    double number = 0;
+    bool truth = false;
+    uint64_t u = 0;
+    int64_t i = 0;
+    char text[64];
+    const JsonNode* n = &json->nodes[node];
+    switch (n->type) {
+        case JSON_NULL: json_write_raw(w, "null"); break;
+        case JSON_FALSE: case JSON_TRUE:
+            promise(json_bool(json, node, &truth) && truth == (n->type == JSON_TRUE), "a truth value is read");
+            json_write_bool(w, truth);
+            break;
+        case JSON_NUMBER:
+            promise(json_number(json, node, &number) && isfinite(number), "a number is read, and finite");
+            if (json_u64(json, node, &u)) promise((double)u == number, "the unsigned integer is the number");
+            if (json_i64(json, node, &i)) promise((double)i == number, "the integer is the number");
+            json_write_number(w, number);
+            break;
+        case JSON_STRING:
+            promise(json->text[n->start + n->bytes] == 0, "a string ends in zero");
+            if (json_string(json, node, text, sizeof text)) promise(strlen(text) == n->bytes, "a string is whole");
+            json_write_string(w, json->text + n->start);
+            break;
+        case JSON_ARRAY: case JSON_OBJECT: {
+            bool object = n->type == JSON_OBJECT;
+            uint32_t count = 0;
+            json_write_begin(w, object ? '{' : '[');
+            for (uint32_t child = json_first(json, node); child != JSON_NONE; child = json_next(json, child)) {
+                promise(child > node && child < json->count, "the elements follow their container");
+                promise(json->nodes[child].parent == node, "an element knows its container");
+                const char* key = json_key(json, child);
+                bool whole = strlen(key) == json->nodes[child].key_bytes;  // no zero byte in it
+                if (object && whole) promise(json_get(json, node, key) == child, "a member is found by its name");
+                count++;
+                if (object && !whole) continue;  // cut at its zero byte the name might be another's
+                if (object) json_write_key(w, key);
+                write_node(w, json, child);
+            }
+            promise(count == n->count, "the number of elements");
+            json_write_end(w, object ? '}' : ']');
+            break;
+        }
+    }
+}
+
+static void fuzz_one(const uint8_t* data, size_t bytes) {
+    Error error;
+    Json json, again;
+    JsonWriter first, second;
+    memset(&first, 0, sizeof first);
+    memset(&second, 0, sizeof second);
+    error.text[0] = 0;
+    if (!json_parse(&json, (const char*)data, bytes, "input", &error)) {
+        promise(error.text[0] != 0, "a refusal has a reason");
+        promise(json.text == NULL && json.nodes == NULL && json.slots == NULL, "a refusal leaves nothing to free");
+        return;
+    }
+    write_node(&first, &json, 0);
+    promise(json_write_done(&first, &error), "what was read can be written");
+    promise(json_parse(&again, first.text, first.bytes, "second", &error), "what was written can be read");
+    write_node(&second, &again, 0);
+    promise(second.bytes == first.bytes && memcmp(first.text, second.text, first.bytes) == 0, "and is the same");
+    json_writer_free(&first);
+    json_writer_free(&second);
+    json_free(&json);
+    json_free(&again);
+}
+
+#elif defined(FUZZ_SAFETENSORS)
+
+static void fuzz_one(const uint8_t* data, size_t bytes) {
+    Error error;
+    SafetensorsFile f;
+    char path[64];
+    int memory = memory_file(path, data, bytes);
+    error.text[0] = 0;
+    if (!safetensors_open(&f, path, &error)) {
+        promise(error.text[0] != 0, "a refusal has a reason");
+        promise(f.file == -1 && f.header.tensors == NULL, "a refusal leaves nothing to close");
+        close(memory);
+        return;
+    }
+    size_t total = 0;
+    for (size_t i = 0; i < f.header.count; i++) {
+        const SafetensorsTensor* tensor = &f.header.tensors[i];
+        promise(safetensors_find(&f, tensor->name) == tensor, "a tensor is found by its name");
+        promise(tensor->offset == total, "the data lie one after the other");
+        promise(total + tensor->bytes + f.data_start <= bytes, "the data lie in the file");
+        char* buffer = (char*)malloc(tensor->bytes + 1);
+        uint64_t hash = 0;
+        promise(safetensors_read(&f, tensor, buffer, tensor->bytes, &hash, &error), "a tensor is read");
+        promise(tensor->bytes == 0 || memcmp(buffer, data + f.data_start + total, tensor->bytes) == 0, "and is right");
+        promise(hash == hash_bytes(buffer, tensor->bytes), "and its checksum");
+        promise(!safetensors_read_range(&f, tensor, tensor->bytes, 1, buffer, &error), "nothing lies past its end");
+        free(buffer);
+        total += tensor->bytes;
+    }
+    promise(f.data_start + total == bytes, "the data cover the file");
+    safetensors_close(&f);
+    close(memory);
+}
+
+#elif defined(FUZZ_SHARD)
+
+// Three bytes of the header that the reader ignores steer the test: at 512 the sequence length; at 513, when odd, the
+// count is made to match the size, so that most inputs get past that check; at 514, when it is a multiple of 16, the
+// loader is run too.
+enum { STEER_T = 512, STEER_COUNT = 513, STEER_LOADER = 514 };
+
+static void promise_sentence(const Error* error) {
+    size_t length = strnlen(error->text, sizeof error->text);
+    promise(length > 10 && length < sizeof error->text, "a refusal without a sentence");
+}
+
+static void promise_batch(const int32_t* tokens, const int32_t* targets, int32_t vocabulary, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        promise(tokens[i] >= 0 && tokens[i] < vocabulary, "a token outside the vocabulary");
+        promise(targets[i] >= -1 && targets[i] < vocabulary, "a target outside the vocabulary");
+    }
+}
+
+// Reads all windows, as validation and training do.
+static void walk(const Dataset* dataset, size_t T, bool with_loader) {
+    enum { B = 2, MOST = 64 };
+    int32_t tokens[B * MOST], targets[B * MOST];
+    Error error;
+    int32_t vocabulary = dataset->vocabulary > 0 ? dataset->vocabulary : 50257;
+    size_t count = dataset->shards->count;
+    if (!dataset_suffices(dataset, T, &error)) {
+        promise(count < T + 1, "a text that is long enough is refused");
+        promise_sentence(&error);
+        return;
+    }
+    for (size_t i = 0; i < dataset_windows(dataset, T, T / 2); i += B) {
+        if (dataset_batch(tokens, targets, dataset, i, vocabulary, B, T, T / 2, &error))
+            promise_batch(tokens, targets, vocabulary, B * T);
+        else promise_sentence(&error);
+    }
+    for (uint64_t sample = 0; sample < 2 * dataset_samples(dataset, T); sample++) {
+        Window window = dataset_sample(dataset, 1, sample, T);
+        promise(window.shard == 0 && window.start < count && T < count - window.start, "a window leaves its shard");
+        if (window_read(tokens, targets, dataset, window, vocabulary, T, &error))
+            promise_batch(tokens, targets, vocabulary, T);
+        else promise_sentence(&error);
+    }
+    if (!with_loader) return;
+    Loader loader;
+    promise(loader_open(&loader, dataset, vocabulary, 1, 0, 1, B, T, &error), "no loader");
+    promise(loader_start(&loader, 0, &error), "no thread");
+    for (int i = 0; i < 4; i++) {
+        if (loader_next(&loader, tokens, targets, &error)) promise_batch(tokens, targets, vocabulary, B * T);
+        else promise_sentence(&error);
+    }
+    loader_close(&loader);
+}
+
+static void fuzz_one(const uint8_t* data, size_t bytes) {
+    char path[64];
+    Dataset dataset;
+    Error error;
+    int file = memory_file(path, data, bytes);
+    size_t T = bytes > STEER_T ? data[STEER_T] % 64 + 1 : 1;
+    if (bytes >= sizeof(ShardHeader) && data[STEER_COUNT] % 2 == 1) {
+        ShardHeader header;
+        memcpy(&header, data, sizeof header);
+        header.count_low = (uint32_t)((bytes - sizeof header) / (header.magic == SHARD_MAGIC_32 ? 4 : 2));
+        header.count_high = 0;
+        promise(pwrite(file, &header, sizeof header, 0) == (ssize_t)sizeof header, "no file in memory");
+    }
+    if (dataset_open(&dataset, path, &error)) {
+        const Shard* shard = dataset.shards;
+        promise(shard->count * shard->token_bytes + sizeof(ShardHeader) == bytes, "a wrong size is accepted");
+        promise(shard->vocabulary >= 0 && shard->entropy_floor >= 0, "a wrong header is accepted");
+        walk(&dataset, T, data[STEER_LOADER] % 16 == 0);
+        dataset_close(&dataset);
+    } else {
+        promise_sentence(&error);
+    }
+    close(file);
+}
+
+#ifndef FUZZ_LIBFUZZER
+
+enum { SEEDS = 8, SEED_BYTES = 1600, REPLAYS = 20000 };
+
+// Good shards: both widths, with and without vocabulary and entropy. Returns the bytes.
+static size_t make_seed(uint8_t* data, size_t number) {
+    ShardHeader header;
+    bool wide = number % 2 == 1;
+    size_t bytes = SEED_BYTES - 64 * number;
+    memset(&header, 0, sizeof header);
+    header.magic = wide ? SHARD_MAGIC_32 : SHARD_MAGIC_16;
+    header.version = wide ? SHARD_VERSION_32 : SHARD_VERSION_16;
+    header.count_low = (uint32_t)((bytes - sizeof header) / (wide ? 4 : 2));
+    header.vocabulary = number % 4 < 2 ? 0 : 256;
+    header.entropy_floor = number % 8 < 4 ? 0 : 1.5;
+    memcpy(data, &header, sizeof header);
+    for (size_t i = sizeof header; i < bytes; i++) data[i] = i % (wide ? 4 : 2) == 0 ? (uint8_t)(7 * i) : 0;
+    data[STEER_T] = (uint8_t)(3 + 9 * number);
+    data[STEER_LOADER] = (uint8_t)number;
+    return bytes;
+}
+
+static int write_seeds(const char* folder) {
+    uint8_t data[SEED_BYTES];
+    Error error;
+    for (size_t i = 0; i < SEEDS; i++) {
+        char path[4096];
+        snprintf(path, sizeof path, "%.4000s/seed_%zu.bin", folder, i);
+        if (file_write_atomic(path, data, make_seed(data, i), &error)) continue;
+        fprintf(stderr, "fuzz: %s\n", error.text);
+        return 1;
+    }
+    return 0;
+}
+
+// Copies of the seeds with up to four changes: a byte, a bit or a word of the header, or a cut.
+static void replay_damaged(size_t count) {
+    uint8_t data[SEED_BYTES];
+    const uint32_t words[8] = {0, 1, 0x7fffffff, 0x80000000, 0xffffffff, 0x7ff80000, 0x7ff00000, 65537};
+    for (size_t i = 0; i < count; i++) {
+        size_t bytes = make_seed(data, i % SEEDS);
+        for (size_t change = 0; change < i / SEEDS % 5; change++) {
+            Random4 r = random4(1, RANDOM_TEST, i, change);
+            size_t place = r.bits[1] % (r.bits[0] & 8 ? sizeof(ShardHeader) : bytes);
+            if (r.bits[0] % 4 == 0) data[place] = (uint8_t)r.bits[2];
+            if (r.bits[0] % 4 == 1) data[place] ^= (uint8_t)(1 << r.bits[2] % 8);
+            if (r.bits[0] % 4 == 2) memcpy(data + r.bits[1] % 8 * 4, &words[r.bits[2] % 8], 4);
+            if (r.bits[0] % 4 == 3 && r.bits[2] % 4 == 0 && change + 1 == i / SEEDS % 5) bytes = place;
+        }
+        fuzz_one(data, bytes);
+    }
+}
+
+#endif
+
+#else
+#error "compile with -DFUZZ_JSON, -DFUZZ_SAFETENSORS or -DFUZZ_SHARD"
+#endif
+
+#if defined(FUZZ_LIBFUZZER)
+
+int LLVMFuzzerTestOneInput(const uint8_t* data, size_t bytes);
+int LLVMFuzzerTestOneInput(const uint8_t* data, size_t bytes) {
+    fuzz_one(data, bytes);
+    return 0;
+}
+
+#else
+
+int main(int count, char** words) {
+    Error error;
+#if defined(FUZZ_SHARD)
+    if (count == 3 && strcmp(words[1], "--seeds") == 0) return write_seeds(words[2]);
+    if (count == 1) replay_damaged(REPLAYS);
+    if (count == 1) printf("%d shards read or refused\n1 passed, 0 failed\n", REPLAYS);
+#endif
+    for (int i = 1; i < count; i++) {
+        char* data;
+        size_t bytes;
+        if (!file_read(words[i], (size_t)1 << 30, &data, &bytes, &error)) {
+            fprintf(stderr, "fuzz: %s\n", error.text);
+            return 1;
+        }
+        fuzz_one((const uint8_t*)data, bytes);
+        free(data);
+        printf("%s: no promise broken\n", words[i]);
+    }
+    return 0;
+}
+
+#endif
