@@ -751,7 +751,8 @@ static inline void swiglu_backward(floatX* din, const floatX* dout, const floatX
 // 6. Fused matmuls
 //
 // Defines: matmul_gelu_forward, matmul_gelu_backward_input.
-// Needs: llmtrain/types.h, llmtrain/blocks.cuh, llmtrain/base.h, llmtrain/matmul.cuh, section 5.
+// Needs: llmtrain/types.h, llmtrain/blocks.cuh, llmtrain/base.h, llmtrain/dtypes.h, llmtrain/matmul.cuh,
+// section 5.
 //
 // Two kernels unless the library has one for both, which then reads or writes (M, N) once less.
 
@@ -1230,7 +1231,8 @@ static inline void optimizer_update(floatX* params, float* master_weights, float
 // 14. Scratch
 //
 // Defines: scratch_bytes.
-// Needs: llmtrain/types.h, llmtrain/blocks.cuh, llmtrain/base.h, llmtrain/matmul.cuh, sections 1, 2 and 10.
+// Needs: llmtrain/types.h, llmtrain/blocks.cuh, llmtrain/base.h, llmtrain/dtypes.h, llmtrain/matmul.cuh,
+// sections 1, 2 and 10.
 
 // Bytes that are enough for every operation on N rows of C channels.
 static inline size_t scratch_bytes(size_t N, size_t C) {

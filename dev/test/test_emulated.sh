@@ -41,6 +41,10 @@ begin
 once sh dev/emulator/test.sh "$build/emulator" $cuda_include
 end "emulator: kernels, PTX, memory, streams, planted bugs"
 begin
+# shellcheck disable=SC2086  # several words
+once sh dev/test/copy.sh "$build" $cuda_include
+end "operations copied into empty folders"
+begin
 once "$build/test_cublaslt"
 once env EMULATE_STREAMS=delayed "$build/test_cublaslt"
 end "emulator: cuBLASLt"

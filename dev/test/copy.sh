@@ -1,0 +1,126 @@
+# copy.sh BUILD [CUDA_INCLUDE_FLAGS...]: shows that an operation can leave. Each header below, and each section of
+# kernels.cuh, is copied into an empty folder with what its first lines name after "Needs:", and nothing else. There a
+# program of copied.cu that calls it must compile with nvcc for sm_80, sm_90a and sm_100 (skipped where there is no nvcc),
+# and with the emulator, where it runs and checks the results. The last line is `N passed, N failed`.
+set -u
+build=$1
+shift
+repo=$PWD
+includes=${*:--isystem $repo/dev/emulator/standins}
+nvcc=$(command -v "${NVCC:-nvcc}")
+[ -n "$nvcc" ] || echo "skipped nvcc: there is none here"
+rm -rf "$build/copy"
+mkdir -p "$build/copy/root" || exit 1
+work=$(cd "$build/copy" && pwd)
+ln -s "$repo/dev" "$work/root/dev"  # of the emulator, which matmul.cuh includes by that name
+"${CC:-cc}" -std=c11 -O1 dev/emulator/translate.c -o "$work/translate" || exit 1
+
+# What the file names from "// Needs:" to the next line that ends with a full stop: headers, and numbers of sections.
+needs() { sed -n '/^\/\/ Needs:/,/\.$/p' "$1"; }
+headers() { needs "$1" | grep -o 'llmtrain/[a-z0-9_]*\.[a-z]*'; }
+sections() { needs "$1" | sed -n 's/.*sections* \(.*\)\.$/\1/p' | grep -o '[0-9]*'; }
+
+# Section NUMBER of kernels.cuh, cut out by its rule lines.
+section() {
+    awk -v title="// $1. " '/^\/\/ ------/ { rule = 1; on = 0; next }
+                            rule { rule = 0; on = index($0, title) == 1 }
+                            /^#endif  \/\/ LLMTRAIN_KERNELS_CUH/ { on = 0 }
+                            on' kernels.cuh
+}
+
+# take FOLDER HEADER...: copies the headers, and includes them in piece.h.
+take() {
+    folder=$1
+    shift
+    mkdir -p "$folder/llmtrain"
+    for header in "$@"; do
+        cp "$header" "$folder/$header"
+        echo "#include \"$header\"" >> "$folder/piece.h"
+    done
+}
+
+# piece NAME SOURCE: makes the folder NAME; SOURCE is a header or the number of a section.
+piece() {
+    folder=$work/$1
+    mkdir -p "$folder"
+    cp dev/test/copied.cu "$folder"
+    if [ -f "$2" ]; then
+        # shellcheck disable=SC2046  # several words
+        take "$folder" $(headers "$2") "$2"
+        return
+    fi
+    section "$2" > "$folder/section.cuh"
+    for number in $(sections "$folder/section.cuh"); do section "$number" > "$folder/section-$number.cuh"; done
+    # shellcheck disable=SC2046
+    take "$folder" $(headers "$folder/section.cuh")
+    for file in "$folder"/section-*.cuh "$folder/section.cuh"; do
+        [ -f "$file" ] && echo "#include \"$(basename "$file")\"" >> "$folder/piece.h"
+    done
+}
+
+# check NAME: compiles the folder's program and runs it. A line, and what the compiler says, go to its `result`.
+check() {
+    cd "$work/$1" || exit 1
+    define=-DPRECISION_BF16\ -DPIECE_$1
+    {
+        if [ -n "$nvcc" ]; then
+            # shellcheck disable=SC2086
+            "$nvcc" -std=c++17 -c -o /dev/null -fdevice-syntax-only -Werror all-warnings -Xcompiler -Wall,-Wextra,-fopenmp \
+                -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90a,code=sm_90a \
+                -gencode arch=compute_100,code=sm_100 -I. $define copied.cu && echo "passed nvcc" || echo "failed nvcc"
+        fi
+        if [ "$1" = KERNELS_CPU ]; then
+            # shellcheck disable=SC2086
+            "${CC:-cc}" -std=c11 -O1 -Wall -Wextra -Werror -Wno-unknown-pragmas -I. $define -x c copied.cu -o program -lm -pthread
+        else
+            mkdir -p emulated/llmtrain
+            for file in copied.cu piece.h section*.cuh llmtrain/*; do
+                [ -f "$file" ] && "$work/translate" "$file" > "emulated/$file"
+            done
+            # shellcheck disable=SC2086
+            "${CXX:-g++}" -std=c++17 -O0 -fno-strict-aliasing -Wall -Wextra -Werror -Wno-unknown-pragmas -pthread -DLLMTRAIN_CUDA \
+                $define -Iemulated -I"$repo/dev/emulator" -I"$work/root" $includes -x c++ emulated/copied.cu -o program -ldl
+        fi && ./program && echo "passed run" || echo "failed run"
+    } > result 2>&1
+}
+
+piece ATTENTION llmtrain/attention.cuh
+piece MATMUL llmtrain/matmul.cuh
+piece KERNELS_CPU kernels_cpu.h
+names="ATTENTION MATMUL KERNELS_CPU"
+for number in $(sed -n 's/^\/\/ \([0-9]*\)\. .*/\1/p' kernels.cuh); do
+    title=$(sed -n "s/^\/\/ $number\. //p" kernels.cuh | sed 's/ matmuls$//; s/ and /_AND_/; s/[, ]\{1,\}/_/g' | tr '[:lower:]' '[:upper:]')
+    piece "$title" "$number"
+    names="$names $title"
+done
+
+# As many at a time as there are processors.
+slots=$(nproc 2> /dev/null || echo 1)
+running=0
+for name in $names; do
+    check "$name" &
+    running=$((running + 1))
+    [ "$running" -lt "$slots" ] && continue
+    wait
+    running=0
+done
+wait
+
+passed=0
+failed=0
+for name in $names; do
+    good=$(grep -c '^passed ' "$work/$name/result")
+    bad=$(grep -c '^failed ' "$work/$name/result")
+    passed=$((passed + good))
+    failed=$((failed + bad))
+    echo "$([ "$bad" -eq 0 ] && echo ok || echo FAILED) $name, with $(ls "$work/$name/llmtrain" | tr '\n' ' ')"
+    [ "$bad" -eq 0 ] || grep -v '^passed' "$work/$name/result" | head -n 20
+done
+
+# Attention must not drag the runtime along.
+lines=$(cat "$work/ATTENTION/llmtrain/"* | wc -l)
+own=$(wc -l < llmtrain/attention.cuh)
+if [ $((lines - own)) -le 300 ]; then passed=$((passed + 1)); else failed=$((failed + 1)); fi
+echo "the headers that attention.cuh needs have $((lines - own)) lines, at most 300"
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]
