@@ -327,7 +327,7 @@ enum { READ_COUNT = sizeof SIGNALS_READ / sizeof(int), IGNORED_COUNT = sizeof SI
 // A rank as the supervisor sees it.
 typedef struct {
     Heartbeat seen;   // the last that was read
-    double still_ms;  // since it changed
+    double still_ms;  // since it changed, at read_ms
     char state;       // Process.state
     int end;          // a pidfd, readable when the rank has ended; -1: none
     double ended_ms;  // when its end was seen; 0: it runs
@@ -542,7 +542,7 @@ static void supervise_read_ranks(Supervisor* s) {
             if (!exists || p.state == 'Z' || p.state == 'X') rank_has_ended(view, now, p.status);
         }
         Heartbeat h = heartbeat_read(&slots[i]);  // after the process, so that the last one of a dead rank is read
-        view->still_ms = h.counter == view->seen.counter ? view->still_ms + passed : 0;
+        view->still_ms = h.counter == view->seen.counter ? view->still_ms + passed : now - now_ms();
         view->seen = h;
         if (h.phase == HEARTBEAT_SETUP || h.step <= s->best_step) continue;
         s->best_step = h.step;
