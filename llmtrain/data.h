@@ -1,28 +1,26 @@
-// data.h: from text to batches.
+// data.h: token shards as a dataset, and the batches that training and validation take from it.
 //
-//   1. shards     the file format of tokens: writing, opening
+//   1. shards     the file format of tokens, and how it is opened; data/shards.h writes it
 //   2. dataset    a set of shards, or tokens in memory
 //   3. order      which tokens sample number i is: a pure function, no shuffle arrays
-//   4. loader     the batches of one rank, made ahead by a thread
+//   4. loader     the batches of one rank, prefetched by a thread
 //   5. tokenizer  text to tokens and back
-//
-// In use:
 //
 //   Dataset dataset;
 //   Loader loader;
-//   if (!dataset_open(&dataset, "data/x_train_*.bin", &error)) ...
-//   if (!loader_open(&loader, &dataset, vocabulary, seed, rank, world, B, T, &error)) ...
-//   if (!loader_start(&loader, samples_consumed, &error)) ...
-//   while (...) if (!loader_next(&loader, tokens, targets, &error)) ...
-//   loader_close(&loader);
-//   dataset_close(&dataset);
+//   bool ok = dataset_open(&dataset, "data/x_train_*.bin", &error) &&
+//             loader_open(&loader, &dataset, vocabulary, seed, rank, world, B, T, &error) &&
+//             loader_start(&loader, samples_consumed, &error);
+//   while (ok && ...) ok = loader_next(&loader, tokens, targets, &error);
 //
-// The state of the data in a run is one number, the samples consumed: start the loader with it and the run goes on.
+// The state of the data in a run is one number, the samples consumed: a loader that starts with it continues the run.
+// The order of samples is the same for any batch size and number of ranks. Every token is checked against the vocabulary
+// before it leaves this file. Tokens are not downloaded, mixed or weighted here: a dataset is one set of equal shards.
 
 #ifndef LLMTRAIN_DATA_H
 #define LLMTRAIN_DATA_H
 
-#include "files.h"
+#include "files.h"  // opening and reading; and from base.h Error, random4, hashes
 
 #include <assert.h>
 #include <glob.h>
@@ -32,13 +30,13 @@
 // ------------------------------------------------------------------------------------------------
 // 1. Shards
 //
-// A shard is a header of 1,024 bytes and then tokens, 2 or 4 bytes each: the format of llm.c, so shards made for it
-// work here and ours work there. Three of the fields that llm.c leaves zero are ours; zero means unknown.
+// A shard is a header of 1,024 bytes and then tokens of 2 or 4 bytes each: the format of llm.c, so its shards work here
+// and ours work there. Three of the fields that llm.c leaves zero are ours; zero means unknown.
 //
-// A shard is mapped, not read: opening costs nothing, the pages are shared by all ranks of a machine, and no file
-// stays open. The price is that a mapped file must not shrink, as touching a page that is gone kills the process
-// (SIGBUS). So the size is looked up before every window, and a file that has changed is an error with a sentence; what
-// is left is a disk that fails, and a cut within the microseconds between the look and the copy.
+// A shard is mapped, not read: opening takes no time, the ranks of a machine share the pages, and no file stays open. But
+// a mapped file must not shrink: access to a page that is gone kills the process (SIGBUS). So the size is checked before
+// every window, and a changed file is an error. What remains is a failing disk, and a file that is cut in the microseconds
+// between check and copy.
 
 #define SHARD_MAGIC_16 20240520  // tokens are uint16
 #define SHARD_VERSION_16 1
@@ -52,7 +50,7 @@ typedef struct {
     int32_t vocabulary;    // ours: every token is below it; 0 = unknown
     uint32_t count_high;   // ours: upper 32 bits
     int32_t unused;
-    double entropy_floor;  // ours: entropy of the text's source in nats per token, which no model beats; 0 = unknown
+    double entropy_floor;  // ours: the loss of the text's true source, in nats per token; 0 = unknown
     int32_t unused_too[248];
 } ShardHeader;
 static_assert(sizeof(ShardHeader) == 1024, "the header of a shard is int32[256]");
@@ -73,10 +71,10 @@ static inline uint32_t shard_token(const Shard* shard, size_t position) {
     return ((const uint32_t*)shard->tokens)[position];
 }
 
-// NaN is not; the bound is far above the logarithm of any vocabulary.
+// False for NaN. The bound is far above the logarithm of any vocabulary.
 static inline bool entropy_is_possible(double nats) { return nats >= 0 && nats <= 100; }
 
-// Fills in all that the header tells of the shard, and refuses what the writer (data/shards.h) would not write.
+// Fills in what the header says of the shard, and refuses what the writer (data/shards.h) would not write.
 static inline bool shard_read_header(Shard* shard, const ShardHeader* header, uint64_t file_bytes, Error* error) {
     const char* path = shard->path;
     bool is_16 = header->magic == SHARD_MAGIC_16;
@@ -139,7 +137,7 @@ static inline bool shard_open(Shard* shard, const char* path, Error* error) {
     return ok;
 }
 
-// False when the file is no longer of the size that was mapped. A file that was removed or renamed stays mapped.
+// False if the file no longer has the size that was mapped. A file that was removed or renamed stays mapped.
 static inline bool shard_is_whole(const Shard* shard, Error* error) {
     struct stat status;
     if (!shard->mapping || stat(shard->path, &status) != 0) return true;
@@ -184,10 +182,10 @@ static inline void dataset_close(Dataset* dataset) {
     memset(dataset, 0, sizeof *dataset);
 }
 
-// Takes vocabulary and floor from the shards, which must agree.
+// Takes the vocabulary and the entropy floor from the shards, which must agree.
 static inline bool dataset_summarise(Dataset* dataset, Error* error) {
     double tokens = 0, nats = 0;
-    bool floor_known = true;
+    bool entropy_known = true;
     const Shard* stated = NULL;  // the first shard that states a vocabulary
     for (size_t i = 0; i < dataset->shard_count; i++) {
         const Shard* shard = &dataset->shards[i];
@@ -198,12 +196,12 @@ static inline bool dataset_summarise(Dataset* dataset, Error* error) {
             return fail(error, "%s has a vocabulary of %d, but %s of %d; give shards of one tokenizer", stated->path,
                         stated->vocabulary, shard->path, shard->vocabulary);
         if (!stated && shard->vocabulary != 0) stated = shard;
-        floor_known = floor_known && (shard->entropy_floor > 0 || shard->count == 0);
+        entropy_known = entropy_known && (shard->entropy_floor > 0 || shard->count == 0);
         nats += shard->entropy_floor * (double)shard->count;
         tokens += (double)shard->count;
     }
     dataset->vocabulary = stated ? stated->vocabulary : 0;
-    dataset->entropy_floor = floor_known && tokens > 0 ? nats / tokens : 0;
+    dataset->entropy_floor = entropy_known && tokens > 0 ? nats / tokens : 0;
     return true;
 }
 
@@ -221,8 +219,8 @@ static inline bool dataset_open_paths(Dataset* dataset, char** paths, size_t cou
     return dataset_summarise(dataset, error);
 }
 
-// All files that match the pattern of a shell (*, ?, [...]), sorted by the bytes of their names whatever the locale, as
-// the order of the shards is part of the order of the samples. After a failure there is nothing to close.
+// Opens all files that match a shell pattern (*, ?, [...]), sorted by the bytes of their names in any locale, since the
+// order of the shards is part of the order of the samples. After a failure there is nothing to close.
 static inline bool dataset_open(Dataset* dataset, const char* pattern, Error* error) {
     memset(dataset, 0, sizeof *dataset);
     glob_t found;
@@ -230,13 +228,13 @@ static inline bool dataset_open(Dataset* dataset, const char* pattern, Error* er
     int result = glob(pattern, GLOB_NOSORT, NULL, &found);
     bool ok = false;
     char* literal = (char*)pattern;
-    if (result == GLOB_NOMATCH && access(pattern, F_OK) == 0) {  // the name of a file that has a bracket in it
+    if (result == GLOB_NOMATCH && access(pattern, F_OK) == 0) {  // a file with a bracket in its name
         ok = dataset_open_paths(dataset, &literal, 1, error);
     } else if (result == GLOB_NOMATCH) {
         fail(error, "no file matches '%s'; check the name, or make token shards of a text with tokenize", pattern);
     } else if (result != 0) {
         fail(error, "cannot list the files that match '%s': %s", pattern,
-             result == GLOB_NOSPACE ? "out of memory" : "a folder cannot be read");
+             result == GLOB_NOSPACE ? "out of memory" : "a directory cannot be read");
     } else {
         qsort(found.gl_pathv, found.gl_pathc, sizeof(char*), dataset_compare_names);
         ok = dataset_open_paths(dataset, found.gl_pathv, found.gl_pathc, error);
@@ -246,7 +244,8 @@ static inline bool dataset_open(Dataset* dataset, const char* pattern, Error* er
     return ok;
 }
 
-// Tokens of 2 or 4 bytes (uint16_t, or int32_t and not negative) that stay the caller's and must outlive the dataset.
+// A dataset of tokens of 2 or 4 bytes (uint16_t, or int32_t and not negative). The caller keeps them, at least as long as
+// the dataset.
 static inline bool dataset_from_memory(Dataset* dataset, const void* tokens, size_t token_bytes, size_t count,
                                        Error* error) {
     memset(dataset, 0, sizeof *dataset);
@@ -269,17 +268,17 @@ static inline bool dataset_from_memory(Dataset* dataset, const void* tokens, siz
 // ------------------------------------------------------------------------------------------------
 // 3. Order
 //
-// A window is T + 1 successive tokens of one shard: the inputs, and the same shifted by one, the targets.
+// A window is T + 1 consecutive tokens of one shard: the inputs, and shifted by one the targets.
 //
-// Training walks samples 0, 1, 2, ... without end. Of a shard with n tokens an epoch takes n/T - 1 windows (but one, if
-// T + 1 <= n < 2T), side by side. The first begins at the epoch's phase, drawn from all starts that leave room for the
-// windows: so every epoch cuts the text at other places, and no token is out of reach. The windows of all shards are
-// visited in the order of a keyed permutation. All of it is a function of (dataset, T, seed, sample number): it does
-// not depend on the batch size or the number of ranks, and can begin anywhere.
+// Training takes samples 0, 1, 2, ... without end. From a shard of n tokens an epoch takes n/T - 1 adjacent windows (one
+// window if T + 1 <= n < 2T). The first begins at the epoch's phase, drawn from all starts that leave room for the
+// windows, so every epoch cuts the text at other positions and reaches every token in some epoch. A keyed permutation
+// orders the windows of all shards. All of this is a function of (dataset, T, seed, sample number): it does not depend on
+// the batch size or the number of ranks, and can begin with any sample.
 //
-// Validation walks every shard from its first token on, in windows that share `overlap` < T tokens with the one before:
-// context only, since those were scored there. A token is then scored with at least `overlap` tokens before it. What
-// does not fill a last window is left out.
+// Validation takes every shard from its first token on, in windows that share `overlap` < T tokens with the one before.
+// These are context only, as the window before scored them, so a token is scored with at least `overlap` tokens before
+// it. The tokens that do not fill a last window are left out.
 
 typedef struct {
     size_t shard;
@@ -289,11 +288,11 @@ typedef struct {
 #define ORDER_ROUNDS 8
 #define ORDER_PHASE 0xffffffffull  // the random number of an epoch that is its phase
 
-// A permutation of [0, size) for every (seed, epoch); returns the place of `index`. A Feistel network on pairs (left,
-// right) of numbers below `side`, side^2 >= size, with Philox as its round function; results outside [0, size) are sent
-// through again until one is inside ("Ciphers with Arbitrary Finite Domains", Black and Rogaway, 2002). The side is
-// even: an odd one would make all rounds permutations of one parity, and a small set would favour some of its orders.
-// Size up to 2^57, where the counter of a round would meet that of the phase.
+// A permutation of [0, size) for every (seed, epoch); returns the image of `index`. A Feistel network on pairs (left,
+// right) of numbers below `side`, side^2 >= size, with Philox as its round function; it is applied again to a result
+// outside [0, size) until one is inside ("Ciphers with Arbitrary Finite Domains", Black and Rogaway, 2002). The side is
+// even: with an odd one all rounds would be permutations of one parity, and a small set would favour some of its orders.
+// Size is at most 2^57: above, the counter of a round could equal that of the phase.
 static inline uint64_t order_permute(uint64_t index, uint64_t seed, uint64_t epoch, uint64_t size) {
     uint64_t side = (uint64_t)sqrt((double)size) / 2 * 2;
     while (side * side < size) side += 2;
@@ -333,32 +332,32 @@ static inline size_t dataset_windows(const Dataset* dataset, size_t T, size_t ov
     return windows;
 }
 
-// False when there is not a single window; ask before any of the functions below.
+// False if the dataset has no window at all. The functions below need one.
 static inline bool dataset_suffices(const Dataset* dataset, size_t T, Error* error) {
     if (T == 0 || T >= (size_t)1 << 31) return fail(error, "a sequence of %zu tokens is impossible", T);
     if (dataset_windows(dataset, T, 0) > 0) return true;
     const Shard* longest = dataset->shards;
     for (size_t i = 1; i < dataset->shard_count; i++)
         if (dataset->shards[i].count > longest->count) longest = &dataset->shards[i];
-    return fail(error, "%s holds %zu tokens, and no shard more, but one sequence of %zu needs %zu; give more text or a "
-                "shorter sequence", longest->path, longest->count, T, T + 1);
+    return fail(error, "%s is the longest shard, with %zu tokens, but one sequence of %zu needs %zu; give more text or "
+                "a shorter sequence", longest->path, longest->count, T, T + 1);
 }
 
-// Where training sample number `sample` lies.
+// The window of training sample number `sample`.
 static inline Window dataset_sample(const Dataset* dataset, uint64_t seed, uint64_t sample, size_t T) {
     uint64_t samples = dataset_samples(dataset, T);
     uint64_t epoch = sample / samples;
-    uint64_t place = order_permute(sample % samples, seed, epoch, samples);
+    uint64_t index = order_permute(sample % samples, seed, epoch, samples);
     uint64_t phase = random4(seed, RANDOM_ORDER, epoch, ORDER_PHASE).bits[0];
     Window window = {0, 0};
     const Shard* shard = dataset->shards;
-    for (; place >= shard_samples(shard, T); shard++, window.shard++) place -= shard_samples(shard, T);
+    for (; index >= shard_samples(shard, T); shard++, window.shard++) index -= shard_samples(shard, T);
     uint64_t starts = shard->count - shard_samples(shard, T) * T;  // that leave room for all windows; below 2T
-    window.start = (size_t)(place * T + (phase * starts >> 32));
+    window.start = (size_t)(index * T + (phase * starts >> 32));
     return window;
 }
 
-// Where validation window number `index` lies; index < dataset_windows.
+// Validation window number `index` < dataset_windows.
 static inline Window dataset_window(const Dataset* dataset, size_t index, size_t T, size_t overlap) {
     Window window = {0, 0};
     for (; index >= shard_windows(&dataset->shards[window.shard], T, overlap); window.shard++)
@@ -367,7 +366,7 @@ static inline Window dataset_window(const Dataset* dataset, size_t index, size_t
     return window;
 }
 
-// Copies a window: tokens (T), targets (T). One outside the model's vocabulary is refused: it would read outside the
+// Copies a window: tokens (T), targets (T). Refuses a token outside the model's vocabulary: it would read outside the
 // embedding.
 static inline bool window_read(int32_t* tokens, int32_t* targets, const Dataset* dataset, Window window,
                                int32_t vocabulary, size_t T, Error* error) {
@@ -385,9 +384,9 @@ static inline bool window_read(int32_t* tokens, int32_t* targets, const Dataset*
     return true;
 }
 
-// Validation windows first .. first + B - 1: tokens (B, T), targets (B, T). Targets of -1 are ignored by the
-// classifier: those that the window before has scored, and all of the rows past the last window, which hold token 0. So
-// every token counts once, whatever B and the number of ranks.
+// Validation windows first .. first + B - 1: tokens (B, T), targets (B, T). The classifier ignores targets of -1: those
+// that the window before has scored, and all of the rows past the last window, which hold token 0. So every token counts
+// once, for any B and number of ranks.
 static inline bool dataset_batch(int32_t* tokens, int32_t* targets, const Dataset* dataset, size_t first,
                                  int32_t vocabulary, size_t B, size_t T, size_t overlap, Error* error) {
     size_t windows = dataset_windows(dataset, T, overlap);
@@ -408,10 +407,10 @@ static inline bool dataset_batch(int32_t* tokens, int32_t* targets, const Datase
 // ------------------------------------------------------------------------------------------------
 // 4. Loader
 //
-// The micro-batches of one rank. Micro-batch i of rank r is global micro-batch g = i * world + r, and holds the B
-// samples from first_sample + g * B on: together the ranks read what one rank alone would. A thread keeps two batches
-// ready, so that disk, page faults and checks are not on the path of training. Slot n % 2 belongs to the thread from
-// the moment that batch n - 2 has been taken until batch n is made, and otherwise to the caller of loader_next.
+// The micro-batches of one rank. Micro-batch i of rank r is global micro-batch g = i * world + r, of the B samples from
+// first_sample + g * B on: together the ranks read what one rank alone would. A thread keeps two batches ready, so
+// training does not wait for the disk, page faults and checks. The thread owns slot n % 2 from the moment that batch n - 2
+// has been taken until batch n is made, and the caller of loader_next at all other times.
 
 typedef struct {
     const Dataset* dataset;
@@ -424,10 +423,10 @@ typedef struct {
     pthread_t thread;
     bool running;            // there is a thread to join
     pthread_mutex_t mutex;   // guards what follows
-    pthread_cond_t changed;  // any of it changed
+    pthread_cond_t changed;  // signals a change of it
     uint64_t made, taken;    // batches since loader_start; taken <= made <= taken + 2
     bool stopping;
-    bool failed;             // batch number `made` could not be made, for the reason in `error`
+    bool failed;             // batch number `made` could not be made; `error` says why
     Error error;
 } Loader;
 
@@ -489,7 +488,7 @@ static inline bool loader_open(Loader* loader, const Dataset* dataset, int32_t v
     return true;
 }
 
-// Ends the thread; loader_start may begin anew, elsewhere.
+// Ends the thread. loader_start can start it again, with another sample.
 static inline void loader_stop(Loader* loader) {
     if (!loader->running) return;
     pthread_mutex_lock(&loader->mutex);
@@ -500,7 +499,7 @@ static inline void loader_stop(Loader* loader) {
     loader->running = false;
 }
 
-// Begins with the given sample: 0, or the samples consumed by all ranks when a run resumes.
+// Starts with the given sample: 0, or the samples that all ranks have consumed when a run resumes.
 static inline bool loader_start(Loader* loader, uint64_t first_sample, Error* error) {
     loader_stop(loader);
     loader->first_sample = first_sample;
@@ -512,8 +511,8 @@ static inline bool loader_start(Loader* loader, uint64_t first_sample, Error* er
     return true;
 }
 
-// The next micro-batch: tokens (B, T), targets (B, T). An error of the thread comes with the batch that it concerns,
-// after the good ones before it.
+// The next micro-batch: tokens (B, T), targets (B, T). An error of the thread is returned with the batch that it concerns,
+// after the good batches before it.
 static inline bool loader_next(Loader* loader, int32_t* tokens, int32_t* targets, Error* error) {
     if (!loader->running) return fail(error, "the loader was asked for a batch before it was started");
     pthread_mutex_lock(&loader->mutex);
@@ -544,7 +543,7 @@ static inline void loader_close(Loader* loader) {
 // ------------------------------------------------------------------------------------------------
 // 5. Tokenizer
 //
-// Text to tokens and back. Bytes need no tables: token = byte, vocabulary 256.
+// Text to tokens and back. For bytes there are no tables: a token is a byte, the vocabulary 256.
 
 typedef enum { TOKENIZER_BYTES } TokenizerKind;
 
@@ -570,7 +569,7 @@ static inline size_t tokenizer_encode(int32_t* tokens, const Tokenizer* tokenize
     return count;
 }
 
-// Returns the number of bytes; text (count * longest) gets no zero at its end. Tokens outside the vocabulary are left
+// Returns the number of bytes; text (count * longest) gets no zero byte at its end. Tokens outside the vocabulary are left
 // out.
 static inline size_t tokenizer_decode(char* text, const Tokenizer* tokenizer, const int32_t* tokens, size_t count) {
     size_t bytes = 0;

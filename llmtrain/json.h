@@ -1,22 +1,34 @@
-// json.h: JSON, a strict reader into a flat array of nodes, and a writer.
+// json.h: JSON: a strict reader into a flat array of nodes, and a writer.
 //
-// Every reader here accepts any bytes at all: what is not right is refused with a sentence, and the memory that a
-// file can make us take is bounded by its size. Nothing here is global; an object is used by one thread at a time.
+//   Json json;
+//   if (!json_parse(&json, text, bytes, "config.json", &error)) ...             nothing to free after a failure
+//   bool ok = json_u64(&json, json_get(&json, 0, "vocab_size"), &vocabulary);   node 0 is the whole text
+//   json_free(&json);
+//
+//   JsonWriter w = {0};
+//   json_write_begin(&w, '{'); json_member_u64(&w, "step", 20); json_write_end(&w, '}');
+//   if (!json_write_done(&w, &error)) ...                                       w.text, w.bytes
+//   json_writer_free(&w);
+//
+// The reader takes any bytes. It refuses a text that is not valid with a sentence that names line and byte, and takes
+// memory in proportion to the text. It changes no value: a number that does not fit the type that is asked for is not
+// read at all. What the writer writes, the reader can read. There is no global state; one thread at a time may use an
+// object.
 
 #ifndef LLMTRAIN_JSON_H
 #define LLMTRAIN_JSON_H
 
-#include "base.h"
+#include "base.h"  // Error, allocate, hashes
 
 // ------------------------------------------------------------------------------------------------
 // Reader
 //
-// The reader follows RFC 8259 to the letter, and refuses what that leaves open: a name twice in one object, more than
+// The reader follows RFC 8259, and refuses what the RFC leaves open: the same name twice in an object, more than
 // JSON_DEPTH_MAX levels, bytes that are not UTF-8, half a surrogate pair, a number beyond the range of double. It works
-// on a copy of the text, in which strings are decoded where they stand: decoding never makes them longer. The copy ends
-// in a zero byte, which no rule of the grammar accepts, so that no step needs to compare with the end.
+// on a copy of the text and decodes strings in place, since decoding never makes them longer. The copy ends in a zero
+// byte, which no rule of the grammar accepts, so no step needs to compare with the end.
 //
-// Nodes lie in the order of the text: the first element of a container is the node after it. A hash table over
+// Nodes are stored in the order of the text: the first element of a container is the node after it. A hash table over
 // (container, name) finds members and duplicates without a search.
 
 #define JSON_NONE 0xFFFFFFFFu            // no such node; every function accepts it as input
@@ -37,7 +49,7 @@ typedef struct {
 typedef struct {
     char* text;         // owned
     JsonNode* nodes;    // owned; node 0 is the whole
-    uint32_t* slots;    // owned; the hash table: node + 1, or 0 where empty
+    uint32_t* slots;    // owned; the hash table: node + 1, or 0 in an empty slot
     uint32_t count;     // nodes
     size_t slot_count;  // a power of two, at least twice the nodes
 } Json;
@@ -45,7 +57,7 @@ typedef struct {
 typedef struct {
     Json* json;
     char* at;             // the next byte to read, in the copy
-    const char* problem;  // what is wrong there
+    const char* problem;  // what is wrong with it
 } JsonReader;
 
 static inline bool json_problem(JsonReader* r, const char* problem) {
@@ -57,7 +69,7 @@ static inline void json_skip_space(JsonReader* r) {
     while (*r->at == ' ' || *r->at == '\t' || *r->at == '\n' || *r->at == '\r') r->at++;
 }
 
-// Length of the UTF-8 character that a zero-terminated text begins with, 0 if it is none (RFC 3629, section 4).
+// Bytes of the UTF-8 character that a zero-terminated text begins with; 0 if it begins with none (RFC 3629, section 4).
 static inline size_t utf8_bytes(const char* text) {
     const unsigned char* p = (const unsigned char*)text;
     if (p[0] < 0x80) return 1;
@@ -144,9 +156,9 @@ static inline bool json_read_number(JsonReader* r, JsonNode* node) {
         good = good && p > exponent;
     }
     if (!good) return json_problem(r, "a value is expected");
-    char* end;  // other than p after leading zeros, and in a locale with a decimal comma: refused rather than misread
+    char* end;  // differs from p after leading zeros, and in a locale with a decimal comma: then refuse, not misread
     double value = strtod(r->at, &end);
-    if (end != p) return json_problem(r, "a number that is not written as in JSON");
+    if (end != p) return json_problem(r, "a number that is not written as JSON writes numbers");
     if (!isfinite(value)) return json_problem(r, "a number beyond the range of double");
     node->start = (uint32_t)(r->at - r->json->text);
     node->bytes = (uint32_t)(p - r->at);
@@ -232,11 +244,11 @@ static inline void json_free(Json* json) {
     memset(json, 0, sizeof *json);
 }
 
-// Reads a text; `what` names it in the message (a path). The caller frees with json_free; after a failure there is
+// Reads a text; `what` names it in messages (a path). The caller frees it with json_free; after a failure there is
 // nothing to free.
 static inline bool json_parse(Json* json, const char* text, size_t bytes, const char* what, Error* error) {
     memset(json, 0, sizeof *json);
-    size_t nodes = 1;  // enough: every value but the first follows one of these, each its own
+    size_t nodes = 1;  // enough: every value but the first follows one of these characters
     for (size_t i = 0; i < bytes; i++) nodes += text[i] == ',' || text[i] == '[' || text[i] == '{';
     if (bytes > JSON_BYTES_MAX || nodes > JSON_NODES_MAX)
         return fail(error, "%.600s: the JSON text is too large (%zu bytes, %zu values); is this the right file?", what,
@@ -288,12 +300,12 @@ static inline uint32_t json_first(const Json* json, uint32_t node) {
 static inline uint32_t json_next(const Json* json, uint32_t node) {
     return node == JSON_NONE ? JSON_NONE : json->nodes[node].next;
 }
-// The name of a member; "" for anything else. It may hold zero bytes (written \u0000) and then is cut there.
+// The name of a member; "" for anything else. A name with a zero byte in it (written \u0000) ends there.
 static inline const char* json_key(const Json* json, uint32_t node) {
     return node == JSON_NONE || json->nodes[node].key_bytes == 0 ? "" : json->text + json->nodes[node].key;
 }
 
-// The values: false, and the output untouched, if the node is absent, of another type, or does not fit.
+// Values. If the node is absent, has another type or does not fit, they return false and leave the output as it was.
 static inline bool json_bool(const Json* json, uint32_t node, bool* value) {
     if (!json_is(json, node, JSON_TRUE) && !json_is(json, node, JSON_FALSE)) return false;
     *value = json->nodes[node].type == JSON_TRUE;
@@ -306,35 +318,22 @@ static inline bool json_number(const Json* json, uint32_t node, double* value) {
     return true;
 }
 
-// Adds up decimal digits; false if there is something else, or more than `largest`.
-static inline bool json_digits(uint64_t* value, const char* text, size_t bytes, uint64_t largest) {
+// An integer: exact, and only if it is written as such, without sign, point or exponent.
+static inline bool json_u64(const Json* json, uint32_t node, uint64_t* value) {
+    if (!json_is(json, node, JSON_NUMBER)) return false;
+    const char* text = json->text + json->nodes[node].start;
     uint64_t sum = 0;
-    for (size_t i = 0; i < bytes; i++) {
+    for (size_t i = 0; i < json->nodes[node].bytes; i++) {
         if (text[i] < '0' || text[i] > '9') return false;
         uint64_t digit = (uint64_t)(text[i] - '0');
-        if (digit > largest || sum > (largest - digit) / 10) return false;
+        if (sum > (UINT64_MAX - digit) / 10) return false;
         sum = sum * 10 + digit;
     }
     *value = sum;
     return true;
 }
 
-// Integers: exact, and only if written as such, without point or exponent.
-static inline bool json_u64(const Json* json, uint32_t node, uint64_t* value) {
-    if (!json_is(json, node, JSON_NUMBER)) return false;
-    return json_digits(value, json->text + json->nodes[node].start, json->nodes[node].bytes, UINT64_MAX);
-}
-static inline bool json_i64(const Json* json, uint32_t node, int64_t* value) {
-    if (!json_is(json, node, JSON_NUMBER)) return false;
-    const char* text = json->text + json->nodes[node].start;
-    bool minus = *text == '-';
-    uint64_t size;
-    if (!json_digits(&size, text + minus, json->nodes[node].bytes - minus, (uint64_t)INT64_MAX + minus)) return false;
-    *value = !minus || size == 0 ? (int64_t)size : -(int64_t)(size - 1) - 1;
-    return true;
-}
-
-// Copies a string and its zero byte; false also if it is longer than size - 1 or holds a zero byte itself.
+// Copies a string and a zero byte; also false if the string is longer than size - 1 or has a zero byte in it.
 static inline bool json_string(const Json* json, uint32_t node, char* out, size_t size) {
     if (!json_is(json, node, JSON_STRING)) return false;
     const char* text = json->text + json->nodes[node].start;
@@ -344,8 +343,12 @@ static inline bool json_string(const Json* json, uint32_t node, char* out, size_
     return true;
 }
 
-// The writer. Zero it to begin; set line_depth to N to start a line for each element of the N outer levels. Memory that
-// runs out is remembered and reported once, by json_write_done. The caller calls json_writer_free.
+// ------------------------------------------------------------------------------------------------
+// Writer
+//
+// Begin with a writer that is all zero; set line_depth to N to start a line for each element of the N outer levels. A
+// failed allocation is reported once, by json_write_done. The caller frees with json_writer_free.
+
 typedef struct {
     char* text;              // owned, zero-terminated
     size_t bytes, capacity;
@@ -393,7 +396,7 @@ static inline void json_write_raw(JsonWriter* w, const char* text) {
     json_put(w, text, strlen(text));
 }
 
-// Bytes that are not UTF-8 (a path may hold some) become U+FFFD, so that what we write can always be read.
+// Bytes that are not UTF-8 (a path may have some) become U+FFFD, so that the reader can read every text of the writer.
 static inline void json_write_string(JsonWriter* w, const char* text) {
     json_put_separator(w);
     json_put(w, "\"", 1);
@@ -415,7 +418,7 @@ static inline void json_write_key(JsonWriter* w, const char* key) {
     w->after_key = true;
 }
 
-// bracket is '{' or '[', and at the end '}' or ']'.
+// bracket: '{' or '[' at the beginning, '}' or ']' at the end.
 static inline void json_write_begin(JsonWriter* w, char bracket) {
     json_put_separator(w);
     json_put(w, &bracket, 1);
@@ -435,13 +438,8 @@ static inline void json_write_u64(JsonWriter* w, uint64_t value) {
     snprintf(text, sizeof text, "%llu", (unsigned long long)value);
     json_write_raw(w, text);
 }
-static inline void json_write_i64(JsonWriter* w, int64_t value) {
-    char text[32];
-    snprintf(text, sizeof text, "%lld", (long long)value);
-    json_write_raw(w, text);
-}
 
-// As few digits as read back to the same bits; JSON has no NaN and no infinity: they become null.
+// The fewest digits that are read back to the same bits. JSON has no NaN and no infinity: they become null.
 static inline void json_write_number(JsonWriter* w, double value) {
     char text[40] = "null";
     for (int digits = 15; digits <= 17 && isfinite(value); digits++) {
@@ -472,7 +470,7 @@ static inline void json_member_string(JsonWriter* w, const char* key, const char
 
 static inline bool json_write_done(const JsonWriter* w, Error* error) {
     if (w->failed) return fail(error, "not enough memory to write %zu bytes of JSON; free some memory", w->bytes);
-    if (w->depth != 0) return fail(error, "a JSON text of %zu bytes has open brackets; report this mistake", w->bytes);
+    if (w->depth != 0) return fail(error, "a JSON text of %zu bytes has open brackets; report this bug", w->bytes);
     return true;
 }
 

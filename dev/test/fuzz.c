@@ -37,7 +37,6 @@ static void write_node(JsonWriter* w, const Json* json, uint32_t node) {
     double number = 0;
     bool truth = false;
     uint64_t u = 0;
-    int64_t i = 0;
     char text[64];
     const JsonNode* n = &json->nodes[node];
     switch (n->type) {
@@ -49,7 +48,6 @@ static void write_node(JsonWriter* w, const Json* json, uint32_t node) {
         case JSON_NUMBER:
             promise(json_number(json, node, &number) && isfinite(number), "a number is read, and finite");
             if (json_u64(json, node, &u)) promise((double)u == number, "the unsigned integer is the number");
-            if (json_i64(json, node, &i)) promise((double)i == number, "the integer is the number");
             json_write_number(w, number);
             break;
         case JSON_STRING:
