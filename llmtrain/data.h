@@ -14,8 +14,9 @@
 //   while (ok && ...) ok = loader_next(&loader, tokens, targets, &error);
 //
 // The state of the data in a run is one number, the samples consumed: a loader that starts with it continues the run.
-// The order of samples is the same for any batch size and number of ranks. Every token is checked against the vocabulary
-// before it leaves this file. Tokens are not downloaded, mixed or weighted here: a dataset is one set of equal shards.
+// The order of samples is the same for any batch size and number of ranks. Every token is checked against the
+// vocabulary before it leaves this file. Tokens are not downloaded, mixed or weighted here: a dataset is one set of
+// equal shards.
 
 #ifndef LLMTRAIN_DATA_H
 #define LLMTRAIN_DATA_H
@@ -33,10 +34,10 @@
 // A shard is a header of 1,024 bytes and then tokens of 2 or 4 bytes each: the format of llm.c, so its shards work here
 // and ours work there. Three of the fields that llm.c leaves zero are ours; zero means unknown.
 //
-// A shard is mapped, not read: opening takes no time, the ranks of a machine share the pages, and no file stays open. But
-// a mapped file must not shrink: access to a page that is gone kills the process (SIGBUS). So the size is checked before
-// every window, and a changed file is an error. What remains is a failing disk, and a file that is cut in the microseconds
-// between check and copy.
+// A shard is mapped, not read: opening takes no time, the ranks of a machine share the pages, and no file stays open.
+// But a mapped file must not shrink: access to a page that is gone kills the process (SIGBUS). So the size is checked
+// before every window, and a changed file is an error. What remains is a failing disk, and a file that is cut in the
+// microseconds between check and copy.
 
 #define SHARD_MAGIC_16 20240520  // tokens are uint16
 #define SHARD_VERSION_16 1
@@ -244,8 +245,8 @@ static inline bool dataset_open(Dataset* dataset, const char* pattern, Error* er
     return ok;
 }
 
-// A dataset of tokens of 2 or 4 bytes (uint16_t, or int32_t and not negative). The caller keeps them, at least as long as
-// the dataset.
+// A dataset of tokens of 2 or 4 bytes (uint16_t, or int32_t and not negative). The caller keeps them, at least as
+// long as the dataset.
 static inline bool dataset_from_memory(Dataset* dataset, const void* tokens, size_t token_bytes, size_t count,
                                        Error* error) {
     memset(dataset, 0, sizeof *dataset);
@@ -270,11 +271,11 @@ static inline bool dataset_from_memory(Dataset* dataset, const void* tokens, siz
 //
 // A window is T + 1 consecutive tokens of one shard: the inputs, and shifted by one the targets.
 //
-// Training takes samples 0, 1, 2, ... without end. From a shard of n tokens an epoch takes n/T - 1 adjacent windows (one
-// window if T + 1 <= n < 2T). The first begins at the epoch's phase, drawn from all starts that leave room for the
-// windows, so every epoch cuts the text at other positions and reaches every token in some epoch. A keyed permutation
-// orders the windows of all shards. All of this is a function of (dataset, T, seed, sample number): it does not depend on
-// the batch size or the number of ranks, and can begin with any sample.
+// Training takes samples 0, 1, 2, ... without end. From a shard of n tokens an epoch takes n/T - 1 adjacent windows
+// (one window if T + 1 <= n < 2T). The first begins at the epoch's phase, drawn from all starts that leave room for
+// the windows, so every epoch cuts the text at other positions and reaches every token in some epoch. A keyed
+// permutation orders the windows of all shards. All of this is a function of (dataset, T, seed, sample number): it
+// does not depend on the batch size or the number of ranks, and can begin with any sample.
 //
 // Validation takes every shard from its first token on, in windows that share `overlap` < T tokens with the one before.
 // These are context only, as the window before scored them, so a token is scored with at least `overlap` tokens before
@@ -290,9 +291,9 @@ typedef struct {
 
 // A permutation of [0, size) for every (seed, epoch); returns the image of `index`. A Feistel network on pairs (left,
 // right) of numbers below `side`, side^2 >= size, with Philox as its round function; it is applied again to a result
-// outside [0, size) until one is inside ("Ciphers with Arbitrary Finite Domains", Black and Rogaway, 2002). The side is
-// even: with an odd one all rounds would be permutations of one parity, and a small set would favour some of its orders.
-// Size is at most 2^57: above, the counter of a round could equal that of the phase.
+// outside [0, size) until one is inside ("Ciphers with Arbitrary Finite Domains", Black and Rogaway, 2002). The side
+// is even: with an odd one all rounds would be permutations of one parity, and a small set would favour some of its
+// orders. Size is at most 2^57: above, the counter of a round could equal that of the phase.
 static inline uint64_t order_permute(uint64_t index, uint64_t seed, uint64_t epoch, uint64_t size) {
     uint64_t side = (uint64_t)sqrt((double)size) / 2 * 2;
     while (side * side < size) side += 2;
@@ -384,9 +385,9 @@ static inline bool window_read(int32_t* tokens, int32_t* targets, const Dataset*
     return true;
 }
 
-// Validation windows first .. first + B - 1: tokens (B, T), targets (B, T). The classifier ignores targets of -1: those
-// that the window before has scored, and all of the rows past the last window, which hold token 0. So every token counts
-// once, for any B and number of ranks.
+// Validation windows first .. first + B - 1: tokens (B, T), targets (B, T). The classifier ignores targets of -1:
+// those that the window before has scored, and all of the rows past the last window, which hold token 0. So every
+// token counts once, for any B and number of ranks.
 static inline bool dataset_batch(int32_t* tokens, int32_t* targets, const Dataset* dataset, size_t first,
                                  int32_t vocabulary, size_t B, size_t T, size_t overlap, Error* error) {
     size_t windows = dataset_windows(dataset, T, overlap);
@@ -407,10 +408,10 @@ static inline bool dataset_batch(int32_t* tokens, int32_t* targets, const Datase
 // ------------------------------------------------------------------------------------------------
 // 4. Loader
 //
-// The micro-batches of one rank. Micro-batch i of rank r is global micro-batch g = i * world + r, of the B samples from
-// first_sample + g * B on: together the ranks read what one rank alone would. A thread keeps two batches ready, so
-// training does not wait for the disk, page faults and checks. The thread owns slot n % 2 from the moment that batch n - 2
-// has been taken until batch n is made, and the caller of loader_next at all other times.
+// The micro-batches of one rank. Micro-batch i of rank r is global micro-batch g = i * world + r, of the B samples
+// from first_sample + g * B on: together the ranks read what one rank alone would. A thread keeps two batches ready,
+// so training does not wait for the disk, page faults and checks. The thread owns slot n % 2 from the moment that
+// batch n - 2 has been taken until batch n is made, and the caller of loader_next at all other times.
 
 typedef struct {
     const Dataset* dataset;
@@ -511,8 +512,8 @@ static inline bool loader_start(Loader* loader, uint64_t first_sample, Error* er
     return true;
 }
 
-// The next micro-batch: tokens (B, T), targets (B, T). An error of the thread is returned with the batch that it concerns,
-// after the good batches before it.
+// The next micro-batch: tokens (B, T), targets (B, T). An error of the thread is returned with the batch that it
+// concerns, after the good batches before it.
 static inline bool loader_next(Loader* loader, int32_t* tokens, int32_t* targets, Error* error) {
     if (!loader->running) return fail(error, "the loader was asked for a batch before it was started");
     pthread_mutex_lock(&loader->mutex);
@@ -569,8 +570,8 @@ static inline size_t tokenizer_encode(int32_t* tokens, const Tokenizer* tokenize
     return count;
 }
 
-// Returns the number of bytes; text (count * longest) gets no zero byte at its end. Tokens outside the vocabulary are left
-// out.
+// Returns the number of bytes; text (count * longest) gets no zero byte at its end. Tokens outside the vocabulary are
+// left out.
 static inline size_t tokenizer_decode(char* text, const Tokenizer* tokenizer, const int32_t* tokens, size_t count) {
     size_t bytes = 0;
     switch (tokenizer->kind) {
