@@ -199,9 +199,9 @@ static inline void* device_scratch(Stream stream, size_t bytes) {
 
 enum { PACK = 16 / sizeof(floatX), WARP = 32 };
 
-// W neighbouring elements, moved 16 bytes at a time where there are so many.
+// W neighbouring elements: aligned and moved 16 bytes at a time if they fill those, otherwise one by one.
 template <typename T, int W>
-struct alignas(W * sizeof(T) < 16 ? W * sizeof(T) : 16) Group {
+struct alignas(W * sizeof(T) % 16 == 0 ? 16 : alignof(T)) Group {
     T x[W];
 };
 template <int W>
