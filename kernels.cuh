@@ -5,7 +5,7 @@
 //    3. rope            rotary positions
 //    4. decode          attention of one token against a cache
 //    5. gelu, swiglu
-//    6. fused matmuls   a matmul with the GELU beside it
+//    6. fused matmuls   a matmul with the GELU after or before it
 //    7. random numbers  for several neighbouring elements
 //    8. dropout
 //    9. classifier      softmax + cross-entropy + gradient of the logits, in place
@@ -13,14 +13,15 @@
 //   11. fixed point     sums that no order can change
 //   12. casts, add
 //   13. optimizer       updates
-//   14. scratch         how much memory all of them need beside their arguments
+//   14. scratch         how much memory all of them need besides their arguments
 //
-// The other matmuls are in llmtrain/matmul.cuh, attention in llmtrain/attention.cuh. To copy an operation into a project of
-// your own take its section and what that names in its first lines.
+// The other matmuls are in llmtrain/matmul.cuh, attention in llmtrain/attention.cuh. To copy an operation into a
+// project of your own take its section and what that names in its first lines.
 //
 // All kernels here are bound by memory: what a kernel's comment counts are the bytes that it moves. W is the number of
-// elements that a thread takes at a time: PACK, or 1 where packs do not fit. None uses float atomics: every output has one
-// writer, which adds in a fixed order. dev/NAME.cu is the ladder from the naive version of an operation to the one here.
+// elements that a thread takes at a time: PACK, or 1 where packs do not fit. None uses float atomics: every output has
+// one writer, which adds in a fixed order. dev/NAME.cu is the ladder from the naive version of an operation to the one
+// here.
 
 #ifndef LLMTRAIN_KERNELS_CUH
 #define LLMTRAIN_KERNELS_CUH
@@ -81,7 +82,7 @@ static inline void embedding_forward(floatX* out, const int32_t* tokens, const f
 //
 //   - (token, row) pairs are sorted: the rows of a token then form a run, in the order of rows. The keys are integers
 //     that all differ, so there is one sorted order however it is found. It is found by merging: runs of 1, 2, 4 ...
-//     keys, up to SORT_TILE of them in shared memory, then in device memory. A key's place after a merge is its place
+//     keys, up to SORT_TILE of them in shared memory, then in device memory. A key's index after a merge is its index
 //     in its own run plus the number of smaller keys in the other, which it finds by bisection.
 //   - the sorted rows are cut into pieces of equal length, whatever the tokens are, so that the work is spread evenly.
 //     A thread owns W channels of a piece and adds its rows. A run that lies inside of a piece has one owner, who adds
@@ -97,7 +98,7 @@ enum {
 };
 
 // Where key i of n goes when its run of `run` keys, a power of 2, is merged with the run beside it.
-static __device__ inline size_t merged_place(const uint64_t* keys, size_t i, size_t run, size_t n) {
+static __device__ inline size_t merged_index(const uint64_t* keys, size_t i, size_t run, size_t n) {
     size_t own = i / run * run, other = own ^ run, pair = min(own, other);
     size_t first = min(other, n), low = first, high = min(first + run, n);
     uint64_t key = keys[i];
@@ -123,7 +124,7 @@ embedding_sort_tiles(uint64_t* keys, const int32_t* tokens, size_t N) {
     __syncthreads();
     for (unsigned run = 1; run < n; run *= 2, from = 1 - from) {
         for (unsigned i = threadIdx.x; i < n; i += SORT_THREADS)
-            tile[1 - from][merged_place(tile[from], i, run, n)] = tile[from][i];
+            tile[1 - from][merged_index(tile[from], i, run, n)] = tile[from][i];
         __syncthreads();
     }
     for (unsigned i = threadIdx.x; i < n; i += SORT_THREADS) keys[first + i] = tile[from][i];
@@ -132,7 +133,7 @@ embedding_sort_tiles(uint64_t* keys, const int32_t* tokens, size_t N) {
 // out (N) = in (N) with each two neighbouring runs merged; a thread owns a key. The searches hit the cache.
 static __global__ void embedding_merge(uint64_t* out, const uint64_t* in, size_t run, size_t N) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < N) out[merged_place(in, i, run, N)] = in[i];
+    if (i < N) out[merged_index(in, i, run, N)] = in[i];
 }
 
 // A block owns a piece, a thread W channels of it. parts (pieces, 2, C): of the run that comes from the piece before,
@@ -266,9 +267,9 @@ static inline void embedding_backward(float* dtoken_weight, float* dposition_wei
 //
 // "Layer Normalization" and "Root Mean Square Layer Normalization". One kernel serves both, since rmsnorm is
 // layernorm without its centre: mean 0, bias 0. A block owns a row and keeps it in registers, so that each byte is
-// read once; in the forward a row of up to 1,024 channels (512 where packs do not fit) belongs to a single warp, which needs no
-// barriers for its sums. Registers reach NORM_SLAB channels far. Of a wider row each slab is held by a block of its own, blockIdx.y,
-// which reads the other slabs only for the sums over the row.
+// read once; in the forward a row of up to 1,024 channels (512 where packs do not fit) belongs to a single warp, which
+// needs no barriers for its sums. Registers reach NORM_SLAB channels far. Of a wider row each slab is held by a block
+// of its own, blockIdx.y, which reads the other slabs only for the sums over the row.
 
 enum {
     NORM_SLAB = 8192,
@@ -452,7 +453,7 @@ norm_backward_kernel(floatX* dx, float* partial, const floatX* dout, const float
     }
 }
 
-// dweight (C) += the sum of the rows of partial (0, rows, C), dbias likewise of (1, rows, C), by blockIdx.y. Block
+// dweight (C) += the sum of the rows of partial (0, rows, C), and dbias that of (1, rows, C), by blockIdx.y. Block
 // (WARP, WARP): x is the channel, y takes every 32nd row; the sums of the y are added in their order.
 static __global__ void norm_add_partial(float* dweight, float* dbias, const float* partial, size_t rows, size_t C) {
     __shared__ float sums[WARP][WARP];
@@ -802,26 +803,26 @@ static __device__ inline uint32_t group_random(uint64_t seed, RandomPurpose purp
 // about what memory leaves time for; only where arrays do not fit packs does every element make a call of its own.
 template <int W>
 static __global__ void dropout_kernel(floatX* out, const floatX* in, uint32_t threshold, float scale, uint64_t seed,
-                                      uint64_t place, uint64_t first, size_t n) {
+                                      uint64_t site, uint64_t first, size_t n) {
     size_t i = flat_index(W);
     if (i >= n) return;
     Lanes<W> x = lanes_load<W>(in + i);
     #pragma unroll
     for (int j = 0; j < W; j++) {
-        uint32_t random = group_random<W>(seed, RANDOM_DROPOUT, place, first + i, j);
+        uint32_t random = group_random<W>(seed, RANDOM_DROPOUT, site, first + i, j);
         x.x[j] = random < threshold ? 0.0f : x.x[j] * scale;
     }
     lanes_store<W>(out + i, x);
 }
 
-static inline void dropout(floatX* out, const floatX* in, float p, uint64_t seed, uint64_t place, uint64_t first,
+static inline void dropout(floatX* out, const floatX* in, float p, uint64_t seed, uint64_t site, uint64_t first,
                            size_t n, Stream stream) {
     uint32_t threshold = (uint32_t)(p * 4294967296.0);  // dropped if the random bits lie below
     float scale = 1.0f / (1.0f - p);
     bool packs = packs_fit(n, out, in, NULL, NULL) && first % 4 == 0;
     auto kernel = packs ? dropout_kernel<PACK> : dropout_kernel<1>;
     kernel<<<flat_blocks(n, packs ? PACK : 1), FLAT_THREADS, 0, stream->compute>>>(
-        out, in, threshold, scale, seed, place, first, n);
+        out, in, threshold, scale, seed, site, first, n);
     LAUNCH_CHECK();
 }
 
@@ -861,7 +862,7 @@ static __global__ void __launch_bounds__(CLASSIFIER_THREADS) classifier_kernel(
             if (dloss != 0.0f) for (int v = first; v < Vp; v += step) lanes_store<W>(x + v, zero);
             continue;
         }
-        // A maximum begins at the least finite number, not at minus infinity: no difference is infinity minus infinity.
+        // A maximum begins at the lowest finite number, not at -infinity: no difference is infinity minus infinity.
         float target_logit = float_of(x[target]), maximum = -FLT_MAX, sum = 0.0f;
         int v = first;
         for (; v < Vp; v += step) {
@@ -1160,8 +1161,8 @@ static inline void add_stored(float* out, const floatX* x, size_t n, Stream stre
 // Defines: optimizer_update.
 // Needs: llmtrain/types.h, llmtrain/blocks.cuh, llmtrain/base.h, llmtrain/optimizers.h, section 7.
 //
-// A thread owns W elements of every vector. AdamW with master weights in 16 bits moves 30 bytes per parameter: weight, two
-// optimizer state and gradient in, weight, two optimizer state and stored parameter out.
+// A thread owns W elements of every vector. AdamW with master weights in 16 bits moves 30 bytes per parameter: weight,
+// two optimizer state and gradient in, weight, two optimizer state and stored parameter out.
 
 typedef struct {
     OptimizerStep step;

@@ -5,7 +5,7 @@
 //    2. elementary functions exp, sigmoid: inline polynomials that the compiler vectorises
 //    3. embedding            token + position
 //    4. normalisation        layernorm, rmsnorm, each fused with the residual add before it
-//    5. matmul               forward, and the gradients of input, weight and bias (the product itself is in gemm.h)
+//    5. matmul               forward, and the gradients of input, weight and bias (the GEMM is in llmtrain/gemm.h)
 //    6. rope                 rotary positions
 //    7. attention            causal, grouped-query, in tiles: memory O(T); backward; one token against a cache
 //    8. gelu, swiglu         the two nonlinearities
@@ -21,7 +21,8 @@
 //
 // Every output element is computed by one thread in a fixed order, so results do not depend on the number of threads.
 //
-// In a CUDA build kernels.cuh has functions of the same names and signatures; those here are then cpu::gelu_forward and so on.
+// In a CUDA build kernels.cuh has functions of the same names and signatures; those here are then cpu::gelu_forward and
+// so on.
 //
 // Needs: llmtrain/base.h, llmtrain/types.h, llmtrain/dtypes.h, llmtrain/optimizers.h, llmtrain/gemm.h,
 // llmtrain/gemm_portable.h, llmtrain/gemm_x86.h.
@@ -38,20 +39,20 @@
 //
 // Compile with -DPRECISION_BF16 or -DPRECISION_FP16 to store in 16 bits. On both backends:
 //
-//     what                                        stored in    computed in
-//     parameters                                  floatX       -
-//     master_weights, optimizer state                            float        float: updated, then rounded to the parameters
-//     activations, gradients of activations       floatX       float, rounded once when stored
-//     matrix products                             floatX       products of floatX, sums in float (TF32: see --tf32)
-//     norms: mean, rstd                           float        float
-//     attention: scores, softmax, their gradients nowhere      float (GPU: rounded to floatX as operands of products)
-//     residual + branch, GELU's argument          floatX       float, rounded before use (fused GELU of a GPU: after)
-//     attention: log of the sums                  float        float
-//     logits, their gradients                     floatX       softmax and loss in float
-//     gradients of parameters                     float        float: added up over micro-batches
-//     loss of a token                             float        float
-//     sum of losses, norm of the gradients        double       double
-//     random numbers, tokens                      -            integers
+//     what                                          stored in  computed in
+//     parameters                                    floatX     -
+//     master weights, optimizer state               float      float: updated, then rounded to the parameters
+//     activations, gradients of activations         floatX     float, rounded once when stored
+//     matmuls                                       floatX     factors are floatX, sums float (TF32: see --tf32)
+//     norms: mean, rstd                             float      float
+//     attention: scores, softmax, their gradients   nowhere    float (GPU: rounded to floatX as operands of matmuls)
+//     residual + branch, GELU's argument            floatX     float, rounded before use (fused GELU of a GPU: after)
+//     attention: log of the sums                    float      float
+//     logits, their gradients                       floatX     softmax and loss in float
+//     gradients of parameters                       float      float: added up over micro-batches
+//     loss of a token                               float      float
+//     sum of losses, norm of the gradients          double     double
+//     random numbers, tokens                        -          integers
 
 // What rope_forward and rope_backward read, made on the host for both backends:
 // table (T, D/2, 2): cosine and sine of position * theta^(-2i/D), for positions 0 to T - 1.
@@ -76,9 +77,9 @@ namespace cpu {
 // or calls, so that loops over it vectorise. x = n ln 2 + r with |r| <= ln(2)/2; e^r by its Taylor series.
 static inline float exp_fast(float x) {
     float clamped = x < -87.3f ? -87.3f : x > 89.0f ? 89.0f : x;
-    float shifted = clamped * 1.44269504f + 12582912.0f;  // adding 1.5 * 2^23 leaves the rounded integer in the low bits
+    float shifted = clamped * 1.44269504f + 12582912.0f;  // adding 1.5 * 2^23 puts the integer into the low bits
     float n = shifted - 12582912.0f;
-    float r = clamped - n * 0.693359375f + n * 2.12194440e-4f;  // ln 2 in two parts; the first product is exact
+    float r = clamped - n * 0.693359375f + n * 2.12194440e-4f;  // ln 2 in two parts; the first term is exact
     float p = 1.0f / 5040;
     p = p * r + 1.0f / 720;
     p = p * r + 1.0f / 120;
@@ -143,7 +144,8 @@ static inline void embedding_backward(float* dtoken_weight, float* dposition_wei
 // Both are fused with the residual add before them: x = in + branch, and x is kept, since the backward needs it.
 
 // residual[row,:] = in[row,:] + branch[row,:], returned as the row to normalise; without a branch that is in itself.
-static inline const floatX* residual_add(floatX* residual, const floatX* in, const floatX* branch, size_t row, size_t C) {
+static inline const floatX* residual_add(floatX* residual, const floatX* in, const floatX* branch, size_t row,
+                                         size_t C) {
     if (branch == NULL) return in + row * C;
     floatX* x = residual + row * C;
     for (size_t c = 0; c < C; c++) x[c] = floatX_of(float_of(in[row * C + c]) + float_of(branch[row * C + c]));
@@ -166,7 +168,8 @@ static inline void layernorm_forward(floatX* out, floatX* residual, float* mean,
         for (size_t c = 0; c < C; c++) squares += (float_of(x[c]) - m) * (float_of(x[c]) - m);
         float s = 1.0f / sqrtf(squares / (float)C + epsilon);
         floatX* o = out + row * C;
-        for (size_t c = 0; c < C; c++) o[c] = floatX_of((float_of(x[c]) - m) * s * float_of(weight[c]) + float_of(bias[c]));
+        for (size_t c = 0; c < C; c++)
+            o[c] = floatX_of((float_of(x[c]) - m) * s * float_of(weight[c]) + float_of(bias[c]));
         mean[row] = m;
         rstd[row] = s;
     }
@@ -277,16 +280,16 @@ static inline void device_describe(char* text, size_t bytes, double* peak_tflops
 static inline void matmul_forward(floatX* out, const floatX* in, const floatX* weight, const floatX* bias,
                                   size_t M, size_t N, size_t K, Stream stream) {
     (void)stream;
-    gemm(out, FLOATX_DTYPE, N, false, gemm_matrix(in, FLOATX_DTYPE, K, false), gemm_matrix(weight, FLOATX_DTYPE, K, true),
-         bias, FLOATX_DTYPE, M, N, K);
+    gemm(out, FLOATX_DTYPE, N, false, gemm_matrix(in, FLOATX_DTYPE, K, false),
+         gemm_matrix(weight, FLOATX_DTYPE, K, true), bias, FLOATX_DTYPE, M, N, K);
 }
 
 // din (M, K) = dout (M, N) weight (N, K)
 static inline void matmul_backward_input(floatX* din, const floatX* dout, const floatX* weight,
                                          size_t M, size_t N, size_t K, Stream stream) {
     (void)stream;
-    gemm(din, FLOATX_DTYPE, K, false, gemm_matrix(dout, FLOATX_DTYPE, N, false), gemm_matrix(weight, FLOATX_DTYPE, K, false),
-         NULL, FLOATX_DTYPE, M, K, N);
+    gemm(din, FLOATX_DTYPE, K, false, gemm_matrix(dout, FLOATX_DTYPE, N, false),
+         gemm_matrix(weight, FLOATX_DTYPE, K, false), NULL, FLOATX_DTYPE, M, K, N);
 }
 
 // Adds to dweight (N, K): dout (M, N)^T in (M, K), and to dbias (N), if it is not NULL: the sum of dout's rows.
@@ -351,10 +354,10 @@ static inline void rope_backward(floatX* dqkv, const float* table, size_t B, siz
 //
 // Work per query tile: 4 T D multiply-adds for each of its rows against bytes of K and V that stay in cache: the bound
 // is arithmetic. The backward runs twice over the tiles, once by query tiles for dq and once by key tiles for dk and
-// dv: 7 products instead of 5, but every output has one writer, in a fixed order.
+// dv: 7 matmuls instead of 5, but every output has one writer, in a fixed order.
 
 #define TILE_Q 64            // queries in a tile
-#define TILE_K 64            // keys in a tile: a multiple of TILE_Q, so that a visited pair of tiles is never all masked
+#define TILE_K 64            // keys in a tile: a multiple of TILE_Q, so that no visited pair of tiles is all masked
 
 // tile (rows, width) = scale * source (available, D), rows `stride` apart; what lies outside the source is 0.
 static inline void tile_load(float* tile, const floatX* source, size_t stride, float scale,
@@ -629,12 +632,14 @@ static inline void swiglu_forward(floatX* out, const floatX* in, size_t N, size_
         const floatX *gate = in + row * 2 * F, *up = gate + F;
         floatX* o = out + row * F;
         #pragma omp simd
-        for (size_t f = 0; f < F; f++) o[f] = floatX_of(float_of(gate[f]) * sigmoid(float_of(gate[f])) * float_of(up[f]));
+        for (size_t f = 0; f < F; f++)
+            o[f] = floatX_of(float_of(gate[f]) * sigmoid(float_of(gate[f])) * float_of(up[f]));
     }
 }
 
 // din (N, 2F) from dout (N, F) and in (N, 2F).
-static inline void swiglu_backward(floatX* din, const floatX* dout, const floatX* in, size_t N, size_t F, Stream stream) {
+static inline void swiglu_backward(floatX* din, const floatX* dout, const floatX* in, size_t N, size_t F,
+                                   Stream stream) {
     (void)stream;
     #pragma omp parallel for
     for (size_t row = 0; row < N; row++) {
@@ -651,13 +656,14 @@ static inline void swiglu_backward(floatX* din, const floatX* dout, const floatX
 
 // A matmul and the GELU after it, which on a GPU are one operation:
 // pre (M, N) = in (M, K) weight (N, K)^T + bias (N); out (M, N) = gelu(pre).
-static inline void matmul_gelu_forward(floatX* out, floatX* pre, const floatX* in, const floatX* weight, const floatX* bias,
-                                       size_t M, size_t N, size_t K, Stream stream) {
+static inline void matmul_gelu_forward(floatX* out, floatX* pre, const floatX* in, const floatX* weight,
+                                       const floatX* bias, size_t M, size_t N, size_t K, Stream stream) {
     matmul_forward(pre, in, weight, bias, M, N, K, stream);
     gelu_forward(out, pre, M * N, stream);
 }
 
-// The gradient through a matmul and the GELU before it: din (M, K) = (dout (M, N) weight (N, K)) * dGELU/dx at pre (M, K).
+// The gradient through a matmul and the GELU before it: din (M, K) = (dout (M, N) weight (N, K)) * dGELU/dx at pre (M,
+// K).
 static inline void matmul_gelu_backward_input(floatX* din, const floatX* dout, const floatX* weight, const floatX* pre,
                                               size_t M, size_t N, size_t K, Stream stream) {
     matmul_backward_input(din, dout, weight, M, N, K, stream);
@@ -668,18 +674,18 @@ static inline void matmul_gelu_backward_input(floatX* din, const floatX* dout, c
 // 9. Dropout
 //
 // "Dropout: A Simple Way to Prevent Neural Networks from Overfitting". An element is kept with probability 1 - p and
-// then divided by it. Which ones is a function of (seed, place, first + index) alone, so the backward is the same
+// then divided by it. Which ones is a function of (seed, site, first + index) alone, so the backward is the same
 // function on the gradient, nothing is stored, and the choice does not depend on how samples are dealt to ranks.
 
 // out (n) = in (n) with dropout, 0 <= p < 1; they may be the same array. first: number of element 0 in the whole run.
-static inline void dropout(floatX* out, const floatX* in, float p, uint64_t seed, uint64_t place, uint64_t first,
+static inline void dropout(floatX* out, const floatX* in, float p, uint64_t seed, uint64_t site, uint64_t first,
                            size_t n, Stream stream) {
     (void)stream;
     uint32_t threshold = (uint32_t)(p * 4294967296.0);  // dropped if the random bits lie below
     float scale = 1.0f / (1.0f - p);
     #pragma omp parallel for
     for (uint64_t quad = first / 4; quad < (first + n + 3) / 4; quad++) {
-        Random4 r = random4(seed, RANDOM_DROPOUT, place, quad);
+        Random4 r = random4(seed, RANDOM_DROPOUT, site, quad);
         for (uint64_t lane = 0; lane < 4; lane++) {
             uint64_t i = quad * 4 + lane - first;
             if (i < n) out[i] = r.bits[lane] < threshold ? floatX_of(0.0f) : floatX_of(float_of(in[i]) * scale);
@@ -777,9 +783,10 @@ static inline void add_stored(float* out, const floatX* x, size_t n, Stream stre
     for (size_t i = 0; i < n; i++) out[i] += float_of(x[i]);
 }
 
-// Sums in fixed point: integers, whose order and grouping cannot change a bit. sums (n) += x (n) * scale, rounded to the
-// nearest. An element that is not within +-limit, or not a number, adds nothing, and sets *bad to 1.
-static inline void exact_add(int64_t* sums, double* bad, const float* x, double scale, double limit, size_t n, Stream stream) {
+// Sums in fixed point: integers, whose order and grouping cannot change a bit. sums (n) += x (n) * scale, rounded to
+// the nearest. An element that is not within +-limit, or not a number, adds nothing, and sets *bad to 1.
+static inline void exact_add(int64_t* sums, double* bad, const float* x, double scale, double limit, size_t n,
+                             Stream stream) {
     (void)stream;
     size_t outside = 0;
     #pragma omp parallel for simd reduction(+:outside)
@@ -805,8 +812,8 @@ static inline void exact_read(float* out, const int64_t* sums, double quantum, s
     for (size_t i = 0; i < n; i++) out[i] = (float)((double)sums[i] * quantum);
 }
 
-// out (1) = the checksum of x (n), elements `first` to first + n - 1 of the flat vector: sums of parts are the sum of the
-// whole, modulo 2^64.
+// out (1) = the checksum of x (n), elements `first` to first + n - 1 of the flat vector: sums of parts are the sum of
+// the whole, modulo 2^64.
 static inline void checksum(uint64_t* out, const floatX* x, size_t first, size_t n, Stream stream) {
     (void)stream;
     uint64_t sum = 0;
@@ -851,8 +858,8 @@ static inline void optimizer_apply(float* w, float* m, float* v, const float* gr
     }
 }
 
-// Updates params (n) and the optimizer's state from grads (n). master weights (n): the float copy that is updated and then
-// rounded to params; NULL: params are updated themselves, rounded stochastically where floatX is not float (then
+// Updates params (n) and the optimizer's state from grads (n). master weights (n): the float copy that is updated and
+// then rounded to params; NULL: params are updated themselves, rounded stochastically where floatX is not float (then
 // `first` is the position of params[0] in the flat vector, which numbers the random bits).
 static inline void optimizer_update(floatX* params, float* master_weights, float* m, float* v, const float* grads,
                                     const OptimizerStep* o, uint64_t first, size_t n, Stream stream) {

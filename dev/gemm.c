@@ -268,7 +268,8 @@ static void check_nan(const char* name, Dtype type) {
     size_t wrong = 0;
     for (size_t i = 0; i < M * K; i++) gemm_save(a, type, i, i == ROW * K + 88 ? NAN : pool[i]);
     for (size_t i = 0; i < K * N; i++) gemm_save(b, type, i, pool[i + 5000]);
-    gemm(out, DTYPE_F32, N, false, gemm_matrix(a, type, K, false), gemm_matrix(b, type, N, false), NULL, DTYPE_F32, M, N, K);
+    gemm(out, DTYPE_F32, N, false, gemm_matrix(a, type, K, false), gemm_matrix(b, type, N, false), NULL, DTYPE_F32,
+         M, N, K);
     for (size_t i = 0; i < M * N; i++) wrong += (out[i] != out[i]) != (i / N == ROW);
     char family[64];
     snprintf(family, sizeof family, "%s: NaN", name);
@@ -460,11 +461,14 @@ static void run_rung(const Bench* b, Rung r, Product product, size_t M, size_t N
     Dtype out = r.out_bf16 && product != BACKWARD_WEIGHT ? DTYPE_BF16 : DTYPE_F32;  // gradients accumulate in float
     void *x = r.bf16 ? b->x16 : b->x, *w = r.bf16 ? b->w16 : b->w, *y = r.bf16 ? b->y16 : b->y;
     if (product == FORWARD)
-        gemm(b->out, out, N, false, gemm_matrix(x, type, K, false), gemm_matrix(w, type, K, true), NULL, DTYPE_F32, M, N, K);
+        gemm(b->out, out, N, false, gemm_matrix(x, type, K, false), gemm_matrix(w, type, K, true), NULL, DTYPE_F32,
+             M, N, K);
     if (product == BACKWARD_INPUT)
-        gemm(b->out, out, K, false, gemm_matrix(y, type, N, false), gemm_matrix(w, type, K, false), NULL, DTYPE_F32, M, K, N);
+        gemm(b->out, out, K, false, gemm_matrix(y, type, N, false), gemm_matrix(w, type, K, false), NULL, DTYPE_F32,
+             M, K, N);
     if (product == BACKWARD_WEIGHT)
-        gemm(b->out, out, K, true, gemm_matrix(y, type, N, true), gemm_matrix(x, type, K, false), NULL, DTYPE_F32, N, K, M);
+        gemm(b->out, out, K, true, gemm_matrix(y, type, N, true), gemm_matrix(x, type, K, false), NULL, DTYPE_F32,
+             N, K, M);
 }
 
 static int compare_doubles(const void* a, const void* b) {
@@ -482,7 +486,8 @@ static double bench_ms(const Bench* b) {
 
 // GFLOP/s of all threads together.
 static double bench_peak(const Bench* b, PeakLoop peak) {
-    return 1e-9 * peak_measure(peak, (size_t)b->threads, b->processor_time ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, 2.0);
+    clockid_t clock = b->processor_time ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC;
+    return 1e-9 * peak_measure(peak, (size_t)b->threads, clock, 2.0);
 }
 
 // Each round: peak, product for 15 ms or more, peak. The share of the peak is the median over rounds of their ratios.

@@ -37,7 +37,7 @@
 //         Gelu g = {n, ladder_input<floatX>(&l, "in", n, 2.0),
 //                   ladder_output<floatX>(&l, "out", n, ladder_bound(8, 4, 0))};
 //         if (l.check) cpu::gelu_forward(ladder_twin(&l, g.out), ladder_twin(&l, g.in), n, NULL);
-//         ladder_work(&l, LADDER_BYTES, 2.0 * (double)n * sizeof(floatX));     // the least that any rung must move
+//         ladder_work(&l, LADDER_BYTES, 2.0 * (double)n * sizeof(floatX));     // the minimum that any rung must move
 //         ladder_rung(&l, "naive", run_naive, &g);
 //         ladder_rung(&l, "shipped", run_shipped, &g);
 //         ladder_close(&l);
@@ -426,17 +426,17 @@ static inline int ladder_order(const void* a, const void* b) {
     return (x > y) - (x < y);
 }
 
-// Milliseconds of one run: the median and the least of the rounds. Not in the emulator, nor without rounds.
-static inline double ladder_time(Ladder* l, LadderRun run, void* problem, double* least) {
+// Milliseconds of one run: the median and the minimum of the rounds. Not in the emulator, nor without rounds.
+static inline double ladder_time(Ladder* l, LadderRun run, void* problem, double* minimum) {
 #ifdef EMULATED
     (void)l, (void)run, (void)problem;
-    *least = NAN;
+    *minimum = NAN;
     return NAN;
 #else
     enum { WARM_UP = 2, MOST = 1000 };
     float ms[MOST];
     size_t rounds = min_size(l->rounds, MOST);
-    *least = NAN;
+    *minimum = NAN;
     if (rounds == 0) return NAN;
     for (int i = 0; i < WARM_UP; i++) run(problem, l->stream);
     for (size_t i = 0; i < rounds; i++) {
@@ -448,21 +448,21 @@ static inline double ladder_time(Ladder* l, LadderRun run, void* problem, double
         CUDA_CHECK(cudaEventElapsedTime(&ms[i], l->began, l->ended));
     }
     qsort(ms, rounds, sizeof ms[0], ladder_order);
-    *least = (double)ms[0];
+    *minimum = (double)ms[0];
     return (double)ms[rounds / 2];
 #endif
 }
 
 static inline void ladder_measure_peaks(Ladder* l) {
 #ifndef EMULATED
-    double least = 0.0, warps = (double)l->stream->processors * 16 * 256 / WARP;
-    l->peaks[LADDER_BYTES] = 1e3 * (double)(l->sweep_bytes / 32 * 32) / ladder_time(l, ladder_run_copy, l, &least);
+    double minimum = 0.0, warps = (double)l->stream->processors * 16 * 256 / WARP;
+    l->peaks[LADDER_BYTES] = 1e3 * (double)(l->sweep_bytes / 32 * 32) / ladder_time(l, ladder_run_copy, l, &minimum);
     double fmas = warps * WARP * LADDER_FMA_TURNS * LADDER_FMA_SUMS;
-    l->peaks[LADDER_FLOAT_FLOPS] = 1e3 * 2.0 * fmas / ladder_time(l, ladder_run_fma, l, &least);
+    l->peaks[LADDER_FLOAT_FLOPS] = 1e3 * 2.0 * fmas / ladder_time(l, ladder_run_fma, l, &minimum);
     l->peaks[LADDER_TENSOR_FLOPS] = l->peaks[LADDER_FLOAT_FLOPS];
 #if !FLOATX_IS_FLOAT
     double products = warps * LADDER_MMA_TURNS * LADDER_MMA_SUMS * (16 * 8 * 16);
-    l->peak_mma = 1e3 * 2.0 * products / ladder_time(l, ladder_run_mma, l, &least);
+    l->peak_mma = 1e3 * 2.0 * products / ladder_time(l, ladder_run_mma, l, &minimum);
     l->peaks[LADDER_TENSOR_FLOPS] = l->peak_mma;
 #endif
 #else
@@ -510,7 +510,7 @@ static inline void ladder_measure_product(Ladder* l) {
     Error error;
     p.workspace_bytes = (size_t)32 << 20;  // what NVIDIA recommends for Hopper
     floatX* memory = (floatX*)device_allocate(3 * count * sizeof(floatX) + p.workspace_bytes, l->stream, &error);
-    if (memory == NULL) ladder_give_up("out of device memory for the large product that tells the peak");
+    if (memory == NULL) ladder_give_up("out of device memory for the large matmul that measures the peak");
     p.a = memory, p.b = memory + count, p.out = memory + 2 * count, p.workspace = memory + 3 * count;
     ladder_fill<<<(unsigned)(l->stream->processors * 16), 256, 0, l->stream->compute>>>(p.a, 2 * count);
     LAUNCH_CHECK();
@@ -519,20 +519,21 @@ static inline void ladder_measure_product(Ladder* l) {
     ladder_cublas(cublasLtMatmulDescSetAttribute(p.operation, CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
                                                  sizeof transposed));
     ladder_cublas(cublasLtMatrixLayoutCreate(&p.matrix, type, n, n, (int64_t)n));
-    cublasLtMatmulPreference_t wish;
+    cublasLtMatmulPreference_t preference;
     cublasLtMatmulHeuristicResult_t result;
     int results = 0;
-    ladder_cublas(cublasLtMatmulPreferenceCreate(&wish));
-    ladder_cublas(cublasLtMatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+    ladder_cublas(cublasLtMatmulPreferenceCreate(&preference));
+    ladder_cublas(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                                        &p.workspace_bytes, sizeof p.workspace_bytes));
-    ladder_cublas(cublasLtMatmulAlgoGetHeuristic(p.handle, p.operation, p.matrix, p.matrix, p.matrix, p.matrix, wish, 1,
+    ladder_cublas(cublasLtMatmulAlgoGetHeuristic(p.handle, p.operation, p.matrix, p.matrix, p.matrix, p.matrix,
+                                                 preference, 1,
                                                  &result, &results));
-    if (results == 0) ladder_give_up("cuBLASLt has no algorithm for the large product that tells the peak");
+    if (results == 0) ladder_give_up("cuBLASLt has no algorithm for the large matmul that measures the peak");
     p.algorithm = result.algo;
-    double least = 0.0;
-    l->peak_product = 1e3 * 2.0 * (double)count * (double)n / ladder_time(l, ladder_run_product, &p, &least);
+    double minimum = 0.0;
+    l->peak_product = 1e3 * 2.0 * (double)count * (double)n / ladder_time(l, ladder_run_product, &p, &minimum);
     CUDA_CHECK(cudaStreamSynchronize(l->stream->compute));
-    ladder_cublas(cublasLtMatmulPreferenceDestroy(wish));
+    ladder_cublas(cublasLtMatmulPreferenceDestroy(preference));
     ladder_cublas(cublasLtMatrixLayoutDestroy(p.matrix));
     ladder_cublas(cublasLtMatmulDescDestroy(p.operation));
     ladder_cublas(cublasLtDestroy(p.handle));
@@ -643,7 +644,7 @@ static inline void ladder_rung(Ladder* l, const char* name, LadderRun run, void*
         if (l->check) ok = ladder_compare(l, &l->arrays[i], name) && ok;
     }
     if (outputs == 0) ladder_give_up("the program has no outputs to check");
-    double least = NAN, ms = ladder_time(l, run, problem, &least);
+    double minimum = NAN, ms = ladder_time(l, run, problem, &minimum);
     double rate = 1e3 * l->amount / ms, part = 100.0 * rate / l->peaks[l->work];
     bool bytes = l->work == LADDER_BYTES;
     if (l->json) {
@@ -651,13 +652,13 @@ static inline void ladder_rung(Ladder* l, const char* name, LadderRun run, void*
                l->device, FLOATX_NAME);
         printf(", \"rung\": \"%s\", \"ok\": %s", name, !l->check ? "null" : ok ? "true" : "false");
         if (isfinite(ms))
-            printf(", \"ms_median\": %.6g, \"ms_min\": %.6g, \"%s\": %.6g, \"peak\": %.6g", ms, least,
+            printf(", \"ms_median\": %.6g, \"ms_min\": %.6g, \"%s\": %.6g, \"peak\": %.6g", ms, minimum,
                    bytes ? "bytes_per_s" : "flops", rate, l->peaks[l->work]);
         if (isfinite(ms) && l->work == LADDER_TENSOR_FLOPS)
             printf(", \"peak_mma\": %.6g, \"peak_product\": %.6g", l->peak_mma, l->peak_product);
         printf("}\n");
     } else if (isfinite(ms)) {
-        printf("        %-24s %9.4f ms (least %.4f)  %8.1f %s  %5.1f%% of peak\n", name, ms, least,
+        printf("        %-24s %9.4f ms (minimum %.4f)  %8.1f %s  %5.1f%% of peak\n", name, ms, minimum,
                rate * (bytes ? 1e-9 : 1e-12), bytes ? "GB/s" : "TFLOP/s", part);
     }
     fflush(stdout);

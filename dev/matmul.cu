@@ -211,7 +211,7 @@ static void run_forward_tiles(void* problem, Stream stream) {
 
 static void run_forward_registers(void* problem, Stream stream) {
     Product* p = (Product*)problem;
-    product_forward(p->out, p->in, p->weight, p->bias, p->M, p->N, p->K, stream);
+    plain_matmul_forward(p->out, p->in, p->weight, p->bias, p->M, p->N, p->K, stream);
 }
 
 static void run_forward_shipped(void* problem, Stream stream) {
@@ -221,7 +221,7 @@ static void run_forward_shipped(void* problem, Stream stream) {
 
 static void run_backward_input_registers(void* problem, Stream stream) {
     Product* p = (Product*)problem;
-    product_backward_input(p->din, p->dout, p->weight, p->M, p->N, p->K, stream);
+    plain_matmul_backward_input(p->din, p->dout, p->weight, p->M, p->N, p->K, stream);
 }
 
 static void run_backward_input_shipped(void* problem, Stream stream) {
@@ -231,7 +231,7 @@ static void run_backward_input_shipped(void* problem, Stream stream) {
 
 static void run_backward_weight_registers(void* problem, Stream stream) {
     Product* p = (Product*)problem;
-    product_backward_weight(p->dweight, p->dout, p->in, p->M, p->N, p->K, stream);
+    plain_matmul_backward_weight(p->dweight, p->dout, p->in, p->M, p->N, p->K, stream);
     column_sums_add(p->dbias, p->dout, p->M, p->N, stream);
 }
 

@@ -4,7 +4,7 @@
 //   1. layout        what both versions share
 //   2. plain         float arithmetic on tiles in shared memory: FP32 storage, and head sizes that section 5 lacks
 //   3. instructions  tensor cores and asynchronous copies, one instruction to a function
-//   4. fragments     products of tiles that lie in shared memory and in registers
+//   4. fragments     matmuls of tiles that lie in shared memory and in registers
 //   5. tensor cores  16-bit storage, head sizes that are multiples of 8 up to 128
 //   6. operations
 //
@@ -14,7 +14,7 @@
 // per row, lse, from which the backward makes the probabilities again.
 //
 // The backward visits the pairs of tiles twice, once by query tiles for dq and once by key tiles for dk and dv: 7
-// products instead of 5. The alternative, one visit that adds its parts of dq to memory, needs float atomics, whose
+// matmuls instead of 5. The alternative, one visit that adds its parts of dq to memory, needs float atomics, whose
 // order changes from run to run, or locks that put the blocks in order. Here each output has one writer, which adds in
 // a fixed order: the same bits in every run.
 //
@@ -72,7 +72,7 @@ static inline void attention_delta_launch(float* delta, const floatX* dout, cons
 // 16 x 16 threads. With R rows to a thread, a tile has 16 R rows, and head sizes go up to 256 / R: larger heads have
 // smaller tiles, so that registers and shared memory (below 100 KB) are enough for all. Thread (y, x) owns rows
 // y + 16 r of its block's tile, and of each product columns x + 16 c; so the 16 threads of a row are half a warp, and
-// what they tell one another needs no barrier of the block.
+// what they exchange needs no barrier of the block.
 
 enum { PLAIN_SIDE = 16, PLAIN_THREADS = PLAIN_SIDE * PLAIN_SIDE, PLAIN_LARGEST = 4 };  // PLAIN_LARGEST: of R
 
@@ -480,7 +480,7 @@ static __device__ __forceinline__ void rows_by_rows(float (&sum)[M][N][4], const
 }
 
 // sum (16 M, WIDTH) += p (16 M, 8 N) b (8 N, WIDTH), p in registers, where a product left it, b in shared memory. The
-// places of p's numbers are those of a left operand as they are; they only have to be rounded to the storage type.
+// positions of p's numbers are those of a left operand as they are; they only have to be rounded to the storage dtype.
 template <int WIDTH, int M, int N>
 static __device__ __forceinline__ void rows_by_columns(float (&sum)[M][WIDTH / 8][4], const float (&p)[M][N][4],
                                                        const floatX* b) {
@@ -668,7 +668,7 @@ attention_backward_queries_tensor(floatX* dqkv, const floatX* dout, const float*
 }
 
 // dk and dv of 64 M keys, summed over the query heads that read them. Rows are keys and columns queries, so that the
-// transposed probabilities come out of k q^T where the product p^T dout wants them. Block (b K + kv, tile): the first
+// transposed probabilities come out of k q^T where the product p^T dout needs them. Block (b K + kv, tile): the first
 // keys, which the most queries see, in block row 0. Queries behind the end are zeros, as are their dout, lse and delta:
 // they add nothing.
 template <int WIDTH, int M>

@@ -14,8 +14,8 @@
 // 1. Grids
 //
 // Kernels on rows give each row to a block, which goes on to further rows where there are more than a grid may have
-// blocks. Kernels on flat arrays give each thread W neighbouring elements; their grid is one-dimensional and as large as it
-// must be, since 2^31 blocks of 256 threads are more elements than any memory holds.
+// blocks. Kernels on flat arrays give each thread W neighbouring elements; their grid is one-dimensional and as large
+// as it must be, since 2^31 blocks of 256 threads are more elements than any memory holds.
 
 enum { FLAT_THREADS = 256, FOUR = 4 };
 

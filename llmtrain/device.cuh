@@ -1,4 +1,5 @@
-// device.cuh: memory and copies as the runtime asks for them, on a GPU. device_cpu.h has the same functions for the CPU.
+// device.cuh: memory and copies as the runtime asks for them, on a GPU. device_cpu.h has the same functions for the
+// CPU.
 //
 //   1. peaks       what GPUs can do, by name
 //   2. memory      allocated and zeroed once, before the first step
@@ -25,9 +26,9 @@
 // ------------------------------------------------------------------------------------------------
 // 1. Peaks
 
-// Peak rates of dense products, in TFLOP/s, from NVIDIA's data sheets and architecture white papers: of 16-bit types with
-// float sums, and of floats without tensor cores; of TF32 it is half of the former. A name that ends in * stands for all
-// that begin so; a device that is not here (a laptop's, say, has other clocks) has no peak, and mfu is n/a.
+// Peak rates of dense matmuls, in TFLOP/s, from NVIDIA's data sheets and architecture white papers: of 16-bit types
+// with float sums, and of floats without tensor cores; of TF32 it is half of the former. A name that ends in * stands
+// for all that begin so; a device that is not here (a laptop's, say, has other clocks) has no peak, and mfu is n/a.
 typedef struct {
     const char* name;
     double bf16, fp32;
@@ -68,7 +69,7 @@ static const DevicePeak DEVICE_PEAKS[] = {
     {"GeForce RTX 5090", 209.5, 104.8},
 };
 
-// The peak in TFLOP/s of a device by its name, for products as this build makes them; 0 if it is not known.
+// The peak in TFLOP/s of a device by its name, for matmuls as this build makes them; 0 if it is not known.
 static inline double device_peak(const char* name, bool tf32) {
     if (strncmp(name, "NVIDIA ", 7) == 0) name += 7;
     if (strstr(name, " MIG ")) return 0;  // a part of a device
@@ -138,7 +139,7 @@ typedef struct {
     struct Uploads uploads;
 } OpenDevice;
 
-// The device and what its products are made by, as text, and its peak in TFLOP/s, 0 if unknown.
+// The device and what makes its matmuls, as text, and its peak in TFLOP/s, 0 if unknown.
 static inline void device_describe(char* text, size_t bytes, double* peak_tflops, Stream stream) {
     struct cudaDeviceProp properties;
     int device = 0;
@@ -148,16 +149,16 @@ static inline void device_describe(char* text, size_t bytes, double* peak_tflops
     snprintf(text, bytes, "cuBLASLt%s on %s", FLOATX_IS_FLOAT && stream->tf32 ? " in tf32" : "", properties.name);
 }
 
-// Makes the device of a rank, by its number among the ranks of this machine, the current one. Two ranks on one device are
-// for tests, and NCCL wants to be told.
+// Makes the device of a rank, by its number among the ranks of this machine, the current one. Two ranks on one device
+// are for tests, and NCCL needs a variable for it.
 static inline bool device_choose(size_t local_rank, Error* error) {
     int count = 0;
     const char* shared = getenv("NCCL_MULTI_RANK_GPU_ENABLE");
     if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) return true;  // device_open says so
     bool own = count == 1 && getenv("CUDA_VISIBLE_DEVICES") != NULL;  // the launcher shows each rank a GPU of its own
     if (local_rank >= (size_t)count && !own && !(shared && strcmp(shared, "1") == 0))
-        return fail(error, "this machine has %d GPUs, and no other for local rank %zu; start one rank for each GPU, or set "
-                    "NCCL_MULTI_RANK_GPU_ENABLE=1 to share them", count, local_rank);
+        return fail(error, "this machine has %d GPUs, and no other for local rank %zu; start one rank for each GPU, or "
+                    "set NCCL_MULTI_RANK_GPU_ENABLE=1 to share them", count, local_rank);
     CUDA_CHECK(cudaSetDevice((int)(local_rank % (size_t)count)));
     return true;
 }
@@ -207,31 +208,32 @@ static inline void device_close(Stream stream) {
 // Whether the host may touch device memory.
 static inline bool device_is_host(void) { return false; }
 
-// Logits that are made at a time, about: 5,000 rows of GPT-2's vocabulary. For every part the gradient of the head's weight
-// is read and written once, and the blocks of a product over few rows leave multiprocessors idle.
+// Logits that are made at a time, about: 5,000 rows of GPT-2's vocabulary. For every part the gradient of the head's
+// weight is read and written once, and the blocks of a matmul over few rows leave multiprocessors idle.
 static inline size_t head_elements(void) { return (size_t)1 << 28; }
 
-// The longest sequence that attention takes: a grid has so many tiles of queries at most, and the smallest tile has 16.
+// The longest sequence that attention takes: a grid has at most 65,535 tiles of queries, and the smallest tile has 16.
 static inline size_t device_longest(void) { return (size_t)65535 * 16; }
 
 // Waits for all work that the stream was given.
 static inline void device_wait(Stream stream) { CUDA_CHECK(cudaStreamSynchronize(stream->compute)); }
 
-// Gives the operations their scratch memory, at least scratch_bytes(...) of kernels.cuh, and makes ready for upload_batch
-// with so many bytes, tokens and targets together.
+// Gives the operations their scratch memory, at least scratch_bytes(...) of kernels.cuh, and prepares
+// upload_batch for batches of batch_bytes, tokens and targets together.
 static inline bool device_prepare(Stream stream, void* scratch, size_t bytes, size_t batch_bytes, Error* error) {
     stream->scratch = scratch;
     stream->scratch_bytes = bytes;
     for (int i = 0; i < 2; i++) {
         stream->uploads->staging[i] = host_allocate(batch_bytes);
         if (stream->uploads->staging[i] == NULL)
-            return fail(error, "cannot pin %zu bytes of the host's memory for batches; make --batch smaller", batch_bytes);
+            return fail(error, "cannot pin %zu bytes of the host's memory for batches; make --batch smaller",
+                        batch_bytes);
     }
     return true;
 }
 
-// Free memory of the device, in bytes, without a reserve: the driver loads a kernel, ours or the library's, when it is first
-// used, which may be in the middle of a run.
+// Free memory of the device, in bytes, without a reserve: the driver loads a kernel, ours or the library's, when it is
+// first used, which may be in the middle of a run.
 static inline size_t device_available(void) {
     const size_t reserve = (size_t)512 << 20;
     size_t available = 0, total = 0;
@@ -253,11 +255,11 @@ static inline void download(void* host, const void* device, size_t bytes, Stream
     CUDA_CHECK(cudaStreamSynchronize(stream->compute));
 }
 
-// Copies a batch to one of two places on the device, in turn, and returns which: `bytes` of tokens, then as many of targets
-// unless those are NULL. It goes on a stream of its own, under the work of the batch before; operations given to `compute`
-// from now on wait for it. The host's memory may be filled anew at once.
-static inline int32_t* upload_batch(int32_t* const places[2], const int32_t* tokens, const int32_t* targets, size_t bytes,
-                                    Stream stream) {
+// Copies a batch to one of two slots on the device, alternately, and returns it: `bytes` of tokens, then as many of
+// targets unless those are NULL. It goes on a stream of its own, under the work of the batch before; operations given
+// to `compute` from now on wait for it. The host's memory may be written again at once.
+static inline int32_t* upload_batch(int32_t* const slots[2], const int32_t* tokens, const int32_t* targets,
+                                    size_t bytes, Stream stream) {
     struct Uploads* u = stream->uploads;
     int turn = (int)(u->batches % 2);
     char* staging = (char*)u->staging[turn];
@@ -268,11 +270,11 @@ static inline int32_t* upload_batch(int32_t* const places[2], const int32_t* tok
     }
     memcpy(staging, tokens, bytes);
     if (targets) memcpy(staging + bytes, targets, bytes);
-    CUDA_CHECK(cudaMemcpyAsync(places[turn], staging, targets ? 2 * bytes : bytes, cudaMemcpyHostToDevice, u->stream));
+    CUDA_CHECK(cudaMemcpyAsync(slots[turn], staging, targets ? 2 * bytes : bytes, cudaMemcpyHostToDevice, u->stream));
     CUDA_CHECK(cudaEventRecord(u->copied[turn], u->stream));
     CUDA_CHECK(cudaStreamWaitEvent(stream->compute, u->copied[turn], 0));
     u->batches++;
-    return places[turn];
+    return slots[turn];
 }
 
 #endif  // LLMTRAIN_DEVICE_CUH

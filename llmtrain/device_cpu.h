@@ -1,5 +1,5 @@
-// device_cpu.h: memory and copies as the runtime asks for them, where the device is the machine itself. device.cuh has the same
-// functions for a GPU.
+// device_cpu.h: memory and copies as the runtime asks for them, where the device is the machine itself. device.cuh has
+// the same functions for a GPU.
 //
 //   1. system      how much memory can be had, by what Linux says
 //   2. device      begin, end, limits
@@ -55,7 +55,7 @@ static inline bool device_choose(size_t local_rank, Error* error) {
     return true;
 }
 
-// tf32: products of floats may round their operands to 10 bits of fraction, which a CPU does not do.
+// tf32: matmuls of floats may round their operands to 10 bits of fraction, which a CPU does not do.
 static inline bool device_open(Stream* stream, bool tf32, Error* error) {
     (void)tf32; (void)error;
     *stream = NULL;
@@ -67,7 +67,7 @@ static inline void device_close(Stream stream) { (void)stream; }
 // Whether the host may touch device memory.
 static inline bool device_is_host(void) { return true; }
 
-// Logits that are made at a time, about: so many that the products over a part of the rows lose no speed.
+// Logits that are made at a time, about: enough that matmuls over a part of the rows lose no speed.
 static inline size_t head_elements(void) { return (size_t)1 << 24; }
 
 // Bytes of scratch memory that are enough for every operation on N rows of C channels.
@@ -79,7 +79,7 @@ static inline size_t scratch_bytes(size_t N, size_t C) {
 // Waits for all work that the stream was given.
 static inline void device_wait(Stream stream) { (void)stream; }
 
-// Gives the operations their scratch memory, and makes ready for upload_batch with so many bytes.
+// Gives the operations their scratch memory, and prepares upload_batch for batches of batch_bytes.
 static inline bool device_prepare(Stream stream, void* scratch, size_t bytes, size_t batch_bytes, Error* error) {
     (void)stream; (void)scratch; (void)bytes; (void)batch_bytes; (void)error;
     return true;
@@ -88,9 +88,11 @@ static inline bool device_prepare(Stream stream, void* scratch, size_t bytes, si
 // The longest sequence that attention takes.
 static inline size_t device_longest(void) { return SIZE_MAX; }
 
-// Memory that this process can have, in bytes: of the machine, or of its container; SIZE_MAX where the system does not say.
+// Memory that this process can have, in bytes: of the machine, or of its container; SIZE_MAX where the system does not
+// say.
 static inline size_t device_available(void) {
-    size_t limit = system_number("/sys/fs/cgroup/memory.max", ""), used = system_number("/sys/fs/cgroup/memory.current", "");
+    size_t limit = system_number("/sys/fs/cgroup/memory.max", "");
+    size_t used = system_number("/sys/fs/cgroup/memory.current", "");
     size_t container = limit == SIZE_MAX || used == SIZE_MAX ? SIZE_MAX : limit - min_size(used, limit);
     return min_size(memory_available(), container);
 }
@@ -102,7 +104,8 @@ static inline void fill_zero(void* memory, size_t bytes, Stream stream) {
     (void)stream;
     const size_t piece = 1 << 18;
     #pragma omp parallel for
-    for (size_t first = 0; first < bytes; first += piece) memset((char*)memory + first, 0, min_size(piece, bytes - first));
+    for (size_t first = 0; first < bytes; first += piece)
+        memset((char*)memory + first, 0, min_size(piece, bytes - first));
 }
 
 // Zeroed memory, all of it touched; NULL after a failure.
@@ -113,7 +116,7 @@ static inline void* device_allocate(size_t bytes, Stream stream, Error* error) {
              "(ulimit -v)", 1e-9 * (double)bytes, strerror(errno));
         return NULL;
     }
-    madvise(memory, bytes, MADV_HUGEPAGE);  // a wish: fewer, larger pages where the system has them
+    madvise(memory, bytes, MADV_HUGEPAGE);  // fewer, larger pages where the system has them
     fill_zero(memory, bytes, stream);
     return memory;
 }
@@ -158,14 +161,14 @@ static inline void download(void* host, const void* device, size_t bytes, Stream
         copy_past_caches((char*)host + first, (const char*)device + first, min_size(piece, bytes - first));
 }
 
-// Copies a batch to the device and returns its place: `bytes` of tokens, then as many of targets unless those are NULL. The
-// host's memory may be filled anew at once. A GPU uses both places in turn; here one is enough.
-static inline int32_t* upload_batch(int32_t* const places[2], const int32_t* tokens, const int32_t* targets, size_t bytes,
-                                    Stream stream) {
+// Copies a batch to the device and returns its slot: `bytes` of tokens, then as many of targets unless those are NULL.
+// The host's memory may be written again at once. A GPU alternates between the two slots; here one is enough.
+static inline int32_t* upload_batch(int32_t* const slots[2], const int32_t* tokens, const int32_t* targets,
+                                    size_t bytes, Stream stream) {
     (void)stream;
-    memcpy(places[0], tokens, bytes);
-    if (targets) memcpy((char*)places[0] + bytes, targets, bytes);
-    return places[0];
+    memcpy(slots[0], tokens, bytes);
+    if (targets) memcpy((char*)slots[0] + bytes, targets, bytes);
+    return slots[0];
 }
 
 #ifdef LLMTRAIN_CUDA

@@ -1,7 +1,8 @@
-// dtypes.h: the data types of elements, a row each. Files, collectives, matmuls and the printed plan walk this one table.
+// dtypes.h: the data types of elements, a row each. Files, collectives, matmuls and the printed plan walk this one
+// table.
 //
-// A new type is a row here and its conversions in types.h; then matmuls (gemm_portable.h, matmul.cuh) and collectives (comm.h,
-// nccl.cuh) say whether they take it. The order of the rows is of no consequence to any file.
+// A new type is a row here and its conversions in types.h; then matmuls (gemm_portable.h, matmul.cuh) and collectives
+// (comm.h, nccl.cuh) say whether they take it. The order of the rows is of no consequence to any file.
 //
 // It needs nothing but the C library.
 

@@ -1,4 +1,4 @@
-// gemm.h: matrix products for the CPU backend.
+// gemm.h: GEMM, the matrix product, for the CPU backend.
 //
 //     gemm(out, DTYPE_F32, N, false, x, w, bias, DTYPE_F32, M, N, K);      // out = x w^T + bias
 //
@@ -72,7 +72,7 @@ enum { GEMM_SUMS = 256 * GEMM_TILE_MAX };
 
 static inline bool gemm_always(void) { return true; }
 
-// From the plainest to the best; `pays` says whether to use a kernel that nobody asked for by name.
+// From the plainest to the best; `pays` says whether to use a kernel that was not asked for by name.
 static const struct {
     const GemmKernel* kernel;
     bool (*has)(void), (*pays)(void);
@@ -162,7 +162,7 @@ static inline GemmWorkspace* gemm_workspace(void) {
 // 2. Product
 //
 // The loops of the first page. A plan cuts out into tasks; threads take one after the other, and no task waits for
-// another: the only meeting of the threads is the end of the product.
+// another: threads wait for each other only at the end of the product.
 
 typedef struct {
     size_t rows, cols;  // of a task

@@ -57,7 +57,7 @@ typedef struct {
 // A kernel computes tiles of rows x cols.
 typedef struct {
     const char* name;
-    bool pairs, a_by_lane;  // how it wants its operands
+    bool pairs, a_by_lane;  // how its operands are packed
     size_t rows, cols;
     size_t k_block;  // units of k that are packed at a time, at most
     size_t k_inner;  // units of k that one call of `multiply` takes: an A panel of that length fits in L1
@@ -76,7 +76,7 @@ typedef struct {
 } GemmKernel;
 
 enum {
-    GEMM_FEW_ROWS = 8,          // up to so many rows are dot products
+    GEMM_FEW_ROWS = 8,          // up to as many rows are made by dot products
     GEMM_GROUP_ROWS = 48,       // of A that are packed together: in a transposed A they share cache lines
     GEMM_PANEL_MAX = 32 * 512,  // units of the largest panel
     GEMM_TILE_MAX = 32 * 32     // the largest rows x cols
@@ -108,8 +108,8 @@ ALWAYS_INLINE void gemm_save(void* data, Dtype type, size_t index, float value) 
 // ------------------------------------------------------------------------------------------------
 // 3. Vectors
 
-// A vector register of the instruction set that the compiler was given (a wider type gcc keeps in memory), and how many rows
-// of sums, two vectors each, fill half of the registers.
+// A vector register of the instruction set that the compiler was given (a wider type gcc keeps in memory), and how many
+// rows of sums, two vectors each, fill half of the registers.
 #if defined(__AVX512F__)
 enum { VECTOR_BYTES = 64, VECTOR_ROWS = 8 };
 #elif defined(__AVX__)
@@ -154,8 +154,8 @@ ALWAYS_INLINE void gemm_store_typed(const GemmProblem* p, Dtype type, const floa
     }
 }
 
-ALWAYS_INLINE void gemm_store_body(const GemmProblem* p, const float* sums, size_t rows, size_t cols, size_t i, size_t j,
-                                 bool add, bool bias) {
+ALWAYS_INLINE void gemm_store_body(const GemmProblem* p, const float* sums, size_t rows, size_t cols, size_t i,
+                                   size_t j, bool add, bool bias) {
     size_t height = min_size(rows, p->M - i), width = min_size(cols, p->N - j);
     bias = bias && p->bias != NULL;
     if (p->out_type == DTYPE_F32 && width == cols)

@@ -1,12 +1,12 @@
-// matmul.cuh: the matrix products of kernels_cpu.h, section 5, on the device.
+// matmul.cuh: the matmuls of kernels_cpu.h, section 5, on the device.
 //
 //   1. cuBLASLt   how our matrices look to it; plans, each made once and then found
-//   2. plain      a product of our own, for what cuBLASLt does not take
+//   2. plain      a kernel of our own, for what cuBLASLt does not take
 //   3. columns    sums of columns, in a fixed order: the gradient of a bias
 //   4. operations matmul_forward, matmul_backward_input, matmul_backward_weight
 //
-// M rows, N outputs, K inputs; in (M, K), weight (N, K), out (M, N), all row-major. Operands are floatX, products are
-// summed in float; gradients of weights are float and are added to.
+// M rows, N outputs, K inputs; in (M, K), weight (N, K), out (M, N), all row-major. Operands are floatX, their
+// products are summed in float; gradients of weights are float and are added to.
 //
 // Every operation gives the same bits on every run: a plan's algorithm is the first that the library proposes, which
 // depends on the shape and the device alone, and never what a measurement liked.
@@ -28,7 +28,7 @@
 // 1. cuBLASLt
 //
 // The library thinks in columns: a row-major array (R, C) is to it a matrix of C rows and R columns whose leading
-// dimension is C, the transpose of what we mean. So it is asked for the transpose of each product, with the operands
+// dimension is C, the transpose of what we mean. So it is asked for the transpose of each result, with the operands
 // exchanged, and nothing is ever moved. In its terms, (rows, columns), T where it transposes an operand as it reads:
 //
 //     operation          result             first operand        second operand
@@ -39,12 +39,12 @@
 // A bias has one number for each row of the library's result, which is a column of ours: its epilogue fits. Its bias
 // gradient does not: it overwrites, where we add up micro-batches. Section 3 does that.
 //
-// GELU inside the product saves a pass over (M, N) in each direction. On an A100 what the library calls fused was
+// GELU inside the matmul saves a pass over (M, N) in each direction. On an A100 what the library calls fused was
 // measured to be slower than two kernels, in BF16 and float (llm.c, pull request 338). So it is asked for from Hopper
 // on, for 16-bit types; elsewhere, and where it has no such kernel, the two operations follow each other. dev/matmul.cu
 // measures both.
 //
-// The library takes rows of whole 16 bytes that begin on 16 bytes: its tensor core kernels want that, and so do its
+// The library takes rows of whole 16 bytes that begin on 16 bytes: its tensor core kernels need that, and so do its
 // epilogues of their vectors. Everything else is for section 2.
 
 typedef enum {
@@ -89,11 +89,13 @@ enum { MATMUL_FIRST_CAPACITY = 64, MATMUL_ALIGNMENT = 16 };
 static const size_t matmul_workspace = (size_t)32 << 20;
 static inline size_t matmul_scratch_bytes(void) { return matmul_workspace; }
 
-static inline void matmul_check(cublasStatus_t status, const char* call, const MatmulShape* s, const char* file, int line) {
+static inline void matmul_check(cublasStatus_t status, const char* call, const MatmulShape* s, const char* file,
+                                int line) {
     char what[256];
     if (status == CUBLAS_STATUS_SUCCESS) return;
-    snprintf(what, sizeof what, "%.*s of %s with M=%llu, N=%llu, K=%llu (%s)", (int)strcspn(call, "("), call, matmul_names[s->kind],
-             (unsigned long long)s->M, (unsigned long long)s->N, (unsigned long long)s->K, FLOATX_NAME);
+    snprintf(what, sizeof what, "%.*s of %s with M=%llu, N=%llu, K=%llu (%s)", (int)strcspn(call, "("), call,
+             matmul_names[s->kind], (unsigned long long)s->M, (unsigned long long)s->N, (unsigned long long)s->K,
+             FLOATX_NAME);
     device_fail(what, cublasLtGetStatusString(status), file, line);
 }
 
@@ -161,7 +163,7 @@ static inline void matmul_plan_point(const MatmulPlan* plan, const void* bias, c
     if (pre) MATMUL_SET(plan->operation, EPILOGUE_AUX_POINTER, pre, &plan->shape);
 }
 
-// Describes the product and asks for an algorithm: tens of microseconds, once for each shape. Parts of a sum that is
+// Describes the matmul and asks for an algorithm: tens of microseconds, once for each shape. Parts of a sum that is
 // split over blocks are added up as floats (other schemes round them to the type of the result).
 // The library derives from the addresses of bias and pre how well they are aligned; a plan serves all that begin on 16
 // bytes, so it is shown addresses that are no better.
@@ -214,25 +216,25 @@ static inline MatmulPlan matmul_plan_make(struct Matmul* matmul, MatmulShape sha
     if (pre_columns) MATMUL_SET(plan.operation, EPILOGUE_AUX_LD, pre_columns, s);
     matmul_plan_point(&plan, s->bias ? barely_aligned : NULL, pre_columns ? barely_aligned : NULL);
 
-    cublasLtMatmulPreference_t wish;
+    cublasLtMatmulPreference_t preference;
     uint64_t workspace = matmul_workspace;
     uint32_t scheme = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, alignment = MATMUL_ALIGNMENT;
-    MATMUL_CHECK(cublasLtMatmulPreferenceCreate(&wish), s);
-    MATMUL_CHECK(cublasLtMatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
+    MATMUL_CHECK(cublasLtMatmulPreferenceCreate(&preference), s);
+    MATMUL_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
                                                       sizeof workspace), s);
-    MATMUL_CHECK(cublasLtMatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &scheme,
+    MATMUL_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &scheme,
                                                       sizeof scheme), s);
     const cublasLtMatmulPreferenceAttributes_t alignments[] = {
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
     for (size_t i = 0; i < sizeof alignments / sizeof alignments[0]; i++)
-        MATMUL_CHECK(cublasLtMatmulPreferenceSetAttribute(wish, alignments[i], &alignment, sizeof alignment), s);
+        MATMUL_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, alignments[i], &alignment, sizeof alignment), s);
 
     cublasLtMatmulHeuristicResult_t result;
     int results = 0;
     cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(matmul->handle, plan.operation, plan.first, plan.second,
-                                                           plan.out, plan.out, wish, 1, &result, &results);
-    MATMUL_CHECK(cublasLtMatmulPreferenceDestroy(wish), s);
+                                                           plan.out, plan.out, preference, 1, &result, &results);
+    MATMUL_CHECK(cublasLtMatmulPreferenceDestroy(preference), s);
     if (status != CUBLAS_STATUS_NOT_SUPPORTED) MATMUL_CHECK(status, s);
     plan.possible = status == CUBLAS_STATUS_SUCCESS && results > 0 && result.state == CUBLAS_STATUS_SUCCESS;
     if (plan.possible) {
@@ -259,7 +261,7 @@ static inline void matmul_plans_grow(struct Matmul* matmul) {
     matmul->capacity = capacity;
 }
 
-// out = or += the product of that kind, in which first and second are in the order of the table above. False, and
+// out = or += the matmul of that kind, in which first and second are in the order of the table above. False, and
 // nothing is done, if the library does not take these arrays or has no algorithm. pre: what goes into the GELU, which
 // the forward writes and the backward reads.
 static inline bool matmul_library(MatmulKind kind, void* out, const floatX* first, const floatX* second,
@@ -288,17 +290,17 @@ static inline bool matmul_library(MatmulKind kind, void* out, const floatX* firs
 // ------------------------------------------------------------------------------------------------
 // 2. Plain
 //
-// A product for any shape and any alignment, in float arithmetic. A block of 256 threads makes a tile of 64 x 64
-// results in steps of 16 terms: it brings 64 x 16 elements of each operand into shared memory, where each is used 64
+// A matmul for any shape and any alignment, in float arithmetic. A block of 256 threads makes a tile of 64 x 64
+// results in steps of 16 terms: it copies 64 x 16 elements of each operand into shared memory, where each is used 64
 // times, and each thread holds 4 x 4 sums in registers, so that the 8 numbers it reads from shared memory serve 16
 // multiplications. Bound by reading shared memory: 2 bytes for a multiplication and addition.
 
 enum {
-    PRODUCT_TILE = 64,
-    PRODUCT_DEPTH = 16,
-    PRODUCT_OWN = 4,
-    PRODUCT_THREADS = 256,
-    PRODUCT_PITCH = PRODUCT_TILE + 4  // fewer conflicts of banks; rows still begin on 16 bytes
+    MATMUL_TILE = 64,
+    MATMUL_DEPTH = 16,
+    MATMUL_OWN = 4,
+    MATMUL_THREADS = 256,
+    MATMUL_PITCH = MATMUL_TILE + 4  // fewer conflicts of banks; rows still begin on 16 bytes
 };
 
 // The result (rows, columns) is either written to out or added to sums; the other one is NULL.
@@ -309,45 +311,45 @@ typedef struct {
     const floatX *a, *b;  // elements a[row * a_row + k * a_k] and b[column * b_column + k * b_k]:
     size_t a_row, a_k, b_column, b_k;  // of each pair of steps one is 1
     size_t rows, columns, length;      // k = 0 to length - 1
-} PlainProduct;
+} PlainMatmul;
 
 // tile[k][lane] = the element for (first_lane + lane, first_k + k), 0 outside of the matrix. Neighbouring threads take
 // what is neighbouring in memory.
-static __device__ inline void product_load(float (*tile)[PRODUCT_PITCH], const floatX* x, size_t lane_step,
-                                         size_t k_step, size_t first_lane, size_t lanes, size_t first_k,
-                                         size_t length) {
-    for (unsigned i = threadIdx.x; i < PRODUCT_TILE * PRODUCT_DEPTH; i += PRODUCT_THREADS) {
-        unsigned lane = k_step == 1 ? i / PRODUCT_DEPTH : i % PRODUCT_TILE;
-        unsigned k = k_step == 1 ? i % PRODUCT_DEPTH : i / PRODUCT_TILE;
+static __device__ inline void plain_matmul_load(float (*tile)[MATMUL_PITCH], const floatX* x, size_t lane_step,
+                                                size_t k_step, size_t first_lane, size_t lanes, size_t first_k,
+                                                size_t length) {
+    for (unsigned i = threadIdx.x; i < MATMUL_TILE * MATMUL_DEPTH; i += MATMUL_THREADS) {
+        unsigned lane = k_step == 1 ? i / MATMUL_DEPTH : i % MATMUL_TILE;
+        unsigned k = k_step == 1 ? i % MATMUL_DEPTH : i / MATMUL_TILE;
         bool inside = first_lane + lane < lanes && first_k + k < length;
         tile[k][lane] = inside ? float_of(x[(first_lane + lane) * lane_step + (first_k + k) * k_step]) : 0.0f;
     }
 }
 
-static __global__ __launch_bounds__(PRODUCT_THREADS) void product_kernel(PlainProduct p) {
-    __shared__ float a_tile[PRODUCT_DEPTH][PRODUCT_PITCH], b_tile[PRODUCT_DEPTH][PRODUCT_PITCH];
-    size_t tiles_across = divide_up(p.columns, PRODUCT_TILE);
-    size_t row = blockIdx.x / tiles_across * PRODUCT_TILE, column = blockIdx.x % tiles_across * PRODUCT_TILE;
-    unsigned own_row = threadIdx.x / (PRODUCT_TILE / PRODUCT_OWN) * PRODUCT_OWN;
-    unsigned own_column = threadIdx.x % (PRODUCT_TILE / PRODUCT_OWN) * PRODUCT_OWN;
-    float sums[PRODUCT_OWN][PRODUCT_OWN] = {{0.0f}};
+static __global__ __launch_bounds__(MATMUL_THREADS) void plain_matmul_kernel(PlainMatmul p) {
+    __shared__ float a_tile[MATMUL_DEPTH][MATMUL_PITCH], b_tile[MATMUL_DEPTH][MATMUL_PITCH];
+    size_t tiles_across = divide_up(p.columns, MATMUL_TILE);
+    size_t row = blockIdx.x / tiles_across * MATMUL_TILE, column = blockIdx.x % tiles_across * MATMUL_TILE;
+    unsigned own_row = threadIdx.x / (MATMUL_TILE / MATMUL_OWN) * MATMUL_OWN;
+    unsigned own_column = threadIdx.x % (MATMUL_TILE / MATMUL_OWN) * MATMUL_OWN;
+    float sums[MATMUL_OWN][MATMUL_OWN] = {{0.0f}};
 
-    for (size_t first = 0; first < p.length; first += PRODUCT_DEPTH) {
-        product_load(a_tile, p.a, p.a_row, p.a_k, row, p.rows, first, p.length);
-        product_load(b_tile, p.b, p.b_column, p.b_k, column, p.columns, first, p.length);
+    for (size_t first = 0; first < p.length; first += MATMUL_DEPTH) {
+        plain_matmul_load(a_tile, p.a, p.a_row, p.a_k, row, p.rows, first, p.length);
+        plain_matmul_load(b_tile, p.b, p.b_column, p.b_k, column, p.columns, first, p.length);
         __syncthreads();
         #pragma unroll
-        for (int k = 0; k < PRODUCT_DEPTH; k++) {
-            float a[PRODUCT_OWN], b[PRODUCT_OWN];
-            for (int i = 0; i < PRODUCT_OWN; i++) a[i] = a_tile[k][own_row + i];
-            for (int j = 0; j < PRODUCT_OWN; j++) b[j] = b_tile[k][own_column + j];
-            for (int i = 0; i < PRODUCT_OWN; i++)
-                for (int j = 0; j < PRODUCT_OWN; j++) sums[i][j] += a[i] * b[j];
+        for (int k = 0; k < MATMUL_DEPTH; k++) {
+            float a[MATMUL_OWN], b[MATMUL_OWN];
+            for (int i = 0; i < MATMUL_OWN; i++) a[i] = a_tile[k][own_row + i];
+            for (int j = 0; j < MATMUL_OWN; j++) b[j] = b_tile[k][own_column + j];
+            for (int i = 0; i < MATMUL_OWN; i++)
+                for (int j = 0; j < MATMUL_OWN; j++) sums[i][j] += a[i] * b[j];
         }
         __syncthreads();
     }
-    for (int i = 0; i < PRODUCT_OWN; i++) {
-        for (int j = 0; j < PRODUCT_OWN; j++) {
+    for (int i = 0; i < MATMUL_OWN; i++) {
+        for (int j = 0; j < MATMUL_OWN; j++) {
             size_t r = row + own_row + i, c = column + own_column + j;
             if (r >= p.rows || c >= p.columns) continue;
             if (p.sums) p.sums[r * p.columns + c] += sums[i][j];
@@ -356,34 +358,34 @@ static __global__ __launch_bounds__(PRODUCT_THREADS) void product_kernel(PlainPr
     }
 }
 
-static inline void product_run(const PlainProduct* p, Stream stream) {
-    size_t across = divide_up(p->columns, PRODUCT_TILE), down = divide_up(p->rows, PRODUCT_TILE);
+static inline void plain_matmul_run(const PlainMatmul* p, Stream stream) {
+    size_t across = divide_up(p->columns, MATMUL_TILE), down = divide_up(p->rows, MATMUL_TILE);
     if (across * down > INT32_MAX)
         device_fail("a matmul", "it is too large for one grid; use a smaller --batch, or sizes that are multiples of 8",
                     __FILE__, __LINE__);
-    product_kernel<<<(unsigned)(across * down), PRODUCT_THREADS, 0, stream->compute>>>(*p);
+    plain_matmul_kernel<<<(unsigned)(across * down), MATMUL_THREADS, 0, stream->compute>>>(*p);
     LAUNCH_CHECK();
 }
 
 // out (M, N) = in (M, K) weight (N, K)^T + bias (N)
-static inline void product_forward(floatX* out, const floatX* in, const floatX* weight, const floatX* bias,
-                                 size_t M, size_t N, size_t K, Stream stream) {
-    PlainProduct p = {out, NULL, bias, in, weight, K, 1, K, 1, M, N, K};
-    product_run(&p, stream);
+static inline void plain_matmul_forward(floatX* out, const floatX* in, const floatX* weight, const floatX* bias,
+                                        size_t M, size_t N, size_t K, Stream stream) {
+    PlainMatmul p = {out, NULL, bias, in, weight, K, 1, K, 1, M, N, K};
+    plain_matmul_run(&p, stream);
 }
 
 // din (M, K) = dout (M, N) weight (N, K)
-static inline void product_backward_input(floatX* din, const floatX* dout, const floatX* weight,
-                                        size_t M, size_t N, size_t K, Stream stream) {
-    PlainProduct p = {din, NULL, NULL, dout, weight, N, 1, 1, K, M, K, N};
-    product_run(&p, stream);
+static inline void plain_matmul_backward_input(floatX* din, const floatX* dout, const floatX* weight,
+                                               size_t M, size_t N, size_t K, Stream stream) {
+    PlainMatmul p = {din, NULL, NULL, dout, weight, N, 1, 1, K, M, K, N};
+    plain_matmul_run(&p, stream);
 }
 
 // dweight (N, K) += dout (M, N)^T in (M, K)
-static inline void product_backward_weight(float* dweight, const floatX* dout, const floatX* in,
-                                         size_t M, size_t N, size_t K, Stream stream) {
-    PlainProduct p = {NULL, dweight, NULL, dout, in, 1, N, 1, K, N, K, M};
-    product_run(&p, stream);
+static inline void plain_matmul_backward_weight(float* dweight, const floatX* dout, const floatX* in,
+                                                size_t M, size_t N, size_t K, Stream stream) {
+    PlainMatmul p = {NULL, dweight, NULL, dout, in, 1, N, 1, K, N, K, M};
+    plain_matmul_run(&p, stream);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -465,21 +467,21 @@ static inline void column_sums_add(float* dbias, const floatX* dout, size_t M, s
 static inline void matmul_forward(floatX* out, const floatX* in, const floatX* weight, const floatX* bias,
                                   size_t M, size_t N, size_t K, Stream stream) {
     if (!matmul_library(MATMUL_FORWARD, out, weight, in, bias, NULL, M, N, K, stream))
-        product_forward(out, in, weight, bias, M, N, K, stream);
+        plain_matmul_forward(out, in, weight, bias, M, N, K, stream);
 }
 
 // din (M, K) = dout (M, N) weight (N, K)
 static inline void matmul_backward_input(floatX* din, const floatX* dout, const floatX* weight,
                                          size_t M, size_t N, size_t K, Stream stream) {
     if (!matmul_library(MATMUL_BACKWARD_INPUT, din, weight, dout, NULL, NULL, M, N, K, stream))
-        product_backward_input(din, dout, weight, M, N, K, stream);
+        plain_matmul_backward_input(din, dout, weight, M, N, K, stream);
 }
 
 // Adds to dweight (N, K): dout (M, N)^T in (M, K), and to dbias (N), if it is not NULL: the sum of dout's rows.
 static inline void matmul_backward_weight(float* dweight, float* dbias, const floatX* dout, const floatX* in,
                                           size_t M, size_t N, size_t K, Stream stream) {
     if (!matmul_library(MATMUL_BACKWARD_WEIGHT, dweight, in, dout, NULL, NULL, M, N, K, stream))
-        product_backward_weight(dweight, dout, in, M, N, K, stream);
+        plain_matmul_backward_weight(dweight, dout, in, M, N, K, stream);
     if (dbias) column_sums_add(dbias, dout, M, N, stream);
 }
 

@@ -1,7 +1,7 @@
 // optimizers.h: the optimizers, a row each, and what one step of any of them takes.
 //
-// A new optimizer is a row here, a branch in optimizer_apply (kernels_cpu.h) and one in optimizer_element (kernels.cuh). The
-// flag --optimizer, the memory plan, ZeRO's shards and checkpoints walk the table.
+// A new optimizer is a row here, a branch in optimizer_apply (kernels_cpu.h) and one in optimizer_element
+// (kernels.cuh). The flag --optimizer, the memory plan, ZeRO's shards and checkpoints walk the table.
 //
 //   1. table       names, states
 //   2. step        what an update is given
@@ -23,7 +23,7 @@ enum { OPTIMIZER_STATES = 2 };  // the most arrays that an optimizer keeps, each
 
 static const struct {
     const char* name;                      // as --optimizer takes it
-    const char* states[OPTIMIZER_STATES];  // names of the arrays that it keeps, in checkpoints too; the first are used first
+    const char* states[OPTIMIZER_STATES];  // names of the arrays that it keeps, also in checkpoints; NULL: fewer
     bool by_matrix;                        // an update needs whole matrices, not only the elements of a shard
 } OPTIMIZERS[OPTIMIZER_COUNT] = {
     {"adamw", {"m", "v"}, false},
@@ -50,7 +50,8 @@ static inline const char* optimizer_names(void) {
     static char names[OPTIMIZER_COUNT * 16];
     size_t length = 0;
     for (int kind = 0; kind < OPTIMIZER_COUNT; kind++)
-        length += (size_t)snprintf(names + length, sizeof names - length, "%s%s", kind ? "|" : "", OPTIMIZERS[kind].name);
+        length += (size_t)snprintf(names + length, sizeof names - length, "%s%s", kind ? "|" : "",
+                                   OPTIMIZERS[kind].name);
     return names;
 }
 
@@ -80,7 +81,8 @@ HOST_DEVICE static inline floatX floatX_of_stochastic(float x, uint32_t random) 
 #elif defined(PRECISION_FP16)
     if (!(fabsf(x) < 65504.0f)) return floatX_of(x);  // the largest finite number has no neighbour above
     uint32_t exponent = bits_from_float(x) & 0x7f800000u;
-    float unit = float_from_bits((exponent < 0x38800000u ? 0x38800000u : exponent) - (10u << 23));  // the last place at x
+    // The distance between neighbours in floatX at x.
+    float unit = float_from_bits((exponent < 0x38800000u ? 0x38800000u : exponent) - (10u << 23));
     float quotient = x / unit, cut = truncf(quotient);
     bool away = (float)(random >> 8) * 0x1p-24f < fabsf(quotient - cut);
     return floatX_of((cut + copysignf(away ? 1.0f : 0.0f, x)) * unit);

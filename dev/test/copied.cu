@@ -62,7 +62,8 @@ static void test(void) {
             double p[T], total = 0, sum = 0;
             for (size_t j = 0; j <= t; j++) {
                 double score = 0;
-                for (size_t d = 0; d < HEAD; d++) score += D(qkv[at.q + t * at.stride + d]) * D(qkv[at.k + j * at.stride + d]);
+                for (size_t d = 0; d < HEAD; d++)
+                    score += D(qkv[at.q + t * at.stride + d]) * D(qkv[at.k + j * at.stride + d]);
                 total += p[j] = exp(score / sqrt((double)HEAD));
             }
             for (size_t j = 0; j <= t; j++) {
@@ -112,7 +113,8 @@ static void test(void) {
 static void test(void) {
     enum { B = 2, T = 5, C = 24, V = 7 };
     std::vector<int32_t> tokens = {3, 1, 3, 0, 6, 6, 3, 2, 1, 3};
-    std::vector<floatX> token = numbers(V * C, 1), position = numbers(T * C, 2), dout = numbers(B * T * C, 3), none(B * T * C);
+    std::vector<floatX> token = numbers(V * C, 1), position = numbers(T * C, 2);
+    std::vector<floatX> dout = numbers(B * T * C, 3), none(B * T * C);
     floatX* out_d = upload(none);
     float* dtoken_d = upload(zeros(V * C));
     embedding_forward(out_d, upload(tokens), upload(token), upload(position), 0, B, T, C, stream);
@@ -131,7 +133,8 @@ static void test(void) {
 #ifdef PIECE_NORMALISATION
 static void test(void) {
     enum { N = 6, C = 40 };
-    std::vector<floatX> in = numbers(N * C, 1), weight = numbers(C, 2), bias = numbers(C, 3), dout = numbers(N * C, 4), none(N * C);
+    std::vector<floatX> in = numbers(N * C, 1), weight = numbers(C, 2), bias = numbers(C, 3);
+    std::vector<floatX> dout = numbers(N * C, 4), none(N * C);
     floatX *out_d = upload(none), *in_d = upload(in), *weight_d = upload(weight);
     float *mean = upload(zeros(N)), *rstd = upload(zeros(N)), *dweight = upload(zeros(C)), *dbias = upload(zeros(C));
     layernorm_forward(out_d, NULL, mean, rstd, in_d, NULL, weight_d, upload(bias), 1e-5f, N, C, stream);
@@ -342,9 +345,11 @@ static void test(void) {
     gelu_forward(gelu, out, M * N, NULL);
     for (size_t i = 0; i < M * N; i++) {
         double sum = 0, x = (double)float_of(out[i]);
-        for (size_t k = 0; k < L; k++) sum += (double)float_of(in[i / N * L + k]) * (double)float_of(weight[i % N * L + k]);
+        for (size_t k = 0; k < L; k++)
+            sum += (double)float_of(in[i / N * L + k]) * (double)float_of(weight[i % N * L + k]);
         expect("out", x, sum, 0.05);
-        expect("gelu", (double)float_of(gelu[i]), 0.5 * x * (1 + tanh(0.7978845608 * (x + 0.044715 * x * x * x))), 0.02);
+        double wanted = 0.5 * x * (1 + tanh(0.7978845608 * (x + 0.044715 * x * x * x)));
+        expect("gelu", (double)float_of(gelu[i]), wanted, 0.02);
     }
 }
 #endif

@@ -1,7 +1,7 @@
 # copy.sh BUILD [CUDA_INCLUDE_FLAGS...]: shows that an operation can leave. Each header below, and each section of
 # kernels.cuh, is copied into an empty folder with what its first lines name after "Needs:", and nothing else. There a
-# program of copied.cu that calls it must compile with nvcc for sm_80, sm_90a and sm_100 (skipped where there is no nvcc),
-# and with the emulator, where it runs and checks the results. The last line is `N passed, N failed`.
+# program of copied.cu that calls it must compile with nvcc for sm_80, sm_90a and sm_100 (skipped where there is no
+# nvcc), and with the emulator, where it runs and checks the results. The last line is `N passed, N failed`.
 set -u
 build=$1
 shift
@@ -65,21 +65,24 @@ check() {
     {
         if [ -n "$nvcc" ]; then
             # shellcheck disable=SC2086
-            "$nvcc" -std=c++17 -c -o /dev/null -fdevice-syntax-only -Werror all-warnings -Xcompiler -Wall,-Wextra,-fopenmp \
+            "$nvcc" -std=c++17 -c -o /dev/null -fdevice-syntax-only -Werror all-warnings \
+                -Xcompiler -Wall,-Wextra,-fopenmp \
                 -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90a,code=sm_90a \
                 -gencode arch=compute_100,code=sm_100 -I. $define copied.cu && echo "passed nvcc" || echo "failed nvcc"
         fi
         if [ "$1" = KERNELS_CPU ]; then
             # shellcheck disable=SC2086
-            "${CC:-cc}" -std=c11 -O1 -Wall -Wextra -Werror -Wno-unknown-pragmas -I. $define -x c copied.cu -o program -lm -pthread
+            "${CC:-cc}" -std=c11 -O1 -Wall -Wextra -Werror -Wno-unknown-pragmas -I. $define -x c copied.cu -o program \
+                -lm -pthread
         else
             mkdir -p emulated/llmtrain
             for file in copied.cu piece.h section*.cuh llmtrain/*; do
                 [ -f "$file" ] && "$work/translate" "$file" > "emulated/$file"
             done
             # shellcheck disable=SC2086
-            "${CXX:-g++}" -std=c++17 -O0 -fno-strict-aliasing -Wall -Wextra -Werror -Wno-unknown-pragmas -pthread -DLLMTRAIN_CUDA \
-                $define -Iemulated -I"$repo/dev/emulator" -I"$work/root" $includes -x c++ emulated/copied.cu -o program -ldl
+            "${CXX:-g++}" -std=c++17 -O0 -fno-strict-aliasing -Wall -Wextra -Werror -Wno-unknown-pragmas -pthread \
+                -DLLMTRAIN_CUDA $define -Iemulated -I"$repo/dev/emulator" -I"$work/root" $includes \
+                -x c++ emulated/copied.cu -o program -ldl
         fi && ./program && echo "passed run" || echo "failed run"
     } > result 2>&1
 }
@@ -89,7 +92,8 @@ piece MATMUL llmtrain/matmul.cuh
 piece KERNELS_CPU kernels_cpu.h
 names="ATTENTION MATMUL KERNELS_CPU"
 for number in $(sed -n 's/^\/\/ \([0-9]*\)\. .*/\1/p' kernels.cuh); do
-    title=$(sed -n "s/^\/\/ $number\. //p" kernels.cuh | sed 's/ matmuls$//; s/ and /_AND_/; s/[, ]\{1,\}/_/g' | tr '[:lower:]' '[:upper:]')
+    title=$(sed -n "s/^\/\/ $number\. //p" kernels.cuh | sed 's/ matmuls$//; s/ and /_AND_/; s/[, ]\{1,\}/_/g' |
+        tr '[:lower:]' '[:upper:]')
     piece "$title" "$number"
     names="$names $title"
 done
