@@ -24,10 +24,15 @@
 #include <net/if.h>
 
 #define RANKS_MAX ((size_t)5)
-#define LONG_MS 30e3      // timeout where nothing is to fail
-#define SLACK_MS 10e3     // what a busy machine may add
-#define CASE_MS 60e3      // after which a rank is said to hang
-#define LANE_MS 300e3     // and all cases of a lane together
+#ifdef __SANITIZE_THREAD__  // under which everything takes many times as long
+#define SLOWER 5
+#else
+#define SLOWER 1
+#endif
+#define LONG_MS (SLOWER * 30e3)   // timeout where nothing is to fail
+#define SLACK_MS (SLOWER * 10e3)  // what a busy machine may add
+#define CASE_MS (SLOWER * 60e3)   // after which a rank is said to hang
+#define LANE_MS (SLOWER * 300e3)  // and all cases of a lane together
 #define NOBODY SIZE_MAX
 
 // ------------------------------------------------------------------------------------------------
@@ -90,8 +95,8 @@ static void start_ranks(const char* name, size_t world, void (*body)(size_t rank
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         self = &reports[rank];
         environment_clear();
-        environment_set(text_of("RANK=%zu|WORLD_SIZE=%zu|MASTER_ADDR=127.0.0.1|MASTER_PORT=%zu|LLMTRAIN_RUN_ID=test", rank,
-                                world, port));
+        environment_set(text_of("RANK=%zu|WORLD_SIZE=%zu|MASTER_ADDR=127.0.0.1|MASTER_PORT=%zu|LLMTRAIN_RUN_ID=test",
+                                rank, world, port));
         set_stage(1);
         need(reach_stage(world, 1), "the other ranks have started");
         body(rank);
@@ -141,7 +146,8 @@ static void end_failure(size_t world, size_t victim, double since_ms, double lim
         const Report* r = &reports[rank];
         if (rank == victim) continue;
         expect_text(rank, or_words && strstr(r->text, or_words) ? or_words : words);
-        expect(r->ended_ms - since_ms <= limit_ms, "rank %zu is late by %.0f ms", rank, r->ended_ms - since_ms - limit_ms);
+        expect(r->ended_ms - since_ms <= limit_ms, "rank %zu is late by %.0f ms", rank,
+               r->ended_ms - since_ms - limit_ms);
     }
     end_case();
 }
@@ -687,8 +693,17 @@ static void expect_no_spawn(void) {
 }
 
 // Ranks forked by launch_fork, from a process of its own: what its rank 2 does, and what launch_reap makes of it.
-enum { SPAWN_WELL, SPAWN_CODE, SPAWN_KILLED, SPAWN_STOPPED, SPAWN_REPORTS, SPAWN_PARENT_DIES, SPAWN_ABSENT, SPAWN_REFUSED,
-       SPAWNS };
+enum {
+    SPAWN_WELL,
+    SPAWN_CODE,
+    SPAWN_KILLED,
+    SPAWN_STOPPED,
+    SPAWN_REPORTS,
+    SPAWN_PARENT_DIES,
+    SPAWN_ABSENT,
+    SPAWN_REFUSED,
+    SPAWNS
+};
 static const struct {
     const char* name;
     int code;               // of launch_reap
@@ -950,7 +965,8 @@ static void test_absent(void) {
         start_ranks(text_of("rank %zu never connects", odd), 3, body_never_connects);
         end_ranks(3, NOBODY);
         end_failure(3, odd, began, timeout_ms + SLACK_MS,
-                    odd == 0 ? "not reached rank 0 at 127.0.0.1" : text_of("rank %zu has not connected to rank 0", odd), NULL);
+                    odd == 0 ? "not reached rank 0 at 127.0.0.1" : text_of("rank %zu has not connected to rank 0", odd),
+                    NULL);
     }
 }
 
@@ -1064,8 +1080,8 @@ static void arm(void) {
     pthread_detach(thread);
 }
 
-// The victim fails in the rendezvous. If it is killed, the last rank never connects, and no rank waits for that; if it is
-// stopped, the last rank connects then, and all wait for the victim.
+// The victim fails in the rendezvous. If it is killed, the last rank never connects, and no rank waits for that; if it
+// is stopped, the last rank connects then, and all wait for the victim.
 static void body_fault_in_rendezvous(size_t rank) {
     double deadline = now_ms() + timeout_ms;
     if (rank == odd_rank) arm();
@@ -1517,8 +1533,8 @@ static void test_abort(void) {
     static const char* const whens[] = {"before any collective", "with sums in flight", "from another thread"};
     for (abort_kind = 0; abort_kind < ABORTS; abort_kind++)
         for (odd_rank = 0; odd_rank < 3; odd_rank++)
-            run_failing(text_of("rank %zu aborts %s", odd_rank, whens[abort_kind]), 3, body_abort, timeout_ms + SLACK_MS,
-                        text_of("rank %zu gave up: %s", odd_rank, reason));
+            run_failing(text_of("rank %zu aborts %s", odd_rank, whens[abort_kind]), 3, body_abort,
+                        timeout_ms + SLACK_MS, text_of("rank %zu gave up: %s", odd_rank, reason));
     run_failing("the only rank aborts", 1, body_abort_alone, SLACK_MS, text_of("rank 0 gave up: %s", reason));
 }
 
@@ -1596,8 +1612,9 @@ static int run_launched(const Launch* launch) {
     if (!good) verdict("rank %zu", comm.rank);
     snprintf(error.text, sizeof error.text, "a condition does not hold");
     bool all = comm_agree_all(&comm, good, &error);
-    if (good) verdict("%zu ranks of %s, through %s: rank %zu", comm.world, launch->launcher, comm.mpi ? "MPI" : "sockets",
-                      comm.rank);
+    if (good)
+        verdict("%zu ranks of %s, through %s: rank %zu", comm.world, launch->launcher, comm.mpi ? "MPI" : "sockets",
+                comm.rank);
     comm_close(&comm);
     if (launch->rank > 0) return !good;
     check(all, "all ranks: %s", all ? "no failures" : error.text);

@@ -78,7 +78,8 @@ typedef struct {
 static void flags_add(Words* w, const char* text) {
     while (text && *text) {
         size_t length = strcspn(text, " "), flag = 0;
-        while (flag < w->count && (strlen(w->words[flag]) != length || memcmp(w->words[flag], text, length) != 0)) flag++;
+        while (flag < w->count && (strlen(w->words[flag]) != length || memcmp(w->words[flag], text, length) != 0))
+            flag++;
         words_put(w, flag, text, length);
         text += length + strspn(text + length, " ");
         length = strcspn(text, " ");
@@ -99,8 +100,8 @@ static void become_rank(const void* context) {
     environment_clear();
     environment_set("OMP_NUM_THREADS=1|OMP_WAIT_POLICY=passive");
     if (task->launch == BY_HAND)
-        environment_set(text_of("RANK=%zu|LOCAL_RANK=%zu|WORLD_SIZE=%zu|MASTER_ADDR=127.0.0.1|MASTER_PORT=%zu", place->rank,
-                                place->rank, task->world, place->port));
+        environment_set(text_of("RANK=%zu|LOCAL_RANK=%zu|WORLD_SIZE=%zu|MASTER_ADDR=127.0.0.1|MASTER_PORT=%zu",
+                                place->rank, place->rank, task->world, place->port));
     environment_set(task->variables);
     if (place->rank == task->odd) environment_set(task->odd_variables);
 }
@@ -451,12 +452,15 @@ static void test_resume(void) {
                 "%s: 5 steps each of 3 ranks at stage 2, 2 at stage 1, 1, and 4 at stage 2: losses of one rank within "
                 "%.1e <= %.0e", SHAPES[shape].name, apart, LOSS_BOUND);
     }
-    bool good = run_usual(whole, GPT2, 3, 2) &&
-                run_make("begun-elsewhere", test.train, FORKED, 2, "--family gpt2 --data train.bin --val val.bin --layers 2 --heads 2 "
-                         "--channels 32 --seq 24 --batch 2 --steps 1 --lr 0", "--zero 1 --init-from gpt2-3-zero2/step_00000020");
+    bool good =
+        run_usual(whole, GPT2, 3, 2) && run_make("begun-elsewhere", test.train, FORKED, 2,
+                                                 "--family gpt2 --data train.bin --val val.bin --layers 2 --heads 2 "
+                                                 "--channels 32 --seq 24 --batch 2 --steps 1 --lr 0",
+                                                 "--zero 1 --init-from gpt2-3-zero2/step_00000020");
     double apart = fabs(log_last("begun-elsewhere", "val_loss") / log_last(whole, "val_loss") - 1);
-    check(good && apart <= LOSS_BOUND, "--init-from: 2 ranks begin with the weights of 3; the validation's loss is theirs within %.1e <= %.0e",
-            apart, LOSS_BOUND);
+    check(good && apart <= LOSS_BOUND,
+          "--init-from: 2 ranks begin with the weights of 3; the validation's loss is theirs within %.1e <= %.0e",
+          apart, LOSS_BOUND);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -610,12 +614,15 @@ static void test_overlap(void) {
             time_steps(&blocking_late, zero, delay, true);
             step = fmax(late.step - plain.step, 0) / (blocking_late.step - blocking.step);
             wait = fmax(late.wait - plain.wait, 0) / (blocking_late.wait - blocking.wait);
-            good = fmin(step, wait) <= 0.15 && blocking_late.wait - blocking.wait > 0.5 * (double)collectives * delay;  // there were delays
+            good = fmin(step, wait) <= 0.15 &&
+                   blocking_late.wait - blocking.wait > 0.5 * (double)collectives * delay;  // there were delays
         }
         check(good,
-                "stage %zu: %zu collectives that take %.1f ms longer make a step of %.0f ms take %.0f ms; waited for at once, one of "
-                "%.0f ms takes %.0f ms: %.0f%% of communication is hidden, by what the ranks wait %.0f%%",
-                zero, collectives, delay, plain.step, late.step, blocking.step, blocking_late.step, 100 * (1 - step), 100 * (1 - wait));
+              "stage %zu: %zu collectives that take %.1f ms longer make a step of %.0f ms take %.0f ms; waited for at "
+              "once, one of "
+              "%.0f ms takes %.0f ms: %.0f%% of communication is hidden, by what the ranks wait %.0f%%",
+              zero, collectives, delay, plain.step, late.step, blocking.step, blocking_late.step, 100 * (1 - step),
+              100 * (1 - wait));
     }
 }
 
@@ -783,9 +790,10 @@ static void expect_interrupt(void) {
     good = good && said && sscanf(said, "after step %llu;", &step) == 1 && step > 0 && step < 5000;
     good = good && run_make("straight", test.train, FORKED, 3, SHAPES[ODD].arguments,
                             text_of("--zero 1 --steps %llu", step));
-    check(good && same_tensors("asked", "straight", step),
-            "rank 1 of 3 is asked to stop: all do, each says so, and it is saved after step %llu what a run to there saves",
-            step);
+    check(
+        good && same_tensors("asked", "straight", step),
+        "rank 1 of 3 is asked to stop: all do, each says so, and it is saved after step %llu what a run to there saves",
+        step);
     if (!good) job_print(&job);
     job_free(&job);
 }
@@ -928,7 +936,8 @@ static void test_refusals(void) {
 static void expect_corruption(size_t zero, size_t victim, bool computes) {
     Job job;
     char fault[128];
-    snprintf(fault, sizeof fault, "LLMTRAIN_TEST_FAULT=rank %zu step 3 at %s do flip", victim, computes ? "compare" : "load");
+    snprintf(fault, sizeof fault, "LLMTRAIN_TEST_FAULT=rank %zu step 3 at %s do flip", victim,
+             computes ? "compare" : "load");
     Task task = task_of(BY_HAND, test.train, 3, SHAPES[ODD].arguments, "--steps 6 --check-every 1 --timeout 3",
                         text_of("--zero %zu", zero));
     task.variables = fault;
@@ -985,20 +994,22 @@ static void expect_rewinds(const char* what, const char* arguments) {
     snprintf(alone, sizeof alone, "rewind-%s", what);
     bool good = run_make(alone, test.train, FORKED, 1, arguments, "--reduce exact");
     size_t rewinds = count_rewinds(alone);
-    check(good && rewinds > 0 && log_is_whole(alone), "%s: the run goes back %zu times and on to the end; each step is in its log once",
-            what, rewinds);
+    check(good && rewinds > 0 && log_is_whole(alone),
+          "%s: the run goes back %zu times and on to the end; each step is in its log once", what, rewinds);
     for (size_t world = 2; world <= RANKS_MAX; world++) {
         snprintf(name, sizeof name, "rewind-%s-%zu", what, world);
         good = run_make(name, test.train, FORKED, world, arguments, text_of("--zero %zu", world - 2));
-        check(good && same_tensors(alone, name, STEPS) && count_rewinds(name) == rewinds && logs_apart(alone, name, "loss") <= LOSS_BOUND,
-                "%s: %zu ranks at stage %zu go back as often, to the same bits", what, world, world - 2);
+        check(good && same_tensors(alone, name, STEPS) && count_rewinds(name) == rewinds &&
+                  logs_apart(alone, name, "loss") <= LOSS_BOUND,
+              "%s: %zu ranks at stage %zu go back as often, to the same bits", what, world, world - 2);
     }
 }
 
 static void expect_no_rewind(const char* what, const char* arguments, int code, const char* words) {
     static size_t cases;
     Job job;
-    Task task = task_of(FORKED, test.train, 2, arguments, text_of("--reduce float --out rewind-refused-%zu", cases++), NULL);
+    Task task =
+        task_of(FORKED, test.train, 2, arguments, text_of("--reduce float --out rewind-refused-%zu", cases++), NULL);
     job_start(&job, &task);
     jobs_wait(&job, 1);
     const Program* p = &job.programs[0];
@@ -1010,23 +1021,30 @@ static void expect_no_rewind(const char* what, const char* arguments, int code, 
 
 // Weights grow a thousandfold in each step, until they overflow, whatever the rounding. A thousandth of the rate is
 // harmless.
-#define DIVERGING "--family gpt2 --data train.bin --layers 2 --heads 2 --channels 32 --seq 24 --batch 4 --steps 20 " \
-                  "--warmup 0 --schedule constant --clip 0 --spike-skip 0 --threads 1 --optimizer sgd --lr 100 --weight-decay 10 "
+#define DIVERGING \
+    "--family gpt2 --data train.bin --layers 2 --heads 2 --channels 32 --seq 24 --batch 4 --steps 20 " \
+    "--warmup 0 --schedule constant --clip 0 --spike-skip 0 --threads 1 --optimizer sgd --lr 100 --weight-decay 10 "
 
 static void test_rewind(void) {
     char name[64];
     bool good = true;
     for (size_t zero = 0; zero < 3; zero++) {
         snprintf(name, sizeof name, "rewind-infinite-%zu", zero);
-        good = good && run_make(name, test.train, FORKED, 3, DIVERGING "--ckpt-every 1 --rewind 50 --rewind-lr 0.001 --reduce float", text_of("--zero %zu", zero));
+        good = good && run_make(name, test.train, FORKED, 3,
+                                DIVERGING "--ckpt-every 1 --rewind 50 --rewind-lr 0.001 --reduce float",
+                                text_of("--zero %zu", zero));
         good = good && count_rewinds(name) > 0 && log_is_whole(name) && same_tensors(name, "rewind-infinite-0", STEPS);
     }
     check(good, "a loss that is not finite: the run goes back and on to the end, in each stage to the same bits");
-    good = run_make("rewind-begin", test.train, FORKED, 3, DIVERGING "--ckpt-every 19 --rewind 50 --rewind-lr 0.001 --reduce float", "--zero 1");
-    check(good && count_rewinds("rewind-begin") > 0 && log_is_whole("rewind-begin"), "without a checkpoint it goes back to the beginning");
-    expect_rewinds("skipping", COMMON "--family gpt2 --data train.bin --heads 2 --channels 32 --seq 24 --total-batch 576 --spike-skip 1.4 "
+    good = run_make("rewind-begin", test.train, FORKED, 3,
+                    DIVERGING "--ckpt-every 19 --rewind 50 --rewind-lr 0.001 --reduce float", "--zero 1");
+    check(good && count_rewinds("rewind-begin") > 0 && log_is_whole("rewind-begin"),
+          "without a checkpoint it goes back to the beginning");
+    expect_rewinds("skipping", COMMON
+                   "--family gpt2 --data train.bin --heads 2 --channels 32 --seq 24 --total-batch 576 --spike-skip 1.4 "
                    "--diverged-after 1 --ckpt-every 4 --rewind 50 --rewind-lr 0.9");
-    expect_no_rewind("no rewind is left", DIVERGING "--ckpt-every 1 --rewind 1 --rewind-lr 1", 1, "is nan, after 1 rewinds");
+    expect_no_rewind("no rewind is left", DIVERGING "--ckpt-every 1 --rewind 1 --rewind-lr 1", 1,
+                     "is nan, after 1 rewinds");
     expect_no_rewind("no checkpoint will be", DIVERGING "--rewind 1", 2, "--rewind needs --ckpt-every");
     expect_no_rewind("--rewind is not asked for", DIVERGING "--diverged-after 3", 1, "let --rewind do it");
 }
@@ -1092,10 +1110,13 @@ static bool command_exists(const char* name) {
 }
 
 int main(int argc, char** argv) {
-    static const struct { const char* name; void (*run)(void); } tests[] = {
-        {"data", test_data}, {"stages", test_stages}, {"float", test_float}, {"storage", test_storage},
-        {"resume", test_resume}, {"launch", test_launch}, {"memory", test_memory}, {"overlap", test_overlap},
-        {"faults", test_faults}, {"refusals", test_refusals}, {"corruption", test_corruption}, {"rewind", test_rewind}, {"slow", test_slow},
+    static const struct { const char* name; void (*run)(void);
+    } tests[] = {
+        {"data", test_data},         {"stages", test_stages},         {"float", test_float},
+        {"storage", test_storage},   {"resume", test_resume},         {"launch", test_launch},
+        {"memory", test_memory},     {"overlap", test_overlap},       {"faults", test_faults},
+        {"refusals", test_refusals}, {"corruption", test_corruption}, {"rewind", test_rewind},
+        {"slow", test_slow},
     };
     const char *train = "./train", *train16 = NULL, *train_mpi = NULL;
     bool overlap = true;
@@ -1131,7 +1152,8 @@ int main(int argc, char** argv) {
         printf("%s: %.1f s\n", tests[i].name, (now_ms() - began) / 1e3);
     }
     if (!found) {
-        fprintf(stderr, "test_ranks: --only is '%s', which is no test; see the head of dev/test/test_ranks.c\n", test.only);
+        fprintf(stderr, "test_ranks: --only is '%s', which is no test; see the head of dev/test/test_ranks.c\n",
+                test.only);
         return 2;
     }
     return tests_end();
