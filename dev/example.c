@@ -1,4 +1,5 @@
-// example.c: llmtrain in other people's programs. Trains a tiny model on a string in memory and continues it.
+// example.c: llmtrain in other people's programs. Trains a tiny model on a string in memory, saves it, loads it and
+// continues the string.
 //
 //   mkdir -p build && cc -O3 -I. dev/example.c -o build/example -lm -pthread && build/example
 
@@ -17,7 +18,8 @@ int main(void) {
     Config config = {.family = FAMILY_LLAMA, .layers = 2, .heads = 4, .kv_heads = 2, .channels = 64, .ffn = 128,
                      .context = T, .vocab = 256, .tied = true};
     ModelOptions options = {.B = B, .T = T, .training = true, .optimizer = OPTIMIZER_ADAMW, .sampling = true};
-    OptimizerOptions adamw = {.kind = OPTIMIZER_ADAMW, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1};
+    OptimizerOptions adamw = {
+        .kind = OPTIMIZER_ADAMW, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1};
     bool ok = dataset_from_memory(&data, text, sizeof text[0], TEXT, &error) &&
               model_create(&model, &config, options, &error) && model_randomize(&model, 1, &error) &&
               loader_open(&loader, &data, 256, 1, 0, 1, B, T, &error) && loader_start(&loader, 0, &error);
@@ -34,6 +36,15 @@ int main(void) {
         model_update(&model, &adamw, step, 3e-3, 1.0 / fmax(1.0, result.grad_norm));
         if (step % 50 == 0) printf("step %d loss %.3f\n", (int)step, result.loss);
     }
+
+    RunRecord record = {.config = model.config, .optimizer = adamw.kind, .T = T}, saved;
+    record.state = run_state_begin(false, 1.0);
+    record.state.step = STEPS;
+    ok = model_save(&model, &record, "example.out",
+                    &error) &&  // example.out/step_00000150, which generate would open too
+         model_load(&model, &saved, "example.out/step_00000150", false, &error);
+    if (!ok) return fprintf(stderr, "example: %s\n", error.text), 1;
+    checkpoint_discard("example.out");
 
     Tokenizer tokenizer = tokenizer_of_bytes();
     SamplingOptions sampling = {.temperature = 0, .top_p = 1};  // always the likeliest token
