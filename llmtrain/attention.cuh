@@ -1,6 +1,11 @@
 // attention.cuh: causal, grouped-query attention, forward and backward: attention_forward and attention_backward of
 // kernels_cpu.h on a GPU.
 //
+// In another program, with this file and types.h (its section 4 has the layout of qkv), by nvcc -DPRECISION_BF16:
+//
+//   struct Device device = {};  device.compute = my_stream;
+//   attention_forward(out, lse, qkv, B, T, H, K, D, &device);
+//
 //   1. layout        what both versions share
 //   2. plain         float arithmetic on tiles in shared memory: FP32 storage, and head sizes that section 5 lacks
 //   3. instructions  tensor cores and asynchronous copies, one instruction to a function

@@ -12,6 +12,9 @@
 //     1     whole       1/N                               (N-1)/N gradients and parameters: reduce-scatter, all-gather
 //     2     1/N         1/N                               the same, gradients in every micro-batch
 //
+// An element of a gradient takes 8 bytes when it is reduced exactly, 4 as float, otherwise those of floatX; one of a
+// parameter takes those of floatX. --plan prints the sum.
+//
 // Every rank has all parameters. In stage 2 the backward adds to staging buffers of a bucket's size, three of them: one
 // for the embeddings (with a tied head they gather gradients from the start of the backward to its end, and with two
 // buffers they would have to be reduced twice), two for the blocks in turn. See flat_layout_staging for the other
