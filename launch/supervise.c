@@ -30,6 +30,7 @@
 //   6. post-mortem failures/failure_0001.json
 //   7. main        flags, restarts, the end
 
+#include "../llmtrain/device_cpu.h"
 #include "../llmtrain/flags.h"
 #include "../llmtrain/heartbeat.h"
 #include "../llmtrain/log.h"
@@ -720,18 +721,6 @@ static void json_members_of_heartbeat(JsonWriter* w, const Heartbeat* h) {
     json_member_string(w, "collective", h->collective);
 }
 
-// Bytes of memory that programs can have; NaN if that is not known.
-static double memory_available(void) {
-    char line[256];
-    unsigned long long kilobytes = 0;
-    bool found = false;
-    FILE* file = fopen("/proc/meminfo", "re");
-    while (file && !found && fgets(line, sizeof line, file))
-        found = sscanf(line, "MemAvailable: %llu kB", &kilobytes) == 1;
-    if (file) fclose(file);
-    return found ? 1024.0 * (double)kilobytes : (double)NAN;
-}
-
 static void failure_begin(JsonWriter* w, const Failure* f, const Supervisor* s) {
     char time_text[64], state[2] = "";
     time_utc(time_text);
@@ -766,7 +755,8 @@ static void failure_begin(JsonWriter* w, const Failure* f, const Supervisor* s) 
         json_write_end(w, '}');
     }
     json_write_end(w, ']');
-    json_member_number(w, "memory_available_bytes", memory_available());
+    size_t memory = memory_available();
+    json_member_number(w, "memory_available_bytes", memory == SIZE_MAX ? (double)NAN : (double)memory);
 }
 
 // Completes it, writes it under the next free name and frees it. Returns its path, or "" if it could not be written.

@@ -84,8 +84,8 @@ ends() {
 }
 
 # signalled SIGNAL CODE RECEIVED SCRIPT FLAGS...: runs two ranks of asked.sh and sends a signal to the process group of
-# the script, as a terminal does; SIGKILL to the script alone. It ends with the code. Each rank ends, and has received the
-# signal RECEIVED unless that is empty.
+# the script, as a terminal does; SIGKILL to the script alone. It ends with the code. Each rank ends, and has received
+# the signal RECEIVED unless that is empty.
 signalled() {
     signal=$1 expected=$2 received=$3 script=$4
     shift 4
