@@ -2,9 +2,9 @@
 //
 //     corpus --out data/stories --bytes 6000000 --val-bytes 600000 --seed 1
 //
-// writes data/stories_train.txt, data/stories_val.txt and data/stories.json. The last holds, for each text, the nats
-// per byte of its exact cross-entropy under the grammar that wrote it: the loss that no model can beat. All three
-// appear under their names complete, or not at all.
+// writes data/stories_train.txt, data/stories_val.txt and data/stories.json. The last holds for each text its exact
+// cross-entropy under the grammar that wrote it, in nats per byte: the entropy floor, which no model can beat. If
+// anything fails, files that are not complete do not appear under their names.
 //
 // Build: cc -O2 -o build/corpus data/corpus.c -lm
 
@@ -15,7 +15,7 @@
 
 #include <signal.h>
 
-static const uint64_t FIRST_VAL_STORY = 1ull << 40;  // train stories count from 0: the two never meet
+static const uint64_t FIRST_VAL_STORY = 1ull << 40;  // train stories count from 0: the two never overlap
 
 typedef struct {
     const char* out;
@@ -25,7 +25,7 @@ typedef struct {
 typedef struct {
     uint64_t bytes, stories;
     double nats, nats_per_byte;
-    double stderr_nats_per_byte;  // how far the sampled stories may lie from the mean of all stories
+    double stderr_nats_per_byte;  // standard error of nats_per_byte as an estimate of the mean over all stories
 } Summary;
 
 enum { FLAGS = 4 };
@@ -33,10 +33,14 @@ enum { FLAGS = 4 };
 static void options_flags(Flag flags[FLAGS], Options* o) {
     const Options standard = {NULL, 6000000, 600000, 1};
     const Flag table[FLAGS] = {
-        {"out", FLAG_TEXT, &o->out, "PREFIX", 0, 0, "writes PREFIX_train.txt, PREFIX_val.txt and PREFIX.json (needed)", false},
-        {"bytes", FLAG_COUNT, &o->bytes, "N", 1, 1e12, "at least N bytes of training text, to the end of a story", false},
-        {"val-bytes", FLAG_COUNT, &o->val_bytes, "N", 1, 1e12, "the same for validation, from other stories", false},
-        {"seed", FLAG_COUNT, &o->seed, "N", 0, 9e15, "the same seed writes the same bytes on any machine", false},
+        {"out", FLAG_TEXT, &o->out, "PREFIX", 0, 0,
+         "prefix of the files: PREFIX_train.txt, PREFIX_val.txt, PREFIX.json (needed)", false},
+        {"bytes", FLAG_COUNT, &o->bytes, "N", 1, 1e12,
+         "minimum bytes of training text; its last story is complete", false},
+        {"val-bytes", FLAG_COUNT, &o->val_bytes, "N", 1, 1e12,
+         "minimum bytes of validation text, whose stories are not in the training text", false},
+        {"seed", FLAG_COUNT, &o->seed, "N", 0, 9e15,
+         "seed of the stories; it gives the same bytes on any machine", false},
     };
     *o = standard;
     memcpy(flags, table, sizeof table);
@@ -126,7 +130,7 @@ int main(int argc, char** argv) {
     if (flags_want_help(argc, argv)) {
         Flag flags[FLAGS];
         options_flags(flags, &options);
-        printf("corpus: writes small English stories whose exact entropy is known\n\n");
+        printf("corpus: writes small English stories from a grammar, and their exact entropy\n\n");
         flags_help(flags, FLAGS);
         return 0;
     }
@@ -134,7 +138,7 @@ int main(int argc, char** argv) {
         fprintf(stderr, "corpus: %s\n", error.text);
         return 2;
     }
-    signal(SIGXFSZ, SIG_IGN);  // a limit on the size of files is then an error of the write, with a sentence
+    signal(SIGXFSZ, SIG_IGN);  // a write over the limit on file sizes then fails with a message
     Summary parts[2];
     Grammar* g = (Grammar*)allocate(sizeof(Grammar));
     bool ok = g || fail(&error, "no memory for the grammar (%zu bytes)", sizeof(Grammar));
@@ -146,9 +150,9 @@ int main(int argc, char** argv) {
         return 1;
     }
     for (int i = 0; i < 2; i++) {
-        printf("%s_%s.txt: %llu bytes, %llu stories, %.5f +- %.5f nats per byte\n", options.out, i == 0 ? "train" : "val",
-               (unsigned long long)parts[i].bytes, (unsigned long long)parts[i].stories, parts[i].nats_per_byte,
-               parts[i].stderr_nats_per_byte);
+        printf("%s_%s.txt: %llu bytes, %llu stories, %.5f +- %.5f nats per byte\n", options.out,
+               i == 0 ? "train" : "val", (unsigned long long)parts[i].bytes, (unsigned long long)parts[i].stories,
+               parts[i].nats_per_byte, parts[i].stderr_nats_per_byte);
     }
     return 0;
 }

@@ -6,9 +6,9 @@
 //             shard_writer_finish(&writer, &error) && shard_publish("data/x_train_000000.bin", &error);
 //   shard_writer_abandon(&writer);                                         after a failure: removes what was written
 //
-// The writer writes PATH.tmp, and shard_writer_finish flushes it to the disk; shard_publish then renames it to PATH. The
-// two are separate, so that a set of shards can appear together after the last of them is on the disk. A shard that has
-// its name is complete. A token outside the vocabulary is refused.
+// The writer writes PATH.tmp, and shard_writer_finish flushes it to the disk; shard_publish then renames it to PATH.
+// The two are separate, so that a set of shards can appear together after the last of them is on the disk. A shard
+// that has its name is complete. A token outside the vocabulary is refused.
 
 #ifndef LLMTRAIN_SHARDS_H
 #define LLMTRAIN_SHARDS_H

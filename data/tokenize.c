@@ -1,10 +1,10 @@
-// tokenize: text to token shards, for training and for validation.
+// tokenize: converts a text to token shards, for training and for validation.
 //
 //   cc -std=c11 -O2 data/tokenize.c -o build/tokenize -lm -pthread
 //   build/tokenize --bytes story.txt --out data/story --val 0.1
 //
-// Memory is constant whatever the size of the text. The shards get their names together, when the last byte is safe on
-// the disk; when anything fails before, nothing has changed.
+// It uses the same memory for a text of any size. All shards are renamed to their names after the last byte was
+// flushed to the disk; if anything fails before, no file has changed.
 
 #include "shards.h"
 #include "../llmtrain/flags.h"
@@ -25,11 +25,15 @@ enum { FLAGS = 5 };
 static void options_flags(Flag flags[FLAGS], Options* o) {
     const Options standard = {NULL, NULL, 0.1, false, 100000000, 0};
     const Flag table[FLAGS] = {
-        {"bytes", FLAG_TEXT, &o->text, "FILE", 0, 0, "the text, one token per byte; - is standard input", false},
-        {"out", FLAG_TEXT, &o->out, "PREFIX", 0, 0, "writes PREFIX_train_000000.bin, PREFIX_val_000000.bin", false},
-        {"val", FLAG_REAL, &o->val, "X", 0, 1, "part kept for validation, from the end; 0 or 1: only one kind", false},
-        {"shard-tokens", FLAG_COUNT, &o->shard_tokens, "N", 1, 1e12, "tokens per shard at most", false},
-        {"entropy", FLAG_REAL, &o->entropy, "X", 0, 100, "entropy of the source, nats per byte; 0 = unknown", false},
+        {"bytes", FLAG_TEXT, &o->text, "FILE", 0, 0,
+         "text to convert, a token per byte; -: standard input (needed)", false},
+        {"out", FLAG_TEXT, &o->out, "PREFIX", 0, 0,
+         "prefix of the shards: PREFIX_train_000000.bin, PREFIX_val_000000.bin, ... (needed)", false},
+        {"val", FLAG_REAL, &o->val, "X", 0, 1,
+         "fraction of the text, at its end, for validation; 0: train shards only, 1: val shards only", false},
+        {"shard-tokens", FLAG_COUNT, &o->shard_tokens, "N", 1, 1e12, "maximum tokens per shard", false},
+        {"entropy", FLAG_REAL, &o->entropy, "X", 0, 100,
+         "entropy floor (loss of the text's true source) in nats per byte, stored in the shards; 0: unknown", false},
     };
     *o = standard;
     memcpy(flags, table, sizeof table);
@@ -48,8 +52,8 @@ static bool options_read(Options* o, int argc, char** argv, Error* error) {
 // ------------------------------------------------------------------------------------------------
 // Output
 //
-// Two series of shards, train and val. A series is written shard by shard under temporary names, and published or
-// removed as a whole.
+// Two series of shards, train and val. A series is written shard by shard under temporary names, and then all of it is
+// renamed or removed.
 
 typedef struct {
     const char* prefix;
@@ -85,7 +89,7 @@ static bool series_add(Series* series, const int32_t* tokens, size_t count, cons
     return true;
 }
 
-// Renames the finished shards, and removes those of an earlier, longer series, which would otherwise mix with these.
+// Renames the finished shards, and removes those that an earlier, longer series has left: a pattern would match both.
 static bool series_publish(const Series* series, Error* error) {
     char path[1024];
     if (series->shards == 0) return true;
@@ -217,7 +221,7 @@ int main(int argc, char** argv) {
     if (flags_want_help(argc, argv)) {
         Flag flags[FLAGS];
         options_flags(flags, &options);
-        printf("tokenize: turns text into token shards; an earlier set of the same names is replaced\n\n");
+        printf("tokenize: converts a text to token shards; replaces existing shards of the same prefix\n\n");
         flags_help(flags, FLAGS);
         return 0;
     }
@@ -229,7 +233,7 @@ int main(int argc, char** argv) {
     action.sa_handler = interrupt;
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
-    signal(SIGXFSZ, SIG_IGN);  // a limit on the size of files is then an error of the write, with a sentence
+    signal(SIGXFSZ, SIG_IGN);  // a write over the limit on file sizes then fails with a message
     if (tokenize(&options, &error)) return 0;
     fprintf(stderr, "tokenize: %s\n", error.text);
     return 1;

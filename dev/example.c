@@ -1,4 +1,4 @@
-// example.c: llmtrain in other people's programs. Trains a tiny model on a string in memory, saves it, loads it and
+// example.c: the smallest complete program: trains a tiny model on a string in memory, saves and loads it, and
 // continues the string.
 //
 //   mkdir -p build && cc -O3 -I. dev/example.c -o build/example -lm -pthread && build/example
@@ -40,8 +40,8 @@ int main(void) {
     RunRecord record = {.config = model.config, .optimizer = adamw.kind, .T = T}, saved;
     record.state = run_state_begin(false, 1.0);
     record.state.step = STEPS;
-    ok = model_save(&model, &record, "example.out",
-                    &error) &&  // example.out/step_00000150, which generate would open too
+    // The checkpoint is a directory, example.out/step_00000150, that tools/generate.cu can open too.
+    ok = model_save(&model, &record, "example.out", &error) &&
          model_load(&model, &saved, "example.out/step_00000150", false, &error);
     if (!ok) return fprintf(stderr, "example: %s\n", error.text), 1;
     checkpoint_discard("example.out");

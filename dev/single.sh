@@ -1,6 +1,6 @@
 #!/bin/sh
-# single.sh: prints the runtime as one header: llmtrain/generate.h, and so llmtrain.h, with every header of the layout that
-# they include, each once.
+# single.sh: prints the runtime as one header: llmtrain/generate.h, so also llmtrain.h, with every header of the layout
+# that they include.
 #
 #   sh dev/single.sh > build/llmtrain_single.h      as `make single` does
 #
@@ -15,8 +15,8 @@ version=$(sed -n 's/^#define LLMTRAIN_VERSION "\(.*\)"/\1/p' llmtrain/base.h)
 cat << END
 // llmtrain_single.h: all of llmtrain $version as one header, to be copied into another project. It needs no other file.
 //
-// Its text is that of llmtrain.h, llmtrain/generate.h and the headers that they include, each after those that it needs.
-// Each begins with its manual; llmtrain.h, near the end, with an overview.
+// Its text is that of llmtrain.h, llmtrain/generate.h and the headers that they include, each after those that it
+// needs. Each begins with its manual; llmtrain.h, near the end, with an overview.
 //
 //   C11        cc -std=c11 -O3 -march=native -fopenmp program.c -lm -pthread
 //   CUDA       nvcc -std=c++17 -O3 -DLLMTRAIN_CUDA -Xcompiler -fopenmp program.cu -lcublasLt

@@ -1,10 +1,19 @@
-// files.h: the disk. Whole files, written so that a reader finds the old one or the new one and nothing between; and
-// directories made, renamed and removed with the same care.
+// files.h: files and directories that survive a crash: written whole or not at all, and every failure explained.
+//
+//   FileWriter w;
+//   ok = file_begin(&w, "runs/x/note.txt", &error) && file_append(&w, text, bytes, &error) && file_end(&w, &error);
+//   ok = ok && file_read("runs/x/note.txt", 1 << 20, &data, &bytes, &error);     free(data)
+//   ok = ok && directory_make("runs/x/step_1.tmp", &error);
+//   ok = ok && directory_rename_sync("runs/x/step_1.tmp", "runs/x/step_1", &error);
+//
+// A reader of a name finds the old file or the new one, complete, also after a power cut. A message names the file, the
+// reason and a remedy. A failure that another file would have too (memory, descriptors) has the kind ERROR_PROCESS. The
+// functions do not lock files: two writers of one name are safe, and the last one wins.
 
 #ifndef LLMTRAIN_FILES_H
 #define LLMTRAIN_FILES_H
 
-#include "base.h"
+#include "base.h"  // Error, fail, allocate
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -15,14 +24,14 @@
 // ------------------------------------------------------------------------------------------------
 // Files
 //
-// A file is written under a temporary name in its directory, flushed to the disk, and then takes its name; the
-// directory is flushed too. Whoever opens the name finds the old file or the new one, whole, also after the power was
-// cut. When a step fails the temporary file is removed and the old one stays.
+// A file is written under a temporary name in its directory, flushed to the disk and renamed, and then the directory is
+// flushed. When a step fails, the temporary file is removed and the old file stays.
 
 #define FILE_PATH_MAX ((size_t)4096)
 #define FILE_CHUNK ((size_t)4 << 20)  // bytes per read or write: few calls, and the checksum finds them in the cache
 
-// Where standard input, output or error were closed when the program began: what is opened next must not take their place.
+// Opens standard input, output and error on /dev/null where they are closed: the next file that is opened would get
+// their descriptors.
 static inline void files_open_standard(void) {
     int file;
     do file = open("/dev/null", O_RDWR);
@@ -30,7 +39,7 @@ static inline void files_open_standard(void) {
     if (file >= 0) close(file);
 }
 
-// Says what failed, where, why (errno), and what to do about it.
+// Reports what failed, on which path, why (errno), and what to do about it.
 static inline bool fail_file(Error* error, const char* action, const char* path) {
     const char* remedy = "check the path and the disk";
     int number = errno;
@@ -68,7 +77,7 @@ static inline bool file_sync(int file) {
 static inline bool directory_sync(const char* path, Error* error) {
     int directory = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (directory < 0) return fail_file(error, "open the directory", path);
-    bool good = file_sync(directory) || errno == EINVAL || errno == ENOTSUP;  // some file systems have no such call
+    bool good = file_sync(directory) || errno == EINVAL || errno == ENOTSUP;  // some file systems do not support it
     if (!good) fail_file(error, "flush the directory", path);
     close(directory);
     return good;
@@ -86,11 +95,11 @@ static inline bool directory_sync_parent(const char* path, Error* error) {
     return directory_sync(end > 0 ? parent : ".", error);
 }
 
-// A file being written: file_begin, file_append any number of times, then file_end or file_abort. A call that fails
-// has aborted; to abort again does nothing.
+// A file being written: file_begin, file_append any number of times, then file_end or file_abort. A call that fails has
+// aborted; a second abort does nothing.
 typedef struct {
     int file;       // open descriptor, or -1
-    size_t bytes, flushing;  // so far; and those of them that the disk was told to begin with
+    size_t bytes, flushing;  // written so far; of these, whose flush to the disk has been started
     char path[FILE_PATH_MAX];
     char temporary[FILE_PATH_MAX + 64];
 } FileWriter;
@@ -114,7 +123,7 @@ static inline bool file_begin(FileWriter* w, const char* path, Error* error) {
     w->bytes = w->flushing = 0;
     if (!path_copy(w->path, path, error)) return false;
     struct stat status;
-    if (stat(path, &status) == 0 && S_ISDIR(status.st_mode)) {  // found now, not when all is written
+    if (stat(path, &status) == 0 && S_ISDIR(status.st_mode)) {  // refused now, not after all was written
         errno = EISDIR;
         return fail_file(error, "create", path);
     }
@@ -137,7 +146,7 @@ static inline bool file_append(FileWriter* w, const void* data, size_t bytes, Er
         p += n;
         bytes -= (size_t)n;
         w->bytes += (size_t)n;
-#ifdef SYNC_FILE_RANGE_WRITE  // so that the disk keeps the writer's pace, and the flush at the end finds little to do
+#ifdef SYNC_FILE_RANGE_WRITE  // starts the flush of whole chunks, so that little is left for the one at the end
         size_t whole = w->bytes / FILE_CHUNK * FILE_CHUNK - w->flushing;
         if (whole > 0) sync_file_range(w->file, (off_t)w->flushing, (off_t)whole, SYNC_FILE_RANGE_WRITE);
         w->flushing += whole;
@@ -146,12 +155,12 @@ static inline bool file_append(FileWriter* w, const void* data, size_t bytes, Er
     return true;
 }
 
-// False after the file took its name means only that a power cut may still undo it.
+// If it fails after the rename, the file is in place, but a power cut may still undo the rename.
 static inline bool file_end(FileWriter* w, Error* error) {
     if (w->file < 0) return fail(error, "%.600s is not being written; an earlier step failed", w->path);
     if (!file_sync(w->file)) return file_abort_because(w, "flush", error);
     if (rename(w->temporary, w->path) != 0) return file_abort_because(w, "write", error);
-    close(w->file);  // after the flush there is nothing left that it could lose
+    close(w->file);  // cannot lose data: the file was flushed
     w->file = -1;
     return directory_sync_parent(w->path, error);
 }
@@ -164,7 +173,7 @@ static inline bool file_write_atomic(const char* path, const void* data, size_t 
 // Opens a regular file for reading; -1 after a failure.
 static inline int file_open(size_t* bytes, const char* path, Error* error) {
     struct stat status;
-    int file = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);  // not to wait for the other end if it is a pipe
+    int file = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);  // O_NONBLOCK: a pipe would wait for its other end
     bool good = file >= 0 && fstat(file, &status) == 0;
     if (!good) fail_file(error, "open", path);
     if (good && !S_ISREG(status.st_mode)) good = fail(error, "%.600s is not a file; check the path", path);
@@ -176,7 +185,7 @@ static inline int file_open(size_t* bytes, const char* path, Error* error) {
     return file;
 }
 
-// Reads bytes at an offset; the file must have them.
+// Reads `bytes` bytes at an offset; a file that ends before them is an error.
 static inline bool file_read_at(int file, void* data, size_t bytes, size_t offset, const char* path, Error* error) {
     char* p = (char*)data;
     while (bytes > 0) {
@@ -191,7 +200,7 @@ static inline bool file_read_at(int file, void* data, size_t bytes, size_t offse
     return true;
 }
 
-// Reads a whole file of at most max_bytes; a zero byte follows the last. The caller frees *data with free().
+// Reads a whole file of at most max_bytes, and appends a zero byte. The caller frees *data with free().
 static inline bool file_read(const char* path, size_t max_bytes, char** data, size_t* bytes, Error* error) {
     *data = NULL;
     int file = file_open(bytes, path, error);
@@ -217,7 +226,7 @@ static inline bool directory_exists(const char* path) {
     return stat(path, &status) == 0 && S_ISDIR(status.st_mode);
 }
 
-// Makes a directory, and the ones above it, where they do not exist; several processes may do so at once.
+// Makes a directory and its parents where they do not exist; several processes may do so at the same time.
 static inline bool directory_make(const char* path, Error* error) {
     char part[FILE_PATH_MAX];
     if (!path_copy(part, path, error)) return false;
@@ -247,7 +256,8 @@ static inline bool directory_remove(const char* path, Error* error) {
     bool good = true;
     for (struct dirent* entry; good && (errno = 0, entry = readdir(directory)) != NULL;) {
         if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
-        good = unlinkat(file, entry->d_name, 0) == 0 || errno == ENOENT || unlinkat(file, entry->d_name, AT_REMOVEDIR) == 0;
+        good = unlinkat(file, entry->d_name, 0) == 0 || errno == ENOENT ||
+               unlinkat(file, entry->d_name, AT_REMOVEDIR) == 0;
     }
     good = good && errno == 0;
     if (!good) fail_file(error, "empty the directory", path);
@@ -256,8 +266,8 @@ static inline bool directory_remove(const char* path, Error* error) {
     return good && directory_sync_parent(path, error);
 }
 
-// Gives a directory its final name: flushes it, renames it, flushes the directory above. The files in it must have
-// been flushed. `to` must not exist, or be an empty directory.
+// Gives a directory its final name: flushes it, renames it, flushes its parent. The caller has flushed the files in it.
+// `to` must not exist, or be an empty directory.
 static inline bool directory_rename_sync(const char* from, const char* to, Error* error) {
     if (!directory_sync(from, error)) return false;
     if (rename(from, to) != 0) return fail_file(error, "give the final name to the directory", to);

@@ -1,23 +1,33 @@
-// safetensors.h: tensors with names in a file, with a streaming writer and a checked reader.
+// safetensors.h: files of named tensors in the safetensors format: a streaming writer and a checked reader.
 //
-// Every reader here accepts any bytes at all: what is not right is refused with a sentence, and the memory that a
-// file can make us take is bounded by its size. Nothing here is global; an object is used by one thread at a time.
+//   SafetensorsWriter w;                                                        writing: in the order of declaration
+//   ok = safetensors_create(&w, path, &error) && safetensors_declare(&w, "weight", DTYPE_F32, shape, 2, &error) &&
+//        safetensors_begin(&w, &error) && safetensors_write(&w, data, bytes, &error) && safetensors_end(&w, &error);
+//   safetensors_writer_free(&w);
+//   SafetensorsFile f;                                                          reading: in any order
+//   ok = safetensors_open(&f, path, &error) && (t = safetensors_find(&f, "weight")) != NULL &&
+//        safetensors_read(&f, t, data, t->bytes, NULL, &error);
+//   safetensors_close(&f);
+//
+// The reader takes any bytes: it refuses a damaged file with a message, and takes memory in proportion to the file. The
+// writer reads its own header back before it writes it, and leaves no file unless it reached its end. Data are neither
+// converted nor kept in memory. There is no global state; one thread at a time may use an object.
 
 #ifndef LLMTRAIN_SAFETENSORS_H
 #define LLMTRAIN_SAFETENSORS_H
 
-#include "base.h"
-#include "dtypes.h"
-#include "files.h"
-#include "json.h"
+#include "base.h"    // Error, hashes
+#include "dtypes.h"  // the formats' names for types
+#include "files.h"   // FileWriter, file_read_at
+#include "json.h"    // the header
 
 // ------------------------------------------------------------------------------------------------
-// Safetensors
+// 1. Header
 //
 // The public format: the length of the header in 8 bytes, the header as JSON,
 //   {"__metadata__": {"key": "value"}, "name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}},
 // spaces up to a multiple of 8 bytes, then the data of the tensors without gaps; offsets count from its start.
-// The header is the whole truth: its tensors must cover the file from the first byte of data to the last.
+// The tensors of the header must cover the file from the first byte of data to the last.
 // Checksums are XXH64 with seed 0: of the header with its length, and of the data of each tensor.
 
 #define SAFETENSORS_NAME_MAX 256                    // with the zero byte
@@ -31,8 +41,8 @@ typedef struct {
     int dims;                            // 0: one element
     size_t shape[SAFETENSORS_DIMS_MAX];
     size_t offset, bytes;                // of the data, in the data section
-    size_t place;                        // in the header
-    uint64_t hash;                       // of the data; the writer knows it when the last byte is written
+    size_t position;                     // in the header
+    uint64_t hash;                       // of the data; set by the writer with the last byte
 } SafetensorsTensor;
 
 typedef struct {
@@ -49,7 +59,7 @@ static inline void safetensors_header_free(SafetensorsHeader* header) {
     memset(header, 0, sizeof *header);
 }
 
-// Multiplies the shape and the type out; false if it overflows.
+// The bytes of a tensor of this type and shape; false if they overflow.
 static inline bool safetensors_shape_bytes(size_t* bytes, Dtype type, const size_t* shape, int dims) {
     *bytes = dtype_bytes(type);
     for (int i = 0; i < dims; i++) {
@@ -59,7 +69,7 @@ static inline bool safetensors_shape_bytes(size_t* bytes, Dtype type, const size
     return true;
 }
 
-// Reads the member `node` of the header; NULL, or what is wrong with it.
+// Reads the member `node` of the header. Returns NULL, or what is wrong with it.
 static inline const char* safetensors_tensor_parse(SafetensorsTensor* tensor, const Json* json, uint32_t node) {
     char dtype[8];
     uint64_t n, offsets[2];
@@ -97,7 +107,7 @@ static inline int safetensors_compare(const void* left, const void* right) {
     const SafetensorsTensor* b = (const SafetensorsTensor*)right;
     if (a->offset != b->offset) return a->offset < b->offset ? -1 : 1;
     if (a->bytes != b->bytes) return a->bytes < b->bytes ? -1 : 1;
-    return a->place < b->place ? -1 : a->place > b->place;
+    return a->position < b->position ? -1 : a->position > b->position;
 }
 
 // Reads and checks a header that stands before data_bytes of data.
@@ -132,7 +142,7 @@ static inline bool safetensors_header_parse(SafetensorsHeader* header, const cha
             continue;
         }
         SafetensorsTensor* tensor = &header->tensors[header->count];
-        tensor->place = header->count++;
+        tensor->position = header->count++;
         problem = safetensors_tensor_parse(tensor, json, i);
     }
     if (!problem) qsort(header->tensors, header->count, sizeof *header->tensors, safetensors_compare);
@@ -152,18 +162,21 @@ static inline bool safetensors_header_parse(SafetensorsHeader* header, const cha
     return false;
 }
 
-// The writer: safetensors_create; safetensors_metadata as wanted, then safetensors_declare for every tensor;
-// safetensors_begin; safetensors_write for the data in the order of declaration, in pieces of any size;
-// safetensors_end; and safetensors_writer_free, after which nothing is left of a file that did not reach its end.
-// A call that fails has removed the file already.
+// ------------------------------------------------------------------------------------------------
+// 2. Writer
+//
+// safetensors_create; safetensors_metadata where wanted, then safetensors_declare for every tensor; safetensors_begin;
+// safetensors_write for the data in the order of declaration, in pieces of any size; safetensors_end; and always
+// safetensors_writer_free, which removes a file that did not reach its end. A call that fails has removed it already.
+
 typedef struct {
     FileWriter file;
-    JsonWriter text;           // the header, as it grows
+    JsonWriter text;           // the header so far
     SafetensorsHeader header;  // from safetensors_begin on: the header as a reader will see it, and the checksums
-    size_t declared;           // tensors
-    size_t data_bytes;         // of them
-    size_t current, done;      // the tensor being written, and the bytes of it that are
-    Hash hash;                 // of those bytes
+    size_t declared;           // tensors declared
+    size_t data_bytes;         // of the declared tensors
+    size_t current, done;      // the tensor being written, and its bytes written so far
+    Hash hash;                 // of these bytes
 } SafetensorsWriter;
 
 static inline void safetensors_writer_free(SafetensorsWriter* w) {
@@ -183,7 +196,7 @@ static inline bool safetensors_fail(SafetensorsWriter* w, Error* error, const ch
     return fail(error, "cannot write %.600s: %s %.100s", w->file.path, problem, name);
 }
 
-// Strings about the file as a whole; before the first tensor.
+// Adds a string about the whole file. To be called before the first tensor is declared.
 static inline bool safetensors_metadata(SafetensorsWriter* w, const char* key, const char* value, Error* error) {
     if (w->declared > 0) return safetensors_fail(w, error, "metadata must come before the first tensor:", key);
     if (w->text.depth == 1) {
@@ -221,7 +234,7 @@ static inline bool safetensors_declare(SafetensorsWriter* w, const char* name, D
     return true;
 }
 
-// Ends every tensor that has all its bytes; those of no bytes at once.
+// Ends the current tensor if all its bytes are written, and the tensors of no bytes after it.
 static inline void safetensors_advance(SafetensorsWriter* w) {
     while (w->current < w->header.count && w->done == w->header.tensors[w->current].bytes) {
         w->header.tensors[w->current++].hash = hash_end(&w->hash);
@@ -230,7 +243,7 @@ static inline void safetensors_advance(SafetensorsWriter* w) {
     }
 }
 
-// Writes the header, after reading it back as any reader will: what is wrong with a name or a shape is found here.
+// Reads the header back as any reader will, then writes it: a wrong name or shape is found here.
 static inline bool safetensors_begin(SafetensorsWriter* w, Error* error) {
     while (w->text.depth > 0) json_write_end(&w->text, '}');
     while (!w->text.failed && w->text.bytes % 8 != 0) json_put(&w->text, " ", 1);
@@ -247,7 +260,7 @@ static inline bool safetensors_begin(SafetensorsWriter* w, Error* error) {
     return good;
 }
 
-// The bytes go to the disk from where they lie.
+// Writes the next bytes of the data, without a copy.
 static inline bool safetensors_write(SafetensorsWriter* w, const void* data, size_t bytes, Error* error) {
     const char* p = (const char*)data;
     while (bytes > 0) {
@@ -270,8 +283,11 @@ static inline bool safetensors_end(SafetensorsWriter* w, Error* error) {
     return file_end(&w->file, error);
 }
 
-// The reader. It uses read calls and no mapped memory, so that a file which is cut while we read it is an error and
-// not a signal.
+// ------------------------------------------------------------------------------------------------
+// 3. Reader
+//
+// Reads with calls and maps nothing into memory: a file that is cut while it is read is an error and not a signal.
+
 typedef struct {
     int file;                  // open descriptor
     size_t data_start;         // in the file
@@ -308,14 +324,14 @@ static inline bool safetensors_open(SafetensorsFile* f, const char* path, Error*
     return good;
 }
 
-// NULL if there is none.
+// The tensor with a name; NULL if there is none.
 static inline const SafetensorsTensor* safetensors_find(const SafetensorsFile* f, const char* name) {
     for (size_t i = 0; i < f->header.count; i++)
         if (strcmp(f->header.tensors[i].name, name) == 0) return &f->header.tensors[i];
     return NULL;
 }
 
-// Reads a part of a tensor: bytes from first_byte on. The disk goes on with what follows, while the caller works on these.
+// Reads a part of a tensor: `bytes` bytes from first_byte on. The system reads ahead what follows.
 static inline bool safetensors_read_range(const SafetensorsFile* f, const SafetensorsTensor* tensor, size_t first_byte,
                                           size_t bytes, void* buffer, Error* error) {
     if (first_byte > tensor->bytes || bytes > tensor->bytes - first_byte)
@@ -327,7 +343,7 @@ static inline bool safetensors_read_range(const SafetensorsFile* f, const Safete
     return true;
 }
 
-// Reads a tensor whole, and gives its checksum where hash is not NULL.
+// Reads a whole tensor; also computes its checksum if hash is not NULL.
 static inline bool safetensors_read(const SafetensorsFile* f, const SafetensorsTensor* tensor, void* buffer,
                                     size_t bytes, uint64_t* hash, Error* error) {
     if (bytes != tensor->bytes)

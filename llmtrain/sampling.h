@@ -1,7 +1,10 @@
-// sampling.h: one token from logits: temperature, top-k, top-p.
+// sampling.h: draws one token from logits, with temperature, top-k and top-p.
 //
 //   SamplingOptions o = {.temperature = 0.8, .top_p = 1, .seed = 1};
 //   int32_t token = sample_token(candidates, logits, &o, random_uniform(o.seed, RANDOM_SAMPLING, 0, position), V);
+//
+// The token is a function of its arguments: the caller supplies the random number. Logits are on the host. It sorts all
+// V candidates; generate.h calls it once per token.
 
 #ifndef LLMTRAIN_SAMPLING_H
 #define LLMTRAIN_SAMPLING_H
@@ -9,14 +12,14 @@
 #include "base.h"
 
 typedef struct {
-    double temperature;   // 0: always the most likely token
-    uint64_t top_k;       // choose among the k most likely; 0: among all
-    double top_p;         // choose among the most likely whose probabilities reach p; 1: among all
-    uint64_t seed;
+    double temperature;   // of the softmax; 0: always the most likely token
+    uint64_t top_k;       // sample from the k most likely tokens; 0: from all
+    double top_p;         // sample from the smallest set of most likely tokens with total probability p; 1: from all
+    uint64_t seed;        // of the caller's random numbers
 } SamplingOptions;
 
 typedef struct {
-    float probability;    // times an unknown constant
+    float probability;    // not normalised
     int32_t token;
 } Candidate;
 
@@ -37,7 +40,7 @@ static inline int32_t sample_token(Candidate* candidates, const floatX* logits, 
         float logit = float_of(logits[v]) - maximum;
         float p = o->temperature > 0 ? expf((float)((double)logit / o->temperature)) : (float)(logit == 0.0f);
         candidates[v].token = (int32_t)v;
-        candidates[v].probability = p >= 0 ? p : 0;  // NaN of a model that has diverged
+        candidates[v].probability = p >= 0 ? p : 0;  // 0 for NaN: the model has diverged
         sum += candidates[v].probability;
     }
     qsort(candidates, V, sizeof *candidates, candidate_compare);

@@ -1,10 +1,10 @@
-// generate.cu: continues a text with the model of a run. An example of the library: a model is created from a checkpoint,
-// loaded and sampled from in a page.
+// generate.cu: continues a text with the model of a run. An example of the library: a model is created from a
+// checkpoint, loaded and sampled from in a page.
 //
 //   make build/generate && build/generate --out runs/x --prompt 'Once upon a time'
 //
-// It takes the newest checkpoint of --out that is whole. An fp32 build loads the master weights of any run. Exit code: 0
-// done; 1 something failed; 2 a flag is wrong.
+// It takes the newest checkpoint of --out that is whole. An fp32 build loads the master weights of any run. Exit
+// code: 0 done; 1 something failed; 2 a flag is wrong.
 
 #include "../llmtrain/generate.h"
 
