@@ -12,11 +12,11 @@
 #define LLMTRAIN_TENSORS_H
 
 #include "base.h"
+#include "../kernels_cpu.h"
 #ifdef LLMTRAIN_CUDA
 #include "../kernels.cuh"
 #include "device.cuh"
 #else
-#include "../kernels_cpu.h"
 #include "device_cpu.h"
 #endif
 
