@@ -136,9 +136,10 @@ HARNESS_FORMAT(2, 3) static inline bool expect(bool good, const char* format, ..
     return false;
 }
 
-// Ends the test: good if all that was expected since the last one holds.
+// Ends the test: good if something was expected since the last one, and all of it holds.
 HARNESS_FORMAT(1, 2) static inline bool verdict(const char* format, ...) {
     char numbers[64] = "";
+    if (harness_now.conditions == 0) expect(false, "nothing was expected");
     bool good = harness_now.failures == 0;
     if (harness_now.conditions > 1)
         snprintf(numbers, sizeof numbers, " %llu conditions, %llu fail", harness_now.conditions, harness_now.failures);

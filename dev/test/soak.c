@@ -302,7 +302,7 @@ static bool run_well(Job* job, size_t world, const char* arguments) {
     job_start(job, world, arguments, &NO_BLOW, NULL);
     job_wait(job, &NO_BLOW);
     bool good = job_good(job);
-    if (!good) blame("%.700s: %s", arguments, job->late ? "hangs" : "fails");
+    expect(good, "%.700s: %s", arguments, job->late ? "hangs" : "fails");
     if (!good) blame_job(job);
     return good;
 }
@@ -312,7 +312,7 @@ static void run_killed(size_t world, const char* arguments, const Blow* blow) {
     Job job;
     job_start(&job, world, arguments, blow, NULL);
     job_wait(&job, blow);
-    if (!job.struck) blame("it was not killed");
+    expect(job.struck, "it was not killed");
     job_free(&job);
 }
 
@@ -376,21 +376,20 @@ static void check_whole(const char* out) {
         }
         json_free(&manifest);
         uint64_t hash = weights_hash(path, &error);
-        if (hash == 0) blame("%s", error.text);
-        else if (step > STEPS || hash != reference.weights[step])
-            blame("%s has other tensors than the reference", path);
+        expect(hash != 0, "%s", error.text);
+        expect(step <= STEPS && hash == reference.weights[step], "%s has other tensors than the reference", path);
     }
 }
 
 static void check_weights(void) {
-    if (weights_of(STEPS) != reference.weights[STEPS]) blame("other weights than the reference's after the last step");
+    expect(weights_of(STEPS) == reference.weights[STEPS], "other weights than the reference's after the last step");
 }
 
 // The run is complete, is the reference's, and has left nothing else.
 static void check_complete(size_t world) {
     const char* out = run_path();
     check_weights();
-    if (log_hash(out, NULL) != reference.log[world]) blame("another log than the reference's");
+    expect(log_hash(out, NULL) == reference.log[world], "another log than the reference's");
     DIR* directory = opendir(out);
     for (struct dirent* entry; directory && (entry = readdir(directory)) != NULL;) {
         char expected[64];
@@ -398,16 +397,16 @@ static void check_complete(size_t world) {
         sscanf(entry->d_name, "step_%llu", &step);
         snprintf(expected, sizeof expected, "step_%08llu", step);
         bool log = strcmp(entry->d_name, "metrics.jsonl") == 0 || strcmp(entry->d_name, "events.jsonl") == 0;
-        if (entry->d_name[0] != '.' && !log && strcmp(entry->d_name, expected) != 0)
-            blame("%s is left behind", entry->d_name);
+        expect(entry->d_name[0] == '.' || log || strcmp(entry->d_name, expected) == 0,
+               "%s is left behind", entry->d_name);
         DIR* inner = strcmp(entry->d_name, expected) == 0 ? opendir(text_of("%s/%s", out, expected)) : NULL;
         for (struct dirent* file; inner && (file = readdir(inner)) != NULL;)
-            if (strstr(file->d_name, ".tmp")) blame("%s/%s is left behind", expected, file->d_name);
+            expect(!strstr(file->d_name, ".tmp"), "%s/%s is left behind", expected, file->d_name);
         if (inner) closedir(inner);
     }
     if (directory) closedir(directory);
-    if (directory_exists(hot_path(out))) blame("%s is left behind", hot_path(out));
-    if (waitpid(-1, NULL, WNOHANG) != -1 || errno != ECHILD) blame("processes are left behind");
+    expect(!directory_exists(hot_path(out)), "%s is left behind", hot_path(out));
+    expect(waitpid(-1, NULL, WNOHANG) == -1 && errno == ECHILD, "processes are left behind");
 }
 
 static size_t checkpoints_left(const char* out) {
@@ -420,7 +419,7 @@ static size_t checkpoints_left(const char* out) {
 // At the end only those are left that are to be kept.
 static void check_kept(const Way* way) {
     size_t count = checkpoints_left(run_path());
-    if (way->keep && count > way->keep) blame("%zu checkpoints are left, not %zu", count, way->keep);
+    expect(!way->keep || count <= way->keep, "%zu checkpoints are left, not %zu", count, way->keep);
 }
 
 static void test_references(void) {
@@ -440,8 +439,8 @@ static void test_references(void) {
                 }
                 uint64_t log = log_hash(run_path(), reference.losses[way.world]);
                 if (zero == 0) reference.log[way.world] = log;
-                if (different) blame("the tensors of %zu steps are not those of one rank", different);
-                if (log != reference.log[way.world]) blame("the log is not that of --zero 0");
+                expect(!different, "the tensors of %zu steps are not those of one rank", different);
+                expect(log == reference.log[way.world], "the log is not that of --zero 0");
             }
             job_free(&job);
             verdict("reference: %zu rank%s, --zero %zu", way.world, way.world > 1 ? "s" : "", zero);
@@ -536,9 +535,9 @@ static void check_restart(const Way* way, const Job* job, size_t logged, size_t 
     size_t from = resumed_from(job);
     if (from == SIZE_MAX) return;
     size_t lost = logged > from ? logged - from : 0;
-    if (lost > most_lost(way))
-        blame("%zu steps are lost, from %zu back to %zu; at most %zu may be", lost, logged, from, most_lost(way));
-    if (from < saved) blame("it resumed from step %zu, though %zu was saved", from, saved);
+    expect(lost <= most_lost(way),
+           "%zu steps are lost, from %zu back to %zu; at most %zu may be", lost, logged, from, most_lost(way));
+    expect(from >= saved, "it resumed from step %zu, though %zu was saved", from, saved);
     count_add(&mode->restarts, 1);
     count_add(&mode->lost, lost);
     raise_to(&mode->lost_most, lost);
@@ -621,8 +620,8 @@ static void kill_case(Count number) {
     way.keep = 2 * dice_below(&dice, 2);
     way.bandwidth = way.async && dice_below(&dice, 3) == 0 ? 4 : 0;  // then a save lasts until the next, more or less
     if (number % 4 < 3) {  // at a point
-        if (!strike_at_point(what, &job, &way, (number / 4 * 3 + number % 4) * STRIDE % COMBINATIONS, &dice))
-            blame("no attempt came to the point");
+        expect(strike_at_point(what, &job, &way, (number / 4 * 3 + number % 4) * STRIDE % COMBINATIONS, &dice),
+               "no attempt came to the point");
     } else {
         blows = 1 + dice_below(&dice, IN_A_ROW);
         run_remove();
@@ -692,7 +691,7 @@ static void workers_share(const char* name, size_t cases, void (*enter)(void), v
     }
     for (size_t w = 0; w < count; w++) {
         int status;
-        if (waitpid(workers[w], &status, 0) != workers[w] || status != 0) blame("worker %zu ended badly", w);
+        expect(waitpid(workers[w], &status, 0) == workers[w] && status == 0, "worker %zu ended badly", w);
     }
     verdict("%s: %zu cases, shared among %zu workers", name, cases, count);
 }
@@ -704,6 +703,7 @@ static void test_kills(void) {
         return;
     }
     workers_share("kills", test.workers, NULL, worker_run);
+    expect(shared->kills >= test.kills, "not as many as were asked for");
     verdict("%llu kills in %llu cases; %llu more runs ended before anyone struck", shared->kills, shared->cases,
             shared->quiet);
 }
@@ -745,7 +745,7 @@ static const char* small_arguments(const char* more) {
 
 static void small_check_weights(void) {
     Error ignored;
-    if (weights_hash(small.directory, &ignored) != small.weights) blame("other weights at the end");
+    expect(weights_hash(small.directory, &ignored) == small.weights, "other weights at the end");
 }
 
 static void small_restore(void) {
@@ -762,10 +762,10 @@ static void small_resume(size_t world, const char* what, size_t number) {
     if (harness_now.failures > 10) return;  // enough is wrong
     if (run_well(&job, world, small_arguments("--resume"))) {
         bool named = strstr(job.text[1], small.directory) && strstr(job.text[1], "trying the checkpoint before it");
-        if (!named) blame("%s %zu, %zu ranks: it says '%.600s'", what, number, world, job.text[1]);
-        if (resumed_from(&job) != 2)
-            blame("%s %zu, %zu ranks: it says that it resumes from step %zu, not 2", what, number, world,
-                  resumed_from(&job));
+        expect(named, "%s %zu, %zu ranks: it says '%.600s'", what, number, world, job.text[1]);
+        expect(resumed_from(&job) == 2,
+               "%s %zu, %zu ranks: it says that it resumes from step %zu, not 2", what, number, world,
+               resumed_from(&job));
         small_check_weights();
     } else {
         blame("with %s %zu", what, number);
@@ -793,14 +793,14 @@ static void flip_loaded(Model* model, size_t f, size_t stride) {
         need(pwrite(file, &byte, 1, (off_t)at) == 1, "%s", small.path[f]);
         error.text[0] = 0;
         bool loads = small_loads(model, &error), named = strstr(error.text, small.directory) != NULL;
-        if (loads) blame("byte %zu: the change is not found", at);
-        else if (!named) blame("byte %zu: the message names no file: %s", at, error.text);
+        expect(!loads, "byte %zu: the change is not found", at);
+        expect(loads || named, "byte %zu: the message names no file: %s", at, error.text);
         need(pwrite(file, small.bytes[f] + at, 1, (off_t)at) == 1, "%s", small.path[f]);
         found += !loads && named;
         flips++;
     }
     close(file);
-    if (!small_loads(model, &error)) blame("it does not load any more: %s", error.text);
+    expect(small_loads(model, &error), "it does not load any more: %s", error.text);
     verdict("%s: %zu of %zu changed bytes are found when it is loaded", strrchr(small.path[f], '/') + 1, found, flips);
 }
 
@@ -851,8 +851,8 @@ static void damage_and_kill(const char* point) {
     run_killed(2, small_arguments("--resume"), &blow);
     if (run_well(&job, 1, small_arguments("--resume"))) small_check_weights();
     job_free(&job);
-    if (directory_exists(text_of("%s.old", small.directory))) blame("%s.old is left behind", small.directory);
-    if (directory_exists(text_of("%s.tmp", small.directory))) blame("%s.tmp is left behind", small.directory);
+    expect(!directory_exists(text_of("%s.old", small.directory)), "%s.old is left behind", small.directory);
+    expect(!directory_exists(text_of("%s.tmp", small.directory)), "%s.tmp is left behind", small.directory);
     verdict("killed at %s while a damaged checkpoint is replaced", point);
 }
 
@@ -871,7 +871,7 @@ static void damage_and_prune(void) {
     if (!job.struck || resumed_from(&job) != 2 || last_saved(&job) != 3) blame_job(&job);
     job_free(&job);
     if (run_well(&job, 1, arguments)) {
-        if (resumed_from(&job) != 3) blame("it resumed from step %zu", resumed_from(&job));
+        expect(resumed_from(&job) == 3, "it resumed from step %zu", resumed_from(&job));
         small_check_weights();
     }
     job_free(&job);
@@ -909,7 +909,7 @@ static void test_damage(void) {
     good = good && record_open(&manifest, &record, small.directory, &error);
     if (good) json_free(&manifest);
     good = good && model_create(&model, &record.config, options, &error) && small_loads(&model, &error);
-    if (!good) blame("a checkpoint that is whole does not load");
+    expect(good, "a checkpoint that is whole does not load");
     if (!verdict("a checkpoint by two ranks")) return;
     for (size_t f = 0; f < SMALL_FILES; f++) flip_loaded(&model, f, all ? 1 : 37);
     for (size_t f = 0; f < SMALL_FILES; f++) flip_resumed(f, all ? 37 : 997);
@@ -988,17 +988,17 @@ static void disk_case(const DiskCase* c, size_t world, bool async) {
     job_wait(&job, &NO_BLOW);
     bool good = job_good(&job);
     check_survivors(&job);
-    if (c->message && !strstr(job.text[1], c->message)) blame("it does not say '%s'", c->message);
-    if (!good && strncmp(job.text[1], "train: ", 7) != 0) blame("it fails without a sentence");
-    if (good && c->trouble != DELETED && c->trouble != HOT_FULL)
-        blame("it says that all is well, though its last step cannot be saved");
+    expect(!c->message || strstr(job.text[1], c->message), "it does not say '%s'", c->message);
+    expect(good || strncmp(job.text[1], "train: ", 7) == 0, "it fails without a sentence");
+    expect(!good || c->trouble == DELETED || c->trouble == HOT_FULL,
+           "it says that all is well, though its last step cannot be saved");
     if (good) check_weights();
-    if (c->trouble != DELETED && log_last(out) != STEPS)
-        blame("training did not go on: it ended after step %zu", log_last(out));
-    if (good && job.text[1][0] == 0) blame("it says nothing of the trouble");
+    expect(c->trouble == DELETED || log_last(out) == STEPS,
+           "training did not go on: it ended after step %zu", log_last(out));
+    expect(!good || job.text[1][0] != 0, "it says nothing of the trouble");
     check_whole(out);
-    if (c->trouble == READ_ONLY && !directory_exists(text_of("%s/step_00000004", out)))
-        blame("the first checkpoint is gone");
+    expect(c->trouble != READ_ONLY || directory_exists(text_of("%s/step_00000004", out)),
+           "the first checkpoint is gone");
     if (harness_now.failures) blame_job(&job);
     job_free(&job);
 
@@ -1070,8 +1070,8 @@ static void check_sentence(const Job* job) {
     const char* text = job->text[1];
     const char* last = text;
     for (const char* at = text; (at = strchr(at, '\n')) != NULL && at[1]; last = ++at) continue;
-    if (strncmp(last, "train: ", 7) != 0 || !strstr(last, strerror(EIO)))
-        blame("it ends without a sentence that says '%s': %.300s", strerror(EIO), text);
+    expect(strncmp(last, "train: ", 7) == 0 && strstr(last, strerror(EIO)),
+           "it ends without a sentence that says '%s': %.300s", strerror(EIO), text);
 }
 
 // Every save after the first fails: one sentence for each, to the end. Of 1 rank or of 3, sync or async.
@@ -1093,13 +1093,13 @@ static void failing_save(size_t kind, size_t index) {
         size_t step = strstr(line, "train: step ") == line ? (size_t)strtoull(line + 12, NULL, 10) : 0;
         bool of_log = log_fails && (strstr(line, "metrics.jsonl") || strstr(line, "events.jsonl")), last = end[1] == 0;
         told += step > 0;
-        if (step > 0 && step != last_good + told * way.every) blame("unexpected: %s", line);
-        if (step == 0 && !of_log && !last) blame("unexpected: %s", line);
-        if (!strstr(line, run_path()) || !strstr(line, strerror(EIO))) blame("no path, or no reason: %s", line);
+        expect(step == 0 || step == last_good + told * way.every, "unexpected: %s", line);
+        expect(step != 0 || of_log || last, "unexpected: %s", line);
+        expect(strstr(line, run_path()) && strstr(line, strerror(EIO)), "no path, or no reason: %s", line);
     }
     size_t expected = (STEPS - 1 - last_good) / way.every;
-    if (told != expected) blame("%zu failed saves are told of %zu", told, expected);
-    if (!log_fails && log_hash(run_path(), NULL) != reference.log[way.world]) blame("another log than the reference's");
+    expect(told == expected, "%zu failed saves are told of %zu", told, expected);
+    expect(log_fails || log_hash(run_path(), NULL) == reference.log[way.world], "another log than the reference's");
     check_whole(run_path());
     if (harness_now.failures) blame_job(&job);
     job_free(&job);
@@ -1115,9 +1115,8 @@ static void failing_log(size_t index) {
     Job job;
     run_remove();
     job_run_on(&disk, 0, &job, way.world, arguments_of(&way, ""), NULL);
-    if (!job_good(&job) || disk.failed != disk.length) blame("%zu writes failed", (size_t)disk.failed);
-    if (!strstr(job.text[1], strerror(EIO)) || !strstr(job.text[1], "metrics.jsonl"))
-        blame("it does not say what failed");
+    expect(job_good(&job) && disk.failed == disk.length, "%zu writes failed", (size_t)disk.failed);
+    expect(strstr(job.text[1], strerror(EIO)) && strstr(job.text[1], "metrics.jsonl"), "it does not say what failed");
     check_complete(way.world);
     if (harness_now.failures) blame_job(&job);
     job_free(&job);
@@ -1165,10 +1164,10 @@ static void failing_load(size_t i) {
     way.world = world;
     job_run_on(&disk, FAILING_LOADS[i].rank, &job, world, arguments_of(&way, "--resume"), NULL);
     bool good = job_good(&job);
-    if (good != (from != SIZE_MAX)) blame(good ? "it trains" : "it does not train");
-    if (good && resumed_from(&job) != from) blame("it resumed from step %zu", resumed_from(&job));
-    if (!strstr(job.text[1], strerror(disk.error)) || !strstr(job.text[1], disk.inside))
-        blame("it does not say what cannot be read");
+    expect(good == (from != SIZE_MAX), good ? "it trains" : "it does not train");
+    expect(!good || resumed_from(&job) == from, "it resumed from step %zu", resumed_from(&job));
+    expect(strstr(job.text[1], strerror(disk.error)) && strstr(job.text[1], disk.inside),
+           "it does not say what cannot be read");
     if (good) check_weights();
     else if (log_hash(run_path(), NULL) != log) blame("it has changed the log");
     check_whole(run_path());
@@ -1208,20 +1207,20 @@ static void one_call_fails(bool resumes, uint64_t number) {
     // What is written is needed; what prunes may fail until the next save.
     bool good = job_good(&job), needed = (disk.kind & DISK_CHANGES) && disk.kind != DISK_REMOVE;
     size_t saved = max_size(last_saved(&job), resumes ? 20 : 0);
-    if (disk.failed != 1) blame("no call failed");
+    expect(disk.failed == 1, "no call failed");
     if (good) check_weights();
-    if (good && log_hash(run_path(), NULL) != reference.log[1]) blame("another log than the reference's");
+    expect(!good || log_hash(run_path(), NULL) == reference.log[1], "another log than the reference's");
     needed = needed && (strstr(disk.path, ".tmp") || strstr(disk.path, "metrics.jsonl"));
-    if (good && needed && !strstr(job.text[1], strerror(EIO))) blame("it says nothing of it");
+    expect(!good || !needed || strstr(job.text[1], strerror(EIO)), "it says nothing of it");
     if (!good) check_sentence(&job);
-    if (resumes && good && resumed_from(&job) != 20 && !strstr(job.text[1], "trying the checkpoint before it"))
-        blame("it goes on from step %zu and says nothing of it", resumed_from(&job));
+    expect(!resumes || !good || resumed_from(&job) == 20 || strstr(job.text[1], "trying the checkpoint before it"),
+           "it goes on from step %zu and says nothing of it", resumed_from(&job));
     check_whole(run_path());
     if (harness_now.failures) blame_job(&job);
     job_free(&job);
     if (run_well(&job, 1, one_call_arguments(true))) {
         size_t from = resumed_from(&job);
-        if (from < saved || from > STEPS) blame("then it resumed from step %zu, though %zu was saved", from, saved);
+        expect(from >= saved && from <= STEPS, "then it resumed from step %zu, though %zu was saved", from, saved);
         check_complete(1);
     }
     job_free(&job);
@@ -1244,14 +1243,14 @@ static void halved(size_t index) {
     job_wait(&job, &blow);
     bad_disk = NULL;
     failed = disk.failed;
-    if (!job.struck) blame("it was not killed");
+    expect(job.struck, "it was not killed");
     check_whole(run_path());
     job_free(&job);
     job_run_on(&disk, SIZE_MAX, &job, way.world, arguments_of(&way, "--resume"), NULL);
     size_t from = resumed_from(&job);
     if (!job_good(&job) || from < 10 || from == SIZE_MAX) blame_job(&job);
-    if (failed < 100 || disk.failed < failed + 100)
-        blame("only %zu, %zu calls were cut", (size_t)failed, (size_t)disk.failed);
+    expect(failed >= 100 && disk.failed >= failed + 100,
+           "only %zu, %zu calls were cut", (size_t)failed, (size_t)disk.failed);
     job_free(&job);
     check_complete(way.world);
     verdict("%zu reads and writes did half of what they were asked: %zu rank%s, %s", (size_t)disk.failed, way.world,
@@ -1377,22 +1376,22 @@ static void clock_case(size_t world, bool async) {
              every + strlen("--ckpt-every 1 "));
     job_start(&job, world, minutes, &blow, SLOWLY);
     job_wait(&job, &blow);
-    if (!job.struck) blame("it was not killed");
+    expect(job.struck, "it was not killed");
     for (const char* at = job.text[0]; (at = strstr(at, "\nsaved ")) != NULL; at++) saves++;
-    if (saves < SAVES_LEAST) blame("in %d slow steps it saved only %zu times", LINES, saves);
+    expect(saves >= SAVES_LEAST, "in %d slow steps it saved only %zu times", LINES, saves);
     size_t count_left = newest_of(run_path(), &by_step, &ignored), saved = last_saved(&job);
     newest_of(hot_path(run_path()), &hot_step, &ignored);
-    if (by_step < saved || count_left < KEEP || count_left > KEEP + 1)
-        blame("of %zu saves, the last of step %zu, %zu are left, up to step %zu", saves, saved, count_left, by_step);
+    expect(by_step >= saved && count_left >= KEEP && count_left <= KEEP + 1,
+           "of %zu saves, the last of step %zu, %zu are left, up to step %zu", saves, saved, count_left, by_step);
     bool there = stat(text_of("%s/step_%08zu", run_path(), by_step), &newest) == 0;
-    if (!there || fabs(difftime(newest.st_mtime, time(NULL))) < 1800) blame("the clock was not set");
+    expect(there && fabs(difftime(newest.st_mtime, time(NULL))) >= 1800, "the clock was not set");
     check_survivors(&job);
     check_whole(run_path());
     job_free(&job);
     snprintf(arguments, sizeof arguments, "%.4000s --resume", minutes);
     if (run_well(&job, world, arguments)) {
-        if (resumed_from(&job) != max_size(by_step, hot_step))
-            blame("it resumed from step %zu, not %zu", resumed_from(&job), max_size(by_step, hot_step));
+        expect(resumed_from(&job) == max_size(by_step, hot_step),
+               "it resumed from step %zu, not %zu", resumed_from(&job), max_size(by_step, hot_step));
         check_complete(world);
     }
     job_free(&job);
@@ -1415,11 +1414,11 @@ static void old_looks_new(void) {
             need(utimensat(AT_FDCWD, text_of("%s/step_%08zu%s", run_path(), step, names[f]), times, 0) == 0, "a time");
     }
     newest_of(run_path(), &by_step, &by_time);
-    if (by_step != 16 || by_time != 4) blame("steps %zu and %zu are the newest", by_step, by_time);
+    expect(by_step == 16 && by_time == 4, "steps %zu and %zu are the newest", by_step, by_time);
     if (run_well(&job, 1, arguments_of(&way, "--ckpt-keep 2 --resume"))) {
-        if (resumed_from(&job) != 16) blame("it resumed from step %zu", resumed_from(&job));
+        expect(resumed_from(&job) == 16, "it resumed from step %zu", resumed_from(&job));
         check_complete(1);
-        if (newest_of(run_path(), &by_step, &by_time) != 2 || by_step != STEPS) blame("it kept others than the newest");
+        expect(newest_of(run_path(), &by_step, &by_time) == 2 && by_step == STEPS, "it kept others than the newest");
     }
     job_free(&job);
     verdict("the oldest checkpoint has the newest time: resumed from the highest step, and kept the highest two");
@@ -1462,23 +1461,23 @@ static void test_reshard(void) {
         job_start(&job, way.world, arguments_of(&way, i ? "--resume" : ""), &blow, NULL);
         job_wait(&job, &blow);
         if (blow.signal ? !job.struck : !job_good(&job)) blame_job(&job);
-        if (i > 0 && resumed_from(&job) != legs[i - 1].end) blame("it did not resume from step %zu", legs[i - 1].end);
-        if (weights_of(legs[i].end) != reference.weights[legs[i].end]) blame("other tensors than one rank's");
+        expect(i == 0 || resumed_from(&job) == legs[i - 1].end, "it did not resume from step %zu", legs[i - 1].end);
+        expect(weights_of(legs[i].end) == reference.weights[legs[i].end], "other tensors than one rank's");
         job_free(&job);
         verdict("%zu ranks, --zero %zu, until step %zu: the tensors of one rank that nobody killed", way.world,
                 way.zero, legs[i].end);
     }
     log_hash(run_path(), losses);
     for (size_t i = 0; i < STEPS; i++)
-        if (!(fabs(losses[i] / reference.losses[1][i] - 1) < LOSS_BOUND))
-            blame("loss of step %zu: %.9g, of one rank %.9g", i + 1, losses[i], reference.losses[1][i]);
+        expect(fabs(losses[i] / reference.losses[1][i] - 1) < LOSS_BOUND,
+               "loss of step %zu: %.9g, of one rank %.9g", i + 1, losses[i], reference.losses[1][i]);
     verdict("the losses of 3, 2, 1 and 4 ranks in turn are those of one");
     run_remove();
 }
 
 static void check_left(const char* when, const size_t* steps, size_t count) {
     for (size_t i = 0; i < count; i++)
-        if (weights_of(steps[i]) != reference.weights[steps[i]]) blame("%s: step %zu is not there", when, steps[i]);
+        expect(weights_of(steps[i]) == reference.weights[steps[i]], "%s: step %zu is not there", when, steps[i]);
     expect(checkpoints_left(run_path()) == count, "%s: %zu checkpoints are left", when, checkpoints_left(run_path()));
 }
 
@@ -1539,11 +1538,12 @@ static void hot_relative(void) {
     memmove(relative, relative + strlen(absolute) - 3, strlen(relative + strlen(absolute) - 3) + 1);  // leaves "run"
     remove_tree(hot_path("run"));
     run_killed(1, arguments, &blow);
-    if (run_well(&job, 1, arguments) && resumed_from(&job) != 6)
-        blame("it resumed from step %zu, though there was a copy of step 6 in memory", resumed_from(&job));
+    run_well(&job, 1, arguments);
+    expect(resumed_from(&job) == 6, "it resumed from step %zu, though there was a copy of step 6 in memory",
+           resumed_from(&job));
     job_free(&job);
     check_complete(1);
-    if (directory_exists(hot_path("run"))) blame("%s is left behind", hot_path("run"));
+    expect(!directory_exists(hot_path("run")), "%s is left behind", hot_path("run"));
     verdict("copies in memory of a run whose --out is relative and new");
     remove_tree(hot_path("run"));
     run_remove();
@@ -1557,13 +1557,13 @@ static void hot_then(const char* what, const char* damaged, bool lost, size_t ex
     run_remove();
     run_killed(way.world, arguments_of(&way, ""), &blow);
     const char* hot = hot_path(run_path());
-    if (!directory_exists(text_of("%s/step_00000006", hot))) blame("there is no copy of step 6 in memory");
-    if (damaged && truncate(text_of("%s/%s", hot, damaged), 100) != 0) blame("there is no %s", damaged);
+    expect(directory_exists(text_of("%s/step_00000006", hot)), "there is no copy of step 6 in memory");
+    expect(!damaged || truncate(text_of("%s/%s", hot, damaged), 100) == 0, "there is no %s", damaged);
     if (lost) remove_tree(hot);
     if (run_well(&job, way.world, arguments_of(&way, "--resume"))) {
-        if (resumed_from(&job) != expected)
-            blame("it resumed from step %zu in place of %zu", resumed_from(&job), expected);
-        if (damaged && !strstr(job.text[1], damaged)) blame("it does not name %s", damaged);
+        expect(resumed_from(&job) == expected,
+               "it resumed from step %zu in place of %zu", resumed_from(&job), expected);
+        expect(!damaged || strstr(job.text[1], damaged), "it does not name %s", damaged);
         check_complete(way.world);
     }
     job_free(&job);
@@ -1607,7 +1607,7 @@ static void rewind_reference(size_t way) {
         free(events);
         rewound[way].weights = weights_of(STEPS);
         rewound[way].log = log_hash(run_path(), NULL);
-        if (rewound[way].count < 2 || rewound[way].weights == 0) blame("it rewound %zu times", rewound[way].count);
+        expect(rewound[way].count >= 2 && rewound[way].weights != 0, "it rewound %zu times", rewound[way].count);
     }
     job_free(&job);
     verdict("%zu ranks: a run that diverges goes back %zu times, and ends", REWIND_WAYS[way].world, rewound[way].count);
@@ -1635,12 +1635,12 @@ static void rewind_case(size_t i) {
     run_remove();
     job_start(&job, way->world, arguments_of(way, REWINDS), &blow, NULL);
     job_wait(&job, &blow);
-    if (blow.point && !job.struck) blame("it did not come to the point");
+    expect(!blow.point || job.struck, "it did not come to the point");
     if (job.struck) check_survivors(&job);
     if (job.struck) count_add(&shared->kills, 1);
     job_free(&job);
     if (run_well(&job, way->world, arguments_of(way, REWINDS " --resume"))) {
-        if (weights_of(STEPS) != rewound[way_number].weights) blame("other weights than the run's that nobody killed");
+        expect(weights_of(STEPS) == rewound[way_number].weights, "other weights than the run's that nobody killed");
         expect(log_hash(run_path(), NULL) == rewound[way_number].log, "another log than the run's that nobody killed");
     }
     job_free(&job);

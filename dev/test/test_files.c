@@ -102,6 +102,43 @@ static uint64_t random64(uint64_t test, uint64_t index) {
 }
 
 // ------------------------------------------------------------------------------------------------
+// The harness itself: what makes a test fail
+
+static const struct { int good, bad; bool bound; double error; int code; const char* says; } judged[] = {
+    {0, 0, false, 0, 1, "FAILED  a test\n        nothing was expected\n"},
+    {1, 0, false, 0, 0, "ok      a test\n"},
+    {2, 0, false, 0, 0, " 2 conditions, 0 fail\n"},
+    {0, 1, false, 0, 1, "FAILED  a test\n        one that does not hold\n"},
+    {2, 1, false, 0, 1, " 3 conditions, 1 fail\n        one that does not hold\n"},
+    {0, 0, true, 1, 0, "ok      a test"},
+    {0, 0, true, 1.5, 1, " error 1.50e+00 exceeds 1.00e+00\n"},
+    {0, 0, true, NAN, 1, "FAILED  a test"},
+};
+
+// In a child, with sums of its own.
+static void judge(const void* context) {
+    size_t i = *(const size_t*)context;
+    harness_counts = &counts_of_one_process;
+    memset(&harness_now, 0, sizeof harness_now);
+    for (int k = 0; k < judged[i].good + judged[i].bad; k++) expect(k >= judged[i].bad, "one that does not hold");
+    if (judged[i].bound) check_bound(judged[i].error, 1, "a test");
+    else verdict("a test");
+    exit(tests_end());
+}
+
+static void test_harness(void) {
+    for (size_t i = 0; i < COUNT_OF(judged); i++) {
+        Program p;
+        program_start(&p, NULL, judge, &i);
+        programs_wait(&p, 1, 10e3);
+        expect(!p.late && program_code(&p) == judged[i].code, "test %zu: exit code %d", i, program_code(&p));
+        expect(strstr(p.text[0], judged[i].says) != NULL, "test %zu: %s", i, p.text[0]);
+        program_free(&p);
+    }
+    verdict("the harness: no condition, one that does not hold, and a bound that is NaN fail");
+}
+
+// ------------------------------------------------------------------------------------------------
 // JSON
 
 static const char* const json_good[] = {
@@ -1064,6 +1101,7 @@ static void test_python(void) {
 int main(void) {
     tests_begin("test_files");
     root_enter();
+    test_harness();
     test_json_table();
     test_json_limits();
     test_json_values();
