@@ -22,7 +22,7 @@
 // No process of one start is left when the next one begins. Nothing waits for a disk or a reader while ranks have to be
 // signalled or ended. Time limits count the monotonic clock, and only while the supervisor itself runs.
 //
-//   1. processes   what /proc says of them
+//   1. ends        how a process has ended
 //   2. output      passed on unchanged; the last lines are kept for the post-mortem
 //   3. command     whether it is the trainer, its number of ranks
 //   4. start       in a session of its own
@@ -30,72 +30,18 @@
 //   6. post-mortem failures/failure_0001.json
 //   7. main        flags, restarts, the end
 
-#include "../llmtrain/device_cpu.h"
 #include "../llmtrain/flags.h"
 #include "../llmtrain/heartbeat.h"
 #include "../llmtrain/log.h"
+#include "../llmtrain/system.h"
 
-#include <poll.h>
-#include <signal.h>
 #include <sys/file.h>
-#include <sys/prctl.h>
-#include <sys/signalfd.h>
 #include <sys/statvfs.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
-
-#ifndef SYS_pidfd_open
-#define SYS_pidfd_open 434  // on every architecture; unknown to Linux before 5.3
-#endif
 
 #define FORMAT(text, first) __attribute__((format(printf, text, first)))
 
 // ------------------------------------------------------------------------------------------------
-// 1. Processes
-
-typedef struct {
-    int parent, session;
-    char state;  // R, S, D, T (stopped), Z (has ended), ...; 0: unknown
-    int status;  // of a process that has ended, as from waitpid
-} Process;
-
-// False if there is no such process. All fields are 0 if there may be one, but there is no descriptor or memory to read
-// about it.
-static bool process_read(Process* p, pid_t pid) {
-    char path[64], text[2048];
-    memset(p, 0, sizeof *p);
-    snprintf(path, sizeof path, "/proc/%ld/stat", (long)pid);
-    int file = open(path, O_RDONLY | O_CLOEXEC);
-    ssize_t bytes = file < 0 ? -1 : read(file, text, sizeof text - 1);
-    bool unknown = bytes < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOMEM);
-    if (file >= 0) close(file);
-    if (bytes <= 0) return unknown;
-    text[bytes] = 0;
-    const char* at = strrchr(text, ')');  // the end of field 2 of proc(5), the name, which can hold anything
-    if (at == NULL || sscanf(at, ") %c %d %*d %d", &p->state, &p->parent, &p->session) != 3) return false;
-    for (int field = 2; at && field < 52; field++) at = strchr(at + 1, ' ');
-    p->status = at ? atoi(at) : 0;
-    return true;
-}
-
-// Sends a signal (0: none) to our children outside our session; returns how many there are, or may be. Orphans become
-// our children (PR_SET_CHILD_SUBREAPER), so there is at least one as long as any process of the command is left.
-static size_t processes_signal(int number) {
-    DIR* directory = opendir("/proc");
-    if (directory == NULL) return 1;
-    size_t count = 0;
-    Process p;
-    for (struct dirent* entry; (entry = readdir(directory)) != NULL;) {
-        pid_t pid = (pid_t)atoi(entry->d_name);  // 0: not a process
-        if (pid == 0 || !process_read(&p, pid)) continue;
-        bool known = p.state != 0;
-        if (known && (p.parent != getpid() || p.session == getsid(0))) continue;
-        if (known && number) kill(pid, number);
-        count++;
-    }
-    closedir(directory);
-    return count;
-}
+// 1. Ends
 
 // As in a shell: the exit code, or 128 + the signal.
 static int status_code(int status) { return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status); }
@@ -163,9 +109,8 @@ static void tail_write(JsonWriter* w, const Tail* t) {
 // A terminal that poll says is writable takes a part, and blocks for the rest. So it is opened a second time, to write
 // without blocking: the descriptor that we were given is shared with others. If it cannot be opened, that one is used.
 static int relay_open(int file) {
-    char path[32];
-    snprintf(path, sizeof path, "/proc/self/fd/%d", file);
-    int own = isatty(file) ? open(path, O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC) : -1;
+    char path[64];
+    int own = terminal_path(path, file) ? open(path, O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC) : -1;
     return own >= 0 ? own : file;
 }
 
@@ -321,16 +266,24 @@ static size_t command_fewer_ranks(char* const* words, size_t ranks, size_t min) 
 #define SUPERVISE_PAUSE_MS 500.0     // after a failure without progress; then twice as long each time
 #define SUPERVISE_PAUSE_MAX_MS 30e3
 
-static const int SIGNALS_READ[] = {SIGCHLD, SIGTERM, SIGINT, SIGUSR1, SIGHUP};
-static const int SIGNALS_IGNORED[] = {SIGPIPE, SIGXFSZ};
-enum { READ_COUNT = sizeof SIGNALS_READ / sizeof(int), IGNORED_COUNT = sizeof SIGNALS_IGNORED / sizeof(int) };
+// Signals that the supervisor reads from a pipe, each a byte, while it waits in supervise_poll; and ignores.
+static const int SIGNALS[] = {SIGCHLD, SIGTERM, SIGINT, SIGUSR1, SIGHUP, SIGPIPE, SIGXFSZ};
+enum { SIGNALS_READ = 5, SIGNALS_COUNT = sizeof SIGNALS / sizeof(int) };
+static int signal_pipe[2] = {-1, -1};
+
+static void signal_came(int number) {
+    int reason = errno;
+    char byte = (char)number;
+    if (write(signal_pipe[1], &byte, 1) < 0) byte = 0;  // the pipe is full: of signals
+    errno = reason;
+}
 
 // A rank as the supervisor sees it.
 typedef struct {
     Heartbeat seen;   // the last that was read
     double still_ms;  // since it changed, at read_ms
     char state;       // Process.state
-    int end;          // a pidfd, readable when the rank has ended; -1: none
+    int end;          // of process_watch, readable when the rank has ended; -1: none
     double ended_ms;  // when its end was seen; 0: it runs
     int status;       // of a rank that has ended, as from waitpid; 0: unknown, or all is well
 } RankView;
@@ -342,10 +295,9 @@ typedef struct {
     const char* out;
     char** words;     // of the command
     // this process
-    int signals;      // a signalfd
     int signal;       // the first that came since the last event; 0: none
-    sigset_t mask_before;
-    void (*ignored_before[IGNORED_COUNT])(int);
+    sigset_t mask, mask_before;  // mask: of the signals that are read
+    struct sigaction actions_before[SIGNALS_COUNT];
     Relay relays[2];  // standard output and standard error
     Tail tail;
     // all starts
@@ -355,6 +307,7 @@ typedef struct {
     double stop_by_ms;
     // this start
     pid_t child;
+    int guard;        // of guard_begin
     bool ended;       // the command has
     int status;       // as from waitpid; 0 while it runs
     bool progress;    // a rank was beyond best_step
@@ -397,13 +350,12 @@ FORMAT(4, 5) static void supervise_tell(Supervisor* s, bool aloud, const char* e
 
 // In the child: becomes the command, or leaves the reason why it cannot.
 static void supervise_become(Supervisor* s, pid_t parent, int out, int err) {
-    prctl(PR_SET_PDEATHSIG, SIGTERM);  // when the supervisor dies the command saves and stops
-    if (getppid() != parent) _exit(1);
+    if (!process_end_with_parent(parent, SIGTERM)) _exit(1);  // when the supervisor dies the command saves and stops
+    for (int i = 0; i < SIGNALS_COUNT; i++) sigaction(SIGNALS[i], &s->actions_before[i], NULL);
     int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
     bool good = setsid() >= 0 && null >= 0 && dup2(null, STDIN_FILENO) >= 0 && dup2(out, STDOUT_FILENO) >= 0 &&
                 dup2(err, STDERR_FILENO) >= 0 && sigprocmask(SIG_SETMASK, &s->mask_before, NULL) == 0 &&
                 setenv(HEARTBEAT_VARIABLE, s->heartbeats_path, 1) == 0;
-    for (int i = 0; i < IGNORED_COUNT; i++) signal(SIGNALS_IGNORED[i], s->ignored_before[i]);
     if (good) execvp(s->words[0], s->words);
     s->heartbeats->start_errno = errno;
     _exit(127);
@@ -430,16 +382,16 @@ static bool supervise_start(Failure* f, Supervisor* s) {
     s->age_ms = s->ranks_ms = 0;
     s->heartbeats = heartbeats_make(s->heartbeats_path, &error);
     if (s->heartbeats == NULL) return failure_cannot_start(f, s, error.text);
-    while (made < 2 && pipe2(pipes[made], O_CLOEXEC) == 0) made++;
+    while (made < 2 && pipe_open(pipes[made])) fcntl(pipes[made++][1], F_SETFL, 0);  // the command's end blocks
     pid_t parent = getpid();
     s->child = made == 2 ? fork() : -1;
     if (s->child == 0) supervise_become(s, parent, pipes[0][1], pipes[1][1]);
     s->ended = s->child < 0;
+    if (!s->ended) s->guard = guard_begin(s->child, SIGTERM);
     if (s->ended) failure_cannot_start(f, s, strerror(errno));
     for (int i = 0; i < made; i++) {
         close(pipes[i][1]);
-        fcntl(pipes[i][0], F_SETPIPE_SZ, RELAY_PIPE);  // the limit of a user can make it less
-        fcntl(pipes[i][0], F_SETFL, O_NONBLOCK);
+        pipe_enlarge(pipes[i][0], RELAY_PIPE);  // the limit of a user can make it less
         s->relays[i].from = pipes[i][0];
     }
     return !s->ended;
@@ -487,8 +439,8 @@ static void supervise_pass_signal(Supervisor* s, int number) {
 
 // Waits for signals, output and ends of processes, for at most that time, and handles what came.
 static void supervise_poll(Supervisor* s, double ms) {
-    struct signalfd_siginfo info;
-    struct pollfd polled[3 + SUPERVISE_WATCHED] = {{s->signals, POLLIN, 0}};  // signals, both relays, ranks
+    char came;
+    struct pollfd polled[3 + SUPERVISE_WATCHED] = {{signal_pipe[0], POLLIN, 0}};  // signals, both relays, ranks
     nfds_t count = 1;
     pid_t pid;
     int status;
@@ -498,7 +450,9 @@ static void supervise_poll(Supervisor* s, double ms) {
     }
     for (size_t i = 0; i < min_size(s->view_count, SUPERVISE_WATCHED); i++)
         polled[count++] = (struct pollfd){s->views[i].end, POLLIN, 0};
+    sigprocmask(SIG_UNBLOCK, &s->mask, NULL);
     poll(polled, count, (int)ceil(fmax(ms, 0)));
+    sigprocmask(SIG_BLOCK, &s->mask, NULL);
     double now = now_ms();
     for (nfds_t i = 3; i < count; i++) {
         Process p;
@@ -506,8 +460,8 @@ static void supervise_poll(Supervisor* s, double ms) {
         process_read(&p, (pid_t)s->views[i - 3].seen.pid);
         rank_has_ended(&s->views[i - 3], now, p.status);
     }
-    while (read(s->signals, &info, sizeof info) == sizeof info)
-        if (info.ssi_signo != SIGCHLD) supervise_pass_signal(s, (int)info.ssi_signo);
+    while (read(signal_pipe[0], &came, 1) == 1)
+        if (came != SIGCHLD) supervise_pass_signal(s, came);
     for (int i = 0; i < 2; i++) relay_move(&s->relays[i], &s->tail);
     while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
         RankView* view = supervise_rank(s, pid);  // a rank whose parent ended before the rank did
@@ -530,7 +484,7 @@ static void supervise_read_ranks(Supervisor* s) {
         view->still_ms = -passed;
         view->seen = heartbeat_read(&slots[s->view_count++]);
         bool watched = s->view_count <= SUPERVISE_WATCHED;  // the end of others is seen here
-        view->end = watched ? (int)syscall(SYS_pidfd_open, (pid_t)view->seen.pid, 0) : -1;
+        view->end = watched ? process_watch((pid_t)view->seen.pid) : -1;
         s->world = (size_t)view->seen.world;
     }
     if (s->view_count > 0) s->ranks_ms += passed;
@@ -798,7 +752,8 @@ static bool supervise_end_all(Supervisor* s) {
     if (s->heartbeats) munmap(s->heartbeats, sizeof *s->heartbeats);
     s->heartbeats = NULL;
     unlink(s->heartbeats_path);
-    while (processes_signal(number) > 0) {
+    guard_end(&s->guard);
+    while (processes_signal(s->child, number) > 0) {
         if (passed > SUPERVISE_TERM_MS + SUPERVISE_KILL_MS) return false;
         supervise_poll(s, SUPERVISE_SWEEP_MS);
         passed = now_ms() - began;
@@ -900,22 +855,29 @@ static bool supervise_check(Supervisor* s, Error* error) {
     return strlen(s->out) <= 3900 || fail(error, "--out is longer than 3900 characters; give a shorter path");
 }
 
+// Blocks the signals that are read, and remembers for the command what was before.
+static void supervise_take_signals(Supervisor* s) {
+    sigemptyset(&s->mask);
+    for (int i = 0; i < SIGNALS_READ; i++) sigaddset(&s->mask, SIGNALS[i]);
+    sigprocmask(SIG_BLOCK, &s->mask, &s->mask_before);
+    for (int i = 0; i < SIGNALS_COUNT; i++) {
+        struct sigaction action;
+        memset(&action, 0, sizeof action);
+        action.sa_handler = i < SIGNALS_READ ? signal_came : SIG_IGN;
+        sigaction(SIGNALS[i], &action, &s->actions_before[i]);
+    }
+}
+
 // Everything that is needed before the first start.
 static bool supervise_open(Supervisor* s, Error* error) {
-    sigset_t mask;
-    for (int i = 0; i < IGNORED_COUNT; i++) s->ignored_before[i] = signal(SIGNALS_IGNORED[i], SIG_IGN);
+    supervise_take_signals(s);
     if (!directory_make(s->out, error)) return false;
     int lock = open(s->out, O_RDONLY | O_DIRECTORY | O_CLOEXEC);  // held until the process ends
     if (lock < 0) return fail_file(error, "open the directory", s->out);
     if (flock(lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
         return fail(error, "another supervisor watches %.600s; end it first, or give another --out", s->out);
-    sigemptyset(&mask);
-    for (int i = 0; i < READ_COUNT; i++) sigaddset(&mask, SIGNALS_READ[i]);
-    sigprocmask(SIG_BLOCK, &mask, &s->mask_before);
-    s->signals = signalfd(-1, &mask, SFD_NONBLOCK | SFD_CLOEXEC);
-    if (s->signals < 0 || prctl(PR_SET_CHILD_SUBREAPER, 1) != 0)
-        return fail(error, "cannot watch processes: %s; Linux 2.6.27 or newer is needed", strerror(errno));
-    return true;
+    return (pipe_open(signal_pipe) && process_adopt_orphans()) ||
+           fail(error, "cannot watch processes: %s; raise the limit on open files (ulimit -n)", strerror(errno));
 }
 
 int main(int argc, char** argv) {

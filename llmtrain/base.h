@@ -15,7 +15,6 @@
 #include "types.h"
 
 #include <errno.h>
-#include <sched.h>
 #include <stdarg.h>
 #include <time.h>
 #include <unistd.h>
@@ -306,13 +305,6 @@ static inline size_t threads_count(void) {
 #else
     return 1;
 #endif
-}
-
-// Whether nobody has said how many: no variable, and no launcher that has bound this process to some of the cores.
-static inline bool threads_undecided(void) {
-    cpu_set_t bound;
-    return getenv("OMP_NUM_THREADS") == NULL && sched_getaffinity(0, sizeof bound, &bound) == 0 &&
-           CPU_COUNT(&bound) >= sysconf(_SC_NPROCESSORS_ONLN);
 }
 
 static inline void threads_set(size_t threads) {

@@ -192,9 +192,9 @@ static inline bool comm_move(Comm* comm, size_t p, bool* moved, Error* error) {
             head = link->heads[d].bytes > 0;
             CommPart* part = head ? &link->heads[d] : &link->parts[d];
             if (part->bytes == 0) break;
-            int more = head && link->parts[d].bytes > 0 ? MSG_MORE : 0;  // a header shares its packet with data
+            int more = head && link->parts[d].bytes > 0 ? SOCKET_MORE : 0;  // a header shares its packet with data
             ssize_t n = comm->mpi ? comm_mpi_move(part, p, d == COMM_OUT) :
-                        d == COMM_OUT ? send(link->data, part->at, part->bytes, MSG_NOSIGNAL | more) :
+                        d == COMM_OUT ? send(link->data, part->at, part->bytes, SOCKET_QUIET | more) :
                         recv(link->data, part->at, part->bytes, 0);
             if (n == 0 || (n < 0 && !socket_would_block())) return comm_fail_closed(comm, p, error);
             if (n < 0) break;
@@ -428,7 +428,7 @@ static inline CommRequest comm_start(Comm* comm, CommOperation operation, Dtype 
         if (!queue->running) comm_step(comm);  // one rank has no thread
     }
     pthread_mutex_unlock(&comm->mutex);
-    if (queue->running) eventfd_write(comm->wake, 1);
+    if (queue->running) pipe_wake(comm->waker);
     return number;
 }
 
@@ -507,7 +507,7 @@ static inline void comm_abort(Comm* comm, const char* reason) {
     if (!comm->failed && !comm->aborting) {
         comm->aborting = true;
         comm->error = error;
-        eventfd_write(comm->wake, 1);
+        pipe_wake(comm->waker);
     }
     while (!comm->failed) pthread_cond_wait(&comm->changed, &comm->mutex);
     pthread_mutex_unlock(&comm->mutex);
@@ -527,7 +527,7 @@ static inline void comm_close(Comm* comm) {
         pthread_mutex_lock(&comm->mutex);
         queue->closing = true;
         pthread_mutex_unlock(&comm->mutex);
-        eventfd_write(comm->wake, 1);
+        pipe_wake(comm->waker);
         pthread_join(queue->thread, NULL);
     }
     if (comm->links && !comm->failed) comm_notify(comm, COMM_LEFT, "");
@@ -538,6 +538,7 @@ static inline void comm_close(Comm* comm) {
     }
     comm_mpi_close(comm);
     socket_close(&comm->wake);
+    socket_close(&comm->waker);
     free(comm->links);
     free(comm->polls);
     if (queue) {
@@ -551,7 +552,7 @@ static inline void comm_close(Comm* comm) {
     pthread_mutex_destroy(&comm->mutex);
     pthread_cond_destroy(&comm->changed);
     memset(comm, 0, sizeof *comm);
-    comm->wake = -1;
+    comm->wake = comm->waker = -1;
 }
 
 static inline bool comm_allocate(Comm* comm, Error* error) {
@@ -574,11 +575,8 @@ static inline bool comm_allocate(Comm* comm, Error* error) {
 
 // Ranks with the same number are on one machine.
 static inline uint64_t comm_machine(void) {
-    char name[256] = "";
-    FILE* file = fopen("/proc/sys/kernel/random/boot_id", "r");
-    size_t length = file ? fread(name, 1, 64, file) : 0;
-    if (file) fclose(file);
-    gethostname(name + length, 128);
+    char name[256];
+    machine_identity(name);
     return hash_bytes(name, sizeof name);
 }
 
@@ -601,7 +599,7 @@ static inline bool comm_find_local(Comm* comm, Error* error) {
 static inline bool comm_open(Comm* comm, const Launch* launch, double timeout_ms, Error* error) {
     memset(comm, 0, sizeof *comm);
     bool several = launch->world > 1;
-    comm->wake = comm->listener = -1;
+    comm->wake = comm->waker = comm->listener = -1;
     comm->rank = launch->rank;
     comm->world = launch->world;
     comm->local_rank = launch->local_rank;
@@ -615,8 +613,11 @@ static inline bool comm_open(Comm* comm, const Launch* launch, double timeout_ms
     if (good && several) good = comm->mpi ? comm_mpi_open(comm, error) : comm_rendezvous(comm, launch, error);
     if (good && several) {
         CommQueue* queue = comm->queue;
-        comm->wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-        queue->running = comm->wake >= 0 && pthread_create(&queue->thread, NULL, comm_progress, comm) == 0;
+        int ends[2];
+        bool woken = pipe_open(ends);
+        comm->wake = ends[0];
+        comm->waker = ends[1];
+        queue->running = woken && pthread_create(&queue->thread, NULL, comm_progress, comm) == 0;
         good = queue->running || fail(error, "rank %zu cannot start its thread: %s; raise the limits (ulimit -u, -n)",
                                       comm->rank, strerror(errno));
     }

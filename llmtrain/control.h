@@ -19,8 +19,6 @@
 #include "launch.h"
 
 #include <netinet/tcp.h>
-#include <pthread.h>
-#include <sys/eventfd.h>
 #include <sys/resource.h>
 #ifdef LLMTRAIN_MPI
 #define OMPI_SKIP_MPICXX
@@ -98,7 +96,7 @@ typedef struct {
     int listener;                    // during the rendezvous; otherwise -1
 
     CommQueue* queue;                // of collectives, see comm.h
-    int wake;                        // eventfd: the queue has changed, or `aborting`
+    int wake, waker;                 // ends of a pipe, to read and to write: the queue has changed, or `aborting`
     pthread_mutex_t mutex;           // guards the queue and what follows
     pthread_cond_t changed;
     bool failed, aborting;
@@ -203,7 +201,7 @@ static inline void comm_notify(Comm* comm, CommMessageKind kind, const char* tex
     for (size_t p = 0; p < comm->world; p++) {
         CommLink* link = &comm->links[p];
         if (link->control < 0 || link->muted) continue;
-        bool sent = send(link->control, &message, sizeof message, MSG_NOSIGNAL) == (ssize_t)sizeof message;
+        bool sent = send(link->control, &message, sizeof message, SOCKET_QUIET) == (ssize_t)sizeof message;
         link->muted = !sent || kind == COMM_FAILED;
     }
 }
@@ -309,8 +307,7 @@ static inline bool comm_fail_late(Comm* comm, Error* error) {
 
 // After the progress thread was woken: false if this rank aborts.
 static inline bool comm_check_abort(Comm* comm, Error* error) {
-    eventfd_t count;
-    eventfd_read(comm->wake, &count);
+    pipe_empty(comm->wake);
     pthread_mutex_lock(&comm->mutex);
     bool aborting = comm->aborting;
     if (aborting) *error = comm->error;
@@ -444,7 +441,7 @@ static inline bool comm_accept_handshake(Comm* comm, CommRendezvous* r, int conn
 
 // Accepts new connections, and the handshakes of pending ones.
 static inline void comm_accept(Comm* comm, CommRendezvous* r) {
-    int connection = accept4(comm->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    int connection = descriptor_prepare(accept(comm->listener, NULL, NULL));
     size_t count = r->pending_count;
     if (connection >= 0) r->pending[count++] = connection;
     r->pending_count = 0;

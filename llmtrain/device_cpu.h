@@ -1,53 +1,29 @@
 // device_cpu.h: memory and copies as the runtime asks for them, where the device is the machine itself. device.cuh has
 // the same functions for a GPU.
 //
-//   1. system      how much memory can be had, by what Linux says
-//   2. device      begin, end, limits
-//   3. memory      allocated and zeroed once, before the first step
-//   4. copies      of which a large download writes past the caches
+//   1. device      begin, end, limits
+//   2. memory      allocated and zeroed once, before the first step
+//   3. copies      of which a large download writes past the caches
 //
 // In a CUDA build these functions are cpu::device_open and so on.
 //
-// Needs: llmtrain/base.h, llmtrain/types.h.
+// Needs: llmtrain/base.h, llmtrain/system.h, llmtrain/types.h.
 
 #ifndef LLMTRAIN_DEVICE_CPU_H
 #define LLMTRAIN_DEVICE_CPU_H
 
-#include "base.h"
+#include "system.h"
 
 #ifdef __SSE2__
 #include <emmintrin.h>
 #endif
-#include <sys/mman.h>
-
-// ------------------------------------------------------------------------------------------------
-// 1. System
-
-// The first number after `key` in a file of the system; SIZE_MAX where there is none.
-static inline size_t system_number(const char* path, const char* key) {
-    FILE* file = fopen(path, "re");
-    if (file == NULL) return SIZE_MAX;
-    char line[128];
-    unsigned long long number = 0;
-    bool found = false;
-    while (!found && fgets(line, sizeof line, file))
-        found = strncmp(line, key, strlen(key)) == 0 && sscanf(line + strlen(key), "%llu", &number) == 1;
-    fclose(file);
-    return found ? (size_t)number : SIZE_MAX;
-}
-
-// Bytes of memory that programs of this machine can have without swapping; SIZE_MAX where the system does not say.
-static inline size_t memory_available(void) {
-    size_t kilobytes = system_number("/proc/meminfo", "MemAvailable:");
-    return kilobytes == SIZE_MAX ? SIZE_MAX : kilobytes * 1024;
-}
 
 #ifdef LLMTRAIN_CUDA
 namespace cpu {
 #endif
 
 // ------------------------------------------------------------------------------------------------
-// 2. Device
+// 1. Device
 
 // The device of a rank, by its number among the ranks of this machine.
 static inline bool device_choose(size_t local_rank, Error* error) {
@@ -91,14 +67,11 @@ static inline size_t device_longest(void) { return SIZE_MAX; }
 // Memory that this process can have, in bytes: of the machine, or of its container; SIZE_MAX where the system does not
 // say.
 static inline size_t device_available(void) {
-    size_t limit = system_number("/sys/fs/cgroup/memory.max", "");
-    size_t used = system_number("/sys/fs/cgroup/memory.current", "");
-    size_t container = limit == SIZE_MAX || used == SIZE_MAX ? SIZE_MAX : limit - min_size(used, limit);
-    return min_size(memory_available(), container);
+    return min_size(memory_available(), memory_of_container());
 }
 
 // ------------------------------------------------------------------------------------------------
-// 3. Memory
+// 2. Memory
 
 static inline void fill_zero(void* memory, size_t bytes, Stream stream) {
     (void)stream;
@@ -116,7 +89,7 @@ static inline void* device_allocate(size_t bytes, Stream stream, Error* error) {
              "(ulimit -v)", 1e-9 * (double)bytes, strerror(errno));
         return NULL;
     }
-    madvise(memory, bytes, MADV_HUGEPAGE);  // fewer, larger pages where the system has them
+    memory_use_large_pages(memory, bytes);
     fill_zero(memory, bytes, stream);
     return memory;
 }
@@ -128,7 +101,7 @@ static inline void* host_allocate(size_t bytes) { return allocate(bytes); }
 static inline void host_free(void* memory) { free(memory); }
 
 // ------------------------------------------------------------------------------------------------
-// 4. Copies
+// 3. Copies
 
 // Copies that are done when the function returns, after all work that the stream was given before.
 static inline void upload(void* device, const void* host, size_t bytes, Stream stream) {

@@ -13,7 +13,7 @@
 #ifndef LLMTRAIN_FILES_H
 #define LLMTRAIN_FILES_H
 
-#include "base.h"  // Error, fail, allocate
+#include "system.h"  // and from base.h Error, fail, allocate
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -69,7 +69,7 @@ static inline bool path_copy(char copy[FILE_PATH_MAX], const char* path, Error* 
 // Flushes a file descriptor to the disk.
 static inline bool file_sync(int file) {
     int result;
-    do result = fsync(file); while (result != 0 && errno == EINTR);
+    do result = disk_flush(file); while (result != 0 && errno == EINTR);
     return result == 0;
 }
 
@@ -146,11 +146,10 @@ static inline bool file_append(FileWriter* w, const void* data, size_t bytes, Er
         p += n;
         bytes -= (size_t)n;
         w->bytes += (size_t)n;
-#ifdef SYNC_FILE_RANGE_WRITE  // starts the flush of whole chunks, so that little is left for the one at the end
+        // Starts the flush of whole chunks, so that little is left for the one at the end.
         size_t whole = w->bytes / FILE_CHUNK * FILE_CHUNK - w->flushing;
-        if (whole > 0) sync_file_range(w->file, (off_t)w->flushing, (off_t)whole, SYNC_FILE_RANGE_WRITE);
+        if (whole > 0) disk_flush_begin(w->file, w->flushing, whole);
         w->flushing += whole;
-#endif
     }
     return true;
 }

@@ -12,13 +12,11 @@
 
 #include "files.h"
 
-#include <sys/mman.h>
-
 #define EXIT_SAVED 75  // exit code: stopped by a signal, saved, to be continued (EX_TEMPFAIL of sysexits.h)
 
 // Each rank maps the file that the supervisor names in LLMTRAIN_HEARTBEATS, takes a slot of it, and writes there the
-// phase that it begins. The file is in /dev/shm, where no disk can make a rank wait, and where ranks of other machines
-// do not find it; in /tmp if /dev/shm has no room.
+// phase that it begins. The file is in SYSTEM_MEMORY_FOLDER (/dev/shm), where no disk can make a rank wait, and where
+// ranks of other machines do not find it; in /tmp if that has no room.
 
 #define HEARTBEAT_VARIABLE "LLMTRAIN_HEARTBEATS"
 
@@ -114,19 +112,22 @@ static inline bool heartbeat_open(const char* path, size_t rank, size_t world, E
 
 // For the supervisor: maps a new file, all zero, and gives its path; NULL after a failure.
 static inline Heartbeats* heartbeats_make(char path[HEARTBEAT_PATH_BYTES], Error* error) {
-    static const char* const directories[] = {"/dev/shm", "/tmp"};
+    static const char* const directories[] = {SYSTEM_MEMORY_FOLDER, "/tmp"};
+    static Heartbeats none;  // written, so that the file has all its memory and no store to it can fail
     for (size_t i = 0; i < sizeof directories / sizeof directories[0]; i++) {
         void* memory = MAP_FAILED;
         snprintf(path, HEARTBEAT_PATH_BYTES, "%s/llmtrain-heartbeats-XXXXXX", directories[i]);
         int file = mkostemp(path, O_CLOEXEC);
         if (file < 0) continue;
-        errno = posix_fallocate(file, 0, sizeof(Heartbeats));  // so that no store to it can fail
-        if (errno == 0) memory = mmap(NULL, sizeof(Heartbeats), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+        ssize_t written = write(file, &none, sizeof none);
+        if (written >= 0 && written < (ssize_t)sizeof none) errno = ENOSPC;
+        if (written == (ssize_t)sizeof none)
+            memory = mmap(NULL, sizeof none, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
         close(file);
         if (memory != MAP_FAILED) return (Heartbeats*)memory;
         unlink(path);
     }
-    fail_file(error, "make a file for heartbeats in", "/dev/shm or /tmp");
+    fail_file(error, "make a file for heartbeats in", SYSTEM_MEMORY_FOLDER " or /tmp");
     return NULL;
 }
 

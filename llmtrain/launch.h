@@ -19,12 +19,6 @@
 
 #include "sockets.h"
 
-#include <limits.h>
-#include <pthread.h>
-#include <signal.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
-
 #define LAUNCH_UNKNOWN SIZE_MAX
 #define LAUNCH_RANKS_MAX ((size_t)1 << 16)
 
@@ -260,8 +254,7 @@ static inline bool launch_start_printer(Launch* launch, int pipe_end) {
 
 // In the child.
 static inline void launch_become_rank(Launch* launch, size_t rank, pid_t parent) {
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent) _exit(1);  // it died before that
+    if (!process_end_with_parent(parent, SIGKILL)) _exit(1);
     socket_close(&launch->listener);
     free(launch->children);
     launch->children = NULL;
@@ -287,8 +280,7 @@ static inline bool launch_fork(Launch* launch, size_t ranks, Error* error) {
     snprintf(launch->address, sizeof launch->address, "127.0.0.1");
     snprintf(launch->run, sizeof launch->run, "forked %ld %.0f", (long)parent, now_ms());
     launch->children = (pid_t*)allocate((ranks - 1) * sizeof(pid_t));
-    bool good = (launch->children != NULL && pipe2(ends, O_CLOEXEC | O_NONBLOCK) == 0 &&
-                 fcntl(ends[0], F_SETFL, 0) == 0) ||
+    bool good = (launch->children != NULL && pipe_open(ends) && fcntl(ends[0], F_SETFL, 0) == 0) ||
                 fail(error, "not enough memory or open files for %zu ranks; raise the limits (ulimit -n)", ranks);
     good = good && socket_listen(&launch->listener, &launch->port, launch->address, error);
     fflush(NULL);  // or every rank would print what is not printed yet

@@ -61,7 +61,7 @@ static inline size_t run_flags(Flag* flags, size_t count, RunOptions* o) {
         COUNT_FLAG(
             "ckpt-hot", &o->ckpt_hot, 0, 0, 1e12, FREE,
             "also save to --ckpt-hot-dir every N steps: survives a crash of the process, not of the machine; 0: never"),
-        TEXT_FLAG("ckpt-hot-dir", &o->ckpt_hot_dir, "/dev/shm", "DIR", FREE,
+        TEXT_FLAG("ckpt-hot-dir", &o->ckpt_hot_dir, SYSTEM_MEMORY_FOLDER, "DIR", FREE,
                   "directory of a file system in memory (tmpfs) for --ckpt-hot"),
         REAL_FLAG("mtbf", &o->mtbf, 24, 0.001, 1e6, FREE, "mean time between failures in hours, for --ckpt-every auto"),
         FLAG_HEADING("Divergence and faults"),

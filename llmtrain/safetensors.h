@@ -339,7 +339,7 @@ static inline bool safetensors_read_range(const SafetensorsFile* f, const Safete
                     first_byte, first_byte + bytes, tensor->name, tensor->bytes);
     size_t first = f->data_start + tensor->offset + first_byte;
     if (!file_read_at(f->file, buffer, bytes, first, f->path, error)) return false;
-    posix_fadvise(f->file, (off_t)(first + bytes), (off_t)(2 * FILE_CHUNK), POSIX_FADV_WILLNEED);
+    disk_read_ahead(f->file, first + bytes, 2 * FILE_CHUNK);
     return true;
 }
 

@@ -12,13 +12,10 @@
 #ifndef LLMTRAIN_SOCKETS_H
 #define LLMTRAIN_SOCKETS_H
 
-#include "base.h"
+#include "system.h"
 
-#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
-#include <poll.h>
-#include <sys/socket.h>
 
 #define SOCKET_CONNECT_MS 5000.0  // for an address to answer
 
@@ -36,7 +33,7 @@ static inline void socket_close(int* file) {
 
 static inline bool socket_bind(int* listener, const struct addrinfo* at) {
     int on = 1, off = 0;
-    *listener = socket(at->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    *listener = descriptor_prepare(socket(at->ai_family, SOCK_STREAM, 0));
     if (*listener < 0) return false;
     setsockopt(*listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);  // not kept busy by connections that have ended
     if (at->ai_family == AF_INET6) setsockopt(*listener, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
@@ -92,9 +89,7 @@ static inline bool socket_listen(int* listener, size_t* port, const char* addres
 
 // Waits for one of the events, at most until the deadline, and at most a second, so that callers look at their clocks.
 static inline void socket_poll(struct pollfd* polls, size_t count, double deadline) {
-    double left = fmin(fmax(deadline - now_ms(), 0), 1e3);
-    struct timespec time = {(time_t)(left / 1e3), (long)(fmod(left, 1e3) * 1e6)};
-    ppoll(polls, (nfds_t)count, &time, NULL);
+    poll_ms(polls, count, fmin(fmax(deadline - now_ms(), 0), 1e3));
 }
 
 // What socket_poll is to wait for; -1: nothing.
@@ -121,7 +116,7 @@ static inline bool socket_would_block(void) { return errno == EAGAIN || errno ==
 static inline bool socket_move_all(int file, void* data, size_t bytes, int event, double deadline) {
     for (size_t done = 0; done < bytes;) {
         char* at = (char*)data + done;
-        ssize_t n = event == POLLOUT ? send(file, at, bytes - done, MSG_NOSIGNAL) : recv(file, at, bytes - done, 0);
+        ssize_t n = event == POLLOUT ? send(file, at, bytes - done, SOCKET_QUIET) : recv(file, at, bytes - done, 0);
         if (n == 0) errno = ECONNRESET;
         if (n == 0 || (n < 0 && !socket_would_block())) return false;
         if (n > 0) done += (size_t)n;
@@ -161,7 +156,7 @@ static inline int socket_connect(const char* address, size_t port, double deadli
         int status = 0;
         socklen_t length = sizeof status;
         double until = fmin(deadline, now_ms() + SOCKET_CONNECT_MS);
-        connection = socket(at->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+        connection = descriptor_prepare(socket(at->ai_family, SOCK_STREAM, 0));
         if (connection < 0 || connect(connection, at->ai_addr, at->ai_addrlen) != 0) status = errno;
         if (status == EINPROGRESS && !socket_await(connection, POLLOUT, until)) status = ETIMEDOUT;
         if (status == EINPROGRESS) getsockopt(connection, SOL_SOCKET, SO_ERROR, &status, &length);

@@ -687,7 +687,7 @@ static void actor_connect_by_table(Actor* a) {
     comm->rank = launch.rank;
     comm->world = launch.world;
     comm->timeout_ms = timeout_ms;
-    comm->wake = comm->listener = -1;
+    comm->wake = comm->waker = comm->listener = -1;
     memcpy(comm->run, launch.run, sizeof comm->run);
     snprintf(comm->doing, sizeof comm->doing, "in the rendezvous");
     r.launch = &launch;

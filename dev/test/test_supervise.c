@@ -1345,7 +1345,7 @@ static void test_zombie(void) {
     static Supervisor s;
     Error error;
     case_name = "zombie";
-    s.signals = s.relays[0].from = s.relays[1].from = -1;
+    s.relays[0].from = s.relays[1].from = -1;
     s.heartbeats = heartbeats_make(s.heartbeats_path, &error);
     need(s.heartbeats != NULL, "%s", error.text);
     fflush(NULL);
@@ -1391,13 +1391,13 @@ static void test_unseen(void) {
     check_case(s.view_count == 1 && s.views[0].ended_ms == 0, "a rank is there");
     bool there = process_read(&p, child);
     check_case(there && p.parent == getpid() && p.session == child && p.state == 'T', "a child is there");
-    check_case(processes_signal(0) == 1, "and is counted");
+    check_case(processes_signal(child, 0) == 1, "and is counted");
     getrlimit(RLIMIT_NOFILE, &none);
     limit = none;
     none.rlim_cur = 0;
     need(setrlimit(RLIMIT_NOFILE, &none) == 0, "setrlimit");
     there = process_read(&p, child);
-    size_t left = processes_signal(0);
+    size_t left = processes_signal(child, 0);
     supervise_read_ranks(&s);
     need(setrlimit(RLIMIT_NOFILE, &limit) == 0, "setrlimit");
     check_case(there, "a process that cannot be read is not gone");
@@ -1405,7 +1405,7 @@ static void test_unseen(void) {
     check_case(s.views[0].ended_ms == 0, "nor is a rank");
     kill(child, SIGKILL);
     waitpid(child, NULL, 0);
-    check_case(!process_read(&p, child) && processes_signal(0) == 0, "one that has ended is gone");
+    check_case(!process_read(&p, child) && processes_signal(child, 0) == 0, "one that has ended is gone");
     heartbeat_close();
     check_case(supervise_end_all(&s) && !file_exists(s.heartbeats_path), "nothing is left of it");
 }
@@ -1527,6 +1527,6 @@ int main(int argc, char** argv) {
     test_tail();
     case_name = "in the end";
     while (waitpid(-1, NULL, WNOHANG) > 0) {}
-    check_case(processes_signal(SIGKILL) == 0, "nothing is left running");
+    check_case(processes_signal(0, SIGKILL) == 0, "nothing is left running");
     return tests_end();
 }

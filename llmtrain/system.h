@@ -1,0 +1,416 @@
+// system.h: what differs between Linux, macOS and other POSIX systems, each thing once. All else in this repository is
+// C11 and POSIX.
+//
+//   1. memory       how much can be had, large pages, a folder in memory
+//   2. files        flushing, writing ahead, reading ahead
+//   3. descriptors  pipes, sockets, waiting for them
+//   4. machine      its identity, its cores
+//   5. processes    children that end with their parent; what the supervisor asks about processes
+//
+// -DLLMTRAIN_POSIX_ONLY leaves out what is of one system alone: so the branch that other systems take can be run on
+// Linux (make test-posix). What Linux has and POSIX lacks, and what stands in its place:
+//
+//   the kernel ends children with their parent     a thread of the child looks for its parent; a guard, for a command
+//   /proc, pidfd, orphans become our children      kill(pid, 0) and the process group
+//   /proc/meminfo, control groups, CPU affinity    Mach tells the memory, on macOS; else unknown
+//   /dev/shm                                       /tmp
+//
+// Needs: llmtrain/base.h, llmtrain/types.h.
+
+#ifndef LLMTRAIN_SYSTEM_H
+#define LLMTRAIN_SYSTEM_H
+
+#include "base.h"
+
+#include <fcntl.h>
+#include <limits.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#if defined(__linux__) && !defined(LLMTRAIN_POSIX_ONLY)
+#define SYSTEM_LINUX 1
+#include <dirent.h>
+#include <sched.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#elif defined(__APPLE__) && !defined(LLMTRAIN_POSIX_ONLY)
+#define SYSTEM_MACOS 1
+#include <libproc.h>
+#include <mach/mach.h>
+#include <sys/proc.h>
+#include <sys/sysctl.h>
+#endif
+
+// ------------------------------------------------------------------------------------------------
+// 1. Memory
+
+// A folder whose files no disk makes wait, where there is one.
+#ifdef SYSTEM_LINUX
+#define SYSTEM_MEMORY_FOLDER "/dev/shm"
+#else
+#define SYSTEM_MEMORY_FOLDER "/tmp"
+#endif
+
+#ifdef SYSTEM_LINUX
+// The first number after `key` in a file of the system; SIZE_MAX where there is none.
+static inline size_t system_number(const char* path, const char* key) {
+    FILE* file = fopen(path, "re");
+    if (file == NULL) return SIZE_MAX;
+    char line[128];
+    unsigned long long number = 0;
+    bool found = false;
+    while (!found && fgets(line, sizeof line, file))
+        found = strncmp(line, key, strlen(key)) == 0 && sscanf(line + strlen(key), "%llu", &number) == 1;
+    fclose(file);
+    return found ? (size_t)number : SIZE_MAX;
+}
+#endif
+
+// Bytes of memory that programs of this machine can have without swapping; SIZE_MAX where the system does not say.
+static inline size_t memory_available(void) {
+#if defined(SYSTEM_LINUX)
+    size_t kilobytes = system_number("/proc/meminfo", "MemAvailable:");
+    return kilobytes == SIZE_MAX ? SIZE_MAX : kilobytes * 1024;
+#elif defined(SYSTEM_MACOS)
+    vm_statistics64_data_t pages;
+    mach_msg_type_number_t count = HOST_VM_INFO64_COUNT;
+    if (host_statistics64(mach_host_self(), HOST_VM_INFO64, (host_info64_t)&pages, &count) != KERN_SUCCESS)
+        return SIZE_MAX;
+    return ((size_t)pages.free_count + pages.inactive_count) * (size_t)sysconf(_SC_PAGESIZE);
+#else
+    return SIZE_MAX;
+#endif
+}
+
+// Bytes that the container of this process can still have; SIZE_MAX if it has no limit.
+static inline size_t memory_of_container(void) {
+#ifdef SYSTEM_LINUX
+    size_t limit = system_number("/sys/fs/cgroup/memory.max", "");
+    size_t used = system_number("/sys/fs/cgroup/memory.current", "");
+    return limit == SIZE_MAX || used == SIZE_MAX ? SIZE_MAX : limit - min_size(used, limit);
+#else
+    return SIZE_MAX;
+#endif
+}
+
+// Fewer, larger pages for mapped memory, where the system has them.
+static inline void memory_use_large_pages(void* memory, size_t bytes) {
+#ifdef SYSTEM_LINUX
+    madvise(memory, bytes, MADV_HUGEPAGE);
+#else
+    (void)memory; (void)bytes;
+#endif
+}
+
+// ------------------------------------------------------------------------------------------------
+// 2. Files
+
+// Flushes a file or directory to the disk, as fsync does; on macOS fsync leaves the data in the disk's own cache.
+static inline int disk_flush(int file) {
+#ifdef SYSTEM_MACOS
+    if (fcntl(file, F_FULLFSYNC) == 0) return 0;  // not every file system has it
+#endif
+    return fsync(file);
+}
+
+// Starts the flush of a part of a file, and does not wait for it.
+static inline void disk_flush_begin(int file, size_t first, size_t bytes) {
+#ifdef SYSTEM_LINUX
+    sync_file_range(file, (off_t)first, (off_t)bytes, SYNC_FILE_RANGE_WRITE);
+#else
+    (void)file; (void)first; (void)bytes;
+#endif
+}
+
+// Starts to read a part of a file, and does not wait for it.
+static inline void disk_read_ahead(int file, size_t first, size_t bytes) {
+#ifdef SYSTEM_MACOS
+    struct radvisory part = {(off_t)first, (int)bytes};
+    fcntl(file, F_RDADVISE, &part);
+#else
+    posix_fadvise(file, (off_t)first, (off_t)bytes, POSIX_FADV_WILLNEED);
+#endif
+}
+
+// The path by which a descriptor of a terminal can be opened a second time; false if there is none.
+static inline bool terminal_path(char path[64], int file) {
+#ifdef SYSTEM_LINUX
+    snprintf(path, 64, "/proc/self/fd/%d", file);  // also where the terminal's own name is not in this container
+    return isatty(file);
+#else
+    return isatty(file) && ttyname_r(file, path, 64) == 0;
+#endif
+}
+
+// ------------------------------------------------------------------------------------------------
+// 3. Descriptors
+
+// Flags of send: a closed connection is an error, not a signal; more follows at once.
+#ifdef SYSTEM_MACOS
+#define SOCKET_QUIET 0  // descriptor_prepare has seen to it
+#else
+#define SOCKET_QUIET MSG_NOSIGNAL
+#endif
+#ifdef SYSTEM_LINUX
+#define SOCKET_MORE MSG_MORE
+#else
+#define SOCKET_MORE 0
+#endif
+
+// Makes a descriptor non-blocking, and closed in programs that this one becomes. Returns it, or -1 after a failure,
+// also after one of the call that made it.
+static inline int descriptor_prepare(int file) {
+    if (file < 0) return -1;
+    bool good = fcntl(file, F_SETFD, FD_CLOEXEC) == 0 && fcntl(file, F_SETFL, O_NONBLOCK) == 0;
+#ifdef SYSTEM_MACOS
+    int on = 1;
+    setsockopt(file, SOL_SOCKET, SO_NOSIGPIPE, &on, sizeof on);  // fails for a pipe
+#endif
+    if (good) return file;
+    int reason = errno;
+    close(file);
+    errno = reason;
+    return -1;
+}
+
+// A pipe of two such ends: [0] to read, [1] to write.
+static inline bool pipe_open(int ends[2]) {
+    if (pipe(ends) != 0) return ends[0] = ends[1] = -1, false;
+    int first = descriptor_prepare(ends[0]), second = descriptor_prepare(ends[1]);
+    if (first >= 0 && second >= 0) return true;
+    if (first >= 0) close(first);
+    if (second >= 0) close(second);
+    ends[0] = ends[1] = -1;
+    return false;
+}
+
+// Bytes that can be written ahead of the reader, where that can be chosen.
+static inline void pipe_enlarge(int end, int bytes) {
+#ifdef SYSTEM_LINUX
+    fcntl(end, F_SETPIPE_SZ, bytes);
+#else
+    (void)end; (void)bytes;
+#endif
+}
+
+// Puts a byte into a pipe, to wake whoever waits for it. A full pipe wakes too.
+static inline void pipe_wake(int end) {
+    if (write(end, "", 1) < 0) return;
+}
+
+// Takes all bytes out of a pipe.
+static inline void pipe_empty(int end) {
+    char bytes[64];
+    while (read(end, bytes, sizeof bytes) > 0) {}
+}
+
+// poll, for at most that time: in whole milliseconds where the system counts in them.
+static inline void poll_ms(struct pollfd* polls, size_t count, double ms) {
+#ifdef SYSTEM_LINUX
+    struct timespec time = {(time_t)(ms / 1e3), (long)(fmod(ms, 1e3) * 1e6)};
+    ppoll(polls, (nfds_t)count, &time, NULL);
+#else
+    poll(polls, (nfds_t)count, (int)ceil(ms));
+#endif
+}
+
+// ------------------------------------------------------------------------------------------------
+// 4. Machine
+
+// A text that no other machine has, and this one only until it is started again.
+static inline void machine_identity(char name[256]) {
+    size_t length = 0;
+    memset(name, 0, 256);
+#if defined(SYSTEM_LINUX)
+    FILE* file = fopen("/proc/sys/kernel/random/boot_id", "r");
+    length = file ? fread(name, 1, 64, file) : 0;
+    if (file) fclose(file);
+#elif defined(SYSTEM_MACOS)
+    length = 64;
+    if (sysctlbyname("kern.bootsessionuuid", name, &length, NULL, 0) != 0) length = 0;
+#endif
+    gethostname(name + length, 128);
+}
+
+// Whether nobody has said how many threads to use: no variable, and no launcher that has bound this process to some of
+// the cores.
+static inline bool threads_undecided(void) {
+    if (getenv("OMP_NUM_THREADS")) return false;
+#ifdef SYSTEM_LINUX
+    cpu_set_t bound;
+    return sched_getaffinity(0, sizeof bound, &bound) == 0 && CPU_COUNT(&bound) >= sysconf(_SC_NPROCESSORS_ONLN);
+#else
+    return true;
+#endif
+}
+
+// ------------------------------------------------------------------------------------------------
+// 5. Processes
+
+typedef struct {
+    int parent, session;
+    char state;  // R, S, D, T (stopped), Z (has ended), ...; 0: unknown
+    int status;  // of a process that has ended, as from waitpid
+} Process;
+
+// False if there is no such process. All fields are 0 if there may be one, but the system does not tell about it, or
+// there is no descriptor or memory to read that.
+static inline bool process_read(Process* p, pid_t pid) {
+    memset(p, 0, sizeof *p);
+#if defined(SYSTEM_LINUX)
+    char path[64], text[2048];
+    snprintf(path, sizeof path, "/proc/%ld/stat", (long)pid);
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t bytes = file < 0 ? -1 : read(file, text, sizeof text - 1);
+    bool unknown = bytes < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOMEM);
+    if (file >= 0) close(file);
+    if (bytes <= 0) return unknown;
+    text[bytes] = 0;
+    const char* at = strrchr(text, ')');  // the end of field 2 of proc(5), the name, which can hold anything
+    if (at == NULL || sscanf(at, ") %c %d %*d %d", &p->state, &p->parent, &p->session) != 3) return false;
+    for (int field = 2; at && field < 52; field++) at = strchr(at + 1, ' ');
+    p->status = at ? atoi(at) : 0;
+    return true;
+#elif defined(SYSTEM_MACOS)
+    struct proc_bsdinfo info;
+    if (proc_pidinfo(pid, PROC_PIDTBSDINFO, 0, &info, sizeof info) != (int)sizeof info) return errno != ESRCH;
+    p->parent = (int)info.pbi_ppid;
+    p->session = (int)getsid(pid);
+    p->state = info.pbi_status == SSTOP ? 'T' : 'R';
+    return true;
+#else
+    return kill(pid, 0) == 0 || errno == EPERM;
+#endif
+}
+
+// A descriptor that is readable when a process has ended; -1 where there is none.
+static inline int process_watch(pid_t pid) {
+#if defined(SYSTEM_LINUX)
+#ifndef SYS_pidfd_open
+#define SYS_pidfd_open 434  // on every architecture; unknown to Linux before 5.3
+#endif
+    return (int)syscall(SYS_pidfd_open, pid, 0);
+#else
+    (void)pid;
+    return -1;
+#endif
+}
+
+// Has orphans become children of this process, so that processes_signal finds them; nothing where that does not exist.
+static inline bool process_adopt_orphans(void) {
+#ifdef SYSTEM_LINUX
+    return prctl(PR_SET_CHILD_SUBREAPER, 1) == 0;
+#else
+    return true;
+#endif
+}
+
+// Sends a signal (0: none) to all processes of a command, which is a child that leads a session; returns how many there
+// are, or may be. On Linux, after process_adopt_orphans, they are our children outside our session: at least one as
+// long as any process of the command is left. Elsewhere they are the command's process group, counted as one.
+static inline size_t processes_signal(pid_t command, int number) {
+#ifdef SYSTEM_LINUX
+    (void)command;
+    DIR* directory = opendir("/proc");
+    if (directory == NULL) return 1;
+    size_t count = 0;
+    Process p;
+    for (struct dirent* entry; (entry = readdir(directory)) != NULL;) {
+        pid_t pid = (pid_t)atoi(entry->d_name);  // 0: not a process
+        if (pid == 0 || !process_read(&p, pid)) continue;
+        bool known = p.state != 0;
+        if (known && (p.parent != getpid() || p.session == getsid(0))) continue;
+        if (known && number) kill(pid, number);
+        count++;
+    }
+    closedir(directory);
+    return count;
+#else
+    return command > 0 && (kill(-command, number) == 0 || errno == EPERM) ? 1 : 0;
+#endif
+}
+
+#ifndef SYSTEM_LINUX
+#define PROCESS_LOOK_MS 20.0  // between two looks for a parent
+
+// What a thread of a child looks for.
+typedef struct {
+    pid_t parent;
+    int number;
+} ProcessParent;
+
+static inline void* process_await_orphaned(void* argument) {
+    ProcessParent p = *(ProcessParent*)argument;
+    free(argument);
+    while (getppid() == p.parent) sleep_ms(PROCESS_LOOK_MS);
+    kill(getpid(), p.number);
+    return NULL;
+}
+#endif
+
+// In a forked child: it gets a signal when its parent ends, in whatever way; on Linux also after it has become another
+// program, elsewhere not (see guard_begin). False if the parent has ended already, or if that cannot be arranged.
+static inline bool process_end_with_parent(pid_t parent, int number) {
+#ifdef SYSTEM_LINUX
+    return prctl(PR_SET_PDEATHSIG, number) == 0 && getppid() == parent;
+#else
+    pthread_t thread;
+    sigset_t all, before;
+    ProcessParent* argument = (ProcessParent*)malloc(sizeof *argument);
+    if (argument == NULL) return false;
+    argument->parent = parent;
+    argument->number = number;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the other threads
+    int status = pthread_create(&thread, NULL, process_await_orphaned, argument);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (status != 0) return free(argument), false;
+    pthread_detach(thread);
+    return true;
+#endif
+}
+
+#define GUARD_FILES 65536  // descriptors that a guard closes: it keeps no file, lock or pipe of ours
+
+// Sends a signal to a child when this process ends, where process_end_with_parent does not outlast that the child
+// becomes another program: a process, the guard, waits until it finds the other end of a pipe closed. Returns that end;
+// 0 if no guard is needed, or there can be none.
+static inline int guard_begin(pid_t child, int number) {
+#ifdef SYSTEM_LINUX
+    (void)child; (void)number;
+    return 0;
+#else
+    int ends[2];
+    char byte;
+    if (!pipe_open(ends)) return 0;
+    pid_t guard = fork();
+    if (guard > 0) close(ends[0]);
+    if (guard > 0) return ends[1];
+    if (guard == 0) {
+        sigset_t all;
+        sigfillset(&all);
+        sigprocmask(SIG_SETMASK, &all, NULL);
+        dup2(ends[0], STDIN_FILENO);
+        for (int file = GUARD_FILES; file > STDIN_FILENO; file--) close(file);
+        fcntl(STDIN_FILENO, F_SETFL, 0);
+        if (read(STDIN_FILENO, &byte, 1) == 0) kill(child, number);
+        _exit(0);
+    }
+    close(ends[0]);
+    close(ends[1]);
+    return 0;
+#endif
+}
+
+// The child has ended.
+static inline void guard_end(int* guard) {
+    if (*guard <= 0) return;
+    pipe_wake(*guard);
+    close(*guard);
+    *guard = 0;
+}
+
+#endif  // LLMTRAIN_SYSTEM_H
