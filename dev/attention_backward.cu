@@ -24,22 +24,12 @@
 #include "llmtrain/attention.cuh"
 #include "ladder.h"
 
-typedef struct {
-    size_t B, T, H, K, D;
-    floatX* dqkv;               // (B, T, (H + 2K) D)
-    float* delta;               // (B, H, T)
-    const floatX *dout, *out;   // (B, T, H, D)
-    const float* lse;           // (B, H, T)
-    const floatX* qkv;          // (B, T, (H + 2K) D)
-    float *p, *ds;              // (B, H, T, T), of the naive rung
-} Attention;
-
 // ------------------------------------------------------------------------------------------------
 // Naive: thread i makes number i
 
 static __global__ void delta_naive(float* delta, const floatX* dout, const floatX* out, size_t B, size_t T, size_t H,
                                    size_t D) {
-    size_t i = ladder_index(), t = i % T, h = i / T % H, b = i / (T * H), at = ((b * T + t) * H + h) * D;
+    size_t i = flat_index(1), t = i % T, h = i / T % H, b = i / (T * H), at = ((b * T + t) * H + h) * D;
     if (b >= B) return;
     float sum = 0.0f;
     for (size_t d = 0; d < D; d++) sum += float_of(dout[at + d]) * float_of(out[at + d]);
@@ -49,7 +39,7 @@ static __global__ void delta_naive(float* delta, const floatX* dout, const float
 static __global__ void probabilities_naive(float* p, float* ds, const floatX* dout, const float* lse,
                                            const float* delta, const floatX* qkv,
                                            size_t B, size_t T, size_t H, size_t K, size_t D) {
-    size_t i = ladder_index(), key = i % T, query = i / T % T, h = i / (T * T) % H, b = i / (T * T * H);
+    size_t i = flat_index(1), key = i % T, query = i / T % T, h = i / (T * T) % H, b = i / (T * T * H);
     if (b >= B || key > query) return;
     HeadRows at = head_rows(b, h, T, H, K, D);
     const floatX *q = qkv + at.q + query * at.stride, *k = qkv + at.k + key * at.stride;
@@ -66,7 +56,7 @@ static __global__ void probabilities_naive(float* p, float* ds, const floatX* do
 // Element i of dqkv: of a query, key or value.
 static __global__ void gradients_naive(floatX* dqkv, const float* p, const float* ds, const floatX* dout,
                                        const floatX* qkv, size_t B, size_t T, size_t H, size_t K, size_t D) {
-    size_t i = ladder_index(), heads = H + 2 * K, d = i % D, head = i / D % heads, t = i / (D * heads) % T;
+    size_t i = flat_index(1), heads = H + 2 * K, d = i % D, head = i / D % heads, t = i / (D * heads) % T;
     size_t b = i / (D * heads * T), group = H / K, kv = (head - H) % K;
     float sum = 0.0f, scale = 1.0f / sqrtf((float)D);
     if (b >= B) return;
@@ -88,80 +78,46 @@ static __global__ void gradients_naive(floatX* dqkv, const float* p, const float
 }
 
 // ------------------------------------------------------------------------------------------------
-// Rungs
-
-static void run_naive(void* problem, Stream stream) {
-    Attention* a = (Attention*)problem;
-    size_t rows = a->B * a->H * a->T, n = a->B * a->T * (a->H + 2 * a->K) * a->D;
-    delta_naive<<<ladder_blocks(rows), LADDER_THREADS, 0, stream->compute>>>(
-        a->delta, a->dout, a->out, a->B, a->T, a->H, a->D);
-    LAUNCH_CHECK();
-    probabilities_naive<<<ladder_blocks(rows * a->T), LADDER_THREADS, 0, stream->compute>>>(
-        a->p, a->ds, a->dout, a->lse, a->delta, a->qkv, a->B, a->T, a->H, a->K, a->D);
-    LAUNCH_CHECK();
-    gradients_naive<<<ladder_blocks(n), LADDER_THREADS, 0, stream->compute>>>(
-        a->dqkv, a->p, a->ds, a->dout, a->qkv, a->B, a->T, a->H, a->K, a->D);
-    LAUNCH_CHECK();
-}
-
-static void run_plain(void* problem, Stream stream) {
-    Attention* a = (Attention*)problem;
-    attention_delta_launch(a->delta, a->dout, a->out, a->B, a->T, a->H, a->D, stream);
-    attention_backward_plain_any(a->dqkv, a->delta, a->dout, a->lse, a->qkv, a->B, a->T, a->H, a->K, a->D, stream);
-}
-
-static void run_shipped(void* problem, Stream stream) {
-    Attention* a = (Attention*)problem;
-    attention_backward(a->dqkv, a->delta, a->dout, a->out, a->lse, a->qkv, a->B, a->T, a->H, a->K, a->D, stream);
-}
+// Program
 
 int main(int argc, char** argv) {
     uint64_t B = ladder_size(4, 1), T = ladder_size(2048, 150), H = ladder_size(16, 4), K = ladder_size(16, 2), D = 64;
-    Flag flags[] = {
-        {"batch", FLAG_COUNT, &B, "B", 1, 1e6, "samples", false},
-        {"seq", FLAG_COUNT, &T, "T", 1, 1e6, "positions of a sample", false},
-        {"heads", FLAG_COUNT, &H, "H", 1, 1e4, "query heads", false},
-        {"kv-heads", FLAG_COUNT, &K, "K", 1, 1e4, "key/value heads, of which --heads is a multiple", false},
-        {"head-size", FLAG_COUNT, &D, "D", 1, ATTENTION_MAX_D, "numbers in a head", false},
-    };
-    Ladder l = {};
-    const char* title = "attention, backward: dqkv (B, T, (H + 2K) D) from dout (B, T, H, D)";
-    if (!ladder_open(&l, argc, argv, title, flags, 5)) return l.status;
-    ladder_tensor_peak(&l);
+    ladder_open(argc, argv, {
+        {"batch", FLAG_COUNT, &B, "B", 1, 1e6, "samples", 0},
+        {"seq", FLAG_COUNT, &T, "T", 1, 1e6, "positions of a sample", 0},
+        {"heads", FLAG_COUNT, &H, "H", 1, 1e4, "query heads", 0},
+        {"kv-heads", FLAG_COUNT, &K, "K", 1, 1e4, "key/value heads, of which --heads is a multiple", 0},
+        {"head-size", FLAG_COUNT, &D, "D", 1, ATTENTION_MAX_D, "numbers in a head", 0},
+    });
     if (H % K != 0) ladder_give_up("--heads is not a multiple of --kv-heads; give one that is");
-    size_t n = B * T * (H + 2 * K) * D, outs = B * T * H * D, rows = B * H * T;
+    ladder_begin("attention, backward: dqkv (B, T, (H + 2K) D) from dout (B, T, H, D)");
+    const size_t n = B * T * (H + 2 * K) * D, outs = B * T * H * D, rows = B * H * T;
     // As in the forward, for normal random inputs; a key's gradients are sums over group heads of terms of both signs,
     // and over some queries that look at little else.
-    double group = sqrt((double)(H / K)), size = 16.0 * group, length = (double)(T + D);
-    Attention a;
-    memset(&a, 0, sizeof a);
-    a.B = B, a.T = T, a.H = H, a.K = K, a.D = D;
-    floatX* out = ladder_input<floatX>(&l, "out", outs, 1.0);
-    float* lse = ladder_input<float>(&l, "lse", rows, 1.0);
-    a.out = out, a.lse = lse;
-    a.qkv = ladder_input<floatX>(&l, "qkv", n, 1.0);
-    a.dout = ladder_input<floatX>(&l, "dout", outs, 1.0);
-    LadderBound bound = ladder_bound(length, size, FLOATX_IS_FLOAT ? 0.0 : 2.0 * group);
-    a.dqkv = ladder_output<floatX>(&l, "dqkv", n, bound);
-    a.delta = ladder_output<float>(&l, "delta", rows, ladder_bound((double)D, (double)D, 0.0));
-    if (ladder_wants(&l, "naive")) {
-        a.p = (float*)ladder_scratch(&l, rows * T * sizeof(float));
-        a.ds = (float*)ladder_scratch(&l, rows * T * sizeof(float));
+    const double group = sqrt((double)(H / K)), size = 16.0 * group, length = (double)(T + D);
+    auto out = ladder_input<floatX>("out", outs, 1.0);
+    auto lse = ladder_input<float>("lse", rows, 1.0);
+    auto qkv = ladder_input<floatX>("qkv", n, 1.0), dout = ladder_input<floatX>("dout", outs, 1.0);
+    auto dqkv = ladder_output<floatX>("dqkv", n, {length, size, FLOATX_IS_FLOAT ? 0.0 : 2.0 * group});
+    auto delta = ladder_output<float>("delta", rows, {(double)D, (double)D, 0.0});
+    float* p = ladder_wants("naive") ? (float*)ladder_scratch(2 * rows * T * sizeof(float)) : NULL;
+    float* ds = p + rows * T;
+    if (ladder.check) {
+        cpu::attention_forward(out.twin, lse.twin, qkv.twin, B, T, H, K, D, NULL);
+        ladder_update(out);
+        ladder_update(lse);
     }
-    if (l.check) {
-        floatX *out_twin = ladder_twin(&l, out), *dqkv = ladder_twin(&l, a.dqkv);
-        float *lse_twin = ladder_twin(&l, lse), *delta = ladder_twin(&l, a.delta);
-        const floatX *qkv = ladder_twin(&l, a.qkv), *dout = ladder_twin(&l, a.dout);
-        cpu::attention_forward(out_twin, lse_twin, qkv, B, T, H, K, D, NULL);
-        ladder_update(&l, out);
-        ladder_update(&l, lse);
-        cpu::attention_backward(dqkv, delta, dout, out_twin, lse_twin, qkv, B, T, H, K, D, NULL);
-    }
-    double flops = 5.0 * (double)rows * (double)(T + 1) * (double)D;
-    ladder_work(&l, FLOATX_IS_FLOAT ? LADDER_FLOAT_FLOPS : LADDER_TENSOR_FLOPS, flops);
-    ladder_rung(&l, "naive", run_naive, &a);
-    ladder_rung(&l, "plain", run_plain, &a);
-    ladder_rung(&l, "shipped", run_shipped, &a);
-    ladder_close(&l);
-    return ladder_result(&l);
+    auto shipped = LADDER_OPERATION(attention_backward, dqkv, delta, dout, out, lse, qkv, B, T, H, K, D);
+    ladder_work(LADDER_MATMUL_FLOPS, 5.0 * (double)rows * (double)(T + 1) * (double)D, shipped);
+    ladder_rung("naive", [&] {
+        ladder_launch(delta_naive, rows, delta, dout, out, B, T, H, D);
+        ladder_launch(probabilities_naive, rows * T, p, ds, dout, lse, delta, qkv, B, T, H, K, D);
+        ladder_launch(gradients_naive, n, dqkv, p, ds, dout, qkv, B, T, H, K, D);
+    });
+    ladder_rung("plain", [&] {
+        attention_delta_launch(delta, dout, out, B, T, H, D, ladder.stream);
+        attention_backward_plain_any(dqkv, delta, dout, lse, qkv, B, T, H, K, D, ladder.stream);
+    });
+    ladder_rung("shipped", shipped);
+    return ladder_end();
 }

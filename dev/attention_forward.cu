@@ -23,21 +23,13 @@
 #include "llmtrain/attention.cuh"
 #include "ladder.h"
 
-typedef struct {
-    size_t B, T, H, K, D;
-    floatX* out;          // (B, T, H, D)
-    float* lse;           // (B, H, T)
-    const floatX* qkv;    // (B, T, (H + 2K) D)
-    float* scores;        // (B, H, T, T), of the naive rung
-} Attention;
-
 // ------------------------------------------------------------------------------------------------
 // Naive: thread i makes number i
 
 // scores (B, H, T, T) = q k / sqrt(D) for keys up to the query.
 static __global__ void scores_naive(float* scores, const floatX* qkv, size_t B, size_t T, size_t H, size_t K,
                                     size_t D) {
-    size_t i = ladder_index(), key = i % T, query = i / T % T, h = i / (T * T) % H, b = i / (T * T * H);
+    size_t i = flat_index(1), key = i % T, query = i / T % T, h = i / (T * T) % H, b = i / (T * T * H);
     if (b >= B || key > query) return;
     HeadRows at = head_rows(b, h, T, H, K, D);
     float sum = 0.0f;
@@ -48,7 +40,7 @@ static __global__ void scores_naive(float* scores, const floatX* qkv, size_t B, 
 
 // Each row of scores becomes probabilities.
 static __global__ void softmax_naive(float* scores, float* lse, size_t rows, size_t T) {
-    size_t row = ladder_index(), visible = row % T + 1;
+    size_t row = flat_index(1), visible = row % T + 1;
     if (row >= rows) return;
     float *score = scores + row * T, maximum = -INFINITY, total = 0.0f;
     for (size_t j = 0; j < visible; j++) maximum = fmaxf(maximum, score[j]);
@@ -59,7 +51,7 @@ static __global__ void softmax_naive(float* scores, float* lse, size_t rows, siz
 
 static __global__ void values_naive(floatX* out, const float* scores, const floatX* qkv, size_t B, size_t T, size_t H,
                                     size_t K, size_t D) {
-    size_t i = ladder_index(), d = i % D, h = i / D % H, query = i / (D * H) % T, b = i / (D * H * T);
+    size_t i = flat_index(1), d = i % D, h = i / D % H, query = i / (D * H) % T, b = i / (D * H * T);
     if (b >= B) return;
     HeadRows at = head_rows(b, h, T, H, K, D);
     float sum = 0.0f;
@@ -69,74 +61,39 @@ static __global__ void values_naive(floatX* out, const float* scores, const floa
 }
 
 // ------------------------------------------------------------------------------------------------
-// Rungs
-
-static void run_naive(void* problem, Stream stream) {
-    Attention* a = (Attention*)problem;
-    size_t rows = a->B * a->H * a->T;
-    scores_naive<<<ladder_blocks(rows * a->T), LADDER_THREADS, 0, stream->compute>>>(
-        a->scores, a->qkv, a->B, a->T, a->H, a->K, a->D);
-    LAUNCH_CHECK();
-    softmax_naive<<<ladder_blocks(rows), LADDER_THREADS, 0, stream->compute>>>(a->scores, a->lse, rows, a->T);
-    LAUNCH_CHECK();
-    values_naive<<<ladder_blocks(rows * a->D), LADDER_THREADS, 0, stream->compute>>>(
-        a->out, a->scores, a->qkv, a->B, a->T, a->H, a->K, a->D);
-    LAUNCH_CHECK();
-}
-
-static void run_plain(void* problem, Stream stream) {
-    Attention* a = (Attention*)problem;
-    attention_forward_plain_any(a->out, a->lse, a->qkv, a->B, a->T, a->H, a->K, a->D, stream);
-}
-
-#if !FLOATX_IS_FLOAT
-static void run_rows16(void* problem, Stream stream) {
-    Attention* a = (Attention*)problem;
-    attention_forward_tensor_any<1>(a->out, a->lse, a->qkv, a->B, a->T, a->H, a->K, a->D, stream);
-}
-#endif
-
-static void run_shipped(void* problem, Stream stream) {
-    Attention* a = (Attention*)problem;
-    attention_forward(a->out, a->lse, a->qkv, a->B, a->T, a->H, a->K, a->D, stream);
-}
+// Program
 
 int main(int argc, char** argv) {
     uint64_t B = ladder_size(4, 1), T = ladder_size(2048, 150), H = ladder_size(16, 4), K = ladder_size(16, 2), D = 64;
-    Flag flags[] = {
-        {"batch", FLAG_COUNT, &B, "B", 1, 1e6, "samples", false},
-        {"seq", FLAG_COUNT, &T, "T", 1, 1e6, "positions of a sample", false},
-        {"heads", FLAG_COUNT, &H, "H", 1, 1e4, "query heads", false},
-        {"kv-heads", FLAG_COUNT, &K, "K", 1, 1e4, "key/value heads, of which --heads is a multiple", false},
-        {"head-size", FLAG_COUNT, &D, "D", 1, ATTENTION_MAX_D, "numbers in a head", false},
-    };
-    Ladder l = {};
-    const char* title = "attention, forward: out (B, T, H, D) from qkv (B, T, (H + 2K) D)";
-    if (!ladder_open(&l, argc, argv, title, flags, 5)) return l.status;
-    ladder_tensor_peak(&l);
+    ladder_open(argc, argv, {
+        {"batch", FLAG_COUNT, &B, "B", 1, 1e6, "samples", 0},
+        {"seq", FLAG_COUNT, &T, "T", 1, 1e6, "positions of a sample", 0},
+        {"heads", FLAG_COUNT, &H, "H", 1, 1e4, "query heads", 0},
+        {"kv-heads", FLAG_COUNT, &K, "K", 1, 1e4, "key/value heads, of which --heads is a multiple", 0},
+        {"head-size", FLAG_COUNT, &D, "D", 1, ATTENTION_MAX_D, "numbers in a head", 0},
+    });
     if (H % K != 0) ladder_give_up("--heads is not a multiple of --kv-heads; give one that is");
-    size_t outs = B * T * H * D, rows = B * H * T;
+    ladder_begin("attention, forward: out (B, T, H, D) from qkv (B, T, (H + 2K) D)");
+    const size_t outs = B * T * H * D, rows = B * H * T;
     // Of normal random inputs scores are a few units, which is the error of a probability in units of 2^-24; rounded
     // probabilities add up to 1, and the values that they multiply are of order 1.
-    double size = 4.0, length = (double)(T + D);
-    Attention a;
-    memset(&a, 0, sizeof a);
-    a.B = B, a.T = T, a.H = H, a.K = K, a.D = D;
-    a.qkv = ladder_input<floatX>(&l, "qkv", B * T * (H + 2 * K) * D, 1.0);
-    a.out = ladder_output<floatX>(&l, "out", outs, ladder_bound(length, size, FLOATX_IS_FLOAT ? 0.0 : 1.0));
-    a.lse = ladder_output<float>(&l, "lse", rows, ladder_bound(length, size, 0.0));
-    if (ladder_wants(&l, "naive")) a.scores = (float*)ladder_scratch(&l, rows * T * sizeof(float));
-    floatX* out = ladder_twin(&l, a.out);
-    float* lse = ladder_twin(&l, a.lse);
-    if (l.check) cpu::attention_forward(out, lse, ladder_twin(&l, a.qkv), B, T, H, K, D, NULL);
-    double flops = 2.0 * (double)rows * (double)(T + 1) * (double)D;
-    ladder_work(&l, FLOATX_IS_FLOAT ? LADDER_FLOAT_FLOPS : LADDER_TENSOR_FLOPS, flops);
-    ladder_rung(&l, "naive", run_naive, &a);
-    ladder_rung(&l, "plain", run_plain, &a);
+    const double size = 4.0, length = (double)(T + D);
+    auto qkv = ladder_input<floatX>("qkv", B * T * (H + 2 * K) * D, 1.0);
+    auto out = ladder_output<floatX>("out", outs, {length, size, FLOATX_IS_FLOAT ? 0.0 : 1.0});
+    auto lse = ladder_output<float>("lse", rows, {length, size, 0.0});
+    float* scores = ladder_wants("naive") ? (float*)ladder_scratch(rows * T * sizeof(float)) : NULL;
+    auto shipped = LADDER_OPERATION(attention_forward, out, lse, qkv, B, T, H, K, D);
+    ladder_work(LADDER_MATMUL_FLOPS, 2.0 * (double)rows * (double)(T + 1) * (double)D, shipped);
+    ladder_rung("naive", [&] {
+        ladder_launch(scores_naive, rows * T, scores, qkv, B, T, H, K, D);
+        ladder_launch(softmax_naive, rows, scores, lse, rows, T);
+        ladder_launch(values_naive, outs, out, scores, qkv, B, T, H, K, D);
+    });
+    ladder_rung("plain", [&] { attention_forward_plain_any(out, lse, qkv, B, T, H, K, D, ladder.stream); });
 #if !FLOATX_IS_FLOAT
-    if (D <= 128 && D % PACK == 0) ladder_rung(&l, "rows16", run_rows16, &a);
+    if (D <= 128 && D % PACK == 0)
+        ladder_rung("rows16", [&] { attention_forward_tensor_any<1>(out, lse, qkv, B, T, H, K, D, ladder.stream); });
 #endif
-    ladder_rung(&l, "shipped", run_shipped, &a);
-    ladder_close(&l);
-    return ladder_result(&l);
+    ladder_rung("shipped", shipped);
+    return ladder_end();
 }

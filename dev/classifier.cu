@@ -21,14 +21,6 @@
 #include "kernels.cuh"
 #include "ladder.h"
 
-typedef struct {
-    size_t N, V, Vp;
-    floatX* logits;    // (N, Vp)
-    float* losses;     // (N)
-    int32_t* targets;  // (N)
-    float dloss;
-} Classifier;
-
 static __global__ void classifier_thread(floatX* logits, float* losses, const int32_t* targets, float dloss, size_t N,
                                          size_t V, size_t Vp) {
     size_t row = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -66,60 +58,36 @@ static __global__ void classifier_block(floatX* logits, float* losses, const int
     }
 }
 
-static void run_thread(void* problem, Stream stream) {
-    Classifier* c = (Classifier*)problem;
-    unsigned blocks = (unsigned)((c->N + WARP - 1) / WARP);
-    classifier_thread<<<blocks, WARP, 0, stream->compute>>>(
-        c->logits, c->losses, c->targets, c->dloss, c->N, c->V, c->Vp);
-    LAUNCH_CHECK();
-}
-
-static void run_block(void* problem, Stream stream) {
-    Classifier* c = (Classifier*)problem;
-    unsigned blocks = (unsigned)c->N, threads = 512;
-    classifier_block<<<blocks, threads, 0, stream->compute>>>(c->logits, c->losses, c->targets, c->dloss, c->V, c->Vp);
-    LAUNCH_CHECK();
-}
-
-static void run_online(void* problem, Stream stream) {
-    Classifier* c = (Classifier*)problem;
-    unsigned threads = block_threads(c->Vp, CLASSIFIER_THREADS);
-    classifier_kernel<1><<<grid_blocks(c->N), threads, 0, stream->compute>>>(
-        c->logits, c->losses, c->targets, c->dloss, c->N, (int)c->V, (int)c->Vp);
-    LAUNCH_CHECK();
-}
-
-static void run_shipped(void* problem, Stream stream) {
-    Classifier* c = (Classifier*)problem;
-    classifier(c->logits, c->losses, c->targets, c->dloss, c->N, c->V, c->Vp, stream);
-}
-
 int main(int argc, char** argv) {
     uint64_t N = ladder_size(1024, 9), V = ladder_size(50257, 257);
-    Flag flags[] = {
-        {"rows", FLAG_COUNT, &N, "N", 1, 1e6, "rows of logits", false},
-        {"vocab", FLAG_COUNT, &V, "V", 1, 1e6, "vocabulary, padded to a multiple of 128 as in training", false},
-    };
-    Ladder l = {};
-    if (!ladder_open(&l, argc, argv, "classifier: losses (N), and logits (N, Vp) become their gradient", flags, 2))
-        return l.status;
-    Classifier c;
-    c.N = N, c.V = V, c.Vp = round_up(V, 128);
-    c.dloss = (float)V;  // gradients are about as large as logits: a bound for the one is good for the other
+    ladder_open(argc, argv, {
+        {"rows", FLAG_COUNT, &N, "N", 1, 1e6, "rows of logits", 0},
+        {"vocab", FLAG_COUNT, &V, "V", 1, 1e6, "vocabulary, padded to a multiple of 128 as in training", 0},
+    });
+    ladder_begin("classifier: losses (N), and logits (N, Vp) become their gradient");
+    size_t Vp = round_up(V, 128);
     double length = (double)V;
-    c.logits = ladder_added<floatX>(&l, "logits", c.N * c.Vp, 1.0, ladder_bound(length, 1, 0));
-    c.losses = ladder_output<float>(&l, "losses", N, ladder_bound(length, log(length), 0));
-    c.targets = ladder_input<int32_t>(&l, "targets", N, length);
-    int32_t* targets = ladder_twin(&l, c.targets);
-    for (size_t row = 3; row < N; row += 16) targets[row] = -1;  // no target: neither loss nor gradient
-    ladder_update(&l, c.targets);
-    floatX* logits = ladder_twin(&l, c.logits);
-    if (l.check) cpu::classifier(logits, ladder_twin(&l, c.losses), targets, c.dloss, c.N, c.V, c.Vp, NULL);
-    ladder_work(&l, LADDER_BYTES, 2.0 * (double)(c.N * c.Vp) * sizeof(floatX));
-    ladder_rung(&l, "thread", run_thread, &c);
-    ladder_rung(&l, "block", run_block, &c);
-    ladder_rung(&l, "online", run_online, &c);
-    ladder_rung(&l, "shipped", run_shipped, &c);
-    ladder_close(&l);
-    return ladder_result(&l);
+    float dloss = (float)V;  // gradients are about as large as logits: a bound for the one is good for the other
+    auto logits = ladder_added<floatX>("logits", N * Vp, 1.0, {length, 1, 0});
+    auto losses = ladder_output<float>("losses", N, {length, log(length), 0});
+    auto targets = ladder_input<int32_t>("targets", N, length);
+    for (size_t row = 3; row < N; row += 16) targets.twin[row] = -1;  // no target: neither loss nor gradient
+    ladder_update(targets);
+    cudaStream_t compute = ladder.stream->compute;
+    auto shipped = LADDER_OPERATION(classifier, logits, losses, targets, dloss, N, V, Vp);
+    ladder_work(LADDER_BYTES, 2.0 * (double)(N * Vp) * sizeof(floatX), shipped);
+    ladder_rung("thread", [&] {
+        unsigned blocks = (unsigned)divide_up(N, WARP);
+        classifier_thread<<<blocks, WARP, 0, compute>>>(logits, losses, targets, dloss, N, V, Vp);
+    });
+    ladder_rung("block", [&] {
+        classifier_block<<<(unsigned)N, 512, 0, compute>>>(logits, losses, targets, dloss, V, Vp);
+    });
+    ladder_rung("online", [&] {
+        unsigned threads = block_threads(Vp, CLASSIFIER_THREADS);
+        classifier_kernel<1><<<grid_blocks(N), threads, 0, compute>>>(
+            logits, losses, targets, dloss, N, (int)V, (int)Vp);
+    });
+    ladder_rung("shipped", shipped);
+    return ladder_end();
 }

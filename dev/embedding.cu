@@ -34,19 +34,19 @@
 #include "ladder.h"
 
 typedef struct {
-    size_t B, T, C, V;
+    size_t B, T, C;
+    const int32_t* tokens;                            // (B, T)
     floatX* out;                                      // (B, T, C)
     const floatX *token_weight, *position_weight;     // (V, C), (T, C)
-    float *dtoken_weight, *dposition_weight;          // (V, C), (T, C)
     const floatX* dout;                               // (B, T, C)
-    const int32_t* tokens;                            // (B, T)
+    float *dtoken_weight, *dposition_weight;          // (V, C), (T, C)
 } Embedding;
 
 // ------------------------------------------------------------------------------------------------
 // Kernels
 
 static __global__ void forward_naive(Embedding p) {
-    size_t i = ladder_index();
+    size_t i = flat_index(1);
     if (i >= p.B * p.T * p.C) return;
     size_t row = i / p.C, c = i % p.C;
     float token = float_of(p.token_weight[(size_t)p.tokens[row] * p.C + c]);
@@ -55,7 +55,7 @@ static __global__ void forward_naive(Embedding p) {
 }
 
 static __global__ void backward_naive(Embedding p) {
-    size_t c = ladder_index();
+    size_t c = flat_index(1);
     if (c >= p.C) return;
     for (size_t row = 0; row < p.B * p.T; row++) {
         float d = float_of(p.dout[row * p.C + c]);
@@ -65,7 +65,7 @@ static __global__ void backward_naive(Embedding p) {
 }
 
 static __global__ void backward_atomics(Embedding p) {
-    size_t i = ladder_index();
+    size_t i = flat_index(1);
     if (i >= p.B * p.T * p.C) return;
     size_t row = i / p.C, c = i % p.C;
     atomicAdd(&p.dtoken_weight[(size_t)p.tokens[row] * p.C + c], float_of(p.dout[i]));
@@ -83,58 +83,6 @@ static __global__ void backward_owner(Embedding p, const uint64_t* keys) {
             sum += float_of(p.dout[key_row(keys[i]) * p.C + c]);
         p.dtoken_weight[(size_t)token * p.C + c] += sum;
     }
-}
-
-// ------------------------------------------------------------------------------------------------
-// Rungs
-
-static void run_forward_naive(void* problem, Stream stream) {
-    Embedding* p = (Embedding*)problem;
-    forward_naive<<<ladder_blocks(p->B * p->T * p->C), LADDER_THREADS, 0, stream->compute>>>(*p);
-    LAUNCH_CHECK();
-}
-
-static void run_forward_rows(void* problem, Stream stream) {
-    Embedding* p = (Embedding*)problem;
-    unsigned rows = grid_blocks(p->B * p->T), threads = block_threads(p->C, LADDER_THREADS);
-    embedding_forward_kernel<1><<<rows, threads, 0, stream->compute>>>(
-        p->out, p->tokens, p->token_weight, p->position_weight, 0, p->B * p->T, p->T, p->C);
-    LAUNCH_CHECK();
-}
-
-static void run_forward_shipped(void* problem, Stream stream) {
-    Embedding* p = (Embedding*)problem;
-    embedding_forward(p->out, p->tokens, p->token_weight, p->position_weight, 0, p->B, p->T, p->C, stream);
-}
-
-static void run_backward_naive(void* problem, Stream stream) {
-    Embedding* p = (Embedding*)problem;
-    backward_naive<<<ladder_blocks(p->C), LADDER_THREADS, 0, stream->compute>>>(*p);
-    LAUNCH_CHECK();
-}
-
-static void run_backward_atomics(void* problem, Stream stream) {
-    Embedding* p = (Embedding*)problem;
-    backward_atomics<<<ladder_blocks(p->B * p->T * p->C), LADDER_THREADS, 0, stream->compute>>>(*p);
-    LAUNCH_CHECK();
-}
-
-static void run_backward_owner(void* problem, Stream stream) {
-    Embedding* p = (Embedding*)problem;
-    size_t N = p->B * p->T;
-    uint64_t* scratch = (uint64_t*)device_scratch(stream, 2 * N * sizeof(uint64_t));
-    unsigned threads = block_threads(p->C, LADDER_THREADS);
-    const uint64_t* keys = embedding_sort(scratch, scratch + N, p->tokens, N, stream);
-    backward_owner<<<grid_blocks(N), threads, 0, stream->compute>>>(*p, keys);
-    LAUNCH_CHECK();
-    embedding_positions<1><<<grid_blocks(p->T), threads, 0, stream->compute>>>(
-        p->dposition_weight, p->dout, p->B, p->T, p->C);
-    LAUNCH_CHECK();
-}
-
-static void run_backward_shipped(void* problem, Stream stream) {
-    Embedding* p = (Embedding*)problem;
-    embedding_backward(p->dtoken_weight, p->dposition_weight, p->dout, p->tokens, p->B, p->T, p->C, stream);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -163,51 +111,54 @@ static size_t fill_tokens(int32_t* tokens, Tokens kind, size_t N, size_t V, size
 int main(int argc, char** argv) {
     uint64_t B = ladder_size(16, 3), T = ladder_size(1024, 75), C = ladder_size(768, 40), V = ladder_size(50257, 200);
     int kind = TOKENS_TEXT;
-    Flag flags[] = {
-        {"batch", FLAG_COUNT, &B, "B", 1, 1e6, "sequences", false},
-        {"seq", FLAG_COUNT, &T, "T", 1, 1e6, "tokens of each", false},
-        {"channels", FLAG_COUNT, &C, "C", 1, 1e5, "channels of a row", false},
-        {"vocab", FLAG_COUNT, &V, "V", 1, 1e9, "different tokens there may be", false},
-        {"tokens", FLAG_CHOICE, &kind, "text|equal|different", 0, 0, "how often each occurs", false},
-    };
-    Ladder l = {};
-    for (int backward = 0; backward < 2; backward++) {
-        const char* title = backward
-            ? "embedding_backward: dtoken_weight (V, C), dposition_weight (T, C) += ... from dout (B, T, C)"
-            : "embedding_forward: out (B, T, C) = token_weight (V, C) [tokens] + position_weight (T, C)";
-        if (!ladder_open(&l, argc, argv, title, flags, 5)) return l.status;
-        size_t N = B * T, n = N * C, most = 0;
-        Embedding p;
-        memset(&p, 0, sizeof p);
-        p.B = B, p.T = T, p.C = C, p.V = V;
-        p.tokens = ladder_input<int32_t>(&l, "tokens", N, 1.0);
-        int32_t* tokens = (int32_t*)ladder_twin(&l, p.tokens);
-        size_t different = fill_tokens(tokens, (Tokens)kind, N, V, &most);
-        ladder_update(&l, p.tokens);
-        if (!backward) {
-            p.token_weight = ladder_input<floatX>(&l, "token_weight", V * C, 1.0);
-            p.position_weight = ladder_input<floatX>(&l, "position_weight", T * C, 1.0);
-            p.out = ladder_output<floatX>(&l, "out", n, ladder_bound(2, 0, 0));
-            const floatX *token = ladder_twin(&l, p.token_weight), *position = ladder_twin(&l, p.position_weight);
-            if (l.check) cpu::embedding_forward(ladder_twin(&l, p.out), tokens, token, position, 0, B, T, C, NULL);
-            ladder_work(&l, LADDER_BYTES, (double)((different + N + T) * C) * sizeof(floatX));
-            ladder_rung(&l, "naive", run_forward_naive, &p);
-            ladder_rung(&l, "rows", run_forward_rows, &p);
-            ladder_rung(&l, "shipped", run_forward_shipped, &p);
-        } else {
-            p.dout = ladder_input<floatX>(&l, "dout", n, 1.0);
-            p.dtoken_weight = ladder_added<float>(&l, "dtoken_weight", V * C, 1.0, ladder_random_sum(most));
-            p.dposition_weight = ladder_added<float>(&l, "dposition_weight", T * C, 1.0, ladder_random_sum(B));
-            float *dtoken = ladder_twin(&l, p.dtoken_weight), *dposition = ladder_twin(&l, p.dposition_weight);
-            if (l.check) cpu::embedding_backward(dtoken, dposition, ladder_twin(&l, p.dout), tokens, B, T, C, NULL);
-            ladder_give_scratch(&l, embedding_backward_scratch_bytes(B, T, C));
-            ladder_work(&l, LADDER_BYTES, (double)n * sizeof(floatX) + 8.0 * (double)((different + T) * C));
-            ladder_rung(&l, "naive", run_backward_naive, &p);
-            ladder_rung(&l, "atomics", run_backward_atomics, &p);
-            ladder_rung(&l, "owner", run_backward_owner, &p);
-            ladder_rung(&l, "shipped", run_backward_shipped, &p);
-        }
-        ladder_close(&l);
-    }
-    return ladder_result(&l);
+    ladder_open(argc, argv, {
+        {"batch", FLAG_COUNT, &B, "B", 1, 1e6, "sequences", 0},
+        {"seq", FLAG_COUNT, &T, "T", 1, 1e6, "tokens of each", 0},
+        {"channels", FLAG_COUNT, &C, "C", 1, 1e5, "channels of a row", 0},
+        {"vocab", FLAG_COUNT, &V, "V", 1, 1e9, "different tokens there may be", 0},
+        {"tokens", FLAG_CHOICE, &kind, "text|equal|different", 0, 0, "how often each occurs", 0},
+    });
+    const size_t N = B * T, n = N * C;
+    const unsigned threads = block_threads(C, FLAT_THREADS);
+    Stream stream = ladder.stream;
+    size_t most = 0;
+
+    ladder_begin("embedding_forward: out (B, T, C) = token_weight (V, C) [tokens] + position_weight (T, C)");
+    auto tokens = ladder_input<int32_t>("tokens", N, 1.0);
+    size_t different = fill_tokens(tokens.twin, (Tokens)kind, N, V, &most);
+    ladder_update(tokens);
+    auto token_weight = ladder_input<floatX>("token_weight", V * C, 1.0);
+    auto position_weight = ladder_input<floatX>("position_weight", T * C, 1.0);
+    auto out = ladder_output<floatX>("out", n, {2, 0, 0});
+    Embedding f = {B, T, C, tokens, out, token_weight, position_weight, NULL, NULL, NULL};
+    auto forward = LADDER_OPERATION(embedding_forward, out, tokens, token_weight, position_weight, 0, B, T, C);
+    ladder_work(LADDER_BYTES, (double)((different + N + T) * C) * sizeof(floatX), forward);
+    ladder_rung("naive", [&] { ladder_launch(forward_naive, n, f); });
+    ladder_rung("rows", [&] {
+        embedding_forward_kernel<1><<<grid_blocks(N), threads, 0, stream->compute>>>(
+            out, tokens, token_weight, position_weight, 0, N, T, C);
+    });
+    ladder_rung("shipped", forward);
+
+    ladder_begin("embedding_backward: dtoken_weight (V, C), dposition_weight (T, C) += ... from dout (B, T, C)");
+    tokens = ladder_input<int32_t>("tokens", N, 1.0);
+    fill_tokens(tokens.twin, (Tokens)kind, N, V, &most);
+    ladder_update(tokens);
+    auto dout = ladder_input<floatX>("dout", n, 1.0);
+    auto dtoken_weight = ladder_added<float>("dtoken_weight", V * C, 1.0, ladder_random_sum(most));
+    auto dposition_weight = ladder_added<float>("dposition_weight", T * C, 1.0, ladder_random_sum(B));
+    ladder_give_scratch(embedding_backward_scratch_bytes(B, T, C));
+    Embedding b = {B, T, C, tokens, NULL, NULL, NULL, dout, dtoken_weight, dposition_weight};
+    auto backward = LADDER_OPERATION(embedding_backward, dtoken_weight, dposition_weight, dout, tokens, B, T, C);
+    ladder_work(LADDER_BYTES, (double)n * sizeof(floatX) + 8.0 * (double)((different + T) * C), backward);
+    ladder_rung("naive", [&] { ladder_launch(backward_naive, C, b); });
+    ladder_rung("atomics", [&] { ladder_launch(backward_atomics, n, b); });
+    ladder_rung("owner", [&] {
+        uint64_t* scratch = (uint64_t*)device_scratch(stream, 2 * N * sizeof(uint64_t));
+        const uint64_t* keys = embedding_sort(scratch, scratch + N, tokens, N, stream);
+        backward_owner<<<grid_blocks(N), threads, 0, stream->compute>>>(b, keys);
+        embedding_positions<1><<<grid_blocks(T), threads, 0, stream->compute>>>(dposition_weight, dout, B, T, C);
+    });
+    ladder_rung("shipped", backward);
+    return ladder_end();
 }

@@ -28,15 +28,8 @@
 enum { SCALE_PLACES = 50 };
 static const double EXACT_SCALE = 0x1p50, EXACT_LIMIT = 512.0;
 
-typedef struct {
-    size_t n;
-    const float* x;  // (n)
-    int64_t* sums;   // (n)
-    double* bad;     // (1)
-} Exact;
-
 static __global__ void exact_naive(int64_t* sums, double* bad, const float* x, double scale, double limit, size_t n) {
-    size_t i = ladder_index();
+    size_t i = flat_index(1);
     if (i >= n) return;
     if (fabs((double)x[i]) <= limit) sums[i] += __double2ll_rn((double)x[i] * scale);
     else atomicExch((unsigned long long*)bad, (unsigned long long)__double_as_longlong(1.0));
@@ -69,54 +62,27 @@ static __global__ void exact_integers(int64_t* sums, double* bad, const float* x
     if (outside) atomicExch((unsigned long long*)bad, (unsigned long long)__double_as_longlong(1.0));
 }
 
-static void run_naive(void* problem, Stream stream) {
-    Exact* p = (Exact*)problem;
-    exact_naive<<<ladder_blocks(p->n), LADDER_THREADS, 0, stream->compute>>>(p->sums, p->bad, p->x, EXACT_SCALE,
-                                                                             EXACT_LIMIT, p->n);
-    LAUNCH_CHECK();
-}
-
-static void run_integers(void* problem, Stream stream) {
-    Exact* p = (Exact*)problem;
-    exact_integers<<<flat_blocks(p->n, PAIR), FLAT_THREADS, 0, stream->compute>>>(
-        p->sums, p->bad, p->x, SCALE_PLACES, (float)EXACT_LIMIT, p->n);
-    LAUNCH_CHECK();
-}
-
-static void run_shipped(void* problem, Stream stream) {
-    Exact* p = (Exact*)problem;
-    exact_add(p->sums, p->bad, p->x, EXACT_SCALE, EXACT_LIMIT, p->n, stream);
-}
-
 int main(int argc, char** argv) {
     uint64_t n = ladder_size(124475904, 20000);  // GPT-2 124M
-    Flag flags[] = {{"elements", FLAG_COUNT, &n, "n", 1, 1e10, "length of the vectors, made even", false}};
-    Ladder l = {};
-    if (!ladder_open(&l, argc, argv, "exact_add: sums (n) += x (n) * 2^50, in integers", flags, 1)) return l.status;
+    ladder_open(argc, argv, {{"elements", FLAG_COUNT, &n, "n", 1, 1e10, "length of the vectors, made even", 0}});
+    ladder_begin("exact_add: sums (n) += x (n) * 2^50, in integers");
     n = round_up(n, PAIR);
-    LadderBound exact = ladder_bound(0, 0, 0);
-    Exact p = {n, ladder_input<float>(&l, "x", n, 1.0), NULL, ladder_added<double>(&l, "bad", 1, 0.0, exact)};
-    // To the frame a sum is two integers of 32 bits: all of them must be the CPU's.
-    int32_t* halves = ladder_added<int32_t>(&l, "sums", 2 * n, 0x1p30, exact);
-    p.sums = (int64_t*)halves;
-    float* x = (float*)ladder_twin(&l, p.x);
-    for (size_t i = 0; i < n; i++) x[i] = ldexpf(x[i], -(int)(i % 60));  // from far above 2^-50 to far below it
-    for (size_t i = 3; i < n; i += 7) x[i] = ((float)(i % 16) - 7.5f) * 0x1p-50f;  // ties
-    if (n > 2) x[n / 2] = 2.0f * (float)EXACT_LIMIT;
-    if (n > 3) x[n - 1] = NAN;
-    ladder_update(&l, p.x);
-    if (l.check) {
-        int64_t* sums = (int64_t*)allocate(n * sizeof(int64_t));
-        if (sums == NULL) ladder_give_up("out of memory for the sums of the CPU; give fewer elements");
-        memcpy(sums, ladder_twin(&l, halves), n * sizeof(int64_t));
-        cpu::exact_add(sums, ladder_twin(&l, p.bad), x, EXACT_SCALE, EXACT_LIMIT, n, NULL);
-        memcpy(ladder_twin(&l, halves), sums, n * sizeof(int64_t));
-        free(sums);
-    }
-    ladder_work(&l, LADDER_BYTES, (double)n * (sizeof(float) + 2 * sizeof(int64_t)));
-    ladder_rung(&l, "naive", run_naive, &p);
-    ladder_rung(&l, "integers", run_integers, &p);
-    ladder_rung(&l, "shipped", run_shipped, &p);
-    ladder_close(&l);
-    return ladder_result(&l);
+    auto x = ladder_input<float>("x", n, 1.0);
+    auto bad = ladder_added<double>("bad", 1, 0.0, {});
+    auto sums = ladder_added<int64_t>("sums", n, 0x1p62, {});
+    for (size_t i = 0; i < n; i++) x.twin[i] = ldexpf(x.twin[i], -(int)(i % 60));  // from far above 2^-50 to far below
+    for (size_t i = 3; i < n; i += 7) x.twin[i] = ((float)(i % 16) - 7.5f) * 0x1p-50f;  // ties
+    if (n > 2) x.twin[n / 2] = 2.0f * (float)EXACT_LIMIT;
+    if (n > 3) x.twin[n - 1] = NAN;
+    ladder_update(x);
+    for (size_t i = 0; i < n; i++) sums.twin[i] += (int64_t)random_bits(2, RANDOM_TEST, 0, i);  // the digits below 2^32
+    ladder_update(sums);
+    auto shipped = LADDER_OPERATION(exact_add, sums, bad, x, EXACT_SCALE, EXACT_LIMIT, n);
+    ladder_work(LADDER_BYTES, (double)n * (sizeof(float) + 2 * sizeof(int64_t)), shipped);
+    ladder_rung("naive", [&] { ladder_launch(exact_naive, n, sums, bad, x, EXACT_SCALE, EXACT_LIMIT, n); });
+    ladder_rung("integers", [&] {
+        ladder_launch(exact_integers, n / PAIR, sums, bad, x, SCALE_PLACES, (float)EXACT_LIMIT, n);
+    });
+    ladder_rung("shipped", shipped);
+    return ladder_end();
 }

@@ -19,12 +19,6 @@
 #include "kernels.cuh"
 #include "ladder.h"
 
-typedef struct {
-    size_t N, F, n;            // n = N F
-    floatX *out, *din;         // (N, F); (N, F) or (N, 2F)
-    const floatX *in, *dout;   // (N, F) or (N, 2F); (N, F)
-} Nonlinearity;
-
 // ------------------------------------------------------------------------------------------------
 // Naive kernels: element i of the output is thread i's
 
@@ -63,138 +57,70 @@ static __global__ void swiglu_backward_naive(floatX* din, const floatX* dout, co
 }
 
 // ------------------------------------------------------------------------------------------------
-// Rungs
+// Program: four ladders
 
-static void run_gelu_forward_naive(void* problem, Stream stream) {
-    Nonlinearity* p = (Nonlinearity*)problem;
-    gelu_forward_naive<<<flat_blocks(p->n, 1), FLAT_THREADS, 0, stream->compute>>>(p->out, p->in, p->n);
-    LAUNCH_CHECK();
+// Products of up to three numbers of about 2; the derivative takes differences of what is smaller than 10.
+static const LadderBound BOUND = {16, 10, 0};
+
+static void ladder_gelu_forward(size_t n) {
+    ladder_begin("gelu_forward: out (N, F) = gelu(in (N, F))");
+    auto in = ladder_input<floatX>("in", n, 2.0);
+    auto out = ladder_output<floatX>("out", n, BOUND);
+    auto shipped = LADDER_OPERATION(gelu_forward, out, in, n);
+    ladder_work(LADDER_BYTES, 2.0 * (double)n * sizeof(floatX), shipped);
+    ladder_rung("naive", [&] { ladder_launch(gelu_forward_naive, n, out, in, n); });
+    ladder_rung("sigmoid", [&] { ladder_launch(gelu_forward_kernel<1>, n, out, in, n); });
+    ladder_rung("shipped", shipped);
 }
 
-static void run_gelu_forward_sigmoid(void* problem, Stream stream) {
-    Nonlinearity* p = (Nonlinearity*)problem;
-    gelu_forward_kernel<1><<<flat_blocks(p->n, 1), FLAT_THREADS, 0, stream->compute>>>(p->out, p->in, p->n);
-    LAUNCH_CHECK();
+static void ladder_gelu_backward(size_t n) {
+    ladder_begin("gelu_backward: din (N, F) = dout (N, F) gelu'(in (N, F))");
+    auto in = ladder_input<floatX>("in", n, 2.0), dout = ladder_input<floatX>("dout", n, 1.0);
+    auto din = ladder_output<floatX>("din", n, BOUND);
+    auto shipped = LADDER_OPERATION(gelu_backward, din, dout, in, n);
+    ladder_work(LADDER_BYTES, 3.0 * (double)n * sizeof(floatX), shipped);
+    ladder_rung("naive", [&] { ladder_launch(gelu_backward_naive, n, din, dout, in, n); });
+    ladder_rung("sigmoid", [&] { ladder_launch(gelu_backward_kernel<1>, n, din, dout, in, n); });
+    ladder_rung("shipped", shipped);
 }
 
-static void run_gelu_forward_shipped(void* problem, Stream stream) {
-    Nonlinearity* p = (Nonlinearity*)problem;
-    gelu_forward(p->out, p->in, p->n, stream);
+static void ladder_swiglu_forward(size_t N, size_t F) {
+    ladder_begin("swiglu_forward: out (N, F) = silu(gate (N, F)) up (N, F)");
+    size_t n = N * F;
+    auto in = ladder_input<floatX>("in", 2 * n, 2.0);
+    auto out = ladder_output<floatX>("out", n, BOUND);
+    auto shipped = LADDER_OPERATION(swiglu_forward, out, in, N, F);
+    ladder_work(LADDER_BYTES, 3.0 * (double)n * sizeof(floatX), shipped);
+    ladder_rung("naive", [&] { ladder_launch(swiglu_forward_naive, n, out, in, N, F); });
+    ladder_rung("sigmoid", [&] {
+        unsigned threads = block_threads(F, FLAT_THREADS);
+        swiglu_forward_kernel<1><<<grid_blocks(N), threads, 0, ladder.stream->compute>>>(out, in, N, F);
+    });
+    ladder_rung("shipped", shipped);
 }
 
-static void run_gelu_backward_naive(void* problem, Stream stream) {
-    Nonlinearity* p = (Nonlinearity*)problem;
-    gelu_backward_naive<<<flat_blocks(p->n, 1), FLAT_THREADS, 0, stream->compute>>>(p->din, p->dout, p->in, p->n);
-    LAUNCH_CHECK();
+static void ladder_swiglu_backward(size_t N, size_t F) {
+    ladder_begin("swiglu_backward: din (N, 2F) from dout (N, F) and in (N, 2F)");
+    size_t n = N * F;
+    auto in = ladder_input<floatX>("in", 2 * n, 2.0), dout = ladder_input<floatX>("dout", n, 1.0);
+    auto din = ladder_output<floatX>("din", 2 * n, BOUND);
+    auto shipped = LADDER_OPERATION(swiglu_backward, din, dout, in, N, F);
+    ladder_work(LADDER_BYTES, 5.0 * (double)n * sizeof(floatX), shipped);
+    ladder_rung("naive", [&] { ladder_launch(swiglu_backward_naive, n, din, dout, in, N, F); });
+    ladder_rung("sigmoid", [&] {
+        unsigned threads = block_threads(F, FLAT_THREADS);
+        swiglu_backward_kernel<1><<<grid_blocks(N), threads, 0, ladder.stream->compute>>>(din, dout, in, N, F);
+    });
+    ladder_rung("shipped", shipped);
 }
-
-static void run_gelu_backward_sigmoid(void* problem, Stream stream) {
-    Nonlinearity* p = (Nonlinearity*)problem;
-    gelu_backward_kernel<1><<<flat_blocks(p->n, 1), FLAT_THREADS, 0, stream->compute>>>(p->din, p->dout, p->in, p->n);
-    LAUNCH_CHECK();
-}
-
-static void run_gelu_backward_shipped(void* problem, Stream stream) {
-    Nonlinearity* p = (Nonlinearity*)problem;
-    gelu_backward(p->din, p->dout, p->in, p->n, stream);
-}
-
-static void run_swiglu_forward_naive(void* problem, Stream stream) {
-    Nonlinearity* p = (Nonlinearity*)problem;
-    swiglu_forward_naive<<<flat_blocks(p->n, 1), FLAT_THREADS, 0, stream->compute>>>(p->out, p->in, p->N, p->F);
-    LAUNCH_CHECK();
-}
-
-static void run_swiglu_forward_sigmoid(void* problem, Stream stream) {
-    Nonlinearity* p = (Nonlinearity*)problem;
-    unsigned blocks = grid_blocks(p->N), threads = block_threads(p->F, FLAT_THREADS);
-    swiglu_forward_kernel<1><<<blocks, threads, 0, stream->compute>>>(p->out, p->in, p->N, p->F);
-    LAUNCH_CHECK();
-}
-
-static void run_swiglu_forward_shipped(void* problem, Stream stream) {
-    Nonlinearity* p = (Nonlinearity*)problem;
-    swiglu_forward(p->out, p->in, p->N, p->F, stream);
-}
-
-static void run_swiglu_backward_naive(void* problem, Stream stream) {
-    Nonlinearity* p = (Nonlinearity*)problem;
-    unsigned blocks = flat_blocks(p->n, 1);
-    swiglu_backward_naive<<<blocks, FLAT_THREADS, 0, stream->compute>>>(p->din, p->dout, p->in, p->N, p->F);
-    LAUNCH_CHECK();
-}
-
-static void run_swiglu_backward_sigmoid(void* problem, Stream stream) {
-    Nonlinearity* p = (Nonlinearity*)problem;
-    unsigned blocks = grid_blocks(p->N), threads = block_threads(p->F, FLAT_THREADS);
-    swiglu_backward_kernel<1><<<blocks, threads, 0, stream->compute>>>(p->din, p->dout, p->in, p->N, p->F);
-    LAUNCH_CHECK();
-}
-
-static void run_swiglu_backward_shipped(void* problem, Stream stream) {
-    Nonlinearity* p = (Nonlinearity*)problem;
-    swiglu_backward(p->din, p->dout, p->in, p->N, p->F, stream);
-}
-
-// ------------------------------------------------------------------------------------------------
-// Program
-//
-// Each operation is a ladder of its own.
-
-enum { RUNGS = 3 };
-
-typedef struct {
-    const char* title;
-    bool gated, backward;
-    struct { const char* name; LadderRun run; } rungs[RUNGS];
-} Operation;
-
-static const Operation OPERATIONS[] = {
-    {"gelu_forward: out (N, F) = gelu(in (N, F))", false, false,
-     {{"naive", run_gelu_forward_naive}, {"sigmoid", run_gelu_forward_sigmoid},
-      {"shipped", run_gelu_forward_shipped}}},
-    {"gelu_backward: din (N, F) = dout (N, F) gelu'(in (N, F))", false, true,
-     {{"naive", run_gelu_backward_naive}, {"sigmoid", run_gelu_backward_sigmoid},
-      {"shipped", run_gelu_backward_shipped}}},
-    {"swiglu_forward: out (N, F) = silu(gate (N, F)) up (N, F)", true, false,
-     {{"naive", run_swiglu_forward_naive}, {"sigmoid", run_swiglu_forward_sigmoid},
-      {"shipped", run_swiglu_forward_shipped}}},
-    {"swiglu_backward: din (N, 2F) from dout (N, F) and in (N, 2F)", true, true,
-     {{"naive", run_swiglu_backward_naive}, {"sigmoid", run_swiglu_backward_sigmoid},
-      {"shipped", run_swiglu_backward_shipped}}},
-};
 
 int main(int argc, char** argv) {
     uint64_t N = ladder_size(16384, 33), F = ladder_size(3072, 40);
-    Flag flags[] = {
-        {"rows", FLAG_COUNT, &N, "N", 1, 1e7, "rows: B times T", false},
-        {"ffn", FLAG_COUNT, &F, "F", 1, 1e6, "columns", false},
-    };
-    Ladder l = {};
-    for (size_t i = 0; i < sizeof OPERATIONS / sizeof OPERATIONS[0]; i++) {
-        const Operation* o = &OPERATIONS[i];
-        if (!ladder_open(&l, argc, argv, o->title, flags, 2)) return l.status;
-        size_t n = N * F, ins = o->gated ? 2 * n : n;
-        // Products of up to three numbers of about 2; the derivative takes differences of what is smaller than 10.
-        LadderBound bound = ladder_bound(16, 10, 0);
-        Nonlinearity p = {N, F, n, NULL, NULL, ladder_input<floatX>(&l, "in", ins, 2.0), NULL};
-        if (o->backward) {
-            p.dout = ladder_input<floatX>(&l, "dout", n, 1.0);
-            p.din = ladder_output<floatX>(&l, "din", ins, bound);
-            floatX* din = ladder_twin(&l, p.din);
-            const floatX *dout = ladder_twin(&l, p.dout), *in = ladder_twin(&l, p.in);
-            if (l.check && o->gated) cpu::swiglu_backward(din, dout, in, N, F, NULL);
-            if (l.check && !o->gated) cpu::gelu_backward(din, dout, in, n, NULL);
-        } else {
-            p.out = ladder_output<floatX>(&l, "out", n, bound);
-            floatX* out = ladder_twin(&l, p.out);
-            if (l.check && o->gated) cpu::swiglu_forward(out, ladder_twin(&l, p.in), N, F, NULL);
-            if (l.check && !o->gated) cpu::gelu_forward(out, ladder_twin(&l, p.in), n, NULL);
-        }
-        ladder_work(&l, LADDER_BYTES, (double)(o->backward ? n + 2 * ins : n + ins) * sizeof(floatX));
-        for (int rung = 0; rung < RUNGS; rung++)
-            ladder_rung(&l, o->rungs[rung].name, o->rungs[rung].run, &p);
-        ladder_close(&l);
-    }
-    return ladder_result(&l);
+    ladder_open(argc, argv, {{"rows", FLAG_COUNT, &N, "N", 1, 1e7, "rows: B times T", 0},
+                             {"ffn", FLAG_COUNT, &F, "F", 1, 1e6, "columns", 0}});
+    ladder_gelu_forward(N * F);
+    ladder_gelu_backward(N * F);
+    ladder_swiglu_forward(N, F);
+    ladder_swiglu_backward(N, F);
+    return ladder_end();
 }

@@ -23,13 +23,6 @@
 
 enum { TREE_MOST_THREADS = 1024 };
 
-typedef struct {
-    size_t n;
-    const float* x;  // (n)
-    double* out;     // (1)
-    double* pieces;  // (blocks of the first kernel)
-} Norm;
-
 // out (gridDim.x): each block's part of the sum of x (n), or of its squares. blockDim.x is a power of two.
 template <typename T, bool SQUARES>
 static __global__ void norm_tree(double* out, const T* x, size_t n) {
@@ -46,55 +39,32 @@ static __global__ void norm_tree(double* out, const T* x, size_t n) {
     if (threadIdx.x == 0) out[blockIdx.x] = sums[0];
 }
 
-static void run_one_block(void* problem, Stream stream) {
-    Norm* p = (Norm*)problem;
-    norm_tree<float, true><<<1, TREE_MOST_THREADS, 0, stream->compute>>>(p->out, p->x, p->n);
-    LAUNCH_CHECK();
-}
-
 // Blocks that the GPU holds at once, 2048 threads to a processor.
-static size_t tree_most_blocks(Stream stream) { return stream->processors * (2048 / FLAT_THREADS); }
-
-static void run_tree(void* problem, Stream stream) {
-    Norm* p = (Norm*)problem;
-    unsigned blocks = (unsigned)min_size(flat_blocks(p->n, 1), tree_most_blocks(stream));
-    norm_tree<float, true><<<blocks, FLAT_THREADS, 0, stream->compute>>>(p->pieces, p->x, p->n);
-    LAUNCH_CHECK();
-    norm_tree<double, false><<<1, FLAT_THREADS, 0, stream->compute>>>(p->out, p->pieces, blocks);
-    LAUNCH_CHECK();
-}
-
-static void run_shuffles(void* problem, Stream stream) {
-    Norm* p = (Norm*)problem;
-    unsigned blocks = (unsigned)min_size(flat_blocks(p->n, 1), SUM_BLOCKS);
-    sum_pieces_kernel<1, true><<<blocks, SUM_THREADS, 0, stream->compute>>>(p->pieces, p->x, p->n);
-    LAUNCH_CHECK();
-    sum_finish_kernel<<<1, SUM_THREADS, 0, stream->compute>>>(p->out, p->pieces, blocks, 1.0, false);
-    LAUNCH_CHECK();
-}
-
-static void run_shipped(void* problem, Stream stream) {
-    Norm* p = (Norm*)problem;
-    sum_of_squares(p->out, p->x, p->n, stream);
-}
+static size_t tree_most_blocks(void) { return ladder.stream->processors * (2048 / FLAT_THREADS); }
 
 int main(int argc, char** argv) {
     uint64_t n = ladder_size(124475904, 100003);  // GPT-2 124M
-    Flag flags[] = {{"elements", FLAG_COUNT, &n, "n", 1, 1e10, "length of the vector", false}};
-    Ladder l = {};
-    if (!ladder_open(&l, argc, argv, "sum_of_squares: out (1) = sum of squares of x (n), in double", flags, 1))
-        return l.status;
-    ladder_give_scratch(&l, sum_of_squares_scratch_bytes());
-    // The bound of a sum of n terms in double, where ladder_bound counts in roundings of float, 2^29 times as large.
-    LadderBound bound = ladder_bound((double)n * 0x1p-58, 0, 0);
-    Norm p = {n, ladder_input<float>(&l, "x", n, 1.0), ladder_output<double>(&l, "out", 1, bound), NULL};
-    p.pieces = (double*)ladder_scratch(&l, max_size(SUM_BLOCKS, tree_most_blocks(l.stream)) * sizeof(double));
-    if (l.check) cpu::sum_of_squares(ladder_twin(&l, p.out), ladder_twin(&l, p.x), n, NULL);
-    ladder_work(&l, LADDER_BYTES, (double)n * sizeof(float));
-    ladder_rung(&l, "one block", run_one_block, &p);
-    ladder_rung(&l, "tree", run_tree, &p);
-    ladder_rung(&l, "shuffles", run_shuffles, &p);
-    ladder_rung(&l, "shipped", run_shipped, &p);
-    ladder_close(&l);
-    return ladder_result(&l);
+    ladder_open(argc, argv, {{"elements", FLAG_COUNT, &n, "n", 1, 1e10, "length of the vector", 0}});
+    ladder_begin("sum_of_squares: out (1) = sum of squares of x (n), in double");
+    ladder_give_scratch(sum_of_squares_scratch_bytes());
+    auto x = ladder_input<float>("x", n, 1.0);
+    // The bound of a sum of n terms in double, where a LadderBound counts in roundings of float, 2^29 times as large.
+    auto out = ladder_output<double>("out", 1, {(double)n * 0x1p-58, 0, 0});
+    double* pieces = (double*)ladder_scratch(max_size(SUM_BLOCKS, tree_most_blocks()) * sizeof(double));
+    cudaStream_t compute = ladder.stream->compute;
+    auto shipped = LADDER_OPERATION(sum_of_squares, out, x, n);
+    ladder_work(LADDER_BYTES, (double)n * sizeof(float), shipped);
+    ladder_rung("one block", [&] { norm_tree<float, true><<<1, TREE_MOST_THREADS, 0, compute>>>(out, x, n); });
+    ladder_rung("tree", [&] {
+        unsigned blocks = (unsigned)min_size(flat_blocks(n, 1), tree_most_blocks());
+        norm_tree<float, true><<<blocks, FLAT_THREADS, 0, compute>>>(pieces, x, n);
+        norm_tree<double, false><<<1, FLAT_THREADS, 0, compute>>>(out, pieces, blocks);
+    });
+    ladder_rung("shuffles", [&] {
+        unsigned blocks = (unsigned)min_size(flat_blocks(n, 1), SUM_BLOCKS);
+        sum_pieces_kernel<1, true><<<blocks, SUM_THREADS, 0, compute>>>(pieces, x, n);
+        sum_finish_kernel<<<1, SUM_THREADS, 0, compute>>>(out, pieces, blocks, 1.0, false);
+    });
+    ladder_rung("shipped", shipped);
+    return ladder_end();
 }

@@ -40,13 +40,14 @@
 typedef struct {
     size_t N, C;
     bool centred;                                // layernorm
-    floatX *out, *residual, *dx;                 // (N, C)
-    const floatX *in, *branch, *dout, *x;        // (N, C)
     const floatX *weight, *bias;                 // (C)
-    float *mean, *rstd, *dweight, *dbias;        // (N), (N), (C), (C)
+    float *mean, *rstd;                          // (N)
+    floatX *out, *residual;                      // (N, C)
+    const floatX *in, *branch;                   // (N, C)
+    floatX* dx;                                  // (N, C)
+    float *dweight, *dbias;                      // (C)
+    const floatX *dout, *x;                      // (N, C)
 } Norm;
-
-enum { NORM_LADDER_CHUNKS = 64 };
 
 // ------------------------------------------------------------------------------------------------
 // Forward: naive kernels
@@ -73,18 +74,18 @@ static __device__ void forward_row(Norm p, size_t row, size_t lane, size_t lanes
 }
 
 static __global__ void forward_naive(Norm p) {
-    size_t row = ladder_index();
+    size_t row = flat_index(1);
     if (row < p.N) forward_row(p, row, 0, 1);
 }
 
 static __global__ void forward_warp(Norm p) {
-    size_t row = ladder_index() / WARP;
+    size_t row = flat_index(1) / WARP;
     if (row < p.N) forward_row(p, row, threadIdx.x % WARP, WARP);
 }
 
 template <int W>
 static __global__ void add_residual(floatX* residual, const floatX* in, const floatX* branch, size_t n) {
-    size_t i = ladder_index() * W;
+    size_t i = flat_index(1) * W;
     if (i < n) lanes_store(residual + i, residual_lanes<W>(in, branch, i));
 }
 
@@ -109,17 +110,17 @@ static __device__ void backward_row(Norm p, size_t row, size_t lane, size_t lane
 }
 
 static __global__ void backward_naive(Norm p) {
-    size_t row = ladder_index();
+    size_t row = flat_index(1);
     if (row < p.N) backward_row(p, row, 0, 1);
 }
 
 static __global__ void backward_warp(Norm p) {
-    size_t row = ladder_index() / WARP;
+    size_t row = flat_index(1) / WARP;
     if (row < p.N) backward_row(p, row, threadIdx.x % WARP, WARP);
 }
 
 static __global__ void sums_naive(Norm p) {
-    size_t c = ladder_index();
+    size_t c = flat_index(1);
     if (c >= p.C) return;
     float weight = 0.0f, bias = 0.0f;
     for (size_t row = 0; row < p.N; row++) {
@@ -157,173 +158,95 @@ static __global__ void sums_partial(float* partial, Norm p) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// Rungs
+// Program: four ladders
 
-static void run_forward_naive(void* problem, Stream stream) {
-    Norm p = *(Norm*)problem;
-    forward_naive<<<ladder_blocks(p.N), LADDER_THREADS, 0, stream->compute>>>(p);
-    LAUNCH_CHECK();
-}
-
-static void run_forward_warp(void* problem, Stream stream) {
-    Norm p = *(Norm*)problem;
-    forward_warp<<<ladder_blocks(p.N * WARP), LADDER_THREADS, 0, stream->compute>>>(p);
-    LAUNCH_CHECK();
-}
-
-static void run_forward(const Norm* p, const floatX* in, const floatX* branch, Stream stream) {
-    if (p->centred)
-        layernorm_forward(p->out, p->residual, p->mean, p->rstd, in, branch, p->weight, p->bias, EPSILON, p->N, p->C,
-                          stream);
-    else
-        rmsnorm_forward(p->out, p->residual, p->rstd, in, branch, p->weight, EPSILON, p->N, p->C, stream);
-}
-
-static void run_forward_unfused(void* problem, Stream stream) {
-    Norm* p = (Norm*)problem;
-    size_t n = p->N * p->C, W = n % PACK == 0 ? PACK : 1;
-    auto add = W == PACK ? add_residual<PACK> : add_residual<1>;
-    add<<<ladder_blocks(n / W), LADDER_THREADS, 0, stream->compute>>>(p->residual, p->in, p->branch, n);
-    LAUNCH_CHECK();
-    run_forward(p, p->residual, NULL, stream);
-}
-
-static void run_forward_shipped(void* problem, Stream stream) {
-    Norm* p = (Norm*)problem;
-    run_forward(p, p->in, p->branch, stream);
-}
-
-static void run_backward_naive(void* problem, Stream stream) {
-    Norm p = *(Norm*)problem;
-    backward_naive<<<ladder_blocks(p.N), LADDER_THREADS, 0, stream->compute>>>(p);
-    LAUNCH_CHECK();
-    sums_naive<<<ladder_blocks(p.C), LADDER_THREADS, 0, stream->compute>>>(p);
-    LAUNCH_CHECK();
-}
-
-static void backward_in_two(Norm p, size_t chunks, Stream stream) {
-    float* partial = (float*)device_scratch(stream, 2 * chunks * p.C * sizeof(float));
-    unsigned strips = (unsigned)divide_up(p.C, WARP);
-    backward_warp<<<ladder_blocks(p.N * WARP), LADDER_THREADS, 0, stream->compute>>>(p);
-    LAUNCH_CHECK();
-    sums_partial<<<dim3(strips, (unsigned)chunks), dim3(WARP, WARP), 0, stream->compute>>>(partial, p);
-    LAUNCH_CHECK();
-    norm_add_partial<<<dim3(strips, p.centred ? 2 : 1), dim3(WARP, WARP), 0, stream->compute>>>(
-        p.dweight, p.dbias, partial, chunks, p.C);
-    LAUNCH_CHECK();
-}
-
-static void run_backward_warp(void* problem, Stream stream) { backward_in_two(*(Norm*)problem, 1, stream); }
-static void run_backward_split(void* problem, Stream stream) {
-    backward_in_two(*(Norm*)problem, NORM_LADDER_CHUNKS, stream);
-}
-
-static void run_backward_shipped(void* problem, Stream stream) {
-    Norm* p = (Norm*)problem;
-    if (p->centred)
-        layernorm_backward(p->dx, p->dweight, p->dbias, p->dout, p->x, p->weight, p->mean, p->rstd, p->N, p->C, stream);
-    else
-        rmsnorm_backward(p->dx, p->dweight, p->dout, p->x, p->weight, p->rstd, p->N, p->C, stream);
-}
-
-// ------------------------------------------------------------------------------------------------
-// Program
-//
-// Each operation is a ladder of its own.
-
-static void ladder_forward(Ladder* l, Norm* p) {
-    size_t N = p->N, C = p->C, n = N * C;
-    p->in = ladder_input<floatX>(l, "in", n, 1.0);
-    p->branch = ladder_input<floatX>(l, "branch", n, 1.0);
-    p->residual = ladder_output<floatX>(l, "residual", n, ladder_bound(1, 0, 0));
-    p->out = ladder_output<floatX>(l, "out", n, ladder_bound((double)C, 16, 0));  // numbers below 16
-    p->rstd = ladder_output<float>(l, "rstd", N, ladder_bound((double)C, 1, 0));
-    const floatX *in = ladder_twin(l, p->in), *branch = ladder_twin(l, p->branch), *weight = ladder_twin(l, p->weight);
-    floatX *out = ladder_twin(l, p->out), *residual = ladder_twin(l, p->residual);
-    float* rstd = ladder_twin(l, p->rstd);
-    if (p->centred) {
-        p->mean = ladder_output<float>(l, "mean", N, ladder_bound((double)C, 2, 0));
-        if (l->check) cpu::layernorm_forward(out, residual, ladder_twin(l, p->mean), rstd, in, branch, weight,
-                                             ladder_twin(l, p->bias), EPSILON, N, C, NULL);
-    } else if (l->check) {
-        cpu::rmsnorm_forward(out, residual, rstd, in, branch, weight, EPSILON, N, C, NULL);
+static void ladder_forward(bool centred, size_t N, size_t C) {
+    ladder_begin(centred
+        ? "layernorm_forward: out (N, C) = layernorm(residual (N, C)), residual = in (N, C) + branch (N, C)"
+        : "rmsnorm_forward: out (N, C) = rmsnorm(residual (N, C)), residual = in (N, C) + branch (N, C)");
+    const size_t n = N * C, W = n % PACK == 0 ? PACK : 1;
+    auto weight = ladder_input<floatX>("weight", C, 1.0);
+    auto in = ladder_input<floatX>("in", n, 1.0), branch = ladder_input<floatX>("branch", n, 1.0);
+    auto residual = ladder_output<floatX>("residual", n, {1, 0, 0});
+    auto out = ladder_output<floatX>("out", n, {(double)C, 16, 0});  // numbers below 16
+    auto rstd = ladder_output<float>("rstd", N, {(double)C, 1, 0});
+    LadderPointer<floatX> bias = {};
+    LadderPointer<float> mean = {};
+    LadderRun shipped = LADDER_OPERATION(rmsnorm_forward, out, residual, rstd, in, branch, weight, EPSILON, N, C);
+    if (centred) {
+        bias = ladder_input<floatX>("bias", C, 1.0);
+        mean = ladder_output<float>("mean", N, {(double)C, 2, 0});
+        shipped = LADDER_OPERATION(layernorm_forward, out, residual, mean, rstd, in, branch, weight, bias, EPSILON, N,
+                                   C);
     }
-    ladder_work(l, LADDER_BYTES, 4.0 * (double)n * sizeof(floatX));
-    ladder_rung(l, "naive", run_forward_naive, p);
-    ladder_rung(l, "warp", run_forward_warp, p);
-    ladder_rung(l, "unfused", run_forward_unfused, p);
-    ladder_rung(l, "shipped", run_forward_shipped, p);
+    Norm p = {N, C, centred, weight, bias, mean, rstd, out, residual, in, branch, NULL, NULL, NULL, NULL, NULL};
+    ladder_work(LADDER_BYTES, 4.0 * (double)n * sizeof(floatX), shipped);
+    ladder_rung("naive", [&] { ladder_launch(forward_naive, N, p); });
+    ladder_rung("warp", [&] { ladder_launch(forward_warp, N * WARP, p); });
+    ladder_rung("unfused", [&] {
+        ladder_launch(W == PACK ? add_residual<PACK> : add_residual<1>, n / W, residual, in, branch, n);
+        if (centred)
+            layernorm_forward(out, residual, mean, rstd, residual, NULL, weight, bias, EPSILON, N, C, ladder.stream);
+        else rmsnorm_forward(out, residual, rstd, residual, NULL, weight, EPSILON, N, C, ladder.stream);
+    });
+    ladder_rung("shipped", shipped);
 }
 
 // mean and rstd come from the CPU's forward; unchecked, any numbers will do.
-static void ladder_backward(Ladder* l, Norm* p) {
-    size_t N = p->N, C = p->C, n = N * C;
-    p->x = ladder_input<floatX>(l, "x", n, 1.0);
-    p->dout = ladder_input<floatX>(l, "dout", n, 1.0);
-    p->rstd = ladder_input<float>(l, "rstd", N, 1.0);
-    p->dx = ladder_added<floatX>(l, "dx", n, 1.0, ladder_bound((double)C, 32, 0));  // numbers below 32
-    p->dweight = ladder_added<float>(l, "dweight", C, 1.0, ladder_random_sum(N));
-    const floatX *x = ladder_twin(l, p->x), *dout = ladder_twin(l, p->dout), *weight = ladder_twin(l, p->weight);
-    floatX *dx = ladder_twin(l, p->dx), *normalised = (floatX*)allocate(n * sizeof(floatX));
-    float *rstd = ladder_twin(l, p->rstd), *dweight = ladder_twin(l, p->dweight);
-    if (normalised == NULL) ladder_give_up("out of memory; give smaller shapes");
-    if (p->centred) {
-        p->mean = ladder_input<float>(l, "mean", N, 1.0);
-        p->dbias = ladder_added<float>(l, "dbias", C, 1.0, ladder_random_sum(N));
+static void ladder_backward(bool centred, size_t N, size_t C) {
+    enum { CHUNKS = 64 };
+    ladder_begin(centred
+        ? "layernorm_backward: dx (N, C), dweight (C) and dbias (C) += ... from dout (N, C) and x (N, C)"
+        : "rmsnorm_backward: dx (N, C) and dweight (C) += ... from dout (N, C) and x (N, C)");
+    const size_t n = N * C;
+    auto weight = ladder_input<floatX>("weight", C, 1.0);
+    auto x = ladder_input<floatX>("x", n, 1.0), dout = ladder_input<floatX>("dout", n, 1.0);
+    auto rstd = ladder_input<float>("rstd", N, 1.0);
+    auto dx = ladder_added<floatX>("dx", n, 1.0, {(double)C, 32, 0});  // numbers below 32
+    auto dweight = ladder_added<float>("dweight", C, 1.0, ladder_random_sum(N));
+    LadderPointer<float> mean = {}, dbias = {};
+    LadderRun shipped = LADDER_OPERATION(rmsnorm_backward, dx, dweight, dout, x, weight, rstd, N, C);
+    if (centred) {
+        mean = ladder_input<float>("mean", N, 1.0);
+        dbias = ladder_added<float>("dbias", C, 1.0, ladder_random_sum(N));
+        shipped = LADDER_OPERATION(layernorm_backward, dx, dweight, dbias, dout, x, weight, mean, rstd, N, C);
     }
-    if (l->check && p->centred) {
-        float* mean = ladder_twin(l, p->mean);
-        cpu::layernorm_forward(normalised, NULL, mean, rstd, x, NULL, weight, ladder_twin(l, p->bias), EPSILON, N, C,
-                               NULL);
-        cpu::layernorm_backward(dx, dweight, ladder_twin(l, p->dbias), dout, x, weight, mean, rstd, N, C, NULL);
-        ladder_update(l, p->mean);
-    } else if (l->check) {
-        cpu::rmsnorm_forward(normalised, NULL, rstd, x, NULL, weight, EPSILON, N, C, NULL);
-        cpu::rmsnorm_backward(dx, dweight, dout, x, weight, rstd, N, C, NULL);
+    if (ladder.check) {
+        std::vector<floatX> y(n), zeros(C);
+        floatX *out = y.data(), *in = x.twin, *w = weight.twin, *b = zeros.data();
+        if (centred) cpu::layernorm_forward(out, NULL, mean.twin, rstd.twin, in, NULL, w, b, EPSILON, N, C, NULL);
+        else cpu::rmsnorm_forward(out, NULL, rstd.twin, in, NULL, w, EPSILON, N, C, NULL);
+        ladder_update(mean);
+        ladder_update(rstd);
     }
-    ladder_update(l, p->rstd);
-    free(normalised);
-    size_t split_bytes = 2 * NORM_LADDER_CHUNKS * C * sizeof(float);
-    ladder_give_scratch(l, max_size(layernorm_backward_scratch_bytes(N, C), split_bytes));
-    ladder_work(l, LADDER_BYTES, 4.0 * (double)n * sizeof(floatX));
-    ladder_rung(l, "naive", run_backward_naive, p);
-    ladder_rung(l, "warp", run_backward_warp, p);
-    ladder_rung(l, "split", run_backward_split, p);
-    ladder_rung(l, "shipped", run_backward_shipped, p);
+    ladder_give_scratch(max_size(layernorm_backward_scratch_bytes(N, C), 2 * CHUNKS * C * sizeof(float)));
+    Norm p = {N, C, centred, weight, NULL, mean, rstd, NULL, NULL, NULL, NULL, dx, dweight, dbias, dout, x};
+    ladder_work(LADDER_BYTES, 4.0 * (double)n * sizeof(floatX), shipped);
+    ladder_rung("naive", [&] {
+        ladder_launch(backward_naive, N, p);
+        ladder_launch(sums_naive, C, p);
+    });
+    auto in_two = [&](unsigned chunks) {
+        float* partial = (float*)device_scratch(ladder.stream, 2 * chunks * C * sizeof(float));
+        unsigned strips = (unsigned)divide_up(C, WARP);
+        dim3 block(WARP, WARP);
+        ladder_launch(backward_warp, N * WARP, p);
+        sums_partial<<<dim3(strips, chunks), block, 0, ladder.stream->compute>>>(partial, p);
+        norm_add_partial<<<dim3(strips, centred ? 2 : 1), block, 0, ladder.stream->compute>>>(
+            dweight, dbias, partial, chunks, C);
+    };
+    ladder_rung("warp", [&] { in_two(1); });
+    ladder_rung("split", [&] { in_two(CHUNKS); });
+    ladder_rung("shipped", shipped);
 }
-
-typedef struct {
-    const char* title;
-    bool centred;
-    void (*rungs)(Ladder* l, Norm* p);
-} Operation;
-
-static const Operation OPERATIONS[] = {
-    {"layernorm_forward: out (N, C) = layernorm(residual (N, C)), residual = in (N, C) + branch (N, C)", true,
-     ladder_forward},
-    {"layernorm_backward: dx (N, C), dweight (C) and dbias (C) += ... from dout (N, C) and x (N, C)", true,
-     ladder_backward},
-    {"rmsnorm_forward: out (N, C) = rmsnorm(residual (N, C)), residual = in (N, C) + branch (N, C)", false,
-     ladder_forward},
-    {"rmsnorm_backward: dx (N, C) and dweight (C) += ... from dout (N, C) and x (N, C)", false, ladder_backward},
-};
 
 int main(int argc, char** argv) {
     uint64_t N = ladder_size(16384, 70), C = ladder_size(768, 264);
-    Flag flags[] = {
-        {"rows", FLAG_COUNT, &N, "N", 1, 1e7, "rows: B times T", false},
-        {"channels", FLAG_COUNT, &C, "C", 1, 1e5, "channels of a row", false},
-    };
-    Ladder l = {};
-    for (size_t i = 0; i < sizeof OPERATIONS / sizeof OPERATIONS[0]; i++) {
-        if (!ladder_open(&l, argc, argv, OPERATIONS[i].title, flags, 2)) return l.status;
-        Norm p;
-        memset(&p, 0, sizeof p);
-        p.N = N, p.C = C, p.centred = OPERATIONS[i].centred;
-        p.weight = ladder_input<floatX>(&l, "weight", C, 1.0);
-        if (p.centred) p.bias = ladder_input<floatX>(&l, "bias", C, 1.0);
-        OPERATIONS[i].rungs(&l, &p);
-        ladder_close(&l);
+    ladder_open(argc, argv, {{"rows", FLAG_COUNT, &N, "N", 1, 1e7, "rows: B times T", 0},
+                             {"channels", FLAG_COUNT, &C, "C", 1, 1e5, "channels of a row", 0}});
+    for (int rms = 0; rms < 2; rms++) {
+        ladder_forward(!rms, N, C);
+        ladder_backward(!rms, N, C);
     }
-    return ladder_result(&l);
+    return ladder_end();
 }

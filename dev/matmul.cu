@@ -28,14 +28,6 @@
 #include "kernels.cuh"
 #include "ladder.h"
 
-typedef struct {
-    size_t M, N, K;
-    const floatX *in, *weight, *bias, *dout;  // (M, K), (N, K), (N), (M, N)
-    floatX *out, *pre, *din;                  // (M, N), (M, N), (M, K)
-    const floatX* saved;                      // (M, K): what went into the GELU before
-    float *dweight, *dbias;                   // (N, K), (N)
-} Product;
-
 // ------------------------------------------------------------------------------------------------
 // Naive: result (blockIdx.y * 16 + threadIdx.y, blockIdx.x * 16 + threadIdx.x) is the thread's
 
@@ -182,188 +174,101 @@ void matmul_tensor(floatX* out, const floatX* in, const floatX* weight, const fl
     }
 }
 
-static void run_forward_tensor(void* problem, Stream stream) {
-    Product* p = (Product*)problem;
-    size_t across = (p->N + MMA_TILE - 1) / MMA_TILE, down = (p->M + MMA_TILE - 1) / MMA_TILE;
-    dim3 grid((unsigned)across, (unsigned)down);
-    matmul_tensor<<<grid, MMA_THREADS, 0, stream->compute>>>(p->out, p->in, p->weight, p->bias, p->M, p->N, p->K);
-    LAUNCH_CHECK();
-}
-
 #endif
 
 // ------------------------------------------------------------------------------------------------
-// Rungs
-
-static void run_forward_naive(void* problem, Stream stream) {
-    Product* p = (Product*)problem;
-    dim3 block(16, 16), grid((unsigned)((p->N + 15) / 16), (unsigned)((p->M + 15) / 16));
-    matmul_naive<<<grid, block, 0, stream->compute>>>(p->out, p->in, p->weight, p->bias, p->M, p->N, p->K);
-    LAUNCH_CHECK();
-}
-
-static void run_forward_tiles(void* problem, Stream stream) {
-    Product* p = (Product*)problem;
-    dim3 block(TILE, TILE), grid((unsigned)((p->N + TILE - 1) / TILE), (unsigned)((p->M + TILE - 1) / TILE));
-    matmul_tiles<<<grid, block, 0, stream->compute>>>(p->out, p->in, p->weight, p->bias, p->M, p->N, p->K);
-    LAUNCH_CHECK();
-}
-
-static void run_forward_registers(void* problem, Stream stream) {
-    Product* p = (Product*)problem;
-    plain_matmul_forward(p->out, p->in, p->weight, p->bias, p->M, p->N, p->K, stream);
-}
-
-static void run_forward_shipped(void* problem, Stream stream) {
-    Product* p = (Product*)problem;
-    matmul_forward(p->out, p->in, p->weight, p->bias, p->M, p->N, p->K, stream);
-}
-
-static void run_backward_input_registers(void* problem, Stream stream) {
-    Product* p = (Product*)problem;
-    plain_matmul_backward_input(p->din, p->dout, p->weight, p->M, p->N, p->K, stream);
-}
-
-static void run_backward_input_shipped(void* problem, Stream stream) {
-    Product* p = (Product*)problem;
-    matmul_backward_input(p->din, p->dout, p->weight, p->M, p->N, p->K, stream);
-}
-
-static void run_backward_weight_registers(void* problem, Stream stream) {
-    Product* p = (Product*)problem;
-    plain_matmul_backward_weight(p->dweight, p->dout, p->in, p->M, p->N, p->K, stream);
-    column_sums_add(p->dbias, p->dout, p->M, p->N, stream);
-}
-
-static void run_backward_weight_shipped(void* problem, Stream stream) {
-    Product* p = (Product*)problem;
-    matmul_backward_weight(p->dweight, p->dbias, p->dout, p->in, p->M, p->N, p->K, stream);
-}
-
-static void run_gelu_forward_separate(void* problem, Stream stream) {
-    Product* p = (Product*)problem;
-    matmul_forward(p->pre, p->in, p->weight, p->bias, p->M, p->N, p->K, stream);
-    gelu_forward(p->out, p->pre, p->M * p->N, stream);
-}
-
-static void run_gelu_forward_shipped(void* problem, Stream stream) {
-    Product* p = (Product*)problem;
-    matmul_gelu_forward(p->out, p->pre, p->in, p->weight, p->bias, p->M, p->N, p->K, stream);
-}
-
-static void run_gelu_backward_separate(void* problem, Stream stream) {
-    Product* p = (Product*)problem;
-    matmul_backward_input(p->din, p->dout, p->weight, p->M, p->N, p->K, stream);
-    gelu_backward(p->din, p->din, p->saved, p->M * p->K, stream);
-}
-
-static void run_gelu_backward_shipped(void* problem, Stream stream) {
-    Product* p = (Product*)problem;
-    matmul_gelu_backward_input(p->din, p->dout, p->weight, p->saved, p->M, p->N, p->K, stream);
-}
-
-// ------------------------------------------------------------------------------------------------
-// Program
+// Program: five ladders
 //
-// Each operation is a ladder of its own. Activations and gradients are normal numbers, weights those of variance 1 / K,
-// so that out is normal too.
+// Activations and gradients are normal numbers, weights those of variance 1 / K, so that out is normal too.
 
-enum { MOST_RUNGS = 5 };
+static void ladder_products(size_t M, size_t N, size_t K) {
+    const double flops = 2.0 * (double)M * (double)N * (double)K;
+    const double weight_scale = 1.0 / sqrt((double)K), backward_scale = sqrt((double)N / (double)K);
+    const double largest = 6.0;  // of a billion normal numbers
+    const LadderBound sum_of_inputs = {(double)K + 1.0, (double)K * weight_scale, 0.0};
+    const LadderBound sum_of_outputs = {(double)N, (double)N * weight_scale, 0.0};
+    const LadderBound sum_of_rows = {(double)M + 1.0, (double)M, 0.0};
+    // Rounding to floatX on the way: of pre before the GELU, whose slope is at most 1.13, and whose variance the bias
+    // doubles; of the product before the GELU's derivative.
+    const LadderBound gelu_of_inputs = {(double)K + 1.0, 1.13 * sum_of_inputs.size, 1.13 * largest * sqrt(2.0)};
+    const LadderBound gelu_of_outputs = {(double)N, 1.13 * sum_of_outputs.size, 1.13 * largest * backward_scale};
+    Stream stream = ladder.stream;
+    LadderPointer<floatX> in, weight, bias, dout, out, pre, din;
+    auto begin = [&](const char* title) {
+        ladder_begin(title);
+        ladder_give_scratch(matmul_scratch_bytes());
+        weight = ladder_input<floatX>("weight", N * K, weight_scale);
+        in = ladder_input<floatX>("in", M * K, 1.0);
+        bias = ladder_input<floatX>("bias", N, 1.0);
+        dout = ladder_input<floatX>("dout", M * N, 1.0);
+    };
 
-typedef struct {
-    MatmulKind kind;
-    const char* title;
-    struct { const char* name; LadderRun run; } rungs[MOST_RUNGS];  // those that there are
-} Operation;
-
-static const Operation operations[] = {
-    {MATMUL_FORWARD, "matmul_forward: out (M, N) = in (M, K) weight (N, K)^T + bias (N)",
-     {{"naive", run_forward_naive}, {"tiles", run_forward_tiles}, {"registers", run_forward_registers},
+    begin("matmul_forward: out (M, N) = in (M, K) weight (N, K)^T + bias (N)");
+    out = ladder_output<floatX>("out", M * N, sum_of_inputs);
+    auto forward = LADDER_OPERATION(matmul_forward, out, in, weight, bias, M, N, K);
+    auto blocks = [&](size_t tile) { return dim3((unsigned)divide_up(N, tile), (unsigned)divide_up(M, tile)); };
+    ladder_work(LADDER_MATMUL_FLOPS, flops, forward);
+    ladder_rung("naive", [&] {
+        matmul_naive<<<blocks(16), dim3(16, 16), 0, stream->compute>>>(out, in, weight, bias, M, N, K);
+    });
+    ladder_rung("tiles", [&] {
+        matmul_tiles<<<blocks(TILE), dim3(TILE, TILE), 0, stream->compute>>>(out, in, weight, bias, M, N, K);
+    });
+    ladder_rung("registers", [&] { plain_matmul_forward(out, in, weight, bias, M, N, K, stream); });
 #if !FLOATX_IS_FLOAT
-      {"tensor", run_forward_tensor},
+    ladder_rung("tensor", [&] {
+        matmul_tensor<<<blocks(MMA_TILE), MMA_THREADS, 0, stream->compute>>>(out, in, weight, bias, M, N, K);
+    });
 #endif
-      {"shipped", run_forward_shipped}}},
-    {MATMUL_BACKWARD_INPUT, "matmul_backward_input: din (M, K) = dout (M, N) weight (N, K)",
-     {{"registers", run_backward_input_registers}, {"shipped", run_backward_input_shipped}}},
-    {MATMUL_BACKWARD_WEIGHT, "matmul_backward_weight: dweight (N, K) += dout (M, N)^T in (M, K), and dbias (N)",
-     {{"registers", run_backward_weight_registers}, {"shipped", run_backward_weight_shipped}}},
-    {MATMUL_GELU_FORWARD, "matmul_gelu_forward: out = gelu(pre (M, N) = in weight^T + bias)",
-     {{"separate", run_gelu_forward_separate}, {"shipped", run_gelu_forward_shipped}}},
-    {MATMUL_GELU_BACKWARD_INPUT, "matmul_gelu_backward_input: din (M, K) = (dout weight) gelu'(pre (M, K))",
-     {{"separate", run_gelu_backward_separate}, {"shipped", run_gelu_backward_shipped}}},
-};
+    ladder_rung("shipped", forward);
 
-// Fills p for one operation: inputs, outputs with their bounds, and the CPU's results.
-static void problem_make(Product* p, Ladder* l, MatmulKind kind) {
-    size_t M = p->M, N = p->N, K = p->K;
-    bool forward = kind == MATMUL_FORWARD || kind == MATMUL_GELU_FORWARD;
-    double weight_scale = 1.0 / sqrt((double)K), backward_scale = sqrt((double)N / (double)K);
-    double largest = 6.0;  // of a billion normal numbers
-    if (kind != MATMUL_BACKWARD_WEIGHT) p->weight = ladder_input<floatX>(l, "weight", N * K, weight_scale);
-    if (forward || kind == MATMUL_BACKWARD_WEIGHT) p->in = ladder_input<floatX>(l, "in", M * K, 1.0);
-    if (forward) p->bias = ladder_input<floatX>(l, "bias", N, 1.0);
-    else p->dout = ladder_input<floatX>(l, "dout", M * N, 1.0);
+    begin("matmul_backward_input: din (M, K) = dout (M, N) weight (N, K)");
+    din = ladder_output<floatX>("din", M * K, sum_of_outputs);
+    auto backward_input = LADDER_OPERATION(matmul_backward_input, din, dout, weight, M, N, K);
+    ladder_work(LADDER_MATMUL_FLOPS, flops, backward_input);
+    ladder_rung("registers", [&] { plain_matmul_backward_input(din, dout, weight, M, N, K, stream); });
+    ladder_rung("shipped", backward_input);
 
-    // Rounding to floatX on the way: of pre before the GELU, of the product before its derivative, whose slope is 1.13.
-    LadderBound sum_of_inputs = ladder_bound((double)K + 1.0, (double)K * weight_scale, 0.0);
-    LadderBound sum_of_outputs = ladder_bound((double)N, (double)N * weight_scale, 0.0);
-    if (kind == MATMUL_FORWARD) {
-        p->out = ladder_output<floatX>(l, "out", M * N, sum_of_inputs);
-        if (l->check)
-            cpu::matmul_forward(ladder_twin(l, p->out), ladder_twin(l, p->in), ladder_twin(l, p->weight),
-                                ladder_twin(l, p->bias), M, N, K, NULL);
-    } else if (kind == MATMUL_BACKWARD_INPUT) {
-        p->din = ladder_output<floatX>(l, "din", M * K, sum_of_outputs);
-        if (l->check)
-            cpu::matmul_backward_input(ladder_twin(l, p->din), ladder_twin(l, p->dout), ladder_twin(l, p->weight),
-                                       M, N, K, NULL);
-    } else if (kind == MATMUL_BACKWARD_WEIGHT) {
-        LadderBound sum_of_rows = ladder_bound((double)M + 1.0, (double)M, 0.0);
-        p->dweight = ladder_added<float>(l, "dweight", N * K, 1.0, sum_of_rows);
-        p->dbias = ladder_added<float>(l, "dbias", N, 1.0, sum_of_rows);
-        if (l->check)
-            cpu::matmul_backward_weight(ladder_twin(l, p->dweight), ladder_twin(l, p->dbias), ladder_twin(l, p->dout),
-                                        ladder_twin(l, p->in), M, N, K, NULL);
-    } else if (kind == MATMUL_GELU_FORWARD) {
-        p->pre = ladder_output<floatX>(l, "pre", M * N, sum_of_inputs);
-        sum_of_inputs.size *= 1.13;
-        sum_of_inputs.rounded = 1.13 * largest * sqrt(2.0);  // of pre, whose variance the bias doubles
-        p->out = ladder_output<floatX>(l, "out", M * N, sum_of_inputs);
-        if (l->check)
-            cpu::matmul_gelu_forward(ladder_twin(l, p->out), ladder_twin(l, p->pre), ladder_twin(l, p->in),
-                                     ladder_twin(l, p->weight), ladder_twin(l, p->bias), M, N, K, NULL);
-    } else {
-        p->saved = ladder_input<floatX>(l, "pre", M * K, 1.0);
-        sum_of_outputs.size *= 1.13;
-        sum_of_outputs.rounded = 1.13 * largest * backward_scale;
-        p->din = ladder_output<floatX>(l, "din", M * K, sum_of_outputs);
-        if (l->check)
-            cpu::matmul_gelu_backward_input(ladder_twin(l, p->din), ladder_twin(l, p->dout), ladder_twin(l, p->weight),
-                                            ladder_twin(l, p->saved), M, N, K, NULL);
-    }
+    begin("matmul_backward_weight: dweight (N, K) += dout (M, N)^T in (M, K), and dbias (N)");
+    auto dweight = ladder_added<float>("dweight", N * K, 1.0, sum_of_rows);
+    auto dbias = ladder_added<float>("dbias", N, 1.0, sum_of_rows);
+    auto backward_weight = LADDER_OPERATION(matmul_backward_weight, dweight, dbias, dout, in, M, N, K);
+    ladder_work(LADDER_MATMUL_FLOPS, flops, backward_weight);
+    ladder_rung("registers", [&] {
+        plain_matmul_backward_weight(dweight, dout, in, M, N, K, stream);
+        column_sums_add(dbias, dout, M, N, stream);
+    });
+    ladder_rung("shipped", backward_weight);
+
+    begin("matmul_gelu_forward: out = gelu(pre (M, N) = in weight^T + bias)");
+    pre = ladder_output<floatX>("pre", M * N, sum_of_inputs);
+    out = ladder_output<floatX>("out", M * N, gelu_of_inputs);
+    auto gelu_after = LADDER_OPERATION(matmul_gelu_forward, out, pre, in, weight, bias, M, N, K);
+    ladder_work(LADDER_MATMUL_FLOPS, flops, gelu_after);
+    ladder_rung("separate", [&] {
+        matmul_forward(pre, in, weight, bias, M, N, K, stream);
+        gelu_forward(out, pre, M * N, stream);
+    });
+    ladder_rung("shipped", gelu_after);
+
+    begin("matmul_gelu_backward_input: din (M, K) = (dout weight) gelu'(pre (M, K))");
+    pre = ladder_input<floatX>("pre", M * K, 1.0);
+    din = ladder_output<floatX>("din", M * K, gelu_of_outputs);
+    auto gelu_before = LADDER_OPERATION(matmul_gelu_backward_input, din, dout, weight, pre, M, N, K);
+    ladder_work(LADDER_MATMUL_FLOPS, flops, gelu_before);
+    ladder_rung("separate", [&] {
+        matmul_backward_input(din, dout, weight, M, N, K, stream);
+        gelu_backward(din, din, pre, M * K, stream);
+    });
+    ladder_rung("shipped", gelu_before);
 }
 
 int main(int argc, char** argv) {
     uint64_t M = ladder_size(16384, 70), N = ladder_size(3072, 136), K = ladder_size(768, 72);
-    Flag flags[] = {
-        {"rows", FLAG_COUNT, &M, "M", 1, 1e7, "rows: B times T", false},
-        {"outputs", FLAG_COUNT, &N, "N", 1, 1e6, "outputs, a multiple of 8", false},
-        {"inputs", FLAG_COUNT, &K, "K", 1, 1e6, "inputs, a multiple of 8", false},
-    };
-    Ladder l = {};
-    for (size_t i = 0; i < sizeof operations / sizeof operations[0]; i++) {
-        const Operation* o = &operations[i];
-        if (!ladder_open(&l, argc, argv, o->title, flags, sizeof flags / sizeof flags[0])) return l.status;
-        if (N % 8 != 0 || K % 8 != 0) ladder_give_up("--outputs and --inputs must be multiples of 8: tensor cores");
-        ladder_give_scratch(&l, matmul_scratch_bytes());
-        ladder_tensor_peak(&l);
-        Product p = {M, N, K, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL};
-        problem_make(&p, &l, o->kind);
-        LadderWork work = FLOATX_IS_FLOAT ? LADDER_FLOAT_FLOPS : LADDER_TENSOR_FLOPS;
-        ladder_work(&l, work, 2.0 * (double)M * (double)N * (double)K);
-        for (int rung = 0; rung < MOST_RUNGS && o->rungs[rung].run; rung++)
-            ladder_rung(&l, o->rungs[rung].name, o->rungs[rung].run, &p);
-        ladder_close(&l);
-    }
-    return ladder_result(&l);
+    ladder_open(argc, argv, {{"rows", FLAG_COUNT, &M, "M", 1, 1e7, "rows: B times T", 0},
+                             {"outputs", FLAG_COUNT, &N, "N", 1, 1e6, "outputs, a multiple of 8", 0},
+                             {"inputs", FLAG_COUNT, &K, "K", 1, 1e6, "inputs, a multiple of 8", 0}});
+    if (N % 8 != 0 || K % 8 != 0) ladder_give_up("--outputs and --inputs must be multiples of 8: tensor cores");
+    ladder_products(M, N, K);
+    return ladder_end();
 }

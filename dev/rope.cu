@@ -55,7 +55,7 @@ static __device__ void turn(floatX* x, size_t half, Lanes<2 * W> angle, float di
 }
 
 static __global__ void rope_computed(Rope p, size_t n) {
-    size_t i = ladder_index(), position, inside;
+    size_t i = flat_index(1), position, inside;
     if (i >= n) return;
     floatX* x = p.qkv + pair_place(p, i, 1, &position, &inside);
     double angle = (double)position * pow((double)THETA, -2.0 * (double)inside / (double)p.D);
@@ -65,39 +65,10 @@ static __global__ void rope_computed(Rope p, size_t n) {
 
 template <int W>
 static __global__ void rope_table_pairs(Rope p, size_t n) {
-    size_t i = ladder_index(), position, inside;
+    size_t i = flat_index(1), position, inside;
     if (i >= n) return;
     floatX* x = p.qkv + pair_place(p, i, W, &position, &inside);
     turn<W>(x, p.D / 2, group_load<2 * W>(p.table + position * p.D + 2 * inside), p.direction);
-}
-
-// ------------------------------------------------------------------------------------------------
-// Rungs
-
-static size_t pairs(const Rope* p) { return p->B * p->T * (p->H + p->K) * (p->D / 2); }
-static void run_computed(void* problem, Stream stream) {
-    Rope* p = (Rope*)problem;
-    rope_computed<<<ladder_blocks(pairs(p)), LADDER_THREADS, 0, stream->compute>>>(*p, pairs(p));
-    LAUNCH_CHECK();
-}
-
-static void run_table(void* problem, Stream stream) {
-    Rope* p = (Rope*)problem;
-    rope_table_pairs<1><<<ladder_blocks(pairs(p)), LADDER_THREADS, 0, stream->compute>>>(*p, pairs(p));
-    LAUNCH_CHECK();
-}
-
-static void run_packs(void* problem, Stream stream) {
-    Rope* p = (Rope*)problem;
-    size_t n = pairs(p) / PACK;
-    rope_table_pairs<PACK><<<ladder_blocks(n), LADDER_THREADS, 0, stream->compute>>>(*p, n);
-    LAUNCH_CHECK();
-}
-
-static void run_shipped(void* problem, Stream stream) {
-    Rope* p = (Rope*)problem;
-    if (p->direction > 0) rope_forward(p->qkv, p->table, 0, p->B, p->T, p->H, p->K, p->D, stream);
-    else rope_backward(p->qkv, p->table, p->B, p->T, p->H, p->K, p->D, stream);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -106,34 +77,32 @@ static void run_shipped(void* problem, Stream stream) {
 int main(int argc, char** argv) {
     uint64_t B = ladder_size(4, 2), T = ladder_size(2048, 9), H = ladder_size(32, 5), K = ladder_size(8, 1);
     uint64_t D = ladder_size(128, 32);
-    Flag flags[] = {
-        {"batch", FLAG_COUNT, &B, "B", 1, 1e6, "sequences", false},
-        {"seq", FLAG_COUNT, &T, "T", 1, 1e6, "positions of each", false},
-        {"heads", FLAG_COUNT, &H, "H", 1, 1e4, "query heads", false},
-        {"kv-heads", FLAG_COUNT, &K, "K", 1, 1e4, "key and value heads", false},
-        {"head-size", FLAG_COUNT, &D, "D", 2, ATTENTION_MAX_D, "elements of a head, an even number", false},
-    };
-    Ladder l = {};
+    ladder_open(argc, argv, {
+        {"batch", FLAG_COUNT, &B, "B", 1, 1e6, "sequences", 0},
+        {"seq", FLAG_COUNT, &T, "T", 1, 1e6, "positions of each", 0},
+        {"heads", FLAG_COUNT, &H, "H", 1, 1e4, "query heads", 0},
+        {"kv-heads", FLAG_COUNT, &K, "K", 1, 1e4, "key and value heads", 0},
+        {"head-size", FLAG_COUNT, &D, "D", 2, ATTENTION_MAX_D, "elements of a head, an even number", 0},
+    });
+    if (D % 2 != 0) ladder_give_up("--head-size must be even");
+    const size_t pairs = B * T * (H + K) * (D / 2);
     for (int backward = 0; backward < 2; backward++) {
-        if (!ladder_open(&l, argc, argv, backward ? "rope_backward: qkv (B, T, (H + 2K) D) turned back in place" :
-                         "rope_forward: qkv (B, T, (H + 2K) D) turned in place", flags, 5)) return l.status;
-        if (D % 2 != 0) ladder_give_up("--head-size must be even");
-        Rope p = {B, T, H, K, D, NULL, NULL, backward ? -1.0f : 1.0f};
-        p.table = ladder_input<float>(&l, "table", T * D, 1.0);
-        LadderBound bound = ladder_bound(2, 10, 0);  // a sum of two numbers below 5, times a cosine or sine
-        p.qkv = ladder_added<floatX>(&l, "qkv", B * T * (H + 2 * K) * D, 1.0, bound);
-        floatX* qkv = ladder_twin(&l, p.qkv);
-        float* table = (float*)ladder_twin(&l, p.table);
-        rope_table(table, THETA, T, D);
-        ladder_update(&l, p.table);
-        if (l.check && backward) cpu::rope_backward(qkv, table, B, T, H, K, D, NULL);
-        if (l.check && !backward) cpu::rope_forward(qkv, table, 0, B, T, H, K, D, NULL);
-        ladder_work(&l, LADDER_BYTES, 4.0 * (double)pairs(&p) * sizeof(floatX));
-        ladder_rung(&l, "computed", run_computed, &p);
-        ladder_rung(&l, "table", run_table, &p);
-        if (packs_fit(D / 2, p.qkv, p.table, NULL, NULL)) ladder_rung(&l, "packs", run_packs, &p);
-        ladder_rung(&l, "shipped", run_shipped, &p);
-        ladder_close(&l);
+        ladder_begin(backward ? "rope_backward: qkv (B, T, (H + 2K) D) turned back in place"
+                              : "rope_forward: qkv (B, T, (H + 2K) D) turned in place");
+        auto table = ladder_input<float>("table", T * D, 1.0);
+        // A sum of two numbers below 5, times a cosine or sine.
+        auto qkv = ladder_added<floatX>("qkv", B * T * (H + 2 * K) * D, 1.0, {2, 10, 0});
+        rope_table(table.twin, THETA, T, D);
+        ladder_update(table);
+        Rope p = {B, T, H, K, D, qkv, table, backward ? -1.0f : 1.0f};
+        LadderRun shipped = LADDER_OPERATION(rope_forward, qkv, table, 0, B, T, H, K, D);
+        if (backward) shipped = LADDER_OPERATION(rope_backward, qkv, table, B, T, H, K, D);
+        ladder_work(LADDER_BYTES, 4.0 * (double)pairs * sizeof(floatX), shipped);
+        ladder_rung("computed", [&] { ladder_launch(rope_computed, pairs, p, pairs); });
+        ladder_rung("table", [&] { ladder_launch(rope_table_pairs<1>, pairs, p, pairs); });
+        if (packs_fit(D / 2, qkv, table, NULL, NULL))
+            ladder_rung("packs", [&] { ladder_launch(rope_table_pairs<PACK>, pairs / PACK, p, pairs / PACK); });
+        ladder_rung("shipped", shipped);
     }
-    return ladder_result(&l);
+    return ladder_end();
 }
