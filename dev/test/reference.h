@@ -21,14 +21,16 @@ typedef struct {
     size_t B, T, C, M, N, H, K, D, F, V, Vp;
     size_t first_position;
     double epsilon, theta;
-    bool mean;              // normalisation: layernorm; otherwise rmsnorm
-    const int32_t* tokens;  // embedding: (B, T); classifier: targets (N)
+    bool mean;               // normalisation: layernorm; otherwise rmsnorm
+    const int32_t* tokens;   // embedding: (B, T); classifier: targets (N)
+    Result* lse;             // attention: the logarithms of the sums, (B, H, T), for the backward; or NULL
+    double smallest_normal;  // attention: of floatX, if probabilities and their gradients are rounded to it on the way
 } Shape;
 
 typedef void (*ReferenceForward)(Result* out, double* const* in, const Shape* s);
-typedef void (*ReferenceBackward)(Result* din, const double* dout, double* const* in, const Shape* s);
+typedef void (*ReferenceBackward)(Result* const* din, const double* dout, double* const* in, const Shape* s);
 
-static inline void result_add(Result* r, size_t i, double value, double size) {
+static void result_add(Result* r, size_t i, double value, double size) {
     r->value[i] += value;
     r->size[i] += size;
 }
@@ -36,7 +38,7 @@ static inline void result_add(Result* r, size_t i, double value, double size) {
 // ------------------------------------------------------------------------------------------------
 // Embedding: in[0] token_weight (Vp, C), in[1] position_weight (context, C) or NULL; out (B, T, C)
 
-static inline void reference_embedding(Result* out, double* const* in, const Shape* s) {
+static void reference_embedding(Result* out, double* const* in, const Shape* s) {
     for (size_t row = 0; row < s->B * s->T; row++) {
         for (size_t c = 0; c < s->C; c++) {
             double token = in[0][(size_t)s->tokens[row] * s->C + c];
@@ -46,12 +48,12 @@ static inline void reference_embedding(Result* out, double* const* in, const Sha
     }
 }
 
-static inline void reference_embedding_backward(Result* din, const double* dout, double* const* in, const Shape* s) {
+static void reference_embedding_backward(Result* const* din, const double* dout, double* const* in, const Shape* s) {
     for (size_t row = 0; row < s->B * s->T; row++) {
         for (size_t c = 0; c < s->C; c++) {
             double d = dout[row * s->C + c];
-            result_add(&din[0], (size_t)s->tokens[row] * s->C + c, d, fabs(d));
-            if (in[1]) result_add(&din[1], (s->first_position + row % s->T) * s->C + c, d, fabs(d));
+            result_add(din[0], (size_t)s->tokens[row] * s->C + c, d, fabs(d));
+            if (in[1]) result_add(din[1], (s->first_position + row % s->T) * s->C + c, d, fabs(d));
         }
     }
 }
@@ -64,7 +66,7 @@ typedef struct {
     double average;  // of |x| where the mean is subtracted: what the mean's error scales with
 } RowStatistics;
 
-static inline RowStatistics reference_statistics(const double* x, const Shape* s) {
+static RowStatistics reference_statistics(const double* x, const Shape* s) {
     RowStatistics r = {0.0, 0.0, 0.0};
     double squares = 0.0;
     if (s->mean) {
@@ -78,14 +80,14 @@ static inline RowStatistics reference_statistics(const double* x, const Shape* s
     return r;
 }
 
-static inline double reference_normal(double x, RowStatistics r) { return (x - r.mean) * r.rstd; }
+static double reference_normal(double x, RowStatistics r) { return (x - r.mean) * r.rstd; }
 
 // The error of the mean moves x - mean, and through rstd it scales the result.
-static inline double reference_normal_size(double x, RowStatistics r) {
+static double reference_normal_size(double x, RowStatistics r) {
     return (fabs(x) + r.average) * r.rstd * (1.0 + fabs(reference_normal(x, r)));
 }
 
-static inline void reference_norm(Result* out, double* const* in, const Shape* s) {
+static void reference_norm(Result* out, double* const* in, const Shape* s) {
     for (size_t row = 0; row < s->N; row++) {
         const double* x = in[0] + row * s->C;
         RowStatistics r = reference_statistics(x, s);
@@ -97,7 +99,7 @@ static inline void reference_norm(Result* out, double* const* in, const Shape* s
     }
 }
 
-static inline void reference_norm_backward(Result* din, const double* dout, double* const* in, const Shape* s) {
+static void reference_norm_backward(Result* const* din, const double* dout, double* const* in, const Shape* s) {
     size_t C = s->C;
     for (size_t row = 0; row < s->N; row++) {
         const double *x = in[0] + row * C, *d = dout + row * C, *weight = in[1];
@@ -109,12 +111,12 @@ static inline void reference_norm_backward(Result* din, const double* dout, doub
             if (s->mean) g_size += fabs(g) / (double)C;
             gn_mean += g * n / (double)C;
             gn_size += fabs(g) * n_size / (double)C;
-            result_add(&din[1], c, d[c] * n, fabs(d[c]) * n_size);
-            if (s->mean) result_add(&din[2], c, d[c], fabs(d[c]));
+            result_add(din[1], c, d[c] * n, fabs(d[c]) * n_size);
+            if (s->mean) result_add(din[2], c, d[c], fabs(d[c]));
         }
         for (size_t c = 0; c < C; c++) {
             double n = reference_normal(x[c], r), n_size = reference_normal_size(x[c], r), g = d[c] * weight[c];
-            result_add(&din[0], row * C + c, r.rstd * (g - g_mean - n * gn_mean),
+            result_add(din[0], row * C + c, r.rstd * (g - g_mean - n * gn_mean),
                        r.rstd * (fabs(g) + g_size + n_size * gn_size) * (1.0 + r.average * r.rstd));
         }
     }
@@ -123,7 +125,7 @@ static inline void reference_norm_backward(Result* din, const double* dout, doub
 // ------------------------------------------------------------------------------------------------
 // Matmul: in[0] in (M, K), in[1] weight (N, K), in[2] bias (N) or NULL; out (M, N)
 
-static inline void reference_matmul(Result* out, double* const* in, const Shape* s) {
+static void reference_matmul(Result* out, double* const* in, const Shape* s) {
     for (size_t m = 0; m < s->M; m++) {
         for (size_t n = 0; n < s->N; n++) {
             double bias = in[2] ? in[2][n] : 0.0;
@@ -136,16 +138,16 @@ static inline void reference_matmul(Result* out, double* const* in, const Shape*
     }
 }
 
-static inline void reference_matmul_backward(Result* din, const double* dout, double* const* in, const Shape* s) {
+static void reference_matmul_backward(Result* const* din, const double* dout, double* const* in, const Shape* s) {
     for (size_t m = 0; m < s->M; m++) {
         for (size_t n = 0; n < s->N; n++) {
             double d = dout[m * s->N + n];
             for (size_t k = 0; k < s->K; k++) {
                 double to_input = d * in[1][n * s->K + k], to_weight = d * in[0][m * s->K + k];
-                result_add(&din[0], m * s->K + k, to_input, fabs(to_input));
-                result_add(&din[1], n * s->K + k, to_weight, fabs(to_weight));
+                result_add(din[0], m * s->K + k, to_input, fabs(to_input));
+                result_add(din[1], n * s->K + k, to_weight, fabs(to_weight));
             }
-            if (in[2]) result_add(&din[2], n, d, fabs(d));
+            if (in[2]) result_add(din[2], n, d, fabs(d));
         }
     }
 }
@@ -153,7 +155,7 @@ static inline void reference_matmul_backward(Result* din, const double* dout, do
 // ------------------------------------------------------------------------------------------------
 // RoPE: in[0] qkv (B, T, (H + 2K) D); out the same with every query and key head turned
 
-static inline void reference_turn(Result* out, const double* in, double direction, const Shape* s) {
+static void reference_turn(Result* out, const double* in, double direction, const Shape* s) {
     for (size_t row = 0; row < s->B * s->T; row++) {
         double position = (double)(s->first_position + row % s->T);
         for (size_t head = 0; head < s->H + 2 * s->K; head++) {
@@ -172,26 +174,26 @@ static inline void reference_turn(Result* out, const double* in, double directio
     }
 }
 
-static inline void reference_rope(Result* out, double* const* in, const Shape* s) {
+static void reference_rope(Result* out, double* const* in, const Shape* s) {
     reference_turn(out, in[0], 1.0, s);
 }
 
-static inline void reference_rope_backward(Result* din, const double* dout, double* const* in, const Shape* s) {
+static void reference_rope_backward(Result* const* din, const double* dout, double* const* in, const Shape* s) {
     (void)in;
-    reference_turn(&din[0], dout, -1.0, s);
+    reference_turn(din[0], dout, -1.0, s);
 }
 
 // ------------------------------------------------------------------------------------------------
 // Attention: in[0] qkv (B, T, (H + 2K) D); out (B, T, H, D)
 
-static inline size_t reference_head(const Shape* s, size_t b, size_t t, size_t head) {
+static size_t reference_head(const Shape* s, size_t b, size_t t, size_t head) {
     return ((b * s->T + t) * (s->H + 2 * s->K) + head) * s->D;
 }
 
 // p[0..t]: the probabilities of one query. Returns the log of the sum of the exponentials. *size: how much larger the
 // relative error of a probability is than 2^-24: the largest sum |q k| / sqrt(D) enters twice, in p and in the sum
 // it is divided by, and the stored logarithm once.
-static inline double reference_probabilities(double* p, double* size, const double* qkv, const Shape* s,
+static double reference_probabilities(double* p, double* size, const double* qkv, const Shape* s,
                                              size_t b, size_t h, size_t t) {
     const double* q = qkv + reference_head(s, b, t, h);
     double maximum = -INFINITY, sum = 0.0, largest = 0.0;
@@ -213,37 +215,36 @@ static inline double reference_probabilities(double* p, double* size, const doub
     return lse;
 }
 
-static inline void reference_attention(Result* out, double* const* in, const Shape* s) {
+// Tensor cores take their operands as floatX: the probabilities before they meet the values, and the gradients of the
+// scores before they meet keys and queries. What is stored below the smallest normal number has an absolute error.
+static double reference_operand(double x, const Shape* s) {
+    return s->smallest_normal > 0.0 ? fabs(x) + s->smallest_normal : 0.0;
+}
+
+static void reference_attention(Result* out, double* const* in, const Shape* s) {
     double *p = (double*)malloc(s->T * sizeof(double)), size;
     for (size_t row = 0; row < s->B * s->T * s->H; row++) {
         size_t b = row / (s->T * s->H), t = row / s->H % s->T, h = row % s->H;
-        reference_probabilities(p, &size, in[0], s, b, h, t);
+        double lse = reference_probabilities(p, &size, in[0], s, b, h, t);
+        if (s->lse) result_add(s->lse, (b * s->H + h) * s->T + t, lse, size);
         for (size_t j = 0; j <= t; j++) {
             const double* v = in[0] + reference_head(s, b, j, s->H + s->K + h / (s->H / s->K));
-            for (size_t d = 0; d < s->D; d++) result_add(out, row * s->D + d, p[j] * v[d], p[j] * fabs(v[d]) * size);
+            for (size_t d = 0; d < s->D; d++) {
+                result_add(out, row * s->D + d, p[j] * v[d], p[j] * fabs(v[d]) * size);
+                out->rounded[row * s->D + d] += reference_operand(p[j], s) * fabs(v[d]);
+            }
         }
     }
     free(p);
 }
 
-// The logarithms of the sums, (B, H, T), that the kernels keep for their backward.
-static inline void reference_attention_lse(Result* lse, double* const* in, const Shape* s) {
-    double *p = (double*)malloc(s->T * sizeof(double)), size;
-    for (size_t row = 0; row < s->B * s->H * s->T; row++) {
-        size_t b = row / (s->H * s->T), h = row / s->T % s->H, t = row % s->T;
-        double value = reference_probabilities(p, &size, in[0], s, b, h, t);
-        result_add(lse, row, value, size);
-    }
-    free(p);
-}
-
 // With dp_j = dout v_j and delta = dout out: ds_j = p_j (dp_j - delta). Kernels read out as it was stored.
-static inline void reference_attention_backward(Result* din, const double* dout, double* const* in, const Shape* s) {
-    const double* qkv = in[0];
-    double *p = (double*)malloc(2 * s->T * sizeof(double)), *dp = p + s->T, scale = 1.0 / sqrt((double)s->D), size;
-    double* out = (double*)malloc(s->D * sizeof(double));
+static void reference_attention_backward(Result* const* din, const double* dout, double* const* in, const Shape* s) {
+    const double *qkv = in[0], scale = 1.0 / sqrt((double)s->D);
+    double *p = (double*)malloc(s->T * sizeof(double)), *out = (double*)malloc(s->D * sizeof(double)), size;
     for (size_t row = 0; row < s->B * s->T * s->H; row++) {
         size_t b = row / (s->T * s->H), t = row / s->H % s->T, h = row % s->H, kv = h / (s->H / s->K);
+        size_t q = reference_head(s, b, t, h);
         const double* g = dout + row * s->D;
         double delta = 0.0, delta_size = 0.0;
         reference_probabilities(p, &size, qkv, s, b, h, t);
@@ -254,21 +255,21 @@ static inline void reference_attention_backward(Result* din, const double* dout,
             delta_size += fabs(g[d] * out[d]);
         }
         for (size_t j = 0; j <= t; j++) {
-            size_t q = reference_head(s, b, t, h), k = reference_head(s, b, j, s->H + kv);
-            size_t v = reference_head(s, b, j, s->H + s->K + kv);
-            double dp_size = 0.0;
-            dp[j] = 0.0;
+            size_t k = reference_head(s, b, j, s->H + kv), v = reference_head(s, b, j, s->H + s->K + kv);
+            double dp = 0.0, dp_size = 0.0;
             for (size_t d = 0; d < s->D; d++) {
-                dp[j] += g[d] * qkv[v + d];
+                dp += g[d] * qkv[v + d];
                 dp_size += fabs(g[d] * qkv[v + d]);
-                result_add(&din[0], v + d, p[j] * g[d], p[j] * fabs(g[d]) * size);
+                result_add(din[0], v + d, p[j] * g[d], p[j] * fabs(g[d]) * size);
+                din[0]->rounded[v + d] += reference_operand(p[j], s) * fabs(g[d]);
             }
-            double ds = scale * p[j] * (dp[j] - delta), ds_size = scale * p[j] * (dp_size + delta_size) * size;
+            double ds = scale * p[j] * (dp - delta), ds_size = scale * p[j] * (dp_size + delta_size) * size;
+            double ds_rounded = scale * (p[j] * delta_size + reference_operand(p[j] * (dp - delta), s));
             for (size_t d = 0; d < s->D; d++) {
-                result_add(&din[0], q + d, ds * qkv[k + d], ds_size * fabs(qkv[k + d]));
-                result_add(&din[0], k + d, ds * qkv[q + d], ds_size * fabs(qkv[q + d]));
-                din[0].rounded[q + d] += scale * p[j] * delta_size * fabs(qkv[k + d]);
-                din[0].rounded[k + d] += scale * p[j] * delta_size * fabs(qkv[q + d]);
+                result_add(din[0], q + d, ds * qkv[k + d], ds_size * fabs(qkv[k + d]));
+                result_add(din[0], k + d, ds * qkv[q + d], ds_size * fabs(qkv[q + d]));
+                din[0]->rounded[q + d] += ds_rounded * fabs(qkv[k + d]);
+                din[0]->rounded[k + d] += ds_rounded * fabs(qkv[q + d]);
             }
         }
     }
@@ -283,31 +284,31 @@ static inline void reference_attention_backward(Result* din, const double* dout,
 // of 1 - sigmoid(z) is a rounding of 1, unless the difference is far below the rounding and comes out as 0. Below
 // e^-87.3 the exponential of the kernels is 0, which the terms with 2^-100 allow for.
 
-static inline double reference_sigmoid(double z) { return 1.0 / (1.0 + exp(-z)); }
-static inline double reference_sigmoid_size(double z) { return 2.0 + (2.0 + 2.0 * fabs(z)) * reference_sigmoid(-z); }
-static inline double reference_complement_size(double z) {
+static double reference_sigmoid(double z) { return 1.0 / (1.0 + exp(-z)); }
+static double reference_sigmoid_size(double z) { return 2.0 + (2.0 + 2.0 * fabs(z)) * reference_sigmoid(-z); }
+static double reference_complement_size(double z) {
     double complement = reference_sigmoid(-z);
     return complement * (4.0 + fabs(z)) + (complement > 0x1p-27 ? 1.0 : 0.0);
 }
 
-static inline void reference_gelu(Result* out, double* const* in, const Shape* s) {
+static void reference_gelu(Result* out, double* const* in, const Shape* s) {
     for (size_t i = 0; i < s->N; i++) {
         double x = in[0][i], z = 2.0 * sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x), value = x * reference_sigmoid(z);
         result_add(out, i, value, fabs(value) * reference_sigmoid_size(z) + fabs(x) * 0x1p-100);
     }
 }
 
-static inline void reference_gelu_backward(Result* din, const double* dout, double* const* in, const Shape* s) {
+static void reference_gelu_backward(Result* const* din, const double* dout, double* const* in, const Shape* s) {
     for (size_t i = 0; i < s->N; i++) {
         double x = in[0][i], z = 2.0 * sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x);
         double dz = 2.0 * sqrt(2.0 / M_PI) * (1.0 + 3.0 * 0.044715 * x * x), sigma = reference_sigmoid(z);
         double size = sigma * reference_sigmoid_size(z) * (1.0 + fabs(x) * dz * (1.0 - sigma))
                     + fabs(x) * sigma * reference_complement_size(z) * dz + (1.0 + fabs(x) * dz) * 0x1p-100;
-        result_add(&din[0], i, dout[i] * sigma * (1.0 + x * reference_sigmoid(-z) * dz), fabs(dout[i]) * size);
+        result_add(din[0], i, dout[i] * sigma * (1.0 + x * reference_sigmoid(-z) * dz), fabs(dout[i]) * size);
     }
 }
 
-static inline void reference_swiglu(Result* out, double* const* in, const Shape* s) {
+static void reference_swiglu(Result* out, double* const* in, const Shape* s) {
     for (size_t i = 0; i < s->N * s->F; i++) {
         size_t at = i / s->F * 2 * s->F + i % s->F;
         double gate = in[0][at], up = in[0][at + s->F], value = gate * reference_sigmoid(gate) * up;
@@ -315,15 +316,15 @@ static inline void reference_swiglu(Result* out, double* const* in, const Shape*
     }
 }
 
-static inline void reference_swiglu_backward(Result* din, const double* dout, double* const* in, const Shape* s) {
+static void reference_swiglu_backward(Result* const* din, const double* dout, double* const* in, const Shape* s) {
     for (size_t i = 0; i < s->N * s->F; i++) {
         size_t at = i / s->F * 2 * s->F + i % s->F;
         double g = in[0][at], up = in[0][at + s->F], d = dout[i], sigma = reference_sigmoid(g);
         double slope = sigma * (1.0 + g * reference_sigmoid(-g));
         double slope_size = sigma * (1.0 + reference_sigmoid_size(g)) * (1.0 + fabs(g) * (1.0 - sigma))
                           + sigma * fabs(g) * reference_complement_size(g) + (1.0 + fabs(g)) * 0x1p-100;
-        result_add(&din[0], at, d * up * slope, fabs(d * up) * slope_size);
-        result_add(&din[0], at + s->F, d * g * sigma,
+        result_add(din[0], at, d * up * slope, fabs(d * up) * slope_size);
+        result_add(din[0], at + s->F, d * g * sigma,
                    fabs(d * g) * (sigma * (1.0 + reference_sigmoid_size(g)) + 0x1p-100));
     }
 }
@@ -333,7 +334,7 @@ static inline void reference_swiglu_backward(Result* din, const double* dout, do
 
 // The largest logit, the log of the sum of the exponentials relative to it, and the mean distance to it: the relative
 // error of a probability is 2^-24 times its own distance, plus the mean's from the sum.
-static inline void reference_softmax(double* maximum, double* log_sum, double* distance, const double* x, size_t V) {
+static void reference_softmax(double* maximum, double* log_sum, double* distance, const double* x, size_t V) {
     double sum = 0.0, distances = 0.0;
     *maximum = -INFINITY;
     for (size_t v = 0; v < V; v++) *maximum = fmax(*maximum, x[v]);
@@ -343,7 +344,7 @@ static inline void reference_softmax(double* maximum, double* log_sum, double* d
     *distance = distances / sum;
 }
 
-static inline void reference_classifier(Result* losses, double* const* in, const Shape* s) {
+static void reference_classifier(Result* losses, double* const* in, const Shape* s) {
     for (size_t row = 0; row < s->N; row++) {
         double maximum, log_sum, distance;
         if (s->tokens[row] < 0) continue;
@@ -353,7 +354,7 @@ static inline void reference_classifier(Result* losses, double* const* in, const
     }
 }
 
-static inline void reference_classifier_backward(Result* din, const double* dout, double* const* in, const Shape* s) {
+static void reference_classifier_backward(Result* const* din, const double* dout, double* const* in, const Shape* s) {
     for (size_t row = 0; row < s->N; row++) {
         double maximum, log_sum, distance;
         if (s->tokens[row] < 0) continue;
@@ -361,7 +362,7 @@ static inline void reference_classifier_backward(Result* din, const double* dout
         reference_softmax(&maximum, &log_sum, &distance, x, s->V);
         for (size_t v = 0; v < s->V; v++) {
             double p = exp(x[v] - maximum - log_sum), onehot = v == (size_t)s->tokens[row] ? 1.0 : 0.0;
-            result_add(&din[0], row * s->Vp + v, dout[row] * (p - onehot),
+            result_add(din[0], row * s->Vp + v, dout[row] * (p - onehot),
                        fabs(dout[row]) * (p * (2.0 + maximum - x[v] + distance) + onehot + 0x1p-100));
         }
     }

@@ -65,19 +65,16 @@ static void case_prove(Case* c) {
         }
     }
     same = same && case_run(c, 2, NULL, 0.0) == hash;
-    check(guarded && same && swallowed[0] == 0, "%-28s %-34s %s  1 = 2 = 3 threads: %s, guards: %s, swallowed:%s",
-          c->name, c->shape, FLOATX_NAME, same ? "same bits" : "DIFFERENT", guarded ? "intact" : "BROKEN",
-          swallowed[0] ? swallowed : " nothing");
+    case_check(c, guarded && same && swallowed[0] == 0, " 1 = 2 = 3 threads: %s, guards: %s, swallowed:%s",
+               same ? "same bits" : "DIFFERENT", guarded ? "intact" : "BROKEN",
+               swallowed[0] ? swallowed : " nothing");
     for (int i = 0; i < c->count; i++)
-        if (is_output(&c->arrays[i]) && c->arrays[i].reference) case_compare(c, &c->arrays[i], "");
+        if (is_output(&c->arrays[i]) && c->arrays[i].expected) case_compare(c, &c->arrays[i], "");
 }
 
 // Nothing is fused on the CPU, and no operand is rounded.
 static void test_matmul_gelu_forward(const Case* forward, const Result* pre) { (void)forward, (void)pre; }
 static void test_matmul_gelu_backward(const Case* backward, const Result* sum) { (void)backward, (void)sum; }
-static void attention_rounded(Result* out, Result* din, const double* qkv, const double* dout, const Shape* s) {
-    (void)out, (void)din, (void)qkv, (void)dout, (void)s;
-}
 
 // ------------------------------------------------------------------------------------------------
 // 2. Sums in fixed point, against integers of 128 bits
