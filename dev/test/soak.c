@@ -40,6 +40,7 @@
 
 #define STEPS 30
 #define RANKS_MAX ((size_t)4)
+#define ANY_STEP SIZE_MAX
 #define TIMEOUT_MS 2e3   // --timeout of every run
 #define SLACK_MS 4e3     // what a busy machine may add to it
 #define LIMIT_MS 60e3    // after which a program is said to hang
@@ -51,6 +52,11 @@
     "--family gpt2 --layers 2 --heads 2 --channels 16 --seq 16 --batch 1 --total-batch 192 --steps 30 " \
     "--val-every 10 --val-windows 4 --lr 3e-3 --warmup 3 --clip 0.5 --spike-sigma 0 --spike-warmup 4 "  \
     "--spike-skip 1.65 --dropout 0.1 --threads 1 --reduce exact --timeout 2"
+
+// A checkpoint of which every byte can be damaged in turn.
+#define SMALL                                                                                                         \
+    "--family gpt2 --layers 1 --heads 1 --channels 8 --ffn 8 --seq 8 --batch 1 --total-batch 16 --steps 4 --lr 3e-3 " \
+    "--warmup 1 --threads 1 --reduce exact --timeout 2"
 
 // ------------------------------------------------------------------------------------------------
 // Results, of all processes
@@ -78,8 +84,6 @@ static struct {
 
 static char place[PATH_MAX];  // the directory of this process in that of the test
 
-#define blame(...) expect(false, __VA_ARGS__)
-
 static void raise_to(Count* most, Count value) {
     Count known = __atomic_load_n(most, __ATOMIC_RELAXED);
     while (known < value &&
@@ -88,43 +92,83 @@ static void raise_to(Count* most, Count value) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// Files
+// What a run is given and leaves
+
+// How a run saves.
+typedef struct {
+    size_t world, zero, every, hot;
+    bool async;
+    double bandwidth;
+    size_t keep;
+    const char* often;  // --ckpt-every, if it is no number of steps
+    bool small;         // the model SMALL
+    bool relative;      // --out is given without the place
+} Way;
+
+static const char* way_text(const Way* way) {
+    return text_of("%zu rank%s, %s", way->world, way->world > 1 ? "s" : "", way->async ? "async" : "sync");
+}
+
+// Good until the next call.
+static const char* arguments_of(const Way* way, const char* more) {
+    static char arguments[8192];
+    snprintf(arguments, sizeof arguments,
+             "%s --data %.600s/train.bin --out %.600srun --zero %zu --ckpt-async %s --ckpt-every %s %s %s %s %s",
+             way->small ? SMALL : text_of(MODEL " --val %.600s/val.bin", root), root,
+             way->relative ? "" : text_of("%s/", place), way->zero, way->async ? "on" : "off",
+             way->often ? way->often : text_of("%zu", way->every),
+             way->hot ? text_of("--ckpt-hot %zu", way->hot) : "",
+             way->keep ? text_of("--ckpt-keep %zu", way->keep) : "",
+             way->bandwidth > 0 ? text_of("--ckpt-bandwidth %g", way->bandwidth) : "", more);
+    return arguments;
+}
+
+static const char* run_path(void) { return text_of("%s/run", place); }
+static const char* step_path(size_t step) { return text_of("%s/run/step_%08zu", place, step); }
 
 // Where the trainer keeps copies in memory for an --out.
 static const char* hot_path(const char* out) {
     return text_of("/dev/shm/llmtrain-%016llx", (unsigned long long)hash_bytes(out, strlen(out)));
 }
 
-// The step in the last whole line of a log; 0: none.
-static size_t log_last(const char* run) {
-    size_t bytes, last = 0;
-    char* text = text_read(text_of("%s/metrics.jsonl", run), &bytes);
-    for (char *line = text, *end; (end = strchr(line, '\n')) != NULL; line = end + 1)
-        sscanf(line, "{\"step\": %zu", &last);
-    free(text);
-    return last;
+static void run_remove(void) {
+    remove_tree(run_path());
+    remove_tree(hot_path(run_path()));
 }
 
-// The log without what differs from run to run: times, memory and what follows them. The losses go to losses (STEPS).
-static uint64_t log_hash(const char* run, double* losses) {
-    size_t bytes, step;
+// 0 if they cannot be read.
+static uint64_t weights_of(size_t step) {
+    Error ignored;
+    return weights_hash(step_path(step), &ignored);
+}
+
+typedef struct {
+    uint64_t hash;         // without what differs from run to run: times, memory and what follows them
+    size_t last;           // the step in the last whole line; 0: none
+    double losses[STEPS];  // NAN: none
+} RunLog;
+
+static RunLog log_read(void) {
+    size_t bytes;
     double loss;
-    char* text = text_read(text_of("%s/metrics.jsonl", run), &bytes);
+    RunLog log = {0, 0, {0}};
+    char* text = text_read(text_of("%s/metrics.jsonl", run_path()), &bytes);
     Hash hash = hash_begin(0);
-    for (size_t i = 0; losses && i < STEPS; i++) losses[i] = NAN;
+    for (size_t i = 0; i < STEPS; i++) log.losses[i] = NAN;
     for (char *line = text, *end; (end = strchr(line, '\n')) != NULL; line = end + 1) {
         const char* times = strstr(line, ",\"ms\"");
         hash_add(&hash, line, (size_t)((times && times < end ? times : end) - line));
-        if (losses && sscanf(line, "{\"step\": %zu,\"loss\": %lf", &step, &loss) == 2 && step >= 1 && step <= STEPS)
-            losses[step - 1] = loss;
+        bool has_loss = sscanf(line, "{\"step\": %zu,\"loss\": %lf", &log.last, &loss) == 2;
+        if (has_loss && log.last >= 1 && log.last <= STEPS) log.losses[log.last - 1] = loss;
     }
     if (bytes > 0 && text[bytes - 1] != '\n') hash_add(&hash, "no end", 6);
     free(text);
-    return hash_end(&hash);
+    log.hash = hash_end(&hash);
+    return log;
 }
 
 // ------------------------------------------------------------------------------------------------
-// Blows and jobs: a run of the program by one or more ranks, and what is done to it
+// A job: a run of the program by one or more ranks, and what is done to it
 
 typedef struct {
     int signal;         // 0: nothing is done
@@ -134,186 +178,189 @@ typedef struct {
     size_t step;        // of this step; NULL:
     size_t lines;       // when the log has so many lines,
     double after_ms;    // and so long after
-} Blow;
+    const char* fault;  // what LLMTRAIN_TEST_FAULT says where the blow does not; NULL: nothing
+    BadDisk* disk;      // what files do; NULL: nothing
+    size_t disk_rank;   // to this rank alone
+    bool all_disks;     // to all
+    bool as_nobody;     // they run as a user who may not write everywhere
+    size_t file_limit;  // bytes of the longest file; 0: any
+} Harm;
 
-typedef struct {
+#define SLOWLY "rank 0 step 1 at update do delay 50"  // so that there is time to do something to a run
+
+static Harm kill_all(const char* point, size_t step) {
+    return (Harm){.signal = SIGKILL, .all = true, .point = point, .step = step};
+}
+
+// The one that runs, or ran last.
+static struct {
     size_t world;
+    Harm harm;
     Program ranks[RANKS_MAX];
     bool hit[RANKS_MAX];
-    int listeners[RANKS_MAX];  // of those with a bad disk; -1: none
-    int reserved;              // the socket that keeps the port from others
-    bool struck, late;         // somebody was hit; somebody did not end by himself
-    double began_ms, struck_ms, ended_ms, first_line_ms;
-    const char* text[2];       // what rank 0 wrote
-} Job;
+    int listeners[RANKS_MAX];        // of those with a bad disk; -1: none
+    int reserved;                    // the socket that keeps the port from others
+    bool struck;                     // somebody was hit
+    double struck_ms, first_line_ms;
+    unsigned long long failures;     // of conditions, before it began
+} job;
 
-// Of the programs to be started:
-static bool drops_rights;           // they run as a user who may not write everywhere
-static const char* preload;         // a library that they load first; NULL: none
-static BadDisk* bad_disk;           // what files do to them; NULL: nothing
-static size_t bad_rank = SIZE_MAX;  // to this one alone; SIZE_MAX: to all
-static size_t file_limit;           // bytes of the longest file; 0: any
+static const char* preload;  // a library that programs load first; NULL: none
 
 static const char* action_of(int signal) {
     return signal == SIGKILL ? "kill" : signal == SIGSTOP ? "stop" : signal == SIGTERM ? "term" : "segv";
 }
 
 // Of a rank that is about to start.
-typedef struct {
-    size_t rank, world, port;
-    const Blow* blow;
-    const char* fault;
-    int disk_socket;
-} Start;
+typedef struct { size_t rank, port; int disk_socket; } Start;
 
 static void job_become(const void* context) {
     const Start* s = (const Start*)context;
-    const struct rlimit limit = {file_limit, file_limit};
-    if (file_limit) setrlimit(RLIMIT_FSIZE, &limit);
+    const Harm* harm = &job.harm;
+    const struct rlimit limit = {harm->file_limit, harm->file_limit};
+    if (harm->file_limit) setrlimit(RLIMIT_FSIZE, &limit);
     clearenv();
     environment_set(text_of("OMP_NUM_THREADS=1|OMP_WAIT_POLICY=passive|RANK=%zu|LOCAL_RANK=%zu|WORLD_SIZE=%zu|"
-                            "MASTER_ADDR=127.0.0.1|MASTER_PORT=%zu", s->rank, s->rank, s->world, s->port));
+                            "MASTER_ADDR=127.0.0.1|MASTER_PORT=%zu", s->rank, s->rank, job.world, s->port));
     // A program with the address sanitizer, too, is to die of it.
-    if (s->blow->signal == SIGSEGV) setenv("ASAN_OPTIONS", "handle_segv=0", 1);
-    if (s->fault) setenv("LLMTRAIN_TEST_FAULT", s->fault, 1);
+    if (harm->signal == SIGSEGV) setenv("ASAN_OPTIONS", "handle_segv=0", 1);
+    if (harm->fault) setenv("LLMTRAIN_TEST_FAULT", harm->fault, 1);
     if (preload) setenv("LD_PRELOAD", preload, 1);
-    if (s->blow->signal && s->blow->point && (s->blow->all || s->blow->victim == s->rank))
-        setenv("LLMTRAIN_TEST_FAULT", text_of("rank %zu step %zu at %s do %s", s->rank, s->blow->step, s->blow->point,
-                                              action_of(s->blow->signal)), 1);
-    if (drops_rights && (setgroups(0, NULL) != 0 || setgid(65534) != 0 || setuid(65534) != 0)) _exit(EXIT_NOT_RUN);
-    if (s->disk_socket >= 0 && !bad_disk_enter(bad_disk->calls, s->disk_socket)) _exit(EXIT_NOT_RUN);
+    if (harm->signal && harm->point && (harm->all || harm->victim == s->rank))
+        setenv("LLMTRAIN_TEST_FAULT", text_of("rank %zu step %zu at %s do %s", s->rank, harm->step, harm->point,
+                                              action_of(harm->signal)), 1);
+    if (harm->as_nobody && (setgroups(0, NULL) != 0 || setgid(65534) != 0 || setuid(65534) != 0)) _exit(EXIT_NOT_RUN);
+    if (s->disk_socket >= 0 && !bad_disk_enter(harm->disk->calls, s->disk_socket)) _exit(EXIT_NOT_RUN);
 }
 
-static const Blow NO_BLOW;
+// Tells what a job said, if conditions have failed since it began.
+static void job_free(void) {
+    for (size_t r = 0; r < job.world; r++) {
+        const Program* p = &job.ranks[r];
+        if (harness_now.failures > job.failures)
+            expect(false, "rank %zu: exit code %d: %.400s", r, program_code(p), p->text[1]);
+        program_free(&job.ranks[r]);
+    }
+    memset(&job, 0, sizeof job);
+}
 
-#define SLOWLY "rank 0 step 1 at update do delay 50"  // so that there is time to do something to a run
+#define conclude(...) (job_free(), verdict(__VA_ARGS__))
 
-// `fault`: what LLMTRAIN_TEST_FAULT says where the blow does not; NULL: nothing.
-static void job_start(Job* job, size_t world, const char* arguments, const Blow* blow, const char* fault) {
+static void job_start(size_t world, const char* arguments, Harm harm) {
     static Words words;
-    memset(job, 0, sizeof *job);
+    job_free();
     memset(&words, 0, sizeof words);
     words_add(&words, test.train);
     words_add(&words, arguments);
-    size_t port = port_reserve(&job->reserved);
-    job->world = world;
-    job->began_ms = now_ms();
+    Start start = {0, port_reserve(&job.reserved), -1};
+    job.world = world;
+    job.harm = harm;
+    job.failures = harness_now.failures;
     for (size_t r = 0; r < world; r++) {
-        Start start = {r, world, port, blow, fault, -1};
         int sockets[2] = {-1, -1};
-        bool has_bad_disk = bad_disk && (bad_rank == SIZE_MAX || bad_rank == r);
+        bool has_bad_disk = harm.disk && (harm.all_disks || harm.disk_rank == r);
         need(!has_bad_disk || socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) == 0, "a socket");
+        start.rank = r;
         start.disk_socket = sockets[1];
-        program_start(&job->ranks[r], words.words, job_become, &start);
-        job->listeners[r] = -1;
+        program_start(&job.ranks[r], words.words, job_become, &start);
+        job.listeners[r] = -1;
         if (!has_bad_disk) continue;
         close(sockets[1]);
-        job->listeners[r] = bad_disk_listen(sockets[0]);
+        job.listeners[r] = bad_disk_listen(sockets[0]);
         close(sockets[0]);
-        need(job->listeners[r] >= 0, "a filter of system calls");
+        need(job.listeners[r] >= 0, "a filter of system calls");
     }
 }
 
-// Lines of steps that rank 0 has written so far.
-static size_t lines_written(const Job* job) {
-    size_t lines = 0;
-    for (const char* at = job->ranks[0].text[0]; (at = strstr(at, "\nstep ")) != NULL; at++) lines++;
-    return lines;
-}
+// What rank 0 wrote: to standard output (0) and error (1).
+static const char* said(int stream) { return job.ranks[0].text[stream]; }
 
-static void job_look(Job* job) {
-    for (size_t r = 0; r < job->world; r++) {
-        Program* p = &job->ranks[r];
-        bool was_stopped = p->stopped, had_ended = p->ended;
-        program_look(p);
-        if (p->ended) job->ended_ms = fmax(job->ended_ms, p->ended_ms);
-        bool stops = p->stopped && !was_stopped, dies = p->ended && !had_ended && WIFSIGNALED(p->status);
-        if (!stops && !dies) continue;
-        job->hit[r] = true;
-        if (!job->struck) job->struck_ms = now_ms();
-        job->struck = true;
-    }
+static size_t times_said(const char* words) {
+    size_t times = 0;
+    for (const char* at = said(0); (at = strstr(at, words)) != NULL; at++) times++;
+    return times;
 }
 
 // Until all have ended; meanwhile their calls to a bad disk are answered. Those that are stopped are killed when the
-// others have ended, and so is what runs for too long.
-static void job_wait(Job* job, const Blow* blow) {
-    double due = NAN;
+// others have ended, and so is what runs for too long. Those that nobody hit end by themselves, with a sentence.
+static void job_wait(void) {
+    const Harm* harm = &job.harm;
+    bool by_time = harm->signal && !harm->point;
+    double due = INFINITY, limit_ms = LIMIT_MS;
     size_t lines = 0;
     pid_t pids[RANKS_MAX];
-    for (size_t r = 0; r < job->world; r++) pids[r] = job->ranks[r].pid;
+    for (size_t r = 0; r < job.world; r++) pids[r] = job.ranks[r].pid;
     for (bool busy = true; busy;) {
-        size_t running = 0, left = 0;
-        if (bad_disk) bad_disk_serve(bad_disk, job->listeners, pids, job->world, 1);
+        if (harm->disk) bad_disk_serve(harm->disk, job.listeners, pids, job.world, 1);
         else sleep_ms(1);
-        job_look(job);
-        for (size_t r = 0; r < job->world; r++) {
-            running += !job->ranks[r].ended && !job->ranks[r].stopped;
-            left += !job->ranks[r].ended;
-        }
-        busy = left > 0;
-        if (lines == 0 || (blow->signal && !blow->point && lines < blow->lines)) lines = lines_written(job);
-        if (lines > 0 && job->first_line_ms == 0) job->first_line_ms = now_ms();
-        if (blow->signal && !blow->point && isnan(due) && lines >= blow->lines) due = now_ms() + blow->after_ms;
-        bool now = blow->signal && (blow->point ? job->struck : now_ms() >= due);
-        bool late = now_ms() > (job->struck ? job->struck_ms + TIMEOUT_MS + SLACK_MS : job->began_ms + LIMIT_MS);
-        job->late |= late && running > 0;
-        for (size_t r = 0; r < job->world; r++) {
-            if (job->ranks[r].ended) continue;
-            bool strikes = now && !job->hit[r] && (blow->all || r == blow->victim);
-            if (strikes) kill(pids[r], blow->signal);
-            job->hit[r] |= strikes;
-            if (late || (running == 0 && job->ranks[r].stopped)) kill(pids[r], SIGKILL);
+        busy = programs_run(job.ranks, job.world, limit_ms);
+        if (lines == 0 || (by_time && lines < harm->lines)) lines = times_said("\nstep ");
+        if (lines > 0 && job.first_line_ms == 0) job.first_line_ms = now_ms();
+        if (by_time && due == INFINITY && lines >= harm->lines) due = now_ms() + harm->after_ms;
+        bool now = harm->signal && (by_time ? now_ms() >= due : job.struck);
+        for (size_t r = 0; r < job.world; r++) {
+            const Program* p = &job.ranks[r];
+            bool fell = p->stopped || (p->ended && WIFSIGNALED(p->status));
+            if (fell && !job.struck) limit_ms = now_ms() + TIMEOUT_MS + SLACK_MS - job.ranks[0].began_ms;
+            job.struck |= fell;
+            bool strikes = now && !p->ended && !fell && !job.hit[r] && (harm->all || r == harm->victim);
+            if (strikes) kill(pids[r], harm->signal);
+            job.hit[r] |= fell || strikes;
         }
     }
-    close(job->reserved);
-    for (size_t r = 0; r < job->world; r++) if (job->listeners[r] >= 0) close(job->listeners[r]);
-    for (int stream = 0; stream < 2; stream++) job->text[stream] = job->ranks[0].text[stream];
+    close(job.reserved);
+    for (size_t r = 0; r < job.world; r++) {
+        if (job.listeners[r] >= 0) close(job.listeners[r]);
+        bool good = !job.ranks[r].late && (job.hit[r] || program_code(&job.ranks[r]) <= 1);
+        expect(good, "rank %zu was not hit, and did not end by itself, in time, with a sentence", r);
+    }
 }
 
-static void job_free(Job* job) {
-    for (size_t r = 0; r < job->world; r++) program_free(&job->ranks[r]);
-    memset(job, 0, sizeof *job);
-}
-
-static bool job_good(const Job* job) {
-    bool good = !job->late;
-    for (size_t r = 0; r < job->world; r++) good = good && program_good(&job->ranks[r]);
+static bool job_good(void) {
+    bool good = true;
+    for (size_t r = 0; r < job.world; r++) good = good && program_good(&job.ranks[r]);
     return good;
 }
 
-static void blame_job(const Job* job) {
-    for (size_t r = 0; r < job->world; r++)
-        blame("rank %zu: exit code %d: %.400s", r, program_code(&job->ranks[r]), job->ranks[r].text[1]);
+static void run(const Way* way, const char* more, Harm harm) {
+    job_start(way->world, arguments_of(way, more), harm);
+    job_wait();
 }
 
-// Those that nobody hit end by themselves, in time, and with a sentence.
-static void check_survivors(const Job* job) {
-    bool good = !job->late;
-    for (size_t r = 0; r < job->world; r++)
-        if (!job->hit[r]) good = good && program_code(&job->ranks[r]) <= 1;
-    if (good) return;
-    blame("%s", job->late ? "a rank did not end by itself within the time-out" : "a rank that was not hit ended badly");
-    blame_job(job);
-}
-
-// Trains; true if all ended well, which is blamed otherwise.
-static bool run_well(Job* job, size_t world, const char* arguments) {
-    job_start(job, world, arguments, &NO_BLOW, NULL);
-    job_wait(job, &NO_BLOW);
-    bool good = job_good(job);
-    expect(good, "%.700s: %s", arguments, job->late ? "hangs" : "fails");
-    if (!good) blame_job(job);
-    return good;
+// Trains; whether all ended well, as they must.
+static bool run_well(const Way* way, const char* more) {
+    run(way, more, (Harm){0});
+    return expect(job_good(), "it fails: %s", more);
 }
 
 // Trains until the blow, which must come.
-static void run_killed(size_t world, const char* arguments, const Blow* blow) {
-    Job job;
-    job_start(&job, world, arguments, blow, NULL);
-    job_wait(&job, blow);
+static void run_killed(const Way* way, const char* more, Harm harm) {
+    run(way, more, harm);
     expect(job.struck, "it was not killed");
-    job_free(&job);
+}
+
+static void expect_said(const char* words) { expect(strstr(said(1), words) != NULL, "it does not say '%s'", words); }
+
+// The step that a run resumed from; ANY_STEP if it did not come so far as to say it.
+static size_t resumed_from(void) {
+    const char* path = strstr(said(0), "resumed from ");
+    const char* step = path ? strstr(path, "/step_") : NULL;
+    if (step) return (size_t)strtoull(step + 6, NULL, 10);
+    return strstr(said(0), "starting from the beginning") ? 0 : ANY_STEP;
+}
+
+static void expect_resumed(size_t step) {
+    expect(resumed_from() == step, "it resumed from step %zu, not %zu", resumed_from(), step);
+}
+
+// What a run said last of a save.
+static size_t last_saved(void) {
+    size_t step = 0;
+    for (const char* at = said(0); (at = strstr(at, "\nsaved ")) != NULL; at++) {
+        const char* name = strstr(at, "/step_");
+        if (name) step = (size_t)strtoull(name + 6, NULL, 10);
+    }
+    return step;
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -321,45 +368,8 @@ static void run_killed(size_t world, const char* arguments, const Blow* blow) {
 
 static struct {
     uint64_t weights[STEPS + 1];  // of every number of ranks
-    uint64_t log[RANKS_MAX + 1];  // of each
-    double losses[RANKS_MAX + 1][STEPS];
+    RunLog logs[RANKS_MAX + 1];      // of each
 } reference;
-
-// How a run saves.
-typedef struct {
-    size_t world, zero, every, hot;
-    bool async;
-    double bandwidth;
-    size_t keep;
-} Way;
-
-// Good until the next call.
-static const char* arguments_of(const Way* way, const char* more) {
-    static char arguments[4096];
-    char hot[64] = "", bandwidth[64] = "", keep[64] = "";
-    if (way->hot) snprintf(hot, sizeof hot, "--ckpt-hot %zu", way->hot);
-    if (way->keep) snprintf(keep, sizeof keep, "--ckpt-keep %zu", way->keep);
-    if (way->bandwidth > 0) snprintf(bandwidth, sizeof bandwidth, "--ckpt-bandwidth %g", way->bandwidth);
-    snprintf(arguments, sizeof arguments,
-             MODEL
-             " --data %.600s/train.bin --val %.600s/val.bin --out %.600s/run --zero %zu --ckpt-every %zu --ckpt-async "
-             "%s %s %s %s %s",
-             root, root, place, way->zero, way->every, way->async ? "on" : "off", hot, bandwidth, keep, more);
-    return arguments;
-}
-
-static const char* run_path(void) { return text_of("%s/run", place); }
-
-// 0 if they cannot be read.
-static uint64_t weights_of(size_t step) {
-    Error ignored;
-    return weights_hash(text_of("%s/run/step_%08zu", place, step), &ignored);
-}
-
-static void run_remove(void) {
-    remove_tree(run_path());
-    remove_tree(hot_path(run_path()));
-}
 
 // Every checkpoint under its final name holds what the reference has at that step.
 static void check_whole(const char* out) {
@@ -370,10 +380,7 @@ static void check_whole(const char* out) {
         RunRecord record;
         Error error;
         checkpoint_path(path, out, step, "");
-        if (!record_open(&manifest, &record, path, &error)) {
-            blame("%s", error.text);
-            continue;
-        }
+        if (!expect(record_open(&manifest, &record, path, &error), "%s", error.text)) continue;
         json_free(&manifest);
         uint64_t hash = weights_hash(path, &error);
         expect(hash != 0, "%s", error.text);
@@ -385,65 +392,60 @@ static void check_weights(void) {
     expect(weights_of(STEPS) == reference.weights[STEPS], "other weights than the reference's after the last step");
 }
 
+static void check_log(size_t world) {
+    expect(log_read().hash == reference.logs[world].hash, "another log than the reference's");
+}
+
+// A run leaves its logs and whole checkpoints, and no other names than hidden ones.
+static void check_name(const char* path, void* inside) {
+    const char* name = strrchr(path, '/') + 1;
+    unsigned long long step = 0;
+    bool is_step = sscanf(name, "step_%llu", &step) == 1 && strcmp(name, text_of("step_%08llu", step)) == 0;
+    bool is_log = strcmp(name, "metrics.jsonl") == 0 || strcmp(name, "events.jsonl") == 0;
+    bool good = inside ? strstr(name, ".tmp") == NULL : name[0] == '.' || is_log || is_step;
+    expect(good, "%s is left behind", path);
+    if (is_step && !inside) directory_each(path, check_name, &job);
+}
+
 // The run is complete, is the reference's, and has left nothing else.
 static void check_complete(size_t world) {
-    const char* out = run_path();
     check_weights();
-    expect(log_hash(out, NULL) == reference.log[world], "another log than the reference's");
-    DIR* directory = opendir(out);
-    for (struct dirent* entry; directory && (entry = readdir(directory)) != NULL;) {
-        char expected[64];
-        unsigned long long step = 0;
-        sscanf(entry->d_name, "step_%llu", &step);
-        snprintf(expected, sizeof expected, "step_%08llu", step);
-        bool log = strcmp(entry->d_name, "metrics.jsonl") == 0 || strcmp(entry->d_name, "events.jsonl") == 0;
-        expect(entry->d_name[0] == '.' || log || strcmp(entry->d_name, expected) == 0,
-               "%s is left behind", entry->d_name);
-        DIR* inner = strcmp(entry->d_name, expected) == 0 ? opendir(text_of("%s/%s", out, expected)) : NULL;
-        for (struct dirent* file; inner && (file = readdir(inner)) != NULL;)
-            expect(!strstr(file->d_name, ".tmp"), "%s/%s is left behind", expected, file->d_name);
-        if (inner) closedir(inner);
-    }
-    if (directory) closedir(directory);
-    expect(!directory_exists(hot_path(out)), "%s is left behind", hot_path(out));
+    check_log(world);
+    directory_each(run_path(), check_name, NULL);
+    expect(!directory_exists(hot_path(run_path())), "%s is left behind", hot_path(run_path()));
     expect(waitpid(-1, NULL, WNOHANG) == -1 && errno == ECHILD, "processes are left behind");
 }
 
-static size_t checkpoints_left(const char* out) {
+// Resumes the run, which must go on from this step and end as if nothing had happened.
+static void resume_completes(const Way* way, const char* more, size_t from) {
+    if (!run_well(way, text_of("--resume %s", more))) return;
+    if (from != ANY_STEP) expect_resumed(from);
+    check_complete(way->world);
+}
+
+static size_t checkpoints_left(void) {
     uint64_t step = UINT64_MAX;
     size_t count = 0;
-    while (checkpoint_before(&step, out, step)) count++;
+    while (checkpoint_before(&step, run_path(), step)) count++;
     return count;
 }
 
-// At the end only those are left that are to be kept.
-static void check_kept(const Way* way) {
-    size_t count = checkpoints_left(run_path());
-    expect(!way->keep || count <= way->keep, "%zu checkpoints are left, not %zu", count, way->keep);
-}
-
 static void test_references(void) {
-    static const size_t worlds[4] = {1, 2, 3, 4};
-    for (size_t i = 0; i < 4; i++) {
+    for (size_t world = 1; world <= 4; world++) {
         for (size_t zero = 0; zero <= 2; zero++) {
-            Way way = {worlds[i], zero, i == 0 && zero == 0 ? 1 : 5, 0, false, 0, 0};
-            Job job;
-            size_t different = 0;
-            bool first = i == 0 && zero == 0;
+            bool first = world == 1 && zero == 0;
+            Way way = {.world = world, .zero = zero, .every = first ? 1 : 5};
             run_remove();
-            if (run_well(&job, way.world, arguments_of(&way, ""))) {
+            if (run_well(&way, "")) {
                 for (size_t step = way.every; step <= STEPS; step += way.every) {
                     uint64_t hash = weights_of(step);
                     if (first) reference.weights[step] = hash;
-                    different += hash == 0 || hash != reference.weights[step];
+                    expect(hash != 0 && hash == reference.weights[step], "step %zu: not the tensors of one rank", step);
                 }
-                uint64_t log = log_hash(run_path(), reference.losses[way.world]);
-                if (zero == 0) reference.log[way.world] = log;
-                expect(!different, "the tensors of %zu steps are not those of one rank", different);
-                expect(log == reference.log[way.world], "the log is not that of --zero 0");
+                if (zero == 0) reference.logs[world] = log_read();
+                check_log(world);
             }
-            job_free(&job);
-            verdict("reference: %zu rank%s, --zero %zu", way.world, way.world > 1 ? "s" : "", zero);
+            conclude("reference: %zu rank%s, --zero %zu", world, world > 1 ? "s" : "", zero);
         }
     }
     run_remove();
@@ -456,38 +458,39 @@ static void test_references(void) {
 // asynchronous.
 typedef enum { OF_STEP, OF_VALIDATION, OF_BEGINNING, OF_WRITING, OF_END } PointKind;
 
-static const struct {
-    const char* name;
-    PointKind kind;
-    bool leader_only;
-} POINTS[] = {
-    {"load", OF_STEP, false},       {"forward", OF_STEP, false},        {"backward", OF_STEP, false},
-    {"reduce", OF_STEP, false},     {"update", OF_STEP, false},         {"gather", OF_STEP, false},
-    {"validate", OF_VALIDATION, false}, {"save", OF_BEGINNING, false},  {"snapshot", OF_BEGINNING, false},
-    {"write", OF_WRITING, false},   {"flush", OF_WRITING, false},       {"checksums", OF_END, false},
-    {"manifest", OF_END, true},     {"rename", OF_END, true},           {"clean", OF_END, false},
+static const struct { const char* name; PointKind kind; bool leader_only; } POINTS[] = {
+    {"load", OF_STEP, false}, {"forward", OF_STEP, false}, {"backward", OF_STEP, false}, {"reduce", OF_STEP, false},
+    {"update", OF_STEP, false}, {"gather", OF_STEP, false}, {"validate", OF_VALIDATION, false},
+    {"save", OF_BEGINNING, false}, {"snapshot", OF_BEGINNING, false}, {"write", OF_WRITING, false},
+    {"flush", OF_WRITING, false}, {"checksums", OF_END, false}, {"manifest", OF_END, true}, {"rename", OF_END, true},
+    {"clean", OF_END, false},
 };
 enum { POINT_COUNT = COUNT_OF(POINTS), GATHER = 5, SNAPSHOT = 8, ATTEMPTS = 8, IN_A_ROW = 3 };
+static const int SIGNALS[3] = {SIGKILL, SIGSTOP, SIGSEGV};
 
 // Numbers that depend on the case and on --seed alone.
-typedef struct {
-    uint64_t number, index;
-} Dice;
+typedef struct { uint64_t number, index; } Dice;
 
 static size_t dice_below(Dice* dice, size_t n) {
     return random4(test.seed, RANDOM_TEST, dice->number, dice->index++).bits[0] % n;
 }
 
-static void describe(char text[256], const Way* way, const Blow* blow) {
-    char when[96], who[64], hot[64] = "", slow[64] = "";
-    if (blow->point) snprintf(when, sizeof when, "%s of step %zu", blow->point, blow->step);
-    else snprintf(when, sizeof when, "%.0f ms after line %zu", blow->after_ms, blow->lines);
-    if (blow->all) snprintf(who, sizeof who, "all of %zu", way->world);
-    else snprintf(who, sizeof who, "rank %zu of %zu", blow->victim, way->world);
-    if (way->hot) snprintf(hot, sizeof hot, ", hot every %zu", way->hot);
-    if (way->bandwidth > 0) snprintf(slow, sizeof slow, ", %g MB/s", way->bandwidth);
-    snprintf(text, 256, "%s %s, %s, --zero %zu, %s every %zu%s%s", action_of(blow->signal), who, when, way->zero,
-             way->async ? "async" : "sync", way->every, hot, slow);
+// At a random time, to one rank or to all.
+static Harm harm_at_random(Dice* dice, const Way* way, int signal, bool all) {
+    Harm harm = {.signal = signal, .all = all, .victim = dice_below(dice, way->world)};
+    harm.lines = dice_below(dice, STEPS);
+    harm.after_ms = (double)dice_below(dice, harm.lines ? 15 : 80);
+    return harm;
+}
+
+static void describe(char text[256], const Way* way, const Harm* harm) {
+    const char* when = harm->point ? text_of("%s of step %zu", harm->point, harm->step)
+                                   : text_of("%.0f ms after line %zu", harm->after_ms, harm->lines);
+    const char* who = harm->all ? text_of("all of %zu", way->world)
+                                : text_of("rank %zu of %zu", harm->victim, way->world);
+    snprintf(text, 256, "%s %.60s, %.90s, --zero %zu, %s every %zu%.20s%.20s", action_of(harm->signal), who, when,
+             way->zero, way->async ? "async" : "sync", way->every, way->hot ? text_of(", hot every %zu", way->hot) : "",
+             way->bandwidth > 0 ? text_of(", %g MB/s", way->bandwidth) : "");
 }
 
 static Mode* mode_of(const Way* way) { return &shared->modes[way->async * 2 + (way->hot > 0)]; }
@@ -499,71 +502,51 @@ static size_t most_lost(const Way* way) {
     return way->hot ? min_size(way->every, way->hot) : way->every;
 }
 
-// The step that a run resumed from; SIZE_MAX if it did not come so far as to say it.
-static size_t resumed_from(const Job* job) {
-    const char* path = strstr(job->text[0], "resumed from ");
-    const char* step = path ? strstr(path, "/step_") : NULL;
-    if (step) return (size_t)strtoull(step + 6, NULL, 10);
-    return strstr(job->text[0], "starting from the beginning") ? 0 : SIZE_MAX;
+// What was known when the ranks of the last start were dead.
+static struct {
+    size_t logged, saved;  // the last step of the log, and of a save
+    double ms;
+} death;
+
+static void death_note(void) {
+    death.logged = log_read().last;
+    death.saved = max_size(death.saved, last_saved());
+    death.ms = 0;
+    for (size_t r = 0; r < job.world; r++) death.ms = fmax(death.ms, job.ranks[r].ended_ms);
 }
 
-// What a run said last of a save.
-static size_t last_saved(const Job* job) {
-    size_t step = 0;
-    for (const char* at = job->text[0]; (at = strstr(at, "\nsaved ")) != NULL; at++) {
-        const char* name = strstr(at, "/step_");
-        if (name) step = (size_t)strtoull(name + 6, NULL, 10);
-    }
-    return step;
-}
-
-// Resumes the run, which must go on from step `from` (ANYWHERE: from any) and end as if nothing had happened.
-#define ANYWHERE SIZE_MAX
-static void resume_completes(const Way* way, const char* more, size_t from) {
-    Job job;
-    if (run_well(&job, way->world, arguments_of(way, text_of("--resume %s", more)))) {
-        expect(from == ANYWHERE || resumed_from(&job) == from, "it resumed from step %zu, not %zu", resumed_from(&job),
-               from);
-        check_complete(way->world);
-    }
-    job_free(&job);
-}
-
-// What the restart after a death has lost; `logged` is the last step of the log and `saved` of a save before it.
-static void check_restart(const Way* way, const Job* job, size_t logged, size_t saved, double died_ms) {
+// What the restart after a death has lost.
+static void check_restart(const Way* way) {
     Mode* mode = mode_of(way);
-    size_t from = resumed_from(job);
-    if (from == SIZE_MAX) return;
-    size_t lost = logged > from ? logged - from : 0;
-    expect(lost <= most_lost(way),
-           "%zu steps are lost, from %zu back to %zu; at most %zu may be", lost, logged, from, most_lost(way));
-    expect(from >= saved, "it resumed from step %zu, though %zu was saved", from, saved);
+    size_t from = resumed_from(), lost = death.logged > from ? death.logged - from : 0;
+    if (from == ANY_STEP) return;
+    expect(lost <= most_lost(way), "%zu steps are lost, from %zu back to %zu; at most %zu may be", lost, death.logged,
+           from, most_lost(way));
+    expect(from >= death.saved, "it resumed from step %zu, though %zu was saved", from, death.saved);
     count_add(&mode->restarts, 1);
     count_add(&mode->lost, lost);
     raise_to(&mode->lost_most, lost);
     raise_to(&mode->most_allowed, most_lost(way));
-    if (job->first_line_ms == 0) return;
-    Count us = (Count)(1e3 * (job->first_line_ms - died_ms));
+    if (job.first_line_ms == 0) return;
+    Count us = (Count)(1e3 * (job.first_line_ms - death.ms));
     count_add(&mode->backs, 1);
     count_add(&mode->back_us, us);
     raise_to(&mode->back_us_most, us);
 }
 
-// One start of the run, with a blow or without. True if somebody was hit.
-static bool start_and_strike(Job* job, const Way* way, const Blow* blow, bool resumes) {
-    job_start(job, way->world, arguments_of(way, resumes ? "--resume" : ""), blow, NULL);
-    job_wait(job, blow);
-    if (job->struck) {
-        count_add(&shared->kills, 1);
-        count_add(&mode_of(way)->kills, 1);
-        check_survivors(job);
-        check_whole(run_path());
-        check_whole(hot_path(run_path()));
-    } else if (!job_good(job)) {
-        blame("a run that nobody hit %s", job->late ? "hangs" : "fails");
-        blame_job(job);
+// One start of the run, with a blow that may come too late. True if somebody was hit.
+static bool start_and_strike(const Way* way, Harm harm, bool resumes) {
+    run(way, resumes ? "--resume" : "", harm);
+    if (!job.struck) {
+        expect(job_good(), "a run that nobody hit fails");
+        count_add(&shared->quiet, 1);
+        return false;
     }
-    return job->struck;
+    count_add(&shared->kills, 1);
+    count_add(&mode_of(way)->kills, 1);
+    check_whole(run_path());
+    check_whole(hot_path(run_path()));
+    return true;
 }
 
 // The step at which a fault is set so that the point is passed in it. An asynchronous save ends when it ends, which
@@ -581,37 +564,48 @@ static size_t step_of(const Way* way, PointKind kind, size_t attempt, Dice* dice
 }
 
 // Strikes the first start at a named point; false if it was not struck.
-static bool strike_at_point(char what[256], Job* job, Way* way, size_t combination, Dice* dice) {
-    static const int signals[3] = {SIGKILL, SIGSTOP, SIGSEGV};
+static bool strike_at_point(char what[256], Way* way, size_t combination, Dice* dice) {
     size_t point = combination % POINT_COUNT, who = combination / POINT_COUNT % 3;
-    Blow blow = {signals[combination / POINT_COUNT / 3 % 3], who > 0, 0, POINTS[point].name, 0, 0, 0};
+    Harm harm = {.signal = SIGNALS[combination / POINT_COUNT / 3 % 3], .all = who > 0, .point = POINTS[point].name};
     way->world = who < 2 ? 3 : 1;
     way->async = combination / POINT_COUNT / 9 % 2 == 0 || point == SNAPSHOT;
     if (!way->async) way->bandwidth = 0;
     if (point == SNAPSHOT) way->every = max_size(way->every, 2);
     if (point == GATHER) way->zero = 1 + dice_below(dice, 2);
-    if (!POINTS[point].leader_only) blow.victim = dice_below(dice, way->world);
+    if (!POINTS[point].leader_only) harm.victim = dice_below(dice, way->world);
     for (size_t attempt = 0; attempt < ATTEMPTS; attempt++) {
         run_remove();
-        blow.step = step_of(way, POINTS[point].kind, attempt, dice);
-        describe(what, way, &blow);
-        if (start_and_strike(job, way, &blow, false) || harness_now.failures) return true;
+        harm.step = step_of(way, POINTS[point].kind, attempt, dice);
+        describe(what, way, &harm);
+        if (start_and_strike(way, harm, false) || harness_now.failures) return true;
         check_complete(way->world);
-        if (attempt + 1 < ATTEMPTS) job_free(job);
-        count_add(&shared->quiet, 1);
     }
     return false;
 }
 
+// Strikes the run at random times, again after it has resumed; how often.
+static size_t strike_at_random(char what[256], const Way* way, Dice* dice) {
+    size_t most = 1 + dice_below(dice, IN_A_ROW);
+    run_remove();
+    for (size_t i = 0; i < most; i++) {
+        int signal = SIGNALS[dice_below(dice, 3)];
+        bool all = dice_below(dice, 2);
+        Harm harm = harm_at_random(dice, way, signal, all);
+        if (i == 0) describe(what, way, &harm);
+        bool struck = start_and_strike(way, harm, i > 0);
+        if (i > 0) check_restart(way);
+        death_note();
+        if (!struck) return i + 1;
+    }
+    return most;
+}
+
 static void kill_case(Count number) {
-    static const int signals[3] = {SIGKILL, SIGSTOP, SIGSEGV};
     enum { COMBINATIONS = POINT_COUNT * 3 * 3 * 2, STRIDE = 101 };  // a stride that has no divisor in common with them
     Dice dice = {number, 0};
-    Way way;
-    Job job;
-    char what[256] = "", more[256];
-    size_t saved = 0, blows = 1, logged = 0;
-    way.world = 1 + 2 * dice_below(&dice, 2);
+    Way way = {.world = 1 + 2 * dice_below(&dice, 2)};
+    char what[256] = "", from[32] = "?";
+    size_t blows = 1;
     way.zero = dice_below(&dice, 3);
     way.every = 1 + dice_below(&dice, 7);
     way.hot = dice_below(&dice, 2);
@@ -619,44 +613,22 @@ static void kill_case(Count number) {
     way.async = dice_below(&dice, 2);
     way.keep = 2 * dice_below(&dice, 2);
     way.bandwidth = way.async && dice_below(&dice, 3) == 0 ? 4 : 0;  // then a save lasts until the next, more or less
-    if (number % 4 < 3) {  // at a point
-        expect(strike_at_point(what, &job, &way, (number / 4 * 3 + number % 4) * STRIDE % COMBINATIONS, &dice),
-               "no attempt came to the point");
+    memset(&death, 0, sizeof death);
+    if (number % 4 < 3) {
+        bool struck = strike_at_point(what, &way, (number / 4 * 3 + number % 4) * STRIDE % COMBINATIONS, &dice);
+        expect(struck, "no attempt came to the point");
     } else {
-        blows = 1 + dice_below(&dice, IN_A_ROW);
-        run_remove();
-        for (size_t i = 0; i < blows; i++) {
-            Blow blow = NO_BLOW;
-            blow.signal = signals[dice_below(&dice, 3)];
-            blow.all = dice_below(&dice, 2);
-            blow.victim = dice_below(&dice, way.world);
-            blow.lines = dice_below(&dice, STEPS);
-            blow.after_ms = (double)dice_below(&dice, blow.lines ? 15 : 80);
-            describe(more, &way, &blow);
-            if (i == 0) snprintf(what, sizeof what, "%s", more);
-            double died_ms = i ? job.ended_ms : 0;
-            if (i) job_free(&job);
-            bool struck = start_and_strike(&job, &way, &blow, i > 0);
-            if (i > 0) check_restart(&way, &job, logged, saved, died_ms);
-            saved = max_size(saved, last_saved(&job));
-            logged = log_last(run_path());
-            if (!struck) count_add(&shared->quiet, 1);
-            if (!struck) blows = i + 1;
-        }
+        blows = strike_at_random(what, &way, &dice);
     }
-    saved = max_size(saved, last_saved(&job));
-    logged = log_last(run_path());
-    double died_ms = job.ended_ms;
-    job_free(&job);
-    char from[32] = "?";
-    if (run_well(&job, way.world, arguments_of(&way, "--resume"))) {
-        check_restart(&way, &job, logged, saved, died_ms);
+    death_note();
+    if (run_well(&way, "--resume")) {
+        check_restart(&way);
         check_complete(way.world);
-        check_kept(&way);
-        snprintf(from, sizeof from, "%zu", resumed_from(&job));
+        expect(!way.keep || checkpoints_left() <= way.keep, "%zu checkpoints are left", checkpoints_left());
+        snprintf(from, sizeof from, "%zu", resumed_from());
     }
-    job_free(&job);
-    verdict("case %llu: %s%s: step %zu, resumed from %s", number, what, blows > 1 ? ", and again" : "", logged, from);
+    conclude("case %llu: %s%s: step %zu, resumed from %s", number, what, blows > 1 ? ", and again" : "", death.logged,
+             from);
 }
 
 static void worker_enter(const char* name) {
@@ -672,9 +644,10 @@ static void worker_run(size_t number) {
 }
 
 // Workers take the cases of a list in turn, each in a directory of its own.
-static void workers_share(const char* name, size_t cases, void (*enter)(void), void (*run)(size_t)) {
+static void workers_share(const char* name, size_t cases, void (*enter)(void), void (*run_one)(size_t)) {
     pid_t workers[64];
     size_t count = min_size(test.workers, cases);
+    job_free();
     fflush(stdout);
     shared->taken = 0;
     for (size_t w = 0; w < count; w++) {
@@ -684,7 +657,7 @@ static void workers_share(const char* name, size_t cases, void (*enter)(void), v
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         worker_enter(text_of("%s_%zu", name, w));
         if (enter) enter();
-        for (Count i; (i = __atomic_fetch_add(&shared->taken, 1, __ATOMIC_RELAXED)) < cases;) run(i);
+        for (Count i; (i = __atomic_fetch_add(&shared->taken, 1, __ATOMIC_RELAXED)) < cases;) run_one(i);
         run_remove();
         fflush(stdout);
         _exit(0);
@@ -723,13 +696,12 @@ static void print_modes(void) {
 // ------------------------------------------------------------------------------------------------
 // Damage
 
-#define SMALL                                                                                                         \
-    "--family gpt2 --layers 1 --heads 1 --channels 8 --ffn 8 --seq 8 --batch 1 --total-batch 16 --steps 4 --lr 3e-3 " \
-    "--warmup 1 --threads 1 --reduce exact --timeout 2 --zero 1 --ckpt-every 2 --ckpt-async off"
+// The newer of two checkpoints of a run by two ranks; without, and with the checkpoint of step 2 before it.
+static const char* const SMALL_NAMES[] = {"manifest.json", "rank_00000.safetensors", "rank_00001.safetensors"};
+enum { SMALL_FILES = COUNT_OF(SMALL_NAMES) };
+static const Way SMALL_WAY = {.world = 2, .zero = 1, .every = 2, .small = true};
+static const Way SMALL_ALONE = {.world = 1, .zero = 1, .every = 2, .small = true};
 
-enum { SMALL_FILES = 3 };
-
-// The newer of two checkpoints of a run by two ranks.
 static struct {
     char directory[PATH_MAX], path[SMALL_FILES][PATH_MAX + 32];
     char* bytes[SMALL_FILES];
@@ -737,40 +709,31 @@ static struct {
     uint64_t weights;
 } small;
 
-static const char* small_arguments(const char* more) {
-    static char arguments[4096];
-    snprintf(arguments, sizeof arguments, SMALL " --data %.600s/train.bin --out %.600s/small %s", root, place, more);
-    return arguments;
-}
+static void small_check_weights(void) { expect(weights_of(4) == small.weights, "other weights at the end"); }
 
-static void small_check_weights(void) {
-    Error ignored;
-    expect(weights_hash(small.directory, &ignored) == small.weights, "other weights at the end");
-}
-
-static void small_restore(void) {
+// The checkpoint as it was, but for a file of other bytes.
+static void small_damage(size_t file, const void* bytes, size_t size) {
     remove_tree(small.directory);
     remove_tree(text_of("%s.old", small.directory));
     remove_tree(text_of("%s.tmp", small.directory));
     need(mkdir(small.directory, 0755) == 0, "%s", small.directory);
     for (size_t f = 0; f < SMALL_FILES; f++) put_bytes(small.path[f], small.bytes[f], small.size[f]);
+    put_bytes(small.path[file], bytes, size);
 }
 
+static void small_cut(size_t file, size_t size) { small_damage(file, small.bytes[file], size); }
+
 // The trainer on the damaged checkpoint: it names it, goes back to step 2, and comes to the same end.
-static void small_resume(size_t world, const char* what, size_t number) {
-    Job job;
+static void small_resume(const Way* way, const char* what, size_t number) {
     if (harness_now.failures > 10) return;  // enough is wrong
-    if (run_well(&job, world, small_arguments("--resume"))) {
-        bool named = strstr(job.text[1], small.directory) && strstr(job.text[1], "trying the checkpoint before it");
-        expect(named, "%s %zu, %zu ranks: it says '%.600s'", what, number, world, job.text[1]);
-        expect(resumed_from(&job) == 2,
-               "%s %zu, %zu ranks: it says that it resumes from step %zu, not 2", what, number, world,
-               resumed_from(&job));
+    unsigned long long failures = harness_now.failures;
+    if (run_well(way, "--resume")) {
+        expect_said(small.directory);
+        expect_said("trying the checkpoint before it");
+        expect_resumed(2);
         small_check_weights();
-    } else {
-        blame("with %s %zu", what, number);
     }
-    job_free(&job);
+    if (harness_now.failures > failures) expect(false, "with %s %zu, %zu ranks", what, number, way->world);
 }
 
 // The same without the program, which is faster: whether a model can be loaded from the damaged checkpoint.
@@ -786,149 +749,116 @@ static bool small_loads(Model* model, Error* error) {
 static void flip_loaded(Model* model, size_t f, size_t stride) {
     Error error;
     size_t found = 0, flips = 0;
-    int file = open(small.path[f], O_WRONLY);
-    need(file >= 0, "%s", small.path[f]);
-    for (size_t at = f % stride; at < small.size[f]; at += stride) {
+    small_cut(f, small.size[f]);
+    for (size_t at = f % stride; at < small.size[f]; at += stride, flips++) {
         char byte = (char)(small.bytes[f][at] ^ (1 << at % 8));
-        need(pwrite(file, &byte, 1, (off_t)at) == 1, "%s", small.path[f]);
+        patch(small.path[f], at, &byte, 1);
         error.text[0] = 0;
         bool loads = small_loads(model, &error), named = strstr(error.text, small.directory) != NULL;
         expect(!loads, "byte %zu: the change is not found", at);
         expect(loads || named, "byte %zu: the message names no file: %s", at, error.text);
-        need(pwrite(file, small.bytes[f] + at, 1, (off_t)at) == 1, "%s", small.path[f]);
+        patch(small.path[f], at, small.bytes[f] + at, 1);
         found += !loads && named;
-        flips++;
     }
-    close(file);
     expect(small_loads(model, &error), "it does not load any more: %s", error.text);
-    verdict("%s: %zu of %zu changed bytes are found when it is loaded", strrchr(small.path[f], '/') + 1, found, flips);
+    verdict("%s: %zu of %zu changed bytes are found when it is loaded", SMALL_NAMES[f], found, flips);
 }
 
 static void flip_resumed(size_t f, size_t stride) {
     size_t flips = 0;
     for (size_t at = (f * 5) % stride; at < small.size[f]; at += stride, flips++) {
-        char* bytes = (char*)allocate(small.size[f]);
-        need(bytes != NULL, "memory");
-        memcpy(bytes, small.bytes[f], small.size[f]);
-        bytes[at] = (char)(bytes[at] ^ (1 << at % 8));
-        small_restore();
-        put_bytes(small.path[f], bytes, small.size[f]);
-        small_resume(1 + flips % 2, "byte", at);
-        free(bytes);
+        char byte = (char)(small.bytes[f][at] ^ (1 << at % 8));
+        small_cut(f, small.size[f]);
+        patch(small.path[f], at, &byte, 1);
+        small_resume(flips % 2 ? &SMALL_WAY : &SMALL_ALONE, "byte", at);
     }
-    verdict("%s: the trainer passes over it and trains again, with %zu bytes changed in turn",
-            strrchr(small.path[f], '/') + 1, flips);
+    conclude("%s: the trainer passes over it and trains again, with %zu bytes changed in turn", SMALL_NAMES[f], flips);
 }
 
 static void damage_file(size_t f, bool all) {
-    const char* name = strrchr(small.path[f], '/') + 1;
+    const char* name = SMALL_NAMES[f];
     const size_t sizes[] = {0, 1, 7, 8, 9, small.size[f] / 2, small.size[f] - 1};
     for (size_t i = 0; i < COUNT_OF(sizes); i++) {
         if (!all && i % 3 != f) continue;
-        small_restore();
-        need(truncate(small.path[f], (off_t)sizes[i]) == 0, "%s", small.path[f]);
-        small_resume(1 + i % 2, "bytes left:", sizes[i]);
+        small_cut(f, sizes[i]);
+        small_resume(i % 2 ? &SMALL_WAY : &SMALL_ALONE, "bytes left:", sizes[i]);
     }
-    verdict("%s cut short", name);
+    conclude("%s cut short", name);
     for (size_t world = 1; world <= 2; world++) {
-        small_restore();
+        small_cut(f, 0);
         need(unlink(small.path[f]) == 0, "%s", small.path[f]);
-        small_resume(world, "missing file", f);
+        small_resume(world == 2 ? &SMALL_WAY : &SMALL_ALONE, "missing file", f);
     }
-    verdict("%s missing", name);
-    small_restore();
+    conclude("%s missing", name);
+    small_cut(f, 0);
     need(unlink(small.path[f]) == 0 && mkdir(small.path[f], 0755) == 0, "%s", small.path[f]);
-    small_resume(1, "directory in the place of file", f);
-    verdict("a directory in the place of %s", name);
+    small_resume(&SMALL_ALONE, "directory in the place of file", f);
+    conclude("a directory in the place of %s", name);
 }
 
 // A damaged checkpoint is replaced by one of the same step, and the run is killed between the two names.
 static void damage_and_kill(const char* point) {
-    Blow blow = {SIGKILL, true, 0, point, 4, 0, 0};
-    Job job;
-    small_restore();
-    put_bytes(small.path[1], small.bytes[1], small.size[1] - 1);
-    run_killed(2, small_arguments("--resume"), &blow);
-    if (run_well(&job, 1, small_arguments("--resume"))) small_check_weights();
-    job_free(&job);
+    small_cut(1, small.size[1] - 1);
+    run_killed(&SMALL_WAY, "--resume", kill_all(point, 4));
+    if (run_well(&SMALL_ALONE, "--resume")) small_check_weights();
     expect(!directory_exists(text_of("%s.old", small.directory)), "%s.old is left behind", small.directory);
     expect(!directory_exists(text_of("%s.tmp", small.directory)), "%s.tmp is left behind", small.directory);
-    verdict("killed at %s while a damaged checkpoint is replaced", point);
+    conclude("killed at %s while a damaged checkpoint is replaced", point);
 }
 
 // The newest is damaged; what is saved after going back must not be pruned in its favour.
 static void damage_and_prune(void) {
-    Blow blow = {SIGKILL, true, 0, "load", 4, 0, 0};
-    Job job;
-    char arguments[4096], *every;
-    small_restore();
-    put_bytes(small.path[1], small.bytes[1], small.size[1] - 1);
-    snprintf(arguments, sizeof arguments, "%s", small_arguments("--resume --ckpt-keep 1"));
-    need((every = strstr(arguments, "--ckpt-every 2")) != NULL, "the flag");
-    every[strlen("--ckpt-every ")] = '1';
-    job_start(&job, 1, arguments, &blow, NULL);
-    job_wait(&job, &blow);
-    if (!job.struck || resumed_from(&job) != 2 || last_saved(&job) != 3) blame_job(&job);
-    job_free(&job);
-    if (run_well(&job, 1, arguments)) {
-        expect(resumed_from(&job) == 3, "it resumed from step %zu", resumed_from(&job));
+    Way way = {.world = 1, .zero = 1, .every = 1, .keep = 1, .small = true};
+    small_cut(1, small.size[1] - 1);
+    run_killed(&way, "--resume", kill_all("load", 4));
+    expect_resumed(2);
+    expect(last_saved() == 3, "it saved step %zu", last_saved());
+    if (run_well(&way, "--resume")) {
+        expect_resumed(3);
         small_check_weights();
     }
-    job_free(&job);
-    verdict("step 4 is damaged, so step 3 is saved, with --ckpt-keep 1: then the run resumes from step 3");
-    remove_tree(text_of("%s/small", place));
-    if (run_well(&job, 2, small_arguments(""))) check_survivors(&job);
-    job_free(&job);
+    conclude("step 4 is damaged, so step 3 is saved, with --ckpt-keep 1: then the run resumes from step 3");
 }
 
 static void test_damage(void) {
-    static const char* const names[SMALL_FILES] = {"manifest.json", "rank_00000.safetensors", "rank_00001.safetensors"};
     static const char* const points[] = {"write", "manifest", "rename", "clean"};
-    bool all = test.kills >= 500;
-    Job job;
+    bool all = test.kills >= 500, good = true;
     Json manifest;
     RunRecord record;
     Model model;
-    ModelOptions options;
-    Error error;
-    remove_tree(text_of("%s/small", place));
-    bool good = run_well(&job, 2, small_arguments(""));
-    job_free(&job);
-    snprintf(small.directory, sizeof small.directory, "%.1000s/small/step_00000004", place);
-    for (size_t f = 0; good && f < SMALL_FILES; f++) {
-        snprintf(small.path[f], sizeof small.path[f], "%s/%s", small.directory, names[f]);
+    ModelOptions options = {.B = 1, .T = 8, .training = true, .master_weights = true, .optimizer = OPTIMIZER_ADAMW};
+    Error error = {"", false, false};
+    run_remove();
+    run_well(&SMALL_WAY, "");
+    snprintf(small.directory, sizeof small.directory, "%s", step_path(4));
+    for (size_t f = 0; f < SMALL_FILES; f++) {
+        snprintf(small.path[f], sizeof small.path[f], "%s/%s", small.directory, SMALL_NAMES[f]);
         small.bytes[f] = text_read(small.path[f], &small.size[f]);
-        good = small.size[f] > 0;
+        good = good && small.size[f] > 0;
     }
-    small.weights = good ? weights_hash(small.directory, &error) : 0;
-    memset(&options, 0, sizeof options);
-    options.B = 1;
-    options.T = 8;
-    options.training = options.master_weights = true;
-    options.optimizer = OPTIMIZER_ADAMW;
+    small.weights = good ? weights_of(4) : 0;
     good = good && record_open(&manifest, &record, small.directory, &error);
     if (good) json_free(&manifest);
     good = good && model_create(&model, &record.config, options, &error) && small_loads(&model, &error);
-    expect(good, "a checkpoint that is whole does not load");
-    if (!verdict("a checkpoint by two ranks")) return;
+    expect(good, "a checkpoint that is whole does not load: %s", error.text);
+    if (!conclude("a checkpoint by two ranks")) return;
     for (size_t f = 0; f < SMALL_FILES; f++) flip_loaded(&model, f, all ? 1 : 37);
     for (size_t f = 0; f < SMALL_FILES; f++) flip_resumed(f, all ? 37 : 997);
     for (size_t f = 0; f < SMALL_FILES; f++) damage_file(f, all);
     for (size_t i = 0; i < COUNT_OF(points); i++) damage_and_kill(points[i]);
     damage_and_prune();
 
-    small_restore();
-    put_bytes(small.path[0], small.bytes[0], small.size[0] / 2);
-    put_bytes(text_of("%s/small/step_00000002/manifest.json", place), "{}", 2);
-    job_start(&job, 1, small_arguments("--resume"), &NO_BLOW, NULL);
-    job_wait(&job, &NO_BLOW);
-    bool ends = !job.late && program_code(&job.ranks[0]) == 1;
-    if (!ends || !strstr(job.text[1], "no checkpoint in")) blame_job(&job);
-    job_free(&job);
-    verdict("all checkpoints damaged: the trainer says so, and ends");
+    run_remove();
+    run_well(&SMALL_WAY, "");
+    small_cut(0, small.size[0] / 2);
+    put_text(text_of("%s/manifest.json", step_path(2)), "{}");
+    run(&SMALL_ALONE, "--resume", (Harm){0});
+    expect(program_code(&job.ranks[0]) == 1, "it does not end with an error");
+    expect_said("no checkpoint in");
+    conclude("all checkpoints damaged: the trainer says so, and ends");
     model_free(&model);
     for (size_t f = 0; f < SMALL_FILES; f++) free(small.bytes[f]);
-    remove_tree(text_of("%s/small", place));
+    run_remove();
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -936,85 +866,77 @@ static void test_damage(void) {
 
 typedef enum { FULL, SHORT_WRITES, READ_ONLY, DELETED, HOT_FULL } Trouble;
 
-typedef struct {
+static const struct {
     const char* name;
     Trouble trouble;
     size_t size;          // of the disk (KB), or of the longest file (bytes)
-    const char* message;  // what rank 0 says; NULL: as it comes
-} DiskCase;
-
-static const DiskCase DISK_CASES[] = {
+    const char* message;  // what rank 0 says; "": as it comes
+} DISK_CASES[] = {
     {"a disk on which no checkpoint fits", FULL, 80, "No space left"},
     {"a disk on which two checkpoints fit", FULL, 280, "No space left"},
     {"writes that are cut short", SHORT_WRITES, 32768, "File too large"},
     {"a directory that becomes read-only", READ_ONLY, 0, "Permission denied"},
-    {"a directory that is deleted", DELETED, 0, NULL},
+    {"a directory that is deleted", DELETED, 0, ""},
     {"a full disk for copies in memory", HOT_FULL, 64, "No space left"},
 };
 
 static bool mounts;  // this process may mount disks
 
-static bool disk_mount(const char* path, size_t kilobytes) {
-    need(mkdir(path, 0755) == 0 || errno == EEXIST, "%s", path);
-    return mount("tmpfs", path, "tmpfs", 0, text_of("size=%zuk,mode=0755", kilobytes)) == 0;
-}
-
-static void disk_case(const DiskCase* c, size_t world, bool async) {
-    Way way = {world, world > 1 ? 2 : 0, c->trouble == HOT_FULL ? 12 : 4, 0, async, 0, 0};
-    bool has_disk = c->trouble == FULL || c->trouble == HOT_FULL;
+// Each case with one rank, synchronous, and with three, asynchronous.
+static void disk_case(size_t index) {
+    const char* name = DISK_CASES[index / 2].name;
+    Trouble trouble = DISK_CASES[index / 2].trouble;
+    Way way = {.world = index % 2 ? 3 : 1, .zero = index % 2 ? 2 : 0, .every = trouble == HOT_FULL ? 12 : 4,
+               .async = index % 2};
+    bool has_disk = trouble == FULL || trouble == HOT_FULL, acts = trouble == READ_ONLY || trouble == DELETED;
     char out[PATH_MAX], disk[PATH_MAX], hot[PATH_MAX + 64] = "";
-    Job job;
     if (has_disk && !mounts) {
-        skip(c->name, "this machine does not let the test mount a disk");
+        skip(name, "this machine does not let the test mount a disk");
         return;
     }
     run_remove();
     snprintf(out, sizeof out, "%s", run_path());
-    snprintf(disk, sizeof disk, "%.1000s/%s", place, c->trouble == HOT_FULL ? "hot" : "run");
-    if (has_disk) need(disk_mount(disk, c->size), "%s", disk);
-    if (c->trouble == HOT_FULL) snprintf(hot, sizeof hot, "--ckpt-hot 3 --ckpt-hot-dir %s", disk);
-    drops_rights = c->trouble == READ_ONLY && geteuid() == 0;
-    if (drops_rights) need(mkdir(out, 0755) == 0 && chown(out, 65534, 65534) == 0, "%s", out);
-    bool acts = c->trouble == READ_ONLY || c->trouble == DELETED;
+    snprintf(disk, sizeof disk, "%.1000s/%s", place, trouble == HOT_FULL ? "hot" : "run");
+    if (has_disk) {
+        const char* size = text_of("size=%zuk,mode=0755", DISK_CASES[index / 2].size);
+        need(mkdir(disk, 0755) == 0 || errno == EEXIST, "%s", disk);
+        need(mount("tmpfs", disk, "tmpfs", 0, size) == 0, "%s", disk);
+    }
+    if (trouble == HOT_FULL) snprintf(hot, sizeof hot, "--ckpt-hot 3 --ckpt-hot-dir %s", disk);
     // What is written beside training keeps the disk full for a while, in which the log must do without it.
-    const char* fault = acts ? SLOWLY : c->trouble == FULL && async ? "rank 0 step 1 at flush do delay 50" : NULL;
-    file_limit = c->trouble == SHORT_WRITES ? c->size : 0;
-    job_start(&job, world, arguments_of(&way, hot), &NO_BLOW, fault);
-    file_limit = 0;
-    while (acts && !directory_exists(text_of("%s/step_00000004", out)) && now_ms() < job.began_ms + LIMIT_MS)
-        sleep_ms(1);
-    if (c->trouble == READ_ONLY) chmod(out, 0555);
-    if (c->trouble == DELETED) remove_tree(out);
-    job_wait(&job, &NO_BLOW);
-    bool good = job_good(&job);
-    check_survivors(&job);
-    expect(!c->message || strstr(job.text[1], c->message), "it does not say '%s'", c->message);
-    expect(good || strncmp(job.text[1], "train: ", 7) == 0, "it fails without a sentence");
-    expect(!good || c->trouble == DELETED || c->trouble == HOT_FULL,
+    bool slow_flush = trouble == FULL && way.async;
+    Harm harm = {.fault = acts ? SLOWLY : slow_flush ? "rank 0 step 1 at flush do delay 50" : NULL,
+                 .as_nobody = trouble == READ_ONLY && geteuid() == 0,
+                 .file_limit = trouble == SHORT_WRITES ? DISK_CASES[index / 2].size : 0};
+    if (harm.as_nobody) need(mkdir(out, 0755) == 0 && chown(out, 65534, 65534) == 0, "%s", out);
+    job_start(way.world, arguments_of(&way, hot), harm);
+    while (acts && !directory_exists(step_path(4)) && now_ms() < job.ranks[0].began_ms + LIMIT_MS) sleep_ms(1);
+    if (trouble == READ_ONLY) chmod(out, 0555);
+    if (trouble == DELETED) remove_tree(out);
+    job_wait();
+    bool good = job_good();
+    expect_said(DISK_CASES[index / 2].message);
+    expect(good || strncmp(said(1), "train: ", 7) == 0, "it fails without a sentence");
+    expect(!good || trouble == DELETED || trouble == HOT_FULL,
            "it says that all is well, though its last step cannot be saved");
     if (good) check_weights();
-    expect(c->trouble == DELETED || log_last(out) == STEPS,
-           "training did not go on: it ended after step %zu", log_last(out));
-    expect(!good || job.text[1][0] != 0, "it says nothing of the trouble");
+    size_t last = log_read().last;
+    expect(trouble == DELETED || last == STEPS, "training did not go on: it ended after step %zu", last);
+    expect(!good || said(1)[0] != 0, "it says nothing of the trouble");
     check_whole(out);
-    expect(c->trouble != READ_ONLY || directory_exists(text_of("%s/step_00000004", out)),
-           "the first checkpoint is gone");
-    if (harness_now.failures) blame_job(&job);
-    job_free(&job);
+    expect(trouble != READ_ONLY || directory_exists(step_path(4)), "the first checkpoint is gone");
 
     // The trouble is over: the run goes on.
-    if (c->trouble == FULL) need(mount("tmpfs", disk, "tmpfs", MS_REMOUNT, "size=64m") == 0, "%s", disk);
-    if (c->trouble == READ_ONLY) chmod(out, 0755);
-    if (run_well(&job, world, arguments_of(&way, text_of("%s --resume", hot)))) {
-        if (c->trouble == DELETED) check_weights();  // the log is gone
-        else check_complete(world);
+    if (trouble == FULL) need(mount("tmpfs", disk, "tmpfs", MS_REMOUNT, "size=64m") == 0, "%s", disk);
+    if (trouble == READ_ONLY) chmod(out, 0755);
+    run(&way, text_of("%s --resume", hot), (Harm){.as_nobody = harm.as_nobody});
+    if (expect(job_good(), "it does not resume")) {
+        if (trouble == DELETED) check_weights();  // the log is gone
+        else check_complete(way.world);
     }
-    job_free(&job);
-    drops_rights = false;
     if (has_disk) umount2(disk, MNT_DETACH);
     run_remove();
-    verdict("%s: %zu rank%s, %s, %s", c->name, world, world > 1 ? "s" : "", async ? "async" : "sync",
-            good ? "runs to its end" : "ends with a sentence, and resumes");
+    conclude("%s: %s, %s", name, way_text(&way), good ? "runs to its end" : "ends with a sentence, and resumes");
 }
 
 // In a process of its own, whose mounts nobody else sees.
@@ -1023,9 +945,7 @@ static void disk_enter(void) {
     need(chmod(place, 0777) == 0, "%s", place);
 }
 
-static void disk_run(size_t i) { disk_case(&DISK_CASES[i / 2], i % 2 ? 3 : 1, i % 2); }
-
-static void test_disk(void) { workers_share("disk", 2 * COUNT_OF(DISK_CASES), disk_enter, disk_run); }
+static void test_disk(void) { workers_share("disk", 2 * COUNT_OF(DISK_CASES), disk_enter, disk_case); }
 
 // ------------------------------------------------------------------------------------------------
 // A disk that fails: 'Input/output error', from the kernel for all that the trainer can see
@@ -1041,94 +961,64 @@ static const struct { const char* name; unsigned calls; const char* inside; } FA
     {"renames", DISK_RENAME, "/step_"},
     {"all that changes --out", DISK_CHANGES, "/run"},
 };
-enum { FAILING_SAVE_COUNT = COUNT_OF(FAILING_SAVES) };
-
-static BadDisk disk_that_fails(unsigned calls, const char* inside, const char* after, uint64_t first, uint64_t length) {
-    BadDisk disk;
-    memset(&disk, 0, sizeof disk);
-    disk.calls = calls;
-    disk.error = EIO;
-    disk.inside = inside;
-    disk.after = after;
-    disk.first = first;
-    disk.length = length;
-    return disk;
-}
-
-static void job_run_on(BadDisk* disk, size_t rank, Job* job, size_t world, const char* arguments, const char* fault) {
-    bad_disk = disk;
-    bad_rank = rank;
-    job_start(job, world, arguments, &NO_BLOW, fault);
-    job_wait(job, &NO_BLOW);
-    bad_disk = NULL;
-    bad_rank = SIZE_MAX;
-    check_survivors(job);
-}
 
 // A run that ended with an error ended with a sentence that gives the reason.
-static void check_sentence(const Job* job) {
-    const char* text = job->text[1];
-    const char* last = text;
-    for (const char* at = text; (at = strchr(at, '\n')) != NULL && at[1]; last = ++at) continue;
-    expect(strncmp(last, "train: ", 7) == 0 && strstr(last, strerror(EIO)),
-           "it ends without a sentence that says '%s': %.300s", strerror(EIO), text);
+static void check_sentence(void) {
+    const char *last = said(1), *reason = strerror(EIO);
+    for (const char* at = last; (at = strchr(at, '\n')) != NULL && at[1]; last = ++at) continue;
+    expect(strncmp(last, "train: ", 7) == 0 && strstr(last, reason), "it ends without a sentence that says %s", reason);
 }
 
 // Every save after the first fails: one sentence for each, to the end. Of 1 rank or of 3, sync or async.
 static void failing_save(size_t kind, size_t index) {
-    Way way = {index < 2 ? 1 : 3, index < 2 ? 0 : 2, 4, 0, index % 2, 0, 0};
+    Way way = {.world = index < 2 ? 1 : 3, .zero = index < 2 ? 0 : 2, .every = 4, .async = index % 2};
     size_t rank = index < 2 ? 0 : index - 1, told = 0, last_good = FAIL_STEP - way.every;
-    BadDisk disk = disk_that_fails(FAILING_SAVES[kind].calls, FAILING_SAVES[kind].inside, SAVES_FAIL, 0, UINT64_MAX);
+    BadDisk disk = {.calls = FAILING_SAVES[kind].calls, .error = EIO, .inside = FAILING_SAVES[kind].inside,
+                    .after = SAVES_FAIL, .length = UINT64_MAX};
     bool log_fails = rank == 0 && strcmp(disk.inside, "/step_") != 0;
     char* end;
-    Job job;
     run_remove();
     // Another rank that still writes hears of the failure first: the reason must not be lost by that.
-    const char* fault = way.async ? "rank 1 step 1 at write do delay 50" : NULL;
-    job_run_on(&disk, rank, &job, way.world, arguments_of(&way, ""), fault);
+    run(&way, "", (Harm){.disk = &disk, .disk_rank = rank,
+                         .fault = way.async ? "rank 1 step 1 at write do delay 50" : NULL});
     expect(program_code(&job.ranks[0]) == 1, "it should end with exit code 1");
-    check_sentence(&job);
+    check_sentence();
     for (char* line = job.ranks[0].text[1]; (end = strchr(line, '\n')) != NULL; line = end + 1) {
         *end = 0;
         size_t step = strstr(line, "train: step ") == line ? (size_t)strtoull(line + 12, NULL, 10) : 0;
         bool of_log = log_fails && (strstr(line, "metrics.jsonl") || strstr(line, "events.jsonl")), last = end[1] == 0;
         told += step > 0;
-        expect(step == 0 || step == last_good + told * way.every, "unexpected: %s", line);
-        expect(step != 0 || of_log || last, "unexpected: %s", line);
+        expect(step > 0 ? step == last_good + told * way.every : of_log || last, "unexpected: %s", line);
         expect(strstr(line, run_path()) && strstr(line, strerror(EIO)), "no path, or no reason: %s", line);
     }
-    size_t expected = (STEPS - 1 - last_good) / way.every;
-    expect(told == expected, "%zu failed saves are told of %zu", told, expected);
-    expect(log_fails || log_hash(run_path(), NULL) == reference.log[way.world], "another log than the reference's");
+    expect(told == (STEPS - 1 - last_good) / way.every, "%zu failed saves are told", told);
+    if (!log_fails) check_log(way.world);
     check_whole(run_path());
-    if (harness_now.failures) blame_job(&job);
-    job_free(&job);
     resume_completes(&way, "", last_good);
-    verdict("%s fail: rank %zu of %zu, %s: trains to the end, and resumes from step %zu", FAILING_SAVES[kind].name,
-            rank, way.world, way.async ? "async" : "sync", last_good);
+    conclude("%s fail: rank %zu of %zu, %s: trains to the end, and resumes from step %zu", FAILING_SAVES[kind].name,
+             rank, way.world, way.async ? "async" : "sync", last_good);
 }
 
 // The log's disk fails for a while.
 static void failing_log(size_t index) {
-    Way way = {1, 0, 4, 0, index, 0, 0};
-    BadDisk disk = disk_that_fails(DISK_WRITE, "metrics.jsonl", SAVES_FAIL, 0, 10);
-    Job job;
+    Way way = {.world = 1, .every = 4, .async = index};
+    BadDisk disk = {.calls = DISK_WRITE, .error = EIO, .inside = "metrics.jsonl", .after = SAVES_FAIL, .length = 10};
     run_remove();
-    job_run_on(&disk, 0, &job, way.world, arguments_of(&way, ""), NULL);
-    expect(job_good(&job) && disk.failed == disk.length, "%zu writes failed", (size_t)disk.failed);
-    expect(strstr(job.text[1], strerror(EIO)) && strstr(job.text[1], "metrics.jsonl"), "it does not say what failed");
+    run(&way, "", (Harm){.disk = &disk});
+    expect(job_good() && disk.failed == disk.length, "%zu writes failed", (size_t)disk.failed);
+    expect_said(strerror(EIO));
+    expect_said("metrics.jsonl");
     check_complete(way.world);
-    if (harness_now.failures) blame_job(&job);
-    job_free(&job);
-    verdict("the log cannot be written for a while, %s: no line is lost", way.async ? "async" : "sync");
+    conclude("the log cannot be written for a while, %s: no line is lost", way.async ? "async" : "sync");
 }
 
 static char half[PATH_MAX];  // a run that was killed, with checkpoints of the steps 10 and 20
-static const Way HALF_WAY = {1, 0, 10, 0, false, 0, 0};
+static const Way HALF_WAY = {.world = 1, .every = 10};
+static const Way HALF_KEEP_1 = {.world = 1, .every = 10, .keep = 1};
 
 static void half_restore(void) {
     run_remove();
-    need(system(text_of("cp -R '%s' '%s'", half, run_path())) == 0, "a copy of a run");
+    copy_tree(half, run_path());
 }
 
 // What cannot be read is named, or ends the run; a run is never begun anew over one that is there.
@@ -1136,140 +1026,118 @@ static const struct {
     const char* name;
     unsigned calls;
     const char* inside;
-    size_t world, rank, from;  // from: the step; SIZE_MAX: it ends
+    size_t world, rank, from;  // from: the step; ANY_STEP: it ends
     int error;
 } FAILING_LOADS[] = {
     {"the newest checkpoint", DISK_READ, "/step_00000020", 1, 0, 10, EIO},
     {"the newest checkpoint, by one of three ranks", DISK_READ, "/step_00000020/rank_", 3, 1, 10, EIO},
     {"the files of the newest checkpoint cannot be opened", DISK_OPEN, "/step_00000020/", 1, 0, 10, EIO},
-    {"the manifest of the newest, for want of descriptors", DISK_OPEN, "/step_00000020/manifest", 1, 0, SIZE_MAX,
+    {"the manifest of the newest, for want of descriptors", DISK_OPEN, "/step_00000020/manifest", 1, 0, ANY_STEP,
      EMFILE},
-    {"its files, for want of descriptors of one of three ranks", DISK_OPEN, "/step_00000020/rank_", 3, 1, SIZE_MAX,
+    {"its files, for want of descriptors of one of three ranks", DISK_OPEN, "/step_00000020/rank_", 3, 1, ANY_STEP,
      EMFILE},
-    {"its files, for want of memory", DISK_READ, "/step_00000020/rank_", 1, 0, SIZE_MAX, ENOMEM},
-    {"any checkpoint", DISK_READ, "/step_", 1, 0, SIZE_MAX, EIO},
-    {"the list of checkpoints", DISK_LIST, "/run", 1, 0, SIZE_MAX, EIO},
-    {"the directory of the run", DISK_OPEN, "/run", 3, 0, SIZE_MAX, EIO},
-    {"the log", DISK_READ, "metrics.jsonl", 1, 0, SIZE_MAX, EIO},
+    {"its files, for want of memory", DISK_READ, "/step_00000020/rank_", 1, 0, ANY_STEP, ENOMEM},
+    {"any checkpoint", DISK_READ, "/step_", 1, 0, ANY_STEP, EIO},
+    {"the list of checkpoints", DISK_LIST, "/run", 1, 0, ANY_STEP, EIO},
+    {"the directory of the run", DISK_OPEN, "/run", 3, 0, ANY_STEP, EIO},
+    {"the log", DISK_READ, "metrics.jsonl", 1, 0, ANY_STEP, EIO},
 };
 
 static void failing_load(size_t i) {
-    size_t world = FAILING_LOADS[i].world, from = FAILING_LOADS[i].from;
-    Way way = HALF_WAY;
-    BadDisk disk = disk_that_fails(FAILING_LOADS[i].calls, FAILING_LOADS[i].inside, NULL, 0, UINT64_MAX);
-    Job job;
-    disk.error = FAILING_LOADS[i].error;
+    Way way = {.world = FAILING_LOADS[i].world, .every = 10};
+    BadDisk disk = {.calls = FAILING_LOADS[i].calls, .error = FAILING_LOADS[i].error,
+                    .inside = FAILING_LOADS[i].inside, .length = UINT64_MAX};
     half_restore();
-    uint64_t log = log_hash(run_path(), NULL);
-    way.world = world;
-    job_run_on(&disk, FAILING_LOADS[i].rank, &job, world, arguments_of(&way, "--resume"), NULL);
-    bool good = job_good(&job);
-    expect(good == (from != SIZE_MAX), good ? "it trains" : "it does not train");
-    expect(!good || resumed_from(&job) == from, "it resumed from step %zu", resumed_from(&job));
-    expect(strstr(job.text[1], strerror(disk.error)) && strstr(job.text[1], disk.inside),
-           "it does not say what cannot be read");
+    uint64_t log = log_read().hash;
+    run(&way, "--resume", (Harm){.disk = &disk, .disk_rank = FAILING_LOADS[i].rank});
+    bool good = job_good();
+    expect(good == (FAILING_LOADS[i].from != ANY_STEP), good ? "it trains" : "it does not train");
+    if (good) expect_resumed(FAILING_LOADS[i].from);
+    expect_said(strerror(disk.error));
+    expect_said(disk.inside);
     if (good) check_weights();
-    else if (log_hash(run_path(), NULL) != log) blame("it has changed the log");
+    else expect(log_read().hash == log, "it has changed the log");
     check_whole(run_path());
-    if (harness_now.failures) blame_job(&job);
-    job_free(&job);
     if (!good) resume_completes(&HALF_WAY, "", 20);
-    verdict("cannot be read: %s: %s", FAILING_LOADS[i].name,
-            good ? "the one before it is used" : "it ends with a sentence");
+    conclude("cannot be read: %s: %s", FAILING_LOADS[i].name,
+             good ? "the one before it is used" : "it ends with a sentence");
 }
 
 // Every call of a run that touches --out fails in turn, once.
 static uint64_t calls_made[2];  // by a run that begins, and by one that resumes
 
-static const char* one_call_arguments(bool resumes) {
-    return arguments_of(&HALF_WAY, resumes ? "--ckpt-keep 1 --resume" : "--ckpt-keep 1");
+static void run_on(BadDisk* disk, bool resumes) {
+    run_remove();
+    if (resumes) half_restore();
+    run(&HALF_KEEP_1, resumes ? "--resume" : "", (Harm){.disk = disk});
 }
 
 static void count_calls(bool resumes) {
-    BadDisk disk = disk_that_fails(DISK_ALL, "/run", NULL, 0, 0);
-    Job job;
-    run_remove();
-    if (resumes) half_restore();
-    job_run_on(&disk, 0, &job, 1, one_call_arguments(resumes), NULL);
-    if (!job_good(&job)) blame_job(&job);
+    BadDisk disk = {.calls = DISK_ALL, .error = EIO, .inside = "/run"};
+    run_on(&disk, resumes);
+    expect(job_good(), "a run that only counts its calls fails");
     check_complete(1);
     calls_made[resumes] = disk.met;
-    job_free(&job);
-    verdict("a run that %s touches its directory %zu times", resumes ? "resumes" : "begins", (size_t)disk.met);
+    conclude("a run that %s touches its directory %zu times", resumes ? "resumes" : "begins", (size_t)disk.met);
 }
 
 static void one_call_fails(bool resumes, uint64_t number) {
-    BadDisk disk = disk_that_fails(DISK_ALL, "/run", NULL, number, 1);
-    Job job;
-    run_remove();
-    if (resumes) half_restore();
-    job_run_on(&disk, 0, &job, 1, one_call_arguments(resumes), NULL);
+    BadDisk disk = {.calls = DISK_ALL, .error = EIO, .inside = "/run", .first = number, .length = 1};
+    run_on(&disk, resumes);
     // What is written is needed; what prunes may fail until the next save.
-    bool good = job_good(&job), needed = (disk.kind & DISK_CHANGES) && disk.kind != DISK_REMOVE;
-    size_t saved = max_size(last_saved(&job), resumes ? 20 : 0);
+    bool good = job_good(), needed = (disk.kind & DISK_CHANGES) && disk.kind != DISK_REMOVE &&
+                                     (strstr(disk.path, ".tmp") || strstr(disk.path, "metrics.jsonl"));
+    size_t saved = max_size(last_saved(), resumes ? 20 : 0);
     expect(disk.failed == 1, "no call failed");
     if (good) check_weights();
-    expect(!good || log_hash(run_path(), NULL) == reference.log[1], "another log than the reference's");
-    needed = needed && (strstr(disk.path, ".tmp") || strstr(disk.path, "metrics.jsonl"));
-    expect(!good || !needed || strstr(job.text[1], strerror(EIO)), "it says nothing of it");
-    if (!good) check_sentence(&job);
-    expect(!resumes || !good || resumed_from(&job) == 20 || strstr(job.text[1], "trying the checkpoint before it"),
-           "it goes on from step %zu and says nothing of it", resumed_from(&job));
+    if (good) check_log(1);
+    if (good && needed) expect_said(strerror(EIO));
+    if (!good) check_sentence();
+    if (resumes && good && resumed_from() != 20) expect_said("trying the checkpoint before it");
     check_whole(run_path());
-    if (harness_now.failures) blame_job(&job);
-    job_free(&job);
-    if (run_well(&job, 1, one_call_arguments(true))) {
-        size_t from = resumed_from(&job);
+    if (run_well(&HALF_KEEP_1, "--resume")) {
+        size_t from = resumed_from();
         expect(from >= saved && from <= STEPS, "then it resumed from step %zu, though %zu was saved", from, saved);
         check_complete(1);
     }
-    job_free(&job);
-    verdict("call %zu of a run that %s, a %s of %s: %s", (size_t)number, resumes ? "resumes" : "begins",
-            disk_kind_name(disk.kind), strstr(disk.path, "/run") ? strstr(disk.path, "/run") + 1 : "?",
-            good ? "it runs to its end" : "it ends with a sentence");
+    const char* path = strstr(disk.path, "/run");
+    conclude("call %zu of a run that %s, a %s of %s: %s", (size_t)number, resumes ? "resumes" : "begins",
+             disk_kind_name(disk.kind), path ? path + 1 : "?",
+             good ? "it runs to its end" : "it ends with a sentence");
 }
 
 // Reads and writes that do half of what they are asked, always.
 static void halved(size_t index) {
-    Way way = {index ? 3 : 1, index ? 1 : 0, 5, 3, index, 0, 0};
-    Blow blow = {SIGKILL, true, 0, "load", 18, 0, 0};
-    BadDisk disk = disk_that_fails(DISK_READ | DISK_WRITE, "/run", NULL, 0, UINT64_MAX);
-    uint64_t failed;
-    Job job;
-    disk.error = 0;
+    Way way = {.world = index ? 3 : 1, .zero = index, .every = 5, .hot = 3, .async = index};
+    BadDisk disk = {.calls = DISK_READ | DISK_WRITE, .inside = "/run", .length = UINT64_MAX};
+    Harm harm = kill_all("load", 18);
+    harm.disk = &disk;
+    harm.all_disks = true;
     run_remove();
-    bad_disk = &disk;
-    job_start(&job, way.world, arguments_of(&way, ""), &blow, NULL);
-    job_wait(&job, &blow);
-    bad_disk = NULL;
-    failed = disk.failed;
-    expect(job.struck, "it was not killed");
+    run_killed(&way, "", harm);
+    uint64_t cut = disk.failed;
     check_whole(run_path());
-    job_free(&job);
-    job_run_on(&disk, SIZE_MAX, &job, way.world, arguments_of(&way, "--resume"), NULL);
-    size_t from = resumed_from(&job);
-    if (!job_good(&job) || from < 10 || from == SIZE_MAX) blame_job(&job);
-    expect(failed >= 100 && disk.failed >= failed + 100,
-           "only %zu, %zu calls were cut", (size_t)failed, (size_t)disk.failed);
-    job_free(&job);
+    run(&way, "--resume", (Harm){.disk = &disk, .all_disks = true});
+    size_t from = resumed_from();
+    expect(job_good() && from >= 10 && from != ANY_STEP, "it resumed from step %zu", from);
+    expect(cut >= 100 && disk.failed >= cut + 100, "only %zu, %zu calls were cut", (size_t)cut, (size_t)disk.failed);
     check_complete(way.world);
-    verdict("%zu reads and writes did half of what they were asked: %zu rank%s, %s", (size_t)disk.failed, way.world,
-            way.world > 1 ? "s" : "", way.async ? "async" : "sync");
+    conclude("%zu reads and writes did half of what they were asked: %s", (size_t)disk.failed, way_text(&way));
 }
 
-enum { FAILING_LOAD_COUNT = COUNT_OF(FAILING_LOADS), SAMPLED_CALLS = 8 };
+enum { PARTS = 6, SAMPLED_CALLS = 8 };
 
 // With 500 kills everything; else each kind of save in two of the four ways, and some calls.
 static bool all_fail(void) { return test.kills >= 500; }
 
 static size_t calls_of(bool resumes) {
-    return all_fail() ? (size_t)calls_made[resumes] : min_size(SAMPLED_CALLS, (size_t)calls_made[resumes]);
+    return min_size(all_fail() ? SIZE_MAX : SAMPLED_CALLS, (size_t)calls_made[resumes]);
 }
 
 static size_t failing_count(size_t part) {
-    const size_t saves = FAILING_SAVE_COUNT * (all_fail() ? 4 : 2);
-    const size_t counts[] = {saves, FAILING_LOAD_COUNT, 2, 2, calls_of(false), calls_of(true)};
-    return part < COUNT_OF(counts) ? counts[part] : 0;
+    const size_t saves = COUNT_OF(FAILING_SAVES) * (all_fail() ? 4 : 2);
+    const size_t counts[PARTS] = {saves, COUNT_OF(FAILING_LOADS), 2, 2, calls_of(false), calls_of(true)};
+    return counts[part];
 }
 
 static void failing_case(size_t i) {
@@ -1284,18 +1152,17 @@ static void failing_case(size_t i) {
 }
 
 static void test_failing(void) {
-    Blow blow = {SIGKILL, true, 0, "load", 23, 0, 0};
     if (!bad_disk_possible()) {
         skip("a disk that fails", "this machine does not let the test answer system calls (seccomp)");
         return;
     }
     run_remove();
     snprintf(half, sizeof half, "%.1000s/half", root);
-    run_killed(1, arguments_of(&HALF_WAY, ""), &blow);
+    run_killed(&HALF_WAY, "", kill_all("load", 23));
     need(rename(run_path(), half) == 0, "%s", half);
     for (int resumes = 0; resumes < 2; resumes++) count_calls(resumes);
     size_t cases = 0;
-    for (size_t part = 0; failing_count(part) > 0; part++) cases += failing_count(part);
+    for (size_t part = 0; part < PARTS; part++) cases += failing_count(part);
     workers_share("failing", cases, NULL, failing_case);
     remove_tree(half);
 }
@@ -1353,222 +1220,173 @@ static size_t newest_of(const char* out, size_t* by_step, size_t* by_time) {
         struct stat status;
         if (stat(text_of("%s/step_%08llu", out, (unsigned long long)step), &status) != 0) continue;
         if (count++ == 0) *by_step = (size_t)step;
-        if (count == 1 || status.st_mtime > latest) *by_time = (size_t)step;
-        if (count == 1 || status.st_mtime > latest) latest = status.st_mtime;
+        if (count > 1 && status.st_mtime <= latest) continue;
+        *by_time = (size_t)step;
+        latest = status.st_mtime;
     }
     return count;
 }
 
 // Saves by the minute, prunes, keeps copies in memory, and is killed, while the clock goes back and forth.
-static void clock_case(size_t world, bool async) {
+static void clock_case(size_t index) {
     enum { LINES = 18, KEEP = 3, SAVES_LEAST = 5 };
-    Way way = {world, world > 1 ? 1 : 0, 1, 4, async, 0, 0};
-    Blow blow = {SIGKILL, true, 0, NULL, 0, LINES, 0};
-    size_t by_step, hot_step, ignored, saves = 0;
-    char arguments[4096], minutes[4096];
+    Way way = {.world = index ? 3 : 1, .zero = index, .often = "0.001min", .hot = 4, .async = index, .keep = KEEP};
+    Harm harm = {.signal = SIGKILL, .all = true, .lines = LINES, .fault = SLOWLY};
+    size_t by_step, hot_step, ignored;
     struct stat newest;
-    Job job;
     run_remove();
-    snprintf(arguments, sizeof arguments, "%s", arguments_of(&way, "--ckpt-keep 3"));
-    char* every = strstr(arguments, "--ckpt-every 1 ");
-    need(every != NULL, "the flag");
-    snprintf(minutes, sizeof minutes, "%.*s--ckpt-every 0.001min %.2000s", (int)(every - arguments), arguments,
-             every + strlen("--ckpt-every 1 "));
-    job_start(&job, world, minutes, &blow, SLOWLY);
-    job_wait(&job, &blow);
-    expect(job.struck, "it was not killed");
-    for (const char* at = job.text[0]; (at = strstr(at, "\nsaved ")) != NULL; at++) saves++;
+    run_killed(&way, "", harm);
+    size_t saves = times_said("\nsaved "), saved = last_saved();
     expect(saves >= SAVES_LEAST, "in %d slow steps it saved only %zu times", LINES, saves);
-    size_t count_left = newest_of(run_path(), &by_step, &ignored), saved = last_saved(&job);
+    size_t left = newest_of(run_path(), &by_step, &ignored);
     newest_of(hot_path(run_path()), &hot_step, &ignored);
-    expect(by_step >= saved && count_left >= KEEP && count_left <= KEEP + 1,
-           "of %zu saves, the last of step %zu, %zu are left, up to step %zu", saves, saved, count_left, by_step);
-    bool there = stat(text_of("%s/step_%08zu", run_path(), by_step), &newest) == 0;
+    expect(by_step >= saved && left >= KEEP && left <= KEEP + 1,
+           "of %zu saves, the last of step %zu, %zu are left, up to step %zu", saves, saved, left, by_step);
+    bool there = stat(step_path(by_step), &newest) == 0;
     expect(there && fabs(difftime(newest.st_mtime, time(NULL))) >= 1800, "the clock was not set");
-    check_survivors(&job);
     check_whole(run_path());
-    job_free(&job);
-    snprintf(arguments, sizeof arguments, "%.4000s --resume", minutes);
-    if (run_well(&job, world, arguments)) {
-        expect(resumed_from(&job) == max_size(by_step, hot_step),
-               "it resumed from step %zu, not %zu", resumed_from(&job), max_size(by_step, hot_step));
-        check_complete(world);
-    }
-    job_free(&job);
-    verdict("the clock goes back and forth: %zu rank%s, %s: %zu saves, resumed from the newest", world,
-            world > 1 ? "s" : "", async ? "async" : "sync", saves);
+    resume_completes(&way, "", max_size(by_step, hot_step));
+    conclude("the clock goes back and forth: %s: %zu saves, resumed from the newest", way_text(&way), saves);
 }
 
 // The oldest checkpoint has the newest time.
 static void old_looks_new(void) {
-    Way way = {1, 0, 4, 0, false, 0, 0};
-    Blow blow = {SIGKILL, true, 0, "load", 18, 0, 0};
+    static const char* const names[] = {"", "/manifest.json", "/rank_00000.safetensors"};
+    Way way = {.world = 1, .every = 4};
     size_t by_step, by_time;
-    Job job;
     run_remove();
-    run_killed(1, arguments_of(&way, ""), &blow);
+    run_killed(&way, "", kill_all("load", 18));
     for (size_t step = 4; step <= 16; step += 4) {
-        static const char* const names[] = {"", "/manifest.json", "/rank_00000.safetensors"};
         const struct timespec time = {(time_t)(2000000000 - 100000000 * step), 0}, times[2] = {time, time};
-        for (size_t f = 0; f < 3; f++)
-            need(utimensat(AT_FDCWD, text_of("%s/step_%08zu%s", run_path(), step, names[f]), times, 0) == 0, "a time");
+        for (size_t f = 0; f < COUNT_OF(names); f++)
+            need(utimensat(AT_FDCWD, text_of("%s%s", step_path(step), names[f]), times, 0) == 0, "a time");
     }
     newest_of(run_path(), &by_step, &by_time);
     expect(by_step == 16 && by_time == 4, "steps %zu and %zu are the newest", by_step, by_time);
-    if (run_well(&job, 1, arguments_of(&way, "--ckpt-keep 2 --resume"))) {
-        expect(resumed_from(&job) == 16, "it resumed from step %zu", resumed_from(&job));
-        check_complete(1);
-        expect(newest_of(run_path(), &by_step, &by_time) == 2 && by_step == STEPS, "it kept others than the newest");
-    }
-    job_free(&job);
-    verdict("the oldest checkpoint has the newest time: resumed from the highest step, and kept the highest two");
+    resume_completes(&way, "--ckpt-keep 2", 16);
+    expect(newest_of(run_path(), &by_step, &by_time) == 2 && by_step == STEPS, "it kept others than the newest");
+    conclude("the oldest checkpoint has the newest time: resumed from the highest step, and kept the highest two");
 }
 
 static void clock_run(size_t i) {
     if (i == 2) old_looks_new();
-    else clock_case(i ? 3 : 1, i);
+    else clock_case(i);
 }
 
 static void test_clock(void) {
-    char library[PATH_MAX];
-    const char* compiler = getenv("CC");
-    snprintf(library, sizeof library, "%.1000s/clock.so", root);
-    put_bytes(text_of("%s/clock.c", root), CLOCK_SOURCE, strlen(CLOCK_SOURCE));
+    const char *compiler = getenv("CC"), *library = text_of("%.1000s/clock.so", root);
+    put_text(text_of("%s/clock.c", root), CLOCK_SOURCE);
     bool compiles = system(text_of("%s -shared -fPIC -O1 -o '%s' '%s/clock.c' > /dev/null 2>&1",
                                    compiler && compiler[0] ? compiler : "cc", library, root)) == 0;
     bool works = compiles && system(text_of("LD_PRELOAD='%s' '%s' --help > /dev/null 2>&1", library, test.train)) == 0;
-    if (!works)
+    if (!works) {
         skip("a clock that is set back",
              compiles ? "the program wants its own libraries first, as with the address sanitizer"
                       : "there is no C compiler; set CC");
-    preload = library;
-    if (works) workers_share("clock", 3, NULL, clock_run);
+        old_looks_new();
+        return;
+    }
+    char preloaded[PATH_MAX];
+    snprintf(preloaded, sizeof preloaded, "%s/clock.so", root);
+    preload = preloaded;
+    workers_share("clock", 3, NULL, clock_run);
     preload = NULL;
-    if (!works) old_looks_new();
 }
+
 // ------------------------------------------------------------------------------------------------
 // Other numbers of ranks; copies in memory
 
 static void test_reshard(void) {
     static const struct { size_t world, zero, end; } legs[] = {{3, 2, 8}, {2, 1, 16}, {1, 0, 24}, {4, 2, STEPS}};
-    enum { LEGS = COUNT_OF(legs) };
-    double losses[STEPS];
     run_remove();
-    for (size_t i = 0; i < LEGS; i++) {
-        Way way = {legs[i].world, legs[i].zero, 8, 0, false, 0, 0};
-        Blow blow = {i + 1 < LEGS ? SIGKILL : 0, true, 0, "load", legs[i].end + 1, 0, 0};
-        Job job;
-        job_start(&job, way.world, arguments_of(&way, i ? "--resume" : ""), &blow, NULL);
-        job_wait(&job, &blow);
-        if (blow.signal ? !job.struck : !job_good(&job)) blame_job(&job);
-        expect(i == 0 || resumed_from(&job) == legs[i - 1].end, "it did not resume from step %zu", legs[i - 1].end);
+    for (size_t i = 0; i < COUNT_OF(legs); i++) {
+        Way way = {.world = legs[i].world, .zero = legs[i].zero, .every = 8};
+        if (legs[i].end < STEPS) run_killed(&way, i ? "--resume" : "", kill_all("load", legs[i].end + 1));
+        else run_well(&way, "--resume");
+        if (i > 0) expect_resumed(legs[i - 1].end);
         expect(weights_of(legs[i].end) == reference.weights[legs[i].end], "other tensors than one rank's");
-        job_free(&job);
-        verdict("%zu ranks, --zero %zu, until step %zu: the tensors of one rank that nobody killed", way.world,
-                way.zero, legs[i].end);
+        conclude("%zu ranks, --zero %zu, until step %zu: the tensors of one rank that nobody killed", way.world,
+                 way.zero, legs[i].end);
     }
-    log_hash(run_path(), losses);
-    for (size_t i = 0; i < STEPS; i++)
-        expect(fabs(losses[i] / reference.losses[1][i] - 1) < LOSS_BOUND,
-               "loss of step %zu: %.9g, of one rank %.9g", i + 1, losses[i], reference.losses[1][i]);
+    RunLog log = log_read();
+    for (size_t i = 0; i < STEPS; i++) {
+        double expected = reference.logs[1].losses[i];
+        expect(fabs(log.losses[i] / expected - 1) < LOSS_BOUND, "loss of step %zu: %.9g, of one rank %.9g", i + 1,
+               log.losses[i], expected);
+    }
     verdict("the losses of 3, 2, 1 and 4 ranks in turn are those of one");
     run_remove();
-}
-
-static void check_left(const char* when, const size_t* steps, size_t count) {
-    for (size_t i = 0; i < count; i++)
-        expect(weights_of(steps[i]) == reference.weights[steps[i]], "%s: step %zu is not there", when, steps[i]);
-    expect(checkpoints_left(run_path()) == count, "%s: %zu checkpoints are left", when, checkpoints_left(run_path()));
 }
 
 // A resume that saves half as often keeps the checkpoints that are there.
 static void prune_less_often(void) {
     static const size_t steps[] = {4, 8, 12, 16, 24, STEPS};
-    Way way = {1, 0, 4, 0, false, 0, 0};
-    Blow blow = {SIGKILL, true, 0, "load", 14, 0, 0};
+    Way way = {.world = 1, .every = 4};
     run_remove();
-    run_killed(1, arguments_of(&way, ""), &blow);
+    run_killed(&way, "", kill_all("load", 14));
     way.every = 8;
     way.async = true;
-    resume_completes(&way, "", ANYWHERE);
-    check_left("at the end", steps, COUNT_OF(steps));
-    verdict("saves every 4 steps, then every 8: all whole ones stay");
+    resume_completes(&way, "", ANY_STEP);
+    for (size_t i = 0; i < COUNT_OF(steps); i++)
+        expect(weights_of(steps[i]) == reference.weights[steps[i]], "step %zu is not there", steps[i]);
+    expect(checkpoints_left() == COUNT_OF(steps), "%zu checkpoints are left", checkpoints_left());
+    conclude("saves every 4 steps, then every 8: all whole ones stay");
 }
 
 // Killed while an old checkpoint is removed. It holds so many other files that this takes a while.
 static void test_prune(void) {
     enum { FILES = 3000 };
-    Way way = {1, 0, 4, 0, false, 0, 0};
+    Way way = {.world = 1, .every = 4, .keep = 1};
     char old[PATH_MAX];
-    Job job;
     prune_less_often();
     run_remove();
-    snprintf(old, sizeof old, "%.4000s/step_00000004", run_path());
-    job_start(&job, 1, arguments_of(&way, "--ckpt-keep 1"), &NO_BLOW, SLOWLY);
-    while (!directory_exists(old) && now_ms() < job.began_ms + LIMIT_MS) sleep_ms(1);
+    snprintf(old, sizeof old, "%s", step_path(4));
+    job_start(1, arguments_of(&way, ""), (Harm){.fault = SLOWLY});
+    double until = now_ms() + LIMIT_MS;
+    while (!directory_exists(old) && now_ms() < until) sleep_ms(1);
     for (size_t i = 0; i < FILES; i++) {
         int file = open(text_of("%s/%zu", old, i), O_WRONLY | O_CREAT, 0666);
         if (file >= 0) close(file);
     }
-    bool there = true, whole = true;
-    while (there && whole && now_ms() < job.began_ms + LIMIT_MS) {
-        whole = access(text_of("%s/manifest.json", old), F_OK) == 0 &&
-                access(text_of("%s/rank_00000.safetensors", old), F_OK) == 0;
+    for (bool there = true, whole = true; there && whole && now_ms() < until;) {
+        whole = file_exists(text_of("%s/manifest.json", old)) && file_exists(text_of("%s/rank_00000.safetensors", old));
         there = directory_exists(old);
     }
     kill(job.ranks[0].pid, SIGKILL);
-    job_wait(&job, &NO_BLOW);
-    job_free(&job);
+    job_wait();
     check_whole(run_path());
-    resume_completes(&way, "--ckpt-keep 1", ANYWHERE);
+    resume_completes(&way, "", ANY_STEP);
     run_remove();
-    verdict("killed while an old checkpoint is removed: there is none that is not whole");
+    conclude("killed while an old checkpoint is removed: there is none that is not whole");
 }
 
 // The first start does not find --out, the second does: both must keep their copies in one place.
 static void hot_relative(void) {
-    Way way = {1, 0, 20, 2, false, 0, 0};
-    Blow blow = {SIGKILL, true, 0, "load", 8, 0, 0};
-    char absolute[PATH_MAX], *relative = NULL, arguments[2048];
-    Job job;
+    Way way = {.world = 1, .every = 20, .hot = 2, .relative = true};
+    need(chdir(place) == 0, "%s", place);
     run_remove();
-    snprintf(absolute, sizeof absolute, "%s", run_path());
-    snprintf(arguments, sizeof arguments, "%.2000s", arguments_of(&way, "--resume"));
-    need(chdir(place) == 0 && (relative = strstr(arguments, absolute)) != NULL, "%s", place);
-    memmove(relative, relative + strlen(absolute) - 3, strlen(relative + strlen(absolute) - 3) + 1);  // leaves "run"
     remove_tree(hot_path("run"));
-    run_killed(1, arguments, &blow);
-    run_well(&job, 1, arguments);
-    expect(resumed_from(&job) == 6, "it resumed from step %zu, though there was a copy of step 6 in memory",
-           resumed_from(&job));
-    job_free(&job);
-    check_complete(1);
+    run_killed(&way, "--resume", kill_all("load", 8));
+    resume_completes(&way, "", 6);
     expect(!directory_exists(hot_path("run")), "%s is left behind", hot_path("run"));
-    verdict("copies in memory of a run whose --out is relative and new");
+    conclude("copies in memory of a run whose --out is relative and new");
     remove_tree(hot_path("run"));
     run_remove();
 }
 
 // Saves at 5, copies in memory at 4 and 6, killed in step 8: what happens to the copies decides where the run goes on.
 static void hot_then(const char* what, const char* damaged, bool lost, size_t expected) {
-    Way way = {3, 2, 5, 2, false, 0, 0};
-    Blow blow = {SIGKILL, true, 0, "load", 8, 0, 0};
-    Job job;
+    Way way = {.world = 3, .zero = 2, .every = 5, .hot = 2};
     run_remove();
-    run_killed(way.world, arguments_of(&way, ""), &blow);
+    run_killed(&way, "", kill_all("load", 8));
     const char* hot = hot_path(run_path());
     expect(directory_exists(text_of("%s/step_00000006", hot)), "there is no copy of step 6 in memory");
-    expect(!damaged || truncate(text_of("%s/%s", hot, damaged), 100) == 0, "there is no %s", damaged);
+    if (damaged) expect(truncate(text_of("%s/%s", hot, damaged), 100) == 0, "there is no %s", damaged);
     if (lost) remove_tree(hot);
-    if (run_well(&job, way.world, arguments_of(&way, "--resume"))) {
-        expect(resumed_from(&job) == expected,
-               "it resumed from step %zu in place of %zu", resumed_from(&job), expected);
-        expect(!damaged || strstr(job.text[1], damaged), "it does not name %s", damaged);
-        check_complete(way.world);
-    }
-    job_free(&job);
+    resume_completes(&way, "", expected);
+    if (damaged) expect_said(damaged);
     run_remove();
-    verdict("copies in memory %s", what);
+    conclude("copies in memory %s", what);
 }
 
 static void test_hot(void) {
@@ -1584,10 +1402,11 @@ static void test_hot(void) {
 //
 // Every skipped step counts as a divergence; each run has several.
 
-#define REWINDS "--diverged-after 1 --rewind 99 --rewind-lr 0.99 --ckpt-keep 6"
+#define REWINDS "--diverged-after 1 --rewind 99 --rewind-lr 0.99"
 enum { REWOUND_MAX = 32, REWIND_POINTS = 4, REWIND_KILLS = 8, REWIND_STOPS = 14 };  // of each way, up to so many
 
-static const Way REWIND_WAYS[] = {{1, 0, 2, 0, false, 0, 0}, {3, 2, 2, 1, true, 0, 0}};
+static const Way REWIND_WAYS[] = {{.world = 1, .every = 2, .keep = 6},
+                                  {.world = 3, .zero = 2, .every = 2, .hot = 1, .async = true, .keep = 6}};
 enum { REWIND_WAYS_COUNT = COUNT_OF(REWIND_WAYS) };
 
 static struct {
@@ -1596,72 +1415,57 @@ static struct {
 } rewound[REWIND_WAYS_COUNT];          // what a run of each way leaves that nobody kills
 
 static void rewind_reference(size_t way) {
-    Job job;
-    size_t bytes;
+    const char mark[] = "\"event\": \"rewound\",\"step\": ";
     run_remove();
-    if (run_well(&job, REWIND_WAYS[way].world, arguments_of(&REWIND_WAYS[way], REWINDS))) {
-        char* events = text_read(text_of("%s/events.jsonl", run_path()), &bytes);
-        const char mark[] = "\"event\": \"rewound\",\"step\": ";
+    if (run_well(&REWIND_WAYS[way], REWINDS)) {
+        char* events = text_read(text_of("%s/events.jsonl", run_path()), NULL);
         for (const char* at = events; (at = strstr(at, mark)) != NULL && rewound[way].count < REWOUND_MAX; at++)
             rewound[way].steps[rewound[way].count++] = (size_t)strtoull(at + sizeof mark - 1, NULL, 10);
         free(events);
         rewound[way].weights = weights_of(STEPS);
-        rewound[way].log = log_hash(run_path(), NULL);
+        rewound[way].log = log_read().hash;
         expect(rewound[way].count >= 2 && rewound[way].weights != 0, "it rewound %zu times", rewound[way].count);
     }
-    job_free(&job);
-    verdict("%zu ranks: a run that diverges goes back %zu times, and ends", REWIND_WAYS[way].world, rewound[way].count);
+    conclude("%zu ranks: a run that diverges goes back %zu times, and ends", REWIND_WAYS[way].world,
+             rewound[way].count);
 }
 
 static void rewind_case(size_t i) {
     size_t number = i / REWIND_WAYS_COUNT, way_number = i % REWIND_WAYS_COUNT;
     const Way* way = &REWIND_WAYS[way_number];
     Dice dice = {i, 0};
-    Blow blow = {SIGKILL, number % 2 == 0, dice_below(&dice, way->world), NULL, 0, 0, 0};
+    // Told to stop, it saves what a rewind must not use.
+    bool stops = number >= REWIND_KILLS;
+    Harm harm = harm_at_random(&dice, way, stops ? SIGTERM : SIGKILL, stops || number % 2 == 0);
     char what[256];
-    Job job;
-    if (number >= REWIND_KILLS) {  // told to stop, it saves what a rewind must not use
-        blow.signal = SIGTERM;
-        blow.all = true;
-    }
     if (number < REWIND_POINTS) {  // the later points of a run are passed after another rewind
-        blow.point = number / 2 % 2 ? "rewind" : "forget";
-        blow.step = rewound[way_number].steps[dice_below(&dice, rewound[way_number].count)];
-    } else {
-        blow.lines = dice_below(&dice, STEPS);
-        blow.after_ms = (double)dice_below(&dice, 15);
+        harm.point = number / 2 % 2 ? "rewind" : "forget";
+        harm.step = rewound[way_number].steps[dice_below(&dice, rewound[way_number].count)];
     }
-    describe(what, way, &blow);
+    describe(what, way, &harm);
     run_remove();
-    job_start(&job, way->world, arguments_of(way, REWINDS), &blow, NULL);
-    job_wait(&job, &blow);
-    expect(!blow.point || job.struck, "it did not come to the point");
-    if (job.struck) check_survivors(&job);
+    run(way, REWINDS, harm);
+    expect(!harm.point || job.struck, "it did not come to the point");
     if (job.struck) count_add(&shared->kills, 1);
-    job_free(&job);
-    if (run_well(&job, way->world, arguments_of(way, REWINDS " --resume"))) {
+    if (run_well(way, REWINDS " --resume")) {
         expect(weights_of(STEPS) == rewound[way_number].weights, "other weights than the run's that nobody killed");
-        expect(log_hash(run_path(), NULL) == rewound[way_number].log, "another log than the run's that nobody killed");
+        expect(log_read().hash == rewound[way_number].log, "another log than the run's that nobody killed");
     }
-    job_free(&job);
-    verdict("rewinding: %s", what);
+    conclude("rewinding: %s", what);
 }
 
 // A run that saves less often than before it was killed goes back to what it saved then.
 static void rewind_other_cadence(void) {
     Way way = REWIND_WAYS[0];
-    Blow blow = {SIGKILL, true, 0, "load", rewound[0].steps[0], 0, 0};
-    Job job;
     run_remove();
-    run_killed(1, arguments_of(&way, REWINDS), &blow);
+    run_killed(&way, REWINDS, kill_all("load", rewound[0].steps[0]));
     way.every = STEPS - 1;
-    if (run_well(&job, 1, arguments_of(&way, REWINDS " --resume"))) {
-        const char* went = strstr(job.text[0], text_of("went back from step %zu to ", rewound[0].steps[0]));
+    if (run_well(&way, REWINDS " --resume")) {
+        const char* went = strstr(said(0), text_of("went back from step %zu to ", rewound[0].steps[0]));
         bool to_checkpoint = went && strstr(went, " to 0: ") != strstr(went, " to ");
         expect(to_checkpoint, "it did not go back to a checkpoint");
     }
-    job_free(&job);
-    verdict("rewinding with another --ckpt-every");
+    conclude("rewinding with another --ckpt-every");
 }
 
 static void test_rewind(void) {
