@@ -85,12 +85,6 @@ static void test_matmul_gelu_backward(const Case* backward, const Result* sum) {
 __extension__ typedef unsigned __int128 Wide;
 __extension__ typedef __int128 WideSigned;
 
-static int wide_digits(Wide x) {
-    int digits = 0;
-    for (; x > 0; x >>= 1) digits++;
-    return digits;
-}
-
 // x / 2^places to the nearest integer, ties to even; x is below 2^120.
 static Wide wide_divide(Wide x, int places) {
     if (places <= 0) return x << -places;
@@ -102,7 +96,8 @@ static Wide wide_divide(Wide x, int places) {
 // An integer of at most `digits` binary digits near x; the result times 2^*exponent is nearest to x times what
 // 2^*exponent was before.
 static Wide wide_round(Wide x, int digits, int* exponent) {
-    int extra = wide_digits(x) - digits;
+    int extra = -digits;
+    for (Wide rest = x; rest > 0; rest >>= 1) extra++;
     if (extra <= 0) return x;
     *exponent += extra;
     return wide_divide(x, extra);
@@ -146,51 +141,49 @@ static float fixed_sample(uint64_t test, size_t i, double scale) {
     return r.bits[2] % 4 > 0 ? any : r.bits[2] % 8 > 0 ? tie : nextafterf(tie, r.bits[0] % 2 ? 1.0f : -1.0f);
 }
 
-// What one call adds to n sums that lie `moved` elements into an array with a guard on both sides.
+// n elements in memory of which SIDE elements before them and behind them must stay as they are, moved by a few.
+enum { SIDE = 8 };
+static void* hold_guarded(size_t n, size_t bytes) {
+    return memset(hold((n + 2 * SIDE) * bytes), 0xA5, (n + 2 * SIDE) * bytes);
+}
+
+// What one call adds to n sums.
 static void test_exact_add(size_t n, size_t moved, double scale, double limit) {
-    enum { SIDE = 8 };
-    const int64_t guard = 0x5A5A5A5A5A5A5A5A;
-    const size_t length = n + 2 * SIDE;
-    int64_t *array = (int64_t*)hold(length * sizeof(int64_t)), *expected = (int64_t*)hold(length * sizeof(int64_t));
-    int64_t* start = (int64_t*)hold(length * sizeof(int64_t));
-    float *values = (float*)hold((n + SIDE) * sizeof(float)), *in = values + moved;
-    float inside = (float)limit;
+    const size_t bytes = (n + 2 * SIDE) * sizeof(int64_t), first = SIDE + moved;
+    int64_t *start = (int64_t*)hold_guarded(n, sizeof(int64_t)), *sums = (int64_t*)hold(bytes);
+    int64_t* expected = (int64_t*)hold(bytes);
+    float *in = (float*)hold((n + SIDE) * sizeof(float)) + moved, inside = (float)limit;
     if ((double)inside > limit) inside = nextafterf(inside, 0.0f);
     const float outside[] = {nextafterf(inside, INFINITY), nextafterf(-inside, -INFINITY), FLT_MAX, INFINITY,
                              -INFINITY, NAN};
-    for (size_t i = 0; i < length; i++) {
-        bool ours = i >= SIDE + moved && i < SIDE + moved + n;
-        Random4 r = random4(42, RANDOM_TEST, n, i);
-        int64_t random = (int64_t)((uint64_t)r.bits[0] << 32 | r.bits[1]);
-        start[i] = ours ? random / 4 : guard;  // far from the largest
+    for (size_t i = 0; i < n; i++) {
+        Random4 r = random4(42, RANDOM_TEST, n, first + i);
+        start[first + i] = (int64_t)((uint64_t)r.bits[0] << 32 | r.bits[1]) / 4;  // far from the largest
     }
-    bool right = true, marks = true, kept = true;
-    for (int threads = 1; threads <= 3; threads++) {
-        for (size_t j = 0; j <= sizeof outside / sizeof outside[0]; j++) {  // the last: all are inside
-            bool all_inside = j == sizeof outside / sizeof outside[0];
-            double bad[3] = {2.5, 0.0, 2.5};
-            for (size_t i = 0; i < n; i++) in[i] = fixed_sample(n, i, scale);
-            if (n > 0) in[0] = inside;
-            if (n > 1) in[n - 1] = -inside;
-            if (n > 0 && !all_inside) in[(j * 7919 + n / 2) % n] = outside[j];
-            memcpy(array, start, length * sizeof(int64_t));
-            memcpy(expected, start, length * sizeof(int64_t));
-            for (size_t i = 0; i < n; i++) {
-                bool adds = in[i] >= -inside && in[i] <= inside;
-                if (adds) expected[SIDE + moved + i] += oracle_fixed(in[i], scale);
-            }
-            threads_set((size_t)threads);
-            exact_add(array + SIDE + moved, &bad[1], in, scale, limit, n, NULL);
-            right = right && memcmp(array, expected, length * sizeof(int64_t)) == 0;
-            marks = marks && bad[0] == 2.5 && bad[2] == 2.5 && bad[1] == (n > 0 && !all_inside ? 1.0 : 0.0);
-            bad[1] = 1.0;
-            in[0] = 0.0f;
-            exact_add(array + SIDE + moved, &bad[1], in, scale, limit, min_size(n, 1), NULL);
-            kept = kept && bad[1] == 1.0;
-        }
+    bool right = true, marks = true;
+    for (size_t j = 0; j < 3 * (COUNT_OF(outside) + 1); j++) {  // the last three: all are inside
+        size_t threads = 1 + j % 3, kind = j / 3;
+        bool one_outside = n > 0 && kind < COUNT_OF(outside);
+        double bad[3] = {2.5, 0.0, 2.5};
+        for (size_t i = 0; i < n; i++) in[i] = fixed_sample(n, i, scale);
+        if (n > 0) in[0] = inside;
+        if (n > 1) in[n - 1] = -inside;
+        if (one_outside) in[(kind * 7919 + n / 2) % n] = outside[kind];
+        memcpy(sums, start, bytes);
+        memcpy(expected, start, bytes);
+        for (size_t i = 0; i < n; i++)
+            if (fabsf(in[i]) <= inside) expected[first + i] += oracle_fixed(in[i], scale);
+        threads_set(threads);
+        exact_add(sums + first, &bad[1], in, scale, limit, n, NULL);
+        right = right && memcmp(sums, expected, bytes) == 0;
+        marks = marks && bad[0] == 2.5 && bad[2] == 2.5 && bad[1] == (one_outside ? 1.0 : 0.0);
+        bad[1] = 1.0;  // which stays
+        in[0] = 0.0f;
+        exact_add(sums + first, &bad[1], in, scale, limit, min_size(n, 1), NULL);
+        marks = marks && bad[1] == 1.0;
     }
-    check(right && marks && kept, "%-28s N=%-5zu moved by %zu, x%-9.3g  int64  sums: %s, bad: %s", "exact_add", n,
-          moved, scale, right ? "those of 128 bits" : "WRONG", marks && kept ? "right" : "WRONG");
+    check(right && marks, "%-28s N=%-5zu moved by %zu, x%-9.3g  int64  sums: %s, bad: %s", "exact_add", n, moved, scale,
+          right ? "those of 128 bits" : "WRONG", marks ? "right" : "WRONG");
     release();
 }
 
@@ -198,33 +191,25 @@ static void test_exact_add(size_t n, size_t moved, double scale, double limit) {
 // overflow, and so near to the real sum as the quantum promises.
 static void test_exact_order(size_t n) {
     enum { GRADIENTS = 1000, GROUPS = 7 };
+    static const size_t strides[] = {1, GRADIENTS - 1, 7, 389, 611, 853};  // forward, backward, and shuffled
     const double scale = 0x1p50, quantum = 0x1p-50;
-    float* gradients = (float*)hold(GRADIENTS * n * sizeof(float));
+    float *gradients = (float*)hold(GRADIENTS * n * sizeof(float)), *out = (float*)hold(n * sizeof(float));
     int64_t *sums = (int64_t*)hold(n * sizeof(int64_t)), *first = (int64_t*)hold(n * sizeof(int64_t));
     int64_t* groups = (int64_t*)hold(GROUPS * n * sizeof(int64_t));
-    float* out = (float*)hold(n * sizeof(float));
-    size_t order[GRADIENTS], differing = 0, wrong = 0, far = 0;
+    size_t differing = 0, wrong = 0, far = 0;
     double bad = 0.0;
     for (size_t i = 0; i < GRADIENTS * n; i++) gradients[i] = fixed_sample(43, i, scale);
-    for (size_t i = 0; i < GRADIENTS; i++) order[i] = i;
-    for (int trial = 0; trial < 6; trial++) {  // forward, backward, four permutations
-        for (size_t i = 0; trial > 0 && i < GRADIENTS - 1; i++) {
-            size_t swapped = order[i], any = i + random_bits(44, RANDOM_TEST, (uint64_t)trial, i) % (GRADIENTS - i);
-            size_t other = trial == 1 ? GRADIENTS - 1 - i : any;
-            if (trial == 1 && other <= i) break;
-            order[i] = order[other];
-            order[other] = swapped;
-        }
-        threads_set(1 + (size_t)trial % 3);
+    for (size_t trial = 0; trial < COUNT_OF(strides); trial++) {
+        bool in_groups = trial >= 3;  // as ranks do it: each its share, and then the ranks' sums
+        threads_set(1 + trial % 3);
         memset(sums, 0, n * sizeof(int64_t));
         memset(groups, 0, GROUPS * n * sizeof(int64_t));
-        bool in_groups = trial >= 3;  // as ranks do it: each its share, and then the ranks' sums
         for (size_t i = 0; i < GRADIENTS; i++) {
-            int64_t* to = in_groups ? groups + i * (size_t)trial % GROUPS * n : sums;
-            exact_add(to, &bad, gradients + order[i] * n, scale, 512.0, n, NULL);
+            const float* gradient = gradients + strides[trial] * (i + 1) % GRADIENTS * n;
+            exact_add(in_groups ? groups + i * trial % GROUPS * n : sums, &bad, gradient, scale, 512.0, n, NULL);
         }
         for (size_t g = 0; in_groups && g < GROUPS; g++)
-            exact_merge(sums, groups + (g + (size_t)trial) % GROUPS * n, n, NULL);
+            exact_merge(sums, groups + (g + trial) % GROUPS * n, n, NULL);
         if (trial == 0) memcpy(first, sums, n * sizeof(int64_t));
         differing += memcmp(first, sums, n * sizeof(int64_t)) != 0;
     }
@@ -239,8 +224,7 @@ static void test_exact_order(size_t n) {
         }
         wrong += sum != first[i];
         long double read = 0x1.00001p-24L * fabsl(real), ours = GRADIENTS * 0x1p-63L * size;  // roundings of both sides
-        long double bound = 0.5L * GRADIENTS * (long double)quantum + read + ours;
-        far += !(fabsl((long double)out[i] - real) <= bound);
+        far += !(fabsl((long double)out[i] - real) <= 0.5L * GRADIENTS * (long double)quantum + read + ours);
     }
     check(differing == 0 && wrong == 0 && bad == 0.0, "%-28s N=%-5zu 1000 gradients in 6 orders  int64  "
           "%zu orders differ, %zu sums are not those of 128 bits", "exact_add, exact_merge", n, differing, wrong);
@@ -253,7 +237,7 @@ static void test_exact_order(size_t n) {
 static int64_t fixed_sum(size_t i) {
     Random4 r = random4(45, RANDOM_TEST, 0, i);
     const int64_t corners[] = {0, 1, -1, INT64_MAX, INT64_MIN, INT64_MAX - 1};
-    if (i < sizeof corners / sizeof corners[0]) return corners[i];
+    if (i < COUNT_OF(corners)) return corners[i];
     int64_t any = (int64_t)(((uint64_t)r.bits[0] << 32 | r.bits[1]) >> (1 + r.bits[2] % 63));
     int cut = (int)(r.bits[3] % 39);  // so many digits behind the first 24: all zero but the first
     int64_t tie = (int64_t)((2 * (uint64_t)(r.bits[0] % (1 << 24)) + 1) << cut);
@@ -262,43 +246,38 @@ static int64_t fixed_sum(size_t i) {
 }
 
 static void test_exact_read(size_t n, size_t moved, double quantum) {
-    enum { SIDE = 8 };
+    const size_t first = SIDE + moved, float_bytes = (n + 2 * SIDE) * sizeof(float), bytes = 2 * float_bytes;
     int64_t* sums = (int64_t*)hold((n + SIDE) * sizeof(int64_t)) + moved;
-    int64_t* other = (int64_t*)hold((n + 2 * SIDE) * sizeof(int64_t));
-    float* out = (float*)hold((n + 2 * SIDE) * sizeof(float));
-    size_t wrong = 0, wrong_merged = 0, touched = 0;
-    for (size_t i = 0; i < n; i++) sums[i] = fixed_sum(i);
-    for (int threads = 1; threads <= 3; threads++) {
-        memset(out, 0xA5, (n + 2 * SIDE) * sizeof(float));
-        memset(other, 0xA5, (n + 2 * SIDE) * sizeof(int64_t));
-        for (size_t i = 0; i < n; i++) other[SIDE + moved + i] = -(sums[i] / 2) + (int64_t)i;
-        threads_set((size_t)threads);
-        exact_read(out + SIDE + moved, sums, quantum, n, NULL);
-        exact_merge(other + SIDE + moved, sums, n, NULL);
-        for (size_t i = 0; i < n; i++) {
-            float expected = oracle_read(sums[i], quantum);
-            wrong += memcmp(&expected, &out[SIDE + moved + i], sizeof expected) != 0;
-            WideSigned merged = (WideSigned)sums[i] - sums[i] / 2 + (WideSigned)i;
-            wrong_merged += other[SIDE + moved + i] != merged;
-        }
-        for (size_t i = 0; i < n + 2 * SIDE; i++) {
-            bool ours = i >= SIDE + moved && i < SIDE + moved + n;
-            bool same = bits_from_float(out[i]) == 0xA5A5A5A5u && (uint64_t)other[i] == 0xA5A5A5A5A5A5A5A5ull;
-            touched += !ours && !same;
-        }
+    int64_t *other = (int64_t*)hold_guarded(n, sizeof(int64_t)), *start = (int64_t*)hold(bytes);
+    int64_t* merged = (int64_t*)hold_guarded(n, sizeof(int64_t));
+    float *out = (float*)hold(float_bytes), *read = (float*)hold_guarded(n, sizeof(float));
+    bool right_read = true, right_merged = true;
+    for (size_t i = 0; i < n; i++) {
+        sums[i] = fixed_sum(i);
+        other[first + i] = -(sums[i] / 2) + (int64_t)i;
+        merged[first + i] = (int64_t)((WideSigned)sums[i] - sums[i] / 2 + (WideSigned)i);
+        read[first + i] = oracle_read(sums[i], quantum);
     }
-    check(wrong == 0 && touched == 0, "%-28s N=%-5zu moved by %zu, x%-9.3g  float  %zu wrong, %zu touched",
-          "exact_read", n, moved, quantum, wrong, touched);
-    check(wrong_merged == 0 && touched == 0, "%-28s N=%-5zu moved by %zu  int64  %zu wrong, %zu touched",
-          "exact_merge", n, moved, wrong_merged, touched);
+    memcpy(start, other, bytes);
+    for (size_t threads = 1; threads <= 3; threads++) {
+        threads_set(threads);
+        memset(out, 0xA5, float_bytes);
+        memcpy(other, start, bytes);
+        exact_read(out + first, sums, quantum, n, NULL);
+        exact_merge(other + first, sums, n, NULL);
+        right_read = right_read && memcmp(out, read, float_bytes) == 0;
+        right_merged = right_merged && memcmp(other, merged, bytes) == 0;
+    }
+    check(right_read, "%-28s N=%-5zu moved by %zu, x%-9.3g  float  those of 128 bits", "exact_read", n, moved, quantum);
+    check(right_merged, "%-28s N=%-5zu moved by %zu  int64  those of 128 bits", "exact_merge", n, moved);
     release();
 }
 
 static void test_exact(void) {
     const double scales[] = {0x1p50, 0x1p50 / 3, 0x1.fffffffffffffp49, 4.0};
     const size_t lengths[] = {0, 1, 2, 3, 33, 257, 5001};
-    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
-        for (size_t j = 0; j < sizeof scales / sizeof scales[0]; j++) {
+    for (size_t i = 0; i < COUNT_OF(lengths); i++) {
+        for (size_t j = 0; j < COUNT_OF(scales); j++) {
             double limit = j % 2 ? 1000.9 : 512.0;  // 1000.9 is not a float; the nearest is above it
             test_exact_add(lengths[i], (i + j) % 4, scales[j], limit);
             test_exact_read(lengths[i], (i + j) % 4, 1.0 / scales[j]);
@@ -409,34 +388,32 @@ static void test_checksum(void) {
 // e^x over all floats, in units of the last place; steps of 509 patterns visit every exponent 16,000 times.
 static void test_exp(void) {
     double worst = 0.0;
-    bool limits = true;
+    bool limits = exp_fast(INFINITY) == INFINITY && exp_fast(-INFINITY) == 0.0f && exp_fast(0.0f) == 1.0f
+               && exp_fast(-0.0f) == 1.0f && isnan(exp_fast(NAN)) && isnan(sigmoid(NAN))
+               && sigmoid(INFINITY) == 1.0f && sigmoid(-INFINITY) == 0.0f;
     for (uint64_t pattern = 0; pattern <= 0xffffffffull; pattern += 509) {
         float in = float_from_bits((uint32_t)pattern), got = exp_fast(in);
         if (in != in) limits = limits && got != got;
         else if (in < -87.3f) limits = limits && got == 0.0f;
-        else if (in > 88.73f) limits = limits && got == INFINITY;
-        else if (in <= 88.3f) {
-            double want = exp((double)in);
-            double error = fabs((double)got - want) / ldexp(1.0, (int)floor(log2(want)) - 23);
+        else if (in > 88.3f) limits = limits && got > (in > 88.73f ? FLT_MAX : 2e38f);
+        else {
+            double want = exp((double)in), error = fabs((double)got - want) / ldexp(1.0, (int)floor(log2(want)) - 23);
             if (!(error <= worst)) worst = error;
-        } else limits = limits && got > 2e38f;
+        }
     }
-    limits = limits && exp_fast(INFINITY) == INFINITY && exp_fast(-INFINITY) == 0.0f && exp_fast(0.0f) == 1.0f;
-    limits = limits && exp_fast(-0.0f) == 1.0f && isnan(exp_fast(NAN)) && isnan(sigmoid(NAN));
-    limits = limits && sigmoid(INFINITY) == 1.0f && sigmoid(-INFINITY) == 0.0f;
     check(worst <= 2.0, "%-28s %-30s err %.2f <= 2 units in the last place", "exp_fast", "-87.3 to 88.3", worst);
     check(limits, "%-28s %-30s", "exp_fast, sigmoid", "0, infinity and NaN beyond");
 }
 
 static void test_random(void) {
     // The known answers that the authors publish: counter and key all zeros, all ones, and the digits of pi.
-    static const uint32_t zeros[4] = {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8};
-    static const uint32_t ones[4] = {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd};
-    static const uint32_t pi[4] = {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1};
-    Random4 a = random4(0, (RandomPurpose)0, 0, 0), b = random4(~0ull, (RandomPurpose)0xffffffffu, 0xffffffffu, ~0ull);
-    Random4 d = random4(0x299f31d0a4093822ull, (RandomPurpose)0x03707344, 0x13198a2e, 0x85a308d3243f6a88ull);
-    bool known = memcmp(&a, zeros, 16) == 0 && memcmp(&b, ones, 16) == 0 && memcmp(&d, pi, 16) == 0;
-    check(known, "%-28s three known answers", "random4");
+    static const uint32_t answers[3][4] = {{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8},
+                                           {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd},
+                                           {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}};
+    const Random4 got[3] = {
+        random4(0, (RandomPurpose)0, 0, 0), random4(~0ull, (RandomPurpose)0xffffffffu, 0xffffffffu, ~0ull),
+        random4(0x299f31d0a4093822ull, (RandomPurpose)0x03707344, 0x13198a2e, 0x85a308d3243f6a88ull)};
+    check(memcmp(answers, got, sizeof answers) == 0, "%-28s three known answers", "random4");
     bool lanes = true;
     for (uint64_t i = 0; i < 64; i++)
         lanes = lanes && random_bits(3, RANDOM_TEST, 4, i) == random4(3, RANDOM_TEST, 4, i / 4).bits[i % 4];
@@ -454,17 +431,14 @@ static void test_random(void) {
         before = z;
         for (int k = 0; k < 4; k++) sums[k] += power *= z;
     }
-    double N = (double)n, noise = 1.0 / sqrt(N);
-    check(fabs(uniform_mean / N) <= 4.0 / sqrt(12.0) * noise, "%-28s mean - 1/2: %.1e <= %.1e", "random_uniform",
-          fabs(uniform_mean / N), 4.0 / sqrt(12.0) * noise);
-    check(fabs(12.0 * uniform_lag / N) <= 4.0 * noise, "%-28s correlation of neighbours: %.1e <= %.1e",
-          "random_uniform", fabs(12.0 * uniform_lag / N), 4.0 * noise);
+    double N = (double)n, bound = 4.0 / sqrt(N);
+    check_bound(fabs(uniform_mean / N), bound / sqrt(12.0), "%-28s mean - 1/2", "random_uniform");
+    check_bound(fabs(12.0 * uniform_lag / N), bound, "%-28s correlation of neighbours", "random_uniform");
     const double expected[4] = {0.0, 1.0, 0.0, 3.0}, variance[4] = {1.0, 2.0, 15.0, 96.0};  // of the power's estimate
     for (int k = 0; k < 4; k++)
-        check(fabs(sums[k] / N - expected[k]) <= 4.0 * sqrt(variance[k]) * noise,
-              "%-28s moment %d: |%.5f - %g| <= %.1e", "random_normal", k + 1, sums[k] / N, expected[k], 4.0 * sqrt(variance[k]) * noise);
-    check(fabs(lag / N) <= 4.0 * noise, "%-28s correlation of neighbours: %.1e <= %.1e", "random_normal",
-          fabs(lag / N), 4.0 * noise);
+        check_bound(fabs(sums[k] / N - expected[k]), bound * sqrt(variance[k]), "%-28s moment %d", "random_normal",
+                    k + 1);
+    check_bound(fabs(lag / N), bound, "%-28s correlation of neighbours", "random_normal");
 }
 
 static void test_hash(void) {
@@ -617,7 +591,7 @@ static void test_conversions(void) {
     }
     const uint32_t edges[] = {0, 1, 2, 0x007fffff, 0x00800000, 0x7f7fffff, 0x7f800000,
                               0x7f800001, 0x7fbfffff, 0x7fc00000, 0x7fffffff};
-    for (size_t i = 0; i < sizeof edges / sizeof edges[0]; i++, tried += 2)
+    for (size_t i = 0; i < COUNT_OF(edges); i++, tried += 2)
         wrong_nearest += !nearest_agrees(float_from_bits(edges[i]))
                        + !nearest_agrees(float_from_bits(edges[i] | 0x80000000u));
     check(wrong_nearest == 0, "%-28s %zu floats to the nearest %s, ties to even, wrong: %zu", "floatX_of", tried,
@@ -625,7 +599,7 @@ static void test_conversions(void) {
 
     const float values[] = {1.001f, -1.001f, 3.14159265f, -1234.56f, 0.3e-6f, -0.7e-7f, 5.1e-5f, 0.99999f, 2.0000002f,
                             65503.0f, 0.1f, -1.5f, 0.0f};
-    for (size_t i = 0; i < sizeof values / sizeof values[0]; i++) test_stochastic(values[i]);
+    for (size_t i = 0; i < COUNT_OF(values); i++) test_stochastic(values[i]);
 }
 #endif
 
@@ -633,12 +607,13 @@ static void test_conversions(void) {
 // in pieces, which go past the caches.
 static void test_copies(void) {
     enum { PIECE = 1 << 18, ROOM = 4 * PIECE };
-    const size_t lengths[] = {0, 1, 15, 17, 4095, PIECE - 1, PIECE, PIECE + 1, PIECE + 31, 2 * PIECE - 7, 3 * PIECE + 999};
+    const size_t lengths[] = {0, 1, 15, 17, 4095, PIECE - 1, PIECE, PIECE + 1, PIECE + 31, 2 * PIECE - 7,
+                              3 * PIECE + 999};
     unsigned char *from = (unsigned char*)hold(ROOM), *to = (unsigned char*)hold(ROOM);
     unsigned char* expected = (unsigned char*)hold(ROOM);
     size_t wrong = 0, copies = 0;
     for (size_t i = 0; i < ROOM; i++) from[i] = (unsigned char)(random_bits(5, RANDOM_TEST, 1, i) >> 8);
-    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(lengths); i++) {
         for (size_t shift = 0; shift < 8; shift++, copies += 2) {
             size_t source = 64 + 5 * shift, target = 64 + 3 * shift, bytes = lengths[i];
             for (int direction = 0; direction < 2; direction++) {
@@ -652,7 +627,7 @@ static void test_copies(void) {
         }
     }
     check(wrong == 0, "%-28s %zu copies of 0 to %zu bytes, odd addresses, wrong: %zu", "upload, download", copies,
-          lengths[sizeof lengths / sizeof lengths[0] - 1], wrong);
+          lengths[COUNT_OF(lengths) - 1], wrong);
     release();
 }
 
