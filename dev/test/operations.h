@@ -108,6 +108,20 @@ typedef struct Case {
     OptimizerStep step;
 } Case;
 
+typedef struct {
+    const char* name;
+    void (*call)(const Case* c);
+} Operation;
+
+// operation_NAME: calls an operation with arrays of a case c and sizes of its shape s.
+#define OPERATION(name, ...) OPERATION_AS(name, #name, name, __VA_ARGS__)
+#define OPERATION_AS(id, title, operation, ...) \
+    static void call_##id(const Case* c) { \
+        const Shape* s = &c->s; \
+        RUN(operation, __VA_ARGS__); \
+    } \
+    static const Operation operation_##id = {title, call_##id};
+
 static uint64_t cases;
 static const char* only;  // of the operations to test: what must be in their names
 
@@ -115,9 +129,9 @@ static bool wanted(const char* names) { return only == NULL || strstr(names, onl
 
 static void case_prove(Case* c);  // everything about a case whose outputs on the CPU are there
 
-HARNESS_FORMAT(4, 5)
-static Case case_begin(const char* name, void (*call)(const Case* c), const Shape* s, const char* format, ...) {
-    Case c = {.name = name, .call = call, .s = *s, .witness = -1};
+HARNESS_FORMAT(3, 4)
+static Case case_begin(Operation o, const Shape* s, const char* format, ...) {
+    Case c = {.name = o.name, .call = o.call, .s = *s, .witness = -1};
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(c.shape, sizeof c.shape, format, arguments);
@@ -343,12 +357,8 @@ static void reference_gradient(const Case* c, Result* const* din, int inputs, Re
 // ------------------------------------------------------------------------------------------------
 // Embedding
 
-static void call_embedding_forward(const Case* c) {
-    RUN(embedding_forward, x(c, 0), i32(c, 3), x(c, 1), x(c, 2), c->s.first_position, c->s.B, c->s.T, c->s.C);
-}
-static void call_embedding_backward(const Case* c) {
-    RUN(embedding_backward, f(c, 0), f(c, 1), x(c, 2), i32(c, 3), c->s.B, c->s.T, c->s.C);
-}
+OPERATION(embedding_forward, x(c, 0), i32(c, 3), x(c, 1), x(c, 2), s->first_position, s->B, s->T, s->C)
+OPERATION(embedding_backward, f(c, 0), f(c, 1), x(c, 2), i32(c, 3), s->B, s->T, s->C)
 
 typedef enum { TOKENS_RANDOM, TOKENS_EQUAL, TOKENS_ORDERED } Tokens;
 
@@ -367,7 +377,7 @@ static void test_embedding(size_t B, size_t T, size_t C, size_t V, bool position
     int32_t* tokens = make_tokens(kind, B * T, V);
     size_t n = B * T * C, position_count = positions ? (first_position + T) * C : 0;
     Shape s = {.B = B, .T = T, .C = C, .V = V, .first_position = first_position, .tokens = tokens};
-    Case c = case_begin("embedding_forward", call_embedding_forward, &s, "B=%zu T=%zu C=%zu V=%zu at %zu%s%s", B, T, C,
+    Case c = case_begin(operation_embedding_forward, &s, "B=%zu T=%zu C=%zu V=%zu at %zu%s%s", B, T, C,
                         V, first_position, positions ? "" : " no pos", kinds[kind]);
     Result* out = output(&c, "out", OUTPUT, STORED, n, SAME_BITS);
     double* token_weight = input(&c, "token_weight", V * C, 1);
@@ -380,7 +390,7 @@ static void test_embedding(size_t B, size_t T, size_t C, size_t V, bool position
     case_prove(&c);
 
     s.first_position = 0;
-    Case b = case_begin("embedding_backward", call_embedding_backward, &s, "%s", c.shape);
+    Case b = case_begin(operation_embedding_backward, &s, "%s", c.shape);
     b.scratch_bytes = SCRATCH(embedding_backward_scratch_bytes(B, T, C));
     Result* dtoken_weight = output(&b, "dtoken_weight", ADDED, FLOAT, V * C, B * T);
     newest(&b)->live = (size_t)tokens[0] * C;
@@ -395,27 +405,18 @@ static void test_embedding(size_t B, size_t T, size_t C, size_t V, bool position
 // ------------------------------------------------------------------------------------------------
 // Normalisation
 
-static void call_layernorm_forward(const Case* c) {
-    RUN(layernorm_forward, x(c, 0), x(c, 1), f(c, 2), f(c, 3), x(c, 4), x(c, 5), x(c, 6), x(c, 7), (float)c->s.epsilon,
-        c->s.N, c->s.C);
-}
-static void call_rmsnorm_forward(const Case* c) {
-    RUN(rmsnorm_forward, x(c, 0), x(c, 1), f(c, 3), x(c, 4), x(c, 5), x(c, 6), (float)c->s.epsilon, c->s.N, c->s.C);
-}
-static void call_layernorm_backward(const Case* c) {
-    RUN(layernorm_backward, x(c, 0), f(c, 1), f(c, 2), x(c, 3), x(c, 4), x(c, 5), f(c, 6), f(c, 7), c->s.N, c->s.C);
-}
-static void call_rmsnorm_backward(const Case* c) {
-    RUN(rmsnorm_backward, x(c, 0), f(c, 1), x(c, 3), x(c, 4), x(c, 5), f(c, 7), c->s.N, c->s.C);
-}
+OPERATION(layernorm_forward, x(c, 0), x(c, 1), f(c, 2), f(c, 3), x(c, 4), x(c, 5), x(c, 6), x(c, 7),
+          (float)s->epsilon, s->N, s->C)
+OPERATION(rmsnorm_forward, x(c, 0), x(c, 1), f(c, 3), x(c, 4), x(c, 5), x(c, 6), (float)s->epsilon, s->N, s->C)
+OPERATION(layernorm_backward, x(c, 0), f(c, 1), f(c, 2), x(c, 3), x(c, 4), x(c, 5), f(c, 6), f(c, 7), s->N, s->C)
+OPERATION(rmsnorm_backward, x(c, 0), f(c, 1), x(c, 3), x(c, 4), x(c, 5), f(c, 7), s->N, s->C)
 
 static void test_norm(bool layernorm, bool branch, size_t N, size_t C, double scale) {
     if (!wanted(layernorm ? "layernorm_forward layernorm_backward" : "rmsnorm_forward rmsnorm_backward")) return;
     const size_t n = N * C, means = layernorm ? N : 0, biases = layernorm ? C : 0;
     Shape s = {.C = C, .N = N, .epsilon = (double)1e-5f, .mean = layernorm};
-    Case c = case_begin(layernorm ? "layernorm_forward" : "rmsnorm_forward",
-                        layernorm ? call_layernorm_forward : call_rmsnorm_forward, &s, "N=%zu C=%zu x%.0g%s", N, C,
-                        scale, branch ? " branch" : "");
+    Case c = case_begin(layernorm ? operation_layernorm_forward : operation_rmsnorm_forward, &s, "N=%zu C=%zu x%.0g%s",
+                        N, C, scale, branch ? " branch" : "");
     Result* out = output(&c, "out", OUTPUT, STORED, n, C);
     Result* residual = output(&c, "residual", OUTPUT, STORED, branch ? n : 0, SAME_BITS);
     Result* mean = output(&c, "mean", OUTPUT, FLOAT, means, C);
@@ -436,8 +437,7 @@ static void test_norm(bool layernorm, bool branch, size_t N, size_t C, double sc
     }
     case_prove(&c);
 
-    Case b = case_begin(layernorm ? "layernorm_backward" : "rmsnorm_backward",
-                        layernorm ? call_layernorm_backward : call_rmsnorm_backward, &s, "%s", c.shape);
+    Case b = case_begin(layernorm ? operation_layernorm_backward : operation_rmsnorm_backward, &s, "%s", c.shape);
     b.scratch_bytes = layernorm ? SCRATCH(layernorm_backward_scratch_bytes(N, C))
                                 : SCRATCH(rmsnorm_backward_scratch_bytes(N, C));
     Result *dx = output(&b, "dx", ADDED, STORED, n, C), *dweight = output(&b, "dweight", ADDED, FLOAT, C, N + C);
@@ -455,15 +455,9 @@ static void test_norm(bool layernorm, bool branch, size_t N, size_t C, double sc
 // ------------------------------------------------------------------------------------------------
 // Matmul
 
-static void call_matmul_forward(const Case* c) {
-    RUN(matmul_forward, x(c, 0), x(c, 1), x(c, 2), x(c, 3), c->s.M, c->s.N, c->s.K);
-}
-static void call_matmul_backward_input(const Case* c) {
-    RUN(matmul_backward_input, x(c, 0), x(c, 1), x(c, 2), c->s.M, c->s.N, c->s.K);
-}
-static void call_matmul_backward_weight(const Case* c) {
-    RUN(matmul_backward_weight, f(c, 0), f(c, 1), x(c, 2), x(c, 3), c->s.M, c->s.N, c->s.K);
-}
+OPERATION(matmul_forward, x(c, 0), x(c, 1), x(c, 2), x(c, 3), s->M, s->N, s->K)
+OPERATION(matmul_backward_input, x(c, 0), x(c, 1), x(c, 2), s->M, s->N, s->K)
+OPERATION(matmul_backward_weight, f(c, 0), f(c, 1), x(c, 2), x(c, 3), s->M, s->N, s->K)
 
 // The same with a GELU after it or before it, which the backends fuse as they like: by the includer.
 static void test_matmul_gelu_forward(const Case* forward, const Result* pre);
@@ -474,7 +468,7 @@ static void test_matmul(size_t M, size_t N, size_t K, bool bias) {
     if (!wanted("matmul_forward matmul_backward_input matmul_backward_weight matmul_gelu_forward "
                 "matmul_gelu_backward_input")) return;
     Shape s = {.M = M, .N = N, .K = K};
-    Case c = case_begin("matmul_forward", call_matmul_forward, &s, "M=%zu N=%zu K=%zu%s", M, N, K, bias ? " bias" : "");
+    Case c = case_begin(operation_matmul_forward, &s, "M=%zu N=%zu K=%zu%s", M, N, K, bias ? " bias" : "");
     c.scratch_bytes = SCRATCH(matmul_scratch_bytes());
     Result* out = output(&c, "out", OUTPUT, STORED, M * N, K + ON_CUDA);
     double *rows = input(&c, "in", M * K, 1), *weight = input(&c, "weight", N * K, 1);
@@ -483,8 +477,8 @@ static void test_matmul(size_t M, size_t N, size_t K, bool bias) {
     case_prove(&c);
     if (bias) test_matmul_gelu_forward(&c, out);
 
-    Case b = case_begin("matmul_backward_input", call_matmul_backward_input, &s, "%s", c.shape);
-    Case w = case_begin("matmul_backward_weight", call_matmul_backward_weight, &s, "%s", c.shape);
+    Case b = case_begin(operation_matmul_backward_input, &s, "%s", c.shape);
+    Case w = case_begin(operation_matmul_backward_weight, &s, "%s", c.shape);
     b.scratch_bytes = w.scratch_bytes = c.scratch_bytes;
     Result* dinput = output(&b, "din", OUTPUT, STORED, M * K, N);
     double* dout = input(&b, "dout", M * N, 1);
@@ -503,12 +497,8 @@ static void test_matmul(size_t M, size_t N, size_t K, bool bias) {
 // ------------------------------------------------------------------------------------------------
 // RoPE
 
-static void call_rope_forward(const Case* c) {
-    RUN(rope_forward, x(c, 0), f(c, 1), c->s.first_position, c->s.B, c->s.T, c->s.H, c->s.K, c->s.D);
-}
-static void call_rope_backward(const Case* c) {
-    RUN(rope_backward, x(c, 0), f(c, 1), c->s.B, c->s.T, c->s.H, c->s.K, c->s.D);
-}
+OPERATION(rope_forward, x(c, 0), f(c, 1), s->first_position, s->B, s->T, s->H, s->K, s->D)
+OPERATION(rope_backward, x(c, 0), f(c, 1), s->B, s->T, s->H, s->K, s->D)
 
 static void test_rope(size_t B, size_t T, size_t H, size_t K, size_t D, size_t first_position, float theta) {
     if (!wanted("rope_forward rope_backward")) return;
@@ -525,8 +515,7 @@ static void test_rope(size_t B, size_t T, size_t H, size_t K, size_t D, size_t f
           0x1p-25);
     for (int backward = 0; backward < 2; backward++) {
         if (backward) s.first_position = 0;
-        Case c = case_begin(backward ? "rope_backward" : "rope_forward",
-                            backward ? call_rope_backward : call_rope_forward, &s,
+        Case c = case_begin(backward ? operation_rope_backward : operation_rope_forward, &s,
                             "B=%zu T=%zu H=%zu K=%zu D=%zu at %zu", B, T, H, K, D, s.first_position);
         Result* out = output(&c, "qkv", IN_PLACE, STORED, n, 1);
         Array* qkv = newest(&c);
@@ -555,13 +544,8 @@ static void test_rope(size_t B, size_t T, size_t H, size_t K, size_t D, size_t f
 // ------------------------------------------------------------------------------------------------
 // Attention
 
-static void call_attention_forward(const Case* c) {
-    RUN(attention_forward, x(c, 0), f(c, 1), x(c, 2), c->s.B, c->s.T, c->s.H, c->s.K, c->s.D);
-}
-static void call_attention_backward(const Case* c) {
-    RUN(attention_backward, x(c, 0), f(c, 1), x(c, 2), x(c, 3), f(c, 4), x(c, 5), c->s.B, c->s.T, c->s.H, c->s.K,
-        c->s.D);
-}
+OPERATION(attention_forward, x(c, 0), f(c, 1), x(c, 2), s->B, s->T, s->H, s->K, s->D)
+OPERATION(attention_backward, x(c, 0), f(c, 1), x(c, 2), x(c, 3), f(c, 4), x(c, 5), s->B, s->T, s->H, s->K, s->D)
 // All positions one after another, of a context with three more, which are not looked at.
 static void call_attention_decode(const Case* c) {
     size_t H = c->s.H, K = c->s.K, D = c->s.D;
@@ -569,12 +553,13 @@ static void call_attention_decode(const Case* c) {
         RUN(attention_decode, x(c, 0) + t * H * D, x(c, 1), x(c, 2), f(c, 3), x(c, 4) + t * (H + 2 * K) * D, t,
             c->s.T + 3, H, K, D);
 }
+static const Operation operation_attention_decode = {"attention_decode", call_attention_decode};
 
 static void test_attention(size_t B, size_t T, size_t H, size_t K, size_t D, double scale) {
     if (!wanted("attention_forward attention_backward attention_decode")) return;
     size_t n = B * T * (H + 2 * K) * D, outs = B * T * H * D, caches = T * K * D;
     Shape s = {.B = B, .T = T, .H = H, .K = K, .D = D, .smallest_normal = ON_CUDA ? SMALLEST_NORMAL : 0.0};
-    Case c = case_begin("attention_forward", call_attention_forward, &s, "B=%zu T=%zu H=%zu K=%zu D=%zu x%.2g", B, T, H,
+    Case c = case_begin(operation_attention_forward, &s, "B=%zu T=%zu H=%zu K=%zu D=%zu x%.2g", B, T, H,
                         K, D, scale);
     Result* out = output(&c, "out", OUTPUT, STORED, outs, T + D);
     s.lse = output(&c, "lse", OUTPUT, FLOAT, B * H * T, T + D);
@@ -585,7 +570,7 @@ static void test_attention(size_t B, size_t T, size_t H, size_t K, size_t D, dou
     case_prove(&c);
 
     s.lse = NULL;
-    Case b = case_begin("attention_backward", call_attention_backward, &s, "%s", c.shape);
+    Case b = case_begin(operation_attention_backward, &s, "%s", c.shape);
     Result* din = output(&b, "dqkv", OUTPUT, STORED, n, T + D + H / K);
     array(&b, "delta", UNREAD, FLOAT, B * H * T, 1);
     double* dout = input(&b, "dout", outs, 1);
@@ -597,7 +582,7 @@ static void test_attention(size_t B, size_t T, size_t H, size_t K, size_t D, dou
     case_prove(&b);
 
     if (B == 1 && T <= 150) {
-        Case one = case_begin("attention_decode", call_attention_decode, &s, "%s", c.shape);
+        Case one = case_begin(operation_attention_decode, &s, "%s", c.shape);
         reference_attention(output(&one, "out", OUTPUT, STORED, outs, T + D), in, &s);
         Result* keys = output(&one, "key_cache", OUTPUT, STORED, caches, SAME_BITS);
         Result* values = output(&one, "value_cache", OUTPUT, STORED, caches, SAME_BITS);
@@ -618,26 +603,24 @@ static void test_attention(size_t B, size_t T, size_t H, size_t K, size_t D, dou
 // ------------------------------------------------------------------------------------------------
 // GELU, SwiGLU
 
-static void call_gelu_forward(const Case* c) { RUN(gelu_forward, x(c, 0), x(c, 1), c->s.N); }
-static void call_gelu_backward(const Case* c) { RUN(gelu_backward, x(c, 0), x(c, 1), x(c, 2), c->s.N); }
-static void call_gelu_backward_in_place(const Case* c) { RUN(gelu_backward, x(c, 0), x(c, 0), x(c, 1), c->s.N); }
-static void call_swiglu_forward(const Case* c) { RUN(swiglu_forward, x(c, 0), x(c, 1), c->s.N, c->s.F); }
-static void call_swiglu_backward(const Case* c) { RUN(swiglu_backward, x(c, 0), x(c, 1), x(c, 2), c->s.N, c->s.F); }
+OPERATION(gelu_forward, x(c, 0), x(c, 1), s->N)
+OPERATION(gelu_backward, x(c, 0), x(c, 1), x(c, 2), s->N)
+OPERATION_AS(gelu_backward_in_place, "gelu_backward, din = dout", gelu_backward, x(c, 0), x(c, 0), x(c, 1), s->N)
+OPERATION(swiglu_forward, x(c, 0), x(c, 1), s->N, s->F)
+OPERATION(swiglu_backward, x(c, 0), x(c, 1), x(c, 2), s->N, s->F)
 
 static void test_nonlinearity(bool gelu, size_t N, size_t F, double scale) {
     if (!wanted(gelu ? "gelu_forward gelu_backward" : "swiglu_forward swiglu_backward")) return;
     size_t outs = N * F, ins = gelu ? outs : 2 * outs;
     Shape s = {.N = gelu ? outs : N, .F = F};
-    Case c = case_begin(gelu ? "gelu_forward" : "swiglu_forward", gelu ? call_gelu_forward : call_swiglu_forward, &s,
-                        "N=%zu F=%zu x%.2g", N, F, scale);
+    Case c = case_begin(gelu ? operation_gelu_forward : operation_swiglu_forward, &s, "N=%zu F=%zu x%.2g", N, F, scale);
     ReferenceForward forward = gelu ? reference_gelu : reference_swiglu;
     Result* out = output(&c, "out", OUTPUT, STORED, outs, 1);
     double* in[1] = {input(&c, "in", ins, scale)};
     forward(out, in, &s);
     case_prove(&c);
 
-    Case b = case_begin(gelu ? "gelu_backward" : "swiglu_backward", gelu ? call_gelu_backward : call_swiglu_backward,
-                        &s, "%s", c.shape);
+    Case b = case_begin(gelu ? operation_gelu_backward : operation_swiglu_backward, &s, "%s", c.shape);
     Result* din = output(&b, "din", OUTPUT, STORED, ins, 1);
     double* dout = input(&b, "dout", outs, 1);
     input_again(&b, &c.arrays[1]);
@@ -645,7 +628,7 @@ static void test_nonlinearity(bool gelu, size_t N, size_t F, double scale) {
     reference_gradient(&b, &din, 1, forward, backward, dout, outs, in);
     case_prove(&b);
     if (gelu) {
-        Case same = case_begin("gelu_backward, din = dout", call_gelu_backward_in_place, &s, "%s", c.shape);
+        Case same = case_begin(operation_gelu_backward_in_place, &s, "%s", c.shape);
         Array* gradient = array(&same, "din", IN_PLACE, STORED, outs, 1);
         memcpy(gradient->start, b.arrays[1].start, outs * sizeof(floatX));
         gradient->expected = din;
@@ -661,25 +644,23 @@ static void test_nonlinearity(bool gelu, size_t N, size_t F, double scale) {
 // ------------------------------------------------------------------------------------------------
 // Dropout
 
-static void call_dropout(const Case* c) { RUN(dropout, x(c, 0), x(c, 1), c->p, 11, 5, c->s.first_position, c->s.N); }
-static void call_dropout_in_place(const Case* c) {
-    RUN(dropout, x(c, 0), x(c, 0), c->p, 11, 5, c->s.first_position, c->s.N);
-}
+OPERATION(dropout, x(c, 0), x(c, 1), c->p, 11, 5, s->first_position, s->N)
+OPERATION_AS(dropout_in_place, "dropout, in place", dropout, x(c, 0), x(c, 0), c->p, 11, 5, s->first_position, s->N)
 static void call_dropout_in_parts(const Case* c) {  // which do not begin at a multiple of 4
     for (size_t i = 0, step; i < c->s.N; i += step) {
         step = min_size(c->s.N / 3 + 1, c->s.N - i);
         RUN(dropout, x(c, 0) + i, x(c, 0) + i, c->p, 11, 5, c->s.first_position + i, step);
     }
 }
+static const Operation operation_dropout_in_parts = {"dropout, in place and in parts", call_dropout_in_parts};
 
 static void test_dropout(size_t N, size_t first, float p) {
     if (!wanted("dropout")) return;
-    static const char* const names[3] = {"dropout", "dropout, in place", "dropout, in place and in parts"};
-    void (*const calls[3])(const Case*) = {call_dropout, call_dropout_in_place, call_dropout_in_parts};
+    const Operation ways[3] = {operation_dropout, operation_dropout_in_place, operation_dropout_in_parts};
     Shape s = {.N = N, .first_position = first};
     const void* whole = NULL;
     for (int way = 0; way < 3; way++) {
-        Case c = case_begin(names[way], calls[way], &s, "N=%zu first=%zu p=%.2g", N, first, (double)p);
+        Case c = case_begin(ways[way], &s, "N=%zu first=%zu p=%.2g", N, first, (double)p);
         c.p = p;
         Result* values = output(&c, "out", way ? IN_PLACE : OUTPUT, STORED, N, 1);
         Array *out = newest(&c), *in = way ? out : array(&c, "in", INPUT, STORED, N, 1);
@@ -708,9 +689,7 @@ static void test_dropout(size_t N, size_t first, float p) {
 // ------------------------------------------------------------------------------------------------
 // Classifier
 
-static void call_classifier(const Case* c) {
-    RUN(classifier, x(c, 0), f(c, 1), i32(c, 2), c->dloss, c->s.N, c->s.V, c->s.Vp);
-}
+OPERATION(classifier, x(c, 0), f(c, 1), i32(c, 2), c->dloss, s->N, s->V, s->Vp)
 
 // ignored: every how many rows have no target (0: none, 1: all)
 static void test_classifier(size_t N, size_t V, size_t Vp, double scale, size_t ignored, float dloss) {
@@ -721,7 +700,7 @@ static void test_classifier(size_t N, size_t V, size_t Vp, double scale, size_t 
     for (size_t row = 0; ignored > 0 && row < N; row += ignored) targets[row] = -1;
     for (size_t row = 0; row < N; row++) dout[row] = (double)dloss;
     for (int loss_alone = 0; loss_alone < 2; loss_alone++) {
-        Case c = case_begin("classifier", call_classifier, &s, "N=%zu V=%zu Vp=%zu x%.3g -1:%zu%s", N, V, Vp, scale,
+        Case c = case_begin(operation_classifier, &s, "N=%zu V=%zu Vp=%zu x%.3g -1:%zu%s", N, V, Vp, scale,
                             ignored, loss_alone ? " loss" : "");
         c.dloss = loss_alone ? 0.0f : dloss;
         c.silent = ignored == 1;
@@ -758,29 +737,29 @@ static void test_classifier(size_t N, size_t V, size_t Vp, double scale, size_t 
 // ------------------------------------------------------------------------------------------------
 // Vectors
 
-static void call_fill_zero(const Case* c) { RUN(fill_zero, f(c, 0), c->s.N * sizeof(float)); }
-static void call_cast_to_float(const Case* c) { RUN(cast_to_float, f(c, 0), x(c, 1), c->s.N); }
-static void call_cast_from_float(const Case* c) { RUN(cast_from_float, x(c, 0), f(c, 1), c->s.N); }
-static void call_sum_of_squares(const Case* c) { RUN(sum_of_squares, d(c, 0), f(c, 1), c->s.N); }
-static void call_sum_scaled(const Case* c) { RUN(sum_scaled, d(c, 0), f(c, 1), 0.37, c->s.N); }
-static void call_add(const Case* c) { RUN(add, f(c, 0), f(c, 1), c->s.N); }
-static void call_add_stored(const Case* c) { RUN(add_stored, f(c, 0), x(c, 1), c->s.N); }
+OPERATION(fill_zero, f(c, 0), s->N * sizeof(float))
+OPERATION(cast_to_float, f(c, 0), x(c, 1), s->N)
+OPERATION(cast_from_float, x(c, 0), f(c, 1), s->N)
+OPERATION(sum_of_squares, d(c, 0), f(c, 1), s->N)
+OPERATION(sum_scaled, d(c, 0), f(c, 1), 0.37, s->N)
+OPERATION(add, f(c, 0), f(c, 1), s->N)
+OPERATION(add_stored, f(c, 0), x(c, 1), s->N)
 
 static void test_vectors(size_t N) {
     Shape s = {.N = N};
-    const struct { const char* name; void (*call)(const Case*); Role out; Kind out_kind, in_kind; } rows[7] = {
-        {"fill_zero", call_fill_zero, OUTPUT, FLOAT, FLOAT},
-        {"cast_to_float", call_cast_to_float, OUTPUT, FLOAT, STORED},
-        {"cast_from_float", call_cast_from_float, OUTPUT, STORED, FLOAT},
-        {"add", call_add, IN_PLACE, FLOAT, FLOAT},
-        {"add_stored", call_add_stored, IN_PLACE, FLOAT, STORED},
-        {"sum_of_squares", call_sum_of_squares, OUTPUT, DOUBLE, FLOAT},
-        {"sum_scaled", call_sum_scaled, ADDED, DOUBLE, FLOAT},
+    const struct { Operation o; Role out; Kind out_kind, in_kind; } rows[7] = {
+        {operation_fill_zero, OUTPUT, FLOAT, FLOAT},
+        {operation_cast_to_float, OUTPUT, FLOAT, STORED},
+        {operation_cast_from_float, OUTPUT, STORED, FLOAT},
+        {operation_add, IN_PLACE, FLOAT, FLOAT},
+        {operation_add_stored, IN_PLACE, FLOAT, STORED},
+        {operation_sum_of_squares, OUTPUT, DOUBLE, FLOAT},
+        {operation_sum_scaled, ADDED, DOUBLE, FLOAT},
     };
     for (int i = 0; i < 7; i++) {
-        if (!wanted(rows[i].name)) continue;
+        if (!wanted(rows[i].o.name)) continue;
         bool sum = rows[i].out_kind == DOUBLE, adds = rows[i].out == IN_PLACE;
-        Case c = case_begin(rows[i].name, rows[i].call, &s, "N=%zu", N);
+        Case c = case_begin(rows[i].o, &s, "N=%zu", N);
         Result* r = output(&c, "out", rows[i].out, rows[i].out_kind, sum ? 1 : N, sum ? N : SAME_BITS);
         Array *out = newest(&c), *in = i == 0 ? NULL : array(&c, "x", INPUT, rows[i].in_kind, N, 1);
         if (sum) c.scratch_bytes = SCRATCH(i == 5 ? sum_of_squares_scratch_bytes() : sum_scaled_scratch_bytes());
@@ -807,9 +786,7 @@ static void test_vectors(size_t N) {
 // ------------------------------------------------------------------------------------------------
 // Optimizers
 
-static void call_optimizer(const Case* c) {
-    RUN(optimizer_update, x(c, 0), f(c, 1), f(c, 2), f(c, 3), f(c, 4), &c->step, c->s.first_position, c->s.N);
-}
+OPERATION(optimizer_update, x(c, 0), f(c, 1), f(c, 2), f(c, 3), f(c, 4), &c->step, s->first_position, s->N)
 static void call_optimizer_in_parts(const Case* c) {
     for (size_t i = 0, length = c->s.N / 2 + 1; i < c->s.N; i += length)
         RUN(optimizer_update, x(c, 0) + i, f(c, 1) ? f(c, 1) + i : NULL, f(c, 2) ? f(c, 2) + i : NULL,
@@ -847,7 +824,7 @@ static void test_optimizer(OptimizerKind kind, bool master_weights, size_t N, si
     if (!wanted("optimizer_update")) return;
     Shape s = {.N = N, .first_position = first};
     bool has_m = optimizer_states(kind) > 0, has_v = optimizer_states(kind) > 1;
-    Case c = case_begin("optimizer_update", call_optimizer, &s, "%s N=%zu first=%zu step=%zu%s", OPTIMIZERS[kind].name,
+    Case c = case_begin(operation_optimizer_update, &s, "%s N=%zu first=%zu step=%zu%s", OPTIMIZERS[kind].name,
                         N, first, (size_t)step, master_weights ? " masters" : "");
     c.step.kind = kind;
     c.step.lr = 0.01f, c.step.beta1 = 0.9f, c.step.beta2 = 0.99f, c.step.epsilon = 1e-8f, c.step.weight_decay = 0.1f;

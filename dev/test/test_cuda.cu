@@ -220,12 +220,8 @@ static void test_device(void) {
 // ------------------------------------------------------------------------------------------------
 // Matmuls with a GELU
 
-static void call_matmul_gelu_forward(const Case* c) {
-    RUN(matmul_gelu_forward, x(c, 0), x(c, 4), x(c, 1), x(c, 2), x(c, 3), c->s.M, c->s.N, c->s.K);
-}
-static void call_matmul_gelu_backward_input(const Case* c) {
-    RUN(matmul_gelu_backward_input, x(c, 0), x(c, 1), x(c, 2), x(c, 3), c->s.M, c->s.N, c->s.K);
-}
+OPERATION(matmul_gelu_forward, x(c, 0), x(c, 4), x(c, 1), x(c, 2), x(c, 3), s->M, s->N, s->K)
+OPERATION(matmul_gelu_backward_input, x(c, 0), x(c, 1), x(c, 2), x(c, 3), s->M, s->N, s->K)
 
 // The derivative of GELU at n places, with its size, as a result for one in dout.
 static Result* gelu_slope(double* at, size_t n) {
@@ -241,7 +237,7 @@ static Result* gelu_slope(double* at, size_t n) {
 // of the sum to floatX, which may happen before the GELU or not. Libraries take 1 + tanh(u), whose error is that of a
 // 1, for what here is 2 sigmoid(2u): both forms are allowed.
 static void test_matmul_gelu_forward(const Case* forward, const Result* sum) {
-    Case c = case_begin("matmul_gelu_forward", call_matmul_gelu_forward, &forward->s, "%s", forward->shape);
+    Case c = case_begin(operation_matmul_gelu_forward, &forward->s, "%s", forward->shape);
     c.scratch_bytes = forward->scratch_bytes;
     size_t n = sum->n, K = forward->s.K;
     Result* out = output(&c, "out", OUTPUT, STORED, n, K);
@@ -263,8 +259,7 @@ static void test_matmul_gelu_forward(const Case* forward, const Result* sum) {
 
 // din = sum * slope: the slope has an error of its own, and the sum may have been rounded to floatX before.
 static void test_matmul_gelu_backward(const Case* backward, const Result* sum) {
-    Case c = case_begin("matmul_gelu_backward_input", call_matmul_gelu_backward_input, &backward->s, "%s",
-                        backward->shape);
+    Case c = case_begin(operation_matmul_gelu_backward_input, &backward->s, "%s", backward->shape);
     c.scratch_bytes = backward->scratch_bytes;
     size_t n = sum->n;
     Result* din = output(&c, "din", OUTPUT, STORED, n, backward->s.N);
@@ -284,12 +279,10 @@ static void test_matmul_gelu_backward(const Case* backward, const Result* sum) {
 
 static int64_t* i64(const Case* c, int array) { return (int64_t*)at(c, array); }
 
-static void call_exact_add(const Case* c) {
-    RUN(exact_add, i64(c, 0), d(c, 1), f(c, 2), c->scale, c->limit, c->s.N);
-}
-static void call_exact_merge(const Case* c) { RUN(exact_merge, i64(c, 0), i64(c, 1), c->s.N); }
-static void call_exact_read(const Case* c) { RUN(exact_read, f(c, 0), i64(c, 1), 1.0 / c->scale, c->s.N); }
-static void call_checksum(const Case* c) { RUN(checksum, (uint64_t*)i64(c, 0), x(c, 1), c->s.first_position, c->s.N); }
+OPERATION(exact_add, i64(c, 0), d(c, 1), f(c, 2), c->scale, c->limit, s->N)
+OPERATION(exact_merge, i64(c, 0), i64(c, 1), s->N)
+OPERATION(exact_read, f(c, 0), i64(c, 1), 1.0 / c->scale, s->N)
+OPERATION(checksum, (uint64_t*)i64(c, 0), x(c, 1), s->first_position, s->N)
 
 // Integers of any length up to 61 bits, which may be added up.
 static Array* longs(Case* c, const char* name, Role role, size_t n) {
@@ -316,7 +309,7 @@ static void make_fixed(const Array* a, double scale) {
 static void test_exact_add(size_t N, double scale, double limit, size_t outside) {
     if (!wanted("exact_add")) return;
     Shape s = {.N = N};
-    Case c = case_begin("exact_add", call_exact_add, &s, "N=%zu x%.3g to %g, %zu beyond", N, scale, limit, outside);
+    Case c = case_begin(operation_exact_add, &s, "N=%zu x%.3g to %g, %zu beyond", N, scale, limit, outside);
     c.scale = scale;
     c.limit = limit;
     c.changes = true;
@@ -345,20 +338,19 @@ static void test_exact(size_t N) {
     if (N > 3) test_exact_add(N, 0x1p50, 512.0, 1);
     if (N > 100) test_exact_add(N, 0x1p50 / 3, 1000.9, N / 4);
     const struct {
-        const char* name;
-        void (*call)(const Case*);
+        Operation o;
         Role out;
         Kind out_kind, in_kind;
         double scale;
     } rows[4] = {
-        {"exact_merge", call_exact_merge, IN_PLACE, LONG, LONG, 0},
-        {"exact_read", call_exact_read, OUTPUT, FLOAT, LONG, 0x1p50},
-        {"exact_read", call_exact_read, OUTPUT, FLOAT, LONG, 0x1p50 / 3},
-        {"checksum", call_checksum, OUTPUT, LONG, STORED, 0},
+        {operation_exact_merge, IN_PLACE, LONG, LONG, 0},
+        {operation_exact_read, OUTPUT, FLOAT, LONG, 0x1p50},
+        {operation_exact_read, OUTPUT, FLOAT, LONG, 0x1p50 / 3},
+        {operation_checksum, OUTPUT, LONG, STORED, 0},
     };
     for (int i = 0; i < 4; i++) {
-        if (!wanted(rows[i].name)) continue;
-        Case c = case_begin(rows[i].name, rows[i].call, &s, "N=%zu", N);
+        if (!wanted(rows[i].o.name)) continue;
+        Case c = case_begin(rows[i].o, &s, "N=%zu", N);
         c.scale = rows[i].scale;
         c.changes = i == 3;
         if (rows[i].out == IN_PLACE) longs(&c, "sums", IN_PLACE, N);
