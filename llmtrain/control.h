@@ -19,7 +19,6 @@
 #include "launch.h"
 
 #include <netinet/tcp.h>
-#include <sys/resource.h>
 #ifdef LLMTRAIN_MPI
 #define OMPI_SKIP_MPICXX
 #include <mpi.h>

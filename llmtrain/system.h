@@ -28,6 +28,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #if defined(__linux__) && !defined(LLMTRAIN_POSIX_ONLY)
@@ -85,6 +86,15 @@ static inline size_t memory_available(void) {
 #endif
 }
 
+// The most memory that a process has had, in bytes, of what getrusage or wait4 says.
+static inline size_t memory_peak_of(const struct rusage* usage) {
+#ifdef __APPLE__
+    return (size_t)usage->ru_maxrss;
+#else
+    return (size_t)usage->ru_maxrss * 1024;
+#endif
+}
+
 // Bytes that the container of this process can still have; SIZE_MAX if it has no limit.
 static inline size_t memory_of_container(void) {
 #ifdef SYSTEM_LINUX
@@ -110,10 +120,12 @@ static inline void memory_use_large_pages(void* memory, size_t bytes) {
 
 // Flushes a file or directory to the disk, as fsync does; on macOS fsync leaves the data in the disk's own cache.
 static inline int disk_flush(int file) {
+    int result = fsync(file);
 #ifdef SYSTEM_MACOS
-    if (fcntl(file, F_FULLFSYNC) == 0) return 0;  // not every file system has it
+    // Not every file system has this.
+    if (result == 0 && fcntl(file, F_FULLFSYNC) != 0 && errno != ENOTSUP && errno != EINVAL) result = -1;
 #endif
-    return fsync(file);
+    return result;
 }
 
 // Starts the flush of a part of a file, and does not wait for it.
@@ -127,7 +139,7 @@ static inline void disk_flush_begin(int file, size_t first, size_t bytes) {
 
 // Starts to read a part of a file, and does not wait for it.
 static inline void disk_read_ahead(int file, size_t first, size_t bytes) {
-#ifdef SYSTEM_MACOS
+#ifdef __APPLE__
     struct radvisory part = {(off_t)first, (int)bytes};
     fcntl(file, F_RDADVISE, &part);
 #else
@@ -149,7 +161,7 @@ static inline bool terminal_path(char path[64], int file) {
 // 3. Descriptors
 
 // Flags of send: a closed connection is an error, not a signal; more follows at once.
-#ifdef SYSTEM_MACOS
+#ifdef __APPLE__
 #define SOCKET_QUIET 0  // descriptor_prepare has seen to it
 #else
 #define SOCKET_QUIET MSG_NOSIGNAL
@@ -165,7 +177,7 @@ static inline bool terminal_path(char path[64], int file) {
 static inline int descriptor_prepare(int file) {
     if (file < 0) return -1;
     bool good = fcntl(file, F_SETFD, FD_CLOEXEC) == 0 && fcntl(file, F_SETFL, O_NONBLOCK) == 0;
-#ifdef SYSTEM_MACOS
+#ifdef __APPLE__
     int on = 1;
     setsockopt(file, SOL_SOCKET, SO_NOSIGPIPE, &on, sizeof on);  // fails for a pipe
 #endif

@@ -11,7 +11,7 @@
 #ifndef LLMTRAIN_TENSORS_H
 #define LLMTRAIN_TENSORS_H
 
-#include "base.h"
+#include "system.h"
 #include "../kernels_cpu.h"
 #ifdef LLMTRAIN_CUDA
 #include "../kernels.cuh"
@@ -21,7 +21,6 @@
 #endif
 
 #include <assert.h>
-#include <sys/resource.h>
 
 // ------------------------------------------------------------------------------------------------
 // 1. Tensors
@@ -132,7 +131,7 @@ static inline void* plan_take(MemoryPlan* plan, const char* name, size_t bytes) 
 static inline size_t memory_peak(void) {
     struct rusage usage;
     getrusage(RUSAGE_SELF, &usage);
-    return (size_t)usage.ru_maxrss * 1024;
+    return memory_peak_of(&usage);
 }
 
 // Bytes of the block: at least one, in whole large pages.

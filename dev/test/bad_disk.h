@@ -12,32 +12,7 @@
 #ifndef LLMTRAIN_BAD_DISK_H
 #define LLMTRAIN_BAD_DISK_H
 
-#include "llmtrain/base.h"
-
-#include <fcntl.h>
-#include <limits.h>
-#include <linux/audit.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <poll.h>
-#include <sys/ioctl.h>
-#include <sys/prctl.h>
-#include <sys/socket.h>
-#include <sys/syscall.h>
-#include <sys/uio.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-// What headers of an older kernel lack; the numbers are those of every machine.
-#ifndef SECCOMP_USER_NOTIF_FLAG_CONTINUE
-#define SECCOMP_USER_NOTIF_FLAG_CONTINUE 1
-#endif
-#ifndef SYS_pidfd_open
-#define SYS_pidfd_open 434
-#endif
-#ifndef SYS_pidfd_getfd
-#define SYS_pidfd_getfd 438
-#endif
+#include "llmtrain/system.h"
 
 enum {
     DISK_READ = 1, DISK_WRITE = 2, DISK_FLUSH = 4, DISK_RENAME = 8, DISK_OPEN = 16, DISK_MAKE = 32, DISK_REMOVE = 64,
@@ -56,6 +31,41 @@ typedef struct {
     unsigned kind;         // of the last of these
     char path[PATH_MAX];   // and its path
 } BadDisk;
+
+static const char* disk_kind_name(unsigned kind) {
+    static const char* const names[] = {"read", "write", "flush", "rename", "open", "mkdir",
+                                        "remove", "list", "cut", "look", "lock"};
+    size_t i = 0;
+    while (kind >> (i + 1)) i++;
+    return names[i];
+}
+
+// Two sockets that are closed in programs that the test starts.
+static bool bad_disk_sockets(int sockets[2]) {
+    return socketpair(AF_UNIX, SOCK_STREAM, 0, sockets) == 0 && fcntl(sockets[0], F_SETFD, FD_CLOEXEC) == 0 &&
+           fcntl(sockets[1], F_SETFD, FD_CLOEXEC) == 0;
+}
+
+#ifdef __linux__
+
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/ioctl.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+
+// What headers of an older kernel lack; the numbers are those of every machine.
+#ifndef SECCOMP_USER_NOTIF_FLAG_CONTINUE
+#define SECCOMP_USER_NOTIF_FLAG_CONTINUE 1
+#endif
+#ifndef SYS_pidfd_open
+#define SYS_pidfd_open 434
+#endif
+#ifndef SYS_pidfd_getfd
+#define SYS_pidfd_getfd 438
+#endif
 
 // Of each call: where in its arguments there are a descriptor, or one of a directory, and a path.
 static const struct { unsigned kind; int number; int file, path; } DISK_CALLS[] = {
@@ -77,14 +87,6 @@ static const struct { unsigned kind; int number; int file, path; } DISK_CALLS[] 
 #endif
 };
 enum { DISK_CALL_COUNT = sizeof DISK_CALLS / sizeof DISK_CALLS[0] };
-
-static const char* disk_kind_name(unsigned kind) {
-    static const char* const names[] = {"read", "write", "flush", "rename", "open", "mkdir",
-                                        "remove", "list", "cut", "look", "lock"};
-    size_t i = 0;
-    while (kind >> (i + 1)) i++;
-    return names[i];
-}
 
 // Where a call is told that its path stands for; "" if it cannot be read.
 static void disk_path(char path[PATH_MAX], pid_t pid, const __u64* arguments, size_t call) {
@@ -266,7 +268,7 @@ static bool bad_disk_possible(void) {
     half.length = 1;
     fails = half;
     fails.error = EIO;
-    if (file < 0 || socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) != 0) return false;
+    if (file < 0 || !bad_disk_sockets(sockets)) return false;
     pid_t child = fork();
     if (child == 0) {
         if (!bad_disk_enter(DISK_WRITE, sockets[1])) _exit(1);
@@ -285,5 +287,16 @@ static bool bad_disk_possible(void) {
     close(file);
     return child > 0 && waitpid(child, &status, 0) == child && status == 0;
 }
+
+#else  // no system but Linux lets a program answer the calls of another
+
+static bool bad_disk_possible(void) { return false; }
+static bool bad_disk_enter(unsigned calls, int socket) { return (void)calls, (void)socket, false; }
+static int bad_disk_listen(int socket) { return (void)socket, -1; }
+static void bad_disk_serve(BadDisk* disk, int* listeners, const pid_t* pids, size_t count, double ms) {
+    (void)disk, (void)listeners, (void)pids, (void)count, (void)ms;
+}
+
+#endif
 
 #endif  // LLMTRAIN_BAD_DISK_H

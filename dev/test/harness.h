@@ -13,7 +13,7 @@
 //     verdict("every element");                                         that do not hold are printed, below its line
 //     return tests_end();                                               N passed, N failed
 //
-// Processes that the test forks count into the same sums. The header needs only base.h, and compiles as C11 and C++17.
+// Processes that the test forks count into the same sums. The header needs system.h, and compiles as C11 and C++17.
 
 #ifndef LLMTRAIN_HARNESS_H
 #define LLMTRAIN_HARNESS_H
@@ -22,7 +22,7 @@
 #define _GNU_SOURCE
 #endif
 
-#include "llmtrain/base.h"
+#include "llmtrain/system.h"
 
 #include <ctype.h>
 #include <dirent.h>
@@ -31,7 +31,6 @@
 #include <netinet/in.h>
 #include <signal.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -312,7 +311,7 @@ static inline int directory_count(const char* path, const char* part) {
     return directory_each(path, name_count, &names) ? names.count : -1;
 }
 
-static inline int open_descriptors(void) { return directory_count("/proc/self/fd", ""); }
+static inline int open_descriptors(void) { return directory_count("/dev/fd", ""); }
 
 // ------------------------------------------------------------------------------------------------
 // 3. Programs
@@ -389,13 +388,15 @@ typedef struct {
 static inline void program_start(Program* p, char* const* words, void (*become)(const void*), const void* context) {
     int out[2], err[2];
     memset(p, 0, sizeof *p);
-    need(pipe2(out, O_CLOEXEC) == 0 && pipe2(err, O_CLOEXEC) == 0, "pipes");
+    need(pipe_open(out) && pipe_open(err), "pipes");
     p->pipes[0] = out[0];
     p->pipes[1] = err[0];
     for (int i = 0; i < 2; i++) {
-        fcntl(p->pipes[i], F_SETFL, O_NONBLOCK);
-        fcntl(p->pipes[i], F_SETPIPE_SZ, 1 << 20);  // should nobody look for a while
+        pipe_enlarge(p->pipes[i], 1 << 20);  // should nobody look for a while
     }
+    fcntl(out[1], F_SETFL, 0);  // the program's ends block
+    fcntl(err[1], F_SETFL, 0);
+    pid_t parent = getpid();
     p->began_ms = now_ms();
     fflush(NULL);
     p->pid = fork();
@@ -409,7 +410,7 @@ static inline void program_start(Program* p, char* const* words, void (*become)(
     const struct rlimit no_core = {0, 0};
     int nothing = open("/dev/null", O_RDONLY | O_CLOEXEC);
     setpgid(0, 0);
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (!process_end_with_parent(parent, SIGKILL)) _exit(EXIT_NOT_RUN);
     setrlimit(RLIMIT_CORE, &no_core);
     signal(SIGPIPE, SIG_DFL);
     if (dup2(nothing, 0) != 0 || dup2(out[1], 1) != 1 || dup2(err[1], 2) != 2) _exit(EXIT_NOT_RUN);
@@ -445,7 +446,7 @@ static inline void program_look(Program* p) {
     *(stopped ? &p->stopped_ms : &p->ended_ms) = now_ms();
     if (stopped) return;
     p->status = status;
-    p->peak = (size_t)usage.ru_maxrss * 1024;
+    p->peak = memory_peak_of(&usage);
 }
 
 // Looks at programs that belong together; false when all have ended. Those that are stopped are killed when no other
@@ -508,7 +509,7 @@ static inline size_t port_reserve(int* reserved) {
     for (int family = 0; family < 2; family++) {  // IPv6, which takes IPv4 too, or IPv4 alone
         memset(&address, 0, sizeof address);
         address.any.sa_family = family == 0 ? AF_INET6 : AF_INET;
-        *reserved = socket(address.any.sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        *reserved = descriptor_prepare(socket(address.any.sa_family, SOCK_STREAM, 0));
         bool takes_both = family == 1 || setsockopt(*reserved, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off) == 0;
         if (*reserved >= 0 && takes_both &&
             setsockopt(*reserved, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&

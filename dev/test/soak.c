@@ -30,13 +30,11 @@
 // number and on --seed alone: --case I repeats one.
 
 #include "llmtrain.h"
-#include "harness.h"
 #include "bad_disk.h"
+#include "machine.h"
 #include "pieces.h"
 
 #include <grp.h>
-#include <sched.h>
-#include <sys/mount.h>
 
 #define STEPS 30
 #define RANKS_MAX ((size_t)4)
@@ -219,7 +217,7 @@ static void job_become(const void* context) {
     const Harm* harm = &job.harm;
     const struct rlimit limit = {harm->file_limit, harm->file_limit};
     if (harm->file_limit) setrlimit(RLIMIT_FSIZE, &limit);
-    clearenv();
+    environment_clear();
     environment_set(text_of("OMP_NUM_THREADS=1|OMP_WAIT_POLICY=passive|RANK=%zu|LOCAL_RANK=%zu|WORLD_SIZE=%zu|"
                             "MASTER_ADDR=127.0.0.1|MASTER_PORT=%zu", s->rank, s->rank, job.world, s->port));
     // A program with the address sanitizer, too, is to die of it.
@@ -259,7 +257,7 @@ static void job_start(size_t world, const char* arguments, Harm harm) {
     for (size_t r = 0; r < world; r++) {
         int sockets[2] = {-1, -1};
         bool has_bad_disk = harm.disk && (harm.all_disks || harm.disk_rank == r);
-        need(!has_bad_disk || socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) == 0, "a socket");
+        need(!has_bad_disk || bad_disk_sockets(sockets), "a socket");
         start.rank = r;
         start.disk_socket = sockets[1];
         program_start(&job.ranks[r], words.words, job_become, &start);
@@ -654,7 +652,7 @@ static void workers_share(const char* name, size_t cases, void (*enter)(void), v
         workers[w] = fork();
         need(workers[w] >= 0, "a process");
         if (workers[w] != 0) continue;
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        process_end_with_parent(getppid(), SIGKILL);
         worker_enter(text_of("%s_%zu", name, w));
         if (enter) enter();
         for (Count i; (i = __atomic_fetch_add(&shared->taken, 1, __ATOMIC_RELAXED)) < cases;) run_one(i);
@@ -900,7 +898,7 @@ static void disk_case(size_t index) {
     if (has_disk) {
         const char* size = text_of("size=%zuk,mode=0755", DISK_CASES[index / 2].size);
         need(mkdir(disk, 0755) == 0 || errno == EEXIST, "%s", disk);
-        need(mount("tmpfs", disk, "tmpfs", 0, size) == 0, "%s", disk);
+        need(machine_mount(disk, size), "%s", disk);
     }
     if (trouble == HOT_FULL) snprintf(hot, sizeof hot, "--ckpt-hot 3 --ckpt-hot-dir %s", disk);
     // What is written beside training keeps the disk full for a while, in which the log must do without it.
@@ -927,21 +925,21 @@ static void disk_case(size_t index) {
     expect(trouble != READ_ONLY || directory_exists(step_path(4)), "the first checkpoint is gone");
 
     // The trouble is over: the run goes on.
-    if (trouble == FULL) need(mount("tmpfs", disk, "tmpfs", MS_REMOUNT, "size=64m") == 0, "%s", disk);
+    if (trouble == FULL) need(machine_remount(disk, "size=64m"), "%s", disk);
     if (trouble == READ_ONLY) chmod(out, 0755);
     run(&way, text_of("%s --resume", hot), (Harm){.as_nobody = harm.as_nobody});
     if (expect(job_good(), "it does not resume")) {
         if (trouble == DELETED) check_weights();  // the log is gone
         else check_complete(way.world);
     }
-    if (has_disk) umount2(disk, MNT_DETACH);
+    if (has_disk) machine_unmount(disk);
     run_remove();
     conclude("%s: %s, %s", name, way_text(&way), good ? "runs to its end" : "ends with a sentence, and resumes");
 }
 
 // In a process of its own, whose mounts nobody else sees.
 static void disk_enter(void) {
-    mounts = unshare(CLONE_NEWNS) == 0 && mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0;
+    mounts = machine_own_mounts();
     need(chmod(place, 0777) == 0, "%s", place);
 }
 

@@ -18,7 +18,7 @@
 
 #include "llmtrain/comm.h"
 #include "llmtrain/flags.h"
-#include "harness.h"
+#include "machine.h"
 
 #include <ifaddrs.h>
 #include <net/if.h>
@@ -118,7 +118,7 @@ static void start_ranks(const char* name, size_t world, void (*body)(size_t rank
         pid_t child = children[rank] = fork();
         need(child >= 0, "a process");
         if (child > 0) continue;
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        process_end_with_parent(getppid(), SIGKILL);
         self = &shared->ranks[rank];
         environment_clear();
         environment_set(text_of("RANK=%zu|WORLD_SIZE=%zu|MASTER_ADDR=127.0.0.1|MASTER_PORT=%zu|LLMTRAIN_RUN_ID=test",
@@ -1026,11 +1026,11 @@ static void body_no_spawn(size_t unused) {
     need(setrlimit(RLIMIT_NPROC, &none) == 0 && (geteuid() != 0 || setuid(65534) == 0), "a limit on processes");
     expect(!launch_fork(&launch, 3, &error) && strstr(error.text, "cannot start rank 1 of 3"), "cannot fork");
     expect(launch_reap(&launch, "test_comm", 3, 0, &error) == 3 && launch.listener == -1, "nothing is left of it");
-    need(setrlimit(RLIMIT_NPROC, &before) == 0 && prctl(PR_SET_DUMPABLE, 1) == 0, "what the leak sanitizer needs");
+    need(setrlimit(RLIMIT_NPROC, &before) == 0 && machine_allow_tracing(), "what the leak sanitizer needs");
 }
 
 static void test_spawn(void) {
-    prctl(PR_SET_CHILD_SUBREAPER, 1);  // orphans become children of this process, which can see them end
+    machine_adopt_orphans(true);
     for (spawn = SPAWNS; spawn < SPAWNS + COUNT_OF(SPAWNS); spawn++) {
         start_ranks(spawn->name, 1, body_spawn);
         end_ranks(1);
@@ -1046,7 +1046,7 @@ static void test_spawn(void) {
         }
         end_case();
     }
-    prctl(PR_SET_CHILD_SUBREAPER, 0);
+    machine_adopt_orphans(false);
     start_ranks("no rank can be forked", 1, body_no_spawn);
     end_ranks(1);
     end_case();
@@ -1299,7 +1299,7 @@ static void run_lanes(void) {
         processes[i] = fork();
         need(processes[i] >= 0, "a process");
         if (processes[i] > 0) continue;
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        process_end_with_parent(getppid(), SIGKILL);
         share();
         if (lane_begins[i]) lane_begins[i]();
         for (size_t k = 0; k < COUNT_OF(CASES); k++)

@@ -15,12 +15,10 @@
 // Cases that need what this machine does not grant (mounting, becoming another user) are skipped with the reason.
 
 #include "llmtrain/flags.h"
-#include "harness.h"
+#include "machine.h"
 #include "pieces.h"
 
 #include <grp.h>
-#include <sched.h>
-#include <sys/mount.h>
 
 #define TIME_LIMIT_MS 20000.0
 
@@ -499,8 +497,8 @@ static void prepare_step(const char* step) {
     VERB("write") put_text(path, text);
     VERB("copy") copy_tree(path, text);  // to where
     VERB("fill") good = fill(path);
-    VERB("mount") good = mount("tmpfs", path, "tmpfs", 0, text) == 0;
-    VERB("freeze") good = mount("tmpfs", path, "tmpfs", MS_REMOUNT | MS_RDONLY, NULL) == 0;
+    VERB("mount") good = machine_mount(path, text);
+    VERB("freeze") good = machine_remount(path, NULL);
     VERB("tokens") {  // what token, from where on, and how often
         for (long long i = 0; i < numbers[2]; i++)
             patch(path, 1024 + sizeof token * (size_t)(numbers[1] + i), &token, sizeof token);
@@ -722,7 +720,7 @@ static void case_run(const Case* c, size_t number) {
     }
     program_free(&p);
     need(chdir(root) == 0, "%s", root);
-    umount2(text_of("%s/run", directory), MNT_DETACH);
+    machine_unmount(text_of("%s/run", directory));
     remove_tree(directory);
 }
 
@@ -774,9 +772,9 @@ int main(int argc, char** argv) {
     tests_begin("test_errors");
     root_enter();
     // Mounts in a name space of this process alone end with it, however it ends.
-    bool alone = unshare(CLONE_NEWNS) == 0 && mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0;
+    bool alone = machine_own_mounts();
     need(mkdir("probe", 0755) == 0, "probe");
-    mounting = alone && mount("tmpfs", "probe", "tmpfs", 0, "size=64k") == 0 && umount("probe") == 0;
+    mounting = alone && machine_mount("probe", "size=64k") && machine_unmount("probe");
     memory_limit_try();
     runs_make();
     for (size_t i = 0; i < COUNT_OF(CASES); i++) case_run(&CASES[i], i);

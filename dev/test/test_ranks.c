@@ -29,7 +29,7 @@
 #include "llmtrain/files.h"
 #include "llmtrain/flags.h"
 #include "llmtrain/json.h"
-#include "harness.h"
+#include "machine.h"
 #include "pieces.h"
 
 #define RANKS_MAX ((size_t)4)
@@ -727,7 +727,7 @@ static void expect_slow_reader(void) {
     flags_add(&w, SHAPES[GPT2].arguments);
     flags_add(&w, text_of("--ranks %zu --timeout 3", RANKS_MAX));
     for (int i = 0; i < RUNS; i++) {
-        need(pipe2(ends[i], O_CLOEXEC | O_NONBLOCK) == 0, "a pipe");
+        need(pipe_open(ends[i]), "a pipe");
         while (write(ends[i][1], blanks, sizeof blanks) > 0) {}
         fcntl(ends[i][1], F_SETFL, 0);
         program_start(&programs[i], w.words, become_unread, &ends[i][1]);
@@ -1140,7 +1140,7 @@ int main(int argc, char** argv) {
         fprintf(stderr, "test_ranks: cannot run %s: %s; build it\n", given[i], strerror(errno));
         return 1;
     }
-    prctl(PR_SET_CHILD_SUBREAPER, 1);  // ranks whose parent was killed come to this process, which sees them end
+    machine_adopt_orphans(true);  // ranks whose parent was killed
     tests_begin("test_ranks");
     root_make();
     bool found = test.only == NULL;

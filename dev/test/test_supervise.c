@@ -17,11 +17,8 @@
 #define main supervise_main  // the program is included, so that what is tested is what ships
 #include "launch/supervise.c"
 #undef main
-#include "harness.h"
+#include "machine.h"
 #include "pieces.h"
-
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 
 #define CASE_MS 60e3        // after which a supervisor counts as hung
 #define FLOOD_BYTES ((size_t)10 << 20)
@@ -137,7 +134,7 @@ static Supervised supervised_start(const char* text, bool piped) {
     static Words words;
     Supervised s = {0, -1, now_ms(), NAN, -1};
     int ends[2] = {-1, -1};
-    need(!piped || pipe2(ends, O_CLOEXEC) == 0, "pipe");
+    need(!piped || (pipe_open(ends) && fcntl(ends[0], F_SETFL, 0) == 0 && fcntl(ends[1], F_SETFL, 0) == 0), "pipe");
     fflush(NULL);
     s.pid = fork();
     need(s.pid >= 0, "fork");
@@ -312,7 +309,7 @@ static bool act_is_clean(void) {
     sigaction(SIGXFSZ, NULL, &size_action);
     bool clean = pipe_action.sa_handler == SIG_DFL && size_action.sa_handler == SIG_DFL && fcntl(3, F_GETFD) < 0 &&
                  getsid(0) == getpid();
-    for (int number = 1; number < SIGRTMIN; number++) clean = clean && !sigismember(&mask, number);
+    for (int number = 1; number < 32; number++) clean = clean && !sigismember(&mask, number);
     return clean;
 }
 
@@ -332,14 +329,11 @@ static void act_deaf(void) {
 
 // Leaves the supervisor two descriptors when the command has ended: enough for a file, too few for a start.
 static void act_starve(size_t attempt) {
-    struct rlimit limit;
     await(is_event, "start", attempt - 1);
     sleep_ms(200);  // the event comes first, then the start
     rlim_t number = 1;  // the first that is free: the next after the pipe that the command writes to
     while (file_exists(text_of("/proc/%ld/fd/%llu", (long)getppid(), (unsigned long long)number))) number++;
-    prlimit(getppid(), RLIMIT_NOFILE, NULL, &limit);
-    limit.rlim_cur = number + 1;
-    prlimit(getppid(), RLIMIT_NOFILE, &limit, NULL);
+    machine_limit_files(getppid(), number + 1);
 }
 
 // The time of the last heartbeat, far ahead or long ago, means nothing.
@@ -393,7 +387,7 @@ static int act(char** words) {
         else if (IS("stop")) trace("stop", ""), raise(SIGSTOP);
         else if (IS("ignore")) signal(SIGTERM, SIG_IGN);
         else if (IS("asks")) signal(SIGTERM, act_asked);
-        else if (IS("follow")) prctl(PR_SET_PDEATHSIG, SIGKILL);
+        else if (IS("follow")) process_end_with_parent(getppid(), SIGKILL);
         else if (IS("clock")) act_clock(attempt);
         else if (IS("deaf")) act_deaf();
         else if (IS("flood")) act_flood();
@@ -709,7 +703,7 @@ static void case_starved(void) {
     struct rlimit limit;
     put_text("go", "");
     getrlimit(RLIMIT_NOFILE, &limit);
-    prlimit(s.pid, RLIMIT_NOFILE, &limit, NULL);
+    machine_limit_files(s.pid, limit.rlim_cur);
     supervised_end(&s, 0);  // when there are descriptors again
     check_between((double)trace_count("start"), 3, 3, "starts");
 }
@@ -1035,29 +1029,6 @@ static const Case TRAINER_HANGS[] = {
 // ------------------------------------------------------------------------------------------------
 // 7. Units
 
-// Runs body in a process in which any system call but its end is death.
-static bool runs_without_system_calls(void (*body)(void)) {
-    int status = 0;
-    struct sock_filter rules[] = {
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_exit_group, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL),
-    };
-    struct sock_fprog filter = {COUNT_OF(rules), rules};
-    fflush(NULL);
-    pid_t child = fork();
-    need(child >= 0, "fork");
-    if (child == 0) {
-        if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) _exit(1);
-        if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) != 0) _exit(1);
-        body();
-        _exit(0);
-    }
-    waitpid(child, &status, 0);
-    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
-}
-
 static void unit_clock(void) { now_ms(); }
 static void unit_heartbeats(void) {
     for (uint64_t i = 0; i < 1000; i++) {
@@ -1066,25 +1037,14 @@ static void unit_heartbeats(void) {
     }
 }
 
-// Stays on the number-th of these cores, if there are as many.
-static void use_core(const cpu_set_t* cores, int number) {
-    cpu_set_t one;
-    CPU_ZERO(&one);
-    for (int core = 0; core < CPU_SETSIZE; core++)
-        if (CPU_ISSET(core, cores) && number-- == 0) CPU_SET(core, &one);
-    if (CPU_COUNT(&one) > 0) sched_setaffinity(0, sizeof one, &one);
-}
-
 // A heartbeat is read whole, or known not to be.
 static void test_torn_heartbeats(const Heartbeat* mapped) {
-    cpu_set_t cores;
-    need(sched_getaffinity(0, sizeof cores, &cores) == 0, "cores");
-    bool one_core = CPU_COUNT(&cores) < 2;
+    bool one_core = machine_cores() < 2;
     heartbeat_write(*heartbeat_state(), HEARTBEAT_STEP, 0, "0", false);
     fflush(NULL);
     pid_t writer = fork();
     need(writer >= 0, "fork");
-    use_core(&cores, writer == 0);
+    machine_use_core(writer == 0);
     if (writer == 0) for (uint64_t i = 1;; i++) {
         heartbeat_write(*heartbeat_state(), HEARTBEAT_STEP, i, text_of("%llu", (unsigned long long)i), false);
         for (double until = now_ms() + 1e-3; now_ms() < until;) {}
@@ -1104,7 +1064,7 @@ static void test_torn_heartbeats(const Heartbeat* mapped) {
     }
     kill(writer, SIGKILL);
     waitpid(writer, NULL, 0);
-    sched_setaffinity(0, sizeof cores, &cores);
+    machine_use_core(-1);
     check_case(whole, "heartbeats are read whole");
     check_case(different >= READS, "heartbeats are read while they are written");
 }
@@ -1135,8 +1095,8 @@ static void test_heartbeats(void) {
     check_case(h.phase == HEARTBEAT_COLLECTIVE && h.step == 12, "a collective keeps the step");
     check_between((double)h.ms, before - 1, before + 1000 + slack_ms, "time of a heartbeat, ms");
     check_case(strcmp(h.collective, "a name of more than thirty-two ") == 0, "a long name is cut");
-    bool possible = runs_without_system_calls(unit_clock);
-    if (possible) check_case(runs_without_system_calls(unit_heartbeats), "no system calls");
+    bool possible = machine_runs_without_calls(unit_clock);
+    if (possible) check_case(machine_runs_without_calls(unit_heartbeats), "no system calls");
     else skip("that a heartbeat makes no system calls", "here the clock does, or none can be forbidden");
     test_torn_heartbeats(mapped);
     (*heartbeat_state())->counter = 2;
@@ -1508,10 +1468,10 @@ int main(int argc, char** argv) {
     need(flags_parse(flags, COUNT_OF(flags), argc, argv, &error), "%s", error.text);
     if (flag_was_given(flags, COUNT_OF(flags), "slack")) strict_slack_ms = slack_ms;
     bool trainer = realpath(train, train_path) && access(train_path, X_OK) == 0 && !directory_exists(train_path);
-    need(readlink("/proc/self/exe", self_path, sizeof self_path - 1) > 0, "the path of this program");
+    need(realpath(argv[0], self_path), "the path of this program");
     int length = (int)(strrchr(self_path, '/') - self_path);
     snprintf(supervise_path, sizeof supervise_path, "%.*s/supervise", length, self_path);
-    need(prctl(PR_SET_CHILD_SUBREAPER, 1) == 0, "prctl");
+    machine_adopt_orphans(true);
     unsetenv(HEARTBEAT_VARIABLE);
     root_enter();
     cases_run(CASES, COUNT_OF(CASES));

@@ -1,0 +1,141 @@
+// machine.h: what tests do to the machine, which Linux alone lets them do. Elsewhere each function does nothing and
+// returns false, and the tests that need it are skipped.
+
+#ifndef LLMTRAIN_MACHINE_H
+#define LLMTRAIN_MACHINE_H
+
+#include "harness.h"
+
+#ifdef __linux__
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#endif
+
+// Whether orphans become children of this process, which can see them end.
+static inline bool machine_adopt_orphans(bool on) {
+#ifdef __linux__
+    return prctl(PR_SET_CHILD_SUBREAPER, on) == 0;
+#else
+    (void)on;
+    return false;
+#endif
+}
+
+// After a change of user: this process can be traced again, as sanitizers want.
+static inline bool machine_allow_tracing(void) {
+#ifdef __linux__
+    return prctl(PR_SET_DUMPABLE, 1) == 0;
+#else
+    return true;
+#endif
+}
+
+// Gives this process mounts that no other sees.
+static inline bool machine_own_mounts(void) {
+#ifdef __linux__
+    return unshare(CLONE_NEWNS) == 0 && mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0;
+#else
+    return false;
+#endif
+}
+
+// Mounts a disk in memory ("size=64k,mode=0755").
+static inline bool machine_mount(const char* path, const char* options) {
+#ifdef __linux__
+    return mount("tmpfs", path, "tmpfs", 0, options) == 0;
+#else
+    (void)path; (void)options;
+    return false;
+#endif
+}
+
+// Gives a mounted disk other options; NULL: makes it read-only.
+static inline bool machine_remount(const char* path, const char* options) {
+#ifdef __linux__
+    return mount("tmpfs", path, "tmpfs", options ? MS_REMOUNT : MS_REMOUNT | MS_RDONLY, options) == 0;
+#else
+    (void)path; (void)options;
+    return false;
+#endif
+}
+
+static inline bool machine_unmount(const char* path) {
+#ifdef __linux__
+    return umount2(path, MNT_DETACH) == 0;
+#else
+    (void)path;
+    return false;
+#endif
+}
+
+// The soft limit of another process on open files.
+static inline bool machine_limit_files(pid_t pid, rlim_t files) {
+#ifdef __linux__
+    struct rlimit limit;
+    if (prlimit(pid, RLIMIT_NOFILE, NULL, &limit) != 0) return false;
+    limit.rlim_cur = files;
+    return prlimit(pid, RLIMIT_NOFILE, &limit, NULL) == 0;
+#else
+    (void)pid; (void)files;
+    return false;
+#endif
+}
+
+// The number of cores that this process may use.
+static inline int machine_cores(void) {
+#ifdef __linux__
+    cpu_set_t cores;
+    if (sched_getaffinity(0, sizeof cores, &cores) == 0) return CPU_COUNT(&cores);
+#endif
+    return (int)sysconf(_SC_NPROCESSORS_ONLN);
+}
+
+// Stays on the number-th of the cores that it may use, if there are as many; -1: returns to all of them.
+static inline bool machine_use_core(int number) {
+#ifdef __linux__
+    static cpu_set_t cores;
+    cpu_set_t one;
+    if (CPU_COUNT(&cores) == 0 && sched_getaffinity(0, sizeof cores, &cores) != 0) return false;
+    CPU_ZERO(&one);
+    for (int core = 0, seen = 0; core < CPU_SETSIZE; core++)
+        if (CPU_ISSET(core, &cores) && (seen++ == number || number < 0)) CPU_SET(core, &one);
+    return CPU_COUNT(&one) > 0 && sched_setaffinity(0, sizeof one, &one) == 0;
+#else
+    (void)number;
+    return false;
+#endif
+}
+
+// Calls body in a process that any system call but its end kills; whether it ends.
+static inline bool machine_runs_without_calls(void (*body)(void)) {
+#ifdef __linux__
+    int status = 0;
+    struct sock_filter rules[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_exit_group, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL),
+    };
+    struct sock_fprog filter = {COUNT_OF(rules), rules};
+    fflush(NULL);
+    pid_t child = fork();
+    need(child >= 0, "fork");
+    if (child == 0) {
+        if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) _exit(1);
+        if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) != 0) _exit(1);
+        body();
+        _exit(0);
+    }
+    waitpid(child, &status, 0);
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+#else
+    (void)body;
+    return false;
+#endif
+}
+
+#endif  // LLMTRAIN_MACHINE_H
