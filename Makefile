@@ -33,7 +33,7 @@ endif
 
 # Contracting a*b + c to one rounding, and not keeping errno and traps of mathematical functions, lets loops vectorise
 # and changes no result from run to run; nothing here is -ffast-math.
-CFLAGS := -std=c11 $(OPTIMISE) -ffp-contract=fast -fno-math-errno -fno-trapping-math $(WARNINGS) -pthread
+CFLAGS := -std=c11 $(OPTIMISE) -ffp-contract=off -fno-math-errno -fno-trapping-math $(WARNINGS) -pthread
 OPENMP := $(shell echo 'int main(void){return 0;}' | $(CC) -fopenmp -x c - -o /dev/null 2>/dev/null && echo -fopenmp)
 ifeq ($(OPENMP),)
 OPENMP := -Wno-unknown-pragmas

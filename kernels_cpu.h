@@ -2,16 +2,15 @@
 // against, and the CPU backend.
 //
 //    1. precision            what is stored in floatX, the storage dtype; arithmetic is always float
-//    2. elementary functions exp, sigmoid: inline polynomials that the compiler vectorises
-//    3. embedding            token + position
-//    4. normalisation        layernorm, rmsnorm, each fused with the residual add before it
-//    5. matmul               forward, and the gradients of input, weight and bias (the GEMM is in llmtrain/gemm.h)
-//    6. rope                 rotary positions
-//    7. attention            causal, grouped-query, in tiles: memory O(T); backward; one token against a cache
-//    8. gelu, swiglu         the two nonlinearities
-//    9. dropout
-//   10. classifier           softmax + cross-entropy + gradient of the logits, in place
-//   11. vectors              global norm, sums, casts, optimizer updates
+//    2. embedding            token + position
+//    3. normalisation        layernorm, rmsnorm, each fused with the residual add before it
+//    4. matmul               forward, and the gradients of input, weight and bias (the GEMM is in llmtrain/gemm.h)
+//    5. rope                 rotary positions
+//    6. attention            causal, grouped-query, in tiles: memory O(T); backward; one token against a cache
+//    7. gelu, swiglu         the two nonlinearities
+//    8. dropout
+//    9. classifier           softmax + cross-entropy + gradient of the logits, in place
+//   10. vectors              global norm, sums, casts, optimizer updates
 //
 // Conventions. Arguments: outputs, inputs, parameters, sizes, stream (unused here; the CUDA versions have it).
 // Arrays are row-major and dense. Activations and their gradients are floatX; gradients of parameters are float and
@@ -19,17 +18,19 @@
 // Letters: B batch, T sequence, N = B*T rows, C channels, H heads, K key/value heads, D head size, F feed-forward,
 // V vocabulary, Vp padded vocabulary.
 //
-// Every output element is computed by one thread in a fixed order, so results do not depend on the number of threads.
+// Every output element is computed by one thread, in an order that depends on the sizes alone: the bits are the same for
+// any number of threads and on any processor (llmtrain/arithmetic.h; 16-bit matmuls differ between instruction sets).
 //
 // In a CUDA build kernels.cuh has functions of the same names and signatures; those here are then cpu::gelu_forward and
 // so on.
 //
-// Needs: llmtrain/base.h, llmtrain/types.h, llmtrain/dtypes.h, llmtrain/optimizers.h, llmtrain/gemm.h,
-// llmtrain/gemm_portable.h, llmtrain/gemm_x86.h.
+// Needs: llmtrain/arithmetic.h, llmtrain/base.h, llmtrain/types.h, llmtrain/dtypes.h, llmtrain/optimizers.h,
+// llmtrain/gemm.h, llmtrain/gemm_portable.h, llmtrain/gemm_x86.h.
 
 #ifndef LLMTRAIN_KERNELS_CPU_H
 #define LLMTRAIN_KERNELS_CPU_H
 
+#include "llmtrain/arithmetic.h"
 #include "llmtrain/base.h"
 #include "llmtrain/gemm.h"
 #include "llmtrain/optimizers.h"
@@ -59,9 +60,9 @@
 static inline void rope_table(float* table, float theta, size_t T, size_t D) {
     for (size_t t = 0; t < T; t++) {
         for (size_t i = 0; i < D / 2; i++) {
-            double angle = (double)t * pow((double)theta, -2.0 * (double)i / (double)D);
-            table[(t * (D / 2) + i) * 2] = (float)cos(angle);
-            table[(t * (D / 2) + i) * 2 + 1] = (float)sin(angle);
+            double angle = (double)t * pow_double((double)theta, -2.0 * (double)i / (double)D);
+            table[(t * (D / 2) + i) * 2] = (float)cos_double(angle);
+            table[(t * (D / 2) + i) * 2 + 1] = (float)sin_double(angle);
         }
     }
 }
@@ -71,30 +72,7 @@ namespace cpu {
 #endif
 
 // ------------------------------------------------------------------------------------------------
-// 2. Elementary functions
-
-// e^x to about 2 units in the last place of a float; 0 below -87.3, infinity above 88.3, NaN for NaN. Without branches
-// or calls, so that loops over it vectorise. x = n ln 2 + r with |r| <= ln(2)/2; e^r by its Taylor series.
-static inline float exp_fast(float x) {
-    float clamped = x < -87.3f ? -87.3f : x > 89.0f ? 89.0f : x;
-    float shifted = clamped * 1.44269504f + 12582912.0f;  // adding 1.5 * 2^23 puts the integer into the low bits
-    float n = shifted - 12582912.0f;
-    float r = clamped - n * 0.693359375f + n * 2.12194440e-4f;  // ln 2 in two parts; the first term is exact
-    float p = 1.0f / 5040;
-    p = p * r + 1.0f / 720;
-    p = p * r + 1.0f / 120;
-    p = p * r + 1.0f / 24;
-    p = p * r + 1.0f / 6;
-    p = p * r + 0.5f;
-    p = p * r * r + r + 1.0f;
-    float scale = float_from_bits((bits_from_float(shifted) - 0x4B400000u + 127u) << 23);
-    return x < -87.3f ? 0.0f : p * scale;
-}
-
-static inline float sigmoid(float x) { return 1.0f / (1.0f + exp_fast(-x)); }
-
-// ------------------------------------------------------------------------------------------------
-// 3. Embedding
+// 2. Embedding
 
 // out[b,t,:] = token_weight[tokens[b,t],:] + position_weight[first_position + t,:]
 // out (B, T, C), tokens (B, T) in [0, V), token_weight (Vp, C), position_weight (context, C) or NULL.
@@ -136,7 +114,7 @@ static inline void embedding_backward(float* dtoken_weight, float* dposition_wei
 }
 
 // ------------------------------------------------------------------------------------------------
-// 4. Normalisation
+// 3. Normalisation
 //
 // layernorm: y = (x - mean) * rstd * weight + bias, rstd = 1 / sqrt(variance + epsilon)   ("Layer Normalization")
 // rmsnorm:   y = x * rstd * weight,          rstd = 1 / sqrt(mean of squares + epsilon)   ("Root Mean Square Layer
@@ -160,16 +138,12 @@ static inline void layernorm_forward(floatX* out, floatX* residual, float* mean,
     #pragma omp parallel for
     for (size_t row = 0; row < N; row++) {
         const floatX* x = residual_add(residual, in, branch, row, C);
-        float sum = 0.0f, squares = 0.0f;
-        #pragma omp simd reduction(+:sum)
-        for (size_t c = 0; c < C; c++) sum += float_of(x[c]);
-        float m = sum / (float)C;
-        #pragma omp simd reduction(+:squares)
-        for (size_t c = 0; c < C; c++) squares += (float_of(x[c]) - m) * (float_of(x[c]) - m);
+        float m = SUM(c, C, float_of(x[c])) / (float)C;
+        float squares = SUM(c, C, (float_of(x[c]) - m) * (float_of(x[c]) - m));
         float s = 1.0f / sqrtf(squares / (float)C + epsilon);
         floatX* o = out + row * C;
         for (size_t c = 0; c < C; c++)
-            o[c] = floatX_of((float_of(x[c]) - m) * s * float_of(weight[c]) + float_of(bias[c]));
+            o[c] = floatX_of(fused((float_of(x[c]) - m) * s, float_of(weight[c]), float_of(bias[c])));
         mean[row] = m;
         rstd[row] = s;
     }
@@ -181,9 +155,7 @@ static inline void rmsnorm_forward(floatX* out, floatX* residual, float* rstd, c
     #pragma omp parallel for
     for (size_t row = 0; row < N; row++) {
         const floatX* x = residual_add(residual, in, branch, row, C);
-        float squares = 0.0f;
-        #pragma omp simd reduction(+:squares)
-        for (size_t c = 0; c < C; c++) squares += float_of(x[c]) * float_of(x[c]);
+        float squares = SUM(c, C, float_of(x[c]) * float_of(x[c]));
         float s = 1.0f / sqrtf(squares / (float)C + epsilon);
         floatX* o = out + row * C;
         for (size_t c = 0; c < C; c++) o[c] = floatX_of(float_of(x[c]) * s * float_of(weight[c]));
@@ -203,19 +175,14 @@ static inline void layernorm_backward(floatX* dx, float* dweight, float* dbias, 
         #pragma omp for nowait
         for (size_t row = 0; row < N; row++) {
             const floatX *d = dout + row * C, *xr = x + row * C;
-            float m = mean[row], s = rstd[row], sum_g = 0.0f, sum_gn = 0.0f;
-            #pragma omp simd reduction(+:sum_g, sum_gn)
-            for (size_t c = 0; c < C; c++) {
-                float g = float_of(d[c]) * float_of(weight[c]);
-                sum_g += g;
-                sum_gn += g * (float_of(xr[c]) - m) * s;
-            }
-            float average_g = sum_g / (float)C, average_gn = sum_gn / (float)C;
+            float m = mean[row], s = rstd[row];
+            float average_g = SUM(c, C, float_of(d[c]) * float_of(weight[c])) / (float)C;
+            float average_gn = SUM(c, C, float_of(d[c]) * float_of(weight[c]) * ((float_of(xr[c]) - m) * s)) / (float)C;
             floatX* dxr = dx + row * C;
             for (size_t c = 0; c < C; c++) {
                 float n = (float_of(xr[c]) - m) * s;
                 float g = float_of(d[c]) * float_of(weight[c]);
-                dxr[c] = floatX_of(float_of(dxr[c]) + s * (g - average_g - n * average_gn));
+                dxr[c] = floatX_of(fused(s, fused(-n, average_gn, g - average_g), float_of(dxr[c])));
             }
         }
         #pragma omp for
@@ -225,7 +192,7 @@ static inline void layernorm_backward(floatX* dx, float* dweight, float* dbias, 
                 const floatX *d = dout + row * C, *xr = x + row * C;
                 float m = mean[row], s = rstd[row];
                 for (size_t c = first; c < end; c++) {
-                    dweight[c] += float_of(d[c]) * (float_of(xr[c]) - m) * s;
+                    dweight[c] = fused(float_of(d[c]), (float_of(xr[c]) - m) * s, dweight[c]);
                     dbias[c] += float_of(d[c]);
                 }
             }
@@ -242,14 +209,12 @@ static inline void rmsnorm_backward(floatX* dx, float* dweight, const floatX* do
         #pragma omp for nowait
         for (size_t row = 0; row < N; row++) {
             const floatX *d = dout + row * C, *xr = x + row * C;
-            float s = rstd[row], sum_gn = 0.0f;
-            #pragma omp simd reduction(+:sum_gn)
-            for (size_t c = 0; c < C; c++) sum_gn += float_of(d[c]) * float_of(weight[c]) * float_of(xr[c]) * s;
-            float average_gn = sum_gn / (float)C;
+            float s = rstd[row];
+            float average_gn = SUM(c, C, float_of(d[c]) * float_of(weight[c]) * (float_of(xr[c]) * s)) / (float)C;
             floatX* dxr = dx + row * C;
             for (size_t c = 0; c < C; c++) {
                 float g = float_of(d[c]) * float_of(weight[c]);
-                dxr[c] = floatX_of(float_of(dxr[c]) + s * (g - float_of(xr[c]) * s * average_gn));
+                dxr[c] = floatX_of(fused(s, fused(-(float_of(xr[c]) * s), average_gn, g), float_of(dxr[c])));
             }
         }
         #pragma omp for
@@ -258,14 +223,14 @@ static inline void rmsnorm_backward(floatX* dx, float* dweight, const floatX* do
             for (size_t row = 0; row < N; row++) {
                 const floatX *d = dout + row * C, *xr = x + row * C;
                 float s = rstd[row];
-                for (size_t c = first; c < end; c++) dweight[c] += float_of(d[c]) * float_of(xr[c]) * s;
+                for (size_t c = first; c < end; c++) dweight[c] = fused(float_of(d[c]), float_of(xr[c]) * s, dweight[c]);
             }
         }
     }
 }
 
 // ------------------------------------------------------------------------------------------------
-// 5. Matmul
+// 4. Matmul
 //
 // M rows, N outputs, K inputs; weights are (N, K), as everywhere in this project: each row makes one output.
 
@@ -308,7 +273,7 @@ static inline void matmul_backward_weight(float* dweight, float* dbias, const fl
 }
 
 // ------------------------------------------------------------------------------------------------
-// 6. RoPE
+// 5. RoPE
 //
 // "RoFormer: Enhanced Transformer with Rotary Position Embedding". The pair (x[i], x[i + D/2]) of every query and key
 // head turns by the angle position * theta^(-2i/D); the pairing is that of the published Llama weights.
@@ -324,8 +289,8 @@ static inline void rope_turn(floatX* qkv, const float* table, float direction, s
             for (size_t i = 0; i < D / 2; i++) {
                 float cosine = angles[2 * i], sine = direction * angles[2 * i + 1];
                 float a = float_of(x[i]), b = float_of(x[i + D / 2]);
-                x[i] = floatX_of(a * cosine - b * sine);
-                x[i + D / 2] = floatX_of(a * sine + b * cosine);
+                x[i] = floatX_of(fused(a, cosine, -(b * sine)));
+                x[i + D / 2] = floatX_of(fused(a, sine, b * cosine));
             }
         }
     }
@@ -345,7 +310,7 @@ static inline void rope_backward(floatX* dqkv, const float* table, size_t B, siz
 }
 
 // ------------------------------------------------------------------------------------------------
-// 7. Attention
+// 6. Attention
 //
 // out_i = sum over j <= i of softmax_j(q_i k_j / sqrt(D)) v_j, for every head; query head h reads key/value head
 // h / (H / K). The method is that of "FlashAttention-2: Faster Attention with Better Parallelism and Work
@@ -382,23 +347,24 @@ static inline void tile_load_transposed(float* tile, const floatX* source, size_
 // dense with cols columns; a has any strides, so that it may be a transpose.
 static inline void tile_product(float* out, const float* a, size_t a_row, size_t a_col, const float* b,
                                 size_t rows, size_t cols, size_t depth) {
-    const size_t lanes = VECTOR_BYTES / sizeof(float);
+    enum { ROWS = VECTOR_REGISTERS / 4 };  // of sums, two vectors each: half of the registers
+    const size_t lanes = VECTOR_LANES;
     for (size_t j = 0; j < cols; j += 2 * lanes) {
-        for (size_t i = 0; i < rows; i += VECTOR_ROWS) {
-            Vector sum[VECTOR_ROWS][2];
-            for (int r = 0; r < VECTOR_ROWS; r++) {
+        for (size_t i = 0; i < rows; i += ROWS) {
+            Vector sum[ROWS][2];
+            for (int r = 0; r < ROWS; r++) {
                 sum[r][0] = *(const Vector*)(out + (i + r) * cols + j);
                 sum[r][1] = *(const Vector*)(out + (i + r) * cols + j + lanes);
             }
             for (size_t p = 0; p < depth; p++) {
                 Vector b0 = *(const Vector*)(b + p * cols + j), b1 = *(const Vector*)(b + p * cols + j + lanes);
-                for (int r = 0; r < VECTOR_ROWS; r++) {
+                for (int r = 0; r < ROWS; r++) {
                     float x = a[(i + r) * a_row + p * a_col];
-                    sum[r][0] += x * b0;
-                    sum[r][1] += x * b1;
+                    sum[r][0] = vector_fused(vector_of(x), b0, sum[r][0]);
+                    sum[r][1] = vector_fused(vector_of(x), b1, sum[r][1]);
                 }
             }
-            for (int r = 0; r < VECTOR_ROWS; r++) {
+            for (int r = 0; r < ROWS; r++) {
                 *(Vector*)(out + (i + r) * cols + j) = sum[r][0];
                 *(Vector*)(out + (i + r) * cols + j + lanes) = sum[r][1];
             }
@@ -425,16 +391,15 @@ static inline void attention_forward_tile(floatX* out, float* lse, const floatX*
         memset(score, 0, sizeof score);
         tile_product(score, q, width, 1, k, TILE_Q, TILE_K, D);
         for (size_t i = 0; i < TILE_Q; i++) {
-            float *s = score + i * TILE_K, before = maximum[i], now = before, add = 0.0f;
+            float *s = score + i * TILE_K, before = maximum[i], now = before;
             size_t visible = min_size(TILE_K, first + i - key + 1);
             #pragma omp simd reduction(max:now)
             for (size_t j = 0; j < visible; j++) now = s[j] > now ? s[j] : now;
-            #pragma omp simd reduction(+:add)
-            for (size_t j = 0; j < visible; j++) add += s[j] = exp_fast(s[j] - now);
+            for (size_t j = 0; j < visible; j++) s[j] = exp_fast(s[j] - now);
             for (size_t j = visible; j < TILE_K; j++) s[j] = 0.0f;
             float rescale = exp_fast(before - now);
             maximum[i] = now;
-            total[i] = total[i] * rescale + add;
+            total[i] = fused(total[i], rescale, SUM(j, visible, s[j]));
             for (size_t d = 0; d < width; d++) sum[i * width + d] *= rescale;
         }
         tile_product(sum, score, TILE_K, 1, v, TILE_Q, width, TILE_K);
@@ -443,7 +408,7 @@ static inline void attention_forward_tile(floatX* out, float* lse, const floatX*
         float inverse = 1.0f / total[i];
         floatX* o = out + i * out_stride;
         for (size_t d = 0; d < D; d++) o[d] = floatX_of(sum[i * width + d] * inverse);
-        lse[i] = maximum[i] + logf(total[i]);
+        lse[i] = maximum[i] + (float)log_double((double)total[i]);
     }
 }
 
@@ -548,10 +513,7 @@ static inline void attention_backward(floatX* dqkv, float* delta, const floatX* 
         #pragma omp for
         for (size_t row = 0; row < B * H * T; row++) {
             size_t b = row / (H * T), h = row / T % H, t = row % T, at = ((b * T + t) * H + h) * D;
-            float sum = 0.0f;
-            #pragma omp simd reduction(+:sum)
-            for (size_t d = 0; d < D; d++) sum += float_of(dout[at + d]) * float_of(out[at + d]);
-            delta[row] = sum;
+            delta[row] = SUM(d, D, float_of(dout[at + d]) * float_of(out[at + d]));
         }
         #pragma omp for schedule(dynamic) nowait
         for (size_t task = 0; task < B * H * q_tiles; task++) {
@@ -582,24 +544,21 @@ static inline void attention_decode(floatX* out, floatX* key_cache, floatX* valu
         float *score = scores + h * context, maximum = -INFINITY, total = 0.0f, sum[ATTENTION_MAX_D] = {0};
         for (size_t t = 0; t <= position; t++) {
             const floatX *q = qkv + h * D, *k = key_cache + (t * K + kv) * D;
-            float dot = 0.0f;
-            #pragma omp simd reduction(+:dot)
-            for (size_t d = 0; d < D; d++) dot += float_of(q[d]) * float_of(k[d]);
-            score[t] = dot / sqrtf((float)D);
+            score[t] = SUM(d, D, float_of(q[d]) * float_of(k[d])) / sqrtf((float)D);
             maximum = score[t] > maximum ? score[t] : maximum;
         }
         for (size_t t = 0; t <= position; t++) {
             const floatX* v = value_cache + (t * K + kv) * D;
             float p = exp_fast(score[t] - maximum);
             total += p;
-            for (size_t d = 0; d < D; d++) sum[d] += p * float_of(v[d]);
+            for (size_t d = 0; d < D; d++) sum[d] = fused(p, float_of(v[d]), sum[d]);
         }
         for (size_t d = 0; d < D; d++) out[h * D + d] = floatX_of(sum[d] / total);
     }
 }
 
 // ------------------------------------------------------------------------------------------------
-// 8. GELU and SwiGLU
+// 7. GELU and SwiGLU
 
 // "Gaussian Error Linear Units", in the form with tanh: 0.5 x (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3),
 // which is x * sigmoid(2u). out (n), in (n).
@@ -607,7 +566,7 @@ static inline void gelu_forward(floatX* out, const floatX* in, size_t n, Stream 
     (void)stream;
     #pragma omp parallel for simd
     for (size_t i = 0; i < n; i++) {
-        float x = float_of(in[i]), u = 0.7978845608f * (x + 0.044715f * x * x * x);
+        float x = float_of(in[i]), u = 0.7978845608f * fused(0.044715f * x * x, x, x);
         out[i] = floatX_of(x * sigmoid(2.0f * u));
     }
 }
@@ -617,9 +576,9 @@ static inline void gelu_backward(floatX* din, const floatX* dout, const floatX* 
     (void)stream;
     #pragma omp parallel for simd
     for (size_t i = 0; i < n; i++) {
-        float x = float_of(in[i]), u = 0.7978845608f * (x + 0.044715f * x * x * x), s = sigmoid(2.0f * u);
-        float du = 0.7978845608f * (1.0f + 3.0f * 0.044715f * x * x);
-        din[i] = floatX_of(float_of(dout[i]) * (s + 2.0f * x * s * (1.0f - s) * du));
+        float x = float_of(in[i]), u = 0.7978845608f * fused(0.044715f * x * x, x, x), s = sigmoid(2.0f * u);
+        float du = 0.7978845608f * fused(3.0f * 0.044715f * x, x, 1.0f);
+        din[i] = floatX_of(float_of(dout[i]) * fused(2.0f * x * s * (1.0f - s), du, s));
     }
 }
 
@@ -648,7 +607,7 @@ static inline void swiglu_backward(floatX* din, const floatX* dout, const floatX
         #pragma omp simd
         for (size_t f = 0; f < F; f++) {
             float g = float_of(gate[f]), u = float_of(up[f]), s = sigmoid(g), dd = float_of(d[f]);
-            dgate[f] = floatX_of(dd * u * s * (1.0f + g * (1.0f - s)));
+            dgate[f] = floatX_of(dd * u * s * fused(g, 1.0f - s, 1.0f));
             dup[f] = floatX_of(dd * g * s);
         }
     }
@@ -671,7 +630,7 @@ static inline void matmul_gelu_backward_input(floatX* din, const floatX* dout, c
 }
 
 // ------------------------------------------------------------------------------------------------
-// 9. Dropout
+// 8. Dropout
 //
 // "Dropout: A Simple Way to Prevent Neural Networks from Overfitting". An element is kept with probability 1 - p and
 // then divided by it. Which ones is a function of (seed, site, first + index) alone, so the backward is the same
@@ -694,7 +653,7 @@ static inline void dropout(floatX* out, const floatX* in, float p, uint64_t seed
 }
 
 // ------------------------------------------------------------------------------------------------
-// 10. Classifier
+// 9. Classifier
 
 // losses (N) = -log softmax(logits)[target] per row, 0 where the target is -1; logits (N, Vp), targets (N).
 // If dloss is not 0, each row of logits is replaced by its gradient dloss * (softmax - onehot(target)), 0 where the
@@ -710,12 +669,11 @@ static inline void classifier(floatX* logits, float* losses, const int32_t* targ
             if (dloss != 0.0f) for (size_t v = 0; v < Vp; v++) x[v] = floatX_of(0.0f);
             continue;
         }
-        float maximum = -INFINITY, sum = 0.0f, target_logit = float_of(x[targets[row]]);
+        float maximum = -INFINITY, target_logit = float_of(x[targets[row]]);
         #pragma omp simd reduction(max:maximum)
         for (size_t v = 0; v < V; v++) maximum = float_of(x[v]) > maximum ? float_of(x[v]) : maximum;
-        #pragma omp simd reduction(+:sum)
-        for (size_t v = 0; v < V; v++) sum += exp_fast(float_of(x[v]) - maximum);
-        losses[row] = logf(sum) + (maximum - target_logit);
+        float sum = SUM(v, V, exp_fast(float_of(x[v]) - maximum));
+        losses[row] = (float)log_double((double)sum) + (maximum - target_logit);
         if (dloss == 0.0f) continue;
         float scale = dloss / sum;
         #pragma omp simd
@@ -727,7 +685,7 @@ static inline void classifier(floatX* logits, float* losses, const int32_t* targ
 }
 
 // ------------------------------------------------------------------------------------------------
-// 11. Vectors
+// 10. Vectors
 
 // Sums are doubles and go to device memory, where the host reads them once per step.
 
@@ -740,10 +698,7 @@ static inline void sum_of_squares(double* out, const float* x, size_t n, Stream 
     for (size_t piece = 0; piece < PIECES; piece++) {
         size_t first = n / PIECES * piece + min_size(piece, n % PIECES);
         size_t end = first + n / PIECES + (piece < n % PIECES);
-        double sum = 0.0;
-        #pragma omp simd reduction(+:sum)
-        for (size_t i = first; i < end; i++) sum += (double)x[i] * (double)x[i];
-        partial[piece] = sum;
+        partial[piece] = SUM_DOUBLE(i, end - first, (double)x[first + i] * (double)x[first + i]);
     }
     for (size_t piece = 0; piece < PIECES; piece++) total += partial[piece];
     *out = total;
@@ -752,9 +707,7 @@ static inline void sum_of_squares(double* out, const float* x, size_t n, Stream 
 // Adds factor * (the sum of x (n)) to out (1).
 static inline void sum_scaled(double* out, const float* x, double factor, size_t n, Stream stream) {
     (void)stream;
-    double sum = 0.0;
-    for (size_t i = 0; i < n; i++) sum += (double)x[i];
-    *out += factor * sum;
+    *out += factor * SUM_DOUBLE(i, n, (double)x[i]);
 }
 
 static inline void cast_to_float(float* out, const floatX* in, size_t n, Stream stream) {
@@ -832,28 +785,29 @@ static inline void checksum(uint64_t* out, const floatX* x, size_t first, size_t
 static inline void optimizer_apply(float* w, float* m, float* v, const float* grad, const OptimizerStep* o, size_t n) {
     float lr = o->lr, beta1 = o->beta1, beta2 = o->beta2, scale = o->grad_scale, decay = o->weight_decay;
     if (o->kind == OPTIMIZER_ADAMW) {
-        float m_correction = (float)(1.0 / (1.0 - pow((double)beta1, (double)o->step)));
-        float v_correction = (float)(1.0 / (1.0 - pow((double)beta2, (double)o->step)));
+        float m_correction = (float)(1.0 / (1.0 - pow_double((double)beta1, (double)o->step)));
+        float v_correction = (float)(1.0 / (1.0 - pow_double((double)beta2, (double)o->step)));
         #pragma omp simd
         for (size_t i = 0; i < n; i++) {
             float g = grad[i] * scale;
-            m[i] += (1.0f - beta1) * (g - m[i]);
-            v[i] += (1.0f - beta2) * (g * g - v[i]);
-            w[i] -= lr * (m[i] * m_correction / (sqrtf(v[i] * v_correction) + o->epsilon) + decay * w[i]);
+            m[i] = fused(1.0f - beta1, g - m[i], m[i]);
+            v[i] = fused(1.0f - beta2, fused(g, g, -v[i]), v[i]);
+            float step = m[i] * m_correction / (sqrtf(v[i] * v_correction) + o->epsilon);
+            w[i] = fused(-lr, fused(decay, w[i], step), w[i]);
         }
     } else if (o->kind == OPTIMIZER_SGD) {
-        for (size_t i = 0; i < n; i++) w[i] -= lr * (grad[i] * scale + decay * w[i]);
+        for (size_t i = 0; i < n; i++) w[i] = fused(-lr, fused(grad[i], scale, decay * w[i]), w[i]);
     } else if (o->kind == OPTIMIZER_MOMENTUM) {
         for (size_t i = 0; i < n; i++) {
-            m[i] = beta1 * m[i] + grad[i] * scale;
-            w[i] -= lr * (m[i] + decay * w[i]);
+            m[i] = fused(beta1, m[i], grad[i] * scale);
+            w[i] = fused(-lr, fused(decay, w[i], m[i]), w[i]);
         }
     } else {
         for (size_t i = 0; i < n; i++) {
-            float g = grad[i] * scale, mixed = beta1 * m[i] + (1.0f - beta1) * g;
+            float g = grad[i] * scale, mixed = fused(beta1, m[i], (1.0f - beta1) * g);
             float sign = mixed > 0.0f ? 1.0f : mixed < 0.0f ? -1.0f : mixed;  // 0 and NaN stay what they are
-            w[i] -= lr * (sign + decay * w[i]);
-            m[i] = beta2 * m[i] + (1.0f - beta2) * g;
+            w[i] = fused(-lr, fused(decay, w[i], sign), w[i]);
+            m[i] = fused(beta2, m[i], (1.0f - beta2) * g);
         }
     }
 }

@@ -1,6 +1,6 @@
 // dev/bench.c: where the time of a training step goes, and how its cost grows.
 //
-//     gcc -std=c11 -O3 -ffp-contract=fast -fno-math-errno -fno-trapping-math -march=native -fopenmp dev/bench.c -I.
+//     gcc -std=c11 -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math -march=native -fopenmp dev/bench.c -I.
 //         -o build/bench-fp32 -lm -pthread            (-DPRECISION_BF16 or -DPRECISION_FP16: the other storage types)
 //
 //     build/bench-fp32                                the table of one step of GPT-2 124M

@@ -228,7 +228,7 @@ git log -1 --format='commit %h %s' 2> /dev/null; git status --short 2> /dev/null
 flags="-std=c++17 -O3 -arch=$arch -DLLMTRAIN_CUDA -I. -Idev/emulator -Xcompiler -fopenmp"
 nccl=  # where it is installed: ranks
 echo '#include <nccl.h>' | "$nvcc" -x cu -E - > /dev/null 2>&1 && nccl=-lnccl && flags="$flags -DLLMTRAIN_NCCL"
-cpu_flags="-std=c11 -O3 -march=native -ffp-contract=fast -fno-math-errno -fno-trapping-math -fopenmp -pthread -I."
+cpu_flags="-std=c11 -O3 -march=native -ffp-contract=off -fno-math-errno -fno-trapping-math -fopenmp -pthread -I."
 ladders=
 for source in dev/*.cu; do
     case $source in

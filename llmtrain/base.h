@@ -7,11 +7,12 @@
 //   5. hash        the checksum of files and parameters
 //   6. threads     how many OpenMP uses; 1 where there is no OpenMP
 //
-// Needs: llmtrain/types.h. C11, C++17 and CUDA C++.
+// Needs: llmtrain/types.h, llmtrain/arithmetic.h. C11, C++17 and CUDA C++.
 
 #ifndef LLMTRAIN_BASE_H
 #define LLMTRAIN_BASE_H
 
+#include "arithmetic.h"
 #include "types.h"
 
 #include <errno.h>
@@ -191,12 +192,12 @@ static inline float random_uniform(uint64_t seed, RandomPurpose purpose, uint64_
     return (float)(random_bits(seed, purpose, step, index) >> 8) * 0x1p-24f;
 }
 
-// Standard normal, by the transform of Box and Muller, in double so that the bits are the same wherever libm is good.
+// Standard normal, by the transform of Box and Muller.
 static inline float random_normal(uint64_t seed, RandomPurpose purpose, uint64_t step, uint64_t index) {
     Random4 r = random4(seed, purpose, step, index / 2);
     double u = ((double)r.bits[2 * (index % 2)] + 0.5) * 0x1p-32;  // never 0
     double angle = 6.283185307179586 * (double)r.bits[2 * (index % 2) + 1] * 0x1p-32;
-    return (float)(sqrt(-2.0 * log(u)) * cos(angle));
+    return (float)(sqrt(-2.0 * log_double(u)) * cos_double(angle));
 }
 
 // ------------------------------------------------------------------------------------------------

@@ -24,10 +24,13 @@
 // read and written once per k block, 2/384; a task packs its part of A once, 1/cols, and of B once, 1/rows. With tasks
 // of a few hundred rows and columns memory delivers one element for 100 multiplications or more.
 //
-// An element of out is one sum in a fixed order, whatever the number of threads: k blocks depend on K alone, and tasks
-// split rows and columns only. Ragged edges are packed with zeros; every tile is computed whole and stored in part.
+// An element of out is one sum in the order of k, by fused multiply-adds, that starts from what is there already: the old
+// out, the bias, or 0. So for floats its bits depend neither on the number of threads nor on the kernel. (Kernels that
+// multiply pairs of bfloat16 add two products at a time, each in its own way.) Ragged edges are packed with zeros; every
+// tile is computed whole and stored in part.
 //
-// A few rows (sampling one token) take another way: dot products straight from the weights, which are read once.
+// A few rows (sampling one token) take another way: dot products straight from the weights, which are read once, in 16
+// partial sums.
 //
 // Needs: llmtrain/base.h, llmtrain/types.h, llmtrain/dtypes.h, llmtrain/gemm_portable.h, llmtrain/gemm_x86.h.
 
@@ -53,7 +56,7 @@
 typedef struct {
     uint32_t* b;  // the packed block of B
     uint32_t* a;  // packed panels of up to GEMM_GROUP_ROWS rows of A
-    float* sums;  // GEMM_SUMS: tiles that are not in out yet
+    float* sums;  // GEMM_SUMS: tiles that are not in out
 } GemmWorkspace;
 
 typedef struct {
@@ -197,18 +200,17 @@ static inline GemmPlan gemm_dot_plan(const GemmProblem* p, size_t threads) {
     return plan;
 }
 
-// Every element by its own loop: slow, but needs no memory. Its sums have another order.
+// Every element by its own loop: slow, but needs no memory.
 static inline void gemm_unpacked(const GemmProblem* p, size_t i_begin, size_t i_end, size_t j_begin, size_t j_end) {
     for (size_t i = i_begin; i < i_end; i++)
         for (size_t j = j_begin; j < j_end; j++) {
-            float sum = 0.0f;
+            float sum = p->bias ? gemm_load(p->bias, p->bias_type, j) : 0.0f;
+            if (p->accumulate) sum = gemm_load(p->out, p->out_type, i * p->out_stride + j) + sum;
             for (size_t k = 0; k < p->K; k++) {
                 size_t at_a = p->a.k_contiguous ? i * p->a.stride + k : k * p->a.stride + i;
                 size_t at_b = p->b.k_contiguous ? j * p->b.stride + k : k * p->b.stride + j;
-                sum += gemm_load(p->a.data, p->a.type, at_a) * gemm_load(p->b.data, p->b.type, at_b);
+                sum = fused(gemm_load(p->a.data, p->a.type, at_a), gemm_load(p->b.data, p->b.type, at_b), sum);
             }
-            if (p->bias) sum += gemm_load(p->bias, p->bias_type, j);
-            if (p->accumulate) sum += gemm_load(p->out, p->out_type, i * p->out_stride + j);
             gemm_save(p->out, p->out_type, i * p->out_stride + j, sum);
         }
 }
@@ -249,9 +251,11 @@ static inline void gemm_block_task(const GemmProblem* p, const GemmKernel* kerne
                     float* sums = row_sums + (keep || inner < units ? (j - j_begin) * rows : 0);
                     for (size_t r = i; r < min_size(i + rows, i_end); r++)  // out is wanted as soon as the sums are
                         __builtin_prefetch((const char*)p->out + (r * p->out_stride + j) * out_bytes, 1);
-                    kernel->multiply(sums, a + u * rows, b + u * cols, inner, u > 0 || (keep && k > 0));
-                    if (u + inner == units && (!keep || k + count == p->K))
-                        kernel->store(p, sums, i, j, p->accumulate || (!keep && k > 0), keep || k == 0);
+                    bool first = k == 0 && u == 0, out = u == 0 && (k > 0 ? !keep : p->accumulate);
+                    bool bias = first && p->bias != NULL;
+                    if (out || bias) kernel->start(p, sums, i, j, out, bias);
+                    kernel->multiply(sums, a + u * rows, b + u * cols, inner, !first || out || bias);
+                    if (u + inner == units && (!keep || k + count == p->K)) kernel->store(p, sums, i, j);
                 }
             }
         }

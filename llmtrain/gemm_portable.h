@@ -2,16 +2,16 @@
 //
 //   1. types       how a matrix lies in memory; what a kernel is
 //   2. elements    of any dtype, read and written as float
-//   3. vectors     as wide as the registers
-//   4. portable    the kernel in plain C, whose parts serve those of gemm_x86.h too
+//   3. portable    the kernel in plain C, whose parts serve those for each instruction set too
 //
-// Needs: llmtrain/types.h, llmtrain/dtypes.h.
+// Needs: llmtrain/arithmetic.h, llmtrain/types.h, llmtrain/dtypes.h.
 
 #ifndef LLMTRAIN_GEMM_PORTABLE_H
 #define LLMTRAIN_GEMM_PORTABLE_H
 
-#include "types.h"
+#include "arithmetic.h"
 #include "dtypes.h"
+#include "types.h"
 
 // ------------------------------------------------------------------------------------------------
 // 1. Types
@@ -68,8 +68,10 @@ typedef struct {
                  size_t count);
     // sums (rows, cols) = [sums +] A panel x B panel
     void (*multiply)(float* sums, const uint32_t* a, const uint32_t* b, size_t units, bool accumulate);
-    // out[i.., j..] = [out +] sums [+ bias], for the part of the tile that lies inside of out
-    void (*store)(const GemmProblem* p, const float* sums, size_t i, size_t j, bool add, bool bias);
+    // sums = [out[i.., j..]] [+ bias], what a tile's sums start from, and out[i.., j..] = sums, for the part of the tile
+    // that lies inside of out
+    void (*start)(const GemmProblem* p, float* sums, size_t i, size_t j, bool out, bool bias);
+    void (*store)(const GemmProblem* p, const float* sums, size_t i, size_t j);
     // out[.., j..j_end] by dot products straight from the operands
     void (*dot)(const GemmProblem* p, size_t j, size_t j_end);
     void (*begin)(void), (*end)(void);  // around the multiplications of one task; NULL for none
@@ -106,21 +108,7 @@ ALWAYS_INLINE void gemm_save(void* data, Dtype type, size_t index, float value) 
 }
 
 // ------------------------------------------------------------------------------------------------
-// 3. Vectors
-
-// A vector register of the instruction set that the compiler was given (a wider type gcc keeps in memory), and how many
-// rows of sums, two vectors each, fill half of the registers.
-#if defined(__AVX512F__)
-enum { VECTOR_BYTES = 64, VECTOR_ROWS = 8 };
-#elif defined(__AVX__)
-enum { VECTOR_BYTES = 32, VECTOR_ROWS = 4 };
-#else
-enum { VECTOR_BYTES = 16, VECTOR_ROWS = 4 };
-#endif
-typedef float Vector __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
-
-// ------------------------------------------------------------------------------------------------
-// 4. Portable
+// 3. Portable
 //
 // Bodies named *_body serve every instruction set; `rows` and `cols` are constants where they are inlined.
 
@@ -141,28 +129,42 @@ ALWAYS_INLINE void gemm_pack_body(uint32_t* panel, const GemmOperand* o, size_t 
     else gemm_pack_typed(floats, o, DTYPE_F16, lane, lanes, width, k, count);
 }
 
-ALWAYS_INLINE void gemm_store_typed(const GemmProblem* p, Dtype type, const float* sums, size_t cols, size_t i,
-                                  size_t height, size_t j, size_t width, bool add, bool bias) {
-    float start[32];
-    for (size_t c = 0; c < width; c++) start[c] = bias ? gemm_load(p->bias, p->bias_type, j + c) : 0.0f;
+// sums (rows, cols) and the tile of out at i, j: `height` rows of `width` columns lie inside of out.
+ALWAYS_INLINE void gemm_start_typed(const GemmProblem* p, Dtype type, float* sums, size_t cols, size_t i,
+                                    size_t height, size_t j, size_t width, bool out, bool bias) {
     for (size_t r = 0; r < height; r++) {
-        char* out = (char*)p->out + ((i + r) * p->out_stride + j) * dtype_bytes(type);
+        const char* from = (const char*)p->out + ((i + r) * p->out_stride + j) * dtype_bytes(type);
         for (size_t c = 0; c < width; c++) {
-            float value = sums[r * cols + c] + start[c];
-            gemm_save(out, type, c, add ? gemm_load(out, type, c) + value : value);
+            float start = bias ? gemm_load(p->bias, p->bias_type, j + c) : 0.0f;
+            sums[r * cols + c] = out ? gemm_load(from, type, c) + start : start;
         }
     }
 }
 
-ALWAYS_INLINE void gemm_store_body(const GemmProblem* p, const float* sums, size_t rows, size_t cols, size_t i,
-                                   size_t j, bool add, bool bias) {
+ALWAYS_INLINE void gemm_store_typed(const GemmProblem* p, Dtype type, const float* sums, size_t cols, size_t i,
+                                    size_t height, size_t j, size_t width) {
+    for (size_t r = 0; r < height; r++) {
+        char* out = (char*)p->out + ((i + r) * p->out_stride + j) * dtype_bytes(type);
+        for (size_t c = 0; c < width; c++) gemm_save(out, type, c, sums[r * cols + c]);
+    }
+}
+
+ALWAYS_INLINE void gemm_start_body(const GemmProblem* p, float* sums, size_t rows, size_t cols, size_t i, size_t j,
+                                   bool out, bool bias) {
     size_t height = min_size(rows, p->M - i), width = min_size(cols, p->N - j);
-    bias = bias && p->bias != NULL;
+    if (height < rows || width < cols) memset(sums, 0, rows * cols * sizeof(float));
     if (p->out_type == DTYPE_F32 && width == cols)
-        gemm_store_typed(p, DTYPE_F32, sums, cols, i, height, j, cols, add, bias);
-    else if (p->out_type == DTYPE_F32) gemm_store_typed(p, DTYPE_F32, sums, cols, i, height, j, width, add, bias);
-    else if (p->out_type == DTYPE_BF16) gemm_store_typed(p, DTYPE_BF16, sums, cols, i, height, j, width, add, bias);
-    else gemm_store_typed(p, DTYPE_F16, sums, cols, i, height, j, width, add, bias);
+        gemm_start_typed(p, DTYPE_F32, sums, cols, i, height, j, cols, out, bias);
+    else gemm_start_typed(p, p->out_type, sums, cols, i, height, j, width, out, bias);
+}
+
+ALWAYS_INLINE void gemm_store_body(const GemmProblem* p, const float* sums, size_t rows, size_t cols, size_t i,
+                                   size_t j) {
+    size_t height = min_size(rows, p->M - i), width = min_size(cols, p->N - j);
+    if (p->out_type == DTYPE_F32 && width == cols) gemm_store_typed(p, DTYPE_F32, sums, cols, i, height, j, cols);
+    else if (p->out_type == DTYPE_F32) gemm_store_typed(p, DTYPE_F32, sums, cols, i, height, j, width);
+    else if (p->out_type == DTYPE_BF16) gemm_store_typed(p, DTYPE_BF16, sums, cols, i, height, j, width);
+    else gemm_store_typed(p, DTYPE_F16, sums, cols, i, height, j, width);
 }
 
 // Sixteen floats in as many vector registers as they take.
@@ -186,14 +188,14 @@ ALWAYS_INLINE void gemm_dot_typed(const GemmProblem* p, Dtype type, size_t rows,
         for (size_t r = 0; r < rows; r++) {
             gemm_load_lanes(left, a, type, r * stride + k);
             GEMM_UNROLL
-            for (size_t v = 0; v < GEMM_VECTORS; v++) lanes[r][v] += left[v] * right[v];
+            for (size_t v = 0; v < GEMM_VECTORS; v++) lanes[r][v] = vector_fused(left[v], right[v], lanes[r][v]);
         }
     }
     for (size_t r = 0; r < rows; r++) {
         float sums[16];
         memcpy(sums, lanes[r], sizeof sums);
         for (size_t l = 0; k + l < p->K; l++)
-            sums[l] += gemm_load(a, type, r * stride + k + l) * gemm_load(b, type, k + l);
+            sums[l] = fused(gemm_load(a, type, r * stride + k + l), gemm_load(b, type, k + l), sums[l]);
         for (size_t half = 8; half > 0; half /= 2)
             for (size_t l = 0; l < half; l++) sums[l] += sums[l + half];
         size_t at = (i + r) * p->out_stride + j;
@@ -228,22 +230,25 @@ static inline void gemm_multiply_portable(float* sums, const uint32_t* a_panel, 
         for (int j = 0; j < GEMM_PORTABLE_COLS; j++) c[i][j] = accumulate ? sums[i * GEMM_PORTABLE_COLS + j] : 0.0f;
     for (size_t u = 0; u < units; u++, a += GEMM_PORTABLE_ROWS, b += GEMM_PORTABLE_COLS)
         for (int i = 0; i < GEMM_PORTABLE_ROWS; i++)
-            for (int j = 0; j < GEMM_PORTABLE_COLS; j++) c[i][j] += a[i] * b[j];
+            for (int j = 0; j < GEMM_PORTABLE_COLS; j++) c[i][j] = fused(a[i], b[j], c[i][j]);
     for (int i = 0; i < GEMM_PORTABLE_ROWS; i++)
         for (int j = 0; j < GEMM_PORTABLE_COLS; j++) sums[i * GEMM_PORTABLE_COLS + j] = c[i][j];
 }
 
-// Two functions of a kernel that are bodies compiled for its instruction set.
-#define GEMM_STORE_AND_DOT(name, target, rows, cols)                                                          \
-    target static inline void gemm_store_##name(const GemmProblem* p, const float* sums, size_t i, size_t j,  \
-                                                bool add, bool bias) {                                        \
-        gemm_store_body(p, sums, rows, cols, i, j, add, bias);                                                \
+// Three functions of a kernel that are bodies compiled for its instruction set.
+#define GEMM_BODIES(name, target, rows, cols)                                                                 \
+    target static inline void gemm_start_##name(const GemmProblem* p, float* sums, size_t i, size_t j,        \
+                                                bool out, bool bias) {                                        \
+        gemm_start_body(p, sums, rows, cols, i, j, out, bias);                                                \
+    }                                                                                                         \
+    target static inline void gemm_store_##name(const GemmProblem* p, const float* sums, size_t i, size_t j) { \
+        gemm_store_body(p, sums, rows, cols, i, j);                                                           \
     }                                                                                                         \
     target static inline void gemm_dot_##name(const GemmProblem* p, size_t j, size_t j_end) {                 \
         gemm_dot_body(p, j, j_end);                                                                           \
     }
 
-GEMM_STORE_AND_DOT(portable, , GEMM_PORTABLE_ROWS, GEMM_PORTABLE_COLS)
+GEMM_BODIES(portable, , GEMM_PORTABLE_ROWS, GEMM_PORTABLE_COLS)
 
 static inline void gemm_pack_portable(uint32_t* panel, const GemmOperand* o, size_t lane, size_t lanes, size_t width,
                                       size_t k, size_t count) {
@@ -252,6 +257,6 @@ static inline void gemm_pack_portable(uint32_t* panel, const GemmOperand* o, siz
 
 static const GemmKernel gemm_portable = {
     "portable", false, false, GEMM_PORTABLE_ROWS, GEMM_PORTABLE_COLS, 384, 384, 1, gemm_pack_portable,
-    gemm_multiply_portable, gemm_store_portable, gemm_dot_portable, NULL, NULL};
+    gemm_multiply_portable, gemm_start_portable, gemm_store_portable, gemm_dot_portable, NULL, NULL};
 
 #endif  // LLMTRAIN_GEMM_PORTABLE_H

@@ -40,7 +40,7 @@
 
 #define GEMM_AVX2 __attribute__((target("avx2,fma")))
 
-GEMM_STORE_AND_DOT(avx2, GEMM_AVX2, 6, 16)
+GEMM_BODIES(avx2, GEMM_AVX2, 6, 16)
 
 GEMM_AVX2 static inline void gemm_pack_avx2(uint32_t* panel, const GemmOperand* o, size_t lane, size_t lanes,
                                             size_t width, size_t k, size_t count) {
@@ -70,7 +70,7 @@ GEMM_AVX2 static inline void gemm_multiply_avx2(float* sums, const uint32_t* a_p
 static inline bool gemm_has_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 
 static const GemmKernel gemm_avx2 = {"avx2", false, false, 6, 16, 384, 384, 1, gemm_pack_avx2, gemm_multiply_avx2,
-                                     gemm_store_avx2, gemm_dot_avx2, NULL, NULL};
+                                     gemm_start_avx2, gemm_store_avx2, gemm_dot_avx2, NULL, NULL};
 
 // ------------------------------------------------------------------------------------------------
 // 2. AVX-512
@@ -80,7 +80,7 @@ static const GemmKernel gemm_avx2 = {"avx2", false, false, 6, 16, 384, 384, 1, g
 
 #define GEMM_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")))
 
-GEMM_STORE_AND_DOT(avx512, GEMM_AVX512, 12, 32)
+GEMM_BODIES(avx512, GEMM_AVX512, 12, 32)
 
 // r[j][i] = r[i][j], for 16 x 16 units
 GEMM_AVX512 static inline void gemm_transpose_avx512(__m512i r[16]) {
@@ -209,7 +209,7 @@ static inline bool gemm_has_avx512(void) {
 }
 
 static const GemmKernel gemm_avx512 = {"avx512", false, false, 12, 32, 384, 384, 1, gemm_pack_avx512,
-                                       gemm_multiply_avx512, gemm_store_avx512, gemm_dot_avx512, NULL, NULL};
+                                       gemm_multiply_avx512, gemm_start_avx512, gemm_store_avx512, gemm_dot_avx512, NULL, NULL};
 
 #ifdef GEMM_X86_BF16
 
@@ -250,7 +250,7 @@ static inline bool gemm_vendor_is_amd(void) {
 
 static const GemmKernel gemm_avx512bf16 = {
     "avx512bf16", true, false, 12, 32, 384, 384, 1, gemm_pack_avx512, gemm_multiply_avx512bf16,
-    gemm_store_avx512, gemm_dot_avx512, NULL, NULL};
+    gemm_start_avx512, gemm_store_avx512, gemm_dot_avx512, NULL, NULL};
 
 // ------------------------------------------------------------------------------------------------
 // 4. AMX
@@ -264,7 +264,7 @@ static const GemmKernel gemm_avx512bf16 = {
 #define GEMM_AMX __attribute__((target("amx-tile,amx-bf16,avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")))
 #define GEMM_BARRIER() __asm__ volatile("" ::: "memory")
 
-GEMM_STORE_AND_DOT(amx, GEMM_AVX512, 32, 32)
+GEMM_BODIES(amx, GEMM_AVX512, 32, 32)
 
 typedef struct {
     uint8_t palette, start_row, reserved[14];
@@ -335,7 +335,7 @@ static inline bool gemm_has_amx(void) {
 }
 
 static const GemmKernel gemm_amx = {"amx", true, true, 32, 32, 512, 192, 16, gemm_pack_avx512, gemm_multiply_amx,
-                                    gemm_store_amx, gemm_dot_amx, gemm_begin_amx, gemm_end_amx};
+                                    gemm_start_amx, gemm_store_amx, gemm_dot_amx, gemm_begin_amx, gemm_end_amx};
 
 #endif  // GEMM_X86_BF16
 

@@ -38,7 +38,7 @@ static inline int32_t sample_token(Candidate* candidates, const floatX* logits, 
     for (size_t v = 0; v < V; v++) maximum = fmaxf(maximum, float_of(logits[v]));
     for (size_t v = 0; v < V; v++) {
         float logit = float_of(logits[v]) - maximum;
-        float p = o->temperature > 0 ? expf((float)((double)logit / o->temperature)) : (float)(logit == 0.0f);
+        float p = o->temperature > 0 ? exp_fast((float)((double)logit / o->temperature)) : (float)(logit == 0.0f);
         candidates[v].token = (int32_t)v;
         candidates[v].probability = p >= 0 ? p : 0;  // 0 for NaN: the model has diverged
         sum += candidates[v].probability;

@@ -44,10 +44,10 @@ static inline double schedule_lr(const Schedule* s, uint64_t step) {
     switch (s->kind) {
         case SCHEDULE_CONSTANT: return s->lr;
         case SCHEDULE_LINEAR: return s->lr - fall * x;
-        case SCHEDULE_COSINE: return s->lr - fall * 0.5 * (1.0 - cos(3.14159265358979323846 * x));
+        case SCHEDULE_COSINE: return s->lr - fall * 0.5 * (1.0 - cos_double(3.14159265358979323846 * x));
         case SCHEDULE_WSD: return x <= stable ? s->lr : s->lr - fall * (x - stable) / s->decay_fraction;
-        case SCHEDULE_STEP: return s->lr * pow(s->decay_factor, (double)(after / s->decay_every));
-        case SCHEDULE_EXPONENTIAL: return s->lr * pow(s->final_fraction, x);
+        case SCHEDULE_STEP: return s->lr * pow_double(s->decay_factor, (double)(after / s->decay_every));
+        case SCHEDULE_EXPONENTIAL: return s->lr * pow_double(s->final_fraction, x);
     }
     return s->lr;
 }

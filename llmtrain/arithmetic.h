@@ -1,0 +1,185 @@
+// arithmetic.h: floating-point arithmetic that gives the same bits on every processor.
+//
+//   1. fused       a * b + c with one rounding
+//   2. vectors     as wide as the registers
+//   3. sums        of many terms, in an order that does not depend on the width of the registers
+//   4. elementary  exp, log, sin, cos, pow, sigmoid: our own, since those of libm differ in the last bit
+//
+// IEEE 754 fixes the result of +, -, *, /, square root and fused multiply-add to the bit. What differs between builds
+// is which operations the compiler fuses (none: the Makefile says -ffp-contract=off; ours are written as `fused`), in
+// which order a vectorised loop adds (ours add in SUM_LANES partial sums), and the library's functions (not used where
+// weights depend on them). Then a run gives the same weights with AVX2, AVX-512 and NEON, with gcc and clang, at -O2
+// and -O3: dev/test/golden.c shows it. A processor without fused multiply-add gives others.
+//
+//     float dot = SUM(c, C, a[c] * b[c]);             // the sum over c from 0 to C - 1
+//     float y = fused(x, slope, intercept);
+//
+// Needs: llmtrain/types.h.
+
+#ifndef LLMTRAIN_ARITHMETIC_H
+#define LLMTRAIN_ARITHMETIC_H
+
+#include "types.h"
+
+#if !defined(__CUDACC__) && defined(__FMA__)  // nvcc does not know all of the intrinsics
+#include <immintrin.h>
+#elif !defined(__CUDACC__) && defined(__ARM_NEON)
+#include <arm_neon.h>
+#endif
+
+// ------------------------------------------------------------------------------------------------
+// 1. Fused
+
+// Whether the processor that this is compiled for multiplies and adds with one rounding.
+#if defined(__FMA__) || defined(__aarch64__)
+enum { ARITHMETIC_FUSED = 1 };
+#else
+enum { ARITHMETIC_FUSED = 0 };
+#endif
+
+// a * b + c, rounded once; twice where ARITHMETIC_FUSED is 0, since doing it in software takes a hundred times as long.
+ALWAYS_INLINE float fused(float a, float b, float c) { return ARITHMETIC_FUSED ? __builtin_fmaf(a, b, c) : a * b + c; }
+
+// ------------------------------------------------------------------------------------------------
+// 2. Vectors
+
+// A vector register of the instruction set that the compiler was given. gcc keeps a wider type in memory.
+#if defined(__AVX512F__)
+enum { VECTOR_BYTES = 64, VECTOR_REGISTERS = 32 };
+#elif defined(__AVX__)
+enum { VECTOR_BYTES = 32, VECTOR_REGISTERS = 16 };
+#elif defined(__aarch64__)
+enum { VECTOR_BYTES = 16, VECTOR_REGISTERS = 32 };
+#else
+enum { VECTOR_BYTES = 16, VECTOR_REGISTERS = 16 };
+#endif
+typedef float Vector __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
+enum { VECTOR_LANES = VECTOR_BYTES / sizeof(float) };
+
+// x in each element.
+ALWAYS_INLINE Vector vector_of(float x) {
+    Vector zero = {0};
+    return x - zero;
+}
+
+// `fused` of each element.
+ALWAYS_INLINE Vector vector_fused(Vector a, Vector b, Vector c) {
+#if defined(__CUDACC__)
+    for (int i = 0; i < VECTOR_LANES; i++) c[i] = fused(a[i], b[i], c[i]);
+    return c;
+#elif defined(__AVX512F__)
+    return (Vector)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    return (Vector)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+    return (Vector)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    return a * b + c;
+#endif
+}
+
+// ------------------------------------------------------------------------------------------------
+// 3. Sums
+//
+// Term i belongs to partial sum i % SUM_LANES, and each partial sum adds its terms in order; at the end the upper half
+// of the partial sums is added to the lower, until one is left. So a loop over the lanes vectorises at any width.
+
+enum { SUM_LANES = 64 };
+
+#define SUM_OF(type, i, n, term) \
+    __extension__({ \
+        type lanes_[SUM_LANES] = {0}; \
+        for (size_t first_ = 0, n_ = (n); first_ < n_; first_ += SUM_LANES) { \
+            size_t count_ = min_size(SUM_LANES, n_ - first_); \
+            for (size_t lane_ = 0; lane_ < count_; lane_++) { \
+                size_t i = first_ + lane_; \
+                lanes_[lane_] += (term); \
+            } \
+        } \
+        for (size_t half_ = SUM_LANES / 2; half_ > 0; half_ /= 2) \
+            for (size_t lane_ = 0; lane_ < half_; lane_++) lanes_[lane_] += lanes_[lane_ + half_]; \
+        lanes_[0]; \
+    })
+#define SUM(i, n, term) SUM_OF(float, i, n, term)  // of floats
+#define SUM_DOUBLE(i, n, term) SUM_OF(double, i, n, term)
+
+// ------------------------------------------------------------------------------------------------
+// 4. Elementary functions
+//
+// For float: without branches or calls, so that loops over them vectorise. For double: each within 4 units in the last
+// place for the arguments that a run has (below), which the tests compare with long double.
+
+// e^x to about 2 units in the last place of a float; 0 below -87.3, infinity above 88.3, NaN for NaN.
+// x = n ln 2 + r with |r| <= ln(2)/2; e^r by its Taylor series.
+static inline float exp_fast(float x) {
+    float clamped = x < -87.3f ? -87.3f : x > 89.0f ? 89.0f : x;
+    float shifted = fused(clamped, 1.44269504f, 12582912.0f);  // 1.5 * 2^23 puts the integer into the low bits
+    float n = shifted - 12582912.0f;
+    float r = fused(n, 2.12194440e-4f, fused(n, -0.693359375f, clamped));  // ln 2 in two parts
+    float p = fused(1.0f / 5040, r, 1.0f / 720);
+    p = fused(p, r, 1.0f / 120);
+    p = fused(p, r, 1.0f / 24);
+    p = fused(p, r, 1.0f / 6);
+    p = fused(p, r, 0.5f);
+    p = fused(p * r, r, r) + 1.0f;
+    float scale = float_from_bits((bits_from_float(shifted) - 0x4B400000u + 127u) << 23);
+    return x < -87.3f ? 0.0f : p * scale;
+}
+
+static inline float sigmoid(float x) { return 1.0f / (1.0f + exp_fast(-x)); }
+
+// x * 2^n, for normal x and results.
+static inline double scale_double(double x, int n) {
+    uint64_t bits;
+    memcpy(&bits, &x, 8);
+    bits += (uint64_t)(int64_t)n << 52;
+    memcpy(&x, &bits, 8);
+    return x;
+}
+
+// e^x for |x| <= 700; 0 below that, infinity above.
+static inline double exp_double(double x) {
+    if (!(x >= -700.0)) return x < 0 ? 0.0 : x;  // NaN
+    if (x > 700.0) return (double)INFINITY;
+    int n = (int)(x * 1.4426950408889634 + (x < 0 ? -0.5 : 0.5));
+    double r = x - n * 0.693147180369123816490 - n * 1.90821492927058770002e-10;  // ln 2: its upper bits, then the rest
+    double p = 1.0;
+    for (int i = 14; i > 0; i--) p = 1.0 + p * r / i;
+    return scale_double(p, n);
+}
+
+// The natural logarithm of a normal number; -infinity for 0, NaN below. x = m 2^e with m from sqrt(1/2) to sqrt(2), and
+// log(m) = 2 artanh(s) = 2 (s + s^3/3 + s^5/5 + ...), s = (m - 1) / (m + 1).
+static inline double log_double(double x) {
+    if (!(x > 0)) return x == 0 ? -(double)INFINITY : (double)NAN;
+    if (x == (double)INFINITY) return x;
+    uint64_t bits;
+    memcpy(&bits, &x, 8);
+    int e = (int)(bits >> 52) - 1023;
+    double m = scale_double(x, -e);
+    if (m > 1.4142135623730951) m *= 0.5, e++;
+    double s = (m - 1.0) / (m + 1.0), sum = 0.0;
+    for (int i = 23; i > 1; i -= 2) sum = sum * s * s + 1.0 / i;
+    double log_m = 2.0 * s + 2.0 * s * (s * s * sum);
+    return e * 0.693147180369123816490 + (log_m + e * 1.90821492927058770002e-10);
+}
+
+// x^y for x >= 0.
+// The relative error is that of log_double times |y log x|.
+static inline double pow_double(double x, double y) { return y == 0 ? 1.0 : exp_double(y * log_double(x)); }
+
+// sin(x + quarter * pi/2) for |x| <= 10^6. x = n pi/2 + r with |r| <= pi/4, pi/2 in three parts of which the first two
+// have few bits, so that their products with n are exact; the Taylor series of sine or cosine of r.
+static inline double sin_quarter(double x, int quarter) {
+    double n = floor(x * 0.63661977236758134 + 0.5);
+    double r = x - n * 1.57079632673412561417 - n * 6.07710050630396597660e-11 - n * 2.02226624879595063154e-21;
+    int turn = (int)((int64_t)n + quarter) & 3;
+    double sum = 1.0, square = r * r;
+    for (int i = turn & 1 ? 18 : 19; i > 2; i -= 2) sum = 1.0 - sum * square / ((i - 1) * i);
+    sum = turn & 1 ? 1.0 - sum * square / 2 : sum * r;
+    return turn & 2 ? -sum : sum;
+}
+static inline double sin_double(double x) { return sin_quarter(x, 0); }
+static inline double cos_double(double x) { return sin_quarter(x, 1); }
+
+#endif  // LLMTRAIN_ARITHMETIC_H
