@@ -23,16 +23,22 @@
 
 CC ?= cc
 PRECISION ?= FP32
-OPTIMISE ?= -O3 -march=native
+# ISA=x86-64-v2, v3 (AVX2) or v4 (AVX-512): compiles for that instruction set, and chooses kernels for no better one.
+ISA ?= native
+GEMM_KERNELS_x86-64-v2 := portable
+GEMM_KERNELS_x86-64-v3 := avx2
+GEMM_KERNELS_x86-64-v4 := avx512
+OPTIMISE ?= -O3 -march=$(ISA)$(if $(GEMM_KERNELS_$(ISA)), -DGEMM_KERNELS='"$(GEMM_KERNELS_$(ISA))"')
 WARNINGS ?= -Wall -Wextra -Wshadow -Werror
 FUZZ_SECONDS ?= 600
-B ?= build
+B ?= build$(ISA:%=/%)
+B := $(B:build/native=build)
 ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += -j$(shell nproc 2>/dev/null || echo 1)
 endif
 
-# Contracting a*b + c to one rounding, and not keeping errno and traps of mathematical functions, lets loops vectorise
-# and changes no result from run to run; nothing here is -ffast-math.
+# Nothing is contracted to a fused multiply-add behind the source's back: llmtrain/arithmetic.h says why. Not keeping errno
+# and traps of mathematical functions lets loops vectorise and changes no result; nothing here is -ffast-math.
 CFLAGS := -std=c11 $(OPTIMISE) -ffp-contract=off -fno-math-errno -fno-trapping-math $(WARNINGS) -pthread
 OPENMP := $(shell echo 'int main(void){return 0;}' | $(CC) -fopenmp -x c - -o /dev/null 2>/dev/null && echo -fopenmp)
 ifeq ($(OPENMP),)

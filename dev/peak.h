@@ -8,24 +8,23 @@
 
 #include "llmtrain/gemm.h"
 
-#define PEAK_FP32(name, attribute, bytes, sums_count) \
+#define PEAK_FP32(name, attribute, type, multiply_add, sums_count) \
     attribute static inline float name(size_t turns) { \
-        typedef float Lanes __attribute__((vector_size(bytes))); \
-        Lanes sums[sums_count], half; \
-        for (size_t i = 0; i < bytes / 4; i++) half[i] = 0.5f; \
+        type sums[sums_count], half; \
+        for (size_t i = 0; i < sizeof half / sizeof(float); i++) half[i] = 0.5f; \
         for (size_t i = 0; i < sums_count; i++) sums[i] = half; \
         for (size_t t = 0; t < turns; t++) { \
             GEMM_UNROLL \
-            for (int i = 0; i < sums_count; i++) sums[i] = sums[i] * half + half; \
+            for (int i = 0; i < sums_count; i++) sums[i] = multiply_add(sums[i], half, half); \
         } \
         for (int i = 1; i < sums_count; i++) sums[0] += sums[i]; \
         return sums[0][0]; \
     }
 
-PEAK_FP32(peak_portable, , 16, 10)
+PEAK_FP32(peak_portable, , Vector, vector_fused, 12)
 #ifdef GEMM_X86
-PEAK_FP32(peak_avx2, GEMM_AVX2, 32, 12)
-PEAK_FP32(peak_avx512, GEMM_AVX512, 64, 16)
+PEAK_FP32(peak_avx2, GEMM_AVX2, __m256, _mm256_fmadd_ps, 12)
+PEAK_FP32(peak_avx512, GEMM_AVX512, __m512, _mm512_fmadd_ps, 16)
 #endif
 
 #ifdef GEMM_X86_BF16
@@ -69,7 +68,7 @@ typedef struct {
 
 // Of the kernels that gemm has chosen.
 static inline PeakLoop peak_loop(bool bf16) {
-    PeakLoop peak = {peak_portable, 10 * 8};
+    PeakLoop peak = {peak_portable, 12 * 2 * VECTOR_LANES};
     gemm_backend();  // makes the choice if nothing has yet
     const GemmKernel* kernel = bf16 ? gemm_state.pairs : gemm_state.floats;
 #ifdef GEMM_X86

@@ -137,14 +137,20 @@ static inline double scale_double(double x, int n) {
     return x;
 }
 
+// 1 / i!
+static const double inverse_factorial[20] = {
+    1.0, 1.0, 1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040, 1.0 / 40320, 1.0 / 362880, 1.0 / 3628800,
+    1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800, 1.0 / 87178291200, 1.0 / 1307674368000, 1.0 / 20922789888000,
+    1.0 / 355687428096000, 1.0 / 6402373705728000, 1.0 / 121645100408832000};
+
 // e^x for |x| <= 700; 0 below that, infinity above.
 static inline double exp_double(double x) {
     if (!(x >= -700.0)) return x < 0 ? 0.0 : x;  // NaN
     if (x > 700.0) return (double)INFINITY;
     int n = (int)(x * 1.4426950408889634 + (x < 0 ? -0.5 : 0.5));
     double r = x - n * 0.693147180369123816490 - n * 1.90821492927058770002e-10;  // ln 2: its upper bits, then the rest
-    double p = 1.0;
-    for (int i = 14; i > 0; i--) p = 1.0 + p * r / i;
+    double p = inverse_factorial[14];
+    for (int i = 13; i >= 0; i--) p = p * r + inverse_factorial[i];
     return scale_double(p, n);
 }
 
@@ -155,11 +161,13 @@ static inline double log_double(double x) {
     if (x == (double)INFINITY) return x;
     uint64_t bits;
     memcpy(&bits, &x, 8);
+    static const double terms[11] = {1.0 / 23, 1.0 / 21, 1.0 / 19, 1.0 / 17, 1.0 / 15, 1.0 / 13,
+                                     1.0 / 11, 1.0 / 9,  1.0 / 7,  1.0 / 5,  1.0 / 3};
     int e = (int)(bits >> 52) - 1023;
     double m = scale_double(x, -e);
     if (m > 1.4142135623730951) m *= 0.5, e++;
     double s = (m - 1.0) / (m + 1.0), sum = 0.0;
-    for (int i = 23; i > 1; i -= 2) sum = sum * s * s + 1.0 / i;
+    for (int i = 0; i < 11; i++) sum = sum * (s * s) + terms[i];
     double log_m = 2.0 * s + 2.0 * s * (s * s * sum);
     return e * 0.693147180369123816490 + (log_m + e * 1.90821492927058770002e-10);
 }
@@ -174,10 +182,13 @@ static inline double sin_quarter(double x, int quarter) {
     double n = floor(x * 0.63661977236758134 + 0.5);
     double r = x - n * 1.57079632673412561417 - n * 6.07710050630396597660e-11 - n * 2.02226624879595063154e-21;
     int turn = (int)((int64_t)n + quarter) & 3;
-    double sum = 1.0, square = r * r;
-    for (int i = turn & 1 ? 18 : 19; i > 2; i -= 2) sum = 1.0 - sum * square / ((i - 1) * i);
-    sum = turn & 1 ? 1.0 - sum * square / 2 : sum * r;
-    return turn & 2 ? -sum : sum;
+    double square = r * r, sine = 0.0, cosine = 0.0;
+    for (int i = 18; i >= 2; i -= 2) {
+        sine = (inverse_factorial[i + 1] - sine) * square;
+        cosine = (inverse_factorial[i] - cosine) * square;
+    }
+    double result = turn & 1 ? 1.0 - cosine : r - r * sine;
+    return turn & 2 ? -result : result;
 }
 static inline double sin_double(double x) { return sin_quarter(x, 0); }
 static inline double cos_double(double x) { return sin_quarter(x, 1); }

@@ -53,6 +53,11 @@
 // must give the same bits. Each thread that computes owns a workspace, which is made at its first product and freed
 // when it ends.
 
+// The best kernels that a build may use: make ISA=x86-64-v3 sets it to avx2.
+#ifndef GEMM_KERNELS
+#define GEMM_KERNELS "auto"
+#endif
+
 typedef struct {
     uint32_t* b;  // the packed block of B
     uint32_t* a;  // packed panels of up to GEMM_GROUP_ROWS rows of A
@@ -91,8 +96,9 @@ static const struct {
 #endif
 };
 
-// Takes the best kernels up to the one of that name; false if there is none.
+// Takes the best kernels up to the one of that name, for "auto" all that the build may use; false if there is none.
 static inline bool gemm_use(const char* name) {
+    if (strcmp(name, "auto") == 0) name = GEMM_KERNELS;
     const GemmKernel *floats = NULL, *pairs = NULL;
     bool best = strcmp(name, "auto") == 0, found = best;
     for (size_t n = 0; n < sizeof gemm_kernels / sizeof gemm_kernels[0] && (best || !found); n++) {
@@ -117,7 +123,7 @@ static inline void gemm_init(void) {
 #endif
     size_t bytes = l2 < (256 << 10) ? 512 << 10 : min_size((size_t)l2, 2 << 20);  // 512 KiB if the system cannot tell
     gemm_state.b_units = bytes / 4 * 5 / 8;
-    gemm_use("auto");
+    if (!gemm_use("auto")) gemm_use("portable");  // the processor lacks what the build was made for
     pthread_key_create(&gemm_state.workspace, free);
 }
 

@@ -92,6 +92,14 @@ enum {
 #define GEMM_UNROLL _Pragma("GCC unroll 32")
 #endif
 
+// Elements of two Quads: 0 to 3 of the first, 4 to 7 of the second.
+#if defined(__clang__) || (defined(__GNUC__) && __GNUC__ >= 12)
+#define GEMM_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+typedef int32_t GemmIndices __attribute__((vector_size(16)));
+#define GEMM_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (GemmIndices){__VA_ARGS__})
+#endif
+
 // ------------------------------------------------------------------------------------------------
 // 2. Elements
 
@@ -112,13 +120,58 @@ ALWAYS_INLINE void gemm_save(void* data, Dtype type, size_t index, float value) 
 //
 // Bodies named *_body serve every instruction set; `rows` and `cols` are constants where they are inlined.
 
+// Four neighbouring elements as floats.
+typedef float Quad __attribute__((vector_size(16), aligned(4), may_alias));
+ALWAYS_INLINE Quad gemm_load_quad(const char* data, Dtype type, size_t index) {
+    if (type == DTYPE_F32) return *(const Quad*)((const float*)data + index);
+    Quad quad;
+    for (size_t i = 0; i < 4; i++) quad[i] = gemm_load(data, type, index + i);
+    return quad;
+}
+
+// panel[u * width + l] = o[l, u], for 4 lanes l and 4 neighbours in k, which lie in the rows of the operand.
+ALWAYS_INLINE void gemm_pack_transposed(float* panel, const char* data, Dtype type, size_t stride, size_t width) {
+    Quad r[4];
+    GEMM_UNROLL
+    for (size_t l = 0; l < 4; l++) r[l] = gemm_load_quad(data, type, l * stride);
+    Quad low01 = GEMM_SHUFFLE(r[0], r[1], 0, 4, 1, 5), high01 = GEMM_SHUFFLE(r[0], r[1], 2, 6, 3, 7);
+    Quad low23 = GEMM_SHUFFLE(r[2], r[3], 0, 4, 1, 5), high23 = GEMM_SHUFFLE(r[2], r[3], 2, 6, 3, 7);
+    *(Quad*)panel = GEMM_SHUFFLE(low01, low23, 0, 1, 4, 5);
+    *(Quad*)(panel + width) = GEMM_SHUFFLE(low01, low23, 2, 3, 6, 7);
+    *(Quad*)(panel + 2 * width) = GEMM_SHUFFLE(high01, high23, 0, 1, 4, 5);
+    *(Quad*)(panel + 3 * width) = GEMM_SHUFFLE(high01, high23, 2, 3, 6, 7);
+}
+
+// Where lanes lie in rows, what the next rows hold is fetched ahead: the processor does not see a pattern in so many.
 ALWAYS_INLINE void gemm_pack_typed(float* panel, const GemmOperand* o, Dtype type, size_t lane, size_t lanes,
-                                 size_t width, size_t k, size_t count) {
+                                   size_t width, size_t k, size_t count) {
     size_t lane_step = o->k_contiguous ? o->stride : 1, k_step = o->k_contiguous ? 1 : o->stride;
-    const char* data = o->data + (lane * lane_step + k * k_step) * dtype_bytes(type);
+    size_t bytes = dtype_bytes(type);
+    const char* data = o->data + (lane * lane_step + k * k_step) * bytes;
     if (lanes < width) memset(panel, 0, count * width * sizeof(float));
-    for (size_t u = 0; u < count; u++)
-        for (size_t l = 0; l < lanes; l++) panel[u * width + l] = gemm_load(data, type, u * k_step + l * lane_step);
+    if (o->k_contiguous) {
+        size_t u = 0, l;
+        for (; u + 4 <= count; u += 4) {
+            for (l = 0; l + 4 <= lanes; l += 4) {
+                const char* from = data + (u + l * lane_step) * bytes;
+                if (u % 16 == 0)
+                    for (size_t r = 0; r < 4; r++) __builtin_prefetch(from + r * lane_step * bytes + 512);
+                gemm_pack_transposed(panel + u * width + l, from, type, lane_step, width);
+            }
+            for (; l < lanes; l++)
+                for (size_t i = u; i < u + 4; i++) panel[i * width + l] = gemm_load(data, type, i + l * lane_step);
+        }
+        for (; u < count; u++)
+            for (l = 0; l < lanes; l++) panel[u * width + l] = gemm_load(data, type, u + l * lane_step);
+        return;
+    }
+    for (size_t u = 0; u < count; u++) {
+        const char* from = data + u * k_step * bytes;
+        size_t l = 0;
+        for (size_t line = 0; line < lanes * bytes; line += 64) __builtin_prefetch(from + 16 * k_step * bytes + line);
+        for (; l + 4 <= lanes; l += 4) *(Quad*)(panel + u * width + l) = gemm_load_quad(from, type, l);
+        for (; l < lanes; l++) panel[u * width + l] = gemm_load(from, type, l);
+    }
 }
 
 ALWAYS_INLINE void gemm_pack_body(uint32_t* panel, const GemmOperand* o, size_t lane, size_t lanes, size_t width,
@@ -219,20 +272,33 @@ ALWAYS_INLINE void gemm_dot_body(const GemmProblem* p, size_t j, size_t j_end) {
     }
 }
 
-enum { GEMM_PORTABLE_ROWS = 4, GEMM_PORTABLE_COLS = 8 };
+// Two vectors a row, and three quarters of the registers hold the sums.
+enum { GEMM_PORTABLE_ROWS = VECTOR_REGISTERS * 3 / 8, GEMM_PORTABLE_COLS = 2 * VECTOR_LANES };
 
 static inline void gemm_multiply_portable(float* sums, const uint32_t* a_panel, const uint32_t* b_panel, size_t units,
                                           bool accumulate) {
     const float* a = (const float*)a_panel;
     const float* b = (const float*)b_panel;
-    float c[GEMM_PORTABLE_ROWS][GEMM_PORTABLE_COLS];
-    for (int i = 0; i < GEMM_PORTABLE_ROWS; i++)
-        for (int j = 0; j < GEMM_PORTABLE_COLS; j++) c[i][j] = accumulate ? sums[i * GEMM_PORTABLE_COLS + j] : 0.0f;
-    for (size_t u = 0; u < units; u++, a += GEMM_PORTABLE_ROWS, b += GEMM_PORTABLE_COLS)
-        for (int i = 0; i < GEMM_PORTABLE_ROWS; i++)
-            for (int j = 0; j < GEMM_PORTABLE_COLS; j++) c[i][j] = fused(a[i], b[j], c[i][j]);
-    for (int i = 0; i < GEMM_PORTABLE_ROWS; i++)
-        for (int j = 0; j < GEMM_PORTABLE_COLS; j++) sums[i * GEMM_PORTABLE_COLS + j] = c[i][j];
+    Vector c[GEMM_PORTABLE_ROWS][2];
+    GEMM_UNROLL
+    for (int i = 0; i < GEMM_PORTABLE_ROWS; i++) {
+        const Vector* from = (const Vector*)(sums + i * GEMM_PORTABLE_COLS);
+        c[i][0] = accumulate ? from[0] : vector_of(0.0f);
+        c[i][1] = accumulate ? from[1] : vector_of(0.0f);
+    }
+    for (size_t u = 0; u < units; u++, a += GEMM_PORTABLE_ROWS, b += GEMM_PORTABLE_COLS) {
+        Vector b0 = *(const Vector*)b, b1 = *(const Vector*)(b + VECTOR_LANES);
+        GEMM_UNROLL
+        for (int i = 0; i < GEMM_PORTABLE_ROWS; i++) {
+            c[i][0] = vector_fused(vector_of(a[i]), b0, c[i][0]);
+            c[i][1] = vector_fused(vector_of(a[i]), b1, c[i][1]);
+        }
+    }
+    GEMM_UNROLL
+    for (int i = 0; i < GEMM_PORTABLE_ROWS; i++) {
+        *(Vector*)(sums + i * GEMM_PORTABLE_COLS) = c[i][0];
+        *(Vector*)(sums + i * GEMM_PORTABLE_COLS + VECTOR_LANES) = c[i][1];
+    }
 }
 
 // Three functions of a kernel that are bodies compiled for its instruction set.

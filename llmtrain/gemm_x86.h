@@ -146,9 +146,11 @@ GEMM_AVX512 ALWAYS_INLINE void gemm_rows_avx512(__m512i r[16], const GemmOperand
         r[i] = _mm512_setzero_si512();
         if (o->k_contiguous) {
             const char* row = o->data + (lane + i) * step + k * bytes;
+            __builtin_prefetch(row + 512);
             if (i < lanes) r[i] = pairs ? gemm_pairs_avx512(row, count) : gemm_floats_avx512(row, type, count);
         } else if (i * per_unit < count) {
             const char* row = o->data + (k + i * per_unit) * step + lane * bytes;
+            __builtin_prefetch(row + 16 * per_unit * step);
             r[i] = pairs ? gemm_pair_rows_avx512(row, 2 * i + 1 < count ? row + step : NULL, lanes)
                          : gemm_floats_avx512(row, type, lanes);
         }
