@@ -321,8 +321,9 @@ static inline void rope_backward(floatX* dqkv, const float* table, size_t B, siz
 // is arithmetic. The backward runs twice over the tiles, once by query tiles for dq and once by key tiles for dk and
 // dv: 7 matmuls instead of 5, but every output has one writer, in a fixed order.
 
-#define TILE_Q 64            // queries in a tile
-#define TILE_K 64            // keys in a tile: a multiple of TILE_Q, so that no visited pair of tiles is all masked
+#define TILE_Q 64    // queries in a tile
+#define TILE_K 64    // keys in a tile: a multiple of TILE_Q, so that no visited pair of tiles is all masked
+#define TILE_ROWS 16  // rows of a tile between which the diagonal moves: what lies beyond it is not computed
 
 // tile (rows, width) = scale * source (available, D), rows `stride` apart; what lies outside the source is 0.
 static inline void tile_load(float* tile, const floatX* source, size_t stride, float scale,
@@ -335,41 +336,60 @@ static inline void tile_load(float* tile, const floatX* source, size_t stride, f
     }
 }
 
-// tile (D, TILE_K) = source (available, D) transposed; columns outside the source are 0.
+// tile (D, TILE_K) = source (available, D) transposed; columns outside the source are 0. It is how gemm packs.
 static inline void tile_load_transposed(float* tile, const floatX* source, size_t stride, size_t available, size_t D) {
-    for (size_t j = 0; j < TILE_K; j++) {
-        if (j < available) for (size_t d = 0; d < D; d++) tile[d * TILE_K + j] = float_of(source[j * stride + d]);
-        else for (size_t d = 0; d < D; d++) tile[d * TILE_K + j] = 0.0f;
+    GemmOperand rows = gemm_operand(gemm_matrix(source, FLOATX_DTYPE, stride, false), true, false, false);
+    gemm_pack_typed(tile, &rows, FLOATX_DTYPE, 0, available, TILE_K, 0, D);
+}
+
+// tile_product for `vectors` neighbouring vectors of columns, 1 or 2: half of the registers hold sums.
+ALWAYS_INLINE void tile_columns(float* out, const float* a, size_t a_row, size_t a_col, const float* b,
+                                size_t rows, size_t depth, size_t stride, int vectors) {
+    enum { SUMS = VECTOR_REGISTERS / 2 };
+    const int height = SUMS / vectors;
+    for (size_t i = 0; i < rows; i += (size_t)height) {
+        Vector sum[SUMS];
+        GEMM_UNROLL
+        for (int s = 0; s < SUMS; s++)
+            sum[s] = *(const Vector*)(out + (i + (size_t)(s / vectors)) * stride + s % vectors * VECTOR_LANES);
+        for (size_t p = 0; p < depth; p++) {
+            const Vector* column = (const Vector*)(b + p * stride);
+            GEMM_UNROLL
+            for (int s = 0; s < SUMS; s++) {
+                Vector x = vector_of(a[(i + (size_t)(s / vectors)) * a_row + p * a_col]);
+                sum[s] = vector_fused(x, column[s % vectors], sum[s]);
+            }
+        }
+        GEMM_UNROLL
+        for (int s = 0; s < SUMS; s++)
+            *(Vector*)(out + (i + (size_t)(s / vectors)) * stride + s % vectors * VECTOR_LANES) = sum[s];
     }
 }
 
-// out (rows, cols) += a (rows, depth) b (depth, cols), all float. rows is a multiple of 8, cols of 32; out and b are
-// dense with cols columns; a has any strides, so that it may be a transpose.
+// out (rows, cols) += a (rows, depth) b (depth, cols), all float. rows and cols are multiples of 16; rows of out and b
+// are `stride` apart; a has any strides, so that it may be a transpose.
 static inline void tile_product(float* out, const float* a, size_t a_row, size_t a_col, const float* b,
-                                size_t rows, size_t cols, size_t depth) {
-    enum { ROWS = VECTOR_REGISTERS / 4 };  // of sums, two vectors each: half of the registers
-    const size_t lanes = VECTOR_LANES;
-    for (size_t j = 0; j < cols; j += 2 * lanes) {
-        for (size_t i = 0; i < rows; i += ROWS) {
-            Vector sum[ROWS][2];
-            for (int r = 0; r < ROWS; r++) {
-                sum[r][0] = *(const Vector*)(out + (i + r) * cols + j);
-                sum[r][1] = *(const Vector*)(out + (i + r) * cols + j + lanes);
-            }
-            for (size_t p = 0; p < depth; p++) {
-                Vector b0 = *(const Vector*)(b + p * cols + j), b1 = *(const Vector*)(b + p * cols + j + lanes);
-                for (int r = 0; r < ROWS; r++) {
-                    float x = a[(i + r) * a_row + p * a_col];
-                    sum[r][0] = vector_fused(vector_of(x), b0, sum[r][0]);
-                    sum[r][1] = vector_fused(vector_of(x), b1, sum[r][1]);
-                }
-            }
-            for (int r = 0; r < ROWS; r++) {
-                *(Vector*)(out + (i + r) * cols + j) = sum[r][0];
-                *(Vector*)(out + (i + r) * cols + j + lanes) = sum[r][1];
-            }
-        }
-    }
+                                size_t rows, size_t cols, size_t depth, size_t stride) {
+    size_t j = 0;
+    for (; j + 2 * VECTOR_LANES <= cols; j += 2 * VECTOR_LANES)
+        tile_columns(out + j, a, a_row, a_col, b + j, rows, depth, stride, 2);
+    if (j < cols) tile_columns(out + j, a, a_row, a_col, b + j, rows, depth, stride, 1);
+}
+
+// Of the keys of a tile, those that the TILE_ROWS queries from number `query` on see: the rest is masked for all of
+// them. first and key are the numbers of the first query and key of the two tiles.
+static inline size_t tile_visible(size_t first, size_t query, size_t key) {
+    return min_size(TILE_K, first + query + TILE_ROWS - key);
+}
+
+// score (TILE_Q, TILE_K) = q (TILE_Q, width) kt (D, TILE_K), where a query sees the key; `masked` elsewhere.
+static inline void tile_scores(float* score, const float* q, const float* kt, float masked, size_t first, size_t key,
+                               size_t D, size_t width) {
+    memset(score, 0, TILE_Q * TILE_K * sizeof(float));
+    for (size_t i = 0; i < TILE_Q; i += TILE_ROWS)
+        tile_product(score + i * TILE_K, q + i * width, width, 1, kt, TILE_ROWS, tile_visible(first, i, key), D, TILE_K);
+    for (size_t i = 0; i < TILE_Q; i++)
+        for (size_t j = first + i - key + 1; j < TILE_K; j++) score[i * TILE_K + j] = masked;
 }
 
 // One tile of queries against all keys before them: the loop of the forward.
@@ -377,7 +397,7 @@ static inline void attention_forward_tile(floatX* out, float* lse, const floatX*
                                           size_t T, size_t D, size_t out_stride) {
     float q[TILE_Q * ATTENTION_MAX_D], k[ATTENTION_MAX_D * TILE_K], v[TILE_K * ATTENTION_MAX_D];
     float sum[TILE_Q * ATTENTION_MAX_D], score[TILE_Q * TILE_K], maximum[TILE_Q], total[TILE_Q];
-    size_t width = round_up(D, 32), rows = min_size(TILE_Q, T - first);
+    size_t width = round_up(D, 16), rows = min_size(TILE_Q, T - first);
     tile_load(q, qkv + at.q + first * at.stride, at.stride, 1.0f / sqrtf((float)D), rows, TILE_Q, D, width);
     memset(sum, 0, TILE_Q * width * sizeof(float));
     for (size_t i = 0; i < TILE_Q; i++) {
@@ -388,21 +408,20 @@ static inline void attention_forward_tile(floatX* out, float* lse, const floatX*
         size_t keys = min_size(TILE_K, T - key);
         tile_load_transposed(k, qkv + at.k + key * at.stride, at.stride, keys, D);
         tile_load(v, qkv + at.v + key * at.stride, at.stride, 1.0f, keys, TILE_K, D, width);
-        memset(score, 0, sizeof score);
-        tile_product(score, q, width, 1, k, TILE_Q, TILE_K, D);
+        tile_scores(score, q, k, -INFINITY, first, key, D, width);
         for (size_t i = 0; i < TILE_Q; i++) {
             float *s = score + i * TILE_K, before = maximum[i], now = before;
-            size_t visible = min_size(TILE_K, first + i - key + 1);
             #pragma omp simd reduction(max:now)
-            for (size_t j = 0; j < visible; j++) now = s[j] > now ? s[j] : now;
-            for (size_t j = 0; j < visible; j++) s[j] = exp_fast(s[j] - now);
-            for (size_t j = visible; j < TILE_K; j++) s[j] = 0.0f;
+            for (size_t j = 0; j < TILE_K; j++) now = s[j] > now ? s[j] : now;
+            for (size_t j = 0; j < TILE_K; j++) s[j] = exp_fast(s[j] - now);
             float rescale = exp_fast(before - now);
             maximum[i] = now;
-            total[i] = fused(total[i], rescale, SUM(j, visible, s[j]));
+            total[i] = fused(total[i], rescale, SUM(j, TILE_K, s[j]));
             for (size_t d = 0; d < width; d++) sum[i * width + d] *= rescale;
         }
-        tile_product(sum, score, TILE_K, 1, v, TILE_Q, width, TILE_K);
+        for (size_t i = 0; i < TILE_Q; i += TILE_ROWS)
+            tile_product(sum + i * width, score + i * TILE_K, TILE_K, 1, v, TILE_ROWS, width,
+                         tile_visible(first, i, key), width);
     }
     for (size_t i = 0; i < rows; i++) {
         float inverse = 1.0f / total[i];
@@ -431,18 +450,19 @@ static inline void attention_forward(floatX* out, float* lse, const floatX* qkv,
 static inline void attention_tile_gradient(float* p, float* ds, const float* q, const float* dout, const float* kt,
                                            const float* vt, const float* lse, const float* delta, size_t first,
                                            size_t key, size_t rows, size_t D, size_t width) {
-    memset(p, 0, TILE_Q * TILE_K * sizeof(float));
-    memset(ds, 0, TILE_Q * TILE_K * sizeof(float));
-    tile_product(p, q, width, 1, kt, TILE_Q, TILE_K, D);
-    tile_product(ds, dout, width, 1, vt, TILE_Q, TILE_K, D);
+    tile_scores(p, q, kt, -INFINITY, first, key, D, width);
+    tile_scores(ds, dout, vt, 0.0f, first, key, D, width);
     for (size_t i = 0; i < TILE_Q; i++) {
         float *pi = p + i * TILE_K, *dsi = ds + i * TILE_K;
-        size_t visible = i < rows ? min_size(TILE_K, first + i - key + 1) : 0;
-        for (size_t j = 0; j < visible; j++) {
+        if (i >= rows) {
+            memset(pi, 0, TILE_K * sizeof(float));
+            memset(dsi, 0, TILE_K * sizeof(float));
+            continue;
+        }
+        for (size_t j = 0; j < TILE_K; j++) {
             pi[j] = exp_fast(pi[j] - lse[i]);
             dsi[j] = pi[j] * (dsi[j] - delta[i]);
         }
-        for (size_t j = visible; j < TILE_K; j++) pi[j] = dsi[j] = 0.0f;
     }
 }
 
@@ -453,7 +473,7 @@ static inline void attention_backward_queries(floatX* dqkv, const floatX* dout, 
     float q[TILE_Q * ATTENTION_MAX_D], g[TILE_Q * ATTENTION_MAX_D], kt[ATTENTION_MAX_D * TILE_K];
     float vt[ATTENTION_MAX_D * TILE_K], k[TILE_K * ATTENTION_MAX_D], dq[TILE_Q * ATTENTION_MAX_D];
     float p[TILE_Q * TILE_K], ds[TILE_Q * TILE_K];
-    size_t width = round_up(D, 32), rows = min_size(TILE_Q, T - first);
+    size_t width = round_up(D, 16), rows = min_size(TILE_Q, T - first);
     float scale = 1.0f / sqrtf((float)D);
     tile_load(q, qkv + at.q + first * at.stride, at.stride, scale, rows, TILE_Q, D, width);
     tile_load(g, dout, out_stride, 1.0f, rows, TILE_Q, D, width);
@@ -464,7 +484,9 @@ static inline void attention_backward_queries(floatX* dqkv, const floatX* dout, 
         tile_load_transposed(vt, qkv + at.v + key * at.stride, at.stride, keys, D);
         tile_load(k, qkv + at.k + key * at.stride, at.stride, 1.0f, keys, TILE_K, D, width);
         attention_tile_gradient(p, ds, q, g, kt, vt, lse, delta, first, key, rows, D, width);
-        tile_product(dq, ds, TILE_K, 1, k, TILE_Q, width, TILE_K);
+        for (size_t i = 0; i < TILE_Q; i += TILE_ROWS)
+            tile_product(dq + i * width, ds + i * TILE_K, TILE_K, 1, k, TILE_ROWS, width, tile_visible(first, i, key),
+                         width);
     }
     for (size_t i = 0; i < rows; i++)
         for (size_t d = 0; d < D; d++) dqkv[at.q + (first + i) * at.stride + d] = floatX_of(scale * dq[i * width + d]);
@@ -477,7 +499,7 @@ static inline void attention_backward_keys(floatX* dqkv, const floatX* dout, con
     float q[TILE_Q * ATTENTION_MAX_D], g[TILE_Q * ATTENTION_MAX_D], kt[ATTENTION_MAX_D * TILE_K];
     float vt[ATTENTION_MAX_D * TILE_K], dk[TILE_K * ATTENTION_MAX_D], dv[TILE_K * ATTENTION_MAX_D];
     float p[TILE_Q * TILE_K], ds[TILE_Q * TILE_K];
-    size_t width = round_up(D, 32), keys = min_size(TILE_K, T - key), group = H / K;
+    size_t width = round_up(D, 16), keys = min_size(TILE_K, T - key), group = H / K;
     HeadRows at = head_rows(b, kv * group, T, H, K, D);
     tile_load_transposed(kt, qkv + at.k + key * at.stride, at.stride, keys, D);
     tile_load_transposed(vt, qkv + at.v + key * at.stride, at.stride, keys, D);
@@ -490,8 +512,14 @@ static inline void attention_backward_keys(floatX* dqkv, const floatX* dout, con
             tile_load(q, qkv + at.q + first * at.stride, at.stride, 1.0f / sqrtf((float)D), rows, TILE_Q, D, width);
             tile_load(g, dout + ((b * T + first) * H + h) * D, H * D, 1.0f, rows, TILE_Q, D, width);
             attention_tile_gradient(p, ds, q, g, kt, vt, lse + row, delta + row, first, key, rows, D, width);
-            tile_product(dv, p, 1, TILE_K, g, TILE_K, width, TILE_Q);
-            tile_product(dk, ds, 1, TILE_K, q, TILE_K, width, TILE_Q);
+            for (size_t j = 0; j < TILE_K; j += TILE_ROWS) {
+                size_t i = key + j > first ? key + j - first : 0;  // the first query that sees these keys
+                if (i >= TILE_Q) break;
+                tile_product(dv + j * width, p + i * TILE_K + j, 1, TILE_K, g + i * width, TILE_ROWS, width, TILE_Q - i,
+                             width);
+                tile_product(dk + j * width, ds + i * TILE_K + j, 1, TILE_K, q + i * width, TILE_ROWS, width, TILE_Q - i,
+                             width);
+            }
         }
     }
     for (size_t j = 0; j < keys; j++) {
