@@ -124,7 +124,7 @@ ALWAYS_INLINE void gemm_save(void* data, Dtype type, size_t index, float value) 
 typedef float Quad __attribute__((vector_size(16), aligned(4), may_alias));
 ALWAYS_INLINE Quad gemm_load_quad(const char* data, Dtype type, size_t index) {
     if (type == DTYPE_F32) return *(const Quad*)((const float*)data + index);
-    Quad quad;
+    Quad quad = {0};
     for (size_t i = 0; i < 4; i++) quad[i] = gemm_load(data, type, index + i);
     return quad;
 }

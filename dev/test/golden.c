@@ -1,0 +1,128 @@
+// golden.c: the same bits everywhere. Trains small models for 20 steps and compares a hash of their weights, losses and
+// gradient norms with those in the table: they must come out on every processor with fused multiply-add, for every
+// compiler, level of optimisation, kernel of gemm and number of threads.
+//
+//     build/golden            fails where a hash differs; where the build has no fused multiply-add it says so, exit 77
+//     build/golden --print    prints the table's hashes as they come out, to be pasted when the arithmetic is changed
+//
+// Matmuls of bfloat16 pairs add in an order of their own: AVX512_BF16 has the second column; AMX has none yet, since no
+// processor with it was at hand when the table was made.
+
+#include "llmtrain.h"
+#include "harness.h"
+
+enum { B = 2, T = 40, VOCAB = 97, STEPS = 20, SKIPPED = 77 };
+
+static const Config GPT2_SMALL = {.family = FAMILY_GPT2, .layers = 2, .heads = 3, .kv_heads = 3, .channels = 36,
+                                  .ffn = 400, .context = T, .vocab = VOCAB, .tied = true};
+static const Config LLAMA_SMALL = {.family = FAMILY_LLAMA, .layers = 2, .heads = 4, .kv_heads = 2, .channels = 48,
+                                   .ffn = 72, .context = T, .vocab = VOCAB};
+
+static const struct {
+    const char* name;
+    const Config* config;
+    OptimizerKind optimizer;
+    double dropout;
+    size_t micro_batches;
+    uint64_t golden[2];  // with matmuls of floats; with matmuls of AVX512_BF16
+} CASES[] = {
+#if defined(PRECISION_BF16)
+    {"GPT-2, AdamW", &GPT2_SMALL, OPTIMIZER_ADAMW, 0, 1,
+     {0x0fbf145a9b8b030a, 0x7df1b422c793c3e3}},
+    {"Llama, AdamW, 2 micro-batches", &LLAMA_SMALL, OPTIMIZER_ADAMW, 0, 2,
+     {0xc6be6fd97b2be9e5, 0xb9cd4c49d520b0d0}},
+#else
+    {"GPT-2, AdamW", &GPT2_SMALL, OPTIMIZER_ADAMW, 0, 1, {0xb744f436b7dadd2e, 0}},
+    {"GPT-2, AdamW, dropout", &GPT2_SMALL, OPTIMIZER_ADAMW, 0.1, 1, {0x6039689114cdf2a4, 0}},
+    {"GPT-2, SGD", &GPT2_SMALL, OPTIMIZER_SGD, 0, 1, {0x8ed933fb3a2c00bd, 0}},
+    {"GPT-2, Lion", &GPT2_SMALL, OPTIMIZER_LION, 0, 1, {0xdfdbcbcaa7a85631, 0}},
+    {"Llama, AdamW, 2 micro-batches", &LLAMA_SMALL, OPTIMIZER_ADAMW, 0, 2, {0x05a6a2e0301dd446, 0}},
+    {"Llama, momentum", &LLAMA_SMALL, OPTIMIZER_MOMENTUM, 0, 1, {0x5aa1361e6f845a95, 0}},
+    {"Llama, AdamW, dropout, 3 micro-batches", &LLAMA_SMALL, OPTIMIZER_ADAMW, 0.2, 3, {0x3bab37c5bcf5781f, 0}},
+#endif
+};
+
+static void mix(uint64_t* hash, uint64_t bits) { *hash = (*hash ^ bits) * 0x100000001b3 + (*hash >> 29); }
+static void mix_double(uint64_t* hash, double x) {
+    uint64_t bits;
+    memcpy(&bits, &x, 8);
+    mix(hash, bits);
+}
+
+// The hash of a run; 0 if it failed, which the test has then said.
+static uint64_t train(size_t number) {
+    Error error;
+    Model model;
+    Config config = *CASES[number].config;
+    ModelOptions options = {.B = B, .T = T, .training = true, .optimizer = CASES[number].optimizer,
+                            .master_weights = !FLOATX_IS_FLOAT};
+    OptimizerOptions optimizer = {.kind = options.optimizer, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8,
+                                  .weight_decay = 0.1};
+    Schedule schedule = {.kind = SCHEDULE_COSINE, .lr = 3e-3, .final_fraction = 0.1, .warmup = 4, .steps = STEPS};
+    if (!model_create(&model, &config, options, &error) || !model_randomize(&model, 1, &error)) {
+        expect(false, "%s", error.text);
+        return 0;
+    }
+    model.dropout.p = (float)CASES[number].dropout;
+    model.dropout.seed = 1;
+    uint64_t hash = 1, drawn = 0;
+    for (uint64_t step = 0; step < STEPS; step++) {
+        StepResult result;
+        StepFlags flags = {0};
+        model_begin_step(&model, 1.0, CASES[number].micro_batches);
+        for (size_t micro = 0; micro < CASES[number].micro_batches; micro++) {
+            int32_t text[B * (T + 1)], tokens[B * T], targets[B * T];
+            for (size_t i = 0; i < COUNT_OF(text); i++)  // each token depends on the one before, so that there is
+                text[i] = (int32_t)((random_bits(1, RANDOM_TEST, 0, drawn++) % 5 + (i ? 3 * (uint32_t)text[i - 1] : 0)) %
+                                    VOCAB);  // something to learn
+            for (size_t i = 0; i < B * T; i++) {
+                tokens[i] = text[i / T * (T + 1) + i % T];
+                targets[i] = text[i / T * (T + 1) + i % T + 1];
+            }
+            model.dropout.first_token = drawn;
+            model_gradients(&model, tokens, targets, B, T);
+        }
+        if (!model_read(&model, &result, flags, &error)) {
+            expect(false, "%s", error.text);
+            return 0;
+        }
+        double lr = schedule_lr(&schedule, step);
+        model_update(&model, &optimizer, step + 1, lr, 1.0 / fmax(1.0, result.grad_norm));
+        mix_double(&hash, result.loss);
+        mix_double(&hash, result.grad_norm);
+    }
+    uint64_t weights;
+    checksum(&weights, param(&model, 0), 0, model.flat.parameters->flat_size, model.stream);
+    mix(&hash, weights);
+    model_free(&model);
+    return hash;
+}
+
+int main(int argc, char** argv) {
+    bool print = argc == 2 && strcmp(argv[1], "--print") == 0;
+    if (argc != 1 && !print) return fprintf(stderr, "usage: golden [--print]\n"), 2;
+    if (!ARITHMETIC_FUSED && !print) {
+        printf("skipped: this build has no fused multiply-add, so that its bits are others\n");
+        return SKIPPED;
+    }
+    tests_begin("golden");
+    gemm_backend();  // chooses the kernels
+    bool pairs = FLOATX_DTYPE == DTYPE_BF16 && gemm_state.pairs->pairs;
+    if (pairs && strcmp(gemm_state.pairs->name, "avx512bf16") != 0 && !print) {
+        printf("skipped: no hashes are known for matmuls by %s; golden --print prints them\n", gemm_state.pairs->name);
+        return SKIPPED;
+    }
+    for (size_t i = 0; i < COUNT_OF(CASES); i++) {
+        threads_set(1);
+        uint64_t hash = train(i);
+        if (print) printf("0x%016llx  ", (unsigned long long)hash);
+        expect(print || hash == CASES[i].golden[pairs], "%016llx", (unsigned long long)hash);
+#ifdef _OPENMP
+        threads_set(3);
+        uint64_t threads = train(i);
+        expect(hash == threads, "with 3 threads %016llx", (unsigned long long)threads);
+#endif
+        verdict("%s, %s, %s", CASES[i].name, FLOATX_NAME, gemm_backend());
+    }
+    return tests_end();
+}
