@@ -196,6 +196,25 @@ $(B)/resources-%.txt: dev/resources.sh dev/test/test_cuda.cu $(CUDA_HEADERS) | $
 	@NVCC=$(NVCC) sh dev/resources.sh $* > $@.new || { tail -n 20 $@.new; exit 1; }
 	@mv $@.new $@ && echo "$@: $$(tail -n 1 $@)"
 
+# The same bits on every processor: golden for each instruction set that this machine can run, by each compiler, at
+# different levels of optimisation; and what can be checked of the kernels of those that it would not choose.
+MACHINE := $(shell $(CC) -march=native -dM -E -x c /dev/null 2>/dev/null)
+ISAS := $(if $(findstring __SSE4_2__,$(MACHINE)),x86-64-v2) $(if $(findstring __AVX2__,$(MACHINE)),x86-64-v3) \
+    $(if $(findstring __AVX512VL__,$(MACHINE)),x86-64-v4)
+ISA_TESTS := $(ISAS:%=$(B)/golden-%) $(filter-out %-v4,$(ISAS:%=$(B)/gemm-%)) $(if $(shell command -v clang 2>/dev/null),$(B)/golden-clang) \
+    $(if $(shell command -v aarch64-linux-gnu-gcc 2>/dev/null),$(B)/golden-aarch64)
+STRICT := -std=c11 -ffp-contract=off -fno-math-errno -fno-trapping-math -I.
+$(B)/golden-x86-64-%: dev/test/golden.c $(HEADERS) | $(B)
+	$(CC) $(STRICT) -O2 -march=x86-64-$* -DGEMM_KERNELS='"$(GEMM_KERNELS_x86-64-$*)"' $(OPENMP) $< -o $@ -pthread $(LIBS)
+$(B)/gemm-x86-64-%: dev/gemm.c $(HEADERS) | $(B)
+	$(CC) $(STRICT) -O2 -march=x86-64-$* -DGEMM_KERNELS='"$(GEMM_KERNELS_x86-64-$*)"' $(OPENMP) $< -o $@ -pthread $(LIBS)
+$(B)/golden-clang: dev/test/golden.c $(HEADERS) | $(B)
+	clang $(STRICT) -O1 -march=native -Wno-unknown-pragmas $< -o $@ -pthread $(LIBS)
+$(B)/golden-aarch64: dev/test/golden.c $(HEADERS) | $(B)
+	aarch64-linux-gnu-gcc $(STRICT) -O2 -static -Wno-unknown-pragmas $< -o $@ -pthread $(LIBS)
+$(B)/golden-%: dev/test/golden.c $(HEADERS) | $(B)
+	$(CC) $(CFLAGS) -DPRECISION_$* -I. $< -o $@ $(LIBS)
+
 $(B)/gemm-amx: dev/gemm.c $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -DGEMM_EMULATE_AMX -I. $< -o $@ $(LIBS)
 $(B)/%: dev/%.c $(HEADERS) | $(B)
@@ -214,7 +233,7 @@ TESTS := gemm test_files test_data test_corpus test_errors test_comm test_zero t
 # For tests of processes that meet, train, die and stop.
 RANKS_TESTS := $(B)/test_comm $(B)/test_zero $(B)/test_ranks $(B)/weights_hash $(B)/train-FP32 $(B)/train-BF16 $(B)/generate-FP32 $(B)/corpus $(B)/tokenize \
     $(if $(MPICC),$(B)/train-mpi-FP32)
-CPU_TESTS := $(TESTS:%=$(B)/%) $(B)/gemm-amx $(B)/bench-FP32 $(B)/llmtrain_single.h $(B)/checkpoint_cost $(RANKS_TESTS)
+CPU_TESTS := $(TESTS:%=$(B)/%) $(B)/golden-FP32 $(B)/golden-BF16 $(ISA_TESTS) $(B)/gemm-amx $(B)/bench-FP32 $(B)/llmtrain_single.h $(B)/checkpoint_cost $(RANKS_TESTS)
 CUDA_TESTS := $(EMULATED) $(B)/weights_hash $(B)/test_cublaslt $(B)/test_nccl $(PRECISIONS:%=$(B)/train-emulated-%) $(PRECISIONS:%=$(B)/test_train-emulated-%) $(PRECISIONS:%=$(B)/train-%) $(COMPILED)
 
 # Where there is a C++ compiler, also all of CUDA. make test-cpu and make test-cuda are its halves.
@@ -224,7 +243,7 @@ test: $(if $(shell command -v $(CXX) 2>/dev/null),test-cpu test-cuda,test-cpu-on
 
 test-cpu: $(CPU_TESTS)
 	@rm -f $(B)/test-*.sum
-	@sh dev/test/test.sh $(B) "$(CC)" compilers $(TESTS) tour single floors launch
+	@sh dev/test/test.sh $(B) "$(CC)" compilers $(TESTS) golden tour single floors launch
 
 test-cpu-only: test-cpu
 	@echo "skipped the tests of CUDA: there is no $(CXX); apt-get install -y g++"

@@ -2,7 +2,7 @@
 // gradient norms with those in the table: they must come out on every processor with fused multiply-add, for every
 // compiler, level of optimisation, kernel of gemm and number of threads.
 //
-//     build/golden            fails where a hash differs; where the build has no fused multiply-add it says so, exit 77
+//     build/golden            fails where a hash differs; without fused multiply-add only numbers of threads are compared
 //     build/golden --print    prints the table's hashes as they come out, to be pasted when the arithmetic is changed
 //
 // Matmuls of bfloat16 pairs add in an order of their own: AVX512_BF16 has the second column; AMX has none yet, since no
@@ -11,7 +11,7 @@
 #include "llmtrain.h"
 #include "harness.h"
 
-enum { B = 2, T = 40, VOCAB = 97, STEPS = 20, SKIPPED = 77 };
+enum { B = 2, T = 40, VOCAB = 97, STEPS = 20 };
 
 static const Config GPT2_SMALL = {.family = FAMILY_GPT2, .layers = 2, .heads = 3, .kv_heads = 3, .channels = 36,
                                   .ffn = 400, .context = T, .vocab = VOCAB, .tied = true};
@@ -101,22 +101,16 @@ static uint64_t train(size_t number) {
 int main(int argc, char** argv) {
     bool print = argc == 2 && strcmp(argv[1], "--print") == 0;
     if (argc != 1 && !print) return fprintf(stderr, "usage: golden [--print]\n"), 2;
-    if (!ARITHMETIC_FUSED && !print) {
-        printf("skipped: this build has no fused multiply-add, so that its bits are others\n");
-        return SKIPPED;
-    }
     tests_begin("golden");
     gemm_backend();  // chooses the kernels
     bool pairs = FLOATX_DTYPE == DTYPE_BF16 && gemm_state.pairs->pairs;
-    if (pairs && strcmp(gemm_state.pairs->name, "avx512bf16") != 0 && !print) {
-        printf("skipped: no hashes are known for matmuls by %s; golden --print prints them\n", gemm_state.pairs->name);
-        return SKIPPED;
-    }
+    bool known = ARITHMETIC_FUSED && (!pairs || strcmp(gemm_state.pairs->name, "avx512bf16") == 0);
+    if (!known) printf("no hashes are known for this arithmetic: only numbers of threads are compared\n");
     for (size_t i = 0; i < COUNT_OF(CASES); i++) {
         threads_set(1);
         uint64_t hash = train(i);
         if (print) printf("0x%016llx  ", (unsigned long long)hash);
-        expect(print || hash == CASES[i].golden[pairs], "%016llx", (unsigned long long)hash);
+        expect(print || !known || hash == CASES[i].golden[pairs], "%016llx", (unsigned long long)hash);
 #ifdef _OPENMP
         threads_set(3);
         uint64_t threads = train(i);

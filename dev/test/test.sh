@@ -116,6 +116,20 @@ for test in "$@"; do
         gemm)
             suite gemm "$build/gemm" --check
             suite "gemm, AMX emulated" "$build/gemm-amx" --check ;;
+        golden)
+            for program in "$build"/golden-*; do
+                case $program in
+                    *aarch64)
+                        if command -v qemu-aarch64 > /dev/null; then suite "${program##*/}" qemu-aarch64 "$program"
+                        else echo "skipped golden-aarch64: there is no qemu-aarch64; apt-get install -y qemu-user"; fi ;;
+                    *) suite "${program##*/}" "$program" ;;
+                esac
+            done
+            [ -e "$build/golden-aarch64" ] || echo "skipped golden-aarch64: there is no aarch64-linux-gnu-gcc; apt-get install -y gcc-aarch64-linux-gnu"
+            [ -e "$build/golden-clang" ] || echo "skipped golden-clang: there is no clang"
+            for program in "$build"/gemm-x86-64-v*; do
+                [ ! -e "$program" ] || suite "${program##*/}" "$program" --check
+            done ;;
         test_errors) suite test_errors "$build/test_errors" --train "$build/train-FP32" --generate "$build/generate-FP32" --tokenize "$build/tokenize" --corpus "$build/corpus" ;;
         test_ranks)
             mpi=
