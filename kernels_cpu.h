@@ -595,7 +595,7 @@ static inline void gelu_forward(floatX* out, const floatX* in, size_t n, Stream 
     #pragma omp parallel for simd
     for (size_t i = 0; i < n; i++) {
         float x = float_of(in[i]), u = 0.7978845608f * fused(0.044715f * x * x, x, x);
-        out[i] = floatX_of(x * sigmoid(2.0f * u));
+        out[i] = floatX_of(x * sigmoid_fast(2.0f * u));
     }
 }
 
@@ -604,7 +604,7 @@ static inline void gelu_backward(floatX* din, const floatX* dout, const floatX* 
     (void)stream;
     #pragma omp parallel for simd
     for (size_t i = 0; i < n; i++) {
-        float x = float_of(in[i]), u = 0.7978845608f * fused(0.044715f * x * x, x, x), s = sigmoid(2.0f * u);
+        float x = float_of(in[i]), u = 0.7978845608f * fused(0.044715f * x * x, x, x), s = sigmoid_fast(2.0f * u);
         float du = 0.7978845608f * fused(3.0f * 0.044715f * x, x, 1.0f);
         din[i] = floatX_of(float_of(dout[i]) * fused(2.0f * x * s * (1.0f - s), du, s));
     }
@@ -620,7 +620,7 @@ static inline void swiglu_forward(floatX* out, const floatX* in, size_t N, size_
         floatX* o = out + row * F;
         #pragma omp simd
         for (size_t f = 0; f < F; f++)
-            o[f] = floatX_of(float_of(gate[f]) * sigmoid(float_of(gate[f])) * float_of(up[f]));
+            o[f] = floatX_of(float_of(gate[f]) * sigmoid_fast(float_of(gate[f])) * float_of(up[f]));
     }
 }
 
@@ -634,7 +634,7 @@ static inline void swiglu_backward(floatX* din, const floatX* dout, const floatX
         floatX *dgate = din + row * 2 * F, *dup = dgate + F;
         #pragma omp simd
         for (size_t f = 0; f < F; f++) {
-            float g = float_of(gate[f]), u = float_of(up[f]), s = sigmoid(g), dd = float_of(d[f]);
+            float g = float_of(gate[f]), u = float_of(up[f]), s = sigmoid_fast(g), dd = float_of(d[f]);
             dgate[f] = floatX_of(dd * u * s * fused(g, 1.0f - s, 1.0f));
             dup[f] = floatX_of(dd * g * s);
         }

@@ -126,7 +126,7 @@ static inline float exp_fast(float x) {
     return x < -87.3f ? 0.0f : p * scale;
 }
 
-static inline float sigmoid(float x) { return 1.0f / (1.0f + exp_fast(-x)); }
+static inline float sigmoid_fast(float x) { return 1.0f / (1.0f + exp_fast(-x)); }
 
 // x * 2^n, for normal x and results.
 static inline double scale_double(double x, int n) {

@@ -389,8 +389,8 @@ static void test_checksum(void) {
 static void test_exp(void) {
     double worst = 0.0;
     bool limits = exp_fast(INFINITY) == INFINITY && exp_fast(-INFINITY) == 0.0f && exp_fast(0.0f) == 1.0f
-               && exp_fast(-0.0f) == 1.0f && isnan(exp_fast(NAN)) && isnan(sigmoid(NAN))
-               && sigmoid(INFINITY) == 1.0f && sigmoid(-INFINITY) == 0.0f;
+               && exp_fast(-0.0f) == 1.0f && isnan(exp_fast(NAN)) && isnan(sigmoid_fast(NAN))
+               && sigmoid_fast(INFINITY) == 1.0f && sigmoid_fast(-INFINITY) == 0.0f;
     for (uint64_t pattern = 0; pattern <= 0xffffffffull; pattern += 509) {
         float in = float_from_bits((uint32_t)pattern), got = exp_fast(in);
         if (in != in) limits = limits && got != got;
