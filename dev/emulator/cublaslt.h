@@ -31,7 +31,7 @@ inline unsigned cublaslt_missing = 0;
 // ------------------------------------------------------------------------------------------------
 // 1. Objects
 //
-// They lie in the opaque structs of the library's header. `kind` tells whether a pointer is what it should be.
+// They lie in the opaque structs of the library's header, and begin with their kind, so that another pointer shows.
 // Destroyed ones stay until the end of the program, so that their use is known.
 
 inline std::vector<std::unique_ptr<void, void (*)(void*)>> cublaslt_destroyed;
@@ -44,18 +44,44 @@ enum : uint32_t {
     DESTROYED_KIND = 0x44657374
 };
 
+struct CublasltAttribute {
+    int name;
+    size_t offset, bytes;
+};
+
+#define EMULATOR_ATTRIBUTE(name, type, member) {name, offsetof(type, member), sizeof(type::member)}
+
 struct CublasltHandle {
+    static constexpr uint32_t KIND = HANDLE_KIND;
+    static constexpr char NAME[] = "handle";
     uint32_t kind;
 };
 
 struct CublasltLayout {
+    static constexpr uint32_t KIND = LAYOUT_KIND;
+    static constexpr char NAME[] = "matrix layout";
+    static const CublasltAttribute attributes[];
     uint32_t kind;
     int32_t type, order, batches;
     uint64_t rows, columns;
     int64_t stride, batch_stride;  // stride: the leading dimension
 };
 
+inline const CublasltAttribute CublasltLayout::attributes[] = {
+    EMULATOR_ATTRIBUTE(CUBLASLT_MATRIX_LAYOUT_TYPE, CublasltLayout, type),
+    EMULATOR_ATTRIBUTE(CUBLASLT_MATRIX_LAYOUT_ORDER, CublasltLayout, order),
+    EMULATOR_ATTRIBUTE(CUBLASLT_MATRIX_LAYOUT_ROWS, CublasltLayout, rows),
+    EMULATOR_ATTRIBUTE(CUBLASLT_MATRIX_LAYOUT_COLS, CublasltLayout, columns),
+    EMULATOR_ATTRIBUTE(CUBLASLT_MATRIX_LAYOUT_LD, CublasltLayout, stride),
+    EMULATOR_ATTRIBUTE(CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, CublasltLayout, batches),
+    EMULATOR_ATTRIBUTE(CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, CublasltLayout, batch_stride),
+    {-1, 0, 0},
+};
+
 struct CublasltOperation {
+    static constexpr uint32_t KIND = OPERATION_KIND;
+    static constexpr char NAME[] = "matmul descriptor";
+    static const CublasltAttribute attributes[];
     uint32_t kind;
     int32_t compute, scale_type, pointer_mode, transpose_a, transpose_b, transpose_c, aux_type, bias_type;
     uint32_t epilogue;
@@ -64,41 +90,7 @@ struct CublasltOperation {
     int64_t aux_stride;
 };
 
-struct CublasltPreference {
-    uint32_t kind, search, schemes;
-    uint32_t alignment[4];  // of A, B, C, D
-    uint64_t workspace;
-};
-
-// What cublasLtMatmulAlgo_t holds: the problem it is for, and what it needs.
-struct CublasltAlgorithm {
-    uint64_t problem, workspace;
-    uint32_t alignment[4];
-};
-
-static_assert(sizeof(CublasltLayout) <= sizeof(cublasLtMatrixLayoutOpaque_t), "room for a layout");
-static_assert(sizeof(CublasltOperation) <= sizeof(cublasLtMatmulDescOpaque_t), "room for an operation");
-static_assert(sizeof(CublasltPreference) <= sizeof(cublasLtMatmulPreferenceOpaque_t), "room for a preference");
-static_assert(sizeof(CublasltAlgorithm) <= sizeof(cublasLtMatmulAlgo_t), "room for an algorithm");
-
-struct CublasltAttribute {
-    int name;
-    size_t offset, bytes;
-};
-
-#define EMULATOR_ATTRIBUTE(name, type, member) {name, offsetof(type, member), sizeof(type::member)}
-
-inline const CublasltAttribute cublaslt_layout_attributes[] = {
-    EMULATOR_ATTRIBUTE(CUBLASLT_MATRIX_LAYOUT_TYPE, CublasltLayout, type),
-    EMULATOR_ATTRIBUTE(CUBLASLT_MATRIX_LAYOUT_ORDER, CublasltLayout, order),
-    EMULATOR_ATTRIBUTE(CUBLASLT_MATRIX_LAYOUT_ROWS, CublasltLayout, rows),
-    EMULATOR_ATTRIBUTE(CUBLASLT_MATRIX_LAYOUT_COLS, CublasltLayout, columns),
-    EMULATOR_ATTRIBUTE(CUBLASLT_MATRIX_LAYOUT_LD, CublasltLayout, stride),
-    EMULATOR_ATTRIBUTE(CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, CublasltLayout, batches),
-    EMULATOR_ATTRIBUTE(CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, CublasltLayout, batch_stride),
-};
-
-inline const CublasltAttribute cublaslt_operation_attributes[] = {
+inline const CublasltAttribute CublasltOperation::attributes[] = {
     EMULATOR_ATTRIBUTE(CUBLASLT_MATMUL_DESC_COMPUTE_TYPE, CublasltOperation, compute),
     EMULATOR_ATTRIBUTE(CUBLASLT_MATMUL_DESC_SCALE_TYPE, CublasltOperation, scale_type),
     EMULATOR_ATTRIBUTE(CUBLASLT_MATMUL_DESC_POINTER_MODE, CublasltOperation, pointer_mode),
@@ -111,9 +103,19 @@ inline const CublasltAttribute cublaslt_operation_attributes[] = {
     EMULATOR_ATTRIBUTE(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, CublasltOperation, aux),
     EMULATOR_ATTRIBUTE(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, CublasltOperation, aux_stride),
     EMULATOR_ATTRIBUTE(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, CublasltOperation, aux_type),
+    {-1, 0, 0},
 };
 
-inline const CublasltAttribute cublaslt_preference_attributes[] = {
+struct CublasltPreference {
+    static constexpr uint32_t KIND = PREFERENCE_KIND;
+    static constexpr char NAME[] = "matmul preference";
+    static const CublasltAttribute attributes[];
+    uint32_t kind, search, schemes;
+    uint32_t alignment[4];  // of A, B, C, D
+    uint64_t workspace;
+};
+
+inline const CublasltAttribute CublasltPreference::attributes[] = {
     EMULATOR_ATTRIBUTE(CUBLASLT_MATMUL_PREF_SEARCH_MODE, CublasltPreference, search),
     EMULATOR_ATTRIBUTE(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, CublasltPreference, workspace),
     EMULATOR_ATTRIBUTE(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, CublasltPreference, schemes),
@@ -121,75 +123,53 @@ inline const CublasltAttribute cublaslt_preference_attributes[] = {
     EMULATOR_ATTRIBUTE(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, CublasltPreference, alignment[1]),
     EMULATOR_ATTRIBUTE(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CublasltPreference, alignment[2]),
     EMULATOR_ATTRIBUTE(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, CublasltPreference, alignment[3]),
+    {-1, 0, 0},
 };
 #undef EMULATOR_ATTRIBUTE
 
+// What cublasLtMatmulAlgo_t holds: the problem it is for, and what it needs.
+struct CublasltAlgorithm {
+    uint64_t problem, workspace;
+    uint32_t alignment[4];
+};
+static_assert(sizeof(CublasltAlgorithm) <= sizeof(cublasLtMatmulAlgo_t), "room for an algorithm");
+
 // The object behind one of the library's pointers; the program ends if it is none.
-template <class Object, class Opaque>
-inline Object* cublaslt_object(Opaque* opaque, uint32_t kind, const char* what) {
-    Object* object = reinterpret_cast<Object*>(opaque);
-    if (object && object->kind == DESTROYED_KIND) die("cuBLASLt: the %s was destroyed", what);
-    if (object == nullptr || object->kind != kind) die("cuBLASLt: this is not a %s", what);
+template <class Object>
+inline Object* cublaslt_object(void* opaque) {
+    Object* object = (Object*)opaque;
+    if (object && object->kind == DESTROYED_KIND) die("cuBLASLt: the %s was destroyed", Object::NAME);
+    if (object == nullptr || object->kind != Object::KIND) die("cuBLASLt: this is not a %s", Object::NAME);
     return object;
 }
 
-inline void cublaslt_handle(cublasLtHandle_t handle) {
-    cublaslt_object<CublasltHandle>(handle, HANDLE_KIND, "handle");
+template <class Object, class Opaque>
+inline cublasStatus_t cublaslt_create(Opaque** opaque, const Object& object) {
+    if constexpr (!std::is_same_v<Object, CublasltHandle>)
+        static_assert(sizeof(Object) <= sizeof(Opaque), "room for the object");
+    if (opaque == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
+    *opaque = (Opaque*)malloc(sizeof object);
+    if (*opaque == nullptr) return CUBLAS_STATUS_ALLOC_FAILED;
+    memcpy((void*)*opaque, &object, sizeof object);
+    return CUBLAS_STATUS_SUCCESS;
 }
 
-inline const CublasltLayout* cublaslt_layout(cublasLtMatrixLayout_t layout) {
-    return cublaslt_object<CublasltLayout>(layout, LAYOUT_KIND, "matrix layout");
+template <class Object>
+inline cublasStatus_t cublaslt_destroy(void* opaque) {
+    cublaslt_object<Object>(opaque)->kind = DESTROYED_KIND;
+    std::lock_guard<std::recursive_mutex> guard(runtime_lock);
+    cublaslt_destroyed.emplace_back(opaque, free);
+    return CUBLAS_STATUS_SUCCESS;
 }
 
-inline const CublasltOperation* cublaslt_operation(cublasLtMatmulDesc_t operation) {
-    return cublaslt_object<CublasltOperation>(operation, OPERATION_KIND, "matmul descriptor");
-}
-
-inline const CublasltPreference* cublaslt_preference(cublasLtMatmulPreference_t preference) {
-    return cublaslt_object<CublasltPreference>(preference, PREFERENCE_KIND, "matmul preference");
-}
-
-template <size_t count>
-inline const CublasltAttribute* cublaslt_attribute(const CublasltAttribute (&table)[count], int name) {
-    for (const CublasltAttribute& attribute : table)
-        if (attribute.name == name) return &attribute;
-    die("cuBLASLt: attribute %d is not emulated", name);
-}
-
-template <size_t count>
-inline cublasStatus_t cublaslt_set(void* object, const CublasltAttribute (&table)[count], int name, const void* value,
-                                   size_t bytes) {
-    const CublasltAttribute* attribute = cublaslt_attribute(table, name);
+template <class Object>
+inline cublasStatus_t cublaslt_set(void* opaque, int name, const void* value, size_t bytes) {
+    Object* object = cublaslt_object<Object>(opaque);
+    const CublasltAttribute* attribute = Object::attributes;
+    while (attribute->name != name && attribute->name >= 0) attribute++;
+    if (attribute->name < 0) die("cuBLASLt: attribute %d is not emulated", name);
     if (value == nullptr || bytes != attribute->bytes) return CUBLAS_STATUS_INVALID_VALUE;
     memcpy((char*)object + attribute->offset, value, bytes);
-    return CUBLAS_STATUS_SUCCESS;
-}
-
-template <size_t count>
-inline cublasStatus_t cublaslt_get(const void* object, const CublasltAttribute (&table)[count], int name, void* value,
-                                   size_t bytes, size_t* written) {
-    const CublasltAttribute* attribute = cublaslt_attribute(table, name);
-    if (bytes == 0 && written == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
-    if (written) *written = attribute->bytes;
-    if (bytes == 0) return CUBLAS_STATUS_SUCCESS;
-    if (value == nullptr || bytes != attribute->bytes) return CUBLAS_STATUS_INVALID_VALUE;
-    memcpy(value, (const char*)object + attribute->offset, bytes);
-    return CUBLAS_STATUS_SUCCESS;
-}
-
-template <class Opaque, class Object>
-inline cublasStatus_t cublaslt_create(Opaque** opaque, size_t bytes, const Object& object) {
-    if (opaque == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
-    *opaque = (Opaque*)calloc(1, bytes);
-    if (*opaque == nullptr) return CUBLAS_STATUS_ALLOC_FAILED;
-    memcpy(static_cast<void*>(*opaque), &object, sizeof object);
-    return CUBLAS_STATUS_SUCCESS;
-}
-
-inline cublasStatus_t cublaslt_destroy(void* opaque) {
-    std::lock_guard<std::recursive_mutex> guard(runtime_lock);
-    *static_cast<uint32_t*>(opaque) = DESTROYED_KIND;
-    cublaslt_destroyed.emplace_back(opaque, free);
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -235,18 +215,12 @@ inline cublasStatus_t cublaslt_check(const CublasltProblem& p) {
         if (transpose != CUBLAS_OP_N && transpose != CUBLAS_OP_T)
             die("cuBLASLt: operation %d is not emulated", transpose);
     if (o.transpose_c != CUBLAS_OP_N) return CUBLAS_STATUS_NOT_SUPPORTED;
-    switch (o.epilogue) {
-    case CUBLASLT_EPILOGUE_DEFAULT:
-    case CUBLASLT_EPILOGUE_BIAS:
-    case CUBLASLT_EPILOGUE_GELU:
-    case CUBLASLT_EPILOGUE_GELU_BIAS:
-    case CUBLASLT_EPILOGUE_GELU_AUX:
-    case CUBLASLT_EPILOGUE_GELU_AUX_BIAS:
-    case CUBLASLT_EPILOGUE_DGELU:
-        break;
-    default:
+    const uint32_t epilogues[] = {CUBLASLT_EPILOGUE_DEFAULT,   CUBLASLT_EPILOGUE_BIAS,
+                                  CUBLASLT_EPILOGUE_GELU,      CUBLASLT_EPILOGUE_GELU_BIAS,
+                                  CUBLASLT_EPILOGUE_GELU_AUX,  CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
+                                  CUBLASLT_EPILOGUE_DGELU};
+    if (std::find(std::begin(epilogues), std::end(epilogues), o.epilogue) == std::end(epilogues))
         die("cuBLASLt: epilogue %u is not emulated", o.epilogue);
-    }
 
     uint64_t a_rows = o.transpose_a ? p.a.columns : p.a.rows, b_columns = o.transpose_b ? p.b.rows : p.b.columns;
     uint64_t b_rows = o.transpose_b ? p.b.columns : p.b.rows;
@@ -270,8 +244,12 @@ inline cublasStatus_t cublaslt_check(const CublasltProblem& p) {
 
 inline CublasltProblem cublaslt_problem(cublasLtMatmulDesc_t operation, cublasLtMatrixLayout_t a,
                                         cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d) {
-    CublasltProblem p = {*cublaslt_operation(operation), *cublaslt_layout(a), *cublaslt_layout(b), *cublaslt_layout(c),
-                         *cublaslt_layout(d), 0};
+    CublasltProblem p = {*cublaslt_object<CublasltOperation>(operation),
+                         *cublaslt_object<CublasltLayout>(a),
+                         *cublaslt_object<CublasltLayout>(b),
+                         *cublaslt_object<CublasltLayout>(c),
+                         *cublaslt_object<CublasltLayout>(d),
+                         0};
     p.length = p.operation.transpose_a ? p.a.rows : p.a.columns;
     return p;
 }
@@ -330,7 +308,7 @@ inline uint64_t cublaslt_workspace(const CublasltProblem& p, const CublasltPrefe
 inline void cublaslt_reach(const char* what, const void* data, int32_t type, int64_t stride, uint64_t rows,
                            uint64_t columns) {
     size_t elements = (columns - 1) * (size_t)stride + rows;
-    check_end("cublasLtMatmul", what, data, elements * cublaslt_type_bytes(type), true);
+    check_end(what, data, elements * cublaslt_type_bytes(type), true);
 }
 
 // As the tensor cores read a float.
@@ -411,53 +389,37 @@ inline void cublaslt_run(const CublasltCall& call) {
 #define EMULATOR_CUBLASLT extern "C" inline cublasStatus_t CUBLASWINAPI
 
 EMULATOR_CUBLASLT cublasLtCreate(cublasLtHandle_t* handle) {
-    emulator::CublasltHandle object = {emulator::HANDLE_KIND};
-    return emulator::cublaslt_create(handle, sizeof object, object);
+    return emulator::cublaslt_create(handle, emulator::CublasltHandle{emulator::HANDLE_KIND});
 }
 
 EMULATOR_CUBLASLT cublasLtDestroy(cublasLtHandle_t handle) {
     if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
-    emulator::cublaslt_handle(handle);
-    return emulator::cublaslt_destroy(handle);
+    return emulator::cublaslt_destroy<emulator::CublasltHandle>(handle);
 }
 
-extern "C" inline const char* CUBLASWINAPI cublasLtGetStatusName(cublasStatus_t status) {
+extern "C" inline const char* CUBLASWINAPI cublasLtGetStatusString(cublasStatus_t status) {
     switch (status) {
     case CUBLAS_STATUS_SUCCESS: return "CUBLAS_STATUS_SUCCESS";
     case CUBLAS_STATUS_INVALID_VALUE: return "CUBLAS_STATUS_INVALID_VALUE";
     case CUBLAS_STATUS_NOT_SUPPORTED: return "CUBLAS_STATUS_NOT_SUPPORTED";
     case CUBLAS_STATUS_NOT_INITIALIZED: return "CUBLAS_STATUS_NOT_INITIALIZED";
-    case CUBLAS_STATUS_ALLOC_FAILED: return "CUBLAS_STATUS_ALLOC_FAILED";
     default: return "another cuBLAS status";
     }
 }
 
-extern "C" inline const char* CUBLASWINAPI cublasLtGetStatusString(cublasStatus_t status) {
-    return cublasLtGetStatusName(status);
-}
-
 EMULATOR_CUBLASLT cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType type, uint64_t rows,
                                              uint64_t columns, int64_t stride) {
-    emulator::CublasltLayout object = {emulator::LAYOUT_KIND, type, CUBLASLT_ORDER_COL, 1, rows, columns,
-                                       stride, 0};
-    return emulator::cublaslt_create(layout, sizeof **layout, object);
+    return emulator::cublaslt_create(layout, emulator::CublasltLayout{emulator::LAYOUT_KIND, type, CUBLASLT_ORDER_COL,
+                                                                      1, rows, columns, stride, 0});
 }
 
 EMULATOR_CUBLASLT cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
-    emulator::cublaslt_layout(layout);
-    return emulator::cublaslt_destroy(layout);
+    return emulator::cublaslt_destroy<emulator::CublasltLayout>(layout);
 }
 
 EMULATOR_CUBLASLT cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t name,
                                                    const void* value, size_t bytes) {
-    emulator::cublaslt_layout(layout);
-    return emulator::cublaslt_set(layout, emulator::cublaslt_layout_attributes, name, value, bytes);
-}
-
-EMULATOR_CUBLASLT cublasLtMatrixLayoutGetAttribute(cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t name,
-                                                   void* value, size_t bytes, size_t* written) {
-    emulator::cublaslt_layout(layout);
-    return emulator::cublaslt_get(layout, emulator::cublaslt_layout_attributes, name, value, bytes, written);
+    return emulator::cublaslt_set<emulator::CublasltLayout>(layout, name, value, bytes);
 }
 
 EMULATOR_CUBLASLT cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* operation, cublasComputeType_t compute,
@@ -468,49 +430,32 @@ EMULATOR_CUBLASLT cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* operation, cubl
     object.scale_type = scale_type;
     object.epilogue = CUBLASLT_EPILOGUE_DEFAULT;
     object.aux_type = object.bias_type = -1;
-    return emulator::cublaslt_create(operation, sizeof **operation, object);
+    return emulator::cublaslt_create(operation, object);
 }
 
 EMULATOR_CUBLASLT cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t operation) {
-    emulator::cublaslt_operation(operation);
-    return emulator::cublaslt_destroy(operation);
+    return emulator::cublaslt_destroy<emulator::CublasltOperation>(operation);
 }
 
 EMULATOR_CUBLASLT cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t name,
                                                  const void* value, size_t bytes) {
-    emulator::cublaslt_operation(operation);
-    return emulator::cublaslt_set(operation, emulator::cublaslt_operation_attributes, name, value, bytes);
-}
-
-EMULATOR_CUBLASLT cublasLtMatmulDescGetAttribute(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t name,
-                                                 void* value, size_t bytes, size_t* written) {
-    emulator::cublaslt_operation(operation);
-    return emulator::cublaslt_get(operation, emulator::cublaslt_operation_attributes, name, value, bytes, written);
+    return emulator::cublaslt_set<emulator::CublasltOperation>(operation, name, value, bytes);
 }
 
 EMULATOR_CUBLASLT cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* preference) {
-    emulator::CublasltPreference object = {emulator::PREFERENCE_KIND, CUBLASLT_SEARCH_BEST_FIT,
-                                           CUBLASLT_REDUCTION_SCHEME_MASK, {256, 256, 256, 256}, 0};
-    return emulator::cublaslt_create(preference, sizeof **preference, object);
+    return emulator::cublaslt_create(
+        preference, emulator::CublasltPreference{emulator::PREFERENCE_KIND, CUBLASLT_SEARCH_BEST_FIT,
+                                                 CUBLASLT_REDUCTION_SCHEME_MASK, {256, 256, 256, 256}, 0});
 }
 
 EMULATOR_CUBLASLT cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference) {
-    emulator::cublaslt_preference(preference);
-    return emulator::cublaslt_destroy(preference);
+    return emulator::cublaslt_destroy<emulator::CublasltPreference>(preference);
 }
 
 EMULATOR_CUBLASLT cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
                                                        cublasLtMatmulPreferenceAttributes_t name, const void* value,
                                                        size_t bytes) {
-    emulator::cublaslt_preference(preference);
-    return emulator::cublaslt_set(preference, emulator::cublaslt_preference_attributes, name, value, bytes);
-}
-
-EMULATOR_CUBLASLT cublasLtMatmulPreferenceGetAttribute(cublasLtMatmulPreference_t preference,
-                                                       cublasLtMatmulPreferenceAttributes_t name, void* value,
-                                                       size_t bytes, size_t* written) {
-    emulator::cublaslt_preference(preference);
-    return emulator::cublaslt_get(preference, emulator::cublaslt_preference_attributes, name, value, bytes, written);
+    return emulator::cublaslt_set<emulator::CublasltPreference>(preference, name, value, bytes);
 }
 
 EMULATOR_CUBLASLT cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t operation,
@@ -520,11 +465,11 @@ EMULATOR_CUBLASLT cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublas
                                                  cublasLtMatmulHeuristicResult_t results[], int* found) {
     using namespace emulator;
     if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
-    cublaslt_handle(handle);
+    cublaslt_object<CublasltHandle>(handle);
     if (wanted <= 0 || results == nullptr || found == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
     *found = 0;
     CublasltProblem problem = cublaslt_problem(operation, a, b, c, d);
-    const CublasltPreference& wish = *cublaslt_preference(preference);
+    const CublasltPreference& wish = *cublaslt_object<CublasltPreference>(preference);
     if (wish.search != CUBLASLT_SEARCH_BEST_FIT) die("cuBLASLt: search mode %u is not emulated", wish.search);
     cublasStatus_t status = cublaslt_check(problem);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
@@ -548,8 +493,9 @@ EMULATOR_CUBLASLT cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t o
                                  const cublasLtMatmulAlgo_t* algo, void* workspace, size_t workspace_bytes,
                                  cudaStream_t stream) {
     using namespace emulator;
+    Entry entry(__func__);
     if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
-    cublaslt_handle(handle);
+    cublaslt_object<CublasltHandle>(handle);
     if (algo == nullptr) die("cuBLASLt: cublasLtMatmul without an algorithm is not emulated");
     for (const void* pointer : {alpha, beta, a, b, (const void*)d})
         if (pointer == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
@@ -585,7 +531,7 @@ EMULATOR_CUBLASLT cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t o
     if (cublaslt_has_bias(o.epilogue)) cublaslt_reach("bias", o.bias, result.type, 0, result.rows, 1);
     if (cublaslt_has_aux(o.epilogue))
         cublaslt_reach("auxiliary matrix", o.aux, result.type, o.aux_stride, result.rows, result.columns);
-    if (algorithm.workspace > 0) check_end("cublasLtMatmul", "workspace", workspace, algorithm.workspace, true);
+    if (algorithm.workspace > 0) check_end("workspace", workspace, algorithm.workspace, true);
     if (cublaslt_has_bias(o.epilogue) && !cublaslt_aligned(o.bias, 16)) die("cuBLASLt: the bias is not on 16 bytes");
     if (cublaslt_has_aux(o.epilogue) && !cublaslt_aligned(o.aux, 16))
         die("cuBLASLt: the auxiliary matrix is not on 16 bytes");

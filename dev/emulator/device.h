@@ -3,7 +3,7 @@
 //   1. blocks     __syncthreads and its kin
 //   2. warps      shuffles, votes, reductions
 //   3. atomics
-//   4. memory     loads and stores with hints, fences, clocks
+//   4. memory     loads and stores with hints
 //   5. bits       casts and integer intrinsics
 //   6. arithmetic float intrinsics, at the precision of the C library
 
@@ -15,9 +15,6 @@
 #define __forceinline__ inline
 #undef __launch_bounds__
 #define __launch_bounds__(...)  // translate.c puts them into the body
-#ifndef __grid_constant__
-#define __grid_constant__
-#endif
 
 // For the few functions whose caller's line must show in the race check's report.
 #define EMULATOR_INLINE inline __attribute__((always_inline))
@@ -46,49 +43,32 @@ namespace emulator {
 
 enum ShuffleKind { INDEXED, UP, DOWN, XOR };
 
+// What a lane brings to an operation of its warp, and takes from it.
+template <class T>
+struct Brought {
+    T value, result;
+    int argument, width;
+};
+
 template <class T>
 inline T shuffle(ShuffleKind kind, const char* name, unsigned mask, T value, int argument, int width, Place place) {
     static_assert(std::is_trivially_copyable<T>::value && (sizeof(T) <= 8), "shuffles take values of up to 64 bits");
-    struct Mine {
-        T value, result;
-        int argument, width;
-    } mine = {value, value, argument, width};
+    Brought<T> mine = {value, value, argument, width};
     Unseen emulator_work;
     if (width < 1 || width > 32 || (width & (width - 1)))
-        die("%s:%d: %s of width %d: 1, 2, 4, 8, 16 or 32", place.file, place.line, name, width);
+        die_at(place, "%s of width %d: 1, 2, 4, 8, 16 or 32", name, width);
     if (Meeting* m = meet(name, place, mask, &mine)) {
-        for (int lane = 0; lane < 32; lane++) {
-            if (!(mask >> lane & 1)) continue;
-            Mine* one = (Mine*)m->data[lane];
-            int w = one->width, a = one->argument, first = lane & ~(w - 1), from = lane;
+        Brought<T>** lanes = (Brought<T>**)m->data;
+        for (unsigned rest = mask; rest; rest &= rest - 1) {
+            int lane = (int)lowest(rest), from = lane;
+            int w = lanes[lane]->width, a = lanes[lane]->argument, first = lane & ~(w - 1);
             if (kind == INDEXED) from = first + (a & (w - 1));
             if (kind == UP && lane - a >= first) from = lane - a;
             if (kind == DOWN && lane + a < first + w) from = lane + a;
             if (kind == XOR && (lane ^ a) < first + w) from = lane ^ a;
             if (from < 0 || from > 31 || !(mask >> from & 1))
-                die("%s:%d: lane %d reads lane %d in %s, which is not in the mask %08x", place.file, place.line, lane,
-                    from, name, mask);
-            one->result = ((Mine*)m->data[from])->value;
-        }
-        part(m);
-    }
-    return mine.result;
-}
-
-// Which lanes of the mask have a true predicate.
-inline unsigned vote(const char* name, unsigned mask, int predicate, Place place) {
-    struct Mine {
-        bool aye;
-        unsigned result;
-    } mine = {predicate != 0, 0};
-    Unseen emulator_work;
-    if (Meeting* m = meet(name, place, mask, &mine)) {
-        unsigned ayes = 0;
-        for (unsigned lane = 0; lane < LANES; lane++) {
-            if ((mask >> lane & 1) && ((Mine*)m->data[lane])->aye) ayes |= 1u << lane;
-        }
-        for (unsigned lane = 0; lane < LANES; lane++) {
-            if (mask >> lane & 1) ((Mine*)m->data[lane])->result = ayes;
+                die_at(place, "lane %d reads lane %d in %s, which is not in the mask %08x", lane, from, name, mask);
+            lanes[lane]->result = lanes[from]->value;
         }
         part(m);
     }
@@ -97,22 +77,22 @@ inline unsigned vote(const char* name, unsigned mask, int predicate, Place place
 
 template <class T, class F>
 inline T reduce(const char* name, unsigned mask, T value, Place place, F combine) {
-    struct Mine {
-        T value, result;
-    } mine = {value, value};
+    Brought<T> mine = {value, value, 0, 0};
     Unseen emulator_work;
     if (Meeting* m = meet(name, place, mask, &mine)) {
-        unsigned lane = lowest(mask);
-        T all = ((Mine*)m->data[lane])->value;
-        while (++lane < LANES) {
-            if (mask >> lane & 1) all = combine(all, ((Mine*)m->data[lane])->value);
-        }
-        for (lane = 0; lane < LANES; lane++) {
-            if (mask >> lane & 1) ((Mine*)m->data[lane])->result = all;
-        }
+        Brought<T>** lanes = (Brought<T>**)m->data;
+        T all = lanes[lowest(mask)]->value;
+        for (unsigned rest = mask & (mask - 1); rest; rest &= rest - 1) all = combine(all, lanes[lowest(rest)]->value);
+        for (unsigned rest = mask; rest; rest &= rest - 1) lanes[lowest(rest)]->result = all;
         part(m);
     }
     return mine.result;
+}
+
+// Which lanes of the mask have a true predicate.
+inline unsigned vote(const char* name, unsigned mask, bool predicate, Place place) {
+    unsigned own = predicate && current ? 1u << current->lane : 0;
+    return reduce(name, mask, own, place, [](unsigned a, unsigned b) { return a | b; });
 }
 
 }  // namespace emulator
@@ -148,9 +128,6 @@ inline int __any_sync(unsigned mask, int predicate, emulator::Place place = EMUL
 inline int __all_sync(unsigned mask, int predicate, emulator::Place place = EMULATOR_HERE) {
     return emulator::vote("__all_sync", mask, predicate, place) == mask;
 }
-// Lanes that have not returned. Which of them run together is up to real hardware: use it for nothing but a count.
-inline unsigned __activemask() { return ~emulator::block->warps[emulator::current->warp].returned; }
-
 #define EMULATOR_REDUCE(name, T, expression)                                                   \
     inline T name(unsigned mask, T value, emulator::Place place = EMULATOR_HERE) {             \
         return emulator::reduce(#name, mask, value, place, [](T a, T b) { return expression; }); \
@@ -174,13 +151,10 @@ inline unsigned __match_any_sync(unsigned mask, T value, emulator::Place place =
     } mine = {value, 0};
     emulator::Unseen emulator_work;
     if (emulator::Meeting* m = emulator::meet("__match_any_sync", place, mask, &mine)) {
-        for (unsigned i = 0; i < 32; i++) {
-            for (unsigned j = 0; j < 32; j++) {
-                if (!(mask >> i & mask >> j & 1)) continue;
-                Mine *one = (Mine*)m->data[i], *other = (Mine*)m->data[j];
-                if (one->value == other->value) one->result |= 1u << j;
-            }
-        }
+        Mine** lanes = (Mine**)m->data;
+        for (unsigned i = 0; i < 32; i++)
+            for (unsigned j = 0; j < 32; j++)
+                if ((mask >> i & mask >> j & 1) && lanes[i]->value == lanes[j]->value) lanes[i]->result |= 1u << j;
         emulator::part(m);
     }
     return mine.result;
@@ -203,8 +177,7 @@ EMULATOR_UNSEEN inline T atomic_change(T* address, Place place, F change) {
     static_assert(sizeof(T) == sizeof(Bits), "atomics take 16, 32 or 64 bits");
     Unseen emulator_work;
     if ((uintptr_t)address % sizeof(T))
-        die("%s:%d: an atomic operation at %p, which is not aligned to %zu bytes", place.file, place.line,
-            (void*)address, sizeof(T));
+        die_at(place, "an atomic operation at %p, which is not aligned to %zu bytes", (void*)address, sizeof(T));
     race_check(current, address, sizeof(T), ATOMIC, place);
     Bits old_bits = __atomic_load_n((Bits*)address, __ATOMIC_RELAXED), new_bits;
     T old_value, new_value;
@@ -252,7 +225,6 @@ inline size_t __cvta_generic_to_shared(const void* p) {
     emulator::Unseen emulator_work;
     return emulator::shared_address(p);
 }
-inline size_t __cvta_generic_to_global(const void* p) { return (size_t)p; }
 
 #define EMULATOR_LOAD(name) \
     template <class T>      \
@@ -261,34 +233,11 @@ inline size_t __cvta_generic_to_global(const void* p) { return (size_t)p; }
     template <class T>       \
     EMULATOR_INLINE void name(T* p, typename emulator::Plain<T>::Type value) { *p = value; }
 EMULATOR_LOAD(__ldg)
-EMULATOR_LOAD(__ldca)
 EMULATOR_LOAD(__ldcg)
 EMULATOR_LOAD(__ldcs)
-EMULATOR_LOAD(__ldcv)
-EMULATOR_LOAD(__ldlu)
 EMULATOR_STORE(__stcg)
 EMULATOR_STORE(__stcs)
 EMULATOR_STORE(__stwb)
-EMULATOR_STORE(__stwt)
-
-EMULATOR_UNSEEN inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
-EMULATOR_UNSEEN inline void __threadfence_block() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
-EMULATOR_UNSEEN inline void __threadfence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
-
-// Lets the other threads of the block run: the one place where a loop that waits for another thread may do so.
-inline void __nanosleep(unsigned) {
-    emulator::Unseen emulator_work;
-    emulator::block->warps[emulator::current->warp].ready |= 1u << emulator::current->lane;
-    emulator::wait(true);
-}
-
-inline long long clock64() {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (long long)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
-inline void __trap() { emulator::die("the kernel called __trap()"); }
 
 // ------------------------------------------------------------------------------------------------
 // 5. Bits
@@ -314,7 +263,6 @@ inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
 inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
 inline int __clzll(long long x) { return x ? __builtin_clzll((unsigned long long)x) : 64; }
 inline int __ffs(int x) { return __builtin_ffs(x); }
-inline int __ffsll(long long x) { return __builtin_ffsll(x); }
 inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((uint64_t)a * b >> 32); }
 inline int __mulhi(int a, int b) { return (int)((int64_t)a * b >> 32); }
 inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
@@ -351,58 +299,23 @@ inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
 
 // The C library has __expf and __logf of its own, hence macros.
 #define __expf(x) expf(x)
-#define __exp10f(x) powf(10.0f, x)
 #define __logf(x) logf(x)
 #define __log2f(x) log2f(x)
-#define __log10f(x) log10f(x)
 #define __powf(x, y) powf(x, y)
-#define __sinf(x) sinf(x)
-#define __cosf(x) cosf(x)
-#define __tanf(x) tanf(x)
 #define __sincosf(x, s, c) sincosf(x, s, c)
 
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
-inline double rsqrt(double x) { return 1.0 / sqrt(x); }
 inline float __frsqrt_rn(float x) { return (float)(1.0 / sqrt((double)x)); }
 inline float __fsqrt_rn(float x) { return sqrtf(x); }
 inline float __frcp_rn(float x) { return 1.0f / x; }
-inline float __fdiv_rn(float x, float y) { return x / y; }
 inline float __fdividef(float x, float y) { return x / y; }
-inline float fdividef(float x, float y) { return x / y; }
 inline float __fmaf_rn(float x, float y, float z) { return fmaf(x, y, z); }
 inline float __saturatef(float x) { return x > 0.0f ? (x < 1.0f ? x : 1.0f) : 0.0f; }
 
-// Products and sums that a compiler may not contract into one rounding.
-inline float __fmul_rn(float x, float y) {
-    volatile float product = x * y;
-    return product;
-}
-inline float __fadd_rn(float x, float y) {
-    volatile float sum = x + y;
-    return sum;
-}
-inline float __fsub_rn(float x, float y) { return __fadd_rn(x, -y); }
-inline double __dmul_rn(double x, double y) {
-    volatile double product = x * y;
-    return product;
-}
-inline double __dadd_rn(double x, double y) {
-    volatile double sum = x + y;
-    return sum;
-}
-
 inline int __float2int_rn(float x) { return (int)rintf(x); }
-inline int __float2int_rz(float x) { return (int)x; }
 inline int __float2int_rd(float x) { return (int)floorf(x); }
 inline int __float2int_ru(float x) { return (int)ceilf(x); }
-inline unsigned __float2uint_rn(float x) { return (unsigned)rintf(x); }
-inline unsigned __float2uint_rz(float x) { return (unsigned)x; }
-inline long long __float2ll_rn(float x) { return (long long)rintf(x); }
 inline long long __double2ll_rn(double x) { return (long long)rint(x); }
-inline float __int2float_rn(int x) { return (float)x; }
-inline float __uint2float_rn(unsigned x) { return (float)x; }
-inline float __ll2float_rn(long long x) { return (float)x; }
-inline float __double2float_rn(double x) { return (float)x; }
 
 #define EMULATOR_MIN_MAX(A, B, T)                                              \
     inline T min(A a, B b) { return (T)a < (T)b ? (T)a : (T)b; }               \

@@ -83,6 +83,7 @@ struct Modes {
     bool early_copies;     // EMULATE_COPIES=late|early: when cp.async writes
     bool poison;           // EMULATE_POISON=0|1: new memory is filled with 0xFF, which is NaN
     bool delayed_streams;  // EMULATE_STREAMS=now|delayed: see runtime.h
+    bool others_ahead;     // EMULATE_OTHERS=behind|ahead: the same
     unsigned threads;      // EMULATE_THREADS=n of the operating system; 0: as many as OpenMP has
     size_t shared_limit;   // EMULATE_SHARED=KiB of shared memory that a block may have
 };
@@ -103,7 +104,9 @@ inline bool same_place(Place a, Place b) {
 
 enum { DIAGNOSIS = 86 };  // exit status, so that a test can tell a diagnosis from a crash
 
+// Prints what is wrong and where, and ends the program. die_at begins with the place in the source.
 [[noreturn]] inline void die(const char* format, ...) __attribute__((format(printf, 1, 2)));
+[[noreturn]] inline void die_at(Place place, const char* format, ...) __attribute__((format(printf, 2, 3)));
 inline void print_place();
 #ifdef EMULATE_RACE
 inline bool unseen = true;  // while host code or the emulator's own runs; always so when fibers switch
@@ -118,30 +121,39 @@ struct Unseen {
 };
 #endif
 
-// Prints what is wrong and where, and ends the program.
-EMULATOR_UNSEEN inline void die(const char* format, ...) {
+[[noreturn]] EMULATOR_UNSEEN inline void die_with(Place place, const char* format, va_list arguments) {
     static std::atomic<bool> dying{false};
     while (dying.exchange(true)) pause();  // another thread prints, and ends us all
     fflush(stdout);
     fprintf(stderr, "emulator: ");
-    va_list arguments;
-    va_start(arguments, format);
+    if (place.file) fprintf(stderr, "%s:%d: ", place.file, place.line);
     vfprintf(stderr, format, arguments);
-    va_end(arguments);
     fprintf(stderr, "\n");
     print_place();
     fflush(stderr);
     _exit(DIAGNOSIS);
 }
 
+EMULATOR_UNSEEN inline void die(const char* format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    die_with(Place(), format, arguments);
+}
+
+EMULATOR_UNSEEN inline void die_at(Place place, const char* format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    die_with(place, format, arguments);
+}
+
 // The index of the environment variable's value among the choices; the first one if it is not set.
-inline int mode_choice(const char* name, const char* const* choices, int count) {
+inline int mode_choice(const char* name, std::initializer_list<const char*> choices) {
     const char* value = getenv(name);
     if (value == nullptr) return 0;
     std::string all;
-    for (int i = 0; i < count; i++) {
-        if (strcmp(value, choices[i]) == 0) return i;
-        all += std::string(i ? ", " : "") + choices[i];
+    for (const char* const& choice : choices) {
+        if (strcmp(value, choice) == 0) return (int)(&choice - choices.begin());
+        all += std::string(all.empty() ? "" : ", ") + choice;
     }
     die("%s is '%s'; give one of %s", name, value, all.c_str());
 }
@@ -166,16 +178,13 @@ constexpr unsigned ALL_LANES = 0xffffffffu;
 constexpr unsigned ANY_NUMBER = 1000000000;
 
 inline Modes modes_read() {
-    const char* orders[] = {"forward", "reverse", "random"};
-    const char* copies[] = {"late", "early"};
-    const char* poison[] = {"1", "0"};
-    const char* streams[] = {"now", "delayed"};
     Modes modes;
-    modes.order = (Order)mode_choice("EMULATE_ORDER", orders, 3);
+    modes.order = (Order)mode_choice("EMULATE_ORDER", {"forward", "reverse", "random"});
     modes.seed = mode_number("EMULATE_SEED", 1, 0, ANY_NUMBER);
-    modes.early_copies = mode_choice("EMULATE_COPIES", copies, 2) == 1;
-    modes.poison = mode_choice("EMULATE_POISON", poison, 2) == 0;
-    modes.delayed_streams = mode_choice("EMULATE_STREAMS", streams, 2) == 1;
+    modes.early_copies = mode_choice("EMULATE_COPIES", {"late", "early"}) == 1;
+    modes.poison = mode_choice("EMULATE_POISON", {"1", "0"}) == 0;
+    modes.delayed_streams = mode_choice("EMULATE_STREAMS", {"now", "delayed"}) == 1;
+    modes.others_ahead = mode_choice("EMULATE_OTHERS", {"behind", "ahead"}) == 1;
     modes.threads = mode_number("EMULATE_THREADS", 0, 0, ANY_NUMBER);
     modes.shared_limit = (size_t)mode_number("EMULATE_SHARED", SHARED_KIB, STATIC_SHARED_KIB, SHARED_KIB) << 10;
 #ifdef EMULATE_RACE
@@ -239,8 +248,8 @@ constexpr size_t STACK_BYTES = 256 << 10;  // the address sanitizer's frames are
 #else
 constexpr size_t STACK_BYTES = 64 << 10;
 #endif
-constexpr size_t STACK_GUARD_BYTES = 256 << 10;  // of no access below each stack
 constexpr size_t PAGE_BYTES = 4096;
+constexpr size_t STACK_GUARD_BYTES = 256 << 10;  // of no access below each stack
 
 // A cp.async under way.
 struct Copy {
@@ -393,14 +402,13 @@ EMULATOR_UNSEEN inline unsigned next_bit(unsigned mask, unsigned at) {
     return lowest(above ? above : mask);
 }
 
-// Takes the next thread that can run; nullptr if all wait. `yields`: the current warp comes last.
-EMULATOR_UNSEEN inline Thread* pick(bool yields) {
+// Takes the next thread that can run; nullptr if all wait.
+EMULATOR_UNSEEN inline Thread* pick() {
     Block* b = block;
     unsigned at = current ? current->warp : modes.order == REVERSE ? 0 : WARPS - 1;  // so that the first is next
     unsigned warp = at;
     if (modes.order == RANDOM) {
         unsigned best = 0;
-        if (yields) b->warps[at].speed = (unsigned)(random_next() >> 40);
         for (unsigned w = 0; w < WARPS; w++) {
             if (b->warps[w].ready && b->warps[w].speed + 1 > best) {
                 best = b->warps[w].speed + 1;
@@ -408,7 +416,7 @@ EMULATOR_UNSEEN inline Thread* pick(bool yields) {
             }
         }
         if (best == 0) return nullptr;
-    } else if (!b->warps[at].ready || yields || !current) {
+    } else if (!b->warps[at].ready || !current) {
         unsigned ready = 0;
         for (unsigned w = 0; w < WARPS; w++) ready |= (b->warps[w].ready != 0 ? 1u : 0u) << w;
         if (ready == 0) return nullptr;
@@ -470,9 +478,9 @@ EMULATOR_UNSEEN inline void switch_to(Thread* t, bool forever) {
         report.c_str());
 }
 
-// Lets others run. The caller has noted what it waits for, or made itself ready (then `yields`).
-EMULATOR_UNSEEN inline void wait(bool yields = false) {
-    Thread* next = pick(yields);
+// Lets others run. The caller has noted what it waits for, unless it has made itself ready.
+EMULATOR_UNSEEN inline void wait() {
+    Thread* next = pick();
     if (next == nullptr) deadlock();
     if (next != current) switch_to(next, false);
 }
@@ -505,10 +513,9 @@ EMULATOR_UNSEEN inline const Barrier& barrier(const char* name, Place place, uns
     Unseen emulator_work;
     if (!current) die("%s outside of a kernel", name);
     if (id >= BARRIERS)
-        die("%s:%d: barrier %u does not exist: there are 0 to %u", place.file, place.line, id, BARRIERS - 1);
+        die_at(place, "barrier %u does not exist: there are 0 to %u", id, BARRIERS - 1);
     if (expected % LANES || expected > block->count)
-        die("%s:%d: a barrier of %u threads in a block of %u: give a multiple of %u", place.file, place.line, expected,
-            block->count, LANES);
+        die_at(place, "a barrier of %u threads in a block of %u: give a multiple of %u", expected, block->count, LANES);
     note(name, place, 0);
     Barrier* b = &block->barriers[id];
     if (b->arrived == 0) {
@@ -518,7 +525,7 @@ EMULATOR_UNSEEN inline const Barrier& barrier(const char* name, Place place, uns
         die("threads of one block wait at different barriers: %s:%d and %s:%d", b->place.file, b->place.line,
             place.file, place.line);
     } else if (b->expected != expected) {
-        die("%s:%d: threads expect %u and %u others at one barrier", place.file, place.line, b->expected, expected);
+        die_at(place, "threads expect %u and %u others at one barrier", b->expected, expected);
     }
     b->arrived++;
     b->ayes += aye;
@@ -554,11 +561,10 @@ EMULATOR_UNSEEN inline Meeting* meet(const char* name, Place place, unsigned mas
     unsigned me = 1u << current->lane;
     note(name, place, mask);
     if (!(mask & me))
-        die("%s:%d: lane %u calls %s with a mask that does not have it: %08x", place.file, place.line, current->lane,
-            name, mask);
+        die_at(place, "lane %u calls %s with a mask that does not have it: %08x", current->lane, name, mask);
     if ((mask & warp->returned) && !excuses)
-        die("%s:%d: the mask %08x of %s names lanes that have returned or never were: %08x", place.file, place.line,
-            mask, name, mask & warp->returned);
+        die_at(place, "the mask %08x of %s names lanes that have returned or never were: %08x", mask, name,
+               mask & warp->returned);
     unsigned i = 0;
     while (i < warp->meetings_count && warp->meetings[i].mask != mask) i++;
     Meeting* m = &warp->meetings[i];
@@ -739,7 +745,7 @@ EMULATOR_UNSEEN inline uint32_t shared_address(const void* p) {
 
 EMULATOR_UNSEEN inline char* shared_pointer(uint32_t address, size_t bytes, Place place) {
     if (address + bytes > block->arena_used)
-        die("%s:%d: %08x is not an address in shared memory", place.file, place.line, address);
+        die_at(place, "%08x is not an address in shared memory", address);
     return block->arena + address;
 }
 
@@ -757,13 +763,12 @@ EMULATOR_UNSEEN inline void copy_perform(const Copy& c) {
 EMULATOR_UNSEEN inline void copy_start(uint32_t to, const void* from, unsigned bytes, unsigned bytes_read,
                                        const Place* place) {
     if (bytes != 4 && bytes != 8 && bytes != 16)
-        die("%s:%d: cp.async of %u bytes: only 4, 8 and 16", place->file, place->line, bytes);
+        die_at(*place, "cp.async of %u bytes: only 4, 8 and 16", bytes);
     if (bytes_read > bytes)
-        die("%s:%d: cp.async reads %u bytes to write %u", place->file, place->line, bytes_read, bytes);
+        die_at(*place, "cp.async reads %u bytes to write %u", bytes_read, bytes);
     Copy c = {shared_pointer(to, bytes, *place), (const char*)from, bytes, bytes_read, current->copy_group, place};
     if ((uintptr_t)c.to % bytes || (uintptr_t)c.from % bytes)
-        die("%s:%d: cp.async of %u bytes from %p to shared %08x: both must be aligned to them", place->file,
-            place->line, bytes, from, to);
+        die_at(*place, "cp.async of %u bytes from %p to shared %08x: both must be aligned to them", bytes, from, to);
     race_check(current, c.from, c.bytes_read, READ, *place);
     race_check(current, c.to, c.bytes, COPY_START, *place);
     if (modes.early_copies) copy_perform(c);
@@ -805,7 +810,7 @@ EMULATOR_UNSEEN inline void fiber_main() {
     block->running--;
     block->warps[self->warp].returned |= 1u << self->lane;
     release_from_returned();
-    Thread* next = pick(false);
+    Thread* next = pick();
     if (next == nullptr && block->running) deadlock();
     switch_to(next, true);
     __builtin_unreachable();
@@ -874,7 +879,7 @@ EMULATOR_UNSEEN inline void run_block(uint64_t number, dim3 grid, size_t dynamic
         frame[FRAME_ENTRY] = (void*)fiber_main;
         t.stack_pointer = frame;
     }
-    switch_to(pick(false), false);
+    switch_to(pick(), false);
     arena_check();
 }
 
@@ -884,11 +889,14 @@ EMULATOR_UNSEEN inline void on_bad_address(int, siginfo_t* info, void*) {
     if (current && address >= current->stack - STACK_GUARD_BYTES && address < current->stack)
         die("a thread's stack of %zu bytes overflows: arrays in registers or local memory are too large", STACK_BYTES);
     explain_bad_address(address);
+#ifndef __SANITIZE_ADDRESS__
     if (current) die("access to the address %p, where there is no memory", (const void*)address);
+#endif
     sigaction(SIGSEGV, &action_before, nullptr);
 }
 
-EMULATOR_UNSEEN inline void catch_bad_addresses() {
+// The handler needs a stack of its own, should that of a fiber be full.
+EMULATOR_UNSEEN inline void prepare_for_bad_addresses() {
 #ifndef __SANITIZE_ADDRESS__
     static thread_local char* handler_stack;
     if (handler_stack) return;
@@ -898,10 +906,6 @@ EMULATOR_UNSEEN inline void catch_bad_addresses() {
     stack.ss_sp = handler_stack;
     stack.ss_size = bytes;
     sigaltstack(&stack, nullptr);
-    struct sigaction action = {};
-    action.sa_sigaction = on_bad_address;
-    action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
-    sigaction(SIGSEGV, &action, nullptr);
 #endif
 }
 
@@ -910,7 +914,7 @@ EMULATOR_UNSEEN inline void block_prepare(dim3 grid, dim3 size, void (*call)(voi
     static thread_local std::unique_ptr<Block> own;
     if (block == nullptr) own.reset(new Block());
     Block* b = block = own.get();
-    catch_bad_addresses();
+    prepare_for_bad_addresses();
     b->count = size.x * size.y * size.z;
     b->call = call;
     b->context = context;

@@ -261,7 +261,7 @@ inline void nccl_launch(NcclCommunicator* c, const std::vector<NcclTask>& tasks,
         call_place = task.place;
         nccl_check(c, task);
     }
-    Stream* queue = stream_of(stream, name);
+    Stream* queue = stream_of(stream);
     {
         std::lock_guard<std::mutex> guard(c->mutex);
         c->held[number] = Position{queue, queue->enqueued + 1};
@@ -371,8 +371,8 @@ inline void nccl_check(const NcclCommunicator* c, const NcclTask& t) {
     size_t send_bytes = t.operation == REDUCE_SCATTER ? world * bytes : bytes;
     size_t receive_bytes = t.operation == ALL_GATHER ? world * bytes : bytes;
     bool sends = t.operation != BROADCAST || c->rank == t.root, receives = t.operation != REDUCE || c->rank == t.root;
-    if (sends) check_end(name, "send buffer", t.send, send_bytes, true);
-    if (receives) check_end(name, "receive buffer", t.receive, receive_bytes, true);
+    if (sends) check_end("send buffer", t.send, send_bytes, true);
+    if (receives) check_end("receive buffer", t.receive, receive_bytes, true);
     if (((uintptr_t)t.send | (uintptr_t)t.receive) % nccl_type_bytes(t.type) != 0)
         die("%s at %s: a buffer is not aligned to its elements", name, text_of(t.place).c_str());
     if (!sends || !receives || t.send >= t.receive + receive_bytes || t.receive >= t.send + send_bytes) return;
@@ -473,9 +473,7 @@ extern "C" {
 inline const char* ncclGetErrorString(ncclResult_t result) {
     switch (result) {
         case ncclSuccess: return "no error";
-        case ncclUnhandledCudaError: return "unhandled cuda error";
         case ncclSystemError: return "unhandled system error";
-        case ncclInternalError: return "internal error";
         case ncclInvalidArgument: return "invalid argument";
         case ncclInvalidUsage: return "invalid usage";
         case ncclRemoteError: return "remote process exited or there was a network error";

@@ -169,8 +169,7 @@ EMULATOR_UNSEEN inline void run_ldmatrix(const Lane& lane) {
             unsigned owner = 8 * matrix + row;
             const char* p = shared_pointer(lanes[owner]->get(count), 16, *lane.place);
             if ((uintptr_t)p % 16)
-                die("%s:%d: ldmatrix: the address of lane %u is not aligned to 16 bytes", lane.place->file,
-                    lane.place->line, owner);
+                die_at(*lane.place, "ldmatrix: the address of lane %u is not aligned to 16 bytes", owner);
             race_check(&block->threads[current->warp * LANES + owner], p, 16, READ, *lane.place);
             memcpy(x[row], p, 16);
         }
@@ -190,7 +189,7 @@ constexpr int SIXTEEN_ONLY = 1;
 EMULATOR_UNSEEN inline void run_cp_async(const Lane& lane) {
     long bytes = lane.get_number(2), read = lane.instruction->count == 4 ? lane.get_number(3) : bytes;
     if (lane.instruction->known->variant == SIXTEEN_ONLY && bytes != 16)
-        die("%s:%d: cp.async.cg copies 16 bytes, not %ld", lane.place->file, lane.place->line, bytes);
+        die_at(*lane.place, "cp.async.cg copies 16 bytes, not %ld", bytes);
     copy_start(lane.get(0), *(void**)lane.at(1), (unsigned)bytes, (unsigned)read, lane.place);
 }
 
@@ -272,7 +271,7 @@ class Ptx {
 
     EMULATOR_UNSEEN void run(std::initializer_list<Operand> operands) {
         Unseen emulator_work;
-        if (!current) die("%s:%d: PTX outside of a kernel", place.file, place.line);
+        if (!current) die_at(place, "PTX outside of a kernel");
         if (!checked.load(std::memory_order_relaxed)) check(operands.begin(), operands.size());
         for (const Instruction& instruction : instructions) {
             Lane lane = {&instruction, operands.begin(), &place};
@@ -300,7 +299,7 @@ class Ptx {
             char* behind;
             long number = strtol(p + numbered, &behind, 0);
             if (behind == p + numbered || instruction.count == ARGUMENTS)
-                die("%s:%d: the emulator cannot read the operands of '%s'", place.file, place.line, text.c_str());
+                die_at(place, "the emulator cannot read the operands of '%s'", text.c_str());
             instruction.arguments[instruction.count++] = numbered ? Argument{(int)number, 0} : Argument{-1, number};
             p = behind;
         }
@@ -314,11 +313,9 @@ class Ptx {
             if (wanted == instruction.count) instruction.known = &known;
         }
         if (!name_known)
-            die("%s:%d: the emulator does not know the PTX instruction '%s': add it to ptx.h", place.file, place.line,
-                name.c_str());
+            die_at(place, "the emulator does not know the PTX instruction '%s': add it to ptx.h", name.c_str());
         if (!instruction.known)
-            die("%s:%d: %s has %u operands; it takes %zu", place.file, place.line, name.c_str(), instruction.count,
-                wanted);
+            die_at(place, "%s has %u operands; it takes %zu", name.c_str(), instruction.count, wanted);
         instructions.push_back(instruction);
     }
 
@@ -333,27 +330,23 @@ class Ptx {
                 const Argument& a = instruction.arguments[i];
                 if (a.operand < 0) {
                     if (*letter != '#')
-                        die("%s:%d: operand %u of %s must be a register", place.file, place.line, i, name);
+                        die_at(place, "operand %u of %s must be a register", i, name);
                     continue;
                 }
                 if ((size_t)a.operand >= count)
-                    die("%s:%d: %s uses %%%d, but the statement has %zu operands", place.file, place.line, name,
-                        a.operand, count);
+                    die_at(place, "%s uses %%%d, but the statement has %zu operands", name, a.operand, count);
                 const Operand& o = operands[a.operand];
                 bool writable = strchr("=+", o.constraint[0]) != nullptr;
                 char kind = o.constraint[strlen(o.constraint) - 1];
                 if (*letter == '#' ? !strchr("nri", kind) : kind != *letter)
-                    die("%s:%d: operand %u of %s is \"%s\"; it should be %c", place.file, place.line, i, name,
-                        o.constraint, *letter);
+                    die_at(place, "operand %u of %s is \"%s\"; it should be %c", i, name, o.constraint, *letter);
                 if (written && !writable)
-                    die("%s:%d: %s writes operand %%%d, an input", place.file, place.line, name, a.operand);
+                    die_at(place, "%s writes operand %%%d, an input", name, a.operand);
                 if (!written && o.constraint[0] == '=' && instructions.size() == 1)
-                    die("%s:%d: %s reads operand %%%d, which is only an output: use \"+%c\"", place.file, place.line,
-                        name, a.operand, kind);
+                    die_at(place, "%s reads operand %%%d, which is only an output: use \"+%c\"", name, a.operand, kind);
                 size_t bytes = kind == 'l' ? 8 : 4;
                 if (strchr("rfl", kind) && o.bytes != bytes)
-                    die("%s:%d: operand %u of %s has %zu bytes; \"%c\" is for %zu", place.file, place.line, i, name,
-                        o.bytes, kind, bytes);
+                    die_at(place, "operand %u of %s has %zu bytes; \"%c\" is for %zu", i, name, o.bytes, kind, bytes);
             }
         }
         checked.store(true, std::memory_order_relaxed);

@@ -33,7 +33,7 @@
 // a mistake can cause ends the program through emulator::die.
 //
 // What the core does for all this: device_memory_open and _close around a grid; enqueue with the kernel's name and
-// place; check_kernel_arguments at a launch; explain_bad_address first in its handler of page faults in kernels.
+// place; check_kernel_arguments at a launch; the handler of page faults.
 
 #ifndef EMULATOR_RUNTIME_H
 #define EMULATOR_RUNTIME_H
@@ -49,7 +49,8 @@ namespace emulator {
 // ------------------------------------------------------------------------------------------------
 // 1. Places
 
-inline thread_local Place call_place;  // of the latest call by this host thread
+inline thread_local Place call_place;       // of the latest call by this host thread
+inline thread_local const char* call_name;  // and its name
 
 inline void called_at(const char* file, int line) { call_place = Place{file, line}; }
 
@@ -57,12 +58,7 @@ inline std::string text_of(Place place) {
     return place.file ? std::string(place.file) + ":" + std::to_string(place.line) : std::string("an unknown line");
 }
 
-inline bool read_others() {
-    const char* const choices[] = {"behind", "ahead"};
-    return mode_choice("EMULATE_OTHERS", choices, 2) == 1;
-}
-
-inline const bool others_run_ahead = read_others();
+inline std::string call_text() { return std::string(call_name) + " at " + text_of(call_place); }
 
 // One lock for everything here. It is held while work runs: host threads take turns on the device.
 inline std::recursive_mutex runtime_lock;
@@ -80,6 +76,7 @@ inline std::recursive_mutex runtime_lock;
 
 const size_t DEVICE_BYTES = (size_t)8 << 30;  // what the emulated device has; pages are taken when they are touched
 const size_t DEVICE_ALIGNMENT = 256;
+inline const size_t page_size = (size_t)sysconf(_SC_PAGESIZE);
 const size_t HUGE_PAGE_BYTES = 2 << 20;       // large allocations lie in such pages: they are opened in no time
 const size_t DEVICE_GUARD_BYTES = 1 << 20;    // on either side of an allocation: address space, no memory
 const unsigned char PATTERN = 0xff;           // a NaN in every floating-point type
@@ -110,11 +107,6 @@ inline size_t device_bytes_used;
 inline int open_depth;       // > 0 while device memory is open
 inline const Work* running;  // the work that runs now, or nullptr
 
-inline size_t page_size() {
-    static const size_t size = (size_t)sysconf(_SC_PAGESIZE);
-    return size;
-}
-
 inline Allocation* allocation_at(const void* address) {
     std::map<char*, Allocation>::iterator next = allocations.upper_bound((char*)address);
     if (next == allocations.begin()) return nullptr;
@@ -133,7 +125,7 @@ inline void close_allocation(const Allocation* a) {
     if (a->freed) return;
     if (a->memory == DEVICE) protect_pages(a->pages, a->page_bytes, PROT_NONE);
     for (const PendingCopy& copy : a->pending) {
-        size_t page = page_size(), first = (size_t)(copy.begin - a->pages), end = (size_t)(copy.end - a->pages);
+        size_t page = page_size, first = (size_t)(copy.begin - a->pages), end = (size_t)(copy.end - a->pages);
         first = copy.begin == a->data ? 0 : (first + page - 1) / page * page;
         end = copy.end == a->data + a->bytes ? a->page_bytes : end / page * page;
         if (first < end) protect_pages(a->pages + first, end - first, copy.writes ? PROT_NONE : PROT_READ);
@@ -144,39 +136,24 @@ inline void open_allocation(const Allocation* a) {
     if (!a->freed) protect_pages(a->pages, a->page_bytes, PROT_READ | PROT_WRITE);
 }
 
-inline void open_pinned_memory() {
+// All device memory, and what copies of pinned memory need.
+inline void protect_memory(bool opens, bool pinned_too) {
     for (auto& entry : allocations) {
-        if (entry.second.memory == PINNED && !entry.second.pending.empty()) open_allocation(&entry.second);
+        const Allocation* a = &entry.second;
+        if (a->memory == PINNED && (!pinned_too || a->pending.empty())) continue;
+        opens ? open_allocation(a) : close_allocation(a);
     }
-}
-
-inline void open_device_memory() {
-    for (auto& entry : allocations) {
-        if (entry.second.memory == DEVICE) open_allocation(&entry.second);
-    }
-}
-
-inline void close_device_memory() {
-    for (auto& entry : allocations) {
-        if (entry.second.memory == DEVICE) close_allocation(&entry.second);
-    }
-}
-
-inline void close_all_memory() {
-    for (auto& entry : allocations) close_allocation(&entry.second);
 }
 
 // Around all work of the device. They nest.
 inline void device_memory_open() {
     std::lock_guard<std::recursive_mutex> guard(runtime_lock);
-    if (open_depth++ > 0) return;
-    open_pinned_memory();
-    open_device_memory();
+    if (open_depth++ == 0) protect_memory(true, true);
 }
 
 inline void device_memory_close() {
     std::lock_guard<std::recursive_mutex> guard(runtime_lock);
-    if (--open_depth == 0) close_all_memory();
+    if (--open_depth == 0) protect_memory(false, true);
 }
 
 inline std::string bytes_and_place(const Allocation* a) {
@@ -233,22 +210,9 @@ inline void explain_bad_address(const void* address) {
     die("%s touches %s: copy it with cudaMemcpy", who.c_str(), what.c_str());
 }
 
-// The core has a handler of its own for kernels. This one is for host code; what it cannot explain it leaves to the
-// handler that was there at the start (the system's, or a sanitizer's).
+// The handler of page faults, and the one before it, of the system or of a sanitizer.
+inline void on_bad_address(int, siginfo_t* information, void*);
 inline struct sigaction action_before;
-
-inline void on_host_fault(int, siginfo_t* information, void*) {
-    explain_bad_address(information->si_addr);
-    sigaction(SIGSEGV, &action_before, nullptr);
-}
-
-inline void catch_host_faults(struct sigaction* before) {
-    struct sigaction action;
-    memset(&action, 0, sizeof action);
-    action.sa_sigaction = on_host_fault;
-    action.sa_flags = SA_SIGINFO | SA_NODEFER;
-    sigaction(SIGSEGV, &action, before);
-}
 
 inline void report_at_exit(int status, void*);
 
@@ -256,7 +220,10 @@ inline void runtime_start() {
     static bool started = false;
     if (started) return;
     started = true;
-    catch_host_faults(&action_before);
+    struct sigaction action = {};
+    action.sa_sigaction = on_bad_address;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
+    sigaction(SIGSEGV, &action, &action_before);
     on_exit(report_at_exit, nullptr);
 }
 
@@ -264,13 +231,12 @@ inline cudaError_t allocate_memory(void** out, size_t bytes, Memory memory) {
     runtime_start();
     *out = nullptr;
     if (bytes == 0) return cudaSuccess;
-    size_t page = page_size();
     if (bytes > DEVICE_BYTES - (memory == DEVICE ? device_bytes_used : 0)) return cudaErrorMemoryAllocation;
     size_t aligned = (bytes + DEVICE_ALIGNMENT - 1) / DEVICE_ALIGNMENT * DEVICE_ALIGNMENT;
     Allocation a;
     a.memory = memory;
     a.bytes = bytes;
-    a.page_bytes = (aligned + page - 1) / page * page;
+    a.page_bytes = (aligned + page_size - 1) / page_size * page_size;
     bool huge = a.page_bytes >= HUGE_PAGE_BYTES;
     size_t mapping_bytes = a.page_bytes + 2 * DEVICE_GUARD_BYTES + (huge ? HUGE_PAGE_BYTES : 0);
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
@@ -299,7 +265,8 @@ inline cudaError_t allocate_memory(void** out, size_t bytes, Memory memory) {
     return cudaSuccess;
 }
 
-inline void free_memory(const char* call, void* address, Memory memory) {
+inline void free_memory(void* address, Memory memory) {
+    const char* call = call_name;
     Allocation* a = allocation_at(address);
     if (!a || a->memory != memory) {
         die("%s of %s: it frees only what %s returned", call, describe_address(address).c_str(),
@@ -363,13 +330,13 @@ struct Position {
 };
 
 struct Work {
-    std::function<void()> run;
     std::string what;
-    Place place;
-    uint64_t serial;  // among the work of all streams
-    bool host_function;
-    bool settled;     // the call that enqueued it may count as finished for the host: it need not be waited for
-    std::vector<Position> after;
+    std::function<void()> run;
+    Place place = {};
+    uint64_t serial = 0;         // among the work of all streams
+    bool host_function = false;
+    bool settled = false;        // the call that enqueued it may count as finished for the host
+    std::vector<Position> after = {};
 };
 
 struct Stream {
@@ -414,24 +381,20 @@ inline std::string running_text() {
     return "the " + running->what + " enqueued at " + text_of(running->place);
 }
 
-inline Stream* stream_of(cudaStream_t handle, const char* call) {
-    if (!handle || handle == cudaStreamLegacy) return &default_stream;
-    for (Stream* stream : streams) {
-        if ((cudaStream_t)stream != handle) continue;
-        if (stream->destroyed) die("%s at %s: the stream was destroyed", call, text_of(call_place).c_str());
-        return stream;
-    }
-    die("%s at %s: %p is not a stream", call, text_of(call_place).c_str(), (void*)handle);
+template <class Object>
+inline Object* object_of(void* handle, const std::vector<Object*>& objects, const char* kind) {
+    auto found = std::find(objects.begin(), objects.end(), (Object*)handle);
+    if (found == objects.end()) die("%s: %p is not a%s", call_text().c_str(), handle, kind);
+    if ((*found)->destroyed) die("%s: the%s was destroyed", call_text().c_str(), strchr(kind, ' '));
+    return *found;
 }
 
-inline Event* event_of(cudaEvent_t handle, const char* call) {
-    for (Event* event : events) {
-        if ((cudaEvent_t)event != handle) continue;
-        if (event->destroyed) die("%s at %s: the event was destroyed", call, text_of(call_place).c_str());
-        return event;
-    }
-    die("%s at %s: %p is not an event", call, text_of(call_place).c_str(), (void*)handle);
+inline Stream* stream_of(cudaStream_t handle) {
+    if (!handle || handle == cudaStreamLegacy) return &default_stream;
+    return object_of((void*)handle, streams, " stream");
 }
+
+inline Event* event_of(cudaEvent_t handle) { return object_of((void*)handle, events, "n event"); }
 
 inline void run_until(Position position);
 
@@ -461,9 +424,9 @@ inline void run_work(const Work* work) {
     running = work;
     forget_pending(work->serial);
     if (work->host_function) {
-        close_device_memory();
+        protect_memory(false, false);
         work->run();
-        open_device_memory();
+        protect_memory(true, false);
     } else {
         work->run();
         for (auto& entry : allocations) check_slack(&entry.second);
@@ -495,12 +458,11 @@ inline void demand(const std::vector<Position>& positions) {
     device_memory_open();
     run_latest_first(positions);
     device_memory_close();
-    catch_host_faults(nullptr);
 }
 
 inline void demand(Position position) {
     if (position.number <= position.stream->done) return;
-    if (others_run_ahead) demand(ends_of_streams(position.stream));
+    if (modes.others_ahead) demand(ends_of_streams(position.stream));
     demand(std::vector<Position>{position});
 }
 
@@ -524,20 +486,11 @@ inline Position enqueue_work(Stream* stream, Work work) {
     return position;
 }
 
-inline Work new_work(std::string what, std::function<void()> run) {
-    Work work;
-    work.run = std::move(run);
-    work.what = std::move(what);
-    work.place = call_place;
-    work.serial = 0;
-    work.host_function = work.settled = false;
-    return work;
-}
-
 // Every call enters here: it takes the lock, and is refused inside a host function, where CUDA forbids calls.
 struct Entry {
     std::lock_guard<std::recursive_mutex> guard;
     explicit Entry(const char* call) : guard(runtime_lock) {
+        call_name = call;
         if (running) die("%s called from inside %s: CUDA forbids it", call, running_text().c_str());
     }
 };
@@ -547,7 +500,7 @@ inline void enqueue(cudaStream_t stream, std::function<void()> run, const char* 
                     Place place = Place{nullptr, 0}) {
     Entry entry(name);
     call_place = place;
-    enqueue_work(stream_of(stream, name), new_work(std::string("kernel ") + name, std::move(run)));
+    enqueue_work(stream_of(stream), Work{std::string("kernel ") + name, std::move(run)});
 }
 
 inline cudaError_t query(Position position, int* queries) {
@@ -594,9 +547,9 @@ inline void report_at_exit(int status, void*) {
 
 // One end of a copy. Dies unless all bytes lie in one live allocation of the side that `on_device` names. (Memory that
 // is freed before a copy runs makes itself felt by a page fault.)
-inline Memory check_end(const char* call, const char* end, const void* address, size_t bytes, bool on_device) {
+inline Memory check_end(const char* end, const void* address, size_t bytes, bool on_device) {
     const Allocation* a = allocation_at(address);
-    std::string where = std::string(call) + " at " + text_of(call_place);
+    std::string where = call_text();
     std::string what = describe_address(address);
     if (!a && on_device) die("%s: its %s, on the device, is %s", where.c_str(), end, what.c_str());
     if (!a) {
@@ -626,12 +579,12 @@ inline void note_pending(void* address, size_t bytes, bool writes, uint64_t seri
     close_allocation(a);
 }
 
-inline cudaError_t copy_memory(const char* call, void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
-                               Stream* stream, bool waits) {
+inline cudaError_t copy_memory(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, Stream* stream,
+                               bool waits) {
     if (bytes == 0) return cudaSuccess;
     if (kind != cudaMemcpyHostToHost && kind != cudaMemcpyHostToDevice && kind != cudaMemcpyDeviceToHost &&
         kind != cudaMemcpyDeviceToDevice && kind != cudaMemcpyDefault) {
-        die("%s at %s: %d is not a kind of copy", call, text_of(call_place).c_str(), (int)kind);
+        die("%s: %d is not a kind of copy", call_text().c_str(), (int)kind);
     }
     bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
     bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
@@ -639,14 +592,14 @@ inline cudaError_t copy_memory(const char* call, void* to, const void* from, siz
         to_device = is_device_memory(to);
         from_device = is_device_memory(from);
     }
-    Memory to_memory = check_end(call, "destination", to, bytes, to_device);
-    Memory from_memory = check_end(call, "source", from, bytes, from_device);
+    Memory to_memory = check_end("destination", to, bytes, to_device);
+    Memory from_memory = check_end("source", from, bytes, from_device);
     if ((char*)to < (char*)from + bytes && (char*)from < (char*)to + bytes) {
-        die("%s at %s: source and destination overlap", call, text_of(call_place).c_str());
+        die("%s: source and destination overlap", call_text().c_str());
     }
-    Work work = new_work("copy", nullptr);
+    Work work = {"copy", nullptr};
     if (from_memory == PAGEABLE && to_device) {
-        if (waits) demand(enqueue_work(stream, new_work("wait", [] {})));
+        if (waits) demand(enqueue_work(stream, Work{"wait", [] {}}));
         std::vector<char> staged((const char*)from, (const char*)from + bytes);
         work.run = [to, bytes, staged = std::move(staged)] { memcpy(to, staged.data(), bytes); };
         work.settled = waits;
@@ -666,10 +619,10 @@ inline cudaError_t copy_memory(const char* call, void* to, const void* from, siz
     return cudaSuccess;
 }
 
-inline cudaError_t set_memory(const char* call, void* to, int value, size_t bytes, Stream* stream, bool settled) {
+inline cudaError_t set_memory(void* to, int value, size_t bytes, Stream* stream, bool settled) {
     if (bytes == 0) return cudaSuccess;
-    check_end(call, "destination", to, bytes, true);
-    Work work = new_work("memset", [to, value, bytes] { memset(to, value, bytes); });
+    check_end("destination", to, bytes, true);
+    Work work = {"memset", [to, value, bytes] { memset(to, value, bytes); }};
     work.settled = settled;
     enqueue_work(stream, std::move(work));
     return cudaSuccess;
@@ -693,8 +646,7 @@ inline double milliseconds() {
 }
 
 // The device: a small GPU of compute capability 9.0. The core has the limits of a launch.
-const int MULTIPROCESSORS = 4, THREADS_PER_MULTIPROCESSOR = 2048;
-const int BLOCKS_PER_MULTIPROCESSOR = 32, REGISTERS = 65536, L2_BYTES = 4 << 20, MEMORY_BUS_BITS = 512;
+const int MULTIPROCESSORS = 4, THREADS_PER_MULTIPROCESSOR = 2048, BLOCKS_PER_MULTIPROCESSOR = 32;
 const int SHARED_BYTES_RESERVED = 1 << 10;  // that each block takes more than it asks for
 inline const int shared_bytes_per_multiprocessor = (int)modes.shared_limit + SHARED_BYTES_RESERVED;
 
@@ -708,20 +660,14 @@ inline const ErrorText* error_text(cudaError_t error) {
         {cudaSuccess, "cudaSuccess", "no error"},
         {cudaErrorInvalidValue, "cudaErrorInvalidValue", "invalid argument"},
         {cudaErrorMemoryAllocation, "cudaErrorMemoryAllocation", "out of memory"},
-        {cudaErrorInvalidConfiguration, "cudaErrorInvalidConfiguration", "invalid configuration argument"},
         {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
         {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
         {cudaErrorNotReady, "cudaErrorNotReady", "device not ready"},
-        {cudaErrorIllegalAddress, "cudaErrorIllegalAddress", "an illegal memory access was encountered"},
-        {cudaErrorLaunchFailure, "cudaErrorLaunchFailure", "unspecified launch failure"},
-        {cudaErrorNotSupported, "cudaErrorNotSupported", "operation not supported"},
         {cudaErrorUnknown, "cudaErrorUnknown", "unknown error"},
     };
-    const size_t count = sizeof texts / sizeof texts[0];
-    for (size_t i = 0; i < count; i++) {
-        if (texts[i].error == error) return &texts[i];
-    }
-    return &texts[count - 1];
+    const ErrorText* text = texts;
+    while (text->error != error && text->error != cudaErrorUnknown) text++;
+    return text;
 }
 
 }  // namespace emulator
@@ -729,20 +675,20 @@ inline const ErrorText* error_text(cudaError_t error) {
 extern "C" {
 
 inline cudaError_t cudaMalloc(void** out, size_t bytes) {
-    emulator::Entry entry("cudaMalloc");
+    emulator::Entry entry(__func__);
     return emulator::noted(emulator::allocate_memory(out, bytes, emulator::DEVICE));
 }
 
 inline cudaError_t cudaFree(void* memory) {
-    emulator::Entry entry("cudaFree");
+    emulator::Entry entry(__func__);
     if (!memory) return cudaSuccess;
     emulator::demand(emulator::Position{&emulator::default_stream, emulator::default_stream.enqueued});
-    emulator::free_memory("cudaFree", memory, emulator::DEVICE);
+    emulator::free_memory(memory, emulator::DEVICE);
     return cudaSuccess;
 }
 
 inline cudaError_t cudaHostAlloc(void** out, size_t bytes, unsigned flags) {
-    emulator::Entry entry("cudaHostAlloc");
+    emulator::Entry entry(__func__);
     (void)flags;  // portable, mapped and write-combined memory all behave alike here
     return emulator::noted(emulator::allocate_memory(out, bytes, emulator::PINNED));
 }
@@ -750,20 +696,20 @@ inline cudaError_t cudaHostAlloc(void** out, size_t bytes, unsigned flags) {
 inline cudaError_t cudaMallocHost(void** out, size_t bytes) { return cudaHostAlloc(out, bytes, 0); }
 
 inline cudaError_t cudaFreeHost(void* memory) {
-    emulator::Entry entry("cudaFreeHost");
-    if (memory) emulator::free_memory("cudaFreeHost", memory, emulator::PINNED);
+    emulator::Entry entry(__func__);
+    if (memory) emulator::free_memory(memory, emulator::PINNED);
     return cudaSuccess;
 }
 
 inline cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
-    emulator::Entry entry("cudaMemGetInfo");
+    emulator::Entry entry(__func__);
     *free_bytes = emulator::DEVICE_BYTES - emulator::device_bytes_used;
     *total_bytes = emulator::DEVICE_BYTES;
     return cudaSuccess;
 }
 
 inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* out, const void* pointer) {
-    emulator::Entry entry("cudaPointerGetAttributes");
+    emulator::Entry entry(__func__);
     const emulator::Allocation* a = emulator::allocation_at(pointer);
     bool device = a && !a->freed && a->memory == emulator::DEVICE;
     bool pinned = a && !a->freed && a->memory == emulator::PINNED;
@@ -776,29 +722,27 @@ inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* out, const vo
 }
 
 inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
-    emulator::Entry entry("cudaMemcpy");
-    return emulator::copy_memory("cudaMemcpy", to, from, bytes, kind, &emulator::default_stream, true);
+    emulator::Entry entry(__func__);
+    return emulator::copy_memory(to, from, bytes, kind, &emulator::default_stream, true);
 }
 
 inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
-    emulator::Entry entry("cudaMemcpyAsync");
-    emulator::Stream* queue = emulator::stream_of(stream, "cudaMemcpyAsync");
-    return emulator::copy_memory("cudaMemcpyAsync", to, from, bytes, kind, queue, false);
+    emulator::Entry entry(__func__);
+    return emulator::copy_memory(to, from, bytes, kind, emulator::stream_of(stream), false);
 }
 
 inline cudaError_t cudaMemset(void* to, int value, size_t bytes) {
-    emulator::Entry entry("cudaMemset");
-    return emulator::set_memory("cudaMemset", to, value, bytes, &emulator::default_stream, true);
+    emulator::Entry entry(__func__);
+    return emulator::set_memory(to, value, bytes, &emulator::default_stream, true);
 }
 
 inline cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
-    emulator::Entry entry("cudaMemsetAsync");
-    emulator::Stream* queue = emulator::stream_of(stream, "cudaMemsetAsync");
-    return emulator::set_memory("cudaMemsetAsync", to, value, bytes, queue, false);
+    emulator::Entry entry(__func__);
+    return emulator::set_memory(to, value, bytes, emulator::stream_of(stream), false);
 }
 
 inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* out, unsigned flags) {
-    emulator::Entry entry("cudaStreamCreateWithFlags");
+    emulator::Entry entry(__func__);
     if (flags != cudaStreamDefault && flags != cudaStreamNonBlocking) return emulator::noted(cudaErrorInvalidValue);
     emulator::Stream* stream = new emulator::Stream();
     stream->with_default = flags == cudaStreamDefault;
@@ -811,8 +755,8 @@ inline cudaError_t cudaStreamCreate(cudaStream_t* out) { return cudaStreamCreate
 
 // Work that is held stays, as on a GPU; only cudaDeviceSynchronize and events can still demand it.
 inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-    emulator::Entry entry("cudaStreamDestroy");
-    emulator::Stream* queue = emulator::stream_of(stream, "cudaStreamDestroy");
+    emulator::Entry entry(__func__);
+    emulator::Stream* queue = emulator::stream_of(stream);
     if (queue == &emulator::default_stream) return emulator::noted(cudaErrorInvalidResourceHandle);
     queue->destroyed = true;
     return cudaSuccess;
@@ -820,36 +764,35 @@ inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 
 // For the default stream an empty piece of work stands for the wait, since it comes after what other streams hold.
 inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-    emulator::Entry entry("cudaStreamSynchronize");
-    emulator::Stream* queue = emulator::stream_of(stream, "cudaStreamSynchronize");
-    if (queue == &emulator::default_stream) emulator::enqueue_work(queue, emulator::new_work("wait", [] {}));
+    emulator::Entry entry(__func__);
+    emulator::Stream* queue = emulator::stream_of(stream);
+    if (queue == &emulator::default_stream) emulator::enqueue_work(queue, emulator::Work{"wait", [] {}});
     emulator::demand(emulator::Position{queue, queue->enqueued});
     return cudaSuccess;
 }
 
 inline cudaError_t cudaStreamQuery(cudaStream_t stream) {
-    emulator::Entry entry("cudaStreamQuery");
-    emulator::Stream* queue = emulator::stream_of(stream, "cudaStreamQuery");
+    emulator::Entry entry(__func__);
+    emulator::Stream* queue = emulator::stream_of(stream);
     return emulator::noted(emulator::query(emulator::Position{queue, queue->enqueued}, &queue->queries));
 }
 
 inline cudaError_t cudaDeviceSynchronize() {
-    emulator::Entry entry("cudaDeviceSynchronize");
+    emulator::Entry entry(__func__);
     emulator::demand(emulator::ends_of_streams(nullptr));
     return cudaSuccess;
 }
 
 inline cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
-    emulator::Entry entry("cudaLaunchHostFunc");
-    emulator::Stream* queue = emulator::stream_of(stream, "cudaLaunchHostFunc");
-    emulator::Work work = emulator::new_work("host function", [function, data] { function(data); });
+    emulator::Entry entry(__func__);
+    emulator::Work work = {"host function", [function, data] { function(data); }};
     work.host_function = true;
-    emulator::enqueue_work(queue, std::move(work));
+    emulator::enqueue_work(emulator::stream_of(stream), std::move(work));
     return cudaSuccess;
 }
 
 inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* out, unsigned flags) {
-    emulator::Entry entry("cudaEventCreateWithFlags");
+    emulator::Entry entry(__func__);
     const unsigned known = cudaEventBlockingSync | cudaEventDisableTiming;
     if (flags & ~known) return emulator::noted(cudaErrorInvalidValue);
     emulator::Event* event = new emulator::Event();
@@ -863,57 +806,52 @@ inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* out, unsigned flags) {
 inline cudaError_t cudaEventCreate(cudaEvent_t* out) { return cudaEventCreateWithFlags(out, cudaEventDefault); }
 
 inline cudaError_t cudaEventDestroy(cudaEvent_t event) {
-    emulator::Entry entry("cudaEventDestroy");
-    emulator::event_of(event, "cudaEventDestroy")->destroyed = true;
+    emulator::Entry entry(__func__);
+    emulator::event_of(event)->destroyed = true;
     return cudaSuccess;
 }
 
 inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-    emulator::Entry entry("cudaEventRecord");
-    emulator::Event* mark = emulator::event_of(event, "cudaEventRecord");
-    emulator::Stream* queue = emulator::stream_of(stream, "cudaEventRecord");
-    emulator::Work work = emulator::new_work("event", [mark] { mark->time = emulator::milliseconds(); });
+    emulator::Entry entry(__func__);
+    emulator::Event* mark = emulator::event_of(event);
+    emulator::Work work = {"event", [mark] { mark->time = emulator::milliseconds(); }};
     work.settled = true;  // an event that nobody waits for is no loss
-    mark->recorded = emulator::enqueue_work(queue, std::move(work));
+    mark->recorded = emulator::enqueue_work(emulator::stream_of(stream), std::move(work));
     mark->queries = 0;
     return cudaSuccess;
 }
 
 // The wait is for the recording that is the latest now; an event that was never recorded is not waited for.
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
-    emulator::Entry entry("cudaStreamWaitEvent");
+    emulator::Entry entry(__func__);
     if (flags != cudaEventWaitDefault) return emulator::noted(cudaErrorInvalidValue);
-    emulator::Event* mark = emulator::event_of(event, "cudaStreamWaitEvent");
-    emulator::Stream* queue = emulator::stream_of(stream, "cudaStreamWaitEvent");
-    emulator::Work work = emulator::new_work("wait", [] {});
+    emulator::Work work = {"wait", [] {}};
     work.settled = true;
-    work.after.push_back(mark->recorded);
-    emulator::enqueue_work(queue, std::move(work));
+    work.after.push_back(emulator::event_of(event)->recorded);
+    emulator::enqueue_work(emulator::stream_of(stream), std::move(work));
     return cudaSuccess;
 }
 
 inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-    emulator::Entry entry("cudaEventSynchronize");
-    emulator::demand(emulator::event_of(event, "cudaEventSynchronize")->recorded);
+    emulator::Entry entry(__func__);
+    emulator::demand(emulator::event_of(event)->recorded);
     return cudaSuccess;
 }
 
 inline cudaError_t cudaEventQuery(cudaEvent_t event) {
-    emulator::Entry entry("cudaEventQuery");
-    emulator::Event* mark = emulator::event_of(event, "cudaEventQuery");
+    emulator::Entry entry(__func__);
+    emulator::Event* mark = emulator::event_of(event);
     return emulator::noted(emulator::query(mark->recorded, &mark->queries));
 }
 
 inline cudaError_t cudaEventElapsedTime(float* out, cudaEvent_t start, cudaEvent_t end) {
-    emulator::Entry entry("cudaEventElapsedTime");
-    emulator::Event* marks[2];
-    marks[0] = emulator::event_of(start, "cudaEventElapsedTime");
-    marks[1] = emulator::event_of(end, "cudaEventElapsedTime");
-    for (int i = 0; i < 2; i++) {
-        if (!marks[i]->timed || marks[i]->recorded.number == 0) return emulator::noted(cudaErrorInvalidResourceHandle);
-        if (marks[i]->recorded.number > marks[i]->recorded.stream->done) return emulator::noted(cudaErrorNotReady);
+    emulator::Entry entry(__func__);
+    const emulator::Event *first = emulator::event_of(start), *last = emulator::event_of(end);
+    for (const emulator::Event* mark : {first, last}) {
+        if (!mark->timed || mark->recorded.number == 0) return emulator::noted(cudaErrorInvalidResourceHandle);
+        if (mark->recorded.number > mark->recorded.stream->done) return emulator::noted(cudaErrorNotReady);
     }
-    *out = (float)(marks[1]->time - marks[0]->time);
+    *out = (float)(last->time - first->time);
     return cudaSuccess;
 }
 
@@ -936,79 +874,41 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* out, int device) {
     memset((void*)out, 0, sizeof *out);
     strcpy(out->name, "emulated CPU");
     out->major = 9;
-    out->minor = 0;
     out->totalGlobalMem = emulator::DEVICE_BYTES;
     out->multiProcessorCount = emulator::MULTIPROCESSORS;
     out->warpSize = (int)emulator::LANES;
     out->maxThreadsPerBlock = (int)emulator::BLOCK_LIMIT;
-    out->maxThreadsPerMultiProcessor = emulator::THREADS_PER_MULTIPROCESSOR;
-    out->maxBlocksPerMultiProcessor = emulator::BLOCKS_PER_MULTIPROCESSOR;
-    out->maxThreadsDim[0] = out->maxThreadsDim[1] = (int)emulator::BLOCK_LIMIT;
-    out->maxThreadsDim[2] = 64;
-    out->maxGridSize[0] = 2147483647;
-    out->maxGridSize[1] = out->maxGridSize[2] = 65535;
-    out->regsPerBlock = out->regsPerMultiprocessor = emulator::REGISTERS;
-    out->sharedMemPerBlock = (int)emulator::STATIC_SHARED_LIMIT;
     out->sharedMemPerBlockOptin = (int)emulator::modes.shared_limit;
     out->sharedMemPerMultiprocessor = emulator::shared_bytes_per_multiprocessor;
-    out->reservedSharedMemPerBlock = emulator::SHARED_BYTES_RESERVED;
-    out->l2CacheSize = emulator::L2_BYTES;
-    out->memoryBusWidth = emulator::MEMORY_BUS_BITS;
-    out->concurrentKernels = out->unifiedAddressing = out->canMapHostMemory = 1;
-    out->asyncEngineCount = 2;
     return cudaSuccess;
 }
 
 inline cudaError_t cudaDeviceGetAttribute(int* out, cudaDeviceAttr attribute, int device) {
     if (device != 0) return emulator::noted(cudaErrorInvalidDevice);
-    switch (attribute) {
-        case cudaDevAttrMultiProcessorCount: *out = emulator::MULTIPROCESSORS; break;
-        case cudaDevAttrWarpSize: *out = (int)emulator::LANES; break;
-        case cudaDevAttrMaxThreadsPerBlock: *out = (int)emulator::BLOCK_LIMIT; break;
-        case cudaDevAttrMaxThreadsPerMultiProcessor: *out = emulator::THREADS_PER_MULTIPROCESSOR; break;
-        case cudaDevAttrMaxBlocksPerMultiprocessor: *out = emulator::BLOCKS_PER_MULTIPROCESSOR; break;
-        case cudaDevAttrMaxSharedMemoryPerBlock: *out = (int)emulator::STATIC_SHARED_LIMIT; break;
-        case cudaDevAttrMaxSharedMemoryPerBlockOptin: *out = (int)emulator::modes.shared_limit; break;
-        case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *out = emulator::shared_bytes_per_multiprocessor; break;
-        case cudaDevAttrReservedSharedMemoryPerBlock: *out = emulator::SHARED_BYTES_RESERVED; break;
-        case cudaDevAttrMaxRegistersPerBlock: *out = emulator::REGISTERS; break;
-        case cudaDevAttrL2CacheSize: *out = emulator::L2_BYTES; break;
-        case cudaDevAttrComputeCapabilityMajor: *out = 9; break;
-        case cudaDevAttrComputeCapabilityMinor: *out = 0; break;
-        case cudaDevAttrGlobalMemoryBusWidth: *out = emulator::MEMORY_BUS_BITS; break;
-        case cudaDevAttrClockRate: *out = 1000000; break;        // kHz
-        case cudaDevAttrMemoryClockRate: *out = 1000000; break;  // kHz
-        default: return emulator::noted(cudaErrorInvalidValue);
-    }
+    if (attribute == cudaDevAttrMultiProcessorCount) *out = emulator::MULTIPROCESSORS;
+    else if (attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin) *out = (int)emulator::modes.shared_limit;
+    else if (attribute == cudaDevAttrComputeCapabilityMajor) *out = 9;
+    else return emulator::noted(cudaErrorInvalidValue);
     return cudaSuccess;
 }
 
 inline cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
-    emulator::Entry entry("cudaFuncSetAttribute");
-    if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout) return cudaSuccess;  // a hint
+    emulator::Entry entry(__func__);
     bool known = attribute == cudaFuncAttributeMaxDynamicSharedMemorySize;
     bool allowed = known && value >= 0 && emulator::allow_shared_memory(kernel, (size_t)value);
     return emulator::noted(allowed ? cudaSuccess : cudaErrorInvalidValue);
 }
 
 // Registers and static shared memory are not known here: an upper bound.
-inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
-    int* out, const void* kernel, int block_threads, size_t shared_bytes, unsigned flags) {
-    (void)kernel;
-    (void)flags;
-    bool possible = shared_bytes <= emulator::modes.shared_limit && block_threads <= (int)emulator::BLOCK_LIMIT;
-    if (block_threads < 1 || !possible) return emulator::noted(cudaErrorInvalidValue);
-    int warps = (block_threads + (int)emulator::LANES - 1) / (int)emulator::LANES;
-    int by_threads = emulator::THREADS_PER_MULTIPROCESSOR / (warps * (int)emulator::LANES);
-    int by_shared = emulator::shared_bytes_per_multiprocessor / ((int)shared_bytes + emulator::SHARED_BYTES_RESERVED);
-    int blocks = by_threads < by_shared ? by_threads : by_shared;
-    *out = blocks < emulator::BLOCKS_PER_MULTIPROCESSOR ? blocks : emulator::BLOCKS_PER_MULTIPROCESSOR;
-    return cudaSuccess;
-}
-
-inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* out, const void* kernel, int block_threads,
+inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* out, const void*, int block_threads,
                                                                  size_t shared_bytes) {
-    return cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(out, kernel, block_threads, shared_bytes, 0);
+    const int lanes = (int)emulator::LANES, limit = (int)emulator::BLOCK_LIMIT;
+    if (block_threads < 1 || block_threads > limit || shared_bytes > emulator::modes.shared_limit)
+        return emulator::noted(cudaErrorInvalidValue);
+    int by_threads = emulator::THREADS_PER_MULTIPROCESSOR / ((block_threads + lanes - 1) / lanes * lanes);
+    int by_shared = emulator::shared_bytes_per_multiprocessor / ((int)shared_bytes + emulator::SHARED_BYTES_RESERVED);
+    *out = std::min({by_threads, by_shared, emulator::BLOCKS_PER_MULTIPROCESSOR});
+    return cudaSuccess;
 }
 
 inline cudaError_t cudaPeekAtLastError() { return emulator::last_error; }

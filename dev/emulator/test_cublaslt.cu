@@ -437,7 +437,7 @@ static void test_order(void) {
     CUDA(cudaMemcpy(got, s.d.device, s.d.bytes, cudaMemcpyDeviceToHost));
     bool zero = true;
     for (size_t i = 0; i < 16 * 8; i++) zero = zero && gemm_load(got, DTYPE_BF16, i) == 0.0f;
-    bool held_back = emulator::modes.delayed_streams && !emulator::others_run_ahead;
+    bool held_back = emulator::modes.delayed_streams && !emulator::modes.others_ahead;
     check(zero == held_back, "%-44s %s", "a product waits in its stream",
           zero ? "saw the later operand" : "saw the earlier one");
     CUDA(cudaFreeHost(zeros));

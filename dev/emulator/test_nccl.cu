@@ -333,7 +333,7 @@ static void accounts(Rank* r) {
     double took = now_ms() - began, waited = collective_waited_ms(&r->collectives);
     bool stands = true;  // whether `compute` comes to the wait before the collective is done
 #ifdef EMULATED
-    stands = emulator::modes.delayed_streams && !emulator::others_run_ahead;
+    stands = emulator::modes.delayed_streams && !emulator::modes.others_ahead;
 #endif
     check(r, took >= delay_ms * (double)rounds, "the delay for tests");
     check(r, waited <= took, "no more was waited than time went by");
@@ -586,7 +586,7 @@ static void run_bug(Rank* r) {
 }
 
 static void test_bugs(void) {
-    const char* mode = !emulator::modes.delayed_streams ? "now" : emulator::others_run_ahead ? "ahead" : "behind";
+    const char* mode = !emulator::modes.delayed_streams ? "now" : emulator::modes.others_ahead ? "ahead" : "behind";
     char name[120], details[80];
     for (size_t i = 0; i < sizeof bugs / sizeof bugs[0]; i++) {
         case_number = i;

@@ -417,7 +417,7 @@ static void test_held_work(void) {
     cudaStream_t s = bench.s, t = bench.t;
     cudaEvent_t mark;
     OK(cudaEventCreate(&mark));
-    bool delayed = emulator::modes.delayed_streams, ahead = emulator::others_run_ahead;
+    bool delayed = emulator::modes.delayed_streams, ahead = emulator::modes.others_ahead;
 
     float first = 0;
     OK(cudaMemcpy(&first, a, sizeof first, cudaMemcpyDeviceToHost));

@@ -1,9 +1,9 @@
-// cublasLt.h, a stand-in: the part of cuBLASLt that llmtrain uses, for machines without NVIDIA's headers.
+// cublasLt.h, a stand-in: the types of cuBLASLt that llmtrain uses, for machines without NVIDIA's headers. The
+// functions are in ../cublaslt.h.
 //
 //   1. status and arithmetic
 //   2. objects               opaque, of the library's sizes
 //   3. attributes
-//   4. functions             defined in ../cublaslt.h
 //
 // Names and values are NVIDIA's. Only for the emulator: what is compiled against this does not run on a GPU.
 
@@ -25,13 +25,10 @@ typedef enum {
     CUBLAS_STATUS_NOT_INITIALIZED = 1,
     CUBLAS_STATUS_ALLOC_FAILED = 3,
     CUBLAS_STATUS_INVALID_VALUE = 7,
-    CUBLAS_STATUS_ARCH_MISMATCH = 8,
-    CUBLAS_STATUS_EXECUTION_FAILED = 13,
-    CUBLAS_STATUS_INTERNAL_ERROR = 14,
     CUBLAS_STATUS_NOT_SUPPORTED = 15
 } cublasStatus_t;
 
-typedef enum { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1, CUBLAS_OP_C = 2 } cublasOperation_t;
+typedef enum { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1 } cublasOperation_t;
 
 typedef enum { CUBLAS_COMPUTE_32F = 68, CUBLAS_COMPUTE_32F_FAST_TF32 = 77 } cublasComputeType_t;
 
@@ -40,10 +37,7 @@ typedef enum { CUBLASLT_POINTER_MODE_HOST = 0, CUBLASLT_POINTER_MODE_DEVICE = 1 
 typedef enum { CUBLASLT_ORDER_COL = 0, CUBLASLT_ORDER_ROW = 1 } cublasLtOrder_t;
 
 typedef enum {
-    CUBLASLT_REDUCTION_SCHEME_NONE = 0,
-    CUBLASLT_REDUCTION_SCHEME_INPLACE = 1,
     CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE = 2,
-    CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE = 4,
     CUBLASLT_REDUCTION_SCHEME_MASK = 7
 } cublasLtReductionScheme_t;
 
@@ -121,53 +115,5 @@ typedef enum {
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES = 7,
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES = 8
 } cublasLtMatmulPreferenceAttributes_t;
-
-// ------------------------------------------------------------------------------------------------
-// 4. Functions
-
-extern "C" {
-
-cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle);
-cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle);
-const char* cublasLtGetStatusName(cublasStatus_t status);
-const char* cublasLtGetStatusString(cublasStatus_t status);
-
-cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType type, uint64_t rows,
-                                          uint64_t columns, int64_t stride);
-cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout);
-cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t name,
-                                                const void* value, size_t bytes);
-cublasStatus_t cublasLtMatrixLayoutGetAttribute(cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t name,
-                                                void* value, size_t bytes, size_t* written);
-
-cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* operation, cublasComputeType_t compute,
-                                        cudaDataType_t scale_type);
-cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t operation);
-cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t name,
-                                              const void* value, size_t bytes);
-cublasStatus_t cublasLtMatmulDescGetAttribute(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t name,
-                                              void* value, size_t bytes, size_t* written);
-
-cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* preference);
-cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference);
-cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
-                                                    cublasLtMatmulPreferenceAttributes_t name, const void* value,
-                                                    size_t bytes);
-cublasStatus_t cublasLtMatmulPreferenceGetAttribute(cublasLtMatmulPreference_t preference,
-                                                    cublasLtMatmulPreferenceAttributes_t name, void* value,
-                                                    size_t bytes, size_t* written);
-
-cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t operation,
-                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
-                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
-                                              cublasLtMatmulPreference_t preference, int wanted,
-                                              cublasLtMatmulHeuristicResult_t results[], int* found);
-cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t operation, const void* alpha, const void* a,
-                              cublasLtMatrixLayout_t a_layout, const void* b, cublasLtMatrixLayout_t b_layout,
-                              const void* beta, const void* c, cublasLtMatrixLayout_t c_layout, void* d,
-                              cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t* algorithm, void* workspace,
-                              size_t workspace_bytes, cudaStream_t stream);
-
-}  // extern "C"
 
 #endif  // STANDIN_CUBLASLT_H

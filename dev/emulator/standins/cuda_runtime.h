@@ -3,8 +3,7 @@
 //   1. words        __global__ and its like mean nothing to a C++ compiler
 //   2. vectors      float4, dim3 ...
 //   3. types        errors, handles, attributes, with NVIDIA's names and values
-//   4. functions    defined in runtime.h
-//   5. overloads    those that take typed pointers
+//   4. functions    those with default arguments and those that take typed pointers; runtime.h has the others
 //
 // Only for the emulator: what is compiled against this does not run on a GPU.
 
@@ -19,12 +18,9 @@
 #define __global__
 #define __device__
 #define __host__
-#define __constant__
-#define __noinline__ __attribute__((noinline))
 #define __forceinline__ inline
 #define __align__(n) __attribute__((aligned(n)))
 #define __launch_bounds__(...)
-#define CUDART_VERSION 13000
 #define CUDART_CB
 
 // ------------------------------------------------------------------------------------------------
@@ -46,15 +42,9 @@
     static inline name##3 make_##name##3(T x, T y, T z) { return name##3{x, y, z}; } \
     static inline name##4 make_##name##4(T x, T y, T z, T w) { return name##4{x, y, z, w}; }
 
-STANDIN_VECTORS(signed char, char, 2, 4)
-STANDIN_VECTORS(unsigned char, uchar, 2, 4)
-STANDIN_VECTORS(short, short, 4, 8)
-STANDIN_VECTORS(unsigned short, ushort, 4, 8)
 STANDIN_VECTORS(int, int, 8, 16)
 STANDIN_VECTORS(unsigned, uint, 8, 16)
 STANDIN_VECTORS(float, float, 8, 16)
-STANDIN_VECTORS(long long, longlong, 16, 16)
-STANDIN_VECTORS(unsigned long long, ulonglong, 16, 16)
 STANDIN_VECTORS(double, double, 16, 16)
 
 struct dim3 {
@@ -71,13 +61,9 @@ enum cudaError {
     cudaSuccess = 0,
     cudaErrorInvalidValue = 1,
     cudaErrorMemoryAllocation = 2,
-    cudaErrorInvalidConfiguration = 9,
     cudaErrorInvalidDevice = 101,
     cudaErrorInvalidResourceHandle = 400,
     cudaErrorNotReady = 600,
-    cudaErrorIllegalAddress = 700,
-    cudaErrorLaunchFailure = 719,
-    cudaErrorNotSupported = 801,
     cudaErrorUnknown = 999
 };
 typedef enum cudaError cudaError_t;
@@ -93,8 +79,7 @@ enum cudaMemcpyKind {
 enum cudaMemoryType {
     cudaMemoryTypeUnregistered = 0,
     cudaMemoryTypeHost = 1,
-    cudaMemoryTypeDevice = 2,
-    cudaMemoryTypeManaged = 3
+    cudaMemoryTypeDevice = 2
 };
 
 struct cudaPointerAttributes {
@@ -114,113 +99,41 @@ typedef void (*cudaHostFn_t)(void* data);
 #define cudaEventBlockingSync 1
 #define cudaEventDisableTiming 2
 #define cudaEventWaitDefault 0
-#define cudaHostAllocDefault 0
-#define cudaHostAllocPortable 1
-#define cudaHostAllocMapped 2
-#define cudaHostAllocWriteCombined 4
-#define cudaOccupancyDefault 0
 
-enum cudaFuncAttribute {
-    cudaFuncAttributeMaxDynamicSharedMemorySize = 8,
-    cudaFuncAttributePreferredSharedMemoryCarveout = 9
-};
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 
 enum cudaDeviceAttr {
-    cudaDevAttrMaxThreadsPerBlock = 1,
-    cudaDevAttrMaxSharedMemoryPerBlock = 8,
-    cudaDevAttrWarpSize = 10,
-    cudaDevAttrMaxRegistersPerBlock = 12,
-    cudaDevAttrClockRate = 13,
     cudaDevAttrMultiProcessorCount = 16,
-    cudaDevAttrMemoryClockRate = 36,
-    cudaDevAttrGlobalMemoryBusWidth = 37,
-    cudaDevAttrL2CacheSize = 38,
-    cudaDevAttrMaxThreadsPerMultiProcessor = 39,
     cudaDevAttrComputeCapabilityMajor = 75,
-    cudaDevAttrComputeCapabilityMinor = 76,
-    cudaDevAttrMaxSharedMemoryPerMultiprocessor = 81,
-    cudaDevAttrMaxSharedMemoryPerBlockOptin = 97,
-    cudaDevAttrMaxBlocksPerMultiprocessor = 106,
-    cudaDevAttrReservedSharedMemoryPerBlock = 111
+    cudaDevAttrMaxSharedMemoryPerBlockOptin = 97
 };
 
 struct cudaDeviceProp {
     char name[256];
-    int major, minor;
-    size_t totalGlobalMem;
-    int multiProcessorCount, warpSize;
-    int maxThreadsPerBlock, maxThreadsPerMultiProcessor, maxBlocksPerMultiProcessor;
-    int maxThreadsDim[3], maxGridSize[3];
-    int regsPerBlock, regsPerMultiprocessor;
-    size_t sharedMemPerBlock, sharedMemPerBlockOptin, sharedMemPerMultiprocessor, reservedSharedMemPerBlock;
-    int l2CacheSize, memoryBusWidth;
-    int concurrentKernels, unifiedAddressing, canMapHostMemory, asyncEngineCount;
+    int major, minor, multiProcessorCount, warpSize, maxThreadsPerBlock;
+    size_t totalGlobalMem, sharedMemPerBlockOptin, sharedMemPerMultiprocessor;
 };
 
 typedef enum cudaDataType_t {
     CUDA_R_32F = 0,
-    CUDA_R_64F = 1,
     CUDA_R_16F = 2,
     CUDA_R_8I = 3,
-    CUDA_R_32I = 10,
-    CUDA_R_16BF = 14,
-    CUDA_R_8F_E4M3 = 28,
-    CUDA_R_8F_E5M2 = 29
+    CUDA_R_16BF = 14
 } cudaDataType;
 
 // ------------------------------------------------------------------------------------------------
 // 4. Functions
 
 extern "C" {
-cudaError_t cudaMalloc(void** out, size_t bytes);
-cudaError_t cudaFree(void* memory);
 cudaError_t cudaMallocHost(void** out, size_t bytes);
-cudaError_t cudaHostAlloc(void** out, size_t bytes, unsigned flags);
-cudaError_t cudaFreeHost(void* memory);
-cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes);
-cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes* out, const void* pointer);
-cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, enum cudaMemcpyKind kind);
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, enum cudaMemcpyKind kind,
                             cudaStream_t stream = 0);
-cudaError_t cudaMemset(void* to, int value, size_t bytes);
 cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream = 0);
-
-cudaError_t cudaStreamCreate(cudaStream_t* out);
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* out, unsigned flags);
-cudaError_t cudaStreamDestroy(cudaStream_t stream);
-cudaError_t cudaStreamSynchronize(cudaStream_t stream);
-cudaError_t cudaStreamQuery(cudaStream_t stream);
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags = 0);
-cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data);
-cudaError_t cudaDeviceSynchronize(void);
-
-cudaError_t cudaEventCreate(cudaEvent_t* out);
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* out, unsigned flags);
-cudaError_t cudaEventDestroy(cudaEvent_t event);
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = 0);
-cudaError_t cudaEventSynchronize(cudaEvent_t event);
-cudaError_t cudaEventQuery(cudaEvent_t event);
-cudaError_t cudaEventElapsedTime(float* out, cudaEvent_t start, cudaEvent_t end);
-
-cudaError_t cudaGetDeviceCount(int* out);
-cudaError_t cudaGetDevice(int* out);
-cudaError_t cudaSetDevice(int device);
-cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp* out, int device);
-cudaError_t cudaDeviceGetAttribute(int* out, enum cudaDeviceAttr attribute, int device);
-cudaError_t cudaFuncSetAttribute(const void* kernel, enum cudaFuncAttribute attribute, int value);
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* out, const void* kernel, int block_threads,
-                                                          size_t shared_bytes);
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* out, const void* kernel, int block_threads,
-                                                                   size_t shared_bytes, unsigned flags);
-
-cudaError_t cudaGetLastError(void);
-cudaError_t cudaPeekAtLastError(void);
-const char* cudaGetErrorName(cudaError_t error);
-const char* cudaGetErrorString(cudaError_t error);
+cudaError_t cudaMalloc(void** out, size_t bytes);
+cudaError_t cudaHostAlloc(void** out, size_t bytes, unsigned flags);
 }
-
-// ------------------------------------------------------------------------------------------------
-// 5. Overloads
 
 template <class T>
 static inline cudaError_t cudaMalloc(T** out, size_t bytes) {
@@ -229,11 +142,6 @@ static inline cudaError_t cudaMalloc(T** out, size_t bytes) {
 
 template <class T>
 static inline cudaError_t cudaMallocHost(T** out, size_t bytes, unsigned flags = 0) {
-    return cudaHostAlloc((void**)out, bytes, flags);
-}
-
-template <class T>
-static inline cudaError_t cudaHostAlloc(T** out, size_t bytes, unsigned flags) {
     return cudaHostAlloc((void**)out, bytes, flags);
 }
 

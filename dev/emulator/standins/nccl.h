@@ -1,7 +1,5 @@
-// nccl.h, a stand-in: the part of NCCL that llmtrain uses, for machines without NVIDIA's header.
-//
-//   1. types       results, handles, data types
-//   2. functions   defined in ../nccl.h
+// nccl.h, a stand-in: the types of NCCL that llmtrain uses, for machines without NVIDIA's header. The functions are in
+// ../nccl.h.
 //
 // Names and values are NVIDIA's. Only for the emulator: what is compiled against this does not run on a GPU.
 
@@ -12,9 +10,6 @@
 
 #include <limits.h>
 #include <stddef.h>
-
-// ------------------------------------------------------------------------------------------------
-// 1. Types
 
 #define NCCL_VERSION(major, minor, patch) ((major) * 10000 + (minor) * 100 + (patch))
 #define NCCL_VERSION_CODE NCCL_VERSION(2, 19, 0)
@@ -28,9 +23,7 @@ typedef struct {
 
 typedef enum {
     ncclSuccess = 0,
-    ncclUnhandledCudaError = 1,
     ncclSystemError = 2,
-    ncclInternalError = 3,
     ncclInvalidArgument = 4,
     ncclInvalidUsage = 5,
     ncclRemoteError = 6,
@@ -47,46 +40,8 @@ typedef struct {
 #define NCCL_CONFIG_UNDEF_INT INT_MIN
 #define NCCL_CONFIG_INITIALIZER {sizeof(ncclConfig_t), 0xcafebeef, NCCL_VERSION_CODE, NCCL_CONFIG_UNDEF_INT}
 
-typedef enum { ncclSum = 0, ncclProd = 1, ncclMax = 2, ncclMin = 3, ncclAvg = 4 } ncclRedOp_t;
+typedef enum { ncclSum = 0 } ncclRedOp_t;
 
-typedef enum {
-    ncclInt8 = 0,
-    ncclUint8 = 1,
-    ncclInt32 = 2,
-    ncclUint32 = 3,
-    ncclInt64 = 4,
-    ncclUint64 = 5,
-    ncclFloat16 = 6,
-    ncclFloat32 = 7,
-    ncclFloat64 = 8,
-    ncclBfloat16 = 9
-} ncclDataType_t;
-
-// ------------------------------------------------------------------------------------------------
-// 2. Functions
-
-extern "C" {
-ncclResult_t ncclGetUniqueId(ncclUniqueId* id);
-ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id, int rank, ncclConfig_t* config);
-ncclResult_t ncclCommFinalize(ncclComm_t comm);
-ncclResult_t ncclCommDestroy(ncclComm_t comm);
-ncclResult_t ncclCommAbort(ncclComm_t comm);
-ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* state);
-const char* ncclGetErrorString(ncclResult_t result);
-const char* ncclGetLastError(ncclComm_t comm);
-
-ncclResult_t ncclAllReduce(const void* send, void* receive, size_t count, ncclDataType_t type, ncclRedOp_t reduction,
-                           ncclComm_t comm, cudaStream_t stream);
-ncclResult_t ncclReduceScatter(const void* send, void* receive, size_t count, ncclDataType_t type,
-                               ncclRedOp_t reduction, ncclComm_t comm, cudaStream_t stream);
-ncclResult_t ncclAllGather(const void* send, void* receive, size_t count, ncclDataType_t type, ncclComm_t comm,
-                           cudaStream_t stream);
-ncclResult_t ncclReduce(const void* send, void* receive, size_t count, ncclDataType_t type, ncclRedOp_t reduction,
-                        int root, ncclComm_t comm, cudaStream_t stream);
-ncclResult_t ncclBroadcast(const void* send, void* receive, size_t count, ncclDataType_t type, int root,
-                           ncclComm_t comm, cudaStream_t stream);
-ncclResult_t ncclGroupStart(void);
-ncclResult_t ncclGroupEnd(void);
-}
+typedef enum { ncclInt64 = 4, ncclFloat16 = 6, ncclFloat32 = 7, ncclBfloat16 = 9 } ncclDataType_t;
 
 #endif  // STANDIN_NCCL_H
