@@ -11,29 +11,14 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
-#include <cuda_runtime.h>
-
 #include "dev/test/harness.h"
 
 #include <thread>
 
-#define N 1000                       // floats in a buffer
-#define BYTES (N * sizeof(float))
-#define BLOCK 256
-#define GRID ((N + BLOCK - 1) / BLOCK)
-
 #define EXPECT(condition) check(condition, "line %d: %s", __LINE__, #condition)
 #define OK(call) EXPECT((call) == cudaSuccess)
 
-static __global__ void fill(float* out, float value) {
-    int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < N) out[i] = value;
-}
-
-static __global__ void add(float* out, const float* in, float value) {
-    int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < N) out[i] = in[i] + value;
-}
+#include "buffers.h"
 
 static __global__ void count_shared(float* out, int count) {
     extern __shared__ float shared[];
@@ -41,38 +26,6 @@ static __global__ void count_shared(float* out, int count) {
     __syncthreads();
     if (threadIdx.x == 0) out[0] = shared[count - 1];
 }
-
-static bool all_are(const float* host, float value) {
-    for (int i = 0; i < N; i++) {
-        if (host[i] != value) return false;
-    }
-    return true;
-}
-
-static bool device_is(const float* device, float value) {
-    static float host[N];
-    return cudaMemcpy(host, device, BYTES, cudaMemcpyDeviceToHost) == cudaSuccess && all_are(host, value);
-}
-
-// Two buffers of the device, one of pinned memory, and two streams that do not synchronise with the default stream.
-struct Bench {
-    float *a, *b, *pinned;
-    cudaStream_t s, t;
-    Bench() {
-        OK(cudaMalloc(&a, BYTES));
-        OK(cudaMalloc(&b, BYTES));
-        OK(cudaMallocHost(&pinned, BYTES));
-        OK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
-        OK(cudaStreamCreateWithFlags(&t, cudaStreamNonBlocking));
-    }
-    ~Bench() {
-        OK(cudaStreamDestroy(s));
-        OK(cudaStreamDestroy(t));
-        OK(cudaFree(a));
-        OK(cudaFree(b));
-        OK(cudaFreeHost(pinned));
-    }
-};
 
 // ------------------------------------------------------------------------------------------------
 // 1. Types
@@ -133,47 +86,44 @@ static void test_types(void) {
 // 2. Memory
 
 static void test_memory(void) {
-    static float host[N], back[N];
-    for (int i = 0; i < N; i++) host[i] = (float)i;
-    float *a, *b, *pinned;
+    static float numbers[N], back[N];
+    for (int i = 0; i < N; i++) numbers[i] = (float)i;
     size_t free_before, free_after, total;
     OK(cudaMemGetInfo(&free_before, &total));
     EXPECT(free_before <= total);
-    OK(cudaMalloc(&a, BYTES));
-    OK(cudaMalloc(&b, BYTES));
-    OK(cudaMallocHost(&pinned, BYTES));
+    buffers_make();
     EXPECT((uintptr_t)a % 256 == 0 && (uintptr_t)b % 256 == 0);
 
-    OK(cudaMemcpy(a, host, BYTES, cudaMemcpyHostToDevice));
+    OK(cudaMemcpy(a, numbers, BYTES, cudaMemcpyHostToDevice));
     OK(cudaMemcpy(b, a, BYTES, cudaMemcpyDeviceToDevice));
     OK(cudaMemcpy(back, b, BYTES, cudaMemcpyDeviceToHost));
-    EXPECT(memcmp(host, back, BYTES) == 0);
+    EXPECT(memcmp(numbers, back, BYTES) == 0);
     OK(cudaMemset(b, 0, BYTES));
     OK(cudaMemcpy(b + 10, a + 500, 3 * sizeof(float), cudaMemcpyDefault));
     OK(cudaMemcpy(back, b, BYTES, cudaMemcpyDefault));
     EXPECT(back[9] == 0 && back[10] == 500 && back[12] == 502 && back[13] == 0);
-    OK(cudaMemcpy(pinned, host, BYTES, cudaMemcpyHostToHost));
-    OK(cudaMemcpy(a, pinned, BYTES, cudaMemcpyHostToDevice));
-    memset(pinned, 0, BYTES);
-    OK(cudaMemcpy(pinned, a, BYTES, cudaMemcpyDeviceToHost));
-    EXPECT(memcmp(host, pinned, BYTES) == 0);
+    OK(cudaMemcpy(host, numbers, BYTES, cudaMemcpyHostToHost));
+    OK(cudaMemcpy(a, host, BYTES, cudaMemcpyHostToDevice));
+    memset(host, 0, BYTES);
+    OK(cudaMemcpy(host, a, BYTES, cudaMemcpyDeviceToHost));
+    EXPECT(memcmp(numbers, host, BYTES) == 0);
     OK(cudaMemset((char*)a + 3, 0x11, 2));
     OK(cudaMemcpy(back, a, BYTES, cudaMemcpyDeviceToHost));
     EXPECT(((unsigned char*)back)[3] == 0x11 && ((unsigned char*)back)[4] == 0x11 && back[2] == 2);
-    OK(cudaMemcpy(a, host, 0, cudaMemcpyHostToDevice));
+    OK(cudaMemcpy(a, numbers, 0, cudaMemcpyHostToDevice));
     OK(cudaMemset(a, 0, 0));
 
-    fill<<<GRID, BLOCK>>>(pinned, 7);  // the device reaches pinned memory
+    fill<<<GRID, BLOCK>>>(host, 7);  // the device reaches pinned memory
     OK(cudaGetLastError());
     OK(cudaDeviceSynchronize());
-    EXPECT(all_are(pinned, 7));
+    EXPECT(all_are(host, 7));
 
     struct cudaPointerAttributes attributes;
     OK(cudaPointerGetAttributes(&attributes, a + 5));
     EXPECT(attributes.type == cudaMemoryTypeDevice && attributes.devicePointer == a + 5);
-    OK(cudaPointerGetAttributes(&attributes, pinned));
-    EXPECT(attributes.type == cudaMemoryTypeHost && attributes.hostPointer == pinned);
     OK(cudaPointerGetAttributes(&attributes, host));
+    EXPECT(attributes.type == cudaMemoryTypeHost && attributes.hostPointer == host);
+    OK(cudaPointerGetAttributes(&attributes, numbers));
     EXPECT(attributes.type == cudaMemoryTypeUnregistered);
 
     void* none = a;
@@ -187,9 +137,7 @@ static void test_memory(void) {
 
     OK(cudaFree(nullptr));
     OK(cudaFreeHost(nullptr));
-    OK(cudaFree(a));
-    OK(cudaFree(b));
-    OK(cudaFreeHost(pinned));
+    buffers_free();
     OK(cudaMemGetInfo(&free_after, &total));
     EXPECT(free_after == free_before);
 }
@@ -197,11 +145,19 @@ static void test_memory(void) {
 // ------------------------------------------------------------------------------------------------
 // 3. Streams
 
-static void append_digit(int* number, int digit) { *number = *number * 10 + digit; }
+// Digits that host functions have appended.
 static int trace;
-static void trace_1(void*) { append_digit(&trace, 1); }
-static void trace_2(void*) { append_digit(&trace, 2); }
-static void trace_3(void*) { append_digit(&trace, 3); }
+static void append_digit(void* digit) { trace = trace * 10 + (int)(intptr_t)digit; }
+static void trace_in(cudaStream_t in, intptr_t digit) { OK(cudaLaunchHostFunc(in, append_digit, (void*)digit)); }
+
+// A query says at last that all is done, and never before.
+template <class Query>
+static void expect_done_at_last(Query query) {
+    cudaError_t state = query();
+    while (state == cudaErrorNotReady) state = query();
+    EXPECT(state == cudaSuccess && trace == 1);
+    (void)cudaGetLastError();  // "not ready" may have been noted as an error
+}
 
 // Each of two threads of the host drives a stream of its own.
 static void use_stream(float* device, float value, bool* right) {
@@ -218,13 +174,11 @@ static void use_stream(float* device, float value, bool* right) {
 }
 
 static void test_streams(void) {
-    static float host[N];
-    Bench bench;
-    float *a = bench.a, *b = bench.b, *pinned = bench.pinned;
-    cudaStream_t s = bench.s, t, blocking;
+    static float pageable[N];
+    cudaStream_t blocking;
+    buffers_make();
     OK(cudaStreamCreate(&blocking));
-    OK(cudaStreamCreateWithFlags(&t, cudaStreamNonBlocking));
-    EXPECT(cudaStreamCreateWithFlags(&t, 77) == cudaErrorInvalidValue);
+    EXPECT(cudaStreamCreateWithFlags(&blocking, 77) == cudaErrorInvalidValue);
     EXPECT(cudaGetLastError() == cudaErrorInvalidValue);
 
     // Within a stream.
@@ -232,26 +186,26 @@ static void test_streams(void) {
     for (int i = 0; i < 10; i++) add<<<GRID, BLOCK, 0, s>>>(a, a, 1);
     OK(cudaMemcpyAsync(b, a, BYTES, cudaMemcpyDeviceToDevice, s));
     add<<<GRID, BLOCK, 0, s>>>(a, b, 5);
-    OK(cudaMemcpyAsync(pinned, a, BYTES, cudaMemcpyDeviceToHost, s));
+    OK(cudaMemcpyAsync(host, a, BYTES, cudaMemcpyDeviceToHost, s));
     OK(cudaStreamSynchronize(s));
-    EXPECT(all_are(pinned, 15));
+    EXPECT(all_are(host, 15));
 
     // A pageable source may change as soon as the call is back.
-    for (int i = 0; i < N; i++) host[i] = 1;
-    OK(cudaMemcpyAsync(a, host, BYTES, cudaMemcpyHostToDevice, s));
-    for (int i = 0; i < N; i++) host[i] = 2;
+    set_all(pageable, 1);
+    OK(cudaMemcpyAsync(a, pageable, BYTES, cudaMemcpyHostToDevice, s));
+    set_all(pageable, 2);
     OK(cudaStreamSynchronize(s));
     EXPECT(device_is(a, 1));
 
     // Halves of one pinned buffer in turn: the host may fill one while the other is read.
     for (int i = 0; i < 4; i++) {
-        float* half = pinned + (i % 2) * (N / 2);
+        float* half = host + (i % 2) * (N / 2);
         for (int j = 0; j < N / 2; j++) half[j] = (float)i;
         OK(cudaMemcpyAsync(a + (i % 2) * (N / 2), half, BYTES / 2, cudaMemcpyHostToDevice, s));
         if (i % 2 == 1) OK(cudaStreamSynchronize(s));
     }
-    OK(cudaMemcpy(host, a, BYTES, cudaMemcpyDeviceToHost));
-    EXPECT(host[0] == 2 && host[N / 2 - 1] == 2 && host[N / 2] == 3 && host[N - 1] == 3);
+    OK(cudaMemcpy(pageable, a, BYTES, cudaMemcpyDeviceToHost));
+    EXPECT(pageable[0] == 2 && pageable[N / 2 - 1] == 2 && pageable[N / 2] == 3 && pageable[N - 1] == 3);
 
     // The default stream and those that synchronise with it.
     fill<<<GRID, BLOCK, 0, blocking>>>(a, 3);
@@ -262,28 +216,25 @@ static void test_streams(void) {
     EXPECT(device_is(a, 5));
     EXPECT(device_is(b, 0));
     fill<<<GRID, BLOCK, 0, blocking>>>(a, 6);
-    OK(cudaMemcpy(host, a, BYTES, cudaMemcpyDeviceToHost));
-    EXPECT(all_are(host, 6));
+    OK(cudaMemcpy(pageable, a, BYTES, cudaMemcpyDeviceToHost));
+    EXPECT(all_are(pageable, 6));
 
     // Functions of the host.
     trace = 0;
-    OK(cudaLaunchHostFunc(s, trace_1, nullptr));
-    OK(cudaLaunchHostFunc(s, trace_2, nullptr));
-    OK(cudaLaunchHostFunc(s, trace_3, nullptr));
+    trace_in(s, 1);
+    trace_in(s, 2);
+    trace_in(s, 3);
     OK(cudaStreamSynchronize(s));
     EXPECT(trace == 123);
 
-    // A query says at last that all is done, and never before.
     trace = 0;
-    OK(cudaLaunchHostFunc(s, trace_1, nullptr));
-    cudaError_t state = cudaStreamQuery(s);
-    while (state == cudaErrorNotReady) state = cudaStreamQuery(s);
-    EXPECT(state == cudaSuccess && trace == 1);
-    (void)cudaGetLastError();  // "not ready" may have been noted as an error
+    trace_in(s, 1);
+    expect_done_at_last([] { return cudaStreamQuery(s); });
 
     // A stream that is destroyed finishes its work.
     fill<<<GRID, BLOCK, 0, t>>>(a, 8);
     OK(cudaStreamDestroy(t));
+    t = NULL;
     OK(cudaDeviceSynchronize());
     EXPECT(device_is(a, 8));
 
@@ -293,19 +244,18 @@ static void test_streams(void) {
     two.join();
     EXPECT(right[0] && right[1]);
     OK(cudaStreamDestroy(blocking));
+    buffers_free();
 }
 
 // ------------------------------------------------------------------------------------------------
 // 4. Events
 
 static void test_events(void) {
-    Bench bench;
-    float *a = bench.a, *b = bench.b, milliseconds = -1;
-    cudaStream_t s = bench.s, t = bench.t;
-    cudaEvent_t made, used, untimed;
+    float milliseconds = -1;
+    cudaEvent_t made, used;
+    buffers_make();
     OK(cudaEventCreate(&made));
     OK(cudaEventCreate(&used));
-    OK(cudaEventCreateWithFlags(&untimed, cudaEventDisableTiming));
 
     // An event that was never recorded is no obstacle, and has no time.
     OK(cudaEventQuery(made));
@@ -332,36 +282,35 @@ static void test_events(void) {
 
     // A wait is for the recording that was the latest when it was called.
     fill<<<GRID, BLOCK, 0, s>>>(a, 1);
-    OK(cudaEventRecord(untimed, s));
-    OK(cudaStreamWaitEvent(t, untimed, 0));
-    OK(cudaEventRecord(untimed, t));
+    OK(cudaEventRecord(e, s));
+    OK(cudaStreamWaitEvent(t, e, 0));
+    OK(cudaEventRecord(e, t));
     add<<<GRID, BLOCK, 0, t>>>(b, a, 1);
     OK(cudaStreamSynchronize(t));
     EXPECT(device_is(b, 2));
-    OK(cudaEventSynchronize(untimed));
-    EXPECT(cudaEventElapsedTime(&milliseconds, untimed, made) == cudaErrorInvalidResourceHandle);
+    OK(cudaEventSynchronize(e));
+    EXPECT(cudaEventElapsedTime(&milliseconds, e, made) == cudaErrorInvalidResourceHandle);
     (void)cudaGetLastError();
 
     // An event may be destroyed while it is waited for.
     fill<<<GRID, BLOCK, 0, s>>>(a, 4);
-    OK(cudaEventRecord(untimed, s));
-    OK(cudaStreamWaitEvent(t, untimed, 0));
-    OK(cudaEventDestroy(untimed));
+    OK(cudaEventRecord(e, s));
+    OK(cudaStreamWaitEvent(t, e, 0));
+    OK(cudaEventDestroy(e));
+    e = NULL;
     add<<<GRID, BLOCK, 0, t>>>(b, a, 1);
     OK(cudaStreamSynchronize(t));
     EXPECT(device_is(b, 5));
 
     trace = 0;
-    OK(cudaLaunchHostFunc(s, trace_1, nullptr));
+    trace_in(s, 1);
     OK(cudaEventRecord(made, s));
-    cudaError_t state = cudaEventQuery(made);
-    while (state == cudaErrorNotReady) state = cudaEventQuery(made);
-    EXPECT(state == cudaSuccess && trace == 1);
-    (void)cudaGetLastError();
+    expect_done_at_last([made] { return cudaEventQuery(made); });
 
     OK(cudaDeviceSynchronize());
     OK(cudaEventDestroy(made));
     OK(cudaEventDestroy(used));
+    buffers_free();
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -389,8 +338,7 @@ static void test_device(void) {
     EXPECT(value == properties.major);
 
     // More shared memory than a launch has without asking.
-    float* a;
-    OK(cudaMalloc(&a, BYTES));
+    buffers_make();
     int limit = (int)properties.sharedMemPerBlockOptin, floats = (60 << 10) / (int)sizeof(float);
     EXPECT(cudaFuncSetAttribute(count_shared, cudaFuncAttributeMaxDynamicSharedMemorySize, limit + 1) ==
            cudaErrorInvalidValue);
@@ -404,7 +352,7 @@ static void test_device(void) {
     int blocks = 0;
     OK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, count_shared, 128, 60 << 10));
     EXPECT(blocks >= 1 && blocks <= (int)properties.sharedMemPerMultiprocessor / (60 << 10));
-    OK(cudaFree(a));
+    buffers_free();
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -412,10 +360,8 @@ static void test_device(void) {
 
 #ifdef EMULATED
 static void test_held_work(void) {
-    Bench bench;
-    float *a = bench.a, *b = bench.b;
-    cudaStream_t s = bench.s, t = bench.t;
     cudaEvent_t mark;
+    buffers_make();
     OK(cudaEventCreate(&mark));
     bool delayed = emulator::modes.delayed_streams, ahead = emulator::modes.others_ahead;
 
@@ -425,10 +371,10 @@ static void test_held_work(void) {
 
     // Nothing runs before somebody waits; then what the other stream holds runs only in its turn.
     trace = 0;
-    OK(cudaLaunchHostFunc(s, trace_1, nullptr));
+    trace_in(s, 1);
     OK(cudaEventRecord(mark, s));
-    OK(cudaLaunchHostFunc(s, trace_2, nullptr));
-    OK(cudaLaunchHostFunc(t, trace_3, nullptr));
+    trace_in(s, 2);
+    trace_in(t, 3);
     EXPECT(trace == (delayed ? 0 : 123));
     OK(cudaEventSynchronize(mark));
     EXPECT(trace == (!delayed ? 123 : ahead ? 31 : 1));
@@ -439,13 +385,13 @@ static void test_held_work(void) {
 
     // Waiting for the device: the stream whose work came last goes first.
     trace = 0;
-    OK(cudaLaunchHostFunc(s, trace_1, nullptr));
-    OK(cudaLaunchHostFunc(t, trace_2, nullptr));
+    trace_in(s, 1);
+    trace_in(t, 2);
     OK(cudaDeviceSynchronize());
     EXPECT(trace == (delayed ? 21 : 12));
 
     // A query is in vain three times.
-    OK(cudaLaunchHostFunc(s, trace_1, nullptr));
+    trace_in(s, 1);
     for (int i = 0; i < 3; i++) EXPECT(cudaStreamQuery(s) == (delayed ? cudaErrorNotReady : cudaSuccess));
     EXPECT(cudaGetLastError() == (delayed ? cudaErrorNotReady : cudaSuccess));
     OK(cudaStreamQuery(s));
@@ -467,6 +413,7 @@ static void test_held_work(void) {
     if (emulator::modes.poison) EXPECT(device_is(b, 1) == (!delayed || ahead));
 
     OK(cudaEventDestroy(mark));
+    buffers_free();
 }
 #endif
 
