@@ -13,13 +13,13 @@
 // On GPUs a sum may differ by the roundings of world - 1 additions in its type, each at most epsilon/2 of the sum of
 // the terms' magnitudes, and by as many in this test's own.
 
+#include "../../llmtrain/gemm.h"
 #include "../../llmtrain/zero.h"
-
-#include <sys/mman.h>
+#include "../test/harness.h"
 
 #define PATIENT_MS 60e3   // time-out where nothing is to fail
 #define FAULT_MS 2000.0   // and where something is
-#define SLACK_MS 20e3      // what a busy machine may add to it; a rank that hangs takes longer
+#define SLACK_MS 20e3     // what a busy machine may add to it; a rank that hangs takes longer
 #define CASE_MS 90e3      // after which a case is said to hang
 
 // ------------------------------------------------------------------------------------------------
@@ -28,7 +28,7 @@
 enum { RANKS_MAX = 8 };
 
 typedef struct {
-    int passed, failed;
+    int checks, wrong;
     bool ended;               // after a fault: it came to its end
     double ended_ms;
     char text[1024];          // and this is the sentence
@@ -49,28 +49,23 @@ typedef struct {
     size_t rank, world;
 } Rank;
 
-typedef void (*Body)(Rank* r);
+typedef struct {
+    size_t world;
+    double timeout_ms;
+    bool opens;               // the Collectives, too
+    void (*body)(Rank* r);
+} Case;
 
 static Shared* shared;
-static int passed, failed;
+static Program rank_0;        // of the latest case; its ranks write into its pipes
 static bool case_planted;     // a bug, not its correct twin
 static size_t stopped = LAUNCH_UNKNOWN;  // the rank that will have stopped, if one will
 
-static void judge(bool ok, const char* what, const char* details) {
-    *(ok ? &passed : &failed) += 1;
-    printf("%s  %-62s %s\n", ok ? "ok    " : "FAILED", what, details);
-}
-
 // By a rank.
-static void check(Rank* r, bool ok, const char* what) {
-    *(ok ? &r->report->passed : &r->report->failed) += 1;
-    if (!ok && !case_planted) printf("FAILED  rank %zu of %zu: %s\n", r->rank, r->world, what);
-}
-
-static void must(bool ok, const char* what, const Error* error) {
-    if (ok) return;
-    printf("FAILED  %s: %s; cannot go on\n", what, error ? error->text : strerror(errno));
-    exit(1);
+static void rank_check(Rank* r, bool good, const char* what) {
+    r->report->checks++;
+    r->report->wrong += !good;
+    if (!good && !case_planted) printf("rank %zu of %zu: %s\n", r->rank, r->world, what);
 }
 
 // By rank 0: waits for the others; for one that has stopped last, and ends it.
@@ -89,22 +84,24 @@ static void reap(Rank* r) {
     free(r->launch.children);
 }
 
-static void case_process(size_t world, double timeout_ms, bool opens, Body body) {
+static void case_process(const void* context) {
+    const Case* c = (const Case*)context;
     Rank rank, *r = &rank;
     Error error;
     memset(r, 0, sizeof *r);
-    must(launch_fork(&r->launch, world, &error), "launch_fork", &error);
+    need(launch_fork(&r->launch, c->world, &error), "launch_fork: %s", error.text);
     r->rank = r->launch.rank;
-    r->world = world;
+    r->world = c->world;
     r->report = &shared->reports[r->rank];
-    must(comm_open(&r->comm, &r->launch, timeout_ms, &error), "comm_open", &error);
+    need(comm_open(&r->comm, &r->launch, c->timeout_ms, &error), "comm_open: %s", error.text);
 #ifndef EMULATED
-    must(device_choose(r->rank, &error), "device_choose", &error);
+    need(device_choose(r->rank, &error), "device_choose: %s", error.text);
 #endif
-    must(device_open(&r->stream, false, &error), "device_open", &error);
-    if (opens) must(collective_open(&r->collectives, &r->comm, 4, r->stream, &error), "collective_open", &error);
-    must(comm_barrier(&r->comm, &error), "comm_barrier", &error);  // nobody falls before all are there
-    body(r);
+    need(device_open(&r->stream, false, &error), "device_open: %s", error.text);
+    need(!c->opens || collective_open(&r->collectives, &r->comm, 4, r->stream, &error), "collective_open: %s",
+         error.text);
+    need(comm_barrier(&r->comm, &error), "comm_barrier: %s", error.text);  // nobody falls before all are there
+    c->body(r);
     collective_close(&r->collectives);
     device_close(r->stream);
     comm_close(&r->comm);
@@ -112,39 +109,34 @@ static void case_process(size_t world, double timeout_ms, bool opens, Body body)
     exit(0);
 }
 
-// Runs a case; true if it came to its end by itself. What its processes ended with is in shared->statuses.
-static bool run_case(size_t world, double timeout_ms, bool opens, Body body) {
+// True if it came to its end by itself. What its processes ended with is in shared->statuses.
+static bool case_run(Case c) {
     memset(shared, 0, sizeof *shared);
-    fflush(NULL);
-    pid_t child = fork();
-    must(child >= 0, "fork", NULL);
-    if (child == 0) case_process(world, timeout_ms, opens, body);
-    double deadline = now_ms() + CASE_MS;
-    while (waitpid(child, &shared->statuses[0], WNOHANG) == 0) {
-        if (now_ms() > deadline) {
-            kill(child, SIGKILL);  // the other ranks go with it
-            waitpid(child, &shared->statuses[0], 0);
-            return false;
-        }
-        sleep_ms(1);
-    }
-    return true;
+    program_free(&rank_0);
+    program_start(&rank_0, NULL, case_process, &c);
+    programs_wait(&rank_0, 1, CASE_MS);
+    shared->statuses[0] = rank_0.status;
+    return !rank_0.late;
 }
 
-// Runs a case in which nothing is to fail, and counts what its ranks have checked.
-static void run_good_case(const char* name, size_t world, Body body) {
-    char details[160];
-    bool good = run_case(world, PATIENT_MS, true, body);
+static void judge(bool good, const char* name, const char* details) {
+    if (check(good, "%-62s %s", name, details)) return;
+    program_print(&rank_0, "rank 0");
+    print_indented(rank_0.text[0]);
+}
+
+// A case in which nothing is to fail: counts what its ranks have checked.
+static void run_good_case(const char* name, size_t world, void (*body)(Rank* r)) {
+    bool good = case_run({world, PATIENT_MS, true, body});
     int checks = 0, wrong = 0;
     for (size_t p = 0; p < world; p++) {
         good = good && shared->statuses[p] == 0;
-        checks += shared->reports[p].passed;
-        wrong += shared->reports[p].failed;
+        checks += shared->reports[p].checks;
+        wrong += shared->reports[p].wrong;
     }
-    passed += checks;
-    failed += wrong;
-    snprintf(details, sizeof details, "%zu rank%s, %d checks, %d failed", world, world > 1 ? "s" : "", checks, wrong);
-    judge(good && checks > 0 && wrong == 0, name, details);
+    count_add(&harness_counts->passed, (unsigned)(checks - wrong));
+    judge(good && checks > 0 && wrong == 0, name,
+          text_of("%zu rank%s, %d checks, %d failed", world, world > 1 ? "s" : "", checks, wrong));
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -153,29 +145,21 @@ static void run_good_case(const char* name, size_t world, Body body) {
 typedef enum { REDUCES_ALL, SCATTERS, GATHERS, COLLECTIVES } Collective;
 static const char* const collective_names[COLLECTIVES] = {"all_reduce", "reduce_scatter", "all_gather"};
 
+// As it is stored.
+static double rounded(Dtype type, float x) {
+    uint32_t stored = 0;
+    gemm_save(&stored, type, 0, x);
+    return (double)gemm_load(&stored, type, 0);
+}
+
 // Element i of a rank's vector: in [-1, 1), or for integers anything.
 static double value_of(Dtype type, size_t rank, size_t i) {
-    float x = 2 * random_uniform(1, RANDOM_TEST, rank, i) - 1;
-    if (type == DTYPE_BF16) return (double)float_from_bf16(bf16_from_float(x));
-    if (type == DTYPE_F16) return (double)float_from_f16(f16_from_float(x));
-    return (double)x;
+    return rounded(type, 2 * random_uniform(1, RANDOM_TEST, rank, i) - 1);
 }
 
 static int64_t integer_of(size_t rank, size_t i) {
     Random4 r = random4(1, RANDOM_TEST, rank, i);
     return (int64_t)((uint64_t)r.bits[0] << 32 | r.bits[1]);
-}
-
-static void store(void* data, Dtype type, size_t i, double x) {
-    if (type == DTYPE_F32) ((float*)data)[i] = (float)x;
-    if (type == DTYPE_BF16) ((uint16_t*)data)[i] = bf16_from_float((float)x);
-    if (type == DTYPE_F16) ((uint16_t*)data)[i] = f16_from_float((float)x);
-}
-
-static double load(const void* data, Dtype type, size_t i) {
-    if (type == DTYPE_F32) return (double)((const float*)data)[i];
-    uint16_t half = ((const uint16_t*)data)[i];
-    return (double)(type == DTYPE_BF16 ? float_from_bf16(half) : float_from_f16(half));
 }
 
 #ifdef EMULATED
@@ -199,21 +183,20 @@ static bool element_is_right(const Rank* r, const void* data, Collective collect
         for (size_t p = 0; p < r->world; p++) integer += (uint64_t)integer_of(p, i);
         return ((const uint64_t*)data)[i] == (collective == GATHERS ? (uint64_t)integer_of(owner, i) : integer);
     }
-    if (collective == GATHERS) return load(data, type, i) == value_of(type, owner, i);
+    double got = (double)gemm_load(data, type, i);
+    if (collective == GATHERS) return got == value_of(type, owner, i);
     for (size_t p = 0; p < r->world; p++) {
         sum += (float)value_of(type, p, i);
         magnitudes += fabs(value_of(type, p, i));
     }
-    uint64_t rounded = 0;
-    store(&rounded, type, 0, (double)sum);
     double bound = ROUNDINGS * (double)(r->world - 1) * epsilon_of(type) * magnitudes;
-    return fabs(load(data, type, i) - load(&rounded, type, 0)) <= bound;
+    return fabs(got - rounded(type, sum)) <= bound;
 }
 
 static void fill(void* data, Dtype type, size_t rank, size_t n) {
     for (size_t i = 0; i < n; i++) {
         if (type == DTYPE_I64) ((int64_t*)data)[i] = integer_of(rank, i);
-        else store(data, type, i, value_of(type, rank, i));
+        else gemm_save(data, type, i, (float)value_of(type, rank, i));
     }
 }
 
@@ -226,7 +209,7 @@ static void start(Rank* r, size_t slot, Collective collective, void* data, size_
 static void* device_memory(Rank* r, size_t bytes) {
     Error error;
     void* memory = device_allocate(bytes, r->stream, &error);
-    must(memory != NULL, "memory of the device", &error);
+    need(memory != NULL, "memory of the device: %s", error.text);
     return memory;
 }
 
@@ -235,11 +218,11 @@ static void* device_memory(Rank* r, size_t bytes) {
 static void collectives_of(Rank* r, Dtype type, size_t n) {
     const size_t guard = 64;
     size_t bytes = n * dtype_bytes(type), total = bytes + 2 * guard;
-    char *device[COLLECTIVES], *host[COLLECTIVES], text[160];
+    char *device[COLLECTIVES], *host[COLLECTIVES];
     for (int c = 0; c < COLLECTIVES; c++) {
         device[c] = (char*)device_memory(r, total);
         host[c] = (char*)host_allocate(total);
-        must(host[c] != NULL, "memory of the host", NULL);
+        need(host[c] != NULL, "memory of the host");
         memset(host[c], 0x5a, total);
         fill(host[c] + guard, type, r->rank, n);
         CUDA_CHECK(cudaMemcpyAsync(device[c], host[c], total, cudaMemcpyHostToDevice, r->stream->compute));
@@ -254,22 +237,21 @@ static void collectives_of(Rank* r, Dtype type, size_t n) {
         size_t wrong = 0, spoilt = 0;
         for (size_t i = 0; i < n; i++) wrong += !element_is_right(r, host[c] + guard, (Collective)c, type, n, i);
         for (size_t i = 0; i < guard; i++) spoilt += (host[c][i] != 0x5a) + (host[c][total - 1 - i] != 0x5a);
-        snprintf(text, sizeof text, "%s of %zu elements of type %d: %zu wrong, %zu bytes around them spoilt",
-                 collective_names[c], n, (int)type, wrong, spoilt);
-        check(r, wrong == 0 && spoilt == 0, text);
+        rank_check(r, wrong == 0 && spoilt == 0,
+                   text_of("%s of %zu elements of type %d: %zu wrong, %zu bytes around them spoilt",
+                           collective_names[c], n, (int)type, wrong, spoilt));
         host_free(host[c]);
         device_free(device[c], total);
     }
 }
 
 static void collectives(Rank* r) {
-    static const Dtype types[] = {DTYPE_F32, DTYPE_BF16, DTYPE_F16, DTYPE_I64};
     Error error;
     // One unit for one rank and none for the others; even; one unit too many; some pieces of the stand-in's memory.
     size_t lengths[] = {8, 8 * r->world, 64 * r->world, 8 * (5 * r->world + 1), 8 * (r->world * 1500 + r->world - 1)};
-    for (size_t t = 0; t < sizeof types / sizeof types[0]; t++)
-        for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) collectives_of(r, types[t], lengths[i]);
-    check(r, collective_check(&r->collectives, &error), "all is well at the end");
+    for (Dtype type : {DTYPE_F32, DTYPE_BF16, DTYPE_F16, DTYPE_I64})
+        for (size_t length : lengths) collectives_of(r, type, length);
+    rank_check(r, collective_check(&r->collectives, &error), "all is well at the end");
 }
 
 // Rank 0 waits for its device before it meets the others, they do so only afterwards. Devices need no host for that.
@@ -278,10 +260,10 @@ static void one_waits(Rank* r) {
     float *device = (float*)device_memory(r, COUNT * sizeof(float)), host[COUNT];
     Error error;
     for (int i = 0; i < 3; i++) {
-        collective_all_reduce(&r->collectives, 0, device, COUNT, DTYPE_F32, r->stream);
+        start(r, 0, REDUCES_ALL, device, COUNT, DTYPE_F32);
         collective_wait(&r->collectives, 0, r->stream);
         if (r->rank == 0) download(host, device, sizeof host, r->stream);
-        check(r, comm_barrier(&r->comm, &error), "the meeting");
+        rank_check(r, comm_barrier(&r->comm, &error), "the meeting");
     }
     device_wait(r->stream);
     device_free(device, COUNT * sizeof(float));
@@ -289,16 +271,17 @@ static void one_waits(Rank* r) {
 
 // One rank: nothing is made.
 static void alone(Rank* r) {
+    Collectives* w = &r->collectives;
     float x = 1;
-    check(r, r->collectives.comm == NULL, "one rank makes nothing");
+    Error error;
+    rank_check(r, w->comm == NULL, "one rank makes nothing");
     for (int c = 0; c < COLLECTIVES; c++) {
         start(r, 0, (Collective)c, &x, 1, DTYPE_F32);
-        collective_wait(&r->collectives, 0, r->stream);
+        collective_wait(w, 0, r->stream);
     }
-    Error error;
-    check(r, x == 1, "one rank leaves memory alone");
-    check(r, collective_check(&r->collectives, &error) && collective_bytes_sent(&r->collectives) == 0 && collective_waited_ms(&r->collectives) == 0,
-          "one rank has sent nothing and waited for nothing");
+    rank_check(r, x == 1, "one rank leaves memory alone");
+    rank_check(r, collective_check(w, &error) && collective_bytes_sent(w) == 0 && collective_waited_ms(w) == 0,
+               "one rank has sent nothing and waited for nothing");
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -309,35 +292,37 @@ static void CUDART_CB delay_stream(void* unused) { (void)unused, sleep_ms(delay_
 
 static void accounts(Rank* r) {
     const size_t n = 24 * 8, rounds = 3 * COLLECTIVE_WAITS + 1;  // more than a slot remembers
+    Collectives* w = &r->collectives;
     float* device = (float*)device_memory(r, n * sizeof(float));
-    uint64_t part = n * sizeof(float) * (r->world - 1) / r->world;
-    start(r, 0, SCATTERS, device, n, DTYPE_F32);
-    check(r, collective_bytes_sent(&r->collectives) == part, "bytes of reduce_scatter");
-    start(r, 1, GATHERS, device, n, DTYPE_F32);
-    check(r, collective_bytes_sent(&r->collectives) == 2 * part, "bytes of all_gather");
-    start(r, 2, REDUCES_ALL, device, n, DTYPE_F32);
-    check(r, collective_bytes_sent(&r->collectives) == 4 * part, "bytes of all_reduce");
-    for (size_t slot = 0; slot < 3; slot++) collective_wait(&r->collectives, slot, r->stream);
+    uint64_t part = n * sizeof(float) * (r->world - 1) / r->world, sent = 0;
+    const struct { Collective collective; uint64_t parts; } rows[] = {{SCATTERS, 1}, {GATHERS, 1}, {REDUCES_ALL, 2}};
+    for (size_t slot = 0; slot < 3; slot++) {
+        start(r, slot, rows[slot].collective, device, n, DTYPE_F32);
+        sent += rows[slot].parts * part;
+        rank_check(r, collective_bytes_sent(w) == sent,
+                   text_of("bytes of %s", collective_names[rows[slot].collective]));
+    }
+    for (size_t slot = 0; slot < 3; slot++) collective_wait(w, slot, r->stream);
     device_wait(r->stream);
-    collective_waited_ms(&r->collectives);
-    check(r, collective_waited_ms(&r->collectives) == 0, "what was asked for is told once");
+    collective_waited_ms(w);
+    rank_check(r, collective_waited_ms(w) == 0, "what was asked for is told once");
 
     // Each collective takes so long, and nothing else is to be done meanwhile.
     double began = now_ms();
     for (size_t i = 0; i < rounds; i++) {
-        CUDA_CHECK(cudaLaunchHostFunc(r->collectives.stream, delay_stream, NULL));
+        CUDA_CHECK(cudaLaunchHostFunc(w->stream, delay_stream, NULL));
         start(r, 0, REDUCES_ALL, device, n, DTYPE_F32);
-        collective_wait(&r->collectives, 0, r->stream);
+        collective_wait(w, 0, r->stream);
     }
     device_wait(r->stream);
-    double took = now_ms() - began, waited = collective_waited_ms(&r->collectives);
+    double took = now_ms() - began, waited = collective_waited_ms(w);
     bool stands = true;  // whether `compute` comes to the wait before the collective is done
 #ifdef EMULATED
     stands = emulator::modes.delayed_streams && !emulator::modes.others_ahead;
 #endif
-    check(r, took >= delay_ms * (double)rounds, "the delay for tests");
-    check(r, waited <= took, "no more was waited than time went by");
-    check(r, !stands || waited >= 0.9 * delay_ms * (double)rounds, "all waits are counted");
+    rank_check(r, took >= delay_ms * (double)rounds, "the delay for tests");
+    rank_check(r, waited <= took, "no more was waited than time went by");
+    rank_check(r, !stands || waited >= 0.9 * delay_ms * (double)rounds, "all waits are counted");
     device_free(device, n * sizeof(float));
 }
 
@@ -353,190 +338,42 @@ static size_t case_number;  // of a bug or a fault: its place in the table
 enum { LENGTH = 64 };
 static const size_t LENGTH_BYTES = LENGTH * sizeof(float);
 
-typedef struct {
-    const char *name, *mode;
-    bool diagnosis;           // otherwise it shows in the result
-    void (*run)(Rank* r, float* device, bool good);
-} Bug;
-
 static void give(Rank* r, float* device, float value) {
     float host[LENGTH];
     for (int i = 0; i < LENGTH; i++) host[i] = value;
     CUDA_CHECK(cudaMemcpyAsync(device, host, LENGTH_BYTES, cudaMemcpyHostToDevice, r->stream->compute));
 }
 
-static void check_sum(Rank* r, const float* host) {
+static void sum_begin(Rank* r, float* device) { start(r, 0, REDUCES_ALL, device, LENGTH, DTYPE_F32); }
+
+static void sum_check(Rank* r, const float* device) {
+    float host[LENGTH];
     int wrong = 0;
+    download(host, device, LENGTH_BYTES, r->stream);
     for (int i = 0; i < LENGTH; i++) wrong += !(host[i] == (float)r->world);
-    check(r, wrong == 0, "the sum");
+    rank_check(r, wrong == 0, "the sum");
 }
 
-// What collective_all_reduce does after the event.
-static void launch_all_reduce(Rank* r, float* device, size_t count) {
+static void drain(Rank* r) { CUDA_CHECK(cudaStreamSynchronize(r->collectives.stream)); }
+
+// A call of NCCL as the functions of nccl.cuh make it after the event, then its end.
+template <class Call>
+static void launch(Rank* r, Call call) {
     Collectives* w = &r->collectives;
     pthread_mutex_lock(&w->mutex);
-    collective_end(w, 0, ncclAllReduce(device, device, count, ncclFloat32, ncclSum, w->nccl, w->stream), "all_reduce");
+    collective_end(w, 0, call(w), "the launch");
 }
 
-static void await_sum(Rank* r, float* device) {
-    float host[LENGTH];
-    collective_wait(&r->collectives, 0, r->stream);
-    download(host, device, LENGTH_BYTES, r->stream);
-    check_sum(r, host);
+static void launch_all_reduce(Rank* r, float* data, size_t count) {
+    launch(r, [=](Collectives* w) {
+        return ncclAllReduce(data, data, count, ncclFloat32, ncclSum, w->nccl, w->stream);
+    });
 }
 
-static void no_wait(Rank* r, float* device, bool good) {
-    float host[LENGTH];
-    give(r, device, 1);
-    collective_all_reduce(&r->collectives, 0, device, LENGTH, DTYPE_F32, r->stream);
-    if (good) collective_wait(&r->collectives, 0, r->stream);
-    download(host, device, LENGTH_BYTES, r->stream);
-    check_sum(r, host);
-}
-
-static void no_ready_event(Rank* r, float* device, bool good) {
-    give(r, device, 1);
-    if (good) collective_all_reduce(&r->collectives, 0, device, LENGTH, DTYPE_F32, r->stream);
-    else launch_all_reduce(r, device, LENGTH);
-    await_sum(r, device);
-}
-
-// The next gradients are written where the sum is still being made.
-static void overwritten(Rank* r, float* device, bool good) {
-    float host[LENGTH], *copy = (float*)device_memory(r, LENGTH_BYTES);
-    give(r, device, 1);
-    collective_all_reduce(&r->collectives, 0, device, LENGTH, DTYPE_F32, r->stream);
-    if (good) collective_wait(&r->collectives, 0, r->stream);
-    CUDA_CHECK(cudaMemcpyAsync(copy, device, LENGTH_BYTES, cudaMemcpyDeviceToDevice, r->stream->compute));
-    give(r, device, 7);
-    collective_wait(&r->collectives, 0, r->stream);
-    download(host, copy, LENGTH_BYTES, r->stream);
-    check_sum(r, host);
-    device_free(copy, LENGTH_BYTES);
-}
-
-// The end is marked before the kernel is in the stream.
-static void recorded_too_early(Rank* r, float* device, bool good) {
-    Collectives* w = &r->collectives;
+static void finalize(Rank* r) {
     Error error;
-    give(r, device, 1);
-    CUDA_CHECK(cudaEventRecord(w->slots[0].ready, r->stream->compute));
-    CUDA_CHECK(cudaStreamWaitEvent(w->stream, w->slots[0].ready, 0));
-    pthread_mutex_lock(&w->mutex);
-    if (!good) CUDA_CHECK(cudaEventRecord(w->slots[0].done, w->stream));
-    ncclResult_t status = ncclAllReduce(device, device, LENGTH, ncclFloat32, ncclSum, w->nccl, w->stream);
-    check(r, collective_complete(w, status, "all_reduce", &error), "the launch");
-    if (good) CUDA_CHECK(cudaEventRecord(w->slots[0].done, w->stream));
-    pthread_mutex_unlock(&w->mutex);
-    await_sum(r, device);
-    CUDA_CHECK(cudaStreamSynchronize(w->stream));
-}
-
-static void other_count(Rank* r, float* device, bool good) {
-    give(r, device, 1);
-    launch_all_reduce(r, device, good || r->rank == 0 ? LENGTH : LENGTH / 2);
-    CUDA_CHECK(cudaStreamSynchronize(r->collectives.stream));
-}
-
-static void other_type(Rank* r, float* device, bool good) {
-    Dtype type = good || r->rank == 0 ? DTYPE_BF16 : DTYPE_F16;
-    collective_all_reduce(&r->collectives, 0, device, LENGTH, type, r->stream);
-    collective_wait(&r->collectives, 0, r->stream);
-    device_wait(r->stream);
-}
-
-static void other_order(Rank* r, float* device, bool good) {
-    for (int i = 0; i < 2; i++) {
-        bool first = good || r->rank == 0 ? i == 0 : i == 1;
-        if (first) collective_all_gather(&r->collectives, 0, device, LENGTH, DTYPE_F32, r->stream);
-        else collective_reduce_scatter(&r->collectives, 1, device, LENGTH, DTYPE_F32, r->stream);
-    }
-    collective_wait(&r->collectives, 0, r->stream);
-    collective_wait(&r->collectives, 1, r->stream);
-    device_wait(r->stream);
-}
-
-// Uneven slices are a group of reductions, in the order of their roots.
-static void other_root(Rank* r, float* device, bool good) {
     Collectives* w = &r->collectives;
-    pthread_mutex_lock(&w->mutex);
-    ncclGroupStart();
-    for (int i = 0; i < 2; i++)
-        ncclReduce(device, device, LENGTH, ncclFloat32, ncclSum, good || r->rank == 0 ? i : 1 - i, w->nccl, w->stream);
-    collective_end(w, 0, ncclGroupEnd(), "reductions");
-    CUDA_CHECK(cudaStreamSynchronize(w->stream));
-}
-
-static void host_memory(Rank* r, float* device, bool good) {
-    static float host[LENGTH];
-    launch_all_reduce(r, good ? device : host, LENGTH);
-    CUDA_CHECK(cudaStreamSynchronize(r->collectives.stream));
-}
-
-static void too_long(Rank* r, float* device, bool good) {
-    launch_all_reduce(r, device, good ? LENGTH : LENGTH + 1);
-    CUDA_CHECK(cudaStreamSynchronize(r->collectives.stream));
-}
-
-static void freed_before_it_ran(Rank* r, float* device, bool good) {
-    float* other = (float*)device_memory(r, LENGTH_BYTES);
-    (void)device;
-    launch_all_reduce(r, other, LENGTH);
-    if (good) CUDA_CHECK(cudaStreamSynchronize(r->collectives.stream));
-    device_free(other, LENGTH_BYTES);
-    CUDA_CHECK(cudaStreamSynchronize(r->collectives.stream));
-}
-
-static void scattered_to_wrong_place(Rank* r, float* device, bool good) {
-    Collectives* w = &r->collectives;
-    size_t length = LENGTH / r->world;
-    pthread_mutex_lock(&w->mutex);
-    ncclResult_t status = ncclReduceScatter(device, good ? device + r->rank * length : device + 8, length, ncclFloat32,
-                                            ncclSum, w->nccl, w->stream);
-    collective_end(w, 0, status, "reduce_scatter");
-    CUDA_CHECK(cudaStreamSynchronize(w->stream));
-}
-
-static void gathered_from_wrong_place(Rank* r, float* device, bool good) {
-    Collectives* w = &r->collectives;
-    size_t length = LENGTH / r->world;
-    pthread_mutex_lock(&w->mutex);
-    const float* own = good ? device + r->rank * length : device + 8;
-    collective_end(w, 0, ncclAllGather(own, device, length, ncclFloat32, w->nccl, w->stream), "all_gather");
-    CUDA_CHECK(cudaStreamSynchronize(w->stream));
-}
-
-static void used_after_abort(Rank* r, float* device, bool good) {
-    Collectives* w = &r->collectives;
-    (void)device;
-    pthread_mutex_lock(&w->mutex);
-    ncclComm_t comm = w->nccl;
-    w->nccl = NULL;
-    ncclResult_t state;
-    if (good) ncclCommGetAsyncError(comm, &state);
-    ncclCommAbort(comm);
-    if (!good) ncclCommGetAsyncError(comm, &state);
-    pthread_mutex_unlock(&w->mutex);
-}
-
-static void never_destroyed(Rank* r, float* device, bool good) {
-    Error error;
-    (void)device;
-    pthread_mutex_lock(&r->collectives.mutex);
-    if (good) check(r, collective_complete(&r->collectives, ncclCommFinalize(r->collectives.nccl), "the end", &error), "the end");
-    if (good) ncclCommDestroy(r->collectives.nccl);
-    r->collectives.nccl = NULL;
-    pthread_mutex_unlock(&r->collectives.mutex);
-}
-
-static void destroyed_too_early(Rank* r, float* device, bool good) {
-    Error error;
-    give(r, device, 1);
-    collective_all_reduce(&r->collectives, 0, device, LENGTH, DTYPE_F32, r->stream);
-    if (good) CUDA_CHECK(cudaStreamSynchronize(r->collectives.stream));
-    pthread_mutex_lock(&r->collectives.mutex);
-    check(r, collective_complete(&r->collectives, ncclCommFinalize(r->collectives.nccl), "the end", &error), "the end");
-    pthread_mutex_unlock(&r->collectives.mutex);
+    rank_check(r, collective_complete(w, ncclCommFinalize(w->nccl), "the end", &error), "the end");
 }
 
 // Without the Collectives's mutex.
@@ -547,34 +384,150 @@ static void* asks_for_ever(void* collectives) {
     return NULL;
 }
 
-static void two_threads(Rank* r, float* device, bool good) {
-    pthread_t threads[2];
-    for (int i = 0; i < 2 && !good; i++)
-        must(pthread_create(&threads[i], NULL, asks_for_ever, &r->collectives) == 0, "a thread", NULL);
-    for (int i = 0; i < 2 && !good; i++) pthread_join(threads[i], NULL);
-    collective_all_reduce(&r->collectives, 0, device, LENGTH, DTYPE_F32, r->stream);
-    collective_wait(&r->collectives, 0, r->stream);
-    device_wait(r->stream);
-}
-
-static const Bug bugs[] = {
-    {"no wait before the result is used", "behind", false, no_wait},
-    {"no wait for the data", "ahead", false, no_ready_event},
-    {"data overwritten under way", "behind", false, overwritten},
-    {"end recorded before the launch", "behind", false, recorded_too_early},
-    {"other counts", "now", true, other_count},
-    {"other types", "now", true, other_type},
-    {"another order", "now", true, other_order},
-    {"other roots within a group", "now", true, other_root},
-    {"memory of the host", "now", true, host_memory},
-    {"past the end of the memory", "now", true, too_long},
-    {"memory freed before it ran", "behind", true, freed_before_it_ran},
-    {"in place, scattered to the wrong place", "now", true, scattered_to_wrong_place},
-    {"in place, gathered from the wrong place", "now", true, gathered_from_wrong_place},
-    {"communicator used after the abort", "now", true, used_after_abort},
-    {"communicator never destroyed", "now", true, never_destroyed},
-    {"communicator destroyed too early", "behind", true, destroyed_too_early},
-    {"two threads at a time", "now", true, two_threads},
+static const struct {
+    const char *name, *mode;
+    bool diagnosis;           // otherwise it shows in the result
+    void (*run)(Rank* r, float* device, bool good);
+} bugs[] = {
+    {"no wait before the result is used", "behind", false, [](Rank* r, float* device, bool good) {
+         give(r, device, 1);
+         sum_begin(r, device);
+         if (good) collective_wait(&r->collectives, 0, r->stream);
+         sum_check(r, device);
+     }},
+    {"no wait for the data", "ahead", false, [](Rank* r, float* device, bool good) {
+         give(r, device, 1);
+         if (good) sum_begin(r, device);
+         else launch_all_reduce(r, device, LENGTH);
+         collective_wait(&r->collectives, 0, r->stream);
+         sum_check(r, device);
+     }},
+    // The next gradients are written where the sum is still being made.
+    {"data overwritten under way", "behind", false, [](Rank* r, float* device, bool good) {
+         float* copy = (float*)device_memory(r, LENGTH_BYTES);
+         give(r, device, 1);
+         sum_begin(r, device);
+         if (good) collective_wait(&r->collectives, 0, r->stream);
+         CUDA_CHECK(cudaMemcpyAsync(copy, device, LENGTH_BYTES, cudaMemcpyDeviceToDevice, r->stream->compute));
+         give(r, device, 7);
+         collective_wait(&r->collectives, 0, r->stream);
+         sum_check(r, copy);
+         device_free(copy, LENGTH_BYTES);
+     }},
+    // The end is marked before the kernel is in the stream.
+    {"end recorded before the launch", "behind", false, [](Rank* r, float* device, bool good) {
+         Collectives* w = &r->collectives;
+         Error error;
+         give(r, device, 1);
+         CUDA_CHECK(cudaEventRecord(w->slots[0].ready, r->stream->compute));
+         CUDA_CHECK(cudaStreamWaitEvent(w->stream, w->slots[0].ready, 0));
+         pthread_mutex_lock(&w->mutex);
+         if (!good) CUDA_CHECK(cudaEventRecord(w->slots[0].done, w->stream));
+         ncclResult_t status = ncclAllReduce(device, device, LENGTH, ncclFloat32, ncclSum, w->nccl, w->stream);
+         rank_check(r, collective_complete(w, status, "all_reduce", &error), "the launch");
+         if (good) CUDA_CHECK(cudaEventRecord(w->slots[0].done, w->stream));
+         pthread_mutex_unlock(&w->mutex);
+         collective_wait(w, 0, r->stream);
+         sum_check(r, device);
+         drain(r);
+     }},
+    {"other counts", "now", true, [](Rank* r, float* device, bool good) {
+         give(r, device, 1);
+         launch_all_reduce(r, device, good || r->rank == 0 ? LENGTH : LENGTH / 2);
+         drain(r);
+     }},
+    {"other types", "now", true, [](Rank* r, float* device, bool good) {
+         start(r, 0, REDUCES_ALL, device, LENGTH, good || r->rank == 0 ? DTYPE_BF16 : DTYPE_F16);
+         collective_wait(&r->collectives, 0, r->stream);
+         device_wait(r->stream);
+     }},
+    {"another order", "now", true, [](Rank* r, float* device, bool good) {
+         for (int i = 0; i < 2; i++) {
+             bool first = good || r->rank == 0 ? i == 0 : i == 1;
+             start(r, first ? 0 : 1, first ? GATHERS : SCATTERS, device, LENGTH, DTYPE_F32);
+         }
+         collective_wait(&r->collectives, 0, r->stream);
+         collective_wait(&r->collectives, 1, r->stream);
+         device_wait(r->stream);
+     }},
+    // Uneven slices are a group of reductions, in the order of their roots.
+    {"other roots within a group", "now", true, [](Rank* r, float* device, bool good) {
+         launch(r, [=](Collectives* w) {
+             ncclGroupStart();
+             for (int i = 0; i < 2; i++)
+                 ncclReduce(device, device, LENGTH, ncclFloat32, ncclSum, good || r->rank == 0 ? i : 1 - i, w->nccl,
+                            w->stream);
+             return ncclGroupEnd();
+         });
+         drain(r);
+     }},
+    {"memory of the host", "now", true, [](Rank* r, float* device, bool good) {
+         static float host[LENGTH];
+         launch_all_reduce(r, good ? device : host, LENGTH);
+         drain(r);
+     }},
+    {"past the end of the memory", "now", true, [](Rank* r, float* device, bool good) {
+         launch_all_reduce(r, device, good ? LENGTH : LENGTH + 1);
+         drain(r);
+     }},
+    {"memory freed before it ran", "behind", true, [](Rank* r, float*, bool good) {
+         float* other = (float*)device_memory(r, LENGTH_BYTES);
+         launch_all_reduce(r, other, LENGTH);
+         if (good) drain(r);
+         device_free(other, LENGTH_BYTES);
+         drain(r);
+     }},
+    {"in place, scattered to the wrong place", "now", true, [](Rank* r, float* device, bool good) {
+         size_t length = LENGTH / r->world;
+         float* to = good ? device + r->rank * length : device + 8;
+         launch(r, [=](Collectives* w) {
+             return ncclReduceScatter(device, to, length, ncclFloat32, ncclSum, w->nccl, w->stream);
+         });
+         drain(r);
+     }},
+    {"in place, gathered from the wrong place", "now", true, [](Rank* r, float* device, bool good) {
+         size_t length = LENGTH / r->world;
+         const float* own = good ? device + r->rank * length : device + 8;
+         launch(r, [=](Collectives* w) {
+             return ncclAllGather(own, device, length, ncclFloat32, w->nccl, w->stream);
+         });
+         drain(r);
+     }},
+    {"communicator used after the abort", "now", true, [](Rank* r, float*, bool good) {
+         Collectives* w = &r->collectives;
+         pthread_mutex_lock(&w->mutex);
+         ncclComm_t comm = w->nccl;
+         w->nccl = NULL;
+         ncclResult_t state;
+         if (good) ncclCommGetAsyncError(comm, &state);
+         ncclCommAbort(comm);
+         if (!good) ncclCommGetAsyncError(comm, &state);
+         pthread_mutex_unlock(&w->mutex);
+     }},
+    {"communicator never destroyed", "now", true, [](Rank* r, float*, bool good) {
+         pthread_mutex_lock(&r->collectives.mutex);
+         if (good) finalize(r);
+         if (good) ncclCommDestroy(r->collectives.nccl);
+         r->collectives.nccl = NULL;
+         pthread_mutex_unlock(&r->collectives.mutex);
+     }},
+    {"communicator destroyed too early", "behind", true, [](Rank* r, float* device, bool good) {
+         give(r, device, 1);
+         sum_begin(r, device);
+         if (good) drain(r);
+         pthread_mutex_lock(&r->collectives.mutex);
+         finalize(r);
+         pthread_mutex_unlock(&r->collectives.mutex);
+     }},
+    {"two threads at a time", "now", true, [](Rank* r, float* device, bool good) {
+         pthread_t threads[2];
+         for (int i = 0; i < 2 && !good; i++)
+             need(pthread_create(&threads[i], NULL, asks_for_ever, &r->collectives) == 0, "a thread");
+         for (int i = 0; i < 2 && !good; i++) pthread_join(threads[i], NULL);
+         sum_begin(r, device);
+         collective_wait(&r->collectives, 0, r->stream);
+         device_wait(r->stream);
+     }},
 };
 
 static void run_bug(Rank* r) {
@@ -587,26 +540,23 @@ static void run_bug(Rank* r) {
 
 static void test_bugs(void) {
     const char* mode = !emulator::modes.delayed_streams ? "now" : emulator::modes.others_ahead ? "ahead" : "behind";
-    char name[120], details[80];
-    for (size_t i = 0; i < sizeof bugs / sizeof bugs[0]; i++) {
-        case_number = i;
-        for (int good = 1; good >= 0; good--) {
-            case_planted = !good;
-            if (!good && strcmp(bugs[i].mode, "now") != 0 && strcmp(bugs[i].mode, mode) != 0) continue;
-            bool ended = run_case(2, PATIENT_MS, true, run_bug);
+    for (case_number = 0; case_number < COUNT_OF(bugs); case_number++) {
+        const auto& bug = bugs[case_number];
+        for (int planted = 0; planted < 2; planted++) {
+            case_planted = planted;
+            if (planted && strcmp(bug.mode, "now") != 0 && strcmp(bug.mode, mode) != 0) continue;
+            bool ended = case_run({2, PATIENT_MS, true, run_bug});
             int diagnoses = 0, zeros = 0, wrong = 0;
             for (size_t p = 0; p < 2; p++) {
                 int status = shared->statuses[p];
                 diagnoses += WIFEXITED(status) && WEXITSTATUS(status) == emulator::DIAGNOSIS;
                 zeros += status == 0;
-                wrong += shared->reports[p].failed > 0;
+                wrong += shared->reports[p].wrong > 0;
             }
-            bool caught = bugs[i].diagnosis ? diagnoses > 0 : wrong > 0 && diagnoses == 0;
-            bool right = good ? zeros == 2 && wrong == 0 : caught;
-            snprintf(name, sizeof name, "%s: %s", good ? "correct twin" : "planted bug", bugs[i].name);
-            snprintf(details, sizeof details, "%s, %d diagnoses, %d wrong results", ended ? "ended" : "hangs",
-                     diagnoses, wrong);
-            judge(ended && right, name, details);
+            bool caught = bug.diagnosis ? diagnoses > 0 : wrong > 0 && diagnoses == 0;
+            judge(ended && (planted ? caught : zeros == 2 && wrong == 0),
+                  text_of("%s: %s", planted ? "planted bug" : "correct twin", bug.name),
+                  text_of("%s, %d diagnoses, %d wrong results", ended ? "ended" : "hangs", diagnoses, wrong));
         }
     }
     case_planted = false;
@@ -621,14 +571,12 @@ enum { FAULT_RANKS = 3, VICTIM = 1 };
 typedef enum { IN_OPEN, BEFORE_COLLECTIVE, IN_COLLECTIVE, BEFORE_CLOSE, NOWHERE } Place;
 typedef enum { IS_KILLED, STOPS, GIVES_UP, CANNOT_LAUNCH, MEETS_AN_ERROR, IS_LATE } Deed;
 
-typedef struct {
+static const struct FaultCase {
     const char* name;
     Place place;
     Deed deed;
     const char *heard, *own;  // by the others, and by the victim itself if it lives
-} FaultCase;
-
-static const FaultCase faults[] = {
+} faults[] = {
     {"killed while the ranks connect", IN_OPEN, IS_KILLED, "rank 1 is gone", NULL},
     {"stopped while the ranks connect", IN_OPEN, STOPS, "rank 1 has not answered", NULL},
     {"gives up while the ranks connect", IN_OPEN, GIVES_UP, "rank 1 gave up: of itself", NULL},
@@ -676,7 +624,7 @@ static void run_fault(Rank* r) {
     }
     if (!collective_open(&r->collectives, &r->comm, 2, r->stream, &error)) {
         note_fault(r, &error);
-        check(r, r->collectives.comm == NULL, "nothing is left to close");
+        rank_check(r, r->collectives.comm == NULL, "nothing is left to close");
         return;
     }
     float* device = (float*)device_memory(r, n * sizeof(float));
@@ -692,7 +640,7 @@ static void run_fault(Rank* r) {
             if (victim && f->place == NOWHERE) shared->fault_ms = now_ms();
             if (victim && f->deed == IS_LATE) sleep_ms(2.5 * FAULT_MS);
         }
-        collective_all_reduce(&r->collectives, (size_t)i % 2, device, n, DTYPE_F32, r->stream);
+        start(r, (size_t)i % 2, REDUCES_ALL, device, n, DTYPE_F32);
         collective_wait(&r->collectives, (size_t)i % 2, r->stream);
         if (i == 1) device_wait(r->stream);
     }
@@ -713,29 +661,24 @@ static void run_fault(Rank* r) {
 }
 
 static void test_faults(void) {
-    for (size_t i = 0; i < sizeof faults / sizeof faults[0]; i++) {
-        const FaultCase* f = &faults[i];
+    for (case_number = 0; case_number < COUNT_OF(faults); case_number++) {
+        const FaultCase* f = &faults[case_number];
         if (f->deed == IS_LATE && emulator::modes.delayed_streams) continue;
-        case_number = i;
         stopped = f->deed == STOPS ? (size_t)VICTIM : LAUNCH_UNKNOWN;
-        bool ended = run_case(FAULT_RANKS, FAULT_MS, false, run_fault), right = ended;
+        bool ended = case_run({FAULT_RANKS, FAULT_MS, false, run_fault}), right = ended;
         double latest = 0;
-        char heard[1200] = "";
+        const char* heard = "";
         for (size_t p = 0; p < FAULT_RANKS; p++) {
             const Report* report = &shared->reports[p];
             const char* wanted = p == VICTIM ? f->own : f->heard;
             if (wanted == NULL) continue;
             int status = shared->statuses[p];
-            bool fine = report->ended && report->failed == 0 && strstr(report->text, wanted) && status == 0;
-            if (right) snprintf(heard, sizeof heard, "rank %zu (status %d) heard: %s", p, status, report->text);
-            right = right && fine;
+            if (right) heard = text_of("rank %zu (status %d) heard: %s", p, status, report->text);
+            right = right && report->ended && report->wrong == 0 && strstr(report->text, wanted) && status == 0;
             latest = fmax(latest, report->ended_ms - shared->fault_ms);
         }
-        right = right && latest <= FAULT_MS + SLACK_MS;
-        char name[120], details[1300];
-        snprintf(name, sizeof name, "rank 1 %s", f->name);
-        snprintf(details, sizeof details, "%s after %.1f s: %s", ended ? "ended" : "hangs", latest / 1e3, heard);
-        judge(right, name, details);
+        judge(right && latest <= FAULT_MS + SLACK_MS, text_of("rank 1 %s", f->name),
+              text_of("%s after %.1f s: %s", ended ? "ended" : "hangs", latest / 1e3, heard));
     }
 }
 
@@ -750,8 +693,9 @@ int main(int argc, char** argv) {
                 RANKS_MAX);
         return 2;
     }
+    tests_begin("test_nccl");
     shared = (Shared*)mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    must(shared != MAP_FAILED, "shared memory", NULL);
+    need(shared != MAP_FAILED, "shared memory");
     run_good_case("one rank", 1, alone);
     for (size_t world = max_size(least, 2); world <= most; world++) {
         run_good_case("collectives", world, collectives);
@@ -764,6 +708,6 @@ int main(int argc, char** argv) {
         test_faults();
     }
 #endif
-    printf("%d passed, %d failed\n", passed, failed);
-    return failed > 0;
+    program_free(&rank_0);
+    return tests_end();
 }
