@@ -49,11 +49,15 @@ static void rank_open(Rank* r, size_t world, size_t stage, ReduceKind reduce) {
     need(flat_prepare(&r->flat, r->stream, &error) && flat_connect(&r->flat, &error), "%s", error.text);
 }
 
-// Whether something holds on all ranks.
-static bool rank_agree(Rank* r, bool good) {
+// A test that something holds on all ranks, which rank 0 prints.
+HARNESS_FORMAT(3, 4) static void rank_check(Rank* r, bool good, const char* format, ...) {
     Error error;
     fail(&error, "differs here");
-    return comm_agree_all(&r->comm, good, &error);
+    bool all = comm_agree_all(&r->comm, good, &error);
+    va_list arguments;
+    va_start(arguments, format);
+    if (r->comm.rank == 0) harness_line(all, "", format, arguments);
+    va_end(arguments);
 }
 
 static void rank_close(Rank* r) {
@@ -110,12 +114,13 @@ static void test_slices(void) {
 // Sums
 
 // The gradient of an element, of one micro-batch of a rank: small integers, which every way to add keeps exact.
+typedef double (*Gradient)(size_t rank, size_t micro, size_t element);
 static double gradient(size_t rank, size_t micro, size_t element) {
     return (double)((element * 7 + rank * 3 + micro * 5) % 17) - 8;
 }
 
-// A step, in which all elements have the gradient of the function, times `scale`.
-static void rank_step(Rank* r, size_t micro_batches, double (*of)(size_t rank, size_t micro, size_t element), double scale) {
+// A step in which all elements have the gradient of the function, times `scale`.
+static void rank_step(Rank* r, size_t micro_batches, Gradient of, double scale) {
     FlatVector* flat = &r->flat;
     flat_begin_step(flat, 1.0, micro_batches);
     for (size_t m = 0; m < micro_batches; m++) {
@@ -131,15 +136,10 @@ static void rank_step(Rank* r, size_t micro_batches, double (*of)(size_t rank, s
     flat_finish_step(flat);
 }
 
-static void sums_body(const void* context) {
-    static const char* const ways[] = {"float", "storage", "exact"};
-    const Case* c = (const Case*)context;
-    Rank rank, *r = &rank;
-    rank_open(r, c->world, c->stage, c->reduce);
-    uint64_t sent = collective_bytes_sent(&r->flat.collectives);
-    rank_step(r, c->micro_batches, gradient, 1.0);
-    sent = collective_bytes_sent(&r->flat.collectives) - sent;
-    bool right = r->flat.scalars_host[SUM_BAD] == 0;
+// Whether the sums of that step are right within a relative error, and the sums of squares to the bit if that is 0.
+static bool rank_is_right(Rank* r, const Case* c, Gradient of, double scale, double bound) {
+    const double* scalars = r->flat.scalars_host;
+    bool right = scalars[SUM_BAD] == 0;
     for (size_t b = 0; b < r->flat.count; b++) {
         const Bucket* k = &r->flat.buckets[b];
         const float* sums = flat_summed(&r->flat, k, k->own);
@@ -147,18 +147,29 @@ static void sums_body(const void* context) {
         for (size_t i = k->own.first; i < k->own.end; i++) {
             double expected = 0;
             for (size_t q = 0; q < c->world; q++)
-                for (size_t m = 0; m < c->micro_batches; m++) expected += gradient(q, m, i);
-            right = right && sums[i - k->own.first] == expected;
+                for (size_t m = 0; m < c->micro_batches; m++) expected += scale * of(q, m, i);
+            right = right && fabs(sums[i - k->own.first] - expected) <= bound * fabs(expected);
             squares += expected * expected;
         }
-        right = right && r->flat.scalars_host[SUM_SQUARES + b] == squares;
+        right = right && (bound > 0 || scalars[SUM_SQUARES + b] == squares);
     }
-    bool counted = sent + flat_bytes_gathered(&r->flat) == flat_bytes_sent(&r->flat, c->micro_batches);
-    right = rank_agree(r, right);
-    counted = rank_agree(r, counted);
-    if (r->comm.rank == 0)
-        check(right && counted, "%zu ranks, stage %zu, %s, %zu micro-batches: sums and squares%s, and bytes sent%s",
-              c->world, c->stage, ways[c->reduce], c->micro_batches, right ? "" : " (differ)", counted ? "" : " (differ)");
+    return right;
+}
+
+static void sums_body(const void* context) {
+    static const char* const ways[] = {"float", "storage", "exact"};
+    const Case* c = (const Case*)context;
+    Rank rank, *r = &rank;
+    rank_open(r, c->world, c->stage, c->reduce);
+    uint64_t sent = collective_bytes_sent(&r->flat.collectives);
+    rank_step(r, c->micro_batches, gradient, 1.0);
+    sent = collective_bytes_sent(&r->flat.collectives) - sent + flat_bytes_gathered(&r->flat);
+    rank_check(r, rank_is_right(r, c, gradient, 1.0, 0),
+               "%zu ranks, stage %zu, %s, %zu micro-batches: sums and squares", c->world, c->stage, ways[c->reduce],
+               c->micro_batches);
+    rank_check(r, sent == flat_bytes_sent(&r->flat, c->micro_batches),
+               "%zu ranks, stage %zu, %s, %zu micro-batches: bytes sent", c->world, c->stage, ways[c->reduce],
+               c->micro_batches);
     rank_close(r);
 }
 
@@ -184,30 +195,20 @@ static double share(size_t rank, size_t micro, size_t element) { return (void)ra
 static void limit_body(const void* context) {
     const Case* c = (const Case*)context;
     Rank rank, *r = &rank;
-    size_t shares = c->world * c->micro_batches;
+    double shares = (double)(c->world * c->micro_batches), below = 0.999 * EXACT_LIMIT / shares;
+    double above[] = {1.001 * EXACT_LIMIT / shares, 0.999 * EXACT_LIMIT};
+    bool found = true;
     rank_open(r, c->world, c->stage, REDUCE_EXACT);
-    double below = 0.999 * EXACT_LIMIT, above[] = {1.001 * EXACT_LIMIT, (double)shares * 0.999 * EXACT_LIMIT};
-    rank_step(r, c->micro_batches, share, below / (double)shares);
-    bool right = r->flat.scalars_host[SUM_BAD] == 0, found = true;
-    for (size_t b = 0; b < r->flat.count; b++) {
-        const Bucket* k = &r->flat.buckets[b];
-        const float* sums = flat_summed(&r->flat, k, k->own);
-        for (size_t i = k->own.first; i < k->own.end; i++)
-            right = right && fabs(sums[i - k->own.first] / share(0, 0, i) / below - 1) < 1e-6;
-    }
-    for (size_t i = 0; i < COUNT_OF(above); i++) {
-        if (above[i] <= EXACT_LIMIT) continue;  // one share
-        rank_step(r, c->micro_batches, share, above[i] / (double)shares);
+    rank_step(r, c->micro_batches, share, below);
+    rank_check(r, rank_is_right(r, c, share, below, 1e-6),
+               "%zu ranks, stage %zu, %zu micro-batches: an exact sum just below the limit", c->world, c->stage,
+               c->micro_batches);
+    for (size_t i = 0; i < (shares > 1 ? 2 : 1); i++) {
+        rank_step(r, c->micro_batches, share, above[i]);
         found = found && r->flat.scalars_host[SUM_BAD] != 0;
     }
-    right = rank_agree(r, right);
-    found = rank_agree(r, found);
-    if (r->comm.rank == 0) {
-        check(right, "%zu ranks, stage %zu, %zu micro-batches: an exact sum just below the limit", c->world, c->stage,
-              c->micro_batches);
-        check(found, "%zu ranks, stage %zu, %zu micro-batches: exact sums above the limit are found", c->world, c->stage,
-              c->micro_batches);
-    }
+    rank_check(r, found, "%zu ranks, stage %zu, %zu micro-batches: exact sums above the limit are found", c->world,
+               c->stage, c->micro_batches);
     rank_close(r);
 }
 
@@ -220,19 +221,16 @@ static void test_limit(void) {
 // ------------------------------------------------------------------------------------------------
 // Corruption
 
-static void flip(Rank* r, size_t element) {
-    unsigned char* byte = (unsigned char*)(r->flat.params + element);
-    *byte ^= 1;
-}
-
 // Whether a bit that differs on the victim alone is found, there and in that bucket.
 static bool finds(Rank* r, size_t victim, size_t bucket, size_t element) {
     Error error = {"", ERROR_WORLD, false};
-    if (r->comm.rank == victim) flip(r, element);
+    unsigned char* byte = (unsigned char*)(r->flat.params + element);
+    const char* part = bucket == 0 ? "embeddings" : bucket + 1 == BUCKETS ? "head" : text_of("block %zu", bucket - 1);
+    *byte ^= r->comm.rank == victim;
     bool same = flat_compare(&r->flat, &error);
-    if (r->comm.rank == victim) flip(r, element);
+    *byte ^= r->comm.rank == victim;
     return !same && strstr(error.text, text_of("rank %zu differs", victim)) &&
-           strstr(error.text, text_of("(bucket %zu)", bucket));
+           strstr(error.text, text_of("%s (bucket %zu)", part, bucket));
 }
 
 static void corruption_body(const void* context) {
@@ -242,19 +240,16 @@ static void corruption_body(const void* context) {
     rank_open(r, c->world, c->stage, c->reduce);
     for (size_t i = 0; i < r->parameters.flat_size; i++)
         r->flat.params[i] = floatX_of(random_normal(1, RANDOM_TEST, 0, i));
-    bool same = rank_agree(r, flat_compare(&r->flat, &error));
-    if (r->comm.rank == 0) check(same, "%zu ranks: the same parameters are found to be the same", c->world);
+    rank_check(r, flat_compare(&r->flat, &error), "%zu ranks: the same parameters are found to be the same", c->world);
     for (size_t b = 0; b < r->flat.count; b++)
         for (size_t victim = 0; victim < c->world; victim++) {
             size_t last = r->parameters.tensors[b].offset + tensor_elements(&r->parameters.tensors[b]) - 1;
             bool first_found = finds(r, victim, b, r->flat.buckets[b].first), last_found = finds(r, victim, b, last);
-            bool found = rank_agree(r, first_found && last_found);
-            if (r->comm.rank == 0)
-                check(found, "%zu ranks: a wrong bit of rank %zu in bucket %zu of %zu, first and last parameter", c->world,
-                      victim, b, r->flat.count);
+            rank_check(r, first_found && last_found,
+                       "%zu ranks: a wrong bit of rank %zu in bucket %zu of %zu, first and last parameter", c->world,
+                       victim, b, r->flat.count);
         }
-    same = rank_agree(r, flat_compare(&r->flat, &error));
-    if (r->comm.rank == 0) check(same, "%zu ranks: without it they are the same again", c->world);
+    rank_check(r, flat_compare(&r->flat, &error), "%zu ranks: without it they are the same again", c->world);
     rank_close(r);
 }
 
