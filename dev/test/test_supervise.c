@@ -1170,24 +1170,24 @@ static const struct {
     const char* says;
 } BLAMES[] = {
 #define STEP HEARTBEAT_STEP  // limits: 1 s, also in a collective; a checkpoint may take 5 s
-#define SUM HEARTBEAT_COLLECTIVE
+#define SUMS HEARTBEAT_COLLECTIVE
 #define SAVE HEARTBEAT_CHECKPOINT
-    {"all is well", {{STEP, 0, 999, 'S', 0}, {STEP, 0, 999, 'S', 0}, {SUM, 0, 999, 'S', 0}}, -1, NULL},
+    {"all is well", {{STEP, 0, 999, 'S', 0}, {STEP, 0, 999, 'S', 0}, {SUMS, 0, 999, 'S', 0}}, -1, NULL},
     {"the one that is not in the collective",
-     {{SUM, 0, 1001, 'S', 0}, {SUM, 0, 1001, 'S', 0}, {SAVE, 0, 900, 'S', 0}}, 2,
+     {{SUMS, 0, 1001, 'S', 0}, {SUMS, 0, 1001, 'S', 0}, {SAVE, 0, 900, 'S', 0}}, 2,
      "rank 0 (process 0) sent its last heartbeat 0.9 s ago in phase checkpoint; rank 2 (process 0) has sent no "
      "heartbeat for 1.0 s"},
     {"the one that is a step behind",
-     {{SUM, 2, 1001, 'S', 0}, {SUM, 1, 1001, 'S', 0}, {SAVE, 2, 900, 'S', 0}}, 1, NULL},
-    {"the one that was stopped", {{SUM, 2, 1001, 'T', 0}, {SUM, 1, 1001, 'S', 0}, {SAVE, 2, 900, 'S', 0}}, 0,
+     {{SUMS, 2, 1001, 'S', 0}, {SUMS, 1, 1001, 'S', 0}, {SAVE, 2, 900, 'S', 0}}, 1, NULL},
+    {"the one that was stopped", {{SUMS, 2, 1001, 'T', 0}, {SUMS, 1, 1001, 'S', 0}, {SAVE, 2, 900, 'S', 0}}, 0,
      "sent its last heartbeat 1.0 s ago in phase collective, step 2; it was stopped by a signal"},
     {"the one that has stood still the longest",
-     {{SUM, 1, 1001, 'S', 0}, {SUM, 1, 1001, 'S', 0}, {SUM, 1, 1500, 'S', 0}}, 2, NULL},
-    {"each phase has its limit", {{SUM, 1, 999, 'S', 0}, {SUM, 1, 999, 'S', 0}, {SAVE, 1, 1500, 'S', 0}}, -1, NULL},
-    {"also a checkpoint", {{SUM, 1, 999, 'S', 0}, {SUM, 1, 999, 'S', 0}, {SAVE, 1, 5001, 'S', 0}}, 2, NULL},
-    {"the one that has exited", {{SUM, 1, 1001, 'S', 0}, {SUM, 1, 1500, 'S', 1}, {SAVE, 1, 4999, 'S', 0}}, 1,
+     {{SUMS, 1, 1001, 'S', 0}, {SUMS, 1, 1001, 'S', 0}, {SUMS, 1, 1500, 'S', 0}}, 2, NULL},
+    {"each phase has its limit", {{SUMS, 1, 999, 'S', 0}, {SUMS, 1, 999, 'S', 0}, {SAVE, 1, 1500, 'S', 0}}, -1, NULL},
+    {"also a checkpoint", {{SUMS, 1, 999, 'S', 0}, {SUMS, 1, 999, 'S', 0}, {SAVE, 1, 5001, 'S', 0}}, 2, NULL},
+    {"the one that has exited", {{SUMS, 1, 1001, 'S', 0}, {SUMS, 1, 1500, 'S', 1}, {SAVE, 1, 4999, 'S', 0}}, 1,
      "rank 1 (process 0) exited 1.5 s ago in phase collective"},
-    {"0 is no limit", {{SUM, 1, 999, 'S', 0}, {SUM, 1, 999, 'S', 0}, {SAVE, 1, 5001, 'S', 0}}, -1, NULL},
+    {"0 is no limit", {{SUMS, 1, 999, 'S', 0}, {SUMS, 1, 999, 'S', 0}, {SAVE, 1, 5001, 'S', 0}}, -1, NULL},
 };
 
 static void test_blame(void) {

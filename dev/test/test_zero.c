@@ -6,8 +6,8 @@
 //   slices     of a bucket: whole, in order, aligned, and of equal length for 2, 4 and 8 ranks
 //   sums       1 to 4 ranks, each ZeRO stage, each way to add, 1 and 3 micro-batches: gradients that are small integers
 //              have the sums, squares and sent bytes that arithmetic says
-//   limit      --reduce exact: a sum just below the limit is right, on any number of ranks; one just above it is reported
-//   corruption one bit, in the first and the last parameter of each bucket, on each rank: flat_compare reports that rank
+//   limit      --reduce exact: a sum just below the limit is right, on any number of ranks; one just above it is found
+//   corruption one bit, in the first and the last parameter of each bucket, on each rank: flat_compare names that rank
 //              and that bucket
 //
 // Each case is a process that forks its ranks; rank 0 prints what all of them agree on.
