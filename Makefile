@@ -312,10 +312,10 @@ FUZZ := clang -std=c11 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-
 READERS := JSON SAFETENSORS SHARD
 fuzz: | $(B)
 	for reader in $(READERS); do $(FUZZ) -DFUZZ_$$reader dev/test/fuzz.c -o $(B)/fuzz_$$reader -lm -pthread || exit 1; done
-	$(CC) -std=c11 -O2 -I. -DFUZZ_SHARD dev/test/fuzz.c -o $(B)/replay_shard -lm -pthread
+	$(CC) -std=c11 -O2 -I. -DFUZZ_SHARD dev/test/fuzz.c -o $(B)/seeds_of_shards -lm -pthread
 	mkdir -p $(READERS:%=$(B)/seeds/%)
 	cp dev/test/fixtures/llama_tied.safetensors $(B)/seeds/SAFETENSORS
-	$(B)/replay_shard --seeds $(B)/seeds/SHARD
+	$(B)/seeds_of_shards $(B)/seeds/SHARD
 	for reader in $(READERS); do $(B)/fuzz_$$reader -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 \
 	    $$([ $$reader = SHARD ] && echo -max_len=4096) $(B)/seeds/$$reader || exit 1; done
 

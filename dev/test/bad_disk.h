@@ -86,7 +86,7 @@ static const struct { unsigned kind; int number; int file, path; } DISK_CALLS[] 
     {DISK_LOOK, SYS_lstat, -1, 0}, {DISK_LOOK, SYS_access, -1, 0},
 #endif
 };
-enum { DISK_CALL_COUNT = sizeof DISK_CALLS / sizeof DISK_CALLS[0] };
+enum { DISK_CALL_COUNT = sizeof DISK_CALLS / sizeof *DISK_CALLS };
 
 // Where a call is told that its path stands for; "" if it cannot be read.
 static void disk_path(char path[PATH_MAX], pid_t pid, const __u64* arguments, size_t call) {
@@ -114,12 +114,19 @@ static void disk_path(char path[PATH_MAX], pid_t pid, const __u64* arguments, si
     if (name[0]) snprintf(path + length, PATH_MAX - length, "%s%s", name[0] == '/' ? "" : "/", name);
 }
 
+// A descriptor of another process, as one of this.
+static int descriptor_of(pid_t pid, int file) {
+    int process = (int)syscall(SYS_pidfd_open, pid, 0), copy = -1;
+    if (process >= 0) copy = (int)syscall(SYS_pidfd_getfd, process, file, 0);
+    if (process >= 0) close(process);
+    return copy;
+}
+
 // Does half of a read or write in the program's place; what it answers, or -1 where the kernel is to do all of it.
 static ssize_t disk_do_half(pid_t pid, const struct seccomp_data* call, bool writes) {
     size_t bytes = (size_t)call->args[2] / 2;
     if (call->nr != SYS_write && call->nr != SYS_read && call->nr != SYS_pread64) return -1;
-    int process = bytes ? (int)syscall(SYS_pidfd_open, pid, 0) : -1;
-    int file = process < 0 ? -1 : (int)syscall(SYS_pidfd_getfd, process, (int)call->args[0], 0);
+    int file = bytes ? descriptor_of(pid, (int)call->args[0]) : -1;
     char* data = file < 0 ? NULL : (char*)allocate(bytes);
     struct iovec here = {data, bytes}, there = {(void*)(uintptr_t)call->args[1], bytes};
     ssize_t n = -1;
@@ -130,7 +137,6 @@ static ssize_t disk_do_half(pid_t pid, const struct seccomp_data* call, bool wri
     if (n > 0 && !writes && process_vm_writev(pid, &here, 1, &there, 1, 0) != n) n = -1;
     free(data);
     if (file >= 0) close(file);
-    if (process >= 0) close(process);
     return n;
 }
 
@@ -169,11 +175,7 @@ static void bad_disk_serve(BadDisk* disk, int* listeners, const pid_t* pids, siz
     struct pollfd polled[16];
     double until = now_ms() + ms;
     for (double left = ms; left > 0; left = until - now_ms()) {
-        for (size_t i = 0; i < count; i++) {
-            polled[i].fd = listeners[i];
-            polled[i].events = POLLIN;
-            polled[i].revents = 0;
-        }
+        for (size_t i = 0; i < count; i++) polled[i] = (struct pollfd){listeners[i], POLLIN, 0};
         if (poll(polled, (nfds_t)count, (int)ceil(left)) <= 0) return;
         for (size_t i = 0; i < count; i++) {
             if (polled[i].revents & POLLIN) {
@@ -186,37 +188,11 @@ static void bad_disk_serve(BadDisk* disk, int* listeners, const pid_t* pids, siz
     }
 }
 
-static void disk_filter_put(struct sock_filter* filter, size_t* length, unsigned code, unsigned k, unsigned equal,
-                            unsigned other) {
-    struct sock_filter* step = &filter[(*length)++];
-    step->code = (unsigned short)code;
-    step->k = k;
-    step->jt = (unsigned char)equal;  // steps to leave out
-    step->jf = (unsigned char)other;
-}
-
-// A message of one byte, with room for a descriptor.
-typedef struct {
-    union { struct cmsghdr header; char room[CMSG_SPACE(sizeof(int))]; } control;
-    char byte;
-    struct iovec text;
-    struct msghdr message;
-} DescriptorMessage;
-
-static void descriptor_message(DescriptorMessage* m) {
-    memset(m, 0, sizeof *m);
-    m->text.iov_base = &m->byte;
-    m->text.iov_len = 1;
-    m->message.msg_iov = &m->text;
-    m->message.msg_iovlen = 1;
-    m->message.msg_control = &m->control;
-    m->message.msg_controllen = sizeof m->control;
-}
-
-// Sends the other end of the filter through a socket. False where the machine does not have such filters.
+// Stops these calls of this process from now on. Tells the other side of the socket where they are told, and waits
+// until it listens there. False where the machine does not have such filters.
 static bool bad_disk_enter(unsigned calls, int socket) {
     struct sock_filter filter[2 * DISK_CALL_COUNT + 5];
-    size_t length = 0;
+    unsigned short length = 0;
 #if defined(__x86_64__)
     const unsigned native = AUDIT_ARCH_X86_64;
 #elif defined(__aarch64__)
@@ -224,75 +200,51 @@ static bool bad_disk_enter(unsigned calls, int socket) {
 #else
     const unsigned native = 0;
 #endif
-    if (native == 0) return false;
-    disk_filter_put(filter, &length, BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, arch), 0, 0);
-    disk_filter_put(filter, &length, BPF_JMP | BPF_JEQ | BPF_K, native, 1, 0);
-    disk_filter_put(filter, &length, BPF_RET | BPF_K, SECCOMP_RET_ALLOW, 0, 0);
-    disk_filter_put(filter, &length, BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr), 0, 0);
+    const struct sock_filter allow = BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+    filter[length++] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, arch));
+    filter[length++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, native, 1, 0);  // leaves out 1 step
+    filter[length++] = allow;
+    filter[length++] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr));
     for (size_t i = 0; i < DISK_CALL_COUNT; i++) {
+        const unsigned number = (unsigned)DISK_CALLS[i].number;
         if ((DISK_CALLS[i].kind & calls) == 0) continue;
-        disk_filter_put(filter, &length, BPF_JMP | BPF_JEQ | BPF_K, (unsigned)DISK_CALLS[i].number, 0, 1);
-        disk_filter_put(filter, &length, BPF_RET | BPF_K, SECCOMP_RET_USER_NOTIF, 0, 0);
+        filter[length++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 1);
+        filter[length++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_USER_NOTIF);
     }
-    disk_filter_put(filter, &length, BPF_RET | BPF_K, SECCOMP_RET_ALLOW, 0, 0);
-    struct sock_fprog program = {(unsigned short)length, filter};
-    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) return false;
+    filter[length++] = allow;
+    struct sock_fprog program = {length, filter};
+    if (native == 0 || prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) return false;
     int listener = (int)syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_NEW_LISTENER, &program);
-    if (listener < 0) return false;
-    DescriptorMessage m;
-    descriptor_message(&m);
-    m.control.header.cmsg_level = SOL_SOCKET;
-    m.control.header.cmsg_type = SCM_RIGHTS;
-    m.control.header.cmsg_len = CMSG_LEN(sizeof listener);
-    memcpy(CMSG_DATA(&m.control.header), &listener, sizeof listener);
-    return sendmsg(socket, &m.message, 0) == 1;
+    return listener >= 0 && send(socket, &listener, sizeof listener, 0) == sizeof listener &&
+           recv(socket, &listener, sizeof listener, 0) == sizeof listener;
 }
 
-// -1 if the child has not sent it.
-static int bad_disk_listen(int socket) {
-    DescriptorMessage m;
+// -1 if the child cannot be listened to.
+static int bad_disk_listen(int socket, pid_t pid) {
     int listener = -1;
-    descriptor_message(&m);
-    if (recvmsg(socket, &m.message, MSG_CMSG_CLOEXEC) == 1 && m.message.msg_controllen >= CMSG_LEN(sizeof listener))
-        memcpy(&listener, CMSG_DATA(&m.control.header), sizeof listener);
-    return listener;
+    if (recv(socket, &listener, sizeof listener, 0) != sizeof listener) return -1;
+    int copy = descriptor_of(pid, listener);
+    return send(socket, &listener, sizeof listener, MSG_NOSIGNAL) == sizeof listener ? copy : -1;
 }
 
-// Tries it: a child that writes is to find that it has written half, and then that it cannot.
+// Tries it: calls of a child can be stopped, and its descriptors had.
 static bool bad_disk_possible(void) {
-    BadDisk half, fails;
-    int sockets[2], file = open("/dev/null", O_WRONLY | O_CLOEXEC), listener, status = 1;
-    memset(&half, 0, sizeof half);
-    half.calls = DISK_WRITE;
-    half.inside = "/dev/null";
-    half.length = 1;
-    fails = half;
-    fails.error = EIO;
-    if (file < 0 || !bad_disk_sockets(sockets)) return false;
+    int sockets[2], status = 1;
+    if (!bad_disk_sockets(sockets)) return false;
     pid_t child = fork();
-    if (child == 0) {
-        if (!bad_disk_enter(DISK_WRITE, sockets[1])) _exit(1);
-        bool good = write(file, "four", 4) == 2;
-        _exit(write(file, "four", 4) == -1 && errno == EIO && good ? 0 : 1);
-    }
+    if (child == 0) _exit(bad_disk_enter(DISK_WRITE, sockets[1]) ? 0 : 1);
     close(sockets[1]);
-    listener = child > 0 ? bad_disk_listen(sockets[0]) : -1;
-    for (int call = 0; call < 2 && listener >= 0; call++) {
-        struct pollfd polled = {listener, POLLIN, 0};
-        if (poll(&polled, 1, 1000) == 1 && (polled.revents & POLLIN))
-            bad_disk_answer(call ? &fails : &half, listener, child);
-    }
-    if (listener >= 0) close(listener);
+    int listener = child > 0 ? bad_disk_listen(sockets[0], child) : -1;
     close(sockets[0]);
-    close(file);
-    return child > 0 && waitpid(child, &status, 0) == child && status == 0;
+    if (listener >= 0) close(listener);
+    return child > 0 && waitpid(child, &status, 0) == child && status == 0 && listener >= 0;
 }
 
 #else  // no system but Linux lets a program answer the calls of another
 
 static bool bad_disk_possible(void) { return false; }
 static bool bad_disk_enter(unsigned calls, int socket) { return (void)calls, (void)socket, false; }
-static int bad_disk_listen(int socket) { return (void)socket, -1; }
+static int bad_disk_listen(int socket, pid_t pid) { return (void)socket, (void)pid, -1; }
 static void bad_disk_serve(BadDisk* disk, int* listeners, const pid_t* pids, size_t count, double ms) {
     (void)disk, (void)listeners, (void)pids, (void)count, (void)ms;
 }

@@ -7,8 +7,8 @@
 //         -I. dev/test/fuzz.c -o build/fuzz_json -lm -pthread
 //   build/fuzz_json -max_total_time=600 build/seeds/json
 //
-// Without -DFUZZ_LIBFUZZER it is a program that replays the files on its command line, with any compiler. Of shards it
-// also makes seeds (--seeds DIRECTORY), and without arguments it tries 20,000 damaged copies of them.
+// Files on its command line are replayed. Without -DFUZZ_LIBFUZZER that of shards is a program that makes seeds in a
+// directory, its argument.
 //
 // The input is the file, which exists only in memory (memfd), so the targets run on Linux alone.
 
@@ -21,6 +21,11 @@ static void promise(bool kept, const char* what) {
     if (kept) return;
     fprintf(stderr, "fuzz: broken promise: %s\n", what);
     abort();
+}
+
+static void promise_sentence(const Error* error) {
+    size_t length = strnlen(error->text, sizeof error->text);
+    promise(length > 10 && length < sizeof error->text, "a refusal has a sentence");
 }
 
 static inline int memory_file(char path[64], const uint8_t* data, size_t bytes) {
@@ -85,7 +90,7 @@ static void fuzz_one(const uint8_t* data, size_t bytes) {
     memset(&second, 0, sizeof second);
     error.text[0] = 0;
     if (!json_parse(&json, (const char*)data, bytes, "input", &error)) {
-        promise(error.text[0] != 0, "a refusal has a reason");
+        promise_sentence(&error);
         promise(json.text == NULL && json.nodes == NULL && json.slots == NULL, "a refusal leaves nothing to free");
         return;
     }
@@ -109,7 +114,7 @@ static void fuzz_one(const uint8_t* data, size_t bytes) {
     int memory = memory_file(path, data, bytes);
     error.text[0] = 0;
     if (!safetensors_open(&f, path, &error)) {
-        promise(error.text[0] != 0, "a refusal has a reason");
+        promise_sentence(&error);
         promise(f.file == -1 && f.header.tensors == NULL, "a refusal leaves nothing to close");
         close(memory);
         return;
@@ -140,11 +145,6 @@ static void fuzz_one(const uint8_t* data, size_t bytes) {
 // count is made to match the size, so that most inputs get past that check; at 514, when it is a multiple of 16, the
 // loader is run too.
 enum { STEER_T = 512, STEER_COUNT = 513, STEER_LOADER = 514 };
-
-static void promise_sentence(const Error* error) {
-    size_t length = strnlen(error->text, sizeof error->text);
-    promise(length > 10 && length < sizeof error->text, "a refusal without a sentence");
-}
 
 static void promise_batch(const int32_t* tokens, const int32_t* targets, int32_t vocabulary, size_t count) {
     for (size_t i = 0; i < count; i++) {
@@ -215,7 +215,7 @@ static void fuzz_one(const uint8_t* data, size_t bytes) {
 
 #ifndef FUZZ_LIBFUZZER
 
-enum { SEEDS = 8, SEED_BYTES = 1600, REPLAYS = 20000 };
+enum { SEEDS = 8, SEED_BYTES = 1600 };
 
 // Good shards: both widths, with and without vocabulary and entropy. Returns the bytes.
 static size_t make_seed(uint8_t* data, size_t number) {
@@ -235,35 +235,17 @@ static size_t make_seed(uint8_t* data, size_t number) {
     return bytes;
 }
 
-static int write_seeds(const char* folder) {
+int main(int count, char** words) {
     uint8_t data[SEED_BYTES];
     Error error;
-    for (size_t i = 0; i < SEEDS; i++) {
+    for (size_t i = 0; count == 2 && i < SEEDS; i++) {
         char path[4096];
-        snprintf(path, sizeof path, "%.4000s/seed_%zu.bin", folder, i);
+        snprintf(path, sizeof path, "%.4000s/seed_%zu.bin", words[1], i);
         if (file_write_atomic(path, data, make_seed(data, i), &error)) continue;
         fprintf(stderr, "fuzz: %s\n", error.text);
         return 1;
     }
     return 0;
-}
-
-// Copies of the seeds with up to four changes: a byte, a bit or a word of the header, or a cut.
-static void replay_damaged(size_t count) {
-    uint8_t data[SEED_BYTES];
-    const uint32_t words[8] = {0, 1, 0x7fffffff, 0x80000000, 0xffffffff, 0x7ff80000, 0x7ff00000, 65537};
-    for (size_t i = 0; i < count; i++) {
-        size_t bytes = make_seed(data, i % SEEDS);
-        for (size_t change = 0; change < i / SEEDS % 5; change++) {
-            Random4 r = random4(1, RANDOM_TEST, i, change);
-            size_t place = r.bits[1] % (r.bits[0] & 8 ? sizeof(ShardHeader) : bytes);
-            if (r.bits[0] % 4 == 0) data[place] = (uint8_t)r.bits[2];
-            if (r.bits[0] % 4 == 1) data[place] ^= (uint8_t)(1 << r.bits[2] % 8);
-            if (r.bits[0] % 4 == 2) memcpy(data + r.bits[1] % 8 * 4, &words[r.bits[2] % 8], 4);
-            if (r.bits[0] % 4 == 3 && r.bits[2] % 4 == 0 && change + 1 == i / SEEDS % 5) bytes = place;
-        }
-        fuzz_one(data, bytes);
-    }
 }
 
 #endif
@@ -272,35 +254,10 @@ static void replay_damaged(size_t count) {
 #error "compile with -DFUZZ_JSON, -DFUZZ_SAFETENSORS or -DFUZZ_SHARD"
 #endif
 
-#if defined(FUZZ_LIBFUZZER)
-
+#ifdef FUZZ_LIBFUZZER
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t bytes);
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t bytes) {
     fuzz_one(data, bytes);
     return 0;
 }
-
-#else
-
-int main(int count, char** words) {
-    Error error;
-#if defined(FUZZ_SHARD)
-    if (count == 3 && strcmp(words[1], "--seeds") == 0) return write_seeds(words[2]);
-    if (count == 1) replay_damaged(REPLAYS);
-    if (count == 1) printf("%d shards read or refused\n1 passed, 0 failed\n", REPLAYS);
-#endif
-    for (int i = 1; i < count; i++) {
-        char* data;
-        size_t bytes;
-        if (!file_read(words[i], (size_t)1 << 30, &data, &bytes, &error)) {
-            fprintf(stderr, "fuzz: %s\n", error.text);
-            return 1;
-        }
-        fuzz_one((const uint8_t*)data, bytes);
-        free(data);
-        printf("%s: no promise broken\n", words[i]);
-    }
-    return 0;
-}
-
 #endif

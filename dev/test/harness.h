@@ -271,14 +271,6 @@ static inline void flip_byte(const char* path, size_t offset) {
     patch(path, offset, &byte, 1);
 }
 
-static inline bool file_is(const char* path, const void* data, size_t bytes) {
-    size_t found_bytes;
-    char* found = text_read(path, &found_bytes);
-    bool same = file_exists(path) && found_bytes == bytes && memcmp(found, data, bytes) == 0;
-    free(found);
-    return same;
-}
-
 static inline void copy_tree(const char* from, const char* to);
 static inline void copy_visited(const char* path, void* to) {
     copy_tree(path, text_of("%s%s", (const char*)to, strrchr(path, '/')));

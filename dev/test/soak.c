@@ -264,7 +264,7 @@ static void job_start(size_t world, const char* arguments, Harm harm) {
         job.listeners[r] = -1;
         if (!has_bad_disk) continue;
         close(sockets[1]);
-        job.listeners[r] = bad_disk_listen(sockets[0]);
+        job.listeners[r] = bad_disk_listen(sockets[0], job.ranks[r].pid);
         close(sockets[0]);
         need(job.listeners[r] >= 0, "a filter of system calls");
     }
