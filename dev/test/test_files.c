@@ -9,6 +9,8 @@
 #define _GNU_SOURCE
 #endif
 
+#include "llmtrain/arithmetic.h"  // and so the compiler's own headers
+
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
