@@ -44,7 +44,7 @@ typedef struct {
     int exit_code;
     int sentences;           // on stderr; 0: one if the exit code is not 0
     const char* prepare;     // steps in the directory of the case, where good shards and a text are: prepare_step
-    const char* arguments;
+    const char* arguments;   // in a word ~ stands for a blank
     const char* says;        // fragments between ' ... ': in the sentences; in those and stdout if the exit code is 0
     unsigned conditions;
     size_t file_bytes;       // RLIMIT_FSIZE; 0: none
@@ -429,7 +429,12 @@ static const Case CASES[] = {
     VALUE(CORPUS, "--bytes", "99999999999999999999", "whole number"),
     VALUE(CORPUS, "--val-bytes", "many", "whole number"),
     CASE(CORPUS, 2, "bytes empty", "", "@ --bytes ''", "--bytes is '' ... whole number"),
-    VALUE(CORPUS, "--seed", "1.5", "whole number"),
+    VALUE(CORPUS, "--seed", "1.5", "whole number"), VALUE(CORPUS, "--bytes", "12x", "whole number"),
+    VALUE(CORPUS, "--bytes", "-1", "whole number"), VALUE(CORPUS, "--seed", "18446744073709551616", "whole number"),
+    CASE(CORPUS, 2, "seed with a blank before it", "", "@ --seed ~1", "--seed is ' 1' ... whole number"),
+    CASE(CORPUS, 2, "a flag of another name", "", "@ --bites", "unknown flag --bites"),
+    CASE(CORPUS, 2, "out missing, bytes given", "", "--bytes 12", "--out"),
+    CASE(CORPUS, 2, "bytes of validation empty", "", "@ --val-bytes ''", "--val-bytes is ''"),
     CASE(CORPUS, 1, "folder missing", "", "--out none/new --bytes 1000",
          "none/new_train.txt ... No such file ... check the path"),
     CASE(CORPUS, 1, "folder is a file", "", "--out text.txt/new --bytes 1000",
@@ -472,12 +477,17 @@ static bool fill(const char* path) {
     return file >= 0 && close(file) == 0;
 }
 
+static void words_replace(Words* w, char from, char to) {
+    for (char* c = w->text; c < w->text + w->used; c++) *c = *c == from ? to : *c;
+}
+
 // One step: a verb, a path, and what the verb needs. In its words ~ stands for a blank and ' for a quotation mark.
 static void prepare_step(const char* step) {
     static Words w;
     memset(&w, 0, sizeof w);
     words_add(&w, step);
-    for (char* c = w.text; c < w.text + w.used; c++) *c = *c == '~' ? ' ' : *c == '\'' ? '"' : *c;
+    words_replace(&w, '~', ' ');
+    words_replace(&w, '\'', '"');
     const char *verb = w.words[0], *path = w.words[1], *text = w.count > 2 ? w.words[2] : "";
     long long numbers[3] = {0};
     for (size_t i = 0; i < 3 && i + 2 < w.count; i++) numbers[i] = strtoll(w.words[i + 2], NULL, 0);
@@ -533,6 +543,7 @@ static void arguments_add(Words* words, Which program, const char* text) {
     static Words parts;
     memset(&parts, 0, sizeof parts);
     words_add(&parts, text);
+    words_replace(&parts, '~', ' ');
     for (size_t p = 0; p < parts.count; p++) {
         const char* part = parts.words[p];
         bool good_flags = strcmp(part, "@") == 0;
