@@ -11,8 +11,6 @@
 //     fused         one kernel, an element a thread                            30 bytes; 80 to 90%
 //     shipped       four elements a thread: 16 bytes of each float array       above 90%
 //
-//     FLAGS="-O3 -arch=native -I. -DLLMTRAIN_CUDA -DPRECISION_BF16 -Xcompiler=-fopenmp"
-//     nvcc $FLAGS dev/adamw.cu -o build/adamw
 //     build/adamw --parameters 124475904
 
 #include "kernels.cuh"

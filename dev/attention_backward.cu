@@ -17,8 +17,6 @@
 // Where the head size or the type has no tensor cores, shipped is plain. All are deterministic: each output is one sum
 // in a fixed order. None of this is measured yet.
 //
-//     nvcc -O3 -arch=native -DLLMTRAIN_CUDA -DPRECISION_BF16 -Xcompiler -fopenmp
-//         dev/attention_backward.cu -o build/attention_backward -lcublasLt
 //     build/attention_backward --batch 4 --seq 4096 --heads 16 --kv-heads 16 --head-size 128
 
 #include "llmtrain/attention.cuh"

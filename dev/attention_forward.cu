@@ -16,8 +16,6 @@
 //
 // Where the head size or the type has no tensor cores, shipped is plain. None of this is measured yet.
 //
-//     nvcc -O3 -arch=native -DLLMTRAIN_CUDA -DPRECISION_BF16 -Xcompiler -fopenmp
-//         dev/attention_forward.cu -o build/attention_forward -lcublasLt
 //     build/attention_forward --batch 4 --seq 4096 --heads 16 --kv-heads 16 --head-size 128
 
 #include "llmtrain/attention.cuh"

@@ -14,8 +14,6 @@
 //                 for softmax"); the second walk begins where the first ends
 //     shipped     the same with 16 bytes a load                                 fewer instructions: x 1.5 in 16 bits
 //
-//     FLAGS="-O3 -arch=native -I. -DLLMTRAIN_CUDA -DPRECISION_BF16 -Xcompiler=-fopenmp"
-//     nvcc $FLAGS dev/classifier.cu -o build/classifier
 //     build/classifier --rows 1024 --vocab 50257
 
 #include "kernels.cuh"

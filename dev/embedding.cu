@@ -26,8 +26,6 @@
 // --tokens text: as in a text, where the token of rank r occurs in proportion to 1 / r; equal: one token; different:
 // each of them as seldom as V allows.
 //
-//     FLAGS="-O3 -arch=native -I. -DLLMTRAIN_CUDA -DPRECISION_BF16 -Xcompiler=-fopenmp"
-//     nvcc $FLAGS dev/embedding.cu -o build/embedding -lcublasLt
 //     build/embedding --batch 16 --seq 1024 --channels 768 --vocab 50257 --tokens text
 
 #include "kernels.cuh"

@@ -18,8 +18,6 @@
 // its loss scale is not one: then the product is rounded to a double before it is rounded to an integer, on both
 // backends.
 //
-//     FLAGS="-O3 -arch=native -I. -DLLMTRAIN_CUDA -Xcompiler=-fopenmp"
-//     nvcc $FLAGS dev/exact_add.cu -o build/exact_add
 //     build/exact_add --elements 124475904
 
 #include "kernels.cuh"

@@ -12,8 +12,6 @@
 //                   element instead of tanh; for swiglu a row a block         instructions that the next rung needs
 //     shipped       16 bytes a load and the approximate division              above 90% of the peak
 //
-//     FLAGS="-O3 -arch=native -I. -DLLMTRAIN_CUDA -DPRECISION_BF16 -Xcompiler=-fopenmp"
-//     nvcc $FLAGS dev/gelu.cu -o build/gelu
 //     build/gelu --rows 16384 --ffn 3072
 
 #include "kernels.cuh"

@@ -14,8 +14,6 @@
 //                   of one per level                                         small part of them
 //     shipped       16 bytes a load, four loads at once                       a few per cent more: fewer instructions
 //
-//     FLAGS="-O3 -arch=native -I. -DLLMTRAIN_CUDA -Xcompiler=-fopenmp"
-//     nvcc $FLAGS dev/global_norm.cu -o build/global_norm
 //     build/global_norm --elements 124475904
 
 #include "kernels.cuh"

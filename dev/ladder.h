@@ -7,6 +7,9 @@
 //   4. peaks      what the GPU can do: bytes, float arithmetic, tensor cores
 //   5. program    flags, ladders, rungs, end
 //
+//     FLAGS="-std=c++17 -O3 -arch=native -I. -DLLMTRAIN_CUDA -DPRECISION_BF16 -Xcompiler=-fopenmp"
+//     nvcc $FLAGS dev/gelu.cu -o build/gelu -lcublasLt         every ladder is built so; --help lists its flags
+//
 // A ladder program is its kernels, its arrays and its rungs. A rung is a function without arguments:
 //
 //     #include "kernels.cuh"

@@ -28,8 +28,6 @@
 //     shipped   one reading: the block that makes dx of a row     two thirds of the peak or more: a block waits for the
 //               adds the row to its partial sums, in registers    sums of its row before it can write
 //
-//     FLAGS="-O3 -arch=native -I. -DLLMTRAIN_CUDA -DPRECISION_BF16 -Xcompiler=-fopenmp"
-//     nvcc $FLAGS dev/layernorm.cu -o build/layernorm -lcublasLt
 //     build/layernorm --rows 16384 --channels 768
 
 #include "kernels.cuh"

@@ -22,8 +22,7 @@
 // operations have the rungs `registers` and `shipped`, and those with GELU `separate`, two kernels, and `shipped`,
 // which is one product of the library where matmul.cuh finds that it pays.
 //
-//     nvcc -O3 -arch=native -DLLMTRAIN_CUDA -DPRECISION_BF16 -Xcompiler -fopenmp dev/matmul.cu -lcublasLt -o matmul
-//     ./matmul --rows 16384 --outputs 3072 --inputs 768
+//     build/matmul --rows 16384 --outputs 3072 --inputs 768
 
 #include "kernels.cuh"
 #include "ladder.h"

@@ -14,8 +14,6 @@
 //     shipped    the angles stay in registers from head to head, and   near the peak
 //                no divisions find out what a thread is to do
 //
-//     FLAGS="-O3 -arch=native -I. -DLLMTRAIN_CUDA -DPRECISION_BF16 -Xcompiler=-fopenmp"
-//     nvcc $FLAGS dev/rope.cu -o build/rope -lcublasLt
 //     build/rope --batch 4 --seq 2048 --heads 32 --kv-heads 8 --head-size 128
 
 #include "kernels.cuh"
