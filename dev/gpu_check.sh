@@ -26,7 +26,7 @@ cd "$(dirname "$0")/.." || exit 1
 
 report=build/gpu_check.txt
 work=build/gpu
-minutes=9.5
+minutes=9.8
 dry=
 try=
 arch=
@@ -61,52 +61,43 @@ say() {
 
 skipped() { say "skipped $1: $2"; }
 
-# part LIMIT NAME COMMAND: runs a shell command. What it prints goes to the report, without the checks that passed. Exit
-# status 77 says that the command found nothing to run with.
+# part LIMIT NAME COMMAND [PROGRAM...]: runs a shell command, if these programs were built; where they were not, that was
+# said already. What it prints goes to the report, without the checks that passed. Exit status 77 says that the command
+# found nothing to run with.
 part() {
-    limit=$1
-    name=$2
-    command=$3
+    limit=$1 name=$2 command=$3
+    shift 3
+    for program in "$@"; do [ -n "$dry" ] || [ -x "$work/$program" ] || return 1; done
     limits=$((limits + limit))
     if [ -n "$dry" ]; then
-        echo "# $name, at most $limit s"
-        echo "$command"
+        printf '# %s, at most %d s\n%s\n' "$name" "$limit" "$command"
         return 0
     fi
-    extra=$saved
-    [ "$extra" -le "$limit" ] || extra=$limit
-    may=$((limit + extra))
+    may=$((limit + (saved < limit ? saved : limit)))
     left=$((began + seconds - $(date +%s)))
     [ "$may" -le "$left" ] || may=$left
     parts=$((parts + 1))
     echo "== $name: $command" >> "$report"
-    if [ "$left" -lt 2 ]; then
-        say "NOT RUN $name: the time is over"
-        failed="$failed
-  $name: not run, the time was over"
-        return 1
+    why="not run, the time was over"
+    if [ "$left" -ge 2 ]; then
+        started=$(date +%s)
+        timeout -k 2 "$may" sh -c "$command" < /dev/null > "$work/part.txt" 2>&1
+        status=$?
+        grep -v '^ok ' "$work/part.txt" | head -n 300 >> "$report"
+        took=$(($(date +%s) - started))
+        saved=$((saved + limit > took ? saved + limit - took : 0))
+        case $status in
+            0) say "ok      $name ($took s)"; return 0 ;;
+            77) skipped "$name" "$(tail -n 1 "$work/part.txt")"; return 0 ;;
+            124 | 137) why="over its limit of $may s" ;;
+            *) why="status $status after $took s" ;;
+        esac
     fi
-    started=$(date +%s)
-    timeout -k 2 "$may" sh -c "$command" < /dev/null > "$work/part.txt" 2>&1
-    status=$?
-    grep -v '^ok ' "$work/part.txt" | head -n 300 >> "$report"
-    took=$(($(date +%s) - started))
-    saved=$((saved + limit - took))
-    [ "$saved" -ge 0 ] || saved=0
-    case $status in
-        0) say "ok      $name ($took s)"; return 0 ;;
-        77) skipped "$name" "$(tail -n 1 "$work/part.txt")"; return 0 ;;
-        124 | 137) why="over its limit of $may s" ;;
-        *) why="status $status" ;;
-    esac
-    say "FAILED  $name: $why ($took s)"
+    say "FAILED  $name: $why"
     failed="$failed
   $name: $why"
     return 1
 }
-
-# Whether a program was built; where it was not, that was said already.
-built() { [ -n "$dry" ] || [ -x "$work/$1" ]; }
 
 # ------------------------------------------------------------------------------------------------
 # What the trainer is given, here and by --try: random tokens of the full vocabulary, whose head is a third of the work of
@@ -148,29 +139,22 @@ if [ -n "$try" ]; then
     program=$try/train-emulated-BF16
     [ -x "$program" ] || program=$try/train-BF16
     [ -x "$program" ] || { echo "gpu_check.sh: there is no $program; make emulated builds the first" >&2; exit 1; }
-    work=$try/gpu_try.$$
-    passed=0
-    bad=0
+    work=$try/gpu_try.$$ passed=0 bad=0
     mkdir -p "$work" && random_shard "$work/random_0.bin" || exit 1
-    if sh -c "$program $(tiny_flags)" > "$work/out.txt" 2>&1; then
-        passed=$((passed + 1))
-        echo "ok      a step of a tiny model"
-    else
-        bad=$((bad + 1))
-        echo "FAILED  $(tiny_flags)"
-        cat "$work/out.txt"
-    fi
-    while read -r size batch steps _; do
-        flags="$(train_flags "gpt2:$size" "$batch" "$steps") --peak-tflops 989.4"
-        megabytes=$(planned "$program" "$flags" 2> "$work/out.txt")
-        if [ -n "$megabytes" ]; then
+    attempt() {  # attempt NAME COMMAND
+        if sh -c "$2" > "$work/out.txt" 2>&1; then
             passed=$((passed + 1))
-            echo "ok      GPT-2 $size, batch $batch: $megabytes MB"
+            echo "ok      $1"
         else
             bad=$((bad + 1))
-            echo "FAILED  $flags"
+            echo "FAILED  $1: $2"
             cat "$work/out.txt"
         fi
+    }
+    attempt "a step of a tiny model" "$program $(tiny_flags)"
+    while read -r size batch steps _; do
+        attempt "GPT-2 $size, batch $batch, has a plan" \
+            "$program --plan $(train_flags "gpt2:$size" "$batch" "$steps") --peak-tflops 989.4"
     done << EOT
 $(train_runs)
 EOT
@@ -212,12 +196,9 @@ needs() {
 say "gpu_check: ${gpu:-no GPU}, $memory MiB, built for $arch, at most $minutes minutes"
 [ -z "$gpu$dry" ] || part 5 "the GPU" "nvidia-smi"
 if ! command -v "$nvcc" > /dev/null && [ -z "$dry" ]; then
-    if [ -n "$gpu" ]; then
-        say "there is a GPU but no nvcc, so nothing can be built; install the CUDA toolkit, or name its compiler with NVCC="
-        exit 1
-    fi
-    skipped everything "there is neither a GPU nor nvcc here"
-    exit 0
+    [ -n "$gpu" ] || { skipped everything "there is neither a GPU nor nvcc here"; exit 0; }
+    say "there is a GPU but no nvcc, so nothing can be built; install the CUDA toolkit, or name its compiler with NVCC="
+    exit 1
 fi
 part 5 "compilers" "$nvcc --version; $cc --version; nproc
 git log -1 --format='commit %h %s' 2> /dev/null; git status --short 2> /dev/null; true"
@@ -226,37 +207,28 @@ git log -1 --format='commit %h %s' 2> /dev/null; git status --short 2> /dev/null
 # 2. Builds: a line each, NAME COMMAND, run side by side; what compiles longest comes first
 
 flags="-std=c++17 -O3 -arch=$arch -DLLMTRAIN_CUDA -I. -Idev/emulator -Xcompiler -fopenmp"
+precisions="BF16 FP32 FP16"
 nccl=  # where it is installed: ranks
 echo '#include <nccl.h>' | "$nvcc" -x cu -E - > /dev/null 2>&1 && nccl=-lnccl && flags="$flags -DLLMTRAIN_NCCL"
 cpu_flags="-std=c11 -O3 -march=native -ffp-contract=off -fno-math-errno -fno-trapping-math -fopenmp -pthread -I."
-ladders=
-for source in dev/*.cu; do
-    case $source in
-        dev/test_*) ;;
-        *) ladders="$ladders $(basename "$source" .cu)" ;;
-    esac
-done
+ladders=$(basename -a -s .cu dev/*.cu)
+# cuda NAME SOURCE PRECISION [LIBRARIES]
+cuda() { echo "$1 $nvcc $flags -DPRECISION_$3 $2 -o $work/$1 -lcublasLt${4:+ $4}"; }
+# cpu NAME SOURCE
+cpu() { echo "$1 $cc $cpu_flags $2 -o $work/$1 -lm -ldl"; }
 builds() {
-    for precision in BF16 FP32 FP16; do
-        echo "test_cuda-$precision $nvcc $flags -DPRECISION_$precision dev/test/test_cuda.cu -o $work/test_cuda-$precision -lcublasLt $nccl"
+    for precision in $precisions; do cuda "test_cuda-$precision" dev/test/test_cuda.cu "$precision" "$nccl"; done
+    for precision in $precisions; do
+        cuda "train-cuda-$precision" train.cu "$precision" "$nccl"
+        cuda "test_train-$precision" test_train.cu "$precision" "$nccl"
     done
-    for precision in BF16 FP32 FP16; do
-        echo "train-cuda-$precision $nvcc $flags -DPRECISION_$precision train.cu -o $work/train-cuda-$precision -lcublasLt $nccl"
-        echo "test_train-$precision $nvcc $flags -DPRECISION_$precision test_train.cu -o $work/test_train-$precision -lcublasLt $nccl"
-    done
-    for ladder in $ladders; do
-        echo "$ladder $nvcc $flags -DPRECISION_BF16 dev/$ladder.cu -o $work/$ladder -lcublasLt"
-    done
-    echo "matmul-FP32 $nvcc $flags -DPRECISION_FP32 dev/matmul.cu -o $work/matmul-FP32 -lcublasLt"
-    [ -z "$nccl" ] || echo "test_nccl $nvcc $flags -DPRECISION_BF16 dev/emulator/test_nccl.cu -o $work/test_nccl -lcublasLt -lnccl"
-    echo "weights_hash $cc $cpu_flags dev/test/weights_hash.c -o $work/weights_hash -lm"
-    echo "test_emulator $nvcc $flags -DPRECISION_BF16 dev/emulator/test_emulator.cu -o $work/test_emulator"
-    for precision in BF16 FP32 FP16; do
-        echo "train-$precision $cc $cpu_flags -DPRECISION_$precision -x c train.cu -o $work/train-$precision -lm -ldl"
-    done
-    for tool in corpus tokenize; do
-        echo "$tool $cc $cpu_flags data/$tool.c -o $work/$tool -lm -ldl"
-    done
+    for ladder in $ladders; do cuda "$ladder" "dev/$ladder.cu" BF16; done
+    cuda matmul-FP32 dev/matmul.cu FP32
+    [ -z "$nccl" ] || cuda test_nccl dev/emulator/test_nccl.cu BF16 -lnccl
+    cuda test_emulator dev/emulator/test_emulator.cu BF16
+    cpu weights_hash dev/test/weights_hash.c
+    for precision in $precisions; do cpu "train-$precision" "-DPRECISION_$precision -x c train.cu -x none"; done
+    for tool in corpus tokenize; do cpu $tool data/$tool.c; done
 }
 # shellcheck disable=SC2016  # the inner shell expands it
 build_one='name=$1; shift; rm -f "$WORK/$name"; "$@" > "$WORK/$name.log" 2>&1 && exit 0
@@ -281,46 +253,39 @@ fi
 # ------------------------------------------------------------------------------------------------
 # 3. Tests
 
-for precision in BF16 FP32 FP16; do
-    built "test_cuda-$precision" && part 12 "test_cuda $precision" "$work/test_cuda-$precision"
+for precision in $precisions; do
+    part 12 "test_cuda $precision" "$work/test_cuda-$precision" "test_cuda-$precision"
 done
-built test_emulator && part 5 "PTX, whose emulation is proved by the same tests" "$work/test_emulator"
-for precision in BF16 FP32 FP16; do
-    built "test_train-$precision" && part 8 "test_train $precision" "$work/test_train-$precision"
+part 5 "PTX, whose emulation is proved by the same tests" "$work/test_emulator" test_emulator
+for precision in $precisions; do
+    part 8 "test_train $precision" "$work/test_train-$precision" "test_train-$precision"
 done
-if [ -n "$nccl" ] && built test_nccl; then
-    part 20 "NCCL between as many GPUs as there are" "$work/test_nccl $(nvidia-smi -L 2> /dev/null | grep -c GPU)"
-fi
-if built weights_hash && built corpus && built tokenize && built train-FP32 && built train-BF16 && built train-FP16 && built train-cuda-FP32 &&
-    built train-cuda-BF16 && built train-cuda-FP16; then
-    part 40 "the trainer's CUDA build against its CPU build" "sh dev/test/test_backends.sh $work train-cuda"
-fi
+[ -z "$nccl" ] || part 20 "NCCL between as many GPUs as there are" \
+    "$work/test_nccl $(nvidia-smi -L 2> /dev/null | grep -c GPU)" test_nccl
+part 40 "the trainer's CUDA build against its CPU build" "sh dev/test/test_backends.sh $work train-cuda" \
+    weights_hash corpus tokenize train-FP32 train-BF16 train-FP16 train-cuda-FP32 train-cuda-BF16 train-cuda-FP16
 # Two vectors of 2^31 elements, of 2 and of 4 bytes.
-needs 14000 "more than 2^31 elements" && built test_cuda-BF16 && \
-    part 10 "more than 2^31 elements" "$work/test_cuda-BF16 --shapes huge --only huge"
+needs 14000 "more than 2^31 elements" && \
+    part 10 "more than 2^31 elements" "$work/test_cuda-BF16 --shapes huge --only huge" test_cuda-BF16
 
 # ------------------------------------------------------------------------------------------------
 # 4. Ladders: the shapes of GPT-2 unless a program chooses others
 
-for ladder in $ladders; do
-    own=
-    limit=4
+for ladder in $ladders matmul-FP32; do
+    own="" limit=4
     case $ladder in
         adamw) own="--parameters 30000000" ;;  # 6 times what a large L2 cache holds
-        attention_* | matmul) limit=9 ;;
+        attention_* | matmul*) limit=9 ;;
     esac
-    needs 6000 "ladder $ladder" && built "$ladder" && \
-        part "$limit" "ladder $ladder" "$work/$ladder --json --rounds 20 $own"
+    needs 6000 "ladder $ladder" && part $limit "ladder $ladder" "$work/$ladder --json --rounds 20 $own" "$ladder"
 done
-needs 6000 "ladder matmul FP32" && built matmul-FP32 && \
-    part 9 "ladder matmul FP32" "$work/matmul-FP32 --json --rounds 20"
 
 # ------------------------------------------------------------------------------------------------
 # 5. Trainer: each model with the largest batch, halved as often as needed, whose memory plan fits
 
 peak=
 batches=
-if built train-cuda-BF16; then
+if [ -n "$dry" ] || [ -x "$work/train-cuda-BF16" ]; then
     train=$work/train-cuda-BF16
     [ -n "$dry" ] || random_shard "$work/random_0.bin"
     if part 8 "the GPU's peak" "$train $(tiny_flags)" && [ -z "$dry" ]; then
@@ -356,17 +321,15 @@ part 80 "PyTorch" "$python dev/peers.py --seconds 70 --gpt2 '${batches# }'${peak
 # 7. Sanitizers
 
 if command -v compute-sanitizer > /dev/null || [ -n "$dry" ]; then
-    for tool in memcheck synccheck racecheck initcheck; do
-        sanitizer="compute-sanitizer --tool $tool --error-exitcode 9 --print-limit 5"
-        built test_cuda-BF16 && part 8 "$tool" "$sanitizer $work/test_cuda-BF16 --shapes tiny --exact"
-    done
+    # sanitize LIMIT TOOL PROGRAM FLAGS
+    sanitize() {
+        part "$1" "$2, $3" "compute-sanitizer --tool $2 --error-exitcode 9 --print-limit 5 $work/$3 $4" "$3"
+    }
+    for tool in memcheck synccheck racecheck initcheck; do sanitize 8 $tool test_cuda-BF16 "--shapes tiny --exact"; done
     # Rungs that no test of the operations runs. Nothing is timed.
     for tool in memcheck racecheck; do
-        sanitizer="compute-sanitizer --tool $tool --error-exitcode 9 --print-limit 5"
-        built matmul && part 4 "$tool, ladder matmul" \
-            "$sanitizer $work/matmul --rounds 0 --rows 131 --outputs 136 --inputs 72"
-        built attention_backward && part 4 "$tool, ladder attention_backward" \
-            "$sanitizer $work/attention_backward --rounds 0 --batch 1 --seq 77 --heads 2 --kv-heads 1 --head-size 64"
+        sanitize 4 $tool matmul "--rounds 0 --rows 131 --outputs 136 --inputs 72"
+        sanitize 4 $tool attention_backward "--rounds 0 --batch 1 --seq 77 --heads 2 --kv-heads 1 --head-size 64"
     done
 else
     skipped "sanitizers" "there is no compute-sanitizer here"
@@ -377,13 +340,13 @@ fi
 # CPU would take minutes.
 
 for direction in forward backward; do
-    needs 6000 "attention_$direction, shapes of the peers" && built "attention_$direction" && \
+    needs 6000 "attention_$direction, shapes of the peers" && \
         part 19 "attention_$direction, shapes of the peers" "for shape in \
 '64 --heads 32 --kv-heads 32 --batch 16 --seq 1024' '64 --heads 32 --kv-heads 32 --batch 4 --seq 4096' \
 '64 --heads 32 --kv-heads 32 --batch 1 --seq 16384' '128 --heads 16 --kv-heads 16 --batch 16 --seq 1024' \
 '128 --heads 16 --kv-heads 16 --batch 4 --seq 4096' '128 --heads 16 --kv-heads 16 --batch 1 --seq 16384'; do
     $work/attention_$direction --json --check off --rung shipped --rounds 20 --head-size \$shape || exit 1
-done"
+done" "attention_$direction"
 done
 
 # ------------------------------------------------------------------------------------------------
