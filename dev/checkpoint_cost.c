@@ -10,9 +10,9 @@
 //           together, than as many steps just before
 //   read    dd of the checkpoint's file to /dev/null; load: of the checkpoint into the model; both after the file was
 //           dropped from the page cache, and once more from there
-// Before each write as many bytes are written and removed again: a virtual machine gives memory that is free back to its
-// host, and the first touch of what it gets then is slower than most disks. Medians of the rounds are printed. The table
-// needs a machine, and a disk, that nobody else is using.
+// Before each write as many bytes are written and removed again: a virtual machine gives memory that is free back to
+// its host, and the first touch of what it gets then is slower than most disks. Medians of the rounds are printed. The
+// table needs a machine, and a disk, that nobody else is using.
 
 #include "llmtrain.h"
 
@@ -52,7 +52,8 @@ static void touch_memory(const Cost* c) {
 
 static double step_ms(Cost* c, Saver* saver) {
     static int32_t tokens[B * T], targets[B * T];
-    const OptimizerOptions adamw = {.kind = OPTIMIZER_ADAMW, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1};
+    const OptimizerOptions adamw = {
+        .kind = OPTIMIZER_ADAMW, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1};
     StepFlags flags = {.stop = false};
     StepResult result;
     Error error;
@@ -77,7 +78,7 @@ static void save(Cost* c, bool snapshots, size_t round) {
     checkpoint_path(c->checkpoint, c->out, c->run.state.step, "");
     snprintf(c->file, sizeof c->file, "%s/" CHECKPOINT_FILE, c->checkpoint, (size_t)0);
     need(saver_open(&saver, &c->model.flat, snapshots, 0, &error), &error);
-    if (snapshots) memset(saver.snapshot, 1, saver.bytes);  // the first snapshot of a run meets new memory; the others do not
+    if (snapshots) memset(saver.snapshot, 1, saver.bytes);  // the first one of a run meets new memory
     for (int i = 0; i < STEPS_BEFORE; i++) before_ms += step_ms(c, &saver) / STEPS_BEFORE;
     touch_memory(c);
     double began = now_ms();
@@ -92,23 +93,11 @@ static void save(Cost* c, bool snapshots, size_t round) {
 }
 
 static double load_ms(Cost* c) {
-    Json manifest;
     RunRecord saved;
     Error error;
     double began = now_ms();
-    need(record_open(&manifest, &saved, c->checkpoint, &error), &error);
-    need(checkpoint_load(&c->model.flat, &manifest, c->checkpoint, false, &error), &error);
-    json_free(&manifest);
+    need(model_load(&c->model, &saved, c->checkpoint, false, &error), &error);
     return now_ms() - began;
-}
-
-// So that the next read comes from the disk. What the disk, or the host of a virtual machine, keeps for itself stays there.
-static void drop(const char* path) {
-    Error error;
-    int file = open(path, O_RDONLY);
-    need(file >= 0 || fail_file(&error, "open", path), &error);
-    posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED);
-    close(file);
 }
 
 static void measure(Cost* c, Time time, size_t round) {
@@ -120,17 +109,11 @@ static void measure(Cost* c, Time time, size_t round) {
         *ms = dd_ms(c->file, c->copy, "conv=fsync");
         unlink(c->copy);
     } else {
-        if (time == READ_COLD || time == LOAD_COLD) drop(c->file);
-        else dd_ms(c->file, "/dev/null", "");
+        // Out of the page cache, so that the next read comes from the disk, or into it. What the disk, or the host of a
+        // virtual machine, keeps for itself stays there.
+        dd_ms(c->file, "/dev/null", time == READ_COLD || time == LOAD_COLD ? "iflag=nocache count=0" : "");
         *ms = time == READ_COLD || time == READ_WARM ? dd_ms(c->file, "/dev/null", "") : load_ms(c);
     }
-}
-
-static double median(const Cost* c, Time time, size_t rounds) {
-    double sorted[ROUNDS_MAX];
-    memcpy(sorted, c->ms[time], rounds * sizeof(double));
-    qsort(sorted, rounds, sizeof(double), compare_doubles);
-    return sorted[rounds / 2];
 }
 
 int main(int argc, char** argv) {
@@ -163,21 +146,26 @@ int main(int argc, char** argv) {
         for (size_t i = 0; i < STALL; i++) measure(&c, (Time)((r + i * (1 + r % (STALL - 1))) % STALL), r);
     checkpoint_discard(c.out);
     double bytes = (double)checkpoint_bytes(&c.model.flat), m[TIMES];
-    for (int t = 0; t < TIMES; t++) m[t] = median(&c, (Time)t, rounds);
-    static const struct { const char* what; Time time, against; } rows[] = {
-        {"dd, write and fsync", WRITE, TIMES}, {"synchronous save", SYNC, WRITE}, {"asynchronous save", ASYNC, WRITE},
-        {"dd, read from the disk", READ_COLD, TIMES}, {"load from the disk", LOAD_COLD, READ_COLD},
-        {"dd, read from the page cache", READ_WARM, TIMES}, {"load from the page cache", LOAD_WARM, READ_WARM},
+    for (int t = 0; t < TIMES; t++) {
+        qsort(c.ms[t], rounds, sizeof(double), compare_doubles);
+        m[t] = c.ms[t][rounds / 2];
+    }
+    static const struct { const char* what; Time dd; } rows[STALL] = {
+        [WRITE] = {"dd, write and fsync", WRITE}, [SYNC] = {"synchronous save", WRITE},
+        [ASYNC] = {"asynchronous save", WRITE}, [READ_COLD] = {"dd, read from the disk", READ_COLD},
+        [LOAD_COLD] = {"load from the disk", READ_COLD}, [READ_WARM] = {"dd, read from the page cache", READ_WARM},
+        [LOAD_WARM] = {"load from the page cache", READ_WARM},
     };
-    printf("%s, %s: %.2f GB a checkpoint, medians of %llu rounds\n\n", name, FLOATX_NAME, 1e-9 * bytes, (unsigned long long)rounds);
+    printf("%s, %s: %.2f GB a checkpoint, medians of %llu rounds\n\n", name, FLOATX_NAME, 1e-9 * bytes,
+           (unsigned long long)rounds);
     printf("  %-30s %8s %8s %16s\n", "", "ms", "GB/s", "of dd's rate");
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        double ms = m[rows[i].time];
-        printf("  %-30s %8.0f %8.2f", rows[i].what, ms, 1e-6 * bytes / ms);
-        if (rows[i].against < TIMES) printf(" %15.0f%%", 100 * m[rows[i].against] / ms);
+    for (int t = 0; t < STALL; t++) {
+        printf("  %-30s %8.0f %8.2f", rows[t].what, m[t], 1e-6 * bytes / m[t]);
+        if ((int)rows[t].dd != t) printf(" %15.0f%%", 100 * m[rows[t].dd] / m[t]);
         printf("\n");
     }
-    printf("\n  training stands for %.0f ms in an asynchronous save: %.1f%% of a synchronous one\n", m[STALL], 100 * m[STALL] / m[SYNC]);
+    printf("\n  training stands for %.0f ms in an asynchronous save: %.1f%% of a synchronous one\n", m[STALL],
+           100 * m[STALL] / m[SYNC]);
     printf("  and the steps under it take %.0f ms longer than as many without\n", m[LOST]);
     model_free(&c.model);
     return 0;

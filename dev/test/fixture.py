@@ -85,26 +85,18 @@ FIXTURES = {
 
 def parameter_shapes(c):
     """Name -> shape of every parameter tensor, in table order. A linear layer's weight is (out, in)."""
-    C, F, D = c["C"], c["F"], c["C"] // c["H"]
-    gpt2 = c["family"] == "gpt2"
-    qkv = (c["H"] + 2 * c["K"]) * D
+    C, F, D, gpt2 = c["C"], c["F"], c["C"] // c["H"], c["family"] == "gpt2"
     ffn_in = F if gpt2 else 2 * F  # llama: rows 0 .. F-1 are the gate, F .. 2F-1 the up projection
+    block = {"norm1": (C,), "qkv": ((c["H"] + 2 * c["K"]) * D, C), "attention_out": (C, c["H"] * D),
+             "norm2": (C,), "ffn_in": (ffn_in, C), "ffn_out": (C, F)}
+    layers = {f"block.{l}.{name}": weight for l in range(c["L"]) for name, weight in block.items()}
     shapes = {"token_embedding": (c["V"], C)}
     if gpt2:
         shapes["position_embedding"] = (c["context"], C)
-    for l in range(c["L"]):
-        for name, weight, bias in (("norm1", (C,), (C,)),
-                                   ("qkv", (qkv, C), (qkv,)),
-                                   ("attention_out", (C, c["H"] * D), (C,)),
-                                   ("norm2", (C,), (C,)),
-                                   ("ffn_in", (ffn_in, C), (ffn_in,)),
-                                   ("ffn_out", (C, F), (C,))):
-            shapes[f"block.{l}.{name}_weight"] = weight
-            if gpt2:
-                shapes[f"block.{l}.{name}_bias"] = bias
-    shapes["final_norm_weight"] = (C,)
-    if gpt2:
-        shapes["final_norm_bias"] = (C,)
+    for name, weight in {**layers, "final_norm": (C,)}.items():
+        shapes[name + "_weight"] = weight
+        if gpt2:
+            shapes[name + "_bias"] = weight[:1]
     if not c["tied"]:
         shapes["head_weight"] = (c["V"], C)
     return shapes
@@ -119,17 +111,11 @@ def round_to_bf16_and_fp16(x):
 
 def make_parameters(c, random):
     """Float32 values; large enough that no layer is nearly linear and every gradient matters."""
-    parameters = {}
-    for name, shape in parameter_shapes(c).items():
-        normal = random.standard_normal(shape)
-        if len(shape) == 2:
-            value = 0.08 * normal
-        elif name.endswith("_bias"):
-            value = 0.03 * normal
-        else:
-            value = 1 + 0.1 * normal
-        parameters[name] = round_to_bf16_and_fp16(value)
-    return parameters
+    def value(name, normal):
+        return 0.08 * normal if normal.ndim == 2 else 0.03 * normal if name.endswith("_bias") else 1 + 0.1 * normal
+
+    return {name: round_to_bf16_and_fp16(value(name, random.standard_normal(shape)))
+            for name, shape in parameter_shapes(c).items()}
 
 
 def make_data(c, random):
@@ -230,33 +216,27 @@ def model_loss(p, tokens, targets, c):
 def train(initial, tokens, targets, c, hyper, dtype):
     """The whole curve in one type: (losses, gradient norms, gradient of step 0, parameters after the last step)."""
     loss_and_gradient = jax.jit(jax.value_and_grad(lambda p, x, y: model_loss(p, x, y, c)))
+    lr, beta1, beta2 = hyper["lr"], hyper["beta1"], hyper["beta2"]
     p = {name: value.astype(dtype) for name, value in initial.items()}
     m = {name: np.zeros_like(value) for name, value in p.items()}
     v = {name: np.zeros_like(value) for name, value in p.items()}
-    real = np.dtype(dtype).type
-    lr, beta1, beta2 = real(hyper["lr"]), real(hyper["beta1"]), real(hyper["beta2"])
-    one, epsilon = real(1), real(hyper["epsilon"])
     losses, norms, first_gradient = [], [], None
     for step in range(STEPS):
         loss, gradient = loss_and_gradient(p, tokens[step], targets[step])
         gradient = {name: np.asarray(value) for name, value in gradient.items()}
-        assert loss.dtype == dtype and all(g.dtype == dtype for g in gradient.values())
-        if step == 0:
-            first_gradient = gradient
-        total = np.sqrt(sum(np.sum(g.astype(np.float64) ** 2) for g in gradient.values()))
+        first_gradient = first_gradient or gradient
         losses.append(float(loss))
-        norms.append(float(total))
-        scale = real(min(1.0, hyper["clip"] / total))
-        correction1 = real(1 - hyper["beta1"] ** (step + 1))
-        correction2 = real(1 - hyper["beta2"] ** (step + 1))
+        norms.append(float(np.sqrt(sum(np.sum(g.astype(np.float64) ** 2) for g in gradient.values()))))
+        scale = min(1.0, hyper["clip"] / norms[-1])
         for name in p:
             g = gradient[name] * scale
-            decay = real(hyper["weight_decay"] if p[name].ndim == 2 else 0.0)
-            m[name] = beta1 * m[name] + (one - beta1) * g
-            v[name] = beta2 * v[name] + (one - beta2) * g * g
-            update = (m[name] / correction1) / (np.sqrt(v[name] / correction2) + epsilon)
+            m[name] = beta1 * m[name] + (1 - beta1) * g
+            v[name] = beta2 * v[name] + (1 - beta2) * g * g
+            second = np.sqrt(v[name] / (1 - beta2 ** (step + 1)))
+            update = (m[name] / (1 - beta1 ** (step + 1))) / (second + hyper["epsilon"])
+            decay = hyper["weight_decay"] if p[name].ndim == 2 else 0.0
             p[name] = p[name] - lr * (update + decay * p[name])
-            assert p[name].dtype == dtype
+            assert loss.dtype == g.dtype == p[name].dtype == dtype
     return np.array(losses), np.array(norms), first_gradient, p
 
 
