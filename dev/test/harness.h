@@ -162,6 +162,12 @@ static inline bool expect_refusal(bool accepted, const Error* error, const char*
     return expect(strstr(error->text, words) != NULL, "%s: '%s' is not in: %.400s", what, words, error->text);
 }
 
+static inline size_t count_in(const char* text, const char* fragment) {
+    size_t count = 0;
+    for (const char* at = text; (at = strstr(at, fragment)) != NULL; at++) count++;
+    return count;
+}
+
 // What a program wrote, which may be any bytes; a line of ours for each of its lines.
 static inline void print_indented(const char* text) {
     while (*text) {

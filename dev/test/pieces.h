@@ -1,6 +1,6 @@
 // pieces.h: what a run reads and what it leaves, for tests.
 //
-// put_shard writes tokens to train on. weights_hash gives one number for the tensors of a directory OUT/step_N: names,
+// put_shard writes tokens to train on. log_numbers reads a log. weights_hash gives one number for the tensors of a directory OUT/step_N: names,
 // types and bytes, with the pieces of each tensor joined, whichever ranks have written them. Two checkpoints with the
 // same number hold the same.
 
@@ -35,6 +35,25 @@ static inline void put_shard(const char* path, int32_t vocabulary, size_t count,
     if (good && shard_writer_finish(&writer, &error) && shard_publish(path, &error)) return;
     printf("cannot make a shard: %s\n0 passed, 1 failed\n", error.text);
     exit(3);
+}
+
+// The values of a key in the log of a run, a line each, at most `max`: their number. NAN stands for what is not there.
+static inline size_t log_numbers(double* values, size_t max, const char* run, const char* key) {
+    char path[FILE_PATH_MAX], *text = NULL;
+    size_t bytes, count = 0;
+    Error error;
+    snprintf(path, sizeof path, "%.4000s/metrics.jsonl", run);
+    if (!file_read(path, (size_t)1 << 24, &text, &bytes, &error)) return 0;
+    char* rest = text;
+    for (char* line; count < max && (line = strsep(&rest, "\n")) != NULL && *line;) {
+        Json json;
+        values[count++] = NAN;
+        if (!json_parse(&json, line, strlen(line), path, &error)) continue;
+        json_number(&json, json_get(&json, 0, key), &values[count - 1]);
+        json_free(&json);
+    }
+    free(text);
+    return count;
 }
 
 static inline int piece_compare(const void* a, const void* b) {

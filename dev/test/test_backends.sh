@@ -18,144 +18,152 @@ passed=0
 failed=0
 rm -rf "$out"
 mkdir -p "$out"
-OMP_WAIT_POLICY=passive
-export OMP_WAIT_POLICY
+export OMP_WAIT_POLICY=passive
 
 verdict() {  # verdict STATUS WHAT
     if [ "$1" -eq 0 ]; then passed=$((passed + 1)); echo "ok     $2"; else failed=$((failed + 1)); echo "FAILED $2"; fi
 }
 
-# run PROGRAM DIRECTORY STEPS FLAG...: a run of the family and type in $family, $type.
+# use TYPE FAMILY: of the runs that follow.
+use() {
+    type=$1 family=$2 name=$1-$2
+    case $type in FP32) bound=1e-5 ;; BF16) bound=3.9e-3 ;; FP16) bound=4.9e-4 ;; esac
+    case $family in gpt2) heads=2 ;; *) heads=4 ;; esac
+}
+
+# run PROGRAM DIRECTORY STEPS FLAG...: a run in a new directory, or in an old one with --resume.
 run() {
     program=$build/$1-$type
     directory=$out/$2
     steps=$3
     shift 3
-    case $family in gpt2) heads=2 kv=2 ;; *) heads=4 kv=2 ;; esac
-    "$program" --data "$out/text_train_*.bin" --out "$directory" --steps "$steps" --family $family --layers 2 --heads $heads \
-        --kv-heads $kv --channels 32 --ffn 64 --seq 24 --batch 2 --total-batch 96 --lr 2e-3 --lr-final 1 --warmup 3 --schedule constant "$@" \
-        > "$directory.log" 2>&1 || { cat "$directory.log"; return 1; }
+    case "$*" in *--resume*) ;; *) rm -rf "$directory" ;; esac
+    "$program" --data "$out/text_train_*.bin" --out "$directory" --steps "$steps" --family "$family" --layers 2 \
+        --heads "$heads" --kv-heads 2 --channels 32 --ffn 64 --seq 24 --batch 2 --total-batch 96 --lr 2e-3 --lr-final 1 \
+        --warmup 3 --schedule constant "$@" > "$directory.log" 2>&1 || { cat "$directory.log"; return 1; }
 }
 
-# losses_agree A B BOUND: the largest relative difference of the losses of two runs, and whether it is within the bound.
+# run_with VARIABLES PROGRAM DIRECTORY STEPS FLAG...: the same with EMULATE_MODE=... [EMULATE_OTHER=...].
+run_with() { (eval "export $1" && shift && run "$@"); }
+
+# fails FAULT WORDS FLAG...: rank 1 has this fault, the run fails, and says so in these words.
+fails() {
+    fault=$1 words=$2
+    shift 2
+    ! (export LLMTRAIN_TEST_FAULT="rank 1 step 3 $fault" && run "$gpu" mode 10 --ranks 2 "$@") > "$out/fault.log" &&
+        grep -q "$words" "$out/fault.log"
+}
+
+# losses_agree A B BOUND WHAT: the largest relative difference of the losses of two runs is within the bound.
 losses_agree() {
     for side in "$1" "$2"; do sed 's/.*"loss": \([^,]*\),.*/\1/' "$out/$side/metrics.jsonl" > "$out/$side.losses"; done
-    paste "$out/$1.losses" "$out/$2.losses" | awk -v bound="$3" '
+    error=$(paste "$out/$1.losses" "$out/$2.losses" | awk -v bound="$3" '
         { n++; e = $1 / $2 - 1; if (e < 0) e = -e; if (!(e <= worst)) worst = e }
-        END { printf "%.1e <= %.1e", worst, bound; exit !(n == 10 && worst <= bound) }'
+        END { printf "%.1e <= %.1e", worst, bound; exit !(n == 10 && worst <= bound) }')
+    verdict $? "$4, $error"
 }
 
 same_tensors() {
-    [ "$("$build/weights_hash" "$out/$1/step_00000010")" = "$("$build/weights_hash" "$out/$2/step_00000010" || echo none)" ]
+    [ "$("$build/weights_hash" "$out/$1/step_00000010")" = \
+        "$("$build/weights_hash" "$out/$2/step_00000010" || echo none)" ]
 }
+
+# skipped DIRECTORY: the steps skipped so far, a line per step; rewinds DIRECTORY: how often the run has gone back.
+skipped() { sed 's/.*"skipped": \([0-9]*\).*/\1/' "$out/$1/metrics.jsonl"; }
+rewinds() { grep -c '"rewound"' "$out/$1/events.jsonl"; }
 
 "$build/corpus" --out "$out/text" --bytes 20000 --val-bytes 1000 > "$out/corpus.log" &&
     "$build/tokenize" --bytes "$out/text_train.txt" --out "$out/text" --val 0 > "$out/corpus.log" || exit 1
 
 for type in FP32 BF16 FP16; do
-    case $type in FP32) bound=1e-5 ;; BF16) bound=3.9e-3 ;; FP16) bound=4.9e-4 ;; esac
     for family in gpt2 llama; do
-        name=$type-$family
+        use "$type" "$family"
         run train "cpu-$name" 10 && run "$gpu" "gpu-$name" 10
         verdict $? "$name: ten steps in both builds"
-        error=$(losses_agree "cpu-$name" "gpu-$name" $bound)
-        verdict $? "$name: losses against the CPU's, relative, $error"
-
-        run "$gpu" "resumed-$name" 5 && run "$gpu" "resumed-$name" 10 --resume && same_tensors "resumed-$name" "gpu-$name"
+        losses_agree "cpu-$name" "gpu-$name" "$bound" "$name: losses against the CPU's, relative"
+        run "$gpu" resumed 5 && run "$gpu" resumed 10 --resume && same_tensors resumed "gpu-$name"
         verdict $? "$name: 5 steps + resume + 5 steps have the bits of 10"
-        run train "to-gpu-$name" 5 && run "$gpu" "to-gpu-$name" 10 --resume
-        error=$(losses_agree "cpu-$name" "to-gpu-$name" $bound)
-        verdict $? "$name: a checkpoint of the CPU build goes on in the CUDA build, $error"
-        run "$gpu" "to-cpu-$name" 5 && run train "to-cpu-$name" 10 --resume
-        error=$(losses_agree "cpu-$name" "to-cpu-$name" $bound)
-        verdict $? "$name: a checkpoint of the CUDA build goes on in the CPU build, $error"
+        run train to-gpu 5 && run "$gpu" to-gpu 10 --resume
+        losses_agree "cpu-$name" to-gpu "$bound" "$name: a checkpoint of the CPU build goes on in the CUDA build"
+        run "$gpu" to-cpu 5 && run train to-cpu 10 --resume
+        losses_agree "cpu-$name" to-cpu "$bound" "$name: a checkpoint of the CUDA build goes on in the CPU build"
     done
 done
 
-type=BF16
 for family in gpt2 llama; do
-    [ "$gpu" = train-emulated ] && for mode in "ORDER=reverse" "ORDER=random EMULATE_SEED=1" "ORDER=random EMULATE_SEED=2" "COPIES=early" "STREAMS=delayed" \
-        "STREAMS=delayed EMULATE_ORDER=random" "STREAMS=delayed EMULATE_OTHERS=ahead"; do
-        rm -rf "$out/mode"
-        (eval "export EMULATE_$mode" && run "$gpu" mode 10) && same_tensors mode "gpu-BF16-$family"
-        verdict $? "BF16-$family: the same bits with EMULATE_$mode"
+    use BF16 "$family"
+    [ "$gpu" = train-emulated ] && for mode in "ORDER=reverse" "ORDER=random EMULATE_SEED=1" \
+        "ORDER=random EMULATE_SEED=2" "COPIES=early" "STREAMS=delayed" "STREAMS=delayed EMULATE_ORDER=random" \
+        "STREAMS=delayed EMULATE_OTHERS=ahead"; do
+        run_with "EMULATE_$mode" "$gpu" mode 10 && same_tensors mode "gpu-$name"
+        verdict $? "$name: the same bits with EMULATE_$mode"
     done
-    rm -rf "$out/mode"
     run "$gpu" mode 10 --masters off --dropout 0.1 && run train mode-cpu 10 --masters off --dropout 0.1
-    error=$(losses_agree mode-cpu mode 3.9e-3)
-    verdict $? "BF16-$family: stochastic rounding and dropout, against the CPU's, $error"
-    rm -rf "$out/mode" "$out/mode-cpu"
+    losses_agree mode-cpu mode "$bound" "$name: stochastic rounding and dropout, against the CPU's"
 done
 
-type=FP16
-family=gpt2
-run "$gpu" overflow-gpu 10 --loss-scale 16777216 --scale-growth 3 && run train overflow-cpu 10 --loss-scale 16777216 --scale-growth 3
-for side in cpu gpu; do sed 's/.*"skipped": \([0-9]*\).*/\1/' "$out/overflow-$side/metrics.jsonl" > "$out/skipped-$side"; done
-grep -q '^[1-9]' "$out/skipped-gpu" && cmp -s "$out/skipped-cpu" "$out/skipped-gpu"
-verdict $? "FP16: a loss scale that overflows skips the same steps in both builds, $(tail -n 1 "$out/skipped-gpu") of 10"
+use FP16 gpt2
+run "$gpu" overflow-gpu 10 --loss-scale 16777216 --scale-growth 3 &&
+    run train overflow-cpu 10 --loss-scale 16777216 --scale-growth 3
+skipped overflow-gpu | grep -q '^[1-9]' && [ "$(skipped overflow-cpu)" = "$(skipped overflow-gpu)" ]
+verdict $? "FP16: a loss scale that overflows skips the same steps in both builds, $(skipped overflow-gpu | tail -n 1)"
 
 # One rank through NCCL, which it would not need: what can be shown on one GPU.
-type=FP32
-family=gpt2
-rm -rf "$out/alone" "$out/nccl"
-run "$gpu" alone 10 --zero 2 --reduce exact && (export LLMTRAIN_TEST_FAULT="rank 0 step 0 at nccl do flip" && run "$gpu" nccl 10 --zero 2 --reduce exact) && same_tensors alone nccl
+use FP32 gpt2
+run "$gpu" alone 10 --zero 2 --reduce exact &&
+    run_with "LLMTRAIN_TEST_FAULT='rank 0 step 0 at nccl do flip'" "$gpu" nccl 10 --zero 2 --reduce exact &&
+    same_tensors alone nccl
 verdict $? "FP32-gpt2: one rank through NCCL has the bits of one without"
 
-# Two ranks. The emulator has one device, as this machine may have.
-NCCL_MULTI_RANK_GPU_ENABLE=1
-export NCCL_MULTI_RANK_GPU_ENABLE
-type=FP32
-family=gpt2
+# Two ranks of a type and a family.
+two_ranks() {
+    what="$name, 2 ranks"
+    run train cpu-two 10 --ranks 2 --zero 1 && run "$gpu" two-0 10 --ranks 2
+    losses_agree cpu-two two-0 "$bound" "$what: losses against the CPU's, relative"
+    [ "$type-$gpu" = FP32-train-emulated ] && for fault in "at reduce do kill" "at load do hang" "at gather do stop"; do
+        fails "$fault" '^train: rank 0: rank 1 ' --zero 2 --timeout 4
+        verdict $? "$what: rank 1 $fault, and rank 0 says so and ends"
+    done
+    if [ "$name" = FP32-gpt2 ]; then
+        # Every skipped step counts as a divergence, after which other data is tried.
+        diverges="--ranks 2 --check-every 2 --ckpt-every 3 --seed 7 --clip 1.5 --spike-sigma 0 --spike-skip 1.55
+            --spike-warmup 3 --diverged-after 1 --rewind 20 --rewind-lr 1"
+        # shellcheck disable=SC2086
+        run train cpu-rewinds 10 $diverges && run "$gpu" rewinds 10 $diverges --zero 2
+        losses_agree cpu-rewinds rewinds "$bound" "$what: a run that diverges goes back as on the CPU"
+        [ "$(rewinds rewinds)" -gt 0 ] && [ "$(rewinds rewinds)" = "$(rewinds cpu-rewinds)" ]
+        verdict $? "$what: and as often, $(rewinds rewinds) times"
+        for place in compare load; do
+            fails "at $place do flip" 'differs from the other rank in' --check-every 1
+            verdict $? "$what: a wrong bit of rank 1 ($place) is found"
+        done
+    fi
+    for zero in 1 2; do
+        run "$gpu" "two-$zero" 10 --ranks 2 --zero "$zero" && same_tensors "two-$zero" two-0
+        verdict $? "$what: the same bits with --zero $zero as with --zero 0"
+    done
+    run "$gpu" two-more 5 --ranks 2 --zero 2 && run "$gpu" two-more 10 --ranks 2 --zero 1 --resume &&
+        same_tensors two-more two-0
+    verdict $? "$what: 5 steps with --zero 2 + 5 with --zero 1 have the bits of 10"
+    run "$gpu" two-storage 10 --ranks 2 --zero 2 --reduce storage
+    losses_agree cpu-two two-storage 3.9e-3 "$what: gradients that travel in the storage type"
+    [ "$gpu" = train-emulated ] && for mode in "STREAMS=delayed" "STREAMS=delayed EMULATE_OTHERS=ahead"; do
+        for zero in 0 2; do
+            run_with "EMULATE_$mode" "$gpu" mode 10 --ranks 2 --zero "$zero" && same_tensors mode two-0
+            verdict $? "$what, --zero $zero: the same bits with EMULATE_$mode"
+        done
+    done
+}
+
+# The emulator has one device, as this machine may have.
+export NCCL_MULTI_RANK_GPU_ENABLE=1
 if [ "$gpu" = train-cuda ] && ! run "$gpu" two 2 --ranks 2 > "$out/two.out"; then
     echo "skipped two ranks on one GPU, which this NCCL refuses: $(grep -h NCCL "$out/two.log" | head -n 1)"
 else
     for type in FP32 BF16; do
-        case $type in FP32) bound=1e-5 ;; *) bound=3.9e-3 ;; esac
         for family in gpt2 llama; do
-            name=$type-$family
-            rm -rf "$out/cpu-two" "$out"/two-*
-            run train cpu-two 10 --ranks 2 --zero 1 && run "$gpu" two-0 10 --ranks 2
-            error=$(losses_agree cpu-two two-0 $bound)
-            verdict $? "$name, 2 ranks: losses against the CPU's, relative, $error"
-            [ "$type-$gpu" = FP32-train-emulated ] && for fault in "at reduce do kill" "at load do hang" "at gather do stop"; do
-                rm -rf "$out/mode"
-                (export LLMTRAIN_TEST_FAULT="rank 1 step 3 $fault" && ! run "$gpu" mode 10 --ranks 2 --zero 2 --timeout 4) > "$out/fault.log" &&
-                    grep -q '^train: rank 0: rank 1 ' "$out/fault.log"
-                verdict $? "$name, 2 ranks: rank 1 $fault, and rank 0 says so and ends"
-            done
-            if [ "$name" = FP32-gpt2 ]; then
-                # Every skipped step counts as a divergence, after which other data is tried.
-                diverges="--ranks 2 --check-every 2 --ckpt-every 3 --seed 7 --clip 1.5 --spike-sigma 0 --spike-skip 1.55 --spike-warmup 3 \
-                    --diverged-after 1 --rewind 20 --rewind-lr 1"
-                # shellcheck disable=SC2086
-                run train cpu-rewinds 10 $diverges && run "$gpu" rewinds 10 $diverges --zero 2 &&
-                    [ "$(grep -c '"rewound"' "$out/rewinds/events.jsonl")" = "$(grep -c '"rewound"' "$out/cpu-rewinds/events.jsonl")" ]
-                good=$?
-                error=$(losses_agree cpu-rewinds rewinds $bound) && [ $good -eq 0 ]
-                verdict $? "$name, 2 ranks: a run that diverges goes back $(grep -c '"rewound"' "$out/rewinds/events.jsonl") times, as on the CPU, $error"
-                for place in compare load; do
-                    rm -rf "$out/mode"
-                    (export LLMTRAIN_TEST_FAULT="rank 1 step 3 at $place do flip" && ! run "$gpu" mode 10 --ranks 2 --check-every 1) > "$out/fault.log" &&
-                        grep -q 'differs from the other rank in' "$out/fault.log"
-                    verdict $? "$name, 2 ranks: a wrong bit of rank 1 ($place) is found"
-                done
-            fi
-            for zero in 1 2; do
-                run "$gpu" two-$zero 10 --ranks 2 --zero $zero && same_tensors two-$zero two-0
-                verdict $? "$name, 2 ranks: the same bits with --zero $zero as with --zero 0"
-            done
-            run "$gpu" two-more 5 --ranks 2 --zero 2 && run "$gpu" two-more 10 --ranks 2 --zero 1 --resume && same_tensors two-more two-0
-            verdict $? "$name, 2 ranks: 5 steps with --zero 2 + 5 with --zero 1 have the bits of 10"
-            run "$gpu" two-storage 10 --ranks 2 --zero 2 --reduce storage
-            error=$(losses_agree cpu-two two-storage 3.9e-3)
-            verdict $? "$name, 2 ranks: gradients that travel in the storage type, $error"
-            [ "$gpu" = train-emulated ] && for mode in "STREAMS=delayed" "STREAMS=delayed EMULATE_OTHERS=ahead"; do
-                for zero in 0 2; do
-                    rm -rf "$out/mode"
-                    (eval "export EMULATE_$mode" && run "$gpu" mode 10 --ranks 2 --zero $zero) && same_tensors mode two-0
-                    verdict $? "$name, 2 ranks, --zero $zero: the same bits with EMULATE_$mode"
-                done
-            done
+            use "$type" "$family"
+            two_ranks
         done
     done
 fi

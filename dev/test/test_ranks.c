@@ -217,32 +217,16 @@ static const char* run_usual(size_t shape, size_t world, size_t zero) {
                     kept("%s--zero %zu", world == 1 ? "--reduce exact " : "", zero));
 }
 
-// The values of a key in metrics.jsonl, a line each: their number. NAN stands for what is not there.
-static size_t log_numbers(double values[STEPS], const char* run, const char* key) {
-    char *text = text_read(text_of("%s/metrics.jsonl", run), NULL), *rest = text;
-    size_t count = 0;
-    Error error;
-    for (char* line; count < STEPS && (line = strsep(&rest, "\n")) != NULL && *line;) {
-        Json json;
-        values[count++] = NAN;
-        if (!json_parse(&json, line, strlen(line), "metrics.jsonl", &error)) continue;
-        json_number(&json, json_get(&json, 0, key), &values[count - 1]);
-        json_free(&json);
-    }
-    free(text);
-    return count;
-}
-
 static double log_last(const char* run, const char* key) {
     double values[STEPS];
-    size_t count = log_numbers(values, run, key);
+    size_t count = log_numbers(values, STEPS, run, key);
     return count > 0 ? values[count - 1] : NAN;
 }
 
 // The largest relative difference of a key between two runs of 20 steps; infinite where one is not whole.
 static double logs_apart(const char* a, const char* b, const char* key) {
     double x[STEPS], y[STEPS], worst = 0;
-    if (log_numbers(x, a, key) != STEPS || log_numbers(y, b, key) != STEPS) return INFINITY;
+    if (log_numbers(x, STEPS, a, key) != STEPS || log_numbers(y, STEPS, b, key) != STEPS) return INFINITY;
     for (size_t i = 0; i < STEPS; i++) {
         double apart = fabs(x[i] / y[i] - 1.0);
         if (!(apart <= worst)) worst = apart;
@@ -310,8 +294,8 @@ static void test_data(void) {
 // Steps of a run that were skipped, and those whose gradient was cut to the norm 0.5.
 static void count_guarded(size_t* skipped, size_t* clipped, const char* run) {
     double norms[STEPS], skips[STEPS];
-    size_t count = log_numbers(norms, run, "grad_norm");
-    log_numbers(skips, run, "skipped");
+    size_t count = log_numbers(norms, STEPS, run, "grad_norm");
+    log_numbers(skips, STEPS, run, "skipped");
     *skipped = count ? (size_t)skips[count - 1] : 0;
     *clipped = 0;
     for (size_t i = 0; i < count; i++) *clipped += norms[i] > 0.5 && skips[i] == (i ? skips[i - 1] : 0);
@@ -341,10 +325,10 @@ static void expect_stages(size_t shape, size_t world) {
           "%s: losses, tokens and skipped steps of one rank; losses within %.1e <= %.0e", what, apart, LOSS_BOUND);
     check_bound(last_apart(runs[2], alone, "val_loss"), LOSS_BOUND, "%s: the validation's loss of one rank", what);
     double low[STEPS], middle[STEPS], high[STEPS], mean[STEPS];
-    size_t lines = log_numbers(low, runs[0], "loss_ranks_min");
-    log_numbers(middle, runs[0], "loss_ranks_median");
-    log_numbers(high, runs[0], "loss_ranks_max");
-    log_numbers(mean, runs[0], "loss");
+    size_t lines = log_numbers(low, STEPS, runs[0], "loss_ranks_min");
+    log_numbers(middle, STEPS, runs[0], "loss_ranks_median");
+    log_numbers(high, STEPS, runs[0], "loss_ranks_max");
+    log_numbers(mean, STEPS, runs[0], "loss");
     for (size_t i = 0; i < lines; i++) {
         different += low[i] < high[i];
         good = good && low[i] <= middle[i] && middle[i] <= high[i] && low[i] <= mean[i] && mean[i] <= high[i];
@@ -562,8 +546,8 @@ static void time_steps(Steps* best, size_t zero, double delay_ms, bool blocking)
     Task task = forked(2);
     task.variables = fault_variable(0, 1, kept("collective do delay %.3f%s", delay_ms, waits));
     run_make(name, task, DEEP, kept("--steps 10 --zero %zu", zero));
-    size_t count = log_numbers(ms, name, "ms"), first = 2;  // memory and caches are warm then
-    if (count <= first || log_numbers(waited, name, "wait_share") != count) return;
+    size_t count = log_numbers(ms, STEPS, name, "ms"), first = 2;  // memory and caches are warm then
+    if (count <= first || log_numbers(waited, STEPS, name, "wait_share") != count) return;
     for (size_t i = 0; i < count; i++) waited[i] *= ms[i];
     qsort(ms + first, count - first, sizeof(double), compare_doubles);
     qsort(waited + first, count - first, sizeof(double), compare_doubles);
@@ -860,8 +844,7 @@ static void test_corruption(void) {
 // How often a run has rewound, as its events tell.
 static size_t count_rewinds(const char* run) {
     char* text = text_read(text_of("%s/events.jsonl", run), NULL);
-    size_t count = 0;
-    for (const char* at = text; (at = strstr(at, "\"event\": \"rewound\"")) != NULL; at++) count++;
+    size_t count = count_in(text, "\"event\": \"rewound\"");
     free(text);
     return count;
 }
@@ -869,7 +852,7 @@ static size_t count_rewinds(const char* run) {
 // Every step stands in the log once, in order.
 static bool log_is_whole(const char* run) {
     double steps[STEPS];
-    bool good = log_numbers(steps, run, "step") == STEPS && log_last(run, "step") == STEPS;
+    bool good = log_numbers(steps, STEPS, run, "step") == STEPS && log_last(run, "step") == STEPS;
     for (size_t i = 0; i < STEPS; i++) good = good && steps[i] == (double)(i + 1);
     return good;
 }
@@ -927,14 +910,14 @@ static void test_slow(void) {
                      .arguments = {SHAPES[GPT2].arguments, kept("--out %s --steps 16", run),
                                    "--slow-factor 1.5 --slow-steps 5 --total-batch 144"}};
         bool good = job_run(&job, &task);
-        const char* named = strstr(job.programs[0].text[0], text_of("rank %zu is a straggler", victim));
-        size_t count = log_numbers(slowest, run, "slowest_rank"), right = 0;
-        log_numbers(low, run, "ms_ranks_min");
-        log_numbers(high, run, "ms_ranks_max");
+        size_t named = count_in(job.programs[0].text[0], text_of("rank %zu is a straggler", victim));
+        size_t count = log_numbers(slowest, STEPS, run, "slowest_rank"), right = 0;
+        log_numbers(low, STEPS, run, "ms_ranks_min");
+        log_numbers(high, STEPS, run, "ms_ranks_max");
         for (size_t i = 4; i < count; i++) right += slowest[i] == (double)victim && high[i] - low[i] > 25;
-        good = good && named && !strstr(strchr(named, ':'), "is a straggler") && count == 16 && right >= 11;
-        check(good, "rank %zu sleeps 50 ms a step from step 4 on: the console names it once, and the log in %zu of the "
-              "last 12 steps", victim, right);
+        good = good && named >= 1 && named <= 13 / 5 && count == 16 && right >= 11;
+        check(good, "rank %zu sleeps 50 ms a step from step 4 on: the console names it, not in each step, and the log in "
+              "%zu of the last 12 steps", victim, right);
         if (!good) print_indented(job.programs[0].text[0]);
         job_free(&job);
     }

@@ -104,12 +104,6 @@ static const char* file_text(const char* path) {
     return text;
 }
 
-static size_t count_in(const char* text, const char* fragment) {
-    size_t count = 0;
-    for (const char* at = text; (at = strstr(at, fragment)) != NULL; at++) count++;
-    return count;
-}
-
 static size_t events_count(const char* event) {
     return count_in(file_text("events.jsonl"), text_of("\"event\": \"%s\"", event));
 }
@@ -430,6 +424,7 @@ static int act(char** words) {
 //
 // A case is what happens to a supervisor, and what is expected, one after the other.
 //   start WORDS, end CODE     starts the supervisor, and waits for its end; `run CODE WORDS` is both
+//   refuse CODE TEXT | WORDS  it does not start with these words, and says why in one sentence
 //   send S, to NAME S         sends it a signal, or the process that wrote the first line of this name to the trace
 //   await NAME I, event, said until the trace has the I-th line of the name (from 0), so many events, or a text is said
 //   sleep MS, make PATH, link PATH   an empty file, a link to this program
@@ -442,7 +437,6 @@ static int act(char** words) {
 //   trace NAME I MORE         the I-th of them
 //   ms A I B J LOWEST HIGHEST between two lines of the trace, with slack
 //   says TEXT, logs TEXT      in standard error of the supervisor, in events.jsonl; `prints TEXT` in standard output
-//   sentences N               of the supervisor
 //   there PATH, not PATH      files
 //   failure N                 the post-mortem of which the following are
 //   KEY VALUE                 what it has, see failure_check
@@ -505,6 +499,12 @@ static void step_do(Json* json, const char* text) {
     else if (sscanf(text, "run %zu %n", &count, &at) == 1) {
         Supervised other = supervised_start(text + at, false);
         supervised_end(&other, (int)count);
+    } else if (sscanf(text, "refuse %zu %511[^|]| %n", &count, t.more, &at) == 2) {
+        unlink("stderr");
+        t.more[strlen(t.more) - 1] = 0;  // the blank before |
+        step_do(json, text_of("run %zu %s", count, text + at));
+        check_text(file_text("stderr"), t.more);
+        check_count(count_in(file_text("stderr"), "supervise: "), 1, "sentences");
     } else if ((rest = after(text, "send"))) trace("signal", ""), kill(s.pid, signal_of(rest));
     else if (sscanf(text, "to %31s %31s", a, b) == 2) {
         if (trace_pid(a, 0) > 0) kill(trace_pid(a, 0), signal_of(b));
@@ -535,8 +535,6 @@ static void step_do(Json* json, const char* text) {
     else if ((rest = after(text, "says"))) check_text(file_text("stderr"), rest);
     else if ((rest = after(text, "logs"))) check_text(file_text("events.jsonl"), rest);
     else if ((rest = after(text, "prints"))) check_text(file_text("stdout"), rest);
-    else if ((rest = after(text, "sentences")))
-        check_count(count_in(file_text("stderr"), "supervise: "), strtoul(rest, NULL, 10), text);
     else if ((rest = after(text, "there"))) check_case(file_exists(rest), text);
     else if ((rest = after(text, "not"))) check_case(!file_exists(rest), text);
     else if ((rest = after(text, "failure"))) {
@@ -668,34 +666,6 @@ static void case_unread(void) {
     free(text);
 }
 
-static void case_refusals(void) {
-    static const struct {
-        const char* words;
-        int code;
-        const char* says;
-    } cases[] = {
-        {"--out .", 2, "there is no command to run"},
-        {"--out . --", 2, "there is no command to run"},
-        {"--time 5 --out . -- SELF act clean", 2, "did you mean --timeout?"},
-        {"--max-restarts 0 --out . -- SELF act clean", 2, "--max-restarts is '0'"},
-        {"-- SELF act clean", 2, "neither the supervisor nor the command has --out"},
-        {"-- ./train act clean --out .", 2, "no --resume"},
-        {"-- ./train act clean --out . --resume off", 2, "no --resume"},
-        {"-- mpirun -np 2 ./train act clean --out .", 2, "no --resume"},
-        {"--out . -- ./no-such-program", 2, "cannot start ./no-such-program: No such file"},
-        {"--out trace/x -- SELF act clean", 1, "trace"},
-    };
-    trace("nothing", "");
-    step_do(NULL, "link train");
-    for (size_t i = 0; i < COUNT_OF(cases); i++) {
-        step_do(NULL, "unsay");
-        step_do(NULL, text_of("run %d %s", cases[i].code, cases[i].words));
-        step_do(NULL, text_of("says %s", cases[i].says));
-        step_do(NULL, "sentences 1");
-    }
-    case_do_steps();
-}
-
 // ------------------------------------------------------------------------------------------------
 // 5. Table
 
@@ -799,9 +769,20 @@ static const Case CASES[] = {
            "traces 1 saved", "disk goes on", "end 75", "disk goes on",
            "start --checkpoint-timeout 1 --out . -- SELF act ignore ranks=1 trace=ready on=1", "await ready 1",
            "disk hangs", "send TERM", "gone ready 1 3000", "disk goes on", "end 1")},
-    {"refusals", .run = case_refusals,
-     DO("starts 0", "run 0 -- ./train act clean --out . --resume", "run 0 -- ./train act clean --out . --resume=on",
-           "run 0 --help", "prints --checkpoint-timeout")},
+    {"refusals",
+     DO("link train",
+        "refuse 2 there is no command to run | --out .",
+        "refuse 2 there is no command to run | --out . --",
+        "refuse 2 did you mean --timeout? | --time 5 --out . -- SELF act clean",
+        "refuse 2 --max-restarts is '0' | --max-restarts 0 --out . -- SELF act clean",
+        "refuse 2 neither the supervisor nor the command has --out | -- SELF act clean",
+        "refuse 2 no --resume | -- ./train act clean --out .",
+        "refuse 2 no --resume | -- ./train act clean --out . --resume off",
+        "refuse 2 no --resume | -- mpirun -np 2 ./train act clean --out .",
+        "refuse 2 cannot start ./no-such-program: No such file | --out . -- ./no-such-program",
+        "refuse 1 trace | --out trace/x -- SELF act clean",
+        "starts 0", "run 0 -- ./train act clean --out . --resume", "run 0 -- ./train act clean --out . --resume=on",
+        "run 0 --help", "prints --checkpoint-timeout")},
     {"flood", .run = case_flood}, {"untaken", .run = case_untaken}, {"unread", .run = case_unread},
 };
 
@@ -835,18 +816,6 @@ static uint64_t train_weights(void) {
     uint64_t hash = weights_hash(text_of("run/step_%08d", STEPS), &error);
     if (hash == 0) printf("%s: %s\n", case_name, error.text);
     return hash;
-}
-
-static void train_losses(double losses[STEPS]) {
-    char line[2048];
-    size_t step;
-    double loss;
-    FILE* file = fopen("run/metrics.jsonl", "re");
-    for (size_t i = 0; i < STEPS; i++) losses[i] = NAN;
-    while (file && fgets(line, sizeof line, file))
-        if (sscanf(line, "{\"step\": %zu,\"loss\": %lf", &step, &loss) == 2 && step >= 1 && step <= STEPS)
-            losses[step - 1] = loss;
-    if (file) fclose(file);
 }
 
 // Waits for a line of a step that the number-th start (from 1) has written; returns when it came.
@@ -904,7 +873,7 @@ static void train_reference(void) {
     supervised_end(&s, 0);
     reference.weights = train_weights();
     check_case(reference.weights != 0, "it leaves its weights");
-    train_losses(reference.losses);
+    check_count(log_numbers(reference.losses, STEPS, "run", "loss"), STEPS, "losses");
     printf("trainer: from start to first step in %.0f ms\n", reference.load_ms);
 }
 
@@ -967,7 +936,7 @@ static void train_fewer(void) {
     Supervised s = train_start("--min-ranks 1");
     train_check_end(&s, 4);
     case_do_steps();
-    train_losses(losses);
+    check_count(log_numbers(losses, STEPS, "run", "loss"), STEPS, "losses");
     for (size_t i = 0; i < STEPS; i++) {
         double error = fabs(losses[i] - reference.losses[i]) / reference.losses[i];
         if (!(error <= worst)) worst = error;  // NaN too
