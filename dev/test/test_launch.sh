@@ -168,6 +168,9 @@ sed -n 's/^Cpus_allowed_list:[[:space:]]*/cores /p' /proc/self/status
 echo "threads $OMP_NUM_THREADS"
 echo "a line of standard error" >&2
 for word in "$@"; do echo "argument <$word>"; done
+printf '%s' "$1" > "word_$RANK.txt"
+printf '%s' "$STRANGE" > "variable_$RANK.txt"
+printf '%s' "$PLAIN" > "plain_$RANK.txt"
 END
 
 # node FLAGS...: node.sh with a new directory for logs.
@@ -262,11 +265,7 @@ trap 'received INT 31' INT
 trap 'received USR1 75' USR1
 echo $$ > "asked_$RANK.pid"
 echo ready
-turns=0
-while [ $turns -lt 1000 ]; do
-    turns=$((turns + 1))
-    sleep 0.1
-done
+for turn in $(seq 1000); do sleep 0.1; done
 END
 for row in TERM:30:TERM USR1:75:USR1 HUP:30:TERM INT:31:INT; do
     received=${row##*:} code=${row#*:}
@@ -329,15 +328,8 @@ nodes() {
 strange='a $HOME "b"
 `c`  '"it's \\ d"
 printf '%s' "$strange" > strange.txt
-cat > word.sh <<'END'
-printf '%s' "$1" > "word_$RANK.txt"
-printf '%s' "$STRANGE" > "variable_$RANK.txt"
-printf '%s' "$PLAIN" > "plain_$RANK.txt"
-place="$MASTER_ADDR:$MASTER_PORT, run $LLMTRAIN_RUN_ID"
-echo "rank $RANK of $WORLD_SIZE, $LOCAL_RANK of $LOCAL_WORLD_SIZE here, at $place"
-END
 STRANGE=$strange runs 0 "nodes.sh with two hosts that end well" \
-    nodes --ranks 2 --env STRANGE --env PLAIN=x=y -- sh word.sh "$strange"
+    nodes --ranks 2 --env STRANGE --env PLAIN=x=y -- sh report.sh "$strange"
 for rank in 0 1 2 3; do
     expected="^rank $rank of 4, $((rank % 2)) of 2 here, at 127.0.0.1:29500"
     check "the variables of rank $rank" grep -q "$expected" logs/rank_$rank.log
@@ -431,10 +423,8 @@ done
 export SLURM_STEP_ID=0 SLURM_STEP_NUM_NODES=1 SLURM_STEP_NODELIST=localhost
 export SLURM_STEP_NUM_TASKS="$SLURM_NTASKS" SLURM_STEP_TASKS_HERE="$SLURM_NTASKS"
 tasks=
-while [ "$(echo "$tasks" | wc -w)" -lt "$SLURM_NTASKS" ]; do
-    SLURM_PROCID=$(echo "$tasks" | wc -w)
-    export SLURM_PROCID SLURM_LOCALID="$SLURM_PROCID"
-    "$@" &
+for task in $(seq 0 $((SLURM_NTASKS - 1))); do
+    SLURM_PROCID=$task SLURM_LOCALID=$task "$@" &
     tasks="$tasks $!"
 done
 trap 'kill -s USR1 $tasks' USR1
