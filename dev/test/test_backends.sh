@@ -39,8 +39,8 @@ run() {
     shift 3
     case "$*" in *--resume*) ;; *) rm -rf "$directory" ;; esac
     "$program" --data "$out/text_train_*.bin" --out "$directory" --steps "$steps" --family "$family" --layers 2 \
-        --heads "$heads" --kv-heads 2 --channels 32 --ffn 64 --seq 24 --batch 2 --total-batch 96 --lr 2e-3 --lr-final 1 \
-        --warmup 3 --schedule constant "$@" > "$directory.log" 2>&1 || { cat "$directory.log"; return 1; }
+        --heads "$heads" --kv-heads 2 --channels 32 --ffn 64 --seq 24 --batch 2 --total-batch 96 --lr 2e-3 \
+        --lr-final 1 --warmup 3 --schedule constant "$@" > "$directory.log" 2>&1 || { cat "$directory.log"; return 1; }
 }
 
 # run_with VARIABLES PROGRAM DIRECTORY STEPS FLAG...: the same with EMULATE_MODE=... [EMULATE_OTHER=...].

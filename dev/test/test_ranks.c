@@ -752,57 +752,48 @@ static void test_faults(void) {
 // ------------------------------------------------------------------------------------------------
 // Refusals
 
-typedef struct {
-    const char* name;
-    Starter launch;
-    size_t world, started;
-    int exit_code;                // of every rank; 0: 1 or 2
-    const char *arguments, *odd_arguments, *odd_variables, *variables;
-    const char* fragments[2];     // of the sentence of rank 0 (of the first process)
-} Refusal;
-
 #define REFUSED_BASE "--steps 4 --zero 2 --timeout 3 --total-batch 96 --out refused"
+#define REFUSED(what, exit_code, first, second, ...) \
+    {.name = what, .code = exit_code, .fragments = {first, second}, .task = {__VA_ARGS__}}
+#define TWO .launch = BY_HAND, .world = 2
 // Rank 1 of 2 has another value of a flag.
 #define DISAGREE(flag, value) \
-    {"another --" flag " on rank 1", BY_HAND, 2, 0, 0, NULL, "--" flag " " value, NULL, NULL, {"--" flag, "rank 1"}}
-#define FLAG(name, world, arguments, ...) {name, FORKED, world, 0, 2, arguments, NULL, NULL, NULL, {__VA_ARGS__}}
+    REFUSED("another --" flag " on rank 1", 0, "--" flag, "rank 1", TWO, .odd_arguments = "--" flag " " value)
+#define FLAG(what, ranks, flags, first, second) \
+    REFUSED(what, 2, first, second, .world = ranks, .arguments = {[2] = flags})
 
-static const Refusal REFUSALS[] = {
+static const Failure REFUSALS[] = {
     DISAGREE("lr", "1e-3"), DISAGREE("batch", "1"), DISAGREE("seed", "5"), DISAGREE("zero", "1"),
     DISAGREE("total-batch", "192"), DISAGREE("layers", "3"), DISAGREE("channels", "64"), DISAGREE("reduce", "float"),
     DISAGREE("clip", "2"), DISAGREE("steps", "3"), DISAGREE("optimizer", "lion"), DISAGREE("spike-skip", "9"),
     DISAGREE("val-every", "1"), DISAGREE("val", "other.bin"), DISAGREE("out", "elsewhere"),
-    DISAGREE("ckpt-every", "1"), DISAGREE("check-every", "1"),
-    DISAGREE("dropout", "0.1"), DISAGREE("weight-decay", "0.2"), DISAGREE("warmup", "1"),
-    DISAGREE("resume", "on"),
-    {"another data file on rank 1", BY_HAND, 2, 0, 0, NULL, "--data other.bin", NULL, NULL, {"data", "rank 1"}},
-    {"rank 1 says WORLD_SIZE=3", BY_HAND, 2, 0, 0, NULL, NULL, "WORLD_SIZE=3", NULL, {"rank", "3"}},
-    {"rank 1 never comes", BY_HAND, 2, 1, 1, NULL, NULL, NULL, NULL, {"rank 1", "has not connected"}},
-    {"rank 0 never comes", BY_HAND, 2, 1, 1, NULL, NULL, NULL, "RANK=1", {"rank 0", "MASTER_PORT"}},
-    {"RANK without WORLD_SIZE", BY_HAND, 2, 1, 0, NULL, NULL, NULL, "WORLD_SIZE=", {"RANK", "WORLD_SIZE"}},
-    {"WORLD_SIZE without RANK", BY_HAND, 2, 1, 0, NULL, NULL, NULL, "RANK=", {"RANK", "WORLD_SIZE"}},
-    {"--ranks under a launcher", BY_HAND, 2, 0, 0, "--ranks 2", NULL, NULL, NULL, {"started 2 ranks already", NULL}},
+    DISAGREE("ckpt-every", "1"), DISAGREE("check-every", "1"), DISAGREE("dropout", "0.1"),
+    DISAGREE("weight-decay", "0.2"), DISAGREE("warmup", "1"), DISAGREE("resume", "on"),
+    REFUSED("another data file on rank 1", 0, "data", "rank 1", TWO, .odd_arguments = "--data other.bin"),
+    REFUSED("rank 1 says WORLD_SIZE=3", 0, "rank", "3", TWO, .odd_variables = "WORLD_SIZE=3"),
+    REFUSED("rank 1 never comes", 1, "rank 1", "has not connected", TWO, .started = 1),
+    REFUSED("rank 0 never comes", 1, "rank 0", "MASTER_PORT", TWO, .started = 1, .variables = "RANK=1"),
+    REFUSED("RANK without WORLD_SIZE", 0, "RANK", "WORLD_SIZE", TWO, .started = 1, .variables = "WORLD_SIZE="),
+    REFUSED("WORLD_SIZE without RANK", 0, "RANK", "WORLD_SIZE", TWO, .started = 1, .variables = "RANK="),
+    REFUSED("--ranks under a launcher", 0, "started 2 ranks already", NULL, TWO, .arguments = {[2] = "--ranks 2"}),
     FLAG("--zero 3", 2, "--zero 3", "--zero", "3"),
     FLAG("--ranks 0", 0, "", "--ranks", "0"),
     FLAG("--total-batch that the ranks do not divide", 3, "--total-batch 96", "--total-batch", "144"),
     FLAG("--reduce of no kind", 2, "--reduce best", "--reduce", "storage"),
     FLAG("--timeout 0", 2, "--timeout 0", "--timeout", "0"),
-    {"the port is in use", BY_HAND, 2, 0, 1, NULL, NULL, NULL, NULL, {"port", "in use"}},
+    REFUSED("the port is in use", 1, "port", "in use", TWO),
 };
 
 static void test_refusals(void) {
     static Failure failures[COUNT_OF(REFUSALS)];
     int listener;
-    size_t port = port_reserve(&listener);
-    need(listen(listener, 8) == 0, "listening");
-    for (size_t i = 0; i < COUNT_OF(REFUSALS); i++) {
-        const Refusal* r = &REFUSALS[i];
-        bool busy = i + 1 == COUNT_OF(REFUSALS);
-        Failure f = {.name = r->name, .code = r->exit_code, .fragments = {r->fragments[0], r->fragments[1]},
-                     .task = {r->launch, NULL, r->world, {SHAPES[GPT2].arguments, REFUSED_BASE, r->arguments},
-                              r->variables, r->odd_arguments, r->odd_variables, r->started, busy ? port : 0}};
-        failures[i] = f;
+    memcpy(failures, REFUSALS, sizeof failures);
+    for (size_t i = 0; i < COUNT_OF(failures); i++) {
+        failures[i].task.arguments[0] = SHAPES[GPT2].arguments;
+        failures[i].task.arguments[1] = REFUSED_BASE;
     }
+    failures[COUNT_OF(failures) - 1].task.port = port_reserve(&listener);
+    need(listen(listener, 8) == 0, "listening");
     failures_run(failures, COUNT_OF(failures));
     close(listener);
     if (!test.mpirun) return;
@@ -916,8 +907,8 @@ static void test_slow(void) {
         log_numbers(high, STEPS, run, "ms_ranks_max");
         for (size_t i = 4; i < count; i++) right += slowest[i] == (double)victim && high[i] - low[i] > 25;
         good = good && named >= 1 && named <= 13 / 5 && count == 16 && right >= 11;
-        check(good, "rank %zu sleeps 50 ms a step from step 4 on: the console names it, not in each step, and the log in "
-              "%zu of the last 12 steps", victim, right);
+        check(good, "rank %zu sleeps 50 ms a step from step 4 on: the console names it, not in each step, and the log "
+              "in %zu of the last 12 steps", victim, right);
         if (!good) print_indented(job.programs[0].text[0]);
         job_free(&job);
     }

@@ -203,16 +203,18 @@ static bool failure_read(Json* json, int number) {
     return good;
 }
 
-// A value of the post-mortem, as text. "1.phase" is that of rank 1.
+// A value of the post-mortem, as text. "1.phase" is that of rank 1, "output.1" the second line of the output.
 static const char* failure_value(const Json* json, const char* key, uint32_t* value) {
     static char text[2048];
     uint32_t node = 0;
     uint64_t number;
     const char* dot = strchr(key, '.');
-    if (dot)
+    bool line = dot && strncmp(key, "output", 6) == 0;
+    if (dot && !line)
         for (node = json_first(json, json_get(json, 0, "ranks")); node != JSON_NONE; node = json_next(json, node))
             if (json_u64(json, json_get(json, node, "rank"), &number) && (int)number == atoi(key)) break;
-    *value = json_get(json, node, dot ? dot + 1 : key);
+    *value = line ? json_first(json, json_get(json, 0, "output")) : json_get(json, node, dot ? dot + 1 : key);
+    for (int i = line ? atoi(dot + 1) : 0; i > 0 && *value != JSON_NONE; i--) *value = json_next(json, *value);
     if (*value == JSON_NONE) return "absent";
     const JsonNode* n = &json->nodes[*value];
     snprintf(text, sizeof text, "%.*s", (int)n->bytes, json->text + n->start);
@@ -507,7 +509,8 @@ static void step_do(Json* json, const char* text) {
         check_count(count_in(file_text("stderr"), "supervise: "), 1, "sentences");
     } else if ((rest = after(text, "send"))) trace("signal", ""), kill(s.pid, signal_of(rest));
     else if (sscanf(text, "to %31s %31s", a, b) == 2) {
-        if (trace_pid(a, 0) > 0) kill(trace_pid(a, 0), signal_of(b));
+        pid_t pid = trace_pid(a, 0);
+        check_case(pid > 0 && kill(pid, signal_of(b)) == 0, text);
     } else if (sscanf(text, "await event %zu %n", &count, &at) == 1) await(is_event, text + at, count - 1);
     else if ((rest = after(text, "await said"))) await(is_said, rest, 0);
     else if (sscanf(text, "await %31s %zu", a, &i) == 2) await(is_traced, a, i);
@@ -571,27 +574,10 @@ static void done_also(void) {
     check_case(strcmp(file_text("stderr"), "some errors\n") == 0, "standard error is passed on, and nothing is added");
 }
 
-static void lines_also(void) {
-    Json json;
-    if (!failure_read(&json, 4)) return;
-    char first[64] = "", last[64] = "";
-    uint32_t output = json_get(&json, 0, "output"), line = json_first(&json, output);
-    json_string(&json, line, first, sizeof first);
-    for (; line != JSON_NONE; line = json_next(&json, line)) json_string(&json, line, last, sizeof last);
-    check_case(strcmp(first, "line 12 \"\x01") == 0, "the first of them");
-    check_case(strcmp(last, "bytes \xEF\xBF\xBD and zero") == 0, "the last of them");
-    json_free(&json);
-}
-
 static void orphaned_also(void) {
     Traced t;
     await(is_traced, "saved", 0);
     check_case(trace_find("start", 0, &t) && unlink(t.more) == 0, "its heartbeats can be removed");
-}
-
-static void company_also(void) {
-    pid_t pid = trace_pid("ready", 0);
-    check_case(pid > 0 && kill(pid, SIGKILL) == 0, "what the command has not started is left alone");
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -679,15 +665,15 @@ static const Case CASES[] = {
     // A command that is killed, and ranks that are.
     {"killed", "--out . -- SELF act ranks=1 steps=31 times=1 kill", 0,
      DO("ms death 0 start 1 0 1000", "starts 2", "events 1 restart", "events 1 done", "failure 1", "kind signal",
-            "rank 0", "signal 9", "exit_code null", "phase step", "step 31", "progress true", "0.alive false",
-            "0.signal 9", "what ~was ended by signal 9 (Killed) in phase step, step 31", "disk_free_bytes >0",
-            "memory_available_bytes >0", "command #6", "time ~Z")},
+        "rank 0", "signal 9", "exit_code null", "phase step", "step 31", "progress true", "0.alive false", "0.signal 9",
+        "what ~was ended by signal 9 (Killed) in phase step, step 31", "disk_free_bytes >0",
+        "memory_available_bytes >0", "command #6", "time ~Z")},
     {"rank killed", "--out . -- SELF act times=1 ranks=2 1:steps=7 1:kill on=7", 0,
-     DO("ms death 0 start 1 0 4000", "failure 1", "kind lost rank", "rank 1", "signal 9", "step 7",
-            "0.alive true", "1.alive false")},
+     DO("ms death 0 start 1 0 4000", "failure 1", "kind lost rank", "rank 1", "signal 9", "step 7", "0.alive true",
+        "1.alive false")},
     {"noticed", "--out . -- SELF act times=1 ranks=2 1:steps=7 1:kill steps=500 exit=1", 0,
      DO("failure 1", "kind exit", "rank 1", "signal 9",
-            "what ~signal 9 (Killed) in phase step, step 7; the command ended with exit code 1")},
+        "what ~signal 9 (Killed) in phase step, step 7; the command ended with exit code 1")},
     {"takes along", "--out . -- SELF act times=3 ranks=4 0:steps=9 0:sleep=100 0:kill follow on=9", 0,
      DO("failure 1", "rank 0", "signal 9", "failure 2", "rank 0", "signal 9", "failure 3", "rank 0", "signal 9")},
     {"gives up", "--max-restarts 1 --out . -- SELF act ranks=2 1:steps=5 0:steps=150 exit=1", 1,
@@ -697,11 +683,10 @@ static const Case CASES[] = {
 
     // Hangs.
     {"stopped", "--timeout 1 --out . -- SELF act times=1 asks ranks=2 0:on=31 steps=31 collective=reduce_scatter stop",
-     0, DO("traces 0 asked", "ms stop 0 start 1 1000 2000", "failure 1", "kind hang", "rank 1",
-               "phase collective", "step 31", "collective reduce_scatter", "signal null", "exit_code null",
-               "0.alive true", "1.alive true", "1.state T", "1.age_seconds 1 to 2", "0.age_seconds 0 to 0.5",
-               "what ~sent its last heartbeat",
-               "what ~in phase collective, step 31, in reduce_scatter; it was stopped by")},
+     0, DO("traces 0 asked", "ms stop 0 start 1 1000 2000", "failure 1", "kind hang", "rank 1", "phase collective",
+           "step 31", "collective reduce_scatter", "signal null", "exit_code null", "0.alive true", "1.alive true",
+           "1.state T", "1.age_seconds 1 to 2", "0.age_seconds 0 to 0.5", "what ~sent its last heartbeat",
+           "what ~in phase collective, step 31, in reduce_scatter; it was stopped by")},
     {"clock", "--timeout 1 --out . -- SELF act times=2 ranks=1 clock", 0,
      DO("starts 3", "ms stop 0 start 1 800 2000", "ms stop 1 start 2 800 2000", "failure 2", "kind hang")},
     {"absent", "--setup-timeout 1 --max-restarts 1 --out . -- SELF act alone=2 on=0", 1,
@@ -712,13 +697,15 @@ static const Case CASES[] = {
      DO("starts 1")},
 
     // Restarts: with and without progress, and with fewer ranks. 3 ranks do not divide 8 micro-batches.
-    {"company", "COMPANY --out . -- SELF act await=trace hello", 0, .also = company_also},
+    {"company", "COMPANY --out . -- SELF act await=trace hello", 0,
+     DO("to ready KILL")},  // what the command has not started is left alone
     {"fails", "--max-restarts 3 --out . -- SELF act ranks=1 steps=3 lines exit=1", 1,
      DO("starts 4", "ms start 0 start 1 0 1000", "ms start 1 start 2 500 1500", "ms start 2 start 3 1000 2000",
-            "events 4 failure", "events 1 gave up", "logs after 0.0 s; 0 consecutive failures",
-            "logs after 0.5 s; 1 consecutive failures", "logs after 1.0 s; 2 consecutive failures",
-            "says gave up: 3 consecutive failures without progress; best step 3, 4 starts", "says failure_0004.json",
-            "failure 4", "output #20", "progress false", "rank 0"), .also = lines_also},
+        "events 4 failure", "events 1 gave up", "logs after 0.0 s; 0 consecutive failures",
+        "logs after 0.5 s; 1 consecutive failures", "logs after 1.0 s; 2 consecutive failures",
+        "says gave up: 3 consecutive failures without progress; best step 3, 4 starts", "says failure_0004.json",
+        "failure 4", "output #20", "progress false", "rank 0", "output.0 line 12 \"\x01",
+        "output.19 bytes \xEF\xBF\xBD and zero")},
     {"further", "--max-restarts 1 --out . -- SELF act ranks=1 further=3 times=4 exit=1", 0, DO("starts 5")},
     {"fewer", "--min-ranks 2 --max-restarts 2 --out . -- SELF act alone=0 enough=2 kill --ranks 4 --total-batch 64 "
      "--batch 2 --seq 4", 0,
@@ -727,7 +714,7 @@ static const Case CASES[] = {
      DO("says nothing in the command says how many there are", "starts 3", "events 0 fewer ranks")},
     {"vanished",
      DO("link vanishing", "run 1 --max-restarts 2 --out . -- ./vanishing act remove=vanishing exit=1",
-           "says cannot start ./vanishing: No such file", "events 2 failure", "events 1 gave up")},
+        "says cannot start ./vanishing: No such file", "events 2 failure", "events 1 gave up")},
 
     // Signals.
     {"preempted", "--out . -- SELF act preempted", 75, .signal = "USR1",
@@ -741,37 +728,36 @@ static const Case CASES[] = {
 
     {"locked",
      DO("start --out . -- SELF act preempted", "await ready 0", "run 1 --out . -- SELF act clean",
-           "says another supervisor watches .", "send TERM", "end 75")},
+        "says another supervisor watches .", "send TERM", "end 75")},
     {"pause",  // of 4 s
-     DO("start --out . -- SELF act exit=1", "await event 4 restart", "send INT", "end 75",
-           "ms signal 0 end 0 0 1000", "starts 4")},
+     DO("start --out . -- SELF act exit=1", "await event 4 restart", "send INT", "end 75", "ms signal 0 end 0 0 1000",
+        "starts 4")},
     // Time in which nobody ran is not counted: the supervisor and the command stop, as when a container is frozen.
     {"frozen",
      DO("start --timeout 3 --out . -- SELF act ranks=1 trace=ready while=6000", "await ready 0", "to ready STOP",
-           "sleep 200", "send STOP", "sleep 4000", "send CONT", "sleep 300", "to ready CONT", "end 0", "starts 1")},
+        "sleep 200", "send STOP", "sleep 4000", "send CONT", "sleep 300", "to ready CONT", "end 0", "starts 1")},
 
     // A start that fails is a failure like others, until there are descriptors again.
     {"starved",
      DO("run 1 --max-restarts 2 --out . -- SELF act unless=go starve exit=1", "starts 1", "says cannot start",
-           "says gave up: 2 consecutive failures without progress; best step 0, 2 starts", "events 2 failure",
-           "events 1 gave up", "failure 2", "kind start", "rank null", "exit_code null",
-           "what ~Too many open files; check the command after --, and the limits", "unsay",
-           "start --max-restarts 9 --out . -- SELF act unless=go starve exit=1", "await said cannot start", "make go",
-           "limits", "end 0", "starts 3")},
+        "says gave up: 2 consecutive failures without progress; best step 0, 2 starts", "events 2 failure",
+        "events 1 gave up", "failure 2", "kind start", "rank null", "exit_code null",
+        "what ~Too many open files; check the command after --, and the limits", "unsay",
+        "start --max-restarts 9 --out . -- SELF act unless=go starve exit=1", "await said cannot start", "make go",
+        "limits", "end 0", "starts 3")},
 
     // While the disk hangs, ranks are ended and signals passed on all the same; no rank is left when the post-mortem is
     // written.
     {"disk hangs",
-     DO("disk goes on", "start --timeout 1 --out . -- SELF act times=1 ignore ranks=2 steps=1 1:stop await=failures "
-           "trace=outlived on=1", "disk hangs", "await rank 0", "gone rank 0 2000", "starts 1", "disk goes on", "end 0",
-           "starts 2", "traces 0 outlived", "there failures/failure_0001.json", "disk goes on",
-           "start --out . -- SELF act preempted", "disk hangs", "await ready 0", "send TERM", "await saved 0",
-           "traces 1 saved", "disk goes on", "end 75", "disk goes on",
-           "start --checkpoint-timeout 1 --out . -- SELF act ignore ranks=1 trace=ready on=1", "await ready 1",
-           "disk hangs", "send TERM", "gone ready 1 3000", "disk goes on", "end 1")},
+     DO("disk goes on",
+        "start --timeout 1 --out . -- SELF act times=1 ignore ranks=2 steps=1 1:stop await=failures trace=outlived "
+        "on=1", "disk hangs", "await rank 0", "gone rank 0 2000", "starts 1", "disk goes on", "end 0", "starts 2",
+        "traces 0 outlived", "there failures/failure_0001.json", "disk goes on", "start --out . -- SELF act preempted",
+        "disk hangs", "await ready 0", "send TERM", "await saved 0", "traces 1 saved", "disk goes on", "end 75",
+        "disk goes on", "start --checkpoint-timeout 1 --out . -- SELF act ignore ranks=1 trace=ready on=1",
+        "await ready 1", "disk hangs", "send TERM", "gone ready 1 3000", "disk goes on", "end 1")},
     {"refusals",
-     DO("link train",
-        "refuse 2 there is no command to run | --out .",
+     DO("link train", "refuse 2 there is no command to run | --out .",
         "refuse 2 there is no command to run | --out . --",
         "refuse 2 did you mean --timeout? | --time 5 --out . -- SELF act clean",
         "refuse 2 --max-restarts is '0' | --max-restarts 0 --out . -- SELF act clean",
@@ -780,9 +766,8 @@ static const Case CASES[] = {
         "refuse 2 no --resume | -- ./train act clean --out . --resume off",
         "refuse 2 no --resume | -- mpirun -np 2 ./train act clean --out .",
         "refuse 2 cannot start ./no-such-program: No such file | --out . -- ./no-such-program",
-        "refuse 1 trace | --out trace/x -- SELF act clean",
-        "starts 0", "run 0 -- ./train act clean --out . --resume", "run 0 -- ./train act clean --out . --resume=on",
-        "run 0 --help", "prints --checkpoint-timeout")},
+        "refuse 1 trace | --out trace/x -- SELF act clean", "starts 0", "run 0 -- ./train act clean --out . --resume",
+        "run 0 -- ./train act clean --out . --resume=on", "run 0 --help", "prints --checkpoint-timeout")},
     {"flood", .run = case_flood}, {"untaken", .run = case_untaken}, {"unread", .run = case_unread},
 };
 
