@@ -48,21 +48,30 @@ typedef struct {
 } Norm;
 
 // ------------------------------------------------------------------------------------------------
-// Forward: naive kernels
+// Naive kernels: LANES threads, 1 or WARP, share a row
 
-// `lanes` threads, 1 or WARP, share a row; this one is number `lane`. Three walks: the sum, the squares, the output.
-static __device__ void forward_row(Norm p, size_t row, size_t lane, size_t lanes) {
+// The average over C channels of what the lanes have summed.
+template <int LANES>
+static __device__ float row_average(float sum, size_t C) {
+    return (LANES == WARP ? warp_sum(sum) : sum) / (float)C;
+}
+
+// Three walks: the sum, the squares, the output.
+template <int LANES>
+static __global__ void forward_rows(Norm p) {
+    size_t row = flat_index(1) / LANES, lane = threadIdx.x % LANES;
+    if (row >= p.N) return;
     const floatX *in = p.in + row * p.C, *branch = p.branch + row * p.C;
     floatX *x = p.residual + row * p.C, *out = p.out + row * p.C;
-    float sum = 0.0f, squares = 0.0f, m = 0.0f;
-    for (size_t c = lane; c < p.C; c += lanes) {
+    float sum = 0.0f, squares = 0.0f;
+    for (size_t c = lane; c < p.C; c += LANES) {
         x[c] = floatX_of(float_of(in[c]) + float_of(branch[c]));
         sum += float_of(x[c]);
     }
-    if (p.centred) m = (lanes == WARP ? warp_sum(sum) : sum) / (float)p.C;
-    for (size_t c = lane; c < p.C; c += lanes) squares += (float_of(x[c]) - m) * (float_of(x[c]) - m);
-    float s = 1.0f / sqrtf((lanes == WARP ? warp_sum(squares) : squares) / (float)p.C + EPSILON);
-    for (size_t c = lane; c < p.C; c += lanes) {
+    float m = p.centred ? row_average<LANES>(sum, p.C) : 0.0f;
+    for (size_t c = lane; c < p.C; c += LANES) squares += (float_of(x[c]) - m) * (float_of(x[c]) - m);
+    float s = 1.0f / sqrtf(row_average<LANES>(squares, p.C) + EPSILON);
+    for (size_t c = lane; c < p.C; c += LANES) {
         float bias = p.centred ? float_of(p.bias[c]) : 0.0f;
         out[c] = floatX_of((float_of(x[c]) - m) * s * float_of(p.weight[c]) + bias);
     }
@@ -71,61 +80,43 @@ static __device__ void forward_row(Norm p, size_t row, size_t lane, size_t lanes
     p.rstd[row] = s;
 }
 
-static __global__ void forward_naive(Norm p) {
-    size_t row = flat_index(1);
-    if (row < p.N) forward_row(p, row, 0, 1);
-}
-
-static __global__ void forward_warp(Norm p) {
-    size_t row = flat_index(1) / WARP;
-    if (row < p.N) forward_row(p, row, threadIdx.x % WARP, WARP);
-}
-
 template <int W>
 static __global__ void add_residual(floatX* residual, const floatX* in, const floatX* branch, size_t n) {
-    size_t i = flat_index(1) * W;
+    size_t i = flat_index(W);
     if (i < n) lanes_store(residual + i, residual_lanes<W>(in, branch, i));
 }
 
-// ------------------------------------------------------------------------------------------------
-// Backward: naive kernels
-
-static __device__ void backward_row(Norm p, size_t row, size_t lane, size_t lanes) {
+template <int LANES>
+static __global__ void backward_rows(Norm p) {
+    size_t row = flat_index(1) / LANES, lane = threadIdx.x % LANES;
+    if (row >= p.N) return;
     const floatX *dout = p.dout + row * p.C, *x = p.x + row * p.C;
     floatX* dx = p.dx + row * p.C;
     float m = p.centred ? p.mean[row] : 0.0f, s = p.rstd[row], sum_g = 0.0f, sum_gn = 0.0f;
-    for (size_t c = lane; c < p.C; c += lanes) {
+    for (size_t c = lane; c < p.C; c += LANES) {
         float g = float_of(dout[c]) * float_of(p.weight[c]);
         sum_g += g;
         sum_gn += g * (float_of(x[c]) - m) * s;
     }
-    float average_g = p.centred ? (lanes == WARP ? warp_sum(sum_g) : sum_g) / (float)p.C : 0.0f;
-    float average_gn = (lanes == WARP ? warp_sum(sum_gn) : sum_gn) / (float)p.C;
-    for (size_t c = lane; c < p.C; c += lanes) {
+    float average_g = p.centred ? row_average<LANES>(sum_g, p.C) : 0.0f, average_gn = row_average<LANES>(sum_gn, p.C);
+    for (size_t c = lane; c < p.C; c += LANES) {
         float n = (float_of(x[c]) - m) * s, g = float_of(dout[c]) * float_of(p.weight[c]);
         dx[c] = floatX_of(float_of(dx[c]) + s * (g - average_g - n * average_gn));
     }
 }
 
-static __global__ void backward_naive(Norm p) {
-    size_t row = flat_index(1);
-    if (row < p.N) backward_row(p, row, 0, 1);
-}
-
-static __global__ void backward_warp(Norm p) {
-    size_t row = flat_index(1) / WARP;
-    if (row < p.N) backward_row(p, row, threadIdx.x % WARP, WARP);
+// Adds what channel c of a row gives to the gradients of weight and bias.
+static __device__ void sums_add(float* weight, float* bias, const Norm& p, size_t row, size_t c) {
+    float d = float_of(p.dout[row * p.C + c]), m = p.centred ? p.mean[row] : 0.0f;
+    *weight += d * (float_of(p.x[row * p.C + c]) - m) * p.rstd[row];
+    *bias += d;
 }
 
 static __global__ void sums_naive(Norm p) {
     size_t c = flat_index(1);
     if (c >= p.C) return;
     float weight = 0.0f, bias = 0.0f;
-    for (size_t row = 0; row < p.N; row++) {
-        float d = float_of(p.dout[row * p.C + c]), m = p.centred ? p.mean[row] : 0.0f;
-        weight += d * (float_of(p.x[row * p.C + c]) - m) * p.rstd[row];
-        bias += d;
-    }
+    for (size_t row = 0; row < p.N; row++) sums_add(&weight, &bias, p, row, c);
     p.dweight[c] += weight;
     if (p.centred) p.dbias[c] += bias;
 }
@@ -136,13 +127,8 @@ static __global__ void sums_partial(float* partial, Norm p) {
     __shared__ float weights[WARP][WARP], biases[WARP][WARP];
     size_t c = (size_t)blockIdx.x * WARP + threadIdx.x;
     float weight = 0.0f, bias = 0.0f;
-    if (c < p.C) {
-        for (size_t row = (size_t)blockIdx.y * WARP + threadIdx.y; row < p.N; row += (size_t)gridDim.y * WARP) {
-            float d = float_of(p.dout[row * p.C + c]), m = p.centred ? p.mean[row] : 0.0f;
-            weight += d * (float_of(p.x[row * p.C + c]) - m) * p.rstd[row];
-            bias += d;
-        }
-    }
+    for (size_t row = (size_t)blockIdx.y * WARP + threadIdx.y; c < p.C && row < p.N; row += (size_t)gridDim.y * WARP)
+        sums_add(&weight, &bias, p, row, c);
     weights[threadIdx.y][threadIdx.x] = weight;
     biases[threadIdx.y][threadIdx.x] = bias;
     __syncthreads();
@@ -179,8 +165,8 @@ static void ladder_forward(bool centred, size_t N, size_t C) {
     }
     Norm p = {N, C, centred, weight, bias, mean, rstd, out, residual, in, branch, NULL, NULL, NULL, NULL, NULL};
     ladder_work(LADDER_BYTES, 4.0 * (double)n * sizeof(floatX), shipped);
-    ladder_rung("naive", [&] { ladder_launch(forward_naive, N, p); });
-    ladder_rung("warp", [&] { ladder_launch(forward_warp, N * WARP, p); });
+    ladder_rung("naive", [&] { ladder_launch(forward_rows<1>, N, p); });
+    ladder_rung("warp", [&] { ladder_launch(forward_rows<WARP>, N * WARP, p); });
     ladder_rung("unfused", [&] {
         ladder_launch(W == PACK ? add_residual<PACK> : add_residual<1>, n / W, residual, in, branch, n);
         if (centred)
@@ -221,14 +207,14 @@ static void ladder_backward(bool centred, size_t N, size_t C) {
     Norm p = {N, C, centred, weight, NULL, mean, rstd, NULL, NULL, NULL, NULL, dx, dweight, dbias, dout, x};
     ladder_work(LADDER_BYTES, 4.0 * (double)n * sizeof(floatX), shipped);
     ladder_rung("naive", [&] {
-        ladder_launch(backward_naive, N, p);
+        ladder_launch(backward_rows<1>, N, p);
         ladder_launch(sums_naive, C, p);
     });
     auto in_two = [&](unsigned chunks) {
         float* partial = (float*)device_scratch(ladder.stream, 2 * chunks * C * sizeof(float));
         unsigned strips = (unsigned)divide_up(C, WARP);
         dim3 block(WARP, WARP);
-        ladder_launch(backward_warp, N * WARP, p);
+        ladder_launch(backward_rows<WARP>, N * WARP, p);
         sums_partial<<<dim3(strips, chunks), block, 0, ladder.stream->compute>>>(partial, p);
         norm_add_partial<<<dim3(strips, centred ? 2 : 1), block, 0, ladder.stream->compute>>>(
             dweight, dbias, partial, chunks, C);
