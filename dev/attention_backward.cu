@@ -99,7 +99,7 @@ int main(int argc, char** argv) {
     auto dqkv = ladder_output<floatX>("dqkv", n, {length, size, FLOATX_IS_FLOAT ? 0.0 : 2.0 * group});
     auto delta = ladder_output<float>("delta", rows, {(double)D, (double)D, 0.0});
     float* p = ladder_wants("naive") ? (float*)ladder_scratch(2 * rows * T * sizeof(float)) : NULL;
-    float* ds = p + rows * T;
+    float* ds = p ? p + rows * T : NULL;
     if (ladder.check) {
         cpu::attention_forward(out.twin, lse.twin, qkv.twin, B, T, H, K, D, NULL);
         ladder_update(out);

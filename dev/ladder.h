@@ -10,29 +10,20 @@
 //     FLAGS="-std=c++17 -O3 -arch=native -I. -DLLMTRAIN_CUDA -DPRECISION_BF16 -Xcompiler=-fopenmp"
 //     nvcc $FLAGS dev/gelu.cu -o build/gelu -lcublasLt         every ladder is built so; --help lists its flags
 //
-// A ladder program is its kernels, its arrays and its rungs. A rung is a function without arguments:
+// A ladder program is its kernels, its arrays and its rungs, which are functions without arguments; global_norm.cu is a
+// short one. In this order:
 //
-//     #include "kernels.cuh"
-//     #include "ladder.h"
-//
-//     int main(int argc, char** argv) {
-//         uint64_t n = ladder_size(16384, 33);                            // on a GPU, in the emulator
-//         ladder_open(argc, argv, {{"elements", FLAG_COUNT, &n, "N", 1, 1e9, "length of the vectors", 0}});
-//         ladder_begin("gelu_forward: out (n) = gelu(in (n))");           // a program may have several ladders
-//         auto in = ladder_input<floatX>("in", n, 2.0);
-//         auto out = ladder_output<floatX>("out", n, {8, 4, 0});
-//         auto shipped = LADDER_OPERATION(gelu_forward, out, in, n);
-//         ladder_work(LADDER_BYTES, 2.0 * (double)n * sizeof(floatX), shipped);  // the minimum that a rung must move
-//         ladder_rung("naive", [&] { ladder_launch(gelu_naive, n, out, in, n); });
-//         ladder_rung("shipped", shipped);
-//         return ladder_end();
-//     }
-//
+// ladder_open      the program's flags; sizes have a default for a GPU and one for the emulator: ladder_size
+// ladder_begin     a ladder; a program may have several
 // ladder_input     random normal numbers times a scale; the twin may be changed or computed, then: ladder_update
 // ladder_output    NaN before each rung
 // ladder_added     random numbers before each rung, for what is added to or worked on in place
-// ladder_scratch   memory for the rungs that is not looked at
-// Operations that take scratch memory from the stream: ladder_give_scratch(gelu_scratch_bytes(...)).
+// ladder_scratch   memory for the rungs that is not looked at; for what operations take from the stream:
+//                  ladder_give_scratch
+// ladder_work      the minimum that any rung must do, and LADDER_OPERATION(operation, arguments...), which is also the
+//                  rung "shipped"
+// ladder_rung      a name and a function, which calls kernels: ladder_launch, or <<< >>>
+// ladder_end       the exit status
 //
 // An output element is right if
 //
