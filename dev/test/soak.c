@@ -1272,7 +1272,9 @@ static void clock_run(size_t i) {
 }
 
 static void test_clock(void) {
-    const char *compiler = getenv("CC"), *library = text_of("%.1000s/clock.so", root);
+    static char library[PATH_MAX + 16];
+    const char* compiler = getenv("CC");
+    snprintf(library, sizeof library, "%s/clock.so", root);
     put_text(text_of("%s/clock.c", root), CLOCK_SOURCE);
     bool compiles = system(text_of("%s -shared -fPIC -O1 -o '%s' '%s/clock.c' > /dev/null 2>&1",
                                    compiler && compiler[0] ? compiler : "cc", library, root)) == 0;
@@ -1284,9 +1286,7 @@ static void test_clock(void) {
         old_looks_new();
         return;
     }
-    char preloaded[PATH_MAX];
-    snprintf(preloaded, sizeof preloaded, "%s/clock.so", root);
-    preload = preloaded;
+    preload = library;
     workers_share("clock", 3, NULL, clock_run);
     preload = NULL;
 }
