@@ -228,10 +228,18 @@ static inline void gemm_pack(uint32_t* to_memory, const GemmKernel* kernel, cons
         kernel->pack(to_memory, o, lane, min_size(width, to - lane), width, k, count);
 }
 
+// A tile of out will be wanted when the one before it is done.
+static inline void gemm_prefetch_tile(const GemmProblem* p, size_t i, size_t rows, size_t j, size_t cols) {
+    size_t bytes = dtype_bytes(p->out_type);
+    for (size_t r = i; r < min_size(i + rows, p->M); r++)
+        for (size_t c = 0; c < cols * bytes; c += 64)
+            __builtin_prefetch((const char*)p->out + (r * p->out_stride + j) * bytes + c, 1);
+}
+
 // Task number t computes out[i_begin..i_end, j_begin..j_end].
 static inline void gemm_block_task(const GemmProblem* p, const GemmKernel* kernel, const GemmPlan* plan, size_t t) {
     size_t rows = kernel->rows, cols = kernel->cols, group = GEMM_GROUP_ROWS / rows * rows;
-    size_t tall = divide_up(p->M, plan->rows), out_bytes = dtype_bytes(p->out_type);
+    size_t tall = divide_up(p->M, plan->rows);
     size_t i_begin = t % tall * plan->rows, i_end = min_size(i_begin + plan->rows, p->M);
     size_t j_begin = t / tall * plan->cols, j_end = min_size(j_begin + plan->cols, p->N);
     GemmWorkspace* w = gemm_workspace();
@@ -255,8 +263,8 @@ static inline void gemm_block_task(const GemmProblem* p, const GemmKernel* kerne
                 for (size_t j = j_begin; j < j_end; j += cols) {
                     const uint32_t* b = w->b + (j - j_begin) * units;
                     float* sums = row_sums + (keep || inner < units ? (j - j_begin) * rows : 0);
-                    for (size_t r = i; r < min_size(i + rows, i_end); r++)  // out is wanted as soon as the sums are
-                        __builtin_prefetch((const char*)p->out + (r * p->out_stride + j) * out_bytes, 1);
+                    bool last = j + cols >= j_end;
+                    gemm_prefetch_tile(p, last ? i + rows : i, rows, last ? j_begin : j + cols, cols);
                     bool first = k == 0 && u == 0, out = u == 0 && (k > 0 ? !keep : p->accumulate);
                     bool bias = first && p->bias != NULL;
                     if (out || bias) kernel->start(p, sums, i, j, out, bias);
