@@ -9,6 +9,7 @@
 #                 ThreadSanitizer (make races: that alone)
 # make mutants    what the tests are worth: bugs, planted one at a time in a copy, must be found; ONLY=text, SAMPLE=10: some
 # make bench      where the time of a training step goes
+# make bench-peers    the same steps in turn with PyTorch and llm.c: tokens per second, memory, ratios; LLMC=dir, ROUNDS=3
 # make tour       one step of a tiny model, operation by operation: shapes, what came out, cost; FAMILY=llama: of that family
 # make single     build/llmtrain_single.h: the whole runtime as one header
 # make bench-checkpoint    what saving and loading GPT-2 124M costs, beside dd on the same disk
@@ -55,7 +56,7 @@ ifeq ($(filter $(PRECISION),$(PRECISIONS)),)
 $(error PRECISION is '$(PRECISION)'; give one of $(PRECISIONS))
 endif
 
-.PHONY: all train supervise emulated test-ranks test-cpu test-cuda test-cpu-only demo demo-long precisions shakespeare test soak sanitize races test-races mutants bench tour single bench-checkpoint fuzz clean
+.PHONY: all train supervise emulated test-ranks test-cpu test-cuda test-cpu-only demo demo-long precisions shakespeare test soak sanitize races test-races mutants bench tour single bench-checkpoint bench-peers fuzz clean
 all: train supervise
 
 # Ranks can speak through MPI, where it is found: MPI=auto, on, off. Without it they do through sockets, mpirun or not.
@@ -275,10 +276,10 @@ test-races: $(addprefix $(B)/,test_data test_comm train-FP32 tokenize)
 mutants: | $(B)
 	@sh dev/test/mutants.sh $(B) "$(ONLY)" "$(SAMPLE)"
 
-demo: $(B)/train-BF16 $(B)/generate-BF16 $(B)/corpus $(B)/tokenize
+demo: $(B)/train-FP32 $(B)/generate-FP32 $(B)/corpus $(B)/tokenize
 	@sh dev/demo.sh $(B)
 
-demo-long: $(B)/train-BF16 $(B)/generate-BF16 $(B)/corpus $(B)/tokenize
+demo-long: $(B)/train-FP32 $(B)/generate-FP32 $(B)/corpus $(B)/tokenize
 	@sh dev/demo.sh $(B) long
 
 precisions: $(PRECISIONS:%=$(B)/train-%) $(B)/corpus $(B)/tokenize
@@ -295,6 +296,11 @@ bench: $(B)/bench-FP32 $(B)/bench-BF16 $(B)/gemm
 	$(B)/bench-FP32 --batch 4 --seq 256
 	$(B)/bench-BF16 --batch 4 --seq 256
 	$(B)/bench-FP32 --sweep
+
+# Side by side with PyTorch, where it is installed, and with a checkout of llm.c: make bench-peers LLMC=dir
+ROUNDS ?= 3
+bench-peers: $(B)/bench-FP32 $(B)/bench-BF16
+	@python3 dev/peers_cpu.py --build $(B) --rounds $(ROUNDS) $(if $(LLMC),--llmc "$(LLMC)")
 
 FAMILY ?= gpt2
 tour: $(B)/bench-FP32

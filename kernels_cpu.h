@@ -234,11 +234,14 @@ static inline void rmsnorm_backward(floatX* dx, float* dweight, const floatX* do
 //
 // M rows, N outputs, K inputs; weights are (N, K), as everywhere in this project: each row makes one output.
 
-// What makes the matmuls, as text, and the device's peak in TFLOP/s, 0 if unknown.
+// What makes the matmuls, as text, what follows from it, and the device's peak in TFLOP/s, 0 if unknown.
 static inline void device_describe(char* text, size_t bytes, double* peak_tflops, Stream stream) {
     (void)stream;
     *peak_tflops = 0;
-    snprintf(text, bytes, "%s", gemm_backend());
+    const char* note = ARITHMETIC_FUSED ? "the same bits on every CPU" : "no fused multiply-add: bits of this build alone";
+    if (FLOATX_DTYPE == DTYPE_BF16 && gemm_multiplies_bf16()) note = "which multiply bf16";
+    else if (!FLOATX_IS_FLOAT) note = "which convert " FLOATX_NAME " to float: PRECISION=FP32 is as fast";
+    snprintf(text, bytes, "%s, %s", gemm_backend(), note);
 }
 
 // out (M, N) = in (M, K) weight (N, K)^T + bias (N) or NULL

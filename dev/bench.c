@@ -279,7 +279,7 @@ typedef struct {
 static const SmallModel SMALL_MODELS[] = {
     {"gpt2:tiny", FAMILY_GPT2, 2, 2, 2, 32, 32},    {"llama:tiny", FAMILY_LLAMA, 2, 2, 1, 32, 32},
     {"bytes:0.2M", FAMILY_GPT2, 2, 2, 2, 64, 1024}, {"bytes:1M", FAMILY_GPT2, 4, 4, 4, 128, 1024},
-    {"bytes:5M", FAMILY_GPT2, 6, 4, 4, 256, 1024},
+    {"bytes:5M", FAMILY_GPT2, 6, 4, 4, 256, 1024},  {"demo", FAMILY_LLAMA, 4, 4, 4, 144, 256},
 };
 enum { SMALL_MODEL_COUNT = sizeof SMALL_MODELS / sizeof SMALL_MODELS[0] };
 
@@ -619,7 +619,7 @@ int main(int argc, char** argv) {
     int code;
     Flag flags[] = {
         {"model", FLAG_TEXT, &o.model, "NAME", 0, 0,
-         "a preset of llmtrain.h, gpt2:tiny, llama:tiny, or bytes:0.2M|1M|5M", false},
+         "a preset of llmtrain.h, gpt2:tiny, llama:tiny, demo (make demo's), or bytes:0.2M|1M|5M", false},
         {"batch", FLAG_COUNT, &o.batch, "N", 1, 65536, "sequences of a step", false},
         {"seq", FLAG_COUNT, &o.seq, "N", 1, 16777216, "tokens of a sequence", false},
         {"steps", FLAG_COUNT, &o.steps, "N", 1, 100000, "timed steps, after one that warms up", false},

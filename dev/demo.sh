@@ -27,7 +27,7 @@ echo "== 2. training on it; the loss is in nats per byte, and no model can go be
 OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 export OMP_WAIT_POLICY
 # shellcheck disable=SC2086
-"$build/train-BF16" --data "$demo/stories_train_*.bin" --val "$demo/stories_val_*.bin" --out "$demo/run" \
+"$build/train-FP32" --data "$demo/stories_train_*.bin" --val "$demo/stories_val_*.bin" --out "$demo/run" \
     --family llama --layers 4 --seq 256 --schedule linear --warmup 100 --lr-final 0.01 --val-overlap 128 $flags
 
 # A model cannot code the text in fewer nats than its source does, but for luck of probability e^-20 at 20 nats.
@@ -40,5 +40,5 @@ awk "BEGIN { exit !($loss <= $within * $floor && $loss >= $floor - 20 / $val_byt
 }
 
 echo "== 3. what it writes"
-"$build/generate-BF16" --out "$demo/run" --tokens 900 --temperature 0.9
-echo "== more of it: $build/generate-BF16 --out $demo/run --prompt 'Once '"
+"$build/generate-FP32" --out "$demo/run" --tokens 900 --temperature 0.9
+echo "== more of it: $build/generate-FP32 --out $demo/run --prompt 'Once '"

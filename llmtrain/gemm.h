@@ -142,6 +142,12 @@ static inline const char* gemm_backend(void) {
     return gemm_state.backend;
 }
 
+// Whether operands of bfloat16 are multiplied as they are, not converted to float.
+static inline bool gemm_multiplies_bf16(void) {
+    pthread_once(&gemm_once, gemm_init);
+    return gemm_state.pairs->pairs;
+}
+
 // A block of B is at least one panel, however small L2; packing may write past the end of a panel.
 static inline size_t gemm_b_bytes(void) { return 4 * (gemm_state.b_units + 2 * GEMM_PANEL_MAX); }
 static inline size_t gemm_a_bytes(void) { return 4 * 3 * GEMM_PANEL_MAX; }
