@@ -1,7 +1,7 @@
 """peers_cpu.py: training steps of this program, PyTorch and llm.c in turn, on the processors of this machine.
 
     make bench-peers                                            builds build/bench-FP32 and -BF16, and runs this
-    make bench-peers LLMC=../llm.c ROUNDS=5                     also a checkout of llm.c, in which its train_gpt2 is built
+    make bench-peers LLMC=../llm.c ROUNDS=5                      also a checkout of llm.c with train_gpt2 built
     python3 dev/peers_cpu.py --build build --only "gpt2:124M 4 64" --rounds 5
 
 A step is forward, backward, clipping of the norm and AdamW, on random tokens, with the same number of threads. Every
@@ -14,6 +14,7 @@ files, which its README says how to fetch.
 """
 
 import argparse
+import importlib.metadata
 import json
 import os
 import re
@@ -137,8 +138,8 @@ def run_process(command, threads, folder=None):
 def run_ours(build, precision, case, threads):
     model, batch, seq, steps = case
     report = os.path.join(build, "peers.json")
-    if run_process([os.path.join(build, "bench-" + precision), "--model", model, "--batch", str(batch), "--seq", str(seq),
-                    "--steps", str(steps), "--json", report], threads) is None:
+    if run_process([os.path.join(build, "bench-" + precision), "--model", model, "--batch", str(batch),
+                    "--seq", str(seq), "--steps", str(steps), "--json", report], threads) is None:
         return None
     with open(report) as file:
         found = json.load(file)
@@ -175,14 +176,15 @@ def compare(case, programs, rounds):
             found[name].append(run(case))
     found = {name: results for name, results in found.items() if all(results)}
     model, batch, seq, _ = case
-    print(f"\n{model}, B={batch} T={seq}\n{'':<24} {'tokens/s':>9} {'peak MB':>8} {'mfu':>6}   ours over it: fp32, bf16")
+    print(f"\n{model}, B={batch} T={seq}")
+    print(f"{'':<28} {'tokens/s':>9} {'peak MB':>8} {'mfu':>6}   ours over it: fp32, bf16")
     for name, results in found.items():
         ratios = [median_and_range([a["tokens"] / b["tokens"] for a, b in zip(found[ours], results)])
                   for ours in ("ours, fp32", "ours, bf16") if ours in found]
         memory = statistics.median(r["memory"] or 0 for r in results) / 1e6
         mfu = f"{100 * statistics.median(r['mfu'] for r in results):.1f}%" if "mfu" in results[0] else ""
         tokens = statistics.median(r["tokens"] for r in results)
-        print(f"{name:<24} {tokens:>9.1f} {memory:>8.0f} {mfu:>6}   {'  '.join(ratios)}")
+        print(f"{name:<28} {tokens:>9.1f} {memory:>8.0f} {mfu:>6}   {'  '.join(ratios)}")
         print(json.dumps({"case": case[:3], "program": name, "tokens_per_s": [r["tokens"] for r in results],
                           "mem_bytes": [r["memory"] for r in results]}), file=sys.stderr)
     for name in ("ours, fp32", "ours, bf16"):
@@ -204,14 +206,12 @@ def main():
     if o.worker:
         how, precision, model, batch, seq, steps = o.worker
         return torch_worker(how, precision, model, int(batch), int(seq), int(steps))
-    try:
-        import torch
-
-        print(f"PyTorch {torch.__version__}, {o.threads} threads, {o.rounds} rounds in turn")
+    hows = ()
+    try:  # without importing it: the memory of this process would count for those that it starts
+        print(f"PyTorch {importlib.metadata.version('torch')}, {o.threads} threads, {o.rounds} rounds in turn")
         hows = ("eager", "compiled")
-    except ImportError:
+    except importlib.metadata.PackageNotFoundError:
         print("skipped PyTorch: it is not installed; python3 -m pip install torch")
-        hows = ()
     if not o.llmc:
         print("skipped llm.c: give LLMC=dir, a checkout in which make train_gpt2 has been run and its files fetched")
     for case in CASES:
