@@ -9,7 +9,7 @@
 #                 ThreadSanitizer (make races: that alone)
 # make mutants    what the tests are worth: bugs, planted one at a time in a copy, must be found; ONLY=text, SAMPLE=10: some
 # make bench      where the time of a training step goes
-# make bench-peers    the same steps in turn with PyTorch and llm.c: tokens per second, memory, ratios; LLMC=dir, ROUNDS=3
+# make bench-peers    the same steps in turn with PyTorch and llm.c: tokens per second, memory; LLMC=dir, ROUNDS=3, ISA=x86-64-v3
 # make tour       one step of a tiny model, operation by operation: shapes, what came out, cost; FAMILY=llama: of that family
 # make single     build/llmtrain_single.h: the whole runtime as one header
 # make bench-checkpoint    what saving and loading GPT-2 124M costs, beside dd on the same disk
@@ -300,7 +300,7 @@ bench: $(B)/bench-FP32 $(B)/bench-BF16 $(B)/gemm
 # Side by side with PyTorch, where it is installed, and with a checkout of llm.c: make bench-peers LLMC=dir
 ROUNDS ?= 3
 bench-peers: $(B)/bench-FP32 $(B)/bench-BF16
-	@python3 dev/peers_cpu.py --build $(B) --rounds $(ROUNDS) $(if $(LLMC),--llmc "$(LLMC)")
+	@python3 dev/peers_cpu.py --build $(B) --isa $(ISA) --rounds $(ROUNDS) $(if $(LLMC),--llmc "$(LLMC)")
 
 FAMILY ?= gpt2
 tour: $(B)/bench-FP32

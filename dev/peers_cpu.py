@@ -1,6 +1,7 @@
 """peers_cpu.py: training steps of this program, PyTorch and llm.c in turn, on the processors of this machine.
 
     make bench-peers                                            builds build/bench-FP32 and -BF16, and runs this
+    make bench-peers ISA=x86-64-v3                              all of them limited to AVX2
     make bench-peers LLMC=../llm.c ROUNDS=5                      also a checkout of llm.c with train_gpt2 built
     python3 dev/peers_cpu.py --build build --only "gpt2:124M 4 64" --rounds 5
 
@@ -126,6 +127,11 @@ def torch_worker(how, precision, model_name, batch, seq, steps):
                       "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}))
 
 
+# What keeps PyTorch and the libraries under it from instructions that a processor with AVX2 alone does not have.
+AVX2_ALONE = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+              "TORCHINDUCTOR_CPP_SIMDLEN": "256"}
+
+
 def run_process(command, threads, folder=None):
     environment = dict(os.environ, OMP_NUM_THREADS=str(threads), OMP_WAIT_POLICY="passive")
     done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
@@ -200,15 +206,18 @@ def main():
     parser.add_argument("--llmc", help="a checkout of llm.c with train_gpt2 built and its files fetched")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--isa", default="native", help="x86-64-v3 limits PyTorch to AVX2, as the build is")
     parser.add_argument("--only", help='one case, as "gpt2:124M 4 64"')
     parser.add_argument("--worker", nargs=6, help=argparse.SUPPRESS)
     o = parser.parse_args()
     if o.worker:
         how, precision, model, batch, seq, steps = o.worker
         return torch_worker(how, precision, model, int(batch), int(seq), int(steps))
+    if o.isa == "x86-64-v3":
+        os.environ.update(AVX2_ALONE)
     hows = ()
     try:  # without importing it: the memory of this process would count for those that it starts
-        print(f"PyTorch {importlib.metadata.version('torch')}, {o.threads} threads, {o.rounds} rounds in turn")
+        print(f"PyTorch {importlib.metadata.version('torch')}, {o.isa}, {o.threads} threads, {o.rounds} rounds in turn")
         hows = ("eager", "compiled")
     except importlib.metadata.PackageNotFoundError:
         print("skipped PyTorch: it is not installed; python3 -m pip install torch")
