@@ -213,9 +213,10 @@ def main():
     if o.worker:
         how, precision, model, batch, seq, steps = o.worker
         return torch_worker(how, precision, model, int(batch), int(seq), int(steps))
+    hows, precisions = (), PRECISIONS
     if o.isa == "x86-64-v3":
         os.environ.update(AVX2_ALONE)
-    hows = ()
+        precisions = ("float32",)  # in bfloat16 a step of PyTorch's takes minutes there
     try:  # without importing it: the memory of this process would count for those that it starts
         print(f"PyTorch {importlib.metadata.version('torch')}, {o.isa}, {o.threads} threads, {o.rounds} rounds in turn")
         hows = ("eager", "compiled")
@@ -229,7 +230,7 @@ def main():
         programs = {"ours, fp32": lambda c: run_ours(o.build, "FP32", c, o.threads),
                     "ours, bf16": lambda c: run_ours(o.build, "BF16", c, o.threads)}
         for how in hows:
-            for precision in PRECISIONS:
+            for precision in precisions:
                 programs[f"PyTorch {how}, {precision}"] = lambda c, h=how, p=precision: run_torch(h, p, c, o.threads)
         if o.llmc and case[:3] == ("gpt2:124M", 4, 64):
             programs["llm.c"] = lambda c: run_llmc(o.llmc, o.threads)
