@@ -7,6 +7,7 @@
 # make soak       500 kills of a run, at every point of a step and of a save: each comes back to the same bits
 # make sanitize   the first half under the address and undefined-behaviour sanitizers, and what has threads under
 #                 ThreadSanitizer (make races: that alone)
+# make test-posix what macOS runs, run on Linux: some suites without what Linux has and POSIX lacks; POSIX_TESTS=names
 # make mutants    what the tests are worth: bugs, planted one at a time in a copy, must be found; ONLY=text, SAMPLE=10: some
 # make bench      where the time of a training step goes
 # make bench-peers    the same steps in turn with PyTorch and llm.c: tokens per second, memory; LLMC=dir, ROUNDS=3, ISA=x86-64-v3
@@ -29,21 +30,24 @@ ISA ?= native
 GEMM_KERNELS_x86-64-v2 := portable
 GEMM_KERNELS_x86-64-v3 := avx2
 GEMM_KERNELS_x86-64-v4 := avx512
-OPTIMISE ?= -O3 -march=$(ISA)$(if $(GEMM_KERNELS_$(ISA)), -DGEMM_KERNELS='"$(GEMM_KERNELS_$(ISA))"')
+# clang for Apple's processors knows the machine's own by another name.
+TUNE := $(shell echo | $(CC) -march=$(ISA) -E -x c - > /dev/null 2>&1 && echo -march=$(ISA) || echo -mcpu=$(ISA))
+OPTIMISE ?= -O3 $(TUNE)$(if $(GEMM_KERNELS_$(ISA)), -DGEMM_KERNELS='"$(GEMM_KERNELS_$(ISA))"')
 WARNINGS ?= -Wall -Wextra -Wshadow -Werror
 FUZZ_SECONDS ?= 600
 B ?= build$(ISA:%=/%)
 B := $(B:build/native=build)
 ifeq ($(MAKELEVEL),0)
-MAKEFLAGS += -j$(shell nproc 2>/dev/null || echo 1)
+MAKEFLAGS += -j$(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
 endif
 
 # Nothing is contracted to a fused multiply-add behind the source's back: llmtrain/arithmetic.h says why. Not keeping errno
 # and traps of mathematical functions lets loops vectorise and changes no result; nothing here is -ffast-math.
 CFLAGS := -std=c11 $(OPTIMISE) -ffp-contract=off -fno-math-errno -fno-trapping-math $(WARNINGS) -pthread
 OPENMP := $(shell echo 'int main(void){return 0;}' | $(CC) -fopenmp -x c - -o /dev/null 2>/dev/null && echo -fopenmp)
-ifeq ($(OPENMP),)
-OPENMP := -Wno-unknown-pragmas
+ifeq ($(OPENMP),)  # on macOS that of Homebrew (brew install libomp), if it is there; otherwise one thread
+LIBOMP := $(firstword $(wildcard /opt/homebrew/opt/libomp /usr/local/opt/libomp))
+OPENMP := $(if $(LIBOMP),-Xpreprocessor -fopenmp -I$(LIBOMP)/include -L$(LIBOMP)/lib -lomp,-Wno-unknown-pragmas)
 endif
 CFLAGS += $(OPENMP)
 # clang warns about loops that it does not vectorise; they are right all the same.
@@ -56,7 +60,11 @@ ifeq ($(filter $(PRECISION),$(PRECISIONS)),)
 $(error PRECISION is '$(PRECISION)'; give one of $(PRECISIONS))
 endif
 
+<<<<<<< HEAD
 .PHONY: all train supervise emulated test-ranks test-cpu test-cuda test-cpu-only demo demo-long precisions shakespeare test soak sanitize races test-races mutants bench tour single bench-checkpoint bench-peers fuzz clean
+=======
+.PHONY: all train supervise emulated test-ranks test-cpu test-cuda test-cpu-only demo demo-long precisions shakespeare test soak sanitize races test-races test-posix test-posix-suites mutants bench tour single bench-checkpoint fuzz clean
+>>>>>>> ea6ecf0 (make test-posix runs on Linux what macOS runs; make test compiles and links everything for macOS where zig is)
 all: train supervise
 
 # Ranks can speak through MPI, where it is found: MPI=auto, on, off. Without it they do through sockets, mpirun or not.
@@ -244,7 +252,7 @@ test: $(if $(shell command -v $(CXX) 2>/dev/null),test-cpu test-cuda,test-cpu-on
 
 test-cpu: $(CPU_TESTS)
 	@rm -f $(B)/test-*.sum
-	@sh dev/test/test.sh $(B) "$(CC)" compilers $(TESTS) golden tour single floors launch
+	@sh dev/test/test.sh $(B) "$(CC)" compilers $(TESTS) golden tour single floors launch $(if $(filter build,$(B)),macos)
 
 test-cpu-only: test-cpu
 	@echo "skipped the tests of CUDA: there is no $(CXX); apt-get install -y g++"
@@ -272,6 +280,13 @@ races:
 	    OPTIMISE="-O1 -g -march=native -fsanitize=thread -Wno-tsan" test-races
 test-races: $(addprefix $(B)/,test_data test_comm train-FP32 tokenize)
 	@sh dev/test/test.sh $(B) "$(CC)" test_data test_comm races
+
+# What other systems run instead of calls that only Linux has: llmtrain/system.h.
+POSIX_TESTS ?= test_files test_data test_comm test_supervise test_errors test_ranks test_train-FP32
+test-posix:
+	@$(MAKE) --no-print-directory B=build/posix MPI=off WARNINGS= OPTIMISE="-O1 $(TUNE) -DLLMTRAIN_POSIX_ONLY" test-posix-suites
+test-posix-suites: $(addprefix $(B)/,$(POSIX_TESTS) supervise train-FP32 train-BF16 generate-FP32 corpus tokenize)
+	@sh dev/test/test.sh $(B) "$(CC)" posix $(POSIX_TESTS)
 
 mutants: | $(B)
 	@sh dev/test/mutants.sh $(B) "$(ONLY)" "$(SAMPLE)"

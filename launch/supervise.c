@@ -307,7 +307,7 @@ typedef struct {
     double stop_by_ms;
     // this start
     pid_t child;
-    int guard;        // of guard_begin
+    Guard guard;      // of the command
     bool ended;       // the command has
     int status;       // as from waitpid; 0 while it runs
     bool progress;    // a rank was beyond best_step

@@ -12,7 +12,8 @@
 //
 //   the kernel ends children with their parent     a thread of the child looks for its parent; a guard, for a command
 //   /proc, pidfd, orphans become our children      kill(pid, 0) and the process group
-//   /proc/meminfo, control groups, CPU affinity    Mach tells the memory, on macOS; else unknown
+//   /proc/meminfo, control groups                  on macOS Mach tells; elsewhere what the machine has at all
+//   CPU affinity                                   all cores
 //   /dev/shm                                       /tmp
 //
 // Needs: llmtrain/base.h, llmtrain/types.h.
@@ -81,6 +82,8 @@ static inline size_t memory_available(void) {
     if (host_statistics64(mach_host_self(), HOST_VM_INFO64, (host_info64_t)&pages, &count) != KERN_SUCCESS)
         return SIZE_MAX;
     return ((size_t)pages.free_count + pages.inactive_count) * (size_t)sysconf(_SC_PAGESIZE);
+#elif defined(_SC_PHYS_PAGES)
+    return (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);  // no more than it has
 #else
     return SIZE_MAX;
 #endif
@@ -385,44 +388,48 @@ static inline bool process_end_with_parent(pid_t parent, int number) {
 #endif
 }
 
-#define GUARD_FILES 65536  // descriptors that a guard closes: it keeps no file, lock or pipe of ours
+// A process that sends a signal to a child when this process ends: where process_end_with_parent does not outlast that
+// the child becomes another program. It waits until it finds the other end of a pipe closed.
+typedef struct {
+    pid_t pid;  // 0: there is none, since none is needed, or there can be none
+    int end;    // of the pipe
+} Guard;
 
-// Sends a signal to a child when this process ends, where process_end_with_parent does not outlast that the child
-// becomes another program: a process, the guard, waits until it finds the other end of a pipe closed. Returns that end;
-// 0 if no guard is needed, or there can be none.
-static inline int guard_begin(pid_t child, int number) {
+static inline Guard guard_begin(pid_t child, int number) {
+    Guard guard = {0, -1};
 #ifdef SYSTEM_LINUX
     (void)child; (void)number;
-    return 0;
 #else
     int ends[2];
     char byte;
-    if (!pipe_open(ends)) return 0;
-    pid_t guard = fork();
-    if (guard > 0) close(ends[0]);
-    if (guard > 0) return ends[1];
-    if (guard == 0) {
+    if (!pipe_open(ends)) return guard;
+    guard.pid = fork();
+    if (guard.pid == 0) {
         sigset_t all;
         sigfillset(&all);
         sigprocmask(SIG_SETMASK, &all, NULL);
         dup2(ends[0], STDIN_FILENO);
-        for (int file = GUARD_FILES; file > STDIN_FILENO; file--) close(file);
         fcntl(STDIN_FILENO, F_SETFL, 0);
+        long files = sysconf(_SC_OPEN_MAX);  // it keeps no file, lock or pipe of its parent
+        for (int file = 1; file < (files > 0 && files < 65536 ? files : 65536); file++) close(file);
         if (read(STDIN_FILENO, &byte, 1) == 0) kill(child, number);
         _exit(0);
     }
     close(ends[0]);
-    close(ends[1]);
-    return 0;
+    if (guard.pid < 0) close(ends[1]);
+    else guard.end = ends[1];
+    if (guard.pid < 0) guard.pid = 0;
 #endif
+    return guard;
 }
 
 // The child has ended.
-static inline void guard_end(int* guard) {
-    if (*guard <= 0) return;
-    pipe_wake(*guard);
-    close(*guard);
-    *guard = 0;
+static inline void guard_end(Guard* guard) {
+    if (guard->pid == 0) return;
+    pipe_wake(guard->end);
+    close(guard->end);
+    while (waitpid(guard->pid, NULL, 0) < 0 && errno == EINTR) {}
+    guard->pid = 0;
 }
 
 #endif  // LLMTRAIN_SYSTEM_H

@@ -85,6 +85,12 @@ tour() {
         grep -q "^$2 operations wrote [1-9][0-9]* arrays, 0 of them with elements that are not finite" "$build/tour.out"
 }
 
+# Whether the programs call nothing of what llmtrain/system.h leaves out with LLMTRAIN_POSIX_ONLY.
+posix() {
+    nm -D --undefined-only "$build/train-FP32" "$build/supervise" > "$build/calls" || return 1
+    ! grep -wE 'accept4|eventfd|epoll_[a-z0-9]*|madvise|memfd_create|pipe2|posix_fallocate|ppoll|prctl|prlimit|sched_[a-z]*affinity|signalfd|sync_file_range' "$build/calls"
+}
+
 # single COMMAND...: compiles the example by a command, in a folder that holds only the single header, by the name that it includes.
 single() {
     rm -rf "$build/single" && mkdir -p "$build/single/llmtrain" && cp dev/example.c "$build/single" &&
@@ -139,6 +145,10 @@ for test in "$@"; do
             suite test_ranks "$build/test_ranks" --overlap off --train "$build/train-FP32" --train16 "$build/train-BF16" $mpi ;;
         test_supervise) suite test_supervise "$build/test_supervise" --train "$build/train-FP32" ;;
         soak) suite "kills, damage and full disks" "$build/soak" --train "$build/train-FP32" ;;
+        macos)
+            suite "macOS, compiled and linked" sh dev/test/macos.sh "$build"
+            grep '^skipped' "$build/tally.out" ;;
+        posix) check "no call that only Linux has is left" posix ;;
         floors) suite "floors of headers" sh dev/test/floors.sh ;;
         launch) suite "launch scripts" sh dev/test/test_launch.sh "$build/train-FP32" "$build" ;;
         *) suite "$test" "$build/$test" ;;
