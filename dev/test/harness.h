@@ -238,6 +238,15 @@ static inline void root_enter(void) {
     atexit(root_remove);
 }
 
+// Lets writes fail from so many bytes of a file on, until it is called with RLIM_INFINITY.
+static inline void file_size_limit(rlim_t bytes) {
+    struct rlimit limit;
+    need(getrlimit(RLIMIT_FSIZE, &limit) == 0, "a limit");
+    limit.rlim_cur = bytes < limit.rlim_max ? bytes : limit.rlim_max;
+    signal(SIGXFSZ, SIG_IGN);
+    need(setrlimit(RLIMIT_FSIZE, &limit) == 0, "a limit");
+}
+
 static inline bool file_exists(const char* path) { return access(path, F_OK) == 0; }
 
 // All that a file holds, and a zero byte; "" if there is no file. The caller frees it. bytes may be NULL.

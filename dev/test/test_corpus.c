@@ -102,7 +102,8 @@ static State state_choose(const Grammar* g, const State* s, const Symbol* from, 
 }
 
 // The choices of a symbol.
-#define EACH_CHOICE(c, symbol) (int c = (symbol)->first_choice; c < (symbol)->first_choice + (symbol)->choice_count; c++)
+#define EACH_CHOICE(c, symbol) \
+    (int c = (symbol)->first_choice; c < (symbol)->first_choice + (symbol)->choice_count; c++)
 
 // One state for each choice of `symbol`.
 static void parser_choose(Parser* parser, const State* s, int symbol, int variable) {
@@ -542,14 +543,9 @@ static void test_disk(const Grammar* g) {
     accepted = corpus_write(written, g, &options, &error);
     uint64_t before = written[0].bytes;
     options.bytes = 1000000;
-    struct rlimit old, limit;
-    getrlimit(RLIMIT_FSIZE, &old);
-    limit = old;
-    limit.rlim_cur = 50000;
-    signal(SIGXFSZ, SIG_IGN);
-    setrlimit(RLIMIT_FSIZE, &limit);
+    file_size_limit(50000);
     bool full = corpus_write(written, g, &options, &error);
-    setrlimit(RLIMIT_FSIZE, &old);
+    file_size_limit(RLIM_INFINITY);
     check_refused("a full disk", full || !accepted, "cannot write");
     int wrong = 0;
     for (int i = 0; i < 3; i++) {

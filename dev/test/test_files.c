@@ -477,15 +477,9 @@ static void test_files_ragged(void) {
 static void test_files_full(void) {
     const char* path = "file";
     static char data[100000];
-    struct rlimit limit, small;
-    getrlimit(RLIMIT_FSIZE, &limit);
-    small = limit;
-    small.rlim_cur = 1000;
-    signal(SIGXFSZ, SIG_IGN);
-    setrlimit(RLIMIT_FSIZE, &small);
+    file_size_limit(1000);
     bool good = file_write_atomic(path, data, sizeof data, &error);
-    setrlimit(RLIMIT_FSIZE, &limit);
-    signal(SIGXFSZ, SIG_DFL);
+    file_size_limit(RLIM_INFINITY);
     refused(good, "File too large; raise the limit", "limit on file sizes");
     holds(old_is_there(path), "the old file is there, no other");
 
