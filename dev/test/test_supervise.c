@@ -54,46 +54,33 @@ static void trace(const char* what, const char* more) {
 }
 
 typedef struct {
-    long pid;
+    pid_t pid;
     double ms;
     char more[512];
 } Traced;
 
-// The number-th line (from 0) that begins with `what`; false if there are fewer.
-static bool trace_find(const char* what, size_t number, Traced* t) {
+// The number-th line (from 0) that begins with `what`; process 0, which there is not, if there are fewer.
+static Traced trace_find(const char* what, size_t number) {
+    static const Traced none = {0, (double)NAN, ""};
     char line[512], name[64];
     bool found = false;
+    Traced t = none;
     FILE* file = fopen("trace", "re");
-    memset(t, 0, sizeof *t);
     while (file && !found && fgets(line, sizeof line, file)) {
-        t->more[0] = 0;
-        bool read = sscanf(line, "%63s %ld %lf %511[^\n]", name, &t->pid, &t->ms, t->more) >= 3;
+        t = none;
+        bool read = sscanf(line, "%63s %d %lf %511[^\n]", name, &t.pid, &t.ms, t.more) >= 3;
         found = read && strcmp(name, what) == 0 && number-- == 0;
     }
     if (file) fclose(file);
-    return found;
+    return found ? t : none;
 }
 
-static bool is_traced(const char* what, size_t number) {
-    Traced t;
-    return trace_find(what, number, &t);
-}
+static bool is_traced(const char* what, size_t number) { return trace_find(what, number).pid > 0; }
 
 static size_t trace_count(const char* what) {
     size_t count = 0;
     while (is_traced(what, count)) count++;
     return count;
-}
-
-static double trace_ms(const char* what, size_t number) {
-    Traced t;
-    return trace_find(what, number, &t) ? t.ms : (double)NAN;
-}
-
-// 0, which no process has, if there is no such line.
-static pid_t trace_pid(const char* what, size_t number) {
-    Traced t;
-    return trace_find(what, number, &t) ? (pid_t)t.pid : 0;
 }
 
 // The text of a file, "" if there is none.
@@ -492,26 +479,25 @@ static const char* after(const char* text, const char* word) {
 
 static void step_do(Json* json, const char* text) {
     static Supervised s;
-    char a[32], b[32];
+    char a[32], b[32], more[512];
     size_t count = 0, i, j;
     double lowest, highest;
     int at = 0;
-    Traced t;
     const char* rest;
     if ((rest = after(text, "start"))) s = supervised_start(rest, false);
     else if ((rest = after(text, "end"))) supervised_end(&s, atoi(rest));
     else if (sscanf(text, "run %zu %n", &count, &at) == 1) {
         Supervised other = supervised_start(text + at, false);
         supervised_end(&other, (int)count);
-    } else if (sscanf(text, "refuse %zu %511[^|]| %n", &count, t.more, &at) == 2) {
+    } else if (sscanf(text, "refuse %zu %511[^|]| %n", &count, more, &at) == 2) {
         unlink("stderr");
-        t.more[strlen(t.more) - 1] = 0;  // the blank before |
+        more[strlen(more) - 1] = 0;  // the blank before |
         step_do(json, text_of("run %zu %s", count, text + at));
-        check_text(file_text("stderr"), t.more);
+        check_text(file_text("stderr"), more);
         check_count(count_in(file_text("stderr"), "supervise: "), 1, "sentences");
     } else if ((rest = after(text, "send"))) trace("signal", ""), kill(s.pid, signal_of(rest));
     else if (sscanf(text, "to %31s %31s", a, b) == 2) {
-        pid_t pid = trace_pid(a, 0);
+        pid_t pid = trace_find(a, 0).pid;
         check_case(pid > 0 && kill(pid, signal_of(b)) == 0, text);
     } else if (sscanf(text, "await event %zu %n", &count, &at) == 1) await(is_event, text + at, count - 1);
     else if ((rest = after(text, "await said"))) await(is_said, rest, 0);
@@ -526,7 +512,7 @@ static void step_do(Json* json, const char* text) {
         machine_limit_files(s.pid, limit.rlim_cur);
     } else if ((rest = after(text, "disk"))) disk_hang(strcmp(rest, "hangs") == 0);
     else if (sscanf(text, "gone %31s %zu %lf", a, &i, &highest) == 3) {
-        pid_t pid = trace_pid(a, i);
+        pid_t pid = trace_find(a, i).pid;
         double until = highest > 0 ? now_ms() + highest + slack_ms : 0;
         while (pid > 0 && kill(pid, 0) == 0 && now_ms() < until) sleep_ms(5);
         check_case(pid > 0 && kill(pid, 0) != 0, text);
@@ -534,9 +520,9 @@ static void step_do(Json* json, const char* text) {
     else if (sscanf(text, "events %zu %n", &count, &at) == 1) check_count(events_count(text + at), count, text);
     else if (sscanf(text, "traces %zu %31s", &count, a) == 2) check_count(trace_count(a), count, text);
     else if (sscanf(text, "trace %31s %zu %n", a, &i, &at) == 2)
-        check_case(trace_find(a, i, &t) && strcmp(t.more, text + at) == 0, text);
+        check_case(is_traced(a, i) && strcmp(trace_find(a, i).more, text + at) == 0, text);
     else if (sscanf(text, "ms %31s %zu %31s %zu %lf %lf", a, &i, b, &j, &lowest, &highest) == 6)
-        check_between(trace_ms(b, j) - trace_ms(a, i), lowest, highest + slack_ms, text);
+        check_between(trace_find(b, j).ms - trace_find(a, i).ms, lowest, highest + slack_ms, text);
     else if ((rest = after(text, "says"))) check_text(file_text("stderr"), rest);
     else if ((rest = after(text, "logs"))) check_text(file_text("events.jsonl"), rest);
     else if ((rest = after(text, "prints"))) check_text(file_text("stdout"), rest);
@@ -577,9 +563,8 @@ static void done_also(void) {
 }
 
 static void orphaned_also(void) {
-    Traced t;
     await(is_traced, "saved", 0);
-    check_case(trace_find("start", 0, &t) && unlink(t.more) == 0, "its heartbeats can be removed");
+    check_case(unlink(trace_find("start", 0).more) == 0, "its heartbeats can be removed");
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -634,7 +619,8 @@ static void case_unread(void) {
     need(text != NULL, "memory");
     Supervised s = supervised_start("--out . -- SELF act flood trace=written await=go end", true);
     check_case(await(is_traced, "written", 0), "a command whose output nobody reads continues");
-    check_between(trace_ms("written", 0) - trace_ms("start", 0), 0, RELAY_STUCK_MS + 5000 + slack_ms, "ms to write");
+    check_between(trace_find("written", 0).ms - trace_find("start", 0).ms, 0, RELAY_STUCK_MS + 5000 + slack_ms,
+                  "ms to write");
     size_t bytes = read_all(text, 2 * FLOOD_BYTES, 0, s.output, 1000);
     put_text("go", "");
     bytes = read_all(text, 2 * FLOOD_BYTES, bytes, s.output, CASE_MS);
@@ -800,9 +786,7 @@ static struct {
 
 static uint64_t train_weights(void) {
     Error error;
-    uint64_t hash = weights_hash(text_of("run/step_%08d", STEPS), &error);
-    if (hash == 0) printf("%s: %s\n", case_name, error.text);
-    return hash;
+    return weights_hash(text_of("run/step_%08d", STEPS), &error);
 }
 
 // Waits for a line of a step that the number-th start (from 1) has written; returns when it came.
@@ -835,12 +819,10 @@ static const Heartbeat* heartbeat_map(const char* path, size_t rank) {
 
 // Of the first start; waits for it, and until it is in this step.
 static const Heartbeat* train_heartbeat(size_t rank, uint64_t step) {
-    Traced t;
     const Heartbeat* h = NULL;
     double until = now_ms() + CASE_MS / 2;
     await(is_traced, "start", 0);
-    trace_find("start", 0, &t);
-    for (; h == NULL && now_ms() < until; sleep_ms(1)) h = heartbeat_map(t.more, rank);
+    for (Traced t = trace_find("start", 0); h == NULL && now_ms() < until; sleep_ms(1)) h = heartbeat_map(t.more, rank);
     while (h && heartbeat_read(h).step < step && now_ms() < until) sleep_ms(1);
     bool there = check_case(h != NULL, "the rank comes") && heartbeat_read(h).step >= step;
     return (step == 0 && there) || check_case(there, "the step to strike in comes") ? h : NULL;
@@ -874,7 +856,7 @@ static void train_killed(void) {
         for (size_t i = 0; i < 2; i++)
             if (strchr(this_case->words, '0' + (int)i)) kill((pid_t)heartbeat_read(ranks[i]).pid, SIGKILL);
         stepped = train_await_step(2) - struck;
-        started = trace_ms("start", 1) - struck;
+        started = trace_find("start", 1).ms - struck;
     }
     train_check_end(&s, 2);
     check_between(started, 0, RESTART_MS + strict_slack_ms, "from death to restart, ms");
@@ -1342,14 +1324,13 @@ static void cases_run(const Case* cases, size_t count) {
         left++;
         need(mkdir(directory, 0777) == 0 && (children[i] = fork()) >= 0, "%s", directory);
         if (children[i] > 0) continue;
-        Traced t;
         this_case = &cases[i];
         case_name = this_case->name;
         need(chdir(directory) == 0, "%s", directory);
         if (this_case->run) this_case->run();
         else case_run();
-        for (size_t k = 0; trace_find("start", k, &t); k++)
-            check_case(!file_exists(t.more), "the heartbeats are removed");
+        for (size_t k = 0; is_traced("start", k); k++)
+            check_case(!file_exists(trace_find("start", k).more), "the heartbeats are removed");
         fflush(NULL);
         _exit(0);
     }
