@@ -60,11 +60,7 @@ ifeq ($(filter $(PRECISION),$(PRECISIONS)),)
 $(error PRECISION is '$(PRECISION)'; give one of $(PRECISIONS))
 endif
 
-<<<<<<< HEAD
-.PHONY: all train supervise emulated test-ranks test-cpu test-cuda test-cpu-only demo demo-long precisions shakespeare test soak sanitize races test-races mutants bench tour single bench-checkpoint bench-peers fuzz clean
-=======
-.PHONY: all train supervise emulated test-ranks test-cpu test-cuda test-cpu-only demo demo-long precisions shakespeare test soak sanitize races test-races test-posix test-posix-suites mutants bench tour single bench-checkpoint fuzz clean
->>>>>>> ea6ecf0 (make test-posix runs on Linux what macOS runs; make test compiles and links everything for macOS where zig is)
+.PHONY: all train supervise emulated test-ranks test-cpu test-cuda test-cpu-only demo demo-long precisions shakespeare test soak sanitize races test-races test-posix test-posix-suites mutants bench tour single bench-checkpoint bench-peers fuzz clean
 all: train supervise
 
 # Ranks can speak through MPI, where it is found: MPI=auto, on, off. Without it they do through sockets, mpirun or not.
