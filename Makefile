@@ -138,8 +138,8 @@ EMULATOR := $(wildcard dev/emulator/*.h dev/emulator/standins/*.h)
 TRANSLATED := $(patsubst %,$(B)/emulated/%,$(wildcard *.h *.cuh *.cu llmtrain/*.h llmtrain/*.cuh dev/*.cu dev/ladder.h dev/test/*.cu))
 EMULATED_NEEDS := $(TRANSLATED) $(EMULATOR) $(HEADERS)
 .SECONDARY: $(TRANSLATED)
-$(B)/translate: dev/emulator/translate.c llmtrain/base.h | $(B)
-	$(CC) $(CFLAGS) -I. $< -o $@
+$(B)/translate: dev/emulator/translate.cpp | $(B)
+	$(CXX) -std=c++17 -O1 $(WARNINGS) $< -o $@
 $(B)/emulated/%: % $(B)/translate
 	@mkdir -p $(@D)
 	@$(B)/translate $< > $@.new && mv $@.new $@

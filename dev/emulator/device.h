@@ -14,7 +14,7 @@
 #undef __forceinline__
 #define __forceinline__ inline
 #undef __launch_bounds__
-#define __launch_bounds__(...)  // translate.c puts them into the body
+#define __launch_bounds__(...)  // translate.cpp puts them into the body
 
 // For the few functions whose caller's line must show in the race check's report.
 #define EMULATOR_INLINE inline __attribute__((always_inline))

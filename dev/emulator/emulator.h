@@ -11,7 +11,7 @@
 //   9. grids           run_grid, launches and their limits
 //
 // What device code calls (shuffles, atomics, intrinsics) is in device.h, PTX in ptx.h, the runtime API in runtime.h,
-// the race check in race.h. translate.c makes C++ of CUDA first. README.md tells how it all works, and what it misses.
+// the race check in race.h. translate.cpp makes C++ of CUDA first. README.md tells how it all works, and what it misses.
 //
 // A block is run by one thread of the operating system, which switches between the fibers of the block; blocks run in
 // parallel with OpenMP. Fibers never move between threads of the system. Nothing is pre-empted: a fiber runs until it

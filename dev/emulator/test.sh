@@ -43,7 +43,7 @@ compile() {
     verdict $? "compiling $output"
 }
 
-"${CC:-cc}" -std=c11 -O1 -Wall -Wextra -Wshadow -Werror dev/emulator/translate.c -o "$build/translate" || exit 1
+"$CXX" -std=c++17 -O1 -Wall -Wextra -Wshadow -Werror dev/emulator/translate.cpp -o "$build/translate" || exit 1
 for name in test_emulator bugs test_runtime runtime_bugs; do
     "$build/translate" dev/emulator/$name.cu > "$build/$name.cu" 2> "$build/log"
     verdict $? "translating $name.cu"

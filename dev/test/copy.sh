@@ -13,7 +13,14 @@ rm -rf "$build/copy"
 mkdir -p "$build/copy/root" || exit 1
 work=$(cd "$build/copy" && pwd)
 ln -s "$repo/dev" "$work/root/dev"  # of the emulator, which matmul.cuh includes by that name
-"${CC:-cc}" -std=c11 -O1 dev/emulator/translate.c -o "$work/translate" || exit 1
+"${CXX:-g++}" -std=c++17 -O1 dev/emulator/translate.cpp -o "$work/translate" || exit 1
+
+emulate="${CXX:-g++} -std=c++17 -fno-strict-aliasing -Wall -Wextra -Werror -Wno-unknown-pragmas -pthread -DLLMTRAIN_CUDA
+    -I$repo/dev/emulator $includes -DPRECISION_BF16"
+# The CPU's operations, which all pieces are compared with.
+"$work/translate" dev/test/copied.cu > "$work/reference.cu"
+# shellcheck disable=SC2086  # several words
+$emulate -O1 -I. -DREFERENCE -c -x c++ "$work/reference.cu" -o "$work/reference.o" || exit 1
 
 # What the file names from "// Needs:" to the next line that ends with a full stop: headers, and numbers of sections.
 needs() { sed -n '/^\/\/ Needs:/,/\.$/p' "$1"; }
@@ -80,9 +87,8 @@ check() {
                 [ -f "$file" ] && "$work/translate" "$file" > "emulated/$file"
             done
             # shellcheck disable=SC2086
-            "${CXX:-g++}" -std=c++17 -O0 -fno-strict-aliasing -Wall -Wextra -Werror -Wno-unknown-pragmas -pthread \
-                -DLLMTRAIN_CUDA $define -Iemulated -I"$repo/dev/emulator" -I"$work/root" $includes \
-                -x c++ emulated/copied.cu -o program -ldl
+            $emulate -O0 "-DPIECE_$1" -Iemulated -I"$work/root" -x c++ emulated/copied.cu -x none "$work/reference.o" \
+                -o program -ldl
         fi && ./program && echo "passed run" || echo "failed run"
     } > result 2>&1
 }
