@@ -17,6 +17,8 @@
 
 #include "dev/test/harness.h"
 
+#include <vector>
+
 // ------------------------------------------------------------------------------------------------
 // 1. Frame
 
@@ -25,25 +27,29 @@
 // A condition on each of n elements, i; a verdict makes one test of it.
 #define EACH(n, condition) for (int i = 0; i < (int)(n); i++) expect(condition, "%s for i = %d", #condition, i)
 
-// n elements on the device: zeros, or those of an array of the host.
+// n elements on the host and on the device: zeros, or what a function gives for each index.
 template <class T>
-struct DeviceArray {
-    T* p = NULL;
-    size_t n;
-    explicit DeviceArray(size_t length) : n(length) {
-        CUDA(cudaMalloc((void**)&p, n * sizeof(T)));
-        CUDA(cudaMemset(p, 0, n * sizeof(T)));
+struct Array {
+    std::vector<T> host;
+    T* device = NULL;
+    explicit Array(size_t n) : host(n) {
+        CUDA(cudaMalloc((void**)&device, n * sizeof(T)));
+        put();
     }
-    DeviceArray(const T* host, size_t length) : DeviceArray(length) {
-        CUDA(cudaMemcpy(p, host, n * sizeof(T), cudaMemcpyHostToDevice));
+    template <class F>
+    Array(size_t n, F element) : Array(n) {
+        for (size_t i = 0; i < n; i++) host[i] = element((int)i);
+        put();
     }
-    ~DeviceArray() { CUDA(cudaFree(p)); }
-    operator T*() const { return p; }
+    ~Array() { CUDA(cudaFree(device)); }
+    operator T*() const { return device; }
+    T& operator[](size_t i) { return host[i]; }
+    void put() { CUDA(cudaMemcpy(device, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice)); }
     // Waits for the kernels, and copies the results back.
-    void take(T* host) const {
+    void take() {
         CUDA(cudaGetLastError());
         CUDA(cudaDeviceSynchronize());
-        CUDA(cudaMemcpy(host, p, n * sizeof(T), cudaMemcpyDeviceToHost));
+        CUDA(cudaMemcpy(host.data(), device, host.size() * sizeof(T), cudaMemcpyDeviceToHost));
     }
 };
 
@@ -88,11 +94,10 @@ static __global__ void __launch_bounds__(128) of_template(T* out, T x) {
 
 static void test_launches(void) {
     enum { BLOCKS = 3 * 2 * 2, THREADS = 5 * 3 * 2 };
-    DeviceArray<uint32_t> d(BLOCKS * THREADS);
-    static uint32_t h[BLOCKS * THREADS];
+    Array<uint32_t> h(BLOCKS * THREADS);
     dim3 gridDim_of_host(3, 2, 2);
-    indices<<<gridDim_of_host, dim3(5, 3, 2)>>>(d);
-    d.take(h);
+    indices<<<gridDim_of_host, dim3(5, 3, 2)>>>(h);
+    h.take();
     for (uint32_t i = 0; i < BLOCKS * THREADS; i++) {
         uint32_t b = i / THREADS, t = i % THREADS;
         uint32_t want = b % 3 | b / 3 % 2 << 4 | b / 6 << 8 | t % 5 << 12 | t / 5 % 3 << 20 | t / 15 << 24;
@@ -100,23 +105,21 @@ static void test_launches(void) {
     }
     verdict("block and thread indices in three dimensions");
 
-    float out[40];
-    DeviceArray<float> dout(40);
+    Array<float> out(40);
     Bundle bundle = {{1.0f, 2.0f, 3.0f}, 4};
-    parameters<<<1, 40>>>(dout, bundle, 60, NULL);
+    parameters<<<1, 40>>>(out, bundle, 60, NULL);
     bundle.b = 1000;
-    dout.take(out);
+    out.take();
     EACH(40, out[i] == 6.0f + (float)i + 114.0f);
     verdict("parameters are copied at the launch, and for each thread");
 
-    DeviceArray<double> dt(7);
-    double t[7];
+    Array<double> t(7);
     cudaStream_t stream;
     CUDA(cudaStreamCreate(&stream));
-    of_template<3, double><<<(14 >> 1) / 7, 7, 0, stream>>>(dt, 1);
+    of_template<3, double><<<(14 >> 1) / 7, 7, 0, stream>>>(t, 1);
     CUDA(cudaStreamSynchronize(stream));
     CUDA(cudaStreamDestroy(stream));
-    dt.take(t);
+    t.take();
     EACH(7, t[i] == 1.0 + 3.0 * i);
     verdict("a kernel with template arguments, on a stream; its argument is converted");
     // k<<<1, 2>>>(3) in a comment or a string is left alone.
@@ -170,23 +173,22 @@ static __global__ void named_barriers(int32_t* out) {
 
 static void test_barriers(void) {
     enum { BLOCKS = 3, THREADS = 200, STEPS = 17, SOME = 102, NAMED = 128 };  // SOME: so that the last one leaves
-    static int32_t h[BLOCKS * THREADS];
-    DeviceArray<int32_t> ringed(BLOCKS * THREADS), met(SOME), named(NAMED);
+    Array<int32_t> ringed(BLOCKS * THREADS), met(SOME), named(NAMED);
     ring<<<BLOCKS, THREADS>>>(ringed, STEPS);
-    ringed.take(h);
-    EACH(BLOCKS * THREADS, h[i] == (i % THREADS + STEPS) % THREADS);
+    ringed.take();
+    EACH(BLOCKS * THREADS, ringed[i] == (i % THREADS + STEPS) % THREADS);
     verdict("__syncthreads: values go round a block");
 
     barrier_results<<<1, SOME>>>(met);
-    met.take(h);
+    met.take();
     int odd = 0;
     for (int i = 0; i < SOME; i++) odd += i % 3 != 2 && i % 2;
-    EACH(SOME, h[i] == (i % 3 == 2 ? 0 : (odd | 1 << 12 | 1 << 14)));
+    EACH(SOME, met[i] == (i % 3 == 2 ? 0 : (odd | 1 << 12 | 1 << 14)));
     verdict("__syncthreads_count, _and, _or; threads that returned are not waited for");
 
     named_barriers<<<1, NAMED>>>(named);
-    named.take(h);
-    EACH(NAMED, h[i] == i / 64 * 64 + (i % 64 + 4 + i / 64 * 2) % 64);
+    named.take();
+    EACH(NAMED, named[i] == i / 64 * 64 + (i % 64 + 4 + i / 64 * 2) % 64);
     verdict("bar.sync and barrier.sync with a number and a count");
 }
 
@@ -209,16 +211,12 @@ static __global__ void shuffles(T* out, const T* in, int32_t kind, const int32_t
 template <typename T>
 static void test_shuffles_of(const char* name) {
     static const char* const kinds[] = {"__shfl_sync", "__shfl_up_sync", "__shfl_down_sync", "__shfl_xor_sync"};
-    T in[LANE_COUNT], out[LANE_COUNT];
-    for (int i = 0; i < LANE_COUNT; i++) in[i] = (T)(1000003.0 * (i + 1));
+    Array<T> in(LANE_COUNT, [](int i) { return (T)(1000003.0 * (i + 1)); }), out(LANE_COUNT);
     for (int kind = 0; kind < 4; kind++) {
         for (int width = 1; width <= 32; width *= 2) {
-            int32_t arguments[LANE_COUNT];
-            for (int i = 0; i < LANE_COUNT; i++) arguments[i] = (int32_t)(random_word() % 32);
-            DeviceArray<T> din(in, LANE_COUNT), dout(LANE_COUNT);
-            DeviceArray<int32_t> da(arguments, LANE_COUNT);
-            shuffles<T><<<1, LANE_COUNT>>>(dout, din, kind, da, width);
-            dout.take(out);
+            Array<int32_t> arguments(LANE_COUNT, [](int) { return (int32_t)(random_word() % 32); });
+            shuffles<T><<<1, LANE_COUNT>>>(out, in, kind, arguments, width);
+            out.take();
             for (int i = 0; i < LANE_COUNT; i++) {
                 int first = i / width * width, a = kind == SHUFFLE_IDX ? arguments[i] : arguments[0], from = i;
                 if (kind == SHUFFLE_IDX) from = first + a % width;
@@ -245,22 +243,32 @@ static __global__ void warp_halves(uint32_t* out) {
     out[threadIdx.x] = x + __shfl_sync(0xffffffffu, x, 0);
 }
 
+// A row: what lane i computes from its number x, and what it is in every lane.
+#define VOTE_ROWS(ROW) \
+    ROW(__ballot_sync(0xffffffffu, x & 1), odd) \
+    ROW((__any_sync(0xffffffffu, x == 77) ? 1u : 0u) + (__any_sync(0xffffffffu, x == -1) ? 2u : 0u), 1) \
+    ROW((__all_sync(0xffffffffu, x < 1000) ? 1u : 0u) + (__all_sync(0xffffffffu, x != 77) ? 2u : 0u), 1) \
+    ROW(__reduce_add_sync(0xffffffffu, (uint32_t)x), sum) \
+    ROW((uint32_t)__reduce_add_sync(0xffffffffu, -x), 0 - sum) \
+    ROW((uint32_t)__reduce_min_sync(0xffffffffu, x - 500), (uint32_t)(smallest - 500)) \
+    ROW((uint32_t)__reduce_max_sync(0xffffffffu, x - 500), (uint32_t)(largest - 500)) \
+    ROW(__reduce_min_sync(0xffffffffu, (uint32_t)(x - 500)), low) \
+    ROW(__reduce_max_sync(0xffffffffu, (uint32_t)(x - 500)), high) \
+    ROW(__reduce_and_sync(0xffffffffu, (uint32_t)x | 0xf000u), ones) \
+    ROW(__reduce_or_sync(0xffffffffu, (uint32_t)x), any) \
+    ROW(__reduce_xor_sync(0xffffffffu, (uint32_t)x), parity) \
+    ROW(__match_any_sync(0xffffffffu, x % 5), same[i])
+
+// What all tables of this file are made of: a list of what is computed, of names with what is expected, and a count.
+#define COMPUTED(expression, expected) expression,
+#define EXPECTED(expression, expected) {#expression, expected},
+#define ONE(expression, expected) +1
+enum { VOTES = VOTE_ROWS(ONE) };
+
 static __global__ void votes(uint32_t* out, const int32_t* in) {
     int32_t x = in[threadIdx.x];
-    uint32_t u = (uint32_t)x, i = threadIdx.x, n = blockDim.x;
-    out[i] = __ballot_sync(0xffffffffu, x & 1);
-    out[n + i] = (__any_sync(0xffffffffu, x == 77) ? 1 : 0) + (__any_sync(0xffffffffu, x == -1) ? 2 : 0);
-    out[2 * n + i] = (__all_sync(0xffffffffu, x < 1000) ? 1 : 0) + (__all_sync(0xffffffffu, x != 77) ? 2 : 0);
-    out[3 * n + i] = __reduce_add_sync(0xffffffffu, u);
-    out[4 * n + i] = (uint32_t)__reduce_min_sync(0xffffffffu, x - 500);
-    out[5 * n + i] = (uint32_t)__reduce_max_sync(0xffffffffu, x - 500);
-    out[6 * n + i] = __reduce_min_sync(0xffffffffu, (uint32_t)(x - 500));
-    out[7 * n + i] = __reduce_max_sync(0xffffffffu, (uint32_t)(x - 500));
-    out[8 * n + i] = __reduce_and_sync(0xffffffffu, u | 0xf000u);
-    out[9 * n + i] = __reduce_or_sync(0xffffffffu, u);
-    out[10 * n + i] = __reduce_xor_sync(0xffffffffu, u);
-    out[11 * n + i] = __match_any_sync(0xffffffffu, x % 5);
-    out[12 * n + i] = (uint32_t)__reduce_add_sync(0xffffffffu, -x);
+    uint32_t results[VOTES] = {VOTE_ROWS(COMPUTED)};
+    for (uint32_t k = 0; k < VOTES; k++) out[k * LANE_COUNT + threadIdx.x] = results[k];
 }
 
 // Lanes exchange through shared memory; lanes from 20 on have returned.
@@ -285,21 +293,16 @@ static void test_warps(void) {
     test_shuffles_of<double>("double");
     test_shuffles_of<unsigned long long>("unsigned long long");
 
-    enum { VOTES = 13 };
-    uint32_t h[VOTES * LANE_COUNT];
-    DeviceArray<uint32_t> halves(LANE_COUNT), voted(VOTES * LANE_COUNT);
+    Array<uint32_t> halves(LANE_COUNT), voted(VOTES * LANE_COUNT);
     warp_halves<<<1, LANE_COUNT>>>(halves);
-    halves.take(h);
-    EACH(LANE_COUNT, h[i] == (i % 2 ? 256u : 0x55u + 16u) + 0x55u + 16u);
+    halves.take();
+    EACH(LANE_COUNT, halves[i] == (i % 2 ? 256u : 0x55u + 16u) + 0x55u + 16u);
     verdict("halves of a warp with masks of their own");
 
-    int32_t in[LANE_COUNT];
-    for (int i = 0; i < LANE_COUNT; i++) in[i] = (int32_t)(random_word() % 1000);
-    in[13] = 77;
-    DeviceArray<int32_t> din(in, LANE_COUNT);
-    votes<<<1, LANE_COUNT>>>(voted, din);
-    voted.take(h);
-    uint32_t odd = 0, sum = 0, ones = FULL, any = 0, parity = 0, low = FULL, high = 0;
+    Array<int32_t> in(LANE_COUNT, [](int i) { return i == 13 ? 77 : (int32_t)(random_word() % 1000); });
+    votes<<<1, LANE_COUNT>>>(voted, in);
+    voted.take();
+    uint32_t odd = 0, sum = 0, ones = FULL, any = 0, parity = 0, low = FULL, high = 0, same[LANE_COUNT] = {0};
     int32_t smallest = in[0], largest = in[0];
     for (int i = 0; i < LANE_COUNT; i++) {
         uint32_t u = (uint32_t)in[i], less = u - 500;
@@ -308,48 +311,66 @@ static void test_warps(void) {
         ones &= u | 0xf000u;
         any |= u;
         parity ^= u;
-        smallest = in[i] < smallest ? in[i] : smallest;
-        largest = in[i] > largest ? in[i] : largest;
-        low = less < low ? less : low;
-        high = less > high ? less : high;
+        smallest = std::min(smallest, in[i]);
+        largest = std::max(largest, in[i]);
+        low = std::min(low, less);
+        high = std::max(high, less);
+        for (int j = 0; j < LANE_COUNT; j++) same[i] |= (uint32_t)(in[i] % 5 == in[j] % 5) << j;
     }
-    const struct { const char* name; uint32_t value; } want[] = {
-        {"__ballot_sync", odd}, {"__any_sync", 1}, {"__all_sync", 1}, {"__reduce_add_sync", sum},
-        {"__reduce_min_sync of int", (uint32_t)(smallest - 500)},
-        {"__reduce_max_sync of int", (uint32_t)(largest - 500)},
-        {"__reduce_min_sync", low}, {"__reduce_max_sync", high}, {"__reduce_and_sync", ones},
-        {"__reduce_or_sync", any}, {"__reduce_xor_sync", parity},
-    };
-    for (int k = 0; k < 11; k++) {
-        EACH(LANE_COUNT, h[k * LANE_COUNT + i] == want[k].value);
-        verdict("%s", want[k].name);
+    for (int k = 0; k < VOTES; k++) {
+        const char* name = "";
+        for (int i = 0; i < LANE_COUNT; i++) {
+            const struct { const char* name; uint32_t value; } want[] = {VOTE_ROWS(EXPECTED)};
+            expect(voted[k * LANE_COUNT + i] == want[k].value, "lane %d: %x", i, voted[k * LANE_COUNT + i]);
+            name = want[k].name;
+        }
+        verdict("%s", name);
     }
-    for (int i = 0; i < LANE_COUNT; i++) {
-        uint32_t same = 0;
-        for (int j = 0; j < LANE_COUNT; j++) same |= (uint32_t)(in[i] % 5 == in[j] % 5) << j;
-        expect(h[11 * LANE_COUNT + i] == same && h[12 * LANE_COUNT + i] == (uint32_t)-(int32_t)sum, "lane %d", i);
-    }
-    verdict("__match_any_sync, __reduce_add_sync of int");
 
-    int32_t s[64];
-    DeviceArray<int32_t> ds(64);
-    sync_warp<<<1, 64>>>(ds);
-    ds.take(s);
-    EACH(64, s[i] == (i % 32 < 20 ? (i % 32 + 5) % 20 : 0));
+    Array<int32_t> synced(64);
+    sync_warp<<<1, 64>>>(synced);
+    synced.take();
+    EACH(64, synced[i] == (i % 32 < 20 ? (i % 32 + 5) % 20 : 0));
     verdict("__syncwarp; lanes that returned are not waited for");
 }
 
 // ------------------------------------------------------------------------------------------------
 // 5. Atomics
 
+// A row: a counter's type, name and first value; what the i-th of N threads does with its address p; the last value.
+enum { ATOMIC_BLOCKS = 5, ATOMIC_THREADS = 96, ATOMIC_N = ATOMIC_BLOCKS * ATOMIC_THREADS };
+#define ATOMIC_ROWS(ROW) \
+    ROW(int32_t, add, 0, atomicAdd(p, (int32_t)i), ATOMIC_N * (ATOMIC_N - 1) / 2) \
+    ROW(int32_t, sub, 0, atomicSub(p, 2), -2 * ATOMIC_N) \
+    ROW(int32_t, lowest, 7, atomicMin(p, -(int32_t)i), 1 - ATOMIC_N) \
+    ROW(int32_t, highest, -100, atomicMax(p, (int32_t)i - 10), ATOMIC_N - 11) \
+    ROW(uint32_t, add_u, 0, atomicAdd(p, 0x80000001u), ATOMIC_N * 0x80000001u) \
+    ROW(uint32_t, low_u, FULL, atomicMin(p, i + 5), 5) \
+    ROW(uint32_t, high_u, 0, atomicMax(p, i), ATOMIC_N - 1) \
+    ROW(uint32_t, conjunction, FULL, atomicAnd(p, ~(1u << i % 32) | 0xffff0000u), 0xffff0000u) \
+    ROW(uint32_t, disjunction, 0, atomicOr(p, 1u << i % 20), 0xfffffu) \
+    ROW(uint32_t, parity, 0, atomicXor(p, i), parity_of_all) \
+    ROW(uint32_t, wrapped, 0, atomicInc(p, 9), ATOMIC_N % 10) \
+    ROW(uint32_t, down, 0, atomicDec(p, 6), (7 - ATOMIC_N % 7) % 7) \
+    ROW(uint32_t, swapped, 0, atomicExch(p, 42u), 42) \
+    ROW(unsigned long long, add_wide, 0, atomicAdd(p, 0x100000000ull), (unsigned long long)ATOMIC_N << 32) \
+    ROW(unsigned long long, high_wide, 0, atomicMax(p, (unsigned long long)i << 33), (ATOMIC_N - 1ull) << 33) \
+    ROW(float, add_float, 0, atomicAdd(p, 0.5f), 0.5f * ATOMIC_N) \
+    ROW(double, add_double, 0, atomicAdd(p, 0.25), 0.25 * ATOMIC_N) \
+    ROW(uint32_t, locked, 0, add_3_by_compare_and_swap(p), 3 * ATOMIC_N)
+
 typedef struct {
-    int32_t add, sub, lowest, highest;
-    uint32_t add_u, low_u, high_u, conjunction, disjunction, parity, wrapped, down, swapped;
-    unsigned long long add_wide, high_wide;
-    float add_float;
-    double add_double;
-    uint32_t locked;   // counted by compare and swap
+#define COUNTER(T, name, first, operation, last) T name = first;
+    ATOMIC_ROWS(COUNTER)
 } Counters;
+
+static __device__ void add_3_by_compare_and_swap(uint32_t* p) {
+    uint32_t seen = atomicAdd(p, 0u), before;
+    do {
+        before = seen;
+        seen = atomicCAS(p, before, before + 3);
+    } while (seen != before);
+}
 
 static __global__ void atomics(Counters* c, uint32_t* tickets) {
     __shared__ uint32_t in_block;
@@ -357,66 +378,29 @@ static __global__ void atomics(Counters* c, uint32_t* tickets) {
     if (threadIdx.x == 0) in_block = 0;
     __syncthreads();
     tickets[i] = atomicAdd(&in_block, 1u);
-    atomicAdd(&c->add, (int32_t)i);
-    atomicSub(&c->sub, 2);
-    atomicMin(&c->lowest, -(int32_t)i);
-    atomicMax(&c->highest, (int32_t)i - 10);
-    atomicAdd(&c->add_u, 0x80000001u);
-    atomicMin(&c->low_u, i + 5);
-    atomicMax(&c->high_u, i);
-    atomicAnd(&c->conjunction, ~(1u << i % 32) | 0xffff0000u);
-    atomicOr(&c->disjunction, 1u << i % 20);
-    atomicXor(&c->parity, i);
-    atomicInc(&c->wrapped, 9);
-    atomicDec(&c->down, 6);
-    atomicExch(&c->swapped, 42u);
-    atomicAdd(&c->add_wide, 0x100000000ull);
-    atomicMax(&c->high_wide, (unsigned long long)i << 33);
-    atomicAdd(&c->add_float, 0.5f);
-    atomicAdd(&c->add_double, 0.25);
-    uint32_t seen = atomicAdd(&c->locked, 0u), before;
-    do {
-        before = seen;
-        seen = atomicCAS(&c->locked, before, before + 3);
-    } while (seen != before);
+#define COUNT(T, name, first, operation, last) \
+    { \
+        T* p = &c->name; \
+        operation; \
+    }
+    ATOMIC_ROWS(COUNT)
 }
 
 static void test_atomics(void) {
-    enum { BLOCKS = 5, THREADS = 96, N = BLOCKS * THREADS };
-    Counters c;
-    memset(&c, 0, sizeof c);
-    c.low_u = c.conjunction = FULL;
-    c.lowest = 7;
-    c.highest = -100;
-    DeviceArray<Counters> d(&c, 1);
-    DeviceArray<uint32_t> dt(N);
-    uint32_t tickets[N], parity = 0, down = 0;
-    atomics<<<BLOCKS, THREADS>>>(d, dt);
-    d.take(&c);
-    dt.take(tickets);
-    for (uint32_t i = 0; i < N; i++) {
-        parity ^= i;
-        down = down == 0 ? 6 : down - 1;
-    }
-    check(c.add == N * (N - 1) / 2, "atomicAdd of int");
-    check(c.sub == -2 * N, "atomicSub");
-    check(c.lowest == 1 - N, "atomicMin of int");
-    check(c.highest == N - 11, "atomicMax of int");
-    check(c.add_u == N * 0x80000001u, "atomicAdd of unsigned");
-    check(c.low_u == 5 && c.high_u == N - 1, "atomicMin, atomicMax of unsigned");
-    check(c.conjunction == 0xffff0000u && c.disjunction == 0xfffffu && c.parity == parity,
-          "atomicAnd, atomicOr, atomicXor");
-    check(c.wrapped == N % 10 && c.down == down, "atomicInc, atomicDec");
-    check(c.swapped == 42, "atomicExch");
-    check(c.add_wide == (unsigned long long)N << 32 && c.high_wide == (unsigned long long)(N - 1) << 33,
-          "atomicAdd, atomicMax of 64 bits");
-    check(c.add_float == 0.5f * N && c.add_double == 0.25 * N, "atomicAdd of float and double");
-    check(c.locked == 3 * N, "atomicCAS");
-    for (int b = 0; b < BLOCKS; b++) {
-        bool seen[THREADS] = {false};
-        for (int i = 0; i < THREADS; i++) {
-            uint32_t t = tickets[b * THREADS + i];
-            if (expect(t < THREADS && !seen[t], "thread %d of block %d has ticket %u", i, b, t)) seen[t] = true;
+    Array<Counters> c(1);
+    Array<uint32_t> tickets(ATOMIC_N);
+    uint32_t parity_of_all = 0;
+    atomics<<<ATOMIC_BLOCKS, ATOMIC_THREADS>>>(c, tickets);
+    c.take();
+    tickets.take();
+    for (uint32_t i = 0; i < ATOMIC_N; i++) parity_of_all ^= i;
+#define CHECK_COUNTER(T, name, first, operation, last) check(c[0].name == (T)(last), "%s of %s", #operation, #T);
+    ATOMIC_ROWS(CHECK_COUNTER)
+    for (int b = 0; b < ATOMIC_BLOCKS; b++) {
+        bool seen[ATOMIC_THREADS] = {false};
+        for (int i = 0; i < ATOMIC_THREADS; i++) {
+            uint32_t t = tickets[b * ATOMIC_THREADS + i];
+            if (expect(t < ATOMIC_THREADS && !seen[t], "thread %d of block %d has ticket %u", i, b, t)) seen[t] = true;
         }
     }
     verdict("atomicAdd in shared memory gives each thread a ticket of its own");
@@ -470,23 +454,20 @@ static __global__ void dynamic_shared(T* out, int32_t n) {
 
 static void test_shared_memory(void) {
     enum { N = 12000 };  // 96,000 bytes, more than a kernel has without asking
-    static double h[N];
-    float in[28], out[64];
-    memset(in, 0, sizeof in);
-    for (int i = 0; i < 20; i++) in[i] = 1.0f;
-    double doubles[4] = {1, 2, 3, 4};
-    memcpy(in + 20, doubles, sizeof doubles);
-    DeviceArray<float> din(in, 28), dout(64);
-    DeviceArray<double> d(N);
-    static_shared<<<1, 64>>>(dout, din);
-    dout.take(out);
+    const double doubles[4] = {1, 2, 3, 4};
+    Array<float> in(28, [](int) { return 1.0f; }), out(64);
+    Array<double> h(N);
+    memcpy(&in[20], doubles, sizeof doubles);
+    in.put();
+    static_shared<<<1, 64>>>(out, in);
+    out.take();
     EACH(64, out[i] == 5 + 6 + 7 + 20 + 10 + 100 + 132 + 1);
     verdict("static shared memory: arrays, several names, alignment, in functions and templates");
 
     CUDA(cudaFuncSetAttribute(dynamic_shared<double>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                               N * (int)sizeof(double)));
-    dynamic_shared<double><<<1, 128, N * sizeof(double)>>>(d, N);
-    d.take(h);
+    dynamic_shared<double><<<1, 128, N * sizeof(double)>>>(h, N);
+    h.take();
     EACH(N, h[i] == N - 1 - i);
     verdict("dynamic shared memory beyond 48 KiB");
 }
@@ -521,14 +502,11 @@ static __global__ void ldmatrix_kernel(uint32_t* out, const uint16_t* in, int32_
 
 static void test_ldmatrix(void) {
     static const char* const names[] = {"x1", "x2", "x4", "x1.trans", "x2.trans", "x4.trans"};
-    uint16_t in[32 * 8];
-    for (int i = 0; i < 32 * 8; i++) in[i] = (uint16_t)random_word();
+    Array<uint16_t> in(32 * 8, [](int) { return (uint16_t)random_word(); });
     for (int kind = 0; kind < 6; kind++) {
-        uint32_t out[128];
-        DeviceArray<uint32_t> d(128);
-        DeviceArray<uint16_t> din(in, 32 * 8);
-        ldmatrix_kernel<<<1, 32>>>(d, din, kind);
-        d.take(out);
+        Array<uint32_t> out(128);
+        ldmatrix_kernel<<<1, 32>>>(out, in, kind);
+        out.take();
         for (int m = 0; m < 4; m++) {
             for (int lane = 0; lane < 32; lane++) {
                 int row = lane / 4, column = lane % 4 * 2;
@@ -604,15 +582,13 @@ static void test_mma(void) {
     static const char* const names[] = {"mma m16n8k16 bf16", "mma m16n8k16 f16", "mma m16n8k8 tf32"};
     for (int kind = 0; kind < 3; kind++) {
         int K = kind == KIND_TF32 ? 8 : 16;
-        float a[16 * 16], b[16 * 8], c[16 * 8], d[16 * 8];
-        for (int i = 0; i < 16 * K; i++) a[i] = random_float();
-        for (int i = 0; i < K * 8; i++) b[i] = random_float();
-        for (int i = 0; i < 16 * 8; i++) c[i] = random_float();
+        auto any = [](int) { return random_float(); };
+        Array<float> a(16 * K, any), b(K * 8, any), c(16 * 8, any), d(16 * 8);
         a[3] = 0x1p-20f;  // subnormal as f16
         if (kind != KIND_TF32) a[15 * K] = INFINITY;
-        DeviceArray<float> da(a, 16 * 16), db(b, 16 * 8), dc(c, 16 * 8), dd(16 * 8);
-        mma_kernel<<<1, 32>>>(dd, da, db, dc, kind);
-        dd.take(d);
+        a.put();
+        mma_kernel<<<1, 32>>>(d, a, b, c, kind);
+        d.take();
         // Tensor cores round each addition, at worst towards zero: an epsilon of 2^-23 for each of K + 1 terms.
         double worst = 0;
         for (int i = 0; i < 16; i++) {
@@ -645,10 +621,9 @@ static void test_conversions(void) {
                                     INFINITY};
     for (size_t i = 0; i < COUNT_OF(numbers); i++) {
         float x = numbers[i], y = numbers[(i + 1) % COUNT_OF(numbers)];
-        uint32_t out[3];
-        DeviceArray<uint32_t> d(3);
-        conversions<<<1, 1>>>(d, x, y);
-        d.take(out);
+        Array<uint32_t> out(3);
+        conversions<<<1, 1>>>(out, x, y);
+        out.take();
         __nv_bfloat16 b[2] = {__float2bfloat16_rn(y), __float2bfloat16_rn(x)};  // the first operand is the upper half
         __half h[2] = {__float2half_rn(y), __float2half_rn(x)};
         float t = rounded(x, KIND_TF32, false);
@@ -700,12 +675,10 @@ static __global__ void copy_groups(uint32_t* out, const uint32_t* in) {
 }
 
 static void test_copies(void) {
-    uint32_t in[3 * 128], out[16 * 32];
-    for (uint32_t i = 0; i < 3 * 128; i++) in[i] = i + 1000;
-    DeviceArray<uint32_t> din(in, 3 * 128), dsizes(16 * 32), dgroups(96);
+    Array<uint32_t> in(3 * 128, [](int i) { return (uint32_t)i + 1000; }), out(16 * 32), groups(96);
     for (int32_t given = 0; given <= 16; given += 4) {
-        copy_sizes<<<1, 32>>>(dsizes, din, given);
-        dsizes.take(out);
+        copy_sizes<<<1, 32>>>(out, in, given);
+        out.take();
         for (uint32_t k = 0; k < 16; k++) {
             for (uint32_t i = 0; i < 32; i++) {
                 uint32_t words = k / 4 == 0 ? 1 : k / 4 == 1 ? 2 : 4, word = k % 4;
@@ -715,9 +688,9 @@ static void test_copies(void) {
         }
         verdict("cp.async of 4, 8 and 16 bytes, %d of them read", given);
     }
-    copy_groups<<<1, 32>>>(dgroups, din);
-    dgroups.take(out);
-    EACH(96, out[i] == in[(i / 32 * 32 + 31 - i % 32) * 4 + i / 32]);
+    copy_groups<<<1, 32>>>(groups, in);
+    groups.take();
+    EACH(96, groups[i] == in[(i / 32 * 32 + 31 - i % 32) * 4 + i / 32]);
     verdict("cp.async.commit_group, cp.async.wait_group");
 }
 
@@ -733,13 +706,10 @@ static __global__ void exponentials(float* out, const float* in, int32_t n) {
 
 static void test_exponentials(void) {
     enum { N = 300 };
-    float in[N], out[2 * N];
-    for (int i = 0; i < N; i++) in[i] = (float)(i - 150) * 0.9f;
-    in[0] = -INFINITY;
-    in[1] = INFINITY;
-    DeviceArray<float> din(in, N), d(2 * N);
-    exponentials<<<3, 128>>>(d, din, N);
-    d.take(out);
+    Array<float> in(N, [](int i) { return i < 2 ? (i == 0 ? -INFINITY : INFINITY) : (float)(i - 150) * 0.9f; });
+    Array<float> out(2 * N);
+    exponentials<<<3, 128>>>(out, in, N);
+    out.take();
     double worst = 0;
     for (int i = 2; i < N; i++) {
         double want = exp2((double)in[i]);
@@ -811,16 +781,13 @@ static void test_exponentials(void) {
     ROW(__bfloat162float(pair.x), b * y + 1) \
     ROW(__bfloat162float(pair.y), b * y + 2)
 
-#define COMPUTED(expression, expected) (unsigned long long)(expression),
-#define COMPUTED_FLOAT(expression, expected) expression,
-#define EXPECTED(expression, expected) {#expression, expected},
-#define ONE(expression, expected) +1
+#define COMPUTED_BITS(expression, expected) (unsigned long long)(expression),
 enum { BIT_RESULTS = BIT_ROWS(ONE), FLOAT_RESULTS = FLOAT_ROWS(ONE), HALF_RESULTS = HALF_ROWS(ONE) };
 enum { RESULTS = FLOAT_RESULTS + HALF_RESULTS };
 
 static __global__ void bit_functions(unsigned long long* out, uint32_t a, uint32_t b, float x,
                                      unsigned long long wide) {
-    unsigned long long r[BIT_RESULTS] = {BIT_ROWS(COMPUTED)};
+    unsigned long long r[BIT_RESULTS] = {BIT_ROWS(COMPUTED_BITS)};
     for (int32_t i = 0; i < BIT_RESULTS; i++) out[i] = r[i];
 }
 
@@ -831,7 +798,7 @@ static __global__ void float_functions(float* out, float x, float y, const float
         __hfma2(__floats2bfloat162_rn(x, y), __floats2bfloat162_rn(y, x), __floats2bfloat162_rn(1.0f, 2.0f));
     float s, c;
     __sincosf(x, &s, &c);
-    float r[RESULTS] = {FLOAT_ROWS(COMPUTED_FLOAT) HALF_ROWS(COMPUTED_FLOAT)};
+    float r[RESULTS] = {FLOAT_ROWS(COMPUTED) HALF_ROWS(COMPUTED)};
     for (int32_t i = 0; i < RESULTS; i++) __stcs(&out[i], r[i]);
     float4 four = __ldg((const float4*)in);
     __stcg((float4*)&out[RESULTS], make_float4(four.w, four.z, four.y, four.x));
@@ -839,24 +806,24 @@ static __global__ void float_functions(float* out, float x, float y, const float
 
 static void test_functions(void) {
     uint32_t a = 0x89abcdefu, b = 0x00f01234u, x_bits, reversed = 0;
-    float x = 0.7f, y = 3.25f, in[4] = {11, 12, 13, 14}, out[RESULTS + 4];
-    unsigned long long wide = 0x123456789abcdef0ull, results[BIT_RESULTS];
-    DeviceArray<unsigned long long> d(BIT_RESULTS);
-    DeviceArray<float> din(in, 4), dout(RESULTS + 4);
+    float x = 0.7f, y = 3.25f;
+    unsigned long long wide = 0x123456789abcdef0ull;
+    Array<unsigned long long> results(BIT_RESULTS);
+    Array<float> in(4, [](int i) { return 11.0f + (float)i; }), out(RESULTS + 4);
     memcpy(&x_bits, &x, 4);
     for (int i = 0; i < 32; i++) reversed |= (a >> i & 1) << (31 - i);
     // The 64 high bits of wide * wide, from products of halves.
     unsigned long long top = wide >> 32, low = wide & FULL, middle = top * low;
     unsigned long long carry = ((low * low >> 32) + 2 * (middle & FULL)) >> 32;
     unsigned long long square = top * top + 2 * (middle >> 32) + carry;
-    bit_functions<<<1, 1>>>(d, a, b, x, wide);
-    d.take(results);
+    bit_functions<<<1, 1>>>(results, a, b, x, wide);
+    results.take();
     const struct { const char* name; unsigned long long value; } bits[] = {BIT_ROWS(EXPECTED)};
     for (int i = 0; i < BIT_RESULTS; i++)
         check(results[i] == bits[i].value, "%s: %llx, should be %llx", bits[i].name, results[i], bits[i].value);
 
-    float_functions<<<1, 1>>>(dout, x, y, din);
-    dout.take(out);
+    float_functions<<<1, 1>>>(out, x, y, in);
+    out.take();
     {
         double b = (double)__bfloat162float(__float2bfloat16_rn(x)), h = (double)__half2float(__float2half_rn(x));
         const struct { const char* name; double value; } floats[] = {FLOAT_ROWS(EXPECTED) HALF_ROWS(EXPECTED)};

@@ -35,14 +35,15 @@ section() {
                             on' kernels.cuh
 }
 
-# take FOLDER HEADER...: copies the headers, and includes them in piece.h.
+# take FOLDER HEADER...: copies the headers, each after what it needs itself, and includes them in piece.h.
 take() {
-    folder=$1
-    shift
-    mkdir -p "$folder/llmtrain"
+    mkdir -p "$1/llmtrain"
     for header in "$@"; do
-        cp "$header" "$folder/$header"
-        echo "#include \"$header\"" >> "$folder/piece.h"
+        [ "$header" = "$1" ] || [ -f "$1/$header" ] && continue
+        # shellcheck disable=SC2046  # several words
+        (take "$1" $(headers "$header"))
+        cp "$header" "$1/$header"
+        echo "#include \"$header\"" >> "$1/piece.h"
     done
 }
 
@@ -51,11 +52,7 @@ piece() {
     folder=$work/$1
     mkdir -p "$folder"
     cp dev/test/copied.cu "$folder"
-    if [ -f "$2" ]; then
-        # shellcheck disable=SC2046  # several words
-        take "$folder" $(headers "$2") "$2"
-        return
-    fi
+    [ -f "$2" ] && take "$folder" "$2" && return
     section "$2" > "$folder/section.cuh"
     for number in $(sections "$folder/section.cuh"); do section "$number" > "$folder/section-$number.cuh"; done
     # shellcheck disable=SC2046
