@@ -454,7 +454,7 @@ static void test_hash(void) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// Conversions of the 16-bit types, against a table of all numbers
+// Conversions of the 16-bit types, against their definition
 
 #if FLOATX_IS_FLOAT
 static void test_conversions(void) {
@@ -474,38 +474,26 @@ enum { MANTISSA = 7, BIAS = 127, INFINITE = 0x7f80 };
 #else
 enum { MANTISSA = 10, BIAS = 15, INFINITE = 0x7c00 };
 #endif
-static double table[INFINITE + 1];  // by pattern: what the bits 0, exponent, mantissa stand for; last, 2^(maximum + 1)
 
-static void table_make(void) {
-    for (int bits = 0; bits <= INFINITE; bits++) {
-        int exponent = bits >> MANTISSA, mantissa = bits & ((1 << MANTISSA) - 1);
-        table[bits] = exponent == 0 ? ldexp(mantissa, 1 - BIAS - MANTISSA)
-                                    : ldexp(mantissa + (1 << MANTISSA), exponent - BIAS - MANTISSA);
-    }
+// What the bits 0, exponent, mantissa stand for; at INFINITE, 2^(maximum + 1).
+static double number_of(int bits) {
+    int exponent = bits >> MANTISSA, mantissa = bits & ((1 << MANTISSA) - 1);
+    return exponent == 0 ? ldexp(mantissa, 1 - BIAS - MANTISSA)
+                         : ldexp(mantissa + (1 << MANTISSA), exponent - BIAS - MANTISSA);
 }
 
-// The largest pattern whose number is not above |x|.
-static int table_below(double magnitude) {
-    int low = 0, high = INFINITE;
-    if (magnitude >= table[INFINITE]) return INFINITE;
-    while (high - low > 1) {
-        int middle = (low + high) / 2;
-        if (table[middle] <= magnitude) low = middle;
-        else high = middle;
-    }
-    return low;
+// The distance of neighbouring numbers where x is, or above it.
+static double unit_at(double x) {
+    int exponent = 0;
+    frexp(x, &exponent);
+    return ldexp(1.0, (exponent - 1 > 1 - BIAS ? exponent - 1 : 1 - BIAS) - MANTISSA);
 }
 
 static bool nearest_agrees(float in) {
-    uint16_t got = floatX_of(in).bits, sign = (uint16_t)(bits_from_float(in) >> 31 << 15);
-    if (in != in) return (got & 0x7fff) > INFINITE && (got & 0x8000) == sign;
-    double magnitude = fabs((double)in);
-    int want = table_below(magnitude);
-    if (want < INFINITE) {
-        double down = magnitude - table[want], up = table[want + 1] - magnitude;
-        if (up < down || (up == down && (want & 1))) want++;
-    }
-    return got == (sign | want);
+    double got = (double)float_of(floatX_of(in)), unit = unit_at((double)in);
+    double want = nearbyint((double)in / unit) * unit;  // ties to even
+    if (fabs(want) >= number_of(INFINITE)) want = copysign(INFINITY, want);
+    return (in != in ? isnan(got) : got == want) && !signbit(got) == !signbit(in);
 }
 
 // All draws are neighbours of x, and their mean is x within 4 sigma.
@@ -515,13 +503,13 @@ static void test_stochastic(float in) {
     enum { LAGS = 4 };
     const uint64_t n = 1000000;
     double sum = 0.0, magnitude = fabs((double)in), together[LAGS] = {0};
-    int low = table_below(magnitude);
+    double unit = unit_at(magnitude), low = floor(magnitude / unit) * unit, before[LAGS] = {0};
+    double fraction = (magnitude - low) / unit;
     bool neighbours = true;
-    double unit = table[low + 1] - table[low], fraction = (magnitude - table[low]) / unit, before[LAGS] = {0};
     for (uint64_t i = 0; i < n; i++) {
         double drawn = (double)float_of(floatX_of_stochastic(in, random_bits(31, RANDOM_TEST, bits_from_float(in), i)));
-        bool up = fabs(drawn) == table[low + 1] && magnitude > table[low];
-        neighbours = neighbours && (up || fabs(drawn) == table[low]);
+        bool up = fabs(drawn) == low + unit && magnitude > low;
+        neighbours = neighbours && (up || fabs(drawn) == low);
         neighbours = neighbours && (drawn == 0.0 || (drawn < 0.0) == (in < 0.0f));
         sum += drawn - (double)in;
         double deviation = (up ? 1.0 : 0.0) - fraction;
@@ -542,7 +530,6 @@ static void test_stochastic(float in) {
 
 static void test_conversions(void) {
     size_t wrong_value = 0, wrong_trip = 0, moved = 0, wrong_nearest = 0;
-    table_make();
     for (uint32_t bits = 0; bits < 65536; bits++) {
         floatX in, out;
         in.bits = (uint16_t)bits;
@@ -553,7 +540,7 @@ static void test_conversions(void) {
             wrong_value += !isnan(value);
             wrong_trip += (out.bits & 0x7fff) <= INFINITE;
         } else {
-            double want = rest == INFINITE ? (double)INFINITY : table[rest];
+            double want = rest == INFINITE ? (double)INFINITY : number_of(rest);
             wrong_value += (double)value != (bits & 0x8000 ? -want : want);
             wrong_value += (bits_from_float(value) >> 31) != bits >> 15;
             wrong_trip += out.bits != in.bits;
@@ -576,10 +563,10 @@ static void test_conversions(void) {
         wrong_nearest += !nearest_agrees(random & 256 ? -near : near);  // the type's own range
     }
     for (int bits = 0; bits < INFINITE; bits++) {  // each number, each midpoint, and the floats on both sides of it
-        float middle = (float)(0.5 * (table[bits] + table[bits + 1]));
+        float middle = (float)(0.5 * (number_of(bits) + number_of(bits + 1)));
         uint32_t b = bits_from_float(middle);
         wrong_nearest += !nearest_agrees(middle) + !nearest_agrees(-middle) + !nearest_agrees(float_from_bits(b + 1));
-        wrong_nearest += !nearest_agrees(float_from_bits(b - (b > 0))) + !nearest_agrees((float)table[bits]);
+        wrong_nearest += !nearest_agrees(float_from_bits(b - (b > 0))) + !nearest_agrees((float)number_of(bits));
         tried += 5;
     }
     const uint32_t edges[] = {0, 1, 2, 0x007fffff, 0x00800000, 0x7f7fffff, 0x7f800000,
