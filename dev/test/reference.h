@@ -35,26 +35,24 @@ static void result_add(Result* r, size_t i, double value, double size) {
     r->size[i] += size;
 }
 
+static void result_term(Result* r, size_t i, double term) { result_add(r, i, term, fabs(term)); }
+
 // ------------------------------------------------------------------------------------------------
 // Embedding: in[0] token_weight (Vp, C), in[1] position_weight (context, C) or NULL; out (B, T, C)
 
 static void reference_embedding(Result* out, double* const* in, const Shape* s) {
-    for (size_t row = 0; row < s->B * s->T; row++) {
-        for (size_t c = 0; c < s->C; c++) {
-            double token = in[0][(size_t)s->tokens[row] * s->C + c];
-            double position = in[1] ? in[1][(s->first_position + row % s->T) * s->C + c] : 0.0;
-            result_add(out, row * s->C + c, token + position, fabs(token) + fabs(position));
-        }
+    for (size_t i = 0; i < s->B * s->T * s->C; i++) {
+        size_t row = i / s->C, c = i % s->C;
+        result_term(out, i, in[0][(size_t)s->tokens[row] * s->C + c]);
+        if (in[1]) result_term(out, i, in[1][(s->first_position + row % s->T) * s->C + c]);
     }
 }
 
 static void reference_embedding_backward(Result* const* din, const double* dout, double* const* in, const Shape* s) {
-    for (size_t row = 0; row < s->B * s->T; row++) {
-        for (size_t c = 0; c < s->C; c++) {
-            double d = dout[row * s->C + c];
-            result_add(din[0], (size_t)s->tokens[row] * s->C + c, d, fabs(d));
-            if (in[1]) result_add(din[1], (s->first_position + row % s->T) * s->C + c, d, fabs(d));
-        }
+    for (size_t i = 0; i < s->B * s->T * s->C; i++) {
+        size_t row = i / s->C, c = i % s->C;
+        result_term(din[0], (size_t)s->tokens[row] * s->C + c, dout[i]);
+        if (in[1]) result_term(din[1], (s->first_position + row % s->T) * s->C + c, dout[i]);
     }
 }
 
@@ -112,7 +110,7 @@ static void reference_norm_backward(Result* const* din, const double* dout, doub
             gn_mean += g * n / (double)C;
             gn_size += fabs(g) * n_size / (double)C;
             result_add(din[1], c, d[c] * n, fabs(d[c]) * n_size);
-            if (s->mean) result_add(din[2], c, d[c], fabs(d[c]));
+            if (s->mean) result_term(din[2], c, d[c]);
         }
         for (size_t c = 0; c < C; c++) {
             double n = reference_normal(x[c], r), n_size = reference_normal_size(x[c], r), g = d[c] * weight[c];
@@ -126,29 +124,21 @@ static void reference_norm_backward(Result* const* din, const double* dout, doub
 // Matmul: in[0] in (M, K), in[1] weight (N, K), in[2] bias (N) or NULL; out (M, N)
 
 static void reference_matmul(Result* out, double* const* in, const Shape* s) {
-    for (size_t m = 0; m < s->M; m++) {
-        for (size_t n = 0; n < s->N; n++) {
-            double bias = in[2] ? in[2][n] : 0.0;
-            result_add(out, m * s->N + n, bias, fabs(bias));
-            for (size_t k = 0; k < s->K; k++) {
-                double product = in[0][m * s->K + k] * in[1][n * s->K + k];
-                result_add(out, m * s->N + n, product, fabs(product));
-            }
-        }
+    for (size_t i = 0; i < s->M * s->N; i++) {
+        size_t m = i / s->N, n = i % s->N;
+        if (in[2]) result_term(out, i, in[2][n]);
+        for (size_t k = 0; k < s->K; k++) result_term(out, i, in[0][m * s->K + k] * in[1][n * s->K + k]);
     }
 }
 
 static void reference_matmul_backward(Result* const* din, const double* dout, double* const* in, const Shape* s) {
-    for (size_t m = 0; m < s->M; m++) {
-        for (size_t n = 0; n < s->N; n++) {
-            double d = dout[m * s->N + n];
-            for (size_t k = 0; k < s->K; k++) {
-                double to_input = d * in[1][n * s->K + k], to_weight = d * in[0][m * s->K + k];
-                result_add(din[0], m * s->K + k, to_input, fabs(to_input));
-                result_add(din[1], n * s->K + k, to_weight, fabs(to_weight));
-            }
-            if (in[2]) result_add(din[2], n, d, fabs(d));
+    for (size_t i = 0; i < s->M * s->N; i++) {
+        size_t m = i / s->N, n = i % s->N;
+        for (size_t k = 0; k < s->K; k++) {
+            result_term(din[0], m * s->K + k, dout[i] * in[1][n * s->K + k]);
+            result_term(din[1], n * s->K + k, dout[i] * in[0][m * s->K + k]);
         }
+        if (in[2]) result_term(din[2], n, dout[i]);
     }
 }
 
