@@ -206,13 +206,13 @@ $(B)/resources-%.txt: dev/resources.sh dev/test/test_cuda.cu $(CUDA_HEADERS) | $
 MACHINE := $(shell $(CC) -march=native -dM -E -x c /dev/null 2>/dev/null)
 ISAS := $(if $(findstring __SSE4_2__,$(MACHINE)),x86-64-v2) $(if $(findstring __AVX2__,$(MACHINE)),x86-64-v3) \
     $(if $(findstring __AVX512VL__,$(MACHINE)),x86-64-v4)
-ISA_TESTS := $(ISAS:%=$(B)/golden-%) $(filter-out %-v4,$(ISAS:%=$(B)/gemm-%)) $(if $(shell command -v clang 2>/dev/null),$(B)/golden-clang) \
+ISA_TESTS := $(ISAS:%=$(B)/golden-%) $(filter-out %-v4,$(ISAS:%=$(B)/gemm-%) $(ISAS:%=$(B)/bench-%)) $(if $(shell command -v clang 2>/dev/null),$(B)/golden-clang) \
     $(if $(shell command -v aarch64-linux-gnu-gcc 2>/dev/null),$(B)/golden-aarch64)
 STRICT := -std=c11 -ffp-contract=off -fno-math-errno -fno-trapping-math -I.
 $(B)/golden-x86-64-%: dev/test/golden.c $(HEADERS) | $(B)
 	$(CC) $(STRICT) -O2 -march=x86-64-$* -DGEMM_KERNELS='"$(GEMM_KERNELS_x86-64-$*)"' $(OPENMP) $< -o $@ -pthread $(LIBS)
-$(B)/gemm-x86-64-%: dev/gemm.c $(HEADERS) | $(B)
-	$(CC) $(STRICT) -O2 -march=x86-64-$* -DGEMM_KERNELS='"$(GEMM_KERNELS_x86-64-$*)"' $(OPENMP) $< -o $@ -pthread $(LIBS)
+$(B)/gemm-x86-64-% $(B)/bench-x86-64-%: dev/gemm.c dev/bench.c $(HEADERS) | $(B)
+	$(CC) $(STRICT) -O3 -march=x86-64-$* -DGEMM_KERNELS='"$(GEMM_KERNELS_x86-64-$*)"' $(OPENMP) dev/$(firstword $(subst -, ,$(@F))).c -o $@ -pthread $(LIBS)
 $(B)/golden-clang: dev/test/golden.c $(HEADERS) | $(B)
 	clang $(STRICT) -O1 -march=native -Wno-unknown-pragmas $< -o $@ -pthread $(LIBS)
 $(B)/golden-aarch64: dev/test/golden.c $(HEADERS) | $(B)
@@ -248,7 +248,7 @@ test: $(if $(shell command -v $(CXX) 2>/dev/null),test-cpu test-cuda,test-cpu-on
 
 test-cpu: $(CPU_TESTS)
 	@rm -f $(B)/test-*.sum
-	@sh dev/test/test.sh $(B) "$(CC)" compilers $(TESTS) golden tour single floors launch $(if $(filter build,$(B)),macos)
+	@sh dev/test/test.sh $(B) "$(CC)" compilers $(TESTS) golden cliffs tour single floors launch $(if $(filter build,$(B)),macos)
 
 test-cpu-only: test-cpu
 	@echo "skipped the tests of CUDA: there is no $(CXX); apt-get install -y g++"

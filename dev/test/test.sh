@@ -136,6 +136,7 @@ for test in "$@"; do
             for program in "$build"/gemm-x86-64-v*; do
                 [ ! -e "$program" ] || suite "${program##*/}" "$program" --check
             done ;;
+        cliffs) suite "speeds of operations" sh dev/test/cliffs.sh "$build" ;;
         test_errors) suite test_errors "$build/test_errors" --train "$build/train-FP32" --generate "$build/generate-FP32" --tokenize "$build/tokenize" --corpus "$build/corpus" ;;
         test_ranks)
             mpi=

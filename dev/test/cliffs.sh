@@ -1,0 +1,48 @@
+# cliffs.sh BUILD [--print]: no operation on the CPU has become many times slower. Each must reach a fifth of the share of
+# its bound (arithmetic or memory, as dev/bench.c explains, measured in the same run) that the table "Share of its bound" of
+# dev/RESULTS.md has for the kernels of the build. Other work on the machine takes less than that away, a loop that is no
+# longer vectorised takes more. What fails is measured again, twice. With --print: the shares, as measured here.
+set -u
+build=$1 passed=0 failed=0
+
+# measure PROGRAM: adds lines to cliffs.txt, an operation and its share over all its calls and shapes, of two models.
+measure() {
+    for model in bytes:5M demo; do
+        OMP_WAIT_POLICY=passive "$1" --model $model --batch 4 --seq 256 --steps 3 --json "$build/cliffs.json" > "$build/cliffs.out" &&
+            cat "$build/cliffs.json"
+    done | sed -n 's/.*{"name": "\([a-z_]*\)".*"ms": \([^,]*\),.*"of_bound": \([^}]*\)}.*/\1 \2 \3/p' | awk '
+        { ms[$1] += $2; bound[$1] += $2 * $3 }
+        END { for (name in ms) print name, 100 * bound[name] / ms[name] }' >> "$build/cliffs.txt"
+}
+
+# judge KERNELS: prints operation and best share; then ok, FAILED or unknown.
+judge() {
+    awk -v kernels="$1" '
+        FNR == NR && /^\| operation \|/ { for (i = 2; i < NF; i++) if ($i == kernels) column = i }
+        FNR == NR { if (column && $1 == "|") known[$2] = $column; next }
+        $2 > best[$1] { best[$1] = $2 }
+        END {
+            for (name in best) {
+                verdict = "unknown"
+                if (name in known) verdict = best[name] >= known[name] / 5 ? "ok" : "FAILED"
+                print name, best[name], verdict
+            }
+        }' dev/RESULTS.md "$build/cliffs.txt" | sort
+}
+
+for program in "$build/bench-x86-64-v2" "$build/bench-x86-64-v3" "$build/bench-FP32"; do
+    [ -x "$program" ] || continue
+    kernels=$("$program" --model gpt2:tiny --batch 1 --seq 16 --steps 1 | awk 'NR == 1 { print $5 }')
+    : > "$build/cliffs.txt"
+    measure "$program"
+    for again in 1 2; do
+        if [ "${2:-}" = --print ] || judge "$kernels" | grep -q FAILED; then measure "$program"; fi
+    done
+    judge "$kernels" > "$build/cliffs.judged"
+    sed "s/^/$kernels /" "$build/cliffs.judged"
+    passed=$((passed + $(grep -c 'ok$' "$build/cliffs.judged")))
+    failed=$((failed + $(grep -c 'FAILED$' "$build/cliffs.judged")))
+    [ -s "$build/cliffs.judged" ] || { echo "FAILED  $program printed no shares"; failed=$((failed + 1)); }
+done
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]
