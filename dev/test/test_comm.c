@@ -574,24 +574,19 @@ typedef struct {
 #define REASON "cannot read data/x.bin: no such file"  // of a rank that aborts
 
 // A signal ends or stops this process, now or later.
-static int fault_signal;
-static double fault_after_ms;
-
-static void* raise_later(void* unused) {
-    (void)unused;
-    sleep_ms(fault_after_ms);
+static void perish(int signal) {
     self->fate = VICTIM;
     shared->fault_ms = now_ms();
-    kill(getpid(), fault_signal);
-    return NULL;
+    kill(getpid(), signal);
 }
 
-static void arm(int signal, double ms) {
-    pthread_t thread;
-    fault_signal = signal;
-    fault_after_ms = ms;
-    need(pthread_create(&thread, NULL, raise_later, NULL) == 0, "starting a thread");
-    pthread_detach(thread);
+static int fault_signal;
+static double fault_after_ms;
+static void* perish_later(void* unused) {
+    (void)unused;
+    sleep_ms(fault_after_ms);
+    perish(fault_signal);
+    return NULL;
 }
 
 static void* abort_later(void* context) {
@@ -696,11 +691,7 @@ static void actor_connect_by_table(Actor* a) {
     need(r.table && comm_allocate(comm, &a->error) &&
              socket_listen(&comm->listener, &r.port, launch.address, &a->error) &&
              comm_receive_table(comm, &r, &a->error), "connecting to rank 0");
-    if (a->rank == 1) {
-        self->fate = VICTIM;
-        shared->fault_ms = now_ms();
-        raise(SIGKILL);
-    }
+    if (a->rank == 1) perish(SIGKILL);
     sleep_ms(2 * COMM_GRACE_MS);
     a->good = comm_connect_lower(comm, &r, &a->error);
     outcome(a->good, &a->error);
@@ -752,13 +743,13 @@ static void actor_do(Actor* a, const char* name, const char* value) {
         self->fate = LEAVES;
         if (a->is_open) comm_close(&a->comm);
         exit(number);
-    } else if (IS("kill") || IS("stop")) {
-        fault_signal = IS("kill") ? SIGKILL : SIGSTOP;
-        fault_after_ms = 0;
-        raise_later(NULL);
-    } else if (IS("kill_after")) arm(SIGKILL, ms + 5.0 * (double)a->rank);
-    else if (IS("stop_after")) arm(SIGSTOP, ms + 5.0 * (double)a->rank);
-    else if (IS("abort")) {
+    } else if (IS("kill")) perish(SIGKILL);
+    else if (IS("stop")) perish(SIGSTOP);
+    else if (IS("kill_after") || IS("stop_after")) {
+        fault_signal = IS("kill_after") ? SIGKILL : SIGSTOP;
+        fault_after_ms = ms + 5.0 * (double)a->rank;
+        need(pthread_create(&a->thread, NULL, perish_later, NULL) == 0 && pthread_detach(a->thread) == 0, "a thread");
+    } else if (IS("abort")) {
         shared->fault_ms = now_ms();
         comm_abort(&a->comm, REASON);
     } else if (IS("abort_in_flight")) a->aborts_in_flight = true;
