@@ -338,21 +338,19 @@ static void test_checksum(void) {
         }
         whole = checksum_of(elements, 0, N);
         for (size_t i = 0; i < N; i++) {
-            floatX held_i = elements[i];
             for (int bit = 0; bit < FLOATX_BITS; bit++, flips++) {
-                uint32_t bits = 0;
-                memcpy(&bits, &held_i, sizeof held_i);
-                elements[i] = floatX_from_bits(bits ^ 1u << bit);
+                unsigned char* byte = (unsigned char*)&elements[i] + bit / 8;
+                *byte ^= (unsigned char)(1 << bit % 8);
                 unseen += checksum_of(elements, 0, N) == whole;
+                *byte ^= (unsigned char)(1 << bit % 8);
             }
-            elements[i] = held_i;
             for (size_t j = 0; j < i; j++) {
-                floatX held_j = elements[j];
-                if (memcmp(&held_i, &held_j, sizeof held_i) == 0) continue;
-                elements[i] = held_j, elements[j] = held_i;
+                const floatX first_held = elements[j], second_held = elements[i];
+                if (memcmp(&first_held, &second_held, sizeof(floatX)) == 0) continue;
+                elements[i] = first_held, elements[j] = second_held;
                 swaps++;
                 unseen += checksum_of(elements, 0, N) == whole;
-                elements[i] = held_i, elements[j] = held_j;
+                elements[i] = second_held, elements[j] = first_held;
             }
         }
     }
