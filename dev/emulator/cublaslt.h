@@ -36,13 +36,7 @@ inline unsigned cublaslt_missing = 0;
 
 inline std::vector<std::unique_ptr<void, void (*)(void*)>> cublaslt_destroyed;
 
-enum : uint32_t {
-    HANDLE_KIND = 0x48616e64,
-    LAYOUT_KIND = 0x4c61796f,
-    OPERATION_KIND = 0x4f706572,
-    PREFERENCE_KIND = 0x50726566,
-    DESTROYED_KIND = 0x44657374
-};
+const uint32_t DESTROYED_KIND = 0x44657374;
 
 struct CublasltAttribute {
     int name;
@@ -52,13 +46,13 @@ struct CublasltAttribute {
 #define EMULATOR_ATTRIBUTE(name, type, member) {name, offsetof(type, member), sizeof(type::member)}
 
 struct CublasltHandle {
-    static constexpr uint32_t KIND = HANDLE_KIND;
+    static constexpr uint32_t KIND = 0x48616e64;
     static constexpr char NAME[] = "handle";
     uint32_t kind;
 };
 
 struct CublasltLayout {
-    static constexpr uint32_t KIND = LAYOUT_KIND;
+    static constexpr uint32_t KIND = 0x4c61796f;
     static constexpr char NAME[] = "matrix layout";
     static const CublasltAttribute attributes[];
     uint32_t kind;
@@ -79,7 +73,7 @@ inline const CublasltAttribute CublasltLayout::attributes[] = {
 };
 
 struct CublasltOperation {
-    static constexpr uint32_t KIND = OPERATION_KIND;
+    static constexpr uint32_t KIND = 0x4f706572;
     static constexpr char NAME[] = "matmul descriptor";
     static const CublasltAttribute attributes[];
     uint32_t kind;
@@ -107,7 +101,7 @@ inline const CublasltAttribute CublasltOperation::attributes[] = {
 };
 
 struct CublasltPreference {
-    static constexpr uint32_t KIND = PREFERENCE_KIND;
+    static constexpr uint32_t KIND = 0x50726566;
     static constexpr char NAME[] = "matmul preference";
     static const CublasltAttribute attributes[];
     uint32_t kind, search, schemes;
@@ -389,7 +383,7 @@ inline void cublaslt_run(const CublasltCall& call) {
 #define EMULATOR_CUBLASLT extern "C" inline cublasStatus_t CUBLASWINAPI
 
 EMULATOR_CUBLASLT cublasLtCreate(cublasLtHandle_t* handle) {
-    return emulator::cublaslt_create(handle, emulator::CublasltHandle{emulator::HANDLE_KIND});
+    return emulator::cublaslt_create(handle, emulator::CublasltHandle{emulator::CublasltHandle::KIND});
 }
 
 EMULATOR_CUBLASLT cublasLtDestroy(cublasLtHandle_t handle) {
@@ -409,8 +403,9 @@ extern "C" inline const char* CUBLASWINAPI cublasLtGetStatusString(cublasStatus_
 
 EMULATOR_CUBLASLT cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType type, uint64_t rows,
                                              uint64_t columns, int64_t stride) {
-    return emulator::cublaslt_create(layout, emulator::CublasltLayout{emulator::LAYOUT_KIND, type, CUBLASLT_ORDER_COL,
-                                                                      1, rows, columns, stride, 0});
+    using Object = emulator::CublasltLayout;
+    Object object = {Object::KIND, type, CUBLASLT_ORDER_COL, 1, rows, columns, stride, 0};
+    return emulator::cublaslt_create(layout, object);
 }
 
 EMULATOR_CUBLASLT cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
@@ -425,7 +420,7 @@ EMULATOR_CUBLASLT cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout
 EMULATOR_CUBLASLT cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* operation, cublasComputeType_t compute,
                                            cudaDataType_t scale_type) {
     emulator::CublasltOperation object = {};
-    object.kind = emulator::OPERATION_KIND;
+    object.kind = emulator::CublasltOperation::KIND;
     object.compute = compute;
     object.scale_type = scale_type;
     object.epilogue = CUBLASLT_EPILOGUE_DEFAULT;
@@ -444,7 +439,7 @@ EMULATOR_CUBLASLT cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t operation,
 
 EMULATOR_CUBLASLT cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* preference) {
     return emulator::cublaslt_create(
-        preference, emulator::CublasltPreference{emulator::PREFERENCE_KIND, CUBLASLT_SEARCH_BEST_FIT,
+        preference, emulator::CublasltPreference{emulator::CublasltPreference::KIND, CUBLASLT_SEARCH_BEST_FIT,
                                                  CUBLASLT_REDUCTION_SCHEME_MASK, {256, 256, 256, 256}, 0});
 }
 

@@ -11,7 +11,7 @@
 //   9. grids           run_grid, launches and their limits
 //
 // What device code calls (shuffles, atomics, intrinsics) is in device.h, PTX in ptx.h, the runtime API in runtime.h,
-// the race check in race.h. translate.cpp makes C++ of CUDA first. README.md tells how it all works, and what it misses.
+// the race check in race.h. translate.cpp makes C++ of CUDA first. README.md tells how it all works and what it misses.
 //
 // A block is run by one thread of the operating system, which switches between the fibers of the block; blocks run in
 // parallel with OpenMP. Fibers never move between threads of the system. Nothing is pre-empted: a fiber runs until it
@@ -348,8 +348,7 @@ EMULATOR_UNSEEN inline void print_place() {
         fprintf(stderr, "\n    by block (%u,%u,%u) thread (%u,%u,%u)", blockIdx.x, blockIdx.y, blockIdx.z,
                 current->index.x, current->index.y, current->index.z);
         if (current->waits_at.file)
-            fprintf(stderr, ", which last did %s at %s:%d", current->waits_for, current->waits_at.file,
-                    current->waits_at.line);
+            fprintf(stderr, ", which last did %s at %s", current->waits_for, text_of(current->waits_at).c_str());
     }
     fprintf(stderr, "\n");
 }
@@ -458,21 +457,16 @@ EMULATOR_UNSEEN inline void switch_to(Thread* t, bool forever) {
     std::map<std::string, std::vector<unsigned>> groups;
     for (unsigned i = 0; i < block->count; i++) {
         const Thread& t = block->threads[i];
-        char what[400] = "have returned";
-        if (!t.returned && t.waits_mask)
-            snprintf(what, sizeof what, "wait at %s:%d in %s with mask %08x", t.waits_at.file, t.waits_at.line,
-                     t.waits_for, t.waits_mask);
-        else if (!t.returned)
-            snprintf(what, sizeof what, "wait at %s:%d in %s", t.waits_at.file, t.waits_at.line, t.waits_for);
-        groups[what].push_back(i);
+        char mask[24] = "";
+        if (t.waits_mask) snprintf(mask, sizeof mask, " with mask %08x", t.waits_mask);
+        std::string where = "wait at " + text_of(t.waits_at) + " in " + (t.waits_for ? t.waits_for : "?") + mask;
+        groups[t.returned ? "have returned" : where].push_back(i);
     }
     std::string report;
-    for (auto& group : groups) {
-        char line[600];
-        snprintf(line, sizeof line, "\n    %zu threads (first %u, last %u) %s", group.second.size(),
-                 group.second.front(), group.second.back(), group.first.c_str());
-        report += line;
-    }
+    for (auto& group : groups)
+        report += "\n    " + std::to_string(group.second.size()) + " threads (first " +
+                  std::to_string(group.second.front()) + ", last " + std::to_string(group.second.back()) + ") " +
+                  group.first;
     current = nullptr;
     die("deadlock in block (%u,%u,%u): all threads wait for others%s", blockIdx.x, blockIdx.y, blockIdx.z,
         report.c_str());
@@ -522,8 +516,8 @@ EMULATOR_UNSEEN inline const Barrier& barrier(const char* name, Place place, uns
         b->place = place;
         b->expected = expected;
     } else if (!same_place(b->place, place)) {
-        die("threads of one block wait at different barriers: %s:%d and %s:%d", b->place.file, b->place.line,
-            place.file, place.line);
+        die("threads of one block wait at different barriers: %s and %s", text_of(b->place).c_str(),
+            text_of(place).c_str());
     } else if (b->expected != expected) {
         die_at(place, "threads expect %u and %u others at one barrier", b->expected, expected);
     }
@@ -542,12 +536,15 @@ EMULATOR_UNSEEN inline const Barrier& barrier(const char* name, Place place, uns
 //
 //     if (Meeting* m = meet("__ballot_sync", place, mask, &mine)) { ... m->data[lane] ...; part(m); }
 
-EMULATOR_UNSEEN inline void part(Meeting* m) {
-    Warp* warp = &block->warps[current->warp];
-    unsigned others = m->arrived & ~(1u << current->lane);
+EMULATOR_UNSEEN inline void meeting_remove(Warp* warp, Meeting* m) {
     Meeting* last = &warp->meetings[--warp->meetings_count];
     if (m != last) *m = *last;
-    warp->ready |= others;
+}
+
+EMULATOR_UNSEEN inline void part(Meeting* m) {
+    Warp* warp = &block->warps[current->warp];
+    warp->ready |= m->arrived & ~(1u << current->lane);
+    meeting_remove(warp, m);
     if (modes.order == RANDOM) {
         warp->ready |= 1u << current->lane;
         wait();
@@ -576,8 +573,8 @@ EMULATOR_UNSEEN inline Meeting* meet(const char* name, Place place, unsigned mas
         m->arrived = 0;
         m->excuses = excuses;
     } else if (m->name != name || !same_place(m->place, place)) {
-        die("lanes of warp %u disagree: %s at %s:%d, and %s at %s:%d, with the same mask %08x", current->warp, m->name,
-            m->place.file, m->place.line, name, place.file, place.line, mask);
+        die("lanes of warp %u disagree: %s at %s, and %s at %s, with the same mask %08x", current->warp, m->name,
+            text_of(m->place).c_str(), name, text_of(place).c_str(), mask);
     }
     m->arrived |= me;
     m->data[current->lane] = data;
@@ -602,8 +599,7 @@ EMULATOR_UNSEEN inline void release_from_returned() {
         if (m->excuses && (m->mask & ~(m->arrived | warp->returned)) == 0) {
             race_new_interval(&warp->interval);
             warp->ready |= m->arrived;
-            Meeting* last = &warp->meetings[--warp->meetings_count];
-            if (m != last) *m = *last;
+            meeting_remove(warp, m);
             i--;
         }
     }
@@ -623,19 +619,11 @@ constexpr size_t ARENA_BYTES = (2 * SHARED_KIB << 10) + 256 * OBJECT_ALIGNMENT; 
 
 inline int fill_byte() { return modes.poison ? 0xFF : 0; }
 
-EMULATOR_UNSEEN inline void poison(char* from, size_t bytes) {
+// For the address sanitizer: whether nobody may touch it.
+EMULATOR_UNSEEN inline void set_poison([[maybe_unused]] char* from, [[maybe_unused]] size_t bytes,
+                                       [[maybe_unused]] bool poisoned) {
 #ifdef __SANITIZE_ADDRESS__
-    __asan_poison_memory_region(from, bytes);
-#else
-    (void)from, (void)bytes;
-#endif
-}
-
-EMULATOR_UNSEEN inline void unpoison(char* from, size_t bytes) {
-#ifdef __SANITIZE_ADDRESS__
-    __asan_unpoison_memory_region(from, bytes);
-#else
-    (void)from, (void)bytes;
+    poisoned ? __asan_poison_memory_region(from, bytes) : __asan_unpoison_memory_region(from, bytes);
 #endif
 }
 
@@ -667,7 +655,7 @@ EMULATOR_UNSEEN inline char* arena_take(size_t bytes, size_t alignment) {
     if (offset + bytes + OBJECT_ALIGNMENT + GUARD_BYTES > ARENA_BYTES) die("too many objects in shared memory");
     b->guards.push_back({guard, offset - guard});
     b->arena_used = offset + bytes;
-    unpoison(b->arena + offset, bytes);
+    set_poison(b->arena + offset, bytes, false);
     return b->arena + offset;
 }
 
@@ -679,9 +667,9 @@ EMULATOR_UNSEEN inline void arena_open(size_t dynamic_bytes) {
         b->arena = (char*)memory;
         b->arena_used = ARENA_BYTES - GUARD_BYTES;
     }
-    unpoison(b->arena, ARENA_BYTES);
+    set_poison(b->arena, ARENA_BYTES, false);
     memset(b->arena, fill_byte(), std::max(b->arena_used, dynamic_bytes) + GUARD_BYTES);
-    poison(b->arena, ARENA_BYTES);
+    set_poison(b->arena, ARENA_BYTES, true);
     b->guards.clear();
     b->arena_used = b->shared_bytes = 0;
     b->dynamic_bytes = dynamic_bytes;
@@ -692,7 +680,7 @@ EMULATOR_UNSEEN inline void arena_open(size_t dynamic_bytes) {
 EMULATOR_UNSEEN inline void arena_check() {
     Block* b = block;
     b->guards.push_back({b->arena_used, GUARD_BYTES});
-    unpoison(b->arena, ARENA_BYTES);
+    set_poison(b->arena, ARENA_BYTES, false);
     for (auto& guard : b->guards) {
         for (size_t i = 0; i < guard.second; i++) {
             if ((unsigned char)b->arena[guard.first + i] != fill_byte())
@@ -836,7 +824,7 @@ EMULATOR_UNSEEN inline void threads_reserve(Block* b, unsigned n) {
 
 // A thread of the system ends: so does what it ran blocks with.
 EMULATOR_UNSEEN inline void memory_end(char* from, size_t unused, size_t bytes) {
-    unpoison(from, bytes);
+    set_poison(from, bytes, false);
     munmap(from - unused, unused + bytes);
 }
 
@@ -873,7 +861,7 @@ EMULATOR_UNSEEN inline void run_block(uint64_t number, dim3 grid, size_t dynamic
         t.waits_for = nullptr;
         t.waits_at = Place();
         // Frames of the last fiber_main, which did not return.
-        unpoison(t.stack + STACK_BYTES - PAGE_BYTES, PAGE_BYTES);
+        set_poison(t.stack + STACK_BYTES - PAGE_BYTES, PAGE_BYTES, false);
         void** frame = (void**)(t.stack + STACK_BYTES) - FRAME_WORDS;
         memset(frame, 0, FRAME_WORDS * sizeof(void*));
         frame[FRAME_ENTRY] = (void*)fiber_main;

@@ -172,13 +172,17 @@ inline std::string describe_address(const void* address) {
     return "byte " + std::to_string(offset) + where + " of the " + bytes_and_place(a);
 }
 
+// What a copy that is held will do, as the end of a sentence.
+inline std::string pending_text(const PendingCopy& copy) {
+    return "which the copy enqueued at " + text_of(copy.place) + " has yet to " + (copy.writes ? "write" : "read") +
+           ": wait for it first";
+}
+
 inline std::string running_text();
 
 // After work of the device, or when an allocation is freed. Its pages must be open.
-inline void check_slack(const Allocation* a) {
-#ifdef __SANITIZE_ADDRESS__
-    (void)a;  // these bytes are poisoned: the access itself has been reported
-#else
+inline void check_slack([[maybe_unused]] const Allocation* a) {
+#ifndef __SANITIZE_ADDRESS__  // otherwise these bytes are poisoned, and the access itself has been reported
     if (a->freed || (a->memory == PINNED && running)) return;  // pinned memory: who wrote is not known
     std::string who = running ? running_text() : "somebody";
     const char* first = a->data - a->pages > (std::ptrdiff_t)DEVICE_ALIGNMENT ? a->data - DEVICE_ALIGNMENT : a->pages;
@@ -203,9 +207,7 @@ inline void explain_bad_address(const void* address) {
     if (!inside) die("out of bounds: %s touches %s", who.c_str(), what.c_str());
     for (const PendingCopy& copy : a->pending) {
         if ((char*)address < copy.begin || (char*)address >= copy.end) continue;
-        die("host code %s %s, which the copy enqueued at %s has yet to %s: wait for it first",
-            copy.writes ? "touches" : "writes", what.c_str(), text_of(copy.place).c_str(),
-            copy.writes ? "write" : "read");
+        die("host code %s %s, %s", copy.writes ? "touches" : "writes", what.c_str(), pending_text(copy).c_str());
     }
     die("%s touches %s: copy it with cudaMemcpy", who.c_str(), what.c_str());
 }
@@ -274,10 +276,8 @@ inline void free_memory(void* address, Memory memory) {
     }
     if (a->freed) die("%s: double free of the %s", call, bytes_and_place(a).c_str());
     if (address != a->data) die("%s of %s, which is not its beginning", call, describe_address(address).c_str());
-    if (!a->pending.empty()) {
-        die("%s of the %s, which the copy enqueued at %s has yet to %s: wait for it first", call,
-            bytes_and_place(a).c_str(), text_of(a->pending[0].place).c_str(), a->pending[0].writes ? "write" : "read");
-    }
+    if (!a->pending.empty())
+        die("%s of the %s, %s", call, bytes_and_place(a).c_str(), pending_text(a->pending[0]).c_str());
     open_allocation(a);
     check_slack(a);
     if (memory == DEVICE) device_bytes_used -= a->bytes;
@@ -582,10 +582,7 @@ inline void note_pending(void* address, size_t bytes, bool writes, uint64_t seri
 inline cudaError_t copy_memory(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, Stream* stream,
                                bool waits) {
     if (bytes == 0) return cudaSuccess;
-    if (kind != cudaMemcpyHostToHost && kind != cudaMemcpyHostToDevice && kind != cudaMemcpyDeviceToHost &&
-        kind != cudaMemcpyDeviceToDevice && kind != cudaMemcpyDefault) {
-        die("%s: %d is not a kind of copy", call_text().c_str(), (int)kind);
-    }
+    if ((unsigned)kind > cudaMemcpyDefault) die("%s: %d is not a kind of copy", call_text().c_str(), (int)kind);
     bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
     bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
     if (kind == cudaMemcpyDefault) {
@@ -647,6 +644,7 @@ inline double milliseconds() {
 
 // The device: a small GPU of compute capability 9.0. The core has the limits of a launch.
 const int MULTIPROCESSORS = 4, THREADS_PER_MULTIPROCESSOR = 2048, BLOCKS_PER_MULTIPROCESSOR = 32;
+const int L2_BYTES = 4 << 20;
 const int SHARED_BYTES_RESERVED = 1 << 10;  // that each block takes more than it asks for
 inline const int shared_bytes_per_multiprocessor = (int)modes.shared_limit + SHARED_BYTES_RESERVED;
 
@@ -711,12 +709,11 @@ inline cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
 inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* out, const void* pointer) {
     emulator::Entry entry(__func__);
     const emulator::Allocation* a = emulator::allocation_at(pointer);
-    bool device = a && !a->freed && a->memory == emulator::DEVICE;
-    bool pinned = a && !a->freed && a->memory == emulator::PINNED;
+    bool known = a && !a->freed, device = known && a->memory == emulator::DEVICE;
     memset((void*)out, 0, sizeof *out);
-    out->type = device ? cudaMemoryTypeDevice : pinned ? cudaMemoryTypeHost : cudaMemoryTypeUnregistered;
-    out->device = device || pinned ? 0 : -2;  // -2: cudaInvalidDeviceId
-    out->devicePointer = device || pinned ? (void*)pointer : nullptr;
+    out->type = device ? cudaMemoryTypeDevice : known ? cudaMemoryTypeHost : cudaMemoryTypeUnregistered;
+    out->device = known ? 0 : -2;  // -2: cudaInvalidDeviceId
+    out->devicePointer = known ? (void*)pointer : nullptr;
     out->hostPointer = device ? nullptr : (void*)pointer;
     return cudaSuccess;
 }
@@ -878,6 +875,7 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* out, int device) {
     out->multiProcessorCount = emulator::MULTIPROCESSORS;
     out->warpSize = (int)emulator::LANES;
     out->maxThreadsPerBlock = (int)emulator::BLOCK_LIMIT;
+    out->l2CacheSize = emulator::L2_BYTES;
     out->sharedMemPerBlockOptin = (int)emulator::modes.shared_limit;
     out->sharedMemPerMultiprocessor = emulator::shared_bytes_per_multiprocessor;
     return cudaSuccess;

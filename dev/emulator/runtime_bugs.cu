@@ -1,7 +1,7 @@
 // runtime_bugs.cu: mistakes of host code, planted. The emulator has to notice each, and leave its corrected twin alone.
 //
-// bugs.h says how to run it, buffers.h what each bug finds ready. Behind each name stand the mode that must catch it, and
-// whether as a diagnosis or in the result:
+// bugs.h says how to run it, buffers.h what each bug finds ready. Behind each name stand the mode that must catch it,
+// and whether as a diagnosis or in the result:
 //
 //     now     EMULATE_STREAMS=now: any
 //     behind  EMULATE_STREAMS=delayed EMULATE_OTHERS=behind

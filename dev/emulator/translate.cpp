@@ -66,7 +66,8 @@ static size_t skip_literal(size_t at) {
     if (quote != '"' && (quote != '\'' || is_name(before))) return at;  // 1'000 is no character
     size_t i = at + 1;
     while (i < source.size() && source[i] != quote && source[i] != '\n') i += source[i] == '\\' ? 2 : 1;
-    return i < source.size() && source[i] == quote ? i + 1 : at;  // an apostrophe in an #error line has no end: a character like others
+    bool ends = i < source.size() && source[i] == quote;  // an apostrophe in an #error line does not
+    return ends ? i + 1 : at;
 }
 
 static size_t skip_space(size_t at) {

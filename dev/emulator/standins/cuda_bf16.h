@@ -12,7 +12,14 @@ static inline float standin_float_from_bf16(unsigned short bits) {
     return value;
 }
 
-STANDIN_SIXTEEN_BITS(__nv_bfloat16, __nv_bfloat162, 7, 8, standin_float_from_bf16)
+static inline unsigned short standin_bf16_from_float(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    if (value != value) return 0x7fff;
+    return (unsigned short)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);  // may carry into infinity, as it has to
+}
+
+STANDIN_SIXTEEN_BITS(__nv_bfloat16, __nv_bfloat162, 7, 8, standin_float_from_bf16, standin_bf16_from_float)
 
 static inline __nv_bfloat16 __float2bfloat16_rn(float value) { return __nv_bfloat16(value); }
 static inline float __bfloat162float(__nv_bfloat16 value) { return value; }

@@ -6,7 +6,9 @@
 
 #include "sixteen_bits.h"
 
-STANDIN_SIXTEEN_BITS(__half, __half2, 10, 5, emulator::float_from_half)
+static inline unsigned short standin_half_from_float(float value) { return standin_round((double)value, 10, 5); }
+
+STANDIN_SIXTEEN_BITS(__half, __half2, 10, 5, emulator::float_from_half, standin_half_from_float)
 
 static inline __half __float2half_rn(float value) { return __half(value); }
 static inline float __half2float(__half value) { return value; }

@@ -110,7 +110,7 @@ enum cudaDeviceAttr {
 
 struct cudaDeviceProp {
     char name[256];
-    int major, minor, multiProcessorCount, warpSize, maxThreadsPerBlock;
+    int major, minor, multiProcessorCount, warpSize, maxThreadsPerBlock, l2CacheSize;
     size_t totalGlobalMem, sharedMemPerBlockOptin, sharedMemPerMultiprocessor;
 };
 

@@ -1,5 +1,6 @@
 // sixteen_bits.h: what __nv_bfloat16 and __half have in common. cuda_bf16.h and cuda_fp16.h define one type each with
-// STANDIN_SIXTEEN_BITS(its name, its pair's name, bits of a fraction, bits of an exponent, float from bits).
+// STANDIN_SIXTEEN_BITS(its name, its pair's name, bits of a fraction, bits of an exponent, float from bits, bits from
+// float).
 //
 // Arithmetic and comparison convert to float; as a float has more than twice the digits, rounding its result is one
 // exact rounding. NaN becomes 0x7fff, as on a GPU.
@@ -21,14 +22,14 @@ static inline unsigned short standin_round(double value, int fraction, int expon
     if (size >= ldexp(1.0, bias + 1)) return (unsigned short)(sign | infinity);
     if (size > 0 && ilogb(size) > exponent) exponent = ilogb(size);
     int steps = (int)rint(ldexp(size, fraction - exponent));
-    return (unsigned short)(sign | (((exponent + bias - 1) << fraction) + steps));  // a carry into the exponent is right
+    return (unsigned short)(sign | (((exponent + bias - 1) << fraction) + steps));  // with a carry
 }
 
-#define STANDIN_SIXTEEN_BITS(T, T2, fraction, exponent_bits, float_from_bits)                                   \
+#define STANDIN_SIXTEEN_BITS(T, T2, fraction, exponent_bits, float_from_bits, bits_from_float)                  \
     struct T {                                                                                                  \
         unsigned short standin_bits;                                                                            \
         T() = default;                                                                                          \
-        T(float value) : standin_bits(standin_round((double)value, fraction, exponent_bits)) {}                 \
+        T(float value) : standin_bits(bits_from_float(value)) {}                                                \
         T(double value) : standin_bits(standin_round(value, fraction, exponent_bits)) {}                        \
         T(int value) : T((double)value) {}                                                                      \
         operator float() const { return float_from_bits(standin_bits); }                                        \
