@@ -767,7 +767,8 @@ static void actor_do(Actor* a, const char* name, const char* value) {
     else if (IS("no_failure"))
         expect(!comm_failed(&a->comm, &error) && calls_counted(&a->calls) == 0, "no failure yet");
     else if (IS("failed"))
-        expect(comm_failed(&a->comm, &error) && strstr(error.text, REASON) && a->calls == 1, "it has aborted");
+        expect(comm_failed(&a->comm, &error) && strstr(error.text, REASON) && calls_counted(&a->calls) == 1,
+               "it has aborted");
     else if (IS("local"))
         expect(a->comm.local_rank == a->rank && a->comm.local_world == a->world, "local ranks are counted");
     else if (IS("collectives")) test_all(&a->comm);
