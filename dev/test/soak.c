@@ -196,11 +196,11 @@ static struct {
     Harm harm;
     Program ranks[RANKS_MAX];
     bool hit[RANKS_MAX];
-    int listeners[RANKS_MAX];        // of those with a bad disk; -1: none
-    int reserved;                    // the socket that keeps the port from others
-    bool struck;                     // somebody was hit
-    double struck_ms, first_line_ms;
-    unsigned long long failures;     // of conditions, before it began
+    int listeners[RANKS_MAX];     // of those with a bad disk; -1: none
+    int reserved;                 // the socket that keeps the port from others
+    bool struck;                  // somebody was hit
+    double first_line_ms;         // when rank 0 had written the line of a step; 0: never
+    unsigned long long failures;  // of conditions, before it began
 } job;
 
 static const char* preload;  // a library that programs load first; NULL: none
