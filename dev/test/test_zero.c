@@ -142,14 +142,14 @@ static bool rank_is_right(Rank* r, const Case* c, Gradient of, double scale, dou
     bool right = scalars[SUM_BAD] == 0;
     for (size_t b = 0; b < r->flat.count; b++) {
         const Bucket* k = &r->flat.buckets[b];
-        const float* sums = flat_summed(&r->flat, k, k->own);
+        const float* sums = flat_summed(&r->flat, k, k->state);  // of all that this rank updates
         double squares = 0;
-        for (size_t i = k->own.first; i < k->own.end; i++) {
+        for (size_t i = k->state.first; i < k->state.end; i++) {
             double expected = 0;
             for (size_t q = 0; q < c->world; q++)
                 for (size_t m = 0; m < c->micro_batches; m++) expected += scale * of(q, m, i);
-            right = right && fabs(sums[i - k->own.first] - expected) <= bound * fabs(expected);
-            squares += expected * expected;
+            right = right && fabs(sums[i - k->state.first] - expected) <= bound * fabs(expected);
+            if (i >= k->own.first && i < k->own.end) squares += expected * expected;
         }
         right = right && (bound > 0 || scalars[SUM_SQUARES + b] == squares);
     }
