@@ -359,10 +359,10 @@ enum { ATOMIC_BLOCKS = 5, ATOMIC_THREADS = 96, ATOMIC_N = ATOMIC_BLOCKS * ATOMIC
     ROW(double, add_double, 0, atomicAdd(p, 0.25), 0.25 * ATOMIC_N) \
     ROW(uint32_t, locked, 0, add_3_by_compare_and_swap(p), 3 * ATOMIC_N)
 
-typedef struct {
+struct Counters {
 #define COUNTER(T, name, first, operation, last) T name = first;
     ATOMIC_ROWS(COUNTER)
-} Counters;
+};
 
 static __device__ void add_3_by_compare_and_swap(uint32_t* p) {
     uint32_t seen = atomicAdd(p, 0u), before;
