@@ -32,7 +32,9 @@ GEMM_KERNELS_x86-64-v3 := avx2
 GEMM_KERNELS_x86-64-v4 := avx512
 # clang for Apple's processors knows the machine's own by another name.
 TUNE := $(shell echo | $(CC) -march=$(ISA) -E -x c - > /dev/null 2>&1 && echo -march=$(ISA) || echo -mcpu=$(ISA))
-OPTIMISE ?= -O3 $(TUNE)$(if $(GEMM_KERNELS_$(ISA)), -DGEMM_KERNELS='"$(GEMM_KERNELS_$(ISA))"')
+# GEMM=accelerate: matmuls by Apple's library, on macOS; bits then differ from those of every other build.
+GEMM ?= $(GEMM_KERNELS_$(ISA))
+OPTIMISE ?= -O3 $(TUNE)$(if $(GEMM), -DGEMM_KERNELS='"$(GEMM)"')
 WARNINGS ?= -Wall -Wextra -Wshadow -Werror
 FUZZ_SECONDS ?= 600
 B ?= build$(ISA:%=/%)

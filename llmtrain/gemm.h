@@ -32,7 +32,8 @@
 // A few rows (sampling one token) take another way: dot products straight from the weights, which are read once, in 16
 // partial sums.
 //
-// Needs: llmtrain/base.h, llmtrain/types.h, llmtrain/dtypes.h, llmtrain/gemm_portable.h, llmtrain/gemm_x86.h.
+// Needs: llmtrain/base.h, llmtrain/types.h, llmtrain/dtypes.h, llmtrain/gemm_portable.h, llmtrain/gemm_x86.h,
+// llmtrain/gemm_apple.h.
 
 #ifndef LLMTRAIN_GEMM_H
 #define LLMTRAIN_GEMM_H
@@ -41,6 +42,9 @@
 #include "gemm_portable.h"
 #if defined(__x86_64__) && defined(__linux__) && !defined(__CUDACC__)  // nvcc does not know all of these intrinsics
 #include "gemm_x86.h"
+#endif
+#ifdef __APPLE__
+#include "gemm_apple.h"
 #endif
 
 #include <pthread.h>
@@ -94,6 +98,9 @@ static const struct {
     {&gemm_avx512bf16, gemm_has_avx512bf16, gemm_vendor_is_amd},
     {&gemm_amx, gemm_has_amx, gemm_always},
 #endif
+#ifdef __APPLE__
+    {&gemm_accelerate, gemm_has_accelerate, gemm_never},
+#endif
 };
 
 // Takes the best kernels up to the one of that name, for "auto" all that the build may use; false if there is none.
@@ -127,8 +134,8 @@ static inline void gemm_init(void) {
     pthread_key_create(&gemm_state.workspace, free);
 }
 
-// Uses the kernels of that name from now on: portable, avx2, avx512, avx512bf16, amx, or auto for the best. Not while a
-// product is running.
+// Uses the kernels of that name from now on: portable, avx2, avx512, avx512bf16, amx, accelerate, or auto for the best.
+// Not while a product is running.
 static inline bool gemm_force(Error* error, const char* name) {
     pthread_once(&gemm_once, gemm_init);
     if (gemm_use(name)) return true;
@@ -330,6 +337,9 @@ static inline void gemm(void* out, Dtype out_type, size_t out_stride, bool accum
     p.M = M;
     p.N = N;
     p.K = K;
+#ifdef __APPLE__
+    if (kernel == &gemm_accelerate && gemm_by_cblas(&p)) return;
+#endif
     size_t threads = gemm_threads(M * N * K);
     bool few_rows = M <= GEMM_FEW_ROWS && p.a.k_contiguous && p.b.k_contiguous && a.type == b.type;
     GemmPlan plan = few_rows ? gemm_dot_plan(&p, threads) : gemm_block_plan(&p, kernel, threads);
