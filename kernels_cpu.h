@@ -328,6 +328,8 @@ static inline void rope_backward(floatX* dqkv, const float* table, size_t B, siz
 #define TILE_K 64    // keys in a tile: a multiple of TILE_Q, so that no visited pair of tiles is all masked
 #define TILE_ROWS 16  // rows of a tile between which the diagonal moves: what lies beyond it is not computed
 
+enum { TILE_TRANSPOSED = (ATTENTION_MAX_D + GEMM_PACK_EXTRA) * TILE_K };  // elements of a transposed tile
+
 // tile (rows, width) = scale * source (available, D), rows `stride` apart; what lies outside the source is 0.
 static inline void tile_load(float* tile, const floatX* source, size_t stride, float scale,
                              size_t available, size_t rows, size_t D, size_t width) {
@@ -339,10 +341,11 @@ static inline void tile_load(float* tile, const floatX* source, size_t stride, f
     }
 }
 
-// tile (D, TILE_K) = source (available, D) transposed; columns outside the source are 0. It is how gemm packs.
+// tile (D, TILE_K) = source (available, D) transposed; columns outside the source are 0. It is how gemm packs, which may
+// write GEMM_PACK_EXTRA rows more.
 static inline void tile_load_transposed(float* tile, const floatX* source, size_t stride, size_t available, size_t D) {
     GemmOperand rows = gemm_operand(gemm_matrix(source, FLOATX_DTYPE, stride, false), true, false, false);
-    gemm_pack_typed(tile, &rows, FLOATX_DTYPE, 0, available, TILE_K, 0, D);
+    gemm_kernel()->pack((uint32_t*)tile, &rows, 0, available, TILE_K, 0, D);
 }
 
 // tile_product for `vectors` neighbouring vectors of columns, 1 or 2: half of the registers hold sums.
@@ -379,26 +382,29 @@ static inline void tile_product(float* out, const float* a, size_t a_row, size_t
     if (j < cols) tile_columns(out + j, a, a_row, a_col, b + j, rows, depth, stride, 1);
 }
 
-// Of the keys of a tile, those that the TILE_ROWS queries from number `query` on see: the rest is masked for all of
-// them. first and key are the numbers of the first query and key of the two tiles.
+// Of the keys of a tile, so many are seen by the TILE_ROWS queries to which number `query` belongs: the rest is masked for
+// all of them, and never read. first and key are the numbers of the first query and key of the two tiles.
 static inline size_t tile_visible(size_t first, size_t query, size_t key) {
-    return min_size(TILE_K, first + query + TILE_ROWS - key);
+    return min_size(TILE_K, first + query / TILE_ROWS * TILE_ROWS + TILE_ROWS - key);
 }
 
-// score (TILE_Q, TILE_K) = q (TILE_Q, width) kt (D, TILE_K), where a query sees the key; `masked` elsewhere.
+// score (TILE_Q, TILE_K) = q (TILE_Q, width) kt (D, TILE_K), where a query sees the key; `masked` where others of its
+// TILE_ROWS do.
 static inline void tile_scores(float* score, const float* q, const float* kt, float masked, size_t first, size_t key,
                                size_t D, size_t width) {
-    memset(score, 0, TILE_Q * TILE_K * sizeof(float));
-    for (size_t i = 0; i < TILE_Q; i += TILE_ROWS)
-        tile_product(score + i * TILE_K, q + i * width, width, 1, kt, TILE_ROWS, tile_visible(first, i, key), D, TILE_K);
-    for (size_t i = 0; i < TILE_Q; i++)
-        for (size_t j = first + i - key + 1; j < TILE_K; j++) score[i * TILE_K + j] = masked;
+    for (size_t i = 0; i < TILE_Q; i += TILE_ROWS) {
+        size_t visible = tile_visible(first, i, key);
+        for (size_t r = i; r < i + TILE_ROWS; r++) memset(score + r * TILE_K, 0, visible * sizeof(float));
+        tile_product(score + i * TILE_K, q + i * width, width, 1, kt, TILE_ROWS, visible, D, TILE_K);
+        for (size_t r = i; r < i + TILE_ROWS; r++)
+            for (size_t j = first + r - key + 1; j < visible; j++) score[r * TILE_K + j] = masked;
+    }
 }
 
 // One tile of queries against all keys before them: the loop of the forward.
 static inline void attention_forward_tile(floatX* out, float* lse, const floatX* qkv, HeadRows at, size_t first,
                                           size_t T, size_t D, size_t out_stride) {
-    float q[TILE_Q * ATTENTION_MAX_D], k[ATTENTION_MAX_D * TILE_K], v[TILE_K * ATTENTION_MAX_D];
+    float q[TILE_Q * ATTENTION_MAX_D], k[TILE_TRANSPOSED], v[TILE_K * ATTENTION_MAX_D];
     float sum[TILE_Q * ATTENTION_MAX_D], score[TILE_Q * TILE_K], maximum[TILE_Q], total[TILE_Q];
     size_t width = round_up(D, 16), rows = min_size(TILE_Q, T - first);
     tile_load(q, qkv + at.q + first * at.stride, at.stride, 1.0f / sqrtf((float)D), rows, TILE_Q, D, width);
@@ -414,13 +420,14 @@ static inline void attention_forward_tile(floatX* out, float* lse, const floatX*
         tile_scores(score, q, k, -INFINITY, first, key, D, width);
         for (size_t i = 0; i < TILE_Q; i++) {
             float *s = score + i * TILE_K, before = maximum[i], now = before;
+            size_t visible = tile_visible(first, i, key);
             #pragma omp simd reduction(max:now)
-            for (size_t j = 0; j < TILE_K; j++) now = s[j] > now ? s[j] : now;
-            for (size_t j = 0; j < TILE_K; j++) s[j] = exp_fast(s[j] - now);
+            for (size_t j = 0; j < visible; j++) now = s[j] > now ? s[j] : now;
+            for (size_t j = 0; j < visible; j++) s[j] = exp_fast(s[j] - now);
             float rescale = exp_fast(before - now);
             maximum[i] = now;
-            total[i] = fused(total[i], rescale, SUM(j, TILE_K, s[j]));
-            for (size_t d = 0; d < width; d++) sum[i * width + d] *= rescale;
+            total[i] = fused(total[i], rescale, SUM(j, visible, s[j]));
+            if (key > 0) for (size_t d = 0; d < width; d++) sum[i * width + d] *= rescale;
         }
         for (size_t i = 0; i < TILE_Q; i += TILE_ROWS)
             tile_product(sum + i * width, score + i * TILE_K, TILE_K, 1, v, TILE_ROWS, width,
@@ -462,7 +469,8 @@ static inline void attention_tile_gradient(float* p, float* ds, const float* q, 
             memset(dsi, 0, TILE_K * sizeof(float));
             continue;
         }
-        for (size_t j = 0; j < TILE_K; j++) {
+        size_t visible = tile_visible(first, i, key);
+        for (size_t j = 0; j < visible; j++) {
             pi[j] = exp_fast(pi[j] - lse[i]);
             dsi[j] = pi[j] * (dsi[j] - delta[i]);
         }
@@ -473,8 +481,8 @@ static inline void attention_tile_gradient(float* p, float* ds, const float* q, 
 static inline void attention_backward_queries(floatX* dqkv, const floatX* dout, const float* lse, const float* delta,
                                               const floatX* qkv, HeadRows at, size_t first, size_t T, size_t D,
                                               size_t out_stride) {
-    float q[TILE_Q * ATTENTION_MAX_D], g[TILE_Q * ATTENTION_MAX_D], kt[ATTENTION_MAX_D * TILE_K];
-    float vt[ATTENTION_MAX_D * TILE_K], k[TILE_K * ATTENTION_MAX_D], dq[TILE_Q * ATTENTION_MAX_D];
+    float q[TILE_Q * ATTENTION_MAX_D], g[TILE_Q * ATTENTION_MAX_D], kt[TILE_TRANSPOSED];
+    float vt[TILE_TRANSPOSED], k[TILE_K * ATTENTION_MAX_D], dq[TILE_Q * ATTENTION_MAX_D];
     float p[TILE_Q * TILE_K], ds[TILE_Q * TILE_K];
     size_t width = round_up(D, 16), rows = min_size(TILE_Q, T - first);
     float scale = 1.0f / sqrtf((float)D);
@@ -499,8 +507,8 @@ static inline void attention_backward_queries(floatX* dqkv, const floatX* dout, 
 static inline void attention_backward_keys(floatX* dqkv, const floatX* dout, const float* lse, const float* delta,
                                            const floatX* qkv, size_t b, size_t kv, size_t key,
                                            size_t T, size_t H, size_t K, size_t D) {
-    float q[TILE_Q * ATTENTION_MAX_D], g[TILE_Q * ATTENTION_MAX_D], kt[ATTENTION_MAX_D * TILE_K];
-    float vt[ATTENTION_MAX_D * TILE_K], dk[TILE_K * ATTENTION_MAX_D], dv[TILE_K * ATTENTION_MAX_D];
+    float q[TILE_Q * ATTENTION_MAX_D], g[TILE_Q * ATTENTION_MAX_D], kt[TILE_TRANSPOSED];
+    float vt[TILE_TRANSPOSED], dk[TILE_K * ATTENTION_MAX_D], dv[TILE_K * ATTENTION_MAX_D];
     float p[TILE_Q * TILE_K], ds[TILE_Q * TILE_K];
     size_t width = round_up(D, 16), keys = min_size(TILE_K, T - key), group = H / K;
     HeadRows at = head_rows(b, kv * group, T, H, K, D);

@@ -149,6 +149,12 @@ static inline const char* gemm_backend(void) {
     return gemm_state.backend;
 }
 
+// The kernel for operands of any type.
+static inline const GemmKernel* gemm_kernel(void) {
+    pthread_once(&gemm_once, gemm_init);
+    return gemm_state.floats;
+}
+
 // Whether operands of bfloat16 are multiplied as they are, not converted to float.
 static inline bool gemm_multiplies_bf16(void) {
     pthread_once(&gemm_once, gemm_init);

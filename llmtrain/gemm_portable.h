@@ -63,7 +63,7 @@ typedef struct {
     size_t k_inner;  // units of k that one call of `multiply` takes: an A panel of that length fits in L1
     size_t k_round;  // units are padded with zeros to a multiple of this
     // panel = lanes [lane, lane + lanes) of the operand, padded to `width`, elements [k, k + count). It may write up to
-    // 15 units of each lane more than it was asked for.
+    // GEMM_PACK_EXTRA units of each lane more than it was asked for.
     void (*pack)(uint32_t* panel, const GemmOperand* o, size_t lane, size_t lanes, size_t width, size_t k,
                  size_t count);
     // sums (rows, cols) = [sums +] A panel x B panel
@@ -78,6 +78,7 @@ typedef struct {
 } GemmKernel;
 
 enum {
+    GEMM_PACK_EXTRA = 15,       // units that packing may write past the end of each lane
     GEMM_FEW_ROWS = 8,          // up to as many rows are made by dot products
     GEMM_GROUP_ROWS = 48,       // of A that are packed together: in a transposed A they share cache lines
     GEMM_PANEL_MAX = 32 * 512,  // units of the largest panel
