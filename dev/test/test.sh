@@ -150,7 +150,9 @@ for test in "$@"; do
             suite "macOS, compiled and linked" sh dev/test/macos.sh "$build"
             grep '^skipped' "$build/tally.out" ;;
         posix) check "no call that only Linux has is left" posix ;;
-        floors) suite "floors of headers" sh dev/test/floors.sh ;;
+        floors)
+            suite "floors of headers" sh dev/test/floors.sh
+            suite documents sh dev/test/documents.sh ;;
         launch) suite "launch scripts" sh dev/test/test_launch.sh "$build/train-FP32" "$build" ;;
         *) suite "$test" "$build/$test" ;;
     esac

@@ -1,0 +1,55 @@
+# documents.sh: what the documents say of the sources is so. Every header has a row in the table of doc/design.md, above
+# the headers that it includes; links lead to files and headings that exist; the diffs of doc/adding.md apply. Run it in
+# the root of the checkout.
+set -u
+passed=0
+failed=0
+verdict() { if [ "$2" -eq 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED  $1"; fi; }
+
+# The number of the line of doc/design.md that is the row of a header; empty if there is none.
+row() { grep -nF "](../$1) |" doc/design.md | grep -E '^[0-9]+:\| \[' | cut -d : -f 1; }
+
+for header in *.h *.cuh llmtrain/*.h llmtrain/*.cuh; do
+    above=$(row "$header")
+    [ -n "$above" ]
+    verdict "doc/design.md has a row for $header" $?
+    for name in $(sed -n 's/^[ \t]*#[ \t]*include[ \t]*"\([^"]*\)".*/\1/p' "$header"); do
+        included=$(cd "$(dirname "$header")" && realpath --relative-to="$OLDPWD" "$name" 2> /dev/null)
+        below=$(row "$included")
+        [ -z "$below" ] || [ "${above:-0}" -lt "$below" ]
+        verdict "doc/design.md has $header above $included, which it includes" $?
+    done
+done
+
+# Headings of a file, as links name them.
+anchors() {
+    sed -n 's/^##* *//p' "$1" | tr '[:upper:]' '[:lower:]' | sed 's/[^a-z0-9 _-]//g; s/ /-/g'
+}
+
+for document in README.md doc/*.md; do
+    for link in $(sed '/^```/,/^```/d' "$document" | grep -oE '\]\([^) ]+\)' | sed 's/^](//; s/)$//' | sort -u); do
+        case $link in *://*) continue ;; esac
+        file=${link%%#*}
+        target=$document
+        [ -z "$file" ] || target=$(dirname "$document")/$file
+        [ -e "$target" ]
+        verdict "$document links to $link" $?
+        case $link in
+            *\#*)
+                anchors "$target" | grep -qxF -e "${link#*#}"
+                verdict "$document links to $link, which is a heading" $? ;;
+        esac
+    done
+done
+
+# A section of doc/adding.md with a diff, from its heading on.
+sections=$(grep -n '^## ' doc/adding.md | cut -d : -f 1)
+for line in $sections; do
+    heading=$(sed -n "${line}s/^## //p" doc/adding.md)
+    diff=$(sed -n "$((line + 1)),\$p" doc/adding.md | sed '/^## /,$d' | sed -n '/^```diff/,/^```/p' | grep -v '^```')
+    [ -z "$diff" ] && continue
+    printf '%s\n' "$diff" | git apply --check -
+    verdict "doc/adding.md, $heading: the diff applies" $?
+done
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]
