@@ -51,7 +51,7 @@ caught() {
     # shellcheck disable=SC2046,SC2086
     make -s CUDA=off MPI=off B=build OPTIMISE="-O1 -march=native" OPENMP= WARNINGS=-w \
         $(printf 'build/%s ' $needs) > suite.out 2>&1 || { echo "does not build" > verdict && return 1; }
-    timeout 600 stdbuf -oL "build/$suite" "$@" > suite.out 2>&1 &
+    timeout 600 stdbuf -oL "build/$suite" "$@" 3<&- > suite.out 2>&1 &  # 3 is the list of suites
     while kill -0 $! 2> /dev/null; do
         grep -qE '^ *FAILED|FAILED$' suite.out && kill $! 2> /dev/null
         sleep 0.1
