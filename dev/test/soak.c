@@ -1387,12 +1387,26 @@ static void hot_then(const char* what, const char* damaged, bool lost, size_t ex
     conclude("copies in memory %s", what);
 }
 
+// A run is killed in step 8 and given up, and another begins in its place: copies of the first are in memory, and must
+// not be taken for the second's, which is killed in step 4.
+static void hot_of_another_run(void) {
+    Way way = {.world = 1, .every = 20, .hot = 2};
+    run_remove();
+    run_killed(&way, "", kill_all("load", 8));
+    remove_tree(run_path());
+    run_killed(&way, "", kill_all("load", 4));
+    resume_completes(&way, "", 2);
+    run_remove();
+    conclude("copies in memory of another run in its place: not used");
+}
+
 static void test_hot(void) {
     hot_then("are newer: used", NULL, false, 6);
     hot_then("are damaged: the checkpoint before is used", "step_00000006/rank_00002.safetensors", false, 5);
     hot_then("have no good manifest: the checkpoint before is used", "step_00000006/manifest.json", false, 5);
     hot_then("are gone with the machine: the newest checkpoint is used", NULL, true, 5);
     hot_relative();
+    hot_of_another_run();
 }
 
 // ------------------------------------------------------------------------------------------------

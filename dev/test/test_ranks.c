@@ -855,14 +855,34 @@ static bool log_is_whole(const char* run) {
     "--warmup 0 --schedule constant --clip 0 --spike-skip 0 --threads 1 --optimizer sgd --lr 100 --weight-decay 10 "
 
 static const Failure NO_REWINDS[] = {
-    {.name = "no rewind is left", .code = 1, .fragments = {"is nan, after 1 rewinds"}, .limit_ms = LIMIT_MS,
+    {.name = "no rewind is left", .code = 1, .fragments = {"is nan, after 3 rewinds"}, .limit_ms = LIMIT_MS,
      .task = {.world = 2,
-              .arguments = {DIVERGING "--reduce float --out stuck-0 --ckpt-every 1 --rewind 1 --rewind-lr 1"}}},
+              .arguments = {DIVERGING "--reduce float --out stuck-0 --ckpt-every 1 --rewind 3 --rewind-lr 0.5"}}},
     {.name = "no checkpoint will be", .code = 2, .fragments = {"--rewind needs --ckpt-every"},
      .task = {.world = 2, .arguments = {DIVERGING "--reduce float --out stuck-1 --rewind 1"}}},
     {.name = "--rewind is not asked for", .code = 1, .fragments = {"let --rewind do it"}, .limit_ms = LIMIT_MS,
      .task = {.world = 2, .arguments = {DIVERGING "--reduce float --out stuck-2 --diverged-after 3"}}},
 };
+
+// A run that diverges again at the same step was saved too late: each of its three rewinds goes further back than the one
+// before, with half of its learning rate.
+static void test_repeated_rewinds(const char* run) {
+    char* text = text_read(text_of("%s/events.jsonl", run), NULL);
+    unsigned long long from, to, last = STEPS + 1;
+    double factor;
+    size_t rewinds = 0;
+    for (const char* at = text; (at = strstr(at, "went back from step ")) != NULL; at++) {
+        expect(sscanf(at, "went back from step %llu to %llu:", &from, &to) == 2 && to < from && to < last,
+               "rewind %zu is to step %llu, the one before was to %llu", ++rewinds, to, last);
+        const char* told = strstr(at, "multiplied by ");
+        expect(told && sscanf(told, "multiplied by %lg", &factor) == 1 && factor == ldexp(1.0, -(int)rewinds),
+               "the learning rate of rewind %zu is multiplied by %g", rewinds, factor);
+        last = to;
+    }
+    expect(rewinds == 3, "%zu rewinds", rewinds);
+    verdict("a run that diverges again goes further back each time, and halves its learning rate each time");
+    free(text);
+}
 
 static void test_rewind(void) {
     bool good = true;
@@ -890,6 +910,7 @@ static void test_rewind(void) {
               "skipping: %zu ranks at stage %zu go back as often, to the same bits", world, world - 2);
     }
     failures_run(NO_REWINDS, COUNT_OF(NO_REWINDS));
+    test_repeated_rewinds("stuck-0");
 }
 
 static void test_slow(void) {
