@@ -211,10 +211,13 @@ ISAS := $(if $(findstring __SSE4_2__,$(MACHINE)),x86-64-v2) $(if $(findstring __
 ISA_TESTS := $(ISAS:%=$(B)/golden-%) $(filter-out %-v4,$(ISAS:%=$(B)/gemm-%) $(ISAS:%=$(B)/bench-%)) $(if $(shell command -v clang 2>/dev/null),$(B)/golden-clang) \
     $(if $(shell command -v aarch64-linux-gnu-gcc 2>/dev/null),$(B)/golden-aarch64)
 STRICT := -std=c11 -ffp-contract=off -fno-math-errno -fno-trapping-math -I.
+FOR_ISA = $(CC) $(STRICT) -march=x86-64-$* -DGEMM_KERNELS='"$(GEMM_KERNELS_x86-64-$*)"' $(OPENMP) $< -o $@ -pthread $(LIBS)
 $(B)/golden-x86-64-%: dev/test/golden.c $(HEADERS) | $(B)
-	$(CC) $(STRICT) -O2 -march=x86-64-$* -DGEMM_KERNELS='"$(GEMM_KERNELS_x86-64-$*)"' $(OPENMP) $< -o $@ -pthread $(LIBS)
-$(B)/gemm-x86-64-% $(B)/bench-x86-64-%: dev/gemm.c dev/bench.c $(HEADERS) | $(B)
-	$(CC) $(STRICT) -O3 -march=x86-64-$* -DGEMM_KERNELS='"$(GEMM_KERNELS_x86-64-$*)"' $(OPENMP) dev/$(firstword $(subst -, ,$(@F))).c -o $@ -pthread $(LIBS)
+	$(FOR_ISA) -O2
+$(B)/gemm-x86-64-%: dev/gemm.c $(HEADERS) | $(B)
+	$(FOR_ISA) -O3
+$(B)/bench-x86-64-%: dev/bench.c $(HEADERS) | $(B)
+	$(FOR_ISA) -O3
 $(B)/golden-clang: dev/test/golden.c $(HEADERS) | $(B)
 	clang $(STRICT) -O1 -march=native -Wno-unknown-pragmas $< -o $@ -pthread $(LIBS)
 $(B)/golden-aarch64: dev/test/golden.c $(HEADERS) | $(B)
