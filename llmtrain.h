@@ -43,10 +43,11 @@ typedef struct {
 } Config;
 
 #define CONFIG_COUNT(name, flag, low, high, help) \
-    { #name, flag, FLAG_COUNT, offsetof(Config, name), "N", low, high, help }
-#define CONFIG_REAL(name, flag, low, high, help) {#name, flag, FLAG_REAL, offsetof(Config, name), "X", low, high, help}
+    {#name, flag, FLAG_COUNT, offsetof(Config, name), "N", low, high, help, NULL}
+#define CONFIG_REAL(name, flag, low, high, help) \
+    {#name, flag, FLAG_REAL, offsetof(Config, name), "X", low, high, help, NULL}
 static const Field CONFIG_FIELDS[] = {
-    {"family", "family", FLAG_CHOICE, offsetof(Config, family), FAMILY_NAMES, 0, 0, "architecture"},
+    {"family", "family", FLAG_CHOICE, offsetof(Config, family), FAMILY_NAMES, 0, 0, "architecture", NULL},
     CONFIG_COUNT(layers, "layers", 1, 1000, "transformer blocks (required without --model)"),
     CONFIG_COUNT(heads, "heads", 1, 1024, "query heads (required without --model)"),
     CONFIG_COUNT(kv_heads, "kv-heads", 0, 1024, "key/value heads; 0: as many as --heads"),
@@ -57,7 +58,7 @@ static const Field CONFIG_FIELDS[] = {
                  "longest sequence that the model accepts; 0: the preset's, otherwise --seq"),
     CONFIG_COUNT(vocab, "vocab", 0, 1 << 24, "vocabulary size, in tokens; 0: the data's"),
     {"tied", "tied", FLAG_SWITCH, offsetof(Config, tied), "on|off", 0, 0,
-     "share the weights of token embedding and head"},
+     "share the weights of token embedding and head", NULL},
     CONFIG_REAL(norm_epsilon, "norm-epsilon", 0, 1, NULL),
     CONFIG_REAL(rope_theta, "rope-theta", 1, 1e9, "base of the rotary position angles (llama)"),
 };
@@ -167,8 +168,7 @@ static inline bool config_complete(Config* c, Error* error) {
             error, "%zu key/value heads do not divide %zu heads; choose --kv-heads so that --heads is a multiple of it",
             c->kv_heads, c->heads);
     if (c->family == FAMILY_LLAMA && config_head_size(c) % 2 != 0)
-        return fail(error,
-                    "the head size %zu is odd, but rotary positions turn pairs; choose --channels / --heads even",
+        return fail(error, "the head size %zu is odd, but rotary positions turn pairs; make --channels / --heads even",
                     config_head_size(c));
     if (config_head_size(c) > ATTENTION_MAX_D)
         return fail(error, "the head size %zu is over %d; choose more --heads for %zu channels",
@@ -920,10 +920,10 @@ typedef struct {
 enum { RECORD_FIELD_COUNT = 4 };  // in a function, since the optimizers' names are not a constant
 static inline const Field* record_fields(void) {
     static Field fields[RECORD_FIELD_COUNT] = {
-        {"optimizer", "optimizer", FLAG_CHOICE, offsetof(RunRecord, optimizer), NULL, 0, 0, NULL},
-        {"masters", "masters", FLAG_SWITCH, offsetof(RunRecord, master_weights), "on|off", 0, 0, NULL},
-        {"seed", "seed", FLAG_COUNT, offsetof(RunRecord, seed), "N", 0, 0, NULL},
-        {"sequence", "seq", FLAG_COUNT, offsetof(RunRecord, T), "N", 0, 0, NULL},
+        {"optimizer", "optimizer", FLAG_CHOICE, offsetof(RunRecord, optimizer), NULL, 0, 0, NULL, NULL},
+        {"masters", "masters", FLAG_SWITCH, offsetof(RunRecord, master_weights), "on|off", 0, 0, NULL, NULL},
+        {"seed", "seed", FLAG_COUNT, offsetof(RunRecord, seed), "N", 0, 0, NULL, NULL},
+        {"sequence", "seq", FLAG_COUNT, offsetof(RunRecord, T), "N", 0, 0, NULL, NULL},
     };
     fields[0].choices = optimizer_names();
     return fields;

@@ -605,6 +605,37 @@ static void test_keeping(void) {
     check_true("keeping: and enough to go back to", strcmp(kept(&rewinds, from), "630 600 530 500 ") == 0);
 }
 
+// A struct from files that lack a member: read if its row says what that stands for.
+static void test_missing_fields(void) {
+    typedef struct { uint64_t layers; double scale; bool tied; int family; } Sizes;
+    static const Field fields[] = {
+        {"layers", "layers", FLAG_COUNT, offsetof(Sizes, layers), "N", 0, 0, NULL, NULL},
+        {"scale", "scale", FLAG_REAL, offsetof(Sizes, scale), "X", 0, 0, NULL, "2.5"},
+        {"tied", "tied", FLAG_SWITCH, offsetof(Sizes, tied), "on|off", 0, 0, NULL, "on"},
+        {"family", "family", FLAG_CHOICE, offsetof(Sizes, family), FAMILY_NAMES, 0, 0, NULL, "llama"}};
+    static const struct { const char* text; bool reads; double scale; bool tied; int family; } files[] = {
+        {"{\"layers\": 3, \"scale\": 0.5, \"tied\": false, \"family\": \"gpt2\"}", true, 0.5, false, FAMILY_GPT2},
+        {"{\"layers\": 3}", true, 2.5, true, FAMILY_LLAMA},
+        {"{\"layers\": 3, \"tied\": false}", true, 2.5, false, FAMILY_LLAMA},
+        {"{\"scale\": 0.5, \"tied\": false, \"family\": \"gpt2\"}", false, 0, false, 0},
+        {"{\"layers\": 3, \"scale\": null}", false, 0, false, 0},
+        {"{\"layers\": 3, \"family\": \"bert\"}", false, 0, false, 0}};
+    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
+        Json json;
+        Error error;
+        Sizes s;
+        memset(&s, 0, sizeof s);
+        need(json_parse(&json, files[i].text, strlen(files[i].text), "file", &error), &error);
+        bool reads = fields_read(&s, fields, sizeof fields / sizeof fields[0], &json, 0);
+        bool right = s.layers == 3 && s.scale == files[i].scale && s.tied == files[i].tied &&
+            s.family == files[i].family;
+        char what[160];
+        snprintf(what, sizeof what, "members of %s: %s", files[i].text, files[i].reads ? "read" : "refused");
+        check_true(what, reads == files[i].reads && (!reads || right));
+        json_free(&json);
+    }
+}
+
 // What does not train: no optimizer state, no update, no part in the norm; a checkpoint has its weights, and loads
 // again.
 static void test_frozen(Family family) {
@@ -1592,6 +1623,7 @@ static void test_model(void) {
     test_statistics();
     test_cadence();
     test_keeping();
+    test_missing_fields();
     test_sampling();
     test_generation();
     test_two_models();

@@ -3,11 +3,14 @@
 // A struct that a checkpoint saves (the configuration, the state of a run) has a table with a row per member. Writing,
 // reading, comparing, printing and the command line walk that table, so that a new member is the member and its row:
 //
-//   static const Field FIELDS[] = {{"layers", "layers", FLAG_COUNT, offsetof(Config, layers), "N", 1, 1000, "blocks"}};
+//   static const Field FIELDS[] = {
+//       {"layers", "layers", FLAG_COUNT, offsetof(Config, layers), "N", 1, 1000, "blocks", NULL},
+//   };
 //   fields_write(&json_writer, FIELDS, 1, &config);
 //   if (!fields_read(&config, FIELDS, 1, &json, node)) ...
 //
-// Members have the types of flags (flags.h): uint64_t or size_t, double, bool, an enum.
+// Members have the types of flags (flags.h): uint64_t or size_t, double, bool, an enum. A member that is added later is
+// not in the files of before: its row says as `missing` what they stand for, and they can still be read.
 
 #ifndef LLMTRAIN_FIELDS_H
 #define LLMTRAIN_FIELDS_H
@@ -27,6 +30,7 @@ typedef struct {
     const char* choices;  // of FLAG_CHOICE; other kinds: what the help calls the value
     double low, high;     // of the flag
     const char* help;     // NULL: there is no such flag
+    const char* missing;  // what a file without the member stands for, as text; NULL: such a file cannot be read
 } Field;
 
 // The flag of a member of the struct at `base`, which it reads and writes.
@@ -69,7 +73,7 @@ static inline void fields_write(JsonWriter* w, const Field* fields, size_t count
     }
 }
 
-// The members from a JSON object; false if one is missing or of another kind.
+// The members from a JSON object; false if one is missing that has no value for that, or is of another kind.
 static inline bool fields_read(void* base, const Field* fields, size_t count, const Json* json, uint32_t object) {
     bool ok = true;
     for (size_t i = 0; ok && i < count; i++) {
@@ -77,7 +81,12 @@ static inline bool fields_read(void* base, const Field* fields, size_t count, co
         uint32_t node = json_get(json, object, fields[i].name);
         uint64_t number = 0;
         char word[32];
-        if (flag.kind == FLAG_COUNT) {
+        Error ignored;
+        if (node == JSON_NONE && fields[i].missing) {
+            flag.low = -INFINITY;
+            flag.high = INFINITY;
+            ok = flag_set(&flag, fields[i].missing, &ignored);
+        } else if (flag.kind == FLAG_COUNT) {
             ok = json_u64(json, node, &number);
             memcpy(flag.value, &number, sizeof number);
         } else if (flag.kind == FLAG_REAL) {
@@ -85,7 +94,6 @@ static inline bool fields_read(void* base, const Field* fields, size_t count, co
         } else if (flag.kind == FLAG_SWITCH) {
             ok = json_bool(json, node, (bool*)flag.value);
         } else {
-            Error ignored;
             ok = json_string(json, node, word, sizeof word) && flag_set(&flag, word, &ignored);
         }
     }

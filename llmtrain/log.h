@@ -56,8 +56,8 @@ static inline void step_print(FILE* out, const StepLog* s) {
 // ------------------------------------------------------------------------------------------------
 // 2. Metrics
 
-#define METRIC_COUNT_OF(name, member) {name, NULL, FLAG_COUNT, offsetof(StepLog, member), "N", 0, 0, NULL}
-#define METRIC(name, member) {name, NULL, FLAG_REAL, offsetof(StepLog, member), "X", 0, 0, NULL}
+#define METRIC_COUNT_OF(name, member) {name, NULL, FLAG_COUNT, offsetof(StepLog, member), "N", 0, 0, NULL, NULL}
+#define METRIC(name, member) {name, NULL, FLAG_REAL, offsetof(StepLog, member), "X", 0, 0, NULL, NULL}
 // The keys of a line. What was not measured is null.
 static const Field METRICS[] = {
     METRIC_COUNT_OF("step", step),

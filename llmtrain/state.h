@@ -74,8 +74,8 @@ typedef struct {
     double lr_factor;        // of the learning rate, after rewinds
 } RunState;
 
-#define STATE_COUNT(name, member) {name, NULL, FLAG_COUNT, offsetof(RunState, member), "N", 0, 0, NULL}
-#define STATE_REAL(name, member) {name, NULL, FLAG_REAL, offsetof(RunState, member), "X", 0, 0, NULL}
+#define STATE_COUNT(name, member) {name, NULL, FLAG_COUNT, offsetof(RunState, member), "N", 0, 0, NULL, NULL}
+#define STATE_REAL(name, member) {name, NULL, FLAG_REAL, offsetof(RunState, member), "X", 0, 0, NULL, NULL}
 static const Field STATE_FIELDS[] = {
     STATE_COUNT("step", step),
     STATE_COUNT("samples", samples),
