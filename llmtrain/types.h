@@ -55,7 +55,6 @@ static inline size_t round_up(size_t n, size_t multiple) { return divide_up(n, m
 
 HOST_DEVICE ALWAYS_INLINE uint32_t bits_from_float(float x) { uint32_t bits; memcpy(&bits, &x, 4); return bits; }
 HOST_DEVICE ALWAYS_INLINE float float_from_bits(uint32_t bits) { float x; memcpy(&x, &bits, 4); return x; }
-
 HOST_DEVICE ALWAYS_INLINE float float_from_bf16(uint16_t half) { return float_from_bits((uint32_t)half << 16); }
 
 HOST_DEVICE ALWAYS_INLINE uint16_t bf16_from_float(float x) {
@@ -145,7 +144,9 @@ HOST_DEVICE static inline HeadRows head_rows(size_t b, size_t h, size_t T, size_
 // 5. Stream
 //
 // Every operation ends in a stream. On the CPU it is NULL. On a GPU all operations run on `compute`, in order, so one
-// scratch memory serves all of them: what one leaves there is of no use to the next.
+// scratch memory serves all of them: what one leaves there is of no use to the next. device_open (device.cuh) makes a
+// stream. A program with a copied kernel can make its own: `static struct Device device; Stream stream = &device;
+// cudaStreamCreate(&device.compute);`, and `scratch`, `scratch_bytes` and `processors` where the launcher uses them.
 
 #ifndef LLMTRAIN_CUDA
 typedef void* Stream;
@@ -171,9 +172,9 @@ static struct {
 // After a failure on the device nothing there can be trusted, so the process ends.
 static inline void device_fail(const char* what, const char* why, const char* file, int line) {
     char sentence[1024];
-    snprintf(sentence, sizeof sentence, "%s failed at %s:%d: %s; a fault of the device, its driver or this program. "
-             "--resume continues from the last checkpoint", what, file, line, why);
-    fprintf(stderr, "train: %s\n", sentence);
+    snprintf(sentence, sizeof sentence, "%s failed at %s:%d: %s; a fault of the device, its driver or this program",
+             what, file, line, why);
+    fprintf(stderr, "%s\n", sentence);
     if (device_failure_hook.call) device_failure_hook.call(device_failure_hook.context, sentence);
     fflush(NULL);
     _Exit(1);  // exit would wait for the device
@@ -185,7 +186,6 @@ static inline void cuda_check(cudaError_t status, const char* what, const char* 
 #define CUDA_CHECK(call) cuda_check((call), #call, __FILE__, __LINE__)
 #define LAUNCH_CHECK() cuda_check(cudaGetLastError(), "a kernel's launch", __FILE__, __LINE__)
 
-// The first `bytes` of the scratch memory.
 static inline void* device_scratch(Stream stream, size_t bytes) {
     if (bytes > stream->scratch_bytes) device_fail("an operation", "too little scratch memory", __FILE__, __LINE__);
     return stream->scratch;
@@ -199,7 +199,8 @@ static inline void* device_scratch(Stream stream, size_t bytes) {
 
 enum { PACK = 16 / sizeof(floatX), WARP = 32 };
 
-// W neighbouring elements: aligned and moved 16 bytes at a time if they fill those, otherwise one by one.
+// W neighbouring elements, aligned and moved 16 bytes at a time if they fill those, otherwise one by one: a Group is of
+// the type that lies in memory, Lanes are the floats of a Group of floatX, which a thread computes with.
 template <typename T, int W>
 struct alignas(W * sizeof(T) % 16 == 0 ? 16 : alignof(T)) Group {
     T x[W];
@@ -223,7 +224,6 @@ static __device__ inline void group_store(T* p, Group<T, W> group) {
     }
 }
 
-// Elements of floatX as floats.
 template <int W>
 static __device__ inline Lanes<W> lanes_load(const floatX* p) {
     Group<floatX, W> elements = group_load<W>(p);
