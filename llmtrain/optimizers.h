@@ -24,7 +24,7 @@ enum { OPTIMIZER_STATES = 2 };  // the most arrays that an optimizer keeps, each
 static const struct {
     const char* name;                      // as --optimizer takes it
     const char* states[OPTIMIZER_STATES];  // names of the arrays that it keeps, also in checkpoints; NULL: fewer
-    bool by_matrix;                        // an update needs whole matrices, not only the elements of a shard
+    bool by_matrix;                        // an update needs whole matrices: a ZeRO stage that cuts one is refused
 } OPTIMIZERS[OPTIMIZER_COUNT] = {
     {"adamw", {"m", "v"}, false},
     {"sgd", {NULL, NULL}, false},

@@ -31,7 +31,6 @@
 // padded vocabulary, is 0 and stays 0.
 
 typedef enum { INIT_NORMAL, INIT_ZERO, INIT_ONE } Init;
-typedef enum { SPLIT_ANYWHERE, SPLIT_NOWHERE } Split;  // NOWHERE: for optimizers that need whole matrices
 
 typedef struct {
     char name[48];
@@ -42,7 +41,6 @@ typedef struct {
     float init_std;      // of INIT_NORMAL
     bool decays;         // weight decay applies: matrices only
     bool trains;         // the optimizer updates it; otherwise its gradient is 0
-    Split split;         // where a shard of it may be cut
     Dtype dtype;         // of its parameters: FLOATX_DTYPE
 } Tensor;
 

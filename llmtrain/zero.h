@@ -148,10 +148,9 @@ static inline bool flat_create(FlatVector* flat, const Parameters* p, const Rank
         k->optimizer_offset = flat->optimizer_size;
         for (size_t i = 0; i < p->count && options->stage > 0; i++) {
             const Tensor* t = &p->tensors[i];
-            if (t->bucket != b || t->split != SPLIT_NOWHERE || k->own.end <= t->offset ||
-                k->own.first >= t->offset + t->size)
-                continue;
-            if (k->own.first > t->offset || k->own.end < t->offset + t->size)
+            bool whole_only = OPTIMIZERS[holds->optimizer].by_matrix && t->cols > 0 && t->trains;
+            bool holds_part = t->bucket == b && k->own.end > t->offset && k->own.first < t->offset + t->size;
+            if (whole_only && holds_part && (k->own.first > t->offset || k->own.end < t->offset + t->size))
                 return fail(error, "--zero %zu would cut %s, which the optimizer needs whole; give --zero 0",
                             options->stage, t->name);
         }
