@@ -205,7 +205,7 @@ static bool plan_model(Run* run, Options* o, Flag* flags, size_t flag_count, Err
 }
 
 // Opens the data and plans the model: all that a rank can do alone, before memory is allocated.
-static bool prepare(Run* run, Options* o, Flag* flags, size_t flag_count, Error* error) {
+static bool run_prepare(Run* run, Options* o, Flag* flags, size_t flag_count, Error* error) {
     const Config* c = &run->record.config;
     if (o->data && !dataset_open(&run->train, o->data, error)) return false;
     if (o->val && !dataset_open(&run->val, o->val, error)) return false;
@@ -255,8 +255,8 @@ static void print_notes(const Run* run, const Options* o) {
     fflush(stdout);
 }
 
-// What checkpoints say of the run.
-static void describe_run(Run* run, const Options* o, const Flag* flags, size_t flag_count) {
+// Fills in what checkpoints say of the run.
+static void record_fill(Run* run, const Options* o, const Flag* flags, size_t flag_count) {
     RunRecord* r = &run->record;
     r->optimizer = o->optimizer.kind;
     r->master_weights = o->master_weights;
@@ -268,14 +268,14 @@ static void describe_run(Run* run, const Options* o, const Flag* flags, size_t f
 }
 
 // Everything before the first step. After run_agree all ranks continue, or all fail with an error.
-static bool begin(Run* run, Options* o, Flag* flags, size_t flag_count, Error* error) {
+static bool run_set_up(Run* run, Options* o, Flag* flags, size_t flag_count, Error* error) {
     bool found, ok;
     Model* model = &run->model;
-    if (!run_agree(run, prepare(run, o, flags, flag_count, error), error)) return false;
+    if (!run_agree(run, run_prepare(run, o, flags, flag_count, error), error)) return false;
     print_model(run);
     if (o->plan) return print_plan(run, o, error);
     if (!run_compare_ranks(run, flags, flag_count, error)) return false;
-    describe_run(run, o, flags, flag_count);
+    record_fill(run, o, flags, flag_count);
     ok = model_allocate(model, error) && run_allocate(run, error);
     if (ok && o->sample_every) ok = sampler_open(&o->sampler, model->config.vocab, error);
     if (!run_agree(run, ok, error) || !model_connect(model, error)) return false;
@@ -484,7 +484,7 @@ int main(int argc, char** argv) {
         ok = options.plan
                  ? run_join_plan(&launch, &options.ranks, &error)
                  : run_join(&run, &launch, forks ? options.ranks : 0, options.timeout, options.threads == 0, &error);
-        ok = ok && begin(&run, &options, flags, flag_count, &error) &&
+        ok = ok && run_set_up(&run, &options, flags, flag_count, &error) &&
              (options.plan || run_train(&run, &options, &error));
     } else {
         run_refuse(&run, &launch, options.timeout);

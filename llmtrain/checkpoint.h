@@ -3,7 +3,9 @@
 //   1. arrays      what each rank saves of the flat vector: checkpoint_arrays, checkpoint_saved
 //   2. manifest    the text that describes the rest: manifest_begin, manifest_finish, manifest_open
 //   3. loading     into any number of ranks and any stage: checkpoint_load
-//   4. directory   finding, removing, keeping: checkpoint_find_before, checkpoint_prune
+//   4. directory   finding the newest: checkpoint_find_before; a name that nothing loads: checkpoint_rename; removing:
+//                  checkpoint_remove, checkpoint_clean; which of them stay: KeepRule, checkpoint_prune, Pruner (in a
+//                  thread); going back before a step: checkpoint_retract
 //
 // A checkpoint is a directory OUT/step_00000020 with
 //   rank_00000.safetensors   rank 0's slice of weights and optimizer state: weight.NAME, m.NAME, v.NAME, or
