@@ -18,8 +18,9 @@
 // Letters: B batch, T sequence, N = B*T rows, C channels, H heads, K key/value heads, D head size, F feed-forward,
 // V vocabulary, Vp padded vocabulary.
 //
-// Every output element is computed by one thread, in an order that depends on the sizes alone: the bits are the same for
-// any number of threads and on any processor (llmtrain/arithmetic.h; 16-bit matmuls differ between instruction sets).
+// Every output element is computed by one thread, in an order that depends on the sizes alone: the bits are the same
+// for any number of threads and on any processor (llmtrain/arithmetic.h; 16-bit matmuls differ between instruction
+// sets).
 //
 // In a CUDA build kernels.cuh has functions of the same names and signatures; those here are then cpu::gelu_forward and
 // so on.
@@ -223,7 +224,8 @@ static inline void rmsnorm_backward(floatX* dx, float* dweight, const floatX* do
             for (size_t row = 0; row < N; row++) {
                 const floatX *d = dout + row * C, *xr = x + row * C;
                 float s = rstd[row];
-                for (size_t c = first; c < end; c++) dweight[c] = fused(float_of(d[c]), float_of(xr[c]) * s, dweight[c]);
+                for (size_t c = first; c < end; c++)
+                    dweight[c] = fused(float_of(d[c]), float_of(xr[c]) * s, dweight[c]);
             }
         }
     }
@@ -238,7 +240,7 @@ static inline void rmsnorm_backward(floatX* dx, float* dweight, const floatX* do
 static inline void device_describe(char* text, size_t bytes, double* peak_tflops, Stream stream) {
     (void)stream;
     *peak_tflops = 0;
-    const char* note = ARITHMETIC_FUSED ? "the same bits on every CPU" : "no fused multiply-add: bits of this build alone";
+    const char* note = ARITHMETIC_FUSED ? "the same bits on every CPU" : "no fused multiply-add: bits of its own";
     if (FLOATX_DTYPE == DTYPE_BF16 && gemm_multiplies_bf16()) note = "which multiply bf16";
     else if (!FLOATX_IS_FLOAT) note = "which convert " FLOATX_NAME " to float: PRECISION=FP32 is as fast";
     snprintf(text, bytes, "%s, %s", gemm_backend(), note);
@@ -341,8 +343,8 @@ static inline void tile_load(float* tile, const floatX* source, size_t stride, f
     }
 }
 
-// tile (D, TILE_K) = source (available, D) transposed; columns outside the source are 0. It is how gemm packs, which may
-// write GEMM_PACK_EXTRA rows more.
+// tile (D, TILE_K) = source (available, D) transposed; columns outside the source are 0. It is how gemm packs, which
+// may write GEMM_PACK_EXTRA rows more.
 static inline void tile_load_transposed(float* tile, const floatX* source, size_t stride, size_t available, size_t D) {
     GemmOperand rows = gemm_operand(gemm_matrix(source, FLOATX_DTYPE, stride, false), true, false, false);
     gemm_kernel()->pack((uint32_t*)tile, &rows, 0, available, TILE_K, 0, D);
@@ -382,8 +384,8 @@ static inline void tile_product(float* out, const float* a, size_t a_row, size_t
     if (j < cols) tile_columns(out + j, a, a_row, a_col, b + j, rows, depth, stride, 1);
 }
 
-// Of the keys of a tile, so many are seen by the TILE_ROWS queries to which number `query` belongs: the rest is masked for
-// all of them, and never read. first and key are the numbers of the first query and key of the two tiles.
+// How many keys of a tile the TILE_ROWS queries to which number `query` belongs can see: the rest is masked for all of
+// them, and never read. first and key are the numbers of the first query and key of the two tiles.
 static inline size_t tile_visible(size_t first, size_t query, size_t key) {
     return min_size(TILE_K, first + query / TILE_ROWS * TILE_ROWS + TILE_ROWS - key);
 }
@@ -526,10 +528,9 @@ static inline void attention_backward_keys(floatX* dqkv, const floatX* dout, con
             for (size_t j = 0; j < TILE_K; j += TILE_ROWS) {
                 size_t i = key + j > first ? key + j - first : 0;  // the first query that sees these keys
                 if (i >= TILE_Q) break;
-                tile_product(dv + j * width, p + i * TILE_K + j, 1, TILE_K, g + i * width, TILE_ROWS, width, TILE_Q - i,
-                             width);
-                tile_product(dk + j * width, ds + i * TILE_K + j, 1, TILE_K, q + i * width, TILE_ROWS, width, TILE_Q - i,
-                             width);
+                size_t at = i * TILE_K + j, queries = TILE_Q - i;
+                tile_product(dv + j * width, p + at, 1, TILE_K, g + i * width, TILE_ROWS, width, queries, width);
+                tile_product(dk + j * width, ds + at, 1, TILE_K, q + i * width, TILE_ROWS, width, queries, width);
             }
         }
     }

@@ -24,10 +24,10 @@
 // read and written once per k block, 2/384; a task packs its part of A once, 1/cols, and of B once, 1/rows. With tasks
 // of a few hundred rows and columns memory delivers one element for 100 multiplications or more.
 //
-// An element of out is one sum in the order of k, by fused multiply-adds, that starts from what is there already: the old
-// out, the bias, or 0. So for floats its bits depend neither on the number of threads nor on the kernel. (Kernels that
-// multiply pairs of bfloat16 add two products at a time, each in its own way.) Ragged edges are packed with zeros; every
-// tile is computed whole and stored in part.
+// An element of out is one sum in the order of k, by fused multiply-adds, that starts from what is there already: the
+// old out, the bias, or 0. So for floats its bits depend neither on the number of threads nor on the kernel. (Kernels
+// that multiply pairs of bfloat16 add two products at a time, each in its own way.) Ragged edges are packed with zeros;
+// every tile is computed whole and stored in part.
 //
 // A few rows (sampling one token) take another way: dot products straight from the weights, which are read once, in 16
 // partial sums.

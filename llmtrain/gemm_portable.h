@@ -68,8 +68,8 @@ typedef struct {
                  size_t count);
     // sums (rows, cols) = [sums +] A panel x B panel
     void (*multiply)(float* sums, const uint32_t* a, const uint32_t* b, size_t units, bool accumulate);
-    // sums = [out[i.., j..]] [+ bias], what a tile's sums start from, and out[i.., j..] = sums, for the part of the tile
-    // that lies inside of out
+    // sums = [out[i.., j..]] [+ bias], what a tile's sums start from, and out[i.., j..] = sums, for the part of the
+    // tile that lies inside of out
     void (*start)(const GemmProblem* p, float* sums, size_t i, size_t j, bool out, bool bias);
     void (*store)(const GemmProblem* p, const float* sums, size_t i, size_t j);
     // out[.., j..j_end] by dot products straight from the operands

@@ -210,8 +210,9 @@ static inline bool gemm_has_avx512(void) {
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && gemm_has_avx2();
 }
 
-static const GemmKernel gemm_avx512 = {"avx512", false, false, 12, 32, 384, 384, 1, gemm_pack_avx512,
-                                       gemm_multiply_avx512, gemm_start_avx512, gemm_store_avx512, gemm_dot_avx512, NULL, NULL};
+static const GemmKernel gemm_avx512 = {
+    "avx512", false, false, 12, 32, 384, 384, 1, gemm_pack_avx512, gemm_multiply_avx512,
+    gemm_start_avx512, gemm_store_avx512, gemm_dot_avx512, NULL, NULL};
 
 #ifdef GEMM_X86_BF16
 

@@ -59,7 +59,8 @@ static inline void sampler_flags(Flag flags[SAMPLER_FLAGS], Sampler* s) {
     s->tokens = 256;
     *o = usual;
     const Flag table[SAMPLER_FLAGS] = {
-        {"prompt", FLAG_TEXT, &s->prompt, "TEXT", 0, 0, "text that the sample continues; default: a line break", FLAG_LOCAL},
+        {"prompt", FLAG_TEXT, &s->prompt, "TEXT", 0, 0, "text that the sample continues; default: a line break",
+         FLAG_LOCAL},
         {"tokens", FLAG_COUNT, &s->tokens, "N", 1, 1e9, "tokens of the sample", FLAG_FREE},
         {"temperature", FLAG_REAL, &o->temperature, "X", 0, 100, "softmax temperature; 0: always the most likely token",
          FLAG_FREE},

@@ -1,6 +1,7 @@
 // saver.h: when a run saves a checkpoint, and how it does so while training continues.
 //
-//   1. cadence   --ckpt-every: every N steps, every N minutes, or at the interval optimal for --mtbf: cadence_due, cadence_choose
+//   1. cadence   --ckpt-every: every N steps, every N minutes, or at the interval optimal for --mtbf: cadence_due,
+//                cadence_choose
 //   2. saver     snapshot, write, complete: saver_begin, saver_await_snapshot, saver_end
 //
 // In a step loop, with `manifest` begun by manifest_begin (checkpoint.h):
