@@ -528,9 +528,9 @@ static inline void attention_backward_keys(floatX* dqkv, const floatX* dout, con
             for (size_t j = 0; j < TILE_K; j += TILE_ROWS) {
                 size_t i = key + j > first ? key + j - first : 0;  // the first query that sees these keys
                 if (i >= TILE_Q) break;
-                size_t at = i * TILE_K + j, queries = TILE_Q - i;
-                tile_product(dv + j * width, p + at, 1, TILE_K, g + i * width, TILE_ROWS, width, queries, width);
-                tile_product(dk + j * width, ds + at, 1, TILE_K, q + i * width, TILE_ROWS, width, queries, width);
+                size_t from = i * TILE_K + j, queries = TILE_Q - i;
+                tile_product(dv + j * width, p + from, 1, TILE_K, g + i * width, TILE_ROWS, width, queries, width);
+                tile_product(dk + j * width, ds + from, 1, TILE_K, q + i * width, TILE_ROWS, width, queries, width);
             }
         }
     }
