@@ -1,5 +1,9 @@
 // safetensors.h: files of named tensors in the safetensors format: a streaming writer and a checked reader.
 //
+//   1. header   the format
+//   2. writer   tensors in the order in which they were declared
+//   3. reader   tensors in any order
+//
 //   SafetensorsWriter w;                                                        writing: in the order of declaration
 //   ok = safetensors_create(&w, path, &error) && safetensors_declare(&w, "weight", DTYPE_F32, shape, 2, &error) &&
 //        safetensors_begin(&w, &error) && safetensors_write(&w, data, bytes, &error) && safetensors_end(&w, &error);

@@ -1,5 +1,9 @@
 // sockets.h: TCP connections with deadlines.
 //
+//   1. listening    socket_listen
+//   2. waiting      socket_poll, and what sends and receives: socket_move_all
+//   3. connecting   socket_connect
+//
 // Listens, connects, sends and receives. Every socket is non-blocking, and whoever waits does so in socket_poll, until
 // a deadline: a moment of now_ms(). What a broken connection has lost is not sent again.
 //
