@@ -246,19 +246,19 @@ RANKS_TESTS := $(B)/test_comm $(B)/test_zero $(B)/test_ranks $(B)/weights_hash $
 CPU_TESTS := $(TESTS:%=$(B)/%) $(B)/golden-FP32 $(B)/golden-BF16 $(if $(filter build,$(B)),$(ISA_TESTS)) $(B)/gemm-amx $(B)/bench-FP32 $(B)/llmtrain_single.h $(B)/checkpoint_cost $(RANKS_TESTS)
 CUDA_TESTS := $(EMULATED) $(B)/weights_hash $(B)/test_cublaslt $(B)/test_nccl $(PRECISIONS:%=$(B)/train-emulated-%) $(PRECISIONS:%=$(B)/test_train-emulated-%) $(PRECISIONS:%=$(B)/train-%) $(COMPILED)
 
-# Where there is a C++ compiler, also all of CUDA. make test-cpu and make test-cuda are its halves.
+# Where there is a C++ compiler, also all of CUDA. make test-cpu and make test-cuda are its halves, which run side by side.
 test: $(if $(shell command -v $(CXX) 2>/dev/null),test-cpu test-cuda,test-cpu-only)
 	@$(B)/test_ranks --train $(B)/train-FP32 --only overlap > $(B)/overlap.out; cat $(B)/overlap.out; tail -n 1 $(B)/overlap.out > $(B)/test-overlap.sum
 	@cat $(B)/test-*.sum 2>/dev/null | awk '{ p += $$1; f += $$3 } END { print p " passed, " f " failed in all"; exit f > 0 }'
 
 test-cpu: $(CPU_TESTS)
-	@rm -f $(B)/test-*.sum
 	@sh dev/test/test.sh $(B) "$(CC)" compilers $(TESTS) golden tour single floors launch $(if $(filter build,$(B)),cliffs macos)
 
 test-cpu-only: test-cpu
+	@rm -f $(B)/test-cuda.sum
 	@echo "skipped the tests of CUDA: there is no $(CXX); apt-get install -y g++"
 
-test-cuda: $(CUDA_TESTS) | $(if $(filter test-cuda,$(MAKECMDGOALS)),,test-cpu)
+test-cuda: $(CUDA_TESTS)
 	@sh dev/test/test_emulated.sh $(B) "$(CUDA_INCLUDE)" $(if $(COMPILED),yes,no) "$(LADDERS)" $(EMULATED)
 
 # At least 500 kills of a run, at every point and at any time; each comes back to the same bits. A sample is in make test.

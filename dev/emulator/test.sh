@@ -96,7 +96,7 @@ pass() {
     failed=$((failed + bad))
     [ "$bad" -eq 0 ] && return
     echo "FAILED  $1 with $2: status $status"
-    grep -v '^ok' "$build/tally.out" | head -n 20
+    grep -v '^ok' "$tally_out" | head -n 20
 }
 
 modes="EMULATE_ORDER=forward EMULATE_ORDER=reverse"

@@ -36,9 +36,9 @@ suite() {
     passed=$((passed + good))
     failed=$((failed + bad))
     echo "$([ "$bad" -eq 0 ] && echo 'ok     ' || echo FAILED) $name: $good passed, $bad failed, $(($(date +%s) - started)) s"
-    [ "$bad" -eq 0 ] || grep -E 'FAILED|failed|rror' "$build/tally.out" | head -n 20
-    [ "$bad" -eq 0 ] || tail -n 5 "$build/tally.out"
-    cat "$build/tally.out" >> "$log"
+    [ "$bad" -eq 0 ] || grep -E 'FAILED|failed|rror' "$tally_out" | head -n 20
+    [ "$bad" -eq 0 ] || tail -n 5 "$tally_out"
+    cat "$tally_out" >> "$log"
 }
 
 # with_compiler COMPILER WHAT FLAG...: train.cu by another compiler, without a warning.
@@ -148,7 +148,7 @@ for test in "$@"; do
         soak) suite "kills, damage and full disks" "$build/soak" --train "$build/train-FP32" ;;
         macos)
             suite "macOS, compiled and linked" sh dev/test/macos.sh "$build"
-            grep '^skipped' "$build/tally.out" ;;
+            grep '^skipped' "$tally_out" ;;
         posix) check "no call that only Linux has is left" posix ;;
         floors)
             suite "floors of headers" sh dev/test/floors.sh

@@ -22,11 +22,11 @@ once() {
     sum_good=$((sum_good + good))
     sum_bad=$((sum_bad + bad))
     runs=$((runs + 1))
-    { echo "== $*"; cat "$build/tally.out"; } >> "$log"
+    { echo "== $*"; cat "$tally_out"; } >> "$log"
     [ "$bad" -eq 0 ] && return
     echo "failed: $* (exit status $status)"
-    grep -E 'FAILED|emulator:|rror' "$build/tally.out" | head -n 10
-    tail -n 3 "$build/tally.out"
+    grep -E 'FAILED|emulator:|rror' "$tally_out" | head -n 10
+    tail -n 3 "$tally_out"
 }
 
 begin() { sum_good=0; sum_bad=0; runs=0; started=$(date +%s); }
