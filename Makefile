@@ -37,8 +37,8 @@ GEMM ?= $(GEMM_KERNELS_$(ISA))
 OPTIMISE ?= -O3 $(TUNE)$(if $(GEMM), -DGEMM_KERNELS='"$(GEMM)"')
 WARNINGS ?= -Wall -Wextra -Wshadow -Werror
 FUZZ_SECONDS ?= 600
-B ?= build$(ISA:%=/%)
-B := $(B:build/native=build)
+# Another instruction set, or other matmuls, are built in a folder of their own.
+B ?= build$(patsubst %,/%,$(filter-out native,$(ISA)))$(patsubst %,/%,$(filter-out $(GEMM_KERNELS_$(ISA)),$(GEMM)))
 ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += -j$(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
 endif
@@ -219,7 +219,7 @@ $(B)/gemm-x86-64-%: dev/gemm.c $(HEADERS) | $(B)
 $(B)/bench-x86-64-%: dev/bench.c $(HEADERS) | $(B)
 	$(FOR_ISA) -O3
 $(B)/golden-clang: dev/test/golden.c $(HEADERS) | $(B)
-	clang $(STRICT) -O1 -march=native -Wno-unknown-pragmas $< -o $@ -pthread $(LIBS)
+	clang $(STRICT) -O3 -march=native -Wno-unknown-pragmas $< -o $@ -pthread $(LIBS)
 $(B)/golden-aarch64: dev/test/golden.c $(HEADERS) | $(B)
 	aarch64-linux-gnu-gcc $(STRICT) -O2 -static -Wno-unknown-pragmas $< -o $@ -pthread $(LIBS)
 $(B)/golden-%: dev/test/golden.c $(HEADERS) | $(B)
@@ -244,7 +244,7 @@ TESTS := gemm test_files test_data test_corpus test_errors test_comm test_zero t
 RANKS_TESTS := $(B)/test_comm $(B)/test_zero $(B)/test_ranks $(B)/weights_hash $(B)/train-FP32 $(B)/train-BF16 $(B)/generate-FP32 $(B)/corpus $(B)/tokenize \
     $(if $(MPICC),$(B)/train-mpi-FP32)
 CPU_TESTS := $(TESTS:%=$(B)/%) $(B)/golden-FP32 $(B)/golden-BF16 $(if $(filter build,$(B)),$(ISA_TESTS)) $(B)/gemm-amx $(B)/bench-FP32 $(B)/llmtrain_single.h $(B)/checkpoint_cost $(RANKS_TESTS)
-CUDA_TESTS := $(EMULATED) $(B)/weights_hash $(B)/test_cublaslt $(B)/test_nccl $(PRECISIONS:%=$(B)/train-emulated-%) $(PRECISIONS:%=$(B)/test_train-emulated-%) $(PRECISIONS:%=$(B)/train-%) $(COMPILED)
+CUDA_TESTS := $(EMULATED) $(B)/corpus $(B)/tokenize $(B)/weights_hash $(B)/test_cublaslt $(B)/test_nccl $(PRECISIONS:%=$(B)/train-emulated-%) $(PRECISIONS:%=$(B)/test_train-emulated-%) $(PRECISIONS:%=$(B)/train-%) $(COMPILED)
 
 # Where there is a C++ compiler, also all of CUDA. make test-cpu and make test-cuda are its halves, which run side by side.
 test: $(if $(shell command -v $(CXX) 2>/dev/null),test-cpu test-cuda,test-cpu-only)

@@ -240,7 +240,9 @@ static inline void rmsnorm_backward(floatX* dx, float* dweight, const floatX* do
 static inline void device_describe(char* text, size_t bytes, double* peak_tflops, Stream stream) {
     (void)stream;
     *peak_tflops = 0;
-    const char* note = ARITHMETIC_FUSED ? "the same bits on every CPU" : "no fused multiply-add: bits of its own";
+    const char* note = "the same bits on every CPU";
+    if (!ARITHMETIC_FUSED) note = "no fused multiply-add: bits of its own";
+    if (strcmp(gemm_kernel()->name, "accelerate") == 0) note = "whose sums have bits of their own";
     if (FLOATX_DTYPE == DTYPE_BF16 && gemm_multiplies_bf16()) note = "which multiply bf16";
     else if (!FLOATX_IS_FLOAT) note = "which convert " FLOATX_NAME " to float: PRECISION=FP32 is as fast";
     snprintf(text, bytes, "%s, %s", gemm_backend(), note);
@@ -385,7 +387,8 @@ static inline void tile_product(float* out, const float* a, size_t a_row, size_t
 }
 
 // How many keys of a tile the TILE_ROWS queries to which number `query` belongs can see: the rest is masked for all of
-// them, and never read. first and key are the numbers of the first query and key of the two tiles.
+// them, and never read. What some of them see and others do not is multiplied by 0, so that an infinite value or NaN
+// there shows in all of them. first and key are the numbers of the first query and key of the two tiles.
 static inline size_t tile_visible(size_t first, size_t query, size_t key) {
     return min_size(TILE_K, first + query / TILE_ROWS * TILE_ROWS + TILE_ROWS - key);
 }

@@ -1,7 +1,7 @@
 """peers_cpu.py: training steps of this program, PyTorch and llm.c in turn, on the processors of this machine.
 
     make bench-peers                                            builds build/bench-FP32 and -BF16, and runs this
-    make bench-peers ISA=x86-64-v3                              all of them limited to AVX2
+    make bench-peers ISA=x86-64-v3                              ours and PyTorch limited to AVX2
     make bench-peers LLMC=../llm.c ROUNDS=5                      also a checkout of llm.c with train_gpt2 built
     python3 dev/peers_cpu.py --build build --only "gpt2:124M 4 64" --rounds 5
 
@@ -232,7 +232,7 @@ def main():
         for how in hows:
             for precision in precisions:
                 programs[f"PyTorch {how}, {precision}"] = lambda c, h=how, p=precision: run_torch(h, p, c, o.threads)
-        if o.llmc and case[:3] == ("gpt2:124M", 4, 64):
+        if o.llmc and o.isa == "native" and case[:3] == ("gpt2:124M", 4, 64):
             programs["llm.c"] = lambda c: run_llmc(o.llmc, o.threads)
         compare(case, programs, o.rounds)
 

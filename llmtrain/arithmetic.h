@@ -6,10 +6,11 @@
 //   4. elementary  exp, log, sin, cos, pow, sigmoid: our own, since those of libm differ in the last bit
 //
 // IEEE 754 fixes the result of +, -, *, /, square root and fused multiply-add to the bit. What differs between builds
-// is which operations the compiler fuses (none: the Makefile says -ffp-contract=off; ours are written as `fused`), in
-// which order a vectorised loop adds (ours add in SUM_LANES partial sums), and the library's functions (not used where
-// weights depend on them). Then a run gives the same weights with AVX2, AVX-512 and NEON, with gcc and clang, at -O2
-// and -O3: dev/test/golden.c shows it. A processor without fused multiply-add gives others.
+// is which operations the compiler fuses (none: the Makefile says -ffp-contract=off, as a project that copies this
+// must; ours are written as `fused`), in which order a vectorised loop adds (ours add in SUM_LANES partial sums), and
+// the library's functions (not used where weights depend on them). Then a run gives the same weights with AVX2, AVX-512
+// and NEON, with gcc and clang, at -O2 and -O3: dev/test/golden.c shows it. A processor without fused multiply-add
+// gives others.
 //
 //     float dot = SUM(c, C, a[c] * b[c]);             // the sum over c from 0 to C - 1
 //     float y = fused(x, slope, intercept);

@@ -190,7 +190,7 @@ ALWAYS_INLINE void gemm_start_typed(const GemmProblem* p, Dtype type, float* sum
         const char* from = (const char*)p->out + ((i + r) * p->out_stride + j) * dtype_bytes(type);
         for (size_t c = 0; c < width; c++) {
             float start = bias ? gemm_load(p->bias, p->bias_type, j + c) : 0.0f;
-            sums[r * cols + c] = out ? gemm_load(from, type, c) + start : start;
+            sums[r * cols + c] = !out ? start : bias ? gemm_load(from, type, c) + start : gemm_load(from, type, c);
         }
     }
 }
