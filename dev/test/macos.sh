@@ -1,5 +1,5 @@
 # macos.sh BUILD: everything compiles and links for macOS, on Apple and on Intel processors, without a warning. Nothing
-# runs. Needs zig, which brings macOS' headers, from PyPI: as `python3 -m ziglang`, or in BUILD/zig, where
+# runs. Needs zig, which brings macOS' headers, from the package ziglang: as `python3 -m ziglang`, or in BUILD/zig, where
 # `sh dev/test/macos.sh BUILD install` puts it. The last line is `N passed, N failed`.
 set -u
 build=$1
