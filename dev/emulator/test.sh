@@ -148,7 +148,9 @@ while read -r number name wanted; do
     for mode in $wanted; do
         case $mode in
             forward) caught EMULATE_ORDER=forward bugs "$number" ;;
-            reverse) caught EMULATE_ORDER=reverse bugs "$number" ;;
+            # With one thread blocks run in that order; with several their threads meet, which shows other bugs.
+            reverse) caught "EMULATE_ORDER=reverse EMULATE_THREADS=1" bugs "$number" ||
+                caught EMULATE_ORDER=reverse bugs "$number" ;;
             random) caught_at_random "$number" ;;
             early) caught "EMULATE_ORDER=reverse EMULATE_COPIES=early" bugs "$number" ;;
             asan) caught EMULATE_ORDER=forward bugs-asan "$number" ;;
