@@ -27,6 +27,8 @@ try:
     import torch
     import torch.nn.functional as F
     from torch import nn
+
+    from peers_model import Transformer
 except ImportError:
     print("there is no PyTorch here")
     sys.exit(SKIPPED)
@@ -109,56 +111,11 @@ def attention(options):
 
 
 # ----------------------------------------------------------------------------------------------------
-# GPT-2, as one would write it in PyTorch
+# GPT-2, of peers_model.py
 
 
 VOCABULARY, PADDED_VOCABULARY = 50257, 50304
 GPT2_SIZES = {"124M": (12, 12, 768), "350M": (24, 16, 1024), "774M": (36, 20, 1280), "1558M": (48, 25, 1600)}
-
-
-class Block(nn.Module):
-    def __init__(self, C, H):
-        super().__init__()
-        self.H = H
-        self.norm1, self.norm2 = nn.LayerNorm(C), nn.LayerNorm(C)
-        self.qkv, self.projection = nn.Linear(C, 3 * C), nn.Linear(C, C)
-        self.up, self.down = nn.Linear(C, 4 * C), nn.Linear(4 * C, C)
-
-    def forward(self, x):
-        B, T, C = x.shape
-        parts = self.qkv(self.norm1(x)).split(C, dim=2)
-        q, k, v = (part.view(B, T, self.H, C // self.H).transpose(1, 2) for part in parts)
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.projection(attended.transpose(1, 2).reshape(B, T, C))
-        return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
-
-
-class GPT2(nn.Module):
-    def __init__(self, layers, H, C, context=1024, vocabulary=PADDED_VOCABULARY):
-        super().__init__()
-        self.token, self.position = nn.Embedding(vocabulary, C), nn.Embedding(context, C)
-        self.blocks = nn.ModuleList(Block(C, H) for _ in range(layers))
-        self.norm = nn.LayerNorm(C)
-        self.head = nn.Linear(C, vocabulary, bias=False)
-        self.head.weight = self.token.weight
-        for weights in self.parameters():
-            if weights.dim() == 2:
-                nn.init.normal_(weights, std=0.02)
-
-    def forward(self, tokens, targets):
-        x = self.token(tokens) + self.position.weight[: tokens.shape[1]]
-        for block in self.blocks:
-            x = block(x)
-        return self.loss(x, targets)
-
-    def loss(self, x, targets):
-        logits = self.head(self.norm(x))
-        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
-
-    def compile_parts(self):
-        for block in self.blocks:
-            block.compile()
-        self.loss = torch.compile(self.loss)
 
 
 def gpt2(options):
@@ -182,7 +139,7 @@ def gpt2_train(options, size, B, whole, device="cuda", T=1024, steps=10):
     torch.manual_seed(1)
     torch.set_float32_matmul_precision("high")
     with torch.device(device):
-        model = GPT2(layers, H, C)
+        model = Transformer("gpt2", layers, H, C, 4 * C, PADDED_VOCABULARY, max(T, 1024))
         tokens = torch.randint(VOCABULARY, (B, T + 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     run = model
@@ -210,7 +167,7 @@ def gpt2_train(options, size, B, whole, device="cuda", T=1024, steps=10):
         loss = step()
         times.append(time.monotonic() - began)
     seconds = statistics.median(times)
-    looked_up = model.position.weight.numel()  # the token embedding multiplies, as the head
+    looked_up = model.positions.weight.numel()  # the token embedding multiplies, as the head
     padding = (PADDED_VOCABULARY - VOCABULARY) * C
     weights = sum(p.numel() for p in model.parameters()) - looked_up - padding
     flops_per_token = 6.0 * weights + 6.0 * layers * T * C
