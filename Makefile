@@ -206,8 +206,10 @@ $(B)/resources-%.txt: dev/resources.sh dev/test/test_cuda.cu $(CUDA_HEADERS) | $
 # The same bits on every processor: golden for each instruction set that this machine can run, by each compiler, at
 # different levels of optimisation; and what can be checked of the kernels of those that it would not choose.
 MACHINE := $(shell $(CC) -march=native -dM -E -x c /dev/null 2>/dev/null)
-ISAS := $(if $(findstring __SSE4_2__,$(MACHINE)),x86-64-v2) $(if $(findstring __AVX2__,$(MACHINE)),x86-64-v3) \
-    $(if $(findstring __AVX512VL__,$(MACHINE)),x86-64-v4)
+# gcc knows their names since version 11, clang since 12.
+NAMED := $(shell echo | $(CC) -march=x86-64-v2 -E -x c - > /dev/null 2>&1 && echo yes)
+ISAS := $(if $(NAMED),$(if $(findstring __SSE4_2__,$(MACHINE)),x86-64-v2) $(if $(findstring __AVX2__,$(MACHINE)),x86-64-v3) \
+    $(if $(findstring __AVX512VL__,$(MACHINE)),x86-64-v4))
 ISA_TESTS := $(ISAS:%=$(B)/golden-%) $(filter-out %-v4,$(ISAS:%=$(B)/gemm-%) $(ISAS:%=$(B)/bench-%)) $(if $(shell command -v clang 2>/dev/null),$(B)/golden-clang) \
     $(if $(shell command -v aarch64-linux-gnu-gcc 2>/dev/null),$(B)/golden-aarch64)
 STRICT := -std=c11 -ffp-contract=off -fno-math-errno -fno-trapping-math -I.

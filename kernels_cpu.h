@@ -328,8 +328,8 @@ static inline void rope_backward(floatX* dqkv, const float* table, size_t B, siz
 // is arithmetic. The backward runs twice over the tiles, once by query tiles for dq and once by key tiles for dk and
 // dv: 7 matmuls instead of 5, but every output has one writer, in a fixed order.
 
-#define TILE_Q 64    // queries in a tile
-#define TILE_K 64    // keys in a tile: a multiple of TILE_Q, so that no visited pair of tiles is all masked
+#define TILE_Q 64     // queries in a tile
+#define TILE_K 64     // keys in a tile: a multiple of TILE_Q, so that no visited pair of tiles is all masked
 #define TILE_ROWS 16  // rows of a tile between which the diagonal moves: what lies beyond it is not computed
 
 enum { TILE_TRANSPOSED = (ATTENTION_MAX_D + GEMM_PACK_EXTRA) * TILE_K };  // elements of a transposed tile

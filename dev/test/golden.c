@@ -28,26 +28,19 @@ static const struct {
 } CASES[] = {
 #if defined(PRECISION_BF16)
     {"GPT-2, AdamW", &GPT2_SMALL, OPTIMIZER_ADAMW, 0, 1,
-     {0x0fbf145a9b8b030a, 0x7df1b422c793c3e3}},
+     {0x610aca40fb2c82c3, 0x2af997a7d6adcf5a}},
     {"Llama, AdamW, 2 micro-batches", &LLAMA_SMALL, OPTIMIZER_ADAMW, 0, 2,
-     {0xc6be6fd97b2be9e5, 0xb9cd4c49d520b0d0}},
+     {0x4a2be9c116f23ab5, 0xd46ab55870c17d92}},
 #else
-    {"GPT-2, AdamW", &GPT2_SMALL, OPTIMIZER_ADAMW, 0, 1, {0xb744f436b7dadd2e, 0}},
-    {"GPT-2, AdamW, dropout", &GPT2_SMALL, OPTIMIZER_ADAMW, 0.1, 1, {0x6039689114cdf2a4, 0}},
-    {"GPT-2, SGD", &GPT2_SMALL, OPTIMIZER_SGD, 0, 1, {0x8ed933fb3a2c00bd, 0}},
-    {"GPT-2, Lion", &GPT2_SMALL, OPTIMIZER_LION, 0, 1, {0xdfdbcbcaa7a85631, 0}},
-    {"Llama, AdamW, 2 micro-batches", &LLAMA_SMALL, OPTIMIZER_ADAMW, 0, 2, {0x05a6a2e0301dd446, 0}},
-    {"Llama, momentum", &LLAMA_SMALL, OPTIMIZER_MOMENTUM, 0, 1, {0x5aa1361e6f845a95, 0}},
-    {"Llama, AdamW, dropout, 3 micro-batches", &LLAMA_SMALL, OPTIMIZER_ADAMW, 0.2, 3, {0x3bab37c5bcf5781f, 0}},
+    {"GPT-2, AdamW", &GPT2_SMALL, OPTIMIZER_ADAMW, 0, 1, {0xf75ed53fd0907145, 0}},
+    {"GPT-2, AdamW, dropout", &GPT2_SMALL, OPTIMIZER_ADAMW, 0.1, 1, {0x54ee0fbc4e18786b, 0}},
+    {"GPT-2, SGD", &GPT2_SMALL, OPTIMIZER_SGD, 0, 1, {0xf0568aa89ae1afbe, 0}},
+    {"GPT-2, Lion", &GPT2_SMALL, OPTIMIZER_LION, 0, 1, {0x8ceaf76f9166ad37, 0}},
+    {"Llama, AdamW, 2 micro-batches", &LLAMA_SMALL, OPTIMIZER_ADAMW, 0, 2, {0x3e6af74ee06b34a4, 0}},
+    {"Llama, momentum", &LLAMA_SMALL, OPTIMIZER_MOMENTUM, 0, 1, {0x3444e1e9f28a5be3, 0}},
+    {"Llama, AdamW, dropout, 3 micro-batches", &LLAMA_SMALL, OPTIMIZER_ADAMW, 0.2, 3, {0x28cd40fea2f4f747, 0}},
 #endif
 };
-
-static void mix(uint64_t* hash, uint64_t bits) { *hash = (*hash ^ bits) * 0x100000001b3 + (*hash >> 29); }
-static void mix_double(uint64_t* hash, double x) {
-    uint64_t bits;
-    memcpy(&bits, &x, 8);
-    mix(hash, bits);
-}
 
 // The hash of a run; 0 if it failed, which the test has then said.
 static uint64_t train(size_t number) {
@@ -65,7 +58,8 @@ static uint64_t train(size_t number) {
     }
     model.dropout.p = (float)CASES[number].dropout;
     model.dropout.seed = 1;
-    uint64_t hash = 1, drawn = 0;
+    Hash hash = hash_begin(0);
+    uint64_t drawn = 0;
     for (uint64_t step = 0; step < STEPS; step++) {
         StepResult result;
         StepFlags flags = {0};
@@ -90,14 +84,12 @@ static uint64_t train(size_t number) {
         }
         double lr = schedule_lr(&schedule, step);
         model_update(&model, &optimizer, step + 1, lr, 1.0 / fmax(1.0, result.grad_norm));
-        mix_double(&hash, result.loss);
-        mix_double(&hash, result.grad_norm);
+        hash_add(&hash, &result.loss, sizeof result.loss);
+        hash_add(&hash, &result.grad_norm, sizeof result.grad_norm);
     }
-    uint64_t weights;
-    checksum(&weights, param(&model, 0), 0, model.flat.parameters->flat_size, model.stream);
-    mix(&hash, weights);
+    hash_add(&hash, param(&model, 0), model.parameters.flat_size * sizeof(floatX));
     model_free(&model);
-    return hash;
+    return hash_end(&hash);
 }
 
 int main(int argc, char** argv) {
