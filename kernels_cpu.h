@@ -26,7 +26,7 @@
 // so on.
 //
 // Needs: llmtrain/arithmetic.h, llmtrain/base.h, llmtrain/types.h, llmtrain/dtypes.h, llmtrain/optimizers.h,
-// llmtrain/gemm.h, llmtrain/gemm_portable.h, llmtrain/gemm_x86.h.
+// llmtrain/rope.h, llmtrain/gemm.h, llmtrain/gemm_portable.h, llmtrain/gemm_x86.h.
 
 #ifndef LLMTRAIN_KERNELS_CPU_H
 #define LLMTRAIN_KERNELS_CPU_H
@@ -35,6 +35,7 @@
 #include "llmtrain/base.h"
 #include "llmtrain/gemm.h"
 #include "llmtrain/optimizers.h"
+#include "llmtrain/rope.h"
 
 // ------------------------------------------------------------------------------------------------
 // 1. Precision
@@ -55,18 +56,6 @@
 //     loss of a token                               float      float
 //     sum of losses, norm of the gradients          double     double
 //     random numbers, tokens                        -          integers
-
-// What rope_forward and rope_backward read, made on the host for both backends:
-// table (T, D/2, 2): cosine and sine of position * theta^(-2i/D), for positions 0 to T - 1.
-static inline void rope_table(float* table, float theta, size_t T, size_t D) {
-    for (size_t t = 0; t < T; t++) {
-        for (size_t i = 0; i < D / 2; i++) {
-            double angle = (double)t * pow_double((double)theta, -2.0 * (double)i / (double)D);
-            table[(t * (D / 2) + i) * 2] = (float)cos_double(angle);
-            table[(t * (D / 2) + i) * 2 + 1] = (float)sin_double(angle);
-        }
-    }
-}
 
 #ifdef LLMTRAIN_CUDA
 namespace cpu {
@@ -283,7 +272,8 @@ static inline void matmul_backward_weight(float* dweight, float* dbias, const fl
 // 5. RoPE
 //
 // "RoFormer: Enhanced Transformer with Rotary Position Embedding". The pair (x[i], x[i + D/2]) of every query and key
-// head turns by the angle position * theta^(-2i/D); the pairing is that of the published Llama weights.
+// head turns by the angle position * theta^(-2i/D), or a scaled one (llmtrain/rope.h); the pairing is that of the
+// published Llama weights.
 
 // Turns the query and key heads of qkv (B, T, (H + 2K) D) in place; direction 1 forward, -1 back.
 static inline void rope_turn(floatX* qkv, const float* table, float direction, size_t first_position,

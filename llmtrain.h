@@ -7,11 +7,10 @@
 //    5. head            hidden states to logits, losses, and the head's own gradients
 //    6. backward        the forward, read from the end: block_backward, model_backward
 //    7. update          loss and norm of a step, and the optimizer: model_read, model_update
-//    8. evaluation      validation loss
-//    9. checkpoints     what a checkpoint says of a run; saving and loading a model
+//    8. checkpoints     what a checkpoint says of a run; saving and loading a model
 //
-// The training loop is in train.cu; text from a model in llmtrain/generate.h; the smallest complete program is
-// dev/example.c.
+// The training loop is in train.cu; the validation loss in llmtrain/validate.h; text from a model in
+// llmtrain/generate.h; the smallest complete program is dev/example.c.
 //
 // Letters: B batch, T sequence, N = B*T rows, C channels, L layers, H heads, K key/value heads, D head size,
 // F feed-forward, V vocabulary, Vp padded vocabulary.
@@ -28,7 +27,8 @@
 //
 // Two families, one code path. GPT-2 ("Language Models are Unsupervised Multitask Learners"): LayerNorm, GELU, learned
 // positions, biases, the head tied to the token embedding. Llama ("LLaMA: Open and Efficient Foundation Language
-// Models"): RMSNorm, SwiGLU, RoPE, no biases, grouped-query attention, the head tied or not.
+// Models"): RMSNorm, SwiGLU, RoPE, no biases, grouped-query attention, the head tied or not; what its relatives add are
+// members: Qwen2 qkv_bias, Qwen3 qk_norm and head_size, Llama 3.1 rope_scaling.
 
 typedef enum { FAMILY_GPT2, FAMILY_LLAMA } Family;
 #define FAMILY_NAMES "gpt2|llama"
@@ -40,33 +40,57 @@ typedef struct {
     size_t vocab;                                   // V, as the data has it
     bool tied;                                      // the head is the token embedding
     double norm_epsilon, rope_theta;
+    size_t head_size;                               // D; 0: C / H
+    bool qkv_bias;                                  // Llama: biases of queries, keys and values
+    bool qk_norm;                                   // Llama: RMSNorm of each query and key head
+    RopeScaling rope_scaling;
+    double rope_factor, rope_low_freq, rope_high_freq;
+    size_t rope_original;                           // the context before scaling
 } Config;
 
-#define CONFIG_COUNT(name, flag, low, high, help) \
-    {#name, flag, FLAG_COUNT, offsetof(Config, name), "N", low, high, help, NULL}
-#define CONFIG_REAL(name, flag, low, high, help) \
-    {#name, flag, FLAG_REAL, offsetof(Config, name), "X", low, high, help, NULL}
+#define CONFIG_COUNT(name, flag, low, high, missing, help) \
+    {#name, flag, FLAG_COUNT, offsetof(Config, name), "N", low, high, help, missing}
+#define CONFIG_REAL(name, flag, low, high, missing, help) \
+    {#name, flag, FLAG_REAL, offsetof(Config, name), "X", low, high, help, missing}
+#define CONFIG_SWITCH(name, flag, missing, help) \
+    {#name, flag, FLAG_SWITCH, offsetof(Config, name), "on|off", 0, 0, help, missing}
 static const Field CONFIG_FIELDS[] = {
     {"family", "family", FLAG_CHOICE, offsetof(Config, family), FAMILY_NAMES, 0, 0, "architecture", NULL},
-    CONFIG_COUNT(layers, "layers", 1, 1000, "transformer blocks (required without --model)"),
-    CONFIG_COUNT(heads, "heads", 1, 1024, "query heads (required without --model)"),
-    CONFIG_COUNT(kv_heads, "kv-heads", 0, 1024, "key/value heads; 0: as many as --heads"),
-    CONFIG_COUNT(channels, "channels", 1, 65536, "width of the residual stream (required without --model)"),
-    CONFIG_COUNT(ffn, "ffn", 0, 1 << 20,
+    CONFIG_COUNT(layers, "layers", 1, 1000, NULL, "transformer blocks (required without --model)"),
+    CONFIG_COUNT(heads, "heads", 1, 1024, NULL, "query heads (required without --model)"),
+    CONFIG_COUNT(kv_heads, "kv-heads", 0, 1024, NULL, "key/value heads; 0: as many as --heads"),
+    CONFIG_COUNT(channels, "channels", 1, 65536, NULL, "width of the residual stream (required without --model)"),
+    CONFIG_COUNT(ffn, "ffn", 0, 1 << 20, NULL,
                  "width of the feed-forward layer; 0: 4 (gpt2) or 8/3 (llama) times --channels"),
-    CONFIG_COUNT(context, "context", 0, 1 << 24,
+    CONFIG_COUNT(context, "context", 0, 1 << 24, NULL,
                  "longest sequence that the model accepts; 0: the preset's, otherwise --seq"),
-    CONFIG_COUNT(vocab, "vocab", 0, 1 << 24, "vocabulary size, in tokens; 0: the data's"),
-    {"tied", "tied", FLAG_SWITCH, offsetof(Config, tied), "on|off", 0, 0,
-     "share the weights of token embedding and head", NULL},
-    CONFIG_REAL(norm_epsilon, "norm-epsilon", 0, 1, NULL),
-    CONFIG_REAL(rope_theta, "rope-theta", 1, 1e9, "base of the rotary position angles (llama)"),
+    CONFIG_COUNT(vocab, "vocab", 0, 1 << 24, NULL, "vocabulary size, in tokens; 0: the data's"),
+    CONFIG_SWITCH(tied, "tied", NULL, "share the weights of token embedding and head"),
+    CONFIG_REAL(norm_epsilon, "norm-epsilon", 0, 1, NULL, NULL),
+    CONFIG_REAL(rope_theta, "rope-theta", 1, 1e9, NULL, "base of the rotary position angles (llama)"),
+    CONFIG_COUNT(head_size, "head-size", 0, 256, "0", "size of an attention head; 0: --channels / --heads"),
+    CONFIG_SWITCH(qkv_bias, "qkv-bias", "off", "llama: biases of queries, keys and values, as in Qwen2"),
+    CONFIG_SWITCH(qk_norm, "qk-norm", "off", "llama: RMSNorm of each query and key head, as in Qwen3"),
+    {"rope_scaling", "rope-scaling", FLAG_CHOICE, offsetof(Config, rope_scaling), ROPE_SCALING_NAMES, 0, 0,
+     "stretches the rotary angles for a longer context: linear, or llama3 as in Llama 3.1", "none"},
+    CONFIG_REAL(rope_factor, "rope-factor", 0, 1e6, "0", "with --rope-scaling: how many times longer the context is"),
+    CONFIG_REAL(rope_low_freq, "rope-low-freq", 0, 1e6, "0", NULL),
+    CONFIG_REAL(rope_high_freq, "rope-high-freq", 0, 1e6, "0", NULL),
+    CONFIG_COUNT(rope_original, "rope-original", 0, 1 << 24, "0",
+                 "with --rope-scaling llama3: the context before scaling; 0: 8192"),
 };
 enum { CONFIG_FIELD_COUNT = sizeof CONFIG_FIELDS / sizeof CONFIG_FIELDS[0] };
 
-static inline size_t config_head_size(const Config* c) { return c->channels / c->heads; }
+static inline size_t config_head_size(const Config* c) {
+    return c->head_size ? c->head_size : c->channels / c->heads;
+}
 static inline size_t config_padded_vocab(const Config* c) { return round_up(c->vocab, 128); }
 static inline size_t config_qkv(const Config* c) { return (c->heads + 2 * c->kv_heads) * config_head_size(c); }
+static inline RopeOptions config_rope(const Config* c) {
+    RopeOptions rope = {c->rope_theta, c->rope_scaling, c->rope_factor, c->rope_low_freq, c->rope_high_freq,
+                        c->rope_original};
+    return rope;
+}
 // Outputs of the first feed-forward matmul: Llama's computes gate and up in one.
 static inline size_t config_ffn_in(const Config* c) { return c->family == FAMILY_LLAMA ? 2 * c->ffn : c->ffn; }
 
@@ -159,7 +183,19 @@ static inline bool config_complete(Config* c, Error* error) {
     if (c->ffn == 0) c->ffn = round_up(8 * c->channels / 3, 32);
     if (c->norm_epsilon == 0) c->norm_epsilon = 1e-5;
     if (c->rope_theta == 0) c->rope_theta = 10000;
-    if (c->channels % c->heads != 0)
+    if (c->rope_scaling == ROPE_SCALING_LLAMA3) {
+        if (c->rope_low_freq == 0) c->rope_low_freq = 1;
+        if (c->rope_high_freq == 0) c->rope_high_freq = 4;
+        if (c->rope_original == 0) c->rope_original = 8192;
+    }
+    if (c->rope_scaling != ROPE_SCALING_NONE && c->rope_factor < 1)
+        return fail(error, "--rope-scaling needs --rope-factor, at least 1: how many times longer the context is");
+    if (c->rope_scaling == ROPE_SCALING_LLAMA3 && c->rope_low_freq >= c->rope_high_freq)
+        return fail(error, "the low frequency factor of RoPE, %g, must be below the high one, %g", c->rope_low_freq,
+                    c->rope_high_freq);
+    if (c->family == FAMILY_GPT2 && (c->qkv_bias || c->qk_norm || c->rope_scaling != ROPE_SCALING_NONE))
+        return fail(error, "--qkv-bias, --qk-norm and --rope-scaling are for --family llama");
+    if (c->head_size == 0 && c->channels % c->heads != 0)
         return fail(error,
                     "%zu heads do not divide %zu channels; choose --heads so that --channels is a multiple of it",
                     c->heads, c->channels);
@@ -184,6 +220,7 @@ static inline bool config_complete(Config* c, Error* error) {
 // Where the tensors of one block start in the flat vector; NO_TENSOR where the family has none.
 typedef struct {
     size_t norm1_weight, norm1_bias;                    // (C)
+    size_t q_norm_weight, k_norm_weight;                // (D)
     size_t qkv_weight, qkv_bias;                        // ((H + 2K) D, C)
     size_t attention_out_weight, attention_out_bias;    // (C, H D)
     size_t norm2_weight, norm2_bias;                    // (C)
@@ -205,9 +242,9 @@ static inline size_t parameters_add_block(Parameters* p, size_t l, const char* w
     return parameters_add(p, name, rows, rows, cols, l + 1, init, init_std);
 }
 
-// NO_TENSOR in a family without biases.
-static inline size_t parameters_add_bias(Parameters* p, const Config* c, size_t l, const char* what, size_t n) {
-    return c->family == FAMILY_GPT2 ? parameters_add_block(p, l, what, n, 0, INIT_ZERO, 0) : NO_TENSOR;
+// A vector of a block, which starts as zeros or ones; NO_TENSOR if the model does not have it.
+static inline size_t parameters_add_vector(Parameters* p, bool has, size_t l, const char* what, size_t n, Init init) {
+    return has ? parameters_add_block(p, l, what, n, 0, init, 0) : NO_TENSOR;
 }
 
 // Fills the table. Initial weights are normal with std sqrt(2 / 5C), "Transformers without Tears: Improving the
@@ -218,8 +255,9 @@ static inline bool weights_create(Weights* w, Parameters* p, const Config* c, Er
     size_t C = c->channels, L = c->layers, F = c->ffn, V = c->vocab, Vp = config_padded_vocab(c);
     size_t HD = c->heads * config_head_size(c);
     float usual = sqrtf(0.4f / (float)C), residual = usual / sqrtf(2.0f * (float)L);
-    if (!parameters_allocate(p, 12 * L + 5, error))
-        return false;  // 12 per block; 2 embeddings, 2 of the final norm, 1 head
+    bool biases = c->family == FAMILY_GPT2;
+    if (!parameters_allocate(p, 14 * L + 5, error))
+        return false;  // 14 per block; 2 embeddings, 2 of the final norm, 1 head
     p->tied = c->tied;
     w->blocks = (Block*)allocate(L * sizeof(Block));
     if (w->blocks == NULL) return fail(error, "out of memory for the table of %zu blocks", L);
@@ -231,17 +269,19 @@ static inline bool weights_create(Weights* w, Parameters* p, const Config* c, Er
     for (size_t l = 0; l < L; l++) {
         Block* b = &w->blocks[l];
         b->norm1_weight = parameters_add_block(p, l, "norm1_weight", C, 0, INIT_ONE, 0);
-        b->norm1_bias = parameters_add_bias(p, c, l, "norm1_bias", C);
+        b->norm1_bias = parameters_add_vector(p, biases, l, "norm1_bias", C, INIT_ZERO);
         b->qkv_weight = parameters_add_block(p, l, "qkv_weight", config_qkv(c), C, INIT_NORMAL, usual);
-        b->qkv_bias = parameters_add_bias(p, c, l, "qkv_bias", config_qkv(c));
+        b->qkv_bias = parameters_add_vector(p, biases || c->qkv_bias, l, "qkv_bias", config_qkv(c), INIT_ZERO);
+        b->q_norm_weight = parameters_add_vector(p, c->qk_norm, l, "q_norm_weight", config_head_size(c), INIT_ONE);
+        b->k_norm_weight = parameters_add_vector(p, c->qk_norm, l, "k_norm_weight", config_head_size(c), INIT_ONE);
         b->attention_out_weight = parameters_add_block(p, l, "attention_out_weight", C, HD, INIT_NORMAL, residual);
-        b->attention_out_bias = parameters_add_bias(p, c, l, "attention_out_bias", C);
+        b->attention_out_bias = parameters_add_vector(p, biases, l, "attention_out_bias", C, INIT_ZERO);
         b->norm2_weight = parameters_add_block(p, l, "norm2_weight", C, 0, INIT_ONE, 0);
-        b->norm2_bias = parameters_add_bias(p, c, l, "norm2_bias", C);
+        b->norm2_bias = parameters_add_vector(p, biases, l, "norm2_bias", C, INIT_ZERO);
         b->ffn_in_weight = parameters_add_block(p, l, "ffn_in_weight", config_ffn_in(c), C, INIT_NORMAL, usual);
-        b->ffn_in_bias = parameters_add_bias(p, c, l, "ffn_in_bias", config_ffn_in(c));
+        b->ffn_in_bias = parameters_add_vector(p, biases, l, "ffn_in_bias", config_ffn_in(c), INIT_ZERO);
         b->ffn_out_weight = parameters_add_block(p, l, "ffn_out_weight", C, F, INIT_NORMAL, residual);
-        b->ffn_out_bias = parameters_add_bias(p, c, l, "ffn_out_bias", C);
+        b->ffn_out_bias = parameters_add_vector(p, biases, l, "ffn_out_bias", C, INIT_ZERO);
     }
     w->final_norm_weight = parameters_add(p, "final_norm_weight", C, C, 0, L + 1, INIT_ONE, 0);
     w->final_norm_bias = NO_TENSOR;
@@ -271,7 +311,7 @@ typedef struct {
     floatX* norm1;            // (N, C)
     float *mean1, *rstd1;     // (N) mean, and 1 / std
     floatX* qkv;              // (N, (H + 2K) D), turned by RoPE for Llama
-    floatX* attention;        // (N, H D), which is (N, C)
+    floatX* attention;        // (N, H D)
     float* lse;               // (B, H, T) log-sum-exp of a row's scores
     floatX* middle;           // (N, C) the residual stream after attention
     floatX* norm2;            // (N, C)
@@ -345,7 +385,7 @@ static inline void model_layout_block(Model* model, BlockActivations* a, size_t 
     a->mean1 = (float*)plan_take(plan, name, N * sizeof(float));
     a->rstd1 = (float*)plan_take(plan, name, N * sizeof(float));
     a->qkv = (floatX*)plan_take(plan, name, N * config_qkv(c) * sizeof(floatX));
-    a->attention = (floatX*)plan_take(plan, name, N * C * sizeof(floatX));
+    a->attention = (floatX*)plan_take(plan, name, N * c->heads * config_head_size(c) * sizeof(floatX));
     a->lse = (float*)plan_take(plan, name, N * c->heads * sizeof(float));
     a->middle = (floatX*)plan_take(plan, name, N * C * sizeof(floatX));
     a->norm2 = (floatX*)plan_take(plan, name, N * C * sizeof(floatX));
@@ -363,7 +403,7 @@ static inline void model_layout_gradients(Model* model, size_t N) {
     g->residual = (floatX*)plan_take(plan, name, N * c->channels * sizeof(floatX));
     g->hidden = (floatX*)plan_take(plan, name, N * c->channels * sizeof(floatX));
     g->branch = (floatX*)plan_take(plan, name, N * c->channels * sizeof(floatX));
-    g->attention = (floatX*)plan_take(plan, name, N * c->channels * sizeof(floatX));
+    g->attention = (floatX*)plan_take(plan, name, N * c->heads * config_head_size(c) * sizeof(floatX));
     g->qkv = (floatX*)plan_take(plan, name, N * config_qkv(c) * sizeof(floatX));
     g->ffn_in = (floatX*)plan_take(plan, name, N * config_ffn_in(c) * sizeof(floatX));
     if (c->family == FAMILY_LLAMA) g->ffn_act = (floatX*)plan_take(plan, name, N * c->ffn * sizeof(floatX));
@@ -470,7 +510,8 @@ static inline bool model_allocate(Model* model, Error* error) {
         float* table = (float*)allocate(c->context * D * sizeof(float));
         if (table == NULL)
             return fail(error, "out of memory for the table of rotary angles of %zu positions", c->context);
-        rope_table(table, (float)c->rope_theta, c->context, D);
+        RopeOptions rope = config_rope(c);
+        rope_table(table, &rope, c->context, D);
         upload(model->activations.rope, table, c->context * D * sizeof(float), model->stream);
         free(table);
     }
@@ -672,12 +713,6 @@ static inline void model_head(Model* model, const int32_t* targets, float dloss,
     }
 }
 
-static inline size_t targets_count(const int32_t* targets, size_t N) {
-    size_t count = 0;
-    for (size_t i = 0; i < N; i++) count += targets[i] >= 0;
-    return count;
-}
-
 // ------------------------------------------------------------------------------------------------
 // 6. Backward
 //
@@ -862,46 +897,12 @@ static inline double model_flops_per_token(const Model* model, size_t T) {
     const Config* c = &model->config;
     size_t looked_up = c->tied ? 0 : c->vocab * c->channels;
     if (c->family == FAMILY_GPT2) looked_up += c->context * c->channels;
-    return 6.0 * (double)(model->parameters.true_size - looked_up) + 6.0 * (double)(c->layers * T * c->channels);
+    return 6.0 * (double)(model->parameters.true_size - looked_up) +
+        6.0 * (double)(c->layers * T * c->heads * config_head_size(c));
 }
 
 // ------------------------------------------------------------------------------------------------
-// 8. Evaluation
-
-// Mean loss per token over the first `windows` windows of the data (all of them if 0 or more than there are), which
-// overlap by `overlap` tokens, B at a time, sharded over the ranks; tokens, targets (B, T) are scratch.
-static inline bool model_validate(Model* model, double* loss, const Dataset* data, size_t windows, size_t overlap,
-                                  int32_t* tokens, int32_t* targets, size_t B, size_t T, Error* error) {
-    enum { LOSS, TOKENS, COUNT };
-    FlatVector* flat = &model->flat;
-    size_t available = dataset_windows(data, T, overlap), rank = flat->options.rank, world = flat->options.world;
-    if (windows == 0 || windows > available) windows = available;
-    Dropout dropout = model->dropout;
-    double own[COUNT] = {0, 0}, sum[COUNT] = {0, 0};
-    fill_zero(flat->scalars + SUM_LOSS, sizeof(double), model->stream);
-    Progress progress = progress_begin("validation", windows);
-    bool ok = true;
-    model->dropout.p = 0;
-    for (size_t first = rank * B; first < windows; first += world * B) {
-        size_t batch = min_size(B, windows - first);
-        ok = dataset_batch(tokens, targets, data, first, (int32_t)model->config.vocab, batch, T, overlap, error);
-        if (!ok) break;
-        model_losses(model, tokens, targets, batch, T);
-        own[TOKENS] += (double)targets_count(targets, batch * T);
-        if (rank == 0) progress_show(&progress, first + batch);
-    }
-    progress_end(&progress);
-    download(&own[LOSS], flat->scalars + SUM_LOSS, sizeof(double), model->stream);
-    model->dropout = dropout;
-    if (!ok || !flat_gather_stats(flat, own, COUNT, error)) return false;
-    for (size_t r = 0; r < world; r++)
-        for (size_t i = 0; i < COUNT; i++) sum[i] += flat_stat(flat, r, i, COUNT);
-    *loss = sum[LOSS] / sum[TOKENS];
-    return true;
-}
-
-// ------------------------------------------------------------------------------------------------
-// 9. Checkpoints
+// 8. Checkpoints
 
 // What a checkpoint says of a run besides its tensors.
 typedef struct {

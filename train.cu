@@ -16,6 +16,7 @@
 #include "llmtrain/generate.h"  // Sampler
 #include "llmtrain/plan.h"      // plan_show
 #include "llmtrain/run.h"       // Run: joining ranks, resuming, saving, rewinding
+#include "llmtrain/validate.h"  // model_validate
 
 #include <signal.h>
 
@@ -221,8 +222,10 @@ static bool run_prepare(Run* run, Options* o, Flag* flags, size_t flag_count, Er
 static void print_model(const Run* run) {
     for (size_t i = 0; i < CONFIG_FIELD_COUNT; i++) {
         char value[32];
-        field_text(value, sizeof value, &CONFIG_FIELDS[i], &run->record.config);
-        printf("%s%s %s", i ? ", " : "model: ", CONFIG_FIELDS[i].name, value);
+        const Field* field = &CONFIG_FIELDS[i];
+        field_text(value, sizeof value, field, &run->record.config);
+        if (field->missing && strcmp(value, field->missing) == 0) continue;  // what most models do not have
+        printf("%s%s %s", i ? ", " : "model: ", field->name, value);
     }
     printf(": %zu parameters\n", run->model.parameters.true_size);
 }

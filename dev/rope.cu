@@ -19,7 +19,7 @@
 #include "kernels.cuh"
 #include "ladder.h"
 
-#define THETA 10000.0f
+#define THETA 10000.0
 
 typedef struct {
     size_t B, T, H, K, D;
@@ -56,7 +56,7 @@ static __global__ void rope_computed(Rope p, size_t n) {
     size_t i = flat_index(1), position, inside;
     if (i >= n) return;
     floatX* x = p.qkv + pair_place(p, i, 1, &position, &inside);
-    double angle = (double)position * pow((double)THETA, -2.0 * (double)inside / (double)p.D);
+    double angle = (double)position * pow(THETA, -2.0 * (double)inside / (double)p.D);
     Lanes<2> cosine_sine = {{(float)cos(angle), (float)sin(angle)}};
     turn<1>(x, p.D / 2, cosine_sine, p.direction);
 }
@@ -90,7 +90,8 @@ int main(int argc, char** argv) {
         auto table = ladder_input<float>("table", T * D, 1.0);
         // A sum of two numbers below 5, times a cosine or sine.
         auto qkv = ladder_added<floatX>("qkv", B * T * (H + 2 * K) * D, 1.0, {2, 10, 0});
-        rope_table(table.twin, THETA, T, D);
+        RopeOptions rope = {THETA, ROPE_SCALING_NONE, 0, 0, 0, 0};
+        rope_table(table.twin, &rope, T, D);
         ladder_update(table);
         Rope p = {B, T, H, K, D, qkv, table, backward ? -1.0f : 1.0f};
         LadderRun shipped = LADDER_OPERATION(rope_forward, qkv, table, 0, B, T, H, K, D);

@@ -505,7 +505,8 @@ static void test_rope(size_t B, size_t T, size_t H, size_t K, size_t D, size_t f
     Shape s = {.B = B, .T = T, .H = H, .K = K, .D = D, .first_position = first_position, .theta = (double)theta};
     size_t n = B * T * (H + 2 * K) * D, positions = first_position + T;
     float* table = (float*)hold(positions * D * sizeof(float));
-    rope_table(table, theta, positions, D);
+    const RopeOptions rope = {(double)theta, ROPE_SCALING_NONE, 0, 0, 0, 0};
+    rope_table(table, &rope, positions, D);
     double error = 0.0, *in[1] = {NULL};
     for (size_t i = 0; i < positions * D / 2; i++) {
         double angle = (double)(i / (D / 2)) * pow((double)theta, -2.0 * (double)(i % (D / 2)) / (double)D);
