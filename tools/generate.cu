@@ -7,38 +7,16 @@
 // code: 0 done; 1 something failed; 2 a flag is wrong.
 
 #include "../llmtrain/generate.h"
+#include "../llmtrain/open.h"
 
-// Loads the newest whole checkpoint of a run into a model made for generation.
-static bool load_newest(Model* model, const char* out, Error* error) {
+static bool generate(Sampler* sampler, const char* out, Error* error) {
+    Model model;
+    Tokenizer tokenizer;
     ModelOptions options;
     memset(&options, 0, sizeof options);
     options.B = options.T = 1;  // one token at a time
     options.sampling = true;
-    bool found, any = false;
-    uint64_t step = UINT64_MAX;
-    while (checkpoint_find_before(&step, &found, out, step, error) && found) {
-        char path[FILE_PATH_MAX];
-        Json manifest;
-        RunRecord record;
-        any = true;
-        checkpoint_path(path, out, step, "");
-        if (record_open(&manifest, &record, path, error)) {
-            bool created = model_create(model, &record.config, options, error);
-            bool loaded = created && checkpoint_load(&model->flat, &manifest, path, true, error);
-            json_free(&manifest);
-            if (!created || loaded) return created;
-            model_free(model);
-        }
-        if (error->kind == ERROR_PROCESS) return false;  // an older one would do no better
-        fprintf(stderr, "generate: %s; trying the checkpoint before it\n", error->text);
-    }
-    if (any) return fail(error, "no checkpoint in %s can be used, for the reasons above", out);
-    return fail(error, "%s holds no checkpoint; give the --out of a run that has saved one", out);
-}
-
-static bool generate(Sampler* sampler, const char* out, Error* error) {
-    Model model;
-    if (!load_newest(&model, out, error)) return false;
+    if (!model_open(&model, &tokenizer, out, NULL, &options, "generate", error)) return false;
     bool ok = sampler_open(sampler, model.config.vocab, error);
     if (ok) sampler_write(sampler, &model, stdout);
     sampler_close(sampler);
