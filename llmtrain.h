@@ -18,7 +18,7 @@
 #ifndef LLMTRAIN_H
 #define LLMTRAIN_H
 
-#include "llmtrain/data.h"   // token shards, Dataset, Loader, Tokenizer
+#include "llmtrain/data.h"   // token shards, Dataset, Loader
 #include "llmtrain/log.h"    // StepLog, metrics and events; with it state.h: Schedule, RunState, guard_step
 #include "llmtrain/saver.h"  // Saver, Cadence; with it checkpoint.h, zero.h (FlatVector), tensors.h, the operations
 

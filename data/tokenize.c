@@ -8,6 +8,7 @@
 
 #include "shards.h"
 #include "../llmtrain/flags.h"
+#include "../llmtrain/tokenizer.h"
 
 #include <signal.h>
 
@@ -162,7 +163,7 @@ static void interrupt(int signal_number) {
 
 static bool convert(Series* train, Series* validation, const Input* input, const Options* options, Error* error) {
     static char text[CHUNK];
-    static int32_t tokens[CHUNK];
+    Tokens tokens = {0};
     Tokenizer tokenizer = tokenizer_of_bytes();
     uint64_t done = 0, train_bytes;
     Progress progress = progress_begin(input->name, input->size);
@@ -173,12 +174,14 @@ static bool convert(Series* train, Series* validation, const Input* input, const
         size_t wanted = to_train ? min_size(CHUNK, train_bytes - done) : CHUNK;
         size_t bytes = fread(text, 1, wanted, input->file);
         if (bytes == 0) break;
-        size_t count = tokenizer_encode(tokens, &tokenizer, text, bytes);
-        ok = series_add(to_train ? train : validation, tokens, count, options, tokenizer.vocabulary, error);
+        tokens.count = 0;
+        ok = tokenizer_encode(&tokens, &tokenizer, text, bytes, error) &&
+             series_add(to_train ? train : validation, tokens.ids, tokens.count, options, tokenizer.vocabulary, error);
         done += bytes;
         progress_show(&progress, done);
     }
     progress_end(&progress);
+    tokens_free(&tokens);
     if (!ok) return false;
     if (interrupted) return fail(error, "interrupted; nothing was written");
     if (ferror(input->file)) return fail_file(error, "read", input->name);

@@ -49,11 +49,13 @@ int main(void) {
     Tokenizer tokenizer = tokenizer_of_bytes();
     SamplingOptions sampling = {.temperature = 0, .top_p = 1};  // always the likeliest token
     Candidate candidates[256];
-    int32_t written[7 + MORE];
-    size_t known = tokenizer_encode(written, &tokenizer, "the cat", 7);
+    Tokens written = {0};
+    ok = tokenizer_encode(&written, &tokenizer, "the cat", 7, &error) && tokens_reserve(&written, MORE, &error);
+    if (!ok) return fprintf(stderr, "example: %s\n", error.text), 1;
     printf("the cat");
-    model_generate(&model, written, candidates, stdout, &tokenizer, &sampling, known, known + MORE);
+    model_generate(&model, written.ids, candidates, stdout, &tokenizer, &sampling, written.count, written.count + MORE);
     printf("\n");
+    tokens_free(&written);
     loader_close(&loader);
     dataset_close(&data);
     model_free(&model);

@@ -1,10 +1,9 @@
 // data.h: token shards as a dataset, and the batches that training and validation take from it.
 //
-//   1. shards     the file format of tokens, and how it is opened; data/shards.h writes it
-//   2. dataset    a set of shards, or tokens in memory
-//   3. order      which tokens sample number i is: a pure function, no shuffle arrays
-//   4. loader     the batches of one rank, prefetched by a thread
-//   5. tokenizer  text to tokens and back
+//   1. shards   the file format of tokens, and how it is opened; data/shards.h writes it
+//   2. dataset  a set of shards, or tokens in memory
+//   3. order    which tokens sample number i is: a pure function, no shuffle arrays
+//   4. loader   the batches of one rank, prefetched by a thread
 //
 //   Dataset dataset;
 //   Loader loader;
@@ -546,48 +545,6 @@ static inline void loader_close(Loader* loader) {
     pthread_cond_destroy(&loader->changed);
     free(loader->slots[0]);
     memset(loader, 0, sizeof *loader);
-}
-
-// ------------------------------------------------------------------------------------------------
-// 5. Tokenizer
-//
-// Text to tokens and back. For bytes there are no tables: a token is a byte, the vocabulary 256.
-
-typedef enum { TOKENIZER_BYTES } TokenizerKind;
-
-typedef struct {
-    TokenizerKind kind;
-    int32_t vocabulary;
-    size_t longest;  // bytes of the longest token
-} Tokenizer;
-
-static inline Tokenizer tokenizer_of_bytes(void) {
-    Tokenizer tokenizer = {TOKENIZER_BYTES, 256, 1};
-    return tokenizer;
-}
-
-// Returns the number of tokens; tokens (bytes) has room for one per byte of text.
-static inline size_t tokenizer_encode(int32_t* tokens, const Tokenizer* tokenizer, const char* text, size_t bytes) {
-    size_t count = 0;
-    switch (tokenizer->kind) {
-        case TOKENIZER_BYTES:
-            for (; count < bytes; count++) tokens[count] = (unsigned char)text[count];
-            break;
-    }
-    return count;
-}
-
-// Returns the number of bytes; text (count * longest) gets no zero byte at its end. Tokens outside the vocabulary are
-// left out.
-static inline size_t tokenizer_decode(char* text, const Tokenizer* tokenizer, const int32_t* tokens, size_t count) {
-    size_t bytes = 0;
-    switch (tokenizer->kind) {
-        case TOKENIZER_BYTES:
-            for (size_t i = 0; i < count; i++)
-                if (tokens[i] >= 0 && tokens[i] < tokenizer->vocabulary) text[bytes++] = (char)tokens[i];
-            break;
-    }
-    return bytes;
 }
 
 #endif  // LLMTRAIN_DATA_H

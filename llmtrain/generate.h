@@ -11,6 +11,7 @@
 
 #include "../llmtrain.h"
 #include "sampling.h"
+#include "tokenizer.h"
 
 // Continues tokens, of which the first `known` (at least 1) are given, up to `total`. Each new token is written to
 // `out` as text at once, unless out is NULL. candidates (V) is scratch. When the context is full, its later half
@@ -19,6 +20,8 @@ static inline void model_generate(Model* model, int32_t* tokens, Candidate* cand
                                   const Tokenizer* tokenizer, const SamplingOptions* o, size_t known, size_t total) {
     size_t context = model->config.context, seen = 0;
     Dropout dropout = model->dropout;
+    TokenDecoder decoder;
+    decoder_begin(&decoder, tokenizer);
     model->dropout.p = 0;
     model->cache.length = 0;
     for (; known < total; known++) {
@@ -32,9 +35,15 @@ static inline void model_generate(Model* model, int32_t* tokens, Candidate* cand
         float uniform = random_uniform(o->seed, RANDOM_SAMPLING, 0, known);
         tokens[known] = sample_token(candidates, model->cache.logits, o, uniform, model->config.vocab);
         if (out == NULL) continue;
-        char text[64];
-        fwrite(text, 1, tokenizer_decode(text, tokenizer, tokens + known, 1), out);
+        size_t bytes;
+        const char* text = decoder_add(&bytes, &decoder, tokens[known]);
+        fwrite(text, 1, bytes, out);
         fflush(out);
+    }
+    if (out) {
+        size_t bytes;
+        const char* text = decoder_end(&bytes, &decoder);
+        fwrite(text, 1, bytes, out);
     }
     model->dropout = dropout;
 }
@@ -44,8 +53,7 @@ typedef struct {
     uint64_t tokens;          // to generate
     SamplingOptions options;
     Tokenizer tokenizer;
-    int32_t* text;            // (size) the prompt and what follows
-    size_t size;
+    Tokens text;              // the prompt, and room for what follows
     Candidate* candidates;    // (V)
 } Sampler;
 
@@ -75,30 +83,30 @@ static inline void sampler_flags(Flag flags[SAMPLER_FLAGS], Sampler* s) {
 static inline bool sampler_open(Sampler* s, size_t V, Error* error) {
     if (s->prompt[0] == 0) return fail(error, "--prompt is empty; give at least one character");
     s->tokenizer = tokenizer_of_bytes();
-    s->size = strlen(s->prompt) + s->tokens;
     if ((size_t)s->tokenizer.vocabulary != V)
         return fail(error,
                     "the model's vocabulary is %zu, but text is read and written as bytes, of which there are %d; "
                     "sample from a model of bytes",
                     V, s->tokenizer.vocabulary);
-    s->text = (int32_t*)allocate(s->size * sizeof(int32_t));
     s->candidates = (Candidate*)allocate(V * sizeof(Candidate));
-    return (s->text && s->candidates) ||
-           fail(error, "out of memory for %zu tokens of text; make --tokens smaller", s->size);
+    if (!s->candidates) return fail(error, "out of memory to sample from %zu tokens; free some memory", V);
+    return tokenizer_encode(&s->text, &s->tokenizer, s->prompt, strlen(s->prompt), error) &&
+           tokens_reserve(&s->text, s->tokens, error);
 }
 
 // Writes the prompt and its continuation. Every sample uses the same random numbers, so that the samples of a run show
 // how the model changes.
 static inline void sampler_write(Sampler* s, Model* model, FILE* out) {
-    size_t known = tokenizer_encode(s->text, &s->tokenizer, s->prompt, strlen(s->prompt));
+    size_t known = s->text.count;
     fputs(s->prompt, out);
-    model_generate(model, s->text, s->candidates, out, &s->tokenizer, &s->options, known, s->size);
+    model_generate(model, s->text.ids, s->candidates, out, &s->tokenizer, &s->options, known, known + s->tokens);
     fputc('\n', out);
     fflush(out);
 }
 
 static inline void sampler_close(Sampler* s) {
-    free(s->text);
+    tokens_free(&s->text);
+    tokenizer_close(&s->tokenizer);
     free(s->candidates);
     memset(s, 0, sizeof *s);
 }

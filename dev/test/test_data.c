@@ -664,21 +664,7 @@ static void test_overlap(void) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// Tokenizer
-
-static void test_tokenizer(void) {
-    char text[1000], back[1000];
-    int32_t tokens[1000];
-    Tokenizer tokenizer = tokenizer_of_bytes();
-    for (size_t i = 0; i < 1000; i++) text[i] = (char)(i < 256 ? i : random_bits(1, RANDOM_TEST, 0, i));
-    expect(tokenizer_encode(tokens, &tokenizer, text, 1000) == 1000, "the number of tokens");
-    for (size_t i = 0; i < 1000; i++)
-        expect(tokens[i] >= 0 && tokens[i] < tokenizer.vocabulary, "a token out of range");
-    expect(tokenizer_decode(back, &tokenizer, tokens, 1000) == 1000 && memcmp(text, back, 1000) == 0, "the text");
-    tokens[0] = 256, tokens[1] = -1, tokens[2] = 'x';
-    expect(tokenizer_decode(back, &tokenizer, tokens, 3) == 1 && back[0] == 'x', "tokens outside the vocabulary");
-    verdict("tokenizer: bytes there and back");
-}
+// The program
 
 static char* program;
 static char output[4096];  // of the last run, standard output and error together
@@ -793,7 +779,6 @@ int main(int argc, char** argv) {
     test_loader_errors();
     test_validation();
     test_overlap();
-    test_tokenizer();
     if (program) test_program();
     else skip("the program tokenize", text_of("there is none at %s", tokenize));
     free(program);
