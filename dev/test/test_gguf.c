@@ -1,0 +1,314 @@
+// test_gguf.c: GGUF files of every architecture and type, against those of the gguf package of Python (their hashes are
+// here; python3 dev/peers/gguf.py --hashes prints them) and read back element by element; Q8_0 against its definition;
+// what is refused.
+
+#include "llmtrain/gguf_model.h"
+
+#include "harness.h"
+
+// ------------------------------------------------------------------------------------------------
+// Models whose weights are a formula
+
+typedef struct {
+    const char *name, *members;
+    uint64_t hashes[GGUF_TYPE_COUNT];  // XXH64 of the files in the order of GGUF_TYPES, as the gguf package writes them
+} Case;
+
+static const Case CASES[] = {
+    {"gpt2", "family=gpt2 layers=2 heads=2 channels=64 context=48 tied=on",
+     {0xcea3e0a24b035ea3, 0x7951b96fa77b0a07,
+      0x2401e04fdccc6021, 0xb0aed6eb45d5e0d1}},
+    {"llama", "family=llama layers=2 heads=4 kv_heads=2 channels=64 ffn=96 context=48 tied=off",
+     {0x78ad0df7fb916f62, 0x5eaf7ec0f2136952,
+      0x75198d2fb9be0532, 0xd152e66b089ad162}},
+    {"llama3", "family=llama layers=1 heads=2 kv_heads=1 channels=64 ffn=72 context=256 tied=on rope_theta=500000 "
+     "rope_scaling=llama3 rope_factor=8 rope_low_freq=1 rope_high_freq=4 rope_original=32",
+     {0x34b55e75bed4360d, 0x827174e0dc7e7623,
+      0x75918fa8f0d686d0, 0x4332112a642d2099}},
+    {"linear", "family=llama layers=1 heads=2 channels=64 ffn=96 context=64 tied=on rope_scaling=linear rope_factor=4",
+     {0x91e7ee4c6a3f7797, 0x9c5b14bf0449f06c,
+      0xd8e390dff44d84cc, 0x769ff9fb5439a0c6}},
+    {"qwen2", "family=llama layers=2 heads=4 kv_heads=2 channels=64 ffn=96 context=48 tied=on qkv_bias=on "
+     "norm_epsilon=1e-6",
+     {0x67f3dac8eb663cc1, 0x09bd4281b1d24d04,
+      0x4a5c4dbe35707922, 0x3fd6ecea68b42f00}},
+    {"qwen3", "family=llama layers=2 heads=4 kv_heads=2 channels=64 ffn=96 context=48 tied=off qk_norm=on head_size=32",
+     {0x7da37b7d2946983e, 0xafbf6a06c2e19b7a,
+      0x1401ff0c628413db, 0xfdd7ccab472c704b}},
+};
+
+typedef struct {
+    Config config;
+    Weights weights;
+    Parameters parameters;
+    float bad;  // what one element is instead, unless it is 0
+} FormulaModel;
+
+static void formula_create(FormulaModel* m, const char* members) {
+    Error error;
+    memset(m, 0, sizeof *m);
+    m->config.vocab = 256;
+    need(config_set(&m->config, members, &error) && config_complete(&m->config, &error) &&
+             weights_create(&m->weights, &m->parameters, &m->config, &error), "%s: %s", members, error.text);
+}
+
+static void formula_free(FormulaModel* m) {
+    free(m->weights.blocks);
+    parameters_free(&m->parameters);
+}
+
+// The same bits as in the script.
+static float formula(size_t tensor, size_t element) {
+    return (float)((double)((int)(((tensor + 1) * 7919 + element * 104729) % 2003) - 1001) / 4093);
+}
+
+static bool formula_read(float* out, void* context, const Tensor* t, size_t first, size_t count, Error* error) {
+    const FormulaModel* m = (const FormulaModel*)context;
+    size_t tensor = (size_t)(t - m->parameters.tensors);
+    (void)error;
+    for (size_t i = 0; i < count; i++) out[i] = formula(tensor, first + i);
+    if (m->bad != 0 && strcmp(t->name, "block.0.qkv_weight") == 0 && first == 0) out[5] = m->bad;
+    return true;
+}
+
+static bool formula_export(FormulaModel* m, const char* path, GgufType type, Error* error) {
+    Tokenizer tokenizer = tokenizer_of_bytes();
+    return gguf_export(path, &m->config, &m->parameters, &tokenizer, type, formula_read, m, error);
+}
+
+// ------------------------------------------------------------------------------------------------
+// A small reader of what the writer writes
+
+typedef struct {
+    char name[64];
+    uint64_t dims, shape[2], type, offset;
+} Info;
+
+typedef struct {
+    char* text;
+    size_t bytes, at;
+    char architecture[64];
+    Info tensors[64];
+    uint64_t count;
+    size_t data;  // where the data begin
+} Gguf;
+
+static uint64_t read_number(Gguf* g, size_t bytes) {
+    uint64_t number = 0;
+    need(g->at + bytes <= g->bytes, "the file ends early");
+    memcpy(&number, g->text + g->at, bytes);
+    g->at += bytes;
+    return number;
+}
+
+static void read_text(Gguf* g, char* text, size_t size) {
+    size_t bytes = (size_t)read_number(g, 8);
+    need(bytes < size && g->at + bytes <= g->bytes, "a text of %zu bytes", bytes);
+    memcpy(text, g->text + g->at, bytes);
+    text[bytes] = 0;
+    g->at += bytes;
+}
+
+static void read_value(Gguf* g, uint64_t type, char* text, size_t size) {
+    if (type == GGUF_STRING) {
+        read_text(g, text, size);
+    } else if (type == GGUF_ARRAY) {
+        uint64_t of = read_number(g, 4), count = read_number(g, 8);
+        for (uint64_t i = 0; i < count; i++) read_value(g, of, text, size);
+    } else {
+        read_number(g, type == GGUF_BOOL ? 1 : 4);
+    }
+}
+
+static void gguf_read(Gguf* g, const char* path) {
+    char key[128], text[64];
+    memset(g, 0, sizeof *g);
+    g->text = text_read(path, &g->bytes);
+    need(g->text != NULL, "%s", path);
+    uint64_t magic = read_number(g, 4), version = read_number(g, 4);
+    g->count = read_number(g, 8);
+    uint64_t values = read_number(g, 8);
+    need(magic == 0x46554747 && version == 3 && g->count <= COUNT_OF(g->tensors), "the header of %s", path);
+    for (uint64_t i = 0; i < values; i++) {
+        read_text(g, key, sizeof key);
+        read_value(g, read_number(g, 4), text, sizeof text);
+        if (strcmp(key, "general.architecture") == 0) snprintf(g->architecture, sizeof g->architecture, "%s", text);
+    }
+    for (uint64_t i = 0; i < g->count; i++) {
+        Info* t = &g->tensors[i];
+        read_text(g, t->name, sizeof t->name);
+        t->dims = read_number(g, 4);
+        for (uint64_t d = 0; d < t->dims; d++) t->shape[d] = read_number(g, 8);
+        t->type = read_number(g, 4);
+        t->offset = read_number(g, 8);
+    }
+    g->data = round_up(g->at, 32);
+}
+
+static const Info* gguf_find(const Gguf* g, const char* name) {
+    for (uint64_t i = 0; i < g->count; i++)
+        if (strcmp(g->tensors[i].name, name) == 0) return &g->tensors[i];
+    need(false, "there is no %s", name);
+    return NULL;
+}
+
+static double read_element(const Gguf* g, const Info* t, size_t i) {
+    const char* data = g->text + g->data + t->offset;
+    uint16_t half;
+    float value;
+    memcpy(&half, t->type == GGUF_Q8_0 ? data + i / 32 * 34 : data + 2 * i, 2);
+    if (t->type == GGUF_Q8_0) return (double)float_from_f16(half) * (double)(signed char)data[i / 32 * 34 + 2 + i % 32];
+    if (t->type == GGUF_F16) return (double)float_from_f16(half);
+    if (t->type == GGUF_BF16) return (double)float_from_bf16(half);
+    memcpy(&value, data + 4 * i, 4);
+    return (double)value;
+}
+
+// ------------------------------------------------------------------------------------------------
+// Tests
+
+// Every file is byte for byte what the gguf package writes of the same weights.
+static void test_hashes(void) {
+    for (size_t i = 0; i < COUNT_OF(CASES); i++) {
+        FormulaModel m;
+        formula_create(&m, CASES[i].members);
+        for (size_t type = 0; type < GGUF_TYPE_COUNT; type++) {
+            Error error;
+            size_t bytes;
+            const char* path = text_of("%s/%s.gguf", root, CASES[i].name);
+            need(formula_export(&m, path, GGUF_TYPES[type].type, &error), "%s", error.text);
+            char* text = text_read(path, &bytes);
+            uint64_t hash = hash_bytes(text, bytes);
+            expect(hash == CASES[i].hashes[type], "%s in type %zu: 0x%016llx", CASES[i].name, type,
+                   (unsigned long long)hash);
+            free(text);
+        }
+        formula_free(&m);
+    }
+    verdict("files of all architectures and types are those of the gguf package");
+}
+
+// Some rows, placed by hand: theirs, and the row of ours that it is.
+static void test_rows(void) {
+    static const struct {
+        size_t model;
+        const char* architecture;
+        const char* theirs;
+        size_t row;
+        const char* ours;
+        size_t our_row;
+    } rows[] = {
+        {0, "gpt2", "token_embd.weight", 255, "token_embedding", 255},
+        {0, "gpt2", "position_embd.weight", 47, "position_embedding", 47},
+        {0, "gpt2", "blk.1.attn_qkv.weight", 100, "block.1.qkv_weight", 100},
+        {0, "gpt2", "blk.1.ffn_up.weight", 255, "block.1.ffn_in_weight", 255},
+        {1, "llama", "output.weight", 3, "head_weight", 3},
+        {1, "llama", "blk.0.attn_q.weight", 0, "block.0.qkv_weight", 0},
+        {1, "llama", "blk.0.attn_q.weight", 1, "block.0.qkv_weight", 8},
+        {1, "llama", "blk.0.attn_q.weight", 18, "block.0.qkv_weight", 17},
+        {1, "llama", "blk.1.attn_k.weight", 31, "block.1.qkv_weight", 64 + 31},
+        {1, "llama", "blk.1.attn_k.weight", 17, "block.1.qkv_weight", 64 + 16 + 8},
+        {1, "llama", "blk.1.attn_v.weight", 1, "block.1.qkv_weight", 64 + 32 + 1},
+        {1, "llama", "blk.0.ffn_gate.weight", 5, "block.0.ffn_in_weight", 5},
+        {1, "llama", "blk.0.ffn_up.weight", 5, "block.0.ffn_in_weight", 96 + 5},
+        {4, "qwen2", "blk.0.attn_k.weight", 1, "block.0.qkv_weight", 64 + 1},
+        {5, "qwen3", "blk.1.attn_v.weight", 1, "block.1.qkv_weight", 4 * 32 + 2 * 32 + 1},
+        {5, "qwen3", "blk.1.attn_output.weight", 63, "block.1.attention_out_weight", 63},
+    };
+    for (size_t type = 0; type < GGUF_TYPE_COUNT; type++) {
+        double worst = 0;  // as a part of what the type may lose
+        for (size_t i = 0; i < COUNT_OF(rows); i++) {
+            FormulaModel m;
+            Gguf g;
+            Error error;
+            const char* path = text_of("%s/rows.gguf", root);
+            formula_create(&m, CASES[rows[i].model].members);
+            need(formula_export(&m, path, GGUF_TYPES[type].type, &error), "%s", error.text);
+            gguf_read(&g, path);
+            const Info* t = gguf_find(&g, rows[i].theirs);
+            expect(strcmp(g.architecture, rows[i].architecture) == 0, "architecture %s", g.architecture);
+            size_t ours = 0, cols = (size_t)t->shape[0];
+            while (strcmp(m.parameters.tensors[ours].name, rows[i].ours) != 0) ours++;
+            expect(cols == m.parameters.tensors[ours].cols, "%s has %zu columns", t->name, cols);
+            for (size_t j = 0; j < cols; j++) {
+                double exact = (double)formula(ours, rows[i].our_row * cols + j);
+                double error_of = fabs(read_element(&g, t, rows[i].row * cols + j) - exact);
+                // Half of the distance between two numbers of the type near 0.25, the largest magnitude here; Q8_0's
+                // scale is rounded too, by 2^-11 of itself.
+                double bound = t->type == GGUF_F32 ? 0 : t->type == GGUF_F16 ? 0x1p-13 : t->type == GGUF_BF16 ? 0x1p-10
+                               : 0.25 / 127 / 2 + 0.25 * 0x1p-11;
+                if (!(error_of <= bound)) expect(false, "%s element %zu: off by %g", t->name, j, error_of);
+                worst = fmax(worst, bound > 0 ? error_of / bound : error_of);
+            }
+            size_t end = g.data;
+            for (uint64_t k = 0; k < g.count; k++) {
+                const Info* of = &g.tensors[k];
+                size_t elements = (size_t)(of->shape[0] * (of->dims > 1 ? of->shape[1] : 1));
+                expect(g.data + of->offset == end, "%s begins at %zu, not %zu", of->name, g.data + of->offset, end);
+                end += round_up(gguf_type_bytes((GgufType)of->type, elements), 32);
+            }
+            expect(end == g.bytes, "the data end at %zu, the file at %zu", end, g.bytes);
+            free(g.text);
+            formula_free(&m);
+        }
+        char name[16];
+        choice_name(GGUF_TYPE_NAMES, (int)type, name, sizeof name);
+        verdict("%s: rows are where llama.cpp looks for them, at most %.2f of the type's rounding off", name, worst);
+    }
+}
+
+static void test_q8(void) {
+    float values[Q8_BLOCK];
+    Q8Block block;
+    for (int i = 0; i < Q8_BLOCK; i++) values[i] = (float)(i - 16) * 127.0f / 16.0f;
+    expect(q8_block_of(&block, values), "refused");
+    expect(float_from_f16(block.scale) == 1, "scale %g", (double)float_from_f16(block.scale));
+    for (int i = 0; i < Q8_BLOCK; i++)
+        expect((float)block.values[i] == roundf(values[i]), "element %d is %d", i, block.values[i]);
+    memset(values, 0, sizeof values);
+    expect(q8_block_of(&block, values) && block.scale == 0 && block.values[7] == 0, "zeros");
+    values[3] = 0x1p-140f;
+    expect(q8_block_of(&block, values) && block.scale == 0, "a number too small for binary16");
+    values[3] = 127.0f * 65504;
+    expect(q8_block_of(&block, values) && block.values[3] == 127, "the largest number");
+    values[3] = 127.0f * 65536;
+    expect(!q8_block_of(&block, values), "a number beyond it is accepted");
+    values[3] = NAN;
+    expect(!q8_block_of(&block, values), "NaN is accepted");
+    verdict("a block of Q8_0: its scale, its bytes, zeros, the smallest and largest numbers, NaN");
+}
+
+static void test_refusals(void) {
+    Error error;
+    FormulaModel m;
+    const char* path = text_of("%s/refused.gguf", root);
+    formula_create(&m, CASES[1].members);
+    static const float bad[] = {NAN, INFINITY, 1e5f};
+    for (size_t i = 0; i < COUNT_OF(bad); i++) {
+        m.bad = bad[i];
+        expect_refusal(formula_export(&m, path, GGUF_F16, &error), &error, "blk.0.attn_q.weight has numbers", "f16");
+        expect(formula_export(&m, path, GGUF_BF16, &error), "bf16: %s", error.text);
+        need(unlink(path) == 0, "%s", path);
+    }
+    m.bad = NAN;
+    expect_refusal(formula_export(&m, path, GGUF_Q8_0, &error), &error, "its type cannot hold", "q8_0");
+    m.bad = 0;
+    expect(directory_count(root, "refused") == 0, "a file is left");
+    path = text_of("%s/none/x.gguf", root);
+    expect_refusal(formula_export(&m, path, GGUF_F32, &error), &error, "create", "no folder");
+    m.config.qk_norm = true;
+    m.config.rope_scaling = ROPE_SCALING_LLAMA3;
+    expect_refusal(formula_export(&m, path, GGUF_F32, &error), &error, "llama3", "qwen3 with llama3 scaling");
+    formula_free(&m);
+    verdict("numbers that a type cannot hold, an architecture that llama.cpp lacks: refused, and no file is left");
+}
+
+int main(void) {
+    tests_begin("test_gguf");
+    root_enter();
+    test_hashes();
+    test_rows();
+    test_q8();
+    test_refusals();
+    return tests_end();
+}
