@@ -15,8 +15,9 @@
 //   13. optimizer       updates
 //   14. scratch         how much memory all of them need besides their arguments
 //
-// The other matmuls are in llmtrain/matmul.cuh, attention in llmtrain/attention.cuh. To copy an operation into a
-// project of your own take its section and what that names in its first lines.
+// The other matmuls are in llmtrain/matmul.cuh, attention in llmtrain/attention.cuh, norms of query and key heads in
+// llmtrain/qk_norm.cuh. To copy an operation into a project of your own take its section and what that names in its
+// first lines.
 //
 // All kernels here are bound by memory: what a kernel's comment counts are the bytes that it moves. W is the number of
 // elements that a thread takes at a time: PACK, or 1 where packs do not fit. None uses float atomics: every output has
@@ -32,6 +33,7 @@
 #include "llmtrain/blocks.cuh"
 #include "llmtrain/matmul.cuh"
 #include "llmtrain/optimizers.h"
+#include "llmtrain/qk_norm.cuh"
 #include "llmtrain/types.h"
 
 // ------------------------------------------------------------------------------------------------
@@ -453,24 +455,6 @@ norm_backward_kernel(floatX* dx, float* partial, const floatX* dout, const float
     }
 }
 
-// dweight (C) += the sum of the rows of partial (0, rows, C), and dbias that of (1, rows, C), by blockIdx.y. Block
-// (WARP, WARP): x is the channel, y takes every 32nd row; the sums of the y are added in their order.
-static __global__ void norm_add_partial(float* dweight, float* dbias, const float* partial, size_t rows, size_t C) {
-    __shared__ float sums[WARP][WARP];
-    size_t c = (size_t)blockIdx.x * WARP + threadIdx.x;
-    float sum = 0.0f;
-    if (c < C) {
-        #pragma unroll 4
-        for (size_t row = threadIdx.y; row < rows; row += WARP) sum += partial[(blockIdx.y * rows + row) * C + c];
-    }
-    sums[threadIdx.y][threadIdx.x] = sum;
-    __syncthreads();
-    if (threadIdx.y > 0 || c >= C) return;
-    for (int y = 1; y < WARP; y++) sum += sums[y][threadIdx.x];
-    float* gradient = blockIdx.y == 0 ? dweight : dbias;
-    gradient[c] += sum;
-}
-
 // Blocks of the backward along the rows: as many as the multiprocessors hold at a time, unless there are few rows.
 static inline size_t norm_backward_blocks(size_t processors, size_t N, size_t C) {
     size_t blocks = NORM_BACKWARD_THREADS / norm_threads(C, NORM_BACKWARD_HELD);
@@ -495,7 +479,7 @@ static inline void layernorm_backward(floatX* dx, float* dweight, float* dbias, 
     kernel<<<norm_grid(blocks, C), norm_threads(C, NORM_BACKWARD_HELD), 0, stream->compute>>>(
         dx, partial, dout, x, weight, mean, rstd, N, C);
     LAUNCH_CHECK();
-    norm_add_partial<<<dim3((unsigned)divide_up(C, WARP), 2), dim3(WARP, WARP), 0, stream->compute>>>(
+    add_partial<<<dim3((unsigned)divide_up(C, WARP), 2), dim3(WARP, WARP), 0, stream->compute>>>(
         dweight, dbias, partial, blocks, C);
     LAUNCH_CHECK();
 }
@@ -509,7 +493,7 @@ static inline void rmsnorm_backward(floatX* dx, float* dweight, const floatX* do
     kernel<<<norm_grid(blocks, C), norm_threads(C, NORM_BACKWARD_HELD), 0, stream->compute>>>(
         dx, partial, dout, x, weight, (const float*)NULL, rstd, N, C);
     LAUNCH_CHECK();
-    norm_add_partial<<<dim3((unsigned)divide_up(C, WARP)), dim3(WARP, WARP), 0, stream->compute>>>(
+    add_partial<<<dim3((unsigned)divide_up(C, WARP)), dim3(WARP, WARP), 0, stream->compute>>>(
         dweight, (float*)NULL, partial, blocks, C);
     LAUNCH_CHECK();
 }
@@ -1233,12 +1217,13 @@ static inline void optimizer_update(floatX* params, float* master_weights, float
 //
 // Defines: scratch_bytes.
 // Needs: llmtrain/types.h, llmtrain/blocks.cuh, llmtrain/base.h, llmtrain/dtypes.h, llmtrain/matmul.cuh,
-// sections 1, 2 and 10.
+// llmtrain/qk_norm.cuh, sections 1, 2 and 10.
 
 // Bytes that are enough for every operation on N rows of C channels.
 static inline size_t scratch_bytes(size_t N, size_t C) {
     size_t most = max_size(matmul_scratch_bytes(), sum_of_squares_scratch_bytes());
     most = max_size(most, embedding_backward_scratch_bytes(1, N, C));
+    most = max_size(most, qk_norm_backward_scratch_bytes(N));
     return max_size(most, layernorm_backward_scratch_bytes(N, C));
 }
 

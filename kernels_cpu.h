@@ -5,7 +5,7 @@
 //    2. embedding            token + position
 //    3. normalisation        layernorm, rmsnorm, each fused with the residual add before it
 //    4. matmul               forward, and the gradients of input, weight and bias (the GEMM is in llmtrain/gemm.h)
-//    5. rope                 rotary positions
+//    5. rope                 rotary positions; norms of query and key heads are in llmtrain/qk_norm.h
 //    6. attention            causal, grouped-query, in tiles: memory O(T); backward; one token against a cache
 //    7. gelu, swiglu         the two nonlinearities
 //    8. dropout
@@ -26,7 +26,7 @@
 // so on.
 //
 // Needs: llmtrain/arithmetic.h, llmtrain/base.h, llmtrain/types.h, llmtrain/dtypes.h, llmtrain/optimizers.h,
-// llmtrain/rope.h, llmtrain/gemm.h, llmtrain/gemm_portable.h, llmtrain/gemm_x86.h.
+// llmtrain/qk_norm.h, llmtrain/rope.h, llmtrain/gemm.h, llmtrain/gemm_portable.h, llmtrain/gemm_x86.h.
 
 #ifndef LLMTRAIN_KERNELS_CPU_H
 #define LLMTRAIN_KERNELS_CPU_H
@@ -35,6 +35,7 @@
 #include "llmtrain/base.h"
 #include "llmtrain/gemm.h"
 #include "llmtrain/optimizers.h"
+#include "llmtrain/qk_norm.h"
 #include "llmtrain/rope.h"
 
 // ------------------------------------------------------------------------------------------------

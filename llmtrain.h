@@ -86,6 +86,7 @@ static inline size_t config_head_size(const Config* c) {
 }
 static inline size_t config_padded_vocab(const Config* c) { return round_up(c->vocab, 128); }
 static inline size_t config_qkv(const Config* c) { return (c->heads + 2 * c->kv_heads) * config_head_size(c); }
+static inline size_t config_qk(const Config* c) { return (c->heads + c->kv_heads) * config_head_size(c); }
 static inline RopeOptions config_rope(const Config* c) {
     RopeOptions rope = {c->rope_theta, c->rope_scaling, c->rope_factor, c->rope_low_freq, c->rope_high_freq,
                         c->rope_original};
@@ -311,6 +312,8 @@ typedef struct {
     floatX* norm1;            // (N, C)
     float *mean1, *rstd1;     // (N) mean, and 1 / std
     floatX* qkv;              // (N, (H + 2K) D), turned by RoPE for Llama
+    floatX* qk;               // (N, (H + K) D) queries and keys before their norms, and 1 / root of mean square:
+    float* qk_rstd;           // (N, H + K); both only with qk_norm
     floatX* attention;        // (N, H D)
     float* lse;               // (B, H, T) log-sum-exp of a row's scores
     floatX* middle;           // (N, C) the residual stream after attention
@@ -385,6 +388,8 @@ static inline void model_layout_block(Model* model, BlockActivations* a, size_t 
     a->mean1 = (float*)plan_take(plan, name, N * sizeof(float));
     a->rstd1 = (float*)plan_take(plan, name, N * sizeof(float));
     a->qkv = (floatX*)plan_take(plan, name, N * config_qkv(c) * sizeof(floatX));
+    if (c->qk_norm) a->qk = (floatX*)plan_take(plan, name, N * config_qk(c) * sizeof(floatX));
+    if (c->qk_norm) a->qk_rstd = (float*)plan_take(plan, name, N * (c->heads + c->kv_heads) * sizeof(float));
     a->attention = (floatX*)plan_take(plan, name, N * c->heads * config_head_size(c) * sizeof(floatX));
     a->lse = (float*)plan_take(plan, name, N * c->heads * sizeof(float));
     a->middle = (floatX*)plan_take(plan, name, N * C * sizeof(floatX));
@@ -634,6 +639,9 @@ static inline void block_forward(Model* model, size_t l) {
                  l ? a->branch : NULL, b->norm1_weight, b->norm1_bias, N);
     matmul_forward(s->qkv, s->norm1, param(model, b->qkv_weight), param(model, b->qkv_bias), N, config_qkv(c), C,
                    stream);
+    if (c->qk_norm)
+        qk_norm_forward(s->qkv, s->qk, s->qk_rstd, param(model, b->q_norm_weight), param(model, b->k_norm_weight),
+                        (float)c->norm_epsilon, N, H, K, D, stream);
     if (c->family == FAMILY_LLAMA) rope_forward(s->qkv, a->rope, first, B, T, H, K, D, stream);
     if (model->decoding) {
         size_t layer = l * c->context * K * D;
@@ -772,6 +780,9 @@ static inline void block_backward(Model* model, size_t l) {
                     H * D);
     attention_backward(g->qkv, g->delta, g->attention, s->attention, s->lse, s->qkv, B, T, H, K, D, stream);
     if (c->family == FAMILY_LLAMA) rope_backward(g->qkv, model->activations.rope, B, T, H, K, D, stream);
+    if (c->qk_norm)
+        qk_norm_backward(g->qkv, grad(model, b->q_norm_weight), grad(model, b->k_norm_weight), s->qk, s->qk_rstd,
+                         param(model, b->q_norm_weight), param(model, b->k_norm_weight), N, H, K, D, stream);
     matmul_backward(model, g->hidden, g->qkv, s->norm1, b->qkv_weight, b->qkv_bias, N, config_qkv(c), C);
     norm_backward(model, g->residual, g->hidden, s->input, s->mean1, s->rstd1, b->norm1_weight, b->norm1_bias, N);
     flat_end_bucket(&model->flat, l + 1);

@@ -128,6 +128,12 @@ static Config fixture_config(const int32_t* c) {
     config.context = (size_t)c[6];
     config.vocab = (size_t)c[7];
     config.tied = c[8] != 0;
+    config.head_size = (size_t)c[11];
+    config.qkv_bias = c[12] != 0;
+    config.qk_norm = c[13] != 0;
+    config.rope_scaling = c[14] ? ROPE_SCALING_LLAMA3 : ROPE_SCALING_NONE;
+    config.rope_factor = c[14];
+    config.rope_original = (size_t)c[15];
     need(config_complete(&config, &error), &error);
     return config;
 }
@@ -1609,8 +1615,8 @@ static void test_damage(void) {
 }
 
 static void test_model(void) {
-    const char* fixtures[] = {"gpt2", "gpt2_long", "llama_gqa", "llama_tied"};
-    for (int i = 0; i < 4; i++) test_fixture(fixtures[i]);
+    const char* fixtures[] = {"gpt2", "gpt2_long", "llama_gqa", "llama_tied", "llama_relatives"};
+    for (int i = 0; i < 5; i++) test_fixture(fixtures[i]);
     for (int family = 0; family < 2; family++) {
         test_dropout((Family)family);
         test_cache((Family)family);

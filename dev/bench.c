@@ -153,6 +153,18 @@ static inline void profile_end(const char* name, size_t n, size_t k, double flop
                   matmul_backward_weight(dweight, dbias, dout, in, M, N, K, stream), \
                   WROTE("dweight", dweight, N, K), WROTE("dbias", dbias, N), READ("dout", M, N), READ("in", M, K))
 
+#define qk_norm_forward(qkv, saved, rstd, q_weight, k_weight, epsilon, N, H, K, D, stream) \
+    TIMED("qk_norm_forward", 5.0 * (N) * ((H) + (K)) * (D), 3 * COST_X * (N) * ((H) + (K)) * (D), \
+          qk_norm_forward(qkv, saved, rstd, q_weight, k_weight, epsilon, N, H, K, D, stream), \
+          WROTE("qkv", qkv, N, (H) + 2 * (K), D), WROTE("saved", saved, N, (H) + (K), D), \
+          WROTE("rstd", rstd, N, (H) + (K)), READ("q_weight", D), READ("k_weight", D))
+
+#define qk_norm_backward(dqkv, dq_weight, dk_weight, saved, rstd, q_weight, k_weight, N, H, K, D, stream) \
+    TIMED("qk_norm_backward", 13.0 * (N) * ((H) + (K)) * (D), 3 * COST_X * (N) * ((H) + (K)) * (D), \
+          qk_norm_backward(dqkv, dq_weight, dk_weight, saved, rstd, q_weight, k_weight, N, H, K, D, stream), \
+          WROTE("dqkv", dqkv, N, (H) + 2 * (K), D), WROTE("dq_weight", dq_weight, D), \
+          WROTE("dk_weight", dk_weight, D), READ("saved", N, (H) + (K), D), READ("rstd", N, (H) + (K)))
+
 #define rope_forward(qkv, table, first, B, T, H, K, D, stream) \
     TIMED("rope_forward", 3.0 * (B) * (T) * ((H) + (K)) * (D), \
           2 * COST_X * (B) * (T) * ((H) + (K)) * (D) + 4.0 * (T) * (D), \

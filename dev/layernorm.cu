@@ -121,7 +121,7 @@ static __global__ void sums_naive(Norm p) {
     if (p.centred) p.dbias[c] += bias;
 }
 
-// partial (1 or 2, gridDim.y, C), as norm_add_partial takes it: block (x, y) sums 32 channels over every gridDim.y-th
+// partial (1 or 2, gridDim.y, C), as add_partial takes it: block (x, y) sums 32 channels over every gridDim.y-th
 // group of 32 rows.
 static __global__ void sums_partial(float* partial, Norm p) {
     __shared__ float weights[WARP][WARP], biases[WARP][WARP];
@@ -216,7 +216,7 @@ static void ladder_backward(bool centred, size_t N, size_t C) {
         dim3 block(WARP, WARP);
         ladder_launch(backward_rows<WARP>, N * WARP, p);
         sums_partial<<<dim3(strips, chunks), block, 0, ladder.stream->compute>>>(partial, p);
-        norm_add_partial<<<dim3(strips, centred ? 2 : 1), block, 0, ladder.stream->compute>>>(
+        add_partial<<<dim3(strips, centred ? 2 : 1), block, 0, ladder.stream->compute>>>(
             dweight, dbias, partial, chunks, C);
     };
     ladder_rung("warp", [&] { in_two(1); });

@@ -1,7 +1,7 @@
 // blocks.cuh: how rows and elements are shared among the blocks and threads of a GPU, and sums over these.
 //
 //   1. grids       blocks and threads of a launch
-//   2. sums        over a warp, a block, a row
+//   2. sums        over a warp, a block, a row, the rows of an array
 //
 // Needs: llmtrain/types.h.
 
@@ -75,6 +75,25 @@ static __device__ inline float block_max(float x, float* shared) {
 // The sum over a block that may be a single warp.
 static __device__ inline float row_sum(float x, float* shared) {
     return blockDim.x == WARP ? warp_sum(x) : block_sum(x, shared);
+}
+
+// first (C) += the sum of the rows of partial (0, rows, C), and second that of (1, rows, C), by blockIdx.y: what blocks
+// have left of a gradient. Block (WARP, WARP): x is the column, y takes every 32nd row; the sums of the y are added in
+// their order.
+static __global__ void add_partial(float* first, float* second, const float* partial, size_t rows, size_t C) {
+    __shared__ float sums[WARP][WARP];
+    size_t c = (size_t)blockIdx.x * WARP + threadIdx.x;
+    float sum = 0.0f;
+    if (c < C) {
+        #pragma unroll 4
+        for (size_t row = threadIdx.y; row < rows; row += WARP) sum += partial[(blockIdx.y * rows + row) * C + c];
+    }
+    sums[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.y > 0 || c >= C) return;
+    for (int y = 1; y < WARP; y++) sum += sums[y][threadIdx.x];
+    float* gradient = blockIdx.y == 0 ? first : second;
+    gradient[c] += sum;
 }
 
 #endif  // LLMTRAIN_BLOCKS_CUH

@@ -13,11 +13,13 @@ JAX gradients with finite differences of the NumPy loss, and the rotary embeddin
 status 1, writing nothing, when a check fails. Repeated runs write the same bytes; another version of JAX or
 another processor may change the last digits of the float64 values (about 1e-14).
 
-Letters: B batch, T sequence, C channels, L layers, H heads, K key/value heads, D = C / H head size, F feed-forward,
-V vocabulary (not padded).
+Letters: B batch, T sequence, C channels, L layers, H heads, K key/value heads, D head size, F feed-forward, V
+vocabulary (not padded).
 
 What a file holds
-    config      I32 [11]        family (0 gpt2, 1 llama), L, H, K, C, F, context, V, tied (0 or 1), B, T
+    config      I32 [16]        family (0 gpt2, 1 llama), L, H, K, C, F, context, V, tied (0 or 1), B, T, D, biases of
+                                queries, keys and values in llama (0 or 1), norms of queries and keys (0 or 1), factor
+                                of RoPE's scaling as Llama 3.1 has it (0: none), context before scaling
     hyper       F64 [6]         learning rate, beta1, beta2, epsilon, weight decay, largest gradient norm
     tokens      I32 (20, B, T)  inputs; step i trains on tokens[i] and targets[i]
     targets     I32 (20, B, T)  the token to predict, or -1: no target there, the loss is the mean over the others
@@ -31,7 +33,7 @@ What a file holds
     final_norms F64 [tensors]   L2 norm of every parameter tensor after 20 updates, in the order of param.NAME
 
 The order of param.NAME in the file is the order of the parameter table: token_embedding, position_embedding, then for
-each block norm1, qkv, attention_out, norm2, ffn_in, ffn_out (each weight, bias), then final_norm, head_weight; a
+each block norm1, qkv, q_norm, k_norm, attention_out, norm2, ffn_in, ffn_out (each weight, bias), then final_norm, head_weight; a
 family leaves out what it does not have. Shapes are in parameter_shapes below.
 
 How to compare
@@ -77,7 +79,13 @@ FIXTURES = {
                        lr=3e-3, seed=3),
     "gpt2_long": dict(family="gpt2", L=1, H=2, K=2, C=32, F=128, context=160, V=50, tied=True, B=1, T=150,
                       lr=1.5e-2, seed=4),
+    # What Qwen2, Qwen3 and Llama 3.1 add, all at once: heads that are wider than C / H, biases, norms, scaled angles.
+    "llama_relatives": dict(family="llama", L=1, H=4, K=2, C=28, F=36, context=24, V=67, tied=True, B=2, T=21,
+                            lr=3e-3, seed=5, D=10, qkv_bias=True, qk_norm=True, rope_factor=4, rope_original=60),
 }
+for fixture in FIXTURES.values():
+    absent = dict(D=fixture["C"] // fixture["H"], qkv_bias=False, qk_norm=False, rope_factor=0, rope_original=0)
+    fixture.update({**absent, **fixture})
 
 # ------------------------------------------------------------------------------------------------
 # Parameters and data
@@ -85,17 +93,19 @@ FIXTURES = {
 
 def parameter_shapes(c):
     """Name -> shape of every parameter tensor, in table order. A linear layer's weight is (out, in)."""
-    C, F, D, gpt2 = c["C"], c["F"], c["C"] // c["H"], c["family"] == "gpt2"
+    C, F, D, gpt2 = c["C"], c["F"], c["D"], c["family"] == "gpt2"
     ffn_in = F if gpt2 else 2 * F  # llama: rows 0 .. F-1 are the gate, F .. 2F-1 the up projection
-    block = {"norm1": (C,), "qkv": ((c["H"] + 2 * c["K"]) * D, C), "attention_out": (C, c["H"] * D),
-             "norm2": (C,), "ffn_in": (ffn_in, C), "ffn_out": (C, F)}
+    block = {"norm1": (C,), "qkv": ((c["H"] + 2 * c["K"]) * D, C)}
+    if c["qk_norm"]:
+        block.update({"q_norm": (D,), "k_norm": (D,)})
+    block.update({"attention_out": (C, c["H"] * D), "norm2": (C,), "ffn_in": (ffn_in, C), "ffn_out": (C, F)})
     layers = {f"block.{l}.{name}": weight for l in range(c["L"]) for name, weight in block.items()}
     shapes = {"token_embedding": (c["V"], C)}
     if gpt2:
         shapes["position_embedding"] = (c["context"], C)
     for name, weight in {**layers, "final_norm": (C,)}.items():
         shapes[name + "_weight"] = weight
-        if gpt2:
+        if gpt2 or (c["qkv_bias"] and name.endswith(".qkv")):
             shapes[name + "_bias"] = weight[:1]
     if not c["tied"]:
         shapes["head_weight"] = (c["V"], C)
@@ -152,25 +162,37 @@ def linear(x, p, name):
     return y + p[name + "_bias"] if name + "_bias" in p else y
 
 
-def rope(x, first_position=0):
-    """x (B, T, heads, D): channels i and i + D/2 turn together by position * theta^(-2i/D)."""
-    T, D = x.shape[1], x.shape[3]
+def rope_frequencies(D, factor, original):
+    """theta^(-2i/D); with a factor, those that turn less than once over the original context are divided by it, those
+    that turn more than 4 times stay, and in between the share that stays grows linearly."""
     frequency = ROPE_THETA ** (-2.0 * np.arange(D // 2) / D)
+    if not factor:
+        return frequency
+    kept = np.clip((original * frequency / (2 * np.pi) - 1) / 3, 0, 1)
+    return frequency * (kept + (1 - kept) / factor)
+
+
+def rope(x, first_position=0, factor=0, original=0):
+    """x (B, T, heads, D): channels i and i + D/2 turn together by position * frequency."""
+    T, D = x.shape[1], x.shape[3]
+    frequency = rope_frequencies(D, factor, original)
     angle = (first_position + np.arange(T))[:, None] * frequency[None, :]
     angle = np.concatenate([angle, angle], axis=1)[None, :, None, :]  # (1, T, 1, D)
     half_turned = jnp.concatenate([-x[..., D // 2:], x[..., :D // 2]], axis=-1)
     return x * np.cos(angle).astype(x.dtype) + half_turned * np.sin(angle).astype(x.dtype)
 
 
-def attention(qkv, c):
+def attention(qkv, p, block, c):
     """qkv (B, T, (H + 2K) D) -> (B, T, H D); query head h reads key/value head h / (H / K)."""
     B, T, _ = qkv.shape
-    H, K, D = c["H"], c["K"], c["C"] // c["H"]
+    H, K, D = c["H"], c["K"], c["D"]
     q = qkv[..., :H * D].reshape(B, T, H, D)
     k = qkv[..., H * D:(H + K) * D].reshape(B, T, K, D)
     v = qkv[..., (H + K) * D:].reshape(B, T, K, D)
+    if c["qk_norm"]:
+        q, k = norm(q, p, block + "q_norm", "llama"), norm(k, p, block + "k_norm", "llama")
     if c["family"] == "llama":
-        q, k = rope(q), rope(k)
+        q, k = (rope(x, 0, c["rope_factor"], c["rope_original"]) for x in (q, k))
     k = jnp.repeat(k, H // K, axis=2)
     v = jnp.repeat(v, H // K, axis=2)
     scores = jnp.einsum("bthd,bshd->bhts", q, k) / np.asarray(np.sqrt(D), q.dtype)
@@ -196,7 +218,7 @@ def model_logits(p, tokens, c):
     for l in range(c["L"]):
         block = f"block.{l}."
         h = norm(x, p, block + "norm1", c["family"])
-        x = x + linear(attention(linear(h, p, block + "qkv"), c), p, block + "attention_out")
+        x = x + linear(attention(linear(h, p, block + "qkv"), p, block, c), p, block + "attention_out")
         x = x + feed_forward(norm(x, p, block + "norm2", c["family"]), p, block, c)
     x = norm(x, p, "final_norm", c["family"])
     return x @ (p["token_embedding"] if c["tied"] else p["head_weight"]).T
@@ -258,25 +280,38 @@ def numpy_linear(x, p, name):
     return np.einsum("ti,oi->to", x, p[name + "_weight"]) + p.get(name + "_bias", 0.0)
 
 
-def numpy_rotate(vector, position):
+def numpy_wavelength(i, half, c):
+    """Positions in a whole turn of pair i, over 2 pi, scaled as the code that Llama 3.1 was published with."""
+    length = ROPE_THETA ** (2 * i / (2 * half))
+    if c["rope_factor"] == 0 or 2 * np.pi * length < c["rope_original"] / 4:
+        return length
+    if 2 * np.pi * length > c["rope_original"]:
+        return length * c["rope_factor"]
+    smooth = (c["rope_original"] / (2 * np.pi * length) - 1) / (4 - 1)
+    return 1 / ((1 - smooth) / length / c["rope_factor"] + smooth / length)
+
+
+def numpy_rotate(vector, position, c):
     """The D channels as D/2 complex numbers x_i + j x_(i + D/2), each times exp(j angle)."""
     half = len(vector) // 2
     z = vector[:half] + 1j * vector[half:]
-    z = z * np.array([np.exp(1j * position / ROPE_THETA ** (2 * i / (2 * half))) for i in range(half)])
+    z = z * np.array([np.exp(1j * position / numpy_wavelength(i, half, c)) for i in range(half)])
     return np.concatenate([z.real, z.imag])
 
 
-def numpy_attention(qkv, c):
-    H, K, D = c["H"], c["K"], c["C"] // c["H"]
+def numpy_attention(qkv, p, block, c):
+    H, K, D = c["H"], c["K"], c["D"]
     out = np.zeros((len(qkv), H * D))
     for h in range(H):
         shared = h // (H // K)
         q = qkv[:, h * D:(h + 1) * D]
         k = qkv[:, (H + shared) * D:(H + shared + 1) * D]
         v = qkv[:, (H + K + shared) * D:(H + K + shared + 1) * D]
+        if c["qk_norm"]:
+            q, k = numpy_norm(q, p, block + "q_norm", "llama"), numpy_norm(k, p, block + "k_norm", "llama")
         if c["family"] == "llama":
-            q = np.array([numpy_rotate(row, t) for t, row in enumerate(q)])
-            k = np.array([numpy_rotate(row, t) for t, row in enumerate(k)])
+            q = np.array([numpy_rotate(row, t, c) for t, row in enumerate(q)])
+            k = np.array([numpy_rotate(row, t, c) for t, row in enumerate(k)])
         for t in range(len(qkv)):
             weight = np.exp(k[:t + 1] @ q[t] / D ** 0.5)
             out[t, h * D:(h + 1) * D] = weight @ v[:t + 1] / weight.sum()
@@ -293,7 +328,7 @@ def numpy_logits(p, tokens, c):
         for l in range(c["L"]):
             block = f"block.{l}."
             qkv = numpy_linear(numpy_norm(x, p, block + "norm1", c["family"]), p, block + "qkv")
-            x = x + numpy_linear(numpy_attention(qkv, c), p, block + "attention_out")
+            x = x + numpy_linear(numpy_attention(qkv, p, block, c), p, block + "attention_out")
             h = numpy_linear(numpy_norm(x, p, block + "norm2", c["family"]), p, block + "ffn_in")
             if c["family"] == "gpt2":
                 # 0.5 (1 + tanh(u)) = 1 / (1 + exp(-2u))
@@ -446,7 +481,7 @@ def make_fixture(c):
           f"{sum(value.size for value in parameters.values())} parameters")
 
     config = [int(c["family"] == "llama")] + [c[k] for k in ("L", "H", "K", "C", "F", "context", "V")]
-    config += [int(c["tied"]), c["B"], c["T"]]
+    config += [int(c[k]) for k in ("tied", "B", "T", "D", "qkv_bias", "qk_norm", "rope_factor", "rope_original")]
     tensors = {"hyper": np.array(list(hyper.values())), "loss": losses[:1], "losses": losses, "grad_norms": norms,
                "final_norms": final_norms, "config": np.array(config, np.int32), "tokens": tokens, "targets": targets,
                "logits": logits.astype(np.float32)}

@@ -495,6 +495,53 @@ static void test_matmul(size_t M, size_t N, size_t K, bool bias) {
 }
 
 // ------------------------------------------------------------------------------------------------
+// Norms of query and key heads
+
+OPERATION(qk_norm_forward, x(c, 0), x(c, 1), f(c, 2), x(c, 3), x(c, 4), (float)s->epsilon, s->N, s->H, s->K, s->D)
+OPERATION(qk_norm_backward, x(c, 0), f(c, 1), f(c, 2), x(c, 3), f(c, 4), x(c, 5), x(c, 6), s->N, s->H, s->K, s->D)
+
+static void test_qk_norm(size_t N, size_t H, size_t K, size_t D, double scale) {
+    if (!wanted("qk_norm_forward qk_norm_backward")) return;
+    Shape s = {.C = D, .N = N, .H = H, .K = K, .D = D, .epsilon = (double)1e-6f};
+    size_t n = N * (H + 2 * K) * D, heads = N * (H + K);
+    Case c = case_begin(operation_qk_norm_forward, &s, "N=%zu H=%zu K=%zu D=%zu x%.0g", N, H, K, D, scale);
+    Result* out = output(&c, "qkv", IN_PLACE, STORED, n, D);
+    Array* qkv = newest(&c);
+    for (size_t i = 0; i < n; i++) array_set(qkv, qkv->start, i, scale * array_get(qkv, qkv->start, i));
+    double* start = doubles(qkv, qkv->start);
+    Result* saved = output(&c, "saved", OUTPUT, STORED, heads * D, SAME_BITS);
+    Result* rstd = output(&c, "rstd", OUTPUT, FLOAT, heads, D);
+    double *in[3] = {start, input(&c, "q_weight", D, 1), NULL};
+    in[2] = input(&c, "k_weight", D, 1);
+    c.witness = 0;
+    qkv->live = 0;
+    reference_qk_norm(out, in, &s);
+    for (size_t i = 0; i < heads; i++) {
+        const double* x = start + (i / (H + K) * (H + 2 * K) + i % (H + K)) * D;
+        RowStatistics r = reference_statistics(x, &s);
+        result_add(rstd, i, r.rstd, r.rstd);
+        for (size_t d = 0; d < D; d++) result_add(saved, i * D + d, x[d], 0.0);
+    }
+    case_prove(&c);
+
+    Case b = case_begin(operation_qk_norm_backward, &s, "%s", c.shape);
+    b.scratch_bytes = SCRATCH(qk_norm_backward_scratch_bytes(N));
+    Result* din[3] = {output(&b, "dqkv", IN_PLACE, STORED, n, D), NULL, NULL};
+    Array* dqkv = newest(&b);
+    dqkv->live = 0;
+    double* dout = doubles(dqkv, dqkv->start);
+    din[1] = output(&b, "dq_weight", ADDED, FLOAT, D, N * H + D);
+    din[2] = output(&b, "dk_weight", ADDED, FLOAT, D, N * K + D);
+    input_from(&b, "saved", STORED, heads * D, c.arrays[1].host);
+    input_from(&b, "rstd", FLOAT, heads, c.arrays[2].host);
+    input_again(&b, &c.arrays[3]);
+    input_again(&b, &c.arrays[4]);
+    reference_gradient(&b, din, 3, reference_qk_norm, reference_qk_norm_backward, dout, n, in);
+    case_prove(&b);
+    release();
+}
+
+// ------------------------------------------------------------------------------------------------
 // RoPE
 
 OPERATION(rope_forward, x(c, 0), f(c, 1), s->first_position, s->B, s->T, s->H, s->K, s->D)
@@ -916,6 +963,12 @@ static void test_odd_shapes(void) {
         test_matmul(67, 72, 136, bias);
         if (!ON_CUDA) test_matmul(130, 129, 768, bias);
     }
+    test_qk_norm(1, 1, 1, 2, 1);
+    test_qk_norm(3, 4, 2, 10, 1);
+    test_qk_norm(5, 3, 1, 16, 100);
+    test_qk_norm(33, 4, 2, 64, 1);
+    test_qk_norm(9, 9, 3, 136, 1e-3);
+    test_qk_norm(17, 2, 1, 256, 1);
     test_rope(1, 1, 1, 1, 2, 0, 10000.0f);
     test_rope(2, 5, 4, 2, 6, 0, 10000.0f);
     test_rope(2, 33, 4, 1, 10, 5, 10000.0f);

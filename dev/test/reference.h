@@ -120,6 +120,43 @@ static void reference_norm_backward(Result* const* din, const double* dout, doub
     }
 }
 
+// Norms of query and key heads: in[0] qkv (N, (H + 2K) D), in[1] and in[2] their weights (D); C is D
+
+static void reference_qk_norm(Result* out, double* const* in, const Shape* s) {
+    size_t heads = s->H + 2 * s->K;
+    for (size_t i = 0; i < s->N * heads; i++) {
+        RowStatistics r = reference_statistics(in[0] + i * s->D, s);
+        for (size_t d = 0; d < s->D; d++) {
+            double x = in[0][i * s->D + d], weight = in[i % heads < s->H ? 1 : 2][d];
+            bool value_head = i % heads >= s->H + s->K;
+            result_add(out, i * s->D + d, value_head ? x : reference_normal(x, r) * weight,
+                       value_head ? 0.0 : reference_normal_size(x, r) * fabs(weight));
+        }
+    }
+}
+
+static void reference_qk_norm_backward(Result* const* din, const double* dout, double* const* in, const Shape* s) {
+    size_t heads = s->H + 2 * s->K;
+    for (size_t i = 0; i < s->N * heads; i++) {
+        size_t of = i % heads < s->H ? 1 : 2, at = i * s->D;
+        double average = 0.0, size = 0.0;
+        RowStatistics r = reference_statistics(in[0] + at, s);
+        bool value_head = i % heads >= s->H + s->K;
+        for (size_t d = 0; d < s->D && !value_head; d++) {
+            double n = reference_normal(in[0][at + d], r), n_size = reference_normal_size(in[0][at + d], r);
+            average += dout[at + d] * in[of][d] * n / (double)s->D;
+            size += fabs(dout[at + d] * in[of][d]) * n_size / (double)s->D;
+            result_add(din[of], d, dout[at + d] * n, fabs(dout[at + d]) * n_size);
+        }
+        for (size_t d = 0; d < s->D; d++) {
+            double n = reference_normal(in[0][at + d], r), n_size = reference_normal_size(in[0][at + d], r);
+            double g = dout[at + d] * in[of][d];
+            if (value_head) result_add(din[0], at + d, dout[at + d], 0.0);
+            else result_add(din[0], at + d, r.rstd * (g - n * average), r.rstd * (fabs(g) + n_size * size));
+        }
+    }
+}
+
 // ------------------------------------------------------------------------------------------------
 // Matmul: in[0] in (M, K), in[1] weight (N, K), in[2] bias (N) or NULL; out (M, N)
 
