@@ -55,6 +55,9 @@ CFLAGS += $(OPENMP)
 # clang warns about loops that it does not vectorise; they are right all the same.
 CFLAGS += $(shell $(CC) --version 2>/dev/null | grep -q clang && echo -Wno-pass-failed)
 LIBS := -lm -ldl
+# Libraries that unpack texts for build/tokenize, where they and their headers are: zlib for gzip, libzstd for zstd.
+HAS_LIBRARY = $(shell echo 'int main(void){return 0;}' | $(CC) -include $(1) -x c - -o /dev/null $(2) 2>/dev/null && echo yes)
+UNPACK := $(if $(call HAS_LIBRARY,zlib.h,-lz),-DLLMTRAIN_ZLIB -lz) $(if $(call HAS_LIBRARY,zstd.h,-lzstd),-DLLMTRAIN_ZSTD -lzstd)
 
 HEADERS := $(wildcard *.h llmtrain/*.h launch/*.h dev/*.h dev/test/*.h data/*.h)
 PRECISIONS := FP32 BF16 FP16
@@ -235,6 +238,8 @@ $(B)/%: dev/test/%.c $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -I. $< -o $@ $(LIBS)
 $(B)/%: data/%.c $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -I. $< -o $@ $(LIBS)
+$(B)/tokenize: data/tokenize.c $(HEADERS) | $(B)
+	$(CC) $(CFLAGS) -I. $< -o $@ $(UNPACK) $(LIBS)
 $(B)/%: launch/%.c $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -I. $< -o $@ $(LIBS)
 $(B)/test_supervise: launch/supervise.c | $(B)/supervise

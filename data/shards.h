@@ -6,6 +6,10 @@
 //             shard_writer_finish(&writer, &error) && shard_publish("data/x_train_000000.bin", &error);
 //   shard_writer_abandon(&writer);                                         after a failure: removes what was written
 //
+//   1. writer  a shard
+//   2. series  shards of a given length, PREFIX_train_000000.bin and so on
+//   3. set     the series of a prefix, train and val, and the tokenizer that they are of: PREFIX_tokenizer/
+//
 // The writer writes PATH.tmp, and shard_writer_finish flushes it to the disk; shard_publish then renames it to PATH.
 // The two are separate, so that a set of shards can appear together after the last of them is on the disk. A shard
 // that has its name is complete. A token outside the vocabulary is refused.
@@ -14,6 +18,10 @@
 #define LLMTRAIN_SHARDS_H
 
 #include "../llmtrain/data.h"  // ShardHeader, its magic numbers and versions
+#include "../llmtrain/tokenizer.h"
+
+// ------------------------------------------------------------------------------------------------
+// 1. Writer
 
 typedef struct {
     FILE* file;      // NULL: nothing to finish or abandon
@@ -94,6 +102,161 @@ static inline bool shard_publish(const char* path, Error* error) {
     snprintf(temporary, sizeof temporary, "%s.tmp", path);
     if (rename(temporary, path) != 0) return fail_file(error, "give its name to", path);
     return directory_sync_parent(path, error);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 2. Series
+//
+// A series is written shard by shard under temporary names, and then all of it is renamed or removed.
+
+typedef struct {
+    const char* prefix;
+    const char* kind;      // "train" or "val"
+    uint64_t shard_tokens; // at most, of a shard
+    const Tokenizer* tokenizer;
+    double entropy;        // floor, nats per byte of text; 0: unknown
+    size_t shards;         // begun so far; the last may still be open
+    uint64_t tokens;
+    uint64_t bytes;        // of the text in the open shard, counted where the entropy is known
+    ShardWriter writer;
+} Series;
+
+static inline void series_path(char path[FILE_PATH_MAX], const Series* series, size_t number) {
+    snprintf(path, FILE_PATH_MAX, "%.4000s_%s_%06zu.bin", series->prefix, series->kind, number);
+}
+
+// Completes the open shard, if there is one. Its header has the floor per token of the text in it.
+static inline bool series_finish(Series* series, Error* error) {
+    ShardWriter* writer = &series->writer;
+    if (!writer->file) return true;
+    if (series->entropy > 0 && writer->count > 0)
+        writer->header.entropy_floor = series->entropy * ((double)series->bytes / (double)writer->count);
+    series->bytes = 0;
+    return shard_writer_finish(writer, error);
+}
+
+static inline bool series_add(Series* series, const int32_t* tokens, size_t count, Error* error) {
+    const Tokenizer* tokenizer = series->tokenizer;
+    while (count > 0) {
+        if (series->writer.file && series->writer.count == series->shard_tokens && !series_finish(series, error))
+            return false;
+        if (!series->writer.file) {
+            char path[FILE_PATH_MAX];
+            if (series->shards == 1000000) return fail(error, "over a million shards; give a larger --shard-tokens");
+            series_path(path, series, series->shards);
+            if (!shard_writer_open(&series->writer, path, tokenizer->vocabulary, 0, error)) return false;
+            series->shards++;
+        }
+        size_t some = min_size(count, series->shard_tokens - series->writer.count);
+        if (!shard_writer_add(&series->writer, tokens, some, error)) return false;
+        for (size_t i = 0; series->entropy > 0 && i < some; i++) {
+            size_t bytes;
+            tokenizer_piece(&bytes, tokenizer, tokens[i]);
+            if (tokens[i] != tokenizer->end_of_text) series->bytes += bytes;
+        }
+        series->tokens += some;
+        tokens += some;
+        count -= some;
+    }
+    return true;
+}
+
+// Renames the finished shards, and removes those that an earlier, longer series has left: a pattern would match both.
+static inline bool series_publish(const Series* series, Error* error) {
+    char path[FILE_PATH_MAX];
+    if (series->shards == 0) return true;
+    for (size_t i = 0; i < series->shards; i++) {
+        series_path(path, series, i);
+        if (!shard_publish(path, error)) return false;
+    }
+    for (size_t i = series->shards;; i++) {
+        series_path(path, series, i);
+        if (remove(path) != 0) return true;
+    }
+}
+
+static inline void series_abandon(Series* series) {
+    char path[FILE_PATH_MAX], temporary[FILE_PATH_MAX + 8];
+    shard_writer_abandon(&series->writer);
+    for (size_t i = 0; i < series->shards; i++) {
+        series_path(path, series, i);
+        snprintf(temporary, sizeof temporary, "%s.tmp", path);
+        remove(temporary);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------
+// 3. Set
+
+typedef struct {
+    const Tokenizer* tokenizer;
+    bool of_bytes;     // it has no files
+    Series series[2];  // train, val
+} ShardSet;
+
+static inline void shard_set_begin(ShardSet* set, const char* prefix, const Tokenizer* tokenizer,
+                                   uint64_t shard_tokens, double entropy) {
+    static const char* const kinds[2] = {"train", "val"};
+    memset(set, 0, sizeof *set);
+    set->tokenizer = tokenizer;
+    set->of_bytes = tokenizer->hash == 0;
+    for (int i = 0; i < 2; i++) {
+        Series* series = &set->series[i];
+        series->prefix = prefix;
+        series->kind = kinds[i];
+        series->shard_tokens = shard_tokens;
+        series->tokenizer = tokenizer;
+        series->entropy = entropy;
+    }
+}
+
+// Refuses to write only shards of one kind (0: train, 1: val) where those of the other, which stay, are of another
+// tokenizer.
+static inline bool shard_set_agrees(const ShardSet* set, int kind, Error* error) {
+    char shard[FILE_PATH_MAX], path[FILE_PATH_MAX];
+    Tokenizer other = tokenizer_of_bytes();
+    series_path(shard, &set->series[1 - kind], 0);
+    snprintf(path, sizeof path, "%.4000s_tokenizer", set->series[0].prefix);
+    if (access(shard, F_OK) != 0) return true;
+    if (directory_exists(path) && !tokenizer_open(&other, path, NULL, error)) return false;
+    bool same = other.hash == set->tokenizer->hash;
+    if (!same)
+        fail(error, "%.600s is of the tokenizer %s (%016llx), and these shards would be of %s (%016llx); give another "
+             "--out, or remove it", shard, other.name, (unsigned long long)other.hash, set->tokenizer->name,
+             (unsigned long long)set->tokenizer->hash);
+    tokenizer_close(&other);
+    return same;
+}
+
+// Gives all shards their names, in place of those of an earlier set, and the tokenizer's files theirs. If an earlier
+// call failed, or this one does, call shard_set_abandon.
+static inline bool shard_set_publish(ShardSet* set, Error* error) {
+    char path[FILE_PATH_MAX], temporary[FILE_PATH_MAX + 8];
+    snprintf(path, sizeof path, "%.4000s_tokenizer", set->series[0].prefix);
+    snprintf(temporary, sizeof temporary, "%s.tmp", path);
+    bool ok = series_finish(&set->series[0], error) && series_finish(&set->series[1], error);
+    if (ok && !set->of_bytes)
+        ok = directory_remove(temporary, error) && tokenizer_save(set->tokenizer, temporary, error);
+    ok = ok && directory_remove(path, error);
+    if (ok && !set->of_bytes) ok = directory_rename_sync(temporary, path, error);
+    return ok && series_publish(&set->series[0], error) && series_publish(&set->series[1], error);
+}
+
+static inline void shard_set_abandon(ShardSet* set) {
+    char temporary[FILE_PATH_MAX + 8];
+    Error ignored;
+    snprintf(temporary, sizeof temporary, "%.4000s_tokenizer.tmp", set->series[0].prefix);
+    directory_remove(temporary, &ignored);
+    for (int i = 0; i < 2; i++) series_abandon(&set->series[i]);
+}
+
+static inline void shard_set_print(const ShardSet* set) {
+    for (int i = 0; i < 2; i++) {
+        const Series* series = &set->series[i];
+        if (series->shards > 0)
+            printf("%s_%s_*.bin: %llu tokens in %zu shard%s\n", series->prefix, series->kind,
+                   (unsigned long long)series->tokens, series->shards, series->shards == 1 ? "" : "s");
+    }
 }
 
 #endif  // LLMTRAIN_SHARDS_H

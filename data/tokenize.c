@@ -1,144 +1,110 @@
-// tokenize: converts a text to token shards, for training and for validation.
+// tokenize.c: texts to token shards, for training and for validation.
 //
-//   cc -std=c11 -O2 data/tokenize.c -o build/tokenize -lm -pthread
+//   make build/tokenize
 //   build/tokenize --bytes story.txt --out data/story --val 0.1
+//   build/tokenize --tokenizer models/x --text 'books/*.txt.gz' --out data/books --val 0.01
+//   build/tokenize --tokenizer models/x --jsonl 'web/*.jsonl.zst' --field text --out data/web --val 0.001
 //
-// It uses the same memory for a text of any size. All shards are renamed to their names after the last byte was
-// flushed to the disk; if anything fails before, no file has changed.
+//   1. flags
+//   2. bytes      --bytes: a token per byte of one text
+//   3. documents  --text, --jsonl: documents by a tokenizer
+//   4. main
+//
+// It uses the same memory for texts of any size. All shards are renamed to their names after the last byte was flushed
+// to the disk; if anything fails before, no file has changed.
 
+#include "input.h"
 #include "shards.h"
 #include "../llmtrain/flags.h"
-#include "../llmtrain/tokenizer.h"
 
 #include <signal.h>
 
+// ------------------------------------------------------------------------------------------------
+// 1. Flags
+
 typedef struct {
-    const char* text;
-    const char* out;
-    double val;        // fraction
+    const char *bytes, *text, *jsonl;  // where the text is from; one of them
+    const char *field, *tokenizer, *pattern, *out;
+    double val;                        // fraction
     bool val_given;
     uint64_t shard_tokens;
-    double entropy;    // nats per byte; 0 = unknown
+    double entropy;                    // nats per byte; 0 = unknown
+    uint64_t threads;
 } Options;
 
-enum { FLAGS = 5 };
+enum { FLAGS_MAX = 32 };
 
-static void options_flags(Flag flags[FLAGS], Options* o) {
-    const Options standard = {NULL, NULL, 0.1, false, 100000000, 0};
-    const Flag table[FLAGS] = {
-        {"bytes", FLAG_TEXT, &o->text, "FILE", 0, 0,
-         "text to convert, a token per byte; -: standard input (needed)", false},
-        {"out", FLAG_TEXT, &o->out, "PREFIX", 0, 0,
-         "prefix of the shards: PREFIX_train_000000.bin, PREFIX_val_000000.bin, ... (needed)", false},
-        {"val", FLAG_REAL, &o->val, "X", 0, 1,
-         "fraction of the text, at its end, for validation; 0: train shards only, 1: val shards only", false},
-        {"shard-tokens", FLAG_COUNT, &o->shard_tokens, "N", 1, 1e12, "maximum tokens per shard", false},
-        {"entropy", FLAG_REAL, &o->entropy, "X", 0, 100,
-         "entropy floor (loss of the text's true source) in nats per byte, stored in the shards; 0: unknown", false},
+static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
+    const Flag table[] = {
+        FLAG_HEADING("Texts"),
+        TEXT_FLAG("bytes", &o->bytes, NULL, "FILE", 0, "text to convert, a token per byte; -: standard input"),
+        TEXT_FLAG("text", &o->text, NULL, "GLOB", 0,
+                  "texts to convert by --tokenizer, each a document: files and patterns, separated by commas; gzip and "
+                  "zstd are unpacked"),
+        TEXT_FLAG("jsonl", &o->jsonl, NULL, "GLOB", 0,
+                  "the same, of files in which each line is a JSON object, and its member --field a document"),
+        TEXT_FLAG("field", &o->field, "text", "NAME", 0, "with --jsonl: member that is the text"),
+        FLAG_HEADING("Tokenizer"),
+        TEXT_FLAG("tokenizer", &o->tokenizer, NULL, "PATH", 0,
+                  "tokenizer.json, encoder.json, a rank file of tiktoken, or a directory with one of them"),
+        TEXT_FLAG("pattern", &o->pattern, NULL, "NAME", 0,
+                  "of a rank file: how it splits words: gpt2, cl100k or o200k"),
+        FLAG_HEADING("Shards"),
+        TEXT_FLAG("out", &o->out, NULL, "PREFIX", 0,
+                  "prefix of the shards: PREFIX_train_000000.bin, PREFIX_val_000000.bin, ..., and of the tokenizer: "
+                  "PREFIX_tokenizer/"),
+        REAL_FLAG("val", &o->val, 0.1, 0, 1, 0,
+                  "fraction for validation, of the documents, or of a single text its end; 0: train shards only, 1: "
+                  "val shards only"),
+        COUNT_FLAG("shard-tokens", &o->shard_tokens, 100000000, 1, 1e12, 0, "maximum tokens per shard"),
+        REAL_FLAG("entropy", &o->entropy, 0, 0, 100, 0,
+                  "entropy floor (loss of the text's true source) in nats per byte, stored in the shards per token; 0: "
+                  "unknown"),
+        FLAG_HEADING("Program"),
+        COUNT_FLAG("threads", &o->threads, 0, 0, 4096, 0, "OpenMP threads; 0: OpenMP's default"),
     };
-    *o = standard;
-    memcpy(flags, table, sizeof table);
+    return flags_append(flags, 0, table, sizeof table / sizeof table[0]);
 }
 
 static bool options_read(Options* o, int argc, char** argv, Error* error) {
-    Flag flags[FLAGS];
-    options_flags(flags, o);
-    if (!flags_parse(flags, FLAGS, argc, argv, error)) return false;
-    o->val_given = flag_was_given(flags, FLAGS, "val");
-    if (!o->text || !o->text[0]) return fail(error, "--bytes FILE is missing: which text?");
+    Flag flags[FLAGS_MAX];
+    memset(o, 0, sizeof *o);
+    size_t count = options_flags(flags, o);
+    if (!flags_parse(flags, count, argc, argv, error)) return false;
+    o->val_given = flag_was_given(flags, count, "val");
+    int sources = (o->bytes != NULL) + (o->text != NULL) + (o->jsonl != NULL);
+    const char* source = o->bytes ? o->bytes : o->text ? o->text : o->jsonl;
+    if (sources == 0 || !source[0])
+        return fail(error, "which text? --bytes FILE, --text GLOB and --jsonl GLOB are missing; give one of them");
+    if (sources > 1) return fail(error, "--bytes, --text and --jsonl are given together; give one of them");
     if (!o->out || !o->out[0]) return fail(error, "--out PREFIX is missing: where do the shards go?");
-    return strlen(o->out) <= 900 || fail(error, "--out is longer than 900 characters: give a shorter path");
+    if (strlen(o->out) > 900) return fail(error, "--out is longer than 900 characters: give a shorter path");
+    if (o->bytes && o->tokenizer)
+        return fail(error, "--bytes makes a token of each byte, without --tokenizer; give --text instead of --bytes");
+    return o->bytes || (o->tokenizer && o->tokenizer[0]) ||
+           fail(error, "--tokenizer PATH is missing: by which tokenizer? (--bytes FILE needs none)");
+}
+
+static volatile sig_atomic_t interrupted = 0;
+static void interrupt(int signal_number) {
+    (void)signal_number;
+    interrupted = 1;
+}
+
+// Names the shards and says what they are; or leaves nothing, if anything failed before.
+static bool publish(ShardSet* set, bool ok, Error* error) {
+    if (interrupted) ok = fail(error, "interrupted; nothing was written");
+    ok = ok && shard_set_publish(set, error);
+    if (ok) shard_set_print(set);
+    else shard_set_abandon(set);
+    return ok;
 }
 
 // ------------------------------------------------------------------------------------------------
-// Output
-//
-// Two series of shards, train and val. A series is written shard by shard under temporary names, and then all of it is
-// renamed or removed.
-
-typedef struct {
-    const char* prefix;
-    const char* kind;  // "train" or "val"
-    size_t shards;     // begun so far; the last may still be open
-    uint64_t tokens;
-    ShardWriter writer;
-} Series;
-
-static void series_path(char path[1024], const Series* series, size_t number) {
-    snprintf(path, 1024, "%s_%s_%06zu.bin", series->prefix, series->kind, number);
-}
-
-static bool series_add(Series* series, const int32_t* tokens, size_t count, const Options* options, int32_t vocabulary,
-                       Error* error) {
-    while (count > 0) {
-        if (series->writer.file && series->writer.count == options->shard_tokens &&
-            !shard_writer_finish(&series->writer, error))
-            return false;
-        if (!series->writer.file) {
-            char path[1024];
-            if (series->shards == 1000000) return fail(error, "over a million shards; give a larger --shard-tokens");
-            series_path(path, series, series->shards);
-            if (!shard_writer_open(&series->writer, path, vocabulary, options->entropy, error)) return false;
-            series->shards++;
-        }
-        size_t some = min_size(count, options->shard_tokens - series->writer.count);
-        if (!shard_writer_add(&series->writer, tokens, some, error)) return false;
-        series->tokens += some;
-        tokens += some;
-        count -= some;
-    }
-    return true;
-}
-
-// Renames the finished shards, and removes those that an earlier, longer series has left: a pattern would match both.
-static bool series_publish(const Series* series, Error* error) {
-    char path[1024];
-    if (series->shards == 0) return true;
-    for (size_t i = 0; i < series->shards; i++) {
-        series_path(path, series, i);
-        if (!shard_publish(path, error)) return false;
-    }
-    for (size_t i = series->shards;; i++) {
-        series_path(path, series, i);
-        if (remove(path) != 0) return true;
-    }
-}
-
-static void series_abandon(Series* series) {
-    char path[1024], temporary[1024 + 8];
-    shard_writer_abandon(&series->writer);
-    for (size_t i = 0; i < series->shards; i++) {
-        series_path(path, series, i);
-        snprintf(temporary, sizeof temporary, "%s.tmp", path);
-        remove(temporary);
-    }
-}
-
-// ------------------------------------------------------------------------------------------------
-// Input
-
-typedef struct {
-    FILE* file;
-    const char* name;
-    bool size_known;
-    uint64_t size;  // bytes
-} Input;
-
-static bool input_open(Input* input, const char* name, Error* error) {
-    bool standard = strcmp(name, "-") == 0;
-    struct stat status;
-    input->name = standard ? "standard input" : name;
-    input->file = standard ? stdin : fopen(name, "rb");
-    if (!input->file || fstat(fileno(input->file), &status) != 0) return fail_file(error, "open", input->name);
-    if (S_ISDIR(status.st_mode))
-        return fail(error, "%s is a directory; give one file, or join many: cat FILES | tokenize --bytes -", name);
-    input->size_known = S_ISREG(status.st_mode) && !standard;
-    input->size = input->size_known ? (uint64_t)status.st_size : 0;
-    return true;
-}
+// 2. Bytes
 
 // Bytes of the text that go to training; the rest, at its end, go to validation.
-static bool split(uint64_t* train_bytes, const Input* input, const Options* options, Error* error) {
+static bool divide(uint64_t* train_bytes, const Input* input, const Options* options, Error* error) {
     double val = options->val_given || input->size_known ? options->val : 0;
     *train_bytes = val == 0 ? UINT64_MAX : 0;
     if (val == 0 || val == 1) return true;
@@ -153,38 +119,29 @@ static bool split(uint64_t* train_bytes, const Input* input, const Options* opti
     return true;
 }
 
-static volatile sig_atomic_t interrupted = 0;
-static void interrupt(int signal_number) {
-    (void)signal_number;
-    interrupted = 1;
-}
-
 #define CHUNK ((size_t)1 << 16)  // bytes of text at a time
 
-static bool convert(Series* train, Series* validation, const Input* input, const Options* options, Error* error) {
+static bool bytes_convert(ShardSet* set, Input* input, const Options* options, Error* error) {
     static char text[CHUNK];
     Tokens tokens = {0};
-    Tokenizer tokenizer = tokenizer_of_bytes();
     uint64_t done = 0, train_bytes;
     Progress progress = progress_begin(input->name, input->size);
-    if (!split(&train_bytes, input, options, error)) return false;
+    if (!divide(&train_bytes, input, options, error)) return false;
+    if ((train_bytes == 0 || train_bytes == UINT64_MAX) && !shard_set_agrees(set, train_bytes == 0, error))
+        return false;
     bool ok = true;
-    while (ok && !interrupted) {
-        bool to_train = done < train_bytes;
-        size_t wanted = to_train ? min_size(CHUNK, train_bytes - done) : CHUNK;
-        size_t bytes = fread(text, 1, wanted, input->file);
-        if (bytes == 0) break;
+    for (size_t bytes = 1; ok && bytes > 0 && !interrupted;) {
+        bool to_val = done >= train_bytes;
+        ok = input_read(input, &bytes, text, to_val ? CHUNK : min_size(CHUNK, train_bytes - done), error);
         tokens.count = 0;
-        ok = tokenizer_encode(&tokens, &tokenizer, text, bytes, error) &&
-             series_add(to_train ? train : validation, tokens.ids, tokens.count, options, tokenizer.vocabulary, error);
+        ok = ok && tokenizer_encode(&tokens, set->tokenizer, text, bytes, error) &&
+             series_add(&set->series[to_val], tokens.ids, tokens.count, error);
         done += bytes;
         progress_show(&progress, done);
     }
     progress_end(&progress);
     tokens_free(&tokens);
-    if (!ok) return false;
-    if (interrupted) return fail(error, "interrupted; nothing was written");
-    if (ferror(input->file)) return fail_file(error, "read", input->name);
+    if (!ok || interrupted) return ok;
     if (done == 0) return fail(error, "%s is empty; give a text", input->name);
     if (input->size_known && done != input->size)
         return fail(error, "%s changed while it was read: %llu bytes became %llu; start again", input->name,
@@ -192,40 +149,204 @@ static bool convert(Series* train, Series* validation, const Input* input, const
     return true;
 }
 
-// ------------------------------------------------------------------------------------------------
-// The program
-
-static bool tokenize(const Options* options, Error* error) {
-    static Series series[2];
+static bool bytes_to_shards(const Options* options, Error* error) {
+    Tokenizer tokenizer = tokenizer_of_bytes();
+    ShardSet set;
     Input input;
-    series[0].prefix = series[1].prefix = options->out;
-    series[0].kind = "train";
-    series[1].kind = "val";
-    memset(&input, 0, sizeof input);
-    bool ok = input_open(&input, options->text, error) && convert(&series[0], &series[1], &input, options, error);
-    for (int i = 0; i < 2; i++)
-        if (ok && series[i].writer.file) ok = shard_writer_finish(&series[i].writer, error);
-    for (int i = 0; i < 2; i++)
-        if (ok) ok = series_publish(&series[i], error);
-    for (int i = 0; i < 2; i++) {
-        if (!ok) series_abandon(&series[i]);
-        if (ok && series[i].shards > 0)
-            printf("%s_%s_*.bin: %llu tokens in %zu shard%s\n", options->out, series[i].kind,
-                   (unsigned long long)series[i].tokens, series[i].shards, series[i].shards == 1 ? "" : "s");
-    }
-    if (input.file) fclose(input.file);
+    shard_set_begin(&set, options->out, &tokenizer, options->shard_tokens, options->entropy);
+    bool ok = input_open(&input, options->bytes, error) && bytes_convert(&set, &input, options, error);
+    ok = publish(&set, ok, error);
+    input_close(&input);
     return ok;
 }
+
+// ------------------------------------------------------------------------------------------------
+// 3. Documents
+//
+// A batch of text is divided into jobs of some pieces each; threads encode them, and then one writes their tokens in the
+// order of the text. So the shards do not depend on the number of threads.
+
+enum { JOBS_MAX = 256 };
+#define JOB_BYTES ((size_t)1 << 17)  // of text, at least; so few jobs are much longer than others
+
+typedef struct {
+    size_t first, count;  // pieces of the batch
+    Tokens tokens;        // of all of them
+    Error error;
+    bool failed;
+} Job;
+
+typedef struct {
+    const Options* options;
+    Tokenizer tokenizer;
+    Documents documents;
+    Batch batch;
+    Tokens starts;         // where in its job's tokens each piece of the batch begins
+    Job jobs[JOBS_MAX];
+    size_t job_count;
+    ShardSet set;
+    uint64_t read[2];      // documents for training, for validation
+    uint64_t empty, bytes; // documents without text; of text in all
+} Conversion;
+
+// The first document of stratum k: each has as many as one is to be chosen of.
+static uint64_t stratum_begin(uint64_t k, double val) { return (uint64_t)ceil((double)k / val); }
+
+// Whether a document is for validation: of every 1 / val consecutive ones, one that random numbers choose. So the
+// fraction is exact, and the choice depends on the document's number alone.
+static bool is_for_validation(uint64_t document, double val) {
+    if (val == 0 || val == 1) return val == 1;
+    uint64_t k = (uint64_t)((double)document * val);
+    while (stratum_begin(k, val) > document) k--;
+    while (stratum_begin(k + 1, val) <= document) k++;
+    uint64_t begin = stratum_begin(k, val), end = stratum_begin(k + 1, val);
+    return document == begin + random4(0, RANDOM_CORPUS, 1, k).bits[0] % (end - begin);
+}
+
+static void conversion_divide(Conversion* c) {
+    Batch* batch = &c->batch;
+    size_t target = max_size(JOB_BYTES, batch->bytes / (JOBS_MAX - 1) + 1), bytes = 0;
+    c->job_count = 0;
+    for (size_t i = 0; i < batch->count; i++) {
+        if (i == 0 || (bytes >= target && c->job_count < JOBS_MAX)) {
+            c->jobs[c->job_count].first = i;
+            c->jobs[c->job_count++].count = 0;
+            bytes = 0;
+        }
+        c->jobs[c->job_count - 1].count++;
+        bytes += batch->pieces[i].bytes;
+    }
+}
+
+static void job_encode(Conversion* c, Job* job) {
+    job->tokens.count = 0;
+    job->failed = false;
+    for (size_t i = job->first; !job->failed && i < job->first + job->count; i++) {
+        const Piece* piece = &c->batch.pieces[i];
+        c->starts.ids[i] = (int32_t)job->tokens.count;
+        job->failed = !tokenizer_encode(&job->tokens, &c->tokenizer, c->batch.text + piece->start, piece->bytes,
+                                        &job->error);
+    }
+}
+
+static bool job_write(Conversion* c, const Job* job, Error* error) {
+    const int32_t end_of_text = c->tokenizer.end_of_text;
+    if (job->failed) return fail(error, "%s", job->error.text);
+    for (size_t i = job->first; i < job->first + job->count; i++) {
+        const Piece* piece = &c->batch.pieces[i];
+        size_t start = (size_t)c->starts.ids[i];
+        size_t end = i + 1 < job->first + job->count ? (size_t)c->starts.ids[i + 1] : job->tokens.count;
+        bool divided = c->documents.split > 0;  // the one document's end is for validation
+        bool to_val = divided ? piece->document == 1 : is_for_validation(piece->document, c->options->val);
+        Series* series = &c->set.series[to_val];
+        if (piece->begins && piece->ends && piece->bytes == 0) {
+            c->empty++;
+            continue;
+        }
+        if (!series_add(series, job->tokens.ids + start, end - start, error)) return false;
+        c->bytes += piece->bytes;
+        if (!piece->ends) continue;
+        c->read[to_val]++;
+        if (!series_add(series, &end_of_text, 1, error)) return false;
+    }
+    return true;
+}
+
+// The end of a single text is for validation, since there is no document to spare.
+static bool conversion_split(Conversion* c, Error* error) {
+    double val = c->options->val;
+    Input input;
+    if (c->options->jsonl || c->documents.files.count > 1 || val == 0 || val == 1) return true;
+    bool ok = input_open(&input, c->documents.files.names[0], error) && input_unpack(&input, error);
+    if (ok && (input.kind != INPUT_PLAIN || !input.size_known))
+        ok = fail(error, "%.600s is packed and the only document, so its end cannot be kept for validation; give --val "
+                  "0 or 1, or unpack it", input.name);
+    uint64_t size = ok ? input.size : 0;
+    if (ok && size == 0) ok = fail(error, "%.600s is empty; give a text", input.name);
+    input_close(&input);
+    uint64_t split = (uint64_t)((double)size * (1 - val));
+    if (ok && split > 0) documents_split(&c->documents, split);
+    return ok;
+}
+
+static bool conversion_check(const Conversion* c, Error* error) {
+    double val = c->options->val;
+    uint64_t documents = c->read[0] + c->read[1];
+    const char* source = c->options->text ? c->options->text : c->options->jsonl;
+    if (documents == 0) return fail(error, "'%.600s' has no text in it; check the files", source);
+    if (val > 0 && c->read[1] == 0)
+        return fail(error, "'%.600s' has %llu documents, and of those --val %g leaves none for validation; give a "
+                    "larger --val, or --val 0", source, (unsigned long long)documents, val);
+    if (val < 1 && c->read[0] == 0)
+        return fail(error, "'%.600s' has %llu documents, and of those --val %g leaves none for training; give a "
+                    "smaller --val, or --val 1", source, (unsigned long long)documents, val);
+    return true;
+}
+
+static bool conversion_run(Conversion* c, Error* error) {
+    Progress progress = progress_begin("tokenizing", c->documents.size);
+    for (;;) {
+        if (!documents_next(&c->documents, &c->batch, error)) return false;
+        size_t pieces = c->batch.count;
+        if (pieces == 0 || interrupted) break;
+        c->starts.count = 0;
+        if (!tokens_reserve(&c->starts, pieces, error)) return false;
+        conversion_divide(c);
+#pragma omp parallel for schedule(dynamic, 1)
+        for (size_t i = 0; i < c->job_count; i++) job_encode(c, &c->jobs[i]);
+        for (size_t i = 0; i < c->job_count; i++)
+            if (!job_write(c, &c->jobs[i], error)) return false;
+        progress_show(&progress, documents_taken(&c->documents));
+    }
+    progress_end(&progress);
+    return interrupted || conversion_check(c, error);
+}
+
+static void conversion_free(Conversion* c) {
+    documents_close(&c->documents);
+    batch_free(&c->batch);
+    tokens_free(&c->starts);
+    for (size_t i = 0; i < JOBS_MAX; i++) tokens_free(&c->jobs[i].tokens);
+    tokenizer_close(&c->tokenizer);
+    free(c);
+}
+
+static bool documents_to_shards(const Options* o, Error* error) {
+    Conversion* c = (Conversion*)allocate(sizeof *c);
+    if (!c) return fail(error, "out of memory for %zu bytes", sizeof *c);
+    c->options = o;
+    bool ok = tokenizer_open(&c->tokenizer, o->tokenizer, o->pattern, error);
+    if (!ok) memset(&c->tokenizer, 0, sizeof c->tokenizer);
+    shard_set_begin(&c->set, o->out, &c->tokenizer, o->shard_tokens, o->entropy);
+    if (ok && c->tokenizer.end_of_text < 0)
+        ok = fail(error, "%.600s names no end-of-text token, by which documents could be told apart; name it as "
+                  "\"eos_token\" in tokenizer_config.json beside it", o->tokenizer);
+    ok = ok && documents_open(&c->documents, o->text ? o->text : o->jsonl, o->jsonl ? o->field : NULL, error);
+    if (ok && (o->val == 0 || o->val == 1)) ok = shard_set_agrees(&c->set, o->val == 1, error);
+    ok = ok && conversion_split(c, error) && conversion_run(c, error);
+    ok = publish(&c->set, ok, error);
+    if (ok)
+        printf("%llu documents of %llu bytes, %.2f bytes per token\n", (unsigned long long)(c->read[0] + c->read[1]),
+               (unsigned long long)c->bytes,
+               (double)c->bytes / (double)(c->set.series[0].tokens + c->set.series[1].tokens));
+    if (ok && c->empty > 0) printf("%llu documents without text were left out\n", (unsigned long long)c->empty);
+    conversion_free(c);
+    return ok;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 4. Main
 
 int main(int argc, char** argv) {
     Options options;
     Error error;
     struct sigaction action;
+    files_open_standard();
     if (flags_want_help(argc, argv)) {
-        Flag flags[FLAGS];
-        options_flags(flags, &options);
-        printf("tokenize: converts a text to token shards; replaces existing shards of the same prefix\n\n");
-        flags_help(flags, FLAGS);
+        Flag flags[FLAGS_MAX];
+        size_t count = options_flags(flags, &options);
+        printf("tokenize: converts texts to token shards; replaces existing shards of the same prefix\n\n");
+        flags_help(flags, count);
         return 0;
     }
     if (!options_read(&options, argc, argv, &error)) {
@@ -237,7 +358,8 @@ int main(int argc, char** argv) {
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
     signal(SIGXFSZ, SIG_IGN);  // a write over the limit on file sizes then fails with a message
-    if (tokenize(&options, &error)) return 0;
+    if (options.threads) threads_set(options.threads);
+    if (options.bytes ? bytes_to_shards(&options, &error) : documents_to_shards(&options, &error)) return 0;
     fprintf(stderr, "tokenize: %s\n", error.text);
     return 1;
 }

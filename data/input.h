@@ -1,0 +1,522 @@
+// input.h: what a text comes from: files and patterns of files, packed or not, as documents of bounded pieces.
+//
+//   Documents documents;
+//   Batch batch = {0};
+//   bool ok = documents_open(&documents, "books/*.txt,more/*.txt.gz", NULL, &error);    or "x.jsonl", "text"
+//   while (ok && (ok = documents_next(&documents, &batch, &error)) && batch.count > 0) ... batch.pieces, batch.text
+//   batch_free(&batch);
+//   documents_close(&documents);
+//
+//   1. files      the files that patterns name
+//   2. input      the bytes of a file, unpacked if it is packed by gzip or zstd
+//   3. documents  a file each, or a line of JSON each; batches of pieces of them
+//
+// A file is one document, or with a field's name each of its lines is a JSON object, whose member of that name is the
+// document. Documents are numbered in the order of the files' names, and of lines in a file, from 0; the number does
+// not depend on threads, or on what else is read. A batch has some megabytes of text, whatever the documents' lengths:
+// a long document comes in pieces, which end where a line ends. Memory: a batch, and one line or piece more.
+//
+// gzip and zstd are read by their libraries, zlib and libzstd, if the program was compiled with LLMTRAIN_ZLIB and
+// LLMTRAIN_ZSTD; a file that is packed otherwise (bzip2, xz) is taken for text.
+
+#ifndef LLMTRAIN_INPUT_H
+#define LLMTRAIN_INPUT_H
+
+#include "../llmtrain/files.h"  // fail_file; and from base.h Error, Progress
+#include "../llmtrain/json.h"
+
+#include <glob.h>
+#ifdef LLMTRAIN_ZLIB
+#include <zlib.h>
+#endif
+#ifdef LLMTRAIN_ZSTD
+#include <zstd.h>
+#endif
+
+// ------------------------------------------------------------------------------------------------
+// 1. Files
+
+typedef struct {
+    char** names;  // (count), each owned; sorted by their bytes, each once
+    size_t count;
+} FileList;
+
+static inline void file_list_free(FileList* files) {
+    for (size_t i = 0; i < files->count; i++) free(files->names[i]);
+    free(files->names);
+    memset(files, 0, sizeof *files);
+}
+
+static inline bool file_list_add(FileList* files, const char* name, Error* error) {
+    char** names = (char**)realloc(files->names, (files->count + 1) * sizeof *names);
+    if (names) files->names = names;
+    char* copy = names ? strdup(name) : NULL;
+    if (!copy) return fail(error, "out of memory for the names of %zu files", files->count + 1);
+    files->names[files->count++] = copy;
+    return true;
+}
+
+static inline bool file_list_add_pattern(FileList* files, const char* pattern, Error* error) {
+    glob_t found;
+    memset(&found, 0, sizeof found);
+    if (access(pattern, F_OK) == 0) return file_list_add(files, pattern, error);  // also a name with a bracket in it
+    int result = glob(pattern, GLOB_NOSORT, NULL, &found);
+    bool ok = result == 0;
+    if (result == GLOB_NOMATCH) fail(error, "no file matches '%.600s'; check the name", pattern);
+    else if (result == GLOB_NOSPACE) fail(error, "out of memory for the files that match '%.600s'", pattern);
+    else if (!ok) fail(error, "cannot list the files that match '%.600s': a directory cannot be read", pattern);
+    for (size_t i = 0; ok && i < found.gl_pathc; i++) ok = file_list_add(files, found.gl_pathv[i], error);
+    globfree(&found);
+    return ok;
+}
+
+static inline int file_list_compare(const void* a, const void* b) {
+    return strcmp(*(char* const*)a, *(char* const*)b);
+}
+
+// Files and shell patterns (*, ?, [...]), separated by commas; a file whose name has a comma is given alone. The order
+// is that of the names' bytes, in any locale, since it numbers the documents.
+static inline bool file_list_find(FileList* files, const char* patterns, Error* error) {
+    memset(files, 0, sizeof *files);
+    bool whole = access(patterns, F_OK) == 0, ok = true;
+    char* list = strdup(patterns);
+    if (!list) return fail(error, "out of memory for a list of %zu bytes", strlen(patterns));
+    for (char* part = list; ok && part;) {
+        char* comma = whole ? NULL : strchr(part, ',');
+        if (comma) *comma = 0;
+        ok = *part ? file_list_add_pattern(files, part, error)
+                   : fail(error, "'%.600s' has an empty name in it; separate files by single commas", patterns);
+        part = comma ? comma + 1 : NULL;
+    }
+    free(list);
+    if (!ok) {
+        file_list_free(files);
+        return false;
+    }
+    qsort(files->names, files->count, sizeof *files->names, file_list_compare);
+    size_t kept = 0;
+    for (size_t i = 0; i < files->count; i++) {
+        if (kept > 0 && strcmp(files->names[kept - 1], files->names[i]) == 0) free(files->names[i]);
+        else files->names[kept++] = files->names[i];
+    }
+    files->count = kept;
+    return true;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 2. Input
+
+#define INPUT_PACKED ((size_t)1 << 16)  // bytes of a packed file at a time
+
+typedef enum { INPUT_PLAIN, INPUT_GZIP, INPUT_ZSTD } InputKind;
+
+typedef struct {
+    FILE* file;      // NULL: not open
+    const char* name;
+    bool size_known;
+    uint64_t size;   // bytes, packed if the file is
+    uint64_t taken;  // of these, read so far
+    InputKind kind;
+    unsigned char* packed;  // (INPUT_PACKED), owned; NULL for INPUT_PLAIN
+    size_t at, end;         // packed[at .. end) is still to be unpacked
+    bool inside;            // of a packed stream: the file must not end here
+#ifdef LLMTRAIN_ZLIB
+    z_stream gzip;
+#endif
+#ifdef LLMTRAIN_ZSTD
+    ZSTD_DStream* zstd;
+#endif
+} Input;
+
+static inline void input_close(Input* input) {
+#ifdef LLMTRAIN_ZLIB
+    if (input->kind == INPUT_GZIP) inflateEnd(&input->gzip);
+#endif
+#ifdef LLMTRAIN_ZSTD
+    if (input->kind == INPUT_ZSTD) ZSTD_freeDStream(input->zstd);
+#endif
+    if (input->file && input->file != stdin) fclose(input->file);
+    free(input->packed);
+    memset(input, 0, sizeof *input);
+}
+
+// Opens a file as it is; "-" is standard input. The name must outlive the input. After a failure, too, the caller
+// closes it.
+static inline bool input_open(Input* input, const char* name, Error* error) {
+    bool standard = strcmp(name, "-") == 0;
+    struct stat status;
+    memset(input, 0, sizeof *input);
+    input->name = standard ? "standard input" : name;
+    input->file = standard ? stdin : fopen(name, "rbe");
+    if (!input->file || fstat(fileno(input->file), &status) != 0) return fail_file(error, "open", input->name);
+    if (S_ISDIR(status.st_mode))
+        return fail(error, "%.600s is a directory; give one file, or join many: cat FILES | tokenize --bytes -, "
+                    "or a pattern: --text '%.200s/*'", name, name);
+    input->size_known = S_ISREG(status.st_mode) && !standard;
+    input->size = input->size_known ? (uint64_t)status.st_size : 0;
+    return true;
+}
+
+static inline bool input_start_gzip(Input* input, Error* error) {
+#ifdef LLMTRAIN_ZLIB
+    if (inflateInit2(&input->gzip, 15 + 16) != Z_OK)
+        return fail(error, "out of memory to unpack %.600s", input->name);
+    input->kind = INPUT_GZIP;
+    return true;
+#else
+    return fail(error, "%.600s is packed by gzip, which this program cannot unpack; install zlib's headers "
+                "(apt-get install -y zlib1g-dev) and make build/tokenize again, or unpack it: gunzip", input->name);
+#endif
+}
+
+static inline bool input_start_zstd(Input* input, Error* error) {
+#ifdef LLMTRAIN_ZSTD
+    input->zstd = ZSTD_createDStream();
+    if (!input->zstd) return fail(error, "out of memory to unpack %.600s", input->name);
+    input->kind = INPUT_ZSTD;
+    return true;
+#else
+    return fail(error, "%.600s is packed by zstd, which this program cannot unpack; install libzstd's headers "
+                "(apt-get install -y libzstd-dev) and make build/tokenize again, or unpack it: unzstd", input->name);
+#endif
+}
+
+// Finds out by the first bytes whether the file, of which nothing was read so far, is packed; if so, input_read unpacks.
+static inline bool input_unpack(Input* input, Error* error) {
+    static const unsigned char gzip[2] = {0x1F, 0x8B}, zstd[4] = {0x28, 0xB5, 0x2F, 0xFD};
+    input->packed = (unsigned char*)allocate(INPUT_PACKED);
+    if (!input->packed) return fail(error, "out of memory to read %.600s", input->name);
+    input->end = fread(input->packed, 1, 4, input->file);
+    input->taken = input->end;
+    if (input->end >= 2 && memcmp(input->packed, gzip, 2) == 0) return input_start_gzip(input, error);
+    if (input->end == 4 && memcmp(input->packed, zstd, 4) == 0) return input_start_zstd(input, error);
+    return true;
+}
+
+static inline bool input_damaged(const Input* input, const char* why, Error* error) {
+    return fail(error, "%.600s is packed, and damaged: %.100s; use another copy", input->name, why);
+}
+
+// Unpacks some bytes of packed[at .. end) to buffer; the stream goes on in the next call.
+static inline bool input_unpack_some(Input* input, size_t* bytes, char* buffer, size_t room, Error* error) {
+    *bytes = 0;
+#ifdef LLMTRAIN_ZLIB
+    if (input->kind == INPUT_GZIP) {
+        z_stream* z = &input->gzip;
+        z->next_in = input->packed + input->at;
+        z->avail_in = (uInt)(input->end - input->at);
+        z->next_out = (unsigned char*)buffer;
+        z->avail_out = (uInt)min_size(room, 1 << 30);
+        uInt offered = z->avail_out;
+        int result = inflate(z, Z_NO_FLUSH);
+        input->at = input->end - z->avail_in;
+        *bytes = offered - z->avail_out;
+        if (result != Z_OK && result != Z_STREAM_END && result != Z_BUF_ERROR)
+            return input_damaged(input, z->msg ? z->msg : "no gzip stream", error);
+        input->inside = result != Z_STREAM_END;
+        if (result == Z_STREAM_END) inflateReset(z);  // another may follow: gzip files can be joined
+    }
+#endif
+#ifdef LLMTRAIN_ZSTD
+    if (input->kind == INPUT_ZSTD) {
+        ZSTD_inBuffer in = {input->packed, input->end, input->at};
+        ZSTD_outBuffer out = {buffer, room, 0};
+        size_t result = ZSTD_decompressStream(input->zstd, &out, &in);
+        if (ZSTD_isError(result)) return input_damaged(input, ZSTD_getErrorName(result), error);
+        input->at = in.pos;
+        *bytes = out.pos;
+        input->inside = result != 0;
+    }
+#endif
+    (void)input; (void)buffer; (void)room; (void)error;
+    return true;
+}
+
+// Reads up to `room` bytes, fewer only at the end; *bytes says how many.
+static inline bool input_read(Input* input, size_t* bytes, char* buffer, size_t room, Error* error) {
+    *bytes = 0;
+    if (input->kind == INPUT_PLAIN) {
+        size_t ahead = min_size(input->end - input->at, room);  // what input_unpack has read
+        if (ahead > 0) memcpy(buffer, input->packed + input->at, ahead);
+        input->at += ahead;
+        *bytes = ahead + fread(buffer + ahead, 1, room - ahead, input->file);
+        input->taken += *bytes - ahead;
+        return !ferror(input->file) || fail_file(error, "read", input->name);
+    }
+    while (*bytes < room) {
+        size_t some;
+        if (input->at == input->end) {
+            input->at = 0;
+            input->end = fread(input->packed, 1, INPUT_PACKED, input->file);
+            input->taken += input->end;
+            if (ferror(input->file)) return fail_file(error, "read", input->name);
+            bool ended = input->end == 0;
+            if (ended && !input->inside) return true;
+            if (ended) {  // what the library holds back comes without further input
+                size_t before = *bytes;
+                if (!input_unpack_some(input, &some, buffer + *bytes, room - *bytes, error)) return false;
+                *bytes += some;
+                if (*bytes == before && input->inside) return input_damaged(input, "it ends too early", error);
+                continue;
+            }
+        }
+        if (!input_unpack_some(input, &some, buffer + *bytes, room - *bytes, error)) return false;
+        *bytes += some;
+    }
+    return true;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 3. Documents
+//
+// Files are read in steps of a fixed length from their beginning, and pieces are cut by what these steps hold. So the
+// pieces of a text are the same whichever batch they are in, and for a packed file the same as for the text in it.
+
+#define DOCUMENT_STEP ((size_t)1 << 18)   // bytes of a file at a time
+#define PIECE_BYTES ((size_t)1 << 20)     // a piece is cut when it is as long and has a good place for it,
+#define PIECE_MAX ((size_t)64 << 20)      // and at this length in any case
+#define LINE_MAX_BYTES ((size_t)256 << 20)  // of JSON; a file with a longer one is refused
+#define BATCH_BYTES ((size_t)16 << 20)    // of text, and one piece or line more
+
+typedef struct {
+    size_t start, bytes;  // in the text of the batch
+    uint64_t document;    // number, from 0
+    const char* file;     // that it is from; the list of files owns it
+    uint64_t line;        // in the file, from 1; 0: the document is all of the file
+    bool begins, ends;    // it is the first, the last piece of its document
+} Piece;
+
+typedef struct {
+    char* text;           // owned; a document's pieces follow each other
+    size_t bytes, room;
+    Piece* pieces;        // (count), owned
+    size_t count, places;
+} Batch;
+
+typedef struct {
+    FileList files;
+    const char* field;    // of a line of JSON; NULL: a file is a document
+    size_t file;          // the next to be opened
+    Input input;          // the one being read
+    uint64_t document;    // number of the document that is being read
+    uint64_t line;        // of the file, from 1
+    size_t waiting;       // bytes at the end of the batch's text that belong to no piece yet
+    size_t searched;      // of these, the first ones that hold no end of a line or piece
+    bool begun;           // a piece of this document was made already
+    uint64_t offset;      // of the waiting bytes in the file
+    uint64_t split;       // where the one document is divided in two (documents_split); 0: nowhere
+    uint64_t size, taken; // bytes of all files where known; of those that are closed
+} Documents;
+
+static inline void batch_free(Batch* batch) {
+    free(batch->text);
+    free(batch->pieces);
+    memset(batch, 0, sizeof *batch);
+}
+
+static inline void documents_close(Documents* d) {
+    input_close(&d->input);
+    file_list_free(&d->files);
+    memset(d, 0, sizeof *d);
+}
+
+// field: NULL, or the name of the member of each line's object. It must outlive the documents. After a failure there is
+// nothing to close.
+static inline bool documents_open(Documents* d, const char* patterns, const char* field, Error* error) {
+    memset(d, 0, sizeof *d);
+    d->field = field;
+    if (!file_list_find(&d->files, patterns, error)) return false;
+    for (size_t i = 0; i < d->files.count; i++) {
+        struct stat status;
+        if (stat(d->files.names[i], &status) == 0 && S_ISREG(status.st_mode)) d->size += (uint64_t)status.st_size;
+    }
+    return true;
+}
+
+// Back to the first document.
+static inline void documents_rewind(Documents* d) {
+    input_close(&d->input);
+    d->file = d->waiting = d->searched = 0;
+    d->document = d->offset = d->taken = 0;
+    d->begun = false;
+}
+
+// Divides the text of a single file that is not packed into two documents: the second begins with the first line that
+// begins after byte `split` > 0.
+static inline void documents_split(Documents* d, uint64_t split) { d->split = split; }
+
+// Bytes of the files read so far, of d->size.
+static inline uint64_t documents_taken(const Documents* d) { return d->taken + d->input.taken; }
+
+// Makes a piece of the first `bytes` of those that wait.
+static inline bool documents_cut(Documents* d, Batch* batch, size_t bytes, bool ends, Error* error) {
+    if (batch->count == batch->places) {
+        size_t places = 2 * batch->places + 64;
+        Piece* pieces = (Piece*)realloc(batch->pieces, places * sizeof *pieces);
+        if (!pieces) return fail(error, "out of memory for %zu pieces of text", places);
+        batch->pieces = pieces;
+        batch->places = places;
+    }
+    Piece* piece = &batch->pieces[batch->count++];
+    piece->start = batch->bytes - d->waiting;
+    piece->bytes = bytes;
+    piece->document = d->document;
+    piece->file = d->files.names[d->file - 1];
+    piece->line = d->field ? d->line : 0;
+    piece->begins = !d->begun;
+    piece->ends = ends;
+    d->begun = !ends;
+    d->document += ends;
+    d->line += ends;
+    d->waiting -= bytes;
+    d->offset += bytes;
+    d->searched = 0;
+    return true;
+}
+
+// Cuts the lines of JSON that wait; `last`: no more follow.
+static inline bool documents_cut_lines(Documents* d, Batch* batch, bool last, Error* error) {
+    while (d->waiting > 0) {
+        const char* text = batch->text + batch->bytes - d->waiting;
+        const char* end = (const char*)memchr(text + d->searched, '\n', d->waiting - d->searched);
+        size_t bytes = end ? (size_t)(end - text) + 1 : d->waiting;
+        if (bytes > LINE_MAX_BYTES)
+            return fail(error, "%.600s, line %llu is longer than %zu bytes; is this a file of JSON lines?",
+                        d->files.names[d->file - 1], (unsigned long long)d->line, LINE_MAX_BYTES);
+        if (!end && !last) {
+            d->searched = d->waiting;
+            return true;
+        }
+        if (!documents_cut(d, batch, bytes, true, error)) return false;
+    }
+    return true;
+}
+
+// Whether the character that begins at text[i] is an ASCII letter that begins a line: where no tokenizer's pattern joins
+// what is on both sides.
+static inline bool piece_may_begin(const char* text, size_t i) {
+    char lower = (char)(text[i] | 32);
+    return text[i - 1] == '\n' && lower >= 'a' && lower <= 'z';
+}
+
+// The first byte of a character at or before text[i].
+static inline size_t utf8_begin(const char* text, size_t i) {
+    for (size_t back = 0; back < 3 && back < i; back++)
+        if (((unsigned char)text[i - back] & 0xC0) != 0x80) return i - back;
+    return i;
+}
+
+// Where the waiting text is divided (documents_split); 0: not here, or not yet.
+static inline size_t documents_split_here(const Documents* d, const char* text, bool last) {
+    if (d->split == 0 || d->document != 0 || d->split < d->offset || d->split - d->offset >= d->waiting) return 0;
+    size_t from = (size_t)(d->split - d->offset);
+    const char* end = (const char*)memchr(text + from, '\n', d->waiting - from);
+    if (end && (size_t)(end - text) + 1 < d->waiting) return (size_t)(end - text) + 1;
+    return last ? utf8_begin(text, from) : 0;
+}
+
+// Cuts the pieces of a file that wait; `last`: no more follow.
+static inline bool documents_cut_text(Documents* d, Batch* batch, bool last, Error* error) {
+    const char* text = batch->text + batch->bytes - d->waiting;
+    size_t here = documents_split_here(d, text, last);
+    if (here > 0) {
+        if (!documents_cut(d, batch, here, true, error)) return false;
+        text += here;
+    }
+    bool dividing = d->split > 0 && d->document == 0 && d->split < d->offset + d->waiting;
+    if (!last && !dividing && d->waiting >= PIECE_BYTES) {
+        size_t i = d->waiting - 1;
+        while (i > d->searched && !piece_may_begin(text, i)) i--;
+        bool found = i > d->searched;
+        d->searched = d->waiting - 1;
+        if (!found && d->waiting >= PIECE_MAX) i = utf8_begin(text, d->waiting - 1);
+        if (found || d->waiting >= PIECE_MAX) return documents_cut(d, batch, i, false, error);
+    }
+    return !last || (d->waiting == 0 && !d->begun) || documents_cut(d, batch, d->waiting, true, error);
+}
+
+// Reads a step of the file, and cuts what it completes.
+static inline bool documents_step(Documents* d, Batch* batch, Error* error) {
+    if (batch->room - batch->bytes < DOCUMENT_STEP) {
+        size_t room = 2 * batch->room + DOCUMENT_STEP;
+        char* text = (char*)realloc(batch->text, room);
+        if (!text) return fail(error, "out of memory for %zu bytes of text", room);
+        batch->text = text;
+        batch->room = room;
+    }
+    size_t bytes;
+    if (!input_read(&d->input, &bytes, batch->text + batch->bytes, DOCUMENT_STEP, error)) return false;
+    batch->bytes += bytes;
+    d->waiting += bytes;
+    bool last = bytes < DOCUMENT_STEP;
+    if (!(d->field ? documents_cut_lines : documents_cut_text)(d, batch, last, error)) return false;
+    if (!last) return true;
+    if (!d->field && d->document < d->file) d->document = d->file;  // an empty file has a number, too
+    d->taken += d->input.taken;
+    input_close(&d->input);
+    d->waiting = d->searched = 0;
+    d->begun = false;
+    return true;
+}
+
+// Puts the text of a line of JSON in its place, which is never shorter.
+static inline bool piece_decode(Piece* piece, char* text, const char* field, Error* error) {
+    char what[FILE_PATH_MAX + 64];
+    Json json;
+    size_t blank = 0;
+    while (blank < piece->bytes && strchr(" \t\r\n", text[piece->start + blank]) && text[piece->start + blank]) blank++;
+    if (blank == piece->bytes) {
+        piece->bytes = 0;
+        return true;
+    }
+    snprintf(what, sizeof what, "%.600s, line %llu", piece->file, (unsigned long long)piece->line);
+    if (!json_parse(&json, text + piece->start, piece->bytes, what, error)) return false;
+    uint32_t node = json_get(&json, 0, field);
+    bool ok = json_is(&json, node, JSON_STRING);
+    if (!ok) {
+        fail(error, node == JSON_NONE ? "%.600s has no member \"%.100s\"; name the text's member with --field"
+                                      : "%.600s: its member \"%.100s\" is not a string; name another with --field",
+             what, field);
+    } else {
+        piece->bytes = json.nodes[node].bytes;
+        memcpy(text + piece->start, json.text + json.nodes[node].start, piece->bytes);
+    }
+    json_free(&json);
+    return ok;
+}
+
+// Decodes the lines of a batch, on all threads. If several are bad, the first is reported.
+static inline bool batch_decode(Batch* batch, const char* field, Error* error) {
+    size_t bad = batch->count;
+#pragma omp parallel for schedule(dynamic, 16)
+    for (size_t i = 0; i < batch->count; i++) {
+        Error why;
+        if (piece_decode(&batch->pieces[i], batch->text, field, &why)) continue;
+#pragma omp critical
+        if (i < bad) {
+            bad = i;
+            *error = why;
+        }
+    }
+    return bad == batch->count;
+}
+
+// The next batch, in the same one each time; count is 0 after the last. Empty documents have pieces of no bytes, or none.
+static inline bool documents_next(Documents* d, Batch* batch, Error* error) {
+    if (d->waiting > 0) memmove(batch->text, batch->text + batch->bytes - d->waiting, d->waiting);
+    batch->bytes = d->waiting;
+    batch->count = 0;
+    while (batch->bytes - d->waiting < BATCH_BYTES) {
+        if (!d->input.file) {
+            if (d->file == d->files.count) break;
+            const char* name = d->files.names[d->file++];
+            d->line = 1;
+            d->offset = 0;
+            if (!input_open(&d->input, name, error) || !input_unpack(&d->input, error)) return false;
+        }
+        if (!documents_step(d, batch, error)) return false;
+    }
+    return d->field == NULL || batch_decode(batch, d->field, error);
+}
+
+#endif  // LLMTRAIN_INPUT_H
