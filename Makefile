@@ -97,6 +97,10 @@ endif
 $(B)/generate: $(B)/generate-$(PRECISION)
 	@cp -f $< $@
 
+# Writes a model in the form of other programs; whatever the precision, it computes nothing.
+$(B)/export: tools/export.cu $(HEADERS) | $(B)
+	$(CC) $(CFLAGS) -x c $< -o $@ $(LIBS)
+
 $(B):
 	@mkdir -p $@
 

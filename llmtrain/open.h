@@ -7,19 +7,13 @@
 //   if (model_open(&model, &tokenizer, "runs/x", NULL, &options, "generate", &error)) ...
 //
 // A run is opened at its newest checkpoint that is whole: a damaged one is reported on standard error, and the one
-// before it is tried. An fp32 build loads the master weights of any run.
+// before it is tried. An fp32 build loads the master weights of any run. A model of another program is opened as
+// source.h reads it.
 
 #ifndef LLMTRAIN_OPEN_H
 #define LLMTRAIN_OPEN_H
 
-#include "../llmtrain.h"
-
-// The tokenizer of a model: bytes if its vocabulary is theirs; otherwise it is not known, and its vocabulary is 0.
-static inline Tokenizer open_tokenizer(const Config* c) {
-    Tokenizer tokenizer = tokenizer_of_bytes();
-    if (c->vocab != (size_t)tokenizer.vocabulary) memset(&tokenizer, 0, sizeof tokenizer);
-    return tokenizer;
-}
+#include "source.h"
 
 // Creates a model of a configuration; options->T 0 stands for its context.
 static inline bool open_create(Model* model, const Config* config, const ModelOptions* asked, Error* error) {
@@ -28,7 +22,7 @@ static inline bool open_create(Model* model, const Config* config, const ModelOp
     return model_create(model, config, options, error);
 }
 
-// Opens the checkpoint at a path. *damaged: another one may do better.
+// Opens a checkpoint of a run. *damaged: another one may do better.
 static inline bool open_checkpoint(Model* model, const char* path, const ModelOptions* options, bool* damaged,
                                    Error* error) {
     Json manifest;
@@ -64,15 +58,34 @@ static inline bool open_newest(Model* model, const char* out, const ModelOptions
     return fail(error, "%s holds no checkpoint; give the --out of a run that has saved one", out);
 }
 
-// Opens the model of a run in the directory `out`, or, if that is NULL, of `init_from`: a checkpoint (a step_N
-// directory). The caller frees it with model_free. program: the name with which what is reported begins.
+// Opens another model: of Hugging Face, of llm.c, or a checkpoint.
+static inline bool open_source(Model* model, Tokenizer* tokenizer, const char* path, const ModelOptions* options,
+                               Error* error) {
+    ModelSource source;
+    if (!source_open(&source, path, error)) return false;
+    bool ok = open_create(model, &source.config, options, error);
+    if (ok && !(source_load(model, &source, "init-from", error) &&
+                source_open_tokenizer(tokenizer, source.tokenizer, source.config.vocab, error))) {
+        model_free(model);
+        ok = false;
+    }
+    source_close(&source);
+    return ok;
+}
+
+// Opens the model of a run in the directory `out`, or, if it is not NULL, that of `init_from`: a directory of Hugging
+// Face, a file of llm.c, or a checkpoint (a step_N directory). The caller frees it with model_free, and the tokenizer
+// with tokenizer_close; one that is not known has a vocabulary of 0. program: the name with which what is reported
+// begins.
 static inline bool model_open(Model* model, Tokenizer* tokenizer, const char* out, const char* init_from,
                               const ModelOptions* options, const char* program, Error* error) {
-    bool damaged;
-    bool ok = out ? open_newest(model, out, options, program, error)
-                  : open_checkpoint(model, init_from, options, &damaged, error);
-    if (ok) *tokenizer = open_tokenizer(&model->config);
-    return ok;
+    char directory[FILE_PATH_MAX];
+    if (init_from) return open_source(model, tokenizer, init_from, options, error);
+    if (!open_newest(model, out, options, program, error)) return false;
+    snprintf(directory, sizeof directory, "%.4000s/tokenizer", out);
+    if (source_open_tokenizer(tokenizer, directory, model->config.vocab, error)) return true;
+    model_free(model);
+    return false;
 }
 
 #endif  // LLMTRAIN_OPEN_H

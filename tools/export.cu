@@ -1,0 +1,111 @@
+// export.cu: writes the model of a run, or of another program, in the form that other programs open.
+//
+//   make build/export && build/export --out runs/x --to hf --dir models/x           the newest checkpoint of a run
+//   build/export --init-from models/x --to llm.c --dir models/y                     from form to form
+//
+// A model is read and written a tensor at a time, whatever the number of ranks and the ZeRO stage that saved it. It is
+// written under a temporary name and renamed at the end: under --dir it is whole. Exit code: 0 done; 1 something
+// failed; 2 a flag is wrong.
+
+#include "../llmtrain/export.h"
+
+#include <signal.h>
+
+// The forms, a row each.
+typedef struct {
+    const char* name;
+    const char* types;  // --dtype that it can have
+    bool (*write)(const Export* e, Error* error);
+} ExportFormat;
+
+static const ExportFormat FORMATS[] = {
+    {"hf", "f32|f16|bf16", export_hf},
+    {"llm.c", "f32|bf16", export_llmc},
+};
+#define FORMAT_NAMES "hf|llm.c"  // in the same order
+
+typedef struct {
+    const char *out, *init_from, *dir;
+    uint64_t step;
+    int format, type;         // type: 0 as it is; otherwise ExportType + 1
+    double shard_gb;
+} Options;
+
+// The path of the model: that of the run's checkpoint, or --init-from.
+static bool options_path(char path[FILE_PATH_MAX], const Options* o, Error* error) {
+    if (o->init_from) return path_copy(path, o->init_from, error);
+    if (o->step == 0) return path_copy(path, o->out, error);
+    checkpoint_path(path, o->out, o->step, "");
+    return true;
+}
+
+// Writes the model to o->dir, under a temporary name until it is whole.
+static bool write_model(Export* e, const Options* o, Error* error) {
+    char temporary[FILE_PATH_MAX];
+    snprintf(temporary, sizeof temporary, "%.4000s.tmp-%ld", o->dir, (long)getpid());
+    e->directory = temporary;
+    bool ok = directory_make(temporary, error) && FORMATS[o->format].write(e, error) &&
+              directory_rename_sync(temporary, o->dir, error);
+    Error ignored;
+    if (!ok) directory_remove(temporary, &ignored);
+    return ok;
+}
+
+static bool export_model(const Options* o, Error* error) {
+    char path[FILE_PATH_MAX];
+    ModelSource source;
+    Tokenizer tokenizer;
+    if (access(o->dir, F_OK) == 0)
+        return fail(error, "%.600s exists; move it away, or give another --dir", o->dir);
+    if (!options_path(path, o, error) || !source_open(&source, path, error)) return false;
+    Export e = {&source, NULL, EXPORT_F32, NULL, (size_t)(1e9 * o->shard_gb)};
+    if (o->type) e.type = (ExportType)(o->type - 1);
+    else e.type = source.dtype == DTYPE_BF16 ? EXPORT_BF16 : source.dtype == DTYPE_F16 ? EXPORT_F16 : EXPORT_F32;
+    char name[16];
+    choice_name(EXPORT_TYPES, (int)e.type, name, sizeof name);
+    bool ok = choice_find(FORMATS[o->format].types, name) >= 0 ||
+              fail(error, "--to %s cannot hold %s; give --dtype %s", FORMATS[o->format].name, name,
+                   FORMATS[o->format].types);
+    ok = ok && source_open_tokenizer(&tokenizer, source.tokenizer, source.config.vocab, error);
+    if (ok) {
+        if (tokenizer.vocabulary > 0) e.tokenizer = &tokenizer;
+        ok = write_model(&e, o, error);
+        tokenizer_close(&tokenizer);
+    }
+    if (ok) printf("%s: %zu parameters as %s, from %s\n", o->dir, source.parameters.true_size, name, source.path);
+    source_close(&source);
+    return ok;
+}
+
+int main(int argc, char** argv) {
+    Options o;
+    enum { FREE = FLAG_FREE };
+    memset(&o, 0, sizeof o);
+    o.format = -1;
+    const char* to = NULL;
+    Flag flags[] = {
+        TEXT_FLAG("out", &o.out, NULL, "DIR", FREE, "directory of a run, of which to export the newest checkpoint"),
+        COUNT_FLAG("step", &o.step, 0, 0, 9e15, FREE, "with --out: the checkpoint of this step; 0: the newest"),
+        TEXT_FLAG("init-from", &o.init_from, NULL, "DIR", FREE,
+                  "instead of --out: a checkpoint, a directory of Hugging Face, or a file of llm.c"),
+        TEXT_FLAG("to", &to, NULL, FORMAT_NAMES, FREE, "form to write (required)"),
+        CHOICE_FLAG("dtype", &o.type, 0, "same|" EXPORT_TYPES, FREE, "type of the weights; same: as they are saved"),
+        TEXT_FLAG("dir", &o.dir, NULL, "DIR", FREE, "directory to write, which must not exist (required)"),
+        REAL_FLAG("shard-size", &o.shard_gb, 5, 0, 1e6, FREE, "hf: GB of a file of weights at most"),
+    };
+    Error error;
+    int code;
+    files_open_standard();
+    signal(SIGXFSZ, SIG_IGN);  // a limit on the size of files is then an error of the write, with a sentence
+    if (!flags_begin(&code, "export", "export: writes a model in the form that other programs open", flags,
+                     sizeof flags / sizeof flags[0], argc, argv)) return code;
+    if (to) o.format = choice_find(FORMAT_NAMES, to);
+    bool wrong = true;
+    if (!o.out == !o.init_from) fail(&error, "give --out, the directory of a run, or --init-from, another model");
+    else if (o.format < 0) fail(&error, "give --to, the form to write: one of " FORMAT_NAMES);
+    else if (!o.dir || o.dir[0] == 0) fail(&error, "give --dir, the directory to write");
+    else wrong = false;
+    if (!wrong && export_model(&o, &error)) return 0;
+    fprintf(stderr, "export: %s\n", error.text);
+    return wrong ? 2 : 1;
+}
