@@ -479,7 +479,7 @@ static inline void layernorm_backward(floatX* dx, float* dweight, float* dbias, 
     kernel<<<norm_grid(blocks, C), norm_threads(C, NORM_BACKWARD_HELD), 0, stream->compute>>>(
         dx, partial, dout, x, weight, mean, rstd, N, C);
     LAUNCH_CHECK();
-    add_partial<<<dim3((unsigned)divide_up(C, WARP), 2), dim3(WARP, WARP), 0, stream->compute>>>(
+    add_partial<float><<<dim3((unsigned)divide_up(C, WARP), 2), dim3(WARP, WARP), 0, stream->compute>>>(
         dweight, dbias, partial, blocks, C);
     LAUNCH_CHECK();
 }
@@ -493,7 +493,7 @@ static inline void rmsnorm_backward(floatX* dx, float* dweight, const floatX* do
     kernel<<<norm_grid(blocks, C), norm_threads(C, NORM_BACKWARD_HELD), 0, stream->compute>>>(
         dx, partial, dout, x, weight, (const float*)NULL, rstd, N, C);
     LAUNCH_CHECK();
-    add_partial<<<dim3((unsigned)divide_up(C, WARP)), dim3(WARP, WARP), 0, stream->compute>>>(
+    add_partial<float><<<dim3((unsigned)divide_up(C, WARP)), dim3(WARP, WARP), 0, stream->compute>>>(
         dweight, (float*)NULL, partial, blocks, C);
     LAUNCH_CHECK();
 }

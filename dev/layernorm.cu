@@ -216,7 +216,7 @@ static void ladder_backward(bool centred, size_t N, size_t C) {
         dim3 block(WARP, WARP);
         ladder_launch(backward_rows<WARP>, N * WARP, p);
         sums_partial<<<dim3(strips, chunks), block, 0, ladder.stream->compute>>>(partial, p);
-        add_partial<<<dim3(strips, centred ? 2 : 1), block, 0, ladder.stream->compute>>>(
+        add_partial<float><<<dim3(strips, centred ? 2 : 1), block, 0, ladder.stream->compute>>>(
             dweight, dbias, partial, chunks, C);
     };
     ladder_rung("warp", [&] { in_two(1); });

@@ -80,10 +80,11 @@ static __device__ inline float row_sum(float x, float* shared) {
 // first (C) += the sum of the rows of partial (0, rows, C), and second that of (1, rows, C), by blockIdx.y: what blocks
 // have left of a gradient. Block (WARP, WARP): x is the column, y takes every 32nd row; the sums of the y are added in
 // their order.
-static __global__ void add_partial(float* first, float* second, const float* partial, size_t rows, size_t C) {
-    __shared__ float sums[WARP][WARP];
+template <typename T>
+static __global__ void add_partial(T* first, T* second, const T* partial, size_t rows, size_t C) {
+    __shared__ T sums[WARP][WARP];
     size_t c = (size_t)blockIdx.x * WARP + threadIdx.x;
-    float sum = 0.0f;
+    T sum = 0;
     if (c < C) {
         #pragma unroll 4
         for (size_t row = threadIdx.y; row < rows; row += WARP) sum += partial[(blockIdx.y * rows + row) * C + c];
@@ -92,7 +93,7 @@ static __global__ void add_partial(float* first, float* second, const float* par
     __syncthreads();
     if (threadIdx.y > 0 || c >= C) return;
     for (int y = 1; y < WARP; y++) sum += sums[y][threadIdx.x];
-    float* gradient = blockIdx.y == 0 ? first : second;
+    T* gradient = blockIdx.y == 0 ? first : second;
     gradient[c] += sum;
 }
 

@@ -155,7 +155,7 @@ static inline void qk_norm_backward(floatX* dqkv, float* dq_weight, float* dk_we
     kernel<<<(unsigned)blocks, QK_NORM_WARPS * WARP, 0, stream->compute>>>(
         dqkv, partial, saved, rstd, q_weight, k_weight, N, H, K, D);
     LAUNCH_CHECK();
-    add_partial<<<dim3((unsigned)divide_up(D, WARP), 2), dim3(WARP, WARP), 0, stream->compute>>>(
+    add_partial<float><<<dim3((unsigned)divide_up(D, WARP), 2), dim3(WARP, WARP), 0, stream->compute>>>(
         dq_weight, dk_weight, partial, blocks, D);
     LAUNCH_CHECK();
 }

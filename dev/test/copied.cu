@@ -10,7 +10,8 @@
 #define OPERATIONS(X) \
     X(attention_forward) X(attention_backward) X(attention_decode) X(matmul_forward) X(matmul_backward_weight) \
     X(matmul_gelu_forward) X(embedding_forward) X(embedding_backward) X(layernorm_forward) X(layernorm_backward) \
-    X(rope_forward) X(rope_backward) X(gelu_forward) X(swiglu_forward) X(dropout) X(classifier) X(sum_of_squares) \
+    X(qk_norm_forward) X(qk_norm_backward) X(rope_forward) X(rope_backward) X(gelu_forward) X(swiglu_forward) \
+    X(dropout) X(classifier) X(sum_of_squares) \
     X(checksum) X(exact_add) X(exact_merge) X(exact_read) X(cast_to_float) X(cast_from_float) X(add_stored) \
     X(optimizer_update)
 #define REFERENCE_TO(name) decltype(&cpu::name) reference_##name = cpu::name;
@@ -155,6 +156,23 @@ static void test(void) {
     same("dx", dx, 0.05);
     same("dweight", dweight, 1e-3);
     same("dbias", dbias, 1e-4);
+}
+#endif
+
+#ifdef PIECE_QK_NORM
+static void test(void) {
+    enum { T = 5, H = 2, K = 1, HEAD = 16, HEADS = H + 2 * K };
+    Stored qkv = numbers(T * HEADS * HEAD, 1), q_weight = numbers(HEAD, 2), k_weight = numbers(HEAD, 3);
+    Stored saved(T * (H + K) * HEAD), gradient = numbers(T * HEADS * HEAD, 4);
+    Floats rstd(T * (H + K)), dq_weight(HEAD), dk_weight(HEAD);
+    RUN(qk_norm_forward, qkv, saved, rstd, q_weight, k_weight, 1e-6f, T, H, K, HEAD);
+    same("qkv", qkv, 0.02);
+    same("saved", saved, 0);
+    same("rstd", rstd, 1e-5);
+    RUN(qk_norm_backward, gradient, dq_weight, dk_weight, saved, rstd, q_weight, k_weight, T, H, K, HEAD);
+    same("dqkv", gradient, 0.05);
+    same("dq_weight", dq_weight, 1e-3);
+    same("dk_weight", dk_weight, 1e-3);
 }
 #endif
 
