@@ -581,6 +581,8 @@ static void test_cadence(void) {
     check("cadence: auto takes sqrt(2 x 500 ms x 1 h), a minute", fabs(c.every_ms - 60e3), 1e-9);
     check_true("cadence: from the beginning of the last save",
                !cadence_due_now(&c, 119e3) && cadence_due_now(&c, 121e3));
+    cadence_count_save(&c, 100e3, true);
+    check_true("cadence: a copy in memory does not delay the next checkpoint", cadence_due_now(&c, 121e3));
     cadence_count_save(&c, 121e3, false);
     check("cadence: and adds up what saves have cost", fabs(c.costs_ms - 500), 1e-9);
     c.took_ms = 90e3;
@@ -1254,6 +1256,38 @@ static void test_log(void) {
     const double logged[] = {3, 6, 7, 9, 12, 14, 15, 18, 20};
     check_true("log: --log-every 3 has every third step, validations and the last",
                code == 0 && lines == 9 && memcmp(steps, logged, sizeof logged) == 0);
+
+    char line[1024];
+    command("rm -rf %s/%s", "b", "");
+    snprintf(line, sizeof line, "--data %s/train.bin --out %s/b --layers 1 --heads 1 --channels 8 --seq 16 --batch 1 "
+             "--steps 5 --log-every 3", work, work);
+    code = train(line);
+    lines = log_numbers(steps, STEPS + 1, "b", "step");
+    check_true("log: --log-every 3 of 5 steps without validation has the third and the last",
+               code == 0 && lines == 2 && steps[0] == 3 && steps[1] == 5);
+}
+
+// A run has diverged when --diverged-after consecutive steps were skipped, however many were skipped in all.
+static void test_divergence(void) {
+    enum { STEPS = 20 };
+    const char* skipping = "--clip 0 --spike-skip 1.02 --spike-warmup 2 --total-batch 144";
+    double skipped[STEPS + 1];
+    char more[512];
+    command("rm -rf %s/%s %s/%s", "a", "b");
+    bool ok = train(small_run("a", skipping)) == 0 && log_numbers(skipped, STEPS + 1, "a", "skipped") == STEPS;
+    size_t most = 0, consecutive = 0;
+    for (size_t i = 0; ok && i < STEPS; i++) {
+        consecutive = skipped[i] > (i ? skipped[i - 1] : 0) ? consecutive + 1 : 0;
+        most = max_size(most, consecutive);
+    }
+    check_true("some steps are skipped, not all of them consecutive", ok && most > 0 && skipped[STEPS - 1] > most);
+    snprintf(more, sizeof more, "%s --diverged-after %zu", skipping, most + 1);
+    check_true("skipped steps that are not consecutive are no divergence",
+               train(small_run("b", more)) == 0 && run_hash("a", "metrics.jsonl") == run_hash("b", "metrics.jsonl"));
+    command("rm -rf %s/%s", "b", "");
+    snprintf(more, sizeof more, "%s --diverged-after %zu", skipping, most);
+    check_true("as many consecutive ones as --diverged-after are", train(small_run("b", more)) == 1 &&
+               output_contains("steps were skipped"));
 }
 
 // A line that a power cut has torn leaves the log when the run is resumed, and the user is told.
@@ -1481,6 +1515,7 @@ static void test_runs(void) {
 static void test_files(void) {
     test_slow_snapshot();
     test_log();
+    test_divergence();
     test_torn_log();
     test_log_of_ranks();
     test_two_ranks();
@@ -1614,6 +1649,56 @@ static void test_damage(void) {
                there[0] == 4 && there[1] == 1);
 }
 
+static size_t checkpoints_there(const char* directory) {
+    uint64_t step = UINT64_MAX;
+    size_t count = 0;
+    while (checkpoint_before(&step, directory, step)) count++;
+    return count;
+}
+
+// What a run that may have to go back keeps, and what it no longer uses once it has gone back from step 20 to step 10.
+static void test_going_back(void) {
+    const KeepRule one = {1, 0, true};
+    char out[512], hot[512];
+    Config c = test_config(FAMILY_GPT2);
+    Model model;
+    RunRecord record;
+    RunOptions options;
+    Run run;
+    Error error;
+    snprintf(out, sizeof out, "%s/back", work);
+    snprintf(hot, sizeof hot, "%s/back_hot", work);
+    need(model_create(&model, &c, test_options(1, 1), &error), &error);
+    randomize(&model, 1);
+    memset(&record, 0, sizeof record);
+    record.config = c;
+    record.state = run_state_begin(false, 1);
+    need(directory_make(out, &error) && directory_make(hot, &error), &error);
+    for (record.state.step = 5; record.state.step <= 20; record.state.step += 5) {
+        record.state.skipped_consecutive = record.state.step == 20 ? 3 : 0;
+        need(model_save(&model, &record, out, &error) && model_save(&model, &record, hot, &error), &error);
+    }
+    checkpoint_prune(out, 20, &one);
+    check_true("a run that may rewind keeps all checkpoints while steps are skipped", checkpoints_there(out) == 4);
+
+    memset(&run, 0, sizeof run);
+    memset(&options, 0, sizeof options);
+    options.out = out;
+    run.options = &options;
+    run.record.state.step = 10;
+    snprintf(run.hot, sizeof run.hot, "%s", hot);
+    need(log_open(&run.log, out, &error) && run_retract(&run, &error), &error);
+    log_close(&run.log);
+    uint64_t newest = 0, newest_hot = 0;
+    checkpoint_before(&newest, out, UINT64_MAX);
+    checkpoint_before(&newest_hot, hot, UINT64_MAX);
+    check_true("after a rewind to step 10 no resume uses later checkpoints",
+               newest == 10 && checkpoints_there(out) == 2 && newest_hot == 10 && checkpoints_there(hot) == 2);
+    checkpoint_prune(out, 10, &one);
+    check_true("and once no steps are skipped, older ones are removed", checkpoints_there(out) == 1);
+    model_free(&model);
+}
+
 static void test_model(void) {
     const char* fixtures[] = {"gpt2", "gpt2_long", "llama_gqa", "llama_tied", "llama_relatives"};
     for (int i = 0; i < 5; i++) test_fixture(fixtures[i]);
@@ -1646,7 +1731,7 @@ static void test_sizes(void) {
 int main(int argc, char** argv) {
     static const struct { const char* flag; void (*run)(void); } parts[] = {
         {"--model", test_model}, {"--sizes", test_sizes}, {"--runs", test_runs}, {"--files", test_files},
-        {"--signals", test_signal}, {"--damage", test_damage}};
+        {"--signals", test_signal}, {"--damage", test_damage}, {"--damage", test_going_back}};
     const char* base = getenv("TMPDIR");
     snprintf(work, sizeof work, "%.200s/llmtrain_test_XXXXXX", base ? base : "/tmp");
     Error error;

@@ -1372,9 +1372,10 @@ static void hot_relative(void) {
     run_remove();
 }
 
-// Saves at 5, copies in memory at 4 and 6, killed in step 8: what happens to the copies decides where the run goes on.
-static void hot_then(const char* what, const char* damaged, bool lost, size_t expected) {
-    Way way = {.world = 3, .zero = 2, .every = 5, .hot = 2};
+// Saves at multiples of `every`, copies in memory at 4 and 6, killed in step 8: what happens to the copies decides where
+// the run goes on.
+static void hot_then(const char* what, size_t every, const char* damaged, bool lost, size_t expected) {
+    Way way = {.world = 3, .zero = 2, .every = every, .hot = 2};
     run_remove();
     run_killed(&way, "", kill_all("load", 8));
     const char* hot = hot_path(run_path());
@@ -1401,10 +1402,11 @@ static void hot_of_another_run(void) {
 }
 
 static void test_hot(void) {
-    hot_then("are newer: used", NULL, false, 6);
-    hot_then("are damaged: the checkpoint before is used", "step_00000006/rank_00002.safetensors", false, 5);
-    hot_then("have no good manifest: the checkpoint before is used", "step_00000006/manifest.json", false, 5);
-    hot_then("are gone with the machine: the newest checkpoint is used", NULL, true, 5);
+    hot_then("are newer: used", 5, NULL, false, 6);
+    hot_then("are damaged: the checkpoint before is used", 5, "step_00000006/rank_00002.safetensors", false, 5);
+    hot_then("have no good manifest: the checkpoint before is used", 5, "step_00000006/manifest.json", false, 5);
+    hot_then("are gone with the machine: the newest checkpoint is used", 5, NULL, true, 5);
+    hot_then("are damaged, without a checkpoint: the copy before is used", 20, "step_00000006/manifest.json", false, 4);
     hot_relative();
     hot_of_another_run();
 }
