@@ -1,6 +1,6 @@
 // llmtrain.h: the model, and with what it includes the whole runtime: build, train, save, load and sample from a model.
 //
-//    1. configuration   family and sizes: Config, presets
+//    1. configuration   family and sizes: Config; presets are in llmtrain/presets.h
 //    2. parameters      the table of the model's tensors
 //    3. model           the struct that owns everything; memory; initial weights
 //    4. forward         tokens to hidden states: block_forward, model_forward
@@ -94,77 +94,6 @@ static inline RopeOptions config_rope(const Config* c) {
 }
 // Outputs of the first feed-forward matmul: Llama's computes gate and up in one.
 static inline size_t config_ffn_in(const Config* c) { return c->family == FAMILY_LLAMA ? 2 * c->ffn : c->ffn; }
-
-// Sets members from text: "layers=12 heads=12".
-static inline bool config_set(Config* c, const char* text, Error* error) {
-    char name[32], value[32];
-    for (int length; sscanf(text, " %31[^=]=%31s%n", name, value, &length) == 2; text += length) {
-        size_t i = 0;
-        while (i < CONFIG_FIELD_COUNT && strcmp(CONFIG_FIELDS[i].name, name) != 0) i++;
-        if (i == CONFIG_FIELD_COUNT) return fail(error, "a model has no member '%s'", name);
-        Flag flag = field_flag(&CONFIG_FIELDS[i], c);
-        if (!flag_set(&flag, value, error)) return false;
-    }
-    return true;
-}
-
-typedef struct {
-    const char *names, *members;  // names: several separated by |
-} Preset;
-
-// The GPT-2 sizes of the paper, the same and more under llm.c's names by depth, and Llama's: the small ones of
-// llama2.c, then version 3.
-#define GPT2 " family=gpt2 context=1024 vocab=50257 tied=on"
-#define LLAMA2C " family=llama vocab=32000 tied=on rope_theta=10000"
-#define LLAMA3 " family=llama context=8192 vocab=128256 kv_heads=8 rope_theta=500000"
-static const Preset PRESETS[] = {
-    {"gpt2:124M|gpt2:d12",  "layers=12 heads=12 channels=768" GPT2},
-    {"gpt2:350M|gpt2:d24",  "layers=24 heads=16 channels=1024" GPT2},
-    {"gpt2:774M|gpt2:d36",  "layers=36 heads=20 channels=1280" GPT2},
-    {"gpt2:1558M|gpt2:d48", "layers=48 heads=25 channels=1600" GPT2},
-    {"gpt2:d6",             "layers=6 heads=6 channels=384" GPT2},
-    {"gpt2:d60",            "layers=60 heads=30 channels=1920" GPT2},
-    {"gpt2:d72",            "layers=72 heads=30 channels=2880" GPT2},
-    {"gpt2:d84",            "layers=84 heads=36 channels=3456" GPT2},
-    {"llama:15M",           "layers=6 heads=6 channels=288 ffn=768 context=256" LLAMA2C},
-    {"llama:42M",           "layers=8 heads=8 channels=512 ffn=1376 context=1024" LLAMA2C},
-    {"llama:110M",          "layers=12 heads=12 channels=768 ffn=2048 context=1024" LLAMA2C},
-    {"llama:1B",            "layers=16 heads=32 channels=2048 ffn=8192 tied=on" LLAMA3},
-    {"llama:3B",            "layers=28 heads=24 channels=3072 ffn=8192 tied=on" LLAMA3},
-    {"llama:8B",            "layers=32 heads=32 channels=4096 ffn=14336 tied=off" LLAMA3},
-};
-enum { PRESET_COUNT = sizeof PRESETS / sizeof PRESETS[0] };
-
-// Sets *c to a preset; config_complete fills in the rest.
-static inline bool config_preset(Config* c, const char* name, Error* error) {
-    char known[512] = "";
-    for (size_t i = 0; i < PRESET_COUNT; i++) {
-        size_t used = strlen(known);
-        snprintf(known + used, sizeof known - used, "%s%s", i ? " " : "", PRESETS[i].names);
-        if (choice_find(PRESETS[i].names, name) < 0) continue;
-        memset(c, 0, sizeof *c);
-        return config_set(c, PRESETS[i].members, error);
-    }
-    for (char* p = known; *p; p++) *p = *p == '|' ? ' ' : *p;
-    return fail(error, "there is no model '%s'; give one of %s, or the sizes one by one", name, known);
-}
-
-// A preset, or nothing if that is NULL, and over it the members of `asked` whose flags were given.
-static inline bool config_choose(Config* c, const char* preset, Config* asked, Flag* flags, size_t flag_count,
-                                 Error* error) {
-    memset(c, 0, sizeof *c);
-    c->tied = asked->tied;
-    if (preset && !config_preset(c, preset, error)) return false;
-    if (asked->heads || asked->channels) c->kv_heads = c->ffn = 0;  // a preset's do not fit other heads or channels
-    for (size_t i = 0; i < CONFIG_FIELD_COUNT; i++) {
-        const Field* field = &CONFIG_FIELDS[i];
-        Flag flag = field_flag(field, asked);
-        bool given = field->help && flag_was_given(flags, flag_count, field->flag);
-        if (given && (field->kind != FLAG_COUNT || flag_value_count(&flag) > 0))
-            memcpy((char*)c + field->offset, flag.value, field_bytes(field->kind));
-    }
-    return true;
-}
 
 // Fills in what follows from the rest when it is 0 (kv_heads, ffn, norm_epsilon, rope_theta), then checks that all
 // sizes fit together.

@@ -15,6 +15,7 @@
 #include "llmtrain.h"           // the model; data.h, state.h (schedule_lr, guard_step), saver.h, zero.h, log.h
 #include "llmtrain/generate.h"  // Sampler
 #include "llmtrain/plan.h"      // plan_show
+#include "llmtrain/presets.h"   // config_choose
 #include "llmtrain/run.h"       // Run: joining ranks, resuming, saving, rewinding
 #include "llmtrain/validate.h"  // model_validate
 

@@ -243,7 +243,7 @@ static inline void profile_end(const char* name, size_t n, size_t k, double flop
 #define flat_await(flat, bucket) (tour_await(bucket, (flat)->count), flat_await(flat, bucket))
 #define flat_end_bucket(flat, bucket) (flat_end_bucket(flat, bucket), tour_end_bucket(bucket))
 
-#include "llmtrain.h"
+#include "llmtrain/presets.h"
 #include "peak.h"
 
 // ------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@
 // its host, and the first touch of what it gets then is slower than most disks. Medians of the rounds are printed. The
 // table needs a machine, and a disk, that nobody else is using.
 
-#include "llmtrain.h"
+#include "llmtrain/presets.h"
 
 typedef enum { WRITE, SYNC, ASYNC, READ_COLD, LOAD_COLD, READ_WARM, LOAD_WARM, STALL, LOST, TIMES } Time;
 enum { B = 1, T = 64, STEPS_BEFORE = 3 };

@@ -3,6 +3,7 @@
 // what is refused.
 
 #include "llmtrain/gguf_model.h"
+#include "llmtrain/presets.h"
 
 #include "harness.h"
 
