@@ -93,8 +93,9 @@ train: $(B)/train$(if $(MPICC),-mpi)-$(PRECISION)
 	@cp -f $< $@
 endif
 
-# Writes text with a model: tools/generate.cu, for the same precision.
-$(B)/generate: $(B)/generate-$(PRECISION)
+# What one does with a model besides training, for the same precision: tools/.
+TOOLS := generate evaluate
+$(TOOLS:%=$(B)/%): $(B)/%: $(B)/%-$(PRECISION)
 	@cp -f $< $@
 
 # Writes a model in the form of other programs; whatever the precision, it computes nothing.
@@ -109,8 +110,8 @@ $(B)/train-%: train.cu $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -DPRECISION_$* -x c $< -o $@ $(LIBS)
 $(B)/train-mpi-%: train.cu $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -DPRECISION_$* -x c $< -x none -o $@ $(MPIFLAGS) $(LIBS)
-$(B)/generate-%: tools/generate.cu $(HEADERS) | $(B)
-	$(CC) $(CFLAGS) -DPRECISION_$* -x c $< -o $@ $(LIBS)
+$(foreach t,$(TOOLS),$(PRECISIONS:%=$(B)/$t-%)): $(HEADERS) $(wildcard tools/*.cu) | $(B)
+	$(CC) $(CFLAGS) -DPRECISION_$(lastword $(subst -, ,$(@F))) -x c tools/$(firstword $(subst -, ,$(@F))).cu -o $@ $(LIBS)
 $(B)/test_train-%: test_train.cu train.cu $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -DPRECISION_$* -x c $< -o $@ $(LIBS)
 $(B)/test_kernels-%: dev/test/test_kernels.c $(HEADERS) | $(B)

@@ -15,10 +15,10 @@
 
 #include "source.h"
 
-// Creates a model of a configuration; options->T 0 stands for its context.
+// Creates a model of a configuration; options->T 0, or above its context, stands for its context.
 static inline bool open_create(Model* model, const Config* config, const ModelOptions* asked, Error* error) {
     ModelOptions options = *asked;
-    if (options.T == 0) options.T = config->context;
+    if (options.T == 0 || options.T > config->context) options.T = config->context;
     return model_create(model, config, options, error);
 }
 

@@ -1,0 +1,193 @@
+// evaluate.cu: judges a model: the loss of a text, or the answers to multiple-choice questions, as a line of JSON.
+//
+//   make build/evaluate && build/evaluate --out runs/x --text book.txt
+//   build/evaluate --out runs/x --choices hellaswag.jsonl --scores hellaswag.scores --ranks 2
+//
+// Keys of a text: loss (nats per token), nats_per_byte (null if the tokenizer is not known), tokens. Of questions:
+// accuracy, accuracy_norm (log-likelihoods divided by the bytes of the ending), accuracy_stderr, questions; with
+// --answers also answers. Exit code: 0 done; 1 something failed; 2 a flag is wrong.
+
+#include "../llmtrain/evaluate.h"
+#include "../llmtrain/open.h"
+
+typedef struct {
+    const char *out, *init_from, *text, *data, *choices, *scores;
+    bool answers;
+    uint64_t seq, batch, overlap, ranks, threads;
+    double timeout;
+} Options;
+
+enum { FLAGS = 13, SEQUENCE = 2048, TEXT_BYTES_MAX = 2000000000 };
+
+static void options_flags(Flag flags[FLAGS], Options* o) {
+    const Flag table[FLAGS] = {
+        TEXT_FLAG("out", &o->out, NULL, "DIR", 0, "directory of a run: its newest checkpoint"),
+        TEXT_FLAG("init-from", &o->init_from, NULL, "DIR", 0, "instead of --out: a checkpoint, or a model directory"),
+        TEXT_FLAG("text", &o->text, NULL, "FILE", 0, "text whose loss is wanted"),
+        TEXT_FLAG("data", &o->data, NULL, "GLOB", 0, "instead of --text: token shards"),
+        TEXT_FLAG("choices", &o->choices, NULL, "FILE", 0,
+                  "instead of --text: questions, a line of JSON each, with ctx, endings and label"),
+        SWITCH_FLAG("answers", &o->answers, false, 0, "with --choices: print the number of each answer too"),
+        TEXT_FLAG("scores", &o->scores, NULL, "FILE", 0,
+                  "file of finished items: the same command continues from it after it was stopped"),
+        COUNT_FLAG("seq", &o->seq, 0, 0, 1 << 24, 0,
+                   "tokens per sequence; 0: the model's context, at most 2048"),
+        COUNT_FLAG("val-overlap", &o->overlap, 0, 0, 1e7, 0,
+                   "tokens shared by consecutive sequences of a text, given as context and not scored again"),
+        COUNT_FLAG("batch", &o->batch, 4, 1, 65536, 0, "sequences of --seq tokens at a time"),
+        COUNT_FLAG("ranks", &o->ranks, 1, 1, 65536, 0, "processes to start here"),
+        COUNT_FLAG("threads", &o->threads, 0, 0, 4096, 0, "OpenMP threads per rank; 0: OpenMP's default"),
+        REAL_FLAG("timeout", &o->timeout, 600, 1, 1e6, 0, "seconds without a byte from a rank until it counts as lost"),
+    };
+    memcpy(flags, table, sizeof table);
+}
+
+static bool options_check(const Options* o, Error* error) {
+    if (!o->out == !o->init_from) return fail(error, "give one of --out and --init-from, the model to judge");
+    if (!o->text + !o->data + !o->choices != 2) return fail(error, "give one of --text, --data and --choices");
+    if (o->choices && o->overlap) return fail(error, "--val-overlap is for --text and --data; leave it out");
+    if (!o->choices && o->answers) return fail(error, "--answers is for --choices; leave it out");
+    return true;
+}
+
+// The tokens of a file, after the tokenizer's begin-of-text where its template puts one.
+static bool text_read(Dataset* dataset, Tokens* tokens, const char* path, const Tokenizer* tokenizer, Error* error) {
+    char* text;
+    size_t bytes;
+    if (!file_read(path, TEXT_BYTES_MAX, &text, &bytes, error)) return false;
+    bool ok = tokens_reserve(tokens, 1, error);
+    if (ok && tokenizer->begin_of_text >= 0) tokens->ids[tokens->count++] = tokenizer->begin_of_text;
+    ok = ok && tokenizer_encode(tokens, tokenizer, text, bytes, error) &&
+         dataset_from_memory(dataset, tokens->ids, sizeof *tokens->ids, tokens->count, error);
+    free(text);
+    return ok;
+}
+
+static void print_text(const Source* source, const Score* scores) {
+    Score sum = scores_sum(scores, source->rows[source->items]);
+    JsonWriter w;
+    memset(&w, 0, sizeof w);
+    json_write_begin(&w, '{');
+    json_member_number(&w, "loss", sum.nats / sum.tokens);
+    json_member_number(&w, "nats_per_byte", sum.bytes > 0 ? sum.nats / sum.bytes : NAN);
+    json_member_u64(&w, "tokens", (uint64_t)sum.tokens);
+    json_write_end(&w, '}');
+    printf("%s\n", w.text ? w.text : "");
+    json_writer_free(&w);
+}
+
+static bool judge_text(Model* model, const Tokenizer* tokenizer, const Options* o, Error* error) {
+    Dataset dataset;
+    Tokens tokens;
+    Source source;
+    Score* scores;
+    Windows windows = {&dataset, tokenizer, (int32_t)model->config.vocab, model->options.T, o->overlap};
+    memset(&dataset, 0, sizeof dataset);
+    memset(&tokens, 0, sizeof tokens);
+    memset(&source, 0, sizeof source);
+    bool ok = o->data ? dataset_open(&dataset, o->data, error)
+                      : text_read(&dataset, &tokens, o->text, tokenizer, error);
+    if (ok && dataset.vocabulary != 0 && (size_t)dataset.vocabulary != model->config.vocab)
+        ok = fail(error, "--data has a vocabulary of %d but the model has %zu; give shards of the model's tokenizer",
+                  dataset.vocabulary, model->config.vocab);
+    ok = ok && windows_open(&source, &windows, error) && evaluate(&scores, model, &source, o->scores, error);
+    if (ok) print_text(&source, scores);
+    if (ok) free(scores);
+    free(source.rows);
+    dataset_close(&dataset);
+    tokens_free(&tokens);
+    return ok;
+}
+
+static void print_choices(const Choices* choices, const Source* source, const Score* scores, bool answers) {
+    double accuracy = choices_accuracy(choices, source, scores, false);
+    JsonWriter w;
+    memset(&w, 0, sizeof w);
+    json_write_begin(&w, '{');
+    json_member_number(&w, "accuracy", accuracy);
+    json_member_number(&w, "accuracy_norm", choices_accuracy(choices, source, scores, true));
+    json_member_number(&w, "accuracy_stderr", accuracy_error(accuracy, source->items));
+    json_member_u64(&w, "questions", source->items);
+    if (answers) {
+        json_write_key(&w, "answers");
+        json_write_begin(&w, '[');
+        for (size_t i = 0; i < source->items; i++)
+            json_write_u64(&w, scores_best(scores + source->rows[i], source->rows[i + 1] - source->rows[i], false));
+        json_write_end(&w, ']');
+    }
+    json_write_end(&w, '}');
+    printf("%s\n", w.text ? w.text : "");
+    json_writer_free(&w);
+}
+
+static bool judge_choices(Model* model, const Tokenizer* tokenizer, const Options* o, Error* error) {
+    Choices choices;
+    Source source;
+    Score* scores;
+    if (!choices_open(&choices, &source, o->choices, tokenizer, model->options.T, error)) return false;
+    bool ok = evaluate(&scores, model, &source, o->scores, error);
+    if (ok) print_choices(&choices, &source, scores, o->answers);
+    if (ok) free(scores);
+    choices_close(&choices, &source);
+    return ok;
+}
+
+static bool judge(Comm* comm, const Options* o, Error* error) {
+    Model model;
+    Tokenizer tokenizer;
+    ModelOptions options;
+    memset(&options, 0, sizeof options);
+    options.B = o->batch;
+    options.T = o->seq ? o->seq : SEQUENCE;
+    options.ranks.comm = comm;
+    options.ranks.rank = comm->rank;
+    options.ranks.local_rank = comm->local_rank;
+    options.ranks.world = comm->world;
+    if (!model_open(&model, &tokenizer, o->out, o->init_from, &options, "evaluate", error)) return false;
+    bool ok = true;
+    if (o->seq > model.config.context)
+        ok = fail(error, "--seq %llu is longer than the model's context of %zu; make it smaller",
+                  (unsigned long long)o->seq, model.config.context);
+    if (ok && o->overlap >= model.options.T)
+        ok = fail(error, "--val-overlap %llu leaves nothing new in sequences of %zu; make it smaller",
+                  (unsigned long long)o->overlap, model.options.T);
+    if (ok && !o->data && tokenizer.vocabulary == 0)
+        ok = fail(error, "the tokenizer of this model is not known; give --data, token shards");
+    ok = ok && (o->choices ? judge_choices : judge_text)(&model, &tokenizer, o, error);
+    tokenizer_close(&tokenizer);
+    model_free(&model);
+    return ok && (!ferror(stdout) || fail_file(error, "write", "standard output"));
+}
+
+// Becomes a rank, and ends as one.
+static int judge_as_rank(const Options* o, bool forks) {
+    Error error, of_others;
+    Launch launch;
+    Comm comm;
+    memset(&comm, 0, sizeof comm);
+    bool ok = (forks ? launch_fork(&launch, o->ranks, &error) : launch_find(&launch, &error)) &&
+              (launch.rank == 0 || freopen("/dev/null", "w", stdout) || fail_file(&error, "open", "/dev/null")) &&
+              comm_open(&comm, &launch, 1e3 * o->timeout, &error);
+    if (ok && o->threads == 0 && comm.local_world > 1 && threads_undecided())
+        threads_set(max_size(threads_count() / comm.local_world, 1));
+    ok = ok && judge(&comm, o, &error);
+    if (!ok) launch_report(&launch, "evaluate", error.text);
+    if (!ok && comm.world > 1 && !error.on_all_ranks) comm_abort(&comm, error.text);
+    if (comm.world > 0) comm_close(&comm);
+    return launch_reap(&launch, "evaluate", ok ? 0 : 1, ok ? 1e3 * o->timeout : 2e3, &of_others);
+}
+
+int main(int argc, char** argv) {
+    Options options;
+    Flag flags[FLAGS];
+    Error error;
+    int code;
+    files_open_standard();
+    memset(&options, 0, sizeof options);
+    options_flags(flags, &options);
+    if (!flags_begin(&code, "evaluate", "evaluate: judges a model by a text or by multiple-choice questions", flags,
+                     FLAGS, argc, argv)) return code;
+    if (!options_check(&options, &error)) return fprintf(stderr, "evaluate: %s\n", error.text), 2;
+    if (options.threads) threads_set(options.threads);
+    return judge_as_rank(&options, flag_was_given(flags, FLAGS, "ranks"));
+}
