@@ -18,12 +18,13 @@
 
 #include "../llmtrain.h"
 #include "heartbeat.h"
+#include "source.h"
 
 // ------------------------------------------------------------------------------------------------
 // 1. Run
 
 typedef struct {
-    const char *out, *init_from;          // the directory of the run; a checkpoint whose weights it begins with
+    const char *out, *init_from;          // the directory of the run; the model whose weights it begins with
     bool resume;
     double loss_scale;                    // of the first step (FP16)
     const char *ckpt_every, *ckpt_hot_dir;
@@ -46,9 +47,9 @@ static inline size_t run_flags(Flag* flags, size_t count, RunOptions* o) {
         TEXT_FLAG("out", &o->out, NULL, "DIR", FREE, "directory of the run, for metrics.jsonl and checkpoints"),
         SWITCH_FLAG("resume", &o->resume, false, FREE, "continue the run in --out from its newest good checkpoint"),
         TEXT_FLAG("init-from", &o->init_from, NULL, "DIR", FREE,
-                  "checkpoint (a step_N directory) whose weights a new run starts with; its optimizer state, step and "
-                  "schedule are "
-                  "not used"),
+                  "model whose weights, and without --model or sizes its configuration, a new run starts with: a "
+                  "checkpoint or run (its optimizer state, step and schedule are not used), a directory of Hugging "
+                  "Face, or a file of llm.c"),
         TEXT_FLAG("ckpt-every", &o->ckpt_every, "0", "N|Nmin|auto", FREE,
                   "save every N steps, every N minutes, or at the interval optimal for --mtbf; 0: only at the end"),
         SWITCH_FLAG("ckpt-async", &o->ckpt_async, true, FREE,
@@ -379,18 +380,45 @@ static inline bool run_check_out(const RunOptions* o, Error* error) {
     return true;
 }
 
-// The weights of the checkpoint that --init-from names. A llama of another --context has the same weights.
+// The configuration of the run: a preset's, or of the sizes that flags give; without both that of --init-from, over
+// which the flags of other members are put.
+static inline bool run_choose_config(Run* run, const char* preset, Config* asked, Flag* flags, size_t flag_count,
+                                     Error* error) {
+    ModelSource source;
+    Config* c = &run->record.config;
+    const char* from = run->options->init_from;
+    if (from == NULL || preset || asked->layers || asked->heads || asked->channels)
+        return config_choose(c, preset, asked, flags, flag_count, error) || fail_as(error, ERROR_USAGE);
+    if (!source_open(&source, from, error)) return false;
+    *c = source.config;
+    source_close(&source);
+    for (size_t i = 0; i < CONFIG_FIELD_COUNT; i++) {
+        const Field* field = &CONFIG_FIELDS[i];
+        if (field->help == NULL || !flag_was_given(flags, flag_count, field->flag)) continue;
+        memcpy((char*)c + field->offset, (const char*)asked + field->offset, field_bytes(field->kind));
+    }
+    return true;
+}
+
+// Keeps the tokenizer of --init-from with the run.
+static inline bool run_keep_tokenizer(const Run* run, const ModelSource* source, Error* error) {
+    char directory[FILE_PATH_MAX];
+    Tokenizer tokenizer;
+    if (run->comm.rank > 0 || run->options->out == NULL) return true;
+    snprintf(directory, sizeof directory, "%.4000s/tokenizer", run->options->out);
+    if (!source_open_tokenizer(&tokenizer, source->tokenizer, source->config.vocab, error)) return false;
+    bool ok = tokenizer.vocabulary == 0 || tokenizer_save(&tokenizer, directory, error);
+    tokenizer_close(&tokenizer);
+    return ok;
+}
+
+// The weights of --init-from: of a checkpoint, or of a model of another program.
 static inline bool run_init_from(Run* run, Error* error) {
-    Json manifest;
-    RunRecord saved;
-    const char* path = run->options->init_from;
-    if (!record_open(&manifest, &saved, path, error)) return false;
-    saved.config.context = run->record.config.context;
-    bool ok =
-        fields_agree(CONFIG_FIELDS, CONFIG_FIELD_COUNT, &saved.config, &run->record.config, "init-from", path, error) &&
-        checkpoint_load(&run->model.flat, &manifest, path, true, error);
-    json_free(&manifest);
-    if (ok) printf("begins with the weights of %s\n", path);
+    ModelSource source;
+    if (!source_open(&source, run->options->init_from, error)) return false;
+    bool ok = source_load(&run->model, &source, "init-from", error) && run_keep_tokenizer(run, &source, error);
+    if (ok) printf("begins with the weights of %s\n", source.path);
+    source_close(&source);
     return ok;
 }
 

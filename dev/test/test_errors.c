@@ -353,7 +353,7 @@ static const Case CASES[] = {
           NEWEST " ... " BEFORE " ... no checkpoint in run can be used ... another --out", .sentences = 3,
           .may_change = LOG),
     WORLD("init-from: nothing there", RUN, "@ !--out --init-from run/step_00000007",
-          "run/step_00000007/manifest.json ... No such file"),
+          "run/step_00000007 ... No such file"),
     WORLD("init-from: other heads", RUN, "@ !--out --init-from " NEWEST " --heads 4",
           NEWEST " is of another run ... --heads is 2 ... another --init-from"),
     WORLD("init-from: damaged", RUN ";flip " TENSORS " 20000", "@ !--out --init-from " NEWEST, NEWEST " ... checksum"),
