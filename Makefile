@@ -114,6 +114,8 @@ $(foreach t,$(TOOLS),$(PRECISIONS:%=$(B)/$t-%)): $(HEADERS) $(wildcard tools/*.c
 	$(CC) $(CFLAGS) -DPRECISION_$(lastword $(subst -, ,$(@F))) -x c tools/$(firstword $(subst -, ,$(@F))).cu -o $@ $(LIBS)
 $(B)/test_train-%: test_train.cu train.cu $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -DPRECISION_$* -x c $< -o $@ $(LIBS)
+$(B)/model_dump-%: dev/test/model_dump.c $(HEADERS) | $(B)
+	$(CC) $(CFLAGS) -DPRECISION_$* -I. $< -o $@ $(LIBS)
 $(B)/test_kernels-%: dev/test/test_kernels.c $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -DPRECISION_$* -I. $< -o $@ $(LIBS)
 $(B)/bench-%: dev/bench.c $(HEADERS) | $(B)

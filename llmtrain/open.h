@@ -81,6 +81,7 @@ static inline bool model_open(Model* model, Tokenizer* tokenizer, const char* ou
                               const ModelOptions* options, const char* program, Error* error) {
     char directory[FILE_PATH_MAX];
     if (init_from) return open_source(model, tokenizer, init_from, options, error);
+    if (out == NULL) return fail(error, "no model is named; give a run, or another model");
     if (!open_newest(model, out, options, program, error)) return false;
     snprintf(directory, sizeof directory, "%.4000s/tokenizer", out);
     if (source_open_tokenizer(tokenizer, directory, model->config.vocab, error)) return true;
