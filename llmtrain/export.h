@@ -1,4 +1,4 @@
-// export.h: writes a model in the form of another program: a directory of Hugging Face, a file of llm.c.
+// export.h: writes a model in the form of another program: a directory of Hugging Face, a file of llm.c, a GGUF file.
 //
 //   Export e = {&source, &tokenizer, EXPORT_BF16, "models/x.tmp", 5e9};
 //   if (export_hf(&e, &error)) ...                                     into the directory, which exists
@@ -10,6 +10,7 @@
 #ifndef LLMTRAIN_EXPORT_H
 #define LLMTRAIN_EXPORT_H
 
+#include "gguf_model.h"
 #include "source.h"
 
 typedef enum { EXPORT_F32, EXPORT_F16, EXPORT_BF16, EXPORT_Q8_0 } ExportType;
@@ -230,6 +231,23 @@ static inline bool export_llmc(const Export* e, Error* error) {
     free(values);
     free(chunk);
     return ok;
+}
+
+// ------------------------------------------------------------------------------------------------
+// GGUF
+
+static inline bool export_read(float* values, void* context, size_t tensor, Error* error) {
+    ModelSource* s = (ModelSource*)context;
+    return source_read(values, s, tensor, tensor_elements(&s->parameters.tensors[tensor]), error);
+}
+
+// Writes DIR/model.gguf, which llama.cpp opens.
+static inline bool export_gguf(const Export* e, Error* error) {
+    char path[FILE_PATH_MAX];
+    const ModelSource* s = e->source;
+    snprintf(path, sizeof path, "%.4000s/model.gguf", e->directory);
+    return gguf_export(path, &s->config, &s->parameters, e->tokenizer, GGUF_TYPES[e->type].type, export_read,
+                       e->source, error);  // the types stand in the same order
 }
 
 #endif  // LLMTRAIN_EXPORT_H

@@ -101,7 +101,7 @@ typedef enum { GGUF_U32 = 4, GGUF_I32 = 5, GGUF_FLOAT = 6, GGUF_BOOL = 7, GGUF_S
 enum { GGUF_ALIGNMENT = 32, GGUF_VERSION = 3, GGUF_PIECE = 1 << 18 };  // GGUF_PIECE: elements converted at a time
 
 typedef struct {
-    char name[64];
+    char name[96];
     GgufType type;
     size_t elements;
 } GgufTensor;

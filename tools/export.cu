@@ -2,6 +2,7 @@
 //
 //   make build/export && build/export --out runs/x --to hf --dir models/x           the newest checkpoint of a run
 //   build/export --init-from models/x --to llm.c --dir models/y                     from form to form
+//   build/export --out runs/x --to gguf --dtype q8_0 --dir models/z                 models/z/model.gguf, for llama.cpp
 //
 // A model is read and written a tensor at a time, whatever the number of ranks and the ZeRO stage that saved it. It is
 // written under a temporary name and renamed at the end: under --dir it is whole. Exit code: 0 done; 1 something
@@ -21,8 +22,9 @@ typedef struct {
 static const ExportFormat FORMATS[] = {
     {"hf", "f32|f16|bf16", export_hf},
     {"llm.c", "f32|bf16", export_llmc},
+    {"gguf", GGUF_TYPE_NAMES, export_gguf},
 };
-#define FORMAT_NAMES "hf|llm.c"  // in the same order
+#define FORMAT_NAMES "hf|llm.c|gguf"  // in the same order
 
 typedef struct {
     const char *out, *init_from, *dir;

@@ -63,12 +63,12 @@ static float formula(size_t tensor, size_t element) {
     return (float)((double)((int)(((tensor + 1) * 7919 + element * 104729) % 2003) - 1001) / 4093);
 }
 
-static bool formula_read(float* out, void* context, const Tensor* t, size_t first, size_t count, Error* error) {
+static bool formula_read(float* values, void* context, size_t number, Error* error) {
     const FormulaModel* m = (const FormulaModel*)context;
-    size_t tensor = (size_t)(t - m->parameters.tensors);
+    const Tensor* t = &m->parameters.tensors[number];
     (void)error;
-    for (size_t i = 0; i < count; i++) out[i] = formula(tensor, first + i);
-    if (m->bad != 0 && strcmp(t->name, "block.0.qkv_weight") == 0 && first == 0) out[5] = m->bad;
+    for (size_t i = 0; i < tensor_elements(t); i++) values[i] = formula(number, i);
+    if (m->bad != 0 && strcmp(t->name, "block.0.qkv_weight") == 0) values[5] = m->bad;
     return true;
 }
 
