@@ -253,9 +253,9 @@ $(B)/test_supervise: launch/supervise.c | $(B)/supervise
 supervise: $(B)/supervise
 	@cp -f $< $@
 
-TESTS := gemm test_files test_data test_tokenizer test_gguf test_corpus test_errors test_comm test_zero test_ranks test_supervise soak example $(PRECISIONS:%=test_kernels-%) $(PRECISIONS:%=test_train-%)
+TESTS := gemm test_files test_data test_tokenizer test_gguf test_evaluate test_corpus test_errors test_comm test_zero test_ranks test_supervise soak example $(PRECISIONS:%=test_kernels-%) $(PRECISIONS:%=test_train-%)
 # For tests of processes that meet, train, die and stop.
-RANKS_TESTS := $(B)/test_comm $(B)/test_zero $(B)/test_ranks $(B)/weights_hash $(B)/train-FP32 $(B)/train-BF16 $(B)/generate-FP32 $(B)/corpus $(B)/tokenize \
+RANKS_TESTS := $(B)/test_comm $(B)/test_zero $(B)/test_ranks $(B)/weights_hash $(B)/train-FP32 $(B)/train-BF16 $(B)/generate-FP32 $(B)/evaluate-FP32 $(B)/corpus $(B)/tokenize \
     $(if $(MPICC),$(B)/train-mpi-FP32)
 CPU_TESTS := $(TESTS:%=$(B)/%) $(B)/golden-FP32 $(B)/golden-BF16 $(if $(filter build,$(B)),$(ISA_TESTS)) $(B)/gemm-amx $(B)/bench-FP32 $(B)/llmtrain_single.h $(B)/checkpoint_cost $(RANKS_TESTS)
 CUDA_TESTS := $(EMULATED) $(B)/corpus $(B)/tokenize $(B)/weights_hash $(B)/test_cublaslt $(B)/test_nccl $(PRECISIONS:%=$(B)/train-emulated-%) $(PRECISIONS:%=$(B)/test_train-emulated-%) $(PRECISIONS:%=$(B)/train-%) $(COMPILED)
