@@ -1,0 +1,56 @@
+// tokenizer_ids: what tokenizer.h makes of many texts, for dev/peers/tokenizers.py to compare.
+//
+//   build/tokenizer_ids PATH [PATTERN]           texts on standard input, each after its length in 4 bytes; on standard
+//                                                output the tokens of each after their number, in 4 bytes each
+//   build/tokenizer_ids PATH PATTERN FILE N T    how fast: the text of FILE, N times with T threads; prints seconds
+//
+// PATTERN is - where the file needs none.
+
+#include "llmtrain/tokenizer.h"
+
+static int complain(const Error* error) {
+    fprintf(stderr, "tokenizer_ids: %s\n", error->text);
+    return 1;
+}
+
+int main(int count, char** words) {
+    Tokenizer tokenizer;
+    Error error;
+    Tokens tokens = {NULL, 0, 0, 0};
+    const char* pattern = count > 2 && strcmp(words[2], "-") != 0 ? words[2] : NULL;
+    if (count < 2) return fail(&error, "give the path of a tokenizer"), complain(&error);
+    if (!tokenizer_open(&tokenizer, words[1], pattern, &error)) return complain(&error);
+    if (count == 6) {
+        char* text;
+        size_t bytes;
+        double best = INFINITY;
+        threads_set((size_t)atoi(words[5]));
+        if (!file_read(words[3], (size_t)1 << 32, &text, &bytes, &error)) return complain(&error);
+        for (int i = 0; i < atoi(words[4]); i++) {
+            double begin = now_ms();
+            tokens.count = 0;
+            if (!tokenizer_encode(&tokens, &tokenizer, text, bytes, &error)) return complain(&error);
+            best = fmin(best, now_ms() - begin);
+        }
+        printf("%.6f\n", best * 1e-3);
+        free(text);
+    }
+    char* text = NULL;
+    uint32_t bytes;
+    WordEncoder encoder = word_encoder_open(tokenizer.rules ? &tokenizer.rules->vocabulary : NULL, true);
+    while (count < 6 && fread(&bytes, sizeof bytes, 1, stdin) == 1) {
+        text = (char*)realloc(text, bytes + 1);
+        tokens.count = 0;
+        if (!text || fread(text, 1, bytes, stdin) != bytes) return fail(&error, "the input is cut"), complain(&error);
+        if (!tokenizer_encode_by(&tokens, &tokenizer, bytes % 2 ? &encoder : NULL, text, bytes, &error))
+            return complain(&error);
+        uint32_t found = (uint32_t)tokens.count;
+        fwrite(&found, sizeof found, 1, stdout);
+        fwrite(tokens.ids, sizeof *tokens.ids, tokens.count, stdout);
+    }
+    word_encoder_close(&encoder);
+    free(text);
+    tokens_free(&tokens);
+    tokenizer_close(&tokenizer);
+    return 0;
+}

@@ -1,0 +1,336 @@
+"""Compares tokenizer.h with `tokenizers` and `tiktoken`: the ids of random strings and of a large text, and the speed.
+
+    python3 dev/peers/tokenizers.py [--gpt2 DIR] [--strings 1000000] [--only NAME] [--speed]
+
+Makes a tokenizer of each supported kind by training a small one with the published normalizers, pre-tokenizers and
+patterns. --gpt2 names a directory with GPT-2's own encoder.json and vocab.bpe. Exit code 1 if any id differs.
+"""
+import argparse
+import base64
+import glob
+import json
+import os
+import random
+import struct
+import subprocess
+import sys
+import time
+
+sys.path = [path for path in sys.path if os.path.abspath(path or ".") != os.path.dirname(os.path.abspath(__file__))]
+try:
+    import numpy
+    import regex
+    import tiktoken
+    import tokenizers
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+    from tokenizers import trainers
+except ImportError as missing:
+    print(f"skipped: {missing}; pip install tokenizers tiktoken regex numpy")
+    sys.exit(0)
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+          r"|\s+(?!\S)|\s+")
+QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+CL100K = (r"""'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$"""
+          r"""|\s*[\r\n]|\s+(?!\S)|\s""")
+O200K = "|".join([
+    r"""[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?""",
+    r"""[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?""",
+    r"""\p{N}{1,3}""", r""" ?[^\s\p{L}\p{N}]+[\r\n/]*""", r"""\s*[\r\n]+""", r"""\s+(?!\S)""", r"""\s+"""])
+PHI4 = (r"""'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]"""
+        r"""|\s+(?!\S)|\s+""")
+R50K = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
+META = "\u2581"
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Texts
+
+CHARACTERS = [c for c in range(0x110000) if not 0xD800 <= c <= 0xDFFF]
+COMMON = list("aaabcdeeeilmnorstuvxyzABCDEGILMRSTVX012349      ''''..,;:!?-_/()[]{}<>|=+*&%$#@~^`\"\\\n\n\r\t\u017f\u00e9\u00df"
+              "\u0301\u0308\u0345\u0334\u3000\u00a0\u2028\u2581\u200d\ufe0f\u00b2\u00bd\u0663\u4e2d\u6587\u1100\u1161\u11a8\uac00"
+              "\u01c5\u02b0\u0905\u093e\u05d0\U0001f600\U0001f468\U0001f3fd")
+WORDS = ["'s", "'S", "'re", "'LL", "'Ve", "don't", "<s>", "</s>", "<|endoftext|>", "<|im_start|>", "[word]", "[left]",
+         "[right]", "[both]", "[norm]", "  ", "\n\n", "\r\n", " \n ", "1234567", "Hello", " world", "\u0130stanbul",
+         "\u041f\u0440\u0438\u0432\u0435\u0442", "\u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35", "e\u0301\u0327", "\ufb01", "<unk>", "<0x41>"]
+
+
+def random_strings(count, seed):
+    generator = random.Random(seed)
+    blocks = [range(first, first + 256) for first in range(0, 0x20000, 256) if not 0xD800 <= first <= 0xDFFF]
+    result = []
+    for _ in range(count):
+        kind, parts = generator.random(), []
+        block = generator.choice(blocks)
+        for _ in range(generator.randrange(1, 24)):
+            draw = generator.random()
+            if draw < 0.12:
+                parts.append(generator.choice(WORDS))
+            elif draw < 0.55 or kind < 0.3:
+                parts.append(generator.choice(COMMON))
+            elif kind < 0.7:
+                parts.append(chr(generator.choice(block)))
+            else:
+                parts.append(chr(generator.choice(CHARACTERS)))
+        result.append("".join(parts))
+    return result
+
+
+def mixed_text(size):
+    """Prose, code, scripts, emoji."""
+    generator = random.Random(7)
+    parts, total = [], 0
+    sources = [p for p in sorted(glob.glob(os.path.join(os.path.dirname(os.__file__), "*.py")))]
+    prose = [p for p in (os.path.join(ROOT, "README.md"), *sorted(glob.glob(os.path.join(ROOT, "doc", "*.md"))))]
+    ranges = [(0x400, 0x4FF), (0x370, 0x3FF), (0x4E00, 0x9FFF), (0x3040, 0x30FF), (0xAC00, 0xD7A3), (0x900, 0x97F),
+              (0x600, 0x6FF), (0x5D0, 0x5EA), (0xE00, 0xE5B), (0xC0, 0x24F), (0x10A0, 0x10FF), (0x1F300, 0x1FAFF)]
+    while total < size:
+        kind = generator.random()
+        if kind < 0.25:
+            text = open(generator.choice(sources), encoding="utf-8", errors="replace").read()[:20000]
+        elif kind < 0.5:
+            text = open(generator.choice(prose), encoding="utf-8").read()[:20000]
+        else:
+            low, high = generator.choice(ranges)
+            letters = [chr(generator.randrange(low, high + 1)) for _ in range(80)]
+            stock = ["".join(generator.choices(letters, k=generator.randrange(1, 9))) for _ in range(300)]
+            text = "".join(generator.choice(stock) + generator.choice([" ", " ", " ", ", ", ". ", "\n", " 12 ", "!\U0001f600"])
+                           for _ in range(1500))
+        parts.append(text)
+        total += len(text.encode())
+    return "".join(parts)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Tokenizers of each kind
+
+def train(tokenizer, text, size, alphabet, special):
+    trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, special_tokens=special, show_progress=False)
+    tokenizer.train_from_iterator([text[i:i + 20000] for i in range(0, len(text), 20000)], trainer)
+    return tokenizer
+
+
+def byte_level(pre_tokenizer, text, normalizer=None, size=6000, **options):
+    tokenizer = Tokenizer(models.BPE(**options))
+    tokenizer.pre_tokenizer = pre_tokenizer
+    if normalizer:
+        tokenizer.normalizer = normalizer
+    tokenizer.decoder = decoders.ByteLevel()
+    train(tokenizer, text, size, pre_tokenizers.ByteLevel.alphabet(), [])
+    tokenizer.add_special_tokens(SPECIAL)
+    return tokenizer
+
+
+def split(pattern, behavior="isolated", invert=False):
+    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), behavior, invert),
+                                    pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def of_characters(text, normalizer, pre_tokenizer, decoder, fallback=True, **options):
+    """Trained on words that begin with U+2581, as SentencePiece does."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    special = ["<unk>", "<s>", "</s>"] + [f"<0x{i:02X}>" for i in range(256)] * fallback
+    train(tokenizer, text, 5000, [META], special)
+    file = json.loads(tokenizer.to_str())
+    file["added_tokens"] = [t for t in file["added_tokens"] if t["id"] < 3]
+    file["model"].update(byte_fallback=fallback, fuse_unk=True, **options)
+    tokenizer = Tokenizer.from_str(json.dumps(file))
+    tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = pre_tokenizer
+    tokenizer.decoder = decoder
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    return tokenizer
+
+
+def added(tokenizer):
+    """Added tokens with every option."""
+    tokenizer.add_tokens([
+        AddedToken("[word]", single_word=True, normalized=False), AddedToken("[left]", lstrip=True, normalized=False),
+        AddedToken("[right]", rstrip=True, normalized=False), AddedToken("[norm]", normalized=True),
+        AddedToken("[both]", lstrip=True, rstrip=True, single_word=True, normalized=True), AddedToken("e\u0301x"),
+        AddedToken("  ", normalized=False)])
+    return tokenizer
+
+
+def made(text):
+    llama2 = normalizers.Sequence([normalizers.Prepend(META), normalizers.Replace(" ", META)])
+    pieces = decoders.Sequence([decoders.Replace(META, " "), decoders.ByteFallback(), decoders.Fuse(),
+                                decoders.Strip(" ", 1, 0)])
+    byte = pre_tokenizers.ByteLevel
+    return {
+        "gpt2": lambda: byte_level(byte(add_prefix_space=False), text),
+        "gpt2-prefix": lambda: byte_level(byte(add_prefix_space=True), text),
+        "gpt2-added": lambda: added(byte_level(byte(add_prefix_space=False), text, normalizers.NFC())),
+        "llama3": lambda: byte_level(split(LLAMA3), text, ignore_merges=True),
+        "gpt4-removed": lambda: byte_level(split(LLAMA3, "removed", True), text),
+        "phi4": lambda: byte_level(split(PHI4), text),
+        "r50k": lambda: byte_level(split(R50K), text),
+        "qwen2": lambda: byte_level(split(QWEN2), text, normalizers.NFC()),
+        "o200k": lambda: byte_level(split(O200K), text),
+        "smollm2": lambda: byte_level(pre_tokenizers.Sequence([pre_tokenizers.Digits(True), byte(add_prefix_space=False)]),
+                                      text),
+        "llama2": lambda: of_characters(text, llama2, None, pieces),
+        "llama2-added": lambda: added(of_characters(text, llama2, None, pieces)),
+        "mistral": lambda: of_characters(text, None, pre_tokenizers.Metaspace(prepend_scheme="first", split=False),
+                                         decoders.Metaspace(prepend_scheme="first")),
+        "metaspace": lambda: of_characters(text, None, pre_tokenizers.Metaspace(), decoders.Metaspace(), fallback=False),
+        "gemma": lambda: of_characters(text, normalizers.Replace(" ", META),
+                                       pre_tokenizers.Split(" ", "merged_with_previous"),
+                                       decoders.Sequence([decoders.Replace(META, " "), decoders.ByteFallback(),
+                                                          decoders.Fuse()])),
+    }
+
+
+def ranks_of(tokenizer):
+    """A vocabulary of tiktoken from a byte-level one: the bytes, then what each merge makes."""
+    inverse = {}
+    for byte in range(256):
+        shown = [c for c in pre_tokenizers.ByteLevel(False, use_regex=False).pre_tokenize_str(chr(byte))[0][0]]
+        if byte < 128:
+            inverse[shown[0]] = byte
+    visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    symbols = {byte: chr(byte) for byte in visible}
+    for n, byte in enumerate(byte for byte in range(256) if byte not in visible):
+        symbols[byte] = chr(256 + n)
+    inverse = {symbol: byte for byte, symbol in symbols.items()}
+    ranks = {bytes([byte]): rank for rank, byte in enumerate(visible + [b for b in range(256) if b not in visible])}
+    for a, b in json.loads(tokenizer.to_str())["model"]["merges"]:
+        ranks[bytes(inverse[c] for c in a + b)] = len(ranks)
+    return ranks
+
+
+def rank_file(path, ranks):
+    with open(path, "wb") as file:
+        for token, rank in ranks.items():
+            file.write(base64.b64encode(token) + b" %d\n" % rank)
+
+
+def gpt2_ranks(directory):
+    from tiktoken.load import data_gym_to_mergeable_bpe_ranks
+    return data_gym_to_mergeable_bpe_ranks(os.path.join(directory, "vocab.bpe"), os.path.join(directory, "encoder.json"))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Comparison
+
+def ours(program, path, pattern, texts):
+    data = b"".join(struct.pack("<I", len(t)) + t for t in texts)
+    output = subprocess.run([program, path, pattern], input=data, stdout=subprocess.PIPE, check=True).stdout
+    numbers, at, result = numpy.frombuffer(output, dtype=numpy.int32), 0, []
+    while at < len(numbers):
+        result.append(numbers[at + 1:at + 1 + numbers[at]].tolist())
+        at += 1 + numbers[at]
+    return result
+
+
+def compare(name, program, path, pattern, encode, strings, text):
+    texts = [s.encode() for s in strings] + [text.encode()]
+    theirs = encode(strings + [text])
+    found = ours(program, path, pattern, texts)
+    assert len(found) == len(theirs)
+    wrong = [i for i in range(len(texts)) if found[i] != theirs[i]]
+    tokens = sum(map(len, found))
+    print(f"{name}: {len(wrong)} of {len(texts)} texts differ, {tokens} tokens", flush=True)
+    for i in wrong[:3]:
+        if i < len(strings):
+            print(f"    {strings[i]!r}\n    ours   {found[i]}\n    theirs {theirs[i]}")
+    return len(wrong)
+
+
+def speed(name, program, path, pattern, text, one, two, label):
+    """MB/s of each in turn, the best of 3 rounds."""
+    size = len(text.encode()) / 1e6
+    with open("build/tokenizers_speed.txt", "w", encoding="utf-8", newline="") as file:
+        file.write(text)
+    best = {}
+    for _ in range(3):
+        for threads in (1, 2):
+            seconds = float(subprocess.run([program, path, pattern, "build/tokenizers_speed.txt", "1", str(threads)],
+                                           stdout=subprocess.PIPE, check=True).stdout)
+            best["ours", threads] = min(best.get(("ours", threads), 1e9), seconds)
+            call = one if threads == 1 else two
+            begin = time.monotonic()
+            call()
+            best[label, threads] = min(best.get((label, threads), 1e9), time.monotonic() - begin)
+    for threads in (1, 2):
+        us, them = size / best["ours", threads], size / best[label, threads]
+        print(f"{name}, {threads} thread(s): ours {us:.1f} MB/s, {label} {them:.1f} MB/s, {us / them:.1f} x", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--gpt2")
+    parser.add_argument("--program", default="build/tokenizer_ids")
+    parser.add_argument("--strings", type=int, default=1000000)
+    parser.add_argument("--bytes", type=int, default=10000000)
+    parser.add_argument("--only")
+    parser.add_argument("--speed", action="store_true")
+    flags = parser.parse_args()
+    print(f"tokenizers {tokenizers.__version__}, tiktoken {tiktoken.__version__}")
+    os.makedirs("build/tokenizers", exist_ok=True)
+    text = mixed_text(flags.bytes)
+    lesson = text[:2000000]
+    strings = random_strings(flags.strings, 1)
+    lines = text.splitlines(keepends=True)
+    batch = ["".join(lines[i:i + 200]) for i in range(0, len(lines), 200)]
+    wrong = 0
+    for name, make in made(lesson).items():
+        if flags.only and flags.only not in name:
+            continue
+        path = f"build/tokenizers/{name}.json"
+        tokenizer = make()
+        tokenizer.save(path)
+        tokenizer = Tokenizer.from_file(path)
+
+        def encode(texts, tokenizer=tokenizer):
+            return [e.ids for e in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+        if flags.speed:
+            os.environ["TOKENIZERS_PARALLELISM"] = "true"
+            speed(name, flags.program, path, "-", text, lambda: [tokenizer.encode(t, add_special_tokens=False) for t in batch],
+                  lambda: tokenizer.encode_batch_fast(batch, add_special_tokens=False), "tokenizers")
+        else:
+            wrong += compare(name, flags.program, path, "-", encode, strings, text)
+    kinds = {"tiktoken-gpt2": ("gpt2", GPT2), "tiktoken-cl100k": ("cl100k", CL100K), "tiktoken-o200k": ("o200k", O200K)}
+    base = None
+    for name, (pattern, regular) in kinds.items():
+        if flags.only and flags.only not in name:
+            continue
+        base = base or ranks_of(byte_level(split(LLAMA3), lesson, size=20000))
+        path = f"build/tokenizers/{pattern}.tiktoken"
+        rank_file(path, base)
+        encoding = tiktoken.Encoding(name, pat_str=regular, mergeable_ranks=base,
+                                     special_tokens={"<|endoftext|>": len(base)})
+
+        def encode(texts, encoding=encoding):
+            return [encoding.encode(t, allowed_special="all") for t in texts]
+        if flags.speed:
+            speed(name, flags.program, path, pattern, text, lambda: encoding.encode_ordinary(text),
+                  lambda: encoding.encode_ordinary_batch(batch, num_threads=2), "tiktoken")
+        else:
+            wrong += compare(name, flags.program, path, pattern, encode, strings, text)
+    if flags.gpt2 and not (flags.only and flags.only not in "gpt2-real"):
+        ranks = gpt2_ranks(flags.gpt2)
+        encoding = tiktoken.Encoding("gpt2", pat_str=tiktoken_gpt2_pattern(), mergeable_ranks=ranks,
+                                     special_tokens={"<|endoftext|>": 50256}, explicit_n_vocab=50257)
+        path = os.path.join(flags.gpt2, "encoder.json")
+
+        def encode(texts):
+            return [encoding.encode(t, allowed_special="all") for t in texts]
+        if flags.speed:
+            speed("gpt2-real", flags.program, path, "-", text, lambda: encoding.encode_ordinary(text),
+                  lambda: encoding.encode_ordinary_batch(batch, num_threads=2), "tiktoken")
+        else:
+            wrong += compare("gpt2-real", flags.program, path, "-", encode, strings, text)
+    sys.exit(wrong > 0)
+
+
+def tiktoken_gpt2_pattern():
+    from tiktoken_ext import openai_public
+    return openai_public.r50k_pat_str
+
+
+main()
