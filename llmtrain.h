@@ -19,6 +19,7 @@
 #define LLMTRAIN_H
 
 #include "llmtrain/data.h"   // token shards, Dataset, Loader
+#include "llmtrain/documents.h"  // Span, documents_find
 #include "llmtrain/log.h"    // StepLog, metrics and events; with it state.h: Schedule, RunState, guard_step
 #include "llmtrain/saver.h"  // Saver, Cadence; with it checkpoint.h, zero.h (FlatVector), tensors.h, the operations
 
@@ -231,6 +232,8 @@ typedef struct {
     OptimizerKind optimizer;
     bool master_weights;             // keep a float copy of 16-bit parameters, which the optimizer updates
     bool sampling;            // a KV cache is wanted
+    bool mask_documents;      // attention does not cross an end_of_text
+    int32_t end_of_text;
     bool tf32;                // a GPU's float matmuls may round their operands to TF32
     RankOptions ranks;        // all 0: one rank
 } ModelOptions;
@@ -295,6 +298,8 @@ typedef struct {
     Weights weights;          // where its tensors begin
     FlatVector flat;  // parameters, gradients, master weights and optimizer state, as far as this rank holds them
     size_t B, T;              // of the batch in progress
+    Span* spans;              // (span_count) of the batch uploaded last, with room for options.B * T: attention treats
+    size_t span_count;        // each as a batch of its own
     bool decoding;            // with the KV cache: its one token follows those in it
     Activations activations;
     ActivationGradients gradients;
@@ -388,6 +393,7 @@ static inline void model_free(Model* model) {
     if (model->memory.base) device_free(model->memory.base, plan_block_bytes(&model->memory));
     free(model->cache.logits);
     free(model->activations.blocks);
+    free(model->spans);
     free(model->weights.blocks);
     parameters_free(&model->parameters);
     memset(model, 0, sizeof *model);
@@ -421,7 +427,9 @@ static inline bool model_plan(Model* model, const Config* asked, ModelOptions op
     FlatOptions holds = {options.training, options.optimizer, options.master_weights};
     bool ok = weights_create(&model->weights, &model->parameters, config, error) &&
               flat_create(&model->flat, &model->parameters, &model->options.ranks, &holds, error);
-    if (ok && model->activations.blocks == NULL) ok = fail(error, "out of memory for the table of activations");
+    model->spans = (Span*)allocate((options.mask_documents ? N : 1) * sizeof(Span));
+    if (ok && (model->activations.blocks == NULL || model->spans == NULL))
+        ok = fail(error, "out of memory for the table of activations");
     if (ok) model_layout(model);
     else model_free(model);
     return ok;
@@ -543,10 +551,16 @@ static inline void model_dropout(const Model* model, floatX* out, const floatX* 
     dropout(out, in, model->dropout.p, model->dropout.seed, site, model->dropout.first_token * C, N * C, model->stream);
 }
 
-// Uploads a batch of N tokens, and its targets unless they are NULL; returns the tokens on the device, which the
+// Uploads a batch of tokens (B, T), and its targets unless they are NULL; returns the tokens on the device, which the
 // targets follow. They stay valid until the batch after the next is uploaded.
-static inline const int32_t* model_upload(Model* model, const int32_t* tokens, const int32_t* targets, size_t N) {
-    return upload_batch(model->batches, tokens, targets, N * sizeof(int32_t), model->stream);
+static inline const int32_t* model_upload(Model* model, const int32_t* tokens, const int32_t* targets, size_t B,
+                                          size_t T) {
+    Span whole = {0, B, T};
+    model->spans[0] = whole;
+    model->span_count = 1;
+    if (model->options.mask_documents)
+        model->span_count = documents_find(model->spans, tokens, model->options.end_of_text, B, T);
+    return upload_batch(model->batches, tokens, targets, B * T * sizeof(int32_t), model->stream);
 }
 
 // x = x + attention(norm1(x)); x = x + ffn(norm2(x)), for block l of the batch in progress. The second addition is left
@@ -577,7 +591,11 @@ static inline void block_forward(Model* model, size_t l) {
         attention_decode(s->attention, cache->keys + layer, cache->values + layer, cache->scores, s->qkv, first,
                          c->context, H, K, D, stream);
     } else {
-        attention_forward(s->attention, s->lse, s->qkv, B, T, H, K, D, stream);
+        for (size_t i = 0; i < model->span_count; i++) {
+            Span d = model->spans[i];
+            attention_forward(s->attention + d.first * H * D, s->lse + d.first * H, s->qkv + d.first * config_qkv(c),
+                              d.B, d.T, H, K, D, stream);
+        }
     }
     matmul_forward(a->branch, s->attention, param(model, b->attention_out_weight), param(model, b->attention_out_bias),
                    N, C, H * D, stream);
@@ -707,7 +725,12 @@ static inline void block_backward(Model* model, size_t l) {
     dbranch = branch_gradient(model, 2 * l + 1, N);
     matmul_backward(model, g->attention, dbranch, s->attention, b->attention_out_weight, b->attention_out_bias, N, C,
                     H * D);
-    attention_backward(g->qkv, g->delta, g->attention, s->attention, s->lse, s->qkv, B, T, H, K, D, stream);
+    for (size_t i = 0; i < model->span_count; i++) {
+        Span d = model->spans[i];
+        size_t out = d.first * H * D, row = d.first * H, qkv = d.first * config_qkv(c);
+        attention_backward(g->qkv + qkv, g->delta + row, g->attention + out, s->attention + out, s->lse + row,
+                           s->qkv + qkv, d.B, d.T, H, K, D, stream);
+    }
     if (c->family == FAMILY_LLAMA) rope_backward(g->qkv, model->activations.rope, B, T, H, K, D, stream);
     if (c->qk_norm)
         qk_norm_backward(g->qkv, grad(model, b->q_norm_weight), grad(model, b->k_norm_weight), s->qk, s->qk_rstd,
@@ -748,7 +771,7 @@ static inline void model_begin_step(Model* model, double loss_scale, size_t micr
 // Adds the sum of the losses of a batch, tokens and targets (B, T) on the host, to flat.scalars[SUM_LOSS], without
 // gradients.
 static inline void model_losses(Model* model, const int32_t* tokens, const int32_t* targets, size_t B, size_t T) {
-    const int32_t* batch = model_upload(model, tokens, targets, B * T);
+    const int32_t* batch = model_upload(model, tokens, targets, B, T);
     model_forward(model, batch, B, T, false);
     model_head(model, batch + B * T, 0.0f, B * T);
     sum_scaled(model->flat.scalars + SUM_LOSS, model->activations.losses, 1.0, B * T, model->stream);
@@ -761,7 +784,7 @@ static inline void model_gradients(Model* model, const int32_t* tokens, const in
     double dloss = flat->loss_scale / (double)(flat->micro_batches * flat->options.world) / (double)count;
     flat->micro++;
     collective_barrier(&flat->collectives);
-    const int32_t* batch = model_upload(model, tokens, targets, N);
+    const int32_t* batch = model_upload(model, tokens, targets, B, T);
     fault_point("forward");
     model_forward(model, batch, B, T, false);
     fault_point("backward");

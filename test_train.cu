@@ -157,7 +157,7 @@ static void test_fixture_gradients(Model* model, const SafetensorsFile* file, co
     float *logits = (float*)allocate(N * V * sizeof(float)),
           *grads = (float*)allocate(model->parameters.flat_size * sizeof(float));
 
-    model_forward(model, model_upload(model, tokens, NULL, N), B, T, false);
+    model_forward(model, model_upload(model, tokens, NULL, B, T), B, T, false);
     for (size_t row = 0; row < N; row++) {
         model_logits(model, row, 1);
         read_floatX(logits + row * V, model->activations.logits, V, model);
@@ -380,7 +380,7 @@ static void test_dropout_masks(void) {
     }
     model.dropout.p = 0.5f;
     model.dropout.seed = 7;
-    model_forward(&model, model_upload(&model, tokens, NULL, N), B, T, NULL);
+    model_forward(&model, model_upload(&model, tokens, NULL, B, T), B, T, NULL);
     const BlockActivations* blocks = model.activations.blocks;
     const floatX* sites[MASKS + 1] = {
         NULL, blocks[0].input, blocks[0].middle, blocks[1].input, blocks[1].middle, model.activations.output};
@@ -404,7 +404,7 @@ static void test_dropout_masks(void) {
     }
     check_true("dropout 0.5 keeps an element twice as large or drops it", scaled);
     model.dropout.first_token = T;
-    model_forward(&model, model_upload(&model, tokens + T, NULL, T), 1, T, NULL);
+    model_forward(&model, model_upload(&model, tokens + T, NULL, 1, T), 1, T, NULL);
     read_floatX(values, blocks[0].input, T * c.channels, &model);
     check_true("dropout drops the same of a batch and of its second half",
                memcmp(values, stream[1] + T * c.channels, T * c.channels * sizeof(float)) == 0);
@@ -412,6 +412,72 @@ static void test_dropout_masks(void) {
     for (int m = 0; m <= MASKS; m++) free(stream[m]);
     free(values);
     model_free(&model);
+}
+
+// A batch whose attention is masked between documents must give what each document gives by itself: hidden states, loss
+// and gradients. Learned positions are 0, since they count through the row.
+static void test_documents(Family family) {
+    enum { B = 2, T = 24, N = B * T, END = 60, COUNT = 6 };
+    static const size_t ends[COUNT] = {7, 15, T - 1, T, N - 2, N - 1};  // last rows of documents
+    Config c = test_config(family);
+    Model joined, alone;
+    Error error;
+    ModelOptions options = test_options(B, T);
+    int32_t tokens[N], targets[N];
+    size_t C = c.channels, first = 0, counted = 0;
+    random_tokens(tokens, N, END, 1);
+    random_tokens(targets, N, END, 2);
+    for (int i = 0; i < COUNT; i++) if (ends[i] != T - 1) tokens[ends[i]] = END;
+    for (size_t i = 0; i < N; i++) if (tokens[i] == END) targets[i] = -1;
+    need(model_create(&alone, &c, options, &error), &error);
+    options.mask_documents = true;
+    options.end_of_text = END;
+    need(model_create(&joined, &c, options, &error), &error);
+    size_t P = joined.parameters.flat_size;
+    float *hidden = (float*)allocate(N * C * sizeof(float)), *expected = (float*)allocate(N * C * sizeof(float));
+    float *grads = (float*)allocate(P * sizeof(float)), *sum = (float*)allocate(P * sizeof(float));
+    float *part = (float*)allocate(P * sizeof(float)), *zeros = (float*)allocate(c.context * C * sizeof(float));
+    for (Model* m = &joined; m; m = m == &joined ? &alone : NULL) {
+        randomize(m, 5);
+        if (family == FAMILY_GPT2)
+            need(model_set_params(m, m->weights.position_embedding, zeros, c.context * C, &error), &error);
+    }
+    double loss = batch_gradients(&joined, NULL, tokens, targets, B, T), losses = 0;
+    read_floatX(hidden, joined.activations.hidden, N * C, &joined);
+    download(grads, joined.flat.grads, P * sizeof(float), joined.stream);
+    for (int i = 0; i < COUNT; first = ends[i++] + 1) {
+        size_t length = ends[i] + 1 - first, count = targets_count(targets + first, length);
+        double mean = batch_gradients(&alone, NULL, tokens + first, targets + first, 1, length);
+        read_floatX(expected + first * C, alone.activations.hidden, length * C, &alone);
+        download(part, alone.flat.grads, P * sizeof(float), alone.stream);
+        for (size_t e = 0; e < P; e++) sum[e] += (float)count * part[e];
+        losses += mean * (double)count;
+        counted += count;
+    }
+    for (size_t e = 0; e < P; e++) sum[e] /= (float)counted;
+    const char* name = family == FAMILY_GPT2 ? "gpt2" : "llama";
+    char what[96];
+    snprintf(what, sizeof what, "%s hidden states of documents in one batch", name);
+    check(what, relative_error(hidden, expected, N * C), bound_of(1e-5, c.layers));
+    snprintf(what, sizeof what, "%s loss of documents in one batch", name);
+    check(what, fabs(loss / (losses / (double)counted) - 1), bound_of(1e-5, c.layers));
+    for (size_t i = 0; i < joined.parameters.count; i++) {
+        const Tensor* t = &joined.parameters.tensors[i];
+        if (t->offset == joined.weights.position_embedding) continue;
+        snprintf(what, sizeof what, "%s gradient over documents of %s", name, t->name);
+        check(what, relative_error(grads + t->offset, sum + t->offset, tensor_elements(t)), bound_of(1e-5, c.layers));
+    }
+    tokens[0] = (tokens[0] + 1) % END;  // of the first document
+    batch_gradients(&joined, NULL, tokens, targets, B, T);
+    read_floatX(expected, joined.activations.hidden, N * C, &joined);
+    snprintf(what, sizeof what, "%s: a document sees nothing of those before it", name);
+    size_t others = (ends[0] + 1) * C;
+    check_true(what, memcmp(hidden, expected, C * sizeof(float)) != 0 &&
+                   memcmp(hidden + others, expected + others, (N * C - others) * sizeof(float)) == 0);
+    float* all[] = {hidden, expected, grads, sum, part, zeros};
+    for (int i = 0; i < 6; i++) free(all[i]);
+    model_free(&joined);
+    model_free(&alone);
 }
 
 // A gradient that is not finite gives the norm NaN, whether gradients are summed as floats or in fixed point.
@@ -732,10 +798,10 @@ static void test_cache(Family family) {
     need(model_create(&model, &c, test_options(1, T), &error), &error);
     randomize(&model, 11);
     float *whole = (float*)allocate(T * C * sizeof(float)), *single = (float*)allocate(T * C * sizeof(float));
-    model_forward(&model, model_upload(&model, tokens, NULL, T), 1, T, false);
+    model_forward(&model, model_upload(&model, tokens, NULL, 1, T), 1, T, false);
     read_floatX(whole, model.activations.hidden, T * C, &model);
     for (size_t t = 0; t < T; t++) {
-        model_forward(&model, model_upload(&model, tokens + t, NULL, 1), 1, 1, true);
+        model_forward(&model, model_upload(&model, tokens + t, NULL, 1, 1), 1, 1, true);
         read_floatX(single + t * C, model.activations.hidden, C, &model);
     }
     check(family == FAMILY_GPT2 ? "gpt2 hidden states through the cache" : "llama hidden states through the cache",
@@ -889,7 +955,7 @@ static void test_validation(void) {
             batch[0][t] = text[start + t];
             batch[1][t] = start == 0 || t == T - 1 ? text[start + t + 1] : -1;
         }
-        const int32_t* on_device = model_upload(&model, batch[0], batch[1], T);
+        const int32_t* on_device = model_upload(&model, batch[0], batch[1], 1, T);
         float losses[T];
         model_forward(&model, on_device, 1, T, false);
         model_head(&model, on_device + T, 0.0f, T);
@@ -1708,6 +1774,8 @@ static void test_model(void) {
         test_frozen((Family)family);
     }
     test_dropout_masks();
+    test_documents(FAMILY_GPT2);
+    test_documents(FAMILY_LLAMA);
     test_overflow();
     test_schedules();
     test_guard();

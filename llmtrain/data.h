@@ -156,6 +156,8 @@ typedef struct {
     size_t shard_count;
     int32_t vocabulary;    // 0 = unknown
     double entropy_floor;  // nats per token, over all tokens; 0 = unknown
+    bool mask_documents;   // the target that follows an end_of_text, in another document, does not count; set by the
+    int32_t end_of_text;   // caller
 } Dataset;
 
 static inline size_t dataset_tokens(const Dataset* dataset) {
@@ -386,7 +388,8 @@ static inline bool window_read(int32_t* tokens, int32_t* targets, const Dataset*
                         "tokenizer's vocabulary, or make the shards again", token, window.start + t, shard->path,
                         vocabulary);
         if (t < T) tokens[t] = (int32_t)token;
-        if (t > 0) targets[t - 1] = (int32_t)token;
+        bool ended = t > 0 && dataset->mask_documents && tokens[t - 1] == dataset->end_of_text;
+        if (t > 0) targets[t - 1] = ended ? -1 : (int32_t)token;
     }
     return true;
 }

@@ -29,7 +29,7 @@ static inline void model_generate(Model* model, int32_t* tokens, Candidate* cand
             seen = known - max_size(context / 2, 1);
             model->cache.length = 0;
         }
-        for (; seen < known; seen++) model_forward(model, model_upload(model, tokens + seen, NULL, 1), 1, 1, true);
+        for (; seen < known; seen++) model_forward(model, model_upload(model, tokens + seen, NULL, 1, 1), 1, 1, true);
         model_logits(model, 0, 1);
         download(model->cache.logits, model->activations.logits, model->config.vocab * sizeof(floatX), model->stream);
         float uniform = random_uniform(o->seed, RANDOM_SAMPLING, 0, known);
