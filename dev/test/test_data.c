@@ -30,6 +30,7 @@ static int flush_seen(int file) {
 
 #include "data/shards.h"
 #include "harness.h"
+#include "llmtrain/documents.h"
 
 static Error error;  // of the last call that failed
 
@@ -590,6 +591,34 @@ static void test_loader_errors(void) {
     verdict("loader: bad tokens, cut files and impossible sizes are errors");
 }
 
+// Documents that are masked: the target behind an end of text does not count, and rows are cut there.
+static void test_documents(void) {
+    enum { T = 16, B = 4 };
+    int32_t tokens[B * T], targets[B * T], plain[B * T];
+    Dataset dataset;
+    if (!open_texts(&dataset)) return;
+    size_t masked = 0;
+    dataset.end_of_text = texts[0][5];
+    for (int masks = 0; masks < 2; masks++) {
+        dataset.mask_documents = masks;
+        expect(dataset_batch(tokens, masks ? targets : plain, &dataset, 0, VOCABULARY, B, T, 0, &error), "a batch");
+    }
+    for (size_t i = 0; i < B * T; i++) {
+        masked += targets[i] == -1;
+        expect(targets[i] == (tokens[i] == dataset.end_of_text ? -1 : plain[i]), "target %zu", i);
+    }
+    expect(masked > 0 && masked < B * T, "%zu targets are masked", masked);
+    dataset_close(&dataset);
+    verdict("documents: the target behind an end of text does not count, if that is asked for");
+
+    Span spans[12];
+    const int32_t text[] = {1, 9, 2, 3, 4, 9, 9, 5, 6, 7, 8, 9};  // in rows of 4; 9 is the end of text
+    const Span expected[] = {{0, 1, 2}, {2, 1, 2}, {4, 1, 2}, {6, 1, 1}, {7, 1, 1}, {8, 1, 4}};
+    expect(documents_find(spans, text, 9, 3, 4) == 6 && memcmp(spans, expected, sizeof expected) == 0, "the spans");
+    expect(documents_find(spans, text, 100, 3, 4) == 3 && spans[2].first == 8 && spans[2].T == 4, "whole rows");
+    verdict("documents: rows are cut behind each end of text");
+}
+
 static void test_validation(void) {
     enum { T = 16, B = 5 };
     int32_t tokens[B * T], targets[B * T];
@@ -778,6 +807,7 @@ int main(int argc, char** argv) {
     test_resume();
     test_loader_errors();
     test_validation();
+    test_documents();
     test_overlap();
     if (program) test_program();
     else skip("the program tokenize", text_of("there is none at %s", tokenize));
