@@ -19,7 +19,7 @@
 #define LLMTRAIN_H
 
 #include "llmtrain/data.h"   // token shards, Dataset, Loader
-#include "llmtrain/documents.h"  // Span, documents_find
+#include "llmtrain/documents.h"  // DocumentSpan, documents_find
 #include "llmtrain/log.h"    // StepLog, metrics and events; with it state.h: Schedule, RunState, guard_step
 #include "llmtrain/saver.h"  // Saver, Cadence; with it checkpoint.h, zero.h (FlatVector), tensors.h, the operations
 
@@ -298,7 +298,7 @@ typedef struct {
     Weights weights;          // where its tensors begin
     FlatVector flat;  // parameters, gradients, master weights and optimizer state, as far as this rank holds them
     size_t B, T;              // of the batch in progress
-    Span* spans;              // (span_count) of the batch uploaded last, with room for options.B * T: attention treats
+    DocumentSpan* spans;              // (span_count) of the batch uploaded last, with room for options.B * T: attention treats
     size_t span_count;        // each as a batch of its own
     bool decoding;            // with the KV cache: its one token follows those in it
     Activations activations;
@@ -427,7 +427,7 @@ static inline bool model_plan(Model* model, const Config* asked, ModelOptions op
     FlatOptions holds = {options.training, options.optimizer, options.master_weights};
     bool ok = weights_create(&model->weights, &model->parameters, config, error) &&
               flat_create(&model->flat, &model->parameters, &model->options.ranks, &holds, error);
-    model->spans = (Span*)allocate((options.mask_documents ? N : 1) * sizeof(Span));
+    model->spans = (DocumentSpan*)allocate((options.mask_documents ? N : 1) * sizeof(DocumentSpan));
     if (ok && (model->activations.blocks == NULL || model->spans == NULL))
         ok = fail(error, "out of memory for the table of activations");
     if (ok) model_layout(model);
@@ -555,7 +555,7 @@ static inline void model_dropout(const Model* model, floatX* out, const floatX* 
 // targets follow. They stay valid until the batch after the next is uploaded.
 static inline const int32_t* model_upload(Model* model, const int32_t* tokens, const int32_t* targets, size_t B,
                                           size_t T) {
-    Span whole = {0, B, T};
+    DocumentSpan whole = {0, B, T};
     model->spans[0] = whole;
     model->span_count = 1;
     if (model->options.mask_documents)
@@ -592,7 +592,7 @@ static inline void block_forward(Model* model, size_t l) {
                          c->context, H, K, D, stream);
     } else {
         for (size_t i = 0; i < model->span_count; i++) {
-            Span d = model->spans[i];
+            DocumentSpan d = model->spans[i];
             attention_forward(s->attention + d.first * H * D, s->lse + d.first * H, s->qkv + d.first * config_qkv(c),
                               d.B, d.T, H, K, D, stream);
         }
@@ -726,7 +726,7 @@ static inline void block_backward(Model* model, size_t l) {
     matmul_backward(model, g->attention, dbranch, s->attention, b->attention_out_weight, b->attention_out_bias, N, C,
                     H * D);
     for (size_t i = 0; i < model->span_count; i++) {
-        Span d = model->spans[i];
+        DocumentSpan d = model->spans[i];
         size_t out = d.first * H * D, row = d.first * H, qkv = d.first * config_qkv(c);
         attention_backward(g->qkv + qkv, g->delta + row, g->attention + out, s->attention + out, s->lse + row,
                            s->qkv + qkv, d.B, d.T, H, K, D, stream);

@@ -16,15 +16,15 @@
 // B sequences of T tokens, rows [first, first + B T) of a batch.
 typedef struct {
     size_t first, B, T;
-} Span;
+} DocumentSpan;
 
 // Cuts tokens (B, T) behind each `end_of_text`; spans (B T) has room for any. Returns their number.
-static inline size_t documents_find(Span* spans, const int32_t* tokens, int32_t end_of_text, size_t B, size_t T) {
+static inline size_t documents_find(DocumentSpan* spans, const int32_t* tokens, int32_t end_of_text, size_t B, size_t T) {
     size_t count = 0, first = 0;
     for (size_t row = 0; row < B * T; row++) {
         bool ends = tokens[row] == end_of_text || (row + 1) % T == 0;
         if (!ends) continue;
-        Span span = {first, 1, row + 1 - first};
+        DocumentSpan span = {first, 1, row + 1 - first};
         spans[count++] = span;
         first = row + 1;
     }

@@ -611,9 +611,9 @@ static void test_documents(void) {
     dataset_close(&dataset);
     verdict("documents: the target behind an end of text does not count, if that is asked for");
 
-    Span spans[12];
+    DocumentSpan spans[12];
     const int32_t text[] = {1, 9, 2, 3, 4, 9, 9, 5, 6, 7, 8, 9};  // in rows of 4; 9 is the end of text
-    const Span expected[] = {{0, 1, 2}, {2, 1, 2}, {4, 1, 2}, {6, 1, 1}, {7, 1, 1}, {8, 1, 4}};
+    const DocumentSpan expected[] = {{0, 1, 2}, {2, 1, 2}, {4, 1, 2}, {6, 1, 1}, {7, 1, 1}, {8, 1, 4}};
     expect(documents_find(spans, text, 9, 3, 4) == 6 && memcmp(spans, expected, sizeof expected) == 0, "the spans");
     expect(documents_find(spans, text, 100, 3, 4) == 3 && spans[2].first == 8 && spans[2].T == 4, "whole rows");
     verdict("documents: rows are cut behind each end of text");
