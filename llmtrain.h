@@ -298,8 +298,8 @@ typedef struct {
     Weights weights;          // where its tensors begin
     FlatVector flat;  // parameters, gradients, master weights and optimizer state, as far as this rank holds them
     size_t B, T;              // of the batch in progress
-    DocumentSpan* spans;              // (span_count) of the batch uploaded last, with room for options.B * T: attention treats
-    size_t span_count;        // each as a batch of its own
+    DocumentSpan* spans;      // (span_count) of the batch uploaded last, with room for options.B * options.T:
+    size_t span_count;        // attention treats each as a batch of its own
     bool decoding;            // with the KV cache: its one token follows those in it
     Activations activations;
     ActivationGradients gradients;
