@@ -253,9 +253,9 @@ $(B)/test_supervise: launch/supervise.c | $(B)/supervise
 supervise: $(B)/supervise
 	@cp -f $< $@
 
-TESTS := gemm test_files test_data test_tokenizer test_gguf test_evaluate test_corpus test_errors test_comm test_zero test_ranks test_supervise soak example $(PRECISIONS:%=test_kernels-%) $(PRECISIONS:%=test_train-%)
+TESTS := gemm test_files test_data test_tokenizer test_convert test_gguf test_evaluate test_corpus test_errors test_comm test_zero test_ranks test_supervise soak example $(PRECISIONS:%=test_kernels-%) $(PRECISIONS:%=test_train-%)
 # For tests of processes that meet, train, die and stop.
-RANKS_TESTS := $(B)/test_comm $(B)/test_zero $(B)/test_ranks $(B)/weights_hash $(B)/train-FP32 $(B)/train-BF16 $(B)/generate-FP32 $(B)/evaluate-FP32 $(B)/corpus $(B)/tokenize \
+RANKS_TESTS := $(B)/test_comm $(B)/test_zero $(B)/test_ranks $(B)/weights_hash $(B)/train-FP32 $(B)/train-BF16 $(B)/generate-FP32 $(B)/export $(B)/evaluate-FP32 $(B)/corpus $(B)/tokenize \
     $(if $(MPICC),$(B)/train-mpi-FP32)
 CPU_TESTS := $(TESTS:%=$(B)/%) $(B)/golden-FP32 $(B)/golden-BF16 $(if $(filter build,$(B)),$(ISA_TESTS)) $(B)/gemm-amx $(B)/bench-FP32 $(B)/llmtrain_single.h $(B)/checkpoint_cost $(RANKS_TESTS)
 CUDA_TESTS := $(EMULATED) $(B)/corpus $(B)/tokenize $(B)/weights_hash $(B)/test_cublaslt $(B)/test_nccl $(PRECISIONS:%=$(B)/train-emulated-%) $(PRECISIONS:%=$(B)/test_train-emulated-%) $(PRECISIONS:%=$(B)/train-%) $(COMPILED)
@@ -345,12 +345,17 @@ bench-checkpoint: $(B)/checkpoint_cost
 
 # libFuzzer with the address and undefined-behaviour sanitizers, one reader after the other.
 FUZZ := clang -std=c11 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -DFUZZ_LIBFUZZER -I.
-READERS := JSON SAFETENSORS SHARD
+READERS := JSON SAFETENSORS SHARD CONVERT
 fuzz: | $(B)
 	for reader in $(READERS); do $(FUZZ) -DFUZZ_$$reader dev/test/fuzz.c -o $(B)/fuzz_$$reader -lm -pthread || exit 1; done
 	$(CC) -std=c11 -O2 -I. -DFUZZ_SHARD dev/test/fuzz.c -o $(B)/seeds_of_shards -lm -pthread
 	mkdir -p $(READERS:%=$(B)/seeds/%)
 	cp dev/test/fixtures/llama_tied.safetensors $(B)/seeds/SAFETENSORS
+	for model in dev/test/fixtures/models/*; do \
+	    { cat $$model/config.json; printf '\000\000'; cat $$model/model.safetensors; } \
+	    > $(B)/seeds/CONVERT/$${model##*/} 2> /dev/null; done
+	cd dev/test/fixtures/models/llama && { cat config.json; printf '\000'; sed 's/: "model.*tensors"/: "a"/' *.index.json; \
+	    printf '\000'; cat model-00001-of-*.safetensors; } > $(CURDIR)/$(B)/seeds/CONVERT/index
 	$(B)/seeds_of_shards $(B)/seeds/SHARD
 	for reader in $(READERS); do $(B)/fuzz_$$reader -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 \
 	    $$([ $$reader = SHARD ] && echo -max_len=4096) $(B)/seeds/$$reader || exit 1; done

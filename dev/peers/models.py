@@ -27,6 +27,7 @@ except ImportError as error:
     sys.exit(0)
 
 transformers.logging.set_verbosity_error()
+transformers.utils.logging.disable_progress_bar()
 torch.set_num_threads(2)
 failed = 0
 
@@ -109,8 +110,9 @@ def ours(build, precision, directory, batch, work):
 
 
 def relative(a, b):
-    """Norm of the difference over the norm of b; NaN where either has one."""
-    return float(np.linalg.norm(a.astype(np.float64) - b) / max(np.linalg.norm(b.astype(np.float64)), 1e-30))
+    """Norm of the difference over the norm of b; infinite where either has a NaN."""
+    value = float(np.linalg.norm(a.astype(np.float64) - b) / max(np.linalg.norm(b.astype(np.float64)), 1e-30))
+    return value if value == value else float("inf")
 
 
 def compare_import(name, model, directory, build, work):
@@ -192,7 +194,7 @@ def compare_run(build, work):
     for path in [out, f"{work}/run.hf"]:
         shutil.rmtree(path, ignore_errors=True)
     write_shard(f"{work}/tokens.bin", np.random.default_rng(3).integers(0, 300, 40000))
-    text = run(f"{build}/train-FP32", "--data", f"{work}/tokens.bin", "--val", f"{work}/tokens.bin", "--val-windows", 8,
+    run(f"{build}/train-FP32", "--data", f"{work}/tokens.bin", "--val", f"{work}/tokens.bin", "--val-windows", 8,
                "--init-from", directory, "--out", out, "--seq", 64, "--batch", 2, "--steps", 3, "--lr", "1e-3",
                "--warmup", 0, "--ranks", 2, "--zero", 2)
     val = [json.loads(line) for line in open(f"{out}/metrics.jsonl")][-1]["val_loss"]
@@ -226,10 +228,11 @@ def fine_tune(build, work):
     model.save_pretrained(directory)
     print(f"fine-tuning a Llama of {sum(p.numel() for p in model.parameters()) / 1e6:.1f}M parameters")
     B, T, STEPS, LR = 2, 64, 10, 3e-4
-    # A shard of one window, so that every step sees the same two... of B samples: the order is then of no consequence.
-    tokens = np.random.default_rng(5).integers(0, config.vocab_size, B * T + 1)
-    write_shard(f"{work}/tune.bin", tokens)
-    text = run(f"{build}/train-FP32", "--data", f"{work}/tune.bin", "--init-from", directory, "--out", out, "--seq", T,
+    write_shard(f"{work}/tune.bin", np.random.default_rng(5).integers(0, config.vocab_size, 5000))
+    run(f"{build}/model_dump-FP32", "--data", f"{work}/tune.bin", "--batch", B, "--seq", T, "--steps", STEPS, "--to",
+        f"{work}/batches.safetensors")
+    batches = load_file(f"{work}/batches.safetensors")
+    run(f"{build}/train-FP32", "--data", f"{work}/tune.bin", "--init-from", directory, "--out", out, "--seq", T,
                "--batch", B, "--steps", STEPS, "--lr", LR, "--warmup", 0, "--schedule", "constant", "--beta1", 0.9,
                "--beta2", 0.95, "--epsilon", "1e-8", "--weight-decay", 0.1, "--clip", 1, "--spike-sigma", 0)
     losses = [json.loads(line)["loss"] for line in open(f"{out}/metrics.jsonl")][:STEPS]
@@ -237,14 +240,12 @@ def fine_tune(build, work):
     vectors = [p for p in model.parameters() if p.dim() == 1]
     adamw = torch.optim.AdamW([dict(params=matrices, weight_decay=0.1), dict(params=vectors, weight_decay=0.0)], lr=LR,
                               betas=(0.9, 0.95), eps=1e-8)
-    batches = samples_of(build, work, tokens, B, T, STEPS)
     worst = 0.0
     model.train()
     for step in range(STEPS):
-        x, y = batches[step][:, :-1], batches[step][:, 1:]
-        logits = model(torch.tensor(x).long()).logits
-        loss = torch.nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]),
-                                                 torch.tensor(y).long().reshape(-1))
+        x, y = (torch.tensor(batches[name][step]).long() for name in ("tokens", "targets"))
+        logits = model(x).logits
+        loss = torch.nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), y.reshape(-1))
         adamw.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -254,10 +255,65 @@ def fine_tune(build, work):
     check("fine-tuning a 30M Llama: losses of 10 steps, largest difference", worst, 1e-4)
 
 
-def samples_of(build, work, tokens, B, T, steps):
-    """The batches of our loader. The shard holds exactly B windows of T tokens, each of which every step takes once."""
-    windows = np.stack([tokens[i * T:i * T + T + 1] for i in range(B)])
-    return [windows] * steps
+def write_fixtures(directory):
+    """Small models in the forms that published ones have, each with what transformers computes with it."""
+    small = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+                 intermediate_size=24, max_position_embeddings=32, vocab_size=40, bos_token_id=1, eos_token_id=2)
+    llama3 = LLAMA3 | dict(original_max_position_embeddings=8)
+    forms = {  # the type of the weights, the size of a shard
+        "gpt2": (transformers.GPT2Config(n_embd=16, n_layer=2, n_head=4, n_positions=16, vocab_size=40, bos_token_id=0,
+                                         eos_token_id=0), torch.float32, "1GB"),
+        "llama": (transformers.LlamaConfig(**small, tie_word_embeddings=True, rope_scaling=llama3), torch.bfloat16,
+                  "3KB"),
+        "llama_linear": (transformers.LlamaConfig(**small, rope_scaling=dict(rope_type="linear", factor=4.0)),
+                         torch.float32, "1GB"),
+        "mistral": (transformers.MistralConfig(**small, sliding_window=None), torch.float16, "1GB"),
+        "qwen2": (transformers.Qwen2Config(**small, tie_word_embeddings=True), torch.float32, "1GB"),
+        "qwen3": (transformers.Qwen3Config(**small, head_dim=8), torch.bfloat16, "1GB"),
+    }
+    for name, (config, dtype, shard) in forms.items():
+        where = f"{directory}/{name}"
+        shutil.rmtree(where, ignore_errors=True)
+        model = make(config, where).to(dtype)
+        shutil.rmtree(where)
+        model.save_pretrained(where, max_shard_size=shard)
+        os.remove(f"{where}/generation_config.json")
+        if name == "gpt2":
+            as_published(where)
+        if name in ("llama_linear", "mistral"):
+            as_before_5(where)
+        tokens = batch_of(config.vocab_size, 2, 12)
+        logits, loss, _ = reference(load(where)[0], tokens)
+        save_file({"tokens": tokens, "logits": logits, "loss": np.array([loss], np.float32)},
+                  f"{where}/expected.safetensors")
+    size = sum(os.path.getsize(os.path.join(folder, f)) for folder, _, files in os.walk(directory) for f in files)
+    print(f"{directory}: {size} bytes")
+
+
+def as_published(where):
+    """GPT-2's files of 2019: names without the prefix, masks as buffers, keys of that time."""
+    weights = {k.removeprefix("transformer."): v for k, v in load_file(f"{where}/model.safetensors").items()}
+    config = json.load(open(f"{where}/config.json"))
+    for layer in range(config["n_layer"]):
+        weights[f"h.{layer}.attn.bias"] = np.tril(np.ones((1, 1, 16, 16), np.float32))
+    save_file(weights, f"{where}/model.safetensors", metadata={"format": "pt"})
+    for key in ("dtype", "n_inner", "tie_word_embeddings", "add_cross_attention", "scale_attn_weights",
+                "scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "pad_token_id"):
+        config.pop(key, None)
+    config |= dict(n_ctx=16, task_specific_params={"text-generation": {"do_sample": True, "max_length": 50}})
+    json.dump(config, open(f"{where}/config.json", "w"), indent=2)
+
+
+def as_before_5(where):
+    """The keys of transformers 4: rope_theta and rope_scaling, torch_dtype."""
+    config = json.load(open(f"{where}/config.json"))
+    rope = config.pop("rope_parameters")
+    config["rope_theta"] = rope.pop("rope_theta")
+    config["rope_scaling"] = None if rope["rope_type"] == "default" else {"type": rope["rope_type"],
+                                                                         "factor": rope["factor"]}
+    config["torch_dtype"] = config.pop("dtype")
+    config.pop("head_dim", None)
+    json.dump(config, open(f"{where}/config.json", "w"), indent=2)
 
 
 if __name__ == "__main__":

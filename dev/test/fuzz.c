@@ -1,7 +1,8 @@
 // fuzz.c: the readers of files against any bytes at all. Whatever they are, a file is refused with a sentence, or what
 // it holds is as the reader promises; anything else ends the program.
 //
-// Three targets, one per compilation: -DFUZZ_JSON, -DFUZZ_SAFETENSORS, -DFUZZ_SHARD. With libFuzzer (make fuzz):
+// Targets, one per compilation: -DFUZZ_JSON, -DFUZZ_SAFETENSORS, -DFUZZ_SHARD, -DFUZZ_CONVERT. With libFuzzer (make
+// fuzz):
 //
 //   clang -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -DFUZZ_JSON -DFUZZ_LIBFUZZER
 //         -I. dev/test/fuzz.c -o build/fuzz_json -lm -pthread
@@ -14,6 +15,9 @@
 
 #include "llmtrain/data.h"
 #include "llmtrain/safetensors.h"
+#ifdef FUZZ_CONVERT
+#include "llmtrain/source.h"
+#endif
 
 #include <sys/mman.h>
 
@@ -250,8 +254,56 @@ int main(int count, char** words) {
 
 #endif
 
+#elif defined(FUZZ_CONVERT)
+
+// A file of the directory; none if it would be empty.
+static void put_file(const char* directory, const char* name, const uint8_t* data, size_t bytes) {
+    char path[128];
+    snprintf(path, sizeof path, "%s/%s", directory, name);
+    unlink(path);
+    int file = bytes ? open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600) : -1;
+    promise(bytes == 0 || (file >= 0 && write(file, data, bytes) == (ssize_t)bytes), "a file");
+    if (file >= 0) close(file);
+}
+
+// A model of another program. A text that begins with a brace is config.json, up to a zero byte; then follows
+// model.safetensors.index.json, up to another, or nothing; then the weights, which an index calls "a". Anything else is
+// a file of llm.c.
+static void fuzz_one(const uint8_t* data, size_t bytes) {
+    static char directory[64];
+    char path[128];
+    ModelSource source;
+    Error error;
+    if (directory[0] == 0) {
+        snprintf(directory, sizeof directory, "/dev/shm/fuzz_convert_XXXXXX");
+        promise(mkdtemp(directory) != NULL, "a directory");
+    }
+    bool foreign = bytes > 0 && data[0] == '{';
+    size_t config = foreign ? strnlen((const char*)data, bytes) : 0, after = min_size(config + 1, bytes);
+    size_t index = foreign ? strnlen((const char*)data + after, bytes - after) : 0;
+    size_t weights = foreign ? min_size(after + index + 1, bytes) : 0;
+    put_file(directory, "config.json", data, config);
+    put_file(directory, "model.safetensors.index.json", data + after, index);
+    put_file(directory, "model.safetensors", data + weights, index > 0 ? 0 : bytes - weights);
+    put_file(directory, "a", data + weights, bytes - weights);
+    snprintf(path, sizeof path, foreign ? "%s" : "%s/a", directory);
+    if (!source_open(&source, path, &error)) {
+        promise_sentence(&error);
+        promise(source.files == NULL && source.pieces == NULL, "a refusal leaves nothing to free");
+        return;
+    }
+    promise(source.parameters.true_size <= bytes, "no more weights than bytes");
+    for (size_t i = 0; i < source.parameters.count; i++) {
+        size_t n = tensor_elements(&source.parameters.tensors[i]);
+        float* values = (float*)malloc(max_size(n, 1) * sizeof(float));
+        promise(values && source_read(values, &source, i, n, &error), "what was opened can be read");
+        free(values);
+    }
+    source_close(&source);
+}
+
 #else
-#error "compile with -DFUZZ_JSON, -DFUZZ_SAFETENSORS or -DFUZZ_SHARD"
+#error "compile with -DFUZZ_JSON, -DFUZZ_SAFETENSORS, -DFUZZ_SHARD or -DFUZZ_CONVERT"
 #endif
 
 #ifdef FUZZ_LIBFUZZER

@@ -4,6 +4,10 @@
 //   build/model_dump-FP32 --init-from models/x --tokens batch.bin --batch 2 --seq 16 --to out.safetensors
 //
 // The batch is int32 (B, T + 1). The file holds "logits" (B T, V), "loss" (1) and "grad.NAME" for each weight, as F32.
+//
+//   build/model_dump-FP32 --data 'x_*.bin' --batch 2 --seq 64 --steps 10 --to batches.safetensors
+//
+// writes the batches of a run on these shards with the default seed: "tokens" and "targets", I32 (steps, B, T).
 
 #include "llmtrain/open.h"
 
@@ -43,7 +47,8 @@ static bool dump(Model* model, const int32_t* batch, size_t B, size_t T, const c
     model_gradients(model, tokens, targets, B, T);
     bool ok = model_read(model, &result, flags, error) &&
               convert_list(&list, &count, &model->config, &model->parameters, error) &&
-              safetensors_create(&w, to, error) && safetensors_declare(&w, "logits", DTYPE_F32, logits_shape, 2, error) &&
+              safetensors_create(&w, to, error) &&
+              safetensors_declare(&w, "logits", DTYPE_F32, logits_shape, 2, error) &&
               safetensors_declare(&w, "loss", DTYPE_F32, &one, 1, error);
     for (size_t i = 0; ok && i < count; i++) {
         const ForeignTensor* f = &list[i];
@@ -64,12 +69,39 @@ static bool dump(Model* model, const int32_t* batch, size_t B, size_t T, const c
     return ok;
 }
 
+// The batches that training sees.
+static bool dump_batches(const char* data, size_t B, size_t T, size_t steps, const char* to, Error* error) {
+    Dataset dataset;
+    Loader loader;
+    SafetensorsWriter w;
+    size_t N = B * T, shape[3] = {steps, B, T};
+    int32_t *tokens = (int32_t*)allocate(steps * N * sizeof(int32_t));
+    int32_t *targets = (int32_t*)allocate(steps * N * sizeof(int32_t));
+    if (!tokens || !targets) return fail(error, "out of memory for the batches");
+    bool ok = dataset_open(&dataset, data, error) && loader_open(&loader, &dataset, 1 << 24, 1337, 0, 1, B, T, error) &&
+              loader_start(&loader, 0, error);
+    for (size_t i = 0; ok && i < steps; i++) ok = loader_next(&loader, tokens + i * N, targets + i * N, error);
+    if (!ok) return false;
+    ok = safetensors_create(&w, to, error) && safetensors_declare(&w, "tokens", DTYPE_I32, shape, 3, error) &&
+         safetensors_declare(&w, "targets", DTYPE_I32, shape, 3, error) && safetensors_begin(&w, error) &&
+         safetensors_write(&w, tokens, steps * N * sizeof(int32_t), error) &&
+         safetensors_write(&w, targets, steps * N * sizeof(int32_t), error) && safetensors_end(&w, error);
+    safetensors_writer_free(&w);
+    loader_close(&loader);
+    dataset_close(&dataset);
+    free(tokens);
+    free(targets);
+    return ok;
+}
+
 int main(int argc, char** argv) {
-    const char *from = NULL, *tokens = NULL, *to = NULL;
-    uint64_t batch = 1, seq = 0;
+    const char *from = NULL, *tokens = NULL, *to = NULL, *data = NULL;
+    uint64_t batch = 1, seq = 0, steps = 1;
     Flag flags[] = {
-        TEXT_FLAG("init-from", &from, NULL, "DIR", 0, "the model (required)"),
-        TEXT_FLAG("tokens", &tokens, NULL, "FILE", 0, "int32 (B, T + 1) (required)"),
+        TEXT_FLAG("init-from", &from, NULL, "DIR", 0, "the model"),
+        TEXT_FLAG("tokens", &tokens, NULL, "FILE", 0, "int32 (B, T + 1)"),
+        TEXT_FLAG("data", &data, NULL, "GLOB", 0, "instead of a model: shards whose batches are written"),
+        COUNT_FLAG("steps", &steps, 1, 1, 1e6, 0, "with --data: batches"),
         COUNT_FLAG("batch", &batch, 1, 1, 4096, 0, "B"),
         COUNT_FLAG("seq", &seq, 16, 1, 1 << 20, 0, "T"),
         TEXT_FLAG("to", &to, NULL, "FILE", 0, "file to write (required)"),
@@ -86,7 +118,12 @@ int main(int argc, char** argv) {
     options.B = batch;
     options.T = seq;
     options.training = true;
-    bool ok = (from && tokens && to) || fail(&error, "give --init-from, --tokens and --to");
+    bool ok = (to && (data || (from && tokens))) || fail(&error, "give --to, and --data or --init-from and --tokens");
+    if (ok && data) {
+        ok = dump_batches(data, batch, seq, steps, to, &error);
+        if (!ok) fprintf(stderr, "model_dump: %s\n", error.text);
+        return ok ? 0 : 1;
+    }
     ok = ok && file_read(tokens, (size_t)1 << 30, &text, &bytes, &error) &&
          (bytes == batch * (seq + 1) * sizeof(int32_t) || fail(&error, "%s is not int32 (B, T + 1)", tokens)) &&
          model_open(&model, &tokenizer, NULL, from, &options, "model_dump", &error);

@@ -1,0 +1,513 @@
+// test_convert.c: models in and out: source.h, convert.h, export.h, open.h, and the program tools/export.cu.
+//
+//   1. in          each fixture (dev/peers/models.py --fixtures) computes what transformers computed
+//   2. out         what is exported is read back to the same bits, from any form into any form, in shards, in 16 bits
+//   3. runs        a checkpoint of several pieces; a run that begins with an imported model; a shorter context
+//   4. bad files   configurations, headers, indices, shapes, types: each refused with a sentence; nothing is written
+//
+//   build/test_convert [--export build/export] [--train build/train-FP32]
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+
+#include "llmtrain/export.h"
+#include "llmtrain/open.h"
+#include "dev/test/harness.h"  // after comm.h, whose roots it would shadow
+
+static char fixtures[PATH_MAX], export_program[PATH_MAX], train_program[PATH_MAX];
+static const char* const NAMES[] = {"gpt2", "llama", "llama_linear", "mistral", "qwen2", "qwen3"};
+
+static const char* fixture(const char* name) { return text_of("%s/%s", fixtures, name); }
+
+// A tensor of a file, whole; the caller frees it.
+static void* tensor_of(const char* path, const char* name, size_t* bytes) {
+    SafetensorsFile file;
+    Error error;
+    need(safetensors_open(&file, path, &error), "%s", error.text);
+    const SafetensorsTensor* t = safetensors_find(&file, name);
+    need(t != NULL, "%s has no %s", path, name);
+    void* data = allocate(t->bytes);
+    need(data && safetensors_read(&file, t, data, t->bytes, NULL, &error), "%s", error.text);
+    if (bytes) *bytes = t->bytes;
+    safetensors_close(&file);
+    return data;
+}
+
+static ModelOptions options_of(size_t B, size_t T) {
+    ModelOptions options;
+    memset(&options, 0, sizeof options);
+    options.B = B;
+    options.T = T;
+    return options;
+}
+
+// All weights of a source, one after the other; the caller frees them.
+static float* weights_of(const char* path, size_t* count) {
+    ModelSource s;
+    Error error;
+    need(source_open(&s, path, &error), "%s", error.text);
+    float* values = (float*)allocate(s.parameters.true_size * sizeof(float));
+    *count = 0;
+    for (size_t i = 0; i < s.parameters.count; i++) {
+        size_t n = tensor_elements(&s.parameters.tensors[i]);
+        need(source_read(values + *count, &s, i, n, &error), "%s", error.text);
+        *count += n;
+    }
+    source_close(&s);
+    return values;
+}
+
+static bool same_weights(const char* a, const char* b) {
+    size_t counts[2];
+    float *one = weights_of(a, &counts[0]), *other = weights_of(b, &counts[1]);
+    bool same = counts[0] == counts[1] && memcmp(one, other, counts[0] * sizeof(float)) == 0;
+    free(one);
+    free(other);
+    return same;
+}
+
+// Exports without the program; the directory must exist after it.
+static bool export_to(const char* from, const char* to, ExportType type, size_t shard_bytes,
+                      bool (*write)(const Export*, Error*), Error* error) {
+    ModelSource s;
+    if (!source_open(&s, from, error)) return false;
+    Export e = {&s, NULL, type, to, shard_bytes};
+    bool ok = directory_make(to, error) && write(&e, error);
+    source_close(&s);
+    return ok;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 1. In
+
+// The largest difference of the logits from transformers' own.
+static double logits_apart(const char* path, const char* expected, double* loss_apart) {
+    enum { B = 2, T = 12 };
+    size_t bytes;
+    Model model;
+    Tokenizer tokenizer;
+    Error error;
+    ModelOptions options = options_of(B, T);
+    int32_t* batch = (int32_t*)tensor_of(expected, "tokens", &bytes);
+    float *logits = (float*)tensor_of(expected, "logits", NULL), *loss = (float*)tensor_of(expected, "loss", NULL);
+    int32_t tokens[B * T], targets[B * T];
+    double worst = 0;
+    need(bytes == B * (T + 1) * sizeof(int32_t), "%s", expected);
+    for (size_t i = 0; i < B * T; i++) {
+        tokens[i] = batch[i / T * (T + 1) + i % T];
+        targets[i] = batch[i / T * (T + 1) + i % T + 1];
+    }
+    need(model_open(&model, &tokenizer, NULL, path, &options, "test", &error), "%s", error.text);
+    model_forward(&model, model_upload(&model, tokens, NULL, B * T), B, T, false);
+    for (size_t row = 0; row < B * T; row++) {
+        model_logits(&model, row, 1);
+        for (size_t v = 0; v < model.config.vocab; v++) {
+            double apart = fabs(float_of(model.activations.logits[v]) - logits[row * model.config.vocab + v]);
+            worst = apart > worst || isnan(apart) ? apart : worst;
+        }
+    }
+    double sum = 0;
+    fill_zero(model.flat.scalars + SUM_LOSS, sizeof(double), model.stream);
+    model_losses(&model, tokens, targets, B, T);
+    download(&sum, model.flat.scalars + SUM_LOSS, sizeof sum, model.stream);
+    *loss_apart = fabs(sum / (B * T) - *loss);
+    tokenizer_close(&tokenizer);
+    model_free(&model);
+    free(batch);
+    free(logits);
+    free(loss);
+    return worst;
+}
+
+static void test_in(void) {
+    for (size_t i = 0; i < COUNT_OF(NAMES); i++) {
+        const char* expected = text_of("%s/expected.safetensors", fixture(NAMES[i]));
+        double loss, apart = logits_apart(fixture(NAMES[i]), expected, &loss);
+        // Logits of a few units, sums of some tens of products in float: transformers adds in another order.
+        check_bound(apart, 1e-5, "%s: logits of transformers", NAMES[i]);
+        check_bound(loss, 1e-6, "%s: loss of transformers", NAMES[i]);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------
+// 2. Out
+
+static void test_out(void) {
+    Error error;
+    for (size_t i = 0; i < COUNT_OF(NAMES); i++) {
+        const char* name = NAMES[i];
+        ModelSource s;
+        need(source_open(&s, fixture(name), &error), "%s", error.text);
+        Dtype dtype = s.dtype;
+        source_close(&s);
+        ExportType type = dtype == DTYPE_BF16 ? EXPORT_BF16 : dtype == DTYPE_F16 ? EXPORT_F16 : EXPORT_F32;
+        expect(export_to(fixture(name), text_of("%s.same", name), type, (size_t)5e9, export_hf, &error) &&
+               same_weights(fixture(name), text_of("%s.same", name)), "%s: %s", name, error.text);
+        expect(export_to(fixture(name), text_of("%s.f32", name), EXPORT_F32, 3000, export_hf, &error) &&
+               same_weights(fixture(name), text_of("%s.f32", name)), "%s in shards: %s", name, error.text);
+        expect(directory_count(text_of("%s.f32", name), "-of-") > 3, "%s: shards", name);
+        expect(file_exists(text_of("%s.same/model.safetensors", name)) &&
+               file_exists(text_of("%s.same/generation_config.json", name)), "%s: files", name);
+        Config a, b;
+        expect(hf_config_read(&a, text_of("%s/config.json", fixture(name)), &error) &&
+               hf_config_read(&b, text_of("%s.same/config.json", name), &error) &&
+               fields_agree(CONFIG_FIELDS, CONFIG_FIELD_COUNT, &a, &b, "x", name, &error),
+               "%s: the configuration: %s", name, error.text);
+    }
+    verdict("what is exported in the type that it had, or in f32 in shards, is read back to the same bits");
+
+    // Rounding twice is rounding once: f32 -> bf16 -> f32 -> bf16.
+    bool ok = export_to(fixture("qwen2"), "q.bf16", EXPORT_BF16, (size_t)5e9, export_hf, &error) &&
+              export_to("q.bf16", "q.f32", EXPORT_F32, (size_t)5e9, export_hf, &error) &&
+              export_to("q.f32", "q.bf16.again", EXPORT_BF16, (size_t)5e9, export_hf, &error);
+    expect(ok && same_weights("q.bf16", "q.bf16.again") && !same_weights("q.bf16", fixture("qwen2")), "bf16");
+    size_t count;
+    float *exact = weights_of(fixture("qwen2"), &count), *rounded = weights_of("q.bf16", &count);
+    double worst = 0;
+    for (size_t i = 0; i < count; i++)
+        worst = fmax(worst, fabs(rounded[i] - exact[i]) / fmax(fabs(exact[i]), 0x1p-100));
+    expect(worst <= 0x1p-8, "rounding moves a weight by %g of it", worst);
+    free(exact);
+    free(rounded);
+    verdict("an export in bf16 is rounded to the nearest");
+
+    expect(export_to(fixture("gpt2"), "llmc", EXPORT_F32, 0, export_llmc, &error) &&
+           same_weights(fixture("gpt2"), "llmc/model.bin"), "f32: %s", error.text);
+    expect(export_to("llmc/model.bin", "gpt2.back", EXPORT_F32, (size_t)5e9, export_hf, &error) &&
+           same_weights(fixture("gpt2"), "gpt2.back"), "back: %s", error.text);
+    ok = export_to(fixture("gpt2"), "gpt2.bf16", EXPORT_BF16, (size_t)5e9, export_hf, &error) &&
+         export_to("gpt2.bf16", "llmc16", EXPORT_BF16, 0, export_llmc, &error);
+    expect(ok && same_weights("gpt2.bf16", "llmc16/model.bin"), "bf16: %s", error.text);
+    int32_t header[8];
+    char* text = text_read("llmc/model.bin", &count);
+    memcpy(header, text, sizeof header);
+    expect(header[0] == 20240326 && header[1] == 3 && header[2] == 16 && header[3] == 40 && header[4] == 2 &&
+           header[5] == 4 && header[6] == 16 && header[7] == 128, "the header");
+    free(text);
+    expect_refusal(export_to(fixture("llama"), "no", EXPORT_F32, 0, export_llmc, &error), &error, "GPT-2", "a llama");
+    verdict("GPT-2 goes through llm.c's format and back to the same bits");
+}
+
+// ------------------------------------------------------------------------------------------------
+// 3. Runs
+
+// Saves a model of a fixture as a checkpoint, in the directory of a run.
+static void save_checkpoint(const char* from, const char* out) {
+    Model model;
+    Tokenizer tokenizer;
+    RunRecord record;
+    Error error;
+    ModelOptions options = options_of(1, 8);
+    options.training = true;
+    memset(&record, 0, sizeof record);
+    need(model_open(&model, &tokenizer, NULL, from, &options, "test", &error), "%s", error.text);
+    record.config = model.config;
+    record.optimizer = OPTIMIZER_ADAMW;
+    record.state = run_state_begin(false, 1.0);
+    record.state.step = 7;
+    need(directory_make(out, &error) && model_save(&model, &record, out, &error), "%s", error.text);
+    tokenizer_close(&tokenizer);
+    model_free(&model);
+}
+
+static void test_runs(void) {
+    Error error;
+    Model model;
+    Tokenizer tokenizer;
+    for (size_t i = 0; i < COUNT_OF(NAMES); i++) {
+        save_checkpoint(fixture(NAMES[i]), text_of("%s.run", NAMES[i]));
+        expect(same_weights(fixture(NAMES[i]), text_of("%s.run", NAMES[i])) &&
+               same_weights(fixture(NAMES[i]), text_of("%s.run/step_00000007", NAMES[i])), "%s", NAMES[i]);
+        expect(export_to(text_of("%s.run", NAMES[i]), text_of("%s.hf", NAMES[i]), EXPORT_F32, (size_t)5e9, export_hf,
+                         &error) && same_weights(fixture(NAMES[i]), text_of("%s.hf", NAMES[i])), "%s: %s", NAMES[i],
+               error.text);
+    }
+    verdict("a checkpoint of an imported model is exported to the same bits");
+
+    ModelOptions options = options_of(1, 0);
+    bool ok = model_open(&model, &tokenizer, "qwen3.run", NULL, &options, "test", &error);
+    expect(ok && model.options.T == 32 && tokenizer.vocabulary == 0, "%s", error.text);
+    if (ok) model_free(&model);
+    flip_byte("qwen3.run/step_00000007/rank_00000.safetensors", 9000);
+    expect_refusal(model_open(&model, &tokenizer, NULL, "qwen3.run", &options, "test", &error), &error, "checksum",
+                   "a flipped bit");
+    expect_refusal(export_to("qwen3.run", "damaged", EXPORT_F32, (size_t)5e9, export_hf, &error), &error, "checksum",
+                   "a flipped bit, exported");
+    verdict("a run opens at its context, without a tokenizer if it has none; a damaged one is refused");
+
+    for (int context = 8; context <= 16; context += 8) {  // a shorter context is the beginning of the longer
+        Config config;
+        ModelSource s;
+        need(source_open(&s, fixture("gpt2"), &error), "%s", error.text);
+        config = s.config;
+        config.context = (size_t)context;
+        options = options_of(1, 8);
+        need(model_create(&model, &config, options, &error), "%s", error.text);
+        expect(source_load(&model, &s, "init-from", &error), "%s", error.text);
+        float* positions = (float*)allocate(16 * 16 * sizeof(float));
+        need(source_read(positions, &s, 1, 16 * 16, &error), "%s", error.text);
+        expect(memcmp(param(&model, model.weights.position_embedding), positions, 16 * (size_t)context * 4) == 0,
+               "positions of %d", context);
+        free(positions);
+        model_free(&model);
+        config.context = 24;
+        need(model_create(&model, &config, options, &error), "%s", error.text);
+        expect_refusal(source_load(&model, &s, "init-from", &error), &error, "--context", "more positions");
+        model_free(&model);
+        source_close(&s);
+    }
+    verdict("the context of a GPT-2 can be shortened, but not made longer");
+}
+
+// ------------------------------------------------------------------------------------------------
+// 4. Bad files
+
+// Replaces the first `old` in a file, which must be there.
+static void replace(const char* path, const char* old, const char* new_text) {
+    size_t bytes;
+    char* text = text_read(path, &bytes);
+    char* at = text;
+    while (at < text + bytes && strncmp(at, old, strlen(old)) != 0) at++;  // there may be zero bytes before it
+    if (at == text + bytes) at = NULL;
+    need(at != NULL, "'%s' in %s", old, path);
+    FILE* file = fopen(path, "wbe");
+    need(file != NULL, "%s", path);
+    fwrite(text, 1, (size_t)(at - text), file);
+    fputs(new_text, file);
+    fwrite(at + strlen(old), 1, bytes - (size_t)(at - text) - strlen(old), file);
+    need(fclose(file) == 0, "%s", path);
+    free(text);
+}
+
+static void expect_bad(const char* path, const char* words, const char* what) {
+    ModelSource s;
+    Error error;
+    int before = open_descriptors();
+    bool opened = source_open(&s, path, &error);
+    if (opened) source_close(&s);
+    expect_refusal(opened, &error, words, what);
+    expect(open_descriptors() == before, "%s: a descriptor stays open", what);
+}
+
+static void test_bad_configs(void) {
+    static const struct { const char *fixture, *old, *with, *words; } cases[] = {
+        {"gpt2", "\"n_layer\": 2,", "", "lacks \"n_layer\""},
+        {"gpt2", "\"n_embd\": 16", "\"n_embd\": \"16\"", "\"n_embd\" is 16, which is no value"},
+        {"gpt2", "\"n_embd\": 16", "\"n_embd\": -16", "\"n_embd\" is -16"},
+        {"gpt2", "\"n_head\": 4", "\"n_head\": 5", "do not divide"},
+        {"gpt2", "\"n_head\": 4", "\"n_head\": 0", "--heads"},
+        {"gpt2", "\"vocab_size\": 40", "\"vocab_size\": 99999999999", "--vocab"},
+        {"gpt2", "\"vocab_size\": 40", "\"vocab_size\": 41", "41 x 16"},
+        {"gpt2", "gelu_new", "relu", "\"activation_function\" is relu"},
+        {"gpt2", "\"use_cache\": true", "\"scale_attn_weights\": false", "scale_attn_weights"},
+        {"gpt2", "\"use_cache\": true", "\"a_new_kind_of_layer\": true", "a_new_kind_of_layer"},
+        {"gpt2", "\"model_type\": \"gpt2\"", "\"model_type\": \"bloom\"", "bloom"},
+        {"gpt2", "\"model_type\": \"gpt2\",", "", "model_type"},
+        {"gpt2", "{", "[", "not valid JSON"},
+        {"llama", "\"rope_type\": \"llama3\"", "\"rope_type\": \"yarn\"", "yarn"},
+        {"llama", "\"factor\": 8.0,", "", "lacks \"factor\""},
+        {"llama", "\"factor\": 8.0,", "\"factor\": 8.0, \"beta_fast\": 32,", "beta_fast"},
+        {"llama", "\"factor\": 8.0,", "\"factor\": 0.5,", "--rope-factor"},
+        {"llama", "\"attention_bias\": false", "\"attention_bias\": true", "attention_bias"},
+        {"llama", "\"mlp_bias\": false", "\"mlp_bias\": true", "mlp_bias"},
+        {"llama", "\"hidden_act\": \"silu\"", "\"hidden_act\": \"gelu\"", "hidden_act"},
+        {"llama", "\"num_key_value_heads\": 2", "\"num_key_value_heads\": 3", "key/value heads do not divide"},
+        {"llama", "\"head_dim\": 4", "\"head_dim\": 5", "head size 5"},
+        {"llama", "\"head_dim\": 4", "\"head_dim\": 8", "q_proj.weight is not 32 x 16"},
+        {"llama", "\"tie_word_embeddings\": true", "\"tie_word_embeddings\": false", "no tensor lm_head.weight"},
+        {"llama", "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3", "no tensor model.layers.2."},
+        {"llama", "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1", "belongs to no tensor"},
+        {"llama", "\"use_cache\": true", "\"quantization_config\": {\"bits\": 4}", "quantization_config"},
+        {"mistral", "\"sliding_window\": null", "\"sliding_window\": 16", "sliding_window"},
+        {"mistral", "\"num_key_value_heads\": 2,", "", "lacks \"num_key_value_heads\""},
+        {"qwen2", "\"use_sliding_window\": false", "\"use_sliding_window\": true", "use_sliding_window"},
+        {"qwen2", "\"full_attention\"", "\"sliding_attention\"", "sliding_attention"},
+        {"qwen2", "\"model_type\": \"qwen2\"", "\"model_type\": \"llama\"", "use_sliding_window"},
+        {"qwen3", "\"head_dim\": 8,", "", "lacks \"head_dim\""},
+        {"qwen3", "\"intermediate_size\": 24", "\"intermediate_size\": 25", "25 x 16"},
+    };
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        remove_tree("bad");
+        copy_tree(fixture(cases[i].fixture), "bad");
+        replace("bad/config.json", cases[i].old, cases[i].with);
+        expect_bad("bad", cases[i].words, cases[i].with[0] ? cases[i].with : cases[i].old);
+    }
+    verdict("configurations that lack a key, or ask for what our model does not compute, are refused by name");
+
+    static const struct { const char *fixture, *old, *with; } good[] = {
+        {"mistral", "\"sliding_window\": null", "\"sliding_window\": 32"},
+        {"mistral", "\"sliding_window\": null,", ""},
+        {"gpt2", "\"n_layer\": 2", "\"n_layer\": 2, \"n_inner\": null"},
+        {"gpt2", "\"n_layer\": 2", "\"n_layer\": 2, \"n_inner\": 64"},
+        {"llama", "\"num_key_value_heads\": 2", "\"num_key_value_heads\": 2, \"partial_rotary_factor\": 1.0"},
+        {"llama", "\"rope_type\": \"llama3\"", "\"type\": \"llama3\""},
+        {"llama_linear", "\"initializer_range\": 0.02", "\"initializer_range\": 7"},
+    };
+    for (size_t i = 0; i < COUNT_OF(good); i++) {
+        ModelSource s;
+        Error error;
+        remove_tree("bad");
+        copy_tree(fixture(good[i].fixture), "bad");
+        replace("bad/config.json", good[i].old, good[i].with);
+        bool opened = source_open(&s, "bad", &error);
+        expect(opened, "%s: %s", good[i].with, error.text);
+        if (opened) source_close(&s);
+    }
+    verdict("what changes no result is accepted");
+}
+
+static void test_bad_weights(void) {
+    size_t bytes;
+    copy_tree(fixture("llama"), "shards");
+    copy_tree(fixture("qwen2"), "one");
+    char* index = text_read("shards/model.safetensors.index.json", NULL);
+    char* weights = text_read("one/model.safetensors", &bytes);
+
+    expect_bad("nothing", "No such file", "no directory");
+    need(mkdir("empty", 0777) == 0, "a directory");
+    expect_bad("empty", "holds no model", "an empty directory");
+    put_text("text.txt", "a text");
+    expect_bad("text.txt", "no file of a model", "a text");
+
+    for (size_t cut = 0; cut < bytes; cut += bytes / 23 + 1) {
+        put_bytes("one/model.safetensors", weights, cut);
+        expect_bad("one", "model.safetensors", "a file that was cut");
+    }
+    put_bytes("one/model.safetensors", weights, bytes);
+    replace("one/model.safetensors", "model.norm.weight", "model.norn.weight");
+    expect_bad("one", "no tensor model.norm.weight", "a weight is missing");
+    put_bytes("one/model.safetensors", weights, bytes);
+    replace("one/model.safetensors", "\"F32\",\"shape\":[16]", "\"I32\",\"shape\":[16]");
+    expect_bad("one", "is of type I32", "another type");
+    put_bytes("one/model.safetensors", weights, bytes);
+    replace("one/model.safetensors", "[16,24]", "[24,16]");
+    expect_bad("one", "down_proj.weight is not 16 x 24", "another shape");
+    remove("one/model.safetensors");
+    expect_bad("one", "neither model.safetensors nor", "no weights");
+
+    replace("shards/model.safetensors.index.json", "model-00002-of-00004", "model-00001-of-00004");
+    expect_bad("shards", "is not in model-00001", "the index names another shard");
+    put_text("shards/model.safetensors.index.json", index);
+    replace("shards/model.safetensors.index.json", "model-00002-of-00004", "../one/model-00002-of-00004");
+    expect_bad("shards", "is in no file of the directory", "the index leaves the directory");
+    put_text("shards/model.safetensors.index.json", "{\"weight_map\": {}}");
+    expect_bad("shards", "no tensor", "an empty index");
+    put_text("shards/model.safetensors.index.json", "{}");
+    expect_bad("shards", "weight_map", "no index");
+    put_text("shards/model.safetensors.index.json", index);
+    remove("shards/model-00003-of-00004.safetensors");
+    expect_bad("shards", "model-00003", "a shard is missing");
+    verdict("files of weights that are cut, of another shape or type, or inconsistent are refused by name");
+    free(index);
+    free(weights);
+
+    Error error;
+    need(export_to(fixture("gpt2"), "bin", EXPORT_F32, 0, export_llmc, &error), "%s", error.text);
+    char* model = text_read("bin/model.bin", &bytes);
+    for (size_t cut = 0; cut < bytes; cut += bytes / 13 + 1) {
+        put_bytes("cut.bin", model, cut);
+        expect_bad("cut.bin", cut < 1024 ? "too short" : "its header asks for", "a file of llm.c that was cut");
+    }
+    static const struct { int place; int32_t value; const char* words; } cases[] = {
+        {0, 20240520, "no file of a model"}, {1, 4, "version 4"}, {2, 0, "a size of 0"}, {3, -5, "a size of -5"},
+        {4, 1001, "--layers"}, {5, 3, "do not divide"}, {6, 1 << 30, "--channels"}, {7, 39, "39 rows"},
+        {7, 256, "its header asks for"}, {3, 129, "128 rows"},
+    };
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        put_bytes("cut.bin", model, bytes);
+        patch("cut.bin", 4 * (size_t)cases[i].place, &cases[i].value, 4);
+        expect_bad("cut.bin", cases[i].words, "a wrong header of llm.c");
+    }
+    free(model);
+    verdict("files of llm.c that are cut or of another version or size are refused");
+}
+
+// ------------------------------------------------------------------------------------------------
+// The programs
+
+// Runs a program; its exit code, and whether standard error has the words.
+static void expect_program(int code, const char* words, const char* line) {
+    Words w;
+    Program p;
+    memset(&w, 0, sizeof w);
+    words_add(&w, line);
+    program_start(&p, w.words, NULL, NULL);
+    programs_wait(&p, 1, 60e3);
+    expect(program_code(&p) == code && strstr(code ? p.text[1] : p.text[0], words), "%s: exit code %d, not %d: %s%s",
+           line, program_code(&p), code, p.text[0], p.text[1]);
+    program_free(&p);
+}
+
+static void test_programs(void) {
+    if (!file_exists(export_program)) {
+        skip("build/export", "it is not there");
+        return;
+    }
+    const char* e = export_program;
+    expect_program(0, "parameters as bf16", text_of("%s --init-from %s --to hf --dir p.hf", e, fixture("llama")));
+    expect(same_weights("p.hf", fixture("llama")), "the program's export");
+    expect_program(1, "exists", text_of("%s --init-from %s --to hf --dir p.hf", e, fixture("llama")));
+    expect_program(1, "step_00000008", text_of("%s --out qwen2.run --step 8 --to hf --dir p.8", e));
+    expect_program(0, "step_00000007", text_of("%s --out qwen2.run --step 7 --to hf --dtype f16 --dir p.7", e));
+    expect_program(1, "checksum", text_of("%s --out qwen3.run --to hf --dir p.no", e));
+    expect_program(1, "GPT-2", text_of("%s --init-from %s --to llm.c --dtype f32 --dir p.no", e, fixture("qwen3")));
+    expect_program(1, "cannot hold f16",
+                   text_of("%s --init-from %s --to llm.c --dtype f16 --dir p.no", e, fixture("gpt2")));
+    expect_program(2, "--to", text_of("%s --init-from %s --to onnx --dir p.no", e, fixture("gpt2")));
+    expect_program(2, "--out", text_of("%s --to hf --dir p.no", e));
+    expect_program(2, "--dir", text_of("%s --init-from %s --to hf", e, fixture("gpt2")));
+    expect(!file_exists("p.no") && directory_count(".", "p.no") == 0 && directory_count(".", ".tmp-") == 0,
+           "nothing is left of what failed");
+    verdict("build/export writes whole directories or none");
+
+    if (!file_exists(train_program)) {
+        skip("train --init-from", "it is not there");
+        return;
+    }
+    const char* t = train_program;
+    uint16_t shard[512 + 600];
+    int32_t header[256] = {20240520, 1, 600};
+    memcpy(shard, header, sizeof header);
+    for (size_t i = 0; i < 600; i++) shard[512 + i] = (uint16_t)(i * 7 % 40);
+    put_bytes("tokens.bin", shard, sizeof shard);
+    char usual[PATH_MAX + 256];  // text_of keeps its texts for 15 calls
+    snprintf(usual, sizeof usual, "%s --data tokens.bin --batch 1 --steps 2 --seq 8 --lr 0 --init-from", t);
+    for (size_t i = 0; i < COUNT_OF(NAMES); i++) {
+        const char* line = text_of("%s %s --out t.%s", usual, fixture(NAMES[i]), NAMES[i]);
+        expect_program(0, "begins with the weights of", line);
+        expect(same_weights(text_of("t.%s", NAMES[i]), fixture(NAMES[i])), "%s: weights of the run", NAMES[i]);
+    }
+    expect_program(0, "begins with the weights", text_of("%s llmc/model.bin --out t.llmc", usual));
+    expect_program(0, "context 12", text_of("%s %s --context 12 --out t.12", usual, fixture("gpt2")));
+    expect_program(1, "--heads is 4", text_of("%s %s --layers 2 --heads 2 --channels 16 --vocab 40 --out t.no", usual,
+                                              fixture("gpt2")));
+    remove_tree("bad");
+    copy_tree(fixture("gpt2"), "bad");
+    replace("bad/config.json", "gelu_new", "relu");
+    expect_program(1, "relu", text_of("%s bad --out t.no2", usual));
+    expect(!file_exists("t.no2"), "nothing is written");
+    verdict("train begins with models of other programs, and takes their configuration");
+}
+
+int main(int argc, char** argv) {
+    const char *export_path = "build/export", *train = "build/train-FP32";
+    Flag flags[] = {
+        TEXT_FLAG("export", &export_path, "build/export", "PATH", 0, "the program"),
+        TEXT_FLAG("train", &train, "build/train-FP32", "PATH", 0, "the program, built for fp32"),
+    };
+    int code;
+    if (!flags_begin(&code, "test_convert", NULL, flags, COUNT_OF(flags), argc, argv)) return code;
+    tests_begin("test_convert");
+    need(realpath("dev/test/fixtures/models", fixtures) != NULL, "run it in the root of the checkout");
+    if (realpath(export_path, export_program) == NULL) export_program[0] = 0;
+    if (realpath(train, train_program) == NULL) train_program[0] = 0;
+    root_enter();
+    test_in();
+    test_out();
+    test_runs();
+    test_bad_configs();
+    test_bad_weights();
+    test_programs();
+    return tests_end();
+}
