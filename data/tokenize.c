@@ -4,17 +4,19 @@
 //   build/tokenize --bytes story.txt --out data/story --val 0.1
 //   build/tokenize --tokenizer models/x --text 'books/*.txt.gz' --out data/books --val 0.01
 //   build/tokenize --tokenizer models/x --jsonl 'web/*.jsonl.zst' --field text --out data/web --val 0.001
+//   build/tokenize --tokenizer models/x --encode < book.txt > ids; build/tokenize --tokenizer models/x --decode < ids
 //
 //   1. flags
 //   2. bytes      --bytes: a token per byte of one text
 //   3. documents  --text, --jsonl: documents by a tokenizer
-//   4. main
+//   4. main      and --encode, --decode: standard input to standard output
 //
-// It uses the same memory for texts of any size. All shards are renamed to their names after the last byte was flushed
-// to the disk; if anything fails before, no file has changed.
+// Shards of texts of any size take the same memory. All are renamed to their names after the last byte was flushed to
+// the disk; if anything fails before, no file has changed.
 
 #include "input.h"
 #include "shards.h"
+#include "stream.h"
 #include "../llmtrain/flags.h"
 
 #include <signal.h>
@@ -30,6 +32,7 @@ typedef struct {
     uint64_t shard_tokens;
     double entropy;                    // nats per byte; 0 = unknown
     uint64_t threads;
+    bool encode, decode;               // standard input to standard output
 } Options;
 
 enum { FLAGS_MAX = 32 };
@@ -49,6 +52,9 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
                   "tokenizer.json, encoder.json, a rank file of tiktoken, or a directory with one of them"),
         TEXT_FLAG("pattern", &o->pattern, NULL, "NAME", 0,
                   "of a rank file: how it splits words: gpt2, cl100k or o200k"),
+        FLAG_HEADING("Standard input"),
+        SWITCH_FLAG("encode", &o->encode, false, 0, "print the tokens of the text on standard input"),
+        SWITCH_FLAG("decode", &o->decode, false, 0, "print the text of the tokens on standard input"),
         FLAG_HEADING("Shards"),
         TEXT_FLAG("out", &o->out, NULL, "PREFIX", 0,
                   "prefix of the shards: PREFIX_train_000000.bin, PREFIX_val_000000.bin, ..., and of the tokenizer: "
@@ -72,6 +78,13 @@ static bool options_read(Options* o, int argc, char** argv, Error* error) {
     size_t count = options_flags(flags, o);
     if (!flags_parse(flags, count, argc, argv, error)) return false;
     o->val_given = flag_was_given(flags, count, "val");
+    if (o->encode || o->decode) {
+        if (o->encode && o->decode) return fail(error, "--encode and --decode are given together; give one of them");
+        if (o->bytes || o->text || o->jsonl || o->out)
+            return fail(error, "--%s reads standard input and writes standard output; leave --bytes, --text, --jsonl "
+                        "and --out out", o->encode ? "encode" : "decode");
+        return (o->tokenizer && o->tokenizer[0]) || fail(error, "--tokenizer PATH is missing: by which tokenizer?");
+    }
     int sources = (o->bytes != NULL) + (o->text != NULL) + (o->jsonl != NULL);
     const char* source = o->bytes ? o->bytes : o->text ? o->text : o->jsonl;
     if (sources == 0 || !source[0])
@@ -218,14 +231,14 @@ static void conversion_divide(Conversion* c) {
     }
 }
 
-static void job_encode(Conversion* c, Job* job) {
+static void job_encode(Conversion* c, Job* job, WordEncoder* encoder) {
     job->tokens.count = 0;
     job->failed = false;
     for (size_t i = job->first; !job->failed && i < job->first + job->count; i++) {
         const Piece* piece = &c->batch.pieces[i];
         c->starts.ids[i] = (int32_t)job->tokens.count;
-        job->failed = !tokenizer_encode(&job->tokens, &c->tokenizer, c->batch.text + piece->start, piece->bytes,
-                                        &job->error);
+        job->failed = !tokenizer_encode_by(&job->tokens, &c->tokenizer, encoder, c->batch.text + piece->start,
+                                           piece->bytes, &job->error);
     }
 }
 
@@ -292,8 +305,13 @@ static bool conversion_run(Conversion* c, Error* error) {
         c->starts.count = 0;
         if (!tokens_reserve(&c->starts, pieces, error)) return false;
         conversion_divide(c);
-#pragma omp parallel for schedule(dynamic, 1)
-        for (size_t i = 0; i < c->job_count; i++) job_encode(c, &c->jobs[i]);
+#pragma omp parallel
+        {
+            WordEncoder encoder = tokenizer_encoder(&c->tokenizer);
+#pragma omp for schedule(dynamic, 1)
+            for (size_t i = 0; i < c->job_count; i++) job_encode(c, &c->jobs[i], &encoder);
+            word_encoder_close(&encoder);
+        }
         for (size_t i = 0; i < c->job_count; i++)
             if (!job_write(c, &c->jobs[i], error)) return false;
         progress_show(&progress, documents_taken(&c->documents));
@@ -337,6 +355,14 @@ static bool documents_to_shards(const Options* o, Error* error) {
 // ------------------------------------------------------------------------------------------------
 // 4. Main
 
+static bool stream(const Options* o, Error* error) {
+    Tokenizer tokenizer;
+    if (!tokenizer_open(&tokenizer, o->tokenizer, o->pattern, error)) return false;
+    bool ok = o->encode ? stream_encode(&tokenizer, error) : stream_decode(&tokenizer, error);
+    tokenizer_close(&tokenizer);
+    return ok;
+}
+
 int main(int argc, char** argv) {
     Options options;
     Error error;
@@ -353,12 +379,17 @@ int main(int argc, char** argv) {
         fprintf(stderr, "tokenize: %s\n", error.text);
         return 2;
     }
+    if (options.threads) threads_set(options.threads);
+    if (options.encode || options.decode) {
+        if (stream(&options, &error)) return 0;
+        fprintf(stderr, "tokenize: %s\n", error.text);
+        return 1;
+    }
     memset(&action, 0, sizeof action);
     action.sa_handler = interrupt;
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
     signal(SIGXFSZ, SIG_IGN);  // a write over the limit on file sizes then fails with a message
-    if (options.threads) threads_set(options.threads);
     if (options.bytes ? bytes_to_shards(&options, &error) : documents_to_shards(&options, &error)) return 0;
     fprintf(stderr, "tokenize: %s\n", error.text);
     return 1;

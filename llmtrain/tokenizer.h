@@ -279,10 +279,14 @@ static inline bool tokenizer_encode_parallel(Tokens* out, const Rules* rules, co
     return ok;
 }
 
+static inline WordEncoder tokenizer_encoder(const Tokenizer* tokenizer) {
+    return word_encoder_open(tokenizer->rules ? &tokenizer->rules->vocabulary : NULL, tokenizer->rules != NULL);
+}
+
 // Appends the tokens of a text. Special tokens in the text are recognised. No begin-of-text is added: that is up to the
 // caller, with tokenizer.begin_of_text. Bytes that are no UTF-8 are read as U+FFFD, and out->replaced counts these;
-// only a tokenizer of bytes takes them as they are. A caller with many short texts gives each of its threads a
-// WordEncoder of its own (word_encoder_open), which remembers the words seen; otherwise `encoder` is NULL.
+// only a tokenizer of bytes takes them as they are. A caller with many short texts gives each of its threads an encoder
+// of its own (tokenizer_encoder, word_encoder_close), which remembers the words seen; otherwise `encoder` is NULL.
 static inline bool tokenizer_encode_by(Tokens* out, const Tokenizer* tokenizer, WordEncoder* encoder, const char* text,
                                        size_t bytes, Error* error) {
     const Rules* rules = tokenizer->rules;

@@ -37,7 +37,7 @@ int main(int count, char** words) {
     }
     char* text = NULL;
     uint32_t bytes;
-    WordEncoder encoder = word_encoder_open(tokenizer.rules ? &tokenizer.rules->vocabulary : NULL, true);
+    WordEncoder encoder = tokenizer_encoder(&tokenizer);
     while (count < 6 && fread(&bytes, sizeof bytes, 1, stdin) == 1) {
         text = (char*)realloc(text, bytes + 1);
         tokens.count = 0;

@@ -1,0 +1,89 @@
+// stream.h: tokenize --encode and --decode: standard input to standard output, text to tokens and back.
+//
+//   bool ok = stream_encode(&tokenizer, &error);    text -> ids, with a space after each and a line break at the end
+//   bool ok = stream_decode(&tokenizer, &error);    ids, apart by white space -> exactly the bytes that they stand for
+//
+// A text is read whole before its first token is written, since a word may be as long as the text. Ids are decoded as
+// they come, in whole characters.
+
+#ifndef LLMTRAIN_STREAM_H
+#define LLMTRAIN_STREAM_H
+
+#include "../llmtrain/tokenizer.h"
+
+static inline bool stream_written(bool ok, Error* error) {
+    if (ok && (fflush(stdout) != 0 || ferror(stdout))) return fail_file(error, "write", "standard output");
+    return ok;
+}
+
+static inline bool stream_encode(const Tokenizer* tokenizer, Error* error) {
+    Text text = {NULL, 0, 0};
+    Tokens tokens = {NULL, 0, 0, 0};
+    bool ok = true;
+    for (size_t n = 1; ok && n > 0; text.count += n) {
+        n = 0;
+        ok = text_reserve(&text, FILE_CHUNK, error);
+        if (ok) n = fread(text.bytes + text.count, 1, FILE_CHUNK, stdin);
+    }
+    if (ok && ferror(stdin)) ok = fail_file(error, "read", "standard input");
+    ok = ok && tokenizer_encode(&tokens, tokenizer, text.bytes, text.count, error);
+    for (size_t i = 0; ok && i < tokens.count; i++) {
+        char digits[12], *p = digits + sizeof digits;
+        uint32_t id = (uint32_t)tokens.ids[i];
+        *--p = i + 1 < tokens.count ? ' ' : '\n';
+        do *--p = (char)('0' + id % 10); while ((id /= 10) > 0);
+        fwrite(p, 1, (size_t)(digits + sizeof digits - p), stdout);
+    }
+    ok = stream_written(ok, error);
+    if (ok && tokens.replaced > 0)
+        fprintf(stderr, "tokenize: %zu sequences of bytes that are no UTF-8 were read as U+FFFD\n", tokens.replaced);
+    tokens_free(&tokens);
+    text_free(&text);
+    return ok;
+}
+
+// Writes the text of a word of the input, an id.
+static inline bool stream_decode_word(TokenDecoder* decoder, const char* word, size_t length, Error* error) {
+    uint64_t id = 0;
+    bool good = length > 0 && length <= 10;
+    for (size_t i = 0; good && i < length; i++) {
+        good = word[i] >= '0' && word[i] <= '9';
+        id = id * 10 + (uint64_t)(word[i] - '0');
+    }
+    if (!good)
+        return fail(error, "'%.*s' in standard input is not a token; give whole numbers apart by white space",
+                    (int)min_size(length, 60), word);
+    const Tokenizer* tokenizer = decoder->tokenizer;
+    if (id >= (uint64_t)tokenizer->vocabulary || tokenizer_kind(tokenizer, (int32_t)id) == TOKEN_ABSENT)
+        return fail(error, "%llu in standard input is no token of this tokenizer, which has %d; is it the right one?",
+                    (unsigned long long)id, (int)tokenizer->vocabulary);
+    size_t bytes;
+    const char* text = decoder_add(&bytes, decoder, (int32_t)id);
+    fwrite(text, 1, bytes, stdout);
+    return true;
+}
+
+static inline bool stream_decode(const Tokenizer* tokenizer, Error* error) {
+    char word[64];
+    size_t length = 0, bytes;  // of a word that is being read; of one that is too long, the beginning
+    TokenDecoder decoder;
+    decoder_begin(&decoder, tokenizer);
+    bool ok = true;
+    for (int c = 0; ok && c != EOF;) {
+        c = getc(stdin);
+        bool space = c == EOF || c == ' ' || (c >= '\t' && c <= '\r');
+        if (!space && length < sizeof word) word[length++] = (char)c;
+        if (!space || length == 0) continue;
+        ok = stream_decode_word(&decoder, word, length, error);
+        length = 0;
+        if (c == '\n') fflush(stdout);
+    }
+    if (ok && ferror(stdin)) ok = fail_file(error, "read", "standard input");
+    if (ok) {
+        const char* rest = decoder_end(&bytes, &decoder);
+        fwrite(rest, 1, bytes, stdout);
+    }
+    return stream_written(ok, error);
+}
+
+#endif  // LLMTRAIN_STREAM_H
