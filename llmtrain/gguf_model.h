@@ -149,40 +149,214 @@ static inline bool gguf_write_all(GgufWriter* w, const ForeignTensor* list, size
 // ------------------------------------------------------------------------------------------------
 // 3. Tokenizer
 //
-// Tokens are written as llama.cpp has them: those of byte-level tokenizers with GPT-2's character for each byte.
+// llama.cpp has two kinds that ours are. "gpt2" is byte-level: its tokens are written with a visible character for each
+// byte, with a list of merges and the name of the pattern that splits words. "llama" is SentencePiece's: it joins any
+// two neighbours that make a token, that with the highest score first; here the scores follow the merges. It normalizes
+// nothing: NFC is left to whoever gives it the text. It ends a text at the end-of-text token, and takes some other one
+// where a file names none; so that is then byte 0, which no text has.
 
-typedef enum { TOKEN_NORMAL = 1, TOKEN_UNKNOWN = 2, TOKEN_CONTROL = 3, TOKEN_USER = 4, TOKEN_UNUSED = 5,
-               TOKEN_BYTE = 6 } GgufTokenType;
+typedef enum {
+    GGUF_TOKEN_NORMAL = 1, GGUF_TOKEN_UNKNOWN, GGUF_TOKEN_CONTROL, GGUF_TOKEN_USER, GGUF_TOKEN_UNUSED, GGUF_TOKEN_BYTE
+} GgufTokenType;
 
-// A model of bytes: a token per byte, and no merges. llama.cpp ends a text at the end-of-text token, and takes token 11
-// where a file names none; so it is byte 0, which a text does not have.
-static inline void gguf_put_bytes(GgufWriter* w) {
-    gguf_string(w, "tokenizer.ggml.model", "gpt2");
-    gguf_string(w, "tokenizer.ggml.pre", "gpt-2");
-    gguf_array_begin(w, "tokenizer.ggml.tokens", GGUF_STRING);
-    for (unsigned byte = 0, others = 0; byte < 256; byte++) {
+// What llama.cpp calls the ways of splitting words. whole_words: a word that is a token is that token.
+static const struct {
+    Split split;
+    bool digits, whole_words;
+    const char* name;
+} GGUF_PATTERNS[] = {
+    {SPLIT_GPT2, false, false, "gpt-2"},       {SPLIT_GPT2, true, false, "smollm"},
+    {SPLIT_LLAMA3, false, true, "llama-bpe"},  {SPLIT_LLAMA3, false, false, "dbrx"},
+    {SPLIT_QWEN2, false, false, "qwen2"},      {SPLIT_O200K, false, false, "gpt-4o"},
+};
+enum { GGUF_PATTERN_COUNT = sizeof GGUF_PATTERNS / sizeof GGUF_PATTERNS[0] };
+
+// NULL if llama.cpp has none. In a rank file every word that is a token is also what merges make.
+static inline const char* gguf_pattern(const Tokenizer* tokenizer) {
+    const Rules* rules = tokenizer->rules;
+    bool whole_words = rules->vocabulary.whole_words && tokenizer->pattern == NULL;
+    for (size_t i = 0; i < GGUF_PATTERN_COUNT; i++)
+        if (GGUF_PATTERNS[i].split == rules->split && GGUF_PATTERNS[i].digits == rules->digits &&
+            GGUF_PATTERNS[i].whole_words == whole_words) return GGUF_PATTERNS[i].name;
+    return NULL;
+}
+
+// Whether spaces become U+2581, and what else llama.cpp's SentencePiece does, is all that happens to a text.
+static inline bool gguf_is_sentencepiece(const Rules* rules, bool* prefix) {
+    bool spaces = rules->meta, other = rules->digits;
+    *prefix = rules->prefix != PREFIX_NEVER;
+    for (size_t i = 0; i < rules->normalizer_count; i++) {
+        const Normalizer* n = &rules->normalizers[i];
+        if (n->kind == NORMALIZE_PREPEND) {
+            *prefix = true;
+            other |= strcmp(n->content, META) != 0;
+        } else if (n->kind == NORMALIZE_REPLACE) {
+            spaces |= strcmp(n->pattern, " ") == 0 && strcmp(n->content, META) == 0;
+            other |= strcmp(n->pattern, " ") != 0 || strcmp(n->content, META) != 0;
+        }
+    }
+    for (int byte = 0; byte < 256; byte++) other |= rules->vocabulary.bytes[byte] < 0;
+    return spaces && !other;
+}
+
+// Refuses a tokenizer that llama.cpp would read another way.
+static inline bool gguf_check_tokenizer(const Tokenizer* tokenizer, size_t V, Error* error) {
+    const Rules* rules = tokenizer->rules;
+    bool prefix;
+    if ((size_t)tokenizer->vocabulary > V)
+        return fail(error, "the tokenizer has %d tokens but the model %zu; give the model's own", tokenizer->vocabulary,
+                    V);
+    if (rules == NULL) return true;
+    if (rules->vocabulary.by_characters)
+        return gguf_is_sentencepiece(rules, &prefix) ||
+               fail(error, "llama.cpp has no tokenizer of characters that treats spaces as this one, or lacks tokens of "
+                    "bytes; export to another format");
+    if (rules->prefix != PREFIX_NEVER)
+        return fail(error, "llama.cpp puts no space in front of a text, as this tokenizer does (add_prefix_space); "
+                    "export to another format");
+    for (size_t i = 0; i < rules->normalizer_count; i++)
+        if (rules->normalizers[i].kind != NORMALIZE_NFC)
+            return fail(error, "llama.cpp has no normalizer for byte-level tokenizers, as this one needs; export to "
+                        "another format");
+    return gguf_pattern(tokenizer) != NULL ||
+           fail(error, "llama.cpp does not split words as this tokenizer does; export to another format");
+}
+
+// Appends bytes to a text, each as GPT-2's visible character. Room for 2 bytes each.
+static inline size_t gguf_symbols(char* out, const char* bytes, size_t count) {
+    size_t length = 0;
+    for (size_t i = 0; i < count; i++) {
+        unsigned byte = (unsigned char)bytes[i];
         bool visible = (byte > 32 && byte < 127) || (byte > 160 && byte != 173);
-        unsigned character = visible ? byte : 256 + others++;
-        char text[2] = {(char)(0xC0 | character >> 6), (char)(0x80 | (character & 0x3F))};
-        if (character < 128) text[0] = (char)character;
-        gguf_element_text(w, text, character < 128 ? 1 : 2);
+        // Those that are not visible follow 255 in their order: 0 to 32, 127 to 160, 173.
+        unsigned character = visible ? byte : 256 + (byte <= 32 ? byte : byte <= 160 ? byte - 94 : 67);
+        if (character < 128) out[length++] = (char)character;
+        else out[length++] = (char)(0xC0 | character >> 6), out[length++] = (char)(0x80 | (character & 0x3F));
+    }
+    return length;
+}
+
+// A token as llama.cpp has it: its text, (2 * TOKEN_BYTES_MAX), and its type. Ids without a token are [PADid].
+static inline size_t gguf_token(char* out, GgufTokenType* type, const Tokenizer* tokenizer, int32_t id) {
+    size_t bytes;
+    const char* piece = tokenizer_piece(&bytes, tokenizer, id);
+    TokenKind kind = tokenizer_kind(tokenizer, id);
+    const Vocabulary* v = tokenizer->rules ? &tokenizer->rules->vocabulary : NULL;
+    *type = kind == TOKEN_SPECIAL ? GGUF_TOKEN_CONTROL : kind == TOKEN_ADDED ? GGUF_TOKEN_USER : GGUF_TOKEN_NORMAL;
+    if (kind == TOKEN_ABSENT) {
+        *type = GGUF_TOKEN_UNUSED;
+        return (size_t)snprintf(out, 32, "[PAD%d]", id);
+    }
+    if (v && v->by_characters) {
+        for (int byte = 0; byte < 256; byte++) if (v->bytes[byte] == id) *type = GGUF_TOKEN_BYTE;
+        if (id == v->unknown) *type = GGUF_TOKEN_UNKNOWN;
+        if (v->tokens[id].key_bytes > 0) piece = vocabulary_key(v, id, &bytes);
+    } else if (kind == TOKEN_ORDINARY) {
+        return gguf_symbols(out, piece, bytes);
+    }
+    memcpy(out, piece, bytes);
+    return bytes;
+}
+
+static inline int gguf_compare_hashes(const void* left, const void* right) {
+    uint64_t a = *(const uint64_t*)left, b = *(const uint64_t*)right;
+    return (a > b) - (a < b);
+}
+
+// The arrays of tokens and their types, up to the model's vocabulary V. Two tokens of one text would end llama.cpp.
+static inline bool gguf_put_tokens(GgufWriter* w, const Tokenizer* tokenizer, size_t V, Error* error) {
+    char text[2 * TOKEN_BYTES_MAX];
+    GgufTokenType type;
+    uint64_t* hashes = (uint64_t*)allocate(V * sizeof(uint64_t));
+    bool same = false;
+    if (hashes == NULL) return fail(error, "out of memory for %zu tokens", V);
+    gguf_array_begin(w, "tokenizer.ggml.tokens", GGUF_STRING);
+    for (size_t id = 0; id < V; id++) {
+        size_t bytes = gguf_token(text, &type, tokenizer, (int32_t)id);
+        gguf_element_text(w, text, bytes);
+        hashes[id] = hash_bytes(text, bytes);
     }
     gguf_array_end(w);
     gguf_array_begin(w, "tokenizer.ggml.token_type", GGUF_I32);
-    for (int i = 0; i < 256; i++) gguf_element_i32(w, TOKEN_NORMAL);
+    for (size_t id = 0; id < V; id++) {
+        gguf_token(text, &type, tokenizer, (int32_t)id);
+        gguf_element_i32(w, (int32_t)type);
+    }
     gguf_array_end(w);
-    gguf_array_begin(w, "tokenizer.ggml.merges", GGUF_STRING);
-    gguf_array_end(w);
-    gguf_u32(w, "tokenizer.ggml.bos_token_id", 0);
-    gguf_u32(w, "tokenizer.ggml.eos_token_id", 0);
-    gguf_bool(w, "tokenizer.ggml.add_bos_token", false);
+    qsort(hashes, V, sizeof *hashes, gguf_compare_hashes);
+    for (size_t i = 1; i < V; i++) same |= hashes[i] == hashes[i - 1];
+    free(hashes);
+    return !same || fail(error, "two tokens of this tokenizer have one text, which llama.cpp cannot read; export to "
+                         "another format");
+}
+
+static inline int gguf_compare_merges(const void* left, const void* right) {
+    const Merge* a = (const Merge*)left;
+    const Merge* b = (const Merge*)right;
+    if (a->rank != b->rank) return a->rank < b->rank ? -1 : 1;
+    if (a->left != b->left) return a->left < b->left ? -1 : 1;
+    return a->right < b->right ? -1 : a->right > b->right;
+}
+
+// The merges by rank: of byte-level tokenizers as a list, otherwise as scores, 0 and less.
+static inline bool gguf_put_merges(GgufWriter* w, const Vocabulary* v, size_t V, Error* error) {
+    char text[4 * TOKEN_BYTES_MAX + 1];
+    Merge* merges = (Merge*)allocate(v->merge_count * sizeof(Merge));
+    float* scores = (float*)allocate(V * sizeof(float));
+    size_t count = 0;
+    bool ok = (merges && scores) || fail(error, "out of memory for %zu merges", v->merge_count);
+    for (size_t i = 0; ok && i < v->merge_slots; i++)
+        if (v->merges[i].rank != MERGE_NONE) merges[count++] = v->merges[i];
+    if (ok) qsort(merges, count, sizeof *merges, gguf_compare_merges);
+    if (ok && v->by_characters) {
+        for (size_t id = 0; id < V; id++) scores[id] = -(float)count;
+        for (size_t i = count; i-- > 0;) scores[merges[i].id] = -(float)i;  // a token's first merge counts
+        gguf_array_begin(w, "tokenizer.ggml.scores", GGUF_FLOAT);
+        for (size_t id = 0; id < V; id++) gguf_element_float(w, scores[id]);
+        gguf_array_end(w);
+    } else if (ok) {
+        gguf_array_begin(w, "tokenizer.ggml.merges", GGUF_STRING);
+        for (size_t i = 0; i < count; i++) {
+            size_t bytes, length;
+            const char* key = vocabulary_key(v, (int32_t)merges[i].left, &bytes);
+            length = gguf_symbols(text, key, bytes);
+            text[length++] = ' ';
+            key = vocabulary_key(v, (int32_t)merges[i].right, &bytes);
+            length += gguf_symbols(text + length, key, bytes);
+            gguf_element_text(w, text, length);
+        }
+        gguf_array_end(w);
+    }
+    free(merges);
+    free(scores);
+    return ok;
 }
 
 // tokenizer NULL: it is not known.
 static inline bool gguf_put_tokenizer(GgufWriter* w, const Tokenizer* tokenizer, size_t V, Error* error) {
-    if (tokenizer == NULL) gguf_string(w, "tokenizer.ggml.model", "none");
-    else if (V == 256) gguf_put_bytes(w);
-    else return fail(error, "tokenizer");
+    static const Vocabulary none;
+    if (tokenizer == NULL) {
+        gguf_string(w, "tokenizer.ggml.model", "none");
+        return true;
+    }
+    const Rules* rules = tokenizer->rules;
+    const Vocabulary* v = rules ? &rules->vocabulary : &none;
+    bool prefix = false;
+    if (!gguf_check_tokenizer(tokenizer, V, error)) return false;
+    gguf_string(w, "tokenizer.ggml.model", v->by_characters ? "llama" : "gpt2");
+    gguf_string(w, "tokenizer.ggml.pre", v->by_characters ? "default" : rules ? gguf_pattern(tokenizer) : "gpt-2");
+    if (!gguf_put_tokens(w, tokenizer, V, error) || !gguf_put_merges(w, v, V, error)) return false;
+    int32_t begin = tokenizer->begin_of_text, end = tokenizer->end_of_text;
+    if (end < 0) end = rules && v->bytes[0] >= 0 ? v->bytes[0] : 0;
+    gguf_u32(w, "tokenizer.ggml.bos_token_id", (size_t)(begin >= 0 ? begin : end));
+    gguf_u32(w, "tokenizer.ggml.eos_token_id", (size_t)end);
+    gguf_bool(w, "tokenizer.ggml.add_bos_token", begin >= 0);
+    if (v->by_characters) {
+        if (v->unknown >= 0) gguf_u32(w, "tokenizer.ggml.unknown_token_id", (size_t)v->unknown);
+        gguf_is_sentencepiece(rules, &prefix);
+        gguf_bool(w, "tokenizer.ggml.add_space_prefix", prefix);
+    }
+    if (tokenizer->chat_template) gguf_string(w, "tokenizer.chat_template", tokenizer->chat_template);
     return true;
 }
 
