@@ -276,6 +276,34 @@ static void check_nan(const char* name, Dtype type) {
     report(wrong == 0, family, "a NaN in A fills its row of out and no other", (double)wrong, 0.0);
 }
 
+// 1 to 8 rows go another way than more do, to the same bits: text of a model does not depend on how many samples are
+// written at once, nor on how much of its prompt is read at once. AMX has an order of its own.
+static void check_few_rows(const char* name) {
+    static const Dtype types[] = {DTYPE_F32, DTYPE_BF16, DTYPE_F16};
+    static const size_t depths[] = {16, 771, 4500};
+    enum { ROWS = GEMM_FEW_ROWS + 1, N = 130 };
+    static double values[N * 4500];
+    static float many[ROWS * N], few[ROWS * N];
+    size_t different = 0, products = 0;
+    for (size_t n = 0; n < 9; n++) {
+        Dtype type = types[n % 3];
+        size_t K = depths[n / 3];
+        if (type == DTYPE_BF16 && gemm_state.pairs->a_by_lane) continue;
+        GemmMatrix a = gemm_matrix(fill(values, 0, type, ROWS, K, K + 3, 1), type, K + 3, false);
+        GemmMatrix b = gemm_matrix(fill(values, 1, type, N, K, K + 1, 2), type, K + 1, true);
+        void* bias = fill(values, 2, type, 1, N, N, 3);
+        gemm(many, DTYPE_F32, N, false, a, b, bias, type, ROWS, N, K);
+        for (size_t rows = 1; rows <= GEMM_FEW_ROWS; rows++, products++) {
+            gemm(few, DTYPE_F32, N, false, a, b, bias, type, rows, N, K);
+            different += memcmp(few, many, rows * N * sizeof(float)) != 0;
+        }
+    }
+    char family[64], details[96];
+    snprintf(family, sizeof family, "%s: few rows", name);
+    snprintf(details, sizeof details, "%zu products of 1 to 8 rows, the same bits as of 9", products);
+    report(different == 0 && products > 0, family, details, (double)different, 0.0);
+}
+
 // Every half-precision number against its definition; conversions to 16 bits against the nearest of both neighbours.
 static void check_conversions(void) {
     size_t wrong = 0;
@@ -365,6 +393,7 @@ static int check_all(void) {
         }
         bool pairs = gemm_state.pairs->pairs;
         check_kernel(kernel_names[n], pairs);
+        check_few_rows(kernel_names[n]);
         check_nan(kernel_names[n], pairs ? DTYPE_BF16 : DTYPE_F32);
     }
 #ifndef __SANITIZE_ADDRESS__  // the sanitizer ends a program that has no memory

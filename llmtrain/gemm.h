@@ -29,8 +29,9 @@
 // that multiply pairs of bfloat16 add two products at a time, each in its own way.) Ragged edges are packed with zeros;
 // every tile is computed whole and stored in part.
 //
-// A few rows (sampling one token) take another way: dot products straight from the weights, which are read once, in 16
-// partial sums.
+// A few rows (generating text) take another way: memory is the bound then, so B is read once, straight from where it
+// lies, and 16 columns of it at a time are turned in registers. The sums are the same, to the bit. (AMX, which adds in
+// its own order, leaves a few rows to AVX-512.)
 //
 // Needs: llmtrain/base.h, llmtrain/types.h, llmtrain/dtypes.h, llmtrain/gemm_portable.h, llmtrain/gemm_x86.h,
 // llmtrain/gemm_apple.h.
@@ -220,8 +221,9 @@ static inline GemmPlan gemm_block_plan(const GemmProblem* p, const GemmKernel* k
 static inline GemmPlan gemm_dot_plan(const GemmProblem* p, size_t threads) {
     GemmPlan plan;
     plan.rows = p->M;
-    plan.cols = max_size(16, divide_up(p->N, 8 * threads));
-    plan.k_block = p->K;
+    plan.cols = round_up(divide_up(p->N, 8 * threads), GEMM_DOT_COLS);
+    plan.k_block = min_size(p->K, GEMM_DOT_K);
+    if (plan.k_block < p->K) plan.cols = min_size(plan.cols, GEMM_SUMS / GEMM_FEW_ROWS);  // sums wait in the workspace
     return plan;
 }
 
@@ -296,9 +298,42 @@ static inline void gemm_block_task(const GemmProblem* p, const GemmKernel* kerne
     if (kernel->end) kernel->end();
 }
 
-// A few rows: task number t computes the columns j..j_end.
+// a = elements [k, k + count) of the rows of A, unit after unit, `width` lanes each; what lies outside of A is 0, and so
+// are 15 units more.
+static inline void gemm_dot_pack(uint32_t* a, const GemmProblem* p, size_t width, size_t k, size_t count) {
+    size_t per_unit = p->a.pairs ? 2 : 1, units = divide_up(count, per_unit);
+    memset(a, 0, (units + GEMM_PACK_EXTRA) * width * sizeof *a);
+    for (size_t i = 0; i < p->M; i++)
+        for (size_t u = 0; u < units; u++) {
+            size_t at = i * p->a.stride + k + u * per_unit;
+            if (p->a.pairs) memcpy(a + u * width + i, p->a.data + 2 * at, 2 * min_size(2, count - 2 * u));
+            else a[u * width + i] = bits_from_float(gemm_load(p->a.data, p->a.type, at));
+        }
+}
+
+// A few rows: task number t computes the columns j_begin..j_end.
 static inline void gemm_dot_task(const GemmProblem* p, const GemmKernel* kernel, const GemmPlan* plan, size_t t) {
-    kernel->dot(p, t * plan->cols, min_size((t + 1) * plan->cols, p->N));
+    size_t j_begin = t * plan->cols, j_end = min_size(j_begin + plan->cols, p->N), cols = GEMM_DOT_COLS;
+    size_t width = p->M == 1 ? 1 : p->M <= 4 ? 4 : 8;
+    GemmWorkspace* w = gemm_workspace();
+    if (!w) {
+        gemm_unpacked(p, 0, p->M, j_begin, j_end);
+        return;
+    }
+    for (size_t k = 0; k < p->K; k += plan->k_block) {
+        size_t count = min_size(plan->k_block, p->K - k);
+        gemm_dot_pack(w->a, p, width, k, count);
+        for (size_t j = j_begin; j < j_end; j += cols) {
+            size_t lanes = min_size(cols, j_end - j);
+            float* sums = w->sums + (plan->k_block < p->K ? (j - j_begin) * width : 0);
+            if (k == 0) {
+                memset(sums, 0, width * cols * sizeof(float));
+                gemm_start_typed(p, p->out_type, sums, cols, 0, p->M, j, lanes, p->accumulate, p->bias != NULL);
+            }
+            kernel->dot(sums, w->a, width, &p->b, j, lanes, k, count);
+            if (k + count == p->K) gemm_store_typed(p, p->out_type, sums, cols, 0, p->M, j, lanes);
+        }
+    }
 }
 
 static inline GemmOperand gemm_operand(GemmMatrix m, bool k_contiguous, bool pairs, bool by_lane) {
@@ -330,7 +365,9 @@ static inline void gemm(void* out, Dtype out_type, size_t out_stride, bool accum
     if (M == 0 || N == 0) return;
     pthread_once(&gemm_once, gemm_init);
     bool both_bf16 = a.type == DTYPE_BF16 && b.type == DTYPE_BF16;
-    const GemmKernel* kernel = both_bf16 ? gemm_state.pairs : gemm_state.floats;
+    bool few_rows = M <= GEMM_FEW_ROWS && !a.transposed && b.transposed;
+    const GemmKernel* kernel = both_bf16 && !(few_rows && gemm_state.pairs->a_by_lane) ? gemm_state.pairs
+                                                                                        : gemm_state.floats;
     GemmProblem p;
     p.out = out;
     p.out_type = out_type;
@@ -347,7 +384,6 @@ static inline void gemm(void* out, Dtype out_type, size_t out_stride, bool accum
     if (kernel == &gemm_accelerate && gemm_by_cblas(&p)) return;
 #endif
     size_t threads = gemm_threads(M * N * K);
-    bool few_rows = M <= GEMM_FEW_ROWS && p.a.k_contiguous && p.b.k_contiguous && a.type == b.type;
     GemmPlan plan = few_rows ? gemm_dot_plan(&p, threads) : gemm_block_plan(&p, kernel, threads);
     size_t tasks = divide_up(M, plan.rows) * divide_up(N, plan.cols);
     void (*task)(const GemmProblem*, const GemmKernel*, const GemmPlan*, size_t) =

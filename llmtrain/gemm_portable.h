@@ -72,14 +72,18 @@ typedef struct {
     // tile that lies inside of out
     void (*start)(const GemmProblem* p, float* sums, size_t i, size_t j, bool out, bool bias);
     void (*store)(const GemmProblem* p, const float* sums, size_t i, size_t j);
-    // out[.., j..j_end] by dot products straight from the operands
-    void (*dot)(const GemmProblem* p, size_t j, size_t j_end);
+    // sums (rows, GEMM_DOT_COLS) += A (rows, count) x the elements [k, k + count) of lanes [j, j + lanes) of B, which lie
+    // in rows and are not packed; a: unit after unit, of `rows` lanes each, 1, 4 or 8
+    void (*dot)(float* sums, const uint32_t* a, size_t rows, const GemmOperand* b, size_t j, size_t lanes, size_t k,
+                size_t count);
     void (*begin)(void), (*end)(void);  // around the multiplications of one task; NULL for none
 } GemmKernel;
 
 enum {
     GEMM_PACK_EXTRA = 15,       // units that packing may write past the end of each lane
-    GEMM_FEW_ROWS = 8,          // up to as many rows are made by dot products
+    GEMM_FEW_ROWS = 8,          // up to as many rows of A are multiplied with a B that is not packed
+    GEMM_DOT_COLS = 16,         // columns of out that are then made at a time,
+    GEMM_DOT_K = 4096,          // from as many elements of k
     GEMM_GROUP_ROWS = 48,       // of A that are packed together: in a transposed A they share cache lines
     GEMM_PANEL_MAX = 32 * 512,  // units of the largest panel
     GEMM_TILE_MAX = 32 * 32     // the largest rows x cols
@@ -221,56 +225,41 @@ ALWAYS_INLINE void gemm_store_body(const GemmProblem* p, const float* sums, size
     else gemm_store_typed(p, DTYPE_F16, sums, cols, i, height, j, width);
 }
 
-// Sixteen floats in as many vector registers as they take.
-enum { GEMM_VECTORS = 16 * sizeof(float) / VECTOR_BYTES };
-
-ALWAYS_INLINE void gemm_load_lanes(Vector lanes[GEMM_VECTORS], const void* data, Dtype type, size_t index) {
-    float values[16];
-    for (size_t l = 0; l < 16; l++) values[l] = gemm_load(data, type, index + l);
-    memcpy(lanes, values, sizeof values);
-}
-
-// out[i..i + rows, j] for rows <= 4: dot products with one row of the stored B, in 16 partial sums each.
-ALWAYS_INLINE void gemm_dot_typed(const GemmProblem* p, Dtype type, size_t rows, size_t i, size_t j) {
-    size_t stride = p->a.stride, k = 0;
-    const char* a = p->a.data + i * stride * dtype_bytes(type);
-    const char* b = p->b.data + j * p->b.stride * dtype_bytes(type);
-    Vector lanes[4][GEMM_VECTORS] = {{{0.0f}}}, left[GEMM_VECTORS], right[GEMM_VECTORS];
-    for (; k + 16 <= p->K; k += 16) {
-        gemm_load_lanes(right, b, type, k);
-        GEMM_UNROLL
-        for (size_t r = 0; r < rows; r++) {
-            gemm_load_lanes(left, a, type, r * stride + k);
+// A few rows. The 16 columns of B are turned a piece at a time, small enough to stay in the L1 cache: a sum is then a lane
+// of a vector, and adds its terms in the order of k as all others do.
+ALWAYS_INLINE void gemm_dot_typed(float* sums, const float* a, size_t rows, const GemmOperand* b, Dtype type, size_t j,
+                                  size_t lanes, size_t k, size_t count) {
+    enum { PIECE = 64, VECTORS = GEMM_DOT_COLS / VECTOR_LANES };
+    float panel[(PIECE + GEMM_PACK_EXTRA) * GEMM_DOT_COLS];
+    Vector c[GEMM_FEW_ROWS * VECTORS];
+    GEMM_UNROLL
+    for (size_t i = 0; i < rows * VECTORS; i++) c[i] = *(const Vector*)(sums + i * VECTOR_LANES);
+    for (size_t done = 0; done < count; done += PIECE) {
+        size_t units = min_size(PIECE, count - done);
+        gemm_pack_typed(panel, b, type, j, lanes, GEMM_DOT_COLS, k + done, units);
+        for (size_t u = 0; u < units; u++) {
+            const Vector* column = (const Vector*)(panel + u * GEMM_DOT_COLS);
             GEMM_UNROLL
-            for (size_t v = 0; v < GEMM_VECTORS; v++) lanes[r][v] = vector_fused(left[v], right[v], lanes[r][v]);
+            for (size_t i = 0; i < rows * VECTORS; i++)
+                c[i] = vector_fused(vector_of(a[(done + u) * rows + i / VECTORS]), column[i % VECTORS], c[i]);
         }
     }
-    for (size_t r = 0; r < rows; r++) {
-        float sums[16];
-        memcpy(sums, lanes[r], sizeof sums);
-        for (size_t l = 0; k + l < p->K; l++)
-            sums[l] = fused(gemm_load(a, type, r * stride + k + l), gemm_load(b, type, k + l), sums[l]);
-        for (size_t half = 8; half > 0; half /= 2)
-            for (size_t l = 0; l < half; l++) sums[l] += sums[l + half];
-        size_t at = (i + r) * p->out_stride + j;
-        if (p->bias) sums[0] += gemm_load(p->bias, p->bias_type, j);
-        if (p->accumulate) sums[0] += gemm_load(p->out, p->out_type, at);
-        gemm_save(p->out, p->out_type, at, sums[0]);
-    }
+    GEMM_UNROLL
+    for (size_t i = 0; i < rows * VECTORS; i++) *(Vector*)(sums + i * VECTOR_LANES) = c[i];
 }
 
-ALWAYS_INLINE void gemm_dot_rows(const GemmProblem* p, Dtype type, size_t j) {
-    size_t i = 0;
-    for (; i + 4 <= p->M; i += 4) gemm_dot_typed(p, type, 4, i, j);
-    for (; i < p->M; i++) gemm_dot_typed(p, type, 1, i, j);
+ALWAYS_INLINE void gemm_dot_rows(float* sums, const float* a, size_t rows, const GemmOperand* b, size_t j, size_t lanes,
+                                 size_t k, size_t count) {
+    if (b->type == DTYPE_F32) gemm_dot_typed(sums, a, rows, b, DTYPE_F32, j, lanes, k, count);
+    else if (b->type == DTYPE_BF16) gemm_dot_typed(sums, a, rows, b, DTYPE_BF16, j, lanes, k, count);
+    else gemm_dot_typed(sums, a, rows, b, DTYPE_F16, j, lanes, k, count);
 }
 
-ALWAYS_INLINE void gemm_dot_body(const GemmProblem* p, size_t j, size_t j_end) {
-    for (; j < j_end; j++) {
-        if (p->a.type == DTYPE_F32) gemm_dot_rows(p, DTYPE_F32, j);
-        else if (p->a.type == DTYPE_BF16) gemm_dot_rows(p, DTYPE_BF16, j);
-        else gemm_dot_rows(p, DTYPE_F16, j);
-    }
+ALWAYS_INLINE void gemm_dot_body(float* sums, const uint32_t* a, size_t rows, const GemmOperand* b, size_t j,
+                                 size_t lanes, size_t k, size_t count) {
+    if (rows == 1) gemm_dot_rows(sums, (const float*)a, 1, b, j, lanes, k, count);
+    else if (rows == 4) gemm_dot_rows(sums, (const float*)a, 4, b, j, lanes, k, count);
+    else gemm_dot_rows(sums, (const float*)a, 8, b, j, lanes, k, count);
 }
 
 // Two vectors a row, and three quarters of the registers hold the sums.
@@ -302,7 +291,7 @@ static inline void gemm_multiply_portable(float* sums, const uint32_t* a_panel, 
     }
 }
 
-// Three functions of a kernel that are bodies compiled for its instruction set.
+// Functions of a kernel that are bodies compiled for its instruction set.
 #define GEMM_BODIES(name, target, rows, cols)                                                                 \
     target static inline void gemm_start_##name(const GemmProblem* p, float* sums, size_t i, size_t j,        \
                                                 bool out, bool bias) {                                        \
@@ -310,12 +299,15 @@ static inline void gemm_multiply_portable(float* sums, const uint32_t* a_panel, 
     }                                                                                                         \
     target static inline void gemm_store_##name(const GemmProblem* p, const float* sums, size_t i, size_t j) { \
         gemm_store_body(p, sums, rows, cols, i, j);                                                           \
-    }                                                                                                         \
-    target static inline void gemm_dot_##name(const GemmProblem* p, size_t j, size_t j_end) {                 \
-        gemm_dot_body(p, j, j_end);                                                                           \
+    }
+#define GEMM_DOT(name, target)                                                                                \
+    target static inline void gemm_dot_##name(float* sums, const uint32_t* a, size_t rows, const GemmOperand* b, \
+                                              size_t j, size_t lanes, size_t k, size_t count) {               \
+        gemm_dot_body(sums, a, rows, b, j, lanes, k, count);                                                  \
     }
 
 GEMM_BODIES(portable, , GEMM_PORTABLE_ROWS, GEMM_PORTABLE_COLS)
+GEMM_DOT(portable, )
 
 static inline void gemm_pack_portable(uint32_t* panel, const GemmOperand* o, size_t lane, size_t lanes, size_t width,
                                       size_t k, size_t count) {

@@ -41,6 +41,7 @@
 #define GEMM_AVX2 __attribute__((target("avx2,fma")))
 
 GEMM_BODIES(avx2, GEMM_AVX2, 6, 16)
+GEMM_DOT(avx2, GEMM_AVX2)
 
 GEMM_AVX2 static inline void gemm_pack_avx2(uint32_t* panel, const GemmOperand* o, size_t lane, size_t lanes,
                                             size_t width, size_t k, size_t count) {
@@ -205,6 +206,41 @@ GEMM_AVX512 static inline void gemm_multiply_avx512(float* sums, const uint32_t*
     for (int i = 0; i < 24; i++) _mm512_storeu_ps(sums + 16 * i, c[i]);
 }
 
+// A few rows: 16 columns of B x 16 units are turned in registers. Of each sum a unit waits for the one before it, 4
+// cycles; the 1,024 bytes of a block last as long as memory needs for them on a core or two.
+GEMM_AVX512 ALWAYS_INLINE void gemm_dot_typed_avx512(float* sums, const float* a, size_t rows, const GemmOperand* b,
+                                                   Dtype type, size_t j, size_t lanes, size_t k, size_t count) {
+    __m512 c[GEMM_FEW_ROWS];
+    GEMM_UNROLL
+    for (size_t i = 0; i < rows; i++) c[i] = _mm512_loadu_ps(sums + 16 * i);
+    for (size_t done = 0; done < count; done += 16) {
+        __m512i r[16];
+        gemm_rows_avx512(r, b, type, false, j, lanes, k + done, count - done);
+        gemm_transpose_avx512(r);
+        GEMM_UNROLL
+        for (size_t u = 0; u < 16; u++)
+            GEMM_UNROLL
+            for (size_t i = 0; i < rows; i++)
+                c[i] = _mm512_fmadd_ps(_mm512_set1_ps(a[(done + u) * rows + i]), _mm512_castsi512_ps(r[u]), c[i]);
+    }
+    GEMM_UNROLL
+    for (size_t i = 0; i < rows; i++) _mm512_storeu_ps(sums + 16 * i, c[i]);
+}
+
+#define GEMM_DOT_ROWS(body, ...) \
+    do { \
+        if (rows == 1) body(sums, (const float*)a, 1, __VA_ARGS__); \
+        else if (rows == 4) body(sums, (const float*)a, 4, __VA_ARGS__); \
+        else body(sums, (const float*)a, 8, __VA_ARGS__); \
+    } while (0)
+
+GEMM_AVX512 static inline void gemm_dot_avx512(float* sums, const uint32_t* a, size_t rows, const GemmOperand* b,
+                                               size_t j, size_t lanes, size_t k, size_t count) {
+    if (b->type == DTYPE_F32) GEMM_DOT_ROWS(gemm_dot_typed_avx512, b, DTYPE_F32, j, lanes, k, count);
+    else if (b->type == DTYPE_BF16) GEMM_DOT_ROWS(gemm_dot_typed_avx512, b, DTYPE_BF16, j, lanes, k, count);
+    else GEMM_DOT_ROWS(gemm_dot_typed_avx512, b, DTYPE_F16, j, lanes, k, count);
+}
+
 static inline bool gemm_has_avx512(void) {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && gemm_has_avx2();
@@ -242,6 +278,34 @@ GEMM_AVX512BF16 static inline void gemm_multiply_avx512bf16(float* sums, const u
     for (int i = 0; i < 24; i++) _mm512_storeu_ps(sums + 16 * i, c[i]);
 }
 
+GEMM_AVX512BF16 ALWAYS_INLINE void gemm_dot_pairs_avx512bf16(float* sums, const float* a, size_t rows,
+                                                           const GemmOperand* b, size_t j, size_t lanes, size_t k,
+                                                           size_t count) {
+    __m512 c[GEMM_FEW_ROWS];
+    GEMM_UNROLL
+    for (size_t i = 0; i < rows; i++) c[i] = _mm512_loadu_ps(sums + 16 * i);
+    for (size_t done = 0; done < count; done += 32) {
+        __m512i r[16];
+        gemm_rows_avx512(r, b, DTYPE_BF16, true, j, lanes, k + done, count - done);
+        gemm_transpose_avx512(r);
+        GEMM_UNROLL
+        for (size_t u = 0; u < 16; u++)
+            GEMM_UNROLL
+            for (size_t i = 0; i < rows; i++) {
+                __m512bh x = (__m512bh)_mm512_castps_si512(_mm512_set1_ps(a[(done / 2 + u) * rows + i]));
+                c[i] = _mm512_dpbf16_ps(c[i], x, (__m512bh)r[u]);
+            }
+    }
+    GEMM_UNROLL
+    for (size_t i = 0; i < rows; i++) _mm512_storeu_ps(sums + 16 * i, c[i]);
+}
+
+GEMM_AVX512BF16 static inline void gemm_dot_avx512bf16(float* sums, const uint32_t* a, size_t rows,
+                                                       const GemmOperand* b, size_t j, size_t lanes, size_t k,
+                                                       size_t count) {
+    GEMM_DOT_ROWS(gemm_dot_pairs_avx512bf16, b, j, lanes, k, count);
+}
+
 static inline bool gemm_has_avx512bf16(void) {
     unsigned a, b, c, d;
     return gemm_has_avx512() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
@@ -253,7 +317,7 @@ static inline bool gemm_vendor_is_amd(void) {
 
 static const GemmKernel gemm_avx512bf16 = {
     "avx512bf16", true, false, 12, 32, 384, 384, 1, gemm_pack_avx512, gemm_multiply_avx512bf16,
-    gemm_start_avx512, gemm_store_avx512, gemm_dot_avx512, NULL, NULL};
+    gemm_start_avx512, gemm_store_avx512, gemm_dot_avx512bf16, NULL, NULL};
 
 // ------------------------------------------------------------------------------------------------
 // 4. AMX
@@ -338,7 +402,7 @@ static inline bool gemm_has_amx(void) {
 }
 
 static const GemmKernel gemm_amx = {"amx", true, true, 32, 32, 512, 192, 16, gemm_pack_avx512, gemm_multiply_amx,
-                                    gemm_start_amx, gemm_store_amx, gemm_dot_amx, gemm_begin_amx, gemm_end_amx};
+                                    gemm_start_amx, gemm_store_amx, gemm_dot_avx512, gemm_begin_amx, gemm_end_amx};
 
 #endif  // GEMM_X86_BF16
 
