@@ -3,21 +3,20 @@
 //    1. embedding       token + position; the backward sorts the rows by token
 //    2. normalisation   layernorm, rmsnorm, each fused with the residual add before it
 //    3. rope            rotary positions
-//    4. decode          attention of one token against a cache
-//    5. gelu, swiglu
-//    6. fused matmuls   a matmul with the GELU after or before it
-//    7. random numbers  for several neighbouring elements
-//    8. dropout
-//    9. classifier      softmax + cross-entropy + gradient of the logits, in place
-//   10. sums            of floats, in double; the checksum
-//   11. fixed point     sums that no order can change
-//   12. casts, add
-//   13. optimizer       updates
-//   14. scratch         how much memory all of them need besides their arguments
+//    4. gelu, swiglu
+//    5. fused matmuls   a matmul with the GELU after or before it
+//    6. random numbers  for several neighbouring elements
+//    7. dropout
+//    8. classifier      softmax + cross-entropy + gradient of the logits, in place
+//    9. sums            of floats, in double; the checksum
+//   10. fixed point     sums that no order can change
+//   11. casts, add
+//   12. optimizer       updates
+//   13. scratch         how much memory all of them need besides their arguments
 //
-// The other matmuls are in llmtrain/matmul.cuh, attention in llmtrain/attention.cuh, norms of query and key heads in
-// llmtrain/qk_norm.cuh. To copy an operation into a project of your own take its section and what that names in its
-// first lines.
+// The other matmuls are in llmtrain/matmul.cuh, attention in llmtrain/attention.cuh, against a KV cache in
+// llmtrain/decode.cuh, norms of query and key heads in llmtrain/qk_norm.cuh. To copy an operation into a project of
+// your own take its section and what that names in its first lines.
 //
 // All kernels here are bound by memory: what a kernel's comment counts are the bytes that it moves. W is the number of
 // elements that a thread takes at a time: PACK, or 1 where packs do not fit. None uses float atomics: every output has
@@ -31,6 +30,7 @@
 #include "llmtrain/attention.cuh"
 #include "llmtrain/base.h"
 #include "llmtrain/blocks.cuh"
+#include "llmtrain/decode.cuh"
 #include "llmtrain/matmul.cuh"
 #include "llmtrain/optimizers.h"
 #include "llmtrain/qk_norm.cuh"
@@ -562,71 +562,7 @@ static inline void rope_backward(floatX* dqkv, const float* table, size_t B, siz
 }
 
 // ------------------------------------------------------------------------------------------------
-// 4. Decode
-//
-// Defines: attention_decode.
-// Needs: llmtrain/types.h, llmtrain/blocks.cuh.
-//
-// A block owns a query head, its warps take the positions in turn: first the scores, then the sum of values under their
-// softmax, which is put together from the warps at the end. A lane owns every 32nd element of a head. Sampling is the
-// only user, one token at a time: a head for each block leaves most of a GPU idle, and is simple.
-
-enum { DECODE_WARPS = 8 };
-
-static __global__ void __launch_bounds__(DECODE_WARPS * WARP) attention_decode_kernel(
-        floatX* out, floatX* key_cache, floatX* value_cache, float* scores, const floatX* qkv, float root,
-        size_t position, size_t context, size_t H, size_t K, size_t D) {
-    __shared__ float shared[WARP], sums[DECODE_WARPS][ATTENTION_MAX_D];
-    const int STRIPS = ATTENTION_MAX_D / WARP;
-    size_t h = blockIdx.x, kv = h / (H / K), warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    const floatX *q = qkv + h * D, *new_key = qkv + (H + kv) * D, *new_value = qkv + (H + K + kv) * D;
-    // One of the heads that share this key and value puts them into the caches; none of them reads them there.
-    if (h % (H / K) == 0) {
-        for (size_t d = threadIdx.x; d < D; d += blockDim.x) {
-            key_cache[(position * K + kv) * D + d] = new_key[d];
-            value_cache[(position * K + kv) * D + d] = new_value[d];
-        }
-    }
-    float *score = scores + h * context, maximum = -FLT_MAX, total = 0.0f, sum[STRIPS] = {};
-    for (size_t t = warp; t <= position; t += DECODE_WARPS) {
-        const floatX* k = t == position ? new_key : key_cache + (t * K + kv) * D;
-        float dot = 0.0f;
-        for (size_t d = lane; d < D; d += WARP) dot += float_of(q[d]) * float_of(k[d]);
-        dot = warp_sum(dot) / root;
-        maximum = fmaxf(maximum, dot);
-        if (lane == 0) score[t] = dot;
-    }
-    maximum = block_max(maximum, shared);  // its barriers show the scores to all threads, too
-    for (size_t t = warp; t <= position; t += DECODE_WARPS) {
-        const floatX* v = t == position ? new_value : value_cache + (t * K + kv) * D;
-        float p = expf(score[t] - maximum);
-        total += p;
-        #pragma unroll
-        for (int strip = 0; strip < STRIPS; strip++) {
-            size_t d = lane + (size_t)strip * WARP;
-            if (d < D) sum[strip] += p * float_of(v[d]);
-        }
-    }
-    #pragma unroll
-    for (int strip = 0; strip < STRIPS; strip++) sums[warp][lane + (size_t)strip * WARP] = sum[strip];
-    total = block_sum(lane == 0 ? total : 0.0f, shared);
-    for (size_t d = threadIdx.x; d < D; d += blockDim.x) {
-        float weighted = 0.0f;
-        for (int w = 0; w < DECODE_WARPS; w++) weighted += sums[w][d];
-        out[h * D + d] = floatX_of(weighted / total);
-    }
-}
-
-static inline void attention_decode(floatX* out, floatX* key_cache, floatX* value_cache, float* scores,
-                                    const floatX* qkv, size_t position, size_t context, size_t H, size_t K, size_t D,
-                                    Stream stream) {
-    attention_decode_kernel<<<(unsigned)H, DECODE_WARPS * WARP, 0, stream->compute>>>(
-        out, key_cache, value_cache, scores, qkv, sqrtf((float)D), position, context, H, K, D);
-    LAUNCH_CHECK();
-}
-
-// ------------------------------------------------------------------------------------------------
-// 5. GELU and SwiGLU
+// 4. GELU and SwiGLU
 //
 // Defines: gelu_forward, gelu_backward, swiglu_forward, swiglu_backward.
 // Needs: llmtrain/types.h, llmtrain/blocks.cuh.
@@ -733,11 +669,11 @@ static inline void swiglu_backward(floatX* din, const floatX* dout, const floatX
 }
 
 // ------------------------------------------------------------------------------------------------
-// 6. Fused matmuls
+// 5. Fused matmuls
 //
 // Defines: matmul_gelu_forward, matmul_gelu_backward_input.
 // Needs: llmtrain/types.h, llmtrain/blocks.cuh, llmtrain/base.h, llmtrain/dtypes.h, llmtrain/matmul.cuh,
-// section 5.
+// section 4.
 //
 // Two kernels unless the library has one for both, which then reads or writes (M, N) once less.
 
@@ -762,7 +698,7 @@ static inline void matmul_gelu_backward_input(floatX* din, const floatX* dout, c
 }
 
 // ------------------------------------------------------------------------------------------------
-// 7. Random numbers
+// 6. Random numbers
 //
 // Defines: group_random.
 // Needs: llmtrain/types.h, llmtrain/base.h.
@@ -778,10 +714,10 @@ static __device__ inline uint32_t group_random(uint64_t seed, RandomPurpose purp
 }
 
 // ------------------------------------------------------------------------------------------------
-// 8. Dropout
+// 7. Dropout
 //
 // Defines: dropout.
-// Needs: llmtrain/types.h, llmtrain/blocks.cuh, llmtrain/base.h, section 7.
+// Needs: llmtrain/types.h, llmtrain/blocks.cuh, llmtrain/base.h, section 6.
 
 // A thread owns W elements; moves 2 per output. A quarter of random4's ten rounds is some 30 instructions an element,
 // about what memory leaves time for; only where arrays do not fit packs does every element make a call of its own.
@@ -811,7 +747,7 @@ static inline void dropout(floatX* out, const floatX* in, float p, uint64_t seed
 }
 
 // ------------------------------------------------------------------------------------------------
-// 9. Classifier
+// 8. Classifier
 //
 // Defines: classifier.
 // Needs: llmtrain/types.h, llmtrain/blocks.cuh.
@@ -885,7 +821,7 @@ static inline void classifier(floatX* logits, float* losses, const int32_t* targ
 }
 
 // ------------------------------------------------------------------------------------------------
-// 10. Sums
+// 9. Sums
 //
 // Defines: sum_of_squares, sum_scaled, checksum.
 // Needs: llmtrain/types.h, llmtrain/blocks.cuh, llmtrain/base.h.
@@ -990,7 +926,7 @@ static inline void checksum(uint64_t* out, const floatX* x, size_t first, size_t
 }
 
 // ------------------------------------------------------------------------------------------------
-// 11. Fixed point
+// 10. Fixed point
 //
 // Defines: exact_add, exact_merge, exact_read.
 // Needs: llmtrain/types.h, llmtrain/blocks.cuh.
@@ -1078,7 +1014,7 @@ static inline void exact_read(float* out, const int64_t* sums, double quantum, s
 }
 
 // ------------------------------------------------------------------------------------------------
-// 12. Casts, add
+// 11. Casts, add
 //
 // Defines: cast_to_float, cast_from_float, add, add_stored.
 // Needs: llmtrain/types.h, llmtrain/blocks.cuh.
@@ -1140,10 +1076,10 @@ static inline void add(float* out, const float* x, size_t n, Stream stream) { ad
 static inline void add_stored(float* out, const floatX* x, size_t n, Stream stream) { add_launch(out, x, n, stream); }
 
 // ------------------------------------------------------------------------------------------------
-// 13. Optimizer
+// 12. Optimizer
 //
 // Defines: optimizer_update.
-// Needs: llmtrain/types.h, llmtrain/blocks.cuh, llmtrain/base.h, llmtrain/optimizers.h, section 7.
+// Needs: llmtrain/types.h, llmtrain/blocks.cuh, llmtrain/base.h, llmtrain/optimizers.h, section 6.
 //
 // A thread owns W elements of every vector. AdamW with master weights in 16 bits moves 30 bytes per parameter: weight,
 // two optimizer state and gradient in, weight, two optimizer state and stored parameter out.
@@ -1213,11 +1149,11 @@ static inline void optimizer_update(floatX* params, float* master_weights, float
 }
 
 // ------------------------------------------------------------------------------------------------
-// 14. Scratch
+// 13. Scratch
 //
 // Defines: scratch_bytes.
 // Needs: llmtrain/types.h, llmtrain/blocks.cuh, llmtrain/base.h, llmtrain/dtypes.h, llmtrain/matmul.cuh,
-// llmtrain/qk_norm.cuh, sections 1, 2 and 10.
+// llmtrain/qk_norm.cuh, sections 1, 2 and 9.
 
 // Bytes that are enough for every operation on N rows of C channels.
 static inline size_t scratch_bytes(size_t N, size_t C) {

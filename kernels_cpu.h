@@ -6,7 +6,7 @@
 //    3. normalisation        layernorm, rmsnorm, each fused with the residual add before it
 //    4. matmul               forward, and the gradients of input, weight and bias (the GEMM is in llmtrain/gemm.h)
 //    5. rope                 rotary positions; norms of query and key heads are in llmtrain/qk_norm.h
-//    6. attention            causal, grouped-query, in tiles: memory O(T); backward; one token against a cache
+//    6. attention            causal, grouped-query, in tiles: memory O(T); backward (KV cache: llmtrain/decode.h)
 //    7. gelu, swiglu         the two nonlinearities
 //    8. dropout
 //    9. classifier           softmax + cross-entropy + gradient of the logits, in place
@@ -25,14 +25,16 @@
 // In a CUDA build kernels.cuh has functions of the same names and signatures; those here are then cpu::gelu_forward and
 // so on.
 //
-// Needs: llmtrain/arithmetic.h, llmtrain/base.h, llmtrain/types.h, llmtrain/dtypes.h, llmtrain/optimizers.h,
-// llmtrain/qk_norm.h, llmtrain/rope.h, llmtrain/gemm.h, llmtrain/gemm_portable.h, llmtrain/gemm_x86.h.
+// Needs: llmtrain/arithmetic.h, llmtrain/base.h, llmtrain/decode.h, llmtrain/types.h, llmtrain/dtypes.h,
+// llmtrain/optimizers.h, llmtrain/qk_norm.h, llmtrain/rope.h, llmtrain/gemm.h, llmtrain/gemm_portable.h,
+// llmtrain/gemm_x86.h.
 
 #ifndef LLMTRAIN_KERNELS_CPU_H
 #define LLMTRAIN_KERNELS_CPU_H
 
 #include "llmtrain/arithmetic.h"
 #include "llmtrain/base.h"
+#include "llmtrain/decode.h"
 #include "llmtrain/gemm.h"
 #include "llmtrain/optimizers.h"
 #include "llmtrain/qk_norm.h"
@@ -561,33 +563,6 @@ static inline void attention_backward(floatX* dqkv, float* delta, const floatX* 
             size_t b = task / (K * k_tiles), kv = task / k_tiles % K, key = task % k_tiles * TILE_K;
             attention_backward_keys(dqkv, dout, lse, delta, qkv, b, kv, key, T, H, K, D);
         }
-    }
-}
-
-// One new token against the keys and values of those before it, for sampling: out (H, D), qkv ((H + 2K) D) of the token
-// at `position`; its key and value are put into the caches (context, K, D) first. scores (H, context) is scratch.
-static inline void attention_decode(floatX* out, floatX* key_cache, floatX* value_cache, float* scores,
-                                    const floatX* qkv, size_t position, size_t context, size_t H, size_t K, size_t D,
-                                    Stream stream) {
-    (void)stream;
-    memcpy(key_cache + position * K * D, qkv + H * D, K * D * sizeof(floatX));
-    memcpy(value_cache + position * K * D, qkv + (H + K) * D, K * D * sizeof(floatX));
-    #pragma omp parallel for
-    for (size_t h = 0; h < H; h++) {
-        size_t kv = h / (H / K);
-        float *score = scores + h * context, maximum = -INFINITY, total = 0.0f, sum[ATTENTION_MAX_D] = {0};
-        for (size_t t = 0; t <= position; t++) {
-            const floatX *q = qkv + h * D, *k = key_cache + (t * K + kv) * D;
-            score[t] = SUM(d, D, float_of(q[d]) * float_of(k[d])) / sqrtf((float)D);
-            maximum = score[t] > maximum ? score[t] : maximum;
-        }
-        for (size_t t = 0; t <= position; t++) {
-            const floatX* v = value_cache + (t * K + kv) * D;
-            float p = exp_fast(score[t] - maximum);
-            total += p;
-            for (size_t d = 0; d < D; d++) sum[d] = fused(p, float_of(v[d]), sum[d]);
-        }
-        for (size_t d = 0; d < D; d++) out[h * D + d] = floatX_of(sum[d] / total);
     }
 }
 

@@ -18,10 +18,11 @@
 #ifndef LLMTRAIN_H
 #define LLMTRAIN_H
 
-#include "llmtrain/data.h"   // token shards, Dataset, Loader
+#include "llmtrain/data.h"       // token shards, Dataset, Loader
 #include "llmtrain/documents.h"  // DocumentSpan, documents_find
-#include "llmtrain/log.h"    // StepLog, metrics and events; with it state.h: Schedule, RunState, guard_step
-#include "llmtrain/saver.h"  // Saver, Cadence; with it checkpoint.h, zero.h (FlatVector), tensors.h, the operations
+#include "llmtrain/kv_cache.h"   // KvCache
+#include "llmtrain/log.h"        // StepLog, metrics and events; with it state.h: Schedule, RunState, guard_step
+#include "llmtrain/saver.h"      // Saver, Cadence; with it checkpoint.h, zero.h (FlatVector), tensors.h, the operations
 
 // ------------------------------------------------------------------------------------------------
 // 1. Configuration
@@ -231,7 +232,8 @@ typedef struct {
     bool training;            // gradients, optimizer state and the backward's buffers are wanted
     OptimizerKind optimizer;
     bool master_weights;             // keep a float copy of 16-bit parameters, which the optimizer updates
-    bool sampling;            // a KV cache is wanted
+    size_t samples;           // sequences of a KV cache, for generating; 0: none is wanted
+    bool kv_q8;               // it holds 8 bits an element
     bool mask_documents;      // attention does not cross an end_of_text
     int32_t end_of_text;
     bool tf32;                // a GPU's float matmuls may round their operands to TF32
@@ -279,13 +281,6 @@ typedef struct {
 } ActivationGradients;
 
 typedef struct {
-    floatX *keys, *values;    // (L, context, K, D)
-    float* scores;            // (H, context)
-    floatX* logits;           // (Vp) on the host: those of the newest position
-    size_t length;            // positions filled
-} KvCache;
-
-typedef struct {
     float p;                  // 0 switches it off: set so for evaluation
     uint64_t seed;
     uint64_t first_token;     // number of the batch's first token in the whole run
@@ -300,7 +295,7 @@ typedef struct {
     size_t B, T;              // of the batch in progress
     DocumentSpan* spans;      // (span_count) of the batch uploaded last, with room for options.B * options.T:
     size_t span_count;        // attention treats each as a batch of its own
-    bool decoding;            // with the KV cache: its one token follows those in it
+    bool decoding;            // with the KV cache: its tokens follow those in it
     Activations activations;
     ActivationGradients gradients;
     KvCache cache;
@@ -378,12 +373,8 @@ static inline void model_layout(Model* model) {
     if (c->family == FAMILY_LLAMA) a->rope = (float*)plan_take(plan, name, c->context * D * sizeof(float));
     a->logits = (floatX*)plan_take(plan, "logits, a part at a time",
                                    model->head_rows * config_padded_vocab(c) * sizeof(floatX));
-    if (o->sampling) {
-        size_t cached = c->layers * c->context * c->kv_heads * D;
-        model->cache.keys = (floatX*)plan_take(plan, "KV cache", cached * sizeof(floatX));
-        model->cache.values = (floatX*)plan_take(plan, "KV cache", cached * sizeof(floatX));
-        model->cache.scores = (float*)plan_take(plan, "KV cache", c->heads * c->context * sizeof(float));
-    }
+    if (o->samples)
+        kv_cache_layout(&model->cache, plan, c->layers, o->samples, c->context, c->kv_heads, D, o->kv_q8);
 }
 
 // With several ranks close the Comm first, so that no collective is in flight.
@@ -391,7 +382,6 @@ static inline void model_free(Model* model) {
     flat_free(&model->flat);
     device_close(model->stream);  // waits for what the device has still to do
     if (model->memory.base) device_free(model->memory.base, plan_block_bytes(&model->memory));
-    free(model->cache.logits);
     free(model->activations.blocks);
     free(model->spans);
     free(model->weights.blocks);
@@ -446,8 +436,6 @@ static inline bool model_allocate(Model* model, Error* error) {
     model_layout(model);
     if (!device_prepare(model->stream, model->scratch, model_scratch_bytes(model), batch_bytes, error)) return false;
     if (!flat_prepare(&model->flat, model->stream, error)) return false;
-    if (o->sampling) model->cache.logits = (floatX*)allocate(config_padded_vocab(c) * sizeof(floatX));
-    if (o->sampling && model->cache.logits == NULL) return fail(error, "out of memory for %zu logits", c->vocab);
     if (c->family == FAMILY_LLAMA) {
         float* table = (float*)allocate(c->context * D * sizeof(float));
         if (table == NULL)
@@ -571,11 +559,10 @@ static inline void block_forward(Model* model, size_t l) {
     const Block* b = &model->weights.blocks[l];
     Activations* a = &model->activations;
     BlockActivations* s = &a->blocks[l];  // s: saved for the backward
-    KvCache* cache = &model->cache;
     Stream stream = model->stream;
     size_t B = model->B, T = model->T, N = B * T;
     size_t C = c->channels, H = c->heads, K = c->kv_heads, D = config_head_size(c), F = c->ffn;
-    size_t first = model->decoding ? cache->length : 0;  // position of the first token
+    size_t first = model->decoding ? model->cache.length : 0;  // position of the first token
 
     flat_await(&model->flat, l + 1);
     norm_forward(model, s->norm1, s->input, s->mean1, s->rstd1, l ? a->blocks[l - 1].middle : s->input,
@@ -587,9 +574,9 @@ static inline void block_forward(Model* model, size_t l) {
                         (float)c->norm_epsilon, N, H, K, D, stream);
     if (c->family == FAMILY_LLAMA) rope_forward(s->qkv, a->rope, first, B, T, H, K, D, stream);
     if (model->decoding) {
-        size_t layer = l * c->context * K * D;
-        attention_decode(s->attention, cache->keys + layer, cache->values + layer, cache->scores, s->qkv, first,
-                         c->context, H, K, D, stream);
+        KvLayer cached = kv_cache_layer(&model->cache, l);
+        attention_decode(s->attention, cached.keys, cached.values, cached.scales, s->qkv, first, B, T, c->context, H, K,
+                         D, stream);
     } else {
         for (size_t i = 0; i < model->span_count; i++) {
             DocumentSpan d = model->spans[i];
@@ -616,7 +603,7 @@ static inline void block_forward(Model* model, size_t l) {
 }
 
 // Fills activations.hidden for tokens (B, T) on the device; waits for each bucket of parameters before it uses it.
-// decoding: B and T are 1, and the token follows those in the cache.
+// decoding: the tokens follow those in the cache, and join them.
 static inline void model_forward(Model* model, const int32_t* tokens, size_t B, size_t T, bool decoding) {
     const Config* c = &model->config;
     const Weights* w = &model->weights;
@@ -633,7 +620,7 @@ static inline void model_forward(Model* model, const int32_t* tokens, size_t B, 
     flat_await(&model->flat, c->layers + 1);
     norm_forward(model, a->hidden, a->output, a->mean, a->rstd, a->blocks[last].middle, a->branch, w->final_norm_weight,
                  w->final_norm_bias, N);
-    if (decoding) model->cache.length++;
+    if (decoding) model->cache.length += T;
 }
 
 // ------------------------------------------------------------------------------------------------

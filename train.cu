@@ -177,7 +177,7 @@ static ModelOptions model_options(const Run* run, const Options* o) {
     m.training = true;
     m.optimizer = o->optimizer.kind;
     m.master_weights = o->master_weights;
-    m.sampling = o->sample_every > 0;
+    m.samples = o->sample_every > 0;
     m.tf32 = o->tf32;
     m.ranks.comm = o->plan ? NULL : (Comm*)(uintptr_t)&run->comm;
     m.ranks.rank = run->comm.rank;
@@ -283,7 +283,7 @@ static bool run_set_up(Run* run, Options* o, Flag* flags, size_t flag_count, Err
     if (!run_compare_ranks(run, flags, flag_count, error)) return false;
     record_fill(run, o, flags, flag_count);
     ok = model_allocate(model, error) && run_allocate(run, error);
-    if (ok && o->sample_every) ok = sampler_open(&o->sampler, model->config.vocab, error);
+    if (ok && o->sample_every) ok = sampler_open(&o->sampler, model, NULL, error);
     if (!run_agree(run, ok, error) || !model_connect(model, error)) return false;
     print_device(run, o);
     if (!run_compare_devices(run, error)) return false;
@@ -445,7 +445,7 @@ static bool run_train(Run* run, Options* o, Error* error) {
             (now_ms() - began) / 6e4 / (double)(state->step - first_step) * (double)(o->schedule.steps - state->step);
         bool reports = last || state->step % o->log_every == 0 || !isnan(s.val_loss);
         if (reports && !report(run, o, &s, tokens, error)) return false;
-        if (samples && run->comm.rank == 0) sampler_write(&o->sampler, model, stdout);
+        if (samples && run->comm.rank == 0 && !sampler_write(&o->sampler, stdout, error)) return false;
         if (stop && saves && !run_save_last(run, error)) return false;
         if (!stop && (saves || saves_hot) && !run_save_async(run, saves ? o->run.out : run->hot, error)) return false;
         if (pauses) flat_start_clock(&model->flat);

@@ -17,7 +17,7 @@ int main(void) {
     Loader loader;
     Config config = {.family = FAMILY_LLAMA, .layers = 2, .heads = 4, .kv_heads = 2, .channels = 64, .ffn = 128,
                      .context = T, .vocab = 256, .tied = true};
-    ModelOptions options = {.B = B, .T = T, .training = true, .optimizer = OPTIMIZER_ADAMW, .sampling = true};
+    ModelOptions options = {.B = B, .T = T, .training = true, .optimizer = OPTIMIZER_ADAMW, .samples = 1};
     OptimizerOptions adamw = {
         .kind = OPTIMIZER_ADAMW, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1};
     bool ok = dataset_from_memory(&data, text, sizeof text[0], TEXT, &error) &&
@@ -48,14 +48,21 @@ int main(void) {
 
     Tokenizer tokenizer = tokenizer_of_bytes();
     SamplingOptions sampling = {.temperature = 0, .top_p = 1};  // always the likeliest token
-    Candidate candidates[256];
-    Tokens written = {0};
-    ok = tokenizer_encode(&written, &tokenizer, "the cat", 7, &error) && tokens_reserve(&written, MORE, &error);
+    Generator generator;
+    Tokens prompt = {0};
+    ok = tokenizer_encode(&prompt, &tokenizer, "the cat", 7, &error) &&
+         generator_open(&generator, &model, &sampling, 1, prompt.count + MORE, &error);
     if (!ok) return fprintf(stderr, "example: %s\n", error.text), 1;
     printf("the cat");
-    model_generate(&model, written.ids, candidates, stdout, &tokenizer, &sampling, written.count, written.count + MORE);
+    generator_append(&generator, prompt.ids, prompt.count);
+    for (int i = 0; i < MORE; i++) {
+        size_t bytes;
+        const char* piece = tokenizer_piece(&bytes, &tokenizer, *generator_step(&generator));
+        fwrite(piece, 1, bytes, stdout);
+    }
     printf("\n");
-    tokens_free(&written);
+    tokens_free(&prompt);
+    generator_close(&generator);
     loader_close(&loader);
     dataset_close(&data);
     model_free(&model);

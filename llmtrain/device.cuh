@@ -255,6 +255,11 @@ static inline void download(void* host, const void* device, size_t bytes, Stream
     CUDA_CHECK(cudaStreamSynchronize(stream->compute));
 }
 
+// Within the device.
+static inline void device_copy(void* to, const void* from, size_t bytes, Stream stream) {
+    CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream->compute));
+}
+
 // Copies a batch to one of two slots on the device, alternately, and returns it: `bytes` of tokens, then as many of
 // targets unless those are NULL. It goes on a stream of its own, under the work of the batch before; operations given
 // to `compute` from now on wait for it. The host's memory may be written again at once.

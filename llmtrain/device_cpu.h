@@ -134,6 +134,11 @@ static inline void download(void* host, const void* device, size_t bytes, Stream
         copy_past_caches((char*)host + first, (const char*)device + first, min_size(piece, bytes - first));
 }
 
+static inline void device_copy(void* to, const void* from, size_t bytes, Stream stream) {
+    (void)stream;
+    memcpy(to, from, bytes);
+}
+
 // Copies a batch to the device and returns its slot: `bytes` of tokens, then as many of targets unless those are NULL.
 // The host's memory may be written again at once. A GPU alternates between the two slots; here one is enough.
 static inline int32_t* upload_batch(int32_t* const slots[2], const int32_t* tokens, const int32_t* targets,

@@ -16,8 +16,15 @@ typedef enum {
     FLAG_COUNT,   // uint64_t
     FLAG_REAL,    // double
     FLAG_SWITCH,  // bool
-    FLAG_CHOICE   // an enum, or int: position in `choices`, which are separated by |
+    FLAG_CHOICE,  // an enum, or int: position in `choices`, which are separated by |
+    FLAG_TEXTS    // TextList: the flag may be given several times
 } FlagKind;
+
+enum { TEXT_LIST_MAX = 16 };
+typedef struct {
+    const char* texts[TEXT_LIST_MAX];
+    size_t count;
+} TextList;
 
 // What a flag means to a run that is resumed, and whether it was given. 0: it changes what the run computes, so that a
 // checkpoint records it and a resume says if it differs.
@@ -107,6 +114,11 @@ static inline bool flag_set(Flag* flag, const char* text, Error* error) {
     errno = 0;
     if (flag->kind == FLAG_TEXT) {
         *(const char**)flag->value = text;
+    } else if (flag->kind == FLAG_TEXTS) {
+        TextList* list = (TextList*)flag->value;
+        if (list->count == TEXT_LIST_MAX)
+            return fail(error, "--%s is given more than %d times; give fewer", flag->name, TEXT_LIST_MAX);
+        list->texts[list->count++] = text;
     } else if (flag->kind == FLAG_SWITCH) {
         if (strcmp(text, "on") != 0 && strcmp(text, "off") != 0)
             return fail(error, "--%s is '%s'; give on or off", flag->name, text);
@@ -162,7 +174,8 @@ static inline bool flags_parse(Flag* flags, size_t count, int argc, char** argv,
         snprintf(name, sizeof name, "%.*s", (int)min_size(length, 63), argv[i]);
         Flag* flag = strncmp(name, "--", 2) == 0 ? flag_find(flags, count, name + 2) : NULL;
         if (flag == NULL) return flag_unknown(flags, count, name, error);
-        if (flag->marks & FLAG_GIVEN) return fail(error, "--%s is given twice; give it once", flag->name);
+        if ((flag->marks & FLAG_GIVEN) && flag->kind != FLAG_TEXTS)
+            return fail(error, "--%s is given twice; give it once", flag->name);
         bool next_is_value = i + 1 < argc && strncmp(argv[i + 1], "--", 2) != 0;
         const char* value = equals ? equals + 1 : NULL;
         if (value == NULL && next_is_value) value = argv[++i];
@@ -190,7 +203,7 @@ static inline uint64_t flag_value_count(const Flag* flag) {
 // The value of a flag as one would write it.
 static inline void flag_text(char* text, size_t size, const Flag* flag) {
     const char* words = flag->kind == FLAG_TEXT ? *(const char**)flag->value : NULL;
-    if (flag->kind == FLAG_TEXT) snprintf(text, size, "%s", words ? words : "");
+    if (flag->kind == FLAG_TEXT || flag->kind == FLAG_TEXTS) snprintf(text, size, "%s", words ? words : "");
     else if (flag->kind == FLAG_COUNT) snprintf(text, size, "%llu", (unsigned long long)flag_value_count(flag));
     else if (flag->kind == FLAG_REAL) snprintf(text, size, "%g", *(double*)flag->value);
     else if (flag->kind == FLAG_SWITCH) snprintf(text, size, "%s", *(bool*)flag->value ? "on" : "off");

@@ -298,8 +298,8 @@ static inline void gemm_block_task(const GemmProblem* p, const GemmKernel* kerne
     if (kernel->end) kernel->end();
 }
 
-// a = elements [k, k + count) of the rows of A, unit after unit, `width` lanes each; what lies outside of A is 0, and so
-// are 15 units more.
+// a = elements [k, k + count) of the rows of A, unit after unit, `width` lanes each; what lies outside of A is 0, and
+// so are 15 units more.
 static inline void gemm_dot_pack(uint32_t* a, const GemmProblem* p, size_t width, size_t k, size_t count) {
     size_t per_unit = p->a.pairs ? 2 : 1, units = divide_up(count, per_unit);
     memset(a, 0, (units + GEMM_PACK_EXTRA) * width * sizeof *a);

@@ -72,8 +72,8 @@ typedef struct {
     // tile that lies inside of out
     void (*start)(const GemmProblem* p, float* sums, size_t i, size_t j, bool out, bool bias);
     void (*store)(const GemmProblem* p, const float* sums, size_t i, size_t j);
-    // sums (rows, GEMM_DOT_COLS) += A (rows, count) x the elements [k, k + count) of lanes [j, j + lanes) of B, which lie
-    // in rows and are not packed; a: unit after unit, of `rows` lanes each, 1, 4 or 8
+    // sums (rows, GEMM_DOT_COLS) += A (rows, count) x the elements [k, k + count) of lanes [j, j + lanes) of B, which
+    // lie in rows and are not packed; a: unit after unit, of `rows` lanes each, 1, 4 or 8
     void (*dot)(float* sums, const uint32_t* a, size_t rows, const GemmOperand* b, size_t j, size_t lanes, size_t k,
                 size_t count);
     void (*begin)(void), (*end)(void);  // around the multiplications of one task; NULL for none
@@ -225,8 +225,8 @@ ALWAYS_INLINE void gemm_store_body(const GemmProblem* p, const float* sums, size
     else gemm_store_typed(p, DTYPE_F16, sums, cols, i, height, j, width);
 }
 
-// A few rows. The 16 columns of B are turned a piece at a time, small enough to stay in the L1 cache: a sum is then a lane
-// of a vector, and adds its terms in the order of k as all others do.
+// A few rows. The 16 columns of B are turned a piece at a time, small enough to stay in the L1 cache: a sum is then a
+// lane of a vector, and adds its terms in the order of k as all others do.
 ALWAYS_INLINE void gemm_dot_typed(float* sums, const float* a, size_t rows, const GemmOperand* b, Dtype type, size_t j,
                                   size_t lanes, size_t k, size_t count) {
     enum { PIECE = 64, VECTORS = GEMM_DOT_COLS / VECTOR_LANES };

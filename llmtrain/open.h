@@ -3,7 +3,7 @@
 //   ModelOptions options;
 //   memset(&options, 0, sizeof options);
 //   options.B = 1;                                         // options.T is 0: the model's context
-//   options.sampling = true;
+//   options.samples = 1;
 //   if (model_open(&model, &tokenizer, "runs/x", NULL, &options, "generate", &error)) ...
 //
 // A run is opened at its newest checkpoint that is whole: a damaged one is reported on standard error, and the one

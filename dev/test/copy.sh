@@ -91,10 +91,11 @@ check() {
 }
 
 piece ATTENTION llmtrain/attention.cuh
+piece DECODE llmtrain/decode.cuh
 piece MATMUL llmtrain/matmul.cuh
 piece QK_NORM llmtrain/qk_norm.cuh
 piece KERNELS_CPU kernels_cpu.h
-names="ATTENTION MATMUL QK_NORM KERNELS_CPU"
+names="ATTENTION DECODE MATMUL QK_NORM KERNELS_CPU"
 for number in $(sed -n 's/^\/\/ \([0-9]*\)\. .*/\1/p' kernels.cuh); do
     title=$(sed -n "s/^\/\/ $number\. //p" kernels.cuh | sed 's/ matmuls$//; s/ and /_AND_/; s/[, ]\{1,\}/_/g' |
         tr '[:lower:]' '[:upper:]')

@@ -24,6 +24,7 @@ typedef struct {
     bool mean;               // normalisation: layernorm; otherwise rmsnorm
     const int32_t* tokens;   // embedding: (B, T); classifier: targets (N)
     Result* lse;             // attention: the logarithms of the sums, (B, H, T), for the backward; or NULL
+    bool q8;                 // attention_decode: the cache holds 8 bits
     double smallest_normal;  // attention: of floatX, if probabilities and their gradients are rounded to it on the way
 } Shape;
 
