@@ -14,7 +14,7 @@
 // A file is one document, or with a field's name each of its lines is a JSON object, whose member of that name is the
 // document. Documents are numbered in the order of the files' names, and of lines in a file, from 0; the number does
 // not depend on threads, or on what else is read. A batch has some megabytes of text, whatever the documents' lengths:
-// a long document comes in pieces, which end where a line ends. Memory: a batch, and one line or piece more.
+// a long document comes in pieces, which end between words. Memory: a batch, and one line or piece more.
 //
 // gzip and zstd are read by their libraries, zlib and libzstd, if the program was compiled with LLMTRAIN_ZLIB and
 // LLMTRAIN_ZSTD; a file that is packed otherwise (bzip2, xz) is taken for text.
@@ -181,7 +181,7 @@ static inline bool input_start_zstd(Input* input, Error* error) {
 #endif
 }
 
-// Finds out by the first bytes whether the file, of which nothing was read so far, is packed; if so, input_read unpacks.
+// Finds out by the first bytes whether the file, of which nothing was read so far, is packed; then input_read unpacks.
 static inline bool input_unpack(Input* input, Error* error) {
     static const unsigned char gzip[2] = {0x1F, 0x8B}, zstd[4] = {0x28, 0xB5, 0x2F, 0xFD};
     input->packed = (unsigned char*)allocate(INPUT_PACKED);
@@ -273,8 +273,8 @@ static inline bool input_read(Input* input, size_t* bytes, char* buffer, size_t 
 // pieces of a text are the same whichever batch they are in, and for a packed file the same as for the text in it.
 
 #define DOCUMENT_STEP ((size_t)1 << 18)   // bytes of a file at a time
-#define PIECE_BYTES ((size_t)1 << 20)     // a piece is cut when it is as long and has a good place for it,
-#define PIECE_MAX ((size_t)64 << 20)      // and at this length in any case
+#define PIECE_BYTES ((size_t)1 << 20)     // a piece is cut between words when it is as long,
+#define PIECE_MAX ((size_t)64 << 20)      // and anywhere at this length
 #define LINE_MAX_BYTES ((size_t)256 << 20)  // of JSON; a file with a longer one is refused
 #define BATCH_BYTES ((size_t)16 << 20)    // of text, and one piece or line more
 
@@ -296,7 +296,9 @@ typedef struct {
 typedef struct {
     FileList files;
     const char* field;    // of a line of JSON; NULL: a file is a document
+    size_t piece_bytes;   // PIECE_BYTES; the caller sets PIECE_MAX where a tokenizer looks across words
     size_t file;          // the next to be opened
+    uint64_t* first;      // (files), owned: the number of the first document of each that was opened
     Input input;          // the one being read
     uint64_t document;    // number of the document that is being read
     uint64_t line;        // of the file, from 1
@@ -317,6 +319,7 @@ static inline void batch_free(Batch* batch) {
 static inline void documents_close(Documents* d) {
     input_close(&d->input);
     file_list_free(&d->files);
+    free(d->first);
     memset(d, 0, sizeof *d);
 }
 
@@ -325,7 +328,14 @@ static inline void documents_close(Documents* d) {
 static inline bool documents_open(Documents* d, const char* patterns, const char* field, Error* error) {
     memset(d, 0, sizeof *d);
     d->field = field;
+    d->piece_bytes = PIECE_BYTES;
     if (!file_list_find(&d->files, patterns, error)) return false;
+    d->first = (uint64_t*)allocate(d->files.count * sizeof *d->first);
+    if (!d->first) {
+        size_t files = d->files.count;
+        documents_close(d);
+        return fail(error, "out of memory for the numbers of %zu files", files);
+    }
     for (size_t i = 0; i < d->files.count; i++) {
         struct stat status;
         if (stat(d->files.names[i], &status) == 0 && S_ISREG(status.st_mode)) d->size += (uint64_t)status.st_size;
@@ -339,6 +349,18 @@ static inline void documents_rewind(Documents* d) {
     d->file = d->waiting = d->searched = 0;
     d->document = d->offset = d->taken = 0;
     d->begun = false;
+}
+
+// Where a document that was read is: its file, and its line in it, from 1, or 0 if it is all of the file.
+static inline const char* documents_locate(const Documents* d, uint64_t document, uint64_t* line) {
+    size_t low = 0, high = d->file;  // the file is in [low, high)
+    while (high - low > 1) {
+        size_t middle = low + (high - low) / 2;
+        if (d->first[middle] <= document) low = middle;
+        else high = middle;
+    }
+    *line = d->field ? document - d->first[low] + 1 : 0;
+    return d->files.names[low];
 }
 
 // Divides the text of a single file that is not packed into two documents: the second begins with the first line that
@@ -392,11 +414,14 @@ static inline bool documents_cut_lines(Documents* d, Batch* batch, bool last, Er
     return true;
 }
 
-// Whether the character that begins at text[i] is an ASCII letter that begins a line: where no tokenizer's pattern joins
-// what is on both sides.
-static inline bool piece_may_begin(const char* text, size_t i) {
-    char lower = (char)(text[i] | 32);
-    return text[i - 1] == '\n' && lower >= 'a' && lower <= 'z';
+// Whether a piece may end before text[i]: between a letter (of ASCII, Cyrillic, or a Chinese character) and white
+// space, which no tokenizer's pattern has in one word.
+static inline bool piece_may_end(const char* text, size_t i) {
+    const unsigned char* p = (const unsigned char*)text;
+    if (text[i] != ' ' && text[i] != '\n') return false;
+    if (i >= 1 && p[i - 1] < 0x80) return ((p[i - 1] | 32) >= 'a' && (p[i - 1] | 32) <= 'z');
+    if (i >= 2 && (p[i - 2] == 0xD0 || p[i - 2] == 0xD1)) return true;
+    return i >= 3 && p[i - 3] >= 0xE5 && p[i - 3] <= 0xE9;
 }
 
 // The first byte of a character at or before text[i].
@@ -424,9 +449,9 @@ static inline bool documents_cut_text(Documents* d, Batch* batch, bool last, Err
         text += here;
     }
     bool dividing = d->split > 0 && d->document == 0 && d->split < d->offset + d->waiting;
-    if (!last && !dividing && d->waiting >= PIECE_BYTES) {
+    if (!last && !dividing && d->waiting >= d->piece_bytes) {
         size_t i = d->waiting - 1;
-        while (i > d->searched && !piece_may_begin(text, i)) i--;
+        while (i > d->searched && !piece_may_end(text, i)) i--;
         bool found = i > d->searched;
         d->searched = d->waiting - 1;
         if (!found && d->waiting >= PIECE_MAX) i = utf8_begin(text, d->waiting - 1);
@@ -501,7 +526,8 @@ static inline bool batch_decode(Batch* batch, const char* field, Error* error) {
     return bad == batch->count;
 }
 
-// The next batch, in the same one each time; count is 0 after the last. Empty documents have pieces of no bytes, or none.
+// The next batch, in the same one each time; count is 0 after the last. Empty documents have pieces of no bytes, or
+// none.
 static inline bool documents_next(Documents* d, Batch* batch, Error* error) {
     if (d->waiting > 0) memmove(batch->text, batch->text + batch->bytes - d->waiting, d->waiting);
     batch->bytes = d->waiting;
@@ -509,7 +535,8 @@ static inline bool documents_next(Documents* d, Batch* batch, Error* error) {
     while (batch->bytes - d->waiting < BATCH_BYTES) {
         if (!d->input.file) {
             if (d->file == d->files.count) break;
-            const char* name = d->files.names[d->file++];
+            const char* name = d->files.names[d->file];
+            d->first[d->file++] = d->document;
             d->line = 1;
             d->offset = 0;
             if (!input_open(&d->input, name, error) || !input_unpack(&d->input, error)) return false;

@@ -5,15 +5,21 @@
 //   build/tokenize --tokenizer models/x --text 'books/*.txt.gz' --out data/books --val 0.01
 //   build/tokenize --tokenizer models/x --jsonl 'web/*.jsonl.zst' --field text --out data/web --val 0.001
 //   build/tokenize --tokenizer models/x --encode < book.txt > ids; build/tokenize --tokenizer models/x --decode < ids
+//   build/tokenize --train-bpe 4096 --text 'books/*.txt' --out models/y
 //
 //   1. flags
 //   2. bytes      --bytes: a token per byte of one text
 //   3. documents  --text, --jsonl: documents by a tokenizer
-//   4. main      and --encode, --decode: standard input to standard output
+//   4. duplicates --dedup: which documents are left out
+//   5. conversion the two together
+//   6. training   --train-bpe: a tokenizer from documents
+//   7. main       and --encode, --decode: standard input to standard output
 //
 // Shards of texts of any size take the same memory. All are renamed to their names after the last byte was flushed to
 // the disk; if anything fails before, no file has changed.
 
+#include "bpe.h"
+#include "duplicates.h"
 #include "input.h"
 #include "shards.h"
 #include "stream.h"
@@ -29,13 +35,17 @@ typedef struct {
     const char *field, *tokenizer, *pattern, *out;
     double val;                        // fraction
     bool val_given;
+    int dedup;                         // DEDUP_OFF ...
+    double similarity;                 // of near duplicates
     uint64_t shard_tokens;
     double entropy;                    // nats per byte; 0 = unknown
+    uint64_t vocabulary;               // of --train-bpe; 0: not given
     uint64_t threads;
     bool encode, decode;               // standard input to standard output
 } Options;
 
 enum { FLAGS_MAX = 32 };
+enum { DEDUP_OFF, DEDUP_EXACT, DEDUP_NEAR };
 
 static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
     const Flag table[] = {
@@ -52,13 +62,22 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
                   "tokenizer.json, encoder.json, a rank file of tiktoken, or a directory with one of them"),
         TEXT_FLAG("pattern", &o->pattern, NULL, "NAME", 0,
                   "of a rank file: how it splits words: gpt2, cl100k or o200k"),
+        COUNT_FLAG("train-bpe", &o->vocabulary, 0, BPE_VOCABULARY_MIN, BPE_VOCABULARY_MAX, 0,
+                   "train a tokenizer of N tokens on the texts, byte-pair encoding of bytes with GPT-2's pattern, and "
+                   "write OUT/tokenizer.json"),
         FLAG_HEADING("Standard input"),
         SWITCH_FLAG("encode", &o->encode, false, 0, "print the tokens of the text on standard input"),
         SWITCH_FLAG("decode", &o->decode, false, 0, "print the text of the tokens on standard input"),
+        FLAG_HEADING("Duplicates"),
+        CHOICE_FLAG("dedup", &o->dedup, DEDUP_OFF, "off|exact|near", 0,
+                    "leave out documents that repeat earlier ones, and list them in PREFIX_duplicates.jsonl: exact are "
+                    "equal, near share most runs of 5 words"),
+        REAL_FLAG("similarity", &o->similarity, 0.8, 0.7, 1, 0,
+                  "with --dedup near: fraction of the runs of 5 words in either that both documents have, at least"),
         FLAG_HEADING("Shards"),
         TEXT_FLAG("out", &o->out, NULL, "PREFIX", 0,
                   "prefix of the shards: PREFIX_train_000000.bin, PREFIX_val_000000.bin, ..., and of the tokenizer: "
-                  "PREFIX_tokenizer/"),
+                  "PREFIX_tokenizer/; with --train-bpe: the directory to write"),
         REAL_FLAG("val", &o->val, 0.1, 0, 1, 0,
                   "fraction for validation, of the documents, or of a single text its end; 0: train shards only, 1: "
                   "val shards only"),
@@ -92,9 +111,14 @@ static bool options_read(Options* o, int argc, char** argv, Error* error) {
     if (sources > 1) return fail(error, "--bytes, --text and --jsonl are given together; give one of them");
     if (!o->out || !o->out[0]) return fail(error, "--out PREFIX is missing: where do the shards go?");
     if (strlen(o->out) > 900) return fail(error, "--out is longer than 900 characters: give a shorter path");
-    if (o->bytes && o->tokenizer)
-        return fail(error, "--bytes makes a token of each byte, without --tokenizer; give --text instead of --bytes");
-    return o->bytes || (o->tokenizer && o->tokenizer[0]) ||
+    if (o->bytes && o->vocabulary)
+        return fail(error, "--train-bpe takes its text from --text or --jsonl; give --text instead of --bytes");
+    if (o->tokenizer && (o->bytes || o->vocabulary))
+        return fail(error, "--%s needs no --tokenizer; leave it out", o->bytes ? "bytes" : "train-bpe");
+    if (o->dedup && (o->bytes || o->vocabulary))
+        return fail(error, "--dedup leaves out documents of --tokenizer, not with --%s; leave it out",
+                    o->bytes ? "bytes" : "train-bpe");
+    return o->bytes || o->vocabulary || (o->tokenizer && o->tokenizer[0]) ||
            fail(error, "--tokenizer PATH is missing: by which tokenizer? (--bytes FILE needs none)");
 }
 
@@ -176,8 +200,8 @@ static bool bytes_to_shards(const Options* options, Error* error) {
 // ------------------------------------------------------------------------------------------------
 // 3. Documents
 //
-// A batch of text is divided into jobs of some pieces each; threads encode them, and then one writes their tokens in the
-// order of the text. So the shards do not depend on the number of threads.
+// A batch of text is divided into jobs of some pieces each; threads encode them, and then one writes their tokens in
+// the order of the text. So the shards do not depend on the number of threads.
 
 enum { JOBS_MAX = 256 };
 #define JOB_BYTES ((size_t)1 << 17)  // of text, at least; so few jobs are much longer than others
@@ -200,6 +224,10 @@ typedef struct {
     ShardSet set;
     uint64_t read[2];      // documents for training, for validation
     uint64_t empty, bytes; // documents without text; of text in all
+    uint8_t* left_out;     // (left_out_bytes), owned: a bit for each document
+    size_t left_out_bytes;
+    uint64_t duplicates[2]; // near, exact: documents left out
+    FileWriter report;     // of them
 } Conversion;
 
 // The first document of stratum k: each has as many as one is to be chosen of.
@@ -214,6 +242,10 @@ static bool is_for_validation(uint64_t document, double val) {
     while (stratum_begin(k + 1, val) <= document) k++;
     uint64_t begin = stratum_begin(k, val), end = stratum_begin(k + 1, val);
     return document == begin + random4(0, RANDOM_CORPUS, 1, k).bits[0] % (end - begin);
+}
+
+static bool is_left_out(const Conversion* c, uint64_t document) {
+    return document / 8 < c->left_out_bytes && (c->left_out[document / 8] >> document % 8 & 1);
 }
 
 static void conversion_divide(Conversion* c) {
@@ -252,6 +284,7 @@ static bool job_write(Conversion* c, const Job* job, Error* error) {
         bool divided = c->documents.split > 0;  // the one document's end is for validation
         bool to_val = divided ? piece->document == 1 : is_for_validation(piece->document, c->options->val);
         Series* series = &c->set.series[to_val];
+        if (is_left_out(c, piece->document)) continue;
         if (piece->begins && piece->ends && piece->bytes == 0) {
             c->empty++;
             continue;
@@ -296,7 +329,7 @@ static bool conversion_check(const Conversion* c, Error* error) {
     return true;
 }
 
-static bool conversion_run(Conversion* c, Error* error) {
+static bool conversion_tokenize(Conversion* c, Error* error) {
     Progress progress = progress_begin("tokenizing", c->documents.size);
     for (;;) {
         if (!documents_next(&c->documents, &c->batch, error)) return false;
@@ -320,40 +353,216 @@ static bool conversion_run(Conversion* c, Error* error) {
     return interrupted || conversion_check(c, error);
 }
 
+// ------------------------------------------------------------------------------------------------
+// 4. Duplicates
+//
+// The documents are read twice: once to find duplicates, which threads prepare, and again for the shards.
+
+enum { SKETCHES = 1024 };  // pieces at a time
+
+static bool leave_out(Conversion* c, uint64_t document, Error* error) {
+    size_t byte = (size_t)(document / 8);
+    if (byte >= c->left_out_bytes) {
+        size_t bytes = 2 * byte + 1024;
+        uint8_t* left_out = (uint8_t*)realloc(c->left_out, bytes);
+        if (!left_out) return fail(error, "out of memory for a bit per document, of %zu bytes", bytes);
+        memset(left_out + c->left_out_bytes, 0, bytes - c->left_out_bytes);
+        c->left_out = left_out;
+        c->left_out_bytes = bytes;
+    }
+    c->left_out[byte] |= (uint8_t)(1 << document % 8);
+    return true;
+}
+
+static void report_document(JsonWriter* w, const Documents* documents, uint64_t document) {
+    uint64_t line;
+    json_write_begin(w, '{');
+    json_member_u64(w, "document", document);
+    json_member_string(w, "file", documents_locate(documents, document, &line));
+    if (line > 0) json_member_u64(w, "line", line);
+    json_write_end(w, '}');
+}
+
+static bool report_duplicate(Conversion* c, uint64_t document, const FoundDuplicate* found, Error* error) {
+    JsonWriter w = {0};
+    json_write_begin(&w, '{');
+    json_write_key(&w, "left_out");
+    report_document(&w, &c->documents, document);
+    json_write_key(&w, "repeats");
+    report_document(&w, &c->documents, found->of);
+    json_member_string(&w, "why", found->exact ? "exact" : "near");
+    json_write_key(&w, "similarity");
+    char text[32];
+    snprintf(text, sizeof text, "%.3f", found->similarity);
+    json_write_raw(&w, text);
+    json_write_end(&w, '}');
+    json_put(&w, "\n", 1);
+    bool ok = json_write_done(&w, error) && file_append(&c->report, w.text, w.bytes, error);
+    json_writer_free(&w);
+    c->duplicates[found->exact]++;
+    return ok && leave_out(c, document, error);
+}
+
+static bool duplicates_find(Conversion* c, Duplicates* duplicates, Sketch* sketches, Error* error) {
+    Progress progress = progress_begin("looking for duplicates", c->documents.size);
+    const Batch* batch = &c->batch;
+    Sketch* whole = &sketches[SKETCHES];  // of the document under way
+    for (;;) {
+        if (!documents_next(&c->documents, &c->batch, error)) return false;
+        if (batch->count == 0 || interrupted) break;
+        for (size_t first = 0; first < batch->count; first += SKETCHES) {
+            size_t count = min_size(SKETCHES, batch->count - first);
+#pragma omp parallel for schedule(dynamic, 1)
+            for (size_t i = 0; i < count; i++)
+                sketch_make(&sketches[i], c->options->dedup == DEDUP_NEAR, batch->text + batch->pieces[first + i].start,
+                            batch->pieces[first + i].bytes);
+            for (size_t i = 0; i < count; i++) {
+                const Piece* piece = &batch->pieces[first + i];
+                FoundDuplicate found;
+                if (piece->begins) *whole = sketches[i];
+                else sketch_join(whole, &sketches[i]);
+                if (!piece->ends || (piece->begins && piece->bytes == 0)) continue;
+                if (!duplicates_add(duplicates, &found, whole, piece->document, error)) return false;
+                if (found.any && !report_duplicate(c, piece->document, &found, error)) return false;
+            }
+        }
+        progress_show(&progress, documents_taken(&c->documents));
+    }
+    progress_end(&progress);
+    documents_rewind(&c->documents);
+    return true;
+}
+
+static bool conversion_find_duplicates(Conversion* c, Error* error) {
+    char path[FILE_PATH_MAX];
+    Duplicates duplicates;
+    const Options* o = c->options;
+    snprintf(path, sizeof path, "%s_duplicates.jsonl", o->out);
+    if (o->dedup == DEDUP_OFF) return true;
+    if (!file_begin(&c->report, path, error)) return false;
+    if (!duplicates_open(&duplicates, o->dedup == DEDUP_NEAR, o->similarity, error)) return false;
+    Sketch* sketches = (Sketch*)allocate((SKETCHES + 1) * sizeof(Sketch));
+    bool ok = sketches ? duplicates_find(c, &duplicates, sketches, error)
+                       : fail(error, "out of memory for %zu bytes", (SKETCHES + 1) * sizeof(Sketch));
+    free(sketches);
+    duplicates_close(&duplicates);
+    return ok;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 5. Conversion
+
 static void conversion_free(Conversion* c) {
     documents_close(&c->documents);
     batch_free(&c->batch);
     tokens_free(&c->starts);
     for (size_t i = 0; i < JOBS_MAX; i++) tokens_free(&c->jobs[i].tokens);
     tokenizer_close(&c->tokenizer);
+    file_abort(&c->report);
+    free(c->left_out);
     free(c);
+}
+
+static bool conversion_run(Conversion* c, Error* error) {
+    const Options* o = c->options;
+    if (c->tokenizer.end_of_text < 0)
+        return fail(error, "%.600s names no end-of-text token, by which documents could be told apart; name it as "
+                    "\"eos_token\" in tokenizer_config.json beside it", o->tokenizer);
+    if ((o->val == 0 || o->val == 1) && !shard_set_agrees(&c->set, o->val == 1, error)) return false;
+    return documents_open(&c->documents, o->text ? o->text : o->jsonl, o->jsonl ? o->field : NULL, error) &&
+           conversion_split(c, error) && conversion_find_duplicates(c, error) && conversion_tokenize(c, error);
+}
+
+static void conversion_print(const Conversion* c) {
+    uint64_t documents = c->read[0] + c->read[1], tokens = c->set.series[0].tokens + c->set.series[1].tokens;
+    printf("%llu documents of %llu bytes, %.2f bytes per token\n", (unsigned long long)documents,
+           (unsigned long long)c->bytes, (double)c->bytes / (double)tokens);
+    if (c->empty > 0) printf("%llu documents without text were left out\n", (unsigned long long)c->empty);
+    if (c->options->dedup)
+        printf("%s_duplicates.jsonl: %llu exact and %llu near duplicates were left out\n", c->options->out,
+               (unsigned long long)c->duplicates[1], (unsigned long long)c->duplicates[0]);
 }
 
 static bool documents_to_shards(const Options* o, Error* error) {
     Conversion* c = (Conversion*)allocate(sizeof *c);
     if (!c) return fail(error, "out of memory for %zu bytes", sizeof *c);
     c->options = o;
-    bool ok = tokenizer_open(&c->tokenizer, o->tokenizer, o->pattern, error);
-    if (!ok) memset(&c->tokenizer, 0, sizeof c->tokenizer);
+    c->report.file = -1;
+    if (!tokenizer_open(&c->tokenizer, o->tokenizer, o->pattern, error)) {
+        free(c);
+        return false;
+    }
     shard_set_begin(&c->set, o->out, &c->tokenizer, o->shard_tokens, o->entropy);
-    if (ok && c->tokenizer.end_of_text < 0)
-        ok = fail(error, "%.600s names no end-of-text token, by which documents could be told apart; name it as "
-                  "\"eos_token\" in tokenizer_config.json beside it", o->tokenizer);
-    ok = ok && documents_open(&c->documents, o->text ? o->text : o->jsonl, o->jsonl ? o->field : NULL, error);
-    if (ok && (o->val == 0 || o->val == 1)) ok = shard_set_agrees(&c->set, o->val == 1, error);
-    ok = ok && conversion_split(c, error) && conversion_run(c, error);
-    ok = publish(&c->set, ok, error);
-    if (ok)
-        printf("%llu documents of %llu bytes, %.2f bytes per token\n", (unsigned long long)(c->read[0] + c->read[1]),
-               (unsigned long long)c->bytes,
-               (double)c->bytes / (double)(c->set.series[0].tokens + c->set.series[1].tokens));
-    if (ok && c->empty > 0) printf("%llu documents without text were left out\n", (unsigned long long)c->empty);
+    bool ok = conversion_run(c, error);
+    ok = publish(&c->set, ok, error) && (o->dedup == DEDUP_OFF || file_end(&c->report, error));
+    if (ok) conversion_print(c);
     conversion_free(c);
     return ok;
 }
 
 // ------------------------------------------------------------------------------------------------
-// 4. Main
+// 6. Training
+//
+// Each thread counts the words of pieces in a table of its own. The sum of the tables is the same for any threads.
+
+// Counts the words of all documents.
+static bool words_count(WordTable* tables, size_t threads, const Unicode* unicode, Documents* documents, Batch* batch,
+                        Error* error) {
+    Progress progress = progress_begin("counting words", documents->size);
+    bool ok = true;
+    while (ok && documents_next(documents, batch, error)) {
+        if (batch->count == 0 || interrupted) {
+            progress_end(&progress);
+            return !interrupted || fail(error, "interrupted; nothing was written");
+        }
+#pragma omp parallel for schedule(dynamic, 1) num_threads((int)threads)
+        for (size_t i = 0; i < batch->count; i++) {
+            const Piece* piece = &batch->pieces[i];
+            Error why;
+            if (word_table_add_text(&tables[thread_number()], unicode, batch->text + piece->start, piece->bytes, &why))
+                continue;
+#pragma omp critical
+            ok = fail(error, "%s", why.text);
+        }
+        progress_show(&progress, documents_taken(documents));
+    }
+    return false;
+}
+
+static bool tokenizer_train(const Options* o, Error* error) {
+    size_t threads = threads_count();
+    Documents documents;
+    Batch batch = {0};
+    Bpe bpe = {0};
+    double began = now_ms();
+    if (!documents_open(&documents, o->text ? o->text : o->jsonl, o->jsonl ? o->field : NULL, error)) return false;
+    Unicode* unicode = unicode_open(error);
+    WordTable* tables = (WordTable*)allocate(threads * sizeof *tables);
+    bool ok = unicode && (tables || fail(error, "out of memory for %zu threads; give fewer --threads", threads));
+    for (size_t i = 0; ok && i < threads; i++) ok = word_table_open(&tables[i], error);
+    ok = ok && words_count(tables, threads, unicode, &documents, &batch, error);
+    for (size_t i = 1; ok && i < threads; i++) ok = word_table_merge(&tables[0], &tables[i], error);
+    if (ok && tables[0].count == 0)
+        ok = fail(error, "'%.600s' has no text in it; check the files", o->text ? o->text : o->jsonl);
+    double counted = now_ms();
+    ok = ok && bpe_train(&bpe, &tables[0], o->vocabulary, error) && bpe_save(&bpe, o->out, error);
+    if (ok)
+        printf("%s/tokenizer.json: %zu tokens, of %zu different words; counted in %.1f s, merged in %.1f s\n", o->out,
+               bpe.pieces.count + 1, tables[0].count, 1e-3 * (counted - began), 1e-3 * (now_ms() - counted));
+    if (ok && bpe.pieces.count + 1 < o->vocabulary)
+        printf("note: every word of the text is one token; for %llu tokens give more text\n",
+               (unsigned long long)o->vocabulary);
+    for (size_t i = 0; tables && i < threads; i++) word_table_close(&tables[i]);
+    free(tables);
+    free(unicode);
+    bpe_free(&bpe);
+    batch_free(&batch);
+    documents_close(&documents);
+    return ok;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 7. Main
 
 static bool stream(const Options* o, Error* error) {
     Tokenizer tokenizer;
@@ -390,7 +599,10 @@ int main(int argc, char** argv) {
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
     signal(SIGXFSZ, SIG_IGN);  // a write over the limit on file sizes then fails with a message
-    if (options.bytes ? bytes_to_shards(&options, &error) : documents_to_shards(&options, &error)) return 0;
+    bool ok = options.vocabulary ? tokenizer_train(&options, &error)
+              : options.bytes    ? bytes_to_shards(&options, &error)
+                                 : documents_to_shards(&options, &error);
+    if (ok) return 0;
     fprintf(stderr, "tokenize: %s\n", error.text);
     return 1;
 }

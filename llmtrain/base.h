@@ -308,6 +308,15 @@ static inline size_t threads_count(void) {
 #endif
 }
 
+// Of the calling thread, in a parallel region: below threads_count().
+static inline size_t thread_number(void) {
+#ifdef _OPENMP
+    return (size_t)omp_get_thread_num();
+#else
+    return 0;
+#endif
+}
+
 static inline void threads_set(size_t threads) {
 #ifdef _OPENMP
     omp_set_num_threads((int)threads);

@@ -1,0 +1,615 @@
+// bpe.h: trains a byte-level byte-pair encoding, and writes it as a tokenizer.json that Hugging Face opens.
+//
+//   WordTable words;
+//   Bpe bpe;
+//   bool ok = word_table_open(&words, &error) && word_table_add_text(&words, unicode, text, bytes, &error) &&
+//             bpe_train(&bpe, &words, 4096, &error) && bpe_save(&bpe, "data/tokenizer", &error);
+//   bpe_free(&bpe);
+//   word_table_close(&words);
+//
+//   1. words     the different words of texts, and how often each occurs
+//   2. pairs     the pairs of neighbouring tokens in these words, and a heap of them
+//   3. training  merges the most frequent pair, again and again
+//   4. files     tokenizer.json, tokenizer_config.json
+//
+// "Neural Machine Translation of Rare Words with Subword Units" (Sennrich, Haddow and Birch, 2016), on bytes as GPT-2
+// does it: a text is split into words by GPT-2's pattern, a word is at first the tokens of its bytes, and then the pair
+// of neighbouring tokens that occurs most often becomes a token, until the vocabulary is full. Of pairs that occur
+// equally often the one of earlier tokens is first. So the result is a function of the text alone: it depends neither
+// on the order in which texts are added nor on threads, and is the one of Hugging Face's trainer.
+//
+// The vocabulary is 256 bytes, the merges, and <|endoftext|>, which is last. When every word is a token nothing is left
+// to merge, so a small text may give fewer tokens than asked for. Memory: the different words, and for each pair the
+// words that it occurs in.
+
+#ifndef LLMTRAIN_BPE_H
+#define LLMTRAIN_BPE_H
+
+#include "../llmtrain/json.h"
+#include "../llmtrain/tokenizer.h"  // TOKEN_BYTES_MAX
+#include "../llmtrain/words.h"
+
+// ------------------------------------------------------------------------------------------------
+// 1. Words
+
+#define WORD_BYTES_MAX ((size_t)1024)  // a longer word counts as several: merges in it would cost its length each
+
+typedef struct {
+    uint64_t count;  // occurrences
+    uint64_t hash;
+    size_t start;    // in the table's bytes
+    size_t bytes;
+} Word;
+
+typedef struct {
+    char* bytes;       // of all words, owned
+    size_t used, room;
+    Word* words;       // (count), owned
+    size_t count, places;
+    uint32_t* slots;   // owned: word + 1, or 0 in an empty slot
+    size_t slot_count; // a power of two, at least twice the words
+} WordTable;
+
+static inline void word_table_close(WordTable* table) {
+    free(table->bytes);
+    free(table->words);
+    free(table->slots);
+    memset(table, 0, sizeof *table);
+}
+
+// Twice the slots.
+static inline bool word_table_grow(WordTable* table, Error* error) {
+    size_t count = max_size(2 * table->slot_count, 1024);
+    uint32_t* slots = (uint32_t*)allocate(count * sizeof *slots);
+    if (!slots || count > UINT32_MAX) {
+        free(slots);
+        return fail(error, "out of memory for %zu different words; train on a part of the text", table->count);
+    }
+    for (size_t i = 0; i < table->count; i++) {
+        size_t at = table->words[i].hash & (count - 1);
+        while (slots[at]) at = (at + 1) & (count - 1);
+        slots[at] = (uint32_t)(i + 1);
+    }
+    free(table->slots);
+    table->slots = slots;
+    table->slot_count = count;
+    return true;
+}
+
+// After a failure there is nothing to close.
+static inline bool word_table_open(WordTable* table, Error* error) {
+    memset(table, 0, sizeof *table);
+    return word_table_grow(table, error);
+}
+
+static inline bool word_table_append(WordTable* table, const char* word, size_t bytes, uint64_t hash, Error* error) {
+    if (table->count == table->places) {
+        size_t places = 2 * table->places + 1024;
+        Word* words = (Word*)realloc(table->words, places * sizeof *words);
+        if (!words) return fail(error, "out of memory for %zu different words; train on a part of the text", places);
+        table->words = words;
+        table->places = places;
+    }
+    if (table->room - table->used < bytes) {
+        size_t room = 2 * table->room + max_size(bytes, 65536);
+        char* all = (char*)realloc(table->bytes, room);
+        if (!all) return fail(error, "out of memory for %zu bytes of words; train on a part of the text", room);
+        table->bytes = all;
+        table->room = room;
+    }
+    Word* entry = &table->words[table->count++];
+    entry->count = 0;
+    entry->hash = hash;
+    entry->start = table->used;
+    entry->bytes = bytes;
+    memcpy(table->bytes + table->used, word, bytes);
+    table->used += bytes;
+    return true;
+}
+
+static inline bool word_table_add(WordTable* table, const char* word, size_t bytes, uint64_t count, Error* error) {
+    uint64_t hash = hash_bytes(word, bytes);
+    size_t at = hash & (table->slot_count - 1);
+    for (; table->slots[at]; at = (at + 1) & (table->slot_count - 1)) {
+        Word* entry = &table->words[table->slots[at] - 1];
+        if (entry->hash != hash || entry->bytes != bytes || memcmp(table->bytes + entry->start, word, bytes) != 0)
+            continue;
+        entry->count += count;
+        return true;
+    }
+    if (!word_table_append(table, word, bytes, hash, error)) return false;
+    table->words[table->count - 1].count = count;
+    table->slots[at] = (uint32_t)table->count;
+    return 2 * table->count <= table->slot_count || word_table_grow(table, error);
+}
+
+// Counts the words of a text that is valid UTF-8.
+static inline bool word_table_add_valid(WordTable* table, const Unicode* unicode, const char* text, size_t bytes,
+                                        Error* error) {
+    size_t length;
+    Words words = words_begin(unicode, SPLIT_GPT2, false, text, bytes);
+    for (const char* word; (word = words_next(&words, &length)) != NULL;)
+        for (size_t at = 0; at < length; at += WORD_BYTES_MAX)
+            if (!word_table_add(table, word + at, min_size(length - at, WORD_BYTES_MAX), 1, error)) return false;
+    return true;
+}
+
+// Counts the words of a text, with U+FFFD for what is no UTF-8.
+static inline bool word_table_add_text(WordTable* table, const Unicode* unicode, const char* text, size_t bytes,
+                                       Error* error) {
+    Text repaired;
+    size_t replaced = 0;
+    if (utf8_valid(text, bytes) == bytes) return word_table_add_valid(table, unicode, text, bytes, error);
+    memset(&repaired, 0, sizeof repaired);
+    bool ok = utf8_repair(&repaired, &replaced, text, bytes, error) &&
+              word_table_add_valid(table, unicode, repaired.bytes, repaired.count, error);
+    text_free(&repaired);
+    return ok;
+}
+
+// Adds the words of another table.
+static inline bool word_table_merge(WordTable* table, const WordTable* other, Error* error) {
+    for (size_t i = 0; i < other->count; i++) {
+        const Word* word = &other->words[i];
+        if (!word_table_add(table, other->bytes + word->start, word->bytes, word->count, error)) return false;
+    }
+    return true;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 2. Pairs
+//
+// For each pair that has occurred: how often it does, and the words that it may be in, since a merge may have taken it
+// out of one again. The heap has the most frequent pair at its top; counts that have fallen since a pair was put into
+// the heap are put right when it comes to the top.
+
+typedef struct {
+    uint64_t key;         // left token << 32 | right token
+    int64_t count;
+    uint32_t* words;      // (word_count), owned
+    size_t word_count, places;
+    bool changed;         // has come up in the merge under way
+} Pair;
+
+typedef struct {
+    int64_t count;
+    uint64_t key;
+    size_t pair;
+} HeapEntry;
+
+typedef struct {
+    Pair* pairs;          // (count), owned
+    size_t count, places;
+    size_t* slots;        // owned: pair + 1, or 0
+    size_t slot_count;    // a power of two, at least twice the pairs
+    HeapEntry* heap;      // (heap_count), owned
+    size_t heap_count, heap_places;
+} PairTable;
+
+static inline void pair_table_free(PairTable* table) {
+    for (size_t i = 0; i < table->count; i++) free(table->pairs[i].words);
+    free(table->pairs);
+    free(table->slots);
+    free(table->heap);
+    memset(table, 0, sizeof *table);
+}
+
+static inline bool bpe_out_of_memory(Error* error) {
+    return fail(error, "out of memory for the pairs of tokens in the text; train on a part of it");
+}
+
+static inline size_t pair_slot(const PairTable* table, uint64_t key) {
+    uint64_t mixed = key * XXH_PRIME1;
+    size_t at = (size_t)(mixed ^ mixed >> 32) & (table->slot_count - 1);
+    while (table->slots[at] && table->pairs[table->slots[at] - 1].key != key) at = (at + 1) & (table->slot_count - 1);
+    return at;
+}
+
+static inline bool pair_table_grow(PairTable* table, Error* error) {
+    size_t slot_count = max_size(2 * table->slot_count, 4096);
+    Pair* pairs = (Pair*)realloc(table->pairs, slot_count / 2 * sizeof *pairs);
+    if (pairs) table->pairs = pairs;
+    size_t* slots = pairs ? (size_t*)allocate(slot_count * sizeof *slots) : NULL;
+    if (!slots) return bpe_out_of_memory(error);
+    free(table->slots);
+    table->slots = slots;
+    table->slot_count = slot_count;
+    table->places = slot_count / 2;
+    for (size_t i = 0; i < table->count; i++) slots[pair_slot(table, pairs[i].key)] = i + 1;
+    return true;
+}
+
+// The pair's number, of a new pair if it has not occurred.
+static inline bool pair_find(size_t* number, PairTable* table, int32_t left, int32_t right, Error* error) {
+    uint64_t key = (uint64_t)left << 32 | (uint64_t)right;
+    if (table->count == table->places && !pair_table_grow(table, error)) return false;
+    size_t* slot = &table->slots[pair_slot(table, key)];
+    if (*slot == 0) {
+        Pair* pair = &table->pairs[table->count++];
+        memset(pair, 0, sizeof *pair);
+        pair->key = key;
+        *slot = table->count;
+    }
+    *number = *slot - 1;
+    return true;
+}
+
+static inline bool pair_add_word(Pair* pair, uint32_t word, Error* error) {
+    if (pair->word_count > 0 && pair->words[pair->word_count - 1] == word) return true;
+    if (pair->word_count == pair->places) {
+        size_t places = 2 * pair->places + 2;
+        uint32_t* words = (uint32_t*)realloc(pair->words, places * sizeof *words);
+        if (!words) return bpe_out_of_memory(error);
+        pair->words = words;
+        pair->places = places;
+    }
+    pair->words[pair->word_count++] = word;
+    return true;
+}
+
+static inline bool heap_before(const HeapEntry* a, const HeapEntry* b) {
+    return a->count != b->count ? a->count > b->count : a->key < b->key;
+}
+
+static inline bool heap_push(PairTable* table, size_t pair, Error* error) {
+    if (table->heap_count == table->heap_places) {
+        size_t places = 2 * table->heap_places + 1024;
+        HeapEntry* heap = (HeapEntry*)realloc(table->heap, places * sizeof *heap);
+        if (!heap) return bpe_out_of_memory(error);
+        table->heap = heap;
+        table->heap_places = places;
+    }
+    HeapEntry entry = {table->pairs[pair].count, table->pairs[pair].key, pair};
+    size_t at = table->heap_count++;
+    for (; at > 0 && heap_before(&entry, &table->heap[(at - 1) / 2]); at = (at - 1) / 2)
+        table->heap[at] = table->heap[(at - 1) / 2];
+    table->heap[at] = entry;
+    return true;
+}
+
+static inline HeapEntry heap_pop(PairTable* table) {
+    HeapEntry top = table->heap[0], last = table->heap[--table->heap_count];
+    size_t at = 0;
+    for (size_t child; (child = 2 * at + 1) < table->heap_count; at = child) {
+        if (child + 1 < table->heap_count && heap_before(&table->heap[child + 1], &table->heap[child])) child++;
+        if (!heap_before(&table->heap[child], &last)) break;
+        table->heap[at] = table->heap[child];
+    }
+    table->heap[at] = last;
+    return top;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 3. Training
+
+#define BPE_VOCABULARY_MIN 257    // the bytes and <|endoftext|>
+#define BPE_VOCABULARY_MAX 1000000
+#define BPE_END_OF_TEXT "<|endoftext|>"
+
+typedef struct {
+    int32_t left, right, token;
+} Merge;
+
+typedef struct {
+    WordTable pieces;      // the bytes of each token: its number is the token
+    Merge* merges;         // (merge_count), owned; in their order
+    size_t merge_count;
+} Bpe;
+
+typedef struct {
+    int32_t* tokens;       // of all words, owned
+    size_t* starts;        // (words), owned: where those of a word begin
+    uint32_t* lengths;     // (words), owned: how many it still is
+    PairTable pairs;
+    size_t* changed;       // pairs that the merge under way has brought, owned
+    size_t changed_count, changed_places;
+} BpeTrainer;
+
+static inline void bpe_free(Bpe* bpe) {
+    word_table_close(&bpe->pieces);
+    free(bpe->merges);
+    memset(bpe, 0, sizeof *bpe);
+}
+
+static inline void bpe_trainer_free(BpeTrainer* trainer) {
+    free(trainer->tokens);
+    free(trainer->starts);
+    free(trainer->lengths);
+    free(trainer->changed);
+    pair_table_free(&trainer->pairs);
+}
+
+// GPT-2 writes a byte as a character that can be seen: itself where it is one in Latin-1, otherwise the next from
+// U+0100 on. In the order of these characters the bytes are tokens 0 to 255.
+static inline bool byte_is_visible(int byte) {
+    return (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
+}
+
+static inline int byte_character(int byte) {
+    int hidden = 0;
+    if (byte_is_visible(byte)) return byte;
+    for (int i = 0; i < byte; i++) hidden += !byte_is_visible(i);
+    return 256 + hidden;
+}
+
+static inline int32_t byte_token(int byte) {
+    int32_t token = 0;
+    for (int i = 0; i < 256; i++) token += byte_character(i) < byte_character(byte);
+    return token;
+}
+
+// Counts a pair `by` more or fewer times in a word.
+static inline bool bpe_count(BpeTrainer* t, int32_t left, int32_t right, int64_t by, uint32_t word, Error* error) {
+    size_t number;
+    if (!pair_find(&number, &t->pairs, left, right, error)) return false;
+    Pair* pair = &t->pairs.pairs[number];
+    pair->count += by;
+    if (by < 0) return true;
+    if (!pair_add_word(pair, word, error)) return false;
+    if (pair->changed) return true;
+    if (t->changed_count == t->changed_places) {
+        size_t places = 2 * t->changed_places + 256;
+        size_t* changed = (size_t*)realloc(t->changed, places * sizeof *changed);
+        if (!changed) return bpe_out_of_memory(error);
+        t->changed = changed;
+        t->changed_places = places;
+    }
+    pair->changed = true;
+    t->changed[t->changed_count++] = number;
+    return true;
+}
+
+// Puts the pairs that have come up into the heap.
+static inline bool bpe_push_changed(BpeTrainer* t, Error* error) {
+    for (size_t i = 0; i < t->changed_count; i++) {
+        Pair* pair = &t->pairs.pairs[t->changed[i]];
+        pair->changed = false;
+        if (pair->count > 0 && !heap_push(&t->pairs, t->changed[i], error)) return false;
+    }
+    t->changed_count = 0;
+    return true;
+}
+
+// Merges a pair in a word, from the left, and counts the pairs that its neighbours leave and make.
+static inline bool bpe_merge_word(BpeTrainer* t, const WordTable* words, uint32_t word, Merge merge, Error* error) {
+    int32_t* tokens = t->tokens + t->starts[word];
+    int64_t count = (int64_t)words->words[word].count;
+    size_t length = t->lengths[word], kept = 0;
+    for (size_t i = 0; i < length; i++) {
+        if (tokens[i] != merge.left || i + 1 == length || tokens[i + 1] != merge.right) {
+            tokens[kept++] = tokens[i];
+            continue;
+        }
+        if (kept > 0 && (!bpe_count(t, tokens[kept - 1], merge.left, -count, word, error) ||
+                         !bpe_count(t, tokens[kept - 1], merge.token, count, word, error)))
+            return false;
+        if (i + 2 < length && (!bpe_count(t, merge.right, tokens[i + 2], -count, word, error) ||
+                               !bpe_count(t, merge.token, tokens[i + 2], count, word, error)))
+            return false;
+        tokens[kept++] = merge.token;
+        i++;
+    }
+    t->lengths[word] = (uint32_t)kept;
+    return true;
+}
+
+// Merges a pair in all words.
+static inline bool bpe_merge(BpeTrainer* t, const WordTable* words, size_t number, Merge merge, Error* error) {
+    Pair taken = t->pairs.pairs[number];  // the table may move, and this pair come up again
+    Pair* pair = &t->pairs.pairs[number];
+    pair->words = NULL;
+    pair->word_count = pair->places = 0;
+    bool ok = true;
+    for (size_t i = 0; ok && i < taken.word_count; i++)
+        ok = bpe_merge_word(t, words, taken.words[i], merge, error);
+    free(taken.words);
+    t->pairs.pairs[number].count = 0;
+    return ok && bpe_push_changed(t, error);
+}
+
+// The words as tokens of bytes, and their pairs.
+static inline bool bpe_begin(BpeTrainer* t, const WordTable* words, Error* error) {
+    int32_t tokens[256];
+    for (int i = 0; i < 256; i++) tokens[i] = byte_token(i);
+    t->tokens = (int32_t*)malloc(max_size(words->used, 1) * sizeof(int32_t));
+    t->starts = (size_t*)malloc(max_size(words->count, 1) * sizeof(size_t));
+    t->lengths = (uint32_t*)malloc(max_size(words->count, 1) * sizeof(uint32_t));
+    if (!t->tokens || !t->starts || !t->lengths) return bpe_out_of_memory(error);
+    for (size_t i = 0; i < words->used; i++) t->tokens[i] = tokens[(unsigned char)words->bytes[i]];
+    for (size_t i = 0; i < words->count; i++) {
+        const Word* word = &words->words[i];
+        t->starts[i] = word->start;
+        t->lengths[i] = (uint32_t)word->bytes;
+        for (size_t k = word->start; k + 1 < word->start + word->bytes; k++)
+            if (!bpe_count(t, t->tokens[k], t->tokens[k + 1], (int64_t)word->count, (uint32_t)i, error)) return false;
+    }
+    return bpe_push_changed(t, error);
+}
+
+// The token of two joined ones: new, or the one that has these bytes already.
+static inline bool bpe_join(Bpe* bpe, Merge* merge, Error* error) {
+    WordTable* pieces = &bpe->pieces;
+    char text[TOKEN_BYTES_MAX];
+    size_t bytes = 0;
+    for (int side = 0; side < 2; side++) {
+        const Word* part = &pieces->words[side == 0 ? merge->left : merge->right];
+        memcpy(text + bytes, pieces->bytes + part->start, part->bytes);
+        bytes += part->bytes;
+    }
+    size_t before = pieces->count;
+    if (!word_table_add(pieces, text, bytes, 1, error)) return false;
+    merge->token = (int32_t)before;
+    for (size_t i = 256; pieces->count == before && i < before; i++)
+        if (pieces->words[i].bytes == bytes && memcmp(pieces->bytes + pieces->words[i].start, text, bytes) == 0)
+            merge->token = (int32_t)i;
+    return true;
+}
+
+static inline bool bpe_learn(Bpe* bpe, BpeTrainer* t, const WordTable* words, size_t vocabulary, Error* error) {
+    Progress progress = progress_begin("merging", vocabulary - BPE_VOCABULARY_MIN);
+    size_t places = 0;
+    while (bpe->pieces.count + 1 < vocabulary && t->pairs.heap_count > 0) {
+        HeapEntry top = heap_pop(&t->pairs);
+        const Pair* pair = &t->pairs.pairs[top.pair];
+        if (pair->count != top.count) {
+            if (pair->count > 0 && !heap_push(&t->pairs, top.pair, error)) return false;
+            continue;
+        }
+        if (bpe->merge_count == places) {
+            places = 2 * places + 1024;
+            Merge* merges = (Merge*)realloc(bpe->merges, places * sizeof *merges);
+            if (!merges) return bpe_out_of_memory(error);
+            bpe->merges = merges;
+        }
+        Merge merge = {(int32_t)(top.key >> 32), (int32_t)(uint32_t)top.key, 0};
+        if (!bpe_join(bpe, &merge, error) || !bpe_merge(t, words, top.pair, merge, error)) return false;
+        bpe->merges[bpe->merge_count++] = merge;
+        progress_show(&progress, bpe->merge_count);
+    }
+    progress_end(&progress);
+    return true;
+}
+
+// Trains on the words. vocabulary: of all tokens. The caller frees with bpe_free, also after a failure.
+static inline bool bpe_train(Bpe* bpe, const WordTable* words, size_t vocabulary, Error* error) {
+    BpeTrainer trainer;
+    memset(bpe, 0, sizeof *bpe);
+    memset(&trainer, 0, sizeof trainer);
+    if (vocabulary < BPE_VOCABULARY_MIN || vocabulary > BPE_VOCABULARY_MAX)
+        return fail(error, "a vocabulary has %d to %d tokens, not %zu", BPE_VOCABULARY_MIN, BPE_VOCABULARY_MAX,
+                    vocabulary);
+    bool ok = word_table_open(&bpe->pieces, error);
+    int bytes[256];
+    for (int i = 0; i < 256; i++) bytes[byte_token(i)] = i;
+    for (int i = 0; ok && i < 256; i++) {
+        char byte = (char)bytes[i];
+        ok = word_table_add(&bpe->pieces, &byte, 1, 1, error);
+    }
+    ok = ok && bpe_begin(&trainer, words, error) && bpe_learn(bpe, &trainer, words, vocabulary, error);
+    bpe_trainer_free(&trainer);
+    return ok;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 4. Files
+
+// A token in visible characters, and a zero byte.
+static inline void bpe_write_piece(char text[2 * TOKEN_BYTES_MAX + 1], const Bpe* bpe, int32_t token) {
+    const Word* piece = &bpe->pieces.words[token];
+    for (size_t i = 0; i < piece->bytes; i++) {
+        int character = byte_character((unsigned char)bpe->pieces.bytes[piece->start + i]);
+        if (character >= 0x80) *text++ = (char)(0xC0 | character >> 6);
+        *text++ = (char)(character < 0x80 ? character : 0x80 | (character & 0x3F));
+    }
+    *text = 0;
+}
+
+// {"type": type, ...} of the parts that look at bytes: pre-tokenizer, post-processor, decoder.
+static inline void bpe_write_byte_level(JsonWriter* w, const char* part) {
+    json_write_key(w, part);
+    json_write_begin(w, '{');
+    json_member_string(w, "type", "ByteLevel");
+    json_member_bool(w, "add_prefix_space", false);
+    json_member_bool(w, "trim_offsets", true);
+    json_member_bool(w, "use_regex", true);
+    json_write_end(w, '}');
+}
+
+static inline void json_member_null(JsonWriter* w, const char* key) {
+    json_write_key(w, key);
+    json_write_raw(w, "null");
+}
+
+static inline void bpe_write_model(JsonWriter* w, const Bpe* bpe) {
+    char left[2 * TOKEN_BYTES_MAX + 1], right[2 * TOKEN_BYTES_MAX + 1], both[4 * TOKEN_BYTES_MAX + 2];
+    json_write_key(w, "model");
+    json_write_begin(w, '{');
+    json_member_string(w, "type", "BPE");
+    json_member_null(w, "dropout");
+    json_member_null(w, "unk_token");
+    json_member_null(w, "continuing_subword_prefix");
+    json_member_null(w, "end_of_word_suffix");
+    json_member_bool(w, "fuse_unk", false);
+    json_member_bool(w, "byte_fallback", false);
+    json_member_bool(w, "ignore_merges", false);
+    json_write_key(w, "vocab");
+    json_write_begin(w, '{');
+    for (size_t i = 0; i < bpe->pieces.count; i++) {
+        bpe_write_piece(left, bpe, (int32_t)i);
+        json_member_u64(w, left, i);
+    }
+    json_member_u64(w, BPE_END_OF_TEXT, bpe->pieces.count);
+    json_write_end(w, '}');
+    json_write_key(w, "merges");
+    json_write_begin(w, '[');
+    for (size_t i = 0; i < bpe->merge_count; i++) {
+        bpe_write_piece(left, bpe, bpe->merges[i].left);
+        bpe_write_piece(right, bpe, bpe->merges[i].right);
+        snprintf(both, sizeof both, "%s %s", left, right);
+        json_write_string(w, both);
+    }
+    json_write_end(w, ']');
+    json_write_end(w, '}');
+}
+
+static inline void bpe_write(JsonWriter* w, const Bpe* bpe) {
+    w->line_depth = 3;
+    json_write_begin(w, '{');
+    json_member_string(w, "version", "1.0");
+    json_member_null(w, "truncation");
+    json_member_null(w, "padding");
+    json_write_key(w, "added_tokens");
+    json_write_begin(w, '[');
+    json_write_begin(w, '{');
+    json_member_u64(w, "id", bpe->pieces.count);
+    json_member_string(w, "content", BPE_END_OF_TEXT);
+    json_member_bool(w, "single_word", false);
+    json_member_bool(w, "lstrip", false);
+    json_member_bool(w, "rstrip", false);
+    json_member_bool(w, "normalized", false);
+    json_member_bool(w, "special", true);
+    json_write_end(w, '}');
+    json_write_end(w, ']');
+    json_member_null(w, "normalizer");
+    bpe_write_byte_level(w, "pre_tokenizer");
+    bpe_write_byte_level(w, "post_processor");
+    bpe_write_byte_level(w, "decoder");
+    bpe_write_model(w, bpe);
+    json_write_end(w, '}');
+}
+
+static inline void bpe_write_config(JsonWriter* w) {
+    w->line_depth = 1;
+    json_write_begin(w, '{');
+    json_member_string(w, "tokenizer_class", "PreTrainedTokenizerFast");
+    json_member_string(w, "bos_token", BPE_END_OF_TEXT);
+    json_member_string(w, "eos_token", BPE_END_OF_TEXT);
+    json_member_string(w, "unk_token", BPE_END_OF_TEXT);
+    json_member_bool(w, "clean_up_tokenization_spaces", false);
+    json_write_end(w, '}');
+}
+
+static inline bool bpe_write_file(const char* directory, const char* name, JsonWriter* w, Error* error) {
+    char path[FILE_PATH_MAX + 32];
+    snprintf(path, sizeof path, "%s/%s", directory, name);
+    json_put(w, "\n", 1);
+    bool ok = json_write_done(w, error) && file_write_atomic(path, w->text, w->bytes, error);
+    json_writer_free(w);
+    return ok;
+}
+
+// Writes tokenizer.json and tokenizer_config.json in a directory, which is made where there is none.
+static inline bool bpe_save(const Bpe* bpe, const char* directory, Error* error) {
+    JsonWriter tokenizer, config;
+    memset(&tokenizer, 0, sizeof tokenizer);
+    memset(&config, 0, sizeof config);
+    bpe_write(&tokenizer, bpe);
+    bpe_write_config(&config);
+    bool ok = directory_make(directory, error) && bpe_write_file(directory, "tokenizer.json", &tokenizer, error) &&
+              bpe_write_file(directory, "tokenizer_config.json", &config, error);
+    json_writer_free(&tokenizer);
+    json_writer_free(&config);
+    return ok;
+}
+
+#endif  // LLMTRAIN_BPE_H
