@@ -158,17 +158,6 @@ static uint64_t options_micro_batches(const Options* o, size_t world) {
     return o->total_batch ? o->total_batch / (o->batch * o->seq * world) : 1;
 }
 
-// imported: the model may have more tokens than the tokenizer, as published ones do.
-static bool check_data(const Config* c, const Dataset* data, const char* flag, size_t T, bool imported, Error* error) {
-    bool fits = (size_t)data->vocabulary == c->vocab || (imported && (size_t)data->vocabulary < c->vocab);
-    if (data->vocabulary != 0 && !fits)
-        return fail(
-            error,
-            "%s has a vocabulary of %d but the model has %zu; give --vocab %d, or shards of the model's tokenizer",
-            flag, data->vocabulary, c->vocab, data->vocabulary);
-    return dataset_suffices(data, T, error);
-}
-
 static ModelOptions model_options(const Run* run, const Options* o) {
     ModelOptions m;
     memset(&m, 0, sizeof m);
@@ -209,13 +198,11 @@ static bool plan_model(Run* run, Options* o, Error* error) {
 
 // Opens the data and plans the model: all that a rank can do alone, before memory is allocated.
 static bool run_prepare(Run* run, Options* o, Flag* flags, size_t flag_count, Error* error) {
-    const Config* c = &run->record.config;
-    if (o->data && !dataset_open(&run->train, o->data, error)) return false;
-    if (o->val && !dataset_open(&run->val, o->val, error)) return false;
+    if (!run_open_data(run, o->data, o->val, error)) return false;
     if (!run_choose_config(run, o->model, &o->config, flags, flag_count, error)) return false;
     if (!plan_model(run, o, error)) return fail_as(error, ERROR_USAGE);
-    if (o->data && !check_data(c, &run->train, "--data", o->seq, o->run.init_from, error)) return false;
-    if (o->val && !check_data(c, &run->val, "--val", o->seq, o->run.init_from, error)) return false;
+    if (o->data && !run_check_data(run, &run->train, "--data", o->seq, error)) return false;
+    if (o->val && !run_check_data(run, &run->val, "--val", o->seq, error)) return false;
     if (run->model.memory.total >= PLAN_MAX)
         return fail(error, "the model needs more than %.0f GB; make --batch, --seq or the model smaller",
                     1e-9 * (double)PLAN_MAX);

@@ -199,7 +199,7 @@ static inline void shard_set_begin(ShardSet* set, const char* prefix, const Toke
     static const char* const kinds[2] = {"train", "val"};
     memset(set, 0, sizeof *set);
     set->tokenizer = tokenizer;
-    set->of_bytes = tokenizer->hash == 0;
+    set->of_bytes = tokenizer->hash == tokenizer_of_bytes().hash;
     for (int i = 0; i < 2; i++) {
         Series* series = &set->series[i];
         series->prefix = prefix;

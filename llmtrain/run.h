@@ -18,7 +18,7 @@
 
 #include "../llmtrain.h"
 #include "heartbeat.h"
-#include "source.h"
+#include "run_tokenizer.h"
 
 // ------------------------------------------------------------------------------------------------
 // 1. Run
@@ -99,6 +99,7 @@ typedef struct {
     Model model;
     Comm comm;
     Dataset train, val;
+    Tokenizer tokenizer;          // of the run; its vocabulary is 0 if it is not known
     Loader loader;
     int32_t *tokens, *targets;    // (B, T): a micro-batch
     Log log;
@@ -172,6 +173,7 @@ static inline void run_free(Run* run) {
     loader_close(&run->loader);
     dataset_close(&run->train);
     dataset_close(&run->val);
+    tokenizer_close(&run->tokenizer);
     model_free(&run->model);
     free(run->tokens);
     free(run->targets);
@@ -363,6 +365,28 @@ static inline bool run_load(Run* run, uint64_t before, bool asked, bool* found, 
 // ------------------------------------------------------------------------------------------------
 // 4. Beginning
 
+// Opens the shards of --data and --val, where given, and the tokenizer that they are of.
+static inline bool run_open_data(Run* run, const char* data, const char* val, Error* error) {
+    const RunOptions* o = run->options;
+    char kept[FILE_PATH_MAX];
+    if (data && !dataset_open(&run->train, data, error)) return false;
+    if (val && !dataset_open(&run->val, val, error)) return false;
+    snprintf(kept, sizeof kept, "%.4000s/tokenizer", o->out ? o->out : "");
+    bool resumes = o->resume && directory_exists(kept);  // then --init-from has been compared when the run began
+    return run_tokenizer_open(&run->tokenizer, &run->train, &run->val, resumes ? o->out : NULL,
+                              resumes ? NULL : o->init_from, error);
+}
+
+// Refuses shards that are not the model's. A model may have more tokens than its tokenizer, as published ones do.
+static inline bool run_check_data(const Run* run, const Dataset* data, const char* flag, size_t T, Error* error) {
+    size_t V = run->record.config.vocab, of_data = (size_t)data->vocabulary;
+    bool padded = tokenizer_has_files(&run->tokenizer) || run->options->init_from;
+    if (of_data != 0 && of_data != V && !(padded && of_data < V))
+        return fail(error, "%s has a vocabulary of %zu but the model has %zu; give --vocab %zu, or shards of the model's "
+                    "tokenizer", flag, of_data, V, of_data);
+    return dataset_suffices(data, T, error);
+}
+
 // Refuses a directory that holds a run, unless it is to be resumed.
 static inline bool run_check_out(const RunOptions* o, Error* error) {
     char log[FILE_PATH_MAX + 32];
@@ -400,23 +424,11 @@ static inline bool run_choose_config(Run* run, const char* preset, Config* asked
     return true;
 }
 
-// Keeps the tokenizer of --init-from with the run.
-static inline bool run_keep_tokenizer(const Run* run, const ModelSource* source, Error* error) {
-    char directory[FILE_PATH_MAX];
-    Tokenizer tokenizer;
-    if (run->comm.rank > 0 || run->options->out == NULL) return true;
-    snprintf(directory, sizeof directory, "%.4000s/tokenizer", run->options->out);
-    if (!source_open_tokenizer(&tokenizer, source->tokenizer, source->config.vocab, error)) return false;
-    bool ok = tokenizer.vocabulary == 0 || tokenizer_save(&tokenizer, directory, error);
-    tokenizer_close(&tokenizer);
-    return ok;
-}
-
 // The weights of --init-from: of a checkpoint, or of a model of another program.
 static inline bool run_init_from(Run* run, Error* error) {
     ModelSource source;
     if (!source_open(&source, run->options->init_from, error)) return false;
-    bool ok = source_load(&run->model, &source, "init-from", error) && run_keep_tokenizer(run, &source, error);
+    bool ok = source_load(&run->model, &source, "init-from", error);
     if (ok) printf("begins with the weights of %s\n", source.path);
     source_close(&source);
     return ok;
@@ -426,6 +438,8 @@ static inline bool run_init_from(Run* run, Error* error) {
 static inline bool run_start(Run* run, Error* error) {
     run->record.state = run_state_begin(FLOATX_DTYPE == DTYPE_F16, run->options->loss_scale);
     flat_reset_optimizer(&run->model.flat);
+    bool keeps = run->comm.rank == 0 && run->options->out;
+    if (keeps && !run_tokenizer_keep(&run->tokenizer, run->options->out, error)) return false;
     return run->options->init_from ? run_init_from(run, error) : model_randomize(&run->model, run->record.seed, error);
 }
 
