@@ -247,6 +247,8 @@ $(B)/%: data/%.c $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -I. $< -o $@ $(LIBS)
 $(B)/tokenize: data/tokenize.c $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -I. $< -o $@ $(UNPACK) $(LIBS)
+$(B)/test_text: dev/test/test_text.c $(HEADERS) | $(B)
+	$(CC) $(CFLAGS) -I. $< -o $@ $(UNPACK) $(LIBS)
 $(B)/%: launch/%.c $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -I. $< -o $@ $(LIBS)
 $(B)/test_supervise: launch/supervise.c | $(B)/supervise

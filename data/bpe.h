@@ -127,8 +127,8 @@ static inline bool word_table_add(WordTable* table, const char* word, size_t byt
 static inline bool word_table_add_valid(WordTable* table, const Unicode* unicode, const char* text, size_t bytes,
                                         Error* error) {
     size_t length;
-    Words words = words_begin(unicode, SPLIT_GPT2, false, text, bytes);
-    for (const char* word; (word = words_next(&words, &length)) != NULL;)
+    WordSplitter words = splitter_begin(unicode, SPLIT_GPT2, false, text, bytes);
+    for (const char* word; (word = splitter_next(&words, &length)) != NULL;)
         for (size_t at = 0; at < length; at += WORD_BYTES_MAX)
             if (!word_table_add(table, word + at, min_size(length - at, WORD_BYTES_MAX), 1, error)) return false;
     return true;
@@ -288,11 +288,11 @@ static inline HeapEntry heap_pop(PairTable* table) {
 
 typedef struct {
     int32_t left, right, token;
-} Merge;
+} BpeMerge;
 
 typedef struct {
     WordTable pieces;      // the bytes of each token: its number is the token
-    Merge* merges;         // (merge_count), owned; in their order
+    BpeMerge* merges;      // (merge_count), owned; in their order
     size_t merge_count;
 } Bpe;
 
@@ -371,7 +371,8 @@ static inline bool bpe_push_changed(BpeTrainer* t, Error* error) {
 }
 
 // Merges a pair in a word, from the left, and counts the pairs that its neighbours leave and make.
-static inline bool bpe_merge_word(BpeTrainer* t, const WordTable* words, uint32_t word, Merge merge, Error* error) {
+static inline bool bpe_merge_word(BpeTrainer* t, const WordTable* words, uint32_t word, BpeMerge merge,
+                                  Error* error) {
     int32_t* tokens = t->tokens + t->starts[word];
     int64_t count = (int64_t)words->words[word].count;
     size_t length = t->lengths[word], kept = 0;
@@ -394,7 +395,7 @@ static inline bool bpe_merge_word(BpeTrainer* t, const WordTable* words, uint32_
 }
 
 // Merges a pair in all words.
-static inline bool bpe_merge(BpeTrainer* t, const WordTable* words, size_t number, Merge merge, Error* error) {
+static inline bool bpe_merge(BpeTrainer* t, const WordTable* words, size_t number, BpeMerge merge, Error* error) {
     Pair taken = t->pairs.pairs[number];  // the table may move, and this pair come up again
     Pair* pair = &t->pairs.pairs[number];
     pair->words = NULL;
@@ -427,7 +428,7 @@ static inline bool bpe_begin(BpeTrainer* t, const WordTable* words, Error* error
 }
 
 // The token of two joined ones: new, or the one that has these bytes already.
-static inline bool bpe_join(Bpe* bpe, Merge* merge, Error* error) {
+static inline bool bpe_join(Bpe* bpe, BpeMerge* merge, Error* error) {
     WordTable* pieces = &bpe->pieces;
     char text[TOKEN_BYTES_MAX];
     size_t bytes = 0;
@@ -457,11 +458,11 @@ static inline bool bpe_learn(Bpe* bpe, BpeTrainer* t, const WordTable* words, si
         }
         if (bpe->merge_count == places) {
             places = 2 * places + 1024;
-            Merge* merges = (Merge*)realloc(bpe->merges, places * sizeof *merges);
+            BpeMerge* merges = (BpeMerge*)realloc(bpe->merges, places * sizeof *merges);
             if (!merges) return bpe_out_of_memory(error);
             bpe->merges = merges;
         }
-        Merge merge = {(int32_t)(top.key >> 32), (int32_t)(uint32_t)top.key, 0};
+        BpeMerge merge = {(int32_t)(top.key >> 32), (int32_t)(uint32_t)top.key, 0};
         if (!bpe_join(bpe, &merge, error) || !bpe_merge(t, words, top.pair, merge, error)) return false;
         bpe->merges[bpe->merge_count++] = merge;
         progress_show(&progress, bpe->merge_count);

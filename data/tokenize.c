@@ -437,8 +437,8 @@ static bool conversion_find_duplicates(Conversion* c, Error* error) {
     char path[FILE_PATH_MAX];
     Duplicates duplicates;
     const Options* o = c->options;
-    snprintf(path, sizeof path, "%s_duplicates.jsonl", o->out);
     if (o->dedup == DEDUP_OFF) return true;
+    snprintf(path, sizeof path, "%s_duplicates.jsonl", o->out);
     if (!file_begin(&c->report, path, error)) return false;
     if (!duplicates_open(&duplicates, o->dedup == DEDUP_NEAR, o->similarity, error)) return false;
     Sketch* sketches = (Sketch*)allocate((SKETCHES + 1) * sizeof(Sketch));
@@ -473,6 +473,14 @@ static bool conversion_run(Conversion* c, Error* error) {
            conversion_split(c, error) && conversion_find_duplicates(c, error) && conversion_tokenize(c, error);
 }
 
+// The report of the shards that are published; without one, that of earlier shards goes.
+static bool conversion_publish_report(Conversion* c, Error* error) {
+    char path[FILE_PATH_MAX];
+    if (c->options->dedup) return file_end(&c->report, error);
+    snprintf(path, sizeof path, "%s_duplicates.jsonl", c->options->out);
+    return remove(path) == 0 || errno == ENOENT || fail_file(error, "remove", path);
+}
+
 static void conversion_print(const Conversion* c) {
     uint64_t documents = c->read[0] + c->read[1], tokens = c->set.series[0].tokens + c->set.series[1].tokens;
     printf("%llu documents of %llu bytes, %.2f bytes per token\n", (unsigned long long)documents,
@@ -494,7 +502,7 @@ static bool documents_to_shards(const Options* o, Error* error) {
     }
     shard_set_begin(&c->set, o->out, &c->tokenizer, o->shard_tokens, o->entropy);
     bool ok = conversion_run(c, error);
-    ok = publish(&c->set, ok, error) && (o->dedup == DEDUP_OFF || file_end(&c->report, error));
+    ok = publish(&c->set, ok, error) && conversion_publish_report(c, error);
     if (ok) conversion_print(c);
     conversion_free(c);
     return ok;

@@ -7,6 +7,10 @@ Both train with GPT-2's pattern on each text, and on a corpus that build/corpus 
 tokens each makes of the text that it was trained on (ours may take at most 0.5% more); the ids that `tokenizers` and
 `transformers` give with our files; the time, in turn, of the whole: reading, counting, merging, writing. Exit code 1 if
 a comparison fails. Says "skipped" where the packages are missing.
+
+    python3 dev/peers/bpe_training.py --fixture dev/test/fixtures/bpe_training.json
+
+writes a text of several scripts and Hugging Face's merges on it, which dev/test/test_text.c compares with ours.
 """
 
 import argparse
@@ -87,6 +91,34 @@ def compare(build, path, size, rounds):
         return good
 
 
+def fixture_text():
+    """Words of the Zen of Python and of other scripts, with runs of letters, digits, spaces and signs between them."""
+    words = ("Beautiful is better than ugly. Explicit is better than implicit. Simple is better than complex. "
+             "Complex is better than complicated. Flat is better than nested. Sparse is better than dense. "
+             "Readability counts. Special cases aren't special enough to break the rules. "
+             "Красивое лучше, чем уродливое. 美しいは醜いより良い。 Schön ist besser als hässlich. "
+             "الجميل أفضل من القبيح aaaaaaa aaaa 2024 31415926535 \U0001F642\U0001F642 {x_y: [0]}").split(" ")
+    state, text = 1, []
+    for _ in range(2500):
+        state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
+        word = words[(state >> 33) % len(words)]
+        text.append(word[(state >> 20) % 4:4 + (state >> 40) % 9])
+        text.append([" ", " ", " ", "\n", "  ", "\n\n", "\t"][(state >> 50) % 7])
+    return "".join(text)
+
+
+def write_fixture(path):
+    with tempfile.TemporaryDirectory() as folder:
+        text_path, theirs = os.path.join(folder, "text"), os.path.join(folder, "theirs.json")
+        with open(text_path, "w", encoding="utf-8", newline="") as file:
+            file.write(fixture_text())
+        train_theirs(text_path, 800, theirs)
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump({"made_by": f"dev/peers/bpe_training.py --fixture, tokenizers {tokenizers.__version__}",
+                       "text": fixture_text(), "merges": merges_of(theirs)}, file, ensure_ascii=False, indent=0)
+            file.write("\n")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", default="build")
@@ -94,7 +126,11 @@ def main():
     parser.add_argument("--sizes", default="1024,4096,16384")
     parser.add_argument("--corpus-bytes", type=int, default=8000000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--fixture", metavar="FILE", help="write the fixture, and compare nothing")
     arguments = parser.parse_args()
+    if arguments.fixture:
+        write_fixture(arguments.fixture)
+        return 0
     print(f"tokenizers {tokenizers.__version__}" + (f", transformers {transformers.__version__}" if transformers else ""))
     good = True
     with tempfile.TemporaryDirectory() as folder:

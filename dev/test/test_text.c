@@ -1,0 +1,765 @@
+// test_text: tests of data/input.h, bpe.h and duplicates.h, of what the program tokenize makes of documents, and of runs
+// that keep their tokenizer.
+//
+//   make build/test_text build/tokenize build/train-FP32
+//   build/test_text [--tokenize PATH] [--train PATH]
+//
+// The oracles: the text itself, packed by the libraries that unpack it; a trainer that counts all pairs again for every
+// merge, and merges of Hugging Face's (dev/peers/bpe_training.py --fixture made them); the similarity of two documents
+// computed from their sets of words.
+
+#include "harness.h"
+
+#include "data/bpe.h"
+#include "data/duplicates.h"
+#include "data/input.h"
+#include "data/shards.h"
+#include "llmtrain/flags.h"
+
+static Error error;
+
+// Text with words of random letters, some of them far outside ASCII. The caller frees it.
+static char* random_text(size_t bytes, uint64_t seed) {
+    static const char* const parts[] = {"a", "b", "th", "e", "er", "ing", " ", " ", " ", "\n", "\n\n", ". ", "7", "é",
+                                        "ж", "中", "  ", "'s", "aaaa", "\xF0\x9F\x99\x82"};
+    char* text = (char*)malloc(bytes + 16);
+    size_t used = 0;
+    need(text != NULL, "memory");
+    for (uint64_t i = 0; used < bytes; i++) {
+        const char* part = parts[random_bits(seed, RANDOM_TEST, 0, i) % COUNT_OF(parts)];
+        memcpy(text + used, part, strlen(part) + 1);
+        used += strlen(part);
+    }
+    text[bytes] = 0;
+    return text;
+}
+
+// ------------------------------------------------------------------------------------------------
+// Files and input
+
+static void test_files(void) {
+    FileList files;
+    put_text("b.txt", "b");
+    put_text("a.txt", "a");
+    put_text("c,d.txt", "c");
+    expect(file_list_find(&files, "*.txt", &error) && files.count == 3 && strcmp(files.names[0], "a.txt") == 0 &&
+           strcmp(files.names[2], "c,d.txt") == 0, "sorted");
+    file_list_free(&files);
+    expect(file_list_find(&files, "b.txt,a*,*.txt", &error) && files.count == 3 && strcmp(files.names[1], "b.txt") == 0,
+           "two patterns for a file");
+    file_list_free(&files);
+    expect(file_list_find(&files, "c,d.txt", &error) && files.count == 1, "a comma in the name of a file");
+    file_list_free(&files);
+    expect_refusal(file_list_find(&files, "a.txt,none*", &error), &error, "no file matches 'none*'", "none");
+    expect_refusal(file_list_find(&files, "a.txt,,b.txt", &error), &error, "empty name", "two commas");
+    verdict("files: patterns, commas, each once, in the order of their bytes");
+}
+
+// Reads all of a file, unpacked, in steps of `room` bytes; false with the error. The caller frees *text.
+static bool read_unpacked(const char* path, char** text, size_t* bytes, size_t room) {
+    Input input;
+    size_t places = 1 << 16, some = 1;
+    *text = (char*)malloc(places);
+    *bytes = 0;
+    bool ok = input_open(&input, path, &error) && input_unpack(&input, &error);
+    while (ok && some > 0) {
+        if (places - *bytes < room) *text = (char*)realloc(*text, places = 2 * places + room);
+        ok = input_read(&input, &some, *text + *bytes, room, &error);
+        *bytes += some;
+    }
+    input_close(&input);
+    return ok;
+}
+
+static void expect_unpacked(const char* path, const char* text, size_t bytes, const char* what) {
+    static const size_t rooms[] = {1, 7, 4096, 1 << 18};
+    for (size_t i = bytes > 100000 ? 2 : 0; i < COUNT_OF(rooms); i++) {
+        char* found;
+        size_t count;
+        bool ok = read_unpacked(path, &found, &count, rooms[i]);
+        expect(ok, "%s: %s", what, error.text);
+        expect(!ok || (count == bytes && memcmp(found, text, bytes) == 0), "%s: another text, %zu bytes", what, count);
+        free(found);
+    }
+}
+
+// Packs a text as gzip (kind 0) or zstd (1), and appends it to a file; false where the library is missing.
+static bool pack(const char* path, const char* mode, int kind, const char* text, size_t bytes) {
+    size_t room = bytes + bytes / 2 + 1000, used = 0;
+    char* packed = (char*)malloc(room);
+    bool can = false;
+    need(packed != NULL, "memory");
+#ifdef LLMTRAIN_ZLIB
+    if (kind == 0) {
+        z_stream z;
+        memset(&z, 0, sizeof z);
+        need(deflateInit2(&z, 6, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY) == Z_OK, "zlib");
+        z.next_in = (unsigned char*)(uintptr_t)text;
+        z.avail_in = (uInt)bytes;
+        z.next_out = (unsigned char*)packed;
+        z.avail_out = (uInt)room;
+        need(deflate(&z, Z_FINISH) == Z_STREAM_END, "zlib");
+        used = room - z.avail_out;
+        deflateEnd(&z);
+        can = true;
+    }
+#endif
+#ifdef LLMTRAIN_ZSTD
+    if (kind == 1) {
+        used = ZSTD_compress(packed, room, text, bytes, 3);
+        need(!ZSTD_isError(used), "zstd");
+        can = true;
+    }
+#endif
+    (void)text;
+    FILE* file = can ? fopen(path, mode) : NULL;
+    need(!can || (file && fwrite(packed, 1, used, file) == used && fclose(file) == 0), "%s", path);
+    free(packed);
+    return can && kind >= 0;
+}
+
+static void test_input(void) {
+    enum { BYTES = 700001 };
+    static const char* const names[2] = {"gzip", "zstd"};
+    static const char begins[2][5] = {"\x1F\x8B\x08\x00", "\x28\xB5\x2F\xFD"};
+    char* text = random_text(BYTES, 1);
+    put_bytes("plain", text, BYTES);
+    put_text("short", "ab");
+    put_text("nothing", "");
+    put_bytes("almost", "\x1F", 1);
+    expect_unpacked("plain", text, BYTES, "plain");
+    expect_unpacked("short", "ab", 2, "two bytes");
+    expect_unpacked("nothing", "", 0, "no bytes");
+    expect_unpacked("almost", "\x1F", 1, "the first byte of gzip");
+    verdict("input: files that are not packed");
+    for (int kind = 0; kind < 2; kind++) {
+        char* found;
+        size_t bytes;
+        if (!pack("packed", "wbe", kind, text, BYTES)) {
+            put_bytes("packed", begins[kind], 4);
+            bool read = read_unpacked("packed", &found, &bytes, 100);
+            expect_refusal(read, &error, "apt-get install", names[kind]);
+            free(found);
+            verdict("input: %s is refused with the package to install", names[kind]);
+            continue;
+        }
+        expect_unpacked("packed", text, BYTES, names[kind]);
+        pack("packed", "abe", kind, "more", 4);
+        pack("packed", "abe", kind, "", 0);
+        char* longer = (char*)malloc(BYTES + 4);
+        need(longer != NULL, "memory");
+        memcpy(longer, text, BYTES);
+        memcpy(longer + BYTES, "more", 4);
+        expect_unpacked("packed", longer, BYTES + 4, "packed files that are joined");
+        free(longer);
+        pack("packed", "wbe", kind, "", 0);
+        expect_unpacked("packed", "", 0, "packed nothing");
+        verdict("input: %s", names[kind]);
+        pack("packed", "wbe", kind, text, BYTES);
+        char* whole = text_read("packed", &bytes);
+        for (size_t cut = 4; cut < bytes; cut += bytes / 13) {
+            put_bytes("cut", whole, cut);
+            size_t ignored;
+            bool read = read_unpacked("cut", &found, &ignored, 4096);
+            expect_refusal(read, &error, "damaged", text_of("%zu of %zu bytes", cut, bytes));
+            free(found);
+        }
+        size_t refused = 0;
+        for (size_t i = 0; i < 40; i++) {
+            put_bytes("flipped", whole, bytes);
+            flip_byte("flipped", 4 + random_bits(2, RANDOM_TEST, 0, i) % (bytes - 4));
+            size_t count;
+            bool read = read_unpacked("flipped", &found, &count, 4096);
+            refused += !read;
+            expect(read || strstr(error.text, "damaged"), "%s", error.text);
+            free(found);
+        }
+        expect(kind == 1 || refused > 30, "%zu of 40 flipped files are refused", refused);  // zstd has no checksum here
+        free(whole);
+        verdict("input: %s that is cut or damaged", names[kind]);
+    }
+    free(text);
+}
+
+// ------------------------------------------------------------------------------------------------
+// Documents
+
+typedef struct {
+    char* text;  // of all pieces, one after the other, with a zero byte after each document
+    size_t bytes, room;
+    uint64_t documents, pieces, longest, last;
+    bool ordered;
+} Read;
+
+static void read_piece(Read* r, const Batch* batch, const Piece* piece) {
+    if (r->room - r->bytes < piece->bytes + 1) r->text = (char*)realloc(r->text, r->room = 2 * r->room + piece->bytes + 1);
+    memcpy(r->text + r->bytes, batch->text + piece->start, piece->bytes);
+    r->bytes += piece->bytes;
+    if (piece->ends) r->text[r->bytes++] = 0;
+    bool follows = piece->begins ? r->pieces == 0 || piece->document > r->last : piece->document == r->last;
+    r->ordered = r->ordered && follows;
+    r->last = piece->document;
+    r->documents += piece->begins;
+    r->pieces++;
+    r->longest = max_size(r->longest, piece->bytes);
+}
+
+static bool read_documents(Read* r, const char* patterns, const char* field, uint64_t split, int times) {
+    Documents documents;
+    Batch batch = {0};
+    memset(r, 0, sizeof *r);
+    bool ok = documents_open(&documents, patterns, field, &error);
+    if (ok && split > 0) documents_split(&documents, split);
+    for (int i = 0; ok && i < times; i++) {
+        r->bytes = r->documents = r->pieces = r->longest = 0;
+        r->ordered = true;
+        documents_rewind(&documents);
+        while ((ok = documents_next(&documents, &batch, &error)) && batch.count > 0)
+            for (size_t k = 0; k < batch.count; k++) read_piece(r, &batch, &batch.pieces[k]);
+    }
+    if (ok) expect(documents_taken(&documents) == documents.size, "%s: not all bytes count as read", patterns);
+    batch_free(&batch);
+    documents_close(&documents);
+    return ok;
+}
+
+static void expect_documents(const char* patterns, const char* field, uint64_t split, const char* text, size_t bytes,
+                             uint64_t documents) {
+    Read r;
+    if (expect(read_documents(&r, patterns, field, split, 2), "%s: %s", patterns, error.text)) {
+        expect(r.bytes == bytes && memcmp(r.text, text, bytes) == 0, "%s: other text, %zu bytes, not %zu", patterns,
+               r.bytes, bytes);
+        expect(r.documents == documents && r.ordered, "%s: %llu documents", patterns, (unsigned long long)r.documents);
+    }
+    free(r.text);
+}
+
+static void test_documents(void) {
+    enum { BYTES = 40000000 };
+    char* text = random_text(BYTES, 3);
+    put_bytes("long.txt", text, BYTES);
+    Read r;
+    expect(read_documents(&r, "long.txt", NULL, 0, 1), "%s", error.text);
+    expect(r.bytes == BYTES + 1 && memcmp(r.text, text, BYTES) == 0, "another text");
+    expect(r.documents == 1 && r.pieces >= 30 && r.pieces < 60 && r.longest < 2000000,
+           "%llu pieces of at most %llu bytes", (unsigned long long)r.pieces, (unsigned long long)r.longest);
+    uint64_t pieces = r.pieces;
+    free(r.text);
+    if (pack("long.gz", "wbe", 0, text, BYTES)) {
+        expect(read_documents(&r, "long.gz", NULL, 0, 1), "%s", error.text);
+        expect(r.bytes == BYTES + 1 && memcmp(r.text, text, BYTES) == 0 && r.pieces == pieces, "packed: other pieces");
+        free(r.text);
+    }
+    free(text);
+    char* same = (char*)malloc(BYTES + 1);
+    need(same != NULL, "memory");
+    memset(same, 'x', BYTES);
+    same[BYTES] = 0;
+    put_bytes("same.txt", same, BYTES);
+    expect_documents("same.txt", NULL, 0, same, BYTES + 1, 1);
+    free(same);
+    verdict("documents: a long one comes in pieces, the same ones when it is packed");
+
+    put_text("d1.txt", "one");
+    put_text("d2.txt", "");
+    put_text("d3.txt", "three\n");
+    expect_documents("d*.txt", NULL, 0, "one\0three\n", 11, 2);
+    expect_documents("d3.txt,d1.txt", NULL, 0, "one\0three\n", 11, 2);
+    put_text("lines.txt", "first line\nsecond line\nthird line\nand no end");
+    expect_documents("lines.txt", NULL, 1, "first line\n\0second line\nthird line\nand no end", 46, 2);
+    expect_documents("lines.txt", NULL, 10, "first line\n\0second line\nthird line\nand no end", 46, 2);
+    expect_documents("lines.txt", NULL, 11, "first line\nsecond line\n\0third line\nand no end", 46, 2);
+    expect_documents("lines.txt", NULL, 40, "first line\nsecond line\nthird line\nand no\0 end", 46, 2);
+    put_text("wide.txt", "日本日本");
+    expect_documents("wide.txt", NULL, 7, "日本\0日本", 14, 2);
+    verdict("documents: files, empty ones, one that is divided between lines");
+
+    put_text("j1.jsonl", "{\"text\": \"a\\nb\", \"id\": 1}\r\n\n  \t\n{\"n\": [{\"text\": 7}], \"text\": \"\\u00e9\\ud83d\\ude42\"}\n");
+    put_text("j2.jsonl", "{\"text\": \"\"}\n{\"text\": \"last\"}");
+    expect_documents("j?.jsonl", "text", 0, "a\nb\0\0\0é\xF0\x9F\x99\x82\0\0last\0", 19, 6);
+    static const struct { const char *line, *words; } bad[] = {
+        {"{\"body\": \"a\"}", "bad.jsonl, line 3 has no member \"text\"; name"},
+        {"{\"text\": 5}", "bad.jsonl, line 3: its member \"text\" is not a string"},
+        {"[\"text\"]", "bad.jsonl, line 3 has no member"},
+        {"{\"text\": \"a}", "bad.jsonl, line 3 is not valid JSON"},
+        {"{\"text\": \"a\"} x", "bad.jsonl, line 3 is not valid JSON"},
+        {"{\"text\": \"\xFF\"}", "bad.jsonl, line 3 is not valid JSON"},
+        {"{\"text\": \"a\", \"text\": \"b\"}", "bad.jsonl, line 3 is not valid JSON"},
+    };
+    for (size_t i = 0; i < COUNT_OF(bad); i++) {
+        put_text("bad.jsonl", text_of("{\"text\": \"a\"}\n\n%s\n{\"text\": 6}\n", bad[i].line));
+        bool read = read_documents(&r, "bad.jsonl", "text", 0, 1);
+        expect_refusal(read, &error, bad[i].words, bad[i].line);
+        free(r.text);
+    }
+    verdict("documents: lines of JSON; bad ones are refused with file and line");
+}
+
+// ------------------------------------------------------------------------------------------------
+// Training
+
+// The merges that counting all pairs again each time finds, as "left right" in a Bpe of our trainer's form; `words` is
+// spoiled.
+static size_t merges_by_counting(BpeMerge* merges, const WordTable* words, size_t most) {
+    int32_t* tokens = (int32_t*)malloc((words->used + 1) * sizeof *tokens);
+    size_t* lengths = (size_t*)malloc((words->count + 1) * sizeof *lengths);
+    uint64_t* counts = (uint64_t*)malloc((256 + most) * (256 + most) * sizeof *counts);
+    size_t made = 0;
+    need(tokens && lengths && counts, "memory");
+    for (size_t i = 0; i < words->used; i++) tokens[i] = byte_token((unsigned char)words->bytes[i]);
+    for (size_t w = 0; w < words->count; w++) lengths[w] = words->words[w].bytes;
+    for (; made < most; made++) {
+        size_t V = 256 + made, best = 0;
+        memset(counts, 0, V * V * sizeof *counts);
+        for (size_t w = 0; w < words->count; w++)
+            for (size_t i = 0; i + 1 < lengths[w]; i++) {
+                const int32_t* pair = tokens + words->words[w].start + i;
+                counts[(size_t)pair[0] * V + (size_t)pair[1]] += words->words[w].count;
+            }
+        for (size_t i = 1; i < V * V; i++)
+            if (counts[i] > counts[best]) best = i;
+        if (counts[best] == 0) break;
+        BpeMerge merge = {(int32_t)(best / V), (int32_t)(best % V), (int32_t)V};
+        merges[made] = merge;
+        for (size_t w = 0; w < words->count; w++) {
+            int32_t* word = tokens + words->words[w].start;
+            size_t kept = 0;
+            for (size_t i = 0; i < lengths[w]; i++) {
+                bool joins = i + 1 < lengths[w] && word[i] == merge.left && word[i + 1] == merge.right;
+                word[kept++] = joins ? merge.token : word[i];
+                i += joins;
+            }
+            lengths[w] = kept;
+        }
+    }
+    free(tokens);
+    free(lengths);
+    free(counts);
+    return made;
+}
+
+static void test_training(const Unicode* unicode) {
+    enum { MOST = 300 };
+    static BpeMerge merges[MOST];
+    for (uint64_t seed = 0; seed < 6; seed++) {
+        WordTable words;
+        Bpe bpe;
+        char* text = random_text(seed < 3 ? 60 : 6000, seed);
+        expect(word_table_open(&words, &error) && word_table_add_text(&words, unicode, text, strlen(text), &error) &&
+               bpe_train(&bpe, &words, 257 + MOST, &error), "%s", error.text);
+        size_t made = merges_by_counting(merges, &words, MOST);
+        // A token that two merges give has one number in ours and two there, so this oracle ends where the first does.
+        size_t same = 0;
+        while (same < min_size(made, bpe.merge_count) && memcmp(&merges[same], &bpe.merges[same], sizeof merges[0]) == 0)
+            same++;
+        bool again = same < bpe.merge_count && bpe.merges[same].token < (int32_t)(256 + same);
+        expect(same > 20 && (again || (same == made && same == bpe.merge_count)),
+               "text %llu: %zu merges of %zu and %zu agree", (unsigned long long)seed, same, made, bpe.merge_count);
+        bpe_free(&bpe);
+        word_table_close(&words);
+        free(text);
+    }
+    verdict("training: the merges of a trainer that counts all pairs again each time");
+}
+
+// The fixture: a text, and the merges of Hugging Face's trainer on it.
+static void test_training_of_peer(const Unicode* unicode, const char* path) {
+    Json json;
+    WordTable words;
+    Bpe bpe;
+    size_t bytes, same = 0, count = 0;
+    char left[2 * TOKEN_BYTES_MAX + 1], right[2 * TOKEN_BYTES_MAX + 1], both[4 * TOKEN_BYTES_MAX + 2];
+    char* text = text_read(path, &bytes);
+    need(json_parse(&json, text, bytes, path, &error), "%s", error.text);
+    const JsonNode* node = &json.nodes[json_get(&json, 0, "text")];
+    expect(word_table_open(&words, &error) &&
+           word_table_add_text(&words, unicode, json.text + node->start, node->bytes, &error) &&
+           bpe_train(&bpe, &words, 800, &error), "%s", error.text);
+    for (uint32_t i = json_first(&json, json_get(&json, 0, "merges")); i != JSON_NONE; i = json_next(&json, i), count++) {
+        if (count >= bpe.merge_count) continue;
+        bpe_write_piece(left, &bpe, bpe.merges[count].left);
+        bpe_write_piece(right, &bpe, bpe.merges[count].right);
+        snprintf(both, sizeof both, "%s %s", left, right);
+        same += strcmp(both, json.text + json.nodes[i].start) == 0;
+    }
+    expect(count == 543 && same == count && count == bpe.merge_count, "%zu of %zu merges are the same, ours are %zu", same,
+           count, bpe.merge_count);
+    bpe_free(&bpe);
+    word_table_close(&words);
+    json_free(&json);
+    free(text);
+    verdict("training: the merges of Hugging Face's trainer");
+}
+
+// ------------------------------------------------------------------------------------------------
+// Duplicates
+
+enum { DICTIONARY = 5000 };
+
+// A document of numbered words: `from` to `to` of text `seed`.
+static size_t write_words(char* text, size_t used, uint64_t seed, size_t from, size_t to, const char* space) {
+    for (size_t i = from; i < to; i++)
+        used += (size_t)sprintf(text + used, "word%u%s", random_bits(seed, RANDOM_TEST, 1, i) % DICTIONARY, space);
+    return used;
+}
+
+// Adds a text; returns the document that it repeats, or -1.
+static int64_t add_document(Duplicates* d, FoundDuplicate* found, const char* text, uint64_t number) {
+    Sketch sketch;
+    sketch_make(&sketch, d->near, text, strlen(text));
+    if (!expect(duplicates_add(d, found, &sketch, number, &error), "%s", error.text)) return -2;
+    return found->any ? (int64_t)found->of : -1;
+}
+
+static void test_duplicates(void) {
+    enum { N = 400, OTHERS = 1200 };
+    static char text[N * 20], other[N * 20];
+    Duplicates d;
+    FoundDuplicate found;
+    expect(duplicates_open(&d, false, 0.8, &error), "%s", error.text);
+    write_words(text, 0, 1, 0, N, " ");
+    write_words(other, 0, 1, 0, N, "  ");
+    expect(add_document(&d, &found, text, 5) == -1 && add_document(&d, &found, other, 6) == -1, "different bytes");
+    expect(add_document(&d, &found, text, 7) == 5 && found.exact && found.similarity == 1, "the same bytes");
+    expect(add_document(&d, &found, other, 8) == 6, "the others");
+    duplicates_close(&d);
+    verdict("duplicates: exact ones");
+
+    // Pairs that share a first part: of N words each, the first k the same, they share k - 4 of 2 N - 4 - k shingles.
+    expect(duplicates_open(&d, true, 0.8, &error), "%s", error.text);
+    for (uint64_t i = 0; i < OTHERS; i++) {
+        write_words(text, 0, 1000 + i, 0, N, " ");
+        expect(add_document(&d, &found, text, i) == -1, "document %llu repeats %lld", (unsigned long long)i,
+               (long long)found.of);
+    }
+    double worst = 0, squares = 0;
+    int pairs = 0, wrong = 0;
+    for (uint64_t i = 0; i < OTHERS; i += 4, pairs++) {
+        size_t k = N * (50 + i / 4 % 50) / 100;
+        size_t used = write_words(text, 0, 1000 + i, 0, k, ", ");
+        write_words(text, used, 5000 + i, k, N, "\n");
+        double truth = (double)(k - 4) / (double)(2 * (N - 4) - (k - 4));
+        Sketch sketch, first;
+        uint8_t signature[SIGNATURE];
+        sketch_make(&sketch, true, text, strlen(text));
+        write_words(other, 0, 1000 + i, 0, N, " ");
+        sketch_make(&first, true, other, strlen(other));
+        for (size_t s = 0; s < SIGNATURE; s++) signature[s] = (uint8_t)sketch.least[s];
+        double off = fabs(duplicates_compare(&d, signature, i) - truth);
+        worst = fmax(worst, off);
+        squares += off * off;
+        bool near = add_document(&d, &found, text, OTHERS + i) == (int64_t)i;
+        // Four standard errors from the bound there is no doubt, whatever is drawn.
+        double doubt = 4 * sqrt(0.8 * 0.2 / SIGNATURE);
+        if (truth > 0.8 + doubt) wrong += !near || found.exact || fabs(found.similarity - truth) > doubt;
+        else if (truth < 0.8 - doubt) wrong += found.any;
+    }
+    check(wrong == 0, "duplicates: near ones are found, others stay: %d of %d pairs are wrong", wrong, pairs);
+    check_bound(sqrt(squares / pairs), 0.5 / sqrt(SIGNATURE), "duplicates: error of the estimated similarity, rms of %d",
+                pairs);
+    check_bound(worst, 4.5 * 0.5 / sqrt(SIGNATURE), "duplicates: the same, at most");
+    duplicates_close(&d);
+
+    expect(duplicates_open(&d, true, 0.8, &error), "%s", error.text);
+    expect(add_document(&d, &found, "", 0) == -1 && add_document(&d, &found, "...", 1) == -1, "no words");
+    expect(add_document(&d, &found, "!!", 2) == -1, "other signs");
+    expect(add_document(&d, &found, "Good morning, all", 3) == -1, "three words");
+    expect(add_document(&d, &found, "good MORNING all!", 4) == 3 && !found.exact, "the same three");
+    expect(add_document(&d, &found, "good morning to all", 5) == -1, "four words");
+    expect(add_document(&d, &found, "Schöne Grüße an alle dort", 6) == -1, "letters beyond ASCII");
+    expect(add_document(&d, &found, "Schöne  Grüße an alle, dort", 7) == 6, "and again");
+    // Boilerplate: the same long beginning in documents that differ more, and a band that thousands share.
+    size_t used = write_words(text, 0, 7, 0, N / 2, " ");
+    double began = now_ms();
+    for (uint64_t i = 0; i < 3000; i++) {
+        write_words(text, used, 20000 + i, 0, N / 2, " ");
+        int64_t of = add_document(&d, &found, text, 100 + i);
+        expect(of == -1, "document %llu, half boilerplate, repeats %lld", (unsigned long long)i, (long long)of);
+    }
+    expect(now_ms() - began < 15000, "boilerplate takes %.0f ms", now_ms() - began);
+    duplicates_close(&d);
+    verdict("duplicates: few words, letters of any script, boilerplate");
+}
+
+// ------------------------------------------------------------------------------------------------
+// The program tokenize
+
+static char *tokenize, *train;
+static char output[8192];  // of the last run, standard output and error together
+
+static int run(const char* command) {
+    FILE* pipe = popen(text_of("%s 2>&1", command), "r");
+    size_t length = pipe ? fread(output, 1, sizeof output - 1, pipe) : 0;
+    output[length] = 0;
+    int status = pipe ? pclose(pipe) : -1;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+static bool expect_run(int status, const char* words, const char* program, const char* arguments) {
+    int result = run(text_of("%s %s", program, arguments));
+    bool good = expect(result == status, "%s: exit status %d: %s", arguments, result, output);
+    return expect(strstr(output, words) != NULL, "%s: '%s' is not in: %s", arguments, words, output) && good;
+}
+
+// The documents of shards, as the bytes of their tokens, with a zero byte for an end of text. The caller frees them.
+static char* shards_text(const char* pattern, const char* directory, size_t* bytes) {
+    Dataset dataset;
+    Tokenizer tokenizer;
+    char* text = (char*)calloc(1 << 22, 1);
+    *bytes = 0;
+    need(text != NULL, "memory");
+    if (!expect(dataset_open(&dataset, pattern, &error), "%s", error.text)) return text;
+    if (!expect(tokenizer_open(&tokenizer, directory, NULL, &error), "%s", error.text)) return text;
+    expect(dataset.vocabulary == tokenizer.vocabulary, "vocabulary %d", dataset.vocabulary);
+    for (size_t s = 0; s < dataset.shard_count; s++)
+        for (size_t i = 0; i < dataset.shards[s].count; i++) {
+            int32_t token = (int32_t)shard_token(&dataset.shards[s], i);
+            size_t count = 1;
+            const char* piece = token == tokenizer.end_of_text ? "" : tokenizer_piece(&count, &tokenizer, token);
+            need(*bytes + count < 1 << 22, "room for a text");
+            memcpy(text + *bytes, piece, count);
+            *bytes += count;
+        }
+    tokenizer_close(&tokenizer);
+    dataset_close(&dataset);
+    return text;
+}
+
+static void expect_shards(const char* pattern, const char* directory, const char* text, size_t bytes) {
+    size_t found;
+    char* all = shards_text(pattern, directory, &found);
+    expect(found == bytes && memcmp(all, text, bytes) == 0, "%s: another text, of %zu bytes, not %zu", pattern, found,
+           bytes);
+    free(all);
+}
+
+static void test_conversion(void) {
+    enum { LINES = 500 };
+    static char text[300000], lines[300000], all[300000];
+    size_t used = 0, bytes = 0, all_bytes = 0;
+    expect_run(0, "tokens, of", tokenize, "--train-bpe 400 --text long_part.txt --out tok");
+    expect_run(0, "", tokenize, "--threads 1 --train-bpe 400 --text long_part.txt --out tok1");
+    expect(run("cmp tok/tokenizer.json tok1/tokenizer.json") == 0, "other merges with another number of threads");
+    expect_run(0, "note: every word", tokenize, "--train-bpe 5000 --text d3.txt --out few");
+    verdict("tokenize --train-bpe: the same for any number of threads");
+
+    // Documents with tricky texts: white space at their ends, special tokens, and none at all.
+    for (size_t i = 0; i < LINES; i++) {
+        size_t begin = all_bytes;
+        bytes += (size_t)sprintf(lines + bytes, "{\"id\": %zu, \"body\": \"", i);
+        for (size_t k = 0; k < random_bits(4, RANDOM_TEST, 2, i) % 40; k++) {
+            const char* word = k % 7 == 3 ? "  " : k % 5 == 2 ? "жук " : "the frog ";
+            bytes += (size_t)sprintf(lines + bytes, "%s%zu", word, i);
+            all_bytes += (size_t)sprintf(all + all_bytes, "%s%zu", word, i);
+        }
+        bytes += (size_t)sprintf(lines + bytes, "\"}\n");
+        if (all_bytes > begin) all[all_bytes++] = 0;
+    }
+    put_bytes("body.jsonl", lines, bytes);
+    expect_run(0, "p_train_*.bin: ", tokenize, "--tokenizer tok --jsonl body.jsonl --field body --out p --val 0");
+    expect_shards("p_train_*.bin", "p_tokenizer", all, all_bytes);
+    expect_run(0, "q_train_*.bin: ", tokenize,
+               "--threads 1 --tokenizer tok --jsonl body.jsonl --field body --out q --val 0 --shard-tokens 1000");
+    expect_shards("q_train_*.bin", "q_tokenizer", all, all_bytes);
+    if (pack("body.jsonl.gz", "wbe", 0, lines, bytes)) {
+        expect_run(0, "", tokenize, "--tokenizer tok --jsonl body.jsonl.gz --field body --out z --val 0");
+        expect(run("cmp z_train_000000.bin p_train_000000.bin") == 0, "other shards of packed lines");
+    }
+    verdict("tokenize --jsonl: all documents, each with its end of text");
+
+    // A tenth for validation: each document is in one of the two, and which does not depend on threads.
+    expect_run(0, "s_val_*.bin: ", tokenize, "--tokenizer tok --jsonl body.jsonl --field body --out s --val 0.1");
+    expect_run(0, "", tokenize, "--threads 1 --tokenizer tok --jsonl body.jsonl --field body --out t --val 0.1");
+    expect(run("cmp s_val_000000.bin t_val_000000.bin && cmp s_train_000000.bin t_train_000000.bin") == 0, "threads");
+    size_t train_bytes, val_bytes, documents = 0, in_val = 0;
+    char* in_train = shards_text("s_train_*.bin", "s_tokenizer", &train_bytes);
+    char* validation = shards_text("s_val_*.bin", "s_tokenizer", &val_bytes);
+    expect(train_bytes + val_bytes == all_bytes, "%zu and %zu bytes of %zu", train_bytes, val_bytes, all_bytes);
+    const char *a = in_train, *b = validation;
+    for (const char* at = all; at < all + all_bytes; at += strlen(at) + 1, documents++) {
+        bool of_val = b < validation + val_bytes && strcmp(b, at) == 0, of_train = !of_val && strcmp(a, at) == 0;
+        expect(of_val || of_train, "document %zu is in neither", documents);
+        if (of_val) b += strlen(b) + 1, in_val++;
+        else a += strlen(a) + 1;
+    }
+    expect(in_val >= documents / 10 - 6 && in_val <= documents / 10 + 6, "%zu of %zu documents", in_val, documents);
+    free(in_train);
+    free(validation);
+    verdict("tokenize --val: by document, the fraction that is asked for");
+
+    // One text: its end is for validation. The entropy floor is stored per token.
+    for (size_t i = 0; used < 200000; i++) used += (size_t)sprintf(text + used, "This is line %zu.\n", i);
+    put_bytes("one.txt", text, used);
+    expect_run(0, "1 shard", tokenize, "--tokenizer tok --text one.txt --out one --val 0.25 --entropy 0.5");
+    size_t first_bytes, last_bytes;
+    char* first = shards_text("one_train_*.bin", "one_tokenizer", &first_bytes);
+    char* last = shards_text("one_val_*.bin", "one_tokenizer", &last_bytes);
+    expect(first_bytes + last_bytes == used + 2 && memcmp(first, text, first_bytes - 1) == 0 &&
+           memcmp(last, text + first_bytes - 1, last_bytes - 1) == 0 && strncmp(last, "This is", 7) == 0, "parts");
+    check_bound(fabs((double)last_bytes / (double)used - 0.25), 1e-3, "tokenize --text: a quarter of one text");
+    Dataset dataset;
+    if (expect(dataset_open(&dataset, "one_val_*.bin", &error), "%s", error.text)) {
+        double floor = 0.5 * (double)(last_bytes - 1) / (double)dataset_tokens(&dataset);
+        check_bound(fabs(dataset.entropy_floor - floor), 1e-12, "tokenize --entropy: per token");
+        dataset_close(&dataset);
+    }
+    free(first);
+    free(last);
+    verdict("tokenize --text: one document is divided between lines");
+
+    static const struct { int status; const char *words, *arguments; } refusals[] = {
+        {2, "give one of them", "--out gone --text d1.txt --jsonl j1.jsonl --tokenizer tok"},
+        {2, "--tokenizer PATH is missing", "--out gone --text d1.txt"},
+        {2, "needs no --tokenizer", "--out gone --text d1.txt --tokenizer tok --train-bpe 300"},
+        {2, "needs no --tokenizer", "--out gone --bytes d1.txt --tokenizer tok"},
+        {2, "give --text instead of --bytes", "--out gone --bytes d1.txt --train-bpe 300"},
+        {2, "whole number from 257", "--out gone --text d1.txt --train-bpe 256"},
+        {2, "--dedup leaves out documents", "--out gone --bytes d1.txt --dedup exact"},
+        {2, "give one of off|exact|near", "--out gone --text d1.txt --tokenizer tok --dedup all"},
+        {1, "no file matches 'none*'", "--out gone --text 'none*' --tokenizer tok"},
+        {1, "is a directory", "--out gone --text tok --tokenizer tok"},
+        {1, "none", "--out gone --text d1.txt --tokenizer none"},
+        {1, "has no text in it", "--out gone --text d2.txt --tokenizer tok --val 0"},
+        {1, "has no text in it", "--out gone --text d2.txt --train-bpe 300"},
+        {1, "leaves none for validation", "--out gone --text d1.txt,d3.txt --tokenizer tok --val 0.01"},
+        {1, "line 3", "--out gone --jsonl bad.jsonl --tokenizer tok --val 0"},
+        {1, "cannot create no/gone", "--out no/gone --text d1.txt --tokenizer tok --val 0"},
+        {1, "is of the tokenizer", "--out p --bytes d1.txt --val 1"},
+    };
+    for (size_t i = 0; i < COUNT_OF(refusals); i++) {
+        expect_run(refusals[i].status, refusals[i].words, tokenize, refusals[i].arguments);
+        expect(count_in(output, "\n") == 1, "more than one line: %s", output);
+    }
+    expect(directory_count(".", "/gone") == 0, "a failure leaves something on the disk");
+    expect(directory_count(".", ".tmp") == 0, "temporary files stay");
+    expect_run(0, "", tokenize, "--bytes one.txt --out one");
+    expect(!file_exists("one_tokenizer"), "shards of bytes keep a tokenizer");
+    verdict("tokenize: what it refuses; nothing stays on the disk");
+}
+
+// Documents with planted duplicates, and pairs that must stay.
+static void test_dedup(void) {
+    static char text[40000];
+    FILE* file = fopen("dup.jsonl", "we");
+    size_t bytes, removed = 0;
+    need(file != NULL, "dup.jsonl");
+    for (uint64_t i = 0; i < 60; i++) {
+        uint64_t of = i < 40 ? i : i - 40;               // the last twenty repeat the first twenty,
+        size_t change = i < 50 ? 200 : 100;              // ten exactly or with a word changed, ten only half
+        size_t used = write_words(text, 0, 300 + of, 0, i < 40 || i >= 50 ? change : 150, " ");
+        if (i >= 40 && i < 50 && i % 2) used += (size_t)sprintf(text + used, "changed ");
+        if (i >= 40 && i < 50) used = write_words(text, used, 300 + of, 150 + i % 2, 200, " ");
+        if (i >= 50) used = write_words(text, used, 900 + i, 100, 200, " ");
+        fprintf(file, "{\"text\": \"%s\"}\n%s", text, i == 20 ? "\n" : "");
+    }
+    need(fclose(file) == 0, "dup.jsonl");
+    for (int near = 0; near < 2; near++) {
+        expect_run(0, near ? "5 exact and 5 near" : "5 exact and 0 near", tokenize,
+                   text_of("--tokenizer tok --jsonl dup.jsonl --out dd --val 0 --dedup %s", near ? "near" : "exact"));
+        char* report = text_read("dd_duplicates.jsonl", &bytes);
+        char* line = report;
+        removed = count_in(report, "\n");
+        expect(removed == (near ? 10 : 5), "%zu lines: %s", removed, report);
+        for (size_t i = 0; i < removed; i++, line = strchr(line, '\n') + 1) {
+            Json json;
+            uint64_t document = 0, at = 0, of = 0, line_number = 0;
+            char why[16] = "";
+            double similarity = 0;
+            if (!expect(json_parse(&json, line, strcspn(line, "\n"), "report", &error), "%s", error.text)) continue;
+            uint32_t out = json_get(&json, 0, "left_out"), repeats = json_get(&json, 0, "repeats");
+            json_u64(&json, json_get(&json, out, "document"), &document);
+            json_u64(&json, json_get(&json, out, "line"), &line_number);
+            json_u64(&json, json_get(&json, repeats, "document"), &of);
+            json_u64(&json, json_get(&json, repeats, "line"), &at);
+            json_string(&json, json_get(&json, 0, "why"), why, sizeof why);
+            json_number(&json, json_get(&json, 0, "similarity"), &similarity);
+            uint64_t number = near ? 40 + i : 40 + 2 * i;  // a blank line after the 21st counts, too
+            expect(document == number + 1 && line_number == number + 2 && of == number - 40 && at == of + 1,
+                   "line %zu: %llu repeats %llu", i, (unsigned long long)document, (unsigned long long)of);
+            bool exact = number % 2 == 0;
+            expect(strcmp(why, exact ? "exact" : "near") == 0 && (exact ? similarity == 1 : similarity >= 0.8 &&
+                   similarity < 1), "line %zu: %s, %g", i, why, similarity);
+            json_free(&json);
+        }
+        free(report);
+        char* kept = shards_text("dd_train_*.bin", "dd_tokenizer", &bytes);
+        size_t documents = 0;
+        for (size_t i = 0; i < bytes; i++) documents += kept[i] == 0;
+        expect(documents == 60 - removed, "%zu documents remain", documents);
+        free(kept);
+    }
+    expect_run(0, "", tokenize, "--tokenizer tok --jsonl dup.jsonl --out dd --val 0");
+    expect(!file_exists("dd_duplicates.jsonl"), "the report of earlier shards stays");
+    verdict("tokenize --dedup: planted duplicates are found and reported, others stay");
+}
+
+// ------------------------------------------------------------------------------------------------
+// Runs
+
+#define TINY "--layers 1 --heads 2 --channels 16 --seq 16 --batch 2 --warmup 1 "
+
+static void test_runs(void) {
+    expect_run(0, "", tokenize, "--train-bpe 400 --text lines.txt --out tok2");
+    expect_run(0, "", tokenize, "--tokenizer tok --text one.txt --out a --val 0.2");
+    expect_run(0, "", tokenize, "--tokenizer tok2 --text one.txt --out b --val 0.2");
+    expect_run(0, "saved", train, TINY "--steps 2 --data 'a_train_*.bin' --val 'a_val_*.bin' --out run");
+    expect(run("cmp run/tokenizer/tokenizer.json a_tokenizer/tokenizer.json") == 0, "the run has another tokenizer");
+    expect_run(0, "resumed from", train, TINY "--steps 3 --data 'a_train_*.bin' --out run --resume");
+    verdict("runs: a run keeps the tokenizer of its shards");
+    static const struct { const char *what, *arguments; } refusals[] = {
+        {"--val", "--steps 2 --data 'a_train_*.bin' --val 'b_val_*.bin' --out new"},
+        {"a resume with other data", "--steps 4 --data 'b_train_*.bin' --out run --resume"},
+        {"a resume with other --val", "--steps 4 --data 'a_train_*.bin' --val 'b_val_*.bin' --out run --resume"},
+        {"--init-from", "--steps 2 --data 'b_train_*.bin' --init-from run/step_00000002 --out new"},
+    };
+    for (size_t i = 0; i < COUNT_OF(refusals); i++) {
+        expect_run(1, "is the tokenizer", train, text_of(TINY "%s", refusals[i].arguments));
+        expect(strstr(output, "give shards, a run and a model of one tokenizer") && count_in(output, "(") >= 2,
+               "%s: %s", refusals[i].what, output);
+        expect(!file_exists("new"), "%s: the run begins", refusals[i].what);
+    }
+    verdict("runs: data, validation data and weights of another tokenizer are refused");
+    expect(run("mkdir moved && cp a_train_*.bin moved") == 0, "shards without a tokenizer");
+    expect_run(0, "resumed from", train, TINY "--steps 4 --data 'moved/a_train_*.bin' --out run --resume");
+    expect_run(0, "saved", train, TINY "--steps 2 --data 'a_train_*.bin' --init-from run/step_00000002 --out next");
+    expect(run("cmp next/tokenizer/tokenizer.json a_tokenizer/tokenizer.json") == 0, "another tokenizer");
+    verdict("runs: shards without a tokenizer are accepted");
+}
+
+int main(int argc, char** argv) {
+    const char *fixture = "dev/test/fixtures/bpe_training.json", *programs[2] = {"build/tokenize", "build/train-FP32"};
+    Flag flags[] = {
+        {"tokenize", FLAG_TEXT, &programs[0], "PATH", 0, 0, "the program", 0},
+        {"train", FLAG_TEXT, &programs[1], "PATH", 0, 0, "the program", 0},
+        {"fixture", FLAG_TEXT, &fixture, "PATH", 0, 0, "a text, and merges of Hugging Face", 0},
+    };
+    int code;
+    if (!flags_begin(&code, "test_text", NULL, flags, COUNT_OF(flags), argc, argv)) return code;
+    tests_begin("test_text");
+    tokenize = realpath(programs[0], NULL);
+    train = realpath(programs[1], NULL);
+    char* merges = realpath(fixture, NULL);
+    Unicode* unicode = unicode_open(&error);
+    need(unicode != NULL, "%s", error.text);
+    root_enter();
+    test_files();
+    test_input();
+    test_documents();
+    test_training(unicode);
+    if (merges) test_training_of_peer(unicode, merges);
+    else skip("merges of Hugging Face", text_of("there is no %s", fixture));
+    test_duplicates();
+    char* part = random_text(100000, 9);
+    put_text("long_part.txt", part);
+    free(part);
+    if (tokenize) test_conversion();
+    if (tokenize) test_dedup();
+    else skip("the program tokenize", text_of("there is none at %s", programs[0]));
+    if (tokenize && train) test_runs();
+    else skip("runs", text_of("there is no program at %s", programs[1]));
+    free(unicode);
+    free(merges);
+    free(tokenize);
+    free(train);
+    return tests_end();
+}
