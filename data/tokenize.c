@@ -8,12 +8,12 @@
 //   build/tokenize --train-bpe 4096 --text 'books/*.txt' --out models/y
 //
 //   1. flags
-//   2. bytes      --bytes: a token per byte of one text
-//   3. documents  --text, --jsonl: documents by a tokenizer
-//   4. duplicates --dedup: which documents are left out
-//   5. conversion the two together
-//   6. training   --train-bpe: a tokenizer from documents
-//   7. main       and --encode, --decode: standard input to standard output
+//   2. bytes       --bytes: a token per byte of one text
+//   3. documents   --text, --jsonl: documents by a tokenizer
+//   4. duplicates  --dedup: which documents are left out
+//   5. conversion  the two together
+//   6. training    --train-bpe: a tokenizer from documents
+//   7. main        and --encode, --decode: standard input to standard output
 //
 // Shards of texts of any size take the same memory. All are renamed to their names after the last byte was flushed to
 // the disk; if anything fails before, no file has changed.
@@ -224,6 +224,7 @@ typedef struct {
     ShardSet set;
     uint64_t read[2];      // documents for training, for validation
     uint64_t empty, bytes; // documents without text; of text in all
+    uint64_t replaced;     // sequences of bytes that are no UTF-8
     uint8_t* left_out;     // (left_out_bytes), owned: a bit for each document
     size_t left_out_bytes;
     uint64_t duplicates[2]; // near, exact: documents left out
@@ -264,7 +265,7 @@ static void conversion_divide(Conversion* c) {
 }
 
 static void job_encode(Conversion* c, Job* job, WordEncoder* encoder) {
-    job->tokens.count = 0;
+    job->tokens.count = job->tokens.replaced = 0;
     job->failed = false;
     for (size_t i = job->first; !job->failed && i < job->first + job->count; i++) {
         const Piece* piece = &c->batch.pieces[i];
@@ -277,6 +278,7 @@ static void job_encode(Conversion* c, Job* job, WordEncoder* encoder) {
 static bool job_write(Conversion* c, const Job* job, Error* error) {
     const int32_t end_of_text = c->tokenizer.end_of_text;
     if (job->failed) return fail(error, "%s", job->error.text);
+    c->replaced += job->tokens.replaced;
     for (size_t i = job->first; i < job->first + job->count; i++) {
         const Piece* piece = &c->batch.pieces[i];
         size_t start = (size_t)c->starts.ids[i];
@@ -463,14 +465,21 @@ static void conversion_free(Conversion* c) {
     free(c);
 }
 
+// Whether the tokenizer splits a text at white space first, so that a long document can be cut there.
+static bool tokenizer_splits(const Tokenizer* tokenizer) {
+    const Rules* rules = tokenizer->rules;
+    return rules && rules->split >= SPLIT_GPT2 && rules->prefix == PREFIX_NEVER && rules->normalizer_count == 0;
+}
+
 static bool conversion_run(Conversion* c, Error* error) {
     const Options* o = c->options;
     if (c->tokenizer.end_of_text < 0)
         return fail(error, "%.600s names no end-of-text token, by which documents could be told apart; name it as "
                     "\"eos_token\" in tokenizer_config.json beside it", o->tokenizer);
     if ((o->val == 0 || o->val == 1) && !shard_set_agrees(&c->set, o->val == 1, error)) return false;
-    return documents_open(&c->documents, o->text ? o->text : o->jsonl, o->jsonl ? o->field : NULL, error) &&
-           conversion_split(c, error) && conversion_find_duplicates(c, error) && conversion_tokenize(c, error);
+    if (!documents_open(&c->documents, o->text ? o->text : o->jsonl, o->jsonl ? o->field : NULL, error)) return false;
+    if (!tokenizer_splits(&c->tokenizer)) c->documents.piece_bytes = PIECE_MAX;
+    return conversion_split(c, error) && conversion_find_duplicates(c, error) && conversion_tokenize(c, error);
 }
 
 // The report of the shards that are published; without one, that of earlier shards goes.
@@ -485,6 +494,8 @@ static void conversion_print(const Conversion* c) {
     uint64_t documents = c->read[0] + c->read[1], tokens = c->set.series[0].tokens + c->set.series[1].tokens;
     printf("%llu documents of %llu bytes, %.2f bytes per token\n", (unsigned long long)documents,
            (unsigned long long)c->bytes, (double)c->bytes / (double)tokens);
+    if (c->replaced > 0)
+        printf("%llu sequences of bytes that are no UTF-8 were read as U+FFFD\n", (unsigned long long)c->replaced);
     if (c->empty > 0) printf("%llu documents without text were left out\n", (unsigned long long)c->empty);
     if (c->options->dedup)
         printf("%s_duplicates.jsonl: %llu exact and %llu near duplicates were left out\n", c->options->out,

@@ -382,8 +382,8 @@ static inline bool run_check_data(const Run* run, const Dataset* data, const cha
     size_t V = run->record.config.vocab, of_data = (size_t)data->vocabulary;
     bool padded = tokenizer_has_files(&run->tokenizer) || run->options->init_from;
     if (of_data != 0 && of_data != V && !(padded && of_data < V))
-        return fail(error, "%s has a vocabulary of %zu but the model has %zu; give --vocab %zu, or shards of the model's "
-                    "tokenizer", flag, of_data, V, of_data);
+        return fail(error, "%s has a vocabulary of %zu but the model has %zu; give --vocab %zu, or shards of the "
+                    "model's tokenizer", flag, of_data, V, of_data);
     return dataset_suffices(data, T, error);
 }
 

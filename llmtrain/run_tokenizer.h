@@ -39,8 +39,8 @@ static inline bool placed_tokenizer_open(PlacedTokenizer* placed, const char* di
 static inline bool placed_tokenizers_agree(const PlacedTokenizer* a, const PlacedTokenizer* b, Error* error) {
     const Tokenizer *ours = &a->tokenizer, *other = &b->tokenizer;
     if (!tokenizer_is_known(ours) || !tokenizer_is_known(other) || ours->hash == other->hash) return true;
-    return fail(error, "%.300s is the tokenizer %s (%016llx), but %.300s is %s (%016llx), and tokens of one mean nothing "
-                "to the other; give shards, a run and a model of one tokenizer", a->where, ours->name,
+    return fail(error, "%.300s is the tokenizer %s (%016llx), but %.300s is %s (%016llx), and tokens of one mean "
+                "nothing to the other; give shards, a run and a model of one tokenizer", a->where, ours->name,
                 (unsigned long long)ours->hash, b->where, other->name, (unsigned long long)other->hash);
 }
 

@@ -40,6 +40,7 @@ caught() {
     shift
     case $suite in
         test_data) needs="$suite tokenize" ;;
+        test_text) needs="$suite tokenize train-FP32" ;;
         test_ranks | test_supervise | soak)
             needs="$suite train-FP32"
             set -- --train build/train-FP32 "$@" ;;

@@ -1,5 +1,5 @@
-// test_text: tests of data/input.h, bpe.h and duplicates.h, of what the program tokenize makes of documents, and of runs
-// that keep their tokenizer.
+// test_text: tests of data/input.h, bpe.h and duplicates.h, of what the program tokenize makes of documents, and of
+// runs that keep their tokenizer.
 //
 //   make build/test_text build/tokenize build/train-FP32
 //   build/test_text [--tokenize PATH] [--train PATH]
@@ -192,7 +192,11 @@ typedef struct {
 } Read;
 
 static void read_piece(Read* r, const Batch* batch, const Piece* piece) {
-    if (r->room - r->bytes < piece->bytes + 1) r->text = (char*)realloc(r->text, r->room = 2 * r->room + piece->bytes + 1);
+    if (r->room - r->bytes < piece->bytes + 1) {
+        r->room = 2 * r->room + piece->bytes + 1;
+        r->text = (char*)realloc(r->text, r->room);
+        need(r->text != NULL, "memory");
+    }
     memcpy(r->text + r->bytes, batch->text + piece->start, piece->bytes);
     r->bytes += piece->bytes;
     if (piece->ends) r->text[r->bytes++] = 0;
@@ -274,7 +278,8 @@ static void test_documents(void) {
     expect_documents("wide.txt", NULL, 7, "日本\0日本", 14, 2);
     verdict("documents: files, empty ones, one that is divided between lines");
 
-    put_text("j1.jsonl", "{\"text\": \"a\\nb\", \"id\": 1}\r\n\n  \t\n{\"n\": [{\"text\": 7}], \"text\": \"\\u00e9\\ud83d\\ude42\"}\n");
+    put_text("j1.jsonl", "{\"text\": \"a\\nb\", \"id\": 1}\r\n\n  \t\n"
+             "{\"n\": [{\"text\": 7}], \"text\": \"\\u00e9\\ud83d\\ude42\"}\n");
     put_text("j2.jsonl", "{\"text\": \"\"}\n{\"text\": \"last\"}");
     expect_documents("j?.jsonl", "text", 0, "a\nb\0\0\0é\xF0\x9F\x99\x82\0\0last\0", 19, 6);
     static const struct { const char *line, *words; } bad[] = {
@@ -350,7 +355,8 @@ static void test_training(const Unicode* unicode) {
         size_t made = merges_by_counting(merges, &words, MOST);
         // A token that two merges give has one number in ours and two there, so this oracle ends where the first does.
         size_t same = 0;
-        while (same < min_size(made, bpe.merge_count) && memcmp(&merges[same], &bpe.merges[same], sizeof merges[0]) == 0)
+        while (same < min_size(made, bpe.merge_count) &&
+               memcmp(&merges[same], &bpe.merges[same], sizeof merges[0]) == 0)
             same++;
         bool again = same < bpe.merge_count && bpe.merges[same].token < (int32_t)(256 + same);
         expect(same > 20 && (again || (same == made && same == bpe.merge_count)),
@@ -375,15 +381,16 @@ static void test_training_of_peer(const Unicode* unicode, const char* path) {
     expect(word_table_open(&words, &error) &&
            word_table_add_text(&words, unicode, json.text + node->start, node->bytes, &error) &&
            bpe_train(&bpe, &words, 800, &error), "%s", error.text);
-    for (uint32_t i = json_first(&json, json_get(&json, 0, "merges")); i != JSON_NONE; i = json_next(&json, i), count++) {
+    uint32_t theirs = json_get(&json, 0, "merges");
+    for (uint32_t i = json_first(&json, theirs); i != JSON_NONE; i = json_next(&json, i), count++) {
         if (count >= bpe.merge_count) continue;
         bpe_write_piece(left, &bpe, bpe.merges[count].left);
         bpe_write_piece(right, &bpe, bpe.merges[count].right);
         snprintf(both, sizeof both, "%s %s", left, right);
         same += strcmp(both, json.text + json.nodes[i].start) == 0;
     }
-    expect(count == 543 && same == count && count == bpe.merge_count, "%zu of %zu merges are the same, ours are %zu", same,
-           count, bpe.merge_count);
+    expect(count == 543 && same == count && count == bpe.merge_count, "%zu of %zu merges are the same, ours are %zu",
+           same, count, bpe.merge_count);
     bpe_free(&bpe);
     word_table_close(&words);
     json_free(&json);
@@ -455,8 +462,8 @@ static void test_duplicates(void) {
         else if (truth < 0.8 - doubt) wrong += found.any;
     }
     check(wrong == 0, "duplicates: near ones are found, others stay: %d of %d pairs are wrong", wrong, pairs);
-    check_bound(sqrt(squares / pairs), 0.5 / sqrt(SIGNATURE), "duplicates: error of the estimated similarity, rms of %d",
-                pairs);
+    check_bound(sqrt(squares / pairs), 0.5 / sqrt(SIGNATURE), "duplicates: error of the estimated similarity, rms of "
+                "%d", pairs);
     check_bound(worst, 4.5 * 0.5 / sqrt(SIGNATURE), "duplicates: the same, at most");
     duplicates_close(&d);
 
