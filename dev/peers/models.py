@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 
+sys.path = sys.path[1:]  # this folder has files that are called like packages
 try:
     import numpy as np
     import torch

@@ -2,7 +2,7 @@
 //
 //   1. in          each fixture (dev/peers/models.py --fixtures) computes what transformers computed
 //   2. out         what is exported is read back to the same bits, from any form into any form, in shards, in 16 bits
-//   3. runs        a checkpoint of several pieces; a run that begins with an imported model; a shorter context
+//   3. runs        a checkpoint of several pieces; a run that begins with an imported model; a shorter context; its tokenizer
 //   4. bad files   configurations, headers, indices, shapes, types: each refused with a sentence; nothing is written
 //
 //   build/test_convert [--export build/export] [--train build/train-FP32]
@@ -13,6 +13,7 @@
 
 #include "llmtrain/export.h"
 #include "llmtrain/open.h"
+#include "llmtrain/presets.h"
 #include "dev/test/harness.h"  // after comm.h, whose roots it would shadow
 
 static char fixtures[PATH_MAX], export_program[PATH_MAX], train_program[PATH_MAX];
@@ -76,6 +77,19 @@ static bool export_to(const char* from, const char* to, ExportType type, size_t 
     bool ok = directory_make(to, error) && write(&e, error);
     source_close(&s);
     return ok;
+}
+
+// Runs a program; its exit code, and whether standard error has the words.
+static void expect_program(int code, const char* words, const char* line) {
+    Words w;
+    Program p;
+    memset(&w, 0, sizeof w);
+    words_add(&w, line);
+    program_start(&p, w.words, NULL, NULL);
+    programs_wait(&p, 1, 60e3);
+    expect(program_code(&p) == code && strstr(code ? p.text[1] : p.text[0], words), "%s: exit code %d, not %d: %s%s",
+           line, program_code(&p), code, p.text[0], p.text[1]);
+    program_free(&p);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -260,6 +274,42 @@ static void test_runs(void) {
     verdict("the context of a GPT-2 can be shortened, but not made longer");
 }
 
+// A model of random weights with a tokenizer: both go out and in together.
+static void test_tokenizer(void) {
+    Config config;
+    Model model;
+    Tokenizer bytes = tokenizer_of_bytes(), tokenizer;
+    RunRecord record;
+    Error error;
+    ModelOptions options = options_of(1, 8);
+    memset(&config, 0, sizeof config);
+    memset(&record, 0, sizeof record);
+    need(config_set(&config, "family=llama layers=1 heads=2 channels=16 context=16 vocab=300 tied=on", &error) &&
+         model_create(&model, &config, options, &error) && model_randomize(&model, 1, &error), "%s", error.text);
+    record.config = model.config;
+    record.state = run_state_begin(false, 1.0);
+    record.state.step = 1;
+    need(directory_make("bytes.run", &error) && model_save(&model, &record, "bytes.run", &error) &&
+         tokenizer_save(&bytes, "bytes.run/tokenizer", &error), "%s", error.text);
+    model_free(&model);
+    if (!file_exists(export_program)) return;
+    expect_program(0, "parameters", text_of("%s --out bytes.run --to hf --dir bytes.hf", export_program));
+    static const char* const paths[] = {"bytes.run", "bytes.run/step_00000001", "bytes.hf"};
+    for (size_t i = 0; i < COUNT_OF(paths); i++) {
+        bool ok = model_open(&model, &tokenizer, i ? NULL : paths[i], i ? paths[i] : NULL, &options, "test", &error);
+        expect(ok, "%s: %s", paths[i], error.text);
+        if (!ok) continue;
+        Tokens tokens;
+        memset(&tokens, 0, sizeof tokens);
+        expect(tokenizer.vocabulary == 256 && tokenizer_encode(&tokens, &tokenizer, "A\xC3\xA9", 3, &error) &&
+               tokens.count == 3 && tokens.ids[0] == 'A', "%s: the tokenizer", paths[i]);
+        tokens_free(&tokens);
+        tokenizer_close(&tokenizer);
+        model_free(&model);
+    }
+    verdict("a tokenizer goes out and in with its model");
+}
+
 // ------------------------------------------------------------------------------------------------
 // 4. Bad files
 
@@ -426,19 +476,6 @@ static void test_bad_weights(void) {
 // ------------------------------------------------------------------------------------------------
 // The programs
 
-// Runs a program; its exit code, and whether standard error has the words.
-static void expect_program(int code, const char* words, const char* line) {
-    Words w;
-    Program p;
-    memset(&w, 0, sizeof w);
-    words_add(&w, line);
-    program_start(&p, w.words, NULL, NULL);
-    programs_wait(&p, 1, 60e3);
-    expect(program_code(&p) == code && strstr(code ? p.text[1] : p.text[0], words), "%s: exit code %d, not %d: %s%s",
-           line, program_code(&p), code, p.text[0], p.text[1]);
-    program_free(&p);
-}
-
 static void test_programs(void) {
     if (!file_exists(export_program)) {
         skip("build/export", "it is not there");
@@ -506,6 +543,7 @@ int main(int argc, char** argv) {
     test_in();
     test_out();
     test_runs();
+    test_tokenizer();
     test_bad_configs();
     test_bad_weights();
     test_programs();
