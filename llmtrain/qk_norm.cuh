@@ -60,7 +60,7 @@ qk_norm_forward_kernel(floatX* qkv, floatX* saved, float* rstd, const floatX* __
 // takes rows blockIdx.x, + gridDim.x, ..., a warp every 8th head of them; a lane always has the same elements, whose
 // sums it keeps in registers. Reads 2 D elements and writes D per head.
 template <int W>
-static __global__ void __launch_bounds__(QK_NORM_WARPS * WARP)
+static __global__ void __launch_bounds__(QK_NORM_WARPS * WARP, 3)
 qk_norm_backward_kernel(floatX* dqkv, float* partial, const floatX* saved, const float* rstd,
                         const floatX* __restrict__ q_weight, const floatX* __restrict__ k_weight, size_t N, size_t H,
                         size_t K, size_t D) {
