@@ -845,7 +845,7 @@ static inline bool tokenizer_files_find_in(TokenizerFiles* s, const char* direct
         if (!PATTERNS[i].name) continue;
         ranks_name(name, &PATTERNS[i]);
         if (!tokenizer_files_take(s, FILE_RANKS, directory, name, error)) return false;
-        s->pattern = &PATTERNS[i];
+        if (s->paths[FILE_RANKS]) s->pattern = &PATTERNS[i];
     }
     bool gpt2 = s->paths[FILE_ENCODER] && s->paths[FILE_MERGES];
     return s->paths[FILE_JSON] || s->paths[FILE_RANKS] || gpt2 ||

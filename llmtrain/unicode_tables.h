@@ -178,7 +178,7 @@ static const uint32_t UNICODE_COMBINING_RUNS[] = {
     220,109,0,6,230,1,7,988853,0,
 };
 
-// Canonical decompositions: a character, and the two that it is made of. NFC puts these two together again.
+// Canonical decompositions: a character, and the two that it is made of, which NFC puts together again.
 static const uint32_t UNICODE_COMPOSITIONS[] = {
     192,65,768,193,65,769,194,65,770,195,65,771,196,65,776,197,65,778,199,67,807,200,69,768,201,69,769,202,69,770,203,
     69,776,204,73,768,205,73,769,206,73,770,207,73,776,209,78,771,210,79,768,211,79,769,212,79,770,213,79,771,214,79,

@@ -1,4 +1,4 @@
-// tokenizer_ids: what tokenizer.h makes of many texts, for dev/peers/tokenizers.py to compare.
+// tokenizer_ids: what tokenizer.h makes of many texts, for dev/peers/tokenizer_ids.py to compare.
 //
 //   build/tokenizer_ids PATH [PATTERN]           texts on standard input, each after its length in 4 bytes; on standard
 //                                                output the tokens of each after their number, in 4 bytes each

@@ -72,7 +72,7 @@ def combining():
 
 
 def decompositions():
-    """(character, first, second, composes) of each canonical decomposition; second is 0 where there is one character."""
+    """(character, first, second, composes) of each canonical decomposition; second is 0 where there is none."""
     result = []
     for c in CHARACTERS:
         text = unicode.decomposition(chr(c))
@@ -105,9 +105,10 @@ def main():
     by_class = [number for length, value in runs(classes()) for number in (length, value)]
     by_combining = [number for length, value in runs(combining()) for number in (length, value)]
     names = "".join(f"    UNICODE_{name},\n" for name in CLASSES) + "    UNICODE_CLASSES"
+    versions = f"Unicode {unicode.unidata_version} and tokenizers {tokenizers.__version__}"
     print(f"""// unicode_tables.h: what unicode.h knows of each character.
 //
-// Made by dev/peers/unicode_tables.py from Unicode {unicode.unidata_version} and tokenizers {tokenizers.__version__}: change that, not this file.
+// Made by dev/peers/unicode_tables.py from {versions}: change that, not this file.
 // Runs cover all code points from 0 on: a length, then the value of that many.
 
 #ifndef LLMTRAIN_UNICODE_TABLES_H
@@ -124,7 +125,7 @@ enum {{
     print(array("static const uint32_t UNICODE_CLASS_RUNS[]", by_class))
     print("// Canonical combining classes.")
     print(array("static const uint32_t UNICODE_COMBINING_RUNS[]", by_combining))
-    print("// Canonical decompositions: a character, and the two that it is made of. NFC puts these two together again.")
+    print("// Canonical decompositions: a character, and the two that it is made of, which NFC puts together again.")
     print(array("static const uint32_t UNICODE_COMPOSITIONS[]", composing))
     print("// The same, which NFC takes apart only; the second is 0 where there is none.")
     print(array("static const uint32_t UNICODE_DECOMPOSITIONS[]", others))

@@ -1,41 +1,619 @@
-// test_tokenizer: tests of tokenizer.h.
+// test_tokenizer: tests of tokenizer.h and what it stands on, and of tokenize --encode and --decode.
 //
 //   cc -std=c11 -O2 -I. dev/test/test_tokenizer.c -o build/test_tokenizer -lm -pthread && build/test_tokenizer
+//
+//   1. fixtures   tokenizers of each kind give the ids of `tokenizers` and `tiktoken` (dev/peers/tokenizer_ids.py)
+//   2. encoding   long words, threads, bytes that are no UTF-8; back to text, token by token
+//   3. files      directories, configurations, saving; every bad file is refused with a sentence
+//   4. program    tokenize --encode and --decode
+//
+// Run it in the root of the checkout. The program tokenize is the one beside this one.
 
 #include "llmtrain/tokenizer.h"
 #include "harness.h"
 
 static Error error;
+static char fixtures[PATH_MAX];
+static const char* fixture(const char* name) { return text_of("%s/%s", fixtures, name); }
+
+static void open_tokenizer(Tokenizer* tokenizer, const char* path, const char* pattern) {
+    need(tokenizer_open(tokenizer, path, pattern, &error), "%s", error.text);
+}
+
+static Tokens encode(const Tokenizer* tokenizer, const char* text, size_t bytes) {
+    Tokens tokens = {NULL, 0, 0, 0};
+    need(tokenizer_encode(&tokens, tokenizer, text, bytes, &error), "%s", error.text);
+    return tokens;
+}
+
+static bool same_tokens(const Tokens* a, const Tokens* b) {
+    return a->count == b->count && (a->count == 0 || memcmp(a->ids, b->ids, a->count * sizeof(int32_t)) == 0);
+}
+
+// The text of tokens. If it is UTF-8, every part of it that the decoder gives is whole characters.
+static Text decode(const Tokenizer* tokenizer, const Tokens* tokens) {
+    static TokenDecoder decoder;
+    Text text = {NULL, 0, 0};
+    size_t bytes, halves = 0;
+    decoder_begin(&decoder, tokenizer);
+    for (size_t i = 0; i < tokens->count; i++) {
+        const char* more = decoder_add(&bytes, &decoder, tokens->ids[i]);
+        halves += utf8_valid(more, bytes) < bytes;
+        need(text_append(&text, more, bytes, &error), "memory");
+    }
+    const char* rest = decoder_end(&bytes, &decoder);
+    need(text_append(&text, rest, bytes, &error), "memory");
+    expect(halves == 0 || utf8_valid(text.bytes, text.count) < text.count, "half a character is given");
+    return text;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 1. Fixtures
+
+// Kinds that lose nothing: no normalization, no spaces in front that were not there, no white space left out.
+static bool is_lossless(const char* kind) {
+    return choice_find("gpt2.json|gpt4-removed.json|phi4.json|r50k.json|llama3.json|o200k.json|smollm2.json|gpt2|cl100k"
+                       "|o200k", kind) >= 0;
+}
+
+static void test_kind(const Json* json, uint32_t strings, uint32_t kind) {
+    const char* name = json_key(json, kind);
+    bool file = strstr(name, ".json") != NULL;
+    Tokenizer tokenizer;
+    open_tokenizer(&tokenizer, fixture(file ? name : "ranks.tiktoken"), file ? NULL : name);
+    WordEncoder encoder = tokenizer_encoder(&tokenizer);
+    uint32_t want = json_first(json, kind);
+    size_t number = 0;
+    for (uint32_t i = json_first(json, strings); i != JSON_NONE; i = json_next(json, i), number++) {
+        const char* text = json->text + json->nodes[i].start;
+        Tokens tokens = encode(&tokenizer, text, json->nodes[i].bytes), again = {NULL, 0, 0, 0};
+        bool same = tokens.count == json_count(json, want);
+        uint32_t id = json_first(json, want);
+        for (size_t k = 0; same && k < tokens.count; k++, id = json_next(json, id)) {
+            uint64_t value = UINT64_MAX;
+            same = json_u64(json, id, &value) && value == (uint64_t)tokens.ids[k];
+        }
+        expect(same, "string %zu has other tokens", number);
+        for (int round = 0; round < 2; round++) {  // the second time from the cache
+            again.count = 0;
+            bool ok = tokenizer_encode_by(&again, &tokenizer, &encoder, text, json->nodes[i].bytes, &error);
+            expect(ok && same_tokens(&tokens, &again), "string %zu has other tokens by an encoder", number);
+        }
+        Text back = decode(&tokenizer, &tokens);
+        bool equal = back.count == json->nodes[i].bytes;
+        equal = equal && (back.count == 0 || memcmp(back.bytes, text, back.count) == 0);
+        expect(equal || !is_lossless(name), "string %zu does not come back", number);
+        text_free(&back);
+        tokens_free(&tokens);
+        tokens_free(&again);
+        want = json_next(json, want);
+    }
+    word_encoder_close(&encoder);
+    tokenizer_close(&tokenizer);
+    verdict("the tokens of %s: those of %s", name, file ? "tokenizers" : "tiktoken");
+}
+
+static void test_fixtures(void) {
+    size_t bytes;
+    Json json;
+    char* text = text_read(fixture("ids.json"), &bytes);
+    need(json_parse(&json, text, bytes, "ids.json", &error), "%s", error.text);
+    uint32_t kinds = json_get(&json, 0, "kinds");
+    need(json_count(&json, kinds) >= 15, "the fixtures");
+    for (uint32_t kind = json_first(&json, kinds); kind != JSON_NONE; kind = json_next(&json, kind))
+        test_kind(&json, json_get(&json, 0, "strings"), kind);
+    json_free(&json);
+    free(text);
+
+    Tokenizer json_form, files, file;
+    const char* line = "Hello  world's end<|endoftext|>\n\n 12";
+    open_tokenizer(&json_form, fixture("gpt2.json"), NULL);
+    open_tokenizer(&files, fixture("gpt2"), NULL);
+    open_tokenizer(&file, fixture("gpt2/encoder.json"), NULL);
+    Tokens a = encode(&json_form, line, strlen(line)), b = encode(&files, line, strlen(line));
+    for (size_t i = 0; i < a.count; i++)  // the end of text alone has another id
+        if (a.ids[i] == json_form.end_of_text) a.ids[i] = files.end_of_text;
+    expect(same_tokens(&a, &b), "other tokens than from tokenizer.json");
+    expect(files.hash == file.hash && files.hash != json_form.hash, "the hash");
+    expect(files.end_of_text == files.vocabulary - 1 && files.begin_of_text == -1, "the end of a text");
+    verdict("encoder.json with vocab.bpe: the tokens of the same in tokenizer.json");
+    tokens_free(&a);
+    tokens_free(&b);
+    tokenizer_close(&json_form);
+    tokenizer_close(&files);
+    tokenizer_close(&file);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 2. Encoding
 
 static void test_bytes(void) {
-    char text[1000], back[1000 + 4];
-    Tokenizer tokenizer = tokenizer_of_bytes();
-    TokenDecoder decoder;
-    Tokens tokens = {0};
-    size_t length = 0, bytes;
+    char text[1000];
+    Tokenizer tokenizer = tokenizer_of_bytes(), saved;
+    size_t bytes;
     for (size_t i = 0; i < 1000; i++) text[i] = (char)(i < 256 ? i : random_bits(1, RANDOM_TEST, 0, i));
-    expect(tokenizer_encode(&tokens, &tokenizer, text, 1000, &error) && tokens.count == 1000, "the number of tokens");
-    decoder_begin(&decoder, &tokenizer);
-    for (size_t i = 0; i < tokens.count; i++) {
-        expect(tokens.ids[i] == (unsigned char)text[i], "a token out of range");
-        const char* more = decoder_add(&bytes, &decoder, tokens.ids[i]);
-        memcpy(back + length, more, bytes);
-        length += bytes;
-    }
-    memcpy(back + length, decoder_end(&bytes, &decoder), 3);
-    expect(length + bytes == 1000 && memcmp(text, back, 1000) == 0, "the text");
+    Tokens tokens = encode(&tokenizer, text, 1000);
+    expect(tokens.count == 1000, "the number of tokens");
+    for (size_t i = 0; i < tokens.count; i++) expect(tokens.ids[i] == (unsigned char)text[i], "a token");
+    Text back = decode(&tokenizer, &tokens);
+    expect(back.count == 1000 && memcmp(text, back.bytes, 1000) == 0, "the text");
     tokenizer_piece(&bytes, &tokenizer, 256);
     expect(bytes == 0, "a token above the vocabulary");
     tokenizer_piece(&bytes, &tokenizer, -1);
     expect(bytes == 0, "a token below zero");
+    expect(tokenizer_find(&tokenizer, "a") == 'a' && tokenizer_find(&tokenizer, "ab") == -1, "finding a token");
+    need(tokenizer_save(&tokenizer, "bytes", &error), "%s", error.text);
+    open_tokenizer(&saved, "bytes", NULL);
+    expect(!saved.rules && saved.hash == tokenizer.hash, "a saved tokenizer of bytes is none again");
+    text_free(&back);
     tokens_free(&tokens);
-    tokenizer_close(&tokenizer);
+    tokenizer_close(&saved);
     verdict("bytes there and back");
 }
 
-int main(void) {
+// Joins by the definition: the lowest rank first, of equal ones the leftmost.
+static size_t join_slowly(uint32_t* ids, const Vocabulary* v, size_t count) {
+    for (;;) {
+        size_t best = 0;
+        uint32_t low = MERGE_NONE;
+        for (size_t i = 0; i + 1 < count; i++) {
+            uint32_t rank = merge_slot(v, ids[i], ids[i + 1])->rank;
+            if (rank < low) low = rank, best = i;
+        }
+        if (low == MERGE_NONE) return count;
+        ids[best] = merge_slot(v, ids[best], ids[best + 1])->id;
+        memmove(ids + best + 1, ids + best + 2, (count - best - 2) * sizeof *ids);
+        count--;
+    }
+}
+
+static void test_long_words(void) {
+    enum { MOST = 3000 };
+    static uint32_t ids[MOST + 1];
+    static char word[MOST];
+    Tokenizer tokenizer;
+    open_tokenizer(&tokenizer, fixture("llama3.json"), NULL);
+    const Vocabulary* v = &tokenizer.rules->vocabulary;
+    for (size_t length = 1, test = 0; length <= MOST; length = length < 80 ? length + 1 : length * 3 / 2, test++) {
+        Tokens tokens = {NULL, 0, 0, 0};
+        WordEncoder encoder = word_encoder_open(v, false);
+        for (size_t i = 0; i < length; i++)
+            word[i] = "etaoinshr e"[random_bits(2, RANDOM_TEST, test, i) % (test % 3 == 0 ? 2 : 11)];
+        need(word_encode(&tokens, &encoder, word, length, &error), "%s", error.text);
+        size_t count = word_symbols(ids, v, word, length);
+        int32_t whole = vocabulary_find(v, word, length);
+        if (whole >= 0) ids[0] = (uint32_t)whole, count = 1;
+        else count = join_slowly(ids, v, count);
+        bool same = count == tokens.count && memcmp(ids, tokens.ids, count * sizeof *ids) == 0;
+        expect(same, "a word of %zu bytes", length);
+        tokens_free(&tokens);
+        word_encoder_close(&encoder);
+    }
+    verdict("words of 1 to %d bytes are joined as the definition says", MOST);
+    tokenizer_close(&tokenizer);
+}
+
+// A text of many kinds of words, of at least so many bytes.
+static Text make_text(size_t bytes) {
+    static const char* const words[] = {
+        "the", " of", "'s", "\n\n", " caf\xC3\xA9", " \xE2\x96\x81", "123", " 4567", "  ", "<|endoftext|>",
+        "\xF0\x9F\x98\x80", "e\xCC\x81", "!?", "\t", " Word", "<s>", " "};
+    Text text = {NULL, 0, 0};
+    for (size_t i = 0; text.count < bytes; i++) {
+        const char* word = words[random_bits(3, RANDOM_TEST, 0, i) % COUNT_OF(words)];
+        need(text_append(&text, word, strlen(word), &error), "memory");
+    }
+    return text;
+}
+
+static void test_threads(void) {
+    static const char* const kinds[] = {"gpt2-added.json", "llama3.json", "o200k.json", "smollm2.json", "llama2.json",
+                                        "mistral.json", "metaspace.json"};
+    Text text = make_text(3 << 20);
+    size_t before = threads_count();
+    for (size_t k = 0; k < COUNT_OF(kinds); k++) {
+        Tokenizer tokenizer;
+        open_tokenizer(&tokenizer, fixture(kinds[k]), NULL);
+        WordEncoder encoder = tokenizer_encoder(&tokenizer);
+        Tokens alone = {NULL, 0, 0, 0};
+        need(tokenizer_encode_by(&alone, &tokenizer, &encoder, text.bytes, text.count, &error), "%s", error.text);
+        for (size_t threads = 1; threads <= 3; threads++) {
+            threads_set(threads);
+            Tokens tokens = encode(&tokenizer, text.bytes, text.count);
+            expect(same_tokens(&alone, &tokens), "%s with %zu threads", kinds[k], threads);
+            tokens_free(&tokens);
+        }
+        tokens_free(&alone);
+        word_encoder_close(&encoder);
+        tokenizer_close(&tokenizer);
+    }
+    threads_set(before);
+    text_free(&text);
+    verdict("any number of threads: the tokens of one that does not cut the text");
+}
+
+// Texts that take long by a careless method: one letter, spaces, combining marks, beginnings of added tokens.
+static void test_patience(void) {
+    static const char* const units[] = {"a", " ", "\n", "\xCC\x81", "\xCC\x95\xCC\x80", "<|endoftext|",
+                                        "\xE2\x96\x81", "A1'"};
+    static const char* const kinds[] = {"gpt2-added.json", "o200k.json", "llama2.json"};
+    enum { BYTES = 400000 };
+    char* text = (char*)malloc(BYTES + 16);
+    need(text != NULL, "memory");
+    for (size_t u = 0; u < COUNT_OF(units); u++) {
+        size_t bytes = 0;
+        for (; bytes < BYTES; bytes += strlen(units[u])) memcpy(text + bytes, units[u], strlen(units[u]));
+        for (size_t k = 0; k < COUNT_OF(kinds); k++) {
+            Tokenizer tokenizer;
+            open_tokenizer(&tokenizer, fixture(kinds[k]), NULL);
+            double begin = now_ms();
+            Tokens tokens = encode(&tokenizer, text, bytes);
+            double ms = now_ms() - begin;
+            expect(ms < 5000 && tokens.count > 0, "%d bytes of '%s' by %s take %.0f ms", BYTES, units[u], kinds[k], ms);
+            tokens_free(&tokens);
+            tokenizer_close(&tokenizer);
+        }
+    }
+    free(text);
+    verdict("texts that repeat take no longer than others");
+}
+
+static void test_repair(void) {
+    // What Python's bytes.decode(errors="replace") makes of each.
+    static const struct { const char *bytes, *text; size_t replaced; } cases[] = {
+        {"a\xFF" "b", "a?b", 1},           {"\xC3", "?", 1},
+        {"\xE2\x96", "?", 1},              {"\xE2\x96" "a", "?a", 1},
+        {"\xE2\x28\xA1", "?(?", 2},        {"\xF0\x9F\x98", "?", 1},
+        {"\xC0\xAF", "??", 2},             {"\xED\xA0\x80", "???", 3},
+        {"\xF4\x90\x80\x80", "????", 4},   {"\xF0\x80\x80\x80", "????", 4},
+        {"12345678\x80" "9", "12345678?9", 1}, {"\xF8\x88\x80\x80\x80", "?????", 5},
+    };
+    Tokenizer tokenizer;
+    open_tokenizer(&tokenizer, fixture("gpt2.json"), NULL);
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        Text want = {NULL, 0, 0};
+        need(text_replace(&want, cases[i].text, strlen(cases[i].text), "?", "\xEF\xBF\xBD", &error), "memory");
+        Tokens tokens = encode(&tokenizer, cases[i].bytes, strlen(cases[i].bytes));
+        Text back = decode(&tokenizer, &tokens);
+        expect(back.count == want.count && memcmp(back.bytes, want.bytes, want.count) == 0, "case %zu", i);
+        expect(tokens.replaced == cases[i].replaced, "case %zu: %zu replaced", i, tokens.replaced);
+        text_free(&want);
+        text_free(&back);
+        tokens_free(&tokens);
+    }
+    tokenizer_close(&tokenizer);
+    verdict("bytes that are no UTF-8 are read as U+FFFD, and counted");
+}
+
+static void test_decoder(void) {
+    Tokenizer tokenizer;
+    open_tokenizer(&tokenizer, fixture("gpt2.json"), NULL);
+    for (size_t test = 0; test < 200; test++) {
+        Tokens tokens = {NULL, 0, 0, 0};
+        Text want = {NULL, 0, 0};
+        for (size_t i = 0; i < 40; i++) {
+            uint32_t below = test % 2 ? 256 : (uint32_t)tokenizer.vocabulary;
+            int32_t id = (int32_t)(random_bits(4, RANDOM_TEST, test, i) % below);
+            size_t bytes;
+            const char* piece = tokenizer_piece(&bytes, &tokenizer, id);
+            need(tokens_append(&tokens, &id, 1, &error) && text_append(&want, piece, bytes, &error), "memory");
+        }
+        Text text = decode(&tokenizer, &tokens);
+        expect(text.count == want.count && memcmp(text.bytes, want.bytes, want.count) == 0, "test %zu", test);
+        text_free(&text);
+        text_free(&want);
+        tokens_free(&tokens);
+    }
+    tokenizer_close(&tokenizer);
+    verdict("any tokens are decoded to exactly their bytes");
+
+    open_tokenizer(&tokenizer, fixture("llama2.json"), NULL);
+    static const char* const texts[] = {"Hello", " Hello  world", "\xF0\x9F\x98\x80 x", "a<s> b</s>c", "", "  ", "\n"};
+    for (size_t i = 0; i < COUNT_OF(texts); i++) {
+        Tokens tokens = encode(&tokenizer, texts[i], strlen(texts[i]));
+        Text text = decode(&tokenizer, &tokens);
+        expect(text.count == strlen(texts[i]) && (text.count == 0 || memcmp(text.bytes, texts[i], text.count) == 0),
+               "'%s' is '%.*s'", texts[i], (int)text.count, text.bytes ? text.bytes : "");
+        text_free(&text);
+        tokens_free(&tokens);
+    }
+    verdict("the space that a tokenizer puts before a text is left out again");
+    expect(tokenizer.begin_of_text == 1 && tokenizer_kind(&tokenizer, 1) == TOKEN_SPECIAL, "the template");
+    expect(tokenizer.end_of_text == 2, "the end of a text");
+    expect(tokenizer_kind(&tokenizer, -1) == TOKEN_ABSENT, "no token");
+    expect(tokenizer_kind(&tokenizer, 1 << 30) == TOKEN_ABSENT, "no token so high");
+    verdict("the template names the token before a text");
+    tokenizer_close(&tokenizer);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 3. Files
+
+static void put_directory(const char* name, const char* json, const char* config, const char* chat) {
+    need(directory_make(name, &error), "%s", error.text);
+    size_t bytes;
+    char* text = text_read(fixture(json), &bytes);
+    put_bytes(text_of("%s/tokenizer.json", name), text, bytes);
+    free(text);
+    if (config) put_text(text_of("%s/tokenizer_config.json", name), config);
+    if (chat) put_text(text_of("%s/chat_template.jinja", name), chat);
+}
+
+static void test_directories(void) {
+    Tokenizer t, saved;
+    put_directory("plain", "llama2.json", NULL, NULL);
+    open_tokenizer(&t, "plain", NULL);
+    expect(t.begin_of_text == 1 && t.end_of_text == 2 && !t.chat_template, "without a configuration");
+    uint64_t plain = t.hash;
+    tokenizer_close(&t);
+    put_directory("full", "llama2.json", "{\"bos_token\":\"</s>\",\"eos_token\":{\"content\":\"<s>\"},\"add_bos_token\""
+                  ":true,\"chat_template\":\"{{ x }}\",\"model_max_length\":1e30}", NULL);
+    open_tokenizer(&t, "full", NULL);
+    expect(t.begin_of_text == 2 && t.end_of_text == 1, "what a configuration says");
+    expect(t.chat_template && strcmp(t.chat_template, "{{ x }}") == 0, "its chat template");
+    expect(t.hash != plain, "the hash is of all files");
+    need(tokenizer_save(&t, "saved", &error), "%s", error.text);
+    open_tokenizer(&saved, "saved", NULL);
+    expect(saved.hash == t.hash && saved.end_of_text == 1 && strcmp(saved.name, t.name) == 0, "what was saved");
+    tokenizer_close(&t);
+    tokenizer_close(&saved);
+    put_directory("none", "llama2.json", "{\"add_bos_token\":false,\"chat_template\":[{\"name\":\"rag\",\"template\":"
+                  "\"r\"},{\"name\":\"default\",\"template\":\"d\"}]}", NULL);
+    open_tokenizer(&t, "none", NULL);
+    expect(t.begin_of_text == -1, "no token before a text");
+    expect(t.chat_template && strcmp(t.chat_template, "d") == 0, "the default template of several");
+    tokenizer_close(&t);
+    put_directory("jinja", "llama2.json", "{\"chat_template\":\"old\"}", "new");
+    open_tokenizer(&t, "jinja", NULL);
+    expect(t.chat_template && strcmp(t.chat_template, "new") == 0, "a template in a file of its own");
+    tokenizer_close(&t);
+
+    open_tokenizer(&t, fixture("ranks.tiktoken"), "o200k");
+    need(tokenizer_save(&t, "ranks", &error), "%s", error.text);
+    open_tokenizer(&saved, "ranks", NULL);
+    expect(saved.hash == t.hash && saved.pattern == t.pattern, "a rank file keeps its pattern");
+    expect(strstr(t.name, "o200k") != NULL, "its name");
+    tokenizer_close(&saved);
+    open_tokenizer(&saved, fixture("ranks.tiktoken"), "gpt2");
+    expect(saved.hash != t.hash, "the pattern is a part of the hash");
+    tokenizer_close(&t);
+    tokenizer_close(&saved);
+    open_tokenizer(&t, fixture("gpt2"), NULL);
+    need(tokenizer_save(&t, "files", &error), "%s", error.text);
+    open_tokenizer(&saved, "files", NULL);
+    expect(saved.hash == t.hash && saved.end_of_text == t.end_of_text, "GPT-2's files");
+    tokenizer_close(&t);
+    tokenizer_close(&saved);
+    open_tokenizer(&t, "full", NULL);
+    put_text("full/tokenizer_config.json", "{}");
+    expect_refusal(tokenizer_save(&t, "late", &error), &error, "changed", "a file that changed");
+    tokenizer_close(&t);
+    verdict("directories: configuration, templates; what is saved opens as the same");
+}
+
+// A file that is good, with one place in it replaced.
+#define BASE "{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,\"added_tokens\":[{\"id\":4," \
+    "\"content\":\"<x>\",\"special\":true}],\"normalizer\":null," \
+    "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false}," \
+    "\"post_processor\":null,\"decoder\":{\"type\":\"ByteLevel\"},\"model\":{\"type\":\"BPE\",\"dropout\":null," \
+    "\"vocab\":{\"a\":0,\"b\":1,\"ab\":2,\"aba\":3},\"merges\":[\"a b\",[\"ab\",\"a\"]]}}"
+
+static const struct { const char *old, *put, *words; } bad_files[] = {
+    {BASE, "", "not valid JSON"},
+    {BASE, "[]", "no tokens"},
+    {BASE, "3", "no tokens"},
+    {BASE, "{}", "no tokens"},
+    {"\"ab\":2", "\"ab\":\xFF", "not valid JSON"},
+    {"\"ab\"", "\"\xFF\xFE\"", "not UTF-8"},
+    {"\"ab\":2", "\"ab\":2,\"ab\":3", "has already"},
+    {"\"ab\":2", "\"ab\":1", "id of another token"},
+    {"\"ab\":2", "\"ab\":4000000000", "no id below"},
+    {"\"ab\":2", "\"ab\":-1", "no id below"},
+    {"\"ab\":2", "\"ab\":\"2\"", "no id below"},
+    {"\"ab\":2", "\"ab\":2,\"\":5", "is empty"},
+    {"\"a b\"", "\"a c\"", "joins a token that is not in the vocabulary"},
+    {"\"a b\"", "\"b a\"", "makes a token that is not in the vocabulary"},
+    {"\"a b\"", "\"ab\"", "not two tokens with a space"},
+    {"\"a b\"", "\"a b a\"", "not two tokens with a space"},
+    {"\"a b\"", "\"a b\",\"a b\"", "is there twice"},
+    {"\"a b\"", "[\"a\"]", "not a pair"},
+    {"\"a b\"", "7", "not a pair"},
+    {"[\"ab\",\"a\"]", "[\"aba\",\"aba\"]", "makes a token"},
+    {",\"merges\":[\"a b\",[\"ab\",\"a\"]]", "", "no list of \"merges\""},
+    {"\"vocab\":{\"a\":0,\"b\":1,\"ab\":2,\"aba\":3},", "", "no \"vocab\""},
+    {"\"model\":", "\"modem\":", "modem"},
+    {"\"BPE\"", "\"Unigram\"", "model is 'Unigram'"},
+    {"\"dropout\":null", "\"dropout\":0.1", "dropout"},
+    {"\"dropout\":null", "\"end_of_word_suffix\":\"</w>\"", "end_of_word_suffix"},
+    {"\"dropout\":null", "\"continuing_subword_prefix\":\"##\"", "continuing_subword_prefix"},
+    {"\"dropout\":null", "\"unk_token\":\"?\"", "unk_token"},
+    {"\"dropout\":null", "\"byte_fallback\":true", "byte_fallback"},
+    {"\"dropout\":null", "\"novelty\":1", "'novelty'"},
+    {"\"1.0\"", "\"2.0\"", "version is '2.0'"},
+    {"\"truncation\":null", "\"truncation\":{}", "truncation"},
+    {"\"padding\":null", "\"padding\":{}", "padding"},
+    {"\"normalizer\":null", "\"normalizer\":{\"type\":\"Lowercase\"}", "normalizer is 'Lowercase'"},
+    {"\"normalizer\":null", "\"normalizer\":{\"type\":\"NFC\",\"new\":1}", "'new'"},
+    {"\"normalizer\":null", "\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"Regex\":\"a\"},\"content\":\"\"}",
+     "Regex"},
+    {"\"normalizer\":null", "\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"String\":\"\"},\"content\":\"\"}",
+     "empty"},
+    {"\"normalizer\":null", "\"normalizer\":{\"type\":\"Prepend\"}", "prepend"},
+    {"\"normalizer\":null", "\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"NFKC\"}]}", "NFKC"},
+    {"\"type\":\"ByteLevel\",\"add_prefix_space\":false", "\"type\":\"Whitespace\"", "pre_tokenizer is 'Whitespace'"},
+    {"\"type\":\"ByteLevel\",\"add_prefix_space\":false", "\"type\":\"Split\",\"pattern\":{\"Regex\":\"[a-z]+\"},"
+     "\"behavior\":\"Isolated\",\"invert\":false", "pattern is '[a-z]+'"},
+    {"\"type\":\"ByteLevel\",\"add_prefix_space\":false", "\"type\":\"Digits\",\"individual_digits\":false", "Digits"},
+    {"\"type\":\"ByteLevel\",\"add_prefix_space\":false", "\"type\":\"Metaspace\",\"replacement\":\"_\"",
+     "replacement"},
+    {"\"decoder\":{\"type\":\"ByteLevel\"}", "\"decoder\":{\"type\":\"WordPiece\"}", "decoder is 'WordPiece'"},
+    {"\"post_processor\":null", "\"post_processor\":{\"type\":\"BertProcessing\"}", "is 'BertProcessing'"},
+    {"\"post_processor\":null", "\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[{\"Sequence\":{\"id\":"
+     "\"A\"}},{\"SpecialToken\":{\"id\":\"<x>\"}}]}", "more than one token"},
+    {"\"post_processor\":null", "\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{"
+     "\"id\":\"<x>\"}}],\"special_tokens\":{\"<x>\":{\"ids\":[77]}}}", "which is no token"},
+    {"\"id\":4", "\"id\":9", "does not have the next id"},
+    {"\"id\":4", "\"id\":2", "id of another token"},
+    {"\"id\":4", "\"id\":99999999999", "no id below"},
+    {"\"<x>\",", "\"ab\",", "has another id"},
+    {"\"<x>\",", "\"\",", "has no content"},
+    {"\"special\":true}", "\"special\":true},{\"id\":4,\"content\":\"<x>\"}", "id of another token"},
+    {"\"special\":true}", "\"special\":true},{\"id\":0,\"content\":\"a\"},{\"id\":0,\"content\":\"a\"}",
+     "is there twice"},
+    {"\"special\":true", "\"special\":true,\"magic\":1", "'magic'"},
+};
+
+static char* replaced(const char* text, const char* old, const char* put) {
+    const char* found = strstr(text, old);
+    need(found != NULL, "%s", old);
+    size_t bytes = strlen(text) - strlen(old) + strlen(put) + 1;
+    char* result = (char*)malloc(bytes);
+    need(result != NULL, "memory");
+    snprintf(result, bytes, "%.*s%s%s", (int)(found - text), text, put, found + strlen(old));
+    return result;
+}
+
+static void expect_bad(const char* path, const char* pattern, const char* words, const char* what) {
+    Tokenizer tokenizer;
+    bool accepted = tokenizer_open(&tokenizer, path, pattern, &error);
+    expect_refusal(accepted, &error, words, what);
+    expect(accepted || (!tokenizer.rules && !tokenizer.chat_template), "%s: something is left to close", what);
+    if (accepted) tokenizer_close(&tokenizer);
+}
+
+static void test_bad_files(void) {
+    Tokenizer tokenizer;
+    put_text("tokenizer.json", BASE);
+    open_tokenizer(&tokenizer, "tokenizer.json", NULL);
+    Tokens tokens = encode(&tokenizer, "abab<x>c", 8);  // c has no token, and is left out
+    expect(tokens.count == 3 && tokens.ids[0] == 2 && tokens.ids[1] == 2 && tokens.ids[2] == 4, "the good file");
+    tokens_free(&tokens);
+    tokenizer_close(&tokenizer);
+    for (size_t i = 0; i < COUNT_OF(bad_files); i++) {
+        char* text = replaced(BASE, bad_files[i].old, bad_files[i].put);
+        put_text("tokenizer.json", text);
+        expect_bad("tokenizer.json", NULL, bad_files[i].words, bad_files[i].put);
+        free(text);
+    }
+    verdict("tokenizer.json: %zu that are wrong or ask for what is not here", COUNT_OF(bad_files));
+
+    // A token of 5,000 bytes, and files that are cut anywhere.
+    char longest[5100] = "\"b\":1,\"";
+    memset(longest + 7, 'a', 5000);
+    strcpy(longest + 5007, "\":5");
+    char* text = replaced(BASE, "\"b\":1", longest);
+    put_text("tokenizer.json", text);
+    expect_bad("tokenizer.json", NULL, "over 4096 bytes", "a long token");
+    free(text);
+    for (size_t bytes = 0; bytes < strlen(BASE); bytes++) {
+        put_bytes("tokenizer.json", BASE, bytes);
+        expect_bad("tokenizer.json", NULL, "tokenizer.json", "a file that is cut");
+    }
+    verdict("tokenizer.json: a long token, and cut at each byte");
+
+    put_text("r", "YQ== 0\n");
+    expect_bad("r", NULL, "not valid JSON", "a rank file without a pattern");
+    expect_bad("r", "cl100k", "no token for the byte", "a rank file without all bytes");
+    expect_bad("r", "gpt9", "gpt2, cl100k, o200k", "a pattern that is not there");
+    put_text("x.tiktoken", "");
+    expect_bad("x.tiktoken", NULL, "--pattern", "a rank file by its name");
+    static const char* const ranks[] = {"YQ 0\n", "YQ==0\n", "YQ== \n", "YQ== x\n", "Y=== 0\n", "YQ==YQ== 1\n",
+                                        "!!!! 0\n", "YQ== 99999999999\n", "YQ== 4194304\n", "YQ== 0\nYg== 0\n",
+                                        "YQ== 0\nYQ== 1\n"};
+    for (size_t i = 0; i < COUNT_OF(ranks); i++) {
+        put_text("r", ranks[i]);
+        expect_bad("r", "gpt2", "is this a rank file of tiktoken?", ranks[i]);
+    }
+    put_directory("gpt2", "gpt2/encoder.json", NULL, NULL);
+    need(rename("gpt2/tokenizer.json", "gpt2/encoder.json") == 0, "a file");
+    expect_bad("gpt2", NULL, "no tokenizer.json", "no vocab.bpe");
+    expect_bad("gpt2/encoder.json", NULL, "vocab.bpe", "no vocab.bpe");
+    put_text("gpt2/vocab.bpe", "#version: 0.2\na b c\n");
+    expect_bad("gpt2", NULL, "not two tokens", "a line of three");
+    put_text("gpt2/vocab.bpe", "\xFF a\n");
+    expect_bad("gpt2", NULL, "not UTF-8", "a line that is no UTF-8");
+    expect_bad("gpt2", "gpt2", "leave it out", "a pattern of a directory");
+    expect_bad("nowhere", NULL, "nowhere", "no file");
+    put_directory("config", "llama2.json", "{", NULL);
+    expect_bad("config", NULL, "tokenizer_config.json", "a bad configuration");
+    verdict("rank files, GPT-2's files and directories that are wrong");
+}
+
+// ------------------------------------------------------------------------------------------------
+// 4. The program
+
+static void test_program(const char* program) {
+    char command[3 * PATH_MAX];
+    Text text = make_text(100000);
+    put_bytes("text", text.bytes, text.count);
+    const char* path = fixture("llama3.json");
+    snprintf(command, sizeof command, "%s --tokenizer %s --encode < text > ids && %s --tokenizer %s --decode < ids "
+             "> back", program, path, program, path);
+    expect(system(command) == 0, "encoding and decoding");
+    size_t bytes;
+    char *back = text_read("back", &bytes), *ids = text_read("ids", NULL), *at = ids;
+    expect(bytes == text.count && memcmp(back, text.bytes, bytes) == 0, "the text");
+    Tokenizer tokenizer;
+    open_tokenizer(&tokenizer, path, NULL);
+    Tokens tokens = encode(&tokenizer, text.bytes, text.count);
+    for (size_t i = 0; i < tokens.count; i++) expect(strtol(at, &at, 10) == tokens.ids[i], "token %zu", i);
+    expect(strcmp(at, "\n") == 0, "the end of the tokens");
+    tokens_free(&tokens);
+    tokenizer_close(&tokenizer);
+    text_free(&text);
+    free(back);
+    free(ids);
+    verdict("tokenize --encode and --decode: there and back");
+
+    static const struct { const char *command, *words; int status; } cases[] = {
+        {"printf 'a\\377b\\303' | %s --tokenizer %s --encode 2>&1", "2 sequences", 0},
+        {"printf '1 2 x' | %s --tokenizer %s --decode 2>&1 >/dev/null", "'x' in standard input is not a token", 1},
+        {"printf '99999' | %s --tokenizer %s --decode 2>&1", "99999 in standard input is no token", 1},
+        {"printf '99999999999999999999' | %s --tokenizer %s --decode 2>&1", "is not a token", 1},
+        {"printf '' | %s --tokenizer %s --decode 2>&1 && echo empty", "empty", 0},
+        {"printf '' | %s --tokenizer %s --encode 2>&1 && echo empty", "empty", 0},
+        {"%s --tokenizer %s --encode --decode 2>&1", "give one of them", 2},
+        {"%s --tokenizer %s --encode --out x 2>&1", "leave --bytes", 2},
+        {"%s --encode 2>&1 # %s", "--tokenizer PATH is missing", 2},
+        {"echo a | %s --encode --tokenizer nowhere 2>&1 # %s", "nowhere", 1},
+    };
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        char output[4096];
+        const char* mark = strstr(cases[i].command, "%s");
+        const char* second = strstr(mark + 2, "%s");
+        snprintf(command, sizeof command, "%.*s%s%.*s%s%s", (int)(mark - cases[i].command), cases[i].command, program,
+                 (int)(second - mark - 2), mark + 2, path, second + 2);
+        FILE* pipe = popen(command, "r");
+        need(pipe != NULL, "%s", command);
+        size_t length = fread(output, 1, sizeof output - 1, pipe);
+        output[length] = 0;
+        int status = pclose(pipe);
+        expect(WIFEXITED(status) && WEXITSTATUS(status) == cases[i].status, "%s: status %d", command, status);
+        expect(strstr(output, cases[i].words) != NULL, "%s: '%s' is not in: %s", command, cases[i].words, output);
+    }
+    verdict("tokenize --encode and --decode: what is refused");
+}
+
+// ------------------------------------------------------------------------------------------------
+
+int main(int argc, char** argv) {
+    const char* slash = strrchr(argv[0], '/');
+    const char* beside = text_of("%.*stokenize", slash ? (int)(slash + 1 - argv[0]) : 0, argv[0]);
+    char* program = realpath(argc > 1 ? argv[1] : beside, NULL);
     tests_begin("test_tokenizer");
+    need(realpath("dev/test/fixtures/tokenizers", fixtures) != NULL, "run it in the root of the checkout");
     root_enter();
+    test_fixtures();
     test_bytes();
+    test_long_words();
+    test_threads();
+    test_patience();
+    test_repair();
+    test_decoder();
+    test_directories();
+    test_bad_files();
+    if (program) test_program(program);
+    else skip("tokenize --encode and --decode", "there is no program tokenize");
+    free(program);
     return tests_end();
 }

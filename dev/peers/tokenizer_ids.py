@@ -1,9 +1,12 @@
 """Compares tokenizer.h with `tokenizers` and `tiktoken`: the ids of random strings and of a large text, and the speed.
 
-    python3 dev/peers/tokenizers.py [--gpt2 DIR] [--strings 1000000] [--only NAME] [--speed]
+    python3 dev/peers/tokenizer_ids.py [--gpt2 DIR] [--strings 1000000] [--only NAME] [--speed]
+    python3 dev/peers/tokenizer_ids.py --fixtures dev/test/fixtures/tokenizers
 
 Makes a tokenizer of each supported kind by training a small one with the published normalizers, pre-tokenizers and
-patterns. --gpt2 names a directory with GPT-2's own encoder.json and vocab.bpe. Exit code 1 if any id differs.
+patterns. --gpt2 names a directory with GPT-2's own encoder.json and vocab.bpe. Exit code 1 if any id differs. It runs
+build/tokenizer_ids (make build/tokenizer_ids). --fixtures writes small tokenizers of each kind, and what the two
+packages make of some strings, for build/test_tokenizer.
 """
 import argparse
 import base64
@@ -16,16 +19,14 @@ import subprocess
 import sys
 import time
 
-sys.path = [path for path in sys.path if os.path.abspath(path or ".") != os.path.dirname(os.path.abspath(__file__))]
 try:
     import numpy
-    import regex
     import tiktoken
     import tokenizers
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
     from tokenizers import trainers
 except ImportError as missing:
-    print(f"skipped: {missing}; pip install tokenizers tiktoken regex numpy")
+    print(f"skipped: {missing}; pip install tokenizers tiktoken numpy")
     sys.exit(0)
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -43,6 +44,7 @@ PHI4 = (r"""'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{
         r"""|\s+(?!\S)|\s+""")
 R50K = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 META = "\u2581"
+SIZE = 6000  # of a vocabulary
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 
@@ -50,12 +52,13 @@ SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 # Texts
 
 CHARACTERS = [c for c in range(0x110000) if not 0xD800 <= c <= 0xDFFF]
-COMMON = list("aaabcdeeeilmnorstuvxyzABCDEGILMRSTVX012349      ''''..,;:!?-_/()[]{}<>|=+*&%$#@~^`\"\\\n\n\r\t\u017f\u00e9\u00df"
-              "\u0301\u0308\u0345\u0334\u3000\u00a0\u2028\u2581\u200d\ufe0f\u00b2\u00bd\u0663\u4e2d\u6587\u1100\u1161\u11a8\uac00"
-              "\u01c5\u02b0\u0905\u093e\u05d0\U0001f600\U0001f468\U0001f3fd")
+COMMON = list("aaabcdeeeilmnorstuvxyzABCDEGILMRSTVX012349      ''''..,;:!?-_/()[]{}<>|=+*&%$#@~^`\"\\\n\n\r\t\u017f"
+              "\u00e9\u00df\u0301\u0308\u0345\u0334\u3000\u00a0\u2028\u2581\u200d\ufe0f\u00b2\u00bd"
+              "\u0663\u4e2d\u6587\u1100\u1161\u11a8\uac00\u01c5\u02b0\u0905\u093e\u05d0\U0001f600\U0001f468\U0001f3fd")
 WORDS = ["'s", "'S", "'re", "'LL", "'Ve", "don't", "<s>", "</s>", "<|endoftext|>", "<|im_start|>", "[word]", "[left]",
          "[right]", "[both]", "[norm]", "  ", "\n\n", "\r\n", " \n ", "1234567", "Hello", " world", "\u0130stanbul",
-         "\u041f\u0440\u0438\u0432\u0435\u0442", "\u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35", "e\u0301\u0327", "\ufb01", "<unk>", "<0x41>"]
+         "\u041f\u0440\u0438\u0432\u0435\u0442", "\u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35",
+         "e\u0301\u0327", "\ufb01", "<unk>", "<0x41>"]
 
 
 def random_strings(count, seed):
@@ -97,8 +100,8 @@ def mixed_text(size):
             low, high = generator.choice(ranges)
             letters = [chr(generator.randrange(low, high + 1)) for _ in range(80)]
             stock = ["".join(generator.choices(letters, k=generator.randrange(1, 9))) for _ in range(300)]
-            text = "".join(generator.choice(stock) + generator.choice([" ", " ", " ", ", ", ". ", "\n", " 12 ", "!\U0001f600"])
-                           for _ in range(1500))
+            between = [" ", " ", " ", ", ", ". ", "\n", " 12 ", "!\U0001f600"]
+            text = "".join(generator.choice(stock) + generator.choice(between) for _ in range(1500))
         parts.append(text)
         total += len(text.encode())
     return "".join(parts)
@@ -108,18 +111,19 @@ def mixed_text(size):
 # Tokenizers of each kind
 
 def train(tokenizer, text, size, alphabet, special):
-    trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, special_tokens=special, show_progress=False)
+    trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, special_tokens=special,
+                                  show_progress=False)
     tokenizer.train_from_iterator([text[i:i + 20000] for i in range(0, len(text), 20000)], trainer)
     return tokenizer
 
 
-def byte_level(pre_tokenizer, text, normalizer=None, size=6000, **options):
+def byte_level(pre_tokenizer, text, normalizer=None, size=None, **options):
     tokenizer = Tokenizer(models.BPE(**options))
     tokenizer.pre_tokenizer = pre_tokenizer
     if normalizer:
         tokenizer.normalizer = normalizer
     tokenizer.decoder = decoders.ByteLevel()
-    train(tokenizer, text, size, pre_tokenizers.ByteLevel.alphabet(), [])
+    train(tokenizer, text, size or SIZE, pre_tokenizers.ByteLevel.alphabet(), [])
     tokenizer.add_special_tokens(SPECIAL)
     return tokenizer
 
@@ -134,7 +138,7 @@ def of_characters(text, normalizer, pre_tokenizer, decoder, fallback=True, **opt
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     special = ["<unk>", "<s>", "</s>"] + [f"<0x{i:02X}>" for i in range(256)] * fallback
-    train(tokenizer, text, 5000, [META], special)
+    train(tokenizer, text, SIZE + 256 * fallback, [META], special)
     file = json.loads(tokenizer.to_str())
     file["added_tokens"] = [t for t in file["added_tokens"] if t["id"] < 3]
     file["model"].update(byte_fallback=fallback, fuse_unk=True, **options)
@@ -171,13 +175,14 @@ def made(text):
         "r50k": lambda: byte_level(split(R50K), text),
         "qwen2": lambda: byte_level(split(QWEN2), text, normalizers.NFC()),
         "o200k": lambda: byte_level(split(O200K), text),
-        "smollm2": lambda: byte_level(pre_tokenizers.Sequence([pre_tokenizers.Digits(True), byte(add_prefix_space=False)]),
-                                      text),
+        "smollm2": lambda: byte_level(
+            pre_tokenizers.Sequence([pre_tokenizers.Digits(True), byte(add_prefix_space=False)]), text),
         "llama2": lambda: of_characters(text, llama2, None, pieces),
         "llama2-added": lambda: added(of_characters(text, llama2, None, pieces)),
         "mistral": lambda: of_characters(text, None, pre_tokenizers.Metaspace(prepend_scheme="first", split=False),
                                          decoders.Metaspace(prepend_scheme="first")),
-        "metaspace": lambda: of_characters(text, None, pre_tokenizers.Metaspace(), decoders.Metaspace(), fallback=False),
+        "metaspace": lambda: of_characters(text, None, pre_tokenizers.Metaspace(), decoders.Metaspace(),
+                                           fallback=False),
         "gemma": lambda: of_characters(text, normalizers.Replace(" ", META),
                                        pre_tokenizers.Split(" ", "merged_with_previous"),
                                        decoders.Sequence([decoders.Replace(META, " "), decoders.ByteFallback(),
@@ -187,11 +192,6 @@ def made(text):
 
 def ranks_of(tokenizer):
     """A vocabulary of tiktoken from a byte-level one: the bytes, then what each merge makes."""
-    inverse = {}
-    for byte in range(256):
-        shown = [c for c in pre_tokenizers.ByteLevel(False, use_regex=False).pre_tokenize_str(chr(byte))[0][0]]
-        if byte < 128:
-            inverse[shown[0]] = byte
     visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
     symbols = {byte: chr(byte) for byte in visible}
     for n, byte in enumerate(byte for byte in range(256) if byte not in visible):
@@ -211,7 +211,8 @@ def rank_file(path, ranks):
 
 def gpt2_ranks(directory):
     from tiktoken.load import data_gym_to_mergeable_bpe_ranks
-    return data_gym_to_mergeable_bpe_ranks(os.path.join(directory, "vocab.bpe"), os.path.join(directory, "encoder.json"))
+    return data_gym_to_mergeable_bpe_ranks(os.path.join(directory, "vocab.bpe"),
+                                           os.path.join(directory, "encoder.json"))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -258,7 +259,46 @@ def speed(name, program, path, pattern, text, one, two, label):
             best[label, threads] = min(best.get((label, threads), 1e9), time.monotonic() - begin)
     for threads in (1, 2):
         us, them = size / best["ours", threads], size / best[label, threads]
-        print(f"{name}, {threads} thread(s): ours {us:.1f} MB/s, {label} {them:.1f} MB/s, {us / them:.1f} x", flush=True)
+        print(f"{name}, {threads} thread(s): ours {us:.1f} MB/s, {label} {them:.1f} MB/s, {us / them:.1f} x",
+              flush=True)
+
+
+def fixtures(directory):
+    global SIZE
+    SIZE = 420
+    os.makedirs(directory, exist_ok=True)
+    text = mixed_text(300000)
+    text = "".join(c for c in text if ord(c) < 0x180)  # so that characters leave room for merges
+    words = ["", " ", "  a", "Hello world", "it's IT'S i'\u017f they'Re", "1234567 12 3", "a \n\n b \r\n", "tail \n ",
+             "x<|endoftext|>y", "  [left]a [right]  b", "a[word]b [word] c", "[both] x",
+             "e\u0301x e\u0327\u0301", "\u2581a\u2581", "\uac00\u1100\u1161\u11a8", "\U0001f468\u200d\U0001f469 \ufe0f",
+             "AbcDEF GHi\u01c5x", "a\u0301B", "\u0301A", "<s>a</s> b", "a" * 200, "ab" * 90 + "cde" * 40,
+             "\u3000\u3000x\u00a0y",
+             "\u00bd\u00b2\u0663", "def f(x):\n\treturn x+1  # /*\n//\n", "\x00\x1f\x7f"]
+    strings = words + random_strings(30, 5)
+    result = {"strings": strings, "kinds": {}}
+
+    def save(name, data):
+        with open(os.path.join(directory, name), "w", encoding="utf-8", newline="") as file:
+            file.write(data)
+    for name, make in made(text).items():
+        tokenizer = make()
+        file = json.loads(tokenizer.to_str())
+        save(name + ".json", json.dumps(file, ensure_ascii=False, separators=(",", ":")))
+        result["kinds"][name + ".json"] = [tokenizer.encode(s, add_special_tokens=False).ids for s in strings]
+        if name == "gpt2":
+            files = os.path.join(directory, "gpt2")
+            os.makedirs(files, exist_ok=True)
+            vocabulary = file["model"]["vocab"] | {"<|endoftext|>": len(file["model"]["vocab"])}
+            save("gpt2/encoder.json", json.dumps(vocabulary))
+            save("gpt2/vocab.bpe", "#version: 0.2\n" + "".join(f"{a} {b}\n" for a, b in file["model"]["merges"]))
+    base = ranks_of(byte_level(split(LLAMA3), text))
+    rank_file(os.path.join(directory, "ranks.tiktoken"), base)
+    for pattern, regular in (("gpt2", GPT2), ("cl100k", CL100K), ("o200k", O200K)):
+        encoding = tiktoken.Encoding(pattern, pat_str=regular, mergeable_ranks=base,
+                                     special_tokens={"<|endoftext|>": len(base)})
+        result["kinds"][pattern] = [encoding.encode(s, allowed_special="all") for s in strings]
+    save("ids.json", json.dumps(result, separators=(",", ":")))
 
 
 def main():
@@ -269,7 +309,11 @@ def main():
     parser.add_argument("--bytes", type=int, default=10000000)
     parser.add_argument("--only")
     parser.add_argument("--speed", action="store_true")
+    parser.add_argument("--fixtures")
     flags = parser.parse_args()
+    if flags.fixtures:
+        fixtures(flags.fixtures)
+        return
     print(f"tokenizers {tokenizers.__version__}, tiktoken {tiktoken.__version__}")
     os.makedirs("build/tokenizers", exist_ok=True)
     text = mixed_text(flags.bytes)
@@ -290,7 +334,8 @@ def main():
             return [e.ids for e in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
         if flags.speed:
             os.environ["TOKENIZERS_PARALLELISM"] = "true"
-            speed(name, flags.program, path, "-", text, lambda: [tokenizer.encode(t, add_special_tokens=False) for t in batch],
+            speed(name, flags.program, path, "-", text,
+                  lambda: [tokenizer.encode(t, add_special_tokens=False) for t in batch],
                   lambda: tokenizer.encode_batch_fast(batch, add_special_tokens=False), "tokenizers")
         else:
             wrong += compare(name, flags.program, path, "-", encode, strings, text)
