@@ -44,6 +44,9 @@ caught() {
         test_ranks | test_supervise | soak)
             needs="$suite train-FP32"
             set -- --train build/train-FP32 "$@" ;;
+        test_evaluate)
+            needs="$suite evaluate-FP32"
+            set -- --evaluate build/evaluate-FP32 "$@" ;;
         test_errors)
             needs="$suite train-FP32 generate-FP32 tokenize corpus"
             set -- --train build/train-FP32 --generate build/generate-FP32 --tokenize build/tokenize \
