@@ -47,6 +47,12 @@ caught() {
         test_evaluate)
             needs="$suite evaluate-FP32"
             set -- --evaluate build/evaluate-FP32 "$@" ;;
+        test_convert)
+            needs="$suite export train-FP32"
+            set -- --export build/export --train build/train-FP32 "$@" ;;
+        test_text)
+            needs="$suite tokenize train-FP32"
+            set -- --tokenize build/tokenize --train build/train-FP32 "$@" ;;
         test_errors)
             needs="$suite train-FP32 generate-FP32 tokenize corpus"
             set -- --train build/train-FP32 --generate build/generate-FP32 --tokenize build/tokenize \
