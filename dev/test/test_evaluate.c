@@ -131,7 +131,8 @@ static const char* const QUESTIONS =
 // the context ends in. Without a context the first token is not predicted by anything.
 static const char* const SCORED[] = {" zz",  " ab", " b",  "   b", "   bbbb", "   b",
                                      " zy", " aaa", "ze", "a",    " xyz",    " xy"};
-static const size_t ROWS_OF[] = {3, 3, 2, 2, 2}, BEST[] = {2, 0, 1, 1, 1}, BEST_NORM[] = {1, 1, 1, 1, 0};
+static const size_t ROWS_OF[] = {3, 3, 2, 2, 2}, BEST[] = {2, 0, 1, 1, 1}, BEST_NORM[] = {1, 1, 1, 1, 0},
+                    LABELS[] = {1, 0, 1, 0, 1};
 
 static void test_choices(void) {
     Model model;
@@ -159,8 +160,9 @@ static void test_choices(void) {
         expect(scores_best(of, ROWS_OF[i], false) == BEST[i], "item %zu: %zu", i, scores_best(of, ROWS_OF[i], false));
         expect(scores_best(of, ROWS_OF[i], true) == BEST_NORM[i], "item %zu by byte: %zu", i,
                scores_best(of, ROWS_OF[i], true));
-        right += BEST[i] == choices.labels[i];
-        right_norm += BEST_NORM[i] == choices.labels[i];
+        expect(choices.labels[i] == LABELS[i], "item %zu: its label is %zu", i, choices.labels[i]);
+        right += BEST[i] == LABELS[i];
+        right_norm += BEST_NORM[i] == LABELS[i];
     }
     expect(choices_accuracy(&choices, &source, scores, false) == (double)right / 5, "accuracy");
     expect(choices_accuracy(&choices, &source, scores, true) == (double)right_norm / 5, "accuracy by byte");
