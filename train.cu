@@ -34,6 +34,8 @@ typedef struct {
     GuardOptions guard;
     double dropout, timeout, memory, peak_tflops;
     uint64_t ranks, zero;
+    int documents;                // 0: join; 1: mask
+    uint64_t end_of_text;         // if that flag was given
     int reduce;                   // 0: auto; otherwise ReduceKind + 1, in the order of the choices
     uint64_t val_every, val_windows, val_overlap, sample_every, log_every;
     Sampler sampler;              // its flags are in generate.h,
@@ -75,6 +77,10 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
         COUNT_FLAG("seq", &o->seq, 0, 0, 1 << 24, 0, "tokens per training sequence; 0: --context"),
         COUNT_FLAG("total-batch", &o->total_batch, 0, 0, 1e12, 0,
                    "tokens per step over all ranks, by gradient accumulation; 0: one micro-batch per rank"),
+        CHOICE_FLAG("documents", &o->documents, 0, "join|mask", 0,
+                    "mask: attention and loss do not cross from one document of a sequence into another"),
+        COUNT_FLAG("end-of-text", &o->end_of_text, 0, 0, 1 << 24, 0,
+                   "with --documents mask: token between documents; default: that of the shards' tokenizer"),
         COUNT_FLAG("steps", &s->steps, 1000, 0, 1e12, 0, "optimizer steps to train for"),
         FLAG_HEADING("Optimizer"),
         CHOICE_FLAG("optimizer", &a->kind, OPTIMIZER_ADAMW, optimizer_names(), 0, "update rule"),
@@ -167,6 +173,8 @@ static ModelOptions model_options(const Run* run, const Options* o) {
     m.optimizer = o->optimizer.kind;
     m.master_weights = o->master_weights;
     m.samples = o->sample_every > 0;
+    m.mask_documents = run->train.mask_documents;
+    m.end_of_text = run->train.end_of_text;
     m.tf32 = o->tf32;
     m.ranks.comm = o->plan ? NULL : (Comm*)(uintptr_t)&run->comm;
     m.ranks.rank = run->comm.rank;
@@ -199,6 +207,9 @@ static bool plan_model(Run* run, Options* o, Error* error) {
 // Opens the data and plans the model: all that a rank can do alone, before memory is allocated.
 static bool run_prepare(Run* run, Options* o, Flag* flags, size_t flag_count, Error* error) {
     if (!run_open_data(run, o->data, o->val, error)) return false;
+    bool ends_given = flag_was_given(flags, flag_count, "end-of-text");
+    if (o->documents && !run_mask_documents(run, ends_given ? &o->end_of_text : NULL, error))
+        return fail_as(error, ERROR_USAGE);
     if (!run_choose_config(run, o->model, &o->config, flags, flag_count, error)) return false;
     if (!plan_model(run, o, error)) return fail_as(error, ERROR_USAGE);
     if (o->data && !run_check_data(run, &run->train, "--data", o->seq, error)) return false;

@@ -19,7 +19,8 @@ typedef struct {
 } DocumentSpan;
 
 // Cuts tokens (B, T) behind each `end_of_text`; spans (B T) has room for any. Returns their number.
-static inline size_t documents_find(DocumentSpan* spans, const int32_t* tokens, int32_t end_of_text, size_t B, size_t T) {
+static inline size_t documents_find(DocumentSpan* spans, const int32_t* tokens, int32_t end_of_text, size_t B,
+                                    size_t T) {
     size_t count = 0, first = 0;
     for (size_t row = 0; row < B * T; row++) {
         bool ends = tokens[row] == end_of_text || (row + 1) % T == 0;

@@ -377,6 +377,19 @@ static inline bool run_open_data(Run* run, const char* data, const char* val, Er
                               resumes ? NULL : o->init_from, error);
 }
 
+// Makes attention and loss stop at the ends of documents: behind the token `given`, or else that of the tokenizer.
+static inline bool run_mask_documents(Run* run, const uint64_t* given, Error* error) {
+    bool known = tokenizer_is_known(&run->tokenizer);
+    int32_t end = given ? (int32_t)*given : known ? run->tokenizer.end_of_text : -1;
+    if (end < 0)
+        return fail(error, "--documents mask needs the token between documents, but %s; give --end-of-text N (50256 in "
+                    "shards of GPT-2's tokens), or shards made by tokenize --text", known
+                    ? "the data's tokenizer has none" : "the data has no tokenizer");
+    run->train.mask_documents = run->val.mask_documents = true;
+    run->train.end_of_text = run->val.end_of_text = end;
+    return true;
+}
+
 // Refuses shards that are not the model's. A model may have more tokens than its tokenizer, as published ones do.
 static inline bool run_check_data(const Run* run, const Dataset* data, const char* flag, size_t T, Error* error) {
     size_t V = run->record.config.vocab, of_data = (size_t)data->vocabulary;

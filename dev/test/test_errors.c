@@ -177,6 +177,10 @@ static const Case CASES[] = {
     WRONG("more kv-heads than heads", "@ --kv-heads 4", "4 key/value heads do not divide 2 heads ... --kv-heads"),
     WRONG("odd head size of llama", "@ --family llama --channels 6",
           "head size 3 is odd ... --channels / --heads even"),
+    WRONG("a relative's field in gpt2", "@ --qkv-bias on", "--qkv-bias, --qk-norm and --rope-scaling ... llama"),
+    WRONG("rotary scaling without its factor", "@ --family llama --rope-scaling linear", "needs --rope-factor"),
+    WRONG("documents of a tokenizer without an end", "@ --documents mask",
+          "--documents mask needs the token between documents ... has none; give --end-of-text N"),
     WRONG("head size above 256", "@ --channels 1024", "head size 512 is over 256 ... more --heads"),
 
     // Memory.
