@@ -899,6 +899,10 @@ static void test_sampling(void) {
     o.repetition_penalty = 1.5;
     check_true("sampling: and so little that the likeliest stays",
                sample_token(candidates, logits, text, 3, &o, 0.5f, V) == 1);
+    const float low[V] = {-2.0f, -1.0f, -1.25f, -3.0f, -4.0f};
+    for (int v = 0; v < V; v++) logits[v] = floatX_of(low[v]);
+    check_true("sampling: the repetition penalty multiplies negative logits",
+               sample_token(candidates, logits, text, 3, &o, 0.5f, V) == 2);
 }
 
 // The text of `samples` samples that begin with `known` tokens, up to `total`: tokens (samples, total).
@@ -934,6 +938,13 @@ static void test_generation(void) {
     check_true("generation: the first of several samples is the one alone", memcmp(first, many, sizeof first) == 0);
     check_true("generation: the samples differ", memcmp(many, many + TOTAL, sizeof first) != 0 &&
                                                      memcmp(many + TOTAL, many + 2 * TOTAL, sizeof first) != 0);
+    bool same = true;
+    o.temperature = 0;
+    generate_all(first, &model, &o, 1, 3, TOTAL);
+    generate_all(many, &model, &o, SAMPLES, 3, TOTAL);
+    for (size_t s = 0; s < SAMPLES; s++) same = same && memcmp(many + s * TOTAL, first, sizeof first) == 0;
+    check_true("generation: at temperature 0 every sample continues the prompt as one alone", same);
+    o.temperature = 1;
     random_tokens(longer, TOTAL, c.vocab, 6);
     generate_all(longer, &model, &o, 1, 90, TOTAL);
     // The context of 24 is full: what comes next follows from its later half alone.
