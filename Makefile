@@ -347,7 +347,7 @@ bench-checkpoint: $(B)/checkpoint_cost
 
 # libFuzzer with the address and undefined-behaviour sanitizers, one reader after the other.
 FUZZ := clang -std=c11 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -DFUZZ_LIBFUZZER -I.
-READERS := JSON SAFETENSORS SHARD CONVERT
+READERS := JSON SAFETENSORS SHARD CONVERT TOKENIZER
 fuzz: | $(B)
 	for reader in $(READERS); do $(FUZZ) -DFUZZ_$$reader dev/test/fuzz.c -o $(B)/fuzz_$$reader -lm -pthread || exit 1; done
 	$(CC) -std=c11 -O2 -I. -DFUZZ_SHARD dev/test/fuzz.c -o $(B)/seeds_of_shards -lm -pthread
@@ -359,6 +359,11 @@ fuzz: | $(B)
 	cd dev/test/fixtures/models/llama && { cat config.json; printf '\000'; sed 's/: "model.*tensors"/: "a"/' *.index.json; \
 	    printf '\000'; cat model-00001-of-*.safetensors; } > $(CURDIR)/$(B)/seeds/CONVERT/index
 	$(B)/seeds_of_shards $(B)/seeds/SHARD
+	cd dev/test/fixtures/tokenizers && for file in [!i]*.json ranks.tiktoken; do \
+	    { cat $$file; printf '\000{"eos_token":"</s>"}\000Hello the world 12<s>\303\251\314\201 \342\226\201 \377'; } \
+	    > $(CURDIR)/$(B)/seeds/TOKENIZER/$$file; done; \
+	    { printf '#'; cat gpt2/encoder.json; printf '\000'; cat gpt2/vocab.bpe; printf '\000it is a text'; } \
+	    > $(CURDIR)/$(B)/seeds/TOKENIZER/gpt2
 	for reader in $(READERS); do $(B)/fuzz_$$reader -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 \
 	    $$([ $$reader = SHARD ] && echo -max_len=4096) $(B)/seeds/$$reader || exit 1; done
 

@@ -1,8 +1,8 @@
 // fuzz.c: the readers of files against any bytes at all. Whatever they are, a file is refused with a sentence, or what
 // it holds is as the reader promises; anything else ends the program.
 //
-// Targets, one per compilation: -DFUZZ_JSON, -DFUZZ_SAFETENSORS, -DFUZZ_SHARD, -DFUZZ_CONVERT. With libFuzzer (make
-// fuzz):
+// Targets, one per compilation: -DFUZZ_JSON, -DFUZZ_SAFETENSORS, -DFUZZ_SHARD, -DFUZZ_CONVERT, -DFUZZ_TOKENIZER. With
+// libFuzzer (make fuzz):
 //
 //   clang -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -DFUZZ_JSON -DFUZZ_LIBFUZZER
 //         -I. dev/test/fuzz.c -o build/fuzz_json -lm -pthread
@@ -15,6 +15,7 @@
 
 #include "llmtrain/data.h"
 #include "llmtrain/safetensors.h"
+#include "llmtrain/tokenizer.h"
 #ifdef FUZZ_CONVERT
 #include "llmtrain/source.h"
 #endif
@@ -38,6 +39,19 @@ static inline int memory_file(char path[64], const uint8_t* data, size_t bytes) 
     snprintf(path, 64, "/proc/self/fd/%d", file);
     return file;
 }
+
+#if defined(FUZZ_CONVERT) || defined(FUZZ_TOKENIZER)
+// A file of the directory; none if it would be empty.
+static void put_file(const char* directory, const char* name, const uint8_t* data, size_t bytes) {
+    char path[128];
+    snprintf(path, sizeof path, "%s/%s", directory, name);
+    unlink(path);
+    int file = bytes ? open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600) : -1;
+    promise(bytes == 0 || (file >= 0 && write(file, data, bytes) == (ssize_t)bytes), "a file");
+    if (file >= 0) close(file);
+}
+
+#endif
 
 #if defined(FUZZ_JSON)
 
@@ -256,16 +270,6 @@ int main(int count, char** words) {
 
 #elif defined(FUZZ_CONVERT)
 
-// A file of the directory; none if it would be empty.
-static void put_file(const char* directory, const char* name, const uint8_t* data, size_t bytes) {
-    char path[128];
-    snprintf(path, sizeof path, "%s/%s", directory, name);
-    unlink(path);
-    int file = bytes ? open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600) : -1;
-    promise(bytes == 0 || (file >= 0 && write(file, data, bytes) == (ssize_t)bytes), "a file");
-    if (file >= 0) close(file);
-}
-
 // A model of another program. A text that begins with a brace is config.json, up to a zero byte; then follows
 // model.safetensors.index.json, up to another, or nothing; then the weights, which an index calls "a". Anything else is
 // a file of llm.c.
@@ -302,8 +306,64 @@ static void fuzz_one(const uint8_t* data, size_t bytes) {
     source_close(&source);
 }
 
+#elif defined(FUZZ_TOKENIZER)
+
+// The tokens of a text are tokens, by an encoder that remembers too, and can be written.
+static void encode_text(const Tokenizer* tokenizer, const char* text, size_t bytes) {
+    static TokenDecoder decoder;
+    Tokens tokens = {NULL, 0, 0, 0}, again = {NULL, 0, 0, 0};
+    Error error;
+    WordEncoder encoder = tokenizer_encoder(tokenizer);
+    promise(tokenizer_encode(&tokens, tokenizer, text, bytes, &error), "a text is encoded");
+    for (int round = 0; round < 2; round++) {
+        again.count = 0;
+        promise(tokenizer_encode_by(&again, tokenizer, &encoder, text, bytes, &error), "by an encoder too");
+        promise(again.count == tokens.count, "to as many tokens");
+        promise(tokens.count == 0 || memcmp(again.ids, tokens.ids, tokens.count * sizeof(int32_t)) == 0, "the same");
+    }
+    decoder_begin(&decoder, tokenizer);
+    for (size_t i = 0; i < tokens.count; i++) {
+        size_t written;
+        promise(tokenizer_kind(tokenizer, tokens.ids[i]) != TOKEN_ABSENT, "a token that is there");
+        decoder_add(&written, &decoder, tokens.ids[i]);
+        promise(written < TOKEN_BYTES_MAX + 4, "a piece that is not too long");
+    }
+    word_encoder_close(&encoder);
+    tokens_free(&tokens);
+    tokens_free(&again);
+}
+
+#error "compile with -DFUZZ_JSON, -DFUZZ_SAFETENSORS, -DFUZZ_SHARD, -DFUZZ_CONVERT, -DFUZZ_TOKENIZER"
+// are tokenizer.json and tokenizer_config.json; with #, which is left out, encoder.json and vocab.bpe; otherwise the
+// first is a rank file.
+static void fuzz_one(const uint8_t* data, size_t bytes) {
+    static char directory[64];
+    Tokenizer tokenizer;
+    Error error;
+    if (directory[0] == 0) {
+        snprintf(directory, sizeof directory, "/dev/shm/fuzz_tokenizer_XXXXXX");
+        promise(mkdtemp(directory) != NULL, "a directory");
+    }
+    size_t first = strnlen((const char*)data, bytes), at = min_size(first + 1, bytes);
+    size_t second = strnlen((const char*)data + at, bytes - at), text = min_size(at + second + 1, bytes);
+    bool gpt2 = bytes > 0 && data[0] == '#', ranks = bytes > 0 && data[0] != '#' && data[0] != '{';
+    put_file(directory, "tokenizer.json", data, gpt2 || ranks ? 0 : first);
+    put_file(directory, "tokenizer_config.json", data + at, gpt2 || ranks ? 0 : second);
+    put_file(directory, "encoder.json", data + gpt2, gpt2 ? first - 1 : 0);
+    put_file(directory, "vocab.bpe", data + at, gpt2 ? second : 0);
+    put_file(directory, "o200k.tiktoken", data, ranks ? first : 0);
+    if (!tokenizer_open(&tokenizer, directory, NULL, &error)) {
+        promise_sentence(&error);
+        promise(tokenizer.rules == NULL && tokenizer.chat_template == NULL, "a refusal leaves nothing to close");
+        return;
+    }
+    promise(tokenizer.begin_of_text < tokenizer.vocabulary && tokenizer.end_of_text < tokenizer.vocabulary, "its ids");
+    encode_text(&tokenizer, (const char*)data + text, bytes - text);
+    tokenizer_close(&tokenizer);
+}
+
 #else
-#error "compile with -DFUZZ_JSON, -DFUZZ_SAFETENSORS, -DFUZZ_SHARD or -DFUZZ_CONVERT"
+#error "compile with -DFUZZ_JSON, -DFUZZ_SAFETENSORS, -DFUZZ_SHARD, -DFUZZ_CONVERT or -DFUZZ_TOKENIZER"
 #endif
 
 #ifdef FUZZ_LIBFUZZER
