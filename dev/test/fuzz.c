@@ -333,9 +333,9 @@ static void encode_text(const Tokenizer* tokenizer, const char* text, size_t byt
     tokens_free(&again);
 }
 
-#error "compile with -DFUZZ_JSON, -DFUZZ_SAFETENSORS, -DFUZZ_SHARD, -DFUZZ_CONVERT, -DFUZZ_TOKENIZER"
-// are tokenizer.json and tokenizer_config.json; with #, which is left out, encoder.json and vocab.bpe; otherwise the
-// first is a rank file.
+// Three texts, each up to a zero byte: a file, a second one, and a text to encode. If the first begins with a brace
+// they are tokenizer.json and tokenizer_config.json; with #, which is left out, encoder.json and vocab.bpe; otherwise
+// the first is a rank file.
 static void fuzz_one(const uint8_t* data, size_t bytes) {
     static char directory[64];
     Tokenizer tokenizer;
