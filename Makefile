@@ -1,6 +1,7 @@
 # make            the programs: ./train, and ./supervise, which starts it again when it dies or hangs
 # make demo       a corpus of known entropy, a model trained on it, its text: under 5 minutes on 2 cores
 # make demo-long  the same for half an hour, to within 3% of what is possible
+# make demo-bpe   the demo's corpus in byte-pair tokens: loss per byte beside that of bytes
 # make test       every test, without a GPU and without a network
 # make test-cpu, make test-cuda     its two halves: without CUDA, and CUDA alone, run on the CPU
 # make test-ranks several ranks: the transport, whole runs, faults, and the scripts that launch them
@@ -65,7 +66,7 @@ ifeq ($(filter $(PRECISION),$(PRECISIONS)),)
 $(error PRECISION is '$(PRECISION)'; give one of $(PRECISIONS))
 endif
 
-.PHONY: all train supervise emulated test-ranks test-cpu test-cuda test-cpu-only demo demo-long precisions shakespeare test soak sanitize races test-races test-posix test-posix-suites mutants bench tour single bench-checkpoint bench-peers fuzz clean
+.PHONY: all train supervise emulated test-ranks test-cpu test-cuda test-cpu-only demo demo-long demo-bpe precisions shakespeare test soak sanitize races test-races test-posix test-posix-suites mutants bench tour single bench-checkpoint bench-peers fuzz clean
 all: train supervise
 
 # Ranks can speak through MPI, where it is found: MPI=auto, on, off. Without it they do through sockets, mpirun or not.
@@ -313,6 +314,10 @@ demo: $(B)/train-FP32 $(B)/generate-FP32 $(B)/corpus $(B)/tokenize
 
 demo-long: $(B)/train-FP32 $(B)/generate-FP32 $(B)/corpus $(B)/tokenize
 	@sh dev/demo.sh $(B) long
+
+# The demo's corpus and settings with byte-pair tokens.
+demo-bpe: $(B)/train-FP32 $(B)/generate-FP32 $(B)/corpus $(B)/tokenize
+	@sh dev/demo_bpe.sh $(B)
 
 precisions: $(PRECISIONS:%=$(B)/train-%) $(B)/corpus $(B)/tokenize
 	@sh dev/precisions.sh $(B)

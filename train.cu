@@ -281,7 +281,7 @@ static bool run_set_up(Run* run, Options* o, Flag* flags, size_t flag_count, Err
     if (!run_compare_ranks(run, flags, flag_count, error)) return false;
     record_fill(run, o, flags, flag_count);
     ok = model_allocate(model, error) && run_allocate(run, error);
-    if (ok && o->sample_every) ok = sampler_open(&o->sampler, model, NULL, error);
+    if (ok && o->sample_every) ok = sampler_open(&o->sampler, model, &run->tokenizer, error);
     if (!run_agree(run, ok, error) || !model_connect(model, error)) return false;
     print_device(run, o);
     if (!run_compare_devices(run, error)) return false;

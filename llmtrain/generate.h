@@ -311,14 +311,14 @@ static inline bool sampler_encode(Tokens* ids, const Tokenizer* tokenizer, const
     return true;
 }
 
-// The tokenizer must outlive the sampler; NULL stands for bytes. Its vocabulary is 0 if it is not known: then there are
-// only ids.
+// The tokenizer must outlive the sampler. It is NULL, or its vocabulary 0, if it is not known: then that of bytes, or
+// if the model has more tokens there are only ids.
 static inline bool sampler_open(Sampler* s, Model* model, const Tokenizer* tokenizer, Error* error) {
     size_t V = model->config.vocab;
     s->bytes = tokenizer_of_bytes();
-    if (tokenizer == NULL && V == (size_t)s->bytes.vocabulary) tokenizer = &s->bytes;
     if (s->samples == 0) s->samples = 1;
     bool known = tokenizer && tokenizer->vocabulary > 0;
+    if (!known && V == (size_t)s->bytes.vocabulary) tokenizer = &s->bytes, known = true;
     s->tokenizer = known ? tokenizer : NULL;
     if (!known && !(s->prompt_ids && s->print_ids))
         return fail(error,

@@ -712,6 +712,9 @@ static void test_runs(void) {
     expect_run(0, "saved", train, TINY "--steps 2 --data 'a_train_*.bin' --val 'a_val_*.bin' --out run");
     expect(run("cmp run/tokenizer/tokenizer.json a_tokenizer/tokenizer.json") == 0, "the run has another tokenizer");
     expect_run(0, "resumed from", train, TINY "--steps 3 --data 'a_train_*.bin' --out run --resume");
+    expect_run(0, "This is line", train, TINY "--steps 1 --sample-every 1 --prompt 'This is line' --tokens 5 "
+               "--data 'a_train_*.bin'");
+    expect_run(2, "", train, TINY "--steps 1 --sample-every 1 --prompt '' --data 'a_train_*.bin'");
     verdict("runs: a run keeps the tokenizer of its shards");
     static const struct { const char *what, *arguments; } refusals[] = {
         {"--val", "--steps 2 --data 'a_train_*.bin' --val 'b_val_*.bin' --out new"},
