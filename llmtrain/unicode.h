@@ -91,7 +91,7 @@ static inline size_t utf8_valid(const char* text, size_t bytes) {
     size_t at = 0;
     while (at < bytes) {
         uint64_t eight;
-        if (bytes - at >= 8 && (memcpy(&eight, text + at, 8), (eight & 0x8080808080808080u) == 0)) {
+        if (at + 8 <= bytes && (memcpy(&eight, text + at, 8), (eight & 0x8080808080808080u) == 0)) {
             at += 8;
             continue;
         }
