@@ -105,7 +105,7 @@ static inline bool fields_read(void* base, const Field* fields, size_t count, co
 static inline bool fields_agree(const Field* fields, size_t count, const void* saved, const void* asked,
                                 const char* flag, const char* path, Error* error) {
     for (size_t i = 0; i < count; i++) {
-        char there[64] = "", here[64] = "";
+        char there[64], here[64];
         size_t offset = fields[i].offset, bytes = field_bytes(fields[i].kind);
         if (memcmp((const char*)saved + offset, (const char*)asked + offset, bytes) == 0) continue;
         field_text(there, sizeof there, &fields[i], saved);

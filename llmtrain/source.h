@@ -556,10 +556,10 @@ static inline bool source_open(ModelSource* s, const char* path, Error* error) {
 // Fills the weights of a model of the same configuration; a shorter context is allowed, and a longer one to a llama.
 // `flag` has named the source.
 static inline bool source_load(Model* model, ModelSource* s, const char* flag, Error* error) {
-    Config there = s->config;
-    if (model->config.family == FAMILY_LLAMA || model->config.context < there.context)
-        there.context = model->config.context;
-    if (!fields_agree(CONFIG_FIELDS, CONFIG_FIELD_COUNT, &there, &model->config, flag, s->path, error)) return false;
+    Config* there = &s->config;
+    if (model->config.family == FAMILY_LLAMA || model->config.context < there->context)
+        there->context = model->config.context;
+    if (!fields_agree(CONFIG_FIELDS, CONFIG_FIELD_COUNT, there, &model->config, flag, s->path, error)) return false;
     size_t most = 0;
     for (size_t i = 0; i < model->parameters.count; i++)
         most = max_size(most, tensor_elements(&model->parameters.tensors[i]));
