@@ -349,6 +349,7 @@ static void test_bad_configs(void) {
         {"gpt2", "\"n_head\": 4", "\"n_head\": 0", "--heads"},
         {"gpt2", "\"vocab_size\": 40", "\"vocab_size\": 99999999999", "--vocab"},
         {"gpt2", "\"vocab_size\": 40", "\"vocab_size\": 41", "41 x 16"},
+        {"gpt2", "\"n_embd\": 16", "\"n_embd\": 32", "wte.weight is not 40 x 32"},
         {"gpt2", "gelu_new", "relu", "\"activation_function\" is relu"},
         {"gpt2", "\"use_cache\": true", "\"scale_attn_weights\": false", "scale_attn_weights"},
         {"gpt2", "\"use_cache\": true", "\"a_new_kind_of_layer\": true", "a_new_kind_of_layer"},
