@@ -481,6 +481,41 @@ static void expect_bad(const char* path, const char* pattern, const char* words,
     if (accepted) tokenizer_close(&tokenizer);
 }
 
+// Parts that change no token, or are there in another form, are read.
+static void test_good_files(void) {
+    static const struct { const char *old, *put; int32_t begin, first; } good[] = {
+        {BASE, BASE, -1, 2},
+        {"\"post_processor\":null", "\"post_processor\":{\"type\":\"Sequence\",\"processors\":[{\"type\":\"ByteLevel\"}"
+         ",{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":\"<x>\"}},{\"Sequence\":{\"id\":"
+         "\"A\"}}],\"special_tokens\":{\"<x>\":{\"ids\":[4]}}}]}", 4, 2},
+        {"\"dropout\":null", "\"dropout\":0.0,\"continuing_subword_prefix\":\"\",\"end_of_word_suffix\":null", -1, 2},
+        {"\"type\":\"BPE\",", "", -1, 2},
+        {"\"a b\"", "\"#version: 0.2\",\"a b\"", -1, 2},
+        {"\"dropout\":null", "\"ignore_merges\":true", -1, 2},
+        {"[\"ab\",\"a\"]", "", -1, 2},
+        {"\"normalizer\":null", "\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"String\":\"ab\"},\"content\":"
+         "\"b\"}", -1, 1},
+    };
+    for (size_t i = 0; i < COUNT_OF(good); i++) {
+        Tokenizer tokenizer;
+        char* text = replaced(BASE, good[i].old, good[i].put);
+        if (i == 6) {  // a list that would end in a comma
+            char* list = replaced(text, "\"a b\",", "\"a b\"");
+            free(text);
+            text = list;
+        }
+        put_text("tokenizer.json", text);
+        open_tokenizer(&tokenizer, "tokenizer.json", NULL);
+        Tokens tokens = encode(&tokenizer, "ab", 2);
+        expect(tokens.count == 1 && tokens.ids[0] == good[i].first, "file %zu: other tokens", i);
+        expect(tokenizer.begin_of_text == good[i].begin, "file %zu: the token before a text", i);
+        tokens_free(&tokens);
+        tokenizer_close(&tokenizer);
+        free(text);
+    }
+    verdict("tokenizer.json: %zu forms of the same", COUNT_OF(good));
+}
+
 static void test_bad_files(void) {
     Tokenizer tokenizer;
     put_text("tokenizer.json", BASE);
@@ -611,6 +646,7 @@ int main(int argc, char** argv) {
     test_repair();
     test_decoder();
     test_directories();
+    test_good_files();
     test_bad_files();
     if (program) test_program(program);
     else skip("tokenize --encode and --decode", "there is no program tokenize");
