@@ -1,8 +1,8 @@
 // fuzz.c: the readers of files against any bytes at all. Whatever they are, a file is refused with a sentence, or what
 // it holds is as the reader promises; anything else ends the program.
 //
-// Targets, one per compilation: -DFUZZ_JSON, -DFUZZ_SAFETENSORS, -DFUZZ_SHARD, -DFUZZ_CONVERT, -DFUZZ_TOKENIZER. With
-// libFuzzer (make fuzz):
+// Targets, one per compilation: -DFUZZ_JSON, -DFUZZ_SAFETENSORS, -DFUZZ_SHARD, -DFUZZ_CONVERT, -DFUZZ_TOKENIZER,
+// -DFUZZ_CHOICES, -DFUZZ_SCORES. With libFuzzer (make fuzz):
 //
 //   clang -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -DFUZZ_JSON -DFUZZ_LIBFUZZER
 //         -I. dev/test/fuzz.c -o build/fuzz_json -lm -pthread
@@ -18,6 +18,9 @@
 #include "llmtrain/tokenizer.h"
 #ifdef FUZZ_CONVERT
 #include "llmtrain/source.h"
+#endif
+#if defined(FUZZ_CHOICES) || defined(FUZZ_SCORES)
+#include "llmtrain/evaluate.h"
 #endif
 
 #include <sys/mman.h>
@@ -362,8 +365,82 @@ static void fuzz_one(const uint8_t* data, size_t bytes) {
     tokenizer_close(&tokenizer);
 }
 
+#elif defined(FUZZ_CHOICES)
+
+// A file of questions, with the tokenizer of bytes.
+static void fuzz_one(const uint8_t* data, size_t bytes) {
+    enum { T = 24 };
+    char path[64];
+    Choices choices;
+    Source source;
+    Tokens tokens;
+    Error error;
+    Tokenizer tokenizer = tokenizer_of_bytes();
+    int file = memory_file(path, data, bytes);
+    memset(&tokens, 0, sizeof tokens);
+    if (!choices_open(&choices, &source, path, &tokenizer, T, &error)) {
+        promise_sentence(&error);
+        promise(choices.text == NULL && source.rows == NULL, "a refusal leaves nothing to free");
+        close(file);
+        return;
+    }
+    for (size_t i = 0; i < source.items; i++) {
+        size_t rows = source.rows[i + 1] - source.rows[i], first, text;
+        promise(rows >= 2 && choices.labels[i] < rows, "a question has endings, and a label among them");
+        for (size_t r = 0; r < rows; r++) {
+            tokens.count = 0;
+            if (!source.append(&tokens, &first, &text, source.context, i, r, &error)) {
+                promise_sentence(&error);
+                continue;
+            }
+            promise(tokens.count <= T + 1 && first >= 1 && first < tokens.count && text > 0, "a row can be scored");
+        }
+    }
+    tokens_free(&tokens);
+    choices_close(&choices, &source);
+    close(file);
+}
+
+#elif defined(FUZZ_SCORES)
+
+// A score log. Lines whose first byte is not a dot get their checksum, which no fuzzer finds.
+static void fuzz_one(const uint8_t* data, size_t bytes) {
+    enum { ITEMS = 4, KEY = 1 };
+    size_t rows[ITEMS + 1] = {0, 1, 3, 6, 7};
+    Score scores[7];
+    bool done[ITEMS] = {false};
+    Source source;
+    ScoreLog log, lines;
+    char path[64];
+    Error error;
+    int file = memory_file(path, data, 0);
+    memset(&source, 0, sizeof source);
+    memset(&log, 0, sizeof log);
+    memset(&lines, 0, sizeof lines);
+    source.items = ITEMS;
+    source.rows = rows;
+    lines.file = file;
+    lines.path = path;
+    for (size_t at = 0, length; at < bytes; at += length + 1) {
+        const char* line = (const char*)data + at;
+        const char* end = (const char*)memchr(line, '\n', bytes - at);
+        length = end ? (size_t)(end - line) : bytes - at;
+        json_put(&lines.line, line, length);
+        if (line[0] != '.') promise(score_log_end(&lines, &error), "a line in memory");
+        else promise(write(file, line, length + (end != NULL)) >= 0, "a line in memory");
+        lines.line.bytes = 0;
+    }
+    for (int i = 0; i < 2; i++) {  // the second time it has what the first one added
+        if (!score_log_open(&log, scores, done, &source, path, KEY, true, &error)) promise_sentence(&error);
+        else promise(score_log_add(&log, 0, scores, 1, &error), "a line can be added");
+        score_log_close(&log);
+    }
+    json_writer_free(&lines.line);
+    close(file);
+}
+
 #else
-#error "compile with -DFUZZ_JSON, -DFUZZ_SAFETENSORS, -DFUZZ_SHARD, -DFUZZ_CONVERT or -DFUZZ_TOKENIZER"
+#error "compile with one of the targets that the first lines name, as -DFUZZ_JSON"
 #endif
 
 #ifdef FUZZ_LIBFUZZER
