@@ -152,8 +152,9 @@ static inline bool gguf_write_all(GgufWriter* w, const ForeignTensor* list, size
 // llama.cpp has two kinds that ours are. "gpt2" is byte-level: its tokens are written with a visible character for each
 // byte, with a list of merges and the name of the pattern that splits words. "llama" is SentencePiece's: it joins any
 // two neighbours that make a token, that with the highest score first; here the scores follow the merges. It normalizes
-// nothing: NFC is left to whoever gives it the text. It ends a text at the end-of-text token, and takes some other one
-// where a file names none; so that is then byte 0, which no text has.
+// nothing: NFC is left to whoever gives it the text; and it puts a space in front of every text, or of none, where some
+// tokenizers leave it out before a text that begins with one. It ends a text at the end-of-text token, and takes some
+// other one where a file names none; so that is then byte 0, which no text has.
 
 typedef enum {
     GGUF_TOKEN_NORMAL = 1, GGUF_TOKEN_UNKNOWN, GGUF_TOKEN_CONTROL, GGUF_TOKEN_USER, GGUF_TOKEN_UNUSED, GGUF_TOKEN_BYTE
