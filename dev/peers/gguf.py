@@ -6,6 +6,7 @@
 #                                                              build/evaluate with the same rounded weights
 #   python3 dev/peers/gguf.py --hashes                         hashes of the files of test_gguf.c, written by the gguf
 #                                                              package
+#   python3 dev/peers/gguf.py --fixtures                       the tokenizers of these, in dev/test/fixtures/gguf
 #
 # pip install gguf xxhash numpy torch transformers tokenizers sentencepiece llama-cpp-python. Says "skipped" without
 # them. Exit code 1 if anything differs.
@@ -54,13 +55,16 @@ CASES = {
     "linear": dict(arch="llama", L=1, H=2, K=2, D=32, C=64, F=96, T=64, tied=True, linear=4.0),
     "qwen2": dict(arch="qwen2", L=2, H=4, K=2, D=16, C=64, F=96, T=48, tied=True, epsilon=1e-6),
     "qwen3": dict(arch="qwen3", L=2, H=4, K=2, D=32, C=64, F=96, T=48, tied=False),
+    "bytes": dict(arch="gpt2", L=1, H=2, K=2, D=16, C=32, F=128, T=16, tied=True, V=330, tokenizer="byte_level"),
+    "pieces": dict(arch="llama", L=1, H=2, K=2, D=16, C=32, F=96, T=16, tied=True, V=430, tokenizer="sentencepiece"),
 }
+FIXTURES = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "test", "fixtures", "gguf")
 
 
 # Our tensors in the order of the flat vector: Hugging Face's name -> array, split as Hugging Face does.
 def hugging_face_tensors(c):
     import numpy as np
-    V, gpt2 = 256, c["arch"] == "gpt2"
+    V, gpt2 = c.get("V", 256), c["arch"] == "gpt2"
     H, K, D, C, F = (c[k] for k in "HKDCF")
     count = [0]
 
@@ -131,6 +135,60 @@ def bytes_vocabulary():
     return [chr(b) if b in visible else chr(256 + others.index(b)) for b in range(256)]
 
 
+# The vocabulary of a directory as llama.cpp's converter writes it, from the files alone.
+def write_tokenizer(w, directory, V):
+    import gguf
+    file = json.load(open(os.path.join(directory, "tokenizer.json"), encoding="utf-8"))
+    config = json.load(open(os.path.join(directory, "tokenizer_config.json"), encoding="utf-8"))
+    model, added = file["model"], {a["id"]: a for a in file["added_tokens"]}
+    by_id = {i: t for t, i in model["vocab"].items()}
+    merges = [m if isinstance(m, list) else m.split(" ") for m in model["merges"]]
+    pieces = bool(model.get("byte_fallback"))
+    tokens, types = [], []
+    for i in range(V):
+        if i in added:
+            tokens.append(added[i]["content"])
+            types.append(3 if added[i]["special"] else 4)
+            if pieces and tokens[-1] == model["unk_token"]:
+                types[-1] = 2
+        elif i in by_id:
+            tokens.append(by_id[i])
+            types.append(6 if pieces and tokens[-1].startswith("<0x") else 1)
+        else:
+            tokens.append("[PAD%d]" % i)
+            types.append(5)
+    ids = {t: i for i, t in enumerate(tokens)}
+    w.add_tokenizer_model("llama" if pieces else "gpt2")
+    w.add_tokenizer_pre("default" if pieces else "llama-bpe")
+    w.add_token_list(tokens)
+    w.add_token_types(types)
+    if pieces:
+        scores = [-float(len(merges))] * V
+        for rank in reversed(range(len(merges))):
+            scores[ids["".join(merges[rank])]] = -float(rank)
+        w.add_token_scores(scores)
+    else:
+        w.add_token_merges([" ".join(m) for m in merges])
+    w.add_bos_token_id(ids[config["bos_token"]])
+    w.add_eos_token_id(ids[config["eos_token"]])
+    w.add_add_bos_token(True)
+    if pieces:
+        w.add_unk_token_id(ids[model["unk_token"]])
+        w.add_add_space_prefix(True)
+    if "chat_template" in config:
+        w.add_chat_template(config["chat_template"])
+
+
+# Small tokenizers of both kinds, tracked for test_gguf.c.
+def fixtures():
+    with tempfile.TemporaryDirectory() as folder:
+        t = byte_level(LLAMA3, ["<|begin|>", "<|end|>"], ignore_merges=True, begin="<|begin|>", size=310)
+        t.add_tokens(["[added]"])
+        save_tokenizer(t, os.path.join(FIXTURES, "byte_level"), "<|begin|>", "<|end|>", CHAT)
+        t = sentencepiece_like(False, folder, size=420)
+        save_tokenizer(t, os.path.join(FIXTURES, "sentencepiece"), "<s>", "</s>", None)
+
+
 def write_case(path, c, dtype):
     import gguf
     import numpy as np
@@ -155,7 +213,7 @@ def write_case(path, c, dtype):
     w.add_feed_forward_length(c["F"])
     w.add_head_count(c["H"])
     w.add_head_count_kv(c["K"])
-    w.add_vocab_size(256)
+    w.add_vocab_size(c.get("V", 256))
     if c["arch"] == "gpt2":
         w.add_layer_norm_eps(1e-5)
     else:
@@ -167,14 +225,17 @@ def write_case(path, c, dtype):
     if "linear" in c:
         w.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         w.add_rope_scaling_factor(c["linear"])
-    w.add_tokenizer_model("gpt2")
-    w.add_tokenizer_pre("gpt-2")
-    w.add_token_list(bytes_vocabulary())
-    w.add_token_types([1] * 256)
-    w.add_key_value("tokenizer.ggml.merges", NoStrings(), gguf.GGUFValueType.ARRAY)
-    w.add_bos_token_id(0)
-    w.add_eos_token_id(0)
-    w.add_add_bos_token(False)
+    if "tokenizer" in c:
+        write_tokenizer(w, os.path.join(FIXTURES, c["tokenizer"]), c["V"])
+    else:
+        w.add_tokenizer_model("gpt2")
+        w.add_tokenizer_pre("gpt-2")
+        w.add_token_list(bytes_vocabulary())
+        w.add_token_types([1] * 256)
+        w.add_key_value("tokenizer.ggml.merges", NoStrings(), gguf.GGUFValueType.ARRAY)
+        w.add_bos_token_id(0)
+        w.add_eos_token_id(0)
+        w.add_add_bos_token(False)
     names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, c["arch"].upper()), c["L"])
     if "llama3" in c:
         w.add_tensor("rope_freqs.weight", np.array(rope_divisors(c["D"], c["theta"], *c["llama3"]), dtype=np.float32))
@@ -225,7 +286,7 @@ def training_text():
     return "".join(open(f, encoding="utf-8").read() for f in files)
 
 
-def byte_level(pattern, specials, digits=False, nfc=False, ignore_merges=False, begin=None):
+def byte_level(pattern, specials, digits=False, nfc=False, ignore_merges=False, begin=None, size=700):
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
     t = Tokenizer(models.BPE(ignore_merges=ignore_merges))
     if nfc:
@@ -242,7 +303,7 @@ def byte_level(pattern, specials, digits=False, nfc=False, ignore_merges=False, 
     t.decoder = decoders.ByteLevel()
     t.post_processor = processors.ByteLevel(trim_offsets=False)
     t.train_from_iterator([training_text()], trainers.BpeTrainer(
-        vocab_size=700, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
+        vocab_size=size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
     t.add_special_tokens(specials)
     if begin:
         t.post_processor = processors.Sequence([
@@ -253,7 +314,7 @@ def byte_level(pattern, specials, digits=False, nfc=False, ignore_merges=False, 
 
 
 # A vocabulary that SentencePiece has made, and its pieces' merges by score, as transformers converts them.
-def sentencepiece_like(metaspace, folder):
+def sentencepiece_like(metaspace, folder, size=900):
     import sentencepiece
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
     text = os.path.join(folder, "sentences.txt")
@@ -261,7 +322,7 @@ def sentencepiece_like(metaspace, folder):
         f.write(training_text())
     prefix = os.path.join(folder, "sentencepiece")
     sentencepiece.SentencePieceTrainer.train(
-        input=text, model_prefix=prefix, vocab_size=900, model_type="bpe", byte_fallback=True, split_digits=True,
+        input=text, model_prefix=prefix, vocab_size=size, model_type="bpe", byte_fallback=True, split_digits=True,
         allow_whitespace_only_pieces=True, normalization_rule_name="identity", remove_extra_whitespaces=False,
         minloglevel=2)
     sp = sentencepiece.SentencePieceProcessor(model_file=prefix + ".model")
@@ -330,6 +391,13 @@ def make_tokenizer(name, folder):
     return byte_level(QWEN2, ["<|endoftext|>", "<|im_start|>", "<|im_end|>"], nfc=True), None, "<|endoftext|>", CHAT
 
 
+def save_tokenizer(tokenizer, directory, begin, end, chat):
+    os.makedirs(directory, exist_ok=True)
+    tokenizer.save(os.path.join(directory, "tokenizer.json"), pretty=False)
+    with open(os.path.join(directory, "tokenizer_config.json"), "w") as f:
+        json.dump({k: v for k, v in dict(bos_token=begin, eos_token=end, chat_template=chat).items() if v}, f)
+
+
 # Writes a directory of Hugging Face; returns model and tokenizer.
 def make_model(name, folder, directory):
     import torch
@@ -344,9 +412,7 @@ def make_model(name, folder, directory):
             if p.ndim == 1:
                 p.add_(0.2 * torch.randn_like(p))
     model.save_pretrained(directory)
-    tokenizer.save(os.path.join(directory, "tokenizer.json"))
-    with open(os.path.join(directory, "tokenizer_config.json"), "w") as f:
-        json.dump({k: v for k, v in dict(bos_token=begin, eos_token=end, chat_template=chat).items() if v}, f)
+    save_tokenizer(tokenizer, directory, begin, end, chat)
     return model, tokenizer
 
 
@@ -526,12 +592,16 @@ if __name__ == "__main__":
     sys.path = [p for p in sys.path if os.path.abspath(p or ".") != os.path.dirname(os.path.abspath(__file__))]
     flags = argparse.ArgumentParser()
     flags.add_argument("--hashes", action="store_true")
+    flags.add_argument("--fixtures", action="store_true")
     flags.add_argument("--build", default="build")
     flags.add_argument("--only")
     flags = flags.parse_args()
     if flags.hashes:
         wants("gguf", "numpy", "xxhash")
         hashes()
+    elif flags.fixtures:
+        wants("tokenizers", "sentencepiece")
+        fixtures()
     else:
         wants("gguf", "numpy", "torch", "transformers", "tokenizers", "sentencepiece", "llama_cpp")
         compare_all(flags.build, flags.only)

@@ -12,30 +12,39 @@
 
 typedef struct {
     const char *name, *members;
+    const char* tokenizer;             // a directory of fixtures; NULL: bytes
     uint64_t hashes[GGUF_TYPE_COUNT];  // XXH64 of the files in the order of GGUF_TYPES, as the gguf package writes them
 } Case;
 
 static const Case CASES[] = {
-    {"gpt2", "family=gpt2 layers=2 heads=2 channels=64 context=48 tied=on",
+    {"gpt2", "family=gpt2 layers=2 heads=2 channels=64 context=48 tied=on", NULL,
      {0xcea3e0a24b035ea3, 0x7951b96fa77b0a07,
       0x2401e04fdccc6021, 0xb0aed6eb45d5e0d1}},
-    {"llama", "family=llama layers=2 heads=4 kv_heads=2 channels=64 ffn=96 context=48 tied=off",
+    {"llama", "family=llama layers=2 heads=4 kv_heads=2 channels=64 ffn=96 context=48 tied=off", NULL,
      {0x78ad0df7fb916f62, 0x5eaf7ec0f2136952,
       0x75198d2fb9be0532, 0xd152e66b089ad162}},
     {"llama3", "family=llama layers=1 heads=2 kv_heads=1 channels=64 ffn=72 context=256 tied=on rope_theta=500000 "
-     "rope_scaling=llama3 rope_factor=8 rope_low_freq=1 rope_high_freq=4 rope_original=32",
+     "rope_scaling=llama3 rope_factor=8 rope_low_freq=1 rope_high_freq=4 rope_original=32", NULL,
      {0x34b55e75bed4360d, 0x827174e0dc7e7623,
       0x75918fa8f0d686d0, 0x4332112a642d2099}},
     {"linear", "family=llama layers=1 heads=2 channels=64 ffn=96 context=64 tied=on rope_scaling=linear rope_factor=4",
+     NULL,
      {0x91e7ee4c6a3f7797, 0x9c5b14bf0449f06c,
       0xd8e390dff44d84cc, 0x769ff9fb5439a0c6}},
     {"qwen2", "family=llama layers=2 heads=4 kv_heads=2 channels=64 ffn=96 context=48 tied=on qkv_bias=on "
-     "norm_epsilon=1e-6",
+     "norm_epsilon=1e-6", NULL,
      {0x67f3dac8eb663cc1, 0x09bd4281b1d24d04,
       0x4a5c4dbe35707922, 0x3fd6ecea68b42f00}},
     {"qwen3", "family=llama layers=2 heads=4 kv_heads=2 channels=64 ffn=96 context=48 tied=off qk_norm=on head_size=32",
+     NULL,
      {0x7da37b7d2946983e, 0xafbf6a06c2e19b7a,
       0x1401ff0c628413db, 0xfdd7ccab472c704b}},
+    {"bytes", "family=gpt2 layers=1 heads=2 channels=32 context=16 tied=on vocab=330", "byte_level",
+     {0x75b9790e5b412238, 0x200541487c94eb79,
+      0x297f36325cb5cf86, 0x81b8d47eadcebdd1}},
+    {"pieces", "family=llama layers=1 heads=2 channels=32 ffn=96 context=16 tied=on vocab=430", "sentencepiece",
+     {0xce1eb8a91f482701, 0xade7d9ca3b790aed,
+      0xc7f24902d0bf4f79, 0x5bd9ea5226d48a61}},
 };
 
 typedef struct {
@@ -43,19 +52,27 @@ typedef struct {
     Weights weights;
     Parameters parameters;
     float bad;  // what one element is instead, unless it is 0
+    Tokenizer tokenizer;
 } FormulaModel;
 
-static void formula_create(FormulaModel* m, const char* members) {
+static char fixtures[PATH_MAX];
+
+static void formula_create(FormulaModel* m, const Case* c) {
     Error error;
     memset(m, 0, sizeof *m);
     m->config.vocab = 256;
-    need(config_set(&m->config, members, &error) && config_complete(&m->config, &error) &&
-             weights_create(&m->weights, &m->parameters, &m->config, &error), "%s: %s", members, error.text);
+    need(config_set(&m->config, c->members, &error) && config_complete(&m->config, &error) &&
+             weights_create(&m->weights, &m->parameters, &m->config, &error), "%s: %s", c->name, error.text);
+    m->tokenizer = tokenizer_of_bytes();
+    if (c->tokenizer == NULL) return;
+    const char* path = text_of("%s/%s", fixtures, c->tokenizer);
+    need(tokenizer_open(&m->tokenizer, path, NULL, &error), "%s", error.text);
 }
 
 static void formula_free(FormulaModel* m) {
     free(m->weights.blocks);
     parameters_free(&m->parameters);
+    tokenizer_close(&m->tokenizer);
 }
 
 // The same bits as in the script.
@@ -73,8 +90,7 @@ static bool formula_read(float* values, void* context, size_t number, Error* err
 }
 
 static bool formula_export(FormulaModel* m, const char* path, GgufType type, Error* error) {
-    Tokenizer tokenizer = tokenizer_of_bytes();
-    return gguf_export(path, &m->config, &m->parameters, &tokenizer, type, formula_read, m, error);
+    return gguf_export(path, &m->config, &m->parameters, &m->tokenizer, type, formula_read, m, error);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -172,7 +188,7 @@ static double read_element(const Gguf* g, const Info* t, size_t i) {
 static void test_hashes(void) {
     for (size_t i = 0; i < COUNT_OF(CASES); i++) {
         FormulaModel m;
-        formula_create(&m, CASES[i].members);
+        formula_create(&m, &CASES[i]);
         for (size_t type = 0; type < GGUF_TYPE_COUNT; type++) {
             Error error;
             size_t bytes;
@@ -186,7 +202,7 @@ static void test_hashes(void) {
         }
         formula_free(&m);
     }
-    verdict("files of all architectures and types are those of the gguf package");
+    verdict("files of all architectures, types and tokenizers are those of the gguf package");
 }
 
 // Some rows, placed by hand: theirs, and the row of ours that it is.
@@ -223,7 +239,7 @@ static void test_rows(void) {
             Gguf g;
             Error error;
             const char* path = text_of("%s/rows.gguf", root);
-            formula_create(&m, CASES[rows[i].model].members);
+            formula_create(&m, &CASES[rows[i].model]);
             need(formula_export(&m, path, GGUF_TYPES[type].type, &error), "%s", error.text);
             gguf_read(&g, path);
             const Info* t = gguf_find(&g, rows[i].theirs);
@@ -282,8 +298,8 @@ static void test_q8(void) {
 static void test_refusals(void) {
     Error error;
     FormulaModel m;
-    const char* path = text_of("%s/refused.gguf", root);
-    formula_create(&m, CASES[1].members);
+    const char* path = "refused.gguf";
+    formula_create(&m, &CASES[1]);
     static const float bad[] = {NAN, INFINITY, 1e5f};
     for (size_t i = 0; i < COUNT_OF(bad); i++) {
         m.bad = bad[i];
@@ -295,17 +311,44 @@ static void test_refusals(void) {
     expect_refusal(formula_export(&m, path, GGUF_Q8_0, &error), &error, "its type cannot hold", "q8_0");
     m.bad = 0;
     expect(directory_count(root, "refused") == 0, "a file is left");
-    path = text_of("%s/none/x.gguf", root);
-    expect_refusal(formula_export(&m, path, GGUF_F32, &error), &error, "create", "no folder");
+    expect_refusal(formula_export(&m, "none/x.gguf", GGUF_F32, &error), &error, "create", "no folder");
     m.config.qk_norm = true;
     m.config.rope_scaling = ROPE_SCALING_LLAMA3;
     expect_refusal(formula_export(&m, path, GGUF_F32, &error), &error, "llama3", "qwen3 with llama3 scaling");
+    m.config.qk_norm = false;
+    m.config.vocab = 255;
+    expect_refusal(formula_export(&m, path, GGUF_F32, &error), &error, "has 256 tokens", "too large a tokenizer");
     formula_free(&m);
-    verdict("numbers that a type cannot hold, an architecture that llama.cpp lacks: refused, and no file is left");
+    formula_create(&m, &CASES[6]);
+    Rules* rules = m.tokenizer.rules;
+    Split split = rules->split;
+    rules->split = SPLIT_CL100K;
+    expect_refusal(formula_export(&m, path, GGUF_F32, &error), &error, "does not split words", "cl100k's pattern");
+    rules->split = split;
+    rules->prefix = PREFIX_ALWAYS;
+    expect_refusal(formula_export(&m, path, GGUF_F32, &error), &error, "add_prefix_space", "a space in front");
+    rules->prefix = PREFIX_NEVER;
+    rules->normalizer_count = 1;
+    rules->normalizers[0].kind = NORMALIZE_REPLACE;
+    expect_refusal(formula_export(&m, path, GGUF_F32, &error), &error, "normalizer", "a normalizer");
+    rules->normalizer_count = 0;
+    Vocabulary* v = &rules->vocabulary;
+    Token token = v->tokens[300];
+    v->tokens[300] = v->tokens[299];
+    expect_refusal(formula_export(&m, path, GGUF_F32, &error), &error, "have one text", "two tokens of one text");
+    v->tokens[300] = token;
+    formula_free(&m);
+    formula_create(&m, &CASES[7]);
+    m.tokenizer.rules->vocabulary.bytes[200] = -1;
+    expect_refusal(formula_export(&m, path, GGUF_F32, &error), &error, "lacks tokens of bytes", "no token of a byte");
+    formula_free(&m);
+    expect(directory_count(root, "refused") == 0, "a file is left");
+    verdict("numbers that a type cannot hold, models and tokenizers that llama.cpp lacks: refused, no file left");
 }
 
 int main(void) {
     tests_begin("test_gguf");
+    need(realpath("dev/test/fixtures/gguf", fixtures) != NULL, "dev/test/fixtures/gguf");
     root_enter();
     test_hashes();
     test_rows();
