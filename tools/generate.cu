@@ -3,20 +3,152 @@
 //   make build/generate && build/generate --out runs/x --prompt 'Once upon a time'
 //
 // It takes the newest checkpoint of --out that is whole, or the model in --init-from. An fp32 build loads the master
-// weights of any run. Exit code: 0 done; 1 something failed; 2 a flag is wrong.
+// weights of any run. With --chat the lines of standard input are a conversation. Exit code: 0 done; 1 something
+// failed; 2 a flag is wrong.
 
 #include "../llmtrain/generate.h"
 #include "../llmtrain/open.h"
+#include "../llmtrain/template.h"
 
 typedef struct {
     const char *out, *init_from;
     uint64_t threads;
     int kv;  // position in KV_NAMES
+    bool chat;
+    const char* system;
     Sampler sampler;
 } Options;
 
 #define KV_NAMES "full|q8"
 enum { KV_FULL, KV_Q8, PROMPT_ROWS = 128 };  // tokens of the prompt that are read at a time, about
+
+// ------------------------------------------------------------------------------------------------
+// What 8 bits cost: the logits after the beginning of the prompt, read with and without the cache.
+
+static bool show_kv_error(Model* model, const Tokens* prompt, Error* error) {
+    size_t V = model->config.vocab, n = min_size(prompt->count, model->options.B * model->options.T);
+    floatX* logits = (floatX*)allocate(2 * V * sizeof(floatX));
+    double mean = 0, squares = 0, worst = 0, off = 0;
+    if (!logits) return fail(error, "out of memory for %zu logits; close other programs", 2 * V);
+    n = min_size(n, model->config.context);
+    model->cache.length = 0;
+    for (int cached = 0; cached < 2; cached++) {
+        model_forward(model, model_upload(model, prompt->ids, NULL, 1, n), 1, n, cached);
+        model_logits(model, n - 1, 1);
+        download(logits + (cached ? V : 0), model->activations.logits, V * sizeof(floatX), model->stream);
+    }
+    for (size_t v = 0; v < V; v++) mean += (double)float_of(logits[v]) / (double)V;
+    for (size_t v = 0; v < V; v++) {
+        double x = (double)float_of(logits[v]), difference = fabs((double)float_of(logits[V + v]) - x);
+        squares += (x - mean) * (x - mean);
+        off += difference * difference;
+        worst = difference > worst ? difference : worst;
+    }
+    fprintf(stderr,
+            "generate: after %zu tokens 8 bits in the KV cache change the logits by %.2g on average (rms), %.2g at "
+            "most; their standard deviation is %.2g\n",
+            n, sqrt(off / (double)V), worst, sqrt(squares / (double)V));
+    free(logits);
+    return true;
+}
+
+// ------------------------------------------------------------------------------------------------
+// Chat: a line of standard input is a message; the answer follows until the model ends it.
+
+enum { CHAT_TOKENS = 1 << 20, CHAT_MESSAGES = 4096 };
+
+typedef struct {
+    ChatMessage messages[CHAT_MESSAGES];  // their contents are owned
+    size_t count;
+    Tokens ids;                           // of the whole conversation
+    Generator generator;
+    SampleText answer;
+} Chat;
+
+static bool chat_add(Chat* chat, const char* role, const char* text, size_t bytes, Error* error) {
+    char* copy = chat->count < CHAT_MESSAGES ? (char*)allocate(bytes + 1) : NULL;
+    if (!copy) return fail(error, "the conversation has more than %d messages, or no memory; start another",
+                           CHAT_MESSAGES);
+    memcpy(copy, text, bytes);
+    copy[bytes] = 0;
+    ChatMessage message = {role, copy};
+    chat->messages[chat->count++] = message;
+    return true;
+}
+
+static const char* token_text(char text[TOKEN_BYTES_MAX + 1], const Tokenizer* tokenizer, int32_t token) {
+    size_t bytes = 0;
+    const char* piece = token < 0 ? "" : tokenizer_piece(&bytes, tokenizer, token);
+    memcpy(text, piece, bytes);
+    text[bytes] = 0;
+    return text;
+}
+
+// Puts the conversation before the generator, which keeps what it has read of it.
+static bool chat_read(Chat* chat, const Model* model, const Tokenizer* tokenizer, Error* error) {
+    Generator* g = &chat->generator;
+    char begin[TOKEN_BYTES_MAX + 1], end[TOKEN_BYTES_MAX + 1], *text;
+    size_t bytes, same = 0;
+    if (!template_render(&text, &bytes, tokenizer->chat_template, chat->messages, chat->count,
+                         token_text(begin, tokenizer, tokenizer->begin_of_text),
+                         token_text(end, tokenizer, tokenizer->end_of_text), true, error)) return false;
+    chat->ids.count = 0;
+    bool ok = sampler_encode(&chat->ids, tokenizer, text, false, model->config.vocab, error);
+    free(text);
+    if (ok && chat->ids.count == 0) ok = fail(error, "the chat template makes no text of the conversation");
+    if (ok && chat->ids.count >= CHAT_TOKENS) ok = fail(error, "the conversation is too long; start another");
+    if (!ok) return false;
+    while (same < min_size(g->known, chat->ids.count) && g->tokens[same] == chat->ids.ids[same]) same++;
+    generator_cut(g, same);
+    generator_append(g, chat->ids.ids + same, chat->ids.count - same);
+    return true;
+}
+
+static bool chat_answer(Chat* chat, const Options* o, const Tokenizer* tokenizer, Error* error) {
+    const TextList* stops = &o->sampler.stops;
+    SampleText* answer = &chat->answer;
+    bool ok = true;
+    sample_text_begin(answer, tokenizer);
+    for (uint64_t n = 0; ok && n < o->sampler.tokens && !answer->ended && chat->generator.known < CHAT_TOKENS; n++) {
+        ok = sample_text_add(answer, *generator_step(&chat->generator), tokenizer->end_of_text, stops, error);
+        if (ok) sample_text_show(answer, stops, stdout);
+    }
+    if (!ok || !sample_text_end(answer, stops, error)) return false;
+    sample_text_show(answer, stops, stdout);
+    printf("\n");
+    fflush(stdout);
+    return chat_add(chat, "assistant", answer->text ? answer->text : "", answer->bytes, error);
+}
+
+static bool chat(const Options* o, Model* model, const Tokenizer* tokenizer, Error* error) {
+    if (tokenizer->chat_template == NULL)
+        return fail(error, "the model has no chat template beside it (tokenizer_config.json); leave --chat out");
+    Chat* c = (Chat*)allocate(sizeof(Chat));
+    if (!c) return fail(error, "out of memory for a conversation; close other programs");
+    memset(c, 0, sizeof *c);
+    char* line = NULL;
+    size_t capacity = 0;
+    bool ok = generator_open(&c->generator, model, &o->sampler.options, 1, CHAT_TOKENS, error) &&
+              (o->system == NULL || chat_add(c, "system", o->system, strlen(o->system), error));
+    while (ok) {
+        if (isatty(STDIN_FILENO)) printf("> ");
+        fflush(stdout);
+        ssize_t bytes = getline(&line, &capacity, stdin);
+        if (bytes < 0) break;
+        while (bytes > 0 && (line[bytes - 1] == '\n' || line[bytes - 1] == '\r')) bytes--;
+        ok = chat_add(c, "user", line, (size_t)bytes, error) && chat_read(c, model, tokenizer, error) &&
+             chat_answer(c, o, tokenizer, error);
+    }
+    free(line);
+    for (size_t i = 0; i < c->count; i++) free((char*)c->messages[i].content);
+    free(c->answer.text);
+    tokens_free(&c->ids);
+    if (c->generator.model) generator_close(&c->generator);
+    free(c);
+    return ok;
+}
+
+// ------------------------------------------------------------------------------------------------
 
 static bool generate(Options* o, Error* error) {
     Model model;
@@ -27,8 +159,15 @@ static bool generate(Options* o, Error* error) {
     options.T = max_size(PROMPT_ROWS / options.B, 1);
     options.kv_q8 = o->kv == KV_Q8;
     if (!model_open(&model, &tokenizer, o->out, o->init_from, &options, "generate", error)) return false;
-    bool ok = sampler_open(&o->sampler, &model, &tokenizer, error) && sampler_write(&o->sampler, stdout, error);
-    sampler_close(&o->sampler);
+    bool ok;
+    if (o->chat) {
+        ok = chat(o, &model, &tokenizer, error);
+    } else {
+        ok = sampler_open(&o->sampler, &model, &tokenizer, error) &&
+             (o->kv != KV_Q8 || show_kv_error(&model, &o->sampler.ids, error)) &&
+             sampler_write(&o->sampler, stdout, error);
+        sampler_close(&o->sampler);
+    }
     tokenizer_close(&tokenizer);
     model_free(&model);
     return ok && (!ferror(stdout) || fail_file(error, "write", "standard output"));
@@ -38,6 +177,9 @@ static bool options_check(const Options* o, Error* error) {
     bool run = o->out && o->out[0], directory = o->init_from && o->init_from[0];
     if (o->sampler.prompt_ids == NULL && o->sampler.prompt[0] == 0)
         return fail(error, "--prompt is empty; give at least one character");
+    if (o->chat && (o->sampler.prompt_ids || o->sampler.print_ids || o->sampler.samples > 1))
+        return fail(error, "--chat writes one text; leave out --prompt-ids, --print-ids and --samples");
+    if (o->system && !o->chat) return fail(error, "--system is the first message of a conversation; give --chat too");
     if (run == directory)
         return fail(error, "give --out, the directory of a run that has saved a checkpoint, or --init-from, that of a "
                     "model");
@@ -61,10 +203,13 @@ int main(int argc, char** argv) {
         SWITCH_FLAG("past-end", &s->past_end, false, 0, "continue after an end-of-text token"),
         CHOICE_FLAG("kv", &o.kv, KV_FULL, KV_NAMES, 0,
                     "what the KV cache holds: full, the type that this program computes with, or q8, 8 bits"),
+        SWITCH_FLAG("chat", &o.chat, false, 0,
+                    "answer the lines of standard input, by the model's chat template, up to --tokens each"),
+        TEXT_FLAG("system", &o.system, NULL, "TEXT", 0, "with --chat: the system message"),
         COUNT_FLAG("seed", &s->options.seed, 1337, 0, 9e15, 0, "seed of the random numbers"),
         COUNT_FLAG("threads", &o.threads, 0, 0, 4096, 0, "OpenMP threads; 0: OpenMP's default"),
     };
-    size_t count = 10;
+    size_t count = 12;
     Error error;
     int code;
     files_open_standard();

@@ -1,0 +1,275 @@
+#!/usr/bin/env python3
+"""templates.py: what jinja2 makes of chat templates, for dev/test/test_template.c.
+
+    pip install jinja2
+    python3 dev/peers/templates.py --write      # rewrites dev/test/fixtures/templates.json
+    python3 dev/peers/templates.py              # checks that the file is what this jinja2 makes
+
+The templates here are of the manner of published ones: ChatML, Llama 2 and 3, Mistral, Gemma, Qwen 3, Phi. They are
+rendered as apply_chat_template of transformers does: trim_blocks and lstrip_blocks on, raise_exception as a function,
+`tools` and `documents` none. To them come random templates made from a grammar: expressions of every operator, method,
+filter and test that llmtrain/template.h knows, ifs, loops and white space control. A case is the numbers of a
+template and of a conversation, add_generation_prompt, and the text, or null where jinja2 fails.
+"""
+
+import argparse
+import json
+import os
+import random
+import sys
+
+try:
+    import jinja2
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+except ImportError:
+    print("skipped: there is no jinja2; pip install jinja2")
+    sys.exit(0)
+
+CHATML = """{% for message in messages %}
+{% if loop.first and messages[0]['role'] != 'system' %}
+{{ '<|im_start|>system\\nYou are a helper.<|im_end|>\\n' }}
+{% endif %}
+{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}
+{% endfor %}
+{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}
+"""
+
+LLAMA_2 = """{% if messages[0]['role'] == 'system' %}{% set rest = messages[1:] %}\
+{% set system = messages[0]['content'] %}{% else %}{% set rest = messages %}{% set system = false %}{% endif %}\
+{% for message in rest %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}\
+{{ raise_exception('roles must alternate') }}{% endif %}\
+{% if loop.index0 == 0 and system != false %}\
+{% set content = '<<SYS>>\\n' + system + '\\n<</SYS>>\\n\\n' + message['content'] %}\
+{% else %}{% set content = message['content'] %}{% endif %}\
+{% if message['role'] == 'user' %}{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}\
+{% elif message['role'] == 'assistant' %}{{ ' ' + content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}"""
+
+LLAMA_3 = """{{- bos_token }}
+{%- if custom_tools is defined %}
+    {%- set tools = custom_tools %}
+{%- endif %}
+{%- if not date_string is defined %}
+    {%- set date_string = "26 Jul 2024" %}
+{%- endif %}
+{%- if not tools is defined %}
+    {%- set tools = none %}
+{%- endif %}
+{#- The system message comes first. #}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set system_message = messages[0]['content']|trim %}
+    {%- set messages = messages[1:] %}
+{%- else %}
+    {%- set system_message = "" %}
+{%- endif %}
+{{- "<|start_header_id|>system<|end_header_id|>\\n\\n" }}
+{%- if tools is not none %}
+    {{- tools | tojson(indent=4) }}
+{%- endif %}
+{{- "Today Date: " + date_string + "\\n\\n" }}
+{{- system_message }}
+{{- "<|eot_id|>" }}
+{%- for message in messages %}
+    {%- if not (message.role == 'ipython' or message.role == 'tool' or 'tool_calls' in message) %}
+        {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n'+ message['content'] | trim + '<|eot_id|>' }}
+    {%- elif 'tool_calls' in message %}
+        {%- if not message.tool_calls|length == 1 %}
+            {{- raise_exception("one call at a time") }}
+        {%- endif %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
+{%- endif %}
+"""
+
+GEMMA = """{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}\
+{% for message in messages %}{% if (message['role'] == 'assistant') %}{% set role = 'model' %}{% else %}\
+{% set role = message['role'] %}{% endif %}{{ '<start_of_turn>' + role + '\\n' + message['content'] | trim + \
+'<end_of_turn>\\n' }}{% endfor %}{% if add_generation_prompt %}{{'<start_of_turn>model\\n'}}{% endif %}"""
+
+QWEN_3 = """{%- if tools %}
+    {{- '# Tools' }}
+    {%- for tool in tools %}
+        {{- tool | tojson }}
+    {%- endfor %}
+{%- else %}
+    {%- if messages[0].role == 'system' %}
+        {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endif %}
+{%- set ns = namespace(multi_step_tool=true, last_query_index=messages|length - 1) %}
+{%- for message in messages[::-1] %}
+    {%- set index = (messages|length - 1) - loop.index0 %}
+    {%- if ns.multi_step_tool and message.role == "user" and message.content is string and not(message.content.startswith('<tool_response>') and message.content.endswith('</tool_response>')) %}
+        {%- set ns.multi_step_tool = false %}
+        {%- set ns.last_query_index = index %}
+    {%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- if message.content is string %}
+        {%- set content = message.content %}
+    {%- else %}
+        {%- set content = '' %}
+    {%- endif %}
+    {%- if (message.role == "user") or (message.role == "system" and not loop.first) %}
+        {{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>' + '\\n' }}
+    {%- elif message.role == "assistant" %}
+        {%- set reasoning_content = '' %}
+        {%- if message.reasoning_content is string %}
+            {%- set reasoning_content = message.reasoning_content %}
+        {%- else %}
+            {%- if '</think>' in content %}
+                {%- set reasoning_content = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}
+                {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
+            {%- endif %}
+        {%- endif %}
+        {%- if loop.index0 > ns.last_query_index %}
+            {%- if loop.last or (not loop.last and reasoning_content) %}
+                {{- '<|im_start|>' + message.role + '\\n<think>\\n' + reasoning_content.strip('\\n') + '\\n</think>\\n\\n' + content.lstrip('\\n') }}
+            {%- else %}
+                {{- '<|im_start|>' + message.role + '\\n' + content }}
+            {%- endif %}
+        {%- else %}
+            {{- '<|im_start|>' + message.role + '\\n' + content }}
+        {%- endif %}
+        {{- '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think>\\n\\n</think>\\n\\n' }}
+    {%- endif %}
+{%- endif %}"""
+
+PHI = """{% for message in messages %}{% if message['role'] == 'system' %}{{'<|system|>\\n' + message['content'] + '<|end|>\\n'}}\
+{% elif message['role'] == 'user' %}{{'<|user|>\\n' + message['content'] + '<|end|>\\n'}}\
+{% elif message['role'] == 'assistant' %}{{'<|assistant|>\\n' + message['content'] + '<|end|>\\n'}}{% endif %}{% endfor %}\
+{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% else %}{{ eos_token }}{% endif %}"""
+
+ODD = ["{{ 1 if false }}", "{{ missing }}|{{ missing == none }}|{{ none }}", "a\n  {% if true %}\n  b\n  {% endif %}\nc\n\n",
+       "a  {%- if true -%}  b  {%- endif +%}\n  c", "  {%+ if true %} x {% endif %}", "{{ 'it''s' }}", "{{ \"a\\tb\\\\\" }}",
+       "{# a {{ b }} #}x{# y #}\nz", "{{ '}}' }}{{ '%}' }}", "{% for m in messages %}{{ loop.index }}/{{ loop.length }} {% endfor %}",
+       "{% set x = 1 %}{% for m in messages %}{{ x }}{% set x = x + 1 %}{{ x }}{% endfor %}{{ x }}",
+       "{% for c in 'a-b-c'.split('-') %}{{ c }}{% if not loop.last %}, {% endif %}{% endfor %}",
+       "{{ messages[-1].role }}{{ messages[9] }}{{ messages[9].role }}", "{{ messages[1:-1]|length }}{{ messages[:1][0].role }}",
+       "{{ not true == false }}", "{{ 1 + 2 * 3 - 4 // 3 % 2 ~ 'x' }}", "{{ -7 // 2 }} {{ -7 % 3 }}", "{{ 'x' in messages[0] }}",
+       "{{ 'a' < 'b' and 2 >= 2 }}", "{{ missing | default('d') }}", "{{ (messages | last).content }}", "{% for x in missing %}{% endfor %}e",
+       "{{ 'a' if messages|length > 1 else 'b' if true else 'c' }}", "{{ true or missing.x }}", "{{ missing.x }}", "{{ 1 2 }}", "{% if %}{% endif %}",
+       "{% endif %}", "{% if true %}", "{{ 'é€😀'|length }}", "{{ messages.0 }}", "{{ 'ab' * 2 }}", "{{ 1 + 'a' }}"]
+
+CONVERSATIONS = [
+    [["user", "Hi"]],
+    [["system", " Be brief.\n"], ["user", "Who wrote Emma?  "], ["assistant", "<think>\nhm\n</think>\n\nJane Austen."],
+     ["user", "And é😀?"]],
+    [["user", "a"], ["assistant", "b"], ["user", "<tool_response>c</tool_response>"], ["assistant", "<think>x</think>d"]],
+    [["system", "s"], ["assistant", "b"]],
+]
+
+
+# Of a random template that jinja2 cannot read nothing is to be learned: it may be read in part, or more be understood.
+SYNTAX = object()
+
+
+def text(r):
+    return r.choice(["''", "'a'", "' b\\n'", "'A-b-C'", "'user'", "bos_token", "messages[0].content", "messages[-1]['role']"])
+
+
+def number(r):
+    return r.choice(["0", "1", "2", "7", "messages|length", "messages[0].content|length"])
+
+
+def expression(r, depth):
+    if depth == 0:
+        return r.choice([text(r), number(r), "true", "false", "none", "missing", "messages[0]"])
+    sub = lambda: expression(r, depth - 1)
+    one = lambda: "(" + sub() + ")"
+    return r.choice([
+        lambda: f"{one()} + {one()}", lambda: f"{one()} ~ {one()}", lambda: f"{one()} - {one()}", lambda: f"{one()} % 3",
+        lambda: f"{one()} // 2", lambda: f"{number(r)} * {number(r)} + {number(r)}", lambda: f"{sub()} == {sub()}",
+        lambda: f"{sub()} != {sub()}", lambda: f"{number(r)} <= {number(r)}", lambda: f"{text(r)} > {text(r)}",
+        lambda: f"{text(r)} in {one()}", lambda: f"{text(r)} not in {text(r)}", lambda: f"not {sub()}",
+        lambda: f"{sub()} and {sub()}", lambda: f"{sub()} or {sub()}", lambda: f"{sub()} if {sub()} else {sub()}",
+        lambda: f"{one()}|trim", lambda: f"{one()}|length", lambda: f"{text(r)}|upper", lambda: f"{one()} is defined",
+        lambda: f"{one()} is not none", lambda: f"{one()} is string", lambda: f"{one()}|default('d')",
+        lambda: f"{text(r)}.strip()", lambda: f"{text(r)}.split('-')[0]", lambda: f"{text(r)}.split('-')|length",
+        lambda: f"{text(r)}.rstrip('nb\\n')", lambda: f"{text(r)}.startswith({text(r)})",
+        lambda: f"{text(r)}.replace('a', {text(r)})", lambda: f"{one()} is mapping", lambda: f"{one()} is true",
+    ])()
+
+
+def random_template(r, depth):
+    space = lambda: r.choice(["", " ", "\n", "  \n", "\n  ", "x", "y\n"])
+    dash = lambda: r.choice(["", "", "-"])
+    block = lambda: random_template(r, depth - 1) if depth else "z"
+    parts = []
+    for _ in range(r.randint(1, 3)):
+        kind = r.randrange(5)
+        if kind <= 1:
+            parts.append("{{" + dash() + " " + expression(r, r.randint(0, 2)) + " " + dash() + "}}")
+        elif kind == 2:
+            parts.append("{%" + dash() + " if " + expression(r, 1) + " " + dash() + "%}" + block() + "{%" + dash() +
+                         " elif " + expression(r, 1) + " %}" + block() + "{% else " + dash() + "%}" + block() +
+                         "{%" + dash() + " endif " + dash() + "%}")
+        elif kind == 3:
+            parts.append("{% for m in messages " + dash() + "%}" + block() + "{{ m.role }}{{ loop.index0 }}" +
+                         "{%" + dash() + " endfor %}")
+        else:
+            parts.append("{%" + dash() + " set v = " + expression(r, 1) + " " + dash() + "%}{{ v }}")
+        parts.append(space())
+    return space() + "".join(parts)
+
+
+def render(environment, template, conversation, answers):
+    messages = [{"role": role, "content": content} for role, content in conversation]
+    try:
+        return environment.from_string(template).render(messages=messages, bos_token="<s>", eos_token="</s>", tools=None,
+                                                         documents=None, add_generation_prompt=answers)
+    except jinja2.exceptions.TemplateSyntaxError:
+        return SYNTAX
+    except (jinja2.exceptions.TemplateError, TypeError, ValueError, AttributeError, ZeroDivisionError):
+        return None
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--write", action="store_true", help="rewrite the file")
+    parser.add_argument("--random", type=int, default=200, metavar="N", help="random templates")
+    parser.add_argument("--seed", type=int, default=1, metavar="N")
+    parser.add_argument("--file", default=os.path.join(os.path.dirname(__file__), "../test/fixtures/templates.json"))
+    arguments = parser.parse_args()
+
+    def raise_exception(message):
+        raise jinja2.exceptions.TemplateError(message)
+
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.globals["raise_exception"] = raise_exception
+    r = random.Random(arguments.seed)
+    cases = []
+    for template in [CHATML, LLAMA_2, LLAMA_3, GEMMA, QWEN_3, PHI] + ODD:
+        for conversation in range(len(CONVERSATIONS)):
+            for answers in (True, False):
+                if template not in ODD or (conversation == 1 and answers):
+                    cases.append([template, conversation, answers])
+    cases += [[random_template(r, 2), r.randrange(len(CONVERSATIONS)), True] for _ in range(arguments.random)]
+    # What jinja2 prints of a message as Python would is no business of a chat template.
+    cases = [case + [render(environment, case[0], CONVERSATIONS[case[1]], case[2])] for case in cases]
+    cases = [case[:3] + [None if case[3] is SYNTAX else case[3]] for case in cases
+             if case[3] is not SYNTAX or case[0] in ODD]
+    cases = [case for case in cases if case[3] is None or ("{'" not in case[3] and "['" not in case[3])]
+    templates = list(dict.fromkeys(case[0] for case in cases))
+    lines = ",\n".join(json.dumps([templates.index(case[0])] + case[1:], ensure_ascii=False) for case in cases)
+    content = ('{"conversations": ' + json.dumps(CONVERSATIONS, ensure_ascii=False) + ',\n"templates": ' +
+               json.dumps(templates, ensure_ascii=False) + ',\n"cases": [\n' + lines + "\n]}\n")
+    if arguments.write:
+        with open(arguments.file, "w", encoding="utf-8") as file:
+            file.write(content)
+    else:
+        with open(arguments.file, encoding="utf-8") as file:
+            if file.read() != content:
+                sys.exit("the file differs from what jinja2 " + jinja2.__version__ + " makes")
+    failures = sum(case[3] is None for case in cases)
+    print(f"{len(cases)} cases by jinja2 {jinja2.__version__}, of which {failures} are refused")
+
+
+main()

@@ -1,0 +1,124 @@
+// test_template.c: chat templates against what jinja2 makes of them (dev/peers/templates.py wrote the fixture), and
+// templates that are wrong.
+//
+//   build/test_template [FILE]                   the fixture is dev/test/fixtures/templates.json
+
+#include "harness.h"
+#include "llmtrain/files.h"
+#include "llmtrain/json.h"
+#include "llmtrain/template.h"
+
+enum { TEMPLATES_MAX = 1000, CONVERSATIONS_MAX = 16, MESSAGES_MAX = 16 };
+static ChatMessage conversations[CONVERSATIONS_MAX][MESSAGES_MAX];
+static size_t conversation_counts[CONVERSATIONS_MAX];
+
+static const char* json_text(const Json* json, uint32_t node) { return json->text + json->nodes[node].start; }
+
+static void read_conversations(const Json* json) {
+    size_t c = 0;
+    for (uint32_t node = json_first(json, json_get(json, 0, "conversations")); node != JSON_NONE;
+         node = json_next(json, node), c++) {
+        for (uint32_t m = json_first(json, node); m != JSON_NONE; m = json_next(json, m)) {
+            uint32_t role = json_first(json, m);
+            need(c < CONVERSATIONS_MAX && conversation_counts[c] < MESSAGES_MAX, "room for the conversations");
+            ChatMessage message = {json_text(json, role), json_text(json, json_next(json, role))};
+            conversations[c][conversation_counts[c]++] = message;
+        }
+    }
+}
+
+// What both refuse is right; what only this refuses, by name, is no wrong text, and is counted.
+static void test_fixture(const char* path) {
+    Error error;
+    Json json;
+    size_t texts = 0, refused = 0, missing = 0;
+    char* content;
+    size_t bytes;
+    need(file_read(path, (size_t)1 << 24, &content, &bytes, &error), "%s", error.text);
+    need(json_parse(&json, content, bytes, path, &error), "%s", error.text);
+    free(content);
+    read_conversations(&json);
+    const char* templates[TEMPLATES_MAX];
+    size_t template_count = 0;
+    for (uint32_t node = json_first(&json, json_get(&json, 0, "templates")); node != JSON_NONE;
+         node = json_next(&json, node)) {
+        need(template_count < TEMPLATES_MAX, "room for the templates");
+        templates[template_count++] = json_text(&json, node);
+    }
+    for (uint32_t node = json_first(&json, json_get(&json, 0, "cases")); node != JSON_NONE;
+         node = json_next(&json, node)) {
+        uint32_t number = json_first(&json, node), which = json_next(&json, number);
+        uint32_t answers = json_next(&json, which), expected = json_next(&json, answers);
+        uint64_t c = 0, t = 0;
+        bool add = false, fails = json.nodes[expected].type == JSON_NULL;
+        need(json_u64(&json, which, &c) && json_bool(&json, answers, &add) && c < CONVERSATIONS_MAX &&
+                 json_u64(&json, number, &t) && t < template_count, "a case");
+        char* text;
+        bool ok = template_render(&text, &bytes, templates[t], conversations[c], conversation_counts[c],
+                                  "<s>", "</s>", add, &error);
+        if (ok) {
+            expect(!fails && strcmp(text, json_text(&json, expected)) == 0, "%s\n  gives    '%s'\n  and not  '%s'",
+                   templates[t], text, fails ? "an error" : json_text(&json, expected));
+            texts++;
+        } else if (fails) {
+            refused++;
+        } else {
+            expect(strstr(error.text, "not supported") != NULL, "%s\n  %s", templates[t], error.text);
+            missing++;
+        }
+        if (ok) free(text);
+    }
+    json_free(&json);
+    printf("%zu texts, %zu refused as jinja2 does, %zu refused by name\n", texts, refused, missing);
+    expect(texts > 150 && missing * 20 < texts, "most are rendered");
+    verdict("templates give what jinja2 gives");
+}
+
+static void refuses(const char* source, const char* says) {
+    Error error;
+    char* text;
+    size_t bytes;
+    ChatMessage messages[2] = {{"user", "a"}, {"assistant", "b"}};
+    error.text[0] = 0;
+    bool ok = template_render(&text, &bytes, source, messages, 2, "", "", true, &error);
+    check(!ok && strstr(error.text, says) != NULL, "refused: %.60s (%s)", source, ok ? "it is not" : error.text);
+    if (ok) free(text);
+}
+
+static void test_refusals(void) {
+    refuses("{% macro f(x) %}{% endmacro %}", "the statement 'macro'");
+    refuses("{{ messages | tojson }}", "the filter 'tojson'");
+    refuses("{{ strftime_now('%Y') }}", "the function 'strftime_now'");
+    refuses("{{ messages[0].content.title() }}", "the method 'title'");
+    refuses("{{ 1 is divisibleby(2) }}", "the test 'divisibleby'");
+    refuses("{{ raise_exception('no ' + messages[0].role) }}", "refuses the conversation: no user");
+    refuses("{{ messages[0] }}", "prints a list or a message");
+    refuses("{{ 1.5 }}", "the number '1'");
+    refuses("{{ '\\x41' }}", "the escape '\\x'");
+    refuses("{% for a, b in messages %}{% endfor %}", "the statement for");
+    refuses("{% if true %}", "does not end");
+    refuses("{% endfor %}", "without its beginning");
+    refuses("{{ 'a", "a tag that does not end");
+    refuses("{{ (1 }}", "lacks ')'");
+    refuses("{{ }}", "ends early");
+    // Bounded: steps, depth, memory.
+    char deep[2000] = "{{ ", *at = deep + 3;
+    for (int i = 0; i < 900; i++) *at++ = '(';
+    strcpy(at, "1 }}");
+    refuses(deep, "too many steps");
+    char source[4000] = "", *end = source;
+    for (int i = 0; i < 24; i++) end += sprintf(end, "{%% for m%d in messages %%}", i);
+    end += sprintf(end, "x");
+    for (int i = 0; i < 24; i++) end += sprintf(end, "{%% endfor %%}");
+    refuses(source, "too many steps");
+    end = source + sprintf(source, "{%% set x = 'aaaaaaaa' %%}");
+    for (int i = 0; i < 40; i++) end += sprintf(end, "{%% set x = x + x %%}");
+    refuses(source, "memory");
+}
+
+int main(int argc, char** argv) {
+    tests_begin("test_template");
+    test_fixture(argc > 1 ? argv[1] : "dev/test/fixtures/templates.json");
+    test_refusals();
+    return tests_end();
+}
