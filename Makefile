@@ -258,7 +258,7 @@ $(B)/test_supervise: launch/supervise.c | $(B)/supervise
 supervise: $(B)/supervise
 	@cp -f $< $@
 
-TESTS := gemm test_files test_data test_tokenizer test_convert test_gguf test_evaluate test_text test_corpus test_errors test_comm test_zero test_ranks test_supervise soak example $(PRECISIONS:%=test_kernels-%) $(PRECISIONS:%=test_train-%)
+TESTS := gemm test_files test_data test_tokenizer test_template test_convert test_gguf test_evaluate test_text test_corpus test_errors test_comm test_zero test_ranks test_supervise soak example $(PRECISIONS:%=test_kernels-%) $(PRECISIONS:%=test_train-%)
 # For tests of processes that meet, train, die and stop.
 RANKS_TESTS := $(B)/test_comm $(B)/test_zero $(B)/test_ranks $(B)/weights_hash $(B)/train-FP32 $(B)/train-BF16 $(B)/generate-FP32 $(B)/export $(B)/evaluate-FP32 $(B)/corpus $(B)/tokenize \
     $(if $(MPICC),$(B)/train-mpi-FP32)
@@ -354,12 +354,13 @@ bench-checkpoint: $(B)/checkpoint_cost
 
 # libFuzzer with the address and undefined-behaviour sanitizers, one reader after the other.
 FUZZ := clang -std=c11 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -DFUZZ_LIBFUZZER -I.
-READERS := JSON SAFETENSORS SHARD CONVERT TOKENIZER CHOICES SCORES
+READERS := JSON SAFETENSORS SHARD CONVERT TOKENIZER CHOICES SCORES TEMPLATE
 fuzz: | $(B)
 	for reader in $(READERS); do $(FUZZ) -DFUZZ_$$reader dev/test/fuzz.c -o $(B)/fuzz_$$reader -lm -pthread || exit 1; done
 	$(CC) -std=c11 -O2 -I. -DFUZZ_SHARD dev/test/fuzz.c -o $(B)/seeds_of_shards -lm -pthread
 	mkdir -p $(READERS:%=$(B)/seeds/%)
 	cp dev/test/fixtures/llama_tied.safetensors $(B)/seeds/SAFETENSORS
+	cp dev/test/fixtures/templates.json $(B)/seeds/TEMPLATE
 	for model in dev/test/fixtures/models/*; do \
 	    { cat $$model/config.json; printf '\000\000'; cat $$model/model.safetensors; } \
 	    > $(B)/seeds/CONVERT/$${model##*/} 2> /dev/null; done

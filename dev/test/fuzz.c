@@ -2,7 +2,7 @@
 // it holds is as the reader promises; anything else ends the program.
 //
 // Targets, one per compilation: -DFUZZ_JSON, -DFUZZ_SAFETENSORS, -DFUZZ_SHARD, -DFUZZ_CONVERT, -DFUZZ_TOKENIZER,
-// -DFUZZ_CHOICES, -DFUZZ_SCORES. With libFuzzer (make fuzz):
+// -DFUZZ_CHOICES, -DFUZZ_SCORES, -DFUZZ_TEMPLATE. With libFuzzer (make fuzz):
 //
 //   clang -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -DFUZZ_JSON -DFUZZ_LIBFUZZER
 //         -I. dev/test/fuzz.c -o build/fuzz_json -lm -pthread
@@ -15,6 +15,7 @@
 
 #include "llmtrain/data.h"
 #include "llmtrain/safetensors.h"
+#include "llmtrain/template.h"
 #include "llmtrain/tokenizer.h"
 #ifdef FUZZ_CONVERT
 #include "llmtrain/source.h"
@@ -307,6 +308,29 @@ static void fuzz_one(const uint8_t* data, size_t bytes) {
         free(values);
     }
     source_close(&source);
+}
+
+#elif defined(FUZZ_TEMPLATE)
+
+// The first byte says how long the conversation is.
+static void fuzz_one(const uint8_t* data, size_t bytes) {
+    ChatMessage messages[4] = {{"system", " Be brief."}, {"user", "a-b"}, {"assistant", "<think>c</think>d\n"},
+                               {"user", "\xc3\xa9"}};
+    Error error;
+    char *text, *source = (char*)allocate(bytes + 1);
+    size_t length;
+    if (bytes == 0 || !source) return;
+    memcpy(source, data + 1, bytes - 1);
+    source[bytes - 1] = 0;
+    error.text[0] = 0;
+    if (template_render(&text, &length, source, messages, data[0] % 5, "<s>", "</s>", data[0] % 2, &error)) {
+        promise(text != NULL && text[length] == 0, "a text ends in zero");
+        free(text);
+    } else {
+        promise_sentence(&error);
+        promise(text == NULL, "a refusal leaves nothing to free");
+    }
+    free(source);
 }
 
 #elif defined(FUZZ_TOKENIZER)
