@@ -18,8 +18,8 @@
 //
 // It reads tokenizer.json of Hugging Face (byte-level as in GPT-2, Llama 3, Qwen, SmolLM; of characters with bytes for
 // the rest, as in Llama 2 and Mistral), GPT-2's encoder.json with vocab.bpe, and rank files of tiktoken. The tokens are
-// those of `tokenizers` and `tiktoken` (dev/peers/tokenizer_ids.py compares them). What a file asks for and is not here is
-// refused by its name: other models than BPE, other normalizers, patterns that words.h does not have. Tokenizers are
+// those of `tokenizers` and `tiktoken`: dev/peers/tokenizer_ids.py compares them. What a file asks for and is not here
+// is refused by its name: other models than BPE, other normalizers, patterns that words.h does not have. Tokenizers are
 // not trained here, and begin-of-text is not added: tokenizer.begin_of_text says whether to.
 //
 // Encoding takes time in proportion to the text, up to a logarithm, whatever is in it, and keeps nothing between calls.

@@ -191,6 +191,22 @@ static void test_long_words(void) {
     }
     verdict("words of 1 to %d bytes are joined as the definition says", MOST);
     tokenizer_close(&tokenizer);
+
+    // Neighbours that overlap: of three equal letters the first two are joined.
+    put_text("overlap.json", "{\"model\":{\"vocab\":{\"a\":0,\"aa\":1,\"aaa\":2,\"b\":3,\"ab\":4,\"aab\":5},"
+             "\"merges\":[\"a a\",\"aa a\",\"a b\",\"aa b\"]},\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false}}");
+    open_tokenizer(&tokenizer, "overlap.json", NULL);
+    v = &tokenizer.rules->vocabulary;
+    for (size_t length = 1; length < 300; length++) {
+        for (size_t i = 0; i < length; i++) word[i] = random_bits(5, RANDOM_TEST, length, i) % 5 == 0 ? 'b' : 'a';
+        Tokens tokens = encode(&tokenizer, word, length);
+        size_t count = join_slowly(ids, v, word_symbols(ids, v, word, length));
+        bool same = count == tokens.count && memcmp(ids, tokens.ids, count * sizeof *ids) == 0;
+        expect(same, "a word of %zu letters", length);
+        tokens_free(&tokens);
+    }
+    tokenizer_close(&tokenizer);
+    verdict("of merges that overlap the leftmost is made");
 }
 
 // A text of many kinds of words, of at least so many bytes.
