@@ -194,7 +194,8 @@ static void test_long_words(void) {
 
     // Neighbours that overlap: of three equal letters the first two are joined.
     put_text("overlap.json", "{\"model\":{\"vocab\":{\"a\":0,\"aa\":1,\"aaa\":2,\"b\":3,\"ab\":4,\"aab\":5},"
-             "\"merges\":[\"a a\",\"aa a\",\"a b\",\"aa b\"]},\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false}}");
+             "\"merges\":[\"a a\",\"aa a\",\"a b\",\"aa b\"]},"
+             "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false}}");
     open_tokenizer(&tokenizer, "overlap.json", NULL);
     v = &tokenizer.rules->vocabulary;
     for (size_t length = 1; length < 300; length++) {
@@ -207,6 +208,70 @@ static void test_long_words(void) {
     }
     tokenizer_close(&tokenizer);
     verdict("of merges that overlap the leftmost is made");
+}
+
+// Words that the cache keeps in the same place.
+static void test_cache(void) {
+    static char words[CACHE_SLOTS][8];
+    Tokenizer tokenizer;
+    open_tokenizer(&tokenizer, fixture("llama3.json"), NULL);
+    WordEncoder encoder = tokenizer_encoder(&tokenizer);
+    size_t pairs = 0;
+    for (size_t i = 0; i < 3000; i++) {
+        char word[8];
+        snprintf(word, sizeof word, "%c%zu", (int)('a' + i % 26), i);
+        char* other = words[word_hash(word, strlen(word)) >> 40 & (CACHE_SLOTS - 1)];
+        for (int round = 0; other[0] && round < 4; round++) {
+            const char* one = round % 2 ? word : other;
+            Tokens alone = encode(&tokenizer, one, strlen(one)), cached = {NULL, 0, 0, 0};
+            need(word_encode(&cached, &encoder, one, strlen(one), &error), "%s", error.text);
+            Text text = decode(&tokenizer, &cached);
+            expect(text.count == strlen(one) && memcmp(text.bytes, one, text.count) == 0, "%s and %s", other, word);
+            text_free(&text);
+            tokens_free(&alone);
+            tokens_free(&cached);
+        }
+        pairs += other[0] != 0;
+        memcpy(other, word, sizeof word);
+    }
+    expect(pairs > 50, "only %zu pairs of words share a place", pairs);
+    word_encoder_close(&encoder);
+    tokenizer_close(&tokenizer);
+    verdict("words that share a place in the cache");
+}
+
+// Words between bars.
+static void test_words(void) {
+    static const struct { Split split; bool digits; const char *words; } cases[] = {
+        {SPLIT_GPT2, false, "i|'s| don|'t| I|'|M|'|\xC5\xBFx"},
+        {SPLIT_GPT2, false, "a|  | b|\n|\n|c|\t |\xC2\xA0|d|  \n"},
+        {SPLIT_GPT2, false, "x|12| 34|...| !!| \xC2\xBD|y"},
+        {SPLIT_LLAMA3, false, "i|'\xC5\xBF|x|'Re|x|'LL| I|'M|'x"},
+        {SPLIT_LLAMA3, false, "123|456|7| |12|(a|.b| ..\n\n| \n|\t|\tx|  \n|  "},
+        {SPLIT_CL100K, false, "123|456|7|a|  | b| \n|x|  \n  "},
+        {SPLIT_QWEN2, false, "1|2| |3|x|'S"},
+        {SPLIT_O200K, false, "Abc|DEf|GH| i|JKL'S|x's|1|'s"},
+        {SPLIT_O200K, false, "A\xE4\xB8\xAD" "BC\xCC\x81" "Aa\xCC\x81|BC\xCC\x81|DE| //\n/\n|x"},
+        {SPLIT_GPT2, true, "a|1|2| |3|b|4"},
+        {SPLIT_META, false, "a|" META "|" META "b|" META},
+        {SPLIT_SPACED, false, "a|" META META "b|" META "c|" META},
+        {SPLIT_WHOLE, false, "a " META "b"},
+    };
+    Unicode* unicode = unicode_open(&error);
+    need(unicode != NULL, "%s", error.text);
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        char text[256] = "", found[256] = "";
+        for (const char* p = cases[i].words; *p; p++) if (*p != '|') strncat(text, p, 1);
+        size_t length;
+        WordSplitter words = splitter_begin(unicode, cases[i].split, cases[i].digits, text, strlen(text));
+        for (const char* word; (word = splitter_next(&words, &length)) != NULL;) {
+            if (found[0]) strcat(found, "|");
+            strncat(found, word, length);
+        }
+        expect(strcmp(found, cases[i].words) == 0, "'%s' instead of '%s'", found, cases[i].words);
+    }
+    free(unicode);
+    verdict("words of each pattern");
 }
 
 // A text of many kinds of words, of at least so many bytes.
@@ -530,6 +595,21 @@ static void test_good_files(void) {
         free(text);
     }
     verdict("tokenizer.json: %zu forms of the same", COUNT_OF(good));
+
+    Tokenizer tokenizer;
+    for (int whole = 0; whole < 2; whole++) {
+        char* text = replaced(BASE, "\"a b\",[\"ab\",\"a\"]", "\"a b\"");
+        char* flag = replaced(text, "\"dropout\":null", whole ? "\"ignore_merges\":true" : "\"ignore_merges\":false");
+        put_text("tokenizer.json", flag);
+        open_tokenizer(&tokenizer, "tokenizer.json", NULL);
+        Tokens tokens = encode(&tokenizer, "aba", 3);
+        expect(tokens.count == (whole ? 1 : 2) && tokens.ids[0] == (whole ? 3 : 2), "ignore_merges %d", whole);
+        tokens_free(&tokens);
+        tokenizer_close(&tokenizer);
+        free(text);
+        free(flag);
+    }
+    verdict("ignore_merges: a word that is a token is that token");
 }
 
 static void test_bad_files(void) {
@@ -656,7 +736,9 @@ int main(int argc, char** argv) {
     root_enter();
     test_fixtures();
     test_bytes();
+    test_words();
     test_long_words();
+    test_cache();
     test_threads();
     test_patience();
     test_repair();
