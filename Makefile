@@ -354,9 +354,9 @@ bench-checkpoint: $(B)/checkpoint_cost
 
 # libFuzzer with the address and undefined-behaviour sanitizers, one reader after the other.
 FUZZ := clang -std=c11 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -DFUZZ_LIBFUZZER -I.
-READERS := JSON SAFETENSORS SHARD CONVERT TOKENIZER CHOICES SCORES TEMPLATE
+READERS := JSON SAFETENSORS SHARD CONVERT TOKENIZER CHOICES SCORES TEMPLATE TEXT
 fuzz: | $(B)
-	for reader in $(READERS); do $(FUZZ) -DFUZZ_$$reader dev/test/fuzz.c -o $(B)/fuzz_$$reader -lm -pthread || exit 1; done
+	for reader in $(READERS); do $(FUZZ) -DFUZZ_$$reader dev/test/fuzz.c -o $(B)/fuzz_$$reader $(UNPACK) -lm -pthread || exit 1; done
 	$(CC) -std=c11 -O2 -I. -DFUZZ_SHARD dev/test/fuzz.c -o $(B)/seeds_of_shards -lm -pthread
 	mkdir -p $(READERS:%=$(B)/seeds/%)
 	cp dev/test/fixtures/llama_tied.safetensors $(B)/seeds/SAFETENSORS
@@ -374,6 +374,8 @@ fuzz: | $(B)
 	    > $(CURDIR)/$(B)/seeds/TOKENIZER/gpt2
 	printf '{"ctx": "a b ", "endings": ["c", "d"], "label": "1"}\n{"question": "q", "choices": {"text": ["a", "b"], "label": ["A", "B"]}, "answerKey": "B"}\n' > $(B)/seeds/CHOICES/forms
 	printf 'evaluation 0000000000000001\nitem 0 1.5 2 3\nitem 1 1 2 3 4 5 6\n.item 3\n' > $(B)/seeds/SCORES/items
+	cp dev/test/fixtures/bpe_training.json README.md $(B)/seeds/TEXT
+	printf '{"text": "a\\u00e9 b"}\n\n{"text": "c"}\n' | tee $(B)/seeds/TEXT/lines | gzip > $(B)/seeds/TEXT/lines.gz
 	for reader in $(READERS); do $(B)/fuzz_$$reader -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 \
 	    $$([ $$reader = SHARD ] && echo -max_len=4096) $(B)/seeds/$$reader || exit 1; done
 

@@ -321,6 +321,8 @@ static inline void bpe_trainer_free(BpeTrainer* trainer) {
 
 // GPT-2 writes a byte as a character that can be seen: itself where it is one in Latin-1, otherwise the next from
 // U+0100 on. In the order of these characters the bytes are tokens 0 to 255.
+#define BYTES_VISIBLE 188
+
 static inline bool byte_is_visible(int byte) {
     return (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
 }
@@ -333,9 +335,10 @@ static inline int byte_character(int byte) {
 }
 
 static inline int32_t byte_token(int byte) {
-    int32_t token = 0;
-    for (int i = 0; i < 256; i++) token += byte_character(i) < byte_character(byte);
-    return token;
+    bool visible = byte_is_visible(byte);
+    int32_t before = 0;  // bytes of its kind
+    for (int i = 0; i < byte; i++) before += byte_is_visible(i) == visible;
+    return visible ? before : BYTES_VISIBLE + before;
 }
 
 // Counts a pair `by` more or fewer times in a word.

@@ -2,7 +2,8 @@
 // it holds is as the reader promises; anything else ends the program.
 //
 // Targets, one per compilation: -DFUZZ_JSON, -DFUZZ_SAFETENSORS, -DFUZZ_SHARD, -DFUZZ_CONVERT, -DFUZZ_TOKENIZER,
-// -DFUZZ_CHOICES, -DFUZZ_SCORES, -DFUZZ_TEMPLATE. With libFuzzer (make fuzz):
+// -DFUZZ_CHOICES, -DFUZZ_SCORES, -DFUZZ_TEMPLATE,
+// -DFUZZ_TEXT. With libFuzzer (make fuzz):
 //
 //   clang -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -DFUZZ_JSON -DFUZZ_LIBFUZZER
 //         -I. dev/test/fuzz.c -o build/fuzz_json -lm -pthread
@@ -22,6 +23,11 @@
 #endif
 #if defined(FUZZ_CHOICES) || defined(FUZZ_SCORES)
 #include "llmtrain/evaluate.h"
+#endif
+#ifdef FUZZ_TEXT
+#include "data/bpe.h"
+#include "data/duplicates.h"
+#include "data/input.h"
 #endif
 
 #include <sys/mman.h>
@@ -460,6 +466,64 @@ static void fuzz_one(const uint8_t* data, size_t bytes) {
         score_log_close(&log);
     }
     json_writer_free(&lines.line);
+    close(file);
+}
+
+#elif defined(FUZZ_TEXT)
+
+// The file is a text or, by its last bit, lines of JSON, and either may be packed. Its documents are read twice, looked
+// at for duplicates, and trained on.
+static void fuzz_one(const uint8_t* data, size_t bytes) {
+    char path[64];
+    Error error;
+    Documents documents;
+    Batch batch = {0};
+    WordTable words;
+    Duplicates duplicates;
+    Bpe bpe;
+    Sketch sketch;
+    FoundDuplicate found;
+    Json json;
+    JsonWriter w = {0};
+    uint64_t document = 0, line;
+    size_t read[2] = {0, 0};
+    static Unicode* unicode;
+    if (!unicode) unicode = unicode_open(&error);
+    int file = memory_file(path, data, bytes);
+    error.text[0] = 0;
+    promise(documents_open(&documents, path, bytes > 0 && data[bytes - 1] % 2 ? "text" : NULL, &error), "a file");
+    promise(word_table_open(&words, &error) && duplicates_open(&duplicates, true, 0.8, &error), "memory");
+    bool ok = true;
+    for (int pass = 0; ok && pass < 2; pass++) {
+        documents_rewind(&documents);
+        while ((ok = documents_next(&documents, &batch, &error)) && batch.count > 0)
+            for (size_t i = 0; i < batch.count; i++) {
+                const Piece* piece = &batch.pieces[i];
+                const char* text = batch.text + piece->start;
+                promise(piece->start + piece->bytes <= batch.bytes, "a piece is a part of its batch");
+                promise(pass == 1 || piece->document >= document, "documents come in their order");
+                promise(documents_locate(&documents, piece->document, &line) && line == piece->line, "a place");
+                document = piece->document;
+                read[pass] += piece->bytes;
+                if (pass == 1) continue;
+                sketch_make(&sketch, true, text, piece->bytes);
+                promise(duplicates_add(&duplicates, &found, &sketch, document, &error), "a document is added");
+                promise(!found.any || found.of <= document, "a document repeats one before it");
+                promise(word_table_add_text(&words, unicode, text, piece->bytes, &error), "words are counted");
+            }
+    }
+    if (!ok) promise_sentence(&error);
+    promise(!ok || read[0] == read[1], "documents are the same when they are read again");
+    promise(bpe_train(&bpe, &words, 300, &error), "words can be trained on");
+    bpe_write(&w, &bpe);
+    promise(json_write_done(&w, &error) && json_parse(&json, w.text, w.bytes, "bpe", &error), "what it gives is JSON");
+    json_free(&json);
+    json_writer_free(&w);
+    bpe_free(&bpe);
+    word_table_close(&words);
+    duplicates_close(&duplicates);
+    batch_free(&batch);
+    documents_close(&documents);
     close(file);
 }
 
