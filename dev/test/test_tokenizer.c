@@ -274,6 +274,37 @@ static void test_words(void) {
     verdict("words of each pattern");
 }
 
+// Examples of the Unicode standard (annex 15) and its data.
+static void test_nfc(void) {
+    static const struct { const char *text, *form; } cases[] = {
+        {"abc \xC3\xA9", "abc \xC3\xA9"},
+        {"e\xCC\x81", "\xC3\xA9"},                              // e + acute
+        {"a\xCC\x92\xCC\x81", "a\xCC\x92\xCC\x81"},             // the turned comma, of the same class, is between
+        {"e\xCC\x81\xCC\xA7", "\xC8\xA9\xCC\x81"},              // the cedilla goes first
+        {"\xE1\xB8\x8A\xCC\xA3", "\xE1\xB8\x8C\xCC\x87"},     // D with dot above + dot below
+        {"\xE2\x84\xA6\xE2\x84\xAB", "\xCE\xA9\xC3\x85"},     // ohm, angstrom
+        {"\xE0\xA5\x98", "\xE0\xA4\x95\xE0\xA4\xBC"},          // excluded from composition
+        {"\xCD\x84", "\xCC\x88\xCC\x81"},
+        {"\xE1\x84\x80\xE1\x85\xA1\xE1\x86\xA8", "\xEA\xB0\x81"},  // Hangul, from three
+        {"\xEA\xB0\x80\xE1\x86\xA8", "\xEA\xB0\x81"},          // and from two
+        {"\xEA\xB0\x81\xE1\x86\xA8", "\xEA\xB0\x81\xE1\x86\xA8"},
+        {"\xCC\x81" "e", "\xCC\x81" "e"},
+        {"", ""},
+    };
+    Nfc* nfc = nfc_open(&error);
+    need(nfc != NULL, "%s", error.text);
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        Text out = {NULL, 0, 0};
+        need(nfc_append(&out, nfc, cases[i].text, strlen(cases[i].text), &error), "%s", error.text);
+        bool same = out.count == strlen(cases[i].form);
+        same = same && (out.count == 0 || memcmp(out.bytes, cases[i].form, out.count) == 0);
+        expect(same, "case %zu: '%.*s'", i, (int)out.count, out.bytes ? out.bytes : "");
+        text_free(&out);
+    }
+    nfc_close(nfc);
+    verdict("NFC");
+}
+
 // A text of many kinds of words, of at least so many bytes.
 static Text make_text(size_t bytes) {
     static const char* const words[] = {
@@ -610,6 +641,17 @@ static void test_good_files(void) {
         free(flag);
     }
     verdict("ignore_merges: a word that is a token is that token");
+
+    char* text = replaced(BASE, "\"special\":true}", "\"special\":true},{\"id\":5,\"content\":\"<x>b\","
+                          "\"normalized\":false}");
+    put_text("tokenizer.json", text);
+    open_tokenizer(&tokenizer, "tokenizer.json", NULL);
+    Tokens tokens = encode(&tokenizer, "<x>b<x>a", 8);
+    expect(tokens.count == 3 && tokens.ids[0] == 5 && tokens.ids[1] == 4 && tokens.ids[2] == 0, "other tokens");
+    tokens_free(&tokens);
+    tokenizer_close(&tokenizer);
+    free(text);
+    verdict("of added tokens the longest is found");
 }
 
 static void test_bad_files(void) {
@@ -737,6 +779,7 @@ int main(int argc, char** argv) {
     test_fixtures();
     test_bytes();
     test_words();
+    test_nfc();
     test_long_words();
     test_cache();
     test_threads();
