@@ -39,7 +39,7 @@ caught() {
     suite=$1 needs=$1
     shift
     case $suite in
-        test_data) needs="$suite tokenize" ;;
+        test_data | test_tokenizer) needs="$suite tokenize" ;;
         test_text) needs="$suite tokenize train-FP32" ;;
         test_ranks | test_supervise | soak)
             needs="$suite train-FP32"
