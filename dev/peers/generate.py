@@ -1,0 +1,118 @@
+#!/usr/bin/env python3
+"""generate.py: the speed of build/generate and of llama.cpp at batch 1, in turn, on the same model.
+
+    pip install llama-cpp-python numpy
+    make build/generate-FP32 build/generate-BF16 build/export
+    build/export --init-from DIR --to gguf --dtype f32 --dir OUT     # and bf16
+    python3 dev/peers/generate.py --build build --model DIR --gguf-f32 FILE --gguf-bf16 FILE --threads 2
+
+Time of a token: that of many tokens less that of few, over the difference, so that starting, loading and the prompt do
+not count; the median over rounds, and the minimum. The bound: the bytes of all weights but the token embedding, over
+the rate at which as many threads read memory, measured in each round, too. Greedy; the programs take turns.
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+try:
+    import llama_cpp
+    import numpy
+except ImportError as missing:
+    print(f"skipped: {missing}; pip install llama-cpp-python numpy")
+    sys.exit(0)
+
+FEW, MANY = 8, 72
+
+
+def ours(program, model, threads, tokens):
+    began = time.perf_counter()
+    subprocess.run([program, "--init-from", model, "--prompt-ids", "1 2 3 4", "--print-ids", "--past-end", "--tokens",
+                    str(tokens), "--temperature", "0", "--threads", str(threads)], check=True, stdout=subprocess.PIPE)
+    return time.perf_counter() - began
+
+
+def time_ours(program, model, threads):
+    few = ours(program, model, threads, FEW)
+    return (ours(program, model, threads, MANY) - few) / (MANY - FEW)
+
+
+def time_theirs(llama):
+    llama.reset()
+    llama.eval([1, 2, 3, 4])
+    began = 0
+    for n in range(MANY):
+        if n == FEW:
+            began = time.perf_counter()
+        llama.eval([llama.sample(temp=0.0)])
+    return (time.perf_counter() - began) / (MANY - FEW)
+
+
+def memory_rate(program):
+    return float(subprocess.run([program], check=True, stdout=subprocess.PIPE).stdout)
+
+
+RATE = r"""
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+static double now(void) { struct timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return t.tv_sec + 1e-9 * t.tv_nsec; }
+int main(void) {
+    size_t n = (size_t)1 << 26;
+    double *x = malloc(n * 8), best = 1e9, total = 0;
+    for (size_t i = 0; i < n; i++) x[i] = 1;
+    for (int round = 0; round < 5; round++) {
+        double began = now(), sum = 0;
+        #pragma omp parallel for reduction(+:sum) schedule(static)
+        for (size_t i = 0; i < n; i++) sum += x[i];
+        began = now() - began;
+        best = began < best ? began : best;
+        total += sum;
+    }
+    printf("%g\n", n * 8 / best + 0 * total);
+}
+"""
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--build", default="build")
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--gguf-f32")
+    parser.add_argument("--gguf-bf16")
+    parser.add_argument("--weights", type=float, required=True, help="weights that a token reads, in millions")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    rate_program = os.path.join(arguments.build, "memory_rate")
+    subprocess.run(["cc", "-O3", "-march=native", "-ffast-math", "-fopenmp", "-x", "c", "-", "-o", rate_program],
+                   input=RATE.encode(), check=True)
+    os.environ["OMP_NUM_THREADS"] = str(arguments.threads)
+    print(f"llama-cpp-python {llama_cpp.__version__}, {arguments.threads} threads")
+    for name, gguf, width in (("FP32", arguments.gguf_f32, 4), ("BF16", arguments.gguf_bf16, 2)):
+        if not gguf:
+            continue
+        llama = llama_cpp.Llama(gguf, n_ctx=256, n_threads=arguments.threads, n_threads_batch=arguments.threads,
+                                verbose=False)
+        program = os.path.join(arguments.build, "generate-" + name)
+        us, them, rates = [], [], []
+        for _ in range(arguments.rounds):
+            us.append(time_ours(program, arguments.model, arguments.threads))
+            them.append(time_theirs(llama))
+            rates.append(memory_rate(rate_program))
+        rate = statistics.median(rates)
+        bound = arguments.weights * 1e6 * width / rate
+        for who, times in (("llmtrain", us), ("llama.cpp", them)):
+            middle = statistics.median(times)
+            print(f"{name} {who:10} {1e3 * middle:7.1f} ms/token (min {1e3 * min(times):.1f}), "
+                  f"{arguments.weights * width / 1e3 / middle:5.1f} GB/s, memory {rate / 1e9:.1f} GB/s: "
+                  f"{100 * bound / middle:.0f}% of the bound")
+        print(f"{name} ratio to llama.cpp {statistics.median(them) / statistics.median(us):.2f} x, "
+              f"of minima {min(them) / min(us):.2f} x")
+        del llama
+
+
+main()
