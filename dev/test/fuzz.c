@@ -325,11 +325,11 @@ static void fuzz_one(const uint8_t* data, size_t bytes) {
     Error error;
     char *text, *source = (char*)allocate(bytes + 1);
     size_t length;
-    if (bytes == 0 || !source) return;
-    memcpy(source, data + 1, bytes - 1);
-    source[bytes - 1] = 0;
+    promise(source != NULL, "memory for the input");
+    memcpy(source, data, bytes);
+    source[bytes] = 0;
     error.text[0] = 0;
-    if (template_render(&text, &length, source, messages, data[0] % 5, "<s>", "</s>", data[0] % 2, &error)) {
+    if (template_render(&text, &length, source + (bytes > 0), messages, bytes > 0 ? data[0] % 5 : 4, "<s>", "</s>", bytes % 2, &error)) {
         promise(text != NULL && text[length] == 0, "a text ends in zero");
         free(text);
     } else {
