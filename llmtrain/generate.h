@@ -164,7 +164,7 @@ typedef struct {
 } SampleText;
 
 static inline void sample_text_begin(SampleText* t, const Tokenizer* tokenizer) {
-    decoder_begin(&t->decoder, tokenizer);
+    if (tokenizer) decoder_begin(&t->decoder, tokenizer);  // it was zeroed
     t->bytes = t->written = t->tokens = 0;
     t->ended = false;
 }
