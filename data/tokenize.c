@@ -529,6 +529,7 @@ static bool words_count(WordTable* tables, size_t threads, const Unicode* unicod
                         Error* error) {
     Progress progress = progress_begin("counting words", documents->size);
     bool ok = true;
+    (void)threads;  // without OpenMP there is one
     while (ok && documents_next(documents, batch, error)) {
         if (batch->count == 0 || interrupted) {
             progress_end(&progress);

@@ -71,7 +71,7 @@ static void dataset_of(Dataset* data, size_t count) {
 
 static Score* scores_of(Model* model, const Dataset* data, size_t overlap, const char* log, Source* source) {
     Error error;
-    Score* scores;
+    Score* scores = NULL;
     static Tokenizer tokenizer;
     static Windows windows;
     tokenizer = tokenizer_of_bytes();

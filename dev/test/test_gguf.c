@@ -261,7 +261,8 @@ static void test_rows(void) {
             for (uint64_t k = 0; k < g.count; k++) {
                 const Info* of = &g.tensors[k];
                 size_t elements = (size_t)(of->shape[0] * (of->dims > 1 ? of->shape[1] : 1));
-                expect(g.data + of->offset == end, "%s begins at %zu, not %zu", of->name, g.data + of->offset, end);
+                expect(g.data + of->offset == end, "%s begins at %zu, not %zu", of->name,
+                       (size_t)(g.data + of->offset), end);
                 end += round_up(gguf_type_bytes((GgufType)of->type, elements), 32);
             }
             expect(end == g.bytes, "the data end at %zu, the file at %zu", end, g.bytes);

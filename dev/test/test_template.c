@@ -33,7 +33,7 @@ static void test_fixture(const char* path) {
     Json json;
     size_t texts = 0, refused = 0, missing = 0;
     char* content;
-    size_t bytes;
+    size_t bytes = 0;
     need(file_read(path, (size_t)1 << 24, &content, &bytes, &error), "%s", error.text);
     need(json_parse(&json, content, bytes, path, &error), "%s", error.text);
     free(content);
