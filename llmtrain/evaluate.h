@@ -200,6 +200,9 @@ static inline bool choices_join(Tokens* out, size_t* context_tokens, Choices* c,
     if (!tokens_reserve(out, 1, error)) return false;
     if (begin >= 0) out->ids[out->count++] = begin;
     *context_tokens = c->context.count + (begin >= 0);
+    if (*context_tokens == 0)
+        return fail(error, "a question without context needs a begin- or end-of-text token, and this tokenizer has "
+                    "none; give it a context");
     if (!tokenizer_encode(out, tokenizer, c->joined, all, error)) return false;
     return out->count - start > *context_tokens || fail(error, "an ending adds no token to its context");
 }
@@ -224,7 +227,6 @@ static inline bool choices_append(Tokens* out, size_t* first, size_t* bytes, voi
         memmove(out->ids + start, out->ids + start + cut, most * sizeof(int32_t));
         out->count = start + most;
     }
-    *first = max_size(*first, 1);
     *bytes = answer->bytes;
     json_free(&q.json);
     return ok || fail(error, "%.600s, line %zu: %.300s", c->path, item + 1, reason.text);
@@ -271,6 +273,8 @@ static inline bool choices_open(Choices* c, Source* source, const char* path, co
     c->path = path;
     c->tokenizer = tokenizer;
     c->T = T;
+    Tokens tokens;
+    memset(&tokens, 0, sizeof tokens);
     bool ok = file_read(path, CHOICES_BYTES_MAX, &c->text, &c->bytes, error) && choices_cut(c, source, error);
     for (size_t i = 0; ok && i < source->items; i++) {
         Question q;
@@ -279,7 +283,13 @@ static inline bool choices_open(Choices* c, Source* source, const char* path, co
         source->rows[i + 1] = source->rows[i] + q.count;
         c->labels[i] = q.label;
         json_free(&q.json);
+        for (size_t row = 0; ok && row < q.count; row++) {  // what cannot be scored is found now, not after hours
+            size_t first, bytes;
+            tokens.count = 0;
+            ok = choices_append(&tokens, &first, &bytes, c, i, row, error);
+        }
     }
+    tokens_free(&tokens);
     if (!ok) choices_close(c, source);
     if (!ok) return false;
     const uint64_t numbers[3] = {hash_bytes(c->text, c->bytes), tokenizer->hash, T};
@@ -441,6 +451,9 @@ static inline bool scorer_run(Scorer* s, Model* model, const Source* source, siz
         Score* score = &s->scores[p->row];
         score->nats = 0;
         for (size_t t = p->first - 1; t + 1 < p->length; t++) score->nats += (double)s->losses[r * T + t];
+        if (isnan(score->nats))
+            return fail(error, "item %zu has a loss that is not a number, as damaged weights give; give another "
+                        "checkpoint", p->item);
         score->tokens = (double)(p->length - p->first);
         score->bytes = (double)p->bytes;
         size_t first_row = source->rows[p->item], rows = source->rows[p->item + 1] - first_row;
@@ -471,6 +484,7 @@ static inline bool scorer_add(Scorer* s, Model* model, const Source* source, siz
     p->start = s->tokens.count;
     if (!source->append(&s->tokens, &p->first, &p->bytes, source->context, item, row, error)) return false;
     p->length = s->tokens.count - p->start;
+    if (p->length <= p->first) return fail(error, "item %zu, row %zu has no token to score; leave it out", item, row);
     for (size_t i = p->start; i < s->tokens.count; i++)
         if (s->tokens.ids[i] < 0 || (size_t)s->tokens.ids[i] >= model->config.vocab)
             return fail(error, "token %d is outside the model's vocabulary of %zu; give the tokenizer that the model "
@@ -479,7 +493,7 @@ static inline bool scorer_add(Scorer* s, Model* model, const Source* source, siz
     s->longest = max_size(s->longest, p->length - 1);
     size_t N = o->B * o->T, before = s->count - 1;
     if (s->count * s->longest > N && !scorer_run(s, model, source, before, error)) return false;
-    return (s->count + 1) * s->longest <= N || scorer_run(s, model, source, s->count, error);
+    return (s->count < N && (s->count + 1) * s->longest <= N) || scorer_run(s, model, source, s->count, error);
 }
 
 // What a score log is of: source and weights. False if there is no memory for a piece of them.

@@ -393,8 +393,7 @@ static inline bool run_mask_documents(Run* run, const uint64_t* given, Error* er
 // Refuses shards that are not the model's. A model may have more tokens than its tokenizer, as published ones do.
 static inline bool run_check_data(const Run* run, const Dataset* data, const char* flag, size_t T, Error* error) {
     size_t V = run->record.config.vocab, of_data = (size_t)data->vocabulary;
-    bool padded = tokenizer_has_files(&run->tokenizer) || run->options->init_from;
-    if (of_data != 0 && of_data != V && !(padded && of_data < V))
+    if (!dataset_fits_model(data, V, &run->tokenizer, run->options->init_from))
         return fail(error, "%s has a vocabulary of %zu but the model has %zu; give --vocab %zu, or shards of the "
                     "model's tokenizer", flag, of_data, V, of_data);
     return dataset_suffices(data, T, error);

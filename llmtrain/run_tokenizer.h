@@ -112,6 +112,14 @@ static inline bool run_tokenizer_open(Tokenizer* tokenizer, const Dataset* train
     return ok;
 }
 
+// Whether a model of V tokens can read a dataset: it has the same vocabulary, or a smaller one where that of the model
+// may be padded, as it is in models of other programs.
+static inline bool dataset_fits_model(const Dataset* dataset, size_t V, const Tokenizer* tokenizer,
+                                      const char* init_from) {
+    size_t of_data = (size_t)dataset->vocabulary;
+    return of_data == 0 || of_data == V || (of_data < V && (tokenizer_has_files(tokenizer) || init_from));
+}
+
 // Keeps the tokenizer in OUT/tokenizer/, in place of one that is there; that of bytes has nothing to keep.
 static inline bool run_tokenizer_keep(const Tokenizer* tokenizer, const char* out, Error* error) {
     char directory[FILE_PATH_MAX];

@@ -9,6 +9,7 @@
 
 #include "../llmtrain/evaluate.h"
 #include "../llmtrain/open.h"
+#include "../llmtrain/run_tokenizer.h"
 
 typedef struct {
     const char *out, *init_from, *text, *data, *choices, *scores;
@@ -76,6 +77,21 @@ static void print_text(const Source* source, const Score* scores) {
     json_writer_free(&w);
 }
 
+// Refuses shards that are not of the model's tokens.
+static bool data_check(const Dataset* dataset, const Model* model, const Tokenizer* tokenizer, const Options* o,
+                       Error* error) {
+    PlacedTokenizer of_data, of_model;
+    if (!dataset_fits_model(dataset, model->config.vocab, tokenizer, o->init_from))
+        return fail(error, "--data has a vocabulary of %d but the model has %zu; give shards of the model's tokenizer",
+                    dataset->vocabulary, model->config.vocab);
+    of_model.tokenizer = *tokenizer;
+    snprintf(of_model.where, sizeof of_model.where, "%s", o->out ? o->out : o->init_from);
+    if (!dataset_tokenizer_open(&of_data, dataset, error)) return false;
+    bool ok = placed_tokenizers_agree(&of_data, &of_model, error);
+    tokenizer_close(&of_data.tokenizer);
+    return ok;
+}
+
 static bool judge_text(Model* model, const Tokenizer* tokenizer, const Options* o, Error* error) {
     Dataset dataset;
     Tokens tokens;
@@ -87,9 +103,7 @@ static bool judge_text(Model* model, const Tokenizer* tokenizer, const Options* 
     memset(&source, 0, sizeof source);
     bool ok = o->data ? dataset_open(&dataset, o->data, error)
                       : text_read(&dataset, &tokens, o->text, tokenizer, error);
-    if (ok && dataset.vocabulary != 0 && (size_t)dataset.vocabulary != model->config.vocab)
-        ok = fail(error, "--data has a vocabulary of %d but the model has %zu; give shards of the model's tokenizer",
-                  dataset.vocabulary, model->config.vocab);
+    if (ok && o->data) ok = data_check(&dataset, model, tokenizer, o, error);
     ok = ok && windows_open(&source, &windows, error) && evaluate(&scores, model, &source, o->scores, error);
     if (ok) print_text(&source, scores);
     if (ok) free(scores);

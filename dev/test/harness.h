@@ -323,6 +323,8 @@ static inline int open_descriptors(void) { return directory_count("/dev/fd", "")
 // ------------------------------------------------------------------------------------------------
 // 3. Programs
 
+#define PROGRAM_MS 600e3  // after which a program that should end is said to hang, on a busy machine too
+
 enum { WORDS_MAX = 126, EXIT_NOT_RUN = 113 };  // the status of a child that could not become the program
 
 // A command line.

@@ -9,11 +9,13 @@
 #include "llmtrain/presets.h"
 #include "llmtrain/validate.h"
 
+#include "data/shards.h"
 #include "harness.h"
 
 enum { B = 3, T = 24, V = 256 };
 
 static const char* evaluate_program = "build/evaluate-FP32";
+static char other_tokenizer[PATH_MAX];
 
 // ------------------------------------------------------------------------------------------------
 // Models
@@ -122,16 +124,16 @@ static const char* const QUESTIONS =
     "{\"ctx\": \"a  \", \"endings\": [\"b\", \"bbbb\", \"b\"], \"label\": \"0\"}\r\n"
     "{\"question\": \"q\", \"choices\": {\"label\": [\"A\", \"B\"], \"text\": [\"zy\", \"aaa\"]}, "
     "\"answerKey\": \"B\"}\n"
-    "{\"question\": \"\", \"choices\": [\"ze\", \"a\"], \"answer\": 0}\n"
+    "{\"question\": \"q\", \"choices\": [\"ze\", \"a\"], \"answer\": 0}\n"
     "{\"ctx\": \"a context that is longer than the sequences of the model\", \"endings\": [\"xyz\", \"xy\"], "
     "\"label\": 1}\n"
     "\n  \n";
 
 // What is scored of each row: computed by hand from the rules. The space before the ending is scored; so are those that
-// the context ends in. Without a context the first token is not predicted by anything.
+// the context ends in.
 static const char* const SCORED[] = {" zz",  " ab", " b",  "   b", "   bbbb", "   b",
-                                     " zy", " aaa", "ze", "a",    " xyz",    " xy"};
-static const size_t ROWS_OF[] = {3, 3, 2, 2, 2}, BEST[] = {2, 0, 1, 1, 1}, BEST_NORM[] = {1, 1, 1, 1, 0},
+                                     " zy", " aaa", " ze", " a",   " xyz",    " xy"};
+static const size_t ROWS_OF[] = {3, 3, 2, 2, 2}, BEST[] = {2, 0, 1, 1, 1}, BEST_NORM[] = {1, 1, 1, 0, 0},
                     LABELS[] = {1, 0, 1, 0, 1};
 
 static void test_choices(void) {
@@ -311,12 +313,13 @@ static void test_bad_questions(void) {
         {"{\"question\": \"a\", \"choices\": {\"text\": [\"a\", \"b\"], \"label\": [\"A\", \"B\"]}, "
          "\"answerKey\": \"C\"}", "there is no \"label\""},
         {"{\"ctx\": \"a\", \"endings\": [\"a\", \"b\"], \"label\": 0}\n\n{\"ctx\": 1}", "line 2"},
+        {"{\"ctx\": \"\", \"endings\": [\"a\", \"b\"], \"label\": 0}", "line 1: a question without context"},
+        {"{\"ctx\": \"a\", \"endings\": [\"b\", \"an ending longer than a sequence\"], \"label\": 0}",
+         "line 1: an ending has more than 24 tokens"},
     };
     Tokenizer tokenizer = tokenizer_of_bytes();
     Choices choices;
     Source source;
-    Score* scores;
-    Model model;
     Error error;
     const char* path = text_of("%s/bad.jsonl", root);
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
@@ -324,17 +327,54 @@ static void test_bad_questions(void) {
         bool ok = choices_open(&choices, &source, path, &tokenizer, T, &error);
         expect_refusal(ok, &error, cases[i].says, cases[i].line);
     }
-    put_text(path, "{\"ctx\": \"a\", \"endings\": [\"b\", \"an ending longer than a sequence\"], \"label\": 0}");
-    random_model(&model, B, T);
-    need(choices_open(&choices, &source, path, &tokenizer, T, &error), "%s", error.text);
-    expect_refusal(evaluate(&scores, &model, &source, NULL, &error), &error, "more than 24 tokens", "a long ending");
-    choices_close(&choices, &source);
-    model_free(&model);
     verdict("questions that are none are refused, with the number of the line");
+}
+
+// A row of one token.
+static bool append_one(Tokens* out, size_t* first, size_t* bytes, void* context, size_t item, size_t row,
+                       Error* error) {
+    (void)context, (void)item, (void)row;
+    if (!tokens_reserve(out, 1, error)) return false;
+    out->ids[out->count++] = 1;
+    *first = *bytes = 1;
+    return true;
+}
+
+static void test_bad_rows(void) {
+    Model model;
+    Source source;
+    Dataset data;
+    Error error;
+    Score* scores;
+    float nan = NAN;
+    random_model(&model, B, T);
+    need(source_allocate(&source, 2 * B * T, &error), "%s", error.text);
+    for (size_t i = 0; i <= source.items; i++) source.rows[i] = i;
+    source.append = append_one;
+    expect_refusal(evaluate(&scores, &model, &source, NULL, &error), &error, "no token to score", "rows of one token");
+    free(source.rows);
+    dataset_of(&data, 100);
+    scores = scores_of(&model, &data, 0, NULL, &source);
+    free(scores);
+    need(model_set_params(&model, model.weights.final_norm_weight, &nan, 1, &error), "%s", error.text);
+    expect_refusal(evaluate(&scores, &model, &source, NULL, &error), &error, "not a number", "a weight that is NaN");
+    verdict("rows without a token to score, and losses that are no numbers, are refused");
+    free(source.rows);
+    dataset_close(&data);
+    model_free(&model);
 }
 
 // ------------------------------------------------------------------------------------------------
 // The program
+
+static void shard_of(const char* path, int32_t vocabulary) {
+    ShardWriter writer;
+    Error error;
+    int32_t tokens[100];
+    for (int32_t i = 0; i < 100; i++) tokens[i] = i;
+    need(shard_writer_open(&writer, path, vocabulary, 0, &error) && shard_writer_add(&writer, tokens, 100, &error) &&
+         shard_writer_finish(&writer, &error) && shard_publish(path, &error), "%s", error.text);
+}
 
 // What it prints on standard output, static; NULL if it does not end with `code`.
 static const char* program_says(int code, const char* arguments) {
@@ -345,7 +385,7 @@ static const char* program_says(int code, const char* arguments) {
     words_add(words, evaluate_program);
     words_add(words, arguments);
     program_start(&p, words->words, NULL, NULL);
-    programs_wait(&p, 1, 60e3);
+    programs_wait(&p, 1, PROGRAM_MS);
     bool good = !p.late && program_code(&p) == code;
     if (!good) program_print(&p, arguments);
     snprintf(text, sizeof text, "%s", p.text[code ? 1 : 0]);
@@ -399,6 +439,15 @@ static void test_program(void) {
     expect(said && strcmp(said, first) == 0, "%s, not %s", said ? said : "nothing", first);
     verdict("build/evaluate --choices: its keys; the same with ranks");
 
+    shard_of("bytes_train_000000.bin", V);
+    shard_of("fewer_train_000000.bin", V - 1);
+    shard_of("other_train_000000.bin", V);
+    need(mkdir("other_tokenizer", 0777) == 0, "other_tokenizer");
+    copy_tree(other_tokenizer, "other_tokenizer/tokenizer.json");
+    expect(program_says(0, "--out run --data bytes_train_*.bin --seq 24") != NULL, "shards of bytes");
+    expect(program_says(0, "--init-from run/step_00000005 --data fewer_train_*.bin --seq 24") != NULL, "padded");
+    verdict("build/evaluate --data: shards of the model's vocabulary, which may be padded");
+
     static const struct {
         int code;
         const char *arguments, *says;
@@ -413,6 +462,8 @@ static void test_program(void) {
         {1, "--out run --text none", "cannot open none"},
         {1, "--out run --text none --ranks 2", "cannot open none"},
         {1, "--out run --data none", "no file matches"},
+        {1, "--out run --data fewer_train_*.bin --seq 24", "a vocabulary of 255 but the model has 256"},
+        {1, "--out run --data other_train_*.bin --seq 24", "is the tokenizer"},
         {1, "--out run --text text --seq 65", "longer than the model's context of 64"},
         {1, "--out run --text text --seq 24 --val-overlap 24", "leaves nothing new"},
         {1, "--out run --text questions.jsonl --seq 24 --scores log", "another evaluation"},
@@ -438,6 +489,7 @@ int main(int argc, char** argv) {
     if (!flags_begin(&code, "test_evaluate", NULL, flags, 1, argc, argv)) return code;
     tests_begin("test_evaluate");
     need(realpath(evaluate_program, path) != NULL, "%s", evaluate_program);
+    need(realpath("dev/test/fixtures/tokenizers/gpt2.json", other_tokenizer) != NULL, "run it in the checkout");
     evaluate_program = path;
     environment_clear();
     root_enter();
@@ -446,6 +498,7 @@ int main(int argc, char** argv) {
     test_rows();
     test_log();
     test_bad_questions();
+    test_bad_rows();
     test_program();
     return tests_end();
 }
