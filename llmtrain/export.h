@@ -104,7 +104,10 @@ static inline bool hf_write_shard(const Export* e, const HfShard* shard, const F
             for (size_t k = 0; k < count; k++) {
                 size_t at = done + k;  // in their tensor
                 to[k] = from[f->transposed ? at % f->rows * width + at / f->rows : at];
+                if (dtype == DTYPE_F16 && !(fabsf(to[k]) < 65520))  // what is less is rounded to 65504 at most
+                    ok = fail(error, "%s holds %g, which f16 cannot; give --dtype bf16 or f32", f->name, (double)to[k]);
             }
+            if (!ok) break;
             convert_from_float(chunk, to, dtype, count);
             ok = safetensors_write(&w, chunk, count * dtype_bytes(dtype), error);
         }

@@ -41,6 +41,13 @@ static bool options_path(char path[FILE_PATH_MAX], const Options* o, Error* erro
     return true;
 }
 
+// The directory without slashes at its end, beside which a temporary name would be within it.
+static bool directory_name(char name[FILE_PATH_MAX], const char* dir, Error* error) {
+    if (!path_copy(name, dir, error)) return false;
+    for (size_t n = strlen(name); n > 1 && name[n - 1] == '/';) name[--n] = 0;
+    return true;
+}
+
 // Writes the model to o->dir, under a temporary name until it is whole.
 static bool write_model(Export* e, const Options* o, Error* error) {
     char temporary[FILE_PATH_MAX];
@@ -85,6 +92,7 @@ int main(int argc, char** argv) {
     memset(&o, 0, sizeof o);
     o.format = -1;
     const char* to = NULL;
+    char dir[FILE_PATH_MAX];
     Flag flags[] = {
         TEXT_FLAG("out", &o.out, NULL, "DIR", FREE, "directory of a run, of which to export the newest checkpoint"),
         COUNT_FLAG("step", &o.step, 0, 0, 9e15, FREE, "with --out: the checkpoint of this step; 0: the newest"),
@@ -106,7 +114,9 @@ int main(int argc, char** argv) {
     if (!o.out == !o.init_from) fail(&error, "give --out, the directory of a run, or --init-from, another model");
     else if (o.format < 0) fail(&error, "give --to, the form to write: one of " FORMAT_NAMES);
     else if (!o.dir || o.dir[0] == 0) fail(&error, "give --dir, the directory to write");
-    else wrong = false;
+    else if (o.step && o.init_from) fail(&error, "--step is for --out; with --init-from give the step's directory");
+    else if (directory_name(dir, o.dir, &error)) wrong = false;
+    if (!wrong) o.dir = dir;
     if (!wrong && export_model(&o, &error)) return 0;
     fprintf(stderr, "export: %s\n", error.text);
     return wrong ? 2 : 1;

@@ -86,7 +86,7 @@ static void expect_program(int code, const char* words, const char* line) {
     memset(&w, 0, sizeof w);
     words_add(&w, line);
     program_start(&p, w.words, NULL, NULL);
-    programs_wait(&p, 1, 60e3);
+    programs_wait(&p, 1, PROGRAM_MS);
     expect(program_code(&p) == code && strstr(code ? p.text[1] : p.text[0], words), "%s: exit code %d, not %d: %s%s",
            line, program_code(&p), code, p.text[0], p.text[1]);
     program_free(&p);
@@ -185,6 +185,15 @@ static void test_out(void) {
     free(exact);
     free(rounded);
     verdict("an export in bf16 is rounded to the nearest");
+    const float large[2] = {65519, 65520};
+    char* weights = text_read("q.f32/model.safetensors", &count);
+    free(weights);
+    patch("q.f32/model.safetensors", count - 4, &large[0], 4);
+    expect(export_to("q.f32", "q.f16", EXPORT_F16, (size_t)5e9, export_hf, &error), "%s", error.text);
+    patch("q.f32/model.safetensors", count - 4, &large[1], 4);
+    ok = export_to("q.f32", "q.f16.no", EXPORT_F16, (size_t)5e9, export_hf, &error);
+    expect_refusal(ok, &error, "holds 65520, which f16 cannot", "a large weight");
+    verdict("a weight that f16 cannot hold is refused");
 
     expect(export_to(fixture("gpt2"), "llmc", EXPORT_F32, 0, export_llmc, &error) &&
            same_weights(fixture("gpt2"), "llmc/model.bin"), "f32: %s", error.text);
@@ -486,6 +495,8 @@ static void test_programs(void) {
     expect_program(0, "parameters as bf16", text_of("%s --init-from %s --to hf --dir p.hf", e, fixture("llama")));
     expect(same_weights("p.hf", fixture("llama")), "the program's export");
     expect_program(1, "exists", text_of("%s --init-from %s --to hf --dir p.hf", e, fixture("llama")));
+    expect_program(0, "p.slash:", text_of("%s --init-from %s --to hf --dir p.slash//", e, fixture("llama")));
+    expect_program(2, "--step", text_of("%s --init-from %s --step 7 --to hf --dir p.no", e, fixture("llama")));
     expect_program(1, "step_00000008", text_of("%s --out qwen2.run --step 8 --to hf --dir p.8", e));
     expect_program(0, "step_00000007", text_of("%s --out qwen2.run --step 7 --to hf --dtype f16 --dir p.7", e));
     expect_program(1, "checksum", text_of("%s --out qwen3.run --to hf --dir p.no", e));
