@@ -1,6 +1,6 @@
 // stream.h: tokenize --encode and --decode: standard input to standard output, text to tokens and back.
 //
-//   bool ok = stream_encode(&tokenizer, &error);    text -> ids, with a space after each and a line break at the end
+//   bool ok = stream_encode(&tokenizer, &error);    text -> ids, with a space between them and a line break at the end
 //   bool ok = stream_decode(&tokenizer, &error);    ids, apart by white space -> exactly the bytes that they stand for
 //
 // A text is read whole before its first token is written, since a word may be as long as the text. Ids are decoded as
