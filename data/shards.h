@@ -161,6 +161,15 @@ static inline bool series_add(Series* series, const int32_t* tokens, size_t coun
     return true;
 }
 
+// Removes the shards from number `first` on.
+static inline bool series_remove(const Series* series, size_t first, Error* error) {
+    char path[FILE_PATH_MAX];
+    for (size_t i = first;; i++) {
+        series_path(path, series, i);
+        if (remove(path) != 0) return errno == ENOENT || fail_file(error, "remove", path);
+    }
+}
+
 // Renames the finished shards, and removes those that an earlier, longer series has left: a pattern would match both.
 static inline bool series_publish(const Series* series, Error* error) {
     char path[FILE_PATH_MAX];
@@ -169,10 +178,7 @@ static inline bool series_publish(const Series* series, Error* error) {
         series_path(path, series, i);
         if (!shard_publish(path, error)) return false;
     }
-    for (size_t i = series->shards;; i++) {
-        series_path(path, series, i);
-        if (remove(path) != 0) return true;
-    }
+    return series_remove(series, series->shards, error);
 }
 
 static inline void series_abandon(Series* series) {
@@ -210,13 +216,17 @@ static inline void shard_set_begin(ShardSet* set, const char* prefix, const Toke
     }
 }
 
+static inline void shard_set_directory(char path[FILE_PATH_MAX], const ShardSet* set) {
+    snprintf(path, FILE_PATH_MAX, "%.4000s_tokenizer", set->series[0].prefix);
+}
+
 // Refuses to write only shards of one kind (0: train, 1: val) where those of the other, which stay, are of another
 // tokenizer.
 static inline bool shard_set_agrees(const ShardSet* set, int kind, Error* error) {
     char shard[FILE_PATH_MAX], path[FILE_PATH_MAX];
     Tokenizer other = tokenizer_of_bytes();
     series_path(shard, &set->series[1 - kind], 0);
-    snprintf(path, sizeof path, "%.4000s_tokenizer", set->series[0].prefix);
+    shard_set_directory(path, set);
     if (access(shard, F_OK) != 0) return true;
     if (directory_exists(path) && !tokenizer_open(&other, path, NULL, error)) return false;
     bool same = other.hash == set->tokenizer->hash;
@@ -228,17 +238,46 @@ static inline bool shard_set_agrees(const ShardSet* set, int kind, Error* error)
     return same;
 }
 
-// Gives all shards their names, in place of those of an earlier set, and the tokenizer's files theirs. If an earlier
-// call failed, or this one does, call shard_set_abandon.
+// Whether PREFIX_tokenizer/ is that of this set already.
+static inline bool shard_set_has_tokenizer(const ShardSet* set) {
+    char path[FILE_PATH_MAX];
+    Tokenizer there;
+    Error ignored;
+    shard_set_directory(path, set);
+    if (!directory_exists(path)) return set->of_bytes && access(path, F_OK) != 0;
+    if (!tokenizer_open(&there, path, NULL, &ignored)) return false;
+    bool same = there.hash == set->tokenizer->hash;
+    tokenizer_close(&there);
+    return same;
+}
+
+// Refuses a PREFIX_tokenizer that would be replaced but has no shards: it is somebody's, not of an earlier set.
+static inline bool shard_set_may_replace(const ShardSet* set, Error* error) {
+    char path[FILE_PATH_MAX], shard[FILE_PATH_MAX];
+    shard_set_directory(path, set);
+    if (access(path, F_OK) != 0 || shard_set_has_tokenizer(set)) return true;
+    for (int i = 0; i < 2; i++) {
+        series_path(shard, &set->series[i], 0);
+        if (access(shard, F_OK) == 0) return true;
+    }
+    return fail(error, "%.600s exists without shards, and these would replace it; move it away, or give another --out",
+                path);
+}
+
+// Gives all shards their names, in place of those of an earlier set, and the tokenizer's files theirs. The caller has
+// asked shard_set_may_replace. If an earlier call failed, or this one does, call shard_set_abandon.
 static inline bool shard_set_publish(ShardSet* set, Error* error) {
     char path[FILE_PATH_MAX], temporary[FILE_PATH_MAX + 8];
-    snprintf(path, sizeof path, "%.4000s_tokenizer", set->series[0].prefix);
+    shard_set_directory(path, set);
     snprintf(temporary, sizeof temporary, "%s.tmp", path);
     bool ok = series_finish(&set->series[0], error) && series_finish(&set->series[1], error);
-    if (ok && !set->of_bytes)
-        ok = directory_remove(temporary, error) && tokenizer_save(set->tokenizer, temporary, error);
-    ok = ok && directory_remove(path, error);
-    if (ok && !set->of_bytes) ok = directory_rename_sync(temporary, path, error);
+    if (ok && !shard_set_has_tokenizer(set)) {
+        if (!set->of_bytes) ok = directory_remove(temporary, error) && tokenizer_save(set->tokenizer, temporary, error);
+        // The old shards go first and the new ones come last, so that at no moment shards have another's tokenizer.
+        for (int i = 0; i < 2; i++) ok = ok && series_remove(&set->series[i], 0, error);
+        ok = ok && directory_sync_parent(path, error) && directory_remove(path, error);
+        if (ok && !set->of_bytes) ok = directory_rename_sync(temporary, path, error);
+    }
     return ok && series_publish(&set->series[0], error) && series_publish(&set->series[1], error);
 }
 

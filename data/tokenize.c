@@ -45,6 +45,7 @@ typedef struct {
 } Options;
 
 enum { FLAGS_MAX = 32 };
+#define VAL_MIN 1e-9  // besides 0: with less, the number of a document far ahead would not fit 64 bits
 enum { DEDUP_OFF, DEDUP_EXACT, DEDUP_NEAR };
 
 static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
@@ -110,6 +111,8 @@ static bool options_read(Options* o, int argc, char** argv, Error* error) {
         return fail(error, "which text? --bytes FILE, --text GLOB and --jsonl GLOB are missing; give one of them");
     if (sources > 1) return fail(error, "--bytes, --text and --jsonl are given together; give one of them");
     if (!o->out || !o->out[0]) return fail(error, "--out PREFIX is missing: where do the shards go?");
+    if (o->val > 0 && o->val < VAL_MIN)
+        return fail(error, "--val %g is too small a fraction; give 0, or at least %g", o->val, VAL_MIN);
     if (strlen(o->out) > 900) return fail(error, "--out is longer than 900 characters: give a shorter path");
     if (o->bytes && o->vocabulary)
         return fail(error, "--train-bpe takes its text from --text or --jsonl; give --text instead of --bytes");
@@ -191,7 +194,8 @@ static bool bytes_to_shards(const Options* options, Error* error) {
     ShardSet set;
     Input input;
     shard_set_begin(&set, options->out, &tokenizer, options->shard_tokens, options->entropy);
-    bool ok = input_open(&input, options->bytes, error) && bytes_convert(&set, &input, options, error);
+    bool ok = input_open(&input, options->bytes, error) && shard_set_may_replace(&set, error) &&
+              bytes_convert(&set, &input, options, error);
     ok = publish(&set, ok, error);
     input_close(&input);
     return ok;
@@ -476,6 +480,7 @@ static bool conversion_run(Conversion* c, Error* error) {
     if (c->tokenizer.end_of_text < 0)
         return fail(error, "%.600s names no end-of-text token, by which documents could be told apart; name it as "
                     "\"eos_token\" in tokenizer_config.json beside it", o->tokenizer);
+    if (!shard_set_may_replace(&c->set, error)) return false;
     if ((o->val == 0 || o->val == 1) && !shard_set_agrees(&c->set, o->val == 1, error)) return false;
     if (!documents_open(&c->documents, o->text ? o->text : o->jsonl, o->jsonl ? o->field : NULL, error)) return false;
     if (!tokenizer_splits(&c->tokenizer)) c->documents.piece_bytes = PIECE_MAX;

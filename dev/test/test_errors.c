@@ -399,6 +399,8 @@ static const Case CASES[] = {
     VALUE(TOKENIZE, "--val", "1.5", "from 0 to 1"), VALUE(TOKENIZE, "--val", "-0.1", "from 0 to 1"),
     VALUE(TOKENIZE, "--val", "nan", "from 0 to 1"), VALUE(TOKENIZE, "--val", "half", "from 0 to 1"),
     CASE(TOKENIZE, 2, "fraction empty", "", "@ --val ''", "--val is '' ... from 0 to 1"),
+    CASE(TOKENIZE, 2, "fraction too small", "", "@ --val 1e-300", "--val 1e-300 ... give 0 ... 1e-09"),
+    CASE(TOKENIZE, 1, "tokenizer of nobody", "mkdir new_tokenizer", "@", "exists without shards ... another --out"),
     VALUE(TOKENIZE, "--shard-tokens", "0", "from 1"), VALUE(TOKENIZE, "--shard-tokens", "1e999", "from 1"),
     VALUE(TOKENIZE, "--entropy", "-1", "from 0 to 100"),
     CASE(TOKENIZE, 1, "text missing", "remove text.txt", "@", "text.txt ... No such file ... check the path"),
