@@ -208,7 +208,8 @@ static bool plan_model(Run* run, Options* o, Error* error) {
 static bool run_prepare(Run* run, Options* o, Flag* flags, size_t flag_count, Error* error) {
     if (!run_open_data(run, o->data, o->val, error)) return false;
     bool ends_given = flag_was_given(flags, flag_count, "end-of-text");
-    if (o->documents && !run_mask_documents(run, ends_given ? &o->end_of_text : NULL, error))
+    if ((ends_given || o->documents) &&
+        !run_mask_documents(run, o->documents != 0, ends_given ? &o->end_of_text : NULL, error))
         return fail_as(error, ERROR_USAGE);
     if (!run_choose_config(run, o->model, &o->config, flags, flag_count, error)) return false;
     if (!plan_model(run, o, error)) return fail_as(error, ERROR_USAGE);

@@ -365,7 +365,7 @@ static inline void gemm(void* out, Dtype out_type, size_t out_stride, bool accum
     if (M == 0 || N == 0) return;
     pthread_once(&gemm_once, gemm_init);
     bool both_bf16 = a.type == DTYPE_BF16 && b.type == DTYPE_BF16;
-    bool few_rows = M <= GEMM_FEW_ROWS && !a.transposed && b.transposed;
+    bool few_rows = M <= GEMM_FEW_ROWS && !a.transposed && b.transposed && gemm_state.floats->dot;
     const GemmKernel* kernel = both_bf16 && !(few_rows && gemm_state.pairs->a_by_lane) ? gemm_state.pairs
                                                                                         : gemm_state.floats;
     GemmProblem p;

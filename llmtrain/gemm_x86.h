@@ -71,7 +71,8 @@ GEMM_AVX2 static inline void gemm_multiply_avx2(float* sums, const uint32_t* a_p
 static inline bool gemm_has_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 
 static const GemmKernel gemm_avx2 = {"avx2", false, false, 6, 16, 384, 384, 1, gemm_pack_avx2, gemm_multiply_avx2,
-                                     gemm_start_avx2, gemm_store_avx2, gemm_dot_avx2, NULL, NULL};
+                                     gemm_start_avx2, gemm_store_avx2, ARITHMETIC_FUSED ? gemm_dot_avx2 : NULL,
+                                     NULL, NULL};
 
 // ------------------------------------------------------------------------------------------------
 // 2. AVX-512

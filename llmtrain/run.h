@@ -378,9 +378,13 @@ static inline bool run_open_data(Run* run, const char* data, const char* val, Er
 }
 
 // Makes attention and loss stop at the ends of documents: behind the token `given`, or else that of the tokenizer.
-static inline bool run_mask_documents(Run* run, const uint64_t* given, Error* error) {
+static inline bool run_mask_documents(Run* run, bool asked, const uint64_t* given, Error* error) {
+    if (!asked) return fail(error, "--end-of-text is for --documents mask; give both, or neither");
     bool known = tokenizer_is_known(&run->tokenizer);
     int32_t end = given ? (int32_t)*given : known ? run->tokenizer.end_of_text : -1;
+    if (given && run->train.vocabulary > 0 && end >= run->train.vocabulary)
+        return fail(error, "--end-of-text %d is outside the data's vocabulary of %d; give the id of its end-of-text "
+                    "token", (int)end, (int)run->train.vocabulary);
     if (end < 0)
         return fail(error, "--documents mask needs the token between documents, but %s; give --end-of-text N (50256 in "
                     "shards of GPT-2's tokens), or shards made by tokenize --text", known

@@ -91,7 +91,15 @@ static inline int32_t sample_token(Candidate* candidates, const floatX* logits, 
         Candidate next = candidates_pop(candidates, V - taken++);
         reached += p;
         if (!cut && uniform * sum < reached) return next.token;
-        if (o->top_p < 1 && reached >= (float)o->top_p * sum) break;
+        if (o->top_p < 1 && o->top_k == 0 && reached >= (float)o->top_p * sum) break;
+    }
+    // With a top k the top p is of what it has left.
+    float all = reached;
+    for (size_t i = taken; o->top_p < 1 && o->top_k > 0 && i > 1; i--) {
+        float without = reached - candidates[V - i].probability;
+        if (without < (float)o->top_p * all) break;
+        reached = without;
+        taken = i - 1;
     }
     // Those taken lie at the end, the first of them last.
     float target = uniform * reached, passed = 0.0f;

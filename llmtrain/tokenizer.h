@@ -37,6 +37,7 @@ typedef struct {
     char name[64];                      // what it is, for messages; `hash` tells it from others
     int32_t vocabulary;                 // every id is below it
     int32_t begin_of_text;              // -1: the tokenizer's template does not put one before a text
+    int32_t begin_token;                // what chat templates call bos_token, put there or not; -1: none
     int32_t end_of_text;                // -1: none
     uint64_t hash;                      // XXH64 of its files
     char* chat_template;                // Jinja, owned; NULL: none
@@ -53,7 +54,7 @@ static inline Tokenizer tokenizer_of_bytes(void) {
     memset(&tokenizer, 0, sizeof tokenizer);
     snprintf(tokenizer.name, sizeof tokenizer.name, "bytes");
     tokenizer.vocabulary = 256;
-    tokenizer.begin_of_text = tokenizer.end_of_text = -1;
+    tokenizer.begin_of_text = tokenizer.begin_token = tokenizer.end_of_text = -1;
     tokenizer.hash = BYTES_TOKENIZER_HASH;
     return tokenizer;
 }
@@ -78,6 +79,7 @@ static inline bool tokenizer_open(Tokenizer* tokenizer, const char* path, const 
         tokenizer->vocabulary = (int32_t)s.rules->vocabulary.size;
         snprintf(tokenizer->name, sizeof tokenizer->name, "%s of %d tokens", s.kind, (int)tokenizer->vocabulary);
         tokenizer->begin_of_text = s.begin_of_text;
+        tokenizer->begin_token = s.begin_token >= 0 ? s.begin_token : s.begin_of_text;
         tokenizer->end_of_text = s.end_of_text;
         tokenizer->hash = s.hash;
         tokenizer->chat_template = s.chat_template;

@@ -227,7 +227,7 @@ static inline bool tokenizer_files_find_in(TokenizerFiles* s, const char* direct
 // Finds the files of a tokenizer: in a directory, or beside a file.
 static inline bool tokenizer_files_find(TokenizerFiles* s, const char* path, const char* pattern, Error* error) {
     memset(s, 0, sizeof *s);
-    s->begin_of_text = s->end_of_text = -1;
+    s->begin_of_text = s->begin_token = s->end_of_text = -1;
     if (pattern && !pattern_named(pattern))
         return fail(error, "there is no pattern '%.100s'; give one of " PATTERN_NAMES, pattern);
     if (directory_exists(path)) {

@@ -27,7 +27,7 @@ typedef struct {
     const Pattern* pattern;    // of a rank file
     Rules* rules;
     char kind[32];             // "byte-level BPE", ...
-    int32_t begin_of_text, end_of_text;
+    int32_t begin_of_text, begin_token, end_of_text;
     char* chat_template;       // owned; NULL: none
     uint64_t hash;
 } TokenizerFiles;
@@ -610,6 +610,7 @@ static inline int32_t named_token(const Rules* rules, const Json* json, uint32_t
 // tokenizer_config.json: the tokens that begin and end a text, and the template of a chat.
 static inline bool read_config(TokenizerFiles* s, const Json* json, Error* error) {
     int32_t begin = named_token(s->rules, json, json_get(json, 0, "bos_token"));
+    s->begin_token = begin;
     int32_t end = named_token(s->rules, json, json_get(json, 0, "eos_token"));
     bool add;
     if (end >= 0) s->end_of_text = end;

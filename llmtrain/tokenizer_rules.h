@@ -1,7 +1,8 @@
 // tokenizer_rules.h: what happens to a text before its words are encoded: normalization, added tokens, spaces.
 //
 //   Spans spans = {0};
-//   bool ok = rules_apply(&spans, &base, &buffer, &rules, text, bytes, &error);
+//   Text buffers[2] = {{NULL, 0, 0}, {NULL, 0, 0}};
+//   bool ok = rules_apply(&spans, &base, buffers, &rules, text, bytes, &error);
 //   spans.list[i]: an added token, or bytes of `base` that splitter_begin splits
 //
 // The steps are those of `tokenizers`: tokens added as they are written are found in the text; each part between two of

@@ -157,6 +157,8 @@ static inline bool vocabulary_add(Vocabulary* v, size_t id, const char* piece, s
 // Gives a token the key by which words and merges find it.
 static inline bool vocabulary_add_key(Vocabulary* v, size_t id, const char* key, size_t bytes, const char** problem,
                                       Error* error) {
+    *problem = bytes > TOKEN_BYTES_MAX ? "is longer than 4096 bytes" : NULL;
+    if (*problem) return false;
     uint32_t* slot = vocabulary_slot(v, key, bytes);
     *problem = *slot ? "is there twice" : NULL;
     if (*problem) return false;

@@ -90,7 +90,7 @@ static bool chat_read(Chat* chat, const Model* model, const Tokenizer* tokenizer
     char begin[TOKEN_BYTES_MAX + 1], end[TOKEN_BYTES_MAX + 1], *text;
     size_t bytes, same = 0;
     if (!template_render(&text, &bytes, tokenizer->chat_template, chat->messages, chat->count,
-                         token_text(begin, tokenizer, tokenizer->begin_of_text),
+                         token_text(begin, tokenizer, tokenizer->begin_token),
                          token_text(end, tokenizer, tokenizer->end_of_text), true, error)) return false;
     chat->ids.count = 0;
     bool ok = sampler_encode(&chat->ids, tokenizer, text, false, model->config.vocab, error);

@@ -11,8 +11,7 @@
 // unit      2^-24, the rounding of a float; 2^-53 for sums of doubles
 // size      the sum of the absolute values of the terms; `rounded` the same for what is stored on the way (Result)
 // start     what an output that is added to held before
-// tiny      2^-122, where floats lose places and exp_fast is 0, times what that is multiplied with; for FP16 half of
-//           the smallest number, 2^-25
+// tiny      2^-125, where floats lose places and exp_fast is 0; for FP16 half of the smallest number, 2^-25
 // factor    1 against the reference; 2 between backends, each of which may be so far from the truth
 //
 // The gradients of the references are compared with finite differences of their forwards, wherever there are few
@@ -279,7 +278,7 @@ static bool case_can_poison(const Case* c, const Array* a) {
 // An output against the CPU's, or on the CPU against the reference; prints the element whose error is the largest part
 // of its bound.
 static void case_compare(const Case* c, const Array* a, const char* where) {
-    double worst = -1.0, worst_error = 0.0, worst_bound = 0.0, tiny = a->kind == STORED && FP16 ? 0x1p-25 : 0x1p-122;
+    double worst = -1.0, worst_error = 0.0, worst_bound = 0.0, tiny = a->kind == STORED && FP16 ? 0x1p-25 : 0x1p-125;
     double unit = a->kind == DOUBLE ? 0x1p-53 : 0x1p-24, epsilon = a->kind == STORED ? (double)FLOATX_EPSILON : 0.0;
     bool bits = ON_CUDA && (a->length == SAME_BITS || a->expected == NULL);
     size_t wrong = 0, first = 0, bytes = kind_bytes(a->kind), length = a->length == SAME_BITS ? 1 : a->length;

@@ -249,6 +249,9 @@ static double reference_operand(double x, const Shape* s) {
     return s->smallest_normal > 0.0 ? fabs(x) + s->smallest_normal : 0.0;
 }
 
+// The exponentials of the kernels are 0 below 2^-126; in units of 4 x 2^-24, which sizes are multiplied by:
+#define FLUSHED 0x1p-104
+
 static void reference_attention(Result* out, double* const* in, const Shape* s) {
     double *p = (double*)malloc(s->T * sizeof(double)), size;
     for (size_t row = 0; row < s->B * s->T * s->H; row++) {
@@ -258,7 +261,7 @@ static void reference_attention(Result* out, double* const* in, const Shape* s) 
         for (size_t j = 0; j <= t; j++) {
             const double* v = in[0] + reference_head(s, b, j, s->H + s->K + h / (s->H / s->K));
             for (size_t d = 0; d < s->D; d++) {
-                result_add(out, row * s->D + d, p[j] * v[d], p[j] * fabs(v[d]) * size);
+                result_add(out, row * s->D + d, p[j] * v[d], (p[j] + FLUSHED) * fabs(v[d]) * size);
                 out->rounded[row * s->D + d] += reference_operand(p[j], s) * fabs(v[d]);
             }
         }
@@ -288,10 +291,11 @@ static void reference_attention_backward(Result* const* din, const double* dout,
             for (size_t d = 0; d < s->D; d++) {
                 dp += g[d] * qkv[v + d];
                 dp_size += fabs(g[d] * qkv[v + d]);
-                result_add(din[0], v + d, p[j] * g[d], p[j] * fabs(g[d]) * size);
+                result_add(din[0], v + d, p[j] * g[d], (p[j] + FLUSHED) * fabs(g[d]) * size);
                 din[0]->rounded[v + d] += reference_operand(p[j], s) * fabs(g[d]);
             }
-            double ds = scale * p[j] * (dp - delta), ds_size = scale * p[j] * (dp_size + delta_size) * size;
+            double ds = scale * p[j] * (dp - delta);
+            double ds_size = scale * (p[j] + FLUSHED) * (dp_size + delta_size) * size;
             double ds_rounded = scale * (p[j] * delta_size + reference_operand(p[j] * (dp - delta), s));
             for (size_t d = 0; d < s->D; d++) {
                 result_add(din[0], q + d, ds * qkv[k + d], ds_size * fabs(qkv[k + d]));
