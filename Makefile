@@ -291,13 +291,13 @@ test-ranks: $(RANKS_TESTS)
 # The same, built with the address and undefined-behaviour sanitizers, under which gcc's warnings are not reliable.
 sanitize:
 	@$(MAKE) --no-print-directory B=build/sanitize WARNINGS= \
-	    OPTIMISE="-O1 -g -march=native -fsanitize=address,undefined -fno-sanitize-recover=all" test-cpu
+	    OPTIMISE="-O1 -g1 -march=native -fsanitize=address,undefined -fno-sanitize-recover=all" test-cpu
 	@$(MAKE) --no-print-directory races
 
 # The loader, the saver and the transport under ThreadSanitizer, without OpenMP, whose barriers it does not know.
 races:
 	@TSAN_OPTIONS=exitcode=66 $(MAKE) --no-print-directory B=build/races WARNINGS= OPENMP=-Wno-unknown-pragmas \
-	    OPTIMISE="-O1 -g -march=native -fsanitize=thread -Wno-tsan" test-races
+	    OPTIMISE="-O1 -g1 -march=native -fsanitize=thread -Wno-tsan" test-races
 test-races: $(addprefix $(B)/,test_data test_comm train-FP32 tokenize)
 	@sh dev/test/test.sh $(B) "$(CC)" test_data test_comm races
 
