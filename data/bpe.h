@@ -319,26 +319,11 @@ static inline void bpe_trainer_free(BpeTrainer* trainer) {
     pair_table_free(&trainer->pairs);
 }
 
-// GPT-2 writes a byte as a character that can be seen: itself where it is one in Latin-1, otherwise the next from
-// U+0100 on. In the order of these characters the bytes are tokens 0 to 255.
-#define BYTES_VISIBLE 188
-
-static inline bool byte_is_visible(int byte) {
-    return (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
-}
-
-static inline int byte_character(int byte) {
-    int hidden = 0;
-    if (byte_is_visible(byte)) return byte;
-    for (int i = 0; i < byte; i++) hidden += !byte_is_visible(i);
-    return 256 + hidden;
-}
-
+// The bytes are tokens 0 to 255 in the order of the characters that GPT-2 writes them as.
 static inline int32_t byte_token(int byte) {
-    bool visible = byte_is_visible(byte);
-    int32_t before = 0;  // bytes of its kind
-    for (int i = 0; i < byte; i++) before += byte_is_visible(i) == visible;
-    return visible ? before : BYTES_VISIBLE + before;
+    int32_t before = 0;
+    for (int i = 0; i < 256; i++) before += symbol_of_byte((unsigned char)i) < symbol_of_byte((unsigned char)byte);
+    return before;
 }
 
 // Counts a pair `by` more or fewer times in a word.
@@ -500,11 +485,8 @@ static inline bool bpe_train(Bpe* bpe, const WordTable* words, size_t vocabulary
 // A token in visible characters, and a zero byte.
 static inline void bpe_write_piece(char text[2 * TOKEN_BYTES_MAX + 1], const Bpe* bpe, int32_t token) {
     const Word* piece = &bpe->pieces.words[token];
-    for (size_t i = 0; i < piece->bytes; i++) {
-        int character = byte_character((unsigned char)bpe->pieces.bytes[piece->start + i]);
-        if (character >= 0x80) *text++ = (char)(0xC0 | character >> 6);
-        *text++ = (char)(character < 0x80 ? character : 0x80 | (character & 0x3F));
-    }
+    for (size_t i = 0; i < piece->bytes; i++)
+        text += utf8_write(text, symbol_of_byte((unsigned char)bpe->pieces.bytes[piece->start + i]));
     *text = 0;
 }
 

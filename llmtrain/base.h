@@ -6,6 +6,7 @@
 //   4. random      counter-based random numbers: a pure function of (seed, purpose, step, index)
 //   5. hash        the checksum of files and parameters
 //   6. threads     how many OpenMP uses; 1 where there is no OpenMP
+//   7. characters  UTF-8
 //
 // Needs: llmtrain/types.h, llmtrain/arithmetic.h. C11, C++17 and CUDA C++.
 
@@ -323,6 +324,19 @@ static inline void threads_set(size_t threads) {
 #else
     (void)threads;
 #endif
+}
+
+// ------------------------------------------------------------------------------------------------
+// 7. Characters
+
+// Writes a code point and returns its bytes, at most 4.
+static inline size_t utf8_write(char* out, uint32_t code) {
+    if (code < 0x80) return out[0] = (char)code, 1;
+    size_t more = code < 0x800 ? 1 : code < 0x10000 ? 2 : 3;
+    static const unsigned char first[4] = {0, 0xC0, 0xE0, 0xF0};
+    out[0] = (char)(first[more] | (code >> (6 * more)));
+    for (size_t i = 1; i <= more; i++) out[i] = (char)(0x80 | ((code >> (6 * (more - i))) & 0x3F));
+    return more + 1;
 }
 
 #endif  // LLMTRAIN_BASE_H

@@ -226,14 +226,7 @@ static inline bool gguf_check_tokenizer(const Tokenizer* tokenizer, size_t V, Er
 // Appends bytes to a text, each as GPT-2's visible character. Room for 2 bytes each.
 static inline size_t gguf_symbols(char* out, const char* bytes, size_t count) {
     size_t length = 0;
-    for (size_t i = 0; i < count; i++) {
-        unsigned byte = (unsigned char)bytes[i];
-        bool visible = (byte > 32 && byte < 127) || (byte > 160 && byte != 173);
-        // Those that are not visible follow 255 in their order: 0 to 32, 127 to 160, 173.
-        unsigned character = visible ? byte : 256 + (byte <= 32 ? byte : byte <= 160 ? byte - 94 : 67);
-        if (character < 128) out[length++] = (char)character;
-        else out[length++] = (char)(0xC0 | character >> 6), out[length++] = (char)(0x80 | (character & 0x3F));
-    }
+    for (size_t i = 0; i < count; i++) length += utf8_write(out + length, symbol_of_byte((unsigned char)bytes[i]));
     return length;
 }
 

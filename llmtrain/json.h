@@ -109,10 +109,7 @@ static inline bool json_read_escape(JsonReader* r, char** out) {
         r->at += 6;
     }
     r->at += 6;
-    int more = u < 0x80 ? 0 : u < 0x800 ? 1 : u < 0x10000 ? 2 : 3;  // bytes after the first
-    static const unsigned char first[4] = {0, 0xC0, 0xE0, 0xF0};
-    *(*out)++ = (char)(first[more] | (u >> (6 * more)));
-    while (more-- > 0) *(*out)++ = (char)(0x80 | ((u >> (6 * more)) & 0x3F));
+    *out += utf8_write(*out, u);
     return true;
 }
 

@@ -147,10 +147,8 @@ static inline bool tokenizer_write_bytes(const char* path, Error* error) {
     json_write_key(&w, "vocab");
     json_write_begin(&w, '{');
     for (uint32_t byte = 0; byte < 256; byte++) {
-        uint32_t code = 0;
         char name[5] = {0};
-        while (byte_of_symbol(code) != (int)byte) code++;
-        utf8_write(name, code);
+        utf8_write(name, symbol_of_byte((unsigned char)byte));
         json_member_u64(&w, name, byte);
     }
     json_write_end(&w, '}');

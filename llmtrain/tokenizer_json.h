@@ -99,6 +99,11 @@ static inline bool read_short(const TokenizerReader* r, char out[NORMALIZER_BYTE
 // Byte-level tokenizers write each byte as a visible character: itself, if it is a visible one of Latin-1, and if not,
 // the next of those from U+0100 on.
 
+static inline uint32_t symbol_of_byte(unsigned char byte) {
+    if ((byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174) return byte;
+    return byte <= 32 ? 256u + byte : byte <= 160 ? 256u + 33 + (byte - 127u) : 256u + 67;
+}
+
 // The byte of such a character, -1: none.
 static inline int byte_of_symbol(uint32_t code) {
     if ((code >= 33 && code <= 126) || (code >= 161 && code <= 172) || (code >= 174 && code <= 255)) return (int)code;

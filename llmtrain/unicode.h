@@ -61,16 +61,6 @@ static inline uint32_t utf8_read(size_t* bytes, const char* text) {
     return *bytes = 4, (p[0] & 0x07u) << 18 | (p[1] & 0x3Fu) << 12 | (p[2] & 0x3Fu) << 6 | (p[3] & 0x3Fu);
 }
 
-// Writes a code point and returns its bytes, at most 4.
-static inline size_t utf8_write(char* out, uint32_t code) {
-    if (code < 0x80) return out[0] = (char)code, 1;
-    size_t more = code < 0x800 ? 1 : code < 0x10000 ? 2 : 3;
-    static const unsigned char first[4] = {0, 0xC0, 0xE0, 0xF0};
-    out[0] = (char)(first[more] | (code >> (6 * more)));
-    for (size_t i = 1; i <= more; i++) out[i] = (char)(0x80 | ((code >> (6 * (more - i))) & 0x3F));
-    return more + 1;
-}
-
 // Bytes of the character that a text begins with. If it begins with none, *good is false, and they are those that
 // U+FFFD stands for: the longest beginning of a character, or 1 ("Substitution of Maximal Subparts" in the standard).
 static inline size_t utf8_check(bool* good, const char* text, size_t bytes) {

@@ -227,8 +227,8 @@ typedef struct {
     CachedWord* cache;       // (CACHE_SLOTS), or NULL: not worth it
     uint32_t* ids;           // (room) of a long word: a symbol stands at its first position
     uint32_t* spans;         // (room) positions of a symbol, at its first and at its last one
-    uint32_t* ranks;         // (tree) rank of a symbol's merge with the next one; above it the levels of the tree
-    size_t room, tree;
+    uint32_t* ranks;         // rank of a symbol's merge with the next one; behind these the levels of a tree
+    size_t room;
 } WordEncoder;
 
 static inline void word_encoder_close(WordEncoder* e) {
