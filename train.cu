@@ -31,7 +31,6 @@ typedef struct {
     uint64_t batch, seq, total_batch, seed, threads;
     Schedule schedule;
     OptimizerOptions optimizer;
-    GuardOptions guard;
     double dropout, timeout, memory, peak_tflops;
     uint64_t ranks, zero;
     int documents;                // 0: join; 1: mask
@@ -50,11 +49,9 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
     enum { FREE = FLAG_FREE, LOCAL = FLAG_LOCAL };
     Schedule* s = &o->schedule;
     OptimizerOptions* a = &o->optimizer;
-    GuardOptions* g = &o->guard;
     memset(o, 0, sizeof *o);
     o->config.tied = true;
     o->config.rope_theta = 10000;
-    g->dynamic_scale = FLOATX_DTYPE == DTYPE_F16;
     const Flag before_config[] = {
         FLAG_HEADING("Data and program"),
         TEXT_FLAG("data", &o->data, NULL, "GLOB", FREE, "token shards to train on, e.g. 'data/x_train_*.bin'"),
@@ -103,19 +100,6 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
         COUNT_FLAG("decay-every", &s->decay_every, 1000, 1, 1e12, 0,
                    "with --schedule step: multiply the rate by --decay-factor every N steps"),
         REAL_FLAG("decay-factor", &s->decay_factor, 0.5, 0, 1, 0, "with --schedule step: that factor"),
-        FLAG_HEADING("Guards against spikes"),
-        REAL_FLAG("clip", &g->clip, 1, 0, 1e9, 0,
-                  "clip the gradient norm to X, or to the bound of --spike-sigma if that is larger; 0: no clipping"),
-        REAL_FLAG(
-            "spike-sigma", &g->spike_sigma, 4, 0, 1e9, 0,
-            "raise the clipping bound to running mean + X standard deviations of the norm; 0: clip to --clip exactly"),
-        REAL_FLAG("spike-skip", &g->spike_skip, 20, 0, 1e9, 0,
-                  "skip steps whose gradient norm exceeds X times its running mean; 0: never"),
-        COUNT_FLAG("spike-warmup", &g->spike_warmup, 20, 1, 1e9, 0,
-                   "gradient norms seen before --spike-sigma and --spike-skip apply"),
-        REAL_FLAG("loss-scale", &o->run.loss_scale, 65536, 1, 1 << 24, 0, "fp16 builds: initial loss scale"),
-        COUNT_FLAG("scale-growth", &g->scale_growth, 2000, 1, 1e9, 0,
-                   "fp16 builds: double the loss scale after N finite steps"),
         FLAG_HEADING("Ranks: processes that train together"),
         COUNT_FLAG("ranks", &o->ranks, 1, 1, 65536, FREE,
                    "processes to start here, without mpirun, torchrun or srun; with --plan: ranks to plan for"),
@@ -405,7 +389,7 @@ static bool run_train(Run* run, Options* o, Error* error) {
         double factor = 0.0;
         s.lr = state->lr_factor * schedule_lr(&o->schedule, state->step);
         bool finite = isfinite(s.result.loss);
-        bool update = guard_step(state, &factor, &o->guard, finite ? s.result.grad_norm : NAN);
+        bool update = guard_step(state, &factor, &o->run.guard, finite ? s.result.grad_norm : NAN);
         fault_point("update");
         if (update) saver_await_snapshot(&run->saver);
         if (update) model_update(model, &o->optimizer, ++state->updates, s.lr, factor);

@@ -26,6 +26,7 @@
 typedef struct {
     const char *out, *init_from;          // the directory of the run; the model whose weights it begins with
     bool resume;
+    GuardOptions guard;
     double loss_scale;                    // of the first step (FP16)
     const char *ckpt_every, *ckpt_hot_dir;
     bool ckpt_async;
@@ -42,7 +43,22 @@ typedef struct {
 // Appends the flags of these, and sets the defaults; returns the new number of flags.
 static inline size_t run_flags(Flag* flags, size_t count, RunOptions* o) {
     enum { FREE = FLAG_FREE };
+    GuardOptions* g = &o->guard;
+    g->dynamic_scale = FLOATX_DTYPE == DTYPE_F16;
     const Flag table[] = {
+        FLAG_HEADING("Guards against spikes"),
+        REAL_FLAG("clip", &g->clip, 1, 0, 1e9, 0,
+                  "clip the gradient norm to X, or to the bound of --spike-sigma if that is larger; 0: no clipping"),
+        REAL_FLAG(
+            "spike-sigma", &g->spike_sigma, 4, 0, 1e9, 0,
+            "raise the clipping bound to running mean + X standard deviations of the norm; 0: clip to --clip exactly"),
+        REAL_FLAG("spike-skip", &g->spike_skip, 20, 0, 1e9, 0,
+                  "skip steps whose gradient norm exceeds X times its running mean; 0: never"),
+        COUNT_FLAG("spike-warmup", &g->spike_warmup, 20, 1, 1e9, 0,
+                   "gradient norms seen before --spike-sigma and --spike-skip apply"),
+        REAL_FLAG("loss-scale", &o->loss_scale, 65536, 1, 1 << 24, 0, "fp16 builds: initial loss scale"),
+        COUNT_FLAG("scale-growth", &g->scale_growth, 2000, 1, 1e9, 0,
+                   "fp16 builds: double the loss scale after N finite steps"),
         FLAG_HEADING("The run and its checkpoints"),
         TEXT_FLAG("out", &o->out, NULL, "DIR", FREE, "directory of the run, for metrics.jsonl and checkpoints"),
         SWITCH_FLAG("resume", &o->resume, false, FREE, "continue the run in --out from its newest good checkpoint"),
