@@ -258,7 +258,7 @@ $(B)/test_supervise: launch/supervise.c | $(B)/supervise
 supervise: $(B)/supervise
 	@cp -f $< $@
 
-TESTS := gemm test_files test_data test_tokenizer test_template test_convert test_gguf test_evaluate test_text test_corpus test_errors test_comm test_zero test_ranks test_supervise soak example $(PRECISIONS:%=test_kernels-%) $(PRECISIONS:%=test_train-%)
+TESTS := gemm test_files test_offload test_data test_tokenizer test_template test_convert test_gguf test_evaluate test_text test_corpus test_errors test_comm test_zero test_ranks test_supervise soak example $(PRECISIONS:%=test_kernels-%) $(PRECISIONS:%=test_train-%)
 # For tests of processes that meet, train, die and stop.
 RANKS_TESTS := $(B)/test_comm $(B)/test_zero $(B)/test_ranks $(B)/weights_hash $(B)/train-FP32 $(B)/train-BF16 $(B)/generate-FP32 $(B)/export $(B)/evaluate-FP32 $(B)/corpus $(B)/tokenize \
     $(if $(MPICC),$(B)/train-mpi-FP32)
@@ -294,15 +294,15 @@ sanitize:
 	    OPTIMISE="-O1 -g1 -march=native -fsanitize=address,undefined -fno-sanitize-recover=all" test-cpu
 	@$(MAKE) --no-print-directory races
 
-# The loader, the saver and the transport under ThreadSanitizer, without OpenMP, whose barriers it does not know.
+# The loader, offloading, the saver and the transport under ThreadSanitizer, without OpenMP, whose barriers it does not know.
 races:
 	@TSAN_OPTIONS=exitcode=66 $(MAKE) --no-print-directory B=build/races WARNINGS= OPENMP=-Wno-unknown-pragmas \
 	    OPTIMISE="-O1 -g1 -march=native -fsanitize=thread -Wno-tsan" test-races
-test-races: $(addprefix $(B)/,test_data test_comm train-FP32 tokenize)
-	@sh dev/test/test.sh $(B) "$(CC)" test_data test_comm races
+test-races: $(addprefix $(B)/,test_data test_offload test_comm train-FP32 tokenize)
+	@sh dev/test/test.sh $(B) "$(CC)" test_data test_offload test_comm races
 
 # What other systems run instead of calls that only Linux has: llmtrain/system.h.
-POSIX_TESTS ?= test_files test_data test_comm test_supervise test_errors test_ranks test_train-FP32
+POSIX_TESTS ?= test_files test_offload test_data test_comm test_supervise test_errors test_ranks test_train-FP32
 test-posix:
 	@$(MAKE) --no-print-directory B=build/posix MPI=off WARNINGS= OPTIMISE="-O1 $(TUNE) -DLLMTRAIN_POSIX_ONLY" test-posix-suites
 test-posix-suites: $(addprefix $(B)/,$(POSIX_TESTS) supervise train-FP32 train-BF16 generate-FP32 corpus tokenize)

@@ -2,7 +2,7 @@
 // C11 and POSIX.
 //
 //   1. memory       how much can be had, large pages, a folder in memory
-//   2. files        flushing, writing ahead, reading ahead
+//   2. files        flushing, writing ahead, reading ahead, reserving room, going past the page cache
 //   3. descriptors  pipes, sockets, waiting for them
 //   4. machine      its identity, its cores
 //   5. processes    children that end with their parent; what the supervisor asks about processes
@@ -148,6 +148,49 @@ static inline void disk_read_ahead(int file, size_t first, size_t bytes) {
 #else
     posix_fadvise(file, (off_t)first, (off_t)bytes, POSIX_FADV_WILLNEED);
 #endif
+}
+
+// Reserves room on the disk for the first `bytes` bytes of an empty file, which read as zeros. Returns 0, or what errno
+// would be.
+static inline int disk_reserve(int file, size_t bytes) {
+    int result;
+#ifdef __APPLE__
+    fstore_t room = {F_ALLOCATEALL, F_PEOFPOSMODE, 0, (off_t)bytes, 0};
+    result = fcntl(file, F_PREALLOCATE, &room) != 0 || ftruncate(file, (off_t)bytes) != 0 ? errno : 0;
+#else
+    do result = posix_fallocate(file, 0, (off_t)bytes); while (result == EINTR);
+#endif
+    return result;
+}
+
+#define DISK_ALIGN ((size_t)4096)  // of memory, offsets and lengths, where there is no page cache between
+
+// From now on nothing that is read from a file, or written to it, stays in the page cache, which a container counts as
+// its own. False where the file system cannot do that; disk_forget stands in its place.
+static inline bool disk_bypass_cache(int file) {
+#if defined(__APPLE__)
+    return fcntl(file, F_NOCACHE, 1) == 0;
+#elif defined(SYSTEM_LINUX)
+    int flags = fcntl(file, F_GETFL);
+    return flags >= 0 && fcntl(file, F_SETFL, flags | O_DIRECT) == 0;
+#else
+    (void)file;
+    return false;
+#endif
+}
+
+// Flushes a part of a file that was written, and has the page cache forget it. False with errno if the flush fails.
+static inline bool disk_forget(int file, size_t first, size_t bytes, bool written) {
+#ifdef SYSTEM_LINUX
+    const unsigned flush = SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
+    if (written && sync_file_range(file, (off_t)first, (off_t)bytes, flush) != 0 && errno != ENOSYS) return false;
+#else
+    if (written && disk_flush(file) != 0) return false;
+#endif
+#ifndef __APPLE__
+    posix_fadvise(file, (off_t)first, (off_t)bytes, POSIX_FADV_DONTNEED);
+#endif
+    return true;
 }
 
 // The path by which a descriptor of a terminal can be opened a second time; false if there is none.
