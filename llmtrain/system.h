@@ -181,6 +181,7 @@ static inline bool disk_bypass_cache(int file) {
 
 // Flushes a part of a file that was written, and has the page cache forget it. False with errno if the flush fails.
 static inline bool disk_forget(int file, size_t first, size_t bytes, bool written) {
+    (void)first; (void)bytes;
 #ifdef SYSTEM_LINUX
     const unsigned flush = SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
     if (written && sync_file_range(file, (off_t)first, (off_t)bytes, flush) != 0 && errno != ENOSYS) return false;
