@@ -1134,17 +1134,18 @@ static __global__ void optimizer_kernel(floatX* params, float* master_weights, f
     group_store<W>(params + i, p);
 }
 
-static inline void optimizer_update(floatX* params, float* master_weights, float* m, float* v, const float* grads,
-                                    const OptimizerStep* o, uint64_t first, size_t n, Stream stream) {
+static inline void optimizer_update(const OptimizerSlice* slice, const OptimizerStep* o, Stream stream) {
     OptimizerArguments a = {*o, 1.0f, 1.0f};
+    float *m = (float*)slice->states[0], *v = (float*)slice->states[1];
     if (o->kind == OPTIMIZER_ADAMW) {
         a.m_correction = (float)(1.0 / (1.0 - pow((double)o->beta1, (double)o->step)));
         a.v_correction = (float)(1.0 / (1.0 - pow((double)o->beta2, (double)o->step)));
     }
-    bool fours = packs_fit(n, params, master_weights, m, v) && packs_fit(n, grads, NULL, NULL, NULL) && first % 4 == 0;
+    bool fours = packs_fit(slice->n, slice->params, slice->master_weights, m, v) &&
+                 packs_fit(slice->n, slice->grads, NULL, NULL, NULL) && slice->first % 4 == 0;
     auto kernel = fours ? optimizer_kernel<FOUR> : optimizer_kernel<1>;
-    kernel<<<flat_blocks(n, fours ? FOUR : 1), FLAT_THREADS, 0, stream->compute>>>(
-        params, master_weights, m, v, grads, a, first, n);
+    kernel<<<flat_blocks(slice->n, fours ? FOUR : 1), FLAT_THREADS, 0, stream->compute>>>(
+        slice->params, slice->master_weights, m, v, slice->grads, a, slice->first, slice->n);
     LAUNCH_CHECK();
 }
 

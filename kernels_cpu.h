@@ -821,31 +821,35 @@ static inline void optimizer_apply(float* w, float* m, float* v, const float* gr
     }
 }
 
-// Updates params (n) and the optimizer's state from grads (n). master weights (n): the float copy that is updated and
-// then rounded to params; NULL: params are updated themselves, rounded stochastically where floatX is not float (then
-// `first` is the position of params[0] in the flat vector, which numbers the random bits).
-static inline void optimizer_update(floatX* params, float* master_weights, float* m, float* v, const float* grads,
-                                    const OptimizerStep* o, uint64_t first, size_t n, Stream stream) {
+// Elements [begin, begin + n) of params, from their updated floats w (n).
+static inline void optimizer_store(const OptimizerSlice* slice, const OptimizerStep* o, const float* w, size_t begin,
+                                   size_t n) {
+    floatX* p = slice->params + begin;
+    if (slice->master_weights != NULL || FLOATX_IS_FLOAT) {
+        for (size_t i = 0; i < n; i++) p[i] = floatX_of(w[i]);
+        return;
+    }
+    size_t index = slice->first + begin;
+    for (size_t i = 0; i < n;) {  // four random numbers from each random4, from a multiple of 4
+        Random4 r = random4(o->seed, RANDOM_ROUNDING, o->step, (index + i) / 4);
+        for (size_t lane = (index + i) % 4; lane < 4 && i < n; lane++, i++)
+            p[i] = floatX_of_stochastic(w[i], r.bits[lane]);
+    }
+}
+
+// One step of the optimizer over a slice.
+static inline void optimizer_update(const OptimizerSlice* slice, const OptimizerStep* o, Stream stream) {
     (void)stream;
     const size_t piece = 2048;
+    float *m = (float*)slice->states[0], *v = (float*)slice->states[1];
     #pragma omp parallel for
-    for (size_t begin = 0; begin < n; begin += piece) {
-        float block[2048], *w = master_weights ? master_weights + begin : block;
-        size_t count = min_size(piece, n - begin);
-        floatX* p = params + begin;
-        if (master_weights == NULL) for (size_t i = 0; i < count; i++) w[i] = float_of(p[i]);
-        optimizer_apply(w, m ? m + begin : NULL, v ? v + begin : NULL, grads + begin, o, count);
-        if (master_weights != NULL || FLOATX_IS_FLOAT) {
-            for (size_t i = 0; i < count; i++) p[i] = floatX_of(w[i]);
-        } else {
-            uint32_t random[2048 + 4];  // four from each random4, from the multiple of 4 at or before the first element
-            size_t index = first + begin, skipped = index % 4;
-            for (size_t quad = 0; quad < (skipped + count + 3) / 4; quad++) {
-                Random4 r = random4(o->seed, RANDOM_ROUNDING, o->step, index / 4 + quad);
-                for (int lane = 0; lane < 4; lane++) random[4 * quad + lane] = r.bits[lane];
-            }
-            for (size_t i = 0; i < count; i++) p[i] = floatX_of_stochastic(w[i], random[skipped + i]);
-        }
+    for (size_t begin = 0; begin < slice->n; begin += piece) {
+        float block[2048], *w = slice->master_weights ? slice->master_weights + begin : block;
+        size_t count = min_size(piece, slice->n - begin);
+        floatX* p = slice->params + begin;
+        if (slice->master_weights == NULL) for (size_t i = 0; i < count; i++) w[i] = float_of(p[i]);
+        optimizer_apply(w, m ? m + begin : NULL, v ? v + begin : NULL, slice->grads + begin, o, count);
+        optimizer_store(slice, o, w, begin, count);
     }
 }
 

@@ -171,7 +171,9 @@ static inline size_t parameters_add_block(Parameters* p, size_t l, const char* w
                                           Init init, float init_std) {
     char name[48];
     snprintf(name, sizeof name, "block.%zu.%s", l, what);
-    return parameters_add(p, name, rows, rows, cols, l + 1, init, init_std);
+    size_t offset = parameters_add(p, name, rows, rows, cols, l + 1, init, init_std);
+    p->tensors[p->count - 1].shape.hidden = cols > 0;
+    return offset;
 }
 
 // A vector of a block, which starts as zeros or ones; NO_TENSOR if the model does not have it.
@@ -203,6 +205,8 @@ static inline bool weights_create(Weights* w, Parameters* p, const Config* c, Er
         b->norm1_weight = parameters_add_block(p, l, "norm1_weight", C, 0, INIT_ONE, 0);
         b->norm1_bias = parameters_add_vector(p, biases, l, "norm1_bias", C, INIT_ZERO);
         b->qkv_weight = parameters_add_block(p, l, "qkv_weight", config_qkv(c), C, INIT_NORMAL, usual);
+        p->tensors[p->count - 1].shape.head_rows = config_qk(c);
+        p->tensors[p->count - 1].shape.D = config_head_size(c);
         b->qkv_bias = parameters_add_vector(p, biases || c->qkv_bias, l, "qkv_bias", config_qkv(c), INIT_ZERO);
         b->q_norm_weight = parameters_add_vector(p, c->qk_norm, l, "q_norm_weight", config_head_size(c), INIT_ONE);
         b->k_norm_weight = parameters_add_vector(p, c->qk_norm, l, "k_norm_weight", config_head_size(c), INIT_ONE);
@@ -231,7 +235,8 @@ typedef struct {
     size_t B, T;              // the largest batch that forward will see
     bool training;            // gradients, optimizer state and the backward's buffers are wanted
     OptimizerKind optimizer;
-    bool master_weights;             // keep a float copy of 16-bit parameters, which the optimizer updates
+    size_t optimizer_rank;    // of low-rank optimizers
+    bool master_weights;      // keep a float copy of 16-bit parameters, which the optimizer updates
     size_t samples;           // sequences of a KV cache, for generating; 0: none is wanted
     bool kv_q8;               // it holds 8 bits an element
     bool mask_documents;      // attention does not cross an end_of_text
@@ -414,7 +419,7 @@ static inline bool model_plan(Model* model, const Config* asked, ModelOptions op
     size_t parts = divide_up(N, most);
     model->head_rows = divide_up(N, parts);
     model->activations.blocks = (BlockActivations*)allocate(config->layers * sizeof(BlockActivations));
-    FlatOptions holds = {options.training, options.optimizer, options.master_weights};
+    FlatOptions holds = {options.training, options.optimizer, options.optimizer_rank, options.master_weights};
     bool ok = weights_create(&model->weights, &model->parameters, config, error) &&
               flat_create(&model->flat, &model->parameters, &model->options.ranks, &holds, error);
     model->spans = (DocumentSpan*)allocate((options.mask_documents ? N : 1) * sizeof(DocumentSpan));
@@ -788,6 +793,7 @@ typedef struct {
     OptimizerKind kind;
     double beta1, beta2, epsilon, weight_decay;
     uint64_t seed;           // of stochastic rounding
+    size_t rank;             // of low-rank optimizers
 } OptimizerOptions;
 
 // After the last micro-batch of a step: waits for its gradients, gathers the ranks' statistics and flags, and fills in
@@ -838,6 +844,7 @@ static inline void model_update(Model* model, const OptimizerOptions* o, uint64_
     step.grad_scale = (float)(factor / model->flat.loss_scale);
     step.seed = o->seed;
     step.step = update;
+    step.rank = o->rank;
     flat_update(&model->flat, &step);
 }
 

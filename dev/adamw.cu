@@ -52,7 +52,13 @@ int main(int argc, char** argv) {
     auto grads = ladder_input<float>("grads", n, 1.0);
     for (size_t i = 0; i < n; i++) v.twin[i] = 0.01f + v.twin[i] * v.twin[i];  // a mean of squares
     ladder_update(v);
-    auto shipped = LADDER_OPERATION(optimizer_update, params, masters, m, v, grads, o, 0, n);
+    auto shipped = [&] {
+        OptimizerSlice all = {};
+        all.params = params, all.master_weights = masters, all.grads = grads, all.n = n;
+        all.states[0] = (float*)m, all.states[1] = (float*)v;
+        if (ladder.on_cpu) cpu::optimizer_update(&all, o, NULL);
+        else optimizer_update(&all, o, ladder.stream);
+    };
     ladder_work(LADDER_BYTES, (double)n * (7 * sizeof(float) + (masters ? sizeof(floatX) : 0)), shipped);
     ladder_rung("separate", [&] {
         float* w = masters ? masters.device : (float*)params.device;

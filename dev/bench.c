@@ -230,13 +230,23 @@ static inline void profile_end(const char* name, size_t n, size_t k, double flop
     TIMED("fill_zero", 0.0, 1.0 * (bytes), fill_zero(memory, bytes, stream), \
           WROTE("memory", memory, (bytes) / sizeof *(memory)))
 
-// Flops are those of AdamW. Master weights, optimizer state and parameters without master weights are read and written.
-#define optimizer_update(params, master_weights, m, v, grads, o, first, n, stream) \
-    TIMED("optimizer_update", 16.0 * (n), \
-          (n) * (4 + ((master_weights) ? 8 + COST_X : 2 * COST_X) + ((m) ? 8 : 0) + ((v) ? 8 : 0)), \
-          optimizer_update(params, master_weights, m, v, grads, o, first, n, stream), \
-          WROTE(tour_tensor(first)->name, params, n), WROTE("master weights", master_weights, n), WROTE("m", m, n), \
-          WROTE("v", v, n), READ("grads", n))
+// Flops are those of AdamW. Master weights, states and parameters without master weights are read and written.
+#define optimizer_update(slice, o, stream) \
+    TIMED("optimizer_update", 16.0 * (slice)->n, optimizer_slice_bytes(slice, o), \
+          optimizer_update(slice, o, stream), WROTE(tour_tensor((slice)->first)->name, (slice)->params, (slice)->n), \
+          WROTE("master weights", (slice)->master_weights, (slice)->n), READ("grads", (slice)->n))
+
+static double optimizer_slice_bytes(const OptimizerSlice* slice, const OptimizerStep* o) {
+    double bytes = (double)slice->n * (4 + (slice->master_weights ? 8 + COST_X : 2 * COST_X));
+    size_t index;
+    for (int s = 0; s < OPTIMIZER_STATES; s++) {
+        const OptimizerState* state = &OPTIMIZERS[o->kind].states[s];
+        if (slice->states[s] == NULL) continue;
+        bytes += 2.0 * (double)dtype_bytes(state->dtype) *
+                 (double)optimizer_state_part(&index, state->shape, &slice->shape, o->rank, 0, slice->n);
+    }
+    return bytes;
+}
 
 // The buckets that the model's code waits for and ends show the tour where it is.
 #include "llmtrain/zero.h"
@@ -344,7 +354,7 @@ static bool bench_step(Bench* b, double* ms, Error* error) {
     RunState* state = &b->state;
     Schedule schedule = {SCHEDULE_COSINE, 6e-4, 0.1, 100, 1000, 0.2, 1000, 0.5};
     GuardOptions guard = {1, 4, 20, 20, FLOATX_DTYPE == DTYPE_F16, 2000};
-    OptimizerOptions optimizer = {OPTIMIZER_ADAMW, 0.9, 0.95, 1e-8, 0.1, 1337};
+    OptimizerOptions optimizer = {OPTIMIZER_ADAMW, 0.9, 0.95, 1e-8, 0.1, 1337, 0};
     size_t B = model->options.B, T = model->options.T;
     for (size_t i = 0; i < B * T; i++) {
         b->tokens[i] = (int32_t)(random_bits(1, RANDOM_TEST, state->step, i) % model->config.vocab);

@@ -38,72 +38,89 @@
 
 #define CHECKPOINT_FILE "rank_%05zu.safetensors"  // of a rank
 
+enum { CHECKPOINT_ARRAYS = 1 + OPTIMIZER_STATES, CHECKPOINT_WEIGHTS = -1 };
+
 typedef struct {
     const char* prefix;     // of the names of its tensors
-    void* data;             // (flat_size), or the part of it that this rank holds: see flat_state
-    bool sliced;            // it holds floats of the slices of flat_state alone,
-    bool of_optimizer;      // and of buckets that train
+    int state;              // of the optimizer; CHECKPOINT_WEIGHTS: the weights
+    bool masters;           // the weights are the float master weights, of which this rank holds flat_state
+    Dtype dtype;
 } CheckpointArray;
 
-enum { CHECKPOINT_ARRAYS = 1 + OPTIMIZER_STATES };
-
-// The arrays that a checkpoint saves: the weights and the optimizer's states. Returns their number.
+// The arrays that a checkpoint saves: the weights and the optimizer's states. Returns their number. Also of a flat
+// vector that is only planned.
 static inline size_t checkpoint_arrays(CheckpointArray arrays[CHECKPOINT_ARRAYS], const FlatVector* flat) {
-    OptimizerKind optimizer = flat->holds.optimizer;
-    const CheckpointArray params = {"weight", flat->params, false, false};
-    const CheckpointArray master_weights = {"weight", flat->master_weights, true, false};
+    const FlatOptions* holds = &flat->holds;
+    bool masters = holds->training && holds->master_weights && !FLOATX_IS_FLOAT;
+    const CheckpointArray weights = {"weight", CHECKPOINT_WEIGHTS, masters, masters ? DTYPE_F32 : FLOATX_DTYPE};
     size_t count = 0;
-    arrays[count++] = flat->master_weights ? master_weights : params;
-    for (size_t s = 0; s < optimizer_states(optimizer) && flat->states[s]; s++) {  // generation keeps none
-        const CheckpointArray state = {OPTIMIZERS[optimizer].states[s], flat->states[s], true, true};
-        arrays[count++] = state;
+    arrays[count++] = weights;
+    for (size_t s = 0; s < optimizer_states(holds->optimizer) && holds->training; s++) {
+        const OptimizerState* state = &OPTIMIZERS[holds->optimizer].states[s];
+        const CheckpointArray array = {state->name, (int)s, false, state->dtype};
+        arrays[count++] = array;
     }
     return count;
-}
-
-static inline Dtype checkpoint_dtype(const CheckpointArray* array, const Tensor* t) {
-    return array->sliced ? DTYPE_F32 : t->dtype;
 }
 
 // Where there is no snapshot, tensors go to and from the device in chunks, through memory of the host.
 enum { CHECKPOINT_CHUNK = 1 << 20 };  // elements
 
-// The part of elements [first, end) of the flat vector that this rank holds of an array, and its address.
-static inline CommSlice checkpoint_part(char** address, const CheckpointArray* array, const FlatVector* flat,
-                                        size_t first, size_t end) {
-    CommSlice part = {first, end};
-    size_t index = first;
-    if (array->sliced) part = flat_state(&index, flat, first, end);
-    const Bucket* k = flat_bucket(flat, first);
-    if (array->of_optimizer) index = k->optimizer_offset + (index - k->master_offset);
-    *address = (char*)array->data + index * dtype_bytes(array->sliced ? DTYPE_F32 : FLOATX_DTYPE);
-    return part;
+// The elements that an array has of a tensor, over all ranks: without the rows of the padded vocabulary.
+static inline size_t checkpoint_elements(const CheckpointArray* array, const FlatVector* flat, const Tensor* t) {
+    size_t first;
+    CommSlice whole = {t->offset, t->offset + tensor_elements(t)};
+    if (array->state == CHECKPOINT_WEIGHTS) return tensor_elements(t);
+    return flat_state_part(&first, flat, (size_t)array->state, t, whole);
 }
 
-// What this rank saves of a tensor in an array: its slice, without the rows of the padded vocabulary; it may be empty.
+// Which of them this rank saves; it may be none.
 static inline CommSlice checkpoint_saved(const CheckpointArray* array, const FlatVector* flat, const Tensor* t) {
     const Bucket* k = &flat->buckets[t->bucket];
-    CommSlice part = {max_size(t->offset, k->own.first), min_size(t->offset + tensor_elements(t), k->own.end)};
-    if (part.first >= part.end || (array->of_optimizer && !k->trains)) part.first = part.end = t->offset;
+    CommSlice slice = {k->own.first, min_size(k->own.end, t->offset + tensor_elements(t))}, part;
+    if (array->state == CHECKPOINT_WEIGHTS) return tensor_part(t, slice);
+    size_t count = flat_state_part(&part.first, flat, (size_t)array->state, t, slice);
+    part.end = part.first + count;
     return part;
 }
 
-static inline void checkpoint_piece_name(char name[96], const char* prefix, const Tensor* t, CommSlice part) {
-    bool whole = slice_length(part) == tensor_elements(t);
+// The part of elements [first, end) of an array's tensor that this rank holds, and its address.
+static inline CommSlice checkpoint_part(char** address, const CheckpointArray* array, const FlatVector* flat,
+                                        const Tensor* t, size_t first, size_t end) {
+    CommSlice part = {first, end};
+    size_t index = t->offset + first, size = dtype_bytes(array->dtype);
+    if (array->state != CHECKPOINT_WEIGHTS) {
+        const StatePart* held = &flat->state_parts[t - flat->parameters->tensors][array->state];
+        part.first = max_size(first, held->first);
+        part.end = min_size(end, held->first + held->count);
+        if (part.first >= part.end) part.first = part.end = held->first;
+        *address = (char*)flat->states[array->state] + (held->offset + part.first - held->first) * size;
+    } else if (array->masters) {
+        part = flat_state(&index, flat, t->offset + first, t->offset + end);
+        part.first = slice_length(part) > 0 ? part.first - t->offset : first;
+        part.end = slice_length(part) > 0 ? part.end - t->offset : first;
+        *address = (char*)(flat->master_weights + index);
+    } else {
+        *address = (char*)(flat->params + index);
+    }
+    return part;
+}
+
+static inline void checkpoint_piece_name(char name[96], const char* prefix, const Tensor* t, CommSlice part,
+                                         size_t elements) {
+    bool whole = slice_length(part) == elements;
     if (whole) snprintf(name, 96, "%s.%s", prefix, t->name);
-    else snprintf(name, 96, "%s.%s[%zu:%zu]", prefix, t->name, part.first - t->offset, part.end - t->offset);
+    else snprintf(name, 96, "%s.%s[%zu:%zu]", prefix, t->name, part.first, part.end);
 }
 
 // The bytes of a snapshot: all that this rank saves. Also of a flat vector that is only planned.
 static inline size_t checkpoint_bytes(const FlatVector* flat) {
-    const FlatOptions* holds = &flat->holds;
-    const CheckpointArray weights = {"weight", NULL, false, false}, state = {"m", NULL, true, true};
-    size_t bytes = 0, weight_bytes = holds->master_weights ? sizeof(float) : sizeof(floatX);
-    for (size_t i = 0; i < flat->parameters->count; i++) {
-        const Tensor* t = &flat->parameters->tensors[i];
-        bytes += slice_length(checkpoint_saved(&weights, flat, t)) * weight_bytes;
-        bytes += slice_length(checkpoint_saved(&state, flat, t)) * optimizer_states(holds->optimizer) * sizeof(float);
-    }
+    CheckpointArray arrays[CHECKPOINT_ARRAYS];
+    size_t count = checkpoint_arrays(arrays, flat), bytes = 0;
+    for (size_t a = 0; a < count; a++)
+        for (size_t i = 0; i < flat->parameters->count; i++)
+            bytes += slice_length(checkpoint_saved(&arrays[a], flat, &flat->parameters->tensors[i])) *
+                     dtype_bytes(arrays[a].dtype);
     return bytes;
 }
 
@@ -244,7 +261,8 @@ typedef struct {
 
 // The array and the tensor that a piece belongs to, and its elements; false if the loader does not need it.
 static inline bool checkpoint_piece(size_t* array, size_t* tensor, CommSlice* part, const CheckpointLoad* load,
-                                    const Parameters* p, const SafetensorsTensor* saved) {
+                                    const FlatVector* flat, const SafetensorsTensor* saved) {
+    const Parameters* p = flat->parameters;
     const char *dot = strchr(saved->name, '.'), *bracket = strchr(saved->name, '[');
     for (size_t a = 0; dot && a < load->count; a++) {
         if (strncmp(saved->name, load->arrays[a].prefix, (size_t)(dot - saved->name)) != 0) continue;
@@ -256,7 +274,7 @@ static inline bool checkpoint_piece(size_t* array, size_t* tensor, CommSlice* pa
             *array = a;
             *tensor = i;
             part->first = 0;
-            part->end = tensor_elements(t);
+            part->end = checkpoint_elements(&load->arrays[a], flat, t);
             return bracket == NULL || sscanf(bracket, "[%zu:%zu]", &part->first, &part->end) == 2;
         }
     }
@@ -270,14 +288,14 @@ static inline bool checkpoint_read_piece(FlatVector* flat, CheckpointLoad* load,
                                          Error* error) {
     size_t a, i;
     CommSlice part;
-    if (!checkpoint_piece(&a, &i, &part, load, flat->parameters, saved)) return true;
+    if (!checkpoint_piece(&a, &i, &part, load, flat, saved)) return true;
     const CheckpointArray* array = &load->arrays[a];
     const Tensor* t = &flat->parameters->tensors[i];
-    if (array->of_optimizer && !flat->buckets[t->bucket].trains) return true;
-    bool is_weight = strcmp(array->prefix, "weight") == 0;
-    // For a 16-bit model that keeps no master weights.
-    Dtype dtype = checkpoint_dtype(array, t);
-    bool rounds = saved->type == DTYPE_F32 && dtype != DTYPE_F32;
+    bool is_weight = array->state == CHECKPOINT_WEIGHTS;
+    size_t elements = checkpoint_elements(array, flat, t);
+    if (elements == 0) return true;  // of the optimizer, for what does not train
+    Dtype dtype = array->dtype;
+    bool rounds = is_weight && saved->type == DTYPE_F32 && dtype != DTYPE_F32;  // 16 bits without master weights
     if (saved->type != dtype && !rounds) {
         fail(error, "%.600s holds %s as %s, but this program uses %s; build it with the checkpoint's precision",
              file->path, saved->name, DTYPES[saved->type].safetensors, DTYPES[dtype].safetensors);
@@ -286,37 +304,35 @@ static inline bool checkpoint_read_piece(FlatVector* flat, CheckpointLoad* load,
     size_t size = dtype_bytes(saved->type), to_size = dtype_bytes(dtype);
     size_t n = slice_length(part);
     size_t* reached = &load->found[a * flat->parameters->count + i];
-    if (part.first > part.end || part.end > tensor_elements(t) || part.first != *reached || saved->bytes != n * size)
+    if (part.first > part.end || part.end > elements || part.first != *reached || saved->bytes != n * size)
         return fail(
             error, "%.600s: %.100s has %zu bytes and follows element %zu; it is of another model, or a file is missing",
             file->path, saved->name, saved->bytes, *reached);
     *reached = part.end;
     char* address;
-    if (!is_weight &&
-        slice_length(checkpoint_part(&address, array, flat, t->offset + part.first, t->offset + part.end)) == 0)
-        return true;
+    if (!is_weight && slice_length(checkpoint_part(&address, array, flat, t, part.first, part.end)) == 0) return true;
     uint32_t expected = json_get(manifest, checksums, saved->name);
     if (expected == JSON_NONE)
         return fail(error, "%.600s: the manifest does not know %.100s; the checkpoint is damaged", file->path,
                     saved->name);
     Hash hash = hash_begin(0);
     for (size_t done = 0; done < n; done += CHECKPOINT_CHUNK) {
-        size_t count = min_size(CHECKPOINT_CHUNK, n - done), first = t->offset + part.first + done;
+        size_t count = min_size(CHECKPOINT_CHUNK, n - done), first = part.first + done;
         if (!safetensors_read_range(file, saved, done * size, count * size, load->chunk, error)) return false;
         hash_add(&hash, load->chunk, count * size);
-        if (rounds || (is_weight && array->sliced)) {
+        if (rounds || array->masters) {
             const float* from = (const float*)load->chunk;
             floatX* to = (floatX*)load->rounded;
             #pragma omp parallel for simd
             for (size_t e = 0; e < count; e++) to[e] = floatX_of(from[e]);
         }
         const char* values = (const char*)(rounds ? load->rounded : load->chunk);
-        CommSlice mine = checkpoint_part(&address, array, flat, first, first + count);
+        CommSlice mine = checkpoint_part(&address, array, flat, t, first, first + count);
         if (slice_length(mine) > 0)
             upload(address, values + (mine.first - first) * to_size, slice_length(mine) * to_size, flat->stream);
         // Parameters, which every rank has all of, follow from the master weights.
-        if (is_weight && array->sliced)
-            upload(flat->params + first, load->rounded, count * sizeof(floatX), flat->stream);
+        if (array->masters)
+            upload(flat->params + t->offset + first, load->rounded, count * sizeof(floatX), flat->stream);
     }
     if (!manifest_hash_is(manifest, expected, hash_end(&hash)))
         return fail(error, "%.600s: %s does not match its checksum; the file is damaged", file->path, saved->name);
@@ -359,10 +375,11 @@ static inline bool checkpoint_load(FlatVector* flat, const Json* manifest, const
         ok = checkpoint_read_file(flat, &load, manifest, entry, directory, error);
     for (size_t i = 0; ok && i < load.count * p->count; i++) {
         const Tensor* t = &p->tensors[i % p->count];
-        if (load.arrays[i / p->count].of_optimizer && !flat->buckets[t->bucket].trains) continue;
-        if (load.found[i] < tensor_elements(t))
+        const CheckpointArray* array = &load.arrays[i / p->count];
+        size_t elements = checkpoint_elements(array, flat, t);
+        if (load.found[i] < elements)
             ok = fail(error, "%.600s has %zu of %zu elements of %s.%s; it is of another model, or a file is missing",
-                      directory, load.found[i], tensor_elements(t), load.arrays[i / p->count].prefix, t->name);
+                      directory, load.found[i], elements, array->prefix, t->name);
     }
     free(load.found);
     host_free(load.chunk);

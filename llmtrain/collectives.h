@@ -12,7 +12,7 @@
 //
 // Collectives work in place and in the order of the stream: a collective sees what was enqueued before it, and what is
 // enqueued after collective_wait sees the result. A slot identifies the collective in flight. Rank r's slice of a
-// vector of n elements is shard_slice(n, r, world). Collectives return nothing: after a failure their results are
+// vector is [cuts[r], cuts[r + 1]), in elements; its length is cuts[world]. Collectives return nothing: after a failure their results are
 // undefined, and collective_check, or the next call to the Comm, reports it.
 
 #ifndef LLMTRAIN_COLLECTIVES_H
@@ -46,46 +46,41 @@ static inline void collective_close(Collectives* c) {
     memset(c, 0, sizeof *c);
 }
 
-typedef struct {
-    size_t n, world;
-} ShardContext;
-
 static inline CommSlice collective_slice(size_t rank, const void* context) {
-    const ShardContext* shard = (const ShardContext*)context;
-    return shard_slice(shard->n, rank, shard->world);
+    const size_t* cuts = (const size_t*)context;
+    CommSlice slice = {cuts[rank], cuts[rank + 1]};
+    return slice;
 }
 
-static inline void collective_start(Collectives* c, size_t slot, CommOperation operation, void* data, size_t n,
-                                    Dtype type) {
+static inline void collective_start(Collectives* c, size_t slot, CommOperation operation, void* data,
+                                    const size_t* cuts, Dtype type) {
     if (c->comm == NULL) return;
     Comm* comm = c->comm;
-    ShardContext context = {n, comm->world};
     Error ignored;  // collective_check reports it
-    CommSlice own = shard_slice(n, comm->rank, comm->world);
-    char* out = (char*)data + (operation == COMM_REDUCE_SCATTER ? own.first * dtype_bytes(type) : 0);
-    c->requests[slot] = comm_start(comm, operation, type, out, data, n, 0, collective_slice, &context);
+    char* out = (char*)data + (operation == COMM_REDUCE_SCATTER ? cuts[comm->rank] * dtype_bytes(type) : 0);
+    c->requests[slot] = comm_start(comm, operation, type, out, data, cuts[comm->world], 0, collective_slice, cuts);
     if (fault_point("start")) comm_wait(comm, c->requests[slot], &ignored);
 }
 
-// data (n) = the sum over all ranks.
-static inline void collective_all_reduce(Collectives* c, size_t slot, void* data, size_t n, Dtype type,
+// data (cuts[world]) = the sum over all ranks.
+static inline void collective_all_reduce(Collectives* c, size_t slot, void* data, const size_t* cuts, Dtype type,
                                          Stream stream) {
     (void)stream;
-    collective_start(c, slot, COMM_ALL_REDUCE, data, n, type);
+    collective_start(c, slot, COMM_ALL_REDUCE, data, cuts, type);
 }
 
-// The own slice of data (n) = the sum over all ranks; the rest is undefined afterwards.
-static inline void collective_reduce_scatter(Collectives* c, size_t slot, void* data, size_t n, Dtype type,
+// The own slice of data (cuts[world]) = the sum over all ranks; the rest is undefined afterwards.
+static inline void collective_reduce_scatter(Collectives* c, size_t slot, void* data, const size_t* cuts, Dtype type,
                                              Stream stream) {
     (void)stream;
-    collective_start(c, slot, COMM_REDUCE_SCATTER, data, n, type);
+    collective_start(c, slot, COMM_REDUCE_SCATTER, data, cuts, type);
 }
 
-// data (n): every rank gives its slice, and receives all others.
-static inline void collective_all_gather(Collectives* c, size_t slot, void* data, size_t n, Dtype type,
+// data (cuts[world]): every rank gives its slice, and receives all others.
+static inline void collective_all_gather(Collectives* c, size_t slot, void* data, const size_t* cuts, Dtype type,
                                          Stream stream) {
     (void)stream;
-    collective_start(c, slot, COMM_ALL_GATHER, data, n, type);
+    collective_start(c, slot, COMM_ALL_GATHER, data, cuts, type);
 }
 
 static inline void collective_wait(Collectives* c, size_t slot, Stream stream) {

@@ -8,7 +8,7 @@
 //   5. waiting      collective_wait, collective_barrier, and for how long `compute` has waited
 //
 // With one rank nothing is created, and every call returns at once. Rank r's slice of a vector of n elements is
-// shard_slice(n, r, world).
+// [cuts[r], cuts[r + 1]).
 //
 // A kernel of NCCL waits for the other ranks, for ever if need be. The Comm monitors the ranks. When it finds a
 // failure, its thread calls collective_on_failure, and ncclCommAbort makes the kernels return; so the streams finish,
@@ -306,13 +306,13 @@ static inline void collective_count(Collectives* c, size_t n, Dtype type, uint64
 
 // For slices of different lengths, which ncclReduceScatter and ncclAllGather do not take: one operation per rank, all
 // of them in one launch.
-static inline ncclResult_t collective_group(Collectives* c, bool reduces, void* data, size_t n, Dtype type) {
-    size_t size = dtype_bytes(type), world = c->comm->world;
+static inline ncclResult_t collective_group(Collectives* c, bool reduces, void* data, const size_t* cuts,
+                                            Dtype type) {
     ncclResult_t status = ncclGroupStart();
-    for (size_t r = 0; r < world && (status == ncclSuccess || status == ncclInProgress); r++) {
-        CommSlice slice = shard_slice(n, r, world);
-        size_t length = slice_length(slice);
-        char* part = (char*)data + slice.first * size;
+    for (size_t r = 0; r < c->comm->world && (status == ncclSuccess || status == ncclInProgress); r++) {
+        size_t length = cuts[r + 1] - cuts[r];
+        char* part = (char*)data + cuts[r] * dtype_bytes(type);
+        if (length == 0) continue;
         status = reduces ? ncclReduce(part, part, length, collective_type(type), ncclSum, (int)r, c->nccl, c->stream)
                          : ncclBroadcast(part, part, length, collective_type(type), (int)r, c->nccl, c->stream);
     }
@@ -320,38 +320,50 @@ static inline ncclResult_t collective_group(Collectives* c, bool reduces, void* 
     return status == ncclSuccess || status == ncclInProgress ? launched : status;
 }
 
-// data (n) = the sum over all ranks.
-static inline void collective_all_reduce(Collectives* c, size_t slot, void* data, size_t n, Dtype type,
+// Whether all slices have the same length.
+static inline bool collective_is_even(const size_t* cuts, size_t world) {
+    for (size_t r = 0; r < world; r++)
+        if (cuts[r + 1] - cuts[r] != cuts[1]) return false;
+    return true;
+}
+
+// data (cuts[world]) = the sum over all ranks.
+static inline void collective_all_reduce(Collectives* c, size_t slot, void* data, const size_t* cuts, Dtype type,
                                          Stream stream) {
+    if (c->comm == NULL) return;
+    size_t n = cuts[c->comm->world];
     collective_count(c, n, type, 2);
     if (!collective_begin(c, slot, stream)) return;
     ncclResult_t status = ncclAllReduce(data, data, n, collective_type(type), ncclSum, c->nccl, c->stream);
     collective_end(c, slot, status, "all_reduce");
 }
 
-// The own slice of data (n) = the sum over all ranks; the rest is undefined afterwards.
-static inline void collective_reduce_scatter(Collectives* c, size_t slot, void* data, size_t n, Dtype type,
+// The own slice of data (cuts[world]) = the sum over all ranks; the rest is undefined afterwards.
+static inline void collective_reduce_scatter(Collectives* c, size_t slot, void* data, const size_t* cuts, Dtype type,
                                              Stream stream) {
-    collective_count(c, n, type, 1);
+    if (c->comm == NULL) return;
+    size_t world = c->comm->world;
+    collective_count(c, cuts[world], type, 1);
     if (!collective_begin(c, slot, stream)) return;
-    size_t world = c->comm->world, length = shard_slice(n, 0, world).end;
-    char* own = (char*)data + c->comm->rank * length * dtype_bytes(type);
+    char* own = (char*)data + cuts[c->comm->rank] * dtype_bytes(type);
     ncclResult_t status =
-        length * world != n ? collective_group(c, true, data, n, type)
-                            : ncclReduceScatter(data, own, length, collective_type(type), ncclSum, c->nccl, c->stream);
+        collective_is_even(cuts, world)
+            ? ncclReduceScatter(data, own, cuts[1], collective_type(type), ncclSum, c->nccl, c->stream)
+            : collective_group(c, true, data, cuts, type);
     collective_end(c, slot, status, "reduce_scatter");
 }
 
-// data (n): every rank gives its slice, and receives all others.
-static inline void collective_all_gather(Collectives* c, size_t slot, void* data, size_t n, Dtype type,
+// data (cuts[world]): every rank gives its slice, and receives all others.
+static inline void collective_all_gather(Collectives* c, size_t slot, void* data, const size_t* cuts, Dtype type,
                                          Stream stream) {
-    collective_count(c, n, type, 1);
+    if (c->comm == NULL) return;
+    size_t world = c->comm->world;
+    collective_count(c, cuts[world], type, 1);
     if (!collective_begin(c, slot, stream)) return;
-    size_t world = c->comm->world, length = shard_slice(n, 0, world).end;
-    const char* own = (const char*)data + c->comm->rank * length * dtype_bytes(type);
-    ncclResult_t status = length * world != n
-                              ? collective_group(c, false, data, n, type)
-                              : ncclAllGather(own, data, length, collective_type(type), c->nccl, c->stream);
+    const char* own = (const char*)data + cuts[c->comm->rank] * dtype_bytes(type);
+    ncclResult_t status = collective_is_even(cuts, world)
+                              ? ncclAllGather(own, data, cuts[1], collective_type(type), c->nccl, c->stream)
+                              : collective_group(c, false, data, cuts, type);
     collective_end(c, slot, status, "all_gather");
 }
 

@@ -1,17 +1,18 @@
 // optimizers.h: the optimizers, a row each, and what one step of any of them takes.
 //
-// A new optimizer is a row here, a branch in optimizer_apply (kernels_cpu.h) and one in optimizer_element
+// A new element-wise optimizer is a row here, a branch in optimizer_apply (kernels_cpu.h) and one in optimizer_element
 // (kernels.cuh). The flag --optimizer, the memory plan, ZeRO's shards and checkpoints walk the table.
 //
-//   1. table       names, states
+//   1. table       names; states, their types and shapes; where ZeRO may cut a tensor
 //   2. step        what an update is given
 //   3. rounding    stochastic, for parameters without master weights
 //
-// Needs: llmtrain/types.h.
+// Needs: llmtrain/dtypes.h, llmtrain/types.h.
 
 #ifndef LLMTRAIN_OPTIMIZERS_H
 #define LLMTRAIN_OPTIMIZERS_H
 
+#include "dtypes.h"
 #include "types.h"
 
 // ------------------------------------------------------------------------------------------------
@@ -19,22 +20,53 @@
 
 typedef enum { OPTIMIZER_ADAMW, OPTIMIZER_SGD, OPTIMIZER_MOMENTUM, OPTIMIZER_LION, OPTIMIZER_COUNT } OptimizerKind;
 
-enum { OPTIMIZER_STATES = 2 };  // the most arrays that an optimizer keeps, each with a float for every parameter
+// How many elements a state has for a tensor.
+typedef enum {
+    STATE_ELEMENTS,   // one for each of the tensor's
+    STATE_BLOCKS,     // one for OPTIMIZER_BLOCK of them, counted from the tensor's first
+    STATE_ROWS,       // one for a row of a matrix; none for a vector
+    STATE_COLUMNS,    // one for a column of a matrix; none for a vector
+    STATE_VECTORS,    // one for each element of a vector; none for a matrix
+    STATE_HIDDEN,     // one for each element of a hidden matrix (TensorShape); none for others
+    STATE_OTHERS,     // one for each element of what is no hidden matrix
+    STATE_BASIS,      // rank x the shorter side of a hidden matrix: the basis of a low-rank projection
+    STATE_LOW_RANK    // rank x the longer side of a hidden matrix: what is kept of its projection
+} StateShape;
 
+// Where a shard of ZeRO may begin and end.
+typedef enum {
+    CUT_ANYWHERE,
+    CUT_BLOCKS,       // between the blocks of STATE_BLOCKS
+    CUT_OTHERS,       // not in a hidden matrix, which an update needs whole
+    CUT_NOWHERE       // in no tensor
+} Cut;
+
+typedef struct {
+    const char* name;     // also in checkpoints
+    Dtype dtype;
+    StateShape shape;
+} OptimizerState;
+
+enum {
+    OPTIMIZER_STATES = 6,    // the most states of an optimizer
+    OPTIMIZER_BLOCK = 256    // elements of a tensor that share a scale
+};
+
+#define STATE_NONE {NULL, DTYPE_F32, STATE_ELEMENTS}
 static const struct {
-    const char* name;                      // as --optimizer takes it
-    const char* states[OPTIMIZER_STATES];  // names of the arrays that it keeps, also in checkpoints; NULL: fewer
-    bool by_matrix;                        // an update needs whole matrices: a ZeRO stage that cuts one is refused
+    const char* name;                         // as --optimizer takes it
+    OptimizerState states[OPTIMIZER_STATES];  // those that it keeps; name NULL: fewer
+    Cut cut;
 } OPTIMIZERS[OPTIMIZER_COUNT] = {
-    {"adamw", {"m", "v"}, false},
-    {"sgd", {NULL, NULL}, false},
-    {"momentum", {"m", NULL}, false},
-    {"lion", {"m", NULL}, false},
+    {"adamw", {{"m", DTYPE_F32, STATE_ELEMENTS}, {"v", DTYPE_F32, STATE_ELEMENTS}}, CUT_ANYWHERE},
+    {"sgd", {STATE_NONE}, CUT_ANYWHERE},
+    {"momentum", {{"m", DTYPE_F32, STATE_ELEMENTS}}, CUT_ANYWHERE},
+    {"lion", {{"m", DTYPE_F32, STATE_ELEMENTS}}, CUT_ANYWHERE},
 };
 
 static inline size_t optimizer_states(OptimizerKind kind) {
     size_t count = 0;
-    while (count < OPTIMIZER_STATES && OPTIMIZERS[kind].states[count]) count++;
+    while (count < OPTIMIZER_STATES && OPTIMIZERS[kind].states[count].name) count++;
     return count;
 }
 
@@ -55,6 +87,61 @@ static inline const char* optimizer_names(void) {
     return names;
 }
 
+// What an optimizer knows of a tensor.
+typedef struct {
+    size_t rows, cols;    // cols 0: a vector of `rows` elements
+    bool hidden;          // a matrix inside a block, neither embedding nor head
+    size_t head_rows, D;  // the first rows are queries and keys, D rows to a head; 0: they are not
+} TensorShape;
+
+static inline size_t shape_elements(const TensorShape* t) { return t->rows * (t->cols ? t->cols : 1); }
+
+// Elements of a state for elements [first, end) of a tensor, counted from the tensor's first: *index is the first of
+// them, in the state of the whole tensor. What has no part for each element goes with the tensor, which is then not
+// cut. rank: of a low-rank optimizer.
+static inline size_t optimizer_state_part(size_t* index, StateShape shape, const TensorShape* t, size_t rank,
+                                          size_t first, size_t end) {
+    size_t shorter = t->rows < t->cols ? t->rows : t->cols, longer = t->rows < t->cols ? t->cols : t->rows;
+    size_t whole = 0;
+    bool matrix = t->cols > 0;
+    *index = 0;
+    if (first >= end) return 0;
+    switch (shape) {
+    case STATE_BLOCKS:
+        *index = first / OPTIMIZER_BLOCK;
+        return (end + OPTIMIZER_BLOCK - 1) / OPTIMIZER_BLOCK - *index;
+    case STATE_ROWS: return matrix ? t->rows : 0;
+    case STATE_COLUMNS: return t->cols;
+    case STATE_BASIS: return t->hidden ? (rank < shorter ? rank : shorter) * shorter : 0;
+    case STATE_LOW_RANK: return t->hidden ? (rank < shorter ? rank : shorter) * longer : 0;
+    case STATE_ELEMENTS: whole = 1; break;
+    case STATE_VECTORS: whole = !matrix; break;
+    case STATE_HIDDEN: whole = t->hidden; break;
+    case STATE_OTHERS: whole = !t->hidden; break;
+    }
+    *index = first;
+    return whole * (end - first);
+}
+
+// Whether an update needs the tensor whole.
+static inline bool optimizer_whole(OptimizerKind kind, const TensorShape* t) {
+    Cut cut = OPTIMIZERS[kind].cut;
+    return cut == CUT_NOWHERE || (cut == CUT_OTHERS && t->hidden);
+}
+
+// Floats of scratch memory that the update of a tensor takes.
+static inline size_t optimizer_scratch_floats(OptimizerKind kind, const TensorShape* t, size_t rank) {
+    (void)kind, (void)t, (void)rank;
+    return 0;
+}
+
+// What the update of a tensor costs, for an even distribution over ranks: its elements, or the multiplications of
+// whole matrices.
+static inline double optimizer_work(OptimizerKind kind, const TensorShape* t) {
+    double shorter = (double)(t->rows < t->cols ? t->rows : t->cols), n = (double)shape_elements(t);
+    return OPTIMIZERS[kind].cut == CUT_OTHERS && t->hidden ? n * shorter : n;
+}
+
 // ------------------------------------------------------------------------------------------------
 // 2. Step
 
@@ -64,7 +151,20 @@ typedef struct {
     float lr, beta1, beta2, epsilon, weight_decay;
     float grad_scale;     // gradients are multiplied by it: clipping, and undoing the loss scale
     uint64_t seed, step;  // step counts from 1; both choose the random bits of stochastic rounding
+    size_t rank;          // of low-rank optimizers
 } OptimizerStep;
+
+// A slice of a tensor to update: all of it where optimizer_whole says so.
+typedef struct {
+    floatX* params;                  // (n)
+    float* master_weights;           // (n) the float copy that is updated and then rounded to params; NULL: params are
+                                     // updated themselves, rounded stochastically where floatX is not float
+    const float* grads;              // (n)
+    void* states[OPTIMIZER_STATES];  // those elements that belong to the slice; NULL where the tensor has none
+    size_t first, n;                 // first: position in the flat vector, which numbers the random bits
+    TensorShape shape;               // of the tensor
+    float* scratch;                  // (optimizer_scratch_floats)
+} OptimizerSlice;
 
 // ------------------------------------------------------------------------------------------------
 // 3. Rounding

@@ -149,13 +149,12 @@ static inline bool saver_declare(Saver* s, const CheckpointArray* arrays, size_t
         for (size_t i = 0; ok && i < p->count; i++) {
             const Tensor* t = &p->tensors[i];
             CommSlice part = checkpoint_saved(&arrays[a], s->flat, t);
-            bool whole = slice_length(part) == tensor_elements(t);
+            bool matrix = slice_length(part) == tensor_elements(t) && t->cols > 0;
             char name[96];
-            size_t shape[2] = {whole ? t->rows : slice_length(part), t->cols};
+            size_t shape[2] = {matrix ? t->rows : slice_length(part), t->cols};
             if (slice_length(part) == 0) continue;
-            checkpoint_piece_name(name, arrays[a].prefix, t, part);
-            ok = safetensors_declare(&s->writer, name, checkpoint_dtype(&arrays[a], t), shape, whole && t->cols ? 2 : 1,
-                                     error);
+            checkpoint_piece_name(name, arrays[a].prefix, t, part, checkpoint_elements(&arrays[a], s->flat, t));
+            ok = safetensors_declare(&s->writer, name, arrays[a].dtype, shape, matrix ? 2 : 1, error);
         }
     }
     return ok && safetensors_begin(&s->writer, error);
@@ -187,9 +186,8 @@ static inline bool saver_write_device(Saver* s, const CheckpointArray* arrays, s
             CommSlice part = checkpoint_saved(&arrays[a], s->flat, t);
             for (size_t first = part.first; ok && first < part.end; first += CHECKPOINT_CHUNK) {
                 char* address;
-                size_t n = min_size(CHECKPOINT_CHUNK, part.end - first),
-                       bytes = n * dtype_bytes(checkpoint_dtype(&arrays[a], t));
-                checkpoint_part(&address, &arrays[a], s->flat, first, first + n);
+                size_t n = min_size(CHECKPOINT_CHUNK, part.end - first), bytes = n * dtype_bytes(arrays[a].dtype);
+                checkpoint_part(&address, &arrays[a], s->flat, t, first, first + n);
                 if (chunk) download(chunk, address, bytes, s->flat->stream);
                 ok = saver_write(s, chunk ? chunk : address, bytes, &written, error);
             }
@@ -227,9 +225,9 @@ static inline void saver_take_snapshot(Saver* s) {
             char* address;
             const Tensor* t = &flat->parameters->tensors[i];
             CommSlice part = checkpoint_saved(&arrays[a], flat, t);
-            size_t bytes = slice_length(part) * dtype_bytes(checkpoint_dtype(&arrays[a], t));
+            size_t bytes = slice_length(part) * dtype_bytes(arrays[a].dtype);
             if (bytes == 0) continue;
-            checkpoint_part(&address, &arrays[a], flat, part.first, part.end);
+            checkpoint_part(&address, &arrays[a], flat, t, part.first, part.end);
             download(s->snapshot + at, address, bytes, flat->stream);
             at += bytes;
         }

@@ -179,9 +179,11 @@ static inline bool source_add_rank(ModelSource* s, const Json* manifest, uint32_
     char path[FILE_PATH_MAX + 64], name[64] = "", sum[24] = "";
     SafetensorsFile file;
     CheckpointLoad load;
+    FlatVector flat;  // of no rank: only the table counts
     memset(&load, 0, sizeof load);
-    load.count = 1;
-    load.arrays[0].prefix = "weight";
+    memset(&flat, 0, sizeof flat);
+    flat.parameters = &s->parameters;
+    load.count = checkpoint_arrays(load.arrays, &flat);
     if (!json_string(manifest, json_get(manifest, entry, "file"), name, sizeof name) || strchr(name, '/'))
         return fail(error, "the manifest of %.600s has an entry that names no file; it is damaged", s->path);
     snprintf(path, sizeof path, "%s/%s", s->path, name);
@@ -195,7 +197,7 @@ static inline bool source_add_rank(ModelSource* s, const Json* manifest, uint32_
         size_t array, tensor;
         unsigned long long hash = 0;
         CommSlice part;
-        if (!checkpoint_piece(&array, &tensor, &part, &load, &s->parameters, saved)) continue;
+        if (!checkpoint_piece(&array, &tensor, &part, &load, &flat, saved)) continue;
         const Tensor* t = &s->parameters.tensors[tensor];
         ok = convert_knows(saved->type) && part.first <= part.end && part.end <= tensor_elements(t) &&
              saved->bytes == slice_length(part) * dtype_bytes(saved->type) &&

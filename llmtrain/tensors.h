@@ -42,6 +42,7 @@ typedef struct {
     bool decays;         // weight decay applies: matrices only
     bool trains;         // the optimizer updates it; otherwise its gradient is 0
     Dtype dtype;         // of its parameters: FLOATX_DTYPE
+    TensorShape shape;   // as the optimizer sees it
 } Tensor;
 
 #define NO_TENSOR SIZE_MAX
@@ -80,6 +81,8 @@ static inline size_t parameters_add(Parameters* p, const char* name, size_t rows
     t->decays = cols > 0;
     t->trains = true;
     t->dtype = FLOATX_DTYPE;
+    t->shape.rows = rows;
+    t->shape.cols = cols;
     p->flat_size = round_up(p->flat_size + t->size, 64);
     p->true_size += tensor_elements(t);
     return t->offset;

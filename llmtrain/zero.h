@@ -56,17 +56,18 @@ typedef struct {
 typedef struct {
     bool training;           // gradients and optimizer state
     OptimizerKind optimizer; // whose state
+    size_t optimizer_rank;   // of low-rank optimizers
     bool master_weights;     // a float copy of 16-bit parameters, which the optimizer updates
 } FlatOptions;
 
 typedef struct {
     size_t first, end;        // in the flat vector, as all slices here
+    size_t* cuts;             // (world + 1) where the ranks' slices begin, counted from `first`
     CommSlice own;            // this rank's
     CommSlice sums;           // whose summed gradients are here: all of it in stages 0 and 1, own in stage 2
     CommSlice state;          // whose master weights and optimizer state are here: all of it in stage 0, else own
     bool trains;              // one of its tensors does: there is optimizer state for it
     size_t sums_offset, master_offset;  // where these begin in grads or exact; in master_weights
-    size_t optimizer_offset;     // where state begins in the arrays of the optimizer
     size_t staging;           // the buffer that it uses
     bool reducing, gathering; // a collective is in flight
 } Bucket;
@@ -77,6 +78,12 @@ typedef struct {
     Bucket* pending;          // whose gradients are in comm_buffer; NULL: none
 } Staging;
 
+// What a rank holds of a state of the optimizer for a tensor, counted in elements of the state.
+typedef struct {
+    size_t first, count;      // which, of those for the whole tensor
+    size_t offset;            // where they begin in FlatVector.states
+} StatePart;
+
 enum { STAGING_ENDS, STAGING_EVEN, STAGING_ODD, STAGINGS };
 
 typedef struct {
@@ -85,12 +92,16 @@ typedef struct {
     const Parameters* parameters;
     Bucket* buckets;          // (count): the embeddings, the blocks, the final norm and the head
     size_t count;
+    size_t* cuts;             // (count, world + 1) of the buckets
     size_t sums_size;         // elements of summed gradients that are here,
-    size_t master_size;        // of master weights,
-    size_t optimizer_size;       // and of each array of the optimizer
+    size_t master_size;       // of master weights,
+    size_t state_sizes[OPTIMIZER_STATES];  // and of each state of the optimizer
+    StatePart (*state_parts)[OPTIMIZER_STATES];  // (tensors)
     floatX* params;           // (flat_size)
     float* master_weights;           // (master_size); NULL where params are float themselves, or not wanted
-    float* states[OPTIMIZER_STATES];  // (optimizer_size) of the optimizer, named by its row of OPTIMIZERS
+    void* states[OPTIMIZER_STATES];   // (state_sizes) of the optimizer, in the types of its row of OPTIMIZERS
+    float* optimizer_scratch; // (scratch_floats): what the update of any tensor here takes
+    size_t scratch_floats;
     float* grads;             // (sums_size); NULL with REDUCE_EXACT
     int64_t* exact;           // (sums_size) in fixed point; NULL without it
     Staging staging[STAGINGS];
@@ -120,6 +131,100 @@ static inline Dtype reduce_type(ReduceKind reduce) {
     return reduce == REDUCE_EXACT ? DTYPE_I64 : reduce == REDUCE_STORAGE ? FLOATX_DTYPE : DTYPE_F32;
 }
 
+// The part of a tensor in a slice of the flat vector, in elements from the tensor's first; empty: first == end.
+static inline CommSlice tensor_part(const Tensor* t, CommSlice slice) {
+    size_t first = max_size(t->offset, slice.first), end = min_size(t->offset + t->size, slice.end);
+    CommSlice part = {first - t->offset, end - t->offset};
+    if (first >= end) part.first = part.end = 0;
+    return part;
+}
+
+// The part of state s of a tensor that belongs to a slice of the flat vector: *first is its first element, of those for
+// the whole tensor; returns their number.
+static inline size_t flat_state_part(size_t* first, const FlatVector* flat, size_t s, const Tensor* t,
+                                     CommSlice slice) {
+    CommSlice part = tensor_part(t, slice);
+    const FlatOptions* holds = &flat->holds;
+    *first = 0;
+    if (!holds->training || !t->trains) return 0;
+    return optimizer_state_part(first, OPTIMIZERS[holds->optimizer].states[s].shape, &t->shape, holds->optimizer_rank,
+                                part.first, part.end);
+}
+
+// Where the states of tensor i lie. Each begins on a multiple of 64 elements, as tensors do.
+static inline void flat_place_states(FlatVector* flat, size_t i) {
+    const Tensor* t = &flat->parameters->tensors[i];
+    CommSlice slice = flat->buckets[t->bucket].state;
+    OptimizerKind kind = flat->holds.optimizer;
+    for (size_t s = 0; s < optimizer_states(kind); s++) {
+        StatePart* part = &flat->state_parts[i][s];
+        part->count = flat_state_part(&part->first, flat, s, t, slice);
+        part->offset = flat->state_sizes[s];
+        flat->state_sizes[s] += round_up(part->count, 64);
+    }
+    CommSlice held = tensor_part(t, slice);
+    if (flat->holds.training && t->trains && held.first < held.end)
+        flat->scratch_floats =
+            max_size(flat->scratch_floats, optimizer_scratch_floats(kind, &t->shape, flat->holds.optimizer_rank));
+}
+
+// The tensor of bucket b that holds an element of the flat vector, or lies before it.
+static inline const Tensor* flat_tensor(const FlatVector* flat, size_t b, size_t at) {
+    const Parameters* p = flat->parameters;
+    const Tensor* found = NULL;
+    for (size_t i = 0; i < p->count; i++)
+        if (p->tensors[i].bucket == b && (found == NULL || p->tensors[i].offset <= at)) found = &p->tensors[i];
+    return found;
+}
+
+// Gives whole tensors to the ranks, in order: each goes to the rank with the least work so far of those that may still
+// have one, which are those from the last owner on. Over many buckets all ranks get as much.
+static inline void flat_cut_tensors(FlatVector* flat, size_t b, double* loads) {
+    const Parameters* p = flat->parameters;
+    Bucket* k = &flat->buckets[b];
+    size_t world = flat->options.world, owner = 0, left = 0;
+    for (size_t i = 0; i < p->count; i++) left += p->tensors[i].bucket == b && p->tensors[i].cols > 0;
+    for (size_t r = 0; r <= world; r++) k->cuts[r] = r == 0 ? 0 : k->end - k->first;
+    for (size_t i = 0; i < p->count; i++) {
+        const Tensor* t = &p->tensors[i];
+        if (t->bucket != b) continue;
+        if (t->cols > 0) {
+            // Ranks that must stay free for the matrices after this one, as long as there are enough.
+            size_t after = min_size(--left, world - 1), last = max_size(owner, world - 1 - after);
+            size_t best = owner;
+            for (size_t r = owner + 1; r <= last; r++)
+                if (loads[r] < loads[best]) best = r;
+            for (size_t r = owner + 1; r <= best; r++) k->cuts[r] = t->offset - k->first;
+            owner = best;
+        }
+        loads[owner] += optimizer_work(flat->holds.optimizer, &t->shape);
+    }
+}
+
+// Where the ranks' slices of a bucket begin: as even as the optimizer allows. loads (world): the work that each rank
+// has of the buckets before, and then of this one, too.
+static inline void flat_cut(FlatVector* flat, size_t b, double* loads) {
+    Bucket* k = &flat->buckets[b];
+    size_t world = flat->options.world, n = k->end - k->first;
+    Cut cut = flat->holds.training ? OPTIMIZERS[flat->holds.optimizer].cut : CUT_ANYWHERE;
+    bool whole = cut == CUT_NOWHERE;
+    for (size_t i = 0; i < flat->parameters->count; i++) {
+        const Tensor* t = &flat->parameters->tensors[i];
+        whole |= cut == CUT_OTHERS && t->bucket == b && t->shape.hidden;
+    }
+    if (whole) {
+        flat_cut_tensors(flat, b, loads);
+        return;
+    }
+    for (size_t r = 0; r <= world; r++) {
+        k->cuts[r] = r < world ? shard_slice(n, r, world).first : n;
+        if (cut != CUT_BLOCKS || r == 0 || r == world) continue;
+        const Tensor* t = flat_tensor(flat, b, k->first + k->cuts[r]);
+        size_t into = min_size(k->first + k->cuts[r] - t->offset, t->size);
+        k->cuts[r] = t->offset + into / OPTIMIZER_BLOCK * OPTIMIZER_BLOCK - k->first;
+    }
+}
+
 // The table of buckets; allocates nothing on the device. `p` must live as long.
 static inline bool flat_create(FlatVector* flat, const Parameters* p, const RankOptions* options,
                                const FlatOptions* holds, Error* error) {
@@ -131,41 +236,42 @@ static inline bool flat_create(FlatVector* flat, const Parameters* p, const Rank
     flat->options.world = max_size(options->world, 1);
     flat->count = count;
     flat->buckets = (Bucket*)allocate(count * sizeof(Bucket));
-    if (flat->buckets == NULL) return fail(error, "out of memory for the table of buckets");
+    flat->state_parts = (StatePart(*)[OPTIMIZER_STATES])allocate(p->count * sizeof *flat->state_parts);
+    flat->cuts = (size_t*)allocate(count * (flat->options.world + 1) * sizeof(size_t));
+    double* loads = (double*)allocate(flat->options.world * sizeof(double));
+    if (flat->buckets == NULL || flat->state_parts == NULL || flat->cuts == NULL || loads == NULL) {
+        free(loads);
+        return fail(error, "out of memory for the table of buckets");
+    }
     for (size_t i = p->count; i-- > 0;) flat->buckets[p->tensors[i].bucket].first = p->tensors[i].offset;
     for (size_t b = 0; b < count; b++) {
         Bucket* k = &flat->buckets[b];
         k->end = b + 1 < count ? flat->buckets[b + 1].first : p->flat_size;
-        CommSlice whole = {k->first, k->end},
-                  slice = shard_slice(k->end - k->first, options->rank, flat->options.world);
-        k->own.first = k->first + slice.first;
-        k->own.end = k->first + slice.end;
+        CommSlice whole = {k->first, k->end};
+        k->cuts = flat->cuts + b * (flat->options.world + 1);
+        flat_cut(flat, b, loads);
+        k->own.first = k->first + k->cuts[options->rank];
+        k->own.end = k->first + k->cuts[options->rank + 1];
         k->sums = options->stage < 2 ? whole : k->own;
         k->state = options->stage < 1 ? whole : k->own;
         for (size_t i = 0; i < p->count; i++) k->trains |= p->tensors[i].bucket == b && p->tensors[i].trains;
         k->sums_offset = flat->sums_size;
         k->master_offset = flat->master_size;
-        k->optimizer_offset = flat->optimizer_size;
-        for (size_t i = 0; i < p->count && options->stage > 0; i++) {
-            const Tensor* t = &p->tensors[i];
-            bool whole_only = OPTIMIZERS[holds->optimizer].by_matrix && t->cols > 0 && t->trains;
-            bool holds_part = t->bucket == b && k->own.end > t->offset && k->own.first < t->offset + t->size;
-            if (whole_only && holds_part && (k->own.first > t->offset || k->own.end < t->offset + t->size))
-                return fail(error, "--zero %zu would cut %s, which the optimizer needs whole; give --zero 0",
-                            options->stage, t->name);
-        }
         flat->sums_size += slice_length(k->sums);
         flat->master_size += slice_length(k->state);
-        flat->optimizer_size += k->trains ? slice_length(k->state) : 0;
         bool end = b == 0 || (b + 1 == count && !p->tied);
         k->staging = end ? STAGING_ENDS : b % 2 == 0 ? STAGING_EVEN : STAGING_ODD;
     }
+    free(loads);
+    for (size_t i = 0; i < p->count; i++) flat_place_states(flat, i);
     return true;
 }
 
 static inline void flat_free(FlatVector* flat) {
     collective_close(&flat->collectives);
     free(flat->buckets);
+    free(flat->state_parts);
+    free(flat->cuts);
     free(flat->scalars_host);
     free(flat->stats);
     free(flat->sorted);
@@ -204,10 +310,14 @@ static inline void flat_layout_staging(FlatVector* flat, MemoryPlan* plan) {
     }
 }
 
+static inline size_t flat_state_bytes(const FlatVector* flat, size_t s) {
+    return flat->state_sizes[s] * dtype_bytes(OPTIMIZERS[flat->holds.optimizer].states[s].dtype);
+}
+
 // Takes the rank's arrays from the plan.
 static inline void flat_layout(FlatVector* flat, MemoryPlan* plan) {
     const FlatOptions* holds = &flat->holds;
-    size_t sums = flat->sums_size, state = flat->master_size, states = flat->optimizer_size;
+    size_t sums = flat->sums_size, state = flat->master_size;
     bool exact = flat->options.reduce == REDUCE_EXACT;
     flat->params =
         (floatX*)plan_take(plan, "parameters (" FLOATX_NAME ")", flat->parameters->flat_size * sizeof(floatX));
@@ -216,7 +326,10 @@ static inline void flat_layout(FlatVector* flat, MemoryPlan* plan) {
     if (holds->master_weights && !FLOATX_IS_FLOAT)
         flat->master_weights = (float*)plan_take(plan, "master weights (fp32)", state * sizeof(float));
     for (size_t s = 0; s < optimizer_states(holds->optimizer); s++)
-        flat->states[s] = (float*)plan_take(plan, "optimizer state (fp32)", states * sizeof(float));
+        flat->states[s] = plan_take(plan, "optimizer state", flat_state_bytes(flat, s));
+    if (flat->scratch_floats > 0)
+        flat->optimizer_scratch =
+            (float*)plan_take(plan, "scratch of the optimizer", flat->scratch_floats * sizeof(float));
     if (exact) flat->exact = (int64_t*)plan_take(plan, "gradients (64-bit fixed point)", sums * sizeof(int64_t));
     else flat->grads = (float*)plan_take(plan, "gradients (fp32)", sums * sizeof(float));
     flat->checksums = (uint64_t*)plan_take(plan, "sums", flat->count * sizeof(uint64_t));
@@ -240,7 +353,7 @@ static inline bool flat_prepare(FlatVector* flat, Stream stream, Error* error) {
 // Sets the optimizer state to zero.
 static inline void flat_reset_optimizer(FlatVector* flat) {
     for (size_t s = 0; s < OPTIMIZER_STATES && flat->states[s]; s++)
-        fill_zero(flat->states[s], flat->optimizer_size * sizeof(float), flat->stream);
+        fill_zero(flat->states[s], flat_state_bytes(flat, s), flat->stream);
 }
 
 // All ranks together.
@@ -367,8 +480,8 @@ static inline void flat_end_bucket(FlatVector* flat, size_t bucket) {
     void* summed = flat->exact ? (void*)(flat->exact + k->sums_offset) : (void*)(flat->grads + k->sums_offset);
     void* data = staging->comm_buffer ? staging->comm_buffer : summed;
     Dtype type = reduce_type(o->reduce);
-    if (o->stage == 0) collective_all_reduce(&flat->collectives, flat_slot(flat, k), data, n, type, flat->stream);
-    else collective_reduce_scatter(&flat->collectives, flat_slot(flat, k), data, n, type, flat->stream);
+    if (o->stage == 0) collective_all_reduce(&flat->collectives, flat_slot(flat, k), data, k->cuts, type, flat->stream);
+    else collective_reduce_scatter(&flat->collectives, flat_slot(flat, k), data, k->cuts, type, flat->stream);
     k->reducing = true;
     if (staging->comm_buffer) staging->pending = k;
     fault_point("reduce");
@@ -399,30 +512,47 @@ static inline void flat_finish_step(FlatVector* flat) {
 // ------------------------------------------------------------------------------------------------
 // 3. Parameters
 
+// What this rank updates of tensor i, which may be nothing: n is 0 then. grads: of the bucket's state slice.
+static inline OptimizerSlice flat_optimizer_slice(const FlatVector* flat, size_t i, const float* grads) {
+    const Tensor* t = &flat->parameters->tensors[i];
+    CommSlice state = flat->buckets[t->bucket].state, part = tensor_part(t, state);
+    OptimizerSlice slice;
+    memset(&slice, 0, sizeof slice);
+    if (!t->trains || part.first == part.end) return slice;
+    size_t index;
+    slice.first = t->offset + part.first;
+    slice.n = optimizer_whole(flat->holds.optimizer, &t->shape) ? tensor_elements(t) : slice_length(part);
+    slice.shape = t->shape;
+    slice.params = flat->params + slice.first;
+    flat_state(&index, flat, slice.first, t->offset + part.end);
+    if (flat->master_weights) slice.master_weights = flat->master_weights + index;
+    slice.grads = grads + (slice.first - state.first);
+    slice.scratch = flat->optimizer_scratch;
+    for (size_t s = 0; s < optimizer_states(flat->holds.optimizer); s++) {
+        const StatePart* held = &flat->state_parts[i][s];
+        size_t size = dtype_bytes(OPTIMIZERS[flat->holds.optimizer].states[s].dtype);
+        if (held->count > 0) slice.states[s] = (char*)flat->states[s] + held->offset * size;
+    }
+    return slice;
+}
+
 // One optimizer step over the slices whose state this rank holds; weight decay is for the tensors that decay. The other
 // ranks' slices are gathered meanwhile: flat_await waits for them.
 static inline void flat_update(FlatVector* flat, const OptimizerStep* step) {
     const Parameters* p = flat->parameters;
-    float *m = flat->states[0], *v = flat->states[1];
     size_t i = 0;
     for (size_t b = 0; b < flat->count; b++) {
         Bucket* k = &flat->buckets[b];
         const float* grads = flat_summed(flat, k, k->state);
         for (; i < p->count && p->tensors[i].bucket == b; i++) {
-            const Tensor* t = &p->tensors[i];
-            size_t index;
-            CommSlice part = flat_state(&index, flat, t->offset, t->offset + t->size);
-            if (slice_length(part) == 0 || !t->trains) continue;
-            size_t at = k->optimizer_offset + (index - k->master_offset);
+            OptimizerSlice slice = flat_optimizer_slice(flat, i, grads);
             OptimizerStep own = *step;
-            if (!t->decays) own.weight_decay = 0;
-            optimizer_update(flat->params + part.first, flat->master_weights ? flat->master_weights + index : NULL,
-                             m ? m + at : NULL, v ? v + at : NULL,
-                             grads + (part.first - k->state.first), &own, part.first, slice_length(part), flat->stream);
+            if (!p->tensors[i].decays) own.weight_decay = 0;
+            if (slice.n > 0) optimizer_update(&slice, &own, flat->stream);
         }
         if (flat->options.stage == 0) continue;
         collective_all_gather(&flat->collectives, flat->count + flat_slot(flat, k), flat->params + k->first,
-                              k->end - k->first, FLOATX_DTYPE, flat->stream);
+                              k->cuts, FLOATX_DTYPE, flat->stream);
         k->gathering = true;
         fault_point("gather");
     }

@@ -296,12 +296,18 @@ static void test(void) {
 #ifdef PIECE_OPTIMIZER
 static void test(void) {
     enum { N = 37 };
-    OptimizerStep step = {OPTIMIZER_ADAMW, 0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 1, 1};
+    OptimizerStep step = {OPTIMIZER_ADAMW, 0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 1, 1, 0};
     std::vector<float> weights(N), gradients(N);
     for (size_t i = 0; i < N; i++) weights[i] = number(i), gradients[i] = number(i + N);
     Floats w = weights, g = gradients, m(N), v(N);
     Stored params(N);
-    RUN(optimizer_update, params, w, m, v, g, &step, 0, N);
+    auto slice = [&] {
+        static OptimizerSlice all;
+        all.params = params, all.master_weights = w, all.grads = g, all.n = N;
+        all.states[0] = (float*)m, all.states[1] = (float*)v;
+        return &all;
+    };
+    RUN(optimizer_update, slice(), &step);
     same("w", w, 1e-4);
     same("params", params, 0.01);
 }

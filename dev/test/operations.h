@@ -852,11 +852,30 @@ static void test_vectors(size_t N) {
 // ------------------------------------------------------------------------------------------------
 // Optimizers
 
-OPERATION(optimizer_update, x(c, 0), f(c, 1), f(c, 2), f(c, 3), f(c, 4), &c->step, s->first_position, s->N)
+// Elements [begin, begin + n) of the case.
+static OptimizerSlice optimizer_slice(const Case* c, size_t begin, size_t n) {
+    OptimizerSlice slice;
+    memset(&slice, 0, sizeof slice);
+    slice.params = x(c, 0) + begin;
+    if (f(c, 1)) slice.master_weights = f(c, 1) + begin;
+    for (int s = 0; s < 2; s++)
+        if (f(c, 2 + s)) slice.states[s] = f(c, 2 + s) + begin;
+    slice.grads = f(c, 4) + begin;
+    slice.first = c->s.first_position + begin;
+    slice.n = slice.shape.rows = n;
+    return slice;
+}
+
+static void call_optimizer(const Case* c) {
+    OptimizerSlice slice = optimizer_slice(c, 0, c->s.N);
+    RUN(optimizer_update, &slice, &c->step);
+}
+static const Operation operation_optimizer_update = {"optimizer_update", call_optimizer};
 static void call_optimizer_in_parts(const Case* c) {
-    for (size_t i = 0, length = c->s.N / 2 + 1; i < c->s.N; i += length)
-        RUN(optimizer_update, x(c, 0) + i, f(c, 1) ? f(c, 1) + i : NULL, f(c, 2) ? f(c, 2) + i : NULL,
-            f(c, 3) ? f(c, 3) + i : NULL, f(c, 4) + i, &c->step, c->s.first_position + i, min_size(length, c->s.N - i));
+    for (size_t i = 0, length = c->s.N / 2 + 1; i < c->s.N; i += length) {
+        OptimizerSlice slice = optimizer_slice(c, i, min_size(length, c->s.N - i));
+        RUN(optimizer_update, &slice, &c->step);
+    }
 }
 
 // One element of the formulas above optimizer_apply; the sizes are those of w, m and v.
@@ -928,7 +947,16 @@ static void test_optimizer(OptimizerKind kind, bool master_weights, size_t N, si
         for (size_t i = 0; i < N; i++) exact[i] = (float)array_get(params, params->start, i);
         if (has_m) memcpy(m_and_v[0], m->start, bytes);
         if (has_v) memcpy(m_and_v[1], v->start, bytes);
-        CPU(optimizer_update)(rounded, exact, m_and_v[0], m_and_v[1], (float*)grads->start, &c.step, first, N, NULL);
+        OptimizerSlice slice;
+        memset(&slice, 0, sizeof slice);
+        slice.params = rounded;
+        slice.master_weights = exact;
+        slice.states[0] = m_and_v[0];
+        slice.states[1] = m_and_v[1];
+        slice.grads = (float*)grads->start;
+        slice.first = first;
+        slice.n = N;
+        CPU(optimizer_update)(&slice, &c.step, NULL);
     }
     for (size_t i = 0; i < N; i++) {
         uint32_t random = random_bits(9, RANDOM_ROUNDING, step, first + i);
