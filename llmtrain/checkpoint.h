@@ -97,8 +97,9 @@ static inline CommSlice checkpoint_part(char** address, const CheckpointArray* a
         *address = (char*)flat->states[array->state] + (held->offset + part.first - held->first) * size;
     } else if (array->masters) {
         part = flat_state(&index, flat, t->offset + first, t->offset + end);
-        part.first = slice_length(part) > 0 ? part.first - t->offset : first;
-        part.end = slice_length(part) > 0 ? part.end - t->offset : first;
+        bool empty = slice_length(part) == 0;
+        part.first = empty ? first : part.first - t->offset;
+        part.end = empty ? first : part.end - t->offset;
         *address = (char*)(flat->master_weights + index);
     } else {
         *address = (char*)(flat->params + index);
