@@ -671,7 +671,7 @@ static inline void swiglu_backward(floatX* din, const floatX* dout, const floatX
 // ------------------------------------------------------------------------------------------------
 // 5. Fused matmuls
 //
-// Defines: matmul_gelu_forward, matmul_gelu_backward_input.
+// Defines: matmul_gelu_forward, gelu_recompute, matmul_gelu_backward_input.
 // Needs: llmtrain/types.h, llmtrain/blocks.cuh, llmtrain/base.h, llmtrain/dtypes.h, llmtrain/matmul.cuh,
 // section 4.
 //
@@ -685,6 +685,13 @@ static inline void matmul_gelu_forward(floatX* out, floatX* pre, const floatX* i
         matmul_library(MATMUL_GELU_FORWARD, out, weight, in, bias, pre, M, N, K, stream)) return;
     matmul_forward(pre, in, weight, bias, M, N, K, stream);
     gelu_forward(out, pre, M * N, stream);
+}
+
+// out of matmul_gelu_forward again, to the bit: if that was fused, from the same sums, since pre is rounded.
+static inline void gelu_recompute(floatX* out, floatX* pre, const floatX* in, const floatX* weight, const floatX* bias,
+                                  size_t M, size_t N, size_t K, Stream stream) {
+    if (matmul_state(stream)->fuse_gelu) matmul_gelu_forward(out, pre, in, weight, bias, M, N, K, stream);
+    else gelu_forward(out, pre, M * N, stream);
 }
 
 // The gradient through a matmul and the GELU before it: din (M, K) = (dout (M, N) weight (N, K)) * dGELU/dx at

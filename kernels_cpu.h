@@ -630,6 +630,13 @@ static inline void matmul_gelu_forward(floatX* out, floatX* pre, const floatX* i
     gelu_forward(out, pre, M * N, stream);
 }
 
+// out of matmul_gelu_forward again, to the bit; where that is one operation pre is written again too.
+static inline void gelu_recompute(floatX* out, floatX* pre, const floatX* in, const floatX* weight, const floatX* bias,
+                                  size_t M, size_t N, size_t K, Stream stream) {
+    (void)in, (void)weight, (void)bias, (void)K;
+    gelu_forward(out, pre, M * N, stream);
+}
+
 // The gradient through a matmul and the GELU before it: din (M, K) = (dout (M, N) weight (N, K)) * dGELU/dx at pre (M,
 // K).
 static inline void matmul_gelu_backward_input(floatX* din, const floatX* dout, const floatX* weight, const floatX* pre,

@@ -22,6 +22,7 @@
 #include "llmtrain/documents.h"  // DocumentSpan, documents_find
 #include "llmtrain/kv_cache.h"   // KvCache
 #include "llmtrain/log.h"        // StepLog, metrics and events; with it state.h: Schedule, RunState, guard_step
+#include "llmtrain/recompute.h"  // BlockActivations, RecomputeLevel
 #include "llmtrain/saver.h"      // Saver, Cadence; with it checkpoint.h, zero.h (FlatVector), tensors.h, the operations
 
 // ------------------------------------------------------------------------------------------------
@@ -242,28 +243,12 @@ typedef struct {
     bool mask_documents;      // attention does not cross an end_of_text
     int32_t end_of_text;
     bool tf32;                // a GPU's float matmuls may round their operands to TF32
+    RecomputeLevel recompute; // activations that the backward computes again
     RankOptions ranks;        // all 0: one rank
 } ModelOptions;
 
-// What the backward needs of the forward, for one block; N = B*T rows.
 typedef struct {
-    floatX* input;            // (N, C) the residual stream that enters the block
-    floatX* norm1;            // (N, C)
-    float *mean1, *rstd1;     // (N) mean, and 1 / std
-    floatX* qkv;              // (N, (H + 2K) D), turned by RoPE for Llama
-    floatX* qk;               // (N, (H + K) D) queries and keys before their norms, and 1 / root of mean square:
-    float* qk_rstd;           // (N, H + K); both only with qk_norm
-    floatX* attention;        // (N, H D)
-    float* lse;               // (B, H, T) log-sum-exp of a row's scores
-    floatX* middle;           // (N, C) the residual stream after attention
-    floatX* norm2;            // (N, C)
-    float *mean2, *rstd2;     // (N)
-    floatX* ffn_in;           // (N, F), Llama (N, 2F): before the nonlinearity
-    floatX* ffn_act;          // (N, F): after it
-} BlockActivations;
-
-typedef struct {
-    BlockActivations* blocks; // (L)
+    BlockActivations* blocks; // (L) what the backward needs of each, see recompute.h
     floatX* branch;           // (N, C) what attention or feed-forward is about to add to the residual stream
     floatX* output;           // (N, C) the residual stream after the last block
     floatX* hidden;           // (N, C) after the final norm
@@ -312,26 +297,11 @@ typedef struct {
     Stream stream;
 } Model;
 
-static inline void model_layout_block(Model* model, BlockActivations* a, size_t N) {
+static inline BlockShape model_block_shape(const Model* model) {
     const Config* c = &model->config;
-    MemoryPlan* plan = &model->memory;
-    size_t C = c->channels;
-    const char* name = "activations of the blocks";
-    a->input = (floatX*)plan_take(plan, name, N * C * sizeof(floatX));
-    a->norm1 = (floatX*)plan_take(plan, name, N * C * sizeof(floatX));
-    a->mean1 = (float*)plan_take(plan, name, N * sizeof(float));
-    a->rstd1 = (float*)plan_take(plan, name, N * sizeof(float));
-    a->qkv = (floatX*)plan_take(plan, name, N * config_qkv(c) * sizeof(floatX));
-    if (c->qk_norm) a->qk = (floatX*)plan_take(plan, name, N * config_qk(c) * sizeof(floatX));
-    if (c->qk_norm) a->qk_rstd = (float*)plan_take(plan, name, N * (c->heads + c->kv_heads) * sizeof(float));
-    a->attention = (floatX*)plan_take(plan, name, N * c->heads * config_head_size(c) * sizeof(floatX));
-    a->lse = (float*)plan_take(plan, name, N * c->heads * sizeof(float));
-    a->middle = (floatX*)plan_take(plan, name, N * C * sizeof(floatX));
-    a->norm2 = (floatX*)plan_take(plan, name, N * C * sizeof(floatX));
-    a->mean2 = (float*)plan_take(plan, name, N * sizeof(float));
-    a->rstd2 = (float*)plan_take(plan, name, N * sizeof(float));
-    a->ffn_in = (floatX*)plan_take(plan, name, N * config_ffn_in(c) * sizeof(floatX));
-    a->ffn_act = (floatX*)plan_take(plan, name, N * c->ffn * sizeof(floatX));
+    BlockShape s = {model->options.B, model->options.T, c->channels, c->heads, c->kv_heads, config_head_size(c), c->ffn,
+                    c->family == FAMILY_LLAMA, c->qk_norm};
+    return s;
 }
 
 static inline void model_layout_gradients(Model* model, size_t N) {
@@ -361,11 +331,9 @@ static inline void model_layout(Model* model) {
     size_t N = o->B * o->T, C = c->channels, D = config_head_size(c);
     flat_layout(&model->flat, plan);
     if (o->training) model_layout_gradients(model, N);
-    for (size_t l = 0; l < c->layers; l++) {
-        // Only a backward needs each block's own; without one they all share the first block's.
-        if (l == 0 || o->training) model_layout_block(model, &a->blocks[l], N);
-        else a->blocks[l] = a->blocks[0];
-    }
+    BlockShape shape = model_block_shape(model);
+    for (size_t l = c->layers; l-- > 0;)
+        block_layout(&a->blocks[l], &a->blocks[c->layers - 1], a->blocks[l].recomputed, &shape, plan);
     for (int i = 0; i < 2; i++) model->batches[i] = (int32_t*)plan_take(plan, "batches", 2 * N * sizeof(int32_t));
     model->scratch = plan_take(plan, "scratch of the operations", model_scratch_bytes(model));
     const char* name = "activations outside the blocks";
@@ -419,6 +387,10 @@ static inline bool model_plan(Model* model, const Config* asked, ModelOptions op
     size_t parts = divide_up(N, most);
     model->head_rows = divide_up(N, parts);
     model->activations.blocks = (BlockActivations*)allocate(config->layers * sizeof(BlockActivations));
+    // Only a backward needs each block's own activations.
+    unsigned recomputed = options.training ? recompute_operations(options.recompute) : BLOCK_SHARES_ALL;
+    for (size_t l = 0; model->activations.blocks && l + 1 < config->layers; l++)
+        model->activations.blocks[l].recomputed = recomputed;
     FlatOptions holds = {options.training, options.optimizer, options.optimizer_rank, options.master_weights};
     bool ok = weights_create(&model->weights, &model->parameters, config, error) &&
               flat_create(&model->flat, &model->parameters, &model->options.ranks, &holds, error);
@@ -428,6 +400,18 @@ static inline bool model_plan(Model* model, const Config* asked, ModelOptions op
     if (ok) model_layout(model);
     else model_free(model);
     return ok;
+}
+
+// Chooses anew which operations run again in which block, so that the model takes `bytes` at most, with the least extra
+// time at these rates; before it is allocated. Fills in `missing`: bytes above that which it needs whatever runs again.
+static inline void model_recompute_within(Model* model, double* missing, double bytes, const Rates* rates) {
+    BlockShape shape = model_block_shape(model);
+    for (int pass = 0; pass < 2; pass++) {  // with every array kept, then as chosen
+        double excess = pass ? (double)model->memory.total - bytes : 0;
+        *missing = recompute_choose(model->activations.blocks, model->config.layers, excess, &shape, rates);
+        memset(&model->memory, 0, sizeof model->memory);
+        model_layout(model);
+    }
 }
 
 // Opens the device and allocates what model_plan planned. Parameters are zero until model_randomize or a checkpoint
@@ -556,54 +540,83 @@ static inline const int32_t* model_upload(Model* model, const int32_t* tokens, c
     return upload_batch(model->batches, tokens, targets, B * T * sizeof(int32_t), model->stream);
 }
 
-// x = x + attention(norm1(x)); x = x + ffn(norm2(x)), for block l of the batch in progress. The second addition is left
-// to the norm that follows: the block before it has left its feed-forward output in activations.branch, and so does
-// this one.
+// Block l of the batch in progress: x = x + attention(norm1(x)); x = x + ffn(norm2(x)). The second addition is left to
+// the norm that follows: the block before it has left its feed-forward output in activations.branch, and so does this
+// one. What the backward needs is left in blocks[l]; block_recompute calls the parts whose results were not kept.
+
+static inline void block_qkv(const Model* model, size_t l) {
+    const Config* c = &model->config;
+    const Block* b = &model->weights.blocks[l];
+    const BlockActivations* s = &model->activations.blocks[l];
+    size_t N = model->B * model->T, H = c->heads, K = c->kv_heads, D = config_head_size(c);
+    matmul_forward(s->qkv, s->norm1, param(model, b->qkv_weight), param(model, b->qkv_bias), N, config_qkv(c),
+                   c->channels, model->stream);
+    if (c->qk_norm)
+        qk_norm_forward(s->qkv, s->qk, s->qk_rstd, param(model, b->q_norm_weight), param(model, b->k_norm_weight),
+                        (float)c->norm_epsilon, N, H, K, D, model->stream);
+    if (c->family == FAMILY_LLAMA)
+        rope_forward(s->qkv, model->activations.rope, model->decoding ? model->cache.length : 0, model->B, model->T, H,
+                     K, D, model->stream);
+}
+
+static inline void block_attention(const Model* model, size_t l) {
+    const Config* c = &model->config;
+    const BlockActivations* s = &model->activations.blocks[l];
+    size_t H = c->heads, K = c->kv_heads, D = config_head_size(c);
+    if (model->decoding) {
+        KvLayer cached = kv_cache_layer(&model->cache, l);
+        attention_decode(s->attention, cached.keys, cached.values, cached.scales, s->qkv, model->cache.length, model->B,
+                         model->T, c->context, H, K, D, model->stream);
+        return;
+    }
+    for (size_t i = 0; i < model->span_count; i++) {
+        DocumentSpan d = model->spans[i];
+        attention_forward(s->attention + d.first * H * D, s->lse + d.first * H, s->qkv + d.first * config_qkv(c), d.B,
+                          d.T, H, K, D, model->stream);
+    }
+}
+
+static inline void block_middle(const Model* model, size_t l) {
+    const Config* c = &model->config;
+    const Block* b = &model->weights.blocks[l];
+    const BlockActivations* s = &model->activations.blocks[l];
+    floatX* branch = model->activations.branch;
+    size_t N = model->B * model->T;
+    matmul_forward(branch, s->attention, param(model, b->attention_out_weight), param(model, b->attention_out_bias),
+                   N, c->channels, c->heads * config_head_size(c), model->stream);
+    if (model->dropout.p > 0) model_dropout(model, branch, branch, 2 * l + 1, N);
+    norm_forward(model, s->norm2, s->middle, s->mean2, s->rstd2, s->input, branch, b->norm2_weight, b->norm2_bias, N);
+}
+
+static inline void block_ffn_in(const Model* model, size_t l) {
+    const Config* c = &model->config;
+    const Block* b = &model->weights.blocks[l];
+    const BlockActivations* s = &model->activations.blocks[l];
+    size_t N = model->B * model->T, C = c->channels, F = c->ffn;
+    if (c->family == FAMILY_GPT2) {
+        matmul_gelu_forward(s->ffn_act, s->ffn_in, s->norm2, param(model, b->ffn_in_weight),
+                            param(model, b->ffn_in_bias), N, F, C, model->stream);
+    } else {
+        matmul_forward(s->ffn_in, s->norm2, param(model, b->ffn_in_weight), NULL, N, 2 * F, C, model->stream);
+        swiglu_forward(s->ffn_act, s->ffn_in, N, F, model->stream);
+    }
+}
+
 static inline void block_forward(Model* model, size_t l) {
     const Config* c = &model->config;
     const Block* b = &model->weights.blocks[l];
     Activations* a = &model->activations;
-    BlockActivations* s = &a->blocks[l];  // s: saved for the backward
-    Stream stream = model->stream;
-    size_t B = model->B, T = model->T, N = B * T;
-    size_t C = c->channels, H = c->heads, K = c->kv_heads, D = config_head_size(c), F = c->ffn;
-    size_t first = model->decoding ? model->cache.length : 0;  // position of the first token
-
+    BlockActivations* s = &a->blocks[l];
+    size_t N = model->B * model->T;
     flat_await(&model->flat, l + 1);
     norm_forward(model, s->norm1, s->input, s->mean1, s->rstd1, l ? a->blocks[l - 1].middle : s->input,
                  l ? a->branch : NULL, b->norm1_weight, b->norm1_bias, N);
-    matmul_forward(s->qkv, s->norm1, param(model, b->qkv_weight), param(model, b->qkv_bias), N, config_qkv(c), C,
-                   stream);
-    if (c->qk_norm)
-        qk_norm_forward(s->qkv, s->qk, s->qk_rstd, param(model, b->q_norm_weight), param(model, b->k_norm_weight),
-                        (float)c->norm_epsilon, N, H, K, D, stream);
-    if (c->family == FAMILY_LLAMA) rope_forward(s->qkv, a->rope, first, B, T, H, K, D, stream);
-    if (model->decoding) {
-        KvLayer cached = kv_cache_layer(&model->cache, l);
-        attention_decode(s->attention, cached.keys, cached.values, cached.scales, s->qkv, first, B, T, c->context, H, K,
-                         D, stream);
-    } else {
-        for (size_t i = 0; i < model->span_count; i++) {
-            DocumentSpan d = model->spans[i];
-            attention_forward(s->attention + d.first * H * D, s->lse + d.first * H, s->qkv + d.first * config_qkv(c),
-                              d.B, d.T, H, K, D, stream);
-        }
-    }
-    matmul_forward(a->branch, s->attention, param(model, b->attention_out_weight), param(model, b->attention_out_bias),
-                   N, C, H * D, stream);
-    if (model->dropout.p > 0) model_dropout(model, a->branch, a->branch, 2 * l + 1, N);
-
-    norm_forward(model, s->norm2, s->middle, s->mean2, s->rstd2, s->input, a->branch, b->norm2_weight, b->norm2_bias,
-                 N);
-    if (c->family == FAMILY_GPT2) {
-        matmul_gelu_forward(s->ffn_act, s->ffn_in, s->norm2, param(model, b->ffn_in_weight),
-                            param(model, b->ffn_in_bias), N, F, C, stream);
-    } else {
-        matmul_forward(s->ffn_in, s->norm2, param(model, b->ffn_in_weight), NULL, N, 2 * F, C, stream);
-        swiglu_forward(s->ffn_act, s->ffn_in, N, F, stream);
-    }
-    matmul_forward(a->branch, s->ffn_act, param(model, b->ffn_out_weight), param(model, b->ffn_out_bias), N, C, F,
-                   stream);
+    block_qkv(model, l);
+    block_attention(model, l);
+    block_middle(model, l);
+    block_ffn_in(model, l);
+    matmul_forward(a->branch, s->ffn_act, param(model, b->ffn_out_weight), param(model, b->ffn_out_bias), N,
+                   c->channels, c->ffn, model->stream);
     if (model->dropout.p > 0) model_dropout(model, a->branch, a->branch, 2 * l + 2, N);
 }
 
@@ -690,6 +703,27 @@ static inline const floatX* branch_gradient(const Model* model, size_t site, siz
     return model->gradients.branch;
 }
 
+// Fills in what block_forward did not keep of block l. Its input and middle, if they were kept, have the additions to the
+// residual stream in them already: their norms run without a branch.
+static inline void block_recompute(const Model* model, size_t l) {
+    const Block* b = &model->weights.blocks[l];
+    const BlockActivations* s = &model->activations.blocks[l];
+    size_t N = model->B * model->T, F = model->config.ffn;
+    if (block_recomputes(s, BLOCK_NORM1))
+        norm_forward(model, s->norm1, NULL, s->mean1, s->rstd1, s->input, NULL, b->norm1_weight, b->norm1_bias, N);
+    if (block_recomputes(s, BLOCK_QKV)) block_qkv(model, l);
+    if (block_recomputes(s, BLOCK_ATTENTION)) block_attention(model, l);
+    if (block_recomputes(s, BLOCK_MIDDLE)) block_middle(model, l);
+    else if (block_recomputes(s, BLOCK_NORM2))
+        norm_forward(model, s->norm2, NULL, s->mean2, s->rstd2, s->middle, NULL, b->norm2_weight, b->norm2_bias, N);
+    if (block_recomputes(s, BLOCK_FFN_IN)) block_ffn_in(model, l);
+    else if (block_recomputes(s, BLOCK_FFN_ACT) && model->config.family == FAMILY_LLAMA)
+        swiglu_forward(s->ffn_act, s->ffn_in, N, F, model->stream);
+    else if (block_recomputes(s, BLOCK_FFN_ACT))
+        gelu_recompute(s->ffn_act, s->ffn_in, s->norm2, param(model, b->ffn_in_weight), param(model, b->ffn_in_bias), N,
+                       F, model->config.channels, model->stream);
+}
+
 // block_forward, backwards: from the gradient of the residual stream after block l to that before it. Needs the
 // forward's activations of the same batch.
 static inline void block_backward(Model* model, size_t l) {
@@ -701,6 +735,7 @@ static inline void block_backward(Model* model, size_t l) {
     size_t B = model->B, T = model->T, N = B * T;
     size_t C = c->channels, H = c->heads, K = c->kv_heads, D = config_head_size(c), F = c->ffn;
 
+    block_recompute(model, l);
     flat_begin_bucket(&model->flat, l + 1);
     const floatX* dbranch = branch_gradient(model, 2 * l + 2, N);
     if (c->family == FAMILY_GPT2) {

@@ -481,6 +481,88 @@ static void test_documents(Family family) {
     model_free(&alone);
 }
 
+// Trains 20 steps of two micro-batches, of which the second is shorter, with dropout and masked documents. Returns a hash
+// of all weights, master weights and optimizer state; bytes: what the model takes. budget: 0, or what it may take, with
+// what is recomputed chosen for that.
+static uint64_t recompute_run(double* bytes, const Config* c, RecomputeLevel level, double budget) {
+    enum { B = 2, T = 12, N = B * T, END = 60, STEPS = 20 };
+    Model model;
+    Error error;
+    ModelOptions options = test_options(B, T);
+    OptimizerOptions adamw = {OPTIMIZER_ADAMW, 0.9, 0.95, 1e-8, 0.1, 1, 0};
+    Rates rates = {300e9, 100e9, 25e9, 1e9};
+    StepFlags flags = {false, false, false, false};
+    StepResult result;
+    int32_t tokens[N], targets[N];
+    double missing = 0;
+    options.mask_documents = true;
+    options.end_of_text = END;
+    options.recompute = level;
+    need(model_plan(&model, c, options, &error), &error);
+    if (budget > 0) model_recompute_within(&model, &missing, budget, &rates);
+    *bytes = missing > 0 ? INFINITY : (double)model.memory.total;
+    need(model_allocate(&model, &error) && model_connect(&model, &error), &error);
+    randomize(&model, 5);
+    model.dropout.p = 0.1f;
+    for (uint64_t step = 1; step <= STEPS; step++) {
+        model_begin_step(&model, 1.0, 2);
+        for (uint64_t i = 0; i < 2; i++) {
+            random_tokens(tokens, N, c->vocab, 4 * step + 2 * i);
+            random_tokens(targets, N, c->vocab, 4 * step + 2 * i + 1);
+            tokens[7] = END;
+            model.dropout.first_token = N * (2 * step + i);
+            model_gradients(&model, tokens, targets, B, T - i);
+        }
+        need(model_read(&model, &result, flags, &error), &error);
+        model_update(&model, &adamw, step, 0.01, 1.0);
+    }
+    Hash hash = hash_begin(0);
+    size_t size = model.parameters.flat_size;
+    const void* arrays[] = {model.flat.params, model.flat.master_weights, model.flat.states[0], model.flat.states[1]};
+    float* copy = (float*)allocate(size * sizeof(float));
+    for (int i = 0; i < 4; i++) {
+        size_t array_bytes = size * (i ? sizeof(float) : sizeof(floatX));
+        if (arrays[i] == NULL) continue;
+        download(copy, arrays[i], array_bytes, model.stream);
+        hash_add(&hash, copy, array_bytes);
+    }
+    free(copy);
+    model_free(&model);
+    return hash_end(&hash);
+}
+
+// Whatever the backward recomputes, training has the same bits, and each level takes less memory than the one before it;
+// a budget between two levels is kept, and used up but for less than an array of a block.
+static void test_recompute(Family family, bool relatives) {
+    static const char* const names[] = {"none", "norms", "gelu", "attention", "block"};
+    Config c = test_config(family);
+    char what[96];
+    double bytes[RECOMPUTE_AUTO], fitted;
+    uint64_t hashes[RECOMPUTE_AUTO];
+    const char* name = family == FAMILY_GPT2 ? "gpt2" : relatives ? "qwen" : "llama";
+    c.layers = 3;
+    c.qk_norm = c.qkv_bias = relatives;
+    for (int level = 0; level < RECOMPUTE_AUTO; level++) {
+        hashes[level] = recompute_run(&bytes[level], &c, (RecomputeLevel)level, 0);
+        snprintf(what, sizeof what, "%s, --recompute %s: less memory, the same bits after 20 steps", name, names[level]);
+        if (level) check_true(what, hashes[level] == hashes[0] && bytes[level] < bytes[level - 1]);
+    }
+    double largest = 2.0 * 24 * 72 * (family == FAMILY_LLAMA ? 2 : 1) * sizeof(floatX);
+    for (int part = 0; part <= 4; part++) {
+        double budget = bytes[RECOMPUTE_BLOCK] + part * 0.25 * (bytes[0] - bytes[RECOMPUTE_BLOCK]);
+        uint64_t hash = recompute_run(&fitted, &c, RECOMPUTE_NONE, budget);
+        snprintf(what, sizeof what, "%s, --recompute auto, %d%% of what can be saved is kept: the same", name, 25 * part);
+        check_true(what, hash == hashes[0] && fitted <= budget && fitted > budget - largest);
+    }
+    Model model;
+    Error error;
+    Rates rates = {300e9, 100e9, 25e9, 1e9};
+    need(model_plan(&model, &c, test_options(2, 12), &error), &error);
+    model_recompute_within(&model, &fitted, 0.5 * bytes[RECOMPUTE_BLOCK], &rates);
+    check_true("a budget below the last level: what is missing is said", fitted > 0);
+    model_free(&model);
+}
+
 // A gradient that is not finite gives the norm NaN, whether gradients are summed as floats or in fixed point.
 static void test_overflow(void) {
     enum { B = 2, T = 11 };
@@ -1874,6 +1956,9 @@ static void test_model(void) {
     test_dropout_masks();
     test_documents(FAMILY_GPT2);
     test_documents(FAMILY_LLAMA);
+    test_recompute(FAMILY_GPT2, false);
+    test_recompute(FAMILY_LLAMA, false);
+    test_recompute(FAMILY_LLAMA, true);
     test_overflow();
     test_schedules();
     test_guard();

@@ -26,19 +26,20 @@
 
 typedef struct {
     const char *data, *val, *model;
-    bool plan, master_weights, tf32;
+    bool master_weights, tf32;
     Config config;                // as far as flags give it
     uint64_t batch, seq, total_batch, seed, threads;
     Schedule schedule;
     OptimizerOptions optimizer;
-    double dropout, timeout, memory, peak_tflops;
+    double dropout, timeout, peak_tflops;
     uint64_t ranks, zero;
     int documents;                // 0: join; 1: mask
     uint64_t end_of_text;         // if that flag was given
     int reduce;                   // 0: auto; otherwise ReduceKind + 1, in the order of the choices
     uint64_t val_every, val_windows, val_overlap, sample_every, log_every;
-    Sampler sampler;              // its flags are in generate.h,
-    RunOptions run;               // and these in run.h
+    PlanOptions plan;             // their flags are in plan.h, generate.h and run.h
+    Sampler sampler;
+    RunOptions run;
 } Options;
 
 enum { FLAGS_MAX = 100 };
@@ -56,9 +57,6 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
         FLAG_HEADING("Data and program"),
         TEXT_FLAG("data", &o->data, NULL, "GLOB", FREE, "token shards to train on, e.g. 'data/x_train_*.bin'"),
         TEXT_FLAG("val", &o->val, NULL, "GLOB", FREE, "token shards to validate on"),
-        SWITCH_FLAG("plan", &o->plan, false, FREE, "print the memory plan and exit"),
-        REAL_FLAG("memory", &o->memory, 0, 0, 1e6, FREE,
-                  "with --plan: GB per rank; names the lowest ZeRO stage that fits"),
         COUNT_FLAG("seed", &o->seed, 1337, 0, 9e15, 0, "seed of initial weights, data order, dropout and sampling"),
         COUNT_FLAG("threads", &o->threads, 0, 0, 4096, LOCAL, "OpenMP threads per rank; 0: OpenMP's default"),
         FLAG_HEADING("Model: a preset, and sizes that override it"),
@@ -125,6 +123,7 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
     size_t count = flags_append(flags, 0, before_config, sizeof before_config / sizeof(Flag));
     count = fields_flags(flags, count, CONFIG_FIELDS, CONFIG_FIELD_COUNT, &o->config);
     count = flags_append(flags, count, after_config, sizeof after_config / sizeof(Flag));
+    count = plan_flags(flags, count, &o->plan);
     sampler_flags(flags + count, &o->sampler);
     count = run_flags(flags, count + SAMPLER_FLAGS, &o->run);
     assert(count <= FLAGS_MAX);
@@ -135,8 +134,8 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
 static bool options_check(const Options* o, const Cadence* cadence, Error* error) {
     if (o->sampler.prompt[0] == 0) return fail(error, "--prompt is empty; give at least one character");
     if (o->val_every && o->val == NULL) return fail(error, "--val-every needs --val, the shards to validate on");
-    if (!run_options_check(&o->run, cadence, error)) return false;
-    return o->data || o->plan ||
+    if (!run_options_check(&o->run, cadence, error) || !plan_options_check(&o->plan, error)) return false;
+    return o->data || o->plan.show ||
         fail(error, "there is nothing to train on; give --data (build/generate --out DIR --prompt TEXT writes text)");
 }
 
@@ -160,10 +159,11 @@ static ModelOptions model_options(const Run* run, const Options* o) {
     m.mask_documents = run->train.mask_documents;
     m.end_of_text = run->train.end_of_text;
     m.tf32 = o->tf32;
-    m.ranks.comm = o->plan ? NULL : (Comm*)(uintptr_t)&run->comm;
+    m.recompute = o->plan.recompute;
+    m.ranks.comm = o->plan.show ? NULL : (Comm*)(uintptr_t)&run->comm;
     m.ranks.rank = run->comm.rank;
     m.ranks.local_rank = run->comm.local_rank;
-    m.ranks.world = o->plan ? o->ranks : run->comm.world;
+    m.ranks.world = o->plan.show ? o->ranks : run->comm.world;
     m.ranks.stage = o->zero;
     m.ranks.reduce = m.ranks.world > 1 ? REDUCE_EXACT : REDUCE_FLOAT;
     if (o->reduce != 0) m.ranks.reduce = (ReduceKind)(o->reduce - 1);
@@ -173,7 +173,7 @@ static ModelOptions model_options(const Run* run, const Options* o) {
 // Plans the model; what fails here is wrong with the flags.
 static bool plan_model(Run* run, Options* o, Error* error) {
     Config* c = &run->record.config;
-    size_t world = o->plan ? o->ranks : run->comm.world;
+    size_t world = o->plan.show ? o->ranks : run->comm.world;
     if (c->context == 0) c->context = o->seq;
     if (c->vocab == 0) c->vocab = (size_t)run->train.vocabulary;
     if (!config_complete(c, error)) return false;
@@ -185,7 +185,10 @@ static bool plan_model(Run* run, Options* o, Error* error) {
     if (o->val_overlap >= o->seq)
         return fail(error, "--val-overlap %llu leaves nothing new in sequences of %llu; make it smaller than --seq",
                     (unsigned long long)o->val_overlap, (unsigned long long)o->seq);
-    return model_plan(&run->model, c, model_options(run, o), error);
+    o->plan.micro_batches = options_micro_batches(o, world);
+    o->plan.snapshots = run_takes_snapshots(run);
+    o->plan.hot = o->run.ckpt_hot > 0;
+    return model_plan(&run->model, c, model_options(run, o), error) && plan_fit(&run->model, &o->plan, error);
 }
 
 // Opens the data and plans the model: all that a rank can do alone, before memory is allocated.
@@ -202,7 +205,7 @@ static bool run_prepare(Run* run, Options* o, Flag* flags, size_t flag_count, Er
     if (run->model.memory.total >= PLAN_MAX)
         return fail(error, "the model needs more than %.0f GB; make --batch, --seq or the model smaller",
                     1e-9 * (double)PLAN_MAX);
-    return o->plan || o->run.out == NULL || run->comm.rank > 0 || run_check_out(&o->run, error);
+    return o->plan.show || o->run.out == NULL || run->comm.rank > 0 || run_check_out(&o->run, error);
 }
 
 static void print_model(const Run* run) {
@@ -214,12 +217,6 @@ static void print_model(const Run* run) {
         printf("%s%s %s", i ? ", " : "model: ", field->name, value);
     }
     printf(": %zu parameters\n", run->model.parameters.true_size);
-}
-
-static bool print_plan(const Run* run, const Options* o, Error* error) {
-    PlanOptions plan = {options_micro_batches(o, run->model.flat.options.world), run_takes_snapshots(run),
-                        o->run.ckpt_hot > 0, o->memory};
-    return plan_show(&run->model, &plan, error);
 }
 
 // Prints the device, and the peak against which MFU is computed: --peak-tflops, or else the device's if it is known.
@@ -262,7 +259,7 @@ static bool run_set_up(Run* run, Options* o, Flag* flags, size_t flag_count, Err
     Model* model = &run->model;
     if (!run_agree(run, run_prepare(run, o, flags, flag_count, error), error)) return false;
     print_model(run);
-    if (o->plan) return print_plan(run, o, error);
+    if (o->plan.show) return plan_show(&run->model, &o->plan, error);
     if (!run_compare_ranks(run, flags, flag_count, error)) return false;
     record_fill(run, o, flags, flag_count);
     ok = model_allocate(model, error) && run_allocate(run, error);
@@ -464,17 +461,17 @@ int main(int argc, char** argv) {
     if (ok) {
         options.optimizer.seed = options.sampler.options.seed = options.seed;
         if (options.threads) threads_set(options.threads);
-        if (!options.plan) {
+        if (!options.plan.show) {
             signal(SIGINT, interrupt);
             signal(SIGTERM, interrupt);
             signal(SIGUSR1, interrupt);
         }
         bool forks = flag_was_given(flags, flag_count, "ranks");
-        ok = options.plan
+        ok = options.plan.show
                  ? run_join_plan(&launch, &options.ranks, &error)
                  : run_join(&run, &launch, forks ? options.ranks : 0, options.timeout, options.threads == 0, &error);
         ok = ok && run_set_up(&run, &options, flags, flag_count, &error) &&
-             (options.plan || run_train(&run, &options, &error));
+             (options.plan.show || run_train(&run, &options, &error));
     } else {
         run_refuse(&run, &launch, options.timeout);
     }

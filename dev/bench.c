@@ -198,6 +198,10 @@ static inline void profile_end(const char* name, size_t n, size_t k, double flop
                   WROTE("out", out, M, N), WROTE("pre", pre, M, N), READ("in", M, K), READ("weight", N, K), \
                   READ_IF(bias, "bias", N))
 
+#define gelu_recompute(out, pre, in, weight, bias, M, N, K, stream) \
+    TIMED("gelu_recompute", (COST_SIGMOID + 7) * (M) * (N), 2 * COST_X * (M) * (N), \
+          gelu_recompute(out, pre, in, weight, bias, M, N, K, stream), WROTE("out", out, M, N), READ("pre", M, N))
+
 #define matmul_gelu_backward_input(din, dout, weight, pre, M, N, K, stream) \
     TIMED_PRODUCT("matmul_gelu_backward_input", N, K, 2.0 * (M) * (N) * (K) + (COST_SIGMOID + 15) * (M) * (K), \
                   COST_X * (2.0 * (M) * (K) + (double)(N) * (K) + (double)(M) * (N)), \

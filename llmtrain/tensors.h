@@ -116,10 +116,12 @@ typedef struct {
     unsigned char* base;  // NULL while only planning
 } MemoryPlan;
 
-// The next `bytes` of the block, on a multiple of 256 bytes, which is what cuBLASLt asks of its workspace; pieces of
-// one name share a line of the plan.
+// Bytes of the block that a piece takes: each begins at a multiple of 256, as cuBLASLt asks of its workspace.
+static inline size_t plan_taken(size_t bytes) { return round_up(bytes, 256); }
+
+// The next `bytes` of the block; pieces of one name share a line of the plan.
 static inline void* plan_take(MemoryPlan* plan, const char* name, size_t bytes) {
-    size_t i = 0, offset = plan->total, taken = round_up(bytes, 256);
+    size_t i = 0, offset = plan->total, taken = plan_taken(bytes);
     while (i < plan->count && strcmp(plan->lines[i].name, name) != 0) i++;
     assert(i < PLAN_LINES);
     if (i == plan->count) plan->lines[plan->count++].name = name;

@@ -9,6 +9,7 @@
 //               dropout
 //   float       --reduce float without accumulation: the same bits in all stages
 //   storage     --reduce storage against --reduce exact; also the stages of a 16-bit build (--train16)
+//   recompute   whatever the backward recomputes, the bits are those of a run that keeps everything
 //   resume      10 steps + resume + 10 steps have the bits of 20; a run moves between numbers of ranks and stages;
 //               another begins with its weights
 //   launch      ranks started by hand and by mpirun, over sockets and MPI (--train-mpi), have the bits of --ranks N
@@ -407,6 +408,26 @@ static void test_storage(void) {
 }
 
 // ------------------------------------------------------------------------------------------------
+// Recomputation
+
+// Each level with each number of ranks and stage in turn; test_train has every level with every dtype.
+static void test_recompute(void) {
+    static const char* const levels[] = {"norms", "gelu", "attention", "block", "auto --memory 0.02"};
+    size_t turn = 0;
+    for (size_t shape = GPT2; shape <= ODD; shape++)
+        for (size_t world = 1; world <= 3; world++)
+            for (size_t zero = 0; zero < 3; zero++, turn++) {
+                const char* level = levels[turn % COUNT_OF(levels)];
+                const char* run = run_make(kept("recompute-%zu", turn), forked(world), SHAPES[shape].arguments,
+                                           kept("%s--zero %zu --recompute %s", world == 1 ? "--reduce exact " : "",
+                                                zero, level));
+                check(same_runs(run, run_usual(shape, world, zero)),
+                      "%s, %zu ranks, stage %zu, --recompute %s: the same bits as without", SHAPES[shape].name, world,
+                      zero, level);
+            }
+}
+
+// ------------------------------------------------------------------------------------------------
 // Resume
 
 static void test_resume(void) {
@@ -475,6 +496,8 @@ static void test_launch(void) {
 
 #define LARGE "--data train.bin --family gpt2 --layers 10 --heads 4 --channels 288 --seq 16 --batch 1 --steps 2"
 
+#define LONG "--data train.bin --family gpt2 --layers 8 --heads 4 --channels 128 --seq 128 --batch 8 --steps 2"
+
 // What --plan says that each rank takes: the total, and what stands beside it.
 static double plan_bytes(const char* text) {
     double bytes = 0;
@@ -486,22 +509,23 @@ static double plan_bytes(const char* text) {
 
 // The plan against the peaks of the ranks. These are started by hand, since the peak of a
 // process is known to who started it.
-static double expect_memory(size_t world, size_t zero) {
+static double expect_memory(const char* model, size_t world, size_t zero, const char* recompute) {
     Job job;
-    Task task = {.world = world, .arguments = {LARGE, "--plan on", kept("--zero %zu", zero)}};
+    Task task = {.world = world,
+                 .arguments = {model, "--plan on", kept("--zero %zu --recompute %s", zero, recompute)}};
     bool good = job_run(&job, &task);
     double plan = plan_bytes(job.programs[0].text[0]), least = INFINITY, most = 0;
     job_free(&job);
     task.launch = BY_HAND;
-    task.arguments[1] = kept("--total-batch %zu", 16 * world);
+    task.arguments[1] = world > 1 ? kept("--total-batch %zu", 16 * world) : NULL;
     good = job_run(&job, &task) && good;
     for (size_t i = 0; i < job.count; i++) {
         least = fmin(least, (double)job.programs[i].peak);
         most = fmax(most, (double)job.programs[i].peak);
     }
     check(good && plan > 0 && least >= 0.95 * plan && most <= 1.05 * plan,
-          "%zu ranks, stage %zu: planned %.1f MB, peaks of the ranks %.1f to %.1f MB (%+.1f%% to %+.1f%%)", world, zero,
-          1e-6 * plan, 1e-6 * least, 1e-6 * most, 100 * (least / plan - 1), 100 * (most / plan - 1));
+          "%zu ranks, stage %zu, --recompute %s: planned %.1f MB, peaks of the ranks %.1f to %.1f MB (%+.1f%% to "
+          "%+.1f%%)", world, zero, recompute, 1e-6 * plan, 1e-6 * least, 1e-6 * most, 100 * (least / plan - 1), 100 * (most / plan - 1));
     job_free(&job);
     return plan;
 }
@@ -513,10 +537,15 @@ static void test_memory(void) {
     return;
 #endif
     for (size_t world = 1; world <= 4; world *= 2)
-        for (size_t zero = 0; zero < 3; zero++) planned[world][zero] = expect_memory(world, zero);
+        for (size_t zero = 0; zero < 3; zero++) planned[world][zero] = expect_memory(LARGE, world, zero, "none");
     check(planned[4][2] < planned[4][1] && planned[4][1] < planned[4][0] && planned[4][1] < planned[2][1] &&
               planned[4][2] < planned[2][2],
           "each stage takes less memory than the one before it, and with more ranks each of them less");
+    double kept_all = expect_memory(LONG, 1, 0, "none"), least = expect_memory(LONG, 1, 0, "block");
+    double budget = expect_memory(LONG, 1, 0, "auto --memory 0.09");
+    check(least < budget && budget < kept_all && budget <= 0.09e9 && budget > 0.085e9,
+          "--recompute auto --memory 0.09 takes %.1f MB, between %.1f of block and %.1f of none", 1e-6 * budget,
+          1e-6 * least, 1e-6 * kept_all);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -947,7 +976,7 @@ int main(int argc, char** argv) {
     static const struct { const char* name; void (*run)(void);
     } tests[] = {
         {"data", test_data},         {"stages", test_stages},         {"float", test_float},
-        {"storage", test_storage},   {"resume", test_resume},         {"launch", test_launch},
+        {"storage", test_storage},   {"recompute", test_recompute},   {"resume", test_resume}, {"launch", test_launch},
         {"memory", test_memory},     {"overlap", test_overlap},       {"faults", test_faults},
         {"refusals", test_refusals}, {"corruption", test_corruption}, {"rewind", test_rewind},
         {"slow", test_slow},

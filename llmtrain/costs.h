@@ -1,0 +1,97 @@
+// costs.h: what the operations of a training step cost: their arithmetic, the least memory traffic that they could
+// have, and the time that follows from a machine's rates.
+//
+//   Cost c = cost_matmul(M, N, K);
+//   double ms = cost_ms(&c, &rates);             the longer of its arithmetic and its traffic at these rates
+//
+// An operation is counted as the textbook has it: inputs read once, outputs written once, an exponential as 25
+// floating-point operations, a comparison as one. dev/bench.c measures how near the operations come to that.
+//
+// Letters as in llmtrain.h.
+
+#ifndef LLMTRAIN_COSTS_H
+#define LLMTRAIN_COSTS_H
+
+#include "types.h"
+
+typedef struct {
+    bool matmul;          // its arithmetic runs at the rate of matmuls
+    double flops, bytes;
+} Cost;
+
+// What a machine does in a second, of one rank.
+typedef struct {
+    double matmul;        // flops of matmuls
+    double other;         // flops of attention, nonlinearities and the classifier
+    double memory;        // bytes read and written
+    double comm;          // bytes sent to other ranks
+} Rates;
+
+#define COST_X ((double)sizeof(floatX))  // bytes of one stored element
+#define COST_EXP 25.0
+#define COST_SIGMOID (COST_EXP + 3)
+
+static inline Cost cost_of(double flops, double bytes) {
+    Cost c = {false, flops, bytes};
+    return c;
+}
+
+static inline double cost_ms(const Cost* c, const Rates* r) {
+    double arithmetic = c->flops / (c->matmul ? r->matmul : r->other), memory = c->bytes / r->memory;
+    return 1e3 * (arithmetic > memory ? arithmetic : memory);
+}
+
+// (M, N) = (M, K) (N, K)^T, or the gradient of its input. The gradient of the weight (N, K) is added to a float array.
+static inline Cost cost_matmul(size_t M, size_t N, size_t K) {
+    double m = (double)M, n = (double)N, k = (double)K;
+    Cost c = {true, 2 * m * n * k, COST_X * (m * k + n * k + m * n)};
+    return c;
+}
+static inline Cost cost_matmul_weight(size_t M, size_t N, size_t K) {
+    double m = (double)M, n = (double)N, k = (double)K;
+    Cost c = {true, 2 * m * n * k, COST_X * (m * k + m * n) + 8 * n * k};
+    return c;
+}
+
+// centred: layernorm; otherwise rmsnorm. branch: with the residual add.
+static inline Cost cost_norm_forward(size_t N, size_t C, bool centred, bool branch) {
+    double n = (double)N * (double)C;
+    return cost_of((centred ? 9 : 5) * n, COST_X * (branch ? 4 : 2) * n + (centred ? 8 : 4) * (double)N);
+}
+static inline Cost cost_norm_backward(size_t N, size_t C, bool centred) {
+    double n = (double)N * (double)C;
+    return cost_of((centred ? 19 : 13) * n, COST_X * 4 * n + (centred ? 8 : 4) * (double)N);
+}
+
+// heads: those that are turned or normalised, of queries and keys.
+static inline Cost cost_qk_norm_forward(size_t N, size_t heads, size_t D) {
+    double n = (double)(N * heads) * (double)D;
+    return cost_of(5 * n, 3 * COST_X * n);
+}
+static inline Cost cost_qk_norm_backward(size_t N, size_t heads, size_t D) {
+    double n = (double)(N * heads) * (double)D;
+    return cost_of(13 * n, 3 * COST_X * n);
+}
+static inline Cost cost_rope(size_t B, size_t T, size_t heads, size_t D) {
+    double n = (double)(B * T * heads) * (double)D;
+    return cost_of(3 * n, 2 * COST_X * n + 4 * (double)(T * D));
+}
+
+// A visible pair of query and key costs two products of length D forward, five backward, and an exponential.
+static inline Cost cost_attention_forward(size_t B, size_t T, size_t H, size_t K, size_t D) {
+    double rows = (double)B * (double)T, pairs = 0.5 * rows * (double)H * (double)(T + 1);
+    return cost_of(pairs * (4 * (double)D + COST_EXP + 3), rows * (COST_X * 2 * (double)((H + K) * D) + 4 * (double)H));
+}
+static inline Cost cost_attention_backward(size_t B, size_t T, size_t H, size_t K, size_t D) {
+    double rows = (double)B * (double)T, pairs = 0.5 * rows * (double)H * (double)(T + 1);
+    return cost_of(pairs * (10 * (double)D + COST_EXP + 3),
+                   rows * (COST_X * 4 * (double)((H + K) * D) + 8 * (double)H));
+}
+
+// Of n outputs.
+static inline Cost cost_gelu_forward(double n) { return cost_of((COST_SIGMOID + 7) * n, 2 * COST_X * n); }
+static inline Cost cost_gelu_backward(double n) { return cost_of((COST_SIGMOID + 15) * n, 3 * COST_X * n); }
+static inline Cost cost_swiglu_forward(double n) { return cost_of((COST_SIGMOID + 2) * n, 3 * COST_X * n); }
+static inline Cost cost_swiglu_backward(double n) { return cost_of((COST_SIGMOID + 8) * n, 5 * COST_X * n); }
+
+#endif  // LLMTRAIN_COSTS_H
