@@ -169,8 +169,8 @@ static inline const char* characters_skip(const Unicode* unicode, uint32_t set, 
 // ------------------------------------------------------------------------------------------------
 // NFC (Unicode Standard Annex 15)
 //
-// A text is cut before each character that begins a composition of its own: of combining class 0, and no second part of
-// any. What lies between two cuts is taken apart, put in the order of the combining classes, and composed. Most
+// A text is cut before each character that begins a composition of its own: of combining class 0, as is the first of its
+// decomposition, and no second part of any. What lies between two cuts is taken apart, put in the order of the combining classes, and composed. Most
 // pieces are one character that stays as it is, so these are only passed over. Linear in the text, whatever it is.
 
 #define HANGUL_FIRST 0xAC00u   // syllables: 19 x 21 x 28, of a leading consonant, a vowel and perhaps a trailing one
@@ -179,12 +179,13 @@ static inline const char* characters_skip(const Unicode* unicode, uint32_t set, 
 #define HANGUL_TRAILING 0x11A7u  // the number of "none"
 #define HANGUL_COUNT 11172u
 
-enum { NFC_COMBINES = 1, NFC_SECOND = 2, NFC_CHANGES = 4 };
+enum { NFC_COMBINES = 1, NFC_SECOND = 2, NFC_CHANGES = 4, NFC_JOINS = 8 };
 
 typedef struct {
     uint8_t combining[UNICODE_END];  // canonical combining class
     uint8_t marks[UNICODE_END];      // NFC_COMBINES: it has a decomposition; NFC_CHANGES: and is not composed again;
-                                     // NFC_SECOND: it is the second part of a composition
+                                     // NFC_SECOND: it is the second part of a composition; NFC_JOINS: its
+                                     // decomposition begins with a combining character (three Tibetan vowels)
     uint32_t* by_character;          // (slots) 3 x row of a decomposition + 1, or 0: open addressing
     uint32_t* by_pair;               // (slots) 3 x row of a composition + 1, or 0
     size_t slots;                    // a power of two
@@ -230,7 +231,7 @@ static inline Nfc* nfc_open(Error* error) {
         size_t slot = nfc_hash(nfc, row[0], 0);
         while (nfc->by_character[slot]) slot = (slot + 1) & (nfc->slots - 1);
         nfc->by_character[slot] = (uint32_t)i + 1;
-        nfc->marks[row[0]] |= NFC_COMBINES;
+        nfc->marks[row[0]] |= nfc->combining[row[1]] ? NFC_COMBINES | NFC_JOINS : NFC_COMBINES;
         if (i >= NFC_COMPOSITIONS) {
             nfc->marks[row[0]] |= NFC_CHANGES;
             continue;
@@ -247,7 +248,7 @@ static inline Nfc* nfc_open(Error* error) {
 
 // Whether a composition begins at a character whatever stands before it.
 static inline bool nfc_begins(const Nfc* nfc, uint32_t code) {
-    return nfc->combining[code] == 0 && !(nfc->marks[code] & NFC_SECOND);
+    return nfc->combining[code] == 0 && !(nfc->marks[code] & (NFC_SECOND | NFC_JOINS));
 }
 
 // Writes the full decomposition, at most 4 characters; returns how many. Recursion ends: the first part alone can have
