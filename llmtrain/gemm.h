@@ -299,16 +299,23 @@ static inline void gemm_block_task(const GemmProblem* p, const GemmKernel* kerne
 }
 
 // a = elements [k, k + count) of the rows of A, unit after unit, `width` lanes each; what lies outside of A is 0, and
-// so are 15 units more.
+// so are GEMM_DOT_EXTRA units more. -O3 makes a loop of its own, with vectors, for a width of 1.
 static inline void gemm_dot_pack(uint32_t* a, const GemmProblem* p, size_t width, size_t k, size_t count) {
-    size_t per_unit = p->a.pairs ? 2 : 1, units = divide_up(count, per_unit);
-    memset(a, 0, (units + GEMM_PACK_EXTRA) * width * sizeof *a);
-    for (size_t i = 0; i < p->M; i++)
-        for (size_t u = 0; u < units; u++) {
-            size_t at = i * p->a.stride + k + u * per_unit;
-            if (p->a.pairs) memcpy(a + u * width + i, p->a.data + 2 * at, 2 * min_size(2, count - 2 * u));
-            else a[u * width + i] = bits_from_float(gemm_load(p->a.data, p->a.type, at));
+    size_t bytes = count * dtype_bytes(p->a.type), units = p->a.pairs ? divide_up(count, 2) : count;
+    memset(a, 0, (units + GEMM_DOT_EXTRA) * width * sizeof *a);
+    for (size_t i = 0; i < p->M; i++, a++) {
+        const char* from = p->a.data + (i * p->a.stride + k) * dtype_bytes(p->a.type);
+        if (width == 1 && (p->a.pairs || p->a.type == DTYPE_F32)) {
+            memcpy(a, from, bytes);
+        } else if (p->a.pairs || p->a.type == DTYPE_F32) {
+            for (size_t u = 0; u < bytes / 4; u++) memcpy(a + u * width, from + 4 * u, 4);
+            memcpy(a + bytes / 4 * width, from + bytes / 4 * 4, bytes % 4);
+        } else if (p->a.type == DTYPE_BF16) {
+            for (size_t u = 0; u < count; u++) a[u * width] = bits_from_float(gemm_load(from, DTYPE_BF16, u));
+        } else {
+            for (size_t u = 0; u < count; u++) a[u * width] = bits_from_float(gemm_load(from, DTYPE_F16, u));
         }
+    }
 }
 
 // A few rows: task number t computes the columns j_begin..j_end.

@@ -82,9 +82,11 @@ typedef struct {
 
 enum {
     GEMM_PACK_EXTRA = 15,       // units that packing may write past the end of each lane
+    GEMM_AHEAD = 512,           // bytes of a row that are fetched ahead of those that are read
     GEMM_FEW_ROWS = 8,          // up to as many rows of A are multiplied with a B that is not packed
     GEMM_DOT_COLS = 16,         // columns of out that are then made at a time,
     GEMM_DOT_K = 4096,          // from as many elements of k
+    GEMM_DOT_EXTRA = 31,        // and units of zeros that follow them
     GEMM_GROUP_ROWS = 48,       // of A that are packed together: in a transposed A they share cache lines
     GEMM_PANEL_MAX = 32 * 512,  // units of the largest panel
     GEMM_TILE_MAX = 32 * 32     // the largest rows x cols
@@ -161,7 +163,7 @@ ALWAYS_INLINE void gemm_pack_typed(float* panel, const GemmOperand* o, Dtype typ
             for (l = 0; l + 4 <= lanes; l += 4) {
                 const char* from = data + (u + l * lane_step) * bytes;
                 if (u % 16 == 0)
-                    for (size_t r = 0; r < 4; r++) __builtin_prefetch(from + r * lane_step * bytes + 512);
+                    for (size_t r = 0; r < 4; r++) __builtin_prefetch(from + r * lane_step * bytes + GEMM_AHEAD);
                 gemm_pack_transposed(panel + u * width + l, from, type, lane_step, width);
             }
             for (; l < lanes; l++)
@@ -226,18 +228,35 @@ ALWAYS_INLINE void gemm_store_body(const GemmProblem* p, const float* sums, size
     else gemm_store_typed(p, DTYPE_F16, sums, cols, i, height, j, width);
 }
 
+// Fetches what is read after element k of `columns` rows of B from row j on: the end of these rows is followed by the
+// beginning of the next ones.
+ALWAYS_INLINE void gemm_dot_prefetch(const GemmOperand* b, Dtype type, size_t columns, size_t j, size_t k) {
+    size_t row = b->stride * dtype_bytes(type), at = k * dtype_bytes(type) + GEMM_AHEAD;
+    const char* from = b->data + j * row + (at < row ? at : at + (columns - 1) * row);
+    GEMM_UNROLL
+    for (size_t l = 0; l < columns; l++) __builtin_prefetch(from + l * row);
+}
+
 // A few rows. The 16 columns of B are turned a piece at a time, small enough to stay in the L1 cache: a sum is then a
-// lane of a vector, and adds its terms in the order of k as all others do.
+// lane of a vector, and adds its terms in the order of k as all others do. Rows of 16-bit types are converted first.
 ALWAYS_INLINE void gemm_dot_typed(float* sums, const float* a, size_t rows, const GemmOperand* b, Dtype type, size_t j,
                                   size_t lanes, size_t k, size_t count) {
     enum { PIECE = 64, VECTORS = GEMM_DOT_COLS / VECTOR_LANES };
-    float panel[(PIECE + GEMM_PACK_EXTRA) * GEMM_DOT_COLS];
+    float panel[(PIECE + GEMM_PACK_EXTRA) * GEMM_DOT_COLS], converted[GEMM_DOT_COLS * PIECE];
+    GemmOperand floats = *b;
+    if (type != DTYPE_F32) floats.data = (const char*)converted, floats.stride = PIECE;
     Vector c[GEMM_FEW_ROWS * VECTORS];
     GEMM_UNROLL
     for (size_t i = 0; i < rows * VECTORS; i++) c[i] = *(const Vector*)(sums + i * VECTOR_LANES);
     for (size_t done = 0; done < count; done += PIECE) {
-        size_t units = min_size(PIECE, count - done);
-        gemm_pack_typed(panel, b, type, j, lanes, GEMM_DOT_COLS, k + done, units);
+        size_t units = min_size(PIECE, count - done), line = 64 / dtype_bytes(type);
+        for (size_t u = 0; u < units; u += line) gemm_dot_prefetch(b, type, GEMM_DOT_COLS, j, k + done + u);
+        for (size_t l = 0; l < lanes && type != DTYPE_F32; l++) {
+            const uint16_t* from = (const uint16_t*)b->data + (j + l) * b->stride + k + done;
+            for (size_t u = 0; u < units; u++) converted[l * PIECE + u] = gemm_load(from, type, u);
+        }
+        if (type == DTYPE_F32) gemm_pack_typed(panel, b, DTYPE_F32, j, lanes, GEMM_DOT_COLS, k + done, units);
+        else gemm_pack_typed(panel, &floats, DTYPE_F32, 0, lanes, GEMM_DOT_COLS, 0, units);
         for (size_t u = 0; u < units; u++) {
             const Vector* column = (const Vector*)(panel + u * GEMM_DOT_COLS);
             GEMM_UNROLL
@@ -249,19 +268,21 @@ ALWAYS_INLINE void gemm_dot_typed(float* sums, const float* a, size_t rows, cons
     for (size_t i = 0; i < rows * VECTORS; i++) *(Vector*)(sums + i * VECTOR_LANES) = c[i];
 }
 
-ALWAYS_INLINE void gemm_dot_rows(float* sums, const float* a, size_t rows, const GemmOperand* b, size_t j, size_t lanes,
-                                 size_t k, size_t count) {
-    if (b->type == DTYPE_F32) gemm_dot_typed(sums, a, rows, b, DTYPE_F32, j, lanes, k, count);
-    else if (b->type == DTYPE_BF16) gemm_dot_typed(sums, a, rows, b, DTYPE_BF16, j, lanes, k, count);
-    else gemm_dot_typed(sums, a, rows, b, DTYPE_F16, j, lanes, k, count);
-}
-
-ALWAYS_INLINE void gemm_dot_body(float* sums, const uint32_t* a, size_t rows, const GemmOperand* b, size_t j,
-                                 size_t lanes, size_t k, size_t count) {
-    if (rows == 1) gemm_dot_rows(sums, (const float*)a, 1, b, j, lanes, k, count);
-    else if (rows == 4) gemm_dot_rows(sums, (const float*)a, 4, b, j, lanes, k, count);
-    else gemm_dot_rows(sums, (const float*)a, 8, b, j, lanes, k, count);
-}
+// A `dot` by a body for constant rows and types.
+#define GEMM_DOT_ROWS(body, type) \
+    do { \
+        const float* floats_ = (const float*)a; \
+        if (rows == 1) body(sums, floats_, 1, b, type, j, lanes, k, count); \
+        else if (rows == 4) body(sums, floats_, 4, b, type, j, lanes, k, count); \
+        else body(sums, floats_, 8, b, type, j, lanes, k, count); \
+    } while (0)
+#define GEMM_DOT(name, target, body) \
+    target static inline void gemm_dot_##name(float* sums, const uint32_t* a, size_t rows, const GemmOperand* b, \
+                                              size_t j, size_t lanes, size_t k, size_t count) { \
+        if (b->type == DTYPE_F32) GEMM_DOT_ROWS(body, DTYPE_F32); \
+        else if (b->type == DTYPE_BF16) GEMM_DOT_ROWS(body, DTYPE_BF16); \
+        else GEMM_DOT_ROWS(body, DTYPE_F16); \
+    }
 
 // Two vectors a row, and three quarters of the registers hold the sums.
 enum { GEMM_PORTABLE_ROWS = VECTOR_REGISTERS * 3 / 8, GEMM_PORTABLE_COLS = 2 * VECTOR_LANES };
@@ -301,14 +322,9 @@ static inline void gemm_multiply_portable(float* sums, const uint32_t* a_panel, 
     target static inline void gemm_store_##name(const GemmProblem* p, const float* sums, size_t i, size_t j) { \
         gemm_store_body(p, sums, rows, cols, i, j);                                                           \
     }
-#define GEMM_DOT(name, target)                                                                                \
-    target static inline void gemm_dot_##name(float* sums, const uint32_t* a, size_t rows, const GemmOperand* b, \
-                                              size_t j, size_t lanes, size_t k, size_t count) {               \
-        gemm_dot_body(sums, a, rows, b, j, lanes, k, count);                                                  \
-    }
 
 GEMM_BODIES(portable, , GEMM_PORTABLE_ROWS, GEMM_PORTABLE_COLS)
-GEMM_DOT(portable, )
+GEMM_DOT(portable, , gemm_dot_typed)
 
 static inline void gemm_pack_portable(uint32_t* panel, const GemmOperand* o, size_t lane, size_t lanes, size_t width,
                                       size_t k, size_t count) {

@@ -38,10 +38,9 @@
 //
 // 12 of the 16 registers hold the sums, two a row of B, one an element of A. Packing is the plain loop.
 
-#define GEMM_AVX2 __attribute__((target("avx2,fma")))
+#define GEMM_AVX2 __attribute__((target("avx2,fma,f16c")))
 
 GEMM_BODIES(avx2, GEMM_AVX2, 6, 16)
-GEMM_DOT(avx2, GEMM_AVX2)
 
 GEMM_AVX2 static inline void gemm_pack_avx2(uint32_t* panel, const GemmOperand* o, size_t lane, size_t lanes,
                                             size_t width, size_t k, size_t count) {
@@ -68,7 +67,83 @@ GEMM_AVX2 static inline void gemm_multiply_avx2(float* sums, const uint32_t* a_p
     for (int i = 0; i < 12; i++) _mm256_storeu_ps(sums + 8 * i, c[i]);
 }
 
-static inline bool gemm_has_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+// r[j][i] = r[i][j], for 8 x 8 units
+GEMM_AVX2 ALWAYS_INLINE void gemm_transpose_avx2(__m256i r[8]) {
+    __m256i t[8];
+    GEMM_UNROLL
+    for (int i = 0; i < 4; i++) {  // units of neighbouring rows side by side
+        t[2 * i] = _mm256_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
+        t[2 * i + 1] = _mm256_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+    }
+    GEMM_UNROLL
+    for (int i = 0; i < 2; i++) {  // r[4i + c] holds, in its half h, column 4h + c of rows 4i .. 4i + 3
+        r[4 * i] = _mm256_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
+        r[4 * i + 1] = _mm256_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
+        r[4 * i + 2] = _mm256_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
+        r[4 * i + 3] = _mm256_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+    }
+    GEMM_UNROLL
+    for (int c = 0; c < 4; c++) {  // the halves of column group c change places
+        t[c] = _mm256_permute2x128_si256(r[c], r[4 + c], 0x20);
+        t[4 + c] = _mm256_permute2x128_si256(r[c], r[4 + c], 0x31);
+    }
+    GEMM_UNROLL
+    for (int i = 0; i < 8; i++) r[i] = t[i];
+}
+
+// 8 floats, or 8 pairs of bfloat16
+GEMM_AVX2 ALWAYS_INLINE __m256i gemm_units_avx2(const char* data, Dtype type) {
+    if (type == DTYPE_F16) return _mm256_castps_si256(_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)data)));
+    return _mm256_loadu_si256((const __m256i*)data);
+}
+
+// A few rows: 8 columns of B x 8 units are turned in registers, where a unit is a float or a pair of bfloat16. One row
+// of A takes both groups of 8 columns in turn, so that two sums add at a time; more rows have sums enough, and take one
+// group after the other. What is left over at the end of a row, or of B, is for the plain loop.
+GEMM_AVX2 ALWAYS_INLINE void gemm_dot_typed_avx2(float* sums, const float* a, size_t rows, const GemmOperand* b,
+                                               Dtype type, size_t j, size_t lanes, size_t k, size_t count) {
+    bool pairs = type == DTYPE_BF16;
+    size_t bytes = dtype_bytes(type), groups = rows == 1 ? 2 : 1, step = pairs ? 16 : 8;
+    size_t whole = lanes == GEMM_DOT_COLS ? count / step * step : 0;
+    for (size_t first = 0; first < 2 && whole > 0; first += groups) {
+        __m256 c[GEMM_FEW_ROWS];
+        GEMM_UNROLL
+        for (size_t i = 0; i < groups * rows; i++)
+            c[i] = _mm256_loadu_ps(sums + i / groups * 16 + (first + i % groups) * 8);
+        for (size_t done = 0; done < whole; done += step) {
+            if (done * bytes % 64 == 0) gemm_dot_prefetch(b, type, 8 * groups, j + 8 * first, k + done);
+            GEMM_UNROLL
+            for (size_t g = 0; g < groups; g++) {
+                const char* data = b->data + ((j + 8 * (first + g)) * b->stride + k + done) * bytes;
+                __m256i r[8];
+                GEMM_UNROLL
+                for (size_t l = 0; l < 8; l++) r[l] = gemm_units_avx2(data + l * b->stride * bytes, type);
+                gemm_transpose_avx2(r);
+                GEMM_UNROLL
+                for (size_t u = 0; u < step; u++) {
+                    __m256i unit = !pairs ? r[u % 8] : u % 2 ? _mm256_and_si256(r[u / 2], _mm256_set1_epi32(-65536))
+                                                             : _mm256_slli_epi32(r[u / 2], 16);
+                    GEMM_UNROLL
+                    for (size_t i = 0; i < rows; i++)
+                        c[i * groups + g] = _mm256_fmadd_ps(_mm256_broadcast_ss(a + (done + u) * rows + i),
+                                                            _mm256_castsi256_ps(unit), c[i * groups + g]);
+                }
+            }
+        }
+        GEMM_UNROLL
+        for (size_t i = 0; i < groups * rows; i++)
+            _mm256_storeu_ps(sums + i / groups * 16 + (first + i % groups) * 8, c[i]);
+    }
+    if (whole < count) gemm_dot_typed(sums, a + whole * rows, rows, b, type, j, lanes, k + whole, count - whole);
+}
+
+GEMM_DOT(avx2, GEMM_AVX2, gemm_dot_typed_avx2)
+
+static inline bool gemm_has_avx2(void) {
+    unsigned a, b, c, d;
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid(1, &a, &b, &c, &d) &&
+           (c & bit_F16C);
+}
 
 static const GemmKernel gemm_avx2 = {"avx2", false, false, 6, 16, 384, 384, 1, gemm_pack_avx2, gemm_multiply_avx2,
                                      gemm_start_avx2, gemm_store_avx2, ARITHMETIC_FUSED ? gemm_dot_avx2 : NULL,
@@ -138,9 +213,9 @@ GEMM_AVX512 static inline __m512i gemm_pair_rows_avx512(const char* even, const 
 }
 
 // Sixteen rows as they lie in memory: of 16 units of one lane if k is contiguous, else of 16 lanes of one unit. What
-// lies outside of the operand is zero.
+// lies outside of the operand is zero. ahead: whether what comes next is fetched.
 GEMM_AVX512 ALWAYS_INLINE void gemm_rows_avx512(__m512i r[16], const GemmOperand* o, Dtype type, bool pairs,
-                                              size_t lane, size_t lanes, size_t k, size_t count) {
+                                              size_t lane, size_t lanes, size_t k, size_t count, bool ahead) {
     size_t bytes = dtype_bytes(type), per_unit = pairs ? 2 : 1;
     size_t step = o->stride * bytes;
     GEMM_UNROLL
@@ -148,7 +223,7 @@ GEMM_AVX512 ALWAYS_INLINE void gemm_rows_avx512(__m512i r[16], const GemmOperand
         r[i] = _mm512_setzero_si512();
         if (o->k_contiguous) {
             const char* row = o->data + (lane + i) * step + k * bytes;
-            __builtin_prefetch(row + 512);
+            if (ahead) __builtin_prefetch(row + GEMM_AHEAD);
             if (i < lanes) r[i] = pairs ? gemm_pairs_avx512(row, count) : gemm_floats_avx512(row, type, count);
         } else if (i * per_unit < count) {
             const char* row = o->data + (k + i * per_unit) * step + lane * bytes;
@@ -167,7 +242,7 @@ GEMM_AVX512 ALWAYS_INLINE void gemm_pack_blocks_avx512(uint32_t* panel, const Ge
         for (size_t group = 0; group < width; group += 16) {
             __m512i r[16];
             size_t left = lanes > group ? lanes - group : 0;
-            gemm_rows_avx512(r, o, type, pairs, lane + group, left, k + done, count - done);
+            gemm_rows_avx512(r, o, type, pairs, lane + group, left, k + done, count - done, true);
             if (o->k_contiguous != by_lane) gemm_transpose_avx512(r);
             __mmask16 mask = gemm_mask16(by_lane ? 16 : width - group);
             GEMM_UNROLL
@@ -207,40 +282,36 @@ GEMM_AVX512 static inline void gemm_multiply_avx512(float* sums, const uint32_t*
     for (int i = 0; i < 24; i++) _mm512_storeu_ps(sums + 16 * i, c[i]);
 }
 
-// A few rows: 16 columns of B x 16 units are turned in registers. Of each sum a unit waits for the one before it, 4
-// cycles; the 1,024 bytes of a block last as long as memory needs for them on a core or two.
+// A few rows: 16 columns of B x 16 units are turned in registers, where a unit is a float or a pair of bfloat16: each
+// row is read by whole cache lines. Of each sum a term waits for the one before it, 4 cycles; the 1,024 bytes of a
+// block last as long as memory needs for them on a core or two. (32 columns at a time would not wait, but so many rows
+// at distances of a power of two do not fit into the L1 cache together: measured, two thirds as fast.)
 GEMM_AVX512 ALWAYS_INLINE void gemm_dot_typed_avx512(float* sums, const float* a, size_t rows, const GemmOperand* b,
                                                    Dtype type, size_t j, size_t lanes, size_t k, size_t count) {
+    bool pairs = type == DTYPE_BF16;
+    size_t step = pairs ? 32 : 16;
     __m512 c[GEMM_FEW_ROWS];
     GEMM_UNROLL
     for (size_t i = 0; i < rows; i++) c[i] = _mm512_loadu_ps(sums + 16 * i);
-    for (size_t done = 0; done < count; done += 16) {
+    for (size_t done = 0; done < count; done += step) {
         __m512i r[16];
-        gemm_rows_avx512(r, b, type, false, j, lanes, k + done, count - done);
+        gemm_dot_prefetch(b, type, 16, j, k + done);
+        gemm_rows_avx512(r, b, type, pairs, j, lanes, k + done, count - done, false);
         gemm_transpose_avx512(r);
         GEMM_UNROLL
-        for (size_t u = 0; u < 16; u++)
+        for (size_t u = 0; u < step; u++) {
+            __m512i unit = !pairs ? r[u % 16] : u % 2 ? _mm512_and_si512(r[u / 2], _mm512_set1_epi32(-65536))
+                                                      : _mm512_slli_epi32(r[u / 2], 16);
             GEMM_UNROLL
             for (size_t i = 0; i < rows; i++)
-                c[i] = _mm512_fmadd_ps(_mm512_set1_ps(a[(done + u) * rows + i]), _mm512_castsi512_ps(r[u]), c[i]);
+                c[i] = _mm512_fmadd_ps(_mm512_set1_ps(a[(done + u) * rows + i]), _mm512_castsi512_ps(unit), c[i]);
+        }
     }
     GEMM_UNROLL
     for (size_t i = 0; i < rows; i++) _mm512_storeu_ps(sums + 16 * i, c[i]);
 }
 
-#define GEMM_DOT_ROWS(body, ...) \
-    do { \
-        if (rows == 1) body(sums, (const float*)a, 1, __VA_ARGS__); \
-        else if (rows == 4) body(sums, (const float*)a, 4, __VA_ARGS__); \
-        else body(sums, (const float*)a, 8, __VA_ARGS__); \
-    } while (0)
-
-GEMM_AVX512 static inline void gemm_dot_avx512(float* sums, const uint32_t* a, size_t rows, const GemmOperand* b,
-                                               size_t j, size_t lanes, size_t k, size_t count) {
-    if (b->type == DTYPE_F32) GEMM_DOT_ROWS(gemm_dot_typed_avx512, b, DTYPE_F32, j, lanes, k, count);
-    else if (b->type == DTYPE_BF16) GEMM_DOT_ROWS(gemm_dot_typed_avx512, b, DTYPE_BF16, j, lanes, k, count);
-    else GEMM_DOT_ROWS(gemm_dot_typed_avx512, b, DTYPE_F16, j, lanes, k, count);
-}
+GEMM_DOT(avx512, GEMM_AVX512, gemm_dot_typed_avx512)
 
 static inline bool gemm_has_avx512(void) {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -279,15 +350,17 @@ GEMM_AVX512BF16 static inline void gemm_multiply_avx512bf16(float* sums, const u
     for (int i = 0; i < 24; i++) _mm512_storeu_ps(sums + 16 * i, c[i]);
 }
 
+// As above, of pairs alone.
 GEMM_AVX512BF16 ALWAYS_INLINE void gemm_dot_pairs_avx512bf16(float* sums, const float* a, size_t rows,
-                                                           const GemmOperand* b, size_t j, size_t lanes, size_t k,
-                                                           size_t count) {
+                                                           const GemmOperand* b, Dtype type, size_t j, size_t lanes,
+                                                           size_t k, size_t count) {
     __m512 c[GEMM_FEW_ROWS];
     GEMM_UNROLL
     for (size_t i = 0; i < rows; i++) c[i] = _mm512_loadu_ps(sums + 16 * i);
     for (size_t done = 0; done < count; done += 32) {
         __m512i r[16];
-        gemm_rows_avx512(r, b, DTYPE_BF16, true, j, lanes, k + done, count - done);
+        gemm_dot_prefetch(b, type, 16, j, k + done);
+        gemm_rows_avx512(r, b, type, true, j, lanes, k + done, count - done, false);
         gemm_transpose_avx512(r);
         GEMM_UNROLL
         for (size_t u = 0; u < 16; u++)
@@ -304,7 +377,7 @@ GEMM_AVX512BF16 ALWAYS_INLINE void gemm_dot_pairs_avx512bf16(float* sums, const 
 GEMM_AVX512BF16 static inline void gemm_dot_avx512bf16(float* sums, const uint32_t* a, size_t rows,
                                                        const GemmOperand* b, size_t j, size_t lanes, size_t k,
                                                        size_t count) {
-    GEMM_DOT_ROWS(gemm_dot_pairs_avx512bf16, b, j, lanes, k, count);
+    GEMM_DOT_ROWS(gemm_dot_pairs_avx512bf16, DTYPE_BF16);
 }
 
 static inline bool gemm_has_avx512bf16(void) {
