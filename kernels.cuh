@@ -33,6 +33,8 @@
 #include "llmtrain/decode.cuh"
 #include "llmtrain/matmul.cuh"
 #include "llmtrain/optimizers.h"
+#include "llmtrain/optimizers_factored.cuh"
+#include "llmtrain/optimizers_quantized.cuh"
 #include "llmtrain/qk_norm.cuh"
 #include "llmtrain/types.h"
 
@@ -1142,6 +1144,9 @@ static __global__ void optimizer_kernel(floatX* params, float* master_weights, f
 }
 
 static inline void optimizer_update(const OptimizerSlice* slice, const OptimizerStep* o, Stream stream) {
+    if (o->kind == OPTIMIZER_ADAMW_8BIT) return adamw_8bit_update(slice, o, stream);
+    if (o->kind == OPTIMIZER_ADAMW_BF16) return adamw_bf16_update(slice, o, stream);
+    if (OPTIMIZERS[o->kind].cut == CUT_NOWHERE) return factored_update(slice, o, stream);
     OptimizerArguments a = {*o, 1.0f, 1.0f};
     float *m = (float*)slice->states[0], *v = (float*)slice->states[1];
     if (o->kind == OPTIMIZER_ADAMW) {

@@ -26,8 +26,8 @@
 // so on.
 //
 // Needs: llmtrain/arithmetic.h, llmtrain/base.h, llmtrain/decode.h, llmtrain/types.h, llmtrain/dtypes.h,
-// llmtrain/optimizers.h, llmtrain/qk_norm.h, llmtrain/rope.h, llmtrain/gemm.h, llmtrain/gemm_portable.h,
-// llmtrain/gemm_x86.h.
+// llmtrain/optimizers.h, llmtrain/optimizers_factored.h, llmtrain/optimizers_quantized.h, llmtrain/qk_norm.h,
+// llmtrain/rope.h, llmtrain/gemm.h, llmtrain/gemm_portable.h, llmtrain/gemm_x86.h.
 
 #ifndef LLMTRAIN_KERNELS_CPU_H
 #define LLMTRAIN_KERNELS_CPU_H
@@ -37,6 +37,8 @@
 #include "llmtrain/decode.h"
 #include "llmtrain/gemm.h"
 #include "llmtrain/optimizers.h"
+#include "llmtrain/optimizers_factored.h"
+#include "llmtrain/optimizers_quantized.h"
 #include "llmtrain/qk_norm.h"
 #include "llmtrain/rope.h"
 
@@ -828,33 +830,18 @@ static inline void optimizer_apply(float* w, float* m, float* v, const float* gr
     }
 }
 
-// Elements [begin, begin + n) of params, from their updated floats w (n).
-static inline void optimizer_store(const OptimizerSlice* slice, const OptimizerStep* o, const float* w, size_t begin,
-                                   size_t n) {
-    floatX* p = slice->params + begin;
-    if (slice->master_weights != NULL || FLOATX_IS_FLOAT) {
-        for (size_t i = 0; i < n; i++) p[i] = floatX_of(w[i]);
-        return;
-    }
-    size_t index = slice->first + begin;
-    for (size_t i = 0; i < n;) {  // four random numbers from each random4, from a multiple of 4
-        Random4 r = random4(o->seed, RANDOM_ROUNDING, o->step, (index + i) / 4);
-        for (size_t lane = (index + i) % 4; lane < 4 && i < n; lane++, i++)
-            p[i] = floatX_of_stochastic(w[i], r.bits[lane]);
-    }
-}
-
 // One step of the optimizer over a slice.
 static inline void optimizer_update(const OptimizerSlice* slice, const OptimizerStep* o, Stream stream) {
     (void)stream;
+    if (o->kind == OPTIMIZER_ADAMW_8BIT) { adamw_8bit_update(slice, o); return; }
+    if (o->kind == OPTIMIZER_ADAMW_BF16) { adamw_bf16_update(slice, o); return; }
+    if (OPTIMIZERS[o->kind].cut == CUT_NOWHERE) { factored_update(slice, o); return; }
     const size_t piece = 2048;
     float *m = (float*)slice->states[0], *v = (float*)slice->states[1];
     #pragma omp parallel for
     for (size_t begin = 0; begin < slice->n; begin += piece) {
-        float block[2048], *w = slice->master_weights ? slice->master_weights + begin : block;
         size_t count = min_size(piece, slice->n - begin);
-        floatX* p = slice->params + begin;
-        if (slice->master_weights == NULL) for (size_t i = 0; i < count; i++) w[i] = float_of(p[i]);
+        float memory[2048], *w = optimizer_weights(memory, slice, begin, count);
         optimizer_apply(w, m ? m + begin : NULL, v ? v + begin : NULL, slice->grads + begin, o, count);
         optimizer_store(slice, o, w, begin, count);
     }

@@ -39,7 +39,13 @@ enum { ARITHMETIC_FUSED = 0 };
 #endif
 
 // a * b + c, rounded once; twice where ARITHMETIC_FUSED is 0, since doing it in software takes a hundred times as long.
-ALWAYS_INLINE float fused(float a, float b, float c) { return ARITHMETIC_FUSED ? __builtin_fmaf(a, b, c) : a * b + c; }
+HOST_DEVICE ALWAYS_INLINE float fused(float a, float b, float c) {
+#ifdef __CUDA_ARCH__
+    return fmaf(a, b, c);
+#else
+    return ARITHMETIC_FUSED ? __builtin_fmaf(a, b, c) : a * b + c;
+#endif
+}
 
 // ------------------------------------------------------------------------------------------------
 // 2. Vectors

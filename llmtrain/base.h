@@ -157,7 +157,8 @@ typedef enum {
     RANDOM_ROUNDING = 4,  // step: number of the update, index: position in the flat parameter vector
     RANDOM_SAMPLING = 5,  // step 0,         index: position of the token in the text
     RANDOM_CORPUS = 6,    // step 0,         index: number of the choice
-    RANDOM_TEST = 7       // step: number of the test
+    RANDOM_TEST = 7,      // step: number of the test
+    RANDOM_STATES = 9     // step: number of the update, index: position in the flat parameter vector
 } RandomPurpose;
 
 typedef struct {
@@ -186,6 +187,19 @@ HOST_DEVICE static inline Random4 random4(uint64_t seed, RandomPurpose purpose, 
 // The index-th of a sequence of uniform 32-bit numbers; four neighbours share a call of random4.
 HOST_DEVICE static inline uint32_t random_bits(uint64_t seed, RandomPurpose purpose, uint64_t step, uint64_t index) {
     return random4(seed, purpose, step, index / 4).bits[index % 4];
+}
+
+// out (n): the `first`-th of that sequence and those after it.
+static inline void random_fill(uint32_t* out, uint64_t seed, RandomPurpose purpose, uint64_t step, uint64_t first,
+                               size_t n) {
+    size_t before = (4 - first % 4) % 4, i = 0;
+    for (; i < n && i < before; i++) out[i] = random_bits(seed, purpose, step, first + i);
+    #pragma omp simd
+    for (size_t quad = 0; quad < (n - i) / 4; quad++) {
+        Random4 r = random4(seed, purpose, step, (first + i) / 4 + quad);
+        for (size_t lane = 0; lane < 4; lane++) out[i + 4 * quad + lane] = r.bits[lane];
+    }
+    for (i += (n - i) / 4 * 4; i < n; i++) out[i] = random_bits(seed, purpose, step, first + i);
 }
 
 // Uniform in [0, 1), with 24 bits: exact in float.

@@ -7,18 +7,25 @@
 //   2. step        what an update is given
 //   3. rounding    stochastic, for parameters without master weights
 //
-// Needs: llmtrain/dtypes.h, llmtrain/types.h.
+// Needs: llmtrain/base.h, llmtrain/dtypes.h, llmtrain/types.h.
 
 #ifndef LLMTRAIN_OPTIMIZERS_H
 #define LLMTRAIN_OPTIMIZERS_H
 
+#include "base.h"
 #include "dtypes.h"
 #include "types.h"
 
 // ------------------------------------------------------------------------------------------------
 // 1. Table
 
-typedef enum { OPTIMIZER_ADAMW, OPTIMIZER_SGD, OPTIMIZER_MOMENTUM, OPTIMIZER_LION, OPTIMIZER_COUNT } OptimizerKind;
+typedef enum {
+    OPTIMIZER_ADAMW, OPTIMIZER_SGD, OPTIMIZER_MOMENTUM, OPTIMIZER_LION,
+    OPTIMIZER_ELEMENTWISE,  // those before it are formulas of an element: optimizer_apply, optimizer_element
+    OPTIMIZER_ADAMW_8BIT = OPTIMIZER_ELEMENTWISE, OPTIMIZER_ADAMW_BF16,  // optimizers_quantized.h
+    OPTIMIZER_ADAFACTOR, OPTIMIZER_CAME, OPTIMIZER_ADAM_MINI, OPTIMIZER_SM3,  // optimizers_factored.h
+    OPTIMIZER_COUNT
+} OptimizerKind;
 
 // How many elements a state has for a tensor.
 typedef enum {
@@ -27,6 +34,7 @@ typedef enum {
     STATE_ROWS,       // one for a row of a matrix; none for a vector
     STATE_COLUMNS,    // one for a column of a matrix; none for a vector
     STATE_VECTORS,    // one for each element of a vector; none for a matrix
+    STATE_VECTOR,     // a single one for a vector; none for a matrix
     STATE_HIDDEN,     // one for each element of a hidden matrix (TensorShape); none for others
     STATE_OTHERS,     // one for each element of what is no hidden matrix
     STATE_BASIS,      // rank x the shorter side of a hidden matrix: the basis of a low-rank projection
@@ -49,7 +57,9 @@ typedef struct {
 
 enum {
     OPTIMIZER_STATES = 6,    // the most states of an optimizer
-    OPTIMIZER_BLOCK = 256    // elements of a tensor that share a scale
+    OPTIMIZER_BLOCK = 256,   // elements of a tensor that share a scale
+    FACTORED_PIECES = 32,    // sums of columns that an update holds in scratch memory (optimizers_factored.h)
+    FACTORED_SCALARS = 4
 };
 
 #define STATE_NONE {NULL, DTYPE_F32, STATE_ELEMENTS}
@@ -62,6 +72,18 @@ static const struct {
     {"sgd", {STATE_NONE}, CUT_ANYWHERE},
     {"momentum", {{"m", DTYPE_F32, STATE_ELEMENTS}}, CUT_ANYWHERE},
     {"lion", {{"m", DTYPE_F32, STATE_ELEMENTS}}, CUT_ANYWHERE},
+    {"adamw-8bit", {{"m", DTYPE_U8, STATE_ELEMENTS}, {"v", DTYPE_U8, STATE_ELEMENTS},
+                    {"m_scale", DTYPE_F32, STATE_BLOCKS}, {"v_scale", DTYPE_F32, STATE_BLOCKS}}, CUT_BLOCKS},
+    {"adamw-bf16", {{"m", DTYPE_BF16, STATE_ELEMENTS}, {"v", DTYPE_BF16, STATE_ELEMENTS}}, CUT_ANYWHERE},
+    {"adafactor", {{"v_row", DTYPE_F32, STATE_ROWS}, {"v_column", DTYPE_F32, STATE_COLUMNS},
+                   {"v", DTYPE_F32, STATE_VECTORS}}, CUT_NOWHERE},
+    {"came", {{"v_row", DTYPE_F32, STATE_ROWS}, {"v_column", DTYPE_F32, STATE_COLUMNS},
+              {"v", DTYPE_F32, STATE_VECTORS}, {"m", DTYPE_F32, STATE_ELEMENTS},
+              {"r_row", DTYPE_F32, STATE_ROWS}, {"r_column", DTYPE_F32, STATE_COLUMNS}}, CUT_NOWHERE},
+    {"adam-mini", {{"v_row", DTYPE_F32, STATE_ROWS}, {"v", DTYPE_F32, STATE_VECTOR},
+                   {"m", DTYPE_F32, STATE_ELEMENTS}}, CUT_NOWHERE},
+    {"sm3", {{"v_row", DTYPE_F32, STATE_ROWS}, {"v_column", DTYPE_F32, STATE_COLUMNS},
+             {"v", DTYPE_F32, STATE_VECTORS}, {"m", DTYPE_F32, STATE_ELEMENTS}}, CUT_NOWHERE},
 };
 
 static inline size_t optimizer_states(OptimizerKind kind) {
@@ -112,6 +134,7 @@ static inline size_t optimizer_state_part(size_t* index, StateShape shape, const
         return (end + OPTIMIZER_BLOCK - 1) / OPTIMIZER_BLOCK - *index;
     case STATE_ROWS: return matrix ? t->rows : 0;
     case STATE_COLUMNS: return t->cols;
+    case STATE_VECTOR: return matrix ? 0 : 1;
     case STATE_BASIS: return t->hidden ? (rank < shorter ? rank : shorter) * shorter : 0;
     case STATE_LOW_RANK: return t->hidden ? (rank < shorter ? rank : shorter) * longer : 0;
     case STATE_ELEMENTS: whole = 1; break;
@@ -131,8 +154,9 @@ static inline bool optimizer_whole(OptimizerKind kind, const TensorShape* t) {
 
 // Floats of scratch memory that the update of a tensor takes.
 static inline size_t optimizer_scratch_floats(OptimizerKind kind, const TensorShape* t, size_t rank) {
-    (void)kind, (void)t, (void)rank;
-    return 0;
+    size_t R = t->cols ? t->rows : 1, C = t->cols ? t->cols : t->rows;  // a vector is a row
+    (void)rank;
+    return OPTIMIZERS[kind].cut == CUT_NOWHERE ? 2 * R + (1 + FACTORED_PIECES) * C + FACTORED_SCALARS : 0;
 }
 
 // What the update of a tensor costs, for an even distribution over ranks: its elements, or the multiplications of
@@ -171,12 +195,16 @@ typedef struct {
 //
 // Rounds up with a probability equal to the fraction that is cut off, so that the mean is exact; `random` is uniform.
 
-HOST_DEVICE static inline floatX floatX_of_stochastic(float x, uint32_t random) {
-#if defined(PRECISION_BF16)
+// The lower 16 bits of `random` are used.
+HOST_DEVICE static inline uint16_t bf16_of_stochastic(float x, uint32_t random) {
     uint32_t b = bits_from_float(x);
     bool special = (b & 0x7f800000u) == 0x7f800000u;
-    floatX r;
-    r.bits = (uint16_t)((special ? b | (x != x ? 0x400000u : 0u) : b + (random & 0xffff)) >> 16);
+    return (uint16_t)((special ? b | (x != x ? 0x400000u : 0u) : b + (random & 0xffff)) >> 16);
+}
+
+HOST_DEVICE static inline floatX floatX_of_stochastic(float x, uint32_t random) {
+#if defined(PRECISION_BF16)
+    floatX r = {bf16_of_stochastic(x, random)};
     return r;
 #elif defined(PRECISION_FP16)
     if (!(fabsf(x) < 65504.0f)) return floatX_of(x);  // the largest finite number has no neighbour above
@@ -190,6 +218,30 @@ HOST_DEVICE static inline floatX floatX_of_stochastic(float x, uint32_t random) 
     (void)random;
     return x;
 #endif
+}
+
+// Weights [begin, begin + n) of a slice as floats, which an update changes: the master weights, or a copy in
+// memory (n). On a CPU, as is the next.
+static inline float* optimizer_weights(float* memory, const OptimizerSlice* slice, size_t begin, size_t n) {
+    if (slice->master_weights) return slice->master_weights + begin;
+    for (size_t i = 0; i < n; i++) memory[i] = float_of(slice->params[begin + i]);
+    return memory;
+}
+
+// Elements [begin, begin + n) of params, from their updated floats w (n).
+static inline void optimizer_store(const OptimizerSlice* slice, const OptimizerStep* o, const float* w, size_t begin,
+                                   size_t n) {
+    floatX* p = slice->params + begin;
+    uint32_t random[512];
+    if (slice->master_weights != NULL || FLOATX_IS_FLOAT) {
+        for (size_t i = 0; i < n; i++) p[i] = floatX_of(w[i]);
+        return;
+    }
+    for (size_t at = 0; at < n; at += 512) {
+        size_t count = n - at < 512 ? n - at : 512;
+        random_fill(random, o->seed, RANDOM_ROUNDING, o->step, slice->first + begin + at, count);
+        for (size_t i = 0; i < count; i++) p[at + i] = floatX_of_stochastic(w[at + i], random[i]);
+    }
 }
 
 #endif  // LLMTRAIN_OPTIMIZERS_H

@@ -1,0 +1,229 @@
+// optimizers_quantized.h: AdamW with narrow states, in plain C: the specification of the kernels of that name, and the
+// CPU backend.
+//
+//   1. AdamW           one element
+//   2. dynamic maps    the numbers that 8 bits stand for, and the nearest of them
+//   3. 8 bits          blocks of 256 elements share a scale
+//   4. bfloat16        with stochastic rounding
+//
+//   optimizer     states, bytes per parameter                       AdamW with 32-bit states: 8
+//   adamw-8bit    m, v: 1 each; their scales: 4 for 256 elements    2.03
+//   adamw-bf16    m, v: 2 each                                      4
+//
+// Both compute as AdamW does, in float, and round the states when they store them; the step is taken with the states
+// before they are rounded. Functions of sections 1 and 2 run on both backends and give the same bits there.
+//
+// Needs: llmtrain/arithmetic.h, llmtrain/base.h, llmtrain/types.h, llmtrain/optimizers.h.
+
+#ifndef LLMTRAIN_OPTIMIZERS_QUANTIZED_H
+#define LLMTRAIN_OPTIMIZERS_QUANTIZED_H
+
+#include "arithmetic.h"
+#include "base.h"
+#include "optimizers.h"
+#include "types.h"
+
+// ------------------------------------------------------------------------------------------------
+// 1. AdamW
+//
+// "Decoupled Weight Decay Regularization":  m, v: running means of g and g^2, both corrected for their start at 0;
+// w -= lr (m' / (sqrt(v') + epsilon) + weight_decay w). All is fused by hand, so that no compiler can choose.
+
+typedef struct {
+    float lr, beta1, beta2, epsilon, weight_decay, grad_scale;
+    float m_correction, v_correction;
+} AdamW;
+
+static inline AdamW adamw_begin(const OptimizerStep* o) {
+    AdamW a = {o->lr, o->beta1, o->beta2, o->epsilon, o->weight_decay, o->grad_scale, 1.0f, 1.0f};
+    a.m_correction = (float)(1.0 / (1.0 - pow_double((double)o->beta1, (double)o->step)));
+    a.v_correction = (float)(1.0 / (1.0 - pow_double((double)o->beta2, (double)o->step)));
+    return a;
+}
+
+HOST_DEVICE ALWAYS_INLINE void adamw_element(float* w, float* m, float* v, float grad, const AdamW* a) {
+    float g = grad * a->grad_scale;
+    *m = fused(1.0f - a->beta1, g - *m, *m);
+    *v = fused(1.0f - a->beta2, fused(g, g, -*v), *v);
+    float step = *m * a->m_correction / (sqrtf(*v * a->v_correction) + a->epsilon);
+    *w = fused(-a->lr, fused(a->weight_decay, *w, step), *w);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 2. Dynamic maps
+//
+// "8-bit Optimizers via Block-wise Quantization": 8 bits stand for numbers from -1 to 1 (m) or 0 to 1 (v) whose
+// distances grow with them. Each of seven decades, from 10^-7 to 1, is cut into twice as many equal intervals as the
+// one below it, and has their middles; besides there are 0 and 1:
+//
+//     decade        10^-7 to 10^-6    ...    0.01 to 0.1    0.1 to 1
+//     v             2 numbers                64             128
+//     m             1, and its negative      32             64
+//
+// Codes are in the order of the numbers, as in bitsandbytes, whose create_dynamic_map has the same bits
+// (dev/peers/optimizers.py).
+//
+// The nearest number is found without a search. In a decade the position of x among the numbers is linear in x; that
+// minus one half, cut to an integer, is the right code or the one below it, and one comparison with the number in the
+// middle between the two decides. The decade itself comes from six comparisons. Exactly in the middle the number
+// nearer to 0 is taken.
+
+enum { DYNAMIC_DECADES = 7, DYNAMIC_CODES = 256, DYNAMIC_ZERO = 127 };  // the last: the code of 0 in m's map
+
+typedef struct {
+    float values[DYNAMIC_CODES];   // by code
+    float middles[DYNAMIC_CODES];  // between the numbers i and i + 1 of those from 0 up; beyond the last: 2
+    float edges[DYNAMIC_DECADES], slopes[DYNAMIC_DECADES], offsets[DYNAMIC_DECADES];
+} DynamicMap;
+
+// Number k of n in the decade that ends at `top`: the middle of its interval, each operation rounded to float.
+static inline float dynamic_number(float top, size_t k, size_t n) {
+    float ends[2], step = (1.0f - 0.1f) / (float)n;
+    for (size_t i = 0; i < 2; i++) {  // from the nearer end of the decade, as torch.linspace does
+        double from_low = (double)0.1f + (double)step * (double)(k + i), from_top = (double)step * (double)(n - k - i);
+        ends[i] = (float)(k + i < (n + 1) / 2 ? from_low : 1.0 - from_top);
+    }
+    return top * ((ends[0] + ends[1]) / 2.0f);
+}
+
+static inline void dynamic_map(DynamicMap* map, bool is_signed) {
+    static const float TOPS[DYNAMIC_DECADES] = {1e-6f, 1e-5f, 1e-4f, 1e-3f, 1e-2f, 1e-1f, 1.0f};
+    float* numbers = map->values + (is_signed ? DYNAMIC_ZERO : 0);  // from 0 up
+    size_t count = 0;
+    numbers[count++] = 0.0f;
+    for (size_t d = 0; d < DYNAMIC_DECADES; d++) {
+        size_t n = (size_t)(is_signed ? 1 : 2) << d;
+        double top = (double)TOPS[d], slope = (double)n / (0.9 * top);
+        map->slopes[d] = (float)slope;
+        map->offsets[d] = (float)((double)count - 0.5 - 0.1 * top * slope);
+        map->edges[d] = (float)(0.1 * top * (1.0 + 0.45 / (double)n));  // a quarter of an interval of the decade below
+        for (size_t k = 0; k < n; k++) numbers[count++] = dynamic_number(TOPS[d], k, n);
+    }
+    numbers[count++] = 1.0f;
+    for (size_t i = 0; i < DYNAMIC_CODES; i++)
+        map->middles[i] = i + 1 < count ? (numbers[i] + numbers[i + 1]) * 0.5f : 2.0f;
+    for (size_t i = 1; is_signed && i <= DYNAMIC_ZERO; i++) map->values[DYNAMIC_ZERO - i] = -numbers[i];
+}
+
+// The number next to x, or the one below it, counted from 0 up; x from 0 to 1.
+HOST_DEVICE ALWAYS_INLINE int dynamic_guess(float x, const DynamicMap* map) {
+    float slope = map->slopes[0], offset = map->offsets[0], inside = x <= 1.0f ? x : 1.0f;  // of NaN too
+    for (int d = 1; d < DYNAMIC_DECADES; d++) {
+        slope = inside > map->edges[d] ? map->slopes[d] : slope;
+        offset = inside > map->edges[d] ? map->offsets[d] : offset;
+    }
+    return (int)fused(inside, slope, offset);
+}
+
+// The code of a number that is number `nearest` from 0 up; -1 has none, the largest below it is taken.
+HOST_DEVICE ALWAYS_INLINE uint8_t dynamic_signed_code(int nearest, bool negative) {
+    int below = nearest < DYNAMIC_ZERO ? nearest : DYNAMIC_ZERO;
+    return (uint8_t)(negative ? DYNAMIC_ZERO - below : DYNAMIC_ZERO + nearest);
+}
+
+typedef struct {
+    DynamicMap m, v;
+} DynamicMaps;
+
+static inline void dynamic_maps(DynamicMaps* maps) {
+    dynamic_map(&maps->m, true);
+    dynamic_map(&maps->v, false);
+}
+
+// The bits of |x|. Of those the largest is that of the largest number, and a NaN is above all.
+HOST_DEVICE ALWAYS_INLINE uint32_t magnitude_bits(float x) { return bits_from_float(x) & 0x7fffffffu; }
+
+#ifdef LLMTRAIN_CUDA
+namespace cpu {
+#endif
+
+// ------------------------------------------------------------------------------------------------
+// 3. 8 bits
+//
+// A block is 256 elements of a tensor, counted from its first. Its scale is the largest magnitude of its state, so the
+// codes are those of numbers from -1 to 1.
+
+// codes (n) of x (n); returns the scale. Loops apart, so that all but the last two vectorise.
+static inline float quantize_block(uint8_t* codes, const float* x, const DynamicMap* map, bool is_signed, size_t n) {
+    int guesses[OPTIMIZER_BLOCK];
+    float sizes[OPTIMIZER_BLOCK];
+    uint32_t largest = 0;
+    #pragma omp simd reduction(max : largest)
+    for (size_t i = 0; i < n; i++) largest = magnitude_bits(x[i]) > largest ? magnitude_bits(x[i]) : largest;
+    float scale = float_from_bits(largest), divisor = largest > 0 ? scale : 1.0f;
+    #pragma omp simd
+    for (size_t i = 0; i < n; i++) {
+        sizes[i] = fabsf(x[i]) / divisor;
+        guesses[i] = dynamic_guess(sizes[i], map);
+    }
+    if (is_signed) {
+        for (size_t i = 0; i < n; i++)
+            codes[i] = dynamic_signed_code(guesses[i] + (sizes[i] > map->middles[guesses[i]]), x[i] < 0.0f);
+    } else {
+        for (size_t i = 0; i < n; i++) codes[i] = (uint8_t)(guesses[i] + (sizes[i] > map->middles[guesses[i]]));
+    }
+    return scale;
+}
+
+static inline void adamw_8bit_update(const OptimizerSlice* slice, const OptimizerStep* o) {
+    uint8_t *m_codes = (uint8_t*)slice->states[0], *v_codes = (uint8_t*)slice->states[1];
+    float *m_scales = (float*)slice->states[2], *v_scales = (float*)slice->states[3];
+    const AdamW a = adamw_begin(o);
+    DynamicMaps maps;
+    dynamic_maps(&maps);
+    #pragma omp parallel for schedule(static)
+    for (size_t block = 0; block < divide_up(slice->n, OPTIMIZER_BLOCK); block++) {
+        size_t begin = block * OPTIMIZER_BLOCK, n = min_size(OPTIMIZER_BLOCK, slice->n - begin);
+        float memory[OPTIMIZER_BLOCK], m[OPTIMIZER_BLOCK], v[OPTIMIZER_BLOCK];
+        float* w = optimizer_weights(memory, slice, begin, n);
+        const float* grads = slice->grads + begin;
+        for (size_t i = 0; i < n; i++) {
+            m[i] = maps.m.values[m_codes[begin + i]] * m_scales[block];
+            v[i] = maps.v.values[v_codes[begin + i]] * v_scales[block];
+        }
+        #pragma omp simd
+        for (size_t i = 0; i < n; i++) adamw_element(&w[i], &m[i], &v[i], grads[i], &a);
+        optimizer_store(slice, o, w, begin, n);
+        m_scales[block] = quantize_block(m_codes + begin, m, &maps.m, true, n);
+        v_scales[block] = quantize_block(v_codes + begin, v, &maps.v, false, n);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------
+// 4. bfloat16
+//
+// bfloat16 has 8 bits of fraction, so a mean that changes by less than 1/256 of itself would stay as it is, and v
+// changes by 1 - beta2 of itself. Rounded stochastically (as in "Revisiting BFloat16 Training") it is right on average.
+// An element's random number serves both states: its lower half m, its upper half v.
+
+static inline void adamw_bf16_update(const OptimizerSlice* slice, const OptimizerStep* o) {
+    enum { PIECE = 512 };
+    uint16_t *m_halves = (uint16_t*)slice->states[0], *v_halves = (uint16_t*)slice->states[1];
+    const AdamW a = adamw_begin(o);
+    #pragma omp parallel for schedule(static)
+    for (size_t begin = 0; begin < slice->n; begin += PIECE) {
+        size_t n = min_size(PIECE, slice->n - begin);
+        float memory[PIECE], m[PIECE], v[PIECE], *w = optimizer_weights(memory, slice, begin, n);
+        uint32_t random[PIECE];
+        const float* grads = slice->grads + begin;
+        #pragma omp simd
+        for (size_t i = 0; i < n; i++) {
+            m[i] = float_from_bf16(m_halves[begin + i]);
+            v[i] = float_from_bf16(v_halves[begin + i]);
+            adamw_element(&w[i], &m[i], &v[i], grads[i], &a);
+        }
+        optimizer_store(slice, o, w, begin, n);
+        random_fill(random, o->seed, RANDOM_STATES, o->step, slice->first + begin, n);
+        #pragma omp simd
+        for (size_t i = 0; i < n; i++) {
+            m_halves[begin + i] = bf16_of_stochastic(m[i], random[i]);
+            v_halves[begin + i] = bf16_of_stochastic(v[i], random[i] >> 16);
+        }
+    }
+}
+
+#ifdef LLMTRAIN_CUDA
+}  // namespace cpu
+#endif
+
+#endif  // LLMTRAIN_OPTIMIZERS_QUANTIZED_H
