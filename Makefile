@@ -10,7 +10,7 @@
 #                 ThreadSanitizer (make races: that alone)
 # make test-posix what macOS runs, run on Linux: some suites without what Linux has and POSIX lacks; POSIX_TESTS=names
 # make mutants    what the tests are worth: bugs, planted one at a time in a copy, must be found; ONLY=text, SAMPLE=10: some
-# make bench      where the time of a training step goes
+# make bench      where the time of a training step goes; RECOMPUTE=block: time and memory of the levels up to that one
 # make bench-peers    the same steps in turn with PyTorch and llm.c: tokens per second, memory; LLMC=dir, ROUNDS=3, ISA=x86-64-v3
 # make tour       one step of a tiny model, operation by operation: shapes, what came out, cost; FAMILY=llama: of that family
 # make single     build/llmtrain_single.h: the whole runtime as one header
@@ -329,12 +329,18 @@ TEXT ?= data/shakespeare.txt
 shakespeare: $(B)/train-FP32 $(B)/tokenize
 	@sh dev/shakespeare.sh $(B) "$(TEXT)"
 
+ifdef RECOMPUTE
+bench: $(B)/bench-FP32 $(B)/bench-BF16
+	$(B)/bench-FP32 --batch 4 --seq 256 --recompute $(RECOMPUTE)
+	$(B)/bench-BF16 --batch 4 --seq 256 --recompute $(RECOMPUTE)
+else
 bench: $(B)/bench-FP32 $(B)/bench-BF16 $(B)/gemm
 	$(B)/bench-FP32 --batch 4 --seq 64
 	$(B)/bench-BF16 --batch 4 --seq 64
 	$(B)/bench-FP32 --batch 4 --seq 256
 	$(B)/bench-BF16 --batch 4 --seq 256
 	$(B)/bench-FP32 --sweep
+endif
 
 # Side by side with PyTorch, where it is installed, and with a checkout of llm.c: make bench-peers LLMC=dir
 ROUNDS ?= 3

@@ -1662,6 +1662,16 @@ static void test_two_ranks(void) {
     if (row) sscanf(row, " 1 exact %*f %lf", &planned);
     // Rounded to 0.01; a gathering or two of the twenty end outside the steps.
     check("--plan: MB sent per step of two ranks", fabs(planned - 1e-6 * sent), 0.012);
+    ok = train(small_run("nothing", "--plan --ranks 2 --total-batch 192 --memory 1 --rate 100,10")) == 0;
+    check_true("--plan --memory: what fits, with the time of a step",
+               ok && output_contains("within 1 GB") && output_contains("--batch 1 --zero 1 --optimizer adamw"));
+    ok = train(small_run("nothing", "--plan --memory 0.001")) == 0;
+    check_true("--plan --memory: what is nearest if nothing fits",
+               ok && output_contains("nothing fits 0.001 GB; the nearest needs 0.0") &&
+                   output_contains("--batch 1 --optimizer adamw") && output_contains("--recompute auto --memory 0.0"));
+    ok = train(small_run("nothing", "--recompute auto --memory 0.001")) == 2;
+    check_true("--recompute auto: a budget that nothing fits is refused, with what the run needs",
+               ok && output_contains("the run needs 0.0") && output_contains("--memory larger"));
     check_true("--plan: the lowest stage that fits",
                ok && strstr(text, "--zero 0 --reduce exact is the lowest stage that fits") != NULL);
     free(text);

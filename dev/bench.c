@@ -7,6 +7,7 @@
 //     build/bench-fp32 --model llama:15M --batch 8 --seq 128 --steps 20 --threads 1 --json step.json
 //     build/bench-fp32 --sweep                        cost against sequence length, batch size and parameters
 //     build/bench-fp32 --tour --model gpt2:tiny       each operation of one step, with what it computed (make tour)
+//     build/bench-fp32 --recompute block              time and memory of each level of --recompute up to that one
 //
 // A step is what the loop of train.cu does: zero gradients, forward, head, backward, norm, AdamW; with random weights
 // and random tokens, without the loader and without log lines. One step warms up; of the timed ones the median and the
@@ -257,6 +258,7 @@ static double optimizer_slice_bytes(const OptimizerSlice* slice, const Optimizer
 #define flat_await(flat, bucket) (tour_await(bucket, (flat)->count), flat_await(flat, bucket))
 #define flat_end_bucket(flat, bucket) (flat_end_bucket(flat, bucket), tour_end_bucket(bucket))
 
+#include "llmtrain/predict.h"
 #include "llmtrain/presets.h"
 #include "peak.h"
 
@@ -287,6 +289,7 @@ typedef struct {
     const char *model, *json;
     uint64_t batch, seq, steps, threads;
     bool sweep, tour;
+    RecomputeLevel recompute;
 } Options;
 
 typedef struct {
@@ -333,7 +336,7 @@ static void bench_close(Bench* b) {
     free(b->targets);
 }
 
-static bool bench_open(Bench* b, const char* name, size_t B, size_t T, Error* error) {
+static bool bench_open(Bench* b, const char* name, size_t B, size_t T, RecomputeLevel recompute, Error* error) {
     Config config;
     ModelOptions o;
     memset(b, 0, sizeof *b);
@@ -342,6 +345,7 @@ static bool bench_open(Bench* b, const char* name, size_t B, size_t T, Error* er
     o.T = T;
     o.training = o.master_weights = true;
     o.optimizer = OPTIMIZER_ADAMW;
+    o.recompute = recompute;
     if (!bench_config(&config, name, error) || !model_create(&b->model, &config, o, error)) return false;
     if (!model_randomize(&b->model, 1337, error)) return false;
     b->state = run_state_begin(FLOATX_DTYPE == DTYPE_F16, 1024);
@@ -510,7 +514,7 @@ static bool bench_table(const Options* o, JsonWriter* w, Error* error) {
     Bench b;
     Peaks peaks;
     double warm_up;
-    if (!bench_open(&b, o->model, o->batch, o->seq, error)) return false;
+    if (!bench_open(&b, o->model, o->batch, o->seq, RECOMPUTE_NONE, error)) return false;
     bool ok = bench_step(&b, &warm_up, error);
     size_t memory = memory_peak();  // before the array for the memory's rate is there
     Profile* profiles = (Profile*)allocate(o->steps * sizeof(Profile));
@@ -543,10 +547,10 @@ static bool bench_tour(const Options* o, Error* error) {
     Bench b;
     Profile timer;
     double ms;
-    if (!bench_open(&b, o->model, o->batch, o->seq, error)) return false;
+    if (!bench_open(&b, o->model, o->batch, o->seq, RECOMPUTE_NONE, error)) return false;
     bool ok = bench_step(&b, &ms, error);
     bench_close(&b);
-    if (!ok || !bench_open(&b, o->model, o->batch, o->seq, error)) return false;
+    if (!ok || !bench_open(&b, o->model, o->batch, o->seq, RECOMPUTE_NONE, error)) return false;
     const Config* c = &b.model.config;
     memset(&timer, 0, sizeof timer);
     profile = &timer;
@@ -568,7 +572,7 @@ static bool bench_tour(const Options* o, Error* error) {
 static bool sweep_row(const Options* o, JsonWriter* w, const char* model, size_t B, size_t T, Error* error) {
     Bench b;
     double ms = 0.0;
-    if (!bench_open(&b, model, B, T, error)) return false;
+    if (!bench_open(&b, model, B, T, RECOMPUTE_NONE, error)) return false;
     double* times = (double*)allocate(o->steps * sizeof(double));
     bool ok = times != NULL || fail(error, "out of memory for %zu times; make --steps smaller", (size_t)o->steps);
     ok = ok && bench_step(&b, &ms, error);
@@ -616,6 +620,72 @@ static bool bench_sweep(const Options* o, JsonWriter* w, Error* error) {
 }
 
 // ------------------------------------------------------------------------------------------------
+// 8. Recomputation: each level beside a model that keeps everything, step by step in turn, since a machine's speed
+// changes while others use it
+
+static size_t bench_activations(const Bench* b) {
+    const MemoryPlan* plan = &b->model.memory;
+    size_t i = 0;
+    while (i < plan->count && strcmp(plan->lines[i].name, "activations of the blocks") != 0) i++;
+    return i < plan->count ? plan->lines[i].bytes : 0;
+}
+
+// One row: the median of the ratios of steps that follow one another, and the same from the costs of the operations at
+// rates that are measured beside them. times (3, steps): of both, and the ratios.
+static bool recompute_row(const Options* o, JsonWriter* w, RecomputeLevel level, double* times, Error* error) {
+    Bench all, less;
+    Rates rates;
+    double ms, *ratios = times + 2 * o->steps;
+    char name[16];
+    if (!bench_open(&all, o->model, o->batch, o->seq, RECOMPUTE_NONE, error)) return false;
+    if (!bench_open(&less, o->model, o->batch, o->seq, level, error)) {
+        bench_close(&all);
+        return false;
+    }
+    BlockShape shape = model_block_shape(&all.model);
+    bool ok = bench_step(&all, &ms, error) && bench_step(&less, &ms, error) && rates_measure(&rates, &shape, error);
+    for (size_t i = 0; ok && i < o->steps; i++) {
+        ok = bench_step(&all, &times[i], error) && bench_step(&less, &times[o->steps + i], error);
+        ratios[i] = times[o->steps + i] / times[i];
+    }
+    if (ok) {
+        double ratio = median(ratios, o->steps);
+        double predicted = step_ms(&less.model, &rates, 1) / step_ms(&all.model, &rates, 1);
+        double saved = (double)bench_activations(&less) / (double)bench_activations(&all);
+        choice_name(RECOMPUTE_NAMES, level, name, sizeof name);
+        printf("%-12s %16.1f %8.3f %10.1f %10.1f %9.3f %10.3f\n", name, 1e-6 * (double)bench_activations(&less), saved,
+               1e-6 * (double)less.model.memory.total, median(times + o->steps, o->steps), ratio, predicted);
+        fflush(stdout);
+        json_write_begin(w, '{');
+        json_member_string(w, "level", name);
+        json_member_u64(w, "activation_bytes", bench_activations(&less));
+        json_member_u64(w, "plan_bytes", less.model.memory.total);
+        json_member_number(w, "ms_of_none", median(times, o->steps));
+        json_member_number(w, "ratio", ratio);
+        json_member_number(w, "predicted_ratio", predicted);
+        json_write_end(w, '}');
+    }
+    bench_close(&less);
+    bench_close(&all);
+    return ok;
+}
+
+static bool bench_recompute(const Options* o, JsonWriter* w, Error* error) {
+    int last = o->recompute == RECOMPUTE_AUTO ? RECOMPUTE_BLOCK : (int)o->recompute;
+    double* times = (double*)allocate(3 * o->steps * sizeof(double));
+    bool ok = times != NULL || fail(error, "out of memory for the times; make --steps smaller");
+    printf("%s, B=%zu T=%zu, %zu steps\n\n%-12s %16s %8s %10s %10s %9s %10s\n", o->model, (size_t)o->batch,
+           (size_t)o->seq, (size_t)o->steps, "--recompute", "activations, MB", "of none", "plan, MB", "ms/step",
+           "of none", "predicted");
+    json_write_key(w, "recompute");
+    json_write_begin(w, '[');
+    for (int level = 0; ok && level <= last; level++) ok = recompute_row(o, w, (RecomputeLevel)level, times, error);
+    json_write_end(w, ']');
+    free(times);
+    return ok;
+}
+
+// ------------------------------------------------------------------------------------------------
 
 static bool run(const Options* o, Error* error) {
     JsonWriter w;
@@ -631,7 +701,8 @@ static bool run(const Options* o, Error* error) {
     json_member_u64(&w, "B", o->batch);
     json_member_u64(&w, "T", o->seq);
     json_member_u64(&w, "steps", o->steps);
-    bool ok = o->tour ? bench_tour(o, error) : o->sweep ? bench_sweep(o, &w, error) : bench_table(o, &w, error);
+    bool ok = o->tour ? bench_tour(o, error) : o->sweep ? bench_sweep(o, &w, error)
+            : o->recompute ? bench_recompute(o, &w, error) : bench_table(o, &w, error);
     json_write_end(&w, '}');
     json_put(&w, "\n", 1);
     if (ok && o->json) ok = json_write_done(&w, error) && file_write_atomic(o->json, w.text, w.bytes, error);
@@ -640,7 +711,7 @@ static bool run(const Options* o, Error* error) {
 }
 
 int main(int argc, char** argv) {
-    Options o = {"gpt2:124M", NULL, 4, 256, 5, 0, false, false};
+    Options o = {"gpt2:124M", NULL, 4, 256, 5, 0, false, false, RECOMPUTE_NONE};
     Error error;
     int code;
     Flag flags[] = {
@@ -652,6 +723,8 @@ int main(int argc, char** argv) {
         {"threads", FLAG_COUNT, &o.threads, "N", 0, 4096, "OpenMP threads; 0: as OpenMP decides", false},
         {"sweep", FLAG_SWITCH, &o.sweep, "on|off", 0, 0, "measure against sequence, batch and parameters", false},
         {"tour", FLAG_SWITCH, &o.tour, "on|off", 0, 0, "print each operation of one step, and what it computed", false},
+        {"recompute", FLAG_CHOICE, &o.recompute, RECOMPUTE_NAMES, 0, 0,
+         "measure the levels of recomputation in turn, up to this one; auto: all", false},
         {"json", FLAG_TEXT, &o.json, "FILE", 0, 0, "write what was measured there too", false},
     };
     size_t flag_count = sizeof flags / sizeof flags[0];

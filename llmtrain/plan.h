@@ -1,20 +1,31 @@
-// plan.h: what --plan prints: the memory of a rank line by line, and which ZeRO stages fit.
+// plan.h: what --plan prints: the memory of a rank line by line, which ZeRO stages fit, and within --memory the
+// combinations of flags that fit, fastest first. Also what --recompute auto chooses.
 //
 //   PlanOptions o = {.micro_batches = 4, .snapshots = true};
-//   plan_show(&model, &o, &error);                               after model_plan, before anything is allocated
+//   plan_fit(&model, &o, &error) && plan_show(&model, &o, &error);      after model_plan, before anything is allocated
+//
+//   1. flags    those of the plan
+//   2. memory   of a rank, and what fits it
+//   3. table    the plan, line by line
+//   4. choices  combinations of recomputation, ZeRO stage, optimizer, master weights and micro-batch
 
 #ifndef LLMTRAIN_PLAN_H
 #define LLMTRAIN_PLAN_H
 
-#include "../llmtrain.h"
+#include "predict.h"
+
+// ------------------------------------------------------------------------------------------------
+// 1. Flags
 
 typedef struct {
     bool show;                 // print the plan instead of training
     double memory_gb;          // of a rank; 0: not given
     RecomputeLevel recompute;
+    const char* rate;          // of the machine, see rates_parse; NULL: measured where that is needed
     size_t micro_batches;      // of a step, on each rank
     bool snapshots;            // asynchronous saves take one
     bool hot;                  // copies in memory are kept
+    size_t program;            // bytes that the program takes before it allocates anything
 } PlanOptions;
 
 // Appends the flags of these, and sets the defaults; returns the new number of flags.
@@ -23,27 +34,34 @@ static inline size_t plan_flags(Flag* flags, size_t count, PlanOptions* o) {
         FLAG_HEADING("Memory"),
         SWITCH_FLAG("plan", &o->show, false, FLAG_FREE, "print the memory plan and exit"),
         REAL_FLAG("memory", &o->memory_gb, 0, 0, 1e6, FLAG_FREE,
-                  "GB per rank: with --recompute auto what the run may take; with --plan also names the lowest ZeRO "
-                  "stage that fits"),
+                  "GB per rank: with --recompute auto what the run may take; with --plan lists the flags that fit, "
+                  "fastest first"),
         CHOICE_FLAG("recompute", &o->recompute, RECOMPUTE_NONE, RECOMPUTE_NAMES, FLAG_LOCAL,
                     "activations that the backward computes again instead of keeping them, each with those before it: "
                     "outputs of norms, of GELU or SwiGLU, attention, all of a block but its input; auto: what is "
                     "cheapest for --memory"),
+        TEXT_FLAG("rate", &o->rate, NULL, "F,M[,R]", FLAG_FREE,
+                  "with --plan: GFLOP/s of matmuls, GB/s of memory, GB/s between ranks that a rank reaches; default: "
+                  "measured on this CPU"),
     };
     return flags_append(flags, count, table, sizeof table / sizeof(Flag));
 }
 
 static inline bool plan_options_check(const PlanOptions* o, Error* error) {
+    Rates ignored;
+    if (o->rate && !rates_parse(&ignored, o->rate, error)) return false;
     return o->recompute != RECOMPUTE_AUTO || o->memory_gb > 0 ||
         fail(error, "--recompute auto needs --memory, the GB that each rank may take");
 }
 
-// Bytes of the process outside the model's block, if the model is this one: what the program takes before it allocates
-// anything, and what it allocates besides.
+// ------------------------------------------------------------------------------------------------
+// 2. Memory
+
+// Bytes of the process outside the model's block, if the model is this one.
 static inline size_t plan_bytes_outside(const Model* model, const PlanOptions* o) {
     size_t B = model->options.B, T = model->options.T;
     return (o->snapshots ? checkpoint_bytes(&model->flat) : 0) + loader_bytes(B, T) + 2 * B * T * sizeof(int32_t) +
-        (device_is_host() ? gemm_workspace_bytes((int)threads_count()) + memory_peak() : 0);
+        (device_is_host() ? gemm_workspace_bytes((int)threads_count()) + o->program : 0);
 }
 
 // Bytes of the process in all.
@@ -51,20 +69,35 @@ static inline size_t plan_bytes(const Model* model, const PlanOptions* o) {
     return model->memory.total + plan_bytes_outside(model, o) + comm_bytes(model->flat.options.world);
 }
 
-// With --recompute auto chooses what the backward computes again, so that the process takes --memory; false if it takes
-// more whatever is chosen.
-static inline bool plan_fit(Model* model, const PlanOptions* o, Error* error) {
-    static const Rates nominal = {300e9, 100e9, 25e9, 1e9};  // only their ratios count here
-    double missing;
-    if (o->recompute != RECOMPUTE_AUTO) return true;
-    double outside = (double)(plan_bytes(model, o) - model->memory.total);
-    model_recompute_within(model, &missing, 1e9 * o->memory_gb - outside, &nominal);
-    return missing == 0 || o->show ||
+// Rates by which operations are compared with each other, if none are given: only their ratios count.
+static inline Rates plan_rates(const PlanOptions* o) {
+    Error ignored;
+    Rates rates = {300e9, 100e9, 25e9, 1e9};
+    if (o->rate) rates_parse(&rates, o->rate, &ignored);
+    return rates;
+}
+
+// Chooses what the backward computes again, so that the process takes --memory; false if it takes more whatever is
+// chosen.
+static inline bool plan_recompute(Model* model, const PlanOptions* o) {
+    double missing, outside = (double)(plan_bytes(model, o) - model->memory.total);
+    Rates rates = plan_rates(o);
+    model_recompute_within(model, &missing, 1e9 * o->memory_gb - outside, &rates);
+    return missing == 0;
+}
+
+// After model_plan: with --recompute auto makes the model fit --memory.
+static inline bool plan_fit(Model* model, PlanOptions* o, Error* error) {
+    o->program = memory_peak();
+    return o->recompute != RECOMPUTE_AUTO || plan_recompute(model, o) || o->show ||
         fail(error,
              "the run needs %.3f GB even with --recompute block, more than --memory %g; make --batch, --seq or the "
              "model smaller, or --memory larger",
              1e-9 * (double)plan_bytes(model, o), o->memory_gb);
 }
+
+// ------------------------------------------------------------------------------------------------
+// 3. Table
 
 // The memory of a rank and the bytes that it sends in a step, for each stage and kind of reduction.
 static inline bool plan_show_stages(const Model* planned, const PlanOptions* o, Error* error) {
@@ -75,7 +108,8 @@ static inline bool plan_show_stages(const Model* planned, const PlanOptions* o, 
         ModelOptions options = planned->options;
         options.ranks.stage = i / 2;
         options.ranks.reduce = i % 2 ? REDUCE_FLOAT : REDUCE_EXACT;
-        if (!model_plan(&model, &planned->config, options, error) || !plan_fit(&model, o, error)) return false;
+        if (!model_plan(&model, &planned->config, options, error)) return false;
+        if (o->recompute == RECOMPUTE_AUTO) plan_recompute(&model, o);
         size_t bytes = plan_bytes(&model, o);
         const char* reduce = i % 2 ? "float" : "exact";
         printf("  %-10zu %-10s %14.2f %22.2f\n", i / 2, reduce, 1e-6 * (double)bytes,
@@ -90,6 +124,117 @@ static inline bool plan_show_stages(const Model* planned, const PlanOptions* o, 
         printf("  no stage fits in %g GB; use more --ranks, or a smaller --batch or --seq\n", o->memory_gb);
     return true;
 }
+
+// ------------------------------------------------------------------------------------------------
+// 4. Choices
+
+typedef struct {
+    double bytes, ms;
+    OptimizerKind optimizer;
+    bool master_weights, recomputes;
+    size_t stage, B;
+} Choice;
+
+enum { CHOICES_MAX = 512, CHOICES_SHOWN = 12, CHOICE_B_MAX = 1024 };
+
+static inline int choice_compare(const void* a, const void* b) {
+    const Choice *x = (const Choice*)a, *y = (const Choice*)b;
+    if (x->ms != y->ms) return x->ms < y->ms ? -1 : 1;
+    return (x->bytes > y->bytes) - (x->bytes < y->bytes);
+}
+
+// Whether an optimizer is an alternative to that of the flags: the same method with other states.
+static inline bool choice_of_optimizer(OptimizerKind kind, OptimizerKind asked) {
+    const char *name = OPTIMIZERS[kind].name, *wanted = OPTIMIZERS[asked].name;
+    return kind == asked || (strncmp(wanted, "adamw", 5) == 0 && strncmp(name, "adamw", 5) == 0);
+}
+
+static inline void choice_flags(char* text, size_t bytes, const Choice* c, const Model* asked, double memory_gb) {
+    size_t n = (size_t)snprintf(text, bytes, "--batch %zu", c->B);
+    if (asked->flat.options.world > 1) n += (size_t)snprintf(text + n, bytes - n, " --zero %zu", c->stage);
+    n += (size_t)snprintf(text + n, bytes - n, " --optimizer %s", OPTIMIZERS[c->optimizer].name);
+    if (!FLOATX_IS_FLOAT)
+        n += (size_t)snprintf(text + n, bytes - n, " --masters %s", c->master_weights ? "on" : "off");
+    if (c->recomputes) snprintf(text + n, bytes - n, " --recompute auto --memory %g", memory_gb);
+}
+
+// One combination; false if the model cannot be planned so, as when a stage would cut what an optimizer needs whole.
+static inline bool choice_plan(Choice* c, const Model* asked, const PlanOptions* o, const Rates* rates,
+                               size_t sequences) {
+    Model model;
+    Error ignored;
+    ModelOptions options = asked->options;
+    options.B = c->B;
+    options.optimizer = c->optimizer;
+    options.master_weights = c->master_weights;
+    options.ranks.stage = c->stage;
+    options.recompute = RECOMPUTE_NONE;
+    if (!model_plan(&model, &asked->config, options, &ignored)) return false;
+    c->recomputes = (double)plan_bytes(&model, o) > 1e9 * o->memory_gb;
+    if (c->recomputes) plan_recompute(&model, o);
+    c->bytes = (double)plan_bytes(&model, o);
+    c->ms = step_ms(&model, rates, sequences / c->B);
+    model_free(&model);
+    return true;
+}
+
+// The rates of a rank, given or measured; prints them, and the time of a step by them.
+static inline bool plan_show_time(Rates* rates, const Model* model, const PlanOptions* o, Error* error) {
+    const RankOptions* ranks = &model->flat.options;
+    BlockShape shape = model_block_shape(model);
+    *rates = plan_rates(o);
+    if (o->rate == NULL) {
+        if (!rates_measure(rates, &shape, error)) return false;
+        double share = 1.0 / (double)ranks->world;  // ranks that are started here divide the machine
+        rates->matmul *= share;
+        rates->other *= share;
+        rates->memory *= share;
+        rates->comm *= share;
+    }
+    printf("\n  rates of a rank, %s: matmuls %.1f GFLOP/s, the rest %.1f, memory %.1f GB/s",
+           o->rate ? "given" : "measured", 1e-9 * rates->matmul, 1e-9 * rates->other, 1e-9 * rates->memory);
+    if (ranks->world > 1) printf(", between ranks %.2f GB/s", 1e-9 * rates->comm);
+    printf("\n  a step of these flags: %.3f GB, %.1f ms predicted\n", 1e-9 * (double)plan_bytes(model, o),
+           step_ms(model, rates, o->micro_batches));
+    return true;
+}
+
+// Lists what fits --memory, for steps of as many tokens as the flags ask for; the fastest first.
+static inline void plan_show_choices(const Model* asked, const PlanOptions* o, const Rates* rates) {
+    Choice choices[CHOICES_MAX];
+    const RankOptions* ranks = &asked->flat.options;
+    size_t sequences = asked->options.B * o->micro_batches, count = 0, fits = 0, nearest = 0;
+    double tokens = (double)(sequences * asked->options.T * ranks->world);
+    char flags[160];
+    for (size_t b = 1; b <= min_size(sequences, CHOICE_B_MAX); b++) {
+        for (int kind = 0; kind < OPTIMIZER_COUNT; kind++) {
+            if (sequences % b || !choice_of_optimizer((OptimizerKind)kind, asked->options.optimizer)) continue;
+            for (size_t stage = 0; stage < (ranks->world > 1 ? 3 : 1); stage++)
+                for (int masters = FLOATX_IS_FLOAT; masters < 2 && count < CHOICES_MAX; masters++) {
+                    Choice c = {0, 0, (OptimizerKind)kind, masters > 0, false, stage, b};
+                    if (choice_plan(&c, asked, o, rates, sequences)) choices[count++] = c;
+                }
+        }
+    }
+    qsort(choices, count, sizeof(Choice), choice_compare);
+    for (size_t i = 0; i < count; i++) {
+        if (choices[i].bytes < choices[nearest].bytes) nearest = i;
+        if (choices[i].bytes > 1e9 * o->memory_gb) continue;
+        if (fits++ == 0)
+            printf("\n  steps of %.0f tokens within %g GB\n  %10s %12s %10s  %s\n", tokens, o->memory_gb, "GB",
+                   "ms per step", "tokens/s", "flags");
+        if (fits > CHOICES_SHOWN) continue;
+        choice_flags(flags, sizeof flags, &choices[i], asked, o->memory_gb);
+        printf("  %10.3f %12.1f %10.0f  %s\n", 1e-9 * choices[i].bytes, choices[i].ms, 1e3 * tokens / choices[i].ms,
+               flags);
+    }
+    if (fits > CHOICES_SHOWN) printf("  and %zu slower ones\n", fits - CHOICES_SHOWN);
+    if (fits > 0) return;
+    choice_flags(flags, sizeof flags, &choices[nearest], asked, ceil(1e-6 * choices[nearest].bytes + 1) * 1e-3);
+    printf("  nothing fits %g GB; the nearest needs %.3f GB: %s\n", o->memory_gb, 1e-9 * choices[nearest].bytes, flags);
+}
+
+// ------------------------------------------------------------------------------------------------
 
 // Prints the plan of a model that model_plan has laid out.
 static inline bool plan_show(const Model* model, const PlanOptions* o, Error* error) {
@@ -107,11 +252,25 @@ static inline bool plan_show(const Model* model, const PlanOptions* o, Error* er
     if (device_is_host()) {
         printf("  %-34s %12.2f\n", "outside: matmul workspace",
                1e-6 * (double)gemm_workspace_bytes((int)threads_count()));
-        printf("  %-34s %12.2f\n", "outside: the program", 1e-6 * (double)memory_peak());
+        printf("  %-34s %12.2f\n", "outside: the program", 1e-6 * (double)o->program);
     }
-    if (ranks->world == 1) return true;
-    printf("  %-34s %12.2f\n", "outside: comm buffers", 1e-6 * (double)comm_bytes(ranks->world));
-    return plan_show_stages(model, o, error);
+    Rates rates = plan_rates(o);
+    double again = model_recompute_ms(model, &rates) * (double)o->micro_batches;
+    if (again > 0)
+        printf("  recomputation: %+.1f%% of the time of a step, predicted\n",
+               100 * again / (step_ms(model, &rates, o->micro_batches) - again));
+    if (ranks->world > 1) {
+        printf("  %-34s %12.2f\n", "outside: comm buffers", 1e-6 * (double)comm_bytes(ranks->world));
+        if (!plan_show_stages(model, o, error)) return false;
+    }
+    if (o->memory_gb == 0 && o->rate == NULL) return true;
+    if (o->rate == NULL && !device_is_host()) {
+        printf("  with --rate, what this GPU reaches, a list of what fits follows (H100, bf16: about 500000,2500)\n");
+        return true;
+    }
+    if (!plan_show_time(&rates, model, o, error)) return false;
+    if (o->memory_gb > 0) plan_show_choices(model, o, &rates);
+    return true;
 }
 
 #endif  // LLMTRAIN_PLAN_H

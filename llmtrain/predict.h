@@ -1,0 +1,199 @@
+// predict.h: how long a training step will take, before it runs: the costs of its operations at a machine's rates.
+//
+//   Rates rates;
+//   bool ok = rates_measure(&rates, &shape, &error);       on a CPU, half a second; or rates_parse, of a text
+//   double ms = step_ms(&model, &rates, micro_batches);    after model_plan
+//
+//   1. rates   given or measured, by operations of the model's own sizes
+//   2. step    what train.cu does in a step, operation by operation
+//
+// Rates are those that the operations reach, not the peaks of the machine. Loading data, validating, saving and waiting
+// for a slower rank are not counted.
+
+#ifndef LLMTRAIN_PREDICT_H
+#define LLMTRAIN_PREDICT_H
+
+#include "../llmtrain.h"
+
+// ------------------------------------------------------------------------------------------------
+// 1. Rates
+
+// Attention and nonlinearities against matmuls, where only the rate of matmuls is known: about what CPUs reach, see
+// dev/RESULTS.md.
+#define RATE_OF_OTHERS 0.3
+
+// "300,25" or "300,25,1": GFLOP/s of matmuls, GB/s of memory, GB/s between ranks, all of one rank.
+static inline bool rates_parse(Rates* r, const char* text, Error* error) {
+    double matmul = 0, memory = 0, comm = 1;
+    int length = 0;
+    bool two = sscanf(text, "%lf,%lf%n", &matmul, &memory, &length) == 2;
+    if (two && text[length] == ',') two = sscanf(text, "%lf,%lf,%lf%n", &matmul, &memory, &comm, &length) == 3;
+    if (!two || text[length] != 0 || !(matmul > 0) || !(memory > 0) || !(comm > 0) || matmul + memory + comm > 1e12)
+        return fail(error,
+                    "--rate is '%s'; give GFLOP/s of matmuls and GB/s of memory, and GB/s between ranks if there are "
+                    "several, as 300,25 or 300,25,1", text);
+    r->matmul = 1e9 * matmul;
+    r->other = RATE_OF_OTHERS * r->matmul;
+    r->memory = 1e9 * memory;
+    r->comm = 1e9 * comm;
+    return true;
+}
+
+typedef struct {
+    size_t M, N, K, B, T, H, D, n;
+    floatX *in, *weight, *out;              // (M, K), (N, K), (M, N)
+    floatX *qkv, *attended, *dqkv;          // (B, T, 3 H D), (B, T, H D), (B, T, 3 H D)
+    float *dweight, *lse, *delta, *stream;  // (N, K), (B, H, T), (B, H, T), (n)
+} RatesArrays;
+
+// Milliseconds of one of three kinds of operations.
+static inline double rates_time(const RatesArrays* a, int kind, Stream none) {
+    double began = now_ms();
+    if (kind == 0) {
+        matmul_forward(a->out, a->in, a->weight, NULL, a->M, a->N, a->K, none);
+        matmul_backward_input(a->in, a->out, a->weight, a->M, a->N, a->K, none);
+        matmul_backward_weight(a->dweight, NULL, a->out, a->in, a->M, a->N, a->K, none);
+    } else if (kind == 1) {
+        attention_forward(a->attended, a->lse, a->qkv, a->B, a->T, a->H, a->H, a->D, none);
+        attention_backward(a->dqkv, a->delta, a->attended, a->attended, a->lse, a->qkv, a->B, a->T, a->H, a->H, a->D,
+                           none);
+    } else {
+        add(a->stream, a->stream + a->n / 2, a->n / 2, none);
+    }
+    return now_ms() - began;
+}
+
+// Of a CPU: the rates that operations of this size reach with all threads.
+static inline bool rates_measure(Rates* r, const BlockShape* s, Error* error) {
+    enum { REPEATS = 5 };
+    RatesArrays a;
+    memset(&a, 0, sizeof a);
+    a.M = min_size(s->B * s->T, 1024);
+    a.N = min_size(s->F, 4096);
+    a.K = min_size(s->C, 1024);
+    a.T = min_size(s->T, 1024);
+    a.B = min_size(s->B, divide_up(1024, a.T));
+    a.H = min_size(s->H, 8);
+    a.D = s->D;
+    a.n = (size_t)1 << 25;
+    size_t rows = a.B * a.T, stored = a.M * a.K + a.N * a.K + a.M * a.N + 7 * rows * a.H * a.D;
+    size_t floats = a.N * a.K + 2 * rows * a.H + a.n;
+    floatX* x = (floatX*)allocate(stored * sizeof(floatX));
+    float* f = (float*)allocate(floats * sizeof(float));
+    if (x == NULL || f == NULL) {
+        free(x);
+        free(f);
+        return fail(error, "out of memory for measuring the machine; give its rates with --rate");
+    }
+    for (size_t i = 0; i < stored; i++) x[i] = floatX_of(0.01f * (float)(i % 7));
+    a.in = x;
+    a.weight = a.in + a.M * a.K;
+    a.out = a.weight + a.N * a.K;
+    a.qkv = a.out + a.M * a.N;
+    a.attended = a.qkv + 3 * rows * a.H * a.D;
+    a.dqkv = a.attended + rows * a.H * a.D;
+    a.stream = f;
+    a.dweight = a.stream + a.n;
+    a.lse = a.dweight + a.N * a.K;
+    a.delta = a.lse + rows * a.H;
+    Cost matmul = cost_matmul(a.M, a.N, a.K), forward = cost_attention_forward(a.B, a.T, a.H, a.H, a.D);
+    Cost backward = cost_attention_backward(a.B, a.T, a.H, a.H, a.D);
+    double work[3] = {3 * matmul.flops, forward.flops + backward.flops, 12.0 * (double)(a.n / 2)};
+    double* rates[3] = {&r->matmul, &r->other, &r->memory};
+    Stream none = NULL;
+    for (int kind = 0; kind < 3; kind++) {
+        double ms[REPEATS];
+        rates_time(&a, kind, none);
+        for (int i = 0; i < REPEATS; i++) ms[i] = rates_time(&a, kind, none);
+        qsort(ms, REPEATS, sizeof(double), compare_doubles);
+        *rates[kind] = 1e3 * work[kind] / ms[REPEATS / 2];
+    }
+    r->comm = 0.05 * r->memory;
+    free(x);
+    free(f);
+    return true;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 2. Step
+
+static inline double costs_ms(const Cost* costs, size_t count, const Rates* r) {
+    double ms = 0;
+    for (size_t i = 0; i < count; i++) ms += cost_ms(&costs[i], r);
+    return ms;
+}
+
+// Forward and backward of a block that recomputes nothing.
+static inline double block_ms(const BlockShape* s, const Rates* r) {
+    size_t N = s->B * s->T, C = s->C, HD = s->H * s->D, heads = s->H + s->K, qkv = (heads + s->K) * s->D;
+    size_t ffn_in = s->llama ? 2 * s->F : s->F;
+    double act = (double)N * (double)s->F, ms = 0;
+    bool centred = !s->llama;
+    for (int o = 0; o < BLOCK_OPERATIONS; o++)  // the norm of attention's output is part of BLOCK_MIDDLE
+        if (o != BLOCK_NORM1 && o != BLOCK_NORM2) ms += operation_ms((BlockOperation)o, s, r);
+    const Cost others[] = {
+        cost_norm_forward(N, C, centred, true), cost_matmul(N, C, s->F),           // the last matmul of the forward
+        cost_matmul(N, C, s->F), cost_matmul_weight(N, C, s->F),                   // ffn_out
+        s->llama ? cost_swiglu_backward(act) : cost_gelu_backward(act),
+        cost_matmul(N, ffn_in, C), cost_matmul_weight(N, ffn_in, C), cost_norm_backward(N, C, centred),
+        cost_matmul(N, C, HD), cost_matmul_weight(N, C, HD),                       // attention_out
+        cost_attention_backward(s->B, s->T, s->H, s->K, s->D),
+        cost_matmul(N, qkv, C), cost_matmul_weight(N, qkv, C), cost_norm_backward(N, C, centred),
+    };
+    ms += costs_ms(others, sizeof others / sizeof others[0], r);
+    Cost rope = cost_rope(s->B, s->T, heads, s->D), qk_norm = cost_qk_norm_backward(N, heads, s->D);
+    return ms + (s->llama ? cost_ms(&rope, r) : 0) + (s->qk_norm ? cost_ms(&qk_norm, r) : 0);
+}
+
+// What recomputation adds to a micro-batch.
+static inline double model_recompute_ms(const Model* model, const Rates* r) {
+    BlockShape s = model_block_shape(model);
+    double ms = 0;
+    for (size_t l = 0; l < model->config.layers; l++)
+        ms += recompute_ms(model->activations.blocks[l].recomputed, &s, r);
+    return ms;
+}
+
+// Forward, head and backward of one micro-batch.
+static inline double micro_batch_ms(const Model* model, const Rates* r) {
+    const Config* c = &model->config;
+    const FlatVector* flat = &model->flat;
+    BlockShape s = model_block_shape(model);
+    size_t N = s.B * s.T, C = s.C, V = c->vocab, Vp = config_padded_vocab(c), parts = divide_up(N, model->head_rows);
+    double n = (double)N * (double)C, logits = (double)N * (double)V, x = sizeof(floatX);
+    const Cost outside[] = {
+        cost_of(n, 2 * x * n), cost_of(2 * n, (x + 8) * n),  // the embeddings, forward and backward
+        cost_norm_forward(N, C, !s.llama, true), cost_norm_backward(N, C, !s.llama),
+        cost_matmul(N, Vp, C), cost_of((2 * COST_EXP + 5) * logits, 2 * x * (double)N * (double)Vp),
+        cost_matmul(N, Vp, C), cost_matmul_weight(N, Vp, C),
+        cost_of(0, 8.0 * (double)(parts - 1) * (double)Vp * (double)C),  // the head's gradient, once for every part
+    };
+    // Staged gradients are cleared, and added to the sums.
+    double staged = flat->options.stage == 2 || flat->options.reduce == REDUCE_EXACT ? 24.0 : 0;
+    Cost sums = cost_of(0, staged * (double)flat->parameters->flat_size);
+    return costs_ms(outside, sizeof outside / sizeof outside[0], r) + cost_ms(&sums, r) +
+        (double)c->layers * block_ms(&s, r) + model_recompute_ms(model, r);
+}
+
+// Clears the gradients, takes their norm, updates what this rank owns.
+static inline double update_ms(const Model* model, const Rates* r) {
+    const FlatVector* flat = &model->flat;
+    double x = sizeof(floatX), owned = 0, bytes, sum = flat->options.reduce == REDUCE_EXACT ? 8 : 4;
+    for (size_t b = 0; b < flat->count; b++) owned += (double)slice_length(flat->buckets[b].state);
+    bytes = sum * (double)flat->sums_size + owned * (sum + sum + x + (flat->holds.master_weights ? 8 : x));
+    for (size_t i = 0; i < optimizer_states(flat->holds.optimizer); i++)
+        bytes += 2.0 * (double)flat_state_bytes(flat, i);
+    Cost update = cost_of(18 * owned, bytes);
+    return cost_ms(&update, r);
+}
+
+// A step of this rank. On a CPU the collectives take time of the cores that compute; on a GPU they run beside them.
+static inline double step_ms(const Model* model, const Rates* r, size_t micro_batches) {
+    double micro = micro_batch_ms(model, r), update = update_ms(model, r);
+    double comm = 1e3 * (double)flat_bytes_sent(&model->flat, micro_batches) / r->comm;
+    double compute = micro * (double)micro_batches + update;
+    if (device_is_host()) return compute + comm;
+    return compute > comm ? compute : comm;
+}
+
+#endif  // LLMTRAIN_PREDICT_H
