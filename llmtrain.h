@@ -245,6 +245,8 @@ typedef struct {
     bool tf32;                // a GPU's float matmuls may round their operands to TF32
     RecomputeLevel recompute; // activations that the backward computes again
     RankOptions ranks;        // all 0: one rank
+    int offload;              // OFFLOAD_OPTIMIZER, OFFLOAD_ACTIVATIONS: kept in offload_dir, not in memory
+    const char* offload_dir;  // NULL: in memory of the host
 } ModelOptions;
 
 typedef struct {
@@ -391,7 +393,8 @@ static inline bool model_plan(Model* model, const Config* asked, ModelOptions op
     unsigned recomputed = options.training ? recompute_operations(options.recompute) : BLOCK_SHARES_ALL;
     for (size_t l = 0; model->activations.blocks && l + 1 < config->layers; l++)
         model->activations.blocks[l].recomputed = recomputed;
-    FlatOptions holds = {options.training, options.optimizer, options.optimizer_rank, options.master_weights};
+    FlatOptions holds = {options.training, options.optimizer, options.optimizer_rank, options.master_weights,
+                         (options.offload & OFFLOAD_OPTIMIZER) != 0, options.offload_dir};
     bool ok = weights_create(&model->weights, &model->parameters, config, error) &&
               flat_create(&model->flat, &model->parameters, &model->options.ranks, &holds, error);
     model->spans = (DocumentSpan*)allocate((options.mask_documents ? N : 1) * sizeof(DocumentSpan));
@@ -448,25 +451,21 @@ static inline bool model_create(Model* model, const Config* config, ModelOptions
 
 enum { INIT_PIECE = 1 << 16 };  // elements that are generated and uploaded at a time
 
-// Sets parameters [offset, offset + n) of the flat vector, and their master_weights, from values on the host. False if
-// there is no memory for a piece of them.
+// Sets parameters [offset, offset + n) of the flat vector, all of one tensor, and their master weights, from values on
+// the host. False if there is no memory for a piece of them, or if what is offloaded cannot be had.
 static inline bool model_set_params(Model* model, size_t offset, const float* values, size_t n, Error* error) {
     floatX* rounded = (floatX*)allocate(INIT_PIECE * sizeof(floatX));
     if (rounded == NULL) return fail(error, "out of memory for a piece of the weights");
-    for (size_t done = 0; done < n; done += INIT_PIECE) {
+    bool ok = true;
+    for (size_t done = 0; ok && done < n; done += INIT_PIECE) {
         size_t count = min_size(INIT_PIECE, n - done), at = offset + done;
         #pragma omp parallel for simd
         for (size_t i = 0; i < count; i++) rounded[i] = floatX_of(values[done + i]);
         upload(model->flat.params + at, rounded, count * sizeof(floatX), model->stream);
-        if (model->flat.master_weights == NULL) continue;
-        size_t index;
-        CommSlice part = flat_state(&index, &model->flat, at, at + count);
-        if (slice_length(part) == 0) continue;
-        upload(model->flat.master_weights + index, values + (part.first - offset), slice_length(part) * sizeof(float),
-               model->stream);
+        ok = flat_set_masters(&model->flat, at, values + done, count, error);
     }
     free(rounded);
-    return true;
+    return ok;
 }
 
 // Initial weights: a function of the seed and of the place in the flat vector alone. False if there is no memory for a
@@ -839,6 +838,7 @@ static inline bool model_read(Model* model, StepResult* result, StepFlags flags,
     FlatVector* flat = &model->flat;
     size_t world = flat->options.world, saved = 0;
     flat_finish_step(flat);
+    if (!flat_check(flat, error)) return false;
     double waited = flat_waited_ms(flat), busy = now_ms() - flat->step_began_ms - waited, squares = 0;
     double own[COUNT] = {flat->scalars_host[SUM_LOSS] / (double)flat->micro_batches, 0, busy, (double)flags.stop,
                          (double)flags.save, (double)flags.saved, (double)flags.failed};

@@ -84,27 +84,44 @@ static inline CommSlice checkpoint_saved(const CheckpointArray* array, const Fla
     return part;
 }
 
-// The part of elements [first, end) of an array's tensor that this rank holds, and its address.
+// The part of elements [first, end) of an array's tensor that this rank holds, and its address; NULL: it is offloaded.
 static inline CommSlice checkpoint_part(char** address, const CheckpointArray* array, const FlatVector* flat,
                                         const Tensor* t, size_t first, size_t end) {
     CommSlice part = {first, end};
     size_t index = t->offset + first, size = dtype_bytes(array->dtype);
+    bool away = flat_offloads(flat);
     if (array->state != CHECKPOINT_WEIGHTS) {
         const StatePart* held = &flat->state_parts[t - flat->parameters->tensors][array->state];
         part.first = max_size(first, held->first);
         part.end = min_size(end, held->first + held->count);
         if (part.first >= part.end) part.first = part.end = held->first;
-        *address = (char*)flat->states[array->state] + (held->offset + part.first - held->first) * size;
+        *address = away ? NULL : (char*)flat->states[array->state] + (held->offset + part.first - held->first) * size;
     } else if (array->masters) {
         part = flat_state(&index, flat, t->offset + first, t->offset + end);
         bool empty = slice_length(part) == 0;
         part.first = empty ? first : part.first - t->offset;
         part.end = empty ? first : part.end - t->offset;
-        *address = (char*)(flat->master_weights + index);
+        *address = away ? NULL : (char*)(flat->master_weights + index);
     } else {
         *address = (char*)(flat->params + index);
     }
     return part;
+}
+
+// Puts a part of an array's tensor, as checkpoint_part gave it, where it belongs.
+static inline bool checkpoint_put(FlatVector* flat, const CheckpointArray* array, const Tensor* t, CommSlice part,
+                                  char* address, const char* values, Error* error) {
+    if (address) upload(address, values, slice_length(part) * dtype_bytes(array->dtype), flat->stream);
+    return address || offload_put(&flat->offloaded, values, (size_t)(array->state + 1),
+                                  (size_t)(t - flat->parameters->tensors), part.first, part.end, flat->stream, error);
+}
+
+// Copies it to memory of the host.
+static inline bool checkpoint_get(FlatVector* flat, void* values, const CheckpointArray* array, const Tensor* t,
+                                  CommSlice part, const char* address, Error* error) {
+    if (address) download(values, address, slice_length(part) * dtype_bytes(array->dtype), flat->stream);
+    return address || offload_get(&flat->offloaded, values, (size_t)(array->state + 1),
+                                  (size_t)(t - flat->parameters->tensors), part.first, part.end, error);
 }
 
 static inline void checkpoint_piece_name(char name[96], const char* prefix, const Tensor* t, CommSlice part,
@@ -329,8 +346,8 @@ static inline bool checkpoint_read_piece(FlatVector* flat, CheckpointLoad* load,
         }
         const char* values = (const char*)(rounds ? load->rounded : load->chunk);
         CommSlice mine = checkpoint_part(&address, array, flat, t, first, first + count);
-        if (slice_length(mine) > 0)
-            upload(address, values + (mine.first - first) * to_size, slice_length(mine) * to_size, flat->stream);
+        if (slice_length(mine) > 0 &&
+            !checkpoint_put(flat, array, t, mine, address, values + (mine.first - first) * to_size, error)) return false;
         // Parameters, which every rank has all of, follow from the master weights.
         if (array->masters)
             upload(flat->params + t->offset + first, load->rounded, count * sizeof(floatX), flat->stream);

@@ -3,7 +3,7 @@
 //   1. store     the pieces, the slots of memory that hold some of them, and what moved
 //   2. opening   the plan, the file, the thread
 //   3. thread    reads ahead and writes behind
-//   4. use       take a piece, ask for the next, give it back
+//   4. use       take a piece, ask for the next, give it back; read a part of one
 //
 // The caller works on one piece at a time while a thread reads the next one and writes the one before. With
 // OFFLOAD_SLOTS slots of the largest piece's size in memory, a pass over all pieces takes the time of the work or of
@@ -43,7 +43,14 @@
 // ------------------------------------------------------------------------------------------------
 // 1. Store
 
-enum { OFFLOAD_SLOTS = 3 };  // a piece in work, the next one being read, the one before being written
+// What a run keeps in stores; the choices of --offload are the sums of these, in order.
+enum { OFFLOAD_OPTIMIZER = 1, OFFLOAD_ACTIVATIONS = 2 };
+#define OFFLOAD_CHOICES "none|optimizer"
+
+enum {
+    OFFLOAD_SLOTS = 3,      // a piece in work, the next one being read, the one before being written
+    OFFLOAD_READ = 4 << 20  // bytes that offload_read takes from the disk at a time
+};
 
 #define OFFLOAD_NONE SIZE_MAX
 
@@ -74,6 +81,7 @@ typedef struct {
     int file;                // -1: there is none
     bool bypasses_cache;
     char *host, *staging;    // memory of the host: all pieces; a slot each
+    char* room;              // (OFFLOAD_READ + 2 DISK_ALIGN) of offload_read
     size_t local_rank;       // chooses the device of the thread
     Stream compute, copies;  // the caller's stream; the thread's
     OffloadSlot slot[OFFLOAD_SLOTS];
@@ -172,6 +180,8 @@ static inline bool offload_open(Offload* o, const char* directory, size_t rank, 
             return fail(error, "cannot take %.3f GB of the host's memory between the GPU and the disk",
                         1e-9 * (double)offload_memory(o));
     }
+    o->room = (char*)allocate(OFFLOAD_READ + 2 * DISK_ALIGN);
+    if (o->room == NULL) return fail(error, "out of memory for a part of the %s", o->what);
     for (size_t i = 0; i < OFFLOAD_SLOTS; i++) {
         o->slot[i].memory = offload_aligned(o->slots) + i * o->largest;
         o->slot[i].staging = o->staging ? offload_aligned(o->staging) + i * o->largest : o->slot[i].memory;
@@ -201,6 +211,7 @@ static inline void offload_close(Offload* o) {
     if (o->copies) device_close(o->copies);
     host_free(o->host);
     host_free(o->staging);
+    free(o->room);
     free(o->offsets);
     memset(o, 0, sizeof *o);
 }
@@ -210,21 +221,19 @@ static inline void offload_close(Offload* o) {
 //
 // What changed is written first, since that makes room for what is wanted. The lock is not held during a copy.
 
-// Moves a piece between its place in the file and memory of the host.
-static inline bool offload_transfer(Offload* o, char* memory, size_t piece, bool writes, Error* error) {
-    size_t at = o->offsets[piece], left = offload_bytes(o, piece);
-    while (left > 0) {
+// Moves bytes between the file, from `at` on, and memory of the host; both on multiples of DISK_ALIGN.
+static inline bool offload_transfer(Offload* o, char* memory, size_t at, size_t bytes, bool writes, Error* error) {
+    for (size_t done = 0; done < bytes;) {
         bool faulty = fault_point(writes ? "offload_write" : "offload_read");
-        ssize_t n = writes ? pwrite(o->file, memory, left, (off_t)at) : pread(o->file, memory, left, (off_t)at);
+        char* data = memory + done;
+        ssize_t n = writes ? pwrite(o->file, data, bytes - done, (off_t)(at + done))
+                           : pread(o->file, data, bytes - done, (off_t)(at + done));
         if (n < 0 && errno == EINTR) continue;
         if (n == 0 || faulty) errno = EIO;
         if (n <= 0 || faulty) return offload_fail(o, writes ? "write" : "read", error);
-        memory += n;
-        at += (size_t)n;
-        left -= (size_t)n;
+        done += (size_t)n;
     }
-    return o->bypasses_cache || disk_forget(o->file, o->offsets[piece], offload_bytes(o, piece), writes) ||
-           offload_fail(o, "flush", error);
+    return o->bypasses_cache || disk_forget(o->file, at, bytes, writes) || offload_fail(o, "flush", error);
 }
 
 static inline bool offload_copy(Offload* o, OffloadSlot* slot, bool writes, Error* error) {
@@ -233,7 +242,7 @@ static inline bool offload_copy(Offload* o, OffloadSlot* slot, bool writes, Erro
     bool moves = host != slot->memory;
     if (writes && moves) download(host, slot->memory, bytes, o->copies);
     if (o->host) fault_point(writes ? "offload_write" : "offload_read");
-    else if (!offload_transfer(o, host, slot->piece, writes, error)) return false;
+    else if (!offload_transfer(o, host, o->offsets[slot->piece], bytes, writes, error)) return false;
     if (!writes && moves) upload(slot->memory, host, bytes, o->copies);
     return true;
 }
@@ -356,6 +365,16 @@ static inline void offload_give(Offload* o, size_t piece, bool changed) {
     pthread_mutex_unlock(&o->lock);
 }
 
+// Whether the store has not failed so far.
+static inline bool offload_check(Offload* o, Error* error) {
+    if (!o->open) return true;
+    pthread_mutex_lock(&o->lock);
+    bool good = !o->failed;
+    if (!good) *error = o->error;
+    pthread_mutex_unlock(&o->lock);
+    return good;
+}
+
 // Waits until everything is written; false if the store has failed.
 static inline bool offload_flush(Offload* o, Error* error) {
     bool busy = true;
@@ -365,13 +384,31 @@ static inline bool offload_flush(Offload* o, Error* error) {
         for (size_t i = 0; i < OFFLOAD_SLOTS; i++) busy |= o->slot[i].changed || o->slot[i].busy;
         if (busy) offload_wait(o);
     }
-    bool good = !o->failed;
-    if (!good) *error = o->error;
     pthread_mutex_unlock(&o->lock);
-    return good;
+    return offload_check(o, error);
+}
+
+// Copies `bytes` of a piece from `at` on to memory of the host. Nothing is taken, and offload_flush has been called
+// since the last piece was given back.
+static inline bool offload_read(Offload* o, void* to, size_t piece, size_t at, size_t bytes, Error* error) {
+    size_t from = o->offsets[piece] + at;
+    if (o->host) {
+        memcpy(to, o->host + from, bytes);
+        return true;
+    }
+    char* room = offload_aligned(o->room);
+    for (size_t done = 0; done < bytes;) {
+        size_t before = (from + done) % DISK_ALIGN, n = min_size(bytes - done, OFFLOAD_READ - before);
+        size_t first = from + done - before, whole = round_up(before + n, DISK_ALIGN);
+        if (!offload_transfer(o, room, first, whole, false, error)) return false;
+        memcpy((char*)to + done, room + before, n);
+        done += n;
+    }
+    return true;
 }
 
 static inline OffloadCounts offload_counts(Offload* o) {
+    if (!o->open) return o->counts;
     pthread_mutex_lock(&o->lock);
     OffloadCounts counts = o->counts;
     pthread_mutex_unlock(&o->lock);

@@ -36,6 +36,8 @@ typedef struct {
     uint64_t diverged_after, rewind;      // skipped steps; rewinds at most
     double rewind_lr;
     uint64_t check_every;
+    int offload;                          // what is kept in offload_dir: OFFLOAD_OPTIMIZER
+    const char* offload_dir;
     double slow_factor;                   // of the median: a rank whose step takes longer is slow,
     uint64_t slow_steps;                  // and after this many consecutive steps a straggler
 } RunOptions;
@@ -81,6 +83,11 @@ static inline size_t run_flags(Flag* flags, size_t count, RunOptions* o) {
         TEXT_FLAG("ckpt-hot-dir", &o->ckpt_hot_dir, SYSTEM_MEMORY_FOLDER, "DIR", FREE,
                   "directory of a file system in memory (tmpfs) for --ckpt-hot"),
         REAL_FLAG("mtbf", &o->mtbf, 24, 0.001, 1e6, FREE, "mean time between failures in hours, for --ckpt-every auto"),
+        FLAG_HEADING("Memory that does not fit"),
+        CHOICE_FLAG("offload", &o->offload, 0, OFFLOAD_CHOICES, FREE,
+                    "keep optimizer state and master weights in --offload-dir, not in memory: same weights, slower"),
+        TEXT_FLAG("offload-dir", &o->offload_dir, NULL, "DIR", FLAG_LOCAL,
+                  "directory on a fast disk for --offload; default: memory of the host, in a GPU build"),
         FLAG_HEADING("Divergence and faults"),
         COUNT_FLAG("diverged-after", &o->diverged_after, 100, 1, 1e9, 0,
                    "consecutive skipped steps after which the run counts as diverged, and ends"),
@@ -104,6 +111,9 @@ static inline bool run_options_check(const RunOptions* o, const Cadence* cadence
         return fail(error, "--ckpt-%s needs --out, the directory for the checkpoints", o->ckpt_hot ? "hot" : "every");
     if (o->rewind && !cadence_saves(cadence))
         return fail(error, "--rewind needs --ckpt-every, for checkpoints to go back to");
+    if (o->offload_dir && !o->offload) return fail(error, "--offload-dir needs --offload, what to keep there");
+    if (o->offload && o->offload_dir == NULL && device_is_host())
+        return fail(error, "--offload needs --offload-dir, a directory on a fast disk");
     if (o->out && o->out[0] == 0) return fail(error, "--out is empty; give the directory of the run");
     return o->out == NULL || strlen(o->out) <= 3900 ||
         fail(error, "--out is longer than 3900 characters; give a shorter path");
@@ -169,7 +179,8 @@ __attribute__((format(printf, 4, 5))) static inline void run_announce(Run* run, 
 
 // Only a run that saves before its end has something to save asynchronously.
 static inline bool run_takes_snapshots(const Run* run) {
-    return run->options->out && run->cadence.async && (cadence_saves(&run->cadence) || run->options->ckpt_hot);
+    // A snapshot would take the memory that offloading saves.
+    return !flat_offloads(&run->model.flat) && run->options->out && run->cadence.async && (cadence_saves(&run->cadence) || run->options->ckpt_hot);
 }
 
 // The batches of the host.
@@ -469,7 +480,7 @@ static inline bool run_init_from(Run* run, Error* error) {
 // The weights and the state of a run that begins.
 static inline bool run_start(Run* run, Error* error) {
     run->record.state = run_state_begin(FLOATX_DTYPE == DTYPE_F16, run->options->loss_scale);
-    flat_reset_optimizer(&run->model.flat);
+    if (!flat_reset_optimizer(&run->model.flat, error)) return false;
     bool keeps = run->comm.rank == 0 && run->options->out;
     if (keeps && !run_tokenizer_keep(&run->tokenizer, run->options->out, error)) return false;
     return run->options->init_from ? run_init_from(run, error) : model_randomize(&run->model, run->record.seed, error);

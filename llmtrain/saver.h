@@ -177,8 +177,9 @@ static inline bool saver_write(Saver* s, const void* data, size_t bytes, size_t*
 // Straight from the device.
 static inline bool saver_write_device(Saver* s, const CheckpointArray* arrays, size_t count, Error* error) {
     const Parameters* p = s->flat->parameters;
-    void* chunk = device_is_host() ? NULL : host_allocate(CHECKPOINT_CHUNK * sizeof(float));
-    bool ok = device_is_host() || chunk != NULL || fail(error, "out of memory for pieces of tensors; free some memory");
+    bool copies = !device_is_host() || flat_offloads(s->flat);
+    void* chunk = copies ? host_allocate(CHECKPOINT_CHUNK * sizeof(float)) : NULL;
+    bool ok = !copies || chunk != NULL || fail(error, "out of memory for pieces of tensors; free some memory");
     size_t written = 0;
     for (size_t a = 0; a < count; a++) {
         for (size_t i = 0; ok && i < p->count; i++) {
@@ -187,9 +188,9 @@ static inline bool saver_write_device(Saver* s, const CheckpointArray* arrays, s
             for (size_t first = part.first; ok && first < part.end; first += CHECKPOINT_CHUNK) {
                 char* address;
                 size_t n = min_size(CHECKPOINT_CHUNK, part.end - first), bytes = n * dtype_bytes(arrays[a].dtype);
-                checkpoint_part(&address, &arrays[a], s->flat, t, first, first + n);
-                if (chunk) download(chunk, address, bytes, s->flat->stream);
-                ok = saver_write(s, chunk ? chunk : address, bytes, &written, error);
+                CommSlice mine = checkpoint_part(&address, &arrays[a], s->flat, t, first, first + n);
+                ok = chunk == NULL || checkpoint_get(s->flat, chunk, &arrays[a], t, mine, address, error);
+                ok = ok && saver_write(s, chunk ? chunk : address, bytes, &written, error);
             }
         }
     }

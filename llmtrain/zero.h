@@ -32,6 +32,7 @@
 
 #include "comm.h"
 #include "fault.h"
+#include "offload_states.h"
 #include "tensors.h"
 #if defined(LLMTRAIN_CUDA) && defined(LLMTRAIN_NCCL)
 #include "nccl.cuh"
@@ -58,6 +59,8 @@ typedef struct {
     OptimizerKind optimizer; // whose state
     size_t optimizer_rank;   // of low-rank optimizers
     bool master_weights;     // a float copy of 16-bit parameters, which the optimizer updates
+    bool offload;            // master weights and optimizer state are not in memory but in FlatVector.offloaded,
+    const char* offload_dir; // in a file in this directory; NULL: in memory of the host
 } FlatOptions;
 
 typedef struct {
@@ -98,13 +101,14 @@ typedef struct {
     size_t state_sizes[OPTIMIZER_STATES];  // and of each state of the optimizer
     StatePart (*state_parts)[OPTIMIZER_STATES];  // (tensors)
     floatX* params;           // (flat_size)
-    float* master_weights;           // (master_size); NULL where params are float themselves, or not wanted
+    float* master_weights;           // (master_size); NULL where params are float themselves, or not wanted, or offloaded
     void* states[OPTIMIZER_STATES];   // (state_sizes) of the optimizer, in the types of its row of OPTIMIZERS
     float* optimizer_scratch; // (scratch_floats): what the update of any tensor here takes
     size_t scratch_floats;
     float* grads;             // (sums_size); NULL with REDUCE_EXACT
     int64_t* exact;           // (sums_size) in fixed point; NULL without it
     Staging staging[STAGINGS];
+    OffloadStates offloaded;  // master weights and states where they are not in memory
     double* scalars;          // (SUM_SQUARES + count) on the device: what the host reads once per step
     uint64_t* checksums;      // (count) on the device
     double* scalars_host;     // (SUM_SQUARES + count): the same after flat_finish_step
@@ -225,6 +229,23 @@ static inline void flat_cut(FlatVector* flat, size_t b, double* loads) {
     }
 }
 
+// Whether master weights and states are in flat->offloaded.
+static inline bool flat_offloads(const FlatVector* flat) { return flat->holds.training && flat->holds.offload; }
+
+// The table of what is offloaded.
+static inline bool flat_plan_offload(FlatVector* flat, Error* error) {
+    const Parameters* p = flat->parameters;
+    const FlatOptions* holds = &flat->holds;
+    CommSlice* held = (CommSlice*)allocate(p->count * sizeof(CommSlice));
+    if (held == NULL) return fail(error, "out of memory for the table of what is offloaded");
+    for (size_t i = 0; i < p->count; i++)
+        held[i] = tensor_part(&p->tensors[i], flat->buckets[p->tensors[i].bucket].state);
+    bool ok = offload_states_plan(&flat->offloaded, p, held, holds->optimizer, holds->optimizer_rank,
+                                  holds->master_weights && !FLOATX_IS_FLOAT, error);
+    free(held);
+    return ok;
+}
+
 // The table of buckets; allocates nothing on the device. `p` must live as long.
 static inline bool flat_create(FlatVector* flat, const Parameters* p, const RankOptions* options,
                                const FlatOptions* holds, Error* error) {
@@ -264,11 +285,12 @@ static inline bool flat_create(FlatVector* flat, const Parameters* p, const Rank
     }
     free(loads);
     for (size_t i = 0; i < p->count; i++) flat_place_states(flat, i);
-    return true;
+    return !flat_offloads(flat) || flat_plan_offload(flat, error);
 }
 
 static inline void flat_free(FlatVector* flat) {
     collective_close(&flat->collectives);
+    offload_states_free(&flat->offloaded);
     free(flat->buckets);
     free(flat->state_parts);
     free(flat->cuts);
@@ -323,9 +345,12 @@ static inline void flat_layout(FlatVector* flat, MemoryPlan* plan) {
         (floatX*)plan_take(plan, "parameters (" FLOATX_NAME ")", flat->parameters->flat_size * sizeof(floatX));
     flat->scalars = (double*)plan_take(plan, "sums", (SUM_SQUARES + flat->count) * sizeof(double));
     if (!holds->training) return;
-    if (holds->master_weights && !FLOATX_IS_FLOAT)
+    if (flat_offloads(flat))
+        flat->offloaded.store.slots = (char*)plan_take(plan, "buffers of the offloaded state",
+                                                       offload_memory(&flat->offloaded.store));
+    if (holds->master_weights && !FLOATX_IS_FLOAT && !holds->offload)
         flat->master_weights = (float*)plan_take(plan, "master weights (fp32)", state * sizeof(float));
-    for (size_t s = 0; s < optimizer_states(holds->optimizer); s++)
+    for (size_t s = 0; s < optimizer_states(holds->optimizer) && !holds->offload; s++)
         flat->states[s] = plan_take(plan, "optimizer state", flat_state_bytes(flat, s));
     if (flat->scratch_floats > 0)
         flat->optimizer_scratch =
@@ -347,13 +372,16 @@ static inline bool flat_prepare(FlatVector* flat, Stream stream, Error* error) {
     flat->compared = (uint64_t*)allocate(flat->options.world * flat->count * sizeof(uint64_t));
     if (flat->scalars_host == NULL || flat->stats == NULL || flat->sorted == NULL || flat->compared == NULL)
         return fail(error, "out of memory for the numbers of %zu ranks", flat->options.world);
-    return true;
+    return !flat_offloads(flat) || offload_open(&flat->offloaded.store, flat->holds.offload_dir, flat->options.rank,
+                                                flat->options.local_rank, stream, error);
 }
 
-// Sets the optimizer state to zero.
-static inline void flat_reset_optimizer(FlatVector* flat) {
+// Sets the optimizer state to zero. False if what is offloaded cannot be had.
+static inline bool flat_reset_optimizer(FlatVector* flat, Error* error) {
+    if (flat_offloads(flat)) return offload_reset(&flat->offloaded, flat->stream, error);
     for (size_t s = 0; s < OPTIMIZER_STATES && flat->states[s]; s++)
         fill_zero(flat->states[s], flat_state_bytes(flat, s), flat->stream);
+    return true;
 }
 
 // All ranks together.
@@ -385,6 +413,21 @@ static inline CommSlice flat_state(size_t* index, const FlatVector* flat, size_t
     if (part.first >= part.end) part.first = part.end = k->state.first;  // nothing
     *index = k->master_offset + (part.first - k->state.first);
     return part;
+}
+
+// Sets the master weights of n elements from `first` on, all of one tensor, as far as there are any here, from values
+// on the host.
+static inline bool flat_set_masters(FlatVector* flat, size_t first, const float* values, size_t n, Error* error) {
+    size_t index, i = 0;
+    CommSlice part = flat_state(&index, flat, first, first + n);
+    if (flat->master_weights && slice_length(part) > 0)
+        upload(flat->master_weights + index, values + (part.first - first), slice_length(part) * sizeof(float),
+               flat->stream);
+    if (!flat_offloads(flat)) return true;
+    const Tensor* t = flat->parameters->tensors;
+    while (t[i].offset + t[i].size <= first) i++;
+    return offload_put(&flat->offloaded, values, OFFLOAD_MASTERS, i, first - t[i].offset, first - t[i].offset + n,
+                       flat->stream, error);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -512,10 +555,11 @@ static inline void flat_finish_step(FlatVector* flat) {
 // ------------------------------------------------------------------------------------------------
 // 3. Parameters
 
-// What this rank updates of tensor i, which may be nothing: n is 0 then. grads: of the bucket's state slice.
-static inline OptimizerSlice flat_optimizer_slice(const FlatVector* flat, size_t i, const float* grads) {
+// A part of tensor i to be updated, which may be empty: n is 0 then. grads: of the bucket's state slice. Without master
+// weights and states where these are offloaded.
+static inline OptimizerSlice flat_optimizer_slice(const FlatVector* flat, size_t i, CommSlice part, const float* grads) {
     const Tensor* t = &flat->parameters->tensors[i];
-    CommSlice state = flat->buckets[t->bucket].state, part = tensor_part(t, state);
+    CommSlice state = flat->buckets[t->bucket].state;
     OptimizerSlice slice;
     memset(&slice, 0, sizeof slice);
     if (!t->trains || part.first == part.end) return slice;
@@ -531,31 +575,46 @@ static inline OptimizerSlice flat_optimizer_slice(const FlatVector* flat, size_t
     for (size_t s = 0; s < optimizer_states(flat->holds.optimizer); s++) {
         const StatePart* held = &flat->state_parts[i][s];
         size_t size = dtype_bytes(OPTIMIZERS[flat->holds.optimizer].states[s].dtype);
-        if (held->count > 0) slice.states[s] = (char*)flat->states[s] + held->offset * size;
+        if (held->count > 0 && flat->states[s]) slice.states[s] = (char*)flat->states[s] + held->offset * size;
     }
     return slice;
 }
 
+// Updates what this rank holds of tensor i.
+static inline void flat_update_tensor(FlatVector* flat, size_t i, const float* grads, const OptimizerStep* step) {
+    const Tensor* t = &flat->parameters->tensors[i];
+    OffloadStates* away = &flat->offloaded;
+    OptimizerStep own = *step;
+    if (!t->decays) own.weight_decay = 0;
+    OptimizerSlice slice = flat_optimizer_slice(flat, i, tensor_part(t, flat->buckets[t->bucket].state), grads);
+    if (slice.n > 0 && !flat_offloads(flat)) optimizer_update(&slice, &own, flat->stream);
+    if (slice.n == 0 || !flat_offloads(flat)) return;
+    for (size_t k = away->first[i]; k < away->first[i + 1]; k++) {
+        slice = flat_optimizer_slice(flat, i, away->parts[k].elements, grads);
+        if (!offload_update(away, &away->parts[k], &slice)) return;
+        optimizer_update(&slice, &own, flat->stream);
+    }
+}
+
 // One optimizer step over the slices whose state this rank holds; weight decay is for the tensors that decay. The other
-// ranks' slices are gathered meanwhile: flat_await waits for them.
+// ranks' slices are gathered meanwhile: flat_await waits for them. If what is offloaded cannot be had, the step is not
+// complete, and flat_check says so.
 static inline void flat_update(FlatVector* flat, const OptimizerStep* step) {
     const Parameters* p = flat->parameters;
     size_t i = 0;
     for (size_t b = 0; b < flat->count; b++) {
         Bucket* k = &flat->buckets[b];
         const float* grads = flat_summed(flat, k, k->state);
-        for (; i < p->count && p->tensors[i].bucket == b; i++) {
-            OptimizerSlice slice = flat_optimizer_slice(flat, i, grads);
-            OptimizerStep own = *step;
-            if (!p->tensors[i].decays) own.weight_decay = 0;
-            if (slice.n > 0) optimizer_update(&slice, &own, flat->stream);
-        }
+        for (; i < p->count && p->tensors[i].bucket == b; i++) flat_update_tensor(flat, i, grads, step);
         if (flat->options.stage == 0) continue;
         collective_all_gather(&flat->collectives, flat->count + flat_slot(flat, k), flat->params + k->first,
                               k->cuts, FLOATX_DTYPE, flat->stream);
         k->gathering = true;
         fault_point("gather");
     }
+    if (!flat_offloads(flat)) return;
+    offload_release(&flat->offloaded);
+    offload_ahead(&flat->offloaded.store, 0);  // of the next step
 }
 
 // Makes the stream wait for the all-gather of a bucket's parameters, before they are used.
@@ -566,11 +625,16 @@ static inline void flat_await(FlatVector* flat, size_t bucket) {
     k->gathering = false;
 }
 
+// Whether the updates so far are complete: what is offloaded could be read and written.
+static inline bool flat_check(FlatVector* flat, Error* error) {
+    return !flat_offloads(flat) || offload_check(&flat->offloaded.store, error);
+}
+
 // Waits for all parameters; false if a fault has kept some from arriving.
 static inline bool flat_await_all(FlatVector* flat, Error* error) {
     for (size_t b = 0; b < flat->count; b++) flat_await(flat, b);
     device_wait(flat->stream);
-    return collective_check(&flat->collectives, error);
+    return collective_check(&flat->collectives, error) && flat_check(flat, error);
 }
 
 // Bytes that this rank sends: to reduce all gradients once; to gather all parameters; in a step of `micro_batches`.
