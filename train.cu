@@ -160,10 +160,9 @@ static ModelOptions model_options(const Run* run, const Options* o) {
     m.end_of_text = run->train.end_of_text;
     m.tf32 = o->tf32;
     m.recompute = o->plan.recompute;
+    m.offload = o->plan.offload;
+    m.offload_dir = o->plan.offload_dir;
     m.ranks.comm = o->plan.show ? NULL : (Comm*)(uintptr_t)&run->comm;
-    m.offload = o->run.offload;
-    m.offload_dir = o->run.offload_dir;
-    m.ranks.comm = o->plan ? NULL : (Comm*)(uintptr_t)&run->comm;
     m.ranks.rank = run->comm.rank;
     m.ranks.local_rank = run->comm.local_rank;
     m.ranks.world = o->plan.show ? o->ranks : run->comm.world;

@@ -22,6 +22,8 @@ typedef struct {
     double memory_gb;          // of a rank; 0: not given
     RecomputeLevel recompute;
     const char* rate;          // of the machine, see rates_parse; NULL: measured where that is needed
+    int offload;               // what is kept in offload_dir, not in memory: OFFLOAD_OPTIMIZER
+    const char* offload_dir;
     size_t micro_batches;      // of a step, on each rank
     bool snapshots;            // asynchronous saves take one
     bool hot;                  // copies in memory are kept
@@ -43,6 +45,11 @@ static inline size_t plan_flags(Flag* flags, size_t count, PlanOptions* o) {
         TEXT_FLAG("rate", &o->rate, NULL, "F,M[,R]", FLAG_FREE,
                   "with --plan: GFLOP/s of matmuls, GB/s of memory, GB/s between ranks that a rank reaches; default: "
                   "measured on this CPU"),
+        CHOICE_FLAG("offload", &o->offload, 0, OFFLOAD_CHOICES, FLAG_LOCAL,
+                    "keep master weights and optimizer state on a disk, or beside a GPU in memory of the host: same "
+                    "weights, slower"),
+        TEXT_FLAG("offload-dir", &o->offload_dir, NULL, "DIR", FLAG_LOCAL,
+                  "directory for --offload, on a fast disk of each machine; GPU builds: default memory of the host"),
     };
     return flags_append(flags, count, table, sizeof table / sizeof(Flag));
 }
@@ -50,6 +57,9 @@ static inline size_t plan_flags(Flag* flags, size_t count, PlanOptions* o) {
 static inline bool plan_options_check(const PlanOptions* o, Error* error) {
     Rates ignored;
     if (o->rate && !rates_parse(&ignored, o->rate, error)) return false;
+    if (o->offload_dir && !o->offload) return fail(error, "--offload-dir needs --offload, what to keep there");
+    if (o->offload && o->offload_dir == NULL && device_is_host())
+        return fail(error, "--offload needs --offload-dir, a directory on a fast disk");
     return o->recompute != RECOMPUTE_AUTO || o->memory_gb > 0 ||
         fail(error, "--recompute auto needs --memory, the GB that each rank may take");
 }
@@ -236,6 +246,16 @@ static inline void plan_show_choices(const Model* asked, const PlanOptions* o, c
 
 // ------------------------------------------------------------------------------------------------
 
+// What is on the disk, or beside a GPU in memory of the host, and what of it moves in a step.
+static inline void plan_show_offload(const Model* model, const PlanOptions* o) {
+    double bytes = (double)offload_total(&model->flat.offloaded.store);
+    printf("  %-34s %12.2f\n", o->offload_dir ? "in --offload-dir" : "in memory of the host", 1e-6 * bytes);
+    printf("  %-34s %12.2f\n", "offloaded: read per step", 1e-6 * bytes);
+    printf("  %-34s %12.2f\n", "offloaded: written per step", 1e-6 * bytes);
+    printf("  Each step waits for them, %.2f s at 1 GB/s; more --total-batch makes that a smaller part of the run.\n",
+           2e-9 * bytes);
+}
+
 // Prints the plan of a model that model_plan has laid out.
 static inline bool plan_show(const Model* model, const PlanOptions* o, Error* error) {
     const RankOptions* ranks = &model->flat.options;
@@ -247,6 +267,7 @@ static inline bool plan_show(const Model* model, const PlanOptions* o, Error* er
     plan_print(stdout, &model->memory);
     printf("  %-34s %12.2f\n", "outside: batches", 1e-6 * (double)(loader_bytes(B, T) + 2 * B * T * sizeof(int32_t)));
     if (o->snapshots) printf("  %-34s %12.2f\n", "outside: snapshot", 1e-6 * (double)checkpoint_bytes(&model->flat));
+    if (flat_offloads(&model->flat)) plan_show_offload(model, o);
     if (o->hot)  // two that are kept, and one that is being written
         printf("  %-34s %12.2f\n", "in --ckpt-hot-dir: three copies", 3e-6 * (double)checkpoint_bytes(&model->flat));
     if (device_is_host()) {

@@ -36,8 +36,6 @@ typedef struct {
     uint64_t diverged_after, rewind;      // skipped steps; rewinds at most
     double rewind_lr;
     uint64_t check_every;
-    int offload;                          // what is kept in offload_dir: OFFLOAD_OPTIMIZER
-    const char* offload_dir;
     double slow_factor;                   // of the median: a rank whose step takes longer is slow,
     uint64_t slow_steps;                  // and after this many consecutive steps a straggler
 } RunOptions;
@@ -83,11 +81,6 @@ static inline size_t run_flags(Flag* flags, size_t count, RunOptions* o) {
         TEXT_FLAG("ckpt-hot-dir", &o->ckpt_hot_dir, SYSTEM_MEMORY_FOLDER, "DIR", FREE,
                   "directory of a file system in memory (tmpfs) for --ckpt-hot"),
         REAL_FLAG("mtbf", &o->mtbf, 24, 0.001, 1e6, FREE, "mean time between failures in hours, for --ckpt-every auto"),
-        FLAG_HEADING("Memory that does not fit"),
-        CHOICE_FLAG("offload", &o->offload, 0, OFFLOAD_CHOICES, FREE,
-                    "keep optimizer state and master weights in --offload-dir, not in memory: same weights, slower"),
-        TEXT_FLAG("offload-dir", &o->offload_dir, NULL, "DIR", FLAG_LOCAL,
-                  "directory on a fast disk for --offload; default: memory of the host, in a GPU build"),
         FLAG_HEADING("Divergence and faults"),
         COUNT_FLAG("diverged-after", &o->diverged_after, 100, 1, 1e9, 0,
                    "consecutive skipped steps after which the run counts as diverged, and ends"),
@@ -111,9 +104,6 @@ static inline bool run_options_check(const RunOptions* o, const Cadence* cadence
         return fail(error, "--ckpt-%s needs --out, the directory for the checkpoints", o->ckpt_hot ? "hot" : "every");
     if (o->rewind && !cadence_saves(cadence))
         return fail(error, "--rewind needs --ckpt-every, for checkpoints to go back to");
-    if (o->offload_dir && !o->offload) return fail(error, "--offload-dir needs --offload, what to keep there");
-    if (o->offload && o->offload_dir == NULL && device_is_host())
-        return fail(error, "--offload needs --offload-dir, a directory on a fast disk");
     if (o->out && o->out[0] == 0) return fail(error, "--out is empty; give the directory of the run");
     return o->out == NULL || strlen(o->out) <= 3900 ||
         fail(error, "--out is longer than 3900 characters; give a shorter path");
