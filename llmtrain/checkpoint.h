@@ -346,8 +346,8 @@ static inline bool checkpoint_read_piece(FlatVector* flat, CheckpointLoad* load,
         }
         const char* values = (const char*)(rounds ? load->rounded : load->chunk);
         CommSlice mine = checkpoint_part(&address, array, flat, t, first, first + count);
-        if (slice_length(mine) > 0 &&
-            !checkpoint_put(flat, array, t, mine, address, values + (mine.first - first) * to_size, error)) return false;
+        const char* from = values + (mine.first - first) * to_size;
+        if (slice_length(mine) > 0 && !checkpoint_put(flat, array, t, mine, address, from, error)) return false;
         // Parameters, which every rank has all of, follow from the master weights.
         if (array->masters)
             upload(flat->params + t->offset + first, load->rounded, count * sizeof(floatX), flat->stream);

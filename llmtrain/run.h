@@ -170,7 +170,8 @@ __attribute__((format(printf, 4, 5))) static inline void run_announce(Run* run, 
 // Only a run that saves before its end has something to save asynchronously.
 static inline bool run_takes_snapshots(const Run* run) {
     // A snapshot would take the memory that offloading saves.
-    return !flat_offloads(&run->model.flat) && run->options->out && run->cadence.async && (cadence_saves(&run->cadence) || run->options->ckpt_hot);
+    if (flat_offloads(&run->model.flat)) return false;
+    return run->options->out && run->cadence.async && (cadence_saves(&run->cadence) || run->options->ckpt_hot);
 }
 
 // The batches of the host.

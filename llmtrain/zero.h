@@ -101,7 +101,7 @@ typedef struct {
     size_t state_sizes[OPTIMIZER_STATES];  // and of each state of the optimizer
     StatePart (*state_parts)[OPTIMIZER_STATES];  // (tensors)
     floatX* params;           // (flat_size)
-    float* master_weights;           // (master_size); NULL where params are float themselves, or not wanted, or offloaded
+    float* master_weights;    // (master_size); NULL where params are float themselves, or not wanted, or offloaded
     void* states[OPTIMIZER_STATES];   // (state_sizes) of the optimizer, in the types of its row of OPTIMIZERS
     float* optimizer_scratch; // (scratch_floats): what the update of any tensor here takes
     size_t scratch_floats;
@@ -557,7 +557,8 @@ static inline void flat_finish_step(FlatVector* flat) {
 
 // A part of tensor i to be updated, which may be empty: n is 0 then. grads: of the bucket's state slice. Without master
 // weights and states where these are offloaded.
-static inline OptimizerSlice flat_optimizer_slice(const FlatVector* flat, size_t i, CommSlice part, const float* grads) {
+static inline OptimizerSlice flat_optimizer_slice(const FlatVector* flat, size_t i, CommSlice part,
+                                                  const float* grads) {
     const Tensor* t = &flat->parameters->tensors[i];
     CommSlice state = flat->buckets[t->bucket].state;
     OptimizerSlice slice;
