@@ -267,7 +267,6 @@ static inline bool plan_show(const Model* model, const PlanOptions* o, Error* er
     plan_print(stdout, &model->memory);
     printf("  %-34s %12.2f\n", "outside: batches", 1e-6 * (double)(loader_bytes(B, T) + 2 * B * T * sizeof(int32_t)));
     if (o->snapshots) printf("  %-34s %12.2f\n", "outside: snapshot", 1e-6 * (double)checkpoint_bytes(&model->flat));
-    if (flat_offloads(&model->flat)) plan_show_offload(model, o);
     if (o->hot)  // two that are kept, and one that is being written
         printf("  %-34s %12.2f\n", "in --ckpt-hot-dir: three copies", 3e-6 * (double)checkpoint_bytes(&model->flat));
     if (device_is_host()) {
@@ -275,6 +274,7 @@ static inline bool plan_show(const Model* model, const PlanOptions* o, Error* er
                1e-6 * (double)gemm_workspace_bytes((int)threads_count()));
         printf("  %-34s %12.2f\n", "outside: the program", 1e-6 * (double)o->program);
     }
+    if (flat_offloads(&model->flat)) plan_show_offload(model, o);
     Rates rates = plan_rates(o);
     double again = model_recompute_ms(model, &rates) * (double)o->micro_batches;
     if (again > 0)
