@@ -22,7 +22,7 @@
 #include "llmtrain/documents.h"  // DocumentSpan, documents_find
 #include "llmtrain/kv_cache.h"   // KvCache
 #include "llmtrain/log.h"        // StepLog, metrics and events; with it state.h: Schedule, RunState, guard_step
-#include "llmtrain/recompute.h"  // BlockActivations, RecomputeLevel
+#include "llmtrain/recompute.h"  // BlockActivations, ActivationGradients, RecomputeLevel
 #include "llmtrain/saver.h"      // Saver, Cadence; with it checkpoint.h, zero.h (FlatVector), tensors.h, the operations
 
 // ------------------------------------------------------------------------------------------------
@@ -260,18 +260,6 @@ typedef struct {
     float* rope;              // (context, D/2, 2) cosines and sines; Llama only
 } Activations;
 
-// Gradients of activations: buffers that the blocks use in turn.
-typedef struct {
-    floatX* residual;         // (N, C) of the residual stream
-    floatX* hidden;           // (N, C) of a norm's output
-    floatX* branch;           // (N, C) of a branch with dropout
-    floatX* attention;        // (N, H D)
-    floatX* qkv;              // (N, (H + 2K) D)
-    floatX* ffn_in;           // (N, F or 2F)
-    floatX* ffn_act;          // (N, F), Llama only
-    float* delta;             // (B, H, T) scratch of attention's backward
-} ActivationGradients;
-
 typedef struct {
     float p;                  // 0 switches it off: set so for evaluation
     uint64_t seed;
@@ -306,21 +294,6 @@ static inline BlockShape model_block_shape(const Model* model) {
     return s;
 }
 
-static inline void model_layout_gradients(Model* model, size_t N) {
-    const Config* c = &model->config;
-    ActivationGradients* g = &model->gradients;
-    MemoryPlan* plan = &model->memory;
-    const char* name = "gradients of activations";
-    g->residual = (floatX*)plan_take(plan, name, N * c->channels * sizeof(floatX));
-    g->hidden = (floatX*)plan_take(plan, name, N * c->channels * sizeof(floatX));
-    g->branch = (floatX*)plan_take(plan, name, N * c->channels * sizeof(floatX));
-    g->attention = (floatX*)plan_take(plan, name, N * c->heads * config_head_size(c) * sizeof(floatX));
-    g->qkv = (floatX*)plan_take(plan, name, N * config_qkv(c) * sizeof(floatX));
-    g->ffn_in = (floatX*)plan_take(plan, name, N * config_ffn_in(c) * sizeof(floatX));
-    if (c->family == FAMILY_LLAMA) g->ffn_act = (floatX*)plan_take(plan, name, N * c->ffn * sizeof(floatX));
-    g->delta = (float*)plan_take(plan, name, N * c->heads * sizeof(float));
-}
-
 static inline size_t model_scratch_bytes(const Model* model) {
     return scratch_bytes(model->options.B * model->options.T, model->config.channels);
 }
@@ -332,8 +305,8 @@ static inline void model_layout(Model* model) {
     Activations* a = &model->activations;
     size_t N = o->B * o->T, C = c->channels, D = config_head_size(c);
     flat_layout(&model->flat, plan);
-    if (o->training) model_layout_gradients(model, N);
     BlockShape shape = model_block_shape(model);
+    if (o->training) gradients_layout(&model->gradients, &shape, plan);
     for (size_t l = c->layers; l-- > 0;)
         block_layout(&a->blocks[l], &a->blocks[c->layers - 1], a->blocks[l].recomputed, &shape, plan);
     for (int i = 0; i < 2; i++) model->batches[i] = (int32_t*)plan_take(plan, "batches", 2 * N * sizeof(int32_t));
@@ -702,8 +675,8 @@ static inline const floatX* branch_gradient(const Model* model, size_t site, siz
     return model->gradients.branch;
 }
 
-// Fills in what block_forward did not keep of block l. Its input and middle, if they were kept, have the additions to the
-// residual stream in them already: their norms run without a branch.
+// Fills in what block_forward did not keep of block l. Its input and middle, if kept, have the additions to the residual
+// stream in them already: their norms run without a branch.
 static inline void block_recompute(const Model* model, size_t l) {
     const Block* b = &model->weights.blocks[l];
     const BlockActivations* s = &model->activations.blocks[l];

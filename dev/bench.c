@@ -25,6 +25,7 @@
 // registers alone for arithmetic, over an array far larger than the caches for memory. What still lies in a cache when
 // it is read can come faster than memory's rate: then the share is over 100%.
 
+#include "llmtrain/costs.h"
 #include "llmtrain/tensors.h"
 #include "tour.h"
 
@@ -86,144 +87,132 @@ static inline void profile_end(const char* name, size_t n, size_t k, double flop
         } \
     } while (0)
 #define TIMED(name, flops, bytes, call, ...) TIMED_PRODUCT(name, 0, 0, flops, bytes, call, __VA_ARGS__)
+// The same with a cost of costs.h.
+#define TIMED_COST(name, n, k, cost, call, ...) \
+    TIMED_PRODUCT(name, n, k, (cost).flops, (cost).bytes, call, __VA_ARGS__)
 
 // ------------------------------------------------------------------------------------------------
 // 2. The cost of each operation
 //
-// An argument that does something must not be used twice, so dout of embedding_backward, which may come from a dropout,
-// is in no cost. COST_X: bytes of one stored element; COST_EXP: flops of exp_fast; a comparison counts as a flop.
-
-#define COST_X ((double)sizeof(floatX))
-#define COST_EXP 25.0
-#define COST_SIGMOID (COST_EXP + 3)
+// Those of costs.h. An argument that does something must not be used twice, so dout of embedding_backward, which may
+// come from a dropout, is in no cost.
 
 #define embedding_forward(out, tokens, token, position, first, B, T, C, stream) \
-    TIMED("embedding_forward", (position) ? 1.0 * (B) * (T) * (C) : 0.0, \
-          (B) * (T) * (2 * COST_X * (C) + 4) + ((position) ? COST_X * (T) * (C) : 0.0), \
-          embedding_forward(out, tokens, token, position, first, B, T, C, stream), \
-          WROTE("out", out, B, T, C), READ("tokens", B, T), READ("token", tour_tensor(0)->size / (C), C), \
-          READ_IF(position, "position", T, C))
+    TIMED_COST("embedding_forward", 0, 0, cost_embedding_forward(B, T, C, (position) != NULL), \
+               embedding_forward(out, tokens, token, position, first, B, T, C, stream), \
+               WROTE("out", out, B, T, C), READ("tokens", B, T), READ("token", tour_tensor(0)->size / (C), C), \
+               READ_IF(position, "position", T, C))
 
 #define embedding_backward(dtoken, dposition, dout, tokens, B, T, C, stream) \
-    TIMED("embedding_backward", ((dposition) ? 2.0 : 1.0) * (B) * (T) * (C), \
-          (B) * (T) * ((COST_X + 8) * (C) + 4) + ((dposition) ? 8.0 * (T) * (C) : 0.0), \
-          embedding_backward(dtoken, dposition, dout, tokens, B, T, C, stream), \
-          WROTE("dtoken", dtoken, tour_tensor(0)->size / (C), C), WROTE("dposition", dposition, T, C), \
-          READ("dout", B, T, C), READ("tokens", B, T))
+    TIMED_COST("embedding_backward", 0, 0, cost_embedding_backward(B, T, C, (dposition) != NULL), \
+               embedding_backward(dtoken, dposition, dout, tokens, B, T, C, stream), \
+               WROTE("dtoken", dtoken, tour_tensor(0)->size / (C), C), WROTE("dposition", dposition, T, C), \
+               READ("dout", B, T, C), READ("tokens", B, T))
 
 #define layernorm_forward(out, residual, mean, rstd, in, branch, weight, bias, epsilon, N, C, stream) \
-    TIMED("layernorm_forward", 9.0 * (N) * (C), (N) * (COST_X * ((branch) ? 4 : 2) * (C) + 8), \
-          layernorm_forward(out, residual, mean, rstd, in, branch, weight, bias, epsilon, N, C, stream), \
-          WROTE("out", out, N, C), WROTE("residual", (branch) ? (residual) : NULL, N, C), WROTE("mean", mean, N), \
-          WROTE("rstd", rstd, N), READ("in", N, C), READ_IF(branch, "branch", N, C), READ("weight", C), \
-          READ("bias", C))
+    TIMED_COST("layernorm_forward", 0, 0, cost_norm_forward(N, C, true, (branch) != NULL), \
+               layernorm_forward(out, residual, mean, rstd, in, branch, weight, bias, epsilon, N, C, stream), \
+               WROTE("out", out, N, C), WROTE("residual", (branch) ? (residual) : NULL, N, C), WROTE("mean", mean, N), \
+               WROTE("rstd", rstd, N), READ("in", N, C), READ_IF(branch, "branch", N, C), READ("weight", C), \
+               READ("bias", C))
 
 #define rmsnorm_forward(out, residual, rstd, in, branch, weight, epsilon, N, C, stream) \
-    TIMED("rmsnorm_forward", 5.0 * (N) * (C), (N) * (COST_X * ((branch) ? 4 : 2) * (C) + 4), \
-          rmsnorm_forward(out, residual, rstd, in, branch, weight, epsilon, N, C, stream), \
-          WROTE("out", out, N, C), WROTE("residual", (branch) ? (residual) : NULL, N, C), WROTE("rstd", rstd, N), \
-          READ("in", N, C), READ_IF(branch, "branch", N, C), READ("weight", C))
+    TIMED_COST("rmsnorm_forward", 0, 0, cost_norm_forward(N, C, false, (branch) != NULL), \
+               rmsnorm_forward(out, residual, rstd, in, branch, weight, epsilon, N, C, stream), \
+               WROTE("out", out, N, C), WROTE("residual", (branch) ? (residual) : NULL, N, C), WROTE("rstd", rstd, N), \
+               READ("in", N, C), READ_IF(branch, "branch", N, C), READ("weight", C))
 
 #define layernorm_backward(dx, dweight, dbias, dout, x, weight, mean, rstd, N, C, stream) \
-    TIMED("layernorm_backward", 19.0 * (N) * (C), (N) * (COST_X * 4 * (C) + 8), \
-          layernorm_backward(dx, dweight, dbias, dout, x, weight, mean, rstd, N, C, stream), \
-          WROTE("dx", dx, N, C), WROTE("dweight", dweight, C), WROTE("dbias", dbias, C), READ("dout", N, C), \
-          READ("x", N, C), READ("weight", C), READ("mean", N), READ("rstd", N))
+    TIMED_COST("layernorm_backward", 0, 0, cost_norm_backward(N, C, true), \
+               layernorm_backward(dx, dweight, dbias, dout, x, weight, mean, rstd, N, C, stream), \
+               WROTE("dx", dx, N, C), WROTE("dweight", dweight, C), WROTE("dbias", dbias, C), READ("dout", N, C), \
+               READ("x", N, C), READ("weight", C), READ("mean", N), READ("rstd", N))
 
 #define rmsnorm_backward(dx, dweight, dout, x, weight, rstd, N, C, stream) \
-    TIMED("rmsnorm_backward", 13.0 * (N) * (C), (N) * (COST_X * 4 * (C) + 4), \
-          rmsnorm_backward(dx, dweight, dout, x, weight, rstd, N, C, stream), \
-          WROTE("dx", dx, N, C), WROTE("dweight", dweight, C), READ("dout", N, C), READ("x", N, C), \
-          READ("weight", C), READ("rstd", N))
+    TIMED_COST("rmsnorm_backward", 0, 0, cost_norm_backward(N, C, false), \
+               rmsnorm_backward(dx, dweight, dout, x, weight, rstd, N, C, stream), \
+               WROTE("dx", dx, N, C), WROTE("dweight", dweight, C), READ("dout", N, C), READ("x", N, C), \
+               READ("weight", C), READ("rstd", N))
 
 #define matmul_forward(out, in, weight, bias, M, N, K, stream) \
-    TIMED_PRODUCT("matmul_forward", N, K, 2.0 * (M) * (N) * (K), \
-                  COST_X * ((double)(M) * (K) + (double)(N) * (K) + (double)(M) * (N)), \
-                  matmul_forward(out, in, weight, bias, M, N, K, stream), \
-                  WROTE("out", out, M, N), READ("in", M, K), READ("weight", N, K), READ_IF(bias, "bias", N))
+    TIMED_COST("matmul_forward", N, K, cost_matmul(M, N, K), \
+               matmul_forward(out, in, weight, bias, M, N, K, stream), \
+               WROTE("out", out, M, N), READ("in", M, K), READ("weight", N, K), READ_IF(bias, "bias", N))
 
 #define matmul_backward_input(din, dout, weight, M, N, K, stream) \
-    TIMED_PRODUCT("matmul_backward_input", N, K, 2.0 * (M) * (N) * (K), \
-                  COST_X * ((double)(M) * (K) + (double)(N) * (K) + (double)(M) * (N)), \
-                  matmul_backward_input(din, dout, weight, M, N, K, stream), \
-                  WROTE("din", din, M, K), READ("dout", M, N), READ("weight", N, K))
+    TIMED_COST("matmul_backward_input", N, K, cost_matmul(M, N, K), \
+               matmul_backward_input(din, dout, weight, M, N, K, stream), \
+               WROTE("din", din, M, K), READ("dout", M, N), READ("weight", N, K))
 
 #define matmul_backward_weight(dweight, dbias, dout, in, M, N, K, stream) \
-    TIMED_PRODUCT("matmul_backward_weight", N, K, 2.0 * (M) * (N) * (K), \
-                  COST_X * ((double)(M) * (K) + (double)(M) * (N)) + 8.0 * (N) * (K), \
-                  matmul_backward_weight(dweight, dbias, dout, in, M, N, K, stream), \
-                  WROTE("dweight", dweight, N, K), WROTE("dbias", dbias, N), READ("dout", M, N), READ("in", M, K))
+    TIMED_COST("matmul_backward_weight", N, K, cost_matmul_weight(M, N, K), \
+               matmul_backward_weight(dweight, dbias, dout, in, M, N, K, stream), \
+               WROTE("dweight", dweight, N, K), WROTE("dbias", dbias, N), READ("dout", M, N), READ("in", M, K))
 
 #define qk_norm_forward(qkv, saved, rstd, q_weight, k_weight, epsilon, N, H, K, D, stream) \
-    TIMED("qk_norm_forward", 5.0 * (N) * ((H) + (K)) * (D), 3 * COST_X * (N) * ((H) + (K)) * (D), \
-          qk_norm_forward(qkv, saved, rstd, q_weight, k_weight, epsilon, N, H, K, D, stream), \
-          WROTE("qkv", qkv, N, (H) + 2 * (K), D), WROTE("saved", saved, N, (H) + (K), D), \
-          WROTE("rstd", rstd, N, (H) + (K)), READ("q_weight", D), READ("k_weight", D))
+    TIMED_COST("qk_norm_forward", 0, 0, cost_qk_norm_forward(N, (H) + (K), D), \
+               qk_norm_forward(qkv, saved, rstd, q_weight, k_weight, epsilon, N, H, K, D, stream), \
+               WROTE("qkv", qkv, N, (H) + 2 * (K), D), WROTE("saved", saved, N, (H) + (K), D), \
+               WROTE("rstd", rstd, N, (H) + (K)), READ("q_weight", D), READ("k_weight", D))
 
 #define qk_norm_backward(dqkv, dq_weight, dk_weight, saved, rstd, q_weight, k_weight, N, H, K, D, stream) \
-    TIMED("qk_norm_backward", 13.0 * (N) * ((H) + (K)) * (D), 3 * COST_X * (N) * ((H) + (K)) * (D), \
-          qk_norm_backward(dqkv, dq_weight, dk_weight, saved, rstd, q_weight, k_weight, N, H, K, D, stream), \
-          WROTE("dqkv", dqkv, N, (H) + 2 * (K), D), WROTE("dq_weight", dq_weight, D), \
-          WROTE("dk_weight", dk_weight, D), READ("saved", N, (H) + (K), D), READ("rstd", N, (H) + (K)))
+    TIMED_COST("qk_norm_backward", 0, 0, cost_qk_norm_backward(N, (H) + (K), D), \
+               qk_norm_backward(dqkv, dq_weight, dk_weight, saved, rstd, q_weight, k_weight, N, H, K, D, stream), \
+               WROTE("dqkv", dqkv, N, (H) + 2 * (K), D), WROTE("dq_weight", dq_weight, D), \
+               WROTE("dk_weight", dk_weight, D), READ("saved", N, (H) + (K), D), READ("rstd", N, (H) + (K)))
 
 #define rope_forward(qkv, table, first, B, T, H, K, D, stream) \
-    TIMED("rope_forward", 3.0 * (B) * (T) * ((H) + (K)) * (D), \
-          2 * COST_X * (B) * (T) * ((H) + (K)) * (D) + 4.0 * (T) * (D), \
-          rope_forward(qkv, table, first, B, T, H, K, D, stream), \
-          WROTE("qkv", qkv, B, T, (H) + 2 * (K), D), READ("table", T, (D) / 2, 2))
+    TIMED_COST("rope_forward", 0, 0, cost_rope(B, T, (H) + (K), D), \
+               rope_forward(qkv, table, first, B, T, H, K, D, stream), \
+               WROTE("qkv", qkv, B, T, (H) + 2 * (K), D), READ("table", T, (D) / 2, 2))
 
 #define rope_backward(dqkv, table, B, T, H, K, D, stream) \
-    TIMED("rope_backward", 3.0 * (B) * (T) * ((H) + (K)) * (D), \
-          2 * COST_X * (B) * (T) * ((H) + (K)) * (D) + 4.0 * (T) * (D), \
-          rope_backward(dqkv, table, B, T, H, K, D, stream), \
-          WROTE("dqkv", dqkv, B, T, (H) + 2 * (K), D), READ("table", T, (D) / 2, 2))
+    TIMED_COST("rope_backward", 0, 0, cost_rope(B, T, (H) + (K), D), \
+               rope_backward(dqkv, table, B, T, H, K, D, stream), \
+               WROTE("dqkv", dqkv, B, T, (H) + 2 * (K), D), READ("table", T, (D) / 2, 2))
 
-// A visible pair of query and key costs two products of length D forward, five backward, and an exponential.
 #define attention_forward(out, lse, qkv, B, T, H, K, D, stream) \
-    TIMED("attention_forward", 0.5 * (B) * (H) * (T) * ((T) + 1) * (4 * (D) + COST_EXP + 3), \
-          (B) * (T) * (COST_X * (2 * (H) + 2 * (K)) * (D) + 4 * (H)), \
-          attention_forward(out, lse, qkv, B, T, H, K, D, stream), \
-          WROTE("out", out, B, T, H, D), WROTE("lse", lse, B, H, T), READ("qkv", B, T, (H) + 2 * (K), D))
+    TIMED_COST("attention_forward", 0, 0, cost_attention_forward(B, T, H, K, D), \
+               attention_forward(out, lse, qkv, B, T, H, K, D, stream), \
+               WROTE("out", out, B, T, H, D), WROTE("lse", lse, B, H, T), READ("qkv", B, T, (H) + 2 * (K), D))
 
 #define attention_backward(dqkv, delta, dout, out, lse, qkv, B, T, H, K, D, stream) \
-    TIMED("attention_backward", 0.5 * (B) * (H) * (T) * ((T) + 1) * (10 * (D) + COST_EXP + 3), \
-          (B) * (T) * (COST_X * (4 * (H) + 4 * (K)) * (D) + 8 * (H)), \
-          attention_backward(dqkv, delta, dout, out, lse, qkv, B, T, H, K, D, stream), \
-          WROTE("dqkv", dqkv, B, T, (H) + 2 * (K), D), READ("dout", B, T, H, D), READ("out", B, T, H, D), \
-          READ("lse", B, H, T), READ("qkv", B, T, (H) + 2 * (K), D))
+    TIMED_COST("attention_backward", 0, 0, cost_attention_backward(B, T, H, K, D), \
+               attention_backward(dqkv, delta, dout, out, lse, qkv, B, T, H, K, D, stream), \
+               WROTE("dqkv", dqkv, B, T, (H) + 2 * (K), D), READ("dout", B, T, H, D), READ("out", B, T, H, D), \
+               READ("lse", B, H, T), READ("qkv", B, T, (H) + 2 * (K), D))
 
 #define matmul_gelu_forward(out, pre, in, weight, bias, M, N, K, stream) \
-    TIMED_PRODUCT("matmul_gelu_forward", N, K, 2.0 * (M) * (N) * (K) + (COST_SIGMOID + 7) * (M) * (N), \
-                  COST_X * ((double)(M) * (K) + (double)(N) * (K) + 2.0 * (M) * (N)), \
-                  matmul_gelu_forward(out, pre, in, weight, bias, M, N, K, stream), \
-                  WROTE("out", out, M, N), WROTE("pre", pre, M, N), READ("in", M, K), READ("weight", N, K), \
-                  READ_IF(bias, "bias", N))
+    TIMED_COST("matmul_gelu_forward", N, K, cost_matmul_gelu_forward(M, N, K), \
+               matmul_gelu_forward(out, pre, in, weight, bias, M, N, K, stream), \
+               WROTE("out", out, M, N), WROTE("pre", pre, M, N), READ("in", M, K), READ("weight", N, K), \
+               READ_IF(bias, "bias", N))
 
 #define gelu_recompute(out, pre, in, weight, bias, M, N, K, stream) \
-    TIMED("gelu_recompute", (COST_SIGMOID + 7) * (M) * (N), 2 * COST_X * (M) * (N), \
-          gelu_recompute(out, pre, in, weight, bias, M, N, K, stream), WROTE("out", out, M, N), READ("pre", M, N))
+    TIMED_COST("gelu_recompute", 0, 0, cost_gelu_forward((double)(M) * (N)), \
+               gelu_recompute(out, pre, in, weight, bias, M, N, K, stream), \
+               WROTE("out", out, M, N), READ("pre", M, N))
 
 #define matmul_gelu_backward_input(din, dout, weight, pre, M, N, K, stream) \
-    TIMED_PRODUCT("matmul_gelu_backward_input", N, K, 2.0 * (M) * (N) * (K) + (COST_SIGMOID + 15) * (M) * (K), \
-                  COST_X * (2.0 * (M) * (K) + (double)(N) * (K) + (double)(M) * (N)), \
-                  matmul_gelu_backward_input(din, dout, weight, pre, M, N, K, stream), \
-                  WROTE("din", din, M, K), READ("dout", M, N), READ("weight", N, K), READ("pre", M, K))
+    TIMED_COST("matmul_gelu_backward_input", N, K, cost_matmul_gelu_backward_input(M, N, K), \
+               matmul_gelu_backward_input(din, dout, weight, pre, M, N, K, stream), \
+               WROTE("din", din, M, K), READ("dout", M, N), READ("weight", N, K), READ("pre", M, K))
 
 #define swiglu_forward(out, in, N, F, stream) \
-    TIMED("swiglu_forward", (COST_SIGMOID + 2) * (N) * (F), 3 * COST_X * (N) * (F), \
-          swiglu_forward(out, in, N, F, stream), \
-          WROTE("out", out, N, F), READ("in", N, 2 * (F)))
+    TIMED_COST("swiglu_forward", 0, 0, cost_swiglu_forward((double)(N) * (F)), \
+               swiglu_forward(out, in, N, F, stream), \
+               WROTE("out", out, N, F), READ("in", N, 2 * (F)))
 
 #define swiglu_backward(din, dout, in, N, F, stream) \
-    TIMED("swiglu_backward", (COST_SIGMOID + 8) * (N) * (F), 5 * COST_X * (N) * (F), \
-          swiglu_backward(din, dout, in, N, F, stream), \
-          WROTE("din", din, N, 2 * (F)), READ("dout", N, F), READ("in", N, 2 * (F)))
+    TIMED_COST("swiglu_backward", 0, 0, cost_swiglu_backward((double)(N) * (F)), \
+               swiglu_backward(din, dout, in, N, F, stream), \
+               WROTE("din", din, N, 2 * (F)), READ("dout", N, F), READ("in", N, 2 * (F)))
 
 #define classifier(logits, losses, targets, dloss, N, V, Vp, stream) \
-    TIMED("classifier", (N) * (V) * ((dloss) != 0 ? 2 * COST_EXP + 5 : COST_EXP + 3), \
-          COST_X * ((dloss) != 0 ? 2 : 1) * (N) * (Vp), classifier(logits, losses, targets, dloss, N, V, Vp, stream), \
-          WROTE("losses", losses, N), WROTE("dlogits", (dloss) != 0 ? (logits) : NULL, N, Vp), \
-          READ("logits", N, Vp), READ("targets", N))
+    TIMED_COST("classifier", 0, 0, cost_classifier(N, V, Vp, (dloss) != 0), \
+               classifier(logits, losses, targets, dloss, N, V, Vp, stream), \
+               WROTE("losses", losses, N), WROTE("dlogits", (dloss) != 0 ? (logits) : NULL, N, Vp), \
+               READ("logits", N, Vp), READ("targets", N))
 
 #define sum_of_squares(out, x, n, stream) \
     TIMED("sum_of_squares", 2.0 * (n), 4.0 * (n), sum_of_squares(out, x, n, stream), WROTE("out", out, 1), READ("x", n))

@@ -53,6 +53,33 @@ static inline Cost cost_matmul_weight(size_t M, size_t N, size_t K) {
     return c;
 }
 
+// The same with the GELU of the output, which is written besides; and with the GELU's backward behind the gradient of
+// the input (M, K).
+static inline Cost cost_matmul_gelu_forward(size_t M, size_t N, size_t K) {
+    double n = (double)M * (double)N;
+    Cost c = cost_matmul(M, N, K);
+    c.flops += (COST_SIGMOID + 7) * n;
+    c.bytes += COST_X * n;
+    return c;
+}
+static inline Cost cost_matmul_gelu_backward_input(size_t M, size_t N, size_t K) {
+    double n = (double)M * (double)K;
+    Cost c = cost_matmul(M, N, K);
+    c.flops += (COST_SIGMOID + 15) * n;
+    c.bytes += COST_X * n;
+    return c;
+}
+
+// positions: those of the model are added too, or their gradients.
+static inline Cost cost_embedding_forward(size_t B, size_t T, size_t C, bool positions) {
+    double rows = (double)B * (double)T, n = rows * (double)C;
+    return cost_of(positions ? n : 0, 2 * COST_X * n + 4 * rows + (positions ? COST_X * (double)(T * C) : 0));
+}
+static inline Cost cost_embedding_backward(size_t B, size_t T, size_t C, bool positions) {
+    double rows = (double)B * (double)T, n = rows * (double)C;
+    return cost_of((positions ? 2 : 1) * n, (COST_X + 8) * n + 4 * rows + (positions ? 8 * (double)(T * C) : 0));
+}
+
 // centred: layernorm; otherwise rmsnorm. branch: with the residual add.
 static inline Cost cost_norm_forward(size_t N, size_t C, bool centred, bool branch) {
     double n = (double)N * (double)C;
@@ -93,5 +120,12 @@ static inline Cost cost_gelu_forward(double n) { return cost_of((COST_SIGMOID + 
 static inline Cost cost_gelu_backward(double n) { return cost_of((COST_SIGMOID + 15) * n, 3 * COST_X * n); }
 static inline Cost cost_swiglu_forward(double n) { return cost_of((COST_SIGMOID + 2) * n, 3 * COST_X * n); }
 static inline Cost cost_swiglu_backward(double n) { return cost_of((COST_SIGMOID + 8) * n, 5 * COST_X * n); }
+
+// gradient: the logits are turned into theirs.
+static inline Cost cost_classifier(size_t N, size_t V, size_t Vp, bool gradient) {
+    double n = (double)N;
+    return cost_of(n * (double)V * (gradient ? 2 * COST_EXP + 5 : COST_EXP + 3),
+                   COST_X * (gradient ? 2 : 1) * n * (double)Vp);
+}
 
 #endif  // LLMTRAIN_COSTS_H

@@ -160,11 +160,11 @@ static inline double micro_batch_ms(const Model* model, const Rates* r) {
     const FlatVector* flat = &model->flat;
     BlockShape s = model_block_shape(model);
     size_t N = s.B * s.T, C = s.C, V = c->vocab, Vp = config_padded_vocab(c), parts = divide_up(N, model->head_rows);
-    double n = (double)N * (double)C, logits = (double)N * (double)V, x = sizeof(floatX);
+    bool positions = c->family == FAMILY_GPT2;
     const Cost outside[] = {
-        cost_of(n, 2 * x * n), cost_of(2 * n, (x + 8) * n),  // the embeddings, forward and backward
+        cost_embedding_forward(s.B, s.T, C, positions), cost_embedding_backward(s.B, s.T, C, positions),
         cost_norm_forward(N, C, !s.llama, true), cost_norm_backward(N, C, !s.llama),
-        cost_matmul(N, Vp, C), cost_of((2 * COST_EXP + 5) * logits, 2 * x * (double)N * (double)Vp),
+        cost_matmul(N, Vp, C), cost_classifier(N, V, Vp, true),
         cost_matmul(N, Vp, C), cost_matmul_weight(N, Vp, C),
         cost_of(0, 8.0 * (double)(parts - 1) * (double)Vp * (double)C),  // the head's gradient, once for every part
     };

@@ -1,6 +1,6 @@
 // recompute.h: what a block keeps of its forward for its backward, and what is computed again instead.
 //
-//   1. activations   a row per array that the backward of a block needs, and how it is laid out
+//   1. activations   a row per array that the backward of a block needs, and how it is laid out; their gradients
 //   2. operations    those that can run again: from which level of --recompute, and what that costs
 //   3. choice        which operations of which blocks run again, so that the activations fit a budget
 //
@@ -116,6 +116,31 @@ static inline void block_layout(BlockActivations* a, const BlockActivations* las
         else array = plan_take(plan, "activations of the blocks", s->B * s->T * rows[i].width * rows[i].element);
         memcpy((char*)a + rows[i].offset, &array, sizeof array);
     }
+}
+
+// Gradients of activations: buffers that the blocks use in turn.
+typedef struct {
+    floatX* residual;         // (N, C) of the residual stream
+    floatX* hidden;           // (N, C) of a norm's output
+    floatX* branch;           // (N, C) of a branch with dropout
+    floatX* attention;        // (N, H D)
+    floatX* qkv;              // (N, (H + 2K) D)
+    floatX* ffn_in;           // (N, F or 2F)
+    floatX* ffn_act;          // (N, F), Llama only
+    float* delta;             // (B, H, T) scratch of attention's backward
+} ActivationGradients;
+
+static inline void gradients_layout(ActivationGradients* g, const BlockShape* s, MemoryPlan* plan) {
+    const char* name = "gradients of activations";
+    size_t row = s->B * s->T * sizeof(floatX), HD = s->H * s->D;
+    g->residual = (floatX*)plan_take(plan, name, row * s->C);
+    g->hidden = (floatX*)plan_take(plan, name, row * s->C);
+    g->branch = (floatX*)plan_take(plan, name, row * s->C);
+    g->attention = (floatX*)plan_take(plan, name, row * HD);
+    g->qkv = (floatX*)plan_take(plan, name, row * (HD + 2 * s->K * s->D));
+    g->ffn_in = (floatX*)plan_take(plan, name, row * (s->llama ? 2 * s->F : s->F));
+    if (s->llama) g->ffn_act = (floatX*)plan_take(plan, name, row * s->F);
+    g->delta = (float*)plan_take(plan, name, s->B * s->T * s->H * sizeof(float));
 }
 
 // Bytes that a block takes less if an operation runs again.
