@@ -239,6 +239,7 @@ typedef struct {
     size_t optimizer_rank;    // of low-rank optimizers
     bool master_weights;      // keep a float copy of 16-bit parameters, which the optimizer updates
     size_t samples;           // sequences of a KV cache, for generating; 0: none is wanted
+    size_t kv_context;        // positions of each; 0, or more than the model's context: that
     bool kv_q8;               // it holds 8 bits an element
     bool mask_documents;      // attention does not cross an end_of_text
     int32_t end_of_text;
@@ -321,8 +322,8 @@ static inline void model_layout(Model* model) {
     if (c->family == FAMILY_LLAMA) a->rope = (float*)plan_take(plan, name, c->context * D * sizeof(float));
     a->logits = (floatX*)plan_take(plan, "logits, a part at a time",
                                    model->head_rows * config_padded_vocab(c) * sizeof(floatX));
-    if (o->samples)
-        kv_cache_layout(&model->cache, plan, c->layers, o->samples, c->context, c->kv_heads, D, o->kv_q8);
+    size_t cached = o->kv_context ? min_size(o->kv_context, c->context) : c->context;
+    if (o->samples) kv_cache_layout(&model->cache, plan, c->layers, o->samples, cached, c->kv_heads, D, o->kv_q8);
 }
 
 // With several ranks close the Comm first, so that no collective is in flight.
@@ -538,7 +539,7 @@ static inline void block_attention(const Model* model, size_t l) {
     if (model->decoding) {
         KvLayer cached = kv_cache_layer(&model->cache, l);
         attention_decode(s->attention, cached.keys, cached.values, cached.scales, s->qkv, model->cache.length, model->B,
-                         model->T, c->context, H, K, D, model->stream);
+                         model->T, model->cache.context, H, K, D, model->stream);
         return;
     }
     for (size_t i = 0; i < model->span_count; i++) {

@@ -1075,7 +1075,19 @@ static void test_generation(void) {
     check_true("generation: after a cut the text is what it would be without", second[14] == g.tokens[14]);
     generator_close(&g);
     need(!generator_open(&g, &model, &o, SAMPLES + 1, TOTAL, &error), &error);
+    generate_all(first, &model, &o, 1, 3, 20);
+    size_t whole_bytes = plan_block_bytes(&model.memory);
     model_free(&model);
+
+    // A cache that holds as much as is written serves as well as one of the whole context.
+    options.kv_context = 20;
+    need(model_create(&model, &c, options, &error), &error);
+    randomize(&model, 2);
+    generate_all(second, &model, &o, 1, 3, 20);
+    check_true("generation: a cache of the text alone gives the same text", memcmp(first, second, 20 * 4) == 0);
+    check_true("generation: it is smaller", plan_block_bytes(&model.memory) < whole_bytes);
+    model_free(&model);
+    options.kv_context = 0;
 
     // A model of zeros finds all tokens equally likely: the random number of its position alone decides each.
     need(model_create(&model, &c, options, &error), &error);

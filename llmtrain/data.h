@@ -254,7 +254,7 @@ static inline bool dataset_from_memory(Dataset* dataset, const void* tokens, siz
     if (token_bytes != 2 && token_bytes != 4)
         return fail(error, "tokens in memory have 2 or 4 bytes each, not %zu", token_bytes);
     dataset->shards = (Shard*)allocate(sizeof(Shard));
-    if (dataset->shards) dataset->shards->path = strdup("the tokens in memory");
+    if (dataset->shards) dataset->shards->path = strdup("the text");
     if (!dataset->shards || !dataset->shards->path) {
         free(dataset->shards);
         dataset->shards = NULL;
@@ -348,8 +348,8 @@ static inline bool dataset_suffices(const Dataset* dataset, size_t T, Error* err
     const Shard* longest = dataset->shards;
     for (size_t i = 1; i < dataset->shard_count; i++)
         if (dataset->shards[i].count > longest->count) longest = &dataset->shards[i];
-    return fail(error, "%s is the longest shard, with %zu tokens, but one sequence of %zu needs %zu; give more text or "
-                "a shorter sequence", longest->path, longest->count, T, T + 1);
+    return fail(error, "%s%s has %zu tokens, but one sequence of %zu needs %zu; give more text or a shorter sequence",
+                dataset->shard_count > 1 ? "the longest shard, " : "", longest->path, longest->count, T, T + 1);
 }
 
 // The window of training sample number `sample`.

@@ -107,8 +107,8 @@ static inline void decode_queries(floatX* out, const void* keys, const void* val
     for (size_t key = 0; key < end; key += DECODE_KEYS) {
         size_t tile = min_size(DECODE_KEYS, end - key);
         decode_load(rows, keys, scales, row + key * K, tile, K, D, width);
-        GemmOperand turned = gemm_operand(gemm_matrix(rows, DTYPE_F32, width, false), true, false, false);
-        gemm_kernel()->pack((uint32_t*)k, &turned, 0, tile, DECODE_KEYS, 0, D);
+        GemmOperand transposed = gemm_operand(gemm_matrix(rows, DTYPE_F32, width, false), true, false, false);
+        gemm_kernel()->pack((uint32_t*)k, &transposed, 0, tile, DECODE_KEYS, 0, D);
         decode_load(rows, values, scales ? scales + 1 : NULL, row + key * K, tile, K, D, width);
         for (size_t i = 0; i < queries; i++) {
             if (first + i < key) continue;

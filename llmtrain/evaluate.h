@@ -1,4 +1,4 @@
-// evaluate.h: judges a model: the loss of a text, and the answers to multiple-choice questions.
+// evaluate.h: evaluates a model: the loss of a text, and the answers to multiple-choice questions.
 //
 //   1. sources     what is evaluated: items, each of one or more rows of tokens
 //   2. text        windows of a dataset; an item is a window

@@ -59,20 +59,21 @@ typedef struct {
 #define CHOICE_FLAG(name, value, initial, choices, marks, help) \
     FLAG_ROW(name, FLAG_CHOICE, value, initial, choices, 0, 0, marks, help)
 
-// How many letters must be changed, put in or taken out to make b of a (Levenshtein); names are short.
+// How many letters must be changed, put in, taken out, or exchanged with their neighbour, to make b of a (the distance
+// of Damerau and Levenshtein); names are short.
 static inline size_t edit_distance(const char* a, const char* b) {
-    size_t row[64], length = min_size(strlen(b), 63);
-    for (size_t j = 0; j <= length; j++) row[j] = j;
-    for (size_t i = 1; a[i - 1] != 0; i++) {
-        size_t diagonal = row[0];
+    size_t rows[3][64], length = min_size(strlen(b), 63), i = 0;
+    for (size_t j = 0; j <= length; j++) rows[0][j] = j;
+    for (i = 1; a[i - 1] != 0; i++) {
+        size_t *row = rows[i % 3], *above = rows[(i + 2) % 3], *before = rows[(i + 1) % 3];
         row[0] = i;
         for (size_t j = 1; j <= length; j++) {
-            size_t substitute = diagonal + (a[i - 1] != b[j - 1]);
-            diagonal = row[j];
-            row[j] = min_size(substitute, min_size(row[j], row[j - 1]) + 1);
+            row[j] = min_size(above[j - 1] + (a[i - 1] != b[j - 1]), min_size(above[j], row[j - 1]) + 1);
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+                row[j] = min_size(row[j], before[j - 2] + 1);
         }
     }
-    return row[length];
+    return rows[(i + 2) % 3][length];
 }
 
 // Appends rows to a table; returns its new length.

@@ -30,8 +30,8 @@
 // every tile is computed whole and stored in part.
 //
 // A few rows (generating text) take another way: memory is the bound then, so B is read once, straight from where it
-// lies, and 16 columns of it at a time are turned in registers. The sums are the same, to the bit. (AMX, which adds in
-// its own order, leaves a few rows to AVX-512.)
+// lies, and 16 columns of it at a time are transposed in registers. The sums are the same, to the bit. (AMX, which adds
+// in its own order, leaves a few rows to AVX-512.)
 //
 // Needs: llmtrain/base.h, llmtrain/types.h, llmtrain/dtypes.h, llmtrain/gemm_portable.h, llmtrain/gemm_x86.h,
 // llmtrain/gemm_apple.h.

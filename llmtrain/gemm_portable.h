@@ -237,8 +237,8 @@ ALWAYS_INLINE void gemm_dot_prefetch(const GemmOperand* b, Dtype type, size_t co
     for (size_t l = 0; l < columns; l++) __builtin_prefetch(from + l * row);
 }
 
-// A few rows. The 16 columns of B are turned a piece at a time, small enough to stay in the L1 cache: a sum is then a
-// lane of a vector, and adds its terms in the order of k as all others do. Rows of 16-bit types are converted first.
+// A few rows. The 16 columns of B are transposed a piece at a time, small enough to stay in the L1 cache: a sum is then
+// a lane of a vector, and adds its terms in the order of k as all others do. Rows of 16-bit types are converted first.
 ALWAYS_INLINE void gemm_dot_typed(float* sums, const float* a, size_t rows, const GemmOperand* b, Dtype type, size_t j,
                                   size_t lanes, size_t k, size_t count) {
     enum { PIECE = 64, VECTORS = GEMM_DOT_COLS / VECTOR_LANES };

@@ -97,9 +97,9 @@ GEMM_AVX2 ALWAYS_INLINE __m256i gemm_units_avx2(const char* data, Dtype type) {
     return _mm256_loadu_si256((const __m256i*)data);
 }
 
-// A few rows: 8 columns of B x 8 units are turned in registers, where a unit is a float or a pair of bfloat16. One row
-// of A takes both groups of 8 columns in turn, so that two sums add at a time; more rows have sums enough, and take one
-// group after the other. What is left over at the end of a row, or of B, is for the plain loop.
+// A few rows: 8 columns of B x 8 units are transposed in registers, where a unit is a float or a pair of bfloat16. One
+// row of A takes both groups of 8 columns in turn, so that two sums add at a time; more rows have sums enough, and take
+// one group after the other. What is left over at the end of a row, or of B, is for the plain loop.
 GEMM_AVX2 ALWAYS_INLINE void gemm_dot_typed_avx2(float* sums, const float* a, size_t rows, const GemmOperand* b,
                                                Dtype type, size_t j, size_t lanes, size_t k, size_t count) {
     bool pairs = type == DTYPE_BF16;
@@ -282,8 +282,8 @@ GEMM_AVX512 static inline void gemm_multiply_avx512(float* sums, const uint32_t*
     for (int i = 0; i < 24; i++) _mm512_storeu_ps(sums + 16 * i, c[i]);
 }
 
-// A few rows: 16 columns of B x 16 units are turned in registers, where a unit is a float or a pair of bfloat16: each
-// row is read by whole cache lines. Of each sum a term waits for the one before it, 4 cycles; the 1,024 bytes of a
+// A few rows: 16 columns of B x 16 units are transposed in registers, where a unit is a float or a pair of bfloat16:
+// each row is read by whole cache lines. Of each sum a term waits for the one before it, 4 cycles; the 1,024 bytes of a
 // block last as long as memory needs for them on a core or two. (32 columns at a time would not wait, but so many rows
 // at distances of a power of two do not fit into the L1 cache together: measured, two thirds as fast.)
 GEMM_AVX512 ALWAYS_INLINE void gemm_dot_typed_avx512(float* sums, const float* a, size_t rows, const GemmOperand* b,

@@ -109,10 +109,10 @@ static inline void generator_forward(Generator* g, size_t samples, size_t count)
 }
 
 // Reads all tokens that the model has not read, the last one by itself, so that its hidden states are the first S rows.
-// When the context is full, its later half becomes the start of a new one.
+// When the context, or what the cache holds of it, is full, its later half becomes the start of a new one.
 static inline void generator_read(Generator* g) {
     KvCache* cache = &g->model->cache;
-    size_t context = g->model->config.context, rows = g->model->options.B * g->model->options.T, last = g->known - 1;
+    size_t context = cache->context, rows = g->model->options.B * g->model->options.T, last = g->known - 1;
     if (g->known - g->seen > context - cache->length) {  // what is still to be read does not fit
         g->seen = g->known - max_size(context / 2, 1);
         cache->length = 0;
@@ -242,8 +242,8 @@ typedef struct {
     const char* prompt_ids;   // instead of the prompt: "1 2 3"; NULL: none
     bool print_ids;           // writes ids, not text
     bool past_end;            // an end-of-text token does not end a sample
-    TextList stops;           // strings that do
-    // Of sampler_open:
+    TextList stops;           // strings that do, none empty
+    // Of sampler_read_prompt and sampler_open:
     const Tokenizer* tokenizer;
     Tokenizer bytes;          // which it is where none was given
     Tokens ids;               // of the prompt
@@ -311,12 +311,10 @@ static inline bool sampler_encode(Tokens* ids, const Tokenizer* tokenizer, const
     return true;
 }
 
-// The tokenizer must outlive the sampler. It is NULL, or its vocabulary 0, if it is not known: then that of bytes, or
-// if the model has more tokens there are only ids.
-static inline bool sampler_open(Sampler* s, Model* model, const Tokenizer* tokenizer, Error* error) {
-    size_t V = model->config.vocab;
+// Reads the prompt, for a model of V tokens. The tokenizer must outlive the sampler. It is NULL, or its vocabulary 0,
+// if it is not known: then that of bytes, or if the model has more tokens there are only ids.
+static inline bool sampler_read_prompt(Sampler* s, const Tokenizer* tokenizer, size_t V, Error* error) {
     s->bytes = tokenizer_of_bytes();
-    if (s->samples == 0) s->samples = 1;
     bool known = tokenizer && tokenizer->vocabulary > 0;
     if (!known && V == (size_t)s->bytes.vocabulary) tokenizer = &s->bytes, known = true;
     s->tokenizer = known ? tokenizer : NULL;
@@ -328,9 +326,13 @@ static inline bool sampler_open(Sampler* s, Model* model, const Tokenizer* token
     bool ok = s->prompt_ids ? sampler_read_ids(s, V, error)
                             : sampler_encode(&s->ids, tokenizer, s->prompt, true, V, error);
     if (ok && s->ids.count == 0) ok = fail(error, "the prompt is empty; give at least one token");
-    for (size_t i = 0; ok && i < s->stops.count; i++)
-        if (s->stops.texts[i][0] == 0) ok = fail(error, "--stop is empty; give at least one character");
-    if (!ok) return false;
+    return ok;
+}
+
+// Also reads the prompt, if that has not been done.
+static inline bool sampler_open(Sampler* s, Model* model, const Tokenizer* tokenizer, Error* error) {
+    if (s->ids.count == 0 && !sampler_read_prompt(s, tokenizer, model->config.vocab, error)) return false;
+    if (s->samples == 0) s->samples = 1;
     s->texts = (SampleText*)allocate(s->samples * sizeof(SampleText));
     if (!s->texts) return fail(error, "out of memory for %zu samples; make --samples smaller", s->samples);
     memset(s->texts, 0, s->samples * sizeof(SampleText));

@@ -6,6 +6,8 @@
 //   options.samples = 1;
 //   if (model_open(&model, &tokenizer, "runs/x", NULL, &options, "generate", &error)) ...
 //
+// Where options depend on the model, model_open_planned asks for them when it is known.
+//
 // A run is opened at its newest checkpoint that is whole: a damaged one is reported on standard error, and the one
 // before it is tried. An fp32 build loads the master weights of any run. A model of another program is opened as
 // source.h reads it.
@@ -15,78 +17,95 @@
 
 #include "source.h"
 
-// Creates a model of a configuration; options->T 0, or above its context, stands for its context.
-static inline bool open_create(Model* model, const Config* config, const ModelOptions* asked, Error* error) {
-    ModelOptions options = *asked;
+// Where a model is, and how it is to be made.
+typedef struct {
+    const char *out, *init_from;  // the directory of a run, or, if it is not NULL, another model
+    const char* program;          // the name with which what is reported begins
+    ModelOptions options;
+    // Called when the model and its tokenizer are known, before memory is taken for them: checks, or changes, options.
+    // NULL: not needed.
+    bool (*plan)(ModelOptions* options, const Config* config, const Tokenizer* tokenizer, void* context, Error* error);
+    void* context;
+} ModelOpening;
+
+// Creates a model of a configuration, with its tokenizer, which is in a directory if there is one; options.T 0, or
+// above its context, stands for its context.
+static inline bool open_create(Model* model, Tokenizer* tokenizer, const ModelOpening* opening, const Config* config,
+                               const char* directory, Error* error) {
+    ModelOptions options = opening->options;
     if (options.T == 0 || options.T > config->context) options.T = config->context;
-    return model_create(model, config, options, error);
+    if (!source_open_tokenizer(tokenizer, directory, config->vocab, error)) return false;
+    bool ok = (!opening->plan || opening->plan(&options, config, tokenizer, opening->context, error)) &&
+              model_create(model, config, options, error);
+    if (!ok) tokenizer_close(tokenizer);
+    return ok;
 }
 
-// Opens a checkpoint of a run. *damaged: another one may do better.
-static inline bool open_checkpoint(Model* model, const char* path, const ModelOptions* options, bool* damaged,
-                                   Error* error) {
+// Opens a checkpoint of the run. *damaged: another one may do better.
+static inline bool open_checkpoint(Model* model, Tokenizer* tokenizer, const ModelOpening* opening, const char* path,
+                                   bool* damaged, Error* error) {
+    char directory[FILE_PATH_MAX];
     Json manifest;
     RunRecord record;
+    snprintf(directory, sizeof directory, "%.4000s/tokenizer", opening->out);
     *damaged = true;
     if (record_open(&manifest, &record, path, error)) {
-        bool created = open_create(model, &record.config, options, error);
+        bool created = open_create(model, tokenizer, opening, &record.config, directory, error);
         bool loaded = created && checkpoint_load(&model->flat, &manifest, path, true, error);
         json_free(&manifest);
         if (loaded) return true;
         *damaged = created;
-        if (created) model_free(model);
+        if (created) model_free(model), tokenizer_close(tokenizer);
     }
     if (error->kind == ERROR_PROCESS) *damaged = false;  // an older one would do no better
     return false;
 }
 
-// Opens the newest whole checkpoint of the run in `out`.
-static inline bool open_newest(Model* model, const char* out, const ModelOptions* options, const char* program,
-                               Error* error) {
+// Opens the newest whole checkpoint of the run.
+static inline bool open_newest(Model* model, Tokenizer* tokenizer, const ModelOpening* opening, Error* error) {
     bool found, any = false;
     uint64_t step = UINT64_MAX;
-    while (checkpoint_find_before(&step, &found, out, step, error) && found) {
+    while (checkpoint_find_before(&step, &found, opening->out, step, error) && found) {
         char path[FILE_PATH_MAX];
         bool damaged;
         any = true;
-        checkpoint_path(path, out, step, "");
-        if (open_checkpoint(model, path, options, &damaged, error)) return true;
+        checkpoint_path(path, opening->out, step, "");
+        if (open_checkpoint(model, tokenizer, opening, path, &damaged, error)) return true;
         if (!damaged) return false;
-        fprintf(stderr, "%s: %s; trying the checkpoint before it\n", program, error->text);
+        fprintf(stderr, "%s: %s; trying the checkpoint before it\n", opening->program, error->text);
     }
-    if (any) return fail(error, "no checkpoint in %s can be used, for the reasons above", out);
-    return fail(error, "%s holds no checkpoint; give the --out of a run that has saved one", out);
+    if (any) return fail(error, "no checkpoint in %s can be used, for the reasons above", opening->out);
+    return fail(error, "%s holds no checkpoint; give the --out of a run that has saved one", opening->out);
 }
 
 // Opens another model: of Hugging Face, of llm.c, or a checkpoint.
-static inline bool open_source(Model* model, Tokenizer* tokenizer, const char* path, const ModelOptions* options,
-                               Error* error) {
+static inline bool open_source(Model* model, Tokenizer* tokenizer, const ModelOpening* opening, Error* error) {
     ModelSource source;
-    if (!source_open(&source, path, error)) return false;
-    bool ok = open_create(model, &source.config, options, error);
-    if (ok && !(source_load(model, &source, "init-from", error) &&
-                source_open_tokenizer(tokenizer, source.tokenizer, source.config.vocab, error))) {
+    if (!source_open(&source, opening->init_from, error)) return false;
+    bool ok = open_create(model, tokenizer, opening, &source.config, source.tokenizer, error);
+    if (ok && !source_load(model, &source, "init-from", error)) {
         model_free(model);
+        tokenizer_close(tokenizer);
         ok = false;
     }
     source_close(&source);
     return ok;
 }
 
-// Opens the model of a run in the directory `out`, or, if it is not NULL, that of `init_from`: a directory of Hugging
-// Face, a file of llm.c, or a checkpoint (a step_N directory). The caller frees it with model_free, and the tokenizer
-// with tokenizer_close; one that is not known has a vocabulary of 0. program: the name with which what is reported
-// begins.
+// Opens the model of a run, or another: a directory of Hugging Face, a file of llm.c, or a checkpoint (a step_N
+// directory). The caller frees it with model_free, and the tokenizer with tokenizer_close; one that is not known has a
+// vocabulary of 0.
+static inline bool model_open_planned(Model* model, Tokenizer* tokenizer, const ModelOpening* opening, Error* error) {
+    if (opening->init_from) return open_source(model, tokenizer, opening, error);
+    if (opening->out == NULL) return fail(error, "no model is named; give a run, or another model");
+    return open_newest(model, tokenizer, opening, error);
+}
+
+// The same, with options that are known.
 static inline bool model_open(Model* model, Tokenizer* tokenizer, const char* out, const char* init_from,
                               const ModelOptions* options, const char* program, Error* error) {
-    char directory[FILE_PATH_MAX];
-    if (init_from) return open_source(model, tokenizer, init_from, options, error);
-    if (out == NULL) return fail(error, "no model is named; give a run, or another model");
-    if (!open_newest(model, out, options, program, error)) return false;
-    snprintf(directory, sizeof directory, "%.4000s/tokenizer", out);
-    if (source_open_tokenizer(tokenizer, directory, model->config.vocab, error)) return true;
-    model_free(model);
-    return false;
+    ModelOpening opening = {out, init_from, program, *options, NULL, NULL};
+    return model_open_planned(model, tokenizer, &opening, error);
 }
 
 #endif  // LLMTRAIN_OPEN_H

@@ -7,7 +7,7 @@
 //   tokenizer_close(&tokenizer);
 //
 // Shards PREFIX_train_N.bin and PREFIX_val_N.bin have theirs in PREFIX_tokenizer/, a run in OUT/tokenizer/. Shards
-// without one are accepted, as those of llm.c are: only their vocabulary is compared.
+// without one are accepted, as those of llm.c are: only their vocabulary is compared, and 256 stands for bytes.
 
 #ifndef LLMTRAIN_RUN_TOKENIZER_H
 #define LLMTRAIN_RUN_TOKENIZER_H
@@ -15,11 +15,11 @@
 #include "data.h"
 #include "source.h"
 
-// The tokenizer of a place; its vocabulary is 0 where there is none.
+// A tokenizer and where it was found; its vocabulary is 0 where there is none.
 typedef struct {
     Tokenizer tokenizer;
     char where[FILE_PATH_MAX];  // its directory
-} PlacedTokenizer;
+} FoundTokenizer;
 
 static inline bool tokenizer_is_known(const Tokenizer* tokenizer) { return tokenizer->vocabulary > 0; }
 
@@ -29,14 +29,14 @@ static inline bool tokenizer_has_files(const Tokenizer* tokenizer) {
 }
 
 // Opens the tokenizer in a directory; there need be none.
-static inline bool placed_tokenizer_open(PlacedTokenizer* placed, const char* directory, Error* error) {
-    memset(&placed->tokenizer, 0, sizeof placed->tokenizer);
-    snprintf(placed->where, sizeof placed->where, "%s", directory);
-    return !directory_exists(directory) || tokenizer_open(&placed->tokenizer, directory, NULL, error);
+static inline bool found_tokenizer_open(FoundTokenizer* found, const char* directory, Error* error) {
+    memset(&found->tokenizer, 0, sizeof found->tokenizer);
+    snprintf(found->where, sizeof found->where, "%s", directory);
+    return !directory_exists(directory) || tokenizer_open(&found->tokenizer, directory, NULL, error);
 }
 
 // Refuses two known tokenizers that differ.
-static inline bool placed_tokenizers_agree(const PlacedTokenizer* a, const PlacedTokenizer* b, Error* error) {
+static inline bool found_tokenizers_agree(const FoundTokenizer* a, const FoundTokenizer* b, Error* error) {
     const Tokenizer *ours = &a->tokenizer, *other = &b->tokenizer;
     if (!tokenizer_is_known(ours) || !tokenizer_is_known(other) || ours->hash == other->hash) return true;
     return fail(error, "%.300s is the tokenizer %s (%016llx), but %.300s is %s (%016llx), and tokens of one mean "
@@ -59,56 +59,59 @@ static inline bool shard_tokenizer_directory(char directory[FILE_PATH_MAX], cons
     return false;
 }
 
-// The tokenizer of a dataset's shards, which must agree.
-static inline bool dataset_tokenizer_open(PlacedTokenizer* placed, const Dataset* dataset, Error* error) {
-    memset(placed, 0, sizeof *placed);
+// The tokenizer of a dataset's shards, which must agree. Without one beside them a vocabulary of 256 says that they
+// hold bytes.
+static inline bool dataset_tokenizer_open(FoundTokenizer* found, const Dataset* dataset, Error* error) {
+    memset(found, 0, sizeof *found);
     char last[FILE_PATH_MAX] = "", directory[FILE_PATH_MAX];
     for (size_t i = 0; i < dataset->shard_count; i++) {
-        PlacedTokenizer next;
+        FoundTokenizer next;
         if (!shard_tokenizer_directory(directory, dataset->shards[i].path) || strcmp(directory, last) == 0) continue;
         memcpy(last, directory, sizeof last);
-        bool ok = placed_tokenizer_open(&next, directory, error) && placed_tokenizers_agree(placed, &next, error);
-        if (ok && !tokenizer_is_known(&placed->tokenizer)) *placed = next;
+        bool ok = found_tokenizer_open(&next, directory, error) && found_tokenizers_agree(found, &next, error);
+        if (ok && !tokenizer_is_known(&found->tokenizer)) *found = next;
         else tokenizer_close(&next.tokenizer);
         if (ok) continue;
-        tokenizer_close(&placed->tokenizer);
+        tokenizer_close(&found->tokenizer);
         return false;
     }
+    if (tokenizer_is_known(&found->tokenizer) || dataset->vocabulary != 256) return true;
+    found->tokenizer = tokenizer_of_bytes();
+    snprintf(found->where, sizeof found->where, "%.4000s", dataset->shards[0].path);
     return true;
 }
 
-static inline bool model_tokenizer_open(PlacedTokenizer* placed, const char* init_from, Error* error) {
+static inline bool model_tokenizer_open(FoundTokenizer* found, const char* init_from, Error* error) {
     ModelSource source;
-    memset(placed, 0, sizeof *placed);
+    memset(found, 0, sizeof *found);
     if (!source_open(&source, init_from, error)) return false;
-    snprintf(placed->where, sizeof placed->where, "%s", source.tokenizer);
-    bool ok = source_open_tokenizer(&placed->tokenizer, source.tokenizer, source.config.vocab, error);
+    snprintf(found->where, sizeof found->where, "%s", source.tokenizer);
+    bool ok = source_open_tokenizer(&found->tokenizer, source.tokenizer, source.config.vocab, error);
     source_close(&source);
     return ok;
 }
 
 // The tokenizer of a run: that of the training shards, or else of the others. out: of a run that is resumed, otherwise
-// NULL; init_from: NULL, or the model that a new run begins with. Its vocabulary is 0 if none of them has one; then it
-// is that of bytes if their tokens are bytes. The caller closes it.
+// NULL; init_from: NULL, or the model that a new run begins with. Its vocabulary is 0 if none of them has one. The
+// caller closes it.
 static inline bool run_tokenizer_open(Tokenizer* tokenizer, const Dataset* train, const Dataset* val, const char* out,
                                       const char* init_from, Error* error) {
-    enum { PLACES = 4 };
-    PlacedTokenizer* places = (PlacedTokenizer*)allocate(PLACES * sizeof(PlacedTokenizer));
+    enum { SOURCES = 4 };
+    FoundTokenizer* found = (FoundTokenizer*)allocate(SOURCES * sizeof(FoundTokenizer));
     char directory[FILE_PATH_MAX];
     memset(tokenizer, 0, sizeof *tokenizer);
-    if (!places) return fail(error, "out of memory for the tokenizers of the run");
+    if (!found) return fail(error, "out of memory for the tokenizers of the run");
     snprintf(directory, sizeof directory, "%.4000s/tokenizer", out ? out : "");
-    bool ok = dataset_tokenizer_open(&places[0], train, error) && dataset_tokenizer_open(&places[1], val, error) &&
-              (!out || placed_tokenizer_open(&places[2], directory, error)) &&
-              (!init_from || model_tokenizer_open(&places[3], init_from, error));
-    for (int i = 0; i < PLACES; i++)
-        for (int j = 0; ok && j < i; j++) ok = placed_tokenizers_agree(&places[j], &places[i], error);
-    for (int i = 0; i < PLACES; i++) {
-        if (ok && !tokenizer_is_known(tokenizer)) *tokenizer = places[i].tokenizer;
-        else tokenizer_close(&places[i].tokenizer);
+    bool ok = dataset_tokenizer_open(&found[0], train, error) && dataset_tokenizer_open(&found[1], val, error) &&
+              (!out || found_tokenizer_open(&found[2], directory, error)) &&
+              (!init_from || model_tokenizer_open(&found[3], init_from, error));
+    for (int i = 0; i < SOURCES; i++)
+        for (int j = 0; ok && j < i; j++) ok = found_tokenizers_agree(&found[j], &found[i], error);
+    for (int i = 0; i < SOURCES; i++) {
+        if (ok && !tokenizer_is_known(tokenizer)) *tokenizer = found[i].tokenizer;
+        else tokenizer_close(&found[i].tokenizer);
     }
-    free(places);
-    if (ok && !tokenizer_is_known(tokenizer) && train->vocabulary == 256) *tokenizer = tokenizer_of_bytes();
+    free(found);
     return ok;
 }
 

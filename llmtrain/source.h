@@ -504,8 +504,9 @@ static inline bool source_has(const char* directory, const char* name) {
 
 // Whether a directory has the files of a tokenizer.
 static inline bool source_has_tokenizer(const char* directory) {
-    bool there = source_has(directory, TOKENIZER_FILES[FILE_JSON]) ||
-                 source_has(directory, TOKENIZER_FILES[FILE_ENCODER]);
+    bool there = source_has(directory, TOKENIZER_FILES[FILE_JSON]);
+    for (int i = 0; i < 2 && !there; i++)
+        there = source_has(directory, GPT2_FILES[i][0]) && source_has(directory, GPT2_FILES[i][1]);
     for (size_t i = 0; i < PATTERNS_COUNT && !there; i++) {
         char name[32];
         if (!PATTERNS[i].name) continue;

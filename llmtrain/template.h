@@ -439,10 +439,35 @@ static inline TemplateValue template_member(Template* t, TemplateValue of, const
     return none;
 }
 
-static inline TemplateValue template_strip(TemplateValue v, bool left, bool right, const TemplateValue* marks) {
-    TemplateValue spaces = value_text(" \t\n\r\v\f", 6), set = marks ? *marks : spaces;
-    while (left && v.count > 0 && memchr(set.text, v.text[0], set.count)) v.text++, v.count--;
-    while (right && v.count > 0 && memchr(set.text, v.text[v.count - 1], set.count)) v.count--;
+// Bytes of the white space, of Unicode as for Python, that `bytes` bytes begin with; 0 if they do not.
+static inline size_t template_space(const char* text, size_t bytes) {
+    const unsigned char* p = (const unsigned char*)text;
+    if (bytes >= 1 && (p[0] == ' ' || (p[0] >= 9 && p[0] <= 13) || (p[0] >= 28 && p[0] <= 31))) return 1;
+    if (bytes >= 2 && p[0] == 0xC2 && (p[1] == 0x85 || p[1] == 0xA0)) return 2;
+    if (bytes < 3 || p[0] < 0xE1 || p[0] > 0xE3) return 0;
+    uint32_t code = (p[0] & 0xFu) << 12 | (p[1] & 0x3Fu) << 6 | (p[2] & 0x3Fu);
+    bool space = code == 0x1680 || (code >= 0x2000 && code <= 0x200A) || code == 0x2028 || code == 0x2029 ||
+                 code == 0x202F || code == 0x205F || code == 0x3000;
+    return space ? 3 : 0;
+}
+
+// Bytes at the beginning of a text that are one of `marks`, or white space where that is NULL; 0 if they are none.
+static inline size_t template_mark(const char* text, size_t bytes, const TemplateValue* marks) {
+    return !marks ? template_space(text, bytes) : bytes > 0 && memchr(marks->text, text[0], marks->count);
+}
+
+static inline TemplateValue template_strip(Template* t, TemplateValue v, bool left, bool right,
+                                           const TemplateValue* marks) {
+    size_t n = 1;
+    for (size_t i = 0; marks && i < marks->count; i++)
+        if ((unsigned char)marks->text[i] >= 0x80)
+            template_fail(t, "strips letters outside ASCII, which is not supported");
+    for (; left && (n = template_mark(v.text, v.count, marks)) > 0; v.count -= n) v.text += n;
+    for (n = 1; right && n <= min_size(3, v.count); n++) {  // its last character has 1 to 3 bytes
+        if (template_mark(v.text + v.count - n, n, marks) != n) continue;
+        v.count -= n;
+        n = 0;
+    }
     return v;
 }
 
@@ -461,12 +486,17 @@ static inline TemplateValue template_split(Template* t, TemplateValue text, Temp
 }
 
 static inline TemplateValue template_replace(Template* t, TemplateValue text, TemplateValue from, TemplateValue to) {
-    TemplateValue parts = template_split(t, text, from), all = value_text("", 0);
-    for (size_t i = 0; i < parts.count && !t->failed; i++) {
-        if (i) all = value_joined(t, all, to);
-        all = value_joined(t, all, parts.items[i]);
+    TemplateValue parts = template_split(t, text, from);
+    size_t bytes = 0;
+    for (size_t i = 0; i < parts.count; i++) bytes += parts.items[i].count + (i ? to.count : 0);
+    char *all = (char*)template_allocate(t, bytes + 1), *end = all;
+    if (!all) return text;
+    for (size_t i = 0; i < parts.count; i++) {
+        if (i) memcpy(end, to.text, to.count), end += to.count;
+        memcpy(end, parts.items[i].text, parts.items[i].count);
+        end += parts.items[i].count;
     }
-    return all;
+    return value_text(all, bytes);
 }
 
 static inline TemplateValue template_case(Template* t, TemplateValue text, bool upper) {
@@ -506,9 +536,9 @@ static inline TemplateValue template_method(Template* t, TemplateValue of, const
     for (size_t i = 0; i < count; i++) texts = texts && a[i].kind == VALUE_STRING;
     if (texts && count <= 1) {
         const TemplateValue* marks = count ? &a[0] : NULL;
-        if (word_is(name, bytes, "strip")) return template_strip(of, true, true, marks);
-        if (word_is(name, bytes, "lstrip")) return template_strip(of, true, false, marks);
-        if (word_is(name, bytes, "rstrip")) return template_strip(of, false, true, marks);
+        if (word_is(name, bytes, "strip")) return template_strip(t, of, true, true, marks);
+        if (word_is(name, bytes, "lstrip")) return template_strip(t, of, true, false, marks);
+        if (word_is(name, bytes, "rstrip")) return template_strip(t, of, false, true, marks);
     }
     if (texts && count == 0 && word_is(name, bytes, "upper")) return template_case(t, of, true);
     if (texts && count == 0 && word_is(name, bytes, "lower")) return template_case(t, of, false);
@@ -628,7 +658,7 @@ static inline TemplateValue template_filter(Template* t, TemplateValue v, const 
     TemplateValue a[TEMPLATE_ARGUMENTS], undefined = value_of(VALUE_UNDEFINED, 0);
     size_t count = code_take(t, "(") ? template_arguments(t, a) : 0;
     if (t->skipping || t->failed) return undefined;
-    if (count == 0 && word_is(name, bytes, "trim")) return template_strip(value_string(t, v), true, true, NULL);
+    if (count == 0 && word_is(name, bytes, "trim")) return template_strip(t, value_string(t, v), true, true, NULL);
     if (count == 0 && word_is(name, bytes, "string")) return value_string(t, v);
     if (count == 0 && word_is(name, bytes, "upper")) return template_case(t, value_string(t, v), true);
     if (count == 0 && word_is(name, bytes, "lower")) return template_case(t, value_string(t, v), false);

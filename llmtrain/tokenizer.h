@@ -17,7 +17,7 @@
 //   text = decoder_end(&bytes, &decoder); fwrite(text, 1, bytes, stdout);
 //
 // It reads tokenizer.json of Hugging Face (byte-level as in GPT-2, Llama 3, Qwen, SmolLM; of characters with bytes for
-// the rest, as in Llama 2 and Mistral), GPT-2's encoder.json with vocab.bpe, and rank files of tiktoken. The tokens are
+// the rest, as in Llama 2 and Mistral), GPT-2's two files, and rank files of tiktoken. The tokens are
 // those of `tokenizers` and `tiktoken`: dev/peers/tokenizer_ids.py compares them. What a file asks for and is not here
 // is refused by its name: other models than BPE, other normalizers, patterns that words.h does not have. Tokenizers are
 // not trained here, and begin-of-text is not added: tokenizer.begin_of_text says whether to.
@@ -66,7 +66,7 @@ static inline void tokenizer_close(Tokenizer* tokenizer) {
     memset(tokenizer, 0, sizeof *tokenizer);
 }
 
-// Opens a directory of Hugging Face or GPT-2, or a file: tokenizer.json, encoder.json, or a rank file of tiktoken, of
+// Opens a directory of Hugging Face or GPT-2, or a file: tokenizer.json, vocab.json, or a rank file of tiktoken, of
 // which `pattern` (gpt2, cl100k, o200k) says how words are split; otherwise NULL. After a failure there is nothing to
 // close.
 static inline bool tokenizer_open(Tokenizer* tokenizer, const char* path, const char* pattern, Error* error) {
@@ -110,16 +110,6 @@ static inline const char* tokenizer_piece(size_t* bytes, const Tokenizer* tokeni
 static inline TokenKind tokenizer_kind(const Tokenizer* tokenizer, int32_t token) {
     if (token < 0 || token >= tokenizer->vocabulary) return TOKEN_ABSENT;
     return tokenizer->rules ? (TokenKind)tokenizer->rules->vocabulary.tokens[token].kind : TOKEN_ORDINARY;
-}
-
-// The token whose text is exactly this, -1: none. For special and added tokens: "<|im_end|>".
-static inline int32_t tokenizer_find(const Tokenizer* tokenizer, const char* text) {
-    size_t bytes;
-    for (int32_t id = 0; id < tokenizer->vocabulary; id++) {
-        const char* piece = tokenizer_piece(&bytes, tokenizer, id);
-        if (bytes == strlen(text) && memcmp(piece, text, bytes) == 0) return id;
-    }
-    return -1;
 }
 
 // A tokenizer.json of bytes: 256 tokens, no merges.

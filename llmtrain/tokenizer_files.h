@@ -1,4 +1,4 @@
-// tokenizer_files.h: finds and reads tokenizers: tokenizer.json, GPT-2's encoder.json, rank files of tiktoken.
+// tokenizer_files.h: finds and reads tokenizers: tokenizer.json, GPT-2's two files, rank files of tiktoken.
 //
 //   TokenizerFiles files;
 //   bool ok = tokenizer_files_find(&files, "models/x", NULL, &error) && tokenizer_files_read(&files, &error);
@@ -28,7 +28,7 @@ static inline bool add_special(const TokenizerReader* r, const char* text, int32
     return rules_add(r, added, text, strlen(text));
 }
 
-// encoder.json, the vocabulary, and the lines of vocab.bpe, the merges.
+// vocab.json or encoder.json, the vocabulary, and the lines of merges.txt or vocab.bpe, the merges.
 static inline bool read_gpt2(TokenizerReader* r, TokenizerFiles* s, const char* merges, size_t bytes) {
     const char* end = merges + bytes;
     size_t size, lines = 0, rank = 0;
@@ -208,9 +208,16 @@ static inline bool tokenizer_files_take(TokenizerFiles* s, int file, const char*
     return true;
 }
 
+// GPT-2's two files, by the names of Hugging Face and by those of OpenAI.
+static const char* const GPT2_FILES[2][2] = {{"vocab.json", "merges.txt"}, {"encoder.json", "vocab.bpe"}};
+
 static inline bool tokenizer_files_find_in(TokenizerFiles* s, const char* directory, Error* error) {
-    for (int i = 0; i < FILE_RANKS; i++)
+    for (int i = 0; i < FILE_ENCODER; i++)
         if (!tokenizer_files_take(s, i, directory, TOKENIZER_FILES[i], error)) return false;
+    for (int i = 0; i < 2 && !s->paths[FILE_JSON] && !s->paths[FILE_ENCODER]; i++)
+        if (!tokenizer_files_take(s, FILE_ENCODER, directory, GPT2_FILES[i][0], error) ||
+            (s->paths[FILE_ENCODER] && !tokenizer_files_take(s, FILE_MERGES, directory, GPT2_FILES[i][1], error)))
+            return false;
     for (size_t i = 0; i < PATTERNS_COUNT && !s->paths[FILE_RANKS] && !s->paths[FILE_JSON]; i++) {
         char name[32];
         if (!PATTERNS[i].name) continue;
@@ -220,8 +227,8 @@ static inline bool tokenizer_files_find_in(TokenizerFiles* s, const char* direct
     }
     bool gpt2 = s->paths[FILE_ENCODER] && s->paths[FILE_MERGES];
     return s->paths[FILE_JSON] || s->paths[FILE_RANKS] || gpt2 ||
-           fail(error, "%.600s has no tokenizer.json, nor encoder.json with vocab.bpe; give a directory with a "
-                "tokenizer", directory);
+           fail(error, "%.600s has no tokenizer.json, nor vocab.json with merges.txt, nor encoder.json with vocab.bpe; "
+                "give a directory with a tokenizer", directory);
 }
 
 // Finds the files of a tokenizer: in a directory, or beside a file.
@@ -249,9 +256,10 @@ static inline bool tokenizer_files_find(TokenizerFiles* s, const char* path, con
     char directory[FILE_PATH_MAX];
     if (!path_copy(directory, slash ? path : ".", error)) return false;
     if (slash) directory[slash == path ? 1 : slash - path] = 0;
-    if (strcmp(name, "encoder.json") == 0)
-        return tokenizer_files_path(s, FILE_ENCODER, directory, name, error) &&
-               tokenizer_files_path(s, FILE_MERGES, directory, "vocab.bpe", error);
+    for (int i = 0; i < 2; i++)
+        if (strcmp(name, GPT2_FILES[i][0]) == 0)
+            return tokenizer_files_path(s, FILE_ENCODER, directory, name, error) &&
+                   tokenizer_files_path(s, FILE_MERGES, directory, GPT2_FILES[i][1], error);
     return tokenizer_files_path(s, FILE_JSON, "", path, error) &&
            tokenizer_files_take(s, FILE_CONFIG, directory, TOKENIZER_FILES[FILE_CONFIG], error) &&
            tokenizer_files_take(s, FILE_TEMPLATE, directory, TOKENIZER_FILES[FILE_TEMPLATE], error);
@@ -284,6 +292,26 @@ static inline bool tokenizer_files_read_main(TokenizerFiles* s, char* const text
     return ok;
 }
 
+// GPT-2's two files do not say which tokenizer they are of. Refuses by its name what tokenizer_config.json says of
+// another one, or of tokens that the two do not have.
+static inline bool check_gpt2_config(const TokenizerFiles* s, const Json* json, Error* error) {
+    const char* path = s->paths[FILE_CONFIG];
+    const char* kind = json_text(json, json_get(json, 0, "tokenizer_class"));
+    uint32_t added = json_get(json, 0, "added_tokens_decoder");
+    bool prefix = false;
+    if (kind && strcmp(kind, "GPT2Tokenizer") != 0 && strcmp(kind, "GPT2TokenizerFast") != 0)
+        return fail(error, "%.600s: a %.80s is not known by %s and %s; save it as tokenizer.json (in Python, "
+                    "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR))", path, kind, GPT2_FILES[0][0],
+                    GPT2_FILES[0][1]);
+    if (json_bool(json, json_get(json, 0, "add_prefix_space"), &prefix) && prefix)
+        return fail(error, "%.600s: \"add_prefix_space\" is read of a tokenizer.json only; save it as one", path);
+    for (uint32_t i = json_first(json, added); i != JSON_NONE; i = json_next(json, i))
+        if (strtoull(json_key(json, i), NULL, 10) >= s->rules->vocabulary.size)
+            return fail(error, "%.600s: the added token %.40s is not in %s; save the tokenizer as tokenizer.json", path,
+                        json_key(json, i), GPT2_FILES[0][0]);
+    return true;
+}
+
 // Reads the files that tokenizer_files_find has found.
 static inline bool tokenizer_files_read(TokenizerFiles* s, Error* error) {
     char* texts[FILES_COUNT] = {NULL};
@@ -304,8 +332,9 @@ static inline bool tokenizer_files_read(TokenizerFiles* s, Error* error) {
     if (ok && texts[FILE_CONFIG]) {
         Json json;
         ok = json_parse(&json, texts[FILE_CONFIG], bytes[FILE_CONFIG], s->paths[FILE_CONFIG], error);
-        ok = ok && read_config(s, &json, error);
-        if (ok) json_free(&json);
+        bool parsed = ok;
+        ok = ok && (!s->paths[FILE_ENCODER] || check_gpt2_config(s, &json, error)) && read_config(s, &json, error);
+        if (parsed) json_free(&json);
     }
     if (ok) guess_end_of_text(s);
     for (int i = 0; i < FILES_COUNT; i++) free(texts[i]);

@@ -16,11 +16,11 @@
 #include "json.h"
 #include "tokenizer_rules.h"
 
-// Files that a tokenizer may consist of, by the names that they keep when it is saved. The first of each kind decides.
+// Files that a tokenizer may consist of, by the names that they have when it is saved. The first of each kind decides.
 enum { FILE_JSON, FILE_CONFIG, FILE_TEMPLATE, FILE_SPECIAL, FILE_ENCODER, FILE_MERGES, FILE_RANKS, FILES_COUNT };
 static const char* const TOKENIZER_FILES[FILES_COUNT] = {
     "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json",
-    "encoder.json", "vocab.bpe", "ranks.tiktoken"};
+    "vocab.json", "merges.txt", "ranks.tiktoken"};
 
 typedef struct {
     char* paths[FILES_COUNT];  // owned; NULL: not a part of it

@@ -169,9 +169,10 @@ static inline const char* characters_skip(const Unicode* unicode, uint32_t set, 
 // ------------------------------------------------------------------------------------------------
 // NFC (Unicode Standard Annex 15)
 //
-// A text is cut before each character that begins a composition of its own: of combining class 0, as is the first of its
-// decomposition, and no second part of any. What lies between two cuts is taken apart, put in the order of the combining classes, and composed. Most
-// pieces are one character that stays as it is, so these are only passed over. Linear in the text, whatever it is.
+// A text is cut before each character that begins a composition of its own: of combining class 0, as is the first
+// character of its decomposition, and no second part of any. What lies between two cuts is taken apart, put in the
+// order of the combining classes, and composed. Most pieces are one character that stays as it is, so these are only
+// passed over. Linear in the text, whatever it is.
 
 #define HANGUL_FIRST 0xAC00u   // syllables: 19 x 21 x 28, of a leading consonant, a vowel and perhaps a trailing one
 #define HANGUL_LEADING 0x1100u

@@ -1,4 +1,4 @@
-// evaluate.cu: judges a model: the loss of a text, or the answers to multiple-choice questions, as a line of JSON.
+// evaluate.cu: evaluates a model: the loss of a text, or the answers to multiple-choice questions, as a line of JSON.
 //
 //   make build/evaluate && build/evaluate --out runs/x --text book.txt
 //   build/evaluate --out runs/x --choices hellaswag.jsonl --scores hellaswag.scores --ranks 2
@@ -27,7 +27,8 @@ static void options_flags(Flag flags[FLAGS], Options* o) {
         TEXT_FLAG("text", &o->text, NULL, "FILE", 0, "text whose loss is wanted"),
         TEXT_FLAG("data", &o->data, NULL, "GLOB", 0, "instead of --text: token shards"),
         TEXT_FLAG("choices", &o->choices, NULL, "FILE", 0,
-                  "instead of --text: questions, a line of JSON each, with ctx, endings and label"),
+                  "instead of --text: questions, a line of JSON each: ctx, endings, label (HellaSwag), question, "
+                  "choices, answer (MMLU), or question, choices, answerKey (ARC)"),
         SWITCH_FLAG("answers", &o->answers, false, 0, "with --choices: print the number of each answer too"),
         TEXT_FLAG("scores", &o->scores, NULL, "FILE", 0,
                   "file of finished items: the same command continues from it after it was stopped"),
@@ -44,7 +45,7 @@ static void options_flags(Flag flags[FLAGS], Options* o) {
 }
 
 static bool options_check(const Options* o, Error* error) {
-    if (!o->out == !o->init_from) return fail(error, "give one of --out and --init-from, the model to judge");
+    if (!o->out == !o->init_from) return fail(error, "give one of --out and --init-from, the model to evaluate");
     if (!o->text + !o->data + !o->choices != 2) return fail(error, "give one of --text, --data and --choices");
     if (o->choices && o->overlap) return fail(error, "--val-overlap is for --text and --data; leave it out");
     if (!o->choices && o->answers) return fail(error, "--answers is for --choices; leave it out");
@@ -80,19 +81,19 @@ static void print_text(const Source* source, const Score* scores) {
 // Refuses shards that are not of the model's tokens.
 static bool data_check(const Dataset* dataset, const Model* model, const Tokenizer* tokenizer, const Options* o,
                        Error* error) {
-    PlacedTokenizer of_data, of_model;
+    FoundTokenizer of_data, of_model;
     if (!dataset_fits_model(dataset, model->config.vocab, tokenizer, o->init_from))
         return fail(error, "--data has a vocabulary of %d but the model has %zu; give shards of the model's tokenizer",
                     dataset->vocabulary, model->config.vocab);
     of_model.tokenizer = *tokenizer;
     snprintf(of_model.where, sizeof of_model.where, "%s", o->out ? o->out : o->init_from);
     if (!dataset_tokenizer_open(&of_data, dataset, error)) return false;
-    bool ok = placed_tokenizers_agree(&of_data, &of_model, error);
+    bool ok = found_tokenizers_agree(&of_data, &of_model, error);
     tokenizer_close(&of_data.tokenizer);
     return ok;
 }
 
-static bool judge_text(Model* model, const Tokenizer* tokenizer, const Options* o, Error* error) {
+static bool evaluate_text(Model* model, const Tokenizer* tokenizer, const Options* o, Error* error) {
     Dataset dataset;
     Tokens tokens;
     Source source;
@@ -134,7 +135,7 @@ static void print_choices(const Choices* choices, const Source* source, const Sc
     json_writer_free(&w);
 }
 
-static bool judge_choices(Model* model, const Tokenizer* tokenizer, const Options* o, Error* error) {
+static bool evaluate_choices(Model* model, const Tokenizer* tokenizer, const Options* o, Error* error) {
     Choices choices;
     Source source;
     Score* scores;
@@ -146,7 +147,7 @@ static bool judge_choices(Model* model, const Tokenizer* tokenizer, const Option
     return ok;
 }
 
-static bool judge(Comm* comm, const Options* o, Error* error) {
+static bool evaluate_model(Comm* comm, const Options* o, Error* error) {
     Model model;
     Tokenizer tokenizer;
     ModelOptions options;
@@ -167,14 +168,14 @@ static bool judge(Comm* comm, const Options* o, Error* error) {
                   (unsigned long long)o->overlap, model.options.T);
     if (ok && !o->data && tokenizer.vocabulary == 0)
         ok = fail(error, "the tokenizer of this model is not known; give --data, token shards");
-    ok = ok && (o->choices ? judge_choices : judge_text)(&model, &tokenizer, o, error);
+    ok = ok && (o->choices ? evaluate_choices : evaluate_text)(&model, &tokenizer, o, error);
     tokenizer_close(&tokenizer);
     model_free(&model);
     return ok && (!ferror(stdout) || fail_file(error, "write", "standard output"));
 }
 
 // Becomes a rank, and ends as one.
-static int judge_as_rank(const Options* o, bool forks) {
+static int evaluate_as_rank(const Options* o, bool forks) {
     Error error, of_others;
     Launch launch;
     Comm comm;
@@ -184,7 +185,7 @@ static int judge_as_rank(const Options* o, bool forks) {
               comm_open(&comm, &launch, 1e3 * o->timeout, &error);
     if (ok && o->threads == 0 && comm.local_world > 1 && threads_undecided())
         threads_set(max_size(threads_count() / comm.local_world, 1));
-    ok = ok && judge(&comm, o, &error);
+    ok = ok && evaluate_model(&comm, o, &error);
     if (!ok) launch_report(&launch, "evaluate", error.text);
     if (!ok && comm.world > 1 && !error.on_all_ranks) comm_abort(&comm, error.text);
     if (comm.world > 0) comm_close(&comm);
@@ -199,9 +200,9 @@ int main(int argc, char** argv) {
     files_open_standard();
     memset(&options, 0, sizeof options);
     options_flags(flags, &options);
-    if (!flags_begin(&code, "evaluate", "evaluate: judges a model by a text or by multiple-choice questions", flags,
-                     FLAGS, argc, argv)) return code;
+    const char* title = "evaluate: the loss of a text, or the accuracy at multiple-choice questions, of a model";
+    if (!flags_begin(&code, "evaluate", title, flags, FLAGS, argc, argv)) return code;
     if (!options_check(&options, &error)) return fprintf(stderr, "evaluate: %s\n", error.text), 2;
     if (options.threads) threads_set(options.threads);
-    return judge_as_rank(&options, flag_was_given(flags, FLAGS, "ranks"));
+    return evaluate_as_rank(&options, flag_was_given(flags, FLAGS, "ranks"));
 }

@@ -33,6 +33,13 @@ typedef struct {
     double shard_gb;
 } Options;
 
+static bool format_holds(int format, int type, Error* error) {
+    char name[16];
+    choice_name(EXPORT_TYPES, type, name, sizeof name);
+    return choice_find(FORMATS[format].types, name) >= 0 ||
+           fail(error, "--to %s cannot hold %s; give --dtype %s", FORMATS[format].name, name, FORMATS[format].types);
+}
+
 // The path of the model: that of the run's checkpoint, or --init-from.
 static bool options_path(char path[FILE_PATH_MAX], const Options* o, Error* error) {
     if (o->init_from) return path_copy(path, o->init_from, error);
@@ -70,17 +77,15 @@ static bool export_model(const Options* o, Error* error) {
     Export e = {&source, NULL, EXPORT_F32, NULL, (size_t)(1e9 * o->shard_gb)};
     if (o->type) e.type = (ExportType)(o->type - 1);
     else e.type = source.dtype == DTYPE_BF16 ? EXPORT_BF16 : source.dtype == DTYPE_F16 ? EXPORT_F16 : EXPORT_F32;
-    char name[16];
-    choice_name(EXPORT_TYPES, (int)e.type, name, sizeof name);
-    bool ok = choice_find(FORMATS[o->format].types, name) >= 0 ||
-              fail(error, "--to %s cannot hold %s; give --dtype %s", FORMATS[o->format].name, name,
-                   FORMATS[o->format].types);
-    ok = ok && source_open_tokenizer(&tokenizer, source.tokenizer, source.config.vocab, error);
+    bool ok = format_holds(o->format, (int)e.type, error) &&
+              source_open_tokenizer(&tokenizer, source.tokenizer, source.config.vocab, error);
     if (ok) {
         if (tokenizer.vocabulary > 0) e.tokenizer = &tokenizer;
         ok = write_model(&e, o, error);
         tokenizer_close(&tokenizer);
     }
+    char name[16];
+    choice_name(EXPORT_TYPES, (int)e.type, name, sizeof name);
     if (ok) printf("%s: %zu parameters as %s, from %s\n", o->dir, source.parameters.true_size, name, source.path);
     source_close(&source);
     return ok;
@@ -112,9 +117,11 @@ int main(int argc, char** argv) {
     if (to) o.format = choice_find(FORMAT_NAMES, to);
     bool wrong = true;
     if (!o.out == !o.init_from) fail(&error, "give --out, the directory of a run, or --init-from, another model");
-    else if (o.format < 0) fail(&error, "give --to, the form to write: one of " FORMAT_NAMES);
+    else if (!to) fail(&error, "give --to, the form to write: one of " FORMAT_NAMES);
+    else if (o.format < 0) fail(&error, "--to is '%.100s'; give one of " FORMAT_NAMES, to);
     else if (!o.dir || o.dir[0] == 0) fail(&error, "give --dir, the directory to write");
     else if (o.step && o.init_from) fail(&error, "--step is for --out; with --init-from give the step's directory");
+    else if (o.type && !format_holds(o.format, o.type - 1, &error)) wrong = true;
     else if (directory_name(dir, o.dir, &error)) wrong = false;
     if (!wrong) o.dir = dir;
     if (!wrong && export_model(&o, &error)) return 0;

@@ -14,13 +14,16 @@ typedef struct {
     const char *out, *init_from;
     uint64_t threads;
     int kv;  // position in KV_NAMES
-    bool chat;
+    uint64_t kv_tokens;
+    bool chat, prompt_given;
     const char* system;
     Sampler sampler;
 } Options;
 
 #define KV_NAMES "full|q8"
-enum { KV_FULL, KV_Q8, PROMPT_ROWS = 128 };  // tokens of the prompt that are read at a time, about
+enum { KV_FULL, KV_Q8 };
+enum { PROMPT_ROWS = 128,      // tokens of the prompt that are read at a time, about
+       CHAT_KV_TOKENS = 8192 };  // that the KV cache of a conversation holds
 
 // ------------------------------------------------------------------------------------------------
 // What 8 bits cost: the logits after the beginning of the prompt, read with and without the cache.
@@ -30,7 +33,7 @@ static bool show_kv_error(Model* model, const Tokens* prompt, Error* error) {
     floatX* logits = (floatX*)allocate(2 * V * sizeof(floatX));
     double mean = 0, squares = 0, worst = 0, off = 0;
     if (!logits) return fail(error, "out of memory for %zu logits; close other programs", 2 * V);
-    n = min_size(n, model->config.context);
+    n = min_size(n, model->cache.context);
     model->cache.length = 0;
     for (int cached = 0; cached < 2; cached++) {
         model_forward(model, model_upload(model, prompt->ids, NULL, 1, n), 1, n, cached);
@@ -150,16 +153,32 @@ static bool chat(const Options* o, Model* model, const Tokenizer* tokenizer, Err
 
 // ------------------------------------------------------------------------------------------------
 
+// The KV cache holds no more than the text will have: a model's whole context may take more memory than its weights.
+static bool plan_cache(ModelOptions* options, const Config* config, const Tokenizer* tokenizer, void* context,
+                       Error* error) {
+    Options* o = (Options*)context;
+    Sampler* s = &o->sampler;
+    if (!o->chat && !sampler_read_prompt(s, tokenizer, config->vocab, error)) return false;
+    options->kv_context = o->kv_tokens ? o->kv_tokens : o->chat ? CHAT_KV_TOKENS : s->ids.count + s->tokens;
+    return true;
+}
+
 static bool generate(Options* o, Error* error) {
     Model model;
     Tokenizer tokenizer;
-    ModelOptions options;
-    memset(&options, 0, sizeof options);
-    options.B = options.samples = max_size(o->sampler.samples, 1);
-    options.T = max_size(PROMPT_ROWS / options.B, 1);
-    options.kv_q8 = o->kv == KV_Q8;
-    if (!model_open(&model, &tokenizer, o->out, o->init_from, &options, "generate", error)) return false;
-    bool ok;
+    ModelOpening opening;
+    memset(&opening, 0, sizeof opening);
+    opening.out = o->out;
+    opening.init_from = o->init_from;
+    opening.program = "generate";
+    opening.options.B = opening.options.samples = max_size(o->sampler.samples, 1);
+    opening.options.T = max_size(PROMPT_ROWS / opening.options.B, 1);
+    opening.options.kv_q8 = o->kv == KV_Q8;
+    opening.plan = plan_cache;
+    opening.context = o;
+    bool ok = model_open_planned(&model, &tokenizer, &opening, error);
+    if (!ok) tokens_free(&o->sampler.ids);
+    if (!ok) return false;
     if (o->chat) {
         ok = chat(o, &model, &tokenizer, error);
     } else {
@@ -177,8 +196,12 @@ static bool options_check(const Options* o, Error* error) {
     bool run = o->out && o->out[0], directory = o->init_from && o->init_from[0];
     if (o->sampler.prompt_ids == NULL && o->sampler.prompt[0] == 0)
         return fail(error, "--prompt is empty; give at least one character");
+    if (o->prompt_given && (o->chat || o->sampler.prompt_ids))
+        return fail(error, "--prompt stands for itself; leave it out with %s", o->chat ? "--chat" : "--prompt-ids");
     if (o->chat && (o->sampler.prompt_ids || o->sampler.print_ids || o->sampler.samples > 1))
         return fail(error, "--chat writes one text; leave out --prompt-ids, --print-ids and --samples");
+    for (size_t i = 0; i < o->sampler.stops.count; i++)
+        if (o->sampler.stops.texts[i][0] == 0) return fail(error, "--stop is empty; give at least one character");
     if (o->system && !o->chat) return fail(error, "--system is the first message of a conversation; give --chat too");
     if (run == directory)
         return fail(error, "give --out, the directory of a run that has saved a checkpoint, or --init-from, that of a "
@@ -206,10 +229,13 @@ int main(int argc, char** argv) {
         SWITCH_FLAG("chat", &o.chat, false, 0,
                     "answer the lines of standard input, by the model's chat template, up to --tokens each"),
         TEXT_FLAG("system", &o.system, NULL, "TEXT", 0, "with --chat: the system message"),
+        COUNT_FLAG("kv-tokens", &o.kv_tokens, 0, 0, 1e9, 0,
+                   "tokens that the KV cache holds: when it is full, only the later half of the text is read on; 0: "
+                   "those of the prompt and --tokens, with --chat 8192; never more than the model's context"),
         COUNT_FLAG("seed", &s->options.seed, 1337, 0, 9e15, 0, "seed of the random numbers"),
         COUNT_FLAG("threads", &o.threads, 0, 0, 4096, 0, "OpenMP threads; 0: OpenMP's default"),
     };
-    size_t count = 12;
+    size_t count = 13;
     Error error;
     int code;
     files_open_standard();
@@ -218,6 +244,7 @@ int main(int argc, char** argv) {
     count += SAMPLER_FLAGS;
     if (!flags_begin(&code, "generate", "generate: continues a text with a model", flags, count, argc, argv))
         return code;
+    o.prompt_given = flag_was_given(flags, count, "prompt");
     bool right = options_check(&o, &error);
     if (o.threads) threads_set(o.threads);
     if (right && generate(&o, &error)) return 0;

@@ -74,6 +74,32 @@ static void test_fixture(const char* path) {
     verdict("templates give what jinja2 gives");
 }
 
+static void renders(const char* source, const char* content, const char* expected) {
+    Error error;
+    char* text;
+    size_t bytes;
+    ChatMessage message = {"user", content};
+    bool ok = template_render(&text, &bytes, source, &message, 1, "", "", true, &error);
+    check(ok && strcmp(text, expected) == 0, "%.60s (%.60s)", source, ok ? "" : error.text);
+    if (ok) free(text);
+}
+
+// White space is what Python strips, and a text of many parts is replaced in one pass.
+static void test_texts(void) {
+    renders("{{ messages[0].content | trim }}",
+            "\xC2\xA0\xE3\x80\x80 a \xC3\xA9\xE2\x80\xA8\xC2\x85\x1F", "a \xC3\xA9");
+    renders("{{ messages[0].content.rstrip() }}", " \xE2\x80\x8B\xE2\x80\x83", " \xE2\x80\x8B");
+    renders("{{ messages[0].content.strip() }}", "\xE3\x80\x80", "");
+    enum { PARTS = 100000 };
+    char *many = (char*)malloc(PARTS + 1), *twice = (char*)malloc(2 * PARTS + 1);
+    memset(many, 'a', PARTS);
+    memset(twice, 'b', 2 * PARTS);
+    many[PARTS] = twice[2 * PARTS] = 0;
+    renders("{{ messages[0].content.replace('a', 'bb') }}", many, twice);
+    free(many);
+    free(twice);
+}
+
 static void refuses(const char* source, const char* says) {
     Error error;
     char* text;
@@ -93,6 +119,7 @@ static void test_refusals(void) {
     refuses("{{ 1 is divisibleby(2) }}", "the test 'divisibleby'");
     refuses("{{ raise_exception('no ' + messages[0].role) }}", "refuses the conversation: no user");
     refuses("{{ messages[0] }}", "prints a list or a message");
+    refuses("{{ messages[0].content.strip('\xC3\xA9') }}", "strips letters outside ASCII");
     refuses("{{ 1.5 }}", "the number '1'");
     refuses("{{ '\\x41' }}", "the escape '\\x'");
     refuses("{% for a, b in messages %}{% endfor %}", "the statement for");
@@ -119,6 +146,7 @@ static void test_refusals(void) {
 int main(int argc, char** argv) {
     tests_begin("test_template");
     test_fixture(argc > 1 ? argv[1] : "dev/test/fixtures/templates.json");
+    test_texts();
     test_refusals();
     return tests_end();
 }

@@ -728,7 +728,9 @@ static void test_runs(void) {
         {"a resume with other data", "--steps 4 --data 'b_train_*.bin' --out run --resume"},
         {"a resume with other --val", "--steps 4 --data 'a_train_*.bin' --val 'b_val_*.bin' --out run --resume"},
         {"--init-from", "--steps 2 --data 'b_train_*.bin' --init-from run/step_00000002 --out new"},
+        {"bytes and --init-from", "--steps 2 --data 'bytes_train_*.bin' --init-from run/step_00000002 --out new"},
     };
+    expect_run(0, "", tokenize, "--bytes one.txt --out bytes --val 0.1");
     for (size_t i = 0; i < COUNT_OF(refusals); i++) {
         expect_run(1, "is the tokenizer", train, text_of(TINY "%s", refusals[i].arguments));
         expect(strstr(output, "give shards, a run and a model of one tokenizer") && count_in(output, "(") >= 2,

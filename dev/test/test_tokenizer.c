@@ -141,7 +141,6 @@ static void test_bytes(void) {
     expect(bytes == 0, "a token above the vocabulary");
     tokenizer_piece(&bytes, &tokenizer, -1);
     expect(bytes == 0, "a token below zero");
-    expect(tokenizer_find(&tokenizer, "a") == 'a' && tokenizer_find(&tokenizer, "ab") == -1, "finding a token");
     need(tokenizer_save(&tokenizer, "bytes", &error), "%s", error.text);
     open_tokenizer(&saved, "bytes", NULL);
     expect(!saved.rules && saved.hash == tokenizer.hash, "a saved tokenizer of bytes is none again");
@@ -506,7 +505,15 @@ static void test_directories(void) {
     need(tokenizer_save(&t, "files", &error), "%s", error.text);
     open_tokenizer(&saved, "files", NULL);
     expect(saved.hash == t.hash && saved.end_of_text == t.end_of_text, "GPT-2's files");
+    expect(access("files/vocab.json", R_OK) == 0 && access("files/merges.txt", R_OK) == 0, "by Hugging Face's names");
+    tokenizer_close(&saved);
+    open_tokenizer(&saved, "files/vocab.json", NULL);
+    expect(saved.hash == t.hash, "GPT-2's files, by one of them");
     tokenizer_close(&t);
+    tokenizer_close(&saved);
+    put_text("files/tokenizer_config.json", "{\"tokenizer_class\":\"GPT2Tokenizer\",\"add_prefix_space\":false,"
+             "\"added_tokens_decoder\":{\"0\":{\"content\":\"!\"}}}");
+    open_tokenizer(&saved, "files", NULL);
     tokenizer_close(&saved);
     open_tokenizer(&t, "full", NULL);
     put_text("full/tokenizer_config.json", "{}");
@@ -709,6 +716,22 @@ static void test_bad_files(void) {
         put_text("r", ranks[i]);
         expect_bad("r", "gpt2", "is this a rank file of tiktoken?", ranks[i]);
     }
+    static const struct { const char *config, *says; } others[] = {
+        {"{\"tokenizer_class\":\"Qwen2Tokenizer\"}", "a Qwen2Tokenizer is not known"},
+        {"{\"add_prefix_space\":true}", "add_prefix_space"},
+        {"{\"added_tokens_decoder\":{\"99999\":{\"content\":\"<x>\"}}}", "the added token 99999"},
+        {"{", "not valid JSON"},
+    };
+    for (size_t i = 0; i < COUNT_OF(others); i++) {
+        put_text("files/tokenizer_config.json", others[i].config);
+        expect_bad("files", NULL, others[i].says, others[i].config);
+    }
+    put_directory("both", "gpt2.json", NULL, NULL);
+    put_text("both/vocab.json", "{}");  // what a tokenizer.json stands beside is not read
+    Tokenizer both;
+    open_tokenizer(&both, "both", NULL);
+    expect(both.paths[FILE_ENCODER] == NULL, "vocab.json beside tokenizer.json");
+    tokenizer_close(&both);
     put_directory("gpt2", "gpt2/encoder.json", NULL, NULL);
     need(rename("gpt2/tokenizer.json", "gpt2/encoder.json") == 0, "a file");
     expect_bad("gpt2", NULL, "no tokenizer.json", "no vocab.bpe");
