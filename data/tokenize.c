@@ -60,8 +60,8 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
         TEXT_FLAG("field", &o->field, "text", "NAME", 0, "with --jsonl: member that is the text"),
         FLAG_HEADING("Tokenizer"),
         TEXT_FLAG("tokenizer", &o->tokenizer, NULL, "PATH", 0,
-                  "tokenizer.json, vocab.json beside merges.txt, encoder.json beside vocab.bpe, a rank file of tiktoken, "
-                  "or a directory with one of them"),
+                  "tokenizer.json, vocab.json beside merges.txt, encoder.json beside vocab.bpe, a rank file of "
+                  "tiktoken, or a directory with one of them"),
         TEXT_FLAG("pattern", &o->pattern, NULL, "NAME", 0,
                   "of a rank file: how it splits words: gpt2, cl100k or o200k"),
         COUNT_FLAG("train-bpe", &o->vocabulary, 0, BPE_VOCABULARY_MIN, BPE_VOCABULARY_MAX, 0,
