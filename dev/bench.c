@@ -619,12 +619,20 @@ static size_t bench_activations(const Bench* b) {
     return i < plan->count ? plan->lines[i].bytes : 0;
 }
 
-// One row: the median of the ratios of steps that follow one another, and the same from the costs of the operations at
-// rates that are measured beside them. times (3, steps): of both, and the ratios.
+// Of all threads of the process.
+static double processor_ms(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return 1e3 * (double)t.tv_sec + 1e-6 * (double)t.tv_nsec;
+}
+
+// One row: the medians of the ratios of steps that follow one another, of their time and of their processor time, which
+// the work of others moves less; and the ratio from the operations' costs, at rates that are measured beside them.
+// times (4, steps): of both, and the ratios.
 static bool recompute_row(const Options* o, JsonWriter* w, RecomputeLevel level, double* times, Error* error) {
     Bench all, less;
     Rates rates;
-    double ms, *ratios = times + 2 * o->steps;
+    double ms, *ratios = times + 2 * o->steps, *of_processor = times + 3 * o->steps;
     char name[16];
     if (!bench_open(&all, o->model, o->batch, o->seq, RECOMPUTE_NONE, error)) return false;
     if (!bench_open(&less, o->model, o->batch, o->seq, level, error)) {
@@ -634,16 +642,21 @@ static bool recompute_row(const Options* o, JsonWriter* w, RecomputeLevel level,
     BlockShape shape = model_block_shape(&all.model);
     bool ok = bench_step(&all, &ms, error) && bench_step(&less, &ms, error) && rates_measure(&rates, &shape, error);
     for (size_t i = 0; ok && i < o->steps; i++) {
-        ok = bench_step(&all, &times[i], error) && bench_step(&less, &times[o->steps + i], error);
+        double began = processor_ms();
+        ok = bench_step(&all, &times[i], error);
+        double middle = processor_ms();
+        ok = ok && bench_step(&less, &times[o->steps + i], error);
         ratios[i] = times[o->steps + i] / times[i];
+        of_processor[i] = (processor_ms() - middle) / (middle - began);
     }
     if (ok) {
-        double ratio = median(ratios, o->steps);
+        double ratio = median(ratios, o->steps), processor = median(of_processor, o->steps);
         double predicted = step_ms(&less.model, &rates, 1) / step_ms(&all.model, &rates, 1);
         double saved = (double)bench_activations(&less) / (double)bench_activations(&all);
         choice_name(RECOMPUTE_NAMES, level, name, sizeof name);
-        printf("%-12s %16.1f %8.3f %10.1f %10.1f %9.3f %10.3f\n", name, 1e-6 * (double)bench_activations(&less), saved,
-               1e-6 * (double)less.model.memory.total, median(times + o->steps, o->steps), ratio, predicted);
+        printf("%-12s %16.1f %8.3f %10.1f %10.1f %8.3f %10.3f %10.3f\n", name, 1e-6 * (double)bench_activations(&less),
+               saved, 1e-6 * (double)less.model.memory.total, median(times + o->steps, o->steps), ratio, processor,
+               predicted);
         fflush(stdout);
         json_write_begin(w, '{');
         json_member_string(w, "level", name);
@@ -651,6 +664,7 @@ static bool recompute_row(const Options* o, JsonWriter* w, RecomputeLevel level,
         json_member_u64(w, "plan_bytes", less.model.memory.total);
         json_member_number(w, "ms_of_none", median(times, o->steps));
         json_member_number(w, "ratio", ratio);
+        json_member_number(w, "processor_ratio", processor);
         json_member_number(w, "predicted_ratio", predicted);
         json_write_end(w, '}');
     }
@@ -661,11 +675,11 @@ static bool recompute_row(const Options* o, JsonWriter* w, RecomputeLevel level,
 
 static bool bench_recompute(const Options* o, JsonWriter* w, Error* error) {
     int last = o->recompute == RECOMPUTE_AUTO ? RECOMPUTE_BLOCK : (int)o->recompute;
-    double* times = (double*)allocate(3 * o->steps * sizeof(double));
+    double* times = (double*)allocate(4 * o->steps * sizeof(double));
     bool ok = times != NULL || fail(error, "out of memory for the times; make --steps smaller");
-    printf("%s, B=%zu T=%zu, %zu steps\n\n%-12s %16s %8s %10s %10s %9s %10s\n", o->model, (size_t)o->batch,
+    printf("%s, B=%zu T=%zu, %zu steps\n\n%-12s %16s %8s %10s %10s %8s %10s %10s\n", o->model, (size_t)o->batch,
            (size_t)o->seq, (size_t)o->steps, "--recompute", "activations, MB", "of none", "plan, MB", "ms/step",
-           "of none", "predicted");
+           "of none", "processor", "predicted");
     json_write_key(w, "recompute");
     json_write_begin(w, '[');
     for (int level = 0; ok && level <= last; level++) ok = recompute_row(o, w, (RecomputeLevel)level, times, error);

@@ -1,10 +1,11 @@
-# plan.sh BUILD: is what --plan predicts what a run takes? Ten runs: memory of a rank, and time of a step, beside the plan
-# that was made just before. Leaves logs in BUILD/plan.
+# plan.sh BUILD: is what --plan predicts what a run takes? Ten runs: memory of a rank, and time of a step, beside the plan.
+# Leaves logs in BUILD/plan.
 #
 #   make build/train-FP32 build/train-BF16 build/corpus build/tokenize && sh dev/plan.sh build
 #
-# The time of a run is the median of its steps after the first. Rates are measured by --plan itself. Fails if memory is off
-# by more than 5% or time by more than 20%; on a machine that others use at the same time, time says little.
+# The time of a run is the median of its steps after the first, that of the plan the mean of two, made before and after the
+# run, since --plan measures the machine's rates itself. Fails if memory is off by more than 5% or time by more than 20%; on
+# a machine that others use at the same time, time says little.
 set -eu
 build=$1
 out=$build/plan
@@ -26,7 +27,9 @@ compare() {
     run=$out/run-$number
     "$build/train-$type" --data "$out/stories_train_*.bin" --plan --memory 1000 "$@" > "$run.plan"
     "$build/train-$type" --data "$out/stories_train_*.bin" --out "$run" --steps 8 --lr 1e-4 "$@" > "$run.log" 2>&1
-    planned=$(sed -n 's/^  a step of these flags: \([0-9.]*\) GB, \([0-9.]*\) ms.*/\1 \2/p' "$run.plan")
+    "$build/train-$type" --data "$out/stories_train_*.bin" --plan --memory 1000 "$@" >> "$run.plan"
+    planned=$(sed -n 's/^  a step of these flags: \([0-9.]*\) GB, \([0-9.]*\) ms.*/\1 \2/p' "$run.plan" |
+        awk '{ gb = $1; ms += $2 / 2 } END { print gb, ms }')
     ms=$(sed -n 's/.*"ms": \([0-9.e+]*\),.*/\1/p' "$run/metrics.jsonl" | tail -n +2 | sort -g | sed -n 4p)
     bytes=$(tail -n 1 "$run/metrics.jsonl" | sed 's/.*"mem_bytes": \([0-9]*\).*/\1/')
     echo "$planned $bytes $ms" | awk -v type="$type" -v flags="$*" '{

@@ -25,6 +25,7 @@ typedef struct {
     double other;         // flops of attention, nonlinearities and the classifier
     double memory;        // bytes read and written
     double comm;          // bytes sent to other ranks
+    double offload;       // bytes read and written of what is offloaded
 } Rates;
 
 #define COST_X ((double)sizeof(floatX))  // bytes of one stored element

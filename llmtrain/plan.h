@@ -7,7 +7,7 @@
 //   1. flags    those of the plan
 //   2. memory   of a rank, and what fits it
 //   3. table    the plan, line by line
-//   4. choices  combinations of recomputation, ZeRO stage, optimizer, master weights and micro-batch
+//   4. choices  combinations of recomputation, ZeRO stage, optimizer, master weights, offloading and micro-batch
 
 #ifndef LLMTRAIN_PLAN_H
 #define LLMTRAIN_PLAN_H
@@ -42,9 +42,9 @@ static inline size_t plan_flags(Flag* flags, size_t count, PlanOptions* o) {
                     "activations that the backward computes again instead of keeping them, each with those before it: "
                     "outputs of norms, of GELU or SwiGLU, attention, all of a block but its input; auto: what is "
                     "cheapest for --memory"),
-        TEXT_FLAG("rate", &o->rate, NULL, "F,M[,R]", FLAG_FREE,
-                  "with --plan: GFLOP/s of matmuls, GB/s of memory, GB/s between ranks that a rank reaches; default: "
-                  "measured on this CPU"),
+        TEXT_FLAG("rate", &o->rate, NULL, "F,M[,R[,O]]", FLAG_FREE,
+                  "with --plan: what a rank reaches: GFLOP/s of matmuls, GB/s of memory, between ranks, of what is "
+                  "offloaded; default: measured on this CPU, offloading at 1 GB/s"),
         CHOICE_FLAG("offload", &o->offload, 0, OFFLOAD_CHOICES, FLAG_LOCAL,
                     "keep master weights and optimizer state on a disk, or beside a GPU in memory of the host: same "
                     "weights, slower"),
@@ -82,7 +82,7 @@ static inline size_t plan_bytes(const Model* model, const PlanOptions* o) {
 // Rates by which operations are compared with each other, if none are given: only their ratios count.
 static inline Rates plan_rates(const PlanOptions* o) {
     Error ignored;
-    Rates rates = {300e9, 100e9, 25e9, 1e9};
+    Rates rates = {300e9, 100e9, 25e9, 1e9, 1e9};
     if (o->rate) rates_parse(&rates, o->rate, &ignored);
     return rates;
 }
@@ -141,7 +141,7 @@ static inline bool plan_show_stages(const Model* planned, const PlanOptions* o, 
 typedef struct {
     double bytes, ms;
     OptimizerKind optimizer;
-    bool master_weights, recomputes;
+    bool master_weights, recomputes, offloads;
     size_t stage, B;
 } Choice;
 
@@ -165,10 +165,12 @@ static inline void choice_flags(char* text, size_t bytes, const Choice* c, const
     n += (size_t)snprintf(text + n, bytes - n, " --optimizer %s", OPTIMIZERS[c->optimizer].name);
     if (!FLOATX_IS_FLOAT)
         n += (size_t)snprintf(text + n, bytes - n, " --masters %s", c->master_weights ? "on" : "off");
-    if (c->recomputes) snprintf(text + n, bytes - n, " --recompute auto --memory %g", memory_gb);
+    if (c->recomputes) n += (size_t)snprintf(text + n, bytes - n, " --recompute auto --memory %g", memory_gb);
+    if (c->offloads) n += (size_t)snprintf(text + n, bytes - n, " --offload optimizer");
+    if (c->offloads && device_is_host()) snprintf(text + n, bytes - n, " --offload-dir DIR");
 }
 
-// One combination; false if the model cannot be planned so, as when a stage would cut what an optimizer needs whole.
+// One combination; false if there is none such, as when a stage would cut what an optimizer needs whole.
 static inline bool choice_plan(Choice* c, const Model* asked, const PlanOptions* o, const Rates* rates,
                                size_t sequences) {
     Model model;
@@ -179,7 +181,12 @@ static inline bool choice_plan(Choice* c, const Model* asked, const PlanOptions*
     options.master_weights = c->master_weights;
     options.ranks.stage = c->stage;
     options.recompute = RECOMPUTE_NONE;
+    options.offload = c->offloads ? OFFLOAD_OPTIMIZER : 0;
     if (!model_plan(&model, &asked->config, options, &ignored)) return false;
+    if (c->offloads && offload_total(&model.flat.offloaded.store) == 0) {  // there is nothing to offload
+        model_free(&model);
+        return false;
+    }
     c->recomputes = (double)plan_bytes(&model, o) > 1e9 * o->memory_gb;
     if (c->recomputes) plan_recompute(&model, o);
     c->bytes = (double)plan_bytes(&model, o);
@@ -204,6 +211,7 @@ static inline bool plan_show_time(Rates* rates, const Model* model, const PlanOp
     printf("\n  rates of a rank, %s: matmuls %.1f GFLOP/s, the rest %.1f, memory %.1f GB/s",
            o->rate ? "given" : "measured", 1e-9 * rates->matmul, 1e-9 * rates->other, 1e-9 * rates->memory);
     if (ranks->world > 1) printf(", between ranks %.2f GB/s", 1e-9 * rates->comm);
+    printf(", offloading %.1f GB/s", 1e-9 * rates->offload);
     printf("\n  a step of these flags: %.3f GB, %.1f ms predicted\n", 1e-9 * (double)plan_bytes(model, o),
            step_ms(model, rates, o->micro_batches));
     return true;
@@ -215,13 +223,13 @@ static inline void plan_show_choices(const Model* asked, const PlanOptions* o, c
     const RankOptions* ranks = &asked->flat.options;
     size_t sequences = asked->options.B * o->micro_batches, count = 0, fits = 0, nearest = 0;
     double tokens = (double)(sequences * asked->options.T * ranks->world);
-    char flags[160];
+    char flags[256];
     for (size_t b = 1; b <= min_size(sequences, CHOICE_B_MAX); b++) {
         for (int kind = 0; kind < OPTIMIZER_COUNT; kind++) {
             if (sequences % b || !choice_of_optimizer((OptimizerKind)kind, asked->options.optimizer)) continue;
             for (size_t stage = 0; stage < (ranks->world > 1 ? 3 : 1); stage++)
-                for (int masters = FLOATX_IS_FLOAT; masters < 2 && count < CHOICES_MAX; masters++) {
-                    Choice c = {0, 0, (OptimizerKind)kind, masters > 0, false, stage, b};
+                for (int form = 0; form < (FLOATX_IS_FLOAT ? 2 : 4) && count < CHOICES_MAX; form++) {
+                    Choice c = {0, 0, (OptimizerKind)kind, form < 2, false, form % 2 > 0, stage, b};
                     if (choice_plan(&c, asked, o, rates, sequences)) choices[count++] = c;
                 }
         }

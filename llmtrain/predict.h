@@ -22,20 +22,30 @@
 // dev/RESULTS.md.
 #define RATE_OF_OTHERS 0.3
 
-// "300,25" or "300,25,1": GFLOP/s of matmuls, GB/s of memory, GB/s between ranks, all of one rank.
+// Rates of one rank as text, "300,25" to "300,25,1,2": GFLOP/s of matmuls; GB/s of memory, between ranks, of what is
+// offloaded. The last two are 1 if they are not given.
 static inline bool rates_parse(Rates* r, const char* text, Error* error) {
-    double matmul = 0, memory = 0, comm = 1;
-    int length = 0;
-    bool two = sscanf(text, "%lf,%lf%n", &matmul, &memory, &length) == 2;
-    if (two && text[length] == ',') two = sscanf(text, "%lf,%lf,%lf%n", &matmul, &memory, &comm, &length) == 3;
-    if (!two || text[length] != 0 || !(matmul > 0) || !(memory > 0) || !(comm > 0) || matmul + memory + comm > 1e12)
+    double values[4] = {0, 0, 1, 1};
+    size_t count = 0;
+    bool good = true;
+    for (const char* next = text; good && count < 4; next++) {
+        char* end;
+        values[count] = strtod(next, &end);
+        good = end > next && values[count] > 0 && values[count] < 1e9;
+        count++;
+        next = end;
+        if (*next == 0) break;
+        good = good && *next == ',' && count < 4;
+    }
+    if (!good || count < 2)
         return fail(error,
-                    "--rate is '%s'; give GFLOP/s of matmuls and GB/s of memory, and GB/s between ranks if there are "
-                    "several, as 300,25 or 300,25,1", text);
-    r->matmul = 1e9 * matmul;
+                    "--rate is '%s'; give GFLOP/s of matmuls and GB/s of memory, then if they matter GB/s between "
+                    "ranks and of what is offloaded, as 300,25 or 300,25,1,2", text);
+    r->matmul = 1e9 * values[0];
     r->other = RATE_OF_OTHERS * r->matmul;
-    r->memory = 1e9 * memory;
-    r->comm = 1e9 * comm;
+    r->memory = 1e9 * values[1];
+    r->comm = 1e9 * values[2];
+    r->offload = 1e9 * values[3];
     return true;
 }
 
@@ -109,6 +119,7 @@ static inline bool rates_measure(Rates* r, const BlockShape* s, Error* error) {
         *rates[kind] = 1e3 * work[kind] / ms[REPEATS / 2];
     }
     r->comm = 0.05 * r->memory;
+    r->offload = 1e9;
     free(x);
     free(f);
     return true;
@@ -187,11 +198,13 @@ static inline double update_ms(const Model* model, const Rates* r) {
     return cost_ms(&update, r);
 }
 
-// A step of this rank. On a CPU the collectives take time of the cores that compute; on a GPU they run beside them.
+// A step of this rank. On a CPU the collectives take time of the cores that compute; on a GPU they run beside them. The
+// update waits for what is offloaded.
 static inline double step_ms(const Model* model, const Rates* r, size_t micro_batches) {
     double micro = micro_batch_ms(model, r), update = update_ms(model, r);
     double comm = 1e3 * (double)flat_bytes_sent(&model->flat, micro_batches) / r->comm;
-    double compute = micro * (double)micro_batches + update;
+    double moved = flat_offloads(&model->flat) ? 2.0 * (double)offload_total(&model->flat.offloaded.store) : 0;
+    double compute = micro * (double)micro_batches + update + 1e3 * moved / r->offload;
     if (device_is_host()) return compute + comm;
     return compute > comm ? compute : comm;
 }

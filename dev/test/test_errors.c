@@ -149,9 +149,9 @@ static const Case CASES[] = {
     WRONG("switch: a number", "@ --masters=1", "--masters is '1' ... on or off"),
     WRONG("recompute without a budget", "@ --recompute auto", "--recompute auto needs --memory"),
     WRONG("recompute unknown", "@ --recompute all", "--recompute is 'all'; give one of none|norms"),
-    WRONG("rate of one number", "@ --plan --rate 300", "--rate is '300'; give ... 300,25,1"),
+    WRONG("rate of one number", "@ --plan --rate 300", "--rate is '300'; give ... 300,25,1,2"),
     WRONG("rate of nothing", "@ --plan --rate 300,0", "--rate is '300,0'; give ... 300,25,1"),
-    WRONG("rate with a rest", "@ --plan --rate 300,25,1,", "--rate is '300,25,1,'; give ... 300,25,1"),
+    WRONG("rate with a rest", "@ --plan --rate 300,25,1,2,", "--rate is '300,25,1,2,'; give ... 300,25,1,2"),
     WRONG("switch: empty", "@ --plan=", "--plan is '' ... on or off"),
 
     // Flags that do not fit together.
