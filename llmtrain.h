@@ -24,6 +24,7 @@
 #include "llmtrain/log.h"        // StepLog, metrics and events; with it state.h: Schedule, RunState, guard_step
 #include "llmtrain/recompute.h"  // BlockActivations, ActivationGradients, RecomputeLevel
 #include "llmtrain/saver.h"      // Saver, Cadence; with it checkpoint.h, zero.h (FlatVector), tensors.h, the operations
+#include "llmtrain/watch.h"      // watch_at
 
 // ------------------------------------------------------------------------------------------------
 // 1. Configuration
@@ -285,6 +286,7 @@ typedef struct {
     void* scratch;            // (model_scratch_bytes) of the operations
     int32_t* batches[2];      // each (2, B, T) on the device, used in turn: tokens, then targets
     MemoryPlan memory;
+    Watch watch;              // somebody looks at what is computed
     Stream stream;
 } Model;
 
@@ -524,6 +526,7 @@ static inline void block_qkv(const Model* model, size_t l) {
     size_t N = model->B * model->T, H = c->heads, K = c->kv_heads, D = config_head_size(c);
     matmul_forward(s->qkv, s->norm1, param(model, b->qkv_weight), param(model, b->qkv_bias), N, config_qkv(c),
                    c->channels, model->stream);
+    watch_at(&model->watch, WATCH_QKV, l);
     if (c->qk_norm)
         qk_norm_forward(s->qkv, s->qk, s->qk_rstd, param(model, b->q_norm_weight), param(model, b->k_norm_weight),
                         (float)c->norm_epsilon, N, H, K, D, model->stream);
@@ -558,6 +561,7 @@ static inline void block_middle(const Model* model, size_t l) {
     matmul_forward(branch, s->attention, param(model, b->attention_out_weight), param(model, b->attention_out_bias),
                    N, c->channels, c->heads * config_head_size(c), model->stream);
     if (model->dropout.p > 0) model_dropout(model, branch, branch, 2 * l + 1, N);
+    watch_at(&model->watch, WATCH_ATTENTION, l);
     norm_forward(model, s->norm2, s->middle, s->mean2, s->rstd2, s->input, branch, b->norm2_weight, b->norm2_bias, N);
 }
 
@@ -591,6 +595,7 @@ static inline void block_forward(Model* model, size_t l) {
     matmul_forward(a->branch, s->ffn_act, param(model, b->ffn_out_weight), param(model, b->ffn_out_bias), N,
                    c->channels, c->ffn, model->stream);
     if (model->dropout.p > 0) model_dropout(model, a->branch, a->branch, 2 * l + 2, N);
+    watch_at(&model->watch, WATCH_FFN, l);
 }
 
 // Fills activations.hidden for tokens (B, T) on the device; waits for each bucket of parameters before it uses it.
@@ -611,6 +616,7 @@ static inline void model_forward(Model* model, const int32_t* tokens, size_t B, 
     flat_await(&model->flat, c->layers + 1);
     norm_forward(model, a->hidden, a->output, a->mean, a->rstd, a->blocks[last].middle, a->branch, w->final_norm_weight,
                  w->final_norm_bias, N);
+    watch_at(&model->watch, WATCH_HIDDEN, 0);
     if (decoding) model->cache.length += T;
 }
 
@@ -638,12 +644,14 @@ static inline void model_head(Model* model, const int32_t* targets, float dloss,
     for (size_t first = 0; first < N; first += model->head_rows) {
         size_t rows = min_size(model->head_rows, N - first);
         model_logits(model, first, rows);
+        watch_at(&model->watch, WATCH_LOGITS, first);
         classifier(a->logits, a->losses + first, targets + first, dloss, rows, c->vocab, Vp, model->stream);
         if (dloss == 0.0f) continue;
         matmul_backward_input(model->gradients.hidden + first * C, a->logits, param(model, weight), rows, Vp, C,
                               model->stream);
         matmul_backward_weight(grad(model, weight), NULL, a->logits, a->hidden + first * C, rows, Vp, C, model->stream);
     }
+    watch_at(&model->watch, WATCH_LOSS, 0);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -721,6 +729,7 @@ static inline void block_backward(Model* model, size_t l) {
                            stream);
     matmul_backward(model, g->hidden, g->ffn_in, s->norm2, b->ffn_in_weight, b->ffn_in_bias, N, config_ffn_in(c), C);
     norm_backward(model, g->residual, g->hidden, s->middle, s->mean2, s->rstd2, b->norm2_weight, b->norm2_bias, N);
+    watch_at(&model->watch, WATCH_FFN_BACKWARD, l);
 
     dbranch = branch_gradient(model, 2 * l + 1, N);
     matmul_backward(model, g->attention, dbranch, s->attention, b->attention_out_weight, b->attention_out_bias, N, C,
@@ -731,12 +740,14 @@ static inline void block_backward(Model* model, size_t l) {
         attention_backward(g->qkv + qkv, g->delta + row, g->attention + out, s->attention + out, s->lse + row,
                            s->qkv + qkv, d.B, d.T, H, K, D, stream);
     }
+    watch_at(&model->watch, WATCH_ATTENTION_BACKWARD, l);
     if (c->family == FAMILY_LLAMA) rope_backward(g->qkv, model->activations.rope, B, T, H, K, D, stream);
     if (c->qk_norm)
         qk_norm_backward(g->qkv, grad(model, b->q_norm_weight), grad(model, b->k_norm_weight), s->qk, s->qk_rstd,
                          param(model, b->q_norm_weight), param(model, b->k_norm_weight), N, H, K, D, stream);
     matmul_backward(model, g->hidden, g->qkv, s->norm1, b->qkv_weight, b->qkv_bias, N, config_qkv(c), C);
     norm_backward(model, g->residual, g->hidden, s->input, s->mean1, s->rstd1, b->norm1_weight, b->norm1_bias, N);
+    watch_at(&model->watch, WATCH_QKV_BACKWARD, l);
     flat_end_bucket(&model->flat, l + 1);
 }
 
@@ -754,11 +765,13 @@ static inline void model_backward(Model* model, const int32_t* tokens) {
     fill_zero(g->residual, N * C * sizeof(floatX), model->stream);
     norm_backward(model, g->residual, g->hidden, a->output, a->mean, a->rstd, w->final_norm_weight, w->final_norm_bias,
                   N);
+    watch_at(&model->watch, WATCH_HIDDEN_BACKWARD, 0);
     flat_end_bucket(flat, c->layers + 1);
     for (size_t l = c->layers; l-- > 0;) block_backward(model, l);
     if (!c->tied) flat_begin_bucket(flat, 0);
     embedding_backward(grad(model, w->token_embedding), grad(model, w->position_embedding),
                        branch_gradient(model, 0, N), tokens, model->B, model->T, C, model->stream);
+    watch_at(&model->watch, WATCH_EMBEDDING_BACKWARD, 0);
     flat_end_bucket(flat, 0);
 }
 
@@ -783,7 +796,7 @@ static inline void model_gradients(Model* model, const int32_t* tokens, const in
     size_t N = B * T, count = max_size(targets_count(targets, N), 1);
     double dloss = flat->loss_scale / (double)(flat->micro_batches * flat->options.world) / (double)count;
     flat->micro++;
-    collective_barrier(&flat->collectives);
+    if (!flat->discards) collective_barrier(&flat->collectives);
     const int32_t* batch = model_upload(model, tokens, targets, B, T);
     fault_point("forward");
     model_forward(model, batch, B, T, false);
@@ -855,16 +868,6 @@ static inline void model_update(Model* model, const OptimizerOptions* o, uint64_
     step.step = update;
     step.rank = o->rank;
     flat_update(&model->flat, &step);
-}
-
-// Floating-point operations of training on one token: 6 per weight that multiplies it (2 forward, 4 backward), and
-// attention's two matmuls over T/2 positions on average, forward and twice backward.
-static inline double model_flops_per_token(const Model* model, size_t T) {
-    const Config* c = &model->config;
-    size_t looked_up = c->tied ? 0 : c->vocab * c->channels;
-    if (c->family == FAMILY_GPT2) looked_up += c->context * c->channels;
-    return 6.0 * (double)(model->parameters.true_size - looked_up) +
-        6.0 * (double)(c->layers * T * c->heads * config_head_size(c));
 }
 
 // ------------------------------------------------------------------------------------------------

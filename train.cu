@@ -389,6 +389,7 @@ static bool run_train(Run* run, Options* o, Error* error) {
         s.lr = state->lr_factor * schedule_lr(&o->schedule, state->step);
         bool finite = isfinite(s.result.loss);
         bool update = guard_step(state, &factor, &o->run.guard, finite ? s.result.grad_norm : NAN);
+        if (!run_trace(run, &s, update, factor, error)) return false;
         fault_point("update");
         if (update) saver_await_snapshot(&run->saver);
         if (update) model_update(model, &o->optimizer, ++state->updates, s.lr, factor);
@@ -403,8 +404,8 @@ static bool run_train(Run* run, Options* o, Error* error) {
             continue;
         }
 
-        // The step's time is without validation, sampling and saving. The host runs ahead of a GPU: before a pause it
-        // waits, so that the update is counted, and after the first step, which warms up.
+        // The step's time is without tracing, validation, sampling and saving. The host runs ahead of a GPU: before a
+        // pause it waits, so that the update is counted, and after the first step, which warms up.
         bool last = state->step == o->schedule.steps;
         stop = last || s.result.flags.stop;
         bool signalled = stop && !last;  // a signal: there may be no time for anything but the save
@@ -415,7 +416,7 @@ static bool run_train(Run* run, Options* o, Error* error) {
             saver_state(&run->saver) == SAVER_IDLE;
         bool pauses = validates || samples || saves || saves_hot;
         if (pauses || state->step == first_step + 1) device_wait(model->stream);
-        s.ms = now_ms() - started;
+        s.ms = now_ms() - started - s.trace_ms;
         if (state->step > first_step + 1) cadence_count_step(&run->cadence, s.ms, was_saving);
         run_pace(run);
         if (pauses) heartbeat(HEARTBEAT_CHECKPOINT, state->step);

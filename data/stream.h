@@ -1,7 +1,9 @@
-// stream.h: tokenize --encode and --decode: standard input to standard output, text to tokens and back.
+// stream.h: tokenize --encode and --decode: standard input to standard output, text to tokens and back; and --show, the
+// text of some tokens of a shard.
 //
 //   bool ok = stream_encode(&tokenizer, &error);    text -> ids, with a space between them and a line break at the end
 //   bool ok = stream_decode(&tokenizer, &error);    ids, apart by white space -> exactly the bytes that they stand for
+//   bool ok = stream_show("x_train_000000.bin", NULL, NULL, 1000, 64, &error);    64 tokens from position 1,000 on
 //
 // A text is read whole before its first token is written, since a word may be as long as the text. Ids are decoded as
 // they come, in whole characters.
@@ -9,6 +11,7 @@
 #ifndef LLMTRAIN_STREAM_H
 #define LLMTRAIN_STREAM_H
 
+#include "../llmtrain/data.h"
 #include "../llmtrain/tokenizer.h"
 
 static inline bool stream_written(bool ok, Error* error) {
@@ -84,6 +87,60 @@ static inline bool stream_decode(const Tokenizer* tokenizer, Error* error) {
         fwrite(rest, 1, bytes, stdout);
     }
     return stream_written(ok, error);
+}
+
+// The tokenizer of a shard: the one at `path` if that is given, else the one beside the shard, else that of bytes.
+static inline bool stream_tokenizer(Tokenizer* tokenizer, const Shard* shard, const char* path, const char* pattern,
+                                    Error* error) {
+    char beside[FILE_PATH_MAX];
+    if (path == NULL && shard_tokenizer_directory(beside, shard->path) && directory_exists(beside)) path = beside;
+    if (path == NULL && shard->vocabulary == 256) {
+        *tokenizer = tokenizer_of_bytes();
+        return true;
+    }
+    if (path == NULL)
+        return fail(error, "%.600s has no tokenizer beside it; give --tokenizer PATH, the one that made it",
+                    shard->path);
+    if (!tokenizer_open(tokenizer, path, pattern, error)) return false;
+    if (shard->vocabulary == 0 || shard->vocabulary == tokenizer->vocabulary) return true;
+    fail(error, "%.400s has a vocabulary of %d, but the tokenizer %.400s of %d; give the one that made the shard",
+         shard->path, (int)shard->vocabulary, path, (int)tokenizer->vocabulary);
+    tokenizer_close(tokenizer);
+    return false;
+}
+
+// Prints the text of `count` tokens of a shard, or as many as follow position `at`, and a line break. A number that is
+// no token of the tokenizer, as a damaged shard may have it, is printed as <|number|>.
+static inline bool stream_show(const char* path, const char* tokenizer_path, const char* pattern, uint64_t at,
+                               uint64_t count, Error* error) {
+    Shard shard;
+    Tokenizer tokenizer;
+    TokenDecoder decoder;
+    size_t bytes;
+    if (!shard_open(&shard, path, error)) return false;
+    bool ok = at < shard.count ||
+        fail(error, "--at %llu is past the end of %.600s, which has %zu tokens; give a smaller position",
+             (unsigned long long)at, path, shard.count);
+    ok = ok && stream_tokenizer(&tokenizer, &shard, tokenizer_path, pattern, error);
+    if (ok) decoder_begin(&decoder, &tokenizer);
+    for (uint64_t i = at; ok && i < shard.count && i - at < count; i++) {
+        uint32_t id = shard_token(&shard, i);
+        if (id >= (uint32_t)tokenizer.vocabulary || tokenizer_kind(&tokenizer, (int32_t)id) == TOKEN_ABSENT) {
+            printf("<|%u|>", id);
+            continue;
+        }
+        const char* text = decoder_add(&bytes, &decoder, (int32_t)id);
+        fwrite(text, 1, bytes, stdout);
+    }
+    if (ok) {
+        const char* rest = decoder_end(&bytes, &decoder);
+        fwrite(rest, 1, bytes, stdout);
+        putchar('\n');
+        ok = stream_written(true, error);
+        tokenizer_close(&tokenizer);
+    }
+    shard_close(&shard);
+    return ok;
 }
 
 #endif  // LLMTRAIN_STREAM_H

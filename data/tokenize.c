@@ -6,6 +6,7 @@
 //   build/tokenize --tokenizer models/x --jsonl 'web/*.jsonl.zst' --field text --out data/web --val 0.001
 //   build/tokenize --tokenizer models/x --encode < book.txt > ids; build/tokenize --tokenizer models/x --decode < ids
 //   build/tokenize --train-bpe 4096 --text 'books/*.txt' --out models/y
+//   build/tokenize --show data/books_train_000000.bin --at 1000000 --tokens 64
 //
 //   1. flags
 //   2. bytes       --bytes: a token per byte of one text
@@ -13,7 +14,7 @@
 //   4. duplicates  --dedup: which documents are left out
 //   5. conversion  the two together
 //   6. training    --train-bpe: a tokenizer from documents
-//   7. main        and --encode, --decode: standard input to standard output
+//   7. main        and --encode, --decode, --show: to standard output
 //
 // Shards of texts of any size take the same memory. All are renamed to their names after the last byte was flushed to
 // the disk; if anything fails before, no file has changed.
@@ -42,6 +43,8 @@ typedef struct {
     uint64_t vocabulary;               // of --train-bpe; 0: not given
     uint64_t threads;
     bool encode, decode;               // standard input to standard output
+    const char* show;                  // a shard,
+    uint64_t at, tokens;               // from that position on so many tokens
 } Options;
 
 enum { FLAGS_MAX = 32 };
@@ -70,6 +73,11 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
         FLAG_HEADING("Standard input"),
         SWITCH_FLAG("encode", &o->encode, false, 0, "print the tokens of the text on standard input"),
         SWITCH_FLAG("decode", &o->decode, false, 0, "print the text of the tokens on standard input"),
+        FLAG_HEADING("A look at a shard"),
+        TEXT_FLAG("show", &o->show, NULL, "FILE", 0,
+                  "print the text of a part of a shard, by the tokenizer beside it or --tokenizer"),
+        COUNT_FLAG("at", &o->at, 0, 0, 1e15, 0, "with --show: position of the first token"),
+        COUNT_FLAG("tokens", &o->tokens, 64, 1, 1e15, 0, "with --show: tokens to print"),
         FLAG_HEADING("Duplicates"),
         CHOICE_FLAG("dedup", &o->dedup, DEDUP_OFF, "off|exact|near", 0,
                     "leave out documents that repeat earlier ones, and list them in PREFIX_duplicates.jsonl: exact are "
@@ -99,6 +107,14 @@ static bool options_read(Options* o, int argc, char** argv, Error* error) {
     size_t count = options_flags(flags, o);
     if (!flags_parse(flags, count, argc, argv, error)) return false;
     o->val_given = flag_was_given(flags, count, "val");
+    if (!o->show && (flag_was_given(flags, count, "at") || flag_was_given(flags, count, "tokens")))
+        return fail(error, "--at and --tokens are for --show FILE, the shard to print from; give it too");
+    if (o->show) {
+        if (o->bytes || o->text || o->jsonl || o->out || o->encode || o->decode)
+            return fail(error, "--show prints a part of a shard; leave --bytes, --text, --jsonl, --out, --encode and "
+                        "--decode out");
+        return o->show[0] || fail(error, "--show is empty; give the path of a shard");
+    }
     if (o->encode || o->decode) {
         if (o->encode && o->decode) return fail(error, "--encode and --decode are given together; give one of them");
         if (o->bytes || o->text || o->jsonl || o->out)
@@ -592,6 +608,7 @@ static bool tokenizer_train(const Options* o, Error* error) {
 
 static bool stream(const Options* o, Error* error) {
     Tokenizer tokenizer;
+    if (o->show) return stream_show(o->show, o->tokenizer, o->pattern, o->at, o->tokens, error);
     if (!tokenizer_open(&tokenizer, o->tokenizer, o->pattern, error)) return false;
     bool ok = o->encode ? stream_encode(&tokenizer, error) : stream_decode(&tokenizer, error);
     tokenizer_close(&tokenizer);
@@ -615,7 +632,7 @@ int main(int argc, char** argv) {
         return 2;
     }
     if (options.threads) threads_set(options.threads);
-    if (options.encode || options.decode) {
+    if (options.encode || options.decode || options.show) {
         if (stream(&options, &error)) return 0;
         fprintf(stderr, "tokenize: %s\n", error.text);
         return 1;

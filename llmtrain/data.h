@@ -146,6 +146,21 @@ static inline bool shard_is_whole(const Shard* shard, Error* error) {
                 shard->path, shard->mapping_bytes, (long long)status.st_size);
 }
 
+// The directory of the tokenizer of a shard: PREFIX_tokenizer for PREFIX_train_000000.bin; false for other names.
+static inline bool shard_tokenizer_directory(char directory[FILE_PATH_MAX], const char* path) {
+    static const char* const kinds[2] = {"_train_", "_val_"};
+    size_t end = strlen(path);
+    if (end < 4 || strcmp(path + end - 4, ".bin") != 0) return false;
+    for (end -= 4; end > 0 && path[end - 1] >= '0' && path[end - 1] <= '9';) end--;
+    for (int i = 0; i < 2; i++) {
+        size_t length = strlen(kinds[i]);
+        if (end < length || strncmp(path + end - length, kinds[i], length) != 0) continue;
+        int written = snprintf(directory, FILE_PATH_MAX, "%.*s_tokenizer", (int)(end - length), path);
+        return written > 0 && (size_t)written < FILE_PATH_MAX;
+    }
+    return false;
+}
+
 // ------------------------------------------------------------------------------------------------
 // 2. Dataset
 //
@@ -443,11 +458,16 @@ typedef struct {
 // What loader_open allocates.
 static inline size_t loader_bytes(size_t B, size_t T) { return 2 * 2 * B * T * sizeof(int32_t); }
 
+// The first sample of micro-batch `number` of the loader's rank, counted from global sample `first`.
+static inline uint64_t loader_sample(const Loader* loader, uint64_t first, uint64_t number) {
+    return first + (number * loader->world + loader->rank) * loader->B;
+}
+
 static inline bool loader_make(Loader* loader, uint64_t number, Error* error) {
     size_t B = loader->B, T = loader->T;
     int32_t* tokens = loader->slots[number % 2];
     int32_t* targets = tokens + B * T;
-    uint64_t first = loader->first_sample + (number * loader->world + loader->rank) * B;
+    uint64_t first = loader_sample(loader, loader->first_sample, number);
     for (size_t b = 0; b < B; b++) {
         Window window = dataset_sample(loader->dataset, loader->seed, first + b, T);
         if (!window_read(tokens + b * T, targets + b * T, loader->dataset, window, loader->vocabulary, T, error))

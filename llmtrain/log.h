@@ -23,6 +23,13 @@
 // ------------------------------------------------------------------------------------------------
 // 1. Step
 
+// The sequences of the largest loss and of the largest gradient of a step that was traced: the number of the shard
+// among those of --data, in the order of their names, and in it the position of the first token.
+typedef struct {
+    double loss, loss_shard, loss_at;
+    double norm, norm_shard, norm_at;
+} StepWorst;
+
 typedef struct {
     uint64_t step, steps, tokens, skipped; // steps done and to do, tokens consumed, steps skipped so far
     StepResult result;                     // loss and norm, and how the ranks differ
@@ -35,6 +42,9 @@ typedef struct {
     uint64_t memory;                       // bytes allocated on the device
     uint64_t sent;                         // bytes that this rank sent in the step
     size_t ranks;
+    double trace_ms;                       // what that took, which is no part of `ms`
+    bool traced;                           // to its sequences, of which these were the worst:
+    StepWorst worst;
 } StepLog;
 
 static inline void step_print(FILE* out, const StepLog* s) {
@@ -80,6 +90,16 @@ static const Field METRICS[] = {
     METRIC("tok_per_s", tokens_per_second),
     METRIC("mfu", mfu),
     METRIC_COUNT_OF("mem_bytes", memory),
+};
+
+// Further keys of a step that was traced.
+static const Field TRACED_METRICS[] = {
+    METRIC("worst_loss", worst.loss),
+    METRIC("worst_loss_shard", worst.loss_shard),
+    METRIC("worst_loss_at", worst.loss_at),
+    METRIC("worst_grad_norm", worst.norm),
+    METRIC("worst_grad_shard", worst.norm_shard),
+    METRIC("worst_grad_at", worst.norm_at),
 };
 
 typedef struct {
@@ -201,6 +221,7 @@ static inline bool log_write(Log* log, const StepLog* step, Error* error) {
     memset(&w, 0, sizeof w);
     json_write_begin(&w, '{');
     fields_write(&w, METRICS, sizeof METRICS / sizeof METRICS[0], step);
+    if (step->traced) fields_write(&w, TRACED_METRICS, sizeof TRACED_METRICS / sizeof TRACED_METRICS[0], step);
     json_write_end(&w, '}');
     json_put(&w, "\n", 1);
     bool ok = json_write_done(&w, error);
@@ -233,9 +254,9 @@ static inline void time_utc(char text[64]) {
 }
 
 // Appends a line to events.jsonl, in one write, so that several processes may do so at once. A line that a full disk
-// has cut off gets a line to itself.
-static inline bool event_write(const char* directory, const char* event, uint64_t step, const char* detail,
-                               Error* error) {
+// has cut off gets a line to itself. key: of a further member, whose value is JSON, or NULL.
+static inline bool event_write_with(const char* directory, const char* event, uint64_t step, const char* detail,
+                                    const char* key, const char* value, Error* error) {
     char path[FILE_PATH_MAX + 32], time_text[64], last = '\n';
     JsonWriter w;
     snprintf(path, sizeof path, "%.*s/events.jsonl", (int)FILE_PATH_MAX, directory);
@@ -251,6 +272,8 @@ static inline bool event_write(const char* directory, const char* event, uint64_
     json_member_string(&w, "event", event);
     json_member_u64(&w, "step", step);
     json_member_string(&w, "detail", detail);
+    if (key) json_write_key(&w, key);
+    if (key) json_write_raw(&w, value);
     json_write_end(&w, '}');
     json_put(&w, "\n", 1);
     bool good = json_write_done(&w, error);
@@ -259,6 +282,11 @@ static inline bool event_write(const char* directory, const char* event, uint64_
     json_writer_free(&w);
     close(file);
     return good;
+}
+
+static inline bool event_write(const char* directory, const char* event, uint64_t step, const char* detail,
+                               Error* error) {
+    return event_write_with(directory, event, step, detail, NULL, NULL, error);
 }
 
 #endif  // LLMTRAIN_LOG_H

@@ -7,7 +7,8 @@
 //   5. saving      run_save_async, run_save_wait, run_save_last
 //   6. rewinding   back to a checkpoint after divergence: run_rewind
 //   7. checking    whether ranks hold and compute the same, stragglers: run_compare, run_report_straggler
-//   8. joining     becoming a rank, and leaving with an exit code: run_join, run_close
+//   8. tracing     which sequences are behind a step that is skipped or clipped hard: run_trace
+//   9. joining     becoming a rank, and leaving with an exit code: run_join, run_close
 //
 // A failure on one rank passes through run_agree, in the function or its caller, before the next collective, so that
 // all ranks fail together or none does. A run that is killed at any point, and resumed, continues with the bits of a
@@ -16,7 +17,7 @@
 #ifndef LLMTRAIN_RUN_H
 #define LLMTRAIN_RUN_H
 
-#include "../llmtrain.h"
+#include "anomaly.h"
 #include "heartbeat.h"
 #include "run_tokenizer.h"
 
@@ -56,6 +57,9 @@ static inline size_t run_flags(Flag* flags, size_t count, RunOptions* o) {
                   "skip steps whose gradient norm exceeds X times its running mean; 0: never"),
         COUNT_FLAG("spike-warmup", &g->spike_warmup, 20, 1, 1e9, 0,
                    "gradient norms seen before --spike-sigma and --spike-skip apply"),
+        REAL_FLAG("spike-trace", &g->spike_trace, 2, 0, 1e9, FREE,
+                  "report the sequences of steps that are skipped, or whose norm exceeds X times its clipping bound, "
+                  "after a second pass over them; 0: never"),
         REAL_FLAG("loss-scale", &o->loss_scale, 65536, 1, 1 << 24, 0, "fp16 builds: initial loss scale"),
         COUNT_FLAG("scale-growth", &g->scale_growth, 2000, 1, 1e9, 0,
                    "fp16 builds: double the loss scale after N finite steps"),
@@ -139,19 +143,25 @@ static inline bool run_agree(Run* run, bool good, Error* error) {
     return all || fail_as(error, kind);
 }
 
-// A line of events.jsonl in --out, from the rank that has the log open. A disk that refuses it does not end the run.
+// A line of events.jsonl in --out, from the rank that has the log open; key: of a further member, whose value is JSON,
+// or NULL. A disk that refuses it does not end the run.
+static inline void run_write_event(Run* run, const char* event, uint64_t step, const char* detail, const char* key,
+                                   const char* value) {
+    Error error;
+    if (run->log.file == NULL) return;
+    bool good = event_write_with(run->options->out, event, step, detail, key, value, &error);
+    if (!good && !run->events_refused) fprintf(stderr, "train: %s. Training continues\n", error.text);
+    run->events_refused = !good;
+}
+
 __attribute__((format(printf, 4, 5))) static inline void run_event(Run* run, const char* event, uint64_t step,
                                                                    const char* format, ...) {
     char detail[sizeof(Error)];
-    Error error;
     va_list arguments;
-    if (run->log.file == NULL) return;
     va_start(arguments, format);
     vsnprintf(detail, sizeof detail, format, arguments);
     va_end(arguments);
-    bool good = event_write(run->options->out, event, step, detail, &error);
-    if (!good && !run->events_refused) fprintf(stderr, "train: %s. Training continues\n", error.text);
-    run->events_refused = !good;
+    run_write_event(run, event, step, detail, NULL, NULL);
 }
 
 // The same, and on the console.
@@ -787,7 +797,91 @@ static inline void run_report_straggler(Run* run, const StepResult* result) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// 8. Joining and leaving
+// 8. Tracing
+
+// One sequence of a report, as JSON and as a line with the command that shows its text.
+static inline void run_report_sequence(const Run* run, JsonWriter* w, const SequenceTrace* s, double step_norm) {
+    const char* shard = run->train.shards[(size_t)s->shard].path;
+    json_write_begin(w, '{');
+    json_member_string(w, "shard", shard);
+    json_member_number(w, "at", s->start);
+    json_member_u64(w, "tokens", run->loader.T + 1);
+    json_member_number(w, "sample", s->sample);
+    json_member_number(w, "rank", s->rank);
+    json_member_number(w, "loss", s->loss);
+    json_member_number(w, "grad_norm", s->norm);
+    json_write_end(w, '}');
+    printf("  sample %.0f: loss %.4g, gradient %.3g of %.3g; build/tokenize --show %s --at %.0f --tokens %zu\n",
+           s->sample, s->loss, s->norm, step_norm, shard, s->start, run->loader.T + 1);
+}
+
+// Rank 0 reports the sequences of the largest gradients, and then those of the largest losses that are not among them.
+static inline void run_report_trace(Run* run, const StepTrace* trace, const char* why, const StepResult* result) {
+    JsonWriter w;
+    Error ignored;
+    char detail[sizeof(Error)];
+    snprintf(detail, sizeof detail, "%s%s%s", why,
+             trace->not_finite[0] ? "; the first output that is not finite: " : "", trace->not_finite);
+    printf("%s\n", detail);
+    memset(&w, 0, sizeof w);
+    json_write_begin(&w, '[');
+    for (size_t i = 0; i < trace->count; i++)
+        run_report_sequence(run, &w, &trace->worst[TRACE_NORM][i], result->grad_norm);
+    for (size_t i = 0; i < trace->count; i++) {
+        const SequenceTrace* s = &trace->worst[TRACE_LOSS][i];
+        bool there = false;
+        for (size_t k = 0; k < trace->count; k++) there |= trace->worst[TRACE_NORM][k].sample == s->sample;
+        if (!there) run_report_sequence(run, &w, s, result->grad_norm);
+    }
+    json_write_end(&w, ']');
+    fflush(stdout);
+    if (json_write_done(&w, &ignored))
+        run_write_event(run, "bad_batch", run->record.state.step + 1, detail, "sequences", w.text);
+    json_writer_free(&w);
+}
+
+// After the guard's decision on a step, and before its update: if it is to be traced, finds its worst sequences and
+// reports them; fills in what the log says of them. False if a rank is lost, or the data has changed.
+static inline bool run_trace(Run* run, StepLog* s, bool update, double factor, Error* error) {
+    RunState* state = &run->record.state;
+    Model* model = &run->model;
+    const Loader* loader = &run->loader;
+    const StepResult* result = &s->result;
+    StepTrace trace;
+    Error why;
+    char sentence[200];
+    double began = now_ms();
+    s->traced = guard_traces(state, &run->options->guard, result->loss, result->grad_norm, update, factor);
+    s->trace_ms = 0;
+    if (!s->traced) return true;
+    unsigned long long step = state->step + 1;
+    uint64_t first = state->samples - model->flat.micro_batches * loader->B * loader->world;
+    heartbeat(HEARTBEAT_CHECKPOINT, state->step);
+    bool ok = anomaly_begin(&trace, model, &why), all = run_agree(run, ok, &why);
+    if (!all) {  // no memory for it, which is no reason to end the run
+        if (ok) anomaly_end(&trace);
+        s->traced = false;
+        printf("note: step %llu is not traced to its sequences: %s\n", step, why.text);
+        return run->comm.world == 1 || !comm_failed(&run->comm, error);
+    }
+    ok = anomaly_trace(&trace, loader, first, run->tokens, run->targets, error);
+    anomaly_end(&trace);
+    comm_extend_timeout(&run->comm, true);
+    if (!run_agree(run, ok, error) || !anomaly_gather(&trace, error)) return false;
+    comm_extend_timeout(&run->comm, false);
+    snprintf(sentence, sizeof sentence, "step %llu is %s: the loss is %.4g, the gradient's norm %.4g, its running mean "
+             "%.4g", step, update ? "clipped hard" : "skipped", result->loss, result->grad_norm, state->norms.mean);
+    if (run->comm.rank == 0) run_report_trace(run, &trace, sentence, result);
+    const SequenceTrace *loss = &trace.worst[TRACE_LOSS][0], *norm = &trace.worst[TRACE_NORM][0];
+    StepWorst worst = {loss->loss, loss->shard, loss->start, norm->norm, norm->shard, norm->start};
+    s->worst = worst;
+    flat_start_clock(&model->flat);
+    s->trace_ms = now_ms() - began;
+    return true;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 9. Joining and leaving
 
 // With --plan, plans for as many ranks as a launcher has started, and prints on one.
 static inline bool run_join_plan(Launch* launch, uint64_t* ranks, Error* error) {

@@ -44,21 +44,6 @@ static inline bool found_tokenizers_agree(const FoundTokenizer* a, const FoundTo
                 (unsigned long long)ours->hash, b->where, other->name, (unsigned long long)other->hash);
 }
 
-// The directory of the tokenizer of a shard: PREFIX_tokenizer for PREFIX_train_000000.bin; false for other names.
-static inline bool shard_tokenizer_directory(char directory[FILE_PATH_MAX], const char* path) {
-    static const char* const kinds[2] = {"_train_", "_val_"};
-    size_t end = strlen(path);
-    if (end < 4 || strcmp(path + end - 4, ".bin") != 0) return false;
-    for (end -= 4; end > 0 && path[end - 1] >= '0' && path[end - 1] <= '9';) end--;
-    for (int i = 0; i < 2; i++) {
-        size_t length = strlen(kinds[i]);
-        if (end < length || strncmp(path + end - length, kinds[i], length) != 0) continue;
-        int written = snprintf(directory, FILE_PATH_MAX, "%.*s_tokenizer", (int)(end - length), path);
-        return written > 0 && (size_t)written < FILE_PATH_MAX;
-    }
-    return false;
-}
-
 // The tokenizer of a dataset's shards, which must agree. Without one beside them a vocabulary of 256 says that they
 // hold bytes.
 static inline bool dataset_tokenizer_open(FoundTokenizer* found, const Dataset* dataset, Error* error) {

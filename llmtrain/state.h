@@ -2,7 +2,7 @@
 //
 //   1. schedule   the learning rate as a function of the step: schedule_lr
 //   2. state      step, samples, running statistics: RunState, which a checkpoint saves
-//   3. guard      clipping, skipped steps, the loss scale: guard_step
+//   3. guard      clipping, skipped steps, the loss scale: guard_step; which steps are traced: guard_traces
 //   4. result     the outcome of one step: StepResult
 //
 //   double lr = schedule_lr(&schedule, state.step), factor;
@@ -72,6 +72,7 @@ typedef struct {
     uint64_t rewinds;        // rewinds so far, and of the last:
     uint64_t rewound_from, rewound_to;  // the first bad step, and the step of the checkpoint
     double lr_factor;        // of the learning rate, after rewinds
+    uint64_t trace_debt;     // steps until another step may be traced as if none had been: guard_traces
 } RunState;
 
 #define STATE_COUNT(name, member) {name, NULL, FLAG_COUNT, offsetof(RunState, member), "N", 0, 0, NULL, NULL}
@@ -90,6 +91,7 @@ static const Field STATE_FIELDS[] = {
     STATE_COUNT("rewound_from", rewound_from),
     STATE_COUNT("rewound_to", rewound_to),
     STATE_REAL("lr_factor", lr_factor),
+    {"trace_debt", NULL, FLAG_COUNT, offsetof(RunState, trace_debt), "N", 0, 0, NULL, "0"},
 };
 enum { STATE_FIELD_COUNT = sizeof STATE_FIELDS / sizeof STATE_FIELDS[0] };
 
@@ -112,6 +114,7 @@ typedef struct {
     double spike_sigma;      // a norm within mean + spike_sigma * std is not clipped; 0: the rule is off
     double spike_skip;       // a step whose norm is over spike_skip * mean is skipped; 0: the rule is off
     uint64_t spike_warmup;   // norms seen before the two rules hold
+    double spike_trace;      // a step that is skipped, or clipped by more than this factor, is traced; 0: none is
     bool dynamic_scale;      // adapt the loss scale (FP16)
     uint64_t scale_growth;   // double it after this many finite steps
 } GuardOptions;
@@ -145,6 +148,20 @@ static inline bool guard_step(RunState* state, double* factor, const GuardOption
     n->count++;
     if (norm > bar) return false;
     *factor = norm > bound ? bound / norm : 1.0;
+    return true;
+}
+
+// Whether a step, on which guard_step has decided, is to be traced to its sequences (anomaly.h): one that is skipped or
+// clipped hard. A pass costs about as much as a step, so that after a burst of 5 only 1 step in 10 is traced, should
+// all be bad. It is a function of the state, so that a resumed run traces the same steps.
+static inline bool guard_traces(RunState* state, const GuardOptions* o, double loss, double norm, bool update,
+                                double factor) {
+    enum { COST = 10, DEBT_MAX = 5 * COST };
+    bool overflow = o->dynamic_scale && isfinite(loss) && !isfinite(norm) && state->loss_scale > 1.0;  // is no anomaly
+    bool hard = update && state->norms.count > o->spike_warmup && factor * o->spike_trace < 1.0;
+    if (state->trace_debt > 0) state->trace_debt--;
+    if (o->spike_trace == 0 || (update && !hard) || overflow || state->trace_debt + COST > DEBT_MAX) return false;
+    state->trace_debt += COST;
     return true;
 }
 

@@ -119,6 +119,7 @@ typedef struct {
     Collectives collectives;
     double loss_scale;        // of the step in progress
     size_t micro_batches, micro;  // of this rank in the step: all, and begun
+    bool discards;            // gradients are squared and thrown away, neither summed nor reduced (anomaly.h)
     Stream stream;
 } FlatVector;
 
@@ -507,6 +508,10 @@ static inline void flat_end_bucket(FlatVector* flat, size_t bucket) {
     for (size_t i = 0; i < p->count; i++)
         if (p->tensors[i].bucket == bucket && !p->tensors[i].trains)
             fill_zero(flat_gradient(flat, p->tensors[i].offset), p->tensors[i].size * sizeof(float), flat->stream);
+    if (flat->discards) {
+        sum_of_squares(flat->scalars + SUM_SQUARES + bucket, flat_gradient(flat, k->first), n, flat->stream);
+        return;
+    }
     bool reduces = o->stage == 2 || flat->micro == flat->micro_batches;
     if (reduces && staging->comm_buffer && staging->pending) flat_collect(flat, staging->pending);
     if (o->reduce == REDUCE_EXACT) {

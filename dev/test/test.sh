@@ -138,6 +138,7 @@ for test in "$@"; do
             done ;;
         cliffs) suite "speeds of operations" sh dev/test/cliffs.sh "$build" ;;
         test_errors) suite test_errors "$build/test_errors" --train "$build/train-FP32" --generate "$build/generate-FP32" --tokenize "$build/tokenize" --corpus "$build/corpus" ;;
+        test_anomaly) suite test_anomaly "$build/test_anomaly" --train "$build/train-FP32" --tokenize "$build/tokenize" --corpus "$build/corpus" ;;
         test_evaluate) suite test_evaluate "$build/test_evaluate" --evaluate "$build/evaluate-FP32" ;;
         test_convert) suite test_convert "$build/test_convert" --export "$build/export" --train "$build/train-FP32" ;;
         test_text) suite test_text "$build/test_text" --tokenize "$build/tokenize" --train "$build/train-FP32" ;;
