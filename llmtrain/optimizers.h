@@ -220,20 +220,22 @@ HOST_DEVICE static inline floatX floatX_of_stochastic(float x, uint32_t random) 
 #endif
 }
 
-// Weights [begin, begin + n) of a slice as floats, which an update changes: the master weights, or a copy in
-// memory (n). On a CPU, as is the next.
+// Weights [begin, begin + n) of a slice as floats, which an update changes: the master weights, params if they are
+// floats, or a copy in memory (n). On a CPU, as is the next.
 static inline float* optimizer_weights(float* memory, const OptimizerSlice* slice, size_t begin, size_t n) {
     if (slice->master_weights) return slice->master_weights + begin;
+    if (FLOATX_IS_FLOAT) return (float*)(slice->params + begin);
     for (size_t i = 0; i < n; i++) memory[i] = float_of(slice->params[begin + i]);
     return memory;
 }
 
-// Elements [begin, begin + n) of params, from their updated floats w (n).
+// Elements [begin, begin + n) of params, from their updated floats w (n), which optimizer_weights returned.
 static inline void optimizer_store(const OptimizerSlice* slice, const OptimizerStep* o, const float* w, size_t begin,
                                    size_t n) {
     floatX* p = slice->params + begin;
     uint32_t random[512];
-    if (slice->master_weights != NULL || FLOATX_IS_FLOAT) {
+    if (FLOATX_IS_FLOAT && slice->master_weights == NULL) return;
+    if (slice->master_weights != NULL) {
         for (size_t i = 0; i < n; i++) p[i] = floatX_of(w[i]);
         return;
     }

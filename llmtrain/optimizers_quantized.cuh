@@ -75,11 +75,10 @@ static __device__ inline void codes_store(uint8_t* p, Group<uint8_t, W> codes) {
     }
 }
 
-// The number of |x| / scale from 0 up; middles: those of the map, in shared memory.
-static __device__ inline int quantized_nearest(float x, float divisor, const DynamicMap* map, const float* middles) {
-    float size = fabsf(x) / divisor;
-    int guess = dynamic_guess(size, map);
-    return guess + (size > middles[guess]);
+// The number of |x| / scale, counted from 0 up; middles: those of the map, in shared memory.
+static __device__ inline int quantized_nearest(float x, float inverse, const DynamicMap* map, const float* middles) {
+    float size = fabsf(x) * inverse;
+    return dynamic_nearest(size, dynamic_position(size, &map->parts), middles);
 }
 
 template <int W>
@@ -125,9 +124,9 @@ adamw_8bit_kernel(OptimizerSlice slice, OptimizerStep o, AdamW a, DynamicMaps ma
             if (slice.master_weights) group_store<W>(slice.master_weights + i, w);
             group_store<W>(slice.params + i, p);
         }
-        m_scale = float_from_bits(m_largest = warp_max_bits(m_largest));
-        v_scale = float_from_bits(v_largest = warp_max_bits(v_largest));
-        float m_divisor = m_largest > 0 ? m_scale : 1.0f, v_divisor = v_largest > 0 ? v_scale : 1.0f;
+        m_scale = float_from_bits(warp_max_bits(m_largest));
+        v_scale = float_from_bits(warp_max_bits(v_largest));
+        float m_inverse = dynamic_inverse(m_scale), v_inverse = dynamic_inverse(v_scale);
         #pragma unroll
         for (int k = 0; k < QUANTIZED_LANE; k += W) {
             size_t i = b * OPTIMIZER_BLOCK + (size_t)k * WARP + lane * W;
@@ -135,9 +134,9 @@ adamw_8bit_kernel(OptimizerSlice slice, OptimizerStep o, AdamW a, DynamicMaps ma
             Group<uint8_t, W> m_code, v_code;
             #pragma unroll
             for (int j = 0; j < W; j++) {
-                m_code.x[j] = dynamic_signed_code(quantized_nearest(m[k + j], m_divisor, &maps.m, middles[0]),
-                                                  m[k + j] < 0.0f);
-                v_code.x[j] = (uint8_t)quantized_nearest(v[k + j], v_divisor, &maps.v, middles[1]);
+                int nearest = quantized_nearest(m[k + j], m_inverse, &maps.m, middles[0]);
+                m_code.x[j] = dynamic_signed_code(nearest, m[k + j]);
+                v_code.x[j] = (uint8_t)quantized_nearest(v[k + j], v_inverse, &maps.v, middles[1]);
             }
             codes_store<W>(m_codes + i, m_code);
             codes_store<W>(v_codes + i, v_code);

@@ -63,17 +63,28 @@ HOST_DEVICE ALWAYS_INLINE void adamw_element(float* w, float* m, float* v, float
 // Codes are in the order of the numbers, as in bitsandbytes, whose create_dynamic_map has the same bits
 // (dev/peers/optimizers.py).
 //
-// The nearest number is found without a search. In a decade the position of x among the numbers is linear in x; that
-// minus one half, cut to an integer, is the right code or the one below it, and one comparison with the number in the
-// middle between the two decides. The decade itself comes from six comparisons. Exactly in the middle the number
-// nearer to 0 is taken.
+// The nearest number is found without a search. In a decade the position of x among the numbers is linear in x, and its
+// integer part is the number, counted from 0 up; eight comparisons say which decade it is. Where the position is so near
+// to an integer that its rounding errors matter, a comparison with the number in the middle between two decides.
+// Exactly in the middle the number nearer to 0 is taken.
 
-enum { DYNAMIC_DECADES = 7, DYNAMIC_CODES = 256, DYNAMIC_ZERO = 127 };  // the last: the code of 0 in m's map
+enum {
+    DYNAMIC_DECADES = 7,
+    DYNAMIC_PARTS = DYNAMIC_DECADES + 2,  // 0 and 1 are parts of their own
+    DYNAMIC_CODES = 256,
+    DYNAMIC_ZERO = 127                    // the code of 0 in m's map
+};
+#define DYNAMIC_NEAR 0x1p-13f  // positions are right to 5e-5: up to 255, they come from four numbers rounded to float
+
+// A part is what lies above its edge; the position there is slope x + offset, at most `tops`.
+typedef struct {
+    float edges[DYNAMIC_PARTS], slopes[DYNAMIC_PARTS], offsets[DYNAMIC_PARTS], tops[DYNAMIC_PARTS];
+} DynamicParts;
 
 typedef struct {
     float values[DYNAMIC_CODES];   // by code
     float middles[DYNAMIC_CODES];  // between the numbers i and i + 1 of those from 0 up; beyond the last: 2
-    float edges[DYNAMIC_DECADES], slopes[DYNAMIC_DECADES], offsets[DYNAMIC_DECADES];
+    DynamicParts parts;
 } DynamicMap;
 
 // Number k of n in the decade that ends at `top`: the middle of its interval, each operation rounded to float.
@@ -87,38 +98,60 @@ static inline float dynamic_number(float top, size_t k, size_t n) {
 }
 
 static inline void dynamic_map(DynamicMap* map, bool is_signed) {
+    DynamicParts* p = &map->parts;
     static const float TOPS[DYNAMIC_DECADES] = {1e-6f, 1e-5f, 1e-4f, 1e-3f, 1e-2f, 1e-1f, 1.0f};
     float* numbers = map->values + (is_signed ? DYNAMIC_ZERO : 0);  // from 0 up
-    size_t count = 0;
-    numbers[count++] = 0.0f;
-    for (size_t d = 0; d < DYNAMIC_DECADES; d++) {
-        size_t n = (size_t)(is_signed ? 1 : 2) << d;
-        double top = (double)TOPS[d], slope = (double)n / (0.9 * top);
-        map->slopes[d] = (float)slope;
-        map->offsets[d] = (float)((double)count - 0.5 - 0.1 * top * slope);
-        map->edges[d] = (float)(0.1 * top * (1.0 + 0.45 / (double)n));  // a quarter of an interval of the decade below
-        for (size_t k = 0; k < n; k++) numbers[count++] = dynamic_number(TOPS[d], k, n);
+    size_t count = 0, first[DYNAMIC_PARTS];
+    for (size_t part = 0; part < DYNAMIC_PARTS; part++) {
+        bool decade = part > 0 && part <= DYNAMIC_DECADES;
+        size_t n = decade ? (size_t)(is_signed ? 1 : 2) << (part - 1) : 1;
+        double top = decade ? (double)TOPS[part - 1] : 0, slope = decade ? (double)n / (0.9 * top) : 0;
+        first[part] = count;
+        p->slopes[part] = (float)slope;
+        p->offsets[part] = (float)((double)count + (decade ? -0.1 * top * slope : 0.5));
+        p->tops[part] = (float)(count + n) - 0.5f;
+        for (size_t k = 0; k < n; k++)
+            numbers[count++] = decade ? dynamic_number(TOPS[part - 1], k, n) : part > 0 ? 1.0f : 0.0f;
     }
-    numbers[count++] = 1.0f;
     for (size_t i = 0; i < DYNAMIC_CODES; i++)
         map->middles[i] = i + 1 < count ? (numbers[i] + numbers[i + 1]) * 0.5f : 2.0f;
+    for (size_t part = 0; part < DYNAMIC_PARTS; part++)
+        p->edges[part] = part > 0 ? map->middles[first[part] - 1] : 0.0f;
     for (size_t i = 1; is_signed && i <= DYNAMIC_ZERO; i++) map->values[DYNAMIC_ZERO - i] = -numbers[i];
 }
 
-// The number next to x, or the one below it, counted from 0 up; x from 0 to 1.
-HOST_DEVICE ALWAYS_INLINE int dynamic_guess(float x, const DynamicMap* map) {
-    float slope = map->slopes[0], offset = map->offsets[0], inside = x <= 1.0f ? x : 1.0f;  // of NaN too
-    for (int d = 1; d < DYNAMIC_DECADES; d++) {
-        slope = inside > map->edges[d] ? map->slopes[d] : slope;
-        offset = inside > map->edges[d] ? map->offsets[d] : offset;
-    }
-    return (int)fused(inside, slope, offset);
+// The position of x from 0 to 1. Not a loop over the parts, so that a loop over x vectorises.
+HOST_DEVICE ALWAYS_INLINE float dynamic_position(float x, const DynamicParts* p) {
+    float slope = p->slopes[0], offset = p->offsets[0], top = p->tops[0];
+    x = x <= 1.0f ? x : 1.0f;  // NaN too
+#define DYNAMIC_PART(part) \
+    slope = x > p->edges[part] ? p->slopes[part] : slope; \
+    offset = x > p->edges[part] ? p->offsets[part] : offset; \
+    top = x > p->edges[part] ? p->tops[part] : top
+    DYNAMIC_PART(1); DYNAMIC_PART(2); DYNAMIC_PART(3); DYNAMIC_PART(4);
+    DYNAMIC_PART(5); DYNAMIC_PART(6); DYNAMIC_PART(7); DYNAMIC_PART(8);
+#undef DYNAMIC_PART
+    float position = fused(x, slope, offset);
+    return position < top ? position : top;
 }
 
-// The code of a number that is number `nearest` from 0 up; -1 has none, the largest below it is taken.
-HOST_DEVICE ALWAYS_INLINE uint8_t dynamic_signed_code(int nearest, bool negative) {
-    int below = nearest < DYNAMIC_ZERO ? nearest : DYNAMIC_ZERO;
-    return (uint8_t)(negative ? DYNAMIC_ZERO - below : DYNAMIC_ZERO + nearest);
+// Whether the position is too near to an integer to trust its integer part.
+HOST_DEVICE ALWAYS_INLINE bool dynamic_near(float position) {
+    return fabsf(position - (float)(int)(position + 0.5f)) < DYNAMIC_NEAR;
+}
+
+// The number nearest to x >= 0, whatever the position: that half a place below it, or the one after. Compared as
+// integers, so that there is no branch.
+HOST_DEVICE ALWAYS_INLINE int dynamic_nearest(float x, float position, const float* middles) {
+    int below = (int)(position - 0.5f);
+    return below + (bits_from_float(x) > bits_from_float(middles[below]));
+}
+
+// The code of number `nearest` from 0 up with the sign of x; -1 has none, the largest below it is taken.
+HOST_DEVICE ALWAYS_INLINE uint8_t dynamic_signed_code(int nearest, float x) {
+    int negative = (int)(bits_from_float(x) >> 31);
+    nearest -= negative & (nearest > DYNAMIC_ZERO);
+    return (uint8_t)(DYNAMIC_ZERO + ((nearest ^ -negative) + negative));
 }
 
 typedef struct {
@@ -133,6 +166,9 @@ static inline void dynamic_maps(DynamicMaps* maps) {
 // The bits of |x|. Of those the largest is that of the largest number, and a NaN is above all.
 HOST_DEVICE ALWAYS_INLINE uint32_t magnitude_bits(float x) { return bits_from_float(x) & 0x7fffffffu; }
 
+// What elements of a block are multiplied by; one whose scale has no inverse is stored as zeros.
+HOST_DEVICE ALWAYS_INLINE float dynamic_inverse(float scale) { return scale < FLT_MIN ? 0.0f : 1.0f / scale; }
+
 #ifdef LLMTRAIN_CUDA
 namespace cpu {
 #endif
@@ -143,24 +179,30 @@ namespace cpu {
 // A block is 256 elements of a tensor, counted from its first. Its scale is the largest magnitude of its state, so the
 // codes are those of numbers from -1 to 1.
 
-// codes (n) of x (n); returns the scale. Loops apart, so that all but the last two vectorise.
+// codes (n) of x (n), at most 256; returns the scale.
 static inline float quantize_block(uint8_t* codes, const float* x, const DynamicMap* map, bool is_signed, size_t n) {
-    int guesses[OPTIMIZER_BLOCK];
-    float sizes[OPTIMIZER_BLOCK];
+    enum { CHUNK = 64 };
+    const DynamicParts parts = map->parts;  // which the compiler knows nobody writes
     uint32_t largest = 0;
     #pragma omp simd reduction(max : largest)
     for (size_t i = 0; i < n; i++) largest = magnitude_bits(x[i]) > largest ? magnitude_bits(x[i]) : largest;
-    float scale = float_from_bits(largest), divisor = largest > 0 ? scale : 1.0f;
-    #pragma omp simd
-    for (size_t i = 0; i < n; i++) {
-        sizes[i] = fabsf(x[i]) / divisor;
-        guesses[i] = dynamic_guess(sizes[i], map);
-    }
-    if (is_signed) {
-        for (size_t i = 0; i < n; i++)
-            codes[i] = dynamic_signed_code(guesses[i] + (sizes[i] > map->middles[guesses[i]]), x[i] < 0.0f);
-    } else {
-        for (size_t i = 0; i < n; i++) codes[i] = (uint8_t)(guesses[i] + (sizes[i] > map->middles[guesses[i]]));
+    float scale = float_from_bits(largest), inverse = dynamic_inverse(scale);
+    for (size_t first = 0; first < n; first += CHUNK) {
+        size_t count = min_size(CHUNK, n - first);
+        float sizes[CHUNK], positions[CHUNK];
+        int numbers[CHUNK], near = 0;
+        #pragma omp simd reduction(| : near)
+        for (size_t i = 0; i < count; i++) {
+            sizes[i] = fabsf(x[first + i]) * inverse;
+            positions[i] = dynamic_position(sizes[i], &parts);
+            numbers[i] = (int)positions[i];
+            near |= dynamic_near(positions[i]);
+        }
+        if (near)  // in one chunk of sixty
+            for (size_t i = 0; i < count; i++) numbers[i] = dynamic_nearest(sizes[i], positions[i], map->middles);
+        #pragma omp simd
+        for (size_t i = 0; i < count; i++)
+            codes[first + i] = is_signed ? dynamic_signed_code(numbers[i], x[first + i]) : (uint8_t)numbers[i];
     }
     return scale;
 }

@@ -103,7 +103,7 @@ def middles(numbers):
 def quantize(x, numbers):
     blocks = [x[i:i + BLOCK] for i in range(0, len(x), BLOCK)]
     scales = np.array([np.abs(b).max() for b in blocks], f32)
-    x = np.concatenate([b / (s if s > 0 else f32(1)) for b, s in zip(blocks, scales)]).astype(f32)
+    x = np.concatenate([b * (f32(1) / s if s >= np.finfo(f32).tiny else f32(0)) for b, s in zip(blocks, scales)])
     codes = np.searchsorted(middles(numbers), x, side="left")
     negative = np.searchsorted(middles(numbers), x, side="right")
     return np.where(x < 0, negative, codes).astype(np.uint8), scales

@@ -39,6 +39,12 @@ static const struct {
     {"Llama, AdamW, 2 micro-batches", &LLAMA_SMALL, OPTIMIZER_ADAMW, 0, 2, {0x3e6af74ee06b34a4, 0}},
     {"Llama, momentum", &LLAMA_SMALL, OPTIMIZER_MOMENTUM, 0, 1, {0x3444e1e9f28a5be3, 0}},
     {"Llama, AdamW, dropout, 3 micro-batches", &LLAMA_SMALL, OPTIMIZER_ADAMW, 0.2, 3, {0x28cd40fea2f4f747, 0}},
+    {"Llama, AdamW with 8-bit states", &LLAMA_SMALL, OPTIMIZER_ADAMW_8BIT, 0, 1, {0x5142e65614999973, 0}},
+    {"GPT-2, AdamW with BF16 states", &GPT2_SMALL, OPTIMIZER_ADAMW_BF16, 0, 1, {0x46ae7f48c200168c, 0}},
+    {"Llama, Adafactor", &LLAMA_SMALL, OPTIMIZER_ADAFACTOR, 0, 1, {0x37438d6ca1f94824, 0}},
+    {"GPT-2, CAME", &GPT2_SMALL, OPTIMIZER_CAME, 0, 1, {0xb5f57e0daae1867d, 0}},
+    {"Llama, Adam-mini", &LLAMA_SMALL, OPTIMIZER_ADAM_MINI, 0, 1, {0xd0536a84683a0a08, 0}},
+    {"GPT-2, SM3", &GPT2_SMALL, OPTIMIZER_SM3, 0, 1, {0x4bd636b5bed07f2f, 0}},
 #endif
 };
 

@@ -12,6 +12,7 @@
 //   recompute   whatever the backward recomputes, the bits are those of a run that keeps everything
 //   resume      10 steps + resume + 10 steps have the bits of 20; a run moves between numbers of ranks and stages;
 //               another begins with its weights
+//   optimizers  each of them: the bits of one rank in every stage, and after moving between numbers of ranks
 //   launch      ranks started by hand and by mpirun, over sockets and MPI (--train-mpi), have the bits of --ranks N
 //   memory      the peak of each rank is what --plan says
 //   overlap     communication that takes longer does not make the step longer while there is work to do under it
@@ -30,6 +31,7 @@
 #include "llmtrain/files.h"
 #include "llmtrain/flags.h"
 #include "llmtrain/json.h"
+#include "llmtrain/optimizers.h"
 #include "machine.h"
 #include "pieces.h"
 
@@ -455,6 +457,24 @@ static void test_resume(void) {
              "--steps 1 --lr 0", kept("--zero 1 --init-from %s/step_%08d", whole, STEPS));
     check_bound(last_apart("begun-elsewhere", whole, "val_loss"), LOSS_BOUND,
                 "--init-from: 2 ranks begin with the weights of 3; the validation's loss is theirs");
+}
+
+// ------------------------------------------------------------------------------------------------
+// Optimizers
+
+// Each row of OPTIMIZERS: every stage, and its states saved by some ranks and loaded by others.
+static void test_optimizers(void) {
+    static const struct { size_t world, zero, until; } moves[] = {{3, 2, 7}, {2, 1, 13}, {3, 0, STEPS}};
+    for (int kind = 0; kind < OPTIMIZER_COUNT; kind++) {
+        const char *optimizer = OPTIMIZERS[kind].name, *shape = SHAPES[kind % 2 ? LLAMA : ODD].arguments;
+        const char *whole = kept("%s-alone", optimizer), *moved = kept("%s-moved", optimizer);
+        run_make(whole, forked(1), shape, kept("--reduce exact --optimizer %s", optimizer));
+        for (size_t i = 0; i < COUNT_OF(moves); i++)
+            run_make(moved, forked(moves[i].world), shape,
+                     kept("--zero %zu --steps %zu --resume on --optimizer %s", moves[i].zero, moves[i].until, optimizer));
+        check(same_tensors(whole, moved, STEPS),
+              "%s: 3 ranks at stage 2, then 2 at stage 1, then 3 at stage 0 end with the bits of one", optimizer);
+    }
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -976,7 +996,8 @@ int main(int argc, char** argv) {
     static const struct { const char* name; void (*run)(void);
     } tests[] = {
         {"data", test_data},         {"stages", test_stages},         {"float", test_float},
-        {"storage", test_storage},   {"recompute", test_recompute},   {"resume", test_resume}, {"launch", test_launch},
+        {"storage", test_storage},   {"recompute", test_recompute},   {"resume", test_resume},
+        {"optimizers", test_optimizers}, {"launch", test_launch},
         {"memory", test_memory},     {"overlap", test_overlap},       {"faults", test_faults},
         {"refusals", test_refusals}, {"corruption", test_corruption}, {"rewind", test_rewind},
         {"slow", test_slow},
