@@ -229,7 +229,7 @@ static void test_fixture_training(Model* model, const SafetensorsFile* file, con
     double* expected_norms = (double*)fixture_read(file, "grad_norms", NULL);
     Error error;
     OptimizerOptions o = {OPTIMIZER_ADAMW, hyper[1], hyper[2], hyper[3], hyper[4], 0, 0};
-    GuardOptions guard = {hyper[5], 0, 0, 1, 0, false, 1};
+    GuardOptions guard = {hyper[5], 0, 0, 1, 0, 0, false, 1};
     RunState state = run_state_begin(false, 1);
     double loss_error = 0.0, norm_error = 0.0, factor = 0.0;
     for (size_t step = 0; step < 20; step++) {
@@ -639,7 +639,7 @@ static void test_schedules(void) {
 }
 
 static void test_guard(void) {
-    GuardOptions o = {1.0, 4, 20, 20, 0, false, 3};
+    GuardOptions o = {1.0, 4, 20, 20, 0, 0, false, 3};
     RunState s = run_state_begin(false, 1);
     double factor = 0;
     bool all = true;
@@ -666,9 +666,9 @@ static void test_guard(void) {
     int skipped = 0;
     while (skipped < 1000 && !guard_step(&shifted, &factor, &o, 1000.0)) skipped++;
     check("guard: norms that stay high are taken in the end, after so many steps", skipped, 999);
-    GuardOptions plain = {1.0, 0, 0, 1, 0, false, 3};
+    GuardOptions plain = {1.0, 0, 0, 1, 0, 0, false, 3};
     check_true("guard: with both rules off only --clip holds", guard_step(&s, &factor, &plain, 1000) && factor == 1e-3);
-    GuardOptions unclipped = {0, 4, 20, 20, 0, false, 3};
+    GuardOptions unclipped = {0, 4, 20, 20, 0, 0, false, 3};
     RunState calm = run_state_begin(false, 1);
     for (int i = 0; i < 40; i++) guard_step(&calm, &factor, &unclipped, i % 2 ? 0.5 : 0.7);
     check_true("guard: with --clip 0 nothing is clipped", guard_step(&calm, &factor, &unclipped, 6.0) && factor == 1.0);

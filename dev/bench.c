@@ -350,7 +350,7 @@ static bool bench_step(Bench* b, double* ms, Error* error) {
     Model* model = &b->model;
     RunState* state = &b->state;
     Schedule schedule = {SCHEDULE_COSINE, 6e-4, 0.1, 100, 1000, 0.2, 1000, 0.5};
-    GuardOptions guard = {1, 4, 20, 20, 0, FLOATX_DTYPE == DTYPE_F16, 2000};
+    GuardOptions guard = {1, 4, 20, 20, 0, 0, FLOATX_DTYPE == DTYPE_F16, 2000};
     OptimizerOptions optimizer = {OPTIMIZER_ADAMW, 0.9, 0.95, 1e-8, 0.1, 1337, 0};
     size_t B = model->options.B, T = model->options.T;
     for (size_t i = 0; i < B * T; i++) {

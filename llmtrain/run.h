@@ -7,7 +7,7 @@
 //   5. saving      run_save_async, run_save_wait, run_save_last
 //   6. rewinding   back to a checkpoint after divergence: run_rewind
 //   7. checking    whether ranks hold and compute the same, stragglers: run_compare, run_report_straggler
-//   8. tracing     which sequences are behind a step that is skipped or clipped hard: run_trace
+//   8. tracing     which sequences are behind a step that is skipped, clipped hard or of a high loss: run_trace
 //   9. joining     becoming a rank, and leaving with an exit code: run_join, run_close
 //
 // A failure on one rank passes through run_agree, in the function or its caller, before the next collective, so that
@@ -60,6 +60,8 @@ static inline size_t run_flags(Flag* flags, size_t count, RunOptions* o) {
         REAL_FLAG("spike-trace", &g->spike_trace, 2, 0, 1e9, FREE,
                   "report the sequences of steps that are skipped, or whose norm exceeds X times its clipping bound, "
                   "after a second pass over them; 0: never"),
+        REAL_FLAG("spike-loss", &g->spike_loss, 5, 0, 1e9, FREE,
+                  "the same of steps whose loss exceeds its running mean by X standard deviations; 0: never"),
         REAL_FLAG("loss-scale", &o->loss_scale, 65536, 1, 1 << 24, 0, "fp16 builds: initial loss scale"),
         COUNT_FLAG("scale-growth", &g->scale_growth, 2000, 1, 1e9, 0,
                    "fp16 builds: double the loss scale after N finite steps"),
@@ -851,7 +853,8 @@ static inline bool run_trace(Run* run, StepLog* s, bool update, double factor, E
     Error why;
     char sentence[200];
     double began = now_ms();
-    s->traced = guard_traces(state, &run->options->guard, result->loss, result->grad_norm, update, factor);
+    const char* what = guard_traces(state, &run->options->guard, result->loss, result->grad_norm, update, factor);
+    s->traced = what != NULL;
     s->trace_ms = 0;
     if (!s->traced) return true;
     unsigned long long step = state->step + 1;
@@ -869,8 +872,9 @@ static inline bool run_trace(Run* run, StepLog* s, bool update, double factor, E
     comm_extend_timeout(&run->comm, true);
     if (!run_agree(run, ok, error) || !anomaly_gather(&trace, error)) return false;
     comm_extend_timeout(&run->comm, false);
-    snprintf(sentence, sizeof sentence, "step %llu is %s: the loss is %.4g, the gradient's norm %.4g, its running mean "
-             "%.4g", step, update ? "clipped hard" : "skipped", result->loss, result->grad_norm, state->norms.mean);
+    snprintf(sentence, sizeof sentence, "step %llu is %s: the loss is %.4g, its running mean %.4g; the gradient's norm "
+             "%.4g, its running mean %.4g", step, what, result->loss, state->losses.mean, result->grad_norm,
+             state->norms.mean);
     if (run->comm.rank == 0) run_report_trace(run, &trace, sentence, result);
     const SequenceTrace *loss = &trace.worst[TRACE_LOSS][0], *norm = &trace.worst[TRACE_NORM][0];
     StepWorst worst = {loss->loss, loss->shard, loss->start, norm->norm, norm->shard, norm->start};

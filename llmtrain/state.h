@@ -60,6 +60,13 @@ typedef struct {
     uint64_t count;
 } NormStatistics;
 
+// Of the loss of steps: its mean over about the last 10, and the variance of what differs from step to step over about
+// the last 50, which a loss that falls does not raise.
+typedef struct {
+    double mean, variance, last;
+    uint64_t count;
+} LossStatistics;
+
 // Together with parameters and optimizer state this is the whole state of a run.
 typedef struct {
     uint64_t step;           // steps done, skipped ones included
@@ -72,7 +79,8 @@ typedef struct {
     uint64_t rewinds;        // rewinds so far, and of the last:
     uint64_t rewound_from, rewound_to;  // the first bad step, and the step of the checkpoint
     double lr_factor;        // of the learning rate, after rewinds
-    uint64_t trace_debt;     // steps until another step may be traced as if none had been: guard_traces
+    LossStatistics losses;
+    uint64_t trace_debt;     // what the steps traced so far have cost, less what was saved since: guard_traces
 } RunState;
 
 #define STATE_COUNT(name, member) {name, NULL, FLAG_COUNT, offsetof(RunState, member), "N", 0, 0, NULL, NULL}
@@ -91,6 +99,10 @@ static const Field STATE_FIELDS[] = {
     STATE_COUNT("rewound_from", rewound_from),
     STATE_COUNT("rewound_to", rewound_to),
     STATE_REAL("lr_factor", lr_factor),
+    {"loss_mean", NULL, FLAG_REAL, offsetof(RunState, losses.mean), "X", 0, 0, NULL, "0"},
+    {"loss_variance", NULL, FLAG_REAL, offsetof(RunState, losses.variance), "X", 0, 0, NULL, "0"},
+    {"loss_last", NULL, FLAG_REAL, offsetof(RunState, losses.last), "X", 0, 0, NULL, "0"},
+    {"loss_count", NULL, FLAG_COUNT, offsetof(RunState, losses.count), "N", 0, 0, NULL, "0"},
     {"trace_debt", NULL, FLAG_COUNT, offsetof(RunState, trace_debt), "N", 0, 0, NULL, "0"},
 };
 enum { STATE_FIELD_COUNT = sizeof STATE_FIELDS / sizeof STATE_FIELDS[0] };
@@ -115,6 +127,7 @@ typedef struct {
     double spike_skip;       // a step whose norm is over spike_skip * mean is skipped; 0: the rule is off
     uint64_t spike_warmup;   // norms seen before the two rules hold
     double spike_trace;      // a step that is skipped, or clipped by more than this factor, is traced; 0: none is
+    double spike_loss;       // and so is one whose loss is over mean + spike_loss * std; 0: none is
     bool dynamic_scale;      // adapt the loss scale (FP16)
     uint64_t scale_growth;   // double it after this many finite steps
 } GuardOptions;
@@ -151,18 +164,37 @@ static inline bool guard_step(RunState* state, double* factor, const GuardOption
     return true;
 }
 
-// Whether a step, on which guard_step has decided, is to be traced to its sequences (anomaly.h): one that is skipped or
-// clipped hard. A pass costs about as much as a step, so that after a burst of 5 only 1 step in 10 is traced, should
-// all be bad. It is a function of the state, so that a resumed run traces the same steps.
-static inline bool guard_traces(RunState* state, const GuardOptions* o, double loss, double norm, bool update,
-                                double factor) {
-    enum { COST = 10, DEBT_MAX = 5 * COST };
+// Whether the loss of a step is over mean + sigma * std, once `warmup` losses were seen. The statistics see it cut to
+// mean + 2 std, so that a bad step moves them little.
+static inline bool loss_jumps(LossStatistics* l, double loss, double sigma, uint64_t warmup) {
+    if (!isfinite(loss)) return false;
+    double std = fmax(sqrt(l->variance), 1e-3 * fabs(l->mean));
+    bool settled = l->count >= warmup, jumps = settled && sigma > 0 && loss > l->mean + sigma * std;
+    double seen = settled ? fmin(loss, l->mean + 2 * std) : loss, step = seen - l->last, square = step * step / 2;
+    if (settled) square = fmin(square, 4 * std * std);
+    if (l->count > 0) l->variance += fmax(1.0 / (double)l->count, 0.02) * (square - l->variance);
+    l->count++;
+    l->mean += fmax(1.0 / (double)l->count, 0.1) * (seen - l->mean);
+    l->last = seen;
+    return jumps;
+}
+
+// Whether a step, on which guard_step has decided, is to be traced to its sequences (anomaly.h): what it is, or NULL. A
+// pass costs about as much as a step, so that after a burst of 20 only 1 step in 100 is traced, should all be bad. It
+// is a function of the state, so that a resumed run traces the same steps.
+static inline const char* guard_traces(RunState* state, const GuardOptions* o, double loss, double norm, bool update,
+                                       double factor) {
+    enum { COST = 100, DEBT_MAX = 20 * COST };
     bool overflow = o->dynamic_scale && isfinite(loss) && !isfinite(norm) && state->loss_scale > 1.0;  // is no anomaly
     bool hard = update && state->norms.count > o->spike_warmup && factor * o->spike_trace < 1.0;
+    bool jumps = loss_jumps(&state->losses, loss, o->spike_loss, o->spike_warmup);
+    const char* what = o->spike_trace > 0 && !update && !overflow ? "skipped"
+                     : o->spike_trace > 0 && hard                 ? "clipped hard"
+                     : jumps                                      ? "far above the usual loss" : NULL;
     if (state->trace_debt > 0) state->trace_debt--;
-    if (o->spike_trace == 0 || (update && !hard) || overflow || state->trace_debt + COST > DEBT_MAX) return false;
+    if (what == NULL || state->trace_debt + COST > DEBT_MAX) return NULL;
     state->trace_debt += COST;
-    return true;
+    return what;
 }
 
 // ------------------------------------------------------------------------------------------------

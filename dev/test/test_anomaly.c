@@ -6,7 +6,7 @@
 //   operations   NaN or infinity in each tensor, and weights whose product overflows in the forward or the backward of
 //                a given operation: that operation, its block and the sequence are named
 //   norms        the gradient of a single sequence is that of a step of it alone; the step's gradients stay as they are
-//   planted      20 bad sequences in the data of a run, on one rank and on three: garbage, one token again and again,
+//   planted      20 bad sequences in the data of a run, on one rank and on two: garbage, one token again and again,
 //                shifted text, tokens that the text does not have. Each is the first that its step's event names, with
 //                shard and position; no other step is traced; the weights are those of a run that traces nothing; and
 //                tokenize --show prints the text that was planted
@@ -203,6 +203,117 @@ static void test_norms(void) {
     model_free(&model);
 }
 
+// ------------------------------------------------------------------------------------------------
+// Planted sequences
+
+enum { PLANTED = 20, FIRST = 239, EVERY = 15, STEPS = FIRST + EVERY * PLANTED, STEP_SAMPLES = 2, LENGTH = 64,
+       SEED = 1337 };
+
+// A program in the directory of the test, and what it wrote; the caller frees it.
+static Program program_of(const char* program, const char* arguments) {
+    static Words words;
+    Program p;
+    memset(&words, 0, sizeof words);
+    words_put(&words, 0, program, strlen(program));
+    words_add(&words, arguments);
+    program_start(&p, words.words, NULL, NULL);
+    programs_wait(&p, 1, PROGRAM_MS);
+    if (!program_good(&p)) program_print(&p, program);
+    need(program_good(&p), "%s %s", program, arguments);
+    return p;
+}
+
+static void program_run(const char* program, const char* arguments) {
+    Program p = program_of(program, arguments);
+    program_free(&p);
+}
+
+// The bad token in place of a good one, at a position of planted sequence k.
+static uint16_t planted_token(int k, uint64_t position, uint16_t good) {
+    static const char repeated[] = "q~X#@&%$!^7";
+    uint32_t random = random4(5, RANDOM_TEST, (uint64_t)k, position).bits[0];
+    switch (k % 4) {
+        case 0: return (uint16_t)(random % 256);        // garbage
+        case 1: return (uint16_t)repeated[k / 4];       // one token
+        case 2: return (uint16_t)(good + 1);            // shifted text
+        default: return (uint16_t)(130 + random % 100); // tokens that the text does not have
+    }
+}
+
+// Replaces the text of a sample of each of the steps FIRST + 1, FIRST + 1 + EVERY ...; fills in where they begin.
+static void plant(size_t starts[PLANTED]) {
+    Dataset data;
+    need(dataset_open(&data, "bad_train_*.bin", &error), "%s", error.text);
+    for (int k = 0; k < PLANTED; k++) {
+        uint64_t sample = (uint64_t)(FIRST + EVERY * k) * STEP_SAMPLES + (uint64_t)k / 2 % STEP_SAMPLES;
+        Window window = dataset_sample(&data, SEED, sample, LENGTH);
+        uint16_t bad[LENGTH - 1];  // not the tokens that it shares with the windows before and after it
+        for (size_t i = 0; i < COUNT_OF(bad); i++)
+            bad[i] = planted_token(k, i, (uint16_t)shard_token(&data.shards[0], window.start + 1 + i));
+        starts[k] = window.start;
+        patch("bad_train_000000.bin", sizeof(ShardHeader) + 2 * (window.start + 1), bad, sizeof bad);
+    }
+    dataset_close(&data);
+}
+
+// Whether the first sequence of the event of step FIRST + 1 + EVERY * k is the planted one, with a line of it on the
+// console; counts the events of other steps.
+static void expect_found(const char* run, const size_t starts[PLANTED]) {
+    char* events = text_read(text_of("%s/events.jsonl", run), NULL);
+    int found = 0, others = 0;
+    char* rest = events;
+    for (char* line; (line = strsep(&rest, "\n")) != NULL && *line;) {
+        Json json;
+        uint64_t step = 0, at = 0;
+        char event[32] = "", shard[64] = "";
+        need(json_parse(&json, line, strlen(line), "events", &error), "%s", error.text);
+        json_string(&json, json_get(&json, 0, "event"), event, sizeof event);
+        json_u64(&json, json_get(&json, 0, "step"), &step);
+        if (strcmp(event, "bad_batch") == 0) {
+            uint32_t sequence = json_first(&json, json_get(&json, 0, "sequences"));
+            uint64_t k = (step - FIRST - 1) / EVERY;
+            bool planted = step > FIRST && (step - FIRST - 1) % EVERY == 0 && k < PLANTED;
+            json_u64(&json, json_get(&json, sequence, "at"), &at);
+            json_string(&json, json_get(&json, sequence, "shard"), shard, sizeof shard);
+            found += planted && at == starts[k] && strcmp(shard, "bad_train_000000.bin") == 0;
+            others += !planted;
+        }
+        json_free(&json);
+    }
+    check(found == PLANTED, "%s: %d planted sequences of %d are found", run, found, PLANTED);
+    check(others <= 2, "%s: %d other steps of %d are traced", run, others, STEPS - PLANTED);
+    free(events);
+}
+
+static void test_planted(const char* train, const char* tokenize, const char* corpus) {
+    static const char* const runs[][2] = {
+        {"one", ""},
+        {"ranks", "--ranks 2 --zero 2"},
+        {"untraced", "--spike-trace 0 --spike-loss 0"},
+    };
+    size_t starts[PLANTED];
+    uint64_t hashes[COUNT_OF(runs)];
+    program_run(corpus, "--out text --bytes 200000 --val-bytes 1000");
+    program_run(tokenize, "--bytes text_train.txt --out bad --val 0");
+    plant(starts);
+    for (size_t i = 0; i < COUNT_OF(runs); i++) {
+        program_run(train, text_of("--data bad_train_*.bin --batch 1 --total-batch %d --layers 2 --heads 2 --channels 32 "
+                                   "--seq %d --steps %d --lr 2e-3 --warmup 20 --reduce exact --threads 1 --log-every "
+                                   "15 --out %s %s", STEP_SAMPLES * LENGTH, LENGTH, STEPS, runs[i][0], runs[i][1]));
+        if (i < 2) expect_found(runs[i][0], starts);
+        hashes[i] = weights_hash(text_of("%s/step_%08d", runs[i][0], STEPS), &error);
+    }
+    check(hashes[0] != 0 && hashes[0] == hashes[1] && hashes[0] == hashes[2], "tracing changes no bit of the weights");
+    double at[STEPS];
+    size_t lines = log_numbers(at, STEPS, "one", "worst_grad_at"), logged = 0;
+    for (size_t i = 0; i < lines; i++) logged += !isnan(at[i]) && at[i] == (double)starts[logged % PLANTED];
+    check(logged == PLANTED, "metrics.jsonl has the positions of %zu planted sequences of %d", logged, PLANTED);
+    Program p = program_of(tokenize, text_of("--show bad_train_000000.bin --at %zu --tokens 40", starts[1] + 5));
+    check(strcmp(p.text[0], "qqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqq\n") == 0,
+          "tokenize --show prints what was planted");
+    program_free(&p);
+}
+
 int main(int argc, char** argv) {
     const char* programs[3] = {"build/train-FP32", "build/tokenize", "build/corpus"};
     Flag flags[] = {
@@ -217,5 +328,12 @@ int main(int argc, char** argv) {
     test_tensors(&LLAMA, "Llama");
     test_overflows();
     test_norms();
+    for (int i = 0; i < 3; i++) {
+        const char* name = programs[i];
+        programs[i] = realpath(name, NULL);
+        need(programs[i] != NULL, "there is no %s", name);
+    }
+    root_enter();
+    test_planted(programs[0], programs[1], programs[2]);
     return tests_end();
 }
