@@ -267,13 +267,15 @@ static inline bool json_parse(Json* json, const char* text, size_t bytes, const 
     size_t at = (size_t)(r.at - json->text);
     if (good && at == bytes) return true;
     size_t line = 1, column = 1;
+    char where[32] = "";  // nothing in the first line: what is read may be a line of a file itself
     for (size_t i = 0; i < at; i++) {
         column = text[i] == '\n' ? 1 : column + 1;
         line += text[i] == '\n';
     }
+    if (line > 1) snprintf(where, sizeof where, "line %zu, ", line);
     json_free(json);
-    return fail(error, "%.600s is not valid JSON: line %zu, byte %zu: %s; the file is damaged or of another kind", what,
-                line, column, good ? "bytes after the end" : r.problem);
+    return fail(error, "%.600s is not valid JSON: %sbyte %zu: %s; the file is damaged or of another kind", what, where,
+                column, good ? "bytes after the end" : r.problem);
 }
 
 static inline bool json_is(const Json* json, uint32_t node, JsonType type) {
