@@ -193,7 +193,7 @@ static void test_json_table(void) {
     for (size_t i = 0; i < COUNT_OF(json_good); i++)
         expect(json_accepts(json_good[i], strlen(json_good[i])), "must be accepted: %s", json_good[i]);
     for (size_t i = 0; i < COUNT_OF(json_bad); i++)
-        refused(json_accepts(json_bad[i], strlen(json_bad[i])), "text is not valid JSON: byte ", json_bad[i]);
+        refused(json_accepts(json_bad[i], strlen(json_bad[i])), "text is not valid JSON: ", json_bad[i]);
     for (size_t i = 0; i < COUNT_OF(zero_bytes); i++)
         expect(!json_accepts(zero_bytes[i].text, zero_bytes[i].bytes), "zero byte in text %zu", i);
     refused(json_accepts("[1,\n 2,\n  x]", 12), "line 3, byte 3", "the message names the place");
