@@ -11,8 +11,9 @@
 //    9. sums            of floats, in double; the checksum
 //   10. fixed point     sums that no order can change
 //   11. casts, add
-//   12. optimizer       updates
-//   13. scratch         how much memory all of them need besides their arguments
+//   12. optimizer       updates element by element
+//   13. update          by any optimizer
+//   14. scratch         how much memory all of them need besides their arguments
 //
 // The other matmuls are in llmtrain/matmul.cuh, attention in llmtrain/attention.cuh, against a KV cache in
 // llmtrain/decode.cuh, norms of query and key heads in llmtrain/qk_norm.cuh. To copy an operation into a project of
@@ -34,6 +35,7 @@
 #include "llmtrain/matmul.cuh"
 #include "llmtrain/optimizers.h"
 #include "llmtrain/optimizers_factored.cuh"
+#include "llmtrain/optimizers_matrix.cuh"
 #include "llmtrain/optimizers_quantized.cuh"
 #include "llmtrain/qk_norm.cuh"
 #include "llmtrain/types.h"
@@ -1042,11 +1044,6 @@ static __global__ void cast_from_float_kernel(floatX* out, const float* in, size
     if (i < n) lanes_store(out + i, group_load<W>(in + i));
 }
 
-HOST_DEVICE static inline float widen(float x) { return x; }
-#if !FLOATX_IS_FLOAT
-HOST_DEVICE static inline float widen(floatX x) { return float_of(x); }
-#endif
-
 // x: float, or floatX.
 template <int W, typename T>
 static __global__ void add_kernel(float* out, const T* x, size_t n) {
@@ -1087,7 +1084,7 @@ static inline void add_stored(float* out, const floatX* x, size_t n, Stream stre
 // ------------------------------------------------------------------------------------------------
 // 12. Optimizer
 //
-// Defines: optimizer_update.
+// Defines: optimizer_update_elements.
 // Needs: llmtrain/types.h, llmtrain/blocks.cuh, llmtrain/base.h, llmtrain/optimizers.h, section 6.
 //
 // A thread owns W elements of every vector. AdamW with master weights in 16 bits moves 30 bytes per parameter: weight,
@@ -1143,10 +1140,7 @@ static __global__ void optimizer_kernel(floatX* params, float* master_weights, f
     group_store<W>(params + i, p);
 }
 
-static inline void optimizer_update(const OptimizerSlice* slice, const OptimizerStep* o, Stream stream) {
-    if (o->kind == OPTIMIZER_ADAMW_8BIT) return adamw_8bit_update(slice, o, stream);
-    if (o->kind == OPTIMIZER_ADAMW_BF16) return adamw_bf16_update(slice, o, stream);
-    if (OPTIMIZERS[o->kind].cut == CUT_NOWHERE) return factored_update(slice, o, stream);
+static inline void optimizer_update_elements(const OptimizerSlice* slice, const OptimizerStep* o, Stream stream) {
     OptimizerArguments a = {*o, 1.0f, 1.0f};
     float *m = (float*)slice->states[0], *v = (float*)slice->states[1];
     if (o->kind == OPTIMIZER_ADAMW) {
@@ -1162,7 +1156,25 @@ static inline void optimizer_update(const OptimizerSlice* slice, const Optimizer
 }
 
 // ------------------------------------------------------------------------------------------------
-// 13. Scratch
+// 13. Update
+//
+// Defines: optimizer_update.
+// Needs: llmtrain/types.h, llmtrain/optimizers_factored.cuh, llmtrain/optimizers_matrix.cuh,
+// llmtrain/optimizers_quantized.cuh, sections 6, 9 and 12.
+
+static const MatrixOperations MATRIX_OPERATIONS = {matrix_multiply, matrix_combine, sum_of_squares, matrix_normalize,
+                                                   matrix_randomize, matrix_orthonormalize, optimizer_update_elements};
+
+static inline void optimizer_update(const OptimizerSlice* slice, const OptimizerStep* o, Stream stream) {
+    if (o->kind == OPTIMIZER_ADAMW_8BIT) adamw_8bit_update(slice, o, stream);
+    else if (o->kind == OPTIMIZER_ADAMW_BF16) adamw_bf16_update(slice, o, stream);
+    else if (OPTIMIZERS[o->kind].cut == CUT_NOWHERE) factored_update(slice, o, stream);
+    else if (OPTIMIZERS[o->kind].cut == CUT_OTHERS) matrix_update(&MATRIX_OPERATIONS, slice, o, stream);
+    else optimizer_update_elements(slice, o, stream);
+}
+
+// ------------------------------------------------------------------------------------------------
+// 14. Scratch
 //
 // Defines: scratch_bytes.
 // Needs: llmtrain/types.h, llmtrain/blocks.cuh, llmtrain/base.h, llmtrain/dtypes.h, llmtrain/matmul.cuh,

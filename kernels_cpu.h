@@ -26,8 +26,8 @@
 // so on.
 //
 // Needs: llmtrain/arithmetic.h, llmtrain/base.h, llmtrain/decode.h, llmtrain/types.h, llmtrain/dtypes.h,
-// llmtrain/optimizers.h, llmtrain/optimizers_factored.h, llmtrain/optimizers_quantized.h, llmtrain/qk_norm.h,
-// llmtrain/rope.h, llmtrain/gemm.h, llmtrain/gemm_portable.h, llmtrain/gemm_x86.h.
+// llmtrain/optimizers.h, llmtrain/optimizers_factored.h, llmtrain/optimizers_matrix.h, llmtrain/optimizers_quantized.h,
+// llmtrain/qk_norm.h, llmtrain/rope.h, llmtrain/gemm.h, llmtrain/gemm_portable.h, llmtrain/gemm_x86.h.
 
 #ifndef LLMTRAIN_KERNELS_CPU_H
 #define LLMTRAIN_KERNELS_CPU_H
@@ -38,6 +38,7 @@
 #include "llmtrain/gemm.h"
 #include "llmtrain/optimizers.h"
 #include "llmtrain/optimizers_factored.h"
+#include "llmtrain/optimizers_matrix.h"
 #include "llmtrain/optimizers_quantized.h"
 #include "llmtrain/qk_norm.h"
 #include "llmtrain/rope.h"
@@ -830,12 +831,9 @@ static inline void optimizer_apply(float* w, float* m, float* v, const float* gr
     }
 }
 
-// One step of the optimizer over a slice.
-static inline void optimizer_update(const OptimizerSlice* slice, const OptimizerStep* o, Stream stream) {
+// One step of a formula of an element over a slice.
+static inline void optimizer_update_elements(const OptimizerSlice* slice, const OptimizerStep* o, Stream stream) {
     (void)stream;
-    if (o->kind == OPTIMIZER_ADAMW_8BIT) { adamw_8bit_update(slice, o); return; }
-    if (o->kind == OPTIMIZER_ADAMW_BF16) { adamw_bf16_update(slice, o); return; }
-    if (OPTIMIZERS[o->kind].cut == CUT_NOWHERE) { factored_update(slice, o); return; }
     const size_t piece = 2048;
     float *m = (float*)slice->states[0], *v = (float*)slice->states[1];
     #pragma omp parallel for
@@ -845,6 +843,18 @@ static inline void optimizer_update(const OptimizerSlice* slice, const Optimizer
         optimizer_apply(w, m ? m + begin : NULL, v ? v + begin : NULL, slice->grads + begin, o, count);
         optimizer_store(slice, o, w, begin, count);
     }
+}
+
+static const MatrixOperations MATRIX_OPERATIONS = {matrix_multiply, matrix_combine, sum_of_squares, matrix_normalize,
+                                                   matrix_randomize, matrix_orthonormalize, optimizer_update_elements};
+
+// One step of the optimizer over a slice.
+static inline void optimizer_update(const OptimizerSlice* slice, const OptimizerStep* o, Stream stream) {
+    if (o->kind == OPTIMIZER_ADAMW_8BIT) adamw_8bit_update(slice, o);
+    else if (o->kind == OPTIMIZER_ADAMW_BF16) adamw_bf16_update(slice, o);
+    else if (OPTIMIZERS[o->kind].cut == CUT_NOWHERE) factored_update(slice, o);
+    else if (OPTIMIZERS[o->kind].cut == CUT_OTHERS) matrix_update(&MATRIX_OPERATIONS, slice, o, stream);
+    else optimizer_update_elements(slice, o, stream);
 }
 
 #ifdef LLMTRAIN_CUDA

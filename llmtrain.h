@@ -178,6 +178,12 @@ static inline size_t parameters_add_block(Parameters* p, size_t l, const char* w
     return offset;
 }
 
+// The tensor added last is two or three matrices of so many rows, one upon another.
+static inline void parameters_stack(Parameters* p, size_t first, size_t second, size_t third) {
+    size_t* rows = p->tensors[p->count - 1].shape.stacked;
+    rows[0] = first, rows[1] = second, rows[2] = third;
+}
+
 // A vector of a block, which starts as zeros or ones; NO_TENSOR if the model does not have it.
 static inline size_t parameters_add_vector(Parameters* p, bool has, size_t l, const char* what, size_t n, Init init) {
     return has ? parameters_add_block(p, l, what, n, 0, init, 0) : NO_TENSOR;
@@ -209,6 +215,7 @@ static inline bool weights_create(Weights* w, Parameters* p, const Config* c, Er
         b->qkv_weight = parameters_add_block(p, l, "qkv_weight", config_qkv(c), C, INIT_NORMAL, usual);
         p->tensors[p->count - 1].shape.head_rows = config_qk(c);
         p->tensors[p->count - 1].shape.D = config_head_size(c);
+        parameters_stack(p, HD, c->kv_heads * config_head_size(c), c->kv_heads * config_head_size(c));
         b->qkv_bias = parameters_add_vector(p, biases || c->qkv_bias, l, "qkv_bias", config_qkv(c), INIT_ZERO);
         b->q_norm_weight = parameters_add_vector(p, c->qk_norm, l, "q_norm_weight", config_head_size(c), INIT_ONE);
         b->k_norm_weight = parameters_add_vector(p, c->qk_norm, l, "k_norm_weight", config_head_size(c), INIT_ONE);
@@ -217,6 +224,7 @@ static inline bool weights_create(Weights* w, Parameters* p, const Config* c, Er
         b->norm2_weight = parameters_add_block(p, l, "norm2_weight", C, 0, INIT_ONE, 0);
         b->norm2_bias = parameters_add_vector(p, biases, l, "norm2_bias", C, INIT_ZERO);
         b->ffn_in_weight = parameters_add_block(p, l, "ffn_in_weight", config_ffn_in(c), C, INIT_NORMAL, usual);
+        if (c->family == FAMILY_LLAMA) parameters_stack(p, F, F, 0);
         b->ffn_in_bias = parameters_add_vector(p, biases, l, "ffn_in_bias", config_ffn_in(c), INIT_ZERO);
         b->ffn_out_weight = parameters_add_block(p, l, "ffn_out_weight", C, F, INIT_NORMAL, residual);
         b->ffn_out_bias = parameters_add_vector(p, biases, l, "ffn_out_bias", C, INIT_ZERO);
@@ -877,6 +885,7 @@ static inline void model_update(Model* model, const OptimizerOptions* o, uint64_
 typedef struct {
     Config config;
     OptimizerKind optimizer;
+    uint64_t optimizer_rank; // of a low-rank optimizer; 0 of others
     bool master_weights;    // the saved weights are float master weights
     uint64_t seed;          // of initial weights, data order, dropout
     uint64_t T;             // length of a sample: the order of the data depends on it
@@ -887,10 +896,11 @@ typedef struct {
     size_t flag_count;
 } RunRecord;
 
-enum { RECORD_FIELD_COUNT = 4 };  // in a function, since the optimizers' names are not a constant
+enum { RECORD_FIELD_COUNT = 5 };  // in a function, since the optimizers' names are not a constant
 static inline const Field* record_fields(void) {
     static Field fields[RECORD_FIELD_COUNT] = {
         {"optimizer", "optimizer", FLAG_CHOICE, offsetof(RunRecord, optimizer), NULL, 0, 0, NULL, NULL},
+        {"optimizer_rank", "optimizer-rank", FLAG_COUNT, offsetof(RunRecord, optimizer_rank), "N", 0, 0, NULL, "0"},
         {"masters", "masters", FLAG_SWITCH, offsetof(RunRecord, master_weights), "on|off", 0, 0, NULL, NULL},
         {"seed", "seed", FLAG_COUNT, offsetof(RunRecord, seed), "N", 0, 0, NULL, NULL},
         {"sequence", "seq", FLAG_COUNT, offsetof(RunRecord, T), "N", 0, 0, NULL, NULL},

@@ -80,10 +80,12 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
         FLAG_HEADING("Optimizer"),
         CHOICE_FLAG("optimizer", &a->kind, OPTIMIZER_ADAMW, optimizer_names(), 0, "update rule"),
         REAL_FLAG("lr", &s->lr, 6e-4, 0, 100, 0, "peak learning rate"),
-        REAL_FLAG("beta1", &a->beta1, 0.9, 0, 0.99999, 0, "adamw, lion: decay of the first moment; momentum: momentum"),
+        REAL_FLAG("beta1", &a->beta1, 0.9, 0, 0.99999, 0, "decay of the first moment; momentum: momentum"),
         REAL_FLAG("beta2", &a->beta2, 0.95, 0, 0.99999, 0, "adamw: decay of the second moment; lion: of the momentum"),
         REAL_FLAG("epsilon", &a->epsilon, 1e-8, 1e-15, 1, 0, "adamw: term added to the denominator for stability"),
         REAL_FLAG("weight-decay", &a->weight_decay, 0.1, 0, 10, 0, "decoupled weight decay, applied to matrices only"),
+        COUNT_FLAG("optimizer-rank", &a->rank, 128, 1, 65536, 0,
+                   "galore, ldadam: dimensions of the subspace in which a matrix has optimizer state"),
         SWITCH_FLAG("masters", &o->master_weights, true, 0,
                     "16-bit builds: keep fp32 master weights; off: update 16-bit weights with stochastic rounding"),
         SWITCH_FLAG("tf32", &o->tf32, false, 0, "fp32 builds on a GPU: allow TF32 matmuls"),
@@ -154,6 +156,7 @@ static ModelOptions model_options(const Run* run, const Options* o) {
     m.T = o->seq;
     m.training = true;
     m.optimizer = o->optimizer.kind;
+    m.optimizer_rank = o->optimizer.rank;
     m.master_weights = o->master_weights;
     m.samples = o->sample_every > 0;
     m.mask_documents = run->train.mask_documents;
@@ -247,6 +250,7 @@ static void print_notes(const Run* run, const Options* o) {
 static void record_fill(Run* run, const Options* o, const Flag* flags, size_t flag_count) {
     RunRecord* r = &run->record;
     r->optimizer = o->optimizer.kind;
+    r->optimizer_rank = optimizer_has_rank(r->optimizer) ? o->optimizer.rank : 0;
     r->master_weights = o->master_weights;
     r->seed = o->seed;
     r->T = o->seq;

@@ -213,7 +213,7 @@ static void ladder_products(size_t M, size_t N, size_t K) {
     ladder_rung("tiles", [&] {
         matmul_tiles<<<blocks(TILE), dim3(TILE, TILE), 0, stream->compute>>>(out, in, weight, bias, M, N, K);
     });
-    ladder_rung("registers", [&] { plain_matmul_forward(out, in, weight, bias, M, N, K, stream); });
+    ladder_rung("registers", [&] { plain_matmul_forward<floatX>(out, in, weight, bias, M, N, K, stream); });
 #if !FLOATX_IS_FLOAT
     ladder_rung("tensor", [&] {
         matmul_tensor<<<blocks(MMA_TILE), MMA_THREADS, 0, stream->compute>>>(out, in, weight, bias, M, N, K);
@@ -225,7 +225,7 @@ static void ladder_products(size_t M, size_t N, size_t K) {
     din = ladder_output<floatX>("din", M * K, sum_of_outputs);
     auto backward_input = LADDER_OPERATION(matmul_backward_input, din, dout, weight, M, N, K);
     ladder_work(LADDER_MATMUL_FLOPS, flops, backward_input);
-    ladder_rung("registers", [&] { plain_matmul_backward_input(din, dout, weight, M, N, K, stream); });
+    ladder_rung("registers", [&] { plain_matmul_backward_input<floatX>(din, dout, weight, M, N, K, stream); });
     ladder_rung("shipped", backward_input);
 
     begin("matmul_backward_weight: dweight (N, K) += dout (M, N)^T in (M, K), and dbias (N)");
@@ -234,7 +234,7 @@ static void ladder_products(size_t M, size_t N, size_t K) {
     auto backward_weight = LADDER_OPERATION(matmul_backward_weight, dweight, dbias, dout, in, M, N, K);
     ladder_work(LADDER_MATMUL_FLOPS, flops, backward_weight);
     ladder_rung("registers", [&] {
-        plain_matmul_backward_weight(dweight, dout, in, M, N, K, stream);
+        plain_matmul_backward_weight<floatX>(dweight, dout, in, M, N, K, stream);
         column_sums_add(dbias, dout, M, N, stream);
     });
     ladder_rung("shipped", backward_weight);

@@ -158,6 +158,7 @@ typedef enum {
     RANDOM_SAMPLING = 5,  // step 0,         index: position of the token in the text
     RANDOM_CORPUS = 6,    // step 0,         index: number of the choice
     RANDOM_TEST = 7,      // step: number of the test
+    RANDOM_BASIS = 8,     // step: number of the update, index: position in the flat parameter vector
     RANDOM_STATES = 9     // step: number of the update, index: position in the flat parameter vector
 } RandomPurpose;
 

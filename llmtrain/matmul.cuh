@@ -61,7 +61,8 @@ static const char* const matmul_names[] = {"matmul_forward", "matmul_backward_in
 // What a plan depends on, without gaps between the members: it is hashed and compared as bytes.
 typedef struct {
     uint32_t kind;
-    uint16_t bias, tf32;
+    uint8_t bias, tf32;
+    uint16_t type;  // Dtype of the operands
     uint64_t M, N, K;
 } MatmulShape;
 
@@ -95,7 +96,7 @@ static inline void matmul_check(cublasStatus_t status, const char* call, const M
     if (status == CUBLAS_STATUS_SUCCESS) return;
     snprintf(what, sizeof what, "%.*s of %s with M=%llu, N=%llu, K=%llu (%s)", (int)strcspn(call, "("), call,
              matmul_names[s->kind], (unsigned long long)s->M, (unsigned long long)s->N, (unsigned long long)s->K,
-             FLOATX_NAME);
+             DTYPES[s->type].name);
     device_fail(what, cublasLtGetStatusString(status), file, line);
 }
 
@@ -175,7 +176,7 @@ static inline MatmulPlan matmul_plan_make(struct Matmul* matmul, MatmulShape sha
     plan.taken = true;
     plan.shape = shape;
 
-    cudaDataType type = matmul_type(FLOATX_DTYPE);
+    cudaDataType type = matmul_type((Dtype)s->type);
     cublasComputeType_t compute = s->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
     cublasOperation_t transposed = CUBLAS_OP_T;
     cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
@@ -264,11 +265,12 @@ static inline void matmul_plans_grow(struct Matmul* matmul) {
 // out = or += the matmul of that kind, in which first and second are in the order of the table above. False, and
 // nothing is done, if the library does not take these arrays or has no algorithm. pre: what goes into the GELU, which
 // the forward writes and the backward reads.
-static inline bool matmul_library(MatmulKind kind, void* out, const floatX* first, const floatX* second,
-                                  const floatX* bias, const void* pre, size_t M, size_t N, size_t K, Stream stream) {
+static inline bool matmul_library_of(MatmulKind kind, Dtype type, bool tf32, void* out, const void* first,
+                                     const void* second, const floatX* bias, const void* pre, size_t M, size_t N,
+                                     size_t K, Stream stream) {
     if (!packs_fit(N, out, first, second, bias) || !packs_fit(K, pre, NULL, NULL, NULL)) return false;
     struct Matmul* matmul = matmul_state(stream);
-    MatmulShape shape = {(uint32_t)kind, bias != NULL, stream->tf32 && FLOATX_IS_FLOAT, M, N, K};
+    MatmulShape shape = {(uint32_t)kind, bias != NULL, tf32, (uint16_t)type, M, N, K};
     MatmulPlan* plan = matmul_plan_find(matmul->plans, matmul->capacity, &shape);
     if (!plan->taken) {
         *plan = matmul_plan_make(matmul, shape);
@@ -287,6 +289,12 @@ static inline bool matmul_library(MatmulKind kind, void* out, const floatX* firs
     return true;
 }
 
+static inline bool matmul_library(MatmulKind kind, void* out, const floatX* first, const floatX* second,
+                                  const floatX* bias, const void* pre, size_t M, size_t N, size_t K, Stream stream) {
+    bool tf32 = stream->tf32 && FLOATX_IS_FLOAT;
+    return matmul_library_of(kind, FLOATX_DTYPE, tf32, out, first, second, bias, pre, M, N, K, stream);
+}
+
 // ------------------------------------------------------------------------------------------------
 // 2. Plain
 //
@@ -303,30 +311,33 @@ enum {
     MATMUL_PITCH = MATMUL_TILE + 4  // fewer conflicts of banks; rows still begin on 16 bytes
 };
 
-// The result (rows, columns) is either written to out or added to sums; the other one is NULL.
-typedef struct {
-    floatX* out;
+// The result (rows, columns) is either written to out or added to sums; the other one is NULL. T: floatX, or float.
+template <typename T>
+struct PlainMatmul {
+    T* out;
     float* sums;
-    const floatX* bias;   // (columns) or NULL
-    const floatX *a, *b;  // elements a[row * a_row + k * a_k] and b[column * b_column + k * b_k]:
+    const T* bias;        // (columns) or NULL
+    const T *a, *b;       // elements a[row * a_row + k * a_k] and b[column * b_column + k * b_k]:
     size_t a_row, a_k, b_column, b_k;  // of each pair of steps one is 1
     size_t rows, columns, length;      // k = 0 to length - 1
-} PlainMatmul;
+};
 
 // tile[k][lane] = the element for (first_lane + lane, first_k + k), 0 outside of the matrix. Neighbouring threads take
 // what is neighbouring in memory.
-static __device__ inline void plain_matmul_load(float (*tile)[MATMUL_PITCH], const floatX* x, size_t lane_step,
+template <typename T>
+static __device__ inline void plain_matmul_load(float (*tile)[MATMUL_PITCH], const T* x, size_t lane_step,
                                                 size_t k_step, size_t first_lane, size_t lanes, size_t first_k,
                                                 size_t length) {
     for (unsigned i = threadIdx.x; i < MATMUL_TILE * MATMUL_DEPTH; i += MATMUL_THREADS) {
         unsigned lane = k_step == 1 ? i / MATMUL_DEPTH : i % MATMUL_TILE;
         unsigned k = k_step == 1 ? i % MATMUL_DEPTH : i / MATMUL_TILE;
         bool inside = first_lane + lane < lanes && first_k + k < length;
-        tile[k][lane] = inside ? float_of(x[(first_lane + lane) * lane_step + (first_k + k) * k_step]) : 0.0f;
+        tile[k][lane] = inside ? widen(x[(first_lane + lane) * lane_step + (first_k + k) * k_step]) : 0.0f;
     }
 }
 
-static __global__ __launch_bounds__(MATMUL_THREADS) void plain_matmul_kernel(PlainMatmul p) {
+template <typename T>
+static __global__ __launch_bounds__(MATMUL_THREADS) void plain_matmul_kernel(PlainMatmul<T> p) {
     __shared__ float a_tile[MATMUL_DEPTH][MATMUL_PITCH], b_tile[MATMUL_DEPTH][MATMUL_PITCH];
     size_t tiles_across = divide_up(p.columns, MATMUL_TILE);
     size_t row = blockIdx.x / tiles_across * MATMUL_TILE, column = blockIdx.x % tiles_across * MATMUL_TILE;
@@ -353,38 +364,42 @@ static __global__ __launch_bounds__(MATMUL_THREADS) void plain_matmul_kernel(Pla
             size_t r = row + own_row + i, c = column + own_column + j;
             if (r >= p.rows || c >= p.columns) continue;
             if (p.sums) p.sums[r * p.columns + c] += sums[i][j];
-            else p.out[r * p.columns + c] = floatX_of(sums[i][j] + (p.bias ? float_of(p.bias[c]) : 0.0f));
+            else p.out[r * p.columns + c] = narrow<T>(sums[i][j] + (p.bias ? widen(p.bias[c]) : 0.0f));
         }
     }
 }
 
-static inline void plain_matmul_run(const PlainMatmul* p, Stream stream) {
+template <typename T>
+static inline void plain_matmul_run(const PlainMatmul<T>* p, Stream stream) {
     size_t across = divide_up(p->columns, MATMUL_TILE), down = divide_up(p->rows, MATMUL_TILE);
     if (across * down > INT32_MAX)
         device_fail("a matmul", "it is too large for one grid; use a smaller --batch, or sizes that are multiples of 8",
                     __FILE__, __LINE__);
-    plain_matmul_kernel<<<(unsigned)(across * down), MATMUL_THREADS, 0, stream->compute>>>(*p);
+    plain_matmul_kernel<T><<<(unsigned)(across * down), MATMUL_THREADS, 0, stream->compute>>>(*p);
     LAUNCH_CHECK();
 }
 
 // out (M, N) = in (M, K) weight (N, K)^T + bias (N)
-static inline void plain_matmul_forward(floatX* out, const floatX* in, const floatX* weight, const floatX* bias,
-                                        size_t M, size_t N, size_t K, Stream stream) {
-    PlainMatmul p = {out, NULL, bias, in, weight, K, 1, K, 1, M, N, K};
+template <typename T>
+static inline void plain_matmul_forward(T* out, const T* in, const T* weight, const T* bias, size_t M, size_t N,
+                                        size_t K, Stream stream) {
+    PlainMatmul<T> p = {out, NULL, bias, in, weight, K, 1, K, 1, M, N, K};
     plain_matmul_run(&p, stream);
 }
 
 // din (M, K) = dout (M, N) weight (N, K)
-static inline void plain_matmul_backward_input(floatX* din, const floatX* dout, const floatX* weight,
-                                               size_t M, size_t N, size_t K, Stream stream) {
-    PlainMatmul p = {din, NULL, NULL, dout, weight, N, 1, 1, K, M, K, N};
+template <typename T>
+static inline void plain_matmul_backward_input(T* din, const T* dout, const T* weight, size_t M, size_t N, size_t K,
+                                               Stream stream) {
+    PlainMatmul<T> p = {din, NULL, NULL, dout, weight, N, 1, 1, K, M, K, N};
     plain_matmul_run(&p, stream);
 }
 
 // dweight (N, K) += dout (M, N)^T in (M, K)
-static inline void plain_matmul_backward_weight(float* dweight, const floatX* dout, const floatX* in,
-                                                size_t M, size_t N, size_t K, Stream stream) {
-    PlainMatmul p = {NULL, dweight, NULL, dout, in, 1, N, 1, K, N, K, M};
+template <typename T>
+static inline void plain_matmul_backward_weight(float* dweight, const T* dout, const T* in, size_t M, size_t N,
+                                                size_t K, Stream stream) {
+    PlainMatmul<T> p = {NULL, dweight, NULL, dout, in, 1, N, 1, K, N, K, M};
     plain_matmul_run(&p, stream);
 }
 
@@ -467,7 +482,7 @@ static inline void column_sums_add(float* dbias, const floatX* dout, size_t M, s
 static inline void matmul_forward(floatX* out, const floatX* in, const floatX* weight, const floatX* bias,
                                   size_t M, size_t N, size_t K, Stream stream) {
     if (!matmul_library(MATMUL_FORWARD, out, weight, in, bias, NULL, M, N, K, stream))
-        plain_matmul_forward(out, in, weight, bias, M, N, K, stream);
+        plain_matmul_forward<floatX>(out, in, weight, bias, M, N, K, stream);
 }
 
 // din (M, K) = dout (M, N) weight (N, K)
@@ -483,6 +498,16 @@ static inline void matmul_backward_weight(float* dweight, float* dbias, const fl
     if (!matmul_library(MATMUL_BACKWARD_WEIGHT, dweight, in, dout, NULL, NULL, M, N, K, stream))
         plain_matmul_backward_weight(dweight, dout, in, M, N, K, stream);
     if (dbias) column_sums_add(dbias, dout, M, N, stream);
+}
+
+// One of these three products, without bias, of floats in a build of any storage dtype; first and second are in the
+// order of the table in section 1.
+static inline void matmul_floats(MatmulKind kind, bool tf32, float* out, const float* first, const float* second,
+                                 size_t M, size_t N, size_t K, Stream stream) {
+    if (matmul_library_of(kind, DTYPE_F32, tf32, out, first, second, NULL, NULL, M, N, K, stream)) return;
+    if (kind == MATMUL_FORWARD) plain_matmul_forward<float>(out, second, first, NULL, M, N, K, stream);
+    else if (kind == MATMUL_BACKWARD_INPUT) plain_matmul_backward_input(out, second, first, M, N, K, stream);
+    else plain_matmul_backward_weight(out, second, first, M, N, K, stream);
 }
 
 #endif  // LLMTRAIN_MATMUL_CUH

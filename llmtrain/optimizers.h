@@ -24,6 +24,7 @@ typedef enum {
     OPTIMIZER_ELEMENTWISE,  // those before it are formulas of an element: optimizer_apply, optimizer_element
     OPTIMIZER_ADAMW_8BIT = OPTIMIZER_ELEMENTWISE, OPTIMIZER_ADAMW_BF16,  // optimizers_quantized.h
     OPTIMIZER_ADAFACTOR, OPTIMIZER_CAME, OPTIMIZER_ADAM_MINI, OPTIMIZER_SM3,  // optimizers_factored.h
+    OPTIMIZER_MUON, OPTIMIZER_GALORE, OPTIMIZER_LDADAM,  // optimizers_matrix.h
     OPTIMIZER_COUNT
 } OptimizerKind;
 
@@ -45,7 +46,7 @@ typedef enum {
 typedef enum {
     CUT_ANYWHERE,
     CUT_BLOCKS,       // between the blocks of STATE_BLOCKS
-    CUT_OTHERS,       // not in a hidden matrix, which an update needs whole
+    CUT_OTHERS,       // not in a hidden matrix, which an update needs whole: optimizers_matrix.h
     CUT_NOWHERE       // in no tensor
 } Cut;
 
@@ -84,12 +85,27 @@ static const struct {
                    {"m", DTYPE_F32, STATE_ELEMENTS}}, CUT_NOWHERE},
     {"sm3", {{"v_row", DTYPE_F32, STATE_ROWS}, {"v_column", DTYPE_F32, STATE_COLUMNS},
              {"v", DTYPE_F32, STATE_VECTORS}, {"m", DTYPE_F32, STATE_ELEMENTS}}, CUT_NOWHERE},
+    {"muon", {{"m", DTYPE_F32, STATE_ELEMENTS}, {"v", DTYPE_F32, STATE_OTHERS}}, CUT_OTHERS},
+    {"galore", {{"m_low", DTYPE_F32, STATE_LOW_RANK}, {"v_low", DTYPE_F32, STATE_LOW_RANK},
+                {"projection", DTYPE_F32, STATE_BASIS},
+                {"m", DTYPE_F32, STATE_OTHERS}, {"v", DTYPE_F32, STATE_OTHERS}}, CUT_OTHERS},
+    {"ldadam", {{"m_low", DTYPE_F32, STATE_LOW_RANK}, {"v_low", DTYPE_F32, STATE_LOW_RANK},
+                {"projection", DTYPE_F32, STATE_BASIS},
+                {"m", DTYPE_F32, STATE_OTHERS}, {"v", DTYPE_F32, STATE_OTHERS},
+                {"error", DTYPE_F32, STATE_HIDDEN}}, CUT_OTHERS},
 };
 
 static inline size_t optimizer_states(OptimizerKind kind) {
     size_t count = 0;
     while (count < OPTIMIZER_STATES && OPTIMIZERS[kind].states[count].name) count++;
     return count;
+}
+
+// Whether it keeps state in a subspace of each matrix.
+static inline bool optimizer_has_rank(OptimizerKind kind) {
+    for (size_t s = 0; s < optimizer_states(kind); s++)
+        if (OPTIMIZERS[kind].states[s].shape == STATE_BASIS) return true;
+    return false;
 }
 
 // The optimizer of that name; OPTIMIZER_COUNT if there is none.
@@ -109,22 +125,40 @@ static inline const char* optimizer_names(void) {
     return names;
 }
 
+enum { SHAPE_MATRICES = 3 };  // queries, keys, values
+
 // What an optimizer knows of a tensor.
 typedef struct {
     size_t rows, cols;    // cols 0: a vector of `rows` elements
     bool hidden;          // a matrix inside a block, neither embedding nor head
     size_t head_rows, D;  // the first rows are queries and keys, D rows to a head; 0: they are not
+    size_t stacked[SHAPE_MATRICES];  // rows of the matrices that lie one upon another in it; all 0: it is one matrix
 } TensorShape;
 
 static inline size_t shape_elements(const TensorShape* t) { return t->rows * (t->cols ? t->cols : 1); }
+
+// rows of each matrix in a tensor; returns how many there are.
+static inline size_t shape_matrices(size_t rows[SHAPE_MATRICES], const TensorShape* t) {
+    size_t count = 0;
+    for (; count < SHAPE_MATRICES && t->stacked[count] > 0; count++) rows[count] = t->stacked[count];
+    if (count == 0) rows[count++] = t->rows;
+    return count;
+}
+
+// Elements of a state of STATE_HIDDEN, STATE_BASIS or STATE_LOW_RANK for one of them; 0 of those for other tensors.
+static inline size_t matrix_state_count(StateShape shape, size_t rows, size_t cols, size_t rank) {
+    size_t shorter = min_size(rows, cols), longer = max_size(rows, cols);
+    if (shape == STATE_BASIS) return min_size(rank, shorter) * shorter;
+    if (shape == STATE_LOW_RANK) return min_size(rank, shorter) * longer;
+    return shape == STATE_HIDDEN || shape == STATE_ELEMENTS ? rows * cols : 0;
+}
 
 // Elements of a state for elements [first, end) of a tensor, counted from the tensor's first: *index is the first of
 // them, in the state of the whole tensor. What has no part for each element goes with the tensor, which is then not
 // cut. rank: of a low-rank optimizer.
 static inline size_t optimizer_state_part(size_t* index, StateShape shape, const TensorShape* t, size_t rank,
                                           size_t first, size_t end) {
-    size_t shorter = t->rows < t->cols ? t->rows : t->cols, longer = t->rows < t->cols ? t->cols : t->rows;
-    size_t whole = 0;
+    size_t rows[SHAPE_MATRICES], count = shape_matrices(rows, t), whole = 0;
     bool matrix = t->cols > 0;
     *index = 0;
     if (first >= end) return 0;
@@ -135,8 +169,10 @@ static inline size_t optimizer_state_part(size_t* index, StateShape shape, const
     case STATE_ROWS: return matrix ? t->rows : 0;
     case STATE_COLUMNS: return t->cols;
     case STATE_VECTOR: return matrix ? 0 : 1;
-    case STATE_BASIS: return t->hidden ? (rank < shorter ? rank : shorter) * shorter : 0;
-    case STATE_LOW_RANK: return t->hidden ? (rank < shorter ? rank : shorter) * longer : 0;
+    case STATE_BASIS:
+    case STATE_LOW_RANK:
+        for (size_t i = 0; i < count && t->hidden; i++) whole += matrix_state_count(shape, rows[i], t->cols, rank);
+        return whole;
     case STATE_ELEMENTS: whole = 1; break;
     case STATE_VECTORS: whole = !matrix; break;
     case STATE_HIDDEN: whole = t->hidden; break;
@@ -152,11 +188,22 @@ static inline bool optimizer_whole(OptimizerKind kind, const TensorShape* t) {
     return cut == CUT_NOWHERE || (cut == CUT_OTHERS && t->hidden);
 }
 
-// Floats of scratch memory that the update of a tensor takes.
+// Floats of scratch memory that the update of a tensor takes: sums of rows and columns (optimizers_factored.h), or the
+// arrays of muon_update, galore_update and ldadam_update, each on a multiple of 64, and a sum.
 static inline size_t optimizer_scratch_floats(OptimizerKind kind, const TensorShape* t, size_t rank) {
+    size_t rows[SHAPE_MATRICES], count = shape_matrices(rows, t), most = 0;
     size_t R = t->cols ? t->rows : 1, C = t->cols ? t->cols : t->rows;  // a vector is a row
-    (void)rank;
-    return OPTIMIZERS[kind].cut == CUT_NOWHERE ? 2 * R + (1 + FACTORED_PIECES) * C + FACTORED_SCALARS : 0;
+    if (OPTIMIZERS[kind].cut == CUT_NOWHERE) return 2 * R + (1 + FACTORED_PIECES) * C + FACTORED_SCALARS;
+    if (OPTIMIZERS[kind].cut != CUT_OTHERS || !t->hidden) return 0;
+    for (size_t i = 0; i < count; i++) {
+        size_t n = rows[i] * t->cols, d = min_size(rows[i], t->cols), r = min_size(rank, d);
+        size_t low = matrix_state_count(STATE_LOW_RANK, rows[i], t->cols, rank);
+        size_t floats = 2 * n + 2 * d * d;
+        if (kind == OPTIMIZER_GALORE) floats = 3 * low + r * d + n;
+        if (kind == OPTIMIZER_LDADAM) floats = 3 * low + r * d + n + 2 * r * r;
+        most = max_size(most, floats + 8 * 64);
+    }
+    return most;
 }
 
 // What the update of a tensor costs, for an even distribution over ranks: its elements, or the multiplications of

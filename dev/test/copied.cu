@@ -13,7 +13,7 @@
     X(qk_norm_forward) X(qk_norm_backward) X(rope_forward) X(rope_backward) X(gelu_forward) X(swiglu_forward) \
     X(dropout) X(classifier) X(sum_of_squares) \
     X(checksum) X(exact_add) X(exact_merge) X(exact_read) X(cast_to_float) X(cast_from_float) X(add_stored) \
-    X(optimizer_update)
+    X(optimizer_update_elements) X(optimizer_update)
 #define REFERENCE_TO(name) decltype(&cpu::name) reference_##name = cpu::name;
 OPERATIONS(REFERENCE_TO)
 
@@ -307,9 +307,31 @@ static void test(void) {
         all.states[0] = (float*)m, all.states[1] = (float*)v;
         return &all;
     };
-    RUN(optimizer_update, slice(), &step);
+    RUN(optimizer_update_elements, slice(), &step);
     same("w", w, 1e-4);
     same("params", params, 0.01);
+}
+#endif
+
+#ifdef PIECE_UPDATE
+static void test(void) {
+    enum { ROWS = 12, COLS = 20, N = ROWS * COLS };
+    OptimizerStep step = {OPTIMIZER_MUON, 0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 1, 1, 0};
+    TensorShape shape = {};
+    shape.rows = ROWS, shape.cols = COLS, shape.hidden = true;
+    std::vector<float> weights(N), gradients(N);
+    for (size_t i = 0; i < N; i++) weights[i] = number(i), gradients[i] = number(i + N);
+    Floats w = weights, g = gradients, m(N), scratch(optimizer_scratch_floats(OPTIMIZER_MUON, &shape, 0));
+    Stored params(N);
+    auto slice = [&] {
+        static OptimizerSlice all;
+        all.params = params, all.master_weights = w, all.grads = g, all.n = N, all.shape = shape;
+        all.states[0] = (float*)m, all.scratch = scratch;
+        return &all;
+    };
+    RUN(optimizer_update, slice(), &step);
+    same("master weights", w, 1e-3);
+    same("m", m, 1e-6);
 }
 #endif
 

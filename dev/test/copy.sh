@@ -54,7 +54,7 @@ piece() {
     cp dev/test/copied.cu "$folder"
     [ -f "$2" ] && take "$folder" "$2" && return
     section "$2" > "$folder/section.cuh"
-    for number in $(sections "$folder/section.cuh"); do section "$number" > "$folder/section-$number.cuh"; done
+    for number in $(sections "$folder/section.cuh"); do section "$number" > "$folder/section-$(printf %02d "$number").cuh"; done
     # shellcheck disable=SC2046
     take "$folder" $(headers "$folder/section.cuh")
     for file in "$folder"/section-*.cuh "$folder/section.cuh"; do

@@ -38,6 +38,9 @@ static const struct {
     {"GPT-2, Lion", &GPT2_SMALL, OPTIMIZER_LION, 0, 1, {0x8ceaf76f9166ad37, 0}},
     {"Llama, AdamW, 2 micro-batches", &LLAMA_SMALL, OPTIMIZER_ADAMW, 0, 2, {0x3e6af74ee06b34a4, 0}},
     {"Llama, momentum", &LLAMA_SMALL, OPTIMIZER_MOMENTUM, 0, 1, {0x3444e1e9f28a5be3, 0}},
+    {"Llama, Muon", &LLAMA_SMALL, OPTIMIZER_MUON, 0, 1, {0xd9ef7cab61c11a53, 0}},
+    {"GPT-2, GaLore", &GPT2_SMALL, OPTIMIZER_GALORE, 0, 1, {0x2fe7afd4fc254fdc, 0}},
+    {"Llama, LDAdam", &LLAMA_SMALL, OPTIMIZER_LDADAM, 0, 1, {0x7b45481e3326579c, 0}},
     {"Llama, AdamW, dropout, 3 micro-batches", &LLAMA_SMALL, OPTIMIZER_ADAMW, 0.2, 3, {0x28cd40fea2f4f747, 0}},
     {"Llama, AdamW with 8-bit states", &LLAMA_SMALL, OPTIMIZER_ADAMW_8BIT, 0, 1, {0x5142e65614999973, 0}},
     {"GPT-2, AdamW with BF16 states", &GPT2_SMALL, OPTIMIZER_ADAMW_BF16, 0, 1, {0x46ae7f48c200168c, 0}},
@@ -54,9 +57,9 @@ static uint64_t train(size_t number) {
     Model model;
     Config config = *CASES[number].config;
     ModelOptions options = {.B = B, .T = T, .training = true, .optimizer = CASES[number].optimizer,
-                            .master_weights = !FLOATX_IS_FLOAT};
+                            .optimizer_rank = 8, .master_weights = !FLOATX_IS_FLOAT};
     OptimizerOptions optimizer = {.kind = options.optimizer, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8,
-                                  .weight_decay = 0.1};
+                                  .weight_decay = 0.1, .rank = 8};
     Schedule schedule = {.kind = SCHEDULE_COSINE, .lr = 3e-3, .final_fraction = 0.1, .warmup = 4, .steps = STEPS};
     if (!model_create(&model, &config, options, &error) || !model_randomize(&model, 1, &error)) {
         expect(false, "%s", error.text);

@@ -174,6 +174,77 @@ static void case_prove(Case* c) {
 }
 
 // ------------------------------------------------------------------------------------------------
+// Optimizers that need a whole matrix: one update, from the states that another on the CPU has left
+
+static TensorShape matrix_shape;
+static const size_t MATRIX_RANK = 3;
+
+static void call_matrix_optimizer(const Case* c) {
+    OptimizerSlice slice;
+    memset(&slice, 0, sizeof slice);
+    slice.params = x(c, 0);
+    slice.master_weights = f(c, 1);
+    slice.grads = f(c, 2);
+    slice.scratch = f(c, 3);
+    slice.n = c->s.N;
+    slice.shape = matrix_shape;
+    for (int a = 4, s = 0; a < c->count; a++, s += s == 2 ? 3 : 1)  // states 3 and 4 are not of a matrix
+        if (c->arrays[a].n > 0) slice.states[s] = f(c, a);
+    RUN(optimizer_update, &slice, &c->step);
+}
+static const Operation operation_matrix_optimizer = {"optimizer_update", call_matrix_optimizer};
+
+// amplified: how many times larger the rounding of a product is by the time that it is in a direction.
+static void test_matrix_optimizer(OptimizerKind kind, TensorShape shape, uint64_t step, double amplified) {
+    if (!wanted("optimizer_update matrix")) return;
+    static const char* const names[4] = {"m", "v", "projection", "error"};
+    size_t n = shape_elements(&shape), index;
+    double rounding = amplified * (kind == OPTIMIZER_MUON && !FLOATX_IS_FLOAT ? 0x1p13 : 1.0);  // TF32
+    Shape s = {.N = n};
+    Case c = case_begin(operation_matrix_optimizer, &s, "%s %zux%zu step=%zu", OPTIMIZERS[kind].name, shape.rows,
+                        shape.cols, (size_t)step);
+    matrix_shape = shape;
+    c.step.kind = kind;
+    c.step.lr = 0.01f, c.step.beta1 = 0.9f, c.step.beta2 = 0.99f, c.step.epsilon = 1e-8f, c.step.weight_decay = 0.1f;
+    c.step.grad_scale = 0.37f, c.step.seed = 9, c.step.step = max_size(1, step - 1), c.step.rank = MATRIX_RANK;
+    c.scratch_bytes = scratch_bytes(shape.rows, shape.cols);
+    Result* outputs[6] = {output(&c, "params", OUTPUT, STORED, n, 1), output(&c, "masters", IN_PLACE, FLOAT, n, 1)};
+    int count = 2;
+    array(&c, "grads", INPUT, FLOAT, n, 1);
+    array(&c, "scratch", UNREAD, DOUBLE, optimizer_scratch_floats(kind, &shape, MATRIX_RANK) / 2, 1);  // aligned
+    for (int i = 0; i < 4; i++) {
+        int state = i == 3 ? 5 : i;
+        if (state >= (int)optimizer_states(kind)) continue;
+        size_t elements = optimizer_state_part(&index, OPTIMIZERS[kind].states[state].shape, &shape, MATRIX_RANK, 0, n);
+        outputs[count++] = output(&c, names[i], IN_PLACE, FLOAT, elements, 1);
+        memset(newest(&c)->start, 0, array_bytes(newest(&c)));
+    }
+    case_cpu(&c, NULL, 0);
+    for (int a = 1; a < c.count && step > 1; a++)
+        if (is_output(&c.arrays[a])) memcpy(c.arrays[a].start, c.arrays[a].host, array_bytes(&c.arrays[a]));
+    for (int i = 0; i < count; i++)
+        for (size_t j = 0; j < outputs[i]->n; j++)
+            outputs[i]->size[j] = i < 2 ? 1.0 + (double)c.step.lr * rounding : rounding;
+    c.witness = 0;
+    c.step.step = step;
+    case_prove(&c);
+    release();
+}
+
+static void test_matrix_optimizers(void) {
+    const TensorShape shapes[4] = {{.rows = 5, .cols = 9, .hidden = true}, {.rows = 40, .cols = 24, .hidden = true},
+                                   {.rows = 22, .cols = 12, .hidden = true, .stacked = {12, 5, 5}},
+                                   {.rows = 2, .cols = 3, .hidden = true}};
+    for (size_t i = 0; i < COUNT_OF(shapes); i++) {
+        test_matrix_optimizer(OPTIMIZER_MUON, shapes[i], 2, 500.0);  // 3.4445^5, the slope of its iterations at 0
+        for (int refresh = 0; refresh < 2; refresh++) {
+            test_matrix_optimizer(OPTIMIZER_GALORE, shapes[i], refresh ? 201 : 2, 100.0);
+            test_matrix_optimizer(OPTIMIZER_LDADAM, shapes[i], refresh ? 1 : 3, 100.0);
+        }
+    }
+}
+
+// ------------------------------------------------------------------------------------------------
 // Device: what device.cuh promises
 
 // out (n) = what is in tokens and targets (n each).
@@ -489,6 +560,7 @@ int main(int argc, char** argv) {
     tests_begin("test_cuda");
     need(device_open(&stream, false, &error), "%s", error.text);
     if (only == NULL) test_device();
+    test_matrix_optimizers();
     if (shapes == SHAPES_TINY) test_tiny_shapes();
     else test_odd_shapes();
     for (size_t i = 0; i < COUNT_OF(lengths) && shapes != SHAPES_TINY; i++) test_exact(lengths[i]);

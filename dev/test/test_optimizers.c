@@ -18,8 +18,8 @@ static const struct {
     TensorShape shape;
     size_t first;
     float decay;
-} TENSOR[TENSORS] = {{{48, 40, true, 32, 8}, 0, 0.1f}, {{37, 24, false, 0, 0}, 1920, 0.1f},
-                     {{300, 0, false, 0, 0}, 2816, 0.0f}};
+} TENSOR[TENSORS] = {{{48, 40, true, 32, 8, {0}}, 0, 0.1f}, {{37, 24, false, 0, 0, {0}}, 1920, 0.1f},
+                     {{300, 0, false, 0, 0, {0}}, 2816, 0.0f}};
 enum { WEIGHTS = 48 * 40 + 37 * 24 + 300 };
 
 // In the order of the fixture. A step moves a weight by about lr. `unit`: the rounding errors of float in a step, in
