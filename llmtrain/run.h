@@ -817,8 +817,10 @@ static inline void run_report_sequence(const Run* run, JsonWriter* w, const Sequ
            s->sample, s->loss, s->norm, step_norm, shard, s->start, run->loader.T + 1);
 }
 
-// Rank 0 reports the sequences of the largest gradients, and then those of the largest losses that are not among them.
-static inline void run_report_trace(Run* run, const StepTrace* trace, const char* why, const StepResult* result) {
+// Rank 0 reports the worst sequences by one measure, and then those by the other that are not among them.
+static inline void run_report_trace(Run* run, const StepTrace* trace, TraceMeasure by, const char* why,
+                                    const StepResult* result) {
+    const SequenceTrace *worst = trace->worst[by], *others = trace->worst[by == TRACE_LOSS ? TRACE_NORM : TRACE_LOSS];
     JsonWriter w;
     Error ignored;
     char detail[sizeof(Error)];
@@ -827,13 +829,11 @@ static inline void run_report_trace(Run* run, const StepTrace* trace, const char
     printf("%s\n", detail);
     memset(&w, 0, sizeof w);
     json_write_begin(&w, '[');
-    for (size_t i = 0; i < trace->count; i++)
-        run_report_sequence(run, &w, &trace->worst[TRACE_NORM][i], result->grad_norm);
+    for (size_t i = 0; i < trace->count; i++) run_report_sequence(run, &w, &worst[i], result->grad_norm);
     for (size_t i = 0; i < trace->count; i++) {
-        const SequenceTrace* s = &trace->worst[TRACE_LOSS][i];
         bool there = false;
-        for (size_t k = 0; k < trace->count; k++) there |= trace->worst[TRACE_NORM][k].sample == s->sample;
-        if (!there) run_report_sequence(run, &w, s, result->grad_norm);
+        for (size_t k = 0; k < trace->count; k++) there |= worst[k].sample == others[i].sample;
+        if (!there) run_report_sequence(run, &w, &others[i], result->grad_norm);
     }
     json_write_end(&w, ']');
     fflush(stdout);
@@ -853,8 +853,8 @@ static inline bool run_trace(Run* run, StepLog* s, bool update, double factor, E
     Error why;
     char sentence[200];
     double began = now_ms();
-    const char* what = guard_traces(state, &run->options->guard, result->loss, result->grad_norm, update, factor);
-    s->traced = what != NULL;
+    Spike spike = guard_traces(state, &run->options->guard, result->loss, result->grad_norm, update, factor);
+    s->traced = spike != SPIKE_NONE;
     s->trace_ms = 0;
     if (!s->traced) return true;
     unsigned long long step = state->step + 1;
@@ -872,10 +872,11 @@ static inline bool run_trace(Run* run, StepLog* s, bool update, double factor, E
     comm_extend_timeout(&run->comm, true);
     if (!run_agree(run, ok, error) || !anomaly_gather(&trace, error)) return false;
     comm_extend_timeout(&run->comm, false);
-    snprintf(sentence, sizeof sentence, "step %llu is %s: the loss is %.4g, its running mean %.4g; the gradient's norm "
-             "%.4g, its running mean %.4g", step, what, result->loss, state->losses.mean, result->grad_norm,
-             state->norms.mean);
-    if (run->comm.rank == 0) run_report_trace(run, &trace, sentence, result);
+    snprintf(sentence, sizeof sentence, "step %llu is %s: the loss is %.4g, its running mean %.4g; the gradient's "
+             "norm %.4g, its running mean %.4g", step, SPIKE_NAMES[spike], result->loss, state->losses.mean,
+             result->grad_norm, state->norms.mean);
+    TraceMeasure first_measure = spike == SPIKE_LOSS ? TRACE_LOSS : TRACE_NORM;
+    if (run->comm.rank == 0) run_report_trace(run, &trace, first_measure, sentence, result);
     const SequenceTrace *loss = &trace.worst[TRACE_LOSS][0], *norm = &trace.worst[TRACE_NORM][0];
     StepWorst worst = {loss->loss, loss->shard, loss->start, norm->norm, norm->shard, norm->start};
     s->worst = worst;

@@ -179,22 +179,25 @@ static inline bool loss_jumps(LossStatistics* l, double loss, double sigma, uint
     return jumps;
 }
 
-// Whether a step, on which guard_step has decided, is to be traced to its sequences (anomaly.h): what it is, or NULL. A
-// pass costs about as much as a step, so that after a burst of 20 only 1 step in 100 is traced, should all be bad. It
-// is a function of the state, so that a resumed run traces the same steps.
-static inline const char* guard_traces(RunState* state, const GuardOptions* o, double loss, double norm, bool update,
-                                       double factor) {
+typedef enum { SPIKE_NONE, SPIKE_SKIPPED, SPIKE_CLIPPED, SPIKE_LOSS } Spike;
+static const char* const SPIKE_NAMES[] = {"usual", "skipped", "clipped hard", "far above the usual loss"};
+
+// Whether a step, on which guard_step has decided, is to be traced to its sequences (anomaly.h), and why. A pass costs
+// about as much as a step, so that after a burst of 20 only 1 step in 100 is traced, should all be bad. It is a
+// function of the state, so that a resumed run traces the same steps.
+static inline Spike guard_traces(RunState* state, const GuardOptions* o, double loss, double norm, bool update,
+                                 double factor) {
     enum { COST = 100, DEBT_MAX = 20 * COST };
     bool overflow = o->dynamic_scale && isfinite(loss) && !isfinite(norm) && state->loss_scale > 1.0;  // is no anomaly
     bool hard = update && state->norms.count > o->spike_warmup && factor * o->spike_trace < 1.0;
     bool jumps = loss_jumps(&state->losses, loss, o->spike_loss, o->spike_warmup);
-    const char* what = o->spike_trace > 0 && !update && !overflow ? "skipped"
-                     : o->spike_trace > 0 && hard                 ? "clipped hard"
-                     : jumps                                      ? "far above the usual loss" : NULL;
+    Spike spike = jumps ? SPIKE_LOSS : SPIKE_NONE;
+    if (o->spike_trace > 0 && hard) spike = SPIKE_CLIPPED;
+    if (o->spike_trace > 0 && !update && !overflow) spike = SPIKE_SKIPPED;
     if (state->trace_debt > 0) state->trace_debt--;
-    if (what == NULL || state->trace_debt + COST > DEBT_MAX) return NULL;
+    if (spike == SPIKE_NONE || state->trace_debt + COST > DEBT_MAX) return SPIKE_NONE;
     state->trace_debt += COST;
-    return what;
+    return spike;
 }
 
 // ------------------------------------------------------------------------------------------------

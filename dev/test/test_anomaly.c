@@ -297,15 +297,16 @@ static void test_planted(const char* train, const char* tokenize, const char* co
     program_run(tokenize, "--bytes text_train.txt --out bad --val 0");
     plant(starts);
     for (size_t i = 0; i < COUNT_OF(runs); i++) {
-        program_run(train, text_of("--data bad_train_*.bin --batch 1 --total-batch %d --layers 2 --heads 2 --channels 32 "
-                                   "--seq %d --steps %d --lr 2e-3 --warmup 20 --reduce exact --threads 1 --log-every "
-                                   "15 --out %s %s", STEP_SAMPLES * LENGTH, LENGTH, STEPS, runs[i][0], runs[i][1]));
+        program_run(train, text_of("--data bad_train_*.bin --batch 1 --total-batch %d --layers 2 --heads 2 "
+                                   "--channels 32 --seq %d --steps %d --lr 2e-3 --warmup 20 --reduce exact --threads 1 "
+                                   "--log-every 15 --out %s %s", STEP_SAMPLES * LENGTH, LENGTH, STEPS, runs[i][0],
+                                   runs[i][1]));
         if (i < 2) expect_found(runs[i][0], starts);
         hashes[i] = weights_hash(text_of("%s/step_%08d", runs[i][0], STEPS), &error);
     }
     check(hashes[0] != 0 && hashes[0] == hashes[1] && hashes[0] == hashes[2], "tracing changes no bit of the weights");
     double at[STEPS];
-    size_t lines = log_numbers(at, STEPS, "one", "worst_grad_at"), logged = 0;
+    size_t lines = log_numbers(at, STEPS, "one", "worst_loss_at"), logged = 0;
     for (size_t i = 0; i < lines; i++) logged += !isnan(at[i]) && at[i] == (double)starts[logged % PLANTED];
     check(logged == PLANTED, "metrics.jsonl has the positions of %zu planted sequences of %d", logged, PLANTED);
     Program p = program_of(tokenize, text_of("--show bad_train_000000.bin --at %zu --tokens 40", starts[1] + 5));
