@@ -619,13 +619,6 @@ static size_t bench_activations(const Bench* b) {
     return i < plan->count ? plan->lines[i].bytes : 0;
 }
 
-// Of all threads of the process.
-static double processor_ms(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-    return 1e3 * (double)t.tv_sec + 1e-6 * (double)t.tv_nsec;
-}
-
 // One row: the medians of the ratios of steps that follow one another, of their time and of their processor time, which
 // the work of others moves less; and the ratio from the operations' costs, at rates that are measured beside them.
 // times (4, steps): of both, and the ratios.

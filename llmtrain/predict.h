@@ -1,14 +1,15 @@
 // predict.h: how long a training step will take, before it runs: the costs of its operations at a machine's rates.
 //
 //   Rates rates;
-//   bool ok = rates_measure(&rates, &shape, &error);       on a CPU, half a second; or rates_parse, of a text
+//   bool ok = rates_measure(&rates, &shape, &error);       on a CPU, a second; or rates_parse, of a text
 //   double ms = step_ms(&model, &rates, micro_batches);    after model_plan
 //
 //   1. rates   given or measured, by operations of the model's own sizes
 //   2. step    what train.cu does in a step, operation by operation
 //
-// Rates are those that the operations reach, not the peaks of the machine. Loading data, validating, saving and waiting
-// for a slower rank are not counted.
+// Rates are those that the operations reach, not the peaks of the machine. They are measured in processor time: what
+// other programs take meanwhile is not counted, and steps are slower by that while they go on. Loading data, validating,
+// saving and waiting for a slower rank are not counted.
 
 #ifndef LLMTRAIN_PREDICT_H
 #define LLMTRAIN_PREDICT_H
@@ -56,9 +57,16 @@ typedef struct {
     float *dweight, *lse, *delta, *stream;  // (N, K), (B, H, T), (B, H, T), (n)
 } RatesArrays;
 
-// Milliseconds of one of three kinds of operations.
+// Processor time of this process, of all its threads.
+static inline double processor_ms(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return 1e3 * (double)t.tv_sec + 1e-6 * (double)t.tv_nsec;
+}
+
+// Milliseconds that one of three kinds of operations takes each thread.
 static inline double rates_time(const RatesArrays* a, int kind, Stream none) {
-    double began = now_ms();
+    double began = processor_ms();
     if (kind == 0) {
         matmul_forward(a->out, a->in, a->weight, NULL, a->M, a->N, a->K, none);
         matmul_backward_input(a->in, a->out, a->weight, a->M, a->N, a->K, none);
@@ -70,12 +78,12 @@ static inline double rates_time(const RatesArrays* a, int kind, Stream none) {
     } else {
         add(a->stream, a->stream + a->n / 2, a->n / 2, none);
     }
-    return now_ms() - began;
+    return (processor_ms() - began) / (double)threads_count();
 }
 
 // Of a CPU: the rates that operations of this size reach with all threads.
 static inline bool rates_measure(Rates* r, const BlockShape* s, Error* error) {
-    enum { REPEATS = 5 };
+    enum { LEAST = 5, MOST = 200 };
     RatesArrays a;
     memset(&a, 0, sizeof a);
     a.M = min_size(s->B * s->T, 1024);
@@ -111,12 +119,14 @@ static inline bool rates_measure(Rates* r, const BlockShape* s, Error* error) {
     double work[3] = {3 * matmul.flops, forward.flops + backward.flops, 12.0 * (double)(a.n / 2)};
     double* rates[3] = {&r->matmul, &r->other, &r->memory};
     Stream none = NULL;
+    double ms[3][MOST], began = now_ms();
+    size_t count = 0;
+    for (int kind = 0; kind < 3; kind++) rates_time(&a, kind, none);  // warms up
+    for (; count < LEAST || (count < MOST && now_ms() - began < 1e3); count++)
+        for (int kind = 0; kind < 3; kind++) ms[kind][count] = rates_time(&a, kind, none);
     for (int kind = 0; kind < 3; kind++) {
-        double ms[REPEATS];
-        rates_time(&a, kind, none);
-        for (int i = 0; i < REPEATS; i++) ms[i] = rates_time(&a, kind, none);
-        qsort(ms, REPEATS, sizeof(double), compare_doubles);
-        *rates[kind] = 1e3 * work[kind] / ms[REPEATS / 2];
+        qsort(ms[kind], count, sizeof(double), compare_doubles);
+        *rates[kind] = 1e3 * work[kind] / ms[kind][count / 2];
     }
     r->comm = 0.05 * r->memory;
     r->offload = 1e9;
@@ -186,6 +196,18 @@ static inline double micro_batch_ms(const Model* model, const Rates* r) {
         (double)c->layers * block_ms(&s, r) + model_recompute_ms(model, r);
 }
 
+// The matmuls of Muon's updates, see optimizers_matrix.h; ranks that share the state share them.
+static inline Cost muon_cost(const FlatVector* flat) {
+    Cost c = {true, 0, 0};
+    for (size_t i = 0; i < flat->parameters->count && flat->holds.optimizer == OPTIMIZER_MUON; i++) {
+        const TensorShape* t = &flat->parameters->tensors[i].shape;
+        double d = (double)min_size(t->rows, t->cols), n = (double)shape_elements(t);
+        if (t->hidden) c.flops += 5 * (4 * d * n + 2 * d * d * d);
+    }
+    if (flat->options.stage > 0) c.flops /= (double)flat->options.world;
+    return c;
+}
+
 // Clears the gradients, takes their norm, updates what this rank owns.
 static inline double update_ms(const Model* model, const Rates* r) {
     const FlatVector* flat = &model->flat;
@@ -194,8 +216,8 @@ static inline double update_ms(const Model* model, const Rates* r) {
     bytes = sum * (double)flat->sums_size + owned * (sum + sum + x + (flat->holds.master_weights ? 8 : x));
     for (size_t i = 0; i < optimizer_states(flat->holds.optimizer); i++)
         bytes += 2.0 * (double)flat_state_bytes(flat, i);
-    Cost update = cost_of(18 * owned, bytes);
-    return cost_ms(&update, r);
+    Cost update = cost_of(18 * owned, bytes), muon = muon_cost(flat);
+    return cost_ms(&update, r) + cost_ms(&muon, r);
 }
 
 // A step of this rank. On a CPU the collectives take time of the cores that compute; on a GPU they run beside them. The
