@@ -692,8 +692,8 @@ static inline const floatX* branch_gradient(const Model* model, size_t site, siz
     return model->gradients.branch;
 }
 
-// Fills in what block_forward did not keep of block l. Its input and middle, if kept, have the additions to the residual
-// stream in them already: their norms run without a branch.
+// Fills in what block_forward did not keep of block l. Its input and middle, if kept, have the additions to the
+// residual stream in them already: their norms run without a branch.
 static inline void block_recompute(const Model* model, size_t l) {
     const Block* b = &model->weights.blocks[l];
     const BlockActivations* s = &model->activations.blocks[l];

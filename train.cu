@@ -42,7 +42,7 @@ typedef struct {
     RunOptions run;
 } Options;
 
-enum { FLAGS_MAX = 120 };
+enum { FLAGS_MAX = 160 };
 
 // Sets the defaults, and fills flags with the table; returns the number of rows. A row without FREE or LOCAL changes
 // what the run computes (flags.h).
