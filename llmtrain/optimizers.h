@@ -182,6 +182,16 @@ static inline size_t optimizer_state_part(size_t* index, StateShape shape, const
     return whole * (end - first);
 }
 
+// Bytes of all states of a tensor.
+static inline double optimizer_state_bytes(OptimizerKind kind, const TensorShape* t, size_t rank) {
+    double bytes = 0;
+    size_t index;
+    for (size_t s = 0; s < optimizer_states(kind); s++)
+        bytes += (double)dtype_bytes(OPTIMIZERS[kind].states[s].dtype) *
+                 (double)optimizer_state_part(&index, OPTIMIZERS[kind].states[s].shape, t, rank, 0, shape_elements(t));
+    return bytes;
+}
+
 // Whether an update needs the tensor whole.
 static inline bool optimizer_whole(OptimizerKind kind, const TensorShape* t) {
     Cut cut = OPTIMIZERS[kind].cut;

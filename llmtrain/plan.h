@@ -264,6 +264,19 @@ static inline void plan_show_offload(const Model* model, const PlanOptions* o) {
            2e-9 * bytes);
 }
 
+// What each optimizer would keep for a parameter of this model, over all ranks.
+static inline void plan_show_optimizers(const Model* model) {
+    const Parameters* p = &model->parameters;
+    printf("  optimizer state in bytes per parameter:");
+    for (int kind = 0; kind < OPTIMIZER_COUNT; kind++) {
+        double bytes = 0;
+        for (size_t i = 0; i < p->count; i++) bytes += optimizer_state_bytes((OptimizerKind)kind, &p->tensors[i].shape,
+                                                                             model->flat.holds.optimizer_rank);
+        printf("%s %s %.2f", kind ? "," : "", OPTIMIZERS[kind].name, bytes / (double)p->true_size);
+    }
+    printf("\n");
+}
+
 // Prints the plan of a model that model_plan has laid out.
 static inline bool plan_show(const Model* model, const PlanOptions* o, Error* error) {
     const RankOptions* ranks = &model->flat.options;
@@ -273,6 +286,7 @@ static inline bool plan_show(const Model* model, const PlanOptions* o, Error* er
         printf("rank 0 of %zu, --zero %zu, gradients reduced in %s\n", ranks->world, ranks->stage,
                reductions[ranks->reduce]);
     plan_print(stdout, &model->memory);
+    plan_show_optimizers(model);
     printf("  %-34s %12.2f\n", "outside: batches", 1e-6 * (double)(loader_bytes(B, T) + 2 * B * T * sizeof(int32_t)));
     if (o->snapshots) printf("  %-34s %12.2f\n", "outside: snapshot", 1e-6 * (double)checkpoint_bytes(&model->flat));
     if (o->hot)  // two that are kept, and one that is being written
