@@ -61,7 +61,8 @@ static inline size_t run_flags(Flag* flags, size_t count, RunOptions* o) {
                   "report the sequences of steps that are skipped, or whose norm exceeds X times its clipping bound, "
                   "after a second pass over them; 0: never"),
         REAL_FLAG("spike-loss", &g->spike_loss, 5, 0, 1e9, FREE,
-                  "the same of steps whose loss exceeds its running mean by X standard deviations; 0: never"),
+                  "report the sequences of steps whose loss exceeds its running mean by X standard deviations; 0: "
+                  "never"),
         REAL_FLAG("loss-scale", &o->loss_scale, 65536, 1, 1 << 24, 0, "fp16 builds: initial loss scale"),
         COUNT_FLAG("scale-growth", &g->scale_growth, 2000, 1, 1e9, 0,
                    "fp16 builds: double the loss scale after N finite steps"),
