@@ -255,11 +255,13 @@ static inline void embedding_backward(float* dtoken_weight, float* dposition_wei
     auto sum_pieces = packs ? embedding_sum_pieces<PACK> : embedding_sum_pieces<1>;
     auto join_pieces = packs ? embedding_join_pieces<PACK> : embedding_join_pieces<1>;
     auto positions = packs ? embedding_positions<PACK> : embedding_positions<1>;
-    sum_pieces<<<(unsigned)pieces, threads, 0, stream->compute>>>(dtoken_weight, parts, dout, sorted, piece, N, C);
-    LAUNCH_CHECK();
-    dim3 joins((unsigned)pieces, (unsigned)divide_up(C, WARP * W)), joiners(WARP, EMBEDDING_JOINERS);
-    join_pieces<<<joins, joiners, 0, stream->compute>>>(dtoken_weight, parts, sorted, piece, N, C);
-    LAUNCH_CHECK();
+    if (dtoken_weight) {
+        sum_pieces<<<(unsigned)pieces, threads, 0, stream->compute>>>(dtoken_weight, parts, dout, sorted, piece, N, C);
+        LAUNCH_CHECK();
+        dim3 joins((unsigned)pieces, (unsigned)divide_up(C, WARP * W)), joiners(WARP, EMBEDDING_JOINERS);
+        join_pieces<<<joins, joiners, 0, stream->compute>>>(dtoken_weight, parts, sorted, piece, N, C);
+        LAUNCH_CHECK();
+    }
     if (dposition_weight == NULL) return;
     positions<<<grid_blocks(T), threads, 0, stream->compute>>>(dposition_weight, dout, B, T, C);
     LAUNCH_CHECK();

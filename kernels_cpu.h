@@ -89,7 +89,7 @@ static inline void embedding_forward(floatX* out, const int32_t* tokens, const f
     }
 }
 
-// Adds to dtoken_weight (Vp, C) and dposition_weight (context, C; NULL if there is none), from dout (B, T, C).
+// Adds to dtoken_weight (Vp, C) and dposition_weight (context, C), from dout (B, T, C); not to one that is NULL.
 // A thread owns a strip of channels and walks all rows in order: two rows of the same token never race.
 static inline void embedding_backward(float* dtoken_weight, float* dposition_weight, const floatX* dout,
                                       const int32_t* tokens, size_t B, size_t T, size_t C, Stream stream) {
@@ -100,8 +100,8 @@ static inline void embedding_backward(float* dtoken_weight, float* dposition_wei
         size_t end = min_size(first + strip, C);
         for (size_t row = 0; row < B * T; row++) {
             const floatX* d = dout + row * C;
-            float* token = dtoken_weight + (size_t)tokens[row] * C;
-            for (size_t c = first; c < end; c++) token[c] += float_of(d[c]);
+            float* token = dtoken_weight ? dtoken_weight + (size_t)tokens[row] * C : NULL;
+            for (size_t c = first; token && c < end; c++) token[c] += float_of(d[c]);
             if (dposition_weight == NULL) continue;
             float* position = dposition_weight + row % T * C;
             for (size_t c = first; c < end; c++) position[c] += float_of(d[c]);
@@ -259,12 +259,13 @@ static inline void matmul_backward_input(floatX* din, const floatX* dout, const 
          gemm_matrix(weight, FLOATX_DTYPE, K, false), NULL, FLOATX_DTYPE, M, K, N);
 }
 
-// Adds to dweight (N, K): dout (M, N)^T in (M, K), and to dbias (N), if it is not NULL: the sum of dout's rows.
+// Adds to dweight (N, K): dout (M, N)^T in (M, K), and to dbias (N): the sum of dout's rows; not to one that is NULL.
 static inline void matmul_backward_weight(float* dweight, float* dbias, const floatX* dout, const floatX* in,
                                           size_t M, size_t N, size_t K, Stream stream) {
     (void)stream;
-    gemm(dweight, DTYPE_F32, K, true, gemm_matrix(dout, FLOATX_DTYPE, N, true), gemm_matrix(in, FLOATX_DTYPE, K, false),
-         NULL, DTYPE_F32, N, K, M);
+    if (dweight)
+        gemm(dweight, DTYPE_F32, K, true, gemm_matrix(dout, FLOATX_DTYPE, N, true),
+             gemm_matrix(in, FLOATX_DTYPE, K, false), NULL, DTYPE_F32, N, K, M);
     if (dbias == NULL) return;
     #pragma omp parallel for
     for (size_t first = 0; first < N; first += 64) {

@@ -193,16 +193,11 @@ static inline size_t parameters_add_vector(Parameters* p, bool has, size_t l, co
 // Normalization of Self-Attention": about GPT-2's 0.02 for its 768 channels, and more for narrow models, which learn
 // faster so. It is less by sqrt(2L) for the two matmuls that add to the residual stream, so that its size does not grow
 // with depth.
-static inline bool weights_create(Weights* w, Parameters* p, const Config* c, Error* error) {
+static inline void weights_fill(Weights* w, Parameters* p, const Config* c) {
     size_t C = c->channels, L = c->layers, F = c->ffn, V = c->vocab, Vp = config_padded_vocab(c);
     size_t HD = c->heads * config_head_size(c);
     float usual = sqrtf(0.4f / (float)C), residual = usual / sqrtf(2.0f * (float)L);
     bool biases = c->family == FAMILY_GPT2;
-    if (!parameters_allocate(p, 14 * L + 5, error))
-        return false;  // 14 per block; 2 embeddings, 2 of the final norm, 1 head
-    p->tied = c->tied;
-    w->blocks = (Block*)allocate(L * sizeof(Block));
-    if (w->blocks == NULL) return fail(error, "out of memory for the table of %zu blocks", L);
     w->token_embedding = parameters_add(p, "token_embedding", V, Vp, C, 0, INIT_NORMAL, usual);
     w->position_embedding = NO_TENSOR;
     if (c->family == FAMILY_GPT2)
@@ -235,6 +230,19 @@ static inline bool weights_create(Weights* w, Parameters* p, const Config* c, Er
         w->final_norm_bias = parameters_add(p, "final_norm_bias", C, C, 0, L + 1, INIT_ZERO, 0);
     w->head_weight = w->token_embedding;
     if (!c->tied) w->head_weight = parameters_add(p, "head_weight", V, Vp, C, L + 1, INIT_NORMAL, usual);
+}
+
+// train: which tensors do, for parameters_freeze; NULL: all.
+static inline bool weights_create(Weights* w, Parameters* p, const Config* c, const char* train, Error* error) {
+    if (!parameters_allocate(p, 14 * c->layers + 5, error))
+        return false;  // 14 per block; 2 embeddings, 2 of the final norm, 1 head
+    p->tied = c->tied;
+    w->blocks = (Block*)allocate(c->layers * sizeof(Block));
+    if (w->blocks == NULL) return fail(error, "out of memory for the table of %zu blocks", c->layers);
+    weights_fill(w, p, c);
+    if (train == NULL) return true;
+    if (!parameters_freeze(p, train, error)) return false;
+    weights_fill(w, p, c);
     return true;
 }
 
@@ -254,6 +262,7 @@ typedef struct {
     int32_t end_of_text;
     bool tf32;                // a GPU's float matmuls may round their operands to TF32
     RecomputeLevel recompute; // activations that the backward computes again
+    const char* train;        // the names of the tensors that train (parameters_freeze); NULL: all
     RankOptions ranks;        // all 0: one rank
     int offload;              // OFFLOAD_OPTIMIZER, OFFLOAD_ACTIVATIONS: kept in offload_dir, not in memory
     const char* offload_dir;  // NULL: in memory of the host
@@ -283,6 +292,9 @@ typedef struct {
     Weights weights;          // where its tensors begin
     FlatVector flat;  // parameters, gradients, master weights and optimizer state, as far as this rank holds them
     size_t B, T;              // of the batch in progress
+    size_t first_trained;     // bucket: the backward ends at it
+    float* discarded;         // (2, discarded_size): where norms add the gradients of what does not train
+    size_t discarded_size;
     DocumentSpan* spans;      // (span_count) of the batch uploaded last, with room for options.B * options.T:
     size_t span_count;        // attention treats each as a batch of its own
     bool decoding;            // with the KV cache: its tokens follow those in it
@@ -322,6 +334,13 @@ static inline void model_layout(Model* model) {
         block_layout(&a->blocks[l], &a->blocks[c->layers - 1], a->blocks[l].recomputed, &shape, plan);
     for (int i = 0; i < 2; i++) model->batches[i] = (int32_t*)plan_take(plan, "batches", 2 * N * sizeof(int32_t));
     model->scratch = plan_take(plan, "scratch of the operations", model_scratch_bytes(model));
+    for (size_t i = 0; i < model->parameters.count && o->training; i++) {
+        const Tensor* t = &model->parameters.tensors[i];
+        if (!t->trains && t->cols == 0) model->discarded_size = max_size(model->discarded_size, t->size);
+    }
+    if (model->discarded_size > 0)
+        model->discarded = (float*)plan_take(plan, "gradients that are not used",
+                                             2 * model->discarded_size * sizeof(float));
     const char* name = "activations outside the blocks";
     a->branch = (floatX*)plan_take(plan, name, N * C * sizeof(floatX));
     a->output = (floatX*)plan_take(plan, name, N * C * sizeof(floatX));
@@ -379,11 +398,13 @@ static inline bool model_plan(Model* model, const Config* asked, ModelOptions op
         model->activations.blocks[l].recomputed = recomputed;
     FlatOptions holds = {options.training, options.optimizer, options.optimizer_rank, options.master_weights,
                          (options.offload & OFFLOAD_OPTIMIZER) != 0, options.offload_dir};
-    bool ok = weights_create(&model->weights, &model->parameters, config, error) &&
+    bool ok = weights_create(&model->weights, &model->parameters, config, options.train, error) &&
               flat_create(&model->flat, &model->parameters, &model->options.ranks, &holds, error);
     model->spans = (DocumentSpan*)allocate((options.mask_documents ? N : 1) * sizeof(DocumentSpan));
     if (ok && (model->activations.blocks == NULL || model->spans == NULL))
         ok = fail(error, "out of memory for the table of activations");
+    while (ok && model->flat.buckets[model->first_trained].first == model->flat.buckets[model->first_trained].end)
+        model->first_trained++;
     if (ok) model_layout(model);
     else model_free(model);
     return ok;
@@ -467,7 +488,7 @@ static inline bool model_randomize(Model* model, uint64_t seed, Error* error) {
             for (size_t e = 0; e < count; e++) {
                 values[e] = t->init == INIT_ONE ? 1.0f : 0.0f;
                 if (t->init == INIT_NORMAL)
-                    values[e] = t->init_std * random_normal(seed, RANDOM_INIT, 0, t->offset + first + e);
+                    values[e] = t->init_std * random_normal(seed, RANDOM_INIT, 0, t->place + first + e);
             }
             ok = model_set_params(model, t->offset + first, values, count, error);
         }
@@ -480,8 +501,15 @@ static inline const floatX* param(const Model* model, size_t offset) {
     return offset == NO_TENSOR ? NULL : model->flat.params + offset;
 }
 
+// NULL for what does not train.
 static inline float* grad(const Model* model, size_t offset) {
     return offset == NO_TENSOR ? NULL : flat_gradient(&model->flat, offset);
+}
+
+// The same for the weight (0) or bias (1) of a norm, which needs memory for both even if one does not train.
+static inline float* norm_grad(const Model* model, size_t offset, size_t number) {
+    float* gradient = grad(model, offset);
+    return gradient ? gradient : model->discarded + number * model->discarded_size;
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -643,6 +671,13 @@ static inline void model_logits(Model* model, size_t first_row, size_t rows) {
                    model->stream);
 }
 
+// The gradients of a matmul's weight and bias, as far as they train; bias may be NO_TENSOR.
+static inline void weight_backward(const Model* model, const floatX* dout, const floatX* in, size_t weight, size_t bias,
+                                   size_t rows, size_t outputs, size_t inputs) {
+    float *dweight = grad(model, weight), *dbias = grad(model, bias);
+    if (dweight || dbias) matmul_backward_weight(dweight, dbias, dout, in, rows, outputs, inputs, model->stream);
+}
+
 // Fills activations.losses for targets (N) on the device; -1 is ignored. If dloss is not 0, also does the head's
 // backward for the objective dloss * (sum of losses).
 static inline void model_head(Model* model, const int32_t* targets, float dloss, size_t N) {
@@ -657,7 +692,7 @@ static inline void model_head(Model* model, const int32_t* targets, float dloss,
         if (dloss == 0.0f) continue;
         matmul_backward_input(model->gradients.hidden + first * C, a->logits, param(model, weight), rows, Vp, C,
                               model->stream);
-        matmul_backward_weight(grad(model, weight), NULL, a->logits, a->hidden + first * C, rows, Vp, C, model->stream);
+        weight_backward(model, a->logits, a->hidden + first * C, weight, NO_TENSOR, rows, Vp, C);
     }
     watch_at(&model->watch, WATCH_LOSS, 0);
 }
@@ -673,16 +708,16 @@ static inline void norm_backward(const Model* model, floatX* dx, const floatX* d
                                  const float* rstd, size_t weight, size_t bias, size_t N) {
     size_t C = model->config.channels;
     if (model->config.family == FAMILY_GPT2)
-        layernorm_backward(dx, grad(model, weight), grad(model, bias), dout, x, param(model, weight), mean, rstd, N, C,
+        layernorm_backward(dx, norm_grad(model, weight, 0), norm_grad(model, bias, 1), dout, x, param(model, weight), mean, rstd, N, C,
                            model->stream);
     else
-        rmsnorm_backward(dx, grad(model, weight), dout, x, param(model, weight), rstd, N, C, model->stream);
+        rmsnorm_backward(dx, norm_grad(model, weight, 0), dout, x, param(model, weight), rstd, N, C, model->stream);
 }
 
 static inline void matmul_backward(const Model* model, floatX* din, const floatX* dout, const floatX* in, size_t weight,
                                    size_t bias, size_t rows, size_t outputs, size_t inputs) {
     matmul_backward_input(din, dout, param(model, weight), rows, outputs, inputs, model->stream);
-    matmul_backward_weight(grad(model, weight), grad(model, bias), dout, in, rows, outputs, inputs, model->stream);
+    weight_backward(model, dout, in, weight, bias, rows, outputs, inputs);
 }
 
 // The gradient of the residual stream as the branch at a dropout site receives it.
@@ -733,8 +768,7 @@ static inline void block_backward(Model* model, size_t l) {
         matmul_backward_input(g->ffn_act, dbranch, param(model, b->ffn_out_weight), N, C, F, stream);
         swiglu_backward(g->ffn_in, g->ffn_act, s->ffn_in, N, F, stream);
     }
-    matmul_backward_weight(grad(model, b->ffn_out_weight), grad(model, b->ffn_out_bias), dbranch, s->ffn_act, N, C, F,
-                           stream);
+    weight_backward(model, dbranch, s->ffn_act, b->ffn_out_weight, b->ffn_out_bias, N, C, F);
     matmul_backward(model, g->hidden, g->ffn_in, s->norm2, b->ffn_in_weight, b->ffn_in_bias, N, config_ffn_in(c), C);
     norm_backward(model, g->residual, g->hidden, s->middle, s->mean2, s->rstd2, b->norm2_weight, b->norm2_bias, N);
     watch_at(&model->watch, WATCH_FFN_BACKWARD, l);
@@ -751,8 +785,9 @@ static inline void block_backward(Model* model, size_t l) {
     watch_at(&model->watch, WATCH_ATTENTION_BACKWARD, l);
     if (c->family == FAMILY_LLAMA) rope_backward(g->qkv, model->activations.rope, B, T, H, K, D, stream);
     if (c->qk_norm)
-        qk_norm_backward(g->qkv, grad(model, b->q_norm_weight), grad(model, b->k_norm_weight), s->qk, s->qk_rstd,
-                         param(model, b->q_norm_weight), param(model, b->k_norm_weight), N, H, K, D, stream);
+        qk_norm_backward(g->qkv, norm_grad(model, b->q_norm_weight, 0), norm_grad(model, b->k_norm_weight, 1), s->qk,
+                         s->qk_rstd, param(model, b->q_norm_weight), param(model, b->k_norm_weight), N, H, K, D,
+                         stream);
     matmul_backward(model, g->hidden, g->qkv, s->norm1, b->qkv_weight, b->qkv_bias, N, config_qkv(c), C);
     norm_backward(model, g->residual, g->hidden, s->input, s->mean1, s->rstd1, b->norm1_weight, b->norm1_bias, N);
     watch_at(&model->watch, WATCH_QKV_BACKWARD, l);
@@ -775,7 +810,8 @@ static inline void model_backward(Model* model, const int32_t* tokens) {
                   N);
     watch_at(&model->watch, WATCH_HIDDEN_BACKWARD, 0);
     flat_end_bucket(flat, c->layers + 1);
-    for (size_t l = c->layers; l-- > 0;) block_backward(model, l);
+    for (size_t l = c->layers; l-- > 0 && l + 1 >= model->first_trained;) block_backward(model, l);
+    if (model->first_trained > 0) return;
     if (!c->tied) flat_begin_bucket(flat, 0);
     embedding_backward(grad(model, w->token_embedding), grad(model, w->position_embedding),
                        branch_gradient(model, 0, N), tokens, model->B, model->T, C, model->stream);

@@ -817,80 +817,122 @@ static void test_missing_fields(void) {
     }
 }
 
-// What does not train: no optimizer state, no update, no part in the norm; a checkpoint has its weights, and loads
-// again.
-static void test_frozen(Family family) {
+// What does not train has no gradient, no state and no update; what trains has the gradient that it has when everything
+// does, to the bit. A checkpoint has the frozen weights too, written once, and a run that loads it continues with the
+// same bits.
+static void test_frozen(Family family, const char* train) {
     enum { B = 2, T = 16 };
     Config c = test_config(family);
-    Model model[2];
+    Model all, model[2];
     Error error;
     OptimizerOptions adamw = {OPTIMIZER_ADAMW, 0.9, 0.95, 1e-8, 0.1, 1, 0};
+    ModelOptions options = test_options(B, T);
     int32_t tokens[B * T], targets[B * T];
+    char what[160];
     random_tokens(tokens, B * T, c.vocab, 1);
     random_tokens(targets, B * T, c.vocab, 2);
-    for (int i = 0; i < 2; i++) {  // all of block 0, and of the last bucket the norm's weight alone
-        need(model_plan(&model[i], &c, test_options(B, T), &error), &error);
-        Parameters* p = &model[i].parameters;
-        for (size_t k = 0; k < p->count; k++)
-            if (p->tensors[k].bucket == 1 || strcmp(p->tensors[k].name, "final_norm_weight") == 0)
-                p->tensors[k].trains = false;
-        FlatOptions holds = model[i].flat.holds;
-        size_t before = model[i].flat.state_sizes[0],
-               block = model[i].flat.buckets[1].end - model[i].flat.buckets[1].first;
-        flat_free(&model[i].flat);
-        need(flat_create(&model[i].flat, p, &model[i].options.ranks, &holds, &error), &error);
-        memset(&model[i].memory, 0, sizeof model[i].memory);
-        model_layout(&model[i]);
-        check_true("frozen: the optimizer has no state for what is frozen",
-                   model[i].flat.state_sizes[0] == before - block - round_up(c.channels, 64));
-        need(model_allocate(&model[i], &error) && model_connect(&model[i], &error), &error);
-    }
-    need(model_randomize(&model[0], 1, &error), &error);
-    size_t n = model[0].parameters.flat_size;
-    floatX *first = (floatX*)allocate(n * sizeof(floatX)), *last = (floatX*)allocate(n * sizeof(floatX));
-    double squares = 0, norm = 0;
-    download(first, model[0].flat.params, n * sizeof(floatX), model[0].stream);
+    need(model_create(&all, &c, options, &error), &error);
+    randomize(&all, 1);
+    batch_gradients(&all, NULL, tokens, targets, B, T);
+    options.train = train;
+    for (int i = 0; i < 2; i++) need(model_create(&model[i], &c, options, &error), &error);
+    randomize(&model[0], 1);
+    double norm, squares = 0;
     batch_gradients(&model[0], &norm, tokens, targets, B, T);
-    float* grads = (float*)allocate(n * sizeof(float));
-    download(grads, model[0].flat.grads, n * sizeof(float), model[0].stream);
-    for (size_t k = 0; k < model[0].parameters.count; k++) {
-        const Tensor* t = &model[0].parameters.tensors[k];
-        for (size_t e = 0; e < t->size && t->trains; e++)
-            squares += (double)grads[t->offset + e] * grads[t->offset + e];
-    }
-    check("frozen: the norm is that of the gradients that train", fabs(norm / sqrt(squares) - 1), 1e-5);
-    for (uint64_t step = 1; step <= 3; step++) {
-        batch_gradients(&model[0], NULL, tokens, targets, B, T);
-        model_update(&model[0], &adamw, step, 1e-2, 1.0);
-    }
+    size_t n = all.parameters.flat_size, elements = 0, wrong = 0, started = 0;
+    float *whole = (float*)allocate(n * sizeof(float)), *part = (float*)allocate(n * sizeof(float));
+    floatX *first = (floatX*)allocate(n * sizeof(floatX)), *last = (floatX*)allocate(n * sizeof(floatX));
+    download(whole, all.flat.grads, n * sizeof(float), all.stream);
+    download(part, model[0].flat.grads, model[0].flat.sums_size * sizeof(float), model[0].stream);
+    download(first, all.flat.params, n * sizeof(floatX), all.stream);
     download(last, model[0].flat.params, n * sizeof(floatX), model[0].stream);
-    bool right = true;
-    for (size_t k = 0; k < model[0].parameters.count; k++) {
-        const Tensor* t = &model[0].parameters.tensors[k];
-        bool same = memcmp(first + t->offset, last + t->offset, t->size * sizeof(floatX)) == 0;
-        right = right && same == !t->trains;
+    for (size_t i = 0; i < all.parameters.count; i++) {
+        const Tensor *t = &all.parameters.tensors[i], *u = &model[0].parameters.tensors[i];
+        float* gradient = grad(&model[0], u->offset);
+        started += memcmp(first + t->offset, last + u->offset, t->size * sizeof(floatX)) != 0;
+        wrong += u->trains != pattern_matches(train, u->name) || u->trains != (gradient != NULL);
+        if (!u->trains) continue;
+        elements += round_up(u->size, 64);
+        const float* mine = part + (gradient - model[0].flat.grads);
+        wrong += memcmp(mine, whole + t->offset, t->size * sizeof(float)) != 0;
+        for (size_t e = 0; e < t->size; e++) squares += (double)mine[e] * (double)mine[e];
     }
-    check_true("frozen: what trains changes, and nothing else", right);
+    snprintf(what, sizeof what, "--train %s: the same initial weights", train);
+    check_true(what, started == 0);
+    snprintf(what, sizeof what, "--train %s: the same gradients", train);
+    check_true(what, wrong == 0);
+    snprintf(what, sizeof what, "--train %s: no gradients and no state for the rest", train);
+    check_true(what, model[0].flat.sums_size == elements && model[0].flat.state_sizes[0] == elements);
+    snprintf(what, sizeof what, "--train %s: the norm is that of what trains", train);
+    check(what, fabs(norm / sqrt(squares) - 1), 1e-5);
+
+    download(first, model[0].flat.params, n * sizeof(floatX), model[0].stream);
     RunRecord record, saved;
+    struct stat status;
     memset(&record, 0, sizeof record);
     record.config = model[0].config;
     record.state = run_state_begin(false, 1);
-    record.state.step = 3;
-    need(model_save(&model[0], &record, "frozen", &error), &error);
-    need(model_load(&model[1], &saved, "frozen/step_00000003", false, &error), &error);
+    Saver saver;
+    need(saver_open(&saver, &model[0].flat, false, 0, &error), &error);
+    for (uint64_t step = 1; step <= 2; step++) {
+        batch_gradients(&model[0], NULL, tokens, targets, B, T);
+        model_update(&model[0], &adamw, step, 1e-2, 1.0);
+        JsonWriter manifest;
+        record.state.step = step;
+        record_write(&manifest, &record, &model[0].flat);
+        saver_begin(&saver, step, "frozen", &manifest, NULL);
+        need(saver_end(&saver, &error), &error);
+    }
+    saver_close(&saver);
+    download(last, model[0].flat.params, n * sizeof(floatX), model[0].stream);
+    wrong = 0;
+    for (size_t i = 0; i < model[0].parameters.count; i++) {
+        const Tensor* t = &model[0].parameters.tensors[i];
+        bool same = memcmp(first + t->offset, last + t->offset, t->size * sizeof(floatX)) == 0;
+        wrong += same == t->trains;
+    }
+    snprintf(what, sizeof what, "--train %s: what trains changes, and nothing else", train);
+    check_true(what, wrong == 0);
+    snprintf(what, sizeof what, "--train %s: the frozen weights are written once", train);
+    check_true(what, stat("frozen/step_00000002/" CHECKPOINT_FROZEN, &status) == 0 && status.st_nlink == 2);
+    need(model_load(&model[1], &saved, "frozen/step_00000002", false, &error), &error);
     for (int i = 0; i < 2; i++) {
         batch_gradients(&model[i], NULL, tokens, targets, B, T);
-        model_update(&model[i], &adamw, 4, 1e-2, 1.0);
+        model_update(&model[i], &adamw, 3, 1e-2, 1.0);
     }
     download(first, model[0].flat.params, n * sizeof(floatX), model[0].stream);
     download(last, model[1].flat.params, n * sizeof(floatX), model[1].stream);
-    check_true("frozen: a model that is saved and loaded continues with the same bits",
-               memcmp(first, last, n * sizeof(floatX)) == 0);
+    snprintf(what, sizeof what, "--train %s: a run that is resumed continues with the same bits", train);
+    check_true(what, memcmp(first, last, n * sizeof(floatX)) == 0);
+    need(model_load(&all, &saved, "frozen/step_00000002", true, &error), &error);  // all of it trains from here on
     free(first);
     free(last);
-    free(grads);
+    free(whole);
+    free(part);
     checkpoint_discard("frozen");
+    model_free(&all);
     for (int i = 0; i < 2; i++) model_free(&model[i]);
+}
+
+static void test_frozen_patterns(void) {
+    static const char* const bad[] = {"", "blok.*", "block.0.*,head"};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        Model model;
+        Error error;
+        Config c = test_config(FAMILY_GPT2);
+        ModelOptions options = test_options(1, 4);
+        options.train = bad[i];
+        error.text[0] = 0;
+        bool planned = model_plan(&model, &c, options, &error);
+        check_true("--train of a pattern that matches nothing is refused", !planned && strstr(error.text, "--train"));
+    }
+    static const char* const patterns[] = {"block.1.*,final_norm_weight", "*norm?_weight", "*.qkv_weight"};
+    for (size_t i = 0; i < 3; i++) {
+        test_frozen(FAMILY_GPT2, patterns[i]);
+        test_frozen(FAMILY_LLAMA, patterns[i]);
+    }
+    test_frozen(FAMILY_GPT2, "*_bias");
+    test_frozen(FAMILY_GPT2, "position_embedding,final_norm_*");
 }
 
 // Hidden states (B, T, C) of tokens (B, T) through the cache, `step` positions at a time.
@@ -1220,7 +1262,7 @@ static void test_presets(void) {
         Parameters p;
         Weights w;
         need(config_preset(&c, presets[i].name, &error) && config_complete(&c, &error), &error);
-        need(weights_create(&w, &p, &c, &error), &error);
+        need(weights_create(&w, &p, &c, NULL, &error), &error);
         snprintf(what, sizeof what, "%s has %.4g parameters", presets[i].name, presets[i].parameters);
         check(what, fabs((double)p.true_size / presets[i].parameters - 1), presets[i].bound);
         parameters_free(&p);
@@ -2044,7 +2086,6 @@ static void test_model(void) {
     for (int family = 0; family < 2; family++) {
         test_dropout((Family)family);
         test_cache((Family)family);
-        test_frozen((Family)family);
     }
     test_dropout_masks();
     test_documents(FAMILY_GPT2);
@@ -2053,6 +2094,7 @@ static void test_model(void) {
     test_recompute(FAMILY_LLAMA, false);
     test_recompute(FAMILY_LLAMA, true);
     test_recompute_large();
+    test_frozen_patterns();
     test_overflow();
     test_schedules();
     test_guard();

@@ -25,7 +25,7 @@
 // Flags
 
 typedef struct {
-    const char *data, *val, *model;
+    const char *data, *val, *model, *train;
     bool master_weights, tf32;
     Config config;                // as far as flags give it
     uint64_t batch, seq, total_batch, seed, threads;
@@ -78,6 +78,8 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
                    "with --documents mask: token between documents; default: that of the shards' tokenizer"),
         COUNT_FLAG("steps", &s->steps, 1000, 0, 1e12, 0, "optimizer steps to train for"),
         FLAG_HEADING("Optimizer"),
+        TEXT_FLAG("train", &o->train, NULL, "NAMES", FLAG_FIXED,
+                  "train only these tensors, e.g. 'block.*' or '*norm*,head_weight'; the rest has no gradient"),
         CHOICE_FLAG("optimizer", &a->kind, OPTIMIZER_ADAMW, optimizer_names(), 0, "update rule"),
         REAL_FLAG("lr", &s->lr, 6e-4, 0, 100, 0, "peak learning rate"),
         REAL_FLAG("beta1", &a->beta1, 0.9, 0, 0.99999, 0, "decay of the first moment; momentum: momentum"),
@@ -155,6 +157,7 @@ static ModelOptions model_options(const Run* run, const Options* o) {
     m.B = o->batch;
     m.T = o->seq;
     m.training = true;
+    m.train = o->train;
     m.optimizer = o->optimizer.kind;
     m.optimizer_rank = o->optimizer.rank;
     m.master_weights = o->master_weights;
@@ -221,7 +224,11 @@ static void print_model(const Run* run) {
         if (field->missing && strcmp(value, field->missing) == 0) continue;  // what most models do not have
         printf("%s%s %s", i ? ", " : "model: ", field->name, value);
     }
-    printf(": %zu parameters\n", run->model.parameters.true_size);
+    const Parameters* p = &run->model.parameters;
+    size_t trained = parameters_trained(p);
+    printf(": %zu parameters", p->true_size);
+    if (trained < p->true_size) printf(", of which %zu train", trained);
+    printf("\n");
 }
 
 // Prints the device, and the peak against which MFU is computed: --peak-tflops, or else the device's if it is known.

@@ -8,6 +8,8 @@
 //                  thread); going back before a step: checkpoint_retract
 //
 // A checkpoint is a directory OUT/step_00000020 with
+//   frozen.safetensors       the weights that do not train, if there are any: written once, and a hard link to the same
+//                            file in later checkpoints
 //   rank_00000.safetensors   rank 0's slice of weights and optimizer state: weight.NAME, m.NAME, v.NAME, or
 //                            NAME[first:end] in elements where it is not the whole tensor; one file per rank
 //   manifest.json            everything else, written last: configuration, state of the run, the table of the flat
@@ -37,14 +39,15 @@
 // 1. Arrays
 
 #define CHECKPOINT_FILE "rank_%05zu.safetensors"  // of a rank
+#define CHECKPOINT_FROZEN "frozen.safetensors"
 
 enum { CHECKPOINT_ARRAYS = 1 + OPTIMIZER_STATES, CHECKPOINT_WEIGHTS = -1 };
 
 typedef struct {
     const char* prefix;     // of the names of its tensors
     int state;              // of the optimizer; CHECKPOINT_WEIGHTS: the weights
-    bool masters;           // the weights are the float master weights, of which this rank holds flat_state
-    Dtype dtype;
+    bool masters;           // the weights are the float master weights, of which this rank holds flat_state;
+    Dtype dtype;            // what does not train has none, and is FLOATX_DTYPE
 } CheckpointArray;
 
 // The arrays that a checkpoint saves: the weights and the optimizer's states. Returns their number. Also of a flat
@@ -65,6 +68,14 @@ static inline size_t checkpoint_arrays(CheckpointArray arrays[CHECKPOINT_ARRAYS]
 
 // Where there is no snapshot, tensors go to and from the device in chunks, through memory of the host.
 enum { CHECKPOINT_CHUNK = 1 << 20 };  // elements
+
+static inline bool checkpoint_is_master(const CheckpointArray* array, const Tensor* t) {
+    return array->masters && t->trains;
+}
+
+static inline Dtype checkpoint_dtype(const CheckpointArray* array, const Tensor* t) {
+    return array->masters && !t->trains ? FLOATX_DTYPE : array->dtype;
+}
 
 // The elements that an array has of a tensor, over all ranks: without the rows of the padded vocabulary.
 static inline size_t checkpoint_elements(const CheckpointArray* array, const FlatVector* flat, const Tensor* t) {
@@ -96,7 +107,7 @@ static inline CommSlice checkpoint_part(char** address, const CheckpointArray* a
         part.end = min_size(end, held->first + held->count);
         if (part.first >= part.end) part.first = part.end = held->first;
         *address = away ? NULL : (char*)flat->states[array->state] + (held->offset + part.first - held->first) * size;
-    } else if (array->masters) {
+    } else if (checkpoint_is_master(array, t)) {
         part = flat_state(&index, flat, t->offset + first, t->offset + end);
         bool empty = slice_length(part) == 0;
         part.first = empty ? first : part.first - t->offset;
@@ -197,10 +208,8 @@ static inline void manifest_write_table(JsonWriter* w, const Parameters* p) {
     json_write_end(w, ']');
 }
 
-// A rank's file, with the checksums that its writer computed: an element of the manifest's "files".
-static inline void manifest_write_file(JsonWriter* w, size_t rank, const SafetensorsHeader* header) {
-    char name[32];
-    snprintf(name, sizeof name, CHECKPOINT_FILE, rank);
+// A file, with the checksums that its writer computed: an element of the manifest's "files".
+static inline void manifest_write_file(JsonWriter* w, const char* name, const SafetensorsHeader* header) {
     json_write_begin(w, '{');
     json_member_string(w, "file", name);
     json_member_hash(w, "header_checksum", header->hash);
@@ -217,14 +226,15 @@ static inline void manifest_tail(char tail[64], const char* text, size_t bytes) 
 }
 
 // Writes the rest of the manifest to a file. files: the text of each rank's element, and where it begins, as
-// comm_gather_texts returns them.
+// comm_gather_texts returns them. frozen: what the file of frozen weights has; of no tensors: there is none.
 static inline bool manifest_finish(JsonWriter* w, const char* path, const FlatVector* flat, const char* files,
-                                   const size_t* begins, Error* error) {
+                                   const size_t* begins, const SafetensorsHeader* frozen, Error* error) {
     char tail[64];
     manifest_write_table(w, flat->parameters);
     json_write_key(w, "files");
     json_write_begin(w, '[');
     for (size_t r = 0; r < flat->options.world; r++) json_write_raw(w, files + begins[r]);
+    if (frozen->count > 0) manifest_write_file(w, CHECKPOINT_FROZEN, frozen);
     json_write_end(w, ']');
     if (!w->failed) {
         manifest_tail(tail, w->text, w->bytes);
@@ -312,9 +322,11 @@ static inline bool checkpoint_read_piece(FlatVector* flat, CheckpointLoad* load,
     bool is_weight = array->state == CHECKPOINT_WEIGHTS;
     size_t elements = checkpoint_elements(array, flat, t);
     if (elements == 0) return true;  // of the optimizer, for what does not train
-    Dtype dtype = array->dtype;
+    Dtype dtype = checkpoint_dtype(array, t);
+    bool is_master = checkpoint_is_master(array, t);
     bool rounds = is_weight && saved->type == DTYPE_F32 && dtype != DTYPE_F32;  // 16 bits without master weights
-    if (saved->type != dtype && !rounds) {
+    bool widens = is_master && saved->type == FLOATX_DTYPE;                     // they were frozen, or had none
+    if (saved->type != dtype && !rounds && !widens) {
         fail(error, "%.600s holds %s as %s, but this program uses %s; build it with the checkpoint's precision",
              file->path, saved->name, DTYPES[saved->type].safetensors, DTYPES[dtype].safetensors);
         return fail_as(error, ERROR_PROCESS);
@@ -338,7 +350,10 @@ static inline bool checkpoint_read_piece(FlatVector* flat, CheckpointLoad* load,
         size_t count = min_size(CHECKPOINT_CHUNK, n - done), first = part.first + done;
         if (!safetensors_read_range(file, saved, done * size, count * size, load->chunk, error)) return false;
         hash_add(&hash, load->chunk, count * size);
-        if (rounds || array->masters) {
+        if (widens) {
+            memcpy(load->rounded, load->chunk, count * sizeof(floatX));
+            for (size_t e = 0; e < count; e++) ((float*)load->chunk)[e] = float_of(((floatX*)load->rounded)[e]);
+        } else if (rounds || is_master) {
             const float* from = (const float*)load->chunk;
             floatX* to = (floatX*)load->rounded;
             #pragma omp parallel for simd
@@ -349,7 +364,7 @@ static inline bool checkpoint_read_piece(FlatVector* flat, CheckpointLoad* load,
         const char* from = values + (mine.first - first) * to_size;
         if (slice_length(mine) > 0 && !checkpoint_put(flat, array, t, mine, address, from, error)) return false;
         // Parameters, which every rank has all of, follow from the master weights.
-        if (array->masters)
+        if (is_master)
             upload(flat->params + t->offset + first, load->rounded, count * sizeof(floatX), flat->stream);
     }
     if (!manifest_hash_is(manifest, expected, hash_end(&hash)))

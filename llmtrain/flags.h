@@ -31,7 +31,8 @@ typedef struct {
 enum {
     FLAG_GIVEN = 1,            // set by the parser
     FLAG_FREE = 2,             // it does not change what the run computes
-    FLAG_LOCAL = 4 | FLAG_FREE // and the ranks of a run may differ in it
+    FLAG_LOCAL = 4 | FLAG_FREE,// and the ranks of a run may differ in it
+    FLAG_FIXED = 8             // a run that is resumed with another value is refused: it would be another run
 };
 
 typedef struct {
@@ -41,7 +42,7 @@ typedef struct {
     const char* choices;  // FLAG_CHOICE: "cosine|linear"; other kinds: what the help calls the value
     double low, high;     // FLAG_COUNT, FLAG_REAL: bounds, both allowed
     const char* help;
-    unsigned marks;       // FLAG_FREE, FLAG_LOCAL or neither; FLAG_GIVEN
+    unsigned marks;       // FLAG_FREE, FLAG_LOCAL, FLAG_FIXED or none; FLAG_GIVEN
 } Flag;
 
 // Rows of a table that is built at run time: each sets the default and says where the value goes.

@@ -492,10 +492,10 @@ static inline void matmul_backward_input(floatX* din, const floatX* dout, const 
         plain_matmul_backward_input(din, dout, weight, M, N, K, stream);
 }
 
-// Adds to dweight (N, K): dout (M, N)^T in (M, K), and to dbias (N), if it is not NULL: the sum of dout's rows.
+// Adds to dweight (N, K): dout (M, N)^T in (M, K), and to dbias (N): the sum of dout's rows; not to one that is NULL.
 static inline void matmul_backward_weight(float* dweight, float* dbias, const floatX* dout, const floatX* in,
                                           size_t M, size_t N, size_t K, Stream stream) {
-    if (!matmul_library(MATMUL_BACKWARD_WEIGHT, dweight, in, dout, NULL, NULL, M, N, K, stream))
+    if (dweight && !matmul_library(MATMUL_BACKWARD_WEIGHT, dweight, in, dout, NULL, NULL, M, N, K, stream))
         plain_matmul_backward_weight(dweight, dout, in, M, N, K, stream);
     if (dbias) column_sums_add(dbias, dout, M, N, stream);
 }

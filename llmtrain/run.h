@@ -213,8 +213,24 @@ static inline void run_free(Run* run) {
 // ------------------------------------------------------------------------------------------------
 // 2. Identity
 
+// Whether a saved run had another value of a flag, and both as text. A checkpoint from before there was the flag has the
+// default.
+static inline bool resume_differs(char saved[FILE_PATH_MAX], char now[FILE_PATH_MAX], const Flag* flag,
+                                  const Json* manifest) {
+    uint32_t node = flag->name ? json_get(manifest, json_get(manifest, 0, "flags"), flag->name) : JSON_NONE;
+    if (!json_string(manifest, node, saved, FILE_PATH_MAX)) return false;
+    flag_text(now, FILE_PATH_MAX, flag);
+    return strcmp(saved, now) != 0;
+}
+
 // Refuses a checkpoint of another run than flags and data describe.
-static inline bool resume_agrees(const RunRecord* saved, const RunRecord* asked, const char* path, Error* error) {
+static inline bool resume_agrees(const RunRecord* saved, const RunRecord* asked, const Json* manifest, const char* path,
+                                 Error* error) {
+    char there[FILE_PATH_MAX], here[FILE_PATH_MAX];
+    for (size_t i = 0; i < asked->flag_count; i++)
+        if ((asked->flags[i].marks & FLAG_FIXED) && resume_differs(there, here, &asked->flags[i], manifest))
+            return fail(error, "%s is of another run: there --%s is '%.200s', here it is '%.200s'; give the same flags, "
+                        "or another --out", path, asked->flags[i].name, there, here);
     if (saved->data != asked->data)
         return fail(error, "%s is of a run on other data than --data names; give the same shards, or another --out",
                     path);
@@ -224,20 +240,13 @@ static inline bool resume_agrees(const RunRecord* saved, const RunRecord* asked,
 
 // Reports the flags that have another value than in the saved run.
 static inline void resume_compare_flags(const RunRecord* asked, const Json* manifest) {
-    uint32_t flags = json_get(manifest, 0, "flags");
-    char precision[16];
+    char precision[16], saved[FILE_PATH_MAX], now[FILE_PATH_MAX];
     if (json_string(manifest, json_get(manifest, 0, "precision"), precision, sizeof precision) &&
         strcmp(precision, FLOATX_NAME) != 0)
         printf("note: that run was in %s, this program is in %s: the bits will differ\n", precision, FLOATX_NAME);
-    for (size_t i = 0; i < asked->flag_count; i++) {
-        const Flag* flag = &asked->flags[i];
-        char saved[FILE_PATH_MAX], now[FILE_PATH_MAX];
-        if (flag->name == NULL || !json_string(manifest, json_get(manifest, flags, flag->name), saved, sizeof saved))
-            continue;
-        flag_text(now, sizeof now, flag);
-        if (strcmp(saved, now) != 0)
-            printf("note: --%s was '%s' in that run and is '%s' now\n", flag->name, saved, now);
-    }
+    for (size_t i = 0; i < asked->flag_count; i++)
+        if (resume_differs(saved, now, &asked->flags[i], manifest))
+            printf("note: --%s was '%s' in that run and is '%s' now\n", asked->flags[i].name, saved, now);
 }
 
 // What all ranks must have in common: a name and a value per line. The caller frees it; NULL without memory.
@@ -370,7 +379,7 @@ static inline bool run_load(Run* run, uint64_t before, bool asked, bool* found, 
         *found = true;
         checkpoint_path(path, key % 2 ? run->hot : run->options->out, key / 2, "");
         bool good = record_open(&manifest, &saved, path, error);
-        bool fits = !good || resume_agrees(&saved, &run->record, path, error);
+        bool fits = !good || resume_agrees(&saved, &run->record, &manifest, path, error);
         if (good && fits) good = checkpoint_load(&run->model.flat, &manifest, path, false, error);
         if (!good && error->kind == ERROR_PROCESS) fits = false;  // no reason to use an older one
         bool all = run_agree(run, fits, error), usable = all && run_agree(run, good, error);

@@ -122,6 +122,8 @@ typedef struct {
     JsonWriter manifest;     // begun, with the caller's members
     char out[FILE_PATH_MAX];
     SafetensorsWriter writer;
+    SafetensorsWriter frozen;  // rank 0's, of the file of the weights that do not train,
+    char frozen_path[FILE_PATH_MAX + 64];  // which is in the newest checkpoint, too
     Error error;             // of SAVER_FAILED
     double stalled_ms;       // how long the save has kept training waiting
     double began_ms;
@@ -134,6 +136,7 @@ static inline SaverState saver_state(const Saver* s) {
 static inline bool saver_open(Saver* s, FlatVector* flat, bool snapshots, double bandwidth, Error* error) {
     memset(s, 0, sizeof *s);
     s->flat = flat;
+    s->frozen.file.file = -1;  // none is open
     s->bandwidth = bandwidth;
     s->bytes = snapshots ? checkpoint_bytes(flat) : 0;
     s->snapshot = snapshots ? (char*)host_allocate(max_size(s->bytes, 1)) : NULL;
@@ -196,6 +199,44 @@ static inline bool saver_write_device(Saver* s, const CheckpointArray* arrays, s
     }
     host_free(chunk);
     return ok;
+}
+
+// Rank 0: the weights that do not train, as another name of the file in the checkpoint before, or written where there is
+// none.
+static inline bool saver_write_frozen(Saver* s, Error* error) {
+    const Parameters* p = s->flat->parameters;
+    char directory[FILE_PATH_MAX], path[FILE_PATH_MAX + 64];
+    const CheckpointArray weights = {"weight", CHECKPOINT_WEIGHTS, false, FLOATX_DTYPE};
+    size_t frozen = 0;
+    for (size_t i = 0; i < p->count; i++) frozen += !p->tensors[i].trains;
+    if (frozen == 0) return true;
+    checkpoint_path(directory, s->out, s->step, ".tmp");
+    snprintf(path, sizeof path, "%s/" CHECKPOINT_FROZEN, directory);
+    if (!directory_make(directory, error)) return false;
+    if (s->frozen_path[0] && link(s->frozen_path, path) == 0) return true;
+    safetensors_writer_free(&s->frozen);
+    void* chunk = host_allocate(CHECKPOINT_CHUNK * sizeof(floatX));
+    bool ok = (chunk != NULL || fail(error, "out of memory for pieces of tensors; free some memory")) &&
+              safetensors_create(&s->frozen, path, error);
+    for (size_t i = 0; ok && i < p->count; i++) {
+        const Tensor* t = &p->tensors[i];
+        char name[96];
+        CommSlice whole = {0, tensor_elements(t)};
+        size_t shape[2] = {t->rows, t->cols};
+        checkpoint_piece_name(name, weights.prefix, t, whole, whole.end);
+        if (!t->trains) ok = safetensors_declare(&s->frozen, name, FLOATX_DTYPE, shape, t->cols ? 2 : 1, error);
+    }
+    ok = ok && safetensors_begin(&s->frozen, error);
+    for (size_t i = 0; ok && i < p->count; i++) {
+        const Tensor* t = &p->tensors[i];
+        for (size_t first = 0, n; ok && !t->trains && first < tensor_elements(t); first += n) {
+            n = min_size(CHECKPOINT_CHUNK, tensor_elements(t) - first);
+            download(chunk, s->flat->params + t->offset + first, n * sizeof(floatX), s->flat->stream);
+            ok = safetensors_write(&s->frozen, chunk, n * sizeof(floatX), error);
+        }
+    }
+    host_free(chunk);
+    return ok && safetensors_end(&s->frozen, error);
 }
 
 // This rank's file, whole and on the disk.
@@ -268,6 +309,10 @@ static inline void saver_begin(Saver* s, uint64_t step, const char* out, const J
         s->state = SAVER_FAILED;
         return;
     }
+    if (s->flat->options.rank == 0 && !saver_write_frozen(s, &s->error)) {
+        s->state = SAVER_FAILED;
+        return;
+    }
     s->taken = false;
     if (s->snapshot && !device_is_host()) saver_take_snapshot(s);
     s->threaded = s->snapshot && pthread_create(&s->thread, NULL, saver_run_async, s) == 0;
@@ -325,13 +370,15 @@ static inline bool saver_publish(Saver* s, const char* files, const size_t* begi
                     part);
     }
     fault_point("manifest");
-    if (!manifest_finish(&s->manifest, file, s->flat, files, begins, error)) return false;
+    if (!manifest_finish(&s->manifest, file, s->flat, files, begins, &s->frozen.header, error)) return false;
 
     // A checkpoint of the same step is there if a run resumed before it, because it was damaged.
     if (directory_exists(path) && !checkpoint_rename(s->out, step, CHECKPOINT_ASIDE))
         return fail_file(error, "set aside", path);
     fault_point("rename");
-    return directory_rename_sync(temporary, path, error);
+    if (!directory_rename_sync(temporary, path, error)) return false;
+    snprintf(s->frozen_path, sizeof s->frozen_path, "%s/" CHECKPOINT_FROZEN, path);
+    return true;
 }
 
 // Completes a save that all ranks have written; all together. If that fails the save is dropped, earlier checkpoints
@@ -349,7 +396,9 @@ static inline bool saver_end(Saver* s, Error* error) {
     // A rank that gave up did so because of others: theirs is the reason.
     if (comm) ok = comm_agree_all(comm, ok || s->gave_up, error) && comm_agree_all(comm, ok, error);
     if (ok) {
-        manifest_write_file(&w, s->flat->options.rank, &s->writer.header);
+        char name[32];
+        snprintf(name, sizeof name, CHECKPOINT_FILE, s->flat->options.rank);
+        manifest_write_file(&w, name, &s->writer.header);
         ok = json_write_done(&w, error);
         if (!ok && comm) comm_abort(comm, error->text);
     }
@@ -372,7 +421,10 @@ static inline bool saver_end(Saver* s, Error* error) {
 }
 
 static inline void saver_close(Saver* s) {
-    if (s->flat) saver_cancel(s);
+    if (s->flat) {
+        saver_cancel(s);
+        safetensors_writer_free(&s->frozen);
+    }
     host_free(s->snapshot);
     memset(s, 0, sizeof *s);
 }

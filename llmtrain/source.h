@@ -68,7 +68,7 @@ static inline bool source_begin(ModelSource* s, size_t files, size_t pieces, Err
     Weights weights;
     memset(&weights, 0, sizeof weights);
     if (!convert_complete(&s->config, s->path, error)) return false;
-    bool ok = weights_create(&weights, &s->parameters, &s->config, error);
+    bool ok = weights_create(&weights, &s->parameters, &s->config, NULL, error);
     free(weights.blocks);
     s->files = (SourceFile*)allocate(files * sizeof(SourceFile));
     s->pieces = (SourcePiece*)allocate(pieces * sizeof(SourcePiece));

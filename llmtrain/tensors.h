@@ -1,6 +1,7 @@
 // tensors.h: the table of a model's tensors, and the block of memory that holds everything.
 //
-//   1. tensors   a row per weight: name, shape, where it lies in the flat vector, how it starts, what trains and decays
+//   1. tensors   a row per weight: name, shape, where it lies in the flat vector, how it starts, whether it decays;
+//                which train: parameters_freeze
 //   2. memory    one block, laid out before the first step and shown as a plan
 //
 // A model fills the table (llmtrain.h); whatever walks parameters walks the table: initial weights, sharding, the
@@ -21,6 +22,7 @@
 #endif
 
 #include <assert.h>
+#include <fnmatch.h>
 
 // ------------------------------------------------------------------------------------------------
 // 1. Tensors
@@ -37,10 +39,11 @@ typedef struct {
     size_t rows, cols;   // the true shape; cols is 0 for a vector of `rows` elements
     size_t offset, size; // position in the flat vector and elements there, padded rows included
     size_t bucket;
+    size_t place;        // where it would lie if all trained: numbers the random values of its start
     Init init;
     float init_std;      // of INIT_NORMAL
     bool decays;         // weight decay applies: matrices only
-    bool trains;         // the optimizer updates it; otherwise its gradient is 0
+    bool trains;         // the optimizer updates it; otherwise it has no gradient and no state
     Dtype dtype;         // of its parameters: FLOATX_DTYPE
     TensorShape shape;   // as the optimizer sees it
 } Tensor;
@@ -52,6 +55,7 @@ typedef struct {
     size_t count, capacity;
     size_t flat_size;    // elements of the flat vector, padding included
     size_t true_size;    // the model's parameters as papers count them
+    bool arranged;       // parameters_freeze has been called: adding the same tensors again gives where they are now
     bool tied;           // the head is the token embedding: bucket 0 gathers gradients from the head's backward on
 } Parameters;
 
@@ -70,10 +74,11 @@ static inline size_t parameters_add(Parameters* p, const char* name, size_t rows
                                     size_t bucket, Init init, float init_std) {
     assert(p->count < p->capacity);
     Tensor* t = &p->tensors[p->count++];
+    if (p->arranged) return t->offset;
     snprintf(t->name, sizeof t->name, "%s", name);
     t->rows = rows;
     t->cols = cols;
-    t->offset = p->flat_size;
+    t->offset = t->place = p->flat_size;
     t->size = padded_rows * (cols ? cols : 1);
     t->bucket = bucket;
     t->init = init;
@@ -86,6 +91,59 @@ static inline size_t parameters_add(Parameters* p, const char* name, size_t rows
     p->flat_size = round_up(p->flat_size + t->size, 64);
     p->true_size += tensor_elements(t);
     return t->offset;
+}
+
+// Whether a name matches one of the shell patterns of a list, separated by commas.
+static inline bool pattern_matches(const char* list, const char* name) {
+    char pattern[256];
+    for (const char* item = list; *item; item += *item == ',') {
+        size_t length = strcspn(item, ",");
+        snprintf(pattern, sizeof pattern, "%.*s", (int)length, item);
+        if (fnmatch(pattern, name, 0) == 0) return true;
+        item += length;
+    }
+    return false;
+}
+
+// Lets only the tensors train whose names match one of the shell patterns of a list, separated by commas, and moves
+// them to the front of their buckets, so that gradients, optimizer state and collectives are still slices. The table
+// then has to be filled again, by the same calls, which return the new offsets.
+static inline bool parameters_freeze(Parameters* p, const char* list, Error* error) {
+    size_t trained = 0;
+    for (const char* item = list; *item; item += *item == ',') {  // every pattern must mean something
+        char pattern[256];
+        size_t length = strcspn(item, ","), matched = 0;
+        snprintf(pattern, sizeof pattern, "%.*s", (int)length, item);
+        for (size_t i = 0; i < p->count; i++) matched += fnmatch(pattern, p->tensors[i].name, 0) == 0;
+        if (matched == 0)
+            return fail(error, "--train %.200s matches no tensor of the model; their names are %s, %s and so on (the "
+                        "list flat_vector of a checkpoint's manifest.json)", pattern, p->tensors[0].name,
+                        p->tensors[p->count / 2].name);
+        item += length;
+    }
+    for (size_t i = 0; i < p->count; i++) trained += p->tensors[i].trains = pattern_matches(list, p->tensors[i].name);
+    if (trained == 0) return fail(error, "--train is empty; name the tensors that train, such as 'block.*'");
+    p->flat_size = 0;
+    for (size_t b = 0, i = 0, end = 0; i < p->count; i = end, b++) {
+        while (end < p->count && p->tensors[end].bucket == b) end++;
+        for (int frozen = 0; frozen < 2; frozen++)
+            for (size_t j = i; j < end; j++) {
+                Tensor* t = &p->tensors[j];
+                if (t->trains == (frozen == 1)) continue;
+                t->offset = p->flat_size;
+                p->flat_size = round_up(p->flat_size + t->size, 64);
+            }
+    }
+    p->count = 0;
+    p->arranged = true;
+    return true;
+}
+
+// The parameters that train, of the model's true_size.
+static inline size_t parameters_trained(const Parameters* p) {
+    size_t trained = 0;
+    for (size_t i = 0; i < p->count; i++) trained += p->tensors[i].trains ? tensor_elements(&p->tensors[i]) : 0;
+    return trained;
 }
 
 static inline void parameters_free(Parameters* p) {

@@ -64,12 +64,12 @@ typedef struct {
 } FlatOptions;
 
 typedef struct {
-    size_t first, end;        // in the flat vector, as all slices here
+    size_t first, end;        // of what trains, in the flat vector, as all slices here
+    size_t frozen_end;        // what does not follows, from `end` on
     size_t* cuts;             // (world + 1) where the ranks' slices begin, counted from `first`
     CommSlice own;            // this rank's
     CommSlice sums;           // whose summed gradients are here: all of it in stages 0 and 1, own in stage 2
     CommSlice state;          // whose master weights and optimizer state are here: all of it in stage 0, else own
-    bool trains;              // one of its tensors does: there is optimizer state for it
     size_t sums_offset, master_offset;  // where these begin in grads or exact; in master_weights
     size_t staging;           // the buffer that it uses
     bool reducing, gathering; // a collective is in flight
@@ -178,7 +178,8 @@ static inline const Tensor* flat_tensor(const FlatVector* flat, size_t b, size_t
     const Parameters* p = flat->parameters;
     const Tensor* found = NULL;
     for (size_t i = 0; i < p->count; i++)
-        if (p->tensors[i].bucket == b && (found == NULL || p->tensors[i].offset <= at)) found = &p->tensors[i];
+        if (p->tensors[i].bucket == b && p->tensors[i].trains && (found == NULL || p->tensors[i].offset <= at))
+            found = &p->tensors[i];
     return found;
 }
 
@@ -188,11 +189,11 @@ static inline void flat_cut_tensors(FlatVector* flat, size_t b, double* loads) {
     const Parameters* p = flat->parameters;
     Bucket* k = &flat->buckets[b];
     size_t world = flat->options.world, owner = 0, left = 0;
-    for (size_t i = 0; i < p->count; i++) left += p->tensors[i].bucket == b && p->tensors[i].cols > 0;
+    for (size_t i = 0; i < p->count; i++) left += p->tensors[i].bucket == b && p->tensors[i].trains && p->tensors[i].cols > 0;
     for (size_t r = 0; r <= world; r++) k->cuts[r] = r == 0 ? 0 : k->end - k->first;
     for (size_t i = 0; i < p->count; i++) {
         const Tensor* t = &p->tensors[i];
-        if (t->bucket != b) continue;
+        if (t->bucket != b || !t->trains) continue;
         if (t->cols > 0) {
             // Ranks that must stay free for the matrices after this one, as long as there are enough.
             size_t after = min_size(--left, world - 1), last = max_size(owner, world - 1 - after);
@@ -215,7 +216,7 @@ static inline void flat_cut(FlatVector* flat, size_t b, double* loads) {
     bool whole = cut == CUT_NOWHERE;
     for (size_t i = 0; i < flat->parameters->count; i++) {
         const Tensor* t = &flat->parameters->tensors[i];
-        whole |= cut == CUT_OTHERS && t->bucket == b && t->shape.hidden;
+        whole |= cut == CUT_OTHERS && t->bucket == b && t->trains && t->shape.hidden;
     }
     if (whole) {
         flat_cut_tensors(flat, b, loads);
@@ -223,7 +224,7 @@ static inline void flat_cut(FlatVector* flat, size_t b, double* loads) {
     }
     for (size_t r = 0; r <= world; r++) {
         k->cuts[r] = r < world ? shard_slice(n, r, world).first : n;
-        if (cut != CUT_BLOCKS || r == 0 || r == world) continue;
+        if (cut != CUT_BLOCKS || r == 0 || r == world || n == 0) continue;
         const Tensor* t = flat_tensor(flat, b, k->first + k->cuts[r]);
         size_t into = min_size(k->first + k->cuts[r] - t->offset, t->size);
         k->cuts[r] = t->offset + into / OPTIMIZER_BLOCK * OPTIMIZER_BLOCK - k->first;
@@ -265,10 +266,17 @@ static inline bool flat_create(FlatVector* flat, const Parameters* p, const Rank
         free(loads);
         return fail(error, "out of memory for the table of buckets");
     }
-    for (size_t i = p->count; i-- > 0;) flat->buckets[p->tensors[i].bucket].first = p->tensors[i].offset;
+    for (size_t b = 0; b < count; b++) flat->buckets[b].first = SIZE_MAX;
+    for (size_t i = 0; i < p->count; i++) {
+        const Tensor* t = &p->tensors[i];
+        Bucket* k = &flat->buckets[t->bucket];
+        k->first = min_size(k->first, t->offset);
+        if (t->trains) k->end = max_size(k->end, round_up(t->offset + t->size, 64));
+    }
     for (size_t b = 0; b < count; b++) {
         Bucket* k = &flat->buckets[b];
-        k->end = b + 1 < count ? flat->buckets[b + 1].first : p->flat_size;
+        k->frozen_end = b + 1 < count ? flat->buckets[b + 1].first : p->flat_size;
+        k->end = max_size(k->end, k->first);
         CommSlice whole = {k->first, k->end};
         k->cuts = flat->cuts + b * (flat->options.world + 1);
         flat_cut(flat, b, loads);
@@ -276,7 +284,6 @@ static inline bool flat_create(FlatVector* flat, const Parameters* p, const Rank
         k->own.end = k->first + k->cuts[options->rank + 1];
         k->sums = options->stage < 2 ? whole : k->own;
         k->state = options->stage < 1 ? whole : k->own;
-        for (size_t i = 0; i < p->count; i++) k->trains |= p->tensors[i].bucket == b && p->tensors[i].trains;
         k->sums_offset = flat->sums_size;
         k->master_offset = flat->master_size;
         flat->sums_size += slice_length(k->sums);
@@ -463,11 +470,12 @@ static inline void flat_begin_step(FlatVector* flat, double loss_scale, size_t m
 }
 
 // Where the backward adds the gradient of a tensor that begins at `offset`, between flat_begin_bucket and
-// flat_end_bucket.
+// flat_end_bucket; NULL if it does not train.
 static inline float* flat_gradient(const FlatVector* flat, size_t offset) {
     const Bucket* k = flat_bucket(flat, offset);
     float* staged = flat->staging[k->staging].grads;
-    return staged ? staged + (offset - k->first) : flat->grads + offset;
+    if (offset >= k->end) return NULL;
+    return (staged ? staged : flat->grads + k->sums_offset) + (offset - k->first);
 }
 
 // Waits for the reduction of a bucket, and adds what came in comm_buffer to the rank's sums.
@@ -493,7 +501,7 @@ static inline void flat_collect(FlatVector* flat, Bucket* k) {
 static inline void flat_begin_bucket(FlatVector* flat, size_t bucket) {
     Bucket* k = &flat->buckets[bucket];
     Staging* staging = &flat->staging[k->staging];
-    if (staging->grads == NULL) return;
+    if (staging->grads == NULL || k->first == k->end) return;
     if (staging->grads == staging->comm_buffer && staging->pending) flat_collect(flat, staging->pending);
     fill_zero(staging->grads, (k->end - k->first) * sizeof(float), flat->stream);
 }
@@ -503,11 +511,8 @@ static inline void flat_end_bucket(FlatVector* flat, size_t bucket) {
     Bucket* k = &flat->buckets[bucket];
     Staging* staging = &flat->staging[k->staging];
     const RankOptions* o = &flat->options;
-    const Parameters* p = flat->parameters;
     size_t n = k->end - k->first;
-    for (size_t i = 0; i < p->count; i++)
-        if (p->tensors[i].bucket == bucket && !p->tensors[i].trains)
-            fill_zero(flat_gradient(flat, p->tensors[i].offset), p->tensors[i].size * sizeof(float), flat->stream);
+    if (n == 0) return;
     if (flat->discards) {
         sum_of_squares(flat->scalars + SUM_SQUARES + bucket, flat_gradient(flat, k->first), n, flat->stream);
         return;
@@ -550,6 +555,7 @@ static inline const float* flat_summed(FlatVector* flat, const Bucket* k, CommSl
 static inline void flat_finish_step(FlatVector* flat) {
     for (size_t b = flat->count; b-- > 0;) {
         Bucket* k = &flat->buckets[b];
+        if (k->first == k->end) continue;
         flat_collect(flat, k);
         sum_of_squares(flat->scalars + SUM_SQUARES + b, flat_summed(flat, k, k->own), slice_length(k->own),
                        flat->stream);
@@ -610,9 +616,9 @@ static inline void flat_update(FlatVector* flat, const OptimizerStep* step) {
     size_t i = 0;
     for (size_t b = 0; b < flat->count; b++) {
         Bucket* k = &flat->buckets[b];
-        const float* grads = flat_summed(flat, k, k->state);
+        const float* grads = k->first < k->end ? flat_summed(flat, k, k->state) : NULL;
         for (; i < p->count && p->tensors[i].bucket == b; i++) flat_update_tensor(flat, i, grads, step);
-        if (flat->options.stage == 0) continue;
+        if (flat->options.stage == 0 || k->first == k->end) continue;
         collective_all_gather(&flat->collectives, flat->count + flat_slot(flat, k), flat->params + k->first,
                               k->cuts, FLOATX_DTYPE, flat->stream);
         k->gathering = true;
@@ -749,7 +755,7 @@ static inline bool flat_compare(FlatVector* flat, Error* error) {
     if (!flat_await_all(flat, error)) return false;
     for (size_t b = 0; b < flat->count; b++) {
         const Bucket* k = &flat->buckets[b];
-        checksum(flat->checksums + b, flat->params + k->first, k->first, k->end - k->first, flat->stream);
+        checksum(flat->checksums + b, flat->params + k->first, k->first, k->frozen_end - k->first, flat->stream);
     }
     download(flat->compared + flat->options.rank * flat->count, flat->checksums, flat->count * sizeof(uint64_t),
              flat->stream);

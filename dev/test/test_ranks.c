@@ -364,6 +364,8 @@ static void test_float(void) {
     expect_same_stages("float", test.train, GPT2, 3, "--reduce float --total-batch 144");
     expect_same_stages("float", test.train, ODD, 3, "--reduce float --total-batch 138");
     expect_same_stages("float", test.train, LLAMA, 4, "--reduce float --total-batch 192");
+    expect_same_stages("frozen", test.train, ODD, 3, "--train block.*_weight,final_norm_bias --total-batch 138");
+    expect_same_stages("frozen", test.train, LLAMA, 4, "--train block.0.*,block.1.qkv_weight --total-batch 192");
 }
 
 static const struct {
