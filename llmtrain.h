@@ -708,8 +708,8 @@ static inline void norm_backward(const Model* model, floatX* dx, const floatX* d
                                  const float* rstd, size_t weight, size_t bias, size_t N) {
     size_t C = model->config.channels;
     if (model->config.family == FAMILY_GPT2)
-        layernorm_backward(dx, norm_grad(model, weight, 0), norm_grad(model, bias, 1), dout, x, param(model, weight), mean, rstd, N, C,
-                           model->stream);
+        layernorm_backward(dx, norm_grad(model, weight, 0), norm_grad(model, bias, 1), dout, x, param(model, weight),
+                           mean, rstd, N, C, model->stream);
     else
         rmsnorm_backward(dx, norm_grad(model, weight, 0), dout, x, param(model, weight), rstd, N, C, model->stream);
 }

@@ -12,8 +12,8 @@
 //
 // Collectives work in place and in the order of the stream: a collective sees what was enqueued before it, and what is
 // enqueued after collective_wait sees the result. A slot identifies the collective in flight. Rank r's slice of a
-// vector is [cuts[r], cuts[r + 1]), in elements; its length is cuts[world]. Collectives return nothing: after a failure their results are
-// undefined, and collective_check, or the next call to the Comm, reports it.
+// vector is [cuts[r], cuts[r + 1]), in elements; its length is cuts[world]. Collectives return nothing:
+// after a failure their results are undefined, and collective_check, or the next call to the Comm, reports it.
 
 #ifndef LLMTRAIN_COLLECTIVES_H
 #define LLMTRAIN_COLLECTIVES_H

@@ -213,8 +213,8 @@ static inline void run_free(Run* run) {
 // ------------------------------------------------------------------------------------------------
 // 2. Identity
 
-// Whether a saved run had another value of a flag, and both as text. A checkpoint from before there was the flag has the
-// default.
+// Whether a saved run had another value of a flag, and both as text. A checkpoint from before there was the flag has
+// the default.
 static inline bool resume_differs(char saved[FILE_PATH_MAX], char now[FILE_PATH_MAX], const Flag* flag,
                                   const Json* manifest) {
     uint32_t node = flag->name ? json_get(manifest, json_get(manifest, 0, "flags"), flag->name) : JSON_NONE;
@@ -229,8 +229,8 @@ static inline bool resume_agrees(const RunRecord* saved, const RunRecord* asked,
     char there[FILE_PATH_MAX], here[FILE_PATH_MAX];
     for (size_t i = 0; i < asked->flag_count; i++)
         if ((asked->flags[i].marks & FLAG_FIXED) && resume_differs(there, here, &asked->flags[i], manifest))
-            return fail(error, "%s is of another run: there --%s is '%.200s', here it is '%.200s'; give the same flags, "
-                        "or another --out", path, asked->flags[i].name, there, here);
+            return fail(error, "%s is of another run: there --%s is '%.200s', here it is '%.200s'; give the same "
+                        "flags, or another --out", path, asked->flags[i].name, there, here);
     if (saved->data != asked->data)
         return fail(error, "%s is of a run on other data than --data names; give the same shards, or another --out",
                     path);

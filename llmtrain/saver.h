@@ -201,8 +201,8 @@ static inline bool saver_write_device(Saver* s, const CheckpointArray* arrays, s
     return ok;
 }
 
-// Rank 0: the weights that do not train, as another name of the file in the checkpoint before, or written where there is
-// none.
+// Rank 0: the weights that do not train, as another name of the file in the checkpoint before, or written where there
+// is none.
 static inline bool saver_write_frozen(Saver* s, Error* error) {
     const Parameters* p = s->flat->parameters;
     char directory[FILE_PATH_MAX], path[FILE_PATH_MAX + 64];

@@ -189,7 +189,10 @@ static inline void flat_cut_tensors(FlatVector* flat, size_t b, double* loads) {
     const Parameters* p = flat->parameters;
     Bucket* k = &flat->buckets[b];
     size_t world = flat->options.world, owner = 0, left = 0;
-    for (size_t i = 0; i < p->count; i++) left += p->tensors[i].bucket == b && p->tensors[i].trains && p->tensors[i].cols > 0;
+    for (size_t i = 0; i < p->count; i++) {
+        const Tensor* t = &p->tensors[i];
+        left += t->bucket == b && t->trains && t->cols > 0;
+    }
     for (size_t r = 0; r <= world; r++) k->cuts[r] = r == 0 ? 0 : k->end - k->first;
     for (size_t i = 0; i < p->count; i++) {
         const Tensor* t = &p->tensors[i];
