@@ -192,12 +192,17 @@ static inline size_t parameters_add_vector(Parameters* p, bool has, size_t l, co
 // Fills the table. Initial weights are normal with std sqrt(2 / 5C), "Transformers without Tears: Improving the
 // Normalization of Self-Attention": about GPT-2's 0.02 for its 768 channels, and more for narrow models, which learn
 // faster so. It is less by sqrt(2L) for the two matmuls that add to the residual stream, so that its size does not grow
-// with depth.
-static inline void weights_fill(Weights* w, Parameters* p, const Config* c) {
+// with depth. train: which tensors do, for parameters_freeze; NULL: all.
+static inline bool weights_create(Weights* w, Parameters* p, const Config* c, const char* train, Error* error) {
     size_t C = c->channels, L = c->layers, F = c->ffn, V = c->vocab, Vp = config_padded_vocab(c);
     size_t HD = c->heads * config_head_size(c);
     float usual = sqrtf(0.4f / (float)C), residual = usual / sqrtf(2.0f * (float)L);
     bool biases = c->family == FAMILY_GPT2;
+    if (!p->arranged && !parameters_allocate(p, 14 * L + 5, error))
+        return false;  // 14 per block; 2 embeddings, 2 of the final norm, 1 head
+    p->tied = c->tied;
+    if (!p->arranged) w->blocks = (Block*)allocate(L * sizeof(Block));
+    if (w->blocks == NULL) return fail(error, "out of memory for the table of %zu blocks", L);
     w->token_embedding = parameters_add(p, "token_embedding", V, Vp, C, 0, INIT_NORMAL, usual);
     w->position_embedding = NO_TENSOR;
     if (c->family == FAMILY_GPT2)
@@ -230,21 +235,10 @@ static inline void weights_fill(Weights* w, Parameters* p, const Config* c) {
         w->final_norm_bias = parameters_add(p, "final_norm_bias", C, C, 0, L + 1, INIT_ZERO, 0);
     w->head_weight = w->token_embedding;
     if (!c->tied) w->head_weight = parameters_add(p, "head_weight", V, Vp, C, L + 1, INIT_NORMAL, usual);
+    return train == NULL || p->arranged ||
+           (parameters_freeze(p, train, error) && weights_create(w, p, c, train, error));
 }
 
-// train: which tensors do, for parameters_freeze; NULL: all.
-static inline bool weights_create(Weights* w, Parameters* p, const Config* c, const char* train, Error* error) {
-    if (!parameters_allocate(p, 14 * c->layers + 5, error))
-        return false;  // 14 per block; 2 embeddings, 2 of the final norm, 1 head
-    p->tied = c->tied;
-    w->blocks = (Block*)allocate(c->layers * sizeof(Block));
-    if (w->blocks == NULL) return fail(error, "out of memory for the table of %zu blocks", c->layers);
-    weights_fill(w, p, c);
-    if (train == NULL) return true;
-    if (!parameters_freeze(p, train, error)) return false;
-    weights_fill(w, p, c);
-    return true;
-}
 
 // ------------------------------------------------------------------------------------------------
 // 3. Model
@@ -293,8 +287,7 @@ typedef struct {
     FlatVector flat;  // parameters, gradients, master weights and optimizer state, as far as this rank holds them
     size_t B, T;              // of the batch in progress
     size_t first_trained;     // bucket: the backward ends at it
-    float* discarded;         // (2, discarded_size): where norms add the gradients of what does not train
-    size_t discarded_size;
+    float* discarded[2];      // (C or D) where norms add the gradients of weights and biases that do not train
     DocumentSpan* spans;      // (span_count) of the batch uploaded last, with room for options.B * options.T:
     size_t span_count;        // attention treats each as a batch of its own
     bool decoding;            // with the KV cache: its tokens follow those in it
@@ -334,13 +327,8 @@ static inline void model_layout(Model* model) {
         block_layout(&a->blocks[l], &a->blocks[c->layers - 1], a->blocks[l].recomputed, &shape, plan);
     for (int i = 0; i < 2; i++) model->batches[i] = (int32_t*)plan_take(plan, "batches", 2 * N * sizeof(int32_t));
     model->scratch = plan_take(plan, "scratch of the operations", model_scratch_bytes(model));
-    for (size_t i = 0; i < model->parameters.count && o->training; i++) {
-        const Tensor* t = &model->parameters.tensors[i];
-        if (!t->trains && t->cols == 0) model->discarded_size = max_size(model->discarded_size, t->size);
-    }
-    if (model->discarded_size > 0)
-        model->discarded = (float*)plan_take(plan, "gradients that are not used",
-                                             2 * model->discarded_size * sizeof(float));
+    for (int i = 0; i < 2 && o->train; i++)
+        model->discarded[i] = (float*)plan_take(plan, "gradients that are not used", max_size(C, D) * sizeof(float));
     const char* name = "activations outside the blocks";
     a->branch = (floatX*)plan_take(plan, name, N * C * sizeof(floatX));
     a->output = (floatX*)plan_take(plan, name, N * C * sizeof(floatX));
@@ -408,18 +396,6 @@ static inline bool model_plan(Model* model, const Config* asked, ModelOptions op
     if (ok) model_layout(model);
     else model_free(model);
     return ok;
-}
-
-// Chooses anew which operations run again in which block, so that the model takes `bytes` at most, with the least extra
-// time at these rates; before it is allocated. Fills in `missing`: bytes above that which it needs whatever runs again.
-static inline void model_recompute_within(Model* model, double* missing, double bytes, const Rates* rates) {
-    BlockShape shape = model_block_shape(model);
-    for (int pass = 0; pass < 2; pass++) {  // with every array kept, then as chosen
-        double excess = pass ? (double)model->memory.total - bytes : 0;
-        *missing = recompute_choose(model->activations.blocks, model->config.layers, excess, &shape, rates);
-        memset(&model->memory, 0, sizeof model->memory);
-        model_layout(model);
-    }
 }
 
 // Opens the device and allocates what model_plan planned. Parameters are zero until model_randomize or a checkpoint
@@ -509,7 +485,7 @@ static inline float* grad(const Model* model, size_t offset) {
 // The same for the weight (0) or bias (1) of a norm, which needs memory for both even if one does not train.
 static inline float* norm_grad(const Model* model, size_t offset, size_t number) {
     float* gradient = grad(model, offset);
-    return gradient ? gradient : model->discarded + number * model->discarded_size;
+    return gradient ? gradient : model->discarded[number];
 }
 
 // ------------------------------------------------------------------------------------------------

@@ -87,6 +87,18 @@ static inline Rates plan_rates(const PlanOptions* o) {
     return rates;
 }
 
+// Chooses anew which operations run again in which block, so that the model takes `bytes` at most, with the least extra
+// time at these rates; before it is allocated. Fills in `missing`: bytes above that which it needs whatever runs again.
+static inline void model_recompute_within(Model* model, double* missing, double bytes, const Rates* rates) {
+    BlockShape shape = model_block_shape(model);
+    for (int pass = 0; pass < 2; pass++) {  // with every array kept, then as chosen
+        double excess = pass ? (double)model->memory.total - bytes : 0;
+        *missing = recompute_choose(model->activations.blocks, model->config.layers, excess, &shape, rates);
+        memset(&model->memory, 0, sizeof model->memory);
+        model_layout(model);
+    }
+}
+
 // Chooses what the backward computes again, so that the process takes --memory; false if it takes more whatever is
 // chosen.
 static inline bool plan_recompute(Model* model, const PlanOptions* o) {
