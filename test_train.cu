@@ -1745,18 +1745,18 @@ static void test_two_ranks(void) {
     check("--plan: MB sent per step of two ranks", fabs(planned - 1e-6 * sent), 0.012);
     ok = train(small_run("nothing", "--plan --ranks 2 --total-batch 192 --memory 1 --rate 100,10")) == 0;
     check_true("--plan --memory: what fits, with the time of a step",
-               ok && output_contains("within 1 GB") && output_contains("--batch 1 --zero 1 --optimizer adamw"));
+               ok && output_contains("within 1 GB") && output_contains("--zero 1 --optimizer adamw"));
     ok = train("--plan --model llama:1B --seq 2048 --batch 1 --memory 12 --rate 300,25") == 0;
     if (FLOATX_DTYPE == DTYPE_BF16)
         check_true("--plan: all parameters of llama:1B train within 12 GB at 2048 tokens",
                    ok && output_contains("--optimizer adamw-8bit --masters off"));
     ok = train(small_run("nothing", "--plan --memory 0.001")) == 0;
     check_true("--plan --memory: what is nearest if nothing fits",
-               ok && output_contains("nothing fits 0.001 GB; the nearest needs 0.0") &&
-                   output_contains("--batch 1 --optimizer adamw") && output_contains("--recompute auto --memory 0.0"));
+               ok && output_contains("nothing fits 0.001 GB; the nearest needs 0.") &&
+                   output_contains("--batch 1 --optimizer adamw") && output_contains("--recompute auto --memory 0."));
     ok = train(small_run("nothing", "--recompute auto --memory 0.001")) == 2;
     check_true("--recompute auto: a budget that nothing fits is refused, with what the run needs",
-               ok && output_contains("the run needs 0.0") && output_contains("--memory larger"));
+               ok && output_contains("the run needs 0.") && output_contains("--memory larger"));
     check_true("--plan: the lowest stage that fits",
                ok && strstr(text, "--zero 0 --reduce exact is the lowest stage that fits") != NULL);
     free(text);
