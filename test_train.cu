@@ -481,6 +481,13 @@ static void test_documents(Family family) {
     model_free(&alone);
 }
 
+static Rates test_rates(const char* text) {
+    Rates rates;
+    Error error;
+    need(rates_parse(&rates, text, &error), &error);
+    return rates;
+}
+
 // Trains 20 steps of two micro-batches, of which the second is shorter, with dropout and masked documents. Returns a hash
 // of all weights, master weights and optimizer state; bytes: what the model takes. budget: 0, or what it may take, with
 // what is recomputed chosen for that.
@@ -490,7 +497,7 @@ static uint64_t recompute_run(double* bytes, const Config* c, RecomputeLevel lev
     Error error;
     ModelOptions options = test_options(B, T);
     OptimizerOptions adamw = {OPTIMIZER_ADAMW, 0.9, 0.95, 1e-8, 0.1, 1, 0};
-    Rates rates = {300e9, 100e9, 25e9, 1e9, 1e9};
+    Rates rates = test_rates("300,25");
     StepFlags flags = {false, false, false, false};
     StepResult result;
     int32_t tokens[N], targets[N];
@@ -556,7 +563,7 @@ static void test_recompute(Family family, bool relatives) {
     }
     Model model;
     Error error;
-    Rates rates = {300e9, 100e9, 25e9, 1e9, 1e9};
+    Rates rates = test_rates("300,25");
     need(model_plan(&model, &c, test_options(2, 12), &error), &error);
     model_recompute_within(&model, &fitted, 0.5 * bytes[RECOMPUTE_BLOCK], &rates);
     check_true("a budget below the last level: what is missing is said", fitted > 0);
@@ -566,7 +573,7 @@ static void test_recompute(Family family, bool relatives) {
 // Llama 8B, a sequence of 8,192 tokens in 16 bits: 36.5 GB of activations of the blocks come under 4, at less than 35%
 // more time by the costs of the operations, at the rates of a CPU and of a GPU.
 static void test_recompute_large(void) {
-    static const Rates rates[] = {{300e9, 100e9, 25e9, 1e9, 1e9}, {500e12, 50e12, 2.5e12, 100e9, 1e9}};
+    const Rates rates[] = {test_rates("300,25"), test_rates("500000,2500")};
     if (FLOATX_IS_FLOAT) return;
     Config c;
     Error error;

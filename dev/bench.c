@@ -7,7 +7,7 @@
 //     build/bench-fp32 --model llama:15M --batch 8 --seq 128 --steps 20 --threads 1 --json step.json
 //     build/bench-fp32 --sweep                        cost against sequence length, batch size and parameters
 //     build/bench-fp32 --tour --model gpt2:tiny       each operation of one step, with what it computed (make tour)
-//     build/bench-fp32 --recompute block              time and memory of each level of --recompute up to that one
+//     build/bench-fp32 --recompute block              time and memory of each level of --recompute from that one down
 //
 // A step is what the loop of train.cu does: zero gradients, forward, head, backward, norm, AdamW; with random weights
 // and random tokens, without the loader and without log lines. One step warms up; of the timed ones the median and the
@@ -675,7 +675,7 @@ static bool bench_recompute(const Options* o, JsonWriter* w, Error* error) {
            "of none", "processor", "predicted");
     json_write_key(w, "recompute");
     json_write_begin(w, '[');
-    for (int level = 0; ok && level <= last; level++) ok = recompute_row(o, w, (RecomputeLevel)level, times, error);
+    for (int level = last; ok && level >= 0; level--) ok = recompute_row(o, w, (RecomputeLevel)level, times, error);
     json_write_end(w, ']');
     free(times);
     return ok;

@@ -12,7 +12,7 @@
 #ifndef LLMTRAIN_COSTS_H
 #define LLMTRAIN_COSTS_H
 
-#include "types.h"
+#include "optimizers.h"
 
 typedef struct {
     bool matmul;          // its arithmetic runs at the rate of matmuls
@@ -26,6 +26,8 @@ typedef struct {
     double memory;        // bytes read and written
     double comm;          // bytes sent to other ranks
     double offload;       // bytes read and written of what is offloaded
+    double update[OPTIMIZER_COUNT][2];  // elements updated by each optimizer, without and with master weights in 16-bit
+                                        // builds; 0: not known, its memory traffic decides
 } Rates;
 
 #define COST_X ((double)sizeof(floatX))  // bytes of one stored element

@@ -82,8 +82,8 @@ static inline size_t plan_bytes(const Model* model, const PlanOptions* o) {
 // Rates by which operations are compared with each other, if none are given: only their ratios count.
 static inline Rates plan_rates(const PlanOptions* o) {
     Error ignored;
-    Rates rates = {300e9, 100e9, 25e9, 1e9, 1e9};
-    if (o->rate) rates_parse(&rates, o->rate, &ignored);
+    Rates rates;
+    rates_parse(&rates, o->rate ? o->rate : "300,25", &ignored);
     return rates;
 }
 
@@ -157,7 +157,7 @@ typedef struct {
     size_t stage, B;
 } Choice;
 
-enum { CHOICES_MAX = 512, CHOICES_SHOWN = 12, CHOICE_B_MAX = 1024 };
+enum { CHOICES_MAX = 4096, CHOICES_SHOWN = 12, CHOICE_B_MAX = 1024 };
 
 static inline int choice_compare(const void* a, const void* b) {
     const Choice *x = (const Choice*)a, *y = (const Choice*)b;
@@ -214,11 +214,7 @@ static inline bool plan_show_time(Rates* rates, const Model* model, const PlanOp
     *rates = plan_rates(o);
     if (o->rate == NULL) {
         if (!rates_measure(rates, &shape, error)) return false;
-        double share = 1.0 / (double)ranks->world;  // ranks that are started here divide the machine
-        rates->matmul *= share;
-        rates->other *= share;
-        rates->memory *= share;
-        rates->comm *= share;
+        rates_divide(rates, ranks->world);  // those that are started here
     }
     printf("\n  rates of a rank, %s: matmuls %.1f GFLOP/s, the rest %.1f, memory %.1f GB/s",
            o->rate ? "given" : "measured", 1e-9 * rates->matmul, 1e-9 * rates->other, 1e-9 * rates->memory);
@@ -230,8 +226,9 @@ static inline bool plan_show_time(Rates* rates, const Model* model, const PlanOp
 }
 
 // Lists what fits --memory, for steps of as many tokens as the flags ask for; the fastest first.
-static inline void plan_show_choices(const Model* asked, const PlanOptions* o, const Rates* rates) {
-    Choice choices[CHOICES_MAX];
+static inline bool plan_show_choices(const Model* asked, const PlanOptions* o, const Rates* rates, Error* error) {
+    Choice* choices = (Choice*)allocate(CHOICES_MAX * sizeof(Choice));
+    if (choices == NULL) return fail(error, "out of memory for the list of what fits");
     const RankOptions* ranks = &asked->flat.options;
     size_t sequences = asked->options.B * o->micro_batches, count = 0, fits = 0, nearest = 0;
     double tokens = (double)(sequences * asked->options.T * ranks->world);
@@ -259,9 +256,12 @@ static inline void plan_show_choices(const Model* asked, const PlanOptions* o, c
                flags);
     }
     if (fits > CHOICES_SHOWN) printf("  and %zu slower ones\n", fits - CHOICES_SHOWN);
-    if (fits > 0) return;
-    choice_flags(flags, sizeof flags, &choices[nearest], asked, ceil(1e-6 * choices[nearest].bytes + 1) * 1e-3);
-    printf("  nothing fits %g GB; the nearest needs %.3f GB: %s\n", o->memory_gb, 1e-9 * choices[nearest].bytes, flags);
+    double least = choices[nearest].bytes;
+    choice_flags(flags, sizeof flags, &choices[nearest], asked, ceil(1e-6 * least + 1) * 1e-3);
+    if (fits == 0)
+        printf("  nothing fits %g GB; the nearest needs %.3f GB: %s\n", o->memory_gb, 1e-9 * least, flags);
+    free(choices);
+    return true;
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -324,8 +324,7 @@ static inline bool plan_show(const Model* model, const PlanOptions* o, Error* er
         return true;
     }
     if (!plan_show_time(&rates, model, o, error)) return false;
-    if (o->memory_gb > 0) plan_show_choices(model, o, &rates);
-    return true;
+    return o->memory_gb == 0 || plan_show_choices(model, o, &rates, error);
 }
 
 #endif  // LLMTRAIN_PLAN_H

@@ -8,8 +8,8 @@
 //   2. step    what train.cu does in a step, operation by operation
 //
 // Rates are those that the operations reach, not the peaks of the machine. They are measured in processor time: what
-// other programs take meanwhile is not counted, and steps are slower by that while they go on. Loading data, validating,
-// saving and waiting for a slower rank are not counted.
+// other programs take meanwhile is not counted, and steps are slower by that while they go on. Loading data,
+// validating, saving and waiting for a slower rank are not counted.
 
 #ifndef LLMTRAIN_PREDICT_H
 #define LLMTRAIN_PREDICT_H
@@ -27,6 +27,7 @@
 // offloaded. The last two are 1 if they are not given.
 static inline bool rates_parse(Rates* r, const char* text, Error* error) {
     double values[4] = {0, 0, 1, 1};
+    memset(r, 0, sizeof *r);
     size_t count = 0;
     bool good = true;
     for (const char* next = text; good && count < 4; next++) {
@@ -81,6 +82,37 @@ static inline double rates_time(const RatesArrays* a, int kind, Stream none) {
     return (processor_ms() - began) / (double)threads_count();
 }
 
+// Elements that an optimizer without whole matrices updates in a second, with memory for a million of them.
+static inline double rates_update(OptimizerKind kind, bool master_weights, float* memory, Stream none) {
+    enum { N = 1 << 19, REPEATS = 3 };
+    OptimizerStep step;
+    OptimizerSlice slice;
+    double ms[REPEATS + 1];
+    memset(&step, 0, sizeof step);
+    memset(&slice, 0, sizeof slice);
+    step.kind = kind;
+    step.lr = 1e-4f;
+    step.beta1 = 0.9f;
+    step.beta2 = 0.95f;
+    step.epsilon = 1e-8f;
+    step.grad_scale = 1.0f;
+    step.step = 1;
+    slice.n = N;
+    slice.shape.rows = 512;
+    slice.shape.cols = N / 512;
+    slice.params = (floatX*)memory;
+    slice.grads = memory + N;
+    if (master_weights) slice.master_weights = memory + 2 * N;
+    for (size_t i = 0; i < optimizer_states(kind); i++) slice.states[i] = memory + (3 + i) * N;
+    for (int i = 0; i <= REPEATS; i++) {
+        double began = processor_ms();
+        optimizer_update(&slice, &step, none);
+        ms[i] = (processor_ms() - began) / (double)threads_count();
+    }
+    qsort(ms + 1, REPEATS, sizeof(double), compare_doubles);  // the first warms up
+    return 1e3 * N / ms[1 + REPEATS / 2];
+}
+
 // Of a CPU: the rates that operations of this size reach with all threads.
 static inline bool rates_measure(Rates* r, const BlockShape* s, Error* error) {
     enum { LEAST = 5, MOST = 200 };
@@ -119,6 +151,7 @@ static inline bool rates_measure(Rates* r, const BlockShape* s, Error* error) {
     double work[3] = {3 * matmul.flops, forward.flops + backward.flops, 12.0 * (double)(a.n / 2)};
     double* rates[3] = {&r->matmul, &r->other, &r->memory};
     Stream none = NULL;
+    memset(r, 0, sizeof *r);
     double ms[3][MOST], began = now_ms();
     size_t count = 0;
     for (int kind = 0; kind < 3; kind++) rates_time(&a, kind, none);  // warms up
@@ -128,11 +161,27 @@ static inline bool rates_measure(Rates* r, const BlockShape* s, Error* error) {
         qsort(ms[kind], count, sizeof(double), compare_doubles);
         *rates[kind] = 1e3 * work[kind] / ms[kind][count / 2];
     }
+    memset(a.stream, 0, a.n * sizeof(float));
+    for (int o = 0; o < OPTIMIZER_COUNT; o++)
+        for (int masters = 0; masters < (FLOATX_IS_FLOAT ? 1 : 2); masters++)
+            if (OPTIMIZERS[o].cut == CUT_ANYWHERE || OPTIMIZERS[o].cut == CUT_BLOCKS)
+                r->update[o][masters] = rates_update((OptimizerKind)o, masters > 0, a.stream, none);
     r->comm = 0.05 * r->memory;
     r->offload = 1e9;
     free(x);
     free(f);
     return true;
+}
+
+// Of each of several ranks that divide a machine.
+static inline void rates_divide(Rates* r, size_t ranks) {
+    double share = 1.0 / (double)ranks;
+    r->matmul *= share;
+    r->other *= share;
+    r->memory *= share;
+    r->comm *= share;
+    for (int o = 0; o < OPTIMIZER_COUNT; o++)
+        for (int masters = 0; masters < 2; masters++) r->update[o][masters] *= share;
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -211,13 +260,17 @@ static inline Cost muon_cost(const FlatVector* flat) {
 // Clears the gradients, takes their norm, updates what this rank owns.
 static inline double update_ms(const Model* model, const Rates* r) {
     const FlatVector* flat = &model->flat;
-    double x = sizeof(floatX), owned = 0, bytes, sum = flat->options.reduce == REDUCE_EXACT ? 8 : 4;
+    bool masters = flat->holds.master_weights && !FLOATX_IS_FLOAT;
+    double x = sizeof(floatX), owned = 0, sum = flat->options.reduce == REDUCE_EXACT ? 8 : 4;
+    double rate = r->update[flat->holds.optimizer][masters];
     for (size_t b = 0; b < flat->count; b++) owned += (double)slice_length(flat->buckets[b].state);
-    bytes = sum * (double)flat->sums_size + owned * (sum + sum + x + (flat->holds.master_weights ? 8 : x));
+    double bytes = owned * (sum + x + (masters ? 8 : x));
     for (size_t i = 0; i < optimizer_states(flat->holds.optimizer); i++)
         bytes += 2.0 * (double)flat_state_bytes(flat, i);
-    Cost update = cost_of(18 * owned, bytes), muon = muon_cost(flat);
-    return cost_ms(&update, r) + cost_ms(&muon, r);
+    Cost sums = cost_of(0, sum * (double)flat->sums_size + sum * owned), update = cost_of(18 * owned, bytes);
+    Cost muon = muon_cost(flat);
+    double elements = rate > 0 ? 1e3 * owned / rate : 0, moved = cost_ms(&update, r);
+    return cost_ms(&sums, r) + (elements > moved ? elements : moved) + cost_ms(&muon, r);
 }
 
 // A step of this rank. On a CPU the collectives take time of the cores that compute; on a GPU they run beside them. The
