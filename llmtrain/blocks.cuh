@@ -2,6 +2,7 @@
 //
 //   1. grids       blocks and threads of a launch
 //   2. sums        over a warp, a block, a row, the rows of an array
+//   3. types       floats and elements of floatX in one template
 //
 // Needs: llmtrain/types.h.
 
@@ -95,6 +96,20 @@ static __global__ void add_partial(T* first, T* second, const T* partial, size_t
     for (int y = 1; y < WARP; y++) sum += sums[y][threadIdx.x];
     T* gradient = blockIdx.y == 0 ? first : second;
     gradient[c] += sum;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 3. Types
+
+// To float, and from it.
+HOST_DEVICE static inline float widen(float x) { return x; }
+#if !FLOATX_IS_FLOAT
+HOST_DEVICE static inline float widen(floatX x) { return float_of(x); }
+#endif
+template <typename T>
+static __device__ inline T narrow(float x) {
+    if constexpr (sizeof(T) == sizeof(float)) return x;
+    else return floatX_of(x);
 }
 
 #endif  // LLMTRAIN_BLOCKS_CUH

@@ -11,12 +11,13 @@
 // Every operation gives the same bits on every run: a plan's algorithm is the first that the library proposes, which
 // depends on the shape and the device alone, and never what a measurement liked.
 //
-// Needs: llmtrain/types.h, llmtrain/base.h, llmtrain/dtypes.h, and cuBLASLt (-lcublasLt).
+// Needs: llmtrain/types.h, llmtrain/base.h, llmtrain/blocks.cuh, llmtrain/dtypes.h, and cuBLASLt (-lcublasLt).
 
 #ifndef LLMTRAIN_MATMUL_CUH
 #define LLMTRAIN_MATMUL_CUH
 
 #include "base.h"
+#include "blocks.cuh"
 #include "dtypes.h"
 
 #include <cublasLt.h>

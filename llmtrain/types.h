@@ -224,17 +224,6 @@ static __device__ inline void group_store(T* p, Group<T, W> group) {
     }
 }
 
-// Floats and elements of floatX in one template: to float, and from it.
-HOST_DEVICE static inline float widen(float x) { return x; }
-#if !FLOATX_IS_FLOAT
-HOST_DEVICE static inline float widen(floatX x) { return float_of(x); }
-#endif
-template <typename T>
-static __device__ inline T narrow(float x) {
-    if constexpr (sizeof(T) == sizeof(float)) return x;
-    else return floatX_of(x);
-}
-
 template <int W>
 static __device__ inline Lanes<W> lanes_load(const floatX* p) {
     Group<floatX, W> elements = group_load<W>(p);
