@@ -282,10 +282,12 @@ static inline void factored_factors(const Factored* f, float* rows, float* colum
     }
 }
 
-#define FACTORED_ELEMENTS(kind) \
-    _Pragma("omp simd") \
-    for (size_t c = 0; c < n; c++) \
-        w[c] = factored_element(&f, kind, step, w[c], row * f.C + first + c, row, first + c)
+// Elements [first, first + n) of a row. Inlined, so that the compiler makes a loop for each kind.
+ALWAYS_INLINE void factored_elements(const Factored* f, OptimizerKind kind, float step, float* w, size_t row,
+                                     size_t first, size_t n) {
+    #pragma omp simd
+    for (size_t c = 0; c < n; c++) w[c] = factored_element(f, kind, step, w[c], row * f->C + first + c, row, first + c);
+}
 
 static inline void factored_apply(Factored f, const OptimizerSlice* slice, const OptimizerStep* o, float step) {
     #pragma omp parallel for schedule(static)
@@ -293,10 +295,10 @@ static inline void factored_apply(Factored f, const OptimizerSlice* slice, const
         size_t row = chunk % f.R, first = chunk / f.R * FACTORED_CHUNK, n = min_size(FACTORED_CHUNK, f.C - first);
         float memory[FACTORED_CHUNK], *w = optimizer_weights(memory, slice, row * f.C + first, n);
         switch (f.kind) {
-        case OPTIMIZER_ADAFACTOR: FACTORED_ELEMENTS(OPTIMIZER_ADAFACTOR); break;
-        case OPTIMIZER_CAME: FACTORED_ELEMENTS(OPTIMIZER_CAME); break;
-        case OPTIMIZER_ADAM_MINI: FACTORED_ELEMENTS(OPTIMIZER_ADAM_MINI); break;
-        default: FACTORED_ELEMENTS(OPTIMIZER_SM3); break;
+        case OPTIMIZER_ADAFACTOR: factored_elements(&f, OPTIMIZER_ADAFACTOR, step, w, row, first, n); break;
+        case OPTIMIZER_CAME: factored_elements(&f, OPTIMIZER_CAME, step, w, row, first, n); break;
+        case OPTIMIZER_ADAM_MINI: factored_elements(&f, OPTIMIZER_ADAM_MINI, step, w, row, first, n); break;
+        default: factored_elements(&f, OPTIMIZER_SM3, step, w, row, first, n); break;
         }
         optimizer_store(slice, o, w, row * f.C + first, n);
     }
