@@ -1,8 +1,8 @@
 // optimizers_matrix.cuh: the operations of optimizers_matrix.h, section 1, on the device; the algorithms are there.
 //
-// Products of floats by cuBLASLt where it takes them, else by the plain kernel of matmul.cuh. Muon's round their operands
-// to TF32 in a build for 16 bits, and in FP32 where --tf32 says so: 3 bits more than the BF16 that its authors multiply
-// in. The others are in float: with a rank far below the matrix' sides they cost little.
+// Products of floats by cuBLASLt where it takes them, else by the plain kernel of matmul.cuh. Muon's round their
+// operands to TF32 in a build for 16 bits, and in FP32 where --tf32 says so: 3 bits more than the BF16 that its authors
+// multiply in. The others are in float: with a rank far below the matrix' sides they cost little.
 //
 // Defines: matrix_multiply, matrix_combine, matrix_normalize, matrix_randomize, matrix_orthonormalize.
 // Needs: llmtrain/types.h, llmtrain/base.h, llmtrain/blocks.cuh, llmtrain/matmul.cuh, llmtrain/optimizers_matrix.h.

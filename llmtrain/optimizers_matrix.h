@@ -251,9 +251,9 @@ static inline void matrix_power_iteration(const MatrixUpdate* u, float* to, cons
 }
 
 // basis (r, d) = the singular vectors of g to its r largest singular values, by subspace iteration: 10 power iterations
-// from the basis before, or 0, and small random vectors, so that signs stay where they can and nothing is out of reach.
+// from the basis before, or 0, and small random vectors, so that signs stay where they can and all is within reach.
 // After them a vector of singular value s still has about (s'/s)^20 of one whose value s' is smaller. Where these are
-// close, the subspace holds nearly as much of g as the best one ("Finding Structure with Randomness", Halko, Martinsson,
+// close, the subspace holds nearly as much of g as the best ("Finding Structure with Randomness", Halko, Martinsson,
 // Tropp, 2011). It needs no LAPACK and gives the same bits each time. other: (r, d).
 static inline void matrix_leading_vectors(const MatrixUpdate* u, float* basis, const float* g, float* other,
                                           float* low) {

@@ -70,6 +70,7 @@ shapes() {
         gelu) echo "--rows 1 --ffn 7"; echo "--rows 5 --ffn 72" ;;
         global_norm) echo "--elements 1"; echo "--elements 4099" ;;
         layernorm) echo "--rows 1 --channels 7"; echo "--rows 9 --channels 1025"; echo "--rows 33 --channels 32" ;;
+        muon) echo "--rows 1 --cols 1"; echo "--rows 9 --cols 5" ;;
         matmul) echo "--rows 1 --outputs 8 --inputs 8"; echo "--rows 131 --outputs 136 --inputs 40" ;;
         qk_norm) echo "--rows 1 --head-size 7"; echo "--rows 17 --heads 9 --kv-heads 3 --head-size 72" ;;
         rope) echo "--seq 1 --head-size 2"; echo "--head-size 6 --heads 3 --kv-heads 3"; echo "--head-size 128 --heads 2" ;;
