@@ -280,10 +280,10 @@ HOST_DEVICE static inline floatX floatX_of_stochastic(float x, uint32_t random) 
 // Weights [begin, begin + n) of a slice as floats, which an update changes: the master weights, params if they are
 // floats, or a copy in memory (n). On a CPU, as is the next.
 static inline float* optimizer_weights(float* memory, const OptimizerSlice* slice, size_t begin, size_t n) {
+    float* w = FLOATX_IS_FLOAT ? (float*)(slice->params + begin) : memory;
     if (slice->master_weights) return slice->master_weights + begin;
-    if (FLOATX_IS_FLOAT) return (float*)(slice->params + begin);
-    for (size_t i = 0; i < n; i++) memory[i] = float_of(slice->params[begin + i]);
-    return memory;
+    for (size_t i = 0; i < n && w == memory; i++) memory[i] = float_of(slice->params[begin + i]);
+    return w;
 }
 
 // Elements [begin, begin + n) of params, from their updated floats w (n), which optimizer_weights returned.
