@@ -6,7 +6,7 @@
 //   references  what a run that nobody kills leaves: weights at every step, and the log; the weights are the same bits
 //               for every number of ranks and ZeRO stage, the log for every stage
 //   kills       SIGKILL, SIGSTOP or SIGSEGV of one rank or of all, at every named point of a step and of a save, and at
-//               random times; then --resume. What the run leaves is the reference's, to the bit; every checkpoint that
+//               random times, also with --offload and 8-bit optimizer states; then --resume. What the run leaves is the reference's, to the bit; every checkpoint that
 //               has its final name is whole at any time; a kill loses --ckpt-every steps at most, and those of the
 //               write in flight; nothing is left behind
 //   damage      each byte of each file of a checkpoint changed in turn, files cut short or missing: found, named, and
@@ -100,6 +100,8 @@ typedef struct {
     size_t keep;
     const char* often;  // --ckpt-every, if it is no number of steps
     bool small;         // the model SMALL
+    bool bits8;         // optimizer state in 8 bits
+    bool offload;       // optimizer state in a file
     bool relative;      // --out is given without the place
 } Way;
 
@@ -111,13 +113,15 @@ static const char* way_text(const Way* way) {
 static const char* arguments_of(const Way* way, const char* more) {
     static char arguments[8192];
     snprintf(arguments, sizeof arguments,
-             "%s --data %.600s/train.bin --out %.600srun --zero %zu --ckpt-async %s --ckpt-every %s %s %s %s %s",
+             "%s --data %.600s/train.bin --out %.600srun --zero %zu --ckpt-async %s --ckpt-every %s %s %s %s %s %s %s",
              way->small ? SMALL : text_of(MODEL " --val %.600s/val.bin", root), root,
              way->relative ? "" : text_of("%s/", place), way->zero, way->async ? "on" : "off",
              way->often ? way->often : text_of("%zu", way->every),
              way->hot ? text_of("--ckpt-hot %zu", way->hot) : "",
              way->keep ? text_of("--ckpt-keep %zu", way->keep) : "",
-             way->bandwidth > 0 ? text_of("--ckpt-bandwidth %g", way->bandwidth) : "", more);
+             way->bandwidth > 0 ? text_of("--ckpt-bandwidth %g", way->bandwidth) : "",
+             way->bits8 ? "--optimizer adamw-8bit" : "",
+             way->offload ? text_of("--offload optimizer --offload-dir %.600s", place) : "", more);
     return arguments;
 }
 
@@ -367,7 +371,7 @@ static size_t last_saved(void) {
 static struct {
     uint64_t weights[STEPS + 1];  // of every number of ranks
     RunLog logs[RANKS_MAX + 1];      // of each
-} reference;
+} references[2], *reference = references;  // with optimizer state of 32 bits, and of 8
 
 // Every checkpoint under its final name holds what the reference has at that step.
 static void check_whole(const char* out) {
@@ -382,16 +386,16 @@ static void check_whole(const char* out) {
         json_free(&manifest);
         uint64_t hash = weights_hash(path, &error);
         expect(hash != 0, "%s", error.text);
-        expect(step <= STEPS && hash == reference.weights[step], "%s has other tensors than the reference", path);
+        expect(step <= STEPS && hash == reference->weights[step], "%s has other tensors than the reference", path);
     }
 }
 
 static void check_weights(void) {
-    expect(weights_of(STEPS) == reference.weights[STEPS], "other weights than the reference's after the last step");
+    expect(weights_of(STEPS) == reference->weights[STEPS], "other weights than the reference's after the last step");
 }
 
 static void check_log(size_t world) {
-    expect(log_read().hash == reference.logs[world].hash, "another log than the reference's");
+    expect(log_read().hash == reference->logs[world].hash, "another log than the reference's");
 }
 
 // A run leaves its logs and whole checkpoints, and no other names than hidden ones.
@@ -411,6 +415,7 @@ static void check_complete(size_t world) {
     check_log(world);
     directory_each(run_path(), check_name, NULL);
     expect(!directory_exists(hot_path(run_path())), "%s is left behind", hot_path(run_path()));
+    expect(directory_count(place, "offload-") == 0, "a file of --offload is left behind");
     expect(waitpid(-1, NULL, WNOHANG) == -1 && errno == ECHILD, "processes are left behind");
 }
 
@@ -429,23 +434,27 @@ static size_t checkpoints_left(void) {
 }
 
 static void test_references(void) {
-    for (size_t world = 1; world <= 4; world++) {
-        for (size_t zero = 0; zero <= 2; zero++) {
-            bool first = world == 1 && zero == 0;
-            Way way = {.world = world, .zero = zero, .every = first ? 1 : 5};
-            run_remove();
-            if (run_well(&way, "")) {
-                for (size_t step = way.every; step <= STEPS; step += way.every) {
-                    uint64_t hash = weights_of(step);
-                    if (first) reference.weights[step] = hash;
-                    expect(hash != 0 && hash == reference.weights[step], "step %zu: not the tensors of one rank", step);
-                }
-                if (zero == 0) reference.logs[world] = log_read();
-                check_log(world);
+    for (size_t i = 0; i < 2 * 4 * 3; i++) {
+        size_t world = i / 3 % 4 + 1, zero = i % 3;
+        bool bits8 = i >= 4 * 3;
+        bool first = world == 1 && zero == 0;
+        Way way = {.world = world, .zero = zero, .every = first ? 1 : 5, .bits8 = bits8};
+        if (bits8 && (world % 2 == 0 || zero > 0)) continue;  // the kills are of 1 and 3 ranks
+        reference = &references[bits8];
+        run_remove();
+        if (run_well(&way, "")) {
+            for (size_t step = way.every; step <= STEPS; step += way.every) {
+                uint64_t hash = weights_of(step);
+                if (first) reference->weights[step] = hash;
+                expect(hash != 0 && hash == reference->weights[step], "step %zu: not the tensors of one rank", step);
             }
-            conclude("reference: %zu rank%s, --zero %zu", world, world > 1 ? "s" : "", zero);
+            if (zero == 0) reference->logs[world] = log_read();
+            check_log(world);
         }
+        conclude("reference: %zu rank%s, --zero %zu%s", world, world > 1 ? "s" : "", zero,
+                 bits8 ? ", 8-bit states" : "");
     }
+    reference = references;
     run_remove();
 }
 
@@ -461,9 +470,9 @@ static const struct { const char* name; PointKind kind; bool leader_only; } POIN
     {"update", OF_STEP, false}, {"gather", OF_STEP, false}, {"validate", OF_VALIDATION, false},
     {"save", OF_BEGINNING, false}, {"snapshot", OF_BEGINNING, false}, {"write", OF_WRITING, false},
     {"flush", OF_WRITING, false}, {"checksums", OF_END, false}, {"manifest", OF_END, true}, {"rename", OF_END, true},
-    {"clean", OF_END, false},
+    {"clean", OF_END, false}, {"offload_read", OF_STEP, false}, {"offload_write", OF_STEP, false},
 };
-enum { POINT_COUNT = COUNT_OF(POINTS), GATHER = 5, SNAPSHOT = 8, ATTEMPTS = 8, IN_A_ROW = 3 };
+enum { POINT_COUNT = COUNT_OF(POINTS), GATHER = 5, SNAPSHOT = 8, CLEAN = 14, ATTEMPTS = 8, IN_A_ROW = 3 };
 static const int SIGNALS[3] = {SIGKILL, SIGSTOP, SIGSEGV};
 
 // Numbers that depend on the case and on --seed alone.
@@ -486,9 +495,10 @@ static void describe(char text[256], const Way* way, const Harm* harm) {
                                    : text_of("%.0f ms after line %zu", harm->after_ms, harm->lines);
     const char* who = harm->all ? text_of("all of %zu", way->world)
                                 : text_of("rank %zu of %zu", harm->victim, way->world);
-    snprintf(text, 256, "%s %.60s, %.90s, --zero %zu, %s every %zu%.20s%.20s", action_of(harm->signal), who, when,
+    snprintf(text, 256, "%s %.60s, %.90s, --zero %zu, %s every %zu%.20s%.20s%s%s", action_of(harm->signal), who, when,
              way->zero, way->async ? "async" : "sync", way->every, way->hot ? text_of(", hot every %zu", way->hot) : "",
-             way->bandwidth > 0 ? text_of(", %g MB/s", way->bandwidth) : "");
+             way->bandwidth > 0 ? text_of(", %g MB/s", way->bandwidth) : "", way->bits8 ? ", 8-bit states" : "",
+             way->offload ? ", offload" : "");
 }
 
 static Mode* mode_of(const Way* way) { return &shared->modes[way->async * 2 + (way->hot > 0)]; }
@@ -567,8 +577,11 @@ static bool strike_at_point(char what[256], Way* way, size_t combination, Dice* 
     Harm harm = {.signal = SIGNALS[combination / POINT_COUNT / 3 % 3], .all = who > 0, .point = POINTS[point].name};
     way->world = who < 2 ? 3 : 1;
     way->async = combination / POINT_COUNT / 9 % 2 == 0 || point == SNAPSHOT;
+    if (way->async && point == SNAPSHOT) way->offload = false;  // which takes none
+    if (way->offload) way->async = false;
     if (!way->async) way->bandwidth = 0;
     if (point == SNAPSHOT) way->every = max_size(way->every, 2);
+    if (point > CLEAN) way->offload = true, way->async = false;
     if (point == GATHER) way->zero = 1 + dice_below(dice, 2);
     if (!POINTS[point].leader_only) harm.victim = dice_below(dice, way->world);
     for (size_t attempt = 0; attempt < ATTEMPTS; attempt++) {
@@ -611,6 +624,10 @@ static void kill_case(Count number) {
     way.async = dice_below(&dice, 2);
     way.keep = 2 * dice_below(&dice, 2);
     way.bandwidth = way.async && dice_below(&dice, 3) == 0 ? 4 : 0;  // then a save lasts until the next, more or less
+    way.bits8 = dice_below(&dice, 3) == 0;
+    way.offload = dice_below(&dice, 3) == 0;
+    if (way.offload) way.async = false;  // saves are not, then
+    reference = &references[way.bits8];
     memset(&death, 0, sizeof death);
     if (number % 4 < 3) {
         bool struck = strike_at_point(what, &way, (number / 4 * 3 + number % 4) * STRIDE % COMBINATIONS, &dice);
@@ -627,6 +644,7 @@ static void kill_case(Count number) {
     }
     conclude("case %llu: %s%s: step %zu, resumed from %s", number, what, blows > 1 ? ", and again" : "", death.logged,
              from);
+    reference = references;
 }
 
 static void worker_enter(const char* name) {
@@ -1302,13 +1320,13 @@ static void test_reshard(void) {
         if (legs[i].end < STEPS) run_killed(&way, i ? "--resume" : "", kill_all("load", legs[i].end + 1));
         else run_well(&way, "--resume");
         if (i > 0) expect_resumed(legs[i - 1].end);
-        expect(weights_of(legs[i].end) == reference.weights[legs[i].end], "other tensors than one rank's");
+        expect(weights_of(legs[i].end) == reference->weights[legs[i].end], "other tensors than one rank's");
         conclude("%zu ranks, --zero %zu, until step %zu: the tensors of one rank that nobody killed", way.world,
                  way.zero, legs[i].end);
     }
     RunLog log = log_read();
     for (size_t i = 0; i < STEPS; i++) {
-        double expected = reference.logs[1].losses[i];
+        double expected = reference->logs[1].losses[i];
         expect(fabs(log.losses[i] / expected - 1) < LOSS_BOUND, "loss of step %zu: %.9g, of one rank %.9g", i + 1,
                log.losses[i], expected);
     }
@@ -1326,7 +1344,7 @@ static void prune_less_often(void) {
     way.async = true;
     resume_completes(&way, "", ANY_STEP);
     for (size_t i = 0; i < COUNT_OF(steps); i++)
-        expect(weights_of(steps[i]) == reference.weights[steps[i]], "step %zu is not there", steps[i]);
+        expect(weights_of(steps[i]) == reference->weights[steps[i]], "step %zu is not there", steps[i]);
     expect(checkpoints_left() == COUNT_OF(steps), "%zu checkpoints are left", checkpoints_left());
     conclude("saves every 4 steps, then every 8: all whole ones stay");
 }
