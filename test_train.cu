@@ -1808,6 +1808,25 @@ static void test_offload(void) {
     }
 }
 
+// A disk that fails under --offload ends the run with a sentence; what was saved is there, and goes on.
+static void test_offload_fails(void) {
+    static const char* const faults[] = {"rank 0 step 14 at offload_write do flip",
+                                         "rank 0 step 14 at offload_read do flip"};
+    char away[400];
+    snprintf(away, sizeof away, "--offload optimizer --offload-dir %s", work);
+    command("rm -rf %s/%s %s/%s", "b", "nothing");
+    bool ok = train(small_run("b", "")) == 0;
+    for (size_t i = 0; i < 2; i++) {
+        command("rm -rf %s/%s %s/%s", "a", "nothing");
+        ok = ok && train_wait(train_start(faults[i], "a", away)) == 1 &&
+            output_contains(i ? "cannot read the optimizer state (--offload)"
+                              : "cannot write the optimizer state (--offload)");
+        ok = ok && train(small_run("a", "--resume")) == 0 && output_contains("step_00000010") &&
+            runs_equal("a", "b", "00000020");
+    }
+    check_true("a disk that fails under --offload: said, and resumed from the checkpoint before", ok);
+}
+
 // FP16 gradients that overflow on two ranks: the same steps are skipped as on one, with the same loss scales.
 static void test_overflow_of_ranks(void) {
     enum { STEPS = 20 };
@@ -1907,6 +1926,7 @@ static void test_files(void) {
     test_log_of_ranks();
     test_two_ranks();
     test_offload();
+    test_offload_fails();
     test_bandwidth();
     test_resized_preset();
     test_wide();

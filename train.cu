@@ -430,6 +430,7 @@ static bool run_train(Run* run, Options* o, Error* error) {
         s.ms = now_ms() - started - s.trace_ms;
         if (state->step > first_step + 1) cadence_count_step(&run->cadence, s.ms, was_saving);
         run_pace(run);
+        if (update) run_report_offload(run, s.ms);
         if (pauses) heartbeat(HEARTBEAT_CHECKPOINT, state->step);
         s.val_loss = NAN;
         if (validates && !validate(run, o, &s.val_loss, error)) return false;

@@ -132,6 +132,8 @@ typedef struct {
     Cadence cadence;
     char hot[FILE_PATH_MAX];      // directory of the copies in memory; empty: none
     bool same_devices;            // all ranks compute with the same code on the same kind of device
+    uint64_t offload_steps;       // updates seen by run_report_offload,
+    double offload_waited_ms;     // and what the host had waited for what is offloaded by the last of them
     uint64_t slow_rank, slow_count;  // the slowest rank, and for how many consecutive steps it was slow
 } Run;
 
@@ -806,6 +808,21 @@ static inline void run_report_straggler(Run* run, const StepResult* result) {
                  "note: rank %zu is a straggler: its steps take %.0f ms without waiting, the median %.0f ms, for %llu "
                  "consecutive steps", result->slowest, result->busy_max, result->busy_median,
                  (unsigned long long)o->slow_steps);
+}
+
+// Says once, when the disk has shown what it can do, what offloading costs.
+static inline void run_report_offload(Run* run, double step_ms) {
+    enum { REPORTED = 3 };  // the update that is reported: the first ones write where nothing was
+    if (!flat_offloads(&run->model.flat) || run->offload_steps == REPORTED) return;
+    OffloadCounts c = offload_counts(&run->model.flat.offloaded.store);
+    double waited = c.waited_ms - run->offload_waited_ms;
+    run->offload_waited_ms = c.waited_ms;
+    if (++run->offload_steps < REPORTED) return;
+    run_announce(run, "offload", run->record.state.step,
+                 "note: a step reads and writes %.3f GB of optimizer state, reads at %.2f GB/s and writes at %.2f GB/s, "
+                 "and waits %.0f of its %.0f ms for that",
+                 1e-9 * (double)offload_total(&run->model.flat.offloaded.store), 1e-6 * (double)c.read / c.read_ms,
+                 1e-6 * (double)c.written / c.written_ms, waited, step_ms);
 }
 
 // ------------------------------------------------------------------------------------------------
