@@ -1780,23 +1780,23 @@ static void test_offload(void) {
         const char* family = kind % 2 ? "--family llama --kv-heads 2 --tied off" : "";
         bool same = true, resumed = true;
         for (size_t i = 0; i < (device_is_host() ? 2 : 3); i++) {
-            for (int part = 0; part < 2; part++) {  // all steps; the last ones again after the other kind
+            for (int part = 0; part < (i == 0 ? 1 : 2); part++) {  // all steps; the last ones again, offloaded or not
                 const char* run = i == 0 ? "a" : "b";
-                snprintf(away, sizeof away, places[part == 0 ? i : i == 0 ? 1 : 0], work);
+                snprintf(away, sizeof away, places[part && kind % 2 ? 0 : i], work);
                 snprintf(line, sizeof line,
                          "--data %s/train.bin --out %s/%s --layers 2 --heads 4 --channels 48 --seq 8 --batch 1 "
-                         "--total-batch 48 --steps 6 --ckpt-every 3 --lr 0.01 --optimizer %s --reduce exact "
+                         "--total-batch 48 --steps 4 --ckpt-every 2 --lr 0.01 --optimizer %s --reduce exact "
                          "--threads 1 --masters %s --ranks %d --zero %d %s %s %s", work, work, run, optimizer,
                          kind % 4 == 3 ? "off" : "on", ranks, zero, family, away, part ? "--resume" : "");
-                command(part ? "rm -rf %s/%s/step_00000006 %s/%s" : "rm -rf %s/%s %s/%s", run, "nothing");
+                command(part ? "rm -rf %s/%s/step_00000004 %s/%s" : "rm -rf %s/%s %s/%s", run, "nothing");
                 fflush(stdout);
                 pid_t child = fork();
                 if (child == 0) _exit(train(line));
                 bool good = train_wait(child) == 0;
                 if (part) resumed = resumed && good;
                 else same = same && good;
-                if (i > 0 && part) resumed = resumed && runs_equal("a", "b", "00000006");
-                else if (i > 0) same = same && runs_equal("a", "b", "00000006");
+                if (i > 0 && part) resumed = resumed && runs_equal("a", "b", "00000004");
+                else if (i > 0) same = same && runs_equal("a", "b", "00000004");
             }
         }
         snprintf(what, sizeof what, "offloading %s, %d rank%s, --zero %d: the same bits", optimizer, ranks,
