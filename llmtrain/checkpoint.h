@@ -122,7 +122,7 @@ static inline CommSlice checkpoint_part(char** address, const CheckpointArray* a
 // Puts a part of an array's tensor, as checkpoint_part gave it, where it belongs.
 static inline bool checkpoint_put(FlatVector* flat, const CheckpointArray* array, const Tensor* t, CommSlice part,
                                   char* address, const char* values, Error* error) {
-    if (address) upload(address, values, slice_length(part) * dtype_bytes(array->dtype), flat->stream);
+    if (address) upload(address, values, slice_length(part) * dtype_bytes(checkpoint_dtype(array, t)), flat->stream);
     return address || offload_put(&flat->offloaded, values, (size_t)(array->state + 1),
                                   (size_t)(t - flat->parameters->tensors), part.first, part.end, flat->stream, error);
 }
@@ -130,7 +130,7 @@ static inline bool checkpoint_put(FlatVector* flat, const CheckpointArray* array
 // Copies it to memory of the host.
 static inline bool checkpoint_get(FlatVector* flat, void* values, const CheckpointArray* array, const Tensor* t,
                                   CommSlice part, const char* address, Error* error) {
-    if (address) download(values, address, slice_length(part) * dtype_bytes(array->dtype), flat->stream);
+    if (address) download(values, address, slice_length(part) * dtype_bytes(checkpoint_dtype(array, t)), flat->stream);
     return address || offload_get(&flat->offloaded, values, (size_t)(array->state + 1),
                                   (size_t)(t - flat->parameters->tensors), part.first, part.end, error);
 }

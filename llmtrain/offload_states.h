@@ -59,8 +59,8 @@ static inline CommSlice offload_elements(const OffloadStates* s, size_t array, s
     const Tensor* t = &s->parameters->tensors[tensor];
     CommSlice part = {0, 0};
     size_t n;
-    if (array == OFFLOAD_MASTERS && s->masters) return elements;
-    if (array == OFFLOAD_MASTERS || !t->trains) return part;
+    if (!t->trains) return part;
+    if (array == OFFLOAD_MASTERS) return s->masters ? elements : part;
     n = optimizer_state_part(&part.first, OPTIMIZERS[s->optimizer].states[array - 1].shape, &t->shape, s->rank,
                              elements.first, elements.end);
     part.end = part.first + n;
