@@ -1127,16 +1127,18 @@ static void test_generation(void) {
     check_true("generation: after a cut the text is what it would be without", second[14] == g.tokens[14]);
     generator_close(&g);
     need(!generator_open(&g, &model, &o, SAMPLES + 1, TOTAL, &error), &error);
-    generate_all(first, &model, &o, 1, 3, 20);
+    o.temperature = 1;
+    generate_all(many, &model, &o, SAMPLES, 3, 20);
     model_free(&model);
 
     // A cache that holds as much as is written serves as well as one of the whole context.
     options.kv_context = 20;
     need(model_create(&model, &c, options, &error), &error);
     randomize(&model, 2);
-    memcpy(second, first, 3 * sizeof(int32_t));
-    generate_all(second, &model, &o, 1, 3, 20);
-    check_true("generation: a cache of the text alone gives the same text", memcmp(first, second, 20 * 4) == 0);
+    int32_t again[SAMPLES * 20];
+    memcpy(again, many, 3 * sizeof(int32_t));
+    generate_all(again, &model, &o, SAMPLES, 3, 20);
+    check_true("generation: a cache of the text alone gives the same text", memcmp(many, again, sizeof again) == 0);
     check_true("generation: it has as many positions", model.cache.context == 20);
     model_free(&model);
     options.kv_context = 0;
