@@ -165,7 +165,7 @@ emulated: $(PRECISIONS:%=$(B)/train-emulated-%)
 # The test of all kernels, and the ladders as one program, as build/emulated-BUILD-PRECISION-NAME: plain, under the
 # sanitizers, and with the check for races. Those two see what a kernel touches, in which the two types of 16 bits do not
 # differ; for ladders one type is enough.
-LADDERS := adamw attention_backward attention_forward classifier embedding exact_add gelu global_norm layernorm matmul muon qk_norm rope
+LADDERS := adamw attention_backward attention_forward classifier embedding exact_add gelu global_norm layernorm matmul muon optimizers qk_norm rope
 CHECKED := FP32-test_cuda BF16-test_cuda BF16-ladders
 EMULATED := $(patsubst %,$(B)/emulated-%,$(PRECISIONS:%=plain-%-test_cuda) $(PRECISIONS:%=plain-%-ladders) \
     $(CHECKED:%=asan-%) $(CHECKED:%=race-%))

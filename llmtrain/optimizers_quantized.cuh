@@ -41,7 +41,8 @@ static __device__ inline Group<uint32_t, W> quantized_random(const OptimizerStep
 // with master weights, 16 in FP32. The maps are in shared memory: 6 look-ups an element, about as many cycles as its
 // bytes take; a binary search would be 16 more.
 
-enum { QUANTIZED_WARPS = 8, QUANTIZED_LANE = OPTIMIZER_BLOCK / WARP };  // warps of a block of threads; elements of a lane
+// Warps of a block of threads; elements of a lane.
+enum { QUANTIZED_WARPS = 8, QUANTIZED_LANE = OPTIMIZER_BLOCK / WARP };
 
 static __device__ inline uint32_t warp_max_bits(uint32_t x) {
     #pragma unroll
@@ -106,7 +107,9 @@ adamw_8bit_kernel(OptimizerSlice slice, OptimizerStep o, AdamW a, DynamicMaps ma
             for (int j = 0; j < W; j++) m[k + j] = v[k + j] = 0.0f;
             if (i >= n) continue;
             Group<uint8_t, W> m_code = codes_load<W>(m_codes + i), v_code = codes_load<W>(v_codes + i);
-            Lanes<W> w = slice.master_weights ? group_load<W>(slice.master_weights + i) : lanes_load<W>(slice.params + i);
+            Lanes<W> w;
+            if (slice.master_weights) w = group_load<W>(slice.master_weights + i);
+            else w = lanes_load<W>(slice.params + i);
             Lanes<W> g = group_load<W>(slice.grads + i);
             Group<uint32_t, W> random = {};
             if (!slice.master_weights && !FLOATX_IS_FLOAT)

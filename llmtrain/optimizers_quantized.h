@@ -64,8 +64,8 @@ HOST_DEVICE ALWAYS_INLINE void adamw_element(float* w, float* m, float* v, float
 // (dev/peers/optimizers.py).
 //
 // The nearest number is found without a search. In a decade the position of x among the numbers is linear in x, and its
-// integer part is the number, counted from 0 up; eight comparisons say which decade it is. Where the position is so near
-// to an integer that its rounding errors matter, a comparison with the number in the middle between two decides.
+// integer part is the number, counted from 0 up; eight comparisons say which decade it is. Where the position is so
+// near to an integer that its rounding errors matter, a comparison with the number in the middle between two decides.
 // Exactly in the middle the number nearer to 0 is taken.
 
 enum {
@@ -74,7 +74,7 @@ enum {
     DYNAMIC_CODES = 256,
     DYNAMIC_ZERO = 127                    // the code of 0 in m's map
 };
-#define DYNAMIC_NEAR 0x1p-13f  // positions are right to 5e-5: up to 255, they come from four numbers rounded to float
+#define DYNAMIC_NEAR 0x1p-13f  // positions, up to 255, are right to 5e-5: they come from four rounded numbers
 
 // A part is what lies above its edge; the position there is slope x + offset, at most `tops`.
 typedef struct {

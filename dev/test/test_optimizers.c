@@ -75,7 +75,8 @@ static void test_maps(void) {
         }
         for (uint64_t i = 0; i < 20000; i++) {
             uint32_t bits = random_bits(1, RANDOM_TEST, 9, i);
-            float x = float_from_bits(i % 2 ? bits % 0x3f800001u : 0x33000000u + bits % 0x0c800001u);  // any; from 2^-25
+            // Any number, or one from 2^-25 up.
+            float x = float_from_bits(i % 2 ? bits % 0x3f800001u : 0x33000000u + bits % 0x0c800001u);
             expect(quantizes(&map, is_signed, is_signed && i % 3 == 0 ? -x : x), "%.9g", (double)x);
         }
         verdict("the map of %s: bitsandbytes' bits, and every number becomes the nearest", is_signed ? "m" : "v");
@@ -167,8 +168,8 @@ static void test_steps(void) {
                 step(&t, kind, number, update, 0);
                 step(&cut, kind, number, update, length);
             }
-            expect(memcmp(t.params, cut.params, sizeof t.params) == 0 && memcmp(t.states, cut.states, sizeof t.states) == 0,
-                   "tensor %zu in parts", number);
+            bool same = memcmp(t.params, cut.params, sizeof t.params) == 0;
+            expect(same && memcmp(t.states, cut.states, sizeof t.states) == 0, "tensor %zu in parts", number);
             for (size_t i = 0; i < t.slice.n; i++, expected++) {
                 double error = fabs((double)float_of(t.params[i]) - (double)*expected);
                 double bound = places * (fabs((double)*expected) + lr * 10);
@@ -181,7 +182,7 @@ static void test_steps(void) {
         }
         expect((double)off <= METHODS[method].jumps * WEIGHTS / 1000, "%zu of %d weights are off", off, (int)WEIGHTS);
         expect(off == 0 || worst_jump <= METHODS[method].jump * lr, "by %.2g", worst_jump);
-        verdict("%-10s 100 steps are the reference's: errors up to %.2f of the bound, %zu of %d beyond it, %.1e at most",
+        verdict("%-10s 100 steps are the reference's: errors to %.2f of the bound, %zu of %d beyond it, %.1e at most",
                 OPTIMIZERS[kind].name, worst, off, (int)WEIGHTS, worst_jump);
     }
 }

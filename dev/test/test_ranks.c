@@ -473,7 +473,8 @@ static void test_optimizers(void) {
         run_make(whole, forked(1), shape, kept("--reduce exact --optimizer %s", optimizer));
         for (size_t i = 0; i < COUNT_OF(moves); i++)
             run_make(moved, forked(moves[i].world), shape,
-                     kept("--zero %zu --steps %zu --resume on --optimizer %s", moves[i].zero, moves[i].until, optimizer));
+                     kept("--zero %zu --steps %zu --resume on --optimizer %s", moves[i].zero, moves[i].until,
+                          optimizer));
         check(same_tensors(whole, moved, STEPS),
               "%s: 3 ranks at stage 2, then 2 at stage 1, then 3 at stage 0 end with the bits of one", optimizer);
     }
