@@ -29,8 +29,8 @@ static const struct {
     OptimizerKind kind;
     double unit, jumps, jump;
 } METHODS[] = {
-    {OPTIMIZER_ADAMW_8BIT, 16, 10, 0.1}, {OPTIMIZER_ADAMW_BF16, 16, 10, 0.1}, {OPTIMIZER_ADAFACTOR, 16, 0, 0},
-    {OPTIMIZER_CAME, 64, 0, 0}, {OPTIMIZER_ADAM_MINI, 16, 0, 0}, {OPTIMIZER_SM3, 16, 0, 0},
+    {OPTIMIZER_ADAMW_8BIT, 8, 10, 0.1}, {OPTIMIZER_ADAMW_BF16, 4, 10, 0.1}, {OPTIMIZER_ADAFACTOR, 4, 0, 0},
+    {OPTIMIZER_CAME, 16, 0, 0}, {OPTIMIZER_ADAM_MINI, 4, 0, 0}, {OPTIMIZER_SM3, 4, 0, 0},
 };
 static float fixture[COUNT_OF(METHODS) * WEIGHTS + MAPS];
 
