@@ -215,10 +215,12 @@ namespace cpu {
 
 enum { FACTORED_CHUNK = 512 };  // columns at a time
 
-#define FACTORED_TERMS(term) \
-    _Pragma("omp simd") \
-    for (size_t c = 0; c < n; c++) \
-        terms[c] = factored_term(&f, term, value, clip, row * f.C + first + c, first + c)
+// terms (n) of row `row`, columns first to first + n - 1. The term is a constant to the compiler, as is the kind below.
+ALWAYS_INLINE void factored_terms(float* terms, const Factored* f, FactoredTerm term, float value, float clip,
+                                  size_t row, size_t first, size_t n) {
+    #pragma omp simd
+    for (size_t c = 0; c < n; c++) terms[c] = factored_term(f, term, value, clip, row * f->C + first + c, first + c);
+}
 
 // row_sums (R), and partial if the columns are wanted, too: of what each element has of the term. By value, so that the
 // compiler sees that writing does not change it.
@@ -234,12 +236,12 @@ static inline void factored_reduce(Factored f, FactoredTerm term, bool columns) 
             for (size_t first = 0; first < f.C; first += FACTORED_CHUNK) {
                 size_t n = min_size(FACTORED_CHUNK, f.C - first);
                 switch (term) {
-                case TERM_SQUARE: FACTORED_TERMS(TERM_SQUARE); break;
-                case TERM_WEIGHT: FACTORED_TERMS(TERM_WEIGHT); break;
-                case TERM_UPDATE: FACTORED_TERMS(TERM_UPDATE); break;
-                case TERM_MOMENT: FACTORED_TERMS(TERM_MOMENT); break;
-                case TERM_RESIDUAL: FACTORED_TERMS(TERM_RESIDUAL); break;
-                case TERM_BOUND: FACTORED_TERMS(TERM_BOUND); break;
+                case TERM_SQUARE: factored_terms(terms, &f, TERM_SQUARE, value, clip, row, first, n); break;
+                case TERM_WEIGHT: factored_terms(terms, &f, TERM_WEIGHT, value, clip, row, first, n); break;
+                case TERM_UPDATE: factored_terms(terms, &f, TERM_UPDATE, value, clip, row, first, n); break;
+                case TERM_MOMENT: factored_terms(terms, &f, TERM_MOMENT, value, clip, row, first, n); break;
+                case TERM_RESIDUAL: factored_terms(terms, &f, TERM_RESIDUAL, value, clip, row, first, n); break;
+                case TERM_BOUND: factored_terms(terms, &f, TERM_BOUND, value, clip, row, first, n); break;
                 }
                 if (largest) for (size_t c = 0; c < n; c++) sum = larger(sum, terms[c]);
                 else sum += SUM(c, n, terms[c]);
