@@ -26,7 +26,7 @@ typedef struct {
     char out[FILE_PATH_MAX], checkpoint[FILE_PATH_MAX], file[FILE_PATH_MAX + 64];  // where that is, and its one file
     char copy[FILE_PATH_MAX + 64];
     double ms[TIMES][ROUNDS_MAX];
-} Cost;
+} SaveCost;
 
 static void need(bool good, const Error* error) {
     if (good) return;
@@ -43,14 +43,14 @@ static double dd_ms(const char* from, const char* to, const char* how) {
     return now_ms() - began;
 }
 
-static void touch_memory(const Cost* c) {
+static void touch_memory(const SaveCost* c) {
     char how[64];
     snprintf(how, sizeof how, "count=%zu", checkpoint_bytes(&c->model.flat) >> 22);
     dd_ms("/dev/zero", c->copy, how);
     unlink(c->copy);
 }
 
-static double step_ms(Cost* c, Saver* saver) {
+static double step_ms(SaveCost* c, Saver* saver) {
     static int32_t tokens[B * T], targets[B * T];
     const OptimizerOptions adamw = {
         .kind = OPTIMIZER_ADAMW, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1};
@@ -67,7 +67,7 @@ static double step_ms(Cost* c, Saver* saver) {
     return now_ms() - began;
 }
 
-static void save(Cost* c, bool snapshots, size_t round) {
+static void save(SaveCost* c, bool snapshots, size_t round) {
     Saver saver;
     JsonWriter manifest;
     Error error;
@@ -92,7 +92,7 @@ static void save(Cost* c, bool snapshots, size_t round) {
     saver_close(&saver);
 }
 
-static double load_ms(Cost* c) {
+static double load_ms(SaveCost* c) {
     RunRecord saved;
     Error error;
     double began = now_ms();
@@ -100,7 +100,7 @@ static double load_ms(Cost* c) {
     return now_ms() - began;
 }
 
-static void measure(Cost* c, Time time, size_t round) {
+static void measure(SaveCost* c, Time time, size_t round) {
     double* ms = &c->ms[time][round];
     if (time == SYNC || time == ASYNC) {
         save(c, time == ASYNC, round);
@@ -117,7 +117,7 @@ static void measure(Cost* c, Time time, size_t round) {
 }
 
 int main(int argc, char** argv) {
-    static Cost c;
+    static SaveCost c;
     const char *name = "gpt2:124M", *directory = "build";
     uint64_t rounds = 5;
     Config config;
