@@ -826,7 +826,7 @@ static void test_missing_fields(void) {
 
 // What does not train has no gradient, no state and no update; what trains has the gradient that it has when everything
 // does, to the bit. A checkpoint has the frozen weights too, written once, and a run that loads it continues with the
-// same bits.
+// same bits. The same with an offloaded state.
 static void test_frozen(Family family, const char* train) {
     enum { B = 2, T = 16 };
     Config c = test_config(family);
@@ -842,8 +842,12 @@ static void test_frozen(Family family, const char* train) {
     randomize(&all, 1);
     batch_gradients(&all, NULL, tokens, targets, B, T);
     options.train = train;
-    for (int i = 0; i < 2; i++) need(model_create(&model[i], &c, options, &error), &error);
-    randomize(&model[0], 1);
+    for (int i = 0; i < 2; i++) {
+        options.offload = i == 1 ? OFFLOAD_OPTIMIZER : 0;
+        options.offload_dir = i == 1 ? "." : NULL;
+        need(model_create(&model[i], &c, options, &error), &error);
+        randomize(&model[i], 1);
+    }
     double norm, squares = 0;
     batch_gradients(&model[0], &norm, tokens, targets, B, T);
     size_t n = all.parameters.flat_size, elements = 0, wrong = 0, started = 0;
@@ -882,8 +886,10 @@ static void test_frozen(Family family, const char* train) {
     Saver saver;
     need(saver_open(&saver, &model[0].flat, false, 0, &error), &error);
     for (uint64_t step = 1; step <= 2; step++) {
-        batch_gradients(&model[0], NULL, tokens, targets, B, T);
-        model_update(&model[0], &adamw, step, 1e-2, 1.0);
+        for (int i = 0; i < 2; i++) {
+            batch_gradients(&model[i], NULL, tokens, targets, B, T);
+            model_update(&model[i], &adamw, step, 1e-2, 1.0);
+        }
         JsonWriter manifest;
         record.state.step = step;
         record_write(&manifest, &record, &model[0].flat);
@@ -898,6 +904,9 @@ static void test_frozen(Family family, const char* train) {
         bool same = memcmp(first + t->offset, last + t->offset, t->size * sizeof(floatX)) == 0;
         wrong += same == t->trains;
     }
+    download(first, model[1].flat.params, n * sizeof(floatX), model[1].stream);
+    snprintf(what, sizeof what, "--train %s: the same bits with an offloaded state", train);
+    check_true(what, memcmp(first, last, n * sizeof(floatX)) == 0);
     snprintf(what, sizeof what, "--train %s: what trains changes, and nothing else", train);
     check_true(what, wrong == 0);
     snprintf(what, sizeof what, "--train %s: the frozen weights are written once", train);

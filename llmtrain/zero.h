@@ -435,8 +435,8 @@ static inline bool flat_set_masters(FlatVector* flat, size_t first, const float*
         upload(flat->master_weights + index, values + (part.first - first), slice_length(part) * sizeof(float),
                flat->stream);
     if (!flat_offloads(flat)) return true;
-    const Tensor* t = flat->parameters->tensors;
-    while (t[i].offset + t[i].size <= first) i++;
+    const Tensor* t = flat->parameters->tensors;  // with --train not in the order of their offsets
+    while (first < t[i].offset || first >= t[i].offset + t[i].size) i++;
     return offload_put(&flat->offloaded, values, OFFLOAD_MASTERS, i, first - t[i].offset, first - t[i].offset + n,
                        flat->stream, error);
 }
