@@ -214,6 +214,7 @@ static inline bool saver_write_frozen(Saver* s, Error* error) {
     snprintf(path, sizeof path, "%s/" CHECKPOINT_FROZEN, directory);
     if (!directory_make(directory, error)) return false;
     if (s->frozen_path[0] && link(s->frozen_path, path) == 0) return true;
+    s->frozen_path[0] = 0;  // its checksums go: if the write fails, the next save must not link to it
     safetensors_writer_free(&s->frozen);
     void* chunk = host_allocate(CHECKPOINT_CHUNK * sizeof(floatX));
     bool ok = (chunk != NULL || fail(error, "out of memory for pieces of tensors; free some memory")) &&
