@@ -257,7 +257,7 @@ static inline bool anomaly_begin(StepTrace* trace, Model* model, Error* error) {
     for (size_t b = 0; b < flat->count; b++) {
         const Bucket* k = &flat->buckets[b];
         size_t* bytes = &trace->bytes[k->staging != STAGING_ENDS];
-        *bytes = max_size(*bytes, (k->end - k->first) * sizeof(float));
+        *bytes = max_size(*bytes, max_size(k->end - k->first, 1) * sizeof(float));  // perhaps nothing in it trains
     }
     for (int i = 0; i < 2; i++) {
         if (flat->staging[i].grads) continue;
