@@ -67,10 +67,15 @@ static inline bool plan_options_check(const PlanOptions* o, Error* error) {
 // ------------------------------------------------------------------------------------------------
 // 2. Memory
 
+// Bytes of the snapshot of asynchronous saves; an offloaded state has none (run_takes_snapshots).
+static inline size_t plan_snapshot_bytes(const Model* model, const PlanOptions* o) {
+    return o->snapshots && !flat_offloads(&model->flat) ? checkpoint_bytes(&model->flat) : 0;
+}
+
 // Bytes of the process outside the model's block, if the model is this one.
 static inline size_t plan_bytes_outside(const Model* model, const PlanOptions* o) {
     size_t B = model->options.B, T = model->options.T;
-    return (o->snapshots ? checkpoint_bytes(&model->flat) : 0) + loader_bytes(B, T) + 2 * B * T * sizeof(int32_t) +
+    return plan_snapshot_bytes(model, o) + loader_bytes(B, T) + 2 * B * T * sizeof(int32_t) +
         (device_is_host() ? gemm_workspace_bytes((int)threads_count()) + o->program : 0);
 }
 
@@ -300,7 +305,8 @@ static inline bool plan_show(const Model* model, const PlanOptions* o, Error* er
     plan_print(stdout, &model->memory);
     plan_show_optimizers(model);
     printf("  %-34s %12.2f\n", "outside: batches", 1e-6 * (double)(loader_bytes(B, T) + 2 * B * T * sizeof(int32_t)));
-    if (o->snapshots) printf("  %-34s %12.2f\n", "outside: snapshot", 1e-6 * (double)checkpoint_bytes(&model->flat));
+    size_t snapshot = plan_snapshot_bytes(model, o);
+    if (snapshot) printf("  %-34s %12.2f\n", "outside: snapshot", 1e-6 * (double)snapshot);
     if (o->hot)  // two that are kept, and one that is being written
         printf("  %-34s %12.2f\n", "in --ckpt-hot-dir: three copies", 3e-6 * (double)checkpoint_bytes(&model->flat));
     if (device_is_host()) {
