@@ -325,7 +325,8 @@ static inline bool checkpoint_read_piece(FlatVector* flat, CheckpointLoad* load,
     Dtype dtype = checkpoint_dtype(array, t);
     bool is_master = checkpoint_is_master(array, t);
     bool rounds = is_weight && saved->type == DTYPE_F32 && dtype != DTYPE_F32;  // 16 bits without master weights
-    bool widens = is_master && saved->type == FLOATX_DTYPE;                     // they were frozen, or had none
+    bool half = FLOATX_IS_FLOAT ? saved->type == DTYPE_BF16 || saved->type == DTYPE_F16 : saved->type == FLOATX_DTYPE;
+    bool widens = is_weight && dtype == DTYPE_F32 && half;  // they were frozen, or had none
     if (saved->type != dtype && !rounds && !widens) {
         fail(error, "%.600s holds %s as %s, but this program uses %s; build it with the checkpoint's precision",
              file->path, saved->name, DTYPES[saved->type].safetensors, DTYPES[dtype].safetensors);
@@ -351,8 +352,11 @@ static inline bool checkpoint_read_piece(FlatVector* flat, CheckpointLoad* load,
         if (!safetensors_read_range(file, saved, done * size, count * size, load->chunk, error)) return false;
         hash_add(&hash, load->chunk, count * size);
         if (widens) {
-            memcpy(load->rounded, load->chunk, count * sizeof(floatX));
-            for (size_t e = 0; e < count; e++) ((float*)load->chunk)[e] = float_of(((floatX*)load->rounded)[e]);
+            memcpy(load->rounded, load->chunk, count * sizeof(uint16_t));
+            const uint16_t* from = (const uint16_t*)load->rounded;
+            float* to = (float*)load->chunk;
+            bool is_bf16 = saved->type == DTYPE_BF16;
+            for (size_t e = 0; e < count; e++) to[e] = is_bf16 ? float_from_bf16(from[e]) : float_from_f16(from[e]);
         } else if (rounds || is_master) {
             const float* from = (const float*)load->chunk;
             floatX* to = (floatX*)load->rounded;
