@@ -176,12 +176,15 @@ static inline bool choice_of_optimizer(OptimizerKind kind, OptimizerKind asked) 
     return kind == asked || (strncmp(wanted, "adamw", 5) == 0 && strncmp(name, "adamw", 5) == 0);
 }
 
-static inline void choice_flags(char* text, size_t bytes, const Choice* c, const Model* asked, double memory_gb) {
+static inline void choice_flags(char* text, size_t bytes, const Choice* c, const Model* asked, double memory_gb,
+                                double tokens) {
     size_t n = (size_t)snprintf(text, bytes, "--batch %zu", c->B);
     if (asked->flat.options.world > 1) n += (size_t)snprintf(text + n, bytes - n, " --zero %zu", c->stage);
     n += (size_t)snprintf(text + n, bytes - n, " --optimizer %s", OPTIMIZERS[c->optimizer].name);
     if (!FLOATX_IS_FLOAT)
         n += (size_t)snprintf(text + n, bytes - n, " --masters %s", c->master_weights ? "on" : "off");
+    if (c->B < asked->options.B)  // more micro-batches than were asked for, for the same step
+        n += (size_t)snprintf(text + n, bytes - n, " --total-batch %.0f", tokens);
     if (c->recomputes) n += (size_t)snprintf(text + n, bytes - n, " --recompute auto --memory %g", memory_gb);
     if (c->offloads) n += (size_t)snprintf(text + n, bytes - n, " --offload optimizer");
     if (c->offloads && device_is_host()) snprintf(text + n, bytes - n, " --offload-dir DIR");
@@ -256,13 +259,13 @@ static inline bool plan_show_choices(const Model* asked, const PlanOptions* o, c
             printf("\n  steps of %.0f tokens within %g GB\n  %10s %12s %10s  %s\n", tokens, o->memory_gb, "GB",
                    "ms per step", "tokens/s", "flags");
         if (fits > CHOICES_SHOWN) continue;
-        choice_flags(flags, sizeof flags, &choices[i], asked, o->memory_gb);
+        choice_flags(flags, sizeof flags, &choices[i], asked, o->memory_gb, tokens);
         printf("  %10.3f %12.1f %10.0f  %s\n", 1e-9 * choices[i].bytes, choices[i].ms, 1e3 * tokens / choices[i].ms,
                flags);
     }
     if (fits > CHOICES_SHOWN) printf("  and %zu slower ones\n", fits - CHOICES_SHOWN);
     double least = choices[nearest].bytes;
-    choice_flags(flags, sizeof flags, &choices[nearest], asked, ceil(1e-6 * least + 1) * 1e-3);
+    choice_flags(flags, sizeof flags, &choices[nearest], asked, ceil(1e-6 * least + 1) * 1e-3, tokens);
     if (fits == 0)
         printf("  nothing fits %g GB; the nearest needs %.3f GB: %s\n", o->memory_gb, 1e-9 * least, flags);
     free(choices);
@@ -287,8 +290,9 @@ static inline void plan_show_optimizers(const Model* model) {
     printf("  optimizer state in bytes per parameter:");
     for (int kind = 0; kind < OPTIMIZER_COUNT; kind++) {
         double bytes = 0;
-        for (size_t i = 0; i < p->count; i++) bytes += optimizer_state_bytes((OptimizerKind)kind, &p->tensors[i].shape,
-                                                                             model->flat.holds.optimizer_rank);
+        for (size_t i = 0; i < p->count; i++)
+            bytes += p->tensors[i].trains ? optimizer_state_bytes((OptimizerKind)kind, &p->tensors[i].shape,
+                                                                  model->flat.holds.optimizer_rank) : 0;
         printf("%s %s %.2f", kind ? "," : "", OPTIMIZERS[kind].name, bytes / (double)p->true_size);
     }
     printf("\n");
