@@ -18,6 +18,7 @@
 
 #include <sys/wait.h>
 
+static char work[256];  // the directory of the test
 static int passed, failed;
 
 // A check: error must be at most bound; NaN fails.
@@ -835,7 +836,8 @@ static void test_frozen(Family family, const char* train) {
     OptimizerOptions adamw = {OPTIMIZER_ADAMW, 0.9, 0.95, 1e-8, 0.1, 1, 0};
     ModelOptions options = test_options(B, T);
     int32_t tokens[B * T], targets[B * T];
-    char what[160];
+    char what[160], out[300], path[400];
+    snprintf(out, sizeof out, "%s/frozen", work);
     random_tokens(tokens, B * T, c.vocab, 1);
     random_tokens(targets, B * T, c.vocab, 2);
     need(model_create(&all, &c, options, &error), &error);
@@ -893,7 +895,7 @@ static void test_frozen(Family family, const char* train) {
         JsonWriter manifest;
         record.state.step = step;
         record_write(&manifest, &record, &model[0].flat);
-        saver_begin(&saver, step, "frozen", &manifest, NULL);
+        saver_begin(&saver, step, out, &manifest, NULL);
         need(saver_end(&saver, &error), &error);
     }
     saver_close(&saver);
@@ -910,8 +912,10 @@ static void test_frozen(Family family, const char* train) {
     snprintf(what, sizeof what, "--train %s: what trains changes, and nothing else", train);
     check_true(what, wrong == 0);
     snprintf(what, sizeof what, "--train %s: the frozen weights are written once", train);
-    check_true(what, stat("frozen/step_00000002/" CHECKPOINT_FROZEN, &status) == 0 && status.st_nlink == 2);
-    need(model_load(&model[1], &saved, "frozen/step_00000002", false, &error), &error);
+    snprintf(path, sizeof path, "%s/step_00000002/" CHECKPOINT_FROZEN, out);
+    check_true(what, stat(path, &status) == 0 && status.st_nlink == 2);
+    snprintf(path, sizeof path, "%s/step_00000002", out);
+    need(model_load(&model[1], &saved, path, false, &error), &error);
     for (int i = 0; i < 2; i++) {
         batch_gradients(&model[i], NULL, tokens, targets, B, T);
         model_update(&model[i], &adamw, 3, 1e-2, 1.0);
@@ -920,12 +924,12 @@ static void test_frozen(Family family, const char* train) {
     download(last, model[1].flat.params, n * sizeof(floatX), model[1].stream);
     snprintf(what, sizeof what, "--train %s: a run that is resumed continues with the same bits", train);
     check_true(what, memcmp(first, last, n * sizeof(floatX)) == 0);
-    need(model_load(&all, &saved, "frozen/step_00000002", true, &error), &error);  // all of it trains from here on
+    need(model_load(&all, &saved, path, true, &error), &error);  // all of it trains from here on
     free(first);
     free(last);
     free(whole);
     free(part);
-    checkpoint_discard("frozen");
+    checkpoint_discard(out);
     model_free(&all);
     for (int i = 0; i < 2; i++) model_free(&model[i]);
 }
@@ -1386,7 +1390,6 @@ static void test_head_in_parts(void) {
 // ------------------------------------------------------------------------------------------------
 // 4. Runs
 
-static char work[256];  // the directory of the test
 
 // Calls the program with the words of `line`, its output going to a file; returns its exit code. Words have no spaces.
 static int train(const char* line) {

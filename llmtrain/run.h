@@ -216,11 +216,13 @@ static inline void run_free(Run* run) {
 // 2. Identity
 
 // Whether a saved run had another value of a flag, and both as text. A checkpoint from before there was the flag has
-// the default.
+// none; of a text that must not change the default is the empty one.
 static inline bool resume_differs(char saved[FILE_PATH_MAX], char now[FILE_PATH_MAX], const Flag* flag,
                                   const Json* manifest) {
     uint32_t node = flag->name ? json_get(manifest, json_get(manifest, 0, "flags"), flag->name) : JSON_NONE;
-    if (!json_string(manifest, node, saved, FILE_PATH_MAX)) return false;
+    bool missing = !json_string(manifest, node, saved, FILE_PATH_MAX);
+    if (missing && !((flag->marks & FLAG_FIXED) && flag->kind == FLAG_TEXT)) return false;
+    if (missing) saved[0] = 0;
     flag_text(now, FILE_PATH_MAX, flag);
     return strcmp(saved, now) != 0;
 }
@@ -840,7 +842,7 @@ static inline void run_report_sequence(const Run* run, JsonWriter* w, const Sequ
     json_member_number(w, "loss", s->loss);
     json_member_number(w, "grad_norm", s->norm);
     json_write_end(w, '}');
-    printf("  sample %.0f: loss %.4g, gradient %.3g of %.3g; build/tokenize --show %s --at %.0f --tokens %zu\n",
+    printf("  sample %.0f: loss %.4g, gradient %.3g of %.3g; build/tokenize --show '%s' --at %.0f --tokens %zu\n",
            s->sample, s->loss, s->norm, step_norm, shard, s->start, run->loader.T + 1);
 }
 
