@@ -1,8 +1,8 @@
 // test_train.cu: tests of the whole model and of whole runs.
 //
 //   1. fixtures     losses, logits, every gradient and 20 training steps against float64 (dev/test/fixture.py)
-//   2. pieces       dropout's gradient, schedules, the guard, the loss scale, when to save and what to keep, sampling, two
-//                   models in one process
+//   2. pieces       dropout's gradient, schedules, the guard, the loss scale, when to save and what to keep, sampling,
+//                   two models in one process; --recompute and --train
 //   3. sizes        presets; initial weights and gradients of models that take several pieces
 //   4. runs         the program itself, called as a function: same bits twice, with 1 to 3 threads, after a resume
 //   5. damage       checkpoints cut anywhere, with any byte flipped: refused or passed over, never used
@@ -489,8 +489,8 @@ static Rates test_rates(const char* text) {
     return rates;
 }
 
-// Trains 20 steps of two micro-batches, of which the second is shorter, with dropout and masked documents. Returns a hash
-// of all weights, master weights and optimizer state; bytes: what the model takes. budget: 0, or what it may take, with
+// Trains 20 steps of two micro-batches, of which the second is shorter, with dropout and masked documents. Returns a
+// hash of all weights, master weights and optimizer state; bytes: what the model takes. budget: 0, or what it may take, with
 // what is recomputed chosen for that.
 static uint64_t recompute_run(double* bytes, const Config* c, RecomputeLevel level, double budget) {
     enum { B = 2, T = 12, N = B * T, END = 60, STEPS = 20 };
@@ -539,8 +539,8 @@ static uint64_t recompute_run(double* bytes, const Config* c, RecomputeLevel lev
     return hash_end(&hash);
 }
 
-// Whatever the backward recomputes, training has the same bits, and each level takes less memory than the one before it;
-// a budget between two levels is kept, and used up but for less than an array of a block.
+// Whatever the backward recomputes, training has the same bits, and each level takes less memory than the one before
+// it; a budget between two levels is kept, and used up but for less than an array of a block.
 static void test_recompute(Family family, bool relatives) {
     static const char* const names[] = {"none", "norms", "gelu", "attention", "block"};
     Config c = test_config(family);
@@ -552,14 +552,16 @@ static void test_recompute(Family family, bool relatives) {
     c.qk_norm = c.qkv_bias = relatives;
     for (int level = 0; level < RECOMPUTE_AUTO; level++) {
         hashes[level] = recompute_run(&bytes[level], &c, (RecomputeLevel)level, 0);
-        snprintf(what, sizeof what, "%s, --recompute %s: less memory, the same bits after 20 steps", name, names[level]);
+        snprintf(what, sizeof what, "%s, --recompute %s: less memory, the same bits after 20 steps", name,
+                 names[level]);
         if (level) check_true(what, hashes[level] == hashes[0] && bytes[level] < bytes[level - 1]);
     }
     double largest = 2.0 * 24 * 72 * (family == FAMILY_LLAMA ? 2 : 1) * sizeof(floatX);
     for (int part = 0; part <= 4; part++) {
         double budget = bytes[RECOMPUTE_BLOCK] + part * 0.25 * (bytes[0] - bytes[RECOMPUTE_BLOCK]);
         uint64_t hash = recompute_run(&fitted, &c, RECOMPUTE_NONE, budget);
-        snprintf(what, sizeof what, "%s, --recompute auto, %d%% of what can be saved is kept: the same", name, 25 * part);
+        snprintf(what, sizeof what, "%s, --recompute auto, %d%% of what can be saved is kept: the same", name,
+                 25 * part);
         check_true(what, hash == hashes[0] && fitted <= budget && fitted > budget - largest);
     }
     Model model;
@@ -666,7 +668,8 @@ static void test_guard(void) {
     mean = late.norms.mean;
     guard_step(&late, &factor, &o, 0.9);
     check("guard: in the long run a norm weighs 1/100", fabs(late.norms.mean - (mean + (0.9 - mean) / 100)), 1e-12);
-    check_true("guard: NaN and infinity are skipped", !guard_step(&s, &factor, &o, NAN) && !guard_step(&s, &factor, &o, INFINITY));
+    check_true("guard: NaN and infinity are skipped",
+               !guard_step(&s, &factor, &o, NAN) && !guard_step(&s, &factor, &o, INFINITY));
     double bound = fmax(1.0, s.norms.mean + 4 * sqrt(s.norms.variance));
     guard_step(&s, &factor, &o, 3.0);
     check("guard: a large norm is clipped to the bound", fabs(factor - bound / 3.0), 1e-12);

@@ -210,8 +210,8 @@ static inline bool gguf_check_tokenizer(const Tokenizer* tokenizer, size_t V, Er
     if (rules == NULL) return true;
     if (rules->vocabulary.by_characters)
         return gguf_is_sentencepiece(rules, &prefix) ||
-               fail(error, "llama.cpp has no tokenizer of characters that treats spaces as this one, or lacks tokens of "
-                    "bytes; export to another format");
+               fail(error, "llama.cpp has no tokenizer of characters that treats spaces as this one, or lacks tokens "
+                    "of bytes; export to another format");
     if (rules->prefix != PREFIX_NEVER)
         return fail(error, "llama.cpp puts no space in front of a text, as this tokenizer does (add_prefix_space); "
                     "export to another format");

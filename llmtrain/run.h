@@ -821,8 +821,8 @@ static inline void run_report_offload(Run* run, double step_ms) {
     run->offload_waited_ms = c.waited_ms;
     if (++run->offload_steps < REPORTED) return;
     run_announce(run, "offload", run->record.state.step,
-                 "note: a step reads and writes %.3f GB of optimizer state, reads at %.2f GB/s and writes at %.2f GB/s, "
-                 "and waits %.0f of its %.0f ms for that",
+                 "note: a step reads and writes %.3f GB of optimizer state, reads at %.2f GB/s and writes at %.2f "
+                 "GB/s, and waits %.0f of its %.0f ms for that",
                  1e-9 * (double)offload_total(&run->model.flat.offloaded.store), 1e-6 * (double)c.read / c.read_ms,
                  1e-6 * (double)c.written / c.written_ms, waited, step_ms);
 }

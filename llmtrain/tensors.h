@@ -115,7 +115,8 @@ static inline bool parameters_freeze(Parameters* p, const char* list, Error* err
         size_t length = strcspn(item, ","), matched = 0;
         snprintf(pattern, sizeof pattern, "%.*s", (int)length, item);
         for (size_t i = 0; i < p->count; i++) matched += fnmatch(pattern, p->tensors[i].name, 0) == 0;
-        if (length == 0) return fail(error, "--train has an empty name; name the tensors that train, such as 'block.*'");
+        if (length == 0)
+            return fail(error, "--train has an empty name; name the tensors that train, such as 'block.*'");
         if (matched == 0)
             return fail(error, "--train %.200s matches no tensor of the model; their names are %s, %s and so on (the "
                         "list flat_vector of a checkpoint's manifest.json)", pattern, p->tensors[0].name,
