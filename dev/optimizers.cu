@@ -96,11 +96,19 @@ static size_t R, C;
 static OptimizerStep step;
 static LadderPointer<floatX> params;
 static LadderPointer<float> masters, grads;
+static std::vector<void*> twins;  // of what no rung's check looks at
 
 // A state of n elements that begins as zeros, which a rung's check does not look at: test_cuda.cu does.
 template <typename T>
 static LadderPointer<T> unread(size_t n) {
-    return {(T*)ladder_scratch(n * sizeof(T)), (T*)allocate(n * sizeof(T))};
+    twins.push_back(allocate(n * sizeof(T)));
+    return {(T*)ladder_scratch(n * sizeof(T)), (T*)twins.back()};
+}
+
+static int end(void) {
+    for (void* twin : twins) free(twin);
+    twins.clear();
+    return ladder_end();
 }
 
 // A ladder's arrays, of a new kind.
@@ -221,5 +229,5 @@ int main(int argc, char** argv) {
     ladder_8bit();
     ladder_bf16();
     ladder_adafactor();
-    return ladder_end();
+    return end();
 }

@@ -144,6 +144,7 @@ adamw_8bit_kernel(OptimizerSlice slice, OptimizerStep o, AdamW a, DynamicMaps ma
             codes_store<W>(m_codes + i, m_code);
             codes_store<W>(v_codes + i, v_code);
         }
+        __syncwarp();  // all lanes have read the scales, those past the end too
         if (lane == 0) {
             m_scales[b] = m_scale;
             v_scales[b] = v_scale;

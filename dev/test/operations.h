@@ -1039,7 +1039,8 @@ static void test_tensor_update(OptimizerKind kind, bool master_weights, TensorSh
         for (size_t i = 0; i < a->n; i++) {
             double value = array_get(a, a->start, i), uniform = (double)random_bits(2, RANDOM_TEST, state, i);
             if (type == BYTE) array_set(a, a->start, i, fmod(uniform, 256.0));
-            else if (strcmp(o->name, "m") != 0) array_set(a, a->start, i, 0.01 + fabs(value));
+            // States begin as zeros: before the first step a rate of 1 takes nothing else away to the last bit.
+            else if (strcmp(o->name, "m") != 0) array_set(a, a->start, i, step == 1 ? 0.0 : 0.01 + fabs(value));
         }
     }
     for (int i = 0; ON_CUDA && i < c.count; i++) {
