@@ -2134,11 +2134,13 @@ static void test_model(void) {
     test_dropout_masks();
     test_documents(FAMILY_GPT2);
     test_documents(FAMILY_LLAMA);
-    test_recompute(FAMILY_GPT2, false);
-    test_recompute(FAMILY_LLAMA, false);
-    test_recompute(FAMILY_LLAMA, true);
-    test_recompute_large();
-    test_frozen_patterns();
+    if (device_is_host() || FLOATX_DTYPE == DTYPE_BF16) {  // an emulated GPU has time for one type
+        test_recompute(FAMILY_GPT2, false);
+        test_recompute(FAMILY_LLAMA, false);
+        test_recompute(FAMILY_LLAMA, true);
+        test_recompute_large();
+        test_frozen_patterns();
+    }
     test_overflow();
     test_schedules();
     test_guard();
