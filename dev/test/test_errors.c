@@ -152,7 +152,7 @@ static const Case CASES[] = {
     WRONG("train: nothing", "@ --train=", "--train is empty"),
     WRONG("recompute unknown", "@ --recompute all", "--recompute is 'all'; give one of none|norms"),
     WRONG("recompute within nothing", "@ --recompute auto --memory 0.000001",
-          "needs 0.0 ... even with --recompute block ... --memory 1e-06 ... smaller"),
+          "needs 0. ... even with --recompute block ... --memory 1e-06 ... smaller"),
     CASE(TRAIN, 0, "plan within nothing", "", "@ --plan --memory 0.00001", "nothing fits 1e-05 GB; the nearest needs"),
     VALUE(TRAIN, "--memory", "nan", "from 0 to"), VALUE(TRAIN, "--memory", "-1", "from 0 to"),
     VALUE(TRAIN, "--optimizer-rank", "0", "from 1 to 65536"),
