@@ -153,10 +153,18 @@ static inline void disk_read_ahead(int file, size_t first, size_t bytes) {
 // Reserves room on the disk for the first `bytes` bytes of an empty file, which read as zeros. Returns 0, or what errno
 // would be.
 static inline int disk_reserve(int file, size_t bytes) {
-    int result;
+    int result = 0;
 #ifdef __APPLE__
     fstore_t room = {F_ALLOCATEALL, F_PEOFPOSMODE, 0, (off_t)bytes, 0};
     result = fcntl(file, F_PREALLOCATE, &room) != 0 || ftruncate(file, (off_t)bytes) != 0 ? errno : 0;
+#elif defined(LLMTRAIN_POSIX_ONLY)
+    static const char zeros[1 << 16];
+    for (size_t done = 0; result == 0 && done < bytes;) {
+        size_t n = bytes - done < sizeof zeros ? bytes - done : sizeof zeros;
+        ssize_t written = pwrite(file, zeros, n, (off_t)done);
+        if (written > 0) done += (size_t)written;
+        else if (errno != EINTR) result = errno;
+    }
 #else
     do result = posix_fallocate(file, 0, (off_t)bytes); while (result == EINTR);
 #endif
