@@ -797,7 +797,7 @@ static inline void checksum(uint64_t* out, const floatX* x, size_t first, size_t
 
 // One step over w (n), with what the kind keeps in m and v (n each; NULL where it keeps nothing):
 // AdamW     "Decoupled Weight Decay Regularization":  m, v: running means of g and g^2, both corrected for their start;
-//           w -= lr (m' / (sqrt(v') + epsilon) + weight_decay w)
+//           w -= lr (m' / (sqrt(v') + epsilon) + weight_decay w); adamw_element in optimizers.h
 // SGD       w -= lr (g + weight_decay w)
 // momentum  m = beta1 m + g;  w -= lr (m + weight_decay w)
 // Lion      "Symbolic Discovery of Optimization Algorithms":  w -= lr (sign(beta1 m + (1 - beta1) g) + weight_decay w);
@@ -805,16 +805,9 @@ static inline void checksum(uint64_t* out, const floatX* x, size_t first, size_t
 static inline void optimizer_apply(float* w, float* m, float* v, const float* grad, const OptimizerStep* o, size_t n) {
     float lr = o->lr, beta1 = o->beta1, beta2 = o->beta2, scale = o->grad_scale, decay = o->weight_decay;
     if (o->kind == OPTIMIZER_ADAMW) {
-        float m_correction = (float)(1.0 / (1.0 - pow_double((double)beta1, (double)o->step)));
-        float v_correction = (float)(1.0 / (1.0 - pow_double((double)beta2, (double)o->step)));
+        const AdamW a = adamw_begin(o);
         #pragma omp simd
-        for (size_t i = 0; i < n; i++) {
-            float g = grad[i] * scale;
-            m[i] = fused(1.0f - beta1, g - m[i], m[i]);
-            v[i] = fused(1.0f - beta2, fused(g, g, -v[i]), v[i]);
-            float step = m[i] * m_correction / (sqrtf(v[i] * v_correction) + o->epsilon);
-            w[i] = fused(-lr, fused(decay, w[i], step), w[i]);
-        }
+        for (size_t i = 0; i < n; i++) adamw_element(&w[i], &m[i], &v[i], grad[i], &a);
     } else if (o->kind == OPTIMIZER_SGD) {
         for (size_t i = 0; i < n; i++) w[i] = fused(-lr, fused(grad[i], scale, decay * w[i]), w[i]);
     } else if (o->kind == OPTIMIZER_MOMENTUM) {

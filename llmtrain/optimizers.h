@@ -6,12 +6,14 @@
 //   1. table       names; states, their types and shapes; where ZeRO may cut a tensor
 //   2. step        what an update is given
 //   3. rounding    stochastic, for parameters without master weights
+//   4. AdamW       one element, whatever the type of its states
 //
-// Needs: llmtrain/base.h, llmtrain/dtypes.h, llmtrain/types.h.
+// Needs: llmtrain/arithmetic.h, llmtrain/base.h, llmtrain/dtypes.h, llmtrain/types.h.
 
 #ifndef LLMTRAIN_OPTIMIZERS_H
 #define LLMTRAIN_OPTIMIZERS_H
 
+#include "arithmetic.h"
 #include "base.h"
 #include "dtypes.h"
 #include "types.h"
@@ -301,6 +303,32 @@ static inline void optimizer_store(const OptimizerSlice* slice, const OptimizerS
         random_fill(random, o->seed, RANDOM_ROUNDING, o->step, slice->first + begin + at, count);
         for (size_t i = 0; i < count; i++) p[at + i] = floatX_of_stochastic(w[at + i], random[i]);
     }
+}
+
+// ------------------------------------------------------------------------------------------------
+// 4. AdamW
+//
+// "Decoupled Weight Decay Regularization":  m, v: running means of g and g^2, both corrected for their start at 0;
+// w -= lr (m' / (sqrt(v') + epsilon) + weight_decay w). All is fused by hand, so that no compiler can choose.
+
+typedef struct {
+    float lr, beta1, beta2, epsilon, weight_decay, grad_scale;
+    float m_correction, v_correction;
+} AdamW;
+
+static inline AdamW adamw_begin(const OptimizerStep* o) {
+    AdamW a = {o->lr, o->beta1, o->beta2, o->epsilon, o->weight_decay, o->grad_scale, 1.0f, 1.0f};
+    a.m_correction = (float)(1.0 / (1.0 - pow_double((double)o->beta1, (double)o->step)));
+    a.v_correction = (float)(1.0 / (1.0 - pow_double((double)o->beta2, (double)o->step)));
+    return a;
+}
+
+HOST_DEVICE ALWAYS_INLINE void adamw_element(float* w, float* m, float* v, float grad, const AdamW* a) {
+    float g = grad * a->grad_scale;
+    *m = fused(1.0f - a->beta1, g - *m, *m);
+    *v = fused(1.0f - a->beta2, fused(g, g, -*v), *v);
+    float step = *m * a->m_correction / (sqrtf(*v * a->v_correction) + a->epsilon);
+    *w = fused(-a->lr, fused(a->weight_decay, *w, step), *w);
 }
 
 #endif  // LLMTRAIN_OPTIMIZERS_H

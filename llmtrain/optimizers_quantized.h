@@ -1,17 +1,16 @@
 // optimizers_quantized.h: AdamW with narrow states, in plain C: the specification of the kernels of that name, and the
 // CPU backend.
 //
-//   1. AdamW           one element
-//   2. dynamic maps    the numbers that 8 bits stand for, and the nearest of them
-//   3. 8 bits          blocks of 256 elements share a scale
-//   4. bfloat16        with stochastic rounding
+//   1. dynamic maps    the numbers that 8 bits stand for, and the nearest of them
+//   2. 8 bits          blocks of 256 elements share a scale
+//   3. bfloat16        with stochastic rounding
 //
 //   optimizer     states, bytes per parameter                       AdamW with 32-bit states: 8
 //   adamw-8bit    m, v: 1 each; their scales: 4 for 256 elements    2.03
 //   adamw-bf16    m, v: 2 each                                      4
 //
-// Both compute as AdamW does, in float, and round the states when they store them; the step is taken with the states
-// before they are rounded. Functions of sections 1 and 2 run on both backends and give the same bits there.
+// Both compute as AdamW does (adamw_element), in float, and round the states when they store them; the step is taken
+// with the states before they are rounded. Functions of section 1 run on both backends and give the same bits there.
 //
 // Needs: llmtrain/arithmetic.h, llmtrain/base.h, llmtrain/types.h, llmtrain/optimizers.h.
 
@@ -24,33 +23,7 @@
 #include "types.h"
 
 // ------------------------------------------------------------------------------------------------
-// 1. AdamW
-//
-// "Decoupled Weight Decay Regularization":  m, v: running means of g and g^2, both corrected for their start at 0;
-// w -= lr (m' / (sqrt(v') + epsilon) + weight_decay w). All is fused by hand, so that no compiler can choose.
-
-typedef struct {
-    float lr, beta1, beta2, epsilon, weight_decay, grad_scale;
-    float m_correction, v_correction;
-} AdamW;
-
-static inline AdamW adamw_begin(const OptimizerStep* o) {
-    AdamW a = {o->lr, o->beta1, o->beta2, o->epsilon, o->weight_decay, o->grad_scale, 1.0f, 1.0f};
-    a.m_correction = (float)(1.0 / (1.0 - pow_double((double)o->beta1, (double)o->step)));
-    a.v_correction = (float)(1.0 / (1.0 - pow_double((double)o->beta2, (double)o->step)));
-    return a;
-}
-
-HOST_DEVICE ALWAYS_INLINE void adamw_element(float* w, float* m, float* v, float grad, const AdamW* a) {
-    float g = grad * a->grad_scale;
-    *m = fused(1.0f - a->beta1, g - *m, *m);
-    *v = fused(1.0f - a->beta2, fused(g, g, -*v), *v);
-    float step = *m * a->m_correction / (sqrtf(*v * a->v_correction) + a->epsilon);
-    *w = fused(-a->lr, fused(a->weight_decay, *w, step), *w);
-}
-
-// ------------------------------------------------------------------------------------------------
-// 2. Dynamic maps
+// 1. Dynamic maps
 //
 // "8-bit Optimizers via Block-wise Quantization": 8 bits stand for numbers from -1 to 1 (m) or 0 to 1 (v) whose
 // distances grow with them. Each of seven decades, from 10^-7 to 1, is cut into twice as many equal intervals as the
@@ -174,7 +147,7 @@ namespace cpu {
 #endif
 
 // ------------------------------------------------------------------------------------------------
-// 3. 8 bits
+// 2. 8 bits
 //
 // A block is 256 elements of a tensor, counted from its first. Its scale is the largest magnitude of its state, so the
 // codes are those of numbers from -1 to 1.
@@ -232,7 +205,7 @@ static inline void adamw_8bit_update(const OptimizerSlice* slice, const Optimize
 }
 
 // ------------------------------------------------------------------------------------------------
-// 4. bfloat16
+// 3. bfloat16
 //
 // bfloat16 has 8 bits of fraction, so a mean that changes by less than 1/256 of itself would stay as it is, and v
 // changes by 1 - beta2 of itself. Rounded stochastically (as in "Revisiting BFloat16 Training") it is right on average.
