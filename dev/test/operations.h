@@ -1002,17 +1002,23 @@ static void test_optimizer(OptimizerKind kind, bool master_weights, size_t N, si
 // Optimizers with states of other types and shapes, whose values over 100 steps test_optimizers.c proves: one step
 // keeps what a case promises, and CUDA computes what the CPU does. Gradients, weights and moments are below about 30.
 
-static void call_tensor_update(const Case* c) {
+// All of the case's tensor: parameters, master weights, gradients, scratch; without states, which follow as arrays.
+static OptimizerSlice tensor_slice(const Case* c) {
     OptimizerSlice slice;
     memset(&slice, 0, sizeof slice);
     slice.params = x(c, 0);
     slice.master_weights = f(c, 1);
     slice.grads = f(c, 2);
     slice.scratch = f(c, 3);
-    for (int s = 0; s + 4 < c->count; s++) slice.states[s] = at(c, 4 + s);
     slice.first = c->s.first_position;
     slice.n = c->s.N;
     slice.shape = c->tensor;
+    return slice;
+}
+
+static void call_tensor_update(const Case* c) {
+    OptimizerSlice slice = tensor_slice(c);
+    for (int s = 0; s + 4 < c->count; s++) slice.states[s] = at(c, 4 + s);
     RUN(optimizer_update, &slice, &c->step);
 }
 static const Operation operation_tensor_update = {"optimizer_update", call_tensor_update};
@@ -1039,8 +1045,7 @@ static void test_tensor_update(OptimizerKind kind, bool master_weights, TensorSh
         for (size_t i = 0; i < a->n; i++) {
             double value = array_get(a, a->start, i), uniform = (double)random_bits(2, RANDOM_TEST, state, i);
             if (type == BYTE) array_set(a, a->start, i, fmod(uniform, 256.0));
-            // States begin as zeros: before the first step a rate of 1 takes nothing else away to the last bit.
-            else if (strcmp(o->name, "m") != 0) array_set(a, a->start, i, step == 1 ? 0.0 : 0.01 + fabs(value));
+            else if (strcmp(o->name, "m") != 0) array_set(a, a->start, i, 0.01 + fabs(value));
         }
     }
     for (int i = 0; ON_CUDA && i < c.count; i++) {

@@ -176,18 +176,10 @@ static void case_prove(Case* c) {
 // ------------------------------------------------------------------------------------------------
 // Optimizers that need a whole matrix: one update, from the states that another on the CPU has left
 
-static TensorShape matrix_shape;
 static const size_t MATRIX_RANK = 3;
 
 static void call_matrix_optimizer(const Case* c) {
-    OptimizerSlice slice;
-    memset(&slice, 0, sizeof slice);
-    slice.params = x(c, 0);
-    slice.master_weights = f(c, 1);
-    slice.grads = f(c, 2);
-    slice.scratch = f(c, 3);
-    slice.n = c->s.N;
-    slice.shape = matrix_shape;
+    OptimizerSlice slice = tensor_slice(c);
     for (int a = 4, s = 0; a < c->count; a++, s += s == 2 ? 3 : 1)  // states 3 and 4 are not of a matrix
         if (c->arrays[a].n > 0) slice.states[s] = f(c, a);
     RUN(optimizer_update, &slice, &c->step);
@@ -204,7 +196,7 @@ static void test_matrix_optimizer(OptimizerKind kind, TensorShape shape, uint64_
     Shape s = {.N = n};
     Case c = case_begin(operation_matrix_optimizer, &s, "%s %zux%zu step=%zu", OPTIMIZERS[kind].name, shape.rows,
                         shape.cols, (size_t)step);
-    matrix_shape = shape;
+    c.tensor = shape;
     c.step.kind = kind;
     c.step.lr = 0.01f, c.step.beta1 = 0.9f, c.step.beta2 = 0.99f, c.step.epsilon = 1e-8f, c.step.weight_decay = 0.1f;
     c.step.grad_scale = 0.37f, c.step.seed = 9, c.step.step = max_size(1, step - 1), c.step.rank = MATRIX_RANK;
