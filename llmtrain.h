@@ -239,7 +239,6 @@ static inline bool weights_create(Weights* w, Parameters* p, const Config* c, co
            (parameters_freeze(p, train, error) && weights_create(w, p, c, train, error));
 }
 
-
 // ------------------------------------------------------------------------------------------------
 // 3. Model
 
@@ -258,7 +257,7 @@ typedef struct {
     RecomputeLevel recompute; // activations that the backward computes again
     const char* train;        // the names of the tensors that train (parameters_freeze); NULL: all
     RankOptions ranks;        // all 0: one rank
-    int offload;              // OFFLOAD_OPTIMIZER, OFFLOAD_ACTIVATIONS: kept in offload_dir, not in memory
+    int offload;              // OFFLOAD_OPTIMIZER: its state is kept in offload_dir, not in memory
     const char* offload_dir;  // NULL: in memory of the host
 } ModelOptions;
 
@@ -385,7 +384,7 @@ static inline bool model_plan(Model* model, const Config* asked, ModelOptions op
     for (size_t l = 0; model->activations.blocks && l + 1 < config->layers; l++)
         model->activations.blocks[l].recomputed = recomputed;
     FlatOptions holds = {options.training, options.optimizer, options.optimizer_rank, options.master_weights,
-                         (options.offload & OFFLOAD_OPTIMIZER) != 0, options.offload_dir};
+                         options.offload == OFFLOAD_OPTIMIZER, options.offload_dir};
     bool ok = weights_create(&model->weights, &model->parameters, config, options.train, error) &&
               flat_create(&model->flat, &model->parameters, &model->options.ranks, &holds, error);
     model->spans = (DocumentSpan*)allocate((options.mask_documents ? N : 1) * sizeof(DocumentSpan));

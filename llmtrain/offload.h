@@ -43,8 +43,8 @@
 // ------------------------------------------------------------------------------------------------
 // 1. Store
 
-// What a run keeps in stores; the choices of --offload are the sums of these, in order.
-enum { OFFLOAD_OPTIMIZER = 1, OFFLOAD_ACTIVATIONS = 2 };
+// What a run keeps in a store, in the order of the choices of --offload.
+enum { OFFLOAD_NOTHING, OFFLOAD_OPTIMIZER };
 #define OFFLOAD_CHOICES "none|optimizer"
 
 enum {

@@ -6,8 +6,9 @@
 //
 //   1. flags    those of the plan
 //   2. memory   of a rank, and what fits it
-//   3. table    the plan, line by line
+//   3. stages   memory and traffic of each
 //   4. choices  combinations of recomputation, ZeRO stage, optimizer, master weights, offloading and micro-batch
+//   5. plan     all of it, line by line
 
 #ifndef LLMTRAIN_PLAN_H
 #define LLMTRAIN_PLAN_H
@@ -124,7 +125,7 @@ static inline bool plan_fit(Model* model, PlanOptions* o, Error* error) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// 3. Table
+// 3. Stages
 
 // The memory of a rank and the bytes that it sends in a step, for each stage and kind of reduction.
 static inline bool plan_show_stages(const Model* planned, const PlanOptions* o, Error* error) {
@@ -190,7 +191,7 @@ static inline void choice_flags(char* text, size_t bytes, const Choice* c, const
     if (c->offloads && device_is_host()) snprintf(text + n, bytes - n, " --offload-dir DIR");
 }
 
-// One combination; false if there is none such, as when a stage would cut what an optimizer needs whole.
+// One combination; false if there is none such, as when there is nothing to offload.
 static inline bool choice_plan(Choice* c, const Model* asked, const PlanOptions* o, const Rates* rates,
                                size_t sequences) {
     Model model;
@@ -201,9 +202,9 @@ static inline bool choice_plan(Choice* c, const Model* asked, const PlanOptions*
     options.master_weights = c->master_weights;
     options.ranks.stage = c->stage;
     options.recompute = RECOMPUTE_NONE;
-    options.offload = c->offloads ? OFFLOAD_OPTIMIZER : 0;
+    options.offload = c->offloads ? OFFLOAD_OPTIMIZER : OFFLOAD_NOTHING;
     if (!model_plan(&model, &asked->config, options, &ignored)) return false;
-    if (c->offloads && offload_total(&model.flat.offloaded.store) == 0) {  // there is nothing to offload
+    if (c->offloads && offload_total(&model.flat.offloaded.store) == 0) {
         model_free(&model);
         return false;
     }
@@ -273,6 +274,7 @@ static inline bool plan_show_choices(const Model* asked, const PlanOptions* o, c
 }
 
 // ------------------------------------------------------------------------------------------------
+// 5. Plan
 
 // What is on the disk, or beside a GPU in memory of the host, and what of it moves in a step.
 static inline void plan_show_offload(const Model* model, const PlanOptions* o) {

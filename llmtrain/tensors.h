@@ -59,7 +59,7 @@ typedef struct {
     bool tied;           // the head is the token embedding: bucket 0 gathers gradients from the head's backward on
 } Parameters;
 
-static inline size_t tensor_elements(const Tensor* t) { return t->rows * (t->cols ? t->cols : 1); }
+static inline size_t tensor_elements(const Tensor* t) { return shape_elements(&t->shape); }
 
 // A table with room for `capacity` tensors.
 static inline bool parameters_allocate(Parameters* p, size_t capacity, Error* error) {
@@ -93,38 +93,29 @@ static inline size_t parameters_add(Parameters* p, const char* name, size_t rows
     return t->offset;
 }
 
-// Whether a name matches one of the shell patterns of a list, separated by commas.
-static inline bool pattern_matches(const char* list, const char* name) {
-    char pattern[256];
-    for (const char* item = list; *item; item += *item == ',') {
-        size_t length = strcspn(item, ",");
-        snprintf(pattern, sizeof pattern, "%.*s", (int)length, item);
-        if (fnmatch(pattern, name, 0) == 0) return true;
-        item += length;
-    }
-    return false;
-}
-
 // Lets only the tensors train whose names match one of the shell patterns of a list, separated by commas, and moves
 // them to the front of their buckets, so that gradients, optimizer state and collectives are still slices. The table
 // then has to be filled again, by the same calls, which return the new offsets.
 static inline bool parameters_freeze(Parameters* p, const char* list, Error* error) {
-    size_t trained = 0;
-    for (const char* item = list; *item; item += *item == ',') {  // every pattern must mean something
+    if (list[0] == 0) return fail(error, "--train is empty; name the tensors that train, such as 'block.*'");
+    for (size_t i = 0; i < p->count; i++) p->tensors[i].trains = false;
+    for (const char* item = list; *item; item += *item == ',') {
         char pattern[256];
         size_t length = strcspn(item, ","), matched = 0;
         snprintf(pattern, sizeof pattern, "%.*s", (int)length, item);
-        for (size_t i = 0; i < p->count; i++) matched += fnmatch(pattern, p->tensors[i].name, 0) == 0;
+        item += length;
         if (length == 0)
             return fail(error, "--train has an empty name; name the tensors that train, such as 'block.*'");
+        for (size_t i = 0; i < p->count; i++) {
+            bool matches = fnmatch(pattern, p->tensors[i].name, 0) == 0;
+            p->tensors[i].trains |= matches;
+            matched += matches;
+        }
         if (matched == 0)
             return fail(error, "--train %.200s matches no tensor of the model; their names are %s, %s and so on (the "
                         "list flat_vector of a checkpoint's manifest.json)", pattern, p->tensors[0].name,
                         p->tensors[p->count / 2].name);
-        item += length;
     }
-    for (size_t i = 0; i < p->count; i++) trained += p->tensors[i].trains = pattern_matches(list, p->tensors[i].name);
-    if (trained == 0) return fail(error, "--train is empty; name the tensors that train, such as 'block.*'");
     p->flat_size = 0;
     for (size_t b = 0, i = 0, end = 0; i < p->count; i = end, b++) {
         while (end < p->count && p->tensors[end].bucket == b) end++;
