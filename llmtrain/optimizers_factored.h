@@ -182,8 +182,8 @@ static inline Factored factored_begin(const OptimizerSlice* slice, const Optimiz
     return f;
 }
 
-// At a rate of 1, that of Adafactor's first step, nothing of the state stays but a NaN: not even a rounding error, which
-// could be below 0.
+// At a rate of 1, that of Adafactor's first step, nothing of the state stays but a NaN: not even a rounding error,
+// which could be below 0.
 HOST_DEVICE ALWAYS_INLINE float factored_moved(float state, float mean, float rate) {
     return rate == 1.0f ? fused(0.0f, state, mean) : fused(rate, mean - state, state);
 }
