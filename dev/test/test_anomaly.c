@@ -336,5 +336,6 @@ int main(int argc, char** argv) {
     }
     root_enter();
     test_planted(programs[0], programs[1], programs[2]);
+    for (int i = 0; i < 3; i++) free((char*)programs[i]);
     return tests_end();
 }
