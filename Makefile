@@ -10,7 +10,8 @@
 #                 ThreadSanitizer (make races: that alone)
 # make test-posix what macOS runs, run on Linux: some suites without what Linux has and POSIX lacks; POSIX_TESTS=names
 # make mutants    what the tests are worth: bugs, planted one at a time in a copy, must be found; ONLY=text, SAMPLE=10: some
-# make bench      where the time of a training step goes; RECOMPUTE=block: time and memory of the levels up to that one
+# make bench      where the time of a training step goes, on a GPU where make builds for one; RECOMPUTE=block: time and
+#                 memory of the levels up to that one
 # make bench-peers    the same steps in turn with PyTorch and llm.c: tokens per second, memory; LLMC=dir, ROUNDS=3, ISA=x86-64-v3
 # make tour       one step of a tiny model, operation by operation: shapes, what came out, cost; FAMILY=llama: of that family
 # make single     build/llmtrain_single.h: the whole runtime as one header
@@ -86,7 +87,8 @@ NVCC_FOUND := $(shell command -v $(NVCC) 2>/dev/null)
 ifeq ($(filter $(CUDA),auto on off),)
 $(error CUDA is '$(CUDA)'; give auto, on or off)
 endif
-ifneq ($(filter on,$(CUDA))$(and $(GPU_FOUND),$(NVCC_FOUND)),)
+FOR_GPU := $(filter on,$(CUDA))$(and $(GPU_FOUND),$(NVCC_FOUND))
+ifneq ($(FOR_GPU),)
 train: $(B)/train-cuda-$(PRECISION)
 	@cp -f $< $@
 else
@@ -140,6 +142,9 @@ CUDA_HEADERS := $(HEADERS) $(wildcard *.cuh llmtrain/*.cuh)
 $(PRECISIONS:%=$(B)/train-cuda-%): $(B)/train-cuda-%: train.cu $(CUDA_HEADERS) | $(B)
 	$(NVCC) $(NVCCFLAGS) -arch=$(ARCH) -DPRECISION_$* $< -o $@ -lcublasLt $(NCCL_FOUND:yes=-lnccl)
 
+$(PRECISIONS:%=$(B)/bench-cuda-%): $(B)/bench-cuda-%: dev/bench.c $(CUDA_HEADERS) | $(B)
+	$(NVCC) $(NVCCFLAGS) -arch=$(ARCH) -DPRECISION_$* -x cu $< -o $@ -lcublasLt $(NCCL_FOUND:yes=-lnccl)
+
 # CUDA on the CPU (dev/emulator/README.md): sources are translated to C++ under build/emulated, and compiled with the
 # emulator, against the headers of the CUDA toolkit or, where there is none, against stand-ins.
 CXX := $(if $(filter default,$(origin CXX)),g++,$(CXX))
@@ -160,6 +165,8 @@ $(PRECISIONS:%=$(B)/train-emulated-%): $(B)/train-emulated-%: $(EMULATED_NEEDS)
 	$(CXX) -O2 -fopenmp $(EMULATE) -DPRECISION_$* -x c++ $(B)/emulated/train.cu -o $@
 $(PRECISIONS:%=$(B)/test_train-emulated-%): $(B)/test_train-emulated-%: $(EMULATED_NEEDS)
 	$(CXX) -O2 -fopenmp $(EMULATE) -DPRECISION_$* -x c++ $(B)/emulated/test_train.cu -o $@
+$(B)/bench-emulated-BF16: dev/bench.c $(EMULATED_NEEDS)
+	$(CXX) -O2 -fopenmp $(EMULATE) -DPRECISION_BF16 -x c++ $< -o $@
 emulated: $(PRECISIONS:%=$(B)/train-emulated-%)
 
 # The test of all kernels, and the ladders as one program, as build/emulated-BUILD-PRECISION-NAME: plain, under the
@@ -200,10 +207,10 @@ $(B)/test_cublaslt $(B)/test_nccl: $(B)/%: dev/emulator/%.cu $(EMULATED_NEEDS)
 # them. The hosts' part is optimised where it runs, so not here.
 NVCC_CHECK := $(NVCC) $(filter-out -O3,$(NVCCFLAGS)) -c -o /dev/null
 NVCC_SOURCE = -DPRECISION_$(word 1,$(subst -, ,$*)) \
-    $(wildcard $(foreach d,. dev/emulator dev/test $(B),$(d)/$(word 2,$(subst -, ,$*)).cu))
-COMPILED := $(if $(NVCC_FOUND),$(patsubst %,$(B)/nvcc-%.ok,$(PRECISIONS:%=syntax-%-test_train) syntax-BF16-test_nccl \
+    -x cu $(wildcard $(foreach d,. dev/emulator dev/test $(B),$(d)/$(word 2,$(subst -, ,$*)).cu) dev/$(word 2,$(subst -, ,$*)).c)
+COMPILED := $(if $(NVCC_FOUND),$(patsubst %,$(B)/nvcc-%.ok,$(PRECISIONS:%=syntax-%-test_train) syntax-BF16-test_nccl syntax-BF16-bench \
     code-BF16-test_emulator code-FP32-ladders code-BF16-ladders) $(PRECISIONS:%=$(B)/resources-%.txt))
-$(filter %.ok,$(COMPILED)): $(CUDA_HEADERS) $(wildcard *.cu dev/*.cu dev/test/*.cu dev/emulator/*.cu) $(B)/ladders.cu
+$(filter %.ok,$(COMPILED)): $(CUDA_HEADERS) dev/bench.c $(wildcard *.cu dev/*.cu dev/test/*.cu dev/emulator/*.cu) $(B)/ladders.cu
 $(B)/nvcc-syntax-%.ok:
 	$(NVCC_CHECK) -fdevice-syntax-only $(foreach a,80 90a 100,-gencode arch=compute_$(a),code=sm_$(a)) $(NVCC_SOURCE)
 	@touch $@
@@ -263,7 +270,7 @@ TESTS := gemm test_files test_offload test_data test_tokenizer test_template tes
 RANKS_TESTS := $(B)/test_comm $(B)/test_zero $(B)/test_ranks $(B)/weights_hash $(B)/train-FP32 $(B)/train-BF16 $(B)/generate-FP32 $(B)/export $(B)/evaluate-FP32 $(B)/corpus $(B)/tokenize \
     $(if $(MPICC),$(B)/train-mpi-FP32)
 CPU_TESTS := $(TESTS:%=$(B)/%) $(B)/golden-FP32 $(B)/golden-BF16 $(if $(filter build,$(B)),$(ISA_TESTS)) $(B)/gemm-amx $(B)/bench-FP32 $(B)/llmtrain_single.h $(B)/checkpoint_cost $(RANKS_TESTS)
-CUDA_TESTS := $(EMULATED) $(B)/corpus $(B)/tokenize $(B)/weights_hash $(B)/test_cublaslt $(B)/test_nccl $(PRECISIONS:%=$(B)/train-emulated-%) $(PRECISIONS:%=$(B)/test_train-emulated-%) $(PRECISIONS:%=$(B)/train-%) $(COMPILED)
+CUDA_TESTS := $(EMULATED) $(B)/corpus $(B)/tokenize $(B)/weights_hash $(B)/test_cublaslt $(B)/test_nccl $(B)/bench-emulated-BF16 $(PRECISIONS:%=$(B)/train-emulated-%) $(PRECISIONS:%=$(B)/test_train-emulated-%) $(PRECISIONS:%=$(B)/train-%) $(COMPILED)
 
 # Where there is a C++ compiler, also all of CUDA. make test-cpu and make test-cuda are its halves, which run side by side.
 test: $(if $(shell command -v $(CXX) 2>/dev/null),test-cpu test-cuda,test-cpu-only)
@@ -329,7 +336,10 @@ TEXT ?= data/shakespeare.txt
 shakespeare: $(B)/train-FP32 $(B)/tokenize
 	@sh dev/shakespeare.sh $(B) "$(TEXT)"
 
-ifdef RECOMPUTE
+ifneq ($(FOR_GPU),)  # as many steps as ten seconds have on a large GPU, whose clocks need them to settle
+bench: $(B)/bench-cuda-BF16
+	$(B)/bench-cuda-BF16 --batch 64 --seq 1024 --steps 80 $(if $(RECOMPUTE),--recompute $(RECOMPUTE),--kernels $(B)/kernels.txt)
+else ifdef RECOMPUTE
 bench: $(B)/bench-FP32 $(B)/bench-BF16
 	$(B)/bench-FP32 --batch 4 --seq 256 --recompute $(RECOMPUTE)
 	$(B)/bench-BF16 --batch 4 --seq 256 --recompute $(RECOMPUTE)

@@ -8,6 +8,13 @@
 //     build/bench-fp32 --sweep                        cost against sequence length, batch size and parameters
 //     build/bench-fp32 --tour --model gpt2:tiny       each operation of one step, with what it computed (make tour)
 //     build/bench-fp32 --recompute block              time and memory of each level of --recompute from that one down
+//     build/bench-fp32 --kernels step.txt             the table's operations and milliseconds too, a line for each
+//
+// On a GPU (make bench CUDA=on ARCH=sm_90a):
+//
+//     nvcc -std=c++17 -O3 -arch=sm_90a -DLLMTRAIN_CUDA -DPRECISION_BF16 -I. -Xcompiler -fopenmp -x cu dev/bench.c
+//         -o build/bench-cuda-BF16 -lcublasLt
+//     build/bench-cuda-BF16 --batch 64 --seq 1024 --steps 80
 //
 // A step is what the loop of train.cu does: zero gradients, forward, head, backward, norm, AdamW; with random weights
 // and random tokens, without the loader and without log lines. One step warms up; of the timed ones the median and the
@@ -16,18 +23,22 @@
 //
 // The model's code runs as it is: this file includes the operations, then defines a macro over each of their names that
 // starts a timer, calls, and stops it, then includes the model. (A macro is not expanded again in its own expansion.)
-// Times are taken on the calling thread, outermost calls only. Each operation states its arithmetic (an exponential
-// counts as 25) and the least memory traffic that it could have: inputs read once, outputs written once.
+// Times are taken on the calling thread, on a GPU between events of its stream, outermost calls only. Each operation
+// states its arithmetic (an exponential counts as 25) and the least memory traffic that it could have: inputs read once,
+// outputs written once.
 //
 // The column "bound" names what limits an operation, arithmetic or memory, and the next one how near it comes: the time
 // that its flops take at the peak, or its bytes at the memory's rate, whichever is longer, over the time that it took.
 // Peaks are measured on the same threads after every step, since a machine's speed changes while others use it: on
-// registers alone for arithmetic, over an array far larger than the caches for memory. What still lies in a cache when
-// it is read can come faster than memory's rate: then the share is over 100%.
+// registers alone for arithmetic, over an array far larger than the caches for memory; on a GPU arithmetic's peaks are
+// those of its data sheet, and what depends on them is n/a for a device whose data sheet this program does not know.
+// What still lies in a cache when it is read can come faster than memory's rate: then the share is over 100%.
 
+#include "bench_device.h"
 #include "llmtrain/costs.h"
-#include "llmtrain/tensors.h"
+#ifndef LLMTRAIN_CUDA
 #include "tour.h"
+#endif
 
 // ------------------------------------------------------------------------------------------------
 // 1. Profile: what the operations of one step cost
@@ -45,19 +56,20 @@ typedef struct {
     OperationCost operations[OPERATIONS_MAX];
     size_t count;
     size_t depth;           // operations that have begun and not ended: one called by another is part of it
-    double began, last_ms;  // of the outermost: when it began, and how long the last one took
+    double last_ms;         // on a CPU: how long the last outermost one took
     double step_ms;
 } Profile;
 
 static Profile* profile;    // NULL: operations are not recorded
+static Spans profile_spans;  // of the model whose operations are recorded
 
 static inline void profile_begin(void) {
-    if (profile != NULL && profile->depth++ == 0) profile->began = now_ms();
+    if (profile != NULL && profile->depth++ == 0) span_begin(&profile_spans);
 }
 
 static inline void profile_end(const char* name, size_t n, size_t k, double flops, double bytes) {
     if (profile == NULL || --profile->depth > 0) return;
-    double ms = profile->last_ms = now_ms() - profile->began;
+    span_end(&profile_spans);
     size_t i = 0;
     OperationCost* o = profile->operations;
     while (i < profile->count && (strcmp(o[i].name, name) != 0 || o[i].n != n || o[i].k != k)) i++;
@@ -69,13 +81,23 @@ static inline void profile_end(const char* name, size_t n, size_t k, double flop
         o[i].k = k;
         profile->count++;
     }
+    double before = o[i].ms;
+    span_add(&profile_spans, &o[i].ms);
+    profile->last_ms = o[i].ms - before;
     o[i].calls++;
-    o[i].ms += ms;
     o[i].flops += flops;
     o[i].bytes += bytes;
 }
 
-// After the call come its arrays, for the tour.
+// After the call come its arrays, for the tour, which reads them: the CPU's.
+#ifdef LLMTRAIN_CUDA
+#define TIMED_PRODUCT(name, n, k, flops, bytes, call, ...) \
+    do { \
+        profile_begin(); \
+        call; \
+        profile_end(name, n, k, flops, bytes); \
+    } while (0)
+#else
 #define TIMED_PRODUCT(name, n, k, flops, bytes, call, ...) \
     do { \
         profile_begin(); \
@@ -86,6 +108,7 @@ static inline void profile_end(const char* name, size_t n, size_t k, double flop
             tour_print(name, flops, bytes, profile->last_ms, arrays, sizeof arrays / sizeof arrays[0]); \
         } \
     } while (0)
+#endif
 #define TIMED(name, flops, bytes, call, ...) TIMED_PRODUCT(name, 0, 0, flops, bytes, call, __VA_ARGS__)
 // The same with a cost of costs.h.
 #define TIMED_COST(name, n, k, cost, call, ...) \
@@ -244,38 +267,24 @@ static double optimizer_slice_bytes(const OptimizerSlice* slice, const Optimizer
 
 // The buckets that the model's code waits for and ends show the tour where it is.
 #include "llmtrain/zero.h"
+#ifndef LLMTRAIN_CUDA
 #define flat_await(flat, bucket) (tour_await(bucket, (flat)->count), flat_await(flat, bucket))
 #define flat_end_bucket(flat, bucket) (flat_end_bucket(flat, bucket), tour_end_bucket(bucket))
+#endif
 
 #include "llmtrain/predict.h"
 #include "llmtrain/presets.h"
-#include "peak.h"
 
 // ------------------------------------------------------------------------------------------------
-// 3. Peaks of the machine
-//
-// Of arithmetic: peak.h. Of memory: an array is scaled in place, which moves nothing but the bytes that are counted.
-
-enum { SCALED_COUNT = 1 << 26 };  // floats: 256 MB
-
-// Bytes per second.
-static double memory_measure(float* array) {
-    double began = now_ms();
-    #pragma omp parallel for simd
-    for (size_t i = 0; i < SCALED_COUNT; i++) array[i] *= -1.0f;
-    return 8e3 * SCALED_COUNT / (now_ms() - began);
-}
+// 3. Steps
 
 static double median(double* values, size_t count) {
     qsort(values, count, sizeof(double), compare_doubles);
     return values[count / 2];
 }
 
-// ------------------------------------------------------------------------------------------------
-// 4. Steps
-
 typedef struct {
-    const char *model, *json;
+    const char *model, *json, *kernels;
     uint64_t batch, seq, steps, threads;
     bool sweep, tour;
     RecomputeLevel recompute;
@@ -368,33 +377,67 @@ static bool bench_step(Bench* b, double* ms, Error* error) {
     bool taken = guard_step(state, &factor, &guard, result.grad_norm);
     if (taken) model_update(model, &optimizer, ++state->updates, lr, factor);
     state->step++;
+    device_wait(model->stream);
     *ms = now_ms() - started;
+    if (profile != NULL) spans_settle(&profile_spans);
     return taken || fail(error, "step %llu has a gradient of norm %g and was skipped: its time says nothing; report it",
                          (unsigned long long)state->step, result.grad_norm);
 }
 
 // ------------------------------------------------------------------------------------------------
-// 5. The table of one step
+// 4. The table of one step
 
-typedef struct {
-    double fp32, product, memory;  // flops per second of other operations and of products, bytes per second
-} Peaks;
-
-// The time of an operation at the machine's limit; *by_memory: which limit that is.
-static double bound_ms(const OperationCost* o, const Peaks* peaks, bool* by_memory) {
-    double arithmetic = 1e3 * o->flops / (o->n ? peaks->product : peaks->fp32), memory = 1e3 * o->bytes / peaks->memory;
-    *by_memory = memory > arithmetic;
-    return *by_memory ? memory : arithmetic;
+// "12.3%" in as many columns; "n/a" if the share is not known.
+static const char* percent(char text[16], int columns, double share) {
+    if (isnan(share)) snprintf(text, 16, "%*s", columns, "n/a");
+    else snprintf(text, 16, "%*.1f%%", columns - 1, 100 * share);
+    return text;
 }
 
-static void operation_print(const OperationCost* o, const Peaks* peaks, double step_ms) {
-    bool by_memory;
-    double bound = bound_ms(o, peaks, &by_memory);
-    char label[64];
+// "312000.0"; "n/a" if the rate is not known.
+static const char* gigaflops(char text[16], double rate) {
+    if (isnan(rate)) snprintf(text, 16, "n/a");
+    else snprintf(text, 16, "%.1f", 1e-9 * rate);
+    return text;
+}
+
+// The time of an operation at the machine's limit, and which limit that is; NAN if the machine's is not known. A GPU
+// multiplies on tensor cores in attention too.
+static double bound_ms(const OperationCost* o, const double* peaks, const char** limit) {
+    bool products = o->n || (!device_is_host() && strncmp(o->name, "attention_", 10) == 0);
+    double arithmetic = 1e3 * o->flops / peaks[products ? RATE_MATMUL : RATE_FP32];
+    double memory = 1e3 * o->bytes / peaks[RATE_MEMORY];
+    if (o->flops == 0) arithmetic = 0;
+    *limit = isnan(arithmetic) ? "n/a" : memory > arithmetic ? "memory" : "arithmetic";
+    return memory > arithmetic ? memory : arithmetic;
+}
+
+static void operation_print(const OperationCost* o, const double* peaks, double step_ms) {
+    const char* limit;
+    double bound = bound_ms(o, peaks, &limit);
+    char label[64], share[16];
     if (o->n) snprintf(label, sizeof label, "%s (%zu, %zu)", o->name, o->n, o->k);
     else snprintf(label, sizeof label, "%s", o->name);
-    printf("%-38s %5zu %9.2f %6.1f%% %9.1f %8.1f  %-10s %7.1f%%\n", label, o->calls, o->ms, 100 * o->ms / step_ms,
-           1e-6 * o->flops / o->ms, 1e-6 * o->bytes / o->ms, by_memory ? "memory" : "arithmetic", 100 * bound / o->ms);
+    printf("%-38s %5zu %9.*f %6.1f%% %9.1f %8.1f  %-10s %s\n", label, o->calls, device_is_host() ? 2 : 3, o->ms,
+           100 * o->ms / step_ms, 1e-6 * o->flops / o->ms, 1e-6 * o->bytes / o->ms, limit,
+           percent(share, 8, bound / o->ms));
+}
+
+// The plain form that make bounds --measured reads: a name without spaces, and the milliseconds of one step.
+static bool kernels_write(const char* path, const Profile* p, Error* error) {
+    JsonWriter w;
+    char line[128];
+    memset(&w, 0, sizeof w);
+    for (size_t i = 0; i < p->count; i++) {
+        const OperationCost* o = &p->operations[i];
+        int used = snprintf(line, sizeof line, "%s", o->name);
+        if (o->n) used += snprintf(line + used, sizeof line - (size_t)used, "(%zu,%zu)", o->n, o->k);
+        used += snprintf(line + used, sizeof line - (size_t)used, " %.6f\n", o->ms);
+        json_put(&w, line, (size_t)used);
+    }
+    bool ok = json_write_done(&w, error) && file_write_atomic(path, w.text, w.bytes, error);
+    json_writer_free(&w);
+    return ok;
 }
 
 static int compare_costs(const void* a, const void* b) {
@@ -412,26 +455,29 @@ typedef struct {
     size_t memory_peak, memory_plan;
 } Totals;
 
-static void table_print(const Profile* p, const Peaks* peaks, const Totals* t) {
+static void table_print(const Profile* p, const double* peaks, const Totals* t) {
+    char share[16];
     printf("%-38s %5s %9s %7s %9s %8s  %-10s %8s\n", "operation (matrix: outputs, inputs)", "calls", "ms/step", "share",
            "GFLOP/s", "GB/s", "bound", "of bound");
     for (size_t i = 0; i < p->count; i++) operation_print(&p->operations[i], peaks, p->step_ms);
     double others = t->operations_ms - t->products_ms, rest = p->step_ms - t->operations_ms;
+    const char* rest_name = device_is_host() ? "rest: clearing the residual, sum of losses"
+                                             : "rest: gaps between operations, uploads, events";
     printf("\n%-44s %9.2f %6.1f%%\n", "matrix products", t->products_ms, 100 * t->products_ms / p->step_ms);
     printf("%-44s %9.2f %6.1f%%\n", "other operations", others, 100 * others / p->step_ms);
-    printf("%-44s %9.2f %6.1f%%\n", "rest: clearing the residual, sum of losses", rest, 100 * rest / p->step_ms);
+    printf("%-44s %9.2f %6.1f%%\n", rest_name, rest, 100 * rest / p->step_ms);
     printf("%-44s %9.2f\n", "the whole step, median", t->median_ms);
     printf("%-44s %9.2f\n", "minimum", t->min_ms);
     printf("%-44s %9.1f\n", "tokens/s (median)", t->tokens_per_second);
-    printf("%-44s %8.1f%%\n", "model flops utilisation", 100 * t->mfu);
-    printf("%-44s %9.1f\n", "peak resident memory, MB", 1e-6 * (double)t->memory_peak);
+    printf("%-44s %s\n", "model flops utilisation", percent(share, 9, t->mfu));
+    if (device_is_host()) printf("%-44s %9.1f\n", "peak resident memory, MB", 1e-6 * (double)t->memory_peak);
     printf("%-44s %9.1f\n", "planned memory of the model, MB", 1e-6 * (double)t->memory_plan);
 }
 
-static void table_write(JsonWriter* w, const Profile* p, const Peaks* peaks, const Totals* t) {
-    json_member_number(w, "peak_fp32_flops", peaks->fp32);
-    json_member_number(w, "peak_product_flops", peaks->product);
-    json_member_number(w, "peak_memory_bytes", peaks->memory);
+static void table_write(JsonWriter* w, const Profile* p, const double* peaks, const Totals* t) {
+    json_member_number(w, "peak_fp32_flops", peaks[RATE_FP32]);
+    json_member_number(w, "peak_product_flops", peaks[RATE_MATMUL]);
+    json_member_number(w, "peak_memory_bytes", peaks[RATE_MEMORY]);
     json_member_number(w, "ms_median", t->median_ms);
     json_member_number(w, "ms_min", t->min_ms);
     json_member_number(w, "tok_per_s", t->tokens_per_second);
@@ -443,8 +489,8 @@ static void table_write(JsonWriter* w, const Profile* p, const Peaks* peaks, con
     json_write_begin(w, '[');
     for (size_t i = 0; i < p->count; i++) {
         const OperationCost* o = &p->operations[i];
-        bool by_memory;
-        double bound = bound_ms(o, peaks, &by_memory);
+        const char* limit;
+        double bound = bound_ms(o, peaks, &limit);
         json_write_begin(w, '{');
         json_member_string(w, "name", o->name);
         if (o->n) json_member_u64(w, "outputs", o->n);
@@ -453,43 +499,47 @@ static void table_write(JsonWriter* w, const Profile* p, const Peaks* peaks, con
         json_member_number(w, "ms", o->ms);
         json_member_number(w, "flops", o->flops);
         json_member_number(w, "bytes", o->bytes);
-        json_member_string(w, "bound", by_memory ? "memory" : "arithmetic");
+        json_member_string(w, "bound", limit);
         json_member_number(w, "of_bound", bound / o->ms);
         json_write_end(w, '}');
     }
     json_write_end(w, ']');
 }
 
-// Runs the timed steps, with the peaks after each. profiles (steps), rates (3, steps).
-static bool bench_measure(Bench* b, Peaks* peaks, Profile* profiles, double* rates, float* array, size_t steps,
+// Runs the timed steps after one that warms up, with the peaks after each: peaks (RATE_COUNT) are the medians of rates
+// (RATE_COUNT, steps). *memory: what the process had at most, before the array for the memory's rate.
+static bool bench_measure(Bench* b, double* peaks, Profile* profiles, double* rates, size_t steps, size_t* memory,
                           Error* error) {
-    PeakLoop fp32 = peak_loop(false), product = FLOATX_DTYPE == DTYPE_BF16 ? peak_loop(true) : fp32;
-    memory_measure(array);
-    for (size_t i = 0; i < steps; i++) {
+    Meter meter;
+    double now[RATE_COUNT], warm_up;
+    profile = &profiles[0];
+    bool ok = bench_step(b, &warm_up, error);
+    profile = NULL;
+    *memory = memory_peak();
+    memset(profiles, 0, steps * sizeof(Profile));
+    if (!ok || !meter_open(&meter, b->model.stream, error)) return false;
+    meter_rates(&meter, now);
+    for (size_t i = 0; ok && i < steps; i++) {
         profile = &profiles[i];
-        bool ok = bench_step(b, &profiles[i].step_ms, error);
+        ok = bench_step(b, &profiles[i].step_ms, error);
         profile = NULL;
-        if (!ok) return false;
-        rates[i] = peak_measure(fp32, threads_count(), CLOCK_MONOTONIC, 10.0);
-        rates[steps + i] =
-            product.loop == fp32.loop ? rates[i] : peak_measure(product, threads_count(), CLOCK_MONOTONIC, 10.0);
-        rates[2 * steps + i] = memory_measure(array);
+        meter_rates(&meter, now);
+        for (int kind = 0; kind < RATE_COUNT; kind++) rates[(size_t)kind * steps + i] = now[kind];
     }
-    peaks->fp32 = median(rates, steps);
-    peaks->product = median(rates + steps, steps);
-    peaks->memory = median(rates + 2 * steps, steps);
+    meter_close(&meter);
+    for (int kind = 0; ok && kind < RATE_COUNT; kind++) peaks[kind] = median(rates + (size_t)kind * steps, steps);
     qsort(profiles, steps, sizeof(Profile), compare_profiles);
-    return true;
+    return ok;
 }
 
-static Totals bench_totals(const Bench* b, const Profile* shown, const Peaks* peaks, double min_ms, size_t memory) {
+static Totals bench_totals(const Bench* b, const Profile* shown, const double* peaks, double min_ms, size_t memory) {
     Totals t;
     size_t T = b->model.options.T;
     memset(&t, 0, sizeof t);
     t.median_ms = shown->step_ms;
     t.min_ms = min_ms;
     t.tokens_per_second = 1e3 * (double)(b->model.options.B * T) / t.median_ms;
-    t.mfu = t.tokens_per_second * model_flops_per_token(&b->model, T) / peaks->product;
+    t.mfu = t.tokens_per_second * model_flops_per_token(&b->model, T) / peaks[RATE_MATMUL];
     for (size_t i = 0; i < shown->count; i++) {
         t.operations_ms += shown->operations[i].ms;
         if (shown->operations[i].n) t.products_ms += shown->operations[i].ms;
@@ -501,37 +551,45 @@ static Totals bench_totals(const Bench* b, const Profile* shown, const Peaks* pe
 
 static bool bench_table(const Options* o, JsonWriter* w, Error* error) {
     Bench b;
-    Peaks peaks;
-    double warm_up;
+    double peaks[RATE_COUNT];
+    char fp32[16], product[16];
+    size_t memory = 0;
     if (!bench_open(&b, o->model, o->batch, o->seq, RECOMPUTE_NONE, error)) return false;
-    bool ok = bench_step(&b, &warm_up, error);
-    size_t memory = memory_peak();  // before the array for the memory's rate is there
     Profile* profiles = (Profile*)allocate(o->steps * sizeof(Profile));
-    double* rates = (double*)allocate(3 * o->steps * sizeof(double));
-    float* array = (float*)allocate(SCALED_COUNT * sizeof(float));
-    if (ok && (!profiles || !rates || !array)) ok = fail(error, "out of memory for measuring; make --steps smaller");
-    if (ok) ok = bench_measure(&b, &peaks, profiles, rates, array, o->steps, error);
+    double* rates = (double*)allocate(RATE_COUNT * o->steps * sizeof(double));
+    bool ok = (profiles && rates) || fail(error, "out of memory for measuring; make --steps smaller");
+    if (ok) memset(profiles, 0, o->steps * sizeof(Profile));
+    ok = ok && spans_open(&profile_spans, b.model.stream, error);
+    ok = ok && bench_measure(&b, peaks, profiles, rates, o->steps, &memory, error);
     if (ok) {
         Profile* shown = &profiles[o->steps / 2];
         qsort(shown->operations, shown->count, sizeof(OperationCost), compare_costs);
-        Totals totals = bench_totals(&b, shown, &peaks, profiles[0].step_ms, memory);
+        Totals totals = bench_totals(&b, shown, peaks, profiles[0].step_ms, memory);
         printf("%s, %zu parameters, B=%zu T=%zu\n", o->model, b.model.parameters.true_size, (size_t)o->batch,
                (size_t)o->seq);
-        printf("peaks: fp32 %.1f GFLOP/s, products of %s %.1f GFLOP/s, memory %.1f GB/s\n\n", 1e-9 * peaks.fp32,
-               FLOATX_NAME, 1e-9 * peaks.product, 1e-9 * peaks.memory);
-        table_print(shown, &peaks, &totals);
-        table_write(w, shown, &peaks, &totals);
+        printf("peaks: fp32 %s GFLOP/s, products of %s %s GFLOP/s, memory %.1f GB/s\n\n",
+               gigaflops(fp32, peaks[RATE_FP32]), FLOATX_NAME, gigaflops(product, peaks[RATE_MATMUL]),
+               1e-9 * peaks[RATE_MEMORY]);
+        table_print(shown, peaks, &totals);
+        table_write(w, shown, peaks, &totals);
+        if (o->kernels) ok = kernels_write(o->kernels, shown, error);
     }
+    spans_close(&profile_spans);
     free(profiles);
     free(rates);
-    free(array);
     bench_close(&b);
     return ok;
 }
 
 // ------------------------------------------------------------------------------------------------
-// 6. The tour: the first step of a model, operation by operation, after the same step has warmed up the machine
+// 5. The tour: the first step of a model, operation by operation, after the same step has warmed up the machine
 
+#ifdef LLMTRAIN_CUDA
+static bool bench_tour(const Options* o, Error* error) {
+    (void)o;
+    return fail(error, "--tour reads what operations wrote, here in the GPU's memory; 'make tour' runs it on the CPU");
+}
+#else
 static bool bench_tour(const Options* o, Error* error) {
     Bench b;
     Profile timer;
@@ -553,9 +611,10 @@ static bool bench_tour(const Options* o, Error* error) {
     bench_close(&b);
     return ok;
 }
+#endif
 
 // ------------------------------------------------------------------------------------------------
-// 7. Sweeps: every row is measured
+// 6. Sweeps: every row is measured
 
 // One row: the median of the steps after one that warms up.
 static bool sweep_row(const Options* o, JsonWriter* w, const char* model, size_t B, size_t T, Error* error) {
@@ -609,7 +668,7 @@ static bool bench_sweep(const Options* o, JsonWriter* w, Error* error) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// 8. Recomputation: each level beside a model that keeps everything, step by step in turn, since a machine's speed
+// 7. Recomputation: each level beside a model that keeps everything, step by step in turn, since a machine's speed
 // changes while others use it
 
 static size_t bench_activations(const Bench* b) {
@@ -633,7 +692,8 @@ static bool recompute_row(const Options* o, JsonWriter* w, RecomputeLevel level,
         return false;
     }
     BlockShape shape = model_block_shape(&all.model);
-    bool ok = bench_step(&all, &ms, error) && bench_step(&less, &ms, error) && rates_measure(&rates, &shape, error);
+    bool ok = bench_step(&all, &ms, error) && bench_step(&less, &ms, error) &&
+        (!device_is_host() || rates_measure(&rates, &shape, error));
     for (size_t i = 0; ok && i < o->steps; i++) {
         double began = processor_ms();
         ok = bench_step(&all, &times[i], error);
@@ -644,12 +704,13 @@ static bool recompute_row(const Options* o, JsonWriter* w, RecomputeLevel level,
     }
     if (ok) {
         double ratio = median(ratios, o->steps), processor = median(of_processor, o->steps);
-        double predicted = step_ms(&less.model, &rates, 1) / step_ms(&all.model, &rates, 1);
+        double predicted = device_is_host() ? step_ms(&less.model, &rates, 1) / step_ms(&all.model, &rates, 1) : NAN;
         double saved = (double)bench_activations(&less) / (double)bench_activations(&all);
         choice_name(RECOMPUTE_NAMES, level, name, sizeof name);
-        printf("%-12s %16.1f %8.3f %10.1f %10.1f %8.3f %10.3f %10.3f\n", name, 1e-6 * (double)bench_activations(&less),
-               saved, 1e-6 * (double)less.model.memory.total, median(times + o->steps, o->steps), ratio, processor,
-               predicted);
+        printf("%-12s %16.1f %8.3f %10.1f %10.1f %8.3f", name, 1e-6 * (double)bench_activations(&less), saved,
+               1e-6 * (double)less.model.memory.total, median(times + o->steps, o->steps), ratio);
+        if (device_is_host()) printf(" %10.3f %10.3f\n", processor, predicted);
+        else printf(" %10s %10s\n", "n/a", "n/a");  // a GPU's time is no processor time, and its rates are not measured
         fflush(stdout);
         json_write_begin(w, '{');
         json_member_string(w, "level", name);
@@ -685,13 +746,15 @@ static bool bench_recompute(const Options* o, JsonWriter* w, Error* error) {
 
 static bool run(const Options* o, Error* error) {
     JsonWriter w;
+    char device[300];
     memset(&w, 0, sizeof w);
     w.line_depth = 2;
-    printf("%s, matrix products by %s, %zu threads\n", FLOATX_NAME, gemm_backend(), threads_count());
+    bench_describe(device, sizeof device);
+    printf("%s, matrix products by %s, %zu threads\n", FLOATX_NAME, device, threads_count());
     fflush(stdout);
     json_write_begin(&w, '{');
     json_member_string(&w, "precision", FLOATX_NAME);
-    json_member_string(&w, "gemm", gemm_backend());
+    json_member_string(&w, "gemm", device);
     json_member_u64(&w, "threads", threads_count());
     json_member_string(&w, "model", o->model);
     json_member_u64(&w, "B", o->batch);
@@ -707,7 +770,7 @@ static bool run(const Options* o, Error* error) {
 }
 
 int main(int argc, char** argv) {
-    Options o = {"gpt2:124M", NULL, 4, 256, 5, 0, false, false, RECOMPUTE_NONE};
+    Options o = {"gpt2:124M", NULL, NULL, 4, 256, 5, 0, false, false, RECOMPUTE_NONE};
     Error error;
     int code;
     Flag flags[] = {
@@ -722,6 +785,8 @@ int main(int argc, char** argv) {
         {"recompute", FLAG_CHOICE, &o.recompute, RECOMPUTE_NAMES, 0, 0,
          "measure the levels of recomputation in turn, up to this one; auto: all", false},
         {"json", FLAG_TEXT, &o.json, "FILE", 0, 0, "write what was measured there too", false},
+        {"kernels", FLAG_TEXT, &o.kernels, "FILE", 0, 0,
+         "write a line for each operation of the table there: its name and its milliseconds in one step", false},
     };
     size_t flag_count = sizeof flags / sizeof flags[0];
     if (!flags_begin(&code, "bench", "bench: where the time of a training step goes (" FLOATX_NAME " build).", flags,

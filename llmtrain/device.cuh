@@ -69,18 +69,24 @@ static const DevicePeak DEVICE_PEAKS[] = {
     {"GeForce RTX 5090", 209.5, 104.8},
 };
 
-// The peak in TFLOP/s of a device by its name, for matmuls as this build makes them; 0 if it is not known.
-static inline double device_peak(const char* name, bool tf32) {
+// The row of a device by its name; NULL if it is not known.
+static inline const DevicePeak* device_find(const char* name) {
     if (strncmp(name, "NVIDIA ", 7) == 0) name += 7;
-    if (strstr(name, " MIG ")) return 0;  // a part of a device
+    if (strstr(name, " MIG ")) return NULL;  // a part of a device
     for (size_t i = 0; i < sizeof DEVICE_PEAKS / sizeof DEVICE_PEAKS[0]; i++) {
         const DevicePeak* peak = &DEVICE_PEAKS[i];
         size_t length = strlen(peak->name);
         bool prefix = peak->name[length - 1] == '*';
-        if (prefix ? strncmp(name, peak->name, length - 1) != 0 : strcmp(name, peak->name) != 0) continue;
-        return !FLOATX_IS_FLOAT ? peak->bf16 : tf32 ? peak->bf16 / 2 : peak->fp32;
+        if (prefix ? strncmp(name, peak->name, length - 1) == 0 : strcmp(name, peak->name) == 0) return peak;
     }
-    return 0;
+    return NULL;
+}
+
+// The peak in TFLOP/s of a device by its name, for matmuls as this build makes them; 0 if it is not known.
+static inline double device_peak(const char* name, bool tf32) {
+    const DevicePeak* peak = device_find(name);
+    if (peak == NULL) return 0;
+    return !FLOATX_IS_FLOAT ? peak->bf16 : tf32 ? peak->bf16 / 2 : peak->fp32;
 }
 
 // ------------------------------------------------------------------------------------------------

@@ -114,6 +114,25 @@ for program in "$@"; do
     end "$(basename "$program")"
 done
 
+# The step by operation, timed by events of the stream: every operation has a time, together they take no longer than the
+# step, both files say the same, and of a device without a data sheet no share is given.
+bench() {
+    "$build/bench-emulated-BF16" --model gpt2:tiny --batch 2 --seq 16 --steps 2 --json "$build/bench.json" \
+        --kernels "$build/kernels.txt" > "$build/bench.out" || return 1
+    sed -n 's/.*"ms_median": \([^,]*\).*/step \1/p; s/.*"calls": [0-9]*,"ms": \([^,]*\),.*/json \1/p' "$build/bench.json" |
+        cat - "$build/kernels.txt" | awk '
+            $1 == "step" { step = $2; next }
+            $1 == "json" { json += $2; next }
+            { rows++; if ($2 > 0) timed++; sum += $2 }
+            END { good = rows >= 20 && timed == rows && sum <= 1.001 * step && sum > 0.999 * json && sum < 1.001 * json
+                  printf "%d operations, %d of them with a time, %g of %g ms\n%d passed, %d failed\n", rows, timed, sum,
+                      step, good, !good }'
+    [ "$(grep -c ' n/a$' "$build/bench.out")" -ge 20 ] && ! "$build/bench-emulated-BF16" --tour > "$build/bench.out" 2>&1 &&
+        grep -q 'make tour' "$build/bench.out"
+}
+begin
+once bench
+end "a step by operation, in a CUDA build"
 begin
 once sh dev/gpu_check.sh --try "$build"
 end "command lines of dev/gpu_check.sh"
