@@ -688,7 +688,7 @@ static inline void swiglu_backward(floatX* din, const floatX* dout, const floatX
 static inline void matmul_gelu_forward(floatX* out, floatX* pre, const floatX* in, const floatX* weight,
                                        const floatX* bias, size_t M, size_t N, size_t K, Stream stream) {
     if (matmul_state(stream)->fuse_gelu &&
-        matmul_library(MATMUL_GELU_FORWARD, out, weight, in, bias, pre, M, N, K, stream)) return;
+        matmul_library(MATMUL_GELU_FORWARD, out, weight, in, bias, pre, false, M, N, K, stream)) return;
     matmul_forward(pre, in, weight, bias, M, N, K, stream);
     gelu_forward(out, pre, M * N, stream);
 }
@@ -705,7 +705,7 @@ static inline void gelu_recompute(floatX* out, floatX* pre, const floatX* in, co
 static inline void matmul_gelu_backward_input(floatX* din, const floatX* dout, const floatX* weight, const floatX* pre,
                                               size_t M, size_t N, size_t K, Stream stream) {
     if (matmul_state(stream)->fuse_gelu &&
-        matmul_library(MATMUL_GELU_BACKWARD_INPUT, din, weight, dout, NULL, pre, M, N, K, stream)) return;
+        matmul_library(MATMUL_GELU_BACKWARD_INPUT, din, weight, dout, NULL, pre, false, M, N, K, stream)) return;
     matmul_backward_input(din, dout, weight, M, N, K, stream);
     gelu_backward(din, din, pre, M * K, stream);
 }

@@ -259,17 +259,19 @@ static inline void matmul_backward_input(floatX* din, const floatX* dout, const 
          gemm_matrix(weight, FLOATX_DTYPE, K, false), NULL, FLOATX_DTYPE, M, K, N);
 }
 
-// Adds to dweight (N, K): dout (M, N)^T in (M, K), and to dbias (N): the sum of dout's rows; not to one that is NULL.
-static inline void matmul_backward_weight(float* dweight, float* dbias, const floatX* dout, const floatX* in,
+// dweight (N, K) = or, if `adds`, += dout (M, N)^T in (M, K), and dbias (N) likewise the sum of dout's rows; not one
+// that is NULL.
+static inline void matmul_backward_weight(float* dweight, float* dbias, const floatX* dout, const floatX* in, bool adds,
                                           size_t M, size_t N, size_t K, Stream stream) {
     (void)stream;
     if (dweight)
-        gemm(dweight, DTYPE_F32, K, true, gemm_matrix(dout, FLOATX_DTYPE, N, true),
+        gemm(dweight, DTYPE_F32, K, adds, gemm_matrix(dout, FLOATX_DTYPE, N, true),
              gemm_matrix(in, FLOATX_DTYPE, K, false), NULL, DTYPE_F32, N, K, M);
     if (dbias == NULL) return;
     #pragma omp parallel for
     for (size_t first = 0; first < N; first += 64) {
         size_t end = min_size(first + 64, N);
+        for (size_t n = first; n < end && !adds; n++) dbias[n] = 0.0f;
         for (size_t m = 0; m < M; m++)
             for (size_t n = first; n < end; n++) dbias[n] += float_of(dout[m * N + n]);
     }

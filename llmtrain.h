@@ -169,26 +169,6 @@ typedef struct {
     size_t head_weight;                                 // (Vp, C); the token embedding's when tied
 } Weights;
 
-static inline size_t parameters_add_block(Parameters* p, size_t l, const char* what, size_t rows, size_t cols,
-                                          Init init, float init_std) {
-    char name[48];
-    snprintf(name, sizeof name, "block.%zu.%s", l, what);
-    size_t offset = parameters_add(p, name, rows, rows, cols, l + 1, init, init_std);
-    p->tensors[p->count - 1].shape.hidden = cols > 0;
-    return offset;
-}
-
-// The tensor added last is two or three matrices of so many rows, one upon another.
-static inline void parameters_stack(Parameters* p, size_t first, size_t second, size_t third) {
-    size_t* rows = p->tensors[p->count - 1].shape.stacked;
-    rows[0] = first, rows[1] = second, rows[2] = third;
-}
-
-// A vector of a block, which starts as zeros or ones; NO_TENSOR if the model does not have it.
-static inline size_t parameters_add_vector(Parameters* p, bool has, size_t l, const char* what, size_t n, Init init) {
-    return has ? parameters_add_block(p, l, what, n, 0, init, 0) : NO_TENSOR;
-}
-
 // Fills the table. Initial weights are normal with std sqrt(2 / 5C), "Transformers without Tears: Improving the
 // Normalization of Self-Attention": about GPT-2's 0.02 for its 768 channels, and more for narrow models, which learn
 // faster so. It is less by sqrt(2L) for the two matmuls that add to the residual stream, so that its size does not grow
@@ -216,18 +196,18 @@ static inline bool weights_create(Weights* w, Parameters* p, const Config* c, co
         p->tensors[p->count - 1].shape.head_rows = config_qk(c);
         p->tensors[p->count - 1].shape.D = config_head_size(c);
         parameters_stack(p, HD, c->kv_heads * config_head_size(c), c->kv_heads * config_head_size(c));
-        b->qkv_bias = parameters_add_vector(p, biases || c->qkv_bias, l, "qkv_bias", config_qkv(c), INIT_ZERO);
+        b->qkv_bias = parameters_add_bias(p, biases || c->qkv_bias, l, "qkv_bias", config_qkv(c));
         b->q_norm_weight = parameters_add_vector(p, c->qk_norm, l, "q_norm_weight", config_head_size(c), INIT_ONE);
         b->k_norm_weight = parameters_add_vector(p, c->qk_norm, l, "k_norm_weight", config_head_size(c), INIT_ONE);
         b->attention_out_weight = parameters_add_block(p, l, "attention_out_weight", C, HD, INIT_NORMAL, residual);
-        b->attention_out_bias = parameters_add_vector(p, biases, l, "attention_out_bias", C, INIT_ZERO);
+        b->attention_out_bias = parameters_add_bias(p, biases, l, "attention_out_bias", C);
         b->norm2_weight = parameters_add_block(p, l, "norm2_weight", C, 0, INIT_ONE, 0);
         b->norm2_bias = parameters_add_vector(p, biases, l, "norm2_bias", C, INIT_ZERO);
         b->ffn_in_weight = parameters_add_block(p, l, "ffn_in_weight", config_ffn_in(c), C, INIT_NORMAL, usual);
         if (c->family == FAMILY_LLAMA) parameters_stack(p, F, F, 0);
-        b->ffn_in_bias = parameters_add_vector(p, biases, l, "ffn_in_bias", config_ffn_in(c), INIT_ZERO);
+        b->ffn_in_bias = parameters_add_bias(p, biases, l, "ffn_in_bias", config_ffn_in(c));
         b->ffn_out_weight = parameters_add_block(p, l, "ffn_out_weight", C, F, INIT_NORMAL, residual);
-        b->ffn_out_bias = parameters_add_vector(p, biases, l, "ffn_out_bias", C, INIT_ZERO);
+        b->ffn_out_bias = parameters_add_bias(p, biases, l, "ffn_out_bias", C);
     }
     w->final_norm_weight = parameters_add(p, "final_norm_weight", C, C, 0, L + 1, INIT_ONE, 0);
     w->final_norm_bias = NO_TENSOR;
@@ -235,6 +215,7 @@ static inline bool weights_create(Weights* w, Parameters* p, const Config* c, co
         w->final_norm_bias = parameters_add(p, "final_norm_bias", C, C, 0, L + 1, INIT_ZERO, 0);
     w->head_weight = w->token_embedding;
     if (!c->tied) w->head_weight = parameters_add(p, "head_weight", V, Vp, C, L + 1, INIT_NORMAL, usual);
+    p->tensors[c->tied ? 0 : p->count - 1].overwritten = true;  // the head's matmul comes first
     return train == NULL || p->arranged ||
            (parameters_freeze(p, train, error) && weights_create(w, p, c, train, error));
 }
@@ -404,7 +385,7 @@ static inline bool model_allocate(Model* model, Error* error) {
     const ModelOptions* o = &model->options;
     size_t D = config_head_size(c), batch_bytes = 2 * o->B * o->T * sizeof(int32_t);
     if (!device_choose(o->ranks.local_rank, error) || !device_open(&model->stream, o->tf32, error) ||
-        !plan_allocate(&model->memory, model->stream, error)) return false;
+        !plan_allocate(&model->memory, o->ranks.world, model->stream, error)) return false;
     model_layout(model);
     if (!device_prepare(model->stream, model->scratch, model_scratch_bytes(model), batch_bytes, error)) return false;
     if (!flat_prepare(&model->flat, model->stream, error)) return false;
@@ -646,11 +627,13 @@ static inline void model_logits(Model* model, size_t first_row, size_t rows) {
                    model->stream);
 }
 
-// The gradients of a matmul's weight and bias, as far as they train; bias may be NO_TENSOR.
+// The gradients of a matmul's weight and bias, as far as they train, from the rows of a micro-batch or, if `more`, from
+// more of them; bias may be NO_TENSOR.
 static inline void weight_backward(const Model* model, const floatX* dout, const floatX* in, size_t weight, size_t bias,
-                                   size_t rows, size_t outputs, size_t inputs) {
+                                   bool more, size_t rows, size_t outputs, size_t inputs) {
     float *dweight = grad(model, weight), *dbias = grad(model, bias);
-    if (dweight || dbias) matmul_backward_weight(dweight, dbias, dout, in, rows, outputs, inputs, model->stream);
+    bool adds = more || flat_adds(&model->flat, weight);
+    if (dweight || dbias) matmul_backward_weight(dweight, dbias, dout, in, adds, rows, outputs, inputs, model->stream);
 }
 
 // Fills activations.losses for targets (N) on the device; -1 is ignored. If dloss is not 0, also does the head's
@@ -667,7 +650,7 @@ static inline void model_head(Model* model, const int32_t* targets, float dloss,
         if (dloss == 0.0f) continue;
         matmul_backward_input(model->gradients.hidden + first * C, a->logits, param(model, weight), rows, Vp, C,
                               model->stream);
-        weight_backward(model, a->logits, a->hidden + first * C, weight, NO_TENSOR, rows, Vp, C);
+        weight_backward(model, a->logits, a->hidden + first * C, weight, NO_TENSOR, first > 0, rows, Vp, C);
     }
     watch_at(&model->watch, WATCH_LOSS, 0);
 }
@@ -692,7 +675,7 @@ static inline void norm_backward(const Model* model, floatX* dx, const floatX* d
 static inline void matmul_backward(const Model* model, floatX* din, const floatX* dout, const floatX* in, size_t weight,
                                    size_t bias, size_t rows, size_t outputs, size_t inputs) {
     matmul_backward_input(din, dout, param(model, weight), rows, outputs, inputs, model->stream);
-    weight_backward(model, dout, in, weight, bias, rows, outputs, inputs);
+    weight_backward(model, dout, in, weight, bias, false, rows, outputs, inputs);
 }
 
 // The gradient of the residual stream as the branch at a dropout site receives it.
@@ -743,7 +726,7 @@ static inline void block_backward(Model* model, size_t l) {
         matmul_backward_input(g->ffn_act, dbranch, param(model, b->ffn_out_weight), N, C, F, stream);
         swiglu_backward(g->ffn_in, g->ffn_act, s->ffn_in, N, F, stream);
     }
-    weight_backward(model, dbranch, s->ffn_act, b->ffn_out_weight, b->ffn_out_bias, N, C, F);
+    weight_backward(model, dbranch, s->ffn_act, b->ffn_out_weight, b->ffn_out_bias, false, N, C, F);
     matmul_backward(model, g->hidden, g->ffn_in, s->norm2, b->ffn_in_weight, b->ffn_in_bias, N, config_ffn_in(c), C);
     norm_backward(model, g->residual, g->hidden, s->middle, s->mean2, s->rstd2, b->norm2_weight, b->norm2_bias, N);
     watch_at(&model->watch, WATCH_FFN_BACKWARD, l);

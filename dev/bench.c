@@ -167,9 +167,9 @@ static inline void profile_end(const char* name, size_t n, size_t k, double flop
                matmul_backward_input(din, dout, weight, M, N, K, stream), \
                WROTE("din", din, M, K), READ("dout", M, N), READ("weight", N, K))
 
-#define matmul_backward_weight(dweight, dbias, dout, in, M, N, K, stream) \
+#define matmul_backward_weight(dweight, dbias, dout, in, adds, M, N, K, stream) \
     TIMED_COST("matmul_backward_weight", N, K, cost_matmul_weight(M, N, K), \
-               matmul_backward_weight(dweight, dbias, dout, in, M, N, K, stream), \
+               matmul_backward_weight(dweight, dbias, dout, in, adds, M, N, K, stream), \
                WROTE("dweight", dweight, N, K), WROTE("dbias", dbias, N), READ("dout", M, N), READ("in", M, K))
 
 #define qk_norm_forward(qkv, saved, rstd, q_weight, k_weight, epsilon, N, H, K, D, stream) \

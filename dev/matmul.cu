@@ -231,11 +231,11 @@ static void ladder_products(size_t M, size_t N, size_t K) {
     begin("matmul_backward_weight: dweight (N, K) += dout (M, N)^T in (M, K), and dbias (N)");
     auto dweight = ladder_added<float>("dweight", N * K, 1.0, sum_of_rows);
     auto dbias = ladder_added<float>("dbias", N, 1.0, sum_of_rows);
-    auto backward_weight = LADDER_OPERATION(matmul_backward_weight, dweight, dbias, dout, in, M, N, K);
+    auto backward_weight = LADDER_OPERATION(matmul_backward_weight, dweight, dbias, dout, in, true, M, N, K);
     ladder_work(LADDER_MATMUL_FLOPS, flops, backward_weight);
     ladder_rung("registers", [&] {
-        plain_matmul_backward_weight<floatX>(dweight, dout, in, M, N, K, stream);
-        column_sums_add(dbias, dout, M, N, stream);
+        plain_matmul_backward_weight<floatX>(dweight, dout, in, true, M, N, K, stream);
+        column_sums(dbias, dout, true, M, N, stream);
     });
     ladder_rung("shipped", backward_weight);
 

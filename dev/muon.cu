@@ -22,8 +22,7 @@ static inline void muon_multiply_plain(float* out, const float* a, const float* 
     } else if (form == MATRIX_NN) {
         plain_matmul_backward_input(out, a, b, M, K, N, stream);
     } else {
-        CUDA_CHECK(cudaMemsetAsync(out, 0, M * N * sizeof(float), stream->compute));
-        plain_matmul_backward_weight(out, a, b, K, M, N, stream);
+        plain_matmul_backward_weight(out, a, b, false, K, M, N, stream);
     }
 }
 

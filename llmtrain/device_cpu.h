@@ -65,8 +65,9 @@ static inline bool device_prepare(Stream stream, void* scratch, size_t bytes, si
 static inline size_t device_longest(void) { return SIZE_MAX; }
 
 // Memory that this process can have, in bytes: of the machine, or of its container; SIZE_MAX where the system does not
-// say.
-static inline size_t device_available(void) {
+// say. `world` matters to a GPU alone.
+static inline size_t device_available(size_t world) {
+    (void)world;
     return min_size(memory_available(), memory_of_container());
 }
 

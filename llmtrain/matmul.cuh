@@ -6,7 +6,7 @@
 //   4. operations matmul_forward, matmul_backward_input, matmul_backward_weight
 //
 // M rows, N outputs, K inputs; in (M, K), weight (N, K), out (M, N), all row-major. Operands are floatX, their
-// products are summed in float; gradients of weights are float and are added to.
+// products are summed in float; gradients of weights are float, and are added to or overwritten.
 //
 // Every operation gives the same bits on every run: a plan's algorithm is the first that the library proposes, which
 // depends on the shape and the device alone, and never what a measurement liked.
@@ -35,7 +35,7 @@
 //     operation          result             first operand        second operand
 //     forward            out (N, M)      =  weight (K, N) T      in (K, M)
 //     backward_input     din (K, M)      =  weight (K, N)        dout (N, M)
-//     backward_weight    dweight (K, N) +=  in (K, M)            dout (N, M) T
+//     backward_weight    dweight (K, N) =   in (K, M)            dout (N, M) T
 //
 // A bias has one number for each row of the library's result, which is a column of ours: its epilogue fits. Its bias
 // gradient does not: it overwrites, where we add up micro-batches. Section 3 does that.
@@ -51,7 +51,7 @@
 typedef enum {
     MATMUL_FORWARD,
     MATMUL_BACKWARD_INPUT,
-    MATMUL_BACKWARD_WEIGHT,
+    MATMUL_BACKWARD_WEIGHT,  // = or +=, as the call says
     MATMUL_GELU_FORWARD,
     MATMUL_GELU_BACKWARD_INPUT
 } MatmulKind;
@@ -263,12 +263,12 @@ static inline void matmul_plans_grow(struct Matmul* matmul) {
     matmul->capacity = capacity;
 }
 
-// out = or += the matmul of that kind, in which first and second are in the order of the table above. False, and
-// nothing is done, if the library does not take these arrays or has no algorithm. pre: what goes into the GELU, which
-// the forward writes and the backward reads.
+// out = or, if `adds`, += the matmul of that kind, in which first and second are in the order of the table above: only
+// a backward_weight adds. False, and nothing is done, if the library does not take these arrays or has no algorithm.
+// pre: what goes into the GELU, which the forward writes and the backward reads.
 static inline bool matmul_library_of(MatmulKind kind, Dtype type, bool tf32, void* out, const void* first,
-                                     const void* second, const floatX* bias, const void* pre, size_t M, size_t N,
-                                     size_t K, Stream stream) {
+                                     const void* second, const floatX* bias, const void* pre, bool adds, size_t M,
+                                     size_t N, size_t K, Stream stream) {
     if (!packs_fit(N, out, first, second, bias) || !packs_fit(K, pre, NULL, NULL, NULL)) return false;
     struct Matmul* matmul = matmul_state(stream);
     MatmulShape shape = {(uint32_t)kind, bias != NULL, tf32, (uint16_t)type, M, N, K};
@@ -281,7 +281,7 @@ static inline bool matmul_library_of(MatmulKind kind, Dtype type, bool tf32, voi
         }
     }
     if (!plan->possible) return false;
-    float one = 1.0f, add = kind == MATMUL_BACKWARD_WEIGHT ? 1.0f : 0.0f;
+    float one = 1.0f, add = adds ? 1.0f : 0.0f;
     matmul_plan_point(plan, bias, pre);
     void* workspace = device_scratch(stream, plan->workspace);
     MATMUL_CHECK(cublasLtMatmul(matmul->handle, plan->operation, &one, first, plan->first, second, plan->second, &add,
@@ -291,9 +291,10 @@ static inline bool matmul_library_of(MatmulKind kind, Dtype type, bool tf32, voi
 }
 
 static inline bool matmul_library(MatmulKind kind, void* out, const floatX* first, const floatX* second,
-                                  const floatX* bias, const void* pre, size_t M, size_t N, size_t K, Stream stream) {
+                                  const floatX* bias, const void* pre, bool adds, size_t M, size_t N, size_t K,
+                                  Stream stream) {
     bool tf32 = stream->tf32 && FLOATX_IS_FLOAT;
-    return matmul_library_of(kind, FLOATX_DTYPE, tf32, out, first, second, bias, pre, M, N, K, stream);
+    return matmul_library_of(kind, FLOATX_DTYPE, tf32, out, first, second, bias, pre, adds, M, N, K, stream);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -312,11 +313,12 @@ enum {
     MATMUL_PITCH = MATMUL_TILE + 4  // fewer conflicts of banks; rows still begin on 16 bytes
 };
 
-// The result (rows, columns) is either written to out or added to sums; the other one is NULL. T: floatX, or float.
+// The result (rows, columns) goes to out or, as floats, to sums; the other one is NULL. T: floatX, or float.
 template <typename T>
 struct PlainMatmul {
     T* out;
     float* sums;
+    bool adds;            // it is added to sums
     const T* bias;        // (columns) or NULL
     const T *a, *b;       // elements a[row * a_row + k * a_k] and b[column * b_column + k * b_k]:
     size_t a_row, a_k, b_column, b_k;  // of each pair of steps one is 1
@@ -364,7 +366,7 @@ static __global__ __launch_bounds__(MATMUL_THREADS) void plain_matmul_kernel(Pla
         for (int j = 0; j < MATMUL_OWN; j++) {
             size_t r = row + own_row + i, c = column + own_column + j;
             if (r >= p.rows || c >= p.columns) continue;
-            if (p.sums) p.sums[r * p.columns + c] += sums[i][j];
+            if (p.sums) p.sums[r * p.columns + c] = sums[i][j] + (p.adds ? p.sums[r * p.columns + c] : 0.0f);
             else p.out[r * p.columns + c] = narrow<T>(sums[i][j] + (p.bias ? widen(p.bias[c]) : 0.0f));
         }
     }
@@ -384,7 +386,7 @@ static inline void plain_matmul_run(const PlainMatmul<T>* p, Stream stream) {
 template <typename T>
 static inline void plain_matmul_forward(T* out, const T* in, const T* weight, const T* bias, size_t M, size_t N,
                                         size_t K, Stream stream) {
-    PlainMatmul<T> p = {out, NULL, bias, in, weight, K, 1, K, 1, M, N, K};
+    PlainMatmul<T> p = {out, NULL, false, bias, in, weight, K, 1, K, 1, M, N, K};
     plain_matmul_run(&p, stream);
 }
 
@@ -392,25 +394,25 @@ static inline void plain_matmul_forward(T* out, const T* in, const T* weight, co
 template <typename T>
 static inline void plain_matmul_backward_input(T* din, const T* dout, const T* weight, size_t M, size_t N, size_t K,
                                                Stream stream) {
-    PlainMatmul<T> p = {din, NULL, NULL, dout, weight, N, 1, 1, K, M, K, N};
+    PlainMatmul<T> p = {din, NULL, false, NULL, dout, weight, N, 1, 1, K, M, K, N};
     plain_matmul_run(&p, stream);
 }
 
-// dweight (N, K) += dout (M, N)^T in (M, K)
+// dweight (N, K) = or, if `adds`, += dout (M, N)^T in (M, K)
 template <typename T>
-static inline void plain_matmul_backward_weight(float* dweight, const T* dout, const T* in, size_t M, size_t N,
-                                                size_t K, Stream stream) {
-    PlainMatmul<T> p = {NULL, dweight, NULL, dout, in, 1, N, 1, K, N, K, M};
+static inline void plain_matmul_backward_weight(float* dweight, const T* dout, const T* in, bool adds, size_t M,
+                                                size_t N, size_t K, Stream stream) {
+    PlainMatmul<T> p = {NULL, dweight, adds, NULL, dout, in, 1, N, 1, K, N, K, M};
     plain_matmul_run(&p, stream);
 }
 
 // ------------------------------------------------------------------------------------------------
 // 3. Columns
 //
-// dbias (N) += the sum of dout's rows, in two steps whose order is fixed: the rows are cut into pieces, whose sums go
-// to the scratch memory, and then the pieces are added up. Both are bound by memory: dout is read once, and the pieces
-// are small beside it, one row for 64 or more. How many there are is a function of the sizes alone, so the bits do not
-// depend on the device.
+// dbias (N) = or += the sum of dout's rows, in two steps whose order is fixed: the rows are cut into pieces, whose sums
+// go to the scratch memory, and then the pieces are added up. Both are bound by memory: dout is read once, and the
+// pieces are small beside it, one row for 64 or more. How many there are is a function of the sizes alone, so the bits
+// do not depend on the device.
 //
 // In both steps a block owns the columns of one warp, and its 8 warps take the rows in turn; then the warps' sums are
 // added up through shared memory.
@@ -448,18 +450,18 @@ static __global__ void column_pieces_kernel(float* pieces, const floatX* dout, s
     if (t < WARP * W && begin + t < N) pieces[blockIdx.y * N + begin + t] = total;
 }
 
-// dbias (N) += the sum of pieces (count, N) over count.
-static __global__ void column_join_kernel(float* dbias, const float* pieces, size_t count, size_t N) {
+// dbias (N) = or, if `adds`, += the sum of pieces (count, N) over count.
+static __global__ void column_join_kernel(float* dbias, const float* pieces, bool adds, size_t count, size_t N) {
     __shared__ float shared[COLUMN_WARPS][WARP];
     size_t column = (size_t)blockIdx.x * WARP + threadIdx.x;
     float sum = 0.0f;
     if (column < N)
         for (size_t piece = threadIdx.y; piece < count; piece += COLUMN_WARPS) sum += pieces[piece * N + column];
     float total = column_sums_join<1>(shared, &sum);
-    if (threadIdx.y == 0 && column < N) dbias[column] += total;
+    if (threadIdx.y == 0 && column < N) dbias[column] = total + (adds ? dbias[column] : 0.0f);
 }
 
-static inline void column_sums_add(float* dbias, const floatX* dout, size_t M, size_t N, Stream stream) {
+static inline void column_sums(float* dbias, const floatX* dout, bool adds, size_t M, size_t N, Stream stream) {
     size_t most = min_size(COLUMN_PIECES, max_size(1, matmul_workspace / (N * sizeof(float))));
     size_t rows = max_size(COLUMN_PIECE_ROWS, divide_up(M, most)), count = divide_up(M, rows);
     float* pieces = (float*)device_scratch(stream, count * N * sizeof(float));
@@ -472,7 +474,7 @@ static inline void column_sums_add(float* dbias, const floatX* dout, size_t M, s
         column_pieces_kernel<1><<<grid, block, 0, stream->compute>>>(pieces, dout, rows, M, N);
     }
     LAUNCH_CHECK();
-    column_join_kernel<<<(unsigned)divide_up(N, WARP), block, 0, stream->compute>>>(dbias, pieces, count, N);
+    column_join_kernel<<<(unsigned)divide_up(N, WARP), block, 0, stream->compute>>>(dbias, pieces, adds, count, N);
     LAUNCH_CHECK();
 }
 
@@ -482,33 +484,34 @@ static inline void column_sums_add(float* dbias, const floatX* dout, size_t M, s
 // out (M, N) = in (M, K) weight (N, K)^T + bias (N) or NULL
 static inline void matmul_forward(floatX* out, const floatX* in, const floatX* weight, const floatX* bias,
                                   size_t M, size_t N, size_t K, Stream stream) {
-    if (!matmul_library(MATMUL_FORWARD, out, weight, in, bias, NULL, M, N, K, stream))
+    if (!matmul_library(MATMUL_FORWARD, out, weight, in, bias, NULL, false, M, N, K, stream))
         plain_matmul_forward<floatX>(out, in, weight, bias, M, N, K, stream);
 }
 
 // din (M, K) = dout (M, N) weight (N, K)
 static inline void matmul_backward_input(floatX* din, const floatX* dout, const floatX* weight,
                                          size_t M, size_t N, size_t K, Stream stream) {
-    if (!matmul_library(MATMUL_BACKWARD_INPUT, din, weight, dout, NULL, NULL, M, N, K, stream))
+    if (!matmul_library(MATMUL_BACKWARD_INPUT, din, weight, dout, NULL, NULL, false, M, N, K, stream))
         plain_matmul_backward_input(din, dout, weight, M, N, K, stream);
 }
 
-// Adds to dweight (N, K): dout (M, N)^T in (M, K), and to dbias (N): the sum of dout's rows; not to one that is NULL.
-static inline void matmul_backward_weight(float* dweight, float* dbias, const floatX* dout, const floatX* in,
+// dweight (N, K) = or, if `adds`, += dout (M, N)^T in (M, K), and dbias (N) likewise the sum of dout's rows; not one
+// that is NULL.
+static inline void matmul_backward_weight(float* dweight, float* dbias, const floatX* dout, const floatX* in, bool adds,
                                           size_t M, size_t N, size_t K, Stream stream) {
-    if (dweight && !matmul_library(MATMUL_BACKWARD_WEIGHT, dweight, in, dout, NULL, NULL, M, N, K, stream))
-        plain_matmul_backward_weight(dweight, dout, in, M, N, K, stream);
-    if (dbias) column_sums_add(dbias, dout, M, N, stream);
+    if (dweight && !matmul_library(MATMUL_BACKWARD_WEIGHT, dweight, in, dout, NULL, NULL, adds, M, N, K, stream))
+        plain_matmul_backward_weight(dweight, dout, in, adds, M, N, K, stream);
+    if (dbias) column_sums(dbias, dout, adds, M, N, stream);
 }
 
 // One of these three products, without bias, of floats in a build of any storage dtype; first and second are in the
 // order of the table in section 1.
 static inline void matmul_floats(MatmulKind kind, bool tf32, float* out, const float* first, const float* second,
                                  size_t M, size_t N, size_t K, Stream stream) {
-    if (matmul_library_of(kind, DTYPE_F32, tf32, out, first, second, NULL, NULL, M, N, K, stream)) return;
+    if (matmul_library_of(kind, DTYPE_F32, tf32, out, first, second, NULL, NULL, false, M, N, K, stream)) return;
     if (kind == MATMUL_FORWARD) plain_matmul_forward<float>(out, second, first, NULL, M, N, K, stream);
     else if (kind == MATMUL_BACKWARD_INPUT) plain_matmul_backward_input(out, second, first, M, N, K, stream);
-    else plain_matmul_backward_weight(out, second, first, M, N, K, stream);
+    else plain_matmul_backward_weight(out, second, first, false, M, N, K, stream);
 }
 
 #endif  // LLMTRAIN_MATMUL_CUH

@@ -244,7 +244,9 @@ static inline bool collective_open(Collectives* c, Comm* comm, size_t slots, Str
     c->slot_count = c->slots ? slots : 0;
     pthread_mutex_init(&c->mutex, NULL);
     CUDA_CHECK(cudaGetDevice(&c->device));
-    CUDA_CHECK(cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking));
+    int lowest = 0, highest = 0;  // a collective is not to queue behind the blocks of a matmul
+    CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
+    CUDA_CHECK(cudaStreamCreateWithPriority(&c->stream, cudaStreamNonBlocking, highest));
     for (size_t i = 0; i < c->slot_count; i++) {
         CollectiveSlot* s = &c->slots[i];
         CUDA_CHECK(cudaEventCreateWithFlags(&s->ready, cudaEventDisableTiming));

@@ -24,7 +24,6 @@ static inline void matrix_multiply(float* out, const float* a, const float* b, M
     } else if (form == MATRIX_NN) {
         matmul_floats(MATMUL_BACKWARD_INPUT, tf32, out, b, a, M, K, N, stream);
     } else {
-        CUDA_CHECK(cudaMemsetAsync(out, 0, M * N * sizeof(float), stream->compute));  // the product is added
         matmul_floats(MATMUL_BACKWARD_WEIGHT, tf32, out, b, a, K, M, N, stream);
     }
 }

@@ -71,7 +71,7 @@ static inline double rates_time(const RatesArrays* a, int kind, Stream none) {
     if (kind == 0) {
         matmul_forward(a->out, a->in, a->weight, NULL, a->M, a->N, a->K, none);
         matmul_backward_input(a->in, a->out, a->weight, a->M, a->N, a->K, none);
-        matmul_backward_weight(a->dweight, NULL, a->out, a->in, a->M, a->N, a->K, none);
+        matmul_backward_weight(a->dweight, NULL, a->out, a->in, false, a->M, a->N, a->K, none);
     } else if (kind == 1) {
         attention_forward(a->attended, a->lse, a->qkv, a->B, a->T, a->H, a->H, a->D, none);
         attention_backward(a->dqkv, a->delta, a->attended, a->attended, a->lse, a->qkv, a->B, a->T, a->H, a->H, a->D,

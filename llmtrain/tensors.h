@@ -43,6 +43,7 @@ typedef struct {
     Init init;
     float init_std;      // of INIT_NORMAL
     bool decays;         // weight decay applies: matrices only
+    bool overwritten;    // each backward writes its whole gradient in one operation, which can do so without adding
     bool trains;         // the optimizer updates it; otherwise it has no gradient and no state
     Dtype dtype;         // of its parameters: FLOATX_DTYPE
     TensorShape shape;   // as the optimizer sees it
@@ -91,6 +92,34 @@ static inline size_t parameters_add(Parameters* p, const char* name, size_t rows
     p->flat_size = round_up(p->flat_size + t->size, 64);
     p->true_size += tensor_elements(t);
     return t->offset;
+}
+
+// A tensor of block l, whose bucket is l + 1.
+static inline size_t parameters_add_block(Parameters* p, size_t l, const char* what, size_t rows, size_t cols,
+                                          Init init, float init_std) {
+    char name[48];
+    snprintf(name, sizeof name, "block.%zu.%s", l, what);
+    size_t offset = parameters_add(p, name, rows, rows, cols, l + 1, init, init_std);
+    p->tensors[p->count - 1].shape.hidden = p->tensors[p->count - 1].overwritten = cols > 0;
+    return offset;
+}
+
+// The tensor added last is two or three matrices of so many rows, one upon another.
+static inline void parameters_stack(Parameters* p, size_t first, size_t second, size_t third) {
+    size_t* rows = p->tensors[p->count - 1].shape.stacked;
+    rows[0] = first, rows[1] = second, rows[2] = third;
+}
+
+// A vector of a block, which starts as zeros or ones; NO_TENSOR if the model does not have it.
+static inline size_t parameters_add_vector(Parameters* p, bool has, size_t l, const char* what, size_t n, Init init) {
+    return has ? parameters_add_block(p, l, what, n, 0, init, 0) : NO_TENSOR;
+}
+
+// The same of a matmul's bias.
+static inline size_t parameters_add_bias(Parameters* p, bool has, size_t l, const char* what, size_t n) {
+    size_t offset = parameters_add_vector(p, has, l, what, n, INIT_ZERO);
+    if (has) p->tensors[p->count - 1].overwritten = true;
+    return offset;
 }
 
 // Lets only the tensors train whose names match one of the shell patterns of a list, separated by commas, and moves
@@ -191,9 +220,10 @@ static inline size_t memory_peak(void) {
 // Bytes of the block: at least one, in whole large pages.
 static inline size_t plan_block_bytes(const MemoryPlan* plan) { return round_up(max_size(plan->total, 1), 2 << 20); }
 
-// Takes the block of a finished plan on the device, zeroed, and restarts the plan over it. device_free frees it.
-static inline bool plan_allocate(MemoryPlan* plan, Stream stream, Error* error) {
-    size_t bytes = plan_block_bytes(plan), available = device_available();
+// Takes the block of a finished plan on the device of one of `world` ranks, zeroed, and restarts the plan over it.
+// device_free frees it.
+static inline bool plan_allocate(MemoryPlan* plan, size_t world, Stream stream, Error* error) {
+    size_t bytes = plan_block_bytes(plan), available = device_available(world);
     if (bytes > available)
         return fail(error,
                     "the model needs %.2f GB but only %.2f GB of memory are free; make --batch, --seq or the model "

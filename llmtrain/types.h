@@ -184,7 +184,7 @@ static inline void cuda_check(cudaError_t status, const char* what, const char* 
     if (status != cudaSuccess) device_fail(what, cudaGetErrorString(status), file, line);
 }
 #define CUDA_CHECK(call) cuda_check((call), #call, __FILE__, __LINE__)
-#define LAUNCH_CHECK() cuda_check(cudaGetLastError(), "a kernel's launch", __FILE__, __LINE__)
+#define LAUNCH_CHECK() cuda_check(cudaGetLastError(), __func__, __FILE__, __LINE__)  // names the operation
 
 static inline void* device_scratch(Stream stream, size_t bytes) {
     if (bytes > stream->scratch_bytes) device_fail("an operation", "too little scratch memory", __FILE__, __LINE__);

@@ -462,14 +462,37 @@ static inline void flat_start_clock(FlatVector* flat) {
     flat->step_began_ms = now_ms();
 }
 
+// Zeroes the gradients of a bucket that the backward only adds to, and what lies between tensors.
+static inline void flat_clear(FlatVector* flat, size_t bucket, float* grads) {
+    const Bucket* k = &flat->buckets[bucket];
+    size_t first = k->first, end = k->first;  // neighbours are cleared together
+    for (size_t i = 0; i < flat->parameters->count; i++) {
+        const Tensor* t = &flat->parameters->tensors[i];
+        if (t->bucket != bucket || !t->trains) continue;
+        size_t begins = t->offset + (t->overwritten ? t->size : 0);
+        if (begins != end) {
+            if (end > first) fill_zero(grads + (first - k->first), (end - first) * sizeof(float), flat->stream);
+            first = begins;
+        }
+        end = round_up(t->offset + t->size, 64);
+    }
+    if (end > first) fill_zero(grads + (first - k->first), (end - first) * sizeof(float), flat->stream);
+}
+
 static inline void flat_begin_step(FlatVector* flat, double loss_scale, size_t micro_batches) {
     if (flat->step_began_ms == 0) flat_start_clock(flat);
     flat->loss_scale = loss_scale;
     flat->micro_batches = micro_batches;
     flat->micro = 0;
     if (flat->exact) fill_zero(flat->exact, flat->sums_size * sizeof(int64_t), flat->stream);
-    else fill_zero(flat->grads, flat->sums_size * sizeof(float), flat->stream);
+    else if (flat->options.stage == 2) fill_zero(flat->grads, flat->sums_size * sizeof(float), flat->stream);
+    else for (size_t b = 0; b < flat->count; b++) flat_clear(flat, b, flat->grads + flat->buckets[b].sums_offset);
     fill_zero(flat->scalars, (SUM_SQUARES + flat->count) * sizeof(double), flat->stream);
+}
+
+// Whether the gradient of an overwritten tensor at `offset` has a part of this sum in it already.
+static inline bool flat_adds(const FlatVector* flat, size_t offset) {
+    return flat->staging[flat_bucket(flat, offset)->staging].grads == NULL && flat->micro > 1;
 }
 
 // Where the backward adds the gradient of a tensor that begins at `offset`, between flat_begin_bucket and
@@ -506,7 +529,7 @@ static inline void flat_begin_bucket(FlatVector* flat, size_t bucket) {
     Staging* staging = &flat->staging[k->staging];
     if (staging->grads == NULL || k->first == k->end) return;
     if (staging->grads == staging->comm_buffer && staging->pending) flat_collect(flat, staging->pending);
-    fill_zero(staging->grads, (k->end - k->first) * sizeof(float), flat->stream);
+    flat_clear(flat, bucket, staging->grads);
 }
 
 // The backward of the bucket is done: its gradients go into the rank's sums, and their reduction starts when it is due.

@@ -748,6 +748,18 @@ inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* out, unsigned flags) 
     return cudaSuccess;
 }
 
+// Priorities order what waits for a multiprocessor, which here nothing does.
+inline cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+    emulator::Entry entry(__func__);
+    if (least) *least = 0;
+    if (greatest) *greatest = -5;
+    return cudaSuccess;
+}
+inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t* out, unsigned flags, int priority) {
+    (void)priority;
+    return cudaStreamCreateWithFlags(out, flags);
+}
+
 inline cudaError_t cudaStreamCreate(cudaStream_t* out) { return cudaStreamCreateWithFlags(out, cudaStreamDefault); }
 
 // Work that is held stays, as on a GPU; only cudaDeviceSynchronize and events can still demand it.

@@ -114,7 +114,7 @@ static void test(void) {
     Stored out(M * N);
     Floats dweight(N * L), dbias(N);
     RUN(matmul_forward, out, in, weight, bias, M, N, L);
-    RUN(matmul_backward_weight, dweight, dbias, dout, in, M, N, L);
+    RUN(matmul_backward_weight, dweight, dbias, dout, in, true, M, N, L);
     same("out", out, 0.05);
     same("dweight", dweight, 1e-3);
     same("dbias", dbias, 1e-3);

@@ -1,6 +1,6 @@
 # documents.sh: what the documents say of the sources is so. Every header has a row in the table of doc/design.md, above
-# the headers that it includes; links lead to files and headings that exist; the diffs of doc/adding.md apply. Run it in
-# the root of the checkout.
+# the headers that it includes; links lead to files and headings that exist; the diffs of doc/adding.md apply, each
+# alone and one after the other, and what comes of them compiles. Run it in the root of the checkout.
 set -u
 passed=0
 failed=0
@@ -43,6 +43,9 @@ for document in README.md doc/*.md; do
 done
 
 # A section of doc/adding.md with a diff, from its heading on.
+changed=$(mktemp -d) || exit 1
+trap 'rm -rf "$changed"' EXIT
+git ls-files | tar -cf - -T - | tar -xf - -C "$changed"
 sections=$(grep -n '^## ' doc/adding.md | cut -d : -f 1)
 for line in $sections; do
     heading=$(sed -n "${line}s/^## //p" doc/adding.md)
@@ -50,6 +53,12 @@ for line in $sections; do
     [ -z "$diff" ] && continue
     printf '%s\n' "$diff" | git apply --check -
     verdict "doc/adding.md, $heading: the diff applies" $?
+    printf '%s\n' "$diff" | (cd "$changed" && git apply -)
+    verdict "doc/adding.md, $heading: the diff applies after those before it" $?
+done
+for source in train.cu dev/test/test_kernels.c; do
+    (cd "$changed" && ${CC:-cc} -std=c11 -fsyntax-only -Wall -Wextra -Werror -fopenmp -I. -x c "$source")
+    verdict "doc/adding.md: with its diffs $source compiles" $?
 done
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

@@ -481,7 +481,9 @@ static void test_norm(bool layernorm, bool branch, size_t N, size_t C, double sc
 
 OPERATION(matmul_forward, x(c, 0), x(c, 1), x(c, 2), x(c, 3), s->M, s->N, s->K)
 OPERATION(matmul_backward_input, x(c, 0), x(c, 1), x(c, 2), s->M, s->N, s->K)
-OPERATION(matmul_backward_weight, f(c, 0), f(c, 1), x(c, 2), x(c, 3), s->M, s->N, s->K)
+OPERATION(matmul_backward_weight, f(c, 0), f(c, 1), x(c, 2), x(c, 3), true, s->M, s->N, s->K)
+OPERATION_AS(matmul_overwrites, "matmul_backward_weight, not adding", matmul_backward_weight, f(c, 0), f(c, 1), x(c, 2),
+             x(c, 3), false, s->M, s->N, s->K)
 
 // The same with a GELU after it or before it, which the backends fuse as they like: by the includer.
 static void test_matmul_gelu_forward(const Case* forward, const Result* pre);
@@ -503,17 +505,25 @@ static void test_matmul(size_t M, size_t N, size_t K, bool bias) {
 
     Case b = case_begin(operation_matmul_backward_input, &s, "%s", c.shape);
     Case w = case_begin(operation_matmul_backward_weight, &s, "%s", c.shape);
-    b.scratch_bytes = w.scratch_bytes = c.scratch_bytes;
+    Case over = case_begin(operation_matmul_overwrites, &s, "%s", c.shape);
+    b.scratch_bytes = w.scratch_bytes = over.scratch_bytes = c.scratch_bytes;
     Result* dinput = output(&b, "din", OUTPUT, STORED, M * K, N);
     double* dout = input(&b, "dout", M * N, 1);
     input_again(&b, &c.arrays[2]);
     Result* dweight = output(&w, "dweight", ADDED, FLOAT, N * K, M + ON_CUDA);
     Result* din[3] = {dinput, dweight, output(&w, "dbias", ADDED, FLOAT, bias ? N : 0, M + ON_CUDA)};
-    input_again(&w, &b.arrays[1]);
-    input_again(&w, &c.arrays[1]);
+    array(&over, "dweight", OUTPUT, FLOAT, N * K, 1)->expected = dweight;
+    newest(&over)->length = M + ON_CUDA;
+    array(&over, "dbias", OUTPUT, FLOAT, bias ? N : 0, 1)->expected = din[2];
+    newest(&over)->length = M + ON_CUDA;
+    for (Case* k = &w; k; k = k == &w ? &over : NULL) {
+        input_again(k, &b.arrays[1]);
+        input_again(k, &c.arrays[1]);
+    }
     reference_gradient(&b, din, 3, reference_matmul, reference_matmul_backward, dout, M * N, in);
     case_prove(&b);
     case_prove(&w);
+    case_prove(&over);
     test_matmul_gelu_backward(&b, dinput);
     release();
 }

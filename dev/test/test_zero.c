@@ -44,7 +44,7 @@ static void rank_open(Rank* r, size_t world, size_t stage, ReduceKind reduce) {
     need(flat_create(&r->flat, &r->parameters, &options, &holds, &error), "%s", error.text);
     need(device_open(&r->stream, false, &error), "%s", error.text);
     flat_layout(&r->flat, &r->plan);
-    need(plan_allocate(&r->plan, r->stream, &error), "%s", error.text);
+    need(plan_allocate(&r->plan, 1, r->stream, &error), "%s", error.text);
     flat_layout(&r->flat, &r->plan);
     need(flat_prepare(&r->flat, r->stream, &error) && flat_connect(&r->flat, &error), "%s", error.text);
 }
