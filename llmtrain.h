@@ -356,8 +356,8 @@ static inline bool model_plan(Model* model, const Config* asked, ModelOptions op
             options.T, device_longest());
     // Logits of all rows at once would be the largest array: the rows are cut into equal parts of head_elements() at
     // most.
-    size_t N = options.B * options.T, most = max_size(head_elements() / config_padded_vocab(config), 64);
-    size_t parts = divide_up(N, most);
+    size_t N = options.B * options.T, Vp = config_padded_vocab(config);
+    size_t parts = divide_up(N, max_size(head_elements(N * Vp) / Vp, 64));
     model->head_rows = divide_up(N, parts);
     model->activations.blocks = (BlockActivations*)allocate(config->layers * sizeof(BlockActivations));
     // Only a backward needs each block's own activations.

@@ -214,9 +214,10 @@ static inline void device_close(Stream stream) {
 // Whether the host may touch device memory.
 static inline bool device_is_host(void) { return false; }
 
-// Logits that are made at a time, about: 5,000 rows of GPT-2's vocabulary. For every part the gradient of the head's
-// weight is read and written once, and the blocks of a matmul over few rows leave multiprocessors idle.
-static inline size_t head_elements(void) { return (size_t)1 << 28; }
+// Logits that are made at a time, about, of `all` of a batch: 5,000 rows of GPT-2's vocabulary or a quarter of the
+// batch. For every part but the first the gradient of the head's weight is read and written once more, and the blocks
+// of a matmul over few rows leave multiprocessors idle.
+static inline size_t head_elements(size_t all) { return max_size((size_t)1 << 28, all / 4); }
 
 // The longest sequence that attention takes: a grid has at most 65,535 tiles of queries, and the smallest tile has 16.
 static inline size_t device_longest(void) { return (size_t)65535 * 16; }

@@ -43,8 +43,9 @@ static inline void device_close(Stream stream) { (void)stream; }
 // Whether the host may touch device memory.
 static inline bool device_is_host(void) { return true; }
 
-// Logits that are made at a time, about: enough that matmuls over a part of the rows lose no speed.
-static inline size_t head_elements(void) { return (size_t)1 << 24; }
+// Logits that are made at a time, about, of `all` of a batch: enough that matmuls over a part of the rows lose no
+// speed.
+static inline size_t head_elements(size_t all) { (void)all; return (size_t)1 << 24; }
 
 // Bytes of scratch memory that are enough for every operation on N rows of C channels.
 static inline size_t scratch_bytes(size_t N, size_t C) {

@@ -100,15 +100,16 @@ static inline bool cadence_choose(Cadence* c) {
 //
 // A save has three parts. Every rank takes a snapshot of its slices and begins to write its file (saver_begin): in a
 // thread of its own with --ckpt-async, from a snapshot, otherwise at once. Training continues: weights and optimizer
-// state change only in the next update, so that on a CPU even the snapshot is taken under the next step
-// (saver_await_snapshot). When all ranks have written and flushed their files, which StepFlags say once a step, they
-// complete the save together (saver_end): rank 0 gathers the checksums, writes the manifest, and renames the directory.
+// state change only in the next update, so that even the snapshot is taken under the next step (saver_await_snapshot).
+// When all ranks have written and flushed their files, which StepFlags say once a step, they complete the save together
+// (saver_end): rank 0 gathers the checksums, writes the manifest, and renames the directory.
 
 typedef enum { SAVER_IDLE, SAVER_WRITING, SAVER_WRITTEN, SAVER_FAILED } SaverState;
 
 typedef struct {
     char* snapshot;          // (checkpoint_bytes) on the host; NULL: everything is written by saver_begin
     size_t bytes;            // of it
+    Stream copies;           // on which it is taken
     double bandwidth;        // limit of the thread, bytes per second; 0: none
     pthread_t thread;
     bool threaded;           // there is a thread to join
@@ -138,6 +139,7 @@ static inline bool saver_open(Saver* s, FlatVector* flat, bool snapshots, double
     s->flat = flat;
     s->frozen.file.file = -1;  // none is open
     s->bandwidth = bandwidth;
+    if (snapshots && !device_open(&s->copies, false, error)) return false;
     s->bytes = snapshots ? checkpoint_bytes(flat) : 0;
     s->snapshot = snapshots ? (char*)host_allocate(max_size(s->bytes, 1)) : NULL;
     return !snapshots || s->snapshot != NULL ||
@@ -257,7 +259,7 @@ static inline bool saver_write_file(Saver* s, Error* error) {
     return ok && safetensors_end(&s->writer, error);
 }
 
-// Copies this rank's slices to the host.
+// Copies this rank's slices to the host, beside the work of the next step.
 static inline void saver_take_snapshot(Saver* s) {
     const FlatVector* flat = s->flat;
     CheckpointArray arrays[CHECKPOINT_ARRAYS];
@@ -271,7 +273,7 @@ static inline void saver_take_snapshot(Saver* s) {
             size_t bytes = slice_length(part) * dtype_bytes(arrays[a].dtype);
             if (bytes == 0) continue;
             checkpoint_part(&address, &arrays[a], flat, t, part.first, part.end);
-            download(s->snapshot + at, address, bytes, flat->stream);
+            download(s->snapshot + at, address, bytes, s->copies);
             at += bytes;
         }
     }
@@ -289,7 +291,10 @@ static inline void* saver_run(void* argument) {
 
 // The thread leaves the other cores to training.
 static inline void* saver_run_async(void* argument) {
+    const Saver* s = (const Saver*)argument;
+    Error ignored;  // the device was chosen before
     threads_set(1);
+    device_choose(s->flat->options.local_rank, &ignored);
     return saver_run(argument);
 }
 
@@ -315,7 +320,6 @@ static inline void saver_begin(Saver* s, uint64_t step, const char* out, const J
         return;
     }
     s->taken = false;
-    if (s->snapshot && !device_is_host()) saver_take_snapshot(s);
     s->threaded = s->snapshot && pthread_create(&s->thread, NULL, saver_run_async, s) == 0;
     if (!s->threaded) saver_run(s);
     s->stalled_ms = now_ms() - s->began_ms;
@@ -427,6 +431,7 @@ static inline void saver_close(Saver* s) {
         safetensors_writer_free(&s->frozen);
     }
     host_free(s->snapshot);
+    if (s->copies) device_close(s->copies);
     memset(s, 0, sizeof *s);
 }
 
