@@ -19,6 +19,7 @@
 # make train      builds ./train: PRECISION=FP32 (default), BF16 or FP16; CUDA=auto (where there is a GPU), on, off;
 #                 ARCH=native (the GPU of this machine), or sm_80, sm_90a, ...; MPI and NCCL=auto (where found), on, off
 # make emulated   the CUDA build of the trainer, run on the CPU: build/train-emulated-FP32 and so on
+# make sectors    how the shipped kernels use memory: sectors and bank conflicts, counted by the emulator, against the ideal
 # make shakespeare TEXT=file    2,000 steps on Tiny Shakespeare, against nanoGPT's published loss
 # make precisions the same model in each type of storage, on the demo's corpus: the losses agree within noise
 # make fuzz       the readers of files, fuzzed for FUZZ_SECONDS each (needs clang)
@@ -67,7 +68,7 @@ ifeq ($(filter $(PRECISION),$(PRECISIONS)),)
 $(error PRECISION is '$(PRECISION)'; give one of $(PRECISIONS))
 endif
 
-.PHONY: all train supervise emulated test-ranks test-cpu test-cuda test-cpu-only demo demo-long demo-bpe precisions shakespeare test soak sanitize races test-races test-posix test-posix-suites mutants bench tour single bench-checkpoint bench-peers fuzz clean
+.PHONY: all train supervise emulated sectors test-ranks test-cpu test-cuda test-cpu-only demo demo-long demo-bpe precisions shakespeare test soak sanitize races test-races test-posix test-posix-suites mutants bench tour single bench-checkpoint bench-peers fuzz clean
 all: train supervise
 
 # Ranks can speak through MPI, where it is found: MPI=auto, on, off. Without it they do through sockets, mpirun or not.
@@ -185,9 +186,14 @@ $(B)/emulated-plain-%:
 $(B)/emulated-asan-%:
 	$(CXX) -O0 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all $(EMULATE) $(TYPE_AND_SOURCE) -o $@
 $(B)/emulated-race-%:
-	$(CXX) -O1 -g -fno-pie -DEMULATE_RACE -fsanitize=thread $(EMULATE) -c $(TYPE_AND_SOURCE) -o $@.o
+	$(CXX) -O1 -g -fno-pie -fno-tree-sra -DEMULATE_RACE -fsanitize=thread $(EMULATE) -c $(TYPE_AND_SOURCE) -o $@.o
 	$(CXX) -no-pie $@.o -o $@ -ldl
 	@rm $@.o
+$(B)/emulated-race-FP32-ladders: $(EMULATED_NEEDS) $(B)/ladders.cu
+sectors: $(B)/emulated-race-BF16-ladders $(B)/emulated-race-FP32-ladders
+	@for type in BF16 FP32; do \
+	    echo "$$type:"; sh dev/sectors.sh $(B) $$type > $(B)/sectors-$$type.txt; status=$$?; cat $(B)/sectors-$$type.txt; \
+	    [ $$status -eq 0 ] || exit 1; done
 # All ladders as one source, since most of their compilation is that of what they share. The program's first argument names
 # the ladder: build/emulated-plain-BF16-ladders adamw --parameters 1027.
 $(B)/ladders.cu: Makefile | $(B)

@@ -179,6 +179,7 @@ EMULATOR_UNSEEN inline T atomic_change(T* address, Place place, F change) {
     if ((uintptr_t)address % sizeof(T))
         die_at(place, "an atomic operation at %p, which is not aligned to %zu bytes", (void*)address, sizeof(T));
     race_check(current, address, sizeof(T), ATOMIC, place);
+    count_access(current, address, sizeof(T), ATOMIC, __builtin_return_address(0));
     Bits old_bits = __atomic_load_n((Bits*)address, __ATOMIC_RELAXED), new_bits;
     T old_value, new_value;
     do {

@@ -11,7 +11,8 @@
 //   9. grids           run_grid, launches and their limits
 //
 // What device code calls (shuffles, atomics, intrinsics) is in device.h, PTX in ptx.h, the runtime API in runtime.h,
-// the race check in race.h. translate.cpp makes C++ of CUDA first. README.md tells how it all works and what it misses.
+// the race check in race.h, the counts of its build in count.h. translate.cpp makes C++ of CUDA first. README.md tells
+// how it all works and what it misses.
 //
 // A block is run by one thread of the operating system, which switches between the fibers of the block; blocks run in
 // parallel with OpenMP. Fibers never move between threads of the system. Nothing is pre-empted: a fiber runs until it
@@ -272,6 +273,8 @@ struct Thread {
     unsigned waits_mask;
     std::vector<Copy> copies;
     unsigned copy_group;                   // that the next cp.async belongs to
+    uint32_t path;                         // of calls, for count.h
+    const void* ptx_from;                  // the place in the program of the latest inline PTX, likewise
 };
 
 // An operation of a warp that some lanes have come to and others have not.
@@ -335,6 +338,7 @@ inline __thread Thread* current;           // CUDA thread that runs; nullptr in 
 
 struct Launch {
     const char* kernel = nullptr;
+    const void* function = nullptr;
     Place place;
     bool asked = false;                    // cudaFuncSetAttribute was called for dynamic shared memory,
     size_t dynamic_limit = 0;              // of which a launch may have so much
@@ -354,17 +358,29 @@ EMULATOR_UNSEEN inline void print_place() {
 }
 
 // race.h: thread t has touched memory. kind says how; `place` is a Place or, for line < 0, an address in the program.
-enum Access { READ, WRITE, ATOMIC, COPY_START, COPY_END };  // the last two: cp.async writes in between
+// count.h: the same, for the number of requests, and what it must know of the lanes of a warp.
+enum Access { READ, WRITE, ATOMIC, COPY_START, COPY_END, LDMATRIX };  // cp.async writes from COPY_START to COPY_END
 #ifdef EMULATE_RACE
 EMULATOR_UNSEEN inline void race_check(const Thread* t, const void* address, size_t bytes, Access access, Place place);
 EMULATOR_UNSEEN inline void race_new_interval(uint32_t* interval);
 EMULATOR_UNSEEN inline void race_new_launch();
 EMULATOR_UNSEEN inline void race_new_block();
+inline const char* const counting = getenv("EMULATE_COUNT");  // the file to write, or NULL
+EMULATOR_UNSEEN inline void count_access(const Thread* t, const void* address, size_t bytes, Access, const void* pc);
+EMULATOR_UNSEEN inline void count_met(unsigned warp, unsigned lanes);
+EMULATOR_UNSEEN inline void count_new_launch(uint64_t blocks, unsigned threads);
+EMULATOR_UNSEEN inline void count_block_begin();
+EMULATOR_UNSEEN inline void count_block_end();
 #else
 inline void race_check(const Thread*, const void*, size_t, Access, Place) {}
 inline void race_new_interval(uint32_t*) {}
 inline void race_new_launch() {}
 inline void race_new_block() {}
+inline void count_access(const Thread*, const void*, size_t, Access, const void*) {}
+inline void count_met(unsigned, unsigned) {}
+inline void count_new_launch(uint64_t, unsigned) {}
+inline void count_block_begin() {}
+inline void count_block_end() {}
 #endif
 
 // ------------------------------------------------------------------------------------------------
@@ -491,6 +507,7 @@ EMULATOR_UNSEEN inline void note(const char* what, Place place, unsigned mask) {
 EMULATOR_UNSEEN inline void barrier_open(Barrier* b) {
     for (unsigned w = 0; w < WARPS; w++) {
         block->warps[w].ready |= b->waiting[w];
+        count_met(w, b->waiting[w]);
         b->waiting[w] = 0;
     }
     b->result_ayes = b->ayes;
@@ -544,6 +561,7 @@ EMULATOR_UNSEEN inline void meeting_remove(Warp* warp, Meeting* m) {
 EMULATOR_UNSEEN inline void part(Meeting* m) {
     Warp* warp = &block->warps[current->warp];
     warp->ready |= m->arrived & ~(1u << current->lane);
+    count_met(current->warp, m->arrived);
     meeting_remove(warp, m);
     if (modes.order == RANDOM) {
         warp->ready |= 1u << current->lane;
@@ -759,6 +777,8 @@ EMULATOR_UNSEEN inline void copy_start(uint32_t to, const void* from, unsigned b
         die_at(*place, "cp.async of %u bytes from %p to shared %08x: both must be aligned to them", bytes, from, to);
     race_check(current, c.from, c.bytes_read, READ, *place);
     race_check(current, c.to, c.bytes, COPY_START, *place);
+    count_access(current, c.from, c.bytes_read, COPY_START, current->ptx_from);
+    count_access(current, c.to, c.bytes, COPY_START, current->ptx_from);
     if (modes.early_copies) copy_perform(c);
     current->copies.push_back(c);
 }
@@ -867,7 +887,9 @@ EMULATOR_UNSEEN inline void run_block(uint64_t number, dim3 grid, size_t dynamic
         frame[FRAME_ENTRY] = (void*)fiber_main;
         t.stack_pointer = frame;
     }
+    count_block_begin();
     switch_to(pick(), false);
+    count_block_end();
     arena_check();
 }
 
@@ -938,6 +960,7 @@ EMULATOR_UNSEEN inline void run_grid(dim3 grid, dim3 size, size_t dynamic_bytes,
     uint64_t blocks = (uint64_t)grid.x * grid.y * grid.z;
     Launch here = launch;
     race_new_launch();
+    count_new_launch(blocks, size.x * size.y * size.z);
     device_memory_open();
 #ifdef _OPENMP
     uint64_t workers = modes.threads ? modes.threads : (unsigned)omp_get_max_threads();
@@ -995,6 +1018,7 @@ struct Kernel {
     auto operator()(dim3 grid, dim3 size, size_t dynamic_bytes = 0, cudaStream_t stream = nullptr) const {
         Launch called;
         called.kernel = name;
+        called.function = (const void*)function;
         called.place = place;
         auto allowed = shared_allowed.find((const void*)function);
         called.asked = allowed != shared_allowed.end();
@@ -1041,6 +1065,7 @@ inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, vo
 #include "device.h"
 #include "ptx.h"
 #ifdef EMULATE_RACE
+#include "count.h"
 #include "race.h"
 #endif
 

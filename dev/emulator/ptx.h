@@ -163,6 +163,7 @@ EMULATOR_UNSEEN inline void run_ldmatrix(const Lane& lane) {
     Meeting* meeting = meet("ldmatrix", *lane.place, ALL_LANES, (void*)&lane);
     if (meeting == nullptr) return;
     Lane** lanes = (Lane**)meeting->data;
+    count_met(current->warp, meeting->arrived);
     for (unsigned matrix = 0; matrix < count; matrix++) {
         uint16_t x[8][8];
         for (unsigned row = 0; row < 8; row++) {
@@ -170,7 +171,9 @@ EMULATOR_UNSEEN inline void run_ldmatrix(const Lane& lane) {
             const char* p = shared_pointer(lanes[owner]->get(count), 16, *lane.place);
             if ((uintptr_t)p % 16)
                 die_at(*lane.place, "ldmatrix: the address of lane %u is not aligned to 16 bytes", owner);
-            race_check(&block->threads[current->warp * LANES + owner], p, 16, READ, *lane.place);
+            const Thread* t = &block->threads[current->warp * LANES + owner];
+            race_check(t, p, 16, READ, *lane.place);
+            count_access(t, p, 16, LDMATRIX, current->ptx_from);
             memcpy(x[row], p, 16);
         }
         for (unsigned l = 0; l < LANES; l++) {
@@ -273,6 +276,7 @@ class Ptx {
         Unseen emulator_work;
         if (!current) die_at(place, "PTX outside of a kernel");
         if (!checked.load(std::memory_order_relaxed)) check(operands.begin(), operands.size());
+        current->ptx_from = __builtin_return_address(0);
         for (const Instruction& instruction : instructions) {
             Lane lane = {&instruction, operands.begin(), &place};
             instruction.known->run(lane);

@@ -16,7 +16,8 @@
 // run one after the other here, so an interval's number tells launch, block and barrier: it is older than the launch,
 // than the block, than the barrier, or it is now.
 //
-// Build: g++ -O1 -g -fno-pie -DEMULATE_RACE -fsanitize=thread -c x.cu; g++ -no-pie x.o (without -fsanitize=thread)
+// Build: g++ -O1 -g -fno-pie -fno-tree-sra -DEMULATE_RACE -fsanitize=thread -c x.cu; g++ -no-pie x.o (without
+// -fsanitize=thread)
 
 #ifndef EMULATOR_RACE_H
 #define EMULATOR_RACE_H
@@ -199,6 +200,7 @@ EMULATOR_UNSEEN inline void race_access(const void* address, size_t bytes, Acces
     if (a >= current->stack && a < current->stack + STACK_BYTES) return;
     unseen = true;
     race_record(current, (uintptr_t)address, bytes, access, where, -1);
+    count_access(current, address, bytes, access, where);
     unseen = false;
 }
 
@@ -234,8 +236,8 @@ EMULATOR_HOOK void __tsan_write_range(void* p, size_t n) {
 }
 EMULATOR_HOOK void __tsan_vptr_update(void**, void*) {}
 EMULATOR_HOOK void __tsan_vptr_read(void**) {}
-EMULATOR_HOOK void __tsan_func_entry(void*) {}
-EMULATOR_HOOK void __tsan_func_exit() {}
+EMULATOR_HOOK void __tsan_func_entry(void* caller) { emulator::count_call(caller); }
+EMULATOR_HOOK void __tsan_func_exit() { emulator::count_return(); }
 EMULATOR_HOOK void __tsan_init() {}
 
 // std::atomic in host code and in the emulator.

@@ -6,6 +6,7 @@
 #   test_runtime    memory, streams and events, in every mode of the streams
 #   bugs            each is caught in the modes that the program names; its twin without the bug always passes
 #   runtime_bugs    the same of host code, each in a process of its own
+#   test_count      sectors and wavefronts, line by line: as the comments of test_count.cu say
 build=$1
 [ -n "$build" ] || { echo "usage: sh dev/emulator/test.sh BUILD [CUDA_INCLUDE_FLAGS...]" >&2; exit 2; }
 shift
@@ -52,8 +53,10 @@ for name in test_emulator bugs test_runtime runtime_bugs; do
     compile "$CXX" $name $name -O1 -fopenmp
     compile "$CXX" $name-asan $name $optimise -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined
 done
-for name in test_emulator bugs; do
-    compile "$CXX" $name-race.o $name -O1 -g -fno-pie -DEMULATE_RACE -fsanitize=thread -c
+"$build/translate" dev/emulator/test_count.cu > "$build/test_count.cu" 2> "$build/log"
+verdict $? "translating test_count.cu"
+for name in test_emulator bugs test_count; do
+    compile "$CXX" $name-race.o $name -O1 -g -fno-pie -fno-tree-sra -DEMULATE_RACE -fsanitize=thread -c
     "$CXX" -no-pie "$build/$name-race.o" -o "$build/$name-race" > "$build/log" 2>&1
     verdict $? "linking $build/$name-race"
 done
@@ -182,6 +185,28 @@ for program in runtime_bugs runtime_bugs-asan; do
         done
     done < "$build/bugs.list"
 done
+
+# What test_count.cu says of its lines, and what is counted there: LINE space kind requests sectors|wavefronts ideal.
+counts=$build/counts.jsonl
+rm -f "$counts"
+env "EMULATE_COUNT=$counts" "$build/test_count-race" > "$build/log" 2>&1
+verdict $? "test_count runs"
+awk -F'//: ' 'NF > 1 { n = split($2, said, ", "); for (i = 1; i <= n; i++) print FNR, said[i] }' \
+    dev/emulator/test_count.cu | sort > "$build/counts.said"
+sed -n 's/.*"line": \([0-9]*\), .*"space": "\([a-z]*\)", "kind": "\([a-z.]*\)", "requests": \([0-9]*\), '\
+'"bytes": [0-9]*, "[a-z]*": \([0-9]*\), "ideal": \([0-9]*\)}/\1 \2 \3 \4 \5 \6/p' "$counts" |
+    awk '{ key = $1 " " $2 " " $3; n[key] += $4; units[key] += $5; ideal[key] += $6 }
+         END { for (key in n) print key, n[key], units[key], ideal[key] }' | sort > "$build/counts.found"
+while read -r said; do
+    grep -qx "$said" "$build/counts.found"
+    verdict $? "test_count.cu: $said"
+done < "$build/counts.said"
+diff "$build/counts.said" "$build/counts.found" > "$build/log" 2>&1
+verdict $? "test_count.cu: nothing else is counted"
+grep -q '"kernel": "transpose<33>", .*"shared", "kind": "load", .* 32, "ideal": 32}' "$counts" &&
+    grep -q '"kernel": "four_bytes", "kind": "launch", "launches": 1, "blocks": 2, "threads": 64}' "$counts" &&
+    grep -q '"line": [0-9]*, "via": "dev/emulator/test_count.cu:[0-9]*", .*"ldmatrix"' "$counts"
+verdict $? "counts name kernels, their launches and the functions that they call"
 
 # Other compilers, where there are any.
 if command -v clang++ > /dev/null; then
