@@ -38,6 +38,9 @@
 // come from memory; between two events in the stream, after warm-up. What is added to grows meanwhile; its numbers
 // matter to no rung's speed. --json prints one object per rung on a line of its own. --rounds 0 checks and times
 // nothing. The last line is `N passed, N failed`.
+//
+// Counted, in the emulator's race build with EMULATE_COUNT=FILE: sectors of global memory and wavefronts of shared
+// memory that a rung takes, and the ideal of its requests (dev/emulator/count.h).
 
 #ifndef LLMTRAIN_LADDER_H
 #define LLMTRAIN_LADDER_H
@@ -460,6 +463,23 @@ static inline void ladder_work(LadderWork work, double amount, const LadderRun& 
 // Whether a rung will run: what it alone needs can be left out otherwise.
 static inline bool ladder_wants(const char* rung) { return !ladder.rung || strcmp(ladder.rung, rung) == 0; }
 
+// What kernels have taken of memory since then; nothing where it is not counted.
+typedef struct {
+    size_t sectors, sectors_ideal, wavefronts, wavefronts_ideal;
+} LadderCounts;
+
+static inline LadderCounts ladder_counts([[maybe_unused]] LadderCounts since) {
+    LadderCounts counts = {};
+#ifdef EMULATE_RACE
+    const emulator::CountTally *global = &emulator::count_totals[0], *shared = &emulator::count_totals[1];
+    counts.sectors = (size_t)global->units - since.sectors;
+    counts.sectors_ideal = (size_t)global->ideal - since.sectors_ideal;
+    counts.wavefronts = (size_t)shared->units - since.wavefronts;
+    counts.wavefronts_ideal = (size_t)shared->ideal - since.wavefronts_ideal;
+#endif
+    return counts;
+}
+
 // Runs, checks and times one rung.
 static inline void ladder_rung(const char* name, const LadderRun& run) {
     bool ok = true, bytes = ladder.work == LADDER_BYTES;
@@ -471,8 +491,10 @@ static inline void ladder_rung(const char* name, const LadderRun& run) {
         if (a.role == LADDER_OUTPUT) CUDA_CHECK(cudaMemsetAsync(a.device, 0xFF, a.bytes, ladder.stream->compute));
         if (a.role == LADDER_ADDED) upload(a.device, a.start, a.bytes, ladder.stream);
     }
+    LadderCounts counts = ladder_counts({});
     ladder_run(run);
     CUDA_CHECK(cudaStreamSynchronize(ladder.stream->compute));
+    counts = ladder_counts(counts);
     for (const LadderArray& a : ladder.arrays) {
         if (a.role == LADDER_INPUT) continue;
         outputs++;
@@ -489,7 +511,14 @@ static inline void ladder_rung(const char* name, const LadderRun& run) {
                    bytes ? "bytes_per_s" : "flops", rate, peak);
         if (isfinite(ms) && ladder.peak_product > 0)
             printf(", \"peak_mma\": %.6g, \"peak_product\": %.6g", ladder.peak_mma, ladder.peak_product);
+        if (counts.sectors > 0)
+            printf(", \"sectors\": %zu, \"sectors_ideal\": %zu, \"wavefronts\": %zu, \"wavefronts_ideal\": %zu",
+                   counts.sectors, counts.sectors_ideal, counts.wavefronts, counts.wavefronts_ideal);
         printf("}\n");
+    } else if (counts.sectors > 0) {
+        printf("        %-24s %zu sectors, ideal %zu", name, counts.sectors, counts.sectors_ideal);
+        if (bytes) printf(" (%.3f MB; the minimum is %.3f)", 32e-6 * (double)counts.sectors, 1e-6 * ladder.amount);
+        printf("; %zu wavefronts, ideal %zu\n", counts.wavefronts, counts.wavefronts_ideal);
     } else if (isfinite(ms)) {
         printf("        %-24s %9.4f ms (minimum %.4f)  %8.1f %s  %5.1f%% of peak\n", name, ms, minimum,
                rate * (bytes ? 1e-9 : 1e-12), bytes ? "GB/s" : "TFLOP/s", 100.0 * rate / peak);

@@ -134,6 +134,18 @@ begin
 once bench
 end "a step by operation, in a CUDA build"
 begin
+rm -f "$build/counts.jsonl"
+once env EMULATE_COUNT="$build/counts.jsonl" "$build/emulated-race-BF16-ladders" gelu --rows 4 --ffn 64 --rung shipped
+if grep -q '80 sectors, ideal 80 ' "$tally_out" && sh dev/sectors.sh --table "$build/counts.jsonl" > "$build/counts.txt" &&
+    grep -q '^swiglu_backward_kernel<8> .* 1.00 .* 1.00 ' "$build/counts.txt"; then
+    sum_good=$((sum_good + 1))
+else
+    sum_bad=$((sum_bad + 1))
+    cat "$tally_out"
+fi
+end "ladders and dev/sectors.sh: sectors and wavefronts"
+
+begin
 once sh dev/gpu_check.sh --try "$build"
 end "command lines of dev/gpu_check.sh"
 begin
