@@ -22,7 +22,7 @@
 #include "llmtrain/documents.h"  // DocumentSpan, documents_find
 #include "llmtrain/kv_cache.h"   // KvCache
 #include "llmtrain/log.h"        // StepLog, metrics and events; with it state.h: Schedule, RunState, guard_step
-#include "llmtrain/recompute.h"  // BlockActivations, ActivationGradients, RecomputeLevel
+#include "llmtrain/offload_activations.h"  // OffloadBlocks; with it recompute.h: BlockActivations, RecomputeLevel
 #include "llmtrain/saver.h"      // Saver, Cadence; with it checkpoint.h, zero.h (FlatVector), tensors.h, the operations
 #include "llmtrain/watch.h"      // watch_at
 
@@ -238,7 +238,7 @@ typedef struct {
     RecomputeLevel recompute; // activations that the backward computes again
     const char* train;        // the names of the tensors that train (parameters_freeze); NULL: all
     RankOptions ranks;        // all 0: one rank
-    int offload;              // OFFLOAD_OPTIMIZER: its state is kept in offload_dir, not in memory
+    int offload;              // OFFLOAD_OPTIMIZER, OFFLOAD_ACTIVATIONS: kept in offload_dir, not in memory
     const char* offload_dir;  // NULL: in memory of the host
 } ModelOptions;
 
@@ -272,6 +272,7 @@ typedef struct {
     size_t span_count;        // attention treats each as a batch of its own
     bool decoding;            // with the KV cache: its tokens follow those in it
     Activations activations;
+    OffloadBlocks offloaded;  // what of them is not in memory
     ActivationGradients gradients;
     KvCache cache;
     Dropout dropout;
@@ -303,8 +304,7 @@ static inline void model_layout(Model* model) {
     flat_layout(&model->flat, plan);
     BlockShape shape = model_block_shape(model);
     if (o->training) gradients_layout(&model->gradients, &shape, plan);
-    for (size_t l = c->layers; l-- > 0;)
-        block_layout(&a->blocks[l], &a->blocks[c->layers - 1], a->blocks[l].recomputed, &shape, plan);
+    offload_blocks_layout(&model->offloaded, a->blocks, c->layers, model->first_trained, &shape, plan);
     for (int i = 0; i < 2; i++) model->batches[i] = (int32_t*)plan_take(plan, "batches", 2 * N * sizeof(int32_t));
     model->scratch = plan_take(plan, "scratch of the operations", model_scratch_bytes(model));
     for (int i = 0; i < 2 && o->train; i++)
@@ -326,6 +326,7 @@ static inline void model_layout(Model* model) {
 // With several ranks close the Comm first, so that no collective is in flight.
 static inline void model_free(Model* model) {
     flat_free(&model->flat);
+    offload_blocks_close(&model->offloaded);
     device_close(model->stream);  // waits for what the device has still to do
     if (model->memory.base) device_free(model->memory.base, plan_block_bytes(&model->memory));
     free(model->activations.blocks);
@@ -362,12 +363,12 @@ static inline bool model_plan(Model* model, const Config* asked, ModelOptions op
     model->activations.blocks = (BlockActivations*)allocate(config->layers * sizeof(BlockActivations));
     // Only a backward needs each block's own activations.
     unsigned recomputed = options.training ? recompute_operations(options.recompute) : BLOCK_SHARES_ALL;
-    for (size_t l = 0; model->activations.blocks && l + 1 < config->layers; l++)
-        model->activations.blocks[l].recomputed = recomputed;
+    if (model->activations.blocks) blocks_recompute(model->activations.blocks, config->layers, recomputed);
     FlatOptions holds = {options.training, options.optimizer, options.optimizer_rank, options.master_weights,
-                         options.offload == OFFLOAD_OPTIMIZER, options.offload_dir};
+                         (options.offload & OFFLOAD_OPTIMIZER) != 0, options.offload_dir};
     bool ok = weights_create(&model->weights, &model->parameters, config, options.train, error) &&
-              flat_create(&model->flat, &model->parameters, &model->options.ranks, &holds, error);
+              flat_create(&model->flat, &model->parameters, &model->options.ranks, &holds, error) &&
+              offload_blocks_plan(&model->offloaded, config->layers, options.training ? options.offload : 0, error);
     model->spans = (DocumentSpan*)allocate((options.mask_documents ? N : 1) * sizeof(DocumentSpan));
     if (ok && (model->activations.blocks == NULL || model->spans == NULL))
         ok = fail(error, "out of memory for the table of activations");
@@ -389,6 +390,7 @@ static inline bool model_allocate(Model* model, Error* error) {
     model_layout(model);
     if (!device_prepare(model->stream, model->scratch, model_scratch_bytes(model), batch_bytes, error)) return false;
     if (!flat_prepare(&model->flat, model->stream, error)) return false;
+    if (!offload_blocks_open(&model->offloaded, &model->flat, error)) return false;
     if (c->family == FAMILY_LLAMA) {
         float* table = (float*)allocate(c->context * D * sizeof(float));
         if (table == NULL)
@@ -578,6 +580,7 @@ static inline void block_forward(Model* model, size_t l) {
     BlockActivations* s = &a->blocks[l];
     size_t N = model->B * model->T;
     flat_await(&model->flat, l + 1);
+    offload_block_forward(&model->offloaded, l);
     norm_forward(model, s->norm1, s->input, s->mean1, s->rstd1, l ? a->blocks[l - 1].middle : s->input,
                  l ? a->branch : NULL, b->norm1_weight, b->norm1_bias, N);
     block_qkv(model, l);
@@ -601,6 +604,7 @@ static inline void model_forward(Model* model, const int32_t* tokens, size_t B, 
     model->T = T;
     model->decoding = decoding;
     flat_await(&model->flat, 0);
+    offload_block_forward(&model->offloaded, 0);
     embedding_forward(a->blocks[0].input, tokens, param(model, w->token_embedding), param(model, w->position_embedding),
                       decoding ? model->cache.length : 0, B, T, c->channels, model->stream);
     if (model->dropout.p > 0) model_dropout(model, a->blocks[0].input, a->blocks[0].input, 0, N);
@@ -717,6 +721,7 @@ static inline void block_backward(Model* model, size_t l) {
     size_t B = model->B, T = model->T, N = B * T;
     size_t C = c->channels, H = c->heads, K = c->kv_heads, D = config_head_size(c), F = c->ffn;
 
+    offload_block_backward(&model->offloaded, l);
     block_recompute(model, l);
     flat_begin_bucket(&model->flat, l + 1);
     const floatX* dbranch = branch_gradient(model, 2 * l + 2, N);
@@ -801,6 +806,7 @@ static inline void model_gradients(Model* model, const int32_t* tokens, const in
     if (!flat->discards) collective_barrier(&flat->collectives);
     const int32_t* batch = model_upload(model, tokens, targets, B, T);
     fault_point("forward");
+    model->offloaded.backward = true;
     model_forward(model, batch, B, T, false);
     fault_point("backward");
     flat_begin_bucket(flat, model->config.tied ? 0 : model->config.layers + 1);
@@ -827,7 +833,7 @@ static inline bool model_read(Model* model, StepResult* result, StepFlags flags,
     FlatVector* flat = &model->flat;
     size_t world = flat->options.world, saved = 0;
     flat_finish_step(flat);
-    if (!flat_check(flat, error)) return false;
+    if (!flat_check(flat, error) || !offload_check(&model->offloaded.store, error)) return false;
     double waited = flat_waited_ms(flat), busy = now_ms() - flat->step_began_ms - waited, squares = 0;
     double own[COUNT] = {flat->scalars_host[SUM_LOSS] / (double)flat->micro_batches, 0, busy, (double)flags.stop,
                          (double)flags.save, (double)flags.saved, (double)flags.failed};

@@ -490,9 +490,9 @@ static Rates test_rates(const char* text) {
 }
 
 // Trains 20 steps of two micro-batches, of which the second is shorter, with dropout and masked documents. Returns a
-// hash of all weights, master weights and optimizer state; bytes: what the model takes. budget: 0, or what it may take, with
-// what is recomputed chosen for that.
-static uint64_t recompute_run(double* bytes, const Config* c, RecomputeLevel level, double budget) {
+// hash of all weights, master weights and optimizer state; bytes: what the model takes. budget: 0, or what it may take,
+// with what is recomputed chosen for that. offload: the bits of --offload.
+static uint64_t recompute_run(double* bytes, const Config* c, RecomputeLevel level, int offload, double budget) {
     enum { B = 2, T = 12, N = B * T, END = 60, STEPS = 20 };
     Model model;
     Error error;
@@ -506,6 +506,8 @@ static uint64_t recompute_run(double* bytes, const Config* c, RecomputeLevel lev
     options.mask_documents = true;
     options.end_of_text = END;
     options.recompute = level;
+    options.offload = offload;
+    options.offload_dir = device_is_host() || level % 2 ? work : NULL;
     need(model_plan(&model, c, options, &error), &error);
     if (budget > 0) model_recompute_within(&model, &missing, budget, &rates);
     *bytes = missing > 0 ? INFINITY : (double)model.memory.total;
@@ -520,6 +522,7 @@ static uint64_t recompute_run(double* bytes, const Config* c, RecomputeLevel lev
             tokens[7] = END;
             model.dropout.first_token = N * (2 * step + i);
             model_gradients(&model, tokens, targets, B, T - i);
+            if (step % 8 == 0) model_losses(&model, tokens, targets, B, T);
         }
         need(model_read(&model, &result, flags, &error), &error);
         model_update(&model, &adamw, step, 0.01, 1.0);
@@ -548,18 +551,23 @@ static void test_recompute(Family family, bool relatives) {
     double bytes[RECOMPUTE_AUTO], fitted;
     uint64_t hashes[RECOMPUTE_AUTO];
     const char* name = family == FAMILY_GPT2 ? "gpt2" : relatives ? "qwen" : "llama";
-    c.layers = 3;
+    c.layers = 5;
     c.qk_norm = c.qkv_bias = relatives;
     for (int level = 0; level < RECOMPUTE_AUTO; level++) {
-        hashes[level] = recompute_run(&bytes[level], &c, (RecomputeLevel)level, 0);
+        hashes[level] = recompute_run(&bytes[level], &c, (RecomputeLevel)level, 0, 0);
         snprintf(what, sizeof what, "%s, --recompute %s: less memory, the same bits after 20 steps", name,
                  names[level]);
         if (level) check_true(what, hashes[level] == hashes[0] && bytes[level] < bytes[level - 1]);
+        double moved;
+        uint64_t hash = recompute_run(&moved, &c, (RecomputeLevel)level, OFFLOAD_ACTIVATIONS, 0);
+        snprintf(what, sizeof what, "%s, --recompute %s --offload activations: less memory, the same bits", name,
+                 names[level]);
+        check_true(what, hash == hashes[0] && (level > RECOMPUTE_NONE || moved < bytes[level]));
     }
     double largest = 2.0 * 24 * 72 * (family == FAMILY_LLAMA ? 2 : 1) * sizeof(floatX);
     for (int part = 0; part <= 4; part++) {
         double budget = bytes[RECOMPUTE_BLOCK] + part * 0.25 * (bytes[0] - bytes[RECOMPUTE_BLOCK]);
-        uint64_t hash = recompute_run(&fitted, &c, RECOMPUTE_NONE, budget);
+        uint64_t hash = recompute_run(&fitted, &c, RECOMPUTE_NONE, 0, budget);
         snprintf(what, sizeof what, "%s, --recompute auto, %d%% of what can be saved is kept: the same", name,
                  25 * part);
         check_true(what, hash == hashes[0] && fitted <= budget && fitted > budget - largest);
@@ -840,7 +848,7 @@ static bool is_named(const char* list, const char* name) {
 
 // What does not train has no gradient, no state and no update; what trains has the gradient that it has when everything
 // does, to the bit. A checkpoint has the frozen weights too, written once, and a run that loads it continues with the
-// same bits. The same with an offloaded state.
+// same bits. The same with all that can be offloaded.
 static void test_frozen(Family family, const char* train) {
     enum { B = 2, T = 16 };
     Config c = test_config(family);
@@ -850,6 +858,7 @@ static void test_frozen(Family family, const char* train) {
     ModelOptions options = test_options(B, T);
     int32_t tokens[B * T], targets[B * T];
     char what[160], out[300], path[400];
+    c.layers = 5;
     snprintf(out, sizeof out, "%s/frozen", work);
     random_tokens(tokens, B * T, c.vocab, 1);
     random_tokens(targets, B * T, c.vocab, 2);
@@ -858,7 +867,7 @@ static void test_frozen(Family family, const char* train) {
     batch_gradients(&all, NULL, tokens, targets, B, T);
     options.train = train;
     for (int i = 0; i < 2; i++) {
-        options.offload = i == 1 ? OFFLOAD_OPTIMIZER : OFFLOAD_NOTHING;
+        options.offload = i == 1 ? OFFLOAD_BOTH : OFFLOAD_NOTHING;
         options.offload_dir = i == 1 ? "." : NULL;
         need(model_create(&model[i], &c, options, &error), &error);
         randomize(&model[i], 1);
@@ -920,7 +929,7 @@ static void test_frozen(Family family, const char* train) {
         wrong += same == t->trains;
     }
     download(first, model[1].flat.params, n * sizeof(floatX), model[1].stream);
-    snprintf(what, sizeof what, "--train %s: the same bits with an offloaded state", train);
+    snprintf(what, sizeof what, "--train %s: the same bits with --offload", train);
     check_true(what, memcmp(first, last, n * sizeof(floatX)) == 0);
     snprintf(what, sizeof what, "--train %s: what trains changes, and nothing else", train);
     check_true(what, wrong == 0);
@@ -959,7 +968,8 @@ static void test_frozen_patterns(void) {
         bool planned = model_plan(&model, &c, options, &error);
         check_true("--train of a pattern that matches nothing is refused", !planned && strstr(error.text, "--train"));
     }
-    static const char* const patterns[] = {"block.1.*,final_norm_weight", "*norm?_weight", "*.qkv_weight"};
+    static const char* const patterns[] = {"block.1.*,final_norm_weight", "block.3.*norm?_weight",
+                                           "*.qkv_weight"};
     for (size_t i = 0; i < 3; i++) {
         test_frozen(FAMILY_GPT2, patterns[i]);
         test_frozen(FAMILY_LLAMA, patterns[i]);
@@ -1796,62 +1806,76 @@ static void test_two_ranks(void) {
     free(text);
 }
 
+// Runs the program in a child, with a fault or without (""); returns its exit code.
+static int train_apart(const char* fault, const char* line) {
+    fflush(stdout);
+    pid_t child = fork();
+    if (child != 0) return train_wait(child);
+    setenv("LLMTRAIN_TEST_FAULT", fault, 1);
+    fault_state()->read = false;
+    _exit(train(line));
+}
+
 // What is offloaded changes no bit, of any optimizer, ZeRO stage and number of ranks; a run that offloads resumes one
 // that does not, and the other way round.
 static void test_offload(void) {
-    static const char* const places[] = {"", "--offload optimizer --offload-dir %s", "--offload optimizer"};
-    char line[1536], away[300], what[160];
+    static const char* const kinds[] = {"optimizer", "optimizer,activations", "activations"};
+    char line[1536], away[400], what[160];
     for (int kind = 0; kind < OPTIMIZER_COUNT + 3; kind++) {
         int ranks = 1 + kind % 3, zero = kind % 3;
-        const char* optimizer = OPTIMIZERS[kind % OPTIMIZER_COUNT].name;
+        const char *optimizer = OPTIMIZERS[kind % OPTIMIZER_COUNT].name;
+        const char *offload = kinds[kind < OPTIMIZER_COUNT ? kind % 2 : 2];
         const char* family = kind % 2 ? "--family llama --kv-heads 2 --tied off" : "";
         bool same = true, resumed = true;
-        for (size_t i = 0; i < (device_is_host() ? 2 : 3); i++) {
+        for (size_t i = 0; i < (device_is_host() ? 2 : 3); i++) {  // not; in a file; in memory of the host
             for (int part = 0; part < (i == 0 ? 1 : 2); part++) {  // all steps; the last ones again, offloaded or not
                 const char* run = i == 0 ? "a" : "b";
-                snprintf(away, sizeof away, places[part && kind % 2 ? 0 : i], work);
+                snprintf(away, sizeof away, i == 0 || (part && kind % 2) ? "" : i == 1 ? "--offload %s --offload-dir %s"
+                         : "--offload %s", offload, work);
                 snprintf(line, sizeof line,
-                         "--data %s/train.bin --out %s/%s --layers 2 --heads 4 --channels 48 --seq 8 --batch 1 "
+                         "--data %s/train.bin --out %s/%s --layers 4 --heads 4 --channels 48 --seq 8 --batch 1 "
                          "--total-batch 48 --steps 4 --ckpt-every 2 --lr 0.01 --optimizer %s --reduce exact "
                          "--threads 1 --masters %s --ranks %d --zero %d %s %s %s", work, work, run, optimizer,
                          kind % 4 == 3 ? "off" : "on", ranks, zero, family, away, part ? "--resume" : "");
                 command(part ? "rm -rf %s/%s/step_00000004 %s/%s" : "rm -rf %s/%s %s/%s", run, "nothing");
-                fflush(stdout);
-                pid_t child = fork();
-                if (child == 0) _exit(train(line));
-                bool good = train_wait(child) == 0;
+                bool good = train_apart("", line) == 0;
                 if (part) resumed = resumed && good;
                 else same = same && good;
                 if (i > 0 && part) resumed = resumed && runs_equal("a", "b", "00000004");
                 else if (i > 0) same = same && runs_equal("a", "b", "00000004");
             }
         }
-        snprintf(what, sizeof what, "offloading %s, %d rank%s, --zero %d: the same bits", optimizer, ranks,
+        snprintf(what, sizeof what, "--offload %s, %s, %d rank%s, --zero %d: the same bits", offload, optimizer, ranks,
                  ranks > 1 ? "s" : "", zero);
         check_true(what, same);
-        snprintf(what, sizeof what, "offloading %s, %d rank%s, --zero %d: resumed to the same bits", optimizer, ranks,
-                 ranks > 1 ? "s" : "", zero);
+        snprintf(what, sizeof what, "--offload %s, %s, %d rank%s, --zero %d: resumed to the same bits", offload,
+                 optimizer, ranks, ranks > 1 ? "s" : "", zero);
         check_true(what, resumed);
     }
 }
 
 // A disk that fails under --offload ends the run with a sentence; what was saved is there, and goes on.
 static void test_offload_fails(void) {
-    static const char* const faults[] = {"rank 0 step 14 at offload_write do flip",
-                                         "rank 0 step 14 at offload_read do flip"};
-    char away[400];
-    snprintf(away, sizeof away, "--offload optimizer --offload-dir %s", work);
+    static const char* const kinds[][2] = {{"optimizer", "optimizer state"}, {"activations", "activations"}};
+    static const char* const actions[] = {"write", "read"};
+    char line[2][700], away[1200], resume[800], fault[64], said[80], what[160];
+    for (int i = 0; i < 2; i++)
+        snprintf(line[i], sizeof line[i], "--data %s/train.bin --out %s/%s --layers 4 --heads 2 --channels 16 --seq 8 "
+                 "--batch 2 --steps 6 --ckpt-every 3 --lr 0.01 --threads 1", work, work, i ? "b" : "a");
     command("rm -rf %s/%s %s/%s", "b", "nothing");
-    bool ok = train(small_run("b", "")) == 0;
-    for (size_t i = 0; i < 2; i++) {
+    bool whole = train_apart("", line[1]) == 0;
+    for (int i = 0; i < 4; i++) {
+        const char *const *kind = kinds[i % 2], *action = actions[i / 2];
+        snprintf(away, sizeof away, "%s --offload %s --offload-dir %s", line[0], kind[0], work);
+        snprintf(resume, sizeof resume, "%s --resume", line[0]);
+        snprintf(fault, sizeof fault, "rank 0 step 5 at offload_%s do flip", action);
+        snprintf(said, sizeof said, "cannot %s the %s (--offload) in", action, kind[1]);
         command("rm -rf %s/%s %s/%s", "a", "nothing");
-        ok = ok && train_wait(train_start(faults[i], "a", away)) == 1 &&
-            output_contains(i ? "cannot read the optimizer state (--offload)"
-                              : "cannot write the optimizer state (--offload)");
-        ok = ok && train(small_run("a", "--resume")) == 0 && output_contains("step_00000010") &&
-            runs_equal("a", "b", "00000020");
+        bool ok = whole && train_apart(fault, away) == 1 && output_contains(said);
+        ok = ok && train_apart("", resume) == 0 && output_contains("step_00000003") && runs_equal("a", "b", "00000006");
+        snprintf(what, sizeof what, "%s: said, and resumed from the checkpoint before", said);
+        check_true(what, ok);
     }
-    check_true("a disk that fails under --offload: said, and resumed from the checkpoint before", ok);
 }
 
 // FP16 gradients that overflow on two ranks: the same steps are skipped as on one, with the same loss scales.

@@ -225,6 +225,18 @@ static inline size_t device_longest(void) { return (size_t)65535 * 16; }
 // Waits for all work that the stream was given.
 static inline void device_wait(Stream stream) { CUDA_CHECK(cudaStreamSynchronize(stream->compute)); }
 
+// A point in the work of a stream, which another thread may wait for. One that was never set is past.
+typedef cudaEvent_t DeviceMark;
+
+static inline void device_mark_open(DeviceMark* mark) {
+    CUDA_CHECK(cudaEventCreateWithFlags(mark, cudaEventDisableTiming));
+}
+static inline void device_mark_close(DeviceMark* mark) { CUDA_CHECK(cudaEventDestroy(*mark)); }
+static inline void device_mark_set(DeviceMark* mark, Stream stream) {
+    CUDA_CHECK(cudaEventRecord(*mark, stream->compute));
+}
+static inline void device_mark_wait(const DeviceMark* mark) { CUDA_CHECK(cudaEventSynchronize(*mark)); }
+
 // Gives the operations their scratch memory, at least scratch_bytes(...) of kernels.cuh, and prepares
 // upload_batch for batches of batch_bytes, tokens and targets together.
 static inline bool device_prepare(Stream stream, void* scratch, size_t bytes, size_t batch_bytes, Error* error) {

@@ -56,6 +56,14 @@ static inline size_t scratch_bytes(size_t N, size_t C) {
 // Waits for all work that the stream was given.
 static inline void device_wait(Stream stream) { (void)stream; }
 
+// A point in the work of a stream, which another thread may wait for: here it is past as soon as it is set.
+typedef char DeviceMark;
+
+static inline void device_mark_open(DeviceMark* mark) { *mark = 0; }
+static inline void device_mark_close(DeviceMark* mark) { (void)mark; }
+static inline void device_mark_set(DeviceMark* mark, Stream stream) { (void)mark; (void)stream; }
+static inline void device_mark_wait(const DeviceMark* mark) { (void)mark; }
+
 // Gives the operations their scratch memory, and prepares upload_batch for batches of batch_bytes.
 static inline bool device_prepare(Stream stream, void* scratch, size_t bytes, size_t batch_bytes, Error* error) {
     (void)stream; (void)scratch; (void)bytes; (void)batch_bytes; (void)error;

@@ -5,11 +5,11 @@
 //   3. thread    reads ahead and writes behind
 //   4. use       take a piece, ask for the next, give it back; read a part of one
 //
-// The caller works on one piece at a time while a thread reads the next one and writes the one before. With
-// OFFLOAD_SLOTS slots of the largest piece's size in memory, a pass over all pieces takes the time of the work or of
-// the copies, whichever is longer.
+// The caller works on one piece at a time while a thread reads the next one and writes the one before. With three slots
+// of the largest piece's size in memory, a pass over all pieces takes the time of the work or of the copies, whichever
+// is longer; with two, a pass that only reads, or only writes.
 //
-//   ok = offload_plan(&store, "optimizer state", count, &error);          a store of `count` pieces
+//   ok = offload_plan(&store, "optimizer state", 3, count, &error);       a store of `count` pieces, in three slots
 //   for (p) offload_size(&store, p, bytes);                               in order
 //   store.slots = plan_take(plan, "offload buffers", offload_memory(&store));
 //   ok = offload_open(&store, "/disk", rank, local_rank, stream, &error);     pieces are zero
@@ -43,12 +43,12 @@
 // ------------------------------------------------------------------------------------------------
 // 1. Store
 
-// What a run keeps in a store, in the order of the choices of --offload.
-enum { OFFLOAD_NOTHING, OFFLOAD_OPTIMIZER };
-#define OFFLOAD_CHOICES "none|optimizer"
+// What a run keeps in stores, as bits: the order of the choices of --offload.
+enum { OFFLOAD_NOTHING = 0, OFFLOAD_OPTIMIZER = 1, OFFLOAD_ACTIVATIONS = 2, OFFLOAD_BOTH = 3 };
+#define OFFLOAD_CHOICES "none|optimizer|activations|optimizer,activations"
 
 enum {
-    OFFLOAD_SLOTS = 3,      // a piece in work, the next one being read, the one before being written
+    OFFLOAD_SLOTS = 3,      // at most: a piece in work, the next one being read, the one before being written
     OFFLOAD_READ = 4 << 20  // bytes that offload_read takes from the disk at a time
 };
 
@@ -62,6 +62,7 @@ typedef struct {
     bool changed;    // it is to be written
     bool busy;       // the thread reads or writes it
     uint64_t used;   // when it was taken or read last: the least recent one is used again
+    DeviceMark given;  // the caller's work on it is done
 } OffloadSlot;
 
 // What moved since the store was opened, and how long that took.
@@ -76,7 +77,8 @@ typedef struct {
     size_t* offsets;         // (count + 1) where each piece begins in the file or in `host`: multiples of DISK_ALIGN
     size_t count, planned;   // pieces, and of these those that have a size
     size_t largest;          // bytes of the largest piece
-    char* slots;             // memory of OFFLOAD_SLOTS slots, set before offload_open
+    size_t slot_count;
+    char* slots;             // (offload_memory) of them, set before offload_open
     char directory[FILE_PATH_MAX];  // empty: pieces are in memory of the host
     int file;                // -1: there is none
     bool bypasses_cache;
@@ -105,9 +107,10 @@ static inline size_t offload_total(const Offload* o) { return o->planned ? o->of
 // 2. Opening
 
 // A store of `count` pieces, whose sizes offload_size sets, in order. Allocates only the table of them.
-static inline bool offload_plan(Offload* o, const char* what, size_t count, Error* error) {
+static inline bool offload_plan(Offload* o, const char* what, size_t slots, size_t count, Error* error) {
     memset(o, 0, sizeof *o);
     o->what = what;
+    o->slot_count = slots;
     o->count = count;
     o->file = -1;
     o->offsets = (size_t*)allocate((count + 1) * sizeof(size_t));
@@ -123,7 +126,7 @@ static inline void offload_size(Offload* o, size_t piece, size_t bytes) {
 
 // Memory that the caller provides in `slots`: on the device, on any boundary.
 static inline size_t offload_memory(const Offload* o) {
-    return o->largest ? OFFLOAD_SLOTS * o->largest + DISK_ALIGN : 0;
+    return o->largest ? o->slot_count * o->largest + DISK_ALIGN : 0;
 }
 
 static inline char* offload_aligned(char* memory) {
@@ -182,10 +185,11 @@ static inline bool offload_open(Offload* o, const char* directory, size_t rank, 
     }
     o->room = (char*)allocate(OFFLOAD_READ + 2 * DISK_ALIGN);
     if (o->room == NULL) return fail(error, "out of memory for a part of the %s", o->what);
-    for (size_t i = 0; i < OFFLOAD_SLOTS; i++) {
+    for (size_t i = 0; i < o->slot_count; i++) {
         o->slot[i].memory = offload_aligned(o->slots) + i * o->largest;
         o->slot[i].staging = o->staging ? offload_aligned(o->staging) + i * o->largest : o->slot[i].memory;
         o->slot[i].piece = OFFLOAD_NONE;
+        device_mark_open(&o->slot[i].given);
     }
     if (!device_is_host() && !device_open(&o->copies, false, error)) return false;
     pthread_mutex_init(&o->lock, NULL);
@@ -207,6 +211,7 @@ static inline void offload_close(Offload* o) {
         pthread_cond_destroy(&o->work);
         pthread_cond_destroy(&o->done);
     }
+    for (size_t i = 0; i < o->slot_count && o->slot[i].memory; i++) device_mark_close(&o->slot[i].given);
     if (o->offsets && o->file >= 0) close(o->file);
     if (o->copies) device_close(o->copies);
     host_free(o->host);
@@ -240,6 +245,7 @@ static inline bool offload_copy(Offload* o, OffloadSlot* slot, bool writes, Erro
     size_t bytes = offload_bytes(o, slot->piece);
     char* host = o->host ? o->host + o->offsets[slot->piece] : slot->staging;
     bool moves = host != slot->memory;
+    device_mark_wait(&slot->given);
     if (writes && moves) download(host, slot->memory, bytes, o->copies);
     if (o->host) fault_point(writes ? "offload_write" : "offload_read");
     else if (!offload_transfer(o, host, o->offsets[slot->piece], bytes, writes, error)) return false;
@@ -248,7 +254,7 @@ static inline bool offload_copy(Offload* o, OffloadSlot* slot, bool writes, Erro
 }
 
 static inline OffloadSlot* offload_find(Offload* o, size_t piece) {
-    for (size_t i = 0; i < OFFLOAD_SLOTS; i++)
+    for (size_t i = 0; i < o->slot_count; i++)
         if (o->slot[i].piece == piece) return &o->slot[i];
     return NULL;
 }
@@ -256,7 +262,7 @@ static inline OffloadSlot* offload_find(Offload* o, size_t piece) {
 // A slot that may be used for another piece; NULL if there is none now.
 static inline OffloadSlot* offload_free_slot(Offload* o) {
     OffloadSlot* best = NULL;
-    for (size_t i = 0; i < OFFLOAD_SLOTS; i++) {
+    for (size_t i = 0; i < o->slot_count; i++) {
         OffloadSlot* s = &o->slot[i];
         if (!s->taken && !s->changed && !s->busy && (best == NULL || s->used < best->used)) best = s;
     }
@@ -265,7 +271,7 @@ static inline OffloadSlot* offload_free_slot(Offload* o) {
 
 // The next thing to do, with the lock held; NULL if there is nothing.
 static inline OffloadSlot* offload_next(Offload* o) {
-    for (size_t i = 0; i < OFFLOAD_SLOTS; i++)
+    for (size_t i = 0; i < o->slot_count; i++)
         if (o->slot[i].changed && !o->slot[i].taken) return &o->slot[i];
     if (o->wanted != OFFLOAD_NONE && offload_find(o, o->wanted)) o->wanted = OFFLOAD_NONE;
     OffloadSlot* slot = o->wanted == OFFLOAD_NONE ? NULL : offload_free_slot(o);
@@ -329,7 +335,8 @@ static inline void offload_wait(Offload* o) {
 }
 
 // The memory of a piece, on the device; NULL if the store has failed. `fresh`: whatever it held does not matter, so it
-// is not read. At most OFFLOAD_SLOTS - 1 pieces are taken at a time.
+// is not read, and it may be one without a size, which is given back unchanged. At most slot_count pieces are taken at
+// a time, and one less while others are read or written.
 static inline void* offload_take(Offload* o, size_t piece, bool fresh, Error* error) {
     OffloadSlot* slot = NULL;
     pthread_mutex_lock(&o->lock);
@@ -354,14 +361,17 @@ static inline void* offload_take(Offload* o, size_t piece, bool fresh, Error* er
     return failed ? NULL : slot->memory;
 }
 
-// The caller is done with a piece that it has taken, once its stream has come here. changed: it is to be written.
+// The caller is done with a piece that it has taken, once its stream has come here. changed: it is to be written. Does
+// nothing if offload_take has returned NULL.
 static inline void offload_give(Offload* o, size_t piece, bool changed) {
-    device_wait(o->compute);
     pthread_mutex_lock(&o->lock);
     OffloadSlot* slot = offload_find(o, piece);
-    slot->taken = false;
-    slot->changed |= changed;
-    pthread_cond_signal(&o->work);
+    if (slot && slot->taken) {
+        device_mark_set(&slot->given, o->compute);
+        slot->taken = false;
+        slot->changed |= changed;
+        pthread_cond_signal(&o->work);
+    }
     pthread_mutex_unlock(&o->lock);
 }
 
@@ -381,7 +391,7 @@ static inline bool offload_flush(Offload* o, Error* error) {
     pthread_mutex_lock(&o->lock);
     while (!o->failed && busy) {
         busy = false;
-        for (size_t i = 0; i < OFFLOAD_SLOTS; i++) busy |= o->slot[i].changed || o->slot[i].busy;
+        for (size_t i = 0; i < o->slot_count; i++) busy |= o->slot[i].changed || o->slot[i].busy;
         if (busy) offload_wait(o);
     }
     pthread_mutex_unlock(&o->lock);

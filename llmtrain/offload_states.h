@@ -131,7 +131,7 @@ static inline bool offload_states_plan(OffloadStates* s, const Parameters* p, co
         s->count = count;
         s->parts = (OffloadPart*)allocate(max_size(count, 1) * sizeof(OffloadPart));
         s->first = (size_t*)allocate((p->count + 1) * sizeof(size_t));
-        if (!offload_plan(&s->store, "optimizer state", count + 1, error)) return false;
+        if (!offload_plan(&s->store, "optimizer state", OFFLOAD_SLOTS, count + 1, error)) return false;
         if (s->parts == NULL || s->first == NULL) return fail(error, "out of memory for a table of %zu parts", count);
     }
     s->first[p->count] = s->count;

@@ -23,7 +23,7 @@ typedef struct {
     double memory_gb;          // of a rank; 0: not given
     RecomputeLevel recompute;
     const char* rate;          // of the machine, see rates_parse; NULL: measured where that is needed
-    int offload;               // what is kept in offload_dir, not in memory: OFFLOAD_OPTIMIZER
+    int offload;               // what is kept in offload_dir, not in memory: OFFLOAD_OPTIMIZER, OFFLOAD_ACTIVATIONS
     const char* offload_dir;
     size_t micro_batches;      // of a step, on each rank
     bool snapshots;            // asynchronous saves take one
@@ -47,8 +47,8 @@ static inline size_t plan_flags(Flag* flags, size_t count, PlanOptions* o) {
                   "with --plan: what a rank reaches: GFLOP/s of matmuls, GB/s of memory, between ranks, of what is "
                   "offloaded; default: measured on this CPU, offloading at 1 GB/s"),
         CHOICE_FLAG("offload", &o->offload, 0, OFFLOAD_CHOICES, FLAG_LOCAL,
-                    "keep master weights and optimizer state on a disk, or beside a GPU in memory of the host: same "
-                    "weights, slower"),
+                    "keep master weights and optimizer state, or what the backward needs of the blocks, on a disk, or "
+                    "beside a GPU in memory of the host: same weights, slower"),
         TEXT_FLAG("offload-dir", &o->offload_dir, NULL, "DIR", FLAG_LOCAL,
                   "directory for --offload, on a fast disk of each machine; GPU builds: default memory of the host"),
     };
@@ -94,14 +94,22 @@ static inline Rates plan_rates(const PlanOptions* o) {
 }
 
 // Chooses anew which operations run again in which block, so that the model takes `bytes` at most, with the least extra
-// time at these rates; before it is allocated. Fills in `missing`: bytes above that which it needs whatever runs again.
+// time at these rates; before it is allocated. Where blocks' activations take turns in memory (--offload), one block
+// that keeps less saves nothing: all keep the same, by the first level that fits. Fills in `missing`: bytes above that
+// which it needs whatever runs again.
 static inline void model_recompute_within(Model* model, double* missing, double bytes, const Rates* rates) {
+    BlockActivations* blocks = model->activations.blocks;
     BlockShape shape = model_block_shape(model);
-    for (int pass = 0; pass < 2; pass++) {  // with every array kept, then as chosen
+    bool moves = model->offloaded.moved > 0;
+    *missing = 1;
+    // With every array kept, then as chosen.
+    for (int pass = 0; pass < (moves ? RECOMPUTE_AUTO : 2) && (pass == 0 || !moves || *missing > 0); pass++) {
         double excess = pass ? (double)model->memory.total - bytes : 0;
-        *missing = recompute_choose(model->activations.blocks, model->config.layers, excess, &shape, rates);
+        if (moves) blocks_recompute(blocks, model->config.layers, recompute_operations((RecomputeLevel)pass));
+        else *missing = recompute_choose(blocks, model->config.layers, excess, &shape, rates);
         memset(&model->memory, 0, sizeof model->memory);
         model_layout(model);
+        if (moves) *missing = fmax(0, (double)model->memory.total - bytes);
     }
 }
 
@@ -159,7 +167,8 @@ static inline bool plan_show_stages(const Model* planned, const PlanOptions* o, 
 typedef struct {
     double bytes, ms;
     OptimizerKind optimizer;
-    bool master_weights, recomputes, offloads;
+    bool master_weights, recomputes;
+    int offload;
     size_t stage, B;
 } Choice;
 
@@ -187,8 +196,10 @@ static inline void choice_flags(char* text, size_t bytes, const Choice* c, const
     if (c->B < asked->options.B)  // more micro-batches than were asked for, for the same step
         n += (size_t)snprintf(text + n, bytes - n, " --total-batch %.0f", tokens);
     if (c->recomputes) n += (size_t)snprintf(text + n, bytes - n, " --recompute auto --memory %g", memory_gb);
-    if (c->offloads) n += (size_t)snprintf(text + n, bytes - n, " --offload optimizer");
-    if (c->offloads && device_is_host()) snprintf(text + n, bytes - n, " --offload-dir DIR");
+    char offloaded[32];
+    choice_name(OFFLOAD_CHOICES, c->offload, offloaded, sizeof offloaded);
+    if (c->offload) n += (size_t)snprintf(text + n, bytes - n, " --offload %s", offloaded);
+    if (c->offload && device_is_host()) snprintf(text + n, bytes - n, " --offload-dir DIR");
 }
 
 // One combination; false if there is none such, as when there is nothing to offload.
@@ -202,9 +213,10 @@ static inline bool choice_plan(Choice* c, const Model* asked, const PlanOptions*
     options.master_weights = c->master_weights;
     options.ranks.stage = c->stage;
     options.recompute = RECOMPUTE_NONE;
-    options.offload = c->offloads ? OFFLOAD_OPTIMIZER : OFFLOAD_NOTHING;
+    options.offload = c->offload;
     if (!model_plan(&model, &asked->config, options, &ignored)) return false;
-    if (c->offloads && offload_total(&model.flat.offloaded.store) == 0) {
+    if (((c->offload & OFFLOAD_OPTIMIZER) && offload_total(&model.flat.offloaded.store) == 0) ||
+        ((c->offload & OFFLOAD_ACTIVATIONS) && offload_blocks_bytes(&model.offloaded) == 0)) {
         model_free(&model);
         return false;
     }
@@ -231,24 +243,34 @@ static inline bool plan_show_time(Rates* rates, const Model* model, const PlanOp
     printf(", offloading %.1f GB/s", 1e-9 * rates->offload);
     printf("\n  a step of these flags: %.3f GB, %.1f ms predicted\n", 1e-9 * (double)plan_bytes(model, o),
            step_ms(model, rates, o->micro_batches));
+    double waited = offload_wait_ms(model, rates) * (double)o->micro_batches;
+    double moved = 2e-6 * (double)(offload_blocks_bytes(&model->offloaded) * o->micro_batches);
+    if (moved > 0)
+        printf("  of that %.1f ms wait for offloaded activations; at about %.2f GB/s nothing would\n", waited,
+               moved / (step_ms(model, rates, o->micro_batches) - waited));
     return true;
 }
 
-// Lists what fits --memory, for steps of as many tokens as the flags ask for; the fastest first.
+// Lists what fits --memory, for steps of as many tokens as the flags ask for; the fastest first. Offloading is tried
+// where not all fits as it is.
 static inline bool plan_show_choices(const Model* asked, const PlanOptions* o, const Rates* rates, Error* error) {
     Choice* choices = (Choice*)allocate(CHOICES_MAX * sizeof(Choice));
     if (choices == NULL) return fail(error, "out of memory for the list of what fits");
     const RankOptions* ranks = &asked->flat.options;
     size_t sequences = asked->options.B * o->micro_batches, count = 0, fits = 0, nearest = 0;
     double tokens = (double)(sequences * asked->options.T * ranks->world);
+    bool all_fits = false;
     char flags[256];
     for (size_t b = 1; b <= min_size(sequences, CHOICE_B_MAX); b++) {
         for (int kind = 0; kind < OPTIMIZER_COUNT; kind++) {
             if (sequences % b || !choice_of_optimizer((OptimizerKind)kind, asked->options.optimizer)) continue;
             for (size_t stage = 0; stage < (ranks->world > 1 ? 3 : 1); stage++)
-                for (int form = 0; form < (FLOATX_IS_FLOAT ? 2 : 4) && count < CHOICES_MAX; form++) {
-                    Choice c = {0, 0, (OptimizerKind)kind, form < 2, false, form % 2 > 0, stage, b};
-                    if (choice_plan(&c, asked, o, rates, sequences)) choices[count++] = c;
+                for (int form = 0; form < (FLOATX_IS_FLOAT ? 4 : 8) && count < CHOICES_MAX; form++) {
+                    Choice c = {0, 0, (OptimizerKind)kind, form < 4, false, form % 4, stage, b};
+                    if (c.offload && all_fits) continue;
+                    if (!choice_plan(&c, asked, o, rates, sequences)) continue;
+                    if (c.offload == 0) all_fits = !c.recomputes;
+                    choices[count++] = c;
                 }
         }
     }
@@ -278,12 +300,20 @@ static inline bool plan_show_choices(const Model* asked, const PlanOptions* o, c
 
 // What is on the disk, or beside a GPU in memory of the host, and what of it moves in a step.
 static inline void plan_show_offload(const Model* model, const PlanOptions* o) {
-    double bytes = (double)offload_total(&model->flat.offloaded.store);
-    printf("  %-34s %12.2f\n", o->offload_dir ? "in --offload-dir" : "in memory of the host", 1e-6 * bytes);
-    printf("  %-34s %12.2f\n", "offloaded: read per step", 1e-6 * bytes);
-    printf("  %-34s %12.2f\n", "offloaded: written per step", 1e-6 * bytes);
-    printf("  Each step waits for them, %.2f s at 1 GB/s; more --total-batch makes that a smaller part of the run.\n",
-           2e-9 * bytes);
+    double state = (double)offload_total(&model->flat.offloaded.store);
+    double blocks = (double)(offload_blocks_bytes(&model->offloaded) * o->micro_batches);
+    printf("  %-34s %12.2f\n", o->offload_dir ? "in --offload-dir" : "in memory of the host",
+           1e-6 * (state + (double)offload_total(&model->offloaded.store)));
+    printf("  %-34s %12.2f\n", "offloaded: read per step", 1e-6 * (state + blocks));
+    printf("  %-34s %12.2f\n", "offloaded: written per step", 1e-6 * (state + blocks));
+    if (state > 0)
+        printf("  Each step waits for %s, %.2f s at 1 GB/s; more --total-batch makes that a smaller part of the run.\n",
+               blocks > 0 ? "the optimizer state" : "them", 2e-9 * state);
+    if (blocks > 0)
+        printf("  Activations move under the blocks' computation; a step of 1 s hides them at %.2f GB/s, one of 2 s at "
+               "half of that.\n", 2e-9 * blocks);
+    else if (o->offload & OFFLOAD_ACTIVATIONS)
+        printf("  No activations are offloaded: memory holds those of three blocks, and no others have to wait.\n");
 }
 
 // What each optimizer would keep for a parameter of this model, over all ranks.
@@ -320,7 +350,7 @@ static inline bool plan_show(const Model* model, const PlanOptions* o, Error* er
                1e-6 * (double)gemm_workspace_bytes((int)threads_count()));
         printf("  %-34s %12.2f\n", "outside: the program", 1e-6 * (double)o->program);
     }
-    if (flat_offloads(&model->flat)) plan_show_offload(model, o);
+    if (o->offload) plan_show_offload(model, o);
     Rates rates = plan_rates(o);
     double again = model_recompute_ms(model, &rates) * (double)o->micro_batches;
     if (again > 0)

@@ -273,10 +273,21 @@ static inline double update_ms(const Model* model, const Rates* r) {
     return cost_ms(&sums, r) + (elements > moved ? elements : moved) + cost_ms(&muon, r);
 }
 
+// What a micro-batch waits for offloaded activations. A block's are written under the forward of the next block, which
+// takes about a third of forward and backward, and read under the backward of the block after it.
+static inline double offload_wait_ms(const Model* model, const Rates* r) {
+    const OffloadBlocks* o = &model->offloaded;
+    if (offload_blocks_bytes(o) == 0) return 0;
+    BlockShape s = model_block_shape(model);
+    double piece = 1e3 * (double)offload_bytes(&o->store, 0) / r->offload, forward = block_ms(&s, r) / 3;
+    double backward = 2 * forward + recompute_ms(o->blocks[0].recomputed, &s, r);
+    return (double)(o->moved - o->first) * (fmax(0, piece - forward) + fmax(0, piece - backward));
+}
+
 // A step of this rank. On a CPU the collectives take time of the cores that compute; on a GPU they run beside them. The
 // update waits for what is offloaded.
 static inline double step_ms(const Model* model, const Rates* r, size_t micro_batches) {
-    double micro = micro_batch_ms(model, r), update = update_ms(model, r);
+    double micro = micro_batch_ms(model, r) + offload_wait_ms(model, r), update = update_ms(model, r);
     double comm = 1e3 * (double)flat_bytes_sent(&model->flat, micro_batches) / r->comm;
     double moved = flat_offloads(&model->flat) ? 2.0 * (double)offload_total(&model->flat.offloaded.store) : 0;
     double compute = micro * (double)micro_batches + update + 1e3 * moved / r->offload;

@@ -101,6 +101,11 @@ static inline void block_arrays(BlockArray rows[BLOCK_ARRAYS], const BlockShape*
     memcpy(rows, table, sizeof table);
 }
 
+// Which operations run again in the blocks before the last.
+static inline void blocks_recompute(BlockActivations* blocks, size_t L, unsigned recomputed) {
+    for (size_t l = 0; l + 1 < L; l++) blocks[l].recomputed = recomputed;
+}
+
 // Takes the arrays of a block from the plan; those of operations that run again, bits of `recomputed`, are those of
 // `last`.
 static inline void block_layout(BlockActivations* a, const BlockActivations* last, unsigned recomputed,

@@ -133,7 +133,7 @@ typedef struct {
     char hot[FILE_PATH_MAX];      // directory of the copies in memory; empty: none
     bool same_devices;            // all ranks compute with the same code on the same kind of device
     uint64_t offload_steps;       // updates seen by run_report_offload,
-    double offload_waited_ms;     // and what the host had waited for what is offloaded by the last of them
+    double offload_waited_ms[2];  // and what the host had waited for states and activations by the last of them
     uint64_t slow_rank, slow_count;  // the slowest rank, and for how many consecutive steps it was slow
 } Run;
 
@@ -815,16 +815,21 @@ static inline void run_report_straggler(Run* run, const StepResult* result) {
 // Says once, when the disk has shown what it can do, what offloading costs.
 static inline void run_report_offload(Run* run, double step_ms) {
     enum { REPORTED = 3 };  // the update that is reported: the first ones write where nothing was
-    if (!flat_offloads(&run->model.flat) || run->offload_steps == REPORTED) return;
-    OffloadCounts c = offload_counts(&run->model.flat.offloaded.store);
-    double waited = c.waited_ms - run->offload_waited_ms;
-    run->offload_waited_ms = c.waited_ms;
-    if (++run->offload_steps < REPORTED) return;
-    run_announce(run, "offload", run->record.state.step,
-                 "note: a step reads and writes %.3f GB of optimizer state, reads at %.2f GB/s and writes at %.2f "
-                 "GB/s, and waits %.0f of its %.0f ms for that",
-                 1e-9 * (double)offload_total(&run->model.flat.offloaded.store), 1e-6 * (double)c.read / c.read_ms,
-                 1e-6 * (double)c.written / c.written_ms, waited, step_ms);
+    Model* model = &run->model;
+    Offload* stores[2] = {&model->flat.offloaded.store, &model->offloaded.store};
+    size_t bytes[2] = {offload_total(stores[0]), offload_blocks_bytes(&model->offloaded) * model->flat.micro_batches};
+    if (bytes[0] + bytes[1] == 0 || run->offload_steps == REPORTED) return;
+    run->offload_steps++;
+    for (int i = 0; i < 2; i++) {
+        OffloadCounts c = offload_counts(stores[i]);
+        double waited = c.waited_ms - run->offload_waited_ms[i];
+        run->offload_waited_ms[i] = c.waited_ms;
+        if (bytes[i] == 0 || run->offload_steps < REPORTED) continue;
+        run_announce(run, "offload", run->record.state.step,
+                     "note: a step reads and writes %.3f GB of %s, reads at %.2f GB/s and writes at %.2f GB/s, and "
+                     "waits %.0f of its %.0f ms for that", 1e-9 * (double)bytes[i], stores[i]->what,
+                     1e-6 * (double)c.read / c.read_ms, 1e-6 * (double)c.written / c.written_ms, waited, step_ms);
+    }
 }
 
 // ------------------------------------------------------------------------------------------------

@@ -21,10 +21,10 @@ typedef struct {
     uint32_t written[PIECES];  // the seed of what each piece holds; 0: zeros
 } Store;
 
-static bool store_open(Store* s, const char* directory, size_t scale, Error* error) {
+static bool store_open(Store* s, const char* directory, size_t slots, Error* error) {
     memset(s, 0, sizeof *s);
-    need(offload_plan(&s->store, "optimizer state", PIECES, error), "%s", error->text);
-    for (size_t p = 0; p < PIECES; p++) offload_size(&s->store, p, SIZES[p] * scale);
+    need(offload_plan(&s->store, "optimizer state", slots, PIECES, error), "%s", error->text);
+    for (size_t p = 0; p < PIECES; p++) offload_size(&s->store, p, SIZES[p]);
     s->slots = (char*)allocate(offload_memory(&s->store));
     need(s->slots != NULL, "memory for slots");
     s->store.slots = s->slots + 1;  // any boundary will do
@@ -92,13 +92,15 @@ static void passes_body(const void* directory) {
     Store s;
     Error error = {"", ERROR_WORLD, false};
     int before = open_descriptors();
-    bool ok = store_open(&s, (const char*)directory, 1, &error) && passes(&s, &error);
-    expect(ok, "%s", error.text);
-    OffloadCounts counts = offload_counts(&s.store);
-    expect(counts.read > 0 && counts.written > 0, "bytes are counted");
-    expect(directory_count(".", "offload") == 0, "a file has a name");
-    store_close(&s);
-    expect(open_descriptors() == before, "descriptors are left open");
+    for (size_t slots = 2; slots <= OFFLOAD_SLOTS; slots++) {
+        bool ok = store_open(&s, (const char*)directory, slots, &error) && passes(&s, &error);
+        expect(ok, "%zu slots: %s", slots, error.text);
+        OffloadCounts counts = offload_counts(&s.store);
+        expect(counts.read > 0 && counts.written > 0, "bytes are counted");
+        expect(directory_count(".", "offload") == 0, "a file has a name");
+        store_close(&s);
+        expect(open_descriptors() == before, "descriptors are left open");
+    }
     verdict("passes %s, %s", directory ? "in a file" : "in memory", getenv("LLMTRAIN_TEST_FAULT"));
 }
 
@@ -139,7 +141,7 @@ static void case_body(const void* context) {
     if (mounted) need(machine_mount("place", "size=64k"), "a disk");
     if (strstr(c->prepare, ",ro")) need(machine_remount("place", NULL), "a disk");
     if (strcmp(c->prepare, "read-only") == 0) need(seteuid(65534) == 0, "another user");
-    bool opened = store_open(&s, "place", 1, &error), good = opened && passes(&s, &error);
+    bool opened = store_open(&s, "place", OFFLOAD_SLOTS, &error), good = opened && passes(&s, &error);
     expect_refusal(good, &error, c->says, c->name);
     if (opened)
         expect(offload_take(&s.store, 0, true, &again) == NULL && strcmp(again.text, error.text) == 0 &&
@@ -170,7 +172,7 @@ static void overlap_body(const void* context) {
     Store s;
     Error error;
     (void)context;
-    if (!store_open(&s, NULL, 1, &error)) need(false, "%s", error.text);
+    if (!store_open(&s, NULL, OFFLOAD_SLOTS, &error)) need(false, "%s", error.text);
     double began = now_ms(), least = 0;
     for (size_t p = 0; p < PIECES; p++) {
         need(offload_take(&s.store, p, false, &error) != NULL, "%s", error.text);
