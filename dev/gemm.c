@@ -17,6 +17,7 @@
 //
 //     gcc -std=c11 -O3 -fopenmp dev/gemm.c -o build/gemm -lm -ldl
 //     build/gemm --check                      every kernel of this machine against float64; exit status 1 on failure
+//     build/gemm --check amx                  that kernel alone
 //     build/gemm                              the ladder at one shape, then the products of GPT-2 124M
 //     build/gemm --m 1024 --n 3072 --k 768    one shape; further: --threads T --rounds R --json
 //
@@ -87,22 +88,23 @@ typedef struct {
 } Case;
 
 // A (rows, cols) matrix at the end of an arena, filled from the pool, with NaN between its rows; the values go to
-// `values` (double, rows x cols) too.
-static void* fill(double* values, int arena, Dtype type, size_t rows, size_t cols, size_t stride, size_t seed) {
+// `values` (double, rows x cols; if `turned`, cols x rows) too.
+static void* fill(double* values, bool turned, int arena, Dtype type, size_t rows, size_t cols, size_t stride,
+                  size_t seed) {
     size_t elements = (rows - 1) * stride + cols;
     unsigned char* data = arenas[arena] + ARENA_BYTES - elements * dtype_bytes(type);
     for (size_t r = 0; r < rows; r++)
         for (size_t c = 0; c < stride && r * stride + c < elements; c++) {
             size_t at = r * stride + c;
             gemm_save(data, type, at, c < cols ? pool[(seed * 7919 + r * cols + c) % POOL] : NAN);
-            if (c < cols) values[r * cols + c] = (double)gemm_load(data, type, at);
+            if (c < cols) values[turned ? c * rows + r : r * cols + c] = (double)gemm_load(data, type, at);
         }
     return data;
 }
 
-// Worst error as a share of its bound; NaN, or infinity if a byte around the output changed. `bits` receives the hash
-// of the output.
-static double case_error(Case c, int threads, uint64_t* bits) {
+// Worst error as a share of its bound; NaN, or infinity if a byte around the output changed. Fewer threads than
+// `threads` must give the same bits, otherwise `different` counts one more.
+static double case_error(Case c, int threads, size_t* different) {
     size_t a_rows = c.a_transposed ? c.K : c.M, a_cols = c.a_transposed ? c.M : c.K;
     size_t b_rows = c.b_transposed ? c.N : c.K, b_cols = c.b_transposed ? c.K : c.N;
     size_t gap = (c.M + c.N + c.K) % 4, stride = c.N + gap, out_size = dtype_bytes(c.out);
@@ -113,17 +115,24 @@ static double case_error(Case c, int threads, uint64_t* bits) {
     double* sum = (double*)allocate(c.N * sizeof(double));
     double* magnitude = (double*)allocate(c.N * sizeof(double));
     if (!a_values || !b_values || !bias_values || !old || !sum || !magnitude) return NAN;
-    void* a = fill(a_values, 0, c.a, a_rows, a_cols, a_cols + gap, 1);
-    void* b = fill(b_values, 1, c.b, b_rows, b_cols, b_cols + gap, 2);
-    void* bias = fill(bias_values, 2, c.bias_type, 1, c.N, c.N, 3);
-    void* out = fill(old, 3, c.out, c.M, c.N, stride, 4);
+    void* a = fill(a_values, c.a_transposed, 0, c.a, a_rows, a_cols, a_cols + gap, 1);     // values (M, K)
+    void* b = fill(b_values, c.b_transposed, 1, c.b, b_rows, b_cols, b_cols + gap, 2);     // values (K, N)
+    void* bias = fill(bias_values, false, 2, c.bias_type, 1, c.N, c.N, 3);
+    void* out = NULL;
     size_t out_bytes = ((c.M - 1) * stride + c.N) * out_size, margin = 256;
-    memset((unsigned char*)out - margin, 0xa5, margin);
-
-    threads_set((size_t)threads);
-    gemm(out, c.out, stride, c.accumulate, gemm_matrix(a, c.a, a_cols + gap, c.a_transposed),
-         gemm_matrix(b, c.b, b_cols + gap, c.b_transposed), c.bias ? bias : NULL, c.bias_type, c.M, c.N, c.K);
-    *bits = hash_bytes(out, out_bytes);
+    uint64_t first_bits = 0;
+    bool same = true;
+    for (int t = threads; t > 0; t--) {
+        out = fill(old, false, 3, c.out, c.M, c.N, stride, 4);
+        memset((unsigned char*)out - margin, 0xa5, margin);
+        threads_set((size_t)t);
+        gemm(out, c.out, stride, c.accumulate, gemm_matrix(a, c.a, a_cols + gap, c.a_transposed),
+             gemm_matrix(b, c.b, b_cols + gap, c.b_transposed), c.bias ? bias : NULL, c.bias_type, c.M, c.N, c.K);
+        uint64_t bits = hash_bytes(out, out_bytes);
+        if (t == threads) first_bits = bits;
+        same = same && bits == first_bits;
+    }
+    *different += !same;
 
     double worst = 0.0, unit = c.out == DTYPE_BF16 ? 0x1p-8 : c.out == DTYPE_F16 ? 0x1p-11 : 0.0;
     for (size_t i = 0; i < margin; i++)
@@ -134,12 +143,11 @@ static double case_error(Case c, int threads, uint64_t* bits) {
             magnitude[j] = (c.bias ? fabs(bias_values[j]) : 0.0) + (c.accumulate ? fabs(old[i * c.N + j]) : 0.0);
         }
         for (size_t k = 0; k < c.K; k++) {
-            double x = a_values[c.a_transposed ? k * c.M + i : i * c.K + k];
-            const double* y = b_values + (c.b_transposed ? k : k * c.N);
-            size_t step = c.b_transposed ? c.K : 1;
+            double x = a_values[i * c.K + k];
+            const double* y = b_values + k * c.N;
             for (size_t j = 0; j < c.N; j++) {
-                sum[j] += x * y[j * step];
-                magnitude[j] += fabs(x * y[j * step]);
+                sum[j] += x * y[j];
+                magnitude[j] += fabs(x * y[j]);
             }
         }
         for (size_t j = 0; j < stride && i * stride + j < out_bytes / out_size; j++) {
@@ -189,8 +197,8 @@ typedef struct {
 } Worst;
 
 static void add_case(Worst* worst, Case c) {
-    uint64_t bits;
-    double share = case_error(c, 1, &bits);
+    size_t different = 0;
+    double share = case_error(c, 1, &different);
     double* here = c.out == DTYPE_F32 ? &worst->floats : &worst->halves;
     if (!(share <= *here)) *here = share;
     worst->cases++;
@@ -247,12 +255,8 @@ static void check_kernel(const char* name, bool pairs_only) {
         size_t options = random_bits(3, RANDOM_TEST, 0, n) % OPTIONS;
         Case c = make_case(options, shapes[n % 3][0], shapes[n % 3][1], shapes[n % 3][2]);
         if (pairs_only) c.a = c.b = DTYPE_BF16;
-        uint64_t bits[3];
-        for (int threads = 1; threads <= 3; threads++) {
-            double share = case_error(c, threads, &bits[threads - 1]);
-            if (!(share <= worst)) worst = share;
-        }
-        if (bits[1] != bits[0] || bits[2] != bits[0]) different++;
+        double share = case_error(c, 3, &different);
+        if (!(share <= worst)) worst = share;
         cases++;
     }
     snprintf(family, sizeof family, "%s: threads", name);
@@ -289,9 +293,9 @@ static void check_few_rows(const char* name) {
         Dtype type = types[n % 3];
         size_t K = depths[n / 3];
         if (type == DTYPE_BF16 && gemm_state.pairs->a_by_lane) continue;
-        GemmMatrix a = gemm_matrix(fill(values, 0, type, ROWS, K, K + 3, 1), type, K + 3, false);
-        GemmMatrix b = gemm_matrix(fill(values, 1, type, N, K, K + 1, 2), type, K + 1, true);
-        void* bias = fill(values, 2, type, 1, N, N, 3);
+        GemmMatrix a = gemm_matrix(fill(values, false, 0, type, ROWS, K, K + 3, 1), type, K + 3, false);
+        GemmMatrix b = gemm_matrix(fill(values, false, 1, type, N, K, K + 1, 2), type, K + 1, true);
+        void* bias = fill(values, false, 2, type, 1, N, N, 3);
         gemm(many, DTYPE_F32, N, false, a, b, bias, type, ROWS, N, K);
         for (size_t rows = 1; rows <= GEMM_FEW_ROWS; rows++, products++) {
             gemm(few, DTYPE_F32, N, false, a, b, bias, type, rows, N, K);
@@ -379,14 +383,16 @@ static void* product_without_memory(void* unused) {
     return &share;
 }
 
-static int check_all(void) {
+// only: the name of one kernel, or NULL.
+static int check_all(const char* only) {
     if (!make_arenas()) {
         fprintf(stderr, "gemm: no memory for the operands of the check\n");
         return 1;
     }
-    check_conversions();
+    if (only == NULL) check_conversions();
     for (int n = 0; n < KERNELS; n++) {
         Error error;
+        if (only != NULL && strcmp(only, kernel_names[n]) != 0) continue;
         if (!gemm_force(&error, kernel_names[n])) {
             printf("absent %s\n", error.text);
             continue;
@@ -626,7 +632,9 @@ static bool parse_size(size_t* value, const char* text) {
 }
 
 int main(int argc, char** argv) {
-    if (argc == 2 && strcmp(argv[1], "--check") == 0) return check_all();
+    if (argc == 2 && strcmp(argv[1], "--check") == 0) return check_all(NULL);
+    for (int n = 0; n < KERNELS && argc == 3 && strcmp(argv[1], "--check") == 0; n++)
+        if (strcmp(argv[2], kernel_names[n]) == 0) return check_all(kernel_names[n]);
     Bench b;
     memset(&b, 0, sizeof b);
     b.rounds = 7;
@@ -643,8 +651,8 @@ int main(int argc, char** argv) {
         else if (strcmp(argv[i], "--rounds") == 0) b.rounds = (int)min_size(value, 64);
         else good = false;
         if (!good) {
-            fprintf(stderr, "gemm: wrong flag or value at '%s': --check, or --m, --n, --k, --threads, --rounds with a "
-                    "positive number, --json and --processor-time\n", argv[i]);
+            fprintf(stderr, "gemm: wrong flag or value at '%s': --check [KERNEL], or --m, --n, --k, --threads, --rounds "
+                    "with a positive number, --json and --processor-time\n", argv[i]);
             return 2;
         }
         i += has_value;

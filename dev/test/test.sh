@@ -121,7 +121,7 @@ for test in "$@"; do
             fi ;;
         gemm)
             suite gemm "$build/gemm" --check
-            suite "gemm, AMX emulated" "$build/gemm-amx" --check ;;
+            suite "gemm, AMX emulated" "$build/gemm-amx" --check amx ;;
         golden)
             for program in "$build"/golden-*; do
                 case $program in
