@@ -103,6 +103,7 @@ struct Allocation {
 
 struct Work;
 inline std::map<char*, Allocation> allocations;  // by the address of the guard in front; freed ones stay
+inline std::vector<Allocation*> live;            // those that are not freed: few, and walked for each piece of work
 inline size_t device_bytes_used;
 inline int open_depth;       // > 0 while device memory is open
 inline const Work* running;  // the work that runs now, or nullptr
@@ -122,7 +123,6 @@ inline void protect_pages(char* begin, size_t bytes, int protection) {
 
 // Closes an allocation to host code as far as it has to be.
 inline void close_allocation(const Allocation* a) {
-    if (a->freed) return;
     if (a->memory == DEVICE) protect_pages(a->pages, a->page_bytes, PROT_NONE);
     for (const PendingCopy& copy : a->pending) {
         size_t page = page_size, first = (size_t)(copy.begin - a->pages), end = (size_t)(copy.end - a->pages);
@@ -133,13 +133,12 @@ inline void close_allocation(const Allocation* a) {
 }
 
 inline void open_allocation(const Allocation* a) {
-    if (!a->freed) protect_pages(a->pages, a->page_bytes, PROT_READ | PROT_WRITE);
+    protect_pages(a->pages, a->page_bytes, PROT_READ | PROT_WRITE);
 }
 
 // All device memory, and what copies of pinned memory need.
 inline void protect_memory(bool opens, bool pinned_too) {
-    for (auto& entry : allocations) {
-        const Allocation* a = &entry.second;
+    for (const Allocation* a : live) {
         if (a->memory == PINNED && (!pinned_too || a->pending.empty())) continue;
         opens ? open_allocation(a) : close_allocation(a);
     }
@@ -183,7 +182,7 @@ inline std::string running_text();
 // After work of the device, or when an allocation is freed. Its pages must be open.
 inline void check_slack([[maybe_unused]] const Allocation* a) {
 #ifndef __SANITIZE_ADDRESS__  // otherwise these bytes are poisoned, and the access itself has been reported
-    if (a->freed || (a->memory == PINNED && running)) return;  // pinned memory: who wrote is not known
+    if (a->memory == PINNED && running) return;  // who wrote is not known
     std::string who = running ? running_text() : "somebody";
     const char* first = a->data - a->pages > (std::ptrdiff_t)DEVICE_ALIGNMENT ? a->data - DEVICE_ALIGNMENT : a->pages;
     const char* ranges[2][2] = {{first, a->data}, {a->data + a->bytes, a->pages + a->page_bytes}};
@@ -262,7 +261,7 @@ inline cudaError_t allocate_memory(void** out, size_t bytes, Memory memory) {
 #endif
     if (memory == DEVICE) device_bytes_used += bytes;
     if (open_depth == 0) close_allocation(&a);
-    allocations[(char*)mapping] = a;
+    live.push_back(&(allocations[(char*)mapping] = a));
     *out = a.data;
     return cudaSuccess;
 }
@@ -283,6 +282,7 @@ inline void free_memory(void* address, Memory memory) {
     if (memory == DEVICE) device_bytes_used -= a->bytes;
     a->freed = true;
     a->freed_at = call_place;
+    live.erase(std::find(live.begin(), live.end(), a));
 #ifdef __SANITIZE_ADDRESS__
     __asan_unpoison_memory_region(a->pages, a->page_bytes);  // the page fault that is to come says more
 #endif
@@ -411,8 +411,8 @@ inline void run_latest_first(std::vector<Position> positions) {
 }
 
 inline void forget_pending(uint64_t serial) {
-    for (auto& entry : allocations) {
-        std::vector<PendingCopy>& pending = entry.second.pending;
+    for (Allocation* a : live) {
+        std::vector<PendingCopy>& pending = a->pending;
         auto done = [serial](const PendingCopy& copy) { return copy.serial == serial; };
         pending.erase(std::remove_if(pending.begin(), pending.end(), done), pending.end());
     }
@@ -429,7 +429,7 @@ inline void run_work(const Work* work) {
         protect_memory(true, false);
     } else {
         work->run();
-        for (auto& entry : allocations) check_slack(&entry.second);
+        for (const Allocation* a : live) check_slack(a);
     }
     running = outer;
 }
@@ -521,16 +521,9 @@ inline void report_at_exit(int status, void*) {
                 text_of(work.place).c_str());
         }
     }
-    size_t leaks = 0;
-    const Allocation* first = nullptr;
-    for (const auto& entry : allocations) {
-        if (entry.second.freed) continue;
-        if (!first) first = &entry.second;
-        leaks++;
-    }
-    if (first) {
-        die("leak: %zu allocation%s not freed at the end of the program, among them %s", leaks, leaks > 1 ? "s" : "",
-            bytes_and_place(first).c_str());
+    if (!live.empty()) {
+        die("leak: %zu allocation%s not freed at the end of the program, among them %s", live.size(),
+            live.size() > 1 ? "s" : "", bytes_and_place(live.front()).c_str());
     }
 }
 
