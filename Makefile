@@ -68,7 +68,7 @@ ifeq ($(filter $(PRECISION),$(PRECISIONS)),)
 $(error PRECISION is '$(PRECISION)'; give one of $(PRECISIONS))
 endif
 
-.PHONY: all train supervise emulated sectors test-ranks test-cpu test-cuda test-cpu-only demo demo-long demo-bpe precisions shakespeare test soak sanitize races test-races test-posix test-posix-suites mutants bench tour single bench-checkpoint bench-peers fuzz clean
+.PHONY: all train supervise emulated sectors test-ranks test-cpu test-cuda test-cpu-only demo demo-long demo-bpe precisions small-states shakespeare test soak sanitize races test-races test-posix test-posix-suites mutants bench tour single bench-checkpoint bench-peers fuzz clean
 all: train supervise
 
 # Ranks can speak through MPI, where it is found: MPI=auto, on, off. Without it they do through sockets, mpirun or not.
@@ -336,6 +336,9 @@ demo-bpe: $(B)/train-FP32 $(B)/generate-FP32 $(B)/corpus $(B)/tokenize
 
 precisions: $(PRECISIONS:%=$(B)/train-%) $(B)/corpus $(B)/tokenize
 	@sh dev/precisions.sh $(B)
+
+small-states: $(B)/train-BF16 $(B)/corpus $(B)/tokenize
+	@sh dev/small_states.sh $(B)
 
 # nanoGPT's setting for a small machine, on the text of data/tinyshakespeare.sh; fails above 1.90 nats per byte.
 TEXT ?= data/shakespeare.txt
