@@ -21,8 +21,8 @@ train() {
     name=$2
     shift 2
     "$build/train-BF16" --data "$out/stories_train_*.bin" --val "$out/stories_val_*.bin" --out "$out/$name-$seed" \
-        --seed "$seed" --family llama --layers 6 --heads 7 --channels 448 --ffn 1216 --batch 8 --seq 128 --steps 400 --lr 1e-3 \
-        --warmup 40 --schedule cosine --val-every 50 --val-windows 200 --log-every 50 --ckpt-every 0 "$@" >> "$out/log" 2>&1
+        --seed "$seed" --family llama --layers 6 --heads 7 --channels 448 --ffn 1216 --batch 4 --seq 128 --steps 250 --lr 1e-3 \
+        --warmup 25 --schedule cosine --val-every 50 --val-windows 200 --log-every 50 --ckpt-every 0 "$@" >> "$out/log" 2>&1
     echo "$name, seed $seed, validation loss each 50 steps:" \
         $(sed -n 's/.*"val_loss": \([0-9.]*\).*/\1/p' "$out/$name-$seed/metrics.jsonl" | cut -c 1-6)
     tail -n 1 "$out/$name-$seed/metrics.jsonl" | sed 's/.*"val_loss": \([0-9.]*\).*/\1/' >> "$out/$name"

@@ -5,7 +5,8 @@
 //   1. choice      what this processor has, and workspaces
 //   2. product     the blocked loops
 //
-// The kernel in plain C is in gemm_portable.h, those for AVX2, AVX-512 and AMX are in gemm_x86.h.
+// The kernel in plain C is in gemm_portable.h, those for AVX2, AVX-512 and AMX are in gemm_x86.h, that for BFMMLA in
+// gemm_arm.h.
 //
 // The algorithm is that of "Anatomy of High-Performance Matrix Multiplication" (Goto, van de Geijn, 2008), with the
 // roles of the operands exchanged. A processor multiplies far faster than memory brings operands, so each operand is
@@ -30,11 +31,11 @@
 // every tile is computed whole and stored in part.
 //
 // A few rows (generating text) take another way: memory is the bound then, so B is read once, straight from where it
-// lies, and 16 columns of it at a time are transposed in registers. The sums are the same, to the bit. (AMX, which adds
-// in its own order, leaves a few rows to AVX-512.)
+// lies, and 16 columns of it at a time are transposed in registers. The sums are the same, to the bit. (AMX and BFMMLA,
+// which add in their own order, leave a few rows to the kernel of floats.)
 //
 // Needs: llmtrain/base.h, llmtrain/types.h, llmtrain/dtypes.h, llmtrain/gemm_portable.h, llmtrain/gemm_x86.h,
-// llmtrain/gemm_apple.h.
+// llmtrain/gemm_arm.h, llmtrain/gemm_apple.h.
 
 #ifndef LLMTRAIN_GEMM_H
 #define LLMTRAIN_GEMM_H
@@ -43,6 +44,10 @@
 #include "gemm_portable.h"
 #if defined(__x86_64__) && defined(__linux__) && !defined(__CUDACC__)  // nvcc does not know all of these intrinsics
 #include "gemm_x86.h"
+#endif
+#if defined(__aarch64__) && !defined(__CUDACC__)
+#define GEMM_ARM 1
+#include "gemm_arm.h"
 #endif
 #ifdef __APPLE__
 #include "gemm_apple.h"
@@ -99,6 +104,9 @@ static const struct {
     {&gemm_avx512bf16, gemm_has_avx512bf16, gemm_vendor_is_amd},
     {&gemm_amx, gemm_has_amx, gemm_always},
 #endif
+#ifdef GEMM_ARM
+    {&gemm_bfmmla, gemm_has_bfmmla, gemm_always},
+#endif
 #ifdef __APPLE__
     {&gemm_accelerate, gemm_has_accelerate, gemm_never},
 #endif
@@ -135,7 +143,7 @@ static inline void gemm_init(void) {
     pthread_key_create(&gemm_state.workspace, free);
 }
 
-// Uses the kernels of that name from now on: portable, avx2, avx512, avx512bf16, amx, accelerate, or auto for the best.
+// Uses the kernels of that name from now on: portable, avx2, avx512, avx512bf16, amx, bfmmla, accelerate, or auto for the best.
 // Not while a product is running.
 static inline bool gemm_force(Error* error, const char* name) {
     pthread_once(&gemm_once, gemm_init);
