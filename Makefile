@@ -208,9 +208,9 @@ $(B)/test_cublaslt $(B)/test_nccl: $(B)/%: dev/emulator/%.cu $(EMULATED_NEEDS)
 	$(B)/translate $< > $(B)/emulated/$<
 	$(CXX) -O2 -fopenmp $(EMULATE) -x c++ $(B)/emulated/$< -o $@
 
-# Everything compiles for all architectures, without a warning, and no kernel spills. dev/resources.sh compiles the kernels
-# that ship; nvcc-code what has others, from the code of the first architecture; nvcc-syntax checks all that only calls
-# them. The hosts' part is optimised where it runs, so not here.
+# Everything compiles for all architectures, without a warning, and the machine code of the kernels that ship is as it
+# must be: dev/resources.sh compiles those and says what fails; nvcc-code compiles what has others, from the code of the
+# first architecture; nvcc-syntax checks all that only calls them. The hosts' part is optimised where it runs, so not here.
 NVCC_CHECK := $(NVCC) $(filter-out -O3,$(NVCCFLAGS)) -c -o /dev/null
 NVCC_SOURCE = -DPRECISION_$(word 1,$(subst -, ,$*)) \
     -x cu $(wildcard $(foreach d,. dev/emulator dev/test $(B),$(d)/$(word 2,$(subst -, ,$*)).cu) dev/$(word 2,$(subst -, ,$*)).c)
@@ -223,9 +223,13 @@ $(B)/nvcc-syntax-%.ok:
 $(B)/nvcc-code-%.ok:
 	$(NVCC_CHECK) $(foreach a,80 90a 100,-gencode arch=compute_80,code=sm_$(a)) $(NVCC_SOURCE)
 	@touch $@
-$(B)/resources-%.txt: dev/resources.sh dev/test/test_cuda.cu $(CUDA_HEADERS) | $(B)
-	@NVCC=$(NVCC) sh dev/resources.sh $* > $@.new || { tail -n 20 $@.new; exit 1; }
-	@mv $@.new $@ && echo "$@: $$(tail -n 1 $@)"
+# Blocks of 16-bit builds are as large in both, those of FP32 as __launch_bounds__ say.
+$(B)/launches-%: $(EMULATED_NEEDS)
+	$(CXX) -O1 -fopenmp $(EMULATE) -DPRECISION_$* -x c++ $(B)/emulated/dev/launches.cu -o $@
+$(B)/resources-%.txt: dev/resources.sh dev/machine_code.py dev/test/test_cuda.cu $(B)/launches-BF16 $(CUDA_HEADERS) | $(B)
+	@NVCC=$(NVCC) OUT=$(B)/machine-code-$*.jsonl LAUNCHES=$(if $(filter FP32,$*),,$(B)/launches-BF16) \
+	    sh dev/resources.sh $* > $@.new || { tail -n 20 $@.new; exit 1; }
+	@mv $@.new $@ && echo "$@: $$(grep '^skipped' $@)$$(tail -n 1 $@)"
 
 # The same bits on every processor: golden for each instruction set that this machine can run, by each compiler, at
 # different levels of optimisation; and what can be checked of the kernels of those that it would not choose.
@@ -276,7 +280,7 @@ TESTS := gemm test_files test_offload test_data test_tokenizer test_template tes
 RANKS_TESTS := $(B)/test_comm $(B)/test_zero $(B)/test_ranks $(B)/weights_hash $(B)/train-FP32 $(B)/train-BF16 $(B)/generate-FP32 $(B)/export $(B)/evaluate-FP32 $(B)/corpus $(B)/tokenize \
     $(if $(MPICC),$(B)/train-mpi-FP32)
 CPU_TESTS := $(TESTS:%=$(B)/%) $(B)/golden-FP32 $(B)/golden-BF16 $(if $(filter build,$(B)),$(ISA_TESTS)) $(B)/gemm-amx $(B)/bench-FP32 $(B)/llmtrain_single.h $(B)/checkpoint_cost $(RANKS_TESTS)
-CUDA_TESTS := $(EMULATED) $(B)/corpus $(B)/tokenize $(B)/weights_hash $(B)/test_cublaslt $(B)/test_nccl $(B)/bench-emulated-BF16 $(PRECISIONS:%=$(B)/train-emulated-%) $(PRECISIONS:%=$(B)/test_train-emulated-%) $(PRECISIONS:%=$(B)/train-%) $(COMPILED)
+CUDA_TESTS := $(EMULATED) $(B)/corpus $(B)/tokenize $(B)/weights_hash $(B)/test_cublaslt $(B)/test_nccl $(B)/bench-emulated-BF16 $(PRECISIONS:%=$(B)/train-emulated-%) $(PRECISIONS:%=$(B)/test_train-emulated-%) $(PRECISIONS:%=$(B)/train-%) $(B)/launches-BF16 $(COMPILED)
 
 # Where there is a C++ compiler, also all of CUDA. make test-cpu and make test-cuda are its halves, which run side by side.
 test: $(if $(shell command -v $(CXX) 2>/dev/null),test-cpu test-cuda,test-cpu-only)

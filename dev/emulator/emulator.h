@@ -87,6 +87,8 @@ struct Modes {
     bool others_ahead;     // EMULATE_OTHERS=behind|ahead: the same
     unsigned threads;      // EMULATE_THREADS=n of the operating system; 0: as many as OpenMP has
     size_t shared_limit;   // EMULATE_SHARED=KiB of shared memory that a block may have
+    int processors;        // EMULATE_PROCESSORS=n multiprocessors of the device
+    const char* launches;  // EMULATE_LAUNCHES=FILE: launches are listed there, not run: launches.h
 };
 
 // Where in the source something is. As the default value of a parameter, EMULATOR_HERE is the place of the call.
@@ -188,6 +190,9 @@ inline Modes modes_read() {
     modes.others_ahead = mode_choice("EMULATE_OTHERS", {"behind", "ahead"}) == 1;
     modes.threads = mode_number("EMULATE_THREADS", 0, 0, ANY_NUMBER);
     modes.shared_limit = (size_t)mode_number("EMULATE_SHARED", SHARED_KIB, STATIC_SHARED_KIB, SHARED_KIB) << 10;
+    modes.processors = (int)mode_number("EMULATE_PROCESSORS", 4, 1, 4096);
+    modes.launches = getenv("EMULATE_LAUNCHES");
+    if (modes.launches) modes.poison = false;
 #ifdef EMULATE_RACE
     modes.threads = 1;  // the check knows only one block at a time
 #endif
@@ -206,6 +211,7 @@ inline bool allow_shared_memory(const void* kernel, size_t bytes) {
 
 }  // namespace emulator
 
+#include "launches.h"
 #include "runtime.h"
 
 namespace emulator {
@@ -1028,6 +1034,8 @@ struct Kernel {
             launch = called;
             launch_check(grid, size, dynamic_bytes);
             launch = Launch{};
+            if (modes.launches)
+                return launches_note((const void*)kernel, grid, size, dynamic_bytes, (const Parameters&)arguments...);
             check_kernel_arguments(called.kernel, called.place, arguments...);
             std::tuple<Parameters...> copies(arguments...);
             auto run = [=] {

@@ -74,7 +74,8 @@ inline std::recursive_mutex runtime_lock;
 // must not write) or write it (then the host must not touch it). Pages are what can be protected, so this is enforced
 // on pages in which the allocation has no other bytes than those of the copy: no access that is allowed is refused.
 
-const size_t DEVICE_BYTES = (size_t)8 << 30;  // what the emulated device has; pages are taken when they are touched
+// What the emulated device has; pages are taken when they are touched.
+const size_t DEVICE_BYTES = modes.launches ? (size_t)1 << 42 : (size_t)8 << 30;
 const size_t DEVICE_ALIGNMENT = 256;
 inline const size_t page_size = (size_t)sysconf(_SC_PAGESIZE);
 const size_t HUGE_PAGE_BYTES = 2 << 20;       // large allocations lie in such pages: they are opened in no time
@@ -612,6 +613,7 @@ inline cudaError_t copy_memory(void* to, const void* from, size_t bytes, cudaMem
 inline cudaError_t set_memory(void* to, int value, size_t bytes, Stream* stream, bool settled) {
     if (bytes == 0) return cudaSuccess;
     check_end("destination", to, bytes, true);
+    if (modes.launches) return fprintf(launches_file(), "{\"memset\": %zu}\n", bytes), cudaSuccess;
     Work work = {"memset", [to, value, bytes] { memset(to, value, bytes); }};
     work.settled = settled;
     enqueue_work(stream, std::move(work));
@@ -636,7 +638,7 @@ inline double milliseconds() {
 }
 
 // The device: a small GPU of compute capability 9.0. The core has the limits of a launch.
-const int MULTIPROCESSORS = 4, THREADS_PER_MULTIPROCESSOR = 2048, BLOCKS_PER_MULTIPROCESSOR = 32;
+const int THREADS_PER_MULTIPROCESSOR = 2048, BLOCKS_PER_MULTIPROCESSOR = 32;
 const int L2_BYTES = 4 << 20;
 const int SHARED_BYTES_RESERVED = 1 << 10;  // that each block takes more than it asks for
 inline const int shared_bytes_per_multiprocessor = (int)modes.shared_limit + SHARED_BYTES_RESERVED;
@@ -877,7 +879,7 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* out, int device) {
     strcpy(out->name, "emulated CPU");
     out->major = 9;
     out->totalGlobalMem = emulator::DEVICE_BYTES;
-    out->multiProcessorCount = emulator::MULTIPROCESSORS;
+    out->multiProcessorCount = emulator::modes.processors;
     out->warpSize = (int)emulator::LANES;
     out->maxThreadsPerBlock = (int)emulator::BLOCK_LIMIT;
     out->l2CacheSize = emulator::L2_BYTES;
@@ -888,7 +890,7 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* out, int device) {
 
 inline cudaError_t cudaDeviceGetAttribute(int* out, cudaDeviceAttr attribute, int device) {
     if (device != 0) return emulator::noted(cudaErrorInvalidDevice);
-    if (attribute == cudaDevAttrMultiProcessorCount) *out = emulator::MULTIPROCESSORS;
+    if (attribute == cudaDevAttrMultiProcessorCount) *out = emulator::modes.processors;
     else if (attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin) *out = (int)emulator::modes.shared_limit;
     else if (attribute == cudaDevAttrComputeCapabilityMajor) *out = 9;
     else return emulator::noted(cudaErrorInvalidValue);

@@ -155,9 +155,16 @@ begin
 once sh dev/test/test_backends.sh "$build"
 end "the trainer's CUDA build against its CPU build"
 
+if command -v python3 > /dev/null; then
+    begin
+    once python3 dev/test/test_machine_code.py "$build/launches-BF16"
+    end "what is read in machine code, and in the launches of a step"
+else
+    echo "skipped the tests of dev/machine_code.py: there is no python3"
+fi
 if [ "$nvcc" = yes ]; then
     passed=$((passed + 1))  # it would not have come here otherwise
-    echo "ok      nvcc compiles everything for sm_80, sm_90a and sm_100; registers and spills: $build/resources-*.txt"
+    echo "ok      nvcc compiles everything for sm_80, sm_90a and sm_100; machine code: $build/resources-*.txt"
 else
     echo "skipped nvcc for sm_80, sm_90a and sm_100: there is no nvcc"
 fi

@@ -1,0 +1,88 @@
+#!/usr/bin/env python3
+"""test_machine_code.py [LAUNCHES]: dev/machine_code.py, on a small listing, and on what dev/launches.cu, compiled,
+lists of a step. Needs neither CUDA nor a package."""
+
+import io
+import os
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+import machine_code as code  # noqa: E402
+
+passed = failed = 0
+
+
+def check(name, value, expected):
+    global passed, failed
+    if value == expected:
+        passed += 1
+        print("passed  %s: %s" % (name, value))
+    else:
+        failed += 1
+        print("FAILED  %s: %s instead of %s" % (name, value, expected))
+
+
+# The listing has norm_forward_kernel<8, true> as e7aafc3 had it, whose 16 bytes were stored by fours; a kernel that
+# stores 16 bytes, and twice 4 bytes at addresses that differ by more than it seems; and a loop with two loops in it.
+with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "fixtures/machine_code.sass")) as file:
+    kernels = {mangled: code.kernel_analyse(lines) for mangled, lines in code.listing_read(file).items()}
+norm, store, attention = kernels.values()
+
+
+def record(name, analysed, **more):
+    return dict({"kernel": name, "arch": "sm_90a", "precision": "BF16", "registers": 64, "static": 0, "dynamic": 0,
+                 "stack": 0, "spilled": 0, "threads": 128, "code": analysed}, **more)
+
+
+def verdict(name, analysed, allowed=(), **more):
+    out = io.StringIO()
+    failures, _ = code.gate([record(name, analysed, **more)], allowed, out)
+    return failures, out.getvalue().split(" ", 2)[-1].split(";")[0].split(",")[0].strip()
+
+
+check("a norm of e7aafc3", verdict("norm_forward_kernel<8,true>", norm), (1, "has 4 stores of 4 bytes side by side"))
+check("the same without packs", verdict("norm_forward_kernel<1,true>", norm), (0, ""))
+check("the same, allowed", verdict("norm_forward_kernel<8,true>", norm, [("split", "*/norm_*", "why")])[0], 0)
+check("stores of 16 bytes", store["split"], [])
+check("their widths", code.widths_text(store, "store"), "2x16 2x4")
+check("local memory", verdict("norm_store_kernel<8>", store, stack=8), (1, "has 8 bytes of arrays in local memory"))
+check("spills", verdict("norm_store_kernel<8>", store, stack=8, spilled=12), (1, "spills 12 bytes"))
+check("loops", [(loop["around"], loop["inner"]) for loop in attention["loops"]], [(-1, False), (0, True), (0, True)])
+copy = next(loop for loop in attention["loops"] if loop.get("ldgsts"))
+check("a loop that copies", [copy.get(key, 0) for key in ("issued", "ldgsts", "load_bytes", "lds", "hmma")],
+      [32, 2, 32, 0, 0])
+product = next(loop for loop in attention["loops"] if loop.get("hmma"))
+check("a loop that multiplies", [product[key] for key in ("issued", "hmma", "ldsm", "mma_flops")],
+      [23, 12, 4, 12 * 4096])
+check("outside of loops", [attention["direct"][key] for key in ("issued", "mufu")], [3, 1])
+check("narrow accesses in a loop", verdict("packs<8>", dict(attention, loops=[dict(copy, load_2=1)]))[1],
+      "has a load of 2 bytes in an innermost loop")
+
+for threads, registers, shared, arch, expected in (
+        (128, 168, 36864, "sm_90a", (3, "registers")), (128, 254, 55808, "sm_90a", (2, "registers")),
+        (128, 166, 55296, "sm_80", (2, "shared")), (256, 32, 0, "sm_100", (8, "warps")),
+        (32, 32, 0, "sm_90a", (32, "blocks")), (1024, 65, 0, "sm_80", (0, "registers"))):
+    check("%d threads, %d registers, %d bytes on %s" % (threads, registers, shared, arch),
+          code.occupancy(arch, registers, threads, shared), expected)
+
+ptxas = """ptxas info    : Compiling entry function '_Z1aILi8EEv' for 'sm_90a'
+ptxas info    : Function properties for _Z1aILi8EEv
+    16 bytes stack frame, 4 bytes spill stores, 8 bytes spill loads
+ptxas info    : Used 64 registers, used 1 barriers, 16 bytes stack, 128 bytes smem"""
+check("ptxas", code.ptxas_read(ptxas.splitlines()),
+      {("sm_90a", "_Z1aILi8EEv"): {"stack": 16, "spilled": 12, "registers": 64, "static": 128}})
+check("PTX", code.ptx_threads([".visible .entry _Z1a(", ".maxntid 16, 8, 2"]), {"_Z1a": 256})
+check("a name", code.name_short("void softmax<(int)8, (Kind)2, true>(unsigned short*)"), "softmax<8,2,true>")
+
+if len(sys.argv) > 1:
+    step = code.launches_read(sys.argv[1], "gpt2:124M", 64, 132)
+    forward = [launch for launch in step if launch.get("kernel") == "attention_forward_tensor<64,2>"]
+    check("attention's launches", {(*launch["grid"], launch["threads"], launch["shared"]) for launch in forward},
+          {(64 * 12, 1024 // 128, 1, 128, 2 * (128 + 2 * 64) * (64 + 8))})
+    check("one for each block", len(forward), 12)
+    matmuls = [launch["matmul"] for launch in step if "matmul" in launch]
+    check("matmuls of 12 blocks and a head", sum(2 * n * m * k for n, m, k in matmuls),
+          6 * 65536 * (12 * 12 * 768 * 768 + 50304 * 768))
+
+print("%d passed, %d failed" % (passed, failed))
+sys.exit(failed > 0)
