@@ -13,6 +13,8 @@
 # make bench      where the time of a training step goes, on a GPU where make builds for one; RECOMPUTE=block: time and
 #                 memory of the levels up to that one
 # make bench-peers    the same steps in turn with PyTorch and llm.c: tokens per second, memory; LLMC=dir, ROUNDS=3, ISA=x86-64-v3
+# make bounds     how long each kernel of a training step must take on a GPU at least: estimates, from the machine code (needs
+#                 nvcc); GPU=H100 (A100, H200, B200), MODEL=gpt2:124M BATCH=64, MEASURED=file of `bench --kernels` on a GPU
 # make tour       one step of a tiny model, operation by operation: shapes, what came out, cost; FAMILY=llama: of that family
 # make single     build/llmtrain_single.h: the whole runtime as one header
 # make bench-checkpoint    what saving and loading GPT-2 124M costs, beside dd on the same disk
@@ -68,7 +70,7 @@ ifeq ($(filter $(PRECISION),$(PRECISIONS)),)
 $(error PRECISION is '$(PRECISION)'; give one of $(PRECISIONS))
 endif
 
-.PHONY: all train supervise emulated sectors test-ranks test-cpu test-cuda test-cpu-only demo demo-long demo-bpe precisions small-states shakespeare test soak sanitize races test-races test-posix test-posix-suites mutants bench tour single bench-checkpoint bench-peers fuzz clean
+.PHONY: all train supervise emulated sectors test-ranks test-cpu test-cuda test-cpu-only demo demo-long demo-bpe precisions small-states shakespeare test soak sanitize races test-races test-posix test-posix-suites mutants bench bounds tour single bench-checkpoint bench-peers fuzz clean
 all: train supervise
 
 # Ranks can speak through MPI, where it is found: MPI=auto, on, off. Without it they do through sockets, mpirun or not.
@@ -373,6 +375,15 @@ bench-peers: $(B)/bench-FP32 $(B)/bench-BF16
 FAMILY ?= gpt2
 tour: $(B)/bench-FP32
 	@$(B)/bench-FP32 --tour --model $(FAMILY):tiny --batch 4 --seq 32 --threads 1
+
+# With sectors and bank conflicts, where make sectors has counted them.
+GPU ?= H100
+BOUNDS := $(if $(MODEL),$(MODEL)=$(or $(BATCH),64),gpt2:124M=64 gpt2:1558M=32)
+bounds: $(B)/resources-BF16.txt
+	@for step in $(BOUNDS); do \
+	    python3 dev/bounds.py --launches $(B)/launches-BF16 --code $(B)/machine-code-BF16.jsonl --gpu $(GPU) \
+	        --model $${step%=*} --batch $${step#*=} $(if $(MEASURED),--measured "$(MEASURED)") \
+	        $(patsubst %,--sectors %,$(wildcard $(B)/sectors-BF16.jsonl)) || exit 1; done
 
 single: $(B)/llmtrain_single.h
 $(B)/llmtrain_single.h: dev/single.sh $(CUDA_HEADERS) | $(B)

@@ -532,10 +532,11 @@ EMULATOR_CUBLASLT cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t o
         die("cuBLASLt: the auxiliary matrix is not on 16 bytes");
 
     if (modes.launches) {
-        fprintf(launches_file(), "{\"matmul\": [%zu, %zu, %zu], \"bytes\": [%zu, %zu, %zu, %zu], \"epilogue\": %u, "
-                "\"beta\": %g}\n", (size_t)result.rows, (size_t)result.columns, (size_t)call.problem.length,
+        fprintf(launches_file(), "{\"matmul\": [%zu, %zu, %zu], \"bytes\": [%zu, %zu, %zu, %zu], \"transposed\": %d, "
+                "\"epilogue\": %u, \"beta\": %g}\n", (size_t)result.rows, (size_t)result.columns, (size_t)call.problem.length,
                 cublaslt_type_bytes(call.problem.a.type), cublaslt_type_bytes(call.problem.b.type),
-                cublaslt_type_bytes(call.problem.c.type), cublaslt_type_bytes(result.type), o.epilogue, call.beta);
+                cublaslt_type_bytes(call.problem.c.type), cublaslt_type_bytes(result.type),
+                o.transpose_a != CUBLAS_OP_N, o.epilogue, call.beta);
         return CUBLAS_STATUS_SUCCESS;
     }
     enqueue(stream, [call] { cublaslt_run(call); }, "cublasLtMatmul", call_place);

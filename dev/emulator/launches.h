@@ -5,12 +5,13 @@
 // EMULATE_PROCESSORS multiprocessors; what kernels, memsets and matmuls would write stays zero. One JSON object a line:
 //
 //     {"kernel": 4242, "grid": [64, 1, 1], "threads": 128, "shared": 0, "arguments": [1, 0, 64, null]}
-//     {"matmul": [M, N, K], "bytes": [A, B, C, D], "epilogue": 4, "beta": 1}
+//     {"matmul": [M, N, K], "bytes": [A, B, C, D], "transposed": 1, "epilogue": 4, "beta": 1}
 //     {"memset": bytes}
 //
 // `kernel` is the distance of its function from the program's first byte, by which `nm` has its name. An argument that
 // is a number is written as it is, a pointer as whether it is one (0, 1), anything else as null. Matrices are those of
-// cuBLASLt, by columns; `bytes` of one element each; C is read where beta is not 0.
+// cuBLASLt, by columns; `bytes` of one element each; C is read where beta is not 0;
+// whether A is transposed.
 
 #ifndef EMULATOR_LAUNCHES_H
 #define EMULATOR_LAUNCHES_H

@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
-"""test_machine_code.py [LAUNCHES]: dev/machine_code.py, on a small listing, and on what dev/launches.cu, compiled,
-lists of a step. Needs neither CUDA nor a package."""
+"""test_machine_code.py [LAUNCHES]: dev/machine_code.py and dev/bounds.py, on a small listing, and on what
+dev/launches.cu, compiled, lists of a step. Needs neither CUDA nor a package."""
 
 import io
 import os
+import subprocess
 import sys
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+here = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(here, ".."))
+import bounds  # noqa: E402
 import machine_code as code  # noqa: E402
 
 passed = failed = 0
@@ -24,7 +27,7 @@ def check(name, value, expected):
 
 # The listing has norm_forward_kernel<8, true> as e7aafc3 had it, whose 16 bytes were stored by fours; a kernel that
 # stores 16 bytes, and twice 4 bytes at addresses that differ by more than it seems; and a loop with two loops in it.
-with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "fixtures/machine_code.sass")) as file:
+with open(os.path.join(here, "fixtures/machine_code.sass")) as file:
     kernels = {mangled: code.kernel_analyse(lines) for mangled, lines in code.listing_read(file).items()}
 norm, store, attention = kernels.values()
 
@@ -74,6 +77,42 @@ check("ptxas", code.ptxas_read(ptxas.splitlines()),
 check("PTX", code.ptx_threads([".visible .entry _Z1a(", ".maxntid 16, 8, 2"]), {"_Z1a": 256})
 check("a name", code.name_short("void softmax<(int)8, (Kind)2, true>(unsigned short*)"), "softmax<8,2,true>")
 
+# Bounds, of a norm whose loop loads 64 bytes a thread.
+h100 = bounds.GPUS["H100"]
+launch = {"kernel": "norm_backward_kernel<8,true>", "grid": [1320, 1, 1], "threads": 64, "shared": 0,
+          "arguments": [1, 1, 1, 1, 1, 1, 1, 65536, 768]}
+plain = {"direct": {"issued": 100}, "loops": [{"issued": 500, "load_bytes": 64, "around": -1, "inner": True}]}
+records = {launch["kernel"]: record(launch["kernel"], plain)}
+bound = bounds.launch_bound(launch, h100, records, {})
+memory = 4 * 2 * 65536 * 768 / (0.9 * 3352e6)
+check("memory of a norm", (bound.limit, round(bound.limits["memory"] / memory, 6)), ("memory", 1.0))
+trips = 4 * 2 * 65536 * 768 / (32 * 2 * 1320) / 64
+check("issue of a norm", round(bound.limits["issue"] / (10 * 2 * (100 + 500 * trips) / (4 * 1.83e6)), 6), 1.0)
+check("its waves", round(bound.waves, 6), 1320 / (132 * code.occupancy("sm_90a", 64, 64, 0)[0]))
+crowd = bounds.launch_bound(dict(launch, grid=[133, 1, 1]), h100, records, {})
+alone = bounds.launch_bound(dict(launch, grid=[132, 1, 1]), h100, records, {})
+check("a block too many takes as long as a wave", crowd.limits["issue"] > 1.9 * alone.limits["issue"], True)
+counted = """{"kernel": "a<8, true>", "space": "global", "sectors": 12, "ideal": 8}
+{"kernel": "a<8, true>", "space": "shared", "wavefronts": 6, "ideal": 2}
+{"kernel": "a<8, true>", "kind": "launch", "launches": 1}"""
+check("sectors", bounds.excess_read(counted.splitlines()), {"a<8,true>": (1.5, 3.0)})
+forward = {"kernel": "attention_forward_tensor<64,2>", "grid": [5, 1, 1], "threads": 128, "shared": 36864,
+           "arguments": [1, 1, 1, 128, 5, 5, 64, 0.125]}
+work, moved, _ = bounds.attention_work(forward, record(forward["kernel"], attention))
+# Warps of 32 queries see 1, 1, 2 and 2 tiles of 64 keys, and multiply each twice.
+check("attention's products", (work["mma_flops"], moved), (5 * 6 * 2 * 2 * 32 * 64 * 64, 4 * 128 * 2 * 64 * 5))
+gemm = bounds.launch_bound({"matmul": [2304, 65536, 768], "bytes": [2, 2, 2, 2], "transposed": 1, "epilogue": 4,
+                            "beta": 0}, h100, {}, {})
+check("a matmul", (gemm.operation, gemm.limit), ("matmul_forward(2304,768)", "cuBLASLt"))
+check("an unknown kernel", bounds.launch_bound(dict(launch, kernel="new<8>"), h100, records, {}), None)
+check("measured times", bounds.measured_read(["classifier 4.5", "matmul_forward(8,9) .5"]),
+      {"classifier": 4.5, "matmul_forward(8,9)": 0.5})
+for flags, message in ((["--gpu", "V100"], "there is no data of a GPU 'V100'"),
+                       (["--measured", os.path.abspath(__file__)], "line 1 of the measured times is")):
+    run = subprocess.run([sys.executable, os.path.join(here, "../bounds.py"), "--launches", "none", "--code", "none"] +
+                         flags, capture_output=True, text=True)
+    check("refused", (run.returncode, message in run.stderr), (1, True))
+
 if len(sys.argv) > 1:
     step = code.launches_read(sys.argv[1], "gpt2:124M", 64, 132)
     forward = [launch for launch in step if launch.get("kernel") == "attention_forward_tensor<64,2>"]
@@ -83,6 +122,12 @@ if len(sys.argv) > 1:
     matmuls = [launch["matmul"] for launch in step if "matmul" in launch]
     check("matmuls of 12 blocks and a head", sum(2 * n * m * k for n, m, k in matmuls),
           6 * 65536 * (12 * 12 * 768 * 768 + 50304 * 768))
+    for model, batch in code.STEPS:
+        step = code.launches_read(sys.argv[1], model, batch, 132)[1:]
+        records = {launch["kernel"]: record(launch["kernel"], attention) for launch in step if "kernel" in launch}
+        found, unknown = bounds.step_bounds(step, h100, records, {})
+        check(model + ": each kernel has a row in dev/bounds.py", unknown, set())
+        check(model + ": no bound is below its bytes", [b for b in found if b.ms < b.limits["memory"]], [])
 
 print("%d passed, %d failed" % (passed, failed))
 sys.exit(failed > 0)
