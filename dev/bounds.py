@@ -195,7 +195,7 @@ def excess_read(lines):
 
 
 def launch_bound(launch, gpu, records, excess):
-    """The bound of one launch, kernel or not; None for a kernel that is not in the tables. Its operation may be None."""
+    """The bound of one launch, kernel or not; None for a kernel without a row. Its operation may be None."""
     clock, memory_rate = 1e6 * gpu.ghz, 1e6 * MEMORY_SHARE * gpu.memory  # per ms
     if "memset" in launch:
         limits = {"memory": launch["memset"] / memory_rate, "launch": LAUNCH_MS}
@@ -269,22 +269,23 @@ def step_print(title, flops, bounds, unknown, gpu, measured, out):
     for bound in bounds:
         operations[bound.operation].append(bound)
     total = sum(bound.ms for bound in bounds)
-    layout = "%-46s %6s %9s  %-9s %7s %9s"
+    layout = "%-46s %6s %9s  %-9s %7s %9s %6s"
     print("\n%s: estimated, not measured" % title, file=out)
-    print(layout % ("operation, its kernels", "times", "bound ms", "set by", "waves", "measured"), file=out)
+    print(layout % ("operation, its kernels", "times", "bound ms", "set by", "waves", "measured", "bound"), file=out)
     for operation, inside in sorted(operations.items(), key=lambda item: -sum(b.ms for b in item[1])):
         kernels = collections.defaultdict(list)
         for bound in inside:
             kernels[bound.kernel].append(bound)
         ms = sum(b.ms for b in inside)
         found = "%.3f" % measured[operation] if operation in measured else ""
+        share = "%.0f%%" % (100 * ms / measured[operation]) if measured.get(operation) else ""
         for number, (kernel, its) in enumerate([(operation, inside)] + sorted(kernels.items())):
             longest = max(its, key=lambda b: b.ms)
             print(layout % (("  " if number else "") + kernel, len(its), "%.3f" % sum(b.ms for b in its),
                             longest.limit if number else "", "%.1f" % longest.waves if number and longest.waves else "",
-                            found if not number else ""), file=out)
+                            found if not number else "", share if not number else ""), file=out)
     print(layout % ("sum", len(bounds), "%.1f" % total, "", "",
-                    "%.1f" % sum(measured.values()) if measured else ""), file=out)
+                    "%.1f" % sum(measured.values()) if measured else "", ""), file=out)
     print("the bounds would be %.1f%% MFU of %g TFLOP/s; matmuls are %.0f%% of the time"
           % (100 * flops / (1e9 * total * gpu.tflops), gpu.tflops,
              100 * sum(b.ms for b in bounds if b.kernel.startswith("cuBLASLt")) / total), file=out)

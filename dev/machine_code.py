@@ -414,7 +414,11 @@ def build_read(folder, ptxas, precision, launches):
             bounds = ptx_threads(file)
         code = {}
         if disassembler:
-            out = subprocess.run([disassembler, "-c", path[0]], capture_output=True, text=True, check=True).stdout
+            try:
+                out = subprocess.run([disassembler, "-c", path[0]], capture_output=True, text=True, check=True).stdout
+            except (OSError, subprocess.CalledProcessError) as error:
+                sys.exit("machine_code.py: %s -c %s fails: %s; give another one: NVDISASM=file"
+                         % (disassembler, path[0], getattr(error, "stderr", "") or error))
             code = listing_read(out.splitlines())
         for mangled in sorted(mangled for a, mangled in found if a == arch):
             name = names[mangled]
