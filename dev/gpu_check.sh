@@ -1,102 +1,70 @@
 #!/bin/sh
-# gpu_check.sh: everything that only a GPU can tell, in one text report, in less than ten minutes.
+# gpu_check.sh: everything that only a GPU can tell, in four runs for a machine that one has for minutes at a time. Each
+# is whole in itself, has a time that it keeps, and writes a text report.
 #
-#     sh dev/gpu_check.sh                     on a machine with nvcc and an NVIDIA GPU; PyTorch is used where present
-#     sh dev/gpu_check.sh --out report.txt    where the report goes (build/gpu_check.txt)
-#     sh dev/gpu_check.sh --dry-run           prints the commands and the sum of their limits
-#     sh dev/gpu_check.sh --try build         no GPU: gives every command line of the trainer to build/train-emulated-BF16,
-#                                             or build/train-BF16, as far as its memory plan; fails if one is refused
-#     sh dev/gpu_check.sh --minutes 5         stops earlier; --build DIR: where programs go (build/gpu); --arch sm_90a
+#     sh dev/gpu_check.sh A          3 minutes: what is there; every kernel, synchronised after each launch, so that a
+#                                    fault names its kernel; PTX tests; every operation in BF16; GPT-2 124M
+#     sh dev/gpu_check.sh B          5 minutes: time by operation and by kernel in one step of 124M and 1558M; every
+#                                    matmul shape; attention and norms at the same shapes; the other ladders
+#     sh dev/gpu_check.sh C          8 minutes: GPT-2 124M and 1558M beside PyTorch; attention at the peers' shapes
+#     sh dev/gpu_check.sh D          9.5 minutes: FP16, FP32, whole runs against the CPU's, NCCL, compute-sanitizer
+#     sh dev/gpu_check.sh            all four
 #
-#   1. machine       GPU, driver, compilers
-#   2. builds        every program, as many at once as there are processors
-#   3. tests         the operations against the CPU's, in three types; the emulator's PTX tests on real tensor cores; runs
-#   4. ladders       every rung checked and timed, one JSON object each
-#   5. trainer       GPT-2 of 124M, 350M and 1558M parameters on random tokens of the full vocabulary
-#   6. peers         PyTorch on the same machine: attention, products, the same GPT-2s compiled
-#   7. sanitizers    compute-sanitizer's four tools over tiny shapes
-#   8. long ladders  attention at the shapes of the peers
+#     --out DIR       where reports go: DIR/gpu_check_A.txt (build). A report that was cut off is continued by the same
+#                     run of the same sources on a GPU of the same name: what has a verdict is not run again. Any other
+#                     is kept as gpu_check_A.1.txt, and a new one begins.
+#     --carry DIR     runs nothing: builds the programs of these runs here, for --arch, to be taken to the machine of
+#                     the GPU with the sources; refuses more than 64 MiB. There: --build DIR
+#     --build DIR     where programs are (build/gpu); those that are not there, are of other sources or do not start are built
+#     --arch sm_90a   the GPU's architecture; asked of the GPU otherwise
+#     --minutes 5     keeps this time instead;  --limit 20: no part takes longer, in seconds
+#     --dry-run       prints the commands, and the sum of their limits beside the time of each run; fails if it is over
+#     --try build     no GPU: gives every command line of the trainer to build/train-emulated-BF16, or build/train-BF16,
+#                     as far as its memory plan; fails if one is refused
 #
-# The limits of all parts add up to less than the time there is; a part may use as much again of what those before it
-# left over. A part that fails does not stop those after it; the end names it, and the exit status is 1. What cannot run
-# here, for want of memory or of a program, is printed as skipped. Without a GPU the programs are built, which needs nvcc
-# alone, and the exit status is 0 if they all compile.
+# nvcc is NVCC=, or in PATH, or in /usr/local/cuda; the compiler of C is CC=, Python is PYTHON=. cuBLASLt and NCCL are
+# looked for beside nvcc, in the system's folders and in the wheels of that Python (site-packages/nvidia).
+#
+# A part that fails or hangs does not stop those after it; the end names it, and the exit status is 1. It is cut off at
+# its limit, and may use as much again of what those before it left over. What cannot run here, for want of memory or of
+# a program, is said to be skipped. Without a GPU the programs are built, which needs nvcc alone.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 
-report=build/gpu_check.txt
+runs=
+out=build
 work=build/gpu
-minutes=9.8
+minutes=
+cap=
 dry=
 try=
+carry=
 arch=
-usage() {
-    sed -n '2,/^set -u/s/^#\{1\} \{0,1\}//p' "$0"
-}
+fail() { echo "gpu_check.sh: $*" >&2; exit 1; }
 while [ $# -gt 0 ]; do
     case $1 in
+        A | B | C | D) runs="$runs $1" ;;
         --dry-run) dry=yes ;;
-        --help | -h) usage; exit 0 ;;
-        --out | --build | --minutes | --arch | --try)
-            [ $# -ge 2 ] || { echo "gpu_check.sh: $1 needs a value (see --help)" >&2; exit 1; }
-            case $1 in --out) report=$2 ;; --build) work=$2 ;; --minutes) minutes=$2 ;; --try) try=$2 ;; *) arch=$2 ;; esac
+        --help | -h) sed -n '2,/^set -u/s/^#\{1\} \{0,1\}//p' "$0"; exit 0 ;;
+        --out | --build | --minutes | --limit | --arch | --try | --carry)
+            [ $# -ge 2 ] || fail "$1 needs a value (see --help)"
+            case $1 in
+                --out) out=$2 ;; --build) work=$2 ;; --minutes) minutes=$2 ;; --limit) cap=$2 ;;
+                --try) try=$2 ;; --carry) carry=$2 work=$2 ;; *) arch=$2 ;;
+            esac
             shift ;;
-        *) echo "gpu_check.sh: '$1' is not a flag (see --help)" >&2; exit 1 ;;
+        *) fail "'$1' is neither a run (A, B, C, D) nor a flag (see --help)" ;;
     esac
     shift
 done
-seconds=$(awk -v m="$minutes" 'BEGIN { if (m + 0 > 0) printf "%d", 60 * m }')
-[ -n "$seconds" ] || { echo "gpu_check.sh: --minutes is '$minutes'; give a number above 0" >&2; exit 1; }
+[ -n "$runs" ] || runs="A B C D"
+for number in ${minutes:+"--minutes $minutes"} ${cap:+"--limit $cap"}; do
+    awk -v x="${number#* }" 'BEGIN { exit !(x + 0 > 0) }' || fail "${number% *} is '${number#* }'; give a number above 0"
+done
 
-began=$(date +%s)
-parts=0
-limits=0
-saved=0
-failed=
-
-say() {
-    echo "$*"
-    [ -n "$dry$try" ] || echo "$*" >> "$report"
-}
-
-skipped() { say "skipped $1: $2"; }
-
-# part LIMIT NAME COMMAND [PROGRAM...]: runs a shell command, if these programs were built; where they were not, that was
-# said already. What it prints goes to the report, without the checks that passed. Exit status 77 says that the command
-# found nothing to run with.
-part() {
-    limit=$1 name=$2 command=$3
-    shift 3
-    for program in "$@"; do [ -n "$dry" ] || [ -x "$work/$program" ] || return 1; done
-    limits=$((limits + limit))
-    if [ -n "$dry" ]; then
-        printf '# %s, at most %d s\n%s\n' "$name" "$limit" "$command"
-        return 0
-    fi
-    may=$((limit + (saved < limit ? saved : limit)))
-    left=$((began + seconds - $(date +%s)))
-    [ "$may" -le "$left" ] || may=$left
-    parts=$((parts + 1))
-    echo "== $name: $command" >> "$report"
-    why="not run, the time was over"
-    if [ "$left" -ge 2 ]; then
-        started=$(date +%s)
-        timeout -k 2 "$may" sh -c "$command" < /dev/null > "$work/part.txt" 2>&1
-        status=$?
-        grep -v '^ok ' "$work/part.txt" | head -n 300 >> "$report"
-        took=$(($(date +%s) - started))
-        saved=$((saved + limit > took ? saved + limit - took : 0))
-        case $status in
-            0) say "ok      $name ($took s)"; return 0 ;;
-            77) skipped "$name" "$(tail -n 1 "$work/part.txt")"; return 0 ;;
-            124 | 137) why="over its limit of $may s" ;;
-            *) why="status $status after $took s" ;;
-        esac
-    fi
-    say "FAILED  $name: $why"
-    failed="$failed
-  $name: $why"
-    return 1
+run_seconds() {
+    [ -z "$minutes" ] || { awk -v m="$minutes" 'BEGIN { printf "%d", 60 * m }'; return; }
+    case $1 in A) echo 180 ;; B) echo 300 ;; C) echo 480 ;; D) echo 570 ;; esac
 }
 
 # ------------------------------------------------------------------------------------------------
@@ -117,19 +85,18 @@ random_shard() {
 
 # train_flags MODEL BATCH STEPS
 train_flags() {
-    echo "--data '$work/random_*.bin' --vocab $vocabulary --seq 1024 --warmup 2 --model $1 --batch $2 --steps $3"
+    echo "--data '$scratch/random_*.bin' --vocab $vocabulary --seq 1024 --warmup 2 --model $1 --batch $2 --steps $3"
 }
 
-# Name, flags of the model, largest batch, steps, seconds: a line for each run.
+# Name, flags of the model, largest batch, steps (ten seconds and more of a large GPU, whose clocks need them to settle).
 train_runs() {
-    echo "124M 32 20 20"
-    echo "350M 16 12 20"
-    echo "1558M 8 8 30"
+    echo "124M 64 120"
+    echo "1558M 32 20"
 }
 
 # The trainer names the device and its peak when it begins to train: a model that takes no time.
 tiny_flags() {
-    echo "--data '$work/random_*.bin' --vocab $vocabulary --seq 16 --batch 1 --steps 1 --layers 1 --heads 1 --channels 8"
+    echo "--data '$scratch/random_*.bin' --vocab $vocabulary --seq 16 --batch 1 --steps 2 --layers 1 --heads 1 --channels 8"
 }
 
 # planned PROGRAM FLAGS: the MB of its memory plan; nothing if the flags are refused.
@@ -138,225 +105,405 @@ planned() { sh -c "$1 --plan $2" | awk '$1 == "total" { print $2 }'; }
 if [ -n "$try" ]; then
     program=$try/train-emulated-BF16
     [ -x "$program" ] || program=$try/train-BF16
-    [ -x "$program" ] || { echo "gpu_check.sh: there is no $program; make emulated builds the first" >&2; exit 1; }
-    work=$try/gpu_try.$$ passed=0 bad=0
-    mkdir -p "$work" && random_shard "$work/random_0.bin" || exit 1
+    [ -x "$program" ] || fail "there is no $program; make emulated builds the first"
+    scratch=$try/gpu_try.$$ passed=0 bad=0
+    mkdir -p "$scratch" && random_shard "$scratch/random_0.bin" || exit 1
     attempt() {  # attempt NAME COMMAND
-        if sh -c "$2" > "$work/out.txt" 2>&1; then
+        if sh -c "$2" > "$scratch/out.txt" 2>&1; then
             passed=$((passed + 1))
             echo "ok      $1"
         else
             bad=$((bad + 1))
             echo "FAILED  $1: $2"
-            cat "$work/out.txt"
+            cat "$scratch/out.txt"
         fi
     }
     attempt "a step of a tiny model" "$program $(tiny_flags)"
-    while read -r size batch steps _; do
+    while read -r size batch steps; do
         attempt "GPT-2 $size, batch $batch, has a plan" \
             "$program --plan $(train_flags "gpt2:$size" "$batch" "$steps") --peak-tflops 989.4"
     done << EOT
 $(train_runs)
 EOT
-    rm -rf "$work"
+    rm -rf "$scratch"
     echo "$passed passed, $bad failed"
-    [ "$bad" -eq 0 ] && [ "$passed" -eq 4 ]
+    [ "$bad" -eq 0 ] && [ "$passed" -eq 3 ]
     exit
 fi
 
 # ------------------------------------------------------------------------------------------------
-# 1. Machine
+# The report. What this script says begins at the margin: `== NAME, ...` before a part, `ok`, `FAILED` or `skipped` and the
+# name after it; the output between them is indented.
 
-nvcc=${NVCC:-nvcc}
-cc=${CC:-cc}
-python=${PYTHON:-python3}
-gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader 2> /dev/null | head -n 1)
-memory=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits 2> /dev/null | head -n 1)  # MiB
-case $memory in '' | *[!0-9]*) memory=0 ;; esac
-if [ -z "$arch" ]; then
-    arch=sm_80
-    capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2> /dev/null | head -n 1 | tr -d .)
-    case $capability in
-        90 | 100 | 103 | 120) arch=sm_${capability}a ;;
-        [0-9]*) arch=sm_$capability ;;
-    esac
-fi
-if [ -z "$dry" ]; then
-    mkdir -p "$work" "$(dirname "$report")" || exit 1
+say() {
+    echo "$*"
+    [ -n "$dry$carry" ] || echo "$*" >> "$report"
+}
+
+skipped() { say "skipped $1: $2"; }
+
+# report_begin HEAD: continues the report that begins with this line and has no end, or begins a new one.
+report_begin() {
+    report=$out/gpu_check_$run.txt
+    mkdir -p "$out" || exit 1
+    if [ -s "$report" ] && [ "$(head -n 1 "$report")" = "$1" ] && ! grep -q '^end: ' "$report"; then
+        [ -z "$(tail -c 1 "$report")" ] || echo >> "$report"  # it was cut off within a line
+        say "-- continued, $(date '+%Y-%m-%d %H:%M:%S')"
+        return
+    fi
+    number=1
+    while [ -e "$out/gpu_check_$run.$number.txt" ]; do number=$((number + 1)); done
+    [ ! -s "$report" ] || mv "$report" "$out/gpu_check_$run.$number.txt"
     : > "$report" || exit 1
+    say "$1"
+    say "-- begun, $(date '+%Y-%m-%d %H:%M:%S')"
+}
+
+# within SECONDS COMMAND: runs it with its output in part.txt, and leaves its exit status in $status: 137 after the limit, by
+# SIGKILL to all that it started. A process that waits in a driver that hangs does not die by that either; it is left behind.
+within() {
+    rm -f "$scratch/status" "$scratch/pid"
+    started=$(date +%s)
+    (
+        timeout -s KILL "$1" sh -c "$2" < /dev/null > "$scratch/part.txt" 2>&1 &
+        echo $! > "$scratch/pid"
+        wait $!
+        echo $? > "$scratch/status.new"
+        mv "$scratch/status.new" "$scratch/status"
+    ) 2> /dev/null &
+    while [ ! -e "$scratch/status" ] && [ $(($(date +%s) - started)) -lt $(($1 + 5)) ]; do sleep 0.1; done
+    status=137
+    [ ! -e "$scratch/status" ] || read -r status < "$scratch/status"
+    took=$(($(date +%s) - started))
+}
+
+# output: what the part printed, without the checks that passed.
+output() { grep -v '^ok ' "$scratch/part.txt" | head -n 300 | sed 's/^/    /' >> "$report"; }
+
+# part LIMIT NAME COMMAND [PROGRAM...]: runs a shell command, if these programs are there. Exit status 77 says that the
+# command found nothing to run with. Fails if it did not end well, now or before the report was cut off.
+part() {
+    limit=$1 name=$2 command=$3
+    shift 3
+    limits=$((limits + limit))
+    if [ -n "$dry" ]; then
+        printf '# %s, at most %d s\n%s\n' "$name" "$limit" "$command"
+        return 0
+    fi
+    [ "$name" = builds ] || ! grep -qF "ok      $name (" "$report" || return 0
+    [ "$name" = builds ] || ! grep -qF "FAILED  $name: " "$report" || return 1
+    for program in "$@"; do
+        case " $broken " in *" $program "*) ;; *) [ ! -x "$work/$program" ] || continue ;; esac
+        skipped "$name" "there is no $program"
+        return 1
+    done
+    may=$((limit + (saved < limit ? saved : limit)))
+    left=$((began + seconds - $(date +%s)))
+    [ "$may" -le "$left" ] || may=$left
+    [ -z "$cap" ] || [ "$may" -le "$cap" ] || may=$cap
+    echo "== $name, $(date +%H:%M:%S), at most $may s: $command" >> "$report"
+    why="not run, the time was over"
+    if [ "$left" -ge 2 ]; then
+        current=$name
+        within "$may" "$command"
+        current=
+        output
+        saved=$((saved + limit > took ? saved + limit - took : 0))
+        case $status in
+            0) say "ok      $name ($took s)"; return 0 ;;
+            77) skipped "$name" "$(tail -n 1 "$scratch/part.txt")"; return 1 ;;
+            137) why="over its limit of $may s, so it was cut off" ;;
+            *) why="status $status after $took s" ;;
+        esac
+    fi
+    say "FAILED  $name: $why"
+    return 1
+}
+
+# A signal: what the part has printed so far is kept, and the report says where it ends.
+cut_off() {
+    if [ -n "$current" ]; then
+        output
+        say "-- cut off by a signal in: $current"
+        kill -KILL "-$(cat "$scratch/pid")" 2> /dev/null
+    fi
+    exit 143
+}
+
+# ------------------------------------------------------------------------------------------------
+# Programs
+
+. dev/gpu_build.sh
+
+if [ -n "$carry" ]; then
+    case $arch in sm_*) ;; *) fail "--carry needs --arch, the GPU's architecture: sm_80 (A100), sm_90a (H100), sm_100 ..." ;; esac
+    [ -n "$nvcc" ] || fail "there is no nvcc here; install the CUDA toolkit, or name its compiler with NVCC="
+    # shellcheck disable=SC2086  # several words
+    carry_programs $runs
+    exit 0
 fi
+
+# builds LIMIT: the programs of this run that are not there or do not start.
+builds() {
+    missing=''
+    for program in $(programs_of "$run"); do
+        if ! fresh "$program" || ! starts "$program"; then missing="$missing $program"; fi
+    done
+    [ -n "$missing" ] || { say "programs: all in $work start"; return; }
+    if [ -z "$nvcc" ]; then
+        broken=$missing
+        say "FAILED  builds: there is no nvcc, and these are not in $work or do not start:$missing; install the CUDA toolkit, \
+name its compiler with NVCC=, or carry them (see --help)"
+        return
+    fi
+    stamp
+    # shellcheck disable=SC2086  # several words
+    build_lines $missing
+    part "$1" "builds" "$build_all $scratch/builds"
+}
+
+# ------------------------------------------------------------------------------------------------
+# What the runs share
 
 # needs MIB NAME: whether the GPU has so much memory; says so if not.
 needs() {
-    [ -z "$dry" ] && [ "$memory" -lt "$1" ] || return 0
+    [ -z "$dry" ] && [ "$memory" -gt 0 ] && [ "$memory" -lt "$1" ] || return 0
     skipped "$2" "it needs $1 MiB of memory, and this GPU has $memory"
     return 1
 }
 
-say "gpu_check: ${gpu:-no GPU}, $memory MiB, built for $arch, at most $minutes minutes"
-[ -z "$gpu$dry" ] || part 5 "the GPU" "nvidia-smi"
-if ! command -v "$nvcc" > /dev/null && [ -z "$dry" ]; then
-    [ -n "$gpu" ] || { skipped everything "there is neither a GPU nor nvcc here"; exit 0; }
-    say "there is a GPU but no nvcc, so nothing can be built; install the CUDA toolkit, or name its compiler with NVCC="
-    exit 1
-fi
-part 5 "compilers" "$nvcc --version; $cc --version; nproc
-git log -1 --format='commit %h %s' 2> /dev/null; git status --short 2> /dev/null; true"
-
-# ------------------------------------------------------------------------------------------------
-# 2. Builds: a line each, NAME COMMAND, run side by side; what compiles longest comes first
-
-flags="-std=c++17 -O3 -arch=$arch -DLLMTRAIN_CUDA -I. -Idev/emulator -Xcompiler -fopenmp"
-precisions="BF16 FP32 FP16"
-nccl=  # where it is installed: ranks
-echo '#include <nccl.h>' | "$nvcc" -x cu -E - > /dev/null 2>&1 && nccl=-lnccl && flags="$flags -DLLMTRAIN_NCCL"
-cpu_flags="-std=c11 -O3 -march=native -ffp-contract=off -fno-math-errno -fno-trapping-math -fopenmp -pthread -I."
-ladders=$(basename -a -s .cu dev/*.cu)
-# cuda NAME SOURCE PRECISION [LIBRARIES]
-cuda() { echo "$1 $nvcc $flags -DPRECISION_$3 $2 -o $work/$1 -lcublasLt${4:+ $4}"; }
-# cpu NAME SOURCE
-cpu() { echo "$1 $cc $cpu_flags $2 -o $work/$1 -lm -ldl"; }
-builds() {
-    for precision in $precisions; do cuda "test_cuda-$precision" dev/test/test_cuda.cu "$precision" "$nccl"; done
-    for precision in $precisions; do
-        cuda "train-cuda-$precision" train.cu "$precision" "$nccl"
-        cuda "test_train-$precision" test_train.cu "$precision" "$nccl"
-    done
-    for ladder in $ladders; do cuda "$ladder" "dev/$ladder.cu" BF16; done
-    cuda matmul-FP32 dev/matmul.cu FP32
-    [ -z "$nccl" ] || cuda test_nccl dev/emulator/test_nccl.cu BF16 -lnccl
-    cuda test_emulator dev/emulator/test_emulator.cu BF16
-    cpu weights_hash dev/test/weights_hash.c
-    for precision in $precisions; do cpu "train-$precision" "-DPRECISION_$precision -x c train.cu -x none"; done
-    for tool in corpus tokenize; do cpu $tool data/$tool.c; done
-}
-# shellcheck disable=SC2016  # the inner shell expands it
-build_one='name=$1; shift; rm -f "$WORK/$name"; "$@" > "$WORK/$name.log" 2>&1 && exit 0
-echo "$name does not compile: $*"; head -n 20 "$WORK/$name.log"; exit 1'
-if [ -n "$dry" ]; then
-    echo "# builds, at most 130 s, side by side"
-    builds | sed 's/^[^ ]* //'
-    limits=$((limits + 130))
-else
-    builds > "$work/builds"
-    export WORK="$work" BUILD_ONE="$build_one"
-    # Every line becomes the arguments of one shell.
-    part 130 "builds" "xargs -P \$(nproc) -L 1 sh -c \"\$BUILD_ONE\" build < $work/builds"
-fi
-
-if [ -z "$gpu" ] && [ -z "$dry" ]; then
-    skipped "all runs" "there is no GPU here"
-    [ -z "$failed" ] || { say "failed:$failed"; exit 1; }
-    exit 0
-fi
-
-# ------------------------------------------------------------------------------------------------
-# 3. Tests
-
-for precision in $precisions; do
-    part 12 "test_cuda $precision" "$work/test_cuda-$precision" "test_cuda-$precision"
-done
-part 5 "PTX, whose emulation is proved by the same tests" "$work/test_emulator" test_emulator
-for precision in $precisions; do
-    part 8 "test_train $precision" "$work/test_train-$precision" "test_train-$precision"
-done
-[ -z "$nccl" ] || part 20 "NCCL between as many GPUs as there are" \
-    "$work/test_nccl $(nvidia-smi -L 2> /dev/null | grep -c GPU)" test_nccl
-part 40 "the trainer's CUDA build against its CPU build" "sh dev/test/test_backends.sh $work train-cuda" \
-    weights_hash corpus tokenize train-FP32 train-BF16 train-FP16 train-cuda-FP32 train-cuda-BF16 train-cuda-FP16
-# Two vectors of 2^31 elements, of 2 and of 4 bytes.
-needs 14000 "more than 2^31 elements" && \
-    part 10 "more than 2^31 elements" "$work/test_cuda-BF16 --shapes huge --only huge" test_cuda-BF16
-
-# ------------------------------------------------------------------------------------------------
-# 4. Ladders: the shapes of GPT-2 unless a program chooses others
-
-for ladder in $ladders matmul-FP32; do
-    own="" limit=4
-    case $ladder in
-        adamw) own="--parameters 30000000" ;;  # 6 times what a large L2 cache holds
-        attention_* | matmul*) limit=9 ;;
-    esac
-    needs 6000 "ladder $ladder" && part $limit "ladder $ladder" "$work/$ladder --json --rounds 20 $own" "$ladder"
-done
-
-# ------------------------------------------------------------------------------------------------
-# 5. Trainer: each model with the largest batch, halved as often as needed, whose memory plan fits
-
-peak=
-batches=
-if [ -n "$dry" ] || [ -x "$work/train-cuda-BF16" ]; then
-    train=$work/train-cuda-BF16
-    [ -n "$dry" ] || random_shard "$work/random_0.bin"
-    if part 8 "the GPU's peak" "$train $(tiny_flags)" && [ -z "$dry" ]; then
-        peak=$(sed -n 's/.*mfu against \([0-9.]*\) TFLOP.*/\1/p' "$work/part.txt" | head -n 1)
-        say "peak of dense products of the data sheet, for every mfu below: ${peak:-not known of this GPU} TFLOP/s"
-    fi
-    while read -r size batch steps limit; do
-        while [ -z "$dry" ] && [ "$batch" -gt 0 ]; do
-            megabytes=$(planned "$train" "$(train_flags "gpt2:$size" "$batch" "$steps")" 2> "$work/part.txt")
-            [ -n "$megabytes" ] || { cat "$work/part.txt" >> "$report"; break; }  # refused: the run will say it again
-            # In MB; 1.5 GB of the MiB that there are is for the driver and the libraries.
-            awk -v need="$megabytes" -v have="$memory" 'BEGIN { exit !(need <= 1.048576 * have - 1500) }' && break
-            batch=$((batch / 2))
-        done
-        if [ "$batch" -eq 0 ]; then
-            skipped "train GPT-2 $size" "not even a batch of 1 fits, $megabytes MB"
-            continue
-        fi
-        batches="$batches $size:$batch"
-        part "$limit" "train GPT-2 $size, batch $batch" \
-            "$train $(train_flags "gpt2:$size" "$batch" "$steps")${peak:+ --peak-tflops $peak}"
-    done << EOT
-$(train_runs)
+# model SIZE: sets batch and steps of train_runs; the batch is halved until its memory plan fits. Fails if none does.
+model() {
+    megabytes=0
+    read -r batch steps << EOT
+$(train_runs | sed -n "s/^$1 //p")
 EOT
-fi
+    [ -z "$dry" ] && [ "$memory" -gt 0 ] && [ -x "$train" ] || return 0
+    while :; do
+        megabytes=$(planned "$train" "$(train_flags "gpt2:$1" "$batch" "$steps")" 2> "$scratch/part.txt")
+        [ -n "$megabytes" ] || { output; return 0; }  # refused: the run will say it again
+        # In MB; 1.5 GB of the MiB that there are is for the driver and the libraries.
+        awk -v need="$megabytes" -v have="$memory" 'BEGIN { exit !(need <= 1.048576 * have - 1500) }' && return 0
+        [ "$batch" -gt 1 ] || return 1
+        batch=$((batch / 2))
+    done
+}
+
+# train_model LIMIT SIZE: by the trainer, as large as it fits.
+train_model() {
+    model "$2" || { skipped "train GPT-2 $2" "not even a batch of 1 fits, $megabytes MB"; return; }
+    part "$1" "train GPT-2 $2, batch $batch" \
+        "$train $(train_flags "gpt2:$2" "$batch" "$steps")${peak:+ --peak-tflops $peak}" train-cuda-BF16
+    batches="$batches $2:$batch"
+}
+
+# The peak of the data sheet, as the trainer knows it. Every mfu is against it.
+ask_peak() {
+    part 8 "the GPU's peak" "$train $(tiny_flags)" train-cuda-BF16
+    [ -z "$dry" ] || return
+    peak=$(sed -n 's/.*mfu against \([0-9.]*\) TFLOP.*/\1/p' "$report" | head -n 1)
+    say "peak of dense matmuls of the data sheet, for every mfu below: ${peak:-not known of this GPU} TFLOP/s"
+}
 
 # ------------------------------------------------------------------------------------------------
-# 6. Peers
+# A. Does it run?
 
-part 80 "PyTorch" "$python dev/peers.py --seconds 70 --gpt2 '${batches# }'${peak:+ --peak $peak}"
+run_A() {
+    builds 60
+    ask_peak
+    part 8 "a run, synchronised after each kernel" "CUDA_LAUNCH_BLOCKING=1 $train $(tiny_flags)" train-cuda-BF16
+    part 12 "every operation, synchronised after each kernel" "CUDA_LAUNCH_BLOCKING=1 $work/test_cuda-BF16 --shapes tiny" \
+        test_cuda-BF16
+    part 6 "PTX, whose emulation is proved by the same tests" "$work/test_emulator" test_emulator
+    part 25 "test_cuda BF16" "$work/test_cuda-BF16" test_cuda-BF16
+    train_model 40 124M
+}
 
 # ------------------------------------------------------------------------------------------------
-# 7. Sanitizers
+# B. Where is the time?
 
-if command -v compute-sanitizer > /dev/null || [ -n "$dry" ]; then
-    # sanitize LIMIT TOOL PROGRAM FLAGS
+# ladder NAME LIMIT TITLE FLAG...: lines of flags, each a call of the ladder, whose rungs are not checked.
+ladder() {
+    name=$1 limit=$2 title=$3
+    shift 3
+    commands=
+    for flags in "$@"; do commands="$commands$work/ladders $name --json --check off --rung shipped $flags && "; done
+    needs 12000 "$title" && part "$limit" "$title" "${commands}true" ladders
+}
+
+# bench LIMIT SIZE STEPS: operations of a step by events.
+bench() {
+    model "$2" || { skipped "operations of GPT-2 $2" "not even a batch of 1 fits, $megabytes MB"; return; }
+    part "$1" "operations of GPT-2 $2, batch $batch" "$work/bench-cuda-BF16 --model gpt2:$2 --batch $batch --seq 1024 \
+--steps $3 --kernels $out/gpu_check_$2.kernels" bench-cuda-BF16
+}
+
+# Kernels by Nsight Compute: over all kernels of a name in two steps, calls, milliseconds, GB and GB/s.
+# shellcheck disable=SC2016,SC2089  # those of awk
+NCU_TABLE='
+    /^"ID"/ { for (i = 1; i <= NF; i++) { if ($i ~ /Kernel Name/) k = i; if ($i ~ /gpu__time_duration/) t = i
+                              if ($i ~ /dram__bytes/) d = i } next }
+    k { gsub(/,/, "", $t); gsub(/,/, "", $d) }
+    k && $t + 0 > 0 { name = $k; sub(/\(.*/, "", name); calls[name]++; ns[name] += $t; bytes[name] += $d }
+    END { for (name in calls) { printf "%10.3f ms %6d calls %9.3f GB %8.1f GB/s  %s\n", ns[name] / 1e6, calls[name],
+                                bytes[name] / 1e9, bytes[name] / ns[name], name; found = 1 } exit !found }'
+# shellcheck disable=SC2090
+export NCU_TABLE
+
+run_B() {
+    builds 70
+    ask_peak
+    bench 30 124M 80
+    bench 45 1558M 15
+    model 124M
+    if [ -n "$dry" ] || command -v ncu > /dev/null; then
+        part 38 "kernels of GPT-2 124M, batch $batch, two steps, by ncu" "ncu --clock-control none --csv --page raw \
+--print-units base --metrics gpu__time_duration.sum,dram__bytes.sum --log-file $scratch/ncu.csv $work/bench-cuda-BF16 \
+--model gpt2:124M --batch $batch --seq 1024 --steps 1 > $scratch/ncu.txt 2>&1
+awk -F '\",\"' \"\$NCU_TABLE\" $scratch/ncu.csv > $scratch/ncu.table && sort -rn $scratch/ncu.table ||
+{ tail -n 5 $scratch/ncu.txt $scratch/ncu.csv; exit 1; }" bench-cuda-BF16
+    else
+        skipped "kernels by ncu" "there is no ncu here; the operations above are timed by events"
+    fi
+    ladder matmul 40 "matmuls of 124M and 1558M" \
+        "--rows 65536 --outputs 2304 --inputs 768" "--rows 65536 --outputs 768 --inputs 768" \
+        "--rows 65536 --outputs 3072 --inputs 768" "--rows 65536 --outputs 768 --inputs 3072" \
+        "--rows 16384 --outputs 50304 --inputs 768" \
+        "--rows 32768 --outputs 4800 --inputs 1600" "--rows 32768 --outputs 1600 --inputs 1600" \
+        "--rows 32768 --outputs 6400 --inputs 1600" "--rows 32768 --outputs 1600 --inputs 6400" \
+        "--rows 16384 --outputs 50304 --inputs 1600"
+    for direction in forward backward; do
+        ladder "attention_$direction" 12 "attention_$direction of 124M and 1558M" \
+            "--batch 64 --seq 1024 --heads 12 --kv-heads 12" "--batch 32 --seq 1024 --heads 25 --kv-heads 25"
+    done
+    ladder layernorm 10 "norms of 124M and 1558M" "--rows 65536 --channels 768" "--rows 32768 --channels 1600"
+    for name in classifier embedding gelu global_norm; do
+        needs 6000 "ladder $name" && part 3 "ladder $name" "$work/ladders $name --json --rounds 20" ladders
+    done
+    # 6 times what a large L2 cache holds.
+    part 3 "ladder adamw" "$work/ladders adamw --json --rounds 20 --parameters 30000000" ladders
+}
+
+# ------------------------------------------------------------------------------------------------
+# C. Beside PyTorch
+
+run_C() {
+    builds 75
+    ask_peak
+    train_model 40 124M
+    train_model 75 1558M
+    part 220 "PyTorch" "LD_LIBRARY_PATH=$given_path $python dev/peers.py --seconds 205 --gpt2 '${batches# }'${peak:+ --peak $peak}"
+    # 16,384 tokens and 2,048 channels, at three lengths and two sizes of heads.
+    for direction in forward backward; do
+        ladder "attention_$direction" 20 "attention_$direction, shapes of the peers" \
+            "--head-size 64 --heads 32 --kv-heads 32 --batch 16 --seq 1024" \
+            "--head-size 64 --heads 32 --kv-heads 32 --batch 4 --seq 4096" \
+            "--head-size 64 --heads 32 --kv-heads 32 --batch 1 --seq 16384" \
+            "--head-size 128 --heads 16 --kv-heads 16 --batch 16 --seq 1024" \
+            "--head-size 128 --heads 16 --kv-heads 16 --batch 4 --seq 4096" \
+            "--head-size 128 --heads 16 --kv-heads 16 --batch 1 --seq 16384"
+    done
+}
+
+# ------------------------------------------------------------------------------------------------
+# D. The other types, whole runs, sanitizers
+
+run_D() {
+    builds 120
+    for precision in FP16 FP32; do
+        part 15 "test_cuda $precision" "$work/test_cuda-$precision" "test_cuda-$precision"
+    done
+    for precision in BF16 FP16 FP32; do
+        part 8 "test_train $precision" "$work/test_train-$precision" "test_train-$precision"
+    done
+    part 60 "the trainer's CUDA build against its CPU build" "sh dev/test/test_backends.sh $work train-cuda" \
+        weights_hash corpus tokenize train-FP32 train-BF16 train-FP16 train-cuda-FP32 train-cuda-BF16 train-cuda-FP16
+    [ -z "$nccl" ] || part 20 "NCCL between as many GPUs as there are" "$work/test_nccl $gpus" test_nccl
+    # Two vectors of 2^31 elements, of 2 and of 4 bytes.
+    needs 14000 "more than 2^31 elements" && \
+        part 10 "more than 2^31 elements" "$work/test_cuda-BF16 --shapes huge --only huge" test_cuda-BF16
+    if [ -z "$dry" ] && ! command -v compute-sanitizer > /dev/null; then
+        skipped "sanitizers" "there is no compute-sanitizer here"
+        return
+    fi
+    # sanitize LIMIT TOOL PROGRAM [FLAG...]
     sanitize() {
-        part "$1" "$2, $3" "compute-sanitizer --tool $2 --error-exitcode 9 --print-limit 5 $work/$3 $4" "$3"
+        most=$1 tool=$2
+        shift 2
+        part "$most" "$tool, $1${2:+ $2}" "compute-sanitizer --tool $tool --error-exitcode 9 --print-limit 5 $work/$*" "$1"
     }
-    for tool in memcheck synccheck racecheck initcheck; do sanitize 8 $tool test_cuda-BF16 "--shapes tiny --exact"; done
+    sanitize 60 memcheck test_cuda-BF16 --shapes tiny --exact
+    sanitize 75 racecheck test_cuda-BF16 --shapes tiny --exact
+    sanitize 45 synccheck test_cuda-BF16 --shapes tiny --exact
+    sanitize 45 initcheck test_cuda-BF16 --shapes tiny --exact
     # Rungs that no test of the operations runs. Nothing is timed.
     for tool in memcheck racecheck; do
-        sanitize 4 $tool matmul "--rounds 0 --rows 131 --outputs 136 --inputs 72"
-        sanitize 4 $tool attention_backward "--rounds 0 --batch 1 --seq 77 --heads 2 --kv-heads 1 --head-size 64"
+        sanitize 15 "$tool" ladders matmul --rounds 0 --rows 131 --outputs 136 --inputs 72
+        sanitize 15 "$tool" ladders attention_backward --rounds 0 --batch 1 --seq 77 --heads 2 --kv-heads 1 --head-size 64
     done
-else
-    skipped "sanitizers" "there is no compute-sanitizer here"
-fi
+}
 
 # ------------------------------------------------------------------------------------------------
-# 8. Long ladders: attention at the shapes of the peers, 16,384 tokens and 2,048 channels. The outputs are not checked: the
-# CPU would take minutes.
 
-for direction in forward backward; do
-    needs 6000 "attention_$direction, shapes of the peers" && \
-        part 19 "attention_$direction, shapes of the peers" "for shape in \
-'64 --heads 32 --kv-heads 32 --batch 16 --seq 1024' '64 --heads 32 --kv-heads 32 --batch 4 --seq 4096' \
-'64 --heads 32 --kv-heads 32 --batch 1 --seq 16384' '128 --heads 16 --kv-heads 16 --batch 16 --seq 1024' \
-'128 --heads 16 --kv-heads 16 --batch 4 --seq 4096' '128 --heads 16 --kv-heads 16 --batch 1 --seq 16384'; do
-    $work/attention_$direction --json --check off --rung shipped --rounds 20 --head-size \$shape || exit 1
-done" "attention_$direction"
+# one_run: fails if a part of it failed, or if its limits do not fit.
+one_run() {
+    began=$(date +%s) limits=0 saved=0 current='' peak='' batches='' gpus=1 hangs='' broken=''
+    scratch=$work/run_$run train=$work/train-cuda-BF16 seconds=$(run_seconds "$run")
+    if [ -n "$dry" ]; then
+        memory=0 nccl=yes given_path=''
+        builds() { part "$1" "builds" "# $(programs_of "$run" | tr -s ' \n' ' ')"; }
+        "run_$run"
+        echo "# run $run: the limits add up to $((limits + 20)) s of $seconds s"  # with those of what follows
+        [ $((limits + 20)) -le "$seconds" ]
+        return
+    fi
+    mkdir -p "$scratch" || exit 1
+    within "${cap:-8}" "nvidia-smi --query-gpu=name,memory.total,compute_cap --format=csv,noheader,nounits"
+    gpu='' memory=0 capability=''
+    case $status in
+        0) IFS=, read -r gpu memory capability < "$scratch/part.txt"; gpus=$(($(wc -l < "$scratch/part.txt"))) ;;
+        137) hangs="nvidia-smi did not answer in $took s" gpu="a GPU that nvidia-smi cannot name" ;;
+    esac
+    memory=$(echo "$memory" | tr -cd 0-9) capability=$(echo "$capability" | tr -cd 0-9) memory=${memory:-0}
+    own_arch=$arch
+    [ -n "$arch" ] || read -r arch _ 2> /dev/null < "$work/built"
+    case $capability in
+        90 | 100 | 103 | 120) arch=${own_arch:-sm_${capability}a} ;;
+        [0-9]*) arch=${own_arch:-sm_$capability} ;;
+    esac
+    arch=${arch:-sm_80} source=$(sources)
+    find_libraries
+    report_begin "gpu_check $run: ${gpu:-no GPU}, $memory MiB, built for $arch, sources $source, at most $seconds s"
+    [ -z "$hangs" ] || say "$hangs: the GPU or its driver hangs; the rest is tried all the same"
+    if [ -z "$gpu$nvcc" ]; then
+        skipped everything "there is neither a GPU nor nvcc here"
+        say "end: nothing was run"
+        return 0
+    fi
+    [ -z "$gpu" ] || [ -n "$hangs" ] || part 8 "the GPU" "nvidia-smi"
+    part 4 "compilers" "${nvcc:-echo no nvcc; true} --version; $cc --version; nproc
+git log -1 --format='commit %h %s' 2> /dev/null; git status --short 2> /dev/null; true"
+    say "cuBLASLt: $blas; NCCL: ${nccl:-not found, so nothing is built with it}"
+    given_path=${LD_LIBRARY_PATH:-}
+    export LD_LIBRARY_PATH="$given_path${given_path:+:}$library_path"  # for programs that were linked elsewhere
+    if [ -n "$gpu" ]; then
+        [ -e "$scratch/random_0.bin" ] || random_shard "$scratch/random_0.bin"
+        "run_$run"
+    else
+        builds "$seconds"
+        skipped "all runs" "there is no GPU here"
+    fi
+    export LD_LIBRARY_PATH="$given_path"
+    say "end: $(grep -c '^ok ' "$report") good, $(grep -c '^FAILED' "$report") failed, $(grep -c '^skipped' "$report") skipped, \
+$(($(date +%s) - began)) s; the report is $report"
+    ! grep '^FAILED' "$report"
+}
+
+trap cut_off HUP INT TERM
+bad=0
+first_arch=$arch
+for run in $runs; do
+    arch=$first_arch
+    one_run || bad=1
 done
-
-# ------------------------------------------------------------------------------------------------
-
-if [ -n "$dry" ]; then
-    echo "# the limits add up to $limits s of $seconds s"
-    [ "$limits" -le "$seconds" ]
-    exit
-fi
-say "$parts parts in $(($(date +%s) - began)) s; the report is $report"
-[ -n "$failed" ] || { say "all parts are good"; exit 0; }
-say "failed:$failed"
-exit 1
+exit $bad

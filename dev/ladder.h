@@ -312,15 +312,21 @@ static __global__ void ladder_fma(float* out, float half) {
 }
 
 #if !FLOATX_IS_FLOAT
+// Two factors of either 16-bit type, of random signs and sizes: zeros would cost less power, and clocks follow.
+static __device__ inline uint32_t ladder_factors(uint64_t i) {
+    return 0x3f003f00u ^ (random4(1, RANDOM_TEST, i, threadIdx.x).bits[0] & 0x80ff80ffu);
+}
+
 // The same with products of 16 x 8 x 16 on the tensor cores, by the instruction that all of them have since Ampere.
-static __global__ void ladder_mma(float* out, uint32_t operand) {
+static __global__ void ladder_mma(float* out) {
     float sums[PEAK_MMA_SUMS][4], total = 0.0f;
-    const uint32_t rows[4] = {operand, operand, operand, operand};
+    const uint32_t rows[4] = {ladder_factors(0), ladder_factors(1), ladder_factors(2), ladder_factors(3)};
+    const uint32_t columns[2] = {ladder_factors(4), ladder_factors(5)};
     #pragma unroll
     for (int i = 0; i < 4 * PEAK_MMA_SUMS; i++) sums[i / 4][i % 4] = (float)i;  // equal sums would be computed once
     for (int turn = 0; turn < PEAK_MMA_TURNS; turn++) {
         #pragma unroll
-        for (int i = 0; i < PEAK_MMA_SUMS; i++) multiply_add(sums[i], rows, operand, operand);
+        for (int i = 0; i < PEAK_MMA_SUMS; i++) multiply_add(sums[i], rows, columns[0], columns[1]);
     }
     #pragma unroll
     for (int i = 0; i < PEAK_MMA_SUMS; i++) total += sums[i][0] + sums[i][1] + sums[i][2] + sums[i][3];
@@ -355,7 +361,7 @@ static inline void ladder_measure_peaks(void) {
 #if !FLOATX_IS_FLOAT
     double product = 2.0 * 16 * 8 * 16;
     ladder.peak_mma = ladder_rate(threads / WARP * PEAK_MMA_TURNS * PEAK_MMA_SUMS * product, [&] {
-        ladder_mma<<<blocks, PEAK_THREADS, 0, ladder.stream->compute>>>((float*)sweep, 0u);
+        ladder_mma<<<blocks, PEAK_THREADS, 0, ladder.stream->compute>>>((float*)sweep);
     });
     ladder.peaks[LADDER_MATMUL_FLOPS] = ladder.peak_mma;
 #endif
