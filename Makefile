@@ -241,7 +241,7 @@ NAMED := $(shell echo | $(CC) -march=x86-64-v2 -E -x c - > /dev/null 2>&1 && ech
 ISAS := $(if $(NAMED),$(if $(findstring __SSE4_2__,$(MACHINE)),x86-64-v2) $(if $(findstring __AVX2__,$(MACHINE)),x86-64-v3) \
     $(if $(findstring __AVX512VL__,$(MACHINE)),x86-64-v4))
 ISA_TESTS := $(ISAS:%=$(B)/golden-%) $(filter-out %-v4,$(ISAS:%=$(B)/gemm-%) $(ISAS:%=$(B)/bench-%)) $(if $(shell command -v clang 2>/dev/null),$(B)/golden-clang) \
-    $(if $(shell command -v aarch64-linux-gnu-gcc 2>/dev/null),$(B)/golden-aarch64)
+    $(if $(shell command -v aarch64-linux-gnu-gcc 2>/dev/null),$(B)/golden-aarch64 $(B)/gemm-aarch64)
 STRICT := -std=c11 -ffp-contract=off -fno-math-errno -fno-trapping-math -I.
 FOR_ISA = $(CC) $(STRICT) -march=x86-64-$* -DGEMM_KERNELS='"$(GEMM_KERNELS_x86-64-$*)"' $(OPENMP) $< -o $@ -pthread $(LIBS)
 $(B)/golden-x86-64-%: dev/test/golden.c $(HEADERS) | $(B)
@@ -254,6 +254,9 @@ $(B)/golden-clang: dev/test/golden.c $(HEADERS) | $(B)
 	clang $(STRICT) -O3 -march=native -Wno-unknown-pragmas $< -o $@ -pthread $(LIBS)
 $(B)/golden-aarch64: dev/test/golden.c $(HEADERS) | $(B)
 	aarch64-linux-gnu-gcc $(STRICT) -O2 -static -Wno-unknown-pragmas $< -o $@ -pthread $(LIBS)
+# The kernel of an instruction that qemu has.
+$(B)/gemm-aarch64: dev/gemm.c $(HEADERS) | $(B)
+	aarch64-linux-gnu-gcc $(STRICT) -O2 -static -Wno-unknown-pragmas -DGEMM_CHECK_EVERY=17 $< -o $@ -pthread $(LIBS)
 $(B)/golden-%: dev/test/golden.c $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -DPRECISION_$* -I. $< -o $@ $(LIBS)
 

@@ -38,8 +38,8 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 
-static const char* const kernel_names[] = {"portable", "avx2", "avx512", "avx512bf16", "amx"};
-enum { KERNELS = 5 };
+static const char* const kernel_names[] = {"portable", "avx2", "avx512", "avx512bf16", "amx", "bfmmla"};
+enum { KERNELS = 6 };
 
 // ------------------------------------------------------------------------------------------------
 // Check
@@ -63,6 +63,11 @@ static void report(bool good, const char* family, const char* details, double er
     if (good) passed++;
     else failed++;
 }
+
+// Of so many products of a list one is checked: more than 1 where an emulator takes long.
+#ifndef GEMM_CHECK_EVERY
+#define GEMM_CHECK_EVERY 1
+#endif
 
 enum { ARENA_BYTES = 8 << 20, POOL = 1 << 20 };
 static unsigned char* arenas[4];  // of a, b, bias, out: ARENA_BYTES, then a page without access
@@ -220,7 +225,7 @@ static void check_kernel(const char* name, bool pairs_only) {
     static const size_t fixed[4][3] = {{33, 65, 31}, {7, 64, 65}, {70, 97, 130}, {3, 19, 50}};
     static const size_t large[3][3] = {{130, 900, 1100}, {700, 400, 800}, {20, 70, 4000}};
     Worst by_size = {0.0, 0.0, 0}, by_options = by_size, by_blocks = by_size;
-    for (size_t n = 0; n < 1000; n++) {
+    for (size_t n = 0; n < 1000; n += GEMM_CHECK_EVERY) {
         size_t options = random_bits(2, RANDOM_TEST, 0, n) % OPTIONS;
         Case c = make_case(options, sizes[n % 10], sizes[n / 10 % 10], sizes[n / 100]);
         if (pairs_only) c.a = c.b = DTYPE_BF16;
@@ -228,14 +233,14 @@ static void check_kernel(const char* name, bool pairs_only) {
     }
     report_worst(name, "sizes", "of M, N, K in 1 .. 257", by_size);
 
-    for (size_t n = 0; n < OPTIONS; n++)
+    for (size_t n = 0; n < OPTIONS; n += GEMM_CHECK_EVERY)
         for (int s = 0; s < 4; s++) {
             Case c = make_case(n, fixed[s][0], fixed[s][1], fixed[s][2]);
             if (!pairs_only || (c.a == DTYPE_BF16 && c.b == DTYPE_BF16)) add_case(&by_options, c);
         }
     report_worst(name, "options", "of all transposes, types, ...", by_options);
 
-    for (size_t n = 0; n < 24; n++) {
+    for (size_t n = 0; n < 24; n += GEMM_CHECK_EVERY) {
         Case c = make_case(0, large[n / 8][0], large[n / 8][1], large[n / 8][2]);
         c.a_transposed = n % 2;
         c.b_transposed = n / 2 % 2;
@@ -250,7 +255,7 @@ static void check_kernel(const char* name, bool pairs_only) {
     double worst = 0.0;
     size_t cases = 0;
     size_t different = 0;
-    for (size_t n = 0; n < 24; n++) {
+    for (size_t n = 0; n < 24; n += GEMM_CHECK_EVERY) {
         static const size_t shapes[3][3] = {{131, 257, 400}, {5, 3000, 200}, {37, 999, 129}};
         size_t options = random_bits(3, RANDOM_TEST, 0, n) % OPTIONS;
         Case c = make_case(options, shapes[n % 3][0], shapes[n % 3][1], shapes[n % 3][2]);

@@ -126,7 +126,9 @@ for test in "$@"; do
             for program in "$build"/golden-*; do
                 case $program in
                     *aarch64)
-                        if command -v qemu-aarch64 > /dev/null; then suite "${program##*/}" qemu-aarch64 "$program"
+                        if command -v qemu-aarch64 > /dev/null; then
+                            suite "${program##*/}" qemu-aarch64 "$program"
+                            suite "gemm, BFMMLA emulated" qemu-aarch64 -cpu max "$build/gemm-aarch64" --check bfmmla
                         else echo "skipped golden-aarch64: there is no qemu-aarch64; apt-get install -y qemu-user"; fi ;;
                     *) suite "${program##*/}" "$program" ;;
                 esac
