@@ -212,7 +212,8 @@ part() {
         case $status in
             0) say "ok      $name ($took s)"; return 0 ;;
             77) skipped "$name" "$(tail -n 1 "$scratch/part.txt")"; return 1 ;;
-            137) why="over its limit of $may s, so it was cut off" ;;
+            137) why="killed after $took s, perhaps for want of memory"
+                 [ "$took" -lt "$may" ] || why="over its limit of $may s, so it was cut off" ;;
             *) why="status $status after $took s" ;;
         esac
     fi

@@ -49,7 +49,23 @@ cat > "$T/bin/nvidia-smi" << 'EOT'
 case ",${FAKE:-}," in *,nvidia-smi=hang,*) sleep 100 ;; esac
 echo "${FAKE_GPU:-NVIDIA H100 80GB HBM3}, 81559, 9.0"
 EOT
-printf '#!/bin/sh\necho "$FAKES/site"\n' > "$T/bin/python"
+# It has no PyTorch.
+printf '#!/bin/sh\n[ "$1" = -c ] && echo "$FAKES/site" && exit\necho "there is no PyTorch here"; exit 77\n' > "$T/bin/python"
+# Two kernels, one of them in two launches.
+cat > "$T/bin/ncu" << 'EOT'
+#!/bin/sh
+while [ "$1" != --log-file ]; do shift; done
+cat > "$2" << 'END'
+==PROF== Connected to process 7
+"ID","Process ID","Process Name","Kernel Name","Block Size","dram__bytes.sum","gpu__time_duration.sum"
+"","","","","","byte","ns"
+"0","7","bench","norm_kernel<8>(float *, int)","(256, 1, 1)","1,000,000","2,000"
+"1","7","bench","gemm","(128, 1, 1)","3,000,000","4,000"
+"2","7","bench","norm_kernel<8>(float *, int)","(256, 1, 1)","1,000,000","3,000"
+END
+EOT
+printf '#!/bin/sh\nfor word; do case $word in */test_cuda-BF16 | */ladders) exec "$word" ;; esac; done\n' \
+    > "$T/bin/compute-sanitizer"
 cp "$T/bin/nvcc" "$T/bin/cc"
 chmod +x "$T/bin"/*
 export FAKES="$T" FAKE='' PYTHON="$T/bin/python" CC="$T/bin/cc"
@@ -90,6 +106,17 @@ has "test_cuda-BF16 1 $T/site/nvidia/cu13/lib:$T/site/nvidia/nccl/lib" "$T/runs"
 verdict $? "programs run with these folders, and synchronised in the smoke runs"
 has "code=sm_90a" "$T/compiled" && has "--peak-tflops 989.4" "$report" && has "H100" "$report"
 verdict $? "the GPU is asked for its architecture, the trainer for its peak"
+
+# The other runs.
+check B && has "0.005 ms      2 calls     0.002 GB    400.0 GB/s  norm_kernel<8>" "$T/out/gpu_check_B.txt" &&
+    tail -n 1 "$T/out/gpu_check_B.txt" | grep -q "^end: 16 good, 0 failed, 0 skipped"
+verdict $? "run B: operations, kernels by ncu added up by name, ladders"
+check C && has "skipped PyTorch: there is no PyTorch here" "$T/out/gpu_check_C.txt" &&
+    tail -n 1 "$T/out/gpu_check_C.txt" | grep -q "^end: 7 good, 0 failed, 1 skipped"
+verdict $? "run C, without PyTorch"
+! FAKE=corpus=broken check D && tail -n 1 "$T/out/gpu_check_D.txt" | grep -q "^end: 18 good, 1 failed, 0 skipped" &&
+    has "FAILED  the trainer's CUDA build against its CPU build: status 1" "$T/out/gpu_check_D.txt"
+verdict $? "run D, in which one part fails"
 
 # What hangs is cut off, and what comes after it runs.
 rm -rf "$T/out" && rm -f "$T/runs"
