@@ -20,7 +20,8 @@
 #     --minutes 5     keeps this time instead;  --limit 20: no part takes longer, in seconds
 #     --dry-run       prints the commands, and the sum of their limits beside the time of each run; fails if it is over
 #     --try build     no GPU: gives every command line of the trainer to build/train-emulated-BF16, or build/train-BF16,
-#                     as far as its memory plan; fails if one is refused
+#                     as far as its memory plan, and those of the ladders, with small sizes, to the emulated ones; fails
+#                     if one is refused
 #
 # nvcc is NVCC=, or in PATH, or in /usr/local/cuda; the compiler of C is CC=, Python is PYTHON=. cuBLASLt and NCCL are
 # looked for beside nvcc, in the system's folders and in the wheels of that Python (site-packages/nvidia).
@@ -99,6 +100,9 @@ tiny_flags() {
     echo "--data '$scratch/random_*.bin' --vocab $vocabulary --seq 16 --batch 1 --steps 2 --layers 1 --heads 1 --channels 8"
 }
 
+# peak_in FILE: the TFLOP/s that it says there; nothing if it knows none.
+peak_in() { sed -n 's/.*MFU against \([0-9.]*\) TFLOP.*/\1/p' "$1" | head -n 1; }
+
 # planned PROGRAM FLAGS: the MB of its memory plan; nothing if the flags are refused.
 planned() { sh -c "$1 --plan $2" | awk '$1 == "total" { print $2 }'; }
 
@@ -118,16 +122,23 @@ if [ -n "$try" ]; then
             cat "$scratch/out.txt"
         fi
     }
-    attempt "a step of a tiny model" "$program $(tiny_flags)"
+    attempt "a step of a tiny model" "$program $(tiny_flags) --peak-tflops 12.5"
+    attempt "it says the peak" "[ '$(peak_in "$scratch/out.txt")' = 12.5 ]"
     while read -r size batch steps; do
         attempt "GPT-2 $size, batch $batch, has a plan" \
             "$program --plan $(train_flags "gpt2:$size" "$batch" "$steps") --peak-tflops 989.4"
     done << EOT
 $(train_runs)
 EOT
+    # Every call of a ladder, with 8 in place of each number.
+    sh dev/gpu_check.sh --dry-run | grep -o '/ladders [a-z_]* [^&]*' | sed 's/[0-9][0-9]*/8/g' | sort -u > "$scratch/calls"
+    while read -r _ flags; do
+        [ -x "$try/emulated-plain-BF16-ladders" ] || break
+        attempt "ladder $flags" "$try/emulated-plain-BF16-ladders $flags"
+    done < "$scratch/calls"
     rm -rf "$scratch"
     echo "$passed passed, $bad failed"
-    [ "$bad" -eq 0 ] && [ "$passed" -eq 3 ]
+    [ "$bad" -eq 0 ] && [ "$passed" -ge 4 ]
     exit
 fi
 
@@ -302,7 +313,7 @@ train_model() {
 ask_peak() {
     part 8 "the GPU's peak" "$train $(tiny_flags)" train-cuda-BF16
     [ -z "$dry" ] || return
-    peak=$(sed -n 's/.*mfu against \([0-9.]*\) TFLOP.*/\1/p' "$report" | head -n 1)
+    peak=$(peak_in "$report")
     say "peak of dense matmuls of the data sheet, for every mfu below: ${peak:-not known of this GPU} TFLOP/s"
 }
 
@@ -372,7 +383,7 @@ awk -F '\",\"' \"\$NCU_TABLE\" $scratch/ncu.csv > $scratch/ncu.table && sort -rn
         "--rows 16384 --outputs 50304 --inputs 768" \
         "--rows 32768 --outputs 4800 --inputs 1600" "--rows 32768 --outputs 1600 --inputs 1600" \
         "--rows 32768 --outputs 6400 --inputs 1600" "--rows 32768 --outputs 1600 --inputs 6400" \
-        "--rows 16384 --outputs 50304 --inputs 1600"
+        "--rows 8192 --outputs 50304 --inputs 1600"
     for direction in forward backward; do
         ladder "attention_$direction" 12 "attention_$direction of 124M and 1558M" \
             "--batch 64 --seq 1024 --heads 12 --kv-heads 12" "--batch 32 --seq 1024 --heads 25 --kv-heads 25"

@@ -35,7 +35,7 @@ case ",${FAKE:-}," in
     *,$name=stubborn,*) trap '' TERM; echo "begun"; sleep 100; sleep 100 ;;
     *,$name=hang,*) echo "begun"; sleep 100 ;;
 esac
-echo "mfu against 989.4 TFLOP/s"
+echo "MFU against 989.4 TFLOP/s"
 EOT
 # Both compilers: they note their flags and write a program.
 cat > "$T/bin/nvcc" << 'EOT'
