@@ -192,7 +192,7 @@ $(B)/emulated-race-%:
 	$(CXX) -no-pie $@.o -o $@ -ldl
 	@rm $@.o
 $(B)/emulated-race-FP32-ladders: $(EMULATED_NEEDS) $(B)/ladders.cu
-sectors: $(B)/emulated-race-BF16-ladders $(B)/emulated-race-FP32-ladders
+sectors: $(foreach t,BF16 FP32,$(B)/emulated-race-$t-ladders $(B)/emulated-race-$t-test_cuda)
 	@for type in BF16 FP32; do \
 	    echo "$$type:"; sh dev/sectors.sh $(B) $$type > $(B)/sectors-$$type.txt; status=$$?; cat $(B)/sectors-$$type.txt; \
 	    [ $$status -eq 0 ] || exit 1; done

@@ -2,8 +2,9 @@
 # sectors.sh: how the shipped kernels use memory, counted by the emulator (dev/emulator/count.h): 32-byte sectors of
 # global memory and wavefronts of shared memory, and what the same requests would take without waste or conflicts.
 #
-#     sh dev/sectors.sh BUILD TYPE            runs the ladders' shipped rungs at GPT-2's sizes (make sectors): writes
-#                                             BUILD/sectors-TYPE.jsonl and prints the table
+#     sh dev/sectors.sh BUILD TYPE            runs the ladders' shipped rungs at GPT-2's sizes, then the test of all
+#                                             kernels for those that no ladder has (make sectors): writes
+#                                             BUILD/sectors-TYPE.jsonl, sectors-TYPE-others.jsonl, prints the tables
 #     sh dev/sectors.sh --table FILE...       the table of what EMULATE_COUNT has written
 #
 # The table has a line for each kernel, then one for each line of the source that takes more than 1.1 times the ideal.
@@ -71,31 +72,50 @@ rm -f "$counts"
 export EMULATE_COUNT="$counts"
 failed=0
 run() {
-    "$ladders" "$@" --rung shipped > "$counts.out" 2>&1 && return
+    "$@" > "$counts.out" 2>&1 && return
     failed=1
-    echo "FAILED  $ladders $*"
+    echo "FAILED  $*"
     tail -n 5 "$counts.out"
 }
+shipped() { run "$ladders" "$@" --rung shipped; }
 for heads in "--heads 4 --kv-heads 4 --head-size 64" "--heads 4 --kv-heads 2 --head-size 128"; do
     # shellcheck disable=SC2086  # several words
-    for ladder in attention_forward attention_backward; do run $ladder --batch 1 --seq 128 $heads; done
+    for ladder in attention_forward attention_backward; do shipped $ladder --batch 1 --seq 128 $heads; done
     # shellcheck disable=SC2086
-    run rope --batch 1 --seq 32 $heads
+    shipped rope --batch 1 --seq 32 $heads
     # shellcheck disable=SC2086
-    run qk_norm --rows 32 $heads
+    shipped qk_norm --rows 32 $heads
 done
 for channels in 768 1600; do
-    run layernorm --rows 32 --channels $channels
-    run embedding --batch 2 --seq 16 --channels $channels --vocab 50257
-    run matmul --rows 64 --outputs $channels --inputs 64
+    shipped layernorm --rows 32 --channels $channels
+    shipped embedding --batch 2 --seq 16 --channels $channels --vocab 50257
+    shipped matmul --rows 64 --outputs $channels --inputs 64
 done
-run gelu --rows 8 --ffn 3072
-run classifier --rows 2 --vocab 50257
-run adamw --parameters 65536
-run optimizers --rows 256 --columns 768
-run muon --rows 64 --cols 128
-run exact_add --elements 65536
-run global_norm --elements 65536
-rm -f "$counts.out"
+run "$ladders" matmul --rows 128 --outputs 128 --inputs 64 --rung registers  # what is not a multiple of 8 comes to it
+shipped gelu --rows 8 --ffn 3072
+shipped classifier --rows 2 --vocab 50257
+shipped adamw --parameters 65536
+shipped optimizers --rows 256 --columns 768
+shipped muon --rows 64 --cols 128
+shipped exact_add --elements 65536
+shipped global_norm --elements 65536
 table "$counts"
+
+# Elements one by one, <1>, are for rows that begin anywhere, which sectors do not fit.
+others=$1/sectors-$2-others.jsonl
+EMULATE_COUNT=$counts.out
+rm -f "$EMULATE_COUNT"
+"$1/emulated-race-$2-test_cuda" --shapes tiny > "$others" 2>&1 || {
+    failed=1
+    echo "FAILED  $1/emulated-race-$2-test_cuda"
+    tail -n 5 "$others"
+}
+awk -F'"kernel": "' '
+    { split($2, name, "\"") }
+    NR == FNR { seen[name[1]]; next }
+    !(name[1] in seen) && name[1] !~ /<1[,>]|^test_/' "$counts" "$EMULATE_COUNT" > "$others"
+rm -f "$EMULATE_COUNT"
+echo
+echo "Kernels that no ladder has, at the small and odd sizes of the tests:"
+table "$others"
 exit $failed
