@@ -207,6 +207,9 @@ grep -q '"kernel": "transpose<33>", .*"shared", "kind": "load", .* 32, "ideal": 
     grep -q '"kernel": "four_bytes", "kind": "launch", "launches": 1, "blocks": 2, "threads": 64}' "$counts" &&
     grep -q '"line": [0-9]*, "via": "dev/emulator/test_count.cu:[0-9]*", .*"ldmatrix"' "$counts"
 verdict $? "counts name kernels, their launches and the functions that they call"
+env EMULATE_COUNT=/none/counts "$build/test_count-race" > "$build/log" 2>&1
+[ $? -eq 86 ] && grep -q 'cannot write /none/counts' "$build/log"
+verdict $? "a file of counts that cannot be written is named"
 
 # Other compilers, where there are any.
 if command -v clang++ > /dev/null; then
