@@ -134,7 +134,7 @@ def sum_counts(parts):
 def attention_work(launch, record):
     """What all warps issue, and the bytes from memory and from L2, of a launch whose blocks are as long as their rows
     are far from the diagonal."""
-    name, width, m = re.match(r"(\w+)<(\d+),(\d+)>", launch["kernel"]).groups()
+    name, width, m = re.match(r"(\w+)<(\d+),(\d+)", launch["kernel"]).groups()
     _, products, streamed = ATTENTION[name]
     T, H, K, D = (int(x) for x in launch["arguments"][-5:-1])
     rows, pairs, width = 16 * int(m), launch["grid"][0], int(width)
@@ -152,7 +152,9 @@ def attention_work(launch, record):
     total = [sum(l.get("hmma", 0) for l in loops if l is loop or l["around"] == i) for i, loop in enumerate(loops)]
     main = max((i for i, loop in enumerate(loops) if loop["around"] < 0), key=lambda i: total[i])
     inner = [loop for loop in loops if loop["around"] == main]
-    parts, once = [(1, loops[main])], [(1, record["code"]["direct"])]
+    parts, once = [(1.0, loops[main])], [(1, record["code"]["direct"])]
+    if not any(loop.get("hmma") for loop in inner):
+        parts = [(hmma / loops[main]["hmma"], loops[main])]  # several tiles at a time
     for kind, wanted in (("hmma", hmma - loops[main].get("hmma", 0)), ("ldgsts", copies)):
         there = [loop for loop in inner if loop.get(kind)]
         each = sum(loop[kind] for loop in there)
