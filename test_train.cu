@@ -602,6 +602,12 @@ static void test_recompute_large(void) {
     }
     check("llama:8B, 8192 tokens, --recompute block: GB of activations", 1e-9 * activations, 4);
     check("llama:8B, 8192 tokens, --recompute block: share of time added, predicted", worst, 0.35);
+    double all = step_ms(&model, &rates[0], 1);
+    model_free(&model);
+    options.train = "block.31.*";
+    need(model_plan(&model, &c, options, &error), &error);
+    double frozen = step_ms(&model, &rates[0], 1);
+    check("llama:8B, training its last block alone: share of the time, predicted", frozen / all, 0.4);
     model_free(&model);
 }
 

@@ -193,33 +193,53 @@ static inline double costs_ms(const Cost* costs, size_t count, const Rates* r) {
     return ms;
 }
 
-// Forward and backward of a block that recomputes nothing.
-static inline double block_ms(const BlockShape* s, const Rates* r) {
-    size_t N = s->B * s->T, C = s->C, HD = s->H * s->D, heads = s->H + s->K, qkv = (heads + s->K) * s->D;
-    size_t ffn_in = s->llama ? 2 * s->F : s->F;
-    double act = (double)N * (double)s->F, ms = 0;
-    bool centred = !s->llama;
+static inline double block_forward_ms(const BlockShape* s, const Rates* r) {
+    double ms = 0;
     for (int o = 0; o < BLOCK_OPERATIONS; o++)  // the norm of attention's output is part of BLOCK_MIDDLE
         if (o != BLOCK_NORM1 && o != BLOCK_NORM2) ms += operation_ms((BlockOperation)o, s, r);
-    const Cost others[] = {
-        cost_norm_forward(N, C, centred, true), cost_matmul(N, C, s->F),           // the last matmul of the forward
-        cost_matmul(N, C, s->F), cost_matmul_weight(N, C, s->F),                   // ffn_out
-        s->llama ? cost_swiglu_backward(act) : cost_gelu_backward(act),
-        cost_matmul(N, ffn_in, C), cost_matmul_weight(N, ffn_in, C), cost_norm_backward(N, C, centred),
-        cost_matmul(N, C, HD), cost_matmul_weight(N, C, HD),                       // attention_out
+    const Cost others[] = {cost_norm_forward(s->B * s->T, s->C, !s->llama, true), cost_matmul(s->B * s->T, s->C, s->F)};
+    return ms + costs_ms(others, 2, r);
+}
+
+// Of a block that recomputes nothing, without the gradients of its matmuls' weights.
+static inline double block_backward_ms(const BlockShape* s, const Rates* r) {
+    size_t N = s->B * s->T, C = s->C, heads = s->H + s->K;
+    double act = (double)N * (double)s->F;
+    const Cost costs[] = {
+        cost_matmul(N, C, s->F), s->llama ? cost_swiglu_backward(act) : cost_gelu_backward(act),  // ffn_out
+        cost_matmul(N, s->llama ? 2 * s->F : s->F, C), cost_norm_backward(N, C, !s->llama),       // ffn_in
+        cost_matmul(N, C, s->H * s->D),                                                           // attention_out
         cost_attention_backward(s->B, s->T, s->H, s->K, s->D),
-        cost_matmul(N, qkv, C), cost_matmul_weight(N, qkv, C), cost_norm_backward(N, C, centred),
+        cost_matmul(N, (heads + s->K) * s->D, C), cost_norm_backward(N, C, !s->llama),            // qkv
     };
-    ms += costs_ms(others, sizeof others / sizeof others[0], r);
+    double ms = costs_ms(costs, sizeof costs / sizeof costs[0], r);
     Cost rope = cost_rope(s->B, s->T, heads, s->D), qk_norm = cost_qk_norm_backward(N, heads, s->D);
     return ms + (s->llama ? cost_ms(&rope, r) : 0) + (s->qk_norm ? cost_ms(&qk_norm, r) : 0);
+}
+
+// The gradients of the matmuls' weights that train.
+static inline double weights_ms(const Model* model, const Rates* r) {
+    double ms = 0;
+    for (size_t i = 0; i < model->parameters.count; i++) {
+        const Tensor* t = &model->parameters.tensors[i];
+        bool head = t->offset == model->weights.head_weight;
+        if (!t->trains || !(t->shape.hidden || head)) continue;
+        Cost cost = cost_matmul_weight(model->options.B * model->options.T, t->size / t->cols, t->cols);
+        ms += cost_ms(&cost, r);
+    }
+    return ms;
+}
+
+// The block at which the backward ends.
+static inline size_t backward_ends(const Model* model) {
+    return model->first_trained > 0 ? model->first_trained - 1 : 0;
 }
 
 // What recomputation adds to a micro-batch.
 static inline double model_recompute_ms(const Model* model, const Rates* r) {
     BlockShape s = model_block_shape(model);
     double ms = 0;
-    for (size_t l = 0; l < model->config.layers; l++)
+    for (size_t l = backward_ends(model); l < model->config.layers; l++)
         ms += recompute_ms(model->activations.blocks[l].recomputed, &s, r);
     return ms;
 }
@@ -230,19 +250,21 @@ static inline double micro_batch_ms(const Model* model, const Rates* r) {
     const FlatVector* flat = &model->flat;
     BlockShape s = model_block_shape(model);
     size_t N = s.B * s.T, C = s.C, V = c->vocab, Vp = config_padded_vocab(c), parts = divide_up(N, model->head_rows);
+    size_t L = c->layers, back = L - min_size(L, backward_ends(model));
     bool positions = c->family == FAMILY_GPT2;
     const Cost outside[] = {
-        cost_embedding_forward(s.B, s.T, C, positions), cost_embedding_backward(s.B, s.T, C, positions),
-        cost_norm_forward(N, C, !s.llama, true), cost_norm_backward(N, C, !s.llama),
-        cost_matmul(N, Vp, C), cost_classifier(N, V, Vp, true),
-        cost_matmul(N, Vp, C), cost_matmul_weight(N, Vp, C),
+        cost_embedding_forward(s.B, s.T, C, positions), cost_norm_forward(N, C, !s.llama, true),
+        cost_norm_backward(N, C, !s.llama), cost_matmul(N, Vp, C), cost_classifier(N, V, Vp, true),
+        cost_matmul(N, Vp, C),
         cost_of(0, 8.0 * (double)(parts - 1) * (double)Vp * (double)C),  // the head's gradient, once for every part
     };
-    // Staged gradients are cleared, and added to the sums.
-    double staged = flat->options.stage == 2 || flat->options.reduce == REDUCE_EXACT ? 24.0 : 0;
+    Cost embedding = cost_embedding_backward(s.B, s.T, C, positions);
+    // Staged gradients are written and added to the sums.
+    double staged = flat->options.stage == 2 || flat->options.reduce == REDUCE_EXACT ? 20.0 : 0;
     Cost sums = cost_of(0, staged * (double)flat->parameters->flat_size);
     return costs_ms(outside, sizeof outside / sizeof outside[0], r) + cost_ms(&sums, r) +
-        (double)c->layers * block_ms(&s, r) + model_recompute_ms(model, r);
+        (model->first_trained > 0 ? 0 : cost_ms(&embedding, r)) + (double)L * block_forward_ms(&s, r) +
+        (double)back * block_backward_ms(&s, r) + weights_ms(model, r) + model_recompute_ms(model, r);
 }
 
 // The matmuls of Muon's updates, see optimizers_matrix.h; ranks that share the state share them.
@@ -257,7 +279,7 @@ static inline Cost muon_cost(const FlatVector* flat) {
     return c;
 }
 
-// Clears the gradients, takes their norm, updates what this rank owns.
+// Clears the sums of staged gradients, takes the norm, updates what this rank owns.
 static inline double update_ms(const Model* model, const Rates* r) {
     const FlatVector* flat = &model->flat;
     bool masters = flat->holds.master_weights && !FLOATX_IS_FLOAT;
@@ -267,20 +289,21 @@ static inline double update_ms(const Model* model, const Rates* r) {
     double bytes = owned * (sum + x + (masters ? 8 : x));
     for (size_t i = 0; i < optimizer_states(flat->holds.optimizer); i++)
         bytes += 2.0 * (double)flat_state_bytes(flat, i);
-    Cost sums = cost_of(0, sum * (double)flat->sums_size + sum * owned), update = cost_of(18 * owned, bytes);
-    Cost muon = muon_cost(flat);
+    bool staged = flat->options.stage == 2 || flat->options.reduce == REDUCE_EXACT;
+    Cost sums = cost_of(0, (staged ? sum * (double)flat->sums_size : 0) + sum * owned);
+    Cost update = cost_of(18 * owned, bytes), muon = muon_cost(flat);
     double elements = rate > 0 ? 1e3 * owned / rate : 0, moved = cost_ms(&update, r);
     return cost_ms(&sums, r) + (elements > moved ? elements : moved) + cost_ms(&muon, r);
 }
 
-// What a micro-batch waits for offloaded activations. A block's are written under the forward of the next block, which
-// takes about a third of forward and backward, and read under the backward of the block after it.
+// What a micro-batch waits for offloaded activations. A block's are written under the forward of the next block,
+// and read under the backward of the block after it.
 static inline double offload_wait_ms(const Model* model, const Rates* r) {
     const OffloadBlocks* o = &model->offloaded;
     if (offload_blocks_bytes(o) == 0) return 0;
     BlockShape s = model_block_shape(model);
-    double piece = 1e3 * (double)offload_bytes(&o->store, 0) / r->offload, forward = block_ms(&s, r) / 3;
-    double backward = 2 * forward + recompute_ms(o->blocks[0].recomputed, &s, r);
+    double piece = 1e3 * (double)offload_bytes(&o->store, 0) / r->offload, forward = block_forward_ms(&s, r);
+    double backward = block_backward_ms(&s, r) + recompute_ms(o->blocks[0].recomputed, &s, r);
     return (double)(o->moved - o->first) * (fmax(0, piece - forward) + fmax(0, piece - backward));
 }
 
