@@ -47,10 +47,7 @@
 enum { OFFLOAD_NOTHING = 0, OFFLOAD_OPTIMIZER = 1, OFFLOAD_ACTIVATIONS = 2, OFFLOAD_BOTH = 3 };
 #define OFFLOAD_CHOICES "none|optimizer|activations|optimizer,activations"
 
-enum {
-    OFFLOAD_SLOTS = 3,      // at most: a piece in work, the next one being read, the one before being written
-    OFFLOAD_READ = 4 << 20  // bytes that offload_read takes from the disk at a time
-};
+enum { OFFLOAD_SLOTS = 3 };  // at most: a piece in work, the next one being read, the one before being written
 
 #define OFFLOAD_NONE SIZE_MAX
 
@@ -83,7 +80,6 @@ typedef struct {
     int file;                // -1: there is none
     bool bypasses_cache;
     char *host, *staging;    // memory of the host: all pieces; a slot each
-    char* room;              // (OFFLOAD_READ + 2 DISK_ALIGN) of offload_read
     size_t local_rank;       // chooses the device of the thread
     Stream compute, copies;  // the caller's stream; the thread's
     OffloadSlot slot[OFFLOAD_SLOTS];
@@ -183,8 +179,6 @@ static inline bool offload_open(Offload* o, const char* directory, size_t rank, 
             return fail(error, "cannot take %.3f GB of the host's memory between the GPU and the disk",
                         1e-9 * (double)offload_memory(o));
     }
-    o->room = (char*)allocate(OFFLOAD_READ + 2 * DISK_ALIGN);
-    if (o->room == NULL) return fail(error, "out of memory for a part of the %s", o->what);
     for (size_t i = 0; i < o->slot_count; i++) {
         o->slot[i].memory = offload_aligned(o->slots) + i * o->largest;
         o->slot[i].staging = o->staging ? offload_aligned(o->staging) + i * o->largest : o->slot[i].memory;
@@ -216,7 +210,6 @@ static inline void offload_close(Offload* o) {
     if (o->copies) device_close(o->copies);
     host_free(o->host);
     host_free(o->staging);
-    free(o->room);
     free(o->offsets);
     memset(o, 0, sizeof *o);
 }
@@ -398,23 +391,31 @@ static inline bool offload_flush(Offload* o, Error* error) {
     return offload_check(o, error);
 }
 
-// Copies `bytes` of a piece from `at` on to memory of the host. Nothing is taken, and offload_flush has been called
-// since the last piece was given back.
+// Copies `bytes` of a piece from `at` on to memory of the host, by way of a slot. Nothing is taken, and offload_flush
+// has been called since the last piece was given back.
 static inline bool offload_read(Offload* o, void* to, size_t piece, size_t at, size_t bytes, Error* error) {
     size_t from = o->offsets[piece] + at;
     if (o->host) {
         memcpy(to, o->host + from, bytes);
         return true;
     }
-    char* room = offload_aligned(o->room);
-    for (size_t done = 0; done < bytes;) {
-        size_t before = (from + done) % DISK_ALIGN, n = min_size(bytes - done, OFFLOAD_READ - before);
-        size_t first = from + done - before, whole = round_up(before + n, DISK_ALIGN);
-        if (!offload_transfer(o, room, first, whole, false, error)) return false;
-        memcpy((char*)to + done, room + before, n);
+    pthread_mutex_lock(&o->lock);
+    OffloadSlot* slot = offload_free_slot(o);  // there is one: the thread may be reading into another
+    slot->piece = OFFLOAD_NONE;
+    slot->taken = true;
+    pthread_mutex_unlock(&o->lock);
+    bool ok = true;
+    for (size_t done = 0; ok && done < bytes;) {
+        size_t before = (from + done) % DISK_ALIGN, n = min_size(bytes - done, o->largest - before);
+        ok = offload_transfer(o, slot->staging, from + done - before, round_up(before + n, DISK_ALIGN), false, error);
+        if (ok) memcpy((char*)to + done, slot->staging + before, n);
         done += n;
     }
-    return true;
+    pthread_mutex_lock(&o->lock);
+    slot->taken = false;
+    pthread_cond_signal(&o->work);
+    pthread_mutex_unlock(&o->lock);
+    return ok;
 }
 
 static inline OffloadCounts offload_counts(Offload* o) {

@@ -569,6 +569,8 @@ static void test_memory(void) {
               planned[4][2] < planned[2][2],
           "each stage takes less memory than the one before it, and with more ranks each of them less");
     double kept_all = expect_memory(LONG, 1, 0, "none"), least = expect_memory(LONG, 1, 0, "block");
+    double moved = expect_memory(LONG, 1, 0, "none --offload activations --offload-dir .");
+    check(moved < 0.65 * kept_all, "--offload activations takes %.1f MB of %.1f", 1e-6 * moved, 1e-6 * kept_all);
     double budget = expect_memory(LONG, 1, 0, "auto --memory 0.09");
     check(least < budget && budget < kept_all && budget <= 0.09e9 && budget > 0.085e9,
           "--recompute auto --memory 0.09 takes %.1f MB, between %.1f of block and %.1f of none", 1e-6 * budget,
