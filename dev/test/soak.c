@@ -501,8 +501,9 @@ static void describe(char text[256], const Way* way, const Harm* harm) {
                                    : text_of("%.0f ms after line %zu", harm->after_ms, harm->lines);
     const char* who = harm->all ? text_of("all of %zu", way->world)
                                 : text_of("rank %zu of %zu", harm->victim, way->world);
-    snprintf(text, 256, "%s %.60s, %.70s, --zero %zu, %s every %zu%.20s%.20s%s%.34s", action_of(harm->signal), who, when,
-             way->zero, way->async ? "async" : "sync", way->every, way->hot ? text_of(", hot every %zu", way->hot) : "",
+    snprintf(text, 256, "%s %.60s, %.70s, --zero %zu, %s every %zu%.20s%.20s%s%.34s", action_of(harm->signal), who,
+             when, way->zero, way->async ? "async" : "sync", way->every,
+             way->hot ? text_of(", hot every %zu", way->hot) : "",
              way->bandwidth > 0 ? text_of(", %g MB/s", way->bandwidth) : "", way->bits8 ? ", 8-bit states" : "",
              way->offload ? text_of(", %s", offload_text(way)) : "");
 }

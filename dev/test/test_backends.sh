@@ -39,8 +39,9 @@ run() {
     shift 3
     case "$*" in *--resume*) ;; *) rm -rf "$directory" ;; esac
     "$program" --data "$out/text_train_*.bin" --out "$directory" --steps "$steps" --family "$family" \
-        --layers "${LAYERS:-2}" --heads "$heads" --kv-heads 2 --channels 32 --ffn 64 --seq 24 --batch 2 --total-batch 96 --lr 2e-3 \
-        --lr-final 1 --warmup 3 --schedule constant "$@" > "$directory.log" 2>&1 || { cat "$directory.log"; return 1; }
+        --layers "${LAYERS:-2}" --heads "$heads" --kv-heads 2 --channels 32 --ffn 64 --seq 24 --batch 2 \
+        --total-batch 96 --lr 2e-3 --lr-final 1 --warmup 3 --schedule constant "$@" > "$directory.log" 2>&1 ||
+        { cat "$directory.log"; return 1; }
 }
 
 # run_with VARIABLES PROGRAM DIRECTORY STEPS FLAG...: the same with EMULATE_MODE=... [EMULATE_OTHER=...].
@@ -99,7 +100,8 @@ for family in gpt2 llama; do
         verdict $? "$name: the same bits with EMULATE_$mode"
     done
     run_with LAYERS=5 "$gpu" deep 10 &&
-        run_with "LAYERS=5 EMULATE_STREAMS=delayed" "$gpu" mode 10 --offload optimizer,activations && same_tensors mode deep
+        run_with "LAYERS=5 EMULATE_STREAMS=delayed" "$gpu" mode 10 --offload optimizer,activations &&
+        same_tensors mode deep
     verdict $? "$name: the same bits with --offload in memory of the host"
     run "$gpu" mode 10 --masters off --dropout 0.1 && run train mode-cpu 10 --masters off --dropout 0.1
     losses_agree mode-cpu mode "$bound" "$name: stochastic rounding and dropout, against the CPU's"
