@@ -139,10 +139,11 @@ typedef struct {
     cudaEvent_t began, ended;
 } Meter;
 
+// Without a device its name is "no GPU"; device_open will say more.
 static inline void bench_device_name(cudaDeviceProp* properties) {
     int device = 0;
-    CUDA_CHECK(cudaGetDevice(&device));
-    CUDA_CHECK(cudaGetDeviceProperties(properties, device));
+    if (cudaGetDevice(&device) == cudaSuccess && cudaGetDeviceProperties(properties, device) == cudaSuccess) return;
+    snprintf(properties->name, sizeof properties->name, "no GPU");
 }
 
 static inline void meter_close(Meter* m) {
