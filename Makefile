@@ -100,8 +100,10 @@ train: $(B)/train$(if $(MPICC),-mpi)-$(PRECISION)
 endif
 
 # What one does with a model besides training, for the same precision: tools/.
-TOOLS := generate evaluate
-$(TOOLS:%=$(B)/%): $(B)/%: $(B)/%-$(PRECISION)
+TOOLS := generate evaluate tune
+$(B)/generate $(B)/evaluate: $(B)/%: $(B)/%-$(PRECISION)
+	@cp -f $< $@
+$(B)/tune: $(B)/tune$(if $(FOR_GPU),-cuda)-$(PRECISION)
 	@cp -f $< $@
 
 # Writes a model in the form of other programs; whatever the precision, it computes nothing.
@@ -145,6 +147,8 @@ CUDA_HEADERS := $(HEADERS) $(wildcard *.cuh llmtrain/*.cuh)
 $(PRECISIONS:%=$(B)/train-cuda-%): $(B)/train-cuda-%: train.cu $(CUDA_HEADERS) | $(B)
 	$(NVCC) $(NVCCFLAGS) -arch=$(ARCH) -DPRECISION_$* $< -o $@ -lcublasLt $(NCCL_FOUND:yes=-lnccl)
 
+$(foreach t,$(TOOLS),$(PRECISIONS:%=$(B)/$t-cuda-%)): $(CUDA_HEADERS) $(wildcard tools/*.cu) | $(B)
+	$(NVCC) $(NVCCFLAGS) -arch=$(ARCH) -DPRECISION_$(lastword $(subst -, ,$(@F))) tools/$(firstword $(subst -, ,$(@F))).cu -o $@ -lcublasLt $(NCCL_FOUND:yes=-lnccl)
 $(PRECISIONS:%=$(B)/bench-cuda-%): $(B)/bench-cuda-%: dev/bench.c $(CUDA_HEADERS) | $(B)
 	$(NVCC) $(NVCCFLAGS) -arch=$(ARCH) -DPRECISION_$* -x cu $< -o $@ -lcublasLt $(NCCL_FOUND:yes=-lnccl)
 
@@ -156,7 +160,7 @@ CUDA_INCLUDE := $(if $(wildcard $(CUDA_HOME)/include/cuda_runtime.h),-isystem $(
 EMULATE := -std=c++17 -fno-strict-aliasing -ffp-contract=fast -Wall -Wextra -Werror -Wno-unknown-pragmas -pthread \
     -DLLMTRAIN_CUDA -DLLMTRAIN_NCCL -I$(B)/emulated -I. -Idev/emulator $(or $(CUDA_INCLUDE),-isystem dev/emulator/standins)
 EMULATOR := $(wildcard dev/emulator/*.h dev/emulator/standins/*.h)
-TRANSLATED := $(patsubst %,$(B)/emulated/%,$(wildcard *.h *.cuh *.cu llmtrain/*.h llmtrain/*.cuh dev/*.cu dev/ladder.h dev/test/*.cu))
+TRANSLATED := $(patsubst %,$(B)/emulated/%,$(wildcard *.h *.cuh *.cu llmtrain/*.h llmtrain/*.cuh dev/*.cu dev/ladder.h dev/test/*.cu tools/tune.cu))
 EMULATED_NEEDS := $(TRANSLATED) $(EMULATOR) $(HEADERS)
 .SECONDARY: $(TRANSLATED)
 $(B)/translate: dev/emulator/translate.cpp | $(B)
@@ -205,7 +209,7 @@ $(B)/ladders.cu: Makefile | $(B)
 	  $(foreach l,$(LADDERS),echo '    if (argc > 1 && strcmp(argv[1], "$(l)") == 0)'; \
 	    echo '        return ladder_of_$(l)::ladder_main(argc - 1, argv + 1);';) \
 	  echo '    puts("usage: ladders NAME FLAG...; NAME is one of: $(LADDERS)");'; echo '    return 2;'; echo '}'; } > $@
-$(B)/test_cublaslt $(B)/test_nccl: $(B)/%: dev/emulator/%.cu $(EMULATED_NEEDS)
+$(B)/test_cublaslt $(B)/test_nccl $(B)/test_tune: $(B)/%: dev/emulator/%.cu $(EMULATED_NEEDS)
 	@mkdir -p $(B)/emulated/dev/emulator
 	$(B)/translate $< > $(B)/emulated/$<
 	$(CXX) -O2 -fopenmp $(EMULATE) -x c++ $(B)/emulated/$< -o $@
@@ -215,10 +219,10 @@ $(B)/test_cublaslt $(B)/test_nccl: $(B)/%: dev/emulator/%.cu $(EMULATED_NEEDS)
 # first architecture; nvcc-syntax checks all that only calls them. The hosts' part is optimised where it runs, so not here.
 NVCC_CHECK := $(NVCC) $(filter-out -O3,$(NVCCFLAGS)) -c -o /dev/null
 NVCC_SOURCE = -DPRECISION_$(word 1,$(subst -, ,$*)) \
-    -x cu $(wildcard $(foreach d,. dev/emulator dev/test $(B),$(d)/$(word 2,$(subst -, ,$*)).cu) dev/$(word 2,$(subst -, ,$*)).c)
-COMPILED := $(if $(NVCC_FOUND),$(patsubst %,$(B)/nvcc-%.ok,$(PRECISIONS:%=syntax-%-test_train) syntax-BF16-test_nccl syntax-BF16-bench \
+    -x cu $(wildcard $(foreach d,. dev/emulator dev/test tools $(B),$(d)/$(word 2,$(subst -, ,$*)).cu) dev/$(word 2,$(subst -, ,$*)).c)
+COMPILED := $(if $(NVCC_FOUND),$(patsubst %,$(B)/nvcc-%.ok,$(PRECISIONS:%=syntax-%-test_train) syntax-BF16-test_nccl syntax-BF16-bench $(TOOLS:%=syntax-BF16-%) \
     code-BF16-test_emulator code-FP32-ladders code-BF16-ladders) $(PRECISIONS:%=$(B)/resources-%.txt))
-$(filter %.ok,$(COMPILED)): $(CUDA_HEADERS) dev/bench.c $(wildcard *.cu dev/*.cu dev/test/*.cu dev/emulator/*.cu) $(B)/ladders.cu
+$(filter %.ok,$(COMPILED)): $(CUDA_HEADERS) dev/bench.c $(wildcard *.cu dev/*.cu dev/test/*.cu dev/emulator/*.cu tools/*.cu) $(B)/ladders.cu
 $(B)/nvcc-syntax-%.ok:
 	$(NVCC_CHECK) -fdevice-syntax-only $(foreach a,80 90a 100,-gencode arch=compute_$(a),code=sm_$(a)) $(NVCC_SOURCE)
 	@touch $@
@@ -285,7 +289,7 @@ TESTS := gemm test_files test_offload test_data test_tokenizer test_template tes
 RANKS_TESTS := $(B)/test_comm $(B)/test_zero $(B)/test_ranks $(B)/weights_hash $(B)/train-FP32 $(B)/train-BF16 $(B)/generate-FP32 $(B)/export $(B)/evaluate-FP32 $(B)/corpus $(B)/tokenize \
     $(if $(MPICC),$(B)/train-mpi-FP32)
 CPU_TESTS := $(TESTS:%=$(B)/%) $(B)/golden-FP32 $(B)/golden-BF16 $(if $(filter build,$(B)),$(ISA_TESTS)) $(B)/gemm-amx $(B)/bench-FP32 $(B)/llmtrain_single.h $(B)/checkpoint_cost $(RANKS_TESTS)
-CUDA_TESTS := $(EMULATED) $(B)/corpus $(B)/tokenize $(B)/weights_hash $(B)/test_cublaslt $(B)/test_nccl $(B)/bench-emulated-BF16 $(PRECISIONS:%=$(B)/train-emulated-%) $(PRECISIONS:%=$(B)/test_train-emulated-%) $(PRECISIONS:%=$(B)/train-%) $(B)/launches-BF16 $(COMPILED)
+CUDA_TESTS := $(EMULATED) $(B)/corpus $(B)/tokenize $(B)/weights_hash $(B)/test_cublaslt $(B)/test_nccl $(B)/test_tune $(B)/bench-emulated-BF16 $(PRECISIONS:%=$(B)/train-emulated-%) $(PRECISIONS:%=$(B)/test_train-emulated-%) $(PRECISIONS:%=$(B)/train-%) $(B)/launches-BF16 $(COMPILED)
 
 # Where there is a C++ compiler, also all of CUDA. make test-cpu and make test-cuda are its halves, which run side by side.
 test: $(if $(shell command -v $(CXX) 2>/dev/null),test-cpu test-cuda,test-cpu-only)

@@ -223,6 +223,10 @@ static inline bool weights_create(Weights* w, Parameters* p, const Config* c, co
 // ------------------------------------------------------------------------------------------------
 // 3. Model
 
+// What the programs say of ModelOptions.matmul_algorithms.
+#define MATMUL_ALGORITHMS_HELP \
+    "GPU builds: use the cuBLASLt algorithms that build/tune timed and stored in FILE; CPU builds ignore it"
+
 typedef struct {
     size_t B, T;              // the largest batch that forward will see
     bool training;            // gradients, optimizer state and the backward's buffers are wanted
@@ -235,6 +239,7 @@ typedef struct {
     bool mask_documents;      // attention does not cross an end_of_text
     int32_t end_of_text;
     bool tf32;                // a GPU's float matmuls may round their operands to TF32
+    const char* matmul_algorithms;  // a file of build/tune, for a GPU; NULL: the library's first proposals
     RecomputeLevel recompute; // activations that the backward computes again
     const char* train;        // the names of the tensors that train (parameters_freeze); NULL: all
     RankOptions ranks;        // all 0: one rank
@@ -386,6 +391,7 @@ static inline bool model_allocate(Model* model, Error* error) {
     const ModelOptions* o = &model->options;
     size_t D = config_head_size(c), batch_bytes = 2 * o->B * o->T * sizeof(int32_t);
     if (!device_choose(o->ranks.local_rank, error) || !device_open(&model->stream, o->tf32, error) ||
+        !matmul_choices_open(o->matmul_algorithms, o->ranks.rank == 0, model->stream, error) ||
         !plan_allocate(&model->memory, o->ranks.world, model->stream, error)) return false;
     model_layout(model);
     if (!device_prepare(model->stream, model->scratch, model_scratch_bytes(model), batch_bytes, error)) return false;

@@ -25,7 +25,7 @@
 // Flags
 
 typedef struct {
-    const char *data, *val, *model, *train;
+    const char *data, *val, *model, *train, *matmul_algorithms;
     bool master_weights, tf32;
     Config config;                // as far as flags give it
     uint64_t batch, seq, total_batch, seed, threads;
@@ -91,6 +91,7 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
         SWITCH_FLAG("masters", &o->master_weights, true, 0,
                     "16-bit builds: keep fp32 master weights; off: update 16-bit weights with stochastic rounding"),
         SWITCH_FLAG("tf32", &o->tf32, false, 0, "fp32 builds on a GPU: allow TF32 matmuls"),
+        TEXT_FLAG("matmul-algorithms", &o->matmul_algorithms, NULL, "FILE", 0, MATMUL_ALGORITHMS_HELP),
         FLAG_HEADING("Schedule"),
         CHOICE_FLAG("schedule", &s->kind, SCHEDULE_COSINE, SCHEDULE_NAMES, 0,
                     "shape of the learning rate after warmup"),
@@ -165,6 +166,7 @@ static ModelOptions model_options(const Run* run, const Options* o) {
     m.mask_documents = run->train.mask_documents;
     m.end_of_text = run->train.end_of_text;
     m.tf32 = o->tf32;
+    m.matmul_algorithms = o->matmul_algorithms;
     m.recompute = o->plan.recompute;
     m.offload = o->plan.offload;
     m.offload_dir = o->plan.offload_dir;

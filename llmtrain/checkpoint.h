@@ -158,19 +158,6 @@ static inline size_t checkpoint_bytes(const FlatVector* flat) {
 //
 // manifest_begin, the caller's own members, manifest_finish. The last member is a checksum of the text before it.
 
-static inline void json_member_hash(JsonWriter* w, const char* key, uint64_t hash) {
-    char text[20];
-    snprintf(text, sizeof text, "%016llx", (unsigned long long)hash);
-    json_member_string(w, key, text);
-}
-
-// Whether a member that json_member_hash wrote equals a hash.
-static inline bool manifest_hash_is(const Json* json, uint32_t node, uint64_t hash) {
-    char expected[24] = "", found[24];
-    snprintf(found, sizeof found, "%016llx", (unsigned long long)hash);
-    return json_string(json, node, expected, sizeof expected) && strcmp(found, expected) == 0;
-}
-
 // Opens the manifest's object: what wrote the checkpoint.
 static inline void manifest_begin(JsonWriter* w, const FlatVector* flat) {
     char device[320];
@@ -371,7 +358,7 @@ static inline bool checkpoint_read_piece(FlatVector* flat, CheckpointLoad* load,
         if (is_master)
             upload(flat->params + t->offset + first, load->rounded, count * sizeof(floatX), flat->stream);
     }
-    if (!manifest_hash_is(manifest, expected, hash_end(&hash)))
+    if (!json_hash_is(manifest, expected, hash_end(&hash)))
         return fail(error, "%.600s: %s does not match its checksum; the file is damaged", file->path, saved->name);
     return true;
 }
@@ -384,7 +371,7 @@ static inline bool checkpoint_read_file(FlatVector* flat, CheckpointLoad* load, 
         return fail(error, "the manifest of %.600s has an entry that names no file; it is damaged", directory);
     snprintf(path, sizeof path, "%s/%s", directory, name);
     if (!safetensors_open(&file, path, error)) return false;
-    bool ok = manifest_hash_is(manifest, json_get(manifest, entry, "header_checksum"), file.header.hash) ||
+    bool ok = json_hash_is(manifest, json_get(manifest, entry, "header_checksum"), file.header.hash) ||
               fail(error, "%.600s: its header does not match its checksum; the file is damaged", path);
     for (size_t i = 0; ok && i < file.header.count; i++)
         ok = checkpoint_read_piece(flat, load, &file, &file.header.tensors[i], manifest,

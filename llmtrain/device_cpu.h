@@ -40,6 +40,17 @@ static inline bool device_open(Stream* stream, bool tf32, Error* error) {
 
 static inline void device_close(Stream stream) { (void)stream; }
 
+// The algorithms of a GPU's matmuls (matmul_choice.cuh): there are none to choose here, and the file is not read.
+static inline bool matmul_choices_open(const char* path, bool tells, Stream stream, Error* error) {
+    (void)path; (void)tells; (void)stream; (void)error;
+    return true;
+}
+
+static inline uint64_t matmul_choices_hash(Stream stream) {
+    (void)stream;
+    return 0;
+}
+
 // Whether the host may touch device memory.
 static inline bool device_is_host(void) { return true; }
 

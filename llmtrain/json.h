@@ -466,6 +466,18 @@ static inline void json_member_string(JsonWriter* w, const char* key, const char
     json_write_key(w, key);
     json_write_string(w, value);
 }
+static inline void json_member_hash(JsonWriter* w, const char* key, uint64_t hash) {
+    char text[20];
+    snprintf(text, sizeof text, "%016llx", (unsigned long long)hash);
+    json_member_string(w, key, text);
+}
+
+// Whether a member that json_member_hash wrote equals a hash.
+static inline bool json_hash_is(const Json* json, uint32_t node, uint64_t hash) {
+    char expected[24] = "", found[24];
+    snprintf(found, sizeof found, "%016llx", (unsigned long long)hash);
+    return json_string(json, node, expected, sizeof expected) && strcmp(found, expected) == 0;
+}
 
 static inline bool json_write_done(const JsonWriter* w, Error* error) {
     if (w->failed) return fail(error, "not enough memory to write %zu bytes of JSON; free some memory", w->bytes);

@@ -9,7 +9,8 @@
 // products are summed in float; gradients of weights are float, and are added to or overwritten.
 //
 // Every operation gives the same bits on every run: a plan's algorithm is the first that the library proposes, which
-// depends on the shape and the device alone, and never what a measurement liked.
+// depends on the shape and the device alone, and never what a measurement of this run liked. matmul_choice.cuh puts
+// others in place, which were timed once and stored in a file.
 //
 // Needs: llmtrain/types.h, llmtrain/base.h, llmtrain/blocks.cuh, llmtrain/dtypes.h, and cuBLASLt (-lcublasLt).
 
@@ -75,11 +76,13 @@ typedef struct {
     cublasLtMatrixLayout_t first, second, out;
     cublasLtMatmulAlgo_t algorithm;
     size_t workspace;  // bytes
+    uint64_t calls;    // so far
 } MatmulPlan;
 
 struct Matmul {
     cublasLtHandle_t handle;
     bool fuse_gelu;
+    uint64_t chosen;         // a hash of the plans of a file (matmul_choice.cuh); 0: there are none
     MatmulPlan* plans;       // a hash table with linear probing, at most half full: it grows
     size_t capacity, count;  // capacity is a power of two
 };
@@ -165,11 +168,10 @@ static inline void matmul_plan_point(const MatmulPlan* plan, const void* bias, c
     if (pre) MATMUL_SET(plan->operation, EPILOGUE_AUX_POINTER, pre, &plan->shape);
 }
 
-// Describes the matmul and asks for an algorithm: tens of microseconds, once for each shape. Parts of a sum that is
-// split over blocks are added up as floats (other schemes round them to the type of the result).
+// A plan without an algorithm.
 // The library derives from the addresses of bias and pre how well they are aligned; a plan serves all that begin on 16
 // bytes, so it is shown addresses that are no better.
-static inline MatmulPlan matmul_plan_make(struct Matmul* matmul, MatmulShape shape) {
+static inline MatmulPlan matmul_plan_describe(MatmulShape shape) {
     const MatmulShape* s = &shape;
     const void* barely_aligned = (const void*)(uintptr_t)MATMUL_ALIGNMENT;
     MatmulPlan plan;
@@ -217,7 +219,15 @@ static inline MatmulPlan matmul_plan_make(struct Matmul* matmul, MatmulShape sha
     MATMUL_SET(plan.operation, EPILOGUE, epilogue, s);
     if (pre_columns) MATMUL_SET(plan.operation, EPILOGUE_AUX_LD, pre_columns, s);
     matmul_plan_point(&plan, s->bias ? barely_aligned : NULL, pre_columns ? barely_aligned : NULL);
+    return plan;
+}
 
+// Fills in up to `wanted` algorithms that the library proposes, the fastest by its own estimate first; returns their
+// number. Parts of a sum that is split over blocks are added up as floats (other schemes round them to the type of the
+// result).
+static inline int matmul_plan_propose(cublasLtMatmulHeuristicResult_t* results, int wanted, struct Matmul* matmul,
+                                      const MatmulPlan* plan) {
+    const MatmulShape* s = &plan->shape;
     cublasLtMatmulPreference_t preference;
     uint64_t workspace = matmul_workspace;
     uint32_t scheme = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, alignment = MATMUL_ALIGNMENT;
@@ -232,18 +242,38 @@ static inline MatmulPlan matmul_plan_make(struct Matmul* matmul, MatmulShape sha
     for (size_t i = 0; i < sizeof alignments / sizeof alignments[0]; i++)
         MATMUL_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, alignments[i], &alignment, sizeof alignment), s);
 
-    cublasLtMatmulHeuristicResult_t result;
-    int results = 0;
-    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(matmul->handle, plan.operation, plan.first, plan.second,
-                                                           plan.out, plan.out, preference, 1, &result, &results);
+    int found = 0;
+    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(matmul->handle, plan->operation, plan->first, plan->second,
+                                                           plan->out, plan->out, preference, wanted, results, &found);
     MATMUL_CHECK(cublasLtMatmulPreferenceDestroy(preference), s);
     if (status != CUBLAS_STATUS_NOT_SUPPORTED) MATMUL_CHECK(status, s);
-    plan.possible = status == CUBLAS_STATUS_SUCCESS && results > 0 && result.state == CUBLAS_STATUS_SUCCESS;
-    if (plan.possible) {
-        plan.algorithm = result.algo;
-        plan.workspace = result.workspaceSize;
-    }
+    return status == CUBLAS_STATUS_SUCCESS ? found : 0;
+}
+
+static inline void matmul_plan_take(MatmulPlan* plan, const cublasLtMatmulAlgo_t* algorithm, size_t workspace) {
+    plan->possible = true;
+    plan->algorithm = *algorithm;
+    plan->workspace = workspace;
+}
+
+// With the library's first proposal: tens of microseconds, once for each shape.
+static inline MatmulPlan matmul_plan_make(struct Matmul* matmul, MatmulShape shape) {
+    cublasLtMatmulHeuristicResult_t result;
+    MatmulPlan plan = matmul_plan_describe(shape);
+    bool possible = matmul_plan_propose(&result, 1, matmul, &plan) > 0 && result.state == CUBLAS_STATUS_SUCCESS;
+    if (possible) matmul_plan_take(&plan, &result.algo, result.workspaceSize);
     return plan;
+}
+
+// out = or += the matmul, as matmul_library_of says.
+static inline cublasStatus_t matmul_plan_run(struct Matmul* matmul, const MatmulPlan* plan, void* out,
+                                             const void* first, const void* second, const void* bias, const void* pre,
+                                             bool adds, Stream stream) {
+    float one = 1.0f, add = adds ? 1.0f : 0.0f;
+    matmul_plan_point(plan, bias, pre);
+    return cublasLtMatmul(matmul->handle, plan->operation, &one, first, plan->first, second, plan->second, &add, out,
+                          plan->out, out, plan->out, &plan->algorithm, device_scratch(stream, plan->workspace),
+                          plan->workspace, stream->compute);
 }
 
 // The entry of that shape: its plan, or the free one where it belongs.
@@ -263,6 +293,13 @@ static inline void matmul_plans_grow(struct Matmul* matmul) {
     matmul->capacity = capacity;
 }
 
+// Puts a plan, whose shape has none, into the table; returns its entry, which is valid until the next one is added.
+static inline MatmulPlan* matmul_plan_add(struct Matmul* matmul, MatmulPlan plan) {
+    *matmul_plan_find(matmul->plans, matmul->capacity, &plan.shape) = plan;
+    if (++matmul->count > matmul->capacity / 2) matmul_plans_grow(matmul);
+    return matmul_plan_find(matmul->plans, matmul->capacity, &plan.shape);
+}
+
 // out = or, if `adds`, += the matmul of that kind, in which first and second are in the order of the table above: only
 // a backward_weight adds. False, and nothing is done, if the library does not take these arrays or has no algorithm.
 // pre: what goes into the GELU, which the forward writes and the backward reads.
@@ -273,20 +310,11 @@ static inline bool matmul_library_of(MatmulKind kind, Dtype type, bool tf32, voi
     struct Matmul* matmul = matmul_state(stream);
     MatmulShape shape = {(uint32_t)kind, bias != NULL, tf32, (uint16_t)type, M, N, K};
     MatmulPlan* plan = matmul_plan_find(matmul->plans, matmul->capacity, &shape);
-    if (!plan->taken) {
-        *plan = matmul_plan_make(matmul, shape);
-        if (++matmul->count > matmul->capacity / 2) {
-            matmul_plans_grow(matmul);
-            plan = matmul_plan_find(matmul->plans, matmul->capacity, &shape);
-        }
-    }
+    if (!plan->taken) plan = matmul_plan_add(matmul, matmul_plan_make(matmul, shape));
     if (!plan->possible) return false;
-    float one = 1.0f, add = adds ? 1.0f : 0.0f;
-    matmul_plan_point(plan, bias, pre);
-    void* workspace = device_scratch(stream, plan->workspace);
-    MATMUL_CHECK(cublasLtMatmul(matmul->handle, plan->operation, &one, first, plan->first, second, plan->second, &add,
-                                out, plan->out, out, plan->out, &plan->algorithm, workspace, plan->workspace,
-                                stream->compute), &shape);
+    plan->calls++;
+    matmul_check(matmul_plan_run(matmul, plan, out, first, second, bias, pre, adds, stream), "cublasLtMatmul", &shape,
+                 __FILE__, __LINE__);
     return true;
 }
 

@@ -323,14 +323,16 @@ static inline bool run_compare_devices(Run* run, Error* error) {
     size_t* begins = NULL;
     if (run->comm.world <= 1) return true;
     device_describe(device, sizeof device, &peak, run->model.stream);
-    snprintf(own, sizeof own, "%s, compiled by %.150s", device, __VERSION__);
+    snprintf(own, sizeof own, "%s, compiled by %.150s, algorithms %016llx", device, __VERSION__,
+             (unsigned long long)matmul_choices_hash(run->model.stream));
     if (!comm_gather_texts(&run->comm, &texts, &begins, own, error)) return false;
     run->same_devices = true;
     for (size_t r = 1; r < run->comm.world; r++) run->same_devices &= strcmp(texts, texts + begins[r]) == 0;
     free(texts);
     free(begins);
     if (run->options->check_every && !run->same_devices)
-        printf("note: ranks have different devices or compilers; --check-every compares only their parameters\n");
+        printf("note: ranks have different devices, compilers or files of --matmul-algorithms; --check-every compares "
+               "only their parameters\n");
     return true;
 }
 

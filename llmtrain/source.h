@@ -189,7 +189,7 @@ static inline bool source_add_rank(ModelSource* s, const Json* manifest, uint32_
     snprintf(path, sizeof path, "%s/%s", s->path, name);
     if (!safetensors_open(&file, path, error)) return false;
     size_t number = source_add_file(s, file.file, path);
-    bool ok = manifest_hash_is(manifest, json_get(manifest, entry, "header_checksum"), file.header.hash) ||
+    bool ok = json_hash_is(manifest, json_get(manifest, entry, "header_checksum"), file.header.hash) ||
               fail(error, "%.600s: its header does not match its checksum; the file is damaged", path);
     uint32_t sums = json_get(manifest, entry, "checksums");
     for (size_t i = 0; ok && i < file.header.count; i++) {

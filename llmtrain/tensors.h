@@ -17,6 +17,7 @@
 #ifdef LLMTRAIN_CUDA
 #include "../kernels.cuh"
 #include "device.cuh"
+#include "matmul_choice.cuh"
 #else
 #include "device_cpu.h"
 #endif

@@ -12,13 +12,13 @@
 #include "../llmtrain/run_tokenizer.h"
 
 typedef struct {
-    const char *out, *init_from, *text, *data, *choices, *scores;
+    const char *out, *init_from, *text, *data, *choices, *scores, *matmul_algorithms;
     bool answers;
     uint64_t seq, batch, overlap, ranks, threads;
     double timeout;
 } Options;
 
-enum { FLAGS = 13, SEQUENCE = 2048, TEXT_BYTES_MAX = 2000000000 };
+enum { FLAGS = 14, SEQUENCE = 2048, TEXT_BYTES_MAX = 2000000000 };
 
 static void options_flags(Flag flags[FLAGS], Options* o) {
     const Flag table[FLAGS] = {
@@ -37,6 +37,7 @@ static void options_flags(Flag flags[FLAGS], Options* o) {
         COUNT_FLAG("val-overlap", &o->overlap, 0, 0, 1e7, 0,
                    "tokens shared by consecutive sequences of a text, given as context and not scored again"),
         COUNT_FLAG("batch", &o->batch, 4, 1, 65536, 0, "sequences of --seq tokens at a time"),
+        TEXT_FLAG("matmul-algorithms", &o->matmul_algorithms, NULL, "FILE", 0, MATMUL_ALGORITHMS_HELP),
         COUNT_FLAG("ranks", &o->ranks, 1, 1, 65536, 0, "processes to start here"),
         COUNT_FLAG("threads", &o->threads, 0, 0, 4096, 0, "OpenMP threads per rank; 0: OpenMP's default"),
         REAL_FLAG("timeout", &o->timeout, 600, 1, 1e6, 0, "seconds without a byte from a rank until it counts as lost"),
@@ -153,7 +154,8 @@ static bool evaluate_model(Comm* comm, const Options* o, Error* error) {
     ModelOptions options;
     memset(&options, 0, sizeof options);
     options.B = o->batch;
-    options.T = o->seq ? o->seq : SEQUENCE;
+    options.T = o->seq ? o->seq : (uint64_t)SEQUENCE;
+    options.matmul_algorithms = o->matmul_algorithms;
     options.ranks.comm = comm;
     options.ranks.rank = comm->rank;
     options.ranks.local_rank = comm->local_rank;

@@ -11,7 +11,7 @@
 #include "../llmtrain/template.h"
 
 typedef struct {
-    const char *out, *init_from;
+    const char *out, *init_from, *matmul_algorithms;
     uint64_t threads;
     int kv;  // position in KV_NAMES
     uint64_t kv_tokens;
@@ -159,7 +159,7 @@ static bool plan_cache(ModelOptions* options, const Config* config, const Tokeni
     Options* o = (Options*)context;
     Sampler* s = &o->sampler;
     if (!o->chat && !sampler_read_prompt(s, tokenizer, config->vocab, error)) return false;
-    options->kv_context = o->kv_tokens ? o->kv_tokens : o->chat ? CHAT_KV_TOKENS : s->ids.count + s->tokens;
+    options->kv_context = o->kv_tokens ? o->kv_tokens : o->chat ? (size_t)CHAT_KV_TOKENS : s->ids.count + s->tokens;
     return true;
 }
 
@@ -174,6 +174,7 @@ static bool generate(Options* o, Error* error) {
     opening.options.B = opening.options.samples = max_size(o->sampler.samples, 1);
     opening.options.T = max_size(PROMPT_ROWS / opening.options.B, 1);
     opening.options.kv_q8 = o->kv == KV_Q8;
+    opening.options.matmul_algorithms = o->matmul_algorithms;
     opening.plan = plan_cache;
     opening.context = o;
     bool ok = model_open_planned(&model, &tokenizer, &opening, error);
@@ -232,10 +233,11 @@ int main(int argc, char** argv) {
         COUNT_FLAG("kv-tokens", &o.kv_tokens, 0, 0, 1e9, 0,
                    "tokens that the KV cache holds: when it is full, only the later half of the text is read on; 0: "
                    "those of the prompt and --tokens, with --chat 8192; never more than the model's context"),
+        TEXT_FLAG("matmul-algorithms", &o.matmul_algorithms, NULL, "FILE", 0, MATMUL_ALGORITHMS_HELP),
         COUNT_FLAG("seed", &s->options.seed, 1337, 0, 9e15, 0, "seed of the random numbers"),
         COUNT_FLAG("threads", &o.threads, 0, 0, 4096, 0, "OpenMP threads; 0: OpenMP's default"),
     };
-    size_t count = 13;
+    size_t count = 14;
     Error error;
     int code;
     files_open_standard();

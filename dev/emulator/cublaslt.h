@@ -28,6 +28,13 @@ namespace emulator {
 // Tests set it: a mask of cublasLtEpilogue_t for which there is no algorithm; CUBLASLT_EPILOGUE_DEFAULT too.
 inline unsigned cublaslt_missing = 0;
 
+// The same of algorithms, by the number of parts less one: those that do not run, those whose sums lack a term, and how
+// much later than it is an event finds it after each (emulated times mean nothing).
+enum { CUBLASLT_ALGORITHMS = 4 };
+inline unsigned cublaslt_refused = 0, cublaslt_wrong = 0;
+inline double cublaslt_ms[CUBLASLT_ALGORITHMS];
+inline size_t cublaslt_version = 130000;
+
 // ------------------------------------------------------------------------------------------------
 // 1. Objects
 //
@@ -121,10 +128,10 @@ inline const CublasltAttribute CublasltPreference::attributes[] = {
 };
 #undef EMULATOR_ATTRIBUTE
 
-// What cublasLtMatmulAlgo_t holds: the problem it is for, and what it needs.
+// What cublasLtMatmulAlgo_t holds: the problem it is for, what it needs, and the parts into which it cuts a sum.
 struct CublasltAlgorithm {
     uint64_t problem, workspace;
-    uint32_t alignment[4];
+    uint32_t alignment[4], parts;
 };
 static_assert(sizeof(CublasltAlgorithm) <= sizeof(cublasLtMatmulAlgo_t), "room for an algorithm");
 
@@ -253,7 +260,8 @@ inline bool cublaslt_aligned(const void* pointer, size_t bytes) { return (uintpt
 // ------------------------------------------------------------------------------------------------
 // 3. Algorithms
 //
-// There is one. It works in any layout, but promises nothing beyond what it was asked for.
+// The first makes a sum in one piece, the next ones in 2, 3 and 4 parts, each of which is rounded to a float: other
+// bits. They work in any layout, but promise nothing beyond what they were asked for.
 
 // A number for all that an algorithm is bound to; the pointers in the operation may change from call to call.
 inline uint64_t cublaslt_fingerprint(const CublasltProblem& p) {
@@ -283,9 +291,15 @@ inline bool cublaslt_available(const CublasltProblem& p, const CublasltPreferenc
     return cublaslt_aligned(o.bias, 16) && cublaslt_aligned(o.aux, 16);
 }
 
-// It asks for the memory of a sum that is split in two, if it may, and if sums are long.
-inline uint64_t cublaslt_workspace(const CublasltProblem& p, const CublasltPreference& wish) {
+inline bool cublaslt_runs(const CublasltAlgorithm& algorithm) {
+    return algorithm.parts - 1 < CUBLASLT_ALGORITHMS && !(cublaslt_refused >> (algorithm.parts - 1) & 1);
+}
+
+// The first asks for the memory of a sum that is split in two, if it may, and if sums are long; the others for that of
+// their parts.
+inline uint64_t cublaslt_workspace(const CublasltProblem& p, const CublasltPreference& wish, uint32_t parts) {
     uint64_t bytes = p.d.rows * p.d.columns * sizeof(float);
+    if (parts > 1) return parts * bytes;
     bool split = p.length > p.d.rows && (wish.schemes & CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
     return split && bytes <= wish.workspace ? bytes : 0;
 }
@@ -314,6 +328,7 @@ struct CublasltCall {
     void *d, *workspace;
     size_t workspace_bytes;
     float alpha, beta;
+    uint32_t parts;
 };
 
 // An operand for gemm, which sees the transpose of it: op(A)^T.
@@ -355,7 +370,15 @@ inline void cublaslt_run(const CublasltCall& call) {
     if (call.workspace_bytes) memset(call.workspace, 0xff, call.workspace_bytes);
     GemmMatrix b = cublaslt_operand(p.b, call.b, o.transpose_b != 0, tf32, &b_copy);
     GemmMatrix a = cublaslt_operand(p.a, call.a, o.transpose_a != 0, tf32, &a_copy);
-    gemm(sums, DTYPE_F32, rows, false, b, a, nullptr, DTYPE_F32, columns, rows, p.length);
+    GemmMatrix b_part = b, a_part = a;
+    for (uint64_t part = 0; part < call.parts; part++) {
+        uint64_t first = p.length * part / call.parts, end = p.length * (part + 1) / call.parts;
+        if (part + 1 == call.parts && cublaslt_wrong >> (call.parts - 1) & 1 && end - first > 1) end--;
+        b_part.data = (const char*)b.data + first * (b.transposed ? b.stride : 1) * dtype_bytes(b.type);
+        a_part.data = (const char*)a.data + first * (a.transposed ? 1 : a.stride) * dtype_bytes(a.type);
+        gemm(sums, DTYPE_F32, rows, part > 0, b_part, a_part, nullptr, DTYPE_F32, columns, rows, end - first);
+    }
+    events_later_ms += cublaslt_ms[call.parts - 1];
 
     Dtype type = cublaslt_gemm_type(p.d.type);
     for (size_t j = 0; j < columns; j++) {
@@ -470,16 +493,43 @@ EMULATOR_CUBLASLT cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublas
     if (status != CUBLAS_STATUS_SUCCESS) return status;
     if (!cublaslt_available(problem, wish)) return CUBLAS_STATUS_NOT_SUPPORTED;
 
-    CublasltAlgorithm algorithm = {cublaslt_fingerprint(problem), cublaslt_workspace(problem, wish), {}};
-    memcpy(algorithm.alignment, wish.alignment, sizeof algorithm.alignment);
-    memset((void*)results, 0, sizeof *results);
-    memcpy(results->algo.data, &algorithm, sizeof algorithm);
-    results->workspaceSize = algorithm.workspace;
-    results->state = CUBLAS_STATUS_SUCCESS;
-    results->wavesCount = 1.0f;
-    *found = 1;
+    for (uint32_t parts = 1; parts <= CUBLASLT_ALGORITHMS && *found < wanted; parts++) {
+        uint64_t bytes = cublaslt_workspace(problem, wish, parts);
+        CublasltAlgorithm algorithm = {cublaslt_fingerprint(problem), bytes, {}, parts};
+        if (parts > 1 && (algorithm.workspace > wish.workspace || parts > problem.length)) break;
+        memcpy(algorithm.alignment, wish.alignment, sizeof algorithm.alignment);
+        cublasLtMatmulHeuristicResult_t* result = &results[(*found)++];
+        memset((void*)result, 0, sizeof *result);
+        memcpy(result->algo.data, &algorithm, sizeof algorithm);
+        result->workspaceSize = algorithm.workspace;
+        result->state = CUBLAS_STATUS_SUCCESS;
+        result->wavesCount = 1.0f;
+    }
     return CUBLAS_STATUS_SUCCESS;
 }
+
+EMULATOR_CUBLASLT cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t operation,
+                                          cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
+                                          cublasLtMatrixLayout_t d, const cublasLtMatmulAlgo_t* algo,
+                                          cublasLtMatmulHeuristicResult_t* result) {
+    using namespace emulator;
+    if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
+    cublaslt_object<CublasltHandle>(handle);
+    if (algo == nullptr || result == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
+    CublasltProblem problem = cublaslt_problem(operation, a, b, c, d);
+    cublasStatus_t status = cublaslt_check(problem);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    CublasltAlgorithm algorithm;
+    memcpy(&algorithm, algo->data, sizeof algorithm);
+    if (algorithm.problem != cublaslt_fingerprint(problem)) return CUBLAS_STATUS_INVALID_VALUE;
+    if (!cublaslt_runs(algorithm)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    result->workspaceSize = algorithm.workspace;
+    result->state = CUBLAS_STATUS_SUCCESS;
+    result->wavesCount = 1.0f;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+extern "C" inline size_t CUBLASWINAPI cublasLtGetVersion(void) { return emulator::cublaslt_version; }
 
 EMULATOR_CUBLASLT cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t operation, const void* alpha,
                                  const void* a, cublasLtMatrixLayout_t a_layout, const void* b,
@@ -497,11 +547,12 @@ EMULATOR_CUBLASLT cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t o
     CublasltAlgorithm algorithm;
     memcpy(&algorithm, algo->data, sizeof algorithm);
     CublasltCall call = {cublaslt_problem(operation, a_layout, b_layout, c_layout, d_layout), a, b, c, d, workspace,
-                         algorithm.workspace, *(const float*)alpha, *(const float*)beta};
+                         algorithm.workspace, *(const float*)alpha, *(const float*)beta, algorithm.parts};
     const CublasltOperation& o = call.problem.operation;
     cublasStatus_t status = cublaslt_check(call.problem);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
     if (algorithm.problem != cublaslt_fingerprint(call.problem)) return CUBLAS_STATUS_INVALID_VALUE;
+    if (!cublaslt_runs(algorithm)) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (workspace_bytes < algorithm.workspace) return CUBLAS_STATUS_INVALID_VALUE;
     if (workspace_bytes > 0 && (workspace == nullptr || !cublaslt_aligned(workspace, 256)))
         return CUBLAS_STATUS_INVALID_VALUE;

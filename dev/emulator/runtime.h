@@ -637,6 +637,9 @@ inline double milliseconds() {
     return 1e3 * (double)t.tv_sec + 1e-6 * (double)t.tv_nsec;
 }
 
+// How much later than it is an event finds it: what work pretends to have taken (cublaslt.h).
+inline double events_later_ms = 0;
+
 // The device: a small GPU of compute capability 9.0. The core has the limits of a launch.
 const int THREADS_PER_MULTIPROCESSOR = 2048, BLOCKS_PER_MULTIPROCESSOR = 32;
 const int L2_BYTES = 4 << 20;
@@ -818,7 +821,7 @@ inline cudaError_t cudaEventDestroy(cudaEvent_t event) {
 inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     emulator::Entry entry(__func__);
     emulator::Event* mark = emulator::event_of(event);
-    emulator::Work work = {"event", [mark] { mark->time = emulator::milliseconds(); }};
+    emulator::Work work = {"event", [mark] { mark->time = emulator::milliseconds() + emulator::events_later_ms; }};
     work.settled = true;  // an event that nobody waits for is no loss
     mark->recorded = emulator::enqueue_work(emulator::stream_of(stream), std::move(work));
     mark->queries = 0;

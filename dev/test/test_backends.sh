@@ -113,6 +113,11 @@ run "$gpu" overflow-gpu 10 --loss-scale 16777216 --scale-growth 3 &&
 skipped overflow-gpu | grep -q '^[1-9]' && [ "$(skipped overflow-cpu)" = "$(skipped overflow-gpu)" ]
 verdict $? "FP16: a loss scale that overflows skips the same steps in both builds, $(skipped overflow-gpu | tail -n 1)"
 
+# The algorithms of matmuls: a file that is not there is one that the run cannot begin without; the CPU reads none.
+! run "$gpu" mode 1 --matmul-algorithms "$out/none.json" > "$out/none.log" &&
+    grep -q 'cannot open .*none.json' "$out/none.log" && run train mode-cpu 1 --matmul-algorithms "$out/none.json"
+verdict $? "FP16-gpt2: --matmul-algorithms is for GPUs, whose file must be there"
+
 # One rank through NCCL, which it would not need: what can be shown on one GPU.
 use FP32 gpt2
 run "$gpu" alone 10 --zero 2 --reduce exact &&

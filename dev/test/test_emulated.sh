@@ -49,6 +49,9 @@ once "$build/test_cublaslt"
 once env EMULATE_STREAMS=delayed "$build/test_cublaslt"
 end "emulator: cuBLASLt"
 begin
+once "$build/test_tune"
+end "matmul algorithms, timed and stored"
+begin
 once "$build/test_nccl"
 once env EMULATE_STREAMS=delayed "$build/test_nccl"
 once env EMULATE_STREAMS=delayed EMULATE_OTHERS=ahead "$build/test_nccl"
