@@ -39,8 +39,8 @@
 // matter to no rung's speed. --json prints one object per rung on a line of its own. --rounds 0 checks and times
 // nothing. The last line is `N passed, N failed`.
 //
-// Counted, in the emulator's race build with EMULATE_COUNT=FILE: sectors of global memory and wavefronts of shared
-// memory that a rung takes, and the ideal of its requests (dev/emulator/count.h).
+// Counted, with EMULATE_COUNT=FILE build/emulated-count-BF16-ladders NAME: sectors of global memory and wavefronts of
+// shared memory that a rung takes, and the ideal of its requests (dev/emulator/count.h).
 
 #ifndef LLMTRAIN_LADDER_H
 #define LLMTRAIN_LADDER_H

@@ -67,7 +67,7 @@ if [ $# -ne 2 ]; then
     echo "usage: sh dev/sectors.sh BUILD FP32|BF16|FP16, or --table FILE..." >&2
     exit 2
 fi
-ladders=$1/emulated-race-$2-ladders
+ladders=$1/emulated-count-$2-ladders
 counts=$1/sectors-$2.jsonl
 rm -f "$counts"
 export EMULATE_COUNT="$counts"
@@ -106,9 +106,9 @@ table "$counts"
 others=$1/sectors-$2-others.jsonl
 EMULATE_COUNT=$counts.out
 rm -f "$EMULATE_COUNT"
-"$1/emulated-race-$2-test_cuda" --shapes tiny > "$others" 2>&1 || {
+"$1/emulated-count-$2-test_cuda" --shapes tiny > "$others" 2>&1 || {
     failed=1
-    echo "FAILED  $1/emulated-race-$2-test_cuda"
+    echo "FAILED  $1/emulated-count-$2-test_cuda"
     tail -n 5 "$others"
 }
 awk -F'"kernel": "' '

@@ -1,7 +1,7 @@
 // count.h: how well a kernel uses memory: 32-byte sectors per request of global memory, wavefronts per request of
-// shared memory, for each kernel and line of the source. A part of the race build (race.h), whose hooks see each access.
+// shared memory, for each kernel and line of the source. A part of the race build (race.h): its hooks see each access.
 //
-//     EMULATE_COUNT=counts.jsonl build/emulated-race-BF16-ladders layernorm --channels 768
+//     EMULATE_COUNT=counts.jsonl build/emulated-count-BF16-ladders layernorm --channels 768
 //
 // appends a line of JSON for each instruction of each kernel to the file when the program ends:
 //
@@ -17,8 +17,8 @@
 // A request is what one instruction asks for in one execution by a warp. A lane's accesses are numbered for each
 // instruction, since the last time when all lanes met (a barrier, a shuffle, an mma); the lanes' n-th ones are one
 // request. An instruction is its address in the program and the calls that led there, so that a function that several
-// lines of a kernel call counts for each of them. A request is complete, and only its sums are kept, when all lanes have
-// come by, or when they meet. A warp has REQUESTS_AHEAD incomplete ones at most; then its lanes wait for each other.
+// lines of a kernel call counts for each of them. A request is complete, and only its sums are kept, when all lanes
+// have come by, or when they meet. A warp has REQUESTS_AHEAD incomplete ones at most; then its lanes wait for others.
 //
 // Sectors: the 32-byte pieces of memory that a request touches, each once ("Nsight Compute", Kernel Profiling Guide:
 // a request is served in sectors of 32 bytes of lines of 128). Ideal: the bytes that it touches / 32, rounded up.
@@ -31,8 +31,9 @@
 // other. (Hardware serves some requests of 8 bytes, of broadcasts for instance, in fewer wavefronts than counted here.)
 //
 // What the compiler for the CPU takes from memory twice, or once for two uses, a GPU's may not: dev/resources.sh reads
-// its machine code. What is counted is what the source asks for, with structs loaded and stored as a whole
-// (-fno-tree-sra sees to that), 16 bytes at a time. Not counted: local memory, constants, what a cache saves.
+// its machine code. What is counted is what the source asks for, with structs loaded and stored as a whole, 16 bytes
+// at a time, if the program is compiled with -fno-tree-sra (otherwise g++ takes them apart). Not counted: local memory,
+// constants, what a cache saves.
 
 #ifndef EMULATOR_COUNT_H
 #define EMULATOR_COUNT_H

@@ -16,8 +16,7 @@
 // run one after the other here, so an interval's number tells launch, block and barrier: it is older than the launch,
 // than the block, than the barrier, or it is now.
 //
-// Build: g++ -O1 -g -fno-pie -fno-tree-sra -DEMULATE_RACE -fsanitize=thread -c x.cu; g++ -no-pie x.o (without
-// -fsanitize=thread)
+// Build: g++ -O1 -g -fno-pie -DEMULATE_RACE -fsanitize=thread -c x.cu; g++ -no-pie x.o (without -fsanitize=thread)
 
 #ifndef EMULATOR_RACE_H
 #define EMULATOR_RACE_H
