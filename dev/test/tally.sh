@@ -1,5 +1,14 @@
 # tally.sh: sourced by test.sh and test_emulated.sh.
 
+# The tests' files lie in memory where that has 4 GB and programs can be started from it: on a disk most of the time is
+# spent waiting for flushes. TMPDIR chooses another place.
+if [ -z "${TMPDIR:-}" ]; then
+    probe=/dev/shm/llmtrain-probe-$$
+    df -Pk /dev/shm 2> /dev/null | awk '$4 > 4000000 { room = 1 } END { exit !room }' && echo true > "$probe" &&
+        chmod +x "$probe" && "$probe" && export TMPDIR=/dev/shm
+    rm -f "$probe"
+fi
+
 # shellcheck disable=SC2154  # build is set by the script
 tally_out=$build/tally-$(echo "$0" | tr / -).out
 
