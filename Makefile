@@ -2,6 +2,7 @@
 # make demo       a corpus of known entropy, a model trained on it, its text: under 5 minutes on 2 cores
 # make demo-long  the same for half an hour, to within 3% of what is possible
 # make demo-bpe   the demo's corpus in byte-pair tokens: loss per byte beside that of bytes
+# make small-states  does a model of 8-bit states without float master weights learn as well?
 # make test       every test, without a GPU and without a network
 # make test-cpu, make test-cuda     its two halves: without CUDA, and CUDA alone, run on the CPU
 # make test-ranks several ranks: the transport, whole runs, faults, and the scripts that launch them

@@ -447,15 +447,8 @@ def build_read(folder, ptxas, precision, launches):
 # unless it is allowed to here: what it does, a pattern of architecture/precision/name, and why. A line that allows what
 # no kernel does fails too.
 
-HALVES = "Group moves 16 bytes at a time or single elements, and these elements are 8 bytes together"
 RANDOM = "random bits of stochastic rounding, taken by the element's number; where packs do not fit"
 ALLOWED = [
-    ("split", "*16/adamw_8bit_kernel<4>", HALVES),
-    ("split", "*16/add_kernel<4,floatX>", HALVES),
-    ("split", "*16/cast_*_float_kernel<4>", HALVES),
-    ("split", "*/exact_add_kernel<2>", HALVES),
-    ("split", "*/exact_read_kernel<2>", HALVES),
-    ("split", "*16/optimizer_kernel<4>", HALVES),
     ("local", "*16/adamw_8bit_kernel<1>", RANDOM),
     ("local", "*/BF16/adamw_bf16_kernel<1>", RANDOM),
     ("local", "*16/factored_apply_kernel<*", RANDOM),

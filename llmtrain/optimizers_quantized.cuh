@@ -83,7 +83,7 @@ static __device__ inline int quantized_nearest(float x, float inverse, const Dyn
 }
 
 template <int W>
-static __global__ void __launch_bounds__(QUANTIZED_WARPS * WARP)
+static __global__ void __launch_bounds__(QUANTIZED_WARPS * WARP, 3)
 adamw_8bit_kernel(OptimizerSlice slice, OptimizerStep o, AdamW a, DynamicMaps maps) {
     __shared__ float values[2][DYNAMIC_CODES], middles[2][DYNAMIC_CODES];
     for (unsigned i = threadIdx.x; i < DYNAMIC_CODES; i += blockDim.x) {

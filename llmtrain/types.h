@@ -130,8 +130,7 @@ HOST_DEVICE static inline floatX floatX_of(float x) { return x; }
 
 // Queries, keys and values of one (batch, head): rows `stride` apart in qkv.
 typedef struct {
-    size_t q, k, v;  // offsets of row 0 in qkv
-    size_t stride;
+    size_t q, k, v, stride;  // offsets of row 0 in qkv; between rows
 } HeadRows;
 
 HOST_DEVICE static inline HeadRows head_rows(size_t b, size_t h, size_t T, size_t H, size_t K, size_t D) {
@@ -164,10 +163,7 @@ struct Device {
 typedef struct Device* Stream;
 
 // Called with a sentence before a failure on the device ends the process, unless it is NULL.
-static struct {
-    void (*call)(void* context, const char* sentence);
-    void* context;
-} device_failure_hook;
+static struct { void (*call)(void* context, const char* sentence); void* context; } device_failure_hook;
 
 // After a failure on the device nothing there can be trusted, so the process ends.
 static inline void device_fail(const char* what, const char* why, const char* file, int line) {
@@ -199,10 +195,10 @@ static inline void* device_scratch(Stream stream, size_t bytes) {
 
 enum { PACK = 16 / sizeof(floatX), WARP = 32 };
 
-// W neighbouring elements, aligned and moved 16 bytes at a time if they fill those, otherwise one by one: a Group is of
-// the type that lies in memory, Lanes are the floats of a Group of floatX, which a thread computes with.
+// W neighbouring elements, aligned and moved 16 bytes at a time, or 8, if they fill those, otherwise one by one: a Group
+// is of the type that lies in memory, Lanes are the floats of a Group of floatX, which a thread computes with.
 template <typename T, int W>
-struct alignas(W * sizeof(T) % 16 == 0 ? 16 : alignof(T)) Group {
+struct alignas(W * sizeof(T) % 16 == 0 ? 16 : W * sizeof(T) == 8 ? 8 : alignof(T)) Group {
     T x[W];
 };
 template <int W>
@@ -219,6 +215,10 @@ static __device__ inline void group_store(T* p, Group<T, W> group) {
         memcpy(bits, &group, sizeof group);
         #pragma unroll
         for (size_t i = 0; i < sizeof group / 16; i++) __stwb((uint4*)p + i, bits[i]);
+    } else if constexpr (sizeof group == 8) {
+        uint2 bits;
+        memcpy(&bits, &group, sizeof bits);
+        __stwb((uint2*)p, bits);
     } else {
         *(Group<T, W>*)p = group;
     }
