@@ -303,7 +303,7 @@ TESTS := gemm test_files test_offload test_data test_tokenizer test_template tes
 # For tests of processes that meet, train, die and stop.
 RANKS_TESTS := $(B)/test_comm $(B)/test_zero $(B)/test_ranks $(B)/weights_hash $(B)/train-FP32 $(B)/train-BF16 $(B)/generate-FP32 $(B)/export $(B)/evaluate-FP32 $(B)/corpus $(B)/tokenize \
     $(if $(MPICC),$(B)/train-mpi-FP32)
-CPU_TESTS := $(TESTS:%=$(B)/%) $(B)/golden-FP32 $(B)/golden-BF16 $(if $(filter build,$(B)),$(ISA_TESTS)) $(B)/gemm-amx $(B)/bench-FP32 $(B)/llmtrain_single.h $(B)/checkpoint_cost $(RANKS_TESTS)
+CPU_TESTS := $(TESTS:%=$(B)/%) $(B)/golden-FP32 $(B)/golden-BF16 $(if $(filter build,$(B)),$(ISA_TESTS)) $(B)/gemm-amx $(B)/bench-FP32 $(B)/llmtrain_single.h $(RANKS_TESTS)
 CUDA_TESTS := $(EMULATED) $(B)/corpus $(B)/tokenize $(B)/weights_hash $(B)/test_cublaslt $(B)/test_nccl $(B)/test_tune $(B)/bench-emulated-BF16 $(PRECISIONS:%=$(B)/train-emulated-%) $(PRECISIONS:%=$(B)/test_train-emulated-%) $(PRECISIONS:%=$(B)/train-%) $(B)/launches-BF16 $(COMPILED)
 
 # Where there is a C++ compiler, also all of CUDA. make test-cpu and make test-cuda are its halves, which run side by side.
