@@ -104,8 +104,10 @@ for test in "$@"; do
             with_compiler clang "with clang" -std=c11 -x c train.cu -o "$build/train-clang" -lm -pthread
             with_compiler "$cc" "without OpenMP, for any machine of this kind" -std=c11 -fsyntax-only -x c train.cu
             with_compiler aarch64-linux-gnu-gcc "for aarch64" -std=c11 -fsyntax-only -fopenmp -x c train.cu
-            check "dev/checkpoint_cost.c compiles" "$cc" -std=c11 -fsyntax-only -Wall -Wextra -Wshadow -Werror -Wno-unknown-pragmas \
-                -I. dev/checkpoint_cost.c ;;
+            for program in checkpoint_cost offload_rate; do
+                check "dev/$program.c compiles" "$cc" -std=c11 -fsyntax-only -Wall -Wextra -Wshadow -Werror \
+                    -Wno-unknown-pragmas -I. "dev/$program.c"
+            done ;;
         races) races ;;
         example) check "dev/example.c trains and writes" "$build/example" ;;
         tour)
