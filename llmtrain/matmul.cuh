@@ -448,21 +448,24 @@ static inline void plain_matmul_backward_weight(float* dweight, const T* dout, c
 enum { COLUMN_WARPS = 8, COLUMN_PIECES = 512, COLUMN_PIECE_ROWS = 64 };
 
 // The sums over the block's warps of what each thread holds for its W columns; thread t has column t, for t < 32 W.
+// Sums number i of all lanes lie side by side, and 32 / W floats after them no one's: no two lanes share a bank, neither
+// in writing nor in reading.
 template <int W>
-static __device__ inline float column_sums_join(float (*shared)[WARP * W], const float* sums) {
-    for (int i = 0; i < W; i++) shared[threadIdx.y][threadIdx.x * W + i] = sums[i];
+static __device__ inline float column_sums_join(float (*shared)[WARP * (W + 1)], const float* sums) {
+    const unsigned pitch = WARP + WARP / W;
+    for (int i = 0; i < W; i++) shared[threadIdx.y][i * pitch + threadIdx.x] = sums[i];
     __syncthreads();
     unsigned t = threadIdx.y * WARP + threadIdx.x;
     float total = 0.0f;
     if (t < WARP * W)
-        for (int warp = 0; warp < COLUMN_WARPS; warp++) total += shared[warp][t];
+        for (int warp = 0; warp < COLUMN_WARPS; warp++) total += shared[warp][t % W * pitch + t / W];
     return total;
 }
 
 // pieces (gridDim.y, N) = sums of `rows` rows each of dout (M, N). W columns a thread, W = PACK or 1.
 template <int W>
 static __global__ void column_pieces_kernel(float* pieces, const floatX* dout, size_t rows, size_t M, size_t N) {
-    __shared__ float shared[COLUMN_WARPS][WARP * W];
+    __shared__ float shared[COLUMN_WARPS][WARP * (W + 1)];
     size_t begin = (size_t)blockIdx.x * WARP * W, column = begin + threadIdx.x * W;
     size_t first = blockIdx.y * rows, end = first + rows < M ? first + rows : M;
     float sums[W] = {0.0f};
@@ -480,7 +483,7 @@ static __global__ void column_pieces_kernel(float* pieces, const floatX* dout, s
 
 // dbias (N) = or, if `adds`, += the sum of pieces (count, N) over count.
 static __global__ void column_join_kernel(float* dbias, const float* pieces, bool adds, size_t count, size_t N) {
-    __shared__ float shared[COLUMN_WARPS][WARP];
+    __shared__ float shared[COLUMN_WARPS][WARP * 2];
     size_t column = (size_t)blockIdx.x * WARP + threadIdx.x;
     float sum = 0.0f;
     if (column < N)
