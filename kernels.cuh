@@ -281,7 +281,7 @@ static inline void embedding_backward(float* dtoken_weight, float* dposition_wei
 
 enum {
     NORM_SLAB = 8192,
-    NORM_BACKWARD_HELD = 16,    // elements of a row that a thread holds: each needs up to 4 registers
+    NORM_BACKWARD_HELD = 8,     // elements of a row that a thread holds, within the 64 registers of 32 warps
     NORM_BACKWARD_THREADS = NORM_SLAB / NORM_BACKWARD_HELD,  // of one block, and of all blocks on a multiprocessor
     NORM_BLOCK_ROWS = 8,        // rows of a block, at least: it writes up to 8 bytes per channel for them
     NORM_PROCESSORS = 256       // multiprocessors that are used, at most: bounds the scratch memory
@@ -388,73 +388,88 @@ static inline void rmsnorm_forward(floatX* out, floatX* residual, float* rstd, c
     LAUNCH_CHECK();
 }
 
-// Of W channels at `at`: d = dout, g = dout weight and n = (x - m) s; adds g to *sum_g and g n to *sum_gn.
+// Of W channels: d = dout, g = dout weight and n = (x - m) s; adds g to sums->x and g n to sums->y.
 template <int W>
-static __device__ inline void norm_terms(Lanes<W>* d, Lanes<W>* g, Lanes<W>* n, float* sum_g, float* sum_gn,
-                                         const floatX* dout, const floatX* x, const floatX* weight, float m, float s) {
-    Lanes<W> w = lanes_load<W>(weight);
-    *d = lanes_load<W>(dout);
-    *n = lanes_load<W>(x);
+struct NormTerms { Lanes<W> d, g, n; };
+template <int W>
+static __device__ inline NormTerms<W> norm_terms(float2* sums, const Held<W>& dout, const Held<W>& x,
+                                                 const Held<W>& weight, float m, float s) {
+    NormTerms<W> terms = {held_lanes(dout), held_lanes(weight), held_lanes(x)};
     #pragma unroll
     for (int i = 0; i < W; i++) {
-        n->x[i] = (n->x[i] - m) * s;
-        g->x[i] = d->x[i] * w.x[i];
-        *sum_g += g->x[i];
-        *sum_gn += g->x[i] * n->x[i];
+        terms.n.x[i] = (terms.n.x[i] - m) * s;
+        sums->x += terms.g.x[i] *= terms.d.x[i];
+        sums->y += terms.g.x[i] * terms.n.x[i];
     }
+    return terms;
 }
 
 // dx (N, C) += ...; partial (1 or 2, blocks, C) = each block's part of dweight and, if CENTRED, of dbias; dout, x (N,
 // C). A block takes rows blockIdx.x, + gridDim.x, ...; a thread always has the same channels of them, whose sums over
 // the rows it keeps in registers. So all that the backward needs from dout and x it takes in one reading: moves 4
-// elements per channel and row, and 4 or 8 bytes per channel and block.
+// elements per channel and row, and 4 or 8 bytes per channel and block. A row is kept as it is stored, so that where a
+// thread has one group of it there are registers for dx and for the next row, which come while the sums are made.
 template <int W, bool CENTRED>
 static __global__ void __launch_bounds__(NORM_BACKWARD_THREADS)
 norm_backward_kernel(floatX* dx, float* partial, const floatX* dout, const floatX* x, const floatX* __restrict__ weight,
                      const float* mean, const float* rstd, size_t N, size_t C) {
     constexpr int ROUNDS = NORM_BACKWARD_HELD / W;
-    __shared__ float shared[WARP];
-    size_t begin = (size_t)blockIdx.y * NORM_SLAB, end = min(C, begin + NORM_SLAB), outside = gridDim.y > 1 ? C : 0;
+    constexpr bool AHEAD = ROUNDS == 1;
+    __shared__ float2 shared[2][WARP];
+    unsigned begin = blockIdx.y * NORM_SLAB, end = min((unsigned)C, begin + NORM_SLAB);
+    unsigned outside = gridDim.y > 1 ? (unsigned)C : 0;
     Lanes<W> dweight[ROUNDS], dbias[ROUNDS];
+    Held<W> dout_held[ROUNDS], x_held[ROUNDS], dx_held[ROUNDS], next_dout = {}, next_x = {};
     #pragma unroll
-    for (int k = 0; k < ROUNDS; k++) dweight[k] = dbias[k] = {};
+    for (int k = 0; k < ROUNDS; k++) {
+        unsigned c = begin + (k * blockDim.x + threadIdx.x) * W;
+        size_t at = blockIdx.x * C + c;
+        dweight[k] = dbias[k] = {};
+        if (AHEAD && c < end) next_dout = held_load<W>(dout + at), next_x = held_load<W>(x + at);
+    }
 
-    for (size_t row = blockIdx.x; row < N; row += gridDim.x) {
-        Lanes<W> d, g[ROUNDS], n[ROUNDS];
-        size_t first = row * C;
-        float m = CENTRED ? mean[row] : 0.0f, s = rstd[row], sum_g = 0.0f, sum_gn = 0.0f;
+    unsigned turn = 0;
+    for (unsigned row = blockIdx.x; row < (unsigned)N; row += gridDim.x, turn++) {
+        size_t first = row * C, next = first + gridDim.x * C;
+        float m = CENTRED ? mean[row] : 0.0f, s = rstd[row];
+        float2 sums = {}, ignored = {};
         #pragma unroll
         for (int k = 0; k < ROUNDS; k++) {
-            size_t c = begin + (k * blockDim.x + threadIdx.x) * W;
+            unsigned c = begin + (k * blockDim.x + threadIdx.x) * W;
             if (c >= end) continue;
-            norm_terms(&d, &g[k], &n[k], &sum_g, &sum_gn, dout + first + c, x + first + c, weight + c, m, s);
+            dout_held[k] = AHEAD ? next_dout : held_load<W>(dout + first + c);
+            x_held[k] = AHEAD ? next_x : held_load<W>(x + first + c);
+            if (AHEAD) dx_held[k] = held_load<W>(dx + first + c);
+            NormTerms<W> terms = norm_terms(&sums, dout_held[k], x_held[k], held_load<W>(weight + c), m, s);
             #pragma unroll
             for (int i = 0; i < W; i++) {
-                dweight[k].x[i] += d.x[i] * n[k].x[i];
-                dbias[k].x[i] += d.x[i];
+                dweight[k].x[i] += terms.d.x[i] * terms.n.x[i];
+                dbias[k].x[i] += terms.d.x[i];
             }
+            if (AHEAD && row + gridDim.x < (unsigned)N)
+                next_dout = held_load<W>(dout + next + c), next_x = held_load<W>(x + next + c);
         }
-        for (size_t c = threadIdx.x * W; c < outside; c += blockDim.x * W) {
-            Lanes<W> other_g, other_n;
+        for (unsigned c = threadIdx.x * W; c < outside; c += blockDim.x * W)
             if (c < begin || c >= end)
-                norm_terms(&d, &other_g, &other_n, &sum_g, &sum_gn, dout + first + c, x + first + c, weight + c, m, s);
-        }
-        float average_g = CENTRED ? row_sum(sum_g, shared) / (float)C : 0.0f;
-        float average_gn = row_sum(sum_gn, shared) / (float)C;
+                norm_terms(&sums, held_load<W>(dout + first + c), held_load<W>(x + first + c),
+                           held_load<W>(weight + c), m, s);
+        sums = row_sums(sums, shared, turn);
+        float average_g = CENTRED ? sums.x / (float)C : 0.0f, average_gn = sums.y / (float)C;
         #pragma unroll
         for (int k = 0; k < ROUNDS; k++) {
-            size_t c = begin + (k * blockDim.x + threadIdx.x) * W;
+            unsigned c = begin + (k * blockDim.x + threadIdx.x) * W;
             if (c >= end) continue;
-            Lanes<W> r = lanes_load<W>(dx + first + c);
+            NormTerms<W> terms = norm_terms(&ignored, dout_held[k], x_held[k], held_load<W>(weight + c), m, s);
+            Lanes<W> r = held_lanes(AHEAD ? dx_held[k] : held_load<W>(dx + first + c));
             #pragma unroll
-            for (int i = 0; i < W; i++) r.x[i] += s * (g[k].x[i] - average_g - n[k].x[i] * average_gn);
+            for (int i = 0; i < W; i++) r.x[i] += s * (terms.g.x[i] - average_g - terms.n.x[i] * average_gn);
             lanes_store(dx + first + c, r);
         }
     }
 
     #pragma unroll
     for (int k = 0; k < ROUNDS; k++) {
-        size_t c = begin + (k * blockDim.x + threadIdx.x) * W;
+        unsigned c = begin + (k * blockDim.x + threadIdx.x) * W;
         if (c >= end) continue;
         group_store(partial + blockIdx.x * C + c, dweight[k]);
         if (CENTRED) group_store(partial + ((size_t)gridDim.x + blockIdx.x) * C + c, dbias[k]);
@@ -770,8 +785,13 @@ static inline void dropout(floatX* out, const floatX* in, float p, uint64_t seed
 // goes from the end to the beginning, so that it starts with what the cache still holds: the rows being worked on are
 // some 30 MB, which is what the L2 cache keeps. So memory sees 2 elements per logit, and 1 where the loss alone is
 // wanted.
+//
+// exp(x - maximum) is exp2f(LOG2E x - offset), a multiply-add and 2 units in the last place; offset = LOG2E maximum,
+// rounded, is the same in all terms and cancels in the probabilities, and the loss takes its rounding back. So errors
+// grow with the distance below the maximum alone, 3 ln2 2^-24 LOG2E of it. Logits are between -2^127 and 2^127.
 
 enum { CLASSIFIER_THREADS = 1024 };
+#define CLASSIFIER_LOG2E 1.4426950408889634f
 
 // Puts `value` where the columns from v on are padding, which may hold anything.
 template <int W>
@@ -795,28 +815,31 @@ static __global__ void __launch_bounds__(CLASSIFIER_THREADS) classifier_kernel(
             if (dloss != 0.0f) for (int v = first; v < Vp; v += step) lanes_store<W>(x + v, zero);
             continue;
         }
-        // A maximum begins at the lowest finite number, not at -infinity: no difference is infinity minus infinity.
-        float target_logit = float_of(x[target]), maximum = -FLT_MAX, sum = 0.0f;
+        // A maximum begins at a finite number, not at -infinity: no difference is infinity minus infinity.
+        float target_logit = float_of(x[target]), maximum = -0x1p127f, offset = maximum * CLASSIFIER_LOG2E, sum = 0.0f;
         int v = first;
         for (; v < Vp; v += step) {
             Lanes<W> logit = lanes_load<W>(x + v);
-            float old = maximum;
+            float old = offset;
             padding_set(&logit, v, V, -INFINITY);
             #pragma unroll
             for (int j = 0; j < W; j++) maximum = fmaxf(maximum, logit.x[j]);
-            sum *= expf(old - maximum);
+            offset = maximum * CLASSIFIER_LOG2E;
+            sum *= exp2f(old - offset);
             #pragma unroll
-            for (int j = 0; j < W; j++) sum += expf(logit.x[j] - maximum);
+            for (int j = 0; j < W; j++) sum += exp2f(fmaf(logit.x[j], CLASSIFIER_LOG2E, -offset));
         }
-        float row_maximum = block_max(maximum, shared);
-        sum = block_sum(sum * expf(maximum - row_maximum), shared);
-        if (threadIdx.x == 0) losses[row] = logf(sum) + (row_maximum - target_logit);
+        float row_maximum = block_max(maximum, shared), row_offset = row_maximum * CLASSIFIER_LOG2E;
+        sum = block_sum(sum * exp2f(offset - row_offset), shared);
+        float rounding = fmaf(row_maximum, CLASSIFIER_LOG2E, -row_offset) / CLASSIFIER_LOG2E;
+        if (threadIdx.x == 0) losses[row] = logf(sum) - rounding + (row_maximum - target_logit);
         if (dloss == 0.0f) continue;
-        float scale = dloss / sum, target_probability = expf(target_logit - row_maximum) / sum;
+        float scale = dloss / sum, target_probability = exp2f(fmaf(target_logit, CLASSIFIER_LOG2E, -row_offset)) / sum;
         for (v -= step; v >= 0; v -= step) {
             Lanes<W> logit = lanes_load<W>(x + v);
             #pragma unroll
-            for (int j = 0; j < W; j++) logit.x[j] = expf(logit.x[j] - row_maximum) * scale;
+            for (int j = 0; j < W; j++)
+                logit.x[j] = exp2f(fmaf(logit.x[j], CLASSIFIER_LOG2E, -row_offset)) * scale;
             padding_set(&logit, v, V, 0.0f);
             lanes_store<W>(x + v, logit);
             if (v <= target && target < v + W) x[target] = floatX_of((target_probability - 1.0f) * dloss);

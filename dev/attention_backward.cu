@@ -11,8 +11,9 @@
 //     naive     p and ds in memory, a thread per number, a sum per output  a load per multiply-add: 1% of float's peak
 //     plain     tiles in shared memory, p and ds made again where they are 7 products for 5, at most half of float's
 //               needed: once for dq, once for dk and dv                    peak on each: up to 35%
-//     shipped   the same on tensor cores, p and ds in registers            7 for 5, and 0.4 to 0.6 loads from shared
+//     every     the same on tensor cores, p and ds in registers            7 for 5, and 0.4 to 0.6 loads from shared
 //               (16-bit storage and head sizes 8, 16, ... 128)             memory a product: 30 to 45% of mma's peak
+//     shipped   as many heads at a time as the L2 cache has room for       what blocks stream comes from memory once
 //
 // Where the head size or the type has no tensor cores, shipped is plain. All are deterministic: each output is one sum
 // in a fixed order. None of this is measured yet.
@@ -116,6 +117,13 @@ int main(int argc, char** argv) {
         attention_delta_launch(delta, dout, out, B, T, H, D, ladder.stream);
         attention_backward_plain_any(dqkv, delta, dout, lse, qkv, B, T, H, K, D, ladder.stream);
     });
+#if !FLOATX_IS_FLOAT
+    if (D <= 128 && D % PACK == 0)
+        ladder_rung("every", [&] {
+            attention_delta_launch(delta, dout, out, B, T, H, D, ladder.stream);
+            attention_backward_tensor_any(dqkv, delta, dout, lse, qkv, B, T, H, K, D, SIZE_MAX, ladder.stream);
+        });
+#endif
     ladder_rung("shipped", shipped);
     return ladder_end();
 }

@@ -12,7 +12,9 @@
 //               numbers a thread: no scores in memory                    adds: at most half of float's peak
 //     rows16    tensor cores; each warp 16 queries                       a matrix from shared memory is used once:
 //               (16-bit storage and head sizes 8, 16, ... 128)           loads take as long as products
-//     shipped   each warp 32 queries                                     used twice: half or more of mma's peak
+//     every     each warp 32 queries, blocks of all heads side by side   used twice: half or more of mma's peak; but
+//                                                                        keys and values come from memory once a tile
+//     shipped   as many heads at a time as the L2 cache has room for     keys and values come from memory once
 //
 // Where the head size or the type has no tensor cores, shipped is plain. None of this is measured yet.
 //
@@ -89,8 +91,14 @@ int main(int argc, char** argv) {
     });
     ladder_rung("plain", [&] { attention_forward_plain_any(out, lse, qkv, B, T, H, K, D, ladder.stream); });
 #if !FLOATX_IS_FLOAT
-    if (D <= 128 && D % PACK == 0)
-        ladder_rung("rows16", [&] { attention_forward_tensor_any<1>(out, lse, qkv, B, T, H, K, D, ladder.stream); });
+    if (D <= 128 && D % PACK == 0) {
+        ladder_rung("rows16", [&] {
+            attention_forward_tensor_any<1>(out, lse, qkv, B, T, H, K, D, ATTENTION_CACHE, ladder.stream);
+        });
+        ladder_rung("every", [&] {
+            attention_forward_tensor_any<2>(out, lse, qkv, B, T, H, K, D, SIZE_MAX, ladder.stream);
+        });
+    }
 #endif
     ladder_rung("shipped", shipped);
     return ladder_end();

@@ -25,8 +25,9 @@
 //               its 32 warps share the rows                       next
 //     split     the rows of the sums are cut too: partial sums,   dout and x are read twice, 6 elements: two thirds of
 //               which a second kernel adds                        the next
-//     shipped   one reading: the block that makes dx of a row     two thirds of the peak or more: a block waits for the
-//               adds the row to its partial sums, in registers    sums of its row before it can write
+//     shipped   one reading: the block that makes dx of a row     three quarters of the peak or more: while a block
+//               adds the row to its partial sums, in registers    waits for the sums of its row, dx, the next row and
+//                                                                 what nine other blocks read are on their way
 //
 //     build/layernorm --rows 16384 --channels 768
 

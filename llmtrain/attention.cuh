@@ -386,28 +386,28 @@ static __device__ __forceinline__ uint32_t shared_address(const void* p) {
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-// Four matrices of 8 x 8 elements; lane l names row l % 8 of matrix l / 8. Lane l gets of each row l / 4, columns
-// 2 (l % 4) and the next.
-static __device__ __forceinline__ void matrices_load(uint32_t (&m)[4], const floatX* row) {
+// Four matrices of 8 x 8 elements; lane l names the shared address of row l % 8 of matrix l / 8. Lane l gets of each
+// row l / 4, columns 2 (l % 4) and the next.
+static __device__ __forceinline__ void matrices_load(uint32_t (&m)[4], uint32_t row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(shared_address(row)) : "memory");
+                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(row) : "memory");
 }
 
 // The same of the transposed matrices.
-static __device__ __forceinline__ void matrices_load_transposed(uint32_t (&m)[4], const floatX* row) {
+static __device__ __forceinline__ void matrices_load_transposed(uint32_t (&m)[4], uint32_t row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(shared_address(row)) : "memory");
+                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(row) : "memory");
 }
 
 // Begins to copy 16 bytes from global to shared memory, or zeros where the source is outside.
-static __device__ __forceinline__ void copy_begin(void* shared, const void* global, bool inside) {
+static __device__ __forceinline__ void copy_begin(uint32_t shared, const void* global, bool inside) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                 :: "r"(shared_address(shared)), "l"(global), "r"(inside ? 16 : 0) : "memory");
+                 :: "r"(shared), "l"(global), "r"(inside ? 16 : 0) : "memory");
 }
 
-static __device__ __forceinline__ void copy_float_begin(float* shared, const float* global, bool inside) {
+static __device__ __forceinline__ void copy_float_begin(uint32_t shared, const float* global, bool inside) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
-                 :: "r"(shared_address(shared)), "l"(global), "r"(inside ? 4 : 0) : "memory");
+                 :: "r"(shared), "l"(global), "r"(inside ? 4 : 0) : "memory");
 }
 
 // Waits for the copies that this thread began; a barrier then makes everybody's visible to all.
@@ -440,41 +440,83 @@ static __device__ __forceinline__ float exp2_approximate(float x) {
 enum { TENSOR_WARPS = 4, TENSOR_THREADS = TENSOR_WARPS * WARP, TILE_PADDING = 8 };
 
 #define ATTENTION_LOG2E 1.4426950408889634f
-#define ATTENTION_LN2 0.6931471805599453f
 
-// Begins to copy a tile (ROWS, WIDTH) from source (available, D), rows `stride` apart; 0 outside. Row 0 must be
-// available. Distances within a tile fit into 32 bits; that, and few copies unrolled, saves registers for the sums.
+// Where this lane finds its rows of the operands below, in bytes from a tile's shared address: lane_left of a left
+// operand, and of a right one in rows_by_columns; lane_right of a right one in rows_by_rows. The rest is constants.
+template <int WIDTH>
+static __device__ __forceinline__ uint32_t lane_left(void) {
+    uint32_t lane = threadIdx.x % WARP;
+    return (lane % 16 * (WIDTH + TILE_PADDING) + lane / 16 * 8) * sizeof(floatX);
+}
+template <int WIDTH>
+static __device__ __forceinline__ uint32_t lane_right(void) {
+    uint32_t lane = threadIdx.x % WARP;
+    return ((lane % 8 + lane / 16 * 8) * (WIDTH + TILE_PADDING) + lane / 8 % 2 * 8) * sizeof(floatX);
+}
+
+// Bytes from one row of a tile to another, and between two columns of it.
+template <int WIDTH>
+static __device__ constexpr uint32_t tile_bytes(int rows, int columns) {
+    return (uint32_t)(rows * (WIDTH + TILE_PADDING) + columns) * (uint32_t)sizeof(floatX);
+}
+
+// As many threads share a row of a tile as divide it into equal numbers of 16 bytes, up to 8: they copy neighbouring
+// pieces, and a thread's pieces lie the same distances apart in every tile. Its first is at (copy_row, copy_column).
+template <int WIDTH>
+static __device__ constexpr int row_sharers(void) { return WIDTH % 64 == 0 ? 8 : WIDTH % 32 == 0 ? 4 : 2; }
+template <int WIDTH>
+static __device__ __forceinline__ unsigned copy_row(void) { return threadIdx.x / row_sharers<WIDTH>(); }
+template <int WIDTH>
+static __device__ __forceinline__ unsigned copy_column(void) { return threadIdx.x % row_sharers<WIDTH>() * 8; }
+template <int WIDTH>
+static __device__ __forceinline__ unsigned copy_offset(unsigned stride) {  // in elements
+    return copy_row<WIDTH>() * stride + copy_column<WIDTH>();
+}
+
+// Begins to copy a tile (ROWS, WIDTH) from source (available, D), rows `stride` apart; 0 outside. Both addresses are of
+// the thread's first piece. Distances within a tile fit into 32 bits.
 template <int WIDTH, int ROWS>
-static __device__ __forceinline__ void tile_copy_begin(floatX* tile, const floatX* source, size_t stride,
-                                                       size_t available, size_t D) {
-    const int CHUNKS = WIDTH / 8;
-    #pragma unroll 2
-    for (int i = threadIdx.x; i < ROWS * CHUNKS; i += TENSOR_THREADS) {
-        unsigned row = (unsigned)i / CHUNKS, column = (unsigned)i % CHUNKS * 8;
-        bool inside = row < available && column < (unsigned)D;
-        unsigned from = inside ? row * (unsigned)stride + column : 0;
-        copy_begin(tile + row * (WIDTH + TILE_PADDING) + column, source + from, inside);
+static __device__ __forceinline__ void tile_copy_begin(uint32_t tile, const floatX* source, unsigned stride,
+                                                       unsigned available, unsigned D) {
+    const int SHARERS = row_sharers<WIDTH>(), PASS = TENSOR_THREADS / SHARERS;
+    int rows = (int)(available - copy_row<WIDTH>()), columns = (int)(D - copy_column<WIDTH>());
+    if (PASS > ROWS && copy_row<WIDTH>() >= ROWS) return;
+    #pragma unroll
+    for (int r = 0; r < ROWS; r += PASS) {
+        #pragma unroll
+        for (int c = 0; c < WIDTH; c += 8 * SHARERS)
+            copy_begin(tile + tile_bytes<WIDTH>(r, c), source + c, r < rows && c < columns);
+        source += PASS * stride;
     }
 }
 
-// sum (16 M, 8 N) = a (16 M, WIDTH) b (8 N, WIDTH)^T, both in shared memory.
+enum { ROW_NUMBERS = 2 * sizeof(float) };  // bytes of a row's lse and delta, side by side
+
+// Begins to copy lse and delta of ROWS rows, of which `available` exist; 0 for the others.
+template <int ROWS>
+static __device__ __forceinline__ void row_numbers_copy_begin(uint32_t numbers, const float* lse, const float* delta,
+                                                              unsigned available) {
+    unsigned i = threadIdx.x;
+    if (i >= ROWS) return;
+    copy_float_begin(numbers + i * ROW_NUMBERS, lse + i, i < available);
+    copy_float_begin(numbers + i * ROW_NUMBERS + (uint32_t)sizeof(float), delta + i, i < available);
+}
+
+// sum (16 M, 8 N) = a (16 M, WIDTH) b (8 N, WIDTH)^T, both in shared memory, at lane_left and lane_right. All loops are
+// unrolled: the compiler then loads the next fragments while the tensor cores work on these, as registers allow.
 template <int WIDTH, int M, int N>
-static __device__ __forceinline__ void rows_by_rows(float (&sum)[M][N][4], const floatX* a, const floatX* b) {
-    const int PITCH = WIDTH + TILE_PADDING;
-    int lane = threadIdx.x % WARP;
-    // Matrices of a: upper left, lower left, upper right, lower right; of b: upper left, upper right, then below.
-    a += lane % 16 * PITCH + lane / 16 * 8;
-    b += (lane % 8 + lane / 16 * 8) * PITCH + lane / 8 % 2 * 8;
+static __device__ __forceinline__ void rows_by_rows(float (&sum)[M][N][4], uint32_t a, uint32_t b) {
     #pragma unroll
     for (int i = 0; i < M * N * 4; i++) sum[i / (4 * N)][i / 4 % N][i % 4] = 0.0f;
-    #pragma unroll 2
+    #pragma unroll
     for (int d = 0; d < WIDTH; d += 16) {
         uint32_t left[M][4], right[4];
+        if (d > 0) __syncwarp();  // no loads from further down, which would take the registers of whole blocks
         #pragma unroll
-        for (int m = 0; m < M; m++) matrices_load(left[m], a + 16 * m * PITCH + d);
+        for (int m = 0; m < M; m++) matrices_load(left[m], a + tile_bytes<WIDTH>(16 * m, d));
         #pragma unroll
         for (int n = 0; n < N; n += 2) {
-            matrices_load(right, b + 8 * n * PITCH + d);
+            matrices_load(right, b + tile_bytes<WIDTH>(8 * n, d));
             #pragma unroll
             for (int m = 0; m < M; m++) {
                 multiply_add(sum[m][n], left[m], right[0], right[1]);
@@ -484,32 +526,42 @@ static __device__ __forceinline__ void rows_by_rows(float (&sum)[M][N][4], const
     }
 }
 
-// sum (16 M, WIDTH) += p (16 M, 8 N) b (8 N, WIDTH), p in registers, where a product left it, b in shared memory. The
-// positions of p's numbers are those of a left operand as they are; they only have to be rounded to the storage dtype.
-template <int WIDTH, int M, int N>
-static __device__ __forceinline__ void rows_by_columns(float (&sum)[M][WIDTH / 8][4], const float (&p)[M][N][4],
-                                                       const floatX* b) {
-    const int PITCH = WIDTH + TILE_PADDING;
-    int lane = threadIdx.x % WARP;
-    b += lane % 16 * PITCH + lane / 16 * 8;
+// Where a warp's first row lies `ahead` of a tile's first column, scores of keys behind their query become -infinity;
+// KEYS: columns are keys and rows queries, otherwise rows are keys.
+template <bool KEYS, int M, int N>
+static __device__ __forceinline__ void hide_future(float (&score)[M][N][4], unsigned ahead) {
+    int lane = threadIdx.x % WARP, row = (int)ahead + lane / 4 - lane % 4 * 2;
     #pragma unroll
-    for (int j = 0; j < N; j += 2) {
-        uint32_t left[M][4], right[4];
-        #pragma unroll
-        for (int m = 0; m < M; m++) {
-            #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const float* pair = &p[m][j + i / 2][i % 2 * 2];
-                left[m][i] = pair_of(pair[0], pair[1]);
-            }
-        }
+    for (int i = 0; i < M * N * 4; i++) {
+        int m = i / (4 * N), n = i / 4 % N, e = i % 4, column = 8 * n + e % 2 - 16 * m - 8 * (e / 2);
+        if (KEYS ? column > row : column < row) score[m][n][e] = -INFINITY;
+    }
+}
+
+// A product (16 M, 8 N) rounded to the storage dtype: its numbers are where a left operand has them.
+template <int M, int N>
+static __device__ __forceinline__ void left_operands(uint32_t (&left)[M][N / 2][4], const float (&p)[M][N][4]) {
+    #pragma unroll
+    for (int i = 0; i < M * N * 2; i++) {
+        const float* pair = &p[i / (2 * N)][i / 2 % N][i % 2 * 2];
+        left[i / (2 * N)][i / 4 % (N / 2)][i % 4] = pair_of(pair[0], pair[1]);
+    }
+}
+
+// sum (16 M, WIDTH) += p (16 M, 16 J) b (16 J, WIDTH), p from left_operands, b in shared memory, at lane_left.
+template <int WIDTH, int M, int J>
+static __device__ __forceinline__ void rows_by_columns(float (&sum)[M][WIDTH / 8][4], const uint32_t (&p)[M][J][4],
+                                                       uint32_t b) {
+    #pragma unroll
+    for (int j = 0; j < J; j++) {
         #pragma unroll
         for (int n = 0; n < WIDTH / 8; n += 2) {
-            matrices_load_transposed(right, b + 8 * j * PITCH + 8 * n);
+            uint32_t right[4];
+            matrices_load_transposed(right, b + tile_bytes<WIDTH>(16 * j, 8 * n));
             #pragma unroll
             for (int m = 0; m < M; m++) {
-                multiply_add(sum[m][n], left[m], right[0], right[1]);
-                multiply_add(sum[m][n + 1], left[m], right[2], right[3]);
+                multiply_add(sum[m][n], p[m][j], right[0], right[1]);
+                multiply_add(sum[m][n + 1], p[m][j], right[2], right[3]);
             }
         }
     }
@@ -517,7 +569,7 @@ static __device__ __forceinline__ void rows_by_columns(float (&sum)[M][WIDTH / 8
 
 // out (rows of the warp that are below `available`, D) = scale * sum (16 M, WIDTH)
 template <int WIDTH, int M>
-static __device__ __forceinline__ void rows_store(floatX* out, size_t stride, ptrdiff_t available, size_t D,
+static __device__ __forceinline__ void rows_store(floatX* out, size_t stride, int available, unsigned D,
                                                   const float (&sum)[M][WIDTH / 8][4], float scale) {
     int lane = threadIdx.x % WARP;
     #pragma unroll
@@ -538,260 +590,322 @@ static __device__ __forceinline__ void rows_store(floatX* out, size_t stride, pt
 // Four warps, each with rows of its own: what a warp computes it also uses, so that nothing but operands goes through
 // shared memory. There the traffic decides how many rows a warp owns: a matrix of the streamed tile, once loaded, is
 // multiplied with 16 M rows, and M = 2 halves the loads of M = 1; but all sums must fit into 255 registers.
+//
+// Blocks start in the order of x, y, z. All blocks of the gridDim.x heads of one z come before those of the next, and
+// among them the tiles with the longest rows first: so the L2 cache keeps what these heads stream, which is read from
+// memory once and not once per tile. Query heads that share keys and values are neighbours.
 
 enum { FORWARD_KEYS = 64, BACKWARD_COLUMNS = 32 };  // rows of a streamed tile
+#define FORWARD_LATE 8.0f  // log2 of what a probability may be before it is divided by the total
+enum { ATTENTION_CACHE = 32 << 20 };                // bytes of the L2 cache for what blocks stream, of 40 MB or more
 
-// Block (b H + h, tile): 64 M queries of one head, the last ones in block row 0. Keys and values are copied in turn:
-// keys of the next tile while the values of this one are multiplied, values while the keys are.
+// Blocks for `heads` heads of `tiles` tiles each, of which `cache` bytes hold what is streamed, `head_bytes` a head.
+static inline dim3 attention_grid(size_t heads, size_t tiles, size_t head_bytes, size_t cache) {
+    size_t rounds = divide_up(heads, max_size(1, cache / head_bytes)), together = divide_up(heads, rounds);
+    return dim3((unsigned)together, (unsigned)tiles, (unsigned)divide_up(heads, together));
+}
+static __device__ __forceinline__ unsigned attention_head(void) { return blockIdx.z * gridDim.x + blockIdx.x; }
+
+// A block owns 64 M queries of one head. Keys and values are copied in turn: keys of the next tile while the values of
+// this one are multiplied, values while the keys are.
 template <int WIDTH, int M>
-static __global__ void __launch_bounds__(TENSOR_THREADS)
-attention_forward_tensor(floatX* out, float* lse, const floatX* qkv, size_t T, size_t H, size_t K, size_t D,
-                         float scale) {
+static __global__ void __launch_bounds__(TENSOR_THREADS, WIDTH <= 64 || M == 1 ? 3 : 2)
+attention_forward_tensor(floatX* out, float* lse, const floatX* qkv, unsigned heads, unsigned T, unsigned H, unsigned K,
+                         unsigned D, float scale) {
     extern __shared__ uint4 attention_shared[];
-    const int ROWS = 16 * M * TENSOR_WARPS, PITCH = WIDTH + TILE_PADDING, N = FORWARD_KEYS / 8;
-    floatX *q = (floatX*)attention_shared, *k = q + ROWS * PITCH, *v = k + FORWARD_KEYS * PITCH;
-    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    size_t b = blockIdx.x / H, h = blockIdx.x % H, first = (size_t)(gridDim.y - 1 - blockIdx.y) * ROWS;
-    size_t own = first + 16 * M * warp, end = first + ROWS < T ? first + ROWS : T;  // own: the first row of the warp
+    const int ROWS = 16 * M * TENSOR_WARPS, N = FORWARD_KEYS / 8;
+    const uint32_t KEYS = tile_bytes<WIDTH>(ROWS, 0), VALUES = KEYS + tile_bytes<WIDTH>(FORWARD_KEYS, 0);
+    unsigned head = attention_head(), warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    if (head >= heads) return;
+    unsigned first = (gridDim.y - 1 - blockIdx.y) * ROWS, end = min(first + ROWS, T);
+    unsigned own = first + 16 * M * warp, h = head % H;  // own: the first row of the warp
+    size_t b = head / H;
     HeadRows at = head_rows(b, h, T, H, K, D);
-    float sum[M][WIDTH / 8][4] = {}, maximum[2 * M], total[2 * M], factor = scale * ATTENTION_LOG2E;
+    unsigned stride = (unsigned)at.stride;
+    unsigned from = copy_offset<WIDTH>(stride);
+    const floatX* keys = qkv + at.k + from;  // of the tile
+    uint32_t shared = shared_address(attention_shared);
+    uint32_t to = shared + copy_offset<WIDTH>(WIDTH + TILE_PADDING) * (uint32_t)sizeof(floatX);
+    uint32_t q = shared + tile_bytes<WIDTH>(16 * M * warp, 0) + lane_left<WIDTH>();
+    uint32_t k = shared + KEYS + lane_right<WIDTH>(), v = shared + VALUES + lane_left<WIDTH>();
+    float factor = scale * ATTENTION_LOG2E, late = FORWARD_LATE / factor;
+    float sum[M][WIDTH / 8][4] = {}, maximum[2 * M], total[2 * M];
     #pragma unroll
     for (int i = 0; i < 2 * M; i++) maximum[i] = -INFINITY, total[i] = 0.0f;
 
-    tile_copy_begin<WIDTH, ROWS>(q, qkv + at.q + first * at.stride, at.stride, T - first, D);
-    tile_copy_begin<WIDTH, FORWARD_KEYS>(k, qkv + at.k, at.stride, T, D);
-    for (size_t key = 0; key < end; key += FORWARD_KEYS) {
-        float score[M][N][4];
+    tile_copy_begin<WIDTH, ROWS>(to, qkv + at.q + first * at.stride + from, stride, T - first, D);
+    tile_copy_begin<WIDTH, FORWARD_KEYS>(to + KEYS, keys, stride, T, D);
+    for (unsigned key = 0; key < end; key += FORWARD_KEYS) {
+        uint32_t p[M][N / 2][4];
         bool visible = key < own + 16 * M;  // otherwise no row of the warp sees a key of the tile
         copies_wait();
         __syncthreads();  // the keys are here; the values before have been used
-        tile_copy_begin<WIDTH, FORWARD_KEYS>(v, qkv + at.v + key * at.stride, at.stride, T - key, D);
+        tile_copy_begin<WIDTH, FORWARD_KEYS>(to + VALUES, keys + K * D, stride, T - key, D);
         if (visible) {
-            rows_by_rows<WIDTH>(score, q + 16 * M * warp * PITCH, k);
-            if (key + FORWARD_KEYS - 1 > own) {  // the tile crosses the diagonal
-                int below = (int)(own - key) + lane / 4 - lane % 4 * 2;
-                #pragma unroll
-                for (int i = 0; i < M * N * 4; i++) {
-                    int m = i / (4 * N), n = i / 4 % N, e = i % 4;
-                    if (8 * n + e % 2 > below + 16 * m + 8 * (e / 2)) score[m][n][e] = -INFINITY;
-                }
-            }
+            float score[M][N][4];
+            rows_by_rows<WIDTH>(score, q, k);
+            if (key + FORWARD_KEYS - 1 > own) hide_future<true>(score, own - key);
             // Softmax in base 2 of factor * score: the four lanes of a row share its maximum, and add up their parts of
-            // its total at the end.
+            // its total at the end. `maximum` may be up to `late` below the true one, so that the sums are seldom
+            // brought to a new one.
+            float now[2 * M];
+            bool rises = false;
             #pragma unroll
             for (int i = 0; i < 2 * M; i++) {
-                float now = maximum[i], add = 0.0f;
+                now[i] = maximum[i];
                 #pragma unroll
-                for (int j = 0; j < 2 * N; j++) now = fmaxf(now, score[i / 2][j / 2][i % 2 * 2 + j % 2]);
-                now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 1));
-                now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 2));
-                float rescale = exp2_approximate((maximum[i] - now) * factor), offset = now * factor;
-                maximum[i] = now;
+                for (int j = 0; j < 2 * N; j++) now[i] = fmaxf(now[i], score[i / 2][j / 2][i % 2 * 2 + j % 2]);
+                now[i] = fmaxf(now[i], __shfl_xor_sync(0xffffffffu, now[i], 1));
+                now[i] = fmaxf(now[i], __shfl_xor_sync(0xffffffffu, now[i], 2));
+                rises |= now[i] - maximum[i] > late;
+            }
+            if (__any_sync(0xffffffffu, rises)) {
+                #pragma unroll
+                for (int i = 0; i < 2 * M; i++) {
+                    float rescale = exp2_approximate((maximum[i] - now[i]) * factor);
+                    maximum[i] = now[i];
+                    total[i] *= rescale;
+                    #pragma unroll
+                    for (int j = 0; j < WIDTH / 4; j++) sum[i / 2][j / 2][i % 2 * 2 + j % 2] *= rescale;
+                }
+            }
+            #pragma unroll
+            for (int i = 0; i < 2 * M; i++) {
+                float offset = maximum[i] * factor;
                 #pragma unroll
                 for (int j = 0; j < 2 * N; j++) {
                     float* s = &score[i / 2][j / 2][i % 2 * 2 + j % 2];
                     *s = exp2_approximate(*s * factor - offset);
-                    add += *s;
+                    total[i] += *s;
                 }
-                total[i] = total[i] * rescale + add;
-                #pragma unroll
-                for (int j = 0; j < WIDTH / 4; j++) sum[i / 2][j / 2][i % 2 * 2 + j % 2] *= rescale;
             }
+            left_operands(p, score);
         }
         copies_wait();
         __syncthreads();  // the values are here; the keys have been used
+        keys += (size_t)FORWARD_KEYS * stride;
         if (key + FORWARD_KEYS < end)
-            tile_copy_begin<WIDTH, FORWARD_KEYS>(k, qkv + at.k + (key + FORWARD_KEYS) * at.stride, at.stride,
-                                                 T - key - FORWARD_KEYS, D);
-        if (visible) rows_by_columns<WIDTH>(sum, score, v);
+            tile_copy_begin<WIDTH, FORWARD_KEYS>(to + KEYS, keys, stride, T - key - FORWARD_KEYS, D);
+        if (visible) rows_by_columns<WIDTH>(sum, p, v);
     }
 
     #pragma unroll
     for (int i = 0; i < 2 * M; i++) {
-        size_t row = own + 8 * i + lane / 4;
+        unsigned row = own + 8 * i + lane / 4;
         total[i] += __shfl_xor_sync(0xffffffffu, total[i], 1);
         total[i] += __shfl_xor_sync(0xffffffffu, total[i], 2);
         float inverse = 1.0f / total[i];
         #pragma unroll
         for (int j = 0; j < WIDTH / 4; j++) sum[i / 2][j / 2][i % 2 * 2 + j % 2] *= inverse;
-        if (row < T && lane % 4 == 0) lse[(size_t)blockIdx.x * T + row] = maximum[i] * scale + logf(total[i]);
+        if (row < T && lane % 4 == 0) lse[(size_t)head * T + row] = maximum[i] * scale + logf(total[i]);
     }
-    rows_store<WIDTH>(out + ((b * T + own) * H + h) * D, H * D, (ptrdiff_t)T - (ptrdiff_t)own, D, sum, 1.0f);
+    rows_store<WIDTH>(out + ((b * T + own) * H + h) * D, (size_t)H * D, (int)T - (int)own, D, sum, 1.0f);
 }
+
+// Blocks with 64 columns or one unit of rows that a multiprocessor's shared memory has room for: registers are for as
+// many.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+enum { QUERIES_BLOCKS = 2 };
+#else
+enum { QUERIES_BLOCKS = 3 };
+#endif
 
 // dq of 64 M queries of one head; blocks as in the forward. While one pair of tiles is multiplied the next is copied.
 template <int WIDTH, int M>
-static __global__ void __launch_bounds__(TENSOR_THREADS)
+static __global__ void __launch_bounds__(TENSOR_THREADS, WIDTH <= 64 || M == 1 ? QUERIES_BLOCKS : 2)
 attention_backward_queries_tensor(floatX* dqkv, const floatX* dout, const float* lse, const float* delta,
-                                  const floatX* qkv, size_t T, size_t H, size_t K, size_t D, float scale) {
+                                  const floatX* qkv, unsigned heads, unsigned T, unsigned H, unsigned K, unsigned D,
+                                  float scale) {
     extern __shared__ uint4 attention_shared[];
-    const int ROWS = 16 * M * TENSOR_WARPS, PITCH = WIDTH + TILE_PADDING, N = BACKWARD_COLUMNS / 8;
-    const int TILE = BACKWARD_COLUMNS * PITCH;
-    floatX *q = (floatX*)attention_shared, *g = q + ROWS * PITCH, *keys = g + ROWS * PITCH, *values = keys + 2 * TILE;
-    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    size_t b = blockIdx.x / H, h = blockIdx.x % H, first = (size_t)(gridDim.y - 1 - blockIdx.y) * ROWS;
-    size_t own = first + 16 * M * warp, end = first + ROWS < T ? first + ROWS : T;
+    const int ROWS = 16 * M * TENSOR_WARPS, N = BACKWARD_COLUMNS / 8;
+    // Shared memory: queries, their dout, two stages of keys and values, the queries' lse and delta.
+    const uint32_t SIDE = tile_bytes<WIDTH>(ROWS, 0), TILE = tile_bytes<WIDTH>(BACKWARD_COLUMNS, 0), STAGE = 2 * TILE;
+    unsigned head = attention_head(), warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    if (head >= heads) return;
+    unsigned first = (gridDim.y - 1 - blockIdx.y) * ROWS, own = first + 16 * M * warp, end = min(first + ROWS, T);
+    unsigned h = head % H;
+    size_t b = head / H;
     HeadRows at = head_rows(b, h, T, H, K, D);
-    float dq[M][WIDTH / 8][4] = {}, row_lse[2 * M], row_delta[2 * M], factor = scale * ATTENTION_LOG2E;
-    #pragma unroll
-    for (int i = 0; i < 2 * M; i++) {
-        size_t row = own + 8 * i + lane / 4;
-        row_lse[i] = row < T ? lse[(size_t)blockIdx.x * T + row] * ATTENTION_LOG2E : 0.0f;
-        row_delta[i] = row < T ? delta[(size_t)blockIdx.x * T + row] : 0.0f;
-    }
+    unsigned stride = (unsigned)at.stride;
+    unsigned from = copy_offset<WIDTH>(stride), dout_from = copy_offset<WIDTH>(H * D);
+    const floatX* keys = qkv + at.k + from;  // of the tile to be copied next
+    uint32_t shared = shared_address(attention_shared);
+    uint32_t to = copy_offset<WIDTH>(WIDTH + TILE_PADDING) * (uint32_t)sizeof(floatX);
+    uint32_t q = shared + tile_bytes<WIDTH>(16 * M * warp, 0) + lane_left<WIDTH>();
+    float dq[M][WIDTH / 8][4] = {}, factor = scale * ATTENTION_LOG2E;
+    const uint32_t NUMBERS = 2 * SIDE + 2 * STAGE;
+    const float2* numbers = (const float2*)((const char*)attention_shared + NUMBERS) + 16 * M * warp + lane / 4;
+    const size_t row = (size_t)head * T + first;
 
-    tile_copy_begin<WIDTH, ROWS>(q, qkv + at.q + first * at.stride, at.stride, T - first, D);
-    tile_copy_begin<WIDTH, ROWS>(g, dout + ((b * T + first) * H + h) * D, H * D, T - first, D);
-    tile_copy_begin<WIDTH, BACKWARD_COLUMNS>(keys, qkv + at.k, at.stride, T, D);
-    tile_copy_begin<WIDTH, BACKWARD_COLUMNS>(values, qkv + at.v, at.stride, T, D);
-    for (size_t key = 0; key < end; key += BACKWARD_COLUMNS) {
-        size_t next = key + BACKWARD_COLUMNS;
-        const floatX *k = keys + key / BACKWARD_COLUMNS % 2 * TILE, *v = values + key / BACKWARD_COLUMNS % 2 * TILE;
+    tile_copy_begin<WIDTH, ROWS>(shared + to, qkv + at.q + first * at.stride + from, stride, T - first, D);
+    tile_copy_begin<WIDTH, ROWS>(shared + SIDE + to, dout + ((b * T + first) * H + h) * D + dout_from, H * D, T - first,
+                                 D);
+    tile_copy_begin<WIDTH, BACKWARD_COLUMNS>(shared + 2 * SIDE + to, keys, stride, T, D);
+    tile_copy_begin<WIDTH, BACKWARD_COLUMNS>(shared + 2 * SIDE + TILE + to, keys + K * D, stride, T, D);
+    row_numbers_copy_begin<ROWS>(shared + NUMBERS, lse + row, delta + row, T - first);
+    for (unsigned key = 0, next; key < end; key = next) {
+        next = key + BACKWARD_COLUMNS;
+        uint32_t k = shared + 2 * SIDE + key / BACKWARD_COLUMNS % 2 * STAGE;
         copies_wait();
         __syncthreads();  // this pair of tiles is here; the one before has been used
+        keys += (size_t)BACKWARD_COLUMNS * stride;
         if (next < end) {
-            size_t stage = next / BACKWARD_COLUMNS % 2 * TILE;
-            const floatX* row = qkv + next * at.stride;
-            tile_copy_begin<WIDTH, BACKWARD_COLUMNS>(keys + stage, row + at.k, at.stride, T - next, D);
-            tile_copy_begin<WIDTH, BACKWARD_COLUMNS>(values + stage, row + at.v, at.stride, T - next, D);
+            uint32_t other = shared + 2 * SIDE + next / BACKWARD_COLUMNS % 2 * STAGE + to;
+            tile_copy_begin<WIDTH, BACKWARD_COLUMNS>(other, keys, stride, T - next, D);
+            tile_copy_begin<WIDTH, BACKWARD_COLUMNS>(other + TILE, keys + K * D, stride, T - next, D);
         }
         if (key >= own + 16 * M) continue;  // no row of the warp sees a key of the tile
         float p[M][N][4], ds[M][N][4];
-        rows_by_rows<WIDTH>(p, q + 16 * M * warp * PITCH, k);
-        rows_by_rows<WIDTH>(ds, g + 16 * M * warp * PITCH, v);
-        int below = (int)(own - key) + lane / 4 - lane % 4 * 2;
+        rows_by_rows<WIDTH>(p, q, k + lane_right<WIDTH>());
+        rows_by_rows<WIDTH>(ds, q + SIDE, k + TILE + lane_right<WIDTH>());
+        if (next - 1 > own) hide_future<true>(p, own - key);
         #pragma unroll
-        for (int i = 0; i < M * N * 4; i++) {
-            int m = i / (4 * N), n = i / 4 % N, e = i % 4, row = 2 * m + e / 2;
-            bool visible = 8 * n + e % 2 <= below + 8 * row;
-            float probability = exp2_approximate(p[m][n][e] * factor - row_lse[row]);
-            ds[m][n][e] = visible ? probability * (ds[m][n][e] - row_delta[row]) : 0.0f;
+        for (int i = 0; i < 2 * M; i++) {
+            float2 lse_delta = numbers[8 * i];
+            float offset = lse_delta.x * ATTENTION_LOG2E;
+            #pragma unroll
+            for (int j = 0; j < 2 * N; j++) {
+                float *s = &p[i / 2][j / 2][i % 2 * 2 + j % 2], *slope = &ds[i / 2][j / 2][i % 2 * 2 + j % 2];
+                *slope = exp2_approximate(*s * factor - offset) * (*slope - lse_delta.y);
+            }
         }
-        rows_by_columns<WIDTH>(dq, ds, k);
+        uint32_t left[M][N / 2][4];
+        left_operands(left, ds);
+        rows_by_columns<WIDTH>(dq, left, k + lane_left<WIDTH>());
     }
-    rows_store<WIDTH>(dqkv + at.q + own * at.stride, at.stride, (ptrdiff_t)T - (ptrdiff_t)own, D, dq, scale);
+    rows_store<WIDTH>(dqkv + at.q + own * at.stride, at.stride, (int)T - (int)own, D, dq, scale);
 }
 
 // dk and dv of 64 M keys, summed over the query heads that read them. Rows are keys and columns queries, so that the
-// transposed probabilities come out of k q^T where the product p^T dout needs them. Block (b K + kv, tile): the first
-// keys, which the most queries see, in block row 0. Queries behind the end are zeros, as are their dout, lse and delta:
-// they add nothing.
+// transposed probabilities come out of k q^T where the product p^T dout needs them. A block owns a tile of a key head;
+// the first keys are those that the most queries see. Queries behind the end are zeros, as are their dout, lse and
+// delta: they add nothing.
 template <int WIDTH, int M>
 static __global__ void __launch_bounds__(TENSOR_THREADS)
 attention_backward_keys_tensor(floatX* dqkv, const floatX* dout, const float* lse, const float* delta,
-                               const floatX* qkv, size_t T, size_t H, size_t K, size_t D, float scale) {
+                               const floatX* qkv, unsigned heads, unsigned T, unsigned H, unsigned K, unsigned D,
+                               float scale) {
     extern __shared__ uint4 attention_shared[];
-    const int ROWS = 16 * M * TENSOR_WARPS, PITCH = WIDTH + TILE_PADDING, N = BACKWARD_COLUMNS / 8;
-    const int TILE = BACKWARD_COLUMNS * PITCH;
-    floatX *k = (floatX*)attention_shared, *v = k + ROWS * PITCH;
-    floatX *queries = v + ROWS * PITCH, *gradients = queries + 2 * TILE;
-    float *lses = (float*)(gradients + 2 * TILE), *deltas = lses + 2 * BACKWARD_COLUMNS;
-    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    size_t b = blockIdx.x / K, kv = blockIdx.x % K, group = H / K;
-    unsigned first = blockIdx.y * ROWS, own = first + 16 * M * warp;  // a grid has no more rows than that
+    const int ROWS = 16 * M * TENSOR_WARPS, N = BACKWARD_COLUMNS / 8;
+    // Shared memory: keys, values, two stages of queries and their dout, lse and delta.
+    const uint32_t SIDE = tile_bytes<WIDTH>(ROWS, 0), TILE = tile_bytes<WIDTH>(BACKWARD_COLUMNS, 0);
+    const uint32_t STAGE = 2 * TILE + BACKWARD_COLUMNS * ROW_NUMBERS;
+    unsigned head = attention_head(), warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    if (head >= heads) return;
+    unsigned first = blockIdx.y * ROWS, own = first + 16 * M * warp, group = H / K, kv = head % K;
+    size_t b = head / K;
     HeadRows at = head_rows(b, kv * group, T, H, K, D);
+    unsigned stride = (unsigned)at.stride;
+    unsigned from = copy_offset<WIDTH>(stride), dout_from = copy_offset<WIDTH>(H * D);
+    uint32_t shared = shared_address(attention_shared);
+    uint32_t to = copy_offset<WIDTH>(WIDTH + TILE_PADDING) * (uint32_t)sizeof(floatX);
+    uint32_t k = shared + tile_bytes<WIDTH>(16 * M * warp, 0) + lane_left<WIDTH>();
     float dk[M][WIDTH / 8][4] = {}, dv[M][WIDTH / 8][4] = {}, factor = scale * ATTENTION_LOG2E;
 
-    auto copy_queries = [&](unsigned h, unsigned query, int stage) {
-        size_t row = (b * H + h) * T + query, i = threadIdx.x;
-        const floatX* q = qkv + head_rows(b, h, T, H, K, D).q + query * at.stride;
-        const floatX* g = dout + ((b * T + query) * H + h) * D;
-        tile_copy_begin<WIDTH, BACKWARD_COLUMNS>(queries + stage * TILE, q, at.stride, T - query, D);
-        tile_copy_begin<WIDTH, BACKWARD_COLUMNS>(gradients + stage * TILE, g, H * D, T - query, D);
-        if (i >= BACKWARD_COLUMNS) return;
-        bool inside = query + i < T;
-        copy_float_begin(lses + stage * BACKWARD_COLUMNS + i, lse + row + (inside ? i : 0), inside);
-        copy_float_begin(deltas + stage * BACKWARD_COLUMNS + i, delta + row + (inside ? i : 0), inside);
+    auto copy_queries = [&](unsigned h, unsigned query, uint32_t stage) {
+        size_t row = (b * H + h) * T + query;
+        const floatX *q = qkv + (b * T + query) * stride + h * D, *g = dout + ((b * T + query) * H + h) * D;
+        tile_copy_begin<WIDTH, BACKWARD_COLUMNS>(stage + to, q + from, stride, T - query, D);
+        tile_copy_begin<WIDTH, BACKWARD_COLUMNS>(stage + TILE + to, g + dout_from, H * D, T - query, D);
+        row_numbers_copy_begin<BACKWARD_COLUMNS>(stage + 2 * TILE, lse + row, delta + row, T - query);
     };
 
-    tile_copy_begin<WIDTH, ROWS>(k, qkv + at.k + first * at.stride, at.stride, T - first, D);
-    tile_copy_begin<WIDTH, ROWS>(v, qkv + at.v + first * at.stride, at.stride, T - first, D);
-    unsigned h = (unsigned)(kv * group), end = h + (unsigned)group, next = first;  // of the tile to be copied next
-    copy_queries(h, next, 0);
-    for (int stage = 0; h < end; stage = 1 - stage) {
+    tile_copy_begin<WIDTH, ROWS>(shared + to, qkv + at.k + first * at.stride + from, stride, T - first, D);
+    tile_copy_begin<WIDTH, ROWS>(shared + SIDE + to, qkv + at.v + first * at.stride + from, stride, T - first, D);
+    unsigned h = kv * group, end = h + group, next = first;  // of the tile to be copied next
+    uint32_t stage = 2 * SIDE, other = STAGE;                // offsets in shared memory
+    copy_queries(h, next, shared + stage);
+    for (; h < end; stage += other, other = 0 - other) {
         unsigned query = next;
-        const floatX *q = queries + stage * TILE, *g = gradients + stage * TILE;
-        const float* tile_lse = lses + stage * BACKWARD_COLUMNS + lane % 4 * 2;
-        const float* tile_delta = deltas + stage * BACKWARD_COLUMNS + lane % 4 * 2;
+        uint32_t q = shared + stage;
+        const float4* numbers = (const float4*)((const char*)attention_shared + stage + 2 * TILE) + lane % 4;
         next += BACKWARD_COLUMNS;
         if (next >= T) next = first, h++;
         copies_wait();
         __syncthreads();  // these tiles are here; those before have been used
-        if (h < end) copy_queries(h, next, 1 - stage);
+        if (h < end) copy_queries(h, next, q + other);
         if (query + BACKWARD_COLUMNS <= own) continue;  // no query of the tile sees a key of the warp
         float p[M][N][4], ds[M][N][4];
-        rows_by_rows<WIDTH>(p, k + 16 * M * warp * PITCH, q);
-        rows_by_rows<WIDTH>(ds, v + 16 * M * warp * PITCH, g);
-        int below = (int)(own - query) + lane / 4 - lane % 4 * 2;
+        rows_by_rows<WIDTH>(p, k, q + lane_right<WIDTH>());
+        rows_by_rows<WIDTH>(ds, k + SIDE, q + TILE + lane_right<WIDTH>());
+        if (query < own + 16 * M - 1) hide_future<false>(p, own - query);
         #pragma unroll
-        for (int i = 0; i < M * N * 4; i++) {
-            int m = i / (4 * N), n = i / 4 % N, e = i % 4;
-            bool visible = 8 * n + e % 2 >= below + 16 * m + 8 * (e / 2);
-            float probability = exp2_approximate(p[m][n][e] * factor - tile_lse[8 * n + e % 2] * ATTENTION_LOG2E);
-            p[m][n][e] = visible ? probability : 0.0f;
-            ds[m][n][e] = visible ? probability * (ds[m][n][e] - tile_delta[8 * n + e % 2]) : 0.0f;
+        for (int n = 0; n < N; n++) {
+            float4 pair = numbers[4 * n];  // lse and delta of two columns
+            float offset[2] = {pair.x * ATTENTION_LOG2E, pair.z * ATTENTION_LOG2E}, column_delta[2] = {pair.y, pair.w};
+            #pragma unroll
+            for (int i = 0; i < 4 * M; i++) {
+                float *probability = &p[i / 4][n][i % 4], *slope = &ds[i / 4][n][i % 4];
+                *probability = exp2_approximate(*probability * factor - offset[i % 2]);
+                *slope = *probability * (*slope - column_delta[i % 2]);
+            }
         }
-        rows_by_columns<WIDTH>(dv, p, g);
-        rows_by_columns<WIDTH>(dk, ds, q);
+        uint32_t left_p[M][N / 2][4], left_ds[M][N / 2][4];
+        left_operands(left_p, p);
+        left_operands(left_ds, ds);
+        rows_by_columns<WIDTH>(dv, left_p, q + TILE + lane_left<WIDTH>());
+        rows_by_columns<WIDTH>(dk, left_ds, q + lane_left<WIDTH>());
     }
-    ptrdiff_t available = (ptrdiff_t)T - (ptrdiff_t)own;
+    int available = (int)T - (int)own;
     rows_store<WIDTH>(dqkv + at.k + own * at.stride, at.stride, available, D, dk, scale);
     rows_store<WIDTH>(dqkv + at.v + own * at.stride, at.stride, available, D, dv, 1.0f);
 }
 
 template <int WIDTH, int M>
 static inline void attention_forward_tensor_launch(floatX* out, float* lse, const floatX* qkv, size_t B, size_t T,
-                                                   size_t H, size_t K, size_t D, Stream stream) {
-    const size_t ROWS = 16 * M * TENSOR_WARPS;
+                                                   size_t H, size_t K, size_t D, size_t cache, Stream stream) {
+    const size_t ROWS = 16 * M * TENSOR_WARPS, heads = B * H, group = H / K;
     const size_t bytes = (ROWS + 2 * FORWARD_KEYS) * (WIDTH + TILE_PADDING) * sizeof(floatX);
     attention_allow_shared((const void*)attention_forward_tensor<WIDTH, M>, bytes);
-    dim3 grid((unsigned)(B * H), (unsigned)divide_up(T, ROWS));
+    dim3 grid = attention_grid(heads, divide_up(T, ROWS), divide_up(2 * T * D * sizeof(floatX), group), cache);
     attention_forward_tensor<WIDTH, M><<<grid, TENSOR_THREADS, bytes, stream->compute>>>(
-        out, lse, qkv, T, H, K, D, 1.0f / sqrtf((float)D));
+        out, lse, qkv, (unsigned)heads, (unsigned)T, (unsigned)H, (unsigned)K, (unsigned)D, 1.0f / sqrtf((float)D));
     LAUNCH_CHECK();
 }
 
 // D <= 128
 template <int M>
 static inline void attention_forward_tensor_any(floatX* out, float* lse, const floatX* qkv, size_t B, size_t T,
-                                                size_t H, size_t K, size_t D, Stream stream) {
-    if (D <= 64) attention_forward_tensor_launch<64, M>(out, lse, qkv, B, T, H, K, D, stream);
-    else if (D <= 80) attention_forward_tensor_launch<80, M>(out, lse, qkv, B, T, H, K, D, stream);
-    else if (D <= 96) attention_forward_tensor_launch<96, M>(out, lse, qkv, B, T, H, K, D, stream);
-    else attention_forward_tensor_launch<128, M>(out, lse, qkv, B, T, H, K, D, stream);
+                                                size_t H, size_t K, size_t D, size_t cache, Stream stream) {
+    if (D <= 64) attention_forward_tensor_launch<64, M>(out, lse, qkv, B, T, H, K, D, cache, stream);
+    else if (D <= 80) attention_forward_tensor_launch<80, M>(out, lse, qkv, B, T, H, K, D, cache, stream);
+    else if (D <= 96) attention_forward_tensor_launch<96, M>(out, lse, qkv, B, T, H, K, D, cache, stream);
+    else attention_forward_tensor_launch<128, M>(out, lse, qkv, B, T, H, K, D, cache, stream);
 }
 
 // Rows of a warp in units of 16: as many as registers and shared memory (below 100 KB) have room for.
 template <int WIDTH>
 static inline void attention_backward_tensor_launch(floatX* dqkv, const float* delta, const floatX* dout,
                                                     const float* lse, const floatX* qkv, size_t B, size_t T, size_t H,
-                                                    size_t K, size_t D, Stream stream) {
+                                                    size_t K, size_t D, size_t cache, Stream stream) {
     const int QUERY_M = WIDTH <= 96 ? 2 : 1, KEY_M = WIDTH <= 64 ? 2 : 1;
-    const size_t QUERIES = 16 * QUERY_M * TENSOR_WARPS, KEYS = 16 * KEY_M * TENSOR_WARPS;
+    const size_t QUERIES = 16 * QUERY_M * TENSOR_WARPS, KEYS = 16 * KEY_M * TENSOR_WARPS, group = H / K;
     const size_t row_bytes = (WIDTH + TILE_PADDING) * sizeof(floatX), streamed_bytes = 4 * BACKWARD_COLUMNS * row_bytes;
-    const size_t query_bytes = 2 * QUERIES * row_bytes + streamed_bytes;
-    const size_t key_bytes = 2 * KEYS * row_bytes + streamed_bytes + 4 * BACKWARD_COLUMNS * sizeof(float);
+    const size_t query_bytes = 2 * QUERIES * row_bytes + streamed_bytes + QUERIES * ROW_NUMBERS;
+    const size_t key_bytes = 2 * KEYS * row_bytes + streamed_bytes + 2 * BACKWARD_COLUMNS * ROW_NUMBERS;
+    const size_t pair = 2 * T * D * sizeof(floatX);  // bytes of keys and values of a head, or of queries and their dout
     attention_allow_shared((const void*)attention_backward_queries_tensor<WIDTH, QUERY_M>, query_bytes);
     attention_allow_shared((const void*)attention_backward_keys_tensor<WIDTH, KEY_M>, key_bytes);
-    dim3 query_grid((unsigned)(B * H), (unsigned)divide_up(T, QUERIES));
-    dim3 key_grid((unsigned)(B * K), (unsigned)divide_up(T, KEYS));
+    dim3 query_grid = attention_grid(B * H, divide_up(T, QUERIES), divide_up(pair, group), cache);
+    dim3 key_grid = attention_grid(B * K, divide_up(T, KEYS), pair * group, cache);
+    unsigned n = (unsigned)T, h = (unsigned)H, k = (unsigned)K, d = (unsigned)D;
     float scale = 1.0f / sqrtf((float)D);
     attention_backward_queries_tensor<WIDTH, QUERY_M><<<query_grid, TENSOR_THREADS, query_bytes, stream->compute>>>(
-        dqkv, dout, lse, delta, qkv, T, H, K, D, scale);
+        dqkv, dout, lse, delta, qkv, (unsigned)(B * H), n, h, k, d, scale);
     LAUNCH_CHECK();
     attention_backward_keys_tensor<WIDTH, KEY_M><<<key_grid, TENSOR_THREADS, key_bytes, stream->compute>>>(
-        dqkv, dout, lse, delta, qkv, T, H, K, D, scale);
+        dqkv, dout, lse, delta, qkv, (unsigned)(B * K), n, h, k, d, scale);
     LAUNCH_CHECK();
 }
 
 // D <= 128
-static inline void attention_backward_tensor_any(floatX* dqkv, const float* delta, const floatX* dout,
-                                                 const float* lse, const floatX* qkv, size_t B, size_t T, size_t H,
-                                                 size_t K, size_t D, Stream stream) {
-    if (D <= 64) attention_backward_tensor_launch<64>(dqkv, delta, dout, lse, qkv, B, T, H, K, D, stream);
-    else if (D <= 80) attention_backward_tensor_launch<80>(dqkv, delta, dout, lse, qkv, B, T, H, K, D, stream);
-    else if (D <= 96) attention_backward_tensor_launch<96>(dqkv, delta, dout, lse, qkv, B, T, H, K, D, stream);
-    else attention_backward_tensor_launch<128>(dqkv, delta, dout, lse, qkv, B, T, H, K, D, stream);
+static inline void attention_backward_tensor_any(floatX* dqkv, const float* delta, const floatX* dout, const float* lse,
+                                                 const floatX* qkv, size_t B, size_t T, size_t H, size_t K, size_t D,
+                                                 size_t cache, Stream stream) {
+    if (D <= 64) attention_backward_tensor_launch<64>(dqkv, delta, dout, lse, qkv, B, T, H, K, D, cache, stream);
+    else if (D <= 80) attention_backward_tensor_launch<80>(dqkv, delta, dout, lse, qkv, B, T, H, K, D, cache, stream);
+    else if (D <= 96) attention_backward_tensor_launch<96>(dqkv, delta, dout, lse, qkv, B, T, H, K, D, cache, stream);
+    else attention_backward_tensor_launch<128>(dqkv, delta, dout, lse, qkv, B, T, H, K, D, cache, stream);
 }
 
 #endif  // !FLOATX_IS_FLOAT
@@ -804,7 +918,7 @@ static inline void attention_forward(floatX* out, float* lse, const floatX* qkv,
                                      size_t B, size_t T, size_t H, size_t K, size_t D, Stream stream) {
 #if !FLOATX_IS_FLOAT
     if (D <= 128 && packs_fit(D, out, qkv, NULL, NULL)) {
-        attention_forward_tensor_any<2>(out, lse, qkv, B, T, H, K, D, stream);
+        attention_forward_tensor_any<2>(out, lse, qkv, B, T, H, K, D, ATTENTION_CACHE, stream);
         return;
     }
 #endif
@@ -818,7 +932,7 @@ static inline void attention_backward(floatX* dqkv, float* delta, const floatX* 
     attention_delta_launch(delta, dout, out, B, T, H, D, stream);
 #if !FLOATX_IS_FLOAT
     if (D <= 128 && packs_fit(D, dqkv, dout, qkv, NULL)) {
-        attention_backward_tensor_any(dqkv, delta, dout, lse, qkv, B, T, H, K, D, stream);
+        attention_backward_tensor_any(dqkv, delta, dout, lse, qkv, B, T, H, K, D, ATTENTION_CACHE, stream);
         return;
     }
 #endif

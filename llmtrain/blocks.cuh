@@ -2,7 +2,7 @@
 //
 //   1. grids       blocks and threads of a launch
 //   2. sums        over a warp, a block, a row, the rows of an array
-//   3. types       floats and elements of floatX in one template
+//   3. types       floats and elements of floatX in one template; elements kept in registers as they are stored
 //
 // Needs: llmtrain/types.h.
 
@@ -78,6 +78,17 @@ static __device__ inline float row_sum(float x, float* shared) {
     return blockDim.x == WARP ? warp_sum(x) : block_sum(x, shared);
 }
 
+// Two sums over a row. shared (2, 32): `turn` counts the calls, so that one barrier is enough for each.
+static __device__ inline float2 row_sums(float2 x, float2 (*shared)[WARP], unsigned turn) {
+    unsigned warps = blockDim.x / WARP, lane = threadIdx.x % WARP;
+    float2 sum = make_float2(warp_sum(x.x), warp_sum(x.y));
+    if (warps == 1) return sum;
+    if (lane == 0) shared[turn % 2][threadIdx.x / WARP] = sum;
+    __syncthreads();
+    sum = lane < warps ? shared[turn % 2][lane] : make_float2(0.0f, 0.0f);
+    return make_float2(warp_sum(sum.x), warp_sum(sum.y));
+}
+
 // first (C) += the sum of the rows of partial (0, rows, C), and second that of (1, rows, C), by blockIdx.y: what blocks
 // have left of a gradient. Block (WARP, WARP): x is the column, y takes every 32nd row; the sums of the y are added in
 // their order.
@@ -110,6 +121,23 @@ template <typename T>
 static __device__ inline T narrow(float x) {
     if constexpr (sizeof(T) == sizeof(float)) return x;
     else return floatX_of(x);
+}
+
+// W elements to be kept for later as they lie in memory: a Group of 16-bit elements would take a register for each.
+template <int W> struct Held { Group<floatX, W> bits; };
+template <> struct Held<PACK> { uint4 bits; };
+
+template <int W>
+static __device__ inline Held<W> held_load(const floatX* p) { return {*(const decltype(Held<W>::bits)*)p}; }
+
+template <int W>
+static __device__ inline Lanes<W> held_lanes(const Held<W>& held) {
+    floatX elements[W];
+    Lanes<W> lanes;
+    memcpy(elements, &held, sizeof elements);
+    #pragma unroll
+    for (int i = 0; i < W; i++) lanes.x[i] = float_of(elements[i]);
+    return lanes;
 }
 
 #endif  // LLMTRAIN_BLOCKS_CUH
