@@ -136,8 +136,8 @@ def attention_work(launch, record):
     are far from the diagonal."""
     name, width, m = re.match(r"(\w+)<(\d+),(\d+)", launch["kernel"]).groups()
     _, products, streamed = ATTENTION[name]
-    T, H, K, D = (int(x) for x in launch["arguments"][-5:-1])
-    rows, pairs, width = 16 * int(m), launch["grid"][0], int(width)
+    pairs, T, H, K, D = (int(x) for x in launch["arguments"][-6:-1])
+    rows, width = 16 * int(m), int(width)
     own = range(0, 4 * rows * launch["grid"][1], rows)  # the first row of each warp
     if name.endswith("keys_tensor"):
         trips = H // K * sum(-(-T // streamed) - first // streamed for first in own)
@@ -170,7 +170,7 @@ def attention_work(launch, record):
 
 def kernel_work(launch, record, moved):
     """The same of a launch whose threads are alike. Loops run as often as the bytes that threads load say."""
-    warps = -(-launch["threads"] // 32) * launch["grid"][0] * launch["grid"][1]
+    warps = -(-launch["threads"] // 32) * math.prod(launch["grid"])
     code, each = record["code"], moved.loads / (32.0 * warps)
     direct, loops = code["direct"].get("load_bytes", 0), code["loops"]
     parts = [(min(1.0, each / direct) if direct > each else 1.0, code["direct"])]
@@ -229,7 +229,7 @@ def launch_bound(launch, gpu, records, excess):
         else:
             operation = row[1]
             counts, memory, crossing = kernel_work(launch, record, row[2](launch["arguments"], launch["grid"]))
-        blocks = launch["grid"][0] * launch["grid"][1]
+        blocks = math.prod(launch["grid"])
         # Blocks of attention differ in length, the longest come first, and the last ones fill the gaps.
         share = (-(-blocks // gpu.processors) / blocks) if not attention else 1.0 / gpu.processors
         resident = machine_code.occupancy(gpu.arch, record["registers"], launch["threads"],

@@ -97,7 +97,7 @@ counted = """{"kernel": "a<8, true>", "space": "global", "sectors": 12, "ideal":
 {"kernel": "a<8, true>", "kind": "launch", "launches": 1}"""
 check("sectors", bounds.excess_read(counted.splitlines()), {"a<8,true>": (1.5, 3.0)})
 forward = {"kernel": "attention_forward_tensor<64,2>", "grid": [5, 1, 1], "threads": 128, "shared": 36864,
-           "arguments": [1, 1, 1, 128, 5, 5, 64, 0.125]}
+           "arguments": [1, 1, 1, 5, 128, 5, 5, 64, 0.125]}
 work, moved, _ = bounds.attention_work(forward, record(forward["kernel"], attention))
 # Warps of 32 queries see 1, 1, 2 and 2 tiles of 64 keys, and multiply each twice.
 check("attention's products", (work["mma_flops"], moved), (5 * 6 * 2 * 2 * 32 * 64 * 64, 4 * 128 * 2 * 64 * 5))
@@ -117,7 +117,7 @@ if len(sys.argv) > 1:
     step = code.launches_read(sys.argv[1], "gpt2:124M", 64, 132)
     forward = [launch for launch in step if launch.get("kernel") == "attention_forward_tensor<64,2>"]
     check("attention's launches", {(*launch["grid"], launch["threads"], launch["shared"]) for launch in forward},
-          {(64 * 12, 1024 // 128, 1, 128, 2 * (128 + 2 * 64) * (64 + 8))})
+          {(128, 1024 // 128, 6, 128, 2 * (128 + 2 * 64) * (64 + 8))})
     check("one for each block", len(forward), 12)
     matmuls = [launch["matmul"] for launch in step if "matmul" in launch]
     check("matmuls of 12 blocks and a head", sum(2 * n * m * k for n, m, k in matmuls),
