@@ -295,9 +295,9 @@ supervise: $(B)/supervise
 	@cp -f $< $@
 
 # Tests that compute little take longer to optimise than to run. What they share with the trainer is tested as it ships by
-# golden-FP32, test_kernels-FP32, and all that runs train-FP32 and train-BF16.
+# golden-FP32, test_kernels-FP32, test_train-FP32, and all that runs train-FP32 and train-BF16.
 $(addprefix $(B)/,test_convert test_anomaly test_evaluate test_optimizers test_optimizers_matrix example golden-BF16 \
-    test_kernels-BF16 test_kernels-FP16 $(PRECISIONS:%=test_train-%)): CFLAGS := $(CFLAGS:-O3=-O1)
+    $(foreach p,BF16 FP16,test_kernels-$p test_train-$p)): CFLAGS := $(CFLAGS:-O3=-O1)
 
 TESTS := gemm test_files test_offload test_data test_tokenizer test_template test_convert test_gguf test_evaluate test_text test_corpus test_errors test_anomaly test_optimizers test_optimizers_matrix test_comm test_zero test_ranks test_supervise soak example $(PRECISIONS:%=test_kernels-%) $(PRECISIONS:%=test_train-%)
 # For tests of processes that meet, train, die and stop.
