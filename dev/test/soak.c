@@ -47,7 +47,7 @@
 // 12 sequences make a step, whatever the number of ranks. Some steps are skipped, and there is dropout: their state,
 // too, must come back.
 #define MODEL                                                                                           \
-    "--family gpt2 --layers 4 --heads 2 --channels 16 --seq 16 --batch 1 --total-batch 192 --steps 30 " \
+    "--family gpt2 --layers 2 --heads 2 --channels 16 --seq 16 --batch 1 --total-batch 192 --steps 30 " \
     "--val-every 10 --val-windows 4 --lr 3e-3 --warmup 3 --clip 0.5 --spike-sigma 0 --spike-warmup 4 "  \
     "--spike-skip 1.65 --dropout 0.1 --threads 1 --reduce exact --timeout 2"
 
@@ -101,18 +101,12 @@ typedef struct {
     const char* often;  // --ckpt-every, if it is no number of steps
     bool small;         // the model SMALL
     bool bits8;         // optimizer state in 8 bits
-    int offload;        // optimizer state, activations in a file: bits of --offload
+    bool offload;       // optimizer state in a file
     bool relative;      // --out is given without the place
 } Way;
 
 static const char* way_text(const Way* way) {
     return text_of("%zu rank%s, %s", way->world, way->world > 1 ? "s" : "", way->async ? "async" : "sync");
-}
-
-static const char* offload_text(const Way* way) {
-    char what[32];
-    choice_name(OFFLOAD_CHOICES, way->offload, what, sizeof what);
-    return text_of("--offload %s", what);
 }
 
 // Good until the next call.
@@ -127,7 +121,7 @@ static const char* arguments_of(const Way* way, const char* more) {
              way->keep ? text_of("--ckpt-keep %zu", way->keep) : "",
              way->bandwidth > 0 ? text_of("--ckpt-bandwidth %g", way->bandwidth) : "",
              way->bits8 ? "--optimizer adamw-8bit" : "",
-             way->offload ? text_of("%s --offload-dir %.600s", offload_text(way), place) : "", more);
+             way->offload ? text_of("--offload optimizer --offload-dir %.600s", place) : "", more);
     return arguments;
 }
 
@@ -501,11 +495,10 @@ static void describe(char text[256], const Way* way, const Harm* harm) {
                                    : text_of("%.0f ms after line %zu", harm->after_ms, harm->lines);
     const char* who = harm->all ? text_of("all of %zu", way->world)
                                 : text_of("rank %zu of %zu", harm->victim, way->world);
-    snprintf(text, 256, "%s %.60s, %.70s, --zero %zu, %s every %zu%.20s%.20s%s%.34s", action_of(harm->signal), who,
-             when, way->zero, way->async ? "async" : "sync", way->every,
-             way->hot ? text_of(", hot every %zu", way->hot) : "",
+    snprintf(text, 256, "%s %.60s, %.90s, --zero %zu, %s every %zu%.20s%.20s%s%s", action_of(harm->signal), who, when,
+             way->zero, way->async ? "async" : "sync", way->every, way->hot ? text_of(", hot every %zu", way->hot) : "",
              way->bandwidth > 0 ? text_of(", %g MB/s", way->bandwidth) : "", way->bits8 ? ", 8-bit states" : "",
-             way->offload ? text_of(", %s", offload_text(way)) : "");
+             way->offload ? ", offload" : "");
 }
 
 static Mode* mode_of(const Way* way) { return &shared->modes[way->async * 2 + (way->hot > 0)]; }
@@ -584,11 +577,11 @@ static bool strike_at_point(char what[256], Way* way, size_t combination, Dice* 
     Harm harm = {.signal = SIGNALS[combination / POINT_COUNT / 3 % 3], .all = who > 0, .point = POINTS[point].name};
     way->world = who < 2 ? 3 : 1;
     way->async = combination / POINT_COUNT / 9 % 2 == 0 || point == SNAPSHOT;
-    if (way->async && point == SNAPSHOT) way->offload &= ~OFFLOAD_OPTIMIZER;  // which takes none
-    if (way->offload & OFFLOAD_OPTIMIZER) way->async = false;
+    if (way->async && point == SNAPSHOT) way->offload = false;  // which takes none
+    if (way->offload) way->async = false;
     if (!way->async) way->bandwidth = 0;
     if (point == SNAPSHOT) way->every = max_size(way->every, 2);
-    if (point > CLEAN) way->offload = 1 + (int)(combination / POINT_COUNT % 3), way->async = false;
+    if (point > CLEAN) way->offload = true, way->async = false;
     if (point == GATHER) way->zero = 1 + dice_below(dice, 2);
     if (!POINTS[point].leader_only) harm.victim = dice_below(dice, way->world);
     for (size_t attempt = 0; attempt < ATTEMPTS; attempt++) {
@@ -632,8 +625,8 @@ static void kill_case(Count number) {
     way.keep = 2 * dice_below(&dice, 2);
     way.bandwidth = way.async && dice_below(&dice, 3) == 0 ? 4 : 0;  // then a save lasts until the next, more or less
     way.bits8 = dice_below(&dice, 3) == 0;
-    way.offload = dice_below(&dice, 2) ? (int)dice_below(&dice, 4) : OFFLOAD_NOTHING;
-    if (way.offload & OFFLOAD_OPTIMIZER) way.async = false;  // saves are not, then
+    way.offload = dice_below(&dice, 3) == 0;
+    if (way.offload) way.async = false;  // saves are not, then
     reference = &references[way.bits8];
     memset(&death, 0, sizeof death);
     if (number % 4 < 3) {
