@@ -611,6 +611,20 @@ static void test_recompute_large(void) {
     double frozen = step_ms(&model, &rates[0], 1);
     check("llama:8B, training its last block alone: share of the time, predicted", frozen / all, 0.4);
     model_free(&model);
+    Rates rate = rates[0];
+    options.train = "block.2[0-9].*,block.3[01].*";
+    options.offload = OFFLOAD_ACTIVATIONS;
+    need(model_plan(&model, &c, options, &error), &error);
+    size_t piece = offload_bytes(&model.offloaded.store, 20);
+    rate.offload = offload_rate_hidden(&model, &rate);
+    double hidden = offload_wait_ms(&model, &rate);
+    rate.offload *= 0.9;
+    check_true("--offload activations: at the rate that the plan prints nothing waits, below it something does",
+               hidden == 0 && offload_wait_ms(&model, &rate) > 0);
+    check_true("--offload activations --train: blocks without a backward take no room",
+               offload_total(&model.offloaded.store) < 10 * piece &&
+               offload_blocks_bytes(&model.offloaded) == 9 * piece);
+    model_free(&model);
 }
 
 // A gradient that is not finite gives the norm NaN, whether gradients are summed as floats or in fixed point.

@@ -45,7 +45,7 @@ import machine_code
 #            2,039 GB/s with 80 GB. mma.sync is the widest instruction there.
 #   H100     "NVIDIA H100 Tensor Core GPU Architecture" (SXM5): 132 SMs, 989.4 TFLOP/s, hence 1.83 GHz, 3,352 GB/s. The
 #            L2 as in A100. mma.sync reaches 62% of the peak: "Benchmarking and Dissecting the Nvidia Hopper GPU
-#            Architecture via Microbenchmarking"; GPU.md's 6.4 clocks for an HMMA of 16 x 8 x 16 are 62.5%.
+#            Architecture via Microbenchmarking".
 #   H200     the same with 4,800 GB/s: its data sheet.
 #   B200     data sheet: 2,250 TFLOP/s, 8,000 GB/s; 148 SMs, hence 1.86 GHz. mma.sync is taken to be as fast as on H100
 #            (a quarter of tcgen05's peak), the L2 to be twice that of H100: assumptions.

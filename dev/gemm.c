@@ -656,8 +656,8 @@ int main(int argc, char** argv) {
         else if (strcmp(argv[i], "--rounds") == 0) b.rounds = (int)min_size(value, 64);
         else good = false;
         if (!good) {
-            fprintf(stderr, "gemm: wrong flag or value at '%s': --check [KERNEL], or --m, --n, --k, --threads, --rounds "
-                    "with a positive number, --json and --processor-time\n", argv[i]);
+            fprintf(stderr, "gemm: wrong flag or value at '%s': --check [KERNEL], or --m, --n, --k, --threads, "
+                    "--rounds with a positive number, --json and --processor-time\n", argv[i]);
             return 2;
         }
         i += has_value;

@@ -23,21 +23,21 @@ import subprocess
 import sys
 
 MODEL = "--family llama --layers 3 --heads 4 --channels 64 --ffn 192 --seq 64 --batch 32".split()
-STEPS, TOKENS, VAL_EVERY, SEEDS = 150, 32 * 64, 10, (1, 2, 3)
+STEPS, TOKENS, VAL_EVERY, SEEDS = 300, 32 * 64, 20, (1, 2, 3)
 # Of about the same width, around what is published or common for each.
 GRIDS = {
     "adamw": (2e-3, 5e-3, 1e-2, 2e-2),
-    "adamw-8bit": (2e-3, 5e-3, 1e-2),
-    "adamw-bf16": (2e-3, 5e-3, 1e-2),
-    "adam-mini": (2e-3, 5e-3, 1e-2),
-    "adafactor": (5e-3, 1e-2, 2e-2),
-    "came": (1e-3, 2e-3, 5e-3),
-    "sm3": (3e-2, 1e-1, 3e-1),
-    "lion": (3e-4, 1e-3, 2e-3),
-    "momentum": (1e-1, 3e-1, 1.0),
-    "muon": (1e-2, 2e-2, 4e-2),
-    "galore": (1e-2, 2e-2, 5e-2),
-    "ldadam": (2e-3, 5e-3, 1e-2),
+    "adamw-8bit": (2e-3, 5e-3, 1e-2, 2e-2),
+    "adamw-bf16": (2e-3, 5e-3, 1e-2, 2e-2),
+    "adam-mini": (2e-3, 5e-3, 1e-2, 2e-2),
+    "adafactor": (1e-2, 2e-2, 5e-2, 1e-1),
+    "came": (3e-4, 5e-4, 1e-3, 2e-3),
+    "sm3": (1e-2, 3e-2, 1e-1, 3e-1),
+    "lion": (5e-4, 1e-3, 2e-3, 4e-3),
+    "momentum": (1e-2, 3e-2, 1e-1, 3e-1),
+    "muon": (1e-2, 2e-2, 4e-2, 8e-2),
+    "galore": (1e-2, 2e-2, 5e-2, 1e-1),
+    "ldadam": (2e-3, 5e-3, 1e-2, 2e-2),
 }
 EXTRA = {"galore": ["--optimizer-rank", "16"], "ldadam": ["--optimizer-rank", "16"]}
 COLOURS = ["#e6550d", "#3182bd", "#6baed6", "#31a354", "#74c476", "#9467bd", "#bcbd22", "#8c564b", "#7f7f7f", "#d62728",

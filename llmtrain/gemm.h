@@ -41,13 +41,10 @@
 #define LLMTRAIN_GEMM_H
 
 #include "base.h"
+#include "gemm_arm.h"
 #include "gemm_portable.h"
 #if defined(__x86_64__) && defined(__linux__) && !defined(__CUDACC__)  // nvcc does not know all of these intrinsics
 #include "gemm_x86.h"
-#endif
-#if defined(__aarch64__) && !defined(__CUDACC__)
-#define GEMM_ARM 1
-#include "gemm_arm.h"
 #endif
 #ifdef __APPLE__
 #include "gemm_apple.h"
@@ -143,8 +140,8 @@ static inline void gemm_init(void) {
     pthread_key_create(&gemm_state.workspace, free);
 }
 
-// Uses the kernels of that name from now on: portable, avx2, avx512, avx512bf16, amx, bfmmla, accelerate, or auto for the best.
-// Not while a product is running.
+// Uses the kernels of that name from now on: portable, avx2, avx512, avx512bf16, amx, bfmmla, accelerate, or auto for
+// the best. Not while a product is running.
 static inline bool gemm_force(Error* error, const char* name) {
     pthread_once(&gemm_once, gemm_init);
     if (gemm_use(name)) return true;

@@ -6,7 +6,8 @@
 // lanes, each with its two units side by side, so that two neighbouring lanes are a register. Products are added two at
 // a time and rounded to odd ("Arm Architecture Reference Manual", BFMMLA): the bits are this instruction's own.
 //
-// Compiles for any 64-bit Arm; gemm.h calls it only where the processor has the instruction (gemm_has_bfmmla).
+// Compiles for any 64-bit Arm, and to nothing elsewhere; gemm.h calls it only where the processor has the instruction
+// (gemm_has_bfmmla).
 //
 // Needs: llmtrain/types.h, llmtrain/dtypes.h, llmtrain/gemm_portable.h.
 
@@ -14,6 +15,9 @@
 #define LLMTRAIN_GEMM_ARM_H
 
 #include "gemm_portable.h"
+
+#if defined(__aarch64__) && !defined(__CUDACC__)
+#define GEMM_ARM 1
 
 #include <arm_neon.h>
 #ifdef __APPLE__
@@ -95,5 +99,7 @@ static inline bool gemm_has_bfmmla(void) {
 static const GemmKernel gemm_bfmmla = {
     "bfmmla", true, true, BFMMLA_ROWS, BFMMLA_COLS, 384, 384, 2, gemm_pack_bfmmla, gemm_multiply_bfmmla,
     gemm_start_bfmmla, gemm_store_bfmmla, NULL, NULL, NULL};
+
+#endif  // __aarch64__
 
 #endif  // LLMTRAIN_GEMM_ARM_H

@@ -448,8 +448,8 @@ static inline void plain_matmul_backward_weight(float* dweight, const T* dout, c
 enum { COLUMN_WARPS = 8, COLUMN_PIECES = 512, COLUMN_PIECE_ROWS = 64 };
 
 // The sums over the block's warps of what each thread holds for its W columns; thread t has column t, for t < 32 W.
-// Sums number i of all lanes lie side by side, and 32 / W floats after them no one's: no two lanes share a bank, neither
-// in writing nor in reading.
+// Sums number i of all lanes lie side by side, followed by 32 / W unused floats, so that no two lanes share a bank,
+// neither in writing nor in reading.
 template <int W>
 static __device__ inline float column_sums_join(float (*shared)[WARP * (W + 1)], const float* sums) {
     const unsigned pitch = WARP + WARP / W;

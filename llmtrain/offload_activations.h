@@ -66,13 +66,14 @@ static inline void offload_blocks_layout(OffloadBlocks* o, BlockActivations* blo
     memset(&piece, 0, sizeof piece);
     block_layout(&any, last, blocks[0].recomputed, shape, &piece);
     o->store.largest = 0;
-    for (size_t l = 0; l < o->moved; l++) offload_size(&o->store, l, piece.total);
+    for (size_t l = 0; l < o->moved; l++) offload_size(&o->store, l, l < o->first ? 0 : piece.total);
+    o->store.largest = max_size(o->store.largest, round_up(piece.total, DISK_ALIGN));  // all take a slot in the forward
     o->store.slots = (char*)plan_take(plan, "buffers of offloaded activations", offload_memory(&o->store));
 }
 
 // Bytes that a micro-batch writes, and reads again.
 static inline size_t offload_blocks_bytes(const OffloadBlocks* o) {
-    return o->moved > o->first ? (o->moved - o->first) * offload_bytes(&o->store, 0) : 0;
+    return o->moved > o->first ? (o->moved - o->first) * offload_bytes(&o->store, o->first) : 0;
 }
 
 // After flat_prepare.

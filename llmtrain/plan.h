@@ -240,14 +240,12 @@ static inline bool plan_show_time(Rates* rates, const Model* model, const PlanOp
     printf("\n  rates of a rank, %s: matmuls %.1f GFLOP/s, the rest %.1f, memory %.1f GB/s",
            o->rate ? "given" : "measured", 1e-9 * rates->matmul, 1e-9 * rates->other, 1e-9 * rates->memory);
     if (ranks->world > 1) printf(", between ranks %.2f GB/s", 1e-9 * rates->comm);
-    printf(", offloading %.1f GB/s", 1e-9 * rates->offload);
+    printf(", offloading %.2f GB/s", 1e-9 * rates->offload);
     printf("\n  a step of these flags: %.3f GB, %.1f ms predicted\n", 1e-9 * (double)plan_bytes(model, o),
            step_ms(model, rates, o->micro_batches));
-    double waited = offload_wait_ms(model, rates) * (double)o->micro_batches;
-    double moved = 2e-6 * (double)(offload_blocks_bytes(&model->offloaded) * o->micro_batches);
-    if (moved > 0)
-        printf("  of that %.1f ms wait for offloaded activations; at about %.2f GB/s nothing would\n", waited,
-               moved / (step_ms(model, rates, o->micro_batches) - waited));
+    if (offload_blocks_bytes(&model->offloaded) > 0)
+        printf("  of that %.1f ms wait for offloaded activations; at %.3g GB/s nothing would\n",
+               offload_wait_ms(model, rates) * (double)o->micro_batches, 1e-9 * offload_rate_hidden(model, rates));
     return true;
 }
 
@@ -310,8 +308,8 @@ static inline void plan_show_offload(const Model* model, const PlanOptions* o) {
         printf("  Each step waits for %s, %.2f s at 1 GB/s; more --total-batch makes that a smaller part of the run.\n",
                blocks > 0 ? "the optimizer state" : "them", 2e-9 * state);
     if (blocks > 0)
-        printf("  Activations move under the blocks' computation; a step of 1 s hides them at %.2f GB/s, one of 2 s at "
-               "half of that.\n", 2e-9 * blocks);
+        printf("  Activations move under the blocks' computation; --rate or --memory say how much of it waits for "
+               "them.\n");
     else if (o->offload & OFFLOAD_ACTIVATIONS)
         printf("  No activations are offloaded: memory holds those of three blocks, and no others have to wait.\n");
 }

@@ -296,15 +296,29 @@ static inline double update_ms(const Model* model, const Rates* r) {
     return cost_ms(&sums, r) + (elements > moved ? elements : moved) + cost_ms(&muon, r);
 }
 
-// What a micro-batch waits for offloaded activations. A block's are written under the forward of the next block,
-// and read under the backward of the block after it.
+// A block's offloaded activations are written under the forward of the next block, and read under the backward of the
+// block after it: milliseconds that these take.
+static inline void offload_covers_ms(double* forward, double* backward, const Model* model, const Rates* r) {
+    BlockShape s = model_block_shape(model);
+    *forward = block_forward_ms(&s, r);
+    *backward = block_backward_ms(&s, r) + recompute_ms(model->offloaded.blocks[0].recomputed, &s, r);
+}
+
+// What a micro-batch waits for them.
 static inline double offload_wait_ms(const Model* model, const Rates* r) {
     const OffloadBlocks* o = &model->offloaded;
+    double forward, backward;
     if (offload_blocks_bytes(o) == 0) return 0;
-    BlockShape s = model_block_shape(model);
-    double piece = 1e3 * (double)offload_bytes(&o->store, 0) / r->offload, forward = block_forward_ms(&s, r);
-    double backward = block_backward_ms(&s, r) + recompute_ms(o->blocks[0].recomputed, &s, r);
+    offload_covers_ms(&forward, &backward, model, r);
+    double piece = 1e3 * (double)offload_bytes(&o->store, o->first) / r->offload;
     return (double)(o->moved - o->first) * (fmax(0, piece - forward) + fmax(0, piece - backward));
+}
+
+// Bytes per second from which on it waits for none.
+static inline double offload_rate_hidden(const Model* model, const Rates* r) {
+    double forward, backward;
+    offload_covers_ms(&forward, &backward, model, r);
+    return 1e3 * (double)offload_bytes(&model->offloaded.store, model->offloaded.first) / fmin(forward, backward);
 }
 
 // A step of this rank. On a CPU the collectives take time of the cores that compute; on a GPU they run beside them. The

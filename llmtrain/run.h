@@ -903,7 +903,8 @@ static inline bool run_trace(Run* run, StepLog* s, bool update, double factor, E
         printf("note: step %llu is not traced to its sequences: %s\n", step, why.text);
         return run->comm.world == 1 || !comm_failed(&run->comm, error);
     }
-    ok = anomaly_trace(&trace, loader, first, run->tokens, run->targets, error);
+    ok = anomaly_trace(&trace, loader, first, run->tokens, run->targets, error) &&
+         offload_check(&model->offloaded.store, error);
     anomaly_end(&trace);
     comm_extend_timeout(&run->comm, true);
     if (!run_agree(run, ok, error) || !anomaly_gather(&trace, error)) return false;

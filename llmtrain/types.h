@@ -195,8 +195,8 @@ static inline void* device_scratch(Stream stream, size_t bytes) {
 
 enum { PACK = 16 / sizeof(floatX), WARP = 32 };
 
-// W neighbouring elements, aligned and moved 16 bytes at a time, or 8, if they fill those, otherwise one by one: a Group
-// is of the type that lies in memory, Lanes are the floats of a Group of floatX, which a thread computes with.
+// W neighbouring elements, aligned and moved 16 bytes at a time, or 8, if they fill those, otherwise one by one: a
+// Group is of the type that lies in memory, Lanes are the floats of a Group of floatX, which a thread computes with.
 template <typename T, int W>
 struct alignas(W * sizeof(T) % 16 == 0 ? 16 : W * sizeof(T) == 8 ? 8 : alignof(T)) Group {
     T x[W];

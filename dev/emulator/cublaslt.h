@@ -584,7 +584,8 @@ EMULATOR_CUBLASLT cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t o
 
     if (modes.launches) {
         fprintf(launches_file(), "{\"matmul\": [%zu, %zu, %zu], \"bytes\": [%zu, %zu, %zu, %zu], \"transposed\": %d, "
-                "\"epilogue\": %u, \"beta\": %g}\n", (size_t)result.rows, (size_t)result.columns, (size_t)call.problem.length,
+                "\"epilogue\": %u, \"beta\": %g}\n", (size_t)result.rows, (size_t)result.columns,
+                (size_t)call.problem.length,
                 cublaslt_type_bytes(call.problem.a.type), cublaslt_type_bytes(call.problem.b.type),
                 cublaslt_type_bytes(call.problem.c.type), cublaslt_type_bytes(result.type),
                 o.transpose_a != CUBLAS_OP_N, o.epilogue, call.beta);

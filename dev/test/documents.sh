@@ -53,9 +53,11 @@ for line in $sections; do
     [ -z "$diff" ] && continue
     printf '%s\n' "$diff" | git apply --check -
     verdict "doc/adding.md, $heading: the diff applies" $?
-    printf '%s\n' "$diff" | (cd "$changed" && git apply -)
+    printf '%s\n' "$diff" | (cd "$changed" && GIT_CEILING_DIRECTORIES=$(dirname "$changed") git apply -)
     verdict "doc/adding.md, $heading: the diff applies after those before it" $?
 done
+! cmp -s llmtrain.h "$changed/llmtrain.h"
+verdict "doc/adding.md: its diffs change llmtrain.h" $?
 for source in train.cu dev/test/test_kernels.c; do
     (cd "$changed" && ${CC:-cc} -std=c11 -fsyntax-only -Wall -Wextra -Werror -fopenmp -I. -x c "$source")
     verdict "doc/adding.md: with its diffs $source compiles" $?
