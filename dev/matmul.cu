@@ -107,7 +107,7 @@ static __device__ inline void stage_copy_begin(floatX* stage, const floatX* matr
         unsigned row = i / CHUNKS, chunk = i % CHUNKS;
         bool inside = first + row < rows && k + chunk * CHUNK < K;
         const floatX* source = inside ? matrix + (first + row) * K + k + chunk * CHUNK : matrix;
-        copy_begin(stage + chunk_place(row, chunk), source, inside);
+        copy_begin(shared_address(stage + chunk_place(row, chunk)), source, inside);
     }
 }
 
@@ -141,12 +141,13 @@ void matmul_tensor(floatX* out, const floatX* in, const floatX* weight, const fl
             // Matrices: upper left, lower left, upper right, lower right of 16 x 16.
             #pragma unroll
             for (unsigned m = 0; m < WARP_ROWS / 16; m++)
-                matrices_load(rows[m], left + chunk_place(warp_row + 16 * m + lane % 16, k + lane / 16));
+                matrices_load(rows[m],
+                              shared_address(left + chunk_place(warp_row + 16 * m + lane % 16, k + lane / 16)));
             #pragma unroll
             for (unsigned n = 0; n < WARP_COLUMNS / 8; n += 2) {
                 // Here upper left, upper right, lower left, lower right: the rows of weight are columns of the product.
                 unsigned b_row = warp_column + 8 * n + lane % 8 + lane / 16 * 8;
-                matrices_load(columns, right + chunk_place(b_row, k + lane / 8 % 2));
+                matrices_load(columns, shared_address(right + chunk_place(b_row, k + lane / 8 % 2)));
                 #pragma unroll
                 for (unsigned m = 0; m < WARP_ROWS / 16; m++) {
                     multiply_add(sums[m][n], rows[m], columns[0], columns[1]);

@@ -209,15 +209,20 @@ def panel(results, corpus, kinds, by_seconds, left, top, width, height):
         out.append(f'<polyline points="{line}" fill="none" stroke="{colour}"{bold}/>')
         labels.append([inside[-1][1], inside[-1][0], kind, colour])
     labels.sort()
-    for i, label in enumerate(labels):  # names stand one below the other, beside the axes
-        y = label[0] if i == 0 else max(label[0], y + 12)
-        out.append(f'<text x="{left + width + 6}" y="{y + 4:.0f}" fill="{label[3]}" class="name">{label[2]}</text>')
+    for i in range(1, len(labels)):  # names stand one below the other, beside the axes
+        labels[i][0] = max(labels[i][0], labels[i - 1][0] + 12)
+    lowest = top + height
+    for label in reversed(labels):
+        label[0] = min(label[0], lowest)
+        lowest = label[0] - 12
+        out.append(f'<text x="{left + width + 6}" y="{label[0] + 4:.0f}" class="name" style="fill: {label[3]}">'
+                   f'{label[2]}</text>')
     return out
 
 
 def draw(results, corpora, kinds, path):
     out = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 900 %d" font-family="sans-serif" font-size="11">'
-           % (330 * len(corpora)), "<style>text { fill: #888 } .name { fill: inherit; font-weight: bold } "
+           % (330 * len(corpora)), "<style>text { fill: #888 } .name { font-weight: bold } "
            "polyline { stroke-width: 1.4 }</style>"]
     for row, corpus in enumerate(corpora):
         for column in range(2):

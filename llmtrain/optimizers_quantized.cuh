@@ -197,11 +197,10 @@ static __global__ void adamw_bf16_kernel(OptimizerSlice slice, OptimizerStep o, 
 }
 
 static inline void adamw_bf16_update(const OptimizerSlice* slice, const OptimizerStep* o, Stream stream) {
-    enum { EIGHT = 8 };  // halves in 16 bytes
-    bool fits = packs_fit(slice->n, slice->params, slice->master_weights, slice->states[0], slice->states[1]) &&
-                packs_fit(slice->n, slice->grads, NULL, NULL, NULL) && slice->n % EIGHT == 0 && slice->first % 4 == 0;
-    auto kernel = fits ? adamw_bf16_kernel<EIGHT> : adamw_bf16_kernel<1>;
-    kernel<<<flat_blocks(slice->n, fits ? EIGHT : 1), FLAT_THREADS, 0, stream->compute>>>(*slice, *o, adamw_begin(o));
+    bool fours = packs_fit(slice->n, slice->params, slice->master_weights, slice->states[0], slice->states[1]) &&
+                 packs_fit(slice->n, slice->grads, NULL, NULL, NULL) && slice->first % 4 == 0;
+    auto kernel = fours ? adamw_bf16_kernel<FOUR> : adamw_bf16_kernel<1>;
+    kernel<<<flat_blocks(slice->n, fours ? FOUR : 1), FLAT_THREADS, 0, stream->compute>>>(*slice, *o, adamw_begin(o));
     LAUNCH_CHECK();
 }
 
