@@ -1332,6 +1332,7 @@ static void test_presets(void) {
         Parameters p;
         Weights w;
         need(config_preset(&c, presets[i].name, &error) && config_complete(&c, &error), &error);
+        memset(&p, 0, sizeof p);
         need(weights_create(&w, &p, &c, NULL, &error), &error);
         snprintf(what, sizeof what, "%s has %.4g parameters", presets[i].name, presets[i].parameters);
         check(what, fabs((double)p.true_size / presets[i].parameters - 1), presets[i].bound);

@@ -121,7 +121,7 @@ verdict $? "run D, in which one part fails"
 # What hangs is cut off, and what comes after it runs.
 rm -rf "$T/out" && rm -f "$T/runs"
 ! FAKE=nvidia-smi=hang,test_cuda-BF16=stubborn check A --limit 3 && has "the GPU or its driver hangs" "$report" &&
-    has "FAILED  test_cuda BF16: over its limit of 1 s" "$report" && has "    begun" "$report" &&
+    has "FAILED  test_cuda BF16: over its limit of 3 s" "$report" && has "    begun" "$report" &&
     has "ok      train GPT-2 124M, batch 64" "$report" && ended "5 good, 2 failed"
 verdict $? "nvidia-smi and a program that hang: both are cut off, the report says so, the rest runs"
 
