@@ -542,7 +542,9 @@ rope_kernel(floatX* qkv, const float* __restrict__ table, float direction, size_
     for (size_t row = blockIdx.x; row < N; row += gridDim.x) {
         const float* angles = table + (first_position + row % T) * D;
         for (size_t i = (size_t)threadIdx.x * W; i < half; i += (size_t)blockDim.x * W) {
-            Lanes<2 * W> angle = group_load<2 * W>(angles + 2 * i);
+            Lanes<2 * W> angle;
+            if constexpr (W > 1) angle = group_load<2 * W>(angles + 2 * i);
+            else angle = {{angles[2 * i], angles[2 * i + 1]}};  // the table begins anywhere
             for (size_t head = threadIdx.y; head < heads; head += blockDim.y) {
                 floatX* x = qkv + row * row_elements + head * D + i;
                 Lanes<W> a = lanes_load<W>(x), b = lanes_load<W>(x + half);
