@@ -1856,8 +1856,9 @@ static void test_offload(void) {
         for (size_t i = 0; i < (device_is_host() ? 2 : 3); i++) {  // not; in a file; in memory of the host
             for (int part = 0; part < (i == 0 ? 1 : 2); part++) {  // all steps; the last ones again, offloaded or not
                 const char* run = i == 0 ? "a" : "b";
-                snprintf(away, sizeof away, i == 0 || (part && kind % 2) ? "" : i == 1 ? "--offload %s --offload-dir %s"
-                         : "--offload %s", offload, work);
+                snprintf(away, sizeof away, "--offload %s%s%s", offload, i == 1 ? " --offload-dir " : "",
+                         i == 1 ? work : "");
+                if (i == 0 || (part && kind % 2)) away[0] = 0;
                 snprintf(line, sizeof line,
                          "--data %s/train.bin --out %s/%s --layers 4 --heads 4 --channels 48 --seq 8 --batch 1 "
                          "--total-batch 48 --steps 4 --ckpt-every 2 --lr 0.01 --optimizer %s --reduce exact "
