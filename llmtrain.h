@@ -296,6 +296,11 @@ static inline BlockShape model_block_shape(const Model* model) {
     return s;
 }
 
+// The block at which the backward ends: nothing before it trains, or there is none before it.
+static inline size_t model_backward_ends(const Model* model) {
+    return model->first_trained > 0 ? model->first_trained - 1 : 0;
+}
+
 static inline size_t model_scratch_bytes(const Model* model) {
     return scratch_bytes(model->options.B * model->options.T, model->config.channels);
 }
@@ -309,7 +314,7 @@ static inline void model_layout(Model* model) {
     flat_layout(&model->flat, plan);
     BlockShape shape = model_block_shape(model);
     if (o->training) gradients_layout(&model->gradients, &shape, plan);
-    offload_blocks_layout(&model->offloaded, a->blocks, c->layers, model->first_trained, &shape, plan);
+    offload_blocks_layout(&model->offloaded, a->blocks, c->layers, model_backward_ends(model), &shape, plan);
     for (int i = 0; i < 2; i++) model->batches[i] = (int32_t*)plan_take(plan, "batches", 2 * N * sizeof(int32_t));
     model->scratch = plan_take(plan, "scratch of the operations", model_scratch_bytes(model));
     for (int i = 0; i < 2 && o->train; i++)
@@ -779,7 +784,7 @@ static inline void model_backward(Model* model, const int32_t* tokens) {
                   N);
     watch_at(&model->watch, WATCH_HIDDEN_BACKWARD, 0);
     flat_end_bucket(flat, c->layers + 1);
-    for (size_t l = c->layers; l-- > 0 && l + 1 >= model->first_trained;) block_backward(model, l);
+    for (size_t l = c->layers; l-- > model_backward_ends(model);) block_backward(model, l);
     if (model->first_trained > 0) return;
     if (!c->tied) flat_begin_bucket(flat, 0);
     embedding_backward(grad(model, w->token_embedding), grad(model, w->position_embedding),

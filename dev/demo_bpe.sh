@@ -17,18 +17,16 @@ floor=$(sed -n 's/.*"val".*"nats_per_byte": \([0-9.]*\),.*/\1/p' "$demo/stories.
     --entropy "$floor" | tee "$out/val.txt"
 
 echo "== 2. training a model with the demo's settings; the loss is in nats per token"
-OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
-export OMP_WAIT_POLICY
+. dev/stories.sh
 "$build/train-FP32" --data "$out/stories_train_*.bin" --val "$out/stories_val_*.bin" --out "$out/run" \
     --family llama --layers 4 --seq 256 --schedule linear --warmup 100 --lr-final 0.01 --val-overlap 128 \
     --channels 144 --heads 4 --ffn 384 --batch 4 --steps 3000 --lr 4e-3 --val-every 1000 --log-every 100
 
 # The model scores all tokens but the first, and the end of text, which is no byte.
-last_loss() { tail -n 1 "$1/run/metrics.jsonl" | sed 's/.*"val_loss": \([0-9.]*\).*/\1/'; }
 tokens=$(sed -n 's/.*_val_.*: \([0-9]*\) tokens.*/\1/p' "$out/val.txt")
 bytes=$(wc -c < "$demo/stories_val.txt")
 awk "BEGIN {
-    bpe = $(last_loss "$out") * $tokens / $bytes; byte = $(last_loss "$demo"); floor = $floor
+    bpe = $(last_loss "$out/run") * $tokens / $bytes; byte = $(last_loss "$demo/run"); floor = $floor
     printf \"== nats per byte: %.4f with $vocabulary tokens (floor +%.1f%%), %.4f with bytes (floor +%.1f%%), \" \
            \"floor %.4f; %.2f bytes per token\n\", bpe, 100 * (bpe / floor - 1), byte, 100 * (byte / floor - 1), floor,
            $bytes / $tokens

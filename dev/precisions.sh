@@ -7,13 +7,8 @@
 set -eu
 build=$1
 out=$build/precisions
-rm -rf "$out"
-mkdir -p "$out"
-OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
-export OMP_WAIT_POLICY
-"$build/corpus" --out "$out/stories" --bytes 4000000 --val-bytes 150000 > "$out/log"
-"$build/tokenize" --bytes "$out/stories_train.txt" --out "$out/stories" --val 0 >> "$out/log"
-"$build/tokenize" --bytes "$out/stories_val.txt" --out "$out/stories" --val 1 >> "$out/log"
+. dev/stories.sh
+stories_write "$out"
 
 # train BUILD SEED NAME FLAG...: prints a line, and leaves the loss in the file NAME.
 train() {
@@ -24,7 +19,7 @@ train() {
     "$build/train-$type" --data "$out/stories_train_*.bin" --val "$out/stories_val_*.bin" --out "$out/$name-$seed" --seed "$seed" \
         --family llama --layers 4 --heads 4 --channels 144 --ffn 384 --batch 4 --seq 256 --steps 1500 --lr 4e-3 --warmup 100 \
         --schedule linear --lr-final 0.01 --val-overlap 128 --log-every 100 "$@" >> "$out/log" 2>&1
-    loss=$(tail -n 1 "$out/$name-$seed/metrics.jsonl" | sed 's/.*"val_loss": \([0-9.]*\).*/\1/')
+    loss=$(last_loss "$out/$name-$seed")
     skipped=$(tail -n 1 "$out/$name-$seed/metrics.jsonl" | sed 's/.*"skipped": \([0-9]*\).*/\1/')
     echo "$name, seed $seed: validation loss $loss, $skipped steps skipped"
     echo "$loss" >> "$out/$name"

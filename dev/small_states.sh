@@ -7,13 +7,8 @@
 set -eu
 build=$1
 out=$build/small-states
-rm -rf "$out"
-mkdir -p "$out"
-OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
-export OMP_WAIT_POLICY
-"$build/corpus" --out "$out/stories" --bytes 4000000 --val-bytes 150000 > "$out/log"
-"$build/tokenize" --bytes "$out/stories_train.txt" --out "$out/stories" --val 0 >> "$out/log"
-"$build/tokenize" --bytes "$out/stories_val.txt" --out "$out/stories" --val 1 >> "$out/log"
+. dev/stories.sh
+stories_write "$out"
 
 # train SEED NAME FLAG...: prints the validation losses on the way, and adds the last one to the file NAME.
 train() {
@@ -25,7 +20,7 @@ train() {
         --warmup 25 --schedule cosine --val-every 50 --val-windows 200 --log-every 50 --ckpt-every 0 "$@" >> "$out/log" 2>&1
     echo "$name, seed $seed, validation loss each 50 steps:" \
         $(sed -n 's/.*"val_loss": \([0-9.]*\).*/\1/p' "$out/$name-$seed/metrics.jsonl" | cut -c 1-6)
-    tail -n 1 "$out/$name-$seed/metrics.jsonl" | sed 's/.*"val_loss": \([0-9.]*\).*/\1/' >> "$out/$name"
+    last_loss "$out/$name-$seed" >> "$out/$name"
     rm -rf "$out/$name-$seed"
 }
 

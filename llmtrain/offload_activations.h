@@ -11,7 +11,7 @@
 // is not moved either. No bit changes, since a piece comes back as it went.
 //
 //   ok = offload_blocks_plan(&o, L, OFFLOAD_ACTIVATIONS, &error);
-//   offload_blocks_layout(&o, blocks, L, first_trained, &shape, plan);   over no memory, then over the device's
+//   offload_blocks_layout(&o, blocks, L, first, &shape, plan);          over no memory, then over the device's
 //   ok = offload_blocks_open(&o, &flat, &error);
 //   o.backward = true;                                                   this forward's
 //   for (l from 0) { offload_block_forward(&o, l); ... }
@@ -50,16 +50,16 @@ static inline bool offload_blocks_plan(OffloadBlocks* o, size_t L, int offload, 
     return offload_plan(&o->store, "activations", OFFLOAD_BLOCK_SLOTS, o->moved, error);
 }
 
-// Takes the arrays of all blocks from the plan, or those of the last one and the slots. first_trained: the bucket at
-// which the backward ends, 0 the embeddings, then the blocks.
+// Takes the arrays of all blocks from the plan, or those of the last one and the slots. first: the block at which the
+// backward ends.
 static inline void offload_blocks_layout(OffloadBlocks* o, BlockActivations* blocks, size_t L,
-                                         size_t first_trained, const BlockShape* shape, MemoryPlan* plan) {
+                                         size_t first, const BlockShape* shape, MemoryPlan* plan) {
     BlockActivations any, *last = &blocks[L - 1];
     MemoryPlan piece;
     o->blocks = blocks;
     o->shape = *shape;
     o->L = L;
-    o->first = first_trained ? first_trained - 1 : 0;
+    o->first = first;
     o->held = OFFLOAD_NONE;
     for (size_t l = L; l-- > (o->moved ? L - 1 : 0);) block_layout(&blocks[l], last, blocks[l].recomputed, shape, plan);
     if (o->moved == 0) return;

@@ -230,16 +230,11 @@ static inline double weights_ms(const Model* model, const Rates* r) {
     return ms;
 }
 
-// The block at which the backward ends.
-static inline size_t backward_ends(const Model* model) {
-    return model->first_trained > 0 ? model->first_trained - 1 : 0;
-}
-
 // What recomputation adds to a micro-batch.
 static inline double model_recompute_ms(const Model* model, const Rates* r) {
     BlockShape s = model_block_shape(model);
     double ms = 0;
-    for (size_t l = backward_ends(model); l < model->config.layers; l++)
+    for (size_t l = model_backward_ends(model); l < model->config.layers; l++)
         ms += recompute_ms(model->activations.blocks[l].recomputed, &s, r);
     return ms;
 }
@@ -250,7 +245,7 @@ static inline double micro_batch_ms(const Model* model, const Rates* r) {
     const FlatVector* flat = &model->flat;
     BlockShape s = model_block_shape(model);
     size_t N = s.B * s.T, C = s.C, V = c->vocab, Vp = config_padded_vocab(c), parts = divide_up(N, model->head_rows);
-    size_t L = c->layers, back = L - min_size(L, backward_ends(model));
+    size_t L = c->layers, back = L - model_backward_ends(model);
     bool positions = c->family == FAMILY_GPT2;
     const Cost outside[] = {
         cost_embedding_forward(s.B, s.T, C, positions), cost_norm_forward(N, C, !s.llama, true),
@@ -260,8 +255,7 @@ static inline double micro_batch_ms(const Model* model, const Rates* r) {
     };
     Cost embedding = cost_embedding_backward(s.B, s.T, C, positions);
     // Staged gradients are written and added to the sums.
-    double staged = flat->options.stage == 2 || flat->options.reduce == REDUCE_EXACT ? 20.0 : 0;
-    Cost sums = cost_of(0, staged * (double)flat->parameters->flat_size);
+    Cost sums = cost_of(0, flat_stages(flat) ? 20.0 * (double)flat->parameters->flat_size : 0);
     return costs_ms(outside, sizeof outside / sizeof outside[0], r) + cost_ms(&sums, r) +
         (model->first_trained > 0 ? 0 : cost_ms(&embedding, r)) + (double)L * block_forward_ms(&s, r) +
         (double)back * block_backward_ms(&s, r) + weights_ms(model, r) + model_recompute_ms(model, r);
@@ -289,8 +283,7 @@ static inline double update_ms(const Model* model, const Rates* r) {
     double bytes = owned * (sum + x + (masters ? 8 : x));
     for (size_t i = 0; i < optimizer_states(flat->holds.optimizer); i++)
         bytes += 2.0 * (double)flat_state_bytes(flat, i);
-    bool staged = flat->options.stage == 2 || flat->options.reduce == REDUCE_EXACT;
-    Cost sums = cost_of(0, (staged ? sum * (double)flat->sums_size : 0) + sum * owned);
+    Cost sums = cost_of(0, (flat_stages(flat) ? sum * (double)flat->sums_size : 0) + sum * owned);
     Cost update = cost_of(18 * owned, bytes), muon = muon_cost(flat);
     double elements = rate > 0 ? 1e3 * owned / rate : 0, moved = cost_ms(&update, r);
     return cost_ms(&sums, r) + (elements > moved ? elements : moved) + cost_ms(&muon, r);

@@ -312,6 +312,11 @@ static inline void flat_free(FlatVector* flat) {
     memset(flat, 0, sizeof *flat);
 }
 
+// Whether the backward writes gradients to staging buffers, from which they are added to the sums.
+static inline bool flat_stages(const FlatVector* flat) {
+    return flat->options.stage == 2 || flat->options.reduce == REDUCE_EXACT;
+}
+
 // Staging buffers, by stage and kind of sum:
 //
 //   stage 0, 1   float     none: the backward adds to flat->grads, which are reduced in place
@@ -323,7 +328,7 @@ static inline void flat_free(FlatVector* flat) {
 static inline void flat_layout_staging(FlatVector* flat, MemoryPlan* plan) {
     const RankOptions* o = &flat->options;
     const char* name = "staging of gradients";
-    bool has_grads = o->stage == 2 || o->reduce == REDUCE_EXACT, in_place = o->stage == 2 && o->reduce == REDUCE_FLOAT;
+    bool has_grads = flat_stages(flat), in_place = o->stage == 2 && o->reduce == REDUCE_FLOAT;
     bool has_comm_buffer = o->stage == 2 || o->reduce == REDUCE_STORAGE;
     size_t longest[STAGINGS] = {0, 0, 0};
     for (size_t b = 0; b < flat->count; b++) {
@@ -485,7 +490,7 @@ static inline void flat_begin_step(FlatVector* flat, double loss_scale, size_t m
     flat->micro_batches = micro_batches;
     flat->micro = 0;
     if (flat->exact) fill_zero(flat->exact, flat->sums_size * sizeof(int64_t), flat->stream);
-    else if (flat->options.stage == 2) fill_zero(flat->grads, flat->sums_size * sizeof(float), flat->stream);
+    else if (flat_stages(flat)) fill_zero(flat->grads, flat->sums_size * sizeof(float), flat->stream);
     else for (size_t b = 0; b < flat->count; b++) flat_clear(flat, b, flat->grads + flat->buckets[b].sums_offset);
     fill_zero(flat->scalars, (SUM_SQUARES + flat->count) * sizeof(double), flat->stream);
 }

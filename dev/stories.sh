@@ -1,0 +1,18 @@
+# stories.sh: for scripts that compare what runs learn on the demo's corpus; they source it, with the folder of the
+# programs in `build`.
+
+# Threads that wait for each other sleep: the machine may do other things too.
+OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
+export OMP_WAIT_POLICY
+
+# stories_write DIR: an empty folder with 4 MB of the corpus and 150 kB for validation, as text and as shards; DIR/log.
+stories_write() {
+    rm -rf "$1"
+    mkdir -p "$1"
+    "$build/corpus" --out "$1/stories" --bytes 4000000 --val-bytes 150000 > "$1/log"
+    "$build/tokenize" --bytes "$1/stories_train.txt" --out "$1/stories" --val 0 >> "$1/log"
+    "$build/tokenize" --bytes "$1/stories_val.txt" --out "$1/stories" --val 1 >> "$1/log"
+}
+
+# last_loss RUN: the last validation loss of a run, in its own unit.
+last_loss() { tail -n 1 "$1/metrics.jsonl" | sed 's/.*"val_loss": \([0-9.]*\).*/\1/'; }
