@@ -268,11 +268,6 @@ static cublasStatus_t proposal_run(const Proposal* proposal, const Operands* p, 
                            bench->stream);
 }
 
-static int double_compare(const void* a, const void* b) {
-    double x = *(const double*)a, y = *(const double*)b;
-    return (x > y) - (x < y);
-}
-
 // Asks the library, and finds out which proposals run and are right: the first, with which the model has computed, is
 // by definition.
 static void trial_check(Trial* trial, const MatmulShape* s, const Operands* p, const Bench* bench) {
@@ -329,7 +324,7 @@ static void trial_time(Trial* trial, const Operands* p, const Bench* bench) {
     }
     for (size_t i = 0; i < trial->count; i++) {
         Proposal* proposal = &trial->proposals[i];
-        qsort(proposal->ms, runs, sizeof(double), double_compare);
+        qsort(proposal->ms, runs, sizeof(double), compare_doubles);
         proposal->median = proposal->ms[runs / 2];
         if (proposal->right && proposal->median < trial->proposals[trial->best].median) trial->best = i;
     }
