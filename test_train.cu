@@ -489,7 +489,7 @@ static Rates test_rates(const char* text) {
     return rates;
 }
 
-static uint64_t recompute_steps(void) { return device_is_host() ? 20 : 4; }  // an emulated GPU is slow
+static uint64_t recompute_steps(void) { return device_is_host() ? 20 : 3; }  // an emulated GPU is slow
 
 // Trains so many steps of two micro-batches, of which the second is shorter, with dropout and masked documents. Returns
 // a hash of all weights, master weights and optimizer state; bytes: what the model takes. budget: 0, or what it may

@@ -511,10 +511,6 @@ static void run_rung(const Bench* b, Rung r, Product product, size_t M, size_t N
              N, K, M);
 }
 
-static int compare_doubles(const void* a, const void* b) {
-    double x = *(const double*)a, y = *(const double*)b;
-    return (x > y) - (x < y);
-}
 static double median(double* values, int count) {
     qsort(values, (size_t)count, sizeof *values, compare_doubles);
     return 0.5 * (values[(count - 1) / 2] + values[count / 2]);

@@ -7,6 +7,7 @@
 //   5. hash        the checksum of files and parameters
 //   6. threads     how many OpenMP uses; 1 where there is no OpenMP
 //   7. characters  UTF-8
+//   8. order       what qsort needs
 //
 // Needs: llmtrain/types.h, llmtrain/arithmetic.h. C11, C++17 and CUDA C++.
 
@@ -352,6 +353,16 @@ static inline size_t utf8_write(char* out, uint32_t code) {
     out[0] = (char)(first[more] | (code >> (6 * more)));
     for (size_t i = 1; i <= more; i++) out[i] = (char)(0x80 | ((code >> (6 * (more - i))) & 0x3F));
     return more + 1;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 8. Order
+
+// For qsort, the smallest first; NaN is the largest.
+static inline int compare_doubles(const void* a, const void* b) {
+    double x = *(const double*)a, y = *(const double*)b;
+    if (isnan(x) || isnan(y)) return (int)(isnan(x) != 0) - (int)(isnan(y) != 0);
+    return (x > y) - (x < y);
 }
 
 #endif  // LLMTRAIN_BASE_H

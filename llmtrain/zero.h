@@ -718,13 +718,6 @@ static inline double flat_stat(const FlatVector* flat, size_t rank, size_t colum
     return flat->stats[rank * count + column];
 }
 
-// NaN is the largest.
-static inline int compare_doubles(const void* a, const void* b) {
-    double x = *(const double*)a, y = *(const double*)b;
-    if (isnan(x) || isnan(y)) return (int)(isnan(x) != 0) - (int)(isnan(y) != 0);
-    return (x > y) - (x < y);
-}
-
 // Minimum, median (of an even number the lower of the two) and maximum over the ranks of statistic `column`, of
 // `count`; returns the rank of the maximum.
 static inline size_t flat_min_median_max(double* min, double* median, double* max, const FlatVector* flat,

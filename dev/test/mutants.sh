@@ -40,7 +40,6 @@ caught() {
     shift
     case $suite in
         test_data | test_tokenizer) needs="$suite tokenize" ;;
-        test_text) needs="$suite tokenize train-FP32" ;;
         test_anomaly) needs="$suite train-FP32 tokenize corpus" ;;
         test_ranks | test_supervise | soak)
             needs="$suite train-FP32"

@@ -1,4 +1,4 @@
-# tally.sh: sourced by test.sh and test_emulated.sh.
+# tally.sh: sourced by test.sh and test_emulated.sh, each of whose parts runs beside the others.
 
 # The tests' files lie in memory where that has 4 GB and programs can be started from it: on a disk most of the time is
 # spent waiting for flushes. TMPDIR chooses another place.
@@ -10,7 +10,7 @@ if [ -z "${TMPDIR:-}" ]; then
 fi
 
 # shellcheck disable=SC2154  # build is set by the script
-tally_out=$build/tally-$(echo "$0" | tr / -).out
+tally_out=$build/tally-$(echo "$0-${part:-}" | tr / -).out
 
 # tally COMMAND...: runs a test program that ends with 'N passed, N failed'. Leaves its output in $tally_out, its
 # exit status in $status, and the two numbers in $good and $bad; a program without them, or that ends badly though it

@@ -1,14 +1,15 @@
-# test_emulated.sh BUILD CUDA_INCLUDE NVCC LADDERS PROGRAM...: runs CUDA on the CPU: the emulator's own tests, every kernel and
-# every rung of the ladders in many orders of threads, and the trainer's CUDA build. The programs are
-# build/emulated-BUILD-TYPE-NAME. NVCC: yes if nvcc has just compiled everything, which make does before it calls this.
-# LADDERS: the names of those that the programs named ladders hold.
+# test_emulated.sh PART BUILD CUDA_INCLUDE NVCC LADDERS [PROGRAM...]: runs CUDA on the CPU. PART kernels: every kernel and every
+# rung of the ladders in many orders of threads; these programs are build/emulated-BUILD-TYPE-NAME. PART runs: the emulator's
+# own tests, operations alone in a folder, the whole model, and the trainer's CUDA build. NVCC: yes if nvcc has just compiled
+# everything, which make does before it calls this. LADDERS: the names of those that the programs named ladders hold.
 set -u
-build=$1
-cuda_include=$2
-nvcc=$3
-ladders=$4
-shift 4
-log=$build/test_emulated.log
+part=$1
+build=$2
+cuda_include=$3
+nvcc=$4
+ladders=$5
+shift 5
+log=$build/test_emulated_$part.log
 passed=0
 failed=0
 . dev/test/tally.sh
@@ -35,27 +36,6 @@ end() {  # end NAME
     failed=$((failed + sum_bad))
     echo "$([ "$sum_bad" -eq 0 ] && echo 'ok     ' || echo FAILED) $1: $sum_good passed, $sum_bad failed in $runs runs, $(($(date +%s) - started)) s"
 }
-
-begin
-# shellcheck disable=SC2086  # several words
-once sh dev/emulator/test.sh "$build/emulator" $cuda_include
-end "emulator: kernels, PTX, memory, streams, planted bugs"
-begin
-# shellcheck disable=SC2086  # several words
-once sh dev/test/copy.sh "$build" $cuda_include
-end "operations copied into empty folders"
-begin
-once "$build/test_cublaslt"
-once env EMULATE_STREAMS=delayed "$build/test_cublaslt"
-end "emulator: cuBLASLt"
-begin
-once "$build/test_tune"
-end "matmul algorithms, timed and stored"
-begin
-once "$build/test_nccl"
-once env EMULATE_STREAMS=delayed "$build/test_nccl"
-once env EMULATE_STREAMS=delayed EMULATE_OTHERS=ahead "$build/test_nccl"
-end "emulator: NCCL between processes"
 
 # Odd shapes of a ladder, a line each; the test of all kernels has a table of its own, of which only the first run takes
 # the larger half.
@@ -94,6 +74,7 @@ orders() {  # orders PROGRAM [LADDER]
         *-plain-*\ attention_* | *-plain-*\ matmul) once env EMULATE_SHARED=99 "$@" ;;  # shared memory of sm_86 and sm_89
     esac
     case $* in
+        *-plain-FP16-*) once "$@" ;;  # the order matters to one type of 16 bits as to the other
         *-plain-*)
             once "$@"
             for mode in "ORDER=reverse" "ORDER=random EMULATE_SEED=1" "ORDER=random EMULATE_SEED=2 EMULATE_COPIES=early" \
@@ -108,15 +89,6 @@ orders() {  # orders PROGRAM [LADDER]
             once env EMULATE_ORDER=random EMULATE_SEED=1 EMULATE_COPIES=early "$@" $tiny ;;
     esac
 }
-for program in "$@"; do
-    begin
-    case $program in
-        *-ladders) for ladder in $ladders; do orders "$program" "$ladder"; done ;;
-        *) orders "$program" ;;
-    esac
-    end "$(basename "$program")"
-done
-
 # The step by operation, timed by events of the stream: every operation has a time, together they take no longer than the
 # step, both files say the same, and of a device without a data sheet no share is given.
 bench() {
@@ -133,45 +105,77 @@ bench() {
     [ "$(grep -c ' n/a$' "$build/bench.out")" -ge 20 ] && ! "$build/bench-emulated-BF16" --tour > "$build/bench.out" 2>&1 &&
         grep -q 'make tour' "$build/bench.out"
 }
-begin
-once bench
-end "a step by operation, in a CUDA build"
-begin
-rm -f "$build/counts.jsonl"
-once env EMULATE_COUNT="$build/counts.jsonl" "$build/emulated-race-BF16-ladders" gelu --rows 4 --ffn 64 --rung sigmoid
-if grep -q '80 sectors, ideal 80 ' "$tally_out" && sh dev/sectors.sh --table "$build/counts.jsonl" > "$build/counts.txt" &&
-    grep -q '^swiglu_backward_kernel<1> .* 1.00 .* 1.00 ' "$build/counts.txt"; then
-    sum_good=$((sum_good + 1))
-else
-    sum_bad=$((sum_bad + 1))
-    cat "$tally_out"
-fi
-end "ladders and dev/sectors.sh: sectors and wavefronts"
+if [ "$part" = kernels ]; then
+    for program in "$@"; do
+        begin
+        case $program in
+            *-ladders) for ladder in $ladders; do orders "$program" "$ladder"; done ;;
+            *) orders "$program" ;;
+        esac
+        end "$(basename "$program")"
+    done
 
-begin
-once sh dev/gpu_check.sh --try "$build"
-end "command lines of dev/gpu_check.sh"
-begin
-for type in FP32 BF16 FP16; do once "$build/test_train-emulated-$type" --model; done
-end "the whole model in its CUDA build against float64"
-begin
-once sh dev/test/test_backends.sh "$build"
-end "the trainer's CUDA build against its CPU build"
-
-if command -v python3 > /dev/null; then
     begin
-    once python3 dev/test/test_machine_code.py "$build/launches-BF16"
-    end "what is read in machine code, and in the launches of a step"
+    once bench
+    end "a step by operation, in a CUDA build"
+    begin
+    rm -f "$build/counts.jsonl"
+    once env EMULATE_COUNT="$build/counts.jsonl" "$build/emulated-race-BF16-ladders" gelu --rows 4 --ffn 64 --rung sigmoid
+    if grep -q '80 sectors, ideal 80 ' "$tally_out" && sh dev/sectors.sh --table "$build/counts.jsonl" > "$build/counts.txt" &&
+        grep -q '^swiglu_backward_kernel<1> .* 1.00 .* 1.00 ' "$build/counts.txt"; then
+        sum_good=$((sum_good + 1))
+    else
+        sum_bad=$((sum_bad + 1))
+        cat "$tally_out"
+    fi
+    end "ladders and dev/sectors.sh: sectors and wavefronts"
 else
-    echo "skipped the tests of dev/machine_code.py: there is no python3"
-fi
-if [ "$nvcc" = yes ]; then
-    passed=$((passed + 1))  # it would not have come here otherwise
-    echo "ok      nvcc compiles everything for sm_80, sm_90a and sm_100; machine code: $build/resources-*.txt"
-else
-    echo "skipped nvcc for sm_80, sm_90a and sm_100: there is no nvcc"
+    begin
+    # shellcheck disable=SC2086  # several words
+    once sh dev/emulator/test.sh "$build/emulator" $cuda_include
+    end "emulator: kernels, PTX, memory, streams, planted bugs"
+    begin
+    # shellcheck disable=SC2086  # several words
+    once sh dev/test/copy.sh "$build" $cuda_include
+    end "operations copied into empty folders"
+    begin
+    once "$build/test_cublaslt"
+    once env EMULATE_STREAMS=delayed "$build/test_cublaslt"
+    end "emulator: cuBLASLt"
+    begin
+    once "$build/test_tune"
+    end "matmul algorithms, timed and stored"
+    begin
+    once "$build/test_nccl"
+    once env EMULATE_STREAMS=delayed "$build/test_nccl"
+    once env EMULATE_STREAMS=delayed EMULATE_OTHERS=ahead "$build/test_nccl"
+    end "emulator: NCCL between processes"
+
+    begin
+    once sh dev/gpu_check.sh --try "$build"
+    end "command lines of dev/gpu_check.sh"
+    begin
+    for type in FP32 BF16 FP16; do once "$build/test_train-emulated-$type" --model; done
+    end "the whole model in its CUDA build against float64"
+    begin
+    once sh dev/test/test_backends.sh "$build"
+    end "the trainer's CUDA build against its CPU build"
+
+    if command -v python3 > /dev/null; then
+        begin
+        once python3 dev/test/test_machine_code.py "$build/launches-BF16"
+        end "what is read in machine code, and in the launches of a step"
+    else
+        echo "skipped the tests of dev/machine_code.py: there is no python3"
+    fi
+    if [ "$nvcc" = yes ]; then
+        passed=$((passed + 1))  # it would not have come here otherwise
+        echo "ok      nvcc compiles everything for sm_80, sm_90a and sm_100; machine code: $build/resources-*.txt"
+    else
+        echo "skipped nvcc for sm_80, sm_90a and sm_100: there is no nvcc"
+    fi
 fi
 echo "the tests' own lines are in $log"
 echo "$passed passed, $failed failed"
-echo "$passed passed, $failed failed" > "$build/test-cuda.sum"
+echo "$passed passed, $failed failed" > "$build/test-cuda-$part.sum"
 [ "$failed" -eq 0 ]

@@ -583,11 +583,6 @@ static void test_memory(void) {
 enum { BUCKETS = 26 };  // 24 blocks, the embeddings, the head
 #define DEEP "--data train.bin --family gpt2 --layers 24 --heads 2 --channels 64 --seq 64 --batch 8 --total-batch 1024"
 
-static int compare_doubles(const void* a, const void* b) {
-    double x = *(const double*)a, y = *(const double*)b;
-    return (x > y) - (x < y);
-}
-
 // Of a step of 2 ranks, in ms: the least time, and the middle of what rank 0 waited for others.
 typedef struct {
     double step, wait;
