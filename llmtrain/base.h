@@ -6,7 +6,7 @@
 //   4. random      counter-based random numbers: a pure function of (seed, purpose, step, index)
 //   5. hash        the checksum of files and parameters
 //   6. threads     how many OpenMP uses; 1 where there is no OpenMP
-//   7. characters  UTF-8
+//   7. text        UTF-8, numbers
 //   8. order       what qsort needs
 //
 // Needs: llmtrain/types.h, llmtrain/arithmetic.h. C11, C++17 and CUDA C++.
@@ -343,7 +343,7 @@ static inline void threads_set(size_t threads) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// 7. Characters
+// 7. Text
 
 // Writes a code point and returns its bytes, at most 4.
 static inline size_t utf8_write(char* out, uint32_t code) {
@@ -353,6 +353,14 @@ static inline size_t utf8_write(char* out, uint32_t code) {
     out[0] = (char)(first[more] | (code >> (6 * more)));
     for (size_t i = 1; i <= more; i++) out[i] = (char)(0x80 | ((code >> (6 * (more - i))) & 0x3F));
     return more + 1;
+}
+
+// The fewest digits, from `least` on, that are read back to the same bits.
+static inline void real_text(char* text, size_t size, double value, int least) {
+    for (int digits = least; digits <= 17; digits++) {
+        snprintf(text, size, "%.*g", digits, value);
+        if (strtod(text, NULL) == value) break;
+    }
 }
 
 // ------------------------------------------------------------------------------------------------

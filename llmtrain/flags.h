@@ -207,7 +207,7 @@ static inline void flag_text(char* text, size_t size, const Flag* flag) {
     const char* words = flag->kind == FLAG_TEXT ? *(const char**)flag->value : NULL;
     if (flag->kind == FLAG_TEXT || flag->kind == FLAG_TEXTS) snprintf(text, size, "%s", words ? words : "");
     else if (flag->kind == FLAG_COUNT) snprintf(text, size, "%llu", (unsigned long long)flag_value_count(flag));
-    else if (flag->kind == FLAG_REAL) snprintf(text, size, "%g", *(double*)flag->value);
+    else if (flag->kind == FLAG_REAL) real_text(text, size, *(double*)flag->value, 6);
     else if (flag->kind == FLAG_SWITCH) snprintf(text, size, "%s", *(bool*)flag->value ? "on" : "off");
     else {
         int position;

@@ -438,13 +438,10 @@ static inline void json_write_u64(JsonWriter* w, uint64_t value) {
     json_write_raw(w, text);
 }
 
-// The fewest digits that are read back to the same bits. JSON has no NaN and no infinity: they become null.
+// JSON has no NaN and no infinity: they become null.
 static inline void json_write_number(JsonWriter* w, double value) {
     char text[40] = "null";
-    for (int digits = 15; digits <= 17 && isfinite(value); digits++) {
-        snprintf(text, sizeof text, "%.*g", digits, value);
-        if (strtod(text, NULL) == value) break;
-    }
+    if (isfinite(value)) real_text(text, sizeof text, value, 15);
     for (char* p = text; *p; p++) if (*p == ',') *p = '.';  // a locale's decimal comma
     json_write_raw(w, text);
 }

@@ -98,6 +98,18 @@ static inline size_t memory_peak_of(const struct rusage* usage) {
 #endif
 }
 
+// The most memory that this process has had since it became this program, in bytes. Linux' getrusage goes on counting
+// through exec: it would tell of the launcher, which may be a large process of Python.
+static inline size_t memory_peak(void) {
+    struct rusage usage;
+#ifdef SYSTEM_LINUX
+    size_t kilobytes = system_number("/proc/self/status", "VmHWM:");
+    if (kilobytes != SIZE_MAX) return kilobytes * 1024;
+#endif
+    getrusage(RUSAGE_SELF, &usage);
+    return memory_peak_of(&usage);
+}
+
 // Bytes that the container of this process can still have; SIZE_MAX if it has no limit.
 static inline size_t memory_of_container(void) {
 #ifdef SYSTEM_LINUX

@@ -211,13 +211,6 @@ static inline void* plan_take(MemoryPlan* plan, const char* name, size_t bytes) 
     return plan->base ? plan->base + offset : NULL;
 }
 
-// The largest resident size that the process has had, in bytes.
-static inline size_t memory_peak(void) {
-    struct rusage usage;
-    getrusage(RUSAGE_SELF, &usage);
-    return memory_peak_of(&usage);
-}
-
 // Bytes of the block: at least one, in whole large pages.
 static inline size_t plan_block_bytes(const MemoryPlan* plan) { return round_up(max_size(plan->total, 1), 2 << 20); }
 
