@@ -1687,7 +1687,8 @@ static void test_divergence(void) {
                output_contains("steps were skipped"));
 }
 
-// A line that a power cut has torn leaves the log when the run is resumed, and the user is told.
+// A line that a power cut has torn leaves the log when the run is resumed, and so does one with a wrong number of its
+// step; the user is told.
 static void test_torn_log(void) {
     enum { STEPS = 20 };
     double steps[STEPS + 1];
@@ -1699,14 +1700,16 @@ static void test_torn_log(void) {
     need(train(small_run("a", "")) == 0 || fail(&error, "the run whose log is to be torn failed"), &error);
     snprintf(path, sizeof path, "%s/a/metrics.jsonl", work);
     need(file_read(path, 1 << 24, &text, &bytes, &error), &error);
+    memcpy(strstr(text, "\"step\": 8,"), "\"step\":88,", 10);
     memset(strstr(text, "\"step\": 5,") + 20, 0, 40);
     overwrite(path, text, bytes);
     free(text);
     command("rm -rf %s/%s", "a/step_00000020", "");
-    bool ok = train(small_run("a", "--resume")) == 0 && output_contains("removed 1 damaged line");
+    bool ok = train(small_run("a", "--resume")) == 0 && output_contains("removed 2 damaged lines");
     lines = log_numbers(steps, STEPS + 1, "a", "step");
-    for (size_t i = 0; i < lines; i++) right = right && steps[i] == (double)(i < 4 ? i + 1 : i + 2);
-    check_true("a torn line of the log is removed, and reported", ok && lines == STEPS - 1 && right);
+    for (size_t i = 0; i < lines; i++) right = right && steps[i] == (double)(i < 4 ? i + 1 : i < 6 ? i + 2 : i + 3);
+    check_true("a torn line of the log is removed, and one of a wrong step, and reported",
+               ok && lines == STEPS - 2 && right);
 }
 
 // What two ranks log: the losses of both, and the tokens of both.
@@ -1924,6 +1927,17 @@ static void test_overflow_of_ranks(void) {
     check("overflows on two ranks: the losses of one rank", ok ? worst : NAN, bound_of(1e-5, 2));
 }
 
+// FP16: the loss scale of a resumed run is the checkpoint's, also if that has fallen to 1.
+static void test_resumed_loss_scale(void) {
+    const char* weights = "step_00000020/rank_00000.safetensors";
+    command("rm -rf %s/%s", "a", "");
+    bool ok = train(small_run("a", "--loss-scale 1 --scale-growth 1000")) == 0;
+    uint64_t hash = run_hash("a", weights);
+    command("rm -rf %s/%s", "a/step_00000020", "");
+    ok = ok && train(small_run("a", "--loss-scale 65536 --scale-growth 1000 --resume")) == 0;
+    check_true("a loss scale of 1 is resumed", ok && hash != 0 && hash == run_hash("a", weights));
+}
+
 // A slow run in a child, which gets a signal, or two, once it has logged a step; its exit code.
 static int train_and_signal(int first, int second) {
     char path[512];
@@ -1993,6 +2007,7 @@ static void test_runs(void) {
                    strstr(metrics, "\"skipped\": 1,") != NULL && strstr(metrics, "\"skipped\": 15,") == NULL);
         free(metrics);
         test_overflow_of_ranks();
+        test_resumed_loss_scale();
     }
 }
 

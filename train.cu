@@ -482,6 +482,7 @@ int main(int argc, char** argv) {
             signal(SIGINT, interrupt);
             signal(SIGTERM, interrupt);
             signal(SIGUSR1, interrupt);
+            if (options.run.out) signal(SIGPIPE, SIG_IGN);  // a console that is gone: the log has it all
         }
         bool forks = flag_was_given(flags, flag_count, "ranks");
         ok = options.plan.show

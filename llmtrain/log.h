@@ -125,10 +125,10 @@ static inline bool log_line_step(uint64_t* step, const char* line, size_t bytes)
     return ok;
 }
 
-// Keeps the whole lines of a log up to the first whose step is over `step`, in place; returns the bytes that are left,
-// and in *damaged the lines among them that were not whole.
+// Keeps the whole lines of a log whose step is `step` or below, in place; returns the bytes that are left, and in
+// *damaged the lines that were lost among them: not whole, or of a step that the lines after them have not reached.
 static inline size_t log_keep_until(char* text, size_t bytes, uint64_t step, size_t* damaged) {
-    size_t kept = 0, position = 0;
+    size_t kept = 0, position = 0, later = 0;  // later: lines of later steps, as it seems, since the last that was kept
     *damaged = 0;
     while (position < bytes) {
         char* end = (char*)memchr(text + position, '\n', bytes - position);
@@ -136,10 +136,16 @@ static inline size_t log_keep_until(char* text, size_t bytes, uint64_t step, siz
         if (end == NULL) break;  // the rest of a line without its end
         size_t length = (size_t)(end - text) + 1 - position;
         bool whole = log_line_step(&line_step, text + position, length - 1);
-        if (whole && line_step > step) break;
-        if (whole) memmove(text + kept, text + position, length);
-        kept += whole ? length : 0;
-        *damaged += !whole;
+        if (whole && line_step <= step) {
+            memmove(text + kept, text + position, length);
+            kept += length;
+            *damaged += later;
+            later = 0;
+        } else if (whole || later > 0) {
+            later++;
+        } else {
+            ++*damaged;
+        }
         position += length;
     }
     return kept;
@@ -183,8 +189,12 @@ static inline bool log_cut_back(Log* log, uint64_t step, Error* error) {
 
 // Opens directory/metrics.jsonl to append.
 static inline bool log_open(Log* log, const char* directory, Error* error) {
+    struct stat status;
     memset(log, 0, sizeof *log);
     log_path(log->path, sizeof log->path, directory);
+    bool found = stat(log->path, &status) == 0;
+    if (found && !S_ISREG(status.st_mode) && !S_ISDIR(status.st_mode))  // a pipe would wait for a reader
+        return fail(error, "%s is not a file; move it away, or give another --out", log->path);
     log->file = fopen(log->path, "ab");
     return log->file ? log_lock(log, error) : fail_file(error, "open", log->path);
 }

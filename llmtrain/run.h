@@ -112,6 +112,7 @@ static inline bool run_options_check(const RunOptions* o, const Cadence* cadence
     if (o->rewind && !cadence_saves(cadence))
         return fail(error, "--rewind needs --ckpt-every, for checkpoints to go back to");
     if (o->out && o->out[0] == 0) return fail(error, "--out is empty; give the directory of the run");
+    if (o->ckpt_hot_dir[0] == 0) return fail(error, "--ckpt-hot-dir is empty; give a directory in memory");
     return o->out == NULL || strlen(o->out) <= 3900 ||
         fail(error, "--out is longer than 3900 characters; give a shorter path");
 }
@@ -242,11 +243,15 @@ static inline bool resume_agrees(const RunRecord* saved, const RunRecord* asked,
            fields_agree(record_fields(), RECORD_FIELD_COUNT, saved, asked, "out", path, error);
 }
 
+// Whether a checkpoint is of a build of this precision; if not, *saved is the name of that.
+static inline bool resume_same_precision(char saved[16], const Json* manifest) {
+    return !json_string(manifest, json_get(manifest, 0, "precision"), saved, 16) || strcmp(saved, FLOATX_NAME) == 0;
+}
+
 // Reports the flags that have another value than in the saved run.
 static inline void resume_compare_flags(const RunRecord* asked, const Json* manifest) {
     char precision[16], saved[FILE_PATH_MAX], now[FILE_PATH_MAX];
-    if (json_string(manifest, json_get(manifest, 0, "precision"), precision, sizeof precision) &&
-        strcmp(precision, FLOATX_NAME) != 0)
+    if (!resume_same_precision(precision, manifest))
         printf("note: that run was in %s, this program is in %s: the bits will differ\n", precision, FLOATX_NAME);
     for (size_t i = 0; i < asked->flag_count; i++)
         if (resume_differs(saved, now, &asked->flags[i], manifest))
@@ -392,10 +397,10 @@ static inline bool run_load(Run* run, uint64_t before, bool asked, bool* found, 
         if (usable) {
             printf("resumed from %s in %.0f ms\n", path, now_ms() - began);
             if (!asked) resume_compare_flags(&run->record, &manifest);
+            char precision[16];
             run->record.state = saved.state;
-            // A loss scale belongs to FP16: the checkpoint may come from another build.
-            if (FLOATX_DTYPE != DTYPE_F16) run->record.state.loss_scale = 1;
-            else if (saved.state.loss_scale == 1) run->record.state.loss_scale = run->options->loss_scale;
+            if (!resume_same_precision(precision, &manifest))  // a loss scale belongs to FP16
+                run->record.state.loss_scale = FLOATX_DTYPE == DTYPE_F16 ? run->options->loss_scale : 1;
         }
         json_free(&manifest);
         if (!all || usable) return usable;

@@ -34,9 +34,9 @@ static const char* const GOOD_FLAGS[PROGRAMS][8] = {
     {"--out new", "--bytes 1000"},
 };
 
-// Conditions under which a program runs: as a user without rights, since files refuse nothing to root; with /dev/full
-// as standard output; killed by the signal of RLIMIT_FSIZE, as by default.
-enum { AS_NOBODY = 1, STDOUT_FULL = 2, XFSZ_KILLS = 4 };
+// Conditions under which a program runs: as a user without rights, since files refuse nothing to root; with /dev/full,
+// or a pipe that nobody reads any more, as standard output; killed by the signal of RLIMIT_FSIZE, as by default.
+enum { AS_NOBODY = 1, STDOUT_FULL = 2, XFSZ_KILLS = 4, STDOUT_GONE = 8 };
 
 typedef struct {
     const char* name;
@@ -190,6 +190,7 @@ static const Case CASES[] = {
     WRONG("nothing to do", "", "nothing to train on ... --data ... build/generate"),
     WRONG("no data, no checkpoint directory", "@ !--data !--out", "nothing to train on ... --data"),
     WRONG("out empty", "@ --out ''", "--out ... empty"),
+    WRONG("directory of copies in memory empty", "@ --ckpt-hot 1 --ckpt-hot-dir ''", "--ckpt-hot-dir is empty"),
     WRONG("model unknown", "@ --model gpt3", "no model 'gpt3' ... gpt2:124M ... llama:8B"),
     WRONG("model empty", "@ --model ''", "no model '' ... gpt2:124M"),
     WRONG("model of other case", "@ --model GPT2:124M", "no model 'GPT2:124M' ... gpt2:124M"),
@@ -316,7 +317,9 @@ static const Case CASES[] = {
     WORLD("log is a directory", RUN ";remove run/metrics.jsonl;mkdir run/metrics.jsonl", RESUME,
           "run/metrics.jsonl ... Is a directory"),
     WORLD("log is a full device", "mkdir run;link run/metrics.jsonl /dev/full", "@",
-          "run/metrics.jsonl is not a file ... check the path"),
+          "run/metrics.jsonl is not a file ... move it away"),
+    WORLD("log is a pipe", "mkdir run;pipe run/metrics.jsonl", "@",
+          "run/metrics.jsonl is not a file ... move it away"),
     WORLD("disk full for the log", "mkdir run;mount run size=64k,mode=0755;fill run/filler", "@",
           "cannot write run/metrics.jsonl ... No space left ... free some space", .sentences = 3, .may_change = LOG),
     WORLD("disk full for the checkpoint", DISK, RESUME,
@@ -332,6 +335,10 @@ static const Case CASES[] = {
           .conditions = XFSZ_KILLS, .file_bytes = 50000, .may_change = LOG),
     WORLD("a file has the checkpoint's temporary name", "mkdir run;write run/step_00000002.tmp a~file", "@",
           "run/step_00000002.tmp ... File exists ... move it away", .may_change = NEW_LOG),
+    CASE(TRAIN, 0, "standard output is a pipe that nobody reads", "", "@ --ckpt-every 1", "", .conditions = STDOUT_GONE,
+         .may_change = NEW_RUN),
+    CASE(TRAIN, 0, "standard output full", "", "@ --sample-every 1", "", .conditions = STDOUT_FULL,
+         .may_change = NEW_RUN),
     CASE(TRAIN, 0, "foreign and left-over names in out", "mkdir run;mkdir run/step_-1;mkdir run/step_00000002.tmp;"
          "write run/step_00000002.tmp/rank_00000.safetensors old",
          "@", "saved run/step_00000002", .may_change = NEW_RUN),
@@ -637,8 +644,13 @@ static void case_become(const void* context) {
     const Case* c = (const Case*)context;
     size_t bytes = c->memory_bytes ? c->memory_bytes : usual_memory[c->program];
     const struct rlimit file = {c->file_bytes, c->file_bytes}, memory = {bytes, bytes};
-    int full = c->conditions & STDOUT_FULL ? open("/dev/full", O_WRONLY) : -1;
+    int unread[2], full = c->conditions & STDOUT_FULL ? open("/dev/full", O_WRONLY) : -1;
     if (full >= 0) dup2(full, 1);
+    if (c->conditions & STDOUT_GONE && pipe_open(unread)) {
+        dup2(unread[1], 1);
+        close(unread[1]);
+        close(unread[0]);
+    }
     signal(SIGXFSZ, c->conditions & XFSZ_KILLS ? SIG_DFL : SIG_IGN);
     if (c->file_bytes) setrlimit(RLIMIT_FSIZE, &file);
     if (bytes) setrlimit(RLIMIT_AS, &memory);
