@@ -33,6 +33,7 @@
 #include "llmtrain/blocks.cuh"
 #include "llmtrain/decode.cuh"
 #include "llmtrain/matmul.cuh"
+#include "llmtrain/multi_tensor.cuh"
 #include "llmtrain/optimizers.h"
 #include "llmtrain/optimizers_factored.cuh"
 #include "llmtrain/optimizers_matrix.cuh"
@@ -1112,10 +1113,11 @@ static inline void add_stored(float* out, const floatX* x, size_t n, Stream stre
 // 12. Optimizer
 //
 // Defines: optimizer_update_elements.
-// Needs: llmtrain/types.h, llmtrain/blocks.cuh, llmtrain/base.h, llmtrain/optimizers.h, section 6.
+// Needs: llmtrain/types.h, llmtrain/blocks.cuh, llmtrain/base.h, llmtrain/multi_tensor.cuh, llmtrain/optimizers.h,
+// section 6.
 //
-// A thread owns W elements of every vector. AdamW with master weights in 16 bits moves 30 bytes per parameter: weight,
-// two optimizer state and gradient in, weight, two optimizer state and stored parameter out.
+// One launch updates many tensors: multi_tensor.cuh. A thread owns W elements of every vector. AdamW with master
+// weights in 16 bits moves 30 bytes per parameter: weight, m, v and gradient in, weight, m, v and stored parameter out.
 
 typedef struct {
     OptimizerStep step;
@@ -1141,63 +1143,82 @@ static __device__ inline void optimizer_element(float* w, float* m, float* v, fl
 }
 
 template <int W>
-static __global__ void optimizer_kernel(floatX* params, float* master_weights, float* m, float* v, const float* grads,
-                                        OptimizerArguments a, uint64_t first, size_t n) {
-    size_t i = flat_index(W);
-    if (i >= n) return;
-    Lanes<W> w = master_weights ? group_load<W>(master_weights + i) : lanes_load<W>(params + i);
-    Lanes<W> gm = {}, gv = {}, g = group_load<W>(grads + i);
+static __global__ void optimizer_kernel(MultiTensorList list, OptimizerArguments a) {
+    const unsigned number = multi_tensor_find(&list, blockIdx.x);
+    const MultiTensorSlice slice = list.slices[number];
+    const size_t i = ((size_t)(blockIdx.x - list.begins[number]) * blockDim.x + threadIdx.x) * W;
+    if (i >= slice.n) return;
+    float *m = (float*)slice.states[0], *v = (float*)slice.states[1];
+    Lanes<W> w = slice.master_weights ? group_load<W>(slice.master_weights + i) : lanes_load<W>(slice.params + i);
+    Lanes<W> gm = {}, gv = {}, g = group_load<W>(slice.grads + i);
     Group<floatX, W> p;
+    a.step.weight_decay = slice.weight_decay;
     if (m) gm = group_load<W>(m + i);
     if (v) gv = group_load<W>(v + i);
     #pragma unroll
     for (int j = 0; j < W; j++) optimizer_element(&w.x[j], &gm.x[j], &gv.x[j], g.x[j], &a);
     if (m) group_store<W>(m + i, gm);
     if (v) group_store<W>(v + i, gv);
-    if (master_weights) group_store<W>(master_weights + i, w);
+    if (slice.master_weights) group_store<W>(slice.master_weights + i, w);
     #pragma unroll
     for (int j = 0; j < W; j++) {
-        if (master_weights || FLOATX_IS_FLOAT) {
+        if (slice.master_weights || FLOATX_IS_FLOAT) {
             p.x[j] = floatX_of(w.x[j]);
         } else {
-            uint32_t random = group_random<W>(a.step.seed, RANDOM_ROUNDING, a.step.step, first + i, j);
+            uint32_t random = group_random<W>(a.step.seed, RANDOM_ROUNDING, a.step.step, slice.first + i, j);
             p.x[j] = floatX_of_stochastic(w.x[j], random);
         }
     }
-    group_store<W>(params + i, p);
+    group_store<W>(slice.params + i, p);
 }
 
-static inline void optimizer_update_elements(const OptimizerSlice* slice, const OptimizerStep* o, Stream stream) {
+static inline void elements_update(const OptimizerSlice* slices, size_t count, const OptimizerStep* o, Stream stream) {
     OptimizerArguments a = {*o, 1.0f, 1.0f};
-    float *m = (float*)slice->states[0], *v = (float*)slice->states[1];
+    MultiTensorList list;
     if (o->kind == OPTIMIZER_ADAMW) {
         a.m_correction = (float)(1.0 / (1.0 - pow((double)o->beta1, (double)o->step)));
         a.v_correction = (float)(1.0 / (1.0 - pow((double)o->beta2, (double)o->step)));
     }
-    bool fours = packs_fit(slice->n, slice->params, slice->master_weights, m, v) &&
-                 packs_fit(slice->n, slice->grads, NULL, NULL, NULL) && slice->first % 4 == 0;
-    auto kernel = fours ? optimizer_kernel<FOUR> : optimizer_kernel<1>;
-    kernel<<<flat_blocks(slice->n, fours ? FOUR : 1), FLAT_THREADS, 0, stream->compute>>>(
-        slice->params, slice->master_weights, m, v, slice->grads, a, slice->first, slice->n);
-    LAUNCH_CHECK();
+    for (int fours = 0; fours < 2; fours++) {
+        auto kernel = fours ? optimizer_kernel<FOUR> : optimizer_kernel<1>;
+        size_t chunk = FLAT_THREADS * (fours ? FOUR : 1);
+        for (size_t next = 0; multi_tensor_next(&list, &next, slices, count, o, fours, chunk);) {
+            kernel<<<list.chunks, FLAT_THREADS, 0, stream->compute>>>(list, a);
+            LAUNCH_CHECK();
+        }
+    }
+}
+
+static inline void optimizer_update_elements(const OptimizerSlice* slice, const OptimizerStep* o, Stream stream) {
+    elements_update(slice, 1, o, stream);
 }
 
 // ------------------------------------------------------------------------------------------------
 // 13. Update
 //
-// Defines: optimizer_update.
+// Defines: optimizer_update, optimizer_update_list.
 // Needs: llmtrain/types.h, llmtrain/optimizers_factored.cuh, llmtrain/optimizers_matrix.cuh,
 // llmtrain/optimizers_quantized.cuh, sections 6, 9 and 12.
 
 static const MatrixOperations MATRIX_OPERATIONS = {matrix_multiply, matrix_combine, sum_of_squares, matrix_normalize,
                                                    matrix_randomize, matrix_orthonormalize, optimizer_update_elements};
 
+// One launch for all slices where each element is updated by itself.
+static inline void optimizer_update_list(const OptimizerSlice* slices, size_t count, const OptimizerStep* o,
+                                         Stream stream) {
+    Cut cut = OPTIMIZERS[o->kind].cut;
+    if (o->kind == OPTIMIZER_ADAMW_8BIT) adamw_8bit_update(slices, count, o, stream);
+    else if (o->kind == OPTIMIZER_ADAMW_BF16) adamw_bf16_update(slices, count, o, stream);
+    else if (cut == CUT_ANYWHERE) elements_update(slices, count, o, stream);
+    for (size_t i = 0; i < count && (cut == CUT_NOWHERE || cut == CUT_OTHERS); i++) {
+        OptimizerStep own = optimizer_step_of(&slices[i], o);
+        if (cut == CUT_NOWHERE) factored_update(&slices[i], &own, stream);
+        else matrix_update(&MATRIX_OPERATIONS, &slices[i], &own, stream);
+    }
+}
+
 static inline void optimizer_update(const OptimizerSlice* slice, const OptimizerStep* o, Stream stream) {
-    if (o->kind == OPTIMIZER_ADAMW_8BIT) adamw_8bit_update(slice, o, stream);
-    else if (o->kind == OPTIMIZER_ADAMW_BF16) adamw_bf16_update(slice, o, stream);
-    else if (OPTIMIZERS[o->kind].cut == CUT_NOWHERE) factored_update(slice, o, stream);
-    else if (OPTIMIZERS[o->kind].cut == CUT_OTHERS) matrix_update(&MATRIX_OPERATIONS, slice, o, stream);
-    else optimizer_update_elements(slice, o, stream);
+    optimizer_update_list(slice, 1, o, stream);
 }
 
 // ------------------------------------------------------------------------------------------------

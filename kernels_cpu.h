@@ -845,12 +845,19 @@ static const MatrixOperations MATRIX_OPERATIONS = {matrix_multiply, matrix_combi
                                                    matrix_randomize, matrix_orthonormalize, optimizer_update_elements};
 
 // One step of the optimizer over a slice.
-static inline void optimizer_update(const OptimizerSlice* slice, const OptimizerStep* o, Stream stream) {
+static inline void optimizer_update(const OptimizerSlice* slice, const OptimizerStep* step, Stream stream) {
+    const OptimizerStep own = optimizer_step_of(slice, step), *o = &own;
     if (o->kind == OPTIMIZER_ADAMW_8BIT) adamw_8bit_update(slice, o);
     else if (o->kind == OPTIMIZER_ADAMW_BF16) adamw_bf16_update(slice, o);
     else if (OPTIMIZERS[o->kind].cut == CUT_NOWHERE) factored_update(slice, o);
     else if (OPTIMIZERS[o->kind].cut == CUT_OTHERS) matrix_update(&MATRIX_OPERATIONS, slice, o, stream);
     else optimizer_update_elements(slice, o, stream);
+}
+
+// The same over slices (count).
+static inline void optimizer_update_list(const OptimizerSlice* slices, size_t count, const OptimizerStep* o,
+                                         Stream stream) {
+    for (size_t i = 0; i < count; i++) optimizer_update(&slices[i], o, stream);
 }
 
 #ifdef LLMTRAIN_CUDA

@@ -9,9 +9,14 @@
 //     rung          idea                                                       expected
 //     separate      a kernel for each line of the formula, and a cast          46 bytes instead of 30: 65% of the peak
 //     fused         one kernel, an element a thread                            30 bytes; 80 to 90%
-//     shipped       four elements a thread: 16 bytes of each float array       above 90%
+//     each          four elements a thread: 16 bytes of each float array       above 90% of a matrix; 2 us for each of
+//                                                                              74 vectors
+//     shipped       all tensors in one launch, which carries their table       above 90%
 //
-//     build/adamw --parameters 124475904
+// The parameters are those of --tensors tensors: every other one a vector of 768, which does not decay, and between
+// them matrices of equal size.
+//
+//     build/adamw --parameters 124475904 --tensors 148
 
 #include "kernels.cuh"
 #include "ladder.h"
@@ -32,10 +37,40 @@ static __global__ void adamw_step(float* w, const float* m, const float* v, Opti
     w[i] -= a.step.lr * (direction + a.step.weight_decay * w[i]);
 }
 
+static LadderPointer<floatX> params;
+static LadderPointer<float> masters, m, v, grads;
+
+// Parameters [begin, begin + n).
+static OptimizerSlice slice_of(size_t begin, size_t n, bool no_decay) {
+    OptimizerSlice slice = {};
+    slice.params = params + begin;
+    if (masters) slice.master_weights = masters + begin;
+    slice.grads = grads + begin;
+    slice.states[0] = m + begin, slice.states[1] = v + begin;
+    slice.first = begin, slice.n = n;
+    slice.no_decay = no_decay;
+    return slice;
+}
+
+// n parameters as that many tensors, each of which begins on a multiple of 64; as one if that is too many.
+static std::vector<OptimizerSlice> tensors_of(size_t n, size_t tensors) {
+    std::vector<OptimizerSlice> slices;
+    size_t vector = min_size(768, n / tensors / 64 * 64), matrices = divide_up(tensors, 2), begin = 0;
+    size_t matrix = (n - tensors / 2 * vector) / matrices / 64 * 64;
+    for (size_t i = 0; i + 1 < tensors && vector > 0; i++) {
+        size_t size = i % 2 ? vector : matrix;
+        slices.push_back(slice_of(begin, size, i % 2));
+        begin += size;
+    }
+    slices.push_back(slice_of(begin, n - begin, false));
+    return slices;
+}
+
 int main(int argc, char** argv) {
-    uint64_t n = ladder_size(124475904, 5000);  // GPT-2 124M
-    ladder_open(argc, argv, {{"parameters", FLAG_COUNT, &n, "n", 1, 1e10, "length of the vectors", 0}});
-    ladder_begin("optimizer_update: AdamW on n parameters");
+    uint64_t n = ladder_size(124475904, 20000), tensors = ladder_size(148, 7);  // GPT-2 124M
+    ladder_open(argc, argv, {{"parameters", FLAG_COUNT, &n, "n", 1, 1e10, "length of the vectors", 0},
+                             {"tensors", FLAG_COUNT, &tensors, "N", 1, 1e6, "tensors that they are of", 0}});
+    ladder_begin("optimizer_update_list: AdamW on n parameters");
     OptimizerArguments a = {};
     OptimizerStep* o = &a.step;
     o->kind = OPTIMIZER_ADAMW;
@@ -44,30 +79,40 @@ int main(int argc, char** argv) {
     a.m_correction = (float)(1.0 / (1.0 - pow((double)o->beta1, (double)o->step)));
     a.v_correction = (float)(1.0 / (1.0 - pow((double)o->beta2, (double)o->step)));
     const LadderBound bound = {4, 1, 0};
-    LadderPointer<floatX> params;
-    LadderPointer<float> masters = {};  // of 16-bit parameters
     if (FLOATX_IS_FLOAT) params = ladder_added<floatX>("params", n, 1.0, bound);
     else params = ladder_output<floatX>("params", n, bound), masters = ladder_added<float>("masters", n, 1.0, bound);
-    auto m = ladder_added<float>("m", n, 1.0, bound), v = ladder_added<float>("v", n, 1.0, bound);
-    auto grads = ladder_input<float>("grads", n, 1.0);
+    m = ladder_added<float>("m", n, 1.0, bound), v = ladder_added<float>("v", n, 1.0, bound);
+    grads = ladder_input<float>("grads", n, 1.0);
     for (size_t i = 0; i < n; i++) v.twin[i] = 0.01f + v.twin[i] * v.twin[i];  // a mean of squares
     ladder_update(v);
     auto shipped = [&] {
-        OptimizerSlice all = {};
-        all.params = params, all.master_weights = masters, all.grads = grads, all.n = n;
-        all.states[0] = (float*)m, all.states[1] = (float*)v;
-        if (ladder.on_cpu) cpu::optimizer_update(&all, o, NULL);
-        else optimizer_update(&all, o, ladder.stream);
+        std::vector<OptimizerSlice> slices = tensors_of(n, tensors);
+        if (ladder.on_cpu) cpu::optimizer_update_list(slices.data(), slices.size(), o, NULL);
+        else optimizer_update_list(slices.data(), slices.size(), o, ladder.stream);
     };
     ladder_work(LADDER_BYTES, (double)n * (7 * sizeof(float) + (masters ? sizeof(floatX) : 0)), shipped);
     ladder_rung("separate", [&] {
         float* w = masters ? masters.device : (float*)params.device;
         ladder_launch(adamw_moment, n, m, grads, o->beta1, o->grad_scale, false, n);
         ladder_launch(adamw_moment, n, v, grads, o->beta2, o->grad_scale, true, n);
-        ladder_launch(adamw_step, n, w, m, v, a, n);
+        for (const OptimizerSlice& s : tensors_of(n, tensors)) {
+            OptimizerArguments own = a;
+            own.step = optimizer_step_of(&s, o);
+            ladder_launch(adamw_step, s.n, w + s.first, m + s.first, v + s.first, own, s.n);
+        }
         if (masters) cast_from_float(params, w, n, ladder.stream);
     });
-    ladder_rung("fused", [&] { ladder_launch(optimizer_kernel<1>, n, params, masters, m, v, grads, a, 0, n); });
+    ladder_rung("fused", [&] {
+        for (const OptimizerSlice& s : tensors_of(n, tensors)) {
+            MultiTensorList one;
+            size_t next = 0;
+            multi_tensor_next(&one, &next, &s, 1, o, multi_tensor_fours(&s), FLAT_THREADS);
+            ladder_launch(optimizer_kernel<1>, s.n, one, a);
+        }
+    });
+    ladder_rung("each", [&] {
+        for (const OptimizerSlice& s : tensors_of(n, tensors)) optimizer_update(&s, o, ladder.stream);
+    });
     ladder_rung("shipped", shipped);
     return ladder_end();
 }

@@ -253,6 +253,16 @@ static inline void profile_end(const char* name, size_t n, size_t k, double flop
           optimizer_update(slice, o, stream), WROTE(tour_tensor((slice)->first)->name, (slice)->params, (slice)->n), \
           WROTE("master weights", (slice)->master_weights, (slice)->n), READ("grads", (slice)->n))
 
+// On a GPU a list is one launch; the CPU's tour shows each tensor.
+#ifdef LLMTRAIN_CUDA
+#define optimizer_update_list(slices, count, o, stream) \
+    TIMED("optimizer_update", 16.0 * optimizer_list_elements(slices, count), optimizer_list_bytes(slices, count, o), \
+          optimizer_update_list(slices, count, o, stream))
+#else
+#define optimizer_update_list(slices, count, o, stream) \
+    for (size_t slice_ = 0; slice_ < (count); slice_++) optimizer_update(&(slices)[slice_], o, stream)
+#endif
+
 static double optimizer_slice_bytes(const OptimizerSlice* slice, const OptimizerStep* o) {
     double bytes = (double)slice->n * (4 + (slice->master_weights ? 8 + COST_X : 2 * COST_X));
     size_t index;
@@ -264,6 +274,19 @@ static double optimizer_slice_bytes(const OptimizerSlice* slice, const Optimizer
     }
     return bytes;
 }
+
+#ifdef LLMTRAIN_CUDA
+static double optimizer_list_bytes(const OptimizerSlice* slices, size_t count, const OptimizerStep* o) {
+    double bytes = 0;
+    for (size_t i = 0; i < count; i++) bytes += optimizer_slice_bytes(&slices[i], o);
+    return bytes;
+}
+static double optimizer_list_elements(const OptimizerSlice* slices, size_t count) {
+    double elements = 0;
+    for (size_t i = 0; i < count; i++) elements += (double)slices[i].n;
+    return elements;
+}
+#endif
 
 // The buckets that the model's code waits for and ends show the tour where it is.
 #include "llmtrain/zero.h"

@@ -105,8 +105,8 @@ KERNELS = (
     (r"sum_pieces_kernel<\d+,true>", "sum_of_squares", lambda a, g: moves(4 * a[2])),
     (r"sum_pieces_kernel<\d+,false>", "sum_scaled", lambda a, g: moves(4 * a[2])),
     (r"sum_finish_kernel", None, lambda a, g: moves(0, 8 * a[2])),
-    # AdamW: gradient, master weight, m and v read, the latter three and the parameter written.
-    (r"optimizer_kernel<", "optimizer_update", lambda a, g: moves((28 + E) * a[-1], 16 * a[-1])),
+    # AdamW: gradient, master weight, m and v read, the latter three and the parameter written; 1,024 elements a block.
+    (r"optimizer_kernel<4>", "optimizer_update", lambda a, g: moves((28 + E) * 1024 * g[0], 16 * 1024 * g[0])),
 )
 # Attention with tensor cores: products of a tile of the loop, rows of queries or keys streamed in it, tiles copied.
 ATTENTION = {

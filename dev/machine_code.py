@@ -453,7 +453,6 @@ ALLOWED = [
     ("local", "*/BF16/adamw_bf16_kernel<1>", RANDOM),
     ("local", "*16/factored_apply_kernel<*", RANDOM),
     ("local", "*/BF16/optimizer_kernel<1>", RANDOM),
-    ("narrow", "*/adamw_8bit_kernel<4>", "states of one byte, and a scale for 256 elements"),
     ("narrow", "*/classifier_kernel<*", "the gradient at the target, by one thread of a row"),
     ("narrow", "*/embedding_join_pieces<*", "the token of the next part, the same for the whole block"),
     ("narrow", "*/embedding_sum_pieces<*", "the sorted key, the same for the whole block"),

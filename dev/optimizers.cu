@@ -12,7 +12,7 @@
 // adamw-bf16   AdamW with states in bfloat16, rounded stochastically: 22 bytes per parameter in 16 bits.
 //
 //     element       an element a thread, which calls random4 for itself        bound by integer arithmetic: 40%
-//     shipped       eight elements a thread share two calls                    above 85%
+//     shipped       four elements a thread share a call                        above 85%
 //
 // adafactor    second moments of rows and columns. Five passes: the bytes counted here are those of one reading of
 //              gradients and weights and one writing of weights, so that a perfect fusion would be 100%.
@@ -187,7 +187,11 @@ static void ladder_bf16(void) {
     auto shipped = [=] { OptimizerSlice all = slice(); update(&all); };
     ladder_work(LADDER_BYTES, bytes_of_weights() + 12.0 * (double)n, shipped);  // 4 of them clear the states
     ladder_rung("element", [=] {
-        ladder_launch(adamw_bf16_kernel<1>, n, slice(), step, adamw_begin(&step));
+        OptimizerSlice all = slice();
+        MultiTensorList list;
+        size_t next = 0;
+        multi_tensor_next(&list, &next, &all, 1, &step, multi_tensor_fours(&all), FLAT_THREADS);
+        ladder_launch(adamw_bf16_kernel<1>, n, list, step, adamw_begin(&step));
     });
     ladder_rung("shipped", shipped);
 }

@@ -228,7 +228,7 @@ static inline double optimizer_work(OptimizerKind kind, const TensorShape* t) {
 // ------------------------------------------------------------------------------------------------
 // 2. Step
 
-// The same for every parameter, but for the weight decay.
+// The same for every parameter, but for the weight decay: optimizer_step_of.
 typedef struct {
     OptimizerKind kind;
     float lr, beta1, beta2, epsilon, weight_decay;
@@ -246,8 +246,16 @@ typedef struct {
     void* states[OPTIMIZER_STATES];  // those elements that belong to the slice; NULL where the tensor has none
     size_t first, n;                 // first: position in the flat vector, which numbers the random bits
     TensorShape shape;               // of the tensor
+    bool no_decay;                   // its tensor has no weight decay
     float* scratch;                  // (optimizer_scratch_floats)
 } OptimizerSlice;
+
+// The step of a slice.
+static inline OptimizerStep optimizer_step_of(const OptimizerSlice* slice, const OptimizerStep* o) {
+    OptimizerStep own = *o;
+    if (slice->no_decay) own.weight_decay = 0;
+    return own;
+}
 
 // ------------------------------------------------------------------------------------------------
 // 3. Rounding

@@ -4,7 +4,9 @@
 //   1. 8 bits
 //   2. bfloat16
 //
-// Needs: llmtrain/types.h, llmtrain/blocks.cuh, llmtrain/base.h, llmtrain/optimizers.h,
+// Both update many tensors in one launch: multi_tensor.cuh.
+//
+// Needs: llmtrain/types.h, llmtrain/blocks.cuh, llmtrain/base.h, llmtrain/multi_tensor.cuh, llmtrain/optimizers.h,
 // llmtrain/optimizers_quantized.h.
 
 #ifndef LLMTRAIN_OPTIMIZERS_QUANTIZED_CUH
@@ -12,12 +14,13 @@
 
 #include "base.h"
 #include "blocks.cuh"
+#include "multi_tensor.cuh"
 #include "optimizers.h"
 #include "optimizers_quantized.h"
 #include "types.h"
 
 // Stores an updated weight as the parameter, rounded stochastically where there are no master weights.
-static __device__ inline floatX quantized_param(float w, const OptimizerSlice* slice, uint32_t random) {
+static __device__ inline floatX quantized_param(float w, const MultiTensorSlice* slice, uint32_t random) {
     return slice->master_weights || FLOATX_IS_FLOAT ? floatX_of(w) : floatX_of_stochastic(w, random);
 }
 
@@ -84,7 +87,7 @@ static __device__ inline int quantized_nearest(float x, float inverse, const Dyn
 
 template <int W>
 static __global__ void __launch_bounds__(QUANTIZED_WARPS * WARP, 3)
-adamw_8bit_kernel(OptimizerSlice slice, OptimizerStep o, AdamW a, DynamicMaps maps) {
+adamw_8bit_kernel(MultiTensorList list, OptimizerStep o, AdamW a, DynamicMaps maps) {
     __shared__ float values[2][DYNAMIC_CODES], middles[2][DYNAMIC_CODES];
     for (unsigned i = threadIdx.x; i < DYNAMIC_CODES; i += blockDim.x) {
         values[0][i] = maps.m.values[i];
@@ -93,11 +96,15 @@ adamw_8bit_kernel(OptimizerSlice slice, OptimizerStep o, AdamW a, DynamicMaps ma
         middles[1][i] = maps.v.middles[i];
     }
     __syncthreads();
-    const size_t lane = threadIdx.x % WARP, n = slice.n, blocks = divide_up(n, OPTIMIZER_BLOCK);
-    uint8_t *m_codes = (uint8_t*)slice.states[0], *v_codes = (uint8_t*)slice.states[1];
-    float *m_scales = (float*)slice.states[2], *v_scales = (float*)slice.states[3];
-    for (size_t b = (size_t)blockIdx.x * QUANTIZED_WARPS + threadIdx.x / WARP; b < blocks;
-         b += (size_t)gridDim.x * QUANTIZED_WARPS) {
+    const size_t lane = threadIdx.x % WARP;
+    for (unsigned chunk = blockIdx.x * QUANTIZED_WARPS + threadIdx.x / WARP; chunk < list.chunks;
+         chunk += gridDim.x * QUANTIZED_WARPS) {
+        const unsigned number = multi_tensor_find(&list, chunk);
+        const MultiTensorSlice slice = list.slices[number];
+        const size_t b = chunk - list.begins[number], n = slice.n;
+        uint8_t *m_codes = (uint8_t*)slice.states[0], *v_codes = (uint8_t*)slice.states[1];
+        float *m_scales = (float*)slice.states[2], *v_scales = (float*)slice.states[3];
+        a.weight_decay = slice.weight_decay;
         float m[QUANTIZED_LANE], v[QUANTIZED_LANE], m_scale = m_scales[b], v_scale = v_scales[b];
         uint32_t m_largest = 0, v_largest = 0;
         #pragma unroll
@@ -152,17 +159,20 @@ adamw_8bit_kernel(OptimizerSlice slice, OptimizerStep o, AdamW a, DynamicMaps ma
     }
 }
 
-static inline void adamw_8bit_update(const OptimizerSlice* slice, const OptimizerStep* o, Stream stream) {
+static inline void adamw_8bit_update(const OptimizerSlice* slices, size_t count, const OptimizerStep* o,
+                                     Stream stream) {
+    MultiTensorList list;
     DynamicMaps maps;
     dynamic_maps(&maps);
-    bool fours = packs_fit(slice->n, slice->params, slice->master_weights, slice->grads, NULL) && slice->n % 4 == 0 &&
-                 slice->first % 4 == 0 && ((uintptr_t)slice->states[0] | (uintptr_t)slice->states[1]) % 4 == 0;
-    size_t blocks = divide_up(divide_up(slice->n, OPTIMIZER_BLOCK), QUANTIZED_WARPS);
-    auto kernel = fours ? adamw_8bit_kernel<FOUR> : adamw_8bit_kernel<1>;
-    // Eight blocks to a processor fill it; each loads the maps once.
-    kernel<<<grid_blocks(min_size(blocks, 8 * max_size(stream->processors, 1))), QUANTIZED_WARPS * WARP, 0,
-             stream->compute>>>(*slice, *o, adamw_begin(o), maps);
-    LAUNCH_CHECK();
+    for (int fours = 0; fours < 2; fours++) {
+        auto kernel = fours ? adamw_8bit_kernel<FOUR> : adamw_8bit_kernel<1>;
+        for (size_t next = 0; multi_tensor_next(&list, &next, slices, count, o, fours, OPTIMIZER_BLOCK);) {
+            // Eight blocks to a processor fill it; each loads the maps once.
+            size_t blocks = min_size(divide_up(list.chunks, QUANTIZED_WARPS), 8 * max_size(stream->processors, 1));
+            kernel<<<grid_blocks(blocks), QUANTIZED_WARPS * WARP, 0, stream->compute>>>(list, *o, adamw_begin(o), maps);
+            LAUNCH_CHECK();
+        }
+    }
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -172,9 +182,12 @@ static inline void adamw_8bit_update(const OptimizerSlice* slice, const Optimize
 // random4 an element is some 30 instructions, about what memory leaves time for.
 
 template <int W>
-static __global__ void adamw_bf16_kernel(OptimizerSlice slice, OptimizerStep o, AdamW a) {
-    size_t i = flat_index(W);
+static __global__ void adamw_bf16_kernel(MultiTensorList list, OptimizerStep o, AdamW a) {
+    const unsigned number = multi_tensor_find(&list, blockIdx.x);
+    const MultiTensorSlice slice = list.slices[number];
+    const size_t i = ((size_t)(blockIdx.x - list.begins[number]) * blockDim.x + threadIdx.x) * W;
     if (i >= slice.n) return;
+    a.weight_decay = slice.weight_decay;
     uint16_t *m_halves = (uint16_t*)slice.states[0] + i, *v_halves = (uint16_t*)slice.states[1] + i;
     Lanes<W> w = slice.master_weights ? group_load<W>(slice.master_weights + i) : lanes_load<W>(slice.params + i);
     Lanes<W> g = group_load<W>(slice.grads + i);
@@ -196,12 +209,17 @@ static __global__ void adamw_bf16_kernel(OptimizerSlice slice, OptimizerStep o, 
     group_store<W>(slice.params + i, p);
 }
 
-static inline void adamw_bf16_update(const OptimizerSlice* slice, const OptimizerStep* o, Stream stream) {
-    bool fours = packs_fit(slice->n, slice->params, slice->master_weights, slice->states[0], slice->states[1]) &&
-                 packs_fit(slice->n, slice->grads, NULL, NULL, NULL) && slice->first % 4 == 0;
-    auto kernel = fours ? adamw_bf16_kernel<FOUR> : adamw_bf16_kernel<1>;
-    kernel<<<flat_blocks(slice->n, fours ? FOUR : 1), FLAT_THREADS, 0, stream->compute>>>(*slice, *o, adamw_begin(o));
-    LAUNCH_CHECK();
+static inline void adamw_bf16_update(const OptimizerSlice* slices, size_t count, const OptimizerStep* o,
+                                     Stream stream) {
+    MultiTensorList list;
+    for (int fours = 0; fours < 2; fours++) {
+        auto kernel = fours ? adamw_bf16_kernel<FOUR> : adamw_bf16_kernel<1>;
+        size_t chunk = FLAT_THREADS * (fours ? FOUR : 1);
+        for (size_t next = 0; multi_tensor_next(&list, &next, slices, count, o, fours, chunk);) {
+            kernel<<<list.chunks, FLAT_THREADS, 0, stream->compute>>>(list, *o, adamw_begin(o));
+            LAUNCH_CHECK();
+        }
+    }
 }
 
 #endif  // LLMTRAIN_OPTIMIZERS_QUANTIZED_CUH

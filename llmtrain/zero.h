@@ -100,6 +100,7 @@ typedef struct {
     size_t master_size;       // of master weights,
     size_t state_sizes[OPTIMIZER_STATES];  // and of each state of the optimizer
     StatePart (*state_parts)[OPTIMIZER_STATES];  // (tensors)
+    OptimizerSlice* slices;   // (tensors) what the next call of optimizer_update_list updates
     floatX* params;           // (flat_size)
     float* master_weights;    // (master_size); NULL where params are float themselves, or not wanted, or offloaded
     void* states[OPTIMIZER_STATES];   // (state_sizes) of the optimizer, in the types of its row of OPTIMIZERS
@@ -263,9 +264,11 @@ static inline bool flat_create(FlatVector* flat, const Parameters* p, const Rank
     flat->count = count;
     flat->buckets = (Bucket*)allocate(count * sizeof(Bucket));
     flat->state_parts = (StatePart(*)[OPTIMIZER_STATES])allocate(p->count * sizeof *flat->state_parts);
+    flat->slices = (OptimizerSlice*)allocate(p->count * sizeof *flat->slices);
     flat->cuts = (size_t*)allocate(count * (flat->options.world + 1) * sizeof(size_t));
     double* loads = (double*)allocate(flat->options.world * sizeof(double));
-    if (flat->buckets == NULL || flat->state_parts == NULL || flat->cuts == NULL || loads == NULL) {
+    if (flat->buckets == NULL || flat->state_parts == NULL || flat->slices == NULL || flat->cuts == NULL ||
+        loads == NULL) {
         free(loads);
         return fail(error, "out of memory for the table of buckets");
     }
@@ -304,6 +307,7 @@ static inline void flat_free(FlatVector* flat) {
     offload_states_free(&flat->offloaded);
     free(flat->buckets);
     free(flat->state_parts);
+    free(flat->slices);
     free(flat->cuts);
     free(flat->scalars_host);
     free(flat->stats);
@@ -610,6 +614,7 @@ static inline OptimizerSlice flat_optimizer_slice(const FlatVector* flat, size_t
     slice.first = t->offset + part.first;
     slice.n = optimizer_whole(flat->holds.optimizer, &t->shape) ? tensor_elements(t) : slice_length(part);
     slice.shape = t->shape;
+    slice.no_decay = !t->decays;
     slice.params = flat->params + slice.first;
     flat_state(&index, flat, slice.first, t->offset + part.end);
     if (flat->master_weights) slice.master_weights = flat->master_weights + index;
@@ -623,32 +628,39 @@ static inline OptimizerSlice flat_optimizer_slice(const FlatVector* flat, size_t
     return slice;
 }
 
-// Updates what this rank holds of tensor i.
-static inline void flat_update_tensor(FlatVector* flat, size_t i, const float* grads, const OptimizerStep* step) {
-    const Tensor* t = &flat->parameters->tensors[i];
+// Updates what this rank holds of tensor i, part by part as its states come from where they are offloaded.
+static inline void flat_update_offloaded(FlatVector* flat, size_t i, const float* grads, const OptimizerStep* step) {
     OffloadStates* away = &flat->offloaded;
-    OptimizerStep own = *step;
-    if (!t->decays) own.weight_decay = 0;
-    OptimizerSlice slice = flat_optimizer_slice(flat, i, tensor_part(t, flat->buckets[t->bucket].state), grads);
-    if (slice.n > 0 && !flat_offloads(flat)) optimizer_update(&slice, &own, flat->stream);
-    if (slice.n == 0 || !flat_offloads(flat)) return;
     for (size_t k = away->first[i]; k < away->first[i + 1]; k++) {
-        slice = flat_optimizer_slice(flat, i, away->parts[k].elements, grads);
+        OptimizerSlice slice = flat_optimizer_slice(flat, i, away->parts[k].elements, grads);
         if (!offload_update(away, &away->parts[k], &slice)) return;
-        optimizer_update(&slice, &own, flat->stream);
+        optimizer_update(&slice, step, flat->stream);
     }
 }
 
-// One optimizer step over the slices whose state this rank holds; weight decay is for the tensors that decay. The other
-// ranks' slices are gathered meanwhile: flat_await waits for them. If what is offloaded cannot be had, the step is not
-// complete, and flat_check says so.
+// One optimizer step over the slices whose state this rank holds. The other ranks' slices are gathered meanwhile:
+// flat_await waits for them. If what is offloaded cannot be had, the step is not complete, and flat_check says so.
+//
+// All tensors are updated together where nothing has to happen in between: a bucket that is to be gathered is updated
+// before the next one, and so is one whose summed gradients lie in a staging buffer.
 static inline void flat_update(FlatVector* flat, const OptimizerStep* step) {
     const Parameters* p = flat->parameters;
-    size_t i = 0;
+    bool together = flat->options.stage == 0 && !flat->exact;
+    size_t i = 0, count = 0;
     for (size_t b = 0; b < flat->count; b++) {
         Bucket* k = &flat->buckets[b];
         const float* grads = k->first < k->end ? flat_summed(flat, k, k->state) : NULL;
-        for (; i < p->count && p->tensors[i].bucket == b; i++) flat_update_tensor(flat, i, grads, step);
+        for (; i < p->count && p->tensors[i].bucket == b; i++) {
+            if (flat_offloads(flat)) {
+                flat_update_offloaded(flat, i, grads, step);
+                continue;
+            }
+            OptimizerSlice slice = flat_optimizer_slice(flat, i, tensor_part(&p->tensors[i], k->state), grads);
+            if (slice.n > 0) flat->slices[count++] = slice;
+        }
+        if (together && b + 1 < flat->count) continue;
+        optimizer_update_list(flat->slices, count, step, flat->stream);
+        count = 0;
         if (flat->options.stage == 0 || k->first == k->end) continue;
         collective_all_gather(&flat->collectives, flat->count + flat_slot(flat, k), flat->params + k->first,
                               k->cuts, FLOATX_DTYPE, flat->stream);

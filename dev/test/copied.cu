@@ -13,7 +13,7 @@
     X(qk_norm_forward) X(qk_norm_backward) X(rope_forward) X(rope_backward) X(gelu_forward) X(swiglu_forward) \
     X(dropout) X(classifier) X(sum_of_squares) \
     X(checksum) X(exact_add) X(exact_merge) X(exact_read) X(cast_to_float) X(cast_from_float) X(add_stored) \
-    X(optimizer_update_elements) X(optimizer_update)
+    X(optimizer_update_elements) X(optimizer_update) X(optimizer_update_list)
 #define REFERENCE_TO(name) decltype(&cpu::name) reference_##name = cpu::name;
 OPERATIONS(REFERENCE_TO)
 

@@ -1033,43 +1033,135 @@ static void call_tensor_update(const Case* c) {
 }
 static const Operation operation_tensor_update = {"optimizer_update", call_tensor_update};
 
-static void test_tensor_update(OptimizerKind kind, bool master_weights, TensorShape tensor, uint64_t step) {
-    if (!wanted("optimizer_update")) return;
-    size_t N = shape_elements(&tensor), at;
-    Shape s = {.N = N, .first_position = 64};
-    Case c = case_begin(operation_tensor_update, &s, "%s %zux%zu step=%zu%s", OPTIMIZERS[kind].name, tensor.rows,
-                        tensor.cols, (size_t)step, master_weights ? " masters" : "");
-    c.tensor = tensor;
-    c.step.kind = kind;
-    c.step.lr = 0.01f, c.step.beta1 = 0.9f, c.step.beta2 = 0.99f, c.step.epsilon = 1e-8f, c.step.weight_decay = 0.1f;
-    c.step.grad_scale = 0.37f, c.step.seed = 9, c.step.step = step;
-    c.witness = 0;
-    array(&c, "params", master_weights ? OUTPUT : IN_PLACE, STORED, N, 1);
-    array(&c, "masters", IN_PLACE, FLOAT, master_weights ? N : 0, 1);
-    array(&c, "grads", INPUT, FLOAT, N, 1);
-    array(&c, "scratch", UNREAD, FLOAT, optimizer_scratch_floats(kind, &tensor, 0), 1);
+// The step, and the arrays of tensor_slice and of the states, for N elements in so many blocks.
+static void tensor_update_arrays(Case* c, OptimizerKind kind, bool master_weights, size_t blocks, uint64_t step) {
+    size_t N = c->s.N, at;
+    c->step.kind = kind;
+    c->step.lr = 0.01f, c->step.beta1 = 0.9f, c->step.beta2 = 0.99f, c->step.epsilon = 1e-8f;
+    c->step.weight_decay = 0.1f, c->step.grad_scale = 0.37f, c->step.seed = 9, c->step.step = step;
+    c->witness = 0;
+    array(c, "params", master_weights ? OUTPUT : IN_PLACE, STORED, N, 1);
+    array(c, "masters", IN_PLACE, FLOAT, master_weights ? N : 0, 1);
+    array(c, "grads", INPUT, FLOAT, N, 1);
+    array(c, "scratch", UNREAD, FLOAT, optimizer_scratch_floats(kind, &c->tensor, 0), 1);
     for (size_t state = 0; state < optimizer_states(kind); state++) {
         const OptimizerState* o = &OPTIMIZERS[kind].states[state];
         Kind type = o->dtype == DTYPE_U8 ? BYTE : o->dtype == DTYPE_BF16 ? HALF : FLOAT;
-        Array* a = array(&c, o->name, IN_PLACE, type, optimizer_state_part(&at, o->shape, &tensor, 0, 0, N), 1);
+        size_t n = o->shape == STATE_BLOCKS ? blocks : optimizer_state_part(&at, o->shape, &c->tensor, 0, 0, N);
+        Array* a = array(c, o->name, IN_PLACE, type, n, 1);
         for (size_t i = 0; i < a->n; i++) {
             double value = array_get(a, a->start, i), uniform = (double)random_bits(2, RANDOM_TEST, state, i);
             if (type == BYTE) array_set(a, a->start, i, fmod(uniform, 256.0));
             else if (strcmp(o->name, "m") != 0) array_set(a, a->start, i, 0.01 + fabs(value));
         }
     }
-    for (int i = 0; ON_CUDA && i < c.count; i++) {
-        Array* a = &c.arrays[i];
+}
+
+// How far CUDA's results may be from the CPU's, with sums of that length.
+static void tensor_update_bounds(Case* c, size_t length) {
+    bool master_weights = c->arrays[1].n > 0;
+    for (int i = 0; ON_CUDA && i < c->count; i++) {
+        Array* a = &c->arrays[i];
         if (!is_output(a)) continue;
-        a->length = tensor.rows + tensor.cols;
+        a->length = length;
         a->expected = result(a->n);
         for (size_t k = 0; k < a->n; k++) {
-            double old = i < 2 ? fabs(array_get(&c.arrays[master_weights], c.arrays[master_weights].start, k)) : 30.0;
-            result_add(a->expected, k, 0.0, i < 2 ? old + (double)c.step.lr * 30.0 : old);
+            double old = i < 2 ? fabs(array_get(&c->arrays[master_weights], c->arrays[master_weights].start, k)) : 30.0;
+            result_add(a->expected, k, 0.0, i < 2 ? old + (double)c->step.lr * 30.0 : old);
             if (i == 0 && !master_weights && !FLOATX_IS_FLOAT) a->expected->rounded[k] = old;  // stochastically
         }
     }
+}
+
+static void test_tensor_update(OptimizerKind kind, bool master_weights, TensorShape tensor, uint64_t step) {
+    if (!wanted("optimizer_update")) return;
+    size_t N = shape_elements(&tensor);
+    Shape s = {.N = N, .first_position = 64};
+    Case c = case_begin(operation_tensor_update, &s, "%s %zux%zu step=%zu%s", OPTIMIZERS[kind].name, tensor.rows,
+                        tensor.cols, (size_t)step, master_weights ? " masters" : "");
+    c.tensor = tensor;
+    tensor_update_arrays(&c, kind, master_weights, divide_up(N, OPTIMIZER_BLOCK), step);
+    tensor_update_bounds(&c, tensor.rows + tensor.cols);
     case_prove(&c);
+    release();
+}
+
+// Many slices in one call: most of a few elements, more than a launch of CUDA has room for; then longer ones, some of
+// which begin anywhere. Every third has no weight decay.
+
+enum { LIST_SHORT = 330, LIST_SLICES = LIST_SHORT + 5, LIST_ELEMENTS = 8 * LIST_SHORT + 2360 };
+
+// Number i.
+static size_t list_slice_length(size_t i) {
+    static const size_t longer[5] = {1024, 1032, 3, 1, 300};
+    return i < LIST_SHORT ? 8 : longer[i % 5];
+}
+
+static size_t list_blocks(void) {
+    size_t blocks = 0;
+    for (size_t i = 0; i < LIST_SLICES; i++) blocks += divide_up(list_slice_length(i), OPTIMIZER_BLOCK);
+    return blocks;
+}
+
+// The case's arrays are as tensor_slice has them, then the states.
+static void list_slices(const Case* c, OptimizerSlice slices[LIST_SLICES]) {
+    for (size_t i = 0, begin = 0, block = 0; i < LIST_SLICES; i++) {
+        OptimizerSlice* slice = &slices[i];
+        *slice = tensor_slice(c);
+        slice->params += begin;
+        if (slice->master_weights) slice->master_weights += begin;
+        slice->grads += begin;
+        slice->first += begin;
+        slice->n = slice->shape.rows = list_slice_length(i);
+        slice->no_decay = i % 3 == 0;
+        for (size_t s = 0; s < optimizer_states(c->step.kind); s++) {
+            const OptimizerState* o = &OPTIMIZERS[c->step.kind].states[s];
+            slice->states[s] = (char*)at(c, 4 + (int)s) + dtype_bytes(o->dtype) *
+                               (o->shape == STATE_BLOCKS ? block : begin);
+        }
+        begin += slice->n;
+        block += divide_up(slice->n, OPTIMIZER_BLOCK);
+    }
+}
+
+static void call_list(const Case* c) {
+    OptimizerSlice slices[LIST_SLICES];
+    list_slices(c, slices);
+    RUN(optimizer_update_list, slices, LIST_SLICES, &c->step);
+}
+static const Operation operation_list = {"optimizer_update_list", call_list};
+
+static void call_list_one_by_one(const Case* c) {
+    OptimizerSlice slices[LIST_SLICES];
+    list_slices(c, slices);
+    for (size_t i = 0; i < LIST_SLICES; i++) {
+        OptimizerStep own = c->step;
+        own.weight_decay = slices[i].no_decay ? 0.0f : 0.1f;
+        slices[i].no_decay = false;
+        RUN(optimizer_update, &slices[i], &own);
+    }
+}
+
+static void test_optimizer_list(OptimizerKind kind, bool master_weights) {
+    if (!wanted("optimizer_update_list")) return;
+    Shape s = {.N = LIST_ELEMENTS, .first_position = 64};
+    Case c = case_begin(operation_list, &s, "%s%s", OPTIMIZERS[kind].name, master_weights ? " masters" : "");
+    tensor_update_arrays(&c, kind, master_weights, list_blocks(), 10);
+    tensor_update_bounds(&c, 1);
+    case_prove(&c);
+    void* together[ARRAYS];
+    for (int i = 0; i < c.count; i++) {
+        if (!is_output(&c.arrays[i])) continue;
+        together[i] = hold(array_bytes(&c.arrays[i]));
+        memcpy(together[i], made(&c.arrays[i]), array_bytes(&c.arrays[i]));
+    }
+    c.call = call_list_one_by_one;
+    c.name = "optimizer_update, one by one";
+    case_prove(&c);
+    bool same = true;
+    for (int i = 0; i < c.count; i++)
+        if (is_output(&c.arrays[i])) same &= memcmp(together[i], made(&c.arrays[i]), array_bytes(&c.arrays[i])) == 0;
+    case_check(&c, same, "same bits");
     release();
 }
 
@@ -1169,6 +1261,11 @@ static void test_odd_shapes(void) {
     for (int kind = OPTIMIZER_ELEMENTWISE; kind <= OPTIMIZER_SM3; kind++)
         for (int i = 0; i < 12; i++)
             test_tensor_update((OptimizerKind)kind, i % 2, tensors[i / 2], i < 6 ? 10 : 1);
+    test_optimizer_list(OPTIMIZER_ADAMW, true);
+    test_optimizer_list(OPTIMIZER_ADAMW_8BIT, false);
+    test_optimizer_list(OPTIMIZER_ADAMW_BF16, false);
+    for (int kind = 0; !ON_CUDA && kind <= OPTIMIZER_ADAMW_BF16; kind++)
+        test_optimizer_list((OptimizerKind)kind, kind % 2);
     for (int kind = 0; kind < OPTIMIZER_ELEMENTWISE; kind++) {
         for (int master_weights = 0; master_weights < 2; master_weights++) {
             test_optimizer((OptimizerKind)kind, master_weights, 1, 1001, 1);

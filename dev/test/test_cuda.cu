@@ -540,6 +540,7 @@ static void test_tiny_shapes(void) {
         test_optimizer((OptimizerKind)kind, true, 1003, 8, 1);
         test_optimizer((OptimizerKind)kind, false, 1003, 9, 1);
     }
+    test_optimizer_list(OPTIMIZER_ADAMW, true);
 }
 
 int main(int argc, char** argv) {
