@@ -12,14 +12,15 @@
 //                                                                            the tensor cores, 5% of the float units
 //     tiles       32 x 32 results a block, operands in shared memory,        32 times less from memory; still 2 loads
 //                 each used 32 times                                         from shared memory: 10% of the float units
-//     registers   64 x 64 results a block, 4 x 4 a thread: 8 loads from      half of the float units
-//                 shared memory for 16 multiplications (matmul.cuh)
+//     registers   64 x 64 results a block, 4 x 4 a thread: 8 loads from      12 wavefronts for 16 multiplications of a
+//                 shared memory for 16 multiplications                       warp: a third of the float units
+//     plain       the same in two loads of 16 bytes (matmul.cuh)             4 wavefronts: 80% of the float units
 //     tensor      tensor cores, 128 x 128 results a block, 64 x 32 a warp,   most of what mma.sync can do: 80% of an
 //                 operands copied two steps ahead of their use               Ampere's peak, half of a Hopper's
 //     shipped     cuBLASLt: on Hopper wgmma and bulk copies                  80% of the peak
 //
 // For floats there is no rung of tensor cores: they would round the operands to 10 bits of fraction. The other
-// operations have the rungs `registers` and `shipped`, and those with GELU `separate`, two kernels, and `shipped`,
+// operations have the rungs `plain` and `shipped`, and those with GELU `separate`, two kernels, and `shipped`,
 // which is one product of the library where matmul.cuh finds that it pays.
 //
 //     build/matmul --rows 16384 --outputs 3072 --inputs 768
@@ -59,6 +60,32 @@ static __global__ void matmul_tiles(floatX* out, const floatX* in, const floatX*
         __syncthreads();
     }
     if (row < M && column < N) out[row * N + column] = floatX_of(sum + float_of(bias[column]));
+}
+
+// ------------------------------------------------------------------------------------------------
+// Registers: a block of 256 threads makes 64 x 64 results, in steps of 16 terms, a thread 4 x 4 of them
+
+static __global__ __launch_bounds__(MATMUL_THREADS)
+void matmul_registers(floatX* out, const floatX* in, const floatX* weight, const floatX* bias, size_t M, size_t N,
+                      size_t K) {
+    __shared__ float a[MATMUL_DEPTH][MATMUL_PITCH], b[MATMUL_DEPTH][MATMUL_PITCH];
+    size_t row = (size_t)blockIdx.y * MATMUL_TILE, column = (size_t)blockIdx.x * MATMUL_TILE;
+    unsigned own_row = threadIdx.x / 16 * MATMUL_OWN, own_column = threadIdx.x % 16 * MATMUL_OWN;
+    float sums[MATMUL_OWN][MATMUL_OWN] = {{0.0f}};
+    for (size_t first = 0; first < K; first += MATMUL_DEPTH) {
+        plain_matmul_load(a, in, K, 1, row, M, first, K);
+        plain_matmul_load(b, weight, K, 1, column, N, first, K);
+        __syncthreads();
+        for (int k = 0; k < MATMUL_DEPTH; k++)
+            for (int i = 0; i < MATMUL_OWN * MATMUL_OWN; i++)
+                sums[i / MATMUL_OWN][i % MATMUL_OWN] +=
+                    a[k][own_row + i / MATMUL_OWN] * b[k][own_column + i % MATMUL_OWN];
+        __syncthreads();
+    }
+    for (int i = 0; i < MATMUL_OWN * MATMUL_OWN; i++) {
+        size_t r = row + own_row + i / MATMUL_OWN, c = column + own_column + i % MATMUL_OWN;
+        if (r < M && c < N) out[r * N + c] = floatX_of(sums[i / MATMUL_OWN][i % MATMUL_OWN] + float_of(bias[c]));
+    }
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -214,7 +241,10 @@ static void ladder_products(size_t M, size_t N, size_t K) {
     ladder_rung("tiles", [&] {
         matmul_tiles<<<blocks(TILE), dim3(TILE, TILE), 0, stream->compute>>>(out, in, weight, bias, M, N, K);
     });
-    ladder_rung("registers", [&] { plain_matmul_forward<floatX>(out, in, weight, bias, M, N, K, stream); });
+    ladder_rung("registers", [&] {
+        matmul_registers<<<blocks(MATMUL_TILE), MATMUL_THREADS, 0, stream->compute>>>(out, in, weight, bias, M, N, K);
+    });
+    ladder_rung("plain", [&] { plain_matmul_forward<floatX>(out, in, weight, bias, M, N, K, stream); });
 #if !FLOATX_IS_FLOAT
     ladder_rung("tensor", [&] {
         matmul_tensor<<<blocks(MMA_TILE), MMA_THREADS, 0, stream->compute>>>(out, in, weight, bias, M, N, K);
@@ -226,7 +256,7 @@ static void ladder_products(size_t M, size_t N, size_t K) {
     din = ladder_output<floatX>("din", M * K, sum_of_outputs);
     auto backward_input = LADDER_OPERATION(matmul_backward_input, din, dout, weight, M, N, K);
     ladder_work(LADDER_MATMUL_FLOPS, flops, backward_input);
-    ladder_rung("registers", [&] { plain_matmul_backward_input<floatX>(din, dout, weight, M, N, K, stream); });
+    ladder_rung("plain", [&] { plain_matmul_backward_input<floatX>(din, dout, weight, M, N, K, stream); });
     ladder_rung("shipped", backward_input);
 
     begin("matmul_backward_weight: dweight (N, K) += dout (M, N)^T in (M, K), and dbias (N)");
@@ -234,7 +264,7 @@ static void ladder_products(size_t M, size_t N, size_t K) {
     auto dbias = ladder_added<float>("dbias", N, 1.0, sum_of_rows);
     auto backward_weight = LADDER_OPERATION(matmul_backward_weight, dweight, dbias, dout, in, true, M, N, K);
     ladder_work(LADDER_MATMUL_FLOPS, flops, backward_weight);
-    ladder_rung("registers", [&] {
+    ladder_rung("plain", [&] {
         plain_matmul_backward_weight<floatX>(dweight, dout, in, true, M, N, K, stream);
         column_sums(dbias, dout, true, M, N, stream);
     });

@@ -330,8 +330,8 @@ static inline bool matmul_library(MatmulKind kind, void* out, const floatX* firs
 //
 // A matmul for any shape and any alignment, in float arithmetic. A block of 256 threads makes a tile of 64 x 64
 // results in steps of 16 terms: it copies 64 x 16 elements of each operand into shared memory, where each is used 64
-// times, and each thread holds 4 x 4 sums in registers, so that the 8 numbers it reads from shared memory serve 16
-// multiplications. Bound by reading shared memory: 2 bytes for a multiplication and addition.
+// times, and each thread holds 4 x 4 sums in registers, so that the 8 numbers it reads from shared memory, in two loads
+// of 16 bytes, serve 16 multiplications. Bound by reading shared memory: 2 bytes for a multiplication and addition.
 
 enum {
     MATMUL_TILE = 64,
@@ -369,7 +369,7 @@ static __device__ inline void plain_matmul_load(float (*tile)[MATMUL_PITCH], con
 
 template <typename T>
 static __global__ __launch_bounds__(MATMUL_THREADS) void plain_matmul_kernel(PlainMatmul<T> p) {
-    __shared__ float a_tile[MATMUL_DEPTH][MATMUL_PITCH], b_tile[MATMUL_DEPTH][MATMUL_PITCH];
+    __shared__ __align__(16) float a_tile[MATMUL_DEPTH][MATMUL_PITCH], b_tile[MATMUL_DEPTH][MATMUL_PITCH];
     size_t tiles_across = divide_up(p.columns, MATMUL_TILE);
     size_t row = blockIdx.x / tiles_across * MATMUL_TILE, column = blockIdx.x % tiles_across * MATMUL_TILE;
     unsigned own_row = threadIdx.x / (MATMUL_TILE / MATMUL_OWN) * MATMUL_OWN;
@@ -382,11 +382,10 @@ static __global__ __launch_bounds__(MATMUL_THREADS) void plain_matmul_kernel(Pla
         __syncthreads();
         #pragma unroll
         for (int k = 0; k < MATMUL_DEPTH; k++) {
-            float a[MATMUL_OWN], b[MATMUL_OWN];
-            for (int i = 0; i < MATMUL_OWN; i++) a[i] = a_tile[k][own_row + i];
-            for (int j = 0; j < MATMUL_OWN; j++) b[j] = b_tile[k][own_column + j];
+            Group<float, MATMUL_OWN> a = group_load<MATMUL_OWN>(&a_tile[k][own_row]);
+            Group<float, MATMUL_OWN> b = group_load<MATMUL_OWN>(&b_tile[k][own_column]);
             for (int i = 0; i < MATMUL_OWN; i++)
-                for (int j = 0; j < MATMUL_OWN; j++) sums[i][j] += a[i] * b[j];
+                for (int j = 0; j < MATMUL_OWN; j++) sums[i][j] += a.x[i] * b.x[j];
         }
         __syncthreads();
     }
