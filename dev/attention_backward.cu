@@ -18,6 +18,12 @@
 // Where the head size or the type has no tensor cores, shipped is plain. All are deterministic: each output is one sum
 // in a fixed order. None of this is measured yet.
 //
+// delta alone, 2 D elements and a float of each row, bound by memory; 8 lanes take a row:
+//
+//     tokens    a warp has four heads of a token: it stores 4 bytes in     a quarter of the sectors for two loads of
+//               each of four sectors                                       16 sectors each: 90%
+//     shipped   four positions of a head: 16 bytes in one sector           above 90%
+//
 //     build/attention_backward --batch 4 --seq 4096 --heads 16 --kv-heads 16 --head-size 128
 
 #include "llmtrain/attention.cuh"
@@ -33,6 +39,21 @@ static __global__ void delta_naive(float* delta, const floatX* dout, const float
     float sum = 0.0f;
     for (size_t d = 0; d < D; d++) sum += float_of(dout[at + d]) * float_of(out[at + d]);
     delta[i] = sum;
+}
+
+// As attention_delta, but row i of dout and out is group of lanes i.
+template <int W>
+static __global__ void delta_tokens(float* delta, const floatX* dout, const floatX* out, size_t rows, size_t T,
+                                    size_t H, size_t D) {
+    size_t row = flat_index(1) / DELTA_LANES, lane = threadIdx.x % DELTA_LANES;
+    float sum = 0.0f;
+    for (size_t d = lane * W; row < rows && d < D; d += DELTA_LANES * W) {
+        Lanes<W> x = lanes_load<W>(dout + row * D + d), y = lanes_load<W>(out + row * D + d);
+        for (int i = 0; i < W; i++) sum += x.x[i] * y.x[i];
+    }
+    for (int distance = DELTA_LANES / 2; distance > 0; distance /= 2)
+        sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+    if (row < rows && lane == 0) delta[(row / (T * H) * H + row % H) * T + row / H % T] = sum;
 }
 
 static __global__ void probabilities_naive(float* p, float* ds, const floatX* dout, const float* lse,
@@ -125,5 +146,22 @@ int main(int argc, char** argv) {
         });
 #endif
     ladder_rung("shipped", shipped);
+
+    ladder_begin("attention_delta: delta (B, H, T) from dout and out (B, T, H, D)");
+    out = ladder_input<floatX>("out", outs, 1.0), dout = ladder_input<floatX>("dout", outs, 1.0);
+    delta = ladder_output<float>("delta", rows, {(double)D, (double)D, 0.0});
+    auto shipped_delta = [&] {
+        if (!ladder.on_cpu) attention_delta_launch(delta, dout, out, B, T, H, D, ladder.stream);
+        for (size_t i = 0; ladder.on_cpu && i < outs; i++) {
+            float* sum = &delta.twin[(i / (D * H * T) * H + i / D % H) * T + i / (D * H) % T];
+            *sum = (i % D ? *sum : 0.0f) + float_of(dout.twin[i]) * float_of(out.twin[i]);
+        }
+    };
+    ladder_work(LADDER_BYTES, (double)rows * (double)(2 * D * sizeof(floatX) + sizeof(float)), shipped_delta);
+    ladder_rung("tokens", [&] {
+        auto kernel = D % PACK == 0 ? delta_tokens<PACK> : delta_tokens<1>;
+        ladder_launch(kernel, rows * DELTA_LANES, delta, dout, out, rows, T, H, D);
+    });
+    ladder_rung("shipped", shipped_delta);
     return ladder_end();
 }

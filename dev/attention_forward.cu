@@ -18,6 +18,12 @@
 //
 // Where the head size or the type has no tensor cores, shipped is plain. None of this is measured yet.
 //
+// How a warp stores the rows of its result, 64 elements each, bound by memory:
+//
+//     pairs     4 bytes a lane, from where tensor cores leave them         half of a sector a row: 8 sectors and an
+//                                                                          instruction for 128 bytes
+//     shipped   through shared memory, then 16 bytes a lane                whole sectors, a quarter of the stores
+//
 //     build/attention_forward --batch 4 --seq 4096 --heads 16 --kv-heads 16 --head-size 128
 
 #include "llmtrain/attention.cuh"
@@ -61,6 +67,49 @@ static __global__ void values_naive(floatX* out, const float* scores, const floa
 }
 
 // ------------------------------------------------------------------------------------------------
+// Rows of a result, from the registers where multiply_add leaves them
+
+#if !FLOATX_IS_FLOAT
+enum { STORE_WIDTH = 64, STORE_ROWS = 32 };  // of a warp
+
+template <bool PAIRS>
+static __global__ void rows_store_rung(floatX* out, const float* in, size_t rows) {
+    __shared__ __align__(16) char tiles[TENSOR_WARPS][STORE_ROWS * (STORE_WIDTH + TILE_PADDING) * sizeof(floatX)];
+    float sum[STORE_ROWS / 16][STORE_WIDTH / 8][4];
+    size_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    size_t first = (blockIdx.x * TENSOR_WARPS + warp) * STORE_ROWS;
+    #pragma unroll
+    for (int i = 0; i < STORE_ROWS * STORE_WIDTH / WARP; i += 2) {
+        size_t row = first + i / 32 * 16 + lane / 4 + i % 4 / 2 * 8, column = i % 32 / 4 * 8 + 2 * (lane % 4);
+        float2 pair = row < rows ? *(const float2*)(in + row * STORE_WIDTH + column) : make_float2(0.0f, 0.0f);
+        sum[i / 32][i % 32 / 4][i % 4] = pair.x, sum[i / 32][i % 32 / 4][i % 4 + 1] = pair.y;
+        if (PAIRS && row < rows) *(uint32_t*)(out + row * STORE_WIDTH + column) = pair_of(pair.x, pair.y);
+    }
+    if (!PAIRS)
+        rows_store<STORE_WIDTH>(out + first * STORE_WIDTH, STORE_WIDTH, (int)rows - (int)first, STORE_WIDTH, sum, 1.0f,
+                                tiles[warp]);
+}
+
+static void ladder_stores(size_t rows) {
+    const size_t n = rows * STORE_WIDTH;
+    const unsigned blocks = (unsigned)divide_up(rows, TENSOR_WARPS * STORE_ROWS);
+    ladder_begin("rows_store: out (rows, 64) from registers");
+    auto in = ladder_input<float>("in", n, 1.0);
+    auto out = ladder_output<floatX>("out", n, {1, 0, 0});
+    auto shipped = [&] {
+        for (size_t i = 0; ladder.on_cpu && i < n; i++) out.twin[i] = floatX_of(in.twin[i]);
+        if (!ladder.on_cpu)
+            rows_store_rung<false><<<blocks, TENSOR_THREADS, 0, ladder.stream->compute>>>(out, in, rows);
+    };
+    ladder_work(LADDER_BYTES, (double)n * (sizeof(float) + sizeof(floatX)), shipped);
+    ladder_rung("pairs", [&] {
+        rows_store_rung<true><<<blocks, TENSOR_THREADS, 0, ladder.stream->compute>>>(out, in, rows);
+    });
+    ladder_rung("shipped", shipped);
+}
+#endif
+
+// ------------------------------------------------------------------------------------------------
 // Program
 
 int main(int argc, char** argv) {
@@ -101,5 +150,8 @@ int main(int argc, char** argv) {
     }
 #endif
     ladder_rung("shipped", shipped);
+#if !FLOATX_IS_FLOAT
+    ladder_stores(rows);
+#endif
     return ladder_end();
 }

@@ -42,32 +42,35 @@ static inline void attention_allow_shared(const void* kernel, size_t bytes) {
 }
 
 // delta (B, H, T) = the sum over D of dout (B, T, H, D) * out (B, T, H, D). Eight lanes take a row, W elements each at
-// a time, four rows to a warp; bound by reading the two arrays once.
-enum { DELTA_THREADS = 256, DELTA_LANES = 8, DELTA_ROWS = DELTA_THREADS / DELTA_LANES };
+// a time. The four rows of a warp are neighbours in delta, so that it stores 16 bytes at once: one head at four
+// positions. The next warp has the next head, which lies beside it in dout and out. Bound by reading these once.
+enum { DELTA_THREADS = 256, DELTA_LANES = 8, DELTA_ROWS = WARP / DELTA_LANES };
 
 template <int W>
 static __global__ void __launch_bounds__(DELTA_THREADS)
-attention_delta(float* delta, const floatX* dout, const floatX* out, size_t rows, size_t T, size_t H, size_t D) {
-    size_t row = (size_t)blockIdx.x * DELTA_ROWS + threadIdx.x / DELTA_LANES, lane = threadIdx.x % DELTA_LANES;
+attention_delta(float* delta, const floatX* dout, const floatX* out, size_t B, size_t T, size_t H, size_t D) {
+    unsigned warp = blockIdx.x * (DELTA_THREADS / WARP) + threadIdx.x / WARP, lane = threadIdx.x % DELTA_LANES;
+    unsigned heads = (unsigned)H, groups = (unsigned)divide_up(T, DELTA_ROWS), group = warp / heads;  // of positions
+    size_t h = warp % heads, b = group / groups;
+    size_t t = group % groups * DELTA_ROWS + threadIdx.x % WARP / DELTA_LANES, first = ((b * T + t) * H + h) * D;
+    bool inside = b < B && t < T;
     float sum = 0.0f;
-    for (size_t d = lane * W; row < rows && d < D; d += DELTA_LANES * W) {
-        Lanes<W> x = lanes_load<W>(dout + row * D + d), y = lanes_load<W>(out + row * D + d);
+    for (size_t d = lane * W; inside && d < D; d += DELTA_LANES * W) {
+        Lanes<W> x = lanes_load<W>(dout + first + d), y = lanes_load<W>(out + first + d);
         #pragma unroll
         for (int i = 0; i < W; i++) sum += x.x[i] * y.x[i];
     }
     #pragma unroll
     for (int distance = DELTA_LANES / 2; distance > 0; distance /= 2)
         sum += __shfl_xor_sync(0xffffffffu, sum, distance);
-    if (row < rows && lane == 0) delta[(row / (T * H) * H + row % H) * T + row / H % T] = sum;
+    if (inside && lane == 0) delta[(b * H + h) * T + t] = sum;
 }
 
 static inline void attention_delta_launch(float* delta, const floatX* dout, const floatX* out, size_t B, size_t T,
                                           size_t H, size_t D, Stream stream) {
-    size_t rows = B * T * H, blocks = divide_up(rows, DELTA_ROWS);
-    if (packs_fit(D, dout, out, NULL, NULL))
-        attention_delta<PACK><<<(unsigned)blocks, DELTA_THREADS, 0, stream->compute>>>(delta, dout, out, rows, T, H, D);
-    else
-        attention_delta<1><<<(unsigned)blocks, DELTA_THREADS, 0, stream->compute>>>(delta, dout, out, rows, T, H, D);
+    unsigned blocks = (unsigned)divide_up(B * divide_up(T, DELTA_ROWS) * H, DELTA_THREADS / WARP);
+    auto kernel = packs_fit(D, dout, out, NULL, NULL) ? attention_delta<PACK> : attention_delta<1>;
+    kernel<<<blocks, DELTA_THREADS, 0, stream->compute>>>(delta, dout, out, B, T, H, D);
     LAUNCH_CHECK();
 }
 
@@ -567,20 +570,27 @@ static __device__ __forceinline__ void rows_by_columns(float (&sum)[M][WIDTH / 8
     }
 }
 
-// out (rows of the warp that are below `available`, D) = scale * sum (16 M, WIDTH)
+// out (rows of the warp that are below `available`, D) = scale * sum (16 M, WIDTH). Of a row four lanes hold 16 bytes,
+// half of a sector. So rows go through shared memory, by way of a tile's rows that only this warp has read, and from
+// there into whole sectors, 16 bytes a lane.
 template <int WIDTH, int M>
-static __device__ __forceinline__ void rows_store(floatX* out, size_t stride, int available, unsigned D,
-                                                  const float (&sum)[M][WIDTH / 8][4], float scale) {
+static __device__ __forceinline__ void rows_store(floatX* out, unsigned stride, int available, unsigned D,
+                                                  const float (&sum)[M][WIDTH / 8][4], float scale, char* tile) {
+    const int PIECES = WIDTH / 8;  // of 16 bytes, in a row
     int lane = threadIdx.x % WARP;
+    __syncwarp();  // the rows have been read
     #pragma unroll
-    for (int i = 0; i < M * 2; i++) {
-        int row = 8 * i + lane / 4;
-        #pragma unroll
-        for (int n = 0; n < WIDTH / 8; n++) {
-            const float* pair = &sum[i / 2][n][i % 2 * 2];
-            if (row < available && 8 * n < (int)D)
-                *(uint32_t*)(out + row * stride + 8 * n + 2 * (lane % 4)) = pair_of(scale * pair[0], scale * pair[1]);
-        }
+    for (int i = 0; i < M * 2 * PIECES; i++) {
+        const float* pair = &sum[i / (2 * PIECES)][i % PIECES][i / PIECES % 2 * 2];
+        char* row = tile + tile_bytes<WIDTH>(8 * (i / PIECES) + lane / 4, 8 * (i % PIECES) + 2 * (lane % 4));
+        *(uint32_t*)row = pair_of(scale * pair[0], scale * pair[1]);
+    }
+    __syncwarp();
+    #pragma unroll
+    for (int i = 0; i < 16 * M * PIECES; i += WARP) {
+        int row = (i + lane) / PIECES, column = (i + lane) % PIECES * 8;
+        uint4 piece = *(const uint4*)(tile + tile_bytes<WIDTH>(row, column));
+        if (row < available && column < (int)D) *(uint4*)(out + row * stride + column) = piece;
     }
 }
 
@@ -699,7 +709,8 @@ attention_forward_tensor(floatX* out, float* lse, const floatX* qkv, unsigned he
         for (int j = 0; j < WIDTH / 4; j++) sum[i / 2][j / 2][i % 2 * 2 + j % 2] *= inverse;
         if (row < T && lane % 4 == 0) lse[(size_t)head * T + row] = maximum[i] * scale + logf(total[i]);
     }
-    rows_store<WIDTH>(out + ((b * T + own) * H + h) * D, (size_t)H * D, (int)T - (int)own, D, sum, 1.0f);
+    rows_store<WIDTH>(out + ((b * T + own) * H + h) * D, H * D, (int)T - (int)own, D, sum, 1.0f,
+                      (char*)attention_shared + tile_bytes<WIDTH>(16 * M * warp, 0));
 }
 
 // Blocks with 64 columns or one unit of rows that a multiprocessor's shared memory has room for: registers are for as
@@ -773,7 +784,8 @@ attention_backward_queries_tensor(floatX* dqkv, const floatX* dout, const float*
         left_operands(left, ds);
         rows_by_columns<WIDTH>(dq, left, k + lane_left<WIDTH>());
     }
-    rows_store<WIDTH>(dqkv + at.q + own * at.stride, at.stride, (int)T - (int)own, D, dq, scale);
+    rows_store<WIDTH>(dqkv + at.q + own * at.stride, stride, (int)T - (int)own, D, dq, scale,
+                      (char*)attention_shared + tile_bytes<WIDTH>(16 * M * warp, 0));
 }
 
 // dk and dv of 64 M keys, summed over the query heads that read them. Rows are keys and columns queries, so that the
@@ -847,8 +859,9 @@ attention_backward_keys_tensor(floatX* dqkv, const floatX* dout, const float* ls
         rows_by_columns<WIDTH>(dk, left_ds, q + lane_left<WIDTH>());
     }
     int available = (int)T - (int)own;
-    rows_store<WIDTH>(dqkv + at.k + own * at.stride, at.stride, available, D, dk, scale);
-    rows_store<WIDTH>(dqkv + at.v + own * at.stride, at.stride, available, D, dv, 1.0f);
+    char* rows = (char*)attention_shared + tile_bytes<WIDTH>(16 * M * warp, 0);
+    rows_store<WIDTH>(dqkv + at.k + own * at.stride, stride, available, D, dk, scale, rows);
+    rows_store<WIDTH>(dqkv + at.v + own * at.stride, stride, available, D, dv, 1.0f, rows + SIDE);
 }
 
 template <int WIDTH, int M>
