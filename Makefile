@@ -316,7 +316,7 @@ test: $(if $(shell command -v $(CXX) 2>/dev/null),test-cpu test-cuda,test-cpu-on
 	@cat $(B)/test-cpu.sum $(B)/test-cuda-*.sum $(B)/test-overlap.sum 2>/dev/null | awk '{ p += $$1; f += $$3 } END { print p " passed, " f " failed in all"; exit f > 0 }'
 
 test-cpu: $(CPU_TESTS)
-	@sh dev/test/test.sh $(B) "$(CC)" compilers $(TESTS) golden tour single floors launch gpu_check $(if $(filter build,$(B)),cliffs macos)
+	@sh dev/test/test.sh $(B) "$(CC)" compilers inlined $(TESTS) golden tour single floors launch gpu_check $(if $(filter build,$(B)),cliffs macos)
 
 test-cpu-only: test-cpu
 	@rm -f $(B)/test-cuda-*.sum

@@ -263,13 +263,13 @@ static inline OptimizerStep optimizer_step_of(const OptimizerSlice* slice, const
 // Rounds up with a probability equal to the fraction that is cut off, so that the mean is exact; `random` is uniform.
 
 // The lower 16 bits of `random` are used.
-HOST_DEVICE static inline uint16_t bf16_of_stochastic(float x, uint32_t random) {
+HOST_DEVICE ALWAYS_INLINE uint16_t bf16_of_stochastic(float x, uint32_t random) {
     uint32_t b = bits_from_float(x);
     bool special = (b & 0x7f800000u) == 0x7f800000u;
     return (uint16_t)((special ? b | (x != x ? 0x400000u : 0u) : b + (random & 0xffff)) >> 16);
 }
 
-HOST_DEVICE static inline floatX floatX_of_stochastic(float x, uint32_t random) {
+HOST_DEVICE ALWAYS_INLINE floatX floatX_of_stochastic(float x, uint32_t random) {
 #if defined(PRECISION_BF16)
     floatX r = {bf16_of_stochastic(x, random)};
     return r;

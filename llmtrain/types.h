@@ -100,24 +100,24 @@ typedef struct { uint16_t bits; } floatX;
 #define FLOATX_DTYPE DTYPE_BF16  // its row of dtypes.h
 #define FLOATX_IS_FLOAT 0
 #define FLOATX_EPSILON 0x1p-8f  // largest relative rounding error: half of the distance from 1 to the next number
-HOST_DEVICE static inline float float_of(floatX x) { return float_from_bf16(x.bits); }
-HOST_DEVICE static inline floatX floatX_of(float x) { floatX r = {bf16_from_float(x)}; return r; }
+HOST_DEVICE ALWAYS_INLINE float float_of(floatX x) { return float_from_bf16(x.bits); }
+HOST_DEVICE ALWAYS_INLINE floatX floatX_of(float x) { floatX r = {bf16_from_float(x)}; return r; }
 #elif defined(PRECISION_FP16)
 typedef struct { uint16_t bits; } floatX;
 #define FLOATX_NAME "fp16"
 #define FLOATX_DTYPE DTYPE_F16
 #define FLOATX_IS_FLOAT 0
 #define FLOATX_EPSILON 0x1p-11f
-HOST_DEVICE static inline float float_of(floatX x) { return float_from_f16(x.bits); }
-HOST_DEVICE static inline floatX floatX_of(float x) { floatX r = {f16_from_float(x)}; return r; }
+HOST_DEVICE ALWAYS_INLINE float float_of(floatX x) { return float_from_f16(x.bits); }
+HOST_DEVICE ALWAYS_INLINE floatX floatX_of(float x) { floatX r = {f16_from_float(x)}; return r; }
 #else
 typedef float floatX;
 #define FLOATX_NAME "fp32"
 #define FLOATX_DTYPE DTYPE_F32
 #define FLOATX_IS_FLOAT 1
 #define FLOATX_EPSILON 0x1p-24f
-HOST_DEVICE static inline float float_of(floatX x) { return x; }
-HOST_DEVICE static inline floatX floatX_of(float x) { return x; }
+HOST_DEVICE ALWAYS_INLINE float float_of(floatX x) { return x; }
+HOST_DEVICE ALWAYS_INLINE floatX floatX_of(float x) { return x; }
 #endif
 
 // ------------------------------------------------------------------------------------------------

@@ -85,6 +85,16 @@ tour() {
         grep -q "^$2 operations wrote [1-9][0-9]* arrays, 0 of them with elements that are not finite" "$build/tour.out"
 }
 
+# Whether what loops call for every element is part of them in the trainer too: a compiler that chooses for itself inlines
+# less in a large program than in the small one of a benchmark, and a loop with a call is not vectorised.
+inlined() {
+    names=$(sed -n 's/^.* \([a-zA-Z0-9_]*\)(float[X]* [a-z]*) {.*/\1/p' llmtrain/arithmetic.h llmtrain/types.h)
+    [ "$(echo "$names" | wc -w)" -ge 8 ] || return 1
+    for type in FP32 BF16 FP16; do
+        [ ! -e "$build/train-$type" ] || ! nm "$build/train-$type" | awk '{ print $3 }' | grep -x "$names" || return 1
+    done
+}
+
 # Whether the programs call nothing of what llmtrain/system.h leaves out with LLMTRAIN_POSIX_ONLY.
 posix() {
     nm -D --undefined-only "$build/train-FP32" "$build/supervise" > "$build/calls" || return 1
@@ -108,6 +118,7 @@ for test in "$@"; do
                 check "dev/$program.c compiles" "$cc" -std=c11 -fsyntax-only -Wall -Wextra -Wshadow -Werror \
                     -Wno-unknown-pragmas -I. "dev/$program.c"
             done ;;
+        inlined) check "loops of the trainer call no function for each element" inlined ;;
         races) races ;;
         example) check "dev/example.c trains and writes" "$build/example" ;;
         tour)
