@@ -1938,6 +1938,30 @@ static void test_resumed_loss_scale(void) {
     check_true("a loss scale of 1 is resumed", ok && hash != 0 && hash == run_hash("a", weights));
 }
 
+// Copies in memory are of one run: a resume takes the newest, also without --ckpt-hot, and a run that begins in the
+// directory of another does not leave that one's to be resumed.
+static void test_hot(void) {
+    char hot[512], more[700];
+    Error error;
+    snprintf(hot, sizeof hot, "--ckpt-async off --ckpt-hot 5 --ckpt-hot-dir %s", work);
+    command("rm -rf %s/%s %s/%s", "a", "b");
+    need(train(small_run("b", "")) == 0 || fail(&error, "the run to compare with failed"), &error);
+    bool killed = train_wait(train_start("rank 0 step 18 at load do kill", "a", hot)) != 0;
+    snprintf(more, sizeof more, "--resume --ckpt-hot-dir %s", work);
+    check_true("a copy in memory is resumed without --ckpt-hot", killed && train(small_run("a", more)) == 0 &&
+               output_contains("step_00000015 in") && runs_equal("a", "b", "00000020"));
+
+    command("rm -rf %s/%s", "a", "");
+    snprintf(more, sizeof more, "%s --clip 0.1", hot);
+    killed = train_wait(train_start("rank 0 step 18 at load do kill", "a", more)) != 0;
+    command("rm -rf %s/%s", "a", "");
+    snprintf(more, sizeof more, "--ckpt-async off --ckpt-hot-dir %s", work);
+    killed = train_wait(train_start("rank 0 step 13 at load do kill", "a", more)) != 0 && killed;
+    snprintf(more, sizeof more, "--resume %s", hot);
+    check_true("a copy of an earlier run in the same directory is not", killed && train(small_run("a", more)) == 0 &&
+               output_contains("step_00000010 in") && runs_equal("a", "b", "00000020"));
+}
+
 // A slow run in a child, which gets a signal, or two, once it has logged a step; its exit code.
 static int train_and_signal(int first, int second) {
     char path[512];
@@ -2017,6 +2041,7 @@ static void test_files(void) {
     test_divergence();
     test_torn_log();
     test_log_of_ranks();
+    test_hot();
     test_two_ranks();
     test_offload();
     test_offload_fails();

@@ -131,7 +131,7 @@ typedef struct {
     Saver saver;
     Pruner pruner;
     Cadence cadence;
-    char hot[FILE_PATH_MAX];      // directory of the copies in memory; empty: none
+    char hot[FILE_PATH_MAX];      // directory of the copies in memory, if there are any; empty: there can be none
     bool same_devices;            // all ranks compute with the same code on the same kind of device
     uint64_t offload_steps;       // updates seen by run_report_offload,
     double offload_waited_ms[2];  // and what the host had waited for states and activations by the last of them
@@ -510,22 +510,23 @@ static inline bool run_start(Run* run, Error* error) {
     return run->options->init_from ? run_init_from(run, error) : model_randomize(&run->model, run->record.seed, error);
 }
 
-// Chooses the directory of copies in memory. Removes those of an earlier run, unless this one resumes it.
+// Finds the directory of copies in memory: also without --ckpt-hot, since those of an earlier start with it may be the
+// newest checkpoints of this run, and those of an earlier run in this directory must never be taken for its own.
+// Removes them, unless this run resumes.
 static inline bool run_find_hot(Run* run, bool resumes, Error* error) {
     const RunOptions* o = run->options;
+    if (run->comm.local_world != run->comm.world)
+        return o->ckpt_hot == 0 ||
+            fail(error, "--ckpt-hot keeps copies in the memory of one machine, but the ranks are on several; leave it "
+                 "out") || fail_alike(error);
     char* real = realpath(o->out, NULL);
     const char* out = real ? real : o->out;
     // A directory for these copies alone: it is emptied at the end.
     snprintf(run->hot, sizeof run->hot, "%.4000s/llmtrain-%016llx", o->ckpt_hot_dir,
              (unsigned long long)hash_bytes(out, strlen(out)));
     free(real);
-    if (run->comm.local_world != run->comm.world)
-        return fail(error,
-                    "--ckpt-hot keeps copies in the memory of one machine, but the ranks are on several; leave it "
-                    "out") ||
-               fail_alike(error);
     if (run->comm.rank == 0 && !resumes) checkpoint_discard(run->hot);
-    return run_agree(run, run->comm.rank > 0 || directory_make(run->hot, error), error);
+    return run_agree(run, run->comm.rank > 0 || o->ckpt_hot == 0 || directory_make(run->hot, error), error);
 }
 
 // Removes the checkpoints, or copies in memory, that the newest one makes superfluous.
@@ -545,7 +546,7 @@ static inline bool run_open_out(Run* run, bool* found, Error* error) {
     log_path(log, sizeof log, o->out ? o->out : "");
     bool resumes = o->resume && (access(log, F_OK) == 0 || errno != ENOENT);  // before log_open creates it
     if (!run_agree(run, !writes || log_open(&run->log, o->out, error), error)) return false;
-    if (o->ckpt_hot && !run_find_hot(run, resumes, error)) return false;
+    if (o->out && !run_find_hot(run, resumes, error)) return false;
     if (o->resume && !run_load(run, STEP_MAX, false, found, error)) return false;
     if (o->resume && !*found) printf("no checkpoint in %s yet: starting from the beginning\n", o->out);
     bool ok = (*found || run_start(run, error)) && (!writes || log_cut_back(&run->log, run->record.state.step, error));
