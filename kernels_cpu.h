@@ -76,7 +76,7 @@ static inline void embedding_forward(floatX* out, const int32_t* tokens, const f
                                      const floatX* position_weight, size_t first_position,
                                      size_t B, size_t T, size_t C, Stream stream) {
     (void)stream;
-    #pragma omp parallel for
+    #pragma omp parallel for if (B * T > 1)
     for (size_t row = 0; row < B * T; row++) {
         floatX* o = out + row * C;
         const floatX* token = token_weight + (size_t)tokens[row] * C;
@@ -131,7 +131,7 @@ static inline void layernorm_forward(floatX* out, floatX* residual, float* mean,
                                      const floatX* branch, const floatX* weight, const floatX* bias, float epsilon,
                                      size_t N, size_t C, Stream stream) {
     (void)stream;
-    #pragma omp parallel for
+    #pragma omp parallel for if (N > 1)
     for (size_t row = 0; row < N; row++) {
         const floatX* x = residual_add(residual, in, branch, row, C);
         float m = SUM(c, C, float_of(x[c])) / (float)C;
@@ -148,7 +148,7 @@ static inline void layernorm_forward(floatX* out, floatX* residual, float* mean,
 static inline void rmsnorm_forward(floatX* out, floatX* residual, float* rstd, const floatX* in, const floatX* branch,
                                    const floatX* weight, float epsilon, size_t N, size_t C, Stream stream) {
     (void)stream;
-    #pragma omp parallel for
+    #pragma omp parallel for if (N > 1)
     for (size_t row = 0; row < N; row++) {
         const floatX* x = residual_add(residual, in, branch, row, C);
         float squares = SUM(c, C, float_of(x[c]) * float_of(x[c]));
@@ -287,7 +287,7 @@ static inline void matmul_backward_weight(float* dweight, float* dbias, const fl
 // Turns the query and key heads of qkv (B, T, (H + 2K) D) in place; direction 1 forward, -1 back.
 static inline void rope_turn(floatX* qkv, const float* table, float direction, size_t first_position,
                              size_t B, size_t T, size_t H, size_t K, size_t D) {
-    #pragma omp parallel for
+    #pragma omp parallel for if (B * T > 1)
     for (size_t row = 0; row < B * T; row++) {
         const float* angles = table + (first_position + row % T) * D;
         for (size_t head = 0; head < H + K; head++) {

@@ -1122,6 +1122,40 @@ static void test_sampling(void) {
                sample_token(candidates, logits, text, 3, &o, 0.5f, V) == 2);
 }
 
+static int compare_candidates(const void* a, const void* b) {
+    return candidate_before(*(const Candidate*)a, *(const Candidate*)b) ? -1 : 1;
+}
+
+// sample_token puts in order only what it needs. Its draw is the first candidate, of all in order, up to which the
+// probabilities reach the random number: of numbers up to 1 - 2^-24, for probabilities down to e^-30.
+static void test_sampling_order(void) {
+    enum { V = 3000 };
+    static floatX logits[V];
+    static Candidate sorted[V], candidates[V];
+    SamplingOptions o = {1, 0, 1, 0, 0, 1};
+    for (size_t v = 0; v < V; v++) logits[v] = floatX_of(30 * random_uniform(3, RANDOM_TEST, 0, v));
+    candidates_read(sorted, logits, NULL, 0, 1, V);
+    float sum = candidates_softmax(sorted, 1, V);
+    qsort(sorted, V, sizeof(Candidate), compare_candidates);
+    size_t different = 0, last = 0;
+    for (int i = 1; i <= 24; i++) {
+        float uniform = 1 - ldexpf(1, -i), all = sum, reached;
+        for (int round = 0; round < 2; round++, all = reached) {  // the sum in order may stay below that of the softmax
+            reached = 0;
+            for (last = 0; last < V; last++) {
+                reached += sorted[last].probability;
+                if (uniform * all < reached) break;
+            }
+            if (last < V) break;
+        }
+        different += sample_token(candidates, logits, NULL, 0, &o, uniform, V) != sorted[last].token;
+        o.top_k = i * i;  // with numbers near 1 the last of them
+        different += sample_token(candidates, logits, NULL, 0, &o, 1 - 0x1p-24f, V) != sorted[i * i - 1].token;
+        o.top_k = 0;
+    }
+    check_true("sampling: the token that all candidates in order give", different == 0 && last > 1000);
+}
+
 // The text of `samples` samples that begin with `known` tokens, up to `total`: tokens (samples, total).
 static void generate_all(int32_t* tokens, Model* model, const SamplingOptions* o, size_t samples, size_t known,
                          size_t total) {
@@ -2250,6 +2284,7 @@ static void test_model(void) {
     test_keeping();
     test_missing_fields();
     test_sampling();
+    test_sampling_order();
     test_generation();
     test_two_models();
     test_validation();

@@ -36,7 +36,7 @@ enum {
 // from rows (B, T), which are `stride` apart and begin with the K heads.
 static inline void decode_store(void* cache, float* scales, const floatX* rows, size_t first, size_t B, size_t T,
                                 size_t context, size_t stride, size_t K, size_t D) {
-    #pragma omp parallel for
+    #pragma omp parallel for if (B * T > 1)
     for (size_t head = 0; head < B * T * K; head++) {
         size_t row = head / K, kv = head % K, at = (row / T * context + first + row % T) * K + kv;
         const floatX* x = rows + row * stride + kv * D;

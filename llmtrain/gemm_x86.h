@@ -159,8 +159,9 @@ static const GemmKernel gemm_avx2 = {"avx2", false, false, 6, 16, 384, 384, 1, g
 
 GEMM_BODIES(avx512, GEMM_AVX512, 12, 32)
 
-// r[j][i] = r[i][j], for 16 x 16 units
-GEMM_AVX512 static inline void gemm_transpose_avx512(__m512i r[16]) {
+// r[j][i] = r[i][j], for 16 x 16 units. Called, not inlined, it would take its 16 registers from memory and put them back
+// there: a product of one row is then a sixth slower.
+GEMM_AVX512 ALWAYS_INLINE void gemm_transpose_avx512(__m512i r[16]) {
     __m512i t[16];
     GEMM_UNROLL
     for (int i = 0; i < 8; i++) {  // units of neighbouring rows side by side

@@ -5,7 +5,8 @@
 //   int32_t token = sample_token(candidates, logits, text, count, &o, uniform, V);
 //
 // The token is a function of its arguments: the caller supplies the random number. Logits are on the host. The work is
-// O(V), and O(log V) for each candidate that comes before the drawn one, the most likely first.
+// O(V), and O(log V) for each candidate that comes before the drawn one, the most likely first. These are put in order
+// as far as they are needed: first those of at least 1/64 of the largest probability, then those of 1/4096, and so on.
 
 #ifndef LLMTRAIN_SAMPLING_H
 #define LLMTRAIN_SAMPLING_H
@@ -22,7 +23,7 @@ typedef struct {
 } SamplingOptions;
 
 typedef struct {
-    float probability;          // not normalised
+    float probability;          // not normalised; a logit before the softmax
     int32_t token;
 } Candidate;
 
@@ -51,12 +52,10 @@ static inline Candidate candidates_pop(Candidate* heap, size_t n) {
     return first;
 }
 
-// candidates (V) = softmax(logits / temperature), the largest of which is 1, after the penalty for tokens of text
-// (count): their logits are divided by it if positive, otherwise multiplied ("CTRL: A Conditional Transformer Language
-// Model for Controllable Generation"). Returns the sum.
-static inline float candidates_fill(Candidate* candidates, const floatX* logits, const int32_t* text, size_t count,
-                                    const SamplingOptions* o, size_t V) {
-    float maximum = -INFINITY, sum = 0.0f, penalty = (float)o->repetition_penalty;
+// candidates (V) = logits, after the penalty for tokens of text (count): their logits are divided by it if positive,
+// otherwise multiplied ("CTRL: A Conditional Transformer Language Model for Controllable Generation").
+static inline void candidates_read(Candidate* candidates, const floatX* logits, const int32_t* text, size_t count,
+                                   float penalty, size_t V) {
     for (size_t v = 0; v < V; v++) {
         candidates[v].token = (int32_t)v;
         candidates[v].probability = float_of(logits[v]);
@@ -65,14 +64,43 @@ static inline float candidates_fill(Candidate* candidates, const floatX* logits,
         float logit = float_of(logits[text[i]]);
         candidates[text[i]].probability = logit > 0 ? logit / penalty : logit * penalty;
     }
-    for (size_t v = 0; v < V; v++) maximum = fmaxf(maximum, candidates[v].probability);
+}
+
+// The largest of them, without those that are NaN.
+static inline float candidates_maximum(const Candidate* candidates, size_t V) {
+    float maximum = -INFINITY;
+    #pragma omp simd reduction(max:maximum)
+    for (size_t v = 0; v < V; v++)
+        maximum = candidates[v].probability > maximum ? candidates[v].probability : maximum;
+    return maximum;
+}
+
+// candidates (V) = softmax(candidates / temperature), the largest of which is 1. Returns the sum.
+static inline float candidates_softmax(Candidate* candidates, double temperature, size_t V) {
+    float maximum = candidates_maximum(candidates, V), sum = 0.0f;
     for (size_t v = 0; v < V; v++) {
-        float logit = candidates[v].probability - maximum;
-        float p = o->temperature > 0 ? exp_fast((float)((double)logit / o->temperature)) : (float)(logit == 0.0f);
+        float p = exp_fast((float)((double)(candidates[v].probability - maximum) / temperature));
         candidates[v].probability = p >= 0 ? p : 0;  // 0 for NaN: the model has diverged
-        sum += candidates[v].probability;
     }
+    for (size_t v = 0; v < V; v++) sum += candidates[v].probability;
     return sum;
+}
+
+// Moves those of n candidates that have at least this probability behind the others, as a heap; returns the number of
+// the others.
+static inline size_t candidates_part(Candidate* candidates, size_t n, float least) {
+    size_t others = n;
+    for (size_t i = 0; i < others;) {
+        Candidate c = candidates[i];
+        if (!(c.probability >= least)) {
+            i++;
+            continue;
+        }
+        candidates[i] = candidates[--others];
+        candidates[others] = c;
+    }
+    for (size_t i = (n - others) / 2; i-- > 0;) candidates_sink(candidates + others, i, n - others);
+    return others;
 }
 
 // Draws from softmax(logits / temperature), cut to the top k, to the top p ("The Curious Case of Neural Text
@@ -80,15 +108,27 @@ static inline float candidates_fill(Candidate* candidates, const floatX* logits,
 // scratch; text (count): what the penalty is for; `uniform` in [0, 1) is the random number.
 static inline int32_t sample_token(Candidate* candidates, const floatX* logits, const int32_t* text, size_t count,
                                    const SamplingOptions* o, float uniform, size_t V) {
-    float sum = candidates_fill(candidates, logits, text, count, o, V);
-    size_t most = o->temperature == 0 ? 1 : o->top_k > 0 ? min_size(o->top_k, V) : V, taken = 0;
+    candidates_read(candidates, logits, text, count, (float)o->repetition_penalty, V);
+    if (o->temperature == 0) {
+        float maximum = candidates_maximum(candidates, V);
+        for (size_t v = 0; v < V; v++)
+            if (candidates[v].probability == maximum) return (int32_t)v;
+        return 0;  // all are NaN
+    }
+    float sum = candidates_softmax(candidates, o->temperature, V);
+    size_t most = o->top_k > 0 ? min_size(o->top_k, V) : V, taken = 0, others = V;
     bool cut = most < V || o->top_p < 1 || o->min_p > 0;
-    for (size_t i = V / 2; i-- > 0;) candidates_sink(candidates, i, V);
-    float largest = candidates[0].probability, reached = 0.0f;
+    float largest = 1.0f, least = 1.0f, reached = 0.0f;
     while (taken < most) {
-        float p = candidates[0].probability;
-        if (taken > 0 && (p == 0 || (double)p < o->min_p * (double)largest)) break;
-        Candidate next = candidates_pop(candidates, V - taken++);
+        while (taken + others == V) {  // no candidate is left but those below `least`
+            least = least > 1e-6f ? least / 64 : 0.0f;
+            others = candidates_part(candidates, others, least);
+        }
+        Candidate* heap = candidates + others;
+        float p = heap[0].probability;
+        if (taken == 0) largest = p;
+        else if (p == 0 || (double)p < o->min_p * (double)largest) break;
+        Candidate next = candidates_pop(heap, V - others - taken++);
         reached += p;
         if (!cut && uniform * sum < reached) return next.token;
         if (o->top_p < 1 && o->top_k == 0 && reached >= (float)o->top_p * sum) break;
