@@ -101,6 +101,12 @@ static inline bool windows_open(Source* source, const Windows* w, Error* error) 
 // context alone without the spaces at its end, as lm-evaluation-harness does. A row that is too long loses tokens at
 // its beginning.
 
+// One answer of a question, in the tokens of all.
+typedef struct {
+    size_t start, end;
+    size_t first, bytes;         // what Source.append says of it
+} ChoiceRow;
+
 typedef struct {
     char* text;                  // the file, owned
     size_t bytes;
@@ -109,6 +115,9 @@ typedef struct {
     const char* path;
     const Tokenizer* tokenizer;
     size_t T;
+    Tokens tokens;               // of all rows,
+    ChoiceRow* rows;             // (rows), owned: in which each has its own
+    const size_t* first_rows;    // (items + 1): rows of the source
     Tokens context;              // scratch
     char* joined;                // scratch, (joined_size)
     size_t joined_size;
@@ -176,12 +185,23 @@ static inline bool question_read(Question* q, const Choices* c, size_t item, Err
     return fail(error, "%s: %s; give {\"ctx\": \"...\", \"endings\": [\"...\", \"...\"], \"label\": 0}", what, problem);
 }
 
-// Appends context, a space and an ending; *context_tokens: of these, those of the context.
-static inline bool choices_join(Tokens* out, size_t* context_tokens, Choices* c, const char* context, size_t bytes,
-                                const char* ending, size_t ending_bytes, Error* error) {
+// The tokens of a question's context alone, without the spaces at its end, in c->context.
+static inline bool choices_context(Choices* c, const char* context, size_t bytes, Error* error) {
     const Tokenizer* tokenizer = c->tokenizer;
-    size_t stripped = bytes, all = bytes + 1 + ending_bytes, start = out->count;
-    while (stripped > 0 && strchr(" \t\n\r\v\f", context[stripped - 1]) && context[stripped - 1]) stripped--;
+    while (bytes > 0 && strchr(" \t\n\r\v\f", context[bytes - 1]) && context[bytes - 1]) bytes--;
+    c->context.count = 0;
+    if (!tokenizer_encode(&c->context, tokenizer, context, bytes, error)) return false;
+    bool needs = c->context.count == 0 && tokenizer->begin_of_text < 0 && tokenizer->end_of_text < 0;
+    return !needs || fail(error, "a question without context needs a begin- or end-of-text token, and this tokenizer "
+                          "has none; give it a context");
+}
+
+// Appends the tokens of context, a space and an ending to those of all rows, as `row`.
+static inline bool choices_join(ChoiceRow* row, Choices* c, const char* context, size_t bytes, const char* ending,
+                                size_t ending_bytes, Error* error) {
+    const Tokenizer* tokenizer = c->tokenizer;
+    Tokens* out = &c->tokens;
+    size_t all = bytes + 1 + ending_bytes;
     if (all > c->joined_size) {
         free(c->joined);
         c->joined_size = 2 * all;
@@ -192,52 +212,65 @@ static inline bool choices_join(Tokens* out, size_t* context_tokens, Choices* c,
     memcpy(c->joined, context, bytes);
     c->joined[bytes] = ' ';
     memcpy(c->joined + bytes + 1, ending, ending_bytes);
-    c->context.count = 0;
-    if (!tokenizer_encode(&c->context, tokenizer, context, stripped, error)) return false;
     int32_t begin = tokenizer->begin_of_text;
     // Without any context the first token would be predicted from nothing.
     if (begin < 0 && c->context.count == 0) begin = tokenizer->end_of_text;
-    if (!tokens_reserve(out, 1, error)) return false;
-    if (begin >= 0) out->ids[out->count++] = begin;
-    *context_tokens = c->context.count + (begin >= 0);
-    if (*context_tokens == 0)
-        return fail(error, "a question without context needs a begin- or end-of-text token, and this tokenizer has "
-                    "none; give it a context");
+    row->start = out->count;
+    row->first = c->context.count + (begin >= 0);
+    row->bytes = ending_bytes;
+    if (begin >= 0 && !tokens_append(out, &begin, 1, error)) return false;
     if (!tokenizer_encode(out, tokenizer, c->joined, all, error)) return false;
-    return out->count - start > *context_tokens || fail(error, "an ending adds no token to its context");
+    row->end = out->count;
+    return row->end - row->start > row->first || fail(error, "an ending adds no token to its context");
 }
 
-static inline bool choices_append(Tokens* out, size_t* first, size_t* bytes, void* context, size_t item, size_t row,
-                                  Error* error) {
-    Choices* c = (Choices*)context;
+// A row that is too long loses tokens at its beginning.
+static inline bool choices_shorten(ChoiceRow* row, Choices* c, Error* error) {
+    size_t count = row->end - row->start, most = c->T + 1, cut = count - most;
+    if (count <= most) return true;
+    if (cut >= row->first) return fail(error, "an ending has more than %zu tokens; make --seq larger", c->T);
+    row->first -= cut;
+    memmove(c->tokens.ids + row->start, c->tokens.ids + row->start + cut, most * sizeof(int32_t));
+    c->tokens.count = row->end = row->start + most;
+    return true;
+}
+
+// Makes the tokens of the answers to question `item`.
+static inline bool choices_tokenize(Choices* c, size_t item, Error* error) {
     Question q;
     Error reason;
     if (!question_read(&q, c, item, error)) return false;
     const Json* json = &q.json;
-    uint32_t ending = json_first(json, q.endings);
-    while (row-- > 0) ending = json_next(json, ending);
-    const JsonNode *asked = &json->nodes[q.context], *answer = &json->nodes[ending];
-    size_t start = out->count, most = c->T + 1;
-    bool ok = choices_join(out, first, c, json->text + asked->start, asked->bytes, json->text + answer->start,
-                           answer->bytes, &reason);
-    if (ok && out->count - start > most) {
-        size_t cut = out->count - start - most;
-        if (cut < *first) *first -= cut;
-        else ok = fail(&reason, "an ending has more than %zu tokens; make --seq larger", c->T);
-        memmove(out->ids + start, out->ids + start + cut, most * sizeof(int32_t));
-        out->count = start + most;
+    const JsonNode* asked = &json->nodes[q.context];
+    const char* context = json->text + asked->start;
+    ChoiceRow* row = c->rows + c->first_rows[item];
+    bool ok = choices_context(c, context, asked->bytes, &reason);
+    for (uint32_t n = json_first(json, q.endings); ok && n != JSON_NONE; n = json_next(json, n), row++) {
+        const JsonNode* ending = &json->nodes[n];
+        ok = choices_join(row, c, context, asked->bytes, json->text + ending->start, ending->bytes, &reason) &&
+             choices_shorten(row, c, &reason);
     }
-    *bytes = answer->bytes;
     json_free(&q.json);
     return ok || fail(error, "%.600s, line %zu: %.300s", c->path, item + 1, reason.text);
+}
+
+static inline bool choices_append(Tokens* out, size_t* first, size_t* bytes, void* context, size_t item, size_t row,
+                                  Error* error) {
+    const Choices* c = (const Choices*)context;
+    const ChoiceRow* r = c->rows + c->first_rows[item] + row;
+    *first = r->first;
+    *bytes = r->bytes;
+    return tokens_append(out, c->tokens.ids + r->start, r->end - r->start, error);
 }
 
 static inline void choices_close(Choices* c, Source* source) {
     free(c->text);
     free(c->lines);
     free(c->labels);
+    free(c->rows);
     free(c->joined);
     free(source->rows);
+    tokens_free(&c->tokens);
     tokens_free(&c->context);
     memset(c, 0, sizeof *c);
     memset(source, 0, sizeof *source);
@@ -264,8 +297,9 @@ static inline bool choices_cut(Choices* c, Source* source, Error* error) {
     return source_allocate(source, items, error);
 }
 
-// Reads all questions and checks them. T: the longest sequence that the model will be given. The path and the tokenizer
-// must outlive the source. After a failure there is nothing to close.
+// Reads all questions, and makes their tokens: what cannot be scored is found now, not after hours. T: the longest
+// sequence that the model will be given. The path and the tokenizer must outlive the source. After a failure there is
+// nothing to close.
 static inline bool choices_open(Choices* c, Source* source, const char* path, const Tokenizer* tokenizer, size_t T,
                                 Error* error) {
     memset(c, 0, sizeof *c);
@@ -273,8 +307,6 @@ static inline bool choices_open(Choices* c, Source* source, const char* path, co
     c->path = path;
     c->tokenizer = tokenizer;
     c->T = T;
-    Tokens tokens;
-    memset(&tokens, 0, sizeof tokens);
     bool ok = file_read(path, CHOICES_BYTES_MAX, &c->text, &c->bytes, error) && choices_cut(c, source, error);
     for (size_t i = 0; ok && i < source->items; i++) {
         Question q;
@@ -283,13 +315,12 @@ static inline bool choices_open(Choices* c, Source* source, const char* path, co
         source->rows[i + 1] = source->rows[i] + q.count;
         c->labels[i] = q.label;
         json_free(&q.json);
-        for (size_t row = 0; ok && row < q.count; row++) {  // what cannot be scored is found now, not after hours
-            size_t first, bytes;
-            tokens.count = 0;
-            ok = choices_append(&tokens, &first, &bytes, c, i, row, error);
-        }
     }
-    tokens_free(&tokens);
+    size_t rows = ok ? source->rows[source->items] : 0;
+    c->rows = (ChoiceRow*)allocate(rows * sizeof(ChoiceRow));
+    c->first_rows = source->rows;
+    if (ok && !c->rows) ok = fail(error, "out of memory for %zu answers", rows);
+    for (size_t i = 0; ok && i < source->items; i++) ok = choices_tokenize(c, i, error);
     if (!ok) choices_close(c, source);
     if (!ok) return false;
     const uint64_t numbers[3] = {hash_bytes(c->text, c->bytes), tokenizer->hash, T};
