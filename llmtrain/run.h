@@ -124,6 +124,7 @@ typedef struct {
     Comm comm;
     Dataset train, val;
     Tokenizer tokenizer;          // of the run; its vocabulary is 0 if it is not known
+    ModelSource source;           // the model of --init-from, until its weights are loaded
     Loader loader;
     int32_t *tokens, *targets;    // (B, T): a micro-batch
     Log log;
@@ -208,6 +209,7 @@ static inline void run_free(Run* run) {
     dataset_close(&run->train);
     dataset_close(&run->val);
     tokenizer_close(&run->tokenizer);
+    source_close(&run->source);
     model_free(&run->model);
     free(run->tokens);
     free(run->targets);
@@ -416,6 +418,12 @@ static inline bool run_load(Run* run, uint64_t before, bool asked, bool* found, 
 // ------------------------------------------------------------------------------------------------
 // 4. Beginning
 
+// The model of --init-from, which is opened when it is first asked for; NULL after a failure.
+static inline ModelSource* run_source(Run* run, Error* error) {
+    ModelSource* s = &run->source;
+    return s->files || source_open(s, run->options->init_from, error) ? s : NULL;
+}
+
 // Opens the shards of --data and --val, where given, and the tokenizer that they are of.
 static inline bool run_open_data(Run* run, const char* data, const char* val, Error* error) {
     const RunOptions* o = run->options;
@@ -424,8 +432,9 @@ static inline bool run_open_data(Run* run, const char* data, const char* val, Er
     if (val && !dataset_open(&run->val, val, error)) return false;
     snprintf(kept, sizeof kept, "%.4000s/tokenizer", o->out ? o->out : "");
     bool resumes = o->resume && directory_exists(kept);  // then --init-from has been compared when the run began
-    return run_tokenizer_open(&run->tokenizer, &run->train, &run->val, resumes ? o->out : NULL,
-                              resumes ? NULL : o->init_from, error);
+    ModelSource* from = NULL;
+    if (!resumes && o->init_from && (from = run_source(run, error)) == NULL) return false;
+    return run_tokenizer_open(&run->tokenizer, &run->train, &run->val, resumes ? o->out : NULL, from, error);
 }
 
 // Makes attention and loss stop at the ends of documents: behind the token `given`, or else that of the tokenizer.
@@ -475,14 +484,12 @@ static inline bool run_check_out(const RunOptions* o, Error* error) {
 // which the flags of other members are put.
 static inline bool run_choose_config(Run* run, const char* preset, Config* asked, Flag* flags, size_t flag_count,
                                      Error* error) {
-    ModelSource source;
     Config* c = &run->record.config;
-    const char* from = run->options->init_from;
-    if (from == NULL || preset || asked->layers || asked->heads || asked->channels)
+    if (run->options->init_from == NULL || preset || asked->layers || asked->heads || asked->channels)
         return config_choose(c, preset, asked, flags, flag_count, error) || fail_as(error, ERROR_USAGE);
-    if (!source_open(&source, from, error)) return false;
-    *c = source.config;
-    source_close(&source);
+    const ModelSource* from = run_source(run, error);
+    if (from == NULL) return false;
+    *c = from->config;
     for (size_t i = 0; i < CONFIG_FIELD_COUNT; i++) {
         const Field* field = &CONFIG_FIELDS[i];
         if (field->help == NULL || !flag_was_given(flags, flag_count, field->flag)) continue;
@@ -493,11 +500,10 @@ static inline bool run_choose_config(Run* run, const char* preset, Config* asked
 
 // The weights of --init-from: of a checkpoint, or of a model of another program.
 static inline bool run_init_from(Run* run, Error* error) {
-    ModelSource source;
-    if (!source_open(&source, run->options->init_from, error)) return false;
-    bool ok = source_load(&run->model, &source, "init-from", error);
-    if (ok) printf("begins with the weights of %s\n", source.path);
-    source_close(&source);
+    ModelSource* from = run_source(run, error);
+    bool ok = from && source_load(&run->model, from, "init-from", error);
+    if (ok) printf("begins with the weights of %s\n", from->path);
+    source_close(&run->source);
     return ok;
 }
 
@@ -550,6 +556,7 @@ static inline bool run_open_out(Run* run, bool* found, Error* error) {
     if (o->resume && !run_load(run, STEP_MAX, false, found, error)) return false;
     if (o->resume && !*found) printf("no checkpoint in %s yet: starting from the beginning\n", o->out);
     bool ok = (*found || run_start(run, error)) && (!writes || log_cut_back(&run->log, run->record.state.step, error));
+    source_close(&run->source);  // a run that resumes has taken its configuration alone
     if (!run_agree(run, ok, error)) return false;
     if (writes) checkpoint_clean(o->out);
     if (leads && run->hot[0]) checkpoint_clean(run->hot);

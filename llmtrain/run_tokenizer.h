@@ -2,7 +2,7 @@
 // directory when it is resumed. They must be the same one, since tokens mean nothing without it.
 //
 //   Tokenizer tokenizer;
-//   bool ok = run_tokenizer_open(&tokenizer, &train, &val, resumed ? out : NULL, init_from, &error) &&
+//   bool ok = run_tokenizer_open(&tokenizer, &train, &val, resumed ? out : NULL, from, &error) &&
 //             run_tokenizer_keep(&tokenizer, out, &error);
 //   tokenizer_close(&tokenizer);
 //
@@ -66,21 +66,17 @@ static inline bool dataset_tokenizer_open(FoundTokenizer* found, const Dataset* 
     return true;
 }
 
-static inline bool model_tokenizer_open(FoundTokenizer* found, const char* init_from, Error* error) {
-    ModelSource source;
+static inline bool model_tokenizer_open(FoundTokenizer* found, const ModelSource* from, Error* error) {
     memset(found, 0, sizeof *found);
-    if (!source_open(&source, init_from, error)) return false;
-    snprintf(found->where, sizeof found->where, "%s", source.tokenizer);
-    bool ok = source_open_tokenizer(&found->tokenizer, source.tokenizer, source.config.vocab, error);
-    source_close(&source);
-    return ok;
+    snprintf(found->where, sizeof found->where, "%s", from->tokenizer);
+    return source_open_tokenizer(&found->tokenizer, from->tokenizer, from->config.vocab, error);
 }
 
 // The tokenizer of a run: that of the training shards, or else of the others. out: of a run that is resumed, otherwise
-// NULL; init_from: NULL, or the model that a new run begins with. Its vocabulary is 0 if none of them has one. The
+// NULL; from: NULL, or the model that a new run begins with. Its vocabulary is 0 if none of them has one. The
 // caller closes it.
 static inline bool run_tokenizer_open(Tokenizer* tokenizer, const Dataset* train, const Dataset* val, const char* out,
-                                      const char* init_from, Error* error) {
+                                      const ModelSource* from, Error* error) {
     enum { SOURCES = 4 };
     FoundTokenizer* found = (FoundTokenizer*)allocate(SOURCES * sizeof(FoundTokenizer));
     char directory[FILE_PATH_MAX];
@@ -89,7 +85,7 @@ static inline bool run_tokenizer_open(Tokenizer* tokenizer, const Dataset* train
     snprintf(directory, sizeof directory, "%.4000s/tokenizer", out ? out : "");
     bool ok = dataset_tokenizer_open(&found[0], train, error) && dataset_tokenizer_open(&found[1], val, error) &&
               (!out || found_tokenizer_open(&found[2], directory, error)) &&
-              (!init_from || model_tokenizer_open(&found[3], init_from, error));
+              (!from || model_tokenizer_open(&found[3], from, error));
     for (int i = 0; i < SOURCES; i++)
         for (int j = 0; ok && j < i; j++) ok = found_tokenizers_agree(&found[j], &found[i], error);
     for (int i = 0; i < SOURCES; i++) {
