@@ -4,15 +4,19 @@
     pip install llama-cpp-python numpy
     make build/generate-FP32 build/generate-BF16 build/export
     build/export --init-from DIR --to gguf --dtype f32 --dir OUT     # and bf16
-    python3 dev/peers/generate.py --build build --model DIR --gguf-f32 FILE --gguf-bf16 FILE --threads 2
+    python3 dev/peers/generate.py --build build --model DIR --gguf-f32 FILE --gguf-bf16 FILE --weights 174 --threads 2
 
 Time of a token: that of many tokens less that of few, over the difference, so that starting, loading and the prompt do
 not count; the median over rounds, and the minimum. The bound: the bytes of all weights but the token embedding, over
 the rate at which as many threads read memory, measured in each round, too. Greedy; the programs take turns.
+
+--processor-time: on a machine that others use. One thread; time is what the program has had the processor for, without
+the system's part, which is loading. Compare the minima: what others do to caches and memory only adds.
 """
 
 import argparse
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -28,27 +32,31 @@ except ImportError as missing:
 FEW, MANY = 8, 232
 
 
-def ours(program, model, threads, tokens):
-    began = time.perf_counter()
+def clock(processor, of):
+    return resource.getrusage(of).ru_utime if processor else time.perf_counter()
+
+
+def ours(program, model, threads, tokens, processor):
+    began = clock(processor, resource.RUSAGE_CHILDREN)
     subprocess.run([program, "--init-from", model, "--prompt-ids", "1 2 3 4", "--print-ids", "--past-end", "--tokens",
                     str(tokens), "--temperature", "0", "--threads", str(threads)], check=True, stdout=subprocess.PIPE)
-    return time.perf_counter() - began
+    return clock(processor, resource.RUSAGE_CHILDREN) - began
 
 
-def time_ours(program, model, threads):
-    few = ours(program, model, threads, FEW)
-    return (ours(program, model, threads, MANY) - few) / (MANY - FEW)
+def time_ours(program, model, threads, many, processor):
+    few = ours(program, model, threads, FEW, processor)
+    return (ours(program, model, threads, many, processor) - few) / (many - FEW)
 
 
-def time_theirs(llama):
+def time_theirs(llama, many, processor):
     llama.reset()
     llama.eval([1, 2, 3, 4])
     began = 0
-    for n in range(MANY):
+    for n in range(many):
         if n == FEW:
-            began = time.perf_counter()
+            began = clock(processor, resource.RUSAGE_SELF)
         llama.eval([llama.sample(temp=0.0)])
-    return (time.perf_counter() - began) / (MANY - FEW)
+    return (clock(processor, resource.RUSAGE_SELF) - began) / (many - FEW)
 
 
 def memory_rate(program):
@@ -59,7 +67,7 @@ RATE = r"""
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
-static double now(void) { struct timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return t.tv_sec + 1e-9 * t.tv_nsec; }
+static double now(void) { struct timespec t; clock_gettime(CLOCK, &t); return t.tv_sec + 1e-9 * t.tv_nsec; }
 int main(void) {
     size_t n = (size_t)1 << 26;
     double *x = malloc(n * 8), best = 1e9, total = 0;
@@ -86,12 +94,19 @@ def main():
     parser.add_argument("--weights", type=float, required=True, help="weights that a token reads, in millions")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=MANY)
+    parser.add_argument("--processor-time", action="store_true")
     arguments = parser.parse_args()
+    processor = arguments.processor_time
+    if processor:
+        arguments.threads = 1
     rate_program = os.path.join(arguments.build, "memory_rate")
-    subprocess.run(["cc", "-O3", "-march=native", "-ffast-math", "-fopenmp", "-x", "c", "-", "-o", rate_program],
+    subprocess.run(["cc", "-O3", "-march=native", "-ffast-math", "-fopenmp", "-x", "c", "-", "-o", rate_program,
+                    "-DCLOCK=" + ("CLOCK_PROCESS_CPUTIME_ID" if processor else "CLOCK_MONOTONIC")],
                    input=RATE.encode(), check=True)
     os.environ["OMP_NUM_THREADS"] = str(arguments.threads)
-    print(f"llama-cpp-python {llama_cpp.__version__}, {arguments.threads} threads")
+    print(f"llama-cpp-python {llama_cpp.__version__}, {arguments.threads} threads"
+          f"{', processor time' if processor else ''}")
     for name, gguf, width in (("FP32", arguments.gguf_f32, 4), ("BF16", arguments.gguf_bf16, 2)):
         if not gguf:
             continue
@@ -99,19 +114,20 @@ def main():
                                 verbose=False)
         program = os.path.join(arguments.build, "generate-" + name)
         us, them, rates = [], [], []
-        ours(program, arguments.model, arguments.threads, FEW)  # so that the files are in memory from the first round on
+        ours(program, arguments.model, arguments.threads, FEW, False)  # the files are in memory from the first round on
         for _ in range(arguments.rounds):
-            us.append(time_ours(program, arguments.model, arguments.threads))
-            them.append(time_theirs(llama))
+            us.append(time_ours(program, arguments.model, arguments.threads, arguments.tokens, processor))
+            them.append(time_theirs(llama, arguments.tokens, processor))
             rates.append(memory_rate(rate_program))
-        rate = statistics.median(rates)
+        rate = max(rates) if processor else statistics.median(rates)
+        typical = min if processor else statistics.median
         bound = arguments.weights * 1e6 * width / rate
         for who, times in (("llmtrain", us), ("llama.cpp", them)):
-            middle = statistics.median(times)
+            middle = typical(times)
             print(f"{name} {who:10} {1e3 * middle:7.1f} ms/token (min {1e3 * min(times):.1f}), "
                   f"{arguments.weights * width / 1e3 / middle:5.1f} GB/s, memory {rate / 1e9:.1f} GB/s: "
                   f"{100 * bound / middle:.0f}% of the bound")
-        print(f"{name} ratio to llama.cpp {statistics.median(them) / statistics.median(us):.2f} x, "
+        print(f"{name} ratio to llama.cpp {typical(them) / typical(us):.2f} x, "
               f"of minima {min(them) / min(us):.2f} x")
         del llama
 
