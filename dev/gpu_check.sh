@@ -342,7 +342,10 @@ ladder() {
     name=$1 limit=$2 title=$3
     shift 3
     commands=
-    for flags in "$@"; do commands="$commands$work/ladders $name --json --check off --rung shipped $flags && "; done
+    for flags in "$@"; do
+        case $flags in *--rung*) ;; *) flags="--rung shipped $flags" ;; esac
+        commands="$commands$work/ladders $name --json --check off $flags && "
+    done
     needs 12000 "$title" && part "$limit" "$title" "${commands}true" ladders
 }
 
@@ -386,7 +389,9 @@ awk -F '\",\"' \"\$NCU_TABLE\" $scratch/ncu.csv > $scratch/ncu.table && sort -rn
         "--rows 16384 --outputs 50304 --inputs 768" \
         "--rows 32768 --outputs 4800 --inputs 1600" "--rows 32768 --outputs 1600 --inputs 1600" \
         "--rows 32768 --outputs 6400 --inputs 1600" "--rows 32768 --outputs 1600 --inputs 6400" \
-        "--rows 8192 --outputs 50304 --inputs 1600"
+        "--rows 8192 --outputs 50304 --inputs 1600" \
+        "--rung epilogue --rows 65536 --outputs 2304 --inputs 768" \
+        "--rung epilogue --rows 65536 --outputs 3072 --inputs 768"
     for direction in forward backward; do
         ladder "attention_$direction" 12 "attention_$direction of 124M and 1558M" \
             "--batch 64 --seq 1024 --heads 12 --kv-heads 12" "--batch 32 --seq 1024 --heads 25 --kv-heads 25"

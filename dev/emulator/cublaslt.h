@@ -196,6 +196,13 @@ inline Dtype cublaslt_gemm_type(int32_t type) {
     return type == CUDA_R_32F ? DTYPE_F32 : type == CUDA_R_16BF ? DTYPE_BF16 : DTYPE_F16;
 }
 
+// Elements of the bias that is added to the columns of D, or of the bias gradient, the sums of the columns of op(B),
+// which is written; 0 if there is neither.
+inline uint64_t cublaslt_bias_length(const CublasltProblem& p) {
+    if (p.operation.epilogue == CUBLASLT_EPILOGUE_BGRADB) return p.d.columns;
+    return cublaslt_has_bias(p.operation.epilogue) ? p.d.rows : 0;
+}
+
 // The types of the bias and of the auxiliary matrix are those of D unless they were set.
 inline int32_t cublaslt_or_type_of_d(int32_t type, const CublasltProblem& p) { return type == -1 ? p.d.type : type; }
 
@@ -219,7 +226,7 @@ inline cublasStatus_t cublaslt_check(const CublasltProblem& p) {
     const uint32_t epilogues[] = {CUBLASLT_EPILOGUE_DEFAULT,   CUBLASLT_EPILOGUE_BIAS,
                                   CUBLASLT_EPILOGUE_GELU,      CUBLASLT_EPILOGUE_GELU_BIAS,
                                   CUBLASLT_EPILOGUE_GELU_AUX,  CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
-                                  CUBLASLT_EPILOGUE_DGELU};
+                                  CUBLASLT_EPILOGUE_DGELU,     CUBLASLT_EPILOGUE_BGRADB};
     if (std::find(std::begin(epilogues), std::end(epilogues), o.epilogue) == std::end(epilogues))
         die("cuBLASLt: epilogue %u is not emulated", o.epilogue);
 
@@ -238,7 +245,7 @@ inline cublasStatus_t cublaslt_check(const CublasltProblem& p) {
         if (o.aux_stride < (int64_t)p.d.rows || o.aux_stride % 8 != 0) return CUBLAS_STATUS_INVALID_VALUE;
         if (cublaslt_or_type_of_d(o.aux_type, p) != p.d.type) return CUBLAS_STATUS_NOT_SUPPORTED;
     }
-    if (cublaslt_has_bias(o.epilogue) && cublaslt_or_type_of_d(o.bias_type, p) != p.d.type)
+    if (cublaslt_bias_length(p) > 0 && cublaslt_or_type_of_d(o.bias_type, p) != p.d.type)
         return CUBLAS_STATUS_NOT_SUPPORTED;
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -392,6 +399,13 @@ inline void cublaslt_run(const CublasltCall& call) {
             if (o.epilogue & CUBLASLT_EPILOGUE_GELU) x = cublaslt_gelu(x);
             gemm_save(call.d, type, at, x);
         }
+    }
+    for (size_t j = 0; o.epilogue == CUBLASLT_EPILOGUE_BGRADB && j < columns; j++) {
+        float sum = 0.0f;
+        for (size_t k = 0; k < p.length; k++)
+            sum += gemm_load(call.b, cublaslt_gemm_type(p.b.type),
+                             o.transpose_b ? k * (size_t)p.b.stride + j : j * (size_t)p.b.stride + k);
+        gemm_save((void*)o.bias, type, j, sum);
     }
     free(sums);
     free(a_copy);
@@ -558,7 +572,7 @@ EMULATOR_CUBLASLT cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t o
         return CUBLAS_STATUS_INVALID_VALUE;
     if (call.beta != 0.0f && c == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
     if (c == d && call.problem.c.stride != call.problem.d.stride) return CUBLAS_STATUS_INVALID_VALUE;
-    if (cublaslt_has_bias(o.epilogue) && o.bias == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
+    if (cublaslt_bias_length(call.problem) > 0 && o.bias == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
     if (cublaslt_has_aux(o.epilogue) && o.aux == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
     if (d == a || d == b) die("cuBLASLt: the result lies on an operand");
 
@@ -574,11 +588,12 @@ EMULATOR_CUBLASLT cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t o
         cublaslt_reach(names[i], pointers[i], layout.type, layout.stride, layout.rows, layout.columns);
     }
     const CublasltLayout& result = call.problem.d;
-    if (cublaslt_has_bias(o.epilogue)) cublaslt_reach("bias", o.bias, result.type, 0, result.rows, 1);
+    const uint64_t bias_length = cublaslt_bias_length(call.problem);
+    if (bias_length > 0) cublaslt_reach("bias", o.bias, result.type, 0, bias_length, 1);
     if (cublaslt_has_aux(o.epilogue))
         cublaslt_reach("auxiliary matrix", o.aux, result.type, o.aux_stride, result.rows, result.columns);
     if (algorithm.workspace > 0) check_end("workspace", workspace, algorithm.workspace, true);
-    if (cublaslt_has_bias(o.epilogue) && !cublaslt_aligned(o.bias, 16)) die("cuBLASLt: the bias is not on 16 bytes");
+    if (bias_length > 0 && !cublaslt_aligned(o.bias, 16)) die("cuBLASLt: the bias is not on 16 bytes");
     if (cublaslt_has_aux(o.epilogue) && !cublaslt_aligned(o.aux, 16))
         die("cuBLASLt: the auxiliary matrix is not on 16 bytes");
 

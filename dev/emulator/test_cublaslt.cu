@@ -158,7 +158,7 @@ static Setting setting_make(const Problem& p) {
     s.b = matrix_make(p.in, p.transpose_b ? p.columns : p.length, p.transpose_b ? p.length : p.columns, p.gap, 2);
     s.d = matrix_make(p.out, p.rows, p.columns, p.gap, 3);
     s.aux = matrix_make(p.out, p.rows, p.columns, p.gap, 4);
-    s.bias = matrix_make(p.out, p.rows, 1, 0, 5);
+    s.bias = matrix_make(p.out, p.epilogue == CUBLASLT_EPILOGUE_BGRADB ? p.columns : p.rows, 1, 0, 5);
     s.o = objects_make(&p, &s.a, &s.b, &s.d, &s.bias, &s.aux);
     return s;
 }
@@ -197,10 +197,12 @@ static void test_product(const char* name, Problem p) {
         check(false, "%-44s status %d, %d algorithms", name, (int)status, s.found);
     } else {
         unsigned char *got = (unsigned char*)allocate(d.bytes), *got_aux = (unsigned char*)allocate(aux.bytes);
-        need(got != NULL && got_aux != NULL, "memory for the results");
+        unsigned char* got_bias = (unsigned char*)allocate(bias.bytes);
+        need(got != NULL && got_aux != NULL && got_bias != NULL, "memory for the results");
         CUDA(cudaStreamSynchronize(stream));
         CUDA(cudaMemcpy(got, d.device, d.bytes, cudaMemcpyDeviceToHost));
         CUDA(cudaMemcpy(got_aux, aux.device, aux.bytes, cudaMemcpyDeviceToHost));
+        CUDA(cudaMemcpy(got_bias, bias.device, bias.bytes, cudaMemcpyDeviceToHost));
         bool with_bias = p.epilogue & CUBLASLT_EPILOGUE_BIAS, with_gelu = p.epilogue & CUBLASLT_EPILOGUE_GELU;
         bool writes_aux = with_gelu && (p.epilogue & 128);
         double worst = 0.0, worst_aux = 0.0;
@@ -238,13 +240,27 @@ static void test_product(const char* name, Problem p) {
                 }
             }
         }
-        bool kept = memcmp(got, d.host, d.bytes) == 0 && memcmp(got_aux, aux.host, aux.bytes) == 0;
+        for (size_t j = 0; p.epilogue == CUBLASLT_EPILOGUE_BGRADB && j < p.columns; j++) {
+            double sum = 0.0, size = 0.0;
+            for (size_t k = 0; k < p.length; k++) {
+                double y = p.transpose_b ? at(&b, j, k) : at(&b, k, j);
+                sum += y;
+                size += fabs(y);
+            }
+            double spread = 4.0 * sqrt((double)p.length) * 0x1p-24 * size;
+            worst_aux = fmax(worst_aux, part_of_bound((double)gemm_load(got_bias, p.out, j), sum, spread, p.out));
+            gemm_save(got_bias, p.out, j, 0.0f);
+            gemm_save(bias.host, p.out, j, 0.0f);
+        }
+        bool kept = memcmp(got, d.host, d.bytes) == 0 && memcmp(got_aux, aux.host, aux.bytes) == 0 &&
+                    memcmp(got_bias, bias.host, bias.bytes) == 0;
         check(worst <= 1.0 && worst_aux <= 1.0 && kept,
               "%-44s %s%s %zux%zux%zu gap %zu alpha %g beta %g%s: %.2f, %.2f of the bound%s", name,
               p.transpose_a ? "T" : "N", p.transpose_b ? "T" : "N", p.rows, p.columns, p.length, p.gap,
               (double)p.alpha, (double)p.beta, p.tf32 ? " tf32" : "", worst, worst_aux, kept ? "" : ", WROTE OUTSIDE");
         free(got);
         free(got_aux);
+        free(got_bias);
     }
     setting_free(&s);
 }
@@ -256,7 +272,7 @@ static const struct {
     {"default", CUBLASLT_EPILOGUE_DEFAULT},   {"bias", CUBLASLT_EPILOGUE_BIAS},
     {"gelu", CUBLASLT_EPILOGUE_GELU},         {"gelu_bias", CUBLASLT_EPILOGUE_GELU_BIAS},
     {"gelu_aux", CUBLASLT_EPILOGUE_GELU_AUX}, {"gelu_aux_bias", CUBLASLT_EPILOGUE_GELU_AUX_BIAS},
-    {"dgelu", CUBLASLT_EPILOGUE_DGELU},
+    {"dgelu", CUBLASLT_EPILOGUE_DGELU},       {"bgradb", CUBLASLT_EPILOGUE_BGRADB},
 };
 static void test_products(void) {
     static const Dtype types[] = {DTYPE_F32, DTYPE_BF16, DTYPE_F16};
@@ -267,8 +283,8 @@ static void test_products(void) {
             for (int transposes = 0; transposes < 3; transposes++) {  // NN, TN, NT: the three that matmul.cuh needs
                 for (int e = 0; e < (int)COUNT_OF(epilogues); e++) {
                     for (int tf32 = 0; tf32 <= (type == DTYPE_F32); tf32++) {
-                        // 16-bit operands with a float result are for gradients of weights, which have no epilogue.
-                        if (wide && e > 0) continue;
+                        // 16-bit operands with a float result are for gradients of weights, and of biases with them.
+                        if (wide && e > 0 && epilogues[e].value != CUBLASLT_EPILOGUE_BGRADB) continue;
                         const size_t* s = shapes[(t + wide + transposes + e) % 3];
                         size_t columns = transposes == 2 ? round_up(s[1], 8) : s[1];  // rows of B then: whole 16 bytes
                         Problem p = {type, wide ? DTYPE_F32 : type, transposes == 1, transposes == 2,
@@ -374,7 +390,7 @@ static const struct {
     {"batch of matrices", WITH(set_layout(s->o.b, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, 2, 4), ask)},
     {"type of 8 bits", WITH(set_layout(s->o.b, CUBLASLT_MATRIX_LAYOUT_TYPE, CUDA_R_8I, 4), ask)},
     {"alpha on the device", WITH(set(s, CUBLASLT_MATMUL_DESC_POINTER_MODE, CUBLASLT_POINTER_MODE_DEVICE, 4), ask)},
-    {"epilogue of a bias gradient", WITH(set(s, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BGRADB, 4), ask)},
+    {"epilogue of a bias gradient", WITH(set(s, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BGRADA, 4), ask)},
     {"pointer that is less aligned than promised", WITH(s->a.device += 2, multiply)},
     {"operand in host memory", WITH(s->a.device = s->a.host, multiply)},
     {"operand past its allocation", WITH(s->a.device += 5 * GUARD, multiply)},
