@@ -106,6 +106,12 @@ static inline bool cadence_choose(Cadence* c) {
 
 typedef enum { SAVER_IDLE, SAVER_WRITING, SAVER_WRITTEN, SAVER_FAILED } SaverState;
 
+// The newest checkpoint that was saved in a directory; none: out is empty.
+typedef struct {
+    char out[FILE_PATH_MAX];
+    uint64_t step;
+} SaverNewest;
+
 typedef struct {
     char* snapshot;          // (checkpoint_bytes) on the host; NULL: everything is written by saver_begin
     size_t bytes;            // of it
@@ -124,7 +130,7 @@ typedef struct {
     char out[FILE_PATH_MAX];
     SafetensorsWriter writer;
     SafetensorsWriter frozen;  // rank 0's, of the file of the weights that do not train,
-    char frozen_path[FILE_PATH_MAX + 64];  // which is in the newest checkpoint, too
+    SaverNewest newest[2];     // which these have, too: --out and --ckpt-hot-dir may be different file systems
     Error error;             // of SAVER_FAILED
     double stalled_ms;       // how long the save has kept training waiting
     double began_ms;
@@ -203,7 +209,19 @@ static inline bool saver_write_device(Saver* s, const CheckpointArray* arrays, s
     return ok;
 }
 
-// Rank 0: the weights that do not train, as another name of the file in the checkpoint before, or written where there
+// Gives the file of the weights that do not train in an earlier checkpoint another name; false if none is on that file
+// system.
+static inline bool saver_link_frozen(const Saver* s, const char* path) {
+    for (size_t i = 0; i < 2; i++) {
+        char directory[FILE_PATH_MAX], from[FILE_PATH_MAX + 64];
+        checkpoint_path(directory, s->newest[i].out, s->newest[i].step, "");
+        snprintf(from, sizeof from, "%s/" CHECKPOINT_FROZEN, directory);
+        if (s->newest[i].out[0] && link(from, path) == 0) return true;
+    }
+    return false;
+}
+
+// Rank 0: the weights that do not train, as another name of the file in a checkpoint before, or written where there
 // is none.
 static inline bool saver_write_frozen(Saver* s, Error* error) {
     const Parameters* p = s->flat->parameters;
@@ -215,8 +233,7 @@ static inline bool saver_write_frozen(Saver* s, Error* error) {
     checkpoint_path(directory, s->out, s->step, ".tmp");
     snprintf(path, sizeof path, "%s/" CHECKPOINT_FROZEN, directory);
     if (!directory_make(directory, error)) return false;
-    if (s->frozen_path[0] && link(s->frozen_path, path) == 0) return true;
-    s->frozen_path[0] = 0;  // its checksums go: if the write fails, the next save must not link to it
+    if (saver_link_frozen(s, path)) return true;
     safetensors_writer_free(&s->frozen);
     void* chunk = host_allocate(CHECKPOINT_CHUNK * sizeof(floatX));
     bool ok = (chunk != NULL || fail(error, "out of memory for pieces of tensors; free some memory")) &&
@@ -239,7 +256,9 @@ static inline bool saver_write_frozen(Saver* s, Error* error) {
         }
     }
     host_free(chunk);
-    return ok && safetensors_end(&s->frozen, error);
+    ok = ok && safetensors_end(&s->frozen, error);
+    if (!ok) memset(s->newest, 0, sizeof s->newest);  // without its checksums, the next save must not link to the file
+    return ok;
 }
 
 // This rank's file, whole and on the disk.
@@ -382,7 +401,9 @@ static inline bool saver_publish(Saver* s, const char* files, const size_t* begi
         return fail_file(error, "set aside", path);
     fault_point("rename");
     if (!directory_rename_sync(temporary, path, error)) return false;
-    snprintf(s->frozen_path, sizeof s->frozen_path, "%s/" CHECKPOINT_FROZEN, path);
+    SaverNewest* newest = &s->newest[s->newest[0].out[0] && strcmp(s->newest[0].out, s->out) != 0];
+    memcpy(newest->out, s->out, sizeof newest->out);
+    newest->step = step;
     return true;
 }
 
