@@ -984,6 +984,80 @@ static void test_frozen(Family family, const char* train) {
     for (int i = 0; i < 2; i++) model_free(&model[i]);
 }
 
+// A checkpoint of another build, whose frozen weights are BF16 where this one's are FP16, or 16 bits where these are
+// floats: values that both types have come over, also into weights that train here; one that this type does not have is
+// refused by its name.
+static void test_frozen_converted(void) {
+    const Dtype other = FLOATX_DTYPE == DTYPE_BF16 ? DTYPE_F16 : DTYPE_BF16;
+    const float odd = other == DTYPE_F16 ? 1 + 0x1p-10f : 0x1p-100f;
+    Config c = test_config(FAMILY_GPT2);
+    ModelOptions options = test_options(1, 8);
+    Error error;
+    char what[160], out[300], path[400];
+    snprintf(out, sizeof out, "%s/converted", work);
+    for (int i = 0; i < 3; i++) {  // frozen there and here; trains here; a value that is not exact
+        Model model, loaded;
+        Saver saver;
+        JsonWriter manifest;
+        RunRecord record, saved;
+        float values[1000];
+        uint16_t half[1000];
+        options.train = "block.0.*,*weight,*embedding";
+        need(model_create(&model, &c, options, &error), &error);
+        if (i == 1) options.train = NULL;
+        need(model_create(&loaded, &c, options, &error), &error);
+        memset(&record, 0, sizeof record);
+        record.config = model.config;
+        record.state = run_state_begin(false, 1);
+        record_write(&manifest, &record, &model.flat);
+        need(saver_open(&saver, &model.flat, false, 0, &error), &error);
+        saver_begin(&saver, 1, out, &manifest, NULL);
+        safetensors_writer_free(&saver.frozen);
+        snprintf(path, sizeof path, "%s/step_00000001.tmp/" CHECKPOINT_FROZEN, out);
+        need(safetensors_create(&saver.frozen, path, &error), &error);
+        size_t frozen = 0, wrong = 0;
+        for (size_t n = 0; n < model.parameters.count; n++) {
+            const Tensor* t = &model.parameters.tensors[n];
+            size_t shape[1] = {tensor_elements(t)};
+            snprintf(what, sizeof what, "weight.%s", t->name);
+            if (!t->trains) need(safetensors_declare(&saver.frozen, what, other, shape, 1, &error), &error);
+        }
+        need(safetensors_begin(&saver.frozen, &error), &error);
+        for (size_t k = 0; k < 1000; k++) values[k] = (float)((int)(k * 7 % 129) - 64) / 32;
+        if (i == 2) values[5] = odd;
+        for (size_t k = 0; k < 1000; k++)
+            half[k] = other == DTYPE_F16 ? f16_from_float(values[k]) : bf16_from_float(values[k]);
+        for (size_t n = 0; n < model.parameters.count; n++) {
+            const Tensor* t = &model.parameters.tensors[n];
+            if (t->trains) continue;
+            need(tensor_elements(t) <= 1000 && ++frozen > 0, &error);
+            need(safetensors_write(&saver.frozen, half, tensor_elements(t) * sizeof half[0], &error), &error);
+        }
+        need(safetensors_end(&saver.frozen, &error) && saver_end(&saver, &error), &error);
+        snprintf(path, sizeof path, "%s/step_00000001", out);
+        error.text[0] = 0;
+        bool good = model_load(&loaded, &saved, path, i == 1, &error);  // there is no state of what was frozen
+        for (size_t n = 0; good && n < model.parameters.count; n++) {
+            const Tensor* t = &model.parameters.tensors[n];
+            floatX here[1000];
+            if (t->trains) continue;
+            size_t offset = loaded.parameters.tensors[n].offset;
+            download(here, loaded.flat.params + offset, tensor_elements(t) * sizeof(floatX), loaded.stream);
+            for (size_t k = 0; k < tensor_elements(t); k++) wrong += float_of(here[k]) != values[k];
+        }
+        bool refuses = i == 2 && !FLOATX_IS_FLOAT;
+        bool named = strstr(error.text, "build the program with the checkpoint's precision") != NULL;
+        snprintf(what, sizeof what, "frozen weights in %s, %s: %s", DTYPES[other].safetensors,
+                 i == 0 ? "frozen here" : i == 1 ? "trained here" : "one that is not exact",
+                 refuses ? "refused by name" : "the same values");
+        check_true(what, frozen > 0 && (refuses ? !good && named && strstr(error.text, "element 5;") : good && !wrong));
+        saver_close(&saver);
+        checkpoint_discard(out);
+        model_free(&loaded);
+        model_free(&model);
+    }
+}
+
 static void test_frozen_patterns(void) {
     static const char* const bad[] = {"", "blok.*", "block.0.*,head"};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
@@ -2283,6 +2357,7 @@ static void test_model(void) {
         test_frozen_patterns();
     }
     test_overflow();
+        test_frozen_converted();
     test_schedules();
     test_guard();
     test_statistics();

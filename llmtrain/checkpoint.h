@@ -296,6 +296,27 @@ static inline bool checkpoint_piece(size_t* array, size_t* tensor, CommSlice* pa
     return false;
 }
 
+// Turns `count` values of 16 bits in load->chunk into floats.
+static inline void checkpoint_widen(CheckpointLoad* load, Dtype type, size_t count) {
+    const uint16_t* from = (const uint16_t*)load->rounded;
+    float* to = (float*)load->chunk;
+    bool is_bf16 = type == DTYPE_BF16;
+    memcpy(load->rounded, load->chunk, count * sizeof(uint16_t));
+    for (size_t e = 0; e < count; e++) to[e] = is_bf16 ? float_from_bf16(from[e]) : float_from_f16(from[e]);
+}
+
+// Rounds `count` floats in load->chunk to floatX, in load->rounded. Returns the first that is not the same then, or
+// `count`.
+static inline size_t checkpoint_round(CheckpointLoad* load, size_t count) {
+    const float* from = (const float*)load->chunk;
+    floatX* to = (floatX*)load->rounded;
+    size_t same = 0;
+    #pragma omp parallel for simd
+    for (size_t e = 0; e < count; e++) to[e] = floatX_of(from[e]);
+    while (same < count && float_of(to[same]) == from[same]) same++;
+    return same;
+}
+
 // Reads one piece: the part that this rank needs goes to the device, and all of it into the checksum. Optimizer state
 // of other ranks is left to them.
 static inline bool checkpoint_read_piece(FlatVector* flat, CheckpointLoad* load, const SafetensorsFile* file,
@@ -311,9 +332,9 @@ static inline bool checkpoint_read_piece(FlatVector* flat, CheckpointLoad* load,
     if (elements == 0) return true;  // of the optimizer, for what does not train
     Dtype dtype = checkpoint_dtype(array, t);
     bool is_master = checkpoint_is_master(array, t);
-    bool rounds = is_weight && saved->type == DTYPE_F32 && dtype != DTYPE_F32;  // 16 bits without master weights
-    bool half = FLOATX_IS_FLOAT ? saved->type == DTYPE_BF16 || saved->type == DTYPE_F16 : saved->type == FLOATX_DTYPE;
-    bool widens = is_weight && dtype == DTYPE_F32 && half;  // they were frozen, or had none
+    bool half = saved->type == DTYPE_BF16 || saved->type == DTYPE_F16;
+    bool widens = is_weight && half && saved->type != dtype;  // they were frozen, or had no master weights
+    bool rounds = is_weight && dtype != DTYPE_F32 && (saved->type == DTYPE_F32 || widens);  // they are, or have none
     if (saved->type != dtype && !rounds && !widens) {
         fail(error, "%.600s holds %s as %s, but this program uses %s; build it with the checkpoint's precision",
              file->path, saved->name, DTYPES[saved->type].safetensors, DTYPES[dtype].safetensors);
@@ -338,17 +359,13 @@ static inline bool checkpoint_read_piece(FlatVector* flat, CheckpointLoad* load,
         size_t count = min_size(CHECKPOINT_CHUNK, n - done), first = part.first + done;
         if (!safetensors_read_range(file, saved, done * size, count * size, load->chunk, error)) return false;
         hash_add(&hash, load->chunk, count * size);
-        if (widens) {
-            memcpy(load->rounded, load->chunk, count * sizeof(uint16_t));
-            const uint16_t* from = (const uint16_t*)load->rounded;
-            float* to = (float*)load->chunk;
-            bool is_bf16 = saved->type == DTYPE_BF16;
-            for (size_t e = 0; e < count; e++) to[e] = is_bf16 ? float_from_bf16(from[e]) : float_from_f16(from[e]);
-        } else if (rounds || is_master) {
-            const float* from = (const float*)load->chunk;
-            floatX* to = (floatX*)load->rounded;
-            #pragma omp parallel for simd
-            for (size_t e = 0; e < count; e++) to[e] = floatX_of(from[e]);
+        if (widens) checkpoint_widen(load, saved->type, count);
+        size_t same = rounds || is_master ? checkpoint_round(load, count) : count;
+        if (widens && rounds && same < count) {  // between BF16 and FP16 only what both have
+            fail(error, "%.600s holds %s as %s, and %s has no %.9g, its element %zu; build the program with the "
+                 "checkpoint's precision", file->path, saved->name, DTYPES[saved->type].safetensors,
+                 DTYPES[dtype].safetensors, (double)((const float*)load->chunk)[same], first + same);
+            return fail_as(error, ERROR_PROCESS);
         }
         const char* values = (const char*)(rounds ? load->rounded : load->chunk);
         CommSlice mine = checkpoint_part(&address, array, flat, t, first, first + count);
