@@ -6,9 +6,10 @@
 //   references  what a run that nobody kills leaves: weights at every step, and the log; the weights are the same bits
 //               for every number of ranks and ZeRO stage, the log for every stage
 //   kills       SIGKILL, SIGSTOP or SIGSEGV of one rank or of all, at every named point of a step and of a save, and at
-//               random times, also with --offload and 8-bit optimizer states; then --resume. What the run leaves is the reference's, to the bit; every checkpoint that
-//               has its final name is whole at any time; a kill loses --ckpt-every steps at most, and those of the
-//               write in flight; nothing is left behind
+//               random times, also with 8-bit optimizer states and --offload of states, activations or both; then
+//               --resume. What the run leaves is the reference's, to the bit; every checkpoint that has its final name
+//               is whole at any time; a kill loses --ckpt-every steps at most, and those of the write in flight;
+//               nothing is left behind
 //   damage      each byte of each file of a checkpoint changed in turn, files cut short or missing: found, named, and
 //               the checkpoint before it is used
 //   disk        full, read-only, deleted, writes cut short: a sentence, and what was saved stays good
@@ -45,9 +46,9 @@
 #define LOSS_BOUND 1e-5  // relative, between numbers of ranks: they add losses in another order
 
 // 12 sequences make a step, whatever the number of ranks. Some steps are skipped, and there is dropout: their state,
-// too, must come back.
+// too, must come back. Of four blocks the activations of one can be offloaded.
 #define MODEL                                                                                           \
-    "--family gpt2 --layers 2 --heads 2 --channels 16 --seq 16 --batch 1 --total-batch 192 --steps 30 " \
+    "--family gpt2 --layers 4 --heads 2 --channels 16 --seq 16 --batch 1 --total-batch 192 --steps 30 " \
     "--val-every 10 --val-windows 4 --lr 3e-3 --warmup 3 --clip 0.5 --spike-sigma 0 --spike-warmup 4 "  \
     "--spike-skip 1.65 --dropout 0.1 --threads 1 --reduce exact --timeout 2"
 
@@ -101,7 +102,7 @@ typedef struct {
     const char* often;  // --ckpt-every, if it is no number of steps
     bool small;         // the model SMALL
     bool bits8;         // optimizer state in 8 bits
-    bool offload;       // optimizer state in a file
+    int offload;        // optimizer state, activations or both in a file
     bool relative;      // --out is given without the place
 } Way;
 
@@ -112,6 +113,8 @@ static const char* way_text(const Way* way) {
 // Good until the next call.
 static const char* arguments_of(const Way* way, const char* more) {
     static char arguments[8192];
+    char offloaded[32];
+    choice_name(OFFLOAD_CHOICES, way->offload, offloaded, sizeof offloaded);
     snprintf(arguments, sizeof arguments,
              "%s --data %.600s/train.bin --out %.600srun --zero %zu --ckpt-async %s --ckpt-every %s %s %s %s %s %s %s",
              way->small ? SMALL : text_of(MODEL " --val %.600s/val.bin", root), root,
@@ -121,7 +124,7 @@ static const char* arguments_of(const Way* way, const char* more) {
              way->keep ? text_of("--ckpt-keep %zu", way->keep) : "",
              way->bandwidth > 0 ? text_of("--ckpt-bandwidth %g", way->bandwidth) : "",
              way->bits8 ? "--optimizer adamw-8bit" : "",
-             way->offload ? text_of("--offload optimizer --offload-dir %.600s", place) : "", more);
+             way->offload ? text_of("--offload %s --offload-dir %.600s", offloaded, place) : "", more);
     return arguments;
 }
 
@@ -493,12 +496,14 @@ static Harm harm_at_random(Dice* dice, const Way* way, int signal, bool all) {
 static void describe(char text[256], const Way* way, const Harm* harm) {
     const char* when = harm->point ? text_of("%s of step %zu", harm->point, harm->step)
                                    : text_of("%.0f ms after line %zu", harm->after_ms, harm->lines);
+    char offloaded[32];
+    choice_name(OFFLOAD_CHOICES, way->offload, offloaded, sizeof offloaded);
     const char* who = harm->all ? text_of("all of %zu", way->world)
                                 : text_of("rank %zu of %zu", harm->victim, way->world);
     snprintf(text, 256, "%s %.60s, %.90s, --zero %zu, %s every %zu%.20s%.20s%s%s", action_of(harm->signal), who, when,
              way->zero, way->async ? "async" : "sync", way->every, way->hot ? text_of(", hot every %zu", way->hot) : "",
              way->bandwidth > 0 ? text_of(", %g MB/s", way->bandwidth) : "", way->bits8 ? ", 8-bit states" : "",
-             way->offload ? ", offload" : "");
+             way->offload ? text_of(", offload %s", offloaded) : "");
 }
 
 static Mode* mode_of(const Way* way) { return &shared->modes[way->async * 2 + (way->hot > 0)]; }
@@ -577,11 +582,11 @@ static bool strike_at_point(char what[256], Way* way, size_t combination, Dice* 
     Harm harm = {.signal = SIGNALS[combination / POINT_COUNT / 3 % 3], .all = who > 0, .point = POINTS[point].name};
     way->world = who < 2 ? 3 : 1;
     way->async = combination / POINT_COUNT / 9 % 2 == 0 || point == SNAPSHOT;
-    if (way->async && point == SNAPSHOT) way->offload = false;  // which takes none
-    if (way->offload) way->async = false;
+    if (way->async && point == SNAPSHOT) way->offload &= ~OFFLOAD_OPTIMIZER;  // which takes none
+    if (point > CLEAN && way->offload == OFFLOAD_NOTHING) way->offload = 1 + (int)dice_below(dice, OFFLOAD_BOTH);
+    if (way->offload & OFFLOAD_OPTIMIZER) way->async = false;
     if (!way->async) way->bandwidth = 0;
     if (point == SNAPSHOT) way->every = max_size(way->every, 2);
-    if (point > CLEAN) way->offload = true, way->async = false;
     if (point == GATHER) way->zero = 1 + dice_below(dice, 2);
     if (!POINTS[point].leader_only) harm.victim = dice_below(dice, way->world);
     for (size_t attempt = 0; attempt < ATTEMPTS; attempt++) {
@@ -625,8 +630,9 @@ static void kill_case(Count number) {
     way.keep = 2 * dice_below(&dice, 2);
     way.bandwidth = way.async && dice_below(&dice, 3) == 0 ? 4 : 0;  // then a save lasts until the next, more or less
     way.bits8 = dice_below(&dice, 3) == 0;
-    way.offload = dice_below(&dice, 3) == 0;
-    if (way.offload) way.async = false;  // saves are not, then
+    size_t offload = dice_below(&dice, 8);
+    way.offload = offload <= OFFLOAD_BOTH ? (int)offload : OFFLOAD_NOTHING;
+    if (way.offload & OFFLOAD_OPTIMIZER) way.async = false;  // saves are not, then
     reference = &references[way.bits8];
     memset(&death, 0, sizeof death);
     if (number % 4 < 3) {
