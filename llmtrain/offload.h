@@ -1,29 +1,32 @@
 // offload.h: memory that does not fit, kept in pieces elsewhere: in a file, or beside a GPU in memory of the host.
 //
 //   1. store     the pieces, the slots of memory that hold some of them, and what moved
-//   2. opening   the plan, the file, the thread
-//   3. thread    reads ahead and writes behind
-//   4. use       take a piece, ask for the next, give it back; read a part of one
+//   2. checksums of what is in the file
+//   3. opening   the plan, the file, the threads
+//   4. threads   two read ahead, two write behind
+//   5. use       take a piece, ask for the next, give it back; read a part of one
 //
-// The caller works on one piece at a time while a thread reads the next one and writes the one before. With three slots
-// of the largest piece's size in memory, a pass over all pieces takes the time of the work or of the copies, whichever
-// is longer; with two, a pass that only reads, or only writes.
+// The caller works on one piece at a time while two threads read the next ones and two write those before: the disk is
+// busy also while a thread computes a checksum. With six slots of the largest piece's size in memory, a pass over all
+// pieces takes the time of the work or of the copies, whichever is longer; with two, a pass that only reads, or only
+// writes.
 //
-//   ok = offload_plan(&store, "optimizer state", 3, count, &error);       a store of `count` pieces, in three slots
+//   ok = offload_plan(&store, "optimizer state", 6, count, &error);       a store of `count` pieces, in six slots
 //   for (p) offload_size(&store, p, bytes);                               in order
 //   store.slots = plan_take(plan, "offload buffers", offload_memory(&store));
 //   ok = offload_open(&store, "/disk", rank, local_rank, stream, &error);     pieces are zero
 //   for (p) {
 //       data = offload_take(&store, p, false, &error);
-//       offload_ahead(&store, p + 1);
+//       offload_ahead(&store, p + 1, 3);
 //       ...
 //       offload_give(&store, p, true);
 //   }
 //
 // The file has no name: it is unlinked as soon as it is open, and gone when the process ends in whatever way. Its room
 // is reserved at the start, so that a full disk is found before the first step. A store that has failed stays failed,
-// and offload_take says why. It is no checkpoint: what must outlive the process is saved elsewhere. Nobody checks that
-// the disk returns the bytes that it was given.
+// and offload_take says why. It is no checkpoint: what must outlive the process is saved elsewhere.
+//
+// Memory has a checksum of each 64 KiB of the file. A disk that returns other bytes than it was given has failed, too.
 //
 // One thread of the caller uses a store.
 
@@ -47,9 +50,14 @@
 enum { OFFLOAD_NOTHING = 0, OFFLOAD_OPTIMIZER = 1, OFFLOAD_ACTIVATIONS = 2, OFFLOAD_BOTH = 3 };
 #define OFFLOAD_CHOICES "none|optimizer|activations|optimizer,activations"
 
-enum { OFFLOAD_SLOTS = 3 };  // at most: a piece in work, the next one being read, the one before being written
+enum {
+    OFFLOAD_THREADS = 4,
+    OFFLOAD_AHEAD = 3,  // pieces that are read before they are taken
+    OFFLOAD_SLOTS = 6   // at most: a piece in work, one that was read, two being read, two being written
+};
 
 #define OFFLOAD_NONE SIZE_MAX
+#define OFFLOAD_BLOCK ((size_t)64 << 10)  // bytes of a checksum
 
 typedef struct {
     char* memory;    // (slot_bytes) where the caller works, on the device
@@ -57,7 +65,7 @@ typedef struct {
     size_t piece;    // that it holds; OFFLOAD_NONE: none
     bool taken;      // the caller works on it
     bool changed;    // it is to be written
-    bool busy;       // the thread reads or writes it
+    bool busy;       // a thread reads or writes it
     uint64_t used;   // when it was taken or read last: the least recent one is used again
     DeviceMark given;  // the caller's work on it is done
 } OffloadSlot;
@@ -65,11 +73,21 @@ typedef struct {
 // What moved since the store was opened, and how long that took.
 typedef struct {
     uint64_t read, written;               // bytes
-    double read_ms, written_ms;           // of the thread
+    double read_ms, written_ms;           // of the threads, with checksums
     double waited_ms;                     // of the caller
 } OffloadCounts;
 
+typedef struct Offload Offload;
+
 typedef struct {
+    Offload* store;
+    bool writes;     // or else reads
+    bool running;
+    Stream copies;
+    pthread_t thread;
+} OffloadThread;
+
+struct Offload {
     const char* what;        // "optimizer state"
     size_t* offsets;         // (count + 1) where each piece begins in the file or in `host`: multiples of DISK_ALIGN
     size_t count, planned;   // pieces, and of these those that have a size
@@ -79,19 +97,20 @@ typedef struct {
     char directory[FILE_PATH_MAX];  // empty: pieces are in memory of the host
     int file;                // -1: there is none
     bool bypasses_cache;
+    uint64_t* sums;          // of each block of each piece (offload_sum); NULL: there is no file
     char *host, *staging;    // memory of the host: all pieces; a slot each
-    size_t local_rank;       // chooses the device of the thread
-    Stream compute, copies;  // the caller's stream; the thread's
+    size_t local_rank;       // chooses the device of the threads
+    Stream compute;          // the caller's
     OffloadSlot slot[OFFLOAD_SLOTS];
-    size_t wanted;           // the piece to be read next
+    size_t wanted[OFFLOAD_AHEAD];  // the pieces to be read next, the first one first
     uint64_t clock;
     bool open, ending, failed;
     Error error;             // if it has failed
     OffloadCounts counts;
-    pthread_t thread;
+    OffloadThread threads[OFFLOAD_THREADS];
     pthread_mutex_t lock;    // of all members above that change
     pthread_cond_t work, done;
-} Offload;
+};
 
 static inline size_t offload_bytes(const Offload* o, size_t piece) {
     return o->offsets[piece + 1] - o->offsets[piece];
@@ -100,7 +119,49 @@ static inline size_t offload_bytes(const Offload* o, size_t piece) {
 static inline size_t offload_total(const Offload* o) { return o->planned ? o->offsets[o->planned] : 0; }
 
 // ------------------------------------------------------------------------------------------------
-// 2. Opening
+// 2. Checksums
+//
+// The thread that writes a piece computes those of its blocks before, the thread that reads it compares them after.
+
+// The checksum of the block at a multiple of OFFLOAD_BLOCK in a piece. The last block of a piece may be shorter.
+static inline uint64_t* offload_sum(const Offload* o, size_t piece, size_t at) {
+    return o->sums + o->offsets[piece] / OFFLOAD_BLOCK + piece + at / OFFLOAD_BLOCK;
+}
+
+// Those of a file of zeros.
+static inline bool offload_open_sums(Offload* o, Error* error) {
+    static const char zeros[OFFLOAD_BLOCK] = {0};
+    const uint64_t full = hash_bytes(zeros, OFFLOAD_BLOCK);
+    o->sums = (uint64_t*)allocate((offload_total(o) / OFFLOAD_BLOCK + o->planned + 1) * sizeof(uint64_t));
+    if (o->sums == NULL) return fail(error, "out of memory for the checksums of the %s", o->what);
+    for (size_t p = 0; p < o->planned; p++) {
+        for (size_t at = 0, left; at < offload_bytes(o, p); at += OFFLOAD_BLOCK) {
+            left = offload_bytes(o, p) - at;
+            *offload_sum(o, p, at) = left < OFFLOAD_BLOCK ? hash_bytes(zeros, left) : full;
+        }
+    }
+    return true;
+}
+
+// Computes the checksums of `bytes` bytes of a piece, from the block at `at` on, before they are written; or compares
+// them after they were read.
+static inline bool offload_checksums(Offload* o, char* data, size_t piece, size_t at, size_t bytes, bool writes,
+                                     Error* error) {
+    if (!writes && fault_point("offload_damage")) data[bytes / 2] ^= 1;
+    for (size_t done = 0, n; done < bytes; done += n) {
+        n = min_size(bytes - done, OFFLOAD_BLOCK);
+        uint64_t sum = hash_bytes(data + done, n), *known = offload_sum(o, piece, at + done);
+        if (writes) *known = sum;
+        else if (sum != *known)
+            return fail(error, "the %s (--offload) in %.600s does not match its checksum: of %zu bytes at %zu some are "
+                        "not what was written there; check that disk, and start again with --resume and another "
+                        "--offload-dir", o->what, o->directory, n, o->offsets[piece] + at + done);
+    }
+    return true;
+}
+
+// ------------------------------------------------------------------------------------------------
+// 3. Opening
 
 // A store of `count` pieces, whose sizes offload_size sets, in order. Allocates only the table of them.
 static inline bool offload_plan(Offload* o, const char* what, size_t slots, size_t count, Error* error) {
@@ -163,9 +224,9 @@ static inline bool offload_open(Offload* o, const char* directory, size_t rank, 
     size_t total = offload_total(o);
     o->compute = compute;
     o->local_rank = local_rank;
-    o->wanted = OFFLOAD_NONE;
+    for (size_t i = 0; i < OFFLOAD_AHEAD; i++) o->wanted[i] = OFFLOAD_NONE;
     if (directory && !path_copy(o->directory, directory, error)) return false;
-    if (directory && !offload_open_file(o, rank, error)) return false;
+    if (directory && (!offload_open_file(o, rank, error) || !offload_open_sums(o, error))) return false;
     if (directory == NULL) {
         o->host = (char*)host_allocate(max_size(total, 1));
         if (o->host == NULL)
@@ -185,39 +246,49 @@ static inline bool offload_open(Offload* o, const char* directory, size_t rank, 
         o->slot[i].piece = OFFLOAD_NONE;
         device_mark_open(&o->slot[i].given);
     }
-    if (!device_is_host() && !device_open(&o->copies, false, error)) return false;
     pthread_mutex_init(&o->lock, NULL);
     pthread_cond_init(&o->work, NULL);
     pthread_cond_init(&o->done, NULL);
-    o->open = pthread_create(&o->thread, NULL, offload_run, o) == 0;
-    return o->open ||
-           fail(error, "cannot start a thread for the %s; raise the limit on processes (ulimit -u)", o->what);
+    o->open = true;
+    for (size_t i = 0; i < OFFLOAD_THREADS; i++) {
+        OffloadThread* t = &o->threads[i];
+        t->store = o;
+        t->writes = i % 2 == 1;
+        if (!device_is_host() && !device_open(&t->copies, false, error)) return false;
+        t->running = pthread_create(&t->thread, NULL, offload_run, t) == 0;
+        if (!t->running)
+            return fail(error, "cannot start a thread for the %s; raise the limit on processes (ulimit -u)", o->what);
+    }
+    return true;
 }
 
 static inline void offload_close(Offload* o) {
     if (o->open) {
         pthread_mutex_lock(&o->lock);
         o->ending = true;
-        pthread_cond_signal(&o->work);
+        pthread_cond_broadcast(&o->work);
         pthread_mutex_unlock(&o->lock);
-        pthread_join(o->thread, NULL);
+        for (size_t i = 0; i < OFFLOAD_THREADS; i++) {
+            if (o->threads[i].running) pthread_join(o->threads[i].thread, NULL);
+            if (o->threads[i].copies) device_close(o->threads[i].copies);
+        }
         pthread_mutex_destroy(&o->lock);
         pthread_cond_destroy(&o->work);
         pthread_cond_destroy(&o->done);
     }
     for (size_t i = 0; i < o->slot_count && o->slot[i].memory; i++) device_mark_close(&o->slot[i].given);
     if (o->offsets && o->file >= 0) close(o->file);
-    if (o->copies) device_close(o->copies);
     host_free(o->host);
     host_free(o->staging);
+    free(o->sums);
     free(o->offsets);
     memset(o, 0, sizeof *o);
 }
 
 // ------------------------------------------------------------------------------------------------
-// 3. Thread
+// 4. Threads
 //
-// What changed is written first, since that makes room for what is wanted. The lock is not held during a copy.
+// A thread reads, or it writes, so that the disk does both at the same time. The lock is not held during a copy.
 
 // Moves bytes between the file, from `at` on, and memory of the host; both on multiples of DISK_ALIGN.
 static inline bool offload_transfer(Offload* o, char* memory, size_t at, size_t bytes, bool writes, Error* error) {
@@ -234,15 +305,28 @@ static inline bool offload_transfer(Offload* o, char* memory, size_t at, size_t 
     return o->bypasses_cache || disk_forget(o->file, at, bytes, writes) || offload_fail(o, "flush", error);
 }
 
-static inline bool offload_copy(Offload* o, OffloadSlot* slot, bool writes, Error* error) {
+// Reads `bytes` bytes of a piece, from the block at `at` on.
+static inline bool offload_read_blocks(Offload* o, char* memory, size_t piece, size_t at, size_t bytes, Error* error) {
+    return offload_transfer(o, memory, o->offsets[piece] + at, bytes, false, error) &&
+           offload_checksums(o, memory, piece, at, bytes, false, error);
+}
+
+static inline bool offload_write_piece(Offload* o, char* memory, size_t piece, Error* error) {
+    size_t bytes = offload_bytes(o, piece);
+    return offload_checksums(o, memory, piece, 0, bytes, true, error) &&
+           offload_transfer(o, memory, o->offsets[piece], bytes, true, error);
+}
+
+static inline bool offload_copy(Offload* o, OffloadSlot* slot, bool writes, Stream copies, Error* error) {
     size_t bytes = offload_bytes(o, slot->piece);
     char* host = o->host ? o->host + o->offsets[slot->piece] : slot->staging;
     bool moves = host != slot->memory;
     device_mark_wait(&slot->given);
-    if (writes && moves) download(host, slot->memory, bytes, o->copies);
+    if (writes && moves) download(host, slot->memory, bytes, copies);
     if (o->host) fault_point(writes ? "offload_write" : "offload_read");
-    else if (!offload_transfer(o, host, o->offsets[slot->piece], bytes, writes, error)) return false;
-    if (!writes && moves) upload(slot->memory, host, bytes, o->copies);
+    else if (!(writes ? offload_write_piece(o, host, slot->piece, error)
+                      : offload_read_blocks(o, host, slot->piece, 0, bytes, error))) return false;
+    if (!writes && moves) upload(slot->memory, host, bytes, copies);
     return true;
 }
 
@@ -252,71 +336,84 @@ static inline OffloadSlot* offload_find(Offload* o, size_t piece) {
     return NULL;
 }
 
-// A slot that may be used for another piece; NULL if there is none now.
-static inline OffloadSlot* offload_free_slot(Offload* o) {
+// A slot that may be used for another piece than the first `kept` ones that are wanted; NULL if there is none now.
+static inline OffloadSlot* offload_free_slot(Offload* o, size_t kept) {
     OffloadSlot* best = NULL;
     for (size_t i = 0; i < o->slot_count; i++) {
         OffloadSlot* s = &o->slot[i];
-        if (!s->taken && !s->changed && !s->busy && (best == NULL || s->used < best->used)) best = s;
+        bool usable = !s->taken && !s->changed && !s->busy;
+        for (size_t w = 0; w < kept; w++) usable &= s->piece == OFFLOAD_NONE || s->piece != o->wanted[w];
+        if (usable && (best == NULL || s->used < best->used)) best = s;
     }
     return best;
 }
 
-// The next thing to do, with the lock held; NULL if there is nothing.
-static inline OffloadSlot* offload_next(Offload* o) {
-    for (size_t i = 0; i < o->slot_count; i++)
+// The slot of the next piece to write, or to read, with the lock held; NULL if there is nothing to do.
+static inline OffloadSlot* offload_next(Offload* o, bool writes) {
+    for (size_t i = 0; writes && i < o->slot_count; i++)
         if (o->slot[i].changed && !o->slot[i].taken) return &o->slot[i];
-    if (o->wanted != OFFLOAD_NONE && offload_find(o, o->wanted)) o->wanted = OFFLOAD_NONE;
-    OffloadSlot* slot = o->wanted == OFFLOAD_NONE ? NULL : offload_free_slot(o);
-    if (slot == NULL) return NULL;
-    slot->piece = o->wanted;
-    o->wanted = OFFLOAD_NONE;
-    return slot;
+    for (size_t w = 0; !writes && w < OFFLOAD_AHEAD; w++) {
+        if (o->wanted[w] == OFFLOAD_NONE || offload_find(o, o->wanted[w])) continue;
+        OffloadSlot* slot = offload_free_slot(o, w);
+        if (slot) slot->piece = o->wanted[w];
+        return slot;
+    }
+    return NULL;
+}
+
+static inline void offload_end(Offload* o, const Error* error) {
+    if (!o->failed) o->error = *error;
+    o->failed = true;
+    pthread_cond_broadcast(&o->work);
+    pthread_cond_broadcast(&o->done);
 }
 
 static inline void* offload_run(void* argument) {
-    Offload* o = (Offload*)argument;
+    const OffloadThread* t = (const OffloadThread*)argument;
+    Offload* o = t->store;
     Error error;
     threads_set(1);
     bool ok = device_choose(o->local_rank, &error);
     pthread_mutex_lock(&o->lock);
-    while (ok && !o->ending) {
-        OffloadSlot* slot = offload_next(o);
+    while (ok && !o->ending && !o->failed) {
+        OffloadSlot* slot = offload_next(o, t->writes);
         if (slot == NULL) {
             pthread_cond_wait(&o->work, &o->lock);
             continue;
         }
-        bool writes = slot->changed;
         slot->busy = true;
         slot->changed = false;
         pthread_mutex_unlock(&o->lock);
         double began = now_ms();
-        ok = offload_copy(o, slot, writes, &error);
+        ok = offload_copy(o, slot, t->writes, t->copies, &error);
         double ms = now_ms() - began;
         pthread_mutex_lock(&o->lock);
-        *(writes ? &o->counts.written : &o->counts.read) += offload_bytes(o, slot->piece);
-        *(writes ? &o->counts.written_ms : &o->counts.read_ms) += ms;
+        *(t->writes ? &o->counts.written : &o->counts.read) += offload_bytes(o, slot->piece);
+        *(t->writes ? &o->counts.written_ms : &o->counts.read_ms) += ms;
         slot->busy = false;
-        if (!writes) slot->used = ++o->clock;
+        if (!t->writes) slot->used = ++o->clock;
         pthread_cond_broadcast(&o->done);
+        pthread_cond_broadcast(&o->work);  // a thread may have waited for the slot
     }
-    if (!ok) {
-        o->failed = true;
-        o->error = error;
-        pthread_cond_broadcast(&o->done);
-    }
+    if (!ok) offload_end(o, &error);
     pthread_mutex_unlock(&o->lock);
     return NULL;
 }
 
 // ------------------------------------------------------------------------------------------------
-// 4. Use
+// 5. Use
 
-// Begins to read a piece, which is taken soon; one beyond the last is none.
-static inline void offload_ahead(Offload* o, size_t piece) {
+// offload_ahead with the lock held.
+static inline void offload_want(Offload* o, size_t piece, size_t count) {
+    for (size_t w = 0; w < OFFLOAD_AHEAD; w++)
+        o->wanted[w] = w < count && piece < o->planned - min_size(w, o->planned) ? piece + w : OFFLOAD_NONE;
+    pthread_cond_broadcast(&o->work);
+}
+
+// Begins to read the `count` pieces that are taken next, at most OFFLOAD_AHEAD; those beyond the last are none.
+static inline void offload_ahead(Offload* o, size_t piece, size_t count) {
     pthread_mutex_lock(&o->lock);
-    o->wanted = piece < o->planned ? piece : OFFLOAD_NONE;
-    pthread_cond_signal(&o->work);
+    offload_want(o, piece, count);
     pthread_mutex_unlock(&o->lock);
 }
 
@@ -335,16 +432,15 @@ static inline void* offload_take(Offload* o, size_t piece, bool fresh, Error* er
     pthread_mutex_lock(&o->lock);
     while (!o->failed && slot == NULL) {
         slot = offload_find(o, piece);
+        if (slot == NULL && fresh) slot = offload_free_slot(o, 0);
+        if (slot == NULL && !fresh && o->wanted[0] != piece) offload_want(o, piece, 1);
         if (slot && slot->busy) slot = NULL;
-        else if (slot == NULL && fresh) slot = offload_free_slot(o);
-        if (slot == NULL && !fresh) {
-            o->wanted = piece;
-            pthread_cond_signal(&o->work);
-        }
         if (slot == NULL) offload_wait(o);
     }
     if (o->failed) *error = o->error;
     else {
+        for (size_t w = 0; w < OFFLOAD_AHEAD; w++)
+            if (o->wanted[w] == piece) o->wanted[w] = OFFLOAD_NONE;
         slot->piece = piece;
         slot->taken = true;
         slot->used = ++o->clock;
@@ -363,7 +459,7 @@ static inline void offload_give(Offload* o, size_t piece, bool changed) {
         device_mark_set(&slot->given, o->compute);
         slot->taken = false;
         slot->changed |= changed;
-        pthread_cond_signal(&o->work);
+        pthread_cond_broadcast(&o->work);
     }
     pthread_mutex_unlock(&o->lock);
 }
@@ -392,28 +488,33 @@ static inline bool offload_flush(Offload* o, Error* error) {
 }
 
 // Copies `bytes` of a piece from `at` on to memory of the host, by way of a slot. Nothing is taken, and offload_flush
-// has been called since the last piece was given back.
+// has been called since the last piece was given back. If that fails, so has the store.
 static inline bool offload_read(Offload* o, void* to, size_t piece, size_t at, size_t bytes, Error* error) {
-    size_t from = o->offsets[piece] + at;
+    size_t most = max_size(o->largest / OFFLOAD_BLOCK, 1) * OFFLOAD_BLOCK;  // that fit a slot, if no piece is smaller
     if (o->host) {
-        memcpy(to, o->host + from, bytes);
+        memcpy(to, o->host + o->offsets[piece] + at, bytes);
         return true;
     }
     pthread_mutex_lock(&o->lock);
-    OffloadSlot* slot = offload_free_slot(o);  // there is one: the thread may be reading into another
+    OffloadSlot* slot;  // some are free or will be: nothing is written, and not all are read into
+    while ((slot = offload_free_slot(o, 0)) == NULL) offload_wait(o);
     slot->piece = OFFLOAD_NONE;
     slot->taken = true;
     pthread_mutex_unlock(&o->lock);
     bool ok = true;
     for (size_t done = 0; ok && done < bytes;) {
-        size_t before = (from + done) % DISK_ALIGN, n = min_size(bytes - done, o->largest - before);
-        ok = offload_transfer(o, slot->staging, from + done - before, round_up(before + n, DISK_ALIGN), false, error);
+        size_t first = (at + done) / OFFLOAD_BLOCK * OFFLOAD_BLOCK, before = at + done - first;
+        size_t blocks = round_up(before + bytes - done, OFFLOAD_BLOCK), left = offload_bytes(o, piece) - first;
+        blocks = min_size(blocks, min_size(left, most));
+        size_t n = min_size(bytes - done, blocks - before);
+        ok = offload_read_blocks(o, slot->staging, piece, first, blocks, error);
         if (ok) memcpy((char*)to + done, slot->staging + before, n);
         done += n;
     }
     pthread_mutex_lock(&o->lock);
     slot->taken = false;
-    pthread_cond_signal(&o->work);
+    if (!ok) offload_end(o, error);
+    pthread_cond_broadcast(&o->work);
     pthread_mutex_unlock(&o->lock);
     return ok;
 }

@@ -116,7 +116,7 @@ static inline void offload_block_backward(OffloadBlocks* o, size_t l) {
     if (o->held != OFFLOAD_NONE) offload_give(&o->store, o->held, false);
     o->held = l;
     offload_block_take(o, l, false);
-    if (l > o->first) offload_ahead(&o->store, l - 1);
+    if (l > o->first) offload_ahead(&o->store, l - 1, 1);
 }
 
 #endif  // LLMTRAIN_OFFLOAD_ACTIVATIONS_H

@@ -3,7 +3,7 @@
 //   1. parts    tensors are cut into parts, and a piece of the store holds what belongs to some of them
 //   2. access   a part for its update; elements of an array, for checkpoints and initial weights
 //
-// A piece is a few tens of megabytes: an update takes the parts in order, so that the next piece is read and the one
+// A piece is a few tens of megabytes: an update takes the parts in order, so that the next pieces are read and those
 // before written while one is updated. Cuts are where the optimizer lets ZeRO cut, too, and change no bit. zero.h has
 // the calls: a table of parts with flat_create, a pass over it with flat_update.
 //
@@ -23,7 +23,7 @@ enum { OFFLOAD_MASTERS, OFFLOAD_ARRAYS = 1 + OPTIMIZER_STATES };
 
 // Bytes of a piece, about: the share of the whole that keeps the slots small, between bounds that keep a disk fast.
 #define OFFLOAD_PIECE_LEAST ((size_t)16 << 10)
-#define OFFLOAD_PIECE_MOST ((size_t)48 << 20)
+#define OFFLOAD_PIECE_MOST ((size_t)32 << 20)
 #define OFFLOAD_PIECE_SHARE 64
 
 typedef struct {
@@ -158,7 +158,7 @@ static inline char* offload_hold(OffloadStates* s, const OffloadPart* part, size
         if (s->memory == NULL) return NULL;
         s->held = part->piece;
         s->changed = false;
-        offload_ahead(&s->store, part->piece + 1);
+        offload_ahead(&s->store, part->piece + 1, OFFLOAD_AHEAD);
     }
     s->changed |= changes;
     s->touched |= changes;

@@ -669,7 +669,7 @@ static inline void flat_update(FlatVector* flat, const OptimizerStep* step) {
     }
     if (!flat_offloads(flat)) return;
     offload_release(&flat->offloaded);
-    offload_ahead(&flat->offloaded.store, 0);  // of the next step
+    offload_ahead(&flat->offloaded.store, 0, OFFLOAD_AHEAD);  // of the next step
 }
 
 // Makes the stream wait for the all-gather of a bucket's parameters, before they are used.
