@@ -6,7 +6,7 @@
 //   4. random      counter-based random numbers: a pure function of (seed, purpose, step, index)
 //   5. hash        the checksum of files and parameters
 //   6. threads     how many OpenMP uses; 1 where there is no OpenMP
-//   7. text        UTF-8, numbers
+//   7. text        UTF-8, numbers, words for a shell
 //   8. order       what qsort needs
 //
 // Needs: llmtrain/types.h, llmtrain/arithmetic.h. C11, C++17 and CUDA C++.
@@ -361,6 +361,16 @@ static inline void real_text(char* text, size_t size, double value, int least) {
         snprintf(text, size, "%.*g", digits, value);
         if (strtod(text, NULL) == value) break;
     }
+}
+
+// A word as one gives it to a shell: between single quotes, each of its own as '\''.
+static inline void shell_quote(char* text, size_t size, const char* word) {
+    size_t used = (size_t)snprintf(text, size, "'");
+    for (; *word && used + 6 < size; word++) {
+        const char letter[2] = {*word, 0};
+        used += (size_t)snprintf(text + used, size - used, "%s", *word == '\'' ? "'\\''" : letter);
+    }
+    snprintf(text + used, size - used, "'");
 }
 
 // ------------------------------------------------------------------------------------------------

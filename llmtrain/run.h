@@ -853,6 +853,8 @@ static inline void run_report_offload(Run* run, double step_ms) {
 // One sequence of a report, as JSON and as a line with the command that shows its text.
 static inline void run_report_sequence(const Run* run, JsonWriter* w, const SequenceTrace* s, double step_norm) {
     const char* shard = run->train.shards[(size_t)s->shard].path;
+    char quoted[FILE_PATH_MAX + 64];
+    shell_quote(quoted, sizeof quoted, shard);
     json_write_begin(w, '{');
     json_member_string(w, "shard", shard);
     json_member_number(w, "at", s->start);
@@ -862,8 +864,8 @@ static inline void run_report_sequence(const Run* run, JsonWriter* w, const Sequ
     json_member_number(w, "loss", s->loss);
     json_member_number(w, "grad_norm", s->norm);
     json_write_end(w, '}');
-    printf("  sample %.0f: loss %.4g, gradient %.3g of %.3g; build/tokenize --show '%s' --at %.0f --tokens %zu\n",
-           s->sample, s->loss, s->norm, step_norm, shard, s->start, run->loader.T + 1);
+    printf("  sample %.0f: loss %.4g, gradient %.3g of %.3g; build/tokenize --show %s --at %.0f --tokens %zu\n",
+           s->sample, s->loss, s->norm, step_norm, quoted, s->start, run->loader.T + 1);
 }
 
 // Rank 0 reports the worst sequences by one measure, and then those by the other that are not among them.

@@ -541,6 +541,20 @@ static void traced(bool good, const char* calls, const char* what) {
     fault_reset(0);
 }
 
+// A shell reads a quoted word as it was.
+static void test_shell_quote(void) {
+    static const char* const words[] = {"a b", "it's", "''", "$(x)`y`\\\"*", "new\nline", ""};
+    char quoted[64], read[64];
+    for (size_t i = 0; i < COUNT_OF(words); i++) {
+        shell_quote(quoted, sizeof quoted, words[i]);
+        FILE* pipe = popen(text_of("printf '%%s' %s", quoted), "r");
+        need(pipe != NULL, "a shell");
+        read[fread(read, 1, sizeof read - 1, pipe)] = 0;
+        pclose(pipe);
+        check(strcmp(read, words[i]) == 0, "word %zu in quotes: a shell reads what it was", i);
+    }
+}
+
 // What a power cut may not undo: a file is flushed before it takes its name, the directory of the name after it.
 static void test_order(void) {
     fault_reset(0);
@@ -997,6 +1011,7 @@ int main(void) {
     test_files_ragged();
     test_files_full();
     test_files_read_only();
+    test_shell_quote();
     test_order();
     test_directories();
     test_safetensors_round_trip();
