@@ -22,10 +22,11 @@ bad=0
 number=0
 printf '%-5s %-92s %8s %7s %7s %9s %9s %7s %9s\n' type flags 'GB plan' run '' 'ms plan' run '' clock
 
-# Seconds of processor time that the children of this shell have had.
+# Seconds of processor time that the children of this shell have had, without that of the system, which is that of the
+# one checkpoint and of memory's first use.
 children() {
     times > "$out/times"  # not in a pipe, where it would be another shell
-    tail -n 1 "$out/times" | tr 'ms' '  ' | awk '{ print 60 * $1 + $2 + 60 * $3 + $4 }'
+    tail -n 1 "$out/times" | tr 'ms' '  ' | awk '{ print 60 * $1 + $2 }'
 }
 
 # run TYPE STEPS FLAG...: leaves the log of a run.

@@ -1,7 +1,7 @@
 // predict.h: how long a training step will take, before it runs: the costs of its operations at a machine's rates.
 //
 //   Rates rates;
-//   bool ok = rates_measure(&rates, &shape, &error);       on a CPU, a second; or rates_parse, of a text
+//   bool ok = rates_measure(&rates, &shape, &error);       on a CPU, three seconds; or rates_parse, of a text
 //   double ms = step_ms(&model, &rates, micro_batches);    after model_plan
 //
 //   1. rates   given or measured, by operations of the model's own sizes
@@ -51,11 +51,15 @@ static inline bool rates_parse(Rates* r, const char* text, Error* error) {
     return true;
 }
 
+typedef enum { RATED_MATMUL, RATED_OTHER, RATED_MEMORY, RATED_UPDATE } Rated;
+
 typedef struct {
     size_t M, N, K, B, T, H, D, n;
     floatX *in, *weight, *out;              // (M, K), (N, K), (M, N)
     floatX *qkv, *attended, *dqkv;          // (B, T, 3 H D), (B, T, H D), (B, T, 3 H D)
     float *dweight, *lse, *delta, *stream;  // (N, K), (B, H, T), (B, H, T), (n)
+    OptimizerSlice slice;                   // of arrays in `stream`
+    OptimizerStep step;
 } RatesArrays;
 
 // Processor time of this process, of all its threads.
@@ -65,57 +69,63 @@ static inline double processor_ms(void) {
     return 1e3 * (double)t.tv_sec + 1e-6 * (double)t.tv_nsec;
 }
 
-// Milliseconds that one of three kinds of operations takes each thread.
-static inline double rates_time(const RatesArrays* a, int kind, Stream none) {
-    double began = processor_ms();
-    if (kind == 0) {
+static inline void rated_run(const RatesArrays* a, Rated what) {
+    Stream none = NULL;
+    switch (what) {
+    case RATED_MATMUL:
         matmul_forward(a->out, a->in, a->weight, NULL, a->M, a->N, a->K, none);
         matmul_backward_input(a->in, a->out, a->weight, a->M, a->N, a->K, none);
         matmul_backward_weight(a->dweight, NULL, a->out, a->in, false, a->M, a->N, a->K, none);
-    } else if (kind == 1) {
+        break;
+    case RATED_OTHER:
         attention_forward(a->attended, a->lse, a->qkv, a->B, a->T, a->H, a->H, a->D, none);
         attention_backward(a->dqkv, a->delta, a->attended, a->attended, a->lse, a->qkv, a->B, a->T, a->H, a->H, a->D,
                            none);
-    } else {
-        add(a->stream, a->stream + a->n / 2, a->n / 2, none);
+        break;
+    case RATED_MEMORY: add(a->stream, a->stream + a->n / 2, a->n / 2, none); break;
+    case RATED_UPDATE: optimizer_update(&a->slice, &a->step, none); break;
     }
-    return (processor_ms() - began) / (double)threads_count();
 }
 
-// Elements that an optimizer without whole matrices updates in a second, with memory for a million of them.
-static inline double rates_update(OptimizerKind kind, bool master_weights, float* memory, Stream none) {
-    enum { N = 1 << 19, REPEATS = 3 };
-    OptimizerStep step;
-    OptimizerSlice slice;
-    double ms[REPEATS + 1];
-    memset(&step, 0, sizeof step);
-    memset(&slice, 0, sizeof slice);
-    step.kind = kind;
-    step.lr = 1e-4f;
-    step.beta1 = 0.9f;
-    step.beta2 = 0.95f;
-    step.epsilon = 1e-8f;
-    step.grad_scale = 1.0f;
-    step.step = 1;
-    slice.n = N;
-    slice.shape.rows = 512;
-    slice.shape.cols = N / 512;
-    slice.params = (floatX*)memory;
-    slice.grads = memory + N;
-    if (master_weights) slice.master_weights = memory + 2 * N;
-    for (size_t i = 0; i < optimizer_states(kind); i++) slice.states[i] = memory + (3 + i) * N;
-    for (int i = 0; i <= REPEATS; i++) {
-        double began = processor_ms();
-        optimizer_update(&slice, &step, none);
-        ms[i] = (processor_ms() - began) / (double)threads_count();
+// How often it runs in a second: the better of two windows, since others may use the caches meanwhile. So many runs in a
+// row are timed that the clock's error does not matter: what threads have taken on other processors is counted in steps of
+// some milliseconds.
+static inline double rated_per_second(const RatesArrays* a, Rated what, double window_ms) {
+    double best = 0;
+    rated_run(a, what);  // warms up
+    for (int window = 0; window < 2; window++) {
+        double began = now_ms(), processor = processor_ms(), runs = 0;
+        for (; now_ms() - began < window_ms; runs++) rated_run(a, what);
+        best = fmax(best, 1e3 * runs * (double)threads_count() / (processor_ms() - processor));
     }
-    qsort(ms + 1, REPEATS, sizeof(double), compare_doubles);  // the first warms up
-    return 1e3 * N / ms[1 + REPEATS / 2];
+    return best;
+}
+
+// Elements that an optimizer without whole matrices updates in a second, of arrays that caches do not hold.
+static inline double rates_update(RatesArrays* a, OptimizerKind kind, bool master_weights) {
+    size_t n = a->n / 8;
+    OptimizerSlice* slice = &a->slice;
+    memset(slice, 0, sizeof *slice);
+    memset(&a->step, 0, sizeof a->step);
+    a->step.kind = kind;
+    a->step.lr = 1e-4f;
+    a->step.beta1 = 0.9f;
+    a->step.beta2 = 0.95f;
+    a->step.epsilon = 1e-8f;
+    a->step.grad_scale = 1.0f;
+    a->step.step = 1;
+    slice->n = n;
+    slice->shape.rows = 512;
+    slice->shape.cols = n / 512;
+    slice->params = (floatX*)a->stream;
+    slice->grads = a->stream + n;
+    if (master_weights) slice->master_weights = a->stream + 2 * n;
+    for (size_t i = 0; i < optimizer_states(kind); i++) slice->states[i] = a->stream + (3 + i) * n;
+    return (double)n * rated_per_second(a, RATED_UPDATE, 40);
 }
 
 // Of a CPU: the rates that operations of this size reach with all threads.
 static inline bool rates_measure(Rates* r, const BlockShape* s, Error* error) {
-    enum { LEAST = 5, MOST = 200 };
     RatesArrays a;
     memset(&a, 0, sizeof a);
     a.M = min_size(s->B * s->T, 1024);
@@ -146,26 +156,17 @@ static inline bool rates_measure(Rates* r, const BlockShape* s, Error* error) {
     a.dweight = a.stream + a.n;
     a.lse = a.dweight + a.N * a.K;
     a.delta = a.lse + rows * a.H;
+    memset(a.stream, 0, a.n * sizeof(float));
     Cost matmul = cost_matmul(a.M, a.N, a.K), forward = cost_attention_forward(a.B, a.T, a.H, a.H, a.D);
     Cost backward = cost_attention_backward(a.B, a.T, a.H, a.H, a.D);
-    double work[3] = {3 * matmul.flops, forward.flops + backward.flops, 12.0 * (double)(a.n / 2)};
-    double* rates[3] = {&r->matmul, &r->other, &r->memory};
-    Stream none = NULL;
     memset(r, 0, sizeof *r);
-    double ms[3][MOST], began = now_ms();
-    size_t count = 0;
-    for (int kind = 0; kind < 3; kind++) rates_time(&a, kind, none);  // warms up
-    for (; count < LEAST || (count < MOST && now_ms() - began < 1e3); count++)
-        for (int kind = 0; kind < 3; kind++) ms[kind][count] = rates_time(&a, kind, none);
-    for (int kind = 0; kind < 3; kind++) {
-        qsort(ms[kind], count, sizeof(double), compare_doubles);
-        *rates[kind] = 1e3 * work[kind] / ms[kind][count / 2];
-    }
-    memset(a.stream, 0, a.n * sizeof(float));
+    r->matmul = 3 * matmul.flops * rated_per_second(&a, RATED_MATMUL, 200);
+    r->other = (forward.flops + backward.flops) * rated_per_second(&a, RATED_OTHER, 200);
+    r->memory = 12.0 * (double)(a.n / 2) * rated_per_second(&a, RATED_MEMORY, 200);
     for (int o = 0; o < OPTIMIZER_COUNT; o++)
         for (int masters = 0; masters < (FLOATX_IS_FLOAT ? 1 : 2); masters++)
             if (OPTIMIZERS[o].cut == CUT_ANYWHERE || OPTIMIZERS[o].cut == CUT_BLOCKS)
-                r->update[o][masters] = rates_update((OptimizerKind)o, masters > 0, a.stream, none);
+                r->update[o][masters] = rates_update(&a, (OptimizerKind)o, masters > 0);
     r->comm = 0.05 * r->memory;
     r->offload = 1e9;
     free(x);
