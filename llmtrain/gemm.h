@@ -262,6 +262,20 @@ static inline void gemm_prefetch_tile(const GemmProblem* p, size_t i, size_t row
             __builtin_prefetch((const char*)p->out + (r * p->out_stride + j) * bytes + c, 1);
 }
 
+// Whether whole tiles of out are summed where they lie, not in the workspace.
+static inline bool gemm_sums_in_out(const GemmProblem* p) {
+    return p->out_type == DTYPE_F32 && (!p->bias || (!p->accumulate && p->bias_type == DTYPE_F32));
+}
+
+// Adds A panel x B panel to a whole tile there; `first`: to what its sums start from.
+static inline void gemm_tile_in_out(const GemmProblem* p, const GemmKernel* kernel, size_t i, size_t j,
+                                    const uint32_t* a, const uint32_t* b, size_t units, bool first) {
+    float* out = (float*)p->out + i * p->out_stride + j;
+    const float* bias = p->bias ? (const float*)p->bias + j : NULL;
+    bool adds = !first || p->accumulate;
+    kernel->multiply(out, p->out_stride, adds ? out : bias, adds ? p->out_stride : 0, a, b, units);
+}
+
 // Task number t computes out[i_begin..i_end, j_begin..j_end].
 static inline void gemm_block_task(const GemmProblem* p, const GemmKernel* kernel, const GemmPlan* plan, size_t t) {
     size_t rows = kernel->rows, cols = kernel->cols, group = GEMM_GROUP_ROWS / rows * rows;
@@ -289,12 +303,16 @@ static inline void gemm_block_task(const GemmProblem* p, const GemmKernel* kerne
                 for (size_t j = j_begin; j < j_end; j += cols) {
                     const uint32_t* b = w->b + (j - j_begin) * units;
                     float* sums = row_sums + (keep || inner < units ? (j - j_begin) * rows : 0);
-                    bool last = j + cols >= j_end;
+                    bool last = j + cols >= j_end, first = k == 0 && u == 0;
                     gemm_prefetch_tile(p, last ? i + rows : i, rows, last ? j_begin : j + cols, cols);
-                    bool first = k == 0 && u == 0, out = u == 0 && (k > 0 ? !keep : p->accumulate);
-                    bool bias = first && p->bias != NULL;
+                    if (gemm_sums_in_out(p) && i + rows <= i_end && j + cols <= j_end) {
+                        gemm_tile_in_out(p, kernel, i, j, a + u * rows, b + u * cols, inner, first);
+                        continue;
+                    }
+                    bool out = u == 0 && (k > 0 ? !keep : p->accumulate), bias = first && p->bias != NULL;
                     if (out || bias) kernel->start(p, sums, i, j, out, bias);
-                    kernel->multiply(sums, a + u * rows, b + u * cols, inner, !first || out || bias);
+                    const float* from = !first || out || bias ? sums : NULL;
+                    kernel->multiply(sums, cols, from, cols, a + u * rows, b + u * cols, inner);
                     if (u + inner == units && (!keep || k + count == p->K)) kernel->store(p, sums, i, j);
                 }
             }

@@ -55,14 +55,15 @@ static inline void gemm_pack_bfmmla(uint32_t* panel, const GemmOperand* o, size_
     }
 }
 
-GEMM_BFMMLA static inline void gemm_multiply_bfmmla(float* sums, const uint32_t* a, const uint32_t* b, size_t units,
-                                                    bool accumulate) {
+GEMM_BFMMLA static inline void gemm_multiply_bfmmla(float* sums, size_t stride, const float* from, size_t from_stride,
+                                                    const uint32_t* a, const uint32_t* b, size_t units) {
     enum { PAIRS = BFMMLA_COLS / 2, TILES = BFMMLA_ROWS / 2 * PAIRS };  // of columns; of 2 x 2 sums
     float32x4_t c[TILES];
     GEMM_UNROLL
     for (size_t t = 0; t < TILES; t++) {
-        const float* from = sums + t / PAIRS * 2 * BFMMLA_COLS + t % PAIRS * 2;
-        c[t] = accumulate ? vcombine_f32(vld1_f32(from), vld1_f32(from + BFMMLA_COLS)) : vdupq_n_f32(0.0f);
+        size_t row = t / PAIRS * 2, column = t % PAIRS * 2;
+        c[t] = from ? vcombine_f32(vld1_f32(from + row * from_stride + column),
+                                   vld1_f32(from + (row + 1) * from_stride + column)) : vdupq_n_f32(0.0f);
     }
     for (size_t u = 0; u < units; u += 2, a += 2 * BFMMLA_ROWS, b += 2 * BFMMLA_COLS) {
         bfloat16x8_t rows[BFMMLA_ROWS / 2];
@@ -78,9 +79,9 @@ GEMM_BFMMLA static inline void gemm_multiply_bfmmla(float* sums, const uint32_t*
     }
     GEMM_UNROLL
     for (size_t t = 0; t < TILES; t++) {
-        float* to = sums + t / PAIRS * 2 * BFMMLA_COLS + t % PAIRS * 2;
+        float* to = sums + t / PAIRS * 2 * stride + t % PAIRS * 2;
         vst1_f32(to, vget_low_f32(c[t]));
-        vst1_f32(to + BFMMLA_COLS, vget_high_f32(c[t]));
+        vst1_f32(to + stride, vget_high_f32(c[t]));
     }
 }
 

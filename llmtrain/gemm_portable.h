@@ -66,8 +66,10 @@ typedef struct {
     // GEMM_PACK_EXTRA units of each lane more than it was asked for.
     void (*pack)(uint32_t* panel, const GemmOperand* o, size_t lane, size_t lanes, size_t width, size_t k,
                  size_t count);
-    // sums (rows, cols) = [sums +] A panel x B panel
-    void (*multiply)(float* sums, const uint32_t* a, const uint32_t* b, size_t units, bool accumulate);
+    // sums (rows, cols) = [from +] A panel x B panel, rows of sums and from `stride` and `from_stride` apart: sums may
+    // be in out itself, and from, which may be sums or NULL, a bias, whose stride is 0
+    void (*multiply)(float* sums, size_t stride, const float* from, size_t from_stride, const uint32_t* a,
+                     const uint32_t* b, size_t units);
     // sums = [out[i.., j..]] [+ bias], what a tile's sums start from, and out[i.., j..] = sums, for the part of the
     // tile that lies inside of out
     void (*start)(const GemmProblem* p, float* sums, size_t i, size_t j, bool out, bool bias);
@@ -287,16 +289,15 @@ ALWAYS_INLINE void gemm_dot_typed(float* sums, const float* a, size_t rows, cons
 // Two vectors a row, and three quarters of the registers hold the sums.
 enum { GEMM_PORTABLE_ROWS = VECTOR_REGISTERS * 3 / 8, GEMM_PORTABLE_COLS = 2 * VECTOR_LANES };
 
-static inline void gemm_multiply_portable(float* sums, const uint32_t* a_panel, const uint32_t* b_panel, size_t units,
-                                          bool accumulate) {
+static inline void gemm_multiply_portable(float* sums, size_t stride, const float* from, size_t from_stride,
+                                          const uint32_t* a_panel, const uint32_t* b_panel, size_t units) {
     const float* a = (const float*)a_panel;
     const float* b = (const float*)b_panel;
     Vector c[GEMM_PORTABLE_ROWS][2];
     GEMM_UNROLL
-    for (int i = 0; i < GEMM_PORTABLE_ROWS; i++) {
-        const Vector* from = (const Vector*)(sums + i * GEMM_PORTABLE_COLS);
-        c[i][0] = accumulate ? from[0] : vector_of(0.0f);
-        c[i][1] = accumulate ? from[1] : vector_of(0.0f);
+    for (size_t i = 0; i < GEMM_PORTABLE_ROWS; i++) {
+        c[i][0] = from ? *(const Vector*)(from + i * from_stride) : vector_of(0.0f);
+        c[i][1] = from ? *(const Vector*)(from + i * from_stride + VECTOR_LANES) : vector_of(0.0f);
     }
     for (size_t u = 0; u < units; u++, a += GEMM_PORTABLE_ROWS, b += GEMM_PORTABLE_COLS) {
         Vector b0 = *(const Vector*)b, b1 = *(const Vector*)(b + VECTOR_LANES);
@@ -307,9 +308,9 @@ static inline void gemm_multiply_portable(float* sums, const uint32_t* a_panel, 
         }
     }
     GEMM_UNROLL
-    for (int i = 0; i < GEMM_PORTABLE_ROWS; i++) {
-        *(Vector*)(sums + i * GEMM_PORTABLE_COLS) = c[i][0];
-        *(Vector*)(sums + i * GEMM_PORTABLE_COLS + VECTOR_LANES) = c[i][1];
+    for (size_t i = 0; i < GEMM_PORTABLE_ROWS; i++) {
+        *(Vector*)(sums + i * stride) = c[i][0];
+        *(Vector*)(sums + i * stride + VECTOR_LANES) = c[i][1];
     }
 }
 

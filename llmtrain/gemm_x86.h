@@ -36,36 +36,12 @@
 // ------------------------------------------------------------------------------------------------
 // 1. AVX2
 //
-// 12 of the 16 registers hold the sums, two a row of B, one an element of A. Packing is the plain loop.
+// 12 of the 16 registers hold the sums, two a row of B, one an element of A. Floats are packed by 8 x 8 transposes, all
+// else, and panels at the edge of an operand, by the plain loop.
 
 #define GEMM_AVX2 __attribute__((target("avx2,fma,f16c")))
 
 GEMM_BODIES(avx2, GEMM_AVX2, 6, 16)
-
-GEMM_AVX2 static inline void gemm_pack_avx2(uint32_t* panel, const GemmOperand* o, size_t lane, size_t lanes,
-                                            size_t width, size_t k, size_t count) {
-    gemm_pack_body(panel, o, lane, lanes, width, k, count);
-}
-
-GEMM_AVX2 static inline void gemm_multiply_avx2(float* sums, const uint32_t* a_panel, const uint32_t* b_panel,
-                                                size_t units, bool accumulate) {
-    const float* a = (const float*)a_panel;
-    const float* b = (const float*)b_panel;
-    __m256 c[12];
-    GEMM_UNROLL
-    for (int i = 0; i < 12; i++) c[i] = accumulate ? _mm256_loadu_ps(sums + 8 * i) : _mm256_setzero_ps();
-    for (size_t u = 0; u < units; u++, a += 6, b += 16) {
-        __m256 b0 = _mm256_loadu_ps(b), b1 = _mm256_loadu_ps(b + 8);
-        GEMM_UNROLL
-        for (int i = 0; i < 6; i++) {
-            __m256 x = _mm256_broadcast_ss(a + i);
-            c[2 * i] = _mm256_fmadd_ps(x, b0, c[2 * i]);
-            c[2 * i + 1] = _mm256_fmadd_ps(x, b1, c[2 * i + 1]);
-        }
-    }
-    GEMM_UNROLL
-    for (int i = 0; i < 12; i++) _mm256_storeu_ps(sums + 8 * i, c[i]);
-}
 
 // r[j][i] = r[i][j], for 8 x 8 units
 GEMM_AVX2 ALWAYS_INLINE void gemm_transpose_avx2(__m256i r[8]) {
@@ -89,6 +65,83 @@ GEMM_AVX2 ALWAYS_INLINE void gemm_transpose_avx2(__m256i r[8]) {
     }
     GEMM_UNROLL
     for (int i = 0; i < 8; i++) r[i] = t[i];
+}
+
+// 8 floats, or 6: nothing beyond them is touched.
+GEMM_AVX2 ALWAYS_INLINE __m256i gemm_load_floats_avx2(const float* from, size_t count) {
+    if (count == 8) return _mm256_loadu_si256((const __m256i*)(const void*)from);
+    __m128 high = _mm_loadl_pi(_mm_setzero_ps(), (const __m64*)(const void*)(from + 4));
+    return _mm256_castps_si256(_mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(from)), high, 1));
+}
+
+GEMM_AVX2 ALWAYS_INLINE void gemm_store_floats_avx2(float* to, __m256i floats, size_t count) {
+    if (count == 8) {
+        _mm256_storeu_si256((__m256i*)(void*)to, floats);
+        return;
+    }
+    _mm_storeu_ps(to, _mm256_castps256_ps128(_mm256_castsi256_ps(floats)));
+    _mm_storel_pi((__m64*)(void*)(to + 4), _mm256_extractf128_ps(_mm256_castsi256_ps(floats), 1));
+}
+
+// A whole panel of floats: 8 lanes x 8 units at a time, transposed in registers if k is contiguous. What comes next is
+// fetched ahead. width: 6, or a multiple of 8; a constant where this is inlined.
+GEMM_AVX2 ALWAYS_INLINE void gemm_pack_floats_avx2(float* panel, const GemmOperand* o, size_t lane, size_t width,
+                                                   size_t k, size_t count) {
+    size_t lane_step = o->k_contiguous ? o->stride : 1, k_step = o->k_contiguous ? 1 : o->stride, u = 0;
+    const float* data = (const float*)(const void*)o->data + lane * lane_step + k * k_step;
+    for (; u + 8 <= count; u += 8)
+        for (size_t group = 0; group < width; group += 8) {
+            const float* from = data + group * lane_step + u * k_step;
+            size_t lanes = min_size(width - group, 8);
+            __m256i r[8];
+            GEMM_UNROLL
+            for (size_t i = 0; i < 8; i++) {
+                const float* row = from + i * o->stride;
+                if (o->k_contiguous && i >= lanes) {
+                    r[i] = _mm256_setzero_si256();
+                } else if (o->k_contiguous) {
+                    if (u % 16 == 0) __builtin_prefetch((const char*)row + GEMM_AHEAD);
+                    r[i] = gemm_load_floats_avx2(row, 8);
+                } else {
+                    if (group % 16 == 0) __builtin_prefetch(row + 16 * o->stride);
+                    r[i] = gemm_load_floats_avx2(row, lanes);
+                }
+            }
+            if (o->k_contiguous) gemm_transpose_avx2(r);
+            GEMM_UNROLL
+            for (size_t i = 0; i < 8; i++) gemm_store_floats_avx2(panel + (u + i) * width + group, r[i], lanes);
+        }
+    for (; u < count; u++)
+        for (size_t l = 0; l < width; l++) panel[u * width + l] = data[l * lane_step + u * k_step];
+}
+
+GEMM_AVX2 static inline void gemm_pack_avx2(uint32_t* panel, const GemmOperand* o, size_t lane, size_t lanes,
+                                            size_t width, size_t k, size_t count) {
+    bool whole = o->type == DTYPE_F32 && lanes == width;
+    if (whole && width == 6) gemm_pack_floats_avx2((float*)panel, o, lane, 6, k, count);
+    else if (whole && width == 16) gemm_pack_floats_avx2((float*)panel, o, lane, 16, k, count);
+    else gemm_pack_body(panel, o, lane, lanes, width, k, count);
+}
+
+GEMM_AVX2 static inline void gemm_multiply_avx2(float* sums, size_t stride, const float* from, size_t from_stride,
+                                                const uint32_t* a_panel, const uint32_t* b_panel, size_t units) {
+    const float* a = (const float*)a_panel;
+    const float* b = (const float*)b_panel;
+    __m256 c[12];
+    GEMM_UNROLL
+    for (size_t i = 0; i < 12; i++)
+        c[i] = from ? _mm256_loadu_ps(from + i / 2 * from_stride + i % 2 * 8) : _mm256_setzero_ps();
+    for (size_t u = 0; u < units; u++, a += 6, b += 16) {
+        __m256 b0 = _mm256_loadu_ps(b), b1 = _mm256_loadu_ps(b + 8);
+        GEMM_UNROLL
+        for (int i = 0; i < 6; i++) {
+            __m256 x = _mm256_broadcast_ss(a + i);
+            c[2 * i] = _mm256_fmadd_ps(x, b0, c[2 * i]);
+            c[2 * i + 1] = _mm256_fmadd_ps(x, b1, c[2 * i + 1]);
+        }
+    }
+    GEMM_UNROLL
+    for (size_t i = 0; i < 12; i++) _mm256_storeu_ps(sums + i / 2 * stride + i % 2 * 8, c[i]);
 }
 
 // 8 floats, or 8 pairs of bfloat16
@@ -263,13 +316,23 @@ GEMM_AVX512 static inline void gemm_pack_avx512(uint32_t* panel, const GemmOpera
     else gemm_pack_blocks_avx512(panel, o, DTYPE_F16, false, false, lane, lanes, width, k, count);
 }
 
-GEMM_AVX512 static inline void gemm_multiply_avx512(float* sums, const uint32_t* a_panel, const uint32_t* b_panel,
-                                                    size_t units, bool accumulate) {
+GEMM_AVX512 ALWAYS_INLINE void gemm_sums_load_avx512(__m512 c[24], const float* from, size_t from_stride) {
+    GEMM_UNROLL
+    for (size_t i = 0; i < 24; i++)
+        c[i] = from ? _mm512_loadu_ps(from + i / 2 * from_stride + i % 2 * 16) : _mm512_setzero_ps();
+}
+
+GEMM_AVX512 ALWAYS_INLINE void gemm_sums_store_avx512(float* sums, size_t stride, const __m512 c[24]) {
+    GEMM_UNROLL
+    for (size_t i = 0; i < 24; i++) _mm512_storeu_ps(sums + i / 2 * stride + i % 2 * 16, c[i]);
+}
+
+GEMM_AVX512 static inline void gemm_multiply_avx512(float* sums, size_t stride, const float* from, size_t from_stride,
+                                                    const uint32_t* a_panel, const uint32_t* b_panel, size_t units) {
     const float* a = (const float*)a_panel;
     const float* b = (const float*)b_panel;
     __m512 c[24];
-    GEMM_UNROLL
-    for (int i = 0; i < 24; i++) c[i] = accumulate ? _mm512_loadu_ps(sums + 16 * i) : _mm512_setzero_ps();
+    gemm_sums_load_avx512(c, from, from_stride);
     for (size_t u = 0; u < units; u++, a += 12, b += 32) {
         __m512 b0 = _mm512_loadu_ps(b), b1 = _mm512_loadu_ps(b + 16);
         GEMM_UNROLL
@@ -279,8 +342,7 @@ GEMM_AVX512 static inline void gemm_multiply_avx512(float* sums, const uint32_t*
             c[2 * i + 1] = _mm512_fmadd_ps(x, b1, c[2 * i + 1]);
         }
     }
-    GEMM_UNROLL
-    for (int i = 0; i < 24; i++) _mm512_storeu_ps(sums + 16 * i, c[i]);
+    gemm_sums_store_avx512(sums, stride, c);
 }
 
 // A few rows: 16 columns of B x 16 units are transposed in registers, where a unit is a float or a pair of bfloat16:
@@ -333,11 +395,11 @@ static const GemmKernel gemm_avx512 = {
 
 #define GEMM_AVX512BF16 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma")))
 
-GEMM_AVX512BF16 static inline void gemm_multiply_avx512bf16(float* sums, const uint32_t* a, const uint32_t* b,
-                                                            size_t units, bool accumulate) {
+GEMM_AVX512BF16 static inline void gemm_multiply_avx512bf16(float* sums, size_t stride, const float* from,
+                                                            size_t from_stride, const uint32_t* a, const uint32_t* b,
+                                                            size_t units) {
     __m512 c[24];
-    GEMM_UNROLL
-    for (int i = 0; i < 24; i++) c[i] = accumulate ? _mm512_loadu_ps(sums + 16 * i) : _mm512_setzero_ps();
+    gemm_sums_load_avx512(c, from, from_stride);
     for (size_t u = 0; u < units; u++, a += 12, b += 32) {
         __m512bh b0 = (__m512bh)_mm512_loadu_si512(b), b1 = (__m512bh)_mm512_loadu_si512(b + 16);
         GEMM_UNROLL
@@ -347,8 +409,7 @@ GEMM_AVX512BF16 static inline void gemm_multiply_avx512bf16(float* sums, const u
             c[2 * i + 1] = _mm512_dpbf16_ps(c[2 * i + 1], x, b1);
         }
     }
-    GEMM_UNROLL
-    for (int i = 0; i < 24; i++) _mm512_storeu_ps(sums + 16 * i, c[i]);
+    gemm_sums_store_avx512(sums, stride, c);
 }
 
 // As above, of pairs alone.
@@ -432,14 +493,14 @@ GEMM_AMX static inline void gemm_end_amx(void) {
     _tile_release();
 }
 
-GEMM_AMX static inline void gemm_multiply_amx(float* sums, const uint32_t* a, const uint32_t* b, size_t units,
-                                              bool accumulate) {
+GEMM_AMX static inline void gemm_multiply_amx(float* sums, size_t stride, const float* from, size_t from_stride,
+                                              const uint32_t* a, const uint32_t* b, size_t units) {
     GEMM_BARRIER();
-    if (accumulate) {
-        _tile_loadd(0, sums, 128);
-        _tile_loadd(1, sums + 16, 128);
-        _tile_loadd(2, sums + 16 * 32, 128);
-        _tile_loadd(3, sums + 16 * 32 + 16, 128);
+    if (from) {
+        _tile_loadd(0, from, 4 * from_stride);
+        _tile_loadd(1, from + 16, 4 * from_stride);
+        _tile_loadd(2, from + 16 * from_stride, 4 * from_stride);
+        _tile_loadd(3, from + 16 * from_stride + 16, 4 * from_stride);
     } else {
         _tile_zero(0);
         _tile_zero(1);
@@ -456,10 +517,10 @@ GEMM_AMX static inline void gemm_multiply_amx(float* sums, const uint32_t* a, co
         _tile_dpbf16ps(2, 5, 6);
         _tile_dpbf16ps(3, 5, 7);
     }
-    _tile_stored(0, sums, 128);
-    _tile_stored(1, sums + 16, 128);
-    _tile_stored(2, sums + 16 * 32, 128);
-    _tile_stored(3, sums + 16 * 32 + 16, 128);
+    _tile_stored(0, sums, 4 * stride);
+    _tile_stored(1, sums + 16, 4 * stride);
+    _tile_stored(2, sums + 16 * stride, 4 * stride);
+    _tile_stored(3, sums + 16 * stride + 16, 4 * stride);
     GEMM_BARRIER();
 }
 
