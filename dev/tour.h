@@ -61,7 +61,6 @@ static void tour_enter_by_operation(const char* name) {
     bool after_norm = strcmp(tour.section, "forward, final norm") == 0, in_head = strcmp(tour.section, "head") == 0;
     if (strcmp(name, "matmul_forward") == 0 && after_norm) tour_enter("head", 0);
     if (strcmp(name, "fill_zero") == 0 && in_head) tour_enter("backward, final norm", 0);
-    if (strcmp(name, "sum_of_squares") == 0) tour_enter("norm of the gradients", 0);
     if (strcmp(name, "optimizer_update") == 0) tour_enter("update", 0);
 }
 

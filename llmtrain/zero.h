@@ -533,6 +533,23 @@ static inline void flat_collect(FlatVector* flat, Bucket* k) {
     else cast_to_float(flat->grads + at, (const floatX*)staging->comm_buffer + from, n, flat->stream);
 }
 
+// The summed gradients of a part of the rank's sums of a bucket, as floats, times the loss scale.
+static inline const float* flat_summed(FlatVector* flat, const Bucket* k, CommSlice part) {
+    size_t at = k->sums_offset + (part.first - k->sums.first);
+    if (!flat->exact) return flat->grads + at;
+    float* floats = flat->staging[k->staging].grads;
+    exact_read(floats, flat->exact + at, flat->loss_scale / EXACT_SCALE, slice_length(part), flat->stream);
+    return floats;
+}
+
+// After the last micro-batch: waits for the reduction of a bucket, and squares the gradients of the own slice.
+static inline void flat_square(FlatVector* flat, Bucket* k) {
+    if (k->first == k->end) return;
+    flat_collect(flat, k);
+    sum_of_squares(flat->scalars + SUM_SQUARES + flat_slot(flat, k),
+                   flat_summed(flat, k, k->own), slice_length(k->own), flat->stream);
+}
+
 static inline void flat_begin_bucket(FlatVector* flat, size_t bucket) {
     Bucket* k = &flat->buckets[bucket];
     Staging* staging = &flat->staging[k->staging];
@@ -573,28 +590,15 @@ static inline void flat_end_bucket(FlatVector* flat, size_t bucket) {
     k->reducing = true;
     if (staging->comm_buffer) staging->pending = k;
     fault_point("reduce");
+    // Without other ranks to wait for: while caches still hold a part of what the backward wrote.
+    if (o->world == 1 && flat->micro == flat->micro_batches) flat_square(flat, k);
 }
 
-// The summed gradients of a part of the rank's sums of a bucket, as floats, times the loss scale.
-static inline const float* flat_summed(FlatVector* flat, const Bucket* k, CommSlice part) {
-    size_t at = k->sums_offset + (part.first - k->sums.first);
-    if (!flat->exact) return flat->grads + at;
-    float* floats = flat->staging[k->staging].grads;
-    exact_read(floats, flat->exact + at, flat->loss_scale / EXACT_SCALE, slice_length(part), flat->stream);
-    return floats;
-}
-
-// After the last micro-batch: waits for all reductions, in the order in which they started, squares the gradients of
-// the own slices, and reads flat->scalars. Only here does the host wait for the device in a step; upload_batch keeps it
-// at most two micro-batches ahead.
+// After the last micro-batch: squares the gradients of the buckets, in the order in which their reductions started,
+// where that is not done yet, and reads flat->scalars. Only here does the host wait for the device in a step;
+// upload_batch keeps it at most two micro-batches ahead.
 static inline void flat_finish_step(FlatVector* flat) {
-    for (size_t b = flat->count; b-- > 0;) {
-        Bucket* k = &flat->buckets[b];
-        if (k->first == k->end) continue;
-        flat_collect(flat, k);
-        sum_of_squares(flat->scalars + SUM_SQUARES + b, flat_summed(flat, k, k->own), slice_length(k->own),
-                       flat->stream);
-    }
+    for (size_t b = flat->count; b-- > 0 && flat->options.world > 1;) flat_square(flat, &flat->buckets[b]);
     download(flat->scalars_host, flat->scalars, (SUM_SQUARES + flat->count) * sizeof(double), flat->stream);
 }
 
