@@ -47,10 +47,12 @@
 
 // 12 sequences make a step, whatever the number of ranks. Some steps are skipped, and there is dropout: their state,
 // too, must come back. Of four blocks the activations of one can be offloaded.
-#define MODEL                                                                                           \
-    "--family gpt2 --layers 4 --heads 2 --channels 16 --seq 16 --batch 1 --total-batch 192 --steps 30 " \
-    "--val-every 10 --val-windows 4 --lr 3e-3 --warmup 3 --clip 0.5 --spike-sigma 0 --spike-warmup 4 "  \
-    "--spike-skip 1.65 --dropout 0.1 --threads 1 --reduce exact --timeout 2"
+#define MODEL_OF(layers)                                                                                \
+    "--family gpt2 --layers " layers " --heads 2 --channels 16 --seq 16 --batch 1 --total-batch 192 "   \
+    "--steps 30 --val-every 10 --val-windows 4 --lr 3e-3 --warmup 3 --clip 0.5 --spike-sigma 0 "        \
+    "--spike-warmup 4 --spike-skip 1.65 --dropout 0.1 --threads 1 --reduce exact --timeout 2"
+#define MODEL MODEL_OF("4")
+#define SHALLOW MODEL_OF("2")  // skips fewer steps: its rewinds come to an end
 
 // A checkpoint of which every byte can be damaged in turn.
 #define SMALL                                                                                                         \
@@ -101,6 +103,7 @@ typedef struct {
     size_t keep;
     const char* often;  // --ckpt-every, if it is no number of steps
     bool small;         // the model SMALL
+    bool shallow;       // the model SHALLOW
     bool bits8;         // optimizer state in 8 bits
     int offload;        // optimizer state, activations or both in a file
     bool relative;      // --out is given without the place
@@ -117,7 +120,7 @@ static const char* arguments_of(const Way* way, const char* more) {
     choice_name(OFFLOAD_CHOICES, way->offload, offloaded, sizeof offloaded);
     snprintf(arguments, sizeof arguments,
              "%s --data %.600s/train.bin --out %.600srun --zero %zu --ckpt-async %s --ckpt-every %s %s %s %s %s %s %s",
-             way->small ? SMALL : text_of(MODEL " --val %.600s/val.bin", root), root,
+             way->small ? SMALL : text_of("%s --val %.600s/val.bin", way->shallow ? SHALLOW : MODEL, root), root,
              way->relative ? "" : text_of("%s/", place), way->zero, way->async ? "on" : "off",
              way->often ? way->often : text_of("%zu", way->every),
              way->hot ? text_of("--ckpt-hot %zu", way->hot) : "",
@@ -1444,8 +1447,9 @@ static void test_hot(void) {
 #define REWINDS "--diverged-after 1 --rewind 99 --rewind-lr 0.99"
 enum { REWOUND_MAX = 32, REWIND_POINTS = 4, REWIND_KILLS = 8, REWIND_STOPS = 14 };  // of each way, up to so many
 
-static const Way REWIND_WAYS[] = {{.world = 1, .every = 2, .keep = 6},
-                                  {.world = 3, .zero = 2, .every = 2, .hot = 1, .async = true, .keep = 6}};
+static const Way REWIND_WAYS[] = {
+    {.world = 1, .every = 2, .keep = 6, .shallow = true},
+    {.world = 3, .zero = 2, .every = 2, .hot = 1, .async = true, .keep = 6, .shallow = true}};
 enum { REWIND_WAYS_COUNT = COUNT_OF(REWIND_WAYS) };
 
 static struct {
