@@ -8,14 +8,14 @@
 // A template is a program in Jinja. This runs the part of it that published templates use, as Hugging Face's
 // apply_chat_template does (trim_blocks and lstrip_blocks on):
 //
-//   statements   if elif else endif, for x in list (with loop.first, last, index, index0, length), set, comments
+//   statements   if elif else endif, set, comments, for x in list [if ...] with loop.first, last, index, index0, length
 //   values       strings, whole numbers, true, false, none, lists (split), messages, namespace(...)
 //   operators    + - * // % ~  == != < > <= >=  in, not in, and or not, a if b else c, x.y, x['y'], x[1], x[1:],
 //                x[::-1]
 //   filters      trim, length, upper, lower, string, first, last, default(value)
 //   methods      strip, lstrip, rstrip, split, startswith, endswith, upper, lower, replace
 //   tests        defined, undefined, none, string, true, false, boolean, number, mapping, iterable, sequence; not
-//   functions    raise_exception(text), namespace(name=value)
+//   functions    raise_exception(text), namespace(name=value), strftime_now(format)
 //
 // What is missing (macros, tojson, ...) is refused by name when it is reached, so that a template with a branch for
 // tools serves where there are none. Memory and steps are bounded.
@@ -29,7 +29,9 @@
 #ifndef LLMTRAIN_TEMPLATE_H
 #define LLMTRAIN_TEMPLATE_H
 
-#include "base.h"
+#include "unicode.h"
+
+#include <time.h>
 
 typedef struct {
     const char *role, *content;
@@ -40,7 +42,7 @@ typedef struct {
 
 typedef enum {
     VALUE_UNDEFINED, VALUE_NONE, VALUE_BOOL, VALUE_NUMBER, VALUE_STRING, VALUE_LIST, VALUE_MESSAGE, VALUE_LOOP,
-    VALUE_NAMESPACE
+    VALUE_NAMESPACE, VALUE_FUNCTION
 } ValueKind;
 
 typedef struct TemplateValue {
@@ -153,7 +155,7 @@ static inline bool value_true(TemplateValue v) {
         case VALUE_UNDEFINED: case VALUE_NONE: return false;
         case VALUE_BOOL: case VALUE_NUMBER: return v.number != 0;
         case VALUE_STRING: case VALUE_LIST: return v.count > 0;
-        case VALUE_MESSAGE: case VALUE_LOOP: case VALUE_NAMESPACE: break;
+        case VALUE_MESSAGE: case VALUE_LOOP: case VALUE_NAMESPACE: case VALUE_FUNCTION: break;
     }
     return true;
 }
@@ -198,6 +200,26 @@ static inline size_t text_find(TemplateValue text, TemplateValue part, size_t fr
     for (size_t i = from; i + part.count <= text.count; i++)
         if (memcmp(text.text + i, part.text, part.count) == 0) return i;
     return SIZE_MAX;
+}
+
+// Bytes at the beginning of a text that are one of `marks`, or white space where that is NULL; 0 if they are none.
+static inline size_t template_mark(const char* text, size_t bytes, const TemplateValue* marks) {
+    return !marks ? utf8_space(text, bytes) : bytes > 0 && memchr(marks->text, text[0], marks->count);
+}
+
+static inline TemplateValue template_strip(Template* t, TemplateValue v, bool left, bool right,
+                                           const TemplateValue* marks) {
+    size_t n = 1;
+    for (size_t i = 0; marks && i < marks->count; i++)
+        if ((unsigned char)marks->text[i] >= 0x80)
+            template_fail(t, "strips letters outside ASCII, which is not supported");
+    for (; left && (n = template_mark(v.text, v.count, marks)) > 0; v.count -= n) v.text += n;
+    for (n = 1; right && n <= min_size(3, v.count); n++) {  // its last character has 1 to 3 bytes
+        if (template_mark(v.text + v.count - n, n, marks) != n) continue;
+        v.count -= n;
+        n = 0;
+    }
+    return v;
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -267,11 +289,12 @@ static inline bool template_cut(Template* t, const char* source, size_t bytes) {
         bool cuts = inner_end > inner + minus && inner_end[-1] == '-';
         bool keeps = inner_end > inner + plus && inner_end[-1] == '+';
         if (minus) {
-            while (until > text && code_space(until[-1])) until--;
+            until = text + template_strip(t, value_text(text, (size_t)(until - text)), false, true, NULL).count;
         } else if (kind != '{' && !plus) {
             const char* line = until;
-            while (line > text && (line[-1] == ' ' || line[-1] == '\t')) line--;
-            if (line == source || line[-1] == '\n') until = line;
+            while (line > text && line[-1] != '\n') line--;
+            TemplateValue rest = template_strip(t, value_text(line, (size_t)(until - line)), false, true, NULL);
+            if (rest.count == 0 && (line == source || line[-1] == '\n')) until = line;
         }
         if (!template_node(t, NODE_TEXT, text, until)) return false;
         if (minus || plus) inner++;
@@ -279,7 +302,7 @@ static inline bool template_cut(Template* t, const char* source, size_t bytes) {
         if (kind == '{' && !template_node(t, NODE_OUTPUT, inner, inner_end)) return false;
         if (kind == '%' && !template_statement(t, inner, inner_end)) return false;
         p = close + 2;
-        if (cuts) while (p < end && code_space(*p)) p++;
+        if (cuts) p = template_strip(t, value_text(p, (size_t)(end - p)), true, false, NULL).text;
         else if (kind != '{' && !keeps && p < end && *p == '\n') p++;
         text = p;
     }
@@ -439,38 +462,6 @@ static inline TemplateValue template_member(Template* t, TemplateValue of, const
     return none;
 }
 
-// Bytes of the white space, of Unicode as for Python, that `bytes` bytes begin with; 0 if they do not.
-static inline size_t template_space(const char* text, size_t bytes) {
-    const unsigned char* p = (const unsigned char*)text;
-    if (bytes >= 1 && (p[0] == ' ' || (p[0] >= 9 && p[0] <= 13) || (p[0] >= 28 && p[0] <= 31))) return 1;
-    if (bytes >= 2 && p[0] == 0xC2 && (p[1] == 0x85 || p[1] == 0xA0)) return 2;
-    if (bytes < 3 || p[0] < 0xE1 || p[0] > 0xE3) return 0;
-    uint32_t code = (p[0] & 0xFu) << 12 | (p[1] & 0x3Fu) << 6 | (p[2] & 0x3Fu);
-    bool space = code == 0x1680 || (code >= 0x2000 && code <= 0x200A) || code == 0x2028 || code == 0x2029 ||
-                 code == 0x202F || code == 0x205F || code == 0x3000;
-    return space ? 3 : 0;
-}
-
-// Bytes at the beginning of a text that are one of `marks`, or white space where that is NULL; 0 if they are none.
-static inline size_t template_mark(const char* text, size_t bytes, const TemplateValue* marks) {
-    return !marks ? template_space(text, bytes) : bytes > 0 && memchr(marks->text, text[0], marks->count);
-}
-
-static inline TemplateValue template_strip(Template* t, TemplateValue v, bool left, bool right,
-                                           const TemplateValue* marks) {
-    size_t n = 1;
-    for (size_t i = 0; marks && i < marks->count; i++)
-        if ((unsigned char)marks->text[i] >= 0x80)
-            template_fail(t, "strips letters outside ASCII, which is not supported");
-    for (; left && (n = template_mark(v.text, v.count, marks)) > 0; v.count -= n) v.text += n;
-    for (n = 1; right && n <= min_size(3, v.count); n++) {  // its last character has 1 to 3 bytes
-        if (template_mark(v.text + v.count - n, n, marks) != n) continue;
-        v.count -= n;
-        n = 0;
-    }
-    return v;
-}
-
 static inline TemplateValue template_split(Template* t, TemplateValue text, TemplateValue mark) {
     size_t count = 1, from = 0;
     for (size_t at; (at = text_find(text, mark, from)) != SIZE_MAX; from = at + mark.count) count++;
@@ -590,7 +581,21 @@ static inline TemplateValue template_subscript(Template* t, TemplateValue of) {
     return list;
 }
 
-// namespace(...) or raise_exception(...), of which ( is taken.
+// The local time as strftime of C and of Python writes it; %f is Python's alone.
+static inline TemplateValue template_now(Template* t, TemplateValue format) {
+    enum { NOW_BYTES = 1024 };
+    char *copy = (char*)template_allocate(t, format.count + 1), *text = (char*)template_allocate(t, NOW_BYTES);
+    time_t now = time(NULL);
+    struct tm parts;
+    if (!copy || !text || !localtime_r(&now, &parts)) return value_text("", 0);
+    memcpy(copy, format.text, format.count);
+    copy[format.count] = 0;
+    size_t bytes = strstr(copy, "%f") ? 0 : strftime(text, NOW_BYTES, copy, &parts);
+    return bytes > 0 || copy[0] == 0 ? value_text(text, bytes)
+                                     : template_undefined(t, "the format of time", copy, format.count);
+}
+
+// A function of TEMPLATE_FUNCTIONS, of which ( is taken. All of them are defined, but not all can be called.
 static inline TemplateValue template_call(Template* t, const char* name, size_t bytes) {
     TemplateValue a[TEMPLATE_ARGUMENTS], made = value_of(VALUE_NAMESPACE, 0);
     if (word_is(name, bytes, "namespace")) {
@@ -614,8 +619,23 @@ static inline TemplateValue template_call(Template* t, const char* name, size_t 
         TemplateValue text = count ? value_string(t, a[0]) : value_text("", 0);
         template_fail(t, "refuses the conversation: %.*s", (int)min_size(text.count, 200), text.text);
     }
+    if (count == 1 && a[0].kind == VALUE_STRING && !t->skipping && !t->failed && word_is(name, bytes, "strftime_now"))
+        return template_now(t, a[0]);
     return template_undefined(t, "the function", name, bytes);
 }
+
+// Which of the names that | separates a word is; -1: none.
+static inline int word_among(const char* word, size_t bytes, const char* names) {
+    for (size_t length, i = 0; names[0]; names += length + (names[length] == '|'), i++) {
+        length = strcspn(names, "|");
+        if (length == bytes && memcmp(names, word, bytes) == 0) return (int)i;
+    }
+    return -1;
+}
+
+// Names that apply_chat_template defines besides those of template_render.
+#define TEMPLATE_FUNCTIONS "raise_exception|namespace|strftime_now|range|dict|lipsum|cycler|joiner"
+#define TEMPLATE_TOKENS "unk_token|sep_token|pad_token|cls_token|mask_token"
 
 static inline TemplateValue template_primary(Template* t) {
     size_t bytes = code_word_bytes(t);
@@ -651,7 +671,10 @@ static inline TemplateValue template_primary(Template* t) {
     if (word_is(word, bytes, "none") || word_is(word, bytes, "None")) return value_of(VALUE_NONE, 0);
     if (code_take(t, "(")) return template_call(t, word, bytes);
     TemplateVariable* v = template_find(t, word, bytes, -1);
-    return v && !t->skipping ? v->value : value_of(VALUE_UNDEFINED, 0);
+    if (v && !t->skipping) return v->value;
+    if (!v && word_among(word, bytes, TEMPLATE_TOKENS) >= 0) return template_undefined(t, "the token", word, bytes);
+    int function = v ? -1 : word_among(word, bytes, TEMPLATE_FUNCTIONS);
+    return function >= 0 ? value_of(VALUE_FUNCTION, function) : value_of(VALUE_UNDEFINED, 0);
 }
 
 static inline TemplateValue template_filter(Template* t, TemplateValue v, const char* name, size_t bytes) {
@@ -691,12 +714,13 @@ static inline TemplateValue template_test(Template* t, TemplateValue v) {
     else if (word_is(name, bytes, "number")) holds = v.kind == VALUE_NUMBER || v.kind == VALUE_BOOL;
     else if (word_is(name, bytes, "mapping")) holds = v.kind == VALUE_MESSAGE;
     else if (word_is(name, bytes, "iterable") || word_is(name, bytes, "sequence"))
-        holds = v.kind == VALUE_STRING || v.kind == VALUE_LIST || v.kind == VALUE_MESSAGE;
+        holds = v.kind == VALUE_STRING || v.kind == VALUE_LIST || v.kind == VALUE_MESSAGE ||
+                v.kind == VALUE_UNDEFINED || (v.kind == VALUE_LOOP && name[0] == 'i');
     else return template_undefined(t, "the test", name, bytes);
     return value_bool(holds != negated);
 }
 
-// A value with what follows it: members, subscripts, calls of methods; then filters and tests.
+// A value with its members, subscripts and calls of methods.
 static inline TemplateValue template_postfix(Template* t) {
     TemplateValue v = template_primary(t);
     while (!t->failed) {
@@ -709,6 +733,11 @@ static inline TemplateValue template_postfix(Template* t) {
             v = code_take(t, "(") ? template_method(t, v, name, bytes) : template_member(t, v, name, bytes);
         } else break;
     }
+    return v;
+}
+
+// A value after the filters and tests that follow it.
+static inline TemplateValue template_filtered(Template* t, TemplateValue v) {
     while (!t->failed) {
         if (code_take(t, "|")) {
             size_t bytes = code_word_bytes(t);
@@ -741,8 +770,11 @@ static inline TemplateValue template_number(Template* t, TemplateValue a, Templa
 static inline TemplateValue template_unary(Template* t) {
     if (++t->depth > TEMPLATE_DEPTH) template_fail(t, "nests more than %d expressions", TEMPLATE_DEPTH);
     TemplateValue v = value_of(VALUE_UNDEFINED, 0);
-    if (!t->failed) v = code_take(t, "-") ? template_number(t, value_of(VALUE_NUMBER, 0), template_unary(t), '-')
-                                          : template_postfix(t);
+    size_t signs = 0;
+    while (code_take(t, "-")) signs++;
+    if (!t->failed) v = template_postfix(t);
+    for (; signs > 0 && !t->failed; signs--) v = template_number(t, value_of(VALUE_NUMBER, 0), v, '-');
+    v = template_filtered(t, v);
     t->depth--;
     return v;
 }
@@ -903,14 +935,18 @@ static inline TemplateValue template_expression(Template* t) {
 // ------------------------------------------------------------------------------------------------
 // 5. Running
 
+static inline void code_end(Template* t) {
+    code_skip(t);
+    if (!t->failed && t->at < t->end)
+        template_fail(t, "has '%.*s' after an expression", (int)min_size((size_t)(t->end - t->at), 40), t->at);
+}
+
 static inline TemplateValue template_evaluate(Template* t, const char* start, const char* end) {
     t->at = start;
     t->end = end;
     t->skipping = false;
     TemplateValue v = template_expression(t);
-    code_skip(t);
-    if (!t->failed && t->at < t->end)
-        template_fail(t, "has '%.*s' after an expression", (int)min_size((size_t)(t->end - t->at), 40), t->at);
+    code_end(t);
     return v;
 }
 
@@ -956,6 +992,27 @@ static inline void template_assign(Template* t, const TemplateNode* node) {
 
 static inline void template_run(Template* t, size_t first, size_t end);
 
+// The elements of "for name in list if condition", whose list t->at has reached, for which the condition holds.
+static inline TemplateValue template_elements(Template* t, const char* name, size_t bytes) {
+    const char* end = t->end;
+    TemplateValue list = template_disjunction(t), *items;
+    bool filters = !t->failed && code_take_word(t, "if");
+    const char* condition = t->at;
+    if (!filters && !t->failed) code_end(t);
+    if (!filters || t->failed || list.kind != VALUE_LIST) return list;
+    TemplateValue kept = value_list(t, &items, list.count);
+    size_t count = 0, outer = t->scope;
+    t->scope = t->variable_count;
+    for (size_t i = 0; i < kept.count && !t->failed; i++) {
+        template_set(t, name, bytes, -1, list.items[i]);
+        if (value_true(template_evaluate(t, condition, end))) items[count++] = list.items[i];
+    }
+    t->variable_count = t->scope;
+    t->scope = outer;
+    kept.count = count;
+    return kept;
+}
+
 // for name in list; what is set in the loop is forgotten after each turn, except members of namespaces.
 static inline void template_loop(Template* t, size_t i) {
     const TemplateNode* node = &t->nodes[i];
@@ -968,7 +1025,8 @@ static inline void template_loop(Template* t, size_t i) {
         template_undefined(t, "the statement for", node->start, (size_t)(node->end - node->start));
         return;
     }
-    TemplateValue list = template_evaluate(t, t->at, node->end), loop = value_of(VALUE_LOOP, 0);
+    t->skipping = false;
+    TemplateValue list = template_elements(t, name, bytes), loop = value_of(VALUE_LOOP, 0);
     if (t->failed || list.kind == VALUE_UNDEFINED) return;
     if (list.kind != VALUE_LIST) {
         template_fail(t, "has a for over something that is no list");
@@ -1020,8 +1078,19 @@ static inline void template_run(Template* t, size_t first, size_t end) {
     }
 }
 
+// A template whose line breaks are all \n, as Jinja reads one; NULL after a failure.
+static inline const char* template_lines(Template* t, const char* source) {
+    if (strchr(source, '\r') == NULL) return source;
+    char *copy = (char*)template_allocate(t, strlen(source) + 1), *out = copy;
+    for (const char* p = source; copy && *p; p++)
+        if (*p != '\r') *out++ = *p;
+        else if (p[1] != '\n') *out++ = '\n';
+    if (copy) *out = 0;
+    return copy;
+}
+
 // The text of a conversation, which ends where the model's answer begins if `answers` is set; *text is the caller's to
-// free. bos and eos: the text of the begin-of-text and end-of-text tokens.
+// free. bos and eos: the text of the begin-of-text and end-of-text tokens, empty where there is none.
 static inline bool template_render(char** text, size_t* bytes, const char* source, const ChatMessage* messages,
                                    size_t count, const char* bos, const char* eos, bool answers, Error* error) {
     Template* t = (Template*)allocate(sizeof(Template));
@@ -1043,11 +1112,12 @@ static inline bool template_render(char** text, size_t* bytes, const char* sourc
         items[i].message = &messages[i];
     }
     template_set(t, "messages", 8, -1, list);
-    template_set(t, "bos_token", 9, -1, value_text(bos, strlen(bos)));
-    template_set(t, "eos_token", 9, -1, value_text(eos, strlen(eos)));
+    template_set(t, "bos_token", 9, -1, bos[0] ? value_text(bos, strlen(bos)) : value_of(VALUE_UNDEFINED, 0));
+    template_set(t, "eos_token", 9, -1, eos[0] ? value_text(eos, strlen(eos)) : value_of(VALUE_UNDEFINED, 0));
     template_set(t, "add_generation_prompt", 21, -1, value_bool(answers));
     template_set(t, "tools", 5, -1, value_of(VALUE_NONE, 0));
     template_set(t, "documents", 9, -1, value_of(VALUE_NONE, 0));
+    source = template_lines(t, source);
     if (!t->failed && template_cut(t, source, strlen(source)) && template_match(t)) template_run(t, 0, t->node_count);
     if (!t->failed) template_write(t, "", 1);  // so that there is memory, and a zero byte at the end
     bool ok = !t->failed;

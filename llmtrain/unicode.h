@@ -76,6 +76,18 @@ static inline size_t utf8_check(bool* good, const char* text, size_t bytes) {
     return length;
 }
 
+// Bytes of the white space, of Unicode as for Python, that `bytes` bytes begin with; 0 if they do not.
+static inline size_t utf8_space(const char* text, size_t bytes) {
+    const unsigned char* p = (const unsigned char*)text;
+    if (bytes >= 1 && (p[0] == ' ' || (p[0] >= 9 && p[0] <= 13) || (p[0] >= 28 && p[0] <= 31))) return 1;
+    if (bytes >= 2 && p[0] == 0xC2 && (p[1] == 0x85 || p[1] == 0xA0)) return 2;
+    if (bytes < 3 || p[0] < 0xE1 || p[0] > 0xE3) return 0;
+    uint32_t code = (p[0] & 0xFu) << 12 | (p[1] & 0x3Fu) << 6 | (p[2] & 0x3Fu);
+    bool space = code == 0x1680 || (code >= 0x2000 && code <= 0x200A) || code == 0x2028 || code == 0x2029 ||
+                 code == 0x202F || code == 0x205F || code == 0x3000;
+    return space ? 3 : 0;
+}
+
 // Bytes at the beginning of a text that are valid.
 static inline size_t utf8_valid(const char* text, size_t bytes) {
     size_t at = 0;

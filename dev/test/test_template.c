@@ -111,10 +111,51 @@ static void refuses(const char* source, const char* says) {
     if (ok) free(text);
 }
 
+// What apply_chat_template gives a template besides messages: functions that are defined, the date, and bos_token only
+// where there is one. The date may change between two looks at the clock.
+static void test_names(void) {
+    char today[2][64];
+    Error error;
+    ChatMessage message = {"user", "a"};
+    const char* source = "{% if strftime_now is defined %}{{ strftime_now('%d %b %Y') }}{% else %}never{% endif %}";
+    bool same = false;
+    for (int i = 0; i < 2; i++) {
+        time_t now = time(NULL);
+        strftime(today[i], sizeof today[i], "%d %b %Y", localtime(&now));
+        char* text;
+        size_t bytes;
+        bool ok = template_render(&text, &bytes, source, &message, 1, "", "", true, &error);
+        same = same || (ok && strcmp(text, today[i]) == 0);
+        if (ok) free(text);
+    }
+    check(same, "strftime_now gives today's date, %s", today[1]);
+    renders("{{ raise_exception is defined }} {{ namespace is none }} {{ other is defined }}", "", "True False False");
+    renders("{{ namespace == range }} {{ range == range }}", "", "False True");
+    renders("{{ bos_token is defined }}[{{ bos_token }}]", "", "False[]");
+    refuses("{{ bos_token + 'a' }}", "the operator '+'");
+}
+
+static void test_syntax(void) {
+    renders("{% for c in 'a--b-c'.split('-') if c %}{{ loop.index }}{{ c }}/{{ loop.length }} {% endfor %}", "",
+            "1a/3 2b/3 3c/3 ");
+    renders("{% set c = 'z' %}{% for c in 'a-b'.split('-') if c != 'a' %}{{ c }}{% endfor %}{{ c }}", "", "bz");
+    renders("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}", "x", "x");
+    renders("{% for c in missing if c %}{{ c }}{% endfor %}.", "", ".");
+    renders("{{ -1 is number }} {{ -1|string }} {{ - -1 }} {{ missing is iterable }} {{ none is sequence }}", "",
+            "True -1 1 True False");
+    // Line breaks are those of any system, and what a line begins with may be any white space.
+    renders("a\r\n  {% if true %}\r\nb\rc\r\n{% endif %}\r\nd\r\n", "", "a\nb\nc\nd");
+    renders("\xC2\xA0\v{% if true %}a\xE3\x80\x80{%- endif -%}\xE2\x80\x83\x1C b", "", "ab");
+}
+
 static void test_refusals(void) {
     refuses("{% macro f(x) %}{% endmacro %}", "the statement 'macro'");
     refuses("{{ messages | tojson }}", "the filter 'tojson'");
-    refuses("{{ strftime_now('%Y') }}", "the function 'strftime_now'");
+    refuses("{{ strftime_now() }}", "the function 'strftime_now'");
+    refuses("{{ strftime_now('%f') }}", "the format of time '%f'");
+    refuses("{{ pad_token }}", "the token 'pad_token'");
+    refuses("{% for m in messages if m.role.title() %}{% endfor %}", "the method 'title'");
+    refuses("{% for m in messages, 1 %}{% endfor %}", "after an expression");
     refuses("{{ messages[0].content.title() }}", "the method 'title'");
     refuses("{{ 1 is divisibleby(2) }}", "the test 'divisibleby'");
     refuses("{{ raise_exception('no ' + messages[0].role) }}", "refuses the conversation: no user");
@@ -147,6 +188,8 @@ int main(int argc, char** argv) {
     tests_begin("test_template");
     test_fixture(argc > 1 ? argv[1] : "dev/test/fixtures/templates.json");
     test_texts();
+    test_names();
+    test_syntax();
     test_refusals();
     return tests_end();
 }
