@@ -343,12 +343,15 @@ static inline bool read_normalizer(TokenizerReader* r, uint32_t node) {
     return n->pattern[0] || refuse(r, "normalizer's pattern", "empty");
 }
 
-// Whether no space is left after normalization.
+// Whether no space is left after normalization: a step replaces them all, and none makes others.
 static inline bool spaces_are_replaced(const Rules* rules) {
-    for (size_t i = 0; i < rules->normalizer_count; i++)
-        if (rules->normalizers[i].kind == NORMALIZE_REPLACE && strcmp(rules->normalizers[i].pattern, " ") == 0)
-            return true;
-    return false;
+    bool replaced = false;
+    for (size_t i = 0; i < rules->normalizer_count; i++) {
+        const Normalizer* n = &rules->normalizers[i];
+        replaced |= n->kind == NORMALIZE_REPLACE && strcmp(n->pattern, " ") == 0;
+        if (strchr(n->content, ' ')) replaced = false;
+    }
+    return replaced;
 }
 
 static inline bool read_split(TokenizerReader* r, uint32_t node) {

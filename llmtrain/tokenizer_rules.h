@@ -200,7 +200,9 @@ static inline bool added_split(Spans* out, const Rules* rules, const Trie* trie,
         if (from > rest && !spans_append(out, (size_t)(rest - text), (size_t)(from - text), -1,
                                          first && rest == begin, error))
             return false;
-        if (!spans_append(out, (size_t)(from - text), (size_t)(to - text), added->id, false, error)) return false;
+        // One whose text an added token before it has taken altogether, as spaces after it, is none.
+        if (from < to && !spans_append(out, (size_t)(from - text), (size_t)(to - text), added->id, false, error))
+            return false;
         rest = to;
     }
     return rest >= end ||
@@ -230,7 +232,7 @@ static inline bool text_replace(Text* out, const char* text, size_t bytes, const
     return true;
 }
 
-// Appends the normal form of a text that is not empty.
+// Appends the normal form of a text. Nothing is put in front of one that is empty, or has become so.
 static inline bool rules_normalize(Text* out, const Rules* rules, const char* text, size_t bytes, Error* error) {
     Text steps[2] = {{NULL, 0, 0}, {NULL, 0, 0}};
     bool ok = true;
@@ -240,7 +242,8 @@ static inline bool rules_normalize(Text* out, const Rules* rules, const char* te
         if (to != out) to->count = 0;
         if (n->kind == NORMALIZE_NFC) ok = nfc_append(to, rules->nfc, text, bytes, error);
         else if (n->kind == NORMALIZE_REPLACE) ok = text_replace(to, text, bytes, n->pattern, n->content, error);
-        else ok = text_append(to, n->content, strlen(n->content), error) && text_append(to, text, bytes, error);
+        else ok = text_append(to, n->content, bytes > 0 ? strlen(n->content) : 0, error) &&
+                  text_append(to, text, bytes, error);
         text = to->bytes;
         bytes = to->count;
     }

@@ -671,6 +671,54 @@ static void test_good_files(void) {
     tokenizer_close(&tokenizer);
     free(text);
     verdict("of added tokens the longest is found");
+
+    // Each space is a token that takes those around it, too: those taken already are no tokens of their own.
+    text = replaced(BASE, "\"special\":true}", "\"special\":true},{\"id\":5,\"content\":\" \",\"normalized\":false,"
+                    "\"lstrip\":true,\"rstrip\":true}");
+    put_text("tokenizer.json", text);
+    open_tokenizer(&tokenizer, "tokenizer.json", NULL);
+    tokens = encode(&tokenizer, "a   b  a", 8);
+    static const int32_t taken[] = {0, 5, 1, 5, 0};
+    expect(tokens.count == COUNT_OF(taken) && memcmp(tokens.ids, taken, sizeof taken) == 0, "%zu tokens", tokens.count);
+    tokens_free(&tokens);
+    tokenizer_close(&tokenizer);
+    free(text);
+    verdict("an added token whose text another one has taken is none");
+
+    // What is put in front of a text is not put in front of none.
+    text = replaced(BASE, "\"normalizer\":null", "\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[{\"type\":"
+                    "\"Replace\",\"pattern\":{\"String\":\"a\"},\"content\":\"\"},{\"type\":\"Prepend\",\"prepend\":"
+                    "\"b\"}]}");
+    put_text("tokenizer.json", text);
+    open_tokenizer(&tokenizer, "tokenizer.json", NULL);
+    tokens = encode(&tokenizer, "a<x>ab", 6);
+    expect(tokens.count == 3 && tokens.ids[0] == 4 && tokens.ids[1] == 1 && tokens.ids[2] == 1, "%zu tokens",
+           tokens.count);
+    tokens_free(&tokens);
+    tokenizer_close(&tokenizer);
+    free(text);
+    verdict("nothing is put in front of a text that normalization makes empty");
+
+    // Without ByteLevel, so that spaces may be split off: where a later step makes some again, that would do something.
+    static const char* const later[] = {"", ",{\"type\":\"Replace\",\"pattern\":{\"String\":\"b\"},\"content\":\" \"}",
+                                        ",{\"type\":\"Prepend\",\"prepend\":\" a\"}"};
+    for (size_t i = 0; i < COUNT_OF(later); i++) {
+        text = replaced(BASE, "{\"type\":\"ByteLevel\",\"add_prefix_space\":false}", "{\"type\":\"Split\",\"pattern\":"
+                        "{\"String\":\" \"},\"behavior\":\"MergedWithPrevious\",\"invert\":false}");
+        char* other = replaced(text, "{\"type\":\"ByteLevel\"}", "null");
+        char* all = replaced(other, "\"normalizer\":null",
+                             text_of("\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"Replace\","
+                                     "\"pattern\":{\"String\":\" \"},\"content\":\"a\"}%s]}", later[i]));
+        put_text("tokenizer.json", all);
+        bool opened = tokenizer_open(&tokenizer, "tokenizer.json", NULL, &error);
+        if (i == 0) expect(opened, "%s", error.text);
+        else expect_refusal(opened, &error, "pre_tokenizer's pattern", later[i]);
+        if (opened) tokenizer_close(&tokenizer);
+        free(text);
+        free(other);
+        free(all);
+    }
+    verdict("a Split at spaces is refused where normalization leaves some");
 }
 
 static void test_bad_files(void) {
