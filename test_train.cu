@@ -1187,6 +1187,12 @@ static void test_sampling(void) {
     }
     check_true("sampling: min-p leaves out what is below its share of the largest",
                kept[1][2] && !kept[1][0] && kept[0][0] && !kept[0][3]);
+    // Of the 4 likeliest the first has 0.40 and the second as much: with min-p first it would have a half.
+    SamplingOptions three = {1, 4, 0.45, 3, 0.5, 0};
+    bool of_k[V] = {false};
+    for (int i = 0; i < 1000; i++)
+        of_k[sample_token(candidates, logits, NULL, 0, &three, (float)i / 1000, V)] = true;
+    check_true("sampling: top-k, then top-p of what it left, then min-p", of_k[1] && of_k[4] && !of_k[2] && !of_k[0]);
     const int32_t text[3] = {1, 4, 1};
     o.min_p = o.temperature = 0;
     o.repetition_penalty = 4;  // 2 / 4 is below 1

@@ -163,8 +163,12 @@ typedef struct {
     bool ended;               // by a stop string, or the end-of-text token
 } SampleText;
 
-static inline void sample_text_begin(SampleText* t, const Tokenizer* tokenizer) {
+// before: the tokens that the text continues, after which its first space is one of the text; NULL: none.
+static inline void sample_text_begin(SampleText* t, const Tokenizer* tokenizer, const Tokens* before) {
+    size_t bytes;
     if (tokenizer) decoder_begin(&t->decoder, tokenizer);  // it was zeroed
+    for (size_t i = 0; tokenizer && before && i < before->count; i++) decoder_add(&bytes, &t->decoder, before->ids[i]);
+    if (tokenizer) decoder_end(&bytes, &t->decoder);  // whoever wrote these tokens wrote all their bytes
     t->bytes = t->written = t->tokens = 0;
     t->ended = false;
 }
@@ -367,7 +371,7 @@ static inline bool sampler_write(Sampler* s, FILE* out, Error* error) {
     size_t running = s->samples;
     generator_begin(g);
     generator_append(g, s->ids.ids, s->ids.count);
-    for (size_t i = 0; i < s->samples; i++) sample_text_begin(&s->texts[i], s->tokenizer);
+    for (size_t i = 0; i < s->samples; i++) sample_text_begin(&s->texts[i], s->tokenizer, &s->ids);
     if (streams) sampler_write_prompt(s, out);
     for (uint64_t n = 0; ok && n < s->tokens && running > 0; n++) {
         const int32_t* newest = generator_step(g);

@@ -117,7 +117,7 @@ static inline int32_t sample_token(Candidate* candidates, const floatX* logits, 
     }
     float sum = candidates_softmax(candidates, o->temperature, V);
     size_t most = o->top_k > 0 ? min_size(o->top_k, V) : V, taken = 0, others = V;
-    bool cut = most < V || o->top_p < 1 || o->min_p > 0;
+    bool cut = most < V || o->top_p < 1 || o->min_p > 0, top_p_of_k = o->top_p < 1 && o->top_k > 0;
     float largest = 1.0f, least = 1.0f, reached = 0.0f;
     while (taken < most) {
         while (taken + others == V) {  // no candidate is left but those below `least`
@@ -127,17 +127,17 @@ static inline int32_t sample_token(Candidate* candidates, const floatX* logits, 
         Candidate* heap = candidates + others;
         float p = heap[0].probability;
         if (taken == 0) largest = p;
-        else if (p == 0 || (double)p < o->min_p * (double)largest) break;
+        else if (p == 0 || (!top_p_of_k && (double)p < o->min_p * (double)largest)) break;
         Candidate next = candidates_pop(heap, V - others - taken++);
         reached += p;
         if (!cut && uniform * sum < reached) return next.token;
-        if (o->top_p < 1 && o->top_k == 0 && reached >= (float)o->top_p * sum) break;
+        if (o->top_p < 1 && !top_p_of_k && reached >= (float)o->top_p * sum) break;
     }
-    // With a top k the top p is of what it has left.
+    // With a top k the top p is of what it has left, and only then the min p.
     float all = reached;
-    for (size_t i = taken; o->top_p < 1 && o->top_k > 0 && i > 1; i--) {
-        float without = reached - candidates[V - i].probability;
-        if (without < (float)o->top_p * all) break;
+    for (size_t i = taken; top_p_of_k && i > 1; i--) {
+        float p = candidates[V - i].probability, without = reached - p;
+        if (without < (float)o->top_p * all && (double)p >= o->min_p * (double)largest) break;
         reached = without;
         taken = i - 1;
     }

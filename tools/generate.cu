@@ -111,7 +111,7 @@ static bool chat_answer(Chat* chat, const Options* o, const Tokenizer* tokenizer
     const TextList* stops = &o->sampler.stops;
     SampleText* answer = &chat->answer;
     bool ok = true;
-    sample_text_begin(answer, tokenizer);
+    sample_text_begin(answer, tokenizer, NULL);
     for (uint64_t n = 0; ok && n < o->sampler.tokens && !answer->ended && chat->generator.known < CHAT_TOKENS; n++) {
         ok = sample_text_add(answer, *generator_step(&chat->generator), tokenizer->end_of_text, stops, error);
         if (ok) sample_text_show(answer, stops, stdout);
