@@ -98,8 +98,8 @@ static inline bool windows_open(Source* source, const Windows* w, Error* error) 
 //   {"question": "...", "choices": ["...", ...], "answer": 3}
 //   {"question": "...", "choices": {"text": ["...", ...], "label": ["A", ...]}, "answerKey": "D"}
 // Context and ending are joined by a space and tokenized together. What is scored are the tokens after those of the
-// context alone without the spaces at its end, as lm-evaluation-harness does. A row that is too long loses tokens at
-// its beginning.
+// context alone without the white space at its end, as lm-evaluation-harness does. A row that is too long loses tokens
+// at its beginning.
 
 // One answer of a question, in the tokens of all.
 typedef struct {
@@ -185,13 +185,15 @@ static inline bool question_read(Question* q, const Choices* c, size_t item, Err
     return fail(error, "%s: %s; give {\"ctx\": \"...\", \"endings\": [\"...\", \"...\"], \"label\": 0}", what, problem);
 }
 
-// The tokens of a question's context alone, without the spaces at its end, in c->context.
+// The tokens of a question's context alone, without the white space at its end, in c->context.
 static inline bool choices_context(Choices* c, const char* context, size_t bytes, Error* error) {
     const Tokenizer* tokenizer = c->tokenizer;
-    while (bytes > 0 && strchr(" \t\n\r\v\f", context[bytes - 1]) && context[bytes - 1]) bytes--;
+    for (size_t n = 1; n <= min_size(3, bytes); n++)  // the bytes of its last character
+        if (utf8_space(context + bytes - n, n) == n) bytes -= n, n = 0;
     c->context.count = 0;
     if (!tokenizer_encode(&c->context, tokenizer, context, bytes, error)) return false;
-    bool needs = c->context.count == 0 && tokenizer->begin_of_text < 0 && tokenizer->end_of_text < 0;
+    bool needs = c->context.count == 0 && tokenizer->begin_of_text < 0 && tokenizer->begin_token < 0 &&
+                 tokenizer->end_of_text < 0;
     return !needs || fail(error, "a question without context needs a begin- or end-of-text token, and this tokenizer "
                           "has none; give it a context");
 }
@@ -214,6 +216,7 @@ static inline bool choices_join(ChoiceRow* row, Choices* c, const char* context,
     memcpy(c->joined + bytes + 1, ending, ending_bytes);
     int32_t begin = tokenizer->begin_of_text;
     // Without any context the first token would be predicted from nothing.
+    if (begin < 0 && c->context.count == 0) begin = tokenizer->begin_token;
     if (begin < 0 && c->context.count == 0) begin = tokenizer->end_of_text;
     row->start = out->count;
     row->first = c->context.count + (begin >= 0);

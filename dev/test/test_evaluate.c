@@ -177,6 +177,37 @@ static void test_choices(void) {
     model_free(&model);
 }
 
+// Where context and ending are divided, and what stands before a context that is empty, as in lm-evaluation-harness.
+static void test_contexts(void) {
+    static const struct { const char* context; size_t tokens; } contexts[] = {
+        {"a", 1}, {"a \t", 1}, {"a\xC2\xA0\xE3\x80\x80", 1}, {"a\xE2\x80\x83\x1F\n", 1}, {"a\xE2\x80\x8B", 4},
+    };
+    Tokenizer tokenizer = tokenizer_of_bytes();
+    Choices choices;
+    Error error;
+    ChoiceRow row;
+    memset(&choices, 0, sizeof choices);
+    choices.tokenizer = &tokenizer;
+    for (size_t i = 0; i < COUNT_OF(contexts); i++) {
+        const char* context = contexts[i].context;
+        expect(choices_context(&choices, context, strlen(context), &error) &&
+               choices_join(&row, &choices, context, strlen(context), "b", 1, &error) &&
+               row.first == contexts[i].tokens, "'%s': %zu", context, row.first);
+    }
+    verdict("the white space at the end of a context, of any kind, belongs to the ending");
+    for (int32_t begin = -1; begin < 9; begin += 9) {
+        tokenizer.begin_token = begin;
+        tokenizer.end_of_text = begin < 0 ? 7 : -1;
+        choices.tokens.count = 0;
+        expect(choices_context(&choices, "", 0, &error) && choices_join(&row, &choices, "", 0, "b", 1, &error) &&
+               row.first == 1 && choices.tokens.ids[0] == (begin < 0 ? 7 : begin), "begin token %d", begin);
+    }
+    verdict("an empty context is the begin-of-text token where there is one, otherwise the end-of-text token");
+    free(choices.joined);
+    tokens_free(&choices.context);
+    tokens_free(&choices.tokens);
+}
+
 // A random model scores each row as model_losses does alone.
 static void test_rows(void) {
     Model model;
@@ -495,6 +526,7 @@ int main(int argc, char** argv) {
     root_enter();
     test_text();
     test_choices();
+    test_contexts();
     test_rows();
     test_log();
     test_bad_questions();
