@@ -26,16 +26,17 @@ typedef struct {
     const char *type, *class_name;  // "model_type" and "architectures" of config.json
     Family family;
     bool qkv_bias, qk_norm;
+    bool heads_divide;              // hidden_size must be a multiple of num_attention_heads
     const char* needs;              // keys without a default of its own, | between them
 } Architecture;
 
-// An export takes the first that computes the same: a mistral leaves as a llama.
+// An export takes the first that computes the same: most mistrals leave as a llama.
 static const Architecture ARCHITECTURES[] = {
-    {"gpt2", "GPT2LMHeadModel", FAMILY_GPT2, false, false, ""},
-    {"llama", "LlamaForCausalLM", FAMILY_LLAMA, false, false, ""},
-    {"mistral", "MistralForCausalLM", FAMILY_LLAMA, false, false, "num_key_value_heads"},
-    {"qwen2", "Qwen2ForCausalLM", FAMILY_LLAMA, true, false, "num_key_value_heads"},
-    {"qwen3", "Qwen3ForCausalLM", FAMILY_LLAMA, false, true, "num_key_value_heads|head_dim"},
+    {"gpt2", "GPT2LMHeadModel", FAMILY_GPT2, false, false, true, ""},
+    {"llama", "LlamaForCausalLM", FAMILY_LLAMA, false, false, true, ""},
+    {"mistral", "MistralForCausalLM", FAMILY_LLAMA, false, false, false, "num_key_value_heads"},
+    {"qwen2", "Qwen2ForCausalLM", FAMILY_LLAMA, true, false, false, "num_key_value_heads"},
+    {"qwen3", "Qwen3ForCausalLM", FAMILY_LLAMA, false, true, false, "num_key_value_heads|head_dim"},
 };
 enum { ARCHITECTURE_COUNT = sizeof ARCHITECTURES / sizeof ARCHITECTURES[0] };
 
@@ -45,6 +46,7 @@ static inline const Architecture* architecture_of(const Config* c) {
     for (size_t i = 0; i < ARCHITECTURE_COUNT; i++) {
         const Architecture* a = &ARCHITECTURES[i];
         bool same = a->family == c->family && a->qk_norm == c->qk_norm;
+        if (a->heads_divide) same = same && c->channels % c->heads == 0;
         if (a->family == FAMILY_LLAMA) same = same && a->qkv_bias == c->qkv_bias;
         else same = same && plain;
         if (same) return a;
@@ -256,7 +258,8 @@ static const ConfigRule CONFIG_RULES[] = {
     {LLAMAS, "rope_parameters", RULE_ROPE, NULL, NULL},
     {"qwen2|qwen3", "use_sliding_window", RULE_VALUES, "false", "false"},
     {"qwen2|qwen3", "sliding_window", RULE_UNREAD, NULL, NULL},
-    {"llama|mistral", "sliding_window", RULE_WINDOW, NULL, NULL},
+    {"llama", "sliding_window", RULE_WINDOW, NULL, NULL},
+    {"mistral", "sliding_window", RULE_WINDOW, NULL, "null"},
     {LLAMAS, "layer_types", RULE_LAYERS, "full_attention", NULL},
     {"", "is_encoder_decoder", RULE_VALUES, "false", NULL},
     {"", "add_cross_attention", RULE_VALUES, "false", NULL},
@@ -370,13 +373,17 @@ static inline bool hf_check_key(Config* c, const ConfigRule* rule, const Json* j
                                 Error* error) {
     char value[64];
     double window = 0;
-    bool null = json_is(json, node, JSON_NULL);
+    bool null = json_is(json, node, JSON_NULL), empty = json_is(json, node, JSON_OBJECT) && json_count(json, node) == 0;
     json_scalar_text(value, json, node);
     switch (rule->kind) {
         case RULE_UNREAD: return true;
         case RULE_VALUES:
             return choice_find(rule->values, value) >= 0 || hf_refuse(path, rule->key, value, rule->values, error);
-        case RULE_ROPE: return null || hf_read_rope(c, json, node, path, error);
+        case RULE_ROPE:
+            // Where a file has both, transformers reads "rope_scaling" alone.
+            if (json_count(json, json_get(json, 0, "rope_scaling")) > 0 && strcmp(rule->key, "rope_scaling") != 0)
+                return true;
+            return null || empty || hf_read_rope(c, json, node, path, error);
         case RULE_WINDOW:
             if (null || (json_number(json, node, &window) && window >= (double)c->context)) return true;
             return hf_refuse(path, rule->key, value, "no window, or one that holds max_position_embeddings", error);

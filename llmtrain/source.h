@@ -369,12 +369,17 @@ static inline bool hf_open(HfFiles* h, const char* directory, Error* error) {
     return ok;
 }
 
-// Adds the piece that one of their tensors is, if its shape and type are right. A file of the model without its head
-// leaves out what the names begin with ("transformer.", "model.").
+// The weight with a name, NULL if there is none. A file of the model without its head leaves out what the names begin
+// with ("transformer.", "model.").
+static inline HfTensor* hf_find_weight(const HfFiles* h, const char* name) {
+    const char* dot = strchr(name, '.');
+    HfTensor* found = hf_find(h, name);
+    return found == NULL && dot && strncmp(name, "lm_head", 7) != 0 ? hf_find(h, dot + 1) : found;
+}
+
+// Adds the piece that one of their tensors is, if its shape and type are right.
 static inline bool source_add_foreign(ModelSource* s, HfFiles* h, const ForeignTensor* f, Error* error) {
-    const char* dot = strchr(f->name, '.');
-    HfTensor* found = hf_find(h, f->name);
-    if (found == NULL && dot && strncmp(f->name, "lm_head", 7) != 0) found = hf_find(h, dot + 1);
+    HfTensor* found = hf_find_weight(h, f->name);
     if (found == NULL)
         return fail(error, "%.600s has no tensor %s; it is of another model than its config.json says", s->path,
                     f->name);
@@ -397,6 +402,26 @@ static inline bool source_add_foreign(ModelSource* s, HfFiles* h, const ForeignT
     return true;
 }
 
+// Checks that a head, saved though config.json says that it is the embedding, is the same: from version 5 on,
+// transformers takes another one as a head of its own.
+static inline bool source_check_head(ModelSource* s, const HfFiles* h, const char* embedding, Error* error) {
+    const HfTensor *head = hf_find(h, "lm_head.weight"), *wte = hf_find_weight(h, embedding);
+    if (!s->config.tied || head == NULL || wte == NULL) return true;
+    const HfTensor* both[2] = {head, wte};
+    void* parts[2] = {s->chunk, s->widened};
+    size_t bytes = wte->tensor->bytes, n;
+    bool same = head->tensor->type == wte->tensor->type && head->tensor->bytes == bytes;
+    for (size_t done = 0; same && done < bytes; done += n) {
+        n = min_size(CHECKPOINT_CHUNK * sizeof(float), bytes - done);
+        for (int i = 0; i < 2; i++)
+            if (!safetensors_read_range(&h->files[both[i]->file], both[i]->tensor, done, n, parts[i], error))
+                return false;
+        same = memcmp(parts[0], parts[1], n) == 0;
+    }
+    return same || fail(error, "%.600s has a lm_head.weight that is not %s, though config.json ties them; set "
+                        "\"tie_word_embeddings\" to false, or remove it", s->path, embedding);
+}
+
 // Opens the directory at s->path.
 static inline bool source_open_hf(ModelSource* s, Error* error) {
     char path[FILE_PATH_MAX];
@@ -413,6 +438,7 @@ static inline bool source_open_hf(ModelSource* s, Error* error) {
         if (!h.tensors[i].used && !convert_ignores(h.tensors[i].tensor->name, &s->config))
             ok = fail(error, "%.600s: %.100s belongs to no tensor of a model as config.json describes it; they are of "
                       "different models", h.files[h.tensors[i].file].path, h.tensors[i].tensor->name);
+    ok = ok && source_check_head(s, &h, list[0].name, error);  // the first of the list is the embedding
     for (size_t i = 0; ok && i < h.file_count; i++) {
         source_add_file(s, h.files[i].file, h.files[i].path);
         h.files[i].file = -1;

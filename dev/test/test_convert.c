@@ -12,6 +12,7 @@
 #endif
 
 #include "llmtrain/export.h"
+#include "llmtrain/generate.h"
 #include "llmtrain/open.h"
 #include "llmtrain/presets.h"
 #include "dev/test/harness.h"  // after comm.h, whose roots it would shadow
@@ -319,6 +320,38 @@ static void test_tokenizer(void) {
     verdict("a tokenizer goes out and in with its model");
 }
 
+// SentencePiece's tokenizers put a space before a text, but none before what continues one.
+static void test_continued(void) {
+    Tokenizer tokenizer;
+    Error error;
+    Tokens tokens;
+    TextList none;
+    SampleText text;
+    memset(&tokens, 0, sizeof tokens);
+    memset(&none, 0, sizeof none);
+    memset(&text, 0, sizeof text);
+    const char* words = "One word and another";
+    need(tokenizer_open(&tokenizer, text_of("%s/../tokenizers/llama2.json", fixtures), NULL, &error) &&
+         tokenizer_encode(&tokens, &tokenizer, words, strlen(words), &error), "%s", error.text);
+    for (size_t cut = 0; cut <= tokens.count; cut++) {
+        Tokens before = tokens;
+        size_t length = 0;
+        before.count = cut;
+        for (size_t i = 0, bytes; i < cut; i++, length += bytes) tokenizer_piece(&bytes, &tokenizer, tokens.ids[i]);
+        length -= length > 0;  // the space before the text
+        sample_text_begin(&text, &tokenizer, &before);
+        for (size_t i = cut; i < tokens.count; i++)
+            need(sample_text_add(&text, tokens.ids[i], -1, &none, &error), "%s", error.text);
+        need(sample_text_end(&text, &none, &error), "%s", error.text);
+        expect(text.bytes == strlen(words + length) && memcmp(text.text, words + length, text.bytes) == 0,
+               "after %zu tokens: '%.*s'", cut, (int)text.bytes, text.text);
+    }
+    free(text.text);
+    tokens_free(&tokens);
+    tokenizer_close(&tokenizer);
+    verdict("what continues a text keeps the space that it begins with");
+}
+
 // ------------------------------------------------------------------------------------------------
 // 4. Bad files
 
@@ -403,6 +436,8 @@ static void test_bad_configs(void) {
         {"llama", "\"num_key_value_heads\": 2", "\"num_key_value_heads\": 2, \"partial_rotary_factor\": 1.0"},
         {"llama", "\"rope_type\": \"llama3\"", "\"type\": \"llama3\""},
         {"llama_linear", "\"initializer_range\": 0.02", "\"initializer_range\": 7"},
+        {"llama", "\"use_cache\": true", "\"rope_scaling\": {}"},
+        {"llama", "\"use_cache\": true", "\"rope_scaling\": null"},
     };
     for (size_t i = 0; i < COUNT_OF(good); i++) {
         ModelSource s;
@@ -415,6 +450,84 @@ static void test_bad_configs(void) {
         if (opened) source_close(&s);
     }
     verdict("what changes no result is accepted");
+
+    // Of two objects about RoPE "rope_scaling" is read, wherever it stands; an empty one is none.
+    static const struct { const char* put; RopeScaling scaling; } ropes[] = {
+        {"{\"rope_scaling\": {},", ROPE_SCALING_LLAMA3},
+        {"{\"rope_scaling\": {\"rope_type\": \"linear\", \"factor\": 2.0},", ROPE_SCALING_LINEAR},
+        {"\"rope_scaling\": {}}", ROPE_SCALING_LLAMA3},
+        {"\"rope_scaling\": {\"rope_type\": \"linear\", \"factor\": 2.0}}", ROPE_SCALING_LINEAR},
+    };
+    for (size_t i = 0; i < COUNT_OF(ropes); i++) {
+        Config config;
+        Error error;
+        size_t bytes;
+        char *text = text_read(text_of("%s/config.json", fixture("llama")), &bytes), *end = strrchr(text, '}');
+        *end = 0;
+        put_text("rope.json", ropes[i].put[0] == '{' ? text_of("%s%s}", ropes[i].put, text + 1)
+                                                     : text_of("%s,%s", text, ropes[i].put));
+        expect(hf_config_read(&config, "rope.json", &error) && config.rope_scaling == ropes[i].scaling, "%s: %s",
+               ropes[i].put, error.text);
+        free(text);
+    }
+    verdict("of rope_scaling and rope_parameters the first is read");
+}
+
+// Writes a file of weights again, with the first bytes of its embedding changed by `change` as the head.
+static void add_head(const char* from, const char* to, float change) {
+    Error error;
+    SafetensorsFile file;
+    SafetensorsWriter w;
+    need(safetensors_open(&file, from, &error) && safetensors_create(&w, to, &error), "%s", error.text);
+    const SafetensorsTensor* embedding = safetensors_find(&file, "model.embed_tokens.weight");
+    need(embedding != NULL && embedding->type == DTYPE_F32, "%s", from);
+    for (size_t i = 0; i <= file.header.count; i++) {
+        const SafetensorsTensor* t = i < file.header.count ? &file.header.tensors[i] : embedding;
+        const char* name = i < file.header.count ? t->name : "lm_head.weight";
+        need(safetensors_declare(&w, name, t->type, t->shape, t->dims, &error), "%s", error.text);
+    }
+    need(safetensors_begin(&w, &error), "%s", error.text);
+    for (size_t i = 0; i <= file.header.count; i++) {
+        const SafetensorsTensor* t = i < file.header.count ? &file.header.tensors[i] : embedding;
+        float* values = (float*)malloc(t->bytes);
+        need(values && safetensors_read(&file, t, values, t->bytes, NULL, &error), "%s", error.text);
+        if (i == file.header.count) values[0] += change;
+        need(safetensors_write(&w, values, t->bytes, &error), "%s", error.text);
+        free(values);
+    }
+    need(safetensors_end(&w, &error), "%s", error.text);
+    safetensors_writer_free(&w);
+    safetensors_close(&file);
+}
+
+// transformers ties a head only if it is the embedding.
+static void test_heads(void) {
+    Error error;
+    ModelSource s;
+    copy_tree(fixture("qwen2"), "tied");
+    add_head(text_of("%s/model.safetensors", fixture("qwen2")), "tied/model.safetensors", 0);
+    bool opened = source_open(&s, "tied", &error);
+    expect(opened, "%s", error.text);
+    if (opened) source_close(&s);
+    expect(same_weights("tied", fixture("qwen2")), "a copy of the embedding");
+    add_head(text_of("%s/model.safetensors", fixture("qwen2")), "tied/model.safetensors", 1);
+    expect_bad("tied", "lm_head.weight that is not model.embed_tokens.weight", "another head");
+    verdict("the head of a tied model may be saved, but only as a copy");
+
+    // A llama's heads divide its channels; a mistral's need not.
+    Config c;
+    JsonWriter w;
+    need(hf_config_read(&c, text_of("%s/config.json", fixture("mistral")), &error), "%s", error.text);
+    for (int even = 0; even < 2; even++) {
+        c.channels = even ? 16 : 18;
+        c.head_size = even ? 0 : 4;
+        need(hf_config_write(&w, &c, DTYPE_F32, -1, -1, &error), "%s", error.text);
+        json_put(&w, "", 1);
+        expect(strstr(w.text, even ? "\"model_type\": \"llama\"" : "\"model_type\": \"mistral\"") != NULL &&
+               (strstr(w.text, "\"sliding_window\": null") != NULL) == !even, "%zu channels: %s", c.channels, w.text);
+        json_writer_free(&w);
+    }
+    verdict("a model leaves as an architecture that takes its sizes");
 }
 
 static void test_bad_weights(void) {
@@ -556,8 +669,10 @@ int main(int argc, char** argv) {
     test_out();
     test_runs();
     test_tokenizer();
+    test_continued();
     test_bad_configs();
     test_bad_weights();
+    test_heads();
     test_programs();
     return tests_end();
 }
