@@ -280,11 +280,11 @@ static inline bool tokenizer_files_load(const TokenizerFiles* s, int file, char*
 }
 
 static inline bool tokenizer_files_read_main(TokenizerFiles* s, char* const texts[FILES_COUNT], const size_t* bytes,
-                                    Error* error) {
+                                    const Json* config, Error* error) {
     Json json;
     memset(&json, 0, sizeof json);
     int file = s->paths[FILE_JSON] ? FILE_JSON : s->paths[FILE_RANKS] ? FILE_RANKS : FILE_ENCODER;
-    TokenizerReader r = {&json, s->paths[file], s->rules, false, error};
+    TokenizerReader r = {&json, s->paths[file], s->rules, false, error, config};
     if (file == FILE_RANKS) return read_ranks(&r, s, texts[file], bytes[file]);
     if (!json_parse(&json, texts[file], bytes[file], s->paths[file], error)) return false;
     bool ok = file == FILE_JSON ? read_rules(&r, s) : read_gpt2(&r, s, texts[FILE_MERGES], bytes[FILE_MERGES]);
@@ -328,14 +328,21 @@ static inline bool tokenizer_files_read(TokenizerFiles* s, Error* error) {
         s->chat_template = strdup(texts[FILE_TEMPLATE]);
         ok = s->chat_template || fail(error, "out of memory for a chat template");
     }
-    ok = ok && tokenizer_files_read_main(s, texts, bytes, error);
-    if (ok && texts[FILE_CONFIG]) {
-        Json json;
-        ok = json_parse(&json, texts[FILE_CONFIG], bytes[FILE_CONFIG], s->paths[FILE_CONFIG], error);
-        bool parsed = ok;
-        ok = ok && (!s->paths[FILE_ENCODER] || check_gpt2_config(s, &json, error)) && read_config(s, &json, error);
-        if (parsed) json_free(&json);
-    }
+    bool has_config = texts[FILE_CONFIG] != NULL, has_map = texts[FILE_SPECIAL] != NULL;
+    Json config, map;
+    memset(&config, 0, sizeof config);
+    memset(&map, 0, sizeof map);
+    if (has_config)
+        ok = ok && json_parse(&config, texts[FILE_CONFIG], bytes[FILE_CONFIG], s->paths[FILE_CONFIG], error);
+    if (has_map) ok = ok && json_parse(&map, texts[FILE_SPECIAL], bytes[FILE_SPECIAL], s->paths[FILE_SPECIAL], error);
+    ok = ok && tokenizer_files_read_main(s, texts, bytes, has_config ? &config : NULL, error);
+    if (has_config)
+        ok = ok && (!s->paths[FILE_ENCODER] || check_gpt2_config(s, &config, error)) && read_config(s, &config, error);
+    // transformers does not read the older file where the newer one lists the added tokens.
+    if (has_map && !(has_config && json_get(&config, 0, "added_tokens_decoder") != JSON_NONE))
+        ok = ok && read_named(s, &map, s->paths[FILE_SPECIAL], error);
+    json_free(&config);
+    json_free(&map);
     if (ok) guess_end_of_text(s);
     for (int i = 0; i < FILES_COUNT; i++) free(texts[i]);
     return ok;

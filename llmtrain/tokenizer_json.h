@@ -49,6 +49,7 @@ typedef struct {
     Rules* rules;
     bool byte_level;
     Error* error;
+    const Json* config;  // tokenizer_config.json beside it; NULL: none
 } TokenizerReader;
 
 static inline bool refuse(const TokenizerReader* r, const char* what, const char* name) {
@@ -527,6 +528,21 @@ static inline bool rules_add_begin(Rules* rules, size_t count, Error* error) {
     return rules->added || fail(error, "out of memory for %zu added tokens", count);
 }
 
+static inline void read_options(AddedToken* added, const Json* json, uint32_t node) {
+    added->single_word = json_flag(json, node, "single_word", false);
+    added->lstrip = json_flag(json, node, "lstrip", false);
+    added->rstrip = json_flag(json, node, "rstrip", false);
+    added->special = json_flag(json, node, "special", false);
+    added->normalized = json_flag(json, node, "normalized", !added->special);
+}
+
+// What tokenizer_config.json says of an added token goes before what tokenizer.json says, as in transformers.
+static inline uint32_t configured_token(const Json* config, uint64_t id) {
+    char key[24];
+    snprintf(key, sizeof key, "%llu", (unsigned long long)id);
+    return config ? json_get(config, json_get(config, 0, "added_tokens_decoder"), key) : JSON_NONE;
+}
+
 static inline bool read_added(const TokenizerReader* r, uint32_t list) {
     const Json* json = r->json;
     size_t next = 0;  // the id that `tokenizers` gives to the next one that is not in the vocabulary
@@ -543,11 +559,9 @@ static inline bool read_added(const TokenizerReader* r, uint32_t list) {
         if (!text || json->nodes[content].bytes == 0) return bad_added(r, "", "has no content");
         json_u64(json, json_get(json, i, "id"), &id);
         added.id = (int32_t)id;
-        added.single_word = json_flag(json, i, "single_word", false);
-        added.lstrip = json_flag(json, i, "lstrip", false);
-        added.rstrip = json_flag(json, i, "rstrip", false);
-        added.special = json_flag(json, i, "special", false);
-        added.normalized = json_flag(json, i, "normalized", !added.special);
+        uint32_t configured = configured_token(r->config, id);
+        if (configured != JSON_NONE) read_options(&added, r->config, configured);
+        else read_options(&added, json, i);
         if (r->rules->vocabulary.tokens[id].kind == TOKEN_ABSENT && id != next++)
             return bad_added(r, text, "does not have the next id, which `tokenizers` would give it");
         if (!rules_add(r, added, text, json->nodes[content].bytes)) return false;
@@ -603,26 +617,74 @@ static inline bool read_rules(TokenizerReader* r, TokenizerFiles* s) {
     return true;
 }
 
+// The id of the added token with a text, -1: none.
+static inline int32_t added_find(const Rules* rules, const char* text, size_t bytes) {
+    for (size_t i = 0; i < rules->added_count; i++) {
+        const AddedToken* added = &rules->added[i];
+        if (added->bytes == bytes && memcmp(rules->added_text.bytes + added->start, text, bytes) == 0) return added->id;
+    }
+    return -1;
+}
+
+// The text of a token that a configuration names, or NULL.
+static inline const char* named_text(size_t* bytes, const Json* json, uint32_t node) {
+    uint32_t content = json_is(json, node, JSON_OBJECT) ? json_get(json, node, "content") : node;
+    *bytes = json_is(json, content, JSON_STRING) ? json->nodes[content].bytes : 0;
+    return json_text(json, content);
+}
+
 // The id of a token that a configuration names, -1: none.
 static inline int32_t named_token(const Rules* rules, const Json* json, uint32_t node) {
-    uint32_t content = json_is(json, node, JSON_OBJECT) ? json_get(json, node, "content") : node;
-    const char* text = json_text(json, content);
-    for (size_t i = 0; text && i < rules->added_count; i++) {
-        const AddedToken* added = &rules->added[i];
-        if (added->bytes == json->nodes[content].bytes &&
-            memcmp(rules->added_text.bytes + added->start, text, added->bytes) == 0) return added->id;
+    size_t bytes;
+    const char* text = named_text(&bytes, json, node);
+    int32_t added = text ? added_find(rules, text, bytes) : -1;
+    return text && added < 0 ? vocabulary_find(&rules->vocabulary, text, bytes) : added;
+}
+
+// transformers adds a token that a configuration names to those of tokenizer.json, where it is not among them, and
+// texts are tokenized otherwise than without. Here such a file is refused.
+static inline bool check_named(const TokenizerFiles* s, const Json* json, uint32_t node, const char* path,
+                               const char* what, Error* error) {
+    size_t bytes;
+    const char* text = named_text(&bytes, json, node);
+    return !text || !s->paths[FILE_JSON] || added_find(s->rules, text, bytes) >= 0 ||
+           fail(error, "%.600s: its %.40s '%.80s' is not among the added tokens of %s; save the tokenizer again (in "
+                "Python, AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR))", path, what, text,
+                TOKENIZER_FILES[FILE_JSON]);
+}
+
+// The special tokens of tokenizer_config.json or special_tokens_map.json.
+static inline bool read_named(TokenizerFiles* s, const Json* json, const char* path, Error* error) {
+    static const char* const names[] = {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token",
+                                        "mask_token"};
+    static const char* const lists[] = {"additional_special_tokens", "extra_special_tokens"};
+    for (size_t k = 0; k < sizeof names / sizeof names[0]; k++)
+        if (!check_named(s, json, json_get(json, 0, names[k]), path, names[k], error)) return false;
+    for (size_t k = 0; k < sizeof lists / sizeof lists[0]; k++) {
+        uint32_t list = json_get(json, 0, lists[k]);
+        for (uint32_t i = json_first(json, list); i != JSON_NONE; i = json_next(json, i))
+            if (!check_named(s, json, i, path, lists[k], error)) return false;
     }
-    return text ? vocabulary_find(&rules->vocabulary, text, json->nodes[content].bytes) : -1;
+    int32_t begin = named_token(s->rules, json, json_get(json, 0, "bos_token"));
+    int32_t end = named_token(s->rules, json, json_get(json, 0, "eos_token"));
+    if (begin >= 0) s->begin_token = begin;
+    if (end >= 0) s->end_of_text = end;
+    return true;
 }
 
 // tokenizer_config.json: the tokens that begin and end a text, and the template of a chat.
 static inline bool read_config(TokenizerFiles* s, const Json* json, Error* error) {
-    int32_t begin = named_token(s->rules, json, json_get(json, 0, "bos_token"));
-    s->begin_token = begin;
-    int32_t end = named_token(s->rules, json, json_get(json, 0, "eos_token"));
+    const char* path = s->paths[FILE_CONFIG];
+    uint32_t decoder = json_get(json, 0, "added_tokens_decoder");
     bool add;
-    if (end >= 0) s->end_of_text = end;
-    if (json_bool(json, json_get(json, 0, "add_bos_token"), &add)) s->begin_of_text = add ? begin : -1;
+    for (uint32_t i = json_first(json, decoder); s->paths[FILE_JSON] && i != JSON_NONE; i = json_next(json, i)) {
+        if (!check_named(s, json, i, path, "added token", error)) return false;
+        if ((uint64_t)named_token(s->rules, json, i) != strtoull(json_key(json, i), NULL, 10))
+            return fail(error, "%.600s: the added token %.40s has another id in %s; use another copy", path,
+                        json_key(json, i), TOKENIZER_FILES[FILE_JSON]);
+    }
+    if (!read_named(s, json, path, error)) return false;
+    if (json_bool(json, json_get(json, 0, "add_bos_token"), &add)) s->begin_of_text = add ? s->begin_token : -1;
     uint32_t chat = json_get(json, 0, "chat_template");
     if (json_is(json, chat, JSON_ARRAY)) {  // several, each with a name
         uint32_t list = chat;
@@ -641,13 +703,8 @@ static inline bool read_config(TokenizerFiles* s, const Json* json, Error* error
 // Without a configuration the end of a text is the token that usually is.
 static inline void guess_end_of_text(TokenizerFiles* s) {
     static const char* const usual[] = {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"};
-    for (size_t k = 0; k < sizeof usual / sizeof usual[0]; k++)
-        for (size_t i = 0; i < s->rules->added_count && s->end_of_text < 0; i++) {
-            const AddedToken* added = &s->rules->added[i];
-            if (added->bytes == strlen(usual[k]) &&
-                memcmp(s->rules->added_text.bytes + added->start, usual[k], added->bytes) == 0)
-                s->end_of_text = added->id;
-        }
+    for (size_t k = 0; k < sizeof usual / sizeof usual[0] && s->end_of_text < 0; k++)
+        s->end_of_text = added_find(s->rules, usual[k], strlen(usual[k]));
 }
 
 #endif  // LLMTRAIN_TOKENIZER_JSON_H

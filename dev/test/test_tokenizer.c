@@ -721,6 +721,49 @@ static void test_good_files(void) {
     verdict("a Split at spaces is refused where normalization leaves some");
 }
 
+// What tokenizer_config.json and special_tokens_map.json say of added tokens counts, as in transformers.
+static void test_configured(void) {
+    Tokenizer tokenizer;
+    need(mkdir("configured", 0777) == 0, "a directory");
+    put_text("configured/tokenizer.json", BASE);
+    for (int lstrip = 0; lstrip < 2; lstrip++) {
+        put_text("configured/tokenizer_config.json",
+                 text_of("{\"added_tokens_decoder\":{\"4\":{\"content\":\"<x>\",\"special\":true,\"lstrip\":%s}},"
+                         "\"eos_token\":{\"content\":\"<x>\"},\"pad_token\":null}", lstrip ? "true" : "false"));
+        open_tokenizer(&tokenizer, "configured", NULL);
+        Spans spans = {NULL, 0, 0};
+        need(added_split(&spans, tokenizer.rules, &tokenizer.rules->raw, "b  <x>", 0, 6, true, &error), "%s",
+             error.text);
+        expect(spans.count == 2 && spans.list[1].id == 4 && spans.list[1].bytes == (lstrip ? 5 : 3), "lstrip %d",
+               lstrip);
+        expect(tokenizer.end_of_text == 4 && tokenizer_kind(&tokenizer, 4) == TOKEN_SPECIAL, "the end of a text");
+        free(spans.list);
+        tokenizer_close(&tokenizer);
+    }
+    static const struct { const char *config, *says; } bad[] = {
+        {"{\"added_tokens_decoder\":{\"5\":{\"content\":\"<y>\"}}}", "its added token '<y>' is not among"},
+        {"{\"added_tokens_decoder\":{\"3\":{\"content\":\"<x>\"}}}", "the added token 3 has another id"},
+        {"{\"pad_token\":\"<pad>\"}", "its pad_token '<pad>' is not among"},
+        {"{\"eos_token\":\"ab\"}", "its eos_token 'ab' is not among"},
+        {"{\"additional_special_tokens\":[\"<x>\",{\"content\":\"<z>\"}]}", "additional_special_tokens '<z>'"},
+    };
+    for (size_t i = 0; i < COUNT_OF(bad); i++) {
+        put_text("configured/tokenizer_config.json", bad[i].config);
+        expect_bad("configured", NULL, bad[i].says, bad[i].config);
+    }
+    put_text("configured/tokenizer_config.json", "{\"model_max_length\":9}");
+    put_text("configured/special_tokens_map.json", "{\"eos_token\":\"<x>\",\"bos_token\":{\"content\":\"<x>\"}}");
+    open_tokenizer(&tokenizer, "configured", NULL);
+    expect(tokenizer.end_of_text == 4 && tokenizer.begin_token == 4 && tokenizer.begin_of_text == -1, "the older file");
+    tokenizer_close(&tokenizer);
+    put_text("configured/special_tokens_map.json", "{\"pad_token\":\"<pad>\"}");
+    expect_bad("configured", NULL, "its pad_token '<pad>' is not among", "the older file");
+    put_text("configured/tokenizer_config.json", "{\"added_tokens_decoder\":{\"4\":{\"content\":\"<x>\"}}}");
+    open_tokenizer(&tokenizer, "configured", NULL);  // then it is not read
+    tokenizer_close(&tokenizer);
+    verdict("added tokens are what tokenizer_config.json says of them; others that it names are refused");
+}
+
 static void test_bad_files(void) {
     Tokenizer tokenizer;
     put_text("tokenizer.json", BASE);
@@ -871,6 +914,7 @@ int main(int argc, char** argv) {
     test_decoder();
     test_directories();
     test_good_files();
+    test_configured();
     test_bad_files();
     if (program) test_program(program);
     else skip("tokenize --encode and --decode", "there is no program tokenize");
