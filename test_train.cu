@@ -2063,7 +2063,7 @@ static void test_resumed_loss_scale(void) {
 // Copies in memory are of one run: a resume takes the newest, also without --ckpt-hot, and a run that begins in the
 // directory of another does not leave that one's to be resumed.
 static void test_hot(void) {
-    char hot[512], more[700];
+    char hot[512], more[560];
     Error error;
     snprintf(hot, sizeof hot, "--ckpt-async off --ckpt-hot 5 --ckpt-hot-dir %s", work);
     command("rm -rf %s/%s %s/%s", "a", "b");
