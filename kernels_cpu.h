@@ -6,7 +6,8 @@
 //    3. normalisation        layernorm, rmsnorm, each fused with the residual add before it
 //    4. matmul               forward, and the gradients of input, weight and bias (the GEMM is in llmtrain/gemm.h)
 //    5. rope                 rotary positions; norms of query and key heads are in llmtrain/qk_norm.h
-//    6. attention            causal, grouped-query, in tiles: memory O(T); backward (KV cache: llmtrain/decode.h)
+//    6. attention            causal, grouped-query, memory O(T), in tiles (llmtrain/attention_tiles.h); backward (KV
+//                            cache: llmtrain/decode.h)
 //    7. gelu, swiglu         the two nonlinearities
 //    8. dropout
 //    9. classifier           softmax + cross-entropy + gradient of the logits, in place
@@ -25,14 +26,16 @@
 // In a CUDA build kernels.cuh has functions of the same names and signatures; those here are then cpu::gelu_forward and
 // so on.
 //
-// Needs: llmtrain/arithmetic.h, llmtrain/base.h, llmtrain/decode.h, llmtrain/types.h, llmtrain/dtypes.h,
-// llmtrain/optimizers.h, llmtrain/optimizers_factored.h, llmtrain/optimizers_matrix.h, llmtrain/optimizers_quantized.h,
-// llmtrain/qk_norm.h, llmtrain/rope.h, llmtrain/gemm.h, llmtrain/gemm_portable.h, llmtrain/gemm_x86.h.
+// Needs: llmtrain/arithmetic.h, llmtrain/attention_tiles.h, llmtrain/base.h, llmtrain/decode.h, llmtrain/types.h,
+// llmtrain/dtypes.h, llmtrain/optimizers.h, llmtrain/optimizers_factored.h, llmtrain/optimizers_matrix.h,
+// llmtrain/optimizers_quantized.h, llmtrain/qk_norm.h, llmtrain/rope.h, llmtrain/gemm.h, llmtrain/gemm_portable.h,
+// llmtrain/gemm_x86.h.
 
 #ifndef LLMTRAIN_KERNELS_CPU_H
 #define LLMTRAIN_KERNELS_CPU_H
 
 #include "llmtrain/arithmetic.h"
+#include "llmtrain/attention_tiles.h"
 #include "llmtrain/base.h"
 #include "llmtrain/decode.h"
 #include "llmtrain/gemm.h"
@@ -323,251 +326,192 @@ static inline void rope_backward(floatX* dqkv, const float* table, size_t B, siz
 // Partitioning": keys are visited in tiles with a running maximum and sum per query, so no (T, T) array exists; the
 // forward keeps lse = maximum + log(sum) of each row, from which the backward makes the probabilities again.
 //
-// Work per query tile: 4 T D multiply-adds for each of its rows against bytes of K and V that stay in cache: the bound
-// is arithmetic. The backward runs twice over the tiles, once by query tiles for dq and once by key tiles for dk and
-// dv: 7 matmuls instead of 5, but every output has one writer, in a fixed order.
+// Work per pair of tiles: 2 matmuls of TILE x TILE x D forward and 5 backward, on operands that lie in the L1 and L2
+// caches: the bound is arithmetic. The sums of dq go over tiles of keys in their order, those of dk and dv over heads
+// and tiles of queries in theirs, whichever thread makes them and with whatever else.
 
-#define TILE_Q 64     // queries in a tile
-#define TILE_K 64     // keys in a tile: a multiple of TILE_Q, so that no visited pair of tiles is all masked
-#define TILE_ROWS 16  // rows of a tile between which the diagonal moves: what lies beyond it is not computed
-
-enum { TILE_TRANSPOSED = (ATTENTION_MAX_D + GEMM_PACK_EXTRA) * TILE_K };  // elements of a transposed tile
-
-// tile (rows, width) = scale * source (available, D), rows `stride` apart; what lies outside the source is 0.
-static inline void tile_load(float* tile, const floatX* source, size_t stride, float scale,
-                             size_t available, size_t rows, size_t D, size_t width) {
-    for (size_t i = 0; i < rows; i++) {
-        float* t = tile + i * width;
-        size_t filled = i < available ? D : 0;
-        for (size_t d = 0; d < filled; d++) t[d] = scale * float_of(source[i * stride + d]);
-        for (size_t d = filled; d < width; d++) t[d] = 0.0f;
+// One tile of scores becomes p = exp(score - maximum), 0 where it was not computed. For each query: maximum and total,
+// the sum of p, go on from the tiles before, whose sums are to be multiplied by rescale.
+static inline void tile_softmax(float* score, float* maximum, float* total, float* rescale, size_t first, size_t key,
+                                size_t queries) {
+    for (size_t i = 0; i < queries; i += TILE_GROUP) {
+        float now[TILE_GROUP], *s = score + i;
+        size_t visible = tile_visible(first + i, key);
+        for (size_t l = 0; l < TILE_GROUP; l += VECTOR_LANES)
+            *(Vector*)(now + l) = tile_column_maxima(s + l, visible, *(const Vector*)(maximum + i + l));
+        for (size_t j = 0; j < visible; j++)
+            for (size_t l = 0; l < TILE_GROUP; l++) s[j * TILE + l] = exp_fast(s[j * TILE + l] - now[l]);
+        for (size_t j = visible; j < TILE; j++) memset(s + j * TILE, 0, TILE_GROUP * sizeof(float));
+        for (size_t l = 0; l < TILE_GROUP; l++) rescale[i + l] = exp_fast(maximum[i + l] - now[l]);
+        memcpy(maximum + i, now, sizeof now);
     }
-}
-
-// tile (D, TILE_K) = source (available, D) transposed; columns outside the source are 0. It is how gemm packs, which
-// may write GEMM_PACK_EXTRA rows more.
-static inline void tile_load_transposed(float* tile, const floatX* source, size_t stride, size_t available, size_t D) {
-    GemmOperand rows = gemm_operand(gemm_matrix(source, FLOATX_DTYPE, stride, false), true, false, false);
-    gemm_kernel()->pack((uint32_t*)tile, &rows, 0, available, TILE_K, 0, D);
-}
-
-// tile_product for `vectors` neighbouring vectors of columns, 1 or 2: half of the registers hold sums.
-ALWAYS_INLINE void tile_columns(float* out, const float* a, size_t a_row, size_t a_col, const float* b,
-                                size_t rows, size_t depth, size_t stride, int vectors) {
-    enum { SUMS = VECTOR_REGISTERS / 2 };
-    const int height = SUMS / vectors;
-    for (size_t i = 0; i < rows; i += (size_t)height) {
-        Vector sum[SUMS];
-        GEMM_UNROLL
-        for (int s = 0; s < SUMS; s++)
-            sum[s] = *(const Vector*)(out + (i + (size_t)(s / vectors)) * stride + s % vectors * VECTOR_LANES);
-        for (size_t p = 0; p < depth; p++) {
-            const Vector* column = (const Vector*)(b + p * stride);
-            GEMM_UNROLL
-            for (int s = 0; s < SUMS; s++) {
-                Vector x = vector_of(a[(i + (size_t)(s / vectors)) * a_row + p * a_col]);
-                sum[s] = vector_fused(x, column[s % vectors], sum[s]);
-            }
-        }
-        GEMM_UNROLL
-        for (int s = 0; s < SUMS; s++)
-            *(Vector*)(out + (i + (size_t)(s / vectors)) * stride + s % vectors * VECTOR_LANES) = sum[s];
-    }
-}
-
-// out (rows, cols) += a (rows, depth) b (depth, cols), all float. rows and cols are multiples of 16; rows of out and b
-// are `stride` apart; a has any strides, so that it may be a transpose.
-static inline void tile_product(float* out, const float* a, size_t a_row, size_t a_col, const float* b,
-                                size_t rows, size_t cols, size_t depth, size_t stride) {
-    size_t j = 0;
-    for (; j + 2 * VECTOR_LANES <= cols; j += 2 * VECTOR_LANES)
-        tile_columns(out + j, a, a_row, a_col, b + j, rows, depth, stride, 2);
-    if (j < cols) tile_columns(out + j, a, a_row, a_col, b + j, rows, depth, stride, 1);
-}
-
-// How many keys of a tile the TILE_ROWS queries to which number `query` belongs can see: the rest is masked for all of
-// them, and never read. What some of them see and others do not is multiplied by 0, so that an infinite value or NaN
-// there shows in all of them. first and key are the numbers of the first query and key of the two tiles.
-static inline size_t tile_visible(size_t first, size_t query, size_t key) {
-    return min_size(TILE_K, first + query / TILE_ROWS * TILE_ROWS + TILE_ROWS - key);
-}
-
-// score (TILE_Q, TILE_K) = q (TILE_Q, width) kt (D, TILE_K), where a query sees the key; `masked` where others of its
-// TILE_ROWS do.
-static inline void tile_scores(float* score, const float* q, const float* kt, float masked, size_t first, size_t key,
-                               size_t D, size_t width) {
-    for (size_t i = 0; i < TILE_Q; i += TILE_ROWS) {
-        size_t visible = tile_visible(first, i, key);
-        for (size_t r = i; r < i + TILE_ROWS; r++) memset(score + r * TILE_K, 0, visible * sizeof(float));
-        tile_product(score + i * TILE_K, q + i * width, width, 1, kt, TILE_ROWS, visible, D, TILE_K);
-        for (size_t r = i; r < i + TILE_ROWS; r++)
-            for (size_t j = first + r - key + 1; j < visible; j++) score[r * TILE_K + j] = masked;
-    }
+    float sums[TILE];
+    tile_sums(sums, score, queries);
+    for (size_t i = 0; i < queries; i++) total[i] = fused(total[i], rescale[i], sums[i]);
 }
 
 // One tile of queries against all keys before them: the loop of the forward.
 static inline void attention_forward_tile(floatX* out, float* lse, const floatX* qkv, HeadRows at, size_t first,
                                           size_t T, size_t D, size_t out_stride) {
-    float q[TILE_Q * ATTENTION_MAX_D], k[TILE_TRANSPOSED], v[TILE_K * ATTENTION_MAX_D];
-    float sum[TILE_Q * ATTENTION_MAX_D], score[TILE_Q * TILE_K], maximum[TILE_Q], total[TILE_Q];
-    size_t width = round_up(D, 16), rows = min_size(TILE_Q, T - first);
-    tile_load(q, qkv + at.q + first * at.stride, at.stride, 1.0f / sqrtf((float)D), rows, TILE_Q, D, width);
-    memset(sum, 0, TILE_Q * width * sizeof(float));
-    for (size_t i = 0; i < TILE_Q; i++) {
+    float qt[TILE_TRANSPOSED], k[TILE_ELEMENTS], v[TILE_ELEMENTS], sum[TILE_ELEMENTS];
+    float score[TILE * TILE], maximum[TILE], total[TILE], rescale[TILE];
+    size_t width = round_up(D, TILE_GROUP), cols = round_up(D, VECTOR_LANES);
+    size_t rows = min_size(TILE, T - first), queries = round_up(rows, TILE_GROUP);
+    tile_load_transposed(qt, qkv + at.q + first * at.stride, at.stride, rows, D);
+    tile_scale(qt, 1.0f / sqrtf((float)D), D * TILE);
+    for (size_t i = 0; i < TILE; i++) {
         maximum[i] = -INFINITY;
         total[i] = 0.0f;
     }
-    for (size_t key = 0; key < first + rows; key += TILE_K) {
-        size_t keys = min_size(TILE_K, T - key);
-        tile_load_transposed(k, qkv + at.k + key * at.stride, at.stride, keys, D);
-        tile_load(v, qkv + at.v + key * at.stride, at.stride, 1.0f, keys, TILE_K, D, width);
-        tile_scores(score, q, k, -INFINITY, first, key, D, width);
-        for (size_t i = 0; i < TILE_Q; i++) {
-            float *s = score + i * TILE_K, before = maximum[i], now = before;
-            size_t visible = tile_visible(first, i, key);
-            #pragma omp simd reduction(max:now)
-            for (size_t j = 0; j < visible; j++) now = s[j] > now ? s[j] : now;
-            for (size_t j = 0; j < visible; j++) s[j] = exp_fast(s[j] - now);
-            float rescale = exp_fast(before - now);
-            maximum[i] = now;
-            total[i] = fused(total[i], rescale, SUM(j, visible, s[j]));
-            if (key > 0) for (size_t d = 0; d < width; d++) sum[i * width + d] *= rescale;
-        }
-        for (size_t i = 0; i < TILE_Q; i += TILE_ROWS)
-            tile_product(sum + i * width, score + i * TILE_K, TILE_K, 1, v, TILE_ROWS, width,
-                         tile_visible(first, i, key), width);
+    for (size_t key = 0; key < first + rows; key += TILE) {
+        size_t keys = min_size(TILE, T - key), k_row;
+        const float* keys_at = tile_rows(&k_row, k, qkv + at.k + key * at.stride, at.stride, keys, D, width);
+        tile_load(v, qkv + at.v + key * at.stride, at.stride, keys, round_up(keys, TILE_GROUP), D, width);
+        tile_scores(score, keys_at, k_row, qt, -INFINITY, first, key, queries, D);
+        tile_softmax(score, maximum, total, rescale, first, key, queries);
+        for (size_t i = 0; i < queries && key > 0; i++)
+            for (size_t d = 0; d < width; d++) sum[i * width + d] *= rescale[i];
+        for (size_t i = 0; i < queries; i += TILE_GROUP)
+            tile_product(sum + i * width, score + i, 1, TILE, v, cols, tile_visible(first + i, key), width, key > 0);
     }
-    for (size_t i = 0; i < rows; i++) {
-        float inverse = 1.0f / total[i];
-        floatX* o = out + i * out_stride;
-        for (size_t d = 0; d < D; d++) o[d] = floatX_of(sum[i * width + d] * inverse);
-        lse[i] = maximum[i] + (float)log_double((double)total[i]);
-    }
+    for (size_t i = 0; i < rows; i++) tile_store_row(out + i * out_stride, sum + i * width, 1.0f / total[i], D);
+    for (size_t i = 0; i < rows; i++) lse[i] = maximum[i] + (float)log_double((double)total[i]);
 }
 
 // out (B, T, H, D), lse (B, H, T); qkv (B, T, (H + 2K) D): all query heads, then key heads, then value heads.
 static inline void attention_forward(floatX* out, float* lse, const floatX* qkv,
                                      size_t B, size_t T, size_t H, size_t K, size_t D, Stream stream) {
     (void)stream;
-    size_t tiles = divide_up(T, TILE_Q);
+    size_t tiles = divide_up(T, TILE);
     #pragma omp parallel for schedule(dynamic)
     for (size_t task = 0; task < B * H * tiles; task++) {
-        size_t b = task / (H * tiles), h = task / tiles % H, first = task % tiles * TILE_Q;
+        size_t b = task / (H * tiles), h = task / tiles % H, first = task % tiles * TILE;
         attention_forward_tile(out + ((b * T + first) * H + h) * D, lse + (b * H + h) * T + first, qkv,
                                head_rows(b, h, T, H, K, D), first, T, D, H * D);
     }
 }
 
-// Probabilities p and score gradients ds (both TILE_Q x TILE_K) of one pair of tiles, from the scaled queries q and
-// the output gradients dout (TILE_Q, width) and the transposed keys and values kt, vt (D, TILE_K):
-// p = exp(q k - lse), ds = p * (dout v - delta), where delta_i = dout_i out_i; both are 0 above the diagonal.
-static inline void attention_tile_gradient(float* p, float* ds, const float* q, const float* dout, const float* kt,
-                                           const float* vt, const float* lse, const float* delta, size_t first,
-                                           size_t key, size_t rows, size_t D, size_t width) {
-    tile_scores(p, q, kt, -INFINITY, first, key, D, width);
-    tile_scores(ds, dout, vt, 0.0f, first, key, D, width);
-    for (size_t i = 0; i < TILE_Q; i++) {
-        float *pi = p + i * TILE_K, *dsi = ds + i * TILE_K;
-        if (i >= rows) {
-            memset(pi, 0, TILE_K * sizeof(float));
-            memset(dsi, 0, TILE_K * sizeof(float));
-            continue;
-        }
-        size_t visible = tile_visible(first, i, key);
-        for (size_t j = 0; j < visible; j++) {
-            pi[j] = exp_fast(pi[j] - lse[i]);
-            dsi[j] = pi[j] * (dsi[j] - delta[i]);
-        }
-    }
+// delta (TILE) = the dot products of the columns of gt (D, TILE) and the rows of out (rows, D), which are `stride`
+// apart; 0 from column `rows` on.
+static inline void tile_delta(float* delta, const float* gt, const floatX* out, size_t stride, size_t rows, size_t D) {
+    float terms[TILE_TRANSPOSED];
+    tile_load_transposed(terms, out, stride, rows, D);
+    for (size_t i = 0; i < D * TILE; i++) terms[i] *= gt[i];
+    if (D < SUM_LANES) memset(terms + D * TILE, 0, (SUM_LANES - D) * TILE * sizeof(float));
+    for (size_t d = SUM_LANES; d < D; d++)
+        for (size_t i = 0; i < TILE; i++) terms[d % SUM_LANES * TILE + i] += terms[d * TILE + i];
+    tile_sums(delta, terms, TILE);
 }
 
-// dq of one tile of queries: dq = scale * ds k.
-static inline void attention_backward_queries(floatX* dqkv, const floatX* dout, const float* lse, const float* delta,
-                                              const floatX* qkv, HeadRows at, size_t first, size_t T, size_t D,
-                                              size_t out_stride) {
-    float q[TILE_Q * ATTENTION_MAX_D], g[TILE_Q * ATTENTION_MAX_D], kt[TILE_TRANSPOSED];
-    float vt[TILE_TRANSPOSED], k[TILE_K * ATTENTION_MAX_D], dq[TILE_Q * ATTENTION_MAX_D];
-    float p[TILE_Q * TILE_K], ds[TILE_Q * TILE_K];
-    size_t width = round_up(D, 16), rows = min_size(TILE_Q, T - first);
-    float scale = 1.0f / sqrtf((float)D);
-    tile_load(q, qkv + at.q + first * at.stride, at.stride, scale, rows, TILE_Q, D, width);
-    tile_load(g, dout, out_stride, 1.0f, rows, TILE_Q, D, width);
-    memset(dq, 0, TILE_Q * width * sizeof(float));
-    for (size_t key = 0; key < first + rows; key += TILE_K) {
-        size_t keys = min_size(TILE_K, T - key);
-        tile_load_transposed(kt, qkv + at.k + key * at.stride, at.stride, keys, D);
-        tile_load_transposed(vt, qkv + at.v + key * at.stride, at.stride, keys, D);
-        tile_load(k, qkv + at.k + key * at.stride, at.stride, 1.0f, keys, TILE_K, D, width);
-        attention_tile_gradient(p, ds, q, g, kt, vt, lse, delta, first, key, rows, D, width);
-        for (size_t i = 0; i < TILE_Q; i += TILE_ROWS)
-            tile_product(dq + i * width, ds + i * TILE_K, TILE_K, 1, k, TILE_ROWS, width, tile_visible(first, i, key),
-                         width);
-    }
-    for (size_t i = 0; i < rows; i++)
-        for (size_t d = 0; d < D; d++) dqkv[at.q + (first + i) * at.stride + d] = floatX_of(scale * dq[i * width + d]);
-}
-
-// dk and dv of one tile of keys, summed over the group of query heads that read them: dv = p^T dout, dk = ds^T q.
-static inline void attention_backward_keys(floatX* dqkv, const floatX* dout, const float* lse, const float* delta,
-                                           const floatX* qkv, size_t b, size_t kv, size_t key,
-                                           size_t T, size_t H, size_t K, size_t D) {
-    float q[TILE_Q * ATTENTION_MAX_D], g[TILE_Q * ATTENTION_MAX_D], kt[TILE_TRANSPOSED];
-    float vt[TILE_TRANSPOSED], dk[TILE_K * ATTENTION_MAX_D], dv[TILE_K * ATTENTION_MAX_D];
-    float p[TILE_Q * TILE_K], ds[TILE_Q * TILE_K];
-    size_t width = round_up(D, 16), keys = min_size(TILE_K, T - key), group = H / K;
-    HeadRows at = head_rows(b, kv * group, T, H, K, D);
-    tile_load_transposed(kt, qkv + at.k + key * at.stride, at.stride, keys, D);
-    tile_load_transposed(vt, qkv + at.v + key * at.stride, at.stride, keys, D);
-    memset(dk, 0, TILE_K * width * sizeof(float));
-    memset(dv, 0, TILE_K * width * sizeof(float));
-    for (size_t h = kv * group; h < (kv + 1) * group; h++) {
-        at = head_rows(b, h, T, H, K, D);
-        for (size_t first = key / TILE_Q * TILE_Q; first < T; first += TILE_Q) {
-            size_t rows = min_size(TILE_Q, T - first), row = (b * H + h) * T + first;
-            tile_load(q, qkv + at.q + first * at.stride, at.stride, 1.0f / sqrtf((float)D), rows, TILE_Q, D, width);
-            tile_load(g, dout + ((b * T + first) * H + h) * D, H * D, 1.0f, rows, TILE_Q, D, width);
-            attention_tile_gradient(p, ds, q, g, kt, vt, lse + row, delta + row, first, key, rows, D, width);
-            for (size_t j = 0; j < TILE_K; j += TILE_ROWS) {
-                size_t i = key + j > first ? key + j - first : 0;  // the first query that sees these keys
-                if (i >= TILE_Q) break;
-                size_t from = i * TILE_K + j, queries = TILE_Q - i;
-                tile_product(dv + j * width, p + from, 1, TILE_K, g + i * width, TILE_ROWS, width, queries, width);
-                tile_product(dk + j * width, ds + from, 1, TILE_K, q + i * width, TILE_ROWS, width, queries, width);
+// Probabilities p and score gradients ds of one pair of tiles: p (TILE, TILE) are scores, ds the products of values and
+// output gradients; p = exp(p - lse), ds = p * (ds - delta), where delta_i = dout_i out_i.
+static inline void tile_gradients(float* p, float* ds, const float* lse, const float* delta, size_t first, size_t key,
+                                  size_t queries) {
+    for (size_t i = 0; i < queries; i += TILE_GROUP)
+        for (size_t at = i; at < tile_visible(first + i, key) * TILE; at += TILE)
+            for (size_t l = 0; l < TILE_GROUP; l++) {
+                p[at + l] = exp_fast(p[at + l] - lse[i + l]);
+                ds[at + l] = p[at + l] * (ds[at + l] - delta[i + l]);
             }
+}
+
+// What one call of attention_backward_part makes: of the queries [query, query_end) of heads [h, h_end) and the keys
+// and values [key, key_end) of the head that these read, the gradients of the queries, or of keys and values, or both.
+typedef struct {
+    size_t b, h, h_end, query, query_end, key, key_end;
+    bool queries, keys;
+} AttentionPart;
+
+// dq = scale * ds k; dk and dv, summed over the heads: dv = p^T dout, dk = ds^T q. sums: memory for dk and dv, of
+// 2 * (key_end - key) rounded up to TILE * width floats.
+static inline void attention_backward_part(floatX* dqkv, float* sums, const floatX* dout, const floatX* out,
+                                           const float* lse, const floatX* qkv, AttentionPart part,
+                                           size_t T, size_t H, size_t K, size_t D) {
+    float q[TILE_ELEMENTS], qt[TILE_TRANSPOSED], g[TILE_ELEMENTS], gt[TILE_TRANSPOSED], dq[TILE_ELEMENTS];
+    float k[TILE_ELEMENTS], v[TILE_ELEMENTS], p[TILE * TILE], ds[TILE * TILE], row_lse[TILE], delta[TILE];
+    size_t width = round_up(D, TILE_GROUP), cols = round_up(D, VECTOR_LANES);
+    size_t sum_rows = round_up(part.key_end - part.key, TILE);
+    float scale = 1.0f / sqrtf((float)D), *dk = sums, *dv = sums + sum_rows * width;
+    HeadRows at = head_rows(part.b, part.h, T, H, K, D);
+    for (size_t h = part.h; h < part.h_end; h++) {
+        at = head_rows(part.b, h, T, H, K, D);
+        for (size_t first = part.query; first < part.query_end; first += TILE) {
+            size_t rows = min_size(TILE, T - first), queries = round_up(rows, TILE_GROUP);
+            size_t row = ((part.b * T + first) * H + h) * D;
+            tile_load(q, qkv + at.q + first * at.stride, at.stride, rows, queries, D, width);
+            tile_load_transposed(qt, qkv + at.q + first * at.stride, at.stride, rows, D);
+            tile_scale(q, scale, rows * width);
+            tile_scale(qt, scale, D * TILE);
+            tile_load(g, dout + row, H * D, rows, queries, D, width);
+            tile_load_transposed(gt, dout + row, H * D, rows, D);
+            tile_delta(delta, gt, out + row, H * D, rows, D);
+            for (size_t i = 0; i < queries; i++)  // a query that there is not has no probability
+                row_lse[i] = i < rows ? lse[(part.b * H + h) * T + first + i] : INFINITY;
+            for (size_t key = part.key; key < min_size(part.key_end, first + rows); key += TILE) {
+                size_t keys = min_size(TILE, T - key), v_row;
+                const float* values = tile_rows(&v_row, v, qkv + at.v + key * at.stride, at.stride, keys, D, width);
+                tile_load(k, qkv + at.k + key * at.stride, at.stride, keys, round_up(keys, TILE_GROUP), D, width);
+                tile_scores(p, k, width, qt, -INFINITY, first, key, queries, D);
+                tile_scores(ds, values, v_row, gt, 0.0f, first, key, queries, D);
+                tile_gradients(p, ds, row_lse, delta, first, key, queries);
+                for (size_t j = 0; part.keys && j < TILE && key + j < first + queries; j += TILE_GROUP) {
+                    size_t i = tile_first_query(first, key + j), to = (key - part.key + j) * width;
+                    bool adds = h > part.h || first > key;
+                    tile_product(dv + to, p + j * TILE + i, TILE, 1, g + i * width, cols, queries - i, width, adds);
+                    tile_product(dk + to, ds + j * TILE + i, TILE, 1, q + i * width, cols, queries - i, width, adds);
+                }
+                for (size_t i = 0; part.queries && i < queries; i += TILE_GROUP)
+                    tile_product(dq + i * width, ds + i, 1, TILE, k, cols, tile_visible(first + i, key), width,
+                                 key > part.key);
+            }
+            for (size_t i = 0; part.queries && i < rows; i++)
+                tile_store_row(dqkv + at.q + (first + i) * at.stride, dq + i * width, scale, D);
         }
     }
-    for (size_t j = 0; j < keys; j++) {
-        for (size_t d = 0; d < D; d++) {
-            dqkv[at.k + (key + j) * at.stride + d] = floatX_of(dk[j * width + d]);
-            dqkv[at.v + (key + j) * at.stride + d] = floatX_of(dv[j * width + d]);
-        }
+    for (size_t j = 0; part.keys && part.key + j < min_size(part.key_end, T); j++) {
+        tile_store_row(dqkv + at.k + (part.key + j) * at.stride, dk + j * width, 1.0f, D);
+        tile_store_row(dqkv + at.v + (part.key + j) * at.stride, dv + j * width, 1.0f, D);
     }
 }
 
-// dqkv (B, T, (H + 2K) D) from dout (B, T, H, D) and the forward's out, lse and qkv; delta (B, H, T) is scratch.
+// All heads that read one key/value head. The sums of its keys lie in the memory of the thread's GEMM: if all fit there
+// at once, a pair of tiles takes 5 matmuls; otherwise 7, the queries' and then the keys', as many as fit at a time.
+static inline void attention_backward_head(floatX* dqkv, const floatX* dout, const floatX* out, const float* lse,
+                                           const floatX* qkv, size_t b, size_t kv, size_t T, size_t H, size_t K,
+                                           size_t D) {
+    float few[2 * TILE_ELEMENTS];
+    GemmWorkspace* memory = gemm_workspace();
+    size_t fit = memory ? GEMM_SUMS / 2 / round_up(D, TILE_GROUP) / TILE * TILE : (size_t)TILE;
+    AttentionPart part = {b, kv * (H / K), (kv + 1) * (H / K), 0, T, 0, T, true, round_up(T, TILE) <= fit};
+    attention_backward_part(dqkv, memory ? memory->sums : few, dout, out, lse, qkv, part, T, H, K, D);
+    for (size_t key = 0; key < T && !part.keys; key += fit) {
+        AttentionPart keys = {b, part.h, part.h_end, key, T, key, min_size(key + fit, T), false, true};
+        attention_backward_part(dqkv, memory ? memory->sums : few, dout, out, lse, qkv, keys, T, H, K, D);
+    }
+}
+
+// dqkv (B, T, (H + 2K) D) from dout (B, T, H, D) and the forward's out, lse and qkv; delta (B, H, T) is scratch of a
+// GPU. A task is all heads that read one key/value head, or, where these are too few for the threads, a tile: then a
+// pair of tiles takes 7 matmuls and not 5, which pays where otherwise 2 of 7 threads or more would wait.
 static inline void attention_backward(floatX* dqkv, float* delta, const floatX* dout, const floatX* out,
                                       const float* lse, const floatX* qkv,
                                       size_t B, size_t T, size_t H, size_t K, size_t D, Stream stream) {
-    (void)stream;
-    size_t q_tiles = divide_up(T, TILE_Q), k_tiles = divide_up(T, TILE_K);
-    #pragma omp parallel
-    {
-        #pragma omp for
-        for (size_t row = 0; row < B * H * T; row++) {
-            size_t b = row / (H * T), h = row / T % H, t = row % T, at = ((b * T + t) * H + h) * D;
-            delta[row] = SUM(d, D, float_of(dout[at + d]) * float_of(out[at + d]));
-        }
-        #pragma omp for schedule(dynamic) nowait
-        for (size_t task = 0; task < B * H * q_tiles; task++) {
-            size_t b = task / (H * q_tiles), h = task / q_tiles % H, first = task % q_tiles * TILE_Q;
-            size_t row = (b * H + h) * T + first;
-            attention_backward_queries(dqkv, dout + ((b * T + first) * H + h) * D, lse + row, delta + row, qkv,
-                                       head_rows(b, h, T, H, K, D), first, T, D, H * D);
-        }
-        #pragma omp for schedule(dynamic)
-        for (size_t task = 0; task < B * K * k_tiles; task++) {
-            size_t b = task / (K * k_tiles), kv = task / k_tiles % K, key = task % k_tiles * TILE_K;
-            attention_backward_keys(dqkv, dout, lse, delta, qkv, b, kv, key, T, H, K, D);
+    (void)stream, (void)delta;
+    size_t tiles = divide_up(T, TILE), heads = B * K, group = H / K, query_tasks = B * H * tiles;
+    bool whole = 5 * round_up(heads, threads_count()) <= 7 * heads;
+    #pragma omp parallel for schedule(dynamic)
+    for (size_t task = 0; task < (whole ? heads : query_tasks + heads * tiles); task++) {
+        float sums[2 * TILE_ELEMENTS];
+        size_t head = task / tiles, first = task % tiles * TILE;
+        if (whole) {
+            attention_backward_head(dqkv, dout, out, lse, qkv, task / K, task % K, T, H, K, D);
+        } else if (task < query_tasks) {
+            AttentionPart part = {head / H, head % H, head % H + 1, first, first + TILE, 0, T, true, false};
+            attention_backward_part(dqkv, sums, dout, out, lse, qkv, part, T, H, K, D);
+        } else {
+            size_t kv = (head - B * H) % K * group;
+            AttentionPart part = {(head - B * H) / K, kv, kv + group, first, T, first, first + TILE, false, true};
+            attention_backward_part(dqkv, sums, dout, out, lse, qkv, part, T, H, K, D);
         }
     }
 }

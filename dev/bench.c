@@ -9,6 +9,7 @@
 //     build/bench-fp32 --tour --model gpt2:tiny       each operation of one step, with what it computed (make tour)
 //     build/bench-fp32 --recompute block              time and memory of each level of --recompute from that one down
 //     build/bench-fp32 --kernels step.txt             the table's operations and milliseconds too, a line for each
+//     build/bench-fp32 --attention --threads 1        attention alone, over head sizes and sequence lengths
 //
 // On a GPU (make bench CUDA=on ARCH=sm_90a):
 //
@@ -309,7 +310,7 @@ static double median(double* values, size_t count) {
 typedef struct {
     const char *model, *json, *kernels;
     uint64_t batch, seq, steps, threads;
-    bool sweep, tour;
+    bool sweep, tour, attention;
     RecomputeLevel recompute;
 } Options;
 
@@ -766,6 +767,73 @@ static bool bench_recompute(const Options* o, JsonWriter* w, Error* error) {
 }
 
 // ------------------------------------------------------------------------------------------------
+// 8. Attention alone: each row is measured in rounds of forward and backward in turn, with the peak of registers among
+// them, by processor time; shares are those of the fastest of each. There are as few sequences as a step has, so that
+// the arrays lie in a cache where a step's do
+
+#ifdef LLMTRAIN_CUDA
+static bool bench_attention(const Options* o, JsonWriter* w, Error* error) {
+    (void)o, (void)w;
+    return fail(error, "--attention measures the CPU; on a GPU run dev/attention_forward.cu and attention_backward.cu");
+}
+#else
+enum { ATTENTION_BATCH = 4, ATTENTION_HEADS = 4, ATTENTION_LENGTH = 4096 };  // the longest is alone in its batch
+
+// Shares of the peak: forward, backward. memory: of 8 arrays (tokens, heads, D) and 2 of floats.
+static void attention_shares(double shares[2], floatX* memory, const float* numbers, size_t T, size_t D,
+                             size_t rounds) {
+    const size_t B = T < ATTENTION_LENGTH ? ATTENTION_BATCH : 1, H = ATTENTION_HEADS, n = B * T * H * D;
+    const size_t turns = divide_up(ATTENTION_LENGTH * ATTENTION_LENGTH, B * T * T);
+    floatX *qkv = memory, *dqkv = qkv + 3 * n, *out = dqkv + 3 * n, *dout = out + n;
+    float *lse = (float*)(dout + n), *delta = lse + B * H * T;
+    double flops[2] = {cost_attention_forward(B, T, H, H, D).flops, cost_attention_backward(B, T, H, H, D).flops};
+    double peak = 0.0, threads = (double)threads_count(), fastest[2] = {INFINITY, INFINITY};
+    for (size_t i = 0; i < 3 * n; i++) qkv[i] = floatX_of(numbers[i % 4093]);
+    for (size_t i = 0; i < n; i++) dout[i] = floatX_of(numbers[i % 4099]);
+    for (size_t turn = 0; turn < rounds * turns; turn++) {
+        if (turn % turns == 0)
+            peak = fmax(peak, peak_measure(peak_loop(false), threads_count(), CLOCK_THREAD_CPUTIME_ID, 10.0));
+        double began = processor_ms();
+        attention_forward(out, lse, qkv, B, T, H, H, D, NULL);
+        double middle = processor_ms();
+        attention_backward(dqkv, delta, dout, out, lse, qkv, B, T, H, H, D, NULL);
+        fastest[0] = fmin(fastest[0], middle - began);
+        fastest[1] = fmin(fastest[1], processor_ms() - middle);
+    }
+    for (int i = 0; i < 2; i++) shares[i] = 1e3 * flops[i] * threads / fastest[i] / peak;
+}
+
+static bool bench_attention(const Options* o, JsonWriter* w, Error* error) {
+    static const size_t sizes[] = {32, 36, 64, 128}, lengths[] = {64, 256, 1024, 4096};
+    const size_t n = ATTENTION_BATCH * ATTENTION_LENGTH * ATTENTION_HEADS;
+    floatX* memory = (floatX*)allocate(8 * n * 128 * sizeof(floatX) + 2 * n * sizeof(float));
+    float numbers[4099];
+    if (memory == NULL) return fail(error, "out of memory for the arrays of attention");
+    for (size_t i = 0; i < 4099; i++) numbers[i] = random_normal(1, RANDOM_TEST, 0, i);
+    printf("\nattention, %d sequences (the longest alone), %d heads: per cent of the fp32 peak\n%6s %6s %9s %9s\n",
+           ATTENTION_BATCH, ATTENTION_HEADS, "D", "T", "forward", "backward");
+    json_write_key(w, "attention");
+    json_write_begin(w, '[');
+    for (size_t i = 0; i < 16; i++) {
+        size_t D = sizes[i / 4], T = lengths[i % 4];
+        double shares[2];
+        attention_shares(shares, memory, numbers, T, D, o->steps);
+        printf("%6zu %6zu %8.1f%% %8.1f%%\n", D, T, 100 * shares[0], 100 * shares[1]);
+        fflush(stdout);
+        json_write_begin(w, '{');
+        json_member_u64(w, "D", D);
+        json_member_u64(w, "T", T);
+        json_member_number(w, "forward", shares[0]);
+        json_member_number(w, "backward", shares[1]);
+        json_write_end(w, '}');
+    }
+    json_write_end(w, ']');
+    free(memory);
+    return true;
+}
+#endif
+
+// ------------------------------------------------------------------------------------------------
 
 static bool run(const Options* o, Error* error) {
     JsonWriter w;
@@ -784,7 +852,8 @@ static bool run(const Options* o, Error* error) {
     json_member_u64(&w, "T", o->seq);
     json_member_u64(&w, "steps", o->steps);
     bool ok = o->tour ? bench_tour(o, error) : o->sweep ? bench_sweep(o, &w, error)
-            : o->recompute ? bench_recompute(o, &w, error) : bench_table(o, &w, error);
+            : o->recompute ? bench_recompute(o, &w, error)
+            : o->attention ? bench_attention(o, &w, error) : bench_table(o, &w, error);
     json_write_end(&w, '}');
     json_put(&w, "\n", 1);
     if (ok && o->json) ok = json_write_done(&w, error) && file_write_atomic(o->json, w.text, w.bytes, error);
@@ -793,7 +862,7 @@ static bool run(const Options* o, Error* error) {
 }
 
 int main(int argc, char** argv) {
-    Options o = {"gpt2:124M", NULL, NULL, 4, 256, 5, 0, false, false, RECOMPUTE_NONE};
+    Options o = {"gpt2:124M", NULL, NULL, 4, 256, 5, 0, false, false, false, RECOMPUTE_NONE};
     Error error;
     int code;
     Flag flags[] = {
@@ -805,6 +874,8 @@ int main(int argc, char** argv) {
         {"threads", FLAG_COUNT, &o.threads, "N", 0, 4096, "OpenMP threads; 0: as OpenMP decides", false},
         {"sweep", FLAG_SWITCH, &o.sweep, "on|off", 0, 0, "measure against sequence, batch and parameters", false},
         {"tour", FLAG_SWITCH, &o.tour, "on|off", 0, 0, "print each operation of one step, and what it computed", false},
+        {"attention", FLAG_SWITCH, &o.attention, "on|off", 0, 0,
+         "measure attention alone over head sizes and sequence lengths, in as many rounds as --steps", false},
         {"recompute", FLAG_CHOICE, &o.recompute, RECOMPUTE_NAMES, 0, 0,
          "measure the levels of recomputation in turn, up to this one; auto: all", false},
         {"json", FLAG_TEXT, &o.json, "FILE", 0, 0, "write what was measured there too", false},

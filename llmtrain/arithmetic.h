@@ -85,6 +85,20 @@ ALWAYS_INLINE Vector vector_fused(Vector a, Vector b, Vector c) {
 #endif
 }
 
+// The larger of each two elements; that of b where one is not a number.
+ALWAYS_INLINE Vector vector_max(Vector a, Vector b) {
+#if !defined(__CUDACC__) && defined(__AVX512F__)
+    return (Vector)_mm512_max_ps((__m512)a, (__m512)b);
+#elif !defined(__CUDACC__) && defined(__FMA__)
+    return (Vector)_mm256_max_ps((__m256)a, (__m256)b);
+#elif !defined(__CUDACC__) && defined(__aarch64__)
+    return (Vector)vbslq_f32(vcgtq_f32((float32x4_t)a, (float32x4_t)b), (float32x4_t)a, (float32x4_t)b);
+#else
+    for (int i = 0; i < VECTOR_LANES; i++) b[i] = a[i] > b[i] ? a[i] : b[i];
+    return b;
+#endif
+}
+
 // ------------------------------------------------------------------------------------------------
 // 3. Sums
 //
@@ -113,13 +127,14 @@ enum { SUM_LANES = 64 };
 // ------------------------------------------------------------------------------------------------
 // 4. Elementary functions
 //
-// For float: without branches or calls, and always inlined, so that loops over them vectorise. For double: each within 4
-// units in the last place for the arguments that a run has (below), which the tests compare with long double.
+// For float, and log_double: without branches or calls, and always inlined, so that loops over them vectorise. For
+// double: each within 4 units in the last place for the arguments that a run has (below), which the tests compare with
+// long double.
 
 // e^x to about 2 units in the last place of a float; 0 below -87.3, infinity above 88.3, NaN for NaN.
-// x = n ln 2 + r with |r| <= ln(2)/2; e^r by its Taylor series.
+// x = n ln 2 + r with |r| <= ln(2)/2; e^r by its Taylor series. What is computed for less than -87.3 has no meaning.
 ALWAYS_INLINE float exp_fast(float x) {
-    float clamped = x < -87.3f ? -87.3f : x > 89.0f ? 89.0f : x;
+    float clamped = x > 89.0f ? 89.0f : x;
     float shifted = fused(clamped, 1.44269504f, 12582912.0f);  // 1.5 * 2^23 puts the integer into the low bits
     float n = shifted - 12582912.0f;
     float r = fused(n, 2.12194440e-4f, fused(n, -0.693359375f, clamped));  // ln 2 in two parts
@@ -136,7 +151,7 @@ ALWAYS_INLINE float exp_fast(float x) {
 ALWAYS_INLINE float sigmoid_fast(float x) { return 1.0f / (1.0f + exp_fast(-x)); }
 
 // x * 2^n, for normal x and results.
-static inline double scale_double(double x, int n) {
+ALWAYS_INLINE double scale_double(double x, int n) {
     uint64_t bits;
     memcpy(&bits, &x, 8);
     bits += (uint64_t)(int64_t)n << 52;
@@ -163,20 +178,29 @@ static inline double exp_double(double x) {
 
 // The natural logarithm of a normal number; -infinity for 0, NaN below. x = m 2^e with m from sqrt(1/2) to sqrt(2), and
 // log(m) = 2 artanh(s) = 2 (s + s^3/3 + s^5/5 + ...), s = (m - 1) / (m + 1).
-static inline double log_double(double x) {
-    if (!(x > 0)) return x == 0 ? -(double)INFINITY : (double)NAN;
-    if (x == (double)INFINITY) return x;
+ALWAYS_INLINE double log_double(double x) {
     uint64_t bits;
     memcpy(&bits, &x, 8);
-    static const double terms[11] = {1.0 / 23, 1.0 / 21, 1.0 / 19, 1.0 / 17, 1.0 / 15, 1.0 / 13,
-                                     1.0 / 11, 1.0 / 9,  1.0 / 7,  1.0 / 5,  1.0 / 3};
     int e = (int)(bits >> 52) - 1023;
     double m = scale_double(x, -e);
-    if (m > 1.4142135623730951) m *= 0.5, e++;
-    double s = (m - 1.0) / (m + 1.0), sum = 0.0;
-    for (int i = 0; i < 11; i++) sum = sum * (s * s) + terms[i];
-    double log_m = 2.0 * s + 2.0 * s * (s * s * sum);
-    return e * 0.693147180369123816490 + (log_m + e * 1.90821492927058770002e-10);
+    bool large = m > 1.4142135623730951;
+    m = large ? 0.5 * m : m;
+    e += large;
+    double s = (m - 1.0) / (m + 1.0), square = s * s, sum = 1.0 / 23;
+    sum = sum * square + 1.0 / 21;
+    sum = sum * square + 1.0 / 19;
+    sum = sum * square + 1.0 / 17;
+    sum = sum * square + 1.0 / 15;
+    sum = sum * square + 1.0 / 13;
+    sum = sum * square + 1.0 / 11;
+    sum = sum * square + 1.0 / 9;
+    sum = sum * square + 1.0 / 7;
+    sum = sum * square + 1.0 / 5;
+    sum = sum * square + 1.0 / 3;
+    double log_m = 2.0 * s + 2.0 * s * (square * sum);
+    double result = e * 0.693147180369123816490 + (log_m + e * 1.90821492927058770002e-10);
+    result = x == (double)INFINITY ? x : result;
+    return x > 0 ? result : x == 0 ? -(double)INFINITY : (double)NAN;
 }
 
 // x^y for x >= 0.

@@ -27,7 +27,7 @@ namespace cpu {
 #endif
 
 enum {
-    DECODE_KEYS = 64,     // keys in a tile: TILE_K of kernels_cpu.h
+    DECODE_KEYS = 64,     // keys in a tile: TILE of attention_tiles.h
     DECODE_QUERIES = 16,  // queries that share a loaded tile
     DECODE_SPARE = GEMM_PACK_EXTRA * DECODE_KEYS  // floats that packing may write past a tile
 };

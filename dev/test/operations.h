@@ -1229,6 +1229,7 @@ static void test_odd_shapes(void) {
     test_attention(1, 65, 2, 2, 96, 1.0);
     test_attention(1, ON_CUDA ? 70 : 130, 2, 2, 128, 0.1);
     test_attention(1, 65, 2, 1, 256, 1.0);
+    test_attention(1, ON_CUDA ? 3 : 577, 1, 1, 256, 1.0);  // more keys than fit into the memory of a thread
     test_attention(1, 150, ON_CUDA ? 1 : 3, ON_CUDA ? 1 : 3, 80, 4.0);  // scores up to about 80
     test_attention(1, 129, 1, 1, 1, 10.0);                              // scores up to about 500
 
