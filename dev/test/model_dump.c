@@ -34,6 +34,7 @@ static bool dump(Model* model, const int32_t* batch, size_t B, size_t T, const c
     SafetensorsWriter w;
     char name[128];
     memset(&result, 0, sizeof result);
+    memset(&w, 0, sizeof w);  // it is freed whatever fails
     if (!tokens || !targets || !logits) return fail(error, "out of memory for a batch");
     for (size_t i = 0; i < N; i++) {
         tokens[i] = batch[i / T * (T + 1) + i % T];
