@@ -1874,21 +1874,31 @@ static void test_resized_preset(void) {
                train("--plan --model llama:15M --channels 144") == 0 && output_contains("6102864 parameters"));
 }
 
-// A model with tensors of several chunks of a checkpoint, and of no multiple of the pieces in which memory is copied. A
-// resumed run must end as the run did.
-static void test_wide(void) {
-    char line[1024];
-    bool ok = true;
-    command("rm -rf %s/%s %s/%s", "a", "b");
-    for (int resumes = 0; resumes < 2; resumes++) {
-        snprintf(line, sizeof line, "--data %s/train.bin --out %s/%s --layers 1 --heads 9 --channels 576 --seq 16 "
-                 "--batch 1 --steps 4 --ckpt-every 2 --optimizer momentum%s", work, work, resumes ? "b" : "a",
-                 resumes ? " --resume" : "");
-        if (resumes) command("cp -R %s/%s %s/%s", "a", "b");
-        if (resumes) command("rm -rf %s/%s %s/%s", "b/step_00000004", "nothing");
-        ok = ok && train(line) == 0 && (!resumes || output_contains("b/step_00000002 in"));
+// A resumed run must end as the run did: a model with tensors of several chunks of a checkpoint, and of no multiple of the
+// pieces in which memory is copied; and one whose vocabulary is padded within a block of 8-bit states, since a checkpoint
+// does not hold the padding.
+static void test_odd_sizes(void) {
+    static const struct { const char *what, *flags, *without, *resumed, *last; } MODELS[] = {
+        {"a wide model", "--heads 9 --channels 576 --steps 4 --ckpt-every 2 --optimizer momentum",
+         "rm -rf %s/%s/step_00000004 %s/%s/nothing", "b/step_00000002 in", "00000004"},
+        {"padding within a block of 8-bit states", "--heads 2 --channels 36 --steps 40 --ckpt-every 4 "
+         "--optimizer adamw-8bit --lr 3e-3 --warmup 0 --schedule constant",
+         "rm -rf %s/%s/step_000000[1-4]? %s/%s/step_00000008", "b/step_00000004 in", "00000040"},
+    };
+    char line[1024], what[96];
+    for (size_t i = 0; i < sizeof MODELS / sizeof MODELS[0]; i++) {
+        bool ok = true;
+        command("rm -rf %s/%s %s/%s", "a", "b");
+        for (int resumes = 0; resumes < 2; resumes++) {
+            snprintf(line, sizeof line, "--data %s/train.bin --out %s/%s --layers 1 --seq 16 --batch 1 %s%s", work, work,
+                     resumes ? "b" : "a", MODELS[i].flags, resumes ? " --resume" : "");
+            if (resumes) command("cp -R %s/%s %s/%s", "a", "b");
+            if (resumes) command(MODELS[i].without, "b", "b");
+            ok = ok && train(line) == 0 && (!resumes || output_contains(MODELS[i].resumed));
+        }
+        snprintf(what, sizeof what, "%s, resumed: the same", MODELS[i].what);
+        check_true(what, ok && runs_equal("a", "b", MODELS[i].last));
     }
-    check_true("a wide model, resumed: the same", ok && runs_equal("a", "b", "00000004"));
     command("rm -rf %s/%s %s/%s", "a", "b");
 }
 
@@ -2169,7 +2179,7 @@ static void test_files(void) {
     test_offload_fails();
     test_bandwidth();
     test_resized_preset();
-    test_wide();
+    test_odd_sizes();
     command("rm -rf %s/%s %s/%s", "a", "b");
     check_true("--resume without a checkpoint starts from the beginning",
                train(small_run("a", "--resume")) == 0 && output_contains("starting from the beginning") &&

@@ -613,7 +613,9 @@ static inline OptimizerSlice flat_optimizer_slice(const FlatVector* flat, size_t
     CommSlice state = flat->buckets[t->bucket].state;
     OptimizerSlice slice;
     memset(&slice, 0, sizeof slice);
-    if (!t->trains || part.first == part.end) return slice;
+    // What pads the vocabulary stays 0. Its states are in no checkpoint, and must not count in a block of 8 bits.
+    part.end = min_size(part.end, tensor_elements(t));
+    if (!t->trains || part.first >= part.end) return slice;
     size_t index;
     slice.first = t->offset + part.first;
     slice.n = optimizer_whole(flat->holds.optimizer, &t->shape) ? tensor_elements(t) : slice_length(part);
@@ -638,7 +640,7 @@ static inline void flat_update_offloaded(FlatVector* flat, size_t i, const float
     for (size_t k = away->first[i]; k < away->first[i + 1]; k++) {
         OptimizerSlice slice = flat_optimizer_slice(flat, i, away->parts[k].elements, grads);
         if (!offload_update(away, &away->parts[k], &slice)) return;
-        optimizer_update(&slice, step, flat->stream);
+        if (slice.n > 0) optimizer_update(&slice, step, flat->stream);
     }
 }
 
