@@ -119,7 +119,7 @@ int main(int argc, char** argv) {
     auto lse = ladder_input<float>("lse", rows, 1.0);
     auto qkv = ladder_input<floatX>("qkv", n, 1.0), dout = ladder_input<floatX>("dout", outs, 1.0);
     auto dqkv = ladder_output<floatX>("dqkv", n, {length, size, FLOATX_IS_FLOAT ? 0.0 : 2.0 * group});
-    auto delta = ladder_output<float>("delta", rows, {(double)D, (double)D, 0.0});
+    float* delta = (float*)ladder_scratch(rows * sizeof(float));
     float* p = ladder_wants("naive") ? (float*)ladder_scratch(2 * rows * T * sizeof(float)) : NULL;
     float* ds = p ? p + rows * T : NULL;
     if (ladder.check) {
@@ -149,18 +149,18 @@ int main(int argc, char** argv) {
 
     ladder_begin("attention_delta: delta (B, H, T) from dout and out (B, T, H, D)");
     out = ladder_input<floatX>("out", outs, 1.0), dout = ladder_input<floatX>("dout", outs, 1.0);
-    delta = ladder_output<float>("delta", rows, {(double)D, (double)D, 0.0});
+    auto deltas = ladder_output<float>("delta", rows, {(double)D, (double)D, 0.0});
     auto shipped_delta = [&] {
-        if (!ladder.on_cpu) attention_delta_launch(delta, dout, out, B, T, H, D, ladder.stream);
+        if (!ladder.on_cpu) attention_delta_launch(deltas, dout, out, B, T, H, D, ladder.stream);
         for (size_t i = 0; ladder.on_cpu && i < outs; i++) {
-            float* sum = &delta.twin[(i / (D * H * T) * H + i / D % H) * T + i / (D * H) % T];
+            float* sum = &deltas.twin[(i / (D * H * T) * H + i / D % H) * T + i / (D * H) % T];
             *sum = (i % D ? *sum : 0.0f) + float_of(dout.twin[i]) * float_of(out.twin[i]);
         }
     };
     ladder_work(LADDER_BYTES, (double)rows * (double)(2 * D * sizeof(floatX) + sizeof(float)), shipped_delta);
     ladder_rung("tokens", [&] {
         auto kernel = D % PACK == 0 ? delta_tokens<PACK> : delta_tokens<1>;
-        ladder_launch(kernel, rows * DELTA_LANES, delta, dout, out, rows, T, H, D);
+        ladder_launch(kernel, rows * DELTA_LANES, deltas, dout, out, rows, T, H, D);
     });
     ladder_rung("shipped", shipped_delta);
     return ladder_end();
