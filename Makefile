@@ -264,7 +264,7 @@ FOR_ISA = $(CC) $(STRICT) -march=x86-64-$* -DGEMM_KERNELS='"$(GEMM_KERNELS_x86-6
 $(B)/golden-x86-64-%: dev/test/golden.c $(HEADERS) | $(B)
 	$(FOR_ISA) $(if $(filter v3,$*),-O2,-O1)
 $(B)/gemm-x86-64-%: dev/gemm.c $(HEADERS) | $(B)
-	$(FOR_ISA) -O1
+	$(FOR_ISA) -O3
 $(B)/bench-x86-64-%: dev/bench.c $(HEADERS) | $(B)
 	$(FOR_ISA) -O3
 $(B)/golden-clang: dev/test/golden.c $(HEADERS) | $(B)
@@ -299,7 +299,7 @@ supervise: $(B)/supervise
 
 # Tests that compute little take longer to optimise than to run. What they share with the trainer is tested as it ships by
 # golden-FP32, test_kernels-FP32, test_train-FP32, and all that runs train-FP32 and train-BF16.
-$(addprefix $(B)/,test_convert test_anomaly test_evaluate test_optimizers test_optimizers_matrix example golden-BF16 gemm-amx \
+$(addprefix $(B)/,test_convert test_anomaly test_evaluate test_optimizers test_optimizers_matrix example golden-BF16 \
     $(foreach p,BF16 FP16,test_kernels-$p test_train-$p)): CFLAGS := $(CFLAGS:-O3=-O1)
 
 TESTS := gemm test_files test_offload test_data test_tokenizer test_template test_convert test_gguf test_evaluate test_text test_corpus test_errors test_anomaly test_optimizers test_optimizers_matrix test_comm test_zero test_ranks test_supervise soak example $(PRECISIONS:%=test_kernels-%) $(PRECISIONS:%=test_train-%)
