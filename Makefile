@@ -310,13 +310,13 @@ CPU_TESTS := $(TESTS:%=$(B)/%) $(B)/golden-FP32 $(B)/golden-BF16 $(if $(filter b
 KERNELS_TESTS := $(EMULATED) $(B)/bench-emulated-BF16
 RUNS_TESTS := $(B)/corpus $(B)/tokenize $(B)/weights_hash $(B)/test_cublaslt $(B)/test_nccl $(B)/test_tune $(PRECISIONS:%=$(B)/train-emulated-%) $(PRECISIONS:%=$(B)/test_train-emulated-%) $(PRECISIONS:%=$(B)/train-%) $(B)/launches-BF16 $(COMPILED)
 
-# Where there is a C++ compiler, also all of CUDA. The parts run side by side.
+# Where there is a C++ compiler, also all of CUDA. The parts run side by side; what measures times, then, alone.
 test: $(if $(shell command -v $(CXX) 2>/dev/null),test-cpu test-cuda,test-cpu-only)
-	@$(B)/test_ranks --train $(B)/train-FP32 --only overlap > $(B)/overlap.out; cat $(B)/overlap.out; tail -n 1 $(B)/overlap.out > $(B)/test-overlap.sum
-	@cat $(B)/test-cpu.sum $(B)/test-cuda-*.sum $(B)/test-overlap.sum 2>/dev/null | awk '{ p += $$1; f += $$3 } END { print p " passed, " f " failed in all"; exit f > 0 }'
+	@sh dev/test/test.sh alone $(B) "$(CC)" overlap cliffs
+	@cat $(B)/test-cpu.sum $(B)/test-cuda-*.sum $(B)/test-alone.sum 2>/dev/null | awk '{ p += $$1; f += $$3 } END { print p " passed, " f " failed in all"; exit f > 0 }'
 
 test-cpu: $(CPU_TESTS)
-	@sh dev/test/test.sh $(B) "$(CC)" compilers inlined $(TESTS) golden tour single floors launch gpu_check $(if $(filter build,$(B)),cliffs macos)
+	@sh dev/test/test.sh cpu $(B) "$(CC)" compilers inlined $(TESTS) golden tour single floors launch gpu_check $(if $(filter build,$(B)),macos)
 
 test-cpu-only: test-cpu
 	@rm -f $(B)/test-cuda-*.sum
@@ -335,7 +335,7 @@ soak: $(B)/soak $(B)/train-FP32
 
 # A part of test-cpu.
 test-ranks: $(RANKS_TESTS)
-	@sh dev/test/test.sh $(B) "$(CC)" test_comm test_zero test_ranks launch
+	@sh dev/test/test.sh ranks $(B) "$(CC)" test_comm test_zero test_ranks launch
 
 # The same, built with the address and undefined-behaviour sanitizers, under which gcc's warnings are not reliable.
 sanitize:
@@ -348,14 +348,14 @@ races:
 	@TSAN_OPTIONS=exitcode=66 $(MAKE) --no-print-directory B=build/races WARNINGS= OPENMP=-Wno-unknown-pragmas \
 	    OPTIMISE="-O1 -g1 -march=native -fsanitize=thread -Wno-tsan" test-races
 test-races: $(addprefix $(B)/,test_data test_offload test_comm train-FP32 tokenize)
-	@sh dev/test/test.sh $(B) "$(CC)" test_data test_offload test_comm races
+	@sh dev/test/test.sh races $(B) "$(CC)" test_data test_offload test_comm races
 
 # What other systems run instead of calls that only Linux has: llmtrain/system.h.
 POSIX_TESTS ?= test_files test_offload test_data test_comm test_supervise test_errors test_ranks test_train-FP32
 test-posix:
 	@$(MAKE) --no-print-directory B=build/posix MPI=off WARNINGS= OPTIMISE="-O1 $(TUNE) -DLLMTRAIN_POSIX_ONLY" test-posix-suites
 test-posix-suites: $(addprefix $(B)/,$(POSIX_TESTS) supervise train-FP32 train-BF16 generate-FP32 corpus tokenize)
-	@sh dev/test/test.sh $(B) "$(CC)" posix $(POSIX_TESTS)
+	@sh dev/test/test.sh posix $(B) "$(CC)" posix $(POSIX_TESTS)
 
 mutants: | $(B)
 	@sh dev/test/mutants.sh $(B) "$(ONLY)" "$(SAMPLE)"

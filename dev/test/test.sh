@@ -1,9 +1,10 @@
-# test.sh BUILD CC TEST...: runs what `make test` has built, and the checks that are not programs. Prints the tests'
-# lines into BUILD/test.log, shows failures and one line per test, and ends with the sum of all.
-build=$1
-cc=$2
-shift 2
-log=$build/test.log
+# test.sh PART BUILD CC TEST...: runs what `make test` has built, and the checks that are not programs. Prints the tests'
+# lines into BUILD/test-PART.log, shows failures and one line per test, and ends with the sum of all.
+part=$1
+build=$2
+cc=$3
+shift 3
+log=$build/test-$part.log
 passed=0
 failed=0
 . dev/test/tally.sh
@@ -153,6 +154,7 @@ for test in "$@"; do
             for program in "$build"/gemm-x86-64-v*; do
                 [ ! -e "$program" ] || suite "${program##*/}" "$program" --check
             done ;;
+        overlap) suite "reductions under a computation" "$build/test_ranks" --train "$build/train-FP32" --only overlap ;;
         cliffs) suite "speeds of operations" sh dev/test/cliffs.sh "$build" ;;
         test_errors) suite test_errors "$build/test_errors" --train "$build/train-FP32" --generate "$build/generate-FP32" --tokenize "$build/tokenize" --corpus "$build/corpus" ;;
         test_anomaly) suite test_anomaly "$build/test_anomaly" --train "$build/train-FP32" --tokenize "$build/tokenize" --corpus "$build/corpus" ;;
@@ -181,5 +183,5 @@ for test in "$@"; do
 done
 echo "the tests' own lines are in $log"
 echo "$passed passed, $failed failed"
-echo "$passed passed, $failed failed" > "$build/test-cpu.sum"
+echo "$passed passed, $failed failed" > "$build/test-$part.sum"
 [ "$failed" -eq 0 ]
