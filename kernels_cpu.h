@@ -475,18 +475,19 @@ static inline void attention_backward_part(floatX* dqkv, float* sums, const floa
 }
 
 // All heads that read one key/value head. The sums of its keys lie in the memory of the thread's GEMM: if all fit there
-// at once, a pair of tiles takes 5 matmuls; otherwise 7, the queries' and then the keys', as many as fit at a time.
-static inline void attention_backward_head(floatX* dqkv, const floatX* dout, const floatX* out, const float* lse,
-                                           const floatX* qkv, size_t b, size_t kv, size_t T, size_t H, size_t K,
-                                           size_t D) {
-    float few[2 * TILE_ELEMENTS];
+// at once, a pair of tiles takes 5 matmuls; otherwise 7, the queries' and then the keys', as many as fit at a time. few:
+// memory for the sums of a tile, for a thread without that of a GEMM.
+static inline void attention_backward_head(floatX* dqkv, float* few, const floatX* dout, const floatX* out,
+                                           const float* lse, const floatX* qkv, size_t b, size_t kv, size_t T,
+                                           size_t H, size_t K, size_t D) {
     GemmWorkspace* memory = gemm_workspace();
+    float* sums = memory ? memory->sums : few;
     size_t fit = memory ? GEMM_SUMS / 2 / round_up(D, TILE_GROUP) / TILE * TILE : (size_t)TILE;
     AttentionPart part = {b, kv * (H / K), (kv + 1) * (H / K), 0, T, 0, T, true, round_up(T, TILE) <= fit};
-    attention_backward_part(dqkv, memory ? memory->sums : few, dout, out, lse, qkv, part, T, H, K, D);
+    attention_backward_part(dqkv, sums, dout, out, lse, qkv, part, T, H, K, D);
     for (size_t key = 0; key < T && !part.keys; key += fit) {
         AttentionPart keys = {b, part.h, part.h_end, key, T, key, min_size(key + fit, T), false, true};
-        attention_backward_part(dqkv, memory ? memory->sums : few, dout, out, lse, qkv, keys, T, H, K, D);
+        attention_backward_part(dqkv, sums, dout, out, lse, qkv, keys, T, H, K, D);
     }
 }
 
@@ -504,7 +505,7 @@ static inline void attention_backward(floatX* dqkv, float* delta, const floatX* 
         float sums[2 * TILE_ELEMENTS];
         size_t head = task / tiles, first = task % tiles * TILE;
         if (whole) {
-            attention_backward_head(dqkv, dout, out, lse, qkv, task / K, task % K, T, H, K, D);
+            attention_backward_head(dqkv, sums, dout, out, lse, qkv, task / K, task % K, T, H, K, D);
         } else if (task < query_tasks) {
             AttentionPart part = {head / H, head % H, head % H + 1, first, first + TILE, 0, T, true, false};
             attention_backward_part(dqkv, sums, dout, out, lse, qkv, part, T, H, K, D);

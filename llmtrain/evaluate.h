@@ -188,8 +188,7 @@ static inline bool question_read(Question* q, const Choices* c, size_t item, Err
 // The tokens of a question's context alone, without the white space at its end, in c->context.
 static inline bool choices_context(Choices* c, const char* context, size_t bytes, Error* error) {
     const Tokenizer* tokenizer = c->tokenizer;
-    for (size_t n = 1; n <= min_size(3, bytes); n++)  // the bytes of its last character
-        if (utf8_space(context + bytes - n, n) == n) bytes -= n, n = 0;
+    for (size_t n; (n = utf8_space_before(context + bytes, bytes)) > 0;) bytes -= n;
     c->context.count = 0;
     if (!tokenizer_encode(&c->context, tokenizer, context, bytes, error)) return false;
     bool needs = c->context.count == 0 && tokenizer->begin_of_text < 0 && tokenizer->begin_token < 0 &&

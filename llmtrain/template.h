@@ -202,23 +202,21 @@ static inline size_t text_find(TemplateValue text, TemplateValue part, size_t fr
     return SIZE_MAX;
 }
 
-// Bytes at the beginning of a text that are one of `marks`, or white space where that is NULL; 0 if they are none.
-static inline size_t template_mark(const char* text, size_t bytes, const TemplateValue* marks) {
-    return !marks ? utf8_space(text, bytes) : bytes > 0 && memchr(marks->text, text[0], marks->count);
+// Bytes at the beginning of a text, or at its end, that are one of `marks`, or white space where that is NULL; 0 if they
+// are none.
+static inline size_t template_mark(TemplateValue v, bool at_end, const TemplateValue* marks) {
+    if (marks) return v.count > 0 && memchr(marks->text, v.text[at_end ? v.count - 1 : 0], marks->count);
+    return at_end ? utf8_space_before(v.text + v.count, v.count) : utf8_space(v.text, v.count);
 }
 
 static inline TemplateValue template_strip(Template* t, TemplateValue v, bool left, bool right,
                                            const TemplateValue* marks) {
-    size_t n = 1;
+    size_t n;
     for (size_t i = 0; marks && i < marks->count; i++)
         if ((unsigned char)marks->text[i] >= 0x80)
             template_fail(t, "strips letters outside ASCII, which is not supported");
-    for (; left && (n = template_mark(v.text, v.count, marks)) > 0; v.count -= n) v.text += n;
-    for (n = 1; right && n <= min_size(3, v.count); n++) {  // its last character has 1 to 3 bytes
-        if (template_mark(v.text + v.count - n, n, marks) != n) continue;
-        v.count -= n;
-        n = 0;
-    }
+    for (; left && (n = template_mark(v, false, marks)) > 0; v.count -= n) v.text += n;
+    while (right && (n = template_mark(v, true, marks)) > 0) v.count -= n;
     return v;
 }
 

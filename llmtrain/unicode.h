@@ -88,6 +88,13 @@ static inline size_t utf8_space(const char* text, size_t bytes) {
     return space ? 3 : 0;
 }
 
+// The same of the white space that the `bytes` bytes before `end` end with.
+static inline size_t utf8_space_before(const char* end, size_t bytes) {
+    for (size_t n = 1; n <= min_size(3, bytes); n++)
+        if (utf8_space(end - n, n) == n) return n;
+    return 0;
+}
+
 // Bytes at the beginning of a text that are valid.
 static inline size_t utf8_valid(const char* text, size_t bytes) {
     size_t at = 0;

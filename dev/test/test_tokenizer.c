@@ -612,6 +612,16 @@ static void expect_bad(const char* path, const char* pattern, const char* words,
     if (accepted) tokenizer_close(&tokenizer);
 }
 
+typedef struct { const char *config, *says; } BadConfig;
+
+// Each refused as the tokenizer_config.json of a directory.
+static void expect_bad_configs(const char* directory, const BadConfig* bad, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        put_text(text_of("%s/tokenizer_config.json", directory), bad[i].config);
+        expect_bad(directory, NULL, bad[i].says, bad[i].config);
+    }
+}
+
 // Parts that change no token, or are there in another form, are read.
 static void test_good_files(void) {
     static const struct { const char *old, *put; int32_t begin, first; } good[] = {
@@ -740,17 +750,14 @@ static void test_configured(void) {
         free(spans.list);
         tokenizer_close(&tokenizer);
     }
-    static const struct { const char *config, *says; } bad[] = {
+    static const BadConfig bad[] = {
         {"{\"added_tokens_decoder\":{\"5\":{\"content\":\"<y>\"}}}", "its added token '<y>' is not among"},
         {"{\"added_tokens_decoder\":{\"3\":{\"content\":\"<x>\"}}}", "the added token 3 has another id"},
         {"{\"pad_token\":\"<pad>\"}", "its pad_token '<pad>' is not among"},
         {"{\"eos_token\":\"ab\"}", "its eos_token 'ab' is not among"},
         {"{\"additional_special_tokens\":[\"<x>\",{\"content\":\"<z>\"}]}", "additional_special_tokens '<z>'"},
     };
-    for (size_t i = 0; i < COUNT_OF(bad); i++) {
-        put_text("configured/tokenizer_config.json", bad[i].config);
-        expect_bad("configured", NULL, bad[i].says, bad[i].config);
-    }
+    expect_bad_configs("configured", bad, COUNT_OF(bad));
     put_text("configured/tokenizer_config.json", "{\"model_max_length\":9}");
     put_text("configured/special_tokens_map.json", "{\"eos_token\":\"<x>\",\"bos_token\":{\"content\":\"<x>\"}}");
     open_tokenizer(&tokenizer, "configured", NULL);
@@ -807,16 +814,13 @@ static void test_bad_files(void) {
         put_text("r", ranks[i]);
         expect_bad("r", "gpt2", "is this a rank file of tiktoken?", ranks[i]);
     }
-    static const struct { const char *config, *says; } others[] = {
+    static const BadConfig others[] = {
         {"{\"tokenizer_class\":\"Qwen2Tokenizer\"}", "a Qwen2Tokenizer is not known"},
         {"{\"add_prefix_space\":true}", "add_prefix_space"},
         {"{\"added_tokens_decoder\":{\"99999\":{\"content\":\"<x>\"}}}", "the added token 99999"},
         {"{", "not valid JSON"},
     };
-    for (size_t i = 0; i < COUNT_OF(others); i++) {
-        put_text("files/tokenizer_config.json", others[i].config);
-        expect_bad("files", NULL, others[i].says, others[i].config);
-    }
+    expect_bad_configs("files", others, COUNT_OF(others));
     put_directory("both", "gpt2.json", NULL, NULL);
     put_text("both/vocab.json", "{}");  // what a tokenizer.json stands beside is not read
     Tokenizer both;
