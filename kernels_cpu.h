@@ -475,8 +475,8 @@ static inline void attention_backward_part(floatX* dqkv, float* sums, const floa
 }
 
 // All heads that read one key/value head. The sums of its keys lie in the memory of the thread's GEMM: if all fit there
-// at once, a pair of tiles takes 5 matmuls; otherwise 7, the queries' and then the keys', as many as fit at a time. few:
-// memory for the sums of a tile, for a thread without that of a GEMM.
+// at once, a pair of tiles takes 5 matmuls; otherwise 7, the queries' and then the keys', as many as fit at a time. few
+// (2, TILE_ELEMENTS) is for a thread that has none.
 static inline void attention_backward_head(floatX* dqkv, float* few, const floatX* dout, const floatX* out,
                                            const float* lse, const floatX* qkv, size_t b, size_t kv, size_t T,
                                            size_t H, size_t K, size_t D) {

@@ -1,5 +1,5 @@
-# floors.sh: our headers include only what lies below them: at their top, without a circle. Prints the order from the
-# lowest floor up. Run it in the root of the checkout.
+# floors.sh: our headers include only what lies below them: at their top, without a circle; and the reading path has not
+# grown. Prints the order from the lowest floor up. Run it in the root of the checkout.
 set -u
 headers=$(git ls-files '*.h' '*.cuh' 2> /dev/null | grep -E '^(llmtrain/|[^/]*$)') || exit 1
 [ -n "$headers" ] || headers=$(ls ./*.h ./*.cuh llmtrain/*.h llmtrain/*.cuh | sed 's|^\./||')
@@ -26,6 +26,9 @@ done
 order=$(printf '%s %s\n' $edges | tsort 2>&1)
 ! echo "$order" | grep -q 'loop'
 verdict "no header includes itself through others: $(echo "$order" | grep -A 9 loop | tr '\n' ' ')" $?
+path=$(sh dev/sizes.sh | sed '/^folders/,$d')
+! echo "$path" | grep 'over by' && [ "$(echo "$path" | grep -c ' ok$')" -eq 9 ]
+verdict "the files of the reading path keep to their limits" $?
 echo "from the lowest floor up: $order" | tr '\n' ' '
 echo
 echo "$passed passed, $failed failed"
