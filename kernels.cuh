@@ -1119,31 +1119,8 @@ static inline void add_stored(float* out, const floatX* x, size_t n, Stream stre
 // One launch updates many tensors: multi_tensor.cuh. A thread owns W elements of every vector. AdamW with master
 // weights in 16 bits moves 30 bytes per parameter: weight, m, v and gradient in, weight, m, v and stored parameter out.
 
-typedef struct {
-    OptimizerStep step;
-    float m_correction, v_correction;  // of AdamW's optimizer state, for their start at 0
-} OptimizerArguments;
-
-// The formulas above optimizer_apply in kernels_cpu.h. What the kind does not keep stays as it is.
-static __device__ inline void optimizer_element(float* w, float* m, float* v, float grad, const OptimizerArguments* a) {
-    const OptimizerStep* o = &a->step;
-    float g = grad * o->grad_scale, direction = g;
-    if (o->kind == OPTIMIZER_ADAMW) {
-        *m += (1.0f - o->beta1) * (g - *m);
-        *v += (1.0f - o->beta2) * (g * g - *v);
-        direction = *m * a->m_correction / (sqrtf(*v * a->v_correction) + o->epsilon);
-    } else if (o->kind == OPTIMIZER_MOMENTUM) {
-        direction = *m = o->beta1 * *m + g;
-    } else if (o->kind == OPTIMIZER_LION) {
-        float mixed = o->beta1 * *m + (1.0f - o->beta1) * g;
-        direction = mixed > 0.0f ? 1.0f : mixed < 0.0f ? -1.0f : mixed;  // 0 and NaN stay what they are
-        *m = o->beta2 * *m + (1.0f - o->beta2) * g;
-    }
-    *w -= o->lr * (direction + o->weight_decay * *w);
-}
-
 template <int W>
-static __global__ void optimizer_kernel(MultiTensorList list, OptimizerArguments a) {
+static __global__ void optimizer_kernel(MultiTensorList list, ElementStep e) {
     const unsigned number = multi_tensor_find(&list, blockIdx.x);
     const MultiTensorSlice slice = list.slices[number];
     const size_t i = ((size_t)(blockIdx.x - list.begins[number]) * blockDim.x + threadIdx.x) * W;
@@ -1152,11 +1129,11 @@ static __global__ void optimizer_kernel(MultiTensorList list, OptimizerArguments
     Lanes<W> w = slice.master_weights ? group_load<W>(slice.master_weights + i) : lanes_load<W>(slice.params + i);
     Lanes<W> gm = {}, gv = {}, g = group_load<W>(slice.grads + i);
     Group<floatX, W> p;
-    a.step.weight_decay = slice.weight_decay;
+    e.step.weight_decay = slice.weight_decay;
     if (m) gm = group_load<W>(m + i);
     if (v) gv = group_load<W>(v + i);
     #pragma unroll
-    for (int j = 0; j < W; j++) optimizer_element(&w.x[j], &gm.x[j], &gv.x[j], g.x[j], &a);
+    for (int j = 0; j < W; j++) optimizer_element(e.step.kind, &w.x[j], &gm.x[j], &gv.x[j], g.x[j], &e);
     if (m) group_store<W>(m + i, gm);
     if (v) group_store<W>(v + i, gv);
     if (slice.master_weights) group_store<W>(slice.master_weights + i, w);
@@ -1165,7 +1142,7 @@ static __global__ void optimizer_kernel(MultiTensorList list, OptimizerArguments
         if (slice.master_weights || FLOATX_IS_FLOAT) {
             p.x[j] = floatX_of(w.x[j]);
         } else {
-            uint32_t random = group_random<W>(a.step.seed, RANDOM_ROUNDING, a.step.step, slice.first + i, j);
+            uint32_t random = group_random<W>(e.step.seed, RANDOM_ROUNDING, e.step.step, slice.first + i, j);
             p.x[j] = floatX_of_stochastic(w.x[j], random);
         }
     }
@@ -1173,17 +1150,12 @@ static __global__ void optimizer_kernel(MultiTensorList list, OptimizerArguments
 }
 
 static inline void elements_update(const OptimizerSlice* slices, size_t count, const OptimizerStep* o, Stream stream) {
-    OptimizerArguments a = {*o, 1.0f, 1.0f};
     MultiTensorList list;
-    if (o->kind == OPTIMIZER_ADAMW) {
-        a.m_correction = (float)(1.0 / (1.0 - pow((double)o->beta1, (double)o->step)));
-        a.v_correction = (float)(1.0 / (1.0 - pow((double)o->beta2, (double)o->step)));
-    }
     for (int fours = 0; fours < 2; fours++) {
         auto kernel = fours ? optimizer_kernel<FOUR> : optimizer_kernel<1>;
         size_t chunk = FLAT_THREADS * (fours ? FOUR : 1);
         for (size_t next = 0; multi_tensor_next(&list, &next, slices, count, o, fours, chunk);) {
-            kernel<<<list.chunks, FLAT_THREADS, 0, stream->compute>>>(list, a);
+            kernel<<<list.chunks, FLAT_THREADS, 0, stream->compute>>>(list, element_step(o));
             LAUNCH_CHECK();
         }
     }

@@ -742,33 +742,19 @@ static inline void checksum(uint64_t* out, const floatX* x, size_t first, size_t
     *out = sum;
 }
 
-// One step over w (n), with what the kind keeps in m and v (n each; NULL where it keeps nothing):
-// AdamW     "Decoupled Weight Decay Regularization":  m, v: running means of g and g^2, both corrected for their start;
-//           w -= lr (m' / (sqrt(v') + epsilon) + weight_decay w); adamw_element in optimizers.h
-// SGD       w -= lr (g + weight_decay w)
-// momentum  m = beta1 m + g;  w -= lr (m + weight_decay w)
-// Lion      "Symbolic Discovery of Optimization Algorithms":  w -= lr (sign(beta1 m + (1 - beta1) g) + weight_decay w);
-//           m = beta2 m + (1 - beta2) g
+// One step over w (n), with what the kind keeps in m and v (n each; NULL where it keeps nothing). Each kind has a loop
+// of its own, which the compiler vectorises.
 static inline void optimizer_apply(float* w, float* m, float* v, const float* grad, const OptimizerStep* o, size_t n) {
-    float lr = o->lr, beta1 = o->beta1, beta2 = o->beta2, scale = o->grad_scale, decay = o->weight_decay;
+    const ElementStep e = element_step(o);
     if (o->kind == OPTIMIZER_ADAMW) {
-        const AdamW a = adamw_begin(o);
         #pragma omp simd
-        for (size_t i = 0; i < n; i++) adamw_element(&w[i], &m[i], &v[i], grad[i], &a);
+        for (size_t i = 0; i < n; i++) optimizer_element(OPTIMIZER_ADAMW, &w[i], &m[i], &v[i], grad[i], &e);
     } else if (o->kind == OPTIMIZER_SGD) {
-        for (size_t i = 0; i < n; i++) w[i] = fused(-lr, fused(grad[i], scale, decay * w[i]), w[i]);
+        for (size_t i = 0; i < n; i++) optimizer_element(OPTIMIZER_SGD, &w[i], NULL, NULL, grad[i], &e);
     } else if (o->kind == OPTIMIZER_MOMENTUM) {
-        for (size_t i = 0; i < n; i++) {
-            m[i] = fused(beta1, m[i], grad[i] * scale);
-            w[i] = fused(-lr, fused(decay, w[i], m[i]), w[i]);
-        }
+        for (size_t i = 0; i < n; i++) optimizer_element(OPTIMIZER_MOMENTUM, &w[i], &m[i], NULL, grad[i], &e);
     } else {
-        for (size_t i = 0; i < n; i++) {
-            float g = grad[i] * scale, mixed = fused(beta1, m[i], (1.0f - beta1) * g);
-            float sign = mixed > 0.0f ? 1.0f : mixed < 0.0f ? -1.0f : mixed;  // 0 and NaN stay what they are
-            w[i] = fused(-lr, fused(decay, w[i], sign), w[i]);
-            m[i] = fused(beta2, m[i], (1.0f - beta2) * g);
-        }
+        for (size_t i = 0; i < n; i++) optimizer_element(OPTIMIZER_LION, &w[i], &m[i], NULL, grad[i], &e);
     }
 }
 

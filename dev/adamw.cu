@@ -30,11 +30,11 @@ static __global__ void adamw_moment(float* mean, const float* grads, float beta,
     mean[i] += (1.0f - beta) * ((square ? g * g : g) - mean[i]);
 }
 
-static __global__ void adamw_step(float* w, const float* m, const float* v, OptimizerArguments a, size_t n) {
+static __global__ void adamw_step(float* w, const float* m, const float* v, ElementStep e, size_t n) {
     size_t i = flat_index(1);
     if (i >= n) return;
-    float direction = m[i] * a.m_correction / (sqrtf(v[i] * a.v_correction) + a.step.epsilon);
-    w[i] -= a.step.lr * (direction + a.step.weight_decay * w[i]);
+    float direction = m[i] * e.m_correction / (sqrtf(v[i] * e.v_correction) + e.step.epsilon);
+    w[i] -= e.step.lr * (direction + e.step.weight_decay * w[i]);
 }
 
 static LadderPointer<floatX> params;
@@ -71,13 +71,10 @@ int main(int argc, char** argv) {
     ladder_open(argc, argv, {{"parameters", FLAG_COUNT, &n, "n", 1, 1e10, "length of the vectors", 0},
                              {"tensors", FLAG_COUNT, &tensors, "N", 1, 1e6, "tensors that they are of", 0}});
     ladder_begin("optimizer_update_list: AdamW on n parameters");
-    OptimizerArguments a = {};
-    OptimizerStep* o = &a.step;
-    o->kind = OPTIMIZER_ADAMW;
-    o->lr = 1e-3f, o->beta1 = 0.9f, o->beta2 = 0.95f, o->epsilon = 1e-8f, o->weight_decay = 0.1f, o->grad_scale = 0.5f;
-    o->seed = 1, o->step = 10;
-    a.m_correction = (float)(1.0 / (1.0 - pow((double)o->beta1, (double)o->step)));
-    a.v_correction = (float)(1.0 / (1.0 - pow((double)o->beta2, (double)o->step)));
+    OptimizerStep o = {};
+    o.kind = OPTIMIZER_ADAMW;
+    o.lr = 1e-3f, o.beta1 = 0.9f, o.beta2 = 0.95f, o.epsilon = 1e-8f, o.weight_decay = 0.1f, o.grad_scale = 0.5f;
+    o.seed = 1, o.step = 10;
     const LadderBound bound = {4, 1, 0};
     if (FLOATX_IS_FLOAT) params = ladder_added<floatX>("params", n, 1.0, bound);
     else params = ladder_output<floatX>("params", n, bound), masters = ladder_added<float>("masters", n, 1.0, bound);
@@ -87,18 +84,17 @@ int main(int argc, char** argv) {
     ladder_update(v);
     auto shipped = [&] {
         std::vector<OptimizerSlice> slices = tensors_of(n, tensors);
-        if (ladder.on_cpu) cpu::optimizer_update_list(slices.data(), slices.size(), o, NULL);
-        else optimizer_update_list(slices.data(), slices.size(), o, ladder.stream);
+        if (ladder.on_cpu) cpu::optimizer_update_list(slices.data(), slices.size(), &o, NULL);
+        else optimizer_update_list(slices.data(), slices.size(), &o, ladder.stream);
     };
     ladder_work(LADDER_BYTES, (double)n * (7 * sizeof(float) + (masters ? sizeof(floatX) : 0)), shipped);
     ladder_rung("separate", [&] {
         float* w = masters ? masters.device : (float*)params.device;
-        ladder_launch(adamw_moment, n, m, grads, o->beta1, o->grad_scale, false, n);
-        ladder_launch(adamw_moment, n, v, grads, o->beta2, o->grad_scale, true, n);
+        ladder_launch(adamw_moment, n, m, grads, o.beta1, o.grad_scale, false, n);
+        ladder_launch(adamw_moment, n, v, grads, o.beta2, o.grad_scale, true, n);
         for (const OptimizerSlice& s : tensors_of(n, tensors)) {
-            OptimizerArguments own = a;
-            own.step = optimizer_step_of(&s, o);
-            ladder_launch(adamw_step, s.n, w + s.first, m + s.first, v + s.first, own, s.n);
+            OptimizerStep own = optimizer_step_of(&s, &o);
+            ladder_launch(adamw_step, s.n, w + s.first, m + s.first, v + s.first, element_step(&own), s.n);
         }
         if (masters) cast_from_float(params, w, n, ladder.stream);
     });
@@ -106,12 +102,12 @@ int main(int argc, char** argv) {
         for (const OptimizerSlice& s : tensors_of(n, tensors)) {
             MultiTensorList one;
             size_t next = 0;
-            multi_tensor_next(&one, &next, &s, 1, o, multi_tensor_fours(&s), FLAT_THREADS);
-            ladder_launch(optimizer_kernel<1>, s.n, one, a);
+            multi_tensor_next(&one, &next, &s, 1, &o, multi_tensor_fours(&s), FLAT_THREADS);
+            ladder_launch(optimizer_kernel<1>, s.n, one, element_step(&o));
         }
     });
     ladder_rung("each", [&] {
-        for (const OptimizerSlice& s : tensors_of(n, tensors)) optimizer_update(&s, o, ladder.stream);
+        for (const OptimizerSlice& s : tensors_of(n, tensors)) optimizer_update(&s, &o, ladder.stream);
     });
     ladder_rung("shipped", shipped);
     return ladder_end();

@@ -36,7 +36,7 @@ static __device__ inline uint8_t search_code(float x, const float* values) {
     return (uint8_t)low;
 }
 
-static __global__ void search_kernel(OptimizerSlice slice, AdamW a, DynamicMaps maps) {
+static __global__ void search_kernel(OptimizerSlice slice, ElementStep e, DynamicMaps maps) {
     __shared__ float values[2][DYNAMIC_CODES], shared[WARP];
     size_t block = blockIdx.x, i = block * OPTIMIZER_BLOCK + threadIdx.x;
     values[0][threadIdx.x] = maps.m.values[threadIdx.x];
@@ -48,7 +48,7 @@ static __global__ void search_kernel(OptimizerSlice slice, AdamW a, DynamicMaps 
         float w = slice.master_weights ? slice.master_weights[i] : float_of(slice.params[i]);
         m = values[0][m_codes[i]] * m_scales[block];
         v = values[1][v_codes[i]] * v_scales[block];
-        adamw_element(&w, &m, &v, slice.grads[i], &a);
+        optimizer_element(OPTIMIZER_ADAMW, &w, &m, &v, slice.grads[i], &e);
         if (slice.master_weights) slice.master_weights[i] = w;
         slice.params[i] = floatX_of(w);
     }
@@ -164,7 +164,7 @@ static void ladder_8bit(void) {
     ladder_rung("search", [=] {
         DynamicMaps maps;
         dynamic_maps(&maps);
-        search_kernel<<<grid_blocks(blocks), OPTIMIZER_BLOCK, 0, ladder.stream->compute>>>(slice(), adamw_begin(&step),
+        search_kernel<<<grid_blocks(blocks), OPTIMIZER_BLOCK, 0, ladder.stream->compute>>>(slice(), element_step(&step),
                                                                                          maps);
     });
     ladder_rung("shipped", shipped);
@@ -191,7 +191,7 @@ static void ladder_bf16(void) {
         MultiTensorList list;
         size_t next = 0;
         multi_tensor_next(&list, &next, &all, 1, &step, multi_tensor_fours(&all), FLAT_THREADS);
-        ladder_launch(adamw_bf16_kernel<1>, n, list, step, adamw_begin(&step));
+        ladder_launch(adamw_bf16_kernel<1>, n, list, element_step(&step));
     });
     ladder_rung("shipped", shipped);
 }

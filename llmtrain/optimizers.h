@@ -1,12 +1,12 @@
 // optimizers.h: the optimizers, a row each, and what one step of any of them takes.
 //
-// A new element-wise optimizer is a row here, a branch in optimizer_apply (kernels_cpu.h) and one in optimizer_element
-// (kernels.cuh). The flag --optimizer, the memory plan, ZeRO's shards and checkpoints walk the table.
+// A new element-wise optimizer is a row and a branch of optimizer_element here, and a loop in optimizer_apply
+// (kernels_cpu.h). The flag --optimizer, the memory plan, ZeRO's shards and checkpoints walk the table.
 //
 //   1. table       names; states, their types and shapes; where ZeRO may cut a tensor
 //   2. step        what an update is given
 //   3. rounding    stochastic, for parameters without master weights
-//   4. AdamW       one element, whatever the type of its states
+//   4. elements    the formulas of AdamW, SGD, momentum and Lion, for both backends
 //
 // Needs: llmtrain/arithmetic.h, llmtrain/base.h, llmtrain/dtypes.h, llmtrain/types.h.
 
@@ -23,7 +23,7 @@
 
 typedef enum {
     OPTIMIZER_ADAMW, OPTIMIZER_SGD, OPTIMIZER_MOMENTUM, OPTIMIZER_LION,
-    OPTIMIZER_ELEMENTWISE,  // those before it are formulas of an element: optimizer_apply, optimizer_element
+    OPTIMIZER_ELEMENTWISE,  // those before it are formulas of an element: optimizer_element
     OPTIMIZER_ADAMW_8BIT = OPTIMIZER_ELEMENTWISE, OPTIMIZER_ADAMW_BF16,  // optimizers_quantized.h
     OPTIMIZER_ADAFACTOR, OPTIMIZER_CAME, OPTIMIZER_ADAM_MINI, OPTIMIZER_SM3,  // optimizers_factored.h
     OPTIMIZER_MUON, OPTIMIZER_GALORE, OPTIMIZER_LDADAM,  // optimizers_matrix.h
@@ -314,29 +314,50 @@ static inline void optimizer_store(const OptimizerSlice* slice, const OptimizerS
 }
 
 // ------------------------------------------------------------------------------------------------
-// 4. AdamW
+// 4. Elements
 //
-// "Decoupled Weight Decay Regularization":  m, v: running means of g and g^2, both corrected for their start at 0;
-// w -= lr (m' / (sqrt(v') + epsilon) + weight_decay w). All is fused by hand, so that no compiler can choose.
+// g is the gradient times grad_scale. All is fused by hand, so that no compiler can choose.
+//
+// AdamW     "Decoupled Weight Decay Regularization":  m, v: running means of g and g^2, both corrected for their start
+//           at 0;  w -= lr (m' / (sqrt(v') + epsilon) + weight_decay w)
+// SGD       w -= lr (g + weight_decay w)
+// momentum  m = beta1 m + g;  w -= lr (m + weight_decay w)
+// Lion      "Symbolic Discovery of Optimization Algorithms":  w -= lr (sign(beta1 m + (1 - beta1) g) + weight_decay w);
+//           m = beta2 m + (1 - beta2) g
 
 typedef struct {
-    float lr, beta1, beta2, epsilon, weight_decay, grad_scale;
-    float m_correction, v_correction;
-} AdamW;
+    OptimizerStep step;
+    float m_correction, v_correction;  // AdamW's
+} ElementStep;
 
-static inline AdamW adamw_begin(const OptimizerStep* o) {
-    AdamW a = {o->lr, o->beta1, o->beta2, o->epsilon, o->weight_decay, o->grad_scale, 1.0f, 1.0f};
-    a.m_correction = (float)(1.0 / (1.0 - pow_double((double)o->beta1, (double)o->step)));
-    a.v_correction = (float)(1.0 / (1.0 - pow_double((double)o->beta2, (double)o->step)));
-    return a;
+static inline ElementStep element_step(const OptimizerStep* o) {
+    ElementStep e = {*o, 1.0f, 1.0f};
+    e.m_correction = (float)(1.0 / (1.0 - pow_double((double)o->beta1, (double)o->step)));
+    e.v_correction = (float)(1.0 / (1.0 - pow_double((double)o->beta2, (double)o->step)));
+    return e;
 }
 
-HOST_DEVICE ALWAYS_INLINE void adamw_element(float* w, float* m, float* v, float grad, const AdamW* a) {
-    float g = grad * a->grad_scale;
-    *m = fused(1.0f - a->beta1, g - *m, *m);
-    *v = fused(1.0f - a->beta2, fused(g, g, -*v), *v);
-    float step = *m * a->m_correction / (sqrtf(*v * a->v_correction) + a->epsilon);
-    *w = fused(-a->lr, fused(a->weight_decay, *w, step), *w);
+// Updates w and what the kind keeps in m and v, which are in float here whatever type they are stored in.
+HOST_DEVICE ALWAYS_INLINE void optimizer_element(OptimizerKind kind, float* w, float* m, float* v, float grad,
+                                                 const ElementStep* e) {
+    const OptimizerStep* o = &e->step;
+    float g = grad * o->grad_scale, direction;
+    if (kind == OPTIMIZER_SGD) {
+        *w = fused(-o->lr, fused(grad, o->grad_scale, o->weight_decay * *w), *w);
+        return;
+    }
+    if (kind == OPTIMIZER_ADAMW) {
+        *m = fused(1.0f - o->beta1, g - *m, *m);
+        *v = fused(1.0f - o->beta2, fused(g, g, -*v), *v);
+        direction = *m * e->m_correction / (sqrtf(*v * e->v_correction) + o->epsilon);
+    } else if (kind == OPTIMIZER_MOMENTUM) {
+        direction = *m = fused(o->beta1, *m, g);
+    } else {
+        float mixed = fused(o->beta1, *m, (1.0f - o->beta1) * g);
+        direction = mixed > 0.0f ? 1.0f : mixed < 0.0f ? -1.0f : mixed;  // 0 and NaN stay what they are
+        *m = fused(o->beta2, *m, (1.0f - o->beta2) * g);
+    }
+    *w = fused(-o->lr, fused(o->weight_decay, *w, direction), *w);
 }
 
 #endif  // LLMTRAIN_OPTIMIZERS_H

@@ -87,7 +87,7 @@ static __device__ inline int quantized_nearest(float x, float inverse, const Dyn
 
 template <int W>
 static __global__ void __launch_bounds__(QUANTIZED_WARPS * WARP, 3)
-adamw_8bit_kernel(MultiTensorList list, OptimizerStep o, AdamW a, DynamicMaps maps) {
+adamw_8bit_kernel(MultiTensorList list, ElementStep e, DynamicMaps maps) {
     __shared__ float values[2][DYNAMIC_CODES], middles[2][DYNAMIC_CODES];
     for (unsigned i = threadIdx.x; i < DYNAMIC_CODES; i += blockDim.x) {
         values[0][i] = maps.m.values[i];
@@ -104,7 +104,7 @@ adamw_8bit_kernel(MultiTensorList list, OptimizerStep o, AdamW a, DynamicMaps ma
         const size_t b = chunk - list.begins[number], n = slice.n;
         uint8_t *m_codes = (uint8_t*)slice.states[0], *v_codes = (uint8_t*)slice.states[1];
         float *m_scales = (float*)slice.states[2], *v_scales = (float*)slice.states[3];
-        a.weight_decay = slice.weight_decay;
+        e.step.weight_decay = slice.weight_decay;
         float m[QUANTIZED_LANE], v[QUANTIZED_LANE], m_scale = m_scales[b], v_scale = v_scales[b];
         uint32_t m_largest = 0, v_largest = 0;
         #pragma unroll
@@ -120,13 +120,13 @@ adamw_8bit_kernel(MultiTensorList list, OptimizerStep o, AdamW a, DynamicMaps ma
             Lanes<W> g = group_load<W>(slice.grads + i);
             Group<uint32_t, W> random = {};
             if (!slice.master_weights && !FLOATX_IS_FLOAT)
-                random = quantized_random<W>(&o, RANDOM_ROUNDING, slice.first + i);
+                random = quantized_random<W>(&e.step, RANDOM_ROUNDING, slice.first + i);
             Group<floatX, W> p;
             #pragma unroll
             for (int j = 0; j < W; j++) {
                 m[k + j] = values[0][m_code.x[j]] * m_scale;
                 v[k + j] = values[1][v_code.x[j]] * v_scale;
-                adamw_element(&w.x[j], &m[k + j], &v[k + j], g.x[j], &a);
+                optimizer_element(OPTIMIZER_ADAMW, &w.x[j], &m[k + j], &v[k + j], g.x[j], &e);
                 p.x[j] = quantized_param(w.x[j], &slice, random.x[j]);
                 m_largest = magnitude_bits(m[k + j]) > m_largest ? magnitude_bits(m[k + j]) : m_largest;
                 v_largest = magnitude_bits(v[k + j]) > v_largest ? magnitude_bits(v[k + j]) : v_largest;
@@ -169,7 +169,7 @@ static inline void adamw_8bit_update(const OptimizerSlice* slices, size_t count,
         for (size_t next = 0; multi_tensor_next(&list, &next, slices, count, o, fours, OPTIMIZER_BLOCK);) {
             // Eight blocks to a processor fill it; each loads the maps once.
             size_t blocks = min_size(divide_up(list.chunks, QUANTIZED_WARPS), 8 * max_size(stream->processors, 1));
-            kernel<<<grid_blocks(blocks), QUANTIZED_WARPS * WARP, 0, stream->compute>>>(list, *o, adamw_begin(o), maps);
+            kernel<<<grid_blocks(blocks), QUANTIZED_WARPS * WARP, 0, stream->compute>>>(list, element_step(o), maps);
             LAUNCH_CHECK();
         }
     }
@@ -182,23 +182,24 @@ static inline void adamw_8bit_update(const OptimizerSlice* slices, size_t count,
 // random4 an element is some 30 instructions, about what memory leaves time for.
 
 template <int W>
-static __global__ void adamw_bf16_kernel(MultiTensorList list, OptimizerStep o, AdamW a) {
+static __global__ void adamw_bf16_kernel(MultiTensorList list, ElementStep e) {
     const unsigned number = multi_tensor_find(&list, blockIdx.x);
     const MultiTensorSlice slice = list.slices[number];
     const size_t i = ((size_t)(blockIdx.x - list.begins[number]) * blockDim.x + threadIdx.x) * W;
     if (i >= slice.n) return;
-    a.weight_decay = slice.weight_decay;
+    e.step.weight_decay = slice.weight_decay;
     uint16_t *m_halves = (uint16_t*)slice.states[0] + i, *v_halves = (uint16_t*)slice.states[1] + i;
     Lanes<W> w = slice.master_weights ? group_load<W>(slice.master_weights + i) : lanes_load<W>(slice.params + i);
     Lanes<W> g = group_load<W>(slice.grads + i);
     Group<uint16_t, W> m = group_load<W>(m_halves), v = group_load<W>(v_halves);
-    Group<uint32_t, W> random = {}, states = quantized_random<W>(&o, RANDOM_STATES, slice.first + i);
-    if (!slice.master_weights && !FLOATX_IS_FLOAT) random = quantized_random<W>(&o, RANDOM_ROUNDING, slice.first + i);
+    Group<uint32_t, W> random = {}, states = quantized_random<W>(&e.step, RANDOM_STATES, slice.first + i);
+    if (!slice.master_weights && !FLOATX_IS_FLOAT)
+        random = quantized_random<W>(&e.step, RANDOM_ROUNDING, slice.first + i);
     Group<floatX, W> p;
     #pragma unroll
     for (int j = 0; j < W; j++) {
         float wide_m = float_from_bf16(m.x[j]), wide_v = float_from_bf16(v.x[j]);
-        adamw_element(&w.x[j], &wide_m, &wide_v, g.x[j], &a);
+        optimizer_element(OPTIMIZER_ADAMW, &w.x[j], &wide_m, &wide_v, g.x[j], &e);
         p.x[j] = quantized_param(w.x[j], &slice, random.x[j]);
         m.x[j] = bf16_of_stochastic(wide_m, states.x[j]);
         v.x[j] = bf16_of_stochastic(wide_v, states.x[j] >> 16);
@@ -216,7 +217,7 @@ static inline void adamw_bf16_update(const OptimizerSlice* slices, size_t count,
         auto kernel = fours ? adamw_bf16_kernel<FOUR> : adamw_bf16_kernel<1>;
         size_t chunk = FLAT_THREADS * (fours ? FOUR : 1);
         for (size_t next = 0; multi_tensor_next(&list, &next, slices, count, o, fours, chunk);) {
-            kernel<<<list.chunks, FLAT_THREADS, 0, stream->compute>>>(list, *o, adamw_begin(o));
+            kernel<<<list.chunks, FLAT_THREADS, 0, stream->compute>>>(list, element_step(o));
             LAUNCH_CHECK();
         }
     }

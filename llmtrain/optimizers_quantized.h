@@ -9,8 +9,8 @@
 //   adamw-8bit    m, v: 1 each; their scales: 4 for 256 elements    2.03
 //   adamw-bf16    m, v: 2 each                                      4
 //
-// Both compute as AdamW does (adamw_element), in float, and round the states when they store them; the step is taken
-// with the states before they are rounded. Functions of section 1 run on both backends and give the same bits there.
+// Both compute as AdamW does (optimizer_element), in float, and round the states when they store them; the step is
+// taken with the states before they are rounded. Functions of section 1 run on both backends, with the same bits.
 //
 // Needs: llmtrain/arithmetic.h, llmtrain/base.h, llmtrain/types.h, llmtrain/optimizers.h.
 
@@ -183,7 +183,7 @@ static inline float quantize_block(uint8_t* codes, const float* x, const Dynamic
 static inline void adamw_8bit_update(const OptimizerSlice* slice, const OptimizerStep* o) {
     uint8_t *m_codes = (uint8_t*)slice->states[0], *v_codes = (uint8_t*)slice->states[1];
     float *m_scales = (float*)slice->states[2], *v_scales = (float*)slice->states[3];
-    const AdamW a = adamw_begin(o);
+    const ElementStep e = element_step(o);
     DynamicMaps maps;
     dynamic_maps(&maps);
     #pragma omp parallel for schedule(static)
@@ -197,7 +197,7 @@ static inline void adamw_8bit_update(const OptimizerSlice* slice, const Optimize
             v[i] = maps.v.values[v_codes[begin + i]] * v_scales[block];
         }
         #pragma omp simd
-        for (size_t i = 0; i < n; i++) adamw_element(&w[i], &m[i], &v[i], grads[i], &a);
+        for (size_t i = 0; i < n; i++) optimizer_element(OPTIMIZER_ADAMW, &w[i], &m[i], &v[i], grads[i], &e);
         optimizer_store(slice, o, w, begin, n);
         m_scales[block] = quantize_block(m_codes + begin, m, &maps.m, true, n);
         v_scales[block] = quantize_block(v_codes + begin, v, &maps.v, false, n);
@@ -214,7 +214,7 @@ static inline void adamw_8bit_update(const OptimizerSlice* slice, const Optimize
 static inline void adamw_bf16_update(const OptimizerSlice* slice, const OptimizerStep* o) {
     enum { PIECE = 512 };
     uint16_t *m_halves = (uint16_t*)slice->states[0], *v_halves = (uint16_t*)slice->states[1];
-    const AdamW a = adamw_begin(o);
+    const ElementStep e = element_step(o);
     #pragma omp parallel for schedule(static)
     for (size_t begin = 0; begin < slice->n; begin += PIECE) {
         size_t n = min_size(PIECE, slice->n - begin);
@@ -225,7 +225,7 @@ static inline void adamw_bf16_update(const OptimizerSlice* slice, const Optimize
         for (size_t i = 0; i < n; i++) {
             m[i] = float_from_bf16(m_halves[begin + i]);
             v[i] = float_from_bf16(v_halves[begin + i]);
-            adamw_element(&w[i], &m[i], &v[i], grads[i], &a);
+            optimizer_element(OPTIMIZER_ADAMW, &w[i], &m[i], &v[i], grads[i], &e);
         }
         optimizer_store(slice, o, w, begin, n);
         random_fill(random, o->seed, RANDOM_STATES, o->step, slice->first + begin, n);

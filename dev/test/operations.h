@@ -912,7 +912,7 @@ static void call_optimizer_in_parts(const Case* c) {
     }
 }
 
-// One element of the formulas above optimizer_apply; the sizes are those of w, m and v.
+// The formulas of optimizer_element; the sizes are those of w, m and v.
 static void reference_optimizer(double* w, double* m, double* v, double* sizes, double grad, const OptimizerStep* o) {
     double g = grad * (double)o->grad_scale, beta1 = (double)o->beta1, beta2 = (double)o->beta2, lr = (double)o->lr;
     double direction = g, direction_size = fabs(g), m0 = *m, w0 = *w;
