@@ -97,7 +97,7 @@ static inline size_t device_available(size_t world) {
 static inline void fill_zero(void* memory, size_t bytes, Stream stream) {
     (void)stream;
     const size_t piece = 1 << 18;
-    #pragma omp parallel for
+    #pragma omp parallel for if (bytes > piece)
     for (size_t first = 0; first < bytes; first += piece)
         memset((char*)memory + first, 0, min_size(piece, bytes - first));
 }
