@@ -375,6 +375,14 @@ static inline bool run_checkpoint_before(Run* run, uint64_t* key, bool asked, bo
     return true;
 }
 
+// Removes the checkpoints, or copies in memory, that the newest one makes superfluous, which has just been saved or
+// loaded. (One that nobody has loaded may be damaged, and the older ones all that is left.)
+static inline void run_prune(Run* run, bool hot, uint64_t newest) {
+    const RunOptions* o = run->options;
+    const KeepRule two = {2, 0, false}, asked = {o->ckpt_keep, o->ckpt_keep_every, o->rewind > 0};
+    if (run->comm.rank == 0) pruner_begin(&run->pruner, hot ? run->hot : o->out, newest, hot ? &two : &asked);
+}
+
 // Loads the newest checkpoint of a step below `before` that is good on all ranks; *found says whether there was any,
 // good or not. asked: only one that --ckpt-every asked for, and no copy in memory.
 static inline bool run_load(Run* run, uint64_t before, bool asked, bool* found, Error* error) {
@@ -403,6 +411,7 @@ static inline bool run_load(Run* run, uint64_t before, bool asked, bool* found, 
             run->record.state = saved.state;
             if (!resume_same_precision(precision, &manifest))  // a loss scale belongs to FP16
                 run->record.state.loss_scale = FLOATX_DTYPE == DTYPE_F16 ? run->options->loss_scale : 1;
+            if (!asked && key % 2 == 0) run_prune(run, false, key / 2);
         }
         json_free(&manifest);
         if (!all || usable) return usable;
@@ -535,13 +544,6 @@ static inline bool run_find_hot(Run* run, bool resumes, Error* error) {
     return run_agree(run, run->comm.rank > 0 || o->ckpt_hot == 0 || directory_make(run->hot, error), error);
 }
 
-// Removes the checkpoints, or copies in memory, that the newest one makes superfluous.
-static inline void run_prune(Run* run, bool hot, uint64_t newest) {
-    const RunOptions* o = run->options;
-    const KeepRule two = {2, 0, false}, asked = {o->ckpt_keep, o->ckpt_keep_every, o->rewind > 0};
-    if (run->comm.rank == 0) pruner_begin(&run->pruner, hot ? run->hot : o->out, newest, hot ? &two : &asked);
-}
-
 // Opens --out, and sets weights, state and log to where the run begins; *found says whether that is a checkpoint.
 static inline bool run_open_out(Run* run, bool* found, Error* error) {
     const RunOptions* o = run->options;
@@ -560,8 +562,6 @@ static inline bool run_open_out(Run* run, bool* found, Error* error) {
     if (!run_agree(run, ok, error)) return false;
     if (writes) checkpoint_clean(o->out);
     if (leads && run->hot[0]) checkpoint_clean(run->hot);
-    uint64_t newest = 0;
-    if (writes && checkpoint_before(&newest, o->out, STEP_MAX)) run_prune(run, false, newest);
     return true;
 }
 

@@ -834,18 +834,22 @@ static void damage_and_kill(const char* point) {
     conclude("killed at %s while a damaged checkpoint is replaced", point);
 }
 
-// The newest is damaged; what is saved after going back must not be pruned in its favour.
-static void damage_and_prune(void) {
-    Way way = {.world = 1, .zero = 1, .every = 1, .keep = 1, .small = true};
+// The newest, of step 4, is damaged: neither step 2, from which the run goes on, nor what it saves then may be pruned in
+// its favour.
+static void damage_and_prune(size_t every) {
+    Way way = {.world = 1, .zero = 1, .every = every, .keep = 1, .small = true};
+    size_t left = every == 1 ? 3 : 2;
+    run_remove();
+    run_well(&SMALL_WAY, "");
     small_cut(1, small.size[1] - 1);
     run_killed(&way, "--resume", kill_all("load", 4));
     expect_resumed(2);
-    expect(last_saved() == 3, "it saved step %zu", last_saved());
+    expect(last_saved() == (every == 1 ? 3 : 0), "it saved step %zu", last_saved());
     if (run_well(&way, "--resume")) {
-        expect_resumed(3);
+        expect_resumed(left);
         small_check_weights();
     }
-    conclude("step 4 is damaged, so step 3 is saved, with --ckpt-keep 1: then the run resumes from step 3");
+    conclude("step 4 is damaged, and the run is killed there again, with --ckpt-keep 1: it resumes from step %zu", left);
 }
 
 static void test_damage(void) {
@@ -874,7 +878,8 @@ static void test_damage(void) {
     for (size_t f = 0; f < SMALL_FILES; f++) flip_resumed(f, all ? 37 : 997);
     for (size_t f = 0; f < SMALL_FILES; f++) damage_file(f, all);
     for (size_t i = 0; i < COUNT_OF(points); i++) damage_and_kill(points[i]);
-    damage_and_prune();
+    damage_and_prune(1);
+    damage_and_prune(2);
 
     run_remove();
     run_well(&SMALL_WAY, "");
