@@ -839,10 +839,14 @@ static void damage_and_kill(const char* point) {
 static void damage_and_prune(size_t every) {
     Way way = {.world = 1, .zero = 1, .every = every, .keep = 1, .small = true};
     size_t left = every == 1 ? 3 : 2;
+    Harm harm = kill_all("load", 4);
+    if (every == 2)  // not before what would prune has had time to
+        harm = (Harm){.signal = SIGKILL, .all = true, .lines = 1, .after_ms = 100,
+                      .fault = "rank 0 step 4 at load do delay 2000"};
     run_remove();
     run_well(&SMALL_WAY, "");
     small_cut(1, small.size[1] - 1);
-    run_killed(&way, "--resume", kill_all("load", 4));
+    run_killed(&way, "--resume", harm);
     expect_resumed(2);
     expect(last_saved() == (every == 1 ? 3 : 0), "it saved step %zu", last_saved());
     if (run_well(&way, "--resume")) {
