@@ -131,6 +131,7 @@ typedef struct {
     bool events_refused;          // events.jsonl cannot be written, and the user knows
     Saver saver;
     Pruner pruner;
+    uint64_t loaded;              // step of the checkpoint in --out that was loaded last; 0: none, or a copy in memory
     Cadence cadence;
     char hot[FILE_PATH_MAX];      // directory of the copies in memory, if there are any; empty: there can be none
     bool same_devices;            // all ranks compute with the same code on the same kind of device
@@ -375,14 +376,6 @@ static inline bool run_checkpoint_before(Run* run, uint64_t* key, bool asked, bo
     return true;
 }
 
-// Removes the checkpoints, or copies in memory, that the newest one makes superfluous, which has just been saved or
-// loaded. (One that nobody has loaded may be damaged, and the older ones all that is left.)
-static inline void run_prune(Run* run, bool hot, uint64_t newest) {
-    const RunOptions* o = run->options;
-    const KeepRule two = {2, 0, false}, asked = {o->ckpt_keep, o->ckpt_keep_every, o->rewind > 0};
-    if (run->comm.rank == 0) pruner_begin(&run->pruner, hot ? run->hot : o->out, newest, hot ? &two : &asked);
-}
-
 // Loads the newest checkpoint of a step below `before` that is good on all ranks; *found says whether there was any,
 // good or not. asked: only one that --ckpt-every asked for, and no copy in memory.
 static inline bool run_load(Run* run, uint64_t before, bool asked, bool* found, Error* error) {
@@ -411,7 +404,7 @@ static inline bool run_load(Run* run, uint64_t before, bool asked, bool* found, 
             run->record.state = saved.state;
             if (!resume_same_precision(precision, &manifest))  // a loss scale belongs to FP16
                 run->record.state.loss_scale = FLOATX_DTYPE == DTYPE_F16 ? run->options->loss_scale : 1;
-            if (!asked && key % 2 == 0) run_prune(run, false, key / 2);
+            run->loaded = key % 2 ? 0 : key / 2;
         }
         json_free(&manifest);
         if (!all || usable) return usable;
@@ -544,6 +537,14 @@ static inline bool run_find_hot(Run* run, bool resumes, Error* error) {
     return run_agree(run, run->comm.rank > 0 || o->ckpt_hot == 0 || directory_make(run->hot, error), error);
 }
 
+// Removes the checkpoints, or copies in memory, that the newest one makes superfluous, which has just been saved or
+// loaded. (One that nobody has loaded may be damaged, and the older ones all that is left.)
+static inline void run_prune(Run* run, bool hot, uint64_t newest) {
+    const RunOptions* o = run->options;
+    const KeepRule two = {2, 0, false}, asked = {o->ckpt_keep, o->ckpt_keep_every, o->rewind > 0};
+    if (run->comm.rank == 0) pruner_begin(&run->pruner, hot ? run->hot : o->out, newest, hot ? &two : &asked);
+}
+
 // Opens --out, and sets weights, state and log to where the run begins; *found says whether that is a checkpoint.
 static inline bool run_open_out(Run* run, bool* found, Error* error) {
     const RunOptions* o = run->options;
@@ -562,6 +563,7 @@ static inline bool run_open_out(Run* run, bool* found, Error* error) {
     if (!run_agree(run, ok, error)) return false;
     if (writes) checkpoint_clean(o->out);
     if (leads && run->hot[0]) checkpoint_clean(run->hot);
+    if (writes && run->loaded > 0) run_prune(run, false, run->loaded);
     return true;
 }
 
