@@ -744,17 +744,16 @@ static inline void checksum(uint64_t* out, const floatX* x, size_t first, size_t
 
 // One step over w (n), with what the kind keeps in m and v (n each; NULL where it keeps nothing). Each kind has a loop
 // of its own, which the compiler vectorises.
-static inline void optimizer_apply(float* w, float* m, float* v, const float* grad, const OptimizerStep* o, size_t n) {
-    const ElementStep e = element_step(o);
-    if (o->kind == OPTIMIZER_ADAMW) {
+static inline void optimizer_apply(float* w, float* m, float* v, const float* grad, const ElementStep* e, size_t n) {
+    if (e->step.kind == OPTIMIZER_ADAMW) {
         #pragma omp simd
-        for (size_t i = 0; i < n; i++) optimizer_element(OPTIMIZER_ADAMW, &w[i], &m[i], &v[i], grad[i], &e);
-    } else if (o->kind == OPTIMIZER_SGD) {
-        for (size_t i = 0; i < n; i++) optimizer_element(OPTIMIZER_SGD, &w[i], NULL, NULL, grad[i], &e);
-    } else if (o->kind == OPTIMIZER_MOMENTUM) {
-        for (size_t i = 0; i < n; i++) optimizer_element(OPTIMIZER_MOMENTUM, &w[i], &m[i], NULL, grad[i], &e);
+        for (size_t i = 0; i < n; i++) optimizer_element(OPTIMIZER_ADAMW, &w[i], &m[i], &v[i], grad[i], e);
+    } else if (e->step.kind == OPTIMIZER_SGD) {
+        for (size_t i = 0; i < n; i++) optimizer_element(OPTIMIZER_SGD, &w[i], NULL, NULL, grad[i], e);
+    } else if (e->step.kind == OPTIMIZER_MOMENTUM) {
+        for (size_t i = 0; i < n; i++) optimizer_element(OPTIMIZER_MOMENTUM, &w[i], &m[i], NULL, grad[i], e);
     } else {
-        for (size_t i = 0; i < n; i++) optimizer_element(OPTIMIZER_LION, &w[i], &m[i], NULL, grad[i], &e);
+        for (size_t i = 0; i < n; i++) optimizer_element(OPTIMIZER_LION, &w[i], &m[i], NULL, grad[i], e);
     }
 }
 
@@ -762,12 +761,13 @@ static inline void optimizer_apply(float* w, float* m, float* v, const float* gr
 static inline void optimizer_update_elements(const OptimizerSlice* slice, const OptimizerStep* o, Stream stream) {
     (void)stream;
     const size_t piece = 2048;
+    const ElementStep e = element_step(o);
     float *m = (float*)slice->states[0], *v = (float*)slice->states[1];
     #pragma omp parallel for
     for (size_t begin = 0; begin < slice->n; begin += piece) {
         size_t count = min_size(piece, slice->n - begin);
         float memory[2048], *w = optimizer_weights(memory, slice, begin, count);
-        optimizer_apply(w, m ? m + begin : NULL, v ? v + begin : NULL, slice->grads + begin, o, count);
+        optimizer_apply(w, m ? m + begin : NULL, v ? v + begin : NULL, slice->grads + begin, &e, count);
         optimizer_store(slice, o, w, begin, count);
     }
 }
