@@ -255,7 +255,7 @@ static size_t command_fewer_ranks(char* const* words, size_t ranks, size_t min) 
 // 4. Start
 
 #define SUPERVISE_READ_MS 50.0       // between two reads of the heartbeats
-#define SUPERVISE_READ_MAX_MS 1e3    // as much of it counts: if we slept for longer, the ranks may have slept too
+#define SUPERVISE_READ_MAX_MS 250.0  // as much of it counts: if we slept for longer, the ranks may have slept too
 #define SUPERVISE_LOST_MS 3e3        // for the others to end, when a rank has died
 #define SUPERVISE_ABSENT_MS 1e3      // after which a rank is missed that has sent no heartbeat, when others have
 #define SUPERVISE_TOGETHER_MS 200.0  // within which ranks end that end together
@@ -285,6 +285,7 @@ typedef struct {
     char state;       // Process.state
     int end;          // of process_watch, readable when the rank has ended; -1: none
     double ended_ms;  // when its end was seen; 0: it runs
+    double dead_ms;   // since then, at read_ms
     int status;       // of a rank that has ended, as from waitpid; 0: unknown, or all is well
 } RankView;
 
@@ -491,7 +492,9 @@ static void supervise_read_ranks(Supervisor* s) {
     for (size_t i = 0; i < s->view_count; i++) {
         RankView* view = &s->views[i];
         Process p;
-        if (view->ended_ms == 0) {
+        if (view->ended_ms > 0) {
+            view->dead_ms += passed;
+        } else {
             bool exists = process_read(&p, (pid_t)view->seen.pid);
             if (p.state) view->state = p.state;
             if (!exists || p.state == 'Z' || p.state == 'X') rank_has_ended(view, now, p.status);
@@ -597,7 +600,7 @@ static bool supervise_find_failure(Failure* f, const Supervisor* s) {
         return true;
     }
     if (worst && rank_fate(worst) == RANK_KILLED) {
-        if (now_ms() - worst->ended_ms < SUPERVISE_LOST_MS) return false;
+        if (worst->dead_ms < SUPERVISE_LOST_MS) return false;
         f->kind = "lost rank";
         failure_blame_killed(f, worst);
         failure_add(f, "; the command did not end");

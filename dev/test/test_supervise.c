@@ -722,8 +722,14 @@ static const Case CASES[] = {
         "starts 4")},
     // Time in which nobody ran is not counted: the supervisor and the command stop, as when a container is frozen.
     {"frozen",
-     DO("start --timeout 3 --out . -- SELF act ranks=1 trace=ready while=6000", "await ready 0", "to ready STOP",
-        "sleep 200", "send STOP", "sleep 4000", "send CONT", "sleep 300", "to ready CONT", "end 0", "starts 1")},
+     DO("start --timeout 3 --out . -- SELF act ranks=1 trace=ready while=6500", "await ready 0", "to ready STOP",
+        "sleep 100", "send STOP", "sleep 1200", "send CONT", "sleep 100", "send STOP", "sleep 1200", "send CONT",
+        "sleep 100", "send STOP", "sleep 1200", "send CONT", "sleep 100", "send STOP", "sleep 1200", "send CONT",
+        "sleep 100", "to ready CONT", "end 0", "starts 1")},
+    {"frozen after a death",
+     DO("start --out . -- SELF act times=1 ranks=2 1:steps=7 1:kill await=go exit=1", "await death 0", "sleep 200",
+        "to start STOP", "send STOP", "sleep 4000", "send CONT", "sleep 300", "to start CONT", "make go", "end 0",
+        "failure 1", "kind exit", "rank 1", "signal 9"), .asks_linux = true},
 
     // A start that fails is a failure like others, until there are descriptors again.
     {"starved",
