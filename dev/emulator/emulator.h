@@ -348,6 +348,8 @@ struct Launch {
     Place place;
     bool asked = false;                    // cudaFuncSetAttribute was called for dynamic shared memory,
     size_t dynamic_limit = 0;              // of which a launch may have so much
+    const char* arguments = nullptr;       // which every thread copies, since a kernel may change its parameters
+    size_t argument_bytes = 0;
 };
 inline __thread Launch launch;             // that is running; the name is nullptr in host code
 
@@ -1040,10 +1042,9 @@ struct Kernel {
             std::tuple<Parameters...> copies(arguments...);
             auto run = [=] {
                 launch = called;
-                run_grid(grid, size, dynamic_bytes, [&] {
-                    std::tuple<Parameters...> own = copies;  // a kernel may change its parameters
-                    std::apply(kernel, own);
-                });
+                launch.arguments = (const char*)&copies;
+                launch.argument_bytes = sizeof copies;
+                run_grid(grid, size, dynamic_bytes, [&] { std::apply(kernel, copies); });
             };
             enqueue(stream, run, called.kernel, called.place);
         };

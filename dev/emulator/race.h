@@ -192,11 +192,12 @@ EMULATOR_UNSEEN inline void race_check(const Thread* t, const void* address, siz
     race_record(t, (uintptr_t)address, bytes, access, place.file, place.line);
 }
 
-// From the compiler's calls. A thread's own stack is nobody else's.
+// From the compiler's calls. A thread's own stack is nobody else's, and the launch's arguments nobody writes.
 EMULATOR_UNSEEN inline void race_access(const void* address, size_t bytes, Access access, const void* where) {
     if (unseen || !current) return;
     const char* a = (const char*)address;
     if (a >= current->stack && a < current->stack + STACK_BYTES) return;
+    if (a >= launch.arguments && a < launch.arguments + launch.argument_bytes) return;
     unseen = true;
     race_record(current, (uintptr_t)address, bytes, access, where, -1);
     count_access(current, address, bytes, access, where);
