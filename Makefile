@@ -3,9 +3,10 @@
 # make demo-long  the same for half an hour, to within 3% of what is possible
 # make demo-bpe   the demo's corpus in byte-pair tokens: loss per byte beside that of bytes
 # make small-states  does a model of 8-bit states without float master weights learn as well?
-# make test       every test, without a GPU and without a network
+# make test       every test but those of make test-cuda-fp16, without a GPU and without a network
 # make test-cpu, make test-cuda     its two halves: without CUDA, and CUDA alone, run on the CPU (of that: make
 #                 test-cuda-kernels, every kernel in many orders of threads, and test-cuda-runs, the rest)
+# make test-cuda-fp16    the tests of CUDA that depend on the storage type, in FP16
 # make test-ranks several ranks: the transport, whole runs, faults, and the scripts that launch them
 # make soak       500 kills of a run, at every point of a step and of a save: each comes back to the same bits
 # make sanitize   the first half under the address and undefined-behaviour sanitizers, and what has threads under
@@ -73,7 +74,7 @@ ifeq ($(filter $(PRECISION),$(PRECISIONS)),)
 $(error PRECISION is '$(PRECISION)'; give one of $(PRECISIONS))
 endif
 
-.PHONY: all train supervise emulated sectors test-ranks test-cpu test-cuda test-cuda-kernels test-cuda-runs test-cpu-only demo demo-long demo-bpe precisions small-states shakespeare test soak sanitize races test-races test-posix test-posix-suites mutants bench bounds tour single bench-checkpoint bench-peers fuzz clean
+.PHONY: all train supervise emulated sectors test-ranks test-cpu test-cuda test-cuda-kernels test-cuda-runs test-cuda-fp16 test-cpu-only demo demo-long demo-bpe precisions small-states shakespeare test soak sanitize races test-races test-posix test-posix-suites mutants bench bounds tour single bench-checkpoint bench-peers fuzz clean
 all: train supervise
 
 # Ranks can speak through MPI, where it is found: MPI=auto, on, off. Without it they do through sockets, mpirun or not.
@@ -177,7 +178,7 @@ $(PRECISIONS:%=$(B)/train-emulated-%): $(B)/train-emulated-%: $(B)/test_train-em
 $(PRECISIONS:%=$(B)/test_train-emulated-%): $(B)/test_train-emulated-%: $(EMULATED_NEEDS)
 	$(CXX) -O1 -fopenmp $(EMULATE) -DPRECISION_$* -x c++ $(B)/emulated/test_train.cu -o $@
 $(B)/bench-emulated-BF16: dev/bench.c $(EMULATED_NEEDS)
-	$(CXX) -O2 -fopenmp $(EMULATE) -DPRECISION_BF16 -x c++ $< -o $@
+	$(CXX) -O0 -fopenmp $(EMULATE) -DPRECISION_BF16 -x c++ $< -o $@
 emulated: $(PRECISIONS:%=$(B)/train-emulated-%)
 
 # The test of all kernels, and the ladders as one program, as build/emulated-BUILD-PRECISION-NAME: plain, under the
@@ -185,25 +186,26 @@ emulated: $(PRECISIONS:%=$(B)/train-emulated-%)
 # differ; for ladders one type is enough.
 LADDERS := adamw attention_backward attention_forward classifier embedding exact_add gelu global_norm layernorm matmul muon optimizers qk_norm rope
 CHECKED := FP32-test_cuda BF16-test_cuda BF16-ladders
-EMULATED := $(patsubst %,$(B)/emulated-%,$(PRECISIONS:%=plain-%-test_cuda) $(PRECISIONS:%=plain-%-ladders) \
-    $(CHECKED:%=asan-%) $(CHECKED:%=race-%))
+EMULATED := $(patsubst %,$(B)/emulated-%,$(foreach p,test_cuda ladders,plain-FP32-$p plain-BF16-$p) $(CHECKED:%=asan-%) $(CHECKED:%=race-%))
+EMULATED_FP16 := $(B)/emulated-plain-FP16-test_cuda $(B)/emulated-plain-FP16-ladders
 TYPE_AND_SOURCE = -DPRECISION_$(word 1,$(subst -, ,$*)) -x c++ \
     $(B)/$(if $(filter %-test_cuda,$*),emulated/dev/test/)$(word 2,$(subst -, ,$*)).cu
-$(EMULATED): $(EMULATED_NEEDS) $(B)/ladders.cu
+$(EMULATED) $(EMULATED_FP16): $(EMULATED_NEEDS) $(B)/ladders.cu
 $(B)/emulated-plain-%:
 	$(CXX) -O1 -fopenmp $(EMULATE) $(TYPE_AND_SOURCE) -o $@
 # Optimising what the sanitizers add takes longer than running it.
 $(B)/emulated-asan-%:
 	$(CXX) -O0 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all $(EMULATE) $(TYPE_AND_SOURCE) -o $@
 define RACE_BUILD
-$(CXX) -O1 -g -fno-pie $(WHOLE) -DEMULATE_RACE -fsanitize=thread $(EMULATE) -c $(TYPE_AND_SOURCE) -o $@.o
+$(CXX) -O1 -fno-pie $(or $(WHOLE),-g1) -DEMULATE_RACE -fsanitize=thread $(EMULATE) -c $(TYPE_AND_SOURCE) -o $@.o
 $(CXX) -no-pie $@.o -o $@ -ldl
 @rm $@.o
 endef
 $(B)/emulated-race-%:
 	$(RACE_BUILD)
-# The same, for counting what kernels take of memory: structs must stay whole, with which it runs half as long again.
-$(B)/emulated-count-%: WHOLE := -fno-tree-sra
+# The same, for counting what kernels take of memory: structs must stay whole, with which it runs half as long again, and
+# lines of inlined functions are named.
+$(B)/emulated-count-%: WHOLE := -g -fno-tree-sra
 $(B)/emulated-count-%:
 	$(RACE_BUILD)
 COUNTED := $(foreach t,BF16 FP32,$(B)/emulated-count-$t-ladders $(B)/emulated-count-$t-test_cuda)
@@ -224,18 +226,18 @@ $(B)/ladders.cu: Makefile | $(B)
 $(B)/test_cublaslt $(B)/test_nccl $(B)/test_tune: $(B)/%: dev/emulator/%.cu $(EMULATED_NEEDS)
 	@mkdir -p $(B)/emulated/dev/emulator
 	$(B)/translate $< > $(B)/emulated/$<
-	$(CXX) -O1 -fopenmp $(EMULATE) -x c++ $(B)/emulated/$< -o $@
+	$(CXX) $(if $(filter %tune,$@),-O0,-O1) -fopenmp $(EMULATE) -x c++ $(B)/emulated/$< -o $@
 
 # Everything compiles for all architectures, without a warning, and the machine code of the kernels that ship is as it
 # must be: dev/resources.sh compiles those and says what fails; nvcc-code compiles what has others, from the code of the
 # first architecture; nvcc-syntax checks all that only calls them. The hosts' part is optimised where it runs, so not here.
-# Machine code of FP16 differs from that of BF16 in its conversions: it is read by .ci/run, not by make test.
+# make test reads the machine code of BF16; .ci/run also that of the other types.
 NVCC_CHECK := $(NVCC) $(filter-out -O3,$(NVCCFLAGS)) -c -o /dev/null
 NVCC_SOURCE = -DPRECISION_$(word 1,$(subst -, ,$*)) \
     -x cu $(wildcard $(foreach d,. dev/emulator dev/test tools $(B),$(d)/$(word 2,$(subst -, ,$*)).cu) dev/$(word 2,$(subst -, ,$*)).c)
-COMPILED := $(if $(NVCC_FOUND),$(patsubst %,$(B)/nvcc-%.ok,$(PRECISIONS:%=syntax-%-test_train) syntax-BF16-test_nccl syntax-BF16-bench $(TOOLS:%=syntax-BF16-%) \
-    code-BF16-test_emulator syntax-FP32-ladders code-BF16-ladders) $(B)/resources-FP32.txt $(B)/resources-BF16.txt)
-$(filter %.ok,$(COMPILED)): $(CUDA_HEADERS) dev/bench.c $(wildcard *.cu dev/*.cu dev/test/*.cu dev/emulator/*.cu tools/*.cu) $(B)/ladders.cu
+COMPILED := $(if $(NVCC_FOUND),$(patsubst %,$(B)/nvcc-%.ok,syntax-FP32-test_train syntax-BF16-test_train syntax-BF16-test_nccl syntax-BF16-bench $(TOOLS:%=syntax-BF16-%) \
+    code-BF16-test_emulator syntax-FP32-ladders code-BF16-ladders) $(B)/resources-BF16.txt)
+$(filter %.ok,$(COMPILED)) $(B)/nvcc-syntax-FP16-test_train.ok: $(CUDA_HEADERS) dev/bench.c $(wildcard *.cu dev/*.cu dev/test/*.cu dev/emulator/*.cu tools/*.cu) $(B)/ladders.cu
 $(B)/nvcc-syntax-%.ok:
 	$(NVCC_CHECK) -fdevice-syntax-only $(foreach a,80 90a 100,-gencode arch=compute_$(a),code=sm_$(a)) $(NVCC_SOURCE)
 	@touch $@
@@ -244,7 +246,7 @@ $(B)/nvcc-code-%.ok:
 	@touch $@
 # Blocks of 16-bit builds are as large in both, those of FP32 as __launch_bounds__ say.
 $(B)/launches-%: $(EMULATED_NEEDS)
-	$(CXX) -O1 -fopenmp $(EMULATE) -DPRECISION_$* -x c++ $(B)/emulated/dev/launches.cu -o $@
+	$(CXX) -O0 -fopenmp $(EMULATE) -DPRECISION_$* -x c++ $(B)/emulated/dev/launches.cu -o $@
 $(B)/resources-%.txt: dev/resources.sh dev/machine_code.py dev/test/test_cuda.cu $(B)/launches-BF16 $(CUDA_HEADERS) | $(B)
 	@NVCC=$(NVCC) OUT=$(B)/machine-code-$*.jsonl LAUNCHES=$(if $(filter FP32,$*),,$(B)/launches-BF16) \
 	    sh dev/resources.sh $* > $@.new || { tail -n 20 $@.new; exit 1; }
@@ -298,9 +300,9 @@ supervise: $(B)/supervise
 	@cp -f $< $@
 
 # Tests that compute little take longer to optimise than to run. What they share with the trainer is tested as it ships by
-# golden-FP32, test_kernels-FP32, test_train-FP32, and all that runs train-FP32 and train-BF16.
+# golden-FP32, test_kernels-FP32, and all that runs train-FP32 and train-BF16.
 $(addprefix $(B)/,test_convert test_anomaly test_evaluate test_optimizers test_optimizers_matrix example golden-BF16 \
-    $(foreach p,BF16 FP16,test_kernels-$p test_train-$p)): CFLAGS := $(CFLAGS:-O3=-O1)
+    test_kernels-BF16 test_kernels-FP16 $(PRECISIONS:%=test_train-%)): CFLAGS := $(CFLAGS:-O3=-O1)
 
 TESTS := gemm test_files test_offload test_data test_tokenizer test_template test_convert test_gguf test_evaluate test_text test_corpus test_errors test_anomaly test_optimizers test_optimizers_matrix test_comm test_zero test_ranks test_supervise soak example $(PRECISIONS:%=test_kernels-%) $(PRECISIONS:%=test_train-%)
 # For tests of processes that meet, train, die and stop.
@@ -308,7 +310,9 @@ RANKS_TESTS := $(B)/test_comm $(B)/test_zero $(B)/test_ranks $(B)/weights_hash $
     $(if $(MPICC),$(B)/train-mpi-FP32)
 CPU_TESTS := $(TESTS:%=$(B)/%) $(B)/golden-FP32 $(B)/golden-BF16 $(if $(filter build,$(B)),$(ISA_TESTS)) $(B)/gemm-amx $(B)/bench-FP32 $(B)/llmtrain_single.h $(RANKS_TESTS)
 KERNELS_TESTS := $(EMULATED) $(B)/bench-emulated-BF16
-RUNS_TESTS := $(B)/corpus $(B)/tokenize $(B)/weights_hash $(B)/test_cublaslt $(B)/test_nccl $(B)/test_tune $(PRECISIONS:%=$(B)/train-emulated-%) $(PRECISIONS:%=$(B)/test_train-emulated-%) $(PRECISIONS:%=$(B)/train-%) $(B)/launches-BF16 $(COMPILED)
+# What the trainers of these types need, that they be compared.
+TRAINERS_OF = $(addprefix $(B)/,corpus tokenize weights_hash $(foreach p,$(1),train-$p train-emulated-$p test_train-emulated-$p))
+RUNS_TESTS := $(call TRAINERS_OF,FP32 BF16) $(addprefix $(B)/,test_cublaslt test_nccl test_tune launches-BF16) $(COMPILED)
 
 # Where there is a C++ compiler, also all of CUDA. The parts run side by side; what measures times, then, alone.
 test: $(if $(shell command -v $(CXX) 2>/dev/null),test-cpu test-cuda,test-cpu-only)
@@ -328,6 +332,8 @@ test-cuda-kernels: $(KERNELS_TESTS)
 	@$(TEST_EMULATED) $(EMULATED)
 test-cuda-runs: $(RUNS_TESTS)
 	@$(TEST_EMULATED)
+test-cuda-fp16: $(EMULATED_FP16) $(call TRAINERS_OF,FP16) $(if $(NVCC_FOUND),$(B)/nvcc-syntax-FP16-test_train.ok $(B)/resources-FP16.txt)
+	@$(TEST_EMULATED) $(EMULATED_FP16)
 
 # At least 500 kills of a run, at every point and at any time; each comes back to the same bits. A sample is in make test.
 soak: $(B)/soak $(B)/train-FP32

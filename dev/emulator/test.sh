@@ -57,8 +57,8 @@ done
 verdict $? "translating test_count.cu"
 for name in test_emulator bugs test_count; do
     whole=
-    [ $name = test_count ] && whole=-fno-tree-sra
-    compile "$CXX" $name-race.o $name -O1 -g -fno-pie $whole -DEMULATE_RACE -fsanitize=thread -c
+    [ $name = test_count ] && whole="-g -fno-tree-sra"
+    compile "$CXX" $name-race.o $name -O1 ${whole:--g1} -fno-pie -DEMULATE_RACE -fsanitize=thread -c
     "$CXX" -no-pie "$build/$name-race.o" -o "$build/$name-race" > "$build/log" 2>&1
     verdict $? "linking $build/$name-race"
 done

@@ -128,7 +128,7 @@ for test in "$@"; do
         single)
             # shellcheck disable=SC2016
             check "dev/example.c trains and writes with the single header alone" \
-                single sh -c '"$0" -std=c11 -O2 -Wall -Wextra -Wshadow -Werror -Wno-unknown-pragmas example.c -o example -lm -pthread && ./example' "$cc"
+                single sh -c '"$0" -std=c11 -O1 -Wall -Wextra -Wshadow -Werror -Wno-unknown-pragmas example.c -o example -lm -pthread && ./example' "$cc"
             if command -v nvcc > /dev/null; then
                 check "dev/example.c compiles with nvcc and the single header alone" single nvcc -std=c++17 -arch=sm_80 -DLLMTRAIN_CUDA \
                     -Werror all-warnings -Xcompiler -Wall,-Wextra,-Wno-missing-field-initializers,-fopenmp -x cu -fdevice-syntax-only -c example.c -o /dev/null

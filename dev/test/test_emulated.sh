@@ -1,7 +1,8 @@
 # test_emulated.sh PART BUILD CUDA_INCLUDE NVCC LADDERS [PROGRAM...]: runs CUDA on the CPU. PART kernels: every kernel and every
 # rung of the ladders in many orders of threads; these programs are build/emulated-BUILD-TYPE-NAME. PART runs: the emulator's
-# own tests, operations alone in a folder, the whole model, and the trainer's CUDA build. NVCC: yes if nvcc has just compiled
-# everything, which make does before it calls this. LADDERS: the names of those that the programs named ladders hold.
+# own tests, operations alone in a folder, the whole model, and the trainer's CUDA build, in FP32 and BF16. PART fp16: what of
+# both depends on the type, in FP16. NVCC: yes if nvcc has just compiled everything, which make does before it calls this.
+# LADDERS: the names of those that the programs named ladders hold.
 set -u
 part=$1
 build=$2
@@ -105,7 +106,8 @@ bench() {
     [ "$(grep -c ' n/a$' "$build/bench.out")" -ge 20 ] && ! "$build/bench-emulated-BF16" --tour > "$build/bench.out" 2>&1 &&
         grep -q 'make tour' "$build/bench.out"
 }
-if [ "$part" = kernels ]; then
+# All kernels, or all ladders, of each program.
+kernels() {
     for program in "$@"; do
         begin
         case $program in
@@ -114,7 +116,18 @@ if [ "$part" = kernels ]; then
         esac
         end "$(basename "$program")"
     done
-
+}
+# The whole model and the trainer, in these types.
+trainers() {
+    begin
+    for type in $1; do once "$build/test_train-emulated-$type" --model; done
+    end "the whole model in its CUDA build against float64"
+    begin
+    once env "TYPES=$1" sh dev/test/test_backends.sh "$build"
+    end "the trainer's CUDA build against its CPU build"
+}
+if [ "$part" = kernels ]; then
+    kernels "$@"
     begin
     once bench
     end "a step by operation, in a CUDA build"
@@ -129,6 +142,9 @@ if [ "$part" = kernels ]; then
         cat "$tally_out"
     fi
     end "ladders and dev/sectors.sh: sectors and wavefronts"
+elif [ "$part" = fp16 ]; then
+    kernels "$@"
+    trainers FP16
 else
     begin
     # shellcheck disable=SC2086  # several words
@@ -154,13 +170,7 @@ else
     begin
     once sh dev/gpu_check.sh --try "$build"
     end "command lines of dev/gpu_check.sh"
-    begin
-    for type in FP32 BF16 FP16; do once "$build/test_train-emulated-$type" --model; done
-    end "the whole model in its CUDA build against float64"
-    begin
-    once sh dev/test/test_backends.sh "$build"
-    end "the trainer's CUDA build against its CPU build"
-
+    trainers "FP32 BF16"
     if command -v python3 > /dev/null; then
         begin
         once python3 dev/test/test_machine_code.py "$build/launches-BF16"
