@@ -186,8 +186,9 @@ emulated: $(PRECISIONS:%=$(B)/train-emulated-%)
 # differ; for ladders one type is enough.
 LADDERS := adamw attention_backward attention_forward classifier embedding exact_add gelu global_norm layernorm matmul muon optimizers qk_norm rope
 CHECKED := FP32-test_cuda BF16-test_cuda BF16-ladders
-EMULATED := $(patsubst %,$(B)/emulated-%,$(foreach p,test_cuda ladders,plain-FP32-$p plain-BF16-$p) $(CHECKED:%=asan-%) $(CHECKED:%=race-%))
-EMULATED_FP16 := $(B)/emulated-plain-FP16-test_cuda $(B)/emulated-plain-FP16-ladders
+EMULATED_PLAIN = $(foreach t,$(1),$(B)/emulated-plain-$t-test_cuda $(B)/emulated-plain-$t-ladders)
+EMULATED_FP16 := $(call EMULATED_PLAIN,FP16)
+EMULATED := $(call EMULATED_PLAIN,FP32 BF16) $(foreach b,asan race,$(CHECKED:%=$(B)/emulated-$b-%))
 TYPE_AND_SOURCE = -DPRECISION_$(word 1,$(subst -, ,$*)) -x c++ \
     $(B)/$(if $(filter %-test_cuda,$*),emulated/dev/test/)$(word 2,$(subst -, ,$*)).cu
 $(EMULATED) $(EMULATED_FP16): $(EMULATED_NEEDS) $(B)/ladders.cu
@@ -196,8 +197,9 @@ $(B)/emulated-plain-%:
 # Optimising what the sanitizers add takes longer than running it.
 $(B)/emulated-asan-%:
 	$(CXX) -O0 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all $(EMULATE) $(TYPE_AND_SOURCE) -o $@
+RACE_OPTIONS := -g1
 define RACE_BUILD
-$(CXX) -O1 -fno-pie $(or $(WHOLE),-g1) -DEMULATE_RACE -fsanitize=thread $(EMULATE) -c $(TYPE_AND_SOURCE) -o $@.o
+$(CXX) -O1 -fno-pie $(RACE_OPTIONS) -DEMULATE_RACE -fsanitize=thread $(EMULATE) -c $(TYPE_AND_SOURCE) -o $@.o
 $(CXX) -no-pie $@.o -o $@ -ldl
 @rm $@.o
 endef
@@ -205,7 +207,7 @@ $(B)/emulated-race-%:
 	$(RACE_BUILD)
 # The same, for counting what kernels take of memory: structs must stay whole, with which it runs half as long again, and
 # lines of inlined functions are named.
-$(B)/emulated-count-%: WHOLE := -g -fno-tree-sra
+$(B)/emulated-count-%: RACE_OPTIONS := -g -fno-tree-sra
 $(B)/emulated-count-%:
 	$(RACE_BUILD)
 COUNTED := $(foreach t,BF16 FP32,$(B)/emulated-count-$t-ladders $(B)/emulated-count-$t-test_cuda)
@@ -237,7 +239,8 @@ NVCC_SOURCE = -DPRECISION_$(word 1,$(subst -, ,$*)) \
     -x cu $(wildcard $(foreach d,. dev/emulator dev/test tools $(B),$(d)/$(word 2,$(subst -, ,$*)).cu) dev/$(word 2,$(subst -, ,$*)).c)
 COMPILED := $(if $(NVCC_FOUND),$(patsubst %,$(B)/nvcc-%.ok,syntax-FP32-test_train syntax-BF16-test_train syntax-BF16-test_nccl syntax-BF16-bench $(TOOLS:%=syntax-BF16-%) \
     code-BF16-test_emulator syntax-FP32-ladders code-BF16-ladders) $(B)/resources-BF16.txt)
-$(filter %.ok,$(COMPILED)) $(B)/nvcc-syntax-FP16-test_train.ok: $(CUDA_HEADERS) dev/bench.c $(wildcard *.cu dev/*.cu dev/test/*.cu dev/emulator/*.cu tools/*.cu) $(B)/ladders.cu
+COMPILED_FP16 := $(if $(NVCC_FOUND),$(B)/nvcc-syntax-FP16-test_train.ok $(B)/resources-FP16.txt)
+$(filter %.ok,$(COMPILED) $(COMPILED_FP16)): $(CUDA_HEADERS) dev/bench.c $(wildcard *.cu dev/*.cu dev/test/*.cu dev/emulator/*.cu tools/*.cu) $(B)/ladders.cu
 $(B)/nvcc-syntax-%.ok:
 	$(NVCC_CHECK) -fdevice-syntax-only $(foreach a,80 90a 100,-gencode arch=compute_$(a),code=sm_$(a)) $(NVCC_SOURCE)
 	@touch $@
@@ -317,7 +320,7 @@ RUNS_TESTS := $(call TRAINERS_OF,FP32 BF16) $(addprefix $(B)/,test_cublaslt test
 # Where there is a C++ compiler, also all of CUDA. The parts run side by side; what measures times, then, alone.
 test: $(if $(shell command -v $(CXX) 2>/dev/null),test-cpu test-cuda,test-cpu-only)
 	@sh dev/test/test.sh alone $(B) "$(CC)" overlap cliffs
-	@cat $(B)/test-cpu.sum $(B)/test-cuda-*.sum $(B)/test-alone.sum 2>/dev/null | awk '{ p += $$1; f += $$3 } END { print p " passed, " f " failed in all"; exit f > 0 }'
+	@cat $(patsubst %,$(B)/test-%.sum,cpu cuda-kernels cuda-runs alone) 2>/dev/null | awk '{ p += $$1; f += $$3 } END { print p " passed, " f " failed in all"; exit f > 0 }'
 
 test-cpu: $(CPU_TESTS)
 	@sh dev/test/test.sh cpu $(B) "$(CC)" compilers inlined $(TESTS) golden tour single floors launch gpu_check $(if $(filter build,$(B)),macos)
@@ -332,7 +335,7 @@ test-cuda-kernels: $(KERNELS_TESTS)
 	@$(TEST_EMULATED) $(EMULATED)
 test-cuda-runs: $(RUNS_TESTS)
 	@$(TEST_EMULATED)
-test-cuda-fp16: $(EMULATED_FP16) $(call TRAINERS_OF,FP16) $(if $(NVCC_FOUND),$(B)/nvcc-syntax-FP16-test_train.ok $(B)/resources-FP16.txt)
+test-cuda-fp16: $(EMULATED_FP16) $(call TRAINERS_OF,FP16) $(COMPILED_FP16)
 	@$(TEST_EMULATED) $(EMULATED_FP16)
 
 # At least 500 kills of a run, at every point and at any time; each comes back to the same bits. A sample is in make test.

@@ -56,9 +56,9 @@ done
 "$build/translate" dev/emulator/test_count.cu > "$build/test_count.cu" 2> "$build/log"
 verdict $? "translating test_count.cu"
 for name in test_emulator bugs test_count; do
-    whole=
-    [ $name = test_count ] && whole="-g -fno-tree-sra"
-    compile "$CXX" $name-race.o $name -O1 ${whole:--g1} -fno-pie -DEMULATE_RACE -fsanitize=thread -c
+    options=-g1
+    [ $name = test_count ] && options="-g -fno-tree-sra"
+    compile "$CXX" $name-race.o $name -O1 $options -fno-pie -DEMULATE_RACE -fsanitize=thread -c
     "$CXX" -no-pie "$build/$name-race.o" -o "$build/$name-race" > "$build/log" 2>&1
     verdict $? "linking $build/$name-race"
 done
