@@ -3,10 +3,11 @@
 # make demo-long  the same for half an hour, to within 3% of what is possible
 # make demo-bpe   the demo's corpus in byte-pair tokens: loss per byte beside that of bytes
 # make small-states  does a model of 8-bit states without float master weights learn as well?
-# make test       every test but those of make test-cuda-fp16, without a GPU and without a network
+# make test       the tests, without a GPU and without a network
 # make test-cpu, make test-cuda     its two halves: without CUDA, and CUDA alone, run on the CPU (of that: make
 #                 test-cuda-kernels, every kernel in many orders of threads, and test-cuda-runs, the rest)
-# make test-cuda-fp16    the tests of CUDA that depend on the storage type, in FP16
+# make test-more  what takes longer, or repeats: the emulator's own tests; kernels copied into empty folders; ladders, and FP32,
+#                 under AddressSanitizer and the check for races; FP16; machine code; clang's bits; macOS; speeds for AVX2
 # make test-ranks several ranks: the transport, whole runs, faults, and the scripts that launch them
 # make soak       500 kills of a run, at every point of a step and of a save: each comes back to the same bits
 # make sanitize   the first half under the address and undefined-behaviour sanitizers, and what has threads under
@@ -74,7 +75,7 @@ ifeq ($(filter $(PRECISION),$(PRECISIONS)),)
 $(error PRECISION is '$(PRECISION)'; give one of $(PRECISIONS))
 endif
 
-.PHONY: all train supervise emulated sectors test-ranks test-cpu test-cuda test-cuda-kernels test-cuda-runs test-cuda-fp16 test-cpu-only demo demo-long demo-bpe precisions small-states shakespeare test soak sanitize races test-races test-posix test-posix-suites mutants bench bounds tour single bench-checkpoint bench-peers fuzz clean
+.PHONY: all train supervise emulated sectors test-ranks test-cpu test-cuda test-cuda-kernels test-cuda-runs test-more test-more-cpu test-more-cuda test-cpu-only demo demo-long demo-bpe precisions small-states shakespeare test soak sanitize races test-races test-posix test-posix-suites mutants bench bounds tour single bench-checkpoint bench-peers fuzz clean
 all: train supervise
 
 # Ranks can speak through MPI, where it is found: MPI=auto, on, off. Without it they do through sockets, mpirun or not.
@@ -183,15 +184,15 @@ emulated: $(PRECISIONS:%=$(B)/train-emulated-%)
 
 # The test of all kernels, and the ladders as one program, as build/emulated-BUILD-PRECISION-NAME: plain, under the
 # sanitizers, and with the check for races. Those two see what a kernel touches, in which the two types of 16 bits do not
-# differ; for ladders one type is enough.
+# differ; for ladders one type is enough. make test has the kernels in two
+# types, and one of them checked; make test-more has the rest.
 LADDERS := adamw attention_backward attention_forward classifier embedding exact_add gelu global_norm layernorm matmul muon optimizers qk_norm rope
-CHECKED := FP32-test_cuda BF16-test_cuda BF16-ladders
-EMULATED_PLAIN = $(foreach t,$(1),$(B)/emulated-plain-$t-test_cuda $(B)/emulated-plain-$t-ladders)
-EMULATED_FP16 := $(call EMULATED_PLAIN,FP16)
-EMULATED := $(call EMULATED_PLAIN,FP32 BF16) $(foreach b,asan race,$(CHECKED:%=$(B)/emulated-$b-%))
+EMULATED := $(addprefix $(B)/emulated-,plain-FP32-test_cuda plain-BF16-test_cuda plain-BF16-ladders asan-BF16-test_cuda race-BF16-test_cuda)
+EMULATED_MORE := $(addprefix $(B)/emulated-,plain-FP32-ladders plain-FP16-test_cuda plain-FP16-ladders \
+    $(foreach b,asan race,$b-FP32-test_cuda $b-BF16-ladders))
 TYPE_AND_SOURCE = -DPRECISION_$(word 1,$(subst -, ,$*)) -x c++ \
     $(B)/$(if $(filter %-test_cuda,$*),emulated/dev/test/)$(word 2,$(subst -, ,$*)).cu
-$(EMULATED) $(EMULATED_FP16): $(EMULATED_NEEDS) $(B)/ladders.cu
+$(EMULATED) $(EMULATED_MORE): $(EMULATED_NEEDS) $(B)/ladders.cu
 $(B)/emulated-plain-%:
 	$(CXX) -O1 -fopenmp $(EMULATE) $(TYPE_AND_SOURCE) -o $@
 # Optimising what the sanitizers add takes longer than running it.
@@ -233,14 +234,15 @@ $(B)/test_cublaslt $(B)/test_nccl $(B)/test_tune: $(B)/%: dev/emulator/%.cu $(EM
 # Everything compiles for all architectures, without a warning, and the machine code of the kernels that ship is as it
 # must be: dev/resources.sh compiles those and says what fails; nvcc-code compiles what has others, from the code of the
 # first architecture; nvcc-syntax checks all that only calls them. The hosts' part is optimised where it runs, so not here.
-# make test reads the machine code of BF16; .ci/run also that of the other types.
+# make test checks the syntax, make test-more compiles and reads the machine code.
 NVCC_CHECK := $(NVCC) $(filter-out -O3,$(NVCCFLAGS)) -c -o /dev/null
 NVCC_SOURCE = -DPRECISION_$(word 1,$(subst -, ,$*)) \
     -x cu $(wildcard $(foreach d,. dev/emulator dev/test tools $(B),$(d)/$(word 2,$(subst -, ,$*)).cu) dev/$(word 2,$(subst -, ,$*)).c)
 COMPILED := $(if $(NVCC_FOUND),$(patsubst %,$(B)/nvcc-%.ok,syntax-FP32-test_train syntax-BF16-test_train syntax-BF16-test_nccl syntax-BF16-bench $(TOOLS:%=syntax-BF16-%) \
-    code-BF16-test_emulator syntax-FP32-ladders code-BF16-ladders) $(B)/resources-BF16.txt)
-COMPILED_FP16 := $(if $(NVCC_FOUND),$(B)/nvcc-syntax-FP16-test_train.ok $(B)/resources-FP16.txt)
-$(filter %.ok,$(COMPILED) $(COMPILED_FP16)): $(CUDA_HEADERS) dev/bench.c $(wildcard *.cu dev/*.cu dev/test/*.cu dev/emulator/*.cu tools/*.cu) $(B)/ladders.cu
+    syntax-BF16-ladders))
+COMPILED_MORE := $(if $(NVCC_FOUND),$(patsubst %,$(B)/nvcc-%.ok,syntax-FP16-test_train syntax-FP32-ladders code-BF16-ladders code-BF16-test_emulator) \
+    $(PRECISIONS:%=$(B)/resources-%.txt))
+$(filter %.ok,$(COMPILED) $(COMPILED_MORE)): $(CUDA_HEADERS) dev/bench.c $(wildcard *.cu dev/*.cu dev/test/*.cu dev/emulator/*.cu tools/*.cu) $(B)/ladders.cu
 $(B)/nvcc-syntax-%.ok:
 	$(NVCC_CHECK) -fdevice-syntax-only $(foreach a,80 90a 100,-gencode arch=compute_$(a),code=sm_$(a)) $(NVCC_SOURCE)
 	@touch $@
@@ -262,7 +264,8 @@ MACHINE := $(shell $(CC) -march=native -dM -E -x c /dev/null 2>/dev/null)
 NAMED := $(shell echo | $(CC) -march=x86-64-v2 -E -x c - > /dev/null 2>&1 && echo yes)
 ISAS := $(if $(NAMED),$(if $(findstring __SSE4_2__,$(MACHINE)),x86-64-v2) $(if $(findstring __AVX2__,$(MACHINE)),x86-64-v3) \
     $(if $(findstring __AVX512VL__,$(MACHINE)),x86-64-v4))
-ISA_TESTS := $(ISAS:%=$(B)/golden-%) $(filter-out %-v4,$(ISAS:%=$(B)/gemm-%) $(ISAS:%=$(B)/bench-%)) $(if $(shell command -v clang 2>/dev/null),$(B)/golden-clang) \
+LESSER_ISAS := $(filter-out %-v4,$(ISAS))
+ISA_TESTS := $(ISAS:%=$(B)/golden-%) $(LESSER_ISAS:%=$(B)/gemm-%) \
     $(if $(shell command -v aarch64-linux-gnu-gcc 2>/dev/null),$(B)/golden-aarch64 $(B)/gemm-aarch64)
 STRICT := -std=c11 -ffp-contract=off -fno-math-errno -fno-trapping-math -I.
 FOR_ISA = $(CC) $(STRICT) -march=x86-64-$* -DGEMM_KERNELS='"$(GEMM_KERNELS_x86-64-$*)"' $(OPENMP) $< -o $@ -pthread $(LIBS)
@@ -307,7 +310,7 @@ supervise: $(B)/supervise
 $(addprefix $(B)/,test_convert test_anomaly test_evaluate test_optimizers test_optimizers_matrix example golden-BF16 \
     test_kernels-BF16 test_kernels-FP16 $(PRECISIONS:%=test_train-%)): CFLAGS := $(CFLAGS:-O3=-O1)
 
-TESTS := gemm test_files test_offload test_data test_tokenizer test_template test_convert test_gguf test_evaluate test_text test_corpus test_errors test_anomaly test_optimizers test_optimizers_matrix test_comm test_zero test_ranks test_supervise soak example $(PRECISIONS:%=test_kernels-%) $(PRECISIONS:%=test_train-%)
+TESTS := gemm test_files test_offload test_data test_tokenizer test_template test_convert test_gguf test_evaluate test_text test_corpus test_errors test_anomaly test_optimizers test_optimizers_matrix test_comm test_zero test_ranks test_supervise soak example $(foreach t,FP32 BF16,test_kernels-$t test_train-$t)
 # For tests of processes that meet, train, die and stop.
 RANKS_TESTS := $(B)/test_comm $(B)/test_zero $(B)/test_ranks $(B)/weights_hash $(B)/train-FP32 $(B)/train-BF16 $(B)/generate-FP32 $(B)/export $(B)/evaluate-FP32 $(B)/corpus $(B)/tokenize \
     $(if $(MPICC),$(B)/train-mpi-FP32)
@@ -315,15 +318,16 @@ CPU_TESTS := $(TESTS:%=$(B)/%) $(B)/golden-FP32 $(B)/golden-BF16 $(if $(filter b
 KERNELS_TESTS := $(EMULATED) $(B)/bench-emulated-BF16
 # What the trainers of these types need, that they be compared.
 TRAINERS_OF = $(addprefix $(B)/,corpus tokenize weights_hash $(foreach p,$(1),train-$p train-emulated-$p test_train-emulated-$p))
-RUNS_TESTS := $(call TRAINERS_OF,FP32 BF16) $(addprefix $(B)/,test_cublaslt test_nccl test_tune launches-BF16) $(COMPILED)
+RUNS_TESTS := $(call TRAINERS_OF,FP32 BF16) $(addprefix $(B)/,test_cublaslt test_nccl test_tune) $(COMPILED)
 
 # Where there is a C++ compiler, also all of CUDA. The parts run side by side; what measures times, then, alone.
-test: $(if $(shell command -v $(CXX) 2>/dev/null),test-cpu test-cuda,test-cpu-only)
+CXX_FOUND := $(shell command -v $(CXX) 2>/dev/null)
+test: $(if $(CXX_FOUND),test-cpu test-cuda,test-cpu-only)
 	@sh dev/test/test.sh alone $(B) "$(CC)" overlap cliffs
 	@cat $(patsubst %,$(B)/test-%.sum,cpu cuda-kernels cuda-runs alone) 2>/dev/null | awk '{ p += $$1; f += $$3 } END { print p " passed, " f " failed in all"; exit f > 0 }'
 
 test-cpu: $(CPU_TESTS)
-	@sh dev/test/test.sh cpu $(B) "$(CC)" compilers inlined $(TESTS) golden tour single floors launch gpu_check $(if $(filter build,$(B)),macos)
+	@sh dev/test/test.sh cpu $(B) "$(CC)" compilers inlined $(TESTS) golden tour single floors launch gpu_check
 
 test-cpu-only: test-cpu
 	@rm -f $(B)/test-cuda-*.sum
@@ -335,8 +339,13 @@ test-cuda-kernels: $(KERNELS_TESTS)
 	@$(TEST_EMULATED) $(EMULATED)
 test-cuda-runs: $(RUNS_TESTS)
 	@$(TEST_EMULATED)
-test-cuda-fp16: $(EMULATED_FP16) $(call TRAINERS_OF,FP16) $(COMPILED_FP16)
-	@$(TEST_EMULATED) $(EMULATED_FP16)
+test-more-cuda: $(EMULATED_MORE) $(call TRAINERS_OF,FP16) $(B)/launches-BF16 $(COMPILED_MORE)
+	@sh dev/test/test_emulated.sh more $(B) "$(CUDA_INCLUDE)" $(if $(COMPILED),yes,no) "$(LADDERS)" $(EMULATED_MORE)
+MORE_CPU := test_kernels-FP16 test_train-FP16 $(if $(shell command -v clang 2>/dev/null),golden-clang)
+test-more-cpu: $(MORE_CPU:%=$(B)/%)
+	@sh dev/test/test.sh more $(B) "$(CC)" $(MORE_CPU) macos
+test-more: test-more-cpu $(if $(CXX_FOUND),test-more-cuda) $(LESSER_ISAS:%=$(B)/bench-%)
+	@sh dev/test/test.sh more-alone $(B) "$(CC)" $(LESSER_ISAS:%=cliffs-%)
 
 # At least 500 kills of a run, at every point and at any time; each comes back to the same bits. A sample is in make test.
 soak: $(B)/soak $(B)/train-FP32

@@ -372,7 +372,8 @@ inline void cublaslt_run(const CublasltCall& call) {
     const CublasltOperation& o = p.operation;
     bool tf32 = o.compute == CUBLAS_COMPUTE_32F_FAST_TF32;
     size_t rows = p.d.rows, columns = p.d.columns;
-    float *sums = (float*)allocate(rows * columns * sizeof(float)), *a_copy, *b_copy;
+    float *sums = (float*)allocate(2 * rows * columns * sizeof(float)), *part_sums = sums + rows * columns;
+    float *a_copy, *b_copy;
     if (sums == nullptr) die("cuBLASLt: out of memory for a product of %zu x %zu", rows, columns);
     if (call.workspace_bytes) memset(call.workspace, 0xff, call.workspace_bytes);
     GemmMatrix b = cublaslt_operand(p.b, call.b, o.transpose_b != 0, tf32, &b_copy);
@@ -383,7 +384,10 @@ inline void cublaslt_run(const CublasltCall& call) {
         if (part + 1 == call.parts && cublaslt_wrong >> (call.parts - 1) & 1 && end - first > 1) end--;
         b_part.data = (const char*)b.data + first * (b.transposed ? b.stride : 1) * dtype_bytes(b.type);
         a_part.data = (const char*)a.data + first * (a.transposed ? 1 : a.stride) * dtype_bytes(a.type);
-        gemm(sums, DTYPE_F32, rows, part > 0, b_part, a_part, nullptr, DTYPE_F32, columns, rows, end - first);
+        // Begun from zero: a sum that goes on from that of the part before has the bits of one in one piece.
+        gemm(part ? part_sums : sums, DTYPE_F32, rows, false, b_part, a_part, nullptr, DTYPE_F32, columns, rows,
+             end - first);
+        for (size_t i = 0; part && i < rows * columns; i++) sums[i] += part_sums[i];
     }
     events_later_ms += cublaslt_ms[call.parts - 1];
 

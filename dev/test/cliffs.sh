@@ -1,14 +1,15 @@
-# cliffs.sh BUILD [--print]: no operation on the CPU has become many times slower. Each must reach a fifth of the share of
-# its bound (arithmetic or memory, as dev/bench.c explains, measured in the same run) that the table "Share of its bound" of
-# dev/RESULTS.md has for the kernels of the build. Other work on the machine takes less than that away, a loop that is no
-# longer vectorised takes more. What fails is measured again, up to four times. With --print: the shares, as measured here.
+# cliffs.sh BUILD PROGRAM [--print]: no operation on the CPU, as BUILD/PROGRAM (of dev/bench.c) measures it, has become many
+# times slower. Each must reach a fifth of the share of its bound (arithmetic or memory, as dev/bench.c explains, measured in
+# the same run) that the table "Share of its bound" of dev/RESULTS.md has for the kernels of the build. Other work on the
+# machine takes less than that away, a loop that is no longer vectorised takes more. What fails is measured again, up to
+# four times. With --print: the shares, as measured here.
 set -u
-build=$1 passed=0 failed=0
+build=$1 program=$1/$2
 
-# measure PROGRAM: adds lines to cliffs.txt, an operation and its share over all its calls and shapes, of two models.
+# measure: adds lines to cliffs.txt, an operation and its share over all its calls and shapes, of two models.
 measure() {
     for model in bytes:5M demo; do
-        env -u OMP_WAIT_POLICY "$1" --model $model --batch 4 --seq 256 --steps 3 --json "$build/cliffs.json" > "$build/cliffs.out" &&
+        env -u OMP_WAIT_POLICY "$program" --model $model --batch 4 --seq 256 --steps 3 --json "$build/cliffs.json" > "$build/cliffs.out" &&
             cat "$build/cliffs.json"
     done | sed -n 's/.*{"name": "\([a-z_]*\)".*"ms": \([^,]*\),.*"of_bound": \([^}]*\)}.*/\1 \2 \3/p' | awk '
         { ms[$1] += $2; bound[$1] += $2 * $3 }
@@ -30,21 +31,17 @@ judge() {
         }' dev/RESULTS.md "$build/cliffs.txt" | sort
 }
 
-for program in "$build/bench-x86-64-v2" "$build/bench-x86-64-v3" "$build/bench-FP32"; do
-    [ -x "$program" ] || continue
-    kernels=$("$program" --model gpt2:tiny --batch 1 --seq 16 --steps 1 | awk 'NR == 1 { print $5 }')
-    : > "$build/cliffs.txt"
-    measure "$program"
-    for again in 1 2 3 4; do
-        if [ "${2:-}" = --print ] || judge "$kernels" | grep -q FAILED; then measure "$program"; fi
-    done
-    judge "$kernels" > "$build/cliffs.judged"
-    sed "s/^/$kernels /" "$build/cliffs.judged"
-    passed=$((passed + $(grep -c 'ok$' "$build/cliffs.judged")))
-    failed=$((failed + $(grep -c 'FAILED$' "$build/cliffs.judged")))
-    grep -q -e 'ok$' -e 'FAILED$' "$build/cliffs.judged" ||
-        echo "skipped the speeds with $kernels: dev/RESULTS.md has no column for them"
-    [ -s "$build/cliffs.judged" ] || { echo "FAILED  $program printed no shares"; failed=$((failed + 1)); }
+kernels=$("$program" --model gpt2:tiny --batch 1 --seq 16 --steps 1 | awk 'NR == 1 { print $5 }')
+: > "$build/cliffs.txt"
+measure
+for again in 1 2 3 4; do
+    if [ "${3:-}" = --print ] || judge "$kernels" | grep -q FAILED; then measure; fi
 done
+judge "$kernels" > "$build/cliffs.judged"
+sed "s/^/$kernels /" "$build/cliffs.judged"
+passed=$(grep -c 'ok$' "$build/cliffs.judged")
+failed=$(grep -c 'FAILED$' "$build/cliffs.judged")
+[ $((passed + failed)) -gt 0 ] || echo "skipped the speeds with $kernels: dev/RESULTS.md has no column for them"
+[ -s "$build/cliffs.judged" ] || { echo "FAILED  $program printed no shares"; failed=$((failed + 1)); }
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

@@ -139,7 +139,7 @@ for test in "$@"; do
             suite gemm "$build/gemm" --check
             suite "gemm, AMX emulated" "$build/gemm-amx" --check amx ;;
         golden)
-            for program in "$build"/golden-*; do
+            for program in "$build"/golden-[!c]*; do  # that of clang belongs to make test-more
                 case $program in
                     *aarch64)
                         if command -v qemu-aarch64 > /dev/null; then
@@ -150,12 +150,12 @@ for test in "$@"; do
                 esac
             done
             [ -e "$build/golden-aarch64" ] || echo "skipped golden-aarch64: there is no aarch64-linux-gnu-gcc; apt-get install -y gcc-aarch64-linux-gnu"
-            [ -e "$build/golden-clang" ] || echo "skipped golden-clang: there is no clang"
             for program in "$build"/gemm-x86-64-v*; do
                 [ ! -e "$program" ] || suite "${program##*/}" "$program" --check
             done ;;
         overlap) suite "reductions under a computation" "$build/test_ranks" --train "$build/train-FP32" --only overlap ;;
-        cliffs) suite "speeds of operations" sh dev/test/cliffs.sh "$build" ;;
+        cliffs) suite "speeds of operations" sh dev/test/cliffs.sh "$build" bench-FP32 ;;
+        cliffs-*) suite "speeds of operations, ${test#cliffs-}" sh dev/test/cliffs.sh "$build" "bench-${test#cliffs-}" ;;
         test_errors) suite test_errors "$build/test_errors" --train "$build/train-FP32" --generate "$build/generate-FP32" --tokenize "$build/tokenize" --corpus "$build/corpus" ;;
         test_anomaly) suite test_anomaly "$build/test_anomaly" --train "$build/train-FP32" --tokenize "$build/tokenize" --corpus "$build/corpus" ;;
         test_evaluate) suite test_evaluate "$build/test_evaluate" --evaluate "$build/evaluate-FP32" ;;

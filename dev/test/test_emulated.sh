@@ -1,7 +1,7 @@
 # test_emulated.sh PART BUILD CUDA_INCLUDE NVCC LADDERS [PROGRAM...]: runs CUDA on the CPU. PART kernels: every kernel and every
-# rung of the ladders in many orders of threads; these programs are build/emulated-BUILD-TYPE-NAME. PART runs: the emulator's
-# own tests, operations alone in a folder, the whole model, and the trainer's CUDA build, in FP32 and BF16. PART fp16: what of
-# both depends on the type, in FP16. NVCC: yes if nvcc has just compiled everything, which make does before it calls this.
+# rung of the ladders in many orders of threads; these programs are build/emulated-BUILD-TYPE-NAME. PART runs: libraries as
+# emulated, the whole model, and the trainer's CUDA build, in FP32 and BF16. PART more: more programs of the first kind, the
+# model and the trainer in FP16, the emulator's own tests, operations alone in a folder, and what was read in machine code. NVCC: yes if nvcc has just compiled everything, which make does before it calls this.
 # LADDERS: the names of those that the programs named ladders hold.
 set -u
 part=$1
@@ -131,6 +131,9 @@ if [ "$part" = kernels ]; then
     begin
     once bench
     end "a step by operation, in a CUDA build"
+elif [ "$part" = more ]; then
+    kernels "$@"
+    trainers FP16
     begin
     rm -f "$build/counts.jsonl"
     once env EMULATE_COUNT="$build/counts.jsonl" "$build/emulated-race-BF16-ladders" gelu --rows 4 --ffn 64 --rung sigmoid
@@ -142,10 +145,6 @@ if [ "$part" = kernels ]; then
         cat "$tally_out"
     fi
     end "ladders and dev/sectors.sh: sectors and wavefronts"
-elif [ "$part" = fp16 ]; then
-    kernels "$@"
-    trainers FP16
-else
     begin
     # shellcheck disable=SC2086  # several words
     once sh dev/emulator/test.sh "$build/emulator" $cuda_include
@@ -154,6 +153,14 @@ else
     # shellcheck disable=SC2086  # several words
     once sh dev/test/copy.sh "$build" $cuda_include
     end "operations copied into empty folders"
+    if command -v python3 > /dev/null; then
+        begin
+        once python3 dev/test/test_machine_code.py "$build/launches-BF16"
+        end "what is read in machine code, and in the launches of a step"
+    else
+        echo "skipped the tests of dev/machine_code.py: there is no python3"
+    fi
+else
     begin
     once "$build/test_cublaslt"
     once env EMULATE_STREAMS=delayed "$build/test_cublaslt"
@@ -171,20 +178,14 @@ else
     once sh dev/gpu_check.sh --try "$build"
     end "command lines of dev/gpu_check.sh"
     trainers "FP32 BF16"
-    if command -v python3 > /dev/null; then
-        begin
-        once python3 dev/test/test_machine_code.py "$build/launches-BF16"
-        end "what is read in machine code, and in the launches of a step"
-    else
-        echo "skipped the tests of dev/machine_code.py: there is no python3"
-    fi
-    if [ "$nvcc" = yes ]; then
-        passed=$((passed + 1))  # it would not have come here otherwise
-        echo "ok      nvcc compiles everything for sm_80, sm_90a and sm_100; machine code: $build/resources-*.txt"
-    else
-        echo "skipped nvcc for sm_80, sm_90a and sm_100: there is no nvcc"
-    fi
 fi
+case $part-$nvcc in
+    kernels-*) ;;
+    *-yes)  # it would not have come here otherwise
+        passed=$((passed + 1))
+        echo "ok      nvcc compiles for sm_80, sm_90a and sm_100$([ "$part" = runs ] || echo "; machine code: $build/resources-*.txt")" ;;
+    *) echo "skipped nvcc for sm_80, sm_90a and sm_100: there is no nvcc" ;;
+esac
 echo "the tests' own lines are in $log"
 echo "$passed passed, $failed failed"
 echo "$passed passed, $failed failed" > "$build/test-cuda-$part.sum"
