@@ -1,71 +1,75 @@
-# make            the programs: ./train, and ./supervise, which starts it again when it dies or hangs
+# make            the programs: ./train, and ./supervise, which restarts it when it dies or hangs
 # make demo       a corpus of known entropy, a model trained on it, its text: under 5 minutes on 2 cores
-# make demo-long  the same for half an hour, to within 3% of what is possible
-# make demo-bpe   the demo's corpus in byte-pair tokens: loss per byte beside that of bytes
-# make small-states  does a model of 8-bit states without float master weights learn as well?
+# make demo-long  the same for half an hour, to within 3% of the entropy floor
+# make demo-bpe   the demo's corpus in byte-pair tokens: loss per byte compared with a byte-level model
+# make small-states  compares training with 8-bit optimizer state and no float master weights with plain AdamW
 # make test       the tests, without a GPU and without a network
-# make test-cpu, make test-cuda     its two halves: without CUDA, and CUDA alone, run on the CPU (of that: make
+# make test-cpu, make test-cuda     its two halves: without CUDA, and CUDA only, run on the CPU (the second is make
 #                 test-cuda-kernels, every kernel in many orders of threads, and test-cuda-runs, the rest)
-# make test-more  what takes longer, or repeats: the emulator's own tests; kernels copied into empty folders; ladders, and FP32,
-#                 under AddressSanitizer and the check for races; FP16; machine code; clang's bits; macOS; speeds for AVX2
+# make test-more  tests that take longer, or repeat others: the emulator's own; kernels copied into empty folders;
+#                 ladders, and FP32, under AddressSanitizer and the race check; FP16; machine code; clang's bits;
+#                 macOS; speeds for AVX2
 # make test-ranks several ranks: the transport, whole runs, faults, and the scripts that launch them
-# make soak       500 kills of a run, at every point of a step and of a save: each comes back to the same bits
-# make sanitize   the first half under the address and undefined-behaviour sanitizers, and what has threads under
-#                 ThreadSanitizer (make races: that alone)
-# make test-posix what macOS runs, run on Linux: some suites without what Linux has and POSIX lacks; POSIX_TESTS=names
-# make mutants    what the tests are worth: bugs, planted one at a time in a copy, must be found; ONLY=text, SAMPLE=10: some
-# make bench      where the time of a training step goes, on a GPU where make builds for one; RECOMPUTE=block: time and
+# make soak       kills a run 500 times, at every point of a step and of a save: each time it resumes to the same bits
+# make sanitize   make test-cpu under the address and undefined-behaviour sanitizers, and the threaded parts under
+#                 ThreadSanitizer (make races: only these)
+# make test-posix the code that macOS runs, run on Linux: some suites without the calls that only Linux has;
+#                 POSIX_TESTS=names
+# make mutants    checks the tests: bugs, planted one at a time in a copy, must be found; ONLY=text, SAMPLE=10: some
+# make bench      where the time of a training step goes; on a GPU if make builds for one; RECOMPUTE=block: time and
 #                 memory of the levels up to that one
-# make bench-peers    the same steps in turn with PyTorch and llm.c: tokens per second, memory; LLMC=dir, ROUNDS=3, ISA=x86-64-v3
-# make bounds     how long each kernel of a training step must take on a GPU at least: estimates, from the machine code (needs
+# make bench-peers    the same steps with PyTorch and llm.c, alternating: tokens per second, memory; LLMC=dir, ROUNDS=3,
+#                 ISA=x86-64-v3
+# make bounds     estimates the minimum time of each kernel of a training step on a GPU, from the machine code (needs
 #                 nvcc); GPU=H100 (A100, H200, B200), MODEL=gpt2:124M BATCH=64, MEASURED=file of `bench --kernels` on a GPU
-# make tour       one step of a tiny model, operation by operation: shapes, what came out, cost; FAMILY=llama: of that family
+# make tour       one step of a tiny model, operation by operation: shapes, results, cost; FAMILY=llama: a Llama model
 # make single     build/llmtrain_single.h: the whole runtime as one header
-# make bench-checkpoint    what saving and loading GPT-2 124M costs, beside dd on the same disk
-# make train      builds ./train: PRECISION=FP32 (default), BF16 or FP16; CUDA=auto (where there is a GPU), on, off;
-#                 ARCH=native (the GPU of this machine), or sm_80, sm_90a, ...; MPI and NCCL=auto (where found), on, off
+# make bench-checkpoint    the cost of saving and loading GPT-2 124M, compared with dd on the same disk
+# make train      builds ./train: PRECISION=FP32 (default), BF16 or FP16; CUDA=auto (if there is a GPU), on, off;
+#                 ARCH=native (the GPU of this machine), or sm_80, sm_90a, ...; MPI and NCCL=auto (if found), on, off
 # make emulated   the CUDA build of the trainer, run on the CPU: build/train-emulated-FP32 and so on
-# make sectors    how the shipped kernels use memory: sectors and bank conflicts, counted by the emulator, against the ideal
+# make sectors    memory accesses of the shipped kernels: sectors and bank conflicts, counted by the emulator, against
+#                 the ideal
 # make shakespeare TEXT=file    2,000 steps on Tiny Shakespeare, against nanoGPT's published loss
-# make precisions the same model in each type of storage, on the demo's corpus: the losses agree within noise
-# make fuzz       the readers of files, fuzzed for FUZZ_SECONDS each (needs clang)
+# make precisions the same model in each storage dtype, on the demo's corpus: the losses agree within noise
+# make fuzz       fuzzes the readers of files, FUZZ_SECONDS each (needs clang)
 #
-# Needed: make and a C compiler (gcc or clang). Used where present: OpenMP, clang, g++, nvcc, python3.
+# Needed: make and a C compiler (gcc or clang). Used if present: OpenMP, clang, g++, nvcc, python3.
 
 CC ?= cc
 PRECISION ?= FP32
-# ISA=x86-64-v2, v3 (AVX2) or v4 (AVX-512): compiles for that instruction set, and chooses kernels for no better one.
+# ISA=x86-64-v2, v3 (AVX2) or v4 (AVX-512): compiles for that instruction set, and uses no kernels for a higher one.
 ISA ?= native
 GEMM_KERNELS_x86-64-v2 := portable
 GEMM_KERNELS_x86-64-v3 := avx2
 GEMM_KERNELS_x86-64-v4 := avx512
-# clang for Apple's processors knows the machine's own by another name.
+# clang for Apple's processors has another flag for the machine's own instruction set.
 TUNE := $(shell echo | $(CC) -march=$(ISA) -E -x c - > /dev/null 2>&1 && echo -march=$(ISA) || echo -mcpu=$(ISA))
-# GEMM=accelerate: matmuls by Apple's library, on macOS; bits then differ from those of every other build.
+# GEMM=accelerate: matmuls with Apple's Accelerate, on macOS; bits then differ from those of every other build.
 GEMM ?= $(GEMM_KERNELS_$(ISA))
 OPTIMISE ?= -O3 $(TUNE)$(if $(GEMM), -DGEMM_KERNELS='"$(GEMM)"')
 WARNINGS ?= -Wall -Wextra -Wshadow -Werror
 FUZZ_SECONDS ?= 600
-# Another instruction set, or other matmuls, are built in a folder of their own.
+# Builds for another instruction set, or with other matmuls, have a folder of their own.
 B ?= build$(patsubst %,/%,$(filter-out native,$(ISA)))$(patsubst %,/%,$(filter-out $(GEMM_KERNELS_$(ISA)),$(GEMM)))
 ifeq ($(MAKELEVEL),0)
-# One more job than there are processors, since tests of processes wait for each other now and then.
+# One more job than there are processors, since tests with several processes sometimes wait.
 MAKEFLAGS += -j$(shell expr 1 + "$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)")
 endif
 
-# Nothing is contracted to a fused multiply-add behind the source's back: llmtrain/arithmetic.h says why. Not keeping errno
-# and traps of mathematical functions lets loops vectorise and changes no result; nothing here is -ffast-math.
+# The compiler may not contract to a fused multiply-add by itself: llmtrain/arithmetic.h says why. Giving up errno and
+# traps of mathematical functions lets loops vectorise and changes no result; nothing here is -ffast-math.
 CFLAGS := -std=c11 $(OPTIMISE) -ffp-contract=off -fno-math-errno -fno-trapping-math $(WARNINGS) -pthread
 OPENMP := $(shell echo 'int main(void){return 0;}' | $(CC) -fopenmp -x c - -o /dev/null 2>/dev/null && echo -fopenmp)
-ifeq ($(OPENMP),)  # on macOS that of Homebrew (brew install libomp), if it is there; otherwise one thread
+ifeq ($(OPENMP),)  # on macOS Homebrew's (brew install libomp), if it is installed; otherwise one thread
 LIBOMP := $(firstword $(wildcard /opt/homebrew/opt/libomp /usr/local/opt/libomp))
 OPENMP := $(if $(LIBOMP),-Xpreprocessor -fopenmp -I$(LIBOMP)/include -L$(LIBOMP)/lib -lomp,-Wno-unknown-pragmas)
 endif
 CFLAGS += $(OPENMP)
-# clang warns about loops that it does not vectorise; they are right all the same.
+# clang warns about loops that it does not vectorise; they are correct anyway.
 CFLAGS += $(shell $(CC) --version 2>/dev/null | grep -q clang && echo -Wno-pass-failed)
 LIBS := -lm -ldl
-# Libraries that unpack texts for build/tokenize, where they and their headers are: zlib for gzip, libzstd for zstd.
+# Libraries that decompress texts for build/tokenize, if installed with headers: zlib for gzip, libzstd for zstd.
 HAS_LIBRARY = $(shell echo 'int main(void){return 0;}' | $(CC) -include $(1) -x c - -o /dev/null $(2) 2>/dev/null && echo yes)
 UNPACK := $(if $(call HAS_LIBRARY,zlib.h,-lz),-DLLMTRAIN_ZLIB -lz) $(if $(call HAS_LIBRARY,zstd.h,-lzstd),-DLLMTRAIN_ZSTD -lzstd)
 
@@ -78,7 +82,7 @@ endif
 .PHONY: all train supervise emulated sectors test-ranks test-cpu test-cuda test-cuda-kernels test-cuda-runs test-more test-more-cpu test-more-cuda test-cpu-only demo demo-long demo-bpe precisions small-states shakespeare test soak sanitize races test-races test-posix test-posix-suites mutants bench bounds tour single bench-checkpoint bench-peers fuzz clean
 all: train supervise
 
-# Ranks can speak through MPI, where it is found: MPI=auto, on, off. Without it they do through sockets, mpirun or not.
+# Ranks can communicate through MPI, if it is found: MPI=auto, on, off. Without it they use sockets, even under mpirun.
 MPI ?= auto
 MPICC := $(if $(filter off,$(MPI)),,$(shell command -v mpicc 2>/dev/null))
 ifeq ($(MPI)$(MPICC),on)
@@ -86,7 +90,7 @@ $(error MPI=on, but there is no mpicc; apt-get install -y libopenmpi-dev)
 endif
 MPIFLAGS := $(if $(MPICC),-DLLMTRAIN_MPI $(shell $(MPICC) --showme:compile 2>/dev/null || $(MPICC) -compile_info | cut -d' ' -f2-) $(shell $(MPICC) --showme:link 2>/dev/null || $(MPICC) -link_info | cut -d' ' -f2-))
 
-# The CUDA build where there is a GPU and nvcc.
+# The CUDA build, if there is a GPU and nvcc.
 CUDA ?= auto
 ARCH ?= native
 NVCC ?= nvcc
@@ -104,21 +108,21 @@ train: $(B)/train$(if $(MPICC),-mpi)-$(PRECISION)
 	@cp -f $< $@
 endif
 
-# What one does with a model besides training, for the same precision: tools/.
+# Programs that use a model without training it, for the same precision: tools/.
 TOOLS := generate evaluate tune
 $(B)/generate $(B)/evaluate: $(B)/%: $(B)/%-$(PRECISION)
 	@cp -f $< $@
 $(B)/tune: $(B)/tune$(if $(FOR_GPU),-cuda)-$(PRECISION)
 	@cp -f $< $@
 
-# Writes a model in the form of other programs; whatever the precision, it computes nothing.
+# Writes a model in the formats of other programs; it computes nothing, so there is one for all precisions.
 $(B)/export: tools/export.cu $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -x c $< -o $@ $(LIBS)
 
 $(B):
 	@mkdir -p $@
 
-# Programs that depend on the storage type exist once per type: build/train-FP32 and so on.
+# Programs that depend on the storage dtype exist once per dtype: build/train-FP32 and so on.
 $(B)/train-%: train.cu $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -DPRECISION_$* -x c $< -o $@ $(LIBS)
 $(B)/train-mpi-%: train.cu $(HEADERS) | $(B)
@@ -134,7 +138,7 @@ $(B)/test_kernels-%: dev/test/test_kernels.c $(HEADERS) | $(B)
 $(B)/bench-%: dev/bench.c $(HEADERS) | $(B)
 	$(CC) $(CFLAGS) -DPRECISION_$* -I. $< -o $@ $(LIBS)
 
-# CUDA for a GPU. -arch=native asks the device; where there is none nvcc would guess.
+# CUDA for a GPU. -arch=native asks the device; without a device nvcc would guess.
 ifeq ($(CUDA)$(ARCH),onnative)
 ifeq ($(GPU_FOUND),)
 $(error CUDA=on, but there is no GPU to ask for its architecture; give ARCH=sm_80 (A100), sm_89, sm_90a (H100), sm_100 (B200) ...)
@@ -158,7 +162,7 @@ $(PRECISIONS:%=$(B)/bench-cuda-%): $(B)/bench-cuda-%: dev/bench.c $(CUDA_HEADERS
 	$(NVCC) $(NVCCFLAGS) -arch=$(ARCH) -DPRECISION_$* -x cu $< -o $@ -lcublasLt $(NCCL_FOUND:yes=-lnccl)
 
 # CUDA on the CPU (dev/emulator/README.md): sources are translated to C++ under build/emulated, and compiled with the
-# emulator, against the headers of the CUDA toolkit or, where there is none, against stand-ins.
+# emulator, against the headers of the CUDA toolkit or, without one, against stand-ins.
 CXX := $(if $(filter default,$(origin CXX)),g++,$(CXX))
 CUDA_INCLUDE := $(if $(wildcard $(CUDA_HOME)/include/cuda_runtime.h),-isystem $(CUDA_HOME)/include \
     -isystem $(CUDA_HOME)/include/cccl)
@@ -173,7 +177,7 @@ $(B)/translate: dev/emulator/translate.cpp | $(B)
 $(B)/emulated/%: % $(B)/translate
 	@mkdir -p $(@D)
 	@$(B)/translate $< > $@.new && mv $@.new $@
-# The test holds the whole trainer, and is that under this name: the same is not compiled twice.
+# The test contains the whole trainer, and acts as the trainer under this name, so that it is not compiled twice.
 $(PRECISIONS:%=$(B)/train-emulated-%): $(B)/train-emulated-%: $(B)/test_train-emulated-%
 	@ln -f $< $@
 $(PRECISIONS:%=$(B)/test_train-emulated-%): $(B)/test_train-emulated-%: $(EMULATED_NEEDS)
@@ -183,9 +187,9 @@ $(B)/bench-emulated-BF16: dev/bench.c $(EMULATED_NEEDS)
 emulated: $(PRECISIONS:%=$(B)/train-emulated-%)
 
 # The test of all kernels, and the ladders as one program, as build/emulated-BUILD-PRECISION-NAME: plain, under the
-# sanitizers, and with the check for races. Those two see what a kernel touches, in which the two types of 16 bits do not
-# differ; for ladders one type is enough. make test has the kernels in two
-# types, and one of them checked; make test-more has the rest.
+# sanitizers, and with the race check. The last two builds check memory accesses, which are the same for both 16-bit
+# dtypes; for ladders one dtype is enough. make test has the kernels in two dtypes, one of them also in these builds;
+# make test-more has the rest.
 LADDERS := adamw attention_backward attention_forward classifier embedding exact_add gelu global_norm layernorm matmul muon optimizers qk_norm rope
 EMULATED := $(addprefix $(B)/emulated-,plain-FP32-test_cuda plain-BF16-test_cuda plain-BF16-ladders asan-BF16-test_cuda race-BF16-test_cuda)
 EMULATED_MORE := $(addprefix $(B)/emulated-,plain-FP32-ladders plain-FP16-test_cuda plain-FP16-ladders \
@@ -195,7 +199,7 @@ TYPE_AND_SOURCE = -DPRECISION_$(word 1,$(subst -, ,$*)) -x c++ \
 $(EMULATED) $(EMULATED_MORE): $(EMULATED_NEEDS) $(B)/ladders.cu
 $(B)/emulated-plain-%:
 	$(CXX) -O1 -fopenmp $(EMULATE) $(TYPE_AND_SOURCE) -o $@
-# Optimising what the sanitizers add takes longer than running it.
+# Optimising the code that the sanitizers add takes longer than running it.
 $(B)/emulated-asan-%:
 	$(CXX) -O0 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all $(EMULATE) $(TYPE_AND_SOURCE) -o $@
 RACE_OPTIONS := -g1
@@ -206,8 +210,8 @@ $(CXX) -no-pie $@.o -o $@ -ldl
 endef
 $(B)/emulated-race-%:
 	$(RACE_BUILD)
-# The same, for counting what kernels take of memory: structs must stay whole, with which it runs half as long again, and
-# lines of inlined functions are named.
+# The same, for counting memory accesses of kernels: structs must stay whole, which makes it run half as long again, and
+# lines of inlined functions are reported.
 $(B)/emulated-count-%: RACE_OPTIONS := -g -fno-tree-sra
 $(B)/emulated-count-%:
 	$(RACE_BUILD)
@@ -217,8 +221,8 @@ sectors: $(COUNTED)
 	@for type in BF16 FP32; do \
 	    echo "$$type:"; sh dev/sectors.sh $(B) $$type > $(B)/sectors-$$type.txt; status=$$?; cat $(B)/sectors-$$type.txt; \
 	    [ $$status -eq 0 ] || exit 1; done
-# All ladders as one source, since most of their compilation is that of what they share. The program's first argument names
-# the ladder: build/emulated-plain-BF16-ladders adamw --parameters 1027.
+# All ladders as one source, since most of the compile time goes into their common headers. The program's first argument
+# names the ladder: build/emulated-plain-BF16-ladders adamw --parameters 1027.
 $(B)/ladders.cu: Makefile | $(B)
 	@{ echo '#include "kernels.cuh"'; echo '#include "dev/ladder.h"'; echo '#define main ladder_main'; \
 	  $(foreach l,$(LADDERS),echo 'namespace ladder_of_$(l) {'; echo '#include "dev/$(l).cu"'; echo '}';) \
@@ -231,10 +235,11 @@ $(B)/test_cublaslt $(B)/test_nccl $(B)/test_tune: $(B)/%: dev/emulator/%.cu $(EM
 	$(B)/translate $< > $(B)/emulated/$<
 	$(CXX) $(if $(filter %tune,$@),-O0,-O1) -fopenmp $(EMULATE) -x c++ $(B)/emulated/$< -o $@
 
-# Everything compiles for all architectures, without a warning, and the machine code of the kernels that ship is as it
-# must be: dev/resources.sh compiles those and says what fails; nvcc-code compiles what has others, from the code of the
-# first architecture; nvcc-syntax checks all that only calls them. The hosts' part is optimised where it runs, so not here.
-# make test checks the syntax, make test-more compiles and reads the machine code.
+# Everything must compile for all architectures without a warning, and the machine code of the shipped kernels must pass
+# the checks of dev/resources.sh, which compiles them and prints what fails. nvcc-code compiles sources with other
+# kernels, for all architectures from the first one's virtual architecture; nvcc-syntax checks sources that only call
+# kernels. Host code does not run here, so it is not optimised. make test checks the syntax, make test-more compiles and
+# reads the machine code.
 NVCC_CHECK := $(NVCC) $(filter-out -O3,$(NVCCFLAGS)) -c -o /dev/null
 NVCC_SOURCE = -DPRECISION_$(word 1,$(subst -, ,$*)) \
     -x cu $(wildcard $(foreach d,. dev/emulator dev/test tools $(B),$(d)/$(word 2,$(subst -, ,$*)).cu) dev/$(word 2,$(subst -, ,$*)).c)
@@ -249,7 +254,7 @@ $(B)/nvcc-syntax-%.ok:
 $(B)/nvcc-code-%.ok:
 	$(NVCC_CHECK) $(foreach a,80 90a 100,-gencode arch=compute_80,code=sm_$(a)) $(NVCC_SOURCE)
 	@touch $@
-# Blocks of 16-bit builds are as large in both, those of FP32 as __launch_bounds__ say.
+# Block sizes are the same in both 16-bit builds; those of FP32 come from __launch_bounds__.
 $(B)/launches-%: $(EMULATED_NEEDS)
 	$(CXX) -O0 -fopenmp $(EMULATE) -DPRECISION_$* -x c++ $(B)/emulated/dev/launches.cu -o $@
 $(B)/resources-%.txt: dev/resources.sh dev/machine_code.py dev/test/test_cuda.cu $(B)/launches-BF16 $(CUDA_HEADERS) | $(B)
@@ -257,10 +262,10 @@ $(B)/resources-%.txt: dev/resources.sh dev/machine_code.py dev/test/test_cuda.cu
 	    sh dev/resources.sh $* > $@.new || { tail -n 20 $@.new; exit 1; }
 	@mv $@.new $@ && echo "$@: $$(grep '^skipped' $@)$$(tail -n 1 $@)"
 
-# The same bits on every processor: golden for each instruction set that this machine can run, by each compiler, at
-# different levels of optimisation; and what can be checked of the kernels of those that it would not choose.
+# The same bits on every processor: golden for each instruction set that this machine can run, with each compiler, at
+# different optimisation levels; and checks of the GEMM kernels that this machine would not choose by itself.
 MACHINE := $(shell $(CC) -march=native -dM -E -x c /dev/null 2>/dev/null)
-# gcc knows their names since version 11, clang since 12.
+# gcc knows these names since version 11, clang since 12.
 NAMED := $(shell echo | $(CC) -march=x86-64-v2 -E -x c - > /dev/null 2>&1 && echo yes)
 ISAS := $(if $(NAMED),$(if $(findstring __SSE4_2__,$(MACHINE)),x86-64-v2) $(if $(findstring __AVX2__,$(MACHINE)),x86-64-v3) \
     $(if $(findstring __AVX512VL__,$(MACHINE)),x86-64-v4))
@@ -279,7 +284,7 @@ $(B)/golden-clang: dev/test/golden.c $(HEADERS) | $(B)
 	clang $(STRICT) -O3 -march=native -Wno-unknown-pragmas $< -o $@ -pthread $(LIBS)
 $(B)/golden-aarch64: dev/test/golden.c $(HEADERS) | $(B)
 	aarch64-linux-gnu-gcc $(STRICT) -O1 -static -Wno-unknown-pragmas $< -o $@ -pthread $(LIBS)
-# The kernel of an instruction that qemu has.
+# The kernel with BFMMLA, which qemu supports.
 $(B)/gemm-aarch64: dev/gemm.c $(HEADERS) | $(B)
 	aarch64-linux-gnu-gcc $(STRICT) -O2 -static -Wno-unknown-pragmas -DGEMM_CHECK_EVERY=17 $< -o $@ -pthread $(LIBS)
 $(B)/golden-%: dev/test/golden.c $(HEADERS) | $(B)
@@ -305,22 +310,22 @@ $(B)/test_supervise: launch/supervise.c | $(B)/supervise
 supervise: $(B)/supervise
 	@cp -f $< $@
 
-# Tests that compute little take longer to optimise than to run. What they share with the trainer is tested as it ships by
-# golden-FP32, test_kernels-FP32, and all that runs train-FP32 and train-BF16.
+# Tests that compute little take longer to optimise than to run. The code that they share with the trainer is tested at
+# full optimisation by golden-FP32, test_kernels-FP32, and all tests that run train-FP32 and train-BF16.
 $(addprefix $(B)/,test_convert test_anomaly test_evaluate test_optimizers test_optimizers_matrix example golden-BF16 \
     test_kernels-BF16 test_kernels-FP16 $(PRECISIONS:%=test_train-%)): CFLAGS := $(CFLAGS:-O3=-O1)
 
 TESTS := gemm test_files test_offload test_data test_tokenizer test_template test_convert test_gguf test_evaluate test_text test_corpus test_errors test_anomaly test_optimizers test_optimizers_matrix test_comm test_zero test_ranks test_supervise soak example $(foreach t,FP32 BF16,test_kernels-$t test_train-$t)
-# For tests of processes that meet, train, die and stop.
+# For tests of processes that connect, train, die and stop.
 RANKS_TESTS := $(B)/test_comm $(B)/test_zero $(B)/test_ranks $(B)/weights_hash $(B)/train-FP32 $(B)/train-BF16 $(B)/generate-FP32 $(B)/export $(B)/evaluate-FP32 $(B)/corpus $(B)/tokenize \
     $(if $(MPICC),$(B)/train-mpi-FP32)
 CPU_TESTS := $(TESTS:%=$(B)/%) $(B)/golden-FP32 $(B)/golden-BF16 $(if $(filter build,$(B)),$(ISA_TESTS)) $(B)/gemm-amx $(B)/bench-FP32 $(B)/llmtrain_single.h $(RANKS_TESTS)
 KERNELS_TESTS := $(EMULATED) $(B)/bench-emulated-BF16
-# What the trainers of these types need, that they be compared.
+# The programs for comparing the trainers of these dtypes.
 TRAINERS_OF = $(addprefix $(B)/,corpus tokenize weights_hash $(foreach p,$(1),train-$p train-emulated-$p test_train-emulated-$p))
 RUNS_TESTS := $(call TRAINERS_OF,FP32 BF16) $(addprefix $(B)/,test_cublaslt test_nccl test_tune) $(COMPILED)
 
-# Where there is a C++ compiler, also all of CUDA. The parts run side by side; what measures times, then, alone.
+# With a C++ compiler, all of CUDA too. The parts run in parallel; tests that measure times run afterwards, one by one.
 CXX_FOUND := $(shell command -v $(CXX) 2>/dev/null)
 test: $(if $(CXX_FOUND),test-cpu test-cuda,test-cpu-only)
 	@sh dev/test/test.sh alone $(B) "$(CC)" overlap cliffs
@@ -347,7 +352,8 @@ test-more-cpu: $(MORE_CPU:%=$(B)/%)
 test-more: test-more-cpu $(if $(CXX_FOUND),test-more-cuda) $(LESSER_ISAS:%=$(B)/bench-%)
 	@sh dev/test/test.sh more-alone $(B) "$(CC)" $(LESSER_ISAS:%=cliffs-%)
 
-# At least 500 kills of a run, at every point and at any time; each comes back to the same bits. A sample is in make test.
+# At least 500 kills of a run, at every point and at any time; each time it resumes to the same bits. make test runs a
+# sample.
 soak: $(B)/soak $(B)/train-FP32
 	$(B)/soak --train $(B)/train-FP32 --kills 500
 
@@ -355,20 +361,21 @@ soak: $(B)/soak $(B)/train-FP32
 test-ranks: $(RANKS_TESTS)
 	@sh dev/test/test.sh ranks $(B) "$(CC)" test_comm test_zero test_ranks launch
 
-# The same, built with the address and undefined-behaviour sanitizers, under which gcc's warnings are not reliable.
+# test-cpu, built with the address and undefined-behaviour sanitizers, with which gcc's warnings are not reliable.
 sanitize:
 	@$(MAKE) --no-print-directory B=build/sanitize WARNINGS= \
 	    OPTIMISE="-O1 -g1 -march=native -fsanitize=address,undefined -fno-sanitize-recover=all" test-cpu
 	@$(MAKE) --no-print-directory races
 
-# The loader, offloading, the saver and the transport under ThreadSanitizer, without OpenMP, whose barriers it does not know.
+# The loader, offloading, the saver and the transport under ThreadSanitizer, without OpenMP, whose barriers it does not
+# know.
 races:
 	@TSAN_OPTIONS=exitcode=66 $(MAKE) --no-print-directory B=build/races WARNINGS= OPENMP=-Wno-unknown-pragmas \
 	    OPTIMISE="-O1 -g1 -march=native -fsanitize=thread -Wno-tsan" test-races
 test-races: $(addprefix $(B)/,test_data test_offload test_comm train-FP32 tokenize)
 	@sh dev/test/test.sh races $(B) "$(CC)" test_data test_offload test_comm races
 
-# What other systems run instead of calls that only Linux has: llmtrain/system.h.
+# The code that other systems run instead of calls that only Linux has: llmtrain/system.h.
 POSIX_TESTS ?= test_files test_offload test_data test_comm test_supervise test_errors test_ranks test_train-FP32
 test-posix:
 	@$(MAKE) --no-print-directory B=build/posix MPI=off WARNINGS= OPTIMISE="-O1 $(TUNE) -DLLMTRAIN_POSIX_ONLY" test-posix-suites
@@ -394,12 +401,12 @@ precisions: $(PRECISIONS:%=$(B)/train-%) $(B)/corpus $(B)/tokenize
 small-states: $(B)/train-BF16 $(B)/corpus $(B)/tokenize
 	@sh dev/small_states.sh $(B)
 
-# nanoGPT's setting for a small machine, on the text of data/tinyshakespeare.sh; fails above 1.90 nats per byte.
+# nanoGPT's settings for a small machine, on the text of data/tinyshakespeare.sh; fails above 1.90 nats per byte.
 TEXT ?= data/shakespeare.txt
 shakespeare: $(B)/train-FP32 $(B)/tokenize
 	@sh dev/shakespeare.sh $(B) "$(TEXT)"
 
-ifneq ($(FOR_GPU),)  # as many steps as ten seconds have on a large GPU, whose clocks need them to settle
+ifneq ($(FOR_GPU),)  # ten seconds of steps on a large GPU, whose clocks need that time to settle
 bench: $(B)/bench-cuda-BF16
 	$(B)/bench-cuda-BF16 --batch 64 --seq 1024 --steps 80 $(if $(RECOMPUTE),--recompute $(RECOMPUTE),--kernels $(B)/kernels.txt)
 else ifdef RECOMPUTE
@@ -415,7 +422,7 @@ bench: $(B)/bench-FP32 $(B)/bench-BF16 $(B)/gemm
 	$(B)/bench-FP32 --sweep
 endif
 
-# Side by side with PyTorch, where it is installed, and with a checkout of llm.c: make bench-peers LLMC=dir
+# Compared with PyTorch, if it is installed, and with a checkout of llm.c: make bench-peers LLMC=dir
 ROUNDS ?= 3
 bench-peers: $(B)/bench-FP32 $(B)/bench-BF16
 	@python3 dev/peers_cpu.py --build $(B) --isa $(ISA) --rounds $(ROUNDS) $(if $(LLMC),--llmc "$(LLMC)")
@@ -424,7 +431,7 @@ FAMILY ?= gpt2
 tour: $(B)/bench-FP32
 	@$(B)/bench-FP32 --tour --model $(FAMILY):tiny --batch 4 --seq 32 --threads 1
 
-# With sectors and bank conflicts, where make sectors has counted them.
+# With sectors and bank conflicts, if make sectors has counted them.
 GPU ?= H100
 BOUNDS := $(if $(MODEL),$(MODEL)=$(or $(BATCH),64),gpt2:124M=64 gpt2:1558M=32)
 bounds: $(B)/resources-BF16.txt
