@@ -1,4 +1,4 @@
-// kernels.cuh: every operation of kernels_cpu.h as CUDA kernels with a launcher each, of the same names and signatures.
+// kernels.cuh: every operation of kernels_cpu.h in CUDA: kernels, and launchers of the same names and signatures.
 //
 //    1. embedding       token + position; the backward sorts the rows by token
 //    2. normalisation   layernorm, rmsnorm, each fused with the residual add before it
@@ -15,14 +15,14 @@
 //   13. update          by any optimizer
 //   14. scratch         how much memory all of them need besides their arguments
 //
-// The other matmuls are in llmtrain/matmul.cuh, attention in llmtrain/attention.cuh, against a KV cache in
+// The other matmuls are in llmtrain/matmul.cuh, attention in llmtrain/attention.cuh, attention to a KV cache in
 // llmtrain/decode.cuh, norms of query and key heads in llmtrain/qk_norm.cuh. To copy an operation into a project of
-// your own take its section and what that names in its first lines.
+// your own, take its section and what the section's first lines name.
 //
-// All kernels here are bound by memory: what a kernel's comment counts are the bytes that it moves. W is the number of
-// elements that a thread takes at a time: PACK, or 1 where packs do not fit. None uses float atomics: every output has
-// one writer, which adds in a fixed order. dev/NAME.cu is the ladder from the naive version of an operation to the one
-// here.
+// Almost all kernels here are bound by memory, so their comments count the bytes that they move. W is the number of
+// elements that a thread takes at a time: PACK (or FOUR, PAIR), or 1 where those do not fit. No kernel uses float
+// atomics: every output has one writer, which adds in a fixed order. dev/NAME.cu is the ladder from the naive version
+// of an operation to the one here.
 
 #ifndef LLMTRAIN_KERNELS_CUH
 #define LLMTRAIN_KERNELS_CUH
@@ -85,26 +85,26 @@ static inline void embedding_forward(floatX* out, const int32_t* tokens, const f
 }
 
 // The backward: dtoken_weight[token] += the sum of dout over the token's rows. Two rows of one token must not race,
-// and their order must not depend on who is first; a token may have one row or all of them. So
+// and their order must not depend on timing; a token may have one row or all of them. So
 //
 //   - (token, row) pairs are sorted: the rows of a token then form a run, in the order of rows. The keys are integers
 //     that all differ, so there is one sorted order however it is found. It is found by merging: runs of 1, 2, 4 ...
 //     keys, up to SORT_TILE of them in shared memory, then in device memory. A key's index after a merge is its index
 //     in its own run plus the number of smaller keys in the other, which it finds by bisection.
 //   - the sorted rows are cut into pieces of equal length, whatever the tokens are, so that the work is spread evenly.
-//     A thread owns W channels of a piece and adds its rows. A run that lies inside of a piece has one owner, who adds
-//     the sum to the gradient. Of a run that crosses the border between pieces each piece writes down its part,
-//   - and a second kernel adds the parts, in the order of the pieces.
+//     A thread owns W channels of a piece and adds its rows. A run inside of one piece has one owner, which adds the
+//     sum to the gradient. For a run that crosses from piece to piece, each piece stores its partial sum,
+//   - and a second kernel adds those partial sums (`parts`), in the order of the pieces.
 
 enum {
     SORT_THREADS = 1024,
     SORT_TILE = 2 * SORT_THREADS,   // keys that a block sorts: two arrays of 16 KiB
     EMBEDDING_PIECES = 2048,        // bounds the memory for parts of runs, and fills a GPU
-    EMBEDDING_PIECE_ROWS = 8,       // of a piece, at least: its parts take the bytes of up to 4 rows of 16 bits
+    EMBEDDING_PIECE_ROWS = 8,       // rows per piece, at least; its parts take the bytes of up to 4 rows of 16 bits
     EMBEDDING_JOINERS = 8           // warps that share the parts of one run
 };
 
-// Where key i of n goes when its run of `run` keys, a power of 2, is merged with the run beside it.
+// The index of key i of n after its run of `run` keys, a power of 2, is merged with the neighbouring run.
 static __device__ inline size_t merged_index(const uint64_t* keys, size_t i, size_t run, size_t n) {
     size_t own = i / run * run, other = own ^ run, pair = min(own, other);
     size_t first = min(other, n), low = first, high = min(first + run, n);
@@ -137,15 +137,15 @@ embedding_sort_tiles(uint64_t* keys, const int32_t* tokens, size_t N) {
     for (unsigned i = threadIdx.x; i < n; i += SORT_THREADS) keys[first + i] = tile[from][i];
 }
 
-// out (N) = in (N) with each two neighbouring runs merged; a thread owns a key. The searches hit the cache.
+// out (N) = in (N) with each pair of neighbouring runs merged; a thread owns a key. The searches hit the cache.
 static __global__ void embedding_merge(uint64_t* out, const uint64_t* in, size_t run, size_t N) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < N) out[merged_index(in, i, run, N)] = in[i];
 }
 
-// A block owns a piece, a thread W channels of it. parts (pieces, 2, C): of the run that comes from the piece before,
-// then of the run that begins here and goes on. Reads dout once, row by row, wherever the rows lie; reads and writes
-// the gradient once per token. While a row is added the next is on its way.
+// A block owns a piece, a thread W channels of it. parts (pieces, 2, C): partial sums of the run that comes from the
+// piece before, then of the run that begins here and continues in the next. Reads dout once, row by row, wherever the
+// rows are; reads and writes the gradient once per token. While a row is added the next is being loaded.
 template <int W>
 static __global__ void embedding_sum_pieces(float* dtoken_weight, float* parts, const floatX* dout,
                                             const uint64_t* keys, size_t piece, size_t N, size_t C) {
@@ -174,9 +174,9 @@ static __global__ void embedding_sum_pieces(float* dtoken_weight, float* parts, 
     }
 }
 
-// Adds the parts of the run that begins in piece blockIdx.x and goes on, if there is one. Block (WARP,
-// EMBEDDING_JOINERS): x owns W channels, y every EMBEDDING_JOINERS-th part; the sums of the y are added in their
-// order.
+// Adds the parts of the run that begins in piece blockIdx.x and continues in the next, if there is one. Block (WARP,
+// EMBEDDING_JOINERS): x owns W channels, y every EMBEDDING_JOINERS-th part; the sums of the y are added in order
+// of y.
 template <int W>
 static __global__ void embedding_join_pieces(float* dtoken_weight, const float* parts, const uint64_t* keys,
                                              size_t piece, size_t N, size_t C) {
@@ -213,20 +213,20 @@ static __global__ void embedding_positions(float* dposition_weight, const floatX
     }
 }
 
-// Rows of a piece.
+// Rows per piece.
 static inline size_t embedding_piece(size_t N) {
     return max_size(EMBEDDING_PIECE_ROWS, divide_up(N, EMBEDDING_PIECES));
 }
 
 static inline size_t embedding_keys_bytes(size_t N) { return round_up(N * sizeof(uint64_t), 16); }
 
-// Enough for B T rows and for fewer.
+// Enough for B T rows or fewer.
 static inline size_t embedding_backward_scratch_bytes(size_t B, size_t T, size_t C) {
     size_t N = B * T, pieces = min_size(EMBEDDING_PIECES, divide_up(N, EMBEDDING_PIECE_ROWS));
     return 2 * embedding_keys_bytes(N) + pieces * 2 * C * sizeof(float);
 }
 
-// Sorts the keys of tokens (N); they are then in keys or in other (N), which is returned. N is below 2^32.
+// Sorts the (token, row) keys of tokens (N), N below 2^32. Returns keys or other (N), whichever has the result.
 static inline const uint64_t* embedding_sort(uint64_t* keys, uint64_t* other, const int32_t* tokens, size_t N,
                                              Stream stream) {
     embedding_sort_tiles<<<(unsigned)divide_up(N, SORT_TILE), SORT_THREADS, 0, stream->compute>>>(keys, tokens, N);
@@ -275,24 +275,24 @@ static inline void embedding_backward(float* dtoken_weight, float* dposition_wei
 // Needs: llmtrain/types.h, llmtrain/blocks.cuh.
 //
 // "Layer Normalization" and "Root Mean Square Layer Normalization". One kernel serves both, since rmsnorm is
-// layernorm without its centre: mean 0, bias 0. A block owns a row and keeps it in registers, so that each byte is
+// layernorm without centring: mean 0, bias 0. A block owns a row and keeps it in registers, so that each byte is
 // read once; in the forward a row of up to 1,024 channels (512 where packs do not fit) belongs to a single warp, which
-// needs no barriers for its sums. Registers reach NORM_SLAB channels far. Of a wider row each slab is held by a block
-// of its own, blockIdx.y, which reads the other slabs only for the sums over the row.
+// needs no barriers for its sums. Registers hold at most NORM_SLAB channels. A wider row has a block for each slab,
+// blockIdx.y, which reads the other slabs only for the sums over the row.
 
 enum {
     NORM_SLAB = 8192,
-    NORM_BACKWARD_HELD = 8,     // elements of a row that a thread holds, within the 64 registers of 32 warps
+    NORM_BACKWARD_HELD = 8,     // elements of a row per thread, which has 64 registers at 32 warps
     NORM_BACKWARD_THREADS = NORM_SLAB / NORM_BACKWARD_HELD,  // of one block, and of all blocks on a multiprocessor
-    NORM_BLOCK_ROWS = 8,        // rows of a block, at least: it writes up to 8 bytes per channel for them
-    NORM_PROCESSORS = 256       // multiprocessors that are used, at most: bounds the scratch memory
+    NORM_BLOCK_ROWS = 8,        // rows per block, at least: it writes up to 8 bytes per channel
+    NORM_PROCESSORS = 256       // multiprocessors used, at most: bounds the scratch memory
 };
 
-// Elements of a row that a thread holds in the forward. Where each is addressed by itself, registers are for
-// addresses.
+// Elements of a row that a thread holds in the forward. With W = 1 each needs its own address, which takes registers
+// too.
 static HOST_DEVICE constexpr int norm_held(int W) { return W == 1 ? 16 : 32; }
 
-// in + branch, rounded as it is kept; branch may be NULL.
+// in + branch, rounded to floatX as when stored; branch may be NULL.
 template <int W>
 static __device__ inline Lanes<W> residual_lanes(const floatX* in, const floatX* branch, size_t at) {
     Lanes<W> x = lanes_load<W>(in + at);
@@ -389,7 +389,7 @@ static inline void rmsnorm_forward(floatX* out, floatX* residual, float* rstd, c
     LAUNCH_CHECK();
 }
 
-// Of W channels: d = dout, g = dout weight and n = (x - m) s; adds g to sums->x and g n to sums->y.
+// For W channels: d = dout, g = dout weight and n = (x - m) s; adds g to sums->x and g n to sums->y.
 template <int W>
 struct NormTerms { Lanes<W> d, g, n; };
 template <int W>
@@ -406,10 +406,10 @@ static __device__ inline NormTerms<W> norm_terms(float2* sums, const Held<W>& do
 }
 
 // dx (N, C) += ...; partial (1 or 2, blocks, C) = each block's part of dweight and, if CENTRED, of dbias; dout, x (N,
-// C). A block takes rows blockIdx.x, + gridDim.x, ...; a thread always has the same channels of them, whose sums over
-// the rows it keeps in registers. So all that the backward needs from dout and x it takes in one reading: moves 4
-// elements per channel and row, and 4 or 8 bytes per channel and block. A row is kept as it is stored, so that where a
-// thread has one group of it there are registers for dx and for the next row, which come while the sums are made.
+// C). A block takes rows blockIdx.x, + gridDim.x, ...; a thread always has the same channels of them, and keeps their
+// sums over the rows in registers. So one reading of dout and x is enough for the whole backward: it moves 4 elements
+// per channel and row, and 4 or 8 bytes per channel and block. A row is held as stored (floatX), so that where a thread
+// has only one group of it, registers remain for dx and the next row, which are loaded while the sums are computed.
 template <int W, bool CENTRED>
 static __global__ void __launch_bounds__(NORM_BACKWARD_THREADS)
 norm_backward_kernel(floatX* dx, float* partial, const floatX* dout, const floatX* x, const floatX* __restrict__ weight,
@@ -527,14 +527,14 @@ static inline void rmsnorm_backward(floatX* dx, float* dweight, const floatX* do
 // Needs: llmtrain/types.h, llmtrain/blocks.cuh.
 //
 // "RoFormer: Enhanced Transformer with Rotary Position Embedding": the pair (x[i], x[i + D/2]) of every query and key
-// head turns by an angle that depends on the position and on i.
+// head is rotated by an angle that depends on the position and on i.
 
-enum { ROPE_THREADS = 256, ROPE_HEADS = 2 };  // heads that a thread turns by the same angles, about
+enum { ROPE_THREADS = 256, ROPE_HEADS = 2 };  // heads per thread, about, which share angles
 
 // qkv (B, T, (H + 2K) D) in place; table (positions, D/2, 2); direction 1 forward, -1 back; heads = H + K. A block
 // owns a row: thread x owns W pairs i of a head, and goes through the heads y, y + blockDim.y, ... with the angles of
 // its i in registers. Reads and writes D elements per head; reads 4 D bytes of the table, which stays in the cache,
-// per ROPE_HEADS.
+// per ROPE_HEADS heads.
 template <int W>
 static __global__ void __launch_bounds__(ROPE_THREADS)
 rope_kernel(floatX* qkv, const float* __restrict__ table, float direction, size_t first_position, size_t N, size_t T,
@@ -545,7 +545,7 @@ rope_kernel(floatX* qkv, const float* __restrict__ table, float direction, size_
         for (size_t i = (size_t)threadIdx.x * W; i < half; i += (size_t)blockDim.x * W) {
             Lanes<2 * W> angle;
             if constexpr (W > 1) angle = group_load<2 * W>(angles + 2 * i);
-            else angle = {{angles[2 * i], angles[2 * i + 1]}};  // the table begins anywhere
+            else angle = {{angles[2 * i], angles[2 * i + 1]}};  // angles may be unaligned
             for (size_t head = threadIdx.y; head < heads; head += blockDim.y) {
                 floatX* x = qkv + row * row_elements + head * D + i;
                 Lanes<W> a = lanes_load<W>(x), b = lanes_load<W>(x + half);
@@ -591,8 +591,8 @@ static inline void rope_backward(floatX* dqkv, const float* table, size_t B, siz
 // Defines: gelu_forward, gelu_backward, swiglu_forward, swiglu_backward.
 // Needs: llmtrain/types.h, llmtrain/blocks.cuh.
 //
-// A thread owns PACK elements of the output. At 2 bytes an element Hopper's memory leaves time for some 35 instructions
-// an element, so the division is the approximate one: within 2 units in the last place, and 0 instead of a number below
+// A thread takes W outputs at a time. At 2 bytes per element Hopper's memory leaves time for about 35 instructions
+// per element, so the division is approximate: within 2 units in the last place, and 0 where the result is below
 // 2^-126.
 
 static __device__ inline float sigmoid(float x) { return __fdividef(1.0f, 1.0f + expf(-x)); }
@@ -699,10 +699,10 @@ static inline void swiglu_backward(floatX* din, const floatX* dout, const floatX
 // Needs: llmtrain/types.h, llmtrain/blocks.cuh, llmtrain/base.h, llmtrain/dtypes.h, llmtrain/matmul.cuh,
 // section 4.
 //
-// Two kernels unless the library has one for both, which then reads or writes (M, N) once less.
+// Two kernels unless the library has one for both, which saves one read or write of (M, N).
 
-// pre (M, N) = in (M, K) weight (N, K)^T + bias (N) or NULL; out (M, N) = gelu(pre). Fused, out is the GELU of the
-// float sums, and pre is what remains of them after rounding.
+// pre (M, N) = in (M, K) weight (N, K)^T + bias (N) or NULL; out (M, N) = gelu(pre). If fused, out is the GELU of the
+// float sums, and pre is those sums rounded to floatX.
 static inline void matmul_gelu_forward(floatX* out, floatX* pre, const floatX* in, const floatX* weight,
                                        const floatX* bias, size_t M, size_t N, size_t K, Stream stream) {
     if (matmul_state(stream)->fuse_gelu &&
@@ -711,7 +711,7 @@ static inline void matmul_gelu_forward(floatX* out, floatX* pre, const floatX* i
     gelu_forward(out, pre, M * N, stream);
 }
 
-// out of matmul_gelu_forward again, to the bit: if that was fused, from the same sums, since pre is rounded.
+// Recomputes `out` of matmul_gelu_forward, bit for bit: if that was fused, from the float sums, since pre is rounded.
 static inline void gelu_recompute(floatX* out, floatX* pre, const floatX* in, const floatX* weight, const floatX* bias,
                                   size_t M, size_t N, size_t K, Stream stream) {
     if (matmul_state(stream)->fuse_gelu) matmul_gelu_forward(out, pre, in, weight, bias, M, N, K, stream);
@@ -734,8 +734,8 @@ static inline void matmul_gelu_backward_input(floatX* din, const floatX* dout, c
 // Defines: group_random.
 // Needs: llmtrain/types.h, llmtrain/base.h.
 
-// The random bits of element j of a thread's W, where element 0 has the number `first`. Where W is not 1, `first` must
-// be a multiple of 4: then one call of random4 serves four elements, since the compiler sees that their calls are the
+// The random bits of element j of a thread's W, where element 0 has index `first`. If W is not 1, `first` must be a
+// multiple of 4: then one call of random4 serves four elements, since the compiler sees that their calls are the
 // same.
 template <int W>
 static __device__ inline uint32_t group_random(uint64_t seed, RandomPurpose purpose, uint64_t step, uint64_t first,
@@ -750,8 +750,8 @@ static __device__ inline uint32_t group_random(uint64_t seed, RandomPurpose purp
 // Defines: dropout.
 // Needs: llmtrain/types.h, llmtrain/blocks.cuh, llmtrain/base.h, section 6.
 
-// A thread owns W elements; moves 2 per output. A quarter of random4's ten rounds is some 30 instructions an element,
-// about what memory leaves time for; only where arrays do not fit packs does every element make a call of its own.
+// A thread owns W elements; moves 2 per output. random4's ten rounds, shared by 4 elements, are some 30 instructions
+// per element, about what memory leaves time for; only with W = 1 does every element make a call of its own.
 template <int W>
 static __global__ void dropout_kernel(floatX* out, const floatX* in, uint32_t threshold, float scale, uint64_t seed,
                                       uint64_t site, uint64_t first, size_t n) {
@@ -783,20 +783,20 @@ static inline void dropout(floatX* out, const floatX* in, float p, uint64_t seed
 // Defines: classifier.
 // Needs: llmtrain/types.h, llmtrain/blocks.cuh.
 //
-// A block owns a row of logits. It is read once for its maximum and its sum together, by "Online normalizer calculation
+// A block owns a row of logits. It reads the row once for maximum and sum together, by "Online normalizer calculation
 // for softmax": a thread whose maximum rises scales its sum down to the new one. The second reading, for the gradient,
 // goes from the end to the beginning, so that it starts with what the cache still holds: the rows being worked on are
-// some 30 MB, which is what the L2 cache keeps. So memory sees 2 elements per logit, and 1 where the loss alone is
+// some 30 MB, which is what the L2 cache keeps. So memory moves 2 elements per logit, and 1 if only the loss is
 // wanted.
 //
 // exp(x - maximum) is exp2f(LOG2E x - offset), a multiply-add and 2 units in the last place; offset = LOG2E maximum,
-// rounded, is the same in all terms and cancels in the probabilities, and the loss takes its rounding back. So errors
-// grow with the distance below the maximum alone, 3 ln2 2^-24 LOG2E of it. Logits are between -2^127 and 2^127.
+// rounded, is the same in all terms and cancels in the probabilities; the loss corrects its rounding. So errors grow
+// only with the distance below the maximum, 3 ln2 2^-24 LOG2E of it. Logits must be between -2^127 and 2^127.
 
 enum { CLASSIFIER_THREADS = 1024 };
 #define CLASSIFIER_LOG2E 1.4426950408889634f
 
-// Puts `value` where the columns from v on are padding, which may hold anything.
+// Replaces by `value` those of the W columns from v on that are padding, which may hold anything.
 template <int W>
 static __device__ inline void padding_set(Lanes<W>* x, int v, int V, float value) {
     if (v + W <= V) return;
@@ -874,7 +874,7 @@ enum { SUM_THREADS = 256, SUM_BLOCKS = 4096 };
 static inline size_t sum_of_squares_scratch_bytes(void) { return SUM_BLOCKS * sizeof(double); }
 static inline size_t sum_scaled_scratch_bytes(void) { return sum_of_squares_scratch_bytes(); }
 
-// block_sum of blocks.cuh for 64 bits; right in thread 0 alone. shared (32).
+// block_sum of blocks.cuh for 64-bit types; only thread 0 gets the result. shared (32).
 template <typename T>
 static __device__ inline T block_sum_wide(T x, T* shared) {
     unsigned warps = blockDim.x / WARP, lane = threadIdx.x % WARP;
@@ -886,8 +886,8 @@ static __device__ inline T block_sum_wide(T x, T* shared) {
     return total;
 }
 
-// pieces (gridDim.x): sums of x (n), or of its squares. A thread takes every so many-th group of W floats; the last n %
-// W floats go to the first threads. Moves 4 bytes per element.
+// pieces (gridDim.x): sums of x (n), or of its squares. Threads take the groups of W floats in turn; the last n % W
+// floats go to the first threads. Moves 4 bytes per element.
 template <int W, bool SQUARES>
 static __global__ void sum_pieces_kernel(double* pieces, const float* x, size_t n) {
     __shared__ double shared[WARP];
@@ -907,7 +907,7 @@ static __global__ void sum_pieces_kernel(double* pieces, const float* x, size_t 
     if (threadIdx.x == 0) pieces[blockIdx.x] = sum;
 }
 
-// out (1) = factor * the sum of pieces (count); adds: is added to it.
+// out (1) = factor * the sum of pieces (count); if `adds`, +=.
 static __global__ void sum_finish_kernel(double* out, const double* pieces, unsigned count, double factor, bool adds) {
     __shared__ double shared[WARP];
     double sum = 0.0;
@@ -937,9 +937,9 @@ static inline void sum_scaled(double* out, const float* x, double factor, size_t
     sum_launch<false>(out, x, factor, true, n, stream);
 }
 
-// out (1) += the checksum of x (n). Threads and elements as in sum_pieces_kernel; the sum is one of integers, which
+// out (1) += the checksum of x (n). Threads take elements as in sum_pieces_kernel; the sum is of integers, which
 // blocks may add in any order. Reads sizeof(floatX) bytes per element, but in 16 bits is bound by arithmetic: two
-// products of 64 bits and their shifts are some 25 instructions, and memory leaves time for about 9.
+// 64-bit multiplications and their shifts are some 25 instructions, and memory leaves time for about 9.
 template <int W>
 static __global__ void checksum_kernel(unsigned long long* out, const floatX* x, size_t first, size_t n) {
     __shared__ uint64_t shared[WARP];
@@ -982,10 +982,10 @@ static inline float float_not_above(double x) {
     return (double)nearest <= x ? nearest : nextafterf(nearest, -INFINITY);
 }
 
-// Moves 20 bytes per element: x in, sums in and out. The product is one of doubles, since scale may be any number. Most
-// GPUs for desktops have but two units for doubles on a multiprocessor. By their data sheets the three instructions of
-// an element (widen, multiply, round) take a fifth to a half of the time that memory takes. A fourth is saved by
-// comparing floats: for a float, |x| <= limit is the same with the largest float that is not above the limit.
+// Moves 20 bytes per element: x in, sums in and out. The multiplication is in double, since scale may be any number.
+// Most desktop GPUs have only two units for doubles per multiprocessor. By their data sheets the three instructions per
+// element (widen, multiply, round) take a fifth to a half of the time that memory takes. Comparing in float saves a
+// fourth: for a float, |x| <= limit means the same as <= the largest float that is not above the limit.
 template <int W>
 static __global__ void exact_add_kernel(int64_t* sums, double* bad, const float* x, double scale, float limit,
                                         size_t n) {
@@ -1001,7 +1001,7 @@ static __global__ void exact_add_kernel(int64_t* sums, double* bad, const float*
         outside = outside || !inside;
     }
     group_store<W>(sums + i, sum);
-    // Many threads may find something, and all store the same.
+    // Several threads may find one; all store the same value.
     if (outside) atomicExch((unsigned long long*)bad, (unsigned long long)__double_as_longlong(1.0));
 }
 
@@ -1016,7 +1016,7 @@ static __global__ void exact_merge_kernel(int64_t* sums, const int64_t* x, size_
     group_store<W>(sums + i, sum);
 }
 
-// 12 bytes per element, and again three instructions on doubles: with few such units up to nine tenths of the time that
+// 12 bytes per element, and again three instructions on doubles: with two such units up to nine tenths of the time that
 // memory takes.
 template <int W>
 static __global__ void exact_read_kernel(float* out, const int64_t* sums, double quantum, size_t n) {
@@ -1116,8 +1116,8 @@ static inline void add_stored(float* out, const floatX* x, size_t n, Stream stre
 // Needs: llmtrain/types.h, llmtrain/blocks.cuh, llmtrain/base.h, llmtrain/multi_tensor.cuh, llmtrain/optimizers.h,
 // section 6.
 //
-// One launch updates many tensors: multi_tensor.cuh. A thread owns W elements of every vector. AdamW with master
-// weights in 16 bits moves 30 bytes per parameter: weight, m, v and gradient in, weight, m, v and stored parameter out.
+// One launch updates many tensors: multi_tensor.cuh. A thread owns W elements of every vector. In 16-bit builds AdamW
+// with master weights moves 30 bytes per parameter: weight, m, v, gradient in, weight, m, v, stored parameter out.
 
 template <int W>
 static __global__ void optimizer_kernel(MultiTensorList list, ElementStep e) {
@@ -1175,7 +1175,7 @@ static inline void optimizer_update_elements(const OptimizerSlice* slice, const 
 static const MatrixOperations MATRIX_OPERATIONS = {matrix_multiply, matrix_combine, sum_of_squares, matrix_normalize,
                                                    matrix_randomize, matrix_orthonormalize, optimizer_update_elements};
 
-// One launch for all slices where each element is updated by itself.
+// One launch for all slices, except with factored and matrix optimizers, which take a slice at a time.
 static inline void optimizer_update_list(const OptimizerSlice* slices, size_t count, const OptimizerStep* o,
                                          Stream stream) {
     Cut cut = OPTIMIZERS[o->kind].cut;
@@ -1200,7 +1200,7 @@ static inline void optimizer_update(const OptimizerSlice* slice, const Optimizer
 // Needs: llmtrain/types.h, llmtrain/blocks.cuh, llmtrain/base.h, llmtrain/dtypes.h, llmtrain/matmul.cuh,
 // llmtrain/qk_norm.cuh, sections 1, 2 and 9.
 
-// Bytes that are enough for every operation on N rows of C channels.
+// Scratch bytes that are enough for every operation on N rows of C channels.
 static inline size_t scratch_bytes(size_t N, size_t C) {
     size_t most = max_size(matmul_scratch_bytes(), sum_of_squares_scratch_bytes());
     most = max_size(most, embedding_backward_scratch_bytes(1, N, C));

@@ -13,7 +13,7 @@
 //    9. classifier           softmax + cross-entropy + gradient of the logits, in place
 //   10. vectors              global norm, sums, casts, optimizer updates
 //
-// Conventions. Arguments: outputs, inputs, parameters, sizes, stream (unused here; the CUDA versions have it).
+// Conventions. Arguments: outputs, inputs, parameters, sizes, stream (unused here; the CUDA versions use it).
 // Arrays are row-major and dense. Activations and their gradients are floatX; gradients of parameters are float and
 // are added to, so that micro-batches accumulate; all other outputs are overwritten unless the comment says "adds to".
 // Letters: B batch, T sequence, N = B*T rows, C channels, H heads, K key/value heads, D head size, F feed-forward,
@@ -23,8 +23,8 @@
 // for any number of threads and on any processor (llmtrain/arithmetic.h; 16-bit matmuls differ between instruction
 // sets).
 //
-// In a CUDA build kernels.cuh has functions of the same names and signatures; those here are then cpu::gelu_forward and
-// so on.
+// In a CUDA build kernels.cuh has functions of the same names and signatures; the ones here are then cpu::gelu_forward
+// and so on.
 //
 // Needs: llmtrain/arithmetic.h, llmtrain/attention_tiles.h, llmtrain/base.h, llmtrain/decode.h, llmtrain/types.h,
 // llmtrain/dtypes.h, llmtrain/optimizers.h, llmtrain/optimizers_factored.h, llmtrain/optimizers_matrix.h,
@@ -55,7 +55,7 @@
 //     parameters                                    floatX     -
 //     master weights, optimizer state               float      float: updated, then rounded to the parameters
 //     activations, gradients of activations         floatX     float, rounded once when stored
-//     matmuls                                       floatX     factors are floatX, sums float (TF32: see --tf32)
+//     matmuls                                       floatX     operands are floatX, sums float (TF32: see --tf32)
 //     norms: mean, rstd                             float      float
 //     attention: scores, softmax, their gradients   nowhere    float (GPU: rounded to floatX as operands of matmuls)
 //     residual + branch, GELU's argument            floatX     float, rounded before use (fused GELU of a GPU: after)
@@ -92,7 +92,7 @@ static inline void embedding_forward(floatX* out, const int32_t* tokens, const f
     }
 }
 
-// Adds to dtoken_weight (Vp, C) and dposition_weight (context, C), from dout (B, T, C); not to one that is NULL.
+// Adds to dtoken_weight (Vp, C) and dposition_weight (context, C), from dout (B, T, C). Either may be NULL.
 // A thread owns a strip of channels and walks all rows in order: two rows of the same token never race.
 static inline void embedding_backward(float* dtoken_weight, float* dposition_weight, const floatX* dout,
                                       const int32_t* tokens, size_t B, size_t T, size_t C, Stream stream) {
@@ -234,13 +234,13 @@ static inline void rmsnorm_backward(floatX* dx, float* dweight, const floatX* do
 //
 // M rows, N outputs, K inputs; weights are (N, K), as everywhere in this project: each row makes one output.
 
-// What makes the matmuls, as text, what follows from it, and the device's peak in TFLOP/s, 0 if unknown.
+// Describes, as text, what computes the matmuls and its numerics; sets the device's peak in TFLOP/s, 0 if unknown.
 static inline void device_describe(char* text, size_t bytes, double* peak_tflops, Stream stream) {
     (void)stream;
     *peak_tflops = 0;
     const char* note = "the same bits on every CPU";
-    if (!ARITHMETIC_FUSED) note = "no fused multiply-add: bits of its own";
-    if (strcmp(gemm_kernel()->name, "accelerate") == 0) note = "whose sums have bits of their own";
+    if (!ARITHMETIC_FUSED) note = "no fused multiply-add: bits differ from other CPUs";
+    if (strcmp(gemm_kernel()->name, "accelerate") == 0) note = "whose bits differ from other CPUs";
     if (FLOATX_DTYPE == DTYPE_BF16 && gemm_multiplies_bf16()) note = "which multiply bf16";
     else if (!FLOATX_IS_FLOAT) note = "which convert " FLOATX_NAME " to float: PRECISION=FP32 is as fast";
     snprintf(text, bytes, "%s, %s", gemm_backend(), note);
@@ -262,8 +262,8 @@ static inline void matmul_backward_input(floatX* din, const floatX* dout, const 
          gemm_matrix(weight, FLOATX_DTYPE, K, false), NULL, FLOATX_DTYPE, M, K, N);
 }
 
-// dweight (N, K) = or, if `adds`, += dout (M, N)^T in (M, K), and dbias (N) likewise the sum of dout's rows; not one
-// that is NULL.
+// dweight (N, K) = dout (M, N)^T in (M, K) and dbias (N) = the sum of dout's rows; if `adds`, += for both. Either may
+// be NULL.
 static inline void matmul_backward_weight(float* dweight, float* dbias, const floatX* dout, const floatX* in, bool adds,
                                           size_t M, size_t N, size_t K, Stream stream) {
     (void)stream;
@@ -284,10 +284,10 @@ static inline void matmul_backward_weight(float* dweight, float* dbias, const fl
 // 5. RoPE
 //
 // "RoFormer: Enhanced Transformer with Rotary Position Embedding". The pair (x[i], x[i + D/2]) of every query and key
-// head turns by the angle position * theta^(-2i/D), or a scaled one (llmtrain/rope.h); the pairing is that of the
-// published Llama weights.
+// head is rotated by the angle position * theta^(-2i/D), or a scaled one (llmtrain/rope.h); the pairing is that of the
+// Llama weights on Hugging Face.
 
-// Turns the query and key heads of qkv (B, T, (H + 2K) D) in place; direction 1 forward, -1 back.
+// Rotates the query and key heads of qkv (B, T, (H + 2K) D) in place; direction 1 forward, -1 back.
 static inline void rope_turn(floatX* qkv, const float* table, float direction, size_t first_position,
                              size_t B, size_t T, size_t H, size_t K, size_t D) {
     #pragma omp parallel for if (B * T > 1)
@@ -324,14 +324,14 @@ static inline void rope_backward(floatX* dqkv, const float* table, size_t B, siz
 // out_i = sum over j <= i of softmax_j(q_i k_j / sqrt(D)) v_j, for every head; query head h reads key/value head
 // h / (H / K). The method is that of "FlashAttention-2: Faster Attention with Better Parallelism and Work
 // Partitioning": keys are visited in tiles with a running maximum and sum per query, so no (T, T) array exists; the
-// forward keeps lse = maximum + log(sum) of each row, from which the backward makes the probabilities again.
+// forward keeps lse = maximum + log(sum) of each row, from which the backward recomputes the probabilities.
 //
-// Work per pair of tiles: 2 matmuls of TILE x TILE x D forward and 5 backward, on operands that lie in the L1 and L2
-// caches: the bound is arithmetic. The sums of dq go over tiles of keys in their order, those of dk and dv over heads
-// and tiles of queries in theirs, whichever thread makes them and with whatever else.
+// Work per pair of tiles: 2 matmuls of TILE x TILE x D forward and 5 backward, on operands in the L1 and L2 caches: the
+// bound is arithmetic. dq is summed over the tiles of keys in order, dk and dv over the heads and tiles of queries in
+// order, whichever thread computes them and however the work is divided.
 
-// One tile of scores becomes p = exp(score - maximum), 0 where it was not computed. For each query: maximum and total,
-// the sum of p, go on from the tiles before, whose sums are to be multiplied by rescale.
+// One tile of scores becomes p = exp(score - maximum), 0 where it was not computed. For each query maximum and total
+// (the sum of p) continue from the tiles before, whose sums of values the caller multiplies by rescale.
 static inline void tile_softmax(float* score, float* maximum, float* total, float* rescale, size_t first, size_t key,
                                 size_t queries) {
     for (size_t i = 0; i < queries; i += TILE_GROUP) {
@@ -350,7 +350,7 @@ static inline void tile_softmax(float* score, float* maximum, float* total, floa
     for (size_t i = 0; i < queries; i++) total[i] = fused(total[i], rescale[i], sums[i]);
 }
 
-// One tile of queries against all keys before them: the loop of the forward.
+// One tile of queries against all keys up to their own: the loop of the forward.
 static inline void attention_forward_tile(floatX* out, float* lse, const floatX* qkv, HeadRows at, size_t first,
                                           size_t T, size_t D, size_t out_stride) {
     float qt[TILE_TRANSPOSED], k[TILE_ELEMENTS], v[TILE_ELEMENTS], sum[TILE_ELEMENTS];
@@ -403,8 +403,8 @@ static inline void tile_delta(float* delta, const float* gt, const floatX* out, 
     tile_sums(delta, terms, TILE);
 }
 
-// Probabilities p and score gradients ds of one pair of tiles: p (TILE, TILE) are scores, ds the products of values and
-// output gradients; p = exp(p - lse), ds = p * (ds - delta), where delta_i = dout_i out_i.
+// Probabilities p and score gradients ds of one pair of tiles (TILE, TILE). On entry p holds scores, ds dot products of
+// values and output gradients; p = exp(p - lse), ds = p * (ds - delta), where delta_i = dout_i out_i.
 static inline void tile_gradients(float* p, float* ds, const float* lse, const float* delta, size_t first, size_t key,
                                   size_t queries) {
     for (size_t i = 0; i < queries; i += TILE_GROUP)
@@ -415,15 +415,15 @@ static inline void tile_gradients(float* p, float* ds, const float* lse, const f
             }
 }
 
-// What one call of attention_backward_part makes: of the queries [query, query_end) of heads [h, h_end) and the keys
-// and values [key, key_end) of the head that these read, the gradients of the queries, or of keys and values, or both.
+// The work of one call of attention_backward_part: from the queries [query, query_end) of heads [h, h_end) and the keys
+// and values [key, key_end) of the head that these read, the gradients of the queries, of keys and values, or both.
 typedef struct {
     size_t b, h, h_end, query, query_end, key, key_end;
     bool queries, keys;
 } AttentionPart;
 
-// dq = scale * ds k; dk and dv, summed over the heads: dv = p^T dout, dk = ds^T q. sums: memory for dk and dv, of
-// 2 * (key_end - key) rounded up to TILE * width floats.
+// dq = scale * ds k; dk and dv, summed over the heads: dv = p^T dout, dk = scale * ds^T q. sums: memory for dk and dv,
+// (2, key_end - key rounded up to a multiple of TILE, width) floats.
 static inline void attention_backward_part(floatX* dqkv, float* sums, const floatX* dout, const floatX* out,
                                            const float* lse, const floatX* qkv, AttentionPart part,
                                            size_t T, size_t H, size_t K, size_t D) {
@@ -445,7 +445,7 @@ static inline void attention_backward_part(floatX* dqkv, float* sums, const floa
             tile_load(g, dout + row, H * D, rows, queries, D, width);
             tile_load_transposed(gt, dout + row, H * D, rows, D);
             tile_delta(delta, gt, out + row, H * D, rows, D);
-            for (size_t i = 0; i < queries; i++)  // a query that there is not has no probability
+            for (size_t i = 0; i < queries; i++)  // rows past the last query get no probability
                 row_lse[i] = i < rows ? lse[(part.b * H + h) * T + first + i] : INFINITY;
             for (size_t key = part.key; key < min_size(part.key_end, first + rows); key += TILE) {
                 size_t keys = min_size(TILE, T - key), v_row;
@@ -474,9 +474,9 @@ static inline void attention_backward_part(floatX* dqkv, float* sums, const floa
     }
 }
 
-// All heads that read one key/value head. The sums of its keys lie in the memory of the thread's GEMM: if all fit there
-// at once, a pair of tiles takes 5 matmuls; otherwise 7, the queries' and then the keys', as many as fit at a time. few
-// (2, TILE_ELEMENTS) is for a thread that has none.
+// All heads that read one key/value head. dk and dv are summed in the thread's GEMM workspace: if they fit there all at
+// once, a pair of tiles takes 5 matmuls; otherwise 7: first dq, then dk and dv for as many keys as fit at a time. few
+// (2, TILE_ELEMENTS) is for a thread without a workspace.
 static inline void attention_backward_head(floatX* dqkv, float* few, const floatX* dout, const floatX* out,
                                            const float* lse, const floatX* qkv, size_t b, size_t kv, size_t T,
                                            size_t H, size_t K, size_t D) {
@@ -491,9 +491,9 @@ static inline void attention_backward_head(floatX* dqkv, float* few, const float
     }
 }
 
-// dqkv (B, T, (H + 2K) D) from dout (B, T, H, D) and the forward's out, lse and qkv; delta (B, H, T) is scratch of a
-// GPU. A task is all heads that read one key/value head, or, where these are too few for the threads, a tile: then a
-// pair of tiles takes 7 matmuls and not 5, which pays where otherwise 2 of 7 threads or more would wait.
+// dqkv (B, T, (H + 2K) D) from dout (B, T, H, D) and the forward's out, lse and qkv; delta (B, H, T) is scratch that
+// a GPU uses. A task is all heads that read one key/value head or, where those are too few for the threads, a tile:
+// then a pair of tiles takes 7 matmuls instead of 5, which pays where otherwise more than 2 of 7 threads would idle.
 static inline void attention_backward(floatX* dqkv, float* delta, const floatX* dout, const floatX* out,
                                       const float* lse, const floatX* qkv,
                                       size_t B, size_t T, size_t H, size_t K, size_t D, Stream stream) {
@@ -581,7 +581,7 @@ static inline void matmul_gelu_forward(floatX* out, floatX* pre, const floatX* i
     gelu_forward(out, pre, M * N, stream);
 }
 
-// out of matmul_gelu_forward again, to the bit; where that is one operation pre is written again too.
+// Recomputes `out` of matmul_gelu_forward, bit for bit; where that is one fused operation, pre is rewritten too.
 static inline void gelu_recompute(floatX* out, floatX* pre, const floatX* in, const floatX* weight, const floatX* bias,
                                   size_t M, size_t N, size_t K, Stream stream) {
     (void)in, (void)weight, (void)bias, (void)K;
@@ -600,10 +600,10 @@ static inline void matmul_gelu_backward_input(floatX* din, const floatX* dout, c
 // 8. Dropout
 //
 // "Dropout: A Simple Way to Prevent Neural Networks from Overfitting". An element is kept with probability 1 - p and
-// then divided by it. Which ones is a function of (seed, site, first + index) alone, so the backward is the same
-// function on the gradient, nothing is stored, and the choice does not depend on how samples are dealt to ranks.
+// then divided by it. Which ones are kept depends on (seed, site, first + index) alone, so the backward is the same
+// function on the gradient, no mask is stored, and the mask does not depend on how samples are distributed over ranks.
 
-// out (n) = in (n) with dropout, 0 <= p < 1; they may be the same array. first: number of element 0 in the whole run.
+// out (n) = in (n) with dropout, 0 <= p < 1; they may be the same array. first: index of element 0 in the whole run.
 static inline void dropout(floatX* out, const floatX* in, float p, uint64_t seed, uint64_t site, uint64_t first,
                            size_t n, Stream stream) {
     (void)stream;
@@ -654,7 +654,7 @@ static inline void classifier(floatX* logits, float* losses, const int32_t* targ
 // ------------------------------------------------------------------------------------------------
 // 10. Vectors
 
-// Sums are doubles and go to device memory, where the host reads them once per step.
+// Sums are doubles in device memory, from which the host reads them once per step.
 
 // out (1) = the sum of squares of x (n). The vector is cut into a fixed number of pieces, each summed by one thread.
 static inline void sum_of_squares(double* out, const float* x, size_t n, Stream stream) {
@@ -704,7 +704,7 @@ static inline void add_stored(float* out, const floatX* x, size_t n, Stream stre
 }
 
 // Sums in fixed point: integers, whose order and grouping cannot change a bit. sums (n) += x (n) * scale, rounded to
-// the nearest. An element that is not within +-limit, or not a number, adds nothing, and sets *bad to 1.
+// the nearest. An element outside of +-limit, or NaN, adds nothing and sets *bad to 1.
 static inline void exact_add(int64_t* sums, double* bad, const float* x, double scale, double limit, size_t n,
                              Stream stream) {
     (void)stream;
@@ -732,8 +732,8 @@ static inline void exact_read(float* out, const int64_t* sums, double quantum, s
     for (size_t i = 0; i < n; i++) out[i] = (float)((double)sums[i] * quantum);
 }
 
-// out (1) = the checksum of x (n), elements `first` to first + n - 1 of the flat vector: sums of parts are the sum of
-// the whole, modulo 2^64.
+// out (1) = the checksum of x (n), elements `first` to first + n - 1 of the flat vector: the checksums of parts add up
+// to that of the whole, modulo 2^64.
 static inline void checksum(uint64_t* out, const floatX* x, size_t first, size_t n, Stream stream) {
     (void)stream;
     uint64_t sum = 0;
@@ -742,8 +742,8 @@ static inline void checksum(uint64_t* out, const floatX* x, size_t first, size_t
     *out = sum;
 }
 
-// One step over w (n), with what the kind keeps in m and v (n each; NULL where it keeps nothing). Each kind has a loop
-// of its own, which the compiler vectorises.
+// One step over w (n); m and v (n each) are the optimizer's state, NULL where its kind has none. Each kind has its own
+// loop, which the compiler vectorises.
 static inline void optimizer_apply(float* w, float* m, float* v, const float* grad, const ElementStep* e, size_t n) {
     if (e->step.kind == OPTIMIZER_ADAMW) {
         #pragma omp simd
@@ -757,7 +757,7 @@ static inline void optimizer_apply(float* w, float* m, float* v, const float* gr
     }
 }
 
-// One step of a formula of an element over a slice.
+// One step of an elementwise optimizer over a slice.
 static inline void optimizer_update_elements(const OptimizerSlice* slice, const OptimizerStep* o, Stream stream) {
     (void)stream;
     const size_t piece = 2048;
@@ -785,7 +785,7 @@ static inline void optimizer_update(const OptimizerSlice* slice, const Optimizer
     else optimizer_update_elements(slice, o, stream);
 }
 
-// The same over slices (count).
+// The same for each of `count` slices.
 static inline void optimizer_update_list(const OptimizerSlice* slices, size_t count, const OptimizerStep* o,
                                          Stream stream) {
     for (size_t i = 0; i < count; i++) optimizer_update(&slices[i], o, stream);

@@ -1,4 +1,4 @@
-// llmtrain.h: the model, and with what it includes the whole runtime: build, train, save, load and sample from a model.
+// llmtrain.h: the model and, by its includes, the whole runtime: build, train, save, load and sample from a model.
 //
 //    1. configuration   family and sizes: Config; presets are in llmtrain/presets.h
 //    2. parameters      the table of the model's tensors
@@ -7,7 +7,7 @@
 //    5. head            hidden states to logits, losses, and the head's own gradients
 //    6. backward        the forward, read from the end: block_backward, model_backward
 //    7. update          loss and norm of a step, and the optimizer: model_read, model_update
-//    8. checkpoints     what a checkpoint says of a run; saving and loading a model
+//    8. checkpoints     what a checkpoint records about a run; saving and loading a model
 //
 // The training loop is in train.cu; the validation loss in llmtrain/validate.h; text from a model in
 // llmtrain/generate.h; the smallest complete program is dev/example.c.
@@ -31,8 +31,8 @@
 //
 // Two families, one code path. GPT-2 ("Language Models are Unsupervised Multitask Learners"): LayerNorm, GELU, learned
 // positions, biases, the head tied to the token embedding. Llama ("LLaMA: Open and Efficient Foundation Language
-// Models"): RMSNorm, SwiGLU, RoPE, no biases, grouped-query attention, the head tied or not; what its relatives add are
-// members: Qwen2 qkv_bias, Qwen3 qk_norm and head_size, Llama 3.1 rope_scaling.
+// Models"): RMSNorm, SwiGLU, RoPE, no biases, grouped-query attention, the head tied or not. Its relatives add fields:
+// Qwen2 qkv_bias, Qwen3 qk_norm and head_size, Llama 3.1 rope_scaling.
 
 typedef enum { FAMILY_GPT2, FAMILY_LLAMA } Family;
 #define FAMILY_NAMES "gpt2|llama"
@@ -41,7 +41,7 @@ typedef struct {
     Family family;
     size_t layers, heads, kv_heads, channels, ffn;  // L, H, K, C, F
     size_t context;                                 // the longest sequence
-    size_t vocab;                                   // V, as the data has it
+    size_t vocab;                                   // V, before padding
     bool tied;                                      // the head is the token embedding
     double norm_epsilon, rope_theta;
     size_t head_size;                               // D; 0: C / H
@@ -69,14 +69,14 @@ static const Field CONFIG_FIELDS[] = {
     CONFIG_COUNT(context, "context", 0, 1 << 24, NULL,
                  "longest sequence that the model accepts; 0: the preset's, otherwise --seq"),
     CONFIG_COUNT(vocab, "vocab", 0, 1 << 24, NULL, "vocabulary size, in tokens; 0: the data's"),
-    CONFIG_SWITCH(tied, "tied", NULL, "share the weights of token embedding and head"),
+    CONFIG_SWITCH(tied, "tied", NULL, "share weights between the token embedding and the head"),
     CONFIG_REAL(norm_epsilon, "norm-epsilon", 0, 1, NULL, NULL),
     CONFIG_REAL(rope_theta, "rope-theta", 1, 1e9, NULL, "base of the rotary position angles (llama)"),
     CONFIG_COUNT(head_size, "head-size", 0, 256, "0", "size of an attention head; 0: --channels / --heads"),
     CONFIG_SWITCH(qkv_bias, "qkv-bias", "off", "llama: biases of queries, keys and values, as in Qwen2"),
     CONFIG_SWITCH(qk_norm, "qk-norm", "off", "llama: RMSNorm of each query and key head, as in Qwen3"),
     {"rope_scaling", "rope-scaling", FLAG_CHOICE, offsetof(Config, rope_scaling), ROPE_SCALING_NAMES, 0, 0,
-     "stretches the rotary angles for a longer context: linear, or llama3 as in Llama 3.1", "none"},
+     "RoPE scaling for a longer context: linear, or llama3 as in Llama 3.1", "none"},
     CONFIG_REAL(rope_factor, "rope-factor", 0, 1e6, "0", "with --rope-scaling: how many times longer the context is"),
     CONFIG_REAL(rope_low_freq, "rope-low-freq", 0, 1e6, "0", NULL),
     CONFIG_REAL(rope_high_freq, "rope-high-freq", 0, 1e6, "0", NULL),
@@ -99,17 +99,17 @@ static inline RopeOptions config_rope(const Config* c) {
 // Outputs of the first feed-forward matmul: Llama's computes gate and up in one.
 static inline size_t config_ffn_in(const Config* c) { return c->family == FAMILY_LLAMA ? 2 * c->ffn : c->ffn; }
 
-// Fills in what follows from the rest when it is 0 (kv_heads, ffn, norm_epsilon, rope_theta), then checks that all
-// sizes fit together.
+// Replaces 0 by the default (kv_heads, ffn, norm_epsilon, rope_theta, the factors of rope_scaling llama3), then checks
+// that all sizes fit together.
 static inline bool config_complete(Config* c, Error* error) {
     const char* missing = !c->layers ? "--layers" : !c->heads ? "--heads" : !c->channels ? "--channels"
                         : !c->context ? "--seq (or --context)" : !c->vocab ? "--vocab" : NULL;
     if (missing)
-        return fail(error, "the model's size lacks %s; give it, at least 1, or a preset with --model", missing);
+        return fail(error, "the model's configuration lacks %s; give at least 1, or a preset with --model", missing);
     if (c->layers > 1000 || c->channels > 65536 || c->context > (1u << 24) || c->vocab > (1u << 24) ||
         c->ffn > (1u << 20))
         return fail(error,
-                    "the model's sizes (%zu layers, %zu channels, context %zu, vocabulary %zu, ffn %zu) are past the "
+                    "the model's sizes (%zu layers, %zu channels, context %zu, vocabulary %zu, ffn %zu) exceed the "
                     "limits of 1000, 65536, 16777216, 16777216, 1048576",
                     c->layers, c->channels, c->context, c->vocab, c->ffn);
     if (c->kv_heads == 0) c->kv_heads = c->heads;
@@ -138,7 +138,7 @@ static inline bool config_complete(Config* c, Error* error) {
             error, "%zu key/value heads do not divide %zu heads; choose --kv-heads so that --heads is a multiple of it",
             c->kv_heads, c->heads);
     if (c->family == FAMILY_LLAMA && config_head_size(c) % 2 != 0)
-        return fail(error, "the head size %zu is odd, but rotary positions turn pairs; make --channels / --heads even",
+        return fail(error, "the head size %zu is odd, but RoPE rotates pairs; make --channels / --heads even",
                     config_head_size(c));
     if (config_head_size(c) > ATTENTION_MAX_D)
         return fail(error, "the head size %zu is over %d; choose more --heads for %zu channels",
@@ -170,9 +170,9 @@ typedef struct {
 } Weights;
 
 // Fills the table. Initial weights are normal with std sqrt(2 / 5C), "Transformers without Tears: Improving the
-// Normalization of Self-Attention": about GPT-2's 0.02 for its 768 channels, and more for narrow models, which learn
-// faster so. It is less by sqrt(2L) for the two matmuls that add to the residual stream, so that its size does not grow
-// with depth. train: which tensors do, for parameters_freeze; NULL: all.
+// Normalization of Self-Attention": about GPT-2's 0.02 for its 768 channels, and more for narrow models, which then
+// learn faster. It is divided by sqrt(2L) in the two matmuls that add to the residual stream, so that the stream does
+// not grow with depth. train: names of the tensors that train (parameters_freeze); NULL: all.
 static inline bool weights_create(Weights* w, Parameters* p, const Config* c, const char* train, Error* error) {
     size_t C = c->channels, L = c->layers, F = c->ffn, V = c->vocab, Vp = config_padded_vocab(c);
     size_t HD = c->heads * config_head_size(c);
@@ -223,32 +223,32 @@ static inline bool weights_create(Weights* w, Parameters* p, const Config* c, co
 // ------------------------------------------------------------------------------------------------
 // 3. Model
 
-// What the programs say of ModelOptions.matmul_algorithms.
+// The programs' help for ModelOptions.matmul_algorithms.
 #define MATMUL_ALGORITHMS_HELP \
     "GPU builds: use the cuBLASLt algorithms that build/tune timed and stored in FILE; CPU builds ignore it"
 
 typedef struct {
     size_t B, T;              // the largest batch that forward will see
-    bool training;            // gradients, optimizer state and the backward's buffers are wanted
+    bool training;            // with gradients, optimizer state and the backward's buffers
     OptimizerKind optimizer;
-    size_t optimizer_rank;    // of low-rank optimizers
+    size_t optimizer_rank;    // rank of low-rank optimizers
     bool master_weights;      // keep a float copy of 16-bit parameters, which the optimizer updates
-    size_t samples;           // sequences of a KV cache, for generating; 0: none is wanted
-    size_t kv_context;        // positions of each; 0, or more than the model's context: that
-    bool kv_q8;               // it holds 8 bits an element
+    size_t samples;           // sequences in the KV cache, for generation; 0: no cache
+    size_t kv_context;        // positions of each; 0, or too many: the model's context
+    bool kv_q8;               // the KV cache holds 8 bits per element
     bool mask_documents;      // attention does not cross an end_of_text
     int32_t end_of_text;
     bool tf32;                // a GPU's float matmuls may round their operands to TF32
-    const char* matmul_algorithms;  // a file of build/tune, for a GPU; NULL: the library's first proposals
+    const char* matmul_algorithms;  // a file by build/tune, for a GPU; NULL: cuBLASLt's first proposals
     RecomputeLevel recompute; // activations that the backward computes again
     const char* train;        // the names of the tensors that train (parameters_freeze); NULL: all
     RankOptions ranks;        // all 0: one rank
-    int offload;              // OFFLOAD_OPTIMIZER, OFFLOAD_ACTIVATIONS: kept in offload_dir, not in memory
-    const char* offload_dir;  // NULL: in memory of the host
+    int offload;              // OFFLOAD_OPTIMIZER, OFFLOAD_ACTIVATIONS: kept in offload_dir, not on the device
+    const char* offload_dir;  // NULL, GPU builds only: in host memory
 } ModelOptions;
 
 typedef struct {
-    BlockActivations* blocks; // (L) what the backward needs of each, see recompute.h
+    BlockActivations* blocks; // (L) what the backward needs of each block, see recompute.h
     floatX* branch;           // (N, C) what attention or feed-forward is about to add to the residual stream
     floatX* output;           // (N, C) the residual stream after the last block
     floatX* hidden;           // (N, C) after the final norm
@@ -259,33 +259,33 @@ typedef struct {
 } Activations;
 
 typedef struct {
-    float p;                  // 0 switches it off: set so for evaluation
+    float p;                  // probability of dropping an element; 0 for evaluation
     uint64_t seed;
-    uint64_t first_token;     // number of the batch's first token in the whole run
+    uint64_t first_token;     // index of the batch's first token in the whole run
 } Dropout;
 
 typedef struct {
     Config config;
     ModelOptions options;
     Parameters parameters;    // the table
-    Weights weights;          // where its tensors begin
+    Weights weights;          // the offsets of its tensors
     FlatVector flat;  // parameters, gradients, master weights and optimizer state, as far as this rank holds them
     size_t B, T;              // of the batch in progress
-    size_t first_trained;     // bucket: the backward ends at it
+    size_t first_trained;     // first bucket with a tensor that trains: the backward ends at it
     float* discarded[2];      // (C or D) where norms add the gradients of weights and biases that do not train
     DocumentSpan* spans;      // (span_count) of the batch uploaded last, with room for options.B * options.T:
     size_t span_count;        // attention treats each as a batch of its own
     bool decoding;            // with the KV cache: its tokens follow those in it
     Activations activations;
-    OffloadBlocks offloaded;  // what of them is not in memory
+    OffloadBlocks offloaded;  // the blocks' activations that are not in memory
     ActivationGradients gradients;
     KvCache cache;
     Dropout dropout;
     size_t head_rows;         // rows of logits that exist at a time
-    void* scratch;            // (model_scratch_bytes) of the operations
+    void* scratch;            // (model_scratch_bytes) for the operations
     int32_t* batches[2];      // each (2, B, T) on the device, used in turn: tokens, then targets
     MemoryPlan memory;
-    Watch watch;              // somebody looks at what is computed
+    Watch watch;              // a callback that looks at what was computed; for debugging
     Stream stream;
 } Model;
 
@@ -296,7 +296,7 @@ static inline BlockShape model_block_shape(const Model* model) {
     return s;
 }
 
-// The block at which the backward ends: nothing before it trains, or there is none before it.
+// The block at which the backward ends: nothing before it trains, or it is block 0. L: no block has one.
 static inline size_t model_backward_ends(const Model* model) {
     return model->first_trained > 0 ? model->first_trained - 1 : 0;
 }
@@ -337,7 +337,7 @@ static inline void model_layout(Model* model) {
 static inline void model_free(Model* model) {
     flat_free(&model->flat);
     offload_blocks_close(&model->offloaded);
-    device_close(model->stream);  // waits for what the device has still to do
+    device_close(model->stream);  // waits for what is still queued on the device
     if (model->memory.base) device_free(model->memory.base, plan_block_bytes(&model->memory));
     free(model->activations.blocks);
     free(model->spans);
@@ -365,13 +365,13 @@ static inline bool model_plan(Model* model, const Config* asked, ModelOptions op
         return fail(
             error, "sequences of %zu tokens are longer than the %zu that a GPU's grid has room for; make --seq smaller",
             options.T, device_longest());
-    // Logits of all rows at once would be the largest array: the rows are cut into equal parts of head_elements() at
-    // most.
+    // Logits of all rows at once would be the largest array, so the rows are cut into equal parts of at most
+    // head_elements() logits.
     size_t N = options.B * options.T, Vp = config_padded_vocab(config);
     size_t parts = divide_up(N, max_size(head_elements(N * Vp) / Vp, 64));
     model->head_rows = divide_up(N, parts);
     model->activations.blocks = (BlockActivations*)allocate(config->layers * sizeof(BlockActivations));
-    // Only a backward needs each block's own activations.
+    // Only a backward needs separate activations for each block.
     unsigned recomputed = options.training ? recompute_operations(options.recompute) : BLOCK_SHARES_ALL;
     if (model->activations.blocks) blocks_recompute(model->activations.blocks, config->layers, recomputed);
     FlatOptions holds = {options.training, options.optimizer, options.optimizer_rank, options.master_weights,
@@ -426,7 +426,7 @@ static inline bool model_create(Model* model, const Config* config, ModelOptions
 enum { INIT_PIECE = 1 << 16 };  // elements that are generated and uploaded at a time
 
 // Sets parameters [offset, offset + n) of the flat vector, all of one tensor, and their master weights, from values on
-// the host. False if there is no memory for a piece of them, or if what is offloaded cannot be had.
+// the host. False if memory for a piece of them cannot be allocated, or an offloaded piece cannot be read or written.
 static inline bool model_set_params(Model* model, size_t offset, const float* values, size_t n, Error* error) {
     floatX* rounded = (floatX*)allocate(INIT_PIECE * sizeof(floatX));
     if (rounded == NULL) return fail(error, "out of memory for a piece of the weights");
@@ -442,8 +442,8 @@ static inline bool model_set_params(Model* model, size_t offset, const float* va
     return ok;
 }
 
-// Initial weights: a function of the seed and of the place in the flat vector alone. False if there is no memory for a
-// piece of them.
+// Initial weights: a function of the seed and of the element's index in the flat vector (as if all tensors trained)
+// alone. False if memory for a piece of them cannot be allocated.
 static inline bool model_randomize(Model* model, uint64_t seed, Error* error) {
     float* values = (float*)allocate(INIT_PIECE * sizeof(float));
     if (values == NULL) return fail(error, "out of memory for a piece of the weights");
@@ -470,7 +470,7 @@ static inline const floatX* param(const Model* model, size_t offset) {
     return offset == NO_TENSOR ? NULL : model->flat.params + offset;
 }
 
-// NULL for what does not train.
+// NULL for a tensor that does not train.
 static inline float* grad(const Model* model, size_t offset) {
     return offset == NO_TENSOR ? NULL : flat_gradient(&model->flat, offset);
 }
@@ -508,8 +508,8 @@ static inline void model_dropout(const Model* model, floatX* out, const floatX* 
     dropout(out, in, model->dropout.p, model->dropout.seed, site, model->dropout.first_token * C, N * C, model->stream);
 }
 
-// Uploads a batch of tokens (B, T), and its targets unless they are NULL; returns the tokens on the device, which the
-// targets follow. They stay valid until the batch after the next is uploaded.
+// Uploads a batch of tokens (B, T), and its targets unless they are NULL; returns the tokens on the device, followed by
+// the targets. They stay valid until the batch after the next is uploaded.
 static inline const int32_t* model_upload(Model* model, const int32_t* tokens, const int32_t* targets, size_t B,
                                           size_t T) {
     DocumentSpan whole = {0, B, T};
@@ -521,8 +521,8 @@ static inline const int32_t* model_upload(Model* model, const int32_t* tokens, c
 }
 
 // Block l of the batch in progress: x = x + attention(norm1(x)); x = x + ffn(norm2(x)). The second addition is left to
-// the norm that follows: the block before it has left its feed-forward output in activations.branch, and so does this
-// one. What the backward needs is left in blocks[l]; block_recompute calls the parts whose results were not kept.
+// the norm that follows: every block leaves its feed-forward output in activations.branch, for the next norm to add.
+// The block fills blocks[l] for the backward; block_recompute calls the parts whose results were not kept.
 
 static inline void block_qkv(const Model* model, size_t l) {
     const Config* c = &model->config;
@@ -605,7 +605,7 @@ static inline void block_forward(Model* model, size_t l) {
 }
 
 // Fills activations.hidden for tokens (B, T) on the device; waits for each bucket of parameters before it uses it.
-// decoding: the tokens follow those in the cache, and join them.
+// decoding: the tokens follow those in the KV cache, and are appended to it.
 static inline void model_forward(Model* model, const int32_t* tokens, size_t B, size_t T, bool decoding) {
     const Config* c = &model->config;
     const Weights* w = &model->weights;
@@ -642,8 +642,8 @@ static inline void model_logits(Model* model, size_t first_row, size_t rows) {
                    model->stream);
 }
 
-// The gradients of a matmul's weight and bias, as far as they train, from the rows of a micro-batch or, if `more`, from
-// more of them; bias may be NO_TENSOR.
+// The gradients of a matmul's weight and bias, as far as they train. more: these rows are further ones of the same
+// micro-batch, so they add to the gradients of the rows before. bias may be NO_TENSOR.
 static inline void weight_backward(const Model* model, const floatX* dout, const floatX* in, size_t weight, size_t bias,
                                    bool more, size_t rows, size_t outputs, size_t inputs) {
     float *dweight = grad(model, weight), *dbias = grad(model, bias);
@@ -674,7 +674,7 @@ static inline void model_head(Model* model, const int32_t* targets, float dloss,
 // 6. Backward
 //
 // model_forward from its last line to its first. gradients.residual holds the gradient of the residual stream, to
-// which every norm's backward adds its part. Gradients of parameters are added where flat_gradient says; a bucket whose
+// which every norm's backward adds its part. Gradients of parameters are added at flat_gradient(); a bucket whose
 // gradients are complete is reduced over the ranks while the rest of the backward runs.
 
 static inline void norm_backward(const Model* model, floatX* dx, const floatX* dout, const floatX* x, const float* mean,
@@ -700,8 +700,8 @@ static inline const floatX* branch_gradient(const Model* model, size_t site, siz
     return model->gradients.branch;
 }
 
-// Fills in what block_forward did not keep of block l. Its input and middle, if kept, have the additions to the
-// residual stream in them already: their norms run without a branch.
+// Recomputes what block_forward did not keep of block l. Its input and middle, if kept, already include the branch that
+// was added to the residual stream: their norms run without one.
 static inline void block_recompute(const Model* model, size_t l) {
     const Block* b = &model->weights.blocks[l];
     const BlockActivations* s = &model->activations.blocks[l];
@@ -768,9 +768,9 @@ static inline void block_backward(Model* model, size_t l) {
     flat_end_bucket(&model->flat, l + 1);
 }
 
-// Needs the forward's activations of the same tokens, and gradients.hidden from model_head. Buckets end in the order L
-// + 1, L ... 1, 0. With a tied head bucket 0 has begun before the head, which adds to the token embedding; otherwise L
-// + 1 has.
+// Needs the forward's activations of the same tokens, and gradients.hidden from model_head. Buckets end in the order
+// L + 1, L ... 1, 0. The caller has begun the bucket of the head's weight: 0, the token embedding's, if the head is
+// tied, otherwise L + 1.
 static inline void model_backward(Model* model, const int32_t* tokens) {
     const Config* c = &model->config;
     const Weights* w = &model->weights;
@@ -832,8 +832,8 @@ static inline void model_gradients(Model* model, const int32_t* tokens, const in
 typedef struct {
     OptimizerKind kind;
     double beta1, beta2, epsilon, weight_decay;
-    uint64_t seed;           // of stochastic rounding
-    size_t rank;             // of low-rank optimizers
+    uint64_t seed;           // for stochastic rounding
+    size_t rank;             // for low-rank optimizers
 } OptimizerOptions;
 
 // After the last micro-batch of a step: waits for its gradients, gathers the ranks' statistics and flags, and fills in
@@ -860,7 +860,7 @@ static inline bool model_read(Model* model, StepResult* result, StepFlags flags,
         result->flags.failed |= flat_stat(flat, r, FAILED, COUNT) != 0;
         saved += flat_stat(flat, r, SAVED, COUNT) != 0;
     }
-    if (isnan(result->loss)) result->loss = NAN;  // without the sign that some NaN have
+    if (isnan(result->loss)) result->loss = NAN;  // drops the sign that some NaNs have
     result->flags.save = flat_stat(flat, 0, SAVE, COUNT) != 0;
     result->flags.saved = saved == world;
     result->grad_norm = isnan(squares) ? NAN : sqrt(squares) / flat->loss_scale;
@@ -892,7 +892,7 @@ static inline void model_update(Model* model, const OptimizerOptions* o, uint64_
 // ------------------------------------------------------------------------------------------------
 // 8. Checkpoints
 
-// What a checkpoint says of a run besides its tensors.
+// What a checkpoint records about a run besides its tensors.
 typedef struct {
     Config config;
     OptimizerKind optimizer;
@@ -928,7 +928,7 @@ static inline void record_write_object(JsonWriter* w, const char* key, const Fie
     json_write_end(w, '}');
 }
 
-// Begins a manifest with the record as its members.
+// Begins a manifest and writes the record as its members.
 static inline void record_write(JsonWriter* w, const RunRecord* r, const FlatVector* flat) {
     manifest_begin(w, flat);
     fields_write(w, record_fields(), RECORD_FIELD_COUNT, r);
@@ -964,7 +964,7 @@ static inline bool record_open(Json* manifest, RunRecord* r, const char* path, E
     return manifest_refuse(path, error);
 }
 
-// Saves a model in OUT/step_N, N the step of the record, and waits until it is on the disk; all ranks together.
+// Saves a model as OUT/step_N, N being the record's step, and waits until it is on disk. All ranks call it together.
 static inline bool model_save(Model* model, const RunRecord* record, const char* out, Error* error) {
     Saver saver;
     JsonWriter manifest;
@@ -976,8 +976,8 @@ static inline bool model_save(Model* model, const RunRecord* record, const char*
     return ok;
 }
 
-// Loads weights and optimizer state of the checkpoint at a path, or the weights alone, into a model of the same
-// configuration, each rank for itself.
+// Loads the weights and optimizer state of the checkpoint at a path, or only the weights, into a model of the same
+// configuration. Each rank can call it alone.
 static inline bool model_load(Model* model, RunRecord* record, const char* path, bool weights_alone, Error* error) {
     Json manifest;
     if (!record_open(&manifest, record, path, error)) return false;

@@ -3,12 +3,12 @@
 //   1. fixtures     losses, logits, every gradient and 20 training steps against float64 (dev/test/fixture.py)
 //   2. pieces       dropout's gradient, schedules, the guard, the loss scale, when to save and what to keep, sampling,
 //                   two models in one process; --recompute and --train
-//   3. sizes        presets; initial weights and gradients of models that take several pieces
+//   3. sizes        presets; initial weights and gradients of models that need several pieces
 //   4. runs         the program itself, called as a function: same bits twice, with 1 to 3 threads, after a resume
-//   5. damage       checkpoints cut anywhere, with any byte flipped: refused or passed over, never used
+//   5. damage       checkpoints truncated anywhere, or with any byte flipped: refused or skipped, never used
 //
-// The program is included, with its main renamed, so that what is tested is what ships. Run it from the repository's
-// root; it works in a directory of its own under $TMPDIR or /tmp and removes it.
+// This file includes train.cu, with its main renamed, so that the tested code is the shipped code. Run the tests from
+// the repository's root; they work in a directory of their own under $TMPDIR or /tmp and remove it.
 
 #define main train_main
 #include "train.cu"
@@ -46,7 +46,7 @@ static void need(bool ok, const Error* error) {
 // Errors are relative, in the Euclidean norm of a whole tensor. The bound in FP32 is 1e-5, some hundred roundings. In
 // 16 bits each activation is rounded about 12 times per block on its way through, and each rounding is off by at most
 // the unit roundoff: errors of random sign add up to sqrt(12 L) of it forward, as much again backward, and the bound is
-// 4 deviations of that.
+// 4 standard deviations of that.
 
 static double bound_of(double fp32, size_t layers) {
     if (FLOATX_IS_FLOAT) return fp32;
@@ -1421,7 +1421,7 @@ static void test_validation(void) {
 // ------------------------------------------------------------------------------------------------
 // 3. Sizes
 //
-// What small models do not show: presets, and loops over pieces that run more than once.
+// What small models do not test: presets, and loops over pieces that run more than once.
 
 // The parameters of the presets, as their authors count them, and training's operations per token. Exact numbers are
 // those of the weights on Hugging Face; llm.c gives its own sizes to two digits.
@@ -1955,7 +1955,7 @@ static void test_two_ranks(void) {
                    ok && output_contains("--optimizer adamw-8bit --masters off"));
     ok = train(small_run("nothing", "--plan --memory 0.001")) == 0;
     check_true("--plan --memory: what is nearest if nothing fits",
-               ok && output_contains("nothing fits 0.001 GB; the nearest needs 0.") &&
+               ok && output_contains("nothing fits in 0.001 GB; the nearest needs 0.") &&
                    output_contains("--batch 1 --optimizer adamw") && output_contains("--recompute auto --memory 0."));
     ok = train(small_run("nothing", "--recompute auto --memory 0.001")) == 2;
     check_true("--recompute auto: a budget that nothing fits is refused, with what the run needs",

@@ -6,11 +6,11 @@
 // Reads:  token shards (--data, --val), a checkpoint (--resume in --out, --init-from).
 // Writes: --out/metrics.jsonl, a line per logged step; --out/step_N/, a checkpoint every --ckpt-every steps and at the
 //         end; --out/events.jsonl, what happened to the run. The console shows a line per logged step.
-// Exit:   0 done; 1 something failed (a file, memory, the disk, another rank), or Ctrl-C stopped the run, which is
-//         saved then; 2 a flag is wrong; 75 SIGTERM or SIGUSR1 stopped the run, which is saved: --resume continues it.
+// Exit:   0 done; 1 something failed (a file, memory, the disk, another rank), or Ctrl-C stopped the run after saving
+//         it; 2 a flag is wrong; 75 SIGTERM or SIGUSR1 stopped the run after saving it: --resume continues it.
 //
-// Started by mpirun, torchrun or srun, or with --ranks N, there are N processes that train together; rank 0 writes the
-// console, the log and the manifests.
+// Under mpirun, torchrun or srun, or with --ranks N, several processes train together; rank 0 writes the console, the
+// log and the manifests.
 
 #include "llmtrain.h"           // the model; data.h, state.h (schedule_lr, guard_step), saver.h, zero.h, log.h
 #include "llmtrain/generate.h"  // Sampler
@@ -34,7 +34,7 @@ typedef struct {
     double dropout, timeout, peak_tflops;
     uint64_t ranks, zero;
     int documents;                // 0: join; 1: mask
-    uint64_t end_of_text;         // if that flag was given
+    uint64_t end_of_text;         // only used if the flag was given
     int reduce;                   // 0: auto; otherwise ReduceKind + 1, in the order of the choices
     uint64_t val_every, val_windows, val_overlap, sample_every, log_every;
     PlanOptions plan;             // their flags are in plan.h, generate.h and run.h
@@ -66,28 +66,28 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
     };
     const Flag after_config[] = {
         REAL_FLAG("dropout", &o->dropout, 0, 0, 0.9, 0,
-                  "dropout of the embedding and of attention and feed-forward outputs"),
+                  "dropout probability, for embeddings and for attention and feed-forward outputs"),
         FLAG_HEADING("Batches"),
         COUNT_FLAG("batch", &o->batch, 4, 1, 65536, 0, "sequences per micro-batch and rank"),
         COUNT_FLAG("seq", &o->seq, 0, 0, 1 << 24, 0, "tokens per training sequence; 0: --context"),
         COUNT_FLAG("total-batch", &o->total_batch, 0, 0, 1e12, 0,
                    "tokens per step over all ranks, by gradient accumulation; 0: one micro-batch per rank"),
         CHOICE_FLAG("documents", &o->documents, 0, "join|mask", 0,
-                    "mask: attention and loss do not cross from one document of a sequence into another"),
+                    "join: ignore the boundaries between documents; mask: attention and loss do not cross them"),
         COUNT_FLAG("end-of-text", &o->end_of_text, 0, 0, 1 << 24, 0,
-                   "with --documents mask: token between documents; default: that of the shards' tokenizer"),
+                   "with --documents mask: id of the token between documents; default: that of the shards' tokenizer"),
         COUNT_FLAG("steps", &s->steps, 1000, 0, 1e12, 0, "optimizer steps to train for"),
         FLAG_HEADING("Optimizer"),
         TEXT_FLAG("train", &o->train, NULL, "NAMES", FLAG_FIXED,
-                  "train only these tensors, e.g. 'block.*' or '*norm*,head_weight'; the rest has no gradient"),
+                  "train only these tensors, e.g. 'block.*' or '*norm*,head_weight'; the others are frozen"),
         CHOICE_FLAG("optimizer", &a->kind, OPTIMIZER_ADAMW, optimizer_names(), 0, "update rule"),
         REAL_FLAG("lr", &s->lr, 6e-4, 0, 100, 0, "peak learning rate"),
-        REAL_FLAG("beta1", &a->beta1, 0.9, 0, 0.99999, 0, "decay of the first moment; momentum: momentum"),
+        REAL_FLAG("beta1", &a->beta1, 0.9, 0, 0.99999, 0, "decay of the first moment; momentum: its coefficient"),
         REAL_FLAG("beta2", &a->beta2, 0.95, 0, 0.99999, 0, "adamw: decay of the second moment; lion: of the momentum"),
         REAL_FLAG("epsilon", &a->epsilon, 1e-8, 1e-15, 1, 0, "adamw: term added to the denominator for stability"),
         REAL_FLAG("weight-decay", &a->weight_decay, 0.1, 0, 10, 0, "decoupled weight decay, applied to matrices only"),
         COUNT_FLAG("optimizer-rank", &a->rank, 128, 1, 65536, 0,
-                   "galore, ldadam: dimensions of the subspace in which a matrix has optimizer state"),
+                   "galore, ldadam: rank of the subspace that holds a matrix's optimizer state"),
         SWITCH_FLAG("masters", &o->master_weights, true, 0,
                     "16-bit builds: keep fp32 master weights; off: update 16-bit weights with stochastic rounding"),
         SWITCH_FLAG("tf32", &o->tf32, false, 0, "fp32 builds on a GPU: allow TF32 matmuls"),
@@ -99,28 +99,28 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
         REAL_FLAG("lr-final", &s->final_fraction, 0.1, 0, 1, 0,
                   "final learning rate as a fraction of --lr (linear, cosine, wsd, exponential)"),
         REAL_FLAG("wsd-fraction", &s->decay_fraction, 0.2, 0.0001, 1, 0,
-                  "with --schedule wsd: fraction of the run in which the rate decays"),
+                  "with --schedule wsd: fraction of the run, at its end, over which the rate decays"),
         COUNT_FLAG("decay-every", &s->decay_every, 1000, 1, 1e12, 0,
                    "with --schedule step: multiply the rate by --decay-factor every N steps"),
-        REAL_FLAG("decay-factor", &s->decay_factor, 0.5, 0, 1, 0, "with --schedule step: that factor"),
+        REAL_FLAG("decay-factor", &s->decay_factor, 0.5, 0, 1, 0,
+                  "with --schedule step: multiply the rate by X every --decay-every steps"),
         FLAG_HEADING("Ranks: processes that train together"),
         COUNT_FLAG("ranks", &o->ranks, 1, 1, 65536, FREE,
                    "processes to start here, without mpirun, torchrun or srun; with --plan: ranks to plan for"),
         COUNT_FLAG("zero", &o->zero, 0, 0, 2, 0, "ZeRO stage: 0 off, 1 shard optimizer state, 2 also gradients"),
         CHOICE_FLAG(
             "reduce", &o->reduce, 0, "auto|float|storage|exact", 0,
-            "dtype of gradient reduction: float is fp32, storage "
-            "the build's dtype, exact int64 fixed point (same bits for every --zero and number of ranks); auto: exact "
-            "with several ranks"),
+            "dtype of gradient reduction: float is fp32, storage the build's dtype, exact int64 fixed point (same "
+            "bits for every --zero and number of ranks); auto: exact with several ranks, otherwise float"),
         REAL_FLAG("timeout", &o->timeout, 600, 1, 1e6, FREE,
-                  "seconds without a byte from a rank until it counts as lost"),
+                  "seconds without a byte from a rank after which it counts as lost"),
         FLAG_HEADING("Logging, validation and samples"),
         COUNT_FLAG("log-every", &o->log_every, 1, 1, 1e12, FREE, "log every N steps"),
         REAL_FLAG("peak-tflops", &o->peak_tflops, 0, 0, 1e6, LOCAL,
-                  "peak TFLOP/s against which MFU is computed; 0: the GPU's datasheet, otherwise n/a"),
+                  "peak TFLOP/s for computing MFU; 0: the GPU's datasheet value (if unknown, MFU is n/a)"),
         COUNT_FLAG("val-every", &o->val_every, 0, 0, 1e12, FREE, "validate every N steps; 0: only after the last"),
         COUNT_FLAG("val-windows", &o->val_windows, 0, 0, 1e12, FREE,
-                   "validation sequences of --seq tokens; 0: all of --val"),
+                   "number of validation sequences, of --seq tokens each; 0: all of --val"),
         COUNT_FLAG("val-overlap", &o->val_overlap, 0, 0, 1e7, FREE,
                    "tokens shared by consecutive validation sequences, given as context and not scored again"),
         COUNT_FLAG("sample-every", &o->sample_every, 0, 0, 1e12, FREE, "print a text sample every N steps; 0: never"),
@@ -135,13 +135,13 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
     return count;
 }
 
-// Flags that do not fit together.
+// Refuses flags that do not work together.
 static bool options_check(const Options* o, const Cadence* cadence, Error* error) {
     if (o->sampler.prompt[0] == 0) return fail(error, "--prompt is empty; give at least one character");
     if (o->val_every && o->val == NULL) return fail(error, "--val-every needs --val, the shards to validate on");
     if (!run_options_check(&o->run, cadence, error) || !plan_options_check(&o->plan, error)) return false;
     return o->data || o->plan.show ||
-        fail(error, "there is nothing to train on; give --data (build/generate --out DIR --prompt TEXT writes text)");
+        fail(error, "there is nothing to train on; give --data (for text: build/generate --out DIR --prompt TEXT)");
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ static ModelOptions model_options(const Run* run, const Options* o) {
     return m;
 }
 
-// Plans the model; what fails here is wrong with the flags.
+// Plans the model; any failure here is a mistake in the flags.
 static bool plan_model(Run* run, Options* o, Error* error) {
     Config* c = &run->record.config;
     size_t world = o->plan.show ? o->ranks : run->comm.world;
@@ -193,7 +193,7 @@ static bool plan_model(Run* run, Options* o, Error* error) {
                     (unsigned long long)o->total_batch, world > 1 ? " times the ranks" : "",
                     (unsigned long long)(o->batch * o->seq * world));
     if (o->val_overlap >= o->seq)
-        return fail(error, "--val-overlap %llu leaves nothing new in sequences of %llu; make it smaller than --seq",
+        return fail(error, "--val-overlap %llu leaves no new tokens in sequences of %llu; make it smaller than --seq",
                     (unsigned long long)o->val_overlap, (unsigned long long)o->seq);
     o->plan.micro_batches = options_micro_batches(o, world);
     o->plan.snapshots = run_takes_snapshots(run);
@@ -201,7 +201,7 @@ static bool plan_model(Run* run, Options* o, Error* error) {
     return model_plan(&run->model, c, model_options(run, o), error) && plan_fit(&run->model, &o->plan, error);
 }
 
-// Opens the data and plans the model: all that a rank can do alone, before memory is allocated.
+// Opens the data and plans the model: everything that a rank can do alone, before it allocates memory.
 static bool run_prepare(Run* run, Options* o, Flag* flags, size_t flag_count, Error* error) {
     if (!run_open_data(run, o->data, o->val, error)) return false;
     bool ends_given = flag_was_given(flags, flag_count, "end-of-text");
@@ -223,13 +223,13 @@ static void print_model(const Run* run) {
         char value[32];
         const Field* field = &CONFIG_FIELDS[i];
         field_text(value, sizeof value, field, &run->record.config);
-        if (field->missing && strcmp(value, field->missing) == 0) continue;  // what most models do not have
+        if (field->missing && strcmp(value, field->missing) == 0) continue;  // a feature that most models lack
         printf("%s%s %s", i ? ", " : "model: ", field->name, value);
     }
     const Parameters* p = &run->model.parameters;
     size_t trained = parameters_trained(p);
     printf(": %zu parameters", p->true_size);
-    if (trained < p->true_size) printf(", of which %zu train", trained);
+    if (trained < p->true_size) printf(", of which %zu are trained", trained);
     printf("\n");
 }
 
@@ -251,11 +251,11 @@ static void print_notes(const Run* run, const Options* o) {
         printf("note: --warmup %llu is not shorter than the run of %llu steps: the rate never reaches --lr\n", warmup,
                steps);
     if (o->run.out == NULL) printf("no --out: nothing will be saved\n");
-    if (step >= steps) printf("nothing to do: step %llu of %llu is reached\n", step, steps);
+    if (step >= steps) printf("nothing to do: the run is already at step %llu of %llu\n", step, steps);
     fflush(stdout);
 }
 
-// Fills in what checkpoints say of the run.
+// Fills in what checkpoints record about the run.
 static void record_fill(Run* run, const Options* o, const Flag* flags, size_t flag_count) {
     RunRecord* r = &run->record;
     r->optimizer = o->optimizer.kind;
@@ -300,7 +300,7 @@ static bool run_set_up(Run* run, Options* o, Flag* flags, size_t flag_count, Err
 // ------------------------------------------------------------------------------------------------
 // Training
 
-// The number of the SIGINT, SIGTERM or SIGUSR1 that came: the step is finished and saved before the program ends. A
+// The first SIGINT, SIGTERM or SIGUSR1 received, 0 if none: the program finishes the step and saves before it exits. A
 // second SIGINT ends it at once.
 static volatile sig_atomic_t interrupted;
 
@@ -309,12 +309,12 @@ static void interrupt(int signal_number) {
     bool first = interrupted == 0;
     if (first) interrupted = signal_number;
     if (signal_number == SIGINT)
-        signal(signal_number, SIG_DFL);  // others may come twice, from a scheduler and a launcher
-    if (first && write(STDOUT_FILENO, message, sizeof message - 1) < 0) return;  // rank 0 alone has a console there
+        signal(signal_number, SIG_DFL);  // the others may arrive twice, from scheduler and launcher
+    if (first && write(STDOUT_FILENO, message, sizeof message - 1) < 0) return;  // only rank 0's goes to the console
 }
 
-// Gradients of the mean loss over the step's micro-batches, of which each rank has its own. heartbeat() informs a
-// supervisor (heartbeat.h); fault_*() do nothing unless a test asks for it (fault.h).
+// Computes gradients of the mean loss over the step's micro-batches; each rank has its own. heartbeat() informs a
+// supervisor (heartbeat.h); fault_*() do nothing outside of tests (fault.h).
 static bool accumulate_gradients(Run* run, uint64_t micro_batches, Error* error) {
     Model* model = &run->model;
     RunState* state = &run->record.state;
@@ -325,15 +325,15 @@ static bool accumulate_gradients(Run* run, uint64_t micro_batches, Error* error)
         if (fault_point("load")) fault_flip(model);
         if (!loader_next(&run->loader, run->tokens, run->targets, error)) return false;
         model->dropout.first_token =
-            (state->samples + run->comm.rank * B) * T;  // its random bits: the same for any ranks
+            (state->samples + run->comm.rank * B) * T;  // makes its masks the same for any number of ranks
         model_gradients(model, run->tokens, run->targets, B, T);
         state->samples += B * run->comm.world;
     }
     return true;
 }
 
-// The step's loss and gradient norm over all ranks, and the flags they exchange; completes a save that all have
-// written.
+// Reads the step's loss and gradient norm over all ranks, and the flags that they exchange; completes a save that all
+// ranks have written.
 static bool read_step(Run* run, StepResult* result, Error* error) {
     Saver* saver = &run->saver;
     SaverState state = saver_state(saver);
@@ -356,8 +356,8 @@ static bool validate(Run* run, const Options* o, double* val_loss, Error* error)
     return ok;
 }
 
-// The line of a step, on the console and in the log: what it holds already, and what follows from the state. tokens: of
-// a step, of each rank.
+// Reports a step on the console and in the log, after adding to `s` what follows from the state. tokens: per step and
+// rank.
 static bool report(Run* run, const Options* o, StepLog* s, double tokens, Error* error) {
     const RunState* state = &run->record.state;
     const Model* model = &run->model;
@@ -375,7 +375,7 @@ static bool report(Run* run, const Options* o, StepLog* s, double tokens, Error*
     return run->log.file == NULL || log_write(&run->log, s, error);
 }
 
-// The training loop: steps state.step to --steps. With FP16 the loss is multiplied by state.loss_scale, and so are the
+// The training loop, from state.step to --steps. With FP16 the loss is multiplied by state.loss_scale, and so are the
 // gradients until model_update divides by it.
 static bool run_train(Run* run, Options* o, Error* error) {
     Model* model = &run->model;
@@ -417,8 +417,8 @@ static bool run_train(Run* run, Options* o, Error* error) {
             continue;
         }
 
-        // The step's time is without tracing, validation, sampling and saving. The host runs ahead of a GPU: before a
-        // pause it waits, so that the update is counted, and after the first step, which warms up.
+        // The step's time excludes tracing, validation, sampling and saving. The host runs ahead of a GPU: it waits
+        // before a pause, so that the update is counted, and after the first step, which is the warm-up.
         bool last = state->step == o->schedule.steps;
         stop = last || s.result.flags.stop;
         bool signalled = stop && !last;  // a signal: there may be no time for anything but the save
@@ -459,9 +459,9 @@ int main(int argc, char** argv) {
     Error error;
     Launch launch;
     files_open_standard();
-    signal(SIGXFSZ, SIG_IGN);  // a limit on the size of files is then an error of the write, with a sentence
+    signal(SIGXFSZ, SIG_IGN);  // a write over the limit on file sizes then fails with a message
     if (argc > 1 && strcmp(argv[1], "supervise") == 0)
-        return fputs("train: the supervisor is a program of its own: ./supervise [FLAGS] -- ./train ...\n", stderr), 2;
+        return fputs("train: the supervisor is a separate program: ./supervise [FLAGS] -- ./train ...\n", stderr), 2;
     memset(&run, 0, sizeof run);
     launch_alone(&launch);
     size_t flag_count = options_flags(flags, &options);
@@ -482,7 +482,7 @@ int main(int argc, char** argv) {
             signal(SIGINT, interrupt);
             signal(SIGTERM, interrupt);
             signal(SIGUSR1, interrupt);
-            if (options.run.out) signal(SIGPIPE, SIG_IGN);  // a console that is gone: the log has it all
+            if (options.run.out) signal(SIGPIPE, SIG_IGN);  // if the console goes away, the log has it all
         }
         bool forks = flag_was_given(flags, flag_count, "ranks");
         ok = options.plan.show

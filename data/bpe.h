@@ -14,9 +14,9 @@
 //
 // "Neural Machine Translation of Rare Words with Subword Units" (Sennrich, Haddow and Birch, 2016), on bytes as GPT-2
 // does it: a text is split into words by GPT-2's pattern, a word is at first the tokens of its bytes, and then the pair
-// of neighbouring tokens that occurs most often becomes a token, until the vocabulary is full. Of pairs that occur
-// equally often the one of earlier tokens is first. So the result is a function of the text alone: it depends neither
-// on the order in which texts are added nor on threads, and is the one of Hugging Face's trainer.
+// of neighbouring tokens that occurs most often becomes a token, until the vocabulary is full. Among equally frequent
+// pairs the one of earlier tokens is first. So the result is a function of the text alone: it depends neither on the
+// order in which texts are added nor on threads, and is the same as that of Hugging Face's trainer.
 //
 // The vocabulary is 256 bytes, the merges, and <|endoftext|>, which is last. When every word is a token nothing is left
 // to merge, so a small text may give fewer tokens than asked for. Memory: the different words, and for each pair the
@@ -134,7 +134,7 @@ static inline bool word_table_add_valid(WordTable* table, const Unicode* unicode
     return true;
 }
 
-// Counts the words of a text, with U+FFFD for what is no UTF-8.
+// Counts the words of a text, in which U+FFFD replaces invalid UTF-8.
 static inline bool word_table_add_text(WordTable* table, const Unicode* unicode, const char* text, size_t bytes,
                                        Error* error) {
     Text repaired;
@@ -159,16 +159,16 @@ static inline bool word_table_merge(WordTable* table, const WordTable* other, Er
 // ------------------------------------------------------------------------------------------------
 // 2. Pairs
 //
-// For each pair that has occurred: how often it does, and the words that it may be in, since a merge may have taken it
-// out of one again. The heap has the most frequent pair at its top; counts that have fallen since a pair was put into
-// the heap are put right when it comes to the top.
+// For each pair that has occurred: its count, and the words that it may be in (a merge may have removed it from one
+// again). The heap has the most frequent pair at its top; a count that has fallen since the pair was put into the heap
+// is corrected when the pair comes to the top.
 
 typedef struct {
     uint64_t key;         // left token << 32 | right token
     int64_t count;
     uint32_t* words;      // (word_count), owned
     size_t word_count, places;
-    bool changed;         // has come up in the merge under way
+    bool changed;         // the current merge has created it somewhere
 } Pair;
 
 typedef struct {
@@ -219,7 +219,7 @@ static inline bool pair_table_grow(PairTable* table, Error* error) {
     return true;
 }
 
-// The pair's number, of a new pair if it has not occurred.
+// Finds the pair's number; adds the pair if it has not occurred.
 static inline bool pair_find(size_t* number, PairTable* table, int32_t left, int32_t right, Error* error) {
     uint64_t key = (uint64_t)left << 32 | (uint64_t)right;
     if (table->count == table->places && !pair_table_grow(table, error)) return false;
@@ -299,9 +299,9 @@ typedef struct {
 typedef struct {
     int32_t* tokens;       // of all words, owned
     size_t* starts;        // (words), owned: where those of a word begin
-    uint32_t* lengths;     // (words), owned: how many it still is
+    uint32_t* lengths;     // (words), owned: tokens in each, fewer after merges
     PairTable pairs;
-    size_t* changed;       // pairs that the merge under way has brought, owned
+    size_t* changed;       // pairs that the current merge has created, owned
     size_t changed_count, changed_places;
 } BpeTrainer;
 
@@ -347,7 +347,7 @@ static inline bool bpe_count(BpeTrainer* t, int32_t left, int32_t right, int64_t
     return true;
 }
 
-// Puts the pairs that have come up into the heap.
+// Puts the pairs that the current merge has created into the heap.
 static inline bool bpe_push_changed(BpeTrainer* t, Error* error) {
     for (size_t i = 0; i < t->changed_count; i++) {
         Pair* pair = &t->pairs.pairs[t->changed[i]];
@@ -358,7 +358,7 @@ static inline bool bpe_push_changed(BpeTrainer* t, Error* error) {
     return true;
 }
 
-// Merges a pair in a word, from the left, and counts the pairs that its neighbours leave and make.
+// Merges a pair in a word, from the left, and counts the pairs that its neighbours lose and form.
 static inline bool bpe_merge_word(BpeTrainer* t, const WordTable* words, uint32_t word, BpeMerge merge,
                                   Error* error) {
     int32_t* tokens = t->tokens + t->starts[word];
@@ -384,7 +384,7 @@ static inline bool bpe_merge_word(BpeTrainer* t, const WordTable* words, uint32_
 
 // Merges a pair in all words.
 static inline bool bpe_merge(BpeTrainer* t, const WordTable* words, size_t number, BpeMerge merge, Error* error) {
-    Pair taken = t->pairs.pairs[number];  // the table may move, and this pair come up again
+    Pair taken = t->pairs.pairs[number];  // the table may move, and this pair may be created again
     Pair* pair = &t->pairs.pairs[number];
     pair->words = NULL;
     pair->word_count = pair->places = 0;
@@ -396,7 +396,7 @@ static inline bool bpe_merge(BpeTrainer* t, const WordTable* words, size_t numbe
     return ok && bpe_push_changed(t, error);
 }
 
-// The words as tokens of bytes, and their pairs.
+// Makes the words sequences of byte tokens, and counts their pairs.
 static inline bool bpe_begin(BpeTrainer* t, const WordTable* words, Error* error) {
     int32_t tokens[256];
     for (int i = 0; i < 256; i++) tokens[i] = byte_token(i);
@@ -415,7 +415,7 @@ static inline bool bpe_begin(BpeTrainer* t, const WordTable* words, Error* error
     return bpe_push_changed(t, error);
 }
 
-// The token of two joined ones: new, or the one that has these bytes already.
+// The token of two joined tokens: a new one, or the one that has these bytes already.
 static inline bool bpe_join(Bpe* bpe, BpeMerge* merge, Error* error) {
     WordTable* pieces = &bpe->pieces;
     char text[TOKEN_BYTES_MAX];
@@ -459,7 +459,7 @@ static inline bool bpe_learn(Bpe* bpe, BpeTrainer* t, const WordTable* words, si
     return true;
 }
 
-// Trains on the words. vocabulary: of all tokens. The caller frees with bpe_free, also after a failure.
+// Trains on the words. vocabulary: the number of tokens. The caller frees with bpe_free, also after a failure.
 static inline bool bpe_train(Bpe* bpe, const WordTable* words, size_t vocabulary, Error* error) {
     BpeTrainer trainer;
     memset(bpe, 0, sizeof *bpe);

@@ -4,7 +4,7 @@
 //
 // writes data/stories_train.txt, data/stories_val.txt and data/stories.json. The last holds for each text its exact
 // cross-entropy under the grammar that wrote it, in nats per byte: the entropy floor, which no model can beat. If
-// anything fails, files that are not complete do not appear under their names.
+// anything fails, incomplete files do not appear under their final names.
 //
 // Build: cc -O2 -o build/corpus data/corpus.c -lm
 
@@ -34,7 +34,7 @@ static void options_flags(Flag flags[FLAGS], Options* o) {
     const Options standard = {NULL, 6000000, 600000, 1};
     const Flag table[FLAGS] = {
         {"out", FLAG_TEXT, &o->out, "PREFIX", 0, 0,
-         "prefix of the files: PREFIX_train.txt, PREFIX_val.txt, PREFIX.json (needed)", false},
+         "prefix of the files: PREFIX_train.txt, PREFIX_val.txt, PREFIX.json (required)", false},
         {"bytes", FLAG_COUNT, &o->bytes, "N", 1, 1e12,
          "minimum bytes of training text; its last story is complete", false},
         {"val-bytes", FLAG_COUNT, &o->val_bytes, "N", 1, 1e12,
@@ -50,7 +50,7 @@ static bool options_read(Options* o, int argc, char** argv, Error* error) {
     Flag flags[FLAGS];
     options_flags(flags, o);
     if (!flags_parse(flags, FLAGS, argc, argv, error)) return false;
-    if (!o->out || !o->out[0]) return fail(error, "--out PREFIX is missing: where do the files go?");
+    if (!o->out || !o->out[0]) return fail(error, "--out PREFIX is missing; give the prefix of the files");
     return strlen(o->out) <= 900 || fail(error, "--out is longer than 900 characters: give a shorter path");
 }
 
@@ -108,7 +108,7 @@ static bool json_append(FileWriter* file, uint64_t seed, const Summary parts[2],
 static bool corpus_write(Summary parts[2], const Grammar* g, const Options* o, Error* error) {
     const char* endings[3] = {"_train.txt", "_val.txt", ".json"};
     FileWriter* files = (FileWriter*)allocate(3 * sizeof(FileWriter));
-    bool ok = files != NULL || fail(error, "no memory for three files");
+    bool ok = files != NULL || fail(error, "out of memory for three files");
     for (int i = 0; files && i < 3; i++) {
         char path[1024];
         snprintf(path, sizeof path, "%s%s", o->out, endings[i]);
@@ -141,7 +141,7 @@ int main(int argc, char** argv) {
     signal(SIGXFSZ, SIG_IGN);  // a write over the limit on file sizes then fails with a message
     Summary parts[2];
     Grammar* g = (Grammar*)allocate(sizeof(Grammar));
-    bool ok = g || fail(&error, "no memory for the grammar (%zu bytes)", sizeof(Grammar));
+    bool ok = g || fail(&error, "out of memory for the grammar (%zu bytes)", sizeof(Grammar));
     ok = ok && grammar_compile(g, corpus_lines, sizeof corpus_lines / sizeof corpus_lines[0], &error);
     ok = ok && corpus_write(parts, g, &options, &error);
     free(g);

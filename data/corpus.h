@@ -26,11 +26,11 @@
 //   {hero.1}        the remembered choice's form 1. Forms are set at the symbol: in the line "name|he|him|his", form 1
 //                   of each choice is "he", form 2 "him", form 3 "his"
 //   {@pet.1}        one choice of the symbol that is named by form 1: an owl does what flying animals do
-//   {^hero.1}       any of these with its first letter large
+//   {^hero.1}       any of these with its first letter capitalised
 //
 // Two choices of a symbol may begin alike, but what follows must tell them apart: never two ways to one text. A
-// variable is set before it is used. dev/test/test_corpus.c finds a breach of either. It also measures what
-// it costs to start reading in the middle of a story: little, as what is remembered comes back soon, and not often.
+// variable is set before it is used. dev/test/test_corpus.c finds violations of either rule. It also measures what it
+// costs to start reading in the middle of a story: little, since what is remembered comes back soon, and not often.
 
 static const char* const corpus_lines[][2] = {
     {"story",
@@ -231,7 +231,7 @@ static const char* const corpus_lines[][2] = {
 // 2. The tables
 //
 // The lines above, cut into pieces once. Nothing is copied: a Span points into the lines. A grammar that cannot be
-// compiled (an unknown symbol, a choice that may contain itself) is refused with the place.
+// compiled (an unknown symbol, a choice that may contain itself) is refused; the message names the place.
 
 enum { MAX_SYMBOLS = 128, MAX_CHOICES = 2048, MAX_PIECES = 4096, MAX_VARIABLES = 8, MAX_FORMS = 6 };
 enum { MAX_STORY = 4096 };  // bytes in a story, and random numbers set aside for it; compiling checks that both suffice
@@ -250,7 +250,7 @@ typedef enum {
 
 typedef struct {
     PieceKind kind;
-    bool capital;  // the first letter is made large
+    bool capital;  // the first letter is capitalised
     Span text;
     int symbol, variable, form;
 } Piece;
@@ -285,7 +285,7 @@ static inline bool span_equal(Span a, Span b) {
     return a.length == b.length && memcmp(a.text, b.text, (size_t)a.length) == 0;
 }
 
-// Cuts what stands before the first `mark` off the front of `rest` and returns it; all of it when there is no mark.
+// Cuts what comes before the first `mark` off the front of `rest` and returns it; all of it when there is no mark.
 static inline Span span_cut(Span* rest, const char* mark) {
     int n = (int)strlen(mark), at = 0;
     while (at < rest->length && !(at + n <= rest->length && memcmp(rest->text + at, mark, (size_t)n) == 0)) at++;
@@ -315,7 +315,7 @@ static inline int variable_find(Grammar* g, Span name) {
     return g->variable_count++;
 }
 
-// What stands between { and }: ^ or not, then "symbol", "variable:symbol", "variable.form" or "@variable.form".
+// Parses what is between { and }: ^ or not, then "symbol", "variable:symbol", "variable.form" or "@variable.form".
 static inline bool piece_compile(Piece* piece, Grammar* g, Span inside, Error* error) {
     Span all = inside;
     memset(piece, 0, sizeof *piece);

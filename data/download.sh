@@ -4,7 +4,7 @@
 #   download URL FILE [BYTES]   fetches URL into FILE, unless it is there; BYTES: the size that it must have
 #   tokenize ARGUMENTS          runs the program tokenize, and compiles it first where that has not been done
 #
-# A download that is cut off leaves FILE.part, never FILE; the next attempt goes on from there.
+# A download that is cut off leaves FILE.part, never FILE; the next attempt continues it.
 
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 script=$(basename -- "$0")
@@ -16,14 +16,14 @@ fail() {
 
 download() {
     if [ -e "$2" ]; then
-        echo "$2 is there already"
+        echo "$2 is already there"
         return
     fi
     command -v curl >/dev/null || fail "curl is needed to download; install it"
     mkdir -p -- "$(dirname -- "$2")" || fail "cannot make the folder of $2; give another one"
     echo "downloading $2"
     curl --fail --location --retry 3 --connect-timeout 20 --continue-at - --progress-bar --output "$2.part" "$1" ||
-        fail "cannot download $1 (curl says why, above); check the network and run this again: it goes on from" \
+        fail "cannot download $1 (curl says why, above); check the network and run this again: it continues from" \
             "$2.part, which you may also remove; or train on another text, with tokenize --bytes FILE"
     if [ -n "${3:-}" ] && [ "$(wc -c <"$2.part")" -ne "$3" ]; then
         rm -f -- "$2.part"
@@ -36,7 +36,7 @@ tokenize() {
     if [ ! -x "$root/build/tokenize" ]; then
         mkdir -p "$root/build"
         "${CC:-cc}" -std=c11 -O2 "$root/data/tokenize.c" -o "$root/build/tokenize" -lm -pthread ||
-            fail "cannot compile data/tokenize.c; a C compiler is needed, by the name of cc or in \$CC"
+            fail "cannot compile data/tokenize.c; a C compiler is needed, as cc or named in \$CC"
     fi
     "$root/build/tokenize" "$@" || exit 1
 }

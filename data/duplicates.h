@@ -12,10 +12,10 @@
 //
 // "On the resemblance and containment of documents" (Broder, 1997). A document is the set of its shingles, which are
 // SHINGLE_WORDS consecutive words; words are letters and digits, in lower case, so that layout and punctuation do not
-// count. The similarity of two documents is that of these sets: what they share, of what either has (Jaccard). The
-// least of a random hash over a set is the same for two sets with that probability; so the share of SIGNATURE such
-// hashes that agree estimates it, with a standard error of at most 0.042. Signatures are compared only where all hashes
-// of one of the BANDS agree, which documents with a similarity of 0.8 miss once in a thousand ("Mining of Massive
+// count. The similarity of two documents is the Jaccard similarity of these sets: intersection over union. The minimum
+// of a random hash over a set is the same for two sets with that probability; so the fraction of SIGNATURE minima that
+// agree estimates it, with a standard error of at most 0.042. Signatures are compared only where all minima of one of
+// the BANDS agree; documents with a similarity of 0.8 miss that once in a thousand times ("Mining of Massive
 // Datasets", Leskovec, Rajaraman and Ullman, 3.4).
 //
 // Memory for each document that is kept: 0.4 to 0.9 KB, or 32 to 64 bytes if only equal ones are wanted.
@@ -31,16 +31,16 @@
 enum { SHINGLE_WORDS = 5, BANDS = 24, BAND_ROWS = 6, SIGNATURE = BANDS * BAND_ROWS };
 
 typedef struct {
-    uint64_t hash[2];             // of the document's pieces, which are the same for the same bytes
-    uint32_t least[SIGNATURE];    // of each random hash over the shingles
-    bool words;                   // it has any
+    uint64_t hash[2];             // of the document's pieces; equal documents have equal pieces
+    uint32_t least[SIGNATURE];    // minimum of each random hash over the shingles
+    bool words;                   // the document has any
 } Sketch;
 
 static inline bool is_word_byte(unsigned char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c >= 0x80;
 }
 
-// Takes a shingle into account. Each of the random hashes is a bijection of the shingle's.
+// Takes a shingle into account. Each random hash is a bijection of the shingle's hash, folded to 32 bits.
 static inline void sketch_add_shingle(Sketch* sketch, uint64_t shingle) {
     uint32_t x = (uint32_t)(shingle ^ shingle >> 32);
     for (uint32_t i = 0; i < SIGNATURE; i++) {
@@ -52,7 +52,7 @@ static inline void sketch_add_shingle(Sketch* sketch, uint64_t shingle) {
     }
 }
 
-// The shingles of a text; a text with fewer words than one has one of them all.
+// Adds the shingles of a text; a text shorter than a shingle has one shingle of all its words.
 static inline void sketch_add_words(Sketch* sketch, const char* text, size_t bytes) {
     uint64_t words[SHINGLE_WORDS];
     size_t count = 0, at = 0;
@@ -82,7 +82,7 @@ static inline void sketch_add_words(Sketch* sketch, const char* text, size_t byt
     sketch_add_shingle(sketch, shingle);
 }
 
-// Of a piece of text; with its words only if near duplicates are wanted.
+// Makes the sketch of a piece of text; with its words only if near duplicates are wanted.
 static inline void sketch_make(Sketch* sketch, bool near, const char* text, size_t bytes) {
     memset(sketch, 0, sizeof *sketch);
     memset(sketch->least, 0xFF, sizeof sketch->least);
@@ -94,8 +94,8 @@ static inline void sketch_make(Sketch* sketch, bool near, const char* text, size
     if (near) sketch_add_words(sketch, text, bytes);
 }
 
-// Adds the next piece of a document to the sketch of those before. Shingles do not reach from piece to piece, of which
-// a document has one per megabyte.
+// Adds the next piece of a document to the sketch of those before. No shingle crosses from piece to piece, of which a
+// document has one per megabyte.
 static inline void sketch_join(Sketch* sketch, const Sketch* piece) {
     for (int i = 0; i < 2; i++) sketch->hash[i] = hash_lane(sketch->hash[i], piece->hash[i]) * XXH_PRIME3;
     for (int i = 0; i < SIGNATURE; i++)
@@ -106,11 +106,11 @@ static inline void sketch_join(Sketch* sketch, const Sketch* piece) {
 // ------------------------------------------------------------------------------------------------
 // 2. Duplicates
 //
-// Of a kept document the table of bands has an entry for each of its bands: open addressing by the band's hash, where
-// several documents may have the same. Of the signature 8 bits of each hash are kept: two that differ agree in them
+// The table of bands has an entry for each band of each kept document: open addressing by the band's hash, which
+// several documents may share. Of each minimum in a signature 8 bits are kept: two minima that differ agree in them
 // once in 256 times, which the estimate takes into account.
 
-#define BAND_CANDIDATES 64  // at most of a band: boilerplate must not make it slow
+#define BAND_CANDIDATES 64  // documents compared per band, at most: boilerplate must not be slow
 
 typedef struct {
     uint64_t hash[2];
@@ -123,7 +123,7 @@ typedef struct {
 
 typedef struct {
     bool near;
-    double similarity;       // of near duplicates, at least
+    double similarity;       // minimum for near duplicates
     KeptDocument* kept;      // (count), owned
     uint8_t* signatures;     // (count, SIGNATURE), owned; NULL unless near
     size_t count, places;
@@ -155,14 +155,14 @@ static inline bool duplicates_out_of_memory(const Duplicates* d, Error* error) {
 // Where the search for a band begins.
 static inline size_t band_slot(uint32_t tag) { return tag * (size_t)XXH_PRIME1 >> 20; }
 
-// An entry too many for a search is left out.
+// Leaves out an entry whose band already has as many as a search compares.
 static inline void band_insert(BandEntry* bands, size_t slots, BandEntry entry) {
     size_t at = band_slot(entry.tag), same = 0;
     for (; bands[at & (slots - 1)].kept; at++) same += bands[at & (slots - 1)].tag == entry.tag;
     if (same < BAND_CANDIDATES) bands[at & (slots - 1)] = entry;
 }
 
-// Doubles the room for documents. The table of bands has room for all of their bands.
+// Doubles the capacity for documents. The table of bands has room for all of their bands.
 static inline bool duplicates_grow(Duplicates* d, Error* error) {
     size_t places = max_size(2 * d->places, 512), slot_count = 2 * places, band_slots = slot_count * 16;
     if (slot_count > UINT32_MAX) return duplicates_out_of_memory(d, error);
@@ -194,7 +194,7 @@ static inline bool duplicates_grow(Duplicates* d, Error* error) {
     return true;
 }
 
-// near: also documents that are at least so similar, not only equal ones. After a failure there is nothing to close.
+// near: also finds documents of at least this similarity, not only equal ones. After a failure nothing is to be closed.
 static inline bool duplicates_open(Duplicates* d, bool near, double similarity, Error* error) {
     memset(d, 0, sizeof *d);
     d->near = near;
@@ -202,7 +202,7 @@ static inline bool duplicates_open(Duplicates* d, bool near, double similarity, 
     return duplicates_grow(d, error);
 }
 
-// Estimated from the share of hashes that agree, of which those that differ do once in 256 times.
+// Estimates the similarity from the fraction of minima that agree; different ones do so once in 256 times.
 static inline double duplicates_compare(const Duplicates* d, const uint8_t signature[SIGNATURE], size_t kept) {
     const uint8_t* other = d->signatures + kept * SIGNATURE;
     size_t agree = 0;

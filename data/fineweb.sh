@@ -1,6 +1,6 @@
 #!/bin/sh
-# FineWeb-Edu: 100 billion tokens of the web, chosen for teaching something, as llm.c's shards of 100 million GPT-2
-# tokens (200 MB) each: for --vocab 50257. They need no tokenizer.
+# FineWeb-Edu: 100 billion tokens of educational web pages, as llm.c's shards of 100 million GPT-2 tokens (200 MB)
+# each: for --vocab 50257. They need no tokenizer.
 #
 #   data/fineweb.sh [SHARDS [FOLDER]]    writes FOLDER/edu_fineweb_train_000001.bin ... (default: 10 of 1,001, data)
 set -eu

@@ -1,5 +1,5 @@
 #!/bin/sh
-# GPT-2's published files: configuration, weights (548 MB) and tokenizer, as train --init-from takes them.
+# GPT-2's published files: configuration, weights (548 MB) and tokenizer, as train --init-from reads them.
 #
 #   data/gpt2.sh [FOLDER [MODEL]]     FOLDER: models/gpt2; MODEL: gpt2 (124M), gpt2-medium, gpt2-large, gpt2-xl
 set -eu

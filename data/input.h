@@ -1,4 +1,4 @@
-// input.h: what a text comes from: files and patterns of files, packed or not, as documents of bounded pieces.
+// input.h: reads texts from files and patterns of files, packed or not, as documents in pieces of bounded size.
 //
 //   Documents documents;
 //   Batch batch = {0};
@@ -11,13 +11,13 @@
 //   2. input      the bytes of a file, unpacked if it is packed by gzip or zstd
 //   3. documents  a file each, or a line of JSON each; batches of pieces of them
 //
-// A file is one document, or with a field's name each of its lines is a JSON object, whose member of that name is the
+// A file is one document or, if a field is given, each of its lines is a JSON object, whose member of that name is the
 // document. Documents are numbered in the order of the files' names, and of lines in a file, from 0; the number does
 // not depend on threads, or on what else is read. A batch has some megabytes of text, whatever the documents' lengths:
 // a long document comes in pieces, which end between words. Memory: a batch, and one line or piece more.
 //
 // gzip and zstd are read by their libraries, zlib and libzstd, if the program was compiled with LLMTRAIN_ZLIB and
-// LLMTRAIN_ZSTD; a file that is packed otherwise (bzip2, xz) is taken for text.
+// LLMTRAIN_ZSTD; a file that is packed otherwise (bzip2, xz) is taken as text.
 
 #ifndef LLMTRAIN_INPUT_H
 #define LLMTRAIN_INPUT_H
@@ -115,7 +115,7 @@ typedef struct {
     const char* name;
     bool size_known;
     uint64_t size;   // bytes, packed if the file is
-    uint64_t taken;  // of these, read so far
+    uint64_t taken;  // of those, read so far
     InputKind kind;
     unsigned char* packed;  // (INPUT_PACKED), owned; NULL for INPUT_PLAIN
     size_t at, end;         // packed[at .. end) is still to be unpacked
@@ -160,28 +160,30 @@ static inline bool input_open(Input* input, const char* name, Error* error) {
 static inline bool input_start_gzip(Input* input, Error* error) {
 #ifdef LLMTRAIN_ZLIB
     if (inflateInit2(&input->gzip, 15 + 16) != Z_OK)
-        return fail(error, "out of memory to unpack %.600s", input->name);
+        return fail(error, "out of memory to decompress %.600s", input->name);
     input->kind = INPUT_GZIP;
     return true;
 #else
-    return fail(error, "%.600s is packed by gzip, which this program cannot unpack; install zlib's headers "
-                "(apt-get install -y zlib1g-dev) and make build/tokenize again, or unpack it: gunzip", input->name);
+    return fail(error, "%.600s is compressed with gzip, which this program cannot decompress; install zlib's headers "
+                "(apt-get install -y zlib1g-dev) and make build/tokenize again, or decompress it with gunzip",
+                input->name);
 #endif
 }
 
 static inline bool input_start_zstd(Input* input, Error* error) {
 #ifdef LLMTRAIN_ZSTD
     input->zstd = ZSTD_createDStream();
-    if (!input->zstd) return fail(error, "out of memory to unpack %.600s", input->name);
+    if (!input->zstd) return fail(error, "out of memory to decompress %.600s", input->name);
     input->kind = INPUT_ZSTD;
     return true;
 #else
-    return fail(error, "%.600s is packed by zstd, which this program cannot unpack; install libzstd's headers "
-                "(apt-get install -y libzstd-dev) and make build/tokenize again, or unpack it: unzstd", input->name);
+    return fail(error, "%.600s is compressed with zstd, which this program cannot decompress; install libzstd's "
+                "headers (apt-get install -y libzstd-dev) and make build/tokenize again, or decompress it with unzstd",
+                input->name);
 #endif
 }
 
-// Finds out by the first bytes whether the file, of which nothing was read so far, is packed; then input_read unpacks.
+// Finds out by the first bytes of a file that was not read yet whether it is packed; if so, input_read unpacks it.
 static inline bool input_unpack(Input* input, Error* error) {
     static const unsigned char gzip[2] = {0x1F, 0x8B}, zstd[4] = {0x28, 0xB5, 0x2F, 0xFD};
     input->packed = (unsigned char*)allocate(INPUT_PACKED);
@@ -194,7 +196,7 @@ static inline bool input_unpack(Input* input, Error* error) {
 }
 
 static inline bool input_damaged(const Input* input, const char* why, Error* error) {
-    return fail(error, "%.600s is packed, and damaged: %.100s; use another copy", input->name, why);
+    return fail(error, "%.600s is compressed, and damaged: %.100s; use another copy", input->name, why);
 }
 
 // Unpacks some bytes of packed[at .. end) to buffer; the stream goes on in the next call.
@@ -212,7 +214,7 @@ static inline bool input_unpack_some(Input* input, size_t* bytes, char* buffer, 
         input->at = input->end - z->avail_in;
         *bytes = offered - z->avail_out;
         if (result != Z_OK && result != Z_STREAM_END && result != Z_BUF_ERROR)
-            return input_damaged(input, z->msg ? z->msg : "no gzip stream", error);
+            return input_damaged(input, z->msg ? z->msg : "not a gzip stream", error);
         input->inside = result != Z_STREAM_END;
         if (result == Z_STREAM_END) inflateReset(z);  // another may follow: gzip files can be joined
     }
@@ -252,7 +254,7 @@ static inline bool input_read(Input* input, size_t* bytes, char* buffer, size_t 
             if (ferror(input->file)) return fail_file(error, "read", input->name);
             bool ended = input->end == 0;
             if (ended && !input->inside) return true;
-            if (ended) {  // what the library holds back comes without further input
+            if (ended) {  // the library may still return bytes without further input
                 size_t before = *bytes;
                 if (!input_unpack_some(input, &some, buffer + *bytes, room - *bytes, error)) return false;
                 *bytes += some;
@@ -269,11 +271,11 @@ static inline bool input_read(Input* input, size_t* bytes, char* buffer, size_t 
 // ------------------------------------------------------------------------------------------------
 // 3. Documents
 //
-// Files are read in steps of a fixed length from their beginning, and pieces are cut by what these steps hold. So the
-// pieces of a text are the same whichever batch they are in, and for a packed file the same as for the text in it.
+// Files are read from their beginning in steps of a fixed length, and where pieces are cut depends on the steps alone.
+// So a text has the same pieces whichever batch they are in, and packed the same as unpacked.
 
 #define DOCUMENT_STEP ((size_t)1 << 18)   // bytes of a file at a time
-#define PIECE_BYTES ((size_t)1 << 20)     // a piece is cut between words when it is as long,
+#define PIECE_BYTES ((size_t)1 << 20)     // a piece is cut between words from this length on,
 #define PIECE_MAX ((size_t)64 << 20)      // and anywhere at this length
 #define LINE_MAX_BYTES ((size_t)256 << 20)  // of JSON; a file with a longer one is refused
 #define BATCH_BYTES ((size_t)16 << 20)    // of text, and one piece or line more
@@ -281,9 +283,9 @@ static inline bool input_read(Input* input, size_t* bytes, char* buffer, size_t 
 typedef struct {
     size_t start, bytes;  // in the text of the batch
     uint64_t document;    // number, from 0
-    const char* file;     // that it is from; the list of files owns it
+    const char* file;     // it is from; the list of files owns the name
     uint64_t line;        // in the file, from 1; 0: the document is all of the file
-    bool begins, ends;    // it is the first, the last piece of its document
+    bool begins, ends;    // it is the first, or the last, piece of its document
 } Piece;
 
 typedef struct {
@@ -303,7 +305,7 @@ typedef struct {
     uint64_t document;    // number of the document that is being read
     uint64_t line;        // of the file, from 1
     size_t waiting;       // bytes at the end of the batch's text that belong to no piece yet
-    size_t searched;      // of these, the first ones that hold no end of a line or piece
+    size_t searched;      // the first of those bytes: no end of a line or piece is in them
     bool begun;           // a piece of this document was made already
     uint64_t offset;      // of the waiting bytes in the file
     uint64_t split;       // where the one document is divided in two (documents_split); 0: nowhere
@@ -343,7 +345,7 @@ static inline bool documents_open(Documents* d, const char* patterns, const char
     return true;
 }
 
-// Back to the first document.
+// Returns to the first document.
 static inline void documents_rewind(Documents* d) {
     input_close(&d->input);
     d->file = d->waiting = d->searched = 0;
@@ -364,13 +366,13 @@ static inline const char* documents_locate(const Documents* d, uint64_t document
 }
 
 // Divides the text of a single file that is not packed into two documents: the second begins with the first line that
-// begins after byte `split` > 0.
+// begins after byte `split` > 0, or if there is none with the character there.
 static inline void documents_split(Documents* d, uint64_t split) { d->split = split; }
 
 // Bytes of the files read so far, of d->size.
 static inline uint64_t documents_taken(const Documents* d) { return d->taken + d->input.taken; }
 
-// Makes a piece of the first `bytes` of those that wait.
+// Makes a piece of the first `bytes` of the waiting text.
 static inline bool documents_cut(Documents* d, Batch* batch, size_t bytes, bool ends, Error* error) {
     if (batch->count == batch->places) {
         size_t places = 2 * batch->places + 64;
@@ -396,7 +398,7 @@ static inline bool documents_cut(Documents* d, Batch* batch, size_t bytes, bool 
     return true;
 }
 
-// Cuts the lines of JSON that wait; `last`: no more follow.
+// Cuts the waiting text into lines of JSON; `last`: no more text follows.
 static inline bool documents_cut_lines(Documents* d, Batch* batch, bool last, Error* error) {
     while (d->waiting > 0) {
         const char* text = batch->text + batch->bytes - d->waiting;
@@ -440,7 +442,7 @@ static inline size_t documents_split_here(const Documents* d, const char* text, 
     return last ? utf8_begin(text, from) : 0;
 }
 
-// Cuts the pieces of a file that wait; `last`: no more follow.
+// Cuts the waiting text into pieces; `last`: no more text follows.
 static inline bool documents_cut_text(Documents* d, Batch* batch, bool last, Error* error) {
     const char* text = batch->text + batch->bytes - d->waiting;
     size_t here = documents_split_here(d, text, last);
@@ -460,7 +462,7 @@ static inline bool documents_cut_text(Documents* d, Batch* batch, bool last, Err
     return !last || (d->waiting == 0 && !d->begun) || documents_cut(d, batch, d->waiting, true, error);
 }
 
-// Reads a step of the file, and cuts what it completes.
+// Reads a step of the file, and cuts the pieces that it completes.
 static inline bool documents_step(Documents* d, Batch* batch, Error* error) {
     if (batch->room - batch->bytes < DOCUMENT_STEP) {
         size_t room = 2 * batch->room + DOCUMENT_STEP;
@@ -484,7 +486,7 @@ static inline bool documents_step(Documents* d, Batch* batch, Error* error) {
     return true;
 }
 
-// Puts the text of a line of JSON in its place, which is never shorter.
+// Replaces a line of JSON by its text, which is never longer.
 static inline bool piece_decode(Piece* piece, char* text, const char* field, Error* error) {
     char what[FILE_PATH_MAX + 64];
     Json json;
@@ -526,8 +528,8 @@ static inline bool batch_decode(Batch* batch, const char* field, Error* error) {
     return bad == batch->count;
 }
 
-// The next batch, in the same one each time; count is 0 after the last. Empty documents have pieces of no bytes, or
-// none.
+// Reads the next batch, into the same one each time; count is 0 after the last. Empty documents have pieces of 0 bytes,
+// or no pieces.
 static inline bool documents_next(Documents* d, Batch* batch, Error* error) {
     if (d->waiting > 0) memmove(batch->text, batch->text + batch->bytes - d->waiting, d->waiting);
     batch->bytes = d->waiting;

@@ -8,7 +8,7 @@
 //
 //   1. writer  a shard
 //   2. series  shards of a given length, PREFIX_train_000000.bin and so on
-//   3. set     the series of a prefix, train and val, and the tokenizer that they are of: PREFIX_tokenizer/
+//   3. set     the series of a prefix, train and val, and their tokenizer: PREFIX_tokenizer/
 //
 // The writer writes PATH.tmp, and shard_writer_finish flushes it to the disk; shard_publish then renames it to PATH.
 // The two are separate, so that a set of shards can appear together after the last of them is on the disk. A shard
@@ -39,7 +39,7 @@ static inline void shard_writer_abandon(ShardWriter* writer) {
     remove(writer->temporary);
 }
 
-// Vocabulary chooses the width: 2 bytes up to 65,536. Entropy in nats per token, or 0.
+// The vocabulary determines the width of a token: 2 bytes up to 65,536, then 4. entropy_floor: nats per token, or 0.
 static inline bool shard_writer_open(ShardWriter* writer, const char* path, int32_t vocabulary, double entropy_floor,
                                      Error* error) {
     memset(writer, 0, sizeof *writer);
@@ -80,7 +80,7 @@ static inline bool shard_writer_add(ShardWriter* writer, const int32_t* tokens, 
     return true;
 }
 
-// After a failure the writer is abandoned.
+// Abandons the writer itself after a failure.
 static inline bool shard_writer_finish(ShardWriter* writer, Error* error) {
     FILE* file = writer->file;
     writer->header.count_low = (uint32_t)writer->count;
@@ -91,7 +91,7 @@ static inline bool shard_writer_finish(ShardWriter* writer, Error* error) {
         shard_writer_abandon(writer);
         return false;
     }
-    fclose(file);  // after the flush there is nothing left that it could lose
+    fclose(file);  // it can lose nothing: all is on the disk
     writer->file = NULL;
     return true;
 }
@@ -100,7 +100,7 @@ static inline bool shard_writer_finish(ShardWriter* writer, Error* error) {
 static inline bool shard_publish(const char* path, Error* error) {
     char temporary[FILE_PATH_MAX + 8];
     snprintf(temporary, sizeof temporary, "%s.tmp", path);
-    if (rename(temporary, path) != 0) return fail_file(error, "give its name to", path);
+    if (rename(temporary, path) != 0) return fail_file(error, "rename the finished file to", path);
     return directory_sync_parent(path, error);
 }
 
@@ -112,7 +112,7 @@ static inline bool shard_publish(const char* path, Error* error) {
 typedef struct {
     const char* prefix;
     const char* kind;      // "train" or "val"
-    uint64_t shard_tokens; // at most, of a shard
+    uint64_t shard_tokens; // maximum per shard
     const Tokenizer* tokenizer;
     double entropy;        // floor, nats per byte of text; 0: unknown
     size_t shards;         // begun so far; the last may still be open
@@ -196,7 +196,7 @@ static inline void series_abandon(Series* series) {
 
 typedef struct {
     const Tokenizer* tokenizer;
-    bool of_bytes;     // it has no files
+    bool of_bytes;     // the tokenizer is bytes and has no files
     Series series[2];  // train, val
 } ShardSet;
 
@@ -220,7 +220,7 @@ static inline void shard_set_directory(char path[FILE_PATH_MAX], const ShardSet*
     snprintf(path, FILE_PATH_MAX, "%.4000s_tokenizer", set->series[0].prefix);
 }
 
-// Refuses to write only shards of one kind (0: train, 1: val) where those of the other, which stay, are of another
+// Refuses to write only shards of one kind (0: train, 1: val) if those of the other kind, which stay, have another
 // tokenizer.
 static inline bool shard_set_agrees(const ShardSet* set, int kind, Error* error) {
     char shard[FILE_PATH_MAX], path[FILE_PATH_MAX];
@@ -231,14 +231,15 @@ static inline bool shard_set_agrees(const ShardSet* set, int kind, Error* error)
     if (directory_exists(path) && !tokenizer_open(&other, path, NULL, error)) return false;
     bool same = other.hash == set->tokenizer->hash;
     if (!same)
-        fail(error, "%.600s is of the tokenizer %s (%016llx), and these shards would be of %s (%016llx); give another "
-             "--out, or remove it", shard, other.name, (unsigned long long)other.hash, set->tokenizer->name,
+        fail(error, "%.600s was made with the tokenizer %s (%016llx), but these shards would be made with %s "
+             "(%016llx); give another --out, or remove it", shard, other.name, (unsigned long long)other.hash,
+             set->tokenizer->name,
              (unsigned long long)set->tokenizer->hash);
     tokenizer_close(&other);
     return same;
 }
 
-// Whether PREFIX_tokenizer/ is that of this set already.
+// Whether PREFIX_tokenizer/ is already that of this set.
 static inline bool shard_set_has_tokenizer(const ShardSet* set) {
     char path[FILE_PATH_MAX];
     Tokenizer there;
@@ -251,7 +252,7 @@ static inline bool shard_set_has_tokenizer(const ShardSet* set) {
     return same;
 }
 
-// Refuses a PREFIX_tokenizer that would be replaced but has no shards: it is somebody's, not of an earlier set.
+// Refuses a PREFIX_tokenizer that would be replaced but has no shards: it is not from an earlier set.
 static inline bool shard_set_may_replace(const ShardSet* set, Error* error) {
     char path[FILE_PATH_MAX], shard[FILE_PATH_MAX];
     shard_set_directory(path, set);
@@ -264,8 +265,8 @@ static inline bool shard_set_may_replace(const ShardSet* set, Error* error) {
                 path);
 }
 
-// Gives all shards their names, in place of those of an earlier set, and the tokenizer's files theirs. The caller has
-// asked shard_set_may_replace. If an earlier call failed, or this one does, call shard_set_abandon.
+// Renames all shards and the tokenizer's files to their final names, in place of an earlier set. The caller has asked
+// shard_set_may_replace. If an earlier call failed, or this one does, call shard_set_abandon.
 static inline bool shard_set_publish(ShardSet* set, Error* error) {
     char path[FILE_PATH_MAX], temporary[FILE_PATH_MAX + 8];
     shard_set_directory(path, set);
@@ -273,7 +274,7 @@ static inline bool shard_set_publish(ShardSet* set, Error* error) {
     bool ok = series_finish(&set->series[0], error) && series_finish(&set->series[1], error);
     if (ok && !shard_set_has_tokenizer(set)) {
         if (!set->of_bytes) ok = directory_remove(temporary, error) && tokenizer_save(set->tokenizer, temporary, error);
-        // The old shards go first and the new ones come last, so that at no moment shards have another's tokenizer.
+        // The old shards go first and the new ones come last, so that shards never have another set's tokenizer.
         for (int i = 0; i < 2; i++) ok = ok && series_remove(&set->series[i], 0, error);
         ok = ok && directory_sync_parent(path, error) && directory_remove(path, error);
         if (ok && !set->of_bytes) ok = directory_rename_sync(temporary, path, error);

@@ -2,7 +2,7 @@
 // text of some tokens of a shard.
 //
 //   bool ok = stream_encode(&tokenizer, &error);    text -> ids, with a space between them and a line break at the end
-//   bool ok = stream_decode(&tokenizer, &error);    ids, apart by white space -> exactly the bytes that they stand for
+//   bool ok = stream_decode(&tokenizer, &error);    ids, separated by white space -> exactly the bytes that they encode
 //   bool ok = stream_show("x_train_000000.bin", NULL, NULL, 1000, 64, &error);    64 tokens from position 1,000 on
 //
 // A text is read whole before its first token is written, since a word may be as long as the text. Ids are decoded as
@@ -39,7 +39,7 @@ static inline bool stream_encode(const Tokenizer* tokenizer, Error* error) {
     }
     ok = stream_written(ok, error);
     if (ok && tokens.replaced > 0)
-        fprintf(stderr, "tokenize: %zu sequences of bytes that are no UTF-8 were read as U+FFFD\n", tokens.replaced);
+        fprintf(stderr, "tokenize: %zu byte sequences that are not UTF-8 were read as U+FFFD\n", tokens.replaced);
     tokens_free(&tokens);
     text_free(&text);
     return ok;
@@ -54,11 +54,11 @@ static inline bool stream_decode_word(TokenDecoder* decoder, const char* word, s
         id = id * 10 + (uint64_t)(word[i] - '0');
     }
     if (!good)
-        return fail(error, "'%.*s' in standard input is not a token; give whole numbers apart by white space",
+        return fail(error, "'%.*s' in standard input is not a token; give whole numbers separated by white space",
                     (int)min_size(length, 60), word);
     const Tokenizer* tokenizer = decoder->tokenizer;
     if (id >= (uint64_t)tokenizer->vocabulary || tokenizer_kind(tokenizer, (int32_t)id) == TOKEN_ABSENT)
-        return fail(error, "%llu in standard input is no token of this tokenizer, which has %d; is it the right one?",
+        return fail(error, "%llu in standard input is not one of this tokenizer's %d tokens; is it the right one?",
                     (unsigned long long)id, (int)tokenizer->vocabulary);
     size_t bytes;
     const char* text = decoder_add(&bytes, decoder, (int32_t)id);
@@ -68,7 +68,7 @@ static inline bool stream_decode_word(TokenDecoder* decoder, const char* word, s
 
 static inline bool stream_decode(const Tokenizer* tokenizer, Error* error) {
     char word[64];
-    size_t length = 0, bytes;  // of a word that is being read; of one that is too long, the beginning
+    size_t length = 0, bytes;  // of the word that is being read; a word that is too long is cut off
     TokenDecoder decoder;
     decoder_begin(&decoder, tokenizer);
     bool ok = true;
@@ -99,7 +99,7 @@ static inline bool stream_tokenizer(Tokenizer* tokenizer, const Shard* shard, co
         return true;
     }
     if (path == NULL)
-        return fail(error, "%.600s has no tokenizer beside it; give --tokenizer PATH, the one that made it",
+        return fail(error, "%.600s has no tokenizer next to it; give --tokenizer PATH, the one that made it",
                     shard->path);
     if (!tokenizer_open(tokenizer, path, pattern, error)) return false;
     if (shard->vocabulary == 0 || shard->vocabulary == tokenizer->vocabulary) return true;

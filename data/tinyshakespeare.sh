@@ -1,5 +1,5 @@
 #!/bin/sh
-# Tiny Shakespeare: 1.1 MB, 40,000 lines of his plays, a byte a token. One minute of training shows something.
+# Tiny Shakespeare: 1.1 MB, 40,000 lines of his plays, one token per byte. A minute of training shows something.
 #
 #   data/tinyshakespeare.sh [FOLDER]     writes FOLDER/shakespeare_{train,val}_000000.bin (default: data)
 set -eu

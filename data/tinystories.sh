@@ -1,5 +1,5 @@
 #!/bin/sh
-# TinyStories: 2.2 GB of short stories in the words of a small child, a byte a token ("TinyStories: How Small Can
+# TinyStories: 2.2 GB of short stories in the words of a small child, one token per byte ("TinyStories: How Small Can
 # Language Models Be and Still Speak Coherent English?", Eldan and Li, 2023).
 #
 #   data/tinystories.sh [FOLDER]         writes FOLDER/stories_{train,val}_*.bin (default: data)

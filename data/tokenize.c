@@ -1,4 +1,4 @@
-// tokenize.c: texts to token shards, for training and for validation.
+// tokenize.c: converts texts to token shards, for training and for validation.
 //
 //   make build/tokenize
 //   build/tokenize --bytes story.txt --out data/story --val 0.1
@@ -16,8 +16,8 @@
 //   6. training    --train-bpe: a tokenizer from documents
 //   7. main        and --encode, --decode, --show: to standard output
 //
-// Shards of texts of any size take the same memory. All are renamed to their names after the last byte was flushed to
-// the disk; if anything fails before, no file has changed.
+// Memory does not depend on the size of the texts. All shards get their names after the last byte was flushed to the
+// disk; if anything fails before, no file has changed.
 
 #include "bpe.h"
 #include "duplicates.h"
@@ -32,7 +32,7 @@
 // 1. Flags
 
 typedef struct {
-    const char *bytes, *text, *jsonl;  // where the text is from; one of them
+    const char *bytes, *text, *jsonl;  // source of the text: one of these
     const char *field, *tokenizer, *pattern, *out;
     double val;                        // fraction
     bool val_given;
@@ -43,8 +43,8 @@ typedef struct {
     uint64_t vocabulary;               // of --train-bpe; 0: not given
     uint64_t threads;
     bool encode, decode;               // standard input to standard output
-    const char* show;                  // a shard,
-    uint64_t at, tokens;               // from that position on so many tokens
+    const char* show;                  // a shard:
+    uint64_t at, tokens;               // position, and number of tokens from there on
 } Options;
 
 enum { FLAGS_MAX = 32 };
@@ -54,43 +54,44 @@ enum { DEDUP_OFF, DEDUP_EXACT, DEDUP_NEAR };
 static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
     const Flag table[] = {
         FLAG_HEADING("Texts"),
-        TEXT_FLAG("bytes", &o->bytes, NULL, "FILE", 0, "text to convert, a token per byte; -: standard input"),
+        TEXT_FLAG("bytes", &o->bytes, NULL, "FILE", 0, "text file to convert, one token per byte; -: standard input"),
         TEXT_FLAG("text", &o->text, NULL, "GLOB", 0,
-                  "texts to convert by --tokenizer, each a document: files and patterns, separated by commas; gzip and "
-                  "zstd are unpacked"),
+                  "text files to convert with --tokenizer, each a document: paths and patterns, separated by commas; "
+                  "gzip and zstd files are decompressed"),
         TEXT_FLAG("jsonl", &o->jsonl, NULL, "GLOB", 0,
-                  "the same, of files in which each line is a JSON object, and its member --field a document"),
-        TEXT_FLAG("field", &o->field, "text", "NAME", 0, "with --jsonl: member that is the text"),
+                  "JSON Lines files to convert with --tokenizer: paths and patterns, separated by commas; the member "
+                  "--field of each line is a document"),
+        TEXT_FLAG("field", &o->field, "text", "NAME", 0, "with --jsonl: name of the member that holds the text"),
         FLAG_HEADING("Tokenizer"),
         TEXT_FLAG("tokenizer", &o->tokenizer, NULL, "PATH", 0,
-                  "tokenizer.json, vocab.json beside merges.txt, encoder.json beside vocab.bpe, a rank file of "
-                  "tiktoken, or a directory with one of them"),
+                  "tokenizer.json, vocab.json with merges.txt next to it, encoder.json with vocab.bpe next to it, a "
+                  "tiktoken rank file, or a directory that has one of them"),
         TEXT_FLAG("pattern", &o->pattern, NULL, "NAME", 0,
-                  "of a rank file: how it splits words: gpt2, cl100k or o200k"),
+                  "with a tiktoken rank file: pattern that splits words: gpt2, cl100k or o200k"),
         COUNT_FLAG("train-bpe", &o->vocabulary, 0, BPE_VOCABULARY_MIN, BPE_VOCABULARY_MAX, 0,
-                   "train a tokenizer of N tokens on the texts, byte-pair encoding of bytes with GPT-2's pattern, and "
-                   "write OUT/tokenizer.json"),
+                   "train a byte-level BPE tokenizer of N tokens, with GPT-2's pattern, on the texts, and write "
+                   "OUT/tokenizer.json"),
         FLAG_HEADING("Standard input"),
         SWITCH_FLAG("encode", &o->encode, false, 0, "print the tokens of the text on standard input"),
         SWITCH_FLAG("decode", &o->decode, false, 0, "print the text of the tokens on standard input"),
-        FLAG_HEADING("A look at a shard"),
+        FLAG_HEADING("Inspecting a shard"),
         TEXT_FLAG("show", &o->show, NULL, "FILE", 0,
-                  "print the text of a part of a shard, by the tokenizer beside it or --tokenizer"),
+                  "print a part of a shard as text, decoded with --tokenizer or the tokenizer next to it"),
         COUNT_FLAG("at", &o->at, 0, 0, 1e15, 0, "with --show: position of the first token"),
         COUNT_FLAG("tokens", &o->tokens, 64, 1, 1e15, 0, "with --show: tokens to print"),
         FLAG_HEADING("Duplicates"),
         CHOICE_FLAG("dedup", &o->dedup, DEDUP_OFF, "off|exact|near", 0,
-                    "leave out documents that repeat earlier ones, and list them in PREFIX_duplicates.jsonl: exact are "
-                    "equal, near share most runs of 5 words"),
+                    "leave out documents that repeat earlier ones, and list them in PREFIX_duplicates.jsonl: exact: "
+                    "equal documents; near: also those that share most word 5-grams"),
         REAL_FLAG("similarity", &o->similarity, 0.8, 0.7, 1, 0,
-                  "with --dedup near: fraction of the runs of 5 words in either that both documents have, at least"),
+                  "with --dedup near: minimum Jaccard similarity of two documents' word 5-grams"),
         FLAG_HEADING("Shards"),
         TEXT_FLAG("out", &o->out, NULL, "PREFIX", 0,
                   "prefix of the shards: PREFIX_train_000000.bin, PREFIX_val_000000.bin, ..., and of the tokenizer: "
                   "PREFIX_tokenizer/; with --train-bpe: the directory to write"),
         REAL_FLAG("val", &o->val, 0.1, 0, 1, 0,
-                  "fraction for validation, of the documents, or of a single text its end; 0: train shards only, 1: "
-                  "val shards only"),
+                  "fraction of the documents (of a single text: its end) for validation; 0: train shards only, 1: val "
+                  "shards only"),
         COUNT_FLAG("shard-tokens", &o->shard_tokens, 100000000, 1, 1e12, 0, "maximum tokens per shard"),
         REAL_FLAG("entropy", &o->entropy, 0, 0, 100, 0,
                   "entropy floor (loss of the text's true source) in nats per byte, stored in the shards per token; 0: "
@@ -120,14 +121,14 @@ static bool options_read(Options* o, int argc, char** argv, Error* error) {
         if (o->bytes || o->text || o->jsonl || o->out)
             return fail(error, "--%s reads standard input and writes standard output; leave --bytes, --text, --jsonl "
                         "and --out out", o->encode ? "encode" : "decode");
-        return (o->tokenizer && o->tokenizer[0]) || fail(error, "--tokenizer PATH is missing: by which tokenizer?");
+        return (o->tokenizer && o->tokenizer[0]) || fail(error, "--tokenizer PATH is missing; give a tokenizer");
     }
     int sources = (o->bytes != NULL) + (o->text != NULL) + (o->jsonl != NULL);
     const char* source = o->bytes ? o->bytes : o->text ? o->text : o->jsonl;
     if (sources == 0 || !source[0])
-        return fail(error, "which text? --bytes FILE, --text GLOB and --jsonl GLOB are missing; give one of them");
+        return fail(error, "there is no text to convert; give --bytes FILE, --text GLOB or --jsonl GLOB");
     if (sources > 1) return fail(error, "--bytes, --text and --jsonl are given together; give one of them");
-    if (!o->out || !o->out[0]) return fail(error, "--out PREFIX is missing: where do the shards go?");
+    if (!o->out || !o->out[0]) return fail(error, "--out PREFIX is missing; give the prefix of the shards");
     if (o->val > 0 && o->val < VAL_MIN)
         return fail(error, "--val %g is too small a fraction; give 0, or at least %g", o->val, VAL_MIN);
     if (strlen(o->out) > 900) return fail(error, "--out is longer than 900 characters: give a shorter path");
@@ -136,10 +137,10 @@ static bool options_read(Options* o, int argc, char** argv, Error* error) {
     if (o->tokenizer && (o->bytes || o->vocabulary))
         return fail(error, "--%s needs no --tokenizer; leave it out", o->bytes ? "bytes" : "train-bpe");
     if (o->dedup && (o->bytes || o->vocabulary))
-        return fail(error, "--dedup leaves out documents of --tokenizer, not with --%s; leave it out",
+        return fail(error, "--dedup leaves out documents converted with --tokenizer; leave it out with --%s",
                     o->bytes ? "bytes" : "train-bpe");
     return o->bytes || o->vocabulary || (o->tokenizer && o->tokenizer[0]) ||
-           fail(error, "--tokenizer PATH is missing: by which tokenizer? (--bytes FILE needs none)");
+           fail(error, "--tokenizer PATH is missing; give a tokenizer (--bytes FILE needs none)");
 }
 
 static volatile sig_atomic_t interrupted = 0;
@@ -148,7 +149,7 @@ static void interrupt(int signal_number) {
     interrupted = 1;
 }
 
-// Names the shards and says what they are; or leaves nothing, if anything failed before.
+// Publishes the shards and prints what they are, or removes them if anything has failed.
 static bool publish(ShardSet* set, bool ok, Error* error) {
     if (interrupted) ok = fail(error, "interrupted; nothing was written");
     ok = ok && shard_set_publish(set, error);
@@ -166,8 +167,8 @@ static bool divide(uint64_t* train_bytes, const Input* input, const Options* opt
     *train_bytes = val == 0 ? UINT64_MAX : 0;
     if (val == 0 || val == 1) return true;
     if (!input->size_known)
-        return fail(error, "the size of %s is not known ahead, so its end cannot be kept for validation; give --val 0 "
-                    "or 1, or save the text as a file first", input->name);
+        return fail(error, "the size of %s is not known in advance, so its end cannot be kept for validation; give "
+                    "--val 0 or 1, or save the text as a file first", input->name);
     uint64_t kept = (uint64_t)((double)input->size * val + 0.5);
     if (input->size > 0 && (kept == 0 || kept >= input->size))
         return fail(error, "%s has %llu bytes, which --val %g cannot divide; give more text, or --val 0", input->name,
@@ -221,11 +222,11 @@ static bool bytes_to_shards(const Options* options, Error* error) {
 // ------------------------------------------------------------------------------------------------
 // 3. Documents
 //
-// A batch of text is divided into jobs of some pieces each; threads encode them, and then one writes their tokens in
+// A batch of text is divided into jobs of some pieces each; threads encode them, then one thread writes their tokens in
 // the order of the text. So the shards do not depend on the number of threads.
 
 enum { JOBS_MAX = 256 };
-#define JOB_BYTES ((size_t)1 << 17)  // of text, at least; so few jobs are much longer than others
+#define JOB_BYTES ((size_t)1 << 17)  // of text, at least; so few jobs are much longer than the others
 
 typedef struct {
     size_t first, count;  // pieces of the batch
@@ -245,17 +246,17 @@ typedef struct {
     ShardSet set;
     uint64_t read[2];      // documents for training, for validation
     uint64_t empty, bytes; // documents without text; of text in all
-    uint64_t replaced;     // sequences of bytes that are no UTF-8
+    uint64_t replaced;     // invalid UTF-8 sequences
     uint8_t* left_out;     // (left_out_bytes), owned: a bit for each document
     size_t left_out_bytes;
     uint64_t duplicates[2]; // near, exact: documents left out
-    FileWriter report;     // of them
+    FileWriter report;     // of the documents left out
 } Conversion;
 
-// The first document of stratum k: each has as many as one is to be chosen of.
+// The first document of stratum k. A stratum has about 1 / val documents, of which one is for validation.
 static uint64_t stratum_begin(uint64_t k, double val) { return (uint64_t)ceil((double)k / val); }
 
-// Whether a document is for validation: of every 1 / val consecutive ones, one that random numbers choose. So the
+// Whether a document is for validation: one of every 1 / val consecutive documents is, chosen at random. So the
 // fraction is exact, and the choice depends on the document's number alone.
 static bool is_for_validation(uint64_t document, double val) {
     if (val == 0 || val == 1) return val == 1;
@@ -328,8 +329,8 @@ static bool conversion_split(Conversion* c, Error* error) {
     if (c->options->jsonl || c->documents.files.count > 1 || val == 0 || val == 1) return true;
     bool ok = input_open(&input, c->documents.files.names[0], error) && input_unpack(&input, error);
     if (ok && (input.kind != INPUT_PLAIN || !input.size_known))
-        ok = fail(error, "%.600s is packed and the only document, so its end cannot be kept for validation; give --val "
-                  "0 or 1, or unpack it", input.name);
+        ok = fail(error, "%.600s is compressed and the only document, so its end cannot be kept for validation; give "
+                  "--val 0 or 1, or decompress it", input.name);
     uint64_t size = ok ? input.size : 0;
     if (ok && size == 0) ok = fail(error, "%.600s is empty; give a text", input.name);
     input_close(&input);
@@ -379,7 +380,7 @@ static bool conversion_tokenize(Conversion* c, Error* error) {
 // ------------------------------------------------------------------------------------------------
 // 4. Duplicates
 //
-// The documents are read twice: once to find duplicates, which threads prepare, and again for the shards.
+// The documents are read twice: once to find duplicates, whose sketches threads make, and again for the shards.
 
 enum { SKETCHES = 1024 };  // pieces at a time
 
@@ -429,7 +430,7 @@ static bool report_duplicate(Conversion* c, uint64_t document, const FoundDuplic
 static bool duplicates_find(Conversion* c, Duplicates* duplicates, Sketch* sketches, Error* error) {
     Progress progress = progress_begin("looking for duplicates", c->documents.size);
     const Batch* batch = &c->batch;
-    Sketch* whole = &sketches[SKETCHES];  // of the document under way
+    Sketch* whole = &sketches[SKETCHES];  // of the current document
     for (;;) {
         if (!documents_next(&c->documents, &c->batch, error)) return false;
         if (batch->count == 0 || interrupted) break;
@@ -495,8 +496,8 @@ static bool tokenizer_splits(const Tokenizer* tokenizer) {
 static bool conversion_run(Conversion* c, Error* error) {
     const Options* o = c->options;
     if (c->tokenizer.end_of_text < 0)
-        return fail(error, "%.600s names no end-of-text token, by which documents could be told apart; name it as "
-                    "\"eos_token\" in tokenizer_config.json beside it", o->tokenizer);
+        return fail(error, "%.600s names no end-of-text token to separate documents; name it as \"eos_token\" in "
+                    "tokenizer_config.json next to it", o->tokenizer);
     if (!shard_set_may_replace(&c->set, error)) return false;
     if ((o->val == 0 || o->val == 1) && !shard_set_agrees(&c->set, o->val == 1, error)) return false;
     if (!documents_open(&c->documents, o->text ? o->text : o->jsonl, o->jsonl ? o->field : NULL, error)) return false;
@@ -504,7 +505,7 @@ static bool conversion_run(Conversion* c, Error* error) {
     return conversion_split(c, error) && conversion_find_duplicates(c, error) && conversion_tokenize(c, error);
 }
 
-// The report of the shards that are published; without one, that of earlier shards goes.
+// Publishes the report on duplicates; without --dedup, removes that of earlier shards.
 static bool conversion_publish_report(Conversion* c, Error* error) {
     char path[FILE_PATH_MAX];
     if (c->options->dedup) return file_end(&c->report, error);
@@ -517,7 +518,7 @@ static void conversion_print(const Conversion* c) {
     printf("%llu documents of %llu bytes, %.2f bytes per token\n", (unsigned long long)documents,
            (unsigned long long)c->bytes, (double)c->bytes / (double)tokens);
     if (c->replaced > 0)
-        printf("%llu sequences of bytes that are no UTF-8 were read as U+FFFD\n", (unsigned long long)c->replaced);
+        printf("%llu byte sequences that are not UTF-8 were read as U+FFFD\n", (unsigned long long)c->replaced);
     if (c->empty > 0) printf("%llu documents without text were left out\n", (unsigned long long)c->empty);
     if (c->options->dedup)
         printf("%s_duplicates.jsonl: %llu exact and %llu near duplicates were left out\n", c->options->out,
@@ -544,7 +545,7 @@ static bool documents_to_shards(const Options* o, Error* error) {
 // ------------------------------------------------------------------------------------------------
 // 6. Training
 //
-// Each thread counts the words of pieces in a table of its own. The sum of the tables is the same for any threads.
+// Each thread counts the words of pieces in a table of its own. The number of threads does not change the tables' sum.
 
 // Counts the words of all documents.
 static bool words_count(WordTable* tables, size_t threads, const Unicode* unicode, Documents* documents, Batch* batch,

@@ -2,8 +2,8 @@
 //
 //     m += (1 - beta1) (g - m);   v += (1 - beta2) (g^2 - v);   w -= lr (m' / (sqrt(v') + epsilon) + weight_decay w)
 //
-// for all n parameters, m' and v' being m and v corrected for their start at 0. In 16 bits w is the float master, which
-// is then rounded to the stored parameter. Bound by memory: w, m, v, g in, w, m, v and the 16-bit parameter out are 30
+// for all n parameters, m' and v' being m and v corrected for their start at 0. In 16 bits w is the fp32 master weight,
+// then rounded to the stored parameter. Bound by memory: w, m, v, g in, w, m, v and the 16-bit parameter out are 30
 // bytes per parameter (28 in FP32), and the arithmetic is a tenth of what that leaves time for.
 //
 //     rung          idea                                                       expected

@@ -4,21 +4,21 @@
 //     dv_j = sum over i of p_ij dout_i
 //     dq_i = sum over j of ds_ij k_j / sqrt(D),   dk_j = sum over i of ds_ij q_i / sqrt(D)
 //
-// for j <= i; dk and dv are sums over the query heads that share a key head as well. Five products of D multiply-adds
-// for each pair (i, j <= i), 5 B H T^2 D flops, of which the rates are computed; arithmetic is the bound.
+// for j <= i; dk and dv are also summed over the query heads that share a key head. Five products of D multiply-adds
+// for each pair (i, j <= i): 5 B H T^2 D flops, from which the rates are computed; arithmetic is the bound.
 //
 //     rung      idea                                                       expected
 //     naive     p and ds in memory, a thread per number, a sum per output  a load per multiply-add: 1% of float's peak
-//     plain     tiles in shared memory, p and ds made again where they are 7 products for 5, at most half of float's
-//               needed: once for dq, once for dk and dv                    peak on each: up to 35%
+//     plain     tiles in shared memory, p and ds computed twice: for dq,   7 products for 5, at most half of float's
+//               and for dk and dv                                          peak on each: up to 35%
 //     every     the same on tensor cores, p and ds in registers            7 for 5, and 0.4 to 0.6 loads from shared
 //               (16-bit storage and head sizes 8, 16, ... 128)             memory a product: 30 to 45% of mma's peak
 //     shipped   as many heads at a time as the L2 cache has room for       what blocks stream comes from memory once
 //
-// Where the head size or the type has no tensor cores, shipped is plain. All are deterministic: each output is one sum
-// in a fixed order. None of this is measured yet.
+// Where tensor cores do not support the head size or the dtype, shipped is plain. All rungs are deterministic: each
+// output is one sum in a fixed order. None of this is measured yet.
 //
-// delta alone, 2 D elements and a float of each row, bound by memory; 8 lanes take a row:
+// delta alone, 2 D elements and a float per row, bound by memory; 8 lanes take a row:
 //
 //     tokens    a warp has four heads of a token: it stores 4 bytes in     a quarter of the sectors for two loads of
 //               each of four sectors                                       16 sectors each: 90%

@@ -2,9 +2,9 @@
 //
 //     out_i = sum over j <= i of softmax_j(q_i k_j / sqrt(D)) v_j      for each of H heads, T positions, B samples
 //
-// 2 D multiply-adds for each pair (i, j <= i): 2 B H T^2 D flops. From memory at least qkv, out and lse, so that
-// arithmetic is the bound as soon as T passes a few hundred; a version that keeps the scores in memory moves 3 more
-// T^2 floats per head.
+// 2 D multiply-adds for each pair (i, j <= i): 2 B H T^2 D flops. Memory moves at least qkv, out and lse, so that
+// arithmetic is the bound as soon as T passes a few hundred; a version that keeps the scores in memory moves another
+// 3 T^2 floats per head.
 //
 //     rung      idea                                                     expected
 //     naive     three kernels, scores in memory, a thread per number     a load per multiply-add: 1% of float's peak
@@ -16,7 +16,7 @@
 //                                                                        keys and values come from memory once a tile
 //     shipped   as many heads at a time as the L2 cache has room for     keys and values come from memory once
 //
-// Where the head size or the type has no tensor cores, shipped is plain. None of this is measured yet.
+// Where tensor cores do not support the head size or the dtype, shipped is plain. None of this is measured yet.
 //
 // How a warp stores the rows of its result, 64 elements each, bound by memory:
 //

@@ -1,7 +1,7 @@
 // dev/bench.c: where the time of a training step goes, and how its cost grows.
 //
 //     gcc -std=c11 -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math -march=native -fopenmp dev/bench.c -I.
-//         -o build/bench-fp32 -lm -pthread            (-DPRECISION_BF16 or -DPRECISION_FP16: the other storage types)
+//         -o build/bench-fp32 -lm -pthread            (-DPRECISION_BF16 or -DPRECISION_FP16: other storage dtypes)
 //
 //     build/bench-fp32                                the table of one step of GPT-2 124M
 //     build/bench-fp32 --model llama:15M --batch 8 --seq 128 --steps 20 --threads 1 --json step.json
@@ -19,8 +19,8 @@
 //
 // A step is what the loop of train.cu does: zero gradients, forward, head, backward, norm, AdamW; with random weights
 // and random tokens, without the loader and without log lines. One step warms up; of the timed ones the median and the
-// minimum are given, and the table shows the step whose time is the median. On a machine that others use, threads that
-// wait actively at the end of each operation delay the one they wait for: set OMP_WAIT_POLICY=passive there.
+// minimum are printed, and the table shows the step with the median time. On a machine that others use, threads that
+// spin at the end of each operation delay the one that they wait for: set OMP_WAIT_POLICY=passive there.
 //
 // The model's code runs as it is: this file includes the operations, then defines a macro over each of their names that
 // starts a timer, calls, and stops it, then includes the model. (A macro is not expanded again in its own expansion.)
@@ -28,12 +28,12 @@
 // states its arithmetic (an exponential counts as 25) and the least memory traffic that it could have: inputs read once,
 // outputs written once.
 //
-// The column "bound" names what limits an operation, arithmetic or memory, and the next one how near it comes: the time
+// The column "bound" names what limits an operation, arithmetic or memory, and the next how close it comes: the time
 // that its flops take at the peak, or its bytes at the memory's rate, whichever is longer, over the time that it took.
 // Peaks are measured on the same threads after every step, since a machine's speed changes while others use it: on
 // registers alone for arithmetic, over an array far larger than the caches for memory; on a GPU arithmetic's peaks are
 // those of its data sheet, and what depends on them is n/a for a device whose data sheet this program does not know.
-// What still lies in a cache when it is read can come faster than memory's rate: then the share is over 100%.
+// Data that is still in a cache when it is read can come faster than memory's rate: then the share is over 100%.
 
 #include "bench_device.h"
 #include "llmtrain/costs.h"

@@ -1,5 +1,5 @@
-// bench_device.h: what dev/bench.c asks of the device that it runs on: how long each operation takes, and what the
-// device could do.
+// bench_device.h: what dev/bench.c needs to know of the device that it runs on: how long each operation takes, and what
+// the device's peak rates are.
 //
 //   span_begin(&spans), the operation, span_end(&spans), span_add(&spans, &ms)     ms grows by the operation's time
 //   spans_settle(&spans)                                                           now it has
@@ -8,11 +8,11 @@
 //   1. spans    on a CPU between two readings of the clock; on a GPU, where operations are enqueued and run later,
 //               between two events of the stream, which are read when the step has ended
 //   2. rates    on a CPU measured: peak.h, and an array that is scaled in place. On a GPU arithmetic is that of the
-//               data sheet (DEVICE_PEAKS, which mfu is of too; NAN for a device that is not there), and memory that of
+//               data sheet (DEVICE_PEAKS, as for MFU; NAN for a device that is not listed), and memory that of
 //               measured copies within the device
 //
-// Between the events of one operation and the next there is what the stream waits for: bench.c prints it as the rest.
-// An event costs the stream about a microsecond, so a profiled step is slower by two for each operation.
+// The time between one operation's events and the next one's is idle time of the stream: bench.c prints it as the rest.
+// An event costs the stream about a microsecond, so a profiled step is slower by two microseconds per operation.
 
 #ifndef LLMTRAIN_BENCH_DEVICE_H
 #define LLMTRAIN_BENCH_DEVICE_H

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""bounds.py: how long each kernel of a training step must take on a GPU at least, without a GPU. All are estimates.
+"""bounds.py: the least time that each kernel of a training step takes on a GPU, estimated without a GPU.
 
     1. GPUs         their rates, and where those are from
     2. kernels      what each kernel moves and how often its loops run
     3. bound        of a launch: the slowest of issue, tensor cores, special functions, shared memory, L2 and memory
-    4. step         by operation, beside what was measured
+    4. step         by operation, next to what was measured
     5. program
 
     bounds.py --launches build/launches-BF16 --code build/machine-code-BF16.jsonl [--gpu H100] [--measured FILE]
 
-What a step launches is asked of the model's code (dev/launches.cu), what a launch issues is counted in the machine code
+What a step launches comes from the model's code (dev/launches.cu), what a launch issues is counted in the machine code
 (dev/machine_code.py), and what it must move follows from its arguments. A launch's bound is the longest of
 
     issue, tensor, MUFU, shared     instructions, flops, special functions and bytes of its warps, at the rate of the

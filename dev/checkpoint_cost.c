@@ -1,12 +1,12 @@
-// checkpoint_cost.c: what saving and loading a model cost, beside what the disk can do.
+// checkpoint_cost.c: what saving and loading a model cost, compared with what the disk can do.
 //
 //   cc -std=c11 -O3 -march=native -fopenmp -I. dev/checkpoint_cost.c -o build/checkpoint_cost -lm -pthread
 //   build/checkpoint_cost [--model gpt2:124M] [--dir build] [--rounds 5]
 //
 // A round does each of these seven, in an order of its own (a multiplication modulo 7):
 //   write   dd of as many bytes, from the page cache, with fsync
-//   sync    a save without a snapshot: training stands all the time
-//   async   a save with one, while training steps go on: how long they wait for it, and how much longer they take, all
+//   sync    a save without a snapshot: training stops throughout
+//   async   a save with one, while training continues: how long they wait for it, and how much longer they take, all
 //           together, than as many steps just before
 //   read    dd of the checkpoint's file to /dev/null; load: of the checkpoint into the model; both after the file was
 //           dropped from the page cache, and once more from there

@@ -3,7 +3,7 @@
 //     losses (N) = log(sum over v of exp(x_v)) - x_target,    x (N, Vp) becomes dloss (softmax(x) - onehot(target))
 //
 // The least that memory must move is 2 elements per logit, one read and one written. A row of GPT-2's is 100 KB in 16
-// bits: too long for a thread's registers, short enough for the L2 cache to keep the rows in work.
+// bits: too long for a thread's registers, short enough for the L2 cache to keep the rows being worked on.
 //
 //     rung        idea                                                          expected
 //     thread      a thread owns a row and walks it three times: for the         an access of a warp goes to 32 rows:

@@ -1,5 +1,5 @@
-# demo.sh BUILD [long]: the main job from nothing. A corpus of known entropy, shards, a model trained on them, its text.
-# Without `long` it takes 2 to 4 minutes on 2 cores and comes within 10% of the floor; with it half an hour and 3%.
+# demo.sh BUILD [long]: the whole job from scratch: a corpus of known entropy, shards, a trained model, text from it.
+# Takes 2 to 4 minutes on 2 cores and comes within 10% of the entropy floor; with `long` half an hour and within 3%.
 set -eu
 build=$1
 if [ "${2:-}" = long ]; then

@@ -23,8 +23,8 @@
 //     shipped    the sorted rows are cut into equal pieces; partial  about the same speed whatever the tokens are
 //                sums where a token's rows lie in several
 //
-// --tokens text: as in a text, where the token of rank r occurs in proportion to 1 / r; equal: one token; different:
-// each of them as seldom as V allows.
+// --tokens text: as in a text, where the token of rank r occurs in proportion to 1 / r; equal: one token only;
+// different: each token as rarely as V allows.
 //
 //     build/embedding --batch 16 --seq 1024 --channels 768 --vocab 50257 --tokens text
 

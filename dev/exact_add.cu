@@ -2,8 +2,8 @@
 //
 //     sums (n) += x (n) * scale, rounded to the nearest integer, ties to even;  x float, sums int64, scale 2^50
 //
-// Memory moves 20 bytes per element: x in, sums in and out. An element beyond the limit, or not a number, adds nothing
-// and sets a mark.
+// Memory moves 20 bytes per element: x in, sums in and out. An element beyond the limit, or NaN, adds nothing and sets
+// a flag.
 //
 //     rung          idea                                                     expected
 //     naive         an element a thread, all of it in double: widen,         85 to 90% of the peak; 2 units for doubles
@@ -14,8 +14,8 @@
 //     shipped       two elements a thread: 16 bytes of sums at a time; the   above 90%
 //                   comparison in float; right for any scale
 //
-// So work on integers buys nothing as long as memory is the bound. And the trainer's scale is not a power of two when
-// its loss scale is not one: then the product is rounded to a double before it is rounded to an integer, on both
+// So work on integers gains nothing as long as memory is the bound. And if the trainer's loss scale is not a power of
+// two, neither is its scale here: then the product is rounded to a double before it is rounded to an integer, on both
 // backends.
 //
 //     build/exact_add --elements 124475904

@@ -1,6 +1,6 @@
-// dev/gemm.c: the ladder of the CPU's matrix product, checked and timed.
+// dev/gemm.c: the ladder of the CPU's GEMM, checked and timed.
 //
-//     out (M, N) = X (M, K) W (N, K)^T        and the two products of its backward pass, dX = dY W and dW += dY^T X
+//     out (M, N) = X (M, K) W (N, K)^T        and the two matmuls of its backward pass, dX = dY W and dW += dY^T X
 //
 // The ladder, for M = 1024, N = 2304, K = 768 on two processors; per cent of the register-only peak of the machine for
 // the type (float 227 GFLOP/s, bfloat16 442). AMD EPYC 9004 (Zen 4), two of its cores shared with other work, gcc 12,
@@ -18,14 +18,14 @@
 //     gcc -std=c11 -O3 -fopenmp dev/gemm.c -o build/gemm -lm -ldl
 //     build/gemm --check                      every kernel of this machine against float64; exit status 1 on failure
 //     build/gemm --check amx                  that kernel alone
-//     build/gemm                              the ladder at one shape, then the products of GPT-2 124M
+//     build/gemm                              the ladder at one shape, then the matmuls of GPT-2 124M
 //     build/gemm --m 1024 --n 3072 --k 768    one shape; further: --threads T --rounds R --json
 //
 // With -DGEMM_EMULATE_AMX the AMX kernel runs on an emulation of the tile registers: for --check on any machine with
-// AVX-512. A machine's speed changes while others use it, so that each measurement has its own peak beside it: a loop
-// of multiplications and additions on registers alone, of the widest kind that the machine has for the type. Where
-// others take the processors away altogether, OMP_WAIT_POLICY=passive build/gemm --processor-time counts only the time
-// that the program did have them (divided by the number of threads).
+// AVX-512. A machine's speed changes while others use it, so each measurement comes with a peak of its own: a loop of
+// multiplications and additions on registers alone, of the widest kind that the machine has for the type. Where other
+// programs take processors away altogether, OMP_WAIT_POLICY=passive build/gemm --processor-time counts only the time
+// that this program had them (divided by the number of threads).
 
 #include "llmtrain/base.h"
 #ifdef GEMM_EMULATE_AMX

@@ -1,5 +1,5 @@
-# gpu_build.sh: sourced by gpu_check.sh: which programs its runs need, and how they are built, here or on a machine that
-# they are carried to.
+# gpu_build.sh: sourced by gpu_check.sh: which programs its runs need, and how they are built: on the GPU's machine, or
+# here to be carried there.
 #
 # It reads $arch, $work (the folder of the programs), $carry (not empty: to be carried) and $scratch.
 # shellcheck shell=sh disable=SC2154

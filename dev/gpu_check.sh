@@ -1,12 +1,12 @@
 #!/bin/sh
 # gpu_check.sh: everything that only a GPU can tell, in four runs for a machine that one has for minutes at a time. Each
-# is whole in itself, has a time that it keeps, and writes a text report.
+# is complete in itself, keeps to its time limit, and writes a text report.
 #
 #     sh dev/gpu_check.sh A          3 minutes: what is there; every kernel, synchronised after each launch, so that a
 #                                    fault names its kernel; PTX tests; every operation in BF16; GPT-2 124M
 #     sh dev/gpu_check.sh B          5 minutes: time by operation and by kernel in one step of 124M and 1558M; every
 #                                    matmul shape; attention and norms at the same shapes; the other ladders
-#     sh dev/gpu_check.sh C          8 minutes: GPT-2 124M and 1558M beside PyTorch; attention at the peers' shapes
+#     sh dev/gpu_check.sh C          8 minutes: GPT-2 124M and 1558M against PyTorch; attention at the peers' shapes
 #     sh dev/gpu_check.sh D          9.5 minutes: FP16, FP32, whole runs against the CPU's, NCCL, compute-sanitizer
 #     sh dev/gpu_check.sh            all four
 #
@@ -15,20 +15,20 @@
 #                     is kept as gpu_check_A.1.txt, and a new one begins.
 #     --carry DIR     runs nothing: builds the programs of these runs here, for --arch, to be taken to the machine of
 #                     the GPU with the sources; refuses more than 64 MiB. There: --build DIR
-#     --build DIR     where programs are (build/gpu); those that are not there, are of other sources or do not start are built
+#     --build DIR     where programs are (build/gpu); those that are missing, outdated or do not start are built
 #     --arch sm_90a   the GPU's architecture; asked of the GPU otherwise
-#     --minutes 5     keeps this time instead;  --limit 20: no part takes longer, in seconds
-#     --dry-run       prints the commands, and the sum of their limits beside the time of each run; fails if it is over
+#     --minutes 5     keeps to this time instead;  --limit 20: no part takes longer, in seconds
+#     --dry-run       prints the commands, and the sum of their limits next to each run's time; fails if it is over
 #     --try build     no GPU: gives every command line of the trainer to build/train-emulated-BF16, or build/train-BF16,
 #                     as far as its memory plan, and those of the ladders, with small sizes, to the emulated ones; fails
 #                     if one is refused
 #
 # nvcc is NVCC=, or in PATH, or in /usr/local/cuda; the compiler of C is CC=, Python is PYTHON=. cuBLASLt and NCCL are
-# looked for beside nvcc, in the system's folders and in the wheels of that Python (site-packages/nvidia).
+# looked for next to nvcc, in the system's folders and in the wheels of that Python (site-packages/nvidia).
 #
-# A part that fails or hangs does not stop those after it; the end names it, and the exit status is 1. It is cut off at
-# its limit, and may use as much again of what those before it left over. What cannot run here, for want of memory or of
-# a program, is said to be skipped. Without a GPU the programs are built, which needs nvcc alone.
+# A part that fails or hangs does not stop those after it; the last lines name it, and the exit status is 1. It is cut
+# off at its limit, and may use as much again of what those before it left over. What cannot run here, for lack of
+# memory or of a program, is reported as skipped. Without a GPU the programs are built, which needs only nvcc.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 

@@ -1,4 +1,4 @@
-// ladder.h: the frame of the ladder programs, dev/gelu.cu and so on: one operation of the CUDA backend in several
+// ladder.h: what the ladder programs, dev/gelu.cu and so on, share: one operation of the CUDA backend in several
 // versions (rungs), from the naive one to the one that is shipped, each checked against the CPU operation and timed.
 //
 //   1. arrays     on the device, with a twin on the host for the CPU operation
@@ -15,10 +15,10 @@
 //
 // ladder_open      the program's flags; sizes have a default for a GPU and one for the emulator: ladder_size
 // ladder_begin     a ladder; a program may have several
-// ladder_input     random normal numbers times a scale; the twin may be changed or computed, then: ladder_update
+// ladder_input     random normal numbers times a scale; call ladder_update after changing the twin
 // ladder_output    NaN before each rung
 // ladder_added     random numbers before each rung, for what is added to or worked on in place
-// ladder_scratch   memory for the rungs that is not looked at; for what operations take from the stream:
+// ladder_scratch   memory for the rungs that is not checked; for scratch that operations take from the stream:
 //                  ladder_give_scratch
 // ladder_work      the minimum that any rung must do, and LADDER_OPERATION(operation, arguments...), which is also the
 //                  rung "shipped"
@@ -35,8 +35,8 @@
 // {length, size, rounded}. Integers must be equal. A NaN is wrong, also where the CPU has one.
 //
 // Timed: the median of --rounds, each after a sweep through a buffer larger than the L2 cache, so that the operands
-// come from memory; between two events in the stream, after warm-up. What is added to grows meanwhile; its numbers
-// matter to no rung's speed. --json prints one object per rung on a line of its own. --rounds 0 checks and times
+// come from memory; between two events in the stream, after warm-up. Arrays that are added to grow meanwhile, which
+// changes no rung's speed. --json prints one object per rung on a line of its own. --rounds 0 checks and times
 // nothing. The last line is `N passed, N failed`.
 //
 // Counted, with EMULATE_COUNT=FILE build/emulated-count-BF16-ladders NAME: sectors of global memory and wavefronts of

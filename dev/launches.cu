@@ -1,10 +1,10 @@
-// dev/launches.cu: one training step of a model of any size, for what it launches: its kernels are listed, not run.
+// dev/launches.cu: lists the kernels that a training step of a model of any size launches, without running them.
 //
 //     EMULATE_LAUNCHES=step.txt EMULATE_PROCESSORS=132 build/launches-BF16 --model gpt2:1558M --batch 32 --seq 1024
 //
 // The program is compiled with the emulator (dev/emulator/launches.h has the form of the list), so the launches are
 // those of the code of the model and its launchers. Before the step comes a line with its flops, as MFU counts them:
-// {"step": flops}. dev/bounds.py makes a bound for each kernel of them: make bounds.
+// {"step": flops}. dev/bounds.py computes a bound for each of these kernels: make bounds.
 
 #include "llmtrain/predict.h"
 #include "llmtrain/presets.h"

@@ -1,11 +1,11 @@
-// dev/matmul.cu: the ladders of the matrix products.
+// dev/matmul.cu: the ladders of the matmuls.
 //
 //     forward        out (M, N) = in (M, K) weight (N, K)^T + bias (N)
 //     backward       din (M, K) = dout (M, N) weight (N, K);   dweight (N, K) += dout^T in, dbias (N) += sums of dout
 //     with GELU      out = gelu(pre) after the forward, din *= gelu'(pre) after the backward
 //
-// An element is needed by every row or column of the other operand: 2 M N K operations on M K + N K + M N elements, so
-// that arithmetic bounds the product if each element is used often enough where it is near. The ladder is how often:
+// Each element is multiplied with a whole row or column of the other operand: 2 M N K operations on M K + N K + M N
+// elements. So arithmetic is the bound if each element is used often enough per load. The rungs differ in how often:
 //
 //     rung        idea                                                       expected
 //     naive       a thread for each result, operands from memory             2 loads for a multiplication: under 1% of
@@ -22,14 +22,14 @@
 // The gradient of a bias, the sums of dout's columns, where both gradients are overwritten:
 //
 //     epilogue    cuBLASLt sums what it reads of dout for dweight: BGRADB,   dout is read once instead of twice: 3% of a
-//                 of the result's type, here float                           step, if the product keeps its speed
-//     shipped     a product and two kernels (section 3 of matmul.cuh)
+//                 of the result's type, here float                           step, if the matmul keeps its speed
+//     shipped     a matmul and two kernels (section 3 of matmul.cuh)
 //
 // The library's epilogue cannot add to a bias gradient, and is not used before a GPU has timed this rung.
 //
-// For floats there is no rung of tensor cores: they would round the operands to 10 bits of fraction. The other
+// For floats there is no rung with tensor cores: they would round the operands to 10 bits of fraction. The other
 // operations have the rungs `plain` and `shipped`, and those with GELU `separate`, two kernels, and `shipped`,
-// which is one product of the library where matmul.cuh finds that it pays.
+// which is one matmul of the library where matmul.cuh finds that it pays.
 //
 //     build/matmul --rows 16384 --outputs 3072 --inputs 768
 

@@ -1,11 +1,11 @@
 // dev/muon.cu: the ladder of Muon's update of one matrix (llmtrain/optimizers_matrix.h has formula and sources).
 //
 // Five times X = a X + (b A + c A A) X with A = X X^T: 5 (4 d^2 l + 2 d^3) flops for a matrix of d x l, d <= l. All
-// rungs run the same algorithm over other matmuls, which are what bounds it; what is done element by element, 20
-// passes over the matrix, is about 1% at d = 1,024.
+// rungs run the same algorithm on different matmuls, which are its bound; the elementwise work, 20 passes over the
+// matrix, is about 1% at d = 1,024.
 //
 //     rung          idea                                                   expected
-//     plain         products by the kernel that takes any shape            10 to 20% of the peak of float
+//     plain         matmuls by the kernel that takes any shape             10 to 20% of the peak of float
 //     float         cuBLASLt, in float                                     60 to 80% of the peak of float
 //     shipped       operands rounded to TF32 in 16-bit builds              the tensor cores: 5 times the rung before
 //

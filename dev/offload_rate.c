@@ -3,12 +3,12 @@
 //   cc -std=c11 -O3 -march=native -fopenmp -I. dev/offload_rate.c -o build/offload_rate -lm -pthread
 //   build/offload_rate [--model gpt2:124M] [--dir build] [--offload optimizer] [--batch 1] [--seq 64] [--steps 8]
 //
-// Each step is measured in turn with the disk alone: a loop of pread and pwrite of the same pieces, past the page cache
-// as the run's, in a file of its own. Of the optimizer state each piece is read and written, in one thread and then with
-// a thread for each direction; of the activations all pieces that move are written, then read from the last one on.
-// Printed are the medians of the steps after the first two, which write where nothing was: of the update, of the whole
-// step, and of the processor time of a step, which other programs do not lengthen; and the update and the step as
-// multiples of the faster of the two loops. Compile it with -DPRECISION_BF16 for states with master weights.
+// Steps alternate with measurements of the disk alone: a loop of pread and pwrite of the same pieces, past the page
+// cache like the run, in a file of its own. With optimizer state each piece is read and written, in one thread and then
+// with a thread per direction; with activations all pieces that move are written, then read back from the last one on.
+// Prints medians over the steps after the first two, which write where nothing was: of the update, of the whole step,
+// and of the processor time of a step, which other programs do not lengthen; and the update and the step as multiples
+// of the faster of the two loops. Compile it with -DPRECISION_BF16 for states with master weights.
 
 #include "llmtrain/predict.h"
 #include "llmtrain/presets.h"

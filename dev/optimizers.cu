@@ -1,7 +1,7 @@
 // dev/optimizers.cu: the ladders of optimizers with narrow or factored states, each on a matrix of R x C parameters.
 //
 // adamw-8bit   AdamW, with the states of 256 elements as 8 bits and a scale ("8-bit Optimizers via Block-wise
-//              Quantization"). Bound by memory: 20 bytes per parameter in 16 bits (AdamW: 30); look-ups are next.
+//              Quantization"). Bound by memory: 18 bytes per parameter in 16 bits (AdamW: 30); look-ups are next.
 //
 //     rung          idea                                                       expected
 //     search        a block of threads owns 256 elements, one each; a state's  half of the bytes' time: 16 dependent
@@ -14,8 +14,8 @@
 //     element       an element a thread, which calls random4 for itself        bound by integer arithmetic: 40%
 //     shipped       four elements a thread share a call                        above 85%
 //
-// adafactor    second moments of rows and columns. Five passes: the bytes counted here are those of one reading of
-//              gradients and weights and one writing of weights, so that a perfect fusion would be 100%.
+// adafactor    second moments of rows and columns. Five passes: the bytes counted here are for reading gradients and
+//              weights once and writing weights once, so that a perfect fusion would be 100%.
 //
 //     threads       a thread owns a row, or a column, of each sum              rows are read a line per element: 10%
 //     shipped       a block owns a row; columns are cut into 32 pieces         40%: the gradient is read four times

@@ -9,8 +9,8 @@
 The same small Llama with every optimizer: each learning rate of its grid with seed 1, then the best with seeds 2 and
 3; one warmup and cosine for all, AdamW's other settings are the program's defaults. Each run has one thread, two run
 at a time. Results are kept as they come, and what is there is not run again. Seconds are processor seconds of training
-alone, since others share the machine: (those of 50 steps - those of 10) / 40, without validation, three times each in
-turn, of which the least counts. Needs Python and no packages.
+alone, since others share the machine: (those of 50 steps - those of 10) / 40, without validation; the minimum of three
+measurements, taken in turn. Needs Python and no packages.
 """
 
 import argparse

@@ -1,7 +1,7 @@
-// peak.h: how fast this machine multiplies at best, for the programs that compare with it.
+// peak.h: measures this machine's peak rate of arithmetic, for programs that compare with it.
 //
-// Multiplications and additions on registers alone, in as many accumulators as hide their latency: of floats in the
-// widest vectors that the products may choose, and of bfloat16 where the processor multiplies pairs of them.
+// Multiplications and additions on registers alone, with enough accumulators to hide their latency: of floats in the
+// widest vectors that the GEMMs may choose, and of bfloat16 where the processor multiplies pairs of them.
 
 #ifndef LLMTRAIN_PEAK_H
 #define LLMTRAIN_PEAK_H

@@ -1,6 +1,6 @@
 """peers.py: what PyTorch does on the same GPU, to compare the ladders and the trainer with.
 
-    python3 dev/peers.py                      products, attention, compiled GPT-2s; a minute or two
+    python3 dev/peers.py                      matmuls, attention, compiled GPT-2s; a minute or two
     python3 dev/peers.py --only attention
     python3 dev/peers.py --gpt2 "124M:64"     this size with this batch
     python3 dev/peers.py --seconds 40         leaves out what has not begun by then
@@ -8,7 +8,7 @@
 Attention: scaled_dot_product_attention, causal, bfloat16, by its flash and its cuDNN backend: D = 64 and 128, 16,384
 tokens and H D = 2048 at every T. Operations are those of the half of the matrix under the diagonal: 4 B H T^2 D / 2
 forward, 2.5 times that backward, as the FlashAttention papers count. GPT-2 in plain PyTorch, compiled, bfloat16 with
-float masters, at T = 1024 and the trainer's batches: tokens per second, and the per cent of --peak (TFLOP/s; the same
+fp32 weights, at T = 1024 and the trainer's batches: tokens per second, and the per cent of --peak (TFLOP/s; the same
 number as the trainer is given) by the same count of operations per token as the trainer's. The smallest is compiled as
 a whole; for the others that takes minutes, so their blocks are, which are all alike.
 

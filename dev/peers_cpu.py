@@ -73,7 +73,7 @@ AVX2_ALONE = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_
 
 
 def run_process(command, threads, folder=None):
-    environment = dict(os.environ, OMP_NUM_THREADS=str(threads), OMP_WAIT_POLICY="passive")
+    environment = dict(os.environ, OMP_NUM_THREADS=str(threads))  # waiting as OpenMP does by default, as for a user
     done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
     if done.returncode != 0:
         print(f"failed: {' '.join(command)}\n{done.stderr[-600:]}", file=sys.stderr)

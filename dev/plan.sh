@@ -1,11 +1,11 @@
-# plan.sh BUILD: is what --plan predicts what a run takes? Ten runs: memory of a rank, and time of a step, beside the plan.
+# plan.sh BUILD: do runs take what --plan predicts? Ten runs: memory of a rank and time of a step, next to the plan.
 # Leaves logs in BUILD/plan. Fails if memory is off by more than 5% or time by more than 20%.
 #
 #   make build/train-FP32 build/train-BF16 build/corpus build/tokenize && sh dev/plan.sh build
 #
-# Time is processor time over the number of processors, so that others may use the machine meanwhile: of a run of 5 steps
-# less that of a run of 1, by 4. Threads and ranks use all processors here. The last column is the median time of a step by
-# the clock, which is the same on a machine that nobody else uses.
+# A step's time is processor time, so that others may use the machine meanwhile: (a run of 5 steps - a run of 1) / 4, by
+# the number of processors, all of which threads and ranks use here. The last column is the median time of a step by the
+# clock, which is the same on a machine that nobody else uses.
 set -eu
 build=$1
 out=$build/plan
@@ -50,7 +50,7 @@ compare() {
     children >> "$run.times"
     run "$type" 5 "$@"
     children >> "$run.times"
-    planned=$(sed -n 's/^  a step of these flags: \([0-9.]*\) GB, \([0-9.]*\) ms.*/\1 \2/p' "$run.plan")
+    planned=$(sed -n 's/^  a step with these flags: \([0-9.]*\) GB, \([0-9.]*\) ms.*/\1 \2/p' "$run.plan")
     clock=$(sed -n 's/.*"ms": \([0-9.e+]*\),.*/\1/p' "$run/metrics.jsonl" | tail -n +2 | sort -g | sed -n 2p)
     bytes=$(tail -n 1 "$run/metrics.jsonl" | sed 's/.*"mem_bytes": \([0-9]*\).*/\1/')
     echo "$planned $bytes $clock $(tr '\n' ' ' < "$run.times") $(getconf _NPROCESSORS_ONLN)" |

@@ -1,5 +1,5 @@
-# precisions.sh BUILD: does the type of storage change what a model learns? The demo's model, half as long, on the demo's
-# corpus: BF16 and FP16, three seeds each, and one run of FP32 and of BF16 without float masters (stochastic rounding).
+# precisions.sh BUILD: does the storage dtype change what a model learns? The demo's model, half as long, on its corpus:
+# BF16 and FP16, three seeds each, and one run of FP32 and of BF16 without fp32 master weights (stochastic rounding).
 #
 # Seeds differ in initial weights and in the order of the data. The noise of a loss is the sampling error of the text that
 # it is measured on: another text of that length would shift it by about as much. Fails if the means of FP16 and BF16

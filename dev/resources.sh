@@ -2,8 +2,8 @@
 # resources.sh [PRECISION...]: what each shipped kernel needs of a multiprocessor and what its machine code does: the
 # table of dev/machine_code.py, which also says what fails.
 # PRECISION: FP32, BF16, FP16; all three unless given. ARCHS="sm_80 sm_90a sm_100" and NVCC=nvcc can be changed.
-# LAUNCHES=PROGRAM: dev/launches.cu, compiled, which says how many threads and how much dynamic shared memory launches
-# have. OUT=FILE.jsonl: what was found goes there too.
+# LAUNCHES=PROGRAM: dev/launches.cu, compiled, which reports the threads and the dynamic shared memory of launches.
+# OUT=FILE.jsonl: the results are written there too.
 #
 # No GPU is needed. Without nvcc it says that it is skipped, without python3 only spills are looked for, and without
 # nvdisasm (a Python package has it: pip install nvidia-cuda-nvdisasm) only what ptxas says.

@@ -1,9 +1,9 @@
 // dev/rope.cu: the ladder of rotary positions, forward and backward.
 //
-//     qkv (B, T, (H + 2K) D): the pair (x[i], x[i + D/2]) of every query and key head turns by position theta^(-2i/D)
+//     qkv (B, T, (H + 2K) D): rotates the pair (x[i], x[i + D/2]) of query and key heads by position theta^(-2i/D)
 //
 // Bound by memory: reads and writes (H + K) D elements a row. The cosines and sines are a table of 4 D bytes a
-// position, as much as a head moves in 16 bits, reading and writing: how often a thread must ask for them is the story.
+// position, as much as a head moves in 16 bits, reading and writing: the rungs differ in how often they are loaded.
 //
 //     rung       idea                                                  expected
 //     computed   a pair a thread, its angle by pow, cos and sin in     bound by arithmetic: a hundredth of the peak

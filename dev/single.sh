@@ -1,11 +1,11 @@
 #!/bin/sh
-# single.sh: prints the runtime as one header: llmtrain/generate.h, so also llmtrain.h, with every header of the layout
+# single.sh: prints the runtime as one header: llmtrain/generate.h, and so llmtrain.h, with every header of this project
 # that they include.
 #
 #   sh dev/single.sh > build/llmtrain_single.h      as `make single` does
 #
-# What a header includes stands before it. What it includes under a condition (#ifdef LLMTRAIN_CUDA) stands in the place
-# of that #include, and again where the condition does not hold; the headers' guards then keep a compiler from reading
+# What a header includes comes before it. What it includes under a condition (#ifdef LLMTRAIN_CUDA) replaces that
+# #include, and appears again where the condition does not hold; the include guards then keep a compiler from reading
 # both. #includes of system headers, and of dev/, stay as they are.
 
 cd "$(dirname -- "$0")/.." || exit 1

@@ -1,5 +1,5 @@
 #!/bin/sh
-# sizes.sh: lines of the reading path and of each folder, beside their limits.
+# sizes.sh: lines of the reading path and of each folder, next to their limits.
 #
 #   sh dev/sizes.sh
 #

@@ -1,9 +1,9 @@
 # small_states.sh BUILD: do the flags with which --plan fits llama:1B into 12 GB (8-bit states, no float master weights,
 # recomputation) change what a model learns? A Llama of 15 million parameters in BF16 on the demo's corpus, three seeds
-# with them and three with plain AdamW (float states and masters).
+# with them and three with plain AdamW (fp32 states and master weights).
 #
-# The noise is what seeds make of the same flags. Fails if the two means differ by more than twice the standard error of
-# their difference, or by more than 1%.
+# The noise is the spread over seeds. Fails if the two means differ by more than twice the standard error of their
+# difference, or by more than 1%.
 set -eu
 build=$1
 out=$build/small-states

@@ -1,4 +1,4 @@
-// tour.h: one training step as a tour: each operation in order, what it read and wrote, and what it cost.
+// tour.h: prints one training step as a tour: each operation in order, what it read and wrote, and what it cost.
 //
 // bench.c times each operation by a macro over its name, which also lists the operation's arrays: READ("in", M, K),
 // READ_IF(bias, "bias", N), WROTE("out", out, M, N). Between tour_begin and tour_end each call prints

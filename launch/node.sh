@@ -34,7 +34,7 @@ ranks='' logs=logs bind=on grace=60 nodes=1 node_rank=0 master='' port=''
 say() { echo "node.sh: $*" >&2; }
 wrong() { say "$@"; exit 2; }
 
-# From nodes.sh: the arguments come on standard input, as a script that ends with this line; after it come signals.
+# nodes.sh sends the arguments on standard input, as a script that ends with this line; signals follow it.
 END_OF_SCRIPT='# end of the script'
 remote=
 if [ "${1:-}" = --from-stdin ]; then
@@ -84,7 +84,7 @@ if command -v nvidia-smi > /dev/null; then
 fi
 if [ -z "$ranks" ]; then
     ranks=$(echo "$gpus" | wc -w)
-    [ "$ranks" -gt 0 ] || wrong "no GPU is found on $machine; say how many ranks to start: --ranks N"
+    [ "$ranks" -gt 0 ] || wrong "no GPU was found on $machine; say how many ranks to start: --ranks N"
 fi
 
 # A port that no socket uses, outside the range from which systems choose ports by themselves. A link reserves it until
@@ -150,7 +150,7 @@ start=setsid
 
 running=
 kill_all() {
-    say "kills what still runs on $machine: rank $(for process in $running; do printf '%s ' "${process%:*}"; done)"
+    say "killing what still runs on $machine: rank $(for process in $running; do printf '%s ' "${process%:*}"; done)"
     send KILL -
 }
 
@@ -169,7 +169,7 @@ trap 'send INT' INT
 trap 'send USR1' USR1
 trap 'kill_all' USR2
 
-# nodes.sh sends the names of signals, and an empty line twice a second as long as it lives.
+# nodes.sh sends the names of signals, and an empty line twice a second while it runs.
 if [ -n "$remote" ]; then
     exec 3<&0 < /dev/null
     (
@@ -181,7 +181,7 @@ if [ -n "$remote" ]; then
                 *) kill -s 0 $$ 2> /dev/null || exit ;;
             esac
         done
-        say "$machine has lost its connection to nodes.sh; ends the ranks"
+        say "$machine has lost its connection to nodes.sh; ending its ranks"
         kill -s TERM $$
     ) <&3 &
     listener=$!
@@ -189,7 +189,7 @@ if [ -n "$remote" ]; then
 fi
 
 first=$((node_rank * ranks))
-say "starts $ranks of $WORLD_SIZE ranks on $machine, from rank $first; rendezvous at $MASTER_ADDR:$MASTER_PORT"
+say "starting $ranks of $WORLD_SIZE ranks on $machine, from rank $first; rendezvous at $MASTER_ADDR:$MASTER_PORT"
 local_rank=0
 while [ "$local_rank" -lt "$ranks" ]; do
     export RANK=$((first + local_rank)) LOCAL_RANK="$local_rank"

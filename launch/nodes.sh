@@ -120,7 +120,7 @@ host_input() {
 
 running=
 kill_all() {
-    say "kills what still runs: $(for process in $running; do printf '%s ' "${process%:*}"; done)"
+    say "killing what still runs: $(for process in $running; do printf '%s ' "${process%:*}"; done)"
     [ ! -s "$work/killed" ] || send KILL -
     echo KILL | tee -a "$work/signals" > "$work/killed"
 }

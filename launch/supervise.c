@@ -4,7 +4,7 @@
 //   ./supervise -- mpirun -np 4 ./train --resume --ckpt-every 500 --data ... --out runs/x
 //   cat runs/x/events.jsonl                    what happened, and when: one line per event
 //   cat runs/x/failures/failure_0001.json      the post-mortem of a failure: rank, phase, step, signal, last output
-//   kill PID                                   the ranks save, all ends; the same command continues the run
+//   kill PID                                   the ranks save, and all end; the same command continues the run
 //
 // It watches the ranks of this machine: their processes, and the heartbeats that they write to shared memory
 // (llmtrain/heartbeat.h). When the command or a rank dies, or a rank sends no heartbeat for longer than its phase may
@@ -20,7 +20,7 @@
 // otherwise 1: gave up.
 //
 // No process of one start is left when the next one begins. Nothing waits for a disk or a reader while ranks have to be
-// signalled or ended. Time limits count the monotonic clock, and only while the supervisor itself runs.
+// signalled or ended. Time limits use the monotonic clock, and count only while the supervisor itself runs.
 //
 //   1. ends        how a process has ended
 //   2. output      passed on unchanged; the last lines are kept for the post-mortem
@@ -46,11 +46,11 @@
 // As in a shell: the exit code, or 128 + the signal.
 static int status_code(int status) { return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status); }
 
-// "was ended by signal 9 (Killed)"; good until the next call.
+// "was terminated by signal 9 (Killed)"; good until the next call.
 static const char* status_text(int status) {
     static char text[96];
     int number = WTERMSIG(status);
-    if (WIFSIGNALED(status)) snprintf(text, sizeof text, "was ended by signal %d (%s)", number, strsignal(number));
+    if (WIFSIGNALED(status)) snprintf(text, sizeof text, "was terminated by signal %d (%s)", number, strsignal(number));
     else snprintf(text, sizeof text, "ended with exit code %d", WEXITSTATUS(status));
     return text;
 }
@@ -59,11 +59,11 @@ static const char* status_text(int status) {
 // 2. Output
 //
 // Bytes that the command writes go from its pipes to our own output, as far as that takes them without blocking. A slow
-// reader slows the command. Output for a reader that takes nothing at all is dropped, and a line says so in its stead.
+// reader slows the command. Output to a reader that takes nothing at all is dropped, and a line takes its place.
 
-#define RELAY_CHUNK ((size_t)4096)  // a pipe that poll says is writable takes as many bytes without blocking
+#define RELAY_CHUNK ((size_t)4096)  // a pipe that poll reports as writable takes this many bytes without blocking
 #define RELAY_PIPE (1 << 20)        // bytes that the command can be ahead of us
-#define RELAY_STUCK_MS 5e3          // for a reader to take something
+#define RELAY_STUCK_MS 5e3          // until a reader that takes nothing is given up
 #define RELAY_RETRY_MS 20           // between two attempts to write
 #define TAIL_LINES ((size_t)20)
 #define TAIL_LINE_BYTES ((size_t)2048)  // the rest of a longer line is left out
@@ -80,8 +80,8 @@ typedef struct {
     char held[RELAY_CHUNK];  // read, and still to be written
     size_t bytes;            // in held
     double moved_ms;         // when bytes were last read, or taken
-    uint64_t dropped;        // bytes that were dropped, as is still to be said
-    char last;               // byte that was written
+    uint64_t dropped;        // bytes that were dropped and not reported yet
+    char last;               // the last byte that was written
 } Relay;
 
 static void tail_put(Tail* t, const char* text, size_t bytes, int from) {
@@ -98,7 +98,7 @@ static void tail_put(Tail* t, const char* text, size_t bytes, int from) {
     }
 }
 
-// As an array of strings.
+// Writes the lines as an array of strings.
 static void tail_write(JsonWriter* w, const Tail* t) {
     json_write_begin(w, '[');
     for (size_t i = t->count - min_size(t->count, TAIL_LINES); i < t->count; i++)
@@ -106,8 +106,8 @@ static void tail_write(JsonWriter* w, const Tail* t) {
     json_write_end(w, ']');
 }
 
-// A terminal that poll says is writable takes a part, and blocks for the rest. So it is opened a second time, to write
-// without blocking: the descriptor that we were given is shared with others. If it cannot be opened, that one is used.
+// A terminal that poll reports as writable may take a part, and block for the rest. So it is opened again, to write
+// without blocking: the descriptor that we were given is shared with other processes. If that fails, it is used.
 static int relay_open(int file) {
     char path[64];
     int own = terminal_path(path, file) ? open(path, O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC) : -1;
@@ -130,8 +130,8 @@ static ssize_t relay_write(Relay* r, const char* text, size_t bytes) {
     return written;
 }
 
-// Writes what is held as far as it is taken. It is dropped when the reader takes nothing for too long, is gone, or the
-// disk is full; a line says so before the next bytes that are taken. True when nothing is held any more.
+// Writes as much of the held bytes as is taken. They are dropped when the reader takes nothing for too long or is gone,
+// or the disk is full; a line says so before the next bytes that are taken. True when no more bytes are held.
 static bool relay_flush(Relay* r) {
     char note[128];
     if (r->bytes == 0) return true;
@@ -151,7 +151,7 @@ static bool relay_flush(Relay* r) {
     return r->bytes == 0;
 }
 
-// Waits until what is held is written or dropped.
+// Waits until the held bytes are written or dropped.
 static void relay_drain(Relay* r) {
     while (!relay_flush(r)) poll(NULL, 0, RELAY_RETRY_MS);
 }
@@ -182,7 +182,7 @@ static bool relay_move(Relay* r, Tail* tail) {
 // ------------------------------------------------------------------------------------------------
 // 3. Command: its words, ended by NULL
 
-// The value that word i gives to a flag: the word after the flag, or the part behind '='; otherwise NULL.
+// The value that word i gives to a flag: the word after the flag, or the part after '='; otherwise NULL.
 static char* command_value(char* const* words, size_t i, const char* flag) {
     size_t length = strlen(flag);
     if (strncmp(words[i], flag, length) == 0 && words[i][length] == '=') return words[i] + length + 1;
@@ -199,7 +199,7 @@ static char* command_find(char* const* words, const char* flag) {
     return found;
 }
 
-// A whole number as flags.h reads it; 0 if the text is none.
+// A whole number as flags.h reads it; 0 if the text is not one.
 static uint64_t command_number(const char* text) {
     uint64_t number = 0;
     Error ignored;
@@ -225,8 +225,8 @@ static bool command_resumes(char* const* words) {
     return false;
 }
 
-// Where the words give the number of ranks, as in "-np 4" or "--ranks=4", and that number; NULL if nowhere. Of several
-// (nice -n 10 mpirun -n 4 ...) the last that agrees with `world`, the number that the ranks gave (0: unknown).
+// Where the words give the number of ranks, as in "-np 4" or "--ranks=4", and that number; NULL if nowhere. If several
+// do (nice -n 10 mpirun -n 4 ...), the last that agrees with `world`, which the ranks reported (0: unknown).
 static char* command_ranks(size_t* ranks, char* const* words, size_t world) {
     static const char* const flags[] = {"--ranks", "-np", "--np", "-n"};
     char* found = NULL;
@@ -255,10 +255,10 @@ static size_t command_fewer_ranks(char* const* words, size_t ranks, size_t min) 
 // 4. Start
 
 #define SUPERVISE_READ_MS 50.0       // between two reads of the heartbeats
-#define SUPERVISE_READ_MAX_MS 250.0  // as much of it counts: if we slept for longer, the ranks may have slept too
-#define SUPERVISE_LOST_MS 3e3        // for the others to end, when a rank has died
-#define SUPERVISE_ABSENT_MS 1e3      // after which a rank is missed that has sent no heartbeat, when others have
-#define SUPERVISE_TOGETHER_MS 200.0  // within which ranks end that end together
+#define SUPERVISE_READ_MAX_MS 250.0  // at most this counts: if we slept for longer, the ranks may have slept too
+#define SUPERVISE_LOST_MS 3e3        // for the other ranks to end after one has died
+#define SUPERVISE_ABSENT_MS 1e3      // until a rank without a heartbeat counts as absent, once others have sent one
+#define SUPERVISE_TOGETHER_MS 200.0  // ranks that end within this time end together
 #define SUPERVISE_TERM_MS 2e3        // from SIGTERM to SIGKILL
 #define SUPERVISE_KILL_MS 30e3       // from SIGKILL to the end of any process that can end
 #define SUPERVISE_SWEEP_MS 20        // between two searches for processes that are left
@@ -266,7 +266,7 @@ static size_t command_fewer_ranks(char* const* words, size_t ranks, size_t min) 
 #define SUPERVISE_PAUSE_MS 500.0     // after a failure without progress; then twice as long each time
 #define SUPERVISE_PAUSE_MAX_MS 30e3
 
-// Signals that the supervisor reads from a pipe, each a byte, while it waits in supervise_poll; and ignores.
+// The first SIGNALS_READ are read in supervise_poll from a pipe, a byte each; the supervisor ignores the others.
 static const int SIGNALS[] = {SIGCHLD, SIGTERM, SIGINT, SIGUSR1, SIGHUP, SIGPIPE, SIGXFSZ};
 enum { SIGNALS_READ = 5, SIGNALS_COUNT = sizeof SIGNALS / sizeof(int) };
 static int signal_pipe[2] = {-1, -1};
@@ -274,7 +274,7 @@ static int signal_pipe[2] = {-1, -1};
 static void signal_came(int number) {
     int reason = errno;
     char byte = (char)number;
-    if (write(signal_pipe[1], &byte, 1) < 0) byte = 0;  // the pipe is full: of signals
+    if (write(signal_pipe[1], &byte, 1) < 0) byte = 0;  // the pipe is full of signals: drops this one
     errno = reason;
 }
 
@@ -316,7 +316,7 @@ typedef struct {
     Heartbeats* heartbeats;  // mapped
     RankView views[HEARTBEAT_RANKS];  // in the order in which the ranks started
     size_t view_count;
-    size_t world;     // as the ranks gave it; 0: unknown
+    size_t world;     // as the ranks reported it; 0: unknown
     double read_ms;   // of the last read of the heartbeats
     double age_ms, ranks_ms;  // since the start, and since the first heartbeat, without time in which we slept
 } Supervisor;
@@ -324,7 +324,7 @@ typedef struct {
 typedef struct {
     const char* kind;      // "start", "exit", "signal", "lost rank", "absent rank", "hang", "late"
     const RankView* rank;  // to blame, or NULL
-    bool lost;             // it looks as if there were one rank less now
+    bool lost;             // one rank seems to be gone for good
     char what[1024];       // a sentence
 } Failure;
 
@@ -337,7 +337,7 @@ FORMAT(2, 3) static void failure_add(Failure* f, const char* format, ...) {
     va_end(arguments);
 }
 
-// Writes a sentence to standard error, if it is said aloud, and to events.jsonl, if it is an event.
+// Writes a sentence to standard error, if `aloud`, and to events.jsonl, if `event` is not NULL.
 FORMAT(4, 5) static void supervise_tell(Supervisor* s, bool aloud, const char* event, const char* format, ...) {
     char text[2048];
     Error error;
@@ -369,7 +369,7 @@ static bool failure_cannot_start(Failure* f, const Supervisor* s, const char* re
     return false;
 }
 
-// Starts the command; false with what prevents it. That the child cannot become the command is seen when it has ended.
+// Starts the command; false with the reason if that fails. If the child cannot exec, that is seen when it has ended.
 static bool supervise_start(Failure* f, Supervisor* s) {
     int pipes[2][2], made = 0;  // for standard output and standard error
     Error error;
@@ -392,7 +392,7 @@ static bool supervise_start(Failure* f, Supervisor* s) {
     if (s->ended) failure_cannot_start(f, s, strerror(errno));
     for (int i = 0; i < made; i++) {
         close(pipes[i][1]);
-        pipe_enlarge(pipes[i][0], RELAY_PIPE);  // the limit of a user can make it less
+        pipe_enlarge(pipes[i][0], RELAY_PIPE);  // the user's limit may make it smaller
         s->relays[i].from = pipes[i][0];
     }
     return !s->ended;
@@ -438,7 +438,7 @@ static void supervise_pass_signal(Supervisor* s, int number) {
     if (s->signal == 0) s->signal = number;
 }
 
-// Waits for signals, output and ends of processes, for at most that time, and handles what came.
+// Waits at most `ms` for signals, output and ends of processes, and handles them.
 static void supervise_poll(Supervisor* s, double ms) {
     char came;
     struct pollfd polled[3 + SUPERVISE_WATCHED] = {{signal_pipe[0], POLLIN, 0}};  // signals, both relays, ranks
@@ -508,7 +508,7 @@ static void supervise_read_ranks(Supervisor* s) {
     }
 }
 
-// What has become of a rank; a later one is blamed first.
+// The fate of a rank; the one with the later value here is blamed first.
 typedef enum { RANK_DONE, RANK_RUNS, RANK_EXITED, RANK_KILLED } RankFate;
 
 static RankFate rank_fate(const RankView* view) {
@@ -518,9 +518,9 @@ static RankFate rank_fate(const RankView* view) {
 
 static bool rank_is_stopped(const RankView* view) { return view->state == 'T' || view->state == 't'; }
 
-// Whether a is to blame rather than b. Of two that were killed it is the one that was seen dead first; of two that run,
-// the one that is stopped, is in an earlier step, or has not reached the collective in which the other waits. Otherwise
-// it is the one whose last heartbeat is older.
+// Whether a is to blame rather than b. If both were killed: the one that was seen dead first; if both run: the one that
+// is stopped, is in an earlier step, or has not reached the collective in which the other waits. Otherwise: the one
+// whose last heartbeat is older.
 static bool rank_is_worse(const RankView* a, const RankView* b) {
     RankFate fate = rank_fate(a);
     bool a_stopped = rank_is_stopped(a), b_stopped = rank_is_stopped(b);
@@ -560,7 +560,7 @@ static void failure_add_rank(Failure* f, const RankView* view, const char* did) 
     if (h->phase == HEARTBEAT_COLLECTIVE && h->collective[0]) failure_add(f, ", in %s", h->collective);
 }
 
-// Whether a rank has sent no heartbeat for too long; it is to blame, or the rank that it waits for.
+// Whether a rank has sent no heartbeat for too long. To blame is that rank, or the one that it waits for.
 static bool supervise_find_hang(Failure* f, const Supervisor* s, const RankView* worst) {
     const RankView* late = NULL;
     char did[64];
@@ -575,7 +575,7 @@ static bool supervise_find_hang(Failure* f, const Supervisor* s, const RankView*
              1e-3 * worst->still_ms);
     failure_add_rank(f, worst, did);
     if (rank_is_stopped(worst)) failure_add(f, "; it was stopped by a signal");
-    if (worst->state == 'D') failure_add(f, "; it waits for a device or a disk");
+    if (worst->state == 'D') failure_add(f, "; it is waiting for a device or a disk");
     if (worst->still_ms > supervise_limit_ms(s, worst->seen.phase)) return true;
     snprintf(did, sizeof did, "has sent no heartbeat for %.1f s", 1e-3 * late->still_ms);
     failure_add(f, "; ");
@@ -617,7 +617,7 @@ static bool supervise_find_failure(Failure* f, const Supervisor* s) {
     return supervise_find_hang(f, s, worst);
 }
 
-// The command has ended with a failure.
+// Explains a command that has ended with a failure.
 static void supervise_explain_end(Failure* f, Supervisor* s) {
     RankView* itself = supervise_rank(s, s->child);
     if (itself) rank_has_ended(itself, now_ms(), s->status);
@@ -641,7 +641,7 @@ static void supervise_explain_end(Failure* f, Supervisor* s) {
         failure_add(f, "; ");
         failure_add_rank(f, worst, s->view_count > 1 ? "exited first" : "exited");
     }
-    f->lost = f->lost || missed || status_code(s->status) > 128;  // launchers report a signal so
+    f->lost = f->lost || missed || status_code(s->status) > 128;  // how launchers report a signal
 }
 
 // Returns true when the command has ended well, or after a signal; false with what has failed.
@@ -663,10 +663,10 @@ static bool supervise_watch(Failure* f, Supervisor* s) {
 // ------------------------------------------------------------------------------------------------
 // 6. Post-mortem
 //
-// Begun before the processes are ended, with all that is lost then, and without touching the disk, which may hang.
-// Completed when they have ended.
+// Begun before the processes are ended, with everything that would be lost then, and without touching the disk, which
+// may hang. Completed when they have ended.
 
-// What is not known is null.
+// Unknown values are null.
 static void json_members_of_end(JsonWriter* w, int status) {
     json_member_number(w, "exit_code", status && WIFEXITED(status) ? WEXITSTATUS(status) : NAN);
     json_member_number(w, "signal", status && WIFSIGNALED(status) ? WTERMSIG(status) : NAN);
@@ -716,7 +716,7 @@ static void failure_begin(JsonWriter* w, const Failure* f, const Supervisor* s) 
     json_member_number(w, "memory_available_bytes", memory == SIZE_MAX ? (double)NAN : (double)memory);
 }
 
-// Completes it, writes it under the next free name and frees it. Returns its path, or "" if it could not be written.
+// Completes the post-mortem, writes it under the next free name, and frees it. Returns its path, or "" on failure.
 static const char* failure_end(JsonWriter* w, Supervisor* s) {
     static char directory[FILE_PATH_MAX], path[FILE_PATH_MAX + 32];
     Error error;
@@ -738,7 +738,7 @@ static const char* failure_end(JsonWriter* w, Supervisor* s) {
     while (access(path, F_OK) == 0);
     good = good && file_write_atomic(path, w->text, w->bytes, &error);
     json_writer_free(w);
-    if (!good) supervise_tell(s, true, NULL, "the post-mortem is not written: %s", error.text);
+    if (!good) supervise_tell(s, true, NULL, "the post-mortem was not written: %s", error.text);
     return good ? path : "";
 }
 
@@ -769,21 +769,21 @@ static bool supervise_end_all(Supervisor* s) {
     return true;
 }
 
-// The signal that came while the command ran, now that the disk can keep nobody waiting.
+// Reports the signal that came while the command ran, now that a slow disk delays nothing.
 static void supervise_tell_signal(Supervisor* s) {
     if (s->signal) supervise_tell(s, false, "signal", "signal %d (%s)", s->signal, strsignal(s->signal));
     s->signal = 0;
 }
 
-// Fewer ranks next time, if the flags allow it and a word of the command gives their number.
+// Starts fewer ranks next time, if the flags allow it and a word of the command gives their number.
 static void supervise_lower_ranks(Supervisor* s) {
     size_t ranks = 0;
     char* digits = command_ranks(&ranks, s->words, s->world);
     size_t fewer = digits ? command_fewer_ranks(s->words, ranks, s->min_ranks) : 0;
     if (fewer == 0) {
-        supervise_tell(s, true, NULL, "a rank seems to be lost, but %s: the next start has as many ranks", digits ?
-                       "no smaller number of ranks that --min-ranks allows divides the batch" :
-                       "nothing in the command says how many there are (--ranks N, -np N, -n N)");
+        supervise_tell(s, true, NULL, "a rank seems to be lost, but %s: the next start has the same number of ranks",
+                       digits ? "no smaller number of ranks that --min-ranks allows divides the batch"
+                              : "nothing in the command gives the number of ranks (--ranks N, -np N, -n N)");
         return;
     }
     snprintf(digits, strlen(digits) + 1, "%zu", fewer);
@@ -830,7 +830,7 @@ static int supervise_run(Supervisor* s) {
     if (good) {
         supervise_tell(s, code != 0, code == 0 ? "done" : "stopped", "the command %s%s", status_text(s->status),
                        code == EXIT_SAVED ? ": the run is saved; the same command continues it" : "");
-        if (!all_ended) supervise_tell(s, true, NULL, "some of its processes do not end, even by SIGKILL");
+        if (!all_ended) supervise_tell(s, true, NULL, "some of its processes did not end, even after SIGKILL");
         return code;
     }
     if (s->starts == 1 && strcmp(f.kind, "start") == 0) {  // another start would fail too
@@ -840,13 +840,13 @@ static int supervise_run(Supervisor* s) {
     }
     const char* path = failure_end(&w, s);
     supervise_tell(s, true, "failure", "%s%s%s", f.what, path[0] ? "; see " : "", path);
-    if (!all_ended) return supervise_give_up(s, "some processes do not end, even by SIGKILL; restart the machine");
+    if (!all_ended) return supervise_give_up(s, "some processes did not end, even after SIGKILL; restart the machine");
     if (code == 2) return 2;
     if (strcmp(f.kind, "late") == 0) return 1;
     return s->stopping ? EXIT_SAVED : supervise_retry(s, f.lost);  // stopping: by a signal while nothing ran
 }
 
-// Whether there is a command that can be supervised, and where its events go.
+// Checks that there is a command that can be supervised, and finds out where its events go.
 static bool supervise_check(Supervisor* s, Error* error) {
     if (s->words[0] == NULL)
         return fail(error, "there is no command to run; give it after --, as in: ./supervise -- ./train ...");
@@ -858,7 +858,7 @@ static bool supervise_check(Supervisor* s, Error* error) {
     return strlen(s->out) <= 3900 || fail(error, "--out is longer than 3900 characters; give a shorter path");
 }
 
-// Blocks the signals that are read, and remembers for the command what was before.
+// Blocks the signals that are read, and remembers the previous mask and actions for the command.
 static void supervise_take_signals(Supervisor* s) {
     sigemptyset(&s->mask);
     for (int i = 0; i < SIGNALS_READ; i++) sigaddset(&s->mask, SIGNALS[i]);
@@ -871,7 +871,7 @@ static void supervise_take_signals(Supervisor* s) {
     }
 }
 
-// Everything that is needed before the first start.
+// Does everything that is needed before the first start.
 static bool supervise_open(Supervisor* s, Error* error) {
     supervise_take_signals(s);
     if (!directory_make(s->out, error)) return false;
@@ -901,8 +901,8 @@ int main(int argc, char** argv) {
         {"out", FLAG_TEXT, &s->out, "DIR", 0, 0,
          "directory for events.jsonl and failures/; default: the --out of COMMAND", false},
     };
-    const char* title = "supervise [FLAGS] -- COMMAND...: runs COMMAND, which is ./train with --resume, or a launcher\n"
-                        "(mpirun, srun) with it, and starts it again when it dies or hangs.\n";
+    const char* title = "supervise [FLAGS] -- COMMAND...: runs COMMAND, which is ./train with --resume, alone or\n"
+                        "under a launcher (mpirun, srun), and restarts it when it dies or hangs.\n";
     Error error;
     int code, dashes = 1;
     files_open_standard();

@@ -44,7 +44,7 @@ watch() {
 # ending CODE: how a process ended, in words.
 ending() {
     if [ "$1" -gt 128 ] && signal=$(kill -l "$1" 2> /dev/null); then
-        echo "was ended by SIG$signal"
+        echo "was terminated by SIG$signal"
     else
         echo "ended with exit code $1"
     fi

@@ -10,15 +10,15 @@
 //   anomaly_end(&trace);
 //   ok = ok && anomaly_gather(&trace, &error);
 //
-// A step whose gradient's norm is far too large is skipped or clipped (state.h), and by then nobody knows the sequences
-// behind it. But the order of the data is a function of the sample number (data.h), so that they can be read again: a
-// second pass over the step's batch takes one sequence at a time, with the parameters and the dropout of the step, and
-// keeps its loss and the norm of its gradient. These gradients add up to the step's. If one is not finite, that
-// sequence is computed once more, and each operation's output is looked at (watch.h).
+// A step whose gradient norm is far too large is skipped or clipped (state.h), and by then nobody knows which sequences
+// caused it. But the order of the data is a function of the sample number (data.h), so they can be read again: a second
+// pass over the step's batch takes one sequence at a time, with the parameters and the dropout of the step, and records
+// its loss and the norm of its gradient. These gradients add up to the step's. If one is not finite, that sequence is
+// computed once more, and the output of each operation is checked (watch.h).
 //
-// Call it after the step's gradients were read and before its update. Parameters, the step's gradients and optimizer
-// state stay as they are; the activations do not. Nothing is kept or computed for it in a normal step. A pass needs
-// memory for the gradients of two buckets where the ranks do not have it for their own reductions.
+// Call it after the step's gradients have been read and before its update. Parameters, the step's gradients and
+// optimizer state stay as they are; the activations do not. A normal step keeps and computes nothing for it. The pass
+// needs memory for the gradients of two buckets, unless the ranks have it already for their own reductions.
 
 #ifndef LLMTRAIN_ANOMALY_H
 #define LLMTRAIN_ANOMALY_H
@@ -28,7 +28,7 @@
 // ------------------------------------------------------------------------------------------------
 // 1. Sequence
 
-// Numbers alone, since the ranks exchange them as doubles, which hold integers up to 2^53.
+// All members are doubles, which the ranks exchange; a double holds integers up to 2^53.
 typedef struct {
     double sample;        // its number in the run
     double shard, start;  // of the dataset: number of the shard, and in it the position of the first token
@@ -39,7 +39,7 @@ typedef struct {
 
 static inline bool sequence_is_finite(const SequenceTrace* s) { return isfinite(s->loss) && isfinite(s->norm); }
 
-enum { TRACE_WORST = 4 };  // sequences that are kept by each measure
+enum { TRACE_WORST = 4 };  // sequences kept for each measure
 
 typedef enum { TRACE_LOSS, TRACE_NORM, TRACE_MEASURES } TraceMeasure;
 
@@ -50,14 +50,14 @@ static inline double sequence_measure(const SequenceTrace* s, TraceMeasure measu
 typedef struct {
     SequenceTrace worst[TRACE_MEASURES][TRACE_WORST];  // the largest first; NaN is the largest
     size_t count;                                      // of each
-    char not_finite[400];                              // which operation first computed such a number; empty: none
+    char not_finite[400];                              // the first operation with a non-finite output; empty: none
     Model* model;
-    Staging staging[STAGINGS];                         // of the model, meanwhile
+    Staging staging[STAGINGS];                         // the model's own, which anomaly_end restores
     void* memory[2];                                   // owned: gradients of one bucket each; NULL: not needed
     size_t bytes[2];
 } StepTrace;
 
-// Puts a sequence among the worst ones if it is one of them. Of equal ones the earlier sample comes first.
+// Inserts a sequence if it is one of the worst. Of two equal ones the earlier sample comes first.
 static inline void trace_insert(SequenceTrace* worst, size_t count, const SequenceTrace* s, TraceMeasure measure) {
     size_t place = count;
     for (; place > 0; place--) {
@@ -74,8 +74,8 @@ static inline void trace_add(StepTrace* trace, const SequenceTrace* s) {
     trace->count = min_size(trace->count + 1, TRACE_WORST);
 }
 
-// Loss and gradient of one sequence, tokens and targets (T) on the host, of a micro-batch in which `count` targets
-// count. Its own are weighted as they were there: by 1 / count, not as if it were a micro-batch of its own.
+// Loss and gradient norm of one sequence, tokens and targets (T) on the host, from a micro-batch with `count` targets
+// that are not masked. Its gradient is weighted by 1 / count, as there, not as in a micro-batch of its own.
 static inline void sequence_measure_gradient(SequenceTrace* s, Model* model, const int32_t* tokens,
                                              const int32_t* targets, size_t count, size_t T) {
     FlatVector* flat = &model->flat;
@@ -97,20 +97,20 @@ static inline void sequence_measure_gradient(SequenceTrace* s, Model* model, con
 typedef struct {
     StepTrace* trace;
     Model* model;
-    double sample;  // the sequence that is computed
+    double sample;  // the sequence being computed
     void* piece;    // (INIT_PIECE) floats or floatX on the host
 } Finder;
 
 typedef enum { OF_BLOCK, OF_FORWARD, OF_BACKWARD } OutputOwner;  // BlockActivations, Activations, ActivationGradients
 typedef enum { WIDTH_C, WIDTH_QKV, WIDTH_ATTENTION, WIDTH_FFN_IN, WIDTH_FFN, WIDTH_VOCAB, WIDTH_ONE } Width;
 
-// An array that an operation writes, and the point at which it can be looked at: in the order of computation.
+// An array that an operation writes, and the point at which it is checked: in the order of computation.
 typedef struct {
     WatchPoint point;
     const char* operation;
     OutputOwner owner;
     size_t offset;       // of the array's pointer in that struct; NULL there: this model has none
-    Width width;         // elements in a row; floatX, but for WIDTH_ONE, which is float
+    Width width;         // elements in a row; floatX, or float for WIDTH_ONE
 } Output;
 
 static const Output OUTPUTS[] = {
@@ -159,7 +159,7 @@ static inline size_t find_not_finite(const Finder* f, const void* data, bool is_
     return n;
 }
 
-// The array of a row of the table for block l, and the elements in a row of it.
+// The array that a row of the table describes, for block l; *width: elements in a row of that array.
 static inline const void* output_data(const Output* output, size_t* width, const Model* model, size_t l) {
     const Config* c = &model->config;
     size_t widths[] = {c->channels, config_qkv(c), c->heads * config_head_size(c), config_ffn_in(c), c->ffn,
@@ -186,7 +186,7 @@ static inline void describe_weights(char* text, size_t size, const Finder* f) {
     }
 }
 
-// Whether a point is one of a block.
+// Whether a point belongs to a block.
 static inline bool watch_is_in_block(WatchPoint point) {
     return point <= WATCH_FFN || (point >= WATCH_FFN_BACKWARD && point <= WATCH_QKV_BACKWARD);
 }
@@ -201,7 +201,7 @@ static inline void finder_report(Finder* f, WatchPoint point, size_t l, const ch
              backward ? "backward" : "forward", at, f->sample, weights);
 }
 
-// The gradients of the tensors of a bucket, whose names say the block.
+// Checks the gradients of a bucket's tensors; a tensor's name includes the block.
 static inline void finder_look_at_gradients(Finder* f, size_t bucket) {
     const Parameters* p = &f->model->parameters;
     for (size_t i = 0; i < p->count && f->trace->not_finite[0] == 0; i++) {
@@ -226,7 +226,7 @@ static inline void finder_look(void* watcher, WatchPoint point, size_t l) {
         bool is_float = output->width == WIDTH_ONE || FLOATX_IS_FLOAT;
         size_t found = data ? find_not_finite(f, data, is_float, rows * width) : 0;
         if (data == NULL || found == rows * width) continue;
-        bool embedded = i == 0 && l == 0;  // what enters the first block
+        bool embedded = i == 0 && l == 0;  // the input of the first block
         finder_report(f, embedded ? WATCH_HIDDEN : point, l, embedded ? "embedding" : output->operation,
                       output->owner == OF_BACKWARD, first + found / width);
     }
@@ -248,8 +248,8 @@ static inline void anomaly_end(StepTrace* trace) {
     }
 }
 
-// Turns the gradients of the passes to staging buffers, away from the step's sums. After a failure, for lack of memory,
-// everything is as before.
+// Redirects the gradients of the passes to staging buffers, so that the step's sums stay as they are. If memory runs
+// out, it fails and changes nothing.
 static inline bool anomaly_begin(StepTrace* trace, Model* model, Error* error) {
     FlatVector* flat = &model->flat;
     memset(trace, 0, sizeof *trace);
@@ -257,7 +257,7 @@ static inline bool anomaly_begin(StepTrace* trace, Model* model, Error* error) {
     for (size_t b = 0; b < flat->count; b++) {
         const Bucket* k = &flat->buckets[b];
         size_t* bytes = &trace->bytes[k->staging != STAGING_ENDS];
-        *bytes = max_size(*bytes, max_size(k->end - k->first, 1) * sizeof(float));  // perhaps nothing in it trains
+        *bytes = max_size(*bytes, max_size(k->end - k->first, 1) * sizeof(float));  // perhaps nothing in it is trained
     }
     for (int i = 0; i < 2; i++) {
         if (flat->staging[i].grads) continue;
@@ -276,13 +276,13 @@ static inline bool anomaly_begin(StepTrace* trace, Model* model, Error* error) {
     return true;
 }
 
-// Finds the operation behind a sequence whose loss or gradient is not finite: computes it again.
+// Finds the operation behind a sequence whose loss or gradient is not finite, by computing it again.
 static inline bool anomaly_find(StepTrace* trace, const SequenceTrace* s, const int32_t* tokens, const int32_t* targets,
                                 size_t count, size_t T, Error* error) {
     Model* model = trace->model;
     SequenceTrace again = *s;
     Finder finder = {trace, model, s->sample, allocate(INIT_PIECE * sizeof(float))};
-    if (finder.piece == NULL) return fail(error, "out of memory to look for numbers that are not finite");
+    if (finder.piece == NULL) return fail(error, "out of memory for the search for values that are not finite");
     Watch watch = {finder_look, &finder}, nobody = {NULL, NULL};
     model->watch = watch;
     sequence_measure_gradient(&again, model, tokens, targets, count, T);
@@ -291,7 +291,7 @@ static inline bool anomaly_find(StepTrace* trace, const SequenceTrace* s, const 
     return true;
 }
 
-// All sequences of this rank in the step whose first sample is given; tokens, targets (B, T) are scratch.
+// Traces all sequences of this rank in the step that begins at first_sample; tokens, targets (B, T) are scratch.
 static inline bool anomaly_trace(StepTrace* trace, const Loader* loader, uint64_t first_sample, int32_t* tokens,
                                  int32_t* targets, Error* error) {
     Model* model = trace->model;
@@ -319,7 +319,7 @@ static inline bool anomaly_trace(StepTrace* trace, const Loader* loader, uint64_
     return true;
 }
 
-// The worst over all ranks, and the operation that the lowest rank has found. All ranks together.
+// Gathers the worst sequences over all ranks, and the operation that the lowest rank has found. All ranks call it.
 static inline bool anomaly_gather(StepTrace* trace, Error* error) {
     enum { NUMBERS = TRACE_MEASURES * TRACE_WORST * sizeof(SequenceTrace) / sizeof(double) };
     const RankOptions* o = &trace->model->flat.options;

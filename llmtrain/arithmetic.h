@@ -5,12 +5,12 @@
 //   3. sums        of many terms, in an order that does not depend on the width of the registers
 //   4. elementary  exp, log, sin, cos, pow, sigmoid: our own, since those of libm differ in the last bit
 //
-// IEEE 754 fixes the result of +, -, *, /, square root and fused multiply-add to the bit. What differs between builds
-// is which operations the compiler fuses (none: the Makefile says -ffp-contract=off, as a project that copies this
-// must; ours are written as `fused`), in which order a vectorised loop adds (ours add in SUM_LANES partial sums), and
-// the library's functions (not used where weights depend on them). Then a run gives the same weights with AVX2, AVX-512
+// IEEE 754 fixes the result of +, -, *, /, square root and fused multiply-add to the bit. Builds differ in which
+// operations the compiler fuses (none: the Makefile passes -ffp-contract=off, as a project that copies this must; ours
+// are written as `fused`), in the order in which a vectorised loop adds (ours add in SUM_LANES partial sums), and in
+// the library's functions (not used where weights depend on them). So a run gives the same weights with AVX2, AVX-512
 // and NEON, with gcc and clang, at -O2 and -O3: dev/test/golden.c shows it. A processor without fused multiply-add
-// gives others.
+// gives other weights.
 //
 //     float dot = SUM(c, C, a[c] * b[c]);             // the sum over c from 0 to C - 1
 //     float y = fused(x, slope, intercept);
@@ -31,7 +31,7 @@
 // ------------------------------------------------------------------------------------------------
 // 1. Fused
 
-// Whether the processor that this is compiled for multiplies and adds with one rounding.
+// Whether the target processor multiplies and adds with one rounding.
 #if defined(__FMA__) || defined(__aarch64__)
 enum { ARITHMETIC_FUSED = 1 };
 #else
@@ -50,7 +50,7 @@ HOST_DEVICE ALWAYS_INLINE float fused(float a, float b, float c) {
 // ------------------------------------------------------------------------------------------------
 // 2. Vectors
 
-// A vector register of the instruction set that the compiler was given. gcc keeps a wider type in memory.
+// A vector register of the target instruction set. gcc keeps a wider type in memory.
 #if defined(__AVX512F__)
 enum { VECTOR_BYTES = 64, VECTOR_REGISTERS = 32 };
 #elif defined(__AVX__)
@@ -69,7 +69,7 @@ ALWAYS_INLINE Vector vector_of(float x) {
     return x - zero;
 }
 
-// `fused` of each element.
+// `fused`, element by element.
 ALWAYS_INLINE Vector vector_fused(Vector a, Vector b, Vector c) {
 #if defined(__CUDACC__)
     for (int i = 0; i < VECTOR_LANES; i++) c[i] = fused(a[i], b[i], c[i]);
@@ -85,7 +85,7 @@ ALWAYS_INLINE Vector vector_fused(Vector a, Vector b, Vector c) {
 #endif
 }
 
-// The larger of each two elements; that of b where one is not a number.
+// The larger of each pair of elements; that of b if either is NaN.
 ALWAYS_INLINE Vector vector_max(Vector a, Vector b) {
 #if !defined(__CUDACC__) && defined(__AVX512F__)
     return (Vector)_mm512_max_ps((__m512)a, (__m512)b);
@@ -127,12 +127,12 @@ enum { SUM_LANES = 64 };
 // ------------------------------------------------------------------------------------------------
 // 4. Elementary functions
 //
-// For float, and log_double: without branches or calls, and always inlined, so that loops over them vectorise. For
-// double: each within 4 units in the last place for the arguments that a run has (below), which the tests compare with
-// long double.
+// The functions for float, and log_double, have no branches or calls and are always inlined, so that loops over them
+// vectorise. Those for double are each within 4 units in the last place for the arguments that a run has (below); the
+// tests compare them with long double.
 
 // e^x to about 2 units in the last place of a float; 0 below -87.3, infinity above 88.3, NaN for NaN.
-// x = n ln 2 + r with |r| <= ln(2)/2; e^r by its Taylor series. What is computed for less than -87.3 has no meaning.
+// x = n ln 2 + r with |r| <= ln(2)/2; e^r by its Taylor series. Below -87.3 the computed value is not used.
 ALWAYS_INLINE float exp_fast(float x) {
     float clamped = x > 89.0f ? 89.0f : x;
     float shifted = fused(clamped, 1.44269504f, 12582912.0f);  // 1.5 * 2^23 puts the integer into the low bits
@@ -207,8 +207,8 @@ ALWAYS_INLINE double log_double(double x) {
 // The relative error is that of log_double times |y log x|.
 static inline double pow_double(double x, double y) { return y == 0 ? 1.0 : exp_double(y * log_double(x)); }
 
-// sin(x + quarter * pi/2) for |x| <= 10^6. x = n pi/2 + r with |r| <= pi/4, pi/2 in three parts of which the first two
-// have few bits, so that their products with n are exact; the Taylor series of sine or cosine of r.
+// sin(x + quarter * pi/2) for |x| <= 10^6. x = n pi/2 + r with |r| <= pi/4; pi/2 is split into three parts, the first
+// two with few bits, so that their products with n are exact; then the Taylor series of sine or cosine of r.
 static inline double sin_quarter(double x, int quarter) {
     double n = floor(x * 0.63661977236758134 + 0.5);
     double r = x - n * 1.57079632673412561417 - n * 6.07710050630396597660e-11 - n * 2.02226624879595063154e-21;

@@ -8,23 +8,23 @@
 //
 //   1. layout        what both versions share
 //   2. plain         float arithmetic on tiles in shared memory: FP32 storage, and head sizes that section 5 lacks
-//   3. instructions  tensor cores and asynchronous copies, one instruction to a function
-//   4. fragments     matmuls of tiles that lie in shared memory and in registers
+//   3. instructions  tensor cores and asynchronous copies, one instruction per function
+//   4. fragments     matmuls of tiles in shared memory and in registers
 //   5. tensor cores  16-bit storage, head sizes that are multiples of 8 up to 128
 //   6. operations
 //
 // The method is that of "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning". A block
 // owns some rows (queries in the forward and for dq; keys for dk and dv) and streams the others past them in tiles.
 // Scores and probabilities live in registers and shared memory only, so memory is O(T): the forward keeps one number
-// per row, lse, from which the backward makes the probabilities again.
+// per row, lse, from which the backward recomputes the probabilities.
 //
-// The backward visits the pairs of tiles twice, once by query tiles for dq and once by key tiles for dk and dv: 7
-// matmuls instead of 5. The alternative, one visit that adds its parts of dq to memory, needs float atomics, whose
-// order changes from run to run, or locks that put the blocks in order. Here each output has one writer, which adds in
-// a fixed order: the same bits in every run.
+// The backward goes over the pairs of tiles twice, once by query tiles for dq and once by key tiles for dk and dv: 7
+// matmuls instead of 5. The alternative, one pass that adds its parts of dq to memory, needs float atomics, whose order
+// changes from run to run, or locks that put the blocks in order. Here each output has one writer, which adds in a
+// fixed order: the same bits in every run.
 //
-// Work for one head: 4 T^2 D / 2 flops forward and 14 T^2 D / 2 backward against some T D elements from memory: the
-// bound is arithmetic as soon as T passes a few hundred. Blocks with the longest rows are started first.
+// Work for one head: 4 T^2 D / 2 flops forward and 14 T^2 D / 2 backward, for a few T D elements from memory:
+// arithmetic is the bound once T exceeds a few hundred. Blocks with the longest rows are started first.
 //
 // Needs: llmtrain/types.h.
 
@@ -36,14 +36,14 @@
 // ------------------------------------------------------------------------------------------------
 // 1. Layout
 
-// More than 48 KB of shared memory must be asked for, once per kernel and device; asking again costs next to nothing.
+// More than 48 KB of shared memory must be requested, once per kernel and device; requesting it again costs little.
 static inline void attention_allow_shared(const void* kernel, size_t bytes) {
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
 }
 
 // delta (B, H, T) = the sum over D of dout (B, T, H, D) * out (B, T, H, D). Eight lanes take a row, W elements each at
 // a time. The four rows of a warp are neighbours in delta, so that it stores 16 bytes at once: one head at four
-// positions. The next warp has the next head, which lies beside it in dout and out. Bound by reading these once.
+// positions. The next warp takes the next head, which is adjacent in dout and out. Bound by reading these once.
 enum { DELTA_THREADS = 256, DELTA_LANES = 8, DELTA_ROWS = WARP / DELTA_LANES };
 
 template <int W>
@@ -77,14 +77,14 @@ static inline void attention_delta_launch(float* delta, const floatX* dout, cons
 // ------------------------------------------------------------------------------------------------
 // 2. Plain
 //
-// 16 x 16 threads. With R rows to a thread, a tile has 16 R rows, and head sizes go up to 256 / R: larger heads have
+// 16 x 16 threads. With R rows per thread, a tile has 16 R rows, and head sizes go up to 256 / R: larger heads have
 // smaller tiles, so that registers and shared memory (below 100 KB) are enough for all. Thread (y, x) owns rows
-// y + 16 r of its block's tile, and of each product columns x + 16 c; so the 16 threads of a row are half a warp, and
-// what they exchange needs no barrier of the block.
+// y + 16 r of its block's tile, and columns x + 16 c of each matmul's result; so the 16 threads of a row are half a
+// warp, and exchange data without a barrier of the block.
 
 enum { PLAIN_SIDE = 16, PLAIN_THREADS = PLAIN_SIDE * PLAIN_SIDE, PLAIN_LARGEST = 4 };  // PLAIN_LARGEST: of R
 
-// Tiles of rows of D: an odd number of floats apart, so that threads in a column read different banks.
+// Rows of a tile, D long, are an odd number of floats apart, so that threads in a column read different banks.
 static inline HOST_DEVICE size_t plain_pitch(size_t D) { return D | 1; }
 
 // tile (16 R, D) = scale * source (available, D), rows `stride` apart; 0 outside of the source.
@@ -117,8 +117,8 @@ static __device__ __forceinline__ void plain_rows_by_rows(float (&sum)[R][R], co
     }
 }
 
-// sum (16 R, D) += p (16 R, 16 R) b (16 R, D). p is handed from thread to thread through `weights` (16 R, 16 R + 1), in
-// which a row is written and read by the same half warp.
+// sum (16 R, D) += p (16 R, 16 R) b (16 R, D). p is passed between threads through `weights` (16 R, 16 R + 1), in which
+// each row is written and read by the same half warp.
 template <int R>
 static __device__ __forceinline__ void plain_rows_by_columns(float (&sum)[R][PLAIN_SIDE / R], const float (&p)[R][R],
                                                              const float* b, float* weights, size_t D) {
@@ -300,7 +300,7 @@ attention_backward_keys_plain(floatX* dqkv, const floatX* dout, const float* lse
                 ds[r][c] = visible ? p[r][c] * (ds[r][c] - delta[at_row]) : 0.0f;
             }
             plain_rows_by_columns<R>(dv, p, g, weights, D);
-            plain_rows_by_columns<R>(dk, ds, q, weights, D);  // q has the scale in it
+            plain_rows_by_columns<R>(dk, ds, q, weights, D);  // q is already scaled
         }
     }
     plain_store<R>(dqkv + at.k + first * at.stride, at.stride, T - first, D, dk, 1.0f);
@@ -365,9 +365,9 @@ static inline void attention_backward_plain_any(floatX* dqkv, const float* delta
 // 3. Instructions
 //
 // As in the "Parallel Thread Execution ISA" (sections mma, ldmatrix, cp.async); all exist since Ampere (sm_80). A
-// version for Hopper (sm_90a) would keep the kernels of section 5 and replace what lies under them: the products of
+// version for Hopper (sm_90a) would keep the kernels of section 5 and replace what they are built on: the matmuls of
 // section 4 by wgmma, which reads its operands from shared memory itself, and tile_copy_begin by bulk tensor copies,
-// issued by a warp of their own and awaited on an mbarrier.
+// issued by a dedicated warp and awaited on an mbarrier.
 
 #ifdef PRECISION_BF16
 #define ATTENTION_TYPE "bf16"
@@ -375,9 +375,9 @@ static inline void attention_backward_plain_any(floatX* dqkv, const float* delta
 #define ATTENTION_TYPE "f16"
 #endif
 
-// sum (16, 8) += a (16, 16) b (16, 8). Lane l holds of sum rows l / 4 (the first two) and l / 4 + 8, columns 2 (l % 4)
-// and the next; of a the same rows, columns 2 (l % 4) and the next, then those 8 to the right; of b rows 2 (l % 4) and
-// the next, then those 8 below, column l / 4.
+// sum (16, 8) += a (16, 16) b (16, 8). Lane l holds: of sum, rows l / 4 (the first two) and l / 4 + 8, columns
+// 2 (l % 4) and the next; of a, the same rows, columns 2 (l % 4) and the next, then those 8 to the right; of b, rows
+// 2 (l % 4) and the next, then those 8 below, column l / 4.
 static __device__ __forceinline__ void multiply_add(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32." ATTENTION_TYPE "." ATTENTION_TYPE ".f32 "
         "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
@@ -389,20 +389,20 @@ static __device__ __forceinline__ uint32_t shared_address(const void* p) {
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-// Four matrices of 8 x 8 elements; lane l names the shared address of row l % 8 of matrix l / 8. Lane l gets of each
-// row l / 4, columns 2 (l % 4) and the next.
+// Four matrices of 8 x 8 elements; lane l passes the shared address of row l % 8 of matrix l / 8. Lane l gets, of each
+// matrix, row l / 4, columns 2 (l % 4) and the next.
 static __device__ __forceinline__ void matrices_load(uint32_t (&m)[4], uint32_t row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(row) : "memory");
 }
 
-// The same of the transposed matrices.
+// The same for the transposed matrices.
 static __device__ __forceinline__ void matrices_load_transposed(uint32_t (&m)[4], uint32_t row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(row) : "memory");
 }
 
-// Begins to copy 16 bytes from global to shared memory, or zeros where the source is outside.
+// Begins to copy 16 bytes from global to shared memory, or zeros if not `inside`.
 static __device__ __forceinline__ void copy_begin(uint32_t shared, const void* global, bool inside) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                  :: "r"(shared), "l"(global), "r"(inside ? 16 : 0) : "memory");
@@ -413,10 +413,10 @@ static __device__ __forceinline__ void copy_float_begin(uint32_t shared, const f
                  :: "r"(shared), "l"(global), "r"(inside ? 4 : 0) : "memory");
 }
 
-// Waits for the copies that this thread began; a barrier then makes everybody's visible to all.
+// Waits for the copies that this thread began; a barrier then makes all copies visible to all threads.
 static __device__ __forceinline__ void copies_wait(void) { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// Two floats as elements side by side, `left` in the lower half.
+// Two floats as adjacent elements, `left` in the lower half.
 static __device__ __forceinline__ uint32_t pair_of(float left, float right) {
     uint32_t pair;
     asm("cvt.rn." ATTENTION_TYPE "x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(right), "f"(left));
@@ -433,19 +433,19 @@ static __device__ __forceinline__ float exp2_approximate(float x) {
 // ------------------------------------------------------------------------------------------------
 // 4. Fragments
 //
-// WIDTH is the head size rounded up to one for which the kernels are compiled; the columns between are zeros. Rows of a
-// tile in shared memory lie WIDTH + 8 elements apart: 16 bytes more than a multiple of 32, so that the eight rows of a
+// WIDTH is the head size rounded up to one for which the kernels are compiled; the extra columns are zeros. Rows of a
+// tile in shared memory are WIDTH + 8 elements apart: 16 bytes more than a multiple of 32, so that the eight rows of a
 // matrix begin in different groups of banks.
 //
-// A warp owns 16 M rows. A product of 16 M x 8 N numbers is an array [M][N][4] of each lane, in the order of
-// multiply_add: number e of [m][n] lies in row 16 m + lane / 4 + 8 (e / 2) and column 8 n + 2 (lane % 4) + e % 2.
+// A warp owns 16 M rows. A result of 16 M x 8 N numbers is an array [M][N][4] in each lane, in the order of
+// multiply_add: number e of [m][n] is in row 16 m + lane / 4 + 8 (e / 2) and column 8 n + 2 (lane % 4) + e % 2.
 
 enum { TENSOR_WARPS = 4, TENSOR_THREADS = TENSOR_WARPS * WARP, TILE_PADDING = 8 };
 
 #define ATTENTION_LOG2E 1.4426950408889634f
 
-// Where this lane finds its rows of the operands below, in bytes from a tile's shared address: lane_left of a left
-// operand, and of a right one in rows_by_columns; lane_right of a right one in rows_by_rows. The rest is constants.
+// Where this lane finds its rows of the operands below, in bytes from a tile's shared address: lane_left for a left
+// operand and for the right one of rows_by_columns; lane_right for the right one of rows_by_rows. The rest is constant.
 template <int WIDTH>
 static __device__ __forceinline__ uint32_t lane_left(void) {
     uint32_t lane = threadIdx.x % WARP;
@@ -457,14 +457,14 @@ static __device__ __forceinline__ uint32_t lane_right(void) {
     return ((lane % 8 + lane / 16 * 8) * (WIDTH + TILE_PADDING) + lane / 8 % 2 * 8) * sizeof(floatX);
 }
 
-// Bytes from one row of a tile to another, and between two columns of it.
+// Bytes between two elements of a tile that are `rows` rows and `columns` columns apart.
 template <int WIDTH>
 static __device__ constexpr uint32_t tile_bytes(int rows, int columns) {
     return (uint32_t)(rows * (WIDTH + TILE_PADDING) + columns) * (uint32_t)sizeof(floatX);
 }
 
-// As many threads share a row of a tile as divide it into equal numbers of 16 bytes, up to 8: they copy neighbouring
-// pieces, and a thread's pieces lie the same distances apart in every tile. Its first is at (copy_row, copy_column).
+// A row of a tile is shared by as many threads, at most 8, as can copy equal numbers of 16-byte pieces: they copy
+// adjacent pieces, and a thread's pieces are equally far apart in every tile. Its first is at (copy_row, copy_column).
 template <int WIDTH>
 static __device__ constexpr int row_sharers(void) { return WIDTH % 64 == 0 ? 8 : WIDTH % 32 == 0 ? 4 : 2; }
 template <int WIDTH>
@@ -476,8 +476,8 @@ static __device__ __forceinline__ unsigned copy_offset(unsigned stride) {  // in
     return copy_row<WIDTH>() * stride + copy_column<WIDTH>();
 }
 
-// Begins to copy a tile (ROWS, WIDTH) from source (available, D), rows `stride` apart; 0 outside. Both addresses are of
-// the thread's first piece. Distances within a tile fit into 32 bits.
+// Begins to copy a tile (ROWS, WIDTH) from source (available, D), rows `stride` apart; 0 outside. Both addresses are
+// those of the thread's first piece. Distances within a tile fit into 32 bits.
 template <int WIDTH, int ROWS>
 static __device__ __forceinline__ void tile_copy_begin(uint32_t tile, const floatX* source, unsigned stride,
                                                        unsigned available, unsigned D) {
@@ -529,8 +529,8 @@ static __device__ __forceinline__ void rows_by_rows(float (&sum)[M][N][4], uint3
     }
 }
 
-// Where a warp's first row lies `ahead` of a tile's first column, scores of keys behind their query become -infinity;
-// KEYS: columns are keys and rows queries, otherwise rows are keys.
+// Sets the scores of keys after their query to -infinity, for a warp whose first row is `ahead` of the tile's first
+// column; KEYS: columns are keys and rows queries, otherwise rows are keys.
 template <bool KEYS, int M, int N>
 static __device__ __forceinline__ void hide_future(float (&score)[M][N][4], unsigned ahead) {
     int lane = threadIdx.x % WARP, row = (int)ahead + lane / 4 - lane % 4 * 2;
@@ -541,7 +541,7 @@ static __device__ __forceinline__ void hide_future(float (&score)[M][N][4], unsi
     }
 }
 
-// A product (16 M, 8 N) rounded to the storage dtype: its numbers are where a left operand has them.
+// Rounds a result (16 M, 8 N) to the storage dtype: its numbers are where a left operand has them.
 template <int M, int N>
 static __device__ __forceinline__ void left_operands(uint32_t (&left)[M][N / 2][4], const float (&p)[M][N][4]) {
     #pragma unroll
@@ -570,9 +570,9 @@ static __device__ __forceinline__ void rows_by_columns(float (&sum)[M][WIDTH / 8
     }
 }
 
-// out (rows of the warp that are below `available`, D) = scale * sum (16 M, WIDTH). Of a row four lanes hold 16 bytes,
-// half of a sector. So rows go through shared memory, by way of a tile's rows that only this warp has read, and from
-// there into whole sectors, 16 bytes a lane.
+// out (rows of the warp that are below `available`, D) = scale * sum (16 M, WIDTH). Four lanes hold 16 bytes of a row,
+// half of a sector. So rows first go to shared memory, to rows of a tile that only this warp has read, and from there
+// to `out` in whole sectors, 16 bytes per lane.
 template <int WIDTH, int M>
 static __device__ __forceinline__ void rows_store(floatX* out, unsigned stride, int available, unsigned D,
                                                   const float (&sum)[M][WIDTH / 8][4], float scale, char* tile) {
@@ -597,19 +597,19 @@ static __device__ __forceinline__ void rows_store(floatX* out, unsigned stride, 
 // ------------------------------------------------------------------------------------------------
 // 5. Tensor cores
 //
-// Four warps, each with rows of its own: what a warp computes it also uses, so that nothing but operands goes through
-// shared memory. There the traffic decides how many rows a warp owns: a matrix of the streamed tile, once loaded, is
-// multiplied with 16 M rows, and M = 2 halves the loads of M = 1; but all sums must fit into 255 registers.
+// Four warps, each with rows of its own: a warp uses what it computes itself, so only operands go through shared
+// memory. That traffic decides how many rows a warp owns: a matrix of the streamed tile, once loaded, is multiplied
+// with 16 M rows, and M = 2 halves the loads of M = 1; but all sums must fit into 255 registers.
 //
 // Blocks start in the order of x, y, z. All blocks of the gridDim.x heads of one z come before those of the next, and
 // among them the tiles with the longest rows first: so the L2 cache keeps what these heads stream, which is read from
-// memory once and not once per tile. Query heads that share keys and values are neighbours.
+// memory once, not once per tile. Query heads that share keys and values are neighbours.
 
 enum { FORWARD_KEYS = 64, BACKWARD_COLUMNS = 32 };  // rows of a streamed tile
-#define FORWARD_LATE 8.0f  // log2 of what a probability may be before it is divided by the total
-enum { ATTENTION_CACHE = 32 << 20 };                // bytes of the L2 cache for what blocks stream, of 40 MB or more
+#define FORWARD_LATE 8.0f  // log2 of the largest probability before it is divided by the total
+enum { ATTENTION_CACHE = 32 << 20 };                // bytes for what blocks stream, of an L2 cache of 40 MB or more
 
-// Blocks for `heads` heads of `tiles` tiles each, of which `cache` bytes hold what is streamed, `head_bytes` a head.
+// Grid for `heads` heads of `tiles` tiles: heads that run together stream `head_bytes` each, at most `cache` in all.
 static inline dim3 attention_grid(size_t heads, size_t tiles, size_t head_bytes, size_t cache) {
     size_t rounds = divide_up(heads, max_size(1, cache / head_bytes)), together = divide_up(heads, rounds);
     return dim3((unsigned)together, (unsigned)tiles, (unsigned)divide_up(heads, together));
@@ -657,7 +657,7 @@ attention_forward_tensor(floatX* out, float* lse, const floatX* qkv, unsigned he
             if (key + FORWARD_KEYS - 1 > own) hide_future<true>(score, own - key);
             // Softmax in base 2 of factor * score: the four lanes of a row share its maximum, and add up their parts of
             // its total at the end. `maximum` may be up to `late` below the true one, so that the sums are seldom
-            // brought to a new one.
+            // rescaled.
             float now[2 * M];
             bool rises = false;
             #pragma unroll
@@ -713,8 +713,7 @@ attention_forward_tensor(floatX* out, float* lse, const floatX* qkv, unsigned he
                       (char*)attention_shared + tile_bytes<WIDTH>(16 * M * warp, 0));
 }
 
-// Blocks with 64 columns or one unit of rows that a multiprocessor's shared memory has room for: registers are for as
-// many.
+// Blocks that a multiprocessor's shared memory has room for if WIDTH <= 64 or M == 1; registers are limited to match.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 enum { QUERIES_BLOCKS = 2 };
 #else
@@ -788,10 +787,10 @@ attention_backward_queries_tensor(floatX* dqkv, const floatX* dout, const float*
                       (char*)attention_shared + tile_bytes<WIDTH>(16 * M * warp, 0));
 }
 
-// dk and dv of 64 M keys, summed over the query heads that read them. Rows are keys and columns queries, so that the
-// transposed probabilities come out of k q^T where the product p^T dout needs them. A block owns a tile of a key head;
-// the first keys are those that the most queries see. Queries behind the end are zeros, as are their dout, lse and
-// delta: they add nothing.
+// dk and dv of 64 M keys, summed over the query heads that read them. Rows are keys and columns queries, so that k q^T
+// gives the transposed probabilities where the matmul p^T dout needs them. A block owns a tile of a key head; the first
+// keys, which the most queries see, come first. Queries past the end are zeros, as are their dout, lse and delta: they
+// add nothing.
 template <int WIDTH, int M>
 static __global__ void __launch_bounds__(TENSOR_THREADS)
 attention_backward_keys_tensor(floatX* dqkv, const floatX* dout, const float* lse, const float* delta,

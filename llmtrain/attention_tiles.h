@@ -1,11 +1,11 @@
-// attention_tiles.h: tiles of the matrices of attention on a CPU, and what is done with them: loading, transposing,
-// multiplying, adding up. attention_forward and attention_backward in kernels_cpu.h are made of them.
+// attention_tiles.h: tiles of the matrices of attention on a CPU: loading, transposing, multiplying and adding them up.
+// attention_forward and attention_backward in kernels_cpu.h are made of them.
 //
-// A tile is of floats, whatever the storage dtype, and lies in memory of the thread that computes with it. Scores are
-// kept by keys, (keys, queries): a vector holds the scores of neighbouring queries with one key, so that maxima,
-// exponentials and sums over keys need no steps within a vector.
+// A tile holds floats, whatever the storage dtype, in memory of the thread that computes with it. Scores are stored by
+// key, (keys, queries): a vector holds the scores of neighbouring queries with one key, so that maxima, exponentials
+// and sums over keys need no operations across the lanes of a vector.
 //
-// Every sum is made in an order that depends on the sizes alone: products add their terms one by one with fused
+// Every sum is taken in an order that depends on the sizes alone: matmuls add their terms one by one with fused
 // multiply-adds, tile_sums in the order of SUM. So the bits are the same on every processor.
 //
 // Needs: llmtrain/arithmetic.h, llmtrain/base.h, llmtrain/gemm.h, llmtrain/types.h.
@@ -29,8 +29,8 @@ enum {
     TILE_TRANSPOSED = TILE * (ATTENTION_MAX_D + GEMM_PACK_EXTRA)
 };
 
-// tile (rows, width) = source (available, D), rows `stride` apart, or tile (D, TILE) its transpose; what lies outside
-// the source is 0. It is how gemm packs, which may write GEMM_PACK_EXTRA rows more.
+// tile (rows, width) = source (available, D), rows `stride` apart, or tile (D, TILE) its transpose; 0 outside the
+// source. Uses gemm's packing, which may write GEMM_PACK_EXTRA rows more.
 static inline void tile_load(float* tile, const floatX* source, size_t stride, size_t available, size_t rows, size_t D,
                              size_t width) {
     GemmOperand operand = gemm_operand(gemm_matrix(source, FLOATX_DTYPE, stride, false), false, false, false);
@@ -42,8 +42,8 @@ static inline void tile_load_transposed(float* tile, const floatX* source, size_
     gemm_kernel()->pack((uint32_t*)tile, &operand, 0, available, TILE, 0, D);
 }
 
-// Rows to be multiplied from the left: those of the source where they are floats and fill the groups of a tile, or a
-// copy of them in `memory`; *row becomes the distance between them.
+// Rows of a left operand: those of the source if they are floats and fill whole groups of a tile, otherwise a copy of
+// them in `memory`; *row becomes the distance between them.
 static inline const float* tile_rows(size_t* row, float* memory, const floatX* source, size_t stride, size_t available,
                                      size_t D, size_t width) {
     bool copied = !FLOATX_IS_FLOAT || available % TILE_GROUP != 0;
@@ -101,17 +101,17 @@ ALWAYS_INLINE void tile_product(float* out, const float* a, size_t a_row, size_t
     if (j < cols) tile_columns(out + j, a, a_row, a_col, b + j, depth, stride, adds, 1);
 }
 
-// The first query that sees a key of the group from number `key` on, counted from query number `first`: none before it
+// The first query, counted from number `first`, that sees a key of the group from number `key` on; no query before it
 // does.
 static inline size_t tile_first_query(size_t first, size_t key) { return key > first ? key - first : 0; }
 
 // How many keys, counted from number `key`, the group of queries from number `query` on can see: the rest is masked for
-// all of them, and never read. What some of them see and others do not is multiplied by 0, so that an infinite value or
-// NaN there shows in all of them.
+// all of them, and never read. A value that only some of them see is multiplied by 0 for the others, so an infinite
+// value or NaN there reaches all of them.
 static inline size_t tile_visible(size_t query, size_t key) { return min_size(TILE, query + TILE_GROUP - key); }
 
-// score (TILE, TILE) = k (TILE, D) qt (D, TILE) where a query sees the key; `masked` where others of its group do. Rows
-// of k are k_row apart.
+// score (TILE, TILE) = k (TILE, D) qt (D, TILE) where a query sees the key; `masked` where only other queries of its
+// group do. Rows of k are k_row apart.
 static inline void tile_scores(float* score, const float* k, size_t k_row, const float* qt, float masked, size_t first,
                                size_t key, size_t queries, size_t D) {
     for (size_t j = 0; j < TILE && key + j < first + queries; j += TILE_GROUP) {
@@ -130,7 +130,7 @@ ALWAYS_INLINE void tile_fold(Vector* lanes, size_t half) {
     for (size_t j = 0; j < half; j++) lanes[j] += lanes[j + half];
 }
 
-// sums (VECTOR_LANES) = those of neighbouring columns of terms (SUM_LANES, TILE), in the order of SUM.
+// The sums (VECTOR_LANES) of neighbouring columns of terms (SUM_LANES, TILE), in the order of SUM.
 ALWAYS_INLINE Vector tile_column_sums(const float* terms) {
     enum { QUARTER = SUM_LANES / 4 };
     Vector lanes[QUARTER];
@@ -158,7 +158,7 @@ ALWAYS_INLINE Vector tile_column_maxima(const float* score, size_t visible, Vect
     return vector_max(vector_max(maximum[0], maximum[1]), vector_max(maximum[2], maximum[3]));
 }
 
-// sums (cols) = those of the columns of terms (SUM_LANES, TILE); cols is a multiple of TILE_GROUP.
+// sums (cols) = the sums of the columns of terms (SUM_LANES, TILE); cols is a multiple of TILE_GROUP.
 static inline void tile_sums(float* sums, const float* terms, size_t cols) {
     for (size_t i = 0; i < cols; i += VECTOR_LANES) *(Vector*)(sums + i) = tile_column_sums(terms + i);
 }

@@ -1,13 +1,13 @@
-// base.h: what every other file of llmtrain stands on.
+// base.h: what every other file of llmtrain builds on.
 //
 //   1. errors      one way to say what went wrong, where, and what to do
 //   2. memory      aligned, zeroed, checked allocation
 //   3. time        a monotonic clock; progress on the terminal
 //   4. random      counter-based random numbers: a pure function of (seed, purpose, step, index)
 //   5. hash        the checksum of files and parameters
-//   6. threads     how many OpenMP uses; 1 where there is no OpenMP
-//   7. text        UTF-8, numbers, words for a shell
-//   8. order       what qsort needs
+//   6. threads     how many OpenMP uses; 1 without OpenMP
+//   7. text        UTF-8, numbers, shell quoting
+//   8. order       comparison for qsort
 //
 // Needs: llmtrain/types.h, llmtrain/arithmetic.h. C11, C++17 and CUDA C++.
 
@@ -34,15 +34,14 @@
 // ------------------------------------------------------------------------------------------------
 // 1. Errors
 //
-// A function that can fail on account of the world (a file, a flag, memory) returns false and leaves one
-// sentence in an Error: what is wrong, where, and what to do. It never exits. The program prints the sentence
-// and ends, in one place.
+// A function that can fail for external reasons (a file, a flag, memory) returns false and leaves one sentence in an
+// Error: what is wrong, where, and what to do. It never exits. The program prints the sentence and ends, in one place.
 
 typedef enum {
     ERROR_WORLD,    // a file, the disk, another rank
     ERROR_USAGE,    // a flag is wrong, or flags do not fit together: the program exits with 2
     ERROR_STOPPED,  // a signal ended the run, which is saved
-    ERROR_PROCESS   // this process lacks memory or descriptors, or is another build: the file it looked at may be good
+    ERROR_PROCESS   // this process lacks memory or descriptors, or is another build: the file itself may be good
 } ErrorKind;
 
 typedef struct {
@@ -64,19 +63,19 @@ static inline bool fail(Error* error, const char* format, ...) {
     return false;
 }
 
-// The same failure, of another kind.
+// Changes the kind of a failure.
 static inline bool fail_as(Error* error, ErrorKind kind) {
     error->kind = kind;
     return false;
 }
 
-// The same failure, which every rank finds out for itself: none has to be notified.
+// Marks a failure that every rank detects by itself: none has to be notified.
 static inline bool fail_alike(Error* error) {
     error->on_all_ranks = true;
     return false;
 }
 
-// There is no memory to read a file into.
+// Fails for lack of memory to read a file into.
 static inline bool fail_memory(Error* error, const char* path, size_t bytes) {
     fail(error, "%.600s: not enough memory to read %zu bytes of it; free some memory", path, bytes);
     return fail_as(error, ERROR_PROCESS);
@@ -99,20 +98,20 @@ static inline void* allocate(size_t bytes) {
 // ------------------------------------------------------------------------------------------------
 // 3. Time
 
-// Milliseconds since an arbitrary moment; never goes back, whatever happens to the calendar.
+// Milliseconds since an arbitrary moment; never decreases, even if the system clock is set back.
 static inline double now_ms(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return 1e3 * (double)t.tv_sec + 1e-6 * (double)t.tv_nsec;
 }
 
-// Whatever signals come meanwhile.
+// Sleeps for the full time, even if signals arrive.
 static inline void sleep_ms(double ms) {
     struct timespec t = {(time_t)(ms / 1e3), (long)(fmod(ms, 1e3) * 1e6)};
     while (nanosleep(&t, &t) != 0 && errno == EINTR) {}
 }
 
-// A line on the terminal about work that takes long: how far, and how long still. Says nothing where standard error is
+// A progress line on the terminal for long work: how far it is, and the time left. Prints nothing if standard error is
 // not a terminal, and at most five times a second.
 typedef struct {
     const char* what;
@@ -147,14 +146,14 @@ static inline void progress_end(const Progress* p) {
 // 4. Random numbers
 //
 // Philox4x32-10, from "Parallel Random Numbers: As Easy as 1, 2, 3" (Salmon et al., 2011): ten rounds of a keyed
-// bijection on a 128-bit counter. There is no state to save: the key is the seed, the counter says what the number
-// is for. So the numbers do not depend on the order in which they are drawn, nor on who draws them.
+// bijection on a 128-bit counter. There is no state to save: the key is the seed, the counter says what the number is
+// for. So the numbers depend neither on the order in which they are drawn nor on which thread or rank draws them.
 
 // What a random number is for; no two uses share one.
 typedef enum {
     RANDOM_INIT = 1,      // step 0,         index: position in the flat parameter vector
     RANDOM_ORDER = 2,     // step: epoch,    index: 8 x half + round of the permutation, or 2^32 - 1 for the phase
-    RANDOM_DROPOUT = 3,   // step: layer and place, index: global token number times C plus channel
+    RANDOM_DROPOUT = 3,   // step: layer and site, index: global token number times C plus channel
     RANDOM_ROUNDING = 4,  // step: number of the update, index: position in the flat parameter vector
     RANDOM_SAMPLING = 5,  // step 0,         index: position of the token in the text
     RANDOM_CORPUS = 6,    // step 0,         index: number of the choice
@@ -191,7 +190,7 @@ HOST_DEVICE static inline uint32_t random_bits(uint64_t seed, RandomPurpose purp
     return random4(seed, purpose, step, index / 4).bits[index % 4];
 }
 
-// out (n): the `first`-th of that sequence and those after it.
+// out (n) = n numbers of that sequence, from number `first` on.
 static inline void random_fill(uint32_t* out, uint64_t seed, RandomPurpose purpose, uint64_t step, uint64_t first,
                                size_t n) {
     size_t before = (4 - first % 4) % 4, i = 0;
@@ -209,7 +208,7 @@ static inline float random_uniform(uint64_t seed, RandomPurpose purpose, uint64_
     return (float)(random_bits(seed, purpose, step, index) >> 8) * 0x1p-24f;
 }
 
-// Standard normal, by the transform of Box and Muller.
+// Standard normal, by the Box-Muller transform.
 static inline float random_normal(uint64_t seed, RandomPurpose purpose, uint64_t step, uint64_t index) {
     Random4 r = random4(seed, purpose, step, index / 2);
     double u = ((double)r.bits[2 * (index % 2)] + 0.5) * 0x1p-32;  // never 0
@@ -325,7 +324,7 @@ static inline size_t threads_count(void) {
 #endif
 }
 
-// Of the calling thread, in a parallel region: below threads_count().
+// The number of the calling thread in a parallel region: below threads_count().
 static inline size_t thread_number(void) {
 #ifdef _OPENMP
     return (size_t)omp_get_thread_num();
@@ -355,7 +354,7 @@ static inline size_t utf8_write(char* out, uint32_t code) {
     return more + 1;
 }
 
-// The fewest digits, from `least` on, that are read back to the same bits.
+// Prints the fewest digits, at least `least`, that read back to the same bits.
 static inline void real_text(char* text, size_t size, double value, int least) {
     for (int digits = least; digits <= 17; digits++) {
         snprintf(text, size, "%.*g", digits, value);
@@ -363,7 +362,7 @@ static inline void real_text(char* text, size_t size, double value, int least) {
     }
 }
 
-// A word as one gives it to a shell: between single quotes, each of its own as '\''.
+// Quotes a word for a shell: in single quotes, with each of its own single quotes as '\''.
 static inline void shell_quote(char* text, size_t size, const char* word) {
     size_t used = (size_t)snprintf(text, size, "'");
     for (; *word && used + 6 < size; word++) {

@@ -1,4 +1,4 @@
-// blocks.cuh: how rows and elements are shared among the blocks and threads of a GPU, and sums over these.
+// blocks.cuh: how rows and elements are divided among the blocks and threads of a GPU, and sums over them.
 //
 //   1. grids       blocks and threads of a launch
 //   2. sums        over a warp, a block, a row, the rows of an array
@@ -14,13 +14,13 @@
 // ------------------------------------------------------------------------------------------------
 // 1. Grids
 //
-// Kernels on rows give each row to a block, which goes on to further rows where there are more than a grid may have
-// blocks. Kernels on flat arrays give each thread W neighbouring elements; their grid is one-dimensional and as large
-// as it must be, since 2^31 blocks of 256 threads are more elements than any memory holds.
+// Kernels on rows give each block a row, and further rows if there are more of them than a grid may have blocks.
+// Kernels on flat arrays give each thread W neighbouring elements; their grid is one-dimensional and as large as
+// needed, since 2^31 blocks of 256 threads are more elements than any memory holds.
 
 enum { FLAT_THREADS = 256, FOUR = 4 };
 
-// Blocks of a grid that is to have `wanted`; never 0, which a launch refuses.
+// Blocks of a grid for `wanted` blocks; never 0, which a launch refuses.
 static inline unsigned grid_blocks(size_t wanted) { return (unsigned)max_size(1, min_size(wanted, 0x7fffffff)); }
 
 // Threads for `wanted` pieces of work: whole warps, at most `most`.
@@ -51,8 +51,8 @@ static __device__ inline float warp_max(float x) {
     return x;
 }
 
-// The sum over the block, for every thread of it. blockDim.x is a multiple of 32, up to 1024; shared (32) may be used
-// again at once.
+// The sum over the block, returned to every thread of it. blockDim.x is a multiple of 32, up to 1024; shared (32) may
+// be reused at once.
 static __device__ inline float block_sum(float x, float* shared) {
     unsigned warps = blockDim.x / WARP, lane = threadIdx.x % WARP;
     x = warp_sum(x);
@@ -89,9 +89,9 @@ static __device__ inline float2 row_sums(float2 x, float2 (*shared)[WARP], unsig
     return make_float2(warp_sum(sum.x), warp_sum(sum.y));
 }
 
-// first (C) += the sum of the rows of partial (0, rows, C), and second that of (1, rows, C), by blockIdx.y: what blocks
-// have left of a gradient. Block (WARP, WARP): x is the column, y takes every 32nd row; the sums of the y are added in
-// their order.
+// first (C) += the sum of the rows of partial (0, rows, C), and second that of (1, rows, C), by blockIdx.y: the partial
+// sums of a gradient that blocks have stored. Block (WARP, WARP): x is the column, y takes every 32nd row; then the
+// sums of all y are added in order.
 template <typename T>
 static __global__ void add_partial(T* first, T* second, const T* partial, size_t rows, size_t C) {
     __shared__ T sums[WARP][WARP];
@@ -123,7 +123,7 @@ static __device__ inline T narrow(float x) {
     else return floatX_of(x);
 }
 
-// W elements to be kept for later as they lie in memory: a Group of 16-bit elements would take a register for each.
+// W elements kept for later in their storage format: a Group of 16-bit elements would take a register for each.
 template <int W> struct Held { Group<floatX, W> bits; };
 template <> struct Held<PACK> { uint4 bits; };
 

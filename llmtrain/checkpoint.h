@@ -3,20 +3,20 @@
 //   1. arrays      what each rank saves of the flat vector: checkpoint_arrays, checkpoint_saved
 //   2. manifest    the text that describes the rest: manifest_begin, manifest_finish, manifest_open
 //   3. loading     into any number of ranks and any stage: checkpoint_load
-//   4. directory   finding the newest: checkpoint_find_before; a name that nothing loads: checkpoint_rename; removing:
-//                  checkpoint_remove, checkpoint_clean; which of them stay: KeepRule, checkpoint_prune, Pruner (in a
-//                  thread); going back before a step: checkpoint_retract
+//   4. directory   finding the newest: checkpoint_find_before; hiding one from loading: checkpoint_rename; removing:
+//                  checkpoint_remove, checkpoint_clean; retention: KeepRule, checkpoint_prune, Pruner (in a thread);
+//                  dropping those from a step on: checkpoint_retract
 //
 // A checkpoint is a directory OUT/step_00000020 with
-//   frozen.safetensors       the weights that do not train, if there are any: written once, and a hard link to the same
-//                            file in later checkpoints
+//   frozen.safetensors       the frozen weights, if there are any: written once, and a hard link to the same file in
+//                            later checkpoints
 //   rank_00000.safetensors   rank 0's slice of weights and optimizer state: weight.NAME, m.NAME, v.NAME, or
-//                            NAME[first:end] in elements where it is not the whole tensor; one file per rank
+//                            NAME[first:end] in elements if it is not the whole tensor; one file per rank
 //   manifest.json            everything else, written last: configuration, state of the run, the table of the flat
 //                            vector, a checksum of every piece, and last a checksum of the manifest itself
-// It is written under a temporary name, flushed to the disk, and renamed (saver.h): under its final name it is whole.
-// No file points to the newest; the newest is the one with the highest step whose checksums match. A damaged one is
-// reported and skipped, and the one before it is used.
+// It is written under a temporary name, flushed to the disk, and renamed (saver.h): under its final name it is
+// complete. No file points to the newest; the newest is the one with the highest step whose checksums match. A damaged
+// one is reported and skipped, and the one before it is used.
 //
 // The saved weights are the float master weights where there are any: 16-bit parameters follow from them by rounding.
 // The pieces of a tensor are consecutive slices, whatever the number of ranks and the ZeRO stage; so a run resumes with
@@ -46,12 +46,12 @@ enum { CHECKPOINT_ARRAYS = 1 + OPTIMIZER_STATES, CHECKPOINT_WEIGHTS = -1 };
 typedef struct {
     const char* prefix;     // of the names of its tensors
     int state;              // of the optimizer; CHECKPOINT_WEIGHTS: the weights
-    bool masters;           // the weights are the float master weights, of which this rank holds flat_state;
-    Dtype dtype;            // what does not train has none, and is FLOATX_DTYPE
+    bool masters;           // the weights are the float master weights; this rank holds its flat_state of them
+    Dtype dtype;            // frozen tensors have no master weights: FLOATX_DTYPE
 } CheckpointArray;
 
-// The arrays that a checkpoint saves: the weights and the optimizer's states. Returns their number. Also of a flat
-// vector that is only planned.
+// The arrays that a checkpoint saves: the weights and the optimizer's states. Returns their number. A flat vector that
+// is only planned will do.
 static inline size_t checkpoint_arrays(CheckpointArray arrays[CHECKPOINT_ARRAYS], const FlatVector* flat) {
     const FlatOptions* holds = &flat->holds;
     bool masters = holds->training && holds->master_weights && !FLOATX_IS_FLOAT;
@@ -66,7 +66,7 @@ static inline size_t checkpoint_arrays(CheckpointArray arrays[CHECKPOINT_ARRAYS]
     return count;
 }
 
-// Where there is no snapshot, tensors go to and from the device in chunks, through memory of the host.
+// Without a snapshot, tensors are copied to and from the device in chunks, through host memory.
 enum { CHECKPOINT_CHUNK = 1 << 20 };  // elements
 
 static inline bool checkpoint_is_master(const CheckpointArray* array, const Tensor* t) {
@@ -77,7 +77,7 @@ static inline Dtype checkpoint_dtype(const CheckpointArray* array, const Tensor*
     return array->masters && !t->trains ? FLOATX_DTYPE : array->dtype;
 }
 
-// The elements that an array has of a tensor, over all ranks: without the rows of the padded vocabulary.
+// The number of elements of a tensor that an array has over all ranks, without the rows of vocabulary padding.
 static inline size_t checkpoint_elements(const CheckpointArray* array, const FlatVector* flat, const Tensor* t) {
     size_t first;
     CommSlice whole = {t->offset, t->offset + tensor_elements(t)};
@@ -85,7 +85,7 @@ static inline size_t checkpoint_elements(const CheckpointArray* array, const Fla
     return flat_state_part(&first, flat, (size_t)array->state, t, whole);
 }
 
-// Which of them this rank saves; it may be none.
+// The slice of them that this rank saves; it may be empty.
 static inline CommSlice checkpoint_saved(const CheckpointArray* array, const FlatVector* flat, const Tensor* t) {
     const Bucket* k = &flat->buckets[t->bucket];
     CommSlice slice = {k->own.first, min_size(k->own.end, t->offset + tensor_elements(t))}, part;
@@ -119,7 +119,7 @@ static inline CommSlice checkpoint_part(char** address, const CheckpointArray* a
     return part;
 }
 
-// Puts a part of an array's tensor, as checkpoint_part gave it, where it belongs.
+// Stores a part of an array's tensor, with the address from checkpoint_part.
 static inline bool checkpoint_put(FlatVector* flat, const CheckpointArray* array, const Tensor* t, CommSlice part,
                                   char* address, const char* values, Error* error) {
     if (address) upload(address, values, slice_length(part) * dtype_bytes(checkpoint_dtype(array, t)), flat->stream);
@@ -127,7 +127,7 @@ static inline bool checkpoint_put(FlatVector* flat, const CheckpointArray* array
                                   (size_t)(t - flat->parameters->tensors), part.first, part.end, flat->stream, error);
 }
 
-// Copies it to memory of the host.
+// Copies the part to host memory.
 static inline bool checkpoint_get(FlatVector* flat, void* values, const CheckpointArray* array, const Tensor* t,
                                   CommSlice part, const char* address, Error* error) {
     if (address) download(values, address, slice_length(part) * dtype_bytes(checkpoint_dtype(array, t)), flat->stream);
@@ -142,7 +142,7 @@ static inline void checkpoint_piece_name(char name[96], const char* prefix, cons
     else snprintf(name, 96, "%s.%s[%zu:%zu]", prefix, t->name, part.first, part.end);
 }
 
-// The bytes of a snapshot: all that this rank saves. Also of a flat vector that is only planned.
+// The bytes of a snapshot: all that this rank saves. A flat vector that is only planned will do.
 static inline size_t checkpoint_bytes(const FlatVector* flat) {
     CheckpointArray arrays[CHECKPOINT_ARRAYS];
     size_t count = checkpoint_arrays(arrays, flat), bytes = 0;
@@ -158,7 +158,7 @@ static inline size_t checkpoint_bytes(const FlatVector* flat) {
 //
 // manifest_begin, the caller's own members, manifest_finish. The last member is a checksum of the text before it.
 
-// Opens the manifest's object: what wrote the checkpoint.
+// Opens the manifest's object and describes what wrote the checkpoint.
 static inline void manifest_begin(JsonWriter* w, const FlatVector* flat) {
     char device[320];
     double peak;
@@ -207,13 +207,13 @@ static inline void manifest_write_file(JsonWriter* w, const char* name, const Sa
     json_write_end(w, '}');
 }
 
-// The end of a manifest whose text before it is given: the checksum of that text.
+// The end of a manifest: the checksum of the text before it.
 static inline void manifest_tail(char tail[64], const char* text, size_t bytes) {
     snprintf(tail, 64, ",\n  \"checksum\": \"%016llx\"\n}\n", (unsigned long long)hash_bytes(text, bytes));
 }
 
 // Writes the rest of the manifest to a file. files: the text of each rank's element, and where it begins, as
-// comm_gather_texts returns them. frozen: what the file of frozen weights has; of no tensors: there is none.
+// comm_gather_texts returns them. frozen: the header of the file of frozen weights; no tensors: there is none.
 static inline bool manifest_finish(JsonWriter* w, const char* path, const FlatVector* flat, const char* files,
                                    const size_t* begins, const SafetensorsHeader* frozen, Error* error) {
     char tail[64];
@@ -231,7 +231,7 @@ static inline bool manifest_finish(JsonWriter* w, const char* path, const FlatVe
     return json_write_done(w, error) && file_write_atomic(path, w->text, w->bytes, error);
 }
 
-// A manifest of another format, or without a member that this program needs.
+// Fails: the manifest has another format, or lacks a member that this program needs.
 static inline bool manifest_refuse(const char* directory, Error* error) {
     return fail(error,
                 "%.600s/manifest.json is not a manifest of '" CHECKPOINT_FORMAT
@@ -270,7 +270,7 @@ static inline bool manifest_open(Json* json, const char* directory, Error* error
 typedef struct {
     CheckpointArray arrays[CHECKPOINT_ARRAYS];
     size_t count;
-    size_t* found;           // (count, tensors) elements of each, from its first
+    size_t* found;           // (count, tensors) elements of each that were found, from its first
     void *chunk, *rounded;   // (CHECKPOINT_CHUNK) floats on the host
 } CheckpointLoad;
 
@@ -305,8 +305,8 @@ static inline void checkpoint_widen(CheckpointLoad* load, Dtype type, size_t cou
     for (size_t e = 0; e < count; e++) to[e] = is_bf16 ? float_from_bf16(from[e]) : float_from_f16(from[e]);
 }
 
-// Rounds `count` floats in load->chunk to floatX, in load->rounded. Returns the first that is not the same then, or
-// `count`.
+// Rounds `count` floats in load->chunk to floatX, in load->rounded. Returns the index of the first that this changes,
+// or `count`.
 static inline size_t checkpoint_round(CheckpointLoad* load, size_t count) {
     const float* from = (const float*)load->chunk;
     floatX* to = (floatX*)load->rounded;
@@ -317,8 +317,8 @@ static inline size_t checkpoint_round(CheckpointLoad* load, size_t count) {
     return same;
 }
 
-// Reads one piece: the part that this rank needs goes to the device, and all of it into the checksum. Optimizer state
-// of other ranks is left to them.
+// Reads one piece: uploads the part that this rank needs, and checks the checksum of all of it. Skips optimizer state
+// of other ranks.
 static inline bool checkpoint_read_piece(FlatVector* flat, CheckpointLoad* load, const SafetensorsFile* file,
                                          const SafetensorsTensor* saved, const Json* manifest, uint32_t checksums,
                                          Error* error) {
@@ -329,12 +329,12 @@ static inline bool checkpoint_read_piece(FlatVector* flat, CheckpointLoad* load,
     const Tensor* t = &flat->parameters->tensors[i];
     bool is_weight = array->state == CHECKPOINT_WEIGHTS;
     size_t elements = checkpoint_elements(array, flat, t);
-    if (elements == 0) return true;  // of the optimizer, for what does not train
+    if (elements == 0) return true;  // optimizer state of a frozen tensor
     Dtype dtype = checkpoint_dtype(array, t);
     bool is_master = checkpoint_is_master(array, t);
     bool half = saved->type == DTYPE_BF16 || saved->type == DTYPE_F16;
-    bool widens = is_weight && half && saved->type != dtype;  // they were frozen, or had no master weights
-    bool rounds = is_weight && dtype != DTYPE_F32 && (saved->type == DTYPE_F32 || widens);  // they are, or have none
+    bool widens = is_weight && half && saved->type != dtype;  // saved frozen, or without master weights
+    bool rounds = is_weight && dtype != DTYPE_F32 && (saved->type == DTYPE_F32 || widens);  // now frozen, or has none
     if (saved->type != dtype && !rounds && !widens) {
         fail(error, "%.600s holds %s as %s, but this program uses %s; build it with the checkpoint's precision",
              file->path, saved->name, DTYPES[saved->type].safetensors, DTYPES[dtype].safetensors);
@@ -345,14 +345,14 @@ static inline bool checkpoint_read_piece(FlatVector* flat, CheckpointLoad* load,
     size_t* reached = &load->found[a * flat->parameters->count + i];
     if (part.first > part.end || part.end > elements || part.first != *reached || saved->bytes != n * size)
         return fail(
-            error, "%.600s: %.100s has %zu bytes and follows element %zu; it is of another model, or a file is missing",
+            error, "%.600s: %.100s has %zu bytes and follows element %zu; it is another model's, or a file is missing",
             file->path, saved->name, saved->bytes, *reached);
     *reached = part.end;
     char* address;
     if (!is_weight && slice_length(checkpoint_part(&address, array, flat, t, part.first, part.end)) == 0) return true;
     uint32_t expected = json_get(manifest, checksums, saved->name);
     if (expected == JSON_NONE)
-        return fail(error, "%.600s: the manifest does not know %.100s; the checkpoint is damaged", file->path,
+        return fail(error, "%.600s: the manifest does not list %.100s; the checkpoint is damaged", file->path,
                     saved->name);
     Hash hash = hash_begin(0);
     for (size_t done = 0; done < n; done += CHECKPOINT_CHUNK) {
@@ -361,9 +361,9 @@ static inline bool checkpoint_read_piece(FlatVector* flat, CheckpointLoad* load,
         hash_add(&hash, load->chunk, count * size);
         if (widens) checkpoint_widen(load, saved->type, count);
         size_t same = rounds || is_master ? checkpoint_round(load, count) : count;
-        if (widens && rounds && same < count) {  // between BF16 and FP16 only what both have
-            fail(error, "%.600s holds %s as %s, and %s has no %.9g, its element %zu; build the program with the "
-                 "checkpoint's precision", file->path, saved->name, DTYPES[saved->type].safetensors,
+        if (widens && rounds && same < count) {  // between BF16 and FP16 only values that both have
+            fail(error, "%.600s holds %s as %s, and %s cannot represent %.9g, its element %zu; build the program with "
+                 "the checkpoint's precision", file->path, saved->name, DTYPES[saved->type].safetensors,
                  DTYPES[dtype].safetensors, (double)((const float*)load->chunk)[same], first + same);
             return fail_as(error, ERROR_PROCESS);
         }
@@ -371,7 +371,7 @@ static inline bool checkpoint_read_piece(FlatVector* flat, CheckpointLoad* load,
         CommSlice mine = checkpoint_part(&address, array, flat, t, first, first + count);
         const char* from = values + (mine.first - first) * to_size;
         if (slice_length(mine) > 0 && !checkpoint_put(flat, array, t, mine, address, from, error)) return false;
-        // Parameters, which every rank has all of, follow from the master weights.
+        // Every rank has all parameters, which follow from the master weights.
         if (is_master)
             upload(flat->params + t->offset + first, load->rounded, count * sizeof(floatX), flat->stream);
     }
@@ -385,7 +385,7 @@ static inline bool checkpoint_read_file(FlatVector* flat, CheckpointLoad* load, 
     char path[FILE_PATH_MAX + 64], name[64] = "";
     SafetensorsFile file;
     if (!json_string(manifest, json_get(manifest, entry, "file"), name, sizeof name) || strchr(name, '/'))
-        return fail(error, "the manifest of %.600s has an entry that names no file; it is damaged", directory);
+        return fail(error, "the manifest of %.600s has an entry without a file name; it is damaged", directory);
     snprintf(path, sizeof path, "%s/%s", directory, name);
     if (!safetensors_open(&file, path, error)) return false;
     bool ok = json_hash_is(manifest, json_get(manifest, entry, "header_checksum"), file.header.hash) ||
@@ -397,7 +397,7 @@ static inline bool checkpoint_read_file(FlatVector* flat, CheckpointLoad* load, 
     return ok;
 }
 
-// Loads the tensors of the checkpoint whose manifest is open, each rank for itself: all, or the weights alone. After a
+// Loads the tensors of the checkpoint whose manifest is open, each rank for itself: all, or only the weights. After a
 // failure the flat vector holds a mixture, and must be loaded again from another checkpoint.
 static inline bool checkpoint_load(FlatVector* flat, const Json* manifest, const char* directory, bool weights_alone,
                                    Error* error) {
@@ -419,7 +419,7 @@ static inline bool checkpoint_load(FlatVector* flat, const Json* manifest, const
         const CheckpointArray* array = &load.arrays[i / p->count];
         size_t elements = checkpoint_elements(array, flat, t);
         if (load.found[i] < elements)
-            ok = fail(error, "%.600s has %zu of %zu elements of %s.%s; it is of another model, or a file is missing",
+            ok = fail(error, "%.600s has %zu of %zu elements of %s.%s; it is another model's, or a file is missing",
                       directory, load.found[i], elements, array->prefix, t->name);
     }
     free(load.found);
@@ -435,8 +435,8 @@ static inline void checkpoint_path(char path[FILE_PATH_MAX], const char* out, ui
     snprintf(path, FILE_PATH_MAX, "%.4000s/step_%08llu%s", out, (unsigned long long)step, suffix);
 }
 
-// The highest step below `before` of which OUT has a checkpoint directory. False if OUT cannot be read, which is not
-// the same as an OUT that has none, or does not exist.
+// The highest step below `before` for which OUT has a checkpoint directory. False if OUT cannot be read; an OUT that
+// has none or does not exist is no failure.
 static inline bool checkpoint_find_before(uint64_t* step, bool* found, const char* out, uint64_t before, Error* error) {
     DIR* directory = opendir(out);
     *found = false;
@@ -456,14 +456,14 @@ static inline bool checkpoint_find_before(uint64_t* step, bool* found, const cha
     return good;
 }
 
-// The same for callers who treat an OUT that cannot be read as one without checkpoints.
+// The same for callers that treat an OUT that cannot be read as one without checkpoints.
 static inline bool checkpoint_before(uint64_t* step, const char* out, uint64_t before) {
     bool found;
     Error ignored;
     return checkpoint_find_before(step, &found, out, before, &ignored) && found;
 }
 
-#define CHECKPOINT_ASIDE ".aside"  // of a checkpoint that the run has gone back before, or saved again
+#define CHECKPOINT_ASIDE ".aside"  // of a checkpoint after the step that the run went back to, or one saved again
 
 // Adds a suffix to the name of a checkpoint, so that nothing loads it any more.
 static inline bool checkpoint_rename(const char* out, uint64_t step, const char* suffix) {
@@ -475,17 +475,17 @@ static inline bool checkpoint_rename(const char* out, uint64_t step, const char*
     return rename(path, renamed) == 0;
 }
 
-// Removes a checkpoint. It loses its name first, so that half of it is never taken for one.
+// Removes a checkpoint. It is renamed first, so that a partly removed one is never taken for a checkpoint.
 static inline bool checkpoint_remove(const char* out, uint64_t step) {
     char removed[FILE_PATH_MAX];
     Error ignored;
     if (!checkpoint_rename(out, step, ".old")) return false;
     checkpoint_path(removed, out, step, ".old");
-    directory_remove(removed, &ignored);  // or the next start does
+    directory_remove(removed, &ignored);  // if this fails, the next start does it
     return true;
 }
 
-// Removes the directories of OUT that have a suffix to the name of a checkpoint, of steps up to `last`.
+// Removes the directories of OUT named like a checkpoint of a step up to `last`, with a suffix.
 static inline void checkpoint_remove_suffixed(const char* out, const char* suffix, uint64_t last) {
     DIR* directory = opendir(out);
     Error ignored;
@@ -502,7 +502,7 @@ static inline void checkpoint_remove_suffixed(const char* out, const char* suffi
     closedir(directory);
 }
 
-// Removes what killed saves have left in OUT. Only one process may work on OUT at a time.
+// Removes what killed saves have left behind in OUT. Only one process may work on OUT at a time.
 static inline void checkpoint_clean(const char* out) {
     checkpoint_remove_suffixed(out, ".tmp", UINT64_MAX);
     checkpoint_remove_suffixed(out, ".old", UINT64_MAX);
@@ -512,12 +512,12 @@ static inline void checkpoint_clean(const char* out) {
 typedef enum { SAVE_ASKED, SAVE_END } SaveKind;
 #define SAVE_KIND_NAMES "asked|end"
 
-// Which checkpoints stay when a newer one is there.
+// Which checkpoints stay after a newer one is saved.
 typedef struct {
     uint64_t newest;   // the number of newest ones to keep; 0: all
-    uint64_t forever;  // and the first at or after each multiple of this step; 0: no more
-    bool rewinds;  // the run may have to go back, to those that --ckpt-every asked for: only these count, and all stay
-                   // while the newest was saved when steps were skipped
+    uint64_t forever;  // and the first at or after each multiple of this step; 0: no others
+    bool rewinds;  // the run may have to go back to those that --ckpt-every asked for: only these count, and all stay
+                   // if the newest was saved amid skipped steps
 } KeepRule;
 
 static inline bool keep_rule_counts(const KeepRule* rule, SaveKind kind) {
@@ -549,7 +549,7 @@ static inline bool checkpoint_describe(SaveKind* kind, uint64_t* skipped, const 
 }
 
 // Removes the checkpoints of OUT that are older than the newest, which has just been saved, and that the rule does not
-// keep; and what was set aside up to there. Removes nothing while the newest has no good manifest. Reads the manifests
+// keep; and those set aside, up to that step. Removes nothing if the newest has no good manifest. Reads the manifests
 // of others only until enough of them count.
 static inline void checkpoint_prune(const char* out, uint64_t newest, const KeepRule* rule) {
     SaveKind kind;
@@ -587,7 +587,7 @@ static inline void pruner_await(Pruner* p) {
     p->running = false;
 }
 
-// Starts checkpoint_prune, after the one in progress.
+// Waits for the prune in progress, then starts checkpoint_prune.
 static inline void pruner_begin(Pruner* p, const char* out, uint64_t newest, const KeepRule* rule) {
     pruner_await(p);
     p->newest = newest;
@@ -597,7 +597,7 @@ static inline void pruner_begin(Pruner* p, const char* out, uint64_t newest, con
     if (!p->running) pruner_run(p);
 }
 
-// Sets the checkpoints from step `first` on aside, or removes them, the newest first.
+// Sets aside, or removes, the checkpoints from step `first` on, newest first.
 static inline bool checkpoint_retract(const char* out, uint64_t first, bool sets_aside, Error* error) {
     uint64_t step = UINT64_MAX;
     bool found;

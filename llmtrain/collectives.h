@@ -1,5 +1,5 @@
-// collectives.h: collectives over the memory of a device, which here is the memory of the host: by comm.h. nccl.cuh has
-// the same functions for GPUs; zero.h includes one of the two.
+// collectives.h: collectives on device memory, which here is host memory, through comm.h. nccl.cuh has the same
+// functions for GPUs; zero.h includes one of the two.
 //
 // Defines: Collectives; collective_open, collective_close; collective_all_reduce, collective_reduce_scatter,
 // collective_all_gather; collective_wait, collective_barrier; collective_check, collective_bytes_sent,
@@ -25,7 +25,7 @@ typedef struct {
     CommRequest* requests;   // (slots)
 } Collectives;
 
-// NULL for comm, or one rank: all other calls return at once. In a CUDA build without NCCL that is all there is.
+// If comm is NULL or has one rank, all other calls return at once. A CUDA build without NCCL supports nothing else.
 static inline bool collective_open(Collectives* c, Comm* comm, size_t slots, Stream stream, Error* error) {
     (void)stream;
     memset(c, 0, sizeof *c);
@@ -33,7 +33,7 @@ static inline bool collective_open(Collectives* c, Comm* comm, size_t slots, Str
 #ifdef LLMTRAIN_CUDA
     (void)slots;
     return fail(error, "this program was built without NCCL, which %zu ranks with GPUs need; install libnccl-dev and "
-                "make again, or use one rank", comm->world);
+                "run make again, or use one rank", comm->world);
 #else
     c->comm = comm;
     c->requests = (CommRequest*)allocate(slots * sizeof(CommRequest));
@@ -69,14 +69,14 @@ static inline void collective_all_reduce(Collectives* c, size_t slot, void* data
     collective_start(c, slot, COMM_ALL_REDUCE, data, cuts, type);
 }
 
-// The own slice of data (cuts[world]) = the sum over all ranks; the rest is undefined afterwards.
+// This rank's slice of data (cuts[world]) = the sum over all ranks; the rest is undefined afterwards.
 static inline void collective_reduce_scatter(Collectives* c, size_t slot, void* data, const size_t* cuts, Dtype type,
                                              Stream stream) {
     (void)stream;
     collective_start(c, slot, COMM_REDUCE_SCATTER, data, cuts, type);
 }
 
-// data (cuts[world]): every rank gives its slice, and receives all others.
+// data (cuts[world]): every rank contributes its slice, and receives all others.
 static inline void collective_all_gather(Collectives* c, size_t slot, void* data, const size_t* cuts, Dtype type,
                                          Stream stream) {
     (void)stream;
@@ -93,7 +93,7 @@ static inline void collective_wait(Collectives* c, size_t slot, Stream stream) {
 // does that already.
 static inline void collective_barrier(Collectives* c) { (void)c; }
 
-// False, with the sentence, if a failure is known; does not wait.
+// False, with the error, if a failure is known; does not wait.
 static inline bool collective_check(Collectives* c, Error* error) {
     return c->comm == NULL || !comm_failed(c->comm, error);
 }
@@ -103,8 +103,8 @@ static inline uint64_t collective_bytes_sent(const Collectives* c) {
     return c->comm ? comm_statistics(c->comm).bytes_sent : 0;
 }
 
-// Milliseconds for which the stream has waited for collectives since the last call. Here it does not: the Comm counts
-// for how long the host waits.
+// Milliseconds that the stream has waited for collectives since the last call. Here it never waits: the Comm measures
+// how long the host waits.
 static inline double collective_waited_ms(Collectives* c) {
     (void)c;
     return 0;

@@ -26,11 +26,11 @@
 // rank, in every run, through every transport; and all_reduce is reduce_scatter followed by all_gather, to the bit.
 //
 // A rank that dies, stops, aborts (comm_abort) or calls something else makes every other rank's call return false with
-// a sentence that names it, after the timeout at the latest; the Comm can then only be closed. That holds between
+// an error that names it, after the timeout at the latest; the Comm can then only be closed. That holds between
 // collectives too: comm_failed and on_failure report it without waiting. A rank may compute for as long as it likes
 // while no other waits for it; a collective fails when the timeout has passed without a byte from a rank that it needs.
-// Through MPI there are no connections to watch: a rank that dies is left to mpirun, and only a rank that waits for one
-// that stops finds that out.
+// With MPI there are no connections to watch: mpirun handles a rank that dies, and only a rank that waits for a stopped
+// one detects it.
 
 #ifndef LLMTRAIN_COMM_H
 #define LLMTRAIN_COMM_H
@@ -52,7 +52,7 @@ typedef struct {
     size_t first, end;
 } CommSlice;
 
-// The slice of a rank. NULL in place of such a function: comm_even_slice.
+// Returns the slice of a rank. NULL in place of a function: comm_even_slice.
 typedef CommSlice (*CommSlices)(size_t rank, const void* context);
 
 // Slices whose lengths differ by one element at most.
@@ -81,15 +81,15 @@ static inline size_t slice_length(CommSlice s) { return s.end - s.first; }
 typedef enum {
     COMM_BARRIER,         // no rank returns before all have called it
     COMM_ALL_REDUCE,      // out = in (n): on every rank the sum over all ranks
-    COMM_REDUCE_SCATTER,  // out (own slice): the sum over all ranks of that slice of in (n); in place, or apart
-    COMM_ALL_GATHER,      // out = in (n): every rank gives its own slice, and receives all others
+    COMM_REDUCE_SCATTER,  // out (own slice): the sum over all ranks of that slice of in (n); in place or not
+    COMM_ALL_GATHER,      // out = in (n): every rank contributes its slice, and receives all others
     COMM_BROADCAST,       // out = in (n): the root's, on every rank; for small vectors, since the root sends it to each
     COMM_OPERATIONS
 } CommOperation;
 
 // Precedes the data of every collective, from each rank to each, and must be equal on all ranks.
 typedef struct {
-    uint64_t number;      // of the collective, from 0 (part of comm_open)
+    uint64_t number;      // of the collective; 0: the one in comm_open
     uint64_t n, slices;   // elements; hash of the slices
     uint32_t operation, type, root, unused;
 } CommHeader;
@@ -143,7 +143,7 @@ static inline void comm_describe(char* text, size_t size, const CommHeader* h) {
 //
 // The links say what is sent to each rank and received from it; a transfer does all of it at once. Each pair of ranks
 // agrees on the bytes between the two, so that no part is longer or shorter than expected: in the first transfer of a
-// collective headers precede the parts, and nothing is taken from a rank whose header differs.
+// collective headers precede the parts, and nothing is accepted from a rank whose header differs.
 
 static inline void comm_set_part(CommPart* part, const void* at, size_t bytes) {
     part->at = (char*)at;
@@ -169,7 +169,7 @@ static inline void comm_exchange_headers(Comm* comm, const CommHeader* header) {
     }
 }
 
-// Whether rank p has called the same as this one.
+// Whether rank p has called the same collective as this one.
 static inline bool comm_check_header(const Comm* comm, size_t p, Error* error) {
     const CommHeader *own = &comm->queue->headers[comm->rank], *other = &comm->queue->headers[p];
     char ours[160], theirs[160];
@@ -177,13 +177,13 @@ static inline bool comm_check_header(const Comm* comm, size_t p, Error* error) {
     comm_describe(ours, sizeof ours, own);
     comm_describe(theirs, sizeof theirs, other);
     if (other->number != own->number)
-        return fail(error, "rank %zu sent rank %zu what does not belong to %s; the network or a program is faulty", p,
+        return fail(error, "rank %zu sent rank %zu data that is not part of %s; the network or a program is faulty", p,
                     comm->rank, ours);
     return fail(error, "the ranks disagree: rank %zu called %s and rank %zu %s%s; start all with the same program, "
                 "flags and data", p, theirs, comm->rank, ours, strcmp(theirs, ours) == 0 ? " with other slices" : "");
 }
 
-// Moves what can be moved at once to and from rank p; after a header what follows it.
+// Sends to and receives from rank p what is possible without waiting: the header, then the data that follows it.
 static inline bool comm_move(Comm* comm, size_t p, bool* moved, Error* error) {
     CommLink* link = &comm->links[p];
     for (int d = 0; d < 2; d++) {
@@ -233,7 +233,7 @@ static inline bool comm_transfer(Comm* comm, Error* error) {
 // ------------------------------------------------------------------------------------------------
 // 4. Sums
 //
-// Over the sources, one vector per rank, in the order of the ranks, by blocks that stay in the first cache.
+// Over the sources, one vector per rank, in the order of the ranks, in blocks that stay in the L1 cache.
 
 #define COMM_BLOCK ((size_t)1024)
 
@@ -241,7 +241,7 @@ static inline bool comm_sums(Dtype type) {
     return type == DTYPE_F32 || type == DTYPE_BF16 || type == DTYPE_F16 || type == DTYPE_I64;
 }
 
-// out (n) may be one of the sources. Integers that are too large wrap around.
+// out (n) may be one of the sources. Integer sums that overflow wrap around.
 static inline void comm_sum(char* out, const char* const* sources, size_t world, Dtype type, size_t n) {
     float sums[COMM_BLOCK], values[COMM_BLOCK];
     uint64_t integers[COMM_BLOCK];
@@ -278,7 +278,7 @@ static inline bool comm_reduces(const CommCall* call) {
     return call->header.operation == COMM_ALL_REDUCE || call->header.operation == COMM_REDUCE_SCATTER;
 }
 
-// The sum of the own slice, to `out`, chunk by chunk.
+// Sums this rank's slice into `out`, chunk by chunk.
 static inline bool comm_run_reduce_scatter(Comm* comm, const CommCall* call, char* out, Error* error) {
     CommQueue* queue = comm->queue;
     Dtype type = (Dtype)call->header.type;
@@ -299,7 +299,7 @@ static inline bool comm_run_reduce_scatter(Comm* comm, const CommCall* call, cha
     return true;
 }
 
-// Every rank sends its slice of call->out to all. A broadcast has but one slice, the root's.
+// Every rank sends its slice of call->out to all. A broadcast has only one slice, the root's.
 static inline bool comm_run_all_gather(Comm* comm, const CommCall* call, Error* error) {
     CommSlice own = call->slices[comm->rank];
     for (size_t p = 0; p < comm->world; p++) {
@@ -309,18 +309,18 @@ static inline bool comm_run_all_gather(Comm* comm, const CommCall* call, Error* 
     return comm_transfer(comm, error);
 }
 
-// What a caller can get wrong by itself.
+// Checks what a caller can get wrong by itself, whatever the other ranks call.
 static inline bool comm_check_call(const Comm* comm, const CommCall* call, const char* what, Error* error) {
     size_t size = dtype_bytes((Dtype)call->header.type), bytes = (size_t)call->header.n * size;
     if (comm_reduces(call) && !comm_sums((Dtype)call->header.type))
-        return fail(error, "rank %zu called %s; that type is not summed", comm->rank, what);
+        return fail(error, "rank %zu called %s; that type cannot be summed", comm->rank, what);
     if (call->header.root >= comm->world)
         return fail(error, "rank %zu called %s; there is no such rank", comm->rank, what);
     for (size_t p = 0, end = 0; p < comm->world; end = call->slices[p++].end) {
         CommSlice s = call->slices[p];
         if (s.first < end || s.end < s.first || s.end > bytes)
-            return fail(error, "rank %zu called %s with the slice [%zu, %zu) for rank %zu; slices lie in the vector "
-                        "and follow each other", comm->rank, what, s.first / size, s.end / size, p);
+            return fail(error, "rank %zu called %s with the slice [%zu, %zu) for rank %zu; slices must lie in the "
+                        "vector and follow each other", comm->rank, what, s.first / size, s.end / size, p);
     }
     return true;
 }
@@ -444,7 +444,7 @@ static inline bool comm_wait(Comm* comm, CommRequest request, Error* error) {
     return good;
 }
 
-// Some collectives, waited for at once.
+// Blocking versions of some collectives.
 static inline bool comm_barrier(Comm* comm, Error* error) {
     return comm_wait(comm, comm_start(comm, COMM_BARRIER, DTYPE_U8, NULL, NULL, 0, 0, NULL, NULL), error);
 }
@@ -456,7 +456,7 @@ static inline bool comm_all_gather(Comm* comm, void* data, size_t n, Dtype type,
     return comm_wait(comm, comm_start(comm, COMM_ALL_GATHER, type, data, data, n, 0, slices, context), error);
 }
 
-// all (world, count): every rank has filled its own row, and receives all others.
+// all (world, count): every rank has filled in its own row, and receives all others.
 static inline bool comm_gather_doubles(Comm* comm, double* all, size_t count, Error* error) {
     return comm_all_gather(comm, all, comm->world * count * sizeof(double), DTYPE_U8, NULL, NULL, error);
 }
@@ -468,13 +468,13 @@ static inline CommStatistics comm_statistics(Comm* comm) {
     return statistics;
 }
 
-// While ranks do alone what may take long (save, load), those that wait for them in a collective wait for as long as
-// heartbeats arrive. MPI has no heartbeats, and mpirun ends all ranks when one dies.
+// While some ranks do long work alone (save, load), those that wait for them in a collective wait as long as heartbeats
+// arrive. MPI has no heartbeats, and mpirun ends all ranks when one dies.
 static inline void comm_extend_timeout(Comm* comm, bool extended) {
     __atomic_store_n(&comm->extended_timeout, extended, __ATOMIC_RELAXED);
 }
 
-// True, with the sentence, if a failure is known; does not wait.
+// True, with the error, if a failure is known; does not wait.
 static inline bool comm_failed(Comm* comm, Error* error) {
     pthread_mutex_lock(&comm->mutex);
     bool failed = comm->failed;
@@ -483,9 +483,9 @@ static inline bool comm_failed(Comm* comm, Error* error) {
     return failed;
 }
 
-// Has a function called once when the Comm fails, by the progress thread, as soon as the failure is known here; by this
-// call itself if it is known already. NULL takes that back: when this returns, the function is not called any more, nor
-// still running. The function must not call this one.
+// Registers a function to be called once, when the Comm fails: by the progress thread, as soon as the failure is known
+// here, or by this call itself if it is known already. NULL unregisters it: when this returns, the function is not
+// running and will not be called. The function must not call this one.
 static inline void comm_on_failure(Comm* comm, void (*on_failure)(void* context), void* context) {
     pthread_mutex_lock(&comm->mutex);
     while (comm->calling) pthread_cond_wait(&comm->changed, &comm->mutex);
@@ -496,8 +496,8 @@ static inline void comm_on_failure(Comm* comm, void (*on_failure)(void* context)
     if (late) on_failure(context);
 }
 
-// This rank fails for a reason of its own: calls of all ranks fail, with "rank 2 gave up: " and the reason. To be
-// called whatever is in flight, from any thread; afterwards there is only comm_close.
+// Fails this rank for a reason of its own: calls on all ranks fail with "rank 2 gave up: " and the reason. May be
+// called from any thread, whatever is in flight; afterwards only comm_close may be called.
 static inline void comm_abort(Comm* comm, const char* reason) {
     Error error;
     bool running = comm->queue->running;
@@ -513,13 +513,13 @@ static inline void comm_abort(Comm* comm, const char* reason) {
     pthread_mutex_unlock(&comm->mutex);
 }
 
-// What comm_open allocates, nearly.
+// The bytes that comm_open allocates, approximately.
 static inline size_t comm_bytes(size_t world) {
     return world > 1 ? world * (COMM_CHUNK + sizeof(CommLink)) +
                        COMM_IN_FLIGHT * (sizeof(CommCall) + world * sizeof(CommSlice)) : 0;
 }
 
-// Ends everything: finishes the requests in flight, tells the others, and frees memory and connections.
+// Ends everything: finishes the requests in flight, notifies the others, closes connections and frees memory.
 static inline void comm_close(Comm* comm) {
     CommQueue* queue = comm->queue;
     Error unused;
@@ -532,7 +532,7 @@ static inline void comm_close(Comm* comm) {
     }
     if (comm->links && !comm->failed) comm_notify(comm, COMM_LEFT, "");
     for (size_t p = 0; comm->links && p < comm->world; p++) {
-        comm_receive(comm, p, &unused);  // closed with something unread, a connection would lose what was sent last
+        comm_receive(comm, p, &unused);  // closing with unread data would lose what was sent last
         socket_close(&comm->links[p].control);
         socket_close(&comm->links[p].data);
     }
@@ -580,9 +580,9 @@ static inline uint64_t comm_machine(void) {
     return hash_bytes(name, sizeof name);
 }
 
-// The first collective: each rank says on which machine it is. Counts those on this one, where the launcher has not.
+// The first collective: each rank reports its machine. Counts the ranks on this machine if the launcher has not.
 static inline bool comm_find_local(Comm* comm, Error* error) {
-    uint64_t here = comm_machine(), *machines = (uint64_t*)comm->queue->staging;  // (world) no sum needs that yet
+    uint64_t here = comm_machine(), *machines = (uint64_t*)comm->queue->staging;  // (world) no sum needs it yet
     size_t before = 0, same = 0;
     machines[comm->rank] = here;
     if (!comm_all_gather(comm, machines, comm->world, DTYPE_I64, NULL, NULL, error)) return false;
@@ -627,7 +627,7 @@ static inline bool comm_open(Comm* comm, const Launch* launch, double timeout_ms
     return false;
 }
 
-// Slices from a table of where each rank's text begins, with the end of the last: (world + 1)
+// A slice from a table (world + 1) of where each rank's text begins, and where the last one ends.
 static inline CommSlice comm_slice_of_table(size_t rank, const void* context) {
     const size_t* begins = (const size_t*)context;
     CommSlice slice = {begins[rank], begins[rank + 1]};
@@ -655,14 +655,14 @@ static inline bool comm_gather_texts(Comm* comm, char** texts, size_t** begins, 
                     comm_all_gather(comm, *texts, offsets[N], DTYPE_U8, comm_slice_of_table, offsets, error));
 }
 
-// Every rank says whether its part of something succeeded, and error->text why if not. True on all ranks if all parts
-// did; otherwise false on all, with the sentence of the lowest rank that failed: "rank 2: cannot read ...", without the
-// rank if all have failed with the very same sentence; error->on_all_ranks then says that no rank has to be told. The
-// Comm stays usable.
+// Every rank reports whether its part of something succeeded, and if not, why, in error->text. True on all ranks if all
+// parts did; otherwise false on all, with the error of the lowest rank that failed: "rank 2: cannot read ...", without
+// the rank if all failed with the same text; error->on_all_ranks then says that no rank has to be notified. The Comm
+// stays usable.
 static inline bool comm_agree_all(Comm* comm, bool good, Error* error) {
     size_t N = comm->world, same = 0, first = LAUNCH_UNKNOWN, *begins;
     char* texts;
-    const char* own = good ? "" : error->text[0] ? error->text : "failed, and did not say why";
+    const char* own = good ? "" : error->text[0] ? error->text : "failed without a message";
     good = comm_gather_texts(comm, &texts, &begins, own, error);
     for (size_t p = N; good && p-- > 0;)
         if (texts[begins[p]] != 0) first = p;

@@ -1,7 +1,7 @@
 // control.h: how the ranks of a run find each other, and how each learns that another has failed. The lower half of
 // comm.h, which is the header to include.
 //
-//   1. Comm         what a rank knows of the others
+//   1. Comm         what a rank knows about the others
 //   2. MPI          in place of sockets, with -DLLMTRAIN_MPI
 //   3. messages     over the control connections: heartbeats, and why a rank fails
 //   4. failures     which rank is to blame
@@ -9,9 +9,9 @@
 //   6. rendezvous   all ranks connect to rank 0, then each to each
 //
 // Two connections join each pair of ranks: one carries collectives, which comm.h runs; the control connection carries
-// messages. Heartbeats, which are sent whatever the program computes, tell a rank that is stopped or unreachable from
-// one that is alive and late. A rank that finds a failure tells all others before it closes a connection, so that all
-// blame the rank where the failure began, and not one that ended because of it.
+// messages. Heartbeats, which are sent whatever the program computes, distinguish a rank that is stopped or unreachable
+// from one that is alive but late. A rank that detects a failure notifies all others before it closes a connection, so
+// that all blame the rank where the failure began, not one that ended because of it.
 
 #ifndef LLMTRAIN_CONTROL_H
 #define LLMTRAIN_CONTROL_H
@@ -27,11 +27,11 @@
 #define COMM_GRACE_MS 1000.0              // to learn why a rank has closed its connections
 #define COMM_RETRY_MS 50.0                // between attempts to reach rank 0
 #define COMM_PENDING_MAX ((size_t)64)     // connections awaiting their handshake; the oldest is dropped
-#define COMM_PENDING_MS 1.0               // between looks at them
+#define COMM_PENDING_MS 1.0               // between polls of them
 #define COMM_FILES_MIN ((rlim_t)32)       // open files of a rank besides its connections to others
-#define COMM_FILES ((rlim_t)256)          // what it would like to have besides those: token shards
-#define COMM_MPI_POLL_MS 0.05             // between looks at a transfer: MPI has no wait with a deadline
-#define COMM_MPI_IDLE_MS 10.0             // between looks for messages of other ranks: MPI cannot wake a thread
+#define COMM_FILES ((rlim_t)256)          // further ones that it asks for: token shards
+#define COMM_MPI_POLL_MS 0.05             // between polls of a transfer: MPI has no wait with a deadline
+#define COMM_MPI_IDLE_MS 10.0             // between polls for messages of other ranks: MPI cannot wake a thread
 
 // ------------------------------------------------------------------------------------------------
 // 1. Comm
@@ -53,7 +53,7 @@ static inline CommMessage comm_message(CommMessageKind kind, const char* text) {
     return message;
 }
 
-// What a transfer has still to send to a rank, or to receive from it.
+// What a transfer still has to send to a rank, or to receive from it.
 typedef struct {
     char* at;
     size_t bytes;
@@ -63,17 +63,17 @@ typedef struct {
 } CommPart;
 enum { COMM_OUT, COMM_IN };
 
-// Another rank. The own link is not connected.
+// The link to another rank. A rank's link to itself is not connected.
 typedef struct {
     int data, control;     // connections; -1: none
     bool left;             // it has ended its run
-    bool muted;            // it is sent no more messages: its buffer is full, or it has had the last one
-    bool reported;         // by the message that is being composed
+    bool muted;            // it gets no more messages: its buffer is full, or it has had the last one
+    bool reported;         // in the message being composed
     double seen_ms;        // when it last sent something; 0: it has not connected yet, or MPI watches it
-    size_t message_bytes;  // of the message that have arrived
-    CommMessage message;   // the own link's: sent to all others through MPI
+    size_t message_bytes;  // of the message received so far
+    CommMessage message;   // in this rank's own link: sent to all others through MPI
     CommPart heads[2];     // COMM_OUT, COMM_IN: headers, which precede the first parts of a collective
-    CommPart parts[2];     // the same of the transfer in progress
+    CommPart parts[2];     // COMM_OUT, COMM_IN: data of the transfer in progress
 } CommLink;
 
 typedef struct CommQueue CommQueue;
@@ -99,7 +99,7 @@ typedef struct {
     pthread_mutex_t mutex;           // guards the queue and what follows
     pthread_cond_t changed;
     bool failed, aborting;
-    Error error;                     // why it has failed, or is to fail
+    Error error;                     // why it has failed, or is aborting
     void (*on_failure)(void* context);  // see comm_on_failure; NULL: nothing
     void* on_failure_context;
     bool calling;                    // on_failure
@@ -108,7 +108,7 @@ typedef struct {
 // ------------------------------------------------------------------------------------------------
 // 2. MPI
 //
-// What differs from sockets. One thread at a time calls MPI: the caller's in comm_open and comm_close, the progress
+// How MPI differs from sockets. One thread at a time calls MPI: the caller's in comm_open and comm_close, the progress
 // thread in between.
 
 #ifdef LLMTRAIN_MPI
@@ -119,7 +119,7 @@ enum { COMM_MPI_DATA, COMM_MPI_MESSAGE };  // tags
 static inline bool comm_mpi_open(Comm* comm, Error* error) {
     int given = 0, rank = 0, world = 0;
     if (MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &given) != MPI_SUCCESS)
-        return fail(error, "MPI does not start; see what it printed");
+        return fail(error, "MPI failed to start; see what it printed");
     if (given < MPI_THREAD_SERIALIZED)
         return fail(error, "this MPI can be used from one thread only; use another, or sockets");
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
@@ -134,12 +134,12 @@ static inline bool comm_mpi_open(Comm* comm, Error* error) {
     return true;
 }
 
-// After a failure MPI would wait for the others in vain; mpirun ends all of them when this process ends.
+// After a failure MPI_Finalize would wait for the others in vain; mpirun ends all of them when this process ends.
 static inline void comm_mpi_close(Comm* comm) {
     if (comm->mpi && !comm->failed) MPI_Finalize();
 }
 
-// As send and recv: the bytes sent or received, -1 with EAGAIN if there are none, 0 after an error.
+// Like send and recv: the bytes sent or received, -1 with EAGAIN if there are none, 0 after an error.
 static inline ssize_t comm_mpi_move(CommPart* part, size_t p, bool out) {
     int bytes = (int)min_size(part->bytes, COMM_MPI_BYTES), done = 0, status = MPI_SUCCESS;
     if (part->request == MPI_REQUEST_NULL && out)
@@ -193,7 +193,7 @@ static inline bool comm_mpi_receive(Error* error) { return (void)error, true; }
 // ------------------------------------------------------------------------------------------------
 // 3. Messages
 
-// Sends a message to all others without waiting. That the run has failed is the last message.
+// Sends a message to all others without waiting. COMM_FAILED is the last message.
 static inline void comm_notify(Comm* comm, CommMessageKind kind, const char* text) {
     CommMessage message = comm_message(kind, text);
     if (comm->mpi && kind == COMM_FAILED) comm_mpi_notify(comm, text);
@@ -235,7 +235,7 @@ static inline bool comm_receive(Comm* comm, size_t p, Error* error) {
 // ------------------------------------------------------------------------------------------------
 // 4. Failures
 
-// The time. A leap means that this process was stopped itself, perhaps with all others (Ctrl-Z, and fg): no rank is
+// The time. A jump means that this process itself was stopped, perhaps with all others (Ctrl-Z, then fg): no rank is
 // blamed for that time.
 static inline double comm_clock(Comm* comm) {
     double now = now_ms();
@@ -257,8 +257,8 @@ static inline bool comm_fail_closed(Comm* comm, size_t p, Error* error) {
                 link->left ? "" : ", and whether it was killed");
 }
 
-// "rank 2 has", "ranks 0, 3 have" or "ranks 1, 2, ... and 5 more have", of those to be reported; false if there are
-// none.
+// "rank 2 has", "ranks 0, 3 have" or "ranks 1, 2, ... and 5 more have", for the ranks to be reported; false if there
+// are none.
 static inline bool comm_list_ranks(char text[160], const Comm* comm, const char* of_one, const char* of_several) {
     size_t count = 0, shown = 0, length;
     for (size_t p = 0; p < comm->world; p++) count += comm->links[p].reported;
@@ -271,7 +271,7 @@ static inline bool comm_list_ranks(char text[160], const Comm* comm, const char*
     return count > 0;
 }
 
-// False if a rank has sent nothing for that long, not even a heartbeat.
+// False if a rank has sent nothing for silence_ms, not even a heartbeat.
 static inline bool comm_check_heartbeats(Comm* comm, double silence_ms, Error* error) {
     char ranks[160];
     for (size_t p = 0; p < comm->world; p++) {
@@ -284,7 +284,7 @@ static inline bool comm_check_heartbeats(Comm* comm, double silence_ms, Error* e
                 "down", ranks, comm->timeout_ms / 1e3, comm->rank, comm->doing);
 }
 
-// What the transfer in progress has still to move to or from a rank: events to wait for.
+// The events to wait for: what the transfer in progress still has to move to or from a rank.
 static inline int comm_events(const CommLink* link) {
     return (link->heads[COMM_OUT].bytes + link->parts[COMM_OUT].bytes > 0 ? POLLOUT : 0) |
            (link->heads[COMM_IN].bytes + link->parts[COMM_IN].bytes > 0 ? POLLIN : 0);
@@ -296,9 +296,9 @@ static inline bool comm_fail_late(Comm* comm, Error* error) {
     if (!comm_check_heartbeats(comm, 0.75 * comm->timeout_ms, error)) return false;
     for (size_t p = 0; p < comm->world; p++) comm->links[p].reported = comm_events(&comm->links[p]) != 0;
     comm_list_ranks(ranks, comm, "is", "are");
-    return fail(error, "%s late: rank %zu has waited for %.1f s %s%s; raise the timeout if that is to be expected",
+    return fail(error, "%s late: rank %zu has waited for %.1f s %s%s; raise --timeout if this is expected",
                 ranks, comm->rank, comm->timeout_ms / 1e3, comm->doing,
-                comm->mpi ? "" : ", while the process there is alive and does something else");
+                comm->mpi ? "" : ", while the process there is alive but busy elsewhere");
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -333,14 +333,14 @@ static inline bool comm_await_events(Comm* comm, double deadline, Error* error) 
     socket_poll(polls, 2 * N + 2, fmin(deadline, comm->heartbeat_ms));
     if (polls[2 * N].revents && !comm_check_abort(comm, error)) return false;
     if (comm->mpi) return comm_mpi_receive(error);
-    // Messages after data, so that what can still be finished is.
+    // Messages come after data, so that what can still finish does.
     for (size_t p = 0; p < N; p++) ready |= polls[2 * p + 1].revents != 0;
     for (size_t p = 0; p < N && !ready; p++)
         if (polls[2 * p].revents && !comm_receive(comm, p, error)) return false;
     return true;
 }
 
-// While there is nothing to move: exchanges heartbeats, and sees whether the ranks that have connected still are.
+// While there is nothing to move: exchanges heartbeats, and checks that ranks that have connected still are connected.
 static inline bool comm_monitor(Comm* comm, double deadline, Error* error) {
     comm_send_heartbeat(comm);
     if (!comm_await_events(comm, deadline, error)) return false;
@@ -355,9 +355,9 @@ static inline bool comm_monitor(Comm* comm, double deadline, Error* error) {
 // 6. Rendezvous
 //
 // Every rank listens. All connect to rank 0 and send a handshake; after the last one rank 0 sends each the table of
-// addresses. Then each rank connects to all lower ranks. A connection that is not of this run is told so and closed.
-// The first connection between two ranks is the control connection: a rank that fails can tell all that it is connected
-// to.
+// addresses. Then each rank connects to all lower ranks. A connection that is not of this run is sent a rejection and
+// closed. The first connection between two ranks is the control connection: a rank that fails can notify all ranks that
+// it is connected to.
 
 #define COMM_MAGIC 0x34696172746d6c6cull  // "llmtrai", and the version of the protocol
 
@@ -385,7 +385,7 @@ typedef struct {
     double deadline;
 } CommRendezvous;
 
-// Connects to rank p and sends the handshake. The connection stays open where only the handshake has failed.
+// Connects to rank p and sends the handshake. The connection stays open if only the handshake failed.
 static inline bool comm_connect(Comm* comm, const CommRendezvous* r, size_t p, CommKind kind, const char* address,
                                 size_t port, Error* reason) {
     CommLink* link = &comm->links[p];
@@ -401,7 +401,7 @@ static inline bool comm_connect(Comm* comm, const CommRendezvous* r, size_t p, C
 }
 
 // Reads the handshake of a pending connection, and makes it one of the links or rejects it with a reason. False if the
-// handshake has yet to come, and may.
+// handshake has not arrived and `may_wait`.
 static inline bool comm_accept_handshake(Comm* comm, CommRendezvous* r, int connection, bool may_wait) {
     CommHandshake handshake, *h = &handshake;
     char from[64], who[96];
@@ -409,7 +409,7 @@ static inline bool comm_accept_handshake(Comm* comm, CommRendezvous* r, int conn
     bool silent = n < 0 && socket_would_block(), ours = n < (ssize_t)sizeof h->magic || h->magic == COMM_MAGIC;
     bool known = ours && n == whole;
     if (may_wait && (silent || (ours && n > 0 && n < whole))) return false;
-    recv(connection, h, sizeof *h, 0);  // closed with something unread, a connection would lose what is sent now
+    recv(connection, h, sizeof *h, 0);  // closing with unread data would lose what is sent now
     CommLink* link = known && h->rank > comm->rank && h->rank < comm->world ? &comm->links[h->rank] : NULL;
     int* slot = link == NULL ? NULL : h->kind == COMM_CONTROL ? &link->control : &link->data;
     Error reason = {"", ERROR_WORLD, false};
@@ -418,12 +418,12 @@ static inline bool comm_accept_handshake(Comm* comm, CommRendezvous* r, int conn
     if (known) snprintf(who, sizeof who, "rank %u at %s", (unsigned)h->rank, from);
     if (!known) fail(&reason, "something at %s that is not this program, or not this version of it", from);
     else if (strcmp(h->run, comm->run) != 0)
-        fail(&reason, "%s is of run '%s', rank %zu here of run '%s'; two runs use one address and port: choose another "
-             "MASTER_PORT", who, h->run, comm->rank, comm->run);
+        fail(&reason, "%s belongs to run '%s', but rank %zu here to run '%s'; two runs use the same address and port: "
+             "choose another MASTER_PORT", who, h->run, comm->rank, comm->run);
     else if (h->world != comm->world)
         fail(&reason, "%s has world size %u, rank %zu has %zu; start all with the same world size", who,
              (unsigned)h->world, comm->rank, comm->world);
-    else if (slot == NULL || *slot >= 0) fail(&reason, "a second %s; give each rank a number of its own", who);
+    else if (slot == NULL || *slot >= 0) fail(&reason, "a second %s; give each rank its own number", who);
     else {
         *slot = connection;
         if (h->kind == COMM_CONTROL) link->seen_ms = now_ms();
@@ -450,7 +450,7 @@ static inline void comm_accept(Comm* comm, CommRendezvous* r) {
     }
 }
 
-// Whether rank p, which was forked here, has ended before it connected.
+// Whether rank p, forked by this process, has ended before it connected.
 static inline bool comm_child_ended(const Launch* launch, size_t p) {
     siginfo_t info;
     memset(&info, 0, sizeof info);
@@ -486,14 +486,14 @@ static inline bool comm_await_ranks(Comm* comm, CommRendezvous* r, bool both, Er
 static inline bool comm_send_table(Comm* comm, CommRendezvous* r, Error* error) {
     if (!comm_await_ranks(comm, r, false, error)) return false;
     size_t bytes = comm->world * sizeof *r->table;
-    double deadline = now_ms() + COMM_GRACE_MS;  // a rank that has not received it by then is missed in what follows
+    double deadline = now_ms() + COMM_GRACE_MS;  // a rank that has not received it by then is reported missing later
     comm_notify(comm, COMM_WELCOME, "");
     for (size_t p = 1; p < comm->world; p++)
         comm->links[p].muted |= !socket_move_all(comm->links[p].control, r->table, bytes, POLLOUT, deadline);
     return true;
 }
 
-// What rank 0 answers to a handshake. Heartbeats say that it waits for other ranks.
+// Receives rank 0's answer to a handshake. Heartbeats mean that it waits for other ranks.
 static inline bool comm_receive_answer(int connection, CommMessage* answer, double silence_ms) {
     do if (!socket_move_all(connection, answer, sizeof *answer, POLLIN, now_ms() + silence_ms)) return false;
     while (answer->kind == COMM_HEARTBEAT);
@@ -508,7 +508,7 @@ static inline bool comm_receive_table(Comm* comm, CommRendezvous* r, Error* erro
     CommMessage answer;
     Error reason = {"", ERROR_WORLD, false};
     for (;;) {
-        // Rank 0 may have begun to wait only now, for its whole timeout; then it says which rank is missing.
+        // Rank 0 may have begun to wait only now, for its whole timeout; then it reports which rank is missing.
         bool good = comm_connect(comm, r, 0, COMM_CONTROL, r->launch->address, r->launch->port, &reason);
         if (good && comm_receive_answer(*zero, &answer, T + COMM_GRACE_MS)) break;
         if (good && errno == ETIMEDOUT)
@@ -528,7 +528,7 @@ static inline bool comm_receive_table(Comm* comm, CommRendezvous* r, Error* erro
     if (!socket_move_all(*zero, r->table, comm->world * sizeof *r->table, POLLIN, now_ms() + T))
         return fail(error, "rank 0 at %s is gone: it closed the connection during the rendezvous; see what it printed",
                     r->name);
-    // A loopback address in rank 0's table means rank 0's machine, which is reached as rank 0 itself is.
+    // A loopback address in rank 0's table means rank 0's machine, which is reached at rank 0's own address.
     for (size_t p = 0; p < comm->world; p++)
         if (p == 0 || socket_is_loopback(r->table[p].address)) socket_peer_address(r->table[p].address, *zero);
     r->table[0].port = r->launch->port;
@@ -542,7 +542,7 @@ static inline bool comm_connect_lower(Comm* comm, CommRendezvous* r, Error* erro
         size_t p = i / 2, port = (size_t)r->table[p].port;
         const char* address = r->table[p].address;
         if (comm_connect(comm, r, p, i % 2 == 0 ? COMM_CONTROL : COMM_DATA, address, port, &reason)) continue;
-        // A rank that has ended because of a failure is not to blame: one that knows more says so in a moment.
+        // A rank that has ended because of a failure is not to blame: one that knows more reports it in a moment.
         for (double until = now_ms() + COMM_GRACE_MS; now_ms() < until; comm_accept(comm, r))
             if (!comm_monitor(comm, until, error)) return false;
         return fail(error, "rank %zu cannot reach rank %zu at %.63s, port %zu: %.200s; see whether it still runs, and "
@@ -552,15 +552,15 @@ static inline bool comm_connect_lower(Comm* comm, CommRendezvous* r, Error* erro
     return true;
 }
 
-// Raises the limit on open files, where two connections to each rank and all else need that. The limit that a process
-// begins with is often far lower than what it may ask for.
+// Raises the limit on open files if two connections to each rank and everything else need that. A process often starts
+// with a limit far below the one it may set.
 static inline bool comm_raise_file_limit(const Comm* comm, Error* error) {
     struct rlimit limit;
     rlim_t min = 2 * comm->world + COMM_FILES_MIN, files = min + COMM_PENDING_MAX + COMM_FILES;
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= files) return true;
     limit.rlim_cur = files < limit.rlim_max ? files : limit.rlim_max;
     return (limit.rlim_cur >= min && setrlimit(RLIMIT_NOFILE, &limit) == 0) ||
-           fail(error, "rank %zu of %zu needs %llu open files and connections, and may have %llu; raise the limit "
+           fail(error, "rank %zu of %zu needs %llu open files and connections, but may have only %llu; raise the limit "
                 "(ulimit -n), or start fewer ranks", comm->rank, comm->world, (unsigned long long)min,
                 (unsigned long long)limit.rlim_max);
 }
@@ -592,7 +592,7 @@ static inline bool comm_rendezvous(Comm* comm, const Launch* launch, Error* erro
         setsockopt(link->control, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     }
     if (!good) comm_notify(comm, COMM_FAILED, error->text);
-    // Ranks that connect a little later are told too, and do not blame rank 0 for being gone.
+    // Ranks that connect a little later are notified too, and do not blame rank 0 for being gone.
     double until = now_ms() + COMM_GRACE_MS;
     while (!good && leads && comm->listener >= 0 && now_ms() < until) {
         sleep_ms(COMM_PENDING_MS);

@@ -1,8 +1,8 @@
-// convert.h: how other programs call what our models are made of: tables of tensors and of configurations, which import
-// and export alike walk.
+// convert.h: the names and layouts of other programs for our models: tables of tensors and of configurations, which
+// both import and export use.
 //
 //   1. architectures   those of Hugging Face's transformers that our two families compute
-//   2. tensors         a row per tensor: its names, which rows of ours it is, whether it lies transposed
+//   2. tensors         a row per tensor: its names, which rows of ours it is, whether it is transposed
 //   3. configuration   a row per key of config.json: hf_config_read, hf_config_write
 //   4. elements        float to and from the types in files
 //
@@ -10,9 +10,9 @@
 //   if (convert_list(&list, &count, &config, &parameters, &error)) ...               their tensors, as parts of ours
 //   if (hf_config_write(&json_writer, &config, DTYPE_BF16, begin, end, &error)) ...
 //
-// What our model would compute otherwise than theirs is refused by name: an architecture, a key, a value. Keys that
+// Anything that our model would compute differently is refused by name: an architecture, a key, a value. Keys that
 // change no result (dropout, initial values, the type of the weights) are accepted unread; a key that is in no table is
-// refused, since nobody knows what it does. Nothing here opens files of weights: source.h does.
+// refused, since its effect is unknown. Nothing here opens files of weights: source.h does.
 
 #ifndef LLMTRAIN_CONVERT_H
 #define LLMTRAIN_CONVERT_H
@@ -27,10 +27,10 @@ typedef struct {
     Family family;
     bool qkv_bias, qk_norm;
     bool heads_divide;              // hidden_size must be a multiple of num_attention_heads
-    const char* needs;              // keys without a default of its own, | between them
+    const char* needs;              // keys that have no default there, separated by |
 } Architecture;
 
-// An export takes the first that computes the same: most mistrals leave as a llama.
+// An export uses the first that computes the same: most Mistral models become a Llama.
 static const Architecture ARCHITECTURES[] = {
     {"gpt2", "GPT2LMHeadModel", FAMILY_GPT2, false, false, true, ""},
     {"llama", "LlamaForCausalLM", FAMILY_LLAMA, false, false, true, ""},
@@ -57,15 +57,15 @@ static inline const Architecture* architecture_of(const Config* c) {
 // ------------------------------------------------------------------------------------------------
 // 2. Tensors
 //
-// The rows stand in the order of llm.c's files, which have those of GPT-2, each for all blocks. Hugging Face's GPT-2
-// stores the matrices of its blocks as (in, out), where ours are (out, in). In ours the rows of q, k and v are one
-// matrix, and so are those of gate and up.
+// The rows are in the order of llm.c's files, which hold those of GPT-2, each for all blocks. Hugging Face's GPT-2
+// stores the matrices of its blocks as (in, out), ours are (out, in). Ours have the rows of q, k and v in one matrix,
+// and those of gate and up in another.
 
 typedef enum { PART_WHOLE, PART_Q, PART_K, PART_V, PART_GATE, PART_UP } TensorPart;
 
 typedef struct {
     const char* ours;           // in our table (tensors.h); * is the number of a block
-    TensorPart part;            // the rows of it that the other names stand for
+    TensorPart part;            // which of its rows the other names are for
     const char *gpt2, *llama;   // in Hugging Face's files of these families; NULL: there is none
     const char* gguf;           // in GGUF files
     bool gpt2_transposed;
@@ -114,7 +114,7 @@ typedef struct {
     size_t row;            // of TENSOR_NAMES
     size_t tensor;         // of our table
     size_t first, rows, cols;  // cols 0: a vector
-    bool transposed;       // it lies as (cols, rows)
+    bool transposed;       // it is stored as (cols, rows)
 } ForeignTensor;
 
 // A name with the number of a block in place of its *.
@@ -124,7 +124,7 @@ static inline void convert_name(char* name, size_t size, const char* pattern, si
     else snprintf(name, size, "%.*s%zu%s", (int)before, pattern, block, pattern + before + 1);
 }
 
-// Whether a name of our table is of a pattern, and of which block.
+// Whether a name of our table matches a pattern, and for which block.
 static inline bool convert_matches(size_t* block, const char* name, const char* pattern) {
     size_t before = strcspn(pattern, "*");
     char* end = NULL;
@@ -142,7 +142,7 @@ static inline void convert_part(size_t* first, size_t* rows, TensorPart part, co
     *rows = part == PART_WHOLE ? t->rows : part == PART_Q ? q : part == PART_K || part == PART_V ? k : c->ffn;
 }
 
-// Lists the tensors that Hugging Face's file of a model has, in the order of our table. The caller frees *list.
+// Lists the tensors of a model's Hugging Face file, in the order of our table. The caller frees *list.
 static inline bool convert_list(ForeignTensor** list, size_t* count, const Config* c, const Parameters* p,
                                 Error* error) {
     size_t capacity = 3 * p->count, block;  // the largest number of parts is that of q, k, v
@@ -166,8 +166,8 @@ static inline bool convert_list(ForeignTensor** list, size_t* count, const Confi
     return true;
 }
 
-// Whether a file may hold a tensor of this name that is not a weight of the model: masks and angles that old versions
-// saved, and the copy of the embedding that a tied head is.
+// Whether a file may hold a tensor of this name that is not a weight of the model: masks and RoPE frequencies that old
+// versions saved, and a tied head, which is a copy of the embedding.
 static inline bool convert_ignores(const char* name, const Config* c) {
     static const char* const ends[] = {".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq"};
     size_t length = strlen(name);
@@ -187,7 +187,7 @@ static inline bool convert_ignores(const char* name, const Config* c) {
     {key, key, FLAG_SWITCH, offsetof(Config, member), "on|off", 0, 0, NULL, missing}
 
 // Keys that are members of Config. The last column is transformers' own value for a file without the key; NULL: the key
-// is needed. 0 is filled in by config_complete.
+// is required. 0 is filled in by config_complete.
 static const Field GPT2_KEYS[] = {
     KEY_COUNT("n_embd", channels, NULL),
     KEY_COUNT("n_layer", layers, NULL),
@@ -211,7 +211,7 @@ static const Field LLAMA_KEYS[] = {
     KEY_REAL("rope_theta", rope_theta, "10000"),
     KEY_SWITCH("tie_word_embeddings", tied, "off"),
 };
-// Members of "rope_scaling", or of "rope_parameters" since transformers 5, besides the kind.
+// Members of "rope_scaling", or of "rope_parameters" since transformers 5, other than the kind.
 static const Field ROPE_KEYS[] = {
     KEY_REAL("rope_theta", rope_theta, NULL),
     KEY_REAL("factor", rope_factor, NULL),
@@ -226,17 +226,17 @@ enum {
 };
 #define ROPE_TYPES "default|linear|llama3"  // in the order of ROPE_SCALING_NONE, _LINEAR, _LLAMA3
 
-// Keys that are no member, or not alone.
+// Keys that are not one member of Config: none, or several.
 typedef enum {
     RULE_UNREAD,   // changes no result of the model
     RULE_VALUES,   // must have one of the values, since our model computes nothing else; `written` by an export
-    RULE_ROPE,     // an object as ROPE_KEYS says, or null
+    RULE_ROPE,     // an object with ROPE_KEYS, or null
     RULE_WINDOW,   // null, or at least the context: then it hides nothing
     RULE_LAYERS    // an array whose elements all have one of the values
 } RuleKind;
 
 typedef struct {
-    const char* types;        // the architectures, | between them; "": all
+    const char* types;        // the architectures, separated by |; "": all
     const char* key;
     RuleKind kind;
     const char* values;       // of RULE_VALUES, RULE_LAYERS: as JSON writes them, without quotation marks
@@ -314,7 +314,7 @@ static const ConfigRule CONFIG_RULES[] = {
 enum { CONFIG_RULE_COUNT = sizeof CONFIG_RULES / sizeof CONFIG_RULES[0] };
 #define CONFIG_JSON_MAX ((size_t)1 << 24)  // bytes of a config.json
 
-// A scalar as JSON writes it, without quotation marks; of anything else, what it is.
+// A scalar as JSON writes it, without quotation marks; for anything else, its type.
 static inline void json_scalar_text(char text[64], const Json* json, uint32_t node) {
     static const char* const words[] = {"null", "false", "true", "", "", "a list", "an object"};
     const JsonNode* n = &json->nodes[node];
@@ -322,13 +322,13 @@ static inline void json_scalar_text(char text[64], const Json* json, uint32_t no
     else snprintf(text, 64, "%.*s", (int)min_size(n->bytes, 63), json->text + n->start);
 }
 
-// A key whose value our model does not compute.
+// Fails for a key whose value our model does not compute.
 static inline bool hf_refuse(const char* path, const char* key, const char* value, const char* can, Error* error) {
-    return fail(error, "%.600s: \"%.80s\" is %.60s, which this program does not compute%s%.100s; use another model",
-                path, key, value, can[0] ? ": it knows " : "", can);
+    return fail(error, "%.600s: \"%.80s\" is %.60s, which this program does not support%s%.100s; use another model",
+                path, key, value, can[0] ? ": it supports " : "", can);
 }
 
-// Reads a key; one that is null counts as missing.
+// Reads a key; null counts as missing.
 static inline bool hf_read_key(Config* c, const Field* field, const Json* json, uint32_t object, const char* path,
                                Error* error) {
     uint32_t node = json_get(json, object, field->name);
@@ -337,7 +337,7 @@ static inline bool hf_read_key(Config* c, const Field* field, const Json* json, 
     if (node == JSON_NONE) return fail(error, "%.600s lacks \"%s\"; use a complete copy of it", path, field->name);
     char value[64];
     json_scalar_text(value, json, node);
-    return fail(error, "%.600s: \"%s\" is %s, which is no value for it; use another copy", path, field->name, value);
+    return fail(error, "%.600s: \"%s\" is %s, which is not a valid value; use another copy", path, field->name, value);
 }
 
 // Reads "rope_scaling" or "rope_parameters".
@@ -386,7 +386,7 @@ static inline bool hf_check_key(Config* c, const ConfigRule* rule, const Json* j
             return null || empty || hf_read_rope(c, json, node, path, error);
         case RULE_WINDOW:
             if (null || (json_number(json, node, &window) && window >= (double)c->context)) return true;
-            return hf_refuse(path, rule->key, value, "no window, or one that holds max_position_embeddings", error);
+            return hf_refuse(path, rule->key, value, "no window, or one of at least max_position_embeddings", error);
         case RULE_LAYERS:
             if (null) return true;
             for (uint32_t i = json_first(json, node); i != JSON_NONE; i = json_next(json, i)) {
@@ -434,9 +434,9 @@ static inline bool hf_config_parse(Config* c, const Json* json, const char* path
         if (choice_find(a->needs, key.name) >= 0) key.missing = NULL;
         if (!hf_read_key(c, &key, json, 0, path, error)) return false;
     }
-    // A mistral that says nothing of its window has one of 4096 tokens.
+    // A Mistral configuration that does not mention its window has one of 4096 tokens.
     if (strcmp(a->type, "mistral") == 0 && json_get(json, 0, "sliding_window") == JSON_NONE && c->context > 4096)
-        return fail(error, "%.600s lacks \"sliding_window\", which stands for 4096 tokens, fewer than its context of "
+        return fail(error, "%.600s lacks \"sliding_window\", whose default is 4096 tokens, fewer than its context of "
                     "%zu; use a model without a window", path, c->context);
     for (uint32_t i = json_first(json, 0); i != JSON_NONE; i = json_next(json, i)) {
         const char* name = json_key(json, i);
@@ -452,8 +452,8 @@ static inline bool hf_config_parse(Config* c, const Json* json, const char* path
     return true;
 }
 
-// Completes a configuration that a file gives, and checks it; a value outside the limits of its flag is refused. 0
-// stands for what config_complete fills in.
+// Completes and checks a configuration from a file; refuses a value outside the limits of its flag. config_complete
+// fills in zeros.
 static inline bool convert_complete(Config* c, const char* path, Error* error) {
     Error why;
     for (size_t i = 0; i < CONFIG_FIELD_COUNT; i++) {
@@ -466,7 +466,7 @@ static inline bool convert_complete(Config* c, const char* path, Error* error) {
         if (!zero && !flag_set(&flag, text, &why))
             return fail(error, "%.500s: %.400s", path, why.text);
     }
-    if (c->heads > 0 && c->head_size * c->heads == c->channels) c->head_size = 0;  // which stands for it
+    if (c->heads > 0 && c->head_size * c->heads == c->channels) c->head_size = 0;  // 0 means the same
     return config_complete(c, &why) || fail(error, "%.500s: %.400s", path, why.text);
 }
 
@@ -484,7 +484,7 @@ static inline bool hf_config_read(Config* c, const char* path, Error* error) {
     return ok;
 }
 
-// The members that keys stand for. A real number has a point, since transformers asks for its type.
+// Writes the members. A real number gets a decimal point, since transformers checks its type.
 static inline void hf_write_keys(JsonWriter* w, const Field* keys, size_t count, const Config* c) {
     for (size_t i = 0; i < count; i++) {
         double value = 0;
@@ -506,14 +506,14 @@ static inline void json_member_token(JsonWriter* w, const char* key, int32_t tok
     else json_write_u64(w, (uint64_t)token);
 }
 
-// Writes config.json. The tokens that begin and end a text: -1 if there is none.
+// Writes config.json. begin_of_text, end_of_text: the tokens that begin and end a text; -1 if there is none.
 static inline bool hf_config_write(JsonWriter* w, const Config* config, Dtype dtype, int32_t begin_of_text,
                                    int32_t end_of_text, Error* error) {
     const Architecture* a = architecture_of(config);
     Config c = *config;
     size_t count;
     if (a == NULL)
-        return fail(error, "no architecture of Hugging Face has this model's combination of --family, --qkv-bias, "
+        return fail(error, "no Hugging Face architecture has this model's combination of --family, --qkv-bias, "
                     "--qk-norm, --kv-heads and --head-size; export it as another format");
     c.head_size = config_head_size(config);
     const Field* keys = hf_keys(&count, a->family);
@@ -552,7 +552,7 @@ static inline bool hf_config_write(JsonWriter* w, const Config* config, Dtype dt
 // ------------------------------------------------------------------------------------------------
 // 4. Elements
 
-// The types of weights in files that are read and written.
+// Whether files with weights of this type are read and written.
 static inline bool convert_knows(Dtype type) { return type == DTYPE_F32 || type == DTYPE_F16 || type == DTYPE_BF16; }
 
 // out (n) = in (n), exactly.

@@ -1,11 +1,11 @@
-// costs.h: what the operations of a training step cost: their arithmetic, the least memory traffic that they could
-// have, and the time that follows from a machine's rates.
+// costs.h: what the operations of a training step cost: their arithmetic, their minimum memory traffic, and the time
+// that follows from a machine's rates.
 //
 //   Cost c = cost_matmul(M, N, K);
 //   double ms = cost_ms(&c, &rates);             the longer of its arithmetic and its traffic at these rates
 //
-// An operation is counted as the textbook has it: inputs read once, outputs written once, an exponential as 25
-// floating-point operations, a comparison as one. dev/bench.c measures how near the operations come to that.
+// An operation is counted as in a textbook: inputs read once, outputs written once, an exponential as 25 floating-point
+// operations, a comparison as one. dev/bench.c measures how close the operations come to that.
 //
 // Letters as in llmtrain.h.
 
@@ -19,13 +19,13 @@ typedef struct {
     double flops, bytes;
 } Cost;
 
-// What a machine does in a second, of one rank.
+// The rates of one rank's machine, per second.
 typedef struct {
     double matmul;        // flops of matmuls
     double other;         // flops of attention, nonlinearities and the classifier
     double memory;        // bytes read and written
     double comm;          // bytes sent to other ranks
-    double offload;       // bytes read and written of what is offloaded
+    double offload;       // bytes of offloaded state read and written
     double update[OPTIMIZER_COUNT][2];  // elements updated by each optimizer, without and with master weights in 16-bit
                                         // builds; 0: not known, its memory traffic decides
 } Rates;
@@ -56,8 +56,8 @@ static inline Cost cost_matmul_weight(size_t M, size_t N, size_t K) {
     return c;
 }
 
-// The same with the GELU of the output, which is written besides; and with the GELU's backward behind the gradient of
-// the input (M, K).
+// The same with the GELU of the output, which is written too; and with the GELU's backward after the gradient of the
+// input (M, K).
 static inline Cost cost_matmul_gelu_forward(size_t M, size_t N, size_t K) {
     double n = (double)M * (double)N;
     Cost c = cost_matmul(M, N, K);
@@ -73,7 +73,7 @@ static inline Cost cost_matmul_gelu_backward_input(size_t M, size_t N, size_t K)
     return c;
 }
 
-// positions: those of the model are added too, or their gradients.
+// positions: whether position embeddings, or their gradients, are added too.
 static inline Cost cost_embedding_forward(size_t B, size_t T, size_t C, bool positions) {
     double rows = (double)B * (double)T, n = rows * (double)C;
     return cost_of(positions ? n : 0, 2 * COST_X * n + 4 * rows + (positions ? COST_X * (double)(T * C) : 0));
@@ -93,7 +93,7 @@ static inline Cost cost_norm_backward(size_t N, size_t C, bool centred) {
     return cost_of((centred ? 19 : 13) * n, COST_X * 4 * n + (centred ? 8 : 4) * (double)N);
 }
 
-// heads: those that are turned or normalised, of queries and keys.
+// heads: the number of query and key heads that are rotated or normalised.
 static inline Cost cost_qk_norm_forward(size_t N, size_t heads, size_t D) {
     double n = (double)(N * heads) * (double)D;
     return cost_of(5 * n, 3 * COST_X * n);
@@ -107,7 +107,7 @@ static inline Cost cost_rope(size_t B, size_t T, size_t heads, size_t D) {
     return cost_of(3 * n, 2 * COST_X * n + 4 * (double)(T * D));
 }
 
-// A visible pair of query and key costs two products of length D forward, five backward, and an exponential.
+// A visible pair of query and key costs two dot products of length D forward, five backward, and an exponential.
 static inline Cost cost_attention_forward(size_t B, size_t T, size_t H, size_t K, size_t D) {
     double rows = (double)B * (double)T, pairs = 0.5 * rows * (double)H * (double)(T + 1);
     return cost_of(pairs * (4 * (double)D + COST_EXP + 3), rows * (COST_X * 2 * (double)((H + K) * D) + 4 * (double)H));
@@ -118,13 +118,13 @@ static inline Cost cost_attention_backward(size_t B, size_t T, size_t H, size_t 
                    rows * (COST_X * 4 * (double)((H + K) * D) + 8 * (double)H));
 }
 
-// Of n outputs.
+// For n outputs.
 static inline Cost cost_gelu_forward(double n) { return cost_of((COST_SIGMOID + 7) * n, 2 * COST_X * n); }
 static inline Cost cost_gelu_backward(double n) { return cost_of((COST_SIGMOID + 15) * n, 3 * COST_X * n); }
 static inline Cost cost_swiglu_forward(double n) { return cost_of((COST_SIGMOID + 2) * n, 3 * COST_X * n); }
 static inline Cost cost_swiglu_backward(double n) { return cost_of((COST_SIGMOID + 8) * n, 5 * COST_X * n); }
 
-// gradient: the logits are turned into theirs.
+// gradient: the logits are replaced by their gradients.
 static inline Cost cost_classifier(size_t N, size_t V, size_t Vp, bool gradient) {
     double n = (double)N;
     return cost_of(n * (double)V * (gradient ? 2 * COST_EXP + 5 : COST_EXP + 3),

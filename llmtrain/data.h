@@ -35,8 +35,8 @@
 //
 // A shard is mapped, not read: opening takes no time, the ranks of a machine share the pages, and no file stays open.
 // But a mapped file must not shrink: access to a page that is gone kills the process (SIGBUS). So the size is checked
-// before every window, and a changed file is an error. What remains is a failing disk, and a file that is cut in the
-// microseconds between check and copy.
+// before every window, and a changed file is an error. What remains is a failing disk, and a file that is truncated in
+// the microseconds between check and copy.
 
 #define SHARD_MAGIC_16 20240520  // tokens are uint16
 #define SHARD_VERSION_16 1
@@ -74,7 +74,7 @@ static inline uint32_t shard_token(const Shard* shard, size_t position) {
 // False for NaN. The bound is far above the logarithm of any vocabulary.
 static inline bool entropy_is_possible(double nats) { return nats >= 0 && nats <= 100; }
 
-// Fills in what the header says of the shard, and refuses what the writer (data/shards.h) would not write.
+// Fills in what the header says about the shard, and refuses what the writer (data/shards.h) would not write.
 static inline bool shard_read_header(Shard* shard, const ShardHeader* header, uint64_t file_bytes, Error* error) {
     const char* path = shard->path;
     bool is_16 = header->magic == SHARD_MAGIC_16;
@@ -181,7 +181,7 @@ static inline size_t dataset_tokens(const Dataset* dataset) {
     return tokens;
 }
 
-// Tells datasets apart: a hash of the lengths and the first tokens of the shards.
+// Identifies a dataset: a hash of the lengths and the first tokens of the shards.
 static inline uint64_t dataset_fingerprint(const Dataset* dataset) {
     Hash hash = hash_begin(0);
     for (size_t i = 0; i < dataset->shard_count; i++) {
@@ -261,7 +261,7 @@ static inline bool dataset_open(Dataset* dataset, const char* pattern, Error* er
     return ok;
 }
 
-// A dataset of tokens of 2 or 4 bytes (uint16_t, or int32_t and not negative). The caller keeps them, at least as
+// A dataset of tokens of 2 or 4 bytes (uint16_t, or int32_t and not negative). The caller keeps them for at least as
 // long as the dataset.
 static inline bool dataset_from_memory(Dataset* dataset, const void* tokens, size_t token_bytes, size_t count,
                                        Error* error) {
@@ -300,9 +300,9 @@ static inline size_t targets_count(const int32_t* targets, size_t N) {
 // permutation orders the windows of all shards. All of this is a function of (dataset, T, seed, sample number): it
 // does not depend on the batch size or the number of ranks, and can begin with any sample.
 //
-// Validation takes every shard from its first token on, in windows that share `overlap` < T tokens with the one before.
-// These are context only, as the window before scored them, so a token is scored with at least `overlap` tokens before
-// it. The tokens that do not fill a last window are left out.
+// Validation takes every shard from its first token on, in windows that share `overlap` < T tokens with the previous
+// one. These are context only, since the previous window scored them, so a token is scored with at least `overlap`
+// tokens before it. Tokens that do not fill a last window are left out.
 
 typedef struct {
     size_t shard;
@@ -349,7 +349,7 @@ static inline size_t dataset_samples(const Dataset* dataset, size_t T) {
     return samples;
 }
 
-// Windows of a validation.
+// Windows in one validation.
 static inline size_t dataset_windows(const Dataset* dataset, size_t T, size_t overlap) {
     size_t windows = 0;
     for (size_t i = 0; i < dataset->shard_count; i++) windows += shard_windows(&dataset->shards[i], T, overlap);
@@ -409,9 +409,9 @@ static inline bool window_read(int32_t* tokens, int32_t* targets, const Dataset*
     return true;
 }
 
-// Validation windows first .. first + B - 1: tokens (B, T), targets (B, T). The classifier ignores targets of -1:
-// those that the window before has scored, and all of the rows past the last window, which hold token 0. So every
-// token counts once, for any B and number of ranks.
+// Validation windows first .. first + B - 1: tokens (B, T), targets (B, T). The classifier ignores targets of -1: those
+// that the previous window has scored, and all in rows past the last window, whose tokens are 0. So every token counts
+// once, for any B and number of ranks.
 static inline bool dataset_batch(int32_t* tokens, int32_t* targets, const Dataset* dataset, size_t first,
                                  int32_t vocabulary, size_t B, size_t T, size_t overlap, Error* error) {
     size_t windows = dataset_windows(dataset, T, overlap);
@@ -432,10 +432,10 @@ static inline bool dataset_batch(int32_t* tokens, int32_t* targets, const Datase
 // ------------------------------------------------------------------------------------------------
 // 4. Loader
 //
-// The micro-batches of one rank. Micro-batch i of rank r is global micro-batch g = i * world + r, of the B samples
-// from first_sample + g * B on: together the ranks read what one rank alone would. A thread keeps two batches ready,
-// so training does not wait for the disk, page faults and checks. The thread owns slot n % 2 from the moment that
-// batch n - 2 has been taken until batch n is made, and the caller of loader_next at all other times.
+// The micro-batches of one rank. Micro-batch i of rank r is global micro-batch g = i * world + r, of the B samples from
+// first_sample + g * B on: together the ranks read what one rank alone would. A thread keeps two batches ready, so
+// training does not wait for the disk, page faults or checks. The thread owns slot n % 2 from the moment that batch
+// n - 2 has been taken until batch n is made, and the caller of loader_next at all other times.
 
 typedef struct {
     const Dataset* dataset;
@@ -455,7 +455,7 @@ typedef struct {
     Error error;
 } Loader;
 
-// What loader_open allocates.
+// The bytes that loader_open allocates.
 static inline size_t loader_bytes(size_t B, size_t T) { return 2 * 2 * B * T * sizeof(int32_t); }
 
 // The first sample of micro-batch `number` of the loader's rank, counted from global sample `first`.
@@ -500,7 +500,7 @@ static inline bool loader_open(Loader* loader, const Dataset* dataset, int32_t v
     memset(loader, 0, sizeof *loader);
     if (!dataset_suffices(dataset, T, error)) return false;
     if (vocabulary <= 0 || world == 0 || rank >= world || B == 0 || B > SIZE_MAX / 64 / T)
-        return fail(error, "there are no batches of %zu sequences of %zu tokens below %d for rank %zu of %zu", B, T,
+        return fail(error, "cannot load batches of %zu sequences of %zu tokens below %d for rank %zu of %zu", B, T,
                     vocabulary, rank, world);
     loader->dataset = dataset;
     loader->vocabulary = vocabulary;
@@ -529,7 +529,7 @@ static inline void loader_stop(Loader* loader) {
     loader->running = false;
 }
 
-// Starts with the given sample: 0, or the samples that all ranks have consumed when a run resumes.
+// Starts with the given sample: 0, or, when a run resumes, the number of samples that all ranks have consumed.
 static inline bool loader_start(Loader* loader, uint64_t first_sample, Error* error) {
     loader_stop(loader);
     loader->first_sample = first_sample;

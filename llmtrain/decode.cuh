@@ -1,13 +1,13 @@
-// decode.cuh: attention of new tokens against a KV cache, in CUDA: the function of decode.h, where formulas and layouts
-// are.
+// decode.cuh: attention of new tokens against a KV cache, in CUDA: the function of decode.h, which has the formulas and
+// layouts.
 //
 // Defines: attention_decode.
 // Needs: llmtrain/types.h, llmtrain/blocks.cuh.
 //
 // First the new keys and values are stored, a warp for each head. Then a block owns a query head of a token, and its
-// warps take the positions in turn, each with a running maximum and sums of its own, which are put together at the end.
-// A lane owns every 32nd element of a head. Generating is the only user: a head of one token for each block leaves most
-// of a GPU idle, and is simple.
+// warps take the positions in turn, each with a running maximum and sums of its own, which are combined at the end. A
+// lane owns every 32nd element of a head. Only generation uses it: a block per head of one token leaves most of a GPU
+// idle, but is simple.
 
 #ifndef LLMTRAIN_DECODE_CUH
 #define LLMTRAIN_DECODE_CUH
@@ -17,7 +17,7 @@
 
 enum { DECODE_WARPS = 8 };
 
-// Of each of N = B T tokens the K heads of keys and the K of values.
+// Stores the K heads of keys and the K of values of each of N = B T tokens.
 static __global__ void __launch_bounds__(DECODE_WARPS * WARP) decode_store_kernel(
         void* keys, void* values, float* scales, const floatX* qkv, size_t first, size_t N, size_t T, size_t context,
         size_t H, size_t K, size_t D) {
@@ -76,7 +76,7 @@ static __global__ void __launch_bounds__(DECODE_WARPS * WARP) attention_decode_k
     float rescale = expf(maximum - block_max(maximum, shared));
     #pragma unroll
     for (int strip = 0; strip < STRIPS; strip++) sums[warp][lane + (size_t)strip * WARP] = sum[strip] * rescale;
-    total = block_sum(lane == 0 ? total * rescale : 0.0f, shared);  // its barriers show the sums to all threads, too
+    total = block_sum(lane == 0 ? total * rescale : 0.0f, shared);  // its barriers also make all threads see the sums
     for (size_t d = threadIdx.x; d < D; d += blockDim.x) {
         float weighted = 0.0f;
         for (int w = 0; w < DECODE_WARPS; w++) weighted += sums[w][d];

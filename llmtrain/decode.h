@@ -1,16 +1,16 @@
-// decode.h: attention of new tokens against a KV cache, in plain C: the specification of the kernels of that name, and
-// the CPU backend.
+// decode.h: attention of new tokens against a KV cache, in plain C: the specification of the kernels of the same name,
+// and the CPU backend.
 //
 //   attention_decode(out, keys, values, scales, qkv, first, B, T, context, H, K, D, stream);
 //
-// Each of B sequences has `first` positions in its cache and gets T more: their keys and values are put there, then
-// their queries see all positions up to their own. T is 1 where tokens are generated, and more where a prompt is read.
+// Each of B sequences has `first` positions in its cache and gets T more: their keys and values are stored there, then
+// their queries see all positions up to their own. T is 1 when tokens are generated, and larger when a prompt is read.
 //
-// A cache holds floatX, or, where `scales` is given, integers of 8 bits: a key or value vector x of one head at one
-// position becomes round(x / scale) with scale = max |x| / 127, so that each element is off by at most scale / 2.
+// A cache holds floatX, or, if `scales` is given, 8-bit integers: a key or value vector x of one head at one position
+// becomes round(x / scale) with scale = max |x| / 127, so that each element is off by at most scale / 2.
 //
 // The order of all sums is that of attention_forward in kernels_cpu.h, tile of keys by tile of keys. So the bits are
-// the same for any T, and for the sequence read at once without a cache (where that is of floatX).
+// the same for any T, and for the sequence read at once without a cache (if the cache holds floatX).
 //
 // Needs: llmtrain/arithmetic.h, llmtrain/base.h, llmtrain/types.h, llmtrain/gemm.h.
 
@@ -32,8 +32,8 @@ enum {
     DECODE_SPARE = GEMM_PACK_EXTRA * DECODE_KEYS  // floats that packing may write past a tile
 };
 
-// cache (B, context, K, D), every second of scales (B, context, K, 2): positions [first, first + T) of each sequence,
-// from rows (B, T), which are `stride` apart and begin with the K heads.
+// Stores positions [first, first + T) of each sequence in cache (B, context, K, D) and every second of scales
+// (B, context, K, 2), from rows (B, T), which are `stride` apart and begin with the K heads.
 static inline void decode_store(void* cache, float* scales, const floatX* rows, size_t first, size_t B, size_t T,
                                 size_t context, size_t stride, size_t K, size_t D) {
     #pragma omp parallel for if (B * T > 1)
@@ -55,7 +55,7 @@ static inline void decode_store(void* cache, float* scales, const floatX* rows, 
     }
 }
 
-// rows (keys, width) = those of one head from a cache, from row number `at` of (B * context * K) on; 0 past D.
+// rows (keys, width) = rows of one head from a cache, beginning with number `at` of (B * context * K); 0 past D.
 static inline void decode_load(float* rows, const void* cache, const float* scales, size_t at, size_t keys, size_t K,
                                size_t D, size_t width) {
     for (size_t j = 0; j < keys; j++, at += K, rows += width) {
@@ -67,7 +67,7 @@ static inline void decode_load(float* rows, const void* cache, const float* scal
     }
 }
 
-// out (vectors * lanes) += a (depth) b (depth, stride), whose first columns they are.
+// out (vectors * lanes) += a (depth) times the first columns of b (depth, stride).
 ALWAYS_INLINE void decode_columns(float* out, const float* a, const float* b, size_t depth, size_t stride,
                                   int vectors) {
     Vector sum[64 / VECTOR_LANES];
@@ -89,8 +89,8 @@ static inline void decode_product(float* out, const float* a, const float* b, si
     for (; c < width; c += 16) decode_columns(out + c, a, b + c, depth, width, 16 / VECTOR_LANES);
 }
 
-// One query head at positions [first, first + queries), up to DECODE_QUERIES, whose keys and values begin in row number
-// `row` of (B * context * K); q and out are `q_stride` and H D apart.
+// One query head at positions [first, first + queries), at most DECODE_QUERIES, whose keys and values begin in row
+// number `row` of (B * context * K); q and out are `q_stride` and H D apart.
 static inline void decode_queries(floatX* out, const void* keys, const void* values, const float* scales,
                                   const floatX* q, size_t q_stride, size_t first, size_t queries, size_t row,
                                   size_t H, size_t K, size_t D) {

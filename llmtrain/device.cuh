@@ -1,7 +1,6 @@
-// device.cuh: memory and copies as the runtime asks for them, on a GPU. device_cpu.h has the same functions for the
-// CPU.
+// device.cuh: device memory and copies for the runtime, on a GPU. device_cpu.h has the same functions for the CPU.
 //
-//   1. peaks       what GPUs can do, by name
+//   1. peaks       the peak rates of GPUs, by name
 //   2. memory      allocated and zeroed once, before the first step
 //   3. device      begin, end, limits
 //   4. copies      between host and device; batches on a stream of their own
@@ -26,9 +25,10 @@
 // ------------------------------------------------------------------------------------------------
 // 1. Peaks
 
-// Peak rates of dense matmuls, in TFLOP/s, from NVIDIA's data sheets and architecture white papers: of 16-bit types
-// with float sums, and of floats without tensor cores; of TF32 it is half of the former. A name that ends in * stands
-// for all that begin so; a device that is not here (a laptop's, say, has other clocks) has no peak, and mfu is n/a.
+// Peak rates of dense matmuls, in TFLOP/s, from NVIDIA's data sheets and architecture white papers: for 16-bit types
+// with float sums, and for floats without tensor cores; for TF32 it is half of the former. A name that ends in *
+// matches all names that begin so; a device that is not listed (a laptop's, say, has other clocks) has no peak, and mfu
+// is n/a.
 typedef struct {
     const char* name;
     double bf16, fp32;
@@ -82,7 +82,7 @@ static inline const DevicePeak* device_find(const char* name) {
     return NULL;
 }
 
-// The peak in TFLOP/s of a device by its name, for matmuls as this build makes them; 0 if it is not known.
+// The peak in TFLOP/s of a device by its name, for matmuls as this build runs them; 0 if it is not known.
 static inline double device_peak(const char* name, bool tf32) {
     const DevicePeak* peak = device_find(name);
     if (peak == NULL) return 0;
@@ -98,7 +98,7 @@ static inline void* device_allocate(size_t bytes, Stream stream, Error* error) {
     cudaError_t status = cudaMalloc(&memory, bytes);
     if (status != cudaSuccess) {
         cudaGetLastError();  // or the next check would find it again
-        fail(error, "cannot take %.2f GB of the GPU's memory: %s; make --batch, --seq or the model smaller",
+        fail(error, "cannot allocate %.2f GB of GPU memory: %s; make --batch, --seq or the model smaller",
              1e-9 * (double)bytes, cudaGetErrorString(status));
         return NULL;
     }
@@ -112,7 +112,7 @@ static inline void device_free(void* memory, size_t bytes) {
     CUDA_CHECK(cudaFree(memory));
 }
 
-// Pinned memory of the host, to and from which copies go at full speed; NULL if there is none.
+// Pinned host memory, which copies at full speed; NULL if there is none.
 static inline void* host_allocate(size_t bytes) {
     void* memory = NULL;
     if (cudaMallocHost(&memory, bytes) == cudaSuccess) return memory;
@@ -131,7 +131,7 @@ static inline void fill_zero(void* memory, size_t bytes, Stream stream) {
 // ------------------------------------------------------------------------------------------------
 // 3. Device
 
-// Batches are copied on a stream of their own, under the work of the batch before; each turn has a staging memory.
+// Batches are copied on a stream of their own, during the work on the batch before; each turn has its staging memory.
 struct Uploads {
     cudaStream_t stream;
     void* staging[2];       // pinned memory of the host
@@ -145,7 +145,7 @@ typedef struct {
     struct Uploads uploads;
 } OpenDevice;
 
-// The device and what makes its matmuls, as text, and its peak in TFLOP/s, 0 if unknown.
+// The device and its matmul library, as text, and its peak in TFLOP/s, 0 if unknown.
 static inline void device_describe(char* text, size_t bytes, double* peak_tflops, Stream stream) {
     struct cudaDeviceProp properties;
     int device = 0;
@@ -156,20 +156,20 @@ static inline void device_describe(char* text, size_t bytes, double* peak_tflops
 }
 
 // Makes the device of a rank, by its number among the ranks of this machine, the current one. Two ranks on one device
-// are for tests, and NCCL takes them from 2.30 on alone, with a variable ("Environment Variables" of its user guide).
+// are for tests; NCCL allows them only from 2.30 on, with a variable ("Environment Variables" of its user guide).
 static inline bool device_choose(size_t local_rank, Error* error) {
     int count = 0;
     const char* shared = getenv("NCCL_MULTI_RANK_GPU_ENABLE");
-    if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) return true;  // device_open says so
+    if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) return true;  // device_open reports it
     bool own = count == 1 && getenv("CUDA_VISIBLE_DEVICES") != NULL;  // the launcher shows each rank a GPU of its own
     if (local_rank >= (size_t)count && !own && !(shared && strcmp(shared, "1") == 0))
-        return fail(error, "this machine has %d GPUs, and no other for local rank %zu; start one rank for each GPU, or "
-                    "set NCCL_MULTI_RANK_GPU_ENABLE=1 (NCCL 2.30 or newer) to share them", count, local_rank);
+        return fail(error, "this machine has %d GPUs, and none left for local rank %zu; start one rank for each GPU, "
+                    "or set NCCL_MULTI_RANK_GPU_ENABLE=1 (NCCL 2.30 or newer) to share them", count, local_rank);
     CUDA_CHECK(cudaSetDevice((int)(local_rank % (size_t)count)));
     return true;
 }
 
-// Sets *stream up on the current device; it is NULL after a failure.
+// Sets up *stream on the current device; it is NULL after a failure.
 static inline bool device_open(Stream* stream, bool tf32, Error* error) {
     int count = 0, device = 0, processors = 0;
     *stream = NULL;
@@ -214,9 +214,9 @@ static inline void device_close(Stream stream) {
 // Whether the host may touch device memory.
 static inline bool device_is_host(void) { return false; }
 
-// Logits that are made at a time, about, of `all` of a batch: 5,000 rows of GPT-2's vocabulary or a quarter of the
-// batch. For every part but the first the gradient of the head's weight is read and written once more, and the blocks
-// of a matmul over few rows leave multiprocessors idle.
+// Logits computed at a time, approximately, out of `all` of a batch: 5,000 rows of GPT-2's vocabulary or a quarter of
+// the batch. Every part after the first reads and writes the gradient of the head's weight once more, and the blocks of
+// a matmul over few rows leave multiprocessors idle.
 static inline size_t head_elements(size_t all) { return max_size((size_t)1 << 28, all / 4); }
 
 // The longest sequence that attention takes: a grid has at most 65,535 tiles of queries, and the smallest tile has 16.
@@ -225,7 +225,7 @@ static inline size_t device_longest(void) { return (size_t)65535 * 16; }
 // Waits for all work that the stream was given.
 static inline void device_wait(Stream stream) { CUDA_CHECK(cudaStreamSynchronize(stream->compute)); }
 
-// A point in the work of a stream, which another thread may wait for. One that was never set is past.
+// A point in the work of a stream, which another thread may wait for. One that was never set counts as passed.
 typedef cudaEvent_t DeviceMark;
 
 static inline void device_mark_open(DeviceMark* mark) {
@@ -245,15 +245,15 @@ static inline bool device_prepare(Stream stream, void* scratch, size_t bytes, si
     for (int i = 0; i < 2; i++) {
         stream->uploads->staging[i] = host_allocate(batch_bytes);
         if (stream->uploads->staging[i] == NULL)
-            return fail(error, "cannot pin %zu bytes of the host's memory for batches; make --batch smaller",
+            return fail(error, "cannot pin %zu bytes of host memory for batches; make --batch smaller",
                         batch_bytes);
     }
     return true;
 }
 
-// Free memory of the device, in bytes, without a reserve: the driver loads a kernel, ours or the library's, when it is
-// first used, which may be in the middle of a run; and of several ranks NCCL takes buffers at its first collectives,
-// 0.7 GB among four A100 and 1.6 GB in a larger run as its users have measured (NVIDIA/nccl, issues 964 and 864).
+// Free memory of the device, in bytes, less a reserve: the driver loads a kernel, ours or a library's, when it is first
+// used, which may be in the middle of a run; and with several ranks NCCL allocates buffers at its first collectives,
+// 0.7 GB among four A100 and 1.6 GB in a larger run, as its users have measured (NVIDIA/nccl, issues 964 and 864).
 static inline size_t device_available(size_t world) {
     const size_t reserve = (size_t)(world > 1 ? 2560 : 512) << 20;
     size_t available = 0, total = 0;
@@ -280,9 +280,9 @@ static inline void device_copy(void* to, const void* from, size_t bytes, Stream 
     CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream->compute));
 }
 
-// Copies a batch to one of two slots on the device, alternately, and returns it: `bytes` of tokens, then as many of
-// targets unless those are NULL. It goes on a stream of its own, under the work of the batch before; operations given
-// to `compute` from now on wait for it. The host's memory may be written again at once.
+// Copies a batch to one of two slots on the device, alternately, and returns the slot: `bytes` of tokens, then as many
+// of targets unless those are NULL. It runs on a stream of its own, during the work on the batch before; operations
+// enqueued on `compute` from now on wait for it. The host memory may be reused at once.
 static inline int32_t* upload_batch(int32_t* const slots[2], const int32_t* tokens, const int32_t* targets,
                                     size_t bytes, Stream stream) {
     struct Uploads* u = stream->uploads;

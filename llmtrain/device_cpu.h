@@ -1,9 +1,9 @@
-// device_cpu.h: memory and copies as the runtime asks for them, where the device is the machine itself. device.cuh has
-// the same functions for a GPU.
+// device_cpu.h: device memory and copies for the runtime, where the device is the machine itself. device.cuh has the
+// same functions for a GPU.
 //
 //   1. device      begin, end, limits
 //   2. memory      allocated and zeroed once, before the first step
-//   3. copies      of which a large download writes past the caches
+//   3. copies      a large download bypasses the caches
 //
 // In a CUDA build these functions are cpu::device_open and so on.
 //
@@ -54,8 +54,8 @@ static inline uint64_t matmul_choices_hash(Stream stream) {
 // Whether the host may touch device memory.
 static inline bool device_is_host(void) { return true; }
 
-// Logits that are made at a time, about, of `all` of a batch: enough that matmuls over a part of the rows lose no
-// speed.
+// Logits computed at a time, approximately, out of `all` of a batch: enough that matmuls over a part of the rows lose
+// no speed.
 static inline size_t head_elements(size_t all) { (void)all; return (size_t)1 << 24; }
 
 // Bytes of scratch memory that are enough for every operation on N rows of C channels.
@@ -84,8 +84,8 @@ static inline bool device_prepare(Stream stream, void* scratch, size_t bytes, si
 // The longest sequence that attention takes.
 static inline size_t device_longest(void) { return SIZE_MAX; }
 
-// Memory that this process can have, in bytes: of the machine, or of its container; SIZE_MAX where the system does not
-// say. `world` matters to a GPU alone.
+// Memory that this process can have, in bytes: of the machine, or of its container; SIZE_MAX if the system does not
+// report it. `world` matters only on a GPU.
 static inline size_t device_available(size_t world) {
     (void)world;
     return min_size(memory_available(), memory_of_container());
@@ -117,7 +117,7 @@ static inline void* device_allocate(size_t bytes, Stream stream, Error* error) {
 
 static inline void device_free(void* memory, size_t bytes) { munmap(memory, bytes); }
 
-// Memory of the host for copies to and from the device; NULL if there is none.
+// Host memory for copies to and from the device; NULL if there is none.
 static inline void* host_allocate(size_t bytes) { return allocate(bytes); }
 static inline void host_free(void* memory) { free(memory); }
 
@@ -130,7 +130,7 @@ static inline void upload(void* device, const void* host, size_t bytes, Stream s
     memcpy(device, host, bytes);
 }
 
-// memcpy of what no cache can hold: writes past them, and so does not read what it overwrites.
+// memcpy for what no cache can hold: its stores bypass the caches, so that what they overwrite is not read first.
 static inline void copy_past_caches(char* to, const char* from, size_t bytes) {
     size_t done = 0;
 #ifdef __SSE2__
@@ -161,7 +161,7 @@ static inline void device_copy(void* to, const void* from, size_t bytes, Stream 
 }
 
 // Copies a batch to the device and returns its slot: `bytes` of tokens, then as many of targets unless those are NULL.
-// The host's memory may be written again at once. A GPU alternates between the two slots; here one is enough.
+// The host memory may be reused at once. A GPU alternates between the two slots; here one is enough.
 static inline int32_t* upload_batch(int32_t* const slots[2], const int32_t* tokens, const int32_t* targets,
                                     size_t bytes, Stream stream) {
     (void)stream;

@@ -1,8 +1,8 @@
-// dtypes.h: the data types of elements, a row each. Files, collectives, matmuls and the printed plan walk this one
+// dtypes.h: the data types of elements, a row each. Files, collectives, matmuls and the printed plan use this one
 // table.
 //
 // A new type is a row here and its conversions in types.h; then matmuls (gemm_portable.h, matmul.cuh) and collectives
-// (comm.h, nccl.cuh) say whether they take it. The order of the rows is of no consequence to any file.
+// (comm.h, nccl.cuh) say whether they support it. The order of the rows does not matter to any file.
 //
 // It needs nothing but the C library.
 
@@ -31,7 +31,7 @@ static const struct {
 
 static inline size_t dtype_bytes(Dtype type) { return DTYPES[type].bytes; }
 
-// The type that a safetensors file calls so; DTYPE_COUNT if there is none.
+// The type with this name in a safetensors file; DTYPE_COUNT if there is none.
 static inline Dtype dtype_find(const char* safetensors) {
     int type = 0;
     while (type < DTYPE_COUNT && strcmp(DTYPES[type].safetensors, safetensors) != 0) type++;

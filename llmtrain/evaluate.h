@@ -3,7 +3,7 @@
 //   1. sources     what is evaluated: items, each of one or more rows of tokens
 //   2. text        windows of a dataset; an item is a window
 //   3. choices     questions in JSON lines; an item is a question, a row one of its answers
-//   4. score log   a file of finished items, with which an evaluation that was killed continues
+//   4. score log   a file of finished items, from which a killed evaluation resumes
 //   5. scoring     rows in batches, divided among ranks
 //   6. results     sums, answers, accuracy
 //
@@ -15,7 +15,7 @@
 //   choices_close(&choices, &source);
 //
 // Where a row's logits do not depend on the batch around it, as on a CPU, batches, ranks and interruptions change no
-// bit of a result. The questions must fit in memory; the scores take 24 bytes a row.
+// bit of a result. The questions must fit in memory; the scores take 24 bytes per row.
 
 #ifndef LLMTRAIN_EVALUATE_H
 #define LLMTRAIN_EVALUATE_H
@@ -28,15 +28,15 @@
 
 typedef struct {
     size_t items;
-    size_t* rows;   // (items + 1), owned: the number of the first row of each; last, that of all rows
-    uint64_t hash;  // of all that decides the scores, besides the model
-    // Appends the tokens of a row, at most T + 1. *first: the first of them that is scored, at least 1; *bytes: of the
-    // text that is scored.
+    size_t* rows;   // (items + 1), owned: the number of the first row of each; last, the number of rows
+    uint64_t hash;  // of all that decides the scores, except the model
+    // Appends the tokens of a row, at most T + 1. *first: the first of them that is scored, at least 1; *bytes: the
+    // length of the text that is scored.
     bool (*append)(Tokens* out, size_t* first, size_t* bytes, void* context, size_t item, size_t row, Error* error);
     void* context;
 } Source;
 
-// Rows of which the first `items` + 1 numbers are given.
+// Allocates a source of `items` items; the caller fills in the rest.
 static inline bool source_allocate(Source* s, size_t items, Error* error) {
     memset(s, 0, sizeof *s);
     s->items = items;
@@ -44,7 +44,7 @@ static inline bool source_allocate(Source* s, size_t items, Error* error) {
     return s->rows != NULL || fail(error, "out of memory for %zu items to evaluate", items);
 }
 
-// Bytes of the text of tokens.
+// The length in bytes of the text of tokens.
 static inline size_t tokens_bytes(const Tokenizer* tokenizer, const int32_t* tokens, size_t count) {
     size_t bytes = 0, all = 0;
     for (size_t i = 0; i < count; i++, all += bytes) tokenizer_piece(&bytes, tokenizer, tokens[i]);
@@ -54,7 +54,7 @@ static inline size_t tokens_bytes(const Tokenizer* tokenizer, const int32_t* tok
 // ------------------------------------------------------------------------------------------------
 // 2. Text
 //
-// The windows of validation (data.h): T + 1 tokens each, of which `overlap` are shared with the window before and not
+// The windows of validation (data.h): T + 1 tokens each, of which `overlap` are shared with the previous window and not
 // scored again; a remainder is left out. Nats per byte count the bytes of the scored tokens.
 
 typedef struct {
@@ -78,7 +78,7 @@ static inline bool windows_append(Tokens* out, size_t* first, size_t* bytes, voi
     return true;
 }
 
-// The windows of a dataset as a source, which free(source->rows) frees; both must outlive it.
+// The windows of a dataset as a source; free(source->rows) frees it. Both *w and the dataset must outlive it.
 static inline bool windows_open(Source* source, const Windows* w, Error* error) {
     if (!dataset_suffices(w->dataset, w->T, error)) return false;
     if (!source_allocate(source, dataset_windows(w->dataset, w->T, w->overlap), error)) return false;
@@ -97,14 +97,14 @@ static inline bool windows_open(Source* source, const Windows* w, Error* error) 
 //   {"ctx": "...", "endings": ["...", ...], "label": 3}                                       or "label": "3"
 //   {"question": "...", "choices": ["...", ...], "answer": 3}
 //   {"question": "...", "choices": {"text": ["...", ...], "label": ["A", ...]}, "answerKey": "D"}
-// Context and ending are joined by a space and tokenized together. What is scored are the tokens after those of the
-// context alone without the white space at its end, as lm-evaluation-harness does. A row that is too long loses tokens
+// Context and ending are joined by a space and tokenized together. The tokens scored are those after the tokens of the
+// context alone, without the white space at its end, as in lm-evaluation-harness. A row that is too long loses tokens
 // at its beginning.
 
-// One answer of a question, in the tokens of all.
+// One answer of a question: its range in the tokens of all rows.
 typedef struct {
     size_t start, end;
-    size_t first, bytes;         // what Source.append says of it
+    size_t first, bytes;         // what Source.append returns for it
 } ChoiceRow;
 
 typedef struct {
@@ -115,8 +115,8 @@ typedef struct {
     const char* path;
     const Tokenizer* tokenizer;
     size_t T;
-    Tokens tokens;               // of all rows,
-    ChoiceRow* rows;             // (rows), owned: in which each has its own
+    Tokens tokens;               // of all rows
+    ChoiceRow* rows;             // (rows), owned: the range of each in `tokens`
     const size_t* first_rows;    // (items + 1): rows of the source
     Tokens context;              // scratch
     char* joined;                // scratch, (joined_size)
@@ -138,7 +138,7 @@ static inline uint32_t question_member(const Json* json, const char* name, const
     return node != JSON_NONE ? node : json_get(json, 0, other);
 }
 
-// The number of the right answer: a number, as a text too, or the text that `names` has there. False if it is none.
+// The right answer: its number, also as text, or one of the texts in `names`. False if it is neither.
 static inline bool question_label(size_t* label, const Json* json, uint32_t node, uint32_t names) {
     char text[64], name[64];
     uint64_t number;
@@ -172,20 +172,20 @@ static inline bool question_read(Question* q, const Choices* c, size_t item, Err
         label = question_member(&q->json, "answerKey", "label");
     }
     q->count = json_count(&q->json, q->endings);
-    if (!json_is(&q->json, q->context, JSON_STRING)) problem = "there is no text \"ctx\"";
+    if (!json_is(&q->json, q->context, JSON_STRING)) problem = "there is no string \"ctx\"";
     else if (!json_is(&q->json, q->endings, JSON_ARRAY)) problem = "there is no array \"endings\"";
     else if (q->count < 2 || q->count > CHOICES_ENDINGS_MAX) problem = "there must be 2 to 1024 endings";
     else if (!question_label(&q->label, &q->json, label, names)) problem = "there is no \"label\", a whole number";
     else if (q->label >= q->count) problem = "its label is not the number of an ending; the first is 0";
     for (uint32_t n = json_first(&q->json, q->endings); n != JSON_NONE && !problem; n = json_next(&q->json, n))
         if (!json_is(&q->json, n, JSON_STRING) || q->json.nodes[n].bytes == 0)
-            problem = "an ending is empty, or no text";
+            problem = "an ending is empty, or not a string";
     if (problem == NULL) return true;
     json_free(&q->json);
     return fail(error, "%s: %s; give {\"ctx\": \"...\", \"endings\": [\"...\", \"...\"], \"label\": 0}", what, problem);
 }
 
-// The tokens of a question's context alone, without the white space at its end, in c->context.
+// Puts the tokens of a question's context alone, without the white space at its end, in c->context.
 static inline bool choices_context(Choices* c, const char* context, size_t bytes, Error* error) {
     const Tokenizer* tokenizer = c->tokenizer;
     for (size_t n; (n = utf8_space_before(context + bytes, bytes)) > 0;) bytes -= n;
@@ -226,7 +226,7 @@ static inline bool choices_join(ChoiceRow* row, Choices* c, const char* context,
     return row->end - row->start > row->first || fail(error, "an ending adds no token to its context");
 }
 
-// A row that is too long loses tokens at its beginning.
+// Cuts tokens at the beginning of a row that is too long.
 static inline bool choices_shorten(ChoiceRow* row, Choices* c, Error* error) {
     size_t count = row->end - row->start, most = c->T + 1, cut = count - most;
     if (count <= most) return true;
@@ -237,7 +237,7 @@ static inline bool choices_shorten(ChoiceRow* row, Choices* c, Error* error) {
     return true;
 }
 
-// Makes the tokens of the answers to question `item`.
+// Tokenizes the answers to question `item`.
 static inline bool choices_tokenize(Choices* c, size_t item, Error* error) {
     Question q;
     Error reason;
@@ -278,7 +278,7 @@ static inline void choices_close(Choices* c, Source* source) {
     memset(source, 0, sizeof *source);
 }
 
-// Cuts the text into lines that are not empty.
+// Cuts the text into lines, leaving out blank ones at the end.
 static inline bool choices_cut(Choices* c, Source* source, Error* error) {
     const char* end = c->text + c->bytes;
     size_t items = 0;
@@ -292,16 +292,16 @@ static inline bool choices_cut(Choices* c, Source* source, Error* error) {
         c->lines[items++] = at;
         at = line_end ? line_end + 1 : end;
     }
-    // Lines of spaces at the end are no questions.
+    // Blank lines at the end are not questions.
     while (items > 0 && strspn(c->lines[items - 1], " \t\r\n") == strlen(c->lines[items - 1])) items--;
     c->lines[items] = end;
     if (items == 0) return fail(error, "%.600s has no questions; give a line of JSON for each", c->path);
     return source_allocate(source, items, error);
 }
 
-// Reads all questions, and makes their tokens: what cannot be scored is found now, not after hours. T: the longest
-// sequence that the model will be given. The path and the tokenizer must outlive the source. After a failure there is
-// nothing to close.
+// Reads and tokenizes all questions: one that cannot be scored is found now, not after hours. T: the longest sequence
+// that the model will be given. The path and the tokenizer must outlive the source. After a failure there is nothing to
+// close.
 static inline bool choices_open(Choices* c, Source* source, const char* path, const Tokenizer* tokenizer, size_t T,
                                 Error* error) {
     memset(c, 0, sizeof *c);
@@ -336,10 +336,10 @@ static inline bool choices_open(Choices* c, Source* source, const char* path, co
 // 4. Score log
 //
 // A text file: a line that says what is evaluated, then a line per finished item with the scores of its rows. Each line
-// ends in its checksum, so that one that was cut counts as not there. Ranks append to one file, a line at a time.
+// ends in its checksum, so that a truncated one is ignored. Ranks append to one file, a line at a time.
 
 typedef struct {
-    double nats, tokens, bytes;  // what is scored: negative log-likelihood, and of how much
+    double nats, tokens, bytes;  // negative log-likelihood; tokens and bytes scored
 } Score;
 
 typedef struct {
@@ -381,7 +381,7 @@ static inline bool score_log_add(ScoreLog* log, size_t item, const Score* scores
     return score_log_end(log, error);
 }
 
-// Reads a line of an item: its scores, and marks it as done; a line that is none is left out.
+// Reads the scores of an item from its line and marks it as done; ignores a line that is not an item's.
 static inline void score_log_read_item(Score* scores, bool* done, const Source* source, char* line) {
     size_t item;
     int length = 0;
@@ -395,7 +395,7 @@ static inline void score_log_read_item(Score* scores, bool* done, const Source* 
     done[item] = true;
 }
 
-// Reads the file, if there is one, and opens it for more; the first rank begins a new one. key: what is evaluated.
+// Reads the file, if there is one, and opens it to append; the first rank starts a new one. key: what is evaluated.
 static inline bool score_log_open(ScoreLog* log, Score* scores, bool* done, const Source* source, const char* path,
                                   uint64_t key, bool first_rank, Error* error) {
     char *text = NULL, header[64];
@@ -414,14 +414,14 @@ static inline bool score_log_open(ScoreLog* log, Score* scores, bool* done, cons
         *space = 0;
         if (begun) score_log_read_item(scores, done, source, line);
         else if (strcmp(line, header) != 0)
-            ok = fail(error, "%.600s is of another evaluation: of other weights, another text or tokenizer, or another "
-                      "--seq; remove it, or name another file", path);
+            ok = fail(error, "%.600s belongs to another evaluation: other weights, another text or tokenizer, or "
+                      "another --seq; remove it, or name another file", path);
         begun = true;
     }
     if (ok && !begun && bytes > 0) ok = fail(error, "%.600s is not a file of scores; name another one", path);
     free(text);
     if (!ok || !first_rank) return ok;
-    if (!whole) score_log_put(log, "\ncut");  // so that the next line is one
+    if (!whole) score_log_put(log, "\ncut");  // ends the truncated line
     if (!whole && !score_log_end(log, error)) return false;
     if (!begun) score_log_put(log, "%s", header);
     return begun || score_log_end(log, error);
@@ -440,9 +440,9 @@ typedef struct {
 } PendingRow;
 
 typedef struct {
-    Tokens tokens;               // of the rows that wait
+    Tokens tokens;               // of the pending rows
     PendingRow* pending;         // (B * T)
-    size_t count, longest;       // rows; of their inputs
+    size_t count, longest;       // rows; the longest of their inputs
     int32_t *inputs, *targets;   // (B * T)
     float* losses;               // (B * T)
     ScoreLog log;
@@ -462,7 +462,7 @@ static inline void scorer_free(Scorer* s) {
     s->log.file = -1;
 }
 
-// Scores the rows that wait, but for those from row `end` on.
+// Scores the pending rows before row `end`.
 static inline bool scorer_run(Scorer* s, Model* model, const Source* source, size_t end, Error* error) {
     size_t T = 0;
     for (size_t r = 0; r < end; r++) T = max_size(T, s->pending[r].length - 1);
@@ -485,8 +485,8 @@ static inline bool scorer_run(Scorer* s, Model* model, const Source* source, siz
         score->nats = 0;
         for (size_t t = p->first - 1; t + 1 < p->length; t++) score->nats += (double)s->losses[r * T + t];
         if (isnan(score->nats))
-            return fail(error, "item %zu has a loss that is not a number, as damaged weights give; give another "
-                        "checkpoint", p->item);
+            return fail(error, "the loss of item %zu is not a number, perhaps because weights are damaged; give "
+                        "another checkpoint", p->item);
         score->tokens = (double)(p->length - p->first);
         score->bytes = (double)p->bytes;
         size_t first_row = source->rows[p->item], rows = source->rows[p->item + 1] - first_row;
@@ -529,7 +529,7 @@ static inline bool scorer_add(Scorer* s, Model* model, const Source* source, siz
     return (s->count < N && (s->count + 1) * s->longest <= N) || scorer_run(s, model, source, s->count, error);
 }
 
-// What a score log is of: source and weights. False if there is no memory for a piece of them.
+// The key of a score log: a hash of source and weights. False if there is no memory for a piece of the weights.
 static inline bool evaluate_key(uint64_t* key, Model* model, const Source* source, Error* error) {
     const FlatVector* flat = &model->flat;
     floatX* piece = (floatX*)allocate(CHECKPOINT_CHUNK * sizeof(floatX));
@@ -578,7 +578,7 @@ static inline bool scorer_open(Scorer* s, Model* model, const Source* source, Sc
 }
 
 // Scores all rows of a source: *scores (source->rows[source->items]), which the caller frees. log: the path of the
-// score log; NULL: none. All ranks of the model together; a failure of one is a failure of all.
+// score log; NULL: none. All ranks of the model call it; if one fails, all fail.
 static inline bool evaluate(Score** scores, Model* model, const Source* source, const char* log, Error* error) {
     const RankOptions* ranks = &model->flat.options;
     Comm* comm = ranks->comm;
@@ -625,7 +625,7 @@ static inline Score scores_sum(const Score* scores, size_t rows) {
     return sum;
 }
 
-// The row of an item with the highest log-likelihood, by byte if asked; the first of several.
+// The row of an item with the highest log-likelihood, per byte if by_byte; of equal ones the first.
 static inline size_t scores_best(const Score* scores, size_t rows, bool by_byte) {
     size_t best = 0;
     for (size_t i = 1; i < rows; i++) {
@@ -635,7 +635,7 @@ static inline size_t scores_best(const Score* scores, size_t rows, bool by_byte)
     return best;
 }
 
-// The share of questions answered right: by the sum of log-likelihoods, or by it divided by the ending's bytes.
+// The share of questions answered right: by the sum of log-likelihoods, or by that sum divided by the ending's bytes.
 static inline double choices_accuracy(const Choices* c, const Source* source, const Score* scores, bool by_byte) {
     size_t right = 0;
     for (size_t i = 0; i < source->items; i++)

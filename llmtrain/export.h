@@ -1,11 +1,11 @@
-// export.h: writes a model in the form of another program: a directory of Hugging Face, a file of llm.c, a GGUF file.
+// export.h: writes a model in another program's format: a Hugging Face directory, a file of llm.c, a GGUF file.
 //
 //   Export e = {&source, &tokenizer, EXPORT_BF16, "models/x.tmp", 5e9};
 //   if (export_hf(&e, &error)) ...                                     into the directory, which exists
 //
 // A model is written a tensor at a time, as source.h reads it: no more than one is in memory. The files are flushed;
 // the caller gives the directory its final name (tools/export.cu). What another program's format cannot express is
-// refused before anything is written. Weights are rounded to the nearest, or, in the type that they have, not at all.
+// refused before anything is written. Weights are rounded to the nearest, or not at all in the type that they have.
 
 #ifndef LLMTRAIN_EXPORT_H
 #define LLMTRAIN_EXPORT_H
@@ -21,10 +21,10 @@ typedef struct {
     const Tokenizer* tokenizer;   // NULL: not known
     ExportType type;
     const char* directory;
-    size_t shard_bytes;           // of a file of weights at most, unless one tensor has more
+    size_t shard_bytes;           // of a file of weights, at most, unless one tensor has more
 } Export;
 
-// The type of elements; Q8_0 is none.
+// The type of elements; for Q8_0, which has none, float.
 static inline Dtype export_dtype(ExportType type) {
     return type == EXPORT_F16 ? DTYPE_F16 : type == EXPORT_BF16 ? DTYPE_BF16 : DTYPE_F32;
 }
@@ -76,7 +76,7 @@ static inline bool hf_divide(HfShard** shards, size_t* count, const ForeignTenso
     return true;
 }
 
-// Writes one file. values holds tensor *held of the source, which several of theirs may be parts of; rounded (chunk).
+// Writes one file. values holds tensor *held of the source, of which several of theirs may be parts; chunk is scratch.
 static inline bool hf_write_shard(const Export* e, const HfShard* shard, const ForeignTensor* list, float* values,
                                   size_t* held, float* chunk, Error* error) {
     char path[FILE_PATH_MAX];
@@ -104,8 +104,9 @@ static inline bool hf_write_shard(const Export* e, const HfShard* shard, const F
             for (size_t k = 0; k < count; k++) {
                 size_t at = done + k;  // in their tensor
                 to[k] = from[f->transposed ? at % f->rows * width + at / f->rows : at];
-                if (dtype == DTYPE_F16 && !(fabsf(to[k]) < 65520))  // what is less is rounded to 65504 at most
-                    ok = fail(error, "%s holds %g, which f16 cannot; give --dtype bf16 or f32", f->name, (double)to[k]);
+                if (dtype == DTYPE_F16 && !(fabsf(to[k]) < 65520))  // smaller values are rounded to 65504 at most
+                    ok = fail(error, "%s holds %g, which f16 cannot represent; give --dtype bf16 or f32", f->name,
+                              (double)to[k]);
             }
             if (!ok) break;
             convert_from_float(chunk, to, dtype, count);
@@ -212,8 +213,8 @@ static inline bool export_llmc(const Export* e, Error* error) {
     FileWriter w;
     const Architecture* a = architecture_of(c);
     if (a == NULL || c->family != FAMILY_GPT2 || !c->tied || c->ffn != 4 * c->channels || c->norm_epsilon != 1e-5)
-        return fail(error, "files of llm.c hold GPT-2 models alone: tied, with --ffn 4 times --channels and an epsilon "
-                    "of 1e-5; export this one with --to hf");
+        return fail(error, "llm.c files hold only GPT-2 models that are tied, with --ffn 4 times --channels and an "
+                    "epsilon of 1e-5; export this one with --to hf");
     snprintf(path, sizeof path, "%.4000s/model.bin", e->directory);
     size_t* order = (size_t*)allocate(p->count * sizeof(size_t));
     float* values = (float*)allocate(export_largest(e->source));
@@ -228,7 +229,7 @@ static inline bool export_llmc(const Export* e, Error* error) {
             ok = llmc_write_tensor(&w, e, order[i], t->size, values, chunk, error);  // with the rows of padding
         }
         ok = ok && file_end(&w, error);
-        file_abort(&w);  // nothing, if it has ended
+        file_abort(&w);  // does nothing after file_end
     }
     free(order);
     free(values);
@@ -250,7 +251,7 @@ static inline bool export_gguf(const Export* e, Error* error) {
     const ModelSource* s = e->source;
     snprintf(path, sizeof path, "%.4000s/model.gguf", e->directory);
     return gguf_export(path, &s->config, &s->parameters, e->tokenizer, GGUF_TYPES[e->type].type, export_read,
-                       e->source, error);  // the types stand in the same order
+                       e->source, error);  // the types are in the same order
 }
 
 #endif  // LLMTRAIN_EXPORT_H

@@ -3,15 +3,15 @@
 //   LLMTRAIN_TEST_FAULT="rank 1 step 5 at backward do kill"
 //   LLMTRAIN_TEST_FAULT="rank 0 step 1 at collective do delay 3.5; rank 0 step 1 at start do wait"
 //
-// When that rank comes to the named point of that step, counted from 1, it does what the last word says:
+// When that rank reaches the named point of that step, counted from 1, it does what the last word says:
 //
 //   kill, stop, segv   a signal, which ends or stops the process
 //   hang               this thread hangs, while the others continue
-//   flip               the caller corrupts a bit, or turns a decision around
+//   flip               the caller corrupts a bit, or reverses a decision
 //   delay MS           MS milliseconds, in this step and every later one
 //   wait               the caller waits, in this step and every later one
 //
-// Where a name stands for several points of a step, the first counts. Before the first step it is step 0.
+// If several points of a step have the name, the first counts. Before the first step the step is 0.
 
 #ifndef LLMTRAIN_FAULT_H
 #define LLMTRAIN_FAULT_H
@@ -29,18 +29,18 @@ typedef struct {
 
 typedef struct {
     Fault faults[4];
-    bool read;              // the variable
-    size_t count;           // of the variable's faults
+    bool read;              // the variable was read
+    size_t count;           // faults in the variable
     unsigned long long now; // the step in progress
 } Faults;
 
-// Those of this process. Its threads come to points too: what they read is written atomically.
+// The faults of this process. Its other threads reach points too: what they read is written atomically.
 static inline Faults* fault_state(void) {
     static Faults faults;
     return &faults;
 }
 
-// At the beginning of each step.
+// To be called at the beginning of each step.
 static inline void fault_step(size_t rank, uint64_t step) {
     Faults* all = fault_state();
     const char* text = all->read ? NULL : getenv("LLMTRAIN_TEST_FAULT");
@@ -57,7 +57,7 @@ static inline void fault_step(size_t rank, uint64_t step) {
     all->read = true;
 }
 
-// True where the caller is to do something itself: "flip", "wait".
+// True if the caller has to do something itself: "flip", "wait".
 static inline bool fault_point(const char* point) {
     Faults* all = fault_state();
     bool callers = false;

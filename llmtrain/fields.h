@@ -1,7 +1,7 @@
 // fields.h: the members of a struct, as a table.
 //
 // A struct that a checkpoint saves (the configuration, the state of a run) has a table with a row per member. Writing,
-// reading, comparing, printing and the command line walk that table, so that a new member is the member and its row:
+// reading, comparing, printing and the command line use that table: a new member takes only its row:
 //
 //   static const Field FIELDS[] = {
 //       {"layers", "layers", FLAG_COUNT, offsetof(Config, layers), "N", 1, 1000, "blocks", NULL},
@@ -10,7 +10,7 @@
 //   if (!fields_read(&config, FIELDS, 1, &json, node)) ...
 //
 // Members have the types of flags (flags.h): uint64_t or size_t, double, bool, an enum. A member that is added later is
-// not in the files of before: its row says as `missing` what they stand for, and they can still be read.
+// not in older files: `missing` in its row is the value that they imply, so that they can still be read.
 
 #ifndef LLMTRAIN_FIELDS_H
 #define LLMTRAIN_FIELDS_H
@@ -30,7 +30,7 @@ typedef struct {
     const char* choices;  // of FLAG_CHOICE; other kinds: what the help calls the value
     double low, high;     // of the flag
     const char* help;     // NULL: there is no such flag
-    const char* missing;  // what a file without the member stands for, as text; NULL: such a file cannot be read
+    const char* missing;  // the value that a file without the member implies, as text; NULL: it cannot be read
 } Field;
 
 // The flag of a member of the struct at `base`, which it reads and writes.
@@ -60,7 +60,7 @@ static inline size_t fields_flags(Flag* flags, size_t count, const Field* fields
     return count;
 }
 
-// The members, as members of the JSON object that is open.
+// Writes the members into the JSON object that is open.
 static inline void fields_write(JsonWriter* w, const Field* fields, size_t count, const void* base) {
     for (size_t i = 0; i < count; i++) {
         char text[64];
@@ -73,7 +73,7 @@ static inline void fields_write(JsonWriter* w, const Field* fields, size_t count
     }
 }
 
-// The members from a JSON object; false if one is missing that has no value for that, or is of another kind.
+// Reads the members from a JSON object; false if one is missing and has no value for that, or is of another kind.
 static inline bool fields_read(void* base, const Field* fields, size_t count, const Json* json, uint32_t object) {
     bool ok = true;
     for (size_t i = 0; ok && i < count; i++) {
@@ -100,8 +100,8 @@ static inline bool fields_read(void* base, const Field* fields, size_t count, co
     return ok;
 }
 
-// Whether two structs have the same members; if not, the error names the first that differs. `saved` is of the file at
-// `path`, which --`flag` has named.
+// Whether two structs have the same members; if not, the error names the first that differs. `saved` is from the file
+// at `path`, which --`flag` names.
 static inline bool fields_agree(const Field* fields, size_t count, const void* saved, const void* asked,
                                 const char* flag, const char* path, Error* error) {
     for (size_t i = 0; i < count; i++) {
@@ -111,8 +111,8 @@ static inline bool fields_agree(const Field* fields, size_t count, const void* s
         field_text(there, sizeof there, &fields[i], saved);
         field_text(here, sizeof here, &fields[i], asked);
         return fail(error,
-                    "%s is of another run: there --%s is %s, here it is %s; give the same flags, or another --%s", path,
-                    fields[i].flag, there, here, flag);
+                    "%s belongs to another run: there --%s is %s, here it is %s; give the same flags, or another --%s",
+                    path, fields[i].flag, there, here, flag);
     }
     return true;
 }

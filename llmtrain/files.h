@@ -30,8 +30,8 @@
 #define FILE_PATH_MAX ((size_t)4096)
 #define FILE_CHUNK ((size_t)4 << 20)  // bytes per read or write: few calls, and the checksum finds them in the cache
 
-// Opens standard input, output and error on /dev/null where they are closed: the next file that is opened would get
-// their descriptors.
+// Opens standard input, output and error on /dev/null if they are closed: otherwise the next file that is opened would
+// get their descriptors.
 static inline void files_open_standard(void) {
     int file;
     do file = open("/dev/null", O_RDWR);
@@ -46,7 +46,7 @@ static inline bool fail_file(Error* error, const char* action, const char* path)
     switch (number) {
         case ENOSPC: case EDQUOT: remedy = "free some space there, or choose another disk"; break;
         case EFBIG: remedy = "raise the limit on file sizes (ulimit -f), or choose another disk"; break;
-        case EACCES: case EPERM: case EROFS: remedy = "choose a place that this user may use"; break;
+        case EACCES: case EPERM: case EROFS: remedy = "choose a path that this user may access"; break;
         case ENOENT: case ENOTDIR: remedy = "check the path"; break;
         case EISDIR: remedy = "name a file, not a directory"; break;
         case EEXIST: case ENOTEMPTY: remedy = "something has that name already: move it away"; break;
@@ -99,7 +99,7 @@ static inline bool directory_sync_parent(const char* path, Error* error) {
 // aborted; a second abort does nothing.
 typedef struct {
     int file;       // open descriptor, or -1
-    size_t bytes, flushing;  // written so far; of these, whose flush to the disk has been started
+    size_t bytes, flushing;  // written so far; of these, those whose flush to the disk has begun
     char path[FILE_PATH_MAX];
     char temporary[FILE_PATH_MAX + 64];
 } FileWriter;
@@ -123,7 +123,7 @@ static inline bool file_begin(FileWriter* w, const char* path, Error* error) {
     w->bytes = w->flushing = 0;
     if (!path_copy(w->path, path, error)) return false;
     struct stat status;
-    if (stat(path, &status) == 0 && S_ISDIR(status.st_mode)) {  // refused now, not after all was written
+    if (stat(path, &status) == 0 && S_ISDIR(status.st_mode)) {  // refused now, not after everything is written
         errno = EISDIR;
         return fail_file(error, "create", path);
     }
@@ -191,7 +191,7 @@ static inline bool file_read_at(int file, void* data, size_t bytes, size_t offse
         ssize_t n = pread(file, p, min_size(bytes, FILE_CHUNK), (off_t)offset);
         if (n < 0 && errno == EINTR) continue;
         if (n < 0) return fail_file(error, "read", path);
-        if (n == 0) return fail(error, "%.600s ends %zu bytes early; it was cut, use another copy", path, bytes);
+        if (n == 0) return fail(error, "%.600s ends %zu bytes early; it was truncated, use another copy", path, bytes);
         p += n;
         offset += (size_t)n;
         bytes -= (size_t)n;
@@ -269,7 +269,7 @@ static inline bool directory_remove(const char* path, Error* error) {
 // `to` must not exist, or be an empty directory.
 static inline bool directory_rename_sync(const char* from, const char* to, Error* error) {
     if (!directory_sync(from, error)) return false;
-    if (rename(from, to) != 0) return fail_file(error, "give the final name to the directory", to);
+    if (rename(from, to) != 0) return fail_file(error, "rename the finished directory to", to);
     return directory_sync_parent(to, error);
 }
 

@@ -1,8 +1,8 @@
 // flags.h: command-line flags, from a table.
 //
 // A program lists its flags once: name, kind, where the value goes, bounds, and a line of help. From that table come
-// the parser, the defaults shown by --help (the values before parsing), and the messages: an unknown flag names the
-// nearest right one, a bad value names itself and what would be good.
+// the parser, the defaults shown by --help (the values before parsing), and the messages: for an unknown flag the
+// nearest valid one, for a bad value that value and what is allowed.
 //
 // Flags are written --name value or --name=value; switches --name, --name on, --name off.
 
@@ -27,7 +27,7 @@ typedef struct {
 } TextList;
 
 // What a flag means to a run that is resumed, and whether it was given. 0: it changes what the run computes, so that a
-// checkpoint records it and a resume says if it differs.
+// checkpoint records it and a resume reports a difference.
 enum {
     FLAG_GIVEN = 1,            // set by the parser
     FLAG_FREE = 2,             // it does not change what the run computes
@@ -60,8 +60,8 @@ typedef struct {
 #define CHOICE_FLAG(name, value, initial, choices, marks, help) \
     FLAG_ROW(name, FLAG_CHOICE, value, initial, choices, 0, 0, marks, help)
 
-// How many letters must be changed, put in, taken out, or exchanged with their neighbour, to make b of a (the distance
-// of Damerau and Levenshtein); names are short.
+// How many letters must be changed, inserted, deleted, or swapped with their neighbour, to turn a into b (the
+// Damerau-Levenshtein distance); names are short.
 static inline size_t edit_distance(const char* a, const char* b) {
     size_t rows[3][64], length = min_size(strlen(b), 63), i = 0;
     for (size_t j = 0; j <= length; j++) rows[0][j] = j;
@@ -94,7 +94,7 @@ static inline bool flag_was_given(Flag* flags, size_t count, const char* name) {
     return flag != NULL && (flag->marks & FLAG_GIVEN);
 }
 
-// Where in `choices` the word stands, -1 if it does not.
+// The position of the word in `choices`, -1 if it is not there.
 static inline int choice_find(const char* choices, const char* word) {
     size_t length = strlen(word);
     for (int position = 0;; position++) {
@@ -105,7 +105,7 @@ static inline int choice_find(const char* choices, const char* word) {
     }
 }
 
-// The word at `position` of choices, into text.
+// Copies the word at `position` of choices into text.
 static inline void choice_name(const char* choices, int position, char* text, size_t size) {
     for (; position > 0; position--) choices += strcspn(choices, "|") + 1;
     snprintf(text, size, "%.*s", (int)strcspn(choices, "|"), choices);
@@ -156,7 +156,7 @@ static inline int flag_unlikeness(const char* a, const char* b) {
 static inline bool flag_unknown(Flag* flags, size_t count, const char* argument, Error* error) {
     if (strncmp(argument, "--", 2) != 0)
         return fail(error, "'%s' is not a flag; flags are written --name value (see --help)", argument);
-    // The fewest edits; letters that agree at the beginning count for it, so that --shards finds --shard-tokens.
+    // The fewest edits; letters that agree at the beginning count in favour, so that --shards finds --shard-tokens.
     const char *name = argument + 2, *nearest = "help";
     int best = flag_unlikeness(name, nearest);
     for (size_t i = 0; i < count; i++) {
@@ -167,7 +167,7 @@ static inline bool flag_unknown(Flag* flags, size_t count, const char* argument,
     return fail(error, "unknown flag %s; did you mean --%s? (see --help)", argument, nearest);
 }
 
-// Reads argv[1] and on into the flags' values. Does not know --help: look for it with flags_want_help first.
+// Reads argv[1] and on into the flags' values. Does not handle --help: check flags_want_help first.
 static inline bool flags_parse(Flag* flags, size_t count, int argc, char** argv, Error* error) {
     for (int i = 1; i < argc; i++) {
         char name[64];
@@ -218,7 +218,7 @@ static inline void flag_text(char* text, size_t size, const Flag* flag) {
 
 enum { HELP_INDENT = 33, HELP_WIDTH = 118 };
 
-// Prints words, and breaks lines before HELP_WIDTH; `column` is where the line stands.
+// Prints words, and breaks lines before HELP_WIDTH; `column` is the current one.
 static inline void help_wrap(const char* text, size_t column) {
     for (bool first = true; *text; first = false) {
         size_t word = strcspn(text, " ");
@@ -241,7 +241,7 @@ static inline void flags_help(const Flag* flags, size_t count) {
         char standard[160], line[640];
         flag_text(standard, sizeof standard, flag);
         bool shown = standard[0] != 0 && standard[0] != '\n';
-        if (flag->kind == FLAG_COUNT && (double)flag_value_count(flag) < flag->low) shown = false;  // there is none
+        if (flag->kind == FLAG_COUNT && (double)flag_value_count(flag) < flag->low) shown = false;  // it has no default
         snprintf(line, sizeof line, "%s%s%s%s", flag->help, shown ? " [" : "", shown ? standard : "", shown ? "]" : "");
         int usage = printf("  --%s %s", flag->name, flag->choices);
         if (usage >= HELP_INDENT) usage = printf("\n") - 1;
@@ -250,8 +250,8 @@ static inline void flags_help(const Flag* flags, size_t count) {
     }
 }
 
-// How a program begins that needs no more than this: reads the flags, or prints the help, headed by `title` unless it
-// is NULL, or what is wrong with them. False if the program is to end, with *code.
+// The start of a program that needs no more than this: reads the flags, or prints the help, headed by `title` unless it
+// is NULL, or prints what is wrong with the flags. False if the program is to exit, with *code.
 static inline bool flags_begin(int* code, const char* program, const char* title, Flag* flags, size_t count, int argc,
                                char** argv) {
     Error error;

@@ -1,4 +1,4 @@
-// gemm.h: GEMM, the matrix product, for the CPU backend.
+// gemm.h: GEMM, matrix multiplication, for the CPU backend.
 //
 //     gemm(out, DTYPE_F32, N, false, x, w, bias, DTYPE_F32, M, N, K);      // out = x w^T + bias
 //
@@ -9,7 +9,7 @@
 // gemm_arm.h.
 //
 // The algorithm is that of "Anatomy of High-Performance Matrix Multiplication" (Goto, van de Geijn, 2008), with the
-// roles of the operands exchanged. A processor multiplies far faster than memory brings operands, so each operand is
+// roles of the operands exchanged. A processor multiplies far faster than memory delivers operands, so each operand is
 // copied once into the order in which it will be read (packed), and used many times from a cache:
 //
 //     for each task: a block of rows x cols of out            independent of all others, one thread each
@@ -30,9 +30,9 @@
 // that multiply pairs of bfloat16 add two products at a time, each in its own way.) Ragged edges are packed with zeros;
 // every tile is computed whole and stored in part.
 //
-// A few rows (generating text) take another way: memory is the bound then, so B is read once, straight from where it
-// lies, and 16 columns of it at a time are transposed in registers. The sums are the same, to the bit. (AMX and BFMMLA,
-// which add in their own order, leave a few rows to the kernel of floats.)
+// A few rows (generating text) are multiplied differently: memory is the bound then, so B is read once, unpacked, and
+// 16 columns of it at a time are transposed in registers. The sums are the same, to the bit. (AMX and BFMMLA, which add
+// in their own order, leave a few rows to the kernel for floats.)
 //
 // Needs: llmtrain/base.h, llmtrain/types.h, llmtrain/dtypes.h, llmtrain/gemm_portable.h, llmtrain/gemm_x86.h,
 // llmtrain/gemm_arm.h, llmtrain/gemm_apple.h.
@@ -57,8 +57,8 @@
 // 1. Choice
 //
 // Made once per process, by what the processor and the system can do, never by a measurement: two runs on one machine
-// must give the same bits. Each thread that computes owns a workspace, which is made at its first product and freed
-// when it ends.
+// must give the same bits. Each thread that computes owns a workspace, which is allocated at its first matmul and freed
+// when the thread ends.
 
 // The best kernels that a build may use: make ISA=x86-64-v3 sets it to avx2.
 #ifndef GEMM_KERNELS
@@ -68,7 +68,7 @@
 typedef struct {
     uint32_t* b;  // the packed block of B
     uint32_t* a;  // packed panels of up to GEMM_GROUP_ROWS rows of A
-    float* sums;  // GEMM_SUMS: tiles that are not in out
+    float* sums;  // GEMM_SUMS: tiles that are not summed in out
 } GemmWorkspace;
 
 typedef struct {
@@ -79,7 +79,7 @@ typedef struct {
     pthread_key_t workspace;
 } GemmState;
 
-// One for the process, also when several of its files include this one.
+// One for the process, even if several of its files include this one.
 __attribute__((weak)) GemmState gemm_state;
 __attribute__((weak)) pthread_once_t gemm_once = PTHREAD_ONCE_INIT;
 
@@ -109,7 +109,7 @@ static const struct {
 #endif
 };
 
-// Takes the best kernels up to the one of that name, for "auto" all that the build may use; false if there is none.
+// Selects the best kernels up to the named one, for "auto" the best that the build may use; false if there is none.
 static inline bool gemm_use(const char* name) {
     if (strcmp(name, "auto") == 0) name = GEMM_KERNELS;
     const GemmKernel *floats = NULL, *pairs = NULL;
@@ -141,12 +141,11 @@ static inline void gemm_init(void) {
 }
 
 // Uses the kernels of that name from now on: portable, avx2, avx512, avx512bf16, amx, bfmmla, accelerate, or auto for
-// the best. Not while a product is running.
+// the best. Not while a matmul is running.
 static inline bool gemm_force(Error* error, const char* name) {
     pthread_once(&gemm_once, gemm_init);
     if (gemm_use(name)) return true;
-    return fail(error, "gemm: there is no kernel '%s' here: unknown, or the processor, system or compiler lacks it; "
-                "use auto", name);
+    return fail(error, "gemm: kernel '%s' is unknown, or this processor, system or compiler lacks it; use auto", name);
 }
 
 // The kernels for float and for bfloat16: "avx512 / amx".
@@ -195,16 +194,16 @@ static inline GemmWorkspace* gemm_workspace(void) {
 // ------------------------------------------------------------------------------------------------
 // 2. Product
 //
-// The loops of the first page. A plan cuts out into tasks; threads take one after the other, and no task waits for
-// another: threads wait for each other only at the end of the product.
+// The loops at the top of this file. A plan cuts `out` into tasks; threads take one after the other, and no task waits
+// for another: threads wait for each other only at the end of the matmul.
 
 typedef struct {
     size_t rows, cols;  // of a task
     size_t k_block;     // elements
 } GemmPlan;
 
-// The k blocks are equal as far as possible, and multiples of 32. Blocks of out are as large as the workspace allows,
-// and halved until every thread finds two.
+// The k blocks are as equal as possible, and multiples of 32. Blocks of out are as large as the workspace allows, and
+// halved until there are two for every thread.
 static inline GemmPlan gemm_block_plan(const GemmProblem* p, const GemmKernel* kernel, size_t threads) {
     GemmPlan plan;
     size_t per_unit = kernel->pairs ? 2 : 1, wanted = threads > 1 ? 2 * threads : 1;
@@ -254,7 +253,7 @@ static inline void gemm_pack(uint32_t* to_memory, const GemmKernel* kernel, cons
         kernel->pack(to_memory, o, lane, min_size(width, to - lane), width, k, count);
 }
 
-// A tile of out will be wanted when the one before it is done.
+// Prefetches a tile of out, which will be needed when the one before it is done.
 static inline void gemm_prefetch_tile(const GemmProblem* p, size_t i, size_t rows, size_t j, size_t cols) {
     size_t bytes = dtype_bytes(p->out_type);
     for (size_t r = i; r < min_size(i + rows, p->M); r++)
@@ -262,12 +261,12 @@ static inline void gemm_prefetch_tile(const GemmProblem* p, size_t i, size_t row
             __builtin_prefetch((const char*)p->out + (r * p->out_stride + j) * bytes + c, 1);
 }
 
-// Whether whole tiles of out are summed where they lie, not in the workspace.
+// Whether whole tiles of out are summed in place, not in the workspace.
 static inline bool gemm_sums_in_out(const GemmProblem* p) {
     return p->out_type == DTYPE_F32 && (!p->bias || (!p->accumulate && p->bias_type == DTYPE_F32));
 }
 
-// Adds A panel x B panel to a whole tile there; `first`: to what its sums start from.
+// Adds A panel x B panel to a whole tile of out; if `first`, to what its sums start from.
 static inline void gemm_tile_in_out(const GemmProblem* p, const GemmKernel* kernel, size_t i, size_t j,
                                     const uint32_t* a, const uint32_t* b, size_t units, bool first) {
     float* out = (float*)p->out + i * p->out_stride + j;
@@ -321,8 +320,8 @@ static inline void gemm_block_task(const GemmProblem* p, const GemmKernel* kerne
     if (kernel->end) kernel->end();
 }
 
-// a = elements [k, k + count) of the rows of A, unit after unit, `width` lanes each; what lies outside of A is 0, and
-// so are GEMM_DOT_EXTRA units more. -O3 makes a loop of its own, with vectors, for a width of 1.
+// a = elements [k, k + count) of the rows of A, unit after unit, `width` lanes each; 0 outside of A, and in
+// GEMM_DOT_EXTRA units more. For a width of 1 -O3 makes a separate, vectorised loop.
 static inline void gemm_dot_pack(uint32_t* a, const GemmProblem* p, size_t width, size_t k, size_t count) {
     size_t bytes = count * dtype_bytes(p->a.type), units = p->a.pairs ? divide_up(count, 2) : count;
     memset(a, 0, (units + GEMM_DOT_EXTRA) * width * sizeof *a);
@@ -377,7 +376,7 @@ static inline GemmOperand gemm_operand(GemmMatrix m, bool k_contiguous, bool pai
     return o;
 }
 
-// Threads that pay: each should have some microseconds of work.
+// The number of threads that pays: each should have some microseconds of work.
 static inline size_t gemm_threads(size_t multiplications) {
 #ifdef _OPENMP
     if (omp_in_parallel()) return 1;

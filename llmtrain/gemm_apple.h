@@ -1,9 +1,9 @@
-// gemm_apple.h: matmuls of floats by Accelerate, the library of macOS: it alone may use the matrix unit of Apple's
+// gemm_apple.h: matmuls of floats by Accelerate, the library of macOS: only it may use the matrix unit of Apple's
 // processors.
 //
-// Its sums have an order of their own, which Apple does not tell: bits differ from those of every other kernel, and may
-// differ between machines and versions of macOS. So nothing chooses it but `make GEMM=accelerate`. What it does not
-// take (operands of 16 bits, sizes beyond int) the portable kernel multiplies.
+// Its sums have an order of their own, which Apple does not document: bits differ from those of every other kernel, and
+// may differ between machines and versions of macOS. So only `make GEMM=accelerate` selects it. The portable kernel
+// multiplies what it does not support (16-bit operands, sizes beyond int).
 //
 // The library is found when the program starts, not linked: this header needs no framework.
 //
@@ -26,7 +26,7 @@ typedef void (*GemmCblas)(int order, int a_transposed, int b_transposed, int M, 
                           int c_stride);
 enum { CBLAS_ROWS = 101, CBLAS_AS_STORED = 111, CBLAS_TRANSPOSED = 112 };
 
-// One for the process, also when several of its files include this one.
+// One for the process, even if several of its files include this one.
 __attribute__((weak)) GemmCblas gemm_cblas;
 
 static inline bool gemm_has_accelerate(void) {
@@ -36,10 +36,10 @@ static inline bool gemm_has_accelerate(void) {
     return gemm_cblas != NULL;
 }
 
-// Only where it is asked for by name.
+// Only used if it is asked for by name.
 static inline bool gemm_never(void) { return false; }
 
-// Whether it has multiplied.
+// Multiplies with Accelerate; false if it does not support the operands.
 static inline bool gemm_by_cblas(const GemmProblem* p) {
     size_t longest = max_size(max_size(p->M, p->N), max_size(p->K, p->out_stride));
     longest = max_size(longest, max_size(p->a.stride, p->b.stride));
@@ -57,7 +57,7 @@ static inline bool gemm_by_cblas(const GemmProblem* p) {
     return true;
 }
 
-// For what it does not take: the functions of gemm_portable.
+// For what Accelerate does not support: the functions of gemm_portable.
 static const GemmKernel gemm_accelerate = {
     "accelerate", false, false, GEMM_PORTABLE_ROWS, GEMM_PORTABLE_COLS, 384, 384, 1, gemm_pack_portable,
     gemm_multiply_portable, gemm_start_portable, gemm_store_portable, gemm_dot_portable, NULL, NULL};

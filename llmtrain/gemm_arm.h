@@ -1,10 +1,10 @@
 // gemm_arm.h: the kernel of gemm.h for 64-bit Arm processors that multiply bfloat16: BFMMLA, of Armv8.6 and, optional,
 // Armv8.2 (Neoverse V1 and N2, Apple M2). Floats go through gemm_portable.h, whose vectors the compiler makes of NEON.
 //
-// An instruction adds to 2 x 2 floats the products of 2 rows of A and 2 columns of B of four elements each, hence four
-// times the arithmetic of an FMA of floats. Operands are packed as it takes them: of two units (four elements in k) all
-// lanes, each with its two units side by side, so that two neighbouring lanes are a register. Products are added two at
-// a time and rounded to odd ("Arm Architecture Reference Manual", BFMMLA): the bits are this instruction's own.
+// An instruction adds to 2 x 2 floats the products of 2 rows of A and 2 columns of B, four elements each: four times
+// the arithmetic of an FMA of floats. Operands are packed as it reads them: for every two units (four elements in k)
+// all lanes, each with its two units side by side, so that two neighbouring lanes fill a register. Products are added
+// two at a time and rounded to odd ("Arm Architecture Reference Manual", BFMMLA): the bits are this instruction's own.
 //
 // Compiles for any 64-bit Arm, and to nothing elsewhere; gemm.h calls it only where the processor has the instruction
 // (gemm_has_bfmmla).
@@ -36,7 +36,7 @@ enum { BFMMLA_ROWS = 8, BFMMLA_COLS = 12 };  // 24 of the 32 registers hold the 
 
 GEMM_BODIES(bfmmla, , BFMMLA_ROWS, BFMMLA_COLS)
 
-// panel[u / 2][lane][u % 2], with zeros for what lies outside of the operand.
+// panel[u / 2][lane][u % 2], with zeros outside of the operand.
 static inline void gemm_pack_bfmmla(uint32_t* panel, const GemmOperand* o, size_t lane, size_t lanes, size_t width,
                                     size_t k, size_t count) {
     const uint16_t* data = (const uint16_t*)(const void*)o->data;
@@ -96,7 +96,7 @@ static inline bool gemm_has_bfmmla(void) {
 #endif
 }
 
-// A few rows go another way, as with AMX.
+// A few rows are left to the kernel for floats, as with AMX.
 static const GemmKernel gemm_bfmmla = {
     "bfmmla", true, true, BFMMLA_ROWS, BFMMLA_COLS, 384, 384, 2, gemm_pack_bfmmla, gemm_multiply_bfmmla,
     gemm_start_bfmmla, gemm_store_bfmmla, NULL, NULL, NULL};

@@ -2,7 +2,7 @@
 //
 //   1. types       how a matrix lies in memory; what a kernel is
 //   2. elements    of any dtype, read and written as float
-//   3. portable    the kernel in plain C, whose parts serve those for each instruction set too
+//   3. portable    the kernel in plain C, whose parts are also used by those for each instruction set
 //
 // Needs: llmtrain/arithmetic.h, llmtrain/types.h, llmtrain/dtypes.h.
 
@@ -20,7 +20,7 @@ typedef struct {
     const void* data;
     Dtype type;       // DTYPE_F32, DTYPE_BF16 or DTYPE_F16
     size_t stride;    // elements between rows as stored
-    bool transposed;  // the product takes the transpose of what is stored
+    bool transposed;  // the matmul takes the transpose of what is stored
 } GemmMatrix;
 
 static inline GemmMatrix gemm_matrix(const void* data, Dtype type, size_t stride, bool transposed) {
@@ -32,9 +32,9 @@ static inline GemmMatrix gemm_matrix(const void* data, Dtype type, size_t stride
     return m;
 }
 
-// One operand as the packing sees it. Lanes are the rows of A or the columns of B: what k is not. Packed operands
-// consist of units of 4 bytes: a float, or a pair of bfloat16 that are neighbours in k. A panel holds `width` lanes,
-// unit u of lane l at [u * width + l]; or by_lane, in blocks of 16 units, as [block][lane][unit].
+// One operand as the packing sees it. Lanes are the rows of A or the columns of B, the dimension that is not k. Packed
+// operands consist of units of 4 bytes: a float, or a pair of bfloat16 that are neighbours in k. A panel holds `width`
+// lanes, unit u of lane l at [u * width + l]; or by_lane, in blocks of 16 units, as [block][lane][unit].
 typedef struct {
     const char* data;
     Dtype type;
@@ -63,15 +63,15 @@ typedef struct {
     size_t k_inner;  // units of k that one call of `multiply` takes: an A panel of that length fits in L1
     size_t k_round;  // units are padded with zeros to a multiple of this
     // panel = lanes [lane, lane + lanes) of the operand, padded to `width`, elements [k, k + count). It may write up to
-    // GEMM_PACK_EXTRA units of each lane more than it was asked for.
+    // GEMM_PACK_EXTRA more units of each lane than it was asked for.
     void (*pack)(uint32_t* panel, const GemmOperand* o, size_t lane, size_t lanes, size_t width, size_t k,
                  size_t count);
-    // sums (rows, cols) = [from +] A panel x B panel, rows of sums and from `stride` and `from_stride` apart: sums may
-    // be in out itself, and from, which may be sums or NULL, a bias, whose stride is 0
+    // sums (rows, cols) = [from +] A panel x B panel; rows of sums and from are `stride` and `from_stride` apart. sums
+    // may be in out itself; from may be sums, NULL, or a bias, whose stride is 0
     void (*multiply)(float* sums, size_t stride, const float* from, size_t from_stride, const uint32_t* a,
                      const uint32_t* b, size_t units);
-    // sums = [out[i.., j..]] [+ bias], what a tile's sums start from, and out[i.., j..] = sums, for the part of the
-    // tile that lies inside of out
+    // start: sums = [out[i.., j..]] [+ bias], what a tile's sums start from; store: out[i.., j..] = sums; both for the
+    // part of the tile that is inside of out
     void (*start)(const GemmProblem* p, float* sums, size_t i, size_t j, bool out, bool bias);
     void (*store)(const GemmProblem* p, const float* sums, size_t i, size_t j);
     // sums (rows, GEMM_DOT_COLS) += A (rows, count) x the elements [k, k + count) of lanes [j, j + lanes) of B, which
@@ -84,12 +84,12 @@ typedef struct {
 
 enum {
     GEMM_PACK_EXTRA = 15,       // units that packing may write past the end of each lane
-    GEMM_AHEAD = 512,           // bytes of a row that are fetched ahead of those that are read
-    GEMM_FEW_ROWS = 8,          // up to as many rows of A are multiplied with a B that is not packed
-    GEMM_DOT_COLS = 16,         // columns of out that are then made at a time,
-    GEMM_DOT_K = 4096,          // from as many elements of k
-    GEMM_DOT_EXTRA = 31,        // and units of zeros that follow them
-    GEMM_GROUP_ROWS = 48,       // of A that are packed together: in a transposed A they share cache lines
+    GEMM_AHEAD = 512,           // how far ahead a row is prefetched, in bytes
+    GEMM_FEW_ROWS = 8,          // at most this many rows of A are multiplied with an unpacked B
+    GEMM_DOT_COLS = 16,         // columns of out that are then computed at a time
+    GEMM_DOT_K = 4096,          // elements of k that are then multiplied at a time
+    GEMM_DOT_EXTRA = 31,        // units of zeros that follow them
+    GEMM_GROUP_ROWS = 48,       // rows of A that are packed together: in a transposed A they share cache lines
     GEMM_PANEL_MAX = 32 * 512,  // units of the largest panel
     GEMM_TILE_MAX = 32 * 32     // the largest rows x cols
 };
@@ -152,7 +152,7 @@ ALWAYS_INLINE void gemm_pack_transposed(float* panel, const char* data, Dtype ty
     *(Quad*)(panel + 3 * width) = GEMM_SHUFFLE(high01, high23, 2, 3, 6, 7);
 }
 
-// Where lanes lie in rows, what the next rows hold is fetched ahead: the processor does not see a pattern in so many.
+// Prefetches what is read next, in each row or 16 rows ahead: the processor finds no pattern in so many rows.
 ALWAYS_INLINE void gemm_pack_typed(float* panel, const GemmOperand* o, Dtype type, size_t lane, size_t lanes,
                                    size_t width, size_t k, size_t count) {
     size_t lane_step = o->k_contiguous ? o->stride : 1, k_step = o->k_contiguous ? 1 : o->stride;
@@ -230,7 +230,7 @@ ALWAYS_INLINE void gemm_store_body(const GemmProblem* p, const float* sums, size
     else gemm_store_typed(p, DTYPE_F16, sums, cols, i, height, j, width);
 }
 
-// Fetches what is read after element k of `columns` rows of B from row j on: the end of these rows is followed by the
+// Prefetches what is read after element k of `columns` rows of B from row j on: after the end of these rows comes the
 // beginning of the next ones.
 ALWAYS_INLINE void gemm_dot_prefetch(const GemmOperand* b, Dtype type, size_t columns, size_t j, size_t k) {
     size_t row = b->stride * dtype_bytes(type), at = k * dtype_bytes(type) + GEMM_AHEAD;
@@ -270,7 +270,7 @@ ALWAYS_INLINE void gemm_dot_typed(float* sums, const float* a, size_t rows, cons
     for (size_t i = 0; i < rows * VECTORS; i++) *(Vector*)(sums + i * VECTOR_LANES) = c[i];
 }
 
-// A `dot` by a body for constant rows and types.
+// Defines a `dot` that calls a body with constant rows and types.
 #define GEMM_DOT_ROWS(body, type) \
     do { \
         const float* floats_ = (const float*)a; \
@@ -286,7 +286,7 @@ ALWAYS_INLINE void gemm_dot_typed(float* sums, const float* a, size_t rows, cons
         else GEMM_DOT_ROWS(body, DTYPE_F16); \
     }
 
-// Two vectors a row, and three quarters of the registers hold the sums.
+// Two vectors per row, and three quarters of the registers hold the sums.
 enum { GEMM_PORTABLE_ROWS = VECTOR_REGISTERS * 3 / 8, GEMM_PORTABLE_COLS = 2 * VECTOR_LANES };
 
 static inline void gemm_multiply_portable(float* sums, size_t stride, const float* from, size_t from_stride,

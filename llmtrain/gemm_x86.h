@@ -26,7 +26,7 @@
 #define GEMM_X86_BF16 1  // the compiler knows AVX512_BF16 and AMX
 #endif
 
-// g++ 12 takes the undefined value inside of its own intrinsics for a mistake.
+// g++ 12 warns about the undefined value inside of its own intrinsics.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"
@@ -36,8 +36,8 @@
 // ------------------------------------------------------------------------------------------------
 // 1. AVX2
 //
-// 12 of the 16 registers hold the sums, two a row of B, one an element of A. Floats are packed by 8 x 8 transposes, all
-// else, and panels at the edge of an operand, by the plain loop.
+// 12 of the 16 registers hold the sums, two a row of B, one an element of A. Floats are packed by 8 x 8 transposes;
+// everything else, and panels at the edge of an operand, by the plain loop.
 
 #define GEMM_AVX2 __attribute__((target("avx2,fma,f16c")))
 
@@ -84,7 +84,7 @@ GEMM_AVX2 ALWAYS_INLINE void gemm_store_floats_avx2(float* to, __m256i floats, s
 }
 
 // A whole panel of floats: 8 lanes x 8 units at a time, transposed in registers if k is contiguous. What comes next is
-// fetched ahead. width: 6, or a multiple of 8; a constant where this is inlined.
+// prefetched. width: 6, or a multiple of 8; a constant where this is inlined.
 GEMM_AVX2 ALWAYS_INLINE void gemm_pack_floats_avx2(float* panel, const GemmOperand* o, size_t lane, size_t width,
                                                    size_t k, size_t count) {
     size_t lane_step = o->k_contiguous ? o->stride : 1, k_step = o->k_contiguous ? 1 : o->stride, u = 0;
@@ -151,8 +151,8 @@ GEMM_AVX2 ALWAYS_INLINE __m256i gemm_units_avx2(const char* data, Dtype type) {
 }
 
 // A few rows: 8 columns of B x 8 units are transposed in registers, where a unit is a float or a pair of bfloat16. One
-// row of A takes both groups of 8 columns in turn, so that two sums add at a time; more rows have sums enough, and take
-// one group after the other. What is left over at the end of a row, or of B, is for the plain loop.
+// row of A alternates between both groups of 8 columns, so that two sums add at a time; more rows have enough sums, and
+// take one group after the other. The plain loop handles the rest at the end of a row, or of B.
 GEMM_AVX2 ALWAYS_INLINE void gemm_dot_typed_avx2(float* sums, const float* a, size_t rows, const GemmOperand* b,
                                                Dtype type, size_t j, size_t lanes, size_t k, size_t count) {
     bool pairs = type == DTYPE_BF16;
@@ -205,15 +205,15 @@ static const GemmKernel gemm_avx2 = {"avx2", false, false, 6, 16, 384, 384, 1, g
 // ------------------------------------------------------------------------------------------------
 // 2. AVX-512
 //
-// 24 of the 32 registers hold the sums, two a row of B, one an element of A. Packing goes by blocks of 16 lanes x 16
-// units: sixteen rows as they lie in memory, converted, transposed if the panel wants the other order, and stored.
+// 24 of the 32 registers hold the sums, two a row of B, one an element of A. Packing works in blocks of 16 lanes x 16
+// units: sixteen rows as they are in memory, converted, transposed if the panel wants the other order, and stored.
 
 #define GEMM_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")))
 
 GEMM_BODIES(avx512, GEMM_AVX512, 12, 32)
 
-// r[j][i] = r[i][j], for 16 x 16 units. Called, not inlined, it would take its 16 registers from memory and put them back
-// there: a product of one row is then a sixth slower.
+// r[j][i] = r[i][j], for 16 x 16 units. If it were not inlined, it would load its 16 registers from memory and store
+// them there: a matmul with one row would then be a sixth slower.
 GEMM_AVX512 ALWAYS_INLINE void gemm_transpose_avx512(__m512i r[16]) {
     __m512i t[16];
     GEMM_UNROLL
@@ -266,8 +266,8 @@ GEMM_AVX512 static inline __m512i gemm_pair_rows_avx512(const char* even, const 
     return _mm512_or_si512(low, _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, odd)), 16));
 }
 
-// Sixteen rows as they lie in memory: of 16 units of one lane if k is contiguous, else of 16 lanes of one unit. What
-// lies outside of the operand is zero. ahead: whether what comes next is fetched.
+// Sixteen rows as they are in memory: 16 units of one lane each if k is contiguous, else 16 lanes of one unit. Elements
+// outside of the operand are zero. ahead: whether to prefetch what comes next.
 GEMM_AVX512 ALWAYS_INLINE void gemm_rows_avx512(__m512i r[16], const GemmOperand* o, Dtype type, bool pairs,
                                               size_t lane, size_t lanes, size_t k, size_t count, bool ahead) {
     size_t bytes = dtype_bytes(type), per_unit = pairs ? 2 : 1;
@@ -346,9 +346,9 @@ GEMM_AVX512 static inline void gemm_multiply_avx512(float* sums, size_t stride, 
 }
 
 // A few rows: 16 columns of B x 16 units are transposed in registers, where a unit is a float or a pair of bfloat16:
-// each row is read by whole cache lines. Of each sum a term waits for the one before it, 4 cycles; the 1,024 bytes of a
-// block last as long as memory needs for them on a core or two. (32 columns at a time would not wait, but so many rows
-// at distances of a power of two do not fit into the L1 cache together: measured, two thirds as fast.)
+// each row is read by whole cache lines. Each term of a sum waits 4 cycles for the one before it; memory takes as long
+// to deliver the 1,024 bytes of a block to a core or two. (32 columns at a time would not wait, but that many rows at
+// distances of a power of two do not fit into the L1 cache together: measured, two thirds as fast.)
 GEMM_AVX512 ALWAYS_INLINE void gemm_dot_typed_avx512(float* sums, const float* a, size_t rows, const GemmOperand* b,
                                                    Dtype type, size_t j, size_t lanes, size_t k, size_t count) {
     bool pairs = type == DTYPE_BF16;
@@ -391,7 +391,7 @@ static const GemmKernel gemm_avx512 = {
 // 3. AVX512_BF16
 //
 // vdpbf16ps adds two products of bfloat16 to each float. On AMD's Zen 4 it runs at the rate of the FMA, hence twice the
-// arithmetic; on Intel's Sapphire Rapids at a quarter of that rate, hence half of it: so only AMD uses it unasked.
+// arithmetic; on Intel's Sapphire Rapids at a quarter of that rate, hence half of it: so only AMD uses it by default.
 
 #define GEMM_AVX512BF16 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma")))
 
@@ -412,7 +412,7 @@ GEMM_AVX512BF16 static inline void gemm_multiply_avx512bf16(float* sums, size_t 
     gemm_sums_store_avx512(sums, stride, c);
 }
 
-// As above, of pairs alone.
+// As above, for pairs only.
 GEMM_AVX512BF16 ALWAYS_INLINE void gemm_dot_pairs_avx512bf16(float* sums, const float* a, size_t rows,
                                                            const GemmOperand* b, Dtype type, size_t j, size_t lanes,
                                                            size_t k, size_t count) {
@@ -524,7 +524,7 @@ GEMM_AMX static inline void gemm_multiply_amx(float* sums, size_t stride, const 
     GEMM_BARRIER();
 }
 
-// Tile registers must be asked for: they enlarge what the system saves at every switch of a process.
+// Tile registers must be requested: they enlarge the state that the system saves at every context switch.
 static inline bool gemm_has_amx(void) {
 #ifdef GEMM_EMULATE_AMX
     return gemm_has_avx512();

@@ -1,8 +1,8 @@
-// generate.h: text from a model: a prompt, and what the model continues it with.
+// generate.h: text from a model: a prompt, and the model's continuation.
 //
-//   1. generator   tokens after tokens, for several samples at once
-//   2. text        of a sample, as its tokens come: whole characters, and where it stops
-//   3. sampler     what the flags of train and generate ask for
+//   1. generator   one token after the other, for several samples at once
+//   2. text        the text of a sample as its tokens come: whole characters, and where it stops
+//   3. sampler     sampling by the flags of train and generate
 //
 //   Generator g;
 //   if (!generator_open(&g, &model, &options, 1, count + 100, &error)) ...      1 sample, room for 100 tokens more
@@ -24,16 +24,16 @@
 // ------------------------------------------------------------------------------------------------
 // 1. Generator
 //
-// S samples of the same length: a common beginning, which is read once, and what each continues it with.
+// S samples of the same length: a common beginning, which is read once, and the continuation of each.
 
 typedef struct {
     Model* model;
     SamplingOptions options;
-    size_t samples, size;     // S, and for how many tokens of each there is room
+    size_t samples, size;     // S; the tokens that each has room for
     int32_t* tokens;          // (S, size)
-    size_t known;             // tokens of each sample so far,
-    size_t common;            // of which as many are the same in all,
-    size_t seen;              // and as many the model has read
+    size_t known;             // tokens of each sample so far
+    size_t common;            // how many of them are the same in all samples
+    size_t seen;              // how many of them the model has read
     int32_t* batch;           // (rows) the tokens of a forward
     int32_t* newest;          // (S)
     floatX* logits;           // (V) of one sample, on the host
@@ -60,7 +60,7 @@ static inline bool generator_open(Generator* g, Model* model, const SamplingOpti
     size_t V = model->config.vocab, rows = model->options.B * model->options.T;
     memset(g, 0, sizeof *g);
     if (samples == 0 || samples > model->options.samples || samples > rows)
-        return fail(error, "%zu samples at once are not what the model was made for: up to %zu", samples,
+        return fail(error, "cannot generate %zu samples at once: the model was opened for 1 to %zu", samples,
                     min_size(model->options.samples, rows));
     g->model = model;
     g->options = *options;
@@ -87,7 +87,7 @@ static inline void generator_append(Generator* g, const int32_t* ids, size_t cou
     g->known += count;
 }
 
-// Goes back to the first `count` tokens.
+// Cuts every sample back to its first `count` tokens.
 static inline void generator_cut(Generator* g, size_t count) {
     size_t slid = g->seen - g->model->cache.length;  // tokens that have left the context
     if (count <= slid) {
@@ -108,8 +108,8 @@ static inline void generator_forward(Generator* g, size_t samples, size_t count)
     g->seen += count;
 }
 
-// Reads all tokens that the model has not read, the last one by itself, so that its hidden states are the first S rows.
-// When the context, or what the cache holds of it, is full, its later half becomes the start of a new one.
+// Runs the model on all tokens that it has not read, the last one by itself, so that its hidden states are the first S
+// rows. When the context, or what the cache holds of it, is full, its second half becomes the start of a new one.
 static inline void generator_read(Generator* g) {
     KvCache* cache = &g->model->cache;
     size_t context = cache->context, rows = g->model->options.B * g->model->options.T, last = g->known - 1;
@@ -134,7 +134,7 @@ static inline int32_t generator_draw(Generator* g, size_t s, size_t row) {
     return sample_token(g->candidates, g->logits, g->tokens + s * g->size, g->known, &g->options, uniform, V);
 }
 
-// Adds a token to every sample, for which there is room; returns them (S).
+// Adds a token to every sample, which must have room for it; returns the tokens (S).
 static inline const int32_t* generator_step(Generator* g) {
     Model* model = g->model;
     Dropout dropout = model->dropout;
@@ -163,12 +163,12 @@ typedef struct {
     bool ended;               // by a stop string, or the end-of-text token
 } SampleText;
 
-// before: the tokens that the text continues, after which its first space is one of the text; NULL: none.
+// before: the tokens that the text continues, so that a space at its beginning belongs to it; NULL: none.
 static inline void sample_text_begin(SampleText* t, const Tokenizer* tokenizer, const Tokens* before) {
     size_t bytes;
     if (tokenizer) decoder_begin(&t->decoder, tokenizer);  // it was zeroed
     for (size_t i = 0; tokenizer && before && i < before->count; i++) decoder_add(&bytes, &t->decoder, before->ids[i]);
-    if (tokenizer) decoder_end(&bytes, &t->decoder);  // whoever wrote these tokens wrote all their bytes
+    if (tokenizer) decoder_end(&bytes, &t->decoder);  // all bytes of these tokens were written elsewhere
     t->bytes = t->written = t->tokens = 0;
     t->ended = false;
 }
@@ -186,7 +186,7 @@ static inline bool sample_text_append(SampleText* t, const char* text, size_t by
     return true;
 }
 
-// Adds what is decoded, and ends the text before the first stop string in it.
+// Adds decoded text, and ends the text before the first stop string in it.
 static inline bool sample_text_grow(SampleText* t, const char* text, size_t bytes, const TextList* stops,
                                     Error* error) {
     size_t before = t->bytes, end = SIZE_MAX;
@@ -212,7 +212,7 @@ static inline bool sample_text_add(SampleText* t, int32_t token, int32_t end, co
     return sample_text_grow(t, text, bytes, stops, error);
 }
 
-// No token follows: what the decoder has kept back comes out.
+// Ends the text: adds the bytes that the decoder has held back.
 static inline bool sample_text_end(SampleText* t, const TextList* stops, Error* error) {
     size_t bytes;
     const char* text = decoder_end(&bytes, &t->decoder);
@@ -242,14 +242,14 @@ typedef struct {
     const char* prompt;
     uint64_t tokens;          // to generate
     SamplingOptions options;
-    size_t samples;           // written after each other; 0: one
+    size_t samples;           // written one after the other; 0: one
     const char* prompt_ids;   // instead of the prompt: "1 2 3"; NULL: none
     bool print_ids;           // writes ids, not text
     bool past_end;            // an end-of-text token does not end a sample
-    TextList stops;           // strings that do, none empty
-    // Of sampler_read_prompt and sampler_open:
+    TextList stops;           // strings that end a sample, none empty
+    // Set by sampler_read_prompt and sampler_open:
     const Tokenizer* tokenizer;
-    Tokenizer bytes;          // which it is where none was given
+    Tokenizer bytes;          // the byte tokenizer, used if none was given
     Tokens ids;               // of the prompt
     Generator generator;
     SampleText* texts;        // (samples)
@@ -267,7 +267,7 @@ static inline void sampler_flags(Flag flags[SAMPLER_FLAGS], Sampler* s) {
     const Flag table[SAMPLER_FLAGS] = {
         {"prompt", FLAG_TEXT, &s->prompt, "TEXT", 0, 0, "text that the sample continues; default: a line break",
          FLAG_LOCAL},
-        {"tokens", FLAG_COUNT, &s->tokens, "N", 1, 1e9, "tokens of the sample", FLAG_FREE},
+        {"tokens", FLAG_COUNT, &s->tokens, "N", 1, 1e9, "tokens to generate per sample", FLAG_FREE},
         {"temperature", FLAG_REAL, &o->temperature, "X", 0, 100, "softmax temperature; 0: always the most likely token",
          FLAG_FREE},
         {"top-k", FLAG_COUNT, &o->top_k, "N", 0, 1e9, "sample from the N most likely tokens; 0: all", FLAG_FREE},
@@ -276,18 +276,18 @@ static inline void sampler_flags(Flag flags[SAMPLER_FLAGS], Sampler* s) {
         {"min-p", FLAG_REAL, &o->min_p, "X", 0, 1,
          "leave out tokens with less than X times the largest probability; 0: none", FLAG_FREE},
         {"repetition-penalty", FLAG_REAL, &o->repetition_penalty, "X", 0.01, 100,
-         "divide the logits of tokens of the text by X (multiply negative ones); 1: off", FLAG_FREE},
+         "divide the logits of tokens already in the text by X (multiply negative ones); 1: off", FLAG_FREE},
     };
     memcpy(flags, table, sizeof table);
 }
 
-// Reads the ids of --prompt-ids, apart by spaces or commas.
+// Reads the ids of --prompt-ids, separated by spaces or commas.
 static inline bool sampler_read_ids(Sampler* s, size_t V, Error* error) {
     for (const char* text = s->prompt_ids; *(text += strspn(text, " ,\t\n")) != 0;) {
         char* end;
         unsigned long id = strtoul(text, &end, 10);
         if (text[0] < '0' || text[0] > '9' || id >= V)
-            return fail(error, "--prompt-ids has '%.*s'; give numbers below the vocabulary, %zu, apart by spaces",
+            return fail(error, "--prompt-ids has '%.*s'; give numbers below the vocabulary, %zu, separated by spaces",
                         (int)min_size(strcspn(text, " ,\t\n"), 40), text, V);
         if (!tokens_reserve(&s->ids, 1, error)) return false;
         s->ids.ids[s->ids.count++] = (int32_t)id;
@@ -296,8 +296,8 @@ static inline bool sampler_read_ids(Sampler* s, size_t V, Error* error) {
     return true;
 }
 
-// Appends the tokens of a text to ids, all of which are below V; with the begin-of-text token first where the
-// tokenizer's own template puts it and `begin` is set.
+// Appends the tokens of a text to ids, and fails if one of them is not below V. The begin-of-text token comes first if
+// the tokenizer's own template puts it there and `begin` is set.
 static inline bool sampler_encode(Tokens* ids, const Tokenizer* tokenizer, const char* text, bool begin, size_t V,
                                   Error* error) {
     size_t first = ids->count;
@@ -309,14 +309,14 @@ static inline bool sampler_encode(Tokens* ids, const Tokenizer* tokenizer, const
     for (size_t i = first; i < ids->count; i++)
         if ((size_t)ids->ids[i] >= V)
             return fail(error,
-                        "the tokenizer %s has given the id %d, but the model's vocabulary is %zu; they do not belong "
-                        "together",
+                        "the tokenizer %s has produced the id %d, but the model's vocabulary is %zu; they do not "
+                        "belong together",
                         tokenizer->name, (int)ids->ids[i], V);
     return true;
 }
 
-// Reads the prompt, for a model of V tokens. The tokenizer must outlive the sampler. It is NULL, or its vocabulary 0,
-// if it is not known: then that of bytes, or if the model has more tokens there are only ids.
+// Reads the prompt, for a model of V tokens. The tokenizer must outlive the sampler. If it is not known (NULL, or its
+// vocabulary 0), the tokens are bytes, or, if V is not their number, there are only ids.
 static inline bool sampler_read_prompt(Sampler* s, const Tokenizer* tokenizer, size_t V, Error* error) {
     s->bytes = tokenizer_of_bytes();
     bool known = tokenizer && tokenizer->vocabulary > 0;
@@ -324,7 +324,7 @@ static inline bool sampler_read_prompt(Sampler* s, const Tokenizer* tokenizer, s
     s->tokenizer = known ? tokenizer : NULL;
     if (!known && !(s->prompt_ids && s->print_ids))
         return fail(error,
-                    "the model's vocabulary is %zu, but without a tokenizer beside it text is read and written as "
+                    "the model's vocabulary is %zu, but without a tokenizer next to it, text is read and written as "
                     "bytes, of which there are %d; build/generate takes ids instead, with --prompt-ids and --print-ids",
                     V, s->bytes.vocabulary);
     bool ok = s->prompt_ids ? sampler_read_ids(s, V, error)
@@ -362,8 +362,8 @@ static inline void sampler_write_prompt(const Sampler* s, FILE* out) {
     }
 }
 
-// Writes the prompt and its continuation: of one sample as it comes, of several each when all are done. Every call uses
-// the same random numbers, so that the samples of a run show how the model changes.
+// Writes the prompt and its continuation: one sample as it is generated, several when all are done. Every call uses the
+// same random numbers, so that the samples of a run show how the model changes.
 static inline bool sampler_write(Sampler* s, FILE* out, Error* error) {
     Generator* g = &s->generator;
     int32_t end = s->past_end || !s->tokenizer ? -1 : s->tokenizer->end_of_text;

@@ -10,9 +10,9 @@
 //   ok = ok && gguf_begin(&w, &error) && gguf_write(&w, floats, count, &error) && gguf_end(&w, &error);
 //   gguf_writer_free(&w);
 //
-// Tensors are given as floats, in pieces of any size, and converted on their way: a few megabytes of memory whatever
-// the model. A number that the type of its tensor cannot hold is refused. The file has its name only when it is whole.
-// What the values and tensors of a model are called is in gguf_model.h. The header reads no files.
+// Tensors are given as floats, in pieces of any size, and converted as they are written: a few megabytes of memory
+// whatever the model. A number that the type of its tensor cannot hold is refused. The file gets its name only when it
+// is complete. gguf_model.h has the names of a model's values and tensors. This header reads no files.
 //
 // The format is that of "GGUF", docs/gguf.md of the ggml project.
 
@@ -38,7 +38,7 @@ typedef struct {
 } Q8Block;
 static_assert(sizeof(Q8Block) == 34, "a block of Q8_0 has 34 bytes");
 
-// A row for each: the number that the file gives to the type, and to a file whose matrices have it.
+// A row per type: its number in the file, and the number of a file whose matrices have it.
 static const struct {
     GgufType type;
     uint32_t file_type;
@@ -67,14 +67,14 @@ static inline bool q8_block_of(Q8Block* block, const float values[Q8_BLOCK]) {
         largest = fmaxf(largest, fabsf(values[i]));
         finite = finite && isfinite(values[i]);
     }
-    float scale = largest / 127, inverse = scale > 0x1p-126f ? 1 / scale : 0;  // less is 0 in binary16 anyway
+    float scale = largest / 127, inverse = scale > 0x1p-126f ? 1 / scale : 0;  // a smaller one is 0 in binary16 anyway
     block->scale = f16_from_float(scale);
     for (int i = 0; i < Q8_BLOCK; i++) block->values[i] = (int8_t)(finite ? roundf(values[i] * inverse) : 0);
     return finite && isfinite(float_from_f16(block->scale));
 }
 
-// Converts elements, a multiple of the type's block; returns the number of those before the first that the type cannot
-// hold: all, if it can.
+// Converts elements, a multiple of the type's block. Returns how many come before the first that the type cannot hold:
+// all, if it can hold all.
 static inline size_t gguf_convert(void* out, const float* values, size_t n, GgufType type) {
     uint16_t* halves = (uint16_t*)out;
     if (type == GGUF_F32) memcpy(out, values, n * sizeof(float));
@@ -106,7 +106,7 @@ typedef struct {
     size_t elements;
 } GgufTensor;
 
-// Bytes that grow.
+// A growing buffer.
 typedef struct {
     char* data;
     size_t bytes, capacity;
@@ -121,7 +121,7 @@ typedef struct {
     uint64_t array_count;
     GgufTensor* tensors;          // (capacity)
     size_t count, capacity;       // tensors
-    size_t data_bytes;            // of the declared tensors, with what aligns them
+    size_t data_bytes;            // of the declared tensors, with their padding
     size_t current, done;         // the tensor being written, and its elements so far
     void* converted;              // (GGUF_PIECE) elements as the file has them
 } GgufWriter;
@@ -186,7 +186,7 @@ static inline void gguf_bool(GgufWriter* w, const char* key, bool value) {
     gguf_put(&w->values, &value, 1);
 }
 
-// An array: gguf_array_begin, then its elements, all of the type, then gguf_array_end.
+// An array: gguf_array_begin, then its elements, all of that type, then gguf_array_end.
 static inline void gguf_array_begin(GgufWriter* w, const char* key, GgufValue type) {
     gguf_key(w, key, GGUF_ARRAY);
     gguf_put_u32(&w->values, (uint32_t)type);
@@ -259,7 +259,7 @@ static inline bool gguf_begin(GgufWriter* w, Error* error) {
 static inline bool gguf_write(GgufWriter* w, const float* values, size_t n, Error* error) {
     while (n > 0) {
         if (w->current == w->count)
-            return fail(error, "cannot write %.600s: there are more data than declared", w->file.path);
+            return fail(error, "cannot write %.600s: there is more data than declared", w->file.path);
         const GgufTensor* t = &w->tensors[w->current];
         size_t count = min_size(min_size(n, GGUF_PIECE), t->elements - w->done);
         size_t good = gguf_convert(w->converted, values, count, t->type);
@@ -281,7 +281,7 @@ static inline bool gguf_write(GgufWriter* w, const float* values, size_t n, Erro
 
 static inline bool gguf_end(GgufWriter* w, Error* error) {
     if (w->current < w->count)
-        return fail(error, "cannot write %.600s: there are not enough data for %s", w->file.path,
+        return fail(error, "cannot write %.600s: there is not enough data for %s", w->file.path,
                     w->tensors[w->current].name);
     return file_end(&w->file, error);
 }

@@ -1,15 +1,15 @@
-// gguf_model.h: a model as a GGUF file: what llama.cpp calls its sizes and tensors, and its tokenizer.
+// gguf_model.h: a model as a GGUF file: its sizes and tensors by llama.cpp's names, and its tokenizer.
 //
 //   1. architecture   which of llama.cpp's a configuration is: gpt2, llama, qwen2, qwen3
-//   2. tensors        their names are in convert.h; how their rows stand
+//   2. tensors        the order of their rows; their names are in convert.h
 //   3. tokenizer      the vocabulary, merges or scores, and special tokens
 //   4. file           gguf_export
 //
 //   bool ok = gguf_export("model.gguf", &config, &parameters, &tokenizer, GGUF_Q8_0, read, context, &error);
 //
-// `read` gives a tensor of ours as floats, from wherever it is: one at a time is in memory. Matrices have the type that
-// is asked for, but f16 in place of Q8_0 where a row is no multiple of 32 elements; vectors and positions are f32. What
-// llama.cpp could not compute as we do is refused.
+// `read` returns a tensor of ours as floats, from wherever it is: one at a time is in memory. Matrices have the type
+// that is asked for, but f16 instead of Q8_0 if a row is not a multiple of 32 elements; vectors and positions are f32.
+// A model that llama.cpp would compute differently is refused.
 
 #ifndef LLMTRAIN_GGUF_MODEL_H
 #define LLMTRAIN_GGUF_MODEL_H
@@ -21,23 +21,23 @@
 // ------------------------------------------------------------------------------------------------
 // 1. Architecture
 
-// The architecture of llama.cpp that computes what a configuration says; NULL if there is none. Llama's takes biases of
-// queries, keys and values too; Qwen2 is what such models are called where it can say all that they are.
+// The architecture of llama.cpp that computes what a configuration says; NULL if there is none. Its `llama` takes
+// biases of queries, keys and values too; a model with them is called `qwen2` if that can express everything else.
 static inline const char* gguf_architecture(const Config* c, Error* error) {
     bool square = c->heads * config_head_size(c) == c->channels, stretched = c->rope_scaling == ROPE_SCALING_LLAMA3;
     if (c->family == FAMILY_GPT2 && square) return "gpt2";
     if (c->family == FAMILY_GPT2)
-        fail(error, "llama.cpp has no GPT-2 whose heads times their size, %zu, differ from its channels, %zu; export "
-             "to another format", c->heads * config_head_size(c), c->channels);
+        fail(error, "llama.cpp has no GPT-2 whose heads times head size, %zu, differ from its channels, %zu; export to "
+             "another format", c->heads * config_head_size(c), c->channels);
     else if (c->qk_norm && stretched)
-        fail(error, "llama.cpp has no architecture with norms of queries and keys and RoPE scaling llama3; export to "
-             "another format");
+        fail(error, "llama.cpp has no architecture with both QK norm and llama3 RoPE scaling; export to another "
+             "format");
     else
         return c->qk_norm ? "qwen3" : c->qkv_bias && square && !stretched ? "qwen2" : "llama";
     return NULL;
 }
 
-// A value whose name begins with the architecture's.
+// Writes a value whose name begins with the architecture's.
 static inline void gguf_size(GgufWriter* w, const char* architecture, const char* key, size_t value) {
     char name[96];
     snprintf(name, sizeof name, "%s.%s", architecture, key);
@@ -75,9 +75,9 @@ static inline void gguf_put_config(GgufWriter* w, const Config* c, const char* a
 // ------------------------------------------------------------------------------------------------
 // 2. Tensors
 //
-// llama.cpp has the tensors of Hugging Face under names of its own, and matrices as we do, not transposed. Its `llama`
-// turns pairs (2i, 2i + 1) by RoPE, where we and its other architectures turn (i, i + D/2): there the rows of each head
-// of queries and keys are interleaved.
+// llama.cpp has the tensors of Hugging Face under its own names, with matrices as ours are, not transposed. In its
+// `llama` RoPE rotates pairs (2i, 2i + 1), where we and its other architectures rotate (i, i + D/2): so for `llama` the
+// rows of each head of queries and keys are interleaved.
 
 // All elements of tensor `number` of the table, as floats.
 typedef bool (*TensorRead)(float* values, void* context, size_t number, Error* error);
@@ -114,7 +114,7 @@ static inline bool gguf_write_interleaved(GgufWriter* w, const float* values, fl
     return true;
 }
 
-// By what RoPE scaling llama3 divides the frequency of each pair: a tensor (D/2) in llama.cpp's architecture llama.
+// Writes the divisors of the pairs' frequencies in RoPE scaling llama3: a tensor (D/2) in llama.cpp's `llama`.
 static inline bool gguf_write_rope(GgufWriter* w, const Config* c, Error* error) {
     float divisors[ATTENTION_MAX_D / 2];
     size_t D = config_head_size(c);
@@ -129,7 +129,7 @@ static inline bool gguf_write_rope(GgufWriter* w, const Config* c, Error* error)
 static inline bool gguf_write_all(GgufWriter* w, const ForeignTensor* list, size_t count, const Config* c,
                                   bool interleaves, TensorRead read, void* context, float* values, float* head,
                                   Error* error) {
-    size_t held = NO_TENSOR;  // the tensor of ours in values
+    size_t held = NO_TENSOR;  // our tensor in values
     if (c->rope_scaling == ROPE_SCALING_LLAMA3 && !gguf_write_rope(w, c, error)) return false;
     for (size_t i = 0; i < count; i++) {
         const ForeignTensor* f = &list[i];
@@ -149,18 +149,18 @@ static inline bool gguf_write_all(GgufWriter* w, const ForeignTensor* list, size
 // ------------------------------------------------------------------------------------------------
 // 3. Tokenizer
 //
-// llama.cpp has two kinds that ours are. "gpt2" is byte-level: its tokens are written with a visible character for each
-// byte, with a list of merges and the name of the pattern that splits words. "llama" is SentencePiece's: it joins any
-// two neighbours that make a token, that with the highest score first; here the scores follow the merges. It normalizes
-// nothing: NFC is left to whoever gives it the text; and it puts a space in front of every text, or of none, where some
-// tokenizers leave it out before a text that begins with one. It ends a text at the end-of-text token, and takes some
-// other one where a file names none; so that is then byte 0, which no text has.
+// Ours are of two kinds that llama.cpp has. "gpt2" is byte-level: its tokens are written with a visible character for
+// each byte, with a list of merges and the name of the pattern that splits words. "llama" is SentencePiece's: it joins
+// any two neighbours that make a token, the one with the highest score first; here the scores follow the merges.
+// llama.cpp does not normalize: NFC is left to its caller; and it puts a space in front of every text, or of none,
+// while some tokenizers omit it before a text that begins with one. It ends a text at the end-of-text token, and picks
+// some other one if a file names none; so we then name byte 0, which no text has.
 
 typedef enum {
     GGUF_TOKEN_NORMAL = 1, GGUF_TOKEN_UNKNOWN, GGUF_TOKEN_CONTROL, GGUF_TOKEN_USER, GGUF_TOKEN_UNUSED, GGUF_TOKEN_BYTE
 } GgufTokenType;
 
-// What llama.cpp calls the ways of splitting words. whole_words: a word that is a token is that token.
+// llama.cpp's names for the ways of splitting words. whole_words: a word that is a token becomes that token.
 static const struct {
     Split split;
     bool digits, whole_words;
@@ -172,7 +172,7 @@ static const struct {
 };
 enum { GGUF_PATTERN_COUNT = sizeof GGUF_PATTERNS / sizeof GGUF_PATTERNS[0] };
 
-// NULL if llama.cpp has none. In a rank file every word that is a token is also what merges make.
+// NULL if llama.cpp has none. With a rank file merges also produce every word that is a token.
 static inline const char* gguf_pattern(const Tokenizer* tokenizer) {
     const Rules* rules = tokenizer->rules;
     bool whole_words = rules->vocabulary.whole_words && tokenizer->pattern == NULL;
@@ -182,7 +182,7 @@ static inline const char* gguf_pattern(const Tokenizer* tokenizer) {
     return NULL;
 }
 
-// Whether spaces become U+2581, and what else llama.cpp's SentencePiece does, is all that happens to a text.
+// Whether a tokenizer does no more to a text than llama.cpp's SentencePiece, which turns spaces into U+2581.
 static inline bool gguf_is_sentencepiece(const Rules* rules, bool* prefix) {
     bool spaces = rules->meta, other = rules->digits;
     *prefix = rules->prefix != PREFIX_NEVER;
@@ -200,7 +200,7 @@ static inline bool gguf_is_sentencepiece(const Rules* rules, bool* prefix) {
     return spaces && !other;
 }
 
-// Refuses a tokenizer that llama.cpp would read another way.
+// Refuses a tokenizer that llama.cpp would apply differently.
 static inline bool gguf_check_tokenizer(const Tokenizer* tokenizer, size_t V, Error* error) {
     const Rules* rules = tokenizer->rules;
     bool prefix;
@@ -210,14 +210,14 @@ static inline bool gguf_check_tokenizer(const Tokenizer* tokenizer, size_t V, Er
     if (rules == NULL) return true;
     if (rules->vocabulary.by_characters)
         return gguf_is_sentencepiece(rules, &prefix) ||
-               fail(error, "llama.cpp has no tokenizer of characters that treats spaces as this one, or lacks tokens "
-                    "of bytes; export to another format");
+               fail(error, "llama.cpp has no character-level tokenizer that treats spaces as this one does, or that "
+                    "lacks byte tokens; export to another format");
     if (rules->prefix != PREFIX_NEVER)
         return fail(error, "llama.cpp puts no space in front of a text, as this tokenizer does (add_prefix_space); "
                     "export to another format");
     for (size_t i = 0; i < rules->normalizer_count; i++)
         if (rules->normalizers[i].kind != NORMALIZE_NFC)
-            return fail(error, "llama.cpp has no normalizer for byte-level tokenizers, as this one needs; export to "
+            return fail(error, "llama.cpp has no normalizer for byte-level tokenizers, which this one needs; export to "
                         "another format");
     return gguf_pattern(tokenizer) != NULL ||
            fail(error, "llama.cpp does not split words as this tokenizer does; export to another format");
@@ -257,7 +257,7 @@ static inline int gguf_compare_hashes(const void* left, const void* right) {
     return (a > b) - (a < b);
 }
 
-// The arrays of tokens and their types, up to the model's vocabulary V. Two tokens of one text would end llama.cpp.
+// The arrays of tokens and their types, up to the model's vocabulary V. llama.cpp cannot read two tokens with one text.
 static inline bool gguf_put_tokens(GgufWriter* w, const Tokenizer* tokenizer, size_t V, Error* error) {
     char text[2 * TOKEN_BYTES_MAX];
     GgufTokenType type;
@@ -280,8 +280,8 @@ static inline bool gguf_put_tokens(GgufWriter* w, const Tokenizer* tokenizer, si
     qsort(hashes, V, sizeof *hashes, gguf_compare_hashes);
     for (size_t i = 1; i < V; i++) same |= hashes[i] == hashes[i - 1];
     free(hashes);
-    return !same || fail(error, "two tokens of this tokenizer have one text, which llama.cpp cannot read; export to "
-                         "another format");
+    return !same || fail(error, "two tokens of this tokenizer have the same text, which llama.cpp cannot read; export "
+                         "to another format");
 }
 
 static inline int gguf_compare_merges(const void* left, const void* right) {
@@ -292,7 +292,7 @@ static inline int gguf_compare_merges(const void* left, const void* right) {
     return a->right < b->right ? -1 : a->right > b->right;
 }
 
-// The merges by rank: of byte-level tokenizers as a list, otherwise as scores, 0 and less.
+// Writes the merges by rank: for byte-level tokenizers as a list, otherwise as scores of 0 and less.
 static inline bool gguf_put_merges(GgufWriter* w, const Vocabulary* v, size_t V, Error* error) {
     char text[4 * TOKEN_BYTES_MAX + 1];
     Merge* merges = (Merge*)allocate(v->merge_count * sizeof(Merge));
@@ -357,7 +357,7 @@ static inline bool gguf_put_tokenizer(GgufWriter* w, const Tokenizer* tokenizer,
 // ------------------------------------------------------------------------------------------------
 // 4. File
 
-// Writes a model of a complete configuration, whose tensors `p` lists and `read` gives. tokenizer NULL: not known.
+// Writes a model of a complete configuration, whose tensors `p` lists and `read` reads. tokenizer NULL: not known.
 static inline bool gguf_export(const char* path, const Config* c, const Parameters* p, const Tokenizer* tokenizer,
                                GgufType type, TensorRead read, void* context, Error* error) {
     GgufWriter w;

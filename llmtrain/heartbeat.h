@@ -1,20 +1,20 @@
-// heartbeat.h: what a rank reports of itself to the supervisor (launch/supervise.c).
+// heartbeat.h: what a rank reports about itself to the supervisor (launch/supervise.c).
 //
 //     heartbeat_open(getenv(HEARTBEAT_VARIABLE), rank, world, &error);     once; nothing happens without a supervisor
 //     heartbeat(HEARTBEAT_STEP, step);                                     at the beginning of each phase
 //     heartbeat_collective("all_gather");                                  at the beginning of each collective
 //
-// A heartbeat is a few stores to shared memory: no system call, no lock. One thread of a rank sends them. Time limits,
-// and what happens when one is over, are the supervisor's.
+// A heartbeat is a few stores to shared memory: no system call, no lock. One thread of a rank sends them. The
+// supervisor sets time limits, and decides what happens when one is over.
 
 #ifndef LLMTRAIN_HEARTBEAT_H
 #define LLMTRAIN_HEARTBEAT_H
 
 #include "files.h"
 
-#define EXIT_SAVED 75  // exit code: stopped by a signal, saved, to be continued (EX_TEMPFAIL of sysexits.h)
+#define EXIT_SAVED 75  // exit code: stopped by a signal, saved, to be resumed (EX_TEMPFAIL of sysexits.h)
 
-// Each rank maps the file that the supervisor names in LLMTRAIN_HEARTBEATS, takes a slot of it, and writes there the
+// Each rank maps the file that the supervisor names in LLMTRAIN_HEARTBEATS, takes a slot in it, and writes there the
 // phase that it begins. The file is in SYSTEM_MEMORY_FOLDER (/dev/shm), where no disk can make a rank wait, and where
 // ranks of other machines do not find it; in /tmp if that has no room.
 
@@ -110,7 +110,7 @@ static inline bool heartbeat_open(const char* path, size_t rank, size_t world, E
 
 #define HEARTBEAT_PATH_BYTES 64
 
-// For the supervisor: maps a new file, all zero, and gives its path; NULL after a failure.
+// For the supervisor: maps a new file, all zero, and stores its path; NULL after a failure.
 static inline Heartbeats* heartbeats_make(char path[HEARTBEAT_PATH_BYTES], Error* error) {
     static const char* const directories[] = {SYSTEM_MEMORY_FOLDER, "/tmp"};
     static Heartbeats none;  // written, so that the file has all its memory and no store to it can fail
@@ -131,7 +131,7 @@ static inline Heartbeats* heartbeats_make(char path[HEARTBEAT_PATH_BYTES], Error
     return NULL;
 }
 
-// A copy of one moment. If the rank was stopped or killed while it wrote, the counter of the copy is odd.
+// A consistent copy. If the rank was stopped or killed while it wrote, the counter of the copy is odd.
 static inline Heartbeat heartbeat_read(const Heartbeat* h) {
     Heartbeat copy;
     bool whole = false;

@@ -10,9 +10,9 @@
 //   if (!json_write_done(&w, &error)) ...                                       w.text, w.bytes
 //   json_writer_free(&w);
 //
-// The reader takes any bytes. It refuses a text that is not valid with a sentence that names line and byte, and takes
-// memory in proportion to the text. It changes no value: a number that does not fit the type that is asked for is not
-// read at all. What the writer writes, the reader can read. There is no global state; one thread at a time may use an
+// The reader accepts any bytes. It refuses an invalid text with an error that names line and byte, and takes memory in
+// proportion to the text. It changes no value: a number that does not fit the type that is asked for is not read at
+// all. The reader can read all that the writer writes. There is no global state; one thread at a time may use an
 // object.
 
 #ifndef LLMTRAIN_JSON_H
@@ -91,7 +91,7 @@ static inline bool json_hex4(uint32_t* value, const char* p) {
     return true;
 }
 
-// Decodes the escape at r->at, a backslash, to *out and moves both on.
+// Decodes the escape at r->at, a backslash, to *out and advances both.
 static inline bool json_read_escape(JsonReader* r, char** out) {
     static const char names[] = "\"\\/bfnrt", values[] = "\"\\/\b\f\n\r\t";
     const char* found = r->at[1] ? strchr(names, r->at[1]) : NULL;
@@ -118,7 +118,7 @@ static inline bool json_read_string(JsonReader* r, uint32_t* start, uint32_t* by
     char* out = ++r->at;
     *start = (uint32_t)(out - r->json->text);
     while (*r->at != '"') {
-        if ((unsigned char)*r->at < 0x20) return json_problem(r, "control character in a string, or no end of it");
+        if ((unsigned char)*r->at < 0x20) return json_problem(r, "control character in a string, or no closing quote");
         if (*r->at == '\\') {
             if (!json_read_escape(r, &out)) return false;
             continue;
@@ -155,7 +155,7 @@ static inline bool json_read_number(JsonReader* r, JsonNode* node) {
     if (!good) return json_problem(r, "a value is expected");
     char* end;  // differs from p after leading zeros, and in a locale with a decimal comma: then refuse, not misread
     double value = strtod(r->at, &end);
-    if (end != p) return json_problem(r, "a number that is not written as JSON writes numbers");
+    if (end != p) return json_problem(r, "a malformed number");
     if (!isfinite(value)) return json_problem(r, "a number beyond the range of double");
     node->start = (uint32_t)(r->at - r->json->text);
     node->bytes = (uint32_t)(p - r->at);
@@ -192,7 +192,7 @@ static inline bool json_read_elements(JsonReader* r, uint32_t node, int depth) {
             if (*r->at != '"') return json_problem(r, "a name in quotation marks is expected");
             if (!json_read_string(r, &key, &key_bytes)) return false;
             uint32_t* slot = json_slot(json, node, json->text + key, key_bytes);
-            if (*slot) return json_problem(r, "a name that this object has already");
+            if (*slot) return json_problem(r, "a duplicate name in an object");
             *slot = child + 1;
             json_skip_space(r);
             if (*r->at != ':') return json_problem(r, "':' is expected");
@@ -267,7 +267,7 @@ static inline bool json_parse(Json* json, const char* text, size_t bytes, const 
     size_t at = (size_t)(r.at - json->text);
     if (good && at == bytes) return true;
     size_t line = 1, column = 1;
-    char where[32] = "";  // nothing in the first line: what is read may be a line of a file itself
+    char where[32] = "";  // empty for line 1: the text itself may be a line of a file
     for (size_t i = 0; i < at; i++) {
         column = text[i] == '\n' ? 1 : column + 1;
         line += text[i] == '\n';
@@ -382,7 +382,7 @@ static inline void json_put_line(JsonWriter* w) {
     for (int i = 0; i < w->depth; i++) json_put(w, "  ", 2);
 }
 
-// What comes before a value or a member.
+// Writes what comes before a value or a member.
 static inline void json_put_separator(JsonWriter* w) {
     if (!w->after_key && w->comma) json_put(w, ",", 1);
     if (!w->after_key && w->depth > 0 && w->depth <= w->line_depth) json_put_line(w);

@@ -1,11 +1,11 @@
 // kv_cache.h: the keys and values of the tokens that a model has read, for generating text.
 //
-//   kv_cache_layout(&cache, &plan, L, B, context, K, D, sizeof(floatX) or 1);      where model_layout lays out memory
+//   kv_cache_layout(&cache, &plan, L, B, context, K, D, q8);                       where model_layout lays out memory
 //   KvLayer layer = kv_cache_layer(&cache, l);                                      what attention_decode is given
 //   kv_cache_share(&cache, stream);                                                 all begin as sequence 0 does
 //
-// B sequences, which have the same number of positions filled: `length`. An element takes 1 byte instead of that of
-// floatX if the cache is made so; then each key and value vector has a scale (decode.h).
+// B sequences have the same number of positions filled: `length`. With q8 an element takes 1 byte instead of those of
+// floatX; then each key and value vector has a scale (decode.h).
 
 #ifndef LLMTRAIN_KV_CACHE_H
 #define LLMTRAIN_KV_CACHE_H

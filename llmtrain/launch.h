@@ -12,7 +12,7 @@
 //   if (failed) launch_report(&launch, "program", error.text);
 //   exit_code = launch_reap(&launch, "program", exit_code, 10e3, &error);
 //
-// Forked ranks end with rank 0, whatever way it ends; and of all that they report the user sees one sentence, in full.
+// Forked ranks end with rank 0, however it ends; of all their reports the user sees one, in full.
 
 #ifndef LLMTRAIN_LAUNCH_H
 #define LLMTRAIN_LAUNCH_H
@@ -105,7 +105,7 @@ static inline void launch_first_host(char* host, size_t size, const char* list) 
     }
 }
 
-// The identifier of the run: the launcher's number of the job.
+// The identifier of the run: LLMTRAIN_RUN_ID, or the launcher's job number.
 static inline void launch_find_run(Launch* launch) {
     static const char* const names[] = {"TORCHELASTIC_RUN_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"};
     const char *own = getenv("LLMTRAIN_RUN_ID"), *job = getenv("SLURM_JOB_ID"), *step = getenv("SLURM_STEP_ID");
@@ -121,7 +121,7 @@ static inline void launch_find_run(Launch* launch) {
     if (!own && job) snprintf(launch->run, sizeof launch->run, "%.30s.%.30s", job, step ? step : "");
 }
 
-// Where rank 0 listens: MASTER_ADDR and MASTER_PORT, or what follows from the job.
+// Where rank 0 listens: MASTER_ADDR and MASTER_PORT, or an address derived from the job.
 static inline bool launch_find_address(Launch* launch, Error* error) {
     const char *address = getenv("MASTER_ADDR"), *port_text = getenv("MASTER_PORT"),
                *agent = getenv("TORCHELASTIC_USE_AGENT_STORE");
@@ -153,7 +153,7 @@ static inline bool launch_find_address(Launch* launch, Error* error) {
                     launch->launcher, launch->world);
     snprintf(launch->address, sizeof launch->address, "127.0.0.1");
     if (!one_machine) launch_first_host(launch->address, sizeof launch->address, hosts);
-    // A port that follows from the run's identifier, in a range from which systems choose none by themselves.
+    // A port derived from the run's identifier, in a range from which systems choose none by themselves.
     launch->port = 20000 + (size_t)(hash_bytes(launch->run, strlen(launch->run)) % 12000);
     return true;
 }
@@ -207,13 +207,13 @@ static inline bool launch_find(Launch* launch, Error* error) {
 // ------------------------------------------------------------------------------------------------
 // 2. Reports
 //
-// Under a launcher each rank prints its own line. Forked ranks, which share one console and often fail for one reason,
-// write theirs into a pipe; rank 0 prints the first line as soon as it is there, and discards the rest.
+// Under a launcher each rank prints its own line. Forked ranks, which share one console and often fail for the same
+// reason, write theirs into a pipe; rank 0 prints the first line as soon as it arrives, and discards the rest.
 
-// Tells the user why this rank fails: "program: rank 3: sentence"; without the rank where there is one, or where the
+// Tells the user why this rank fails: "program: rank 3: sentence"; without the rank if there is only one, or if the
 // sentence begins with a rank, as those of comm_agree_all do.
 static inline void launch_report(const Launch* launch, const char* program, const char* sentence) {
-    char line[PIPE_BUF], prefix[32] = "";  // so many bytes are written at once, or not at all
+    char line[PIPE_BUF], prefix[32] = "";  // up to PIPE_BUF bytes are written at once, or not at all
     int named = 0;
     sscanf(sentence, "rank %*u:%n", &named);
     if (launch->world > 1 && named == 0) snprintf(prefix, sizeof prefix, "rank %zu: ", launch->rank);
@@ -238,7 +238,7 @@ static inline void* launch_print_first(void* context) {
     return NULL;
 }
 
-// Starts it, without signals.
+// Starts it, with all signals blocked.
 static inline bool launch_start_printer(Launch* launch, int pipe_end) {
     sigset_t all, before;
     sigfillset(&all);
@@ -261,7 +261,7 @@ static inline void launch_become_rank(Launch* launch, size_t rank, pid_t parent)
     launch->rank = rank;
 }
 
-// Forks local ranks, where there is no launcher. To be called before threads, OpenMP's too, are started. Returns in
+// Forks local ranks if there is no launcher. Must be called before any threads, OpenMP's too, are started. Returns in
 // every rank; the caller is rank 0.
 static inline bool launch_fork(Launch* launch, size_t ranks, Error* error) {
     if (!launch_find(launch, error)) return false;
@@ -283,7 +283,7 @@ static inline bool launch_fork(Launch* launch, size_t ranks, Error* error) {
     bool good = (launch->children != NULL && pipe_open(ends) && fcntl(ends[0], F_SETFL, 0) == 0) ||
                 fail(error, "not enough memory or open files for %zu ranks; raise the limits (ulimit -n)", ranks);
     good = good && socket_listen(&launch->listener, &launch->port, launch->address, error);
-    fflush(NULL);  // or every rank would print what is not printed yet
+    fflush(NULL);  // or every rank would print what is still buffered
     while (good && launch->rank == 0 && forked < ranks - 1) {
         pid_t child = fork();
         if (child == 0) launch_become_rank(launch, forked + 1, parent);
@@ -312,10 +312,10 @@ static inline bool launch_fork(Launch* launch, size_t ranks, Error* error) {
     return false;
 }
 
-// For rank 0 of launch_fork, last: waits for the others to end, and kills after grace_ms those that do not. Returns the
-// code to exit with: its own if that is not 0, or the first that is not 0 of another rank (128 + the signal, if it was
-// killed by one). Then error says which rank it was, and that is reported too, in case that no rank has reported
-// anything; otherwise error->text is empty. Under a launcher it does nothing.
+// For rank 0 of launch_fork, called last: waits for the others to end, and kills those that have not after grace_ms.
+// Returns the code to exit with: its own if that is not 0, or the first that is not 0 of another rank (128 + the
+// signal, if one killed it). If another rank failed, error says which, and that is reported too, in case no rank has
+// reported anything; otherwise error->text is empty. Under a launcher it does nothing.
 static inline int launch_reap(Launch* launch, const char* program, int exit_code, double grace_ms, Error* error) {
     error->text[0] = 0;
     if (launch->children == NULL) return exit_code;
@@ -332,7 +332,7 @@ static inline int launch_reap(Launch* launch, const char* program, int exit_code
         if (code == 0 || error->text[0] != 0) continue;
         if (late) fail(error, "rank %zu did not end within %.1f s of rank 0 and was killed", rank, grace_ms / 1e3);
         else if (WIFSIGNALED(status))
-            fail(error, "rank %zu was ended by signal %d (%s)", rank, code - 128, strsignal(code - 128));
+            fail(error, "rank %zu was terminated by signal %d (%s)", rank, code - 128, strsignal(code - 128));
         else fail(error, "rank %zu ended with exit code %d and without a message", rank, code);
         if (exit_code == 0) exit_code = code;
     }

@@ -23,8 +23,8 @@
 // ------------------------------------------------------------------------------------------------
 // 1. Step
 
-// The sequences of the largest loss and of the largest gradient of a step that was traced: the number of the shard
-// among those of --data, in the order of their names, and in it the position of the first token.
+// The sequences with the largest loss and the largest gradient in a step that was traced: the number of the shard among
+// those of --data, in the order of their names, and the position of the first token in it.
 typedef struct {
     double loss, loss_shard, loss_at;
     double norm, norm_shard, norm_at;
@@ -42,8 +42,8 @@ typedef struct {
     uint64_t memory;                       // bytes allocated on the device
     uint64_t sent;                         // bytes that this rank sent in the step
     size_t ranks;
-    double trace_ms;                       // what that took, which is no part of `ms`
-    bool traced;                           // to its sequences, of which these were the worst:
+    double trace_ms;                       // time that the trace took, not included in `ms`
+    bool traced;                           // down to its sequences; the worst:
     StepWorst worst;
 } StepLog;
 
@@ -106,16 +106,16 @@ typedef struct {
     FILE* file;
     char path[FILE_PATH_MAX];
     JsonWriter waiting;      // lines that a full disk has refused so far
-    bool refused;            // and the user knows
+    bool refused;            // and the user has been told
 } Log;
 
-enum { LOG_WAITING_MAX = 1 << 24 };  // bytes; lines that come after these are lost
+enum { LOG_WAITING_MAX = 1 << 24 };  // bytes; further lines are lost
 
 static inline void log_path(char* path, size_t size, const char* directory) {
     snprintf(path, size, "%.4000s/metrics.jsonl", directory);
 }
 
-// The step of a line; false if it is not a whole line of JSON with one, as after a power cut.
+// The step of a line; false if it is not a whole line of JSON with one, as may be after a power cut.
 static inline bool log_line_step(uint64_t* step, const char* line, size_t bytes) {
     Json json;
     Error ignored;
@@ -125,15 +125,15 @@ static inline bool log_line_step(uint64_t* step, const char* line, size_t bytes)
     return ok;
 }
 
-// Keeps the whole lines of a log whose step is `step` or below, in place; returns the bytes that are left, and in
-// *damaged the lines that were lost among them: not whole, or of a step that the lines after them have not reached.
+// Keeps the whole lines of a log whose step is `step` or below, in place; returns the bytes that are left. *damaged:
+// the lines lost among them, which are not whole, or of a step that the lines after them have not reached.
 static inline size_t log_keep_until(char* text, size_t bytes, uint64_t step, size_t* damaged) {
-    size_t kept = 0, position = 0, later = 0;  // later: lines of later steps, as it seems, since the last that was kept
+    size_t kept = 0, position = 0, later = 0;  // later: lines of seemingly later steps, since the last that was kept
     *damaged = 0;
     while (position < bytes) {
         char* end = (char*)memchr(text + position, '\n', bytes - position);
         uint64_t line_step = 0;
-        if (end == NULL) break;  // the rest of a line without its end
+        if (end == NULL) break;  // a line without its end
         size_t length = (size_t)(end - text) + 1 - position;
         bool whole = log_line_step(&line_step, text + position, length - 1);
         if (whole && line_step <= step) {
@@ -159,7 +159,7 @@ static inline bool log_lock(Log* log, Error* error) {
                 (int)(strrchr(log->path, '/') - log->path), log->path);
 }
 
-// Opens the path again, which is another file now.
+// Reopens the path, which is another file now.
 static inline bool log_open_again(Log* log, const char* action, Error* error) {
     fclose(log->file);
     log->file = fopen(log->path, "ab");
@@ -181,7 +181,7 @@ static inline bool log_cut_back(Log* log, uint64_t step, Error* error) {
                 log->path, damaged, damaged > 1 ? "s" : "", damaged > 1 ? "s" : "");
         ok = file_write_atomic(log->path, text, kept, error) && log_open_again(log, "open", error);
     } else if (!ok) {
-        ok = ftruncate(fileno(log->file), (off_t)kept) == 0 || fail_file(error, "cut back", log->path);
+        ok = ftruncate(fileno(log->file), (off_t)kept) == 0 || fail_file(error, "truncate", log->path);
     }
     free(text);
     return ok;
@@ -204,12 +204,12 @@ static inline bool log_replace_deleted(Log* log, Error* error) {
     struct stat status;
     char directory[FILE_PATH_MAX];
     if (fstat(fileno(log->file), &status) != 0 || status.st_nlink > 0) return true;
-    fprintf(stderr, "train: %s was deleted while the run writes to it; starting a new one\n", log->path);
+    fprintf(stderr, "train: %s was deleted while the run was writing to it; starting a new one\n", log->path);
     snprintf(directory, sizeof directory, "%.*s", (int)(strrchr(log->path, '/') - log->path), log->path);
     return directory_make(directory, error) && log_open_again(log, "create", error);
 }
 
-// Writes the lines that wait.
+// Writes the pending lines.
 static inline bool log_flush(Log* log, Error* error) {
     JsonWriter* w = &log->waiting;
     while (w->bytes > 0) {
@@ -239,7 +239,7 @@ static inline bool log_write(Log* log, const StepLog* step, Error* error) {
     json_writer_free(&w);
     Error why;
     if (!ok || log_flush(log, &why)) return ok;
-    if (!log->refused) fprintf(stderr, "train: %s. Training continues; the lines wait for room\n", why.text);
+    if (!log->refused) fprintf(stderr, "train: %s. Training continues; log lines wait in memory\n", why.text);
     log->refused = true;
     return true;
 }
@@ -264,7 +264,7 @@ static inline void time_utc(char text[64]) {
 }
 
 // Appends a line to events.jsonl, in one write, so that several processes may do so at once. A line that a full disk
-// has cut off gets a line to itself. key: of a further member, whose value is JSON, or NULL.
+// has truncated is ended first. key: the name of a further member, whose value is JSON; or NULL.
 static inline bool event_write_with(const char* directory, const char* event, uint64_t step, const char* detail,
                                     const char* key, const char* value, Error* error) {
     char path[FILE_PATH_MAX + 32], time_text[64], last = '\n';
@@ -287,7 +287,7 @@ static inline bool event_write_with(const char* directory, const char* event, ui
     json_write_end(&w, '}');
     json_put(&w, "\n", 1);
     bool good = json_write_done(&w, error);
-    errno = ENOSPC;  // what it means if less is written, without an error
+    errno = ENOSPC;  // the reason if less is written without an error
     if (good && write(file, w.text, w.bytes) != (ssize_t)w.bytes) good = fail_file(error, "write", path);
     json_writer_free(&w);
     close(file);

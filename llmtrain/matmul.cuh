@@ -1,16 +1,16 @@
 // matmul.cuh: the matmuls of kernels_cpu.h, section 5, on the device.
 //
 //   1. cuBLASLt   how our matrices look to it; plans, each made once and then found
-//   2. plain      a kernel of our own, for what cuBLASLt does not take
-//   3. columns    sums of columns, in a fixed order: the gradient of a bias
+//   2. plain      our own kernel, for shapes and alignments that cuBLASLt does not take
+//   3. columns    column sums in a fixed order: the gradient of a bias
 //   4. operations matmul_forward, matmul_backward_input, matmul_backward_weight
 //
-// M rows, N outputs, K inputs; in (M, K), weight (N, K), out (M, N), all row-major. Operands are floatX, their
-// products are summed in float; gradients of weights are float, and are added to or overwritten.
+// M rows, N outputs, K inputs; in (M, K), weight (N, K), out (M, N), all row-major. Operands are floatX and are
+// accumulated in float; weight gradients are float, and are either overwritten or added to.
 //
-// Every operation gives the same bits on every run: a plan's algorithm is the first that the library proposes, which
-// depends on the shape and the device alone, and never what a measurement of this run liked. matmul_choice.cuh puts
-// others in place, which were timed once and stored in a file.
+// Every operation gives the same bits on every run: a plan uses the first algorithm that the library proposes, which
+// depends only on the shape and the device, and never one chosen by timing it in this run. matmul_choice.cuh replaces
+// some by algorithms that were timed once and stored in a file.
 //
 // Needs: llmtrain/types.h, llmtrain/base.h, llmtrain/blocks.cuh, llmtrain/dtypes.h, and cuBLASLt (-lcublasLt).
 
@@ -29,25 +29,25 @@
 // ------------------------------------------------------------------------------------------------
 // 1. cuBLASLt
 //
-// The library thinks in columns: a row-major array (R, C) is to it a matrix of C rows and R columns whose leading
-// dimension is C, the transpose of what we mean. So it is asked for the transpose of each result, with the operands
-// exchanged, and nothing is ever moved. In its terms, (rows, columns), T where it transposes an operand as it reads:
+// The library is column-major: it sees a row-major array (R, C) as a matrix of C rows and R columns with leading
+// dimension C, the transpose of what we mean. So we ask it for the transpose of each result, with the operands
+// exchanged, and never move any data. In its terms, (rows, columns), T where it transposes an operand as it reads:
 //
 //     operation          result             first operand        second operand
 //     forward            out (N, M)      =  weight (K, N) T      in (K, M)
 //     backward_input     din (K, M)      =  weight (K, N)        dout (N, M)
 //     backward_weight    dweight (K, N) =   in (K, M)            dout (N, M) T
 //
-// A bias has one number for each row of the library's result, which is a column of ours: its epilogue fits. Its bias
-// gradient does not: it overwrites, where we add up micro-batches. Section 3 does that.
+// A bias has one number for each row of the library's result, a column of ours, so its bias epilogue fits. Its bias
+// gradient epilogue does not: it overwrites, while we accumulate over micro-batches. Section 3 does that.
 //
-// GELU inside the matmul saves a pass over (M, N) in each direction. On an A100 what the library calls fused was
-// measured to be slower than two kernels, in BF16 and float (llm.c, pull request 338). So it is asked for from Hopper
-// on, for 16-bit types; elsewhere, and where it has no such kernel, the two operations follow each other. dev/matmul.cu
-// measures both.
+// GELU fused into the matmul saves a pass over (M, N) in each direction. On an A100 the library's fused kernel was
+// measured to be slower than two kernels, in BF16 and float (llm.c, pull request 338). So we ask for it from Hopper
+// on, for 16-bit types; elsewhere, and where the library has no fused kernel, the two operations run one after the
+// other. dev/matmul.cu measures both.
 //
-// The library takes rows of whole 16 bytes that begin on 16 bytes: its tensor core kernels need that, and so do its
-// epilogues of their vectors. Everything else is for section 2.
+// The library gets only rows of a multiple of 16 bytes that are 16-byte aligned: its tensor core kernels need that,
+// and so do the vectors of its epilogues. Section 2 handles everything else.
 
 typedef enum {
     MATMUL_FORWARD,
@@ -60,7 +60,7 @@ typedef enum {
 static const char* const matmul_names[] = {"matmul_forward", "matmul_backward_input", "matmul_backward_weight",
                                            "matmul_gelu_forward", "matmul_gelu_backward_input"};
 
-// What a plan depends on, without gaps between the members: it is hashed and compared as bytes.
+// What a plan depends on. It has no padding, since it is hashed and compared as bytes.
 typedef struct {
     uint32_t kind;
     uint8_t bias, tf32;
@@ -82,15 +82,15 @@ typedef struct {
 struct Matmul {
     cublasLtHandle_t handle;
     bool fuse_gelu;
-    uint64_t chosen;         // a hash of the plans of a file (matmul_choice.cuh); 0: there are none
+    uint64_t chosen;         // checksum of a file's algorithms (matmul_choice.cuh); 0: no file
     MatmulPlan* plans;       // a hash table with linear probing, at most half full: it grows
     size_t capacity, count;  // capacity is a power of two
 };
 
 enum { MATMUL_FIRST_CAPACITY = 64, MATMUL_ALIGNMENT = 16 };
 
-// What NVIDIA recommends for Hopper; no operation of ours needs more. The memory must begin on 256 bytes, as all that
-// cudaMalloc returns does.
+// What NVIDIA recommends for Hopper; no operation of ours needs more. It must be aligned to 256 bytes, as everything
+// that cudaMalloc returns is.
 static const size_t matmul_workspace = (size_t)32 << 20;
 static inline size_t matmul_scratch_bytes(void) { return matmul_workspace; }
 
@@ -146,7 +146,7 @@ static inline struct Matmul* matmul_state(Stream stream) {
     return matmul;
 }
 
-// What the library calls a dtype that it takes.
+// The library's constant for a dtype that it takes.
 static inline cudaDataType matmul_type(Dtype type) {
     return type == DTYPE_BF16 ? CUDA_R_16BF : type == DTYPE_F16 ? CUDA_R_16F : CUDA_R_32F;
 }
@@ -162,15 +162,15 @@ static inline cublasLtMatrixLayout_t matmul_layout(const MatmulShape* s, cudaDat
     MATMUL_CHECK(cublasLtMatmulDescSetAttribute((operation), CUBLASLT_MATMUL_DESC_##attribute, &(value), \
                                                 sizeof(value)), (shape))
 
-// The arrays beside the operands belong to a call, not to a shape; setting them is a few stores.
+// The addresses of bias and pre belong to a call, not to a shape; setting them costs a few stores.
 static inline void matmul_plan_point(const MatmulPlan* plan, const void* bias, const void* pre) {
     if (bias) MATMUL_SET(plan->operation, BIAS_POINTER, bias, &plan->shape);
     if (pre) MATMUL_SET(plan->operation, EPILOGUE_AUX_POINTER, pre, &plan->shape);
 }
 
 // A plan without an algorithm.
-// The library derives from the addresses of bias and pre how well they are aligned; a plan serves all that begin on 16
-// bytes, so it is shown addresses that are no better.
+// The library derives the alignment of bias and pre from their addresses; a plan must serve all that are 16-byte
+// aligned, so it is made with addresses that are aligned no better.
 static inline MatmulPlan matmul_plan_describe(MatmulShape shape) {
     const MatmulShape* s = &shape;
     const void* barely_aligned = (const void*)(uintptr_t)MATMUL_ALIGNMENT;
@@ -223,8 +223,8 @@ static inline MatmulPlan matmul_plan_describe(MatmulShape shape) {
 }
 
 // Fills in up to `wanted` algorithms that the library proposes, the fastest by its own estimate first; returns their
-// number. Parts of a sum that is split over blocks are added up as floats (other schemes round them to the type of the
-// result).
+// number. Where a sum is split over blocks (split-K), its parts are added as floats (other schemes round them to the
+// type of the result).
 static inline int matmul_plan_propose(cublasLtMatmulHeuristicResult_t* results, int wanted, struct Matmul* matmul,
                                       const MatmulPlan* plan) {
     const MatmulShape* s = &plan->shape;
@@ -256,7 +256,7 @@ static inline void matmul_plan_take(MatmulPlan* plan, const cublasLtMatmulAlgo_t
     plan->workspace = workspace;
 }
 
-// With the library's first proposal: tens of microseconds, once for each shape.
+// A plan with the library's first proposal. Takes tens of microseconds, once per shape.
 static inline MatmulPlan matmul_plan_make(struct Matmul* matmul, MatmulShape shape) {
     cublasLtMatmulHeuristicResult_t result;
     MatmulPlan plan = matmul_plan_describe(shape);
@@ -276,7 +276,7 @@ static inline cublasStatus_t matmul_plan_run(struct Matmul* matmul, const Matmul
                           plan->workspace, stream->compute);
 }
 
-// The entry of that shape: its plan, or the free one where it belongs.
+// The table entry for a shape: its plan, or the free entry where it belongs.
 static inline MatmulPlan* matmul_plan_find(MatmulPlan* plans, size_t capacity, const MatmulShape* shape) {
     size_t at = (size_t)hash_bytes(shape, sizeof *shape) & (capacity - 1);
     while (plans[at].taken && memcmp(&plans[at].shape, shape, sizeof *shape) != 0) at = (at + 1) & (capacity - 1);
@@ -293,16 +293,16 @@ static inline void matmul_plans_grow(struct Matmul* matmul) {
     matmul->capacity = capacity;
 }
 
-// Puts a plan, whose shape has none, into the table; returns its entry, which is valid until the next one is added.
+// Adds a plan for a shape that has none to the table; returns its entry, which is valid until the next one is added.
 static inline MatmulPlan* matmul_plan_add(struct Matmul* matmul, MatmulPlan plan) {
     *matmul_plan_find(matmul->plans, matmul->capacity, &plan.shape) = plan;
     if (++matmul->count > matmul->capacity / 2) matmul_plans_grow(matmul);
     return matmul_plan_find(matmul->plans, matmul->capacity, &plan.shape);
 }
 
-// out = or, if `adds`, += the matmul of that kind, in which first and second are in the order of the table above: only
-// a backward_weight adds. False, and nothing is done, if the library does not take these arrays or has no algorithm.
-// pre: what goes into the GELU, which the forward writes and the backward reads.
+// out = or, if `adds`, += the matmul of that kind; first and second are in the order of the table above, and only
+// backward_weight may add. Returns false, and does nothing, if the library does not take these arrays or has no
+// algorithm. pre: the input of the GELU, which the forward writes and the backward reads.
 static inline bool matmul_library_of(MatmulKind kind, Dtype type, bool tf32, void* out, const void* first,
                                      const void* second, const floatX* bias, const void* pre, bool adds, size_t M,
                                      size_t N, size_t K, Stream stream) {
@@ -328,17 +328,17 @@ static inline bool matmul_library(MatmulKind kind, void* out, const floatX* firs
 // ------------------------------------------------------------------------------------------------
 // 2. Plain
 //
-// A matmul for any shape and any alignment, in float arithmetic. A block of 256 threads makes a tile of 64 x 64
+// A matmul for any shape and any alignment, in float arithmetic. A block of 256 threads computes a tile of 64 x 64
 // results in steps of 16 terms: it copies 64 x 16 elements of each operand into shared memory, where each is used 64
 // times, and each thread holds 4 x 4 sums in registers, so that the 8 numbers it reads from shared memory, in two loads
-// of 16 bytes, serve 16 multiplications. Bound by reading shared memory: 2 bytes for a multiplication and addition.
+// of 16 bytes, serve 16 multiplications. Bound by shared memory reads: 2 bytes per multiply-add.
 
 enum {
     MATMUL_TILE = 64,
     MATMUL_DEPTH = 16,
     MATMUL_OWN = 4,
     MATMUL_THREADS = 256,
-    MATMUL_PITCH = MATMUL_TILE + 4  // fewer conflicts of banks; rows still begin on 16 bytes
+    MATMUL_PITCH = MATMUL_TILE + 4  // fewer bank conflicts; rows stay 16-byte aligned
 };
 
 // The result (rows, columns) goes to out or, as floats, to sums; the other one is NULL. T: floatX, or float.
@@ -353,8 +353,8 @@ struct PlainMatmul {
     size_t rows, columns, length;      // k = 0 to length - 1
 };
 
-// tile[k][lane] = the element for (first_lane + lane, first_k + k), 0 outside of the matrix. Neighbouring threads take
-// what is neighbouring in memory.
+// tile[k][lane] = the element for (first_lane + lane, first_k + k), 0 outside the matrix. Neighbouring threads read
+// neighbouring addresses.
 template <typename T>
 static __device__ inline void plain_matmul_load(float (*tile)[MATMUL_PITCH], const T* x, size_t lane_step,
                                                 size_t k_step, size_t first_lane, size_t lanes, size_t first_k,
@@ -436,19 +436,19 @@ static inline void plain_matmul_backward_weight(float* dweight, const T* dout, c
 // ------------------------------------------------------------------------------------------------
 // 3. Columns
 //
-// dbias (N) = or += the sum of dout's rows, in two steps whose order is fixed: the rows are cut into pieces, whose sums
-// go to the scratch memory, and then the pieces are added up. Both are bound by memory: dout is read once, and the
-// pieces are small beside it, one row for 64 or more. How many there are is a function of the sizes alone, so the bits
-// do not depend on the device.
+// dbias (N) = or += the sum of dout's rows, in two steps with a fixed order: the rows are cut into pieces, whose sums
+// go to scratch memory, and then the pieces are added up. Both steps are memory-bound: dout is read once, and the
+// sums are much smaller, one row for 64 or more. The number of pieces depends on the sizes alone, so the bits do not
+// depend on the device.
 //
 // In both steps a block owns the columns of one warp, and its 8 warps take the rows in turn; then the warps' sums are
 // added up through shared memory.
 
 enum { COLUMN_WARPS = 8, COLUMN_PIECES = 512, COLUMN_PIECE_ROWS = 64 };
 
-// The sums over the block's warps of what each thread holds for its W columns; thread t has column t, for t < 32 W.
-// Sums number i of all lanes lie side by side, followed by 32 / W unused floats, so that no two lanes share a bank,
-// neither in writing nor in reading.
+// Sums what each thread holds for its W columns over the block's warps; thread t < 32 W returns the sum of column t.
+// In shared memory sum i of all lanes is contiguous, followed by 32 / W unused floats, so that neither writes nor
+// reads have bank conflicts.
 template <int W>
 static __device__ inline float column_sums_join(float (*shared)[WARP * (W + 1)], const float* sums) {
     const unsigned pitch = WARP + WARP / W;
@@ -525,8 +525,8 @@ static inline void matmul_backward_input(floatX* din, const floatX* dout, const 
         plain_matmul_backward_input(din, dout, weight, M, N, K, stream);
 }
 
-// dweight (N, K) = or, if `adds`, += dout (M, N)^T in (M, K), and dbias (N) likewise the sum of dout's rows; not one
-// that is NULL.
+// dweight (N, K) = or, if `adds`, += dout (M, N)^T in (M, K), and dbias (N) = or += the sum of dout's rows; skips
+// either if it is NULL.
 static inline void matmul_backward_weight(float* dweight, float* dbias, const floatX* dout, const floatX* in, bool adds,
                                           size_t M, size_t N, size_t K, Stream stream) {
     if (dweight && !matmul_library(MATMUL_BACKWARD_WEIGHT, dweight, in, dout, NULL, NULL, adds, M, N, K, stream))
@@ -534,7 +534,7 @@ static inline void matmul_backward_weight(float* dweight, float* dbias, const fl
     if (dbias) column_sums(dbias, dout, adds, M, N, stream);
 }
 
-// One of these three products, without bias, of floats in a build of any storage dtype; first and second are in the
+// One of these three matmuls, without bias, on floats whatever the build's storage dtype; first and second are in the
 // order of the table in section 1.
 static inline void matmul_floats(MatmulKind kind, bool tf32, float* out, const float* first, const float* second,
                                  size_t M, size_t N, size_t K, Stream stream) {

@@ -1,6 +1,6 @@
-// matmul_choice.cuh: which of cuBLASLt's algorithms a matmul uses, by a file that build/tune has written.
+// matmul_choice.cuh: which cuBLASLt algorithm each matmul uses, from a file that build/tune has written.
 //
-//   matmul_choices_open("h200.json", true, stream, &error)      before the first matmul: its algorithms are plans now
+//   matmul_choices_open("h200.json", true, stream, &error)      before the first matmul: its algorithms become plans
 //
 //   MatmulChoices c = {gpu, version, choices, count};
 //   matmul_choices_write(&c, "h200.json", &error) && matmul_choices_read(&c, "h200.json", &error);
@@ -9,12 +9,12 @@
 //   1. file     what it holds; reading, writing
 //   2. plans    its algorithms, put into the table of matmul.cuh
 //
-// Without a file a matmul takes the library's first proposal. Another may be faster, but it adds in another order, and
-// so makes other bits: a choice by time that each run made for itself would not be repeatable. So it is made once, and
-// kept: the same file gives the same bits. What is not in it takes the first proposal as before.
+// Without a file a matmul takes the library's first proposal. Another may be faster, but it adds in a different order
+// and so gives different bits: if each run timed them and chose for itself, runs would not be reproducible. So the
+// choice is made once and kept: the same file gives the same bits. Other shapes still take the first proposal.
 //
-// An algorithm is 64 bytes that mean something to one version of the library, and it was timed on one kind of GPU. A
-// file of others is reported and not used. A file that is damaged is refused: it ends in a checksum.
+// An algorithm is 64 bytes that only one version of the library understands, and it was timed on one kind of GPU. A
+// file for another version or GPU is reported and not used. A damaged file is refused: it ends in a checksum.
 //
 // Needs: llmtrain/matmul.cuh, llmtrain/files.h, llmtrain/json.h.
 
@@ -108,7 +108,7 @@ static inline bool matmul_choices_write(const MatmulChoices* c, const char* path
     return ok;
 }
 
-// The kind of matmul of that name, MATMUL_KINDS if there is none; and the dtype, DTYPE_COUNT if none that matmuls take.
+// The matmul kind with a name, MATMUL_KINDS if there is none; and the dtype, DTYPE_COUNT if matmuls do not take it.
 enum { MATMUL_KINDS = sizeof matmul_names / sizeof matmul_names[0] };
 
 static inline uint32_t matmul_kind_find(const char* name) {
@@ -198,7 +198,7 @@ static inline void matmul_choices_here(MatmulChoices* c) {
     c->version = cublasLtGetVersion();
 }
 
-// Makes a plan with this algorithm; false, and nothing is done, if the library says that it does not run.
+// Makes a plan with this algorithm. Returns false, and does nothing, if it does not run here or the shape has a plan.
 static inline bool matmul_choice_use(struct Matmul* matmul, const MatmulChoice* choice) {
     cublasLtMatmulHeuristicResult_t result;
     MatmulPlan plan = matmul_plan_describe(choice->shape);
@@ -213,8 +213,8 @@ static inline bool matmul_choice_use(struct Matmul* matmul, const MatmulChoice* 
     return runs;
 }
 
-// Puts the algorithms of the file at `path` into the stream's table of plans; NULL: there is no file. Says on standard
-// error what it did, if `tells`. False if the file cannot be read, or is damaged.
+// Puts the algorithms of the file at `path` into the stream's table of plans; NULL: there is no file. If `tells`,
+// reports on standard error what it did. False if the file cannot be read, or is damaged.
 static inline bool matmul_choices_open(const char* path, bool tells, Stream stream, Error* error) {
     MatmulChoices c, here;
     size_t used = 0;
@@ -228,17 +228,17 @@ static inline bool matmul_choices_open(const char* path, bool tells, Stream stre
         matmul->chosen = matmul_choices_checksum(&c);
     }
     if (tells && !fits)
-        fprintf(stderr, "%.600s is of %s and cuBLASLt %llu, here are %s and %llu: its matmul algorithms are not used; "
-                "write another with build/tune\n", path, c.gpu, (unsigned long long)c.version, here.gpu,
+        fprintf(stderr, "%.600s is for %s and cuBLASLt %llu, but this machine has %s and %llu: its matmul algorithms "
+                "are not used; write another with build/tune\n", path, c.gpu, (unsigned long long)c.version, here.gpu,
                 (unsigned long long)here.version);
     if (tells && fits)
         fprintf(stderr, "%.600s: %zu of %zu matmul algorithms are used%s\n", path, used, c.count,
-                used < c.count ? "; the others do not run here, the library's first proposals do" : "");
+                used < c.count ? "; the others do not run here: cuBLASLt's first proposals replace them" : "");
     matmul_choices_free(&c);
     return true;
 }
 
-// Stands for the algorithms in use; 0: there was no file.
+// A checksum of the file's algorithms that are in use; 0: none are.
 static inline uint64_t matmul_choices_hash(Stream stream) { return stream->matmul ? stream->matmul->chosen : 0; }
 
 #endif  // LLMTRAIN_MATMUL_CHOICE_CUH

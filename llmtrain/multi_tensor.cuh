@@ -4,10 +4,10 @@
 //   for (size_t next = 0; multi_tensor_next(&list, &next, slices, count, &step, fours, chunk);)
 //       kernel<<<list.chunks, threads, 0, stream->compute>>>(list);
 //
-// 8 of the 12 tensors of a GPT-2 block are vectors of some thousand elements, whose update is shorter than the time
-// between two launches. So slices are cut into chunks of equal length, which are numbered over all of them; the block
-// that owns a chunk finds its slice by bisection. The table is a parameter of the kernel: it needs no memory and no
-// copy, and lies in the cache for constants.
+// 8 of the 12 tensors of a GPT-2 block are vectors of a few thousand elements, whose update takes less time than
+// passes between two launches. So slices are cut into chunks of equal length, numbered across all slices; the block
+// that owns a chunk finds its slice by bisection. The table is a kernel parameter: it needs no memory and no copy, and
+// is read through the constant cache.
 //
 // Needs: llmtrain/types.h, llmtrain/optimizers.h.
 
@@ -19,10 +19,10 @@
 
 enum {
     MULTI_TENSOR_SLICES = 320,  // 27 KB of the 32,764 bytes that a kernel's parameters may take
-    MULTI_TENSOR_STATES = 4     // the most states of an optimizer that updates each element by itself
+    MULTI_TENSOR_STATES = 4     // the most states that an element-wise optimizer has
 };
 
-// What a kernel needs of an OptimizerSlice.
+// The part of an OptimizerSlice that a kernel needs.
 typedef struct {
     floatX* params;
     float* master_weights;
@@ -49,14 +49,14 @@ static __device__ __forceinline__ unsigned multi_tensor_find(const MultiTensorLi
     return low;
 }
 
-// Whether four elements of every array can be taken at a time, and four share a call of random4.
+// Whether every array can be accessed four elements at a time, and those four share a call of random4.
 static inline bool multi_tensor_fours(const OptimizerSlice* s) {
     return packs_fit(s->n, s->params, s->master_weights, s->states[0], s->states[1]) &&
            packs_fit(s->n, s->grads, NULL, NULL, NULL) && s->first % 4 == 0;
 }
 
-// Fills the list with those slices (count), from number *next on, for which multi_tensor_fours is `fours`, in chunks of
-// so many elements; *next is then the first that did not fit. False if there is none.
+// Fills the list with those slices (count), from index *next on, for which multi_tensor_fours returns `fours`, cut into
+// chunks of `chunk` elements; sets *next to the first slice not yet looked at. False if the list stays empty.
 static inline bool multi_tensor_next(MultiTensorList* list, size_t* next, const OptimizerSlice* slices, size_t count,
                                      const OptimizerStep* o, bool fours, size_t chunk) {
     list->count = list->chunks = 0;

@@ -1,5 +1,5 @@
-// nccl.cuh: the functions of collectives.h over the memory of GPUs, by NCCL, for a build with -DLLMTRAIN_CUDA
-// -DLLMTRAIN_NCCL. zero.h includes one of the two.
+// nccl.cuh: the functions of collectives.h on GPU memory, by NCCL, for builds with -DLLMTRAIN_CUDA -DLLMTRAIN_NCCL.
+// zero.h includes one of the two files.
 //
 //   1. Collectives  what it holds
 //   2. failures     what NCCL reports, and how its kernels are ended when a rank is gone
@@ -10,11 +10,11 @@
 // With one rank nothing is created, and every call returns at once. Rank r's slice of a vector of n elements is
 // [cuts[r], cuts[r + 1]).
 //
-// A kernel of NCCL waits for the other ranks, for ever if need be. The Comm monitors the ranks. When it finds a
-// failure, its thread calls collective_on_failure, and ncclCommAbort makes the kernels return; so the streams finish,
-// and the host, wherever it waits, continues and receives the Comm's sentence. For that no call of NCCL may block, or
-// the abort would have to wait for it: the communicator is non-blocking, and collective_complete asks until NCCL has
-// done what a call began. NCCL takes one thread at a time: each call, the abort too, is made under the mutex.
+// An NCCL kernel waits for the other ranks without a time limit. The Comm monitors the ranks. When it finds a failure,
+// its thread calls collective_on_failure, and ncclCommAbort makes the kernels return; so the streams finish, and the
+// host, wherever it waits, continues and gets the Comm's error. For this no NCCL call may block, or the abort would
+// have to wait for it: the communicator is non-blocking, and collective_complete polls until NCCL has done what a call
+// began. NCCL allows one thread at a time, so every call, including the abort, is made under the mutex.
 
 #ifndef LLMTRAIN_NCCL_CUH
 #define LLMTRAIN_NCCL_CUH
@@ -33,9 +33,9 @@
 // 1. Collectives
 
 #define COLLECTIVE_WAITS ((size_t)4)      // waits in one slot whose times are not read yet
-#define COLLECTIVE_SPINS ((size_t)10000)  // looks before the host sleeps between them: a launch takes microseconds
-#define COLLECTIVE_POLL_MS 0.5            // between looks then: a connection takes seconds
-#define COLLECTIVE_WATCHDOG_MS 50.0       // between looks at what NCCL's own threads have found
+#define COLLECTIVE_SPINS ((size_t)10000)  // polls before the host sleeps between them: a launch takes microseconds
+#define COLLECTIVE_POLL_MS 0.5            // between polls after that: a connection takes seconds
+#define COLLECTIVE_WATCHDOG_MS 50.0       // between checks for errors of NCCL's own threads
 
 // For one collective at a time.
 typedef struct {
@@ -43,10 +43,10 @@ typedef struct {
     cudaEvent_t done;                // recorded on the collectives' stream after it
     cudaEvent_t before[COLLECTIVE_WAITS];  // recorded on `compute` around each wait for `done`, in turn
     cudaEvent_t after[COLLECTIVE_WAITS];
-    uint64_t waits, read;            // such pairs so far, and those of them that are in waited_ms
+    uint64_t waits, read;            // waits so far, and those already added to waited_ms
     uint64_t begun;                  // collectives so far; the watchdog reads it
-    uint64_t seen;                   // by the watchdog: the collective that it looks at,
-    double since_ms;                 // and when it first saw that its data is there; 0: not yet
+    uint64_t seen;                   // the collective that the watchdog looks at,
+    double since_ms;                 // and when it first saw that the data is ready; 0: not yet
 } CollectiveSlot;
 
 typedef struct {
@@ -60,7 +60,7 @@ typedef struct {
 
     pthread_mutex_t mutex;   // guards what follows; the Comm's mutex may be taken under it, not the other way round
     ncclComm_t nccl;         // NULL before it is made and after it was aborted
-    bool watching, closing;  // the watchdog runs; it is to end
+    bool watching, closing;  // the watchdog runs; it has been asked to end
     pthread_t watchdog;
 } Collectives;
 
@@ -87,7 +87,7 @@ static inline void collective_on_failure(void* context) {
 }
 
 // Waits until NCCL has done what a call began: made connections, launched a kernel. The mutex is held on entry and on
-// return, not in between. False if that failed, if the Comm did, or after twice the Comm's timeout: the Comm is the
+// return, not in between. False if NCCL or the Comm failed, or after twice the Comm's timeout, so that the Comm is the
 // first to find a rank that does not answer.
 static inline bool collective_complete(Collectives* c, ncclResult_t status, const char* what, Error* error) {
     double limit_ms = 2 * c->comm->timeout_ms, deadline = now_ms() + limit_ms;
@@ -101,13 +101,13 @@ static inline bool collective_complete(Collectives* c, ncclResult_t status, cons
         if (asked != ncclSuccess) status = asked;
         if (status == ncclInProgress && now_ms() > deadline)
             return fail(error, "NCCL has not finished %s within %.1f s; set NCCL_DEBUG=INFO to see what it tries, and "
-                        "NCCL_SOCKET_IFNAME if it takes the wrong network", what, limit_ms / 1e3);
+                        "NCCL_SOCKET_IFNAME if it uses the wrong network interface", what, limit_ms / 1e3);
     }
     return status == ncclSuccess || collective_fail(error, status, what, c->nccl);
 }
 
-// After a failure that NCCL found. Often it is that a rank is gone, and then the Comm knows which, or will in a moment;
-// otherwise the others are told that it is this rank's. The mutex is not held.
+// Handles a failure that NCCL found. Often a rank is gone, and the Comm knows which, or will in a moment; otherwise
+// the failure is this rank's, which notifies the others. The mutex is not held.
 static inline void collective_abort(Collectives* c, Error* error) {
     Error known;
     double deadline = now_ms() + COMM_GRACE_MS;
@@ -120,8 +120,8 @@ static inline void collective_abort(Collectives* c, Error* error) {
     else comm_abort(c->comm, error->text);
 }
 
-// False, with a sentence, if the Comm or NCCL has found a failure; does not wait. What NCCL found, the Comm knows
-// afterwards.
+// False, with an error, if the Comm or NCCL has found a failure; otherwise returns at once. A failure that NCCL found
+// is passed on to the Comm.
 static inline bool collective_check(Collectives* c, Error* error) {
     if (c->comm == NULL) return true;
     ncclResult_t status = ncclSuccess;
@@ -136,9 +136,9 @@ static inline bool collective_check(Collectives* c, Error* error) {
     return !failed && !found;
 }
 
-// Whether a collective has had its data for so long that a rank must be stuck, or a GPU, or the link between them. A
-// rank whose program is stuck is found before that by the Comm, in collective_barrier. Without the mutex: CUDA may make
-// this thread wait, and the abort must not.
+// Whether a collective's data has been ready for so long that a GPU, or the link between GPUs, must be stuck. (A rank
+// whose program is stuck is found earlier by the Comm, in collective_barrier.) Called without the mutex: CUDA may block
+// this thread, and that must not block the abort.
 static inline bool collective_is_stuck(Collectives* c, Error* error) {
     double now = now_ms(), limit_ms = 2 * c->comm->timeout_ms;
     bool stuck = false;
@@ -152,12 +152,13 @@ static inline bool collective_is_stuck(Collectives* c, Error* error) {
         stuck |= now - s->since_ms > limit_ms;
     }
     if (stuck)
-        fail(error, "a collective between GPUs has not finished for %.1f s though the programs of all ranks run: a "
-             "GPU, or the link between GPUs, is stuck; see nvidia-smi and dmesg on every machine", limit_ms / 1e3);
+        fail(error, "a collective between GPUs has not finished for %.1f s although the processes of all ranks are "
+             "running: a GPU, or the link between GPUs, is stuck; see nvidia-smi and dmesg on every machine",
+             limit_ms / 1e3);
     return stuck;
 }
 
-// A thread, since the program's own may be waiting for a kernel that will not return.
+// The watchdog's thread: the program's main thread may be waiting for a kernel that will not return.
 static inline void* collective_watch(void* context) {
     Collectives* c = (Collectives*)context;
     Error error;
@@ -179,7 +180,7 @@ static inline void* collective_watch(void* context) {
 // ------------------------------------------------------------------------------------------------
 // 3. Opening
 
-// All ranks together. To be closed before the Comm and the stream are.
+// Called by all ranks together, before the Comm and the stream are closed.
 static inline void collective_close(Collectives* c) {
     Error ignored;  // the Comm reports it
     if (c->comm == NULL) return;
@@ -211,7 +212,7 @@ static inline void collective_close(Collectives* c) {
     memset(c, 0, sizeof *c);
 }
 
-// Makes the communicator, whose identifier rank 0 chooses, and starts the watchdog.
+// Makes the communicator, with the unique id of rank 0, and starts the watchdog.
 static inline bool collective_init_nccl(Collectives* c, Error* error) {
     Comm* comm = c->comm;
     ncclUniqueId id;
@@ -232,8 +233,8 @@ static inline bool collective_init_nccl(Collectives* c, Error* error) {
            fail(error, "cannot start the watchdog of NCCL: %s; raise the limits (ulimit -u)", strerror(errno));
 }
 
-// All ranks together, each with its own GPU as the current device; `slots` collectives may be in flight at a time. NULL
-// for comm, or one rank: all other calls return at once. After a failure there is nothing to close.
+// Called by all ranks together, each with its own GPU as the current device; `slots` collectives may be in flight at a
+// time. If comm is NULL or has one rank, all other calls return at once. After a failure there is nothing to close.
 static inline bool collective_open(Collectives* c, Comm* comm, size_t slots, Stream stream, Error* error) {
     (void)stream;
     memset(c, 0, sizeof *c);
@@ -244,7 +245,7 @@ static inline bool collective_open(Collectives* c, Comm* comm, size_t slots, Str
     c->slot_count = c->slots ? slots : 0;
     pthread_mutex_init(&c->mutex, NULL);
     CUDA_CHECK(cudaGetDevice(&c->device));
-    int lowest = 0, highest = 0;  // a collective is not to queue behind the blocks of a matmul
+    int lowest = 0, highest = 0;  // so that a collective does not queue behind a matmul's blocks
     CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
     CUDA_CHECK(cudaStreamCreateWithPriority(&c->stream, cudaStreamNonBlocking, highest));
     for (size_t i = 0; i < c->slot_count; i++) {
@@ -268,8 +269,8 @@ static inline bool collective_open(Collectives* c, Comm* comm, size_t slots, Str
 // ------------------------------------------------------------------------------------------------
 // 4. Collectives
 //
-// In place. The bytes that a rank sends are counted as for a ring, which is the minimum: of a vector of b bytes b
-// (N-1)/N in reduce_scatter and in all_gather, twice that in all_reduce. NCCL may choose other algorithms.
+// In place. The bytes that a rank sends are counted as for a ring, which is the minimum: for a vector of b bytes,
+// b (N-1)/N in reduce_scatter and in all_gather, twice that in all_reduce. NCCL may choose other algorithms.
 
 static inline ncclDataType_t collective_type(Dtype type) {
     if (type == DTYPE_I64) return ncclInt64;
@@ -340,7 +341,7 @@ static inline void collective_all_reduce(Collectives* c, size_t slot, void* data
     collective_end(c, slot, status, "all_reduce");
 }
 
-// The own slice of data (cuts[world]) = the sum over all ranks; the rest is undefined afterwards.
+// This rank's slice of data (cuts[world]) = the sum over all ranks; the rest is undefined afterwards.
 static inline void collective_reduce_scatter(Collectives* c, size_t slot, void* data, const size_t* cuts, Dtype type,
                                              Stream stream) {
     if (c->comm == NULL) return;
@@ -355,7 +356,7 @@ static inline void collective_reduce_scatter(Collectives* c, size_t slot, void* 
     collective_end(c, slot, status, "reduce_scatter");
 }
 
-// data (cuts[world]): every rank gives its slice, and receives all others.
+// data (cuts[world]): every rank contributes its slice, and receives all others.
 static inline void collective_all_gather(Collectives* c, size_t slot, void* data, const size_t* cuts, Dtype type,
                                          Stream stream) {
     if (c->comm == NULL) return;
@@ -372,7 +373,7 @@ static inline void collective_all_gather(Collectives* c, size_t slot, void* data
 // ------------------------------------------------------------------------------------------------
 // 5. Waiting
 
-// Adds the oldest wait of a slot that has not been read.
+// Adds the time of a slot's oldest unread wait to waited_ms.
 static inline void collective_read_wait(Collectives* c, CollectiveSlot* s) {
     size_t oldest = s->read++ % COLLECTIVE_WAITS;
     float ms = 0;
@@ -381,7 +382,7 @@ static inline void collective_read_wait(Collectives* c, CollectiveSlot* s) {
     c->waited_ms += (double)ms;
 }
 
-// What is enqueued from now on sees the result of the slot's collective.
+// Makes `compute` wait for the slot's collective: what is enqueued from now on sees its result.
 static inline void collective_wait(Collectives* c, size_t slot, Stream stream) {
     if (c->comm == NULL) return;
     CollectiveSlot* s = &c->slots[slot];
@@ -392,8 +393,8 @@ static inline void collective_wait(Collectives* c, size_t slot, Stream stream) {
     CUDA_CHECK(cudaEventRecord(s->after[next], stream->compute));
 }
 
-// The hosts of all ranks have come here, with all that they have enqueued before; once per micro-batch, before a host
-// may have to wait for a GPU that waits for another rank. So the Comm finds a rank whose program is stuck.
+// Waits until the hosts of all ranks have got here and enqueued their work so far. Called once per micro-batch, before
+// a host may have to wait for a GPU that waits for another rank, so that the Comm finds a rank whose program is stuck.
 static inline void collective_barrier(Collectives* c) {
     Error ignored;  // the Comm reports it
     if (c->comm) comm_barrier(c->comm, &ignored);
@@ -402,8 +403,8 @@ static inline void collective_barrier(Collectives* c) {
 // Payload that this rank has sent so far, in bytes.
 static inline uint64_t collective_bytes_sent(const Collectives* c) { return c->bytes_sent; }
 
-// Milliseconds for which the stream has waited for collectives since the last call, which follows a wait of the host
-// for the stream.
+// Milliseconds that the stream has waited for collectives since the last call. Call it after the host has waited for
+// the stream.
 static inline double collective_waited_ms(Collectives* c) {
     for (size_t i = 0; i < c->slot_count; i++)
         while (c->slots[i].read < c->slots[i].waits) collective_read_wait(c, &c->slots[i]);

@@ -1,15 +1,15 @@
-// offload.h: memory that does not fit, kept in pieces elsewhere: in a file, or beside a GPU in memory of the host.
+// offload.h: arrays that do not fit in memory, kept in pieces elsewhere: in a file, or for a GPU also in host memory.
 //
-//   1. store     the pieces, the slots of memory that hold some of them, and what moved
+//   1. store     the pieces, the memory slots that hold some of them, and counts of the bytes moved
 //   2. checksums of what is in the file
 //   3. opening   the plan, the file, the threads
 //   4. threads   two read ahead, two write behind
 //   5. use       take a piece, ask for the next, give it back; read a part of one
 //
-// The caller works on one piece at a time while two threads read the next ones and two write those before: the disk is
-// busy also while a thread computes a checksum. With six slots of the largest piece's size in memory, a pass over all
-// pieces takes the time of the work or of the copies, whichever is longer; with two, a pass that only reads, or only
-// writes.
+// The caller works on one piece at a time while two threads read the next ones and two write the previous ones: the
+// disk stays busy even while a thread computes a checksum. With six slots of the largest piece's size in memory, a pass
+// over all pieces takes the time of the work or of the copies, whichever is longer; with two slots, that holds for a
+// pass that only reads or only writes.
 //
 //   ok = offload_plan(&store, "optimizer state", 6, count, &error);       a store of `count` pieces, in six slots
 //   for (p) offload_size(&store, p, bytes);                               in order
@@ -22,13 +22,13 @@
 //       offload_give(&store, p, true);
 //   }
 //
-// The file has no name: it is unlinked as soon as it is open, and gone when the process ends in whatever way. Its room
-// is reserved at the start, so that a full disk is found before the first step. A store that has failed stays failed,
-// and offload_take says why. It is no checkpoint: what must outlive the process is saved elsewhere.
+// The file has no name: it is unlinked as soon as it is open, and is gone when the process ends, however it ends. Its
+// space is reserved at the start, so that a full disk is found before the first step. A store that has failed stays
+// failed, and offload_take says why. A store is not a checkpoint: what must outlive the process is saved elsewhere.
 //
-// Memory has a checksum of each 64 KiB of the file. A disk that returns other bytes than it was given has failed, too.
+// A checksum of each 64 KiB of the file is kept in memory. A disk that returns bytes that were not written has failed.
 //
-// One thread of the caller uses a store.
+// Only one thread of the caller may use a store.
 
 #ifndef LLMTRAIN_OFFLOAD_H
 #define LLMTRAIN_OFFLOAD_H
@@ -46,42 +46,42 @@
 // ------------------------------------------------------------------------------------------------
 // 1. Store
 
-// What a run keeps in stores, as bits: the order of the choices of --offload.
+// What a run keeps in stores, as bits, in the order of the choices of --offload.
 enum { OFFLOAD_NOTHING = 0, OFFLOAD_OPTIMIZER = 1, OFFLOAD_ACTIVATIONS = 2, OFFLOAD_BOTH = 3 };
 #define OFFLOAD_CHOICES "none|optimizer|activations|optimizer,activations"
 
 enum {
     OFFLOAD_THREADS = 4,
     OFFLOAD_AHEAD = 3,  // pieces that are read before they are taken
-    OFFLOAD_SLOTS = 6   // at most: a piece in work, one that was read, two being read, two being written
+    OFFLOAD_SLOTS = 6   // at most: a piece in use, one that was read, two being read, two being written
 };
 
 #define OFFLOAD_NONE SIZE_MAX
-#define OFFLOAD_BLOCK ((size_t)64 << 10)  // bytes of a checksum
+#define OFFLOAD_BLOCK ((size_t)64 << 10)  // bytes per checksum
 
 typedef struct {
-    char* memory;    // (slot_bytes) where the caller works, on the device
-    char* staging;   // (slot_bytes) of the host, between device and file; `memory` itself where the device is the host
-    size_t piece;    // that it holds; OFFLOAD_NONE: none
+    char* memory;    // (largest) where the caller works, on the device
+    char* staging;   // (largest) on the host, between device and file; `memory` itself where the device is the host
+    size_t piece;    // the one that it holds; OFFLOAD_NONE: none
     bool taken;      // the caller works on it
     bool changed;    // it is to be written
     bool busy;       // a thread reads or writes it
-    uint64_t used;   // when it was taken or read last: the least recent one is used again
+    uint64_t used;   // when it was last taken or read: the least recently used slot is reused
     DeviceMark given;  // the caller's work on it is done
 } OffloadSlot;
 
-// What moved since the store was opened, and how long that took.
+// The bytes moved since the store was opened, and how long that took.
 typedef struct {
     uint64_t read, written;               // bytes
-    double read_ms, written_ms;           // of the threads, with checksums
-    double waited_ms;                     // of the caller
+    double read_ms, written_ms;           // by the threads, including checksums
+    double waited_ms;                     // by the caller
 } OffloadCounts;
 
 typedef struct Offload Offload;
 
 typedef struct {
     Offload* store;
-    bool writes;     // or else reads
+    bool writes;     // otherwise it reads
     bool running;
     Stream copies;
     pthread_t thread;
@@ -90,15 +90,15 @@ typedef struct {
 struct Offload {
     const char* what;        // "optimizer state"
     size_t* offsets;         // (count + 1) where each piece begins in the file or in `host`: multiples of DISK_ALIGN
-    size_t count, planned;   // pieces, and of these those that have a size
+    size_t count, planned;   // pieces; how many of them have a size so far
     size_t largest;          // bytes of the largest piece
     size_t slot_count;
-    char* slots;             // (offload_memory) of them, set before offload_open
-    char directory[FILE_PATH_MAX];  // empty: pieces are in memory of the host
+    char* slots;             // (offload_memory) their memory, set before offload_open
+    char directory[FILE_PATH_MAX];  // empty: pieces are in host memory
     int file;                // -1: there is none
     bool bypasses_cache;
     uint64_t* sums;          // of each block of each piece (offload_sum); NULL: there is no file
-    char *host, *staging;    // memory of the host: all pieces; a slot each
+    char *host, *staging;    // host memory: all pieces; staging of all slots
     size_t local_rank;       // chooses the device of the threads
     Stream compute;          // the caller's
     OffloadSlot slot[OFFLOAD_SLOTS];
@@ -108,7 +108,7 @@ struct Offload {
     Error error;             // if it has failed
     OffloadCounts counts;
     OffloadThread threads[OFFLOAD_THREADS];
-    pthread_mutex_t lock;    // of all members above that change
+    pthread_mutex_t lock;    // guards all members above that change
     pthread_cond_t work, done;
 };
 
@@ -121,14 +121,14 @@ static inline size_t offload_total(const Offload* o) { return o->planned ? o->of
 // ------------------------------------------------------------------------------------------------
 // 2. Checksums
 //
-// The thread that writes a piece computes those of its blocks before, the thread that reads it compares them after.
+// The thread that writes a piece computes its blocks' checksums first; the thread that reads it checks them afterwards.
 
 // The checksum of the block at a multiple of OFFLOAD_BLOCK in a piece. The last block of a piece may be shorter.
 static inline uint64_t* offload_sum(const Offload* o, size_t piece, size_t at) {
     return o->sums + o->offsets[piece] / OFFLOAD_BLOCK + piece + at / OFFLOAD_BLOCK;
 }
 
-// Those of a file of zeros.
+// Sets the checksums to those of a file of zeros.
 static inline bool offload_open_sums(Offload* o, Error* error) {
     static const char zeros[OFFLOAD_BLOCK] = {0};
     const uint64_t full = hash_bytes(zeros, OFFLOAD_BLOCK);
@@ -153,8 +153,8 @@ static inline bool offload_checksums(Offload* o, char* data, size_t piece, size_
         uint64_t sum = hash_bytes(data + done, n), *known = offload_sum(o, piece, at + done);
         if (writes) *known = sum;
         else if (sum != *known)
-            return fail(error, "the %s (--offload) in %.600s does not match its checksum: of %zu bytes at %zu some are "
-                        "not what was written there; check that disk, and start again with --resume and another "
+            return fail(error, "the %s (--offload) in %.600s does not match its checksum: some of the %zu bytes at %zu "
+                        "are not what was written there; check that disk, and start again with --resume and another "
                         "--offload-dir", o->what, o->directory, n, o->offsets[piece] + at + done);
     }
     return true;
@@ -181,7 +181,7 @@ static inline void offload_size(Offload* o, size_t piece, size_t bytes) {
     o->largest = max_size(o->largest, rounded);
 }
 
-// Memory that the caller provides in `slots`: on the device, on any boundary.
+// Bytes of device memory that the caller provides in `slots`, with any alignment.
 static inline size_t offload_memory(const Offload* o) {
     return o->largest ? o->slot_count * o->largest + DISK_ALIGN : 0;
 }
@@ -197,7 +197,7 @@ static inline bool offload_fail(const Offload* o, const char* action, Error* err
     return fail_file(error, text, o->directory);
 }
 
-// A file without a name in the store's directory, with room for all pieces.
+// Makes the unnamed file in the store's directory, with space for all pieces.
 static inline bool offload_open_file(Offload* o, size_t rank, Error* error) {
     char path[FILE_PATH_MAX + 64], action[64];
     size_t total = offload_total(o);
@@ -217,8 +217,8 @@ static inline bool offload_open_file(Offload* o, size_t rank, Error* error) {
 
 static inline void* offload_run(void* argument);
 
-// Makes room for what was planned, in a directory (NULL: in memory of the host); all pieces are zero. offload_close is
-// due in any case.
+// Reserves space for all pieces, in a directory (NULL: in host memory); they start as zeros. Call offload_close even
+// after a failure.
 static inline bool offload_open(Offload* o, const char* directory, size_t rank, size_t local_rank, Stream compute,
                                 Error* error) {
     size_t total = offload_total(o);
@@ -230,14 +230,14 @@ static inline bool offload_open(Offload* o, const char* directory, size_t rank, 
     if (directory == NULL) {
         o->host = (char*)host_allocate(max_size(total, 1));
         if (o->host == NULL)
-            return fail(error, "cannot take %.3f GB of the host's memory for the %s; give --offload-dir, or a smaller "
+            return fail(error, "cannot allocate %.3f GB of host memory for the %s; give --offload-dir, or a smaller "
                         "model", 1e-9 * (double)total, o->what);
         memset(o->host, 0, total);
     }
     if (directory && !device_is_host()) {
         o->staging = (char*)host_allocate(offload_memory(o));
         if (o->staging == NULL)
-            return fail(error, "cannot take %.3f GB of the host's memory between the GPU and the disk",
+            return fail(error, "cannot allocate %.3f GB of host memory for transfers between the GPU and the disk",
                         1e-9 * (double)offload_memory(o));
     }
     for (size_t i = 0; i < o->slot_count; i++) {
@@ -288,9 +288,9 @@ static inline void offload_close(Offload* o) {
 // ------------------------------------------------------------------------------------------------
 // 4. Threads
 //
-// A thread reads, or it writes, so that the disk does both at the same time. The lock is not held during a copy.
+// A thread either reads or writes, so that the disk does both at the same time. The lock is not held during a copy.
 
-// Moves bytes between the file, from `at` on, and memory of the host; both on multiples of DISK_ALIGN.
+// Moves bytes between the file, from `at` on, and host memory; both are aligned to DISK_ALIGN.
 static inline bool offload_transfer(Offload* o, char* memory, size_t at, size_t bytes, bool writes, Error* error) {
     for (size_t done = 0; done < bytes;) {
         bool faulty = fault_point(writes ? "offload_write" : "offload_read");
@@ -336,7 +336,7 @@ static inline OffloadSlot* offload_find(Offload* o, size_t piece) {
     return NULL;
 }
 
-// A slot that may be used for another piece than the first `kept` ones that are wanted; NULL if there is none now.
+// A slot that may be reused: idle, written, and without one of the first `kept` wanted pieces; NULL if there is none.
 static inline OffloadSlot* offload_free_slot(Offload* o, size_t kept) {
     OffloadSlot* best = NULL;
     for (size_t i = 0; i < o->slot_count; i++) {
@@ -410,23 +410,23 @@ static inline void offload_want(Offload* o, size_t piece, size_t count) {
     pthread_cond_broadcast(&o->work);
 }
 
-// Begins to read the `count` pieces that are taken next, at most OFFLOAD_AHEAD; those beyond the last are none.
+// Begins to read the `count` pieces from `piece` on, at most OFFLOAD_AHEAD, which are taken next; stops at the last.
 static inline void offload_ahead(Offload* o, size_t piece, size_t count) {
     pthread_mutex_lock(&o->lock);
     offload_want(o, piece, count);
     pthread_mutex_unlock(&o->lock);
 }
 
-// Waits with the lock held; how long counts.
+// Waits, with the lock held, and counts the time.
 static inline void offload_wait(Offload* o) {
     double began = now_ms();
     pthread_cond_wait(&o->done, &o->lock);
     o->counts.waited_ms += now_ms() - began;
 }
 
-// The memory of a piece, on the device; NULL if the store has failed. `fresh`: whatever it held does not matter, so it
-// is not read, and it may be one without a size, which is given back unchanged. At most slot_count pieces are taken at
-// a time, and one less while others are read or written.
+// The memory of a piece, on the device; NULL if the store has failed. `fresh`: its contents do not matter, so it is
+// not read; it may then be a piece without a size, which must be given back unchanged. At most slot_count pieces may
+// be taken at a time, one fewer while others are read or written.
 static inline void* offload_take(Offload* o, size_t piece, bool fresh, Error* error) {
     OffloadSlot* slot = NULL;
     pthread_mutex_lock(&o->lock);
@@ -450,8 +450,8 @@ static inline void* offload_take(Offload* o, size_t piece, bool fresh, Error* er
     return failed ? NULL : slot->memory;
 }
 
-// The caller is done with a piece that it has taken, once its stream has come here. changed: it is to be written. Does
-// nothing if offload_take has returned NULL.
+// The caller is done with a piece that it has taken, once its stream reaches this point. changed: the piece must be
+// written. Does nothing if offload_take returned NULL.
 static inline void offload_give(Offload* o, size_t piece, bool changed) {
     pthread_mutex_lock(&o->lock);
     OffloadSlot* slot = offload_find(o, piece);
@@ -487,16 +487,16 @@ static inline bool offload_flush(Offload* o, Error* error) {
     return offload_check(o, error);
 }
 
-// Copies `bytes` of a piece from `at` on to memory of the host, by way of a slot. Nothing is taken, and offload_flush
-// has been called since the last piece was given back. If that fails, so has the store.
+// Copies `bytes` bytes of a piece, from `at` on, to host memory, through a slot. No piece may be taken, and
+// offload_flush must have been called since the last one was given back. If this fails, the store has failed.
 static inline bool offload_read(Offload* o, void* to, size_t piece, size_t at, size_t bytes, Error* error) {
-    size_t most = max_size(o->largest / OFFLOAD_BLOCK, 1) * OFFLOAD_BLOCK;  // that fit a slot, if no piece is smaller
+    size_t most = max_size(o->largest / OFFLOAD_BLOCK, 1) * OFFLOAD_BLOCK;  // read at a time; a shorter piece at once
     if (o->host) {
         memcpy(to, o->host + o->offsets[piece] + at, bytes);
         return true;
     }
     pthread_mutex_lock(&o->lock);
-    OffloadSlot* slot;  // some are free or will be: nothing is written, and not all are read into
+    OffloadSlot* slot;  // one is free or will be: none is being written, and not all are being read
     while ((slot = offload_free_slot(o, 0)) == NULL) offload_wait(o);
     slot->piece = OFFLOAD_NONE;
     slot->taken = true;

@@ -1,24 +1,23 @@
-// offload_activations.h: activations of the blocks that wait for the backward in a store of pieces (offload.h), not in
-// memory.
+// offload_activations.h: the blocks' activations wait for the backward in a store of pieces (offload.h), not in memory.
 //
-//   1. blocks   which of them move, where their arrays lie
+//   1. blocks   which of them are offloaded, where their arrays are
 //   2. passes   a block's arrays for its forward and for its backward
 //
 // What a block keeps for its backward (recompute.h) is a piece. After a block's forward the piece is written while the
-// next block computes; in the backward the piece of the block before is read while a block computes. There are two
-// slots, and what the last block keeps is in memory: three blocks' activations instead of those of all. The two blocks
-// before the last stay in the slots from the forward to the backward, and do not move. What the backward computes again
-// is not moved either. No bit changes, since a piece comes back as it went.
+// next block computes; in the backward the previous block's piece is read while a block computes. There are two slots,
+// and what the last block keeps is in memory: three blocks' activations instead of all. The two blocks before the last
+// stay in the slots from the forward to the backward, and are not offloaded. Neither is what the backward recomputes.
+// No bit changes, since a piece is read back as it was written.
 //
 //   ok = offload_blocks_plan(&o, L, OFFLOAD_ACTIVATIONS, &error);
 //   offload_blocks_layout(&o, blocks, L, first, &shape, plan);          over no memory, then over the device's
 //   ok = offload_blocks_open(&o, &flat, &error);
-//   o.backward = true;                                                   this forward's
+//   o.backward = true;                                                   if a backward follows
 //   for (l from 0) { offload_block_forward(&o, l); ... }
 //   for (l from L - 1 down) { offload_block_backward(&o, l); ... }
 //
-// A forward without a backward writes nothing. If the store fails, the passes continue with memory that holds whatever
-// it held, and offload_check says why before what they computed is used (model_read).
+// A forward without a backward writes nothing. If the store fails, the passes continue on memory with arbitrary
+// contents, and offload_check reports the failure before their results are used (model_read).
 
 #ifndef LLMTRAIN_OFFLOAD_ACTIVATIONS_H
 #define LLMTRAIN_OFFLOAD_ACTIVATIONS_H
@@ -33,13 +32,13 @@ enum { OFFLOAD_BLOCK_SLOTS = 2 };
 
 typedef struct {
     Offload store;             // (moved) pieces
-    BlockActivations* blocks;  // (L) the model's: the arrays of blocks 0 to L - 2 are where their piece is
+    BlockActivations* blocks;  // (L) the model's; the arrays of blocks 0 to L - 2 are in their pieces
     BlockShape shape;
     size_t L;
     size_t moved;              // blocks 0 to moved - 1 leave memory; 0: nothing is offloaded
-    size_t first;              // block: those before it have no backward, so that nothing of them is kept
-    size_t held;               // the block in work in the backward; OFFLOAD_NONE: none
-    bool backward;             // follows the forward in progress
+    size_t first;              // the blocks before it have no backward, so nothing of them is kept
+    size_t held;               // the block whose backward is running; OFFLOAD_NONE: none
+    bool backward;             // a backward follows the forward in progress
 } OffloadBlocks;
 
 // offload: the bits of --offload.
@@ -50,8 +49,8 @@ static inline bool offload_blocks_plan(OffloadBlocks* o, size_t L, int offload, 
     return offload_plan(&o->store, "activations", OFFLOAD_BLOCK_SLOTS, o->moved, error);
 }
 
-// Takes the arrays of all blocks from the plan, or those of the last one and the slots. first: the block at which the
-// backward ends.
+// Takes the arrays of all blocks from the plan or, if blocks are offloaded, those of the last one and the slots.
+// first: the block at which the backward ends.
 static inline void offload_blocks_layout(OffloadBlocks* o, BlockActivations* blocks, size_t L,
                                          size_t first, const BlockShape* shape, MemoryPlan* plan) {
     BlockActivations any, *last = &blocks[L - 1];
@@ -76,7 +75,7 @@ static inline size_t offload_blocks_bytes(const OffloadBlocks* o) {
     return o->moved > o->first ? (o->moved - o->first) * offload_bytes(&o->store, o->first) : 0;
 }
 
-// After flat_prepare.
+// Called after flat_prepare.
 static inline bool offload_blocks_open(OffloadBlocks* o, const FlatVector* flat, Error* error) {
     const RankOptions* ranks = &flat->options;
     return o->moved == 0 ||
@@ -90,7 +89,7 @@ static inline void offload_blocks_close(OffloadBlocks* o) { offload_close(&o->st
 
 // Points the arrays of a block to its piece.
 static inline void offload_block_take(OffloadBlocks* o, size_t l, bool fresh) {
-    Error ignored;  // offload_check has it
+    Error ignored;  // offload_check reports it
     MemoryPlan piece;
     void* memory = offload_take(&o->store, l, fresh, &ignored);
     memset(&piece, 0, sizeof piece);
@@ -98,8 +97,8 @@ static inline void offload_block_take(OffloadBlocks* o, size_t l, bool fresh) {
     block_layout(&o->blocks[l], &o->blocks[o->L - 1], o->blocks[l].recomputed, &o->shape, &piece);
 }
 
-// Before the forward of block l, or anything else, writes to its arrays. Block l - 1 is given back already: its memory
-// is read, by the thread too, and not used again before this is called for block l + 1.
+// Called before the forward of block l, or anything else, writes to its arrays. It gives block l - 1 back: block l and
+// the writing thread still read its memory, which is not reused before the call for block l + 1.
 static inline void offload_block_forward(OffloadBlocks* o, size_t l) {
     bool kept = o->backward && l > o->first;  // block l - 1, for the backward
     if (o->moved == 0) return;
@@ -109,7 +108,7 @@ static inline void offload_block_forward(OffloadBlocks* o, size_t l) {
     if (l > 0 && (!kept || l <= o->moved)) offload_give(&o->store, l - 1, kept);
 }
 
-// Before the backward of block l, from the last one on.
+// Called before the backward of each block l, from the last one down.
 static inline void offload_block_backward(OffloadBlocks* o, size_t l) {
     o->backward = false;
     if (o->moved == 0 || l + 1 == o->L) return;

@@ -1,13 +1,13 @@
-// offload_states.h: master weights and optimizer states that a store of pieces holds (offload.h), not memory.
+// offload_states.h: master weights and optimizer states in a store of pieces (offload.h), not in memory.
 //
 //   1. parts    tensors are cut into parts, and a piece of the store holds what belongs to some of them
 //   2. access   a part for its update; elements of an array, for checkpoints and initial weights
 //
-// A piece is a few tens of megabytes: an update takes the parts in order, so that the next pieces are read and those
-// before written while one is updated. Cuts are where the optimizer lets ZeRO cut, too, and change no bit. zero.h has
-// the calls: a table of parts with flat_create, a pass over it with flat_update.
+// A piece is up to 32 MiB, or larger if a tensor must stay whole. An update takes the parts in order, so that while one
+// piece is updated, the next are read and the previous ones written. Tensors are cut only where the optimizer lets ZeRO
+// cut them too, which changes no bit. In zero.h flat_create makes the table of parts, and flat_update passes over it.
 //
-// Arrays are numbered: OFFLOAD_MASTERS, then the states of the optimizer's row.
+// Arrays are numbered: OFFLOAD_MASTERS, then the optimizer's states in the order of its row in OPTIMIZERS.
 
 #ifndef LLMTRAIN_OFFLOAD_STATES_H
 #define LLMTRAIN_OFFLOAD_STATES_H
@@ -21,7 +21,7 @@
 
 enum { OFFLOAD_MASTERS, OFFLOAD_ARRAYS = 1 + OPTIMIZER_STATES };
 
-// Bytes of a piece, about: the share of the whole that keeps the slots small, between bounds that keep a disk fast.
+// Approximate bytes of a piece: 1/64 of the whole, so that the slots are small, within bounds that keep a disk fast.
 #define OFFLOAD_PIECE_LEAST ((size_t)16 << 10)
 #define OFFLOAD_PIECE_MOST ((size_t)32 << 20)
 #define OFFLOAD_PIECE_SHARE 64
@@ -42,8 +42,8 @@ typedef struct {
     size_t count;
     size_t* first;              // (tensors + 1) the first part of each tensor
     Offload store;
-    size_t held;                // the piece in work; OFFLOAD_NONE: none
-    char* memory;               // of it
+    size_t held;                // the piece that is taken; OFFLOAD_NONE: none
+    char* memory;               // that of the piece
     bool changed;
     bool touched;               // not all is zero
 } OffloadStates;
@@ -54,7 +54,7 @@ static inline size_t offload_element_bytes(const OffloadStates* s, size_t array)
     return array == OFFLOAD_MASTERS ? sizeof(float) : dtype_bytes(OPTIMIZERS[s->optimizer].states[array - 1].dtype);
 }
 
-// Which elements of an array belong to elements of a tensor.
+// The elements of an array that belong to these elements of a tensor.
 static inline CommSlice offload_elements(const OffloadStates* s, size_t array, size_t tensor, CommSlice elements) {
     const Tensor* t = &s->parameters->tensors[tensor];
     CommSlice part = {0, 0};
@@ -67,7 +67,7 @@ static inline CommSlice offload_elements(const OffloadStates* s, size_t array, s
     return part;
 }
 
-// Bytes of all arrays for elements of a tensor; at (OFFLOAD_ARRAYS): where each begins, if the first begins at *at.
+// Bytes of all arrays for these elements of a tensor; adds to at[a], unless at is NULL, where array a begins in them.
 static inline size_t offload_part_bytes(const OffloadStates* s, size_t* at, size_t tensor, CommSlice elements) {
     size_t bytes = 0;
     for (size_t a = 0; a < offload_arrays(s); a++) {
@@ -92,7 +92,7 @@ static inline void offload_states_free(OffloadStates* s) {
     memset(s, 0, sizeof *s);
 }
 
-// The parts of what a rank holds of each tensor, held (tensors), and the sizes of the pieces.
+// Plans the parts of what a rank holds of each tensor, held (tensors), and the sizes of the pieces.
 static inline bool offload_states_plan(OffloadStates* s, const Parameters* p, const CommSlice* held,
                                        OptimizerKind optimizer, size_t rank, bool masters, Error* error) {
     size_t total = 0, elements = 0, pieces = 0, bytes = 0;
@@ -109,7 +109,7 @@ static inline bool offload_states_plan(OffloadStates* s, const Parameters* p, co
     size_t piece = min_size(max_size(total / OFFLOAD_PIECE_SHARE, OFFLOAD_PIECE_LEAST), OFFLOAD_PIECE_MOST);
     size_t each = max_size(total / max_size(elements, 1), 1);  // bytes of an element
     size_t most = max_size(piece / each / OPTIMIZER_BLOCK, 1) * OPTIMIZER_BLOCK;
-    for (int pass = 0; pass < 2; pass++) {  // the first one counts
+    for (int pass = 0; pass < 2; pass++) {  // the first pass only counts
         size_t count = 0;
         for (size_t i = 0; i < p->count; i++) {
             if (pass) s->first[i] = count;
@@ -142,7 +142,7 @@ static inline bool offload_states_plan(OffloadStates* s, const Parameters* p, co
 // ------------------------------------------------------------------------------------------------
 // 2. Access
 //
-// One piece is held at a time, from part to part, so that what changes a little of it many times writes it once.
+// One piece is held at a time, across parts, so that many small changes to it cost one write.
 
 // Gives back the piece that is held.
 static inline void offload_release(OffloadStates* s) {
@@ -165,8 +165,8 @@ static inline char* offload_hold(OffloadStates* s, const OffloadPart* part, size
     return s->memory + part->at[array];
 }
 
-// Points a slice that is about to be updated, the elements of a part, to its master weights and states. False if the
-// store has failed: offload_check says why.
+// Points the slice of a part, which is about to be updated, to its master weights and states. False if the store has
+// failed: offload_check says why.
 static inline bool offload_update(OffloadStates* s, const OffloadPart* part, OptimizerSlice* slice) {
     Error error;
     for (size_t a = 0; a < offload_arrays(s); a++) {
@@ -179,7 +179,7 @@ static inline bool offload_update(OffloadStates* s, const OffloadPart* part, Opt
     return true;
 }
 
-// The part of elements [first, end) of an array's tensor that is in a part; empty: first == end.
+// Those of elements [first, end) of a tensor's array that are in a part; empty: first == end.
 static inline CommSlice offload_common(const OffloadStates* s, size_t array, const OffloadPart* part, size_t first,
                                        size_t end) {
     CommSlice here = offload_elements(s, array, part->tensor, part->elements);
@@ -188,13 +188,13 @@ static inline CommSlice offload_common(const OffloadStates* s, size_t array, con
     return common;
 }
 
-// Where an element of an array lies in a part's piece, in bytes.
+// Where an element of an array begins in a part's piece, in bytes.
 static inline size_t offload_at(const OffloadStates* s, size_t array, const OffloadPart* part, size_t element) {
     CommSlice here = offload_elements(s, array, part->tensor, part->elements);
     return part->at[array] + (element - here.first) * offload_element_bytes(s, array);
 }
 
-// Copies elements [first, end) of an array's tensor from memory of the host, as far as this rank holds them.
+// Copies elements [first, end) of a tensor's array from host memory, as far as this rank holds them.
 static inline bool offload_put(OffloadStates* s, const void* from, size_t array, size_t tensor, size_t first,
                                size_t end, Stream stream, Error* error) {
     size_t size = offload_element_bytes(s, array);
@@ -210,7 +210,7 @@ static inline bool offload_put(OffloadStates* s, const void* from, size_t array,
     return true;
 }
 
-// The same to memory of the host.
+// Copies them to host memory.
 static inline bool offload_get(OffloadStates* s, void* to, size_t array, size_t tensor, size_t first, size_t end,
                                Error* error) {
     size_t size = offload_element_bytes(s, array);

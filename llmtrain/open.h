@@ -8,28 +8,27 @@
 //
 // Where options depend on the model, model_open_planned asks for them when it is known.
 //
-// A run is opened at its newest checkpoint that is whole: a damaged one is reported on standard error, and the one
-// before it is tried. An fp32 build loads the master weights of any run. A model of another program is opened as
-// source.h reads it.
+// A run is opened at its newest undamaged checkpoint: a damaged one is reported on standard error, and the one before
+// it is tried. An fp32 build loads the master weights of any run. source.h reads the models of other programs.
 
 #ifndef LLMTRAIN_OPEN_H
 #define LLMTRAIN_OPEN_H
 
 #include "source.h"
 
-// Where a model is, and how it is to be made.
+// Where a model is, and how to create it.
 typedef struct {
     const char *out, *init_from;  // the directory of a run, or, if it is not NULL, another model
-    const char* program;          // the name with which what is reported begins
+    const char* program;          // the name that reports begin with
     ModelOptions options;
-    // Called when the model and its tokenizer are known, before memory is taken for them: checks, or changes, options.
-    // NULL: not needed.
+    // Called when the model and its tokenizer are known, before memory is allocated for them, to check or change the
+    // options. NULL: not needed.
     bool (*plan)(ModelOptions* options, const Config* config, const Tokenizer* tokenizer, void* context, Error* error);
     void* context;
 } ModelOpening;
 
-// Creates a model of a configuration, with its tokenizer, which is in a directory if there is one; options.T 0, or
-// above its context, stands for its context.
+// Creates a model of a configuration, and opens its tokenizer in the directory, if there is one; an options.T of 0, or
+// above the model's context, means its context.
 static inline bool open_create(Model* model, Tokenizer* tokenizer, const ModelOpening* opening, const Config* config,
                                const char* directory, Error* error) {
     ModelOptions options = opening->options;
@@ -41,7 +40,7 @@ static inline bool open_create(Model* model, Tokenizer* tokenizer, const ModelOp
     return ok;
 }
 
-// Opens a checkpoint of the run. *damaged: another one may do better.
+// Opens a checkpoint of the run. *damaged: after a failure, whether an older one may work.
 static inline bool open_checkpoint(Model* model, Tokenizer* tokenizer, const ModelOpening* opening, const char* path,
                                    bool* damaged, Error* error) {
     char directory[FILE_PATH_MAX];
@@ -61,7 +60,7 @@ static inline bool open_checkpoint(Model* model, Tokenizer* tokenizer, const Mod
     return false;
 }
 
-// Opens the newest whole checkpoint of the run.
+// Opens the newest undamaged checkpoint of the run.
 static inline bool open_newest(Model* model, Tokenizer* tokenizer, const ModelOpening* opening, Error* error) {
     bool found, any = false;
     uint64_t step = UINT64_MAX;
@@ -93,7 +92,7 @@ static inline bool open_source(Model* model, Tokenizer* tokenizer, const ModelOp
 }
 
 // Opens the model of a run, or another: a directory of Hugging Face, a file of llm.c, or a checkpoint (a step_N
-// directory). The caller frees it with model_free, and the tokenizer with tokenizer_close; one that is not known has a
+// directory). The caller frees it with model_free, and the tokenizer with tokenizer_close; an unknown tokenizer has a
 // vocabulary of 0.
 static inline bool model_open_planned(Model* model, Tokenizer* tokenizer, const ModelOpening* opening, Error* error) {
     if (opening->init_from) return open_source(model, tokenizer, opening, error);
@@ -101,7 +100,7 @@ static inline bool model_open_planned(Model* model, Tokenizer* tokenizer, const 
     return open_newest(model, tokenizer, opening, error);
 }
 
-// The same, with options that are known.
+// The same, with options that are known beforehand.
 static inline bool model_open(Model* model, Tokenizer* tokenizer, const char* out, const char* init_from,
                               const ModelOptions* options, const char* program, Error* error) {
     ModelOpening opening = {out, init_from, program, *options, NULL, NULL};

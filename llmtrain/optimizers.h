@@ -1,10 +1,10 @@
-// optimizers.h: the optimizers, a row each, and what one step of any of them takes.
+// optimizers.h: the table of optimizers, and the arguments of one step.
 //
 // A new element-wise optimizer is a row and a branch of optimizer_element here, and a loop in optimizer_apply
-// (kernels_cpu.h). The flag --optimizer, the memory plan, ZeRO's shards and checkpoints walk the table.
+// (kernels_cpu.h). The flag --optimizer, the memory plan, ZeRO's shards and checkpoints follow from the table.
 //
 //   1. table       names; states, their types and shapes; where ZeRO may cut a tensor
-//   2. step        what an update is given
+//   2. step        the arguments of an update
 //   3. rounding    stochastic, for parameters without master weights
 //   4. elements    the formulas of AdamW, SGD, momentum and Lion, for both backends
 //
@@ -32,14 +32,14 @@ typedef enum {
 
 // How many elements a state has for a tensor.
 typedef enum {
-    STATE_ELEMENTS,   // one for each of the tensor's
+    STATE_ELEMENTS,   // one for each element of the tensor
     STATE_BLOCKS,     // one for OPTIMIZER_BLOCK of them, counted from the tensor's first
     STATE_ROWS,       // one for a row of a matrix; none for a vector
     STATE_COLUMNS,    // one for a column of a matrix; none for a vector
     STATE_VECTORS,    // one for each element of a vector; none for a matrix
     STATE_VECTOR,     // a single one for a vector; none for a matrix
     STATE_HIDDEN,     // one for each element of a hidden matrix (TensorShape); none for others
-    STATE_OTHERS,     // one for each element of what is no hidden matrix
+    STATE_OTHERS,     // one for each element of any tensor but a hidden matrix
     STATE_BASIS,      // rank x the shorter side of a hidden matrix: the basis of a low-rank projection
     STATE_LOW_RANK    // rank x the longer side of a hidden matrix: what is kept of its projection
 } StateShape;
@@ -61,14 +61,14 @@ typedef struct {
 enum {
     OPTIMIZER_STATES = 6,    // the most states of an optimizer
     OPTIMIZER_BLOCK = 256,   // elements of a tensor that share a scale
-    FACTORED_PIECES = 32,    // sums of columns that an update holds in scratch memory (optimizers_factored.h)
+    FACTORED_PIECES = 32,    // partial column sums of an update, in scratch memory (optimizers_factored.h)
     FACTORED_SCALARS = 4
 };
 
 #define STATE_NONE {NULL, DTYPE_F32, STATE_ELEMENTS}
 static const struct {
     const char* name;                         // as --optimizer takes it
-    OptimizerState states[OPTIMIZER_STATES];  // those that it keeps; name NULL: fewer
+    OptimizerState states[OPTIMIZER_STATES];  // the list ends before the first whose name is NULL
     Cut cut;
 } OPTIMIZERS[OPTIMIZER_COUNT] = {
     {"adamw", {{"m", DTYPE_F32, STATE_ELEMENTS}, {"v", DTYPE_F32, STATE_ELEMENTS}}, CUT_ANYWHERE},
@@ -103,21 +103,21 @@ static inline size_t optimizer_states(OptimizerKind kind) {
     return count;
 }
 
-// Whether it keeps state in a subspace of each matrix.
+// Whether an optimizer keeps its state in a subspace of each matrix.
 static inline bool optimizer_has_rank(OptimizerKind kind) {
     for (size_t s = 0; s < optimizer_states(kind); s++)
         if (OPTIMIZERS[kind].states[s].shape == STATE_BASIS) return true;
     return false;
 }
 
-// The optimizer of that name; OPTIMIZER_COUNT if there is none.
+// The optimizer with a name; OPTIMIZER_COUNT if there is none.
 static inline OptimizerKind optimizer_find(const char* name) {
     int kind = 0;
     while (kind < OPTIMIZER_COUNT && strcmp(OPTIMIZERS[kind].name, name) != 0) kind++;
     return (OptimizerKind)kind;
 }
 
-// Their names as the choices of a flag: "adamw|sgd|momentum|lion".
+// The optimizers' names as the choices of a flag: "adamw|sgd|momentum|lion|...".
 static inline const char* optimizer_names(void) {
     static char names[OPTIMIZER_COUNT * 16];
     size_t length = 0;
@@ -133,8 +133,8 @@ enum { SHAPE_MATRICES = 3 };  // queries, keys, values
 typedef struct {
     size_t rows, cols;    // cols 0: a vector of `rows` elements
     bool hidden;          // a matrix inside a block, neither embedding nor head
-    size_t head_rows, D;  // the first rows are queries and keys, D rows to a head; 0: they are not
-    size_t stacked[SHAPE_MATRICES];  // rows of the matrices that lie one upon another in it; all 0: it is one matrix
+    size_t head_rows, D;  // how many rows, from the first on, are queries and keys, with D rows per head
+    size_t stacked[SHAPE_MATRICES];  // rows of each of the matrices stacked in it; all 0: it is one matrix
 } TensorShape;
 
 static inline size_t shape_elements(const TensorShape* t) { return t->rows * (t->cols ? t->cols : 1); }
@@ -147,7 +147,7 @@ static inline size_t shape_matrices(size_t rows[SHAPE_MATRICES], const TensorSha
     return count;
 }
 
-// Elements of a state of STATE_HIDDEN, STATE_BASIS or STATE_LOW_RANK for one of them; 0 of those for other tensors.
+// Elements of a state of STATE_ELEMENTS, _HIDDEN, _BASIS or _LOW_RANK for one of these matrices; 0 for other shapes.
 static inline size_t matrix_state_count(StateShape shape, size_t rows, size_t cols, size_t rank) {
     size_t shorter = min_size(rows, cols), longer = max_size(rows, cols);
     if (shape == STATE_BASIS) return min_size(rank, shorter) * shorter;
@@ -155,9 +155,9 @@ static inline size_t matrix_state_count(StateShape shape, size_t rows, size_t co
     return shape == STATE_HIDDEN || shape == STATE_ELEMENTS ? rows * cols : 0;
 }
 
-// Elements of a state for elements [first, end) of a tensor, counted from the tensor's first: *index is the first of
-// them, in the state of the whole tensor. What has no part for each element goes with the tensor, which is then not
-// cut. rank: of a low-rank optimizer.
+// Returns how many elements of a state belong to elements [first, end) of a tensor; *index is the first of them, in the
+// state of the whole tensor. A state without an element or block for each of the tensor's belongs to the whole tensor,
+// which is then not cut. rank: of a low-rank optimizer.
 static inline size_t optimizer_state_part(size_t* index, StateShape shape, const TensorShape* t, size_t rank,
                                           size_t first, size_t end) {
     size_t rows[SHAPE_MATRICES], count = shape_matrices(rows, t), whole = 0;
@@ -201,7 +201,7 @@ static inline bool optimizer_whole(OptimizerKind kind, const TensorShape* t) {
 }
 
 // Floats of scratch memory that the update of a tensor takes: sums of rows and columns (optimizers_factored.h), or the
-// arrays of muon_update, galore_update and ldadam_update, each on a multiple of 64, and a sum.
+// arrays of muon_update, galore_update or ldadam_update, each rounded up to a multiple of 64, and one sum.
 static inline size_t optimizer_scratch_floats(OptimizerKind kind, const TensorShape* t, size_t rank) {
     size_t rows[SHAPE_MATRICES], count = shape_matrices(rows, t), most = 0;
     size_t R = t->cols ? t->rows : 1, C = t->cols ? t->cols : t->rows;  // a vector is a row
@@ -218,7 +218,7 @@ static inline size_t optimizer_scratch_floats(OptimizerKind kind, const TensorSh
     return most;
 }
 
-// What the update of a tensor costs, for an even distribution over ranks: its elements, or the multiplications of
+// The cost of a tensor's update, by which tensors are distributed over ranks: its elements, or the multiplications of
 // whole matrices.
 static inline double optimizer_work(OptimizerKind kind, const TensorShape* t) {
     double shorter = (double)(t->rows < t->cols ? t->rows : t->cols), n = (double)shape_elements(t);
@@ -228,7 +228,7 @@ static inline double optimizer_work(OptimizerKind kind, const TensorShape* t) {
 // ------------------------------------------------------------------------------------------------
 // 2. Step
 
-// The same for every parameter, but for the weight decay: optimizer_step_of.
+// The same for every parameter, except for the weight decay: see optimizer_step_of.
 typedef struct {
     OptimizerKind kind;
     float lr, beta1, beta2, epsilon, weight_decay;
@@ -287,8 +287,8 @@ HOST_DEVICE ALWAYS_INLINE floatX floatX_of_stochastic(float x, uint32_t random) 
 #endif
 }
 
-// Weights [begin, begin + n) of a slice as floats, which an update changes: the master weights, params if they are
-// floats, or a copy in memory (n). On a CPU, as is the next.
+// Weights [begin, begin + n) of a slice as floats, for an update to change: the master weights, params if they are
+// floats, or a copy in `memory` (n). On a CPU only, like the next function.
 static inline float* optimizer_weights(float* memory, const OptimizerSlice* slice, size_t begin, size_t n) {
     float* w = FLOATX_IS_FLOAT ? (float*)(slice->params + begin) : memory;
     if (slice->master_weights) return slice->master_weights + begin;
@@ -296,7 +296,7 @@ static inline float* optimizer_weights(float* memory, const OptimizerSlice* slic
     return w;
 }
 
-// Elements [begin, begin + n) of params, from their updated floats w (n), which optimizer_weights returned.
+// Stores elements [begin, begin + n) of params, from their updated floats w (n), which optimizer_weights returned.
 static inline void optimizer_store(const OptimizerSlice* slice, const OptimizerStep* o, const float* w, size_t begin,
                                    size_t n) {
     floatX* p = slice->params + begin;
@@ -316,10 +316,10 @@ static inline void optimizer_store(const OptimizerSlice* slice, const OptimizerS
 // ------------------------------------------------------------------------------------------------
 // 4. Elements
 //
-// g is the gradient times grad_scale. All is fused by hand, so that no compiler can choose.
+// g is the gradient times grad_scale. Multiply-adds are fused by hand, so that the compiler has no choice.
 //
-// AdamW     "Decoupled Weight Decay Regularization":  m, v: running means of g and g^2, both corrected for their start
-//           at 0;  w -= lr (m' / (sqrt(v') + epsilon) + weight_decay w)
+// AdamW     "Decoupled Weight Decay Regularization":  m, v: running means of g and g^2; m', v': bias-corrected;
+//           w -= lr (m' / (sqrt(v') + epsilon) + weight_decay w)
 // SGD       w -= lr (g + weight_decay w)
 // momentum  m = beta1 m + g;  w -= lr (m + weight_decay w)
 // Lion      "Symbolic Discovery of Optimization Algorithms":  w -= lr (sign(beta1 m + (1 - beta1) g) + weight_decay w);
@@ -337,7 +337,7 @@ static inline ElementStep element_step(const OptimizerStep* o) {
     return e;
 }
 
-// Updates w and what the kind keeps in m and v, which are in float here whatever type they are stored in.
+// Updates w and what the kind keeps in m and v, which are floats here, whatever dtype they are stored in.
 HOST_DEVICE ALWAYS_INLINE void optimizer_element(OptimizerKind kind, float* w, float* m, float* v, float grad,
                                                  const ElementStep* e) {
     const OptimizerStep* o = &e->step;

@@ -5,8 +5,8 @@
 //   2. states    from the sums
 //   3. update
 //
-// The kernels are those passes: each reads gradients (and m) once more. Sums have a fixed order, another than on the
-// CPU.
+// The kernels are the passes of optimizers_factored.h: each reads the gradients (and m) once more. Sums have a fixed
+// order, which differs from the CPU's.
 //
 // Needs: llmtrain/types.h, llmtrain/blocks.cuh, llmtrain/base.h, llmtrain/optimizers.h,
 // llmtrain/optimizers_factored.h.
@@ -45,7 +45,7 @@ static __device__ inline float factored_combine(float x, bool largest, float* sh
     return x;
 }
 
-// A block owns a row, and goes on to further ones. TERM_MOMENT updates m.
+// A block owns one row after another, gridDim.x apart. TERM_MOMENT updates m.
 template <FactoredTerm TERM>
 static __global__ void factored_rows_kernel(Factored f) {
     __shared__ float shared[WARP];
@@ -93,9 +93,9 @@ static inline void factored_sum_columns(const Factored* f, Stream stream) {
 // ------------------------------------------------------------------------------------------------
 // 2. States
 //
-// One block each: rows and columns are few beside elements.
+// One block each: rows and columns are few compared with elements.
 
-// The sum over the pieces, or the largest of them, of column c.
+// The sum of column c over the pieces, or its maximum.
 static __device__ inline float factored_column(const Factored* f, size_t c, bool largest) {
     float sum = f->partial[c];
     for (size_t piece = 1; piece < FACTORED_PIECES; piece++) {
@@ -105,7 +105,7 @@ static __device__ inline float factored_column(const Factored* f, size_t c, bool
     return sum;
 }
 
-// The states of rows (NULL: a vector has none) and columns, and their factors, as cpu::factored_factors.
+// Updates the states of rows (NULL: a vector has none) and columns, and their factors, as cpu::factored_factors does.
 static __global__ void factored_factors_kernel(Factored f, float* rows, float* columns, float rate) {
     __shared__ float shared[WARP];
     float sum = 0.0f;
@@ -122,8 +122,8 @@ static __global__ void factored_factors_kernel(Factored f, float* rows, float* c
     }
 }
 
-// From the mean of what was summed last: CAME's clipping; Adafactor's step, first by the size of the weights, then
-// clipped.
+// From the mean of what was summed last: CAME's clip factor, or Adafactor's step, which is first scaled by the size of
+// the weights and then clipped.
 static __global__ void factored_scalar_kernel(Factored f, FactoredTerm term) {
     __shared__ float shared[WARP];
     float sum = 0.0f;
@@ -139,7 +139,7 @@ static __global__ void factored_scalar_kernel(Factored f, FactoredTerm term) {
     }
 }
 
-// Adam-mini's v of every row, from the sums of its head; each row's own thread writes the same numbers.
+// Adam-mini's v of every row, from the sums of its head; the threads of a head's rows all compute the same number.
 static __global__ void factored_mini_kernel(Factored f, TensorShape shape, float v_correction, float epsilon) {
     size_t row = flat_index(1), first;
     if (row >= f.R) return;
@@ -151,7 +151,7 @@ static __global__ void factored_mini_kernel(Factored f, TensorShape shape, float
     f.row_factors[row] = factored_mini(v, v_correction, epsilon);
 }
 
-// SM3's states: the largest of rows and columns.
+// SM3's states: the maxima of rows and columns.
 static __global__ void factored_largest_kernel(Factored f) {
     size_t i = flat_index(1);
     if (i < f.C) f.v_column[i] = factored_column(&f, i, true);
@@ -171,7 +171,7 @@ static inline void factored_find_scalar(const Factored* f, FactoredTerm term, St
 // ------------------------------------------------------------------------------------------------
 // 3. Update
 
-// A block owns a row, and goes on to further ones.
+// A block owns one row after another, gridDim.x apart.
 template <OptimizerKind KIND>
 static __global__ void factored_apply_kernel(Factored f, OptimizerStep o, size_t first_position) {
     float step = KIND == OPTIMIZER_ADAFACTOR ? f.scalars[SCALAR_STEP] : f.step;

@@ -1,5 +1,5 @@
-// optimizers_factored.h: optimizers that keep a second moment for rows and columns in place of elements, in plain C:
-// the specification of the kernels of that name, and the CPU backend.
+// optimizers_factored.h: optimizers that keep a second moment per row and column instead of per element, in plain C:
+// the specification of the kernels of the same name, and the CPU backend.
 //
 //   1. methods      Adafactor, CAME, Adam-mini, SM3: their formulas
 //   2. elements     what an element adds to the sums of its row and column, and how it is updated
@@ -12,7 +12,7 @@
 //   adam-mini    m (R, C), v_row (R)                              4.004
 //   sm3          m (R, C), v_row (R), v_column (C)                4.01
 //
-// A vector is a matrix of one row: its v_column is its state v, an element each; Adam-mini has one v for all of it.
+// A vector is a matrix of one row: its v_column is its state v, one number per element; Adam-mini has one v for it all.
 // An update needs the sums of whole rows and columns, so ZeRO shards these optimizers tensor by tensor.
 //
 // Needs: llmtrain/arithmetic.h, llmtrain/base.h, llmtrain/types.h, llmtrain/optimizers.h.
@@ -44,7 +44,7 @@
 // Adam-mini  "Adam-mini: Use Fewer Learning Rates To Gain More": AdamW, where v is one number for a head of queries or
 //            keys, for a row of another matrix, for a vector:
 //     m += (1 - beta1) (g - m);  v += (1 - beta2) (mean of g^2 over that - v)
-//     w -= lr (m' / (sqrt(v') + epsilon) + weight_decay w)    m', v': corrected for their start at 0
+//     w -= lr (m' / (sqrt(v') + epsilon) + weight_decay w)    m', v': bias-corrected
 // SM3        "Memory-Efficient Adaptive Optimization", SM3-II with momentum:
 //     n = min(v_row, v_column) + g^2
 //     m += (1 - beta1) (g / sqrt(n) - m);  w -= lr (m + weight_decay w)    0 / 0 is 0
@@ -82,9 +82,9 @@ typedef enum {
     TERM_SQUARE,    // g^2 and its floor
     TERM_WEIGHT,    // w^2
     TERM_UPDATE,    // u^2
-    TERM_MOMENT,    // (u - m)^2 and its floor, after m has been updated
-    TERM_RESIDUAL,  // the same once m has been updated
-    TERM_BOUND      // SM3's n, of which the largest is wanted, not the sum
+    TERM_MOMENT,    // updates m; then (u - m)^2 and its floor
+    TERM_RESIDUAL,  // the same, with m already updated
+    TERM_BOUND      // SM3's n, of which the maximum is taken, not the sum
 } FactoredTerm;
 
 // The larger of two numbers >= 0; NaN is the largest.
@@ -97,7 +97,7 @@ HOST_DEVICE ALWAYS_INLINE float factored_weight(const Factored* f, size_t i) {
     return f->master_weights ? f->master_weights[i] : float_of(f->params[i]);
 }
 
-// SM3's n; a NaN in either state shows.
+// SM3's n; a NaN in either state propagates.
 HOST_DEVICE ALWAYS_INLINE float factored_bound(const Factored* f, float g, float row, float column) {
     return fused(g, g, f->v_row == NULL || !(row <= column || row != row) ? column : row);
 }
@@ -117,13 +117,13 @@ HOST_DEVICE ALWAYS_INLINE float factored_term(const Factored* f, FactoredTerm te
     return fused(u - m, u - m, FACTORED_RESIDUAL_FLOOR);
 }
 
-// What the term takes of its row.
+// The value that a term needs for its row.
 HOST_DEVICE ALWAYS_INLINE float factored_row_value(const Factored* f, FactoredTerm term, size_t row) {
     if (term == TERM_BOUND) return f->v_row ? f->v_row[row] : 0.0f;
     return term == TERM_SQUARE || term == TERM_WEIGHT ? 0.0f : f->row_factors[row];
 }
 
-// The updated weight, and m.
+// Returns the updated weight; updates m.
 HOST_DEVICE ALWAYS_INLINE float factored_element(const Factored* f, OptimizerKind kind, float step, float w, size_t i,
                                                  size_t row, size_t c) {
     float direction;
@@ -182,8 +182,8 @@ static inline Factored factored_begin(const OptimizerSlice* slice, const Optimiz
     return f;
 }
 
-// At a rate of 1, that of Adafactor's first step, nothing of the state stays but a NaN: not even a rounding error,
-// which could be below 0.
+// At a rate of 1, as in Adafactor's first step, nothing of the old state remains except a NaN: not even a rounding
+// error, which could make the result negative.
 HOST_DEVICE ALWAYS_INLINE float factored_moved(float state, float mean, float rate) {
     return rate == 1.0f ? fused(0.0f, state, mean) : fused(rate, mean - state, state);
 }
@@ -195,7 +195,7 @@ HOST_DEVICE ALWAYS_INLINE size_t factored_group(size_t* first, const Factored* f
     return head ? *first + t->D : row + 1;
 }
 
-// What Adam-mini multiplies the m of a row by, except for `step`. v_correction: of the start at 0.
+// What Adam-mini multiplies the m of a row by, except for `step`. v_correction: v's bias correction.
 HOST_DEVICE ALWAYS_INLINE float factored_mini(float v, float v_correction, float epsilon) {
     return 1.0f / (sqrtf(v * v_correction) + epsilon);
 }
@@ -213,19 +213,19 @@ namespace cpu {
 // ------------------------------------------------------------------------------------------------
 // 3. Passes
 //
-// A thread owns a piece of the rows. The number of pieces is fixed, so the order of all sums is.
+// A thread owns a piece of the rows. The number of pieces is fixed, and so is the order of all sums.
 
 enum { FACTORED_CHUNK = 512 };  // columns at a time
 
-// terms (n) of row `row`, columns first to first + n - 1. The term is a constant to the compiler, as is the kind below.
+// terms (n) of row `row`, columns first to first + n - 1. `term` is a compile-time constant, as is `kind` below.
 ALWAYS_INLINE void factored_terms(float* terms, const Factored* f, FactoredTerm term, float value, float clip,
                                   size_t row, size_t first, size_t n) {
     #pragma omp simd
     for (size_t c = 0; c < n; c++) terms[c] = factored_term(f, term, value, clip, row * f->C + first + c, first + c);
 }
 
-// row_sums (R), and partial if the columns are wanted, too: of what each element has of the term. By value, so that the
-// compiler sees that writing does not change it.
+// Sums a term, or takes its maximum, over each row into row_sums (R) and, if `columns`, over the columns of each piece
+// into partial. f is passed by value, so that the compiler sees that the writes do not change it.
 static inline void factored_reduce(Factored f, FactoredTerm term, bool columns) {
     const bool largest = term == TERM_BOUND;
     const float clip = f.scalars[SCALAR_CLIP];
@@ -255,7 +255,7 @@ static inline void factored_reduce(Factored f, FactoredTerm term, bool columns) 
     }
 }
 
-// The sum over the pieces, or the largest of them, of column c.
+// The sum of column c over the pieces, or its maximum.
 static inline float factored_column(const Factored* f, size_t c, bool largest) {
     float sum = f->partial[c];
     for (size_t piece = 1; piece < FACTORED_PIECES; piece++) {
@@ -270,8 +270,8 @@ static inline float factored_mean(const Factored* f) {
     return (float)(SUM_DOUBLE(row, f->R, (double)f->row_sums[row]) / ((double)f->R * (double)f->C));
 }
 
-// The states of rows and columns, from the sums, and their factors: their product is 1 / sqrt of the mean of a row
-// times that of a column, divided by that of all.
+// Updates the states of rows and columns from the sums, and their factors, whose product is 1 / sqrt(the row's state
+// times the column's, divided by the mean of the rows' states).
 static inline void factored_factors(const Factored* f, float* rows, float* columns, float rate) {
     float mean = 0.0f;
     if (rows) {
@@ -286,7 +286,7 @@ static inline void factored_factors(const Factored* f, float* rows, float* colum
     }
 }
 
-// Elements [first, first + n) of a row. Inlined, so that the compiler makes a loop for each kind.
+// Updates elements [first, first + n) of a row. Inlined, so that the compiler makes a loop for each kind.
 ALWAYS_INLINE void factored_elements(const Factored* f, OptimizerKind kind, float step, float* w, size_t row,
                                      size_t first, size_t n) {
     #pragma omp simd

@@ -1,8 +1,8 @@
 // optimizers_matrix.cuh: the operations of optimizers_matrix.h, section 1, on the device; the algorithms are there.
 //
-// Products of floats by cuBLASLt where it takes them, else by the plain kernel of matmul.cuh. Muon's round their
-// operands to TF32 in a build for 16 bits, and in FP32 where --tf32 says so: 3 bits more than the BF16 that its authors
-// multiply in. The others are in float: with a rank far below the matrix' sides they cost little.
+// Matmuls of floats run on cuBLASLt where it takes them, else on the plain kernel of matmul.cuh. Muon's round their
+// operands to TF32 in 16-bit builds, and in FP32 builds with --tf32: 3 bits more than the BF16 that its authors use.
+// The others are in float: with a rank far below the matrix's sides they cost little.
 //
 // Defines: matrix_multiply, matrix_combine, matrix_normalize, matrix_randomize, matrix_orthonormalize.
 // Needs: llmtrain/types.h, llmtrain/base.h, llmtrain/blocks.cuh, llmtrain/matmul.cuh, llmtrain/optimizers_matrix.h.
@@ -28,7 +28,7 @@ static inline void matrix_multiply(float* out, const float* a, const float* b, M
     }
 }
 
-// A thread owns an element. 12 bytes each.
+// A thread owns an element, and moves 12 bytes.
 static __global__ void matrix_combine_kernel(float* out, Combination kind, float alpha, const float* x, float beta,
                                              const float* y, size_t n) {
     size_t i = flat_index(1);
@@ -41,7 +41,7 @@ static inline void matrix_combine(float* out, Combination kind, float alpha, con
     LAUNCH_CHECK();
 }
 
-// The same, with alpha from a sum of squares that the host has not seen.
+// The same, with alpha from a sum of squares that is only on the device.
 static __global__ void matrix_normalize_kernel(float* out, const float* x, const double* squares, float epsilon,
                                                float rest, const float* y, size_t n) {
     size_t i = flat_index(1);
@@ -65,10 +65,10 @@ static inline void matrix_randomize(float* x, uint64_t seed, uint64_t step, size
     LAUNCH_CHECK();
 }
 
-// One block makes all of a basis, since each row needs those before: the block scales row j, and then each of its warps
-// takes later rows, whose part along row j it removes. 8 r^2 d bytes twice, most of them from the L2 cache, at what one
-// multiprocessor reads: 128 vectors of 4,096 elements take milliseconds. That is nothing for GaLore, which does it in
-// one update of 200; LDAdam does it once per matrix and update.
+// One block makes a whole basis, since each row needs those before it: the block scales row j, and then its warps
+// remove the part along row j from the later rows. Each of the two passes moves 8 r^2 d bytes, most of them from the L2
+// cache, at the rate of one multiprocessor: 128 vectors of 4,096 elements take milliseconds. That is nothing for
+// GaLore, which does it in one update out of 200; LDAdam does it once per matrix and update.
 static __global__ void matrix_orthonormalize_kernel(float* x, size_t r, size_t d) {
     __shared__ float shared[WARP];
     size_t warp = threadIdx.x / WARP, warps = blockDim.x / WARP, lane = threadIdx.x % WARP;

@@ -1,16 +1,16 @@
 // optimizers_matrix.h: optimizers that treat the weight of a block as a matrix: Muon, GaLore, LDAdam.
 //
-//   1. operations    what a backend must have; those of a CPU
-//   2. matrices      of a tensor: queries, keys and values, gate and up lie one upon another
+//   1. operations    what a backend must provide; those of a CPU
+//   2. matrices      stacked in one tensor: queries, keys and values; gate and up
 //   3. Muon          the momentum with all singular values made equal
 //   4. subspaces     leading singular vectors, orthonormal bases, projections
-//   5. GaLore        AdamW in a subspace of the gradients that is found anew every 200 updates
+//   5. GaLore        AdamW in a subspace of the gradients that is recomputed every 200 updates
 //   6. LDAdam        AdamW in a subspace that follows the gradients; what it leaves out is added to the next gradient
 //   7. update
 //
 // The algorithms are written once, as sequences of operations on float matrices, and each backend fills in a table of
-// these operations: kernels_cpu.h and optimizers_matrix.cuh. They treat hidden matrices (TensorShape) alone; for
-// embeddings, head, norms and biases all of them are AdamW, as their papers have it.
+// these operations: kernels_cpu.h and kernels.cuh. They apply to hidden matrices (TensorShape) only; embeddings, head,
+// norms and biases use AdamW, as in their papers.
 //
 //     matrix_update(&MATRIX_OPERATIONS, slice, step, stream);   // the whole tensor, slice->scratch included
 //
@@ -29,7 +29,7 @@
 //
 // All matrices are floats, dense, row-major, in the memory of the backend.
 
-// out (M, N) = a b, of which one may be stored as its transpose.
+// out (M, N) = a b, where one of a and b may be stored transposed.
 typedef enum {
     MATRIX_NN,  // a (M, K), b (K, N)
     MATRIX_NT,  // a (M, K), b (N, K)
@@ -58,9 +58,9 @@ typedef struct {
     // out (n) = factor x / (sqrt(squares) + epsilon) + rest y; out may be x or y
     void (*normalize)(float* out, const float* x, const double* squares, float epsilon, float rest, const float* y,
                       size_t n, Stream stream);
-    // x (n) = uniform random numbers between -1 and 1, those at `first` of the update's sequence
+    // x (n) = uniform random numbers between -1 and 1, from number `first` of the update's sequence on
     void (*randomize)(float* x, uint64_t seed, uint64_t step, size_t first, size_t n, Stream stream);
-    // The rows of x (r, d) become orthonormal, each a sum of itself and those before.
+    // Makes the rows of x (r, d) orthonormal: each becomes a linear combination of itself and those before it.
     void (*orthonormalize)(float* x, size_t r, size_t d, Stream stream);
     // The element-wise optimizers' update.
     void (*elements)(const OptimizerSlice* slice, const OptimizerStep* step, Stream stream);
@@ -99,8 +99,8 @@ static inline void matrix_randomize(float* x, uint64_t seed, uint64_t step, size
         x[i] = (float)(int32_t)random_bits(seed, RANDOM_BASIS, step, first + i) * 0x1p-31f;
 }
 
-// Gram-Schmidt in its modified form, which takes the part along a finished row out of all later ones; twice, since
-// rows that were nearly dependent are not yet orthogonal after the first time ("twice is enough", W. Kahan).
+// Modified Gram-Schmidt, which removes the part along a finished row from all later ones; run twice, since rows that
+// were nearly dependent are not yet orthogonal after the first pass ("twice is enough", W. Kahan).
 static inline void matrix_orthonormalize(float* x, size_t r, size_t d, Stream stream) {
     (void)stream;
     for (int pass = 0; pass < 2; pass++) {
@@ -125,9 +125,9 @@ static inline void matrix_orthonormalize(float* x, size_t r, size_t d, Stream st
 // ------------------------------------------------------------------------------------------------
 // 2. Matrices
 //
-// All three sources train queries, keys and values as matrices of their own, and gate and up too. Here they are rows of
-// one tensor, and are treated apart: "for Q, K, V it works better" (Jordan, below), and Llama's published layers, which
-// GaLore and LDAdam were made for, have them apart. All heads of the queries are one matrix.
+// All three sources train queries, keys and values as separate matrices, and gate and up too. Here they are rows of one
+// tensor, but are updated separately: "for Q, K, V it works better" (Jordan, below), and Llama's published layers, for
+// which GaLore and LDAdam were made, have them separate. All query heads are one matrix.
 
 typedef struct {
     size_t rows, cols;
@@ -154,7 +154,7 @@ typedef struct {
     OptimizerSlice slice;   // of the matrix alone, states too
     Matrix m;
     double* squares;        // (1) a sum of squares
-    float* scratch;         // what is left of it
+    float* scratch;         // the part of it not yet taken
     Stream stream;
 } MatrixUpdate;
 
@@ -188,10 +188,10 @@ static inline void matrix_step(MatrixUpdate* u, const float* direction, float sc
 //   five times: A = x x^T;  x = a x + (b A + c A A) x                    a, b, c = 3.4445, -4.7750, 2.0315
 //   w -= lr (0.2 sqrt(max(rows, cols)) x + weight_decay w)
 //
-// The iteration of Newton and Schulz brings singular values to between 0.7 and 1.2, whatever they were, down to about a
-// thousandth of the largest; it needs nothing but products. The scale makes the update's root mean square about 0.2,
-// as AdamW's is, so that its learning rate and weight decay serve both. A tall matrix has A = x^T x, the smaller one.
-// Per update 5 (4 d^2 l + 2 d^3) flops for a matrix of d x l, where forward and backward take 6 d l for a token.
+// The Newton-Schulz iteration brings singular values to between 0.7 and 1.2, whatever they were, down to about a
+// thousandth of the largest; it needs only matmuls. The scale makes the update's root mean square about 0.2, like
+// AdamW's, so that the same learning rate and weight decay serve both. A tall matrix has A = x^T x, the smaller one.
+// An update of a d x l matrix takes 5 (4 d^2 l + 2 d^3) flops; its forward and backward take 6 d l per token.
 
 #define MUON_MOMENTUM 0.95f
 
@@ -221,15 +221,15 @@ static inline void muon_update(MatrixUpdate* u) {
 // ------------------------------------------------------------------------------------------------
 // 4. Subspaces
 //
-// A basis (r, d) has r orthonormal rows: vectors of the matrix's shorter side. With g wide (d = rows) the projection of
-// g is basis g, with g tall basis g^T: (r, l) in both cases.
+// A basis (r, d) has r orthonormal rows, as long as the matrix's shorter side. If g is wide (d = rows), the projection
+// of g is basis g, if tall, basis g^T: (r, l) in both cases.
 
 static inline void matrix_project(const MatrixUpdate* u, float* low, const float* basis, const float* g) {
     const Matrix* m = &u->m;
     u->run->multiply(low, basis, g, m->rows <= m->cols ? MATRIX_NN : MATRIX_NT, false, m->r, m->l, m->d, u->stream);
 }
 
-// out (rows, cols) = what has the projection `low` and no part outside of the subspace.
+// out (rows, cols) = the matrix with the projection `low` and no part outside the subspace.
 static inline void matrix_project_back(const MatrixUpdate* u, float* out, const float* basis, const float* low) {
     const Matrix* m = &u->m;
     bool wide = m->rows <= m->cols;
@@ -237,8 +237,8 @@ static inline void matrix_project_back(const MatrixUpdate* u, float* out, const 
 }
 
 // One block power iteration: `to` = an orthonormal basis of the span of (g g^T / |g g^T from| + 1e-7) from, or the same
-// with g^T g if g is tall. The second term moves no singular vector, and keeps the basis whole where g has a rank below
-// r or is 0. low (r, l) is overwritten.
+// with g^T g if g is tall. The second term changes no singular vector, and keeps the basis at full rank where g has a
+// rank below r or is 0. low (r, l) is overwritten.
 static inline void matrix_power_iteration(const MatrixUpdate* u, float* to, const float* from, const float* g,
                                           float* low) {
     const Matrix* m = &u->m;
@@ -251,10 +251,10 @@ static inline void matrix_power_iteration(const MatrixUpdate* u, float* to, cons
 }
 
 // basis (r, d) = the singular vectors of g to its r largest singular values, by subspace iteration: 10 power iterations
-// from the basis before, or 0, and small random vectors, so that signs stay where they can and all is within reach.
-// After them a vector of singular value s still has about (s'/s)^20 of one whose value s' is smaller. Where these are
-// close, the subspace holds nearly as much of g as the best ("Finding Structure with Randomness", Halko, Martinsson,
-// Tropp, 2011). It needs no LAPACK and gives the same bits each time. other: (r, d).
+// from the previous basis, or 0, plus small random vectors, so that signs stay where they can and every direction can
+// be reached. After them a vector of singular value s still contains about (s'/s)^20 of one with a smaller value s'.
+// Where these are close, the subspace holds nearly as much of g as the best ("Finding Structure with Randomness",
+// Halko, Martinsson, Tropp, 2011). It needs no LAPACK and gives the same bits each time. other: (r, d).
 static inline void matrix_leading_vectors(const MatrixUpdate* u, float* basis, const float* g, float* other,
                                           float* low) {
     size_t n = u->m.r * u->m.d;
@@ -267,8 +267,8 @@ static inline void matrix_leading_vectors(const MatrixUpdate* u, float* basis, c
     }
 }
 
-// out (n) = AdamW's direction without weight decay, of a gradient (n) already scaled: the step of a weight of 0 at
-// learning rate -1. spare: (n).
+// out (n) = AdamW's direction without weight decay for a gradient (n) that is already scaled: the step of a weight of 0
+// at learning rate -1. spare: (n).
 static inline void matrix_adam_direction(const MatrixUpdate* u, float* out, float* m, float* v, const float* gradient,
                                          float* spare, size_t n) {
     OptimizerStep adamw = *u->step;
@@ -321,24 +321,24 @@ static inline void galore_update(MatrixUpdate* u) {
 // 6. LDAdam
 //
 // "LDAdam: Adaptive Optimization from Low-Dimensional Gradient Statistics" (T. Robert and others, 2025), algorithm 1,
-// for g wide, with ' for what the update before has left, and ^ for a mean corrected for its start:
+// for g wide, with ' for the state left by the previous update, and ^ for a bias-corrected mean:
 //
 //   A = g + E'                                                   error feedback
 //   U = one block power iteration of 0.908 U' m'^ + 0.092 A, from U'; in the first update A's leading singular vectors
 //   C = U^T U',  R = U^T A
-//   m = C m';   v = (1 - beta2^(t-1)) |C^2 (v'^ - m'^ ^2) + (C m'^)^2|       squares of elements: v as it would be, had
-//                                                                          its gradients been projected to U
+//   m = C m';   v = (1 - beta2^(t-1)) |C^2 (v'^ - m'^ ^2) + (C m'^)^2|       squares of elements: v as if its gradients
+//                                                                          had been projected to U
 //   E = A - U R + beta1 / (1 - beta1) (U' m' - U m)              what the projections have left out
 //   N = AdamW's direction for R, from m and v
 //   w -= lr (U N + weight_decay w)
 //
-// The authors keep E where the next gradient is added to it; here gradients are summed over ranks and cleared before,
-// so it is a state of its own: an element of the matrix each.
+// The authors keep E in the gradient buffer, where the next gradient is added to it; here gradients are summed over
+// ranks and cleared first, so E is a separate state, with one number per element of the matrix.
 
 #define LDADAM_RHO 0.908f
 
-// Projects m and v from the subspace of `before` to that of `after`, of which m_after (r, l) is left over. Overwrites
-// two of (r, r) and one of (r, l).
+// Projects m and v from the subspace of `before` to that of `after`: v in place, m to m_after (r, l). Overwrites turn
+// and turn_squared (r, r), and variance (r, l).
 static inline void ldadam_turn(const MatrixUpdate* u, const float* after, const float* before, float* turn,
                                float* turn_squared, float* m_after, float* variance) {
     const MatrixOperations* run = u->run;
@@ -383,7 +383,7 @@ static inline void ldadam_update(MatrixUpdate* u) {
         run->combine(after, COMBINE_SUM, 1.0f, before, 0.0f, before, basis_size, u->stream);
         matrix_project(u, low, after, error);
     }
-    // U R and U m leave the error together.
+    // Subtracts U R and U m from the error together.
     run->combine(spare, COMBINE_SUM, 1.0f, low, feedback, state_m, low_size, u->stream);
     matrix_project_back(u, back, after, spare);
     run->combine(error, COMBINE_SUM, 1.0f, error, -1.0f, back, n, u->stream);

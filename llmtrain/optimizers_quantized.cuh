@@ -24,7 +24,7 @@ static __device__ inline floatX quantized_param(float w, const MultiTensorSlice*
     return slice->master_weights || FLOATX_IS_FLOAT ? floatX_of(w) : floatX_of_stochastic(w, random);
 }
 
-// The random bits of elements first + i to first + i + W - 1; W is 1, or a multiple of 4 as `first + i` then is.
+// The random bits of elements index to index + W - 1; W is 1, or a multiple of 4, and then so is index.
 template <int W>
 static __device__ inline Group<uint32_t, W> quantized_random(const OptimizerStep* o, RandomPurpose purpose,
                                                              uint64_t index) {
@@ -39,12 +39,12 @@ static __device__ inline Group<uint32_t, W> quantized_random(const OptimizerStep
 // ------------------------------------------------------------------------------------------------
 // 1. 8 bits
 //
-// A warp owns a block of 256 elements, of which each lane has 8: W neighbours at a time, so that a warp reads 32 W
-// neighbours. The maximum of a block is that of a warp, without shared memory. Moves 20 bytes per element in 16 bits
-// with master weights, 16 in FP32. The maps are in shared memory: 6 look-ups an element, about as many cycles as its
-// bytes take; a binary search would be 16 more.
+// A warp owns a block of 256 elements, 8 per lane: W neighbours at a time, so that a warp reads 32 W neighbours. The
+// maximum of a block is a warp reduction, without shared memory. Moves 18 bytes per element in 16-bit builds with
+// master weights, 16 in FP32. The maps are in shared memory: 6 look-ups per element take about as many cycles as its
+// memory traffic; a binary search would take 16 more.
 
-// Warps of a block of threads; elements of a lane.
+// Warps per thread block; elements per lane.
 enum { QUANTIZED_WARPS = 8, QUANTIZED_LANE = OPTIMIZER_BLOCK / WARP };
 
 static __device__ inline uint32_t warp_max_bits(uint32_t x) {
@@ -79,7 +79,7 @@ static __device__ inline void codes_store(uint8_t* p, Group<uint8_t, W> codes) {
     }
 }
 
-// The number of |x| / scale, counted from 0 up; middles: those of the map, in shared memory.
+// The index of the number nearest to |x| / scale, counted from 0 up; middles: those of the map, in shared memory.
 static __device__ inline int quantized_nearest(float x, float inverse, const DynamicMap* map, const float* middles) {
     float size = fabsf(x) * inverse;
     return dynamic_nearest(size, dynamic_position(size, &map->parts), middles);
@@ -151,7 +151,7 @@ adamw_8bit_kernel(MultiTensorList list, ElementStep e, DynamicMaps maps) {
             codes_store<W>(m_codes + i, m_code);
             codes_store<W>(v_codes + i, v_code);
         }
-        __syncwarp();  // all lanes have read the scales, those past the end too
+        __syncwarp();  // all lanes have read the scales, including those past the end
         if (lane == 0) {
             m_scales[b] = m_scale;
             v_scales[b] = v_scale;
@@ -167,7 +167,7 @@ static inline void adamw_8bit_update(const OptimizerSlice* slices, size_t count,
     for (int fours = 0; fours < 2; fours++) {
         auto kernel = fours ? adamw_8bit_kernel<FOUR> : adamw_8bit_kernel<1>;
         for (size_t next = 0; multi_tensor_next(&list, &next, slices, count, o, fours, OPTIMIZER_BLOCK);) {
-            // Eight blocks to a processor fill it; each loads the maps once.
+            // Eight blocks fill a multiprocessor; each loads the maps once.
             size_t blocks = min_size(divide_up(list.chunks, QUANTIZED_WARPS), 8 * max_size(stream->processors, 1));
             kernel<<<grid_blocks(blocks), QUANTIZED_WARPS * WARP, 0, stream->compute>>>(list, element_step(o), maps);
             LAUNCH_CHECK();
@@ -178,8 +178,8 @@ static inline void adamw_8bit_update(const OptimizerSlice* slices, size_t count,
 // ------------------------------------------------------------------------------------------------
 // 2. bfloat16
 //
-// A thread owns W elements. Moves 22 bytes per element in 16 bits with master weights, 20 in FP32; a quarter of
-// random4 an element is some 30 instructions, about what memory leaves time for.
+// A thread owns W elements. Moves 22 bytes per element in 16-bit builds with master weights, 20 in FP32; a quarter of a
+// random4 per element is about 30 instructions, about what fits into the time of the memory traffic.
 
 template <int W>
 static __global__ void adamw_bf16_kernel(MultiTensorList list, ElementStep e) {

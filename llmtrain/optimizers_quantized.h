@@ -1,7 +1,7 @@
-// optimizers_quantized.h: AdamW with narrow states, in plain C: the specification of the kernels of that name, and the
-// CPU backend.
+// optimizers_quantized.h: AdamW with narrow states, in plain C: the specification of the kernels of the same name, and
+// the CPU backend.
 //
-//   1. dynamic maps    the numbers that 8 bits stand for, and the nearest of them
+//   1. dynamic maps    the numbers that 8-bit codes represent, and how the nearest is found
 //   2. 8 bits          blocks of 256 elements share a scale
 //   3. bfloat16        with stochastic rounding
 //
@@ -25,9 +25,9 @@
 // ------------------------------------------------------------------------------------------------
 // 1. Dynamic maps
 //
-// "8-bit Optimizers via Block-wise Quantization": 8 bits stand for numbers from -1 to 1 (m) or 0 to 1 (v) whose
-// distances grow with them. Each of seven decades, from 10^-7 to 1, is cut into twice as many equal intervals as the
-// one below it, and has their middles; besides there are 0 and 1:
+// "8-bit Optimizers via Block-wise Quantization": 8-bit codes represent numbers from -1 to 1 (m) or 0 to 1 (v) whose
+// spacing grows with their size. Each of seven decades, from 10^-7 to 1, is cut into twice as many equal intervals as
+// the one below it, whose midpoints are the numbers; 0 and 1 are added:
 //
 //     decade        10^-7 to 10^-6    ...    0.01 to 0.1    0.1 to 1
 //     v             2 numbers                64             128
@@ -37,9 +37,9 @@
 // (dev/peers/optimizers.py).
 //
 // The nearest number is found without a search. In a decade the position of x among the numbers is linear in x, and its
-// integer part is the number, counted from 0 up; eight comparisons say which decade it is. Where the position is so
-// near to an integer that its rounding errors matter, a comparison with the number in the middle between two decides.
-// Exactly in the middle the number nearer to 0 is taken.
+// integer part is the index of the number, counted from 0 up; eight comparisons find the decade. Where the position is
+// so near an integer that its rounding errors matter, a comparison with the midpoint between two numbers decides. At
+// the exact midpoint the number nearer to 0 is taken.
 
 enum {
     DYNAMIC_DECADES = 7,
@@ -47,7 +47,7 @@ enum {
     DYNAMIC_CODES = 256,
     DYNAMIC_ZERO = 127                    // the code of 0 in m's map
 };
-#define DYNAMIC_NEAR 0x1p-13f  // positions, up to 255, are right to 5e-5: they come from four rounded numbers
+#define DYNAMIC_NEAR 0x1p-13f  // positions, up to 255, are accurate to 5e-5: they come from four rounded numbers
 
 // A part is what lies above its edge; the position there is slope x + offset, at most `tops`.
 typedef struct {
@@ -93,7 +93,7 @@ static inline void dynamic_map(DynamicMap* map, bool is_signed) {
     for (size_t i = 1; is_signed && i <= DYNAMIC_ZERO; i++) map->values[DYNAMIC_ZERO - i] = -numbers[i];
 }
 
-// The position of x from 0 to 1. Not a loop over the parts, so that a loop over x vectorises.
+// The position of x, which is from 0 to 1. The parts are unrolled by hand, so that a loop over x vectorises.
 HOST_DEVICE ALWAYS_INLINE float dynamic_position(float x, const DynamicParts* p) {
     float slope = p->slopes[0], offset = p->offsets[0], top = p->tops[0];
     x = x <= 1.0f ? x : 1.0f;  // NaN too
@@ -113,14 +113,14 @@ HOST_DEVICE ALWAYS_INLINE bool dynamic_near(float position) {
     return fabsf(position - (float)(int)(position + 0.5f)) < DYNAMIC_NEAR;
 }
 
-// The number nearest to x >= 0, whatever the position: that half a place below it, or the one after. Compared as
-// integers, so that there is no branch.
+// The index of the number nearest to x >= 0, even where the position is near an integer: half a position below, rounded
+// down, or the next. Compared as integers, so that there is no branch.
 HOST_DEVICE ALWAYS_INLINE int dynamic_nearest(float x, float position, const float* middles) {
     int below = (int)(position - 0.5f);
     return below + (bits_from_float(x) > bits_from_float(middles[below]));
 }
 
-// The code of number `nearest` from 0 up with the sign of x; -1 has none, the largest below it is taken.
+// The code of number `nearest`, counted from 0 up, with the sign of x; -1 has no code, so the next towards 0 is taken.
 HOST_DEVICE ALWAYS_INLINE uint8_t dynamic_signed_code(int nearest, float x) {
     int negative = (int)(bits_from_float(x) >> 31);
     nearest -= negative & (nearest > DYNAMIC_ZERO);
@@ -136,10 +136,10 @@ static inline void dynamic_maps(DynamicMaps* maps) {
     dynamic_map(&maps->v, false);
 }
 
-// The bits of |x|. Of those the largest is that of the largest number, and a NaN is above all.
+// The bits of |x|, which compare as the numbers do, with NaN above all.
 HOST_DEVICE ALWAYS_INLINE uint32_t magnitude_bits(float x) { return bits_from_float(x) & 0x7fffffffu; }
 
-// What elements of a block are multiplied by; one whose scale has no inverse is stored as zeros.
+// The factor for the elements of a block; a block whose scale has no inverse is stored as zeros.
 HOST_DEVICE ALWAYS_INLINE float dynamic_inverse(float scale) { return scale < FLT_MIN ? 0.0f : 1.0f / scale; }
 
 #ifdef LLMTRAIN_CUDA
@@ -150,12 +150,12 @@ namespace cpu {
 // 2. 8 bits
 //
 // A block is 256 elements of a tensor, counted from its first. Its scale is the largest magnitude of its state, so the
-// codes are those of numbers from -1 to 1.
+// codes represent numbers from -1 to 1.
 
 // codes (n) of x (n), at most 256; returns the scale.
 static inline float quantize_block(uint8_t* codes, const float* x, const DynamicMap* map, bool is_signed, size_t n) {
     enum { CHUNK = 64 };
-    const DynamicParts parts = map->parts;  // which the compiler knows nobody writes
+    const DynamicParts parts = map->parts;  // a copy, which the compiler knows is not written
     uint32_t largest = 0;
     #pragma omp simd reduction(max : largest)
     for (size_t i = 0; i < n; i++) largest = magnitude_bits(x[i]) > largest ? magnitude_bits(x[i]) : largest;
@@ -207,8 +207,8 @@ static inline void adamw_8bit_update(const OptimizerSlice* slice, const Optimize
 // ------------------------------------------------------------------------------------------------
 // 3. bfloat16
 //
-// bfloat16 has 8 bits of fraction, so a mean that changes by less than 1/256 of itself would stay as it is, and v
-// changes by 1 - beta2 of itself. Rounded stochastically (as in "Revisiting BFloat16 Training") it is right on average.
+// bfloat16 has 8 bits of precision, so a mean that changes by less than 1/256 of itself would stay as it is, and v
+// changes by 1 - beta2 of itself. Stochastic rounding (as in "Revisiting BFloat16 Training") is correct on average.
 // An element's random number serves both states: its lower half m, its upper half v.
 
 static inline void adamw_bf16_update(const OptimizerSlice* slice, const OptimizerStep* o) {

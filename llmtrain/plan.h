@@ -4,7 +4,7 @@
 //   PlanOptions o = {.micro_batches = 4, .snapshots = true};
 //   plan_fit(&model, &o, &error) && plan_show(&model, &o, &error);      after model_plan, before anything is allocated
 //
-//   1. flags    those of the plan
+//   1. flags    for the plan, recomputation and offloading
 //   2. memory   of a rank, and what fits it
 //   3. stages   memory and traffic of each
 //   4. choices  combinations of recomputation, ZeRO stage, optimizer, master weights, offloading and micro-batch
@@ -27,30 +27,30 @@ typedef struct {
     const char* offload_dir;
     size_t micro_batches;      // of a step, on each rank
     bool snapshots;            // asynchronous saves take one
-    bool hot;                  // copies in memory are kept
-    size_t program;            // bytes that the program takes before it allocates anything
+    bool hot;                  // in-memory copies are kept
+    size_t program;            // bytes that the program uses before it allocates anything
 } PlanOptions;
 
-// Appends the flags of these, and sets the defaults; returns the new number of flags.
+// Appends the flags of these options, and sets the defaults; returns the new number of flags.
 static inline size_t plan_flags(Flag* flags, size_t count, PlanOptions* o) {
     const Flag table[] = {
         FLAG_HEADING("Memory"),
         SWITCH_FLAG("plan", &o->show, false, FLAG_FREE, "print the memory plan and exit"),
         REAL_FLAG("memory", &o->memory_gb, 0, 0, 1e6, FLAG_FREE,
-                  "GB per rank: with --recompute auto what the run may take; with --plan lists the flags that fit, "
+                  "GB of memory per rank: with --recompute auto, the limit; with --plan, list the flags that fit, "
                   "fastest first"),
         CHOICE_FLAG("recompute", &o->recompute, RECOMPUTE_NONE, RECOMPUTE_NAMES, FLAG_LOCAL,
-                    "activations that the backward computes again instead of keeping them, each with those before it: "
-                    "outputs of norms, of GELU or SwiGLU, attention, all of a block but its input; auto: what is "
-                    "cheapest for --memory"),
+                    "activations to recompute in the backward pass: norms: outputs of norms; gelu: also of GELU or "
+                    "SwiGLU; attention: also of attention; block: all of a block but its input; auto: the cheapest "
+                    "choice that fits --memory"),
         TEXT_FLAG("rate", &o->rate, NULL, "F,M[,R[,O]]", FLAG_FREE,
-                  "with --plan: what a rank reaches: GFLOP/s of matmuls, GB/s of memory, between ranks, of what is "
-                  "offloaded; default: measured on this CPU, offloading at 1 GB/s"),
+                  "with --plan: rates of a rank: GFLOP/s of matmuls, then GB/s of memory, between ranks, and of "
+                  "offloading; default: measured on this CPU, 1 GB/s for offloading"),
         CHOICE_FLAG("offload", &o->offload, 0, OFFLOAD_CHOICES, FLAG_LOCAL,
-                    "keep master weights and optimizer state, or what the backward needs of the blocks, on a disk, or "
-                    "beside a GPU in memory of the host: same weights, slower"),
+                    "keep master weights and optimizer state, or the activations of the blocks, on a disk or, in GPU "
+                    "builds, in host memory: same weights, slower"),
         TEXT_FLAG("offload-dir", &o->offload_dir, NULL, "DIR", FLAG_LOCAL,
-                  "directory for --offload, on a fast disk of each machine; GPU builds: default memory of the host"),
+                  "directory for --offload, on a fast disk of each machine; default in GPU builds: host memory"),
     };
     return flags_append(flags, count, table, sizeof table / sizeof(Flag));
 }
@@ -62,7 +62,7 @@ static inline bool plan_options_check(const PlanOptions* o, Error* error) {
     if (o->offload && o->offload_dir == NULL && device_is_host())
         return fail(error, "--offload needs --offload-dir, a directory on a fast disk");
     return o->recompute != RECOMPUTE_AUTO || o->memory_gb > 0 ||
-        fail(error, "--recompute auto needs --memory, the GB that each rank may take");
+        fail(error, "--recompute auto needs --memory, the GB that each rank may use");
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -73,19 +73,19 @@ static inline size_t plan_snapshot_bytes(const Model* model, const PlanOptions* 
     return o->snapshots && !flat_offloads(&model->flat) ? checkpoint_bytes(&model->flat) : 0;
 }
 
-// Bytes of the process outside the model's block, if the model is this one.
+// Bytes of the process outside the model's block of memory.
 static inline size_t plan_bytes_outside(const Model* model, const PlanOptions* o) {
     size_t B = model->options.B, T = model->options.T;
     return plan_snapshot_bytes(model, o) + loader_bytes(B, T) + 2 * B * T * sizeof(int32_t) +
         (device_is_host() ? gemm_workspace_bytes((int)threads_count()) + o->program : 0);
 }
 
-// Bytes of the process in all.
+// Total bytes of the process.
 static inline size_t plan_bytes(const Model* model, const PlanOptions* o) {
     return model->memory.total + plan_bytes_outside(model, o) + comm_bytes(model->flat.options.world);
 }
 
-// Rates by which operations are compared with each other, if none are given: only their ratios count.
+// The given rates, or defaults by which operations are compared with each other: only their ratios matter.
 static inline Rates plan_rates(const PlanOptions* o) {
     Error ignored;
     Rates rates;
@@ -93,10 +93,10 @@ static inline Rates plan_rates(const PlanOptions* o) {
     return rates;
 }
 
-// Chooses anew which operations run again in which block, so that the model takes `bytes` at most, with the least extra
-// time at these rates; before it is allocated. Where blocks' activations take turns in memory (--offload), one block
-// that keeps less saves nothing: all keep the same, by the first level that fits. Fills in `missing`: bytes above that
-// which it needs whatever runs again.
+// Chooses which operations run again in which block, so that the model takes `bytes` at most, with the least extra time
+// at these rates; called before it is allocated. Where the blocks' activations take turns in memory (--offload), a
+// single block that keeps less saves nothing: all use the same level, the first that fits. *missing: the bytes that it
+// needs above that, whatever runs again.
 static inline void model_recompute_within(Model* model, double* missing, double bytes, const Rates* rates) {
     BlockActivations* blocks = model->activations.blocks;
     BlockShape shape = model_block_shape(model);
@@ -113,8 +113,7 @@ static inline void model_recompute_within(Model* model, double* missing, double 
     }
 }
 
-// Chooses what the backward computes again, so that the process takes --memory; false if it takes more whatever is
-// chosen.
+// Chooses what the backward computes again, so that the process fits --memory; false if no choice fits.
 static inline bool plan_recompute(Model* model, const PlanOptions* o) {
     double missing, outside = (double)(plan_bytes(model, o) - model->memory.total);
     Rates rates = plan_rates(o);
@@ -154,7 +153,7 @@ static inline bool plan_show_stages(const Model* planned, const PlanOptions* o, 
             snprintf(fits, sizeof fits, "--zero %zu --reduce %s", i / 2, reduce);
         model_free(&model);
     }
-    if (!device_is_host()) printf("  A GPU's driver and NCCL take some hundred MB more, which are not counted.\n");
+    if (!device_is_host()) printf("  A GPU's driver and NCCL take a few hundred MB more, which are not counted.\n");
     if (o->memory_gb > 0 && fits[0]) printf("  %s is the lowest stage that fits in %g GB\n", fits, o->memory_gb);
     if (o->memory_gb > 0 && fits[0] == 0)
         printf("  no stage fits in %g GB; use more --ranks, or a smaller --batch or --seq\n", o->memory_gb);
@@ -202,7 +201,7 @@ static inline void choice_flags(char* text, size_t bytes, const Choice* c, const
     if (c->offload && device_is_host()) snprintf(text + n, bytes - n, " --offload-dir DIR");
 }
 
-// One combination; false if there is none such, as when there is nothing to offload.
+// Plans one combination; false if it does not exist, as when there is nothing to offload.
 static inline bool choice_plan(Choice* c, const Model* asked, const PlanOptions* o, const Rates* rates,
                                size_t sequences) {
     Model model;
@@ -228,29 +227,29 @@ static inline bool choice_plan(Choice* c, const Model* asked, const PlanOptions*
     return true;
 }
 
-// The rates of a rank, given or measured; prints them, and the time of a step by them.
+// Finds the rates of a rank, given or measured; prints them, and the time of a step that they predict.
 static inline bool plan_show_time(Rates* rates, const Model* model, const PlanOptions* o, Error* error) {
     const RankOptions* ranks = &model->flat.options;
     BlockShape shape = model_block_shape(model);
     *rates = plan_rates(o);
     if (o->rate == NULL) {
         if (!rates_measure(rates, &shape, error)) return false;
-        rates_divide(rates, ranks->world);  // those that are started here
+        rates_divide(rates, ranks->world);  // the ranks that are started here
     }
     printf("\n  rates of a rank, %s: matmuls %.1f GFLOP/s, the rest %.1f, memory %.1f GB/s",
            o->rate ? "given" : "measured", 1e-9 * rates->matmul, 1e-9 * rates->other, 1e-9 * rates->memory);
     if (ranks->world > 1) printf(", between ranks %.2f GB/s", 1e-9 * rates->comm);
     printf(", offloading %.2f GB/s", 1e-9 * rates->offload);
-    printf("\n  a step of these flags: %.3f GB, %.1f ms predicted\n", 1e-9 * (double)plan_bytes(model, o),
+    printf("\n  a step with these flags: %.3f GB, %.1f ms predicted\n", 1e-9 * (double)plan_bytes(model, o),
            step_ms(model, rates, o->micro_batches));
     if (offload_blocks_bytes(&model->offloaded) > 0)
-        printf("  of that %.1f ms wait for offloaded activations; at %.3g GB/s nothing would\n",
+        printf("  %.1f ms of that is spent waiting for offloaded activations; at %.3g GB/s none would be\n",
                offload_wait_ms(model, rates) * (double)o->micro_batches, 1e-9 * offload_rate_hidden(model, rates));
     return true;
 }
 
-// Lists what fits --memory, for steps of as many tokens as the flags ask for; the fastest first. Offloading is tried
-// where not all fits as it is.
+// Lists the combinations that fit --memory, for steps of as many tokens as the flags ask for, fastest first. Offloading
+// is tried only where something does not fit without it.
 static inline bool plan_show_choices(const Model* asked, const PlanOptions* o, const Rates* rates, Error* error) {
     Choice* choices = (Choice*)allocate(CHOICES_MAX * sizeof(Choice));
     if (choices == NULL) return fail(error, "out of memory for the list of what fits");
@@ -288,7 +287,7 @@ static inline bool plan_show_choices(const Model* asked, const PlanOptions* o, c
     double least = choices[nearest].bytes;
     choice_flags(flags, sizeof flags, &choices[nearest], asked, ceil(1e-6 * least + 1) * 1e-3, tokens);
     if (fits == 0)
-        printf("  nothing fits %g GB; the nearest needs %.3f GB: %s\n", o->memory_gb, 1e-9 * least, flags);
+        printf("  nothing fits in %g GB; the nearest needs %.3f GB: %s\n", o->memory_gb, 1e-9 * least, flags);
     free(choices);
     return true;
 }
@@ -296,25 +295,26 @@ static inline bool plan_show_choices(const Model* asked, const PlanOptions* o, c
 // ------------------------------------------------------------------------------------------------
 // 5. Plan
 
-// What is on the disk, or beside a GPU in memory of the host, and what of it moves in a step.
+// Prints how much is offloaded, to disk or to host memory, and how much of it moves in a step.
 static inline void plan_show_offload(const Model* model, const PlanOptions* o) {
     double state = (double)offload_total(&model->flat.offloaded.store);
     double blocks = (double)(offload_blocks_bytes(&model->offloaded) * o->micro_batches);
-    printf("  %-34s %12.2f\n", o->offload_dir ? "in --offload-dir" : "in memory of the host",
+    printf("  %-34s %12.2f\n", o->offload_dir ? "in --offload-dir" : "in host memory",
            1e-6 * (state + (double)offload_total(&model->offloaded.store)));
     printf("  %-34s %12.2f\n", "offloaded: read per step", 1e-6 * (state + blocks));
     printf("  %-34s %12.2f\n", "offloaded: written per step", 1e-6 * (state + blocks));
     if (state > 0)
-        printf("  Each step waits for %s, %.2f s at 1 GB/s; more --total-batch makes that a smaller part of the run.\n",
+        printf("  Each step waits for %s, %.2f s at 1 GB/s; a larger --total-batch makes that a smaller part of the "
+               "run.\n",
                blocks > 0 ? "the optimizer state" : "them", 2e-9 * state);
     if (blocks > 0)
-        printf("  Activations move under the blocks' computation; --rate or --memory say how much of it waits for "
+        printf("  Transfers of activations overlap with computation; --rate or --memory shows how long steps wait for "
                "them.\n");
     else if (o->offload & OFFLOAD_ACTIVATIONS)
         printf("  No activations are offloaded: memory holds those of three blocks, and no others have to wait.\n");
 }
 
-// What each optimizer would keep for a parameter of this model, over all ranks.
+// Prints the state per parameter that each optimizer would keep for this model, over all ranks.
 static inline void plan_show_optimizers(const Model* model) {
     const Parameters* p = &model->parameters;
     printf("  optimizer state in bytes per parameter:");
@@ -360,7 +360,7 @@ static inline bool plan_show(const Model* model, const PlanOptions* o, Error* er
     }
     if (o->memory_gb == 0 && o->rate == NULL) return true;
     if (o->rate == NULL && !device_is_host()) {
-        printf("  with --rate, what this GPU reaches, a list of what fits follows (H100, bf16: about 500000,2500)\n");
+        printf("  give --rate, the rates of this GPU, to list what fits (H100, bf16: about 500000,2500)\n");
         return true;
     }
     if (!plan_show_time(&rates, model, o, error)) return false;

@@ -4,12 +4,12 @@
 //   bool ok = rates_measure(&rates, &shape, &error);       on a CPU, three seconds; or rates_parse, of a text
 //   double ms = step_ms(&model, &rates, micro_batches);    after model_plan
 //
-//   1. rates   given or measured, by operations of the model's own sizes
+//   1. rates   given, or measured with operations of the model's own sizes
 //   2. step    what train.cu does in a step, operation by operation
 //
-// Rates are those that the operations reach, not the peaks of the machine. They are measured in processor time: what
-// other programs take meanwhile is not counted, and steps are slower by that while they go on. Loading data,
-// validating, saving and waiting for a slower rank are not counted.
+// Rates are what the operations achieve, not the machine's peaks. They are measured in CPU time: time that other
+// programs take is not counted, and steps are slower by that while they run. Loading data, validating, saving and
+// waiting for a slower rank are not counted.
 
 #ifndef LLMTRAIN_PREDICT_H
 #define LLMTRAIN_PREDICT_H
@@ -19,8 +19,8 @@
 // ------------------------------------------------------------------------------------------------
 // 1. Rates
 
-// Attention and nonlinearities against matmuls, where only the rate of matmuls is known: about what CPUs reach, see
-// dev/RESULTS.md.
+// The rate of attention and nonlinearities relative to matmuls, where only that of matmuls is known: about what CPUs
+// achieve, see dev/RESULTS.md.
 #define RATE_OF_OTHERS 0.3
 
 // Rates of one rank as text, "300,25" to "300,25,1,2": GFLOP/s of matmuls; GB/s of memory, between ranks, of what is
@@ -41,8 +41,8 @@ static inline bool rates_parse(Rates* r, const char* text, Error* error) {
     }
     if (!good || count < 2)
         return fail(error,
-                    "--rate is '%s'; give GFLOP/s of matmuls and GB/s of memory, then if they matter GB/s between "
-                    "ranks and of what is offloaded, as 300,25 or 300,25,1,2", text);
+                    "--rate is '%s'; give GFLOP/s of matmuls and GB/s of memory, then optionally GB/s between ranks "
+                    "and of offloading, as in 300,25 or 300,25,1,2", text);
     r->matmul = 1e9 * values[0];
     r->other = RATE_OF_OTHERS * r->matmul;
     r->memory = 1e9 * values[1];
@@ -62,7 +62,7 @@ typedef struct {
     OptimizerStep step;
 } RatesArrays;
 
-// Processor time of this process, of all its threads.
+// CPU time of this process, over all its threads.
 static inline double processor_ms(void) {
     struct timespec t;
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
@@ -87,9 +87,9 @@ static inline void rated_run(const RatesArrays* a, Rated what) {
     }
 }
 
-// How often it runs in a second: the better of two windows, since others may use the caches meanwhile. So many runs in a
-// row are timed that the clock's error does not matter: what threads have taken on other processors is counted in steps of
-// some milliseconds.
+// How often it runs per second: the better of two windows, since other programs may use the caches meanwhile. A window
+// has enough runs for the clock's error not to matter: the time of threads on other processors is counted in steps of
+// a few milliseconds.
 static inline double rated_per_second(const RatesArrays* a, Rated what, double window_ms) {
     double best = 0;
     rated_run(a, what);  // warms up
@@ -101,7 +101,7 @@ static inline double rated_per_second(const RatesArrays* a, Rated what, double w
     return best;
 }
 
-// Elements that an optimizer without whole matrices updates in a second, of arrays that caches do not hold.
+// Elements that an optimizer that does not need whole matrices updates per second, in arrays larger than the caches.
 static inline double rates_update(RatesArrays* a, OptimizerKind kind, bool master_weights) {
     size_t n = a->n / 8;
     OptimizerSlice* slice = &a->slice;
@@ -124,7 +124,7 @@ static inline double rates_update(RatesArrays* a, OptimizerKind kind, bool maste
     return (double)n * rated_per_second(a, RATED_UPDATE, 40);
 }
 
-// Of a CPU: the rates that operations of this size reach with all threads.
+// Measures the rates that operations of this size achieve on a CPU with all threads.
 static inline bool rates_measure(Rates* r, const BlockShape* s, Error* error) {
     RatesArrays a;
     memset(&a, 0, sizeof a);
@@ -174,7 +174,7 @@ static inline bool rates_measure(Rates* r, const BlockShape* s, Error* error) {
     return true;
 }
 
-// Of each of several ranks that divide a machine.
+// Turns a machine's rates into those of each of the ranks that share it.
 static inline void rates_divide(Rates* r, size_t ranks) {
     double share = 1.0 / (double)ranks;
     r->matmul *= share;
@@ -202,7 +202,7 @@ static inline double block_forward_ms(const BlockShape* s, const Rates* r) {
     return ms + costs_ms(others, 2, r);
 }
 
-// Of a block that recomputes nothing, without the gradients of its matmuls' weights.
+// For a block that recomputes nothing, without the gradients of its matmuls' weights.
 static inline double block_backward_ms(const BlockShape* s, const Rates* r) {
     size_t N = s->B * s->T, C = s->C, heads = s->H + s->K;
     double act = (double)N * (double)s->F;
@@ -218,7 +218,7 @@ static inline double block_backward_ms(const BlockShape* s, const Rates* r) {
     return ms + (s->llama ? cost_ms(&rope, r) : 0) + (s->qk_norm ? cost_ms(&qk_norm, r) : 0);
 }
 
-// The gradients of the matmuls' weights that train.
+// The gradients of the weights of matmuls, as far as they train.
 static inline double weights_ms(const Model* model, const Rates* r) {
     double ms = 0;
     for (size_t i = 0; i < model->parameters.count; i++) {
@@ -262,7 +262,7 @@ static inline double micro_batch_ms(const Model* model, const Rates* r) {
         (double)back * block_backward_ms(&s, r) + weights_ms(model, r) + model_recompute_ms(model, r);
 }
 
-// The matmuls of Muon's updates, see optimizers_matrix.h; ranks that share the state share them.
+// The matmuls of Muon's updates, see optimizers_matrix.h; ranks that shard the state divide them.
 static inline Cost muon_cost(const FlatVector* flat) {
     Cost c = {true, 0, 0};
     for (size_t i = 0; i < flat->parameters->count && flat->holds.optimizer == OPTIMIZER_MUON; i++) {
@@ -274,7 +274,7 @@ static inline Cost muon_cost(const FlatVector* flat) {
     return c;
 }
 
-// Clears the sums of staged gradients, takes the norm, updates what this rank owns.
+// Clearing the sums of staged gradients, taking the norm, updating what this rank owns.
 static inline double update_ms(const Model* model, const Rates* r) {
     const FlatVector* flat = &model->flat;
     bool masters = flat->holds.master_weights && !FLOATX_IS_FLOAT;
@@ -291,14 +291,14 @@ static inline double update_ms(const Model* model, const Rates* r) {
 }
 
 // A block's offloaded activations are written under the forward of the next block, and read under the backward of the
-// block after it: milliseconds that these take.
+// block after it: the milliseconds that these two take.
 static inline void offload_covers_ms(double* forward, double* backward, const Model* model, const Rates* r) {
     BlockShape s = model_block_shape(model);
     *forward = block_forward_ms(&s, r);
     *backward = block_backward_ms(&s, r) + recompute_ms(model->offloaded.blocks[0].recomputed, &s, r);
 }
 
-// What a micro-batch waits for them.
+// Milliseconds that a micro-batch waits for offloaded activations.
 static inline double offload_wait_ms(const Model* model, const Rates* r) {
     const OffloadBlocks* o = &model->offloaded;
     double forward, backward;
@@ -308,15 +308,15 @@ static inline double offload_wait_ms(const Model* model, const Rates* r) {
     return (double)(o->moved - o->first) * (fmax(0, piece - forward) + fmax(0, piece - backward));
 }
 
-// Bytes per second from which on it waits for none.
+// The bytes per second from which on it does not wait for them.
 static inline double offload_rate_hidden(const Model* model, const Rates* r) {
     double forward, backward;
     offload_covers_ms(&forward, &backward, model, r);
     return 1e3 * (double)offload_bytes(&model->offloaded.store, model->offloaded.first) / fmin(forward, backward);
 }
 
-// A step of this rank. On a CPU the collectives take time of the cores that compute; on a GPU they run beside them. The
-// update waits for what is offloaded.
+// A step of this rank. On a CPU the collectives take time from the cores that compute; on a GPU they overlap with the
+// computation. The update waits for the offloaded optimizer state.
 static inline double step_ms(const Model* model, const Rates* r, size_t micro_batches) {
     double micro = micro_batch_ms(model, r) + offload_wait_ms(model, r), update = update_ms(model, r);
     double comm = 1e3 * (double)flat_bytes_sent(&model->flat, micro_batches) / r->comm;

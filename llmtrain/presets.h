@@ -4,7 +4,7 @@
 //   bool ok = config_preset(&config, "gpt2:124M", &error) && config_complete(&config, &error);
 //   ok = config_set(&config, "layers=24 heads=16", &error);
 //
-// A preset says the sizes that make the model; config_complete (llmtrain.h) fills in what follows from them.
+// A preset gives the sizes that define the model; config_complete (llmtrain.h) fills in what follows from them.
 
 #ifndef LLMTRAIN_PRESETS_H
 #define LLMTRAIN_PRESETS_H
@@ -65,7 +65,7 @@ static inline bool config_preset(Config* c, const char* name, Error* error) {
     return fail(error, "there is no model '%s'; give one of %s, or the sizes one by one", name, known);
 }
 
-// A preset, or nothing if that is NULL, and over it the members of `asked` whose flags were given.
+// Sets *c to a preset, unless that is NULL, and overrides it with the members of `asked` whose flags were given.
 static inline bool config_choose(Config* c, const char* preset, Config* asked, Flag* flags, size_t flag_count,
                                  Error* error) {
     memset(c, 0, sizeof *c);

@@ -16,7 +16,7 @@ enum {
     QK_NORM_BLOCKS = 1024        // of the backward, at most: bounds the scratch memory
 };
 
-// Times that a warp with W elements to a lane goes on, at most, to see a whole head.
+// The most rounds that a warp with W elements per lane needs to cover a whole head.
 static HOST_DEVICE constexpr int qk_norm_rounds(int W) { return ATTENTION_MAX_D / (WARP * W); }
 
 // qkv (N, (H + 2K) D) in place, saved (N, (H + K) D), rstd (N, H + K). Reads D elements and writes 2 D per head; the

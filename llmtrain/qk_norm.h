@@ -4,7 +4,7 @@
 //
 // "Query-Key Normalization for Transformers", with the learned RMSNorm over a head that Qwen3 has: x becomes
 // x / sqrt(mean of squares + epsilon) * weight for the D elements x of a head; all query heads share one weight, all
-// key heads another. Values stay. It works in place, between the matmul that makes queries and keys and RoPE.
+// key heads another. Values are unchanged. It works in place, between the matmul that makes queries and keys and RoPE.
 //
 // Every output element is computed by one thread, in an order that depends on the sizes alone. In a CUDA build these
 // functions are cpu::qk_norm_forward and cpu::qk_norm_backward.
@@ -21,7 +21,7 @@
 namespace cpu {
 #endif
 
-// qkv (N, (H + 2K) D) in place; saved (N, (H + K) D): the queries and keys of before; rstd (N, H + K), q_weight,
+// qkv (N, (H + 2K) D) in place; saved (N, (H + K) D): queries and keys before the norm; rstd (N, H + K), q_weight,
 // k_weight (D).
 static inline void qk_norm_forward(floatX* qkv, floatX* saved, float* rstd, const floatX* q_weight,
                                    const floatX* k_weight, float epsilon, size_t N, size_t H, size_t K, size_t D,

@@ -1,14 +1,14 @@
 // recompute.h: what a block keeps of its forward for its backward, and what is computed again instead.
 //
-//   1. activations   a row per array that the backward of a block needs, and how it is laid out; their gradients
-//   2. operations    those that can run again: from which level of --recompute, and what that costs
+//   1. activations   a table of the arrays that a block's backward needs, and their layout; their gradients
+//   2. operations    those that can run again: from which level of --recompute on, and at what cost
 //   3. choice        which operations of which blocks run again, so that the activations fit a budget
 //
 // "Training Deep Nets with Sublinear Memory Cost": keep a part of the activations, and compute the others again, from
 // what was kept, just before the backward needs them. Each operation gives the same bits again (dropout is a function
 // of the position), so that the choice changes memory and time, and no bit of the weights.
 //
-//   level       keeps no more                  runs again
+//   level       no longer keeps                runs again
 //   none        -                              -
 //   norms       norm1, norm2                   the norms
 //   gelu        ffn_act                        GELU or SwiGLU
@@ -18,10 +18,10 @@
 // A level includes those above it. At the last one a block keeps its input (N, C) alone, and what runs again is its
 // forward without the last matmul: the backward does not need what that returns.
 //
-// What a block does not keep it writes to the arrays of the last block. The last block computes nothing again: its
-// backward comes right after its forward, when its arrays are still its own.
+// A block writes what it does not keep to the arrays of the last block. The last block computes nothing again: its
+// backward comes right after its forward, while its arrays still hold its own values.
 //
-// Needs nothing of a model but its sizes, BlockShape. block_recompute in llmtrain.h runs what is chosen here.
+// Needs only the sizes of a model, BlockShape. block_recompute in llmtrain.h runs what is chosen here.
 
 #ifndef LLMTRAIN_RECOMPUTE_H
 #define LLMTRAIN_RECOMPUTE_H
@@ -44,7 +44,7 @@ typedef struct {
     floatX* input;            // (N, C) the residual stream that enters the block
     floatX* norm1;            // (N, C)
     float *mean1, *rstd1;     // (N) mean, and 1 / std
-    floatX* qkv;              // (N, (H + 2K) D), turned by RoPE for Llama
+    floatX* qkv;              // (N, (H + 2K) D), rotated by RoPE for Llama
     floatX* qk;               // (N, (H + K) D) queries and keys before their norms, and 1 / root of mean square:
     float* qk_rstd;           // (N, H + K); both only with qk_norm
     floatX* attention;        // (N, H D)
@@ -101,13 +101,13 @@ static inline void block_arrays(BlockArray rows[BLOCK_ARRAYS], const BlockShape*
     memcpy(rows, table, sizeof table);
 }
 
-// Which operations run again in the blocks before the last.
+// Sets which operations run again in the blocks before the last.
 static inline void blocks_recompute(BlockActivations* blocks, size_t L, unsigned recomputed) {
     for (size_t l = 0; l + 1 < L; l++) blocks[l].recomputed = recomputed;
 }
 
-// Takes the arrays of a block from the plan; those of operations that run again, bits of `recomputed`, are those of
-// `last`.
+// Takes the arrays of a block from the plan; those of operations that run again, the bits of `recomputed`, are shared
+// with `last`.
 static inline void block_layout(BlockActivations* a, const BlockActivations* last, unsigned recomputed,
                                 const BlockShape* s, MemoryPlan* plan) {
     BlockArray rows[BLOCK_ARRAYS];
@@ -148,7 +148,7 @@ static inline void gradients_layout(ActivationGradients* g, const BlockShape* s,
     g->delta = (float*)plan_take(plan, name, s->B * s->T * s->H * sizeof(float));
 }
 
-// Bytes that a block takes less if an operation runs again.
+// Bytes that a block saves if an operation runs again.
 static inline double block_bytes_made(BlockOperation operation, const BlockShape* s) {
     BlockArray rows[BLOCK_ARRAYS];
     double bytes = 0;
@@ -173,7 +173,7 @@ typedef enum {
 } RecomputeLevel;
 #define RECOMPUTE_NAMES "none|norms|gelu|attention|block|auto"
 
-// The level from which each runs again, in the order of BlockOperation.
+// The level from which on each operation runs again, in the order of BlockOperation.
 static const RecomputeLevel OPERATION_LEVELS[BLOCK_OPERATIONS] = {
     RECOMPUTE_NORMS, RECOMPUTE_ATTENTION, RECOMPUTE_ATTENTION, RECOMPUTE_BLOCK, RECOMPUTE_NORMS, RECOMPUTE_BLOCK,
     RECOMPUTE_GELU};
@@ -212,8 +212,8 @@ static inline double operation_ms(BlockOperation operation, const BlockShape* s,
     return ms;
 }
 
-// Milliseconds that running operations again adds to the backward of a block: as block_recompute does it, where the
-// matmul before a norm or a nonlinearity brings that along.
+// Milliseconds that running operations again adds to the backward of a block, as block_recompute does it: there the
+// matmul before a norm or a nonlinearity includes it.
 static inline double recompute_ms(unsigned recomputed, const BlockShape* s, const Rates* r) {
     double ms = 0;
     if (recomputed >> BLOCK_MIDDLE & 1) recomputed &= ~(1u << BLOCK_NORM2);
@@ -227,9 +227,9 @@ static inline double recompute_ms(unsigned recomputed, const BlockShape* s, cons
 // ------------------------------------------------------------------------------------------------
 // 3. Choice
 
-// Sets `recomputed` of blocks 0 to L - 2, so that they take at least `excess` bytes less than with every array kept:
-// the operation with the least time per byte first, in one block after the other. Then what turned out to be more than
-// needed is given back, the dearest first. Returns the bytes that are missing still; 0: it fits.
+// Sets `recomputed` of blocks 0 to L - 2, so that they save at least `excess` bytes compared with keeping every array:
+// the operation with the least time per byte first, in one block after the other. Then undoes what turned out not to be
+// needed, the most expensive first. Returns the bytes that are still missing; 0: it fits.
 static inline double recompute_choose(BlockActivations* blocks, size_t L, double excess, const BlockShape* s,
                                       const Rates* r) {
     BlockOperation order[BLOCK_OPERATIONS];

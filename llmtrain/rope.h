@@ -1,11 +1,11 @@
-// rope.h: the angles of rotary positions, which both backends read from a table that is made on the host.
+// rope.h: the angles of rotary position embeddings, which both backends read from a table computed on the host.
 //
 //   RopeOptions rope = {10000, ROPE_SCALING_NONE, 0, 0, 0, 0};
 //   rope_table(table, &rope, T, D);
 //
 // "RoFormer: Enhanced Transformer with Rotary Position Embedding"; the scalings stretch the angles of a trained model
 // to a longer context: "Extending Context Window of Large Language Models via Positional Interpolation" (linear), and
-// that of "The Llama 3 Herd of Models" as its published code has it (llama3).
+// the scaling of "The Llama 3 Herd of Models", as in its published code (llama3).
 //
 // Needs: llmtrain/arithmetic.h, llmtrain/types.h.
 
@@ -21,9 +21,9 @@ typedef enum { ROPE_SCALING_NONE, ROPE_SCALING_LINEAR, ROPE_SCALING_LLAMA3 } Rop
 typedef struct {
     double theta;
     RopeScaling scaling;
-    double factor;               // of both scalings: how many times longer the context becomes
+    double factor;               // for both scalings: how many times longer the context becomes
     double low_freq, high_freq;  // llama3: wavelengths above original / low_freq are stretched by factor, those below
-    size_t original;             // original / high_freq stay, in between it is a mixture; original: context, in tokens
+    size_t original;             // original / high_freq are unchanged, others are mixed; original: context, in tokens
 } RopeOptions;
 
 // Radians per position of pair i, of D/2.

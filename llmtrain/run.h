@@ -7,12 +7,12 @@
 //   5. saving      run_save_async, run_save_wait, run_save_last
 //   6. rewinding   back to a checkpoint after divergence: run_rewind
 //   7. checking    whether ranks hold and compute the same, stragglers: run_compare, run_report_straggler
-//   8. tracing     which sequences are behind a step that is skipped, clipped hard or of a high loss: run_trace
+//   8. tracing     which sequences are behind a step that is skipped, clipped hard or has a high loss: run_trace
 //   9. joining     becoming a rank, and leaving with an exit code: run_join, run_close
 //
 // A failure on one rank passes through run_agree, in the function or its caller, before the next collective, so that
-// all ranks fail together or none does. A run that is killed at any point, and resumed, continues with the bits of a
-// run that was not.
+// all ranks fail together or none does. A run that is killed at any point, and resumed, gives the same bits as one that
+// was not.
 
 #ifndef LLMTRAIN_RUN_H
 #define LLMTRAIN_RUN_H
@@ -41,7 +41,7 @@ typedef struct {
     uint64_t slow_steps;                  // and after this many consecutive steps a straggler
 } RunOptions;
 
-// Appends the flags of these, and sets the defaults; returns the new number of flags.
+// Appends the flags of these options, and sets the defaults; returns the new number of flags.
 static inline size_t run_flags(Flag* flags, size_t count, RunOptions* o) {
     enum { FREE = FLAG_FREE };
     GuardOptions* g = &o->guard;
@@ -52,17 +52,17 @@ static inline size_t run_flags(Flag* flags, size_t count, RunOptions* o) {
                   "clip the gradient norm to X, or to the bound of --spike-sigma if that is larger; 0: no clipping"),
         REAL_FLAG(
             "spike-sigma", &g->spike_sigma, 4, 0, 1e9, 0,
-            "raise the clipping bound to running mean + X standard deviations of the norm; 0: clip to --clip exactly"),
+            "raise the clipping bound to the norm's running mean + X standard deviations; 0: clip to --clip exactly"),
         REAL_FLAG("spike-skip", &g->spike_skip, 20, 0, 1e9, 0,
                   "skip steps whose gradient norm exceeds X times its running mean; 0: never"),
         COUNT_FLAG("spike-warmup", &g->spike_warmup, 20, 1, 1e9, 0,
                    "gradient norms seen before --spike-sigma and --spike-skip apply"),
         REAL_FLAG("spike-trace", &g->spike_trace, 2, 0, 1e9, FREE,
-                  "report the sequences of steps that are skipped, or whose norm exceeds X times its clipping bound, "
-                  "after a second pass over them; 0: never"),
+                  "rerun steps that are skipped, or whose norm exceeds X times its clipping bound, and report their "
+                  "worst sequences; 0: never"),
         REAL_FLAG("spike-loss", &g->spike_loss, 5, 0, 1e9, FREE,
-                  "report the sequences of steps whose loss exceeds its running mean by X standard deviations; 0: "
-                  "never"),
+                  "rerun steps whose loss exceeds its running mean by X standard deviations, and report their worst "
+                  "sequences; 0: never"),
         REAL_FLAG("loss-scale", &o->loss_scale, 65536, 1, 1 << 24, 0, "fp16 builds: initial loss scale"),
         COUNT_FLAG("scale-growth", &g->scale_growth, 2000, 1, 1e9, 0,
                    "fp16 builds: double the loss scale after N finite steps"),
@@ -70,9 +70,9 @@ static inline size_t run_flags(Flag* flags, size_t count, RunOptions* o) {
         TEXT_FLAG("out", &o->out, NULL, "DIR", FREE, "directory of the run, for metrics.jsonl and checkpoints"),
         SWITCH_FLAG("resume", &o->resume, false, FREE, "continue the run in --out from its newest good checkpoint"),
         TEXT_FLAG("init-from", &o->init_from, NULL, "DIR", FREE,
-                  "model whose weights, and without --model or sizes its configuration, a new run starts with: a "
-                  "checkpoint or run (its optimizer state, step and schedule are not used), a directory of Hugging "
-                  "Face, or a file of llm.c"),
+                  "model from which a new run takes its weights and, without --model or sizes, its configuration: a "
+                  "checkpoint or run (optimizer state, step and schedule are not used), a Hugging Face directory, or "
+                  "an llm.c file"),
         TEXT_FLAG("ckpt-every", &o->ckpt_every, "0", "N|Nmin|auto", FREE,
                   "save every N steps, every N minutes, or at the interval optimal for --mtbf; 0: only at the end"),
         SWITCH_FLAG("ckpt-async", &o->ckpt_async, true, FREE,
@@ -86,25 +86,25 @@ static inline size_t run_flags(Flag* flags, size_t count, RunOptions* o) {
             "ckpt-hot", &o->ckpt_hot, 0, 0, 1e12, FREE,
             "also save to --ckpt-hot-dir every N steps: survives a crash of the process, not of the machine; 0: never"),
         TEXT_FLAG("ckpt-hot-dir", &o->ckpt_hot_dir, SYSTEM_MEMORY_FOLDER, "DIR", FREE,
-                  "directory of a file system in memory (tmpfs) for --ckpt-hot"),
+                  "directory on an in-memory file system (tmpfs) for --ckpt-hot"),
         REAL_FLAG("mtbf", &o->mtbf, 24, 0.001, 1e6, FREE, "mean time between failures in hours, for --ckpt-every auto"),
         FLAG_HEADING("Divergence and faults"),
         COUNT_FLAG("diverged-after", &o->diverged_after, 100, 1, 1e9, 0,
                    "consecutive skipped steps after which the run counts as diverged, and ends"),
         COUNT_FLAG("rewind", &o->rewind, 0, 0, 1e9, 0,
-                   "on divergence, and at once if a loss is not finite, return to a checkpoint and continue with the "
-                   "data that comes next, at most N times; needs --ckpt-every; 0: end the run when it has diverged"),
+                   "on divergence, and immediately if a loss is not finite, return to an earlier checkpoint and skip "
+                   "the data since then, at most N times; needs --ckpt-every; 0: end a run that has diverged"),
         REAL_FLAG("rewind-lr", &o->rewind_lr, 0.5, 0.0001, 1, 0, "multiply the learning rate by X at each rewind"),
         COUNT_FLAG("check-every", &o->check_every, 100, 0, 1e12, FREE,
                    "check every N steps that ranks hold the same parameters and compute the same values; 0: never"),
         REAL_FLAG("slow-factor", &o->slow_factor, 1.5, 1, 1e6, FREE,
-                  "count a step of a rank as slow when it takes more than X times the ranks' median"),
+                  "count a rank's step as slow when it takes more than X times the ranks' median"),
         COUNT_FLAG("slow-steps", &o->slow_steps, 10, 1, 1e9, FREE, "report a straggler after N consecutive slow steps"),
     };
     return flags_append(flags, count, table, sizeof table / sizeof table[0]);
 }
 
-// Refuses flags that do not fit together.
+// Refuses incompatible flags.
 static inline bool run_options_check(const RunOptions* o, const Cadence* cadence, Error* error) {
     if (o->resume && o->out == NULL) return fail(error, "--resume needs --out, the directory of the run to continue");
     if ((cadence_saves(cadence) || o->ckpt_hot) && o->out == NULL)
@@ -112,14 +112,14 @@ static inline bool run_options_check(const RunOptions* o, const Cadence* cadence
     if (o->rewind && !cadence_saves(cadence))
         return fail(error, "--rewind needs --ckpt-every, for checkpoints to go back to");
     if (o->out && o->out[0] == 0) return fail(error, "--out is empty; give the directory of the run");
-    if (o->ckpt_hot_dir[0] == 0) return fail(error, "--ckpt-hot-dir is empty; give a directory in memory");
+    if (o->ckpt_hot_dir[0] == 0) return fail(error, "--ckpt-hot-dir is empty; give a directory on a tmpfs");
     return o->out == NULL || strlen(o->out) <= 3900 ||
         fail(error, "--out is longer than 3900 characters; give a shorter path");
 }
 
 typedef struct {
     const RunOptions* options;
-    RunRecord record;             // configuration and state: what a checkpoint says
+    RunRecord record;             // configuration and state: what a checkpoint records
     Model model;
     Comm comm;
     Dataset train, val;
@@ -128,20 +128,20 @@ typedef struct {
     Loader loader;
     int32_t *tokens, *targets;    // (B, T): a micro-batch
     Log log;
-    bool events_refused;          // events.jsonl cannot be written, and the user knows
+    bool events_refused;          // events.jsonl cannot be written, and the user has been told
     Saver saver;
     Pruner pruner;
     uint64_t loaded;              // step of the checkpoint in --out that was loaded last; 0: none, or a copy in memory
     Cadence cadence;
-    char hot[FILE_PATH_MAX];      // directory of the copies in memory, if there are any; empty: there can be none
+    char hot[FILE_PATH_MAX];      // directory of the in-memory copies, if there are any; empty: there can be none
     bool same_devices;            // all ranks compute with the same code on the same kind of device
     uint64_t offload_steps;       // updates seen by run_report_offload,
-    double offload_waited_ms[2];  // and what the host had waited for states and activations by the last of them
+    double offload_waited_ms[2];  // and how long the host had waited for states and activations by the last one
     uint64_t slow_rank, slow_count;  // the slowest rank, and for how many consecutive steps it was slow
 } Run;
 
-// Whether all went well on all ranks; otherwise all have an error. A failure that only one rank knows of must come
-// through here, or else end that rank, before the next collective.
+// Whether all ranks are good; otherwise all of them have an error. A failure that only one rank knows of must either
+// pass through here or end that rank before the next collective.
 static inline bool run_agree(Run* run, bool good, Error* error) {
     if (run->comm.world <= 1) return good;
     ErrorKind kind = good ? ERROR_WORLD : error->kind;
@@ -151,8 +151,8 @@ static inline bool run_agree(Run* run, bool good, Error* error) {
     return all || fail_as(error, kind);
 }
 
-// A line of events.jsonl in --out, from the rank that has the log open; key: of a further member, whose value is JSON,
-// or NULL. A disk that refuses it does not end the run.
+// Writes a line of events.jsonl in --out, on the rank that has the log open; key: of an extra member, whose value is
+// JSON, or NULL. If the disk refuses it, the run continues.
 static inline void run_write_event(Run* run, const char* event, uint64_t step, const char* detail, const char* key,
                                    const char* value) {
     Error error;
@@ -172,7 +172,7 @@ __attribute__((format(printf, 4, 5))) static inline void run_event(Run* run, con
     run_write_event(run, event, step, detail, NULL, NULL);
 }
 
-// The same, and on the console.
+// The same, also printed to the console.
 __attribute__((format(printf, 4, 5))) static inline void run_announce(Run* run, const char* event, uint64_t step,
                                                                       const char* format, ...) {
     char sentence[sizeof(Error)];
@@ -192,7 +192,7 @@ static inline bool run_takes_snapshots(const Run* run) {
     return run->options->out && run->cadence.async && (cadence_saves(&run->cadence) || run->options->ckpt_hot);
 }
 
-// The batches of the host.
+// Allocates the host's batch.
 static inline bool run_allocate(Run* run, Error* error) {
     size_t bytes = run->model.options.B * run->model.options.T * sizeof(int32_t);
     run->tokens = (int32_t*)allocate(bytes);
@@ -219,8 +219,8 @@ static inline void run_free(Run* run) {
 // ------------------------------------------------------------------------------------------------
 // 2. Identity
 
-// Whether a saved run had another value of a flag, and both as text. A checkpoint from before there was the flag has
-// none; of a text that must not change the default is the empty one.
+// Whether a saved run had another value of a flag; fills in both as text. A checkpoint older than the flag has none and
+// does not differ, except in a text that must not change, whose value then counts as empty.
 static inline bool resume_differs(char saved[FILE_PATH_MAX], char now[FILE_PATH_MAX], const Flag* flag,
                                   const Json* manifest) {
     uint32_t node = flag->name ? json_get(manifest, json_get(manifest, 0, "flags"), flag->name) : JSON_NONE;
@@ -231,37 +231,37 @@ static inline bool resume_differs(char saved[FILE_PATH_MAX], char now[FILE_PATH_
     return strcmp(saved, now) != 0;
 }
 
-// Refuses a checkpoint of another run than flags and data describe.
+// Refuses a checkpoint of a run other than the one that flags and data describe.
 static inline bool resume_agrees(const RunRecord* saved, const RunRecord* asked, const Json* manifest, const char* path,
                                  Error* error) {
     char there[FILE_PATH_MAX], here[FILE_PATH_MAX];
     for (size_t i = 0; i < asked->flag_count; i++)
         if ((asked->flags[i].marks & FLAG_FIXED) && resume_differs(there, here, &asked->flags[i], manifest))
-            return fail(error, "%s is of another run: there --%s is '%.200s', here it is '%.200s'; give the same "
+            return fail(error, "%s belongs to another run: there --%s is '%.200s', here it is '%.200s'; give the same "
                         "flags, or another --out", path, asked->flags[i].name, there, here);
     if (saved->data != asked->data)
-        return fail(error, "%s is of a run on other data than --data names; give the same shards, or another --out",
+        return fail(error, "%s belongs to a run on other data than --data; give the same shards, or another --out",
                     path);
     return fields_agree(CONFIG_FIELDS, CONFIG_FIELD_COUNT, &saved->config, &asked->config, "out", path, error) &&
            fields_agree(record_fields(), RECORD_FIELD_COUNT, saved, asked, "out", path, error);
 }
 
-// Whether a checkpoint is of a build of this precision; if not, *saved is the name of that.
+// Whether a checkpoint is from a build of this precision; if not, *saved is the name of the other precision.
 static inline bool resume_same_precision(char saved[16], const Json* manifest) {
     return !json_string(manifest, json_get(manifest, 0, "precision"), saved, 16) || strcmp(saved, FLOATX_NAME) == 0;
 }
 
-// Reports the flags that have another value than in the saved run.
+// Reports the flags whose values differ from those of the saved run.
 static inline void resume_compare_flags(const RunRecord* asked, const Json* manifest) {
     char precision[16], saved[FILE_PATH_MAX], now[FILE_PATH_MAX];
     if (!resume_same_precision(precision, manifest))
-        printf("note: that run was in %s, this program is in %s: the bits will differ\n", precision, FLOATX_NAME);
+        printf("note: the saved run used %s, this program uses %s: the bits will differ\n", precision, FLOATX_NAME);
     for (size_t i = 0; i < asked->flag_count; i++)
         if (resume_differs(saved, now, &asked->flags[i], manifest))
             printf("note: --%s was '%s' in that run and is '%s' now\n", asked->flags[i].name, saved, now);
 }
 
-// What all ranks must have in common: a name and a value per line. The caller frees it; NULL without memory.
+// What all ranks must have in common: a name and a value per line. The caller frees it; NULL if out of memory.
 static inline char* run_identity(const Run* run, const Flag* flags, size_t flag_count) {
     char value[FILE_PATH_MAX], *text = NULL;
     size_t bytes = 0;
@@ -280,7 +280,7 @@ static inline char* run_identity(const Run* run, const Flag* flags, size_t flag_
     return NULL;
 }
 
-// The next line of a text, without its end; NULL after the last.
+// Copies the next line of a text, without its newline; returns the rest of the text, or NULL after the last line.
 static inline const char* next_line(char line[FILE_PATH_MAX], const char* text) {
     size_t length = strcspn(text, "\n");
     if (*text == 0) return NULL;
@@ -288,7 +288,7 @@ static inline const char* next_line(char line[FILE_PATH_MAX], const char* text) 
     return text + length + (text[length] == '\n');
 }
 
-// Lists everything in which another rank differs from rank 0; false if nothing does.
+// Lists everything in which another rank differs from rank 0; false if they do not differ.
 static inline bool identities_differ(Error* error, const char* zero, const char* other, size_t rank) {
     char lines[2][FILE_PATH_MAX];
     size_t used = 0;
@@ -324,7 +324,7 @@ static inline bool run_compare_ranks(Run* run, const Flag* flags, size_t flag_co
     return same;
 }
 
-// Finds out whether all ranks compute with the same code on the same kind of device, and so to the same bits.
+// Finds out whether all ranks compute with the same code on the same kind of device, and so get the same bits.
 static inline bool run_compare_devices(Run* run, Error* error) {
     char own[512], device[320], *texts = NULL;
     double peak;
@@ -339,7 +339,7 @@ static inline bool run_compare_devices(Run* run, Error* error) {
     free(texts);
     free(begins);
     if (run->options->check_every && !run->same_devices)
-        printf("note: ranks have different devices, compilers or files of --matmul-algorithms; --check-every compares "
+        printf("note: ranks have different devices, compilers or --matmul-algorithms files; --check-every compares "
                "only their parameters\n");
     return true;
 }
@@ -347,10 +347,10 @@ static inline bool run_compare_devices(Run* run, Error* error) {
 // ------------------------------------------------------------------------------------------------
 // 3. Loading
 
-#define STEP_MAX ((uint64_t)1 << 61)  // no run has as many; twice as many still fit in 64 bits
+#define STEP_MAX ((uint64_t)1 << 61)  // no run has as many steps; twice this still fits in 64 bits
 
-// Checkpoints are tried in descending order of their keys: 2N for step N in --out, 2N + 1 for its copy in memory. The
-// next below *key, as rank 0 sees it. asked: see run_load.
+// Finds the next checkpoint below *key, as rank 0 sees it. Checkpoints are tried in descending order of their keys: 2N
+// for step N in --out, 2N + 1 for its copy in memory. asked: see run_load.
 static inline bool run_checkpoint_before(Run* run, uint64_t* key, bool asked, bool* found, Error* error) {
     uint64_t step = 0, hot = 0, skipped;
     int64_t numbers[2] = {0, 0};
@@ -359,7 +359,7 @@ static inline bool run_checkpoint_before(Run* run, uint64_t* key, bool asked, bo
     SaveKind kind;
     *found = false;
     if (run->comm.rank == 0) {
-        step = *key / 2 + *key % 2;  // 2N < *key just if N is below this
+        step = *key / 2 + *key % 2;  // 2N < *key exactly if N is below this
         do good = checkpoint_find_before(&step, found, out, step, error);
         while (good && *found && asked && checkpoint_describe(&kind, &skipped, out, step) && kind != SAVE_ASKED);
         if (good && !asked && run->hot[0]) good = checkpoint_find_before(&hot, &hot_found, run->hot, *key / 2, error);
@@ -377,7 +377,7 @@ static inline bool run_checkpoint_before(Run* run, uint64_t* key, bool asked, bo
 }
 
 // Loads the newest checkpoint of a step below `before` that is good on all ranks; *found says whether there was any,
-// good or not. asked: only one that --ckpt-every asked for, and no copy in memory.
+// good or not. asked: considers only checkpoints that --ckpt-every asked for, and no copies in memory.
 static inline bool run_load(Run* run, uint64_t before, bool asked, bool* found, Error* error) {
     bool more;
     uint64_t key = 2 * before;
@@ -426,20 +426,20 @@ static inline ModelSource* run_source(Run* run, Error* error) {
     return s->files || source_open(s, run->options->init_from, error) ? s : NULL;
 }
 
-// Opens the shards of --data and --val, where given, and the tokenizer that they are of.
+// Opens the shards of --data and --val, if given, and the tokenizer that made them.
 static inline bool run_open_data(Run* run, const char* data, const char* val, Error* error) {
     const RunOptions* o = run->options;
     char kept[FILE_PATH_MAX];
     if (data && !dataset_open(&run->train, data, error)) return false;
     if (val && !dataset_open(&run->val, val, error)) return false;
     snprintf(kept, sizeof kept, "%.4000s/tokenizer", o->out ? o->out : "");
-    bool resumes = o->resume && directory_exists(kept);  // then --init-from has been compared when the run began
+    bool resumes = o->resume && directory_exists(kept);  // then --init-from was compared when the run began
     ModelSource* from = NULL;
     if (!resumes && o->init_from && (from = run_source(run, error)) == NULL) return false;
     return run_tokenizer_open(&run->tokenizer, &run->train, &run->val, resumes ? o->out : NULL, from, error);
 }
 
-// Makes attention and loss stop at the ends of documents: behind the token `given`, or else that of the tokenizer.
+// Makes attention and loss stop at the ends of documents: after the token `given`, or else the tokenizer's end-of-text.
 static inline bool run_mask_documents(Run* run, bool asked, const uint64_t* given, Error* error) {
     if (!asked) return fail(error, "--end-of-text is for --documents mask; give both, or neither");
     bool known = tokenizer_is_known(&run->tokenizer);
@@ -448,15 +448,15 @@ static inline bool run_mask_documents(Run* run, bool asked, const uint64_t* give
         return fail(error, "--end-of-text %d is outside the data's vocabulary of %d; give the id of its end-of-text "
                     "token", (int)end, (int)run->train.vocabulary);
     if (end < 0)
-        return fail(error, "--documents mask needs the token between documents, but %s; give --end-of-text N (50256 in "
-                    "shards of GPT-2's tokens), or shards made by tokenize --text", known
+        return fail(error, "--documents mask needs the token between documents, but %s; give --end-of-text N (50256 "
+                    "for GPT-2 tokens), or shards made by tokenize --text", known
                     ? "the data's tokenizer has none" : "the data has no tokenizer");
     run->train.mask_documents = run->val.mask_documents = true;
     run->train.end_of_text = run->val.end_of_text = end;
     return true;
 }
 
-// Refuses shards that are not the model's. A model may have more tokens than its tokenizer, as published ones do.
+// Refuses shards that the model cannot read. A model may have more tokens than its tokenizer, as published ones do.
 static inline bool run_check_data(const Run* run, const Dataset* data, const char* flag, size_t T, Error* error) {
     size_t V = run->record.config.vocab, of_data = (size_t)data->vocabulary;
     if (!dataset_fits_model(data, V, &run->tokenizer, run->options->init_from))
@@ -482,8 +482,8 @@ static inline bool run_check_out(const RunOptions* o, Error* error) {
     return true;
 }
 
-// The configuration of the run: a preset's, or of the sizes that flags give; without both that of --init-from, over
-// which the flags of other members are put.
+// Sets the configuration of the run: a preset's, or that of the sizes that flags give; with neither, that of
+// --init-from, overridden by the flags that were given for other members.
 static inline bool run_choose_config(Run* run, const char* preset, Config* asked, Flag* flags, size_t flag_count,
                                      Error* error) {
     Config* c = &run->record.config;
@@ -500,16 +500,16 @@ static inline bool run_choose_config(Run* run, const char* preset, Config* asked
     return true;
 }
 
-// The weights of --init-from: of a checkpoint, or of a model of another program.
+// Loads the weights of --init-from: of a checkpoint, or of a model of another program.
 static inline bool run_init_from(Run* run, Error* error) {
     ModelSource* from = run_source(run, error);
     bool ok = from && source_load(&run->model, from, "init-from", error);
-    if (ok) printf("begins with the weights of %s\n", from->path);
+    if (ok) printf("starting from the weights of %s\n", from->path);
     source_close(&run->source);
     return ok;
 }
 
-// The weights and the state of a run that begins.
+// Sets the weights and the state of a new run.
 static inline bool run_start(Run* run, Error* error) {
     run->record.state = run_state_begin(FLOATX_DTYPE == DTYPE_F16, run->options->loss_scale);
     if (!flat_reset_optimizer(&run->model.flat, error)) return false;
@@ -518,8 +518,8 @@ static inline bool run_start(Run* run, Error* error) {
     return run->options->init_from ? run_init_from(run, error) : model_randomize(&run->model, run->record.seed, error);
 }
 
-// Finds the directory of copies in memory: also without --ckpt-hot, since those of an earlier start with it may be the
-// newest checkpoints of this run, and those of an earlier run in this directory must never be taken for its own.
+// Finds the directory of in-memory copies, even without --ckpt-hot: copies from an earlier start with it may be the
+// newest checkpoints of this run, and those of an earlier run in the same --out must never be taken for its own.
 // Removes them, unless this run resumes.
 static inline bool run_find_hot(Run* run, bool resumes, Error* error) {
     const RunOptions* o = run->options;
@@ -537,8 +537,8 @@ static inline bool run_find_hot(Run* run, bool resumes, Error* error) {
     return run_agree(run, run->comm.rank > 0 || o->ckpt_hot == 0 || directory_make(run->hot, error), error);
 }
 
-// Removes the checkpoints, or copies in memory, that the newest one makes superfluous, which has just been saved or
-// loaded. (One that nobody has loaded may be damaged, and the older ones all that is left.)
+// Removes the checkpoints, or in-memory copies, that are superfluous now that the newest one has been saved or loaded.
+// (A newest one that was only found may be damaged, and the older ones may be all that is left.)
 static inline void run_prune(Run* run, bool hot, uint64_t newest) {
     const RunOptions* o = run->options;
     const KeepRule two = {2, 0, false}, asked = {o->ckpt_keep, o->ckpt_keep_every, o->rewind > 0};
@@ -559,7 +559,7 @@ static inline bool run_open_out(Run* run, bool* found, Error* error) {
     if (o->resume && !run_load(run, STEP_MAX, false, found, error)) return false;
     if (o->resume && !*found) printf("no checkpoint in %s yet: starting from the beginning\n", o->out);
     bool ok = (*found || run_start(run, error)) && (!writes || log_cut_back(&run->log, run->record.state.step, error));
-    source_close(&run->source);  // a run that resumes has taken its configuration alone
+    source_close(&run->source);  // a run that resumes has used only its configuration
     if (!run_agree(run, ok, error)) return false;
     if (writes) checkpoint_clean(o->out);
     if (leads && run->hot[0]) checkpoint_clean(run->hot);
@@ -570,8 +570,8 @@ static inline bool run_open_out(Run* run, bool* found, Error* error) {
 // ------------------------------------------------------------------------------------------------
 // 5. Saving
 //
-// A save begins (run_save_begin); steps continue under it; when all ranks have written their parts it is completed
-// (run_save_complete), or waited for and then completed (run_save_wait).
+// A save begins (run_save_begin), and steps continue during it. When all ranks have written their parts, it is
+// completed (run_save_complete); run_save_wait waits for that first.
 
 // Completes the save in progress; *good says whether the checkpoint is there, and if not, *error why. False if a rank
 // is lost.
@@ -599,13 +599,13 @@ static inline bool run_save_complete(Run* run, bool* good, Error* error) {
     return true;
 }
 
-// The same while training continues, also without that checkpoint.
+// The same, but reports a failed save: training continues without that checkpoint.
 static inline bool run_save_complete_or_report(Run* run, Error* error) {
     bool good;
     uint64_t step = run->saver.step;
     if (!run_save_complete(run, &good, error)) return false;
     if (!good && run->comm.rank == 0)
-        fprintf(stderr, "train: step %llu is not saved: %s. Training continues; earlier checkpoints are unchanged\n",
+        fprintf(stderr, "train: step %llu was not saved: %s. Training continues; earlier checkpoints are unchanged\n",
                 (unsigned long long)step, error->text);
     if (!good) run_event(run, "not_saved", step, "%s", error->text);
     return true;
@@ -635,7 +635,7 @@ static inline bool run_save_wait(Run* run, Error* error) {
     return ok;
 }
 
-// Begins a save in a directory, after the one before it is complete. Flushes the log first, so that the log never ends
+// Begins a save in a directory, after completing the previous one. Flushes the log first, so that the log never ends
 // before the checkpoint.
 static inline bool run_save_begin(Run* run, const char* directory, SaveKind kind, Error* error) {
     if (!run_save_wait(run, error)) return false;
@@ -653,7 +653,7 @@ static inline bool run_save_begin(Run* run, const char* directory, SaveKind kind
     return true;
 }
 
-// Saves while training continues; without memory for a snapshot the whole save comes first.
+// Saves while training continues; without a snapshot, completes the save first.
 static inline bool run_save_async(Run* run, const char* directory, Error* error) {
     return run_save_begin(run, directory, SAVE_ASKED, error) && (run->saver.snapshot || run_save_wait(run, error));
 }
@@ -661,7 +661,7 @@ static inline bool run_save_async(Run* run, const char* directory, Error* error)
 // Saves in --out before the run ends, and waits until the checkpoint is there.
 static inline bool run_save_last(Run* run, Error* error) {
     bool good = false;
-    if (!run_save_wait(run, error)) return false;  // it ends with the limit on bandwidth set again
+    if (!run_save_wait(run, error)) return false;  // when it returns, the bandwidth limit is set again
     saver_unthrottle(&run->saver, true);
     SaveKind kind = cadence_due(&run->cadence, run->record.state.step) ? SAVE_ASKED : SAVE_END;
     return run_save_begin(run, run->options->out, kind, error) && run_save_complete(run, &good, error) && good;
@@ -678,7 +678,7 @@ static inline void describe_divergence(char* text, size_t size, const RunState* 
                  (unsigned long long)state->skipped_consecutive, result->grad_norm, state->norms.mean);
 }
 
-// The oldest step that --ckpt-keep has certainly left of the checkpoints before step `first`; 0: the beginning.
+// The step of the oldest checkpoint before step `first` that --ckpt-keep has certainly left; 0: the beginning.
 static inline uint64_t run_oldest_kept(const Run* run, uint64_t first) {
     uint64_t interval = run->cadence.steps, keep = run->options->ckpt_keep;
     uint64_t newest = interval ? (first - 1) / interval * interval : 0, span = keep ? (keep - 1) * interval : newest;
@@ -686,8 +686,8 @@ static inline uint64_t run_oldest_kept(const Run* run, uint64_t first) {
 }
 
 // Where a run that has diverged goes back to: the newest checkpoint before step *before, at step *oldest or later (0:
-// any, or the beginning). *first is the first of the steps that were skipped last. If the run has come no further than
-// the last time, that checkpoint was bad already, and it goes to the one before. False if the run may not go back.
+// any, or the beginning). *first is the first of the steps that were skipped last. If the run got no further than the
+// last time, that checkpoint was already bad, and it goes to the one before. False if the run may not go back.
 static inline bool run_plan_rewind(Run* run, const char* why, uint64_t* first, uint64_t* before, uint64_t* oldest,
                                    Error* error) {
     const RunOptions* o = run->options;
@@ -698,7 +698,7 @@ static inline bool run_plan_rewind(Run* run, const char* why, uint64_t* first, u
     *before = again ? state->rewound_to : *first;
     *oldest = run_oldest_kept(run, *first);
     if (o->rewind == 0)
-        return fail(error, "%s; lower --lr or raise --spike-skip, and --resume, or let --rewind do it", why) ||
+        return fail(error, "%s; lower --lr or raise --spike-skip, and --resume, or use --rewind", why) ||
             fail_alike(error);
     if (state->rewinds >= o->rewind)
         return fail(error, "%s, after %llu rewinds; lower --lr, and --resume", why,
@@ -706,9 +706,8 @@ static inline bool run_plan_rewind(Run* run, const char* why, uint64_t* first, u
                fail_alike(error);
     if (again && *before <= *oldest && *oldest > 0)
         return fail(error,
-                    "%s, also from step %llu on, and --ckpt-keep %llu has left no checkpoint before that; lower --lr, "
-                    "and "
-                    "--resume",
+                    "%s, also after the rewind to step %llu, and --ckpt-keep %llu has left no checkpoint before that; "
+                    "lower --lr, and --resume",
                     why, (unsigned long long)*before, (unsigned long long)o->ckpt_keep) ||
                fail_alike(error);
     return true;
@@ -723,10 +722,10 @@ static inline bool run_retract(Run* run, Error* error) {
            log_cut_back(&run->log, step, error);
 }
 
-// The run has diverged: goes back to a checkpoint, and continues with the samples that come now and a smaller learning
-// rate, as "PaLM: Scaling Language Modeling with Pathways" (5.1) does by hand. A run that is killed and resumed must go
-// back to the same checkpoint; so only those count that --ckpt-every asked for: none that a signal made, and no copies
-// in memory.
+// Called when the run has diverged: goes back to a checkpoint, and continues with the samples that come next and a
+// smaller learning rate, as "PaLM: Scaling Language Modeling with Pathways" (5.1) does by hand. A run that is killed
+// and resumed must go back to the same checkpoint, so only checkpoints that --ckpt-every asked for count: none made at
+// a signal, and no copies in memory.
 static inline bool run_rewind(Run* run, const StepResult* result, Error* error) {
     RunState *state = &run->record.state, diverged = *state;
     uint64_t first, before, oldest;
@@ -762,7 +761,7 @@ static inline bool run_rewind(Run* run, const StepResult* result, Error* error) 
 // ------------------------------------------------------------------------------------------------
 // 7. Checking
 
-// For tests: one wrong bit in a parameter of the first block, as faulty memory would make it.
+// For tests: flips a bit in a parameter of the first block, as faulty memory would.
 static inline void fault_flip(Model* model) {
     unsigned char byte;
     Error ignored;
@@ -779,9 +778,9 @@ static inline void describe_forward(char* text, size_t size, const FlatVector* f
              number == 0 ? "hidden states" : "losses");
 }
 
-// Whether all ranks, which have the same parameters, compute the same with them: the checksum of the hidden states, and
-// the sum of the losses, of a fixed batch (B, T). Finds arithmetic that is wrong on one machine, which gradients carry
-// to the parameters of all. Overwrites the activations; tokens, targets (B, T) are scratch.
+// Whether all ranks, which have the same parameters, compute the same values with them: compares the checksum of the
+// hidden states, and the sum of the losses, of a fixed batch (B, T). Finds wrong arithmetic on one machine, which
+// gradients would spread to the parameters of all. Overwrites the activations; tokens, targets (B, T) are scratch.
 static inline bool model_compare_forward(Model* model, int32_t* tokens, int32_t* targets, size_t B, size_t T,
                                          Error* error) {
     FlatVector* flat = &model->flat;
@@ -824,14 +823,14 @@ static inline void run_report_straggler(Run* run, const StepResult* result) {
     run->slow_count += slow;
     if (!slow || run->slow_count != o->slow_steps) return;
     run_announce(run, "slow", run->record.state.step,
-                 "note: rank %zu is a straggler: its steps take %.0f ms without waiting, the median %.0f ms, for %llu "
-                 "consecutive steps", result->slowest, result->busy_max, result->busy_median,
+                 "note: rank %zu is a straggler: its steps took %.0f ms without waiting, against a median of %.0f ms, "
+                 "in %llu consecutive steps", result->slowest, result->busy_max, result->busy_median,
                  (unsigned long long)o->slow_steps);
 }
 
-// Says once, when the disk has shown what it can do, what offloading costs.
+// Reports once what offloading costs, after a few steps, when the disk has shown its speed.
 static inline void run_report_offload(Run* run, double step_ms) {
-    enum { REPORTED = 3 };  // the update that is reported: the first ones write where nothing was
+    enum { REPORTED = 3 };  // the update that is reported: the first ones write unused space
     Model* model = &run->model;
     Offload* stores[2] = {&model->flat.offloaded.store, &model->offloaded.store};
     size_t bytes[2] = {offload_total(stores[0]), offload_blocks_bytes(&model->offloaded) * model->flat.micro_batches};
@@ -843,8 +842,8 @@ static inline void run_report_offload(Run* run, double step_ms) {
         run->offload_waited_ms[i] = c.waited_ms;
         if (bytes[i] == 0 || run->offload_steps < REPORTED) continue;
         run_announce(run, "offload", run->record.state.step,
-                     "note: a step reads and writes %.3f GB of %s, reads at %.2f GB/s and writes at %.2f GB/s, and "
-                     "waits %.0f of its %.0f ms for that", 1e-9 * (double)bytes[i], stores[i]->what,
+                     "note: each step reads and writes %.3f GB of %s, reading at %.2f GB/s and writing at %.2f GB/s, "
+                     "and spends %.0f of its %.0f ms waiting for that", 1e-9 * (double)bytes[i], stores[i]->what,
                      1e-6 * (double)c.read / c.read_ms, 1e-6 * (double)c.written / c.written_ms, waited, step_ms);
     }
 }
@@ -949,7 +948,7 @@ static inline bool run_join_plan(Launch* launch, uint64_t* ranks, Error* error) 
     return launch->rank == 0 || freopen("/dev/null", "w", stdout) != NULL || fail_file(error, "open", "/dev/null");
 }
 
-// Becomes one rank of the run: as the launcher's environment says, or forked here into `ranks` if that is not 0.
+// Becomes one rank of the run: as the launcher's environment says, or by forking `ranks` ranks here if that is not 0.
 // shares_cores: ranks of one machine divide its cores, unless OpenMP's own variables say otherwise.
 static inline bool run_join(Run* run, Launch* launch, uint64_t ranks, double timeout, bool shares_cores,
                             Error* error) {
@@ -967,7 +966,7 @@ static inline bool run_join(Run* run, Launch* launch, uint64_t ranks, double tim
     return true;
 }
 
-// The flags are wrong: connects to the other ranks, if a launcher has started any, so that run_close can notify them.
+// Called when the flags are wrong: connects to the other ranks, if there are any, so that run_close can notify them.
 static inline void run_refuse(Run* run, Launch* launch, double timeout) {
     Error ignored;
     if (!launch_find(launch, &ignored) || launch->world == 1) return;
@@ -989,7 +988,7 @@ static inline bool run_end(Run* run, uint64_t steps, Error* error) {
     return fail_alike(error);
 }
 
-#define REAP_MS 2e3  // that forked ranks have to end after rank 0 has failed
+#define REAP_MS 2e3  // the time that forked ranks have to end after rank 0 has failed
 
 // Reports how the run ended, notifies the other ranks, and frees everything. Returns the exit code of the program.
 static inline int run_close(Run* run, Launch* launch, bool ok, const Error* error, double timeout,

@@ -1,5 +1,5 @@
-// run_tokenizer.h: which tokenizer a run is of: that of its shards, of the model that it begins with, and of its own
-// directory when it is resumed. They must be the same one, since tokens mean nothing without it.
+// run_tokenizer.h: the tokenizer of a run: that of its shards, of the model that it starts from and, when it is
+// resumed, of its own directory. They must all be the same, since tokens mean nothing without it.
 //
 //   Tokenizer tokenizer;
 //   bool ok = run_tokenizer_open(&tokenizer, &train, &val, resumed ? out : NULL, from, &error) &&
@@ -7,7 +7,7 @@
 //   tokenizer_close(&tokenizer);
 //
 // Shards PREFIX_train_N.bin and PREFIX_val_N.bin have theirs in PREFIX_tokenizer/, a run in OUT/tokenizer/. Shards
-// without one are accepted, as those of llm.c are: only their vocabulary is compared, and 256 stands for bytes.
+// without one are accepted, such as those of llm.c: only their vocabulary is compared, and 256 means bytes.
 
 #ifndef LLMTRAIN_RUN_TOKENIZER_H
 #define LLMTRAIN_RUN_TOKENIZER_H
@@ -23,12 +23,12 @@ typedef struct {
 
 static inline bool tokenizer_is_known(const Tokenizer* tokenizer) { return tokenizer->vocabulary > 0; }
 
-// Known, and not the one of bytes.
+// Known, and not the byte tokenizer.
 static inline bool tokenizer_has_files(const Tokenizer* tokenizer) {
     return tokenizer_is_known(tokenizer) && tokenizer->hash != tokenizer_of_bytes().hash;
 }
 
-// Opens the tokenizer in a directory; there need be none.
+// Opens the tokenizer in a directory, if there is one.
 static inline bool found_tokenizer_open(FoundTokenizer* found, const char* directory, Error* error) {
     memset(&found->tokenizer, 0, sizeof found->tokenizer);
     snprintf(found->where, sizeof found->where, "%s", directory);
@@ -44,8 +44,8 @@ static inline bool found_tokenizers_agree(const FoundTokenizer* a, const FoundTo
                 (unsigned long long)ours->hash, b->where, other->name, (unsigned long long)other->hash);
 }
 
-// The tokenizer of a dataset's shards, which must agree. Without one beside them a vocabulary of 256 says that they
-// hold bytes.
+// Opens the tokenizer of a dataset's shards, which must agree. Without one next to them, a vocabulary of 256 means that
+// they hold bytes.
 static inline bool dataset_tokenizer_open(FoundTokenizer* found, const Dataset* dataset, Error* error) {
     memset(found, 0, sizeof *found);
     char last[FILE_PATH_MAX] = "", directory[FILE_PATH_MAX];
@@ -72,9 +72,9 @@ static inline bool model_tokenizer_open(FoundTokenizer* found, const ModelSource
     return source_open_tokenizer(&found->tokenizer, from->tokenizer, from->config.vocab, error);
 }
 
-// The tokenizer of a run: that of the training shards, or else of the others. out: of a run that is resumed, otherwise
-// NULL; from: NULL, or the model that a new run begins with. Its vocabulary is 0 if none of them has one. The
-// caller closes it.
+// Opens the tokenizer of a run: that of the training shards, or else of the other sources. out: --out of a resumed run,
+// otherwise NULL; from: the model that a new run starts from, or NULL. The vocabulary is 0 if no source has a
+// tokenizer. The caller closes it.
 static inline bool run_tokenizer_open(Tokenizer* tokenizer, const Dataset* train, const Dataset* val, const char* out,
                                       const ModelSource* from, Error* error) {
     enum { SOURCES = 4 };
@@ -96,15 +96,15 @@ static inline bool run_tokenizer_open(Tokenizer* tokenizer, const Dataset* train
     return ok;
 }
 
-// Whether a model of V tokens can read a dataset: it has the same vocabulary, or a smaller one where that of the model
-// may be padded, as it is in models of other programs.
+// Whether a model of V tokens can read a dataset: its vocabulary is the same, or smaller where the model's may be
+// padded, as in models of other programs.
 static inline bool dataset_fits_model(const Dataset* dataset, size_t V, const Tokenizer* tokenizer,
                                       const char* init_from) {
     size_t of_data = (size_t)dataset->vocabulary;
     return of_data == 0 || of_data == V || (of_data < V && (tokenizer_has_files(tokenizer) || init_from));
 }
 
-// Keeps the tokenizer in OUT/tokenizer/, in place of one that is there; that of bytes has nothing to keep.
+// Saves the tokenizer in OUT/tokenizer/, in place of one that is there; the byte tokenizer has no files to save.
 static inline bool run_tokenizer_keep(const Tokenizer* tokenizer, const char* out, Error* error) {
     char directory[FILE_PATH_MAX];
     snprintf(directory, sizeof directory, "%.4000s/tokenizer", out);

@@ -13,9 +13,9 @@
 //        safetensors_read(&f, t, data, t->bytes, NULL, &error);
 //   safetensors_close(&f);
 //
-// The reader takes any bytes: it refuses a damaged file with a message, and takes memory in proportion to the file. The
-// writer reads its own header back before it writes it, and leaves no file unless it reached its end. Data are neither
-// converted nor kept in memory. There is no global state; one thread at a time may use an object.
+// The reader accepts arbitrary bytes: it refuses a damaged file with a message, and uses memory in proportion to the
+// file. The writer parses its own header before it writes it, and leaves no unfinished file. Data are neither converted
+// nor kept in memory. There is no global state; one thread at a time may use an object.
 
 #ifndef LLMTRAIN_SAFETENSORS_H
 #define LLMTRAIN_SAFETENSORS_H
@@ -34,7 +34,7 @@
 // The tensors of the header must cover the file from the first byte of data to the last.
 // Checksums are XXH64 with seed 0: of the header with its length, and of the data of each tensor.
 
-#define SAFETENSORS_NAME_MAX 256                    // with the zero byte
+#define SAFETENSORS_NAME_MAX 256                    // including the zero byte
 #define SAFETENSORS_DIMS_MAX 8
 #define SAFETENSORS_HEADER_MAX ((size_t)100000000)  // the format's own limit
 #define SAFETENSORS_TENSORS_MAX ((size_t)1 << 16)   // in one file
@@ -87,7 +87,7 @@ static inline const char* safetensors_tensor_parse(SafetensorsTensor* tensor, co
 
     if (json_count(json, shape) > SAFETENSORS_DIMS_MAX) return "it has too many dimensions";
     for (uint32_t i = json_first(json, shape); i != JSON_NONE; i = json_next(json, i)) {
-        if (!json_u64(json, i, &n) || n > SIZE_MAX) return "its shape is not made of sizes";
+        if (!json_u64(json, i, &n) || n > SIZE_MAX) return "its shape is not a list of sizes";
         tensor->shape[tensor->dims++] = (size_t)n;
     }
     uint32_t first = json_first(json, range), second = json_next(json, first);
@@ -114,7 +114,7 @@ static inline int safetensors_compare(const void* left, const void* right) {
     return a->position < b->position ? -1 : a->position > b->position;
 }
 
-// Reads and checks a header that stands before data_bytes of data.
+// Parses and checks a header that is followed by data_bytes bytes of data.
 static inline bool safetensors_header_parse(SafetensorsHeader* header, const char* text, size_t bytes,
                                             size_t data_bytes, const char* path, Error* error) {
     memset(header, 0, sizeof *header);
@@ -153,7 +153,7 @@ static inline bool safetensors_header_parse(SafetensorsHeader* header, const cha
     size_t end = 0;
     for (size_t i = 0; i < header->count && !problem; i++) {
         name = header->tensors[i].name;
-        if (header->tensors[i].offset != end) problem = "its data overlap with others or leave a hole before them";
+        if (header->tensors[i].offset != end) problem = "its data overlaps with others or leaves a gap before it";
         end = header->tensors[i].offset + header->tensors[i].bytes;
     }
     if (!problem && end != data_bytes) {
@@ -161,7 +161,7 @@ static inline bool safetensors_header_parse(SafetensorsHeader* header, const cha
         problem = "its tensors do not end where the file ends";
     }
     if (!problem) return true;
-    fail(error, "%.600s is not a sound safetensors file: %.100s: %s; use another copy", path, name, problem);
+    fail(error, "%.600s is not a valid safetensors file: %.100s: %s; use another copy", path, name, problem);
     safetensors_header_free(header);
     return false;
 }
@@ -171,7 +171,7 @@ static inline bool safetensors_header_parse(SafetensorsHeader* header, const cha
 //
 // safetensors_create; safetensors_metadata where wanted, then safetensors_declare for every tensor; safetensors_begin;
 // safetensors_write for the data in the order of declaration, in pieces of any size; safetensors_end; and always
-// safetensors_writer_free, which removes a file that did not reach its end. A call that fails has removed it already.
+// safetensors_writer_free, which removes an unfinished file. A call that fails has removed it already.
 
 typedef struct {
     FileWriter file;
@@ -200,7 +200,7 @@ static inline bool safetensors_fail(SafetensorsWriter* w, Error* error, const ch
     return fail(error, "cannot write %.600s: %s %.100s", w->file.path, problem, name);
 }
 
-// Adds a string about the whole file. To be called before the first tensor is declared.
+// Adds a string about the whole file. Call it before the first tensor is declared.
 static inline bool safetensors_metadata(SafetensorsWriter* w, const char* key, const char* value, Error* error) {
     if (w->declared > 0) return safetensors_fail(w, error, "metadata must come before the first tensor:", key);
     if (w->text.depth == 1) {
@@ -238,7 +238,7 @@ static inline bool safetensors_declare(SafetensorsWriter* w, const char* name, D
     return true;
 }
 
-// Ends the current tensor if all its bytes are written, and the tensors of no bytes after it.
+// Ends the current tensor if all its bytes are written, and any empty tensors after it.
 static inline void safetensors_advance(SafetensorsWriter* w) {
     while (w->current < w->header.count && w->done == w->header.tensors[w->current].bytes) {
         w->header.tensors[w->current++].hash = hash_end(&w->hash);
@@ -247,7 +247,7 @@ static inline void safetensors_advance(SafetensorsWriter* w) {
     }
 }
 
-// Reads the header back as any reader will, then writes it: a wrong name or shape is found here.
+// Parses the header as any reader will, then writes it: a wrong name or shape is found here.
 static inline bool safetensors_begin(SafetensorsWriter* w, Error* error) {
     while (w->text.depth > 0) json_write_end(&w->text, '}');
     while (!w->text.failed && w->text.bytes % 8 != 0) json_put(&w->text, " ", 1);
@@ -268,7 +268,7 @@ static inline bool safetensors_begin(SafetensorsWriter* w, Error* error) {
 static inline bool safetensors_write(SafetensorsWriter* w, const void* data, size_t bytes, Error* error) {
     const char* p = (const char*)data;
     while (bytes > 0) {
-        if (w->current >= w->header.count) return safetensors_fail(w, error, "there are more data than declared", "");
+        if (w->current >= w->header.count) return safetensors_fail(w, error, "there is more data than declared", "");
         size_t n = min_size(min_size(bytes, FILE_CHUNK), w->header.tensors[w->current].bytes - w->done);
         if (!file_append(&w->file, p, n, error)) return false;
         hash_add(&w->hash, p, n);
@@ -283,14 +283,14 @@ static inline bool safetensors_write(SafetensorsWriter* w, const void* data, siz
 static inline bool safetensors_end(SafetensorsWriter* w, Error* error) {
     if (w->header.tensors == NULL) return safetensors_fail(w, error, "the header was not written", "");
     if (w->current < w->header.count)
-        return safetensors_fail(w, error, "there are not enough data for", w->header.tensors[w->current].name);
+        return safetensors_fail(w, error, "there is not enough data for", w->header.tensors[w->current].name);
     return file_end(&w->file, error);
 }
 
 // ------------------------------------------------------------------------------------------------
 // 3. Reader
 //
-// Reads with calls and maps nothing into memory: a file that is cut while it is read is an error and not a signal.
+// Uses read calls, not mmap: a file that is truncated while it is read causes an error, not a signal.
 
 typedef struct {
     int file;                  // open descriptor
@@ -313,11 +313,11 @@ static inline bool safetensors_open(SafetensorsFile* f, const char* path, Error*
     uint64_t length = 0;
     if (!path_copy(f->path, path, error) || (f->file = file_open(&bytes, path, error)) < 0) return false;
     bool good = true;
-    if (bytes < sizeof length) good = fail(error, "%.600s is too short for a safetensors file; it was cut", path);
+    if (bytes < sizeof length) good = fail(error, "%.600s is too short for a safetensors file; it was truncated", path);
     good = good && file_read_at(f->file, &length, sizeof length, 0, path, error);
     if (good && (length > bytes - sizeof length || length > SAFETENSORS_HEADER_MAX))
-        good = fail(error, "%.600s is cut, or is not a safetensors file: it announces a header of %llu bytes", path,
-                    (unsigned long long)length);
+        good = fail(error, "%.600s is truncated, or is not a safetensors file: it announces a header of %llu bytes",
+                    path, (unsigned long long)length);
     char* text = good ? (char*)allocate(length) : NULL;
     if (good && !text) good = fail_memory(error, path, length);
     good = good && file_read_at(f->file, text, length, sizeof length, path, error);
@@ -335,12 +335,12 @@ static inline const SafetensorsTensor* safetensors_find(const SafetensorsFile* f
     return NULL;
 }
 
-// Reads a part of a tensor: `bytes` bytes from first_byte on. The system reads ahead what follows.
+// Reads a part of a tensor: `bytes` bytes from first_byte on, and asks the system to read ahead what follows.
 static inline bool safetensors_read_range(const SafetensorsFile* f, const SafetensorsTensor* tensor, size_t first_byte,
                                           size_t bytes, void* buffer, Error* error) {
     if (first_byte > tensor->bytes || bytes > tensor->bytes - first_byte)
-        return fail(error, "%.600s: bytes %zu to %zu were asked of %.100s, which has %zu; the shapes differ", f->path,
-                    first_byte, first_byte + bytes, tensor->name, tensor->bytes);
+        return fail(error, "%.600s: bytes %zu to %zu were requested from %.100s, which has %zu; the shapes differ",
+                    f->path, first_byte, first_byte + bytes, tensor->name, tensor->bytes);
     size_t first = f->data_start + tensor->offset + first_byte;
     if (!file_read_at(f->file, buffer, bytes, first, f->path, error)) return false;
     disk_read_ahead(f->file, first + bytes, 2 * FILE_CHUNK);

@@ -5,8 +5,8 @@
 //   int32_t token = sample_token(candidates, logits, text, count, &o, uniform, V);
 //
 // The token is a function of its arguments: the caller supplies the random number. Logits are on the host. The work is
-// O(V), and O(log V) for each candidate that comes before the drawn one, the most likely first. These are put in order
-// as far as they are needed: first those of at least 1/64 of the largest probability, then those of 1/4096, and so on.
+// O(V), plus O(log V) for each candidate that is more likely than the drawn one. Candidates are sorted only as far as
+// needed: first those with at least 1/64 of the largest probability, then those with 1/4096, and so on.
 
 #ifndef LLMTRAIN_SAMPLING_H
 #define LLMTRAIN_SAMPLING_H
@@ -19,7 +19,7 @@ typedef struct {
     double top_p;               // sample from the smallest set of most likely tokens with total probability p; 1: all
     uint64_t seed;              // of the caller's random numbers
     double min_p;               // leave out tokens with less than this share of the largest probability; 0: none
-    double repetition_penalty;  // makes tokens of the text less likely; 0 or 1: does not
+    double repetition_penalty;  // makes tokens of the text less likely; 0 or 1: off
 } SamplingOptions;
 
 typedef struct {
@@ -27,7 +27,7 @@ typedef struct {
     int32_t token;
 } Candidate;
 
-// The most likely first; among equals the smaller token.
+// Orders by probability, the most likely first; among equals, the smaller token first.
 static inline bool candidate_before(Candidate a, Candidate b) {
     return a.probability != b.probability ? a.probability > b.probability : a.token < b.token;
 }
@@ -43,7 +43,7 @@ static inline void candidates_sink(Candidate* heap, size_t i, size_t n) {
     heap[i] = moved;
 }
 
-// Takes the first off a heap of n, and leaves it behind the others.
+// Removes the first from a heap of n, and leaves it after the others.
 static inline Candidate candidates_pop(Candidate* heap, size_t n) {
     Candidate first = heap[0];
     heap[0] = heap[n - 1];
@@ -66,7 +66,7 @@ static inline void candidates_read(Candidate* candidates, const floatX* logits, 
     }
 }
 
-// The largest of them, without those that are NaN.
+// The largest of them, ignoring NaN.
 static inline float candidates_maximum(const Candidate* candidates, size_t V) {
     float maximum = -INFINITY;
     #pragma omp simd reduction(max:maximum)
@@ -75,7 +75,7 @@ static inline float candidates_maximum(const Candidate* candidates, size_t V) {
     return maximum;
 }
 
-// candidates (V) = softmax(candidates / temperature), the largest of which is 1. Returns the sum.
+// candidates (V) = softmax(candidates / temperature), not normalised: the largest is 1. Returns the sum.
 static inline float candidates_softmax(Candidate* candidates, double temperature, size_t V) {
     float maximum = candidates_maximum(candidates, V), sum = 0.0f;
     for (size_t v = 0; v < V; v++) {
@@ -86,8 +86,8 @@ static inline float candidates_softmax(Candidate* candidates, double temperature
     return sum;
 }
 
-// Moves those of n candidates that have at least this probability behind the others, as a heap; returns the number of
-// the others.
+// Moves those of n candidates with a probability of at least `least` behind the others, as a heap; returns the number
+// of the others.
 static inline size_t candidates_part(Candidate* candidates, size_t n, float least) {
     size_t others = n;
     for (size_t i = 0; i < others;) {
@@ -105,7 +105,7 @@ static inline size_t candidates_part(Candidate* candidates, size_t n, float leas
 
 // Draws from softmax(logits / temperature), cut to the top k, to the top p ("The Curious Case of Neural Text
 // Degeneration") and to those above min p ("Turning Up the Heat: Min-p Sampling"). logits (V); candidates (V) is
-// scratch; text (count): what the penalty is for; `uniform` in [0, 1) is the random number.
+// scratch; text (count): the tokens that are penalized; `uniform` in [0, 1) is the random number.
 static inline int32_t sample_token(Candidate* candidates, const floatX* logits, const int32_t* text, size_t count,
                                    const SamplingOptions* o, float uniform, size_t V) {
     candidates_read(candidates, logits, text, count, (float)o->repetition_penalty, V);
@@ -120,7 +120,7 @@ static inline int32_t sample_token(Candidate* candidates, const floatX* logits, 
     bool cut = most < V || o->top_p < 1 || o->min_p > 0, top_p_of_k = o->top_p < 1 && o->top_k > 0;
     float largest = 1.0f, least = 1.0f, reached = 0.0f;
     while (taken < most) {
-        while (taken + others == V) {  // no candidate is left but those below `least`
+        while (taken + others == V) {  // the only candidates left are below `least`
             least = least > 1e-6f ? least / 64 : 0.0f;
             others = candidates_part(candidates, others, least);
         }
@@ -133,7 +133,7 @@ static inline int32_t sample_token(Candidate* candidates, const floatX* logits, 
         if (!cut && uniform * sum < reached) return next.token;
         if (o->top_p < 1 && !top_p_of_k && reached >= (float)o->top_p * sum) break;
     }
-    // With a top k the top p is of what it has left, and only then the min p.
+    // With top k, top p and min p apply to the candidates that top k has left.
     float all = reached;
     for (size_t i = taken; top_p_of_k && i > 1; i--) {
         float p = candidates[V - i].probability, without = reached - p;

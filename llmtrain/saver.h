@@ -53,14 +53,14 @@ static inline bool cadence_parse(Cadence* c, const char* text, double mtbf, bool
     bool minutes = strcmp(end, "min") == 0,
          good = end != text && number >= 0 && number <= 1e12 && (minutes || *end == 0);
     if (!good || (!minutes && number != floor(number)))
-        return fail(error, "--ckpt-every is '%s'; give a number of steps, minutes as 10min, or auto", text);
+        return fail(error, "--ckpt-every is '%s'; give a number of steps, minutes as in 10min, or auto", text);
     if (minutes) c->every_ms = 6e4 * number;
     else c->steps = (uint64_t)number;
     if (c->steps == 1) c->async = false;
     return true;
 }
 
-// Whether there are checkpoints before the end.
+// Whether the run saves checkpoints before its end.
 static inline bool cadence_saves(const Cadence* c) { return c->steps > 0 || c->every_ms > 0; }
 
 static inline void cadence_start(Cadence* c, double now) { c->began_ms = c->saved_ms = now; }
@@ -72,14 +72,14 @@ static inline bool cadence_due_now(const Cadence* c, double now) {
     return c->every_ms > 0 && now - c->saved_ms > c->every_ms;
 }
 
-// A save began, on the disk or as a copy in memory.
+// Called when a save begins, on the disk or as a copy in memory.
 static inline void cadence_count_save(Cadence* c, double began, bool in_memory) {
     if (!in_memory) c->saved_ms = began;
     c->costs_ms += fmax(c->cost_ms, 0);
     c->cost_ms = 0;
 }
 
-// A step took `ms`; by how much it is longer during a save is what the save costs, with the time between two steps.
+// Called after a step of `ms`. The cost of a save is the extra time of the steps during it, and time between steps.
 static inline void cadence_count_step(Cadence* c, double ms, bool saving) {
     if (!saving) c->step_ms += (ms - c->step_ms) / (double)min_size(++c->step_count, 100);
     else if (c->step_count > 0) c->cost_ms += ms - c->step_ms;
@@ -98,15 +98,15 @@ static inline bool cadence_choose(Cadence* c) {
 // ------------------------------------------------------------------------------------------------
 // 2. Saver
 //
-// A save has three parts. Every rank takes a snapshot of its slices and begins to write its file (saver_begin): in a
-// thread of its own with --ckpt-async, from a snapshot, otherwise at once. Training continues: weights and optimizer
-// state change only in the next update, so that even the snapshot is taken under the next step (saver_await_snapshot).
-// When all ranks have written and flushed their files, which StepFlags say once a step, they complete the save together
-// (saver_end): rank 0 gathers the checksums, writes the manifest, and renames the directory.
+// A save has three parts. Every rank begins to write its slices to its file (saver_begin): with --ckpt-async in a
+// thread, from a snapshot, otherwise at once. Training continues: weights and optimizer state change only in the next
+// update, so that even the snapshot is taken during the next step (saver_await_snapshot). When all ranks have written
+// and flushed their files, as StepFlags report once a step, they complete the save together (saver_end): rank 0 gathers
+// the checksums, writes the manifest, and renames the directory.
 
 typedef enum { SAVER_IDLE, SAVER_WRITING, SAVER_WRITTEN, SAVER_FAILED } SaverState;
 
-// The newest checkpoint that was saved in a directory; none: out is empty.
+// The newest checkpoint that was saved in a directory; out is empty if there is none.
 typedef struct {
     char out[FILE_PATH_MAX];
     uint64_t step;
@@ -120,7 +120,7 @@ typedef struct {
     pthread_t thread;
     bool threaded;           // there is a thread to join
     bool taken;              // the snapshot is complete
-    SaverState state;        // of the save in progress; the thread changes it, last of all
+    SaverState state;        // of the save in progress; the thread changes it as its last act
     bool cancelled;          // the thread is asked to end soon
     bool gave_up;            // and has, without a failure of its own
     bool unthrottled;        // it ignores the bandwidth limit
@@ -129,8 +129,8 @@ typedef struct {
     JsonWriter manifest;     // begun, with the caller's members
     char out[FILE_PATH_MAX];
     SafetensorsWriter writer;
-    SafetensorsWriter frozen;  // rank 0's, of the file of the weights that do not train,
-    SaverNewest newest[2];     // which these have, too: --out and --ckpt-hot-dir may be different file systems
+    SafetensorsWriter frozen;  // rank 0's, of the file of the frozen weights,
+    SaverNewest newest[2];     // which these checkpoints have too: --out and --ckpt-hot-dir can be on two file systems
     Error error;             // of SAVER_FAILED
     double stalled_ms;       // how long the save has kept training waiting
     double began_ms;
@@ -152,7 +152,7 @@ static inline bool saver_open(Saver* s, FlatVector* flat, bool snapshots, double
            fail(error, "out of memory for snapshots of %.2f GB; give --ckpt-async off", 1e-9 * (double)s->bytes);
 }
 
-// Names every piece of this rank's file.
+// Declares every piece of this rank's file.
 static inline bool saver_declare(Saver* s, const CheckpointArray* arrays, size_t count, Error* error) {
     const Parameters* p = s->flat->parameters;
     bool ok = true;
@@ -171,7 +171,7 @@ static inline bool saver_declare(Saver* s, const CheckpointArray* arrays, size_t
     return ok && safetensors_begin(&s->writer, error);
 }
 
-// Writes a chunk, in the background no faster than the limit.
+// Writes a chunk; in the background, no faster than the bandwidth limit.
 static inline bool saver_write(Saver* s, const void* data, size_t bytes, size_t* written, Error* error) {
     fault_point("write");
     s->gave_up = __atomic_load_n(&s->cancelled, __ATOMIC_RELAXED);
@@ -185,7 +185,7 @@ static inline bool saver_write(Saver* s, const void* data, size_t bytes, size_t*
     return true;
 }
 
-// Straight from the device.
+// Writes all pieces straight from the device.
 static inline bool saver_write_device(Saver* s, const CheckpointArray* arrays, size_t count, Error* error) {
     const Parameters* p = s->flat->parameters;
     bool copies = !device_is_host() || flat_offloads(s->flat);
@@ -209,7 +209,7 @@ static inline bool saver_write_device(Saver* s, const CheckpointArray* arrays, s
     return ok;
 }
 
-// Gives the file of the weights that do not train in an earlier checkpoint another name; false if none is on that file
+// Hard-links the file of the frozen weights in an earlier checkpoint to `path`; false if there is none on the same file
 // system.
 static inline bool saver_link_frozen(const Saver* s, const char* path) {
     for (size_t i = 0; i < 2; i++) {
@@ -221,8 +221,7 @@ static inline bool saver_link_frozen(const Saver* s, const char* path) {
     return false;
 }
 
-// Rank 0: the weights that do not train, as another name of the file in a checkpoint before, or written where there
-// is none.
+// Rank 0: the file of the frozen weights, as a hard link to that of an earlier checkpoint, or written if there is none.
 static inline bool saver_write_frozen(Saver* s, Error* error) {
     const Parameters* p = s->flat->parameters;
     char directory[FILE_PATH_MAX], path[FILE_PATH_MAX + 64];
@@ -261,7 +260,7 @@ static inline bool saver_write_frozen(Saver* s, Error* error) {
     return ok;
 }
 
-// This rank's file, whole and on the disk.
+// Writes this rank's file, and flushes it to the disk.
 static inline bool saver_write_file(Saver* s, Error* error) {
     char directory[FILE_PATH_MAX], path[FILE_PATH_MAX + 64];
     CheckpointArray arrays[CHECKPOINT_ARRAYS];
@@ -278,7 +277,7 @@ static inline bool saver_write_file(Saver* s, Error* error) {
     return ok && safetensors_end(&s->writer, error);
 }
 
-// Copies this rank's slices to the host, beside the work of the next step.
+// Copies this rank's slices to the host, while the next step runs.
 static inline void saver_take_snapshot(Saver* s) {
     const FlatVector* flat = s->flat;
     CheckpointArray arrays[CHECKPOINT_ARRAYS];
@@ -317,8 +316,8 @@ static inline void* saver_run_async(void* argument) {
     return saver_run(argument);
 }
 
-// Begins the save of a step in OUT; no other is in progress. `manifest` was begun by manifest_begin and is the saver's
-// from here on. saver_state says what has failed; `reason` is not NULL if something has failed on this rank already.
+// Begins the save of a step in `out`; no other may be in progress. `manifest` was begun by manifest_begin, and belongs
+// to the saver from here on. saver_state reports a failure; `reason` is not NULL if something has already failed here.
 static inline void saver_begin(Saver* s, uint64_t step, const char* out, const JsonWriter* manifest,
                                const Error* reason) {
     s->began_ms = now_ms();
@@ -354,7 +353,7 @@ static inline void saver_await_snapshot(Saver* s) {
 // Lifts the bandwidth limit while training waits for the save.
 static inline void saver_unthrottle(Saver* s, bool on) { __atomic_store_n(&s->unthrottled, on, __ATOMIC_RELAXED); }
 
-// The save in progress has failed on some rank: the thread ends soon.
+// Called when the save in progress has failed on some rank: makes the thread end soon.
 static inline void saver_stop(Saver* s) { __atomic_store_n(&s->cancelled, true, __ATOMIC_RELAXED); }
 
 static inline void saver_join(Saver* s) {
@@ -383,7 +382,7 @@ static inline bool saver_publish(Saver* s, const char* files, const size_t* begi
     checkpoint_path(path, s->out, step, "");
     checkpoint_path(temporary, s->out, step, ".tmp");
     snprintf(file, sizeof file, "%s/manifest.json", temporary);
-    // Where ranks do not see each other's files, nobody could load the checkpoint.
+    // If ranks did not see each other's files, no rank could load the checkpoint.
     for (size_t r = 0; r < s->flat->options.world; r++) {
         char part[FILE_PATH_MAX + 64];
         snprintf(part, sizeof part, "%s/" CHECKPOINT_FILE, temporary, r);
@@ -396,7 +395,7 @@ static inline bool saver_publish(Saver* s, const char* files, const size_t* begi
     fault_point("manifest");
     if (!manifest_finish(&s->manifest, file, s->flat, files, begins, &s->frozen.header, error)) return false;
 
-    // A checkpoint of the same step is there if a run resumed before it, because it was damaged.
+    // A checkpoint of the same step exists if it was damaged and the run therefore resumed from an earlier one.
     if (directory_exists(path) && !checkpoint_rename(s->out, step, CHECKPOINT_ASIDE))
         return fail_file(error, "set aside", path);
     fault_point("rename");
@@ -407,8 +406,8 @@ static inline bool saver_publish(Saver* s, const char* files, const size_t* begi
     return true;
 }
 
-// Completes a save that all ranks have written; all together. If that fails the save is dropped, earlier checkpoints
-// are as they were, and the error, on every rank, says why. A lost rank shows in the Comm.
+// Completes a save that all ranks have written; called by all ranks together. If that fails, the save is dropped,
+// earlier checkpoints are unchanged, and every rank gets the error. A lost rank shows in the Comm.
 static inline bool saver_end(Saver* s, Error* error) {
     Comm* comm = s->flat->options.comm;
     double began = now_ms();
@@ -419,7 +418,7 @@ static inline bool saver_end(Saver* s, Error* error) {
     saver_join(s);
     bool ok = s->state == SAVER_WRITTEN;
     if (!ok) *error = s->error;
-    // A rank that gave up did so because of others: theirs is the reason.
+    // A rank that gave up did so because another failed: the other's error is the reason.
     if (comm) ok = comm_agree_all(comm, ok || s->gave_up, error) && comm_agree_all(comm, ok, error);
     if (ok) {
         char name[32];

@@ -1,11 +1,11 @@
 // sockets.h: TCP connections with deadlines.
 //
 //   1. listening    socket_listen
-//   2. waiting      socket_poll, and what sends and receives: socket_move_all
+//   2. waiting      socket_poll; sending and receiving: socket_move_all
 //   3. connecting   socket_connect
 //
-// Listens, connects, sends and receives. Every socket is non-blocking, and whoever waits does so in socket_poll, until
-// a deadline: a moment of now_ms(). What a broken connection has lost is not sent again.
+// Every socket is non-blocking, and all waiting is done in socket_poll, until a deadline, which is a time of now_ms().
+// Data lost with a broken connection is not sent again.
 //
 //   size_t port = 0;  int listener, connection;  Error error;
 //   socket_listen(&listener, &port, "127.0.0.1", &error)                     port 0: one that the system chooses
@@ -48,7 +48,7 @@ static inline bool socket_bind(int* listener, const struct addrinfo* at) {
     return false;
 }
 
-// What an address and a port mean; NULL with the reason after a failure. To be freed with freeaddrinfo.
+// Resolves an address and a port; NULL with the reason after a failure. The caller frees the list with freeaddrinfo.
 static inline struct addrinfo* socket_resolve(const char* address, size_t port, int flags, Error* reason) {
     char service[16];
     struct addrinfo hints, *list = NULL;
@@ -62,15 +62,15 @@ static inline struct addrinfo* socket_resolve(const char* address, size_t port, 
     return NULL;
 }
 
-// Listens at *port, or at a port that the system chooses if that is 0. A loopback address is reached from this machine
-// only; any other listens at all addresses, since a host's name can mean several.
+// Listens at *port, or at a port that the system chooses if that is 0. With a loopback address only this machine can
+// connect; with any other it listens at all addresses, since a host name can have several.
 static inline bool socket_listen(int* listener, size_t* port, const char* address, Error* error) {
     struct sockaddr_storage name;
     socklen_t length = sizeof name;
     int reason = EADDRNOTAVAIL;
     *listener = -1;
     struct addrinfo* list = socket_resolve(socket_is_loopback(address) ? address : NULL, *port, AI_PASSIVE, error);
-    // IPv6 first where it takes IPv4 too.
+    // IPv6 first, since it can accept IPv4 too.
     for (int family = 0; family < 2; family++)
         for (const struct addrinfo* at = list; at && *listener < 0; at = at->ai_next)
             if ((at->ai_family == AF_INET6) == (family == 0) && !socket_bind(listener, at)) reason = errno;
@@ -91,19 +91,19 @@ static inline bool socket_listen(int* listener, size_t* port, const char* addres
 // ------------------------------------------------------------------------------------------------
 // 2. Waiting
 
-// Waits for one of the events, at most until the deadline, and at most a second, so that callers look at their clocks.
+// Waits for one of the events, at most until the deadline, and at most a second, so that callers check their clocks.
 static inline void socket_poll(struct pollfd* polls, size_t count, double deadline) {
     poll_ms(polls, count, fmin(fmax(deadline - now_ms(), 0), 1e3));
 }
 
-// What socket_poll is to wait for; -1: nothing.
+// Sets what socket_poll waits for; file -1: nothing.
 static inline void socket_watch(struct pollfd* p, int file, int events) {
     p->fd = file;
     p->events = (short)events;
     p->revents = 0;
 }
 
-// Whether the event is there; waits for it until the deadline.
+// Waits for the event until the deadline; returns whether it has occurred.
 static inline bool socket_await(int file, int event, double deadline) {
     struct pollfd p;
     socket_watch(&p, file, event);
@@ -115,8 +115,8 @@ static inline bool socket_await(int file, int event, double deadline) {
 // After send or recv has failed: whether it may succeed later.
 static inline bool socket_would_block(void) { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
 
-// Sends all bytes (POLLOUT) or receives them (POLLIN). False with errno ETIMEDOUT, or ECONNRESET also where the other
-// end has closed.
+// Sends all bytes (POLLOUT) or receives them (POLLIN). False with errno after a failure: ETIMEDOUT at the deadline,
+// ECONNRESET also if the other end has closed.
 static inline bool socket_move_all(int file, void* data, size_t bytes, int event, double deadline) {
     for (size_t done = 0; done < bytes;) {
         char* at = (char*)data + done;
@@ -132,7 +132,7 @@ static inline bool socket_move_all(int file, void* data, size_t bytes, int event
 // ------------------------------------------------------------------------------------------------
 // 3. Connecting
 
-// The address of the other end, as numbers.
+// The address of the other end, in numeric form.
 static inline void socket_peer_address(char text[64], int connection) {
     struct sockaddr_storage name;
     socklen_t length = sizeof name;
@@ -143,7 +143,7 @@ static inline void socket_peer_address(char text[64], int connection) {
         memmove(text, text + 7, strlen(text + 7) + 1);  // IPv4 in IPv6
 }
 
-// A connection to a free port of this machine can be given that port itself, and is then connected to itself.
+// A connection to a free port of this machine can be assigned that same port, and is then connected to itself.
 static inline bool socket_is_own_peer(int connection) {
     struct sockaddr_storage here, there;
     socklen_t here_length = sizeof here, there_length = sizeof there;
@@ -152,7 +152,7 @@ static inline bool socket_is_own_peer(int connection) {
            memcmp(&here, &there, here_length) == 0;
 }
 
-// Connects to the first that answers of what the address means; -1 with the reason after a failure.
+// Connects to the first address that answers of those that `address` resolves to; -1 with the reason after a failure.
 static inline int socket_connect(const char* address, size_t port, double deadline, Error* reason) {
     int connection = -1;
     struct addrinfo* list = socket_resolve(address, port, 0, reason);

@@ -1,7 +1,7 @@
-// source.h: a model wherever it lies: a checkpoint of ours, a directory of Hugging Face, a file of llm.c. What reads
-// models of other programs, and what writes them (export.h), reads them through this.
+// source.h: reads a model from a checkpoint of ours, a directory of Hugging Face, or a file of llm.c. The import of
+// other programs' models and the export to them (export.h) both read through this.
 //
-//   1. source         configuration, table of tensors, and where the pieces of each lie: source_read
+//   1. source         configuration, table of tensors, and where the pieces of each are: source_read
 //   2. checkpoint     of any number of ranks and any ZeRO stage
 //   3. Hugging Face   config.json, and model.safetensors or model.safetensors.index.json with its shards
 //   4. llm.c          files of magic 20240326, version 3 (fp32) and 5 (bf16)
@@ -12,8 +12,8 @@
 //   if (source_read(values, &source, i, elements, &error)) ...            tensor i of the table, as float
 //   source_close(&source);
 //
-// Weights are F32, F16 or BF16 there. Nothing is kept in memory but the headers: a tensor is read when it is asked for.
-// A tensor that is missing, superfluous, of another shape or of another type is refused by name, before any is read.
+// Weights may be F32, F16 or BF16. Only the headers are kept in memory: a tensor is read when it is asked for. A tensor
+// that is missing, superfluous, or of the wrong shape or type is refused by name, before any is read.
 
 #ifndef LLMTRAIN_SOURCE_H
 #define LLMTRAIN_SOURCE_H
@@ -29,13 +29,13 @@ typedef struct {
     char path[FILE_PATH_MAX];
 } SourceFile;
 
-// A piece of one of our tensors, which lies in a file without a gap.
+// A piece of one of our tensors, contiguous in a file.
 typedef struct {
     size_t tensor;               // of the table
     size_t first, count;         // elements [first, first + count) of it
     size_t file, position;       // of its first byte
     Dtype dtype;
-    bool transposed;             // a whole matrix that lies as (cols, rows)
+    bool transposed;             // a whole matrix that is stored as (cols, rows)
     bool checked;                // it has a checksum, XXH64
     uint64_t hash;
 } SourcePiece;
@@ -107,7 +107,7 @@ static inline int source_compare(const void* left, const void* right) {
     return a->first < b->first ? -1 : a->first > b->first;
 }
 
-// Sorts the pieces, and checks that they are the whole model, once.
+// Sorts the pieces, and checks that they cover the whole model exactly once.
 static inline bool source_finish(ModelSource* s, Error* error) {
     qsort(s->pieces, s->piece_count, sizeof(SourcePiece), source_compare);
     const SourcePiece* piece = s->pieces;
@@ -185,7 +185,7 @@ static inline bool source_add_rank(ModelSource* s, const Json* manifest, uint32_
     flat.parameters = &s->parameters;
     load.count = checkpoint_arrays(load.arrays, &flat);
     if (!json_string(manifest, json_get(manifest, entry, "file"), name, sizeof name) || strchr(name, '/'))
-        return fail(error, "the manifest of %.600s has an entry that names no file; it is damaged", s->path);
+        return fail(error, "the manifest of %.600s has an entry without a file name; it is damaged", s->path);
     snprintf(path, sizeof path, "%s/%s", s->path, name);
     if (!safetensors_open(&file, path, error)) return false;
     size_t number = source_add_file(s, file.file, path);
@@ -309,7 +309,7 @@ static inline bool hf_open_shards(HfFiles* h, const char* directory, const Json*
     return ok;
 }
 
-// The index and its shards agree: each tensor is in the file that the index names.
+// Checks that the index and its shards agree: each tensor is in the file that the index names.
 static inline bool hf_check_index(const HfFiles* h, const Json* index, const char* path, Error* error) {
     uint32_t map = json_get(index, 0, "weight_map");
     for (uint32_t i = json_first(index, map); i != JSON_NONE; i = json_next(index, i)) {
@@ -369,15 +369,15 @@ static inline bool hf_open(HfFiles* h, const char* directory, Error* error) {
     return ok;
 }
 
-// The weight with a name, NULL if there is none. A file of the model without its head leaves out what the names begin
-// with ("transformer.", "model.").
+// The weight with a name, NULL if there is none. In a file of a model without its head the names lack their prefix
+// ("transformer.", "model.").
 static inline HfTensor* hf_find_weight(const HfFiles* h, const char* name) {
     const char* dot = strchr(name, '.');
     HfTensor* found = hf_find(h, name);
     return found == NULL && dot && strncmp(name, "lm_head", 7) != 0 ? hf_find(h, dot + 1) : found;
 }
 
-// Adds the piece that one of their tensors is, if its shape and type are right.
+// Adds one of their tensors as a piece, if its shape and type are right.
 static inline bool source_add_foreign(ModelSource* s, HfFiles* h, const ForeignTensor* f, Error* error) {
     HfTensor* found = hf_find_weight(h, f->name);
     if (found == NULL)
@@ -392,8 +392,8 @@ static inline bool source_add_foreign(ModelSource* s, HfFiles* h, const ForeignT
         return fail(error, "%.600s: %.100s is not %s, the shape that config.json asks for; they are of different "
                     "models", h->files[found->file].path, saved->name, expected);
     if (!convert_knows(saved->type))
-        return fail(error, "%.600s: %.100s is of type %s; weights must be F32, F16 or BF16: save the model as one of "
-                    "these", h->files[found->file].path, saved->name, DTYPES[saved->type].safetensors);
+        return fail(error, "%.600s: %.100s is of type %s; weights must be F32, F16 or BF16: save the model in one of "
+                    "those types", h->files[found->file].path, saved->name, DTYPES[saved->type].safetensors);
     size_t width = f->cols ? f->cols : 1;
     SourcePiece* piece = source_add_piece(s, f->tensor, f->first * width, f->rows * width, found->file,
                                           h->files[found->file].data_start + saved->offset, saved->type);
@@ -402,8 +402,8 @@ static inline bool source_add_foreign(ModelSource* s, HfFiles* h, const ForeignT
     return true;
 }
 
-// Checks that a head, saved though config.json says that it is the embedding, is the same: from version 5 on,
-// transformers takes another one as a head of its own.
+// If a head was saved although config.json ties it to the embedding, checks that the two are equal: from version 5 on,
+// transformers treats a different one as a separate head.
 static inline bool source_check_head(ModelSource* s, const HfFiles* h, const char* embedding, Error* error) {
     const HfTensor *head = hf_find(h, "lm_head.weight"), *wte = hf_find_weight(h, embedding);
     if (!s->config.tied || head == NULL || wte == NULL) return true;
@@ -456,7 +456,7 @@ static inline bool source_open_hf(ModelSource* s, Error* error) {
 
 enum { LLMC_HEADER = 256, LLMC_MAGIC = 20240326, LLMC_FP32 = 3, LLMC_BF16 = 5 };
 
-// Calls for each tensor of a file of llm.c in its order: its number in our table. Returns how many there are.
+// tensors: the number in our table of each tensor of a file of llm.c, in the file's order. Returns how many there are.
 static inline size_t llmc_order(size_t* tensors, const Parameters* p) {
     size_t count = 0, block;
     for (size_t r = 0; r < TENSOR_NAME_COUNT; r++)
@@ -465,16 +465,16 @@ static inline size_t llmc_order(size_t* tensors, const Parameters* p) {
     return count;
 }
 
-// Opens the file at s->path, which is open already.
+// Reads the file at s->path, which is open already as `file`.
 static inline bool source_read_llmc(ModelSource* s, int file, size_t bytes, Error* error) {
     int32_t header[LLMC_HEADER];
-    if (bytes < sizeof header) return fail(error, "%.600s is no file of a model: it is too short", s->path);
+    if (bytes < sizeof header) return fail(error, "%.600s is not a model file: it is too short", s->path);
     if (!file_read_at(file, header, sizeof header, 0, s->path, error)) return false;
     if (header[0] != LLMC_MAGIC)
-        return fail(error, "%.600s is no file of a model of llm.c; give a run, a checkpoint, a directory of Hugging "
-                    "Face, or such a file", s->path);
+        return fail(error, "%.600s is not an llm.c model file; give a run, a checkpoint, a Hugging Face directory, or "
+                    "an llm.c file", s->path);
     if (header[1] != LLMC_FP32 && header[1] != LLMC_BF16)
-        return fail(error, "%.600s is of version %d; versions 3 (fp32) and 5 (bf16) are known: write it again with "
+        return fail(error, "%.600s has version %d; versions 3 (fp32) and 5 (bf16) are supported: write it again with "
                     "train_gpt2.py", s->path, header[1]);
     for (int i = 2; i < 8; i++)
         if (header[i] < 1)
@@ -503,7 +503,7 @@ static inline bool source_read_llmc(ModelSource* s, int file, size_t bytes, Erro
     }
     free(order);
     if (position != bytes)
-        return fail(error, "%.600s has %zu bytes where its header asks for %zu; it was cut, or is of another model",
+        return fail(error, "%.600s has %zu bytes where its header asks for %zu; it is truncated, or another model's",
                     s->path, bytes, position);
     source_add_file(s, file, s->path);
     return source_finish(s, error);
@@ -542,8 +542,8 @@ static inline bool source_has_tokenizer(const char* directory) {
     return there;
 }
 
-// Opens the tokenizer of a model of V tokens, if the directory has one. Without one it is that of bytes if V is 256;
-// otherwise it is not known, and its vocabulary is 0. The caller closes it in any case.
+// Opens the tokenizer of a model of V tokens, if the directory has one. Without one it is the byte tokenizer if V is
+// 256; otherwise it is not known, and its vocabulary is 0. The caller closes it in any case.
 static inline bool source_open_tokenizer(Tokenizer* tokenizer, const char* directory, size_t V, Error* error) {
     bool there = source_has_tokenizer(directory);
     *tokenizer = tokenizer_of_bytes();
@@ -574,7 +574,7 @@ static inline bool source_open(ModelSource* s, const char* path, Error* error) {
         ok = checkpoint_find_before(&step, &found, path, step, error);
         if (ok && !found)
             ok = fail(error, "%.600s holds no model: neither checkpoints nor config.json; give a run, a checkpoint, a "
-                      "directory of Hugging Face, or a file of llm.c", path);
+                      "Hugging Face directory, or an llm.c file", path);
         if (ok) checkpoint_path(s->path, path, step, "");
         ok = ok && source_open_checkpoint(s, error);
     }
@@ -582,8 +582,8 @@ static inline bool source_open(ModelSource* s, const char* path, Error* error) {
     return ok;
 }
 
-// Fills the weights of a model of the same configuration; a shorter context is allowed, and a longer one to a llama.
-// `flag` has named the source.
+// Fills in the weights of a model of the same configuration, except that its context may be shorter, and a llama's also
+// longer. flag: the one that named the source.
 static inline bool source_load(Model* model, ModelSource* s, const char* flag, Error* error) {
     Config* there = &s->config;
     if (model->config.family == FAMILY_LLAMA || model->config.context < there->context)

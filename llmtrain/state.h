@@ -60,8 +60,8 @@ typedef struct {
     uint64_t count;
 } NormStatistics;
 
-// Of the loss of steps: its mean over about the last 10, and the variance of what differs from step to step over about
-// the last 50, which a loss that falls does not raise.
+// Of the steps' losses: the mean over about the last 10, and the variance over about the last 50, taken from the
+// differences between consecutive steps, so that a falling loss does not raise it.
 typedef struct {
     double mean, variance, last;
     uint64_t count;
@@ -80,7 +80,7 @@ typedef struct {
     uint64_t rewound_from, rewound_to;  // the first bad step, and the step of the checkpoint
     double lr_factor;        // of the learning rate, after rewinds
     LossStatistics losses;
-    uint64_t trace_debt;     // what the steps traced so far have cost, less what was saved since: guard_traces
+    uint64_t trace_debt;     // the cost of the steps traced so far, less what was paid off since: guard_traces
 } RunState;
 
 #define STATE_COUNT(name, member) {name, NULL, FLAG_COUNT, offsetof(RunState, member), "N", 0, 0, NULL, NULL}
@@ -182,9 +182,9 @@ static inline bool loss_jumps(LossStatistics* l, double loss, double sigma, uint
 typedef enum { SPIKE_NONE, SPIKE_SKIPPED, SPIKE_CLIPPED, SPIKE_LOSS } Spike;
 static const char* const SPIKE_NAMES[] = {"usual", "skipped", "clipped hard", "far above the usual loss"};
 
-// Whether a step, on which guard_step has decided, is to be traced to its sequences (anomaly.h), and why. A pass costs
-// about as much as a step, so that after a burst of 20 only 1 step in 100 is traced, should all be bad. It is a
-// function of the state, so that a resumed run traces the same steps.
+// Whether a step, on which guard_step has decided, is to be traced to its sequences (anomaly.h), and why. Tracing costs
+// about as much as a step, so if all steps are bad, only 1 in 100 is traced after a burst of 20. The decision depends
+// only on the state, so that a resumed run traces the same steps.
 static inline Spike guard_traces(RunState* state, const GuardOptions* o, double loss, double norm, bool update,
                                  double factor) {
     enum { COST = 100, DEBT_MAX = 20 * COST };
@@ -211,7 +211,7 @@ typedef struct {
     bool failed;             // it could not be written: any rank's counts
 } StepFlags;
 
-// The outcome of a step, the same on all ranks but for wait_share.
+// The outcome of a step, the same on all ranks except for wait_share.
 typedef struct {
     double loss;             // mean of all ranks' micro-batches' mean losses
     double grad_norm;        // L2 norm of the gradients of that loss, without the loss scale

@@ -1,18 +1,18 @@
-// system.h: what differs between Linux, macOS and other POSIX systems, each thing once. All else in this repository is
-// C11 and POSIX.
+// system.h: everything that differs between Linux, macOS and other POSIX systems, in one place. All else in this
+// repository is C11 and POSIX.
 //
-//   1. memory       how much can be had, large pages, a folder in memory
-//   2. files        flushing, writing ahead, reading ahead, reserving room, going past the page cache
+//   1. memory       how much is available, large pages, a directory in memory
+//   2. files        flushing, also in the background, reading ahead, reserving space, bypassing the page cache
 //   3. descriptors  pipes, sockets, waiting for them
 //   4. machine      its identity, its cores
 //   5. processes    children that end with their parent; what the supervisor asks about processes
 //
-// -DLLMTRAIN_POSIX_ONLY leaves out what is of one system alone: so the branch that other systems take can be run on
-// Linux (make test-posix). What Linux has and POSIX lacks, and what stands in its place:
+// -DLLMTRAIN_POSIX_ONLY leaves out what is specific to one system, so that the branch that other systems take can be
+// run on Linux (make test-posix). What Linux has and POSIX lacks, and what replaces it:
 //
-//   the kernel ends children with their parent     a thread of the child looks for its parent; a guard, for a command
+//   the kernel ends children with their parent     a thread of the child polls for its parent; a guard, for a command
 //   /proc, pidfd, orphans become our children      kill(pid, 0) and the process group
-//   /proc/meminfo, control groups                  on macOS Mach tells; elsewhere what the machine has at all
+//   /proc/meminfo, control groups                  Mach on macOS; elsewhere all memory of the machine
 //   CPU affinity                                   all cores
 //   /dev/shm                                       /tmp
 //
@@ -49,7 +49,7 @@
 // ------------------------------------------------------------------------------------------------
 // 1. Memory
 
-// A folder whose files no disk makes wait, where there is one.
+// A directory of a file system in memory, where there is one.
 #ifdef SYSTEM_LINUX
 #define SYSTEM_MEMORY_FOLDER "/dev/shm"
 #else
@@ -57,7 +57,7 @@
 #endif
 
 #ifdef SYSTEM_LINUX
-// The first number after `key` in a file of the system; SIZE_MAX where there is none.
+// The first number after `key` in a system file; SIZE_MAX where there is none.
 static inline size_t system_number(const char* path, const char* key) {
     FILE* file = fopen(path, "re");
     if (file == NULL) return SIZE_MAX;
@@ -71,7 +71,7 @@ static inline size_t system_number(const char* path, const char* key) {
 }
 #endif
 
-// Bytes of memory that programs of this machine can have without swapping; SIZE_MAX where the system does not say.
+// Bytes of memory that programs can still allocate without swapping; SIZE_MAX where the system does not say.
 static inline size_t memory_available(void) {
 #if defined(SYSTEM_LINUX)
     size_t kilobytes = system_number("/proc/meminfo", "MemAvailable:");
@@ -83,13 +83,13 @@ static inline size_t memory_available(void) {
         return SIZE_MAX;
     return ((size_t)pages.free_count + pages.inactive_count) * (size_t)sysconf(_SC_PAGESIZE);
 #elif defined(_SC_PHYS_PAGES)
-    return (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);  // no more than it has
+    return (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);  // the total: an upper bound
 #else
     return SIZE_MAX;
 #endif
 }
 
-// The most memory that a process has had, in bytes, of what getrusage or wait4 says.
+// The peak memory of a process in bytes, from what getrusage or wait4 returned.
 static inline size_t memory_peak_of(const struct rusage* usage) {
 #ifdef __APPLE__
     return (size_t)usage->ru_maxrss;
@@ -98,8 +98,8 @@ static inline size_t memory_peak_of(const struct rusage* usage) {
 #endif
 }
 
-// The most memory that this process has had since it became this program, in bytes. Linux' getrusage goes on counting
-// through exec: it would tell of the launcher, which may be a large process of Python.
+// The peak memory of this process since exec, in bytes. On Linux getrusage's peak survives exec: it would be that of
+// the launcher, which may be a large Python process.
 static inline size_t memory_peak(void) {
     struct rusage usage;
 #ifdef SYSTEM_LINUX
@@ -110,7 +110,7 @@ static inline size_t memory_peak(void) {
     return memory_peak_of(&usage);
 }
 
-// Bytes that the container of this process can still have; SIZE_MAX if it has no limit.
+// Bytes that this process's container can still allocate; SIZE_MAX if it has no limit.
 static inline size_t memory_of_container(void) {
 #ifdef SYSTEM_LINUX
     size_t limit = system_number("/sys/fs/cgroup/memory.max", "");
@@ -162,8 +162,7 @@ static inline void disk_read_ahead(int file, size_t first, size_t bytes) {
 #endif
 }
 
-// Reserves room on the disk for the first `bytes` bytes of an empty file, which read as zeros. Returns 0, or what errno
-// would be.
+// Reserves disk space for the first `bytes` bytes of an empty file, which read as zeros. Returns 0 or an errno.
 static inline int disk_reserve(int file, size_t bytes) {
     int result = 0;
 #ifdef __APPLE__
@@ -183,10 +182,10 @@ static inline int disk_reserve(int file, size_t bytes) {
     return result;
 }
 
-#define DISK_ALIGN ((size_t)4096)  // of memory, offsets and lengths, where there is no page cache between
+#define DISK_ALIGN ((size_t)4096)  // of memory, offsets and lengths, where the page cache is bypassed
 
-// From now on nothing that is read from a file, or written to it, stays in the page cache, which a container counts as
-// its own. False where the file system cannot do that; disk_forget stands in its place.
+// Makes reads and writes of a file bypass the page cache, which counts towards a container's memory. False where the
+// file system cannot do that; use disk_forget instead.
 static inline bool disk_bypass_cache(int file) {
 #if defined(__APPLE__)
     return fcntl(file, F_NOCACHE, 1) == 0;
@@ -199,7 +198,7 @@ static inline bool disk_bypass_cache(int file) {
 #endif
 }
 
-// Flushes a part of a file that was written, and has the page cache forget it. False with errno if the flush fails.
+// Flushes a part of a file, if it was written, and drops it from the page cache. False with errno if the flush fails.
 static inline bool disk_forget(int file, size_t first, size_t bytes, bool written) {
     (void)first; (void)bytes;
 #ifdef SYSTEM_LINUX
@@ -239,8 +238,8 @@ static inline bool terminal_path(char path[64], int file) {
 #define SOCKET_MORE 0
 #endif
 
-// Makes a descriptor non-blocking, and closed in programs that this one becomes. Returns it, or -1 after a failure,
-// also after one of the call that made it.
+// Makes a descriptor non-blocking and close-on-exec. Returns it, or -1 after a failure, also if the call that should
+// have made it failed.
 static inline int descriptor_prepare(int file) {
     if (file < 0) return -1;
     bool good = fcntl(file, F_SETFD, FD_CLOEXEC) == 0 && fcntl(file, F_SETFL, O_NONBLOCK) == 0;
@@ -255,7 +254,7 @@ static inline int descriptor_prepare(int file) {
     return -1;
 }
 
-// A pipe of two such ends: [0] to read, [1] to write.
+// A pipe whose ends are prepared in that way: [0] to read, [1] to write.
 static inline bool pipe_open(int ends[2]) {
     if (pipe(ends) != 0) return ends[0] = ends[1] = -1, false;
     int first = descriptor_prepare(ends[0]), second = descriptor_prepare(ends[1]);
@@ -266,7 +265,7 @@ static inline bool pipe_open(int ends[2]) {
     return false;
 }
 
-// Bytes that can be written ahead of the reader, where that can be chosen.
+// Sets how many bytes can be written ahead of the reader, where the system allows that.
 static inline void pipe_enlarge(int end, int bytes) {
 #ifdef SYSTEM_LINUX
     fcntl(end, F_SETPIPE_SZ, bytes);
@@ -275,7 +274,7 @@ static inline void pipe_enlarge(int end, int bytes) {
 #endif
 }
 
-// Puts a byte into a pipe, to wake whoever waits for it. A full pipe wakes too.
+// Writes a byte to a pipe, to wake the thread or process that waits for it. A full pipe wakes too.
 static inline void pipe_wake(int end) {
     if (write(end, "", 1) < 0) return;
 }
@@ -286,7 +285,7 @@ static inline void pipe_empty(int end) {
     while (read(end, bytes, sizeof bytes) > 0) {}
 }
 
-// poll, for at most that time: in whole milliseconds where the system counts in them.
+// poll for at most `ms`, rounded up to whole milliseconds where the system counts in them.
 static inline void poll_ms(struct pollfd* polls, size_t count, double ms) {
 #ifdef SYSTEM_LINUX
     struct timespec time = {(time_t)(ms / 1e3), (long)(fmod(ms, 1e3) * 1e6)};
@@ -299,7 +298,7 @@ static inline void poll_ms(struct pollfd* polls, size_t count, double ms) {
 // ------------------------------------------------------------------------------------------------
 // 4. Machine
 
-// A text that no other machine has, and this one only until it is started again.
+// A text that identifies this machine until its next reboot.
 static inline void machine_identity(char name[256]) {
     size_t length = 0;
     memset(name, 0, 256);
@@ -314,8 +313,8 @@ static inline void machine_identity(char name[256]) {
     gethostname(name + length, 128);
 }
 
-// Whether nobody has said how many threads to use: no variable, and no launcher that has bound this process to some of
-// the cores.
+// Whether the number of threads is still open: OMP_NUM_THREADS is not set, and no launcher has bound this process to
+// some of the cores.
 static inline bool threads_undecided(void) {
     if (getenv("OMP_NUM_THREADS")) return false;
 #ifdef SYSTEM_LINUX
@@ -335,8 +334,8 @@ typedef struct {
     int status;  // of a process that has ended, as from waitpid
 } Process;
 
-// False if there is no such process. All fields are 0 if there may be one, but the system does not tell about it, or
-// there is no descriptor or memory to read that.
+// False if the process does not exist. All fields are 0 if it may exist, but the system gives no information on it, or
+// no descriptor or memory is left to read that.
 static inline bool process_read(Process* p, pid_t pid) {
     memset(p, 0, sizeof *p);
 #if defined(SYSTEM_LINUX)
@@ -378,7 +377,7 @@ static inline int process_watch(pid_t pid) {
 #endif
 }
 
-// Has orphans become children of this process, so that processes_signal finds them; nothing where that does not exist.
+// Makes orphaned descendants children of this process, so that processes_signal finds them; elsewhere does nothing.
 static inline bool process_adopt_orphans(void) {
 #ifdef SYSTEM_LINUX
     return prctl(PR_SET_CHILD_SUBREAPER, 1) == 0;
@@ -413,9 +412,9 @@ static inline size_t processes_signal(pid_t command, int number) {
 }
 
 #ifndef SYSTEM_LINUX
-#define PROCESS_LOOK_MS 20.0  // between two looks for a parent
+#define PROCESS_LOOK_MS 20.0  // between two checks for a parent
 
-// What a thread of a child looks for.
+// The argument of a child's thread that waits for its parent to end.
 typedef struct {
     pid_t parent;
     int number;
@@ -430,8 +429,8 @@ static inline void* process_await_orphaned(void* argument) {
 }
 #endif
 
-// In a forked child: it gets a signal when its parent ends, in whatever way; on Linux also after it has become another
-// program, elsewhere not (see guard_begin). False if the parent has ended already, or if that cannot be arranged.
+// Called in a forked child: makes it get a signal when its parent ends, however it ends; on Linux also after exec,
+// elsewhere not (see guard_begin). False if the parent has ended already, or if this cannot be arranged.
 static inline bool process_end_with_parent(pid_t parent, int number) {
 #ifdef SYSTEM_LINUX
     return prctl(PR_SET_PDEATHSIG, number) == 0 && getppid() == parent;
@@ -452,8 +451,8 @@ static inline bool process_end_with_parent(pid_t parent, int number) {
 #endif
 }
 
-// A process that sends a signal to a child when this process ends: where process_end_with_parent does not outlast that
-// the child becomes another program. It waits until it finds the other end of a pipe closed.
+// A process that sends a signal to a child when this process ends, for systems where process_end_with_parent does not
+// survive exec. It waits until the other end of a pipe is closed.
 typedef struct {
     pid_t pid;  // 0: there is none, since none is needed, or there can be none
     int end;    // of the pipe
@@ -487,7 +486,7 @@ static inline Guard guard_begin(pid_t child, int number) {
     return guard;
 }
 
-// The child has ended.
+// Called when the child has ended.
 static inline void guard_end(Guard* guard) {
     if (guard->pid == 0) return;
     pipe_wake(guard->end);

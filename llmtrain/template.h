@@ -1,4 +1,4 @@
-// template.h: chat templates: messages to the text that a model was trained on.
+// template.h: chat templates: turn messages into a text of the form that a model was trained on.
 //
 //   ChatMessage messages[] = {{"system", "Be brief."}, {"user", "Who wrote Emma?"}};
 //   char* text;
@@ -18,7 +18,7 @@
 //   functions    raise_exception(text), namespace(name=value), strftime_now(format)
 //
 // What is missing (macros, tojson, ...) is refused by name when it is reached, so that a template with a branch for
-// tools serves where there are none. Memory and steps are bounded.
+// tools works in a chat without tools. Memory and steps are bounded.
 //
 //   1. values     and the memory that they live in
 //   2. nodes      a template cut into text and tags
@@ -47,7 +47,7 @@ typedef enum {
 
 typedef struct TemplateValue {
     ValueKind kind;
-    int64_t number;                     // of a bool 0 or 1; of a loop its index from 0; of a namespace which it is
+    int64_t number;                     // of a bool 0 or 1; of a loop its index from 0; of a namespace its number
     const char* text;                   // of a string, (count) bytes
     const struct TemplateValue* items;  // of a list, (count)
     const ChatMessage* message;
@@ -84,14 +84,14 @@ typedef struct {
     TemplateNode* nodes;                // (TEMPLATE_NODES)
     size_t node_count;
     TemplateVariable variables[TEMPLATE_VARIABLES];
-    size_t variable_count, scope;       // scope: the first variable of the loop that runs
+    size_t variable_count, scope;       // scope: the first variable of the innermost loop
     int64_t namespaces;
     TemplateBlock* blocks;              // memory of values
     size_t memory, steps, depth;
     char* out;                          // (out_bytes) what has been written
     size_t out_bytes, out_capacity;
     const char *at, *end;               // the code being evaluated
-    bool skipping;                      // it is read over, since its value is not wanted
+    bool skipping;                      // it is parsed, but its value is not needed
     bool failed;
     Error* error;
 } Template;
@@ -195,15 +195,15 @@ static inline TemplateValue value_joined(Template* t, TemplateValue a, TemplateV
     return value_text(text, a.count + b.count);
 }
 
-// Where `part` begins in `text` from byte `from` on, SIZE_MAX if it does not.
+// Where `part` first occurs in `text` from byte `from` on, SIZE_MAX if it does not.
 static inline size_t text_find(TemplateValue text, TemplateValue part, size_t from) {
     for (size_t i = from; i + part.count <= text.count; i++)
         if (memcmp(text.text + i, part.text, part.count) == 0) return i;
     return SIZE_MAX;
 }
 
-// Bytes at the beginning of a text, or at its end, that are one of `marks`, or white space where that is NULL; 0 if they
-// are none.
+// The bytes of the first character of a text, or of the last, if it is one of `marks`, or white space where that is
+// NULL; 0 if it is not.
 static inline size_t template_mark(TemplateValue v, bool at_end, const TemplateValue* marks) {
     if (marks) return v.count > 0 && memchr(marks->text, v.text[at_end ? v.count - 1 : 0], marks->count);
     return at_end ? utf8_space_before(v.text + v.count, v.count) : utf8_space(v.text, v.count);
@@ -239,7 +239,7 @@ static inline bool template_node(Template* t, NodeKind kind, const char* start, 
     return true;
 }
 
-// The kind of a statement, whose keyword is skipped.
+// Adds the node of a statement, without its keyword.
 static inline bool template_statement(Template* t, const char* start, const char* end) {
     static const struct {
         const char* word;
@@ -255,7 +255,7 @@ static inline bool template_statement(Template* t, const char* start, const char
     return template_fail(t, "uses the statement '%.*s', which is not supported", (int)min_size(length, 40), start);
 }
 
-// Where the tag that begins at p ends (the position of its closing mark), strings skipped; NULL: it does not.
+// Where the tag that begins at p ends (the position of its closing mark), skipping strings; NULL: it does not end.
 static inline const char* template_tag_end(const char* p, const char* end, char kind) {
     char quote = 0;
     for (p += 2; p + 1 < end; p++) {
@@ -268,8 +268,8 @@ static inline const char* template_tag_end(const char* p, const char* end, char 
     return NULL;
 }
 
-// Cuts the source into nodes. Around a tag white space goes as Jinja has it: with - all of it; before a statement that
-// of its line; after a statement one line break.
+// Cuts the source into nodes. White space around a tag is removed as in Jinja: with -, all of it; before a statement,
+// back to the beginning of the line; after a statement, one line break.
 static inline bool template_cut(Template* t, const char* source, size_t bytes) {
     const char *p = source, *end = source + bytes, *text = source;
     if (bytes > 0 && end[-1] == '\n') end--;
@@ -333,8 +333,8 @@ static inline bool template_match(Template* t) {
 // ------------------------------------------------------------------------------------------------
 // 3. Terms
 //
-// Expressions are evaluated as they are read, from t->at on. Where `skipping` is set their values are of no use, and
-// what is unknown in them is no failure.
+// Expressions are evaluated as they are parsed, from t->at on. Where `skipping` is set, their values are ignored, and
+// unknown names in them are not failures.
 
 static inline TemplateValue template_expression(Template* t);
 static inline TemplateValue template_unary(Template* t);
@@ -348,7 +348,7 @@ static inline void code_skip(Template* t) {
     while (t->at < t->end && code_space(*t->at)) t->at++;
 }
 
-// Takes an operator.
+// Consumes an operator, if it comes next.
 static inline bool code_take(Template* t, const char* mark) {
     size_t length = strlen(mark);
     code_skip(t);
@@ -417,7 +417,7 @@ static inline TemplateVariable* template_find(Template* t, const char* name, siz
     return NULL;
 }
 
-// Sets a variable of the present scope, or a member.
+// Sets a variable of the current scope, or a member of a namespace.
 static inline void template_set(Template* t, const char* name, size_t bytes, int64_t owner, TemplateValue value) {
     TemplateVariable* v = template_find(t, name, bytes, owner);
     if (v && (owner >= 0 || v >= t->variables + t->scope)) {
@@ -503,7 +503,7 @@ static inline TemplateValue template_case(Template* t, TemplateValue text, bool 
 
 enum { TEMPLATE_ARGUMENTS = 4 };
 
-// The values between parentheses, of which the first is taken already.
+// The values between parentheses, the first of which has been consumed already.
 static inline size_t template_arguments(Template* t, TemplateValue* arguments) {
     size_t count = 0;
     while (!t->failed && !code_take(t, ")")) {
@@ -542,7 +542,7 @@ static inline TemplateValue template_method(Template* t, TemplateValue of, const
     return template_undefined(t, "the method", name, bytes);
 }
 
-// x[...], of which [ is taken: a member, an element, or a slice with any of first, end, step (1 or -1).
+// x[...], whose [ has been consumed: a member, an element, or a slice with any of first, end, step (1 or -1).
 static inline TemplateValue template_subscript(Template* t, TemplateValue of) {
     TemplateValue part[3];
     bool given[3] = {false, false, false}, slice = false;
@@ -560,7 +560,7 @@ static inline TemplateValue template_subscript(Template* t, TemplateValue of) {
     if (t->skipping || t->failed) return value_of(VALUE_UNDEFINED, 0);
     for (int i = 0; i < 3; i++)
         if (given[i] && part[i].kind != VALUE_NUMBER && (slice || of.kind == VALUE_LIST))
-            return template_fail(t, "has a subscript that is no number"), value_of(VALUE_UNDEFINED, 0);
+            return template_fail(t, "has a subscript that is not a number"), value_of(VALUE_UNDEFINED, 0);
     if (!slice && given[0] && part[0].kind == VALUE_STRING) return template_member(t, of, part[0].text, part[0].count);
     if (of.kind != VALUE_LIST || (!slice && !given[0])) return template_undefined(t, "the subscript of", "[ ]", 3);
     int64_t count = (int64_t)of.count, step = given[2] ? part[2].number : 1;
@@ -593,7 +593,7 @@ static inline TemplateValue template_now(Template* t, TemplateValue format) {
                                      : template_undefined(t, "the format of time", copy, format.count);
 }
 
-// A function of TEMPLATE_FUNCTIONS, of which ( is taken. All of them are defined, but not all can be called.
+// Calls a function of TEMPLATE_FUNCTIONS, whose ( has been consumed. All are defined, but not all can be called.
 static inline TemplateValue template_call(Template* t, const char* name, size_t bytes) {
     TemplateValue a[TEMPLATE_ARGUMENTS], made = value_of(VALUE_NAMESPACE, 0);
     if (word_is(name, bytes, "namespace")) {
@@ -622,7 +622,7 @@ static inline TemplateValue template_call(Template* t, const char* name, size_t 
     return template_undefined(t, "the function", name, bytes);
 }
 
-// Which of the names that | separates a word is; -1: none.
+// The index of a word in a list of names separated by |; -1: it is not in it.
 static inline int word_among(const char* word, size_t bytes, const char* names) {
     for (size_t length, i = 0; names[0]; names += length + (names[length] == '|'), i++) {
         length = strcspn(names, "|");
@@ -816,7 +816,7 @@ static inline bool template_contains(Template* t, TemplateValue in, TemplateValu
         return false;
     }
     if (in.kind == VALUE_UNDEFINED) return false;
-    return template_fail(t, "looks with 'in' into something that holds nothing");
+    return template_fail(t, "uses 'in' on something that is not a container");
 }
 
 static inline int value_compare(Template* t, TemplateValue a, TemplateValue b) {
@@ -826,11 +826,11 @@ static inline int value_compare(Template* t, TemplateValue a, TemplateValue b) {
         return order ? order : (a.count > b.count) - (a.count < b.count);
     }
     if (a.kind == VALUE_NUMBER && b.kind == VALUE_NUMBER) return (a.number > b.number) - (a.number < b.number);
-    template_fail(t, "compares the order of values that have none");
+    template_fail(t, "compares values that have no order");
     return 0;
 }
 
-// Which comparison stands here, -1: none; it is taken.
+// Consumes the comparison operator that comes next, and returns which it is; -1: none.
 enum { COMPARE_EQUAL, COMPARE_DIFFERENT, COMPARE_UP_TO, COMPARE_FROM, COMPARE_BELOW, COMPARE_ABOVE, COMPARE_IN };
 
 static inline int template_comparator(Template* t, bool* negated) {
@@ -896,7 +896,7 @@ static inline TemplateValue template_disjunction(Template* t) {
     return v;
 }
 
-// a if condition else b. The condition comes after a, which is first read over and read again if it holds.
+// a if condition else b. The condition comes after a, which is first skipped, and evaluated afterwards if it holds.
 static inline TemplateValue template_expression(Template* t) {
     if (++t->depth > TEMPLATE_DEPTH || ++t->steps > TEMPLATE_STEPS) template_fail(t, "takes too many steps");
     TemplateValue v = value_of(VALUE_UNDEFINED, 0);
@@ -990,7 +990,7 @@ static inline void template_assign(Template* t, const TemplateNode* node) {
 
 static inline void template_run(Template* t, size_t first, size_t end);
 
-// The elements of "for name in list if condition", whose list t->at has reached, for which the condition holds.
+// The elements for which the condition holds in "for name in list if condition", from the list on, where t->at is.
 static inline TemplateValue template_elements(Template* t, const char* name, size_t bytes) {
     const char* end = t->end;
     TemplateValue list = template_disjunction(t), *items;
@@ -1011,7 +1011,7 @@ static inline TemplateValue template_elements(Template* t, const char* name, siz
     return kept;
 }
 
-// for name in list; what is set in the loop is forgotten after each turn, except members of namespaces.
+// for name in list; what is set in the loop is forgotten after each iteration, except members of namespaces.
 static inline void template_loop(Template* t, size_t i) {
     const TemplateNode* node = &t->nodes[i];
     t->at = node->start;
@@ -1027,7 +1027,7 @@ static inline void template_loop(Template* t, size_t i) {
     TemplateValue list = template_elements(t, name, bytes), loop = value_of(VALUE_LOOP, 0);
     if (t->failed || list.kind == VALUE_UNDEFINED) return;
     if (list.kind != VALUE_LIST) {
-        template_fail(t, "has a for over something that is no list");
+        template_fail(t, "has a for over something that is not a list");
         return;
     }
     loop.count = list.count;
@@ -1039,7 +1039,7 @@ static inline void template_loop(Template* t, size_t i) {
         template_set(t, "loop", 4, -1, loop);
         template_set(t, name, bytes, -1, list.items[turn]);
         template_run(t, i + 1, node->next);
-        size_t kept = count;  // members that namespaces from outside were given in the loop
+        size_t kept = count;  // members that the loop added to namespaces from outside it
         for (size_t v = count; v < t->variable_count; v++)
             if (t->variables[v].owner >= 0 && t->variables[v].owner < namespaces)
                 t->variables[kept++] = t->variables[v];
@@ -1076,7 +1076,7 @@ static inline void template_run(Template* t, size_t first, size_t end) {
     }
 }
 
-// A template whose line breaks are all \n, as Jinja reads one; NULL after a failure.
+// The template with \n for every line break, as Jinja reads it; NULL after a failure.
 static inline const char* template_lines(Template* t, const char* source) {
     if (strchr(source, '\r') == NULL) return source;
     char *copy = (char*)template_allocate(t, strlen(source) + 1), *out = copy;

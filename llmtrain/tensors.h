@@ -1,11 +1,11 @@
 // tensors.h: the table of a model's tensors, and the block of memory that holds everything.
 //
-//   1. tensors   a row per weight: name, shape, where it lies in the flat vector, how it starts, whether it decays;
-//                which train: parameters_freeze
+//   1. tensors   a row per weight: name, shape, offset in the flat vector, initialization, weight decay; which train:
+//                parameters_freeze
 //   2. memory    one block, laid out before the first step and shown as a plan
 //
-// A model fills the table (llmtrain.h); whatever walks parameters walks the table: initial weights, sharding, the
-// optimizer, checkpoints, counting.
+// A model fills the table (llmtrain.h); everything that goes through parameters uses the table: initial weights,
+// sharding, the optimizer, checkpoints, counting.
 //
 //   size_t offset = parameters_add(&table, "head_weight", V, Vp, C, bucket, INIT_NORMAL, 0.02f);
 
@@ -40,11 +40,11 @@ typedef struct {
     size_t rows, cols;   // the true shape; cols is 0 for a vector of `rows` elements
     size_t offset, size; // position in the flat vector and elements there, padded rows included
     size_t bucket;
-    size_t place;        // where it would lie if all trained: numbers the random values of its start
+    size_t place;        // its offset if all tensors train: numbers its initial random values
     Init init;
     float init_std;      // of INIT_NORMAL
     bool decays;         // weight decay applies: matrices only
-    bool overwritten;    // each backward writes its whole gradient in one operation, which can do so without adding
+    bool overwritten;    // each backward writes its whole gradient in one operation, which need not add
     bool trains;         // the optimizer updates it; otherwise it has no gradient and no state
     Dtype dtype;         // of its parameters: FLOATX_DTYPE
     TensorShape shape;   // as the optimizer sees it
@@ -57,8 +57,8 @@ typedef struct {
     size_t count, capacity;
     size_t flat_size;    // elements of the flat vector, padding included
     size_t true_size;    // the model's parameters as papers count them
-    bool arranged;       // parameters_freeze has been called: adding the same tensors again gives where they are now
-    bool tied;           // the head is the token embedding: bucket 0 gathers gradients from the head's backward on
+    bool arranged;       // parameters_freeze was called: adding the same tensors again returns their new offsets
+    bool tied;           // the head is the token embedding: bucket 0 accumulates gradients from the head's backward on
 } Parameters;
 
 static inline size_t tensor_elements(const Tensor* t) { return shape_elements(&t->shape); }
@@ -105,27 +105,27 @@ static inline size_t parameters_add_block(Parameters* p, size_t l, const char* w
     return offset;
 }
 
-// The tensor added last is two or three matrices of so many rows, one upon another.
+// Declares that the tensor added last is a stack of two or three matrices with these numbers of rows.
 static inline void parameters_stack(Parameters* p, size_t first, size_t second, size_t third) {
     size_t* rows = p->tensors[p->count - 1].shape.stacked;
     rows[0] = first, rows[1] = second, rows[2] = third;
 }
 
-// A vector of a block, which starts as zeros or ones; NO_TENSOR if the model does not have it.
+// Adds a vector of a block, initialized to zeros or ones; NO_TENSOR if the model does not have it.
 static inline size_t parameters_add_vector(Parameters* p, bool has, size_t l, const char* what, size_t n, Init init) {
     return has ? parameters_add_block(p, l, what, n, 0, init, 0) : NO_TENSOR;
 }
 
-// The same of a matmul's bias.
+// The same for a matmul's bias.
 static inline size_t parameters_add_bias(Parameters* p, bool has, size_t l, const char* what, size_t n) {
     size_t offset = parameters_add_vector(p, has, l, what, n, INIT_ZERO);
     if (has) p->tensors[p->count - 1].overwritten = true;
     return offset;
 }
 
-// Lets only the tensors train whose names match one of the shell patterns of a list, separated by commas, and moves
-// them to the front of their buckets, so that gradients, optimizer state and collectives are still slices. The table
-// then has to be filled again, by the same calls, which return the new offsets.
+// Lets only those tensors train whose names match one of the shell patterns in a list, separated by commas, and moves
+// them to the front of their buckets, so that gradients, optimizer state and collectives still work on slices. The
+// table must then be filled again, by the same calls, which return the new offsets.
 static inline bool parameters_freeze(Parameters* p, const char* list, Error* error) {
     if (list[0] == 0) return fail(error, "--train is empty; name the tensors that train, such as 'block.*'");
     for (size_t i = 0; i < p->count; i++) p->tensors[i].trains = false;
@@ -162,7 +162,7 @@ static inline bool parameters_freeze(Parameters* p, const char* list, Error* err
     return true;
 }
 
-// The parameters that train, of the model's true_size.
+// How many parameters train, of the model's true_size.
 static inline size_t parameters_trained(const Parameters* p) {
     size_t trained = 0;
     for (size_t i = 0; i < p->count; i++) trained += p->tensors[i].trains ? tensor_elements(&p->tensors[i]) : 0;
@@ -179,10 +179,10 @@ static inline void parameters_free(Parameters* p) {
 //
 // One block on the device (a GPU, or the machine itself) holds everything that a model needs. The same function lays it
 // out twice: first over no memory, which gives the plan (a line per purpose) and the size of the block, then over the
-// block, which gives the pointers. The block is touched before training, so a run that starts does not run out of
+// block, which gives the pointers. The block is touched before training, so a run that has started does not run out of
 // memory later.
 
-#define PLAN_MAX ((size_t)1 << 62)  // what sums of a plan stop at, so that they do not overflow: no machine has as much
+#define PLAN_MAX ((size_t)1 << 62)  // sums of a plan saturate here, so as not to overflow; no machine has as much
 
 typedef struct {
     const char* name;
@@ -197,10 +197,10 @@ typedef struct {
     unsigned char* base;  // NULL while only planning
 } MemoryPlan;
 
-// Bytes of the block that a piece takes: each begins at a multiple of 256, as cuBLASLt asks of its workspace.
+// Bytes of the block that a piece takes: each begins at a multiple of 256, as cuBLASLt requires of its workspace.
 static inline size_t plan_taken(size_t bytes) { return round_up(bytes, 256); }
 
-// The next `bytes` of the block; pieces of one name share a line of the plan.
+// Takes the next `bytes` bytes of the block; pieces of one name share a line of the plan.
 static inline void* plan_take(MemoryPlan* plan, const char* name, size_t bytes) {
     size_t i = 0, offset = plan->total, taken = plan_taken(bytes);
     while (i < plan->count && strcmp(plan->lines[i].name, name) != 0) i++;
@@ -214,7 +214,7 @@ static inline void* plan_take(MemoryPlan* plan, const char* name, size_t bytes) 
 // Bytes of the block: at least one, in whole large pages.
 static inline size_t plan_block_bytes(const MemoryPlan* plan) { return round_up(max_size(plan->total, 1), 2 << 20); }
 
-// Takes the block of a finished plan on the device of one of `world` ranks, zeroed, and restarts the plan over it.
+// Allocates the block of a finished plan on the device of one of `world` ranks, zeroed, and restarts the plan over it.
 // device_free frees it.
 static inline bool plan_allocate(MemoryPlan* plan, size_t world, Stream stream, Error* error) {
     size_t bytes = plan_block_bytes(plan), available = device_available(world);

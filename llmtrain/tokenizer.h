@@ -1,4 +1,4 @@
-// tokenizer.h: text to tokens and back, by byte-pair encoding, with the tokens of the published tokenizers.
+// tokenizer.h: text to tokens and back, by byte-pair encoding, with the same tokens as the published tokenizers.
 //
 //   1. tokenizer  opening, closing, saving
 //   2. encoding   one text, on one thread or on several
@@ -16,14 +16,14 @@
 //   for (...) { const char* text = decoder_add(&bytes, &decoder, id); fwrite(text, 1, bytes, stdout); }
 //   text = decoder_end(&bytes, &decoder); fwrite(text, 1, bytes, stdout);
 //
-// It reads tokenizer.json of Hugging Face (byte-level as in GPT-2, Llama 3, Qwen, SmolLM; of characters with bytes for
-// the rest, as in Llama 2 and Mistral), GPT-2's two files, and rank files of tiktoken. The tokens are
-// those of `tokenizers` and `tiktoken`: dev/peers/tokenizer_ids.py compares them. What a file asks for and is not here
-// is refused by its name: other models than BPE, other normalizers, patterns that words.h does not have. Tokenizers are
-// not trained here, and begin-of-text is not added: tokenizer.begin_of_text says whether to.
+// It reads tokenizer.json of Hugging Face (byte-level, as in GPT-2, Llama 3, Qwen, SmolLM; of characters with byte
+// fallback, as in Llama 2 and Mistral), GPT-2's two files, and rank files of tiktoken. The tokens are the same as those
+// of `tokenizers` and `tiktoken`: dev/peers/tokenizer_ids.py compares them. What a file needs and is not supported is
+// refused by name: models other than BPE, other normalizers, patterns that words.h does not have. Tokenizers are not
+// trained here, and begin-of-text is not added: tokenizer.begin_of_text says whether to add it.
 //
-// Encoding takes time in proportion to the text, up to a logarithm, whatever is in it, and keeps nothing between calls.
-// An open tokenizer does not change: threads may share it.
+// Encoding takes time proportional to the text, up to a logarithmic factor, whatever is in it, and keeps nothing
+// between calls. An open tokenizer does not change: threads may share it.
 
 #ifndef LLMTRAIN_TOKENIZER_H
 #define LLMTRAIN_TOKENIZER_H
@@ -48,7 +48,7 @@ typedef struct {
 
 #define BYTES_TOKENIZER_HASH 0x4c21f914bfb24708ull // of what tokenizer_save writes for bytes
 
-// A token is a byte, the vocabulary 256. There is nothing to close.
+// The byte tokenizer: a token is a byte, the vocabulary 256. There is nothing to close.
 static inline Tokenizer tokenizer_of_bytes(void) {
     Tokenizer tokenizer;
     memset(&tokenizer, 0, sizeof tokenizer);
@@ -66,9 +66,9 @@ static inline void tokenizer_close(Tokenizer* tokenizer) {
     memset(tokenizer, 0, sizeof *tokenizer);
 }
 
-// Opens a directory of Hugging Face or GPT-2, or a file: tokenizer.json, vocab.json, or a rank file of tiktoken, of
-// which `pattern` (gpt2, cl100k, o200k) says how words are split; otherwise NULL. After a failure there is nothing to
-// close.
+// Opens a directory of Hugging Face or GPT-2, or a file: tokenizer.json, vocab.json, or a rank file of tiktoken. For a
+// rank file `pattern` (gpt2, cl100k, o200k) says how words are split; otherwise it is NULL. After a failure there is
+// nothing to close.
 static inline bool tokenizer_open(Tokenizer* tokenizer, const char* path, const char* pattern, Error* error) {
     TokenizerFiles s;
     memset(tokenizer, 0, sizeof *tokenizer);
@@ -106,7 +106,7 @@ static inline const char* tokenizer_piece(size_t* bytes, const Tokenizer* tokeni
     return v->text.bytes + v->tokens[token].piece;
 }
 
-// TOKEN_SPECIAL: not text but a sign, such as <|endoftext|>.
+// TOKEN_SPECIAL: not text but a control token, such as <|endoftext|>.
 static inline TokenKind tokenizer_kind(const Tokenizer* tokenizer, int32_t token) {
     if (token < 0 || token >= tokenizer->vocabulary) return TOKEN_ABSENT;
     return tokenizer->rules ? (TokenKind)tokenizer->rules->vocabulary.tokens[token].kind : TOKEN_ORDINARY;
@@ -227,7 +227,7 @@ static inline bool spans_cut(Spans* spans, const Rules* rules, const char* base,
     return ok;
 }
 
-// Encodes groups of spans, each of about ENCODE_PIECE, by all threads, and joins what they found.
+// Encodes groups of spans, each of about ENCODE_PIECE bytes, on all threads, and joins the results.
 static inline bool tokenizer_encode_parallel(Tokens* out, const Rules* rules, const char* base, const Spans* spans,
                                              Error* error) {
     size_t* ends = (size_t*)malloc((spans->count + 1) * sizeof(size_t));  // of group g: first span after it
@@ -274,8 +274,8 @@ static inline WordEncoder tokenizer_encoder(const Tokenizer* tokenizer) {
 }
 
 // Appends the tokens of a text. Special tokens in the text are recognised. No begin-of-text is added: that is up to the
-// caller, with tokenizer.begin_of_text. Bytes that are no UTF-8 are read as U+FFFD, and out->replaced counts these;
-// only a tokenizer of bytes takes them as they are. A caller with many short texts gives each of its threads an encoder
+// caller, with tokenizer.begin_of_text. Bytes that are not UTF-8 are read as U+FFFD, and out->replaced counts these;
+// only the byte tokenizer takes them as they are. A caller with many short texts gives each of its threads an encoder
 // of its own (tokenizer_encoder, word_encoder_close), which remembers the words seen; otherwise `encoder` is NULL.
 static inline bool tokenizer_encode_by(Tokens* out, const Tokenizer* tokenizer, WordEncoder* encoder, const char* text,
                                        size_t bytes, Error* error) {
@@ -318,8 +318,8 @@ static inline bool tokenizer_encode(Tokens* out, const Tokenizer* tokenizer, con
 // 3. Decoding
 //
 // A UTF-8 character may be spread over several tokens: the decoder keeps its first bytes back until its last one comes,
-// so that what it returns can be shown at once. Bytes that are no UTF-8 come out as they are. Some tokenizers put a
-// space before a text, which the decoder leaves out again: so to continue a text, first give it the text's own tokens.
+// so that what it returns can be shown at once. Bytes that are not UTF-8 come out as they are. Some tokenizers put a
+// space before a text, which the decoder drops again: so to continue a text, first give it the text's own tokens.
 
 typedef struct {
     const Tokenizer* tokenizer;
@@ -346,8 +346,8 @@ static inline size_t utf8_unfinished(const char* text, size_t bytes) {
     return 0;
 }
 
-// The bytes that are certain with one more token, without a zero byte at their end. They stay as they are until the
-// next call.
+// Adds a token; returns the bytes that are complete with it, without a zero byte at their end, which are valid until
+// the next call.
 static inline const char* decoder_add(size_t* bytes, TokenDecoder* decoder, int32_t token) {
     const Tokenizer* tokenizer = decoder->tokenizer;
     size_t more;
@@ -365,7 +365,7 @@ static inline const char* decoder_add(size_t* bytes, TokenDecoder* decoder, int3
     return decoder->text;
 }
 
-// What was kept back: the beginning of a character that did not come.
+// The bytes that were kept back: the beginning of a character that was not completed.
 static inline const char* decoder_end(size_t* bytes, TokenDecoder* decoder) {
     *bytes = decoder->kept_bytes;
     decoder->kept_bytes = 0;

@@ -5,8 +5,8 @@
 //   files.rules, files.begin_of_text, ...        the caller takes what it keeps, and frees the rest:
 //   tokenizer_files_free(&files);
 //
-// tokenizer_json.h says what is read of a tokenizer.json. A file that is damaged is refused with what is wrong with it.
-// Memory is in proportion to the file.
+// tokenizer_json.h says what is read of a tokenizer.json. A damaged file is refused with a message that says what is
+// wrong with it. Memory is in proportion to the file.
 
 #ifndef LLMTRAIN_TOKENIZER_FILES_H
 #define LLMTRAIN_TOKENIZER_FILES_H
@@ -19,7 +19,7 @@
 // ------------------------------------------------------------------------------------------------
 // GPT-2's files, and rank files
 
-// An added token that is special, by its text.
+// Adds a special token, by its text.
 static inline bool add_special(const TokenizerReader* r, const char* text, int32_t id) {
     AddedToken added;
     memset(&added, 0, sizeof added);
@@ -28,7 +28,7 @@ static inline bool add_special(const TokenizerReader* r, const char* text, int32
     return rules_add(r, added, text, strlen(text));
 }
 
-// vocab.json or encoder.json, the vocabulary, and the lines of merges.txt or vocab.bpe, the merges.
+// Reads the vocabulary, vocab.json or encoder.json, and the merges, the lines of merges.txt or vocab.bpe.
 static inline bool read_gpt2(TokenizerReader* r, TokenizerFiles* s, const char* merges, size_t bytes) {
     const char* end = merges + bytes;
     size_t size, lines = 0, rank = 0;
@@ -46,7 +46,7 @@ static inline bool read_gpt2(TokenizerReader* r, TokenizerFiles* s, const char* 
         if (length > 0 && p[length - 1] == '\r') length--;
         if (length == 0 || (length >= 8 && memcmp(p, "#version", 8) == 0)) continue;
         if (utf8_valid(p, length) != length)
-            return fail(r->error, "%.600s: merge %zu is not UTF-8; the file is damaged, take another copy", r->path,
+            return fail(r->error, "%.600s: merge %zu is not UTF-8; the file is damaged, use another copy", r->path,
                         rank);
         if (!read_merge_line(r, p, length, rank++)) return false;
     }
@@ -56,7 +56,7 @@ static inline bool read_gpt2(TokenizerReader* r, TokenizerFiles* s, const char* 
     return s->end_of_text < 0 || add_special(r, "<|endoftext|>", s->end_of_text);
 }
 
-// Decodes four characters of base 64; returns the bytes, 0 if they are none.
+// Decodes four characters of base 64; returns the number of bytes, 0 if they are not base 64.
 static inline size_t base64_read(unsigned char out[3], const char* p) {
     static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     uint32_t value = 0;
@@ -70,7 +70,7 @@ static inline size_t base64_read(unsigned char out[3], const char* p) {
     return count;
 }
 
-// A line of a rank file: a token in base 64, a space, its rank. Returns the bytes of the token; 0: it is no such line.
+// Reads a line of a rank file: a token in base 64, a space, its rank. Returns the token's bytes; 0: it is no such line.
 static inline size_t rank_line(char token[TOKEN_BYTES_MAX], uint64_t* rank, const char* line, size_t bytes) {
     const char* space = (const char*)memchr(line, ' ', bytes);
     size_t length = space ? (size_t)(space - line) : 0, count = 0, digits = bytes - length;
@@ -88,7 +88,7 @@ static inline size_t rank_line(char token[TOKEN_BYTES_MAX], uint64_t* rank, cons
     return count;
 }
 
-// Calls for every line: first to find the largest rank, then to add the tokens.
+// Reads every line: in a first call to find the largest rank, in a second (`add`) to add the tokens.
 static inline bool read_rank_lines(TokenizerReader* r, const char* text, size_t bytes, bool add, size_t* size) {
     Vocabulary* v = &r->rules->vocabulary;
     size_t number = 1;
@@ -117,8 +117,8 @@ static inline bool read_rank_lines(TokenizerReader* r, const char* text, size_t 
     return true;
 }
 
-// In tiktoken two tokens are joined if what they make is a token, and its rank is its id: every division of a token
-// into two tokens is a merge.
+// In tiktoken two tokens are merged if their concatenation is a token, whose id is the rank of the merge: every split
+// of a token into two tokens is a merge.
 static inline bool merges_of_ranks(Vocabulary* v, Error* error) {
     for (int add = 0; add < 2; add++) {
         size_t count = 0;
@@ -138,7 +138,7 @@ static inline bool merges_of_ranks(Vocabulary* v, Error* error) {
     return true;
 }
 
-// The special tokens of the published files, which do not name them; of another file, the end of a text alone.
+// The special tokens of the published files, which do not list them; another file has only end-of-text.
 typedef struct { const char* pattern; size_t ranks; const char* text; int32_t id; } RankSpecial;
 static const RankSpecial RANK_SPECIALS[] = {
     {"cl100k", 100256, "<|endoftext|>", 100257}, {"cl100k", 100256, "<|fim_prefix|>", 100258},
@@ -169,7 +169,7 @@ static inline bool read_ranks(TokenizerReader* r, TokenizerFiles* s, const char*
     v->whole_words = true;
     for (int i = 0; i < 256; i++)
         if (v->bytes[i] < 0)
-            return fail(r->error, "%.600s: it has no token for the byte %d; take another copy", r->path, i);
+            return fail(r->error, "%.600s: it has no token for the byte %d; use another copy", r->path, i);
     s->end_of_text = (int32_t)ranks;
     for (size_t i = 0; i < RANK_SPECIALS_COUNT; i++) {
         const RankSpecial* special = &RANK_SPECIALS[i];
@@ -231,7 +231,7 @@ static inline bool tokenizer_files_find_in(TokenizerFiles* s, const char* direct
                 "give a directory with a tokenizer", directory);
 }
 
-// Finds the files of a tokenizer: in a directory, or beside a file.
+// Finds the files of a tokenizer: in a directory, or next to a file.
 static inline bool tokenizer_files_find(TokenizerFiles* s, const char* path, const char* pattern, Error* error) {
     memset(s, 0, sizeof *s);
     s->begin_of_text = s->begin_token = s->end_of_text = -1;
@@ -239,7 +239,7 @@ static inline bool tokenizer_files_find(TokenizerFiles* s, const char* path, con
         return fail(error, "there is no pattern '%.100s'; give one of " PATTERN_NAMES, pattern);
     if (directory_exists(path)) {
         if (pattern)
-            return fail(error, "%.600s is a directory, and a pattern belongs to a rank file; leave it out", path);
+            return fail(error, "%.600s is a directory, but --pattern is for a rank file; leave it out", path);
         return tokenizer_files_find_in(s, path, error);
     }
     if (access(path, F_OK) != 0) return fail_file(error, "open", path);
@@ -265,7 +265,7 @@ static inline bool tokenizer_files_find(TokenizerFiles* s, const char* path, con
            tokenizer_files_take(s, FILE_TEMPLATE, directory, TOKENIZER_FILES[FILE_TEMPLATE], error);
 }
 
-// Reads a file of the tokenizer, and adds it to the hash. A file that it does not have is empty.
+// Reads a file of the tokenizer, and adds it to the hash. A file that the tokenizer does not have is empty.
 static inline bool tokenizer_files_load(const TokenizerFiles* s, int file, char** text, size_t* bytes, Hash* hash,
                                Error* error) {
     *text = NULL;
@@ -292,19 +292,19 @@ static inline bool tokenizer_files_read_main(TokenizerFiles* s, char* const text
     return ok;
 }
 
-// GPT-2's two files do not say which tokenizer they are of. Refuses by its name what tokenizer_config.json says of
-// another one, or of tokens that the two do not have.
+// GPT-2's two files do not say which tokenizer they belong to. Refuses by name, from tokenizer_config.json, another
+// tokenizer, and added tokens that the two files do not have.
 static inline bool check_gpt2_config(const TokenizerFiles* s, const Json* json, Error* error) {
     const char* path = s->paths[FILE_CONFIG];
     const char* kind = json_text(json, json_get(json, 0, "tokenizer_class"));
     uint32_t added = json_get(json, 0, "added_tokens_decoder");
     bool prefix = false;
     if (kind && strcmp(kind, "GPT2Tokenizer") != 0 && strcmp(kind, "GPT2TokenizerFast") != 0)
-        return fail(error, "%.600s: a %.80s is not known by %s and %s; save it as tokenizer.json (in Python, "
+        return fail(error, "%.600s: a %.80s cannot be read from %s and %s; save it as tokenizer.json (in Python, "
                     "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR))", path, kind, GPT2_FILES[0][0],
                     GPT2_FILES[0][1]);
     if (json_bool(json, json_get(json, 0, "add_prefix_space"), &prefix) && prefix)
-        return fail(error, "%.600s: \"add_prefix_space\" is read of a tokenizer.json only; save it as one", path);
+        return fail(error, "%.600s: \"add_prefix_space\" is supported in a tokenizer.json only; save it as one", path);
     for (uint32_t i = json_first(json, added); i != JSON_NONE; i = json_next(json, i))
         if (strtoull(json_key(json, i), NULL, 10) >= s->rules->vocabulary.size)
             return fail(error, "%.600s: the added token %.40s is not in %s; save the tokenizer as tokenizer.json", path,

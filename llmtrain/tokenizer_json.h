@@ -1,10 +1,10 @@
-// tokenizer_json.h: reads tokenizer.json of Hugging Face, and tokenizer_config.json beside it.
+// tokenizer_json.h: reads tokenizer.json of Hugging Face, and the tokenizer_config.json next to it.
 //
 //   TokenizerReader r = {&json, path, rules, false, &error};
 //   bool ok = read_rules(&r, &files) && read_config(&files, &config, &error);
 //
-// A tokenizer.json is read if it is byte-pair encoding with parts that are known here; each part that is not is refused
-// by its name, since without it the tokens would be others. A file with contradictions (a merge of tokens that are not
+// A tokenizer.json is read if it is byte-pair encoding with parts that are known here; an unknown part is refused by
+// name, since without it the tokens would be different. A file with contradictions (a merge of tokens that are not
 // there, two tokens with one id) is refused too. Memory is in proportion to the file. tokenizer_files.h finds the files
 // and reads those of other kinds, with the same functions for tokens and merges.
 
@@ -49,15 +49,15 @@ typedef struct {
     Rules* rules;
     bool byte_level;
     Error* error;
-    const Json* config;  // tokenizer_config.json beside it; NULL: none
+    const Json* config;  // tokenizer_config.json next to it; NULL: none
 } TokenizerReader;
 
 static inline bool refuse(const TokenizerReader* r, const char* what, const char* name) {
-    return fail(r->error, "%.600s: its %s is '%.100s', which is not supported here, and without it the tokens would be "
-                "others; take a tokenizer without it", r->path, what, name);
+    return fail(r->error, "%.600s: its %s is '%.100s', which is not supported here, and ignoring it would change the "
+                "tokens; use a tokenizer without it", r->path, what, name);
 }
 
-// The decoded bytes of a string, and a zero byte; NULL if it is none.
+// The decoded bytes of a string, and a zero byte; NULL if the node is not a string.
 static inline const char* json_text(const Json* json, uint32_t node) {
     return json_is(json, node, JSON_STRING) ? json->text + json->nodes[node].start : NULL;
 }
@@ -71,14 +71,14 @@ static inline const char* json_type(const TokenizerReader* r, uint32_t node) {
     return type ? type : "(no type)";
 }
 
-// Refuses an object with members that are not in `known`, which | separates.
+// Refuses an object with members that are not in `known`, a list of names separated by |.
 static inline bool known_members(const TokenizerReader* r, uint32_t node, const char* known, const char* what) {
     for (uint32_t i = json_first(r->json, node); i != JSON_NONE; i = json_next(r->json, i))
         if (choice_find(known, json_key(r->json, i)) < 0) return refuse(r, what, json_key(r->json, i));
     return true;
 }
 
-// A truth value that may be missing.
+// A boolean that may be missing: then it is `standard`.
 static inline bool json_flag(const Json* json, uint32_t object, const char* key, bool standard) {
     bool value = standard;
     json_bool(json, json_get(json, object, key), &value);
@@ -97,8 +97,8 @@ static inline bool read_short(const TokenizerReader* r, char out[NORMALIZER_BYTE
 // ------------------------------------------------------------------------------------------------
 // Symbols of bytes
 //
-// Byte-level tokenizers write each byte as a visible character: itself, if it is a visible one of Latin-1, and if not,
-// the next of those from U+0100 on.
+// Byte-level tokenizers write each byte as a visible character: itself, if it is a visible one of Latin-1; otherwise
+// the next unused one from U+0100 on.
 
 static inline uint32_t symbol_of_byte(unsigned char byte) {
     if ((byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174) return byte;
@@ -113,7 +113,7 @@ static inline int byte_of_symbol(uint32_t code) {
     return n < 33 ? n : n < 67 ? n - 33 + 127 : 173;
 }
 
-// The bytes of a text of such characters, at most TOKEN_BYTES_MAX of them; false if some character is none.
+// The bytes of a text of such characters, at most TOKEN_BYTES_MAX of them; false if it has any other character.
 static inline bool bytes_of_symbols(char out[TOKEN_BYTES_MAX], size_t* count, const char* text, size_t bytes) {
     *count = 0;
     for (size_t at = 0, length; at < bytes; at += length) {
@@ -124,7 +124,7 @@ static inline bool bytes_of_symbols(char out[TOKEN_BYTES_MAX], size_t* count, co
     return true;
 }
 
-// The byte that a token like <0x0A> stands for, -1: none.
+// The byte that a token like <0x0A> represents, -1: none.
 static inline int byte_of_fallback(const char* text, size_t bytes) {
     uint32_t value;
     char padded[5] = "0000";
@@ -137,11 +137,11 @@ static inline int byte_of_fallback(const char* text, size_t bytes) {
 // Vocabulary and merges
 
 static inline bool bad_token(const TokenizerReader* r, const char* text, const char* problem) {
-    return problem && fail(r->error, "%.600s: the token '%.100s' %s; the file is damaged, take another copy", r->path,
+    return problem && fail(r->error, "%.600s: the token '%.100s' %s; the file is damaged, use another copy", r->path,
                            text, problem);
 }
 
-// The number of ids: above every one of the vocabulary and of the added tokens.
+// The number of ids: one more than the largest of the vocabulary and of the added tokens.
 static inline bool count_ids(const TokenizerReader* r, size_t* size, uint32_t vocab, uint32_t added) {
     const Json* json = r->json;
     *size = 0;
@@ -150,11 +150,11 @@ static inline bool count_ids(const TokenizerReader* r, size_t* size, uint32_t vo
         for (uint32_t i = json_first(json, lists[k]); i != JSON_NONE; i = json_next(json, i)) {
             uint64_t id;
             if (!json_u64(json, k == 0 ? i : json_get(json, i, "id"), &id) || id >= VOCABULARY_MAX)
-                return fail(r->error, "%.600s: %s '%.100s' has no id below %zu; the file is damaged, take another copy",
+                return fail(r->error, "%.600s: %s '%.100s' has no id below %zu; the file is damaged, use another copy",
                             r->path, k == 0 ? "the token" : "an added token", json_key(json, i), VOCABULARY_MAX);
             *size = max_size(*size, (size_t)id + 1);
         }
-    return *size > 0 || fail(r->error, "%.600s: it has no tokens; the file is damaged, take another copy", r->path);
+    return *size > 0 || fail(r->error, "%.600s: it has no tokens; the file is damaged, use another copy", r->path);
 }
 
 // Adds a token of the model by its name in the file.
@@ -180,7 +180,7 @@ static inline bool read_token(const TokenizerReader* r, size_t id, const char* n
     return ok;
 }
 
-// The tokens that words begin as.
+// Finds the tokens of the bytes or characters that words begin as.
 static inline void find_symbols(Vocabulary* v, bool byte_level, bool byte_fallback) {
     v->by_characters = !byte_level;
     for (int i = 0; i < 256; i++) {
@@ -229,19 +229,19 @@ static inline bool read_merge(const TokenizerReader* r, const char* left, size_t
     const char* problem = NULL;
     if (a < 0 || b < 0) problem = "joins a token that is not in the vocabulary";
     else if (whole < 0) problem = "makes a token that is not in the vocabulary";
-    else if (!merges_add(v, a, b, whole, rank)) problem = "is there twice";
-    return problem == NULL || fail(r->error, "%.600s: merge %zu, of '%.*s' and '%.*s', %s; the file is damaged, take "
+    else if (!merges_add(v, a, b, whole, rank)) problem = "occurs twice";
+    return problem == NULL || fail(r->error, "%.600s: merge %zu, of '%.*s' and '%.*s', %s; the file is damaged, use "
                                    "another copy", r->path, rank, (int)min_size(left_bytes, 60), left,
                                    (int)min_size(right_bytes, 60), right, problem);
 }
 
-// A merge as one text, with a space in its middle.
+// Adds a merge that is written as one text, with a space between the two names.
 static inline bool read_merge_line(const TokenizerReader* r, const char* line, size_t bytes, size_t rank) {
     const char* space = (const char*)memchr(line, ' ', bytes);
     size_t left = space ? (size_t)(space - line) : 0;
     if (!space || memchr(space + 1, ' ', bytes - left - 1))
         return fail(r->error, "%.600s: merge %zu, '%.*s', is not two tokens with a space between them; the file is "
-                    "damaged, take another copy", r->path, rank, (int)min_size(bytes, 100), line);
+                    "damaged, use another copy", r->path, rank, (int)min_size(bytes, 100), line);
     return read_merge(r, line, left, space + 1, bytes - left - 1, rank);
 }
 
@@ -260,7 +260,7 @@ static inline bool read_merges(const TokenizerReader* r, uint32_t merges) {
         }
         uint32_t a = json_first(json, i), b = json_next(json, a);
         if (json_count(json, i) != 2 || !json_text(json, a) || !json_text(json, b))
-            return fail(r->error, "%.600s: merge %zu is not a pair of tokens; the file is damaged, take another copy",
+            return fail(r->error, "%.600s: merge %zu is not a pair of tokens; the file is damaged, use another copy",
                         r->path, rank);
         if (!read_merge(r, json_text(json, a), json->nodes[a].bytes, json_text(json, b), json->nodes[b].bytes, rank++))
             return false;
@@ -299,7 +299,7 @@ static inline bool read_model(TokenizerReader* r, uint32_t model, size_t size) {
     const char* unknown = json_text(json, node);
     v->unknown = unknown ? find_name(r, unknown, json->nodes[node].bytes) : -1;
     return v->unknown >= 0 ||
-           fail(r->error, "%.600s: its unk_token is not in its vocabulary; the file is damaged, take another copy",
+           fail(r->error, "%.600s: its unk_token is not in its vocabulary; the file is damaged, use another copy",
                 r->path);
 }
 
@@ -344,7 +344,7 @@ static inline bool read_normalizer(TokenizerReader* r, uint32_t node) {
     return n->pattern[0] || refuse(r, "normalizer's pattern", "empty");
 }
 
-// Whether no space is left after normalization: a step replaces them all, and none makes others.
+// Whether no space is left after normalization: a step replaces them all, and no later one adds any.
 static inline bool spaces_are_replaced(const Rules* rules) {
     bool replaced = false;
     for (size_t i = 0; i < rules->normalizer_count; i++) {
@@ -363,11 +363,11 @@ static inline bool read_split(TokenizerReader* r, uint32_t node) {
     const char* behavior = json_text(json, json_get(json, node, "behavior"));
     bool invert = json_flag(json, node, "invert", false);
     if (!known_members(r, node, "type|pattern|behavior|invert", "pre_tokenizer's member")) return false;
-    if (text && strcmp(text, " ") == 0 && spaces_are_replaced(r->rules)) return true;  // it finds nothing
+    if (text && strcmp(text, " ") == 0 && spaces_are_replaced(r->rules)) return true;  // the split finds nothing
     const Pattern* known = regex ? pattern_of_regex(regex) : NULL;
     if (!known || r->rules->split != SPLIT_WHOLE)
         return refuse(r, "pre_tokenizer's pattern", regex ? regex : text ? text : "(none)");
-    // The patterns match all of a text, so what is removed from between the words is nothing.
+    // The patterns match all of a text, so there is nothing between the words to remove.
     bool isolated = behavior && strcmp(behavior, "Isolated") == 0 && !invert;
     bool removed = behavior && strcmp(behavior, "Removed") == 0 && invert;
     if (!isolated && !removed) return refuse(r, "pre_tokenizer's behavior", behavior ? behavior : "(none)");
@@ -421,7 +421,7 @@ static inline bool read_pre_tokenizer(TokenizerReader* r, uint32_t node) {
     return true;
 }
 
-// Decoders say how tokens become text. Here that follows from the rest, so they are only checked. A space is left out
+// Decoders say how tokens become text. Here that follows from the rest, so they are only checked. A space is dropped
 // where Strip or Metaspace ask for it.
 static inline bool read_decoder(TokenizerReader* r, uint32_t node) {
     const char* type = json_type(r, node);
@@ -447,7 +447,7 @@ static inline bool read_decoder(TokenizerReader* r, uint32_t node) {
     return true;
 }
 
-// The template says which token comes before a text.
+// Finds the token that the template puts before a text.
 static inline bool read_template(const TokenizerReader* r, uint32_t node, int32_t* begin_of_text) {
     const Json* json = r->json;
     const char* before = NULL;
@@ -465,8 +465,8 @@ static inline bool read_template(const TokenizerReader* r, uint32_t node, int32_
     uint64_t id;
     if (json_count(json, ids) != 1 || !json_u64(json, json_first(json, ids), &id) ||
         id >= r->rules->vocabulary.size || r->rules->vocabulary.tokens[id].kind == TOKEN_ABSENT)
-        return fail(r->error, "%.600s: its template begins with '%.100s', which is no token; the file is damaged, take "
-                    "another copy", r->path, before);
+        return fail(r->error, "%.600s: its template begins with '%.100s', which is not a token; the file is damaged, "
+                    "use another copy", r->path, before);
     *begin_of_text = (int32_t)id;
     return true;
 }
@@ -475,7 +475,7 @@ static inline bool read_post_processor(const TokenizerReader* r, uint32_t node, 
     const Json* json = r->json;
     if (json_absent(json, node)) return true;
     const char* type = json_type(r, node);
-    if (strcmp(type, "ByteLevel") == 0) return true;  // it concerns where tokens lie in the text
+    if (strcmp(type, "ByteLevel") == 0) return true;  // it only affects the tokens' offsets in the text
     if (strcmp(type, "TemplateProcessing") == 0) return read_template(r, node, begin_of_text);
     if (strcmp(type, "Sequence") != 0) return refuse(r, "post_processor", type);
     for (uint32_t i = json_first(json, json_get(json, node, "processors")); i != JSON_NONE; i = json_next(json, i)) {
@@ -489,11 +489,11 @@ static inline bool read_post_processor(const TokenizerReader* r, uint32_t node, 
 // Added tokens
 
 static inline bool bad_added(const TokenizerReader* r, const char* text, const char* problem) {
-    return fail(r->error, "%.600s: the added token '%.100s' %s; the file is damaged, take another copy", r->path, text,
+    return fail(r->error, "%.600s: the added token '%.100s' %s; the file is damaged, use another copy", r->path, text,
                 problem);
 }
 
-// Adds a token that is found in the text before it is split. If the model has it already, it has the same id.
+// Adds a token that is found in the text before it is split. If the model has it already, the ids must be the same.
 static inline bool rules_add(const TokenizerReader* r, AddedToken added, const char* text, size_t bytes) {
     Rules* rules = r->rules;
     Vocabulary* v = &rules->vocabulary;
@@ -501,10 +501,10 @@ static inline bool rules_add(const TokenizerReader* r, AddedToken added, const c
     const char* problem = NULL;
     TokenKind kind = added.special ? TOKEN_SPECIAL : TOKEN_ADDED;
     bool known = find_name(r, text, bytes) == added.id, twice = false;
-    if (!known && token->kind == TOKEN_ORDINARY && token->key_bytes == 0)  // a name that is no text of symbols
+    if (!known && token->kind == TOKEN_ORDINARY && token->key_bytes == 0)  // a name that is not made of byte symbols
         known = token->piece_bytes == bytes && memcmp(v->text.bytes + token->piece, text, bytes) == 0;
     if (!known && find_name(r, text, bytes) >= 0) return bad_added(r, text, "has another id in the vocabulary");
-    if (known) token->kind = TOKEN_ABSENT;  // its bytes become those of the text in which it was found
+    if (known) token->kind = TOKEN_ABSENT;  // added again below, with the bytes of its text
     if (!vocabulary_add(v, (size_t)added.id, text, bytes, kind, &problem, r->error))
         return problem ? bad_added(r, text, problem) : false;
     added.start = (uint32_t)rules->added_text.count;
@@ -518,7 +518,7 @@ static inline bool rules_add(const TokenizerReader* r, AddedToken added, const c
     size_t length = added.normalized ? form.count : bytes;
     if (ok && length == 0) ok = bad_added(r, text, "is normalized to nothing");
     if (ok) ok = trie_add(added.normalized ? &rules->normalized : &rules->raw, &twice, found, length, index, r->error);
-    if (twice) bad_added(r, text, "is there twice");
+    if (twice) bad_added(r, text, "occurs twice");
     text_free(&form);
     return ok;
 }
@@ -536,7 +536,7 @@ static inline void read_options(AddedToken* added, const Json* json, uint32_t no
     added->normalized = json_flag(json, node, "normalized", !added->special);
 }
 
-// What tokenizer_config.json says of an added token goes before what tokenizer.json says, as in transformers.
+// What tokenizer_config.json says of an added token takes precedence over tokenizer.json, as in transformers.
 static inline uint32_t configured_token(const Json* config, uint64_t id) {
     char key[24];
     snprintf(key, sizeof key, "%llu", (unsigned long long)id);
@@ -573,7 +573,7 @@ static inline bool read_added(const TokenizerReader* r, uint32_t list) {
 // tokenizer.json
 
 // Whether a text without pre-tokenizer can be split before each U+2581 that follows something else: no merge crosses
-// such a place.
+// such a position.
 static inline bool merges_stay_in_words(const Vocabulary* v) {
     if (v->whole_words || vocabulary_find(v, META, 3) < 0) return false;
     for (size_t i = 0; i < v->merge_slots; i++) {
@@ -608,7 +608,7 @@ static inline bool read_rules(TokenizerReader* r, TokenizerFiles* s) {
         !read_added(r, added) ||
         !read_post_processor(r, json_get(json, 0, "post_processor"), &s->begin_of_text))
         return false;
-    for (size_t i = 0; i < rules->normalizer_count; i++)  // put in front of each part, so left out of each again
+    for (size_t i = 0; i < rules->normalizer_count; i++)  // put in front of each part, so dropped from each again
         if (rules->normalizers[i].kind == NORMALIZE_PREPEND && rules->strip == STRIP_FIRST) rules->strip = STRIP_EACH;
     if (rules->prefix == PREFIX_ALWAYS && rules->strip == STRIP_FIRST) rules->strip = STRIP_EACH;
     if (!r->byte_level && rules->split == SPLIT_WHOLE && merges_stay_in_words(&rules->vocabulary))
@@ -641,8 +641,8 @@ static inline int32_t named_token(const Rules* rules, const Json* json, uint32_t
     return text && added < 0 ? vocabulary_find(&rules->vocabulary, text, bytes) : added;
 }
 
-// transformers adds a token that a configuration names to those of tokenizer.json, where it is not among them, and
-// texts are tokenized otherwise than without. Here such a file is refused.
+// If a configuration names a token that tokenizer.json does not have, transformers adds it, which changes how texts are
+// tokenized. Here such a file is refused.
 static inline bool check_named(const TokenizerFiles* s, const Json* json, uint32_t node, const char* path,
                                const char* what, Error* error) {
     size_t bytes;
@@ -700,7 +700,7 @@ static inline bool read_config(TokenizerFiles* s, const Json* json, Error* error
     return s->chat_template || fail(error, "out of memory for a chat template");
 }
 
-// Without a configuration the end of a text is the token that usually is.
+// Without a configuration, end-of-text is the added token with one of the usual names.
 static inline void guess_end_of_text(TokenizerFiles* s) {
     static const char* const usual[] = {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"};
     for (size_t k = 0; k < sizeof usual / sizeof usual[0] && s->end_of_text < 0; k++)

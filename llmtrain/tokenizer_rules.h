@@ -5,8 +5,8 @@
 //   bool ok = rules_apply(&spans, &base, buffers, &rules, text, bytes, &error);
 //   spans.list[i]: an added token, or bytes of `base` that splitter_begin splits
 //
-// The steps are those of `tokenizers`: tokens added as they are written are found in the text; each part between two of
-// them is normalized; tokens to be found in normalized text are found there; then spaces are replaced and put in front.
+// The steps are those of `tokenizers`: added tokens that match the text as it is are found; each part between two of
+// them is normalized; added tokens that match normalized text are found there; then spaces are replaced and prepended.
 // tokenizer_files.h reads the rules. The text must be valid UTF-8.
 
 #ifndef LLMTRAIN_TOKENIZER_RULES_H
@@ -24,7 +24,7 @@ typedef struct {
     bool single_word, lstrip, rstrip, normalized, special;
 } AddedToken;
 
-// Finds the longest added token at a place: a tree of bytes, whose nodes list their children as siblings.
+// Finds the longest added token at a position: a trie of bytes, whose nodes list their children as siblings.
 typedef struct {
     uint32_t child, sibling;  // 0: none
     int32_t added;            // index of the added token that ends here, or -1
@@ -64,7 +64,7 @@ typedef struct {
     Prefix prefix;                   // where a space (or U+2581) is put in front of a text that has none
     Split split;
     bool digits;                     // each digit is a word
-    Strip strip;                     // decoding leaves out the space that was put in front of the text, of each part
+    Strip strip;                     // decoding drops the space that was put in front of the text, or of each part
 } Rules;
 
 static inline void rules_free(Rules* rules) {
@@ -139,7 +139,7 @@ static inline int32_t trie_longest(const Trie* trie, const char** after, const c
 typedef struct {
     size_t start, bytes;
     int32_t id;    // of an added token; -1: text
-    bool first;    // text from the very beginning on
+    bool first;    // text at the very beginning
 } Span;
 
 typedef struct {
@@ -171,7 +171,7 @@ static inline const char* spaces_before(const Unicode* unicode, const char* p, c
     return p;
 }
 
-// Whether what an added token of a single word touches is no part of a word.
+// Whether no word character touches an added token, as single_word requires.
 static inline bool added_stands_alone(const Unicode* unicode, const char* p, const char* after, const char* begin,
                                       const char* end) {
     const char* before = p;
@@ -180,7 +180,7 @@ static inline bool added_stands_alone(const Unicode* unicode, const char* p, con
            !KIND_IN(character_at(unicode, after, end).kind, KINDS_WORD);
 }
 
-// Appends a part of a text as spans: what lies between added tokens, and these.
+// Appends a part of a text as spans: the added tokens, and what lies between them.
 static inline bool added_split(Spans* out, const Rules* rules, const Trie* trie, const char* text, size_t start,
                                size_t bytes, bool first, Error* error) {
     const char *begin = text + start, *end = begin + bytes, *p = begin, *rest = begin;
@@ -200,7 +200,7 @@ static inline bool added_split(Spans* out, const Rules* rules, const Trie* trie,
         if (from > rest && !spans_append(out, (size_t)(rest - text), (size_t)(from - text), -1,
                                          first && rest == begin, error))
             return false;
-        // One whose text an added token before it has taken altogether, as spaces after it, is none.
+        // A token whose whole text was taken by the one before it, as spaces that follow that, does not count.
         if (from < to && !spans_append(out, (size_t)(from - text), (size_t)(to - text), added->id, false, error))
             return false;
         rest = to;
@@ -232,7 +232,7 @@ static inline bool text_replace(Text* out, const char* text, size_t bytes, const
     return true;
 }
 
-// Appends the normal form of a text. Nothing is put in front of one that is empty, or has become so.
+// Appends the normal form of a text. Nothing is prepended to a text that is empty, or has become so.
 static inline bool rules_normalize(Text* out, const Rules* rules, const char* text, size_t bytes, Error* error) {
     Text steps[2] = {{NULL, 0, 0}, {NULL, 0, 0}};
     bool ok = true;
@@ -253,7 +253,7 @@ static inline bool rules_normalize(Text* out, const Rules* rules, const char* te
     return ok;
 }
 
-// Normalizes the spans of `text` into `out`, and finds the tokens that are added to normalized text.
+// Normalizes the spans of `text` into `out`, and finds the added tokens that match normalized text.
 static inline bool rules_normalize_spans(Spans* spans, Text* out, const Rules* rules, const char* text, Error* error) {
     Spans parts = {NULL, 0, 0};
     bool ok = true;

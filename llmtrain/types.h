@@ -1,4 +1,4 @@
-// types.h: the types that every operation stands on, on both backends. With it an operation can be copied into another
+// types.h: the types that every operation uses, on both backends. With it an operation can be copied into another
 // project: its first lines name what else it needs.
 //
 //   1. sizes        min_size, divide_up
@@ -51,7 +51,7 @@ static inline size_t round_up(size_t n, size_t multiple) { return divide_up(n, m
 //
 // bfloat16 is the upper half of a float, binary16 has 5 bits of exponent and 10 of fraction. Rounding is to nearest,
 // ties to even; NaN stays NaN. There are no branches, so loops over them vectorise; and they are always inlined, so
-// that they take the instruction set of the function around them.
+// that they use the instruction set of the function that calls them.
 
 HOST_DEVICE ALWAYS_INLINE uint32_t bits_from_float(float x) { uint32_t bits; memcpy(&bits, &x, 4); return bits; }
 HOST_DEVICE ALWAYS_INLINE float float_from_bits(uint32_t bits) { float x; memcpy(&x, &bits, 4); return x; }
@@ -142,8 +142,8 @@ HOST_DEVICE static inline HeadRows head_rows(size_t b, size_t h, size_t T, size_
 // ------------------------------------------------------------------------------------------------
 // 5. Stream
 //
-// Every operation ends in a stream. On the CPU it is NULL. On a GPU all operations run on `compute`, in order, so one
-// scratch memory serves all of them: what one leaves there is of no use to the next. device_open (device.cuh) makes a
+// Every operation's last argument is a stream. On the CPU it is NULL. On a GPU all operations run on `compute`, in
+// order, so they can share one scratch memory: none uses what another has left there. device_open (device.cuh) makes a
 // stream. A program with a copied kernel can make its own: `static struct Device device; Stream stream = &device;
 // cudaStreamCreate(&device.compute);`, and `scratch`, `scratch_bytes` and `processors` where the launcher uses them.
 
@@ -190,13 +190,13 @@ static inline void* device_scratch(Stream stream, size_t bytes) {
 // ------------------------------------------------------------------------------------------------
 // 6. Elements
 //
-// Memory is read and written fastest 16 bytes a thread: PACK elements of floatX. Where rows do not fit, kernels take
+// Memory access is fastest with 16 bytes per thread: PACK elements of floatX. Where rows do not fit, kernels take
 // elements one by one: their template parameter W is the number taken at a time, PACK or 1.
 
 enum { PACK = 16 / sizeof(floatX), WARP = 32 };
 
-// W neighbouring elements, aligned and moved 16 bytes at a time, or 8, if they fill those, otherwise one by one: a
-// Group is of the type that lies in memory, Lanes are the floats of a Group of floatX, which a thread computes with.
+// W neighbouring elements, aligned to and moved in units of 16 bytes, or 8, if they fill those, otherwise one by one. A
+// Group has the type in memory; Lanes are the floats of a Group of floatX, which a thread computes with.
 template <typename T, int W>
 struct alignas(W * sizeof(T) % 16 == 0 ? 16 : W * sizeof(T) == 8 ? 8 : alignof(T)) Group {
     T x[W];
@@ -207,7 +207,7 @@ using Lanes = Group<float, W>;
 template <int W, typename T>
 static __device__ inline Group<T, W> group_load(const T* p) { return *(const Group<T, W>*)p; }
 
-// An assignment the compiler may split into stores of 4 bytes.
+// The compiler may split an assignment into stores of 4 bytes; this keeps it whole.
 template <int W, typename T>
 static __device__ inline void group_store(T* p, Group<T, W> group) {
     if constexpr (sizeof group % 16 == 0) {

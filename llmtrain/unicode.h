@@ -6,9 +6,9 @@
 //   Nfc* nfc = nfc_open(&error);
 //   bool ok = nfc_append(&out, nfc, text, bytes, &error);                  out.bytes, out.count
 //
-// The kinds are those of Unicode 16, to which the regular expressions of `tokenizers` and `tiktoken` agree; NFC is that
-// of `tokenizers`. unicode_tables.h has the data, and says where they are from. Texts are valid UTF-8, except for
-// utf8_repair, which makes them so. There are no upper and lower case, no grapheme clusters, no NFD and no NFKC here.
+// The kinds are those of Unicode 16, with which the regular expressions of `tokenizers` and `tiktoken` agree; NFC is
+// that of `tokenizers`. unicode_tables.h has the data, and says where they are from. Texts must be valid UTF-8;
+// utf8_repair makes them so. There is no case conversion, and there are no grapheme clusters, no NFD and no NFKC here.
 
 #ifndef LLMTRAIN_UNICODE_H
 #define LLMTRAIN_UNICODE_H
@@ -61,14 +61,14 @@ static inline uint32_t utf8_read(size_t* bytes, const char* text) {
     return *bytes = 4, (p[0] & 0x07u) << 18 | (p[1] & 0x3Fu) << 12 | (p[2] & 0x3Fu) << 6 | (p[3] & 0x3Fu);
 }
 
-// Bytes of the character that a text begins with. If it begins with none, *good is false, and they are those that
-// U+FFFD stands for: the longest beginning of a character, or 1 ("Substitution of Maximal Subparts" in the standard).
+// The length of the character that a text begins with. If it is not valid, *good is false, and this is the length that
+// one U+FFFD replaces: the longest beginning of a character, or 1 ("Substitution of Maximal Subparts" in the standard).
 static inline size_t utf8_check(bool* good, const char* text, size_t bytes) {
     const unsigned char* p = (const unsigned char*)text;
     *good = p[0] < 0x80;
     if (p[0] < 0xC2 || p[0] > 0xF4) return 1;
     size_t length = p[0] < 0xE0 ? 2 : p[0] < 0xF0 ? 3 : 4;
-    unsigned low = p[0] == 0xE0 ? 0xA0 : p[0] == 0xF0 ? 0x90 : 0x80;  // of the second byte: nothing too long,
+    unsigned low = p[0] == 0xE0 ? 0xA0 : p[0] == 0xF0 ? 0x90 : 0x80;  // of the second byte: no overlong forms,
     unsigned high = p[0] == 0xED ? 0x9F : p[0] == 0xF4 ? 0x8F : 0xBF;  // no surrogates, nothing too large
     for (size_t i = 1; i < length; i++, low = 0x80, high = 0xBF)
         if (i == bytes || p[i] < low || p[i] > high) return i;
@@ -76,7 +76,7 @@ static inline size_t utf8_check(bool* good, const char* text, size_t bytes) {
     return length;
 }
 
-// Bytes of the white space, of Unicode as for Python, that `bytes` bytes begin with; 0 if they do not.
+// The length of the white space, as Python defines it, that a text of `bytes` bytes begins with; 0 if there is none.
 static inline size_t utf8_space(const char* text, size_t bytes) {
     const unsigned char* p = (const unsigned char*)text;
     if (bytes >= 1 && (p[0] == ' ' || (p[0] >= 9 && p[0] <= 13) || (p[0] >= 28 && p[0] <= 31))) return 1;
@@ -88,14 +88,14 @@ static inline size_t utf8_space(const char* text, size_t bytes) {
     return space ? 3 : 0;
 }
 
-// The same of the white space that the `bytes` bytes before `end` end with.
+// The same for the white space that the `bytes` bytes before `end` end with.
 static inline size_t utf8_space_before(const char* end, size_t bytes) {
     for (size_t n = 1; n <= min_size(3, bytes); n++)
         if (utf8_space(end - n, n) == n) return n;
     return 0;
 }
 
-// Bytes at the beginning of a text that are valid.
+// The number of bytes at the beginning of a text that are valid UTF-8.
 static inline size_t utf8_valid(const char* text, size_t bytes) {
     size_t at = 0;
     while (at < bytes) {
@@ -112,7 +112,7 @@ static inline size_t utf8_valid(const char* text, size_t bytes) {
     return at;
 }
 
-// Appends a text with U+FFFD in the place of what is no UTF-8, as Python and Rust do; adds to *replaced how often.
+// Appends a text with invalid UTF-8 replaced by U+FFFD, as in Python and Rust; adds the replacements to *replaced.
 static inline bool utf8_repair(Text* out, size_t* replaced, const char* text, size_t bytes, Error* error) {
     for (size_t at = 0; at < bytes;) {
         bool good;
@@ -141,7 +141,7 @@ typedef struct {
 #define KINDS_NUMBER (KIND_SET(NUMBER) | KIND_SET(FRACTION))
 #define KINDS_DIGIT (KINDS_NUMBER | KIND_SET(NEW_NUMBER))
 #define KINDS_WORD (KINDS_LETTER | KIND_SET(MARK) | KIND_SET(NUMBER) | KIND_SET(WORD))
-// No space, letter or number.
+// Neither space nor letter nor number.
 #define KINDS_OTHER (KIND_SET(OTHER) | KIND_SET(MARK) | KIND_SET(WORD) | KIND_SET(NEW_NUMBER))
 #define KIND_IN(kind, set) ((((uint32_t)(set)) >> (kind)) & 1u)
 
@@ -188,10 +188,10 @@ static inline const char* characters_skip(const Unicode* unicode, uint32_t set, 
 // ------------------------------------------------------------------------------------------------
 // NFC (Unicode Standard Annex 15)
 //
-// A text is cut before each character that begins a composition of its own: of combining class 0, as is the first
-// character of its decomposition, and no second part of any. What lies between two cuts is taken apart, put in the
-// order of the combining classes, and composed. Most pieces are one character that stays as it is, so these are only
-// passed over. Linear in the text, whatever it is.
+// A text is cut before each character that always begins a new composition: it and the first character of its
+// decomposition have combining class 0, and it is not the second part of any composition. What lies between two cuts is
+// decomposed, sorted by combining class, and composed. Most pieces are one character that does not change, and are only
+// skipped. The time is linear in the text, whatever it is.
 
 #define HANGUL_FIRST 0xAC00u   // syllables: 19 x 21 x 28, of a leading consonant, a vowel and perhaps a trailing one
 #define HANGUL_LEADING 0x1100u
@@ -266,13 +266,13 @@ static inline Nfc* nfc_open(Error* error) {
     return nfc;
 }
 
-// Whether a composition begins at a character whatever stands before it.
+// Whether a composition begins at a character whatever comes before it.
 static inline bool nfc_begins(const Nfc* nfc, uint32_t code) {
     return nfc->combining[code] == 0 && !(nfc->marks[code] & (NFC_SECOND | NFC_JOINS));
 }
 
-// Writes the full decomposition, at most 4 characters; returns how many. Recursion ends: the first part alone can have
-// one of its own.
+// Writes the full decomposition, at most 4 characters; returns how many. The recursion ends: only the first part can
+// have a decomposition of its own.
 static inline size_t nfc_decompose(uint32_t out[8], const Nfc* nfc, uint32_t code) {
     if (code >= HANGUL_FIRST && code < HANGUL_FIRST + HANGUL_COUNT) {
         uint32_t syllable = code - HANGUL_FIRST, trailing = syllable % 28;
@@ -336,7 +336,7 @@ static inline size_t nfc_join(uint32_t* codes, const Nfc* nfc, size_t count) {
     return kept;
 }
 
-// Appends the normal form of a piece that begins a composition of its own.
+// Appends the normal form of a piece between two cuts.
 static inline bool nfc_append_piece(Text* out, const Nfc* nfc, const char* text, size_t bytes, Error* error) {
     uint32_t few[256], *codes = few, one[8];
     size_t count = 0, length;

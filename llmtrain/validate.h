@@ -3,8 +3,8 @@
 //   double loss;
 //   bool ok = model_validate(&model, &loss, &dataset, 0, 0, tokens, targets, B, T, &error);
 //
-// Every rank takes its share of the windows and returns the same loss. Dropout is off meanwhile. The weights stay as
-// they are; the activations of a step in progress do not.
+// Every rank takes its share of the windows and returns the same loss. Dropout is off meanwhile. The weights are
+// unchanged; the activations of a step in progress are overwritten.
 
 #ifndef LLMTRAIN_VALIDATE_H
 #define LLMTRAIN_VALIDATE_H

@@ -7,8 +7,8 @@
 //   word_encoder_close(&encoder); vocabulary_free(&v);
 //
 // "Neural Machine Translation of Rare Words with Subword Units" (Sennrich, Haddow and Birch, 2016): a word begins as
-// its bytes or characters, and of all neighbours that have a merge, those of the lowest rank are joined, the leftmost
-// first, until none has. tokenizer_files.h fills a vocabulary in; tokenizer.h finds the words.
+// its bytes or characters, and of all pairs of neighbours that have a merge, the one of the lowest rank is merged, the
+// leftmost first, until no pair has one. tokenizer_files.h fills in a vocabulary; tokenizer.h finds the words.
 //
 // A vocabulary does not change once it is made, so any number of threads may use it, each with a WordEncoder.
 
@@ -27,7 +27,7 @@
 typedef struct {
     int32_t* ids;              // (count), owned
     size_t count, capacity;
-    size_t replaced;           // how often U+FFFD was put in the place of bytes that are no UTF-8
+    size_t replaced;           // how often U+FFFD replaced bytes that are not UTF-8
 } Tokens;
 
 static inline void tokens_free(Tokens* tokens) {
@@ -87,10 +87,10 @@ typedef struct {
     size_t merge_slots;       // a power of two
     size_t merge_count;
     bool by_characters;       // words begin as characters, not bytes
-    int32_t bytes[256];       // the token of each byte, -1: none. by_characters: of those that are in no token
+    int32_t bytes[256];       // the token of each byte, -1: none. by_characters: for characters without a token
     int32_t ascii[128];       // by_characters: the token of each ASCII character
     int32_t unknown;          // for what has no token; -1: that is left out
-    bool fuse_unknown;        // one for several unknown characters that follow each other
+    bool fuse_unknown;        // one for several consecutive unknown characters
     bool whole_words;         // a word that is a token is that token, whatever merges say
 } Vocabulary;
 
@@ -114,7 +114,7 @@ static inline bool vocabulary_begin(Vocabulary* v, size_t size, Error* error) {
     return (v->tokens && v->slots) || fail(error, "out of memory for a vocabulary of %zu tokens", size);
 }
 
-// Of up to 31 bytes and more; not for what others may choose to collide.
+// A hash for short words, though any length works; not resistant to deliberate collisions.
 static inline uint64_t word_hash(const char* word, size_t bytes) {
     const unsigned char* p = (const unsigned char*)word;
     uint64_t hash = bytes * XXH_PRIME1, last = 0;
@@ -140,8 +140,8 @@ static inline int32_t vocabulary_find(const Vocabulary* v, const char* key, size
     return (int32_t)*vocabulary_slot(v, key, bytes) - 1;
 }
 
-// Adds a token, whose id must be below `size`, by what it decodes to. False with the reason in *problem, NULL for a
-// lack of memory.
+// Adds a token, whose id must be below `size`, by what it decodes to. False with the reason in *problem, NULL if out
+// of memory.
 static inline bool vocabulary_add(Vocabulary* v, size_t id, const char* piece, size_t bytes, TokenKind kind,
                                   const char** problem, Error* error) {
     *problem = bytes == 0 ? "is empty" : bytes > TOKEN_BYTES_MAX ? "has over 4096 bytes" : NULL;
@@ -160,7 +160,7 @@ static inline bool vocabulary_add_key(Vocabulary* v, size_t id, const char* key,
     *problem = bytes > TOKEN_BYTES_MAX ? "is longer than 4096 bytes" : NULL;
     if (*problem) return false;
     uint32_t* slot = vocabulary_slot(v, key, bytes);
-    *problem = *slot ? "is there twice" : NULL;
+    *problem = *slot ? "occurs twice" : NULL;
     if (*problem) return false;
     Token* token = &v->tokens[id];
     bool same = bytes == token->piece_bytes && memcmp(v->text.bytes + token->piece, key, bytes) == 0;
@@ -207,9 +207,9 @@ static inline bool merges_add(Vocabulary* v, int32_t left, int32_t right, int32_
 // ------------------------------------------------------------------------------------------------
 // A word
 //
-// A word is encoded in one of three ways: from the cache of words seen before; by looking through its neighbours for
-// the lowest rank again and again, which is fastest for a few; or, above SHORT_WORD symbols, with a tree of minima over
-// the ranks, so that a word of n symbols takes n log n, not n^2.
+// A word is encoded in one of three ways: from the cache of words seen before; by repeatedly scanning its pairs for the
+// lowest rank, which is fastest for a few symbols; or, above SHORT_WORD symbols, with a tree of minima over the ranks,
+// so that a word of n symbols takes n log n, not n^2.
 
 enum { SHORT_WORD = 64, CACHED_BYTES = 31, CACHED_IDS = 7, CACHE_SLOTS = 1 << 15, TREE_FAN = 16, TREE_LEVELS = 8 };
 
@@ -225,9 +225,9 @@ typedef struct {
 typedef struct {
     const Vocabulary* vocabulary;
     CachedWord* cache;       // (CACHE_SLOTS), or NULL: not worth it
-    uint32_t* ids;           // (room) of a long word: a symbol stands at its first position
-    uint32_t* spans;         // (room) positions of a symbol, at its first and at its last one
-    uint32_t* ranks;         // rank of a symbol's merge with the next one; behind these the levels of a tree
+    uint32_t* ids;           // (room) of a long word: a symbol's id is at its first position
+    uint32_t* spans;         // (room) how many positions a symbol spans, at its first and its last one
+    uint32_t* ranks;         // rank of a symbol's merge with the next one; after these the levels of a tree
     size_t room;
 } WordEncoder;
 
@@ -239,7 +239,7 @@ static inline void word_encoder_close(WordEncoder* e) {
     memset(e, 0, sizeof *e);
 }
 
-// The cache takes 2 MB: for more than a page of text. Without memory for it, there is none.
+// The cache takes 2 MB: worth it for more than a page of text. Without memory for it, there is none.
 static inline WordEncoder word_encoder_open(const Vocabulary* vocabulary, bool cache) {
     WordEncoder e;
     memset(&e, 0, sizeof e);
@@ -248,7 +248,7 @@ static inline WordEncoder word_encoder_open(const Vocabulary* vocabulary, bool c
     return e;
 }
 
-// The symbols that a word begins as; room for one per byte, and one. Returns how many.
+// Writes the symbols that a word begins as, at most one more than it has bytes; returns how many.
 static inline size_t word_symbols(uint32_t* symbols, const Vocabulary* v, const char* word, size_t bytes) {
     size_t count = 0, length = 1;
     bool unknown = false;  // one that is not written yet: it may fuse with the next
@@ -276,7 +276,7 @@ static inline size_t word_symbols(uint32_t* symbols, const Vocabulary* v, const 
     return count;
 }
 
-// Joins the neighbours among at most SHORT_WORD symbols; returns how many remain.
+// Merges the pairs among at most SHORT_WORD symbols; returns how many symbols remain.
 static inline size_t word_merge_short(uint32_t* ids, const Vocabulary* v, size_t count) {
     uint32_t ranks[SHORT_WORD], joined[SHORT_WORD];  // of each symbol with the next one
     for (size_t i = 0; i + 1 < count; i++) {
@@ -301,8 +301,8 @@ static inline size_t word_merge_short(uint32_t* ids, const Vocabulary* v, size_t
     return count;
 }
 
-// The levels of the tree over n ranks: level 0 are the ranks, and each number of a level is the minimum of TREE_FAN of
-// the level below. starts[k]: where level k begins. Returns the levels; *size is what all of them take.
+// Lays out the tree over n ranks: level 0 is the ranks, and each number of a level is the minimum of TREE_FAN of the
+// level below. starts[k]: where level k begins. Returns the number of levels; *size is the size of all of them.
 static inline size_t tree_layout(size_t starts[TREE_LEVELS + 1], size_t* size, size_t n) {
     size_t levels = 0, at = 0;
     for (;; n /= TREE_FAN) {
@@ -349,7 +349,7 @@ static inline uint32_t word_rank(const WordEncoder* e, size_t at, size_t count) 
     return next < count ? merge_slot(e->vocabulary, e->ids[at], e->ids[next])->rank : MERGE_NONE;
 }
 
-// Joins the neighbours among any number of symbols, which are in e->ids; returns how many remain.
+// Merges the pairs among any number of symbols, which are in e->ids; returns how many symbols remain.
 static inline size_t word_merge_long(WordEncoder* e, size_t count) {
     size_t starts[TREE_LEVELS + 1], size, levels = tree_layout(starts, &size, count);
     uint32_t *ids = e->ids, *spans = e->spans, *ranks = e->ranks;

@@ -1,11 +1,11 @@
-// watch.h: the points of a forward and backward at which somebody can look at what was computed.
+// watch.h: the points of a forward and backward at which a callback can look at what was computed.
 //
 //   Watch watch = {look, &mine};
-//   model.watch = watch;        now look(&mine, point, l) is called at each point, in the order in which a step comes
-//   ...                         to them, with everything that was computed since the point before it still in place
+//   model.watch = watch;        now look(&mine, point, l) is called at each point, in the order in which a step reaches
+//   ...                         them, with everything that was computed since the previous point still in memory
 //   memset(&model.watch, 0, sizeof model.watch);
 //
-// anomaly.h looks for the first number that is not finite. Nobody looks in a normal step; a point then costs a branch.
+// anomaly.h looks for the first number that is not finite. Normal steps have no callback; a point then costs a branch.
 
 #ifndef LLMTRAIN_WATCH_H
 #define LLMTRAIN_WATCH_H
@@ -28,7 +28,7 @@ typedef enum {
 } WatchPoint;
 
 typedef struct {
-    void (*look)(void* watcher, WatchPoint point, size_t l);  // NULL: nobody looks
+    void (*look)(void* watcher, WatchPoint point, size_t l);  // NULL: no callback
     void* watcher;
 } Watch;
 

@@ -5,8 +5,8 @@
 //   for (const char* word; (word = splitter_next(&words, &length)) != NULL;) ...
 //
 // Tokenizers publish their way of splitting as a regular expression. Those in PATTERNS are recognised by their text,
-// and each has a scanner here that finds the same words in one pass, without a machine for regular expressions; another
-// expression is not recognised, and the caller refuses it. The words cover the text. It must be valid UTF-8.
+// and each has a scanner here that finds the same words in one pass, without a regular expression engine. Any other
+// expression is not recognised, and the caller refuses it. The words cover the text, which must be valid UTF-8.
 
 #ifndef LLMTRAIN_WORDS_H
 #define LLMTRAIN_WORDS_H
@@ -15,7 +15,7 @@
 
 typedef enum {
     SPLIT_WHOLE,    // the text is one word
-    SPLIT_META,     // a word begins at each U+2581, which stands for a space
+    SPLIT_META,     // a word begins at each U+2581, which represents a space
     SPLIT_SPACED,   // a word begins at each U+2581 that follows something else
     SPLIT_GPT2,
     SPLIT_CL100K,   // GPT-4's, as `tiktoken` has it: white space at the end of a text is one word
@@ -39,7 +39,7 @@ static const Pattern PATTERNS[] = {
     {"gpt2", "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+", SPLIT_GPT2},
     {NULL, "'(?:[sdmt]|ll|ve|re)| ?\\p{L}++| ?\\p{N}++| ?[^\\s\\p{L}\\p{N}]++|\\s++$|\\s+(?!\\S)|\\s", SPLIT_GPT2},
     {NULL, "'(?:[sdmt]|ll|ve|re)| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+", SPLIT_GPT2},
-    // Its own text, of `tiktoken`, means something else to the regular expressions of `tokenizers`, so that is no row.
+    // Its expression in `tiktoken` means something else in the regular expressions of `tokenizers`: not in the table.
     {"cl100k", NULL, SPLIT_CL100K},
     {NULL, CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*" SPACES_LAST,
      SPLIT_LLAMA3},
@@ -73,7 +73,7 @@ static inline const Pattern* pattern_of_regex(const char* regex) {
 
 static inline bool is_newline(uint32_t code) { return code == '\r' || code == '\n'; }
 
-// Where a contraction ('s, 't, 're, ...) ends that begins at p, or p. Without regard to case U+017F is an s.
+// Where a contraction ('s, 't, 're, ...) that begins at p ends, or p if there is none. With any_case U+017F is an s.
 static inline const char* scan_contraction(const char* p, const char* end, bool any_case) {
     if (end - p < 2 || p[0] != '\'') return p;
     if (any_case && end - p >= 3 && memcmp(p + 1, "\xC5\xBF", 2) == 0) return p + 3;
@@ -91,7 +91,7 @@ static inline const char* scan_other(const Unicode* unicode, const char* p, cons
     return after > begin ? after : p;
 }
 
-// White space, p being some: "\s*[\r\n]+|\s+(?!\S)|\s+", of which the first part only if `lines`.
+// White space, which p points to: "\s*[\r\n]+|\s+(?!\S)|\s+", with the first alternative only if `lines`.
 static inline const char* scan_space(const Unicode* unicode, const char* p, const char* end, bool lines, bool ends) {
     const char *after = p, *last = p, *line = NULL;  // last: where the last space begins; line: after the last newline
     for (;;) {
@@ -117,7 +117,7 @@ static inline const char* scan_gpt2(const Unicode* unicode, const char* p, const
     return scan_space(unicode, p, end, false, false);
 }
 
-// "\p{N}{1,most}", p being a number.
+// "\p{N}{1,most}"; p points to a number.
 static inline const char* scan_number(const Unicode* unicode, const char* p, const char* end, int most) {
     for (; most > 0; most--) {
         Character c = character_at(unicode, p, end);
@@ -199,7 +199,7 @@ static inline const char* scan_meta(const char* p, const char* end, bool each) {
 typedef struct {
     const Unicode* unicode;
     Split split;
-    bool digits;       // each digit is a word, and what lies between two is split by itself
+    bool digits;       // each digit is a word, and what lies between two is split separately
     const char* at;
     const char* part;  // with digits: where the part between two of them ends
     const char* end;
@@ -239,8 +239,8 @@ static inline const char* splitter_next(WordSplitter* w, size_t* length) {
     return p;
 }
 
-// Whether a text may be cut between two bytes without a change to its words: after a letter and before a space, which
-// no pattern has in one word. What was split at U+2581 stays so.
+// Whether a text may be cut at `cut` without changing its words: after a letter and before a space, which no pattern
+// puts into one word; or, where words begin at U+2581, before one that follows something else.
 static inline bool split_may_cut(const Unicode* unicode, Split split, const char* begin, const char* cut,
                                  const char* end) {
     if (split == SPLIT_WHOLE || cut <= begin || cut >= end) return false;

@@ -1,8 +1,8 @@
 // zero.h: the flat vector over the ranks of a run.
 //
 //   1. flat vector   what a rank holds of parameters, gradients, master weights and optimizer state
-//   2. gradients     summed bucket by bucket, under the backward
-//   3. parameters    updated by their owners, gathered under the next forward
+//   2. gradients     reduced bucket by bucket, overlapped with the backward
+//   3. parameters    updated by their owners, gathered during the next forward
 //   4. agreement     statistics gathered once a step; whether ranks hold the same parameters
 //
 // The stages are those of "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models". With N ranks:
@@ -12,16 +12,16 @@
 //     1     whole       1/N                               (N-1)/N gradients and parameters: reduce-scatter, all-gather
 //     2     1/N         1/N                               the same, gradients in every micro-batch
 //
-// An element of a gradient takes 8 bytes when it is reduced exactly, 4 as float, otherwise those of floatX; one of a
-// parameter takes those of floatX. --plan prints the sum.
+// A gradient element is sent as 8 bytes if it is reduced exactly, 4 as float, otherwise as a floatX; a parameter as a
+// floatX. --plan prints the sum.
 //
 // Every rank has all parameters. In stage 2 the backward adds to staging buffers of a bucket's size, three of them: one
-// for the embeddings (with a tied head they gather gradients from the start of the backward to its end, and with two
-// buffers they would have to be reduced twice), two for the blocks in turn. See flat_layout_staging for the other
+// for the embeddings (with a tied head they accumulate gradients from the start of the backward to its end, and with
+// two buffers they would have to be reduced twice), two for the blocks in turn. See flat_layout_staging for the other
 // stages.
 //
 // Sums over micro-batches and ranks are made in one of three ways:
-//   float     as they come: first over micro-batches and then over ranks, in stage 2 the other way round
+//   float     in float: first over micro-batches and then over ranks, in stage 2 the other way round
 //   storage   the same, but gradients are reduced in floatX
 //   exact     in fixed point, 64 bits: no order and no grouping changes a bit, so that the weights depend neither on
 //             the stage nor on how NCCL adds
@@ -60,18 +60,18 @@ typedef struct {
     size_t optimizer_rank;   // of low-rank optimizers
     bool master_weights;     // a float copy of 16-bit parameters, which the optimizer updates
     bool offload;            // master weights and optimizer state are not in memory but in FlatVector.offloaded,
-    const char* offload_dir; // in a file in this directory; NULL: in memory of the host
+    const char* offload_dir; // in a file in this directory; NULL: in host memory
 } FlatOptions;
 
 typedef struct {
-    size_t first, end;        // of what trains, in the flat vector, as all slices here
-    size_t frozen_end;        // what does not follows, from `end` on
+    size_t first, end;        // what trains, as offsets in the flat vector, like all slices here
+    size_t frozen_end;        // what does not train is [end, frozen_end)
     size_t* cuts;             // (world + 1) where the ranks' slices begin, counted from `first`
     CommSlice own;            // this rank's
     CommSlice sums;           // whose summed gradients are here: all of it in stages 0 and 1, own in stage 2
     CommSlice state;          // whose master weights and optimizer state are here: all of it in stage 0, else own
     size_t sums_offset, master_offset;  // where these begin in grads or exact; in master_weights
-    size_t staging;           // the buffer that it uses
+    size_t staging;           // the index of its staging buffer
     bool reducing, gathering; // a collective is in flight
 } Bucket;
 
@@ -81,7 +81,7 @@ typedef struct {
     Bucket* pending;          // whose gradients are in comm_buffer; NULL: none
 } Staging;
 
-// What a rank holds of a state of the optimizer for a tensor, counted in elements of the state.
+// The part of an optimizer state of a tensor that a rank holds, in elements of the state.
 typedef struct {
     size_t first, count;      // which, of those for the whole tensor
     size_t offset;            // where they begin in FlatVector.states
@@ -115,17 +115,17 @@ typedef struct {
     double* scalars_host;     // (SUM_SQUARES + count): the same after flat_finish_step
     double* stats;            // (world, STATS_MAX) on the host: the statistics gathered last
     double* sorted;           // (world) on the host: one of them, sorted
-    double step_began_ms, waited_ms;  // the last reading: when it was, and what the host had waited until then
+    double step_began_ms, waited_ms;  // at the last reading: the time, and how long the host had waited so far
     uint64_t* compared;       // (world, count) on the host: checksums of all ranks
     Collectives collectives;
     double loss_scale;        // of the step in progress
-    size_t micro_batches, micro;  // of this rank in the step: all, and begun
+    size_t micro_batches, micro;  // of this rank in the step: in all, and begun so far
     bool discards;            // gradients are squared and thrown away, neither summed nor reduced (anomaly.h)
     Stream stream;
 } FlatVector;
 
 // Indices of FlatVector.scalars: the sum of the micro-batches' mean losses; 1 if a gradient did not fit fixed point;
-// and from SUM_SQUARES on the squares of the gradients of every bucket's own slice.
+// and from SUM_SQUARES on, for every bucket, the sum of squares of the gradients of this rank's slice.
 enum { SUM_LOSS, SUM_BAD, SUM_SQUARES };
 
 // Fixed point: elements are multiples of 2^-50 after the loss scale is taken off, about 1e-15, and sums stay below
@@ -157,7 +157,7 @@ static inline size_t flat_state_part(size_t* first, const FlatVector* flat, size
                                 part.first, part.end);
 }
 
-// Where the states of tensor i lie. Each begins on a multiple of 64 elements, as tensors do.
+// Places the states of tensor i. Each begins at a multiple of 64 elements, as tensors do.
 static inline void flat_place_states(FlatVector* flat, size_t i) {
     const Tensor* t = &flat->parameters->tensors[i];
     CommSlice slice = flat->buckets[t->bucket].state;
@@ -184,8 +184,8 @@ static inline const Tensor* flat_tensor(const FlatVector* flat, size_t b, size_t
     return found;
 }
 
-// Gives whole tensors to the ranks, in order: each goes to the rank with the least work so far of those that may still
-// have one, which are those from the last owner on. Over many buckets all ranks get as much.
+// Assigns whole tensors to the ranks, in order: each goes to the rank with the least work so far among those that may
+// still get one, from the last owner on. Over many buckets all ranks get about the same work.
 static inline void flat_cut_tensors(FlatVector* flat, size_t b, double* loads) {
     const Parameters* p = flat->parameters;
     Bucket* k = &flat->buckets[b];
@@ -211,8 +211,8 @@ static inline void flat_cut_tensors(FlatVector* flat, size_t b, double* loads) {
     }
 }
 
-// Where the ranks' slices of a bucket begin: as even as the optimizer allows. loads (world): the work that each rank
-// has of the buckets before, and then of this one, too.
+// Sets where the ranks' slices of a bucket begin, as evenly as the optimizer allows. loads (world): the work of each
+// rank from the previous buckets, to which that from this one is added.
 static inline void flat_cut(FlatVector* flat, size_t b, double* loads) {
     Bucket* k = &flat->buckets[b];
     size_t world = flat->options.world, n = k->end - k->first;
@@ -238,7 +238,7 @@ static inline void flat_cut(FlatVector* flat, size_t b, double* loads) {
 // Whether master weights and states are in flat->offloaded.
 static inline bool flat_offloads(const FlatVector* flat) { return flat->holds.training && flat->holds.offload; }
 
-// The table of what is offloaded.
+// Makes the table of what is offloaded.
 static inline bool flat_plan_offload(FlatVector* flat, Error* error) {
     const Parameters* p = flat->parameters;
     const FlatOptions* holds = &flat->holds;
@@ -252,7 +252,7 @@ static inline bool flat_plan_offload(FlatVector* flat, Error* error) {
     return ok;
 }
 
-// The table of buckets; allocates nothing on the device. `p` must live as long.
+// Makes the table of buckets; allocates nothing on the device. `p` must outlive it.
 static inline bool flat_create(FlatVector* flat, const Parameters* p, const RankOptions* options,
                                const FlatOptions* holds, Error* error) {
     size_t count = p->tensors[p->count - 1].bucket + 1;
@@ -383,7 +383,7 @@ static inline void flat_layout(FlatVector* flat, MemoryPlan* plan) {
 
 enum { STATS_MAX = 7 };  // statistics of a rank that are gathered at a time
 
-// After flat_layout has been called over memory.
+// Called after flat_layout has been called over memory.
 static inline bool flat_prepare(FlatVector* flat, Stream stream, Error* error) {
     flat->stream = stream;
     flat->scalars_host = (double*)allocate((SUM_SQUARES + flat->count) * sizeof(double));
@@ -396,7 +396,7 @@ static inline bool flat_prepare(FlatVector* flat, Stream stream, Error* error) {
                                                 flat->options.local_rank, stream, error);
 }
 
-// Sets the optimizer state to zero. False if what is offloaded cannot be had.
+// Sets the optimizer state to zero. False if the offloaded state cannot be accessed.
 static inline bool flat_reset_optimizer(FlatVector* flat, Error* error) {
     if (flat_offloads(flat)) return offload_reset(&flat->offloaded, flat->stream, error);
     for (size_t s = 0; s < OPTIMIZER_STATES && flat->states[s]; s++)
@@ -404,12 +404,12 @@ static inline bool flat_reset_optimizer(FlatVector* flat, Error* error) {
     return true;
 }
 
-// All ranks together.
+// Called by all ranks together.
 static inline bool flat_connect(FlatVector* flat, Error* error) {
     return collective_open(&flat->collectives, flat->options.comm, 2 * flat->count, flat->stream, error);
 }
 
-// The slot of a bucket's reduction; those of the gatherings follow.
+// The collective slot of a bucket's reduction; the slots of the all-gathers follow.
 static inline size_t flat_slot(const FlatVector* flat, const Bucket* bucket) {
     return (size_t)(bucket - flat->buckets);
 }
@@ -425,8 +425,8 @@ static inline Bucket* flat_bucket(const FlatVector* flat, size_t offset) {
     return &flat->buckets[low];
 }
 
-// The part of [first, end), a piece of one bucket, whose master weights and optimizer state are here, and its index
-// there.
+// The part of [first, end), a piece of one bucket, whose master weights and optimizer state are here, and its index in
+// master_weights.
 static inline CommSlice flat_state(size_t* index, const FlatVector* flat, size_t first, size_t end) {
     const Bucket* k = flat_bucket(flat, first);
     CommSlice part = {max_size(first, k->state.first), min_size(end, k->state.end)};
@@ -435,7 +435,7 @@ static inline CommSlice flat_state(size_t* index, const FlatVector* flat, size_t
     return part;
 }
 
-// Sets the master weights of n elements from `first` on, all of one tensor, as far as there are any here, from values
+// Sets the master weights of n elements from `first` on, all of one tensor, as far as this rank holds them, from values
 // on the host.
 static inline bool flat_set_masters(FlatVector* flat, size_t first, const float* values, size_t n, Error* error) {
     size_t index, i = 0;
@@ -453,7 +453,7 @@ static inline bool flat_set_masters(FlatVector* flat, size_t first, const float*
 // ------------------------------------------------------------------------------------------------
 // 2. Gradients
 //
-// flat_begin_step; then for each micro-batch and each bucket, in the order in which all ranks come to them,
+// flat_begin_step; then for each micro-batch and each bucket, in an order that is the same on all ranks,
 // flat_begin_bucket, the operations that add to flat_gradient, flat_end_bucket; after the last flat_finish_step. A
 // bucket is reduced while the backward of the buckets before it runs.
 
@@ -465,7 +465,7 @@ static inline double flat_waited_ms(FlatVector* flat) {
     return flat->waited_ms - before + collective_waited_ms(&flat->collectives);
 }
 
-// A step's time begins now: set-up, a validation, a save are no part of it.
+// Starts a step's clock: set-up, validation and saves are not part of a step.
 static inline void flat_start_clock(FlatVector* flat) {
     flat_waited_ms(flat);
     flat->step_began_ms = now_ms();
@@ -499,7 +499,7 @@ static inline void flat_begin_step(FlatVector* flat, double loss_scale, size_t m
     fill_zero(flat->scalars, (SUM_SQUARES + flat->count) * sizeof(double), flat->stream);
 }
 
-// Whether the gradient of an overwritten tensor at `offset` has a part of this sum in it already.
+// Whether the gradient of an overwritten tensor at `offset` already holds a part of this step's sum.
 static inline bool flat_adds(const FlatVector* flat, size_t offset) {
     return flat->staging[flat_bucket(flat, offset)->staging].grads == NULL && flat->micro > 1;
 }
@@ -513,7 +513,7 @@ static inline float* flat_gradient(const FlatVector* flat, size_t offset) {
     return (staged ? staged : flat->grads + k->sums_offset) + (offset - k->first);
 }
 
-// Waits for the reduction of a bucket, and adds what came in comm_buffer to the rank's sums.
+// Waits for the reduction of a bucket, and takes what it left in comm_buffer into the rank's sums.
 static inline void flat_collect(FlatVector* flat, Bucket* k) {
     Staging* staging = &flat->staging[k->staging];
     const RankOptions* o = &flat->options;
@@ -542,7 +542,7 @@ static inline const float* flat_summed(FlatVector* flat, const Bucket* k, CommSl
     return floats;
 }
 
-// After the last micro-batch: waits for the reduction of a bucket, and squares the gradients of the own slice.
+// After the last micro-batch: waits for the reduction of a bucket, and sums the squares of its own slice's gradients.
 static inline void flat_square(FlatVector* flat, Bucket* k) {
     if (k->first == k->end) return;
     flat_collect(flat, k);
@@ -558,7 +558,7 @@ static inline void flat_begin_bucket(FlatVector* flat, size_t bucket) {
     flat_clear(flat, bucket, staging->grads);
 }
 
-// The backward of the bucket is done: its gradients go into the rank's sums, and their reduction starts when it is due.
+// Called when the backward of the bucket is done: adds its gradients to the rank's sums, and starts a due reduction.
 static inline void flat_end_bucket(FlatVector* flat, size_t bucket) {
     Bucket* k = &flat->buckets[bucket];
     Staging* staging = &flat->staging[k->staging];
@@ -590,7 +590,7 @@ static inline void flat_end_bucket(FlatVector* flat, size_t bucket) {
     k->reducing = true;
     if (staging->comm_buffer) staging->pending = k;
     fault_point("reduce");
-    // Without other ranks to wait for: while caches still hold a part of what the backward wrote.
+    // One rank does not wait for others: it squares while caches still hold a part of what the backward wrote.
     if (o->world == 1 && flat->micro == flat->micro_batches) flat_square(flat, k);
 }
 
@@ -605,15 +605,15 @@ static inline void flat_finish_step(FlatVector* flat) {
 // ------------------------------------------------------------------------------------------------
 // 3. Parameters
 
-// A part of tensor i to be updated, which may be empty: n is 0 then. grads: of the bucket's state slice. Without master
-// weights and states where these are offloaded.
+// A part of tensor i to be updated, which may be empty: n is 0 then. grads: of the bucket's state slice. It has no
+// master weights and states where these are offloaded.
 static inline OptimizerSlice flat_optimizer_slice(const FlatVector* flat, size_t i, CommSlice part,
                                                   const float* grads) {
     const Tensor* t = &flat->parameters->tensors[i];
     CommSlice state = flat->buckets[t->bucket].state;
     OptimizerSlice slice;
     memset(&slice, 0, sizeof slice);
-    // What pads the vocabulary stays 0. Its states are in no checkpoint, and must not count in a block of 8 bits.
+    // The padding of the vocabulary stays 0. Its states are in no checkpoint, and must not affect the scale of a block.
     part.end = min_size(part.end, tensor_elements(t));
     if (!t->trains || part.first >= part.end) return slice;
     size_t index;
@@ -634,7 +634,7 @@ static inline OptimizerSlice flat_optimizer_slice(const FlatVector* flat, size_t
     return slice;
 }
 
-// Updates what this rank holds of tensor i, part by part as its states come from where they are offloaded.
+// Updates what this rank holds of tensor i, part by part, as its offloaded states are read.
 static inline void flat_update_offloaded(FlatVector* flat, size_t i, const float* grads, const OptimizerStep* step) {
     OffloadStates* away = &flat->offloaded;
     for (size_t k = away->first[i]; k < away->first[i + 1]; k++) {
@@ -645,7 +645,7 @@ static inline void flat_update_offloaded(FlatVector* flat, size_t i, const float
 }
 
 // One optimizer step over the slices whose state this rank holds. The other ranks' slices are gathered meanwhile:
-// flat_await waits for them. If what is offloaded cannot be had, the step is not complete, and flat_check says so.
+// flat_await waits for them. If the offloaded state cannot be accessed, the step is incomplete; flat_check reports it.
 //
 // All tensors are updated together where nothing has to happen in between: a bucket that is to be gathered is updated
 // before the next one, and so is one whose summed gradients lie in a staging buffer.

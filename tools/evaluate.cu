@@ -3,7 +3,7 @@
 //   make build/evaluate && build/evaluate --out runs/x --text book.txt
 //   build/evaluate --out runs/x --choices hellaswag.jsonl --scores hellaswag.scores --ranks 2
 //
-// Keys of a text: loss (nats per token), nats_per_byte (null if the tokenizer is not known), tokens. Of questions:
+// Keys for a text: loss (nats per token), nats_per_byte (null if the tokenizer is not known), tokens. For questions:
 // accuracy, accuracy_norm (log-likelihoods divided by the bytes of the ending), accuracy_stderr, questions; with
 // --answers also answers. Exit code: 0 done; 1 something failed; 2 a flag is wrong.
 
@@ -22,16 +22,17 @@ enum { FLAGS = 14, SEQUENCE = 2048, TEXT_BYTES_MAX = 2000000000 };
 
 static void options_flags(Flag flags[FLAGS], Options* o) {
     const Flag table[FLAGS] = {
-        TEXT_FLAG("out", &o->out, NULL, "DIR", 0, "directory of a run: its newest checkpoint"),
+        TEXT_FLAG("out", &o->out, NULL, "DIR", 0, "directory of a run, for its newest checkpoint"),
         TEXT_FLAG("init-from", &o->init_from, NULL, "DIR", 0, "instead of --out: a checkpoint, or a model directory"),
-        TEXT_FLAG("text", &o->text, NULL, "FILE", 0, "text whose loss is wanted"),
+        TEXT_FLAG("text", &o->text, NULL, "FILE", 0, "text file to compute the loss of"),
         TEXT_FLAG("data", &o->data, NULL, "GLOB", 0, "instead of --text: token shards"),
         TEXT_FLAG("choices", &o->choices, NULL, "FILE", 0,
-                  "instead of --text: questions, a line of JSON each: ctx, endings, label (HellaSwag), question, "
-                  "choices, answer (MMLU), or question, choices, answerKey (ARC)"),
+                  "instead of --text: multiple-choice questions, one JSON object per line: ctx, endings, label "
+                  "(HellaSwag), question, choices, answer (MMLU), or question, choices, answerKey (ARC)"),
         SWITCH_FLAG("answers", &o->answers, false, 0, "with --choices: print the number of each answer too"),
         TEXT_FLAG("scores", &o->scores, NULL, "FILE", 0,
-                  "file of finished items: the same command continues from it after it was stopped"),
+                  "file that keeps the scores of finished items: the same command continues from it after an "
+                  "interruption"),
         COUNT_FLAG("seq", &o->seq, 0, 0, 1 << 24, 0,
                    "tokens per sequence; 0: the model's context, at most 2048"),
         COUNT_FLAG("val-overlap", &o->overlap, 0, 0, 1e7, 0,
@@ -40,7 +41,8 @@ static void options_flags(Flag flags[FLAGS], Options* o) {
         TEXT_FLAG("matmul-algorithms", &o->matmul_algorithms, NULL, "FILE", 0, MATMUL_ALGORITHMS_HELP),
         COUNT_FLAG("ranks", &o->ranks, 1, 1, 65536, 0, "processes to start here"),
         COUNT_FLAG("threads", &o->threads, 0, 0, 4096, 0, "OpenMP threads per rank; 0: OpenMP's default"),
-        REAL_FLAG("timeout", &o->timeout, 600, 1, 1e6, 0, "seconds without a byte from a rank until it counts as lost"),
+        REAL_FLAG("timeout", &o->timeout, 600, 1, 1e6, 0,
+                  "seconds without a byte from a rank after which it counts as lost"),
     };
     memcpy(flags, table, sizeof table);
 }
@@ -79,7 +81,7 @@ static void print_text(const Source* source, const Score* scores) {
     json_writer_free(&w);
 }
 
-// Refuses shards that are not of the model's tokens.
+// Refuses shards of another tokenizer than the model's.
 static bool data_check(const Dataset* dataset, const Model* model, const Tokenizer* tokenizer, const Options* o,
                        Error* error) {
     FoundTokenizer of_data, of_model;
@@ -166,7 +168,7 @@ static bool evaluate_model(Comm* comm, const Options* o, Error* error) {
         ok = fail(error, "--seq %llu is longer than the model's context of %zu; make it smaller",
                   (unsigned long long)o->seq, model.config.context);
     if (ok && o->overlap >= model.options.T)
-        ok = fail(error, "--val-overlap %llu leaves nothing new in sequences of %zu; make it smaller",
+        ok = fail(error, "--val-overlap %llu leaves no new tokens in sequences of %zu; make it smaller",
                   (unsigned long long)o->overlap, model.options.T);
     if (ok && !o->data && tokenizer.vocabulary == 0)
         ok = fail(error, "the tokenizer of this model is not known; give --data, token shards");
@@ -176,7 +178,7 @@ static bool evaluate_model(Comm* comm, const Options* o, Error* error) {
     return ok && (!ferror(stdout) || fail_file(error, "write", "standard output"));
 }
 
-// Becomes a rank, and ends as one.
+// Joins the other ranks, evaluates, and leaves them; returns the exit code.
 static int evaluate_as_rank(const Options* o, bool forks) {
     Error error, of_others;
     Launch launch;
@@ -202,7 +204,7 @@ int main(int argc, char** argv) {
     files_open_standard();
     memset(&options, 0, sizeof options);
     options_flags(flags, &options);
-    const char* title = "evaluate: the loss of a text, or the accuracy at multiple-choice questions, of a model";
+    const char* title = "evaluate: computes a model's loss on a text, or its accuracy on multiple-choice questions";
     if (!flags_begin(&code, "evaluate", title, flags, FLAGS, argc, argv)) return code;
     if (!options_check(&options, &error)) return fprintf(stderr, "evaluate: %s\n", error.text), 2;
     if (options.threads) threads_set(options.threads);

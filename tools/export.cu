@@ -1,7 +1,7 @@
-// export.cu: writes the model of a run, or of another program, in the form that other programs open.
+// export.cu: exports the model of a run, or of another program, in a format that other programs open.
 //
 //   make build/export && build/export --out runs/x --to hf --dir models/x           the newest checkpoint of a run
-//   build/export --init-from models/x --to llm.c --dir models/y                     from form to form
+//   build/export --init-from models/x --to llm.c --dir models/y                     from format to format
 //   build/export --out runs/x --to gguf --dtype q8_0 --dir models/z                 models/z/model.gguf, for llama.cpp
 //
 // A model is read and written a tensor at a time, whatever the number of ranks and the ZeRO stage that saved it. It is
@@ -12,10 +12,10 @@
 
 #include <signal.h>
 
-// The forms, a row each.
+// The formats, a row each.
 typedef struct {
     const char* name;
-    const char* types;  // --dtype that it can have
+    const char* types;  // choices of --dtype
     bool (*write)(const Export* e, Error* error);
 } ExportFormat;
 
@@ -40,7 +40,7 @@ static bool format_holds(int format, int type, Error* error) {
            fail(error, "--to %s cannot hold %s; give --dtype %s", FORMATS[format].name, name, FORMATS[format].types);
 }
 
-// The path of the model: that of the run's checkpoint, or --init-from.
+// The path of the model: the run's checkpoint, or --init-from.
 static bool options_path(char path[FILE_PATH_MAX], const Options* o, Error* error) {
     if (o->init_from) return path_copy(path, o->init_from, error);
     if (o->step == 0) return path_copy(path, o->out, error);
@@ -48,14 +48,14 @@ static bool options_path(char path[FILE_PATH_MAX], const Options* o, Error* erro
     return true;
 }
 
-// The directory without slashes at its end, beside which a temporary name would be within it.
+// The directory without trailing slashes: after one, the suffix of the temporary name would be a file inside it.
 static bool directory_name(char name[FILE_PATH_MAX], const char* dir, Error* error) {
     if (!path_copy(name, dir, error)) return false;
     for (size_t n = strlen(name); n > 1 && name[n - 1] == '/';) name[--n] = 0;
     return true;
 }
 
-// Writes the model to o->dir, under a temporary name until it is whole.
+// Writes the model to o->dir, under a temporary name until it is complete.
 static bool write_model(Export* e, const Options* o, Error* error) {
     char temporary[FILE_PATH_MAX];
     snprintf(temporary, sizeof temporary, "%.4000s.tmp-%ld", o->dir, (long)getpid());
@@ -99,25 +99,25 @@ int main(int argc, char** argv) {
     const char* to = NULL;
     char dir[FILE_PATH_MAX];
     Flag flags[] = {
-        TEXT_FLAG("out", &o.out, NULL, "DIR", FREE, "directory of a run, of which to export the newest checkpoint"),
+        TEXT_FLAG("out", &o.out, NULL, "DIR", FREE, "directory of a run, to export its newest checkpoint"),
         COUNT_FLAG("step", &o.step, 0, 0, 9e15, FREE, "with --out: the checkpoint of this step; 0: the newest"),
         TEXT_FLAG("init-from", &o.init_from, NULL, "DIR", FREE,
-                  "instead of --out: a checkpoint, a directory of Hugging Face, or a file of llm.c"),
-        TEXT_FLAG("to", &to, NULL, FORMAT_NAMES, FREE, "form to write (required)"),
-        CHOICE_FLAG("dtype", &o.type, 0, "same|" EXPORT_TYPES, FREE, "type of the weights; same: as they are saved"),
+                  "instead of --out: a checkpoint, a Hugging Face directory, or an llm.c file"),
+        TEXT_FLAG("to", &to, NULL, FORMAT_NAMES, FREE, "format to write (required)"),
+        CHOICE_FLAG("dtype", &o.type, 0, "same|" EXPORT_TYPES, FREE, "dtype of the weights; same: as they are saved"),
         TEXT_FLAG("dir", &o.dir, NULL, "DIR", FREE, "directory to write, which must not exist (required)"),
-        REAL_FLAG("shard-size", &o.shard_gb, 5, 0, 1e6, FREE, "hf: GB of a file of weights at most"),
+        REAL_FLAG("shard-size", &o.shard_gb, 5, 0, 1e6, FREE, "hf: maximum GB per file of weights"),
     };
     Error error;
     int code;
     files_open_standard();
-    signal(SIGXFSZ, SIG_IGN);  // a limit on the size of files is then an error of the write, with a sentence
-    if (!flags_begin(&code, "export", "export: writes a model in the form that other programs open", flags,
+    signal(SIGXFSZ, SIG_IGN);  // a write over the limit on file sizes then fails with a message
+    if (!flags_begin(&code, "export", "export: writes a model in a format that other programs read", flags,
                      sizeof flags / sizeof flags[0], argc, argv)) return code;
     if (to) o.format = choice_find(FORMAT_NAMES, to);
     bool wrong = true;
     if (!o.out == !o.init_from) fail(&error, "give --out, the directory of a run, or --init-from, another model");
-    else if (!to) fail(&error, "give --to, the form to write: one of " FORMAT_NAMES);
+    else if (!to) fail(&error, "give --to, the format to write: one of " FORMAT_NAMES);
     else if (o.format < 0) fail(&error, "--to is '%.100s'; give one of " FORMAT_NAMES, to);
     else if (!o.dir || o.dir[0] == 0) fail(&error, "give --dir, the directory to write");
     else if (o.step && o.init_from) fail(&error, "--step is for --out; with --init-from give the step's directory");

@@ -1,8 +1,8 @@
-// generate.cu: continues a text with a model. An example of the library: a model is opened and sampled from in a page.
+// generate.cu: continues a text with a model. An example of the library: opens a model and samples from it in a page.
 //
 //   make build/generate && build/generate --out runs/x --prompt 'Once upon a time'
 //
-// It takes the newest checkpoint of --out that is whole, or the model in --init-from. An fp32 build loads the master
+// It takes the newest complete checkpoint of --out, or the model in --init-from. An fp32 build loads the master
 // weights of any run. With --chat the lines of standard input are a conversation. Exit code: 0 done; 1 something
 // failed; 2 a flag is wrong.
 
@@ -13,7 +13,7 @@
 typedef struct {
     const char *out, *init_from, *matmul_algorithms;
     uint64_t threads;
-    int kv;  // position in KV_NAMES
+    int kv;  // index in KV_NAMES
     uint64_t kv_tokens;
     bool chat, prompt_given;
     const char* system;
@@ -22,8 +22,8 @@ typedef struct {
 
 #define KV_NAMES "full|q8"
 enum { KV_FULL, KV_Q8 };
-enum { PROMPT_ROWS = 128,      // tokens of the prompt that are read at a time, about
-       CHAT_KV_TOKENS = 8192 };  // that the KV cache of a conversation holds
+enum { PROMPT_ROWS = 128,      // tokens of the prompt per forward pass, about
+       CHAT_KV_TOKENS = 8192 };  // capacity of a conversation's KV cache
 
 // ------------------------------------------------------------------------------------------------
 // What 8 bits cost: the logits after the beginning of the prompt, read with and without the cache.
@@ -70,7 +70,7 @@ typedef struct {
 
 static bool chat_add(Chat* chat, const char* role, const char* text, size_t bytes, Error* error) {
     char* copy = chat->count < CHAT_MESSAGES ? (char*)allocate(bytes + 1) : NULL;
-    if (!copy) return fail(error, "the conversation has more than %d messages, or no memory; start another",
+    if (!copy) return fail(error, "the conversation has more than %d messages, or memory is full; start another",
                            CHAT_MESSAGES);
     memcpy(copy, text, bytes);
     copy[bytes] = 0;
@@ -87,7 +87,7 @@ static const char* token_text(char text[TOKEN_BYTES_MAX + 1], const Tokenizer* t
     return text;
 }
 
-// Puts the conversation before the generator, which keeps what it has read of it.
+// Gives the conversation to the generator, which keeps the part that it has read already.
 static bool chat_read(Chat* chat, const Model* model, const Tokenizer* tokenizer, Error* error) {
     Generator* g = &chat->generator;
     char begin[TOKEN_BYTES_MAX + 1], end[TOKEN_BYTES_MAX + 1], *text;
@@ -98,7 +98,7 @@ static bool chat_read(Chat* chat, const Model* model, const Tokenizer* tokenizer
     chat->ids.count = 0;
     bool ok = sampler_encode(&chat->ids, tokenizer, text, false, model->config.vocab, error);
     free(text);
-    if (ok && chat->ids.count == 0) ok = fail(error, "the chat template makes no text of the conversation");
+    if (ok && chat->ids.count == 0) ok = fail(error, "the chat template produces no text for the conversation");
     if (ok && chat->ids.count >= CHAT_TOKENS) ok = fail(error, "the conversation is too long; start another");
     if (!ok) return false;
     while (same < min_size(g->known, chat->ids.count) && g->tokens[same] == chat->ids.ids[same]) same++;
@@ -125,7 +125,7 @@ static bool chat_answer(Chat* chat, const Options* o, const Tokenizer* tokenizer
 
 static bool chat(const Options* o, Model* model, const Tokenizer* tokenizer, Error* error) {
     if (tokenizer->chat_template == NULL)
-        return fail(error, "the model has no chat template beside it (tokenizer_config.json); leave --chat out");
+        return fail(error, "the model has no chat template next to it (tokenizer_config.json); leave --chat out");
     Chat* c = (Chat*)allocate(sizeof(Chat));
     if (!c) return fail(error, "out of memory for a conversation; close other programs");
     memset(c, 0, sizeof *c);
@@ -198,7 +198,8 @@ static bool options_check(const Options* o, Error* error) {
     if (o->sampler.prompt_ids == NULL && o->sampler.prompt[0] == 0)
         return fail(error, "--prompt is empty; give at least one character");
     if (o->prompt_given && (o->chat || o->sampler.prompt_ids))
-        return fail(error, "--prompt stands for itself; leave it out with %s", o->chat ? "--chat" : "--prompt-ids");
+        return fail(error, "--prompt cannot be combined with %s; leave one of them out",
+                    o->chat ? "--chat" : "--prompt-ids");
     if (o->chat && (o->sampler.prompt_ids || o->sampler.print_ids || o->sampler.samples > 1))
         return fail(error, "--chat writes one text; leave out --prompt-ids, --print-ids and --samples");
     for (size_t i = 0; i < o->sampler.stops.count; i++)
@@ -215,24 +216,24 @@ int main(int argc, char** argv) {
     memset(&o, 0, sizeof o);
     Sampler* s = &o.sampler;
     Flag flags[32] = {
-        TEXT_FLAG("out", &o.out, NULL, "DIR", 0, "directory of a run: its newest checkpoint is taken"),
-        TEXT_FLAG("init-from", &o.init_from, NULL, "DIR", 0, "a checkpoint, or the directory of a model, instead"),
+        TEXT_FLAG("out", &o.out, NULL, "DIR", 0, "directory of a run, for its newest checkpoint"),
+        TEXT_FLAG("init-from", &o.init_from, NULL, "DIR", 0, "instead of --out: a checkpoint, or a model directory"),
         TEXT_FLAG("prompt-ids", &s->prompt_ids, NULL, "IDS", 0,
-                  "tokens instead of --prompt, as numbers: '1 2 3'; no begin-of-text token is added"),
+                  "instead of --prompt: token ids, such as '1 2 3'; no begin-of-text token is added"),
         SWITCH_FLAG("print-ids", &s->print_ids, false, 0,
-                    "print tokens as numbers, not text: a line for each sample, the prompt's first"),
-        COUNT_FLAG("samples", &s->samples, 1, 1, 4096, 0, "samples that are generated at once"),
+                    "print token ids instead of text: one line per sample, beginning with the ids of the prompt"),
+        COUNT_FLAG("samples", &s->samples, 1, 1, 4096, 0, "samples to generate at once"),
         {"stop", FLAG_TEXTS, &s->stops, "TEXT", 0, 0,
-         "a sample ends before this text; may be given several times", 0},
+         "end a sample before this text; may be given several times", 0},
         SWITCH_FLAG("past-end", &s->past_end, false, 0, "continue after an end-of-text token"),
         CHOICE_FLAG("kv", &o.kv, KV_FULL, KV_NAMES, 0,
-                    "what the KV cache holds: full, the type that this program computes with, or q8, 8 bits"),
+                    "dtype of the KV cache: full, the dtype that this program computes with, or q8, 8 bits"),
         SWITCH_FLAG("chat", &o.chat, false, 0,
-                    "answer the lines of standard input, by the model's chat template, up to --tokens each"),
+                    "answer each line of standard input, using the model's chat template, with up to --tokens tokens"),
         TEXT_FLAG("system", &o.system, NULL, "TEXT", 0, "with --chat: the system message"),
         COUNT_FLAG("kv-tokens", &o.kv_tokens, 0, 0, 1e9, 0,
-                   "tokens that the KV cache holds: when it is full, only the later half of the text is read on; 0: "
-                   "those of the prompt and --tokens, with --chat 8192; never more than the model's context"),
+                   "size of the KV cache in tokens; when it is full, only the later half of the text is kept; 0: the "
+                   "prompt plus --tokens, or 8192 with --chat; never more than the model's context"),
         TEXT_FLAG("matmul-algorithms", &o.matmul_algorithms, NULL, "FILE", 0, MATMUL_ALGORITHMS_HELP),
         COUNT_FLAG("seed", &s->options.seed, 1337, 0, 9e15, 0, "seed of the random numbers"),
         COUNT_FLAG("threads", &o.threads, 0, 0, 4096, 0, "OpenMP threads; 0: OpenMP's default"),

@@ -4,7 +4,7 @@
 //   build/tune --model gpt2:124M --batch 64 --seq 1024 --out h200.json       with the model and batch of the run
 //   ./train ... --matmul-algorithms h200.json                                the same file, the same bits
 //
-//   1. flags     those of ./train that say which matmuls there are
+//   1. flags     those of ./train that determine the matmuls
 //   2. shapes    of one micro-batch and an update, found by computing them
 //   3. operands  random numbers in the device's memory
 //   4. trial     the algorithms of a shape: checked against the first, timed in turn
@@ -45,17 +45,17 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
     o->config.tied = true;
     o->config.rope_theta = 10000;
     const Flag table[] = {
-        FLAG_HEADING("As for ./train"),
+        FLAG_HEADING("Same as for ./train"),
         TEXT_FLAG("model", &o->model, NULL, "NAME", 0, "preset, such as gpt2:124M or llama:1B"),
         COUNT_FLAG("batch", &o->batch, 4, 1, 65536, 0, "sequences per micro-batch and rank"),
         COUNT_FLAG("seq", &o->seq, 0, 0, 1 << 24, 0, "tokens per training sequence; 0: --context"),
         TEXT_FLAG("train", &o->train, NULL, "NAMES", 0, "train only these tensors"),
         CHOICE_FLAG("optimizer", &o->optimizer, OPTIMIZER_ADAMW, optimizer_names(), 0, "update rule"),
-        COUNT_FLAG("optimizer-rank", &o->rank, 128, 1, 65536, 0, "galore, ldadam: dimensions of the subspace"),
+        COUNT_FLAG("optimizer-rank", &o->rank, 128, 1, 65536, 0, "galore, ldadam: rank of the subspace"),
         SWITCH_FLAG("masters", &o->master_weights, true, 0, "16-bit builds: keep fp32 master weights"),
         SWITCH_FLAG("tf32", &o->tf32, false, 0, "fp32 builds: allow TF32 matmuls"),
         CHOICE_FLAG("recompute", &o->recompute, RECOMPUTE_NONE, RECOMPUTE_NAMES, 0,
-                    "activations that the backward computes again instead of keeping them"),
+                    "activations to recompute in the backward pass, as in ./train"),
     };
     const Flag own[] = {
         FLAG_HEADING("The result"),
@@ -74,7 +74,7 @@ typedef struct {
     uint64_t calls;
 } UsedShape;
 
-// The order of the table: kinds, and in each the largest first.
+// The order of the table: by kind, and within a kind the largest first.
 static int shape_compare(const void* a, const void* b) {
     const MatmulShape *x = &((const UsedShape*)a)->shape, *y = &((const UsedShape*)b)->shape;
     if (x->kind != y->kind) return x->kind < y->kind ? -1 : 1;
@@ -84,7 +84,7 @@ static int shape_compare(const void* a, const void* b) {
     return 0;
 }
 
-// The shapes that the library has taken so far, of which there is at least one.
+// Lists the shapes that the library has computed so far; fails if there are none.
 static bool shapes_list(UsedShape** shapes, size_t* count, const struct Matmul* matmul, Error* error) {
     *count = 0;
     *shapes = (UsedShape*)allocate(matmul ? matmul->count * sizeof(UsedShape) : 0);
@@ -100,7 +100,7 @@ static bool shapes_list(UsedShape** shapes, size_t* count, const struct Matmul* 
     return fail(error, "cuBLASLt takes none of this model's matmuls; give sizes that are multiples of 8");
 }
 
-// Computes one micro-batch and an update of random weights. The caller frees *shapes.
+// Finds the shapes by computing one micro-batch and an update with random weights. The caller frees *shapes.
 static bool shapes_find(UsedShape** shapes, size_t* count, const Config* config, const Options* o, Error* error) {
     Model model;
     ModelOptions options;
@@ -142,8 +142,8 @@ static bool shapes_find(UsedShape** shapes, size_t* count, const Config* config,
 // ------------------------------------------------------------------------------------------------
 // 3. Operands
 //
-// Uniform in [-1, 1), since what a multiplier draws of power, and so the clock, depends on the bits that it sees. An
-// array repeats POOL of them; POOL is a prime, so that rows do not repeat.
+// Uniform in [-1, 1), since the power that a multiplier draws, and so the clock, depends on the bits that it gets. An
+// array repeats POOL such numbers; POOL is prime, so that rows do not repeat.
 
 enum { POOL = 1048573 };
 
@@ -151,7 +151,7 @@ typedef struct {
     void *first, *second, *bias;                // in the order of matmul.cuh's table
     void *out, *pre, *out_of_first, *pre_of_first;
     size_t first_bytes, second_bytes, bias_bytes, out_bytes, pre_bytes;
-    size_t terms;                               // of a sum
+    size_t terms;                               // products added up per output
     bool out_is_float;
 } Operands;
 
@@ -208,7 +208,7 @@ static bool operands_make(Operands* p, const MatmulShape* s, const Bench* bench,
 // ------------------------------------------------------------------------------------------------
 // 4. Trial
 
-// worst, of each thread: the largest |a - b| / (absolute + relative |a|); NaN counts as infinite.
+// worst[thread]: the largest |a - b| / (absolute + relative |a|); NaN counts as infinite.
 template <typename T>
 static __global__ void compare_kernel(float* worst, const T* a, const T* b, size_t n, float absolute, float relative) {
     float most = 0.0f;
@@ -220,12 +220,12 @@ static __global__ void compare_kernel(float* worst, const T* a, const T* b, size
     worst[thread] = most;
 }
 
-// How far two results of a shape are from each other, as a part of what is allowed.
+// Whether two results of a shape are as close to each other as rounding allows.
 //
-// A sum of n products of such operands is right within 4 sqrt(n) 2^-24 (n / 4 + 1), whatever the order of its terms:
+// A sum of n products of such operands is correct within 4 sqrt(n) 2^-24 (n / 4 + 1), whatever the order of its terms:
 // n / 4 is the mean of the sum of their magnitudes. Two differ by up to twice that, and by the rounding of both. TF32
-// may round operands to nearest or cut them. The library's GELU may use a tanh that is right to 2^-11: what that makes
-// of a sum is in proportion to its size, about sqrt(n) / 3.
+// may round or truncate operands. The library's GELU may use a tanh that is correct to 2^-11: its effect on a sum is
+// proportional to the sum's size, about sqrt(n) / 3.
 static bool results_agree(const MatmulShape* s, const Operands* p, const void* a, const void* b, size_t bytes,
                           const Bench* bench) {
     float* worst = (float*)matmul_allocate(COMPARERS * sizeof(float));
@@ -268,8 +268,8 @@ static cublasStatus_t proposal_run(const Proposal* proposal, const Operands* p, 
                            bench->stream);
 }
 
-// Asks the library, and finds out which proposals run and are right: the first, with which the model has computed, is
-// by definition.
+// Asks the library for proposals, and finds out which of them run and are right: the first, which the model uses, is
+// right by definition.
 static void trial_check(Trial* trial, const MatmulShape* s, const Operands* p, const Bench* bench) {
     cublasLtMatmulHeuristicResult_t results[PROPOSALS];
     struct Matmul* matmul = matmul_state(bench->stream);
@@ -295,14 +295,14 @@ static void trial_check(Trial* trial, const MatmulShape* s, const Operands* p, c
                            results_agree(s, p, p->pre_of_first, p->pre, p->pre_bytes, bench));
         trial->count++;
     }
-    if (trial->count == 0) matmul_plan_free(&plan);  // otherwise trial_end does, once for all
+    if (trial->count == 0) matmul_plan_free(&plan);  // otherwise trial_end frees it, once for all proposals
 }
 
 static void trial_end(const Trial* trial) {
     if (trial->count > 0) matmul_plan_free(&trial->proposals[0].plan);
 }
 
-// Times those that run and are right, in turn; the best is that of the smallest median.
+// Times in turn those that run and are right; the best is the one with the smallest median.
 static void trial_time(Trial* trial, const Operands* p, const Bench* bench) {
     size_t runs = 0;
     double least = 0;

@@ -209,11 +209,11 @@ static void test_training(void) {
     const char* none_used = text_of(": 0 of %zu matmul algorithms are used; ", c.count);
     expect(same_weights(without, trained(&refused, none_used, "refused")),
            "algorithms that do not run here change the bits");
-    expect(same_weights(without, trained(&newer, "here are emulated CPU and 130001", "another library")),
+    expect(same_weights(without, trained(&newer, "this machine has emulated CPU and 130001", "another library")),
            "another library's algorithms change the bits");
     snprintf(c.gpu, sizeof c.gpu, "another GPU");
     need(matmul_choices_write(&c, "other.json", &error), "%s", error.text);
-    expect(same_weights(without, trained(&other, "other.json is of another GPU and", "another GPU")),
+    expect(same_weights(without, trained(&other, "other.json is for another GPU and", "another GPU")),
            "another GPU's algorithms change the bits");
     verdict("what is not of this GPU and library, or does not run, is reported and not used");
     matmul_choices_free(&c);

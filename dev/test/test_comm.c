@@ -942,11 +942,11 @@ typedef struct {
 static const Spawn SPAWNS[] = {
     {"forked ranks", 0, "", "", ""},
     {"forked ranks, one exits with 7", 7, "rank 2 ended with exit code 7", "", "2:exit=7"},
-    {"forked ranks, one is killed", 128 + SIGKILL, "rank 2 was ended by signal 9", "", "2:kill"},
+    {"forked ranks, one is killed", 128 + SIGKILL, "rank 2 was terminated by signal 9", "", "2:kill"},
     {"forked ranks, one is stopped", 128 + SIGKILL, "rank 2 did not end within 2.0 s", "", "2:stop"},
     {"forked ranks, all report at once", 7, "rank 2 ended with exit code 7", "", "1:report 2:report 2:exit=7"},
     {"forked ranks, rank 0 is killed", 0, "", "", "0:kill hang"},
-    {"forked ranks, one is killed before it connects", 1, "rank 2 was ended by signal 9", "2:kill", ""},
+    {"forked ranks, one is killed before it connects", 1, "rank 2 was terminated by signal 9", "2:kill", ""},
 };
 static const Spawn* spawn;
 
@@ -1176,7 +1176,7 @@ static const Case CASES[] = {
     {1, "rank @ never connects", "0", 3, "@:exit connect", SAY("not reached rank 0 at 127.0.0.1"), .timeouts = 1},
     {1, "rank @ never connects", "12", 3, "@:exit connect", SAY("rank @ has not connected to rank 0"), .timeouts = 1},
     {1, "few open files, and more for a process that asks", NULL, RANKS_MAX, "files=64 connect", SUCCEED},
-    {1, "few open files", NULL, RANKS_MAX, "files=10 connect", SAY("and may have 10; raise the limit"), .timeouts = 1},
+    {1, "few open files", NULL, RANKS_MAX, "files=10 connect", SAY("but may have only 10; raise"), .timeouts = 1},
     {1, "rank @ is killed in the rendezvous before the last has connected", "12", 4,
      "@:kill_after=500 3:after_fault 3:sleep=300 connect=long", SAY("rank @ is gone|rank @ has not connected"),
      .ms = COMM_GRACE_MS},
@@ -1185,7 +1185,8 @@ static const Case CASES[] = {
 
     // Ranks that do not belong there, and strangers.
     {2, "a rank of another run", NULL, 2, "1:env=LLMTRAIN_RUN_ID=another connect",
-     SAY("1:is of run 'another', rank 0 here of run 'test'", "0:rank 1 has not connected", "0:Rejected: rank 1"),
+     SAY("1:belongs to run 'another', but rank 0 here to run 'test'", "0:rank 1 has not connected",
+         "0:Rejected: rank 1"),
      .also = told_at_once},
     {2, "a rank with another world size", NULL, 2, "1:env=WORLD_SIZE=5 connect",
      SAY("1:has world size 5, rank 0 has 2", "0:Rejected: rank 1")},
@@ -1236,7 +1237,7 @@ static const Case CASES[] = {
     {7, "rank 1 has other slices", NULL, 3, "connect all_gather 1:slices=uneven call", SAY("with other slices")},
     {7, "rank 1 calls one more", NULL, 3, "connect 1:start_barrier call",
      SAY("rank 1 called barrier (operation 1)|and rank 1 barrier (operation 1)")},
-    {7, "a sum of bytes", NULL, 3, "connect type=uint8 call", SAY("that type is not summed")},
+    {7, "a sum of bytes", NULL, 3, "connect type=uint8 call", SAY("that type cannot be summed")},
     {7, "slices that overlap", NULL, 3, "connect all_gather 1:slices=bad call",
      SAY("with the slice [1, 41) for rank 1")},
     {7, "a root that is no rank", NULL, 3, "connect broadcast root=3 call", SAY("there is no such rank")},

@@ -385,7 +385,7 @@ static void expect_bad(const char* path, const char* words, const char* what) {
 static void test_bad_configs(void) {
     static const struct { const char *fixture, *old, *with, *words; } cases[] = {
         {"gpt2", "\"n_layer\": 2,", "", "lacks \"n_layer\""},
-        {"gpt2", "\"n_embd\": 16", "\"n_embd\": \"16\"", "\"n_embd\" is 16, which is no value"},
+        {"gpt2", "\"n_embd\": 16", "\"n_embd\": \"16\"", "\"n_embd\" is 16, which is not a valid value"},
         {"gpt2", "\"n_embd\": 16", "\"n_embd\": -16", "\"n_embd\" is -16"},
         {"gpt2", "\"n_head\": 4", "\"n_head\": 5", "do not divide"},
         {"gpt2", "\"n_head\": 4", "\"n_head\": 0", "--heads"},
@@ -541,7 +541,7 @@ static void test_bad_weights(void) {
     need(mkdir("empty", 0777) == 0, "a directory");
     expect_bad("empty", "holds no model", "an empty directory");
     put_text("text.txt", "a text");
-    expect_bad("text.txt", "no file of a model", "a text");
+    expect_bad("text.txt", "not a model file", "a text");
 
     for (size_t cut = 0; cut < bytes; cut += bytes / 23 + 1) {
         put_bytes("one/model.safetensors", weights, cut);
@@ -583,7 +583,7 @@ static void test_bad_weights(void) {
         expect_bad("cut.bin", cut < 1024 ? "too short" : "its header asks for", "a file of llm.c that was cut");
     }
     static const struct { int place; int32_t value; const char* words; } cases[] = {
-        {0, 20240520, "no file of a model"}, {1, 4, "version 4"}, {2, 0, "a size of 0"}, {3, -5, "a size of -5"},
+        {0, 20240520, "not an llm.c model file"}, {1, 4, "version 4"}, {2, 0, "a size of 0"}, {3, -5, "a size of -5"},
         {4, 1001, "--layers"}, {5, 3, "do not divide"}, {6, 1 << 30, "--channels"}, {7, 39, "39 rows"},
         {7, 256, "its header asks for"}, {3, 129, "128 rows"},
     };
@@ -637,10 +637,10 @@ static void test_programs(void) {
     snprintf(usual, sizeof usual, "%s --data tokens.bin --batch 1 --steps 2 --seq 8 --lr 0 --init-from", t);
     for (size_t i = 0; i < COUNT_OF(NAMES); i++) {
         const char* line = text_of("%s %s --out t.%s", usual, fixture(NAMES[i]), NAMES[i]);
-        expect_program(0, "begins with the weights of", line);
+        expect_program(0, "starting from the weights of", line);
         expect(same_weights(text_of("t.%s", NAMES[i]), fixture(NAMES[i])), "%s: weights of the run", NAMES[i]);
     }
-    expect_program(0, "begins with the weights", text_of("%s llmc/model.bin --out t.llmc", usual));
+    expect_program(0, "starting from the weights", text_of("%s llmc/model.bin --out t.llmc", usual));
     expect_program(0, "context 12", text_of("%s %s --context 12 --out t.12", usual, fixture("gpt2")));
     expect_program(1, "--heads is 4", text_of("%s %s --layers 2 --heads 2 --channels 16 --vocab 40 --out t.no", usual,
                                               fixture("gpt2")));

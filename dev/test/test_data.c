@@ -737,7 +737,7 @@ static void test_program(void) {
         {"", "--bytes text --out f --entropy inf", 2, "--entropy is 'inf'"},
         {"", "--bytes none --out f", 1, "cannot open none"},
         {"", "--bytes three --out f --val 0.1", 1, "cannot divide"},
-        {"cat text |", "--bytes - --out f --val 0.1", 1, "standard input is not known ahead"},
+        {"cat text |", "--bytes - --out f --val 0.1", 1, "standard input is not known in advance"},
         {"true |", "--bytes - --out f", 1, "standard input is empty"},
         {"", "--bytes text --out no/f", 1, "cannot create no/f_train_000000.bin"},
         {"", "--bytes text --out g", 1, "g_val_000000.bin is a directory"},

@@ -525,7 +525,7 @@ static int run_child(void (*part)(const void*), const char* context, const char*
 static void test_files_read_only(void) {
     holds(directory_make("locked", &error) && writes("locked/file", "old"), "prepare");
     chmod("locked", 0555);
-    expect(run_child(write_locked, "locked/file", "Permission denied; choose a place") == 0, "a write is refused");
+    expect(run_child(write_locked, "locked/file", "Permission denied; choose a path") == 0, "a write is refused");
     expect(reads_as("locked/file", "old", 3) && directory_count("locked", "") == 1, "the old file is there, no other");
     chmod("locked", 0755);
     holds(directory_remove("locked", &error), "remove");
@@ -688,8 +688,8 @@ static void test_safetensors_round_trip(void) {
             }
             refused(safetensors_read(&f, tensor, data, bytes + 1, NULL, &error), "", "a wrong size");
             refused(safetensors_read_range(&f, tensor, bytes, 1, part, &error), "", "beyond the end");
-            refused(safetensors_read_range(&f, tensor, 1, SIZE_MAX, part, &error), "were asked of", "an overflow");
-            refused(safetensors_read_range(&f, tensor, bytes + 1, 0, part, &error), "were asked of", "a late start");
+            refused(safetensors_read_range(&f, tensor, 1, SIZE_MAX, part, &error), "requested from", "an overflow");
+            refused(safetensors_read_range(&f, tensor, bytes + 1, 0, part, &error), "requested from", "a late start");
         }
         expect(safetensors_find(&f, "absent") == NULL && safetensors_find(&f, "__metadata__") == NULL, "absent");
         safetensors_close(&f);

@@ -336,12 +336,12 @@ static void test_refusals(void) {
     Vocabulary* v = &rules->vocabulary;
     Token token = v->tokens[300];
     v->tokens[300] = v->tokens[299];
-    expect_refusal(formula_export(&m, path, GGUF_F32, &error), &error, "have one text", "two tokens of one text");
+    expect_refusal(formula_export(&m, path, GGUF_F32, &error), &error, "have the same text", "two tokens of one text");
     v->tokens[300] = token;
     formula_free(&m);
     formula_create(&m, &CASES[7]);
     m.tokenizer.rules->vocabulary.bytes[200] = -1;
-    expect_refusal(formula_export(&m, path, GGUF_F32, &error), &error, "lacks tokens of bytes", "no token of a byte");
+    expect_refusal(formula_export(&m, path, GGUF_F32, &error), &error, "lacks byte tokens", "no token of a byte");
     formula_free(&m);
     expect(directory_count(root, "refused") == 0, "a file is left");
     verdict("numbers that a type cannot hold, models and tokenizers that llama.cpp lacks: refused, no file left");

@@ -246,11 +246,11 @@ END
 runs 7 "rank 1 fails" node --ranks 3 --grace 1 -- sh fails.sh 'sleep 0.5; exit 7'
 says 'rank 1 on .* ended with exit code 7; the others have 1 s to end'
 says '^    the reason'
-says 'kills what still runs on .*: rank 0 2'
+says 'killing what still runs on .*: rank 0 2'
 check "a rank that does not end is killed, with what it started" comes ended "$(cat rank_2.pid)"
 # shellcheck disable=SC2016  # for the rank's shell
 runs 139 "rank 1 is ended by a signal" node --ranks 2 --grace 0 -- sh fails.sh 'kill -s SEGV $$'
-says 'rank 1 on .* was ended by SIGSEGV'
+says 'rank 1 on .* was terminated by SIGSEGV'
 
 # Ranks that end by themselves when a signal asks them to, each signal with a code of its own; asked twice, with 99.
 cat > asked.sh <<'END'

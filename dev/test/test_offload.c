@@ -123,9 +123,9 @@ static const Case CASES[] = {
      "cannot read " STORE "Input/output error; the disk may be failing"},
     {"a missing directory", "", "nothing", "cannot make a file for " STORE "No such file or directory; check the path"},
     {"a file in its place", "", "file", "cannot make a file for " STORE "Not a directory; check the path"},
-    {"a read-only directory", "", "read-only", "cannot make a file for " STORE "Permission denied; choose a place"},
+    {"a read-only directory", "", "read-only", "cannot make a file for " STORE "Permission denied; choose a path"},
     {"a disk that is read-only", "", "size=64k,ro",
-     "cannot make a file for " STORE "Read-only file system; choose a place"},
+     "cannot make a file for " STORE "Read-only file system; choose a path"},
     {"a disk that is full", "", "size=64k",
      "cannot reserve 0.000 GB for " STORE "No space left on device; free some space"},
 };
@@ -181,7 +181,7 @@ static void file_flip(const Offload* o, size_t at) {
 static void damage_body(const void* context) {
     enum { LARGE = 3 * (64 << 10) + 5000, SMALL = 5000 };
     static const size_t flips[][2] = {{0, 0}, {0, 65535}, {0, 65536}, {0, 3 * 65536 + 4000}, {1, 0}, {1, 4999}};
-    static const char SAYS[] = "the optimizer state (--offload) in . does not match its checksum: of ";
+    static const char SAYS[] = "the optimizer state (--offload) in . does not match its checksum: some of the ";
     static unsigned char part[LARGE];
     (void)context;
     for (size_t i = 0; i < 2 * COUNT_OF(flips); i++) {

@@ -926,7 +926,7 @@ static const Failure NO_REWINDS[] = {
               .arguments = {DIVERGING "--reduce float --out stuck-0 --ckpt-every 1 --rewind 3 --rewind-lr 0.5"}}},
     {.name = "no checkpoint will be", .code = 2, .fragments = {"--rewind needs --ckpt-every"},
      .task = {.world = 2, .arguments = {DIVERGING "--reduce float --out stuck-1 --rewind 1"}}},
-    {.name = "--rewind is not asked for", .code = 1, .fragments = {"let --rewind do it"}, .limit_ms = LIMIT_MS,
+    {.name = "--rewind is not asked for", .code = 1, .fragments = {"or use --rewind"}, .limit_ms = LIMIT_MS,
      .task = {.world = 2, .arguments = {DIVERGING "--reduce float --out stuck-2 --diverged-after 3"}}},
 };
 

@@ -654,7 +654,7 @@ static const Case CASES[] = {
     {"killed", "--out . -- SELF act ranks=1 steps=31 times=1 kill", 0,
      DO("ms death 0 start 1 0 1000", "starts 2", "events 1 restart", "events 1 done", "failure 1", "kind signal",
         "rank 0", "signal 9", "exit_code null", "phase step", "step 31", "progress true", "0.alive false", "0.signal 9",
-        "what ~was ended by signal 9 (Killed) in phase step, step 31", "disk_free_bytes >0",
+        "what ~was terminated by signal 9 (Killed) in phase step, step 31", "disk_free_bytes >0",
         "memory_available_bytes >0", "command #6", "time ~Z")},
     {"rank killed", "--out . -- SELF act times=1 ranks=2 1:steps=7 1:kill on=7", 0,
      DO("ms death 0 start 1 0 4000", "failure 1", "kind lost rank", "rank 1", "signal 9", "step 7", "0.alive true",
@@ -699,7 +699,7 @@ static const Case CASES[] = {
      "--batch 2 --seq 4", 0,
      DO("starts 3", "trace ranks 0 4", "trace ranks 1 4", "trace ranks 2 2", "events 1 fewer ranks")},
     {"fewer, impossible", "--min-ranks 2 --max-restarts 3 --out . -- SELF act alone=0 kill", 1,
-     DO("says nothing in the command says how many there are", "starts 3", "events 0 fewer ranks")},
+     DO("says nothing in the command gives the number of ranks", "starts 3", "events 0 fewer ranks")},
     {"vanished",
      DO("link vanishing", "run 1 --max-restarts 2 --out . -- ./vanishing act remove=vanishing exit=1",
         "says cannot start ./vanishing: No such file", "events 2 failure", "events 1 gave up")},
@@ -929,7 +929,7 @@ static void train_fewer(void) {
 // Kills one after the other, since the machine is to be free for the measured restarts.
 static const Case TRAINER_KILLS[] = {
     {"trainer, asked to supervise",
-     DO("run 2 TRAIN supervise --out . -- true", "says a program of its own: ./supervise")},
+     DO("run 2 TRAIN supervise --out . -- true", "says a separate program: ./supervise")},
     {"trainer, rank 0 killed", "0", .run = train_killed, DO("failure 1", "kind signal", "signal 9", "rank 0")},
     {"trainer, rank 1 killed", "1", .run = train_killed, DO("failure 1", "kind exit", "rank 1")},
     {"trainer, all killed", "0 1", .run = train_killed, DO("failure 1", "kind signal", "signal 9")},
@@ -1206,11 +1206,12 @@ static void test_ends(void) {
     s.views[0].ended_ms = now_ms();
     explain(&f, &s, SIGKILL);
     check_case(f.rank == &s.views[1] && f.lost, "of ranks that end together, the command is blamed");
-    check_text(f.what, "rank 0 (process 11) was ended by signal 9 (Killed)");
+    check_text(f.what, "rank 0 (process 11) was terminated by signal 9 (Killed)");
     s.views[0].ended_ms = now_ms() - 500;
     explain(&f, &s, SIGKILL);
     check_case(f.rank == &s.views[0] && f.lost, "otherwise the rank that ended first");
-    check_text(f.what, "rank 1 (process 10) ended with an unknown exit code in phase setup; the command was ended by");
+    check_text(f.what, "rank 1 (process 10) ended with an unknown exit code in phase setup; "
+                       "the command was terminated by");
     for (size_t i = 0; i < 2; i++) s.views[i].seen.closed = 1;
     explain(&f, &s, 1 << 8);
     check_case(!f.lost, "a command that fails has lost no rank");

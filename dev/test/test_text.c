@@ -635,7 +635,7 @@ static void test_conversion(void) {
         {1, "leaves none for validation", "--out gone --text d1.txt,d3.txt --tokenizer tok --val 0.01"},
         {1, "line 3", "--out gone --jsonl bad.jsonl --tokenizer tok --val 0"},
         {1, "cannot create no/gone", "--out no/gone --text d1.txt --tokenizer tok --val 0"},
-        {1, "is of the tokenizer", "--out p --bytes d1.txt --val 1"},
+        {1, "was made with the tokenizer", "--out p --bytes d1.txt --val 1"},
     };
     for (size_t i = 0; i < COUNT_OF(refusals); i++) {
         expect_run(refusals[i].status, refusals[i].words, tokenize, refusals[i].arguments);

@@ -536,7 +536,7 @@ static const struct { const char *old, *put, *words; } bad_files[] = {
     {BASE, "{}", "no tokens"},
     {"\"ab\":2", "\"ab\":\xFF", "not valid JSON"},
     {"\"ab\"", "\"\xFF\xFE\"", "not UTF-8"},
-    {"\"ab\":2", "\"ab\":2,\"ab\":3", "has already"},
+    {"\"ab\":2", "\"ab\":2,\"ab\":3", "duplicate name"},
     {"\"ab\":2", "\"ab\":1", "id of another token"},
     {"\"ab\":2", "\"ab\":4000000000", "no id below"},
     {"\"ab\":2", "\"ab\":-1", "no id below"},
@@ -546,7 +546,7 @@ static const struct { const char *old, *put, *words; } bad_files[] = {
     {"\"a b\"", "\"b a\"", "makes a token that is not in the vocabulary"},
     {"\"a b\"", "\"ab\"", "not two tokens with a space"},
     {"\"a b\"", "\"a b a\"", "not two tokens with a space"},
-    {"\"a b\"", "\"a b\",\"a b\"", "is there twice"},
+    {"\"a b\"", "\"a b\",\"a b\"", "occurs twice"},
     {"\"a b\"", "[\"a\"]", "not a pair"},
     {"\"a b\"", "7", "not a pair"},
     {"[\"ab\",\"a\"]", "[\"aba\",\"aba\"]", "makes a token"},
@@ -582,7 +582,7 @@ static const struct { const char *old, *put, *words; } bad_files[] = {
     {"\"post_processor\":null", "\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[{\"Sequence\":{\"id\":"
      "\"A\"}},{\"SpecialToken\":{\"id\":\"<x>\"}}]}", "more than one token"},
     {"\"post_processor\":null", "\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{"
-     "\"id\":\"<x>\"}}],\"special_tokens\":{\"<x>\":{\"ids\":[77]}}}", "which is no token"},
+     "\"id\":\"<x>\"}}],\"special_tokens\":{\"<x>\":{\"ids\":[77]}}}", "which is not a token"},
     {"\"id\":4", "\"id\":9", "does not have the next id"},
     {"\"id\":4", "\"id\":2", "id of another token"},
     {"\"id\":4", "\"id\":99999999999", "no id below"},
@@ -590,7 +590,7 @@ static const struct { const char *old, *put, *words; } bad_files[] = {
     {"\"<x>\",", "\"\",", "has no content"},
     {"\"special\":true}", "\"special\":true},{\"id\":4,\"content\":\"<x>\"}", "id of another token"},
     {"\"special\":true}", "\"special\":true},{\"id\":0,\"content\":\"a\"},{\"id\":0,\"content\":\"a\"}",
-     "is there twice"},
+     "occurs twice"},
     {"\"special\":true", "\"special\":true,\"magic\":1", "'magic'"},
 };
 
@@ -815,7 +815,7 @@ static void test_bad_files(void) {
         expect_bad("r", "gpt2", "is this a rank file of tiktoken?", ranks[i]);
     }
     static const BadConfig others[] = {
-        {"{\"tokenizer_class\":\"Qwen2Tokenizer\"}", "a Qwen2Tokenizer is not known"},
+        {"{\"tokenizer_class\":\"Qwen2Tokenizer\"}", "a Qwen2Tokenizer cannot be read"},
         {"{\"add_prefix_space\":true}", "add_prefix_space"},
         {"{\"added_tokens_decoder\":{\"99999\":{\"content\":\"<x>\"}}}", "the added token 99999"},
         {"{", "not valid JSON"},
@@ -869,9 +869,9 @@ static void test_program(const char* program) {
     verdict("tokenize --encode and --decode: there and back");
 
     static const struct { const char *command, *words; int status; } cases[] = {
-        {"printf 'a\\377b\\303' | %s --tokenizer %s --encode 2>&1", "2 sequences", 0},
+        {"printf 'a\\377b\\303' | %s --tokenizer %s --encode 2>&1", "2 byte sequences", 0},
         {"printf '1 2 x' | %s --tokenizer %s --decode 2>&1 >/dev/null", "'x' in standard input is not a token", 1},
-        {"printf '99999' | %s --tokenizer %s --decode 2>&1", "99999 in standard input is no token", 1},
+        {"printf '99999' | %s --tokenizer %s --decode 2>&1", "99999 in standard input is not one of", 1},
         {"printf '99999999999999999999' | %s --tokenizer %s --decode 2>&1", "is not a token", 1},
         {"printf '' | %s --tokenizer %s --decode 2>&1 && echo empty", "empty", 0},
         {"printf '' | %s --tokenizer %s --encode 2>&1 && echo empty", "empty", 0},
