@@ -2357,6 +2357,25 @@ static void test_going_back(void) {
     model_free(&model);
 }
 
+// A first save that fails before it opens a file closes no other one.
+static void test_failed_save(void) {
+    char out[512];
+    Config c = test_config(FAMILY_GPT2);
+    Model model;
+    RunRecord record;
+    Error error;
+    snprintf(out, sizeof out, "%s/taken", work);
+    files_open_standard();
+    need(model_create(&model, &c, test_options(1, 1), &error) && file_write_atomic(out, "a file", 6, &error), &error);
+    randomize(&model, 1);
+    memset(&record, 0, sizeof record);
+    record.config = c;
+    record.state = run_state_begin(false, 1);
+    check_true("a save into what is no directory fails", !model_save(&model, &record, out, &error));
+    check_true("and leaves standard input open", fcntl(STDIN_FILENO, F_GETFD) != -1);
+    model_free(&model);
+}
+
 static void test_model(void) {
     const char* fixtures[] = {"gpt2", "gpt2_long", "llama_gqa", "llama_tied", "llama_relatives"};
     for (int i = 0; i < 5; i++) test_fixture(fixtures[i]);
@@ -2381,6 +2400,7 @@ static void test_model(void) {
     test_statistics();
     test_cadence();
     test_keeping();
+    test_failed_save();
     test_missing_fields();
     test_sampling();
     test_sampling_order();

@@ -143,7 +143,7 @@ static inline SaverState saver_state(const Saver* s) {
 static inline bool saver_open(Saver* s, FlatVector* flat, bool snapshots, double bandwidth, Error* error) {
     memset(s, 0, sizeof *s);
     s->flat = flat;
-    s->frozen.file.file = -1;  // none is open
+    s->writer.file.file = s->frozen.file.file = -1;  // none is open
     s->bandwidth = bandwidth;
     if (snapshots && !device_open(&s->copies, false, error)) return false;
     s->bytes = snapshots ? checkpoint_bytes(flat) : 0;
