@@ -148,6 +148,7 @@ static inline bool hf_write_configs(const Export* e, Error* error) {
     JsonWriter w;
     int32_t begin = e->tokenizer ? e->tokenizer->begin_of_text : -1;
     int32_t end = e->tokenizer ? e->tokenizer->end_of_text : -1;
+    memset(&w, 0, sizeof w);
     bool ok = hf_config_write(&w, &e->source->config, export_dtype(e->type), begin, end, error) &&
               export_write_text(e, "config.json", &w, error);
     json_writer_free(&w);

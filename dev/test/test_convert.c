@@ -644,6 +644,10 @@ static void test_programs(void) {
     expect_program(0, "context 12", text_of("%s %s --context 12 --out t.12", usual, fixture("gpt2")));
     expect_program(1, "--heads is 4", text_of("%s %s --layers 2 --heads 2 --channels 16 --vocab 40 --out t.no", usual,
                                               fixture("gpt2")));
+    expect_program(0, "qkv_bias on", text_of("%s --data tokens.bin --steps 1 --seq 8 --family llama --layers 1 --heads 2 "
+                                             "--channels 16 --vocab 40 --qkv-bias on --qk-norm on --out t.both", t));
+    expect_program(1, "no Hugging Face architecture", text_of("%s --out t.both --to hf --dir p.no", e));
+    expect(!file_exists("p.no"), "nothing is left of an export that no architecture takes");
     remove_tree("bad");
     copy_tree(fixture("gpt2"), "bad");
     replace("bad/config.json", "gelu_new", "relu");
