@@ -330,6 +330,8 @@ static inline void rope_backward(floatX* dqkv, const float* table, size_t B, siz
 // bound is arithmetic. dq is summed over the tiles of keys in order, dk and dv over the heads and tiles of queries in
 // order, whichever thread computes them and however the work is divided.
 
+// Tiles of scores are transposed, (key, query), so that the lanes of a vector are queries.
+
 // One tile of scores becomes p = exp(score - maximum), 0 where it was not computed. For each query maximum and total
 // (the sum of p) continue from the tiles before, whose sums of values the caller multiplies by rescale.
 static inline void tile_softmax(float* score, float* maximum, float* total, float* rescale, size_t first, size_t key,

@@ -172,7 +172,8 @@ typedef struct {
 // Fills the table. Initial weights are normal with std sqrt(2 / 5C), "Transformers without Tears: Improving the
 // Normalization of Self-Attention": about GPT-2's 0.02 for its 768 channels, and more for narrow models, which then
 // learn faster. It is divided by sqrt(2L) in the two matmuls that add to the residual stream, so that the stream does
-// not grow with depth. train: names of the tensors that train (parameters_freeze); NULL: all.
+// not grow with depth. train: names of the tensors that train (parameters_freeze); NULL: all. With names it runs twice:
+// parameters_freeze gives the tensors new offsets, which the second pass (p->arranged) reads.
 static inline bool weights_create(Weights* w, Parameters* p, const Config* c, const char* train, Error* error) {
     size_t C = c->channels, L = c->layers, F = c->ffn, V = c->vocab, Vp = config_padded_vocab(c);
     size_t HD = c->heads * config_head_size(c);
@@ -557,6 +558,7 @@ static inline void block_attention(const Model* model, size_t l) {
     }
 }
 
+// branch = attention's output matmul; middle = input + branch; norm2 = norm(middle).
 static inline void block_middle(const Model* model, size_t l) {
     const Config* c = &model->config;
     const Block* b = &model->weights.blocks[l];

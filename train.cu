@@ -176,7 +176,7 @@ static ModelOptions model_options(const Run* run, const Options* o) {
     m.ranks.world = o->plan.show ? o->ranks : run->comm.world;
     m.ranks.stage = o->zero;
     m.ranks.reduce = m.ranks.world > 1 ? REDUCE_EXACT : REDUCE_FLOAT;
-    if (o->reduce != 0) m.ranks.reduce = (ReduceKind)(o->reduce - 1);
+    if (o->reduce != 0) m.ranks.reduce = (ReduceKind)(o->reduce - 1);  // 0 is auto
     return m;
 }
 
