@@ -7,8 +7,8 @@
 # make test-cpu, make test-cuda     its two halves: without CUDA, and CUDA only, run on the CPU (the second is make
 #                 test-cuda-kernels, every kernel in many orders of threads, and test-cuda-runs, the rest)
 # make test-more  tests that take longer, or repeat others: the emulator's own; kernels copied into empty folders;
-#                 ladders, and FP32, under AddressSanitizer and the race check; FP16; machine code; clang's bits;
-#                 macOS; speeds for AVX2
+#                 the CUDA build in BF16 and FP16; kernels and ladders under AddressSanitizer and the race check;
+#                 machine code for three architectures; clang's bits; macOS; speeds for AVX2
 # make test-ranks several ranks: the transport, whole runs, faults, and the scripts that launch them
 # make soak       kills a run 500 times, at every point of a step and of a save: each time it resumes to the same bits
 # make sanitize   make test-cpu under the address and undefined-behaviour sanitizers, and the threaded parts under
@@ -79,7 +79,7 @@ ifeq ($(filter $(PRECISION),$(PRECISIONS)),)
 $(error PRECISION is '$(PRECISION)'; give one of $(PRECISIONS))
 endif
 
-.PHONY: all train supervise emulated sectors test-ranks test-cpu test-cuda test-cuda-kernels test-cuda-runs test-more test-more-cpu test-more-cuda test-cpu-only demo demo-long demo-bpe precisions small-states shakespeare test soak sanitize races test-races test-posix test-posix-suites mutants bench bounds tour single bench-checkpoint bench-peers fuzz clean
+.PHONY: all train supervise emulated sectors test-ranks test-cpu test-cpu-programs test-cpu-processes test-cuda test-cuda-kernels test-cuda-runs test-more test-more-cpu test-more-cuda test-cpu-only demo demo-long demo-bpe precisions small-states shakespeare test soak sanitize races test-races test-posix test-posix-suites mutants bench bounds tour single bench-checkpoint bench-peers fuzz clean
 all: train supervise
 
 # Ranks can communicate through MPI, if it is found: MPI=auto, on, off. Without it they use sockets, even under mpirun.
@@ -188,11 +188,11 @@ emulated: $(PRECISIONS:%=$(B)/train-emulated-%)
 
 # The test of all kernels, and the ladders as one program, as build/emulated-BUILD-PRECISION-NAME: plain, under the
 # sanitizers, and with the race check. The last two builds check memory accesses, which are the same for both 16-bit
-# dtypes; for ladders one dtype is enough. make test has the kernels in two dtypes, one of them also in these builds;
-# make test-more has the rest.
+# dtypes; for ladders one dtype is enough. make test has the kernels in two dtypes, and in one with the race check; make
+# test-more has the rest.
 LADDERS := adamw attention_backward attention_forward classifier embedding exact_add gelu global_norm layernorm matmul muon optimizers qk_norm rope
-EMULATED := $(addprefix $(B)/emulated-,plain-FP32-test_cuda plain-BF16-test_cuda plain-BF16-ladders asan-BF16-test_cuda race-BF16-test_cuda)
-EMULATED_MORE := $(addprefix $(B)/emulated-,plain-FP32-ladders plain-FP16-test_cuda plain-FP16-ladders \
+EMULATED := $(addprefix $(B)/emulated-,plain-FP32-test_cuda plain-BF16-test_cuda plain-BF16-ladders race-BF16-test_cuda)
+EMULATED_MORE := $(addprefix $(B)/emulated-,plain-FP32-ladders plain-FP16-test_cuda plain-FP16-ladders asan-BF16-test_cuda \
     $(foreach b,asan race,$b-FP32-test_cuda $b-BF16-ladders))
 TYPE_AND_SOURCE = -DPRECISION_$(word 1,$(subst -, ,$*)) -x c++ \
     $(B)/$(if $(filter %-test_cuda,$*),emulated/dev/test/)$(word 2,$(subst -, ,$*)).cu
@@ -238,7 +238,7 @@ $(B)/test_cublaslt $(B)/test_nccl $(B)/test_tune: $(B)/%: dev/emulator/%.cu $(EM
 # Everything must compile for all architectures without a warning, and the machine code of the shipped kernels must pass
 # the checks of dev/resources.sh, which compiles them and prints what fails. nvcc-code compiles sources with other
 # kernels, for all architectures from the first one's virtual architecture; nvcc-syntax checks sources that only call
-# kernels. Host code does not run here, so it is not optimised. make test checks the syntax, make test-more compiles and
+# kernels, for one architecture. Host code does not run here, so it is not optimised. make test checks the syntax, make test-more compiles and
 # reads the machine code.
 NVCC_CHECK := $(NVCC) $(filter-out -O3,$(NVCCFLAGS)) -c -o /dev/null
 NVCC_SOURCE = -DPRECISION_$(word 1,$(subst -, ,$*)) \
@@ -249,7 +249,7 @@ COMPILED_MORE := $(if $(NVCC_FOUND),$(patsubst %,$(B)/nvcc-%.ok,syntax-FP16-test
     $(PRECISIONS:%=$(B)/resources-%.txt))
 $(filter %.ok,$(COMPILED) $(COMPILED_MORE)): $(CUDA_HEADERS) dev/bench.c $(wildcard *.cu dev/*.cu dev/test/*.cu dev/emulator/*.cu tools/*.cu) $(B)/ladders.cu
 $(B)/nvcc-syntax-%.ok:
-	$(NVCC_CHECK) -fdevice-syntax-only $(foreach a,80 90a 100,-gencode arch=compute_$(a),code=sm_$(a)) $(NVCC_SOURCE)
+	$(NVCC_CHECK) -fdevice-syntax-only -arch=sm_90a $(NVCC_SOURCE)
 	@touch $@
 $(B)/nvcc-code-%.ok:
 	$(NVCC_CHECK) $(foreach a,80 90a 100,-gencode arch=compute_80,code=sm_$(a)) $(NVCC_SOURCE)
@@ -323,16 +323,21 @@ CPU_TESTS := $(TESTS:%=$(B)/%) $(B)/golden-FP32 $(B)/golden-BF16 $(if $(filter b
 KERNELS_TESTS := $(EMULATED) $(B)/bench-emulated-BF16
 # The programs for comparing the trainers of these dtypes.
 TRAINERS_OF = $(addprefix $(B)/,corpus tokenize weights_hash $(foreach p,$(1),train-$p train-emulated-$p test_train-emulated-$p))
-RUNS_TESTS := $(call TRAINERS_OF,FP32 BF16) $(addprefix $(B)/,test_cublaslt test_nccl test_tune) $(COMPILED)
+RUNS_TESTS := $(call TRAINERS_OF,FP32) $(addprefix $(B)/,test_cublaslt test_nccl) $(COMPILED)
 
 # With a C++ compiler, all of CUDA too. The parts run in parallel; tests that measure times run afterwards, one by one.
 CXX_FOUND := $(shell command -v $(CXX) 2>/dev/null)
 test: $(if $(CXX_FOUND),test-cpu test-cuda,test-cpu-only)
 	@sh dev/test/test.sh alone $(B) "$(CC)" overlap cliffs
-	@cat $(patsubst %,$(B)/test-%.sum,cpu cuda-kernels cuda-runs alone) 2>/dev/null | awk '{ p += $$1; f += $$3 } END { print p " passed, " f " failed in all"; exit f > 0 }'
+	@cat $(patsubst %,$(B)/test-%.sum,cpu-programs cpu-processes cuda-kernels cuda-runs alone) 2>/dev/null | awk '{ p += $$1; f += $$3 } END { print p " passed, " f " failed in all"; exit f > 0 }'
 
-test-cpu: $(CPU_TESTS)
-	@sh dev/test/test.sh cpu $(B) "$(CC)" compilers inlined $(TESTS) golden tour single floors launch gpu_check
+# Processes that wait for each other run while other tests compute.
+PROCESS_TESTS := test_comm test_ranks test_supervise soak
+test-cpu: test-cpu-programs test-cpu-processes
+test-cpu-programs: $(CPU_TESTS)
+	@sh dev/test/test.sh cpu-programs $(B) "$(CC)" compilers inlined $(filter-out $(PROCESS_TESTS),$(TESTS)) golden tour single floors
+test-cpu-processes: $(CPU_TESTS)
+	@sh dev/test/test.sh cpu-processes $(B) "$(CC)" $(PROCESS_TESTS) launch gpu_check
 
 test-cpu-only: test-cpu
 	@rm -f $(B)/test-cuda-*.sum
@@ -344,7 +349,7 @@ test-cuda-kernels: $(KERNELS_TESTS)
 	@$(TEST_EMULATED) $(EMULATED)
 test-cuda-runs: $(RUNS_TESTS)
 	@$(TEST_EMULATED)
-test-more-cuda: $(EMULATED_MORE) $(call TRAINERS_OF,FP16) $(B)/launches-BF16 $(COMPILED_MORE)
+test-more-cuda: $(EMULATED_MORE) $(call TRAINERS_OF,BF16 FP16) $(addprefix $(B)/,emulated-plain-BF16-ladders test_tune launches-BF16) $(COMPILED_MORE)
 	@sh dev/test/test_emulated.sh more $(B) "$(CUDA_INCLUDE)" $(if $(COMPILED),yes,no) "$(LADDERS)" $(EMULATED_MORE)
 MORE_CPU := test_kernels-FP16 test_train-FP16 $(if $(shell command -v clang 2>/dev/null),golden-clang)
 test-more-cpu: $(MORE_CPU:%=$(B)/%)

@@ -17,15 +17,15 @@ export OMP_WAIT_POLICY=passive
 check() {
     name=$1
     shift
-    if "$@" > "$build/check.out" 2>&1; then
+    if "$@" > "$build/check-$part.out" 2>&1; then
         passed=$((passed + 1))
         echo "ok      $name"
     else
         failed=$((failed + 1))
         echo "FAILED  $name"
-        tail -n 20 "$build/check.out"
+        tail -n 20 "$build/check-$part.out"
     fi
-    cat "$build/check.out" >> "$log"
+    cat "$build/check-$part.out" >> "$log"
 }
 
 # suite NAME COMMAND...: a test program that ends with 'N passed, N failed'.

@@ -1,8 +1,9 @@
-# test_emulated.sh PART BUILD CUDA_INCLUDE NVCC LADDERS [PROGRAM...]: runs CUDA on the CPU. PART kernels: every kernel and every
-# rung of the ladders in many orders of threads; these programs are build/emulated-BUILD-TYPE-NAME. PART runs: libraries as
-# emulated, the whole model, and the trainer's CUDA build, in FP32 and BF16. PART more: more programs of the first kind, the
-# model and the trainer in FP16, the emulator's own tests, operations alone in a folder, and what was read in machine code. NVCC: yes if nvcc has just compiled everything, which make does before it calls this.
-# LADDERS: the names of those that the programs named ladders hold.
+# test_emulated.sh PART BUILD CUDA_INCLUDE NVCC LADDERS [PROGRAM...]: runs CUDA on the CPU. PART kernels: every kernel and
+# every rung of the ladders in many orders of threads; the programs are build/emulated-BUILD-TYPE-NAME. PART runs: the
+# emulated libraries, the whole model, and the trainer's CUDA build, in FP32. PART more: more programs of the first kind, the
+# model and the trainer in BF16 and FP16, the emulator's own tests, operations alone in a folder, and the machine code.
+# NVCC: yes if nvcc has just compiled everything, which make does before it calls this. LADDERS: the names of the ladders in
+# the programs named ladders.
 set -u
 part=$1
 build=$2
@@ -133,7 +134,13 @@ if [ "$part" = kernels ]; then
     end "a step by operation, in a CUDA build"
 elif [ "$part" = more ]; then
     kernels "$@"
-    trainers FP16
+    trainers "BF16 FP16"
+    begin
+    once sh dev/gpu_check.sh --try "$build"
+    end "command lines of dev/gpu_check.sh"
+    begin
+    once "$build/test_tune"
+    end "matmul algorithms, timed and stored"
     begin
     rm -f "$build/counts.jsonl"
     once env EMULATE_COUNT="$build/counts.jsonl" "$build/emulated-race-BF16-ladders" gelu --rows 4 --ffn 64 --rung sigmoid
@@ -166,25 +173,19 @@ else
     once env EMULATE_STREAMS=delayed "$build/test_cublaslt"
     end "emulator: cuBLASLt"
     begin
-    once "$build/test_tune"
-    end "matmul algorithms, timed and stored"
-    begin
     once "$build/test_nccl"
     once env EMULATE_STREAMS=delayed "$build/test_nccl"
     once env EMULATE_STREAMS=delayed EMULATE_OTHERS=ahead "$build/test_nccl"
     end "emulator: NCCL between processes"
-
-    begin
-    once sh dev/gpu_check.sh --try "$build"
-    end "command lines of dev/gpu_check.sh"
-    trainers "FP32 BF16"
+    trainers FP32
 fi
 case $part-$nvcc in
     kernels-*) ;;
     *-yes)  # it would not have come here otherwise
         passed=$((passed + 1))
-        echo "ok      nvcc compiles for sm_80, sm_90a and sm_100$([ "$part" = runs ] || echo "; machine code: $build/resources-*.txt")" ;;
-    *) echo "skipped nvcc for sm_80, sm_90a and sm_100: there is no nvcc" ;;
+        [ "$part" = runs ] && echo "ok      nvcc accepts everything, for sm_90a" ||
+            echo "ok      nvcc compiles the kernels for sm_80, sm_90a and sm_100; machine code: $build/resources-*.txt" ;;
+    *) echo "skipped nvcc: it is not installed" ;;
 esac
 echo "the tests' own lines are in $log"
 echo "$passed passed, $failed failed"
