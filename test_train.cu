@@ -18,7 +18,7 @@
 
 #include <sys/wait.h>
 
-static char work[256];  // the directory of the test
+static char work[256];  // the test's directory
 static int passed, failed;
 
 // A check: error must be at most bound; NaN fails.
@@ -33,7 +33,7 @@ static void check_true(const char* what, bool ok) {
     *(ok ? &passed : &failed) += 1;
 }
 
-// For what must not fail: without it no further test makes sense.
+// For conditions that must hold: without them no further test makes sense.
 static void need(bool ok, const Error* error) {
     if (ok) return;
     printf("test_train: %s\n0 passed, 1 failed\n", error->text);
@@ -43,10 +43,10 @@ static void need(bool ok, const Error* error) {
 // ------------------------------------------------------------------------------------------------
 // 1. Fixtures
 //
-// Errors are relative, in the Euclidean norm of a whole tensor. The bound in FP32 is 1e-5, some hundred roundings. In
-// 16 bits each activation is rounded about 12 times per block on its way through, and each rounding is off by at most
-// the unit roundoff: errors of random sign add up to sqrt(12 L) of it forward, as much again backward, and the bound is
-// 4 standard deviations of that.
+// Errors are relative, in the Euclidean norm of a whole tensor. The bound in FP32 is 1e-5, about a hundred roundings.
+// In 16 bits each activation is rounded about 12 times per block, each time by at most the unit roundoff: errors of
+// random sign add up to sqrt(12 L) roundoffs forward, the same again backward, and the bound is 4 standard deviations
+// of that.
 
 static double bound_of(double fp32, size_t layers) {
     if (FLOATX_IS_FLOAT) return fp32;
@@ -72,7 +72,7 @@ static double relative_error(const float* found, const float* expected, size_t n
     return sqrt(difference) / (size > 0 ? sqrt(size) : 1.0);
 }
 
-// n elements of the device as floats.
+// Copies n elements from the device, as floats.
 static void read_floatX(float* out, const floatX* from, size_t n, const Model* model) {
     floatX* copy = (floatX*)allocate(n * sizeof(floatX));
     download(copy, from, n * sizeof(floatX), model->stream);
@@ -80,8 +80,8 @@ static void read_floatX(float* out, const floatX* from, size_t n, const Model* m
     free(copy);
 }
 
-// The gradients of `micro_batches` consecutive batches (B, T), with a loss scale; returns their loss, and the norm of
-// the gradients unless that is NULL.
+// Computes the gradients of `micro_batches` consecutive batches (B, T), with a loss scale; returns their loss, and the
+// norm of the gradients unless that is NULL.
 static double step_gradients(Model* model, double* norm, const int32_t* tokens, const int32_t* targets,
                              double loss_scale, size_t micro_batches, size_t B, size_t T) {
     StepResult result;
@@ -187,8 +187,8 @@ static void test_fixture_gradients(Model* model, const SafetensorsFile* file, co
     free(grads);
 }
 
-// With a loss scale the norm and what SGD subtracts are those of the gradients themselves: weights move by lr x factor
-// x gradient. Leaves the model with other parameters.
+// With a loss scale, the norm and SGD's update must be those of the unscaled gradients: weights move by lr x factor x
+// gradient. Leaves the model with other parameters.
 static void test_fixture_loss_scale(Model* model, const SafetensorsFile* file, const char* fixture,
                                     const int32_t* tokens, const int32_t* targets, size_t B, size_t T) {
     const double lr = 64, factor = 0.25;
@@ -243,7 +243,7 @@ static void test_fixture_training(Model* model, const SafetensorsFile* file, con
         norm_error = fmax(norm_error, fabs(norm / expected_norms[step] - 1));
         if (isnan(loss) || isnan(norm)) loss_error = NAN;
     }
-    // What lies between tensors, and the rows of the padded vocabulary.
+    // The padding between tensors, and the rows of the padded vocabulary.
     size_t unused = 0, place = 0, P = model->parameters.flat_size;
     float* params = (float*)allocate(P * sizeof(float));
     read_floatX(params, model->flat.params, P, model);
@@ -314,8 +314,8 @@ static void random_tokens(int32_t* tokens, size_t n, size_t V, uint64_t number) 
     for (size_t i = 0; i < n; i++) tokens[i] = (int32_t)(random_bits(99, RANDOM_TEST, number, i) % V);
 }
 
-// With dropout, the loss along the gradient must rise as the gradient says: the forward and the backward drop the same
-// elements. The difference quotient in floatX is good to the square root of its roundoff.
+// With dropout, the loss must rise along the gradient as the gradient says: the forward and the backward drop the same
+// elements. The difference quotient in floatX is accurate to the square root of its roundoff.
 static void test_dropout(Family family) {
     enum { B = 2, T = 11 };
     Config c = test_config(family);
@@ -359,8 +359,8 @@ static void test_dropout(Family family) {
     model_free(&model);
 }
 
-// Each use of dropout has a mask of its own. With the weights of the branches 0 and their biases 1, what each adds to
-// the residual stream is its mask, scaled; with token embeddings of 1, so is the stream at its beginning.
+// Each use of dropout has its own mask. With the branches' weights 0 and biases 1, what each adds to the residual
+// stream is its scaled mask; with token embeddings of 1, the stream also begins as a mask.
 static void test_dropout_masks(void) {
     enum { B = 2, T = 24, MASKS = 5 };
     Config c = test_config(FAMILY_GPT2);
@@ -416,8 +416,8 @@ static void test_dropout_masks(void) {
     model_free(&model);
 }
 
-// A batch whose attention is masked between documents must give what each document gives by itself: hidden states, loss
-// and gradients. Learned positions are 0, since they count through the row.
+// A batch with attention masked between documents must give the same as each document alone: hidden states, loss and
+// gradients. Learned positions are 0, since they count through the row.
 static void test_documents(Family family) {
     enum { B = 2, T = 24, N = B * T, END = 60, COUNT = 6 };
     static const size_t ends[COUNT] = {7, 15, T - 1, T, N - 2, N - 1};  // last rows of documents
@@ -469,7 +469,7 @@ static void test_documents(Family family) {
         snprintf(what, sizeof what, "%s gradient over documents of %s", name, t->name);
         check(what, relative_error(grads + t->offset, sum + t->offset, tensor_elements(t)), bound_of(1e-5, c.layers));
     }
-    tokens[0] = (tokens[0] + 1) % END;  // of the first document
+    tokens[0] = (tokens[0] + 1) % END;  // in the first document
     batch_gradients(&joined, NULL, tokens, targets, B, T);
     read_floatX(expected, joined.activations.hidden, N * C, &joined);
     snprintf(what, sizeof what, "%s: a document sees nothing of those before it", name);
@@ -491,9 +491,9 @@ static Rates test_rates(const char* text) {
 
 static uint64_t recompute_steps(void) { return device_is_host() ? 20 : 3; }  // an emulated GPU is slow
 
-// Trains so many steps of two micro-batches, of which the second is shorter, with dropout and masked documents. Returns
-// a hash of all weights, master weights and optimizer state; bytes: what the model takes. budget: 0, or what it may
-// take, with what is recomputed chosen for that. offload: the bits of --offload.
+// Trains `steps` steps of two micro-batches, the second shorter, with dropout and masked documents. Returns a hash of
+// all weights, master weights and optimizer state; bytes: memory of the model. budget: 0, or a memory budget that sets
+// what is recomputed. offload: the bits of --offload.
 static uint64_t recompute_run(double* bytes, const Config* c, RecomputeLevel level, int offload, double budget) {
     enum { B = 2, T = 12, N = B * T, END = 60 };
     Model model;
@@ -545,7 +545,7 @@ static uint64_t recompute_run(double* bytes, const Config* c, RecomputeLevel lev
 }
 
 // Whatever the backward recomputes, training has the same bits, and each level takes less memory than the one before
-// it; a budget between two levels is kept, and used up but for less than an array of a block.
+// it; a budget between two levels is kept, and used except for less than an array of a block.
 static void test_recompute(Family family, bool relatives) {
     static const char* const names[] = {"none", "norms", "gelu", "attention", "block"};
     Config c = test_config(family);
@@ -583,8 +583,8 @@ static void test_recompute(Family family, bool relatives) {
     model_free(&model);
 }
 
-// Llama 8B, a sequence of 8,192 tokens in 16 bits: 36.5 GB of activations of the blocks come under 4, at less than 35%
-// more time by the costs of the operations, at the rates of a CPU and of a GPU.
+// Llama 8B, 8,192 tokens in 16 bits: the blocks' activations shrink from 36.5 GB to less than 4, at less than 35% more
+// time by the costs of the operations, at the rates of a CPU and of a GPU.
 static void test_recompute_large(void) {
     const Rates rates[] = {test_rates("300,25"), test_rates("500000,2500")};
     if (FLOATX_IS_FLOAT) return;
@@ -751,7 +751,7 @@ static void test_statistics(void) {
     check_true("statistics of ranks: the lower of two medians", rank == 1 && min == 3 && median == 3 && max == 4);
 }
 
-// The most steps that are lost when a run dies anywhere: an asynchronous save is complete when the next one begins.
+// The most steps lost by a crash at any point: an asynchronous save is complete when the next one begins.
 static uint64_t cadence_most_lost(const Cadence* c) {
     uint64_t durable = 0, last = 0, most = 0;
     for (uint64_t step = 1; step <= 200; step++) {
@@ -782,7 +782,7 @@ static void test_cadence(void) {
     cadence_start(&c, 5e3);
     check_true("cadence: minutes", !cadence_due_now(&c, 604e3) && cadence_due_now(&c, 606e3) && !cadence_due(&c, 10));
 
-    // Steps of 100 ms; the save stalls training for 300 ms, and makes 5 steps during it 40 ms longer.
+    // Steps of 100 ms; a save stalls training for 300 ms, and makes 5 steps 40 ms longer.
     need(cadence_parse(&c, "auto", 1, true, &error), &error);
     cadence_start(&c, 0);
     for (int i = 0; i < 7; i++) cadence_count_step(&c, 100, false);
@@ -803,8 +803,8 @@ static void test_cadence(void) {
     check_true("cadence: a save has time to end", cadence_choose(&c) && c.every_ms == 90e3);
 }
 
-// Applies the rule to the checkpoints of the steps in `from`, the newest first; returns those that it keeps.
-// --ckpt-every asked for multiples of 100, signals for the others.
+// Applies the rule to the checkpoints of the steps in `from`, newest first; returns those that it keeps. Multiples of
+// 100 were saved by --ckpt-every, the others by signals.
 static const char* kept(const KeepRule* rule, const uint64_t* from) {
     static char text[256];
     uint64_t counted = 0;
@@ -827,7 +827,7 @@ static void test_keeping(void) {
     check_true("keeping: and enough to go back to", strcmp(kept(&rewinds, from), "630 600 530 500 ") == 0);
 }
 
-// A struct from files that lack a member: read if its row says what that stands for.
+// A struct read from files that lack a member: accepted if the member's row gives a default.
 static void test_missing_fields(void) {
     typedef struct { uint64_t layers; double scale; bool tied; int family; } Sizes;
     static const Field fields[] = {
@@ -858,7 +858,7 @@ static void test_missing_fields(void) {
     }
 }
 
-// Whether one of the patterns of a list, which are separated by commas, is of a name.
+// Whether a name matches one of the comma-separated patterns.
 static bool is_named(const char* list, const char* name) {
     char copy[160];
     bool named = false;
@@ -868,9 +868,9 @@ static bool is_named(const char* list, const char* name) {
     return named;
 }
 
-// What does not train has no gradient, no state and no update; what trains has the gradient that it has when everything
-// does, to the bit. A checkpoint has the frozen weights too, written once, and a run that loads it continues with the
-// same bits. The same with all that can be offloaded.
+// Frozen weights have no gradient, no state and no update; trained ones have the same gradient as when everything
+// trains, to the bit. A checkpoint has the frozen weights too, written once, and a run that loads it continues with the
+// same bits. The same with everything offloaded that can be.
 static void test_frozen(Family family, const char* train) {
     enum { B = 2, T = 16 };
     Config c = test_config(family);
@@ -973,7 +973,7 @@ static void test_frozen(Family family, const char* train) {
     download(last, model[1].flat.params, n * sizeof(floatX), model[1].stream);
     snprintf(what, sizeof what, "--train %s: a run that is resumed continues with the same bits", train);
     check_true(what, memcmp(first, last, n * sizeof(floatX)) == 0);
-    need(model_load(&all, &saved, path, true, &error), &error);  // all of it trains from here on
+    need(model_load(&all, &saved, path, true, &error), &error);  // here all of it trains
     free(first);
     free(last);
     free(whole);
@@ -985,8 +985,8 @@ static void test_frozen(Family family, const char* train) {
 }
 
 // A checkpoint of another build, whose frozen weights are BF16 where this one's are FP16, or 16 bits where these are
-// floats: values that both types have come over, also into weights that train here; one that this type does not have is
-// refused by its name.
+// floats: values that both types have are loaded, also into weights that train here; for a value that this type lacks,
+// the tensor is refused by name.
 static void test_frozen_converted(void) {
     const Dtype other = FLOATX_DTYPE == DTYPE_BF16 ? DTYPE_F16 : DTYPE_BF16;
     const float odd = other == DTYPE_F16 ? 1 + 0x1p-10f : 0x1p-100f;
@@ -1036,7 +1036,7 @@ static void test_frozen_converted(void) {
         need(safetensors_end(&saver.frozen, &error) && saver_end(&saver, &error), &error);
         snprintf(path, sizeof path, "%s/step_00000001", out);
         error.text[0] = 0;
-        bool good = model_load(&loaded, &saved, path, i == 1, &error);  // there is no state of what was frozen
+        bool good = model_load(&loaded, &saved, path, i == 1, &error);  // frozen weights have no state
         for (size_t n = 0; good && n < model.parameters.count; n++) {
             const Tensor* t = &model.parameters.tensors[n];
             floatX here[1000];
@@ -1080,7 +1080,7 @@ static void test_frozen_patterns(void) {
     test_frozen(FAMILY_GPT2, "position_embedding,final_norm_*");
 }
 
-// Hidden states (B, T, C) of tokens (B, T) through the cache, `step` positions at a time.
+// Computes hidden states (B, T, C) of tokens (B, T) through the cache, `step` positions at a time.
 static void cache_forward(float* hidden, Model* model, const int32_t* tokens, size_t B, size_t T, size_t step) {
     size_t C = model->config.channels;
     int32_t* part = (int32_t*)allocate(B * step * sizeof(int32_t));
@@ -1098,11 +1098,11 @@ static void cache_forward(float* hidden, Model* model, const int32_t* tokens, si
     free(rows);
 }
 
-// Through the cache, one token or several at a time, one sequence or several, must come what the whole sequence gives
-// without it: on a CPU to the bit, except with AMX, which adds in an order of its own.
+// With the cache, for one token or several at a time, one sequence or several, the results must equal those of the
+// whole sequence without it: on a CPU to the bit, except with AMX, which adds in an order of its own.
 static void test_cache(Family family) {
     enum { B = 3, T_MOST = 150, WAYS = 4 };
-    const size_t T = device_is_host() ? T_MOST : T_MOST / 2;  // the time grows with its square
+    const size_t T = device_is_host() ? T_MOST : T_MOST / 2;  // time is quadratic in it
     static const struct {
         const char* name;
         size_t B, step;
@@ -1131,9 +1131,9 @@ static void test_cache(Family family) {
             double worst = relative_error(cached, whole, count);
             snprintf(what, sizeof what, "%s, cache%s, %s", family == FAMILY_GPT2 ? "gpt2" : "llama",
                      q8 ? " of 8 bits" : "", ways[w].name);
-            // 8 bits: an element of a key or value is rounded to multiples of 1/127 of the largest of its vector, which
-            // is near sqrt(2 ln 2D) times their standard deviation: so much is the error of an attention, and what
-            // layers add is independent. (The operation alone is compared exactly in operations.h.)
+            // 8 bits: an element of a key or value is rounded to multiples of 1/127 of its vector's largest element,
+            // about sqrt(2 ln 2D) standard deviations: this is the error of one attention, and layers add independent
+            // errors. (The operation alone is compared exactly in operations.h.)
             double rounding = sqrt(2 * log(2.0 * (double)config_head_size(&c)) / 12) / 127;
             if (q8) check(what, worst, rounding * sqrt((double)c.layers) + bound_of(1e-5, c.layers));
             else check(what, worst, bound_of(1e-5, c.layers));
@@ -1187,7 +1187,7 @@ static void test_sampling(void) {
     }
     check_true("sampling: min-p leaves out what is below its share of the largest",
                kept[1][2] && !kept[1][0] && kept[0][0] && !kept[0][3]);
-    // Of the 4 likeliest the first has 0.40 and the second as much: with min-p first it would have a half.
+    // Of the 4 likeliest tokens the first has 0.40 and the second as much: after min-p the first would have a half.
     SamplingOptions three = {1, 4, 0.45, 3, 0.5, 0};
     bool of_k[V] = {false};
     for (int i = 0; i < 1000; i++)
@@ -1212,8 +1212,8 @@ static int compare_candidates(const void* a, const void* b) {
     return candidate_before(*(const Candidate*)a, *(const Candidate*)b) ? -1 : 1;
 }
 
-// sample_token puts in order only what it needs. Its draw is the first candidate, of all in order, up to which the
-// probabilities reach the random number: of numbers up to 1 - 2^-24, for probabilities down to e^-30.
+// sample_token sorts only as much as it needs. It must draw the first candidate of the sorted list at which the
+// cumulative probability reaches the random number: for numbers up to 1 - 2^-24, probabilities down to e^-30.
 static void test_sampling_order(void) {
     enum { V = 3000 };
     static floatX logits[V];
@@ -1226,7 +1226,7 @@ static void test_sampling_order(void) {
     size_t different = 0, last = 0;
     for (int i = 1; i <= 24; i++) {
         float uniform = 1 - ldexpf(1, -i), all = sum, reached;
-        for (int round = 0; round < 2; round++, all = reached) {  // the sum in order may stay below that of the softmax
+        for (int round = 0; round < 2; round++, all = reached) {  // the sorted sum may stay below the softmax's
             reached = 0;
             for (last = 0; last < V; last++) {
                 reached += sorted[last].probability;
@@ -1235,14 +1235,14 @@ static void test_sampling_order(void) {
             if (last < V) break;
         }
         different += sample_token(candidates, logits, NULL, 0, &o, uniform, V) != sorted[last].token;
-        o.top_k = i * i;  // with numbers near 1 the last of them
+        o.top_k = i * i;  // the last of them, for numbers near 1
         different += sample_token(candidates, logits, NULL, 0, &o, 1 - 0x1p-24f, V) != sorted[i * i - 1].token;
         o.top_k = 0;
     }
     check_true("sampling: the token that all candidates in order give", different == 0 && last > 1000);
 }
 
-// The text of `samples` samples that begin with `known` tokens, up to `total`: tokens (samples, total).
+// Generates `samples` texts that begin with `known` tokens, up to `total`: tokens (samples, total).
 static void generate_all(int32_t* tokens, Model* model, const SamplingOptions* o, size_t samples, size_t known,
                          size_t total) {
     Generator g;
@@ -1286,7 +1286,7 @@ static void test_generation(void) {
     o.temperature = 1;
     random_tokens(longer, total, c.vocab, 6);
     generate_all(longer, &model, &o, 1, total - 10, total);
-    // The context of 24 is full: what comes next follows from its later half alone.
+    // The context of 24 is full: the next token depends on its later half alone.
     int32_t half[13];
     memcpy(half, longer + total - 22, 12 * sizeof(int32_t));
     o.temperature = 0;
@@ -1294,7 +1294,7 @@ static void test_generation(void) {
     generate_all(half, &model, &o, 1, 12, 13);
     check_true("generation: a prompt longer than the context is cut to half of it", longer[total - 10] == half[12]);
 
-    // A text that goes back to what it had in common with another continues as one that was written so.
+    // A text cut back to the prefix that it shares with another continues as if written after it.
     Generator g;
     need(generator_open(&g, &model, &o, 1, total, &error), &error);
     generator_append(&g, longer, 15);
@@ -1312,7 +1312,7 @@ static void test_generation(void) {
     generate_all(many, &model, &o, SAMPLES, 3, 20);
     model_free(&model);
 
-    // A cache that holds as much as is written serves as well as one of the whole context.
+    // A cache with room for just the text works like one for the whole context.
     options.kv_context = 20;
     need(model_create(&model, &c, options, &error), &error);
     randomize(&model, 2);
@@ -1324,7 +1324,7 @@ static void test_generation(void) {
     model_free(&model);
     options.kv_context = 0;
 
-    // A model of zeros finds all tokens equally likely: the random number of its position alone decides each.
+    // A model of zeros finds all tokens equally likely: only the random number of a position decides its token.
     need(model_create(&model, &c, options, &error), &error);
     o.temperature = 1;
     generate_all(many, &model, &o, SAMPLES, 3, total);
@@ -1399,7 +1399,7 @@ static void test_validation(void) {
     check_true("validation runs without dropout, and leaves it as it was", part == loss[0] && model.dropout.p == 0.5f);
     model.dropout.p = 0;
 
-    // With an overlap of T - 1 all tokens but the first T are scored one by one, each after T - 1 others.
+    // With an overlap of T - 1 all tokens after the first T are scored one by one, each after T - 1 others.
     need(model_validate(&model, &overlapped, &data, 0, T - 1, batch[0], batch[1], 5, T, &error), &error);
     for (size_t start = 0; start + T < TOKENS; start++) {
         for (size_t t = 0; t < T; t++) {
@@ -1421,10 +1421,10 @@ static void test_validation(void) {
 // ------------------------------------------------------------------------------------------------
 // 3. Sizes
 //
-// What small models do not test: presets, and loops over pieces that run more than once.
+// What small models do not cover: presets, and loops over pieces that run more than once.
 
-// The parameters of the presets, as their authors count them, and training's operations per token. Exact numbers are
-// those of the weights on Hugging Face; llm.c gives its own sizes to two digits.
+// The presets' parameters as their authors count them, and training's operations per token. Exact numbers are counts of
+// the weights on Hugging Face; llm.c states its own sizes to two digits.
 static void test_presets(void) {
     static const struct {
         const char* name;
@@ -1462,7 +1462,7 @@ static void test_presets(void) {
         same = same && (c.rope_theta == presets[i].theta || c.family == FAMILY_GPT2) && c.norm_epsilon == 1e-5;
         size_t ffn = c.ffn;
         c.ffn = 0;
-        // Without a width of the feed-forward, GPT-2's and llama2.c's follow from the channels; Llama 3's do not.
+        // If the feed-forward width is not given, GPT-2's and llama2.c's follow from the channels; Llama 3's does not.
         same = same && config_complete(&c, &error) && (c.ffn == ffn || presets[i].theta == 5e5);
         snprintf(what, sizeof what, "%s: head size, context, ffn, epsilon and rotary angles", presets[i].name);
         check_true(what, same);
@@ -1477,8 +1477,8 @@ static void test_presets(void) {
     }
 }
 
-// Initial weights: mean and standard deviation of each tensor are those of its kind, and its pieces differ. The bounds
-// are 5 standard deviations of such an estimate.
+// Initial weights: each tensor has the mean and std of its kind, and its pieces differ. The bounds are 5 standard
+// deviations of the estimates.
 static void test_initial_weights(Family family) {
     Config c = test_config(family);
     Model model;
@@ -1522,8 +1522,8 @@ static void test_initial_weights(Family family) {
     model_free(&model);
 }
 
-// With GPT-2's vocabulary logits exist for a part of the rows at a time. One batch of 32 must give the gradients of 4
-// micro-batches of 8, whose logits are one part each.
+// With GPT-2's vocabulary logits are computed for a part of the rows at a time. One batch of 32 must give the gradients
+// of 4 micro-batches of 8, each with one part of logits.
 static void test_head_in_parts(void) {
     enum { B = 32, T = 16 };
     Config c = test_config(FAMILY_LLAMA);
@@ -1560,7 +1560,7 @@ static void test_head_in_parts(void) {
 // 4. Runs
 
 
-// Calls the program with the words of `line`, its output going to a file; returns its exit code. Words have no spaces.
+// Calls the program with the words of `line`, its output in a file; returns its exit code. Words have no spaces.
 static int train(const char* line) {
     char copy[2048], path[512];
     char* words[64];
@@ -1596,7 +1596,7 @@ static bool output_contains(const char* text) {
     return found;
 }
 
-// Hash of a file of the run; 0 if it cannot be read. For the log: without the members that measure time and memory.
+// Hash of a file of the run; 0 if it cannot be read. For the log: without the members for time and memory.
 static uint64_t run_hash(const char* run, const char* name) {
     char path[768], *data = NULL;
     size_t bytes = 0;
@@ -1657,7 +1657,7 @@ static const char* small_run(const char* name, const char* more) {
     return line;
 }
 
-// One kind of run: twice, with other numbers of threads, and resumed in the middle.
+// One kind of run: twice, with different numbers of threads, and resumed in the middle.
 static void test_run_kind(const char* what, const char* flags) {
     char text[160], more[512];
     command("rm -rf %s/%s %s/%s", "a", "b");
@@ -1671,7 +1671,7 @@ static void test_run_kind(const char* what, const char* flags) {
         snprintf(text, sizeof text, "%s: %d thread%s: the same", what, threads, threads > 1 ? "s" : "");
         check_true(text, ok && runs_equal("a", "b", "00000020"));
     }
-    // As if the second half had been lost: resuming from step 10 must write it again.
+    // Simulates the loss of the second half: resuming from step 10 must write it again.
     command("rm -rf %s/%s/step_00000020 %s/%s", "b", "nothing");
     snprintf(more, sizeof more, "%s --resume", flags);
     ok = train(small_run("b", more)) == 0 && output_contains("resumed from");
@@ -1679,8 +1679,7 @@ static void test_run_kind(const char* what, const char* flags) {
     check_true(text, ok && runs_equal("a", "b", "00000020"));
 }
 
-// Starts the program in a child that makes a fault on demand (fault.h) and returns its process; OpenMP's threads do not
-// survive a fork.
+// Starts the program with a fault (fault.h) in a child and returns its process; OpenMP's threads do not survive a fork.
 static pid_t train_start(const char* fault, const char* name, const char* more) {
     char flags[512];
     snprintf(flags, sizeof flags, "--threads 1 %s", more);
@@ -1721,7 +1720,7 @@ static size_t log_numbers(double* numbers, size_t most, const char* run, const c
     return count;
 }
 
-// What the lines of the log say of a run whose flags are known.
+// Checks the log of a run with known flags.
 static void test_log(void) {
     enum { STEPS = 20 };
     static const char* const names[] = {"step", "val_loss", "tokens", "lr", "mfu", "ms", "skipped", "tok_per_s"};
@@ -1807,8 +1806,8 @@ static void test_divergence(void) {
                output_contains("steps were skipped"));
 }
 
-// A line that a power cut has torn leaves the log when the run is resumed, and so does one with a wrong number of its
-// step; the user is told.
+// A line torn by a power cut is removed from the log when the run is resumed, and so is one with a wrong step; the user
+// is told.
 static void test_torn_log(void) {
     enum { STEPS = 20 };
     double steps[STEPS + 1];
@@ -1832,7 +1831,7 @@ static void test_torn_log(void) {
                ok && lines == STEPS - 2 && right);
 }
 
-// What two ranks log: the losses of both, and the tokens of both.
+// The log of two ranks: the losses of both, and the tokens of both.
 static void test_log_of_ranks(void) {
     enum { STEPS = 20 };
     static const char* const names[] = {
@@ -1851,7 +1850,7 @@ static void test_log_of_ranks(void) {
     check("log of two ranks: mean loss and tokens per second", ok ? error : NAN, 1e-9);
 }
 
-// --ckpt-bandwidth 1 lets the 332 kB of this checkpoint take a third of a second, while steps of 50 ms go on.
+// --ckpt-bandwidth 1 makes the save of this 332 kB checkpoint take a third of a second, during 50 ms steps.
 static void test_bandwidth(void) {
     char path[512], *text = NULL;
     size_t bytes;
@@ -1867,16 +1866,16 @@ static void test_bandwidth(void) {
     check_true("--ckpt-bandwidth 1: 332 kB take a third of a second, at most two", ok && ms > 330 && ms < 2000);
 }
 
-// The sizes of a preset that follow from others follow from those that flags give: 32000 x 144 for the embedding, 6
-// blocks of 4 x 144 x 144 + 3 x 144 x 384 + 2 x 144, and a norm.
+// The dependent sizes of a preset follow from the sizes that flags give: 32000 x 144 for the embedding, 6 blocks of 4 x
+// 144 x 144 + 3 x 144 x 384 + 2 x 144, and a norm.
 static void test_resized_preset(void) {
     check_true("--model llama:15M --channels 144: 6 heads of 24, ffn 384",
                train("--plan --model llama:15M --channels 144") == 0 && output_contains("6102864 parameters"));
 }
 
-// A resumed run must end as the run did: a model with tensors of several chunks of a checkpoint, and of no multiple of the
-// pieces in which memory is copied; and one whose vocabulary is padded within a block of 8-bit states, since a checkpoint
-// does not hold the padding.
+// A resumed run must end as the run did: for a model with tensors of several checkpoint chunks, not multiples of the
+// pieces in which memory is copied; and for one whose vocabulary is padded within a block of 8-bit states, since a
+// checkpoint does not hold the padding.
 static void test_odd_sizes(void) {
     static const struct { const char *what, *flags, *without, *resumed, *last; } MODELS[] = {
         {"a wide model", "--heads 9 --channels 576 --steps 4 --ckpt-every 2 --optimizer momentum",
@@ -1902,7 +1901,7 @@ static void test_odd_sizes(void) {
     command("rm -rf %s/%s %s/%s", "a", "b");
 }
 
-// A checkpoint whose copying lasts longer than the step after it holds one step all the same.
+// A checkpoint whose snapshot takes longer than the next step must still hold a single step.
 static void test_slow_snapshot(void) {
     command("rm -rf %s/%s %s/%s", "a", "b");
     double began = now_ms();
@@ -1913,8 +1912,8 @@ static void test_slow_snapshot(void) {
                runs_equal("a", "b", "00000020"));
 }
 
-// Two ranks whose collectives are slow do what one rank does: the same samples, dropout masks, averages and validation,
-// and no parameter is used before it has come. They send what --plan says.
+// Two ranks with slow collectives must compute what one rank does: the same samples, dropout masks, averages and
+// validation; no parameter is used before it has been gathered. They send what --plan predicts.
 static void test_two_ranks(void) {
     enum { STEPS = 20 };
     static const char* const names[] = {"loss", "grad_norm", "val_loss", "tokens", "comm_bytes"};
@@ -1944,7 +1943,7 @@ static void test_two_ranks(void) {
     need(file_read(path, 1 << 24, &text, &bytes, &error), &error);
     const char* row = strstr(text, "\n  1          exact");
     if (row) sscanf(row, " 1 exact %*f %lf", &planned);
-    // Rounded to 0.01; a gathering or two of the twenty end outside the steps.
+    // Rounded to 0.01; of the twenty steps' gathers one or two end outside the steps.
     check("--plan: MB sent per step of two ranks", fabs(planned - 1e-6 * sent), 0.012);
     ok = train(small_run("nothing", "--plan --ranks 2 --total-batch 192 --memory 1 --rate 100,10")) == 0;
     check_true("--plan --memory: what fits, with the time of a step",
@@ -1975,8 +1974,8 @@ static int train_apart(const char* fault, const char* line) {
     _exit(train(line));
 }
 
-// What is offloaded changes no bit, of any optimizer, ZeRO stage and number of ranks; a run that offloads resumes one
-// that does not, and the other way round.
+// Offloading changes no bit, for any optimizer, ZeRO stage and number of ranks; a run that offloads can resume one that
+// does not, and vice versa.
 static void test_offload(void) {
     static const char* const kinds[] = {"optimizer", "optimizer,activations", "activations"};
     char line[1536], away[400], what[160];
@@ -1986,8 +1985,8 @@ static void test_offload(void) {
         const char *offload = kinds[kind < OPTIMIZER_COUNT ? kind % 2 : 2];
         const char* family = kind % 2 ? "--family llama --kv-heads 2 --tied off" : "";
         bool same = true, resumed = true;
-        for (size_t i = 0; i < (device_is_host() ? 2 : 3); i++) {  // not; in a file; in memory of the host
-            for (int part = 0; part < (i == 0 ? 1 : 2); part++) {  // all steps; the last ones again, offloaded or not
+        for (size_t i = 0; i < (device_is_host() ? 2 : 3); i++) {  // nothing; to a file; to host memory
+            for (int part = 0; part < (i == 0 ? 1 : 2); part++) {  // all steps; again the last ones, offloaded or not
                 const char* run = i == 0 ? "a" : "b";
                 snprintf(away, sizeof away, "--offload %s%s%s", offload, i == 1 ? " --offload-dir " : "",
                          i == 1 ? work : "");
@@ -2014,8 +2013,8 @@ static void test_offload(void) {
     }
 }
 
-// A disk that fails under --offload, or returns other bytes than it was given, ends the run with a sentence; what was
-// saved is there, and goes on.
+// A disk that fails under --offload, or returns other bytes than were written, ends the run with a message; the last
+// checkpoint is there, and can be resumed.
 static void test_offload_fails(void) {
     static const char* const kinds[][2] = {{"optimizer", "optimizer state"}, {"activations", "activations"}};
     static const char* const actions[] = {"write", "read", "damage"};
@@ -2059,7 +2058,7 @@ static void test_overflow_of_ranks(void) {
     check("overflows on two ranks: the losses of one rank", ok ? worst : NAN, bound_of(1e-5, 2));
 }
 
-// FP16: the loss scale of a resumed run is the checkpoint's, also if that has fallen to 1.
+// FP16: a resumed run takes the checkpoint's loss scale, even if that has fallen to 1.
 static void test_resumed_loss_scale(void) {
     const char* weights = "step_00000020/rank_00000.safetensors";
     command("rm -rf %s/%s", "a", "");
@@ -2070,8 +2069,8 @@ static void test_resumed_loss_scale(void) {
     check_true("a loss scale of 1 is resumed", ok && hash != 0 && hash == run_hash("a", weights));
 }
 
-// Copies in memory are of one run: a resume takes the newest, also without --ckpt-hot, and a run that begins in the
-// directory of another does not leave that one's to be resumed.
+// Copies in memory belong to one run: a resume takes the newest, also without --ckpt-hot, and a new run in the
+// directory of another removes that run's copies.
 static void test_hot(void) {
     char hot[512], more[560];
     Error error;
@@ -2094,7 +2093,7 @@ static void test_hot(void) {
                output_contains("step_00000010 in") && runs_equal("a", "b", "00000020"));
 }
 
-// A slow run in a child, which gets a signal, or two, once it has logged a step; its exit code.
+// Runs a slow run in a child and sends it a signal, or two, once it has logged a step; returns its exit code.
 static int train_and_signal(int first, int second) {
     char path[512];
     struct stat status;
@@ -2108,7 +2107,7 @@ static int train_and_signal(int first, int second) {
     return train_wait(child);
 }
 
-// A run that is told to stop saves itself, leaves no other process in its directory, and goes on to the same end.
+// A run that gets a stop signal saves a checkpoint, leaves no other process in its directory, and can be resumed.
 static void test_signal(void) {
     static const struct { const char* name; int first, second, code; } cases[] = {
         {"SIGTERM", SIGTERM, 0, EXIT_SAVED}, {"SIGINT", SIGINT, 0, 1}, {"SIGUSR1", SIGUSR1, 0, EXIT_SAVED},
@@ -2207,7 +2206,7 @@ static bool loads(Model* model, const char* directory) {
     return ok || error.text[0] == 0;
 }
 
-// After all of a checkpoint is loaded: whether its weights alone, loaded again, are the same, without optimizer state.
+// After a whole checkpoint is loaded: whether its weights, loaded again without optimizer state, are the same.
 static bool loads_weights_alone(Model* model, const char* directory) {
     FlatVector* flat = &model->flat;
     Json manifest;
@@ -2270,7 +2269,7 @@ static void test_damage(void) {
     check("checkpoints with one of 1000 random bytes changed that still load", accepted_flip, 0);
     model_free(&model);
 
-    // The whole program: the newest is damaged, the one before it is used, the end is as if nothing had happened.
+    // The whole program: the newest is damaged, the previous one is used, and the end is as if nothing had happened.
     char flip = data[0][bytes[0] / 2];
     need(train(small_run("b", "")) == 0 || fail(&error, "the run to compare with failed"), &error);
     data[0][bytes[0] / 2] = (char)(flip + 1);
@@ -2284,7 +2283,7 @@ static void test_damage(void) {
     free(data[0]);
     free(data[1]);
 
-    // Nothing is removed on account of a checkpoint that is damaged itself.
+    // A damaged checkpoint does not cause the removal of others.
     const KeepRule one = {1, 0, false};
     char pruned_run[1024];
     snprintf(pruned_run, sizeof pruned_run, "--data %s/train.bin --out %s/a --layers 1 --heads 1 --channels 8 --seq 16 "
@@ -2314,7 +2313,7 @@ static size_t checkpoints_there(const char* directory) {
     return count;
 }
 
-// What a run that may have to go back keeps, and what it no longer uses once it has gone back from step 20 to step 10.
+// Which checkpoints a run that may rewind keeps, and which it drops once it has rewound from step 20 to step 10.
 static void test_going_back(void) {
     const KeepRule one = {1, 0, true};
     char out[512], hot[512];
@@ -2357,7 +2356,7 @@ static void test_going_back(void) {
     model_free(&model);
 }
 
-// A first save that fails before it opens a file closes no other one.
+// A first save that fails before it opens a file must not close another one.
 static void test_failed_save(void) {
     char out[512];
     Config c = test_config(FAMILY_GPT2);
@@ -2386,7 +2385,7 @@ static void test_model(void) {
     test_dropout_masks();
     test_documents(FAMILY_GPT2);
     test_documents(FAMILY_LLAMA);
-    if (device_is_host() || FLOATX_DTYPE == DTYPE_BF16) {  // an emulated GPU has time for one type
+    if (device_is_host() || FLOATX_DTYPE == DTYPE_BF16) {  // an emulated GPU is too slow for more than one type
         test_recompute(FAMILY_GPT2, false);
         test_recompute(FAMILY_LLAMA, false);
         test_recompute(FAMILY_LLAMA, true);
@@ -2415,13 +2414,13 @@ static void test_sizes(void) {
     test_head_in_parts();
 }
 
-// test_train [--PART]: all parts, or one of them; --model is what an emulated GPU has time for.
+// test_train [--PART]: all parts, or one of them; on an emulated GPU, only --model is fast enough.
 int main(int argc, char** argv) {
     static const struct { const char* flag; void (*run)(void); } parts[] = {
         {"--model", test_model}, {"--sizes", test_sizes}, {"--runs", test_runs}, {"--files", test_files},
         {"--signals", test_signal}, {"--damage", test_damage}, {"--damage", test_going_back}};
     const char *base = getenv("TMPDIR"), *name = strrchr(argv[0], '/');
-    if (strncmp(name ? name + 1 : argv[0], "train", 5) == 0) return train_main(argc, argv);  // a link of that name
+    if (strncmp(name ? name + 1 : argv[0], "train", 5) == 0) return train_main(argc, argv);  // a link with that name
     snprintf(work, sizeof work, "%.200s/llmtrain_test_XXXXXX", base ? base : "/tmp");
     Error error;
     need(mkdtemp(work) != NULL || fail(&error, "cannot make a directory under %s", base ? base : "/tmp"), &error);

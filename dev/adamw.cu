@@ -2,9 +2,9 @@
 //
 //     m += (1 - beta1) (g - m);   v += (1 - beta2) (g^2 - v);   w -= lr (m' / (sqrt(v') + epsilon) + weight_decay w)
 //
-// for all n parameters, m' and v' being m and v corrected for their start at 0. In 16 bits w is the fp32 master weight,
-// then rounded to the stored parameter. Bound by memory: w, m, v, g in, w, m, v and the 16-bit parameter out are 30
-// bytes per parameter (28 in FP32), and the arithmetic is a tenth of what that leaves time for.
+// for all n parameters, with m' and v' the bias-corrected m and v. In 16 bits w is the fp32 master weight, then rounded
+// to the stored parameter. Bound by memory: w, m, v, g in, w, m, v and the 16-bit parameter out are 30 bytes per
+// parameter (28 in FP32), and the arithmetic takes a tenth of that time.
 //
 //     rung          idea                                                       expected
 //     separate      a kernel for each line of the formula, and a cast          46 bytes instead of 30: 65% of the peak
@@ -13,8 +13,8 @@
 //                                                                              74 vectors
 //     shipped       all tensors in one launch, which carries their table       above 90%
 //
-// The parameters are those of --tensors tensors: every other one a vector of 768, which does not decay, and between
-// them matrices of equal size.
+// The parameters belong to --tensors tensors: every other one is a vector of 768, without weight decay, and between
+// them are matrices of equal size.
 //
 //     build/adamw --parameters 124475904 --tensors 148
 
@@ -52,7 +52,7 @@ static OptimizerSlice slice_of(size_t begin, size_t n, bool no_decay) {
     return slice;
 }
 
-// n parameters as that many tensors, each of which begins on a multiple of 64; as one if that is too many.
+// n parameters as that many tensors, each of which begins at a multiple of 64; as one tensor if that is too many.
 static std::vector<OptimizerSlice> tensors_of(size_t n, size_t tensors) {
     std::vector<OptimizerSlice> slices;
     size_t vector = min_size(768, n / tensors / 64 * 64), matrices = divide_up(tensors, 2), begin = 0;

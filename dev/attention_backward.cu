@@ -4,7 +4,7 @@
 //     dv_j = sum over i of p_ij dout_i
 //     dq_i = sum over j of ds_ij k_j / sqrt(D),   dk_j = sum over i of ds_ij q_i / sqrt(D)
 //
-// for j <= i; dk and dv are also summed over the query heads that share a key head. Five products of D multiply-adds
+// for j <= i; dk and dv are also summed over the query heads that share a key head. Five matmuls, of D multiply-adds
 // for each pair (i, j <= i): 5 B H T^2 D flops, from which the rates are computed; arithmetic is the bound.
 //
 //     rung      idea                                                       expected
@@ -30,7 +30,7 @@
 #include "ladder.h"
 
 // ------------------------------------------------------------------------------------------------
-// Naive: thread i makes number i
+// Naive: thread i computes element i
 
 static __global__ void delta_naive(float* delta, const floatX* dout, const floatX* out, size_t B, size_t T, size_t H,
                                    size_t D) {
@@ -41,7 +41,7 @@ static __global__ void delta_naive(float* delta, const floatX* dout, const float
     delta[i] = sum;
 }
 
-// As attention_delta, but row i of dout and out is group of lanes i.
+// As attention_delta, but lane group i takes row i of dout and out.
 template <int W>
 static __global__ void delta_tokens(float* delta, const floatX* dout, const floatX* out, size_t rows, size_t T,
                                     size_t H, size_t D) {
@@ -112,8 +112,8 @@ int main(int argc, char** argv) {
     if (H % K != 0) ladder_give_up("--heads is not a multiple of --kv-heads; give one that is");
     ladder_begin("attention, backward: dqkv (B, T, (H + 2K) D) from dout (B, T, H, D)");
     const size_t n = B * T * (H + 2 * K) * D, outs = B * T * H * D, rows = B * H * T;
-    // As in the forward, for normal random inputs; a key's gradients are sums over group heads of terms of both signs,
-    // and over some queries that look at little else.
+    // As in the forward, for normal random inputs; a key's gradients are sums of terms of both signs over the heads of
+    // its group, and over some queries that attend to little else.
     const double group = sqrt((double)(H / K)), size = 16.0 * group, length = (double)(T + D);
     auto out = ladder_input<floatX>("out", outs, 1.0);
     auto lse = ladder_input<float>("lse", rows, 1.0);

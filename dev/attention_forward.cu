@@ -2,9 +2,9 @@
 //
 //     out_i = sum over j <= i of softmax_j(q_i k_j / sqrt(D)) v_j      for each of H heads, T positions, B samples
 //
-// 2 D multiply-adds for each pair (i, j <= i): 2 B H T^2 D flops. Memory moves at least qkv, out and lse, so that
-// arithmetic is the bound as soon as T passes a few hundred; a version that keeps the scores in memory moves another
-// 3 T^2 floats per head.
+// 2 D multiply-adds for each pair (i, j <= i): 2 B H T^2 D flops. At least qkv, out and lse are read or written, so
+// arithmetic is the bound once T exceeds a few hundred; a version that keeps the scores in memory moves another 3 T^2
+// floats per head.
 //
 //     rung      idea                                                     expected
 //     naive     three kernels, scores in memory, a thread per number     a load per multiply-add: 1% of float's peak
@@ -30,7 +30,7 @@
 #include "ladder.h"
 
 // ------------------------------------------------------------------------------------------------
-// Naive: thread i makes number i
+// Naive: thread i computes element i
 
 // scores (B, H, T, T) = q k / sqrt(D) for keys up to the query.
 static __global__ void scores_naive(float* scores, const floatX* qkv, size_t B, size_t T, size_t H, size_t K,
@@ -124,8 +124,8 @@ int main(int argc, char** argv) {
     if (H % K != 0) ladder_give_up("--heads is not a multiple of --kv-heads; give one that is");
     ladder_begin("attention, forward: out (B, T, H, D) from qkv (B, T, (H + 2K) D)");
     const size_t outs = B * T * H * D, rows = B * H * T;
-    // Of normal random inputs scores are a few units, which is the error of a probability in units of 2^-24; rounded
-    // probabilities add up to 1, and the values that they multiply are of order 1.
+    // For normal random inputs scores are a few units, which is the error of a probability in units of 2^-24; rounded
+    // probabilities add up to 1, and the values that they weight are of order 1.
     const double size = 4.0, length = (double)(T + D);
     auto qkv = ladder_input<floatX>("qkv", B * T * (H + 2 * K) * D, 1.0);
     auto out = ladder_output<floatX>("out", outs, {length, size, FLOATX_IS_FLOAT ? 0.0 : 1.0});

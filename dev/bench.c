@@ -1,4 +1,4 @@
-// dev/bench.c: where the time of a training step goes, and how its cost grows.
+// dev/bench.c: where the time of a training step goes, and how its cost scales.
 //
 //     gcc -std=c11 -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math -march=native -fopenmp dev/bench.c -I.
 //         -o build/bench-fp32 -lm -pthread            (-DPRECISION_BF16 or -DPRECISION_FP16: other storage dtypes)
@@ -6,9 +6,9 @@
 //     build/bench-fp32                                the table of one step of GPT-2 124M
 //     build/bench-fp32 --model llama:15M --batch 8 --seq 128 --steps 20 --threads 1 --json step.json
 //     build/bench-fp32 --sweep                        cost against sequence length, batch size and parameters
-//     build/bench-fp32 --tour --model gpt2:tiny       each operation of one step, with what it computed (make tour)
+//     build/bench-fp32 --tour --model gpt2:tiny       each operation of one step, with its results (make tour)
 //     build/bench-fp32 --recompute block              time and memory of each level of --recompute from that one down
-//     build/bench-fp32 --kernels step.txt             the table's operations and milliseconds too, a line for each
+//     build/bench-fp32 --kernels step.txt             also writes the table's operations and milliseconds, one per line
 //     build/bench-fp32 --attention --threads 1        attention alone, over head sizes and sequence lengths
 //
 // On a GPU (make bench CUDA=on ARCH=sm_90a):
@@ -17,23 +17,23 @@
 //         -o build/bench-cuda-BF16 -lcublasLt
 //     build/bench-cuda-BF16 --batch 64 --seq 1024 --steps 80
 //
-// A step is what the loop of train.cu does: zero gradients, forward, head, backward, norm, AdamW; with random weights
-// and random tokens, without the loader and without log lines. One step warms up; of the timed ones the median and the
-// minimum are printed, and the table shows the step with the median time. On a machine that others use, threads that
-// spin at the end of each operation delay the one that they wait for: set OMP_WAIT_POLICY=passive there.
+// A step is that of train.cu's loop: zero gradients, forward, head, backward, norm, AdamW; with random weights and
+// random tokens, without the loader and without log lines. After one warm-up step, the median and the minimum of the
+// timed steps are printed, and the table shows the step with the median time. On a shared machine, threads that spin at
+// the end of each operation delay the thread that they wait for: set OMP_WAIT_POLICY=passive there.
 //
-// The model's code runs as it is: this file includes the operations, then defines a macro over each of their names that
+// The model's code is unchanged: this file includes the operations, then defines a macro over each of their names that
 // starts a timer, calls, and stops it, then includes the model. (A macro is not expanded again in its own expansion.)
 // Times are taken on the calling thread, on a GPU between events of its stream, outermost calls only. Each operation
-// states its arithmetic (an exponential counts as 25) and the least memory traffic that it could have: inputs read once,
-// outputs written once.
+// states its arithmetic (an exponential counts as 25) and its minimum memory traffic: inputs read once, outputs written
+// once.
 //
-// The column "bound" names what limits an operation, arithmetic or memory, and the next how close it comes: the time
-// that its flops take at the peak, or its bytes at the memory's rate, whichever is longer, over the time that it took.
-// Peaks are measured on the same threads after every step, since a machine's speed changes while others use it: on
-// registers alone for arithmetic, over an array far larger than the caches for memory; on a GPU arithmetic's peaks are
-// those of its data sheet, and what depends on them is n/a for a device whose data sheet this program does not know.
-// Data that is still in a cache when it is read can come faster than memory's rate: then the share is over 100%.
+// The column "bound" shows what limits an operation, arithmetic or memory, and the next column how close it comes: the
+// time of its flops at the peak, or of its bytes at the memory's rate, whichever is longer, over the measured time.
+// Peaks are measured on the same threads after every step, since the speed of a shared machine changes: in registers
+// alone for arithmetic, over an array far larger than the caches for memory. On a GPU arithmetic's peaks are those of
+// its data sheet; for a device whose data sheet is not known here, whatever depends on them is n/a. Data that is still
+// in a cache can be read faster than memory's rate: then the share is over 100%.
 
 #include "bench_device.h"
 #include "llmtrain/costs.h"
@@ -46,7 +46,7 @@
 
 typedef struct {
     const char* name;
-    size_t n, k;            // outputs and inputs of a matrix product, each shape being a row of its own; 0 for others
+    size_t n, k;            // outputs and inputs of a matmul, each shape being a row of its own; 0 for others
     size_t calls;
     double ms, flops, bytes;
 } OperationCost;
@@ -56,7 +56,7 @@ enum { OPERATIONS_MAX = 64 };
 typedef struct {
     OperationCost operations[OPERATIONS_MAX];
     size_t count;
-    size_t depth;           // operations that have begun and not ended: one called by another is part of it
+    size_t depth;           // operations begun but not ended: a call inside another one is part of it
     double last_ms;         // on a CPU: how long the last outermost one took
     double step_ms;
 } Profile;
@@ -90,7 +90,7 @@ static inline void profile_end(const char* name, size_t n, size_t k, double flop
     o[i].bytes += bytes;
 }
 
-// After the call come its arrays, for the tour, which reads them: the CPU's.
+// After the call come its arrays, which the tour reads on the CPU.
 #ifdef LLMTRAIN_CUDA
 #define TIMED_PRODUCT(name, n, k, flops, bytes, call, ...) \
     do { \
@@ -118,8 +118,8 @@ static inline void profile_end(const char* name, size_t n, size_t k, double flop
 // ------------------------------------------------------------------------------------------------
 // 2. The cost of each operation
 //
-// Those of costs.h. An argument that does something must not be used twice, so dout of embedding_backward, which may
-// come from a dropout, is in no cost.
+// Those of costs.h. A macro argument with a side effect must not be used twice, so dout of embedding_backward, which
+// may be a call of dropout, is in no cost.
 
 #define embedding_forward(out, tokens, token, position, first, B, T, C, stream) \
     TIMED_COST("embedding_forward", 0, 0, cost_embedding_forward(B, T, C, (position) != NULL), \
@@ -289,7 +289,7 @@ static double optimizer_list_elements(const OptimizerSlice* slices, size_t count
 }
 #endif
 
-// The buckets that the model's code waits for and ends show the tour where it is.
+// The buckets that the model's code waits for and ends tell the tour the current section.
 #include "llmtrain/zero.h"
 #ifndef LLMTRAIN_CUDA
 #define flat_await(flat, bucket) (tour_await(bucket, (flat)->count), flat_await(flat, bucket))
@@ -320,7 +320,7 @@ typedef struct {
     int32_t *tokens, *targets;  // (B, T)
 } Bench;
 
-// Models of bytes, smaller than any preset.
+// Byte models, smaller than any preset.
 typedef struct {
     const char* name;
     Family family;
@@ -425,8 +425,8 @@ static const char* gigaflops(char text[16], double rate) {
     return text;
 }
 
-// The time of an operation at the machine's limit, and which limit that is; NAN if the machine's is not known. A GPU
-// multiplies on tensor cores in attention too.
+// The time of an operation at the machine's limit, and which limit that is; NAN if the machine's limit is not known. A
+// GPU uses tensor cores in attention too.
 static double bound_ms(const OperationCost* o, const double* peaks, const char** limit) {
     bool products = o->n || (!device_is_host() && strncmp(o->name, "attention_", 10) == 0);
     double arithmetic = 1e3 * o->flops / peaks[products ? RATE_MATMUL : RATE_FP32];
@@ -447,7 +447,7 @@ static void operation_print(const OperationCost* o, const double* peaks, double 
            percent(share, 8, bound / o->ms));
 }
 
-// The plain form that make bounds --measured reads: a name without spaces, and the milliseconds of one step.
+// The plain format that make bounds --measured reads: a name without spaces, and the milliseconds of one step.
 static bool kernels_write(const char* path, const Profile* p, Error* error) {
     JsonWriter w;
     char line[128];
@@ -530,8 +530,8 @@ static void table_write(JsonWriter* w, const Profile* p, const double* peaks, co
     json_write_end(w, ']');
 }
 
-// Runs the timed steps after one that warms up, with the peaks after each: peaks (RATE_COUNT) are the medians of rates
-// (RATE_COUNT, steps). *memory: what the process had at most, before the array for the memory's rate.
+// Runs a warm-up step and the timed steps, measuring the peaks after each: peaks (RATE_COUNT) are the medians of rates
+// (RATE_COUNT, steps). *memory: peak memory of the process, without the array for the memory's rate.
 static bool bench_measure(Bench* b, double* peaks, Profile* profiles, double* rates, size_t steps, size_t* memory,
                           Error* error) {
     Meter meter;
@@ -640,7 +640,7 @@ static bool bench_tour(const Options* o, Error* error) {
 // ------------------------------------------------------------------------------------------------
 // 6. Sweeps: every row is measured
 
-// One row: the median of the steps after one that warms up.
+// One row: the median of the steps after a warm-up step.
 static bool sweep_row(const Options* o, JsonWriter* w, const char* model, size_t B, size_t T, Error* error) {
     Bench b;
     double ms = 0.0;
@@ -692,8 +692,8 @@ static bool bench_sweep(const Options* o, JsonWriter* w, Error* error) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// 7. Recomputation: each level beside a model that keeps everything, step by step in turn, since a machine's speed
-// changes while others use it
+// 7. Recomputation: each level against a model that keeps everything, in alternating steps, since the speed of a shared
+// machine changes
 
 static size_t bench_activations(const Bench* b) {
     const MemoryPlan* plan = &b->model.memory;
@@ -702,9 +702,9 @@ static size_t bench_activations(const Bench* b) {
     return i < plan->count ? plan->lines[i].bytes : 0;
 }
 
-// One row: the medians of the ratios of steps that follow one another, of their time and of their processor time, which
-// the work of others moves less; and the ratio from the operations' costs, at rates that are measured beside them.
-// times (4, steps): of both, and the ratios.
+// One row: the median ratios of consecutive steps, for their time and their processor time, which other programs affect
+// less; and the ratio computed from the operations' costs, at rates measured alongside. times (4, steps): both times,
+// and the ratios.
 static bool recompute_row(const Options* o, JsonWriter* w, RecomputeLevel level, double* times, Error* error) {
     Bench all, less;
     Rates rates;
@@ -734,7 +734,7 @@ static bool recompute_row(const Options* o, JsonWriter* w, RecomputeLevel level,
         printf("%-12s %16.1f %8.3f %10.1f %10.1f %8.3f", name, 1e-6 * (double)bench_activations(&less), saved,
                1e-6 * (double)less.model.memory.total, median(times + o->steps, o->steps), ratio);
         if (device_is_host()) printf(" %10.3f %10.3f\n", processor, predicted);
-        else printf(" %10s %10s\n", "n/a", "n/a");  // a GPU's time is no processor time, and its rates are not measured
+        else printf(" %10s %10s\n", "n/a", "n/a");  // a GPU has no processor time, and its rates are not measured
         fflush(stdout);
         json_write_begin(w, '{');
         json_member_string(w, "level", name);
@@ -767,9 +767,9 @@ static bool bench_recompute(const Options* o, JsonWriter* w, Error* error) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// 8. Attention alone: each row is measured in rounds of forward and backward in turn, with the peak of registers among
-// them, by processor time; shares are those of the fastest of each. There are as few sequences as a step has, so that
-// the arrays lie in a cache where a step's do
+// 8. Attention alone: each row is measured in rounds that alternate forward and backward, with peak measurements
+// between them, by processor time; shares are those of the fastest of each. There are as few sequences as in a step, so
+// that the arrays lie in the same cache as a step's
 
 #ifdef LLMTRAIN_CUDA
 static bool bench_attention(const Options* o, JsonWriter* w, Error* error) {
@@ -777,7 +777,7 @@ static bool bench_attention(const Options* o, JsonWriter* w, Error* error) {
     return fail(error, "--attention measures the CPU; on a GPU run dev/attention_forward.cu and attention_backward.cu");
 }
 #else
-enum { ATTENTION_BATCH = 4, ATTENTION_HEADS = 4, ATTENTION_LENGTH = 4096 };  // the longest is alone in its batch
+enum { ATTENTION_BATCH = 4, ATTENTION_HEADS = 4, ATTENTION_LENGTH = 4096 };  // the longest sequences have a batch of 1
 
 // Shares of the peak: forward, backward. memory: of 8 arrays (tokens, heads, D) and 2 of floats.
 static void attention_shares(double shares[2], floatX* memory, const float* numbers, size_t T, size_t D,

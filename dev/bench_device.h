@@ -1,15 +1,15 @@
-// bench_device.h: what dev/bench.c needs to know of the device that it runs on: how long each operation takes, and what
-// the device's peak rates are.
+// bench_device.h: what dev/bench.c needs from the device that it runs on: how long each operation takes, and the
+// device's peak rates.
 //
 //   span_begin(&spans), the operation, span_end(&spans), span_add(&spans, &ms)     ms grows by the operation's time
-//   spans_settle(&spans)                                                           now it has
+//   spans_settle(&spans)                                                           ms is now complete
 //   meter_open(&meter, stream, &error), meter_rates(&meter, rates)                 of arithmetic, matmuls and memory
 //
 //   1. spans    on a CPU between two readings of the clock; on a GPU, where operations are enqueued and run later,
 //               between two events of the stream, which are read when the step has ended
-//   2. rates    on a CPU measured: peak.h, and an array that is scaled in place. On a GPU arithmetic is that of the
-//               data sheet (DEVICE_PEAKS, as for MFU; NAN for a device that is not listed), and memory that of
-//               measured copies within the device
+//   2. rates    on a CPU measured: peak.h, and an array that is scaled in place. On a GPU the arithmetic rates are the
+//               data sheet's (DEVICE_PEAKS, as for MFU; NAN for a device that is not listed), and the memory rate is
+//               that of measured copies within the device
 //
 // The time between one operation's events and the next one's is idle time of the stream: bench.c prints it as the rest.
 // An event costs the stream about a microsecond, so a profiled step is slower by two microseconds per operation.
@@ -25,7 +25,7 @@
 // Indices of rates, per second.
 enum { RATE_FP32, RATE_MATMUL, RATE_MEMORY, RATE_COUNT };
 
-// The array that the rate of memory is measured over: far larger than the caches.
+// The array that the memory rate is measured on: far larger than the caches.
 #define METER_BYTES ((size_t)1 << 28)
 
 #ifndef LLMTRAIN_CUDA
@@ -81,7 +81,7 @@ typedef struct {
 typedef struct {
     Stream stream;
     Span* spans;
-    size_t count;              // of those that are not settled
+    size_t count;              // spans not settled yet
 } Spans;
 
 enum { SPANS_MAX = 1 << 15 };  // of one step; those over it show as time outside the operations
@@ -139,7 +139,7 @@ typedef struct {
     cudaEvent_t began, ended;
 } Meter;
 
-// Without a device its name is "no GPU"; device_open will say more.
+// Without a device its name is "no GPU"; device_open then explains why.
 static inline void bench_device_name(cudaDeviceProp* properties) {
     int device = 0;
     if (cudaGetDevice(&device) == cudaSuccess && cudaGetDeviceProperties(properties, device) == cudaSuccess) return;

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""bounds.py: the least time that each kernel of a training step takes on a GPU, estimated without a GPU.
+"""bounds.py: the minimum time of each kernel of a training step on a GPU, estimated without a GPU.
 
-    1. GPUs         their rates, and where those are from
+    1. GPUs         their rates, with sources
     2. kernels      what each kernel moves and how often its loops run
     3. bound        of a launch: the slowest of issue, tensor cores, special functions, shared memory, L2 and memory
     4. step         by operation, next to what was measured
@@ -13,13 +13,13 @@ What a step launches comes from the model's code (dev/launches.cu), what a launc
 (dev/machine_code.py), and what it must move follows from its arguments. A launch's bound is the longest of
 
     issue, tensor, MUFU, shared     instructions, flops, special functions and bytes of its warps, at the rate of the
-                                    multiprocessor that has most blocks: ceil(blocks / SMs)
-    L2                              bytes that cross from there, at its rate and at that of each multiprocessor's port
+                                    multiprocessor with the most blocks: ceil(blocks / SMs)
+    L2                              bytes loaded from it, at its rate and at that of each multiprocessor's port
     memory                          bytes that must come from or go to memory at least once
-    launch                          2 us between the beginnings of two kernels
+    launch                          2 us between the starts of two kernels
 
-It knows nothing of latencies, so a kernel that waits is slower; and a cache may serve what is counted as memory.
---measured FILE: lines of an operation and milliseconds, as `bench --kernels FILE` writes on a GPU: another column.
+It ignores latencies, so a kernel that waits is slower; and a cache may serve bytes that are counted as memory.
+--measured FILE: lines with an operation and milliseconds, from `bench --kernels FILE` on a GPU; adds a column.
 """
 
 import argparse
@@ -34,8 +34,8 @@ import machine_code
 # ------------------------------------------------------------------------------------------------
 # 1. GPUs
 #
-# Of one multiprocessor and clock: 4 warp instructions issued (one by each scheduler), 16 special functions, 128 bytes
-# of shared memory, 64 bytes through its port to the L2 cache: "CUDA C++ Programming Guide", throughput of native
+# Per multiprocessor and clock: 4 warp instructions issued (one by each scheduler), 16 special functions, 128 bytes of
+# shared memory, 64 bytes through its port to the L2 cache: "CUDA C++ Programming Guide", throughput of native
 # arithmetic instructions; the tuning guides for Ampere, Hopper and Blackwell. Registers, blocks: machine_code.py.
 #
 # name: architecture for the build; multiprocessors; GHz at which the stated tensor peak holds; dense BF16 TFLOP/s with
@@ -59,15 +59,15 @@ GPUS = {
 }
 ISSUE, MUFU, SHARED, PORT = 4, 16, 128, 64
 LAUNCH_MS = 0.002   # between two kernels of a stream: an assumption
-GEMM_SHARE = 0.79   # of the tensor peak that cuBLASLt reaches in large products: an assumption (780 TFLOP/s on H100)
-MEMORY_SHARE = 0.9  # of the stated memory rate that can be had: an assumption (4.3 TB/s on H200)
+GEMM_SHARE = 0.79   # share of the tensor peak that cuBLASLt reaches in large matmuls: assumed (780 TFLOP/s on H100)
+MEMORY_SHARE = 0.9  # attainable share of the stated memory rate: an assumption (4.3 TB/s on H200)
 
 # ------------------------------------------------------------------------------------------------
 # 2. Kernels
 #
-# For each kernel: its operation (as dev/bench.c calls it), and from the arguments of a launch the bytes that it must
-# move from or to memory, and those that its threads load (weights that stay in the cache too). E: bytes of floatX.
-# `passes`: a thread loads those bytes in so many loops, one after the other.
+# For each kernel: its operation (as dev/bench.c calls it), and as functions of a launch's arguments the bytes that it
+# must move from or to memory, and those that its threads load (weights that stay in the cache too). E: bytes of floatX.
+# `passes`: the number of consecutive loops in which a thread loads those bytes.
 
 E = 2
 Moves = collections.namedtuple("Moves", "memory loads passes")
@@ -82,7 +82,7 @@ def norm_forward(a, grid):
     return moves(rows * C * E * (4 if branch else 2) + 8 * rows, rows * C * E * (4 if branch else 3))
 
 
-# Pattern of the name; operation, None for that of the kernel before; what (arguments, grid) moves.
+# Pattern of the name; operation, None for the previous kernel's; traffic, a function of (arguments, grid).
 KERNELS = (
     (r"norm_forward_kernel<\d+,true>", "layernorm_forward", norm_forward),
     (r"norm_forward_kernel<\d+,false>", "rmsnorm_forward", norm_forward),
@@ -109,7 +109,7 @@ KERNELS = (
     # AdamW: gradient, master weight, m and v read, the latter three and the parameter written; 1,024 elements a block.
     (r"optimizer_kernel<4>", "optimizer_update", lambda a, g: moves((28 + E) * 1024 * g[0], 16 * 1024 * g[0])),
 )
-# Attention with tensor cores: products of a tile of the loop, rows of queries or keys streamed in it, tiles copied.
+# Attention with tensor cores: matmuls per tile of the loop, rows of queries or keys streamed in it, tiles copied.
 ATTENTION = {
     "attention_forward_tensor": ("attention_forward", 2, 64),
     "attention_backward_queries_tensor": ("attention_backward", 3, 32),
@@ -133,8 +133,8 @@ def sum_counts(parts):
 
 
 def attention_work(launch, record):
-    """What all warps issue, and the bytes from memory and from L2, of a launch whose blocks are as long as their rows
-    are far from the diagonal."""
+    """What all warps issue, and the bytes from memory and from L2, for an attention launch, whose blocks take as long
+    as the causal part of their rows."""
     name, width, m = re.match(r"(\w+)<(\d+),(\d+)", launch["kernel"]).groups()
     _, products, streamed = ATTENTION[name]
     pairs, T, H, K, D = (int(x) for x in launch["arguments"][-6:-1])
@@ -149,7 +149,7 @@ def attention_work(launch, record):
     hmma = products * 2 * rows * streamed * width / 4096
     copies = 2 * streamed * width * E / (launch["threads"] * 16)
     loops = record["code"]["loops"]
-    # The main loop is the outer one around most of the products.
+    # The main loop is the outer one around most of the matmuls.
     total = [sum(l.get("hmma", 0) for l in loops if l is loop or l["around"] == i) for i, loop in enumerate(loops)]
     main = max((i for i, loop in enumerate(loops) if loop["around"] < 0), key=lambda i: total[i])
     inner = [loop for loop in loops if loop["around"] == main]
@@ -160,7 +160,7 @@ def attention_work(launch, record):
         there = [loop for loop in inner if loop.get(kind)]
         each = sum(loop[kind] for loop in there)
         parts += [(max(0.0, wanted / each), loop) for loop in there]
-    for loop in loops:  # those that bring the rows that stay, before the main one
+    for loop in loops:  # those before the main one, which load the rows that stay
         if loop["around"] < 0 and loop is not loops[main] and loop.get("ldgsts"):
             once.append((rows * width * E / (32 * 16 * loop["ldgsts"]), loop))
     counts = sum_counts([(pairs * trips, sum_counts(parts)), (pairs * len(own), sum_counts(once))])
@@ -170,7 +170,7 @@ def attention_work(launch, record):
 
 
 def kernel_work(launch, record, moved):
-    """The same of a launch whose threads are alike. Loops run as often as the bytes that threads load say."""
+    """The same for a launch whose threads are all alike. The bytes that threads load set the number of loop turns."""
     warps = -(-launch["threads"] // 32) * math.prod(launch["grid"])
     code, each = record["code"], moved.loads / (32.0 * warps)
     direct, loops = code["direct"].get("load_bytes", 0), code["loops"]
@@ -186,7 +186,7 @@ def kernel_work(launch, record, moved):
 
 
 def excess_read(lines):
-    """{kernel: (sectors over the ideal, wavefronts over the ideal)} of what dev/emulator/count.h wrote."""
+    """{kernel: (sectors over the ideal, wavefronts over the ideal)} from the output of dev/emulator/count.h."""
     sums = collections.defaultdict(collections.Counter)
     for row in map(json.loads, lines):
         if "ideal" in row:
@@ -231,13 +231,13 @@ def launch_bound(launch, gpu, records, excess):
             operation = row[1]
             counts, memory, crossing = kernel_work(launch, record, row[2](launch["arguments"], launch["grid"]))
         blocks = math.prod(launch["grid"])
-        # Blocks of attention differ in length, the longest come first, and the last ones fill the gaps.
+        # Attention's blocks differ in length, the longest come first, and the last ones fill the gaps.
         share = (-(-blocks // gpu.processors) / blocks) if not attention else 1.0 / gpu.processors
         resident = machine_code.occupancy(gpu.arch, record["registers"], launch["threads"],
                                           record["static"] + launch["shared"])[0]
         waves = blocks / (resident * gpu.processors) if resident else math.inf
         over = [max(1.0, ratio) for ratio in excess.get(kernel, (1.0, 1.0))]
-        mma_rate = 1e9 * gpu.tflops * gpu.mma / gpu.processors / clock  # flops of a multiprocessor and clock
+        mma_rate = 1e9 * gpu.tflops * gpu.mma / gpu.processors / clock  # flops per multiprocessor and clock
         limits = {
             "issue": share * counts["issued"] / (ISSUE * clock),
             "tensor": share * counts["mma_flops"] / (mma_rate * clock),

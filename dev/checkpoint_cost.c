@@ -1,18 +1,18 @@
-// checkpoint_cost.c: what saving and loading a model cost, compared with what the disk can do.
+// checkpoint_cost.c: the time to save and load a model, compared with the speed of the disk.
 //
 //   cc -std=c11 -O3 -march=native -fopenmp -I. dev/checkpoint_cost.c -o build/checkpoint_cost -lm -pthread
 //   build/checkpoint_cost [--model gpt2:124M] [--dir build] [--rounds 5]
 //
-// A round does each of these seven, in an order of its own (a multiplication modulo 7):
+// A round does each of these seven, in a different order (a multiplication modulo 7):
 //   write   dd of as many bytes, from the page cache, with fsync
 //   sync    a save without a snapshot: training stops throughout
-//   async   a save with one, while training continues: how long they wait for it, and how much longer they take, all
-//           together, than as many steps just before
+//   async   a save with a snapshot, while training continues: how long steps wait for it, and how much longer they take
+//           in total than the same number of steps just before
 //   read    dd of the checkpoint's file to /dev/null; load: of the checkpoint into the model; both after the file was
-//           dropped from the page cache, and once more from there
-// Before each write as many bytes are written and removed again: a virtual machine gives memory that is free back to
-// its host, and the first touch of what it gets then is slower than most disks. Medians of the rounds are printed. The
-// table needs a machine, and a disk, that nobody else is using.
+//           dropped from the page cache, and again with the file in it
+// Before each write as many bytes are written and removed again: a virtual machine returns free memory to its host, and
+// the first touch of the memory that it gets back is slower than most disks. Prints medians of the rounds. The
+// table needs a machine, and a disk, without other users.
 
 #include "llmtrain/presets.h"
 
@@ -23,7 +23,7 @@ enum { B = 1, T = 64, STEPS_BEFORE = 3 };
 typedef struct {
     Model model;
     RunRecord run;        // of the newest checkpoint
-    char out[FILE_PATH_MAX], checkpoint[FILE_PATH_MAX], file[FILE_PATH_MAX + 64];  // where that is, and its one file
+    char out[FILE_PATH_MAX], checkpoint[FILE_PATH_MAX], file[FILE_PATH_MAX + 64];  // its directories and its one file
     char copy[FILE_PATH_MAX + 64];
     double ms[TIMES][ROUNDS_MAX];
 } SaveCost;
@@ -78,7 +78,7 @@ static void save(SaveCost* c, bool snapshots, size_t round) {
     checkpoint_path(c->checkpoint, c->out, c->run.state.step, "");
     snprintf(c->file, sizeof c->file, "%s/" CHECKPOINT_FILE, c->checkpoint, (size_t)0);
     need(saver_open(&saver, &c->model.flat, snapshots, 0, &error), &error);
-    if (snapshots) memset(saver.snapshot, 1, saver.bytes);  // the first one of a run meets new memory
+    if (snapshots) memset(saver.snapshot, 1, saver.bytes);  // only a run's first save meets new memory
     for (int i = 0; i < STEPS_BEFORE; i++) before_ms += step_ms(c, &saver) / STEPS_BEFORE;
     touch_memory(c);
     double began = now_ms();
@@ -109,8 +109,8 @@ static void measure(SaveCost* c, Time time, size_t round) {
         *ms = dd_ms(c->file, c->copy, "conv=fsync");
         unlink(c->copy);
     } else {
-        // Out of the page cache, so that the next read comes from the disk, or into it. What the disk, or the host of a
-        // virtual machine, keeps for itself stays there.
+        // Drops the file from the page cache, so that the next read comes from the disk, or reads it into the cache.
+        // Caches of the disk itself, or of a virtual machine's host, are not dropped.
         dd_ms(c->file, "/dev/null", time == READ_COLD || time == LOAD_COLD ? "iflag=nocache count=0" : "");
         *ms = time == READ_COLD || time == READ_WARM ? dd_ms(c->file, "/dev/null", "") : load_ms(c);
     }

@@ -2,8 +2,8 @@
 //
 //     losses (N) = log(sum over v of exp(x_v)) - x_target,    x (N, Vp) becomes dloss (softmax(x) - onehot(target))
 //
-// The least that memory must move is 2 elements per logit, one read and one written. A row of GPT-2's is 100 KB in 16
-// bits: too long for a thread's registers, short enough for the L2 cache to keep the rows being worked on.
+// Minimum memory traffic: 2 elements per logit, one read and one written. A row of GPT-2's logits is 100 KB in 16 bits:
+// too long for a thread's registers, short enough for the L2 cache to keep the rows being worked on.
 //
 //     rung        idea                                                          expected
 //     thread      a thread owns a row and walks it three times: for the         an access of a warp goes to 32 rows:
@@ -66,7 +66,7 @@ int main(int argc, char** argv) {
     ladder_begin("classifier: losses (N), and logits (N, Vp) become their gradient");
     size_t Vp = round_up(V, 128);
     double length = (double)V;
-    float dloss = (float)V;  // gradients are about as large as logits: a bound for the one is good for the other
+    float dloss = (float)V;  // gradients are about as large as logits: one bound serves both
     auto logits = ladder_added<floatX>("logits", N * Vp, 1.0, {length, 1, 0});
     auto losses = ladder_output<float>("losses", N, {length, log(length), 0});
     auto targets = ladder_input<int32_t>("targets", N, length);

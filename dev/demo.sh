@@ -1,4 +1,4 @@
-# demo.sh BUILD [long]: the whole job from scratch: a corpus of known entropy, shards, a trained model, text from it.
+# demo.sh BUILD [long]: the whole workflow: a corpus of known entropy, shards, a trained model, text from it.
 # Takes 2 to 4 minutes on 2 cores and comes within 10% of the entropy floor; with `long` half an hour and within 3%.
 set -eu
 build=$1
@@ -23,14 +23,14 @@ floor=$(sed -n 's/.*"val".*"nats_per_byte": \([0-9.]*\),.*/\1/p' "$demo/stories.
 "$build/tokenize" --bytes "$demo/stories_val.txt" --out "$demo/stories" --val 1 --entropy "$floor"
 
 echo "== 2. training on it; the loss is in nats per byte, and no model can go below the floor"
-# Threads that wait for each other sleep, so that the demo is as fast on a machine that does other things too.
+# Waiting threads sleep, so that the demo is also fast on a machine with other work.
 OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 export OMP_WAIT_POLICY
 # shellcheck disable=SC2086
 "$build/train-FP32" --data "$demo/stories_train_*.bin" --val "$demo/stories_val_*.bin" --out "$demo/run" \
     --family llama --layers 4 --seq 256 --schedule linear --warmup 100 --lr-final 0.01 --val-overlap 128 $flags
 
-# A model cannot code the text in fewer nats than its source does, but for luck of probability e^-20 at 20 nats.
+# A model cannot code the text in fewer nats than its source, except by luck: probability e^-20 for 20 nats.
 loss=$(tail -n 1 "$demo/run/metrics.jsonl" | sed 's/.*"val_loss": \([0-9.]*\).*/\1/')
 val_bytes=$(wc -c < "$demo/stories_val.txt")
 echo "== validation loss $loss, floor $floor nats per byte"

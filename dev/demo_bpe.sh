@@ -22,7 +22,7 @@ echo "== 2. training a model with the demo's settings; the loss is in nats per t
     --family llama --layers 4 --seq 256 --schedule linear --warmup 100 --lr-final 0.01 --val-overlap 128 \
     --channels 144 --heads 4 --ffn 384 --batch 4 --steps 3000 --lr 4e-3 --val-every 1000 --log-every 100
 
-# The model scores all tokens but the first, and the end of text, which is no byte.
+# The model scores all tokens but the first, and the end of text, which has no bytes.
 tokens=$(sed -n 's/.*_val_.*: \([0-9]*\) tokens.*/\1/p' "$out/val.txt")
 bytes=$(wc -c < "$demo/stories_val.txt")
 awk "BEGIN {

@@ -4,9 +4,9 @@
 //     backward   dtoken_weight[token] += the sum of dout over the rows of the token
 //                dposition_weight += that over the batch
 //
-// Bound by memory. The forward reads a row per token and writes one. The least for the backward is to read dout once,
-// and to read and write 4 bytes of gradient for each channel of each token that occurs and of each position; the
-// shipped one reads dout twice, for the tokens and for the positions.
+// Bound by memory. The forward reads a row per token and writes one. The minimum for the backward is to read dout once,
+// and to read and write 4 bytes of gradient for each channel of each position and of each distinct token; the shipped
+// one reads dout twice, for the tokens and for the positions.
 //
 //     forward    idea                                                expected
 //     naive      an element a thread, its row by a division          half of the peak
@@ -24,7 +24,7 @@
 //                sums where a token's rows lie in several
 //
 // --tokens text: as in a text, where the token of rank r occurs in proportion to 1 / r; equal: one token only;
-// different: each token as rarely as V allows.
+// different: repeats each token as rarely as V allows.
 //
 //     build/embedding --batch 16 --seq 1024 --channels 768 --vocab 50257 --tokens text
 
@@ -70,7 +70,7 @@ static __global__ void backward_atomics(Embedding p) {
     atomicAdd(&p.dposition_weight[row % p.T * p.C + c], float_of(p.dout[i]));
 }
 
-// Block i adds the rows of the token whose first key is number i, if there is one.
+// If the i-th key is the first of a token, block i adds that token's rows.
 static __global__ void backward_owner(Embedding p, const uint64_t* keys) {
     size_t N = p.B * p.T, first = blockIdx.x;
     uint32_t token = key_token(keys[first]);

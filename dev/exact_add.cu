@@ -14,9 +14,8 @@
 //     shipped       two elements a thread: 16 bytes of sums at a time; the   above 90%
 //                   comparison in float; right for any scale
 //
-// So work on integers gains nothing as long as memory is the bound. And if the trainer's loss scale is not a power of
-// two, neither is its scale here: then the product is rounded to a double before it is rounded to an integer, on both
-// backends.
+// So integer arithmetic gains nothing while memory is the bound. And if the trainer's loss scale is not a power of two,
+// neither is this scale: then the product is rounded to a double before it is rounded to an integer, on both backends.
 //
 //     build/exact_add --elements 124475904
 
@@ -33,8 +32,8 @@ static __global__ void exact_naive(int64_t* sums, double* bad, const float* x, d
     else atomicExch((unsigned long long*)bad, (unsigned long long)__double_as_longlong(1.0));
 }
 
-// x * 2^places to the nearest integer, ties to even. x is fraction * 2^exponent with a fraction of 24 bits. Of those, a
-// shift to the right by 26 leaves nothing, whatever they are, as do longer ones.
+// x * 2^places to the nearest integer, ties to even. x is fraction * 2^exponent with a 24-bit fraction, of which a
+// right shift by 26 or more leaves nothing.
 static __device__ inline int64_t exact_by_bits(float x, int places) {
     uint32_t bits = bits_from_float(x), stored = bits >> 23 & 255;
     uint32_t fraction = (bits & 0x7fffff) | (stored > 0 ? 0x800000 : 0);

@@ -18,7 +18,7 @@
 #include "ladder.h"
 
 // ------------------------------------------------------------------------------------------------
-// Naive kernels: element i of the output is thread i's
+// Naive kernels: thread i computes output element i
 
 static __device__ float gelu_tanh(float x) { return tanhf(0.7978845608f * (x + 0.044715f * x * x * x)); }
 
@@ -57,7 +57,7 @@ static __global__ void swiglu_backward_naive(floatX* din, const floatX* dout, co
 // ------------------------------------------------------------------------------------------------
 // Program: four ladders
 
-// Products of up to three numbers of about 2; the derivative takes differences of what is smaller than 10.
+// Products of up to three numbers of about 2; the derivative subtracts terms smaller than 10.
 static const LadderBound BOUND = {16, 10, 0};
 
 static void ladder_gelu_forward(size_t n) {

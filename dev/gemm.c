@@ -21,11 +21,11 @@
 //     build/gemm                              the ladder at one shape, then the matmuls of GPT-2 124M
 //     build/gemm --m 1024 --n 3072 --k 768    one shape; further: --threads T --rounds R --json
 //
-// With -DGEMM_EMULATE_AMX the AMX kernel runs on an emulation of the tile registers: for --check on any machine with
-// AVX-512. A machine's speed changes while others use it, so each measurement comes with a peak of its own: a loop of
-// multiplications and additions on registers alone, of the widest kind that the machine has for the type. Where other
-// programs take processors away altogether, OMP_WAIT_POLICY=passive build/gemm --processor-time counts only the time
-// that this program had them (divided by the number of threads).
+// With -DGEMM_EMULATE_AMX the AMX kernel runs on emulated tile registers: for --check on any machine with AVX-512. The
+// speed of a shared machine changes, so each measurement has its own peak: a loop of multiplications and additions in
+// registers alone, with the widest instructions that the machine has for the type. If other programs take processor
+// time, OMP_WAIT_POLICY=passive build/gemm --processor-time counts only this program's time (divided by the number of
+// threads).
 
 #include "llmtrain/base.h"
 #ifdef GEMM_EMULATE_AMX
@@ -52,8 +52,8 @@ enum { KERNELS = 6 };
 // joints between blocks. Rounding to a 16-bit type adds half a unit in the last place. Float outputs show one missing
 // term at every K that is checked: it is off by 1 / K of the magnitudes, ten times the bound at K = 4000.
 //
-// Operands end at a page that may not be touched; the gaps between rows hold NaN for inputs, and a pattern for the
-// output, which must survive.
+// Operands end at an inaccessible page; the gaps between rows hold NaN for inputs, and for the output a pattern that
+// must survive.
 
 static int passed, failed;
 
@@ -64,7 +64,7 @@ static void report(bool good, const char* family, const char* details, double er
     else failed++;
 }
 
-// Of so many products of a list one is checked: more than 1 where an emulator takes long.
+// Checks one matmul of every so many on the list: more than 1 where an emulator is slow.
 #ifndef GEMM_CHECK_EVERY
 #define GEMM_CHECK_EVERY 1
 #endif
@@ -107,8 +107,8 @@ static void* fill(double* values, bool turned, int arena, Dtype type, size_t row
     return data;
 }
 
-// Worst error as a share of its bound; NaN, or infinity if a byte around the output changed. Fewer threads than
-// `threads` must give the same bits, otherwise `different` counts one more.
+// Worst error relative to its bound; NaN, or infinity if a byte around the output changed. Fewer threads than `threads`
+// must give the same bits, otherwise `different` is incremented.
 static double case_error(Case c, int threads, size_t* different) {
     size_t a_rows = c.a_transposed ? c.K : c.M, a_cols = c.a_transposed ? c.M : c.K;
     size_t b_rows = c.b_transposed ? c.N : c.K, b_cols = c.b_transposed ? c.K : c.N;
@@ -177,7 +177,7 @@ static double case_error(Case c, int threads, size_t* different) {
     return worst;
 }
 
-// Options number `n`: 4 transposes x 9 types of operands x 3 of out x accumulate x bias (none or one of 3 types).
+// Options number `n`: 4 transposes x 9 operand types x 3 of out x accumulate x bias (none or one of 3 types).
 enum { OPTIONS = 4 * 9 * 3 * 2 * 4 };
 static Case make_case(size_t n, size_t M, size_t N, size_t K) {
     static const Dtype types[] = {DTYPE_F32, DTYPE_BF16, DTYPE_F16};
@@ -197,7 +197,7 @@ static Case make_case(size_t n, size_t M, size_t N, size_t K) {
 }
 
 typedef struct {
-    double floats, halves;  // worst share of the bound, for outputs of float and of 16 bits
+    double floats, halves;  // worst error relative to the bound, for float and 16-bit outputs
     size_t cases;
 } Worst;
 
@@ -285,8 +285,8 @@ static void check_nan(const char* name, Dtype type) {
     report(wrong == 0, family, "a NaN in A fills its row of out and no other", (double)wrong, 0.0);
 }
 
-// 1 to 8 rows go another way than more do, to the same bits: text of a model does not depend on how many samples are
-// written at once, nor on how much of its prompt is read at once. AMX has an order of its own.
+// 1 to 8 rows take a different path than more rows, with the same bits: generated text does not depend on how many
+// samples are generated at once, nor on how much of the prompt is read at once. AMX has an order of its own.
 static void check_few_rows(const char* name) {
     static const Dtype types[] = {DTYPE_F32, DTYPE_BF16, DTYPE_F16};
     static const size_t depths[] = {16, 771, 4500};
@@ -333,7 +333,7 @@ static void check_conversions(void) {
     wrong = 0;
     for (uint64_t i = 0; i < 4000000; i++) {
         uint32_t bits = random_bits(4, RANDOM_TEST, 0, i);
-        if (i % 2) bits = (bits & 0x80ffffffu) | (uint32_t)(100 + i / 2 % 45) << 23;  // where f16 lives
+        if (i % 2) bits = (bits & 0x80ffffffu) | (uint32_t)(100 + i / 2 % 45) << 23;  // the range of f16
         if (i % 8 == 7) bits = (bits & ~0x1fffu) | 0x1000;                            // ties of f16
         if (i % 8 == 6) bits = (bits & ~0xffffu) | 0x8000;                            // ties of bf16
         float f = float_from_bits(bits);
@@ -342,7 +342,7 @@ static void check_conversions(void) {
             Dtype type = bf16 ? DTYPE_BF16 : DTYPE_F16;
             uint16_t near = bf16 ? bf16_from_float(f) : f16_from_float(f);
             uint16_t infinite = bf16 ? 0x7f80 : 0x7c00, size = near & 0x7fff;
-            // Beyond the largest number lies what would be the next one; halfway to it rounding overflows.
+            // Beyond the largest number the next one would follow; halfway to it rounding overflows.
             double limit = bf16 ? 0x1p128 : 65536.0, target = fabs((double)f), here, above, below;
             here = size == infinite ? limit : (double)gemm_load(&size, type, 0);
             uint16_t up = (uint16_t)(size + 1), down = (uint16_t)(size - 1);
@@ -358,7 +358,7 @@ static void check_conversions(void) {
     report(wrong == 0, "conversions", "float to f16 and bf16: nearest, ties to even", (double)wrong, 0.0);
 }
 
-// A thread that finds no memory for its workspace computes without one.
+// A thread that cannot allocate its workspace computes without one.
 static void* product_without_memory(void* unused) {
     (void)unused;
     static double share;
@@ -373,7 +373,7 @@ static void* product_without_memory(void* unused) {
     share = setrlimit(RLIMIT_AS, &none) == 0 ? 0.0 : NAN;
     GemmMatrix left = gemm_matrix(a, DTYPE_F32, K, false), right = gemm_matrix(b, DTYPE_F32, N, false);
     gemm(out, DTYPE_F32, N, false, left, right, NULL, DTYPE_F32, M, N, K);
-    if (pthread_getspecific(gemm_state.workspace) != NULL) share = NAN;  // it did find memory: nothing was tested
+    if (pthread_getspecific(gemm_state.workspace) != NULL) share = NAN;  // the allocation succeeded: nothing was tested
     setrlimit(RLIMIT_AS, &before);
     for (size_t i = 0; i < M; i++)
         for (size_t j = 0; j < N; j++) {
@@ -407,7 +407,7 @@ static int check_all(const char* only) {
         check_few_rows(kernel_names[n]);
         check_nan(kernel_names[n], pairs ? DTYPE_BF16 : DTYPE_F32);
     }
-#ifndef __SANITIZE_ADDRESS__  // the sanitizer ends a program that has no memory
+#ifndef __SANITIZE_ADDRESS__  // the sanitizer ends a program that runs out of memory
     pthread_t thread;
     void* share = NULL;
     threads_set(1);
@@ -526,12 +526,12 @@ static double bench_peak(const Bench* b, PeakLoop peak) {
     return 1e-9 * peak_measure(peak, (size_t)b->threads, clock, 2.0);
 }
 
-// Each round: peak, product for 15 ms or more, peak. The share of the peak is the median over rounds of their ratios.
+// Each round: peak, matmul for 15 ms or more, peak. The share of the peak is the median over rounds of their ratios.
 static void time_rung(const Bench* b, Rung r, Product product, size_t M, size_t N, size_t K) {
     enum { ROUNDS = 64 };
     double times[ROUNDS], shares[ROUNDS], minimum = INFINITY, gflop = 2e-9 * (double)M * (double)N * (double)K;
     Error error;
-    gemm_force(&error, "auto");  // the peak is that of the best kernel, whatever the rung
+    gemm_force(&error, "auto");  // the peak is the best kernel's, whatever the rung
     PeakLoop peak = peak_loop(r.bf16);
     if (r.kind == RUNG_KERNEL && !gemm_force(&error, r.name)) return;
     threads_set((size_t)b->threads);

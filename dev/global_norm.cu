@@ -37,7 +37,7 @@ static __global__ void norm_tree(double* out, const T* x, size_t n) {
     if (threadIdx.x == 0) out[blockIdx.x] = sums[0];
 }
 
-// Blocks that the GPU holds at once, 2048 threads to a processor.
+// Blocks that the GPU runs at once, 2048 threads per multiprocessor.
 static size_t tree_most_blocks(void) { return ladder.stream->processors * (2048 / FLAT_THREADS); }
 
 int main(int argc, char** argv) {
@@ -46,7 +46,7 @@ int main(int argc, char** argv) {
     ladder_begin("sum_of_squares: out (1) = sum of squares of x (n), in double");
     ladder_give_scratch(sum_of_squares_scratch_bytes());
     auto x = ladder_input<float>("x", n, 1.0);
-    // The bound of a sum of n terms in double, where a LadderBound counts in roundings of float, 2^29 times as large.
+    // The bound for a sum of n terms in double; a LadderBound counts float roundings, 2^29 times as large.
     auto out = ladder_output<double>("out", 1, {(double)n * 0x1p-58, 0, 0});
     double* pieces = (double*)ladder_scratch(max_size(SUM_BLOCKS, tree_most_blocks()) * sizeof(double));
     cudaStream_t compute = ladder.stream->compute;

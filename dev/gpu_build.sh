@@ -1,5 +1,5 @@
 # gpu_build.sh: sourced by gpu_check.sh: which programs its runs need, and how they are built: on the GPU's machine, or
-# here to be carried there.
+# here, to be carried there.
 #
 # It reads $arch, $work (the folder of the programs), $carry (not empty: to be carried) and $scratch.
 # shellcheck shell=sh disable=SC2154
@@ -32,8 +32,8 @@ roots() {
     echo /usr/local
 }
 
-# find_library NAME HEADER: the flags to compile and to link with it, in $include and $link, and its folder in $folder; fails
-# if there is none. Wheels have no libNAME.so, only libNAME.so.13.
+# find_library NAME HEADER: the flags to compile and link with it, in $include and $link, and its folder in $folder;
+# fails if it is not found. Wheels have no libNAME.so, only libNAME.so.13.
 find_library() {
     include='' link='' folder=''
     for root in $(roots); do
@@ -50,7 +50,7 @@ find_library() {
     [ -n "$include" ] && [ -n "$link" ]
 }
 
-# cuBLASLt in $blas_include and $blas; NCCL, with which programs are built where it is found, in $nccl; their folders, for
+# cuBLASLt in $blas_include and $blas; NCCL, which programs are built with if it is found, in $nccl; their folders, for
 # programs that were linked elsewhere, in $library_path.
 find_libraries() {
     nccl=''
@@ -63,8 +63,8 @@ find_libraries() {
 # ------------------------------------------------------------------------------------------------
 # Programs
 
-# build_lines PROGRAM...: a line for each, NAME COMMAND, in $scratch/builds; $build_all, a shell command, runs them, as many
-# at once as there are processors. Programs that are carried contain machine code for one GPU and, where they are the CPU's,
+# build_lines PROGRAM...: a line for each, NAME COMMAND, in $scratch/builds; $build_all, a shell command, runs them, as
+# many at once as there are processors. Programs to be carried contain machine code for one GPU and, for the CPU, code
 # for any x86 processor since 2013, with their libraries.
 build_lines() {
     case $* in *ladders*) make -s CUDA=off MPI=off NCCL=off B="$work" "$work/ladders.cu" || return 1 ;; esac
@@ -97,30 +97,30 @@ echo "$name does not compile: $*"; head -n 20 "$WORK/$name.log"; exit 1'
 build_all='xargs -P "$(nproc)" -L 1 sh -c "$BUILD_ONE" build < '
 export WORK="$work" BUILD_ONE
 
-# What the programs are built from, as a number.
+# A hash of what the programs are built from.
 sources() {
     (LC_ALL=C && export LC_ALL && cat ./*.h ./*.cu ./*.cuh llmtrain/* data/*.c dev/*.c dev/*.cu dev/*.h dev/*/*.c dev/*/*.cu \
         dev/*/*.h) | cksum | cut -d ' ' -f 1
 }
 
-# fresh PROGRAM: whether it is there, for this architecture and of these sources.
+# fresh PROGRAM: whether it exists for this architecture and is built from these sources.
 fresh() { [ -x "$work/$1" ] && [ "$(cat "$work/built" 2> /dev/null)" = "$arch $source" ]; }
 
-# stamp: what is built from now on is of these sources; programs of others go.
+# stamp: records that programs built from now on are from these sources; removes those from others.
 stamp() {
     [ "$(cat "$work/built" 2> /dev/null)" != "$arch $source" ] || return 0
     for of in A B C D; do for program in $(programs_of $of); do rm -f "$work/$program"; done; done
     echo "$arch $source" > "$work/built"
 }
 
-# starts PROGRAM: whether it begins to run: its libraries are there, and the processor knows its instructions. It is asked
-# for its help, which needs no GPU; the tests that have none are cut off.
+# starts PROGRAM: whether it starts: its libraries are found, and the processor knows its instructions. It is run with
+# --help, which needs no GPU; tests without that flag are cut off.
 starts() {
     (timeout -s KILL 2 "$work/$1" --help > "$scratch/starts.txt" 2>&1) 2> /dev/null
     case $? in 126 | 127 | 132) return 1 ;; esac
 }
 
-# carry_programs RUN...: builds what these runs need, to be taken along with the sources.
+# carry_programs RUN...: builds what these runs need, to be carried along with the sources.
 carry_programs() {
     scratch=$work source=$(sources) names='' missing=''
     mkdir -p "$work" || exit 1

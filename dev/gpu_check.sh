@@ -1,6 +1,6 @@
 #!/bin/sh
-# gpu_check.sh: everything that only a GPU can tell, in four runs for a machine that one has for minutes at a time. Each
-# is complete in itself, keeps to its time limit, and writes a text report.
+# gpu_check.sh: all checks that need a GPU, in four runs for a machine that is available for minutes at a time. Each is
+# complete in itself, keeps to its time limit, and writes a text report.
 #
 #     sh dev/gpu_check.sh A          3 minutes: what is there; every kernel, synchronised after each launch, so that a
 #                                    fault names its kernel; PTX tests; every operation in BF16; GPT-2 124M
@@ -10,24 +10,24 @@
 #     sh dev/gpu_check.sh D          9.5 minutes: FP16, FP32, whole runs against the CPU's, NCCL, compute-sanitizer
 #     sh dev/gpu_check.sh            all four
 #
-#     --out DIR       where reports go: DIR/gpu_check_A.txt (build). A report that was cut off is continued by the same
-#                     run of the same sources on a GPU of the same name: what has a verdict is not run again. Any other
+#     --out DIR       where reports go: DIR/gpu_check_A.txt (build). An unfinished report is continued by the same run
+#                     of the same sources on a GPU of the same name: parts with a verdict are not run again. Any other
 #                     is kept as gpu_check_A.1.txt, and a new one begins.
-#     --carry DIR     runs nothing: builds the programs of these runs here, for --arch, to be taken to the machine of
-#                     the GPU with the sources; refuses more than 64 MiB. There: --build DIR
+#     --carry DIR     runs nothing: builds the programs of these runs here, for --arch, to be carried to the machine
+#                     with the GPU along with the sources; refuses more than 64 MiB. There: --build DIR
 #     --build DIR     where programs are (build/gpu); those that are missing, outdated or do not start are built
-#     --arch sm_90a   the GPU's architecture; asked of the GPU otherwise
+#     --arch sm_90a   the GPU's architecture; by default that of this machine's GPU
 #     --minutes 5     keeps to this time instead;  --limit 20: no part takes longer, in seconds
 #     --dry-run       prints the commands, and the sum of their limits next to each run's time; fails if it is over
 #     --try build     no GPU: gives every command line of the trainer to build/train-emulated-BF16, or build/train-BF16,
 #                     as far as its memory plan, and those of the ladders, with small sizes, to the emulated ones; fails
 #                     if one is refused
 #
-# nvcc is NVCC=, or in PATH, or in /usr/local/cuda; the compiler of C is CC=, Python is PYTHON=. cuBLASLt and NCCL are
+# nvcc is NVCC=, or in PATH, or in /usr/local/cuda; the C compiler is CC=, Python is PYTHON=. cuBLASLt and NCCL are
 # looked for next to nvcc, in the system's folders and in the wheels of that Python (site-packages/nvidia).
 #
-# A part that fails or hangs does not stop those after it; the last lines name it, and the exit status is 1. It is cut
-# off at its limit, and may use as much again of what those before it left over. What cannot run here, for lack of
+# A part that fails or hangs does not stop those after it; the last lines report it, and the exit status is 1. It is cut
+# off at its limit, extended by up to the same time if earlier parts left some over. What cannot run here, for lack of
 # memory or of a program, is reported as skipped. Without a GPU the programs are built, which needs only nvcc.
 set -u
 cd "$(dirname "$0")/.." || exit 1
@@ -69,13 +69,13 @@ run_seconds() {
 }
 
 # ------------------------------------------------------------------------------------------------
-# What the trainer is given, here and by --try: random tokens of the full vocabulary, whose head is a third of the work of
+# The trainer's input, here and with --try: random tokens of the full vocabulary, whose head is a third of the work of
 # the smallest model, and no checkpoints
 
 vocabulary=50257
 
-# random_shard FILE: the header of llmtrain/data.h, section 1, and 3,000,000 tokens: pairs of bytes below 196, so that no token
-# reaches 50,257. The fields are magic, version, count and vocabulary, least byte first.
+# random_shard FILE: the header of llmtrain/data.h, section 1, and 3,000,000 tokens: pairs of bytes below 196, so that
+# no token reaches 50,257. The fields are magic, version, count and vocabulary, little-endian.
 random_shard() {
     {
         printf '\210\330\064\001\001\000\000\000\300\306\055\000\121\304\000\000'
@@ -89,18 +89,18 @@ train_flags() {
     echo "--data '$scratch/random_*.bin' --vocab $vocabulary --seq 1024 --warmup 2 --model $1 --batch $2 --steps $3"
 }
 
-# Name, flags of the model, largest batch, steps (ten seconds and more of a large GPU, whose clocks need them to settle).
+# Name, flags of the model, largest batch, steps (at least ten seconds on a large GPU, for its clocks to settle).
 train_runs() {
     echo "124M 64 120"
     echo "1558M 32 20"
 }
 
-# The trainer names the device and its peak when it begins to train: a model that takes no time.
+# The trainer prints the device and its peak when it begins to train: a model that takes no time.
 tiny_flags() {
     echo "--data '$scratch/random_*.bin' --vocab $vocabulary --seq 16 --batch 1 --steps 2 --layers 1 --heads 1 --channels 8"
 }
 
-# peak_in FILE: the TFLOP/s that it says there; nothing if it knows none.
+# peak_in FILE: the TFLOP/s printed there; nothing if the peak is not known.
 peak_in() { sed -n 's/.*MFU against \([0-9.]*\) TFLOP.*/\1/p' "$1" | head -n 1; }
 
 # planned PROGRAM FLAGS: the MB of its memory plan; nothing if the flags are refused.
@@ -143,8 +143,8 @@ EOT
 fi
 
 # ------------------------------------------------------------------------------------------------
-# The report. What this script says begins at the margin: `== NAME, ...` before a part, `ok`, `FAILED` or `skipped` and the
-# name after it; the output between them is indented.
+# The report. This script's own lines begin at the margin: `== NAME, ...` before a part, `ok`, `FAILED` or `skipped` and
+# the name after it; the output between them is indented.
 
 say() {
     echo "$*"
@@ -170,8 +170,8 @@ report_begin() {
     say "-- begun, $(date '+%Y-%m-%d %H:%M:%S')"
 }
 
-# within SECONDS COMMAND: runs it with its output in part.txt, and leaves its exit status in $status: 137 after the limit, by
-# SIGKILL to all that it started. A process that waits in a driver that hangs does not die by that either; it is left behind.
+# within SECONDS COMMAND: runs it with its output in part.txt, and leaves its exit status in $status: 137 after the
+# limit, with SIGKILL to all that it started. A process stuck in a driver does not die even then; it is left behind.
 within() {
     rm -f "$scratch/status" "$scratch/pid"
     started=$(date +%s)
@@ -186,7 +186,7 @@ within() {
     while [ ! -e "$scratch/status" ] && [ "$took" -lt $(($1 + 5)) ]; do
         sleep $pause
         took=$(($(date +%s) - started))
-        [ "$took" -lt 2 ] || pause=0.5  # what is measured is left alone
+        [ "$took" -lt 2 ] || pause=0.5  # measurements are not disturbed
     done
     [ ! -e "$scratch/status" ] || read -r status < "$scratch/status"
 }
@@ -194,8 +194,8 @@ within() {
 # output: what the part printed, without the checks that passed.
 output() { grep -v '^ok ' "$scratch/part.txt" | head -n 300 | sed 's/^/    /' >> "$report"; }
 
-# part LIMIT NAME COMMAND [PROGRAM...]: runs a shell command, if these programs are there. Exit status 77 says that the
-# command found nothing to run with. Fails if it did not end well, now or before the report was cut off.
+# part LIMIT NAME COMMAND [PROGRAM...]: runs a shell command, if these programs exist. Exit status 77 means that the
+# command had nothing to run with. Fails if it did not succeed, now or before the report was cut off.
 part() {
     limit=$1 name=$2 command=$3
     shift 3
@@ -235,7 +235,7 @@ part() {
     return 1
 }
 
-# A signal: what the part has printed so far is kept, and the report says where it ends.
+# On a signal the output of the part so far is kept, and the report says where it ends.
 cut_off() {
     if [ -n "$current" ]; then
         output
@@ -258,7 +258,7 @@ if [ -n "$carry" ]; then
     exit 0
 fi
 
-# builds LIMIT: the programs of this run that are not there or do not start.
+# builds LIMIT: the programs of this run that are missing or do not start.
 builds() {
     missing=''
     for program in $(programs_of "$run"); do
@@ -278,9 +278,9 @@ name its compiler with NVCC=, or carry them (see --help)"
 }
 
 # ------------------------------------------------------------------------------------------------
-# What the runs share
+# Shared by the runs
 
-# needs MIB NAME: whether the GPU has so much memory; says so if not.
+# needs MIB NAME: whether the GPU has this much memory; otherwise reports it.
 needs() {
     [ -z "$dry" ] && [ "$memory" -gt 0 ] && [ "$memory" -lt "$1" ] || return 0
     skipped "$2" "it needs $1 MiB of memory, and this GPU has $memory"
@@ -297,14 +297,14 @@ EOT
     while :; do
         megabytes=$(planned "$train" "$(train_flags "gpt2:$1" "$batch" "$steps")" 2> "$scratch/part.txt")
         [ -n "$megabytes" ] || { output; return 0; }  # refused: the run will say it again
-        # In MB; 1.5 GB of the MiB that there are is for the driver and the libraries.
+        # In MB; 1.5 GB of the GPU's memory is left to the driver and the libraries.
         awk -v need="$megabytes" -v have="$memory" 'BEGIN { exit !(need <= 1.048576 * have - 1500) }' && return 0
         [ "$batch" -gt 1 ] || return 1
         batch=$((batch / 2))
     done
 }
 
-# train_model LIMIT SIZE: by the trainer, as large as it fits.
+# train_model LIMIT SIZE: runs the trainer, with the largest batch that fits.
 train_model() {
     model "$2" || { skipped "train GPT-2 $2" "not even a batch of 1 fits, $megabytes MB"; return; }
     part "$1" "train GPT-2 $2, batch $batch" \
@@ -312,7 +312,7 @@ train_model() {
     batches="$batches $2:$batch"
 }
 
-# The peak of the data sheet, as the trainer knows it. Every mfu is against it.
+# The data sheet's peak, as the trainer knows it. Every mfu is relative to it.
 ask_peak() {
     part 8 "the GPU's peak" "$train $(tiny_flags)" train-cuda-BF16
     [ -z "$dry" ] || return
@@ -337,7 +337,7 @@ run_A() {
 # ------------------------------------------------------------------------------------------------
 # B. Where is the time?
 
-# ladder NAME LIMIT TITLE FLAG...: lines of flags, each a call of the ladder, whose rungs are not checked.
+# ladder NAME LIMIT TITLE FLAG...: lines of flags, each for one call of the ladder, whose rungs are not checked.
 ladder() {
     name=$1 limit=$2 title=$3
     shift 3
@@ -356,7 +356,7 @@ bench() {
 --steps $3 --kernels $out/gpu_check_$2.kernels" bench-cuda-BF16
 }
 
-# Kernels by Nsight Compute: over all kernels of a name in two steps, calls, milliseconds, GB and GB/s.
+# Kernels by Nsight Compute: per kernel name, in two steps, calls, milliseconds, GB and GB/s.
 # shellcheck disable=SC2016,SC2089  # those of awk
 NCU_TABLE='
     /^"ID"/ { for (i = 1; i <= NF; i++) { if ($i ~ /Kernel Name/) k = i; if ($i ~ /gpu__time_duration/) t = i
@@ -405,7 +405,7 @@ awk -F '\",\"' \"\$NCU_TABLE\" $scratch/ncu.csv > $scratch/ncu.table && sort -rn
 }
 
 # ------------------------------------------------------------------------------------------------
-# C. Beside PyTorch
+# C. Compared with PyTorch
 
 run_C() {
     builds 75
@@ -465,7 +465,7 @@ run_D() {
 
 # ------------------------------------------------------------------------------------------------
 
-# one_run: fails if a part of it failed, or if its limits do not fit.
+# one_run: fails if one of its parts failed, or if its limits do not fit.
 one_run() {
     began=$(date +%s) limits=0 saved=0 current='' peak='' batches='' gpus=1 hangs='' broken=''
     scratch=$work/run_$run train=$work/train-cuda-BF16 seconds=$(run_seconds "$run")

@@ -18,10 +18,10 @@
 // ladder_input     random normal numbers times a scale; call ladder_update after changing the twin
 // ladder_output    NaN before each rung
 // ladder_added     random numbers before each rung, for what is added to or worked on in place
-// ladder_scratch   memory for the rungs that is not checked; for scratch that operations take from the stream:
+// ladder_scratch   memory for the rungs that is not checked; for scratch that operations take from the stream, use
 //                  ladder_give_scratch
-// ladder_work      the minimum that any rung must do, and LADDER_OPERATION(operation, arguments...), which is also the
-//                  rung "shipped"
+// ladder_work      the least work that any rung must do, and LADDER_OPERATION(operation, arguments...), which is also
+//                  the rung "shipped"
 // ladder_rung      a name and a function, which calls kernels: ladder_launch, or <<< >>>
 // ladder_end       the exit status
 //
@@ -31,16 +31,16 @@
 //
 // which is twice the bound of test_kernels.c, since both may be off the true value: epsilon is the rounding error of
 // the element's type, length the terms of the longest sum behind it, size the sum of their absolute values; `rounded`
-// is the same sum for what is rounded to floatX on the way; tiny is where the type loses places. A LadderBound is
-// {length, size, rounded}. Integers must be equal. A NaN is wrong, also where the CPU has one.
+// is the same sum over intermediate values rounded to floatX; tiny allows for the type's subnormals. A LadderBound is
+// {length, size, rounded}. Integers must be equal. A NaN is wrong, even where the CPU has one.
 //
-// Timed: the median of --rounds, each after a sweep through a buffer larger than the L2 cache, so that the operands
-// come from memory; between two events in the stream, after warm-up. Arrays that are added to grow meanwhile, which
-// changes no rung's speed. --json prints one object per rung on a line of its own. --rounds 0 checks and times
-// nothing. The last line is `N passed, N failed`.
+// Timing: the median of --rounds runs, each after a sweep through a buffer larger than the L2 cache, so that the
+// operands come from memory; between two events in the stream, after warm-up. Arrays that are added to grow meanwhile,
+// which does not change a rung's speed. --json prints one object per rung on a line of its own. --rounds 0 checks and
+// times nothing. The last line is `N passed, N failed`.
 //
-// Counted, with EMULATE_COUNT=FILE build/emulated-count-BF16-ladders NAME: sectors of global memory and wavefronts of
-// shared memory that a rung takes, and the ideal of its requests (dev/emulator/count.h).
+// With EMULATE_COUNT=FILE build/emulated-count-BF16-ladders NAME, it counts the sectors of global memory and the
+// wavefronts of shared memory that a rung takes, and the ideal for its requests (dev/emulator/count.h).
 
 #ifndef LLMTRAIN_LADDER_H
 #define LLMTRAIN_LADDER_H
@@ -55,7 +55,7 @@
 #include <type_traits>
 #include <vector>
 
-// What bounds the operation. Matmuls run on the tensor cores where the type has them, on the float units otherwise.
+// What bounds the operation. Matmuls run on the tensor cores if these have the type, otherwise on the float units.
 typedef enum { LADDER_BYTES, LADDER_FLOAT_FLOPS, LADDER_MATMUL_FLOPS } LadderWork;
 typedef enum { LADDER_INPUT, LADDER_OUTPUT, LADDER_ADDED } LadderRole;
 typedef std::function<void()> LadderRun;
@@ -82,12 +82,12 @@ static struct {
     LadderWork work;
     double amount;              // bytes or flops of one run
     double peaks[3];            // per second, by LadderWork
-    double peak_mma, peak_product;  // two measurements of what tensor cores do; 0 where there is none
+    double peak_mma, peak_product;  // two measurements of the tensor cores; 0 without any
     uint64_t rounds;
     bool json, check;
     const char* rung;           // the only one to run; NULL: all
     cudaDeviceProp device;
-    std::string flags;          // as they were given
+    std::string flags;          // as given
     void* sweep;                // larger than the L2 cache
     size_t sweep_bytes;
     int rungs, passed, failed;
@@ -98,7 +98,7 @@ static inline void ladder_give_up(const char* what) {
     exit(1);
 }
 
-// A size on a GPU, and one that the emulator does in a second.
+// A size for a GPU, and one that the emulator finishes in a second.
 static inline uint64_t ladder_size(uint64_t on_gpu, uint64_t emulated) {
 #ifdef EMULATED
     return (void)on_gpu, emulated;
@@ -110,8 +110,8 @@ static inline uint64_t ladder_size(uint64_t on_gpu, uint64_t emulated) {
 // ------------------------------------------------------------------------------------------------
 // 1. Arrays
 
-// An array of T: floatX, float, double or an integer. Where a pointer is wanted it is that of the device, or, for the
-// CPU operation, that of the twin. Made of {} it is NULL.
+// An array of T: floatX, float, double or an integer. It converts to its device pointer or, for the CPU operation, to
+// its twin's. Initialised with {} it is NULL.
 template <typename T>
 struct LadderPointer {
     T *device, *twin;
@@ -137,7 +137,7 @@ static inline T ladder_element(double x) {
     else return (T)x;
 }
 
-// Makes the twin's present values those of the array, for every rung from now on; before the CPU operation has run.
+// Copies the twin's current values to the array for all later rungs; call it before ladder_work.
 template <typename T>
 static inline void ladder_update(LadderPointer<T> pointer) {
     for (LadderArray& a : ladder.arrays) {
@@ -188,7 +188,7 @@ static inline LadderPointer<T> ladder_added(const char* name, size_t n, double s
     return ladder_array<T>(name, LADDER_ADDED, n, scale, bound);
 }
 
-// A sum of n numbers of random sign and size about 1 does not leave 5 sqrt(n) on its way.
+// A sum of n numbers of random sign and size about 1 stays below 5 sqrt(n) throughout.
 static inline LadderBound ladder_random_sum(size_t n) { return {(double)n, 5.0 * sqrt((double)n), 0.0}; }
 
 static inline void* ladder_scratch(size_t bytes) {
@@ -196,7 +196,7 @@ static inline void* ladder_scratch(size_t bytes) {
     return ladder.scratch.back();
 }
 
-// For device_scratch: the most that any operation of the ladder needs.
+// For device_scratch: the maximum over the ladder's operations.
 static inline void ladder_give_scratch(size_t bytes) {
     ladder.stream->scratch = ladder_scratch(bytes);
     ladder.stream->scratch_bytes = bytes;
@@ -248,17 +248,17 @@ static inline void ladder_run(const LadderRun& run) {
     LAUNCH_CHECK();
 }
 
-// A kernel whose thread number i makes number i of n: flat_index(1).
+// A kernel whose i-th thread computes the i-th of n elements: flat_index(1).
 template <typename... Parameters, typename... Arguments>
 static inline void ladder_launch(void (*kernel)(Parameters...), size_t n, Arguments... arguments) {
     kernel<<<flat_blocks(n, 1), FLAT_THREADS, 0, ladder.stream->compute>>>(arguments...);
 }
 
-// Reads n and leaves the cache full of it; clean lines, which need not be written back during what is timed next.
+// Reads n and leaves the cache full of it: clean lines, which need no write-back while the next rung is timed.
 static __global__ void ladder_read(uint4* in, size_t n) {
     unsigned any = 0;
     for (size_t i = flat_index(1); i < n; i += (size_t)gridDim.x * blockDim.x) any |= in[i].x;
-    if (any) in[0].y = 1;  // never: the buffer is zero, which the compiler does not know
+    if (any) in[0].y = 1;  // never: the buffer is zero, but the compiler does not know it
 }
 
 // Milliseconds of one run: the median and the minimum of the rounds; NaN without rounds.
@@ -292,12 +292,12 @@ static inline double ladder_time(const LadderRun& run, double* minimum) {
 
 enum { PEAK_THREADS = 256, PEAK_FMA_TURNS = 4096, PEAK_FMA_SUMS = 16, PEAK_MMA_TURNS = 2048, PEAK_MMA_SUMS = 8 };
 
-// out (n) = in (n), 16 bytes a thread at a time: the best that memory does for reading and writing.
+// out (n) = in (n), 16 bytes per thread at a time: the peak rate of memory for reading and writing.
 static __global__ void ladder_copy(uint4* out, const uint4* in, size_t n) {
     for (size_t i = flat_index(1); i < n; i += (size_t)gridDim.x * blockDim.x) out[i] = in[i];
 }
 
-// Multiplications and additions of floats on registers alone, in as many sums as hide their latency.
+// Multiplications and additions of floats in registers alone, with enough accumulators to hide their latency.
 static __global__ void ladder_fma(float* out, float half) {
     float sums[PEAK_FMA_SUMS], total = 0.0f;
     #pragma unroll
@@ -312,12 +312,12 @@ static __global__ void ladder_fma(float* out, float half) {
 }
 
 #if !FLOATX_IS_FLOAT
-// Two factors of either 16-bit type, of random signs and sizes: zeros would cost less power, and clocks follow.
+// Two operands of either 16-bit type, of random signs and sizes: zeros would draw less power and raise the clocks.
 static __device__ inline uint32_t ladder_factors(uint64_t i) {
     return 0x3f003f00u ^ (random4(1, RANDOM_TEST, i, threadIdx.x).bits[0] & 0x80ff80ffu);
 }
 
-// The same with products of 16 x 8 x 16 on the tensor cores, by the instruction that all of them have since Ampere.
+// The same with 16 x 8 x 16 matmuls on the tensor cores, by the mma.sync that all of them have since Ampere.
 static __global__ void ladder_mma(float* out) {
     float sums[PEAK_MMA_SUMS][4], total = 0.0f;
     const uint32_t rows[4] = {ladder_factors(0), ladder_factors(1), ladder_factors(2), ladder_factors(3)};
@@ -333,7 +333,7 @@ static __global__ void ladder_mma(float* out) {
     if (total == -1.0f) out[0] = total;  // never
 }
 
-// x (n) = numbers between -1 and 1: zeros would cost less power than what is multiplied in earnest, and clocks follow.
+// x (n) = numbers between -1 and 1: zeros would draw less power than real operands and raise the clocks.
 static __global__ void ladder_fill(floatX* x, size_t n) {
     size_t i = flat_index(1);
     if (i < n) x[i] = floatX_of((float)(int32_t)random4(1, RANDOM_TEST, 0, i).bits[0] * 0x1p-31f);
@@ -371,8 +371,8 @@ static inline void ladder_measure_peaks(void) {
                1e-12 * ladder.peaks[LADDER_MATMUL_FLOPS], FLOATX_NAME);
 }
 
-// Measures a large matmul of cuBLASLt too. On Hopper and later it is faster than the loop of mma.sync, as it has other
-// instructions; the larger of the two is the peak.
+// Also measures a large cuBLASLt matmul. On Hopper and later its instructions are faster than the loop of mma.sync; the
+// larger of the two rates is the peak.
 static inline void ladder_measure_matmul(void) {
 #if !FLOATX_IS_FLOAT
     const size_t n = 8192, count = n * n;
@@ -399,7 +399,7 @@ static inline void ladder_measure_matmul(void) {
 // ------------------------------------------------------------------------------------------------
 // 5. Program
 
-// A rung: an operation of the CUDA backend; while ladder_work asks for what is expected, that of the CPU.
+// A rung: an operation of the CUDA backend; while ladder_work computes the expected outputs, the CPU's.
 #define LADDER_OPERATION(operation, ...) \
     [&] { \
         if (ladder.on_cpu) cpu::operation(__VA_ARGS__, NULL); \
@@ -434,7 +434,7 @@ static inline void ladder_open(int argc, char** argv, std::vector<Flag> flags) {
     ladder_measure_peaks();
 }
 
-// Frees what the ladder before has left, except for the counts.
+// Frees what the previous ladder left, except for the counts.
 static inline void ladder_clear(void) {
     for (LadderArray& a : ladder.arrays) {
         CUDA_CHECK(cudaFree(a.device));
@@ -455,8 +455,8 @@ static inline void ladder_begin(const char* title) {
     if (!ladder.json) printf("%s   [%s, %s]\n", title, ladder.device.name, FLOATX_NAME);
 }
 
-// After the arrays and before the rungs: what bounds the operation, how much of it a run needs, and the operation
-// itself, whose CPU version makes the twins of the outputs.
+// Call it after the arrays and before the rungs: what bounds the operation, how much of it a run needs, and the
+// operation itself, whose CPU version computes the expected outputs.
 static inline void ladder_work(LadderWork work, double amount, const LadderRun& operation) {
     ladder.work = work;
     ladder.amount = amount;
@@ -466,10 +466,10 @@ static inline void ladder_work(LadderWork work, double amount, const LadderRun& 
     if (work == LADDER_MATMUL_FLOPS && ladder.rounds > 0 && ladder.peak_product == 0) ladder_measure_matmul();
 }
 
-// Whether a rung will run: what it alone needs can be left out otherwise.
+// Whether a rung will run: otherwise whatever only that rung needs can be left out.
 static inline bool ladder_wants(const char* rung) { return !ladder.rung || strcmp(ladder.rung, rung) == 0; }
 
-// What kernels have taken of memory since then; nothing where it is not counted.
+// Memory traffic of the kernels since then; zeros where it is not counted.
 typedef struct {
     size_t sectors, sectors_ideal, wavefronts, wavefronts_ideal;
 } LadderCounts;
@@ -493,7 +493,7 @@ static inline void ladder_rung(const char* name, const LadderRun& run) {
     if (!ladder_wants(name)) return;
     ladder.rungs++;
     for (const LadderArray& a : ladder.arrays) {
-        // NaN in every type of numbers.
+        // NaN in every floating-point type.
         if (a.role == LADDER_OUTPUT) CUDA_CHECK(cudaMemsetAsync(a.device, 0xFF, a.bytes, ladder.stream->compute));
         if (a.role == LADDER_ADDED) upload(a.device, a.start, a.bytes, ladder.stream);
     }
@@ -532,7 +532,7 @@ static inline void ladder_rung(const char* name, const LadderRun& run) {
     fflush(stdout);
 }
 
-// Prints the sum of all ladders of the program, and returns its exit status.
+// Prints the totals of the program's ladders, and returns its exit status.
 static inline int ladder_end(void) {
     ladder_clear();
     CUDA_CHECK(cudaFree(ladder.sweep));

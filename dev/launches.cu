@@ -2,9 +2,9 @@
 //
 //     EMULATE_LAUNCHES=step.txt EMULATE_PROCESSORS=132 build/launches-BF16 --model gpt2:1558M --batch 32 --seq 1024
 //
-// The program is compiled with the emulator (dev/emulator/launches.h has the form of the list), so the launches are
-// those of the code of the model and its launchers. Before the step comes a line with its flops, as MFU counts them:
-// {"step": flops}. dev/bounds.py computes a bound for each of these kernels: make bounds.
+// The program is compiled with the emulator (dev/emulator/launches.h describes the list's format), so the launches come
+// from the code of the model and its launchers. Before the step is a line with its flops, as MFU counts them: {"step":
+// flops}. dev/bounds.py computes a bound for each of these kernels: make bounds.
 
 #include "llmtrain/predict.h"
 #include "llmtrain/presets.h"

@@ -4,8 +4,8 @@
 //     backward  dx += rstd (g - average(g) - n average(g n)),  g = dout weight,  n = (x - mean) rstd
 //               dweight += the sum over rows of dout n;  dbias += that of dout
 //
-// All are bound by memory. The least to move is 4 elements per channel and row: in, branch, residual and out; dout, x,
-// and dx twice.
+// All are bound by memory. The minimum is 4 elements per channel and row: in, branch, residual and out; dout, x, and dx
+// twice.
 //
 //     forward   idea                                              expected
 //     naive     a thread a row                                    a load of a warp touches 32 lines, most of which are
@@ -51,13 +51,13 @@ typedef struct {
 // ------------------------------------------------------------------------------------------------
 // Naive kernels: LANES threads, 1 or WARP, share a row
 
-// The average over C channels of what the lanes have summed.
+// The average over C channels of the lanes' sums.
 template <int LANES>
 static __device__ float row_average(float sum, size_t C) {
     return (LANES == WARP ? warp_sum(sum) : sum) / (float)C;
 }
 
-// Three walks: the sum, the squares, the output.
+// Three passes: the sum, the squares, the output.
 template <int LANES>
 static __global__ void forward_rows(Norm p) {
     size_t row = flat_index(1) / LANES, lane = threadIdx.x % LANES;
@@ -106,7 +106,7 @@ static __global__ void backward_rows(Norm p) {
     }
 }
 
-// Adds what channel c of a row gives to the gradients of weight and bias.
+// Adds the contribution of channel c of a row to the gradients of weight and bias.
 static __device__ void sums_add(float* weight, float* bias, const Norm& p, size_t row, size_t c) {
     float d = float_of(p.dout[row * p.C + c]), m = p.centred ? p.mean[row] : 0.0f;
     *weight += d * (float_of(p.x[row * p.C + c]) - m) * p.rstd[row];
@@ -177,7 +177,7 @@ static void ladder_forward(bool centred, size_t N, size_t C) {
     ladder_rung("shipped", shipped);
 }
 
-// mean and rstd come from the CPU's forward; unchecked, any numbers will do.
+// mean and rstd come from the CPU's forward; without checks, any numbers will do.
 static void ladder_backward(bool centred, size_t N, size_t C) {
     enum { CHUNKS = 64 };
     ladder_begin(centred

@@ -1,21 +1,21 @@
 #!/usr/bin/env python3
-"""machine_code.py: what the machine code of the kernels needs and does, read from a build, without a GPU.
+"""machine_code.py: resources and instructions of the kernels' machine code, read from a build, without a GPU.
 
     1. listing      nvdisasm's text: the instructions of each kernel
     2. flow         basic blocks, and the loops among them
     3. counts       what a stretch of code issues; accesses that should have been wider
     4. occupancy    how many blocks of a kernel a multiprocessor holds, and what limits them
     5. build        registers and memory from ptxas, threads from PTX, names
-    6. gate         what fails, and what is allowed to
+    6. gate         what fails, and what is allowed
     7. program
 
     machine_code.py --precision BF16 --folder DIR --ptxas FILE [--launches PROGRAM] [--out FILE.jsonl]
 
-DIR has the .ptx and .cubin files of `nvcc -keep`, FILE is what `-Xptxas -v` printed; dev/resources.sh makes both.
-Prints a table with a line for each kernel and architecture, then what fails: exit status 1. --out writes what was found
-as JSON, an object a line, which dev/bounds.py reads.
+DIR has the .ptx and .cubin files of `nvcc -keep`, FILE has the output of `-Xptxas -v`; dev/resources.sh makes both.
+Prints a table with a line for each kernel and architecture, then the failures, if any: exit status 1. --out writes the
+results as JSON, an object per line, which dev/bounds.py reads.
 
-What it counts is static: both arms of a branch count as issued, subroutines (slow paths of divisions) do not. Loops are
+Counts are static: both arms of a branch count as issued, subroutines (slow paths of divisions) do not. Loops are
 natural loops (a jump back to a block that dominates it), so code that was moved out of line still belongs to its loop.
 """
 
@@ -43,7 +43,7 @@ TARGET = re.compile(r"`\((\.L_x_\d+)\)")
 
 
 def listing_read(lines):
-    """{kernel's mangled name: [Instruction or label]} of what nvdisasm -c printed."""
+    """{kernel's mangled name: [Instruction or label]} from the output of nvdisasm -c."""
     kernels, code = {}, None
     for line in lines:
         section, label = SECTION.match(line), LABEL.match(line)
@@ -86,7 +86,7 @@ def flow_blocks(code):
         if item.op.split(".")[0] in ("BRA", "EXIT", "RET", "BSYNC", "BRX", "JMP"):
             begin()
 
-    reconverge = {}  # where threads that were parted meet again, by barrier register: the last BSSY in the code
+    reconverge = {}  # where diverged threads reconverge, by barrier register: the last BSSY in the code
     for number, block in enumerate(blocks):
         for item in block.code:
             if item.op == "BSSY" or item.op.startswith("BSSY."):
@@ -111,7 +111,7 @@ def flow_blocks(code):
 
 
 def flow_loops(blocks):
-    """[(header, set of blocks)] of the natural loops that can be reached; inner ones after those that hold them."""
+    """[(header, set of blocks)] of the reachable natural loops; inner ones after those that contain them."""
     order, seen, stack = [], set(), [(blocks[0], iter(blocks[0].next))]
     seen.add(blocks[0])
     while stack:  # depth first; `order` is its reverse postorder in the end
@@ -153,7 +153,7 @@ def flow_loops(blocks):
     for block in order:
         for header in block.next:
             if block is header and len(block.code) == 1:
-                continue  # the endless loop behind a kernel's end
+                continue  # the infinite loop after a kernel's end
             if not dominates(header, block):
                 continue
             body, work = loops.setdefault(header, {header}), [block]
@@ -184,12 +184,12 @@ def mma_flops(op):
 
 
 def counts_of(code):
-    """What one warp issues when it runs through these instructions once; bytes are those of one thread."""
+    """What one warp issues when it executes these instructions once; bytes are per thread."""
     c = collections.Counter(issued=len(code))
     for item in code:
         name, width = item.op.split(".")[0], access_bytes(item.op)
         if item.predicate == "@!PT":
-            continue  # never done: loads that ptxas puts before LDGSTS as a workaround; they are issued all the same
+            continue  # never executed: loads that ptxas puts before LDGSTS as a workaround; still issued
         if name in GLOBAL:
             c["%s_%d" % (GLOBAL[name], width)] += 1
             c[GLOBAL[name] + "_bytes"] += width
@@ -215,7 +215,7 @@ def counts_of(code):
 
 
 def written_registers(item):
-    """Of the general registers, those that the first operand names; a wide result also fills the ones after it."""
+    """The general registers in the first operand; a wide result also fills the ones after it."""
     found = re.match(r"R(\d+)\b", item.operands)
     if not found or item.op.split(".")[0] in ("STG", "ST", "STS", "STL", "RED", "REDG", "BAR"):
         return ()
@@ -250,8 +250,8 @@ def accesses_split(code):
 
 
 def kernel_analyse(code):
-    """Counts outside of loops and of each loop (without those inside it), with the loop around it; splits; what is
-    narrower than 16 bytes in the loops."""
+    """Counts outside of loops and of each loop (without its inner loops), with the loop around it; splits; accesses
+    narrower than 16 bytes in loops."""
     blocks = flow_blocks(code)
     loops = flow_loops(blocks)
     home = {}
@@ -284,9 +284,9 @@ def kernel_analyse(code):
 # ------------------------------------------------------------------------------------------------
 # 4. Occupancy
 #
-# As the CUDA programming guide has it (compute capabilities) and NVIDIA's occupancy calculator counts: registers are
-# given to warps, 256 at a time, by each of the four schedulers from its own quarter; shared memory to blocks, 128 bytes
-# at a time, with 1 KiB of the system's in each.
+# By the CUDA programming guide (compute capabilities) and NVIDIA's occupancy calculator: registers are allocated to
+# warps, 256 at a time, by each of the four schedulers from its own quarter; shared memory to blocks, 128 bytes at a
+# time, with 1 KiB reserved by the system in each.
 
 Multiprocessor = collections.namedtuple("Multiprocessor", "registers warps blocks shared")
 MULTIPROCESSORS = {
@@ -314,11 +314,11 @@ def occupancy(arch, registers, threads, shared):
 # ------------------------------------------------------------------------------------------------
 # 5. Build
 
-STEPS = (("gpt2:124M", 64), ("gpt2:1558M", 32), ("llama:1B", 8))  # whose launches say how large blocks usually are
+STEPS = (("gpt2:124M", 64), ("gpt2:1558M", 32), ("llama:1B", 8))  # their launches show the usual block sizes
 
 
 def ptxas_read(lines):
-    """{(arch, mangled name): registers, static shared memory, stack, bytes spilled} of what -Xptxas -v printed."""
+    """{(arch, mangled name): registers, static shared memory, stack, bytes spilled} from the output of -Xptxas -v."""
     found, key, numbers = {}, None, {}
     for line in lines:
         entry = re.search(r"Compiling entry function '(\S+)' for '(\S+)'", line)
@@ -366,7 +366,7 @@ def names_demangled(mangled):
 
 
 def disassembler_find():
-    """nvdisasm: $NVDISASM, in PATH, beside nvcc, or in a Python package (its own, Triton's); None if there is none."""
+    """nvdisasm: $NVDISASM, in PATH, next to nvcc, or in a Python package (its own, Triton's); None if there is none."""
     if os.environ.get("NVDISASM"):
         return os.environ["NVDISASM"]
     nvcc = shutil.which(os.environ.get("NVCC", "nvcc"))
@@ -379,7 +379,7 @@ def disassembler_find():
 
 
 def launches_read(program, model, batch, processors):
-    """What dev/launches.cu lists for a step, with the names of the kernels, which are the symbols of the program."""
+    """The launches that dev/launches.cu lists for a step, with the kernels' names from the program's symbols."""
     with tempfile.NamedTemporaryFile("r") as file:
         environment = dict(os.environ, EMULATE_LAUNCHES=file.name, EMULATE_PROCESSORS=str(processors))
         subprocess.run([program, "--model", model, "--batch", str(batch), "--seq", "1024"], env=environment, check=True)
@@ -399,13 +399,13 @@ def build_read(folder, ptxas, precision, launches):
     records, disassembler = [], disassembler_find()
     found = ptxas_read(ptxas)
     names = names_demangled(sorted({mangled for _, mangled in found}))
-    usual = {}  # of each kernel the largest launch
+    usual = {}  # the largest launch of each kernel
     for launch in launches:
         if "kernel" in launch:
             size = (launch["threads"] * launch["grid"][0] * launch["grid"][1], launch["threads"], launch["shared"])
             usual[launch["kernel"]] = max(usual.get(launch["kernel"], size), size)
     for arch in sorted({arch for arch, _ in found}):
-        # nvcc names them after the source, and after the architecture where there are several.
+        # nvcc names them after the source, and after the architecture if there are several
         path = glob.glob(os.path.join(folder, "*compute_%s.cubin" % arch[3:]))
         path = path or glob.glob(os.path.join(folder, "*.cubin"))
         if len(path) != 1:
@@ -444,8 +444,8 @@ def build_read(folder, ptxas, precision, launches):
 #                          argument of its template is their number, above 1
 #     narrow               has an access of less than 16 bytes in an innermost loop of such a variant
 #
-# unless it is allowed to here: what it does, a pattern of architecture/precision/name, and why. A line that allows what
-# no kernel does fails too.
+# unless it is allowed to here: what it does, a pattern of architecture/precision/name, and why. A line that allows
+# something that no kernel does fails too.
 
 RANDOM = "random bits of stochastic rounding, taken by the element's number; where packs do not fit"
 ALLOWED = [
@@ -458,7 +458,7 @@ ALLOWED = [
     ("narrow", "*/embedding_sum_pieces<*", "the sorted key, the same for the whole block"),
     ("narrow", "*/qk_norm_*_kernel<*", "rstd, one number for a head, and at the end sums of the block's warps"),
 ]
-# Templates whose first argument is something else.
+# Templates whose first argument means something else.
 NO_PACKS = re.compile(r"attention_(forward|backward)_|factored_")
 
 
@@ -489,7 +489,7 @@ def gate_findings(record):
 
 
 def gate(records, allowed, out):
-    """Prints what fails and what is allowed; returns the number of failures."""
+    """Prints failures and allowed cases; returns the number of failures."""
     failures, used = 0, set()
     for record in records:
         where = "%s/%s/%s" % (record["arch"], record["precision"], record["kernel"])
@@ -559,7 +559,7 @@ def main():
         print(row(record))
     failures, used = gate(records, ALLOWED, sys.stdout)
     for rule in ALLOWED:
-        # Of rules for other builds, and of those that only the machine code can show, nothing is known here.
+        # Rules for other builds, and rules that need the machine code, cannot be checked here.
         here = any(fnmatch.fnmatchcase("%s/%s/%s" % (r["arch"], r["precision"], r["kernel"]), rule[1]) for r in records)
         if here and rule not in used and (disassembler or rule[0] in ("spills", "local")):
             print("FAILED: %s of '%s' is allowed in dev/machine_code.py, but does not happen; take it out" % rule[:2])

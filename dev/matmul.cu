@@ -5,7 +5,7 @@
 //     with GELU      out = gelu(pre) after the forward, din *= gelu'(pre) after the backward
 //
 // Each element is multiplied with a whole row or column of the other operand: 2 M N K operations on M K + N K + M N
-// elements. So arithmetic is the bound if each element is used often enough per load. The rungs differ in how often:
+// elements. So arithmetic is the bound if each loaded element is used often enough; the rungs differ in how often:
 //
 //     rung        idea                                                       expected
 //     naive       a thread for each result, operands from memory             2 loads for a multiplication: under 1% of
@@ -25,11 +25,11 @@
 //                 of the result's type, here float                           step, if the matmul keeps its speed
 //     shipped     a matmul and two kernels (section 3 of matmul.cuh)
 //
-// The library's epilogue cannot add to a bias gradient, and is not used before a GPU has timed this rung.
+// The library's epilogue cannot add to a bias gradient, and is not used until this rung has been timed on a GPU.
 //
 // For floats there is no rung with tensor cores: they would round the operands to 10 bits of fraction. The other
-// operations have the rungs `plain` and `shipped`, and those with GELU `separate`, two kernels, and `shipped`,
-// which is one matmul of the library where matmul.cuh finds that it pays.
+// operations have the rungs `plain` and `shipped`, and those with GELU `separate`, two kernels, and `shipped`: one
+// library matmul where matmul.cuh finds it faster.
 //
 //     build/matmul --rows 16384 --outputs 3072 --inputs 768
 
@@ -37,7 +37,7 @@
 #include "ladder.h"
 
 // ------------------------------------------------------------------------------------------------
-// Naive: result (blockIdx.y * 16 + threadIdx.y, blockIdx.x * 16 + threadIdx.x) is the thread's
+// Naive: each thread computes result (blockIdx.y * 16 + threadIdx.y, blockIdx.x * 16 + threadIdx.x)
 
 static __global__ void matmul_naive(floatX* out, const floatX* in, const floatX* weight, const floatX* bias,
                                     size_t M, size_t N, size_t K) {
@@ -49,7 +49,7 @@ static __global__ void matmul_naive(floatX* out, const floatX* in, const floatX*
 }
 
 // ------------------------------------------------------------------------------------------------
-// Tiles: a block of 32 x 32 threads makes as many results, in steps of 32 terms
+// Tiles: a block of 32 x 32 threads computes as many results, in steps of 32 terms
 
 enum { TILE = 32 };
 
@@ -71,7 +71,7 @@ static __global__ void matmul_tiles(floatX* out, const floatX* in, const floatX*
 }
 
 // ------------------------------------------------------------------------------------------------
-// Registers: a block of 256 threads makes 64 x 64 results, in steps of 16 terms, a thread 4 x 4 of them
+// Registers: a block of 256 threads computes 64 x 64 results, in steps of 16 terms, 4 x 4 per thread
 
 static __global__ __launch_bounds__(MATMUL_THREADS)
 void matmul_registers(floatX* out, const floatX* in, const floatX* weight, const floatX* bias, size_t M, size_t N,
@@ -99,15 +99,15 @@ void matmul_registers(floatX* out, const floatX* in, const floatX* weight, const
 // ------------------------------------------------------------------------------------------------
 // Tensor cores
 //
-// A block of 8 warps makes 128 x 128 results in steps of 32 terms. While the tensor cores work on one step, the
-// operands of the next two are on their way into shared memory: three stages of 2 x 8 KiB. A warp makes 64 x 32
-// results, 4 x 4 tiles of mma, in 64 registers a thread; per step it reads 6 KiB of shared memory for 2 x 16 products
+// A block of 8 warps computes 128 x 128 results in steps of 32 terms. While the tensor cores work on one step, the
+// operands of the next two are being copied to shared memory: three stages of 2 x 8 KiB. A warp computes 64 x 32
+// results, 4 x 4 tiles of mma, in 64 registers per thread; per step it reads 6 KiB of shared memory for 2 x 16 matmuls
 // of 16 x 8 x 16.
 //
 // A row of a stage is 64 bytes, 4 chunks of 16. The eight rows that ldmatrix reads at a time would lie in two groups of
-// banks; so chunk c of row r is at place c ^ (r / 2 % 4), and they lie in all eight.
+// banks; so chunk c of row r is stored in slot c ^ (r / 2 % 4), which spreads them over all eight.
 //
-// K and N must be multiples of 8; what is outside of the matrices is zero in shared memory and not stored. The
+// K and N must be multiples of 8; elements outside the matrices are zero in shared memory and not stored. The
 // instructions are those of attention.cuh.
 
 #if !FLOATX_IS_FLOAT
@@ -124,13 +124,13 @@ enum {
     CHUNKS = MMA_DEPTH / CHUNK  // in a row of a stage
 };
 
-// Everything that this thread began to copy since the last call is one group.
+// Everything that this thread has begun to copy since the last call becomes one group.
 static __device__ inline void copies_commit(void) { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits for all groups of this thread but the newest.
+// Waits for all groups of this thread except the newest.
 static __device__ inline void copies_wait_but_one(void) { asm volatile("cp.async.wait_group 1;" ::: "memory"); }
 
-// Where chunk `chunk` of row `row` lies in a stage.
+// The offset of chunk `chunk` of row `row` in a stage.
 static __device__ inline unsigned chunk_place(unsigned row, unsigned chunk) {
     return (row * CHUNKS + (chunk ^ (row / 2 % CHUNKS))) * CHUNK;
 }
@@ -163,12 +163,12 @@ void matmul_tensor(floatX* out, const floatX* in, const floatX* weight, const fl
         copies_commit();
     }
     for (size_t step = 0; step < steps; step++) {
-        copies_wait_but_one();  // this step's operands have come, for this thread ...
-        __syncthreads();        // ... and for all; and all are done with the stage of the step before, which is free
+        copies_wait_but_one();  // this step's operands have arrived, for this thread ...
+        __syncthreads();        // ... and for all; and all have finished with the previous step's stage: it is free
         size_t next = step + MMA_STAGES - 1;
         stage_copy_begin(a[next % MMA_STAGES], in, row, M, next * MMA_DEPTH, K);
         stage_copy_begin(b[next % MMA_STAGES], weight, column, N, next * MMA_DEPTH, K);
-        copies_commit();        // also past the last step, where all is outside: the count of groups goes on
+        copies_commit();        // also past the last step, where all is outside, to keep the count of groups
         const floatX *left = a[step % MMA_STAGES], *right = b[step % MMA_STAGES];
         #pragma unroll
         for (unsigned k = 0; k < CHUNKS; k += 2) {  // 16 terms
@@ -180,7 +180,7 @@ void matmul_tensor(floatX* out, const floatX* in, const floatX* weight, const fl
                               shared_address(left + chunk_place(warp_row + 16 * m + lane % 16, k + lane / 16)));
             #pragma unroll
             for (unsigned n = 0; n < WARP_COLUMNS / 8; n += 2) {
-                // Here upper left, upper right, lower left, lower right: the rows of weight are columns of the product.
+                // Here upper left, upper right, lower left, lower right: the rows of weight are columns of the result.
                 unsigned b_row = warp_column + 8 * n + lane % 8 + lane / 16 * 8;
                 matrices_load(columns, shared_address(right + chunk_place(b_row, k + lane / 8 % 2)));
                 #pragma unroll
@@ -212,7 +212,7 @@ void matmul_tensor(floatX* out, const floatX* in, const floatX* weight, const fl
 #endif
 
 // ------------------------------------------------------------------------------------------------
-// The gradients of weight and bias in one product of the library
+// The gradients of weight and bias in one library matmul
 
 static MatmulPlan bias_gradient_plan(size_t M, size_t N, size_t K) {
     struct Matmul* matmul = matmul_state(ladder.stream);
@@ -239,8 +239,8 @@ static void ladder_products(size_t M, size_t N, size_t K) {
     const LadderBound sum_of_inputs = {(double)K + 1.0, (double)K * weight_scale, 0.0};
     const LadderBound sum_of_outputs = {(double)N, (double)N * weight_scale, 0.0};
     const LadderBound sum_of_rows = {(double)M + 1.0, (double)M, 0.0};
-    // Rounding to floatX on the way: of pre before the GELU, whose slope is at most 1.13, and whose variance the bias
-    // doubles; of the product before the GELU's derivative.
+    // Rounding to floatX in between: of pre before the GELU, whose slope is at most 1.13, and whose variance the bias
+    // doubles; of the matmul's result before the GELU's derivative.
     const LadderBound gelu_of_inputs = {(double)K + 1.0, 1.13 * sum_of_inputs.size, 1.13 * largest * sqrt(2.0)};
     const LadderBound gelu_of_outputs = {(double)N, 1.13 * sum_of_outputs.size, 1.13 * largest * backward_scale};
     Stream stream = ladder.stream;

@@ -1,7 +1,7 @@
 // dev/muon.cu: the ladder of Muon's update of one matrix (llmtrain/optimizers_matrix.h has formula and sources).
 //
 // Five times X = a X + (b A + c A A) X with A = X X^T: 5 (4 d^2 l + 2 d^3) flops for a matrix of d x l, d <= l. All
-// rungs run the same algorithm on different matmuls, which are its bound; the elementwise work, 20 passes over the
+// rungs run the same algorithm on different matmuls, which are the bound; the elementwise work, 20 passes over the
 // matrix, is about 1% at d = 1,024.
 //
 //     rung          idea                                                   expected
@@ -43,8 +43,8 @@ int main(int argc, char** argv) {
     o.lr = 0.01f, o.weight_decay = 0.1f, o.grad_scale = 0.5f, o.step = 10;
     OptimizerSlice slice = {};
     slice.n = n, slice.shape.rows = rows, slice.shape.cols = cols, slice.shape.hidden = true;
-    // The iterations amplify a rounding by up to 3.4445^5, about 500; those of TF32 are 2^13 times larger, but many, of
-    // random sign.
+    // The iterations amplify a rounding by up to 3.4445^5, about 500; TF32 roundings are 2^13 times larger, but there
+    // are many, of random sign.
     const double size = 1.0 + 0.01 * (FLOATX_IS_FLOAT ? 500.0 : 8.0 * 0x1p13);
     auto params = ladder_output<floatX>("params", n, {1, size, 0});
     auto masters = ladder_added<float>("masters", n, 1.0, {1, size, 0});

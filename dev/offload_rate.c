@@ -1,14 +1,14 @@
-// offload_rate.c: how near training with --offload comes to what the disk allows.
+// offload_rate.c: how close training with --offload comes to the speed of the disk.
 //
 //   cc -std=c11 -O3 -march=native -fopenmp -I. dev/offload_rate.c -o build/offload_rate -lm -pthread
 //   build/offload_rate [--model gpt2:124M] [--dir build] [--offload optimizer] [--batch 1] [--seq 64] [--steps 8]
 //
-// Steps alternate with measurements of the disk alone: a loop of pread and pwrite of the same pieces, past the page
-// cache like the run, in a file of its own. With optimizer state each piece is read and written, in one thread and then
-// with a thread per direction; with activations all pieces that move are written, then read back from the last one on.
-// Prints medians over the steps after the first two, which write where nothing was: of the update, of the whole step,
+// Steps alternate with measurements of the disk alone: a loop of pread and pwrite of the same pieces, bypassing the
+// page cache like the run, in a file of its own. With optimizer state each piece is read and written, in one thread and
+// then with a thread per direction; with activations all offloaded pieces are written, then read back in reverse order.
+// Prints medians over the steps after the first two, which write to new file blocks: of the update, of the whole step,
 // and of the processor time of a step, which other programs do not lengthen; and the update and the step as multiples
-// of the faster of the two loops. Compile it with -DPRECISION_BF16 for states with master weights.
+// of the faster loop. Compile it with -DPRECISION_BF16 for states with master weights.
 
 #include "llmtrain/predict.h"
 #include "llmtrain/presets.h"
@@ -117,7 +117,7 @@ int main(int argc, char** argv) {
     need(config_preset(&config, name, &error), &error);
     if (vocabulary) config.vocab = vocabulary;
     config.context = max_size(config.context, T);
-    need(model_create(&model, &config, options, &error), &error);  // weights are zero: no time depends on them
+    need(model_create(&model, &config, options, &error), &error);  // weights are zero: times do not depend on them
     const Offload* store = optimizer ? &model.flat.offloaded.store : &model.offloaded.store;
     need(store->planned > 0 || fail(&error, "nothing is offloaded"), &error);
     alone_open(&m, store, directory);

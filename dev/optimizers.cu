@@ -15,7 +15,7 @@
 //     shipped       four elements a thread share a call                        above 85%
 //
 // adafactor    second moments of rows and columns. Five passes: the bytes counted here are for reading gradients and
-//              weights once and writing weights once, so that a perfect fusion would be 100%.
+//              weights once and writing weights once, so that a perfect fusion would be at 100%.
 //
 //     threads       a thread owns a row, or a column, of each sum              rows are read a line per element: 10%
 //     shipped       a block owns a row; columns are cut into 32 pieces         40%: the gradient is read four times
@@ -25,7 +25,7 @@
 #include "kernels.cuh"
 #include "ladder.h"
 
-// The code of x by binary search: the first whose middle to the next is not below x.
+// The code of x by binary search: the first code whose midpoint to the next is not below x.
 static __device__ inline uint8_t search_code(float x, const float* values) {
     int low = 0, high = DYNAMIC_CODES - 1;
     while (low < high) {
@@ -62,7 +62,7 @@ static __global__ void search_kernel(OptimizerSlice slice, ElementStep e, Dynami
     v_scales[block] = v_scale;
 }
 
-// A thread owns a row of the sums of squares, or a column.
+// Each thread owns a row of the sums of squares, or a column.
 static __global__ void thread_sums(Factored f) {
     size_t i = flat_index(1);
     float sum = 0.0f;
@@ -77,7 +77,7 @@ static __global__ void thread_sums(Factored f) {
     }
 }
 
-// What its own row needs of the rest: u's size, and the update.
+// What a row's thread needs from the other rows: u's size, and the update.
 static __global__ void thread_rows(Factored f, bool apply) {
     size_t row = flat_index(1);
     if (row >= f.R) return;
@@ -96,9 +96,9 @@ static size_t R, C;
 static OptimizerStep step;
 static LadderPointer<floatX> params;
 static LadderPointer<float> masters, grads;
-static std::vector<void*> twins;  // of what no rung's check looks at
+static std::vector<void*> twins;  // of arrays that a rung's check skips
 
-// A state of n elements that begins as zeros, which a rung's check does not look at: test_cuda.cu does.
+// A state of n elements that starts as zeros; a rung's check skips it, since test_cuda.cu checks it.
 template <typename T>
 static LadderPointer<T> unread(size_t n) {
     twins.push_back(allocate(n * sizeof(T)));
@@ -111,7 +111,7 @@ static int end(void) {
     return ladder_end();
 }
 
-// A ladder's arrays, of a new kind.
+// Allocates a ladder's arrays, for a new optimizer kind.
 static void begin(OptimizerKind kind, const char* title) {
     const LadderBound bound = {(double)(R + C), 4, 0};
     size_t n = R * C;
@@ -149,7 +149,7 @@ static double bytes_of_weights(void) { return (double)(R * C) * (3 * sizeof(floa
 static void ladder_8bit(void) {
     size_t n = R * C, blocks = divide_up(n, OPTIMIZER_BLOCK);
     begin(OPTIMIZER_ADAMW_8BIT, "optimizer_update: AdamW with 8-bit states");
-    // Scales of 0: the rungs begin without moments.
+    // Scales of 0: the rungs start with m = v = 0.
     auto m_scales = ladder_added<float>("m_scale", blocks, 0.0, {1, 4, 0});
     auto v_scales = ladder_added<float>("v_scale", blocks, 0.0, {1, 4, 0});
     auto m = unread<uint8_t>(n), v = unread<uint8_t>(n);
@@ -173,7 +173,7 @@ static void ladder_8bit(void) {
 static void ladder_bf16(void) {
     size_t n = R * C;
     begin(OPTIMIZER_ADAMW_BF16, "optimizer_update: AdamW with states in bfloat16");
-    // Halves as integers: 0 at the start, and the same bits on both backends but where only one fuses multiply-adds.
+    // Halves as integers: 0 at the start, and the same bits on both backends unless only one fuses multiply-adds.
     auto m = unread<uint16_t>(n), v = unread<uint16_t>(n);
     auto slice = [=] {
         OptimizerSlice all = slice_of();

@@ -4,13 +4,13 @@
     make train build/corpus build/tokenize
     python3 dev/optimizers.py --text shakespeare.txt                 # prints tables, draws doc/optimizers.svg
     python3 dev/optimizers.py --only muon,adamw --corpora shakespeare
-    python3 dev/optimizers.py --report                               # tables and drawing of the runs that are there
+    python3 dev/optimizers.py --report                               # tables and drawing of the existing runs
 
 The same small Llama with every optimizer: each learning rate of its grid with seed 1, then the best with seeds 2 and
 3; one warmup and cosine for all, AdamW's other settings are the program's defaults. Each run has one thread, two run
-at a time. Results are kept as they come, and what is there is not run again. Seconds are processor seconds of training
-alone, since others share the machine: (those of 50 steps - those of 10) / 40, without validation; the minimum of three
-measurements, taken in turn. Needs Python and no packages.
+at a time. Results are stored as they come, and finished runs are not repeated. Seconds are processor seconds of
+training alone, since the machine is shared: (those of 50 steps - those of 10) / 40, without validation; the minimum of
+three measurements, taken in turn. Needs Python and no packages.
 """
 
 import argparse
@@ -24,7 +24,7 @@ import sys
 
 MODEL = "--family llama --layers 3 --heads 4 --channels 64 --ffn 192 --seq 64 --batch 32".split()
 STEPS, TOKENS, VAL_EVERY, SEEDS = 300, 32 * 64, 20, (1, 2, 3)
-# Of about the same width, around what is published or common for each.
+# Of about the same width, around values that are published or common for each.
 GRIDS = {
     "adamw": (2e-3, 5e-3, 1e-2, 2e-2),
     "adamw-8bit": (2e-3, 5e-3, 1e-2, 2e-2),
@@ -114,7 +114,7 @@ class Results:
         return [run for run in found if run]
 
     def best(self, corpus, kind):
-        """The learning rate whose first seed ends lowest; None if no run is there."""
+        """The learning rate with the lowest final loss for the first seed; None without runs."""
         ends = [(self.runs(corpus, kind, lr)[0][-1][1], lr) for lr in GRIDS[kind] if self.runs(corpus, kind, lr)]
         return min(ends)[1] if ends else None
 
@@ -153,7 +153,7 @@ def measure(o, results, kinds, corpora):
 
 
 def reached(curve, loss):
-    """The step at which a curve falls to a loss, between the points that are there; None if it does not."""
+    """The step at which a curve falls to a loss, interpolated between its points; None if it does not."""
     for (a, high), (b, low) in zip(curve, curve[1:]):
         if low <= loss < high:
             return a + (b - a) * (high - loss) / (high - low)
@@ -209,7 +209,7 @@ def panel(results, corpus, kinds, by_seconds, left, top, width, height):
         out.append(f'<polyline points="{line}" fill="none" stroke="{colour}"{bold}/>')
         labels.append([inside[-1][1], inside[-1][0], kind, colour])
     labels.sort()
-    for i in range(1, len(labels)):  # names stand one below the other, beside the axes
+    for i in range(1, len(labels)):  # names are stacked next to the axes
         labels[i][0] = max(labels[i][0], labels[i - 1][0] + 12)
     lowest = top + height
     for label in reversed(labels):

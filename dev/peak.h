@@ -1,7 +1,7 @@
 // peak.h: measures this machine's peak rate of arithmetic, for programs that compare with it.
 //
-// Multiplications and additions on registers alone, with enough accumulators to hide their latency: of floats in the
-// widest vectors that the GEMMs may choose, and of bfloat16 where the processor multiplies pairs of them.
+// Multiplications and additions in registers alone, with enough accumulators to hide their latency: of floats in the
+// widest vectors that the GEMMs may choose, and of bfloat16 pairs where the processor has instructions for them.
 
 #ifndef LLMTRAIN_PEAK_H
 #define LLMTRAIN_PEAK_H
@@ -63,10 +63,10 @@ GEMM_AMX static inline float peak_amx(size_t turns) {
 
 typedef struct {
     float (*loop)(size_t turns);
-    double flops;  // of one turn
+    double flops;  // per turn
 } PeakLoop;
 
-// Of the kernels that gemm has chosen.
+// The loop for the kernels that gemm has chosen.
 static inline PeakLoop peak_loop(bool bf16) {
     PeakLoop peak = {peak_portable, 12 * 2 * VECTOR_LANES};
     gemm_backend();  // makes the choice if nothing has yet
@@ -83,14 +83,14 @@ static inline PeakLoop peak_loop(bool bf16) {
     return peak;
 }
 
-// Milliseconds: CLOCK_MONOTONIC, or processor time, which others on the machine do not change.
+// Milliseconds: CLOCK_MONOTONIC, or processor time, which other programs on the machine do not change.
 static inline double clock_ms(clockid_t clock) {
     struct timespec t;
     clock_gettime(clock, &t);
     return 1e3 * (double)t.tv_sec + 1e-6 * (double)t.tv_nsec;
 }
 
-// Flops per second of so many threads together, measured for about `ms` milliseconds of each thread's clock.
+// Total flops per second of `threads` threads, measured for about `ms` milliseconds of each thread's clock.
 static inline double peak_measure(PeakLoop peak, size_t threads, clockid_t clock, double ms) {
     double rate = 0.0;
     (void)threads;

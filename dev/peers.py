@@ -1,18 +1,18 @@
-"""peers.py: what PyTorch does on the same GPU, to compare the ladders and the trainer with.
+"""peers.py: PyTorch's speed on the same GPU, to compare the ladders and the trainer with.
 
     python3 dev/peers.py                      matmuls, attention, compiled GPT-2s; a minute or two
     python3 dev/peers.py --only attention
     python3 dev/peers.py --gpt2 "124M:64"     this size with this batch
-    python3 dev/peers.py --seconds 40         leaves out what has not begun by then
+    python3 dev/peers.py --seconds 40         skips parts that have not begun by then
 
 Attention: scaled_dot_product_attention, causal, bfloat16, by its flash and its cuDNN backend: D = 64 and 128, 16,384
-tokens and H D = 2048 at every T. Operations are those of the half of the matrix under the diagonal: 4 B H T^2 D / 2
+tokens and H D = 2048 at every T. Operations are counted for the half of the matrix below the diagonal: 4 B H T^2 D / 2
 forward, 2.5 times that backward, as the FlashAttention papers count. GPT-2 in plain PyTorch, compiled, bfloat16 with
-fp32 weights, at T = 1024 and the trainer's batches: tokens per second, and the per cent of --peak (TFLOP/s; the same
-number as the trainer is given) by the same count of operations per token as the trainer's. The smallest is compiled as
-a whole; for the others that takes minutes, so their blocks are, which are all alike.
+fp32 weights, at T = 1024 and the trainer's batches: tokens per second, and the percentage of --peak (TFLOP/s; the
+same as the trainer's) by the trainer's count of operations per token. The smallest is compiled as a whole; for the
+others that takes minutes, so only their blocks are compiled, which are all alike.
 
-One line per measurement: text, then the same as a JSON object. Without PyTorch or a GPU it says so, and exits with 77.
+One line per measurement: text, then the same as a JSON object. Without PyTorch or a GPU it says so and exits with 77.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import statistics
 import sys
 import time
 
-SKIPPED = 77  # the exit status that says that there was nothing to run with
+SKIPPED = 77  # the exit status for "nothing to run with"
 
 try:
     import torch
@@ -37,7 +37,7 @@ except ImportError:
 def milliseconds(run, rounds=20, warm_up=5):
     """The median time of run() on the GPU, each after reading memory larger than the L2 cache.
 
-    Written lines would have to go back to memory during what is timed; read ones are just dropped.
+    Written lines would be written back to memory during the timed run; read ones are just dropped.
     """
     cache = getattr(torch.cuda.get_device_properties(0), "L2_cache_size", 0)
     sweep = torch.zeros(max(4 * cache, 256 << 20) // 4, dtype=torch.float32, device="cuda")
@@ -62,7 +62,7 @@ def tell(what, **numbers):
 
 
 # ----------------------------------------------------------------------------------------------------
-# Products: out (M, N) = in (M, K) weight (N, K)^T, and a square one, whose speed is the peak that a library reaches
+# Matmuls: out (M, N) = in (M, K) weight (N, K)^T, and a square one, whose speed is the library's peak
 
 
 def product(M, N, K):
@@ -157,7 +157,7 @@ def gpt2_train(options, size, B, whole, device="cuda", T=1024, steps=10, seconds
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        return loss.item()  # which waits for the GPU, as a program that prints its loss does
+        return loss.item()  # waits for the GPU, as a program that prints its loss does
 
     began = time.monotonic()
     for _ in range(3):
@@ -169,7 +169,7 @@ def gpt2_train(options, size, B, whole, device="cuda", T=1024, steps=10, seconds
         loss = step()
         times.append(time.monotonic() - began)
     seconds = statistics.median(times)
-    looked_up = model.positions.weight.numel()  # the token embedding multiplies, as the head
+    looked_up = model.positions.weight.numel()  # the token embedding counts as a matmul, since it is the head
     padding = (PADDED_VOCABULARY - VOCABULARY) * C
     weights = sum(p.numel() for p in model.parameters()) - looked_up - padding
     flops_per_token = 6.0 * weights + 6.0 * layers * T * C

@@ -11,7 +11,7 @@ table has the median over the rounds of tokens per second, and of its ratio to o
 the highest. Memory is the peak resident set of the process. PyTorch: a model written plainly with its own modules,
 scaled_dot_product_attention, its fused AdamW; eager and torch.compile; float32, bfloat16 by autocast, and a bfloat16
 model with bfloat16 optimizer state. llm.c has one size built in, GPT-2 124M at B=4 T=64, and reads its model and data
-files, which its README says how to fetch.
+files, which its README says how to download.
 """
 
 import argparse
@@ -25,7 +25,7 @@ import subprocess
 import sys
 import time
 
-# Model, batch, sequence, steps that are timed.
+# Model, batch, sequence, timed steps.
 CASES = [("gpt2:124M", 4, 64, 5), ("gpt2:124M", 4, 256, 3), ("gpt2:124M", 8, 1024, 1), ("demo", 4, 256, 100)]
 SHAPES = {"gpt2:124M": dict(family="gpt2", layers=12, heads=12, channels=768, ffn=3072, vocab=50304),
           "demo": dict(family="llama", layers=4, heads=4, channels=144, ffn=384, vocab=256)}
@@ -67,13 +67,13 @@ def torch_worker(how, precision, model_name, batch, seq, steps):
                       "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}))
 
 
-# What keeps PyTorch and the libraries under it from instructions that a processor with AVX2 alone does not have.
+# Keeps PyTorch and its libraries from instructions that a processor with AVX2 only does not have.
 AVX2_ALONE = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2",
               "TORCHINDUCTOR_CPP_SIMDLEN": "256"}
 
 
 def run_process(command, threads, folder=None):
-    environment = dict(os.environ, OMP_NUM_THREADS=str(threads))  # waiting as OpenMP does by default, as for a user
+    environment = dict(os.environ, OMP_NUM_THREADS=str(threads))  # waits as OpenMP does by default, as for a user
     done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
     if done.returncode != 0:
         print(f"failed: {' '.join(command)}\n{done.stderr[-600:]}", file=sys.stderr)
@@ -156,8 +156,8 @@ def main():
     hows, precisions = (), PRECISIONS
     if o.isa == "x86-64-v3":
         os.environ.update(AVX2_ALONE)
-        precisions = ("float32",)  # in bfloat16 a step of PyTorch's takes minutes there
-    try:  # without importing it: the memory of this process would count for those that it starts
+        precisions = ("float32",)  # in bfloat16 a PyTorch step takes minutes there
+    try:  # without importing it: the memory of this process would count for its children
         print(f"PyTorch {importlib.metadata.version('torch')}, {o.isa}, {o.threads} threads, {o.rounds} rounds in turn")
         hows = ("eager", "compiled")
     except importlib.metadata.PackageNotFoundError:

@@ -1,11 +1,11 @@
-# plan.sh BUILD: do runs take what --plan predicts? Ten runs: memory of a rank and time of a step, next to the plan.
+# plan.sh BUILD: do runs use what --plan predicts? Ten runs: memory of a rank and time of a step, next to the plan.
 # Leaves logs in BUILD/plan. Fails if memory is off by more than 5% or time by more than 20%.
 #
 #   make build/train-FP32 build/train-BF16 build/corpus build/tokenize && sh dev/plan.sh build
 #
-# A step's time is processor time, so that others may use the machine meanwhile: (a run of 5 steps - a run of 1) / 4, by
-# the number of processors, all of which threads and ranks use here. The last column is the median time of a step by the
-# clock, which is the same on a machine that nobody else uses.
+# A step's time is processor time, so that the machine may do other work meanwhile: (a run of 5 steps - a run of 1) / 4,
+# divided by the number of processors, all of which threads and ranks use here. The last column is the median wall time
+# of a step, which is the same on a machine without other work.
 set -eu
 build=$1
 out=$build/plan
@@ -15,17 +15,17 @@ OMP_WAIT_POLICY=passive  # threads that wait take no processor time
 export OMP_WAIT_POLICY
 "$build/corpus" --out "$out/stories" --bytes 2000000 --val-bytes 20000 > "$out/log"
 "$build/tokenize" --bytes "$out/stories_train.txt" --out "$out/stories" --val 0 >> "$out/log"
-for shard in "$out"/stories_train_*.bin; do  # the vocabulary, so that a model of any takes them
+for shard in "$out"/stories_train_*.bin; do  # clears the vocabulary, so that any model accepts them
     printf '\0\0\0\0' | dd of="$shard" bs=1 seek=12 conv=notrunc 2>> "$out/log"
 done
 bad=0
 number=0
 printf '%-5s %-92s %8s %7s %7s %9s %9s %7s %9s\n' type flags 'GB plan' run '' 'ms plan' run '' clock
 
-# Seconds of processor time that the children of this shell have had, without that of the system, which is that of the
-# one checkpoint and of memory's first use.
+# Seconds of user processor time of this shell's children, without system time, which comes from the one checkpoint and
+# from first touches of memory.
 children() {
-    times > "$out/times"  # not in a pipe, where it would be another shell
+    times > "$out/times"  # not in a pipe, which would be another shell
     tail -n 1 "$out/times" | tr 'ms' '  ' | awk '{ print 60 * $1 + $2 }'
 }
 

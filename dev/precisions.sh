@@ -1,8 +1,8 @@
 # precisions.sh BUILD: does the storage dtype change what a model learns? The demo's model, half as long, on its corpus:
 # BF16 and FP16, three seeds each, and one run of FP32 and of BF16 without fp32 master weights (stochastic rounding).
 #
-# Seeds differ in initial weights and in the order of the data. The noise of a loss is the sampling error of the text that
-# it is measured on: another text of that length would shift it by about as much. Fails if the means of FP16 and BF16
+# Seeds differ in initial weights and in the order of the data. The noise of a loss is the sampling error of the
+# validation text: another text of that length would shift it by about as much. Fails if the means of FP16 and BF16
 # differ by more than that, or any of the eight losses from the mean of BF16 by more than 1%.
 set -eu
 build=$1

@@ -3,8 +3,8 @@
 //     qkv (N, (H + 2K) D): each query and key head of D elements is divided by the root of its mean square, and
 //     multiplied by a weight
 //
-// Bound by memory. Forward: reads (H + K) D elements a row and writes them twice, since the backward needs them as they
-// were. Backward: reads twice as many as it writes.
+// Bound by memory. Forward: reads (H + K) D elements per row and writes them twice, since the backward needs the
+// inputs. Backward: reads twice as much as it writes.
 //
 //     rung       idea                                                  expected
 //     thread     a head a thread; for the weights' gradients an        loads D elements apart: a tenth of the peak, and
@@ -39,8 +39,8 @@ static __global__ void qk_norm_by_thread(floatX* qkv, floatX* saved, float* rstd
     rstd[at] = s;
 }
 
-// dweight (D) += the sum over rows and `count` heads from `first` on; a thread owns an element. Before dx, which takes
-// the place of what it reads.
+// dweight (D) += the sum over rows and `count` heads from `first` on; a thread owns an element. Runs before dx, which
+// overwrites its input.
 static __global__ void qk_norm_sums_by_thread(float* dweight, const floatX* dqkv, const floatX* saved,
                                               const float* rstd, size_t first, size_t count, size_t N, size_t H,
                                               size_t K, size_t D) {

@@ -1,12 +1,12 @@
 #!/bin/sh
-# resources.sh [PRECISION...]: what each shipped kernel needs of a multiprocessor and what its machine code does: the
-# table of dev/machine_code.py, which also says what fails.
+# resources.sh [PRECISION...]: the multiprocessor resources that each shipped kernel needs and what its machine code
+# does: the table of dev/machine_code.py, which also reports failures.
 # PRECISION: FP32, BF16, FP16; all three unless given. ARCHS="sm_80 sm_90a sm_100" and NVCC=nvcc can be changed.
 # LAUNCHES=PROGRAM: dev/launches.cu, compiled, which reports the threads and the dynamic shared memory of launches.
 # OUT=FILE.jsonl: the results are written there too.
 #
-# No GPU is needed. Without nvcc it says that it is skipped, without python3 only spills are looked for, and without
-# nvdisasm (a Python package has it: pip install nvidia-cuda-nvdisasm) only what ptxas says.
+# No GPU is needed. Without nvcc it is skipped, without python3 only spills are checked, and without nvdisasm (from the
+# Python package nvidia-cuda-nvdisasm) only ptxas' output is used.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 
@@ -24,9 +24,9 @@ trap 'exit 1' INT TERM
 targets=
 for arch in $archs; do targets="$targets -gencode arch=compute_${arch#sm_},code=$arch"; done
 
-# test_cuda.cu calls every operation, so that every kernel of the backend is compiled, in all forms that are used.
-# (Kernels are optimised unless nvcc is told otherwise; -O3 would be for the host's part.) -keep leaves what nvcc makes
-# on its way, of which the .ptx and .cubin files are read.
+# test_cuda.cu calls every operation, so that every kernel of the backend is compiled, in all forms that are used. (nvcc
+# optimises kernels by default; -O3 would be for the host code.) -keep keeps nvcc's intermediate files, of which the
+# .ptx and .cubin files are read.
 for precision in "$@"; do
     mkdir "$work/$precision" || exit 1
     # shellcheck disable=SC2086  # several words

@@ -2,8 +2,8 @@
 //
 //     qkv (B, T, (H + 2K) D): rotates the pair (x[i], x[i + D/2]) of query and key heads by position theta^(-2i/D)
 //
-// Bound by memory: reads and writes (H + K) D elements a row. The cosines and sines are a table of 4 D bytes a
-// position, as much as a head moves in 16 bits, reading and writing: the rungs differ in how often they are loaded.
+// Bound by memory: reads and writes (H + K) D elements per row. The cosines and sines are a table of 4 D bytes per
+// position, as many bytes as a head reads and writes in 16 bits: the rungs differ in how often they load it.
 //
 //     rung       idea                                                  expected
 //     computed   a pair a thread, its angle by pow, cos and sin in     bound by arithmetic: a hundredth of the peak
@@ -31,7 +31,7 @@ typedef struct {
 // ------------------------------------------------------------------------------------------------
 // Kernels: thread i owns W pairs of a head
 
-// The place in qkv of the first of the pairs; its position, and where in its head it is.
+// The offset in qkv of the first of the pairs; its position, and its index in its head.
 static __device__ size_t pair_place(Rope p, size_t i, size_t W, size_t* position, size_t* inside) {
     size_t across = p.D / 2 / W, head = i / across % (p.H + p.K), row = i / across / (p.H + p.K);
     *inside = i % across * W;

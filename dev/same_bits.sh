@@ -1,7 +1,7 @@
-# same_bits.sh OLD NEW: whether two versions of the program compute the same bits. OLD and NEW are build folders that hold
-# train-FP32, train-BF16, corpus, tokenize and weights_hash. Trains twelve small models with each (both families, FP32 and
-# BF16, 1 and 3 ranks, ZeRO 0 to 2, three ways of reduction, dropout, accumulation) and compares the weights after 6 and 12
-# steps, and each step's losses and gradient norms.
+# same_bits.sh OLD NEW: whether two versions of the program compute the same bits. OLD and NEW are build folders that
+# hold train-FP32, train-BF16, corpus, tokenize and weights_hash. Trains twelve small models with each (both families,
+# FP32 and BF16, 1 and 3 ranks, ZeRO 0 to 2, three ways of reduction, dropout, accumulation) and compares the weights
+# after 6 and 12 steps, and each step's losses and gradient norms.
 set -u
 old=$(cd "$1" && pwd) && new=$(cd "$2" && pwd) || exit 2
 work=$(mktemp -d) || exit 2
@@ -14,7 +14,7 @@ for part in "train 0" "val 1"; do
     "$old/tokenize" --bytes "c_${part% *}.txt" --out c --val "${part#* }" > /dev/null || exit 2
 done
 
-# compare NAME PRECISION FLAG...: one run of both.
+# compare NAME PRECISION FLAG...: one run with each.
 compare() {
     name=$1 precision=$2
     shift 2

@@ -5,10 +5,10 @@
 #     sh dev/sectors.sh BUILD TYPE            runs the ladders' shipped rungs at GPT-2's sizes, then the test of all
 #                                             kernels for those that no ladder has (make sectors): writes
 #                                             BUILD/sectors-TYPE.jsonl, sectors-TYPE-others.jsonl, prints the tables
-#     sh dev/sectors.sh --table FILE...       the table of what EMULATE_COUNT has written
+#     sh dev/sectors.sh --table FILE...       the table of files written by EMULATE_COUNT
 #
 # The table has a line for each kernel, then one for each line of the source that takes more than 1.1 times the ideal.
-# Few tokens are enough, since what a request touches depends on the sizes of rows only. No GPU is needed.
+# Few tokens are enough, since the sectors of a request depend only on the sizes of rows. No GPU is needed.
 set -u
 
 table() {
@@ -23,7 +23,7 @@ table() {
     }
     function ratio(taken, ideal) { return ideal > 0 ? sprintf("%.2f", taken / ideal) : "-" }
     { kernel = field("kernel"); kind = field("kind"); space = field("space") }
-    kernel ~ /^ladder_/ { next }  # of a ladder, to compare with
+    kernel ~ /^ladder_/ { next }  # of a ladder, for comparison
     kind == "launch" { next }
     {
         taken = field("sectors") + field("wavefronts"); ideal = field("ideal") + 0
@@ -92,7 +92,7 @@ for channels in 768 1600; do
     shipped embedding --batch 2 --seq 16 --channels $channels --vocab 50257
     shipped matmul --rows 64 --outputs $channels --inputs 64
 done
-run "$ladders" matmul --rows 128 --outputs 128 --inputs 64 --rung plain  # what is not a multiple of 8 comes to it
+run "$ladders" matmul --rows 128 --outputs 128 --inputs 64 --rung plain  # sizes that are not multiples of 8 use it
 shipped gelu --rows 8 --ffn 3072
 shipped classifier --rows 2 --vocab 50257
 shipped adamw --parameters 65536
@@ -102,7 +102,7 @@ shipped exact_add --elements 65536
 shipped global_norm --elements 65536
 table "$counts"
 
-# Elements one by one, <1>, are for rows that begin anywhere, which sectors do not fit.
+# Variants for one element, <1>, are for rows at any alignment, which cannot match sectors.
 others=$1/sectors-$2-others.jsonl
 EMULATE_COUNT=$counts.out
 rm -f "$EMULATE_COUNT"
@@ -118,5 +118,5 @@ awk -F'"kernel": "' '
 rm -f "$EMULATE_COUNT"
 echo
 echo "Kernels that no ladder has, at the small and odd sizes of the tests:"
-only_kernels=yes table "$others"  # those sizes fit no sectors, so the lines would say little
+only_kernels=yes table "$others"  # these sizes do not match sectors, so lines would say little
 exit $failed

@@ -4,9 +4,9 @@
 #
 #   sh dev/single.sh > build/llmtrain_single.h      as `make single` does
 #
-# What a header includes comes before it. What it includes under a condition (#ifdef LLMTRAIN_CUDA) replaces that
-# #include, and appears again where the condition does not hold; the include guards then keep a compiler from reading
-# both. #includes of system headers, and of dev/, stay as they are.
+# The headers that a header includes come before it. One included under a condition (#ifdef LLMTRAIN_CUDA) replaces that
+# #include, and appears again where the condition does not hold; its include guard keeps a compiler from reading it
+# twice. #includes of system headers, and of dev/, stay as they are.
 
 cd "$(dirname -- "$0")/.." || exit 1
 export LC_ALL=C
@@ -28,7 +28,7 @@ cat << END
 END
 
 exec awk -v first=llmtrain/generate.h '
-    # The path of a header that a file includes: relative to it. Empty for dev/: the emulator is no part of the runtime.
+    # The path of a header that a file includes: relative to it. Empty for dev/: the emulator is not in the runtime.
     function resolve(file, name, path) {
         path = match(file, /.*\//) ? substr(file, 1, RLENGTH) name : name
         while (sub(/[^\/]+\/\.\.\//, "", path)) { }
@@ -49,7 +49,7 @@ exec awk -v first=llmtrain/generate.h '
         return " !" conditions
     }
 
-    # Whether a header stands already where all of these conditions hold.
+    # Whether a header was already printed where all of these conditions hold.
     function is_there(file, conditions, places, terms, p, t, known) {
         for (p = split(there[file], places, "|"); p > 1; p--) {
             known = 1
@@ -59,7 +59,7 @@ exec awk -v first=llmtrain/generate.h '
         return 0
     }
 
-    # Prints a header under the conditions that hold in this place. Its first #if is its guard, and no condition.
+    # Prints a header under the conditions that hold at this point. Its first #if is its guard, and not a condition.
     function emit(file, conditions, lines, count, pass, i, depth, opened, within, d, part, path) {
         if (is_there(file, conditions)) return
         there[file] = there[file] "|" conditions
@@ -69,7 +69,7 @@ exec awk -v first=llmtrain/generate.h '
             print "single.sh: cannot read " file > "/dev/stderr"
             exit 1
         }
-        for (pass = 1; pass <= 2; pass++) {  # first what it includes under no condition, then itself
+        for (pass = 1; pass <= 2; pass++) {  # first its unconditional includes, then itself
             if (pass == 2) print "// ======== " file
             for (i = 1; i <= count; i++) {
                 if (lines[i] ~ /^ *# *if/) opened[++depth] = depth > 1 ? conditions_of(lines[i]) : ""

@@ -5,7 +5,7 @@
 #
 # Exit code 1 if something is over its limit, or a line of the path's sources is longer than 120 columns. Folders count
 # sources, scripts and documents, without fixtures and downloaded data. dev/ counts without *.md and without the list of
-# mutants, dev/test/mutants.txt, which is data and has a line of its own. Its limit grows with what it tests: 164 lines for
+# mutants, dev/test/mutants.txt, which is data and has its own line. Its limit grows with what it tests: 164 lines for
 # each 100 of the product, which is the reading path, llmtrain/, tools/, launch/ and data/.
 
 cd "$(dirname -- "$0")/.." || exit 1
@@ -28,7 +28,7 @@ lines() {
         ! -path 'data/*.txt' ! -path 'dev/*.md' ! -path dev/test/mutants.txt -exec cat {} + | wc -l
 }
 
-# What a file includes of this layout, and what that includes, without the file itself.
+# The files of this layout that a file includes, directly or indirectly, without the file itself.
 includes() {
     for header in $("${CC:-cc}" -MM -MG -DLLMTRAIN_CUDA -x c "$1" | sed 's/.*://; s/\\//'); do
         if [ -f "$header" ] && [ "$header" != "$1" ]; then echo "$header"; fi

@@ -10,7 +10,7 @@ out=$build/small-states
 . dev/stories.sh
 stories_write "$out"
 
-# train SEED NAME FLAG...: prints the validation losses on the way, and adds the last one to the file NAME.
+# train SEED NAME FLAG...: prints the validation losses during the run, and appends the last one to the file NAME.
 train() {
     seed=$1
     name=$2
@@ -33,7 +33,7 @@ cat "$out/adamw" "$out/small" | awk '
     END {
         for (i = 1; i <= 3; i++) { a += loss[i] / 3; b += loss[i + 3] / 3 }
         for (i = 1; i <= 3; i++) squares += (loss[i] - a) ^ 2 + (loss[i + 3] - b) ^ 2
-        error = sqrt(squares / 2 / 3)  # variances over 3 - 1, of means of 3
+        error = sqrt(squares / 2 / 3)  # variances divided by 3 - 1, of means of 3
         printf "AdamW %.5f, small states %.5f: %+.5f (%+.2f%%), standard error of the difference %.5f\n",
                a, b, b - a, 100 * (b / a - 1), error
         distance = b > a ? b - a : a - b

@@ -1,7 +1,7 @@
-# stories.sh: for scripts that compare what runs learn on the demo's corpus; they source it, with the folder of the
-# programs in `build`.
+# stories.sh: sourced by scripts that compare what runs learn on the demo's corpus, with the programs' folder in
+# `build`.
 
-# Threads that wait for each other sleep: the machine may do other things too.
+# Waiting threads sleep, since the machine may do other work.
 OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 export OMP_WAIT_POLICY
 

@@ -6,12 +6,12 @@
 //   matmul_forward                786k FLOP  77.8k bytes    0.013 ms   from in (128, 32), weight (96, 32), bias (96)
 //       out (128, 96)                            mean     0.0152   std     0.635
 //
-// Mean and standard deviation are of the whole array after the call; a weight's gradient is the sum up to this call.
-// Section lines come from the buckets that the model's code waits for and ends.
+// Mean and standard deviation are over the whole array after the call; a weight gradient includes all calls so far.
+// Section lines are triggered by the buckets that the model's code waits for and ends.
 
 typedef struct {
     const char* name;      // NULL: this call has no such array
-    const void* data;      // NULL: it is only read
+    const void* data;      // NULL: the array is only read
     size_t element_bytes;  // 2 floatX, 4 float, 8 double
     size_t shape[4];       // and zeros
 } TourArray;
@@ -21,7 +21,7 @@ typedef struct {
 #define WROTE(name, data, ...) {(data) ? name : NULL, data, sizeof *(data), {__VA_ARGS__}}
 
 static struct {
-    const Parameters* parameters;  // NULL: no tour is on
+    const Parameters* parameters;  // NULL: no tour is running
     char section[48];
     size_t operations, arrays, not_finite;
 } tour;
@@ -45,18 +45,18 @@ static void tour_enter(const char* format, size_t block) {
     printf("\n%s\n", section);
 }
 
-// Before model_forward uses a bucket, of `count`.
+// Called before model_forward uses a bucket, one of `count`.
 static void tour_await(size_t bucket, size_t count) {
     tour_enter(bucket == 0 ? "forward, embeddings" : bucket + 1 < count ? "forward, block %zu" : "forward, final norm",
                bucket - 1);
 }
 
-// A bucket ends: the backward comes to the one before it.
+// A bucket ends: the backward continues with the one before it.
 static void tour_end_bucket(size_t bucket) {
     tour_enter(bucket > 1 ? "backward, block %zu" : bucket == 1 ? "backward, embeddings" : "loss", bucket - 2);
 }
 
-// What begins without a bucket.
+// Sections that begin without a bucket.
 static void tour_enter_by_operation(const char* name) {
     bool after_norm = strcmp(tour.section, "forward, final norm") == 0, in_head = strcmp(tour.section, "head") == 0;
     if (strcmp(name, "matmul_forward") == 0 && after_norm) tour_enter("head", 0);

@@ -1,9 +1,9 @@
-"""Writes a small model with random weights, with transformers: a stand-in for a published one where there is no network.
+"""Writes a small model with random weights, with transformers: a stand-in for a published one without a network.
 
     python3 examples/make_model.py models/small [--architecture gpt2|llama|mistral|qwen2|qwen3] [--text FILE]
 
-The directory has what those of published models have: config.json, model.safetensors, and the tokenizer, whose
-byte-level merges are learned from FILE (without one from this script). It needs transformers, tokenizers and torch.
+The directory has the files of published models: config.json, model.safetensors, and the tokenizer, whose byte-level
+merges are learned from FILE (by default from this script). It needs transformers, tokenizers and torch.
 """
 
 import argparse

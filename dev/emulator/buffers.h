@@ -1,5 +1,5 @@
-// buffers.h: what test_runtime.cu and runtime_bugs.cu work with. They define OK(call) first: what is done if a call of
-// the runtime API does not return cudaSuccess.
+// buffers.h: the fixture of test_runtime.cu and runtime_bugs.cu. They define OK(call) first: the reaction to a call of
+// the runtime API that does not return cudaSuccess.
 
 #ifndef EMULATOR_BUFFERS_H
 #define EMULATOR_BUFFERS_H
@@ -11,8 +11,8 @@
 #define BLOCK 256
 #define GRID ((N + BLOCK - 1) / BLOCK)
 
-static float *a, *b, *host, *other;  // buffers: two on the device, two of pinned memory, which are zero
-static cudaStream_t s, t;            // that do not synchronise with the default stream
+static float *a, *b, *host, *other;  // two on the device, two in pinned memory, zeroed
+static cudaStream_t s, t;            // do not synchronise with the default stream
 static cudaEvent_t e, f;             // without times
 
 static __global__ void fill(float* out, float value) {
@@ -51,7 +51,7 @@ static void buffers_make(void) {
     for (cudaEvent_t* event : {&e, &f}) OK(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
 }
 
-// What was freed or destroyed before is NULL.
+// Pointers and handles freed or destroyed before are NULL.
 static void buffers_free(void) {
     for (float* device : {a, b}) OK(cudaFree(device));
     for (float* pinned : {host, other}) OK(cudaFreeHost(pinned));

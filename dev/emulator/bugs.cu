@@ -1,10 +1,10 @@
-// bugs.cu: kernels with a planted bug each, to see that the emulator catches them, and the same kernels without it, to
-// see that it does not cry wolf. (Bugs of host code and streams: runtime_bugs.cu.)
+// bugs.cu: kernels with one planted bug each, which the emulator must catch, and the same kernels without it, which
+// must cause no false alarm. (Bugs of host code and streams: runtime_bugs.cu.)
 //
-// bugs.h says how to run it. Behind each name stand the modes that must catch it, as test.sh sets them: forward,
-// reverse, random (4 seeds), early (reverse, with early copies), asan (built with the address and undefined-behaviour
-// sanitizers) and race (built with the race check). `all` is all of them. A seed may miss what the order hides: of the
-// four, one must catch what is listed as random.
+// bugs.h says how to run it. After each name are the modes that must catch it, as test.sh sets them: forward, reverse,
+// random (4 seeds), early (reverse, with early copies), asan (built with the address and undefined-behaviour
+// sanitizers) and race (built with the race check). `all` is all of them. A seed may miss a bug of order: at least one
+// of the four must catch a bug listed as random.
 
 #include <cuda_bf16.h>
 
@@ -170,7 +170,7 @@ static __global__ void counted(float* out, bool bug) {
 }
 KERNEL_BUG(missing_atomic_in_shared, "race") { counted<<<1, N>>>(result, bug); }
 
-// Each block adds its part of the sum; the order of the additions is open, but none may be lost.
+// Each block adds its part of the sum; the additions may come in any order, but none may be lost.
 static __global__ void global_sum(float* out, const float* in, bool bug) {
     float x = in[threadIdx.x];
     if (bug) out[threadIdx.x] += x / 4;
@@ -245,7 +245,7 @@ static __global__ void not_in_mask(float* out, uint32_t mask) {
 }
 KERNEL_BUG(lane_not_in_its_mask, "all") { not_in_mask<<<1, N>>>(result, bug ? 0xffffu : 0x1ffffu); }
 
-// Lanes of one warp shuffle at two places of the source, as if they met.
+// Lanes of one warp shuffle at two lines of the source, as if they were one operation.
 static __global__ void two_shuffles(float* out, bool bug) {
     float x;
     if (bug && threadIdx.x % 2) x = __shfl_xor_sync(0xffffffffu, 0.0f, 2);
@@ -314,7 +314,7 @@ static __global__ void copy_16(float* out, const float* in, uint32_t offset, uin
 }
 KERNEL_BUG(cp_async_misaligned, "all") { copy_16<<<1, N / 4>>>(result, numbers, bug ? 2 : 0, 16); }
 
-// The array ends 1 float after a multiple of 4; what is behind must be filled with zeros, not read.
+// The array ends 1 float after a multiple of 4; what follows must be filled with zeros, not read.
 static __global__ void copy_tail(float* out, const float* in, int32_t n, bool bug) {
     __shared__ __align__(16) float s[N];
     int32_t i = 4 * (int32_t)threadIdx.x, left = (n - i) * 4, size = left <= 0 ? 0 : left < 16 ? left : 16;

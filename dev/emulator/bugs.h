@@ -1,14 +1,14 @@
-// bugs.h: what the programs of planted bugs have in common: a list of bugs, each with a twin that does the same
-// correctly, and main.
+// bugs.h: shared by the programs of planted bugs: a list of bugs, each with a twin that does the same correctly, and
+// main.
 //
 //     BUG(name, "modes in which the emulator must catch it") {
 //         kernel<<<1, bug ? N + 1 : N>>>(...);       bug and good are bool, one is true
-//         return true;                               that the result is right
+//         return true;                               whether the result is right
 //     }
 //     int main(int argc, char** argv) { return bugs_main(argc, argv, run); }
 //
 //     program --list         number, name, modes
-//     program --good         the twins, one after the other: N passed, N failed
+//     program --good         the twins, in order: N passed, N failed
 //     program NUMBER         makes the mistake: status 0 nothing noticed, 1 a wrong result, 86 a diagnosis
 //     program NUMBER good    its twin
 

@@ -10,30 +10,30 @@
 //     {..., "space": "shared", "kind": "ldmatrix", "requests": 64, "bytes": 32768, "wavefronts": 256, "ideal": 256}
 //     {"kernel": "softmax<8>", "kind": "launch", "launches": 1, "blocks": 96, "threads": 128}
 //
-// file and line are those of the kernel itself; via is where the access is written, if in a function that it calls.
-// Kinds: load, store, atomic, cp.async (a line for the load from global memory, one for the store to shared), ldmatrix.
-// dev/sectors.sh makes a table of it. In C++, count_totals has the sums so far, which the ladders print for each rung.
+// file and line are those of the kernel itself; via is the line of the access, if it is in a function that the kernel
+// calls. Kinds: load, store, atomic, cp.async (a line for the load from global memory, one for the store to shared),
+// ldmatrix. dev/sectors.sh tabulates it. In C++, count_totals has the sums so far, which ladders print per rung.
 //
-// A request is what one instruction asks for in one execution by a warp. A lane's accesses are numbered for each
-// instruction, since the last time when all lanes met (a barrier, a shuffle, an mma); the lanes' n-th ones are one
-// request. An instruction is its address in the program and the calls that led there, so that a function that several
-// lines of a kernel call counts for each of them. A request is complete, and only its sums are kept, when all lanes
-// have come by, or when they meet. A warp has REQUESTS_AHEAD incomplete ones at most; then its lanes wait for others.
+// A request is what one instruction of a warp accesses in one execution. A lane's accesses are numbered per
+// instruction, since all lanes last met (at a barrier, a shuffle, an mma); the lanes' n-th accesses form one request.
+// An instruction is identified by its address and the calls that led there, so that a function called from several
+// lines of a kernel counts for each line. A request is complete, and only its sums are kept, when all lanes have made
+// the access, or when they meet. A warp has at most REQUESTS_AHEAD incomplete ones; then its lanes wait for others.
 //
 // Sectors: the 32-byte pieces of memory that a request touches, each once ("Nsight Compute", Kernel Profiling Guide:
 // a request is served in sectors of 32 bytes of lines of 128). Ideal: the bytes that it touches / 32, rounded up.
 //
-// Wavefronts: shared memory has 32 banks of 4 bytes; word w lies in bank w % 32. What touches different words of a bank
-// takes a wavefront for each; the same word is broadcast ("CUDA C++ Programming Guide", shared memory of compute
-// capabilities 5.x and later). Of accesses of 8 bytes a half-warp is served at a time, of 16 bytes a quarter-warp,
-// also of ldmatrix, whose 8 rows of a matrix are one ("cuTENSOR: high-performance tensor operations in CUDA", S9593 at
-// GTC 2019, phases). Ideal: one for each such part that has a lane. Atomics to the same word are made one after the
-// other. (Hardware serves some requests of 8 bytes, of broadcasts for instance, in fewer wavefronts than counted here.)
+// Wavefronts: shared memory has 32 banks of 4 bytes; word w lies in bank w % 32. Accesses to different words of a bank
+// take a wavefront each; the same word is broadcast ("CUDA C++ Programming Guide", shared memory of compute
+// capabilities 5.x and later). 8-byte accesses are served one half-warp at a time, 16-byte ones one quarter-warp, and
+// so is ldmatrix, where the 8 rows of a matrix form a quarter ("cuTENSOR: high-performance tensor operations in CUDA",
+// S9593 at GTC 2019, phases). Ideal: one per such part with an active lane. Atomics to the same word are serialised.
+// (Hardware serves some 8-byte requests, broadcasts for instance, in fewer wavefronts than counted here.)
 //
-// What the compiler for the CPU takes from memory twice, or once for two uses, a GPU's may not: dev/resources.sh reads
-// its machine code. What is counted is what the source asks for, with structs loaded and stored as a whole, 16 bytes
-// at a time, if the program is compiled with -fno-tree-sra (otherwise g++ takes them apart). Not counted: local memory,
-// constants, what a cache saves.
+// The CPU compiler may load a value twice, or once for two uses, where a GPU compiler does not: dev/resources.sh reads
+// the GPU's machine code. The counts are those of the source, with structs loaded and stored as a whole, 16 bytes at a
+// time, if the program is compiled with -fno-tree-sra (otherwise g++ splits them). Not counted: local memory,
+// constants, the effect of caches.
 
 #ifndef EMULATOR_COUNT_H
 #define EMULATOR_COUNT_H
@@ -43,30 +43,30 @@
 
 namespace emulator {
 
-constexpr size_t REQUESTS_AHEAD = 4096;  // of a warp that may be incomplete
+constexpr size_t REQUESTS_AHEAD = 4096;  // incomplete requests of a warp, at most
 constexpr size_t SECTOR_BYTES = 32, BANKS = 32, WORD_BYTES = 4, WIDEST = 16;
 
 struct CountTally {
     uint64_t requests, bytes, units, ideal;  // units: sectors or wavefronts
 };
-inline CountTally count_totals[2];           // of global memory, of shared memory; until now
+inline CountTally count_totals[2];           // global memory, shared memory; so far
 
 // A call, or an instruction that accesses memory; its parent is the call of the function that it is in. The roots are
 // the kernels, by their addresses.
 struct CountNode {
     uint32_t parent;
-    const void* pc;                          // where it returns to
+    const void* pc;                          // its return address
     bool shared;
     Access kind;
-    unsigned piece;                          // number of the 16 bytes of an access to more
+    unsigned piece;                          // which 16 bytes of a larger access
     CountTally tally;
     std::vector<uint32_t> children;
 };
 inline std::vector<CountNode> count_nodes(1);  // the first one is the parent of the kernels
 
 struct CountRequest {
-    uint32_t lanes;                          // that have come by
-    uint8_t bytes[LANES];                    // 0 of those that ask for nothing
+    uint32_t lanes;                          // that have made it
+    uint8_t bytes[LANES];                    // 0 for inactive lanes
     uintptr_t address[LANES];
 };
 
@@ -74,20 +74,20 @@ struct CountRequest {
 struct CountPending {
     uint32_t node;
     bool listed;                             // in CountWarp::listed
-    uint32_t complete, executed[LANES];      // requests; how often each lane has come by
+    uint32_t complete, executed[LANES];      // requests; how often each lane has executed it
     std::deque<CountRequest> requests;       // from number `complete` on
 };
 struct CountWarp {
     std::unordered_map<uint32_t, CountPending> pending;  // by node, of this launch
-    std::vector<CountPending*> listed;       // that lanes have come by since they all met
-    size_t requests;                         // that are not complete
+    std::vector<CountPending*> listed;       // executed since all lanes last met
+    size_t requests;                         // incomplete ones
     uint64_t accesses;
 };
 inline CountWarp count_warps[WARPS];
 
 struct CountLaunches {
     uint64_t launches, blocks;
-    unsigned threads;                        // of a block, at most
+    unsigned threads;                        // per block, at most
 };
 inline std::map<const void*, CountLaunches> count_launches;  // by kernel
 
@@ -169,7 +169,7 @@ EMULATOR_UNSEEN inline void count_first(CountWarp* w, CountPending* p) {
     w->requests--;
 }
 
-// No lane of the warp will add to its requests.
+// No lane of the warp will add to its requests so far: they are complete.
 EMULATOR_UNSEEN inline void count_complete(unsigned warp) {
     CountWarp* w = &count_warps[warp];
     for (CountPending* p : w->listed) {
@@ -194,7 +194,7 @@ EMULATOR_UNSEEN inline void count_record(const Thread* t, uint32_t node, uintptr
         uint64_t accesses = w->accesses;
         block->warps[t->warp].ready |= 1u << t->lane;
         wait();
-        if (w->accesses == accesses) count_complete(t->warp);  // the others wait for more than this
+        if (w->accesses == accesses) count_complete(t->warp);  // no progress: the others wait for a meeting
         nth = p->executed[t->lane] - p->complete;
     }
     if (nth == p->requests.size()) {
@@ -279,9 +279,9 @@ struct CountFrame {
     std::string function, place;
 };
 
-// What addr2line says of each address: the functions that were inlined there, the innermost first.
+// What addr2line reports for each address: the functions inlined there, the innermost first.
 inline std::map<const void*, std::vector<CountFrame>> count_frames(const std::vector<const void*>& addresses) {
-    constexpr size_t AT_ONCE = 1000;  // as a command line may not be of any length
+    constexpr size_t AT_ONCE = 1000;  // a command line has a maximum length
     std::map<const void*, std::vector<CountFrame>> frames;
     char here[4096];
     std::string root = getcwd(here, sizeof here) ? std::string(here) + "/" : "/";
@@ -354,7 +354,7 @@ inline void count_write() {
     std::vector<const void*> addresses;
     for (size_t i = 1; i < count_nodes.size(); i++) {
         const char* pc = (const char*)count_nodes[i].pc;
-        addresses.push_back(count_nodes[i].parent == 0 ? pc : pc - 1);  // a return address may be of the next line
+        addresses.push_back(count_nodes[i].parent == 0 ? pc : pc - 1);  // a return address may belong to the next line
     }
     std::sort(addresses.begin(), addresses.end());
     addresses.erase(std::unique(addresses.begin(), addresses.end()), addresses.end());
@@ -368,7 +368,7 @@ inline void count_write() {
             for (const CountFrame& frame : frames[(const char*)n->pc - 1]) {
                 if (!count_is_own(frame.place)) continue;
                 if (line.via.empty()) line.via = frame.place;
-                line.line = frame.place;  // the outermost at last, which is the kernel
+                line.line = frame.place;  // the last one is the outermost: the kernel
             }
         }
         line.kernel = count_kernel_name(frames[n->pc].empty() ? "?" : frames[n->pc].back().function);

@@ -2,17 +2,17 @@
 //
 //   1. objects    descriptors and their attributes
 //   2. rules      what the library refuses
-//   3. algorithms what cublasLtMatmulAlgoGetHeuristic proposes
-//   4. product    cublasLtMatmul
+//   3. algorithms those that cublasLtMatmulAlgoGetHeuristic proposes
+//   4. matmul     cublasLtMatmul
 //
-// What a program hands over is checked as the library checks it, and a little harder: an algorithm holds for exactly
-// the problem that it was proposed for, pointers must be aligned as they were promised to be, and the workspace is
-// overwritten with NaN, as a library that uses it may do. A call that the library would answer with an error status
-// gets that status. What this file does not know (attributes, orders, types, batches) ends the program with its name:
-// nothing is skipped. The product itself waits in the stream like a kernel.
+// Arguments are checked as the library checks them, and a little more strictly: an algorithm is valid only for exactly
+// the problem that it was proposed for, pointers must have the promised alignment, and the workspace is overwritten
+// with NaN, as the library may overwrite it. A call that the library would answer with an error status gets that
+// status. Anything unknown to this file (attributes, orders, types, batches) ends the program and is named: nothing is
+// skipped. The matmul itself is queued in the stream like a kernel.
 //
-// Not seen here: which shapes the real library has kernels for. A program must be ready for none, so this one has none
-// for 16-bit matrices whose rows are not whole 16 bytes, and none for the epilogues named in cublaslt_missing.
+// Not modelled: which shapes the real library has kernels for. A program must expect none, so this one has none for
+// 16-bit matrices whose rows are not multiples of 16 bytes, and none for the epilogues in cublaslt_missing.
 
 #ifndef EMULATOR_CUBLASLT_H
 #define EMULATOR_CUBLASLT_H
@@ -28,8 +28,8 @@ namespace emulator {
 // Tests set it: a mask of cublasLtEpilogue_t for which there is no algorithm; CUBLASLT_EPILOGUE_DEFAULT too.
 inline unsigned cublaslt_missing = 0;
 
-// The same of algorithms, by the number of parts less one: those that do not run, those whose sums lack a term, and how
-// much later than it is an event finds it after each (emulated times mean nothing).
+// The same for algorithms, indexed by their number of parts less one: those that fail, those whose sums lack a term,
+// and how much each delays an event recorded after it (emulated times mean nothing).
 enum { CUBLASLT_ALGORITHMS = 4 };
 inline unsigned cublaslt_refused = 0, cublaslt_wrong = 0;
 inline double cublaslt_ms[CUBLASLT_ALGORITHMS];
@@ -38,8 +38,8 @@ inline size_t cublaslt_version = 130000;
 // ------------------------------------------------------------------------------------------------
 // 1. Objects
 //
-// They lie in the opaque structs of the library's header, and begin with their kind, so that another pointer shows.
-// Destroyed ones stay until the end of the program, so that their use is known.
+// They are stored in the opaque structs of the library's header, and begin with their kind, so that a wrong pointer is
+// detected. Destroyed ones stay until the end of the program, so that their use is detected, too.
 
 inline std::vector<std::unique_ptr<void, void (*)(void*)>> cublaslt_destroyed;
 
@@ -128,14 +128,14 @@ inline const CublasltAttribute CublasltPreference::attributes[] = {
 };
 #undef EMULATOR_ATTRIBUTE
 
-// What cublasLtMatmulAlgo_t holds: the problem it is for, what it needs, and the parts into which it cuts a sum.
+// The contents of cublasLtMatmulAlgo_t: its problem, its requirements, and the number of parts that sums are split in.
 struct CublasltAlgorithm {
     uint64_t problem, workspace;
     uint32_t alignment[4], parts;
 };
 static_assert(sizeof(CublasltAlgorithm) <= sizeof(cublasLtMatmulAlgo_t), "room for an algorithm");
 
-// The object behind one of the library's pointers; the program ends if it is none.
+// The object behind one of the library's pointers; ends the program if it is not one.
 template <class Object>
 inline Object* cublaslt_object(void* opaque) {
     Object* object = (Object*)opaque;
@@ -196,8 +196,8 @@ inline Dtype cublaslt_gemm_type(int32_t type) {
     return type == CUDA_R_32F ? DTYPE_F32 : type == CUDA_R_16BF ? DTYPE_BF16 : DTYPE_F16;
 }
 
-// Elements of the bias that is added to the columns of D, or of the bias gradient, the sums of the columns of op(B),
-// which is written; 0 if there is neither.
+// Elements of the bias that is added to the columns of D, or of the bias gradient (the sums of the columns of op(B))
+// that is written; 0 if there is neither.
 inline uint64_t cublaslt_bias_length(const CublasltProblem& p) {
     if (p.operation.epilogue == CUBLASLT_EPILOGUE_BGRADB) return p.d.columns;
     return cublaslt_has_bias(p.operation.epilogue) ? p.d.rows : 0;
@@ -206,7 +206,7 @@ inline uint64_t cublaslt_bias_length(const CublasltProblem& p) {
 // The types of the bias and of the auxiliary matrix are those of D unless they were set.
 inline int32_t cublaslt_or_type_of_d(int32_t type, const CublasltProblem& p) { return type == -1 ? p.d.type : type; }
 
-// Ends the program for what is not emulated; otherwise answers as the library does.
+// Ends the program for what is not emulated; otherwise returns the library's status.
 inline cublasStatus_t cublaslt_check(const CublasltProblem& p) {
     const CublasltOperation& o = p.operation;
     for (const CublasltLayout* layout : {&p.a, &p.b, &p.c, &p.d}) {
@@ -235,7 +235,7 @@ inline cublasStatus_t cublaslt_check(const CublasltProblem& p) {
     if (b_rows != p.length || p.d.rows != a_rows || p.d.columns != b_columns) return CUBLAS_STATUS_INVALID_VALUE;
     if (p.c.rows != p.d.rows || p.c.columns != p.d.columns) return CUBLAS_STATUS_INVALID_VALUE;
 
-    // The table of types of the library's manual, as far as it is about these three and float arithmetic.
+    // The table of types in the library's manual, for these three and float arithmetic.
     bool tf32 = o.compute == CUBLAS_COMPUTE_32F_FAST_TF32;
     if (o.scale_type != CUDA_R_32F || p.a.type != p.b.type || p.c.type != p.d.type ||
         (p.d.type != p.a.type && p.d.type != CUDA_R_32F) || (tf32 && p.a.type != CUDA_R_32F))
@@ -267,10 +267,10 @@ inline bool cublaslt_aligned(const void* pointer, size_t bytes) { return (uintpt
 // ------------------------------------------------------------------------------------------------
 // 3. Algorithms
 //
-// The first makes a sum in one piece, the next ones in 2, 3 and 4 parts, each of which is rounded to a float: other
-// bits. They work in any layout, but promise nothing beyond what they were asked for.
+// The first computes a sum in one part, the next ones in 2, 3 and 4 parts, each rounded to a float: other bits. They
+// support any layout, but promise nothing beyond the request.
 
-// A number for all that an algorithm is bound to; the pointers in the operation may change from call to call.
+// A hash of all that an algorithm is bound to; the pointers in the operation may change from call to call.
 inline uint64_t cublaslt_fingerprint(const CublasltProblem& p) {
     const CublasltOperation& o = p.operation;
     uint64_t parts[32], count = 0;
@@ -284,7 +284,7 @@ inline uint64_t cublaslt_fingerprint(const CublasltProblem& p) {
     return hash_bytes(parts, count * sizeof parts[0]);
 }
 
-// Whether there is an algorithm: tensor cores take rows of whole 16 bytes on 16 bytes.
+// Whether there is an algorithm: tensor cores take rows of multiples of 16 bytes, aligned to 16 bytes.
 inline bool cublaslt_available(const CublasltProblem& p, const CublasltPreference& wish) {
     const CublasltOperation& o = p.operation;
     const CublasltLayout* layouts[] = {&p.a, &p.b, &p.c, &p.d};
@@ -302,7 +302,7 @@ inline bool cublaslt_runs(const CublasltAlgorithm& algorithm) {
     return algorithm.parts - 1 < CUBLASLT_ALGORITHMS && !(cublaslt_refused >> (algorithm.parts - 1) & 1);
 }
 
-// The first asks for the memory of a sum that is split in two, if it may, and if sums are long; the others for that of
+// The first requests memory for a sum split in two, if it may, and if sums are long; the others request memory for
 // their parts.
 inline uint64_t cublaslt_workspace(const CublasltProblem& p, const CublasltPreference& wish, uint32_t parts) {
     uint64_t bytes = p.d.rows * p.d.columns * sizeof(float);
@@ -312,21 +312,21 @@ inline uint64_t cublaslt_workspace(const CublasltProblem& p, const CublasltPrefe
 }
 
 // ------------------------------------------------------------------------------------------------
-// 4. Product
+// 4. Matmul
 //
 //     D = epilogue(alpha op(A) op(B) + beta C)
 //
-// The library's column-major D is a row-major D^T = op(B)^T op(A)^T, which gemm.h makes in float; what follows is a
+// The library's column-major D is a row-major D^T = op(B)^T op(A)^T, which gemm.h computes in float; the epilogue is a
 // loop over the elements.
 
-// Dies unless the whole matrix lies in one allocation on the device.
+// Ends the program unless the whole matrix lies in one allocation on the device.
 inline void cublaslt_reach(const char* what, const void* data, int32_t type, int64_t stride, uint64_t rows,
                            uint64_t columns) {
     size_t elements = (columns - 1) * (size_t)stride + rows;
     check_end(what, data, elements * cublaslt_type_bytes(type), true);
 }
 
-// As the tensor cores read a float.
+// A float as the tensor cores read it.
 inline float cublaslt_tf32(float x) { return float_from_bits(bits_of_tf32(bits_from_float(x))); }
 
 struct CublasltCall {
@@ -338,7 +338,7 @@ struct CublasltCall {
     uint32_t parts;
 };
 
-// An operand for gemm, which sees the transpose of it: op(A)^T.
+// An operand for gemm, which takes its transpose: op(A)^T.
 inline GemmMatrix cublaslt_operand(const CublasltLayout& layout, const void* data, bool transpose, bool tf32,
                                    float** copy) {
     *copy = nullptr;
@@ -356,7 +356,7 @@ inline GemmMatrix cublaslt_operand(const CublasltLayout& layout, const void* dat
     return gemm_matrix(data, cublaslt_gemm_type(layout.type), (size_t)layout.stride, transpose);
 }
 
-// The form with tanh, which is the library's.
+// The library's GELU is the form with tanh.
 inline float cublaslt_gelu(float x) {
     double u = sqrt(2.0 / M_PI) * ((double)x + 0.044715 * (double)x * (double)x * (double)x);
     return (float)(0.5 * (double)x * (1.0 + tanh(u)));
@@ -384,7 +384,7 @@ inline void cublaslt_run(const CublasltCall& call) {
         if (part + 1 == call.parts && cublaslt_wrong >> (call.parts - 1) & 1 && end - first > 1) end--;
         b_part.data = (const char*)b.data + first * (b.transposed ? b.stride : 1) * dtype_bytes(b.type);
         a_part.data = (const char*)a.data + first * (a.transposed ? 1 : a.stride) * dtype_bytes(a.type);
-        // Begun from zero: a sum that goes on from that of the part before has the bits of one in one piece.
+        // Starts from zero: continuing the previous part's sum would give the bits of one part.
         gemm(part ? part_sums : sums, DTYPE_F32, rows, false, b_part, a_part, nullptr, DTYPE_F32, columns, rows,
              end - first);
         for (size_t i = 0; part && i < rows * columns; i++) sums[i] += part_sums[i];
@@ -580,7 +580,7 @@ EMULATOR_CUBLASLT cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t o
     if (cublaslt_has_aux(o.epilogue) && o.aux == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
     if (d == a || d == b) die("cuBLASLt: the result lies on an operand");
 
-    // The real library would stumble over these later, or not at all.
+    // The real library would fail on these later, or never.
     const void* pointers[] = {a, b, call.beta != 0.0f ? c : d, d};
     const CublasltLayout* layouts[] = {&call.problem.a, &call.problem.b, &call.problem.c, &call.problem.d};
     const char* const names[] = {"matrix A", "matrix B", "matrix C", "matrix D"};

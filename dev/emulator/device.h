@@ -1,4 +1,4 @@
-// device.h: what device code may call and C++ does not have.
+// device.h: functions that device code may call and C++ does not have.
 //
 //   1. blocks     __syncthreads and its kin
 //   2. warps      shuffles, votes, reductions
@@ -43,7 +43,7 @@ namespace emulator {
 
 enum ShuffleKind { INDEXED, UP, DOWN, XOR };
 
-// What a lane brings to an operation of its warp, and takes from it.
+// A lane's inputs to an operation of its warp, and its results.
 template <class T>
 struct Brought {
     T value, result;
@@ -167,10 +167,10 @@ namespace emulator {
 
 template <class T>
 struct Plain {
-    using Type = T;  // a parameter of this type takes no part in deducing T
+    using Type = T;  // a parameter of this type is not used to deduce T
 };
 
-// *address = change(*address) at once; returns what was there.
+// *address = change(*address), atomically; returns the old value.
 template <class T, class F>
 EMULATOR_UNSEEN inline T atomic_change(T* address, Place place, F change) {
     using Bits = std::conditional_t<sizeof(T) == 8, uint64_t, std::conditional_t<sizeof(T) == 4, uint32_t, uint16_t>>;
@@ -280,7 +280,7 @@ inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned n) {
 inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned n) {
     return (unsigned)(((uint64_t)high << 32 | low) >> (n & 31));
 }
-// Byte i of the result is the byte of (b, a) that nibble i of the selector names; its top bit spreads the byte's sign.
+// Byte i of the result is byte (nibble i of the selector) of (b, a); the nibble's top bit replicates the byte's sign.
 inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
     uint64_t both = (uint64_t)b << 32 | a;
     unsigned result = 0;
@@ -295,10 +295,9 @@ inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
 // ------------------------------------------------------------------------------------------------
 // 6. Arithmetic
 //
-// The fast intrinsics of the hardware are off by a few units in the last place, these are not: tests must have
-// tolerances.
+// The hardware's fast intrinsics are off by a few units in the last place, these are not: tests need tolerances.
 
-// The C library has __expf and __logf of its own, hence macros.
+// The C library has its own __expf and __logf, hence macros.
 #define __expf(x) expf(x)
 #define __logf(x) logf(x)
 #define __log2f(x) log2f(x)
@@ -331,7 +330,7 @@ EMULATOR_MIN_MAX(long, unsigned long, unsigned long)
 EMULATOR_MIN_MAX(unsigned long, long, unsigned long)
 EMULATOR_MIN_MAX(long long, long long, long long)
 EMULATOR_MIN_MAX(unsigned long long, unsigned long long, unsigned long long)
-inline float min(float a, float b) { return fminf(a, b); }  // of a number and a NaN: the number
+inline float min(float a, float b) { return fminf(a, b); }  // of a number and a NaN, returns the number
 inline float max(float a, float b) { return fmaxf(a, b); }
 inline double min(double a, double b) { return fmin(a, b); }
 inline double max(double a, double b) { return fmax(a, b); }

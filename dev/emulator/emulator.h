@@ -10,13 +10,12 @@
 //   8. copies          cp.async, done as late or as early as the rules allow
 //   9. grids           run_grid, launches and their limits
 //
-// What device code calls (shuffles, atomics, intrinsics) is in device.h, PTX in ptx.h, the runtime API in runtime.h,
-// the race check in race.h, the counts of its build in count.h. translate.cpp makes C++ of CUDA first. README.md tells
-// how it all works and what it misses.
+// Functions for device code (shuffles, atomics, intrinsics) are in device.h, PTX in ptx.h, the runtime API in
+// runtime.h, the race check in race.h, the access counts of its build in count.h. translate.cpp first turns CUDA into
+// C++. README.md explains how it all works and what it does not detect.
 //
-// A block is run by one thread of the operating system, which switches between the fibers of the block; blocks run in
-// parallel with OpenMP. Fibers never move between threads of the system. Nothing is pre-empted: a fiber runs until it
-// waits or returns.
+// A block runs on one OS thread, which switches between the fibers of the block; blocks run in parallel with OpenMP.
+// Fibers never move between OS threads. There is no pre-emption: a fiber runs until it waits or returns.
 
 #ifndef EMULATOR_H
 #define EMULATOR_H
@@ -91,8 +90,8 @@ struct Modes {
     const char* launches;  // EMULATE_LAUNCHES=FILE: launches are listed there, not run: launches.h
 };
 
-// Where in the source something is. As the default value of a parameter, EMULATOR_HERE is the place of the call.
-// (With a constructor: g++ takes the place of the declaration for an aggregate in braces.)
+// A position in the source. As the default value of a parameter, EMULATOR_HERE is the position of the call. (It has a
+// constructor because g++ uses the position of the declaration for an aggregate in braces.)
 struct Place {
     const char* file;
     int line;
@@ -112,7 +111,7 @@ enum { DIAGNOSIS = 86 };  // exit status, so that a test can tell a diagnosis fr
 [[noreturn]] inline void die_at(Place place, const char* format, ...) __attribute__((format(printf, 2, 3)));
 inline void print_place();
 #ifdef EMULATE_RACE
-inline bool unseen = true;  // while host code or the emulator's own runs; always so when fibers switch
+inline bool unseen = true;  // while host code or the emulator's own code runs; always during a fiber switch
 struct Unseen {
     bool before;
     EMULATOR_UNSEEN Unseen() : before(unseen) { unseen = true; }
@@ -126,7 +125,7 @@ struct Unseen {
 
 [[noreturn]] EMULATOR_UNSEEN inline void die_with(Place place, const char* format, va_list arguments) {
     static std::atomic<bool> dying{false};
-    while (dying.exchange(true)) pause();  // another thread prints, and ends us all
+    while (dying.exchange(true)) pause();  // another thread prints, and ends the process
     fflush(stdout);
     fprintf(stderr, "emulator: ");
     if (place.file) fprintf(stderr, "%s:%d: ", place.file, place.line);
@@ -171,10 +170,10 @@ inline unsigned mode_number(const char* name, unsigned otherwise, unsigned least
     return (unsigned)n;
 }
 
-// Limits of the device, those of compute capability 9.0. Others have less shared memory: 99 KiB (8.6, 8.9, 12.0),
-// 163 KiB (8.0).
+// Limits of the device, for compute capability 9.0. Others have less shared memory: 99 KiB (8.6, 8.9, 12.0), 163 KiB
+// (8.0).
 constexpr unsigned STATIC_SHARED_KIB = 48, SHARED_KIB = 227;
-constexpr size_t STATIC_SHARED_LIMIT = STATIC_SHARED_KIB << 10;  // and what a kernel may have without asking for more
+constexpr size_t STATIC_SHARED_LIMIT = STATIC_SHARED_KIB << 10;  // also what a kernel may have without asking for more
 constexpr unsigned BLOCK_LIMIT = 1024;
 constexpr unsigned LANES = 32, WARPS = BLOCK_LIMIT / LANES;
 constexpr unsigned ALL_LANES = 0xffffffffu;
@@ -194,7 +193,7 @@ inline Modes modes_read() {
     modes.launches = getenv("EMULATE_LAUNCHES");
     if (modes.launches) modes.poison = false;
 #ifdef EMULATE_RACE
-    modes.threads = 1;  // the check knows only one block at a time
+    modes.threads = 1;  // the check handles only one block at a time
 #endif
     return modes;
 }
@@ -220,13 +219,13 @@ namespace emulator {
 // 2. Switch
 //
 // emulator_switch(&save, to) pushes the registers that a function must preserve, stores the stack pointer in `save`,
-// takes the stack pointer `to` and pops what was pushed there. On x86-64 it jumps instead of returning, since a return
-// to another place than the last call's is predicted wrongly every time.
+// loads the stack pointer `to` and pops what was pushed there. On x86-64 it jumps instead of returning, since a return
+// that does not match the last call is mispredicted every time.
 
 extern "C" void emulator_switch(void** save, void* to);
 
 #if defined(__x86_64__)
-constexpr int FRAME_WORDS = 8, FRAME_ENTRY = 6;  // what is on a stack that waits; where in it the address is
+constexpr int FRAME_WORDS = 8, FRAME_ENTRY = 6;  // words saved on a waiting stack; index of the address
 __asm__(".text\n.weak emulator_switch\n.type emulator_switch,@function\nemulator_switch:\n"
         "push %rbp\npush %rbx\npush %r12\npush %r13\npush %r14\npush %r15\n"
         "mov %rsp,(%rdi)\nmov %rsi,%rsp\n"
@@ -251,12 +250,12 @@ __asm__(
 // 3. State
 
 #ifdef __SANITIZE_ADDRESS__
-constexpr size_t STACK_BYTES = 256 << 10;  // the address sanitizer's frames are large
+constexpr size_t STACK_BYTES = 256 << 10;  // AddressSanitizer's frames are large
 #else
 constexpr size_t STACK_BYTES = 64 << 10;
 #endif
 constexpr size_t PAGE_BYTES = 4096;
-constexpr size_t STACK_GUARD_BYTES = 256 << 10;  // of no access below each stack
+constexpr size_t STACK_GUARD_BYTES = 256 << 10;  // inaccessible, below each stack
 
 // A cp.async under way.
 struct Copy {
@@ -270,31 +269,31 @@ struct Copy {
 struct Thread {
     void* stack_pointer;                   // while it does not run
     char* stack;
-    void* fake_stack;                      // the address sanitizer's
+    void* fake_stack;                      // AddressSanitizer's
     uint3 index;
     unsigned number, warp, lane;
     bool returned;
-    const char* waits_for;                 // for the report of a deadlock
+    const char* waits_for;                 // for a deadlock report
     Place waits_at;
     unsigned waits_mask;
     std::vector<Copy> copies;
-    unsigned copy_group;                   // that the next cp.async belongs to
-    uint32_t path;                         // of calls, for count.h
-    const void* ptx_from;                  // the place in the program of the latest inline PTX, likewise
+    unsigned copy_group;                   // the group of the next cp.async
+    uint32_t path;                         // call path, for count.h
+    const void* ptx_from;                  // code address of the latest inline PTX, also for count.h
 };
 
-// An operation of a warp that some lanes have come to and others have not.
+// An operation of a warp that only some lanes have reached.
 struct Meeting {
     const char* name;
     Place place;
     unsigned mask, arrived;
-    bool excuses;                          // lanes that have returned are not waited for
+    bool excuses;                          // does not wait for lanes that have returned
     void* data[LANES];
 };
 
 struct Warp {
     unsigned ready;                        // lanes that can run
-    unsigned returned;                     // lanes that have returned or never were
+    unsigned returned;                     // lanes that have returned or never existed
     unsigned speed;                        // in the random order the fastest warp that is ready runs
     uint32_t interval;                     // between two __syncwarp, for the race check
     unsigned meetings_count;
@@ -305,19 +304,19 @@ constexpr unsigned BARRIERS = 16;
 
 struct Barrier {
     Place place;
-    unsigned arrived, expected;            // expected: 0 for all threads that have not returned
+    unsigned arrived, expected;            // expected: 0 means all threads that have not returned
     unsigned waiting[WARPS];               // lanes
     unsigned ayes;                         // predicates that were true
-    unsigned result_ayes, result_arrived;  // of the last time
+    unsigned result_ayes, result_arrived;  // of the previous round
 };
 
-// An object of shared memory in the arena of the block.
+// An object of shared memory in the block's arena.
 struct SharedObject {
     uint64_t block_serial;
     char* address;
 };
 
-// What one thread of the operating system needs to run blocks.
+// What one OS thread needs to run blocks.
 struct Block {
     unsigned count, running;               // threads, and those that have not returned
     void (*call)(void*);                   // runs the kernel for the current thread
@@ -331,27 +330,27 @@ struct Block {
     Barrier barriers[BARRIERS];
     uint64_t random;
     uint32_t interval;                     // between two barriers, for the race check
-    uint64_t serial;                       // of blocks that this has run
+    uint64_t serial;                       // number of blocks that this thread has run
     char* arena;
     size_t arena_used, shared_bytes, dynamic_bytes;
-    std::vector<std::pair<size_t, size_t>> guards;  // offset and length of what nobody may write
+    std::vector<std::pair<size_t, size_t>> guards;  // offset and length of guard zones
     std::vector<SharedObject> objects;     // by number of the declaration
     ~Block();
 };
 
-inline __thread Block* block;              // that this thread of the system runs
-inline __thread Thread* current;           // CUDA thread that runs; nullptr in host code
+inline __thread Block* block;              // run by this OS thread
+inline __thread Thread* current;           // the running CUDA thread; nullptr in host code
 
 struct Launch {
     const char* kernel = nullptr;
     const void* function = nullptr;
     Place place;
-    bool asked = false;                    // cudaFuncSetAttribute was called for dynamic shared memory,
-    size_t dynamic_limit = 0;              // of which a launch may have so much
-    const char* arguments = nullptr;       // which every thread copies, since a kernel may change its parameters
+    bool asked = false;                    // cudaFuncSetAttribute was called for dynamic shared memory
+    size_t dynamic_limit = 0;              // the maximum that a launch may then have
+    const char* arguments = nullptr;       // copied by every thread, since a kernel may change its parameters
     size_t argument_bytes = 0;
 };
-inline __thread Launch launch;             // that is running; the name is nullptr in host code
+inline __thread Launch launch;             // running now; the name is nullptr in host code
 
 EMULATOR_UNSEEN inline void print_place() {
     if (launch.kernel == nullptr) return;
@@ -365,8 +364,8 @@ EMULATOR_UNSEEN inline void print_place() {
     fprintf(stderr, "\n");
 }
 
-// race.h: thread t has touched memory. kind says how; `place` is a Place or, for line < 0, an address in the program.
-// count.h: the same, for the number of requests, and what it must know of the lanes of a warp.
+// race.h: thread t has accessed memory, as kind says; `place` is a Place or, for line < 0, a code address. count.h: the
+// same, to count requests, and what it must know about the lanes of a warp.
 enum Access { READ, WRITE, ATOMIC, COPY_START, COPY_END, LDMATRIX };  // cp.async writes from COPY_START to COPY_END
 #ifdef EMULATE_RACE
 EMULATOR_UNSEEN inline void race_check(const Thread* t, const void* address, size_t bytes, Access access, Place place);
@@ -394,10 +393,10 @@ inline void count_block_end() {}
 // ------------------------------------------------------------------------------------------------
 // 4. Scheduler
 //
-// Real warps drift apart by as much as the barriers let them; the orders imitate that. Forward, a warp goes on until
-// all of its lanes wait, then the next higher one; reverse is the mirror image; random gives each warp a speed, drawn
-// anew at each barrier, and within a warp picks any lane. (Any thread at random would keep the warps side by side, and
-// hardly ever show that one may overtake another.)
+// Real warps drift apart as far as barriers allow; the orders imitate that. Forward, a warp runs until all of its lanes
+// wait, then the next higher one; reverse is the mirror image; random draws a new speed for each warp at every barrier,
+// and picks any lane within a warp. (Picking any thread at random would keep the warps level, and hardly ever show that
+// one may overtake another.)
 
 EMULATOR_UNSEEN inline uint64_t random_next() {
     uint64_t& x = block->random;
@@ -415,7 +414,7 @@ EMULATOR_UNSEEN inline void draw_speeds() {
 inline unsigned lowest(unsigned mask) { return (unsigned)__builtin_ctz(mask); }
 inline unsigned highest(unsigned mask) { return 31u - (unsigned)__builtin_clz(mask); }
 
-// The bit of `mask` to take after position `at`: the next one in the order, going round.
+// The bit of `mask` to take after position `at`: the next one in the order, cyclically.
 EMULATOR_UNSEEN inline unsigned next_bit(unsigned mask, unsigned at) {
     if (modes.order == REVERSE) {
         unsigned below = mask & ((1u << at) - 1);
@@ -428,7 +427,7 @@ EMULATOR_UNSEEN inline unsigned next_bit(unsigned mask, unsigned at) {
 // Takes the next thread that can run; nullptr if all wait.
 EMULATOR_UNSEEN inline Thread* pick() {
     Block* b = block;
-    unsigned at = current ? current->warp : modes.order == REVERSE ? 0 : WARPS - 1;  // so that the first is next
+    unsigned at = current ? current->warp : modes.order == REVERSE ? 0 : WARPS - 1;  // so that the first one is next
     unsigned warp = at;
     if (modes.order == RANDOM) {
         unsigned best = 0;
@@ -458,7 +457,7 @@ EMULATOR_UNSEEN inline Thread* pick() {
     return &b->threads[warp * LANES + lane];
 }
 
-// Goes on with thread t, or with the thread of the system if t is nullptr. `forever`: nobody will come back.
+// Continues with thread t, or with the OS thread if t is nullptr. `forever`: the caller will not be resumed.
 EMULATOR_UNSEEN inline void switch_to(Thread* t, bool forever) {
     void* unused;
     void** save = forever ? &unused : current ? &current->stack_pointer : &block->main_stack_pointer;
@@ -496,7 +495,7 @@ EMULATOR_UNSEEN inline void switch_to(Thread* t, bool forever) {
         report.c_str());
 }
 
-// Lets others run. The caller has noted what it waits for, unless it has made itself ready.
+// Lets other threads run. The caller has noted what it waits for, or made itself ready.
 EMULATOR_UNSEEN inline void wait() {
     Thread* next = pick();
     if (next == nullptr) deadlock();
@@ -525,8 +524,8 @@ EMULATOR_UNSEEN inline void barrier_open(Barrier* b) {
     draw_speeds();
 }
 
-// Waits until all threads of the block, or `expected` of them, have come to barrier `id`. Real hardware counts arrivals
-// only; here they must come to the same place of the source too, since another one is nearly always a mistake.
+// Waits until all threads of the block, or `expected` of them, have reached barrier `id`. Real hardware only counts
+// arrivals; here all must be at the same line of the source, since anything else is nearly always a mistake.
 EMULATOR_UNSEEN inline const Barrier& barrier(const char* name, Place place, unsigned id = 0, unsigned expected = 0,
                                               bool aye = false) {
     Unseen emulator_work;
@@ -557,7 +556,7 @@ EMULATOR_UNSEEN inline const Barrier& barrier(const char* name, Place place, uns
 // ------------------------------------------------------------------------------------------------
 // 6. Warps
 //
-// All that lanes do together goes through a meeting: the last lane to come does the work for all and wakes them.
+// Every joint operation of lanes is a meeting: the last lane to arrive does the work for all and wakes them.
 //
 //     if (Meeting* m = meet("__ballot_sync", place, mask, &mine)) { ... m->data[lane] ...; part(m); }
 
@@ -577,7 +576,7 @@ EMULATOR_UNSEEN inline void part(Meeting* m) {
     }
 }
 
-// The meeting for the last lane to come; nullptr for the others, when it is over.
+// The meeting, for the last lane to arrive; nullptr for the others, once it is over.
 EMULATOR_UNSEEN inline Meeting* meet(const char* name, Place place, unsigned mask, void* data, bool excuses = false) {
     if (!current) die("%s outside of a kernel", name);
     Warp* warp = &block->warps[current->warp];
@@ -617,7 +616,7 @@ EMULATOR_UNSEEN inline void sync_warp(unsigned mask, Place place) {
     }
 }
 
-// The current thread has returned: whoever waited only for it goes on.
+// The current thread has returned: threads that waited only for it continue.
 EMULATOR_UNSEEN inline void release_from_returned() {
     Warp* warp = &block->warps[current->warp];
     for (unsigned i = 0; i < warp->meetings_count; i++) {
@@ -636,16 +635,16 @@ EMULATOR_UNSEEN inline void release_from_returned() {
 // ------------------------------------------------------------------------------------------------
 // 7. Shared memory
 //
-// Each block has an arena: dynamic shared memory at its beginning, then each __shared__ variable as the first thread
-// passes its declaration. An address in shared memory, as __cvta_generic_to_shared gives it, is the offset in the
-// arena. Between the objects lie guard zones, poisoned for the address sanitizer and checked when the block has ended.
+// Each block has an arena: dynamic shared memory at its beginning, then each __shared__ variable when the first thread
+// passes its declaration. An address in shared memory, as __cvta_generic_to_shared returns it, is the offset in the
+// arena. Guard zones between objects are poisoned for AddressSanitizer and checked when the block has ended.
 
 constexpr size_t GUARD_BYTES = 256, OBJECT_ALIGNMENT = 1024;
 constexpr size_t ARENA_BYTES = (2 * SHARED_KIB << 10) + 256 * OBJECT_ALIGNMENT;  // room for small objects and guards
 
 inline int fill_byte() { return modes.poison ? 0xFF : 0; }
 
-// For the address sanitizer: whether nobody may touch it.
+// Marks memory as forbidden or allowed for AddressSanitizer.
 EMULATOR_UNSEEN inline void set_poison([[maybe_unused]] char* from, [[maybe_unused]] size_t bytes,
                                        [[maybe_unused]] bool poisoned) {
 #ifdef __SANITIZE_ADDRESS__
@@ -653,8 +652,8 @@ EMULATOR_UNSEEN inline void set_poison([[maybe_unused]] char* from, [[maybe_unus
 #endif
 }
 
-// Static shared memory has a limit of its own. Beside it there must be room for the dynamic: for what was launched
-// within the limit that needs no asking, or for all that cudaFuncSetAttribute has allowed within that of the device.
+// Static shared memory has its own limit. In addition there must be room for the dynamic: for what was launched within
+// the limit that needs no attribute, or for all that cudaFuncSetAttribute has allowed within the device's limit.
 EMULATOR_UNSEEN inline void shared_memory_check() {
     Block* b = block;
     size_t static_bytes = b->shared_bytes - b->dynamic_bytes;
@@ -669,7 +668,7 @@ EMULATOR_UNSEEN inline void shared_memory_check() {
             static_bytes, launch.dynamic_limit, modes.shared_limit);
 }
 
-// Puts an object into the arena, aligned as asked and no better, so that a missing __align__ shows.
+// Puts an object into the arena, aligned no better than requested, so that a missing __align__ is noticed.
 EMULATOR_UNSEEN inline char* arena_take(size_t bytes, size_t alignment) {
     Block* b = block;
     b->shared_bytes += bytes;
@@ -700,7 +699,7 @@ EMULATOR_UNSEEN inline void arena_open(size_t dynamic_bytes) {
     b->arena_used = b->shared_bytes = 0;
     b->dynamic_bytes = dynamic_bytes;
     if (dynamic_bytes) arena_take(dynamic_bytes, OBJECT_ALIGNMENT);
-    else b->arena_used = 1;  // address 0 stays free
+    else b->arena_used = 1;  // address 0 stays unused
 }
 
 EMULATOR_UNSEEN inline void arena_check() {
@@ -722,7 +721,7 @@ inline char* dynamic_shared() {
     return block->arena;
 }
 
-// A __shared__ variable of type T. The object itself is static, one per declaration; its memory is the block's.
+// A __shared__ variable of type T. The object itself is static, one per declaration; its memory belongs to the block.
 inline std::atomic<int> shared_declarations{0};
 
 template <class T>
@@ -767,7 +766,7 @@ EMULATOR_UNSEEN inline char* shared_pointer(uint32_t address, size_t bytes, Plac
 // 8. Copies
 //
 // cp.async may write at any time between its issue and the wait for its group. Late copies are done at the wait, which
-// shows who reads without waiting; early ones at the issue, which shows who overwrites what others still read.
+// exposes reads without a wait; early ones at the issue, which exposes overwriting what others still read.
 
 EMULATOR_UNSEEN inline void copy_perform(const Copy& c) {
     memcpy(c.to, c.from, c.bytes_read);
@@ -791,7 +790,7 @@ EMULATOR_UNSEEN inline void copy_start(uint32_t to, const void* from, unsigned b
     current->copies.push_back(c);
 }
 
-// Waits until at most `pending` of the newest groups are under way; -1: and nothing that belongs to no group yet.
+// Waits until at most `pending` of the newest groups are in flight; -1: also for copies that have no group yet.
 EMULATOR_UNSEEN inline void copy_wait(Thread* t, int pending) {
     size_t done = 0;
     while (done < t->copies.size() && (pending < 0 || (int)t->copies[done].group < (int)t->copy_group - pending)) {
@@ -850,7 +849,7 @@ EMULATOR_UNSEEN inline void threads_reserve(Block* b, unsigned n) {
     }
 }
 
-// A thread of the system ends: so does what it ran blocks with.
+// An OS thread ends: frees what it needed to run blocks.
 EMULATOR_UNSEEN inline void memory_end(char* from, size_t unused, size_t bytes) {
     set_poison(from, bytes, false);
     munmap(from - unused, unused + bytes);
@@ -901,7 +900,7 @@ EMULATOR_UNSEEN inline void run_block(uint64_t number, dim3 grid, size_t dynamic
     arena_check();
 }
 
-// A wrong address ends in a sentence too. In host code, what the runtime cannot explain is left to the system.
+// A wrong address also gives a diagnosis. In host code, faults that the runtime cannot explain are left to the system.
 EMULATOR_UNSEEN inline void on_bad_address(int, siginfo_t* info, void*) {
     const char* address = (const char*)info->si_addr;
     if (current && address >= current->stack - STACK_GUARD_BYTES && address < current->stack)
@@ -913,7 +912,7 @@ EMULATOR_UNSEEN inline void on_bad_address(int, siginfo_t* info, void*) {
     sigaction(SIGSEGV, &action_before, nullptr);
 }
 
-// The handler needs a stack of its own, should that of a fiber be full.
+// The handler needs its own stack, in case the fiber's is full.
 EMULATOR_UNSEEN inline void prepare_for_bad_addresses() {
 #ifndef __SANITIZE_ADDRESS__
     static thread_local char* handler_stack;
@@ -927,7 +926,7 @@ EMULATOR_UNSEEN inline void prepare_for_bad_addresses() {
 #endif
 }
 
-// Prepares this thread of the system to run blocks.
+// Prepares this OS thread to run blocks.
 EMULATOR_UNSEEN inline void block_prepare(dim3 grid, dim3 size, void (*call)(void*), void* context) {
     static thread_local std::unique_ptr<Block> own;
     if (block == nullptr) own.reset(new Block());
@@ -951,8 +950,8 @@ EMULATOR_UNSEEN inline void block_prepare(dim3 grid, dim3 size, void (*call)(voi
 #endif
 }
 
-// The block to run as the i-th. Random: offset + i stride, where the stride has no factor in common with the number of
-// blocks, so that each block has its turn.
+// The i-th block to run. Random: offset + i stride, with a stride coprime to the number of blocks, so that each block
+// is run once.
 EMULATOR_UNSEEN inline uint64_t nth_block(uint64_t i, uint64_t blocks) {
     if (modes.order == REVERSE) return blocks - 1 - i;
     if (modes.order == FORWARD) return i;
@@ -987,14 +986,14 @@ EMULATOR_UNSEEN inline void run_grid(dim3 grid, dim3 size, size_t dynamic_bytes,
     device_memory_close();
 }
 
-// Runs a whole grid now; call_one_thread() is called once by each thread, with threadIdx and the others set.
+// Runs a whole grid now; each thread calls call_one_thread() once, with threadIdx and the others set.
 template <class F>
 inline void run_grid(dim3 grid, dim3 size, size_t dynamic_bytes, F&& call_one_thread) {
     using Call = std::remove_reference_t<F>;
     run_grid(grid, size, dynamic_bytes, [](void* f) { (*(Call*)f)(); }, (void*)&call_one_thread);
 }
 
-// What the driver would refuse.
+// Checks for what the driver would refuse.
 EMULATOR_UNSEEN inline void launch_check(dim3 grid, dim3 size, size_t dynamic_bytes) {
     uint64_t threads = (uint64_t)size.x * size.y * size.z;
     if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.x > 0x7fffffffu || grid.y > 65535 || grid.z > 65535)
@@ -1008,7 +1007,7 @@ EMULATOR_UNSEEN inline void launch_check(dim3 grid, dim3 size, size_t dynamic_by
             dynamic_bytes, launch.dynamic_limit);
 }
 
-// The first statement of a kernel with __launch_bounds__; what the bounds mean beyond the first one is the compiler's.
+// The first statement of a kernel with __launch_bounds__; bounds after the first one concern only the compiler.
 template <class... More>
 EMULATOR_UNSEEN inline void launch_bounds(long threads, More...) {
     if (current && (long)block->count > threads)
@@ -1016,7 +1015,7 @@ EMULATOR_UNSEEN inline void launch_bounds(long threads, More...) {
 }
 
 // kernel<<<grid, block, shared, stream>>>(arguments) is Kernel(...)(grid, block, shared, stream)(arguments): arguments
-// are converted to the kernel's parameters and copied at the launch, as CUDA does, whenever it runs.
+// are converted to the kernel's parameters and copied at the launch, as in CUDA, whenever it runs.
 template <class... Parameters>
 struct Kernel {
     const char* name;
@@ -1060,7 +1059,7 @@ inline Kernel<Parameters...> kernel_named(const char* name, void (*function)(Par
 
 }  // namespace emulator
 
-// Calls that take a kernel by its name, as CUDA's headers offer in C++.
+// Calls that take a kernel by its name, as CUDA's C++ headers do.
 template <class... Parameters>
 inline cudaError_t cudaFuncSetAttribute(void (*kernel)(Parameters...), cudaFuncAttribute attribute, int value) {
     return cudaFuncSetAttribute((const void*)kernel, attribute, value);

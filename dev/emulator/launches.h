@@ -1,17 +1,16 @@
-// launches.h: with EMULATE_LAUNCHES=FILE a program's launches are written to FILE, and not run.
+// launches.h: with EMULATE_LAUNCHES=FILE a program's launches are written to FILE instead of being run.
 //
-// So a program can be asked what it would launch at a size that no emulator runs: how often, on which grid, with how
-// much dynamic shared memory. The device then has memory without end (pages that nothing touches cost none) and
-// EMULATE_PROCESSORS multiprocessors; what kernels, memsets and matmuls would write stays zero. One JSON object a line:
+// This shows what a program would launch at a size that no emulator can run: how often, on which grid, with how much
+// dynamic shared memory. The device then has unlimited memory (untouched pages cost nothing) and EMULATE_PROCESSORS
+// multiprocessors; the results of kernels, memsets and matmuls stay zero. One JSON object per line:
 //
 //     {"kernel": 4242, "grid": [64, 1, 1], "threads": 128, "shared": 0, "arguments": [1, 0, 64, null]}
 //     {"matmul": [M, N, K], "bytes": [A, B, C, D], "transposed": 1, "epilogue": 4, "beta": 1}
 //     {"memset": bytes}
 //
-// `kernel` is the distance of its function from the program's first byte, by which `nm` has its name. An argument that
-// is a number is written as it is, a pointer as whether it is one (0, 1), anything else as null. Matrices are those of
-// cuBLASLt, by columns; `bytes` of one element each; C is read where beta is not 0;
-// whether A is transposed.
+// `kernel` is the offset of its function from the program's first byte; `nm` gives its name. Numeric arguments are
+// written as they are, pointers as whether they are set (0, 1), others as null. Matrices are cuBLASLt's, by columns;
+// `bytes` are per element; C is read if beta is not 0; `transposed`: whether A is transposed.
 
 #ifndef EMULATOR_LAUNCHES_H
 #define EMULATOR_LAUNCHES_H

@@ -2,26 +2,26 @@
 //
 //   1. objects     communicators, and the memory that their ranks share
 //   2. collectives each as passes of pieces through that memory
-//   3. launches    a thread per communicator, as a non-blocking one of the library has
+//   3. launches    a thread per communicator, as in the library's non-blocking ones
 //   4. checks      of pointers and of places
 //   5. functions   of the library
 //
-// Each rank is a process with an emulated device of its own. The ranks meet in a file of shared memory that the unique
-// identifier names; it is gone as soon as all have it. A collective is a piece of work in its stream, like a kernel:
-// where streams are delayed it waits there until something demands it, and then for the other ranks. A device would not
-// need its host for that. So a rank whose host is busy elsewhere runs a collective by itself, a moment after another
-// rank has begun to wait for it and if all have launched it.
+// Each rank is a process with its own emulated device. The ranks meet in a file of shared memory named by the unique
+// identifier; it is removed once all have opened it. A collective is a piece of work in its stream, like a kernel: with
+// delayed streams it is held until something demands it, and then waits for the other ranks. A device would not need
+// its host for that. So a rank whose host is busy elsewhere runs a collective by itself, shortly after another rank has
+// begun to wait for it, if all ranks have launched it.
 //
-// Communicators are non-blocking, others are refused: calls return before their work is in the stream, and only
-// ncclCommGetAsyncError tells when it is. An event that is recorded before that is recorded too early.
+// Communicators must be non-blocking: calls return before their work is in the stream, and only ncclCommGetAsyncError
+// tells when it is. An event recorded before that is recorded too early.
 //
-// Ranks that call different things get a diagnosis that names both calls, where the library would hang or mix up
-// memory. Diagnosed as well: buffers that are not on the device or do not lie in one allocation; operations in place
-// that are not laid out as the library wants them; use of a communicator that was destroyed or aborted, and by two
-// threads at a time; one that is destroyed before it was finalized, or while collectives wait in a stream; one that is
+// Ranks that call different things get a diagnosis that names both calls, where the library would hang or corrupt
+// memory. Also diagnosed: buffers that are not on the device or not within one allocation; in-place operations without
+// the layout that the library requires; use of a communicator that was destroyed or aborted, or by two threads at a
+// time; a communicator that is destroyed before it was finalized, or while collectives wait in a stream; one that is
 // left at the end.
 //
-// Sums are made in the order of the ranks, in float for the 16-bit types, rounded once; the library promises no order.
+// Sums are computed in rank order, in float for the 16-bit types, rounded once; the library promises no order.
 
 #ifndef EMULATOR_NCCL_H
 #define EMULATOR_NCCL_H
@@ -45,8 +45,8 @@
 
 namespace emulator {
 
-// Tests set these: what the next collective returns instead of being launched; what ncclCommGetAsyncError finds; after
-// how many further meetings with the others this process is killed (0: never).
+// Set by tests: what the next collective returns instead of being launched; what ncclCommGetAsyncError returns; after
+// how many further meetings with the other ranks this process is killed (0: never).
 inline ncclResult_t nccl_next_result = ncclSuccess;
 inline std::atomic<int> nccl_async_result{ncclSuccess};
 inline std::atomic<int> nccl_killed_after{0};
@@ -58,10 +58,10 @@ enum NcclOperation { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, REDUCE, BROADCAST }
 inline const char* const nccl_names[] = {"ncclAllReduce", "ncclReduceScatter", "ncclAllGather", "ncclReduce",
                                          "ncclBroadcast"};
 
-const size_t NCCL_PIECE = 16 << 10;     // bytes that a rank lays open for the others at a time
+const size_t NCCL_PIECE = 16 << 10;     // bytes that a rank exposes to the others at a time
 const int NCCL_RANKS = 64;
-const double NCCL_PATIENCE_MS = 20;     // until a rank runs what others wait for
-const useconds_t NCCL_NAP_US = 50;      // between two looks at what other processes do
+const double NCCL_PATIENCE_MS = 20;     // until a rank runs a collective that others wait for
+const useconds_t NCCL_NAP_US = 50;      // between two polls of other processes' state
 
 // What must be equal on all ranks; line and file are for the report.
 struct NcclCall {
@@ -72,10 +72,10 @@ struct NcclCall {
 
 struct NcclRank {
     std::atomic<uint32_t> joined, finalized;
-    std::atomic<uint64_t> launched;     // collectives, or groups of them, that are in this rank's stream
-    std::atomic<uint64_t> entered;      // and of those, the number of the last that has begun to run
-    std::atomic<uint64_t> meeting;      // how many it has come to
-    NcclCall call;                      // of the collective that runs
+    std::atomic<uint64_t> launched;     // collectives, or groups of them, in this rank's stream
+    std::atomic<uint64_t> entered;      // the number of the last collective that has begun to run
+    std::atomic<uint64_t> meeting;      // meetings that it has reached
+    NcclCall call;                      // the running collective's call
     alignas(16) char piece[NCCL_PIECE];
 };
 
@@ -98,24 +98,24 @@ struct NcclCommunicator {
     int rank, world;
     std::string file;
     NcclShared* shared;
-    uint64_t meetings;                  // that this rank has come to
+    uint64_t meetings;                  // that this rank has reached
     std::atomic<bool> in_use;           // by a call
     std::atomic<bool> aborted;
-    std::atomic<int> state;             // ncclInProgress until the thread has done the latest call
+    std::atomic<int> state;             // ncclInProgress until the thread has finished the latest call
     bool gone, finalizing;              // destroyed or aborted; ncclCommFinalize was called
     Place gone_at;
 
     std::thread thread;
-    std::mutex mutex;                   // guards what follows
+    std::mutex mutex;                   // guards the members below
     std::condition_variable changed;
     bool stopping;
     std::vector<NcclTask> tasks;        // to be launched
-    cudaStream_t stream;                // where
-    std::map<uint64_t, Position> held;  // where in their streams collectives are that have not begun to run, by number
+    cudaStream_t stream;                // the stream of these tasks
+    std::map<uint64_t, Position> held;  // stream positions of collectives that have not begun to run, by number
 };
 
 inline std::mutex nccl_lock;            // guards the list
-inline std::vector<NcclCommunicator*> nccl_communicators;  // those that are gone, too, so that their use is known
+inline std::vector<NcclCommunicator*> nccl_communicators;  // gone ones, too, to detect their use
 inline thread_local std::string nccl_last_error;
 
 inline ncclResult_t nccl_refuse(ncclResult_t result, const char* why) {
@@ -142,7 +142,7 @@ inline std::string nccl_describe(const NcclCall& call) {
 // ------------------------------------------------------------------------------------------------
 // 2. Collectives
 //
-// Every rank lays a piece of its vector open, all meet, each takes what it needs, all meet again.
+// Every rank exposes a piece of its vector, all meet, each takes what it needs, all meet again.
 
 inline void nccl_nap(int* looks) {
     if (++*looks < 200) sched_yield();
@@ -174,7 +174,7 @@ inline void nccl_sum(NcclCommunicator* c, char* out, size_t count, ncclDataType_
     const NcclRank* ranks = c->shared->ranks;
     for (size_t i = 0; i < count; i++) {
         if (type == ncclInt64) {
-            uint64_t sum = 0;  // too large a sum wraps around
+            uint64_t sum = 0;  // an overflowing sum wraps around
             for (int p = 0; p < c->world; p++) sum += ((const uint64_t*)ranks[p].piece)[i];
             ((uint64_t*)out)[i] = sum;
             continue;
@@ -188,7 +188,7 @@ inline void nccl_sum(NcclCommunicator* c, char* out, size_t count, ncclDataType_
 
 const int NCCL_ALL = -1;
 
-// `to`, unless it is NULL, gets what `giver` has at `from`, or the sum over all.
+// `to`, unless NULL, receives `giver`'s data at `from`, or the sum over all ranks.
 inline bool nccl_pass(NcclCommunicator* c, char* to, const char* from, size_t count, ncclDataType_t type, int giver) {
     size_t size = nccl_type_bytes(type), piece = NCCL_PIECE / size;
     for (size_t first = 0; first < count; first += piece) {
@@ -203,7 +203,7 @@ inline bool nccl_pass(NcclCommunicator* c, char* to, const char* from, size_t co
     return true;
 }
 
-// Dies if another rank has called something else.
+// Ends the program if another rank has made a different call.
 inline bool nccl_agree(NcclCommunicator* c, const NcclTask& t) {
     NcclCall* own = &c->shared->ranks[c->rank].call;
     *own = NcclCall{t.count, (int)t.operation, (int)t.type, t.root, t.place.line, {0}};
@@ -270,8 +270,8 @@ inline void nccl_launch(NcclCommunicator* c, const std::vector<NcclTask>& tasks,
     c->shared->ranks[c->rank].launched = number;
 }
 
-// Runs what other ranks wait for, if it is the host's fault that it does not run here. They have waited since *since_ms
-// as far as this rank knows.
+// Runs a collective that other ranks wait for, if only the host keeps it from running here. They have waited since
+// *since_ms as far as this rank knows.
 inline void nccl_help(NcclCommunicator* c, double* since_ms) {
     uint64_t wanted = 0, launched = UINT64_MAX, entered = c->shared->ranks[c->rank].entered;
     for (int p = 0; p < c->world; p++) {
@@ -286,7 +286,7 @@ inline void nccl_help(NcclCommunicator* c, double* since_ms) {
         Entry entry("NCCL's own thread");
         std::unique_lock<std::mutex> guard(c->mutex);
         std::map<uint64_t, Position>::iterator next = c->held.find(wanted);
-        if (next == c->held.end()) return;  // it has begun in the meantime
+        if (next == c->held.end()) return;  // it has begun meanwhile
         std::vector<Position> positions = {next->second};
         guard.unlock();
         demand(positions);
@@ -354,7 +354,7 @@ inline void nccl_at_exit(int status, void*) {
     }
 }
 
-// Communicators that are gone may still be named by work in streams, so they stay until the end.
+// Work in streams may still refer to communicators that are gone, so they stay until the end.
 struct NcclFreesAll {
     ~NcclFreesAll() {
         for (NcclCommunicator* c : nccl_communicators) delete c;
@@ -411,7 +411,7 @@ struct NcclGroup {
 };
 inline thread_local NcclGroup nccl_group;
 
-// Hands the collected tasks to the thread.
+// Hands the collected tasks over to the thread.
 inline ncclResult_t nccl_submit() {
     NcclGroup group = std::move(nccl_group);
     nccl_group = NcclGroup();
@@ -453,7 +453,7 @@ inline ncclResult_t nccl_collective(NcclOperation operation, const void* send, v
     return nccl_group.depth > 0 ? ncclSuccess : nccl_submit();
 }
 
-// What ncclCommDestroy and ncclCommAbort have in common. Work that is held does nothing any more.
+// The common part of ncclCommDestroy and ncclCommAbort. Held work then does nothing.
 inline void nccl_end(ncclComm_t comm, const char* call) {
     NcclUse use(comm, call);
     use.c->aborted = true;
@@ -535,7 +535,7 @@ inline ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* state) 
     return ncclSuccess;
 }
 
-// Comes to its end when all ranks have called it.
+// Finishes when all ranks have called it.
 inline ncclResult_t ncclCommFinalize(ncclComm_t comm) {
     emulator::NcclUse use(comm, "ncclCommFinalize");
     if (use.c->state != ncclSuccess)
@@ -605,7 +605,7 @@ inline ncclResult_t ncclGroupEnd() {
 
 }  // extern "C"
 
-// Calls note their place, for reports.
+// Calls record their source position, for reports.
 #define ncclAllReduce(...) EMULATOR_CALL(ncclAllReduce(__VA_ARGS__))
 #define ncclReduceScatter(...) EMULATOR_CALL(ncclReduceScatter(__VA_ARGS__))
 #define ncclAllGather(...) EMULATOR_CALL(ncclAllGather(__VA_ARGS__))

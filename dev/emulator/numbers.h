@@ -6,13 +6,13 @@
 #include <stdint.h>
 #include <string.h>
 
-// The race check (race.h) sees all that is compiled with -fsanitize=thread, but for functions marked so.
+// The race check (race.h) sees all code compiled with -fsanitize=thread, except functions marked with this.
 #define EMULATOR_UNSEEN __attribute__((no_sanitize("thread")))
 
 namespace emulator {
 
-// binary16: 1 sign, 5 exponent, 10 fraction bits. Where a float has its own, they are a number that is too small by
-// 2^112, since the exponents' biases are 15 and 127; subnormal ones too. What is infinite or no number stays so.
+// binary16: 1 sign, 5 exponent, 10 fraction bits. Moved to a float's bits, they represent a number too small by 2^112,
+// since the exponent biases are 15 and 127, even for subnormals. Infinities and NaN stay so.
 EMULATOR_UNSEEN inline float float_from_half(uint32_t half) {
     uint32_t magnitude = (half & 0x7fff) << 13, sign = (half & 0x8000) << 16;
     bool special = magnitude >= 31u << 23;
@@ -25,7 +25,7 @@ EMULATOR_UNSEEN inline float float_from_half(uint32_t half) {
     return value;
 }
 
-// A float's bits rounded to TF32, which has 10 bits of fraction; halves go away from zero.
+// Rounds a float's bits to TF32, which has 10 bits of fraction; ties go away from zero.
 EMULATOR_UNSEEN inline uint32_t bits_of_tf32(uint32_t bits) {
     bool special = (bits & 0x7f800000u) == 0x7f800000u;
     return special ? bits : (bits + 0x1000u) & 0xffffe000u;

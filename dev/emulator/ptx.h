@@ -1,8 +1,8 @@
-// ptx.h: the inline PTX of the project, interpreted from the very strings that nvcc gets.
+// ptx.h: the project's inline PTX, interpreted from the same strings that nvcc gets.
 //
 //   1. operands      of an asm statement
 //   2. instructions  what each does
-//   3. table         which are known, and what operands they take
+//   3. table         the known instructions, and the operands they take
 //   4. programs      a string parsed once, checked at its first run
 //
 // An instruction that is not in the table ends the program: nothing is skipped. To add one, write its function in
@@ -40,7 +40,7 @@ constexpr unsigned ARGUMENTS = 16;  // mma has 14
 
 struct Instruction;
 
-// What one lane brings to an instruction.
+// What one lane passes to an instruction.
 struct Lane {
     const Instruction* instruction;
     const Operand* operands;
@@ -56,7 +56,7 @@ struct Lane {
 
 struct Known {
     const char* name;
-    const char* operands;    // constraint of each; = before those that are written; # is a number: n, r or immediate
+    const char* operands;    // constraint of each; = before written ones; # is a number: n, r or immediate
     void (*run)(const Lane& lane);
     int variant;
 };
@@ -89,13 +89,13 @@ EMULATOR_UNSEEN inline long Lane::get_number(unsigned argument) const {
 //     a   row group + 8 (i & 1), columns (i >> 1) K/2 + member P ...
 //     b   rows i K/2 + member P ..., column group
 //     c   row group + 8 (i >> 1), column 2 member + (i & 1)
-// Tensor cores add in an order and with a rounding of their own; here it is float, by ascending k.
+// Tensor cores have their own order of addition and rounding; here sums are in float, by ascending k.
 enum MmaType { MMA_BF16, MMA_F16, MMA_TF32 };
 
 // Element e of a register.
 template <MmaType TYPE>
 EMULATOR_UNSEEN inline float mma_element(uint32_t reg, unsigned e) {
-    if (TYPE == MMA_TF32) return bits<float>(reg & 0xffffe000u);  // the hardware does not look at the other bits
+    if (TYPE == MMA_TF32) return bits<float>(reg & 0xffffe000u);  // the hardware ignores the other bits
     uint32_t h = e ? reg >> 16 : reg & 0xffff;
     return TYPE == MMA_BF16 ? bits<float>(h << 16) : float_from_half(h);
 }
@@ -153,8 +153,8 @@ EMULATOR_UNSEEN inline void run_mma(const Lane& lane) {
     }
 }
 
-// Loads matrices of 8 x 8 elements of 16 bits: lane 8 m + r has the address of row r of matrix m; lane l gets elements
-// 2 (l % 4) and the next of row l / 4 of each matrix, or of the transposed matrix.
+// Loads matrices of 8 x 8 16-bit elements: lane 8 m + r has the address of row r of matrix m; lane l gets elements 2 (l
+// % 4) and the next one of row l / 4 of each matrix, or of the transposed matrix.
 constexpr int TRANSPOSED = 16;
 
 EMULATOR_UNSEEN inline void run_ldmatrix(const Lane& lane) {
@@ -205,7 +205,7 @@ EMULATOR_UNSEEN inline void run_barrier(const Lane& lane) {
     barrier("bar.sync", *lane.place, (unsigned)lane.get_number(0), expected);
 }
 
-constexpr int FLUSH = 1;  // subnormal numbers count as 0
+constexpr int FLUSH = 1;  // flushes subnormal numbers to 0
 
 EMULATOR_UNSEEN inline void run_ex2(const Lane& lane) {
     float y = exp2f(lane.get_float(1));
@@ -288,7 +288,7 @@ class Ptx {
     std::vector<Instruction> instructions;
     std::atomic<bool> checked{false};
 
-    // One instruction: its name, then operands. Brackets of all kinds carry no meaning beyond the order.
+    // One instruction: its name, then operands. Brackets of any kind only separate.
     void parse(const std::string& text) {
         size_t end = text.find_first_of(" \t\n{[%");
         std::string name = text.substr(0, end);
@@ -323,7 +323,7 @@ class Ptx {
         instructions.push_back(instruction);
     }
 
-    // That the statement's operands are what the instructions take.
+    // Checks that the statement's operands are what the instructions take.
     void check(const Operand* operands, size_t count) {
         for (const Instruction& instruction : instructions) {
             const char* letter = instruction.known->operands;

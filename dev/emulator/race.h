@@ -1,20 +1,20 @@
 // race.h: finds data races between the threads of a kernel, in shared and in global memory.
 //
-// The compiler's -fsanitize=thread puts a call of __tsan_read4, __tsan_write8 and so on before each access to memory.
-// Its library is not linked: those functions are defined here. They keep for each byte who wrote it last and who read
-// it last.
+// The compiler's -fsanitize=thread inserts a call of __tsan_read4, __tsan_write8 and so on before each memory access.
+// Its library is not linked: those functions are defined here. For each byte they record the last write and the last
+// read.
 //
 // Two accesses to a byte race if
 //   - they are of different threads, at least one writes, and not both are atomic,
 //   - and nothing orders them: in one warp, a __syncwarp or a barrier in between; in one block, a barrier; between two
 //     blocks, only the end of the kernel.
-// A cp.async writes all the time from its start to the wait for its group, and races with any access in between.
+// A cp.async counts as writing from its start to the wait for its group, and races with any access in between.
 // That is the memory model of CUDA without fences ("CUDA C++ Programming Guide", memory consistency). It does not
 // depend on the order in which the threads happened to run.
 //
-// Time is counted in intervals: a counter that goes on at each block's begin and at each opening of a barrier. Blocks
-// run one after the other here, so an interval's number tells launch, block and barrier: it is older than the launch,
-// than the block, than the barrier, or it is now.
+// Time is counted in intervals: a counter that is incremented when a block begins and when a barrier opens. Blocks run
+// sequentially here, so an interval's number tells whether an access was before this launch, before this block, before
+// the last barrier, or after it.
 //
 // Build: g++ -O1 -g -fno-pie -DEMULATE_RACE -fsanitize=thread -c x.cu; g++ -no-pie x.o (without -fsanitize=thread)
 
@@ -30,8 +30,8 @@ struct Trace {
     uint32_t interval, warp_interval;
     uint16_t thread;
     bool atomic, in_flight;    // in_flight: a cp.async that has not been waited for
-    uint8_t readers;           // of a read, a set of: other threads of the warp, of the block, of other blocks read too
-    int line;                  // -1: `where` is an address in the program, else the name of a file
+    uint8_t readers;           // of a read, a set: other threads of the warp, of the block, of other blocks also read
+    int line;                  // -1: `where` is a code address, else a file name
     const void* where;
 };
 enum { OTHER_LANES = 1, OTHER_WARPS = 2, OTHER_BLOCKS = 4 };
@@ -49,7 +49,7 @@ inline uint32_t interval_now, interval_of_launch, interval_of_block;
 inline std::vector<BlockBegin> block_begins;  // of this launch
 inline std::unordered_map<uintptr_t, Shadow*> shadow_pages;
 
-// What has been reported: each pair of places only once.
+// Reported races: each pair of places only once.
 using Places = std::array<std::pair<const void*, int>, 2>;
 inline std::map<Places, size_t> races;
 constexpr size_t RACES_SHOWN = 8;
@@ -86,7 +86,7 @@ EMULATOR_UNSEEN inline Shadow* shadow_of(uintptr_t address) {
     return last_shadow + address % PAGE_BYTES;
 }
 
-// Whether nothing orders `before` and `now`.
+// Whether `before` and `now` are unordered.
 EMULATOR_UNSEEN inline bool concurrent(const Trace& before, const Trace& now, bool shared) {
     if (before.interval < interval_of_launch || (before.atomic && now.atomic)) return false;
     bool same_block = before.interval >= interval_of_block;
@@ -164,7 +164,7 @@ EMULATOR_UNSEEN inline void race_record(const Thread* t, uintptr_t address, size
         }
         if (access == READ) {
             Trace read = now;
-            if (s->read.interval >= interval_of_launch) {  // others read it too, and what follows must wait for all
+            if (s->read.interval >= interval_of_launch) {  // others read it too; later writes must wait for all
                 const Trace& other = s->read;
                 bool same_block = other.interval >= interval_of_block;
                 if (!same_block || (other.readers & OTHER_BLOCKS)) read.readers |= OTHER_BLOCKS;
@@ -192,7 +192,7 @@ EMULATOR_UNSEEN inline void race_check(const Thread* t, const void* address, siz
     race_record(t, (uintptr_t)address, bytes, access, place.file, place.line);
 }
 
-// From the compiler's calls. A thread's own stack is nobody else's, and the launch's arguments nobody writes.
+// Called by the compiler's hooks. No other thread uses a thread's own stack, and nobody writes the launch's arguments.
 EMULATOR_UNSEEN inline void race_access(const void* address, size_t bytes, Access access, const void* where) {
     if (unseen || !current) return;
     const char* a = (const char*)address;

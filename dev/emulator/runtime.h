@@ -1,39 +1,39 @@
 // runtime.h: the CUDA runtime API on the host: memory, streams, events, devices. emulator.h includes it.
 //
-//   1. places    where in the source a call stands, for the reports
+//   1. places    the source position of a call, for the reports
 //   2. memory    device and pinned allocations between guard pages; who may touch them when
-//   3. streams   work that is held until somebody waits for it
+//   3. streams   work that is held until something waits for it
 //   4. copies    which of them wait, which are staged
 //   5. interface cudaMalloc, cudaMemcpyAsync, cudaEventRecord ...
-//   6. calls     macros that note the line of each call
+//   6. calls     macros that record the line of each call
 //
-// A program for a GPU has two kinds of mistakes that its results often hide: it touches memory from the wrong side, and
-// it relies on an order of events that nobody promised. Here both show.
+// GPU programs have two kinds of mistakes that their results often hide: touching memory from the wrong side, and
+// relying on an order of events that nothing guarantees. The emulator exposes both.
 //
-// Memory. Each allocation is a mapping of its own between pages that are inaccessible. Device memory is inaccessible as
-// a whole while host code runs (device_memory_open and _close), and for ever once freed: addresses are not used twice.
-// So a touch from the wrong side is a page fault, which a handler turns into a diagnosis, in any build. Up to 255 bytes
-// lie between the last byte and those pages. They hold a pattern that is verified whenever work has run; in a build
-// with AddressSanitizer they are poisoned. What is not seen: a host thread touches device memory while another waits.
+// Memory. Each allocation is its own mapping between inaccessible pages. All device memory is inaccessible while host
+// code runs (device_memory_open and _close), and permanently once freed: addresses are not reused. So an access from
+// the wrong side is a page fault, which a handler turns into a diagnosis, in any build. Up to 255 bytes lie between the
+// last byte and those pages. They hold a pattern that is verified whenever work has run; in a build with
+// AddressSanitizer they are poisoned. Not detected: a host thread that touches device memory while another waits.
 //
 // Order. EMULATE_STREAMS=now runs each piece of work when it is enqueued: the device is always done, the host never too
-// early. EMULATE_STREAMS=delayed holds it until a synchronisation demands it: the device is as late as it may be. Of
-// several streams, EMULATE_OTHERS says what those do that the synchronisation does not name:
-//     behind  they run only what the named one waits for. A wait that is missing between a producer and its consumer
-//             shows as stale or poisoned data.
-//     ahead   they run first, as far as their own waits allow. A wait that is missing before memory is used again shows
-//             as data from the future.
-// All of these are behaviours that a GPU may show. A program that is right gives the same results in each mode.
+// early. EMULATE_STREAMS=delayed holds it until a synchronisation demands it: the device is as late as it may be. If
+// there are several streams, EMULATE_OTHERS sets what the streams do that the synchronisation does not name:
+//     behind  they run only what the named one waits for. A missing wait between a producer and its consumer shows as
+//             stale or poisoned data.
+//     ahead   they run first, as far as their own waits allow. A missing wait before memory is reused shows as data
+//             from the future.
+// A GPU may behave in any of these ways. A correct program gives the same results in each mode.
 //
-// What CUDA leaves open is decided against the program: a copy between device memory and pageable memory returns early
-// if it may, cudaMemset and copies within the device never wait, a query says "not ready" a few times, and cudaFree
-// waits for the default stream only.
+// Whatever CUDA leaves open is decided against the program: a copy between device memory and pageable memory returns
+// early if it may, cudaMemset and copies within the device never wait, a query returns "not ready" a few times, and
+// cudaFree waits only for the default stream.
 //
-// Errors that a program can meet and handle (no memory, not ready, no such device) are returned, as by CUDA. What only
-// a mistake can cause ends the program through emulator::die.
+// Errors that a program can meet and handle (no memory, not ready, no such device) are returned, as by CUDA. Errors
+// that only a mistake can cause end the program through emulator::die.
 //
-// What the core does for all this: device_memory_open and _close around a grid; enqueue with the kernel's name and
-// place; check_kernel_arguments at a launch; the handler of page faults.
+// emulator.h's part in this: device_memory_open and _close around a grid; enqueue with the kernel's name and place;
+// check_kernel_arguments at a launch; the page fault handler.
 
 #ifndef EMULATOR_RUNTIME_H
 #define EMULATOR_RUNTIME_H
@@ -60,7 +60,7 @@ inline std::string text_of(Place place) {
 
 inline std::string call_text() { return std::string(call_name) + " at " + text_of(call_place); }
 
-// One lock for everything here. It is held while work runs: host threads take turns on the device.
+// One lock for everything here. It is held while work runs: host threads use the device in turn.
 inline std::recursive_mutex runtime_lock;
 
 // ------------------------------------------------------------------------------------------------
@@ -70,15 +70,15 @@ inline std::recursive_mutex runtime_lock;
 //
 //     | guard pages | slack, PATTERN | n bytes | slack, at most 255 bytes | guard pages |
 //
-// Pinned memory is laid out alike. The host may use it, except where a copy is held that will read it (then the host
-// must not write) or write it (then the host must not touch it). Pages are what can be protected, so this is enforced
-// on pages in which the allocation has no other bytes than those of the copy: no access that is allowed is refused.
+// Pinned memory has the same layout. The host may use it, except where a held copy will read it (then the host must not
+// write) or write it (then the host must not touch it). Only pages can be protected, so this is enforced on pages where
+// the allocation has only bytes of the copy: no legal access is refused.
 
-// What the emulated device has; pages are taken when they are touched.
+// The emulated device's memory; pages are allocated when touched.
 const size_t DEVICE_BYTES = modes.launches ? (size_t)1 << 42 : (size_t)8 << 30;
 const size_t DEVICE_ALIGNMENT = 256;
 inline const size_t page_size = (size_t)sysconf(_SC_PAGESIZE);
-const size_t HUGE_PAGE_BYTES = 2 << 20;       // large allocations lie in such pages: they are opened in no time
+const size_t HUGE_PAGE_BYTES = 2 << 20;       // for large allocations, to open them quickly
 const size_t DEVICE_GUARD_BYTES = 1 << 20;    // on either side of an allocation: address space, no memory
 const unsigned char PATTERN = 0xff;           // a NaN in every floating-point type
 
@@ -103,8 +103,8 @@ struct Allocation {
 };
 
 struct Work;
-inline std::map<char*, Allocation> allocations;  // by the address of the guard in front; freed ones stay
-inline std::vector<Allocation*> live;            // those that are not freed: few, and walked for each piece of work
+inline std::map<char*, Allocation> allocations;  // by the address of the front guard; freed ones stay
+inline std::vector<Allocation*> live;            // those not freed: few, and scanned for each piece of work
 inline size_t device_bytes_used;
 inline int open_depth;       // > 0 while device memory is open
 inline const Work* running;  // the work that runs now, or nullptr
@@ -122,7 +122,7 @@ inline void protect_pages(char* begin, size_t bytes, int protection) {
     }
 }
 
-// Closes an allocation to host code as far as it has to be.
+// Protects an allocation against host code as far as necessary.
 inline void close_allocation(const Allocation* a) {
     if (a->memory == DEVICE) protect_pages(a->pages, a->page_bytes, PROT_NONE);
     for (const PendingCopy& copy : a->pending) {
@@ -137,7 +137,7 @@ inline void open_allocation(const Allocation* a) {
     protect_pages(a->pages, a->page_bytes, PROT_READ | PROT_WRITE);
 }
 
-// All device memory, and what copies of pinned memory need.
+// Opens all device memory, and what copies of pinned memory need.
 inline void protect_memory(bool opens, bool pinned_too) {
     for (const Allocation* a : live) {
         if (a->memory == PINNED && (!pinned_too || a->pending.empty())) continue;
@@ -145,7 +145,7 @@ inline void protect_memory(bool opens, bool pinned_too) {
     }
 }
 
-// Around all work of the device. They nest.
+// Called around all work of the device. Calls nest.
 inline void device_memory_open() {
     std::lock_guard<std::recursive_mutex> guard(runtime_lock);
     if (open_depth++ == 0) protect_memory(true, true);
@@ -162,7 +162,7 @@ inline std::string bytes_and_place(const Allocation* a) {
     return a->freed ? text + " and freed at " + text_of(a->freed_at) : text;
 }
 
-// What an address is, in words.
+// Describes an address in words.
 inline std::string describe_address(const void* address) {
     if (!address) return "a null pointer";
     const Allocation* a = allocation_at(address);
@@ -172,7 +172,7 @@ inline std::string describe_address(const void* address) {
     return "byte " + std::to_string(offset) + where + " of the " + bytes_and_place(a);
 }
 
-// What a copy that is held will do, as the end of a sentence.
+// Describes what a held copy will do, as the end of a sentence.
 inline std::string pending_text(const PendingCopy& copy) {
     return "which the copy enqueued at " + text_of(copy.place) + " has yet to " + (copy.writes ? "write" : "read") +
            ": wait for it first";
@@ -180,10 +180,10 @@ inline std::string pending_text(const PendingCopy& copy) {
 
 inline std::string running_text();
 
-// After work of the device, or when an allocation is freed. Its pages must be open.
+// Checks the slack after work of the device, or when an allocation is freed. Its pages must be open.
 inline void check_slack([[maybe_unused]] const Allocation* a) {
 #ifndef __SANITIZE_ADDRESS__  // otherwise these bytes are poisoned, and the access itself has been reported
-    if (a->memory == PINNED && running) return;  // who wrote is not known
+    if (a->memory == PINNED && running) return;  // the writer is not known
     std::string who = running ? running_text() : "somebody";
     const char* first = a->data - a->pages > (std::ptrdiff_t)DEVICE_ALIGNMENT ? a->data - DEVICE_ALIGNMENT : a->pages;
     const char* ranges[2][2] = {{first, a->data}, {a->data + a->bytes, a->pages + a->page_bytes}};
@@ -196,7 +196,7 @@ inline void check_slack([[maybe_unused]] const Allocation* a) {
 #endif
 }
 
-// Dies if the address of a page fault is ours; returns if it is somebody else's affair.
+// Ends the program if the address of a page fault is in our memory; otherwise returns.
 inline void explain_bad_address(const void* address) {
     const Allocation* a = allocation_at(address);
     if (!a) return;
@@ -212,7 +212,7 @@ inline void explain_bad_address(const void* address) {
     die("%s touches %s: copy it with cudaMemcpy", who.c_str(), what.c_str());
 }
 
-// The handler of page faults, and the one before it, of the system or of a sanitizer.
+// Our page fault handler, and the previous one, of the system or of a sanitizer.
 inline void on_bad_address(int, siginfo_t* information, void*);
 inline struct sigaction action_before;
 
@@ -285,7 +285,7 @@ inline void free_memory(void* address, Memory memory) {
     a->freed_at = call_place;
     live.erase(std::find(live.begin(), live.end(), a));
 #ifdef __SANITIZE_ADDRESS__
-    __asan_unpoison_memory_region(a->pages, a->page_bytes);  // the page fault that is to come says more
+    __asan_unpoison_memory_region(a->pages, a->page_bytes);  // the page fault to come gives a better report
 #endif
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;  // gives the pages back, keeps the addresses
     if (mmap(a->pages, a->page_bytes, PROT_NONE, flags, -1, 0) == MAP_FAILED) die("mmap failed in %s", call);
@@ -300,7 +300,7 @@ inline void check_pointer(const char* kernel, Place place, int number, const voi
         text_of(place).c_str(), describe_address(pointer).c_str());
 }
 
-// Refuses the arguments of a launch that are pointers to anything but device or pinned memory.
+// Refuses a launch's pointer arguments unless they point to device or pinned memory.
 template <class... Arguments>
 inline void check_kernel_arguments(const char* kernel, Place place, const Arguments&... arguments) {
     std::lock_guard<std::recursive_mutex> guard(runtime_lock);
@@ -318,10 +318,10 @@ inline void check_kernel_arguments(const char* kernel, Place place, const Argume
 // ------------------------------------------------------------------------------------------------
 // 3. Streams
 //
-// A stream is a queue. Its pieces of work are numbered 1, 2 ...; `done` of them have run. A piece may have to come
-// after others (`after`): a wait for an event is an empty piece that comes after the recording, and the default stream
-// and those that synchronise with it (all but cudaStreamNonBlocking ones) come after each other. All of these are
-// enqueued earlier, so there are no circles.
+// A stream is a queue. Its pieces of work are numbered 1, 2 ...; `done` of them have run. A piece may depend on others
+// (`after`): a wait for an event is an empty piece that comes after the recording, and the default stream and those
+// that synchronise with it (all but cudaStreamNonBlocking ones) come after each other. Dependencies are always enqueued
+// earlier, so there are no cycles.
 
 struct Stream;
 
@@ -336,7 +336,7 @@ struct Work {
     Place place = {};
     uint64_t serial = 0;         // among the work of all streams
     bool host_function = false;
-    bool settled = false;        // the call that enqueued it may count as finished for the host
+    bool settled = false;        // the host may treat the call that enqueued it as finished
     std::vector<Position> after = {};
 };
 
@@ -360,11 +360,11 @@ struct Event {
 const int QUERIES_UNTIL_READY = 4;  // unsuccessful queries before work proceeds on its own
 
 inline Stream default_stream;
-inline std::vector<Stream*> streams = {&default_stream};  // destroyed ones stay, so that their use is known
+inline std::vector<Stream*> streams = {&default_stream};  // destroyed ones stay, to detect their use
 inline std::vector<Event*> events;
 inline uint64_t last_serial;
 
-// At the end of the program destroyed ones go, with what their queues hold. Live ones are left for a leak checker.
+// At exit destroyed streams are freed, with what their queues hold. Live ones are left for a leak checker.
 struct FreesDestroyed {
     ~FreesDestroyed() {
         for (Stream* stream : streams) {
@@ -399,7 +399,7 @@ inline Event* event_of(cudaEvent_t handle) { return object_of((void*)handle, eve
 
 inline void run_until(Position position);
 
-// Of several streams the one whose work was enqueued last comes first: the order that a program expects least.
+// Of several streams the one whose work was enqueued last runs first: the order that a program expects least.
 inline void run_latest_first(std::vector<Position> positions) {
     while (!positions.empty()) {
         size_t latest = 0;
@@ -419,7 +419,7 @@ inline void forget_pending(uint64_t serial) {
     }
 }
 
-// Memory is open. A host function is host code, but in the order of its stream: pinned memory stays open to it.
+// Memory is open. A host function is host code, but runs in its stream's order: pinned memory stays open to it.
 inline void run_work(const Work* work) {
     const Work* outer = running;
     running = work;
@@ -467,7 +467,7 @@ inline void demand(Position position) {
     demand(std::vector<Position>{position});
 }
 
-// Holds a piece of work, or runs it at once. `work` holds what has to be filled in besides the queue's own members.
+// Holds a piece of work, or runs it at once. The caller sets `work` except for the queue's own members.
 inline Position enqueue_work(Stream* stream, Work work) {
     runtime_start();
     work.place = call_place;
@@ -487,7 +487,7 @@ inline Position enqueue_work(Stream* stream, Work work) {
     return position;
 }
 
-// Every call enters here: it takes the lock, and is refused inside a host function, where CUDA forbids calls.
+// Every call enters here: it takes the lock, and is refused inside a host function, where CUDA forbids API calls.
 struct Entry {
     std::lock_guard<std::recursive_mutex> guard;
     explicit Entry(const char* call) : guard(runtime_lock) {
@@ -496,7 +496,7 @@ struct Entry {
     }
 };
 
-// For kernels and library calls. What runs finds device memory open.
+// For kernels and library calls. They run with device memory open.
 inline void enqueue(cudaStream_t stream, std::function<void()> run, const char* name = "of a library",
                     Place place = Place{nullptr, 0}) {
     Entry entry(name);
@@ -512,7 +512,7 @@ inline cudaError_t query(Position position, int* queries) {
     return cudaSuccess;
 }
 
-// At the end of a program that succeeded: work that nobody waited for, and memory that nobody freed.
+// At the end of a successful program: reports work that nothing waited for, and memory that was not freed.
 inline void report_at_exit(int status, void*) {
     if (status != 0 || running) return;
     for (const Stream* stream : streams) {
@@ -539,8 +539,8 @@ inline void report_at_exit(int status, void*) {
 //     device    device    does not wait                                in turn
 //     host      host      waits                                        waits
 
-// One end of a copy. Dies unless all bytes lie in one live allocation of the side that `on_device` names. (Memory that
-// is freed before a copy runs makes itself felt by a page fault.)
+// One end of a copy. Ends the program unless all bytes lie in one live allocation of the side given by `on_device`.
+// (Memory that is freed before a copy runs causes a page fault.)
 inline Memory check_end(const char* end, const void* address, size_t bytes, bool on_device) {
     const Allocation* a = allocation_at(address);
     std::string where = call_text();
@@ -625,7 +625,7 @@ inline cudaError_t set_memory(void* to, int value, size_t bytes, Stream* stream,
 
 inline thread_local cudaError_t last_error = cudaSuccess;
 
-// What an interface function returns. An error stays until cudaGetLastError takes it; the core reports launches here.
+// Returns an API function's status. An error stays until cudaGetLastError takes it; emulator.h reports launches here.
 inline cudaError_t noted(cudaError_t error) {
     if (error != cudaSuccess) last_error = error;
     return error;
@@ -637,13 +637,13 @@ inline double milliseconds() {
     return 1e3 * (double)t.tv_sec + 1e-6 * (double)t.tv_nsec;
 }
 
-// How much later than it is an event finds it: what work pretends to have taken (cublaslt.h).
+// Pretended duration of work, which delays the event after it (cublaslt.h).
 inline double events_later_ms = 0;
 
-// The device: a small GPU of compute capability 9.0. The core has the limits of a launch.
+// The device: a small GPU of compute capability 9.0. emulator.h has the limits of a launch.
 const int THREADS_PER_MULTIPROCESSOR = 2048, BLOCKS_PER_MULTIPROCESSOR = 32;
 const int L2_BYTES = 4 << 20;
-const int SHARED_BYTES_RESERVED = 1 << 10;  // that each block takes more than it asks for
+const int SHARED_BYTES_RESERVED = 1 << 10;  // that each block takes in addition
 inline const int shared_bytes_per_multiprocessor = (int)modes.shared_limit + SHARED_BYTES_RESERVED;
 
 struct ErrorText {
@@ -685,7 +685,7 @@ inline cudaError_t cudaFree(void* memory) {
 
 inline cudaError_t cudaHostAlloc(void** out, size_t bytes, unsigned flags) {
     emulator::Entry entry(__func__);
-    (void)flags;  // portable, mapped and write-combined memory all behave alike here
+    (void)flags;  // portable, mapped and write-combined memory all behave the same here
     return emulator::noted(emulator::allocate_memory(out, bytes, emulator::PINNED));
 }
 
@@ -746,7 +746,7 @@ inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* out, unsigned flags) 
     return cudaSuccess;
 }
 
-// Priorities order what waits for a multiprocessor, which here nothing does.
+// Priorities order work that waits for a multiprocessor, which never happens here.
 inline cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
     emulator::Entry entry(__func__);
     if (least) *least = 0;
@@ -760,7 +760,7 @@ inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t* out, unsigned flag
 
 inline cudaError_t cudaStreamCreate(cudaStream_t* out) { return cudaStreamCreateWithFlags(out, cudaStreamDefault); }
 
-// Work that is held stays, as on a GPU; only cudaDeviceSynchronize and events can still demand it.
+// Held work stays, as on a GPU; only cudaDeviceSynchronize and events can still demand it.
 inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     emulator::Entry entry(__func__);
     emulator::Stream* queue = emulator::stream_of(stream);
@@ -769,7 +769,7 @@ inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     return cudaSuccess;
 }
 
-// For the default stream an empty piece of work stands for the wait, since it comes after what other streams hold.
+// For the default stream an empty piece of work represents the wait, since it comes after what other streams hold.
 inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     emulator::Entry entry(__func__);
     emulator::Stream* queue = emulator::stream_of(stream);
@@ -822,13 +822,13 @@ inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     emulator::Entry entry(__func__);
     emulator::Event* mark = emulator::event_of(event);
     emulator::Work work = {"event", [mark] { mark->time = emulator::milliseconds() + emulator::events_later_ms; }};
-    work.settled = true;  // an event that nobody waits for is no loss
+    work.settled = true;  // an event that nothing waits for is not a loss
     mark->recorded = emulator::enqueue_work(emulator::stream_of(stream), std::move(work));
     mark->queries = 0;
     return cudaSuccess;
 }
 
-// The wait is for the recording that is the latest now; an event that was never recorded is not waited for.
+// Waits for the latest recording at this moment; an event that was never recorded is not waited for.
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
     emulator::Entry entry(__func__);
     if (flags != cudaEventWaitDefault) return emulator::noted(cudaErrorInvalidValue);
@@ -935,8 +935,8 @@ inline const char* cudaGetErrorString(cudaError_t error) { return emulator::erro
 // ------------------------------------------------------------------------------------------------
 // 6. Calls
 //
-// From here on, cudaMalloc(...) notes its file and line first. A macro is not expanded inside itself, so what follows
-// the comma is the function.
+// From here on, cudaMalloc(...) records its file and line first. A macro is not expanded inside itself, so the name
+// after the comma is the function.
 
 #define EMULATOR_CALL(call) (emulator::called_at(__FILE__, __LINE__), call)
 #define cudaMalloc(...) EMULATOR_CALL(cudaMalloc(__VA_ARGS__))

@@ -1,7 +1,7 @@
-// runtime_bugs.cu: mistakes of host code, planted. The emulator has to notice each, and leave its corrected twin alone.
+// runtime_bugs.cu: planted bugs of host code. The emulator must detect each, and accept its corrected twin.
 //
-// bugs.h says how to run it, buffers.h what each bug finds ready. Behind each name stand the mode that must catch it,
-// and whether as a diagnosis or in the result:
+// bugs.h says how to run it, buffers.h what each bug finds ready. After each name are the mode that must catch it, and
+// whether by a diagnosis or in the result:
 //
 //     now     EMULATE_STREAMS=now: any
 //     behind  EMULATE_STREAMS=delayed EMULATE_OTHERS=behind
@@ -34,8 +34,8 @@ static void device_free(float** buffer) {
 // ------------------------------------------------------------------------------------------------
 // Between streams
 
-// One stream fills a buffer, another reads it. `device`: at the end all streams are waited for at once, so that the
-// order of the two is what matters.
+// One stream fills a buffer, another reads it. `device`: at the end all streams are waited for at once, so that only
+// the order of the two matters.
 static bool hand_over(bool waits_early, bool records_early, bool waits, bool device) {
     if (waits_early) OK(cudaStreamWaitEvent(t, e, 0));
     if (records_early) OK(cudaEventRecord(e, s));
@@ -52,9 +52,9 @@ static bool hand_over(bool waits_early, bool records_early, bool waits, bool dev
 // The consumer does not wait for the producer.
 BUG(no_event_wait, "behind result") { return hand_over(false, false, good, false); }
 BUG(no_event_wait_device, "behind result") { return hand_over(false, false, good, true); }
-// The event is waited for before it is recorded: such a wait does nothing.
+// The event is waited for before it is recorded: that wait does nothing.
 BUG(wait_before_record, "behind result") { return hand_over(bug, false, good, false); }
-// The event is recorded before the work that it is to stand for.
+// The event is recorded before the work that it should mark.
 BUG(record_too_early, "behind result") { return hand_over(false, bug, true, false); }
 
 // Two batches through one buffer: the second is copied in while the first may still be read.
@@ -86,7 +86,7 @@ BUG(memset_overtaken, "behind result") {
     return add_one(1);
 }
 
-// So may it overtake the last part of a cudaMemcpy from pageable memory.
+// It may also overtake the last part of a cudaMemcpy from pageable memory.
 BUG(upload_overtaken, "behind result") {
     set_all(pageable, 1);
     OK(cudaMemcpy(a, pageable, BYTES, cudaMemcpyHostToDevice));
@@ -97,7 +97,7 @@ BUG(upload_overtaken, "behind result") {
 // ------------------------------------------------------------------------------------------------
 // Between the device and the host
 
-// Copies a part of a buffer full of `value`, which is then looked at, after the wait or too early.
+// Copies a part of a buffer full of `value`, which is then read, after the wait or too early.
 static bool read_back(float* to, float value, size_t first, size_t count, bool waits) {
     bool right = true;
     fill<<<GRID, BLOCK, 0, s>>>(a, value);
@@ -109,13 +109,13 @@ static bool read_back(float* to, float value, size_t first, size_t count, bool w
 }
 
 BUG(pinned_read_early, "behind diagnosis") { return read_back(host, 1, 0, N, good); }
-// The value that was there before is right by chance.
+// The old value is right by chance.
 BUG(pinned_read_early_unchanged, "behind diagnosis") { return read_back(host, 0, 0, N, good); }
 BUG(pageable_read_early, "behind result") { return read_back(pageable, 1, 0, N, good); }
-// One number of many in pinned memory: too little for page protection, so the old value shows.
+// One of many numbers in pinned memory: too little for page protection, so the old value shows.
 BUG(pinned_part_read_early, "behind result") { return read_back(host, 1, 5, 1, good); }
 
-// The next batch is written into the buffer while the copy of the last one may still read it.
+// The next batch is written into the buffer while the copy of the previous one may still read it.
 BUG(pinned_written_early, "behind diagnosis") {
     OK(cudaMemcpyAsync(a, host, BYTES, cudaMemcpyHostToDevice, s));
     if (good) OK(cudaStreamSynchronize(s));
@@ -124,7 +124,7 @@ BUG(pinned_written_early, "behind diagnosis") {
     return device_is(a, 0);
 }
 
-// A query is taken for a wait.
+// A query is mistaken for a wait.
 BUG(query_for_wait, "behind diagnosis") {
     fill<<<GRID, BLOCK, 0, s>>>(a, 1);
     OK(cudaMemcpyAsync(host, a, BYTES, cudaMemcpyDeviceToHost, s));
@@ -136,7 +136,7 @@ BUG(query_for_wait, "behind diagnosis") {
     return right;
 }
 
-// The program ends before its work has.
+// The program ends before its work does.
 BUG(never_waited_for, "behind diagnosis") {
     OK(cudaMemsetAsync(a, 0, BYTES, s));
     if (good) OK(cudaStreamSynchronize(s));
@@ -197,11 +197,11 @@ static bool write_first(int count) {
     return true;
 }
 
-// Between the end of the buffer and the next multiple of 256, where no page protection reaches.
+// Between the end of the buffer and the next multiple of 256, which page protection does not cover.
 BUG(kernel_writes_past_end, "now diagnosis") { return write_first(good ? N : N + 1); }
 BUG(kernel_writes_far_past_end, "now diagnosis") { return write_first(good ? N : 100 * N); }
 
-// The memory goes before work that uses it is launched, or while it is held.
+// The memory is freed before work that uses it is launched, or while that work is held.
 enum Use { KERNEL, DOWNLOAD, COPY, UPLOAD };
 
 static bool use_and_free(Use use, float** freed, bool early, bool late) {
@@ -222,7 +222,7 @@ BUG(free_under_copy, "behind diagnosis") { return use_and_free(COPY, &a, false, 
 BUG(free_under_kernel, "behind diagnosis") { return use_and_free(KERNEL, &a, false, bug); }
 BUG(free_pinned_under_copy, "behind diagnosis") { return use_and_free(UPLOAD, &host, false, bug); }
 
-// Frees what it may not.
+// Frees memory that it must not free.
 static bool also_free(float* memory, bool frees) {
     if (frees) OK(cudaFree(memory));
     return true;

@@ -5,8 +5,8 @@
 #   test_emulator   each function of device code and PTX instruction, in every mode
 #   test_runtime    memory, streams and events, in every mode of the streams
 #   bugs            each is caught in the modes that the program names; its twin without the bug always passes
-#   runtime_bugs    the same of host code, each in a process of its own
-#   test_count      sectors and wavefronts, line by line: as the comments of test_count.cu say
+#   runtime_bugs    the same for host code, each in a process of its own
+#   test_count      sectors and wavefronts, line by line, as in the comments of test_count.cu
 build=$1
 [ -n "$build" ] || { echo "usage: sh dev/emulator/test.sh BUILD [CUDA_INCLUDE_FLAGS...]" >&2; exit 2; }
 shift
@@ -63,7 +63,7 @@ for name in test_emulator bugs test_count; do
     verdict $? "linking $build/$name-race"
 done
 
-# What must be refused, by the translator and by the emulator.
+# Sources and programs that must be refused, by the translator and by the emulator.
 refused() {
     printf '%s\n' "$2" > "$build/refused.cu"
     ! "$build/translate" "$build/refused.cu" > /dev/null 2> "$build/log" && grep -q 'refused.cu:1: ' "$build/log"
@@ -93,7 +93,7 @@ for file in llmtrain/base.h kernels_cpu.h llmtrain/gemm.h llmtrain/gemm_x86.h de
     verdict $? "the translator leaves $file as it is"
 done
 
-# pass PROGRAM SETTINGS [FLAG]: a program that ends with 'N passed, N failed'; its sums are added to ours.
+# pass PROGRAM SETTINGS [FLAG]: a program that ends with 'N passed, N failed'; its counts are added to ours.
 pass() {
     # shellcheck disable=SC2086
     tally timeout 60 env $2 "$build/$1" $3
@@ -133,8 +133,8 @@ for program in $runtimes; do
     for mode in "$now" "$behind" "$ahead" "$behind EMULATE_POISON=0"; do pass $program "$mode"; done
 done
 
-# caught SETTINGS PROGRAM NUMBER: whether the bug shows as a wrong result, a diagnosis or a sanitizer's finding, which
-# are the statuses 1, 86 and 87. A crash does not count.
+# caught SETTINGS PROGRAM NUMBER: whether the bug shows as a wrong result, a diagnosis or a sanitizer's finding, with
+# status 1, 86 or 87. A crash does not count.
 caught() {
     # shellcheck disable=SC2086
     timeout 20 env $1 "$build/$2" "$3" > "$build/log" 2>&1
@@ -154,8 +154,8 @@ while read -r number name wanted; do
     for mode in $wanted; do
         case $mode in
             forward) caught EMULATE_ORDER=forward bugs "$number" ;;
-            # With one thread blocks run in that order, whatever the machine does; with several their threads meet, which
-            # shows other bugs.
+            # With one thread blocks run in that order on any machine; with several, their threads interleave, which
+            # exposes other bugs.
             reverse) caught "EMULATE_ORDER=reverse EMULATE_THREADS=1" bugs "$number" ||
                 caught EMULATE_ORDER=reverse bugs "$number" ;;
             random) caught_at_random "$number" ;;
@@ -168,7 +168,7 @@ while read -r number name wanted; do
     done
 done < "$build/bugs.list"
 
-# Of host code: the kind of the finding counts, too; the address sanitizer's is a diagnosis.
+# Host code: the kind of the finding must match, too; AddressSanitizer's is a diagnosis.
 export ASAN_OPTIONS=exitcode=86
 "$build/runtime_bugs" --list > "$build/bugs.list"
 for program in runtime_bugs runtime_bugs-asan; do
@@ -188,7 +188,7 @@ for program in runtime_bugs runtime_bugs-asan; do
     done < "$build/bugs.list"
 done
 
-# What test_count.cu says of its lines, and what is counted there: LINE space kind requests sectors|wavefronts ideal.
+# The counts in test_count.cu's comments, and those measured: LINE space kind requests sectors|wavefronts ideal.
 counts=$build/counts.jsonl
 rm -f "$counts"
 env "EMULATE_COUNT=$counts" "$build/test_count-race" > "$build/log" 2>&1
@@ -213,7 +213,7 @@ env EMULATE_COUNT=/none/counts "$build/test_count-race" > "$build/log" 2>&1
 [ $? -eq 86 ] && grep -q 'cannot write /none/counts' "$build/log"
 verdict $? "a file of counts that cannot be written is named"
 
-# Other compilers, where there are any.
+# Other compilers, if installed.
 if command -v clang++ > /dev/null; then
     compile clang++ test_emulator-clang test_emulator -O1
     pass test_emulator-clang EMULATE_ORDER=forward

@@ -1,7 +1,7 @@
 // test_cublaslt.cu: cuBLASLt as matmul.cuh uses it, against a double loop.
 //
-// In the emulator this proves cublaslt.h. The part "products" compiles with nvcc too: on a GPU it compares the library
-// itself with the same loop, and so shows whether the emulation understands it rightly.
+// In the emulator this tests cublaslt.h. The part "products" compiles with nvcc too: on a GPU it compares the library
+// itself with the same loop, and so shows whether the emulation is correct.
 //
 //     nvcc -I. dev/emulator/test_cublaslt.cu -lcublasLt -o build/test_cublaslt
 //
@@ -10,11 +10,11 @@
 //
 //     epsilon |x| + 4 sqrt(k) 2^-24 (sum of the terms' magnitudes)
 //
-// with the epsilon of the type that it is stored in (0 for float) and a slope of GELU of at most 1.13; for a GELU that
-// is stored, x is what went in as well. The gaps, and the bytes behind each matrix, must stay as they were.
+// with the epsilon of its stored type (0 for float) and a slope of GELU of at most 1.13; for a stored GELU, x is also
+// the input. The gaps, and the bytes behind each matrix, must not change.
 //
-// Refusals: what the library answers with an error gets that error; what ends the program does so with the exit status
-// of a diagnosis, in a process of its own.
+// Refusals: an error status of the library is returned as such; a mistake that ends the program does so with the exit
+// status of a diagnosis, in a process of its own.
 
 #include "llmtrain/gemm.h"
 #include "dev/test/harness.h"
@@ -79,7 +79,7 @@ static void matrix_free(Matrix* m) {
     free(m->host);
 }
 
-// As the tensor cores read a float: 11 significant bits.
+// A float as the tensor cores read it: 11 significant bits.
 static double to_tf32(double x) {
     int exponent = 0;
     double fraction = frexp(x, &exponent);
@@ -136,7 +136,7 @@ static Objects objects_make(const Problem* p, const Matrix* a, const Matrix* b, 
     return o;
 }
 
-// A problem with its matrices, and its algorithm where the library has one.
+// A problem with its matrices, and an algorithm if the library has one.
 typedef struct {
     Problem p;
     Matrix a, b, d, bias, aux;
@@ -182,7 +182,7 @@ static cublasStatus_t multiply(Setting* s) { return multiply_in(s, workspace, wo
 
 static double epsilon_of(Dtype type) { return type == DTYPE_BF16 ? 0x1p-8 : type == DTYPE_F16 ? 0x1p-11 : 0.0; }
 
-// How far `got` is from x, as a part of what is allowed. NaN counts as infinitely far.
+// The error of `got` relative to what is allowed. NaN counts as infinite.
 static double part_of_bound(double got, double x, double spread, Dtype type) {
     double part = fabs(got - x) / (epsilon_of(type) * fabs(x) + spread + 0x1p-24);
     return part == part ? part : INFINITY;
@@ -232,7 +232,7 @@ static void test_product(const char* name, Problem p) {
                     spread *= 1.2;
                 }
                 worst = fmax(worst, part_of_bound(stored, x, spread, p.out));
-                gemm_save(got, p.out, j * d.stride + i, 0.0f);  // so that what is left over can be compared as bytes
+                gemm_save(got, p.out, j * d.stride + i, 0.0f);  // so that leftover bytes can be compared
                 gemm_save(d.host, p.out, j * d.stride + i, 0.0f);
                 if (writes_aux) {
                     gemm_save(got_aux, p.out, j * aux.stride + i, 0.0f);
@@ -311,7 +311,7 @@ static void test_products(void) {
 // ------------------------------------------------------------------------------------------------
 // Refusals
 
-// A product of bf16 that is right in every respect.
+// A bf16 matmul that is correct in every respect.
 static const Problem RIGHT = {DTYPE_BF16, DTYPE_BF16, false, false, false, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, 1.0f, 0.0f,
                               16, 8, 32, 0};
 
@@ -324,14 +324,14 @@ static cublasStatus_t set_layout(cublasLtMatrixLayout_t layout, cublasLtMatrixLa
     return cublasLtMatrixLayoutSetAttribute(layout, name, &value, bytes);
 }
 
-// What is done to it before it is asked about or computed.
+// How it is changed before the heuristic or the matmul.
 #define WITH(change, then) \
     [](Setting* s) { \
         change; \
         return then(s); \
     }
 
-// The status that the library answers with.
+// The library's status.
 static const struct {
     const char* name;
     cublasStatus_t status;
@@ -380,7 +380,7 @@ static const struct {
      }},
 };
 
-// What ends the program.
+// Mistakes that end the program.
 static const struct {
     const char* name;
     cublasStatus_t (*deed)(Setting* s);
@@ -409,7 +409,7 @@ static const struct {
 enum { DIAGNOSIS = 86 };  // exit status
 
 static void diagnose(const void* deed) {
-    alarm(10);  // for a product that was not refused: its threads have not come along
+    alarm(10);  // for a matmul that was not refused: its threads do not exist in this process
     Setting s = setting_make(RIGHT);
     LT(ask(&s));
     (*(cublasStatus_t(*const*)(Setting*))deed)(&s);
@@ -433,8 +433,7 @@ static void test_refusals(void) {
     }
 }
 
-// A product waits in its stream: where streams are held back, it sees what another stream does to its operand
-// meanwhile.
+// A matmul waits in its stream: with delayed streams, it sees what another stream does to its operand meanwhile.
 static void test_order(void) {
     Setting s = setting_make(RIGHT);
     cudaStream_t other;

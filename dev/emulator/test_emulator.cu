@@ -1,6 +1,5 @@
-// test_emulator.cu: every function of device code and every PTX instruction that the emulator knows, against what its
-// manual says. The same file is compiled by nvcc and run on a GPU, where there is one: that tests the emulator's idea
-// of each instruction.
+// test_emulator.cu: tests every device function and PTX instruction that the emulator knows against its manual. The
+// same file can be compiled with nvcc and run on a GPU: that tests the emulator's understanding of each instruction.
 //
 //   1. frame     checks, arrays on the device
 //   2. launches  indices, parameters
@@ -27,7 +26,7 @@
 // A condition on each of n elements, i; a verdict makes one test of it.
 #define EACH(n, condition) for (int i = 0; i < (int)(n); i++) expect(condition, "%s for i = %d", #condition, i)
 
-// n elements on the host and on the device: zeros, or what a function gives for each index.
+// n elements on the host and on the device: zeros, or a function's value for each index.
 template <class T>
 struct Array {
     std::vector<T> host;
@@ -79,7 +78,7 @@ typedef struct {
     int32_t b;
 } Bundle;
 
-// Parameters are each thread's own: changing them must not show elsewhere.
+// Parameters belong to each thread: a change must not show in another.
 static __global__ void parameters(float* out, Bundle bundle, int32_t n, const float* nothing) {
     int32_t i = (int32_t)threadIdx.x;
     bundle.a[1] += (float)i;
@@ -129,7 +128,7 @@ static void test_launches(void) {
 // ------------------------------------------------------------------------------------------------
 // 3. Barriers
 
-// Values travel round the block, one step per barrier.
+// Values move around the block, one step per barrier.
 static __global__ void ring(int32_t* out, int32_t steps) {
     __shared__ int32_t now[256];
     int32_t i = (int32_t)threadIdx.x, n = (int32_t)blockDim.x, x = i;
@@ -243,7 +242,7 @@ static __global__ void warp_halves(uint32_t* out) {
     out[threadIdx.x] = x + __shfl_sync(0xffffffffu, x, 0);
 }
 
-// A row: what lane i computes from its number x, and what it is in every lane.
+// A row: what lane i computes from its number x, and the result expected in every lane.
 #define VOTE_ROWS(ROW) \
     ROW(__ballot_sync(0xffffffffu, x & 1), odd) \
     ROW((__any_sync(0xffffffffu, x == 77) ? 1u : 0u) + (__any_sync(0xffffffffu, x == -1) ? 2u : 0u), 1) \
@@ -259,7 +258,7 @@ static __global__ void warp_halves(uint32_t* out) {
     ROW(__reduce_xor_sync(0xffffffffu, (uint32_t)x), parity) \
     ROW(__match_any_sync(0xffffffffu, x % 5), same[i])
 
-// What all tables of this file are made of: a list of what is computed, of names with what is expected, and a count.
+// The form of all tables in this file: a list of expressions, of names with expected results, and a count.
 #define COMPUTED(expression, expected) expression,
 #define EXPECTED(expression, expected) {#expression, expected},
 #define ONE(expression, expected) +1
@@ -271,7 +270,7 @@ static __global__ void votes(uint32_t* out, const int32_t* in) {
     for (uint32_t k = 0; k < VOTES; k++) out[k * LANE_COUNT + threadIdx.x] = results[k];
 }
 
-// Lanes exchange through shared memory; lanes from 20 on have returned.
+// Lanes exchange data through shared memory; lanes from 20 on have returned.
 static __global__ void sync_warp(int32_t* out) {
     __shared__ int32_t x[2][32];
     int32_t lane = (int32_t)threadIdx.x % 32, warp = (int32_t)threadIdx.x / 32;
@@ -477,7 +476,7 @@ static void test_shared_memory(void) {
 
 static __device__ inline uint32_t shared_address(const void* p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
-// Kinds 0 to 5: x1, x2, x4, and the same transposed. The rows of 8 elements are 24 apart, so that addresses count.
+// Kinds 0 to 5: x1, x2, x4, and the same transposed. The rows of 8 elements are 24 apart, so that addresses matter.
 static __global__ void ldmatrix_kernel(uint32_t* out, const uint16_t* in, int32_t kind) {
     __shared__ __align__(16) uint16_t rows[32][24];
     for (int32_t i = (int32_t)threadIdx.x; i < 32 * 8; i += 32) rows[i / 8][i % 8] = in[i];
@@ -521,7 +520,7 @@ static void test_ldmatrix(void) {
 
 enum { KIND_BF16, KIND_F16, KIND_TF32 };
 
-// d (16, 8) = a (16, K) b (K, 8) + c (16, 8); K is 16, or 8 for tf32. Lanes take elements as the PTX manual says.
+// d (16, 8) = a (16, K) b (K, 8) + c (16, 8); K is 16, or 8 for tf32. Lanes hold elements as in the PTX manual.
 static __global__ void mma_kernel(float* d, const float* a, const float* b, const float* c, int32_t kind) {
     uint32_t lane = threadIdx.x, group = lane / 4, member = lane % 4, ra[4], rb[2];
     float rc[4], x[2];
@@ -567,7 +566,7 @@ static __global__ void mma_kernel(float* d, const float* a, const float* b, cons
     for (uint32_t i = 0; i < 4; i++) d[(group + 8 * (i / 2)) * 8 + member * 2 + i % 2] = rc[i];
 }
 
-// x rounded to the type as the kernel does: tf32 operands of b are cut by the tensor core, those of a rounded before.
+// Rounds x to the type as the kernel does: tf32 operands of b are truncated by the tensor core, those of a rounded.
 static float rounded(float x, int kind, bool cut) {
     if (kind == KIND_BF16) return __bfloat162float(__float2bfloat16_rn(x));
     if (kind == KIND_F16) return __half2float(__float2half_rn(x));
@@ -714,7 +713,7 @@ static void test_exponentials(void) {
     for (int i = 2; i < N; i++) {
         double want = exp2((double)in[i]);
         if (want > 3e38) continue;
-        double subnormal = want < 0x1p-126 ? 1 : 0;  // ftz: zero; else a few of the smallest numbers off
+        double subnormal = want < 0x1p-126 ? 1 : 0;  // ftz: zero; else off by a few of the smallest numbers
         double error = subnormal ? fabs((double)out[i]) + fabs((double)out[N + i] - want) / 0x1p-145 * 0x1p-22
                                  : fmax(fabs(out[i] / want - 1), fabs(out[N + i] / want - 1));
         if (!(error <= worst)) worst = error;
@@ -726,7 +725,7 @@ static void test_exponentials(void) {
 // ------------------------------------------------------------------------------------------------
 // 8. Functions
 //
-// A row of a table: what device code computes, and what the host says that it is.
+// A row of a table: what device code computes, and the host's expected value.
 
 #define BIT_ROWS(ROW) \
     ROW(__popc(a), 20) \
@@ -755,7 +754,7 @@ static void test_exponentials(void) {
     ROW(__float2int_ru(2.2f), 3) \
     ROW(min(3u, 4u) + (uint32_t)max(-3, 2) + (uint32_t)min(7.0f, 2.0f), 3 + 2 + 2)
 
-// The fast ones of a GPU are off by 2^-20.
+// A GPU's fast functions are off by 2^-20.
 #define FLOAT_ROWS(ROW) \
     ROW(__expf(x), exp((double)x)) \
     ROW(__logf(y), log((double)y)) \

@@ -1,6 +1,6 @@
 // test_nccl.cu: the Collectives of nccl.cuh between processes, and the stand-in for NCCL that it runs on here.
 //
-//     build/test_nccl        in the emulator: everything that shows in the mode of EMULATE_STREAMS and EMULATE_OTHERS
+//     build/test_nccl        in the emulator: everything for the mode set by EMULATE_STREAMS and EMULATE_OTHERS
 //     nvcc -std=c++17 -arch=native -DLLMTRAIN_CUDA -DLLMTRAIN_NCCL -I. -Xcompiler -fopenmp dev/emulator/test_nccl.cu
 //         -lnccl -o build/test_nccl && build/test_nccl 4        with four GPUs: the collectives, through NCCL itself
 //
@@ -8,7 +8,7 @@
 //   2. collectives  each, of each type, of lengths that divide and that do not, against sums in the order of the ranks
 //   3. accounts     bytes sent, time waited
 //   4. bugs         planted ones, in the mode that must catch them; their correct twins in every mode
-//   5. faults       a rank that is killed, stops or gives up: the others hear who it was, and nothing hangs
+//   5. faults       a rank that is killed, stopped or aborts: the others report which one, and nothing hangs
 //
 // On GPUs a sum may differ by the roundings of world - 1 additions in its type, each at most epsilon/2 of the sum of
 // the terms' magnitudes, and by as many in this test's own.
@@ -17,10 +17,10 @@
 #include "../../llmtrain/zero.h"
 #include "../test/harness.h"
 
-#define PATIENT_MS 60e3   // time-out where nothing is to fail
-#define FAULT_MS 2000.0   // and where something is
-#define SLACK_MS 20e3     // what a busy machine may add to it; a rank that hangs takes longer
-#define CASE_MS 90e3      // after which a case is said to hang
+#define PATIENT_MS 60e3   // timeout where nothing should fail
+#define FAULT_MS 2000.0   // timeout where something should
+#define SLACK_MS 20e3     // allowed for a busy machine; a rank that hangs takes longer
+#define CASE_MS 90e3      // after this a case counts as hung
 
 // ------------------------------------------------------------------------------------------------
 // 1. Cases
@@ -29,15 +29,15 @@ enum { RANKS_MAX = 8 };
 
 typedef struct {
     int checks, wrong;
-    bool ended;               // after a fault: it came to its end
+    bool ended;               // after a fault: it returned
     double ended_ms;
-    char text[1024];          // and this is the sentence
+    char text[1024];          // its error message
 } Report;
 
 typedef struct {
     Report reports[RANKS_MAX];
     int statuses[RANKS_MAX];  // of the processes, as waitpid gives them
-    double fault_ms;          // when the victim was about to fall
+    double fault_ms;          // when the victim's fault was about to happen
 } Shared;
 
 typedef struct {
@@ -52,23 +52,23 @@ typedef struct {
 typedef struct {
     size_t world;
     double timeout_ms;
-    bool opens;               // the Collectives, too
+    bool opens;               // also opens the Collectives
     void (*body)(Rank* r);
 } Case;
 
 static Shared* shared;
 static Program rank_0;        // of the latest case; its ranks write into its pipes
 static bool case_planted;     // a bug, not its correct twin
-static size_t stopped = LAUNCH_UNKNOWN;  // the rank that will have stopped, if one will
+static size_t stopped = LAUNCH_UNKNOWN;  // the rank that will be stopped, if any
 
-// By a rank.
+// Called by a rank.
 static void rank_check(Rank* r, bool good, const char* what) {
     r->report->checks++;
     r->report->wrong += !good;
     if (!good && !case_planted) printf("rank %zu of %zu: %s\n", r->rank, r->world, what);
 }
 
-// By rank 0: waits for the others; for one that has stopped last, and ends it.
+// Called by rank 0: waits for the others, last for a stopped one, which it kills.
 static void reap(Rank* r) {
     for (int last = 0; last < 2; last++) {
         for (size_t p = 1; p < r->world; p++) {
@@ -100,7 +100,7 @@ static void case_process(const void* context) {
     need(device_open(&r->stream, false, &error), "device_open: %s", error.text);
     need(!c->opens || collective_open(&r->collectives, &r->comm, 4, r->stream, &error), "collective_open: %s",
          error.text);
-    need(comm_barrier(&r->comm, &error), "comm_barrier: %s", error.text);  // nobody falls before all are there
+    need(comm_barrier(&r->comm, &error), "comm_barrier: %s", error.text);  // no fault before all are connected
     c->body(r);
     collective_close(&r->collectives);
     device_close(r->stream);
@@ -109,7 +109,7 @@ static void case_process(const void* context) {
     exit(0);
 }
 
-// True if it came to its end by itself. What its processes ended with is in shared->statuses.
+// True if it ended by itself. The exit statuses of its processes are in shared->statuses.
 static bool case_run(Case c) {
     memset(shared, 0, sizeof *shared);
     program_free(&rank_0);
@@ -125,7 +125,7 @@ static void judge(bool good, const char* name, const char* details) {
     print_indented(rank_0.text[0]);
 }
 
-// A case in which nothing is to fail: counts what its ranks have checked.
+// A case in which nothing should fail: counts its ranks' checks.
 static void run_good_case(const char* name, size_t world, void (*body)(Rank* r)) {
     bool good = case_run({world, PATIENT_MS, true, body});
     int checks = 0, wrong = 0;
@@ -145,7 +145,7 @@ static void run_good_case(const char* name, size_t world, void (*body)(Rank* r))
 typedef enum { REDUCES_ALL, SCATTERS, GATHERS, COLLECTIVES } Collective;
 static const char* const collective_names[COLLECTIVES] = {"all_reduce", "reduce_scatter", "all_gather"};
 
-// As it is stored.
+// Rounds to the stored type.
 static double rounded(Dtype type, float x) {
     uint32_t stored = 0;
     gemm_save(&stored, type, 0, x);
@@ -163,7 +163,7 @@ static int64_t integer_of(size_t rank, size_t i) {
 }
 
 #ifdef EMULATED
-static const double ROUNDINGS = 0;  // that may differ, of an addition
+static const double ROUNDINGS = 0;  // by which a sum may differ
 #else
 static const double ROUNDINGS = 1;
 #endif
@@ -215,8 +215,8 @@ static void* device_memory(Rank* r, size_t bytes) {
     return memory;
 }
 
-// All three under way at once, in the order in which they were started; nobody waits between the copy of the data to
-// the device, the collective and the copy of the result. Before and behind each vector lie bytes that must stay.
+// All three in flight at once, in the order of their start; there is no wait between the copy of the data to the
+// device, the collective and the copy of the result. Bytes before and behind each vector must not change.
 static void collectives_of(Rank* r, Dtype type, size_t n) {
     const size_t guard = 64;
     size_t bytes = n * dtype_bytes(type), total = bytes + 2 * guard;
@@ -249,14 +249,14 @@ static void collectives_of(Rank* r, Dtype type, size_t n) {
 
 static void collectives(Rank* r) {
     Error error;
-    // One unit for one rank and none for the others; even; one unit too many; some pieces of the stand-in's memory.
+    // One unit for one rank and none for the others; even; one unit too many; several pieces of the emulation's memory.
     size_t lengths[] = {8, 8 * r->world, 64 * r->world, 8 * (5 * r->world + 1), 8 * (r->world * 1500 + r->world - 1)};
     for (Dtype type : {DTYPE_F32, DTYPE_BF16, DTYPE_F16, DTYPE_I64})
         for (size_t length : lengths) collectives_of(r, type, length);
     rank_check(r, collective_check(&r->collectives, &error), "all is well at the end");
 }
 
-// Rank 0 waits for its device before it meets the others, they do so only afterwards. Devices need no host for that.
+// Rank 0 waits for its device before a host rendezvous, the others only after it. Devices need no host for that.
 static void one_waits(Rank* r) {
     enum { COUNT = 1000 };
     float *device = (float*)device_memory(r, COUNT * sizeof(float)), host[COUNT];
@@ -271,7 +271,7 @@ static void one_waits(Rank* r) {
     device_free(device, COUNT * sizeof(float));
 }
 
-// One rank: nothing is made.
+// One rank: no communicator is created.
 static void alone(Rank* r) {
     Collectives* w = &r->collectives;
     float x = 1;
@@ -309,7 +309,7 @@ static void accounts(Rank* r) {
     collective_waited_ms(w);
     rank_check(r, collective_waited_ms(w) == 0, "what was asked for is told once");
 
-    // Each collective takes so long, and nothing else is to be done meanwhile.
+    // Each collective takes this long, and there is no other work meanwhile.
     double began = now_ms();
     for (size_t i = 0; i < rounds; i++) {
         CUDA_CHECK(cudaLaunchHostFunc(w->stream, delay_stream, NULL));
@@ -330,12 +330,12 @@ static void accounts(Rank* r) {
 
 #ifdef EMULATED
 
-static size_t case_number;  // of a bug or a fault: its place in the table
+static size_t case_number;  // of a bug or a fault: its index in the table
 
 // ------------------------------------------------------------------------------------------------
 // 4. Bugs
 //
-// Each of 2 ranks sums 1 over all, with a mistake. `now` may be any mode.
+// Each of 2 ranks sums 1 over all, with a planted bug. `now` may be any mode.
 
 enum { LENGTH = 64 };
 static const size_t LENGTH_BYTES = LENGTH * sizeof(float);
@@ -388,7 +388,7 @@ static void* asks_for_ever(void* collectives) {
 
 static const struct {
     const char *name, *mode;
-    bool diagnosis;           // otherwise it shows in the result
+    bool diagnosis;           // by a diagnosis; otherwise in the result
     void (*run)(Rank* r, float* device, bool good);
 } bugs[] = {
     {"no wait before the result is used", "behind", false, [](Rank* r, float* device, bool good) {
@@ -404,7 +404,7 @@ static const struct {
          collective_wait(&r->collectives, 0, r->stream);
          sum_check(r, device);
      }},
-    // The next gradients are written where the sum is still being made.
+    // The next gradients are written where the sum is still being computed.
     {"data overwritten under way", "behind", false, [](Rank* r, float* device, bool good) {
          float* copy = (float*)device_memory(r, LENGTH_BYTES);
          give(r, device, 1);
@@ -416,7 +416,7 @@ static const struct {
          sum_check(r, copy);
          device_free(copy, LENGTH_BYTES);
      }},
-    // The end is marked before the kernel is in the stream.
+    // The end event is recorded before the kernel is in the stream.
     {"end recorded before the launch", "behind", false, [](Rank* r, float* device, bool good) {
          Collectives* w = &r->collectives;
          Error error;
@@ -567,7 +567,7 @@ static void test_bugs(void) {
 // ------------------------------------------------------------------------------------------------
 // 5. Faults
 //
-// Of 3 ranks. Where the victim falls, and what it does; what the others must hear.
+// 3 ranks: where the victim fails, and how; what the others must report.
 
 enum { FAULT_RANKS = 3, VICTIM = 1 };
 typedef enum { IN_OPEN, BEFORE_COLLECTIVE, IN_COLLECTIVE, BEFORE_CLOSE, NOWHERE } Place;
@@ -577,7 +577,7 @@ static const struct FaultCase {
     const char* name;
     Place place;
     Deed deed;
-    const char *heard, *own;  // by the others, and by the victim itself if it lives
+    const char *heard, *own;  // by the others, and by the victim itself if it survives
 } faults[] = {
     {"killed while the ranks connect", IN_OPEN, IS_KILLED, "rank 1 is gone", NULL},
     {"stopped while the ranks connect", IN_OPEN, STOPS, "rank 1 has not answered", NULL},
@@ -593,7 +593,7 @@ static const struct FaultCase {
     {"NCCL finds an error by itself", NOWHERE, MEETS_AN_ERROR,
      "rank 1 gave up: NCCL failed in ", "remote process exited or there was a network error; set NCCL_DEBUG=WARN"},
     {"launches a collective late", NOWHERE, IS_LATE, "NCCL has not finished all_reduce within 4.0 s",
-     "NCCL has not finished all_reduce within 4.0 s"},  // not where streams are delayed: the launch does not wait then
+     "NCCL has not finished all_reduce within 4.0 s"},  // not with delayed streams: the launch does not wait then
 };
 
 static void fall(Rank* r, Place place) {
@@ -611,7 +611,7 @@ static void note_fault(Rank* r, const Error* error) {
     r->report->ended = true;
 }
 
-// Several collectives, as a program makes them; then it asks whether all is well.
+// Several collectives, as in a program; then a check for errors.
 static void run_fault(Rank* r) {
     const FaultCase* f = &faults[case_number];
     const size_t n = 40000;
@@ -619,7 +619,7 @@ static void run_fault(Rank* r) {
     Error error;
     error.text[0] = 0;
     if (f->place == IN_OPEN && victim) {
-        ncclUniqueId id = {{0}};  // it has come so far that the others wait for it in NCCL
+        ncclUniqueId id = {{0}};  // the others already wait for it in NCCL
         comm_broadcast(&r->comm, &id, sizeof id, DTYPE_U8, 0, &error);
         fall(r, IN_OPEN);
         return;
@@ -651,7 +651,7 @@ static void run_fault(Rank* r) {
     if (f->place == BEFORE_CLOSE) {
         fall(r, BEFORE_CLOSE);
         collective_close(&r->collectives);
-        // It waited for all ranks, so that the fault is known.
+        // It waited for all ranks, so the fault is known.
         if (comm_failed(&r->comm, &error)) note_fault(r, &error);
     } else {
         double deadline = now_ms() + FAULT_MS + SLACK_MS;  // NCCL may find its error after the last collective

@@ -1,4 +1,4 @@
-// test_runtime.cu: the runtime API, as the emulator has it and as a GPU has it. test.sh runs it in every mode.
+// test_runtime.cu: the runtime API, in the emulator and on a GPU. test.sh runs it in every mode.
 //
 //   1. types         conversions and arithmetic in 16 bits
 //   2. memory        allocations of all kinds, copies, errors
@@ -145,21 +145,21 @@ static void test_memory(void) {
 // ------------------------------------------------------------------------------------------------
 // 3. Streams
 
-// Digits that host functions have appended.
+// Digits appended by host functions.
 static int trace;
 static void append_digit(void* digit) { trace = trace * 10 + (int)(intptr_t)digit; }
 static void trace_in(cudaStream_t in, intptr_t digit) { OK(cudaLaunchHostFunc(in, append_digit, (void*)digit)); }
 
-// A query says at last that all is done, and never before.
+// A query finally reports completion, and never before it is true.
 template <class Query>
 static void expect_done_at_last(Query query) {
     cudaError_t state = query();
     while (state == cudaErrorNotReady) state = query();
     EXPECT(state == cudaSuccess && trace == 1);
-    (void)cudaGetLastError();  // "not ready" may have been noted as an error
+    (void)cudaGetLastError();  // "not ready" may have been recorded as an error
 }
 
-// Each of two threads of the host drives a stream of its own.
+// Each of two host threads drives its own stream.
 static void use_stream(float* device, float value, bool* right) {
     cudaStream_t stream;
     float* pinned;
@@ -190,7 +190,7 @@ static void test_streams(void) {
     OK(cudaStreamSynchronize(s));
     EXPECT(all_are(host, 15));
 
-    // A pageable source may change as soon as the call is back.
+    // A pageable source may change once the call has returned.
     set_all(pageable, 1);
     OK(cudaMemcpyAsync(a, pageable, BYTES, cudaMemcpyHostToDevice, s));
     set_all(pageable, 2);
@@ -231,7 +231,7 @@ static void test_streams(void) {
     trace_in(s, 1);
     expect_done_at_last([] { return cudaStreamQuery(s); });
 
-    // A stream that is destroyed finishes its work.
+    // A destroyed stream finishes its work.
     fill<<<GRID, BLOCK, 0, t>>>(a, 8);
     OK(cudaStreamDestroy(t));
     t = NULL;
@@ -257,7 +257,7 @@ static void test_events(void) {
     OK(cudaEventCreate(&made));
     OK(cudaEventCreate(&used));
 
-    // An event that was never recorded is no obstacle, and has no time.
+    // An event that was never recorded delays nothing, and has no time.
     OK(cudaEventQuery(made));
     OK(cudaEventSynchronize(made));
     OK(cudaStreamWaitEvent(t, made, 0));
@@ -280,7 +280,7 @@ static void test_events(void) {
     OK(cudaEventElapsedTime(&milliseconds, made, used));
     EXPECT(milliseconds >= 0);
 
-    // A wait is for the recording that was the latest when it was called.
+    // A wait is for the latest recording at the time of the call.
     fill<<<GRID, BLOCK, 0, s>>>(a, 1);
     OK(cudaEventRecord(e, s));
     OK(cudaStreamWaitEvent(t, e, 0));
@@ -369,7 +369,7 @@ static void test_held_work(void) {
     OK(cudaMemcpy(&first, a, sizeof first, cudaMemcpyDeviceToHost));
     EXPECT((first != first) == emulator::modes.poison);  // new memory is all NaN, or all zeros
 
-    // Nothing runs before somebody waits; then what the other stream holds runs only in its turn.
+    // Nothing runs before something waits; then the other stream's work runs only in its turn.
     trace = 0;
     trace_in(s, 1);
     OK(cudaEventRecord(mark, s));
@@ -383,20 +383,20 @@ static void test_held_work(void) {
     OK(cudaStreamSynchronize(s));
     EXPECT(trace == (!delayed ? 123 : ahead ? 312 : 132));
 
-    // Waiting for the device: the stream whose work came last goes first.
+    // Waiting for the device: the stream with the latest work runs first.
     trace = 0;
     trace_in(s, 1);
     trace_in(t, 2);
     OK(cudaDeviceSynchronize());
     EXPECT(trace == (delayed ? 21 : 12));
 
-    // A query is in vain three times.
+    // A query fails three times.
     trace_in(s, 1);
     for (int i = 0; i < 3; i++) EXPECT(cudaStreamQuery(s) == (delayed ? cudaErrorNotReady : cudaSuccess));
     EXPECT(cudaGetLastError() == (delayed ? cudaErrorNotReady : cudaSuccess));
     OK(cudaStreamQuery(s));
 
-    // The time of an event that has yet to come.
+    // The time of an event that has not happened yet.
     float milliseconds;
     OK(cudaEventRecord(mark, s));
     EXPECT(cudaEventElapsedTime(&milliseconds, mark, mark) == (delayed ? cudaErrorNotReady : cudaSuccess));

@@ -1,9 +1,9 @@
-// test_tune.cu: build/tune, its file, and models that compute with it, in the emulator. Its cuBLASLt offers algorithms
-// that make a sum in one to four parts, and so in other bits; what each takes is pretended (cublaslt.h).
+// test_tune.cu: build/tune, its file, and models that train with it, in the emulator. Its cuBLASLt offers algorithms
+// that compute a sum in one to four parts, and so with different bits; their times are pretended (cublaslt.h).
 //
-//   tuning     the fastest is stored for every matmul of a step; a wrong one never, nor one that does not run
-//   training   the same file, the same bits; without it, or with algorithms that do not run here, those of before
-//   files      of another GPU or library, cut, changed in any byte, or with entries that cannot be
+//   tuning     the fastest is stored for every matmul of a step; never a wrong one, nor one that fails
+//   training   the same file, the same bits; without it, or with algorithms that fail here, the default's bits
+//   files      of another GPU or library, truncated, changed in any byte, or with impossible entries
 //
 // Every run is a process of its own.
 
@@ -13,7 +13,7 @@
 #undef main
 #include "dev/test/harness.h"
 
-// What the emulated library is like in a run, and what the run does.
+// The properties of the emulated library in a run, and what the run does.
 typedef struct {
     unsigned wrong, refused;
     size_t version;
@@ -21,7 +21,7 @@ typedef struct {
     const char* file;       // for training; NULL: none
 } Scene;
 
-// Gradients of attention matrices, of the head and by GELU; matmuls of floats, by Muon.
+// Gradients of attention matrices, of the head and by GELU; float matmuls, for Muon.
 #define MODEL "--layers 1 --heads 2 --channels 32 --vocab 200 --context 16 --batch 2 --optimizer muon"
 enum { B = 2, T = 16, STEPS = 3, FASTEST = 2, NEXT = 3 };  // of the algorithms, from 0
 
@@ -72,7 +72,7 @@ static int train(const char* file) {
 
 static void play(const void* context) {
     const Scene* s = (const Scene*)context;
-    const double ms[] = {1e6, 8e5, 2e5, 6e5};  // beside which what they really take is nothing
+    const double ms[] = {1e6, 8e5, 2e5, 6e5};  // real times are negligible in comparison
     Words words;
     memcpy(emulator::cublaslt_ms, ms, sizeof ms);
     emulator::cublaslt_wrong = s->wrong;
@@ -85,14 +85,14 @@ static void play(const void* context) {
     exit(tune_main((int)words.count, words.words));
 }
 
-// Runs it to its end; the caller frees *p.
+// Runs it to the end; the caller frees *p.
 static int run(Program* p, const Scene* s) {
     program_start(p, NULL, play, s);
     programs_wait(p, 1, 60e3);
     return program_code(p);
 }
 
-// Trains, and expects of standard error that it has these words, "" for none at all. Returns the line of the weights.
+// Trains, and expects these words on standard error, "" for none at all. Returns the line of the weights.
 static const char* trained(const Scene* s, const char* words, const char* what) {
     Program p;
     int code = run(&p, s);
@@ -114,7 +114,7 @@ static uint32_t parts_of(const MatmulChoice* choice) {
     return algorithm.parts;
 }
 
-// Tunes, reads the file, and expects that every algorithm is number `best`, from 0; what was printed is in *p.
+// Tunes, reads the file, and expects that every algorithm is number `best`, from 0; the output is in *p.
 static void tuned(Program* p, MatmulChoices* c, const char* file, unsigned wrong, unsigned refused, uint32_t best) {
     Error error;
     const Scene scene = {wrong, refused, 0, text_of(MODEL " --out %s", file), NULL};
@@ -253,7 +253,7 @@ static void test_files(void) {
     }
     verdict("a file that is cut, or changed in a byte, is refused");
 
-    // With the right checksum, as only a wrong program would write them.
+    // With a correct checksum, as only a faulty program would write them.
     const MatmulShape shape = c.choices[0].shape;
     for (int i = 0; i < 3; i++) {
         uint64_t* const sizes[] = {&c.choices[0].shape.M, &c.choices[0].shape.N, &c.choices[0].shape.K};

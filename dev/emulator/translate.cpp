@@ -1,4 +1,4 @@
-// translate.cpp: rewrites the things of CUDA that are not C++, so that g++ or clang++ compiles a .cu or .cuh file
+// translate.cpp: rewrites the parts of CUDA that are not C++, so that g++ or clang++ can compile a .cu or .cuh file
 // against emulator.h.
 //
 //     translate in.cu > out.cu
@@ -14,8 +14,8 @@
 //   5. PTX             asm volatile("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
 //                      EMULATOR_PTX("ex2.approx.f32 %0, %1;", emulator::output("=f", y), emulator::input("f", x));
 //
-// Everything else passes unchanged: comments, strings, ordinary C. Lines keep their numbers, and #line names the
-// original, so that messages point into it. `__asm__`, which the translator leaves alone, is for assembly of the host.
+// Everything else passes unchanged: comments, strings, ordinary C. Line numbers stay the same, and #line names the
+// original, so that messages refer to it. `__asm__`, which the translator leaves alone, is for host assembly.
 //
 // It is a scanner with balanced brackets, not a parser. What it cannot translate it refuses, naming the line.
 
@@ -47,14 +47,14 @@ static bool is_space(char c) { return isspace((unsigned char)c) || c == '\\'; } 
 
 static bool starts(size_t at, const char* string) { return source.compare(at, strlen(string), string) == 0; }
 
-// Where a text is found, with its own length; the program ends if it is not.
+// The position of a text plus its length; the program ends if it is not found.
 static size_t behind(const std::string& text, size_t from, size_t at, const char* refusal) {
     size_t found = source.find(text, from);
     if (found == std::string::npos) refuse(at, refusal);
     return found + text.size();
 }
 
-// A comment, a string or a character; `at` itself if there is none.
+// Skips a comment, a string or a character; returns `at` itself if there is none.
 static size_t skip_literal(size_t at) {
     char quote = source[at], before = at > 0 ? source[at - 1] : 0;
     if (starts(at, "//")) return std::min(source.find('\n', at), source.size());
@@ -85,7 +85,7 @@ static size_t skip_word(size_t at) {
 
 static std::string word_at(size_t at) { return source.substr(at, skip_word(at) - at); }
 
-// A bracket of any kind with all that is in it.
+// Skips a bracket of any kind and its contents.
 static size_t skip_brackets(size_t start) {
     size_t depth = 0;
     for (size_t at = start; at < source.size();) {
@@ -103,7 +103,7 @@ static size_t skip_brackets(size_t start) {
 // ------------------------------------------------------------------------------------------------
 // Pieces of the output
 
-// A piece of the source without the space around it and without line ends.
+// A piece of the source without surrounding space and line ends.
 static std::string flat(size_t from, size_t to) {
     while (from < to && is_space(source[from])) from++;
     while (to > from && is_space(source[to - 1])) to--;
@@ -112,8 +112,8 @@ static std::string flat(size_t from, size_t to) {
     return text;
 }
 
-// Line ends, and nothing else, of source[from, to): what is dropped must not move the lines after it. Inside of a macro
-// a line end keeps its backslash.
+// Only the line ends of source[from, to): dropped text must not move the lines after it. Inside a macro a line end
+// keeps its backslash.
 static std::string line_ends(size_t from, size_t to) {
     std::string ends;
     for (size_t i = from; i < to; i++)
@@ -124,7 +124,7 @@ static std::string line_ends(size_t from, size_t to) {
 // ------------------------------------------------------------------------------------------------
 // 1. Launches
 
-// The output ends in the kernel's name, perhaps with template arguments: puts EMULATOR_KERNEL( before it.
+// The output ends with the kernel's name, perhaps with template arguments: puts EMULATOR_KERNEL( before it.
 static void wrap_kernel_name(std::string* out, size_t at) {
     const std::string& s = *out;
     size_t end = s.size(), depth = 0;
@@ -163,11 +163,11 @@ static size_t take_alignment(size_t at, std::string* alignment) {
     return end;
 }
 
-// `from` is behind __shared__, type words and declarators follow; returns the position of the semicolon.
+// `from` is after __shared__, then come type words and declarators; returns the position of the semicolon.
 static size_t translate_shared(std::string* out, size_t from, bool is_extern) {
     std::string alignment = "0", type, name, dimensions;
     size_t i = skip_space(from), type_from = i, angle = 0, name_at = i;
-    bool first = true, in_type = true;  // in_type: no word of the type has been passed
+    bool first = true, in_type = true;  // in_type: no word of the type has been passed yet
     for (;;) {
         char c = source[i];
         if (c == 0 || c == '{' || c == '=')
@@ -218,7 +218,7 @@ static size_t translate_shared(std::string* out, size_t from, bool is_extern) {
 // ------------------------------------------------------------------------------------------------
 // 5. PTX
 
-// `open` is the bracket behind asm; returns the position behind the closing one. The text is edited in place: a colon
+// `open` is the bracket after asm; returns the position after the closing one. The text is edited in place: a colon
 // begins the next section, each operand becomes a call, the clobbers are dropped.
 static size_t translate_asm(std::string* out, size_t open) {
     size_t end = skip_brackets(open) - 1, section = 0;
@@ -232,7 +232,7 @@ static size_t translate_asm(std::string* out, size_t open) {
             next = i + 1;
         } else if (next != i) {
             *out += line_ends(i, next);
-            if (section == 0) *out += " ";  // C++11 wants one between a string and the macro behind it
+            if (section == 0) *out += " ";  // C++11 requires one between a string and a macro after it
         } else if (section == 0) {
             out->append(source, i, literal - i);
             next = literal;
@@ -257,7 +257,7 @@ static size_t translate_asm(std::string* out, size_t open) {
 
 static void translate(std::string* out) {
     size_t open_launches = 0, last_launch = 0, bounds_at = 0;
-    std::string bounds;  // 4. of the kernel whose body is to come, with the brackets
+    std::string bounds;  // 4. of the kernel whose body is next, with the brackets
     for (size_t i = 0, next; i < source.size(); i = next) {
         next = skip_literal(i);
         if (next != i) {

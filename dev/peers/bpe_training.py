@@ -4,7 +4,7 @@
     python3 dev/peers/bpe_training.py [--text FILE]... [--sizes 1024,4096,16384] [--corpus-bytes 8000000] [--build build]
 
 Both train with GPT-2's pattern on each text, and on a corpus that build/corpus writes. Compared: the merges; how many
-tokens each makes of the text that it was trained on (ours may take at most 0.5% more); the ids that `tokenizers` and
+tokens each gives for its training text (ours at most 0.5% more); the ids that `tokenizers` and
 `transformers` give with our files; the time, in turn, of the whole: reading, counting, merging, writing. Exit code 1 if
 a comparison fails. Says "skipped" where the packages are missing.
 

@@ -1,5 +1,5 @@
 # build/evaluate against lm-evaluation-harness: the answers to 200 multiple-choice questions made here, and accuracy,
-# with models that have a byte-level tokenizer, or SentencePiece's with a begin-of-text token. lm-eval has our export.
+# for models with a byte-level tokenizer, or SentencePiece's with a begin-of-text token. lm-eval loads our export.
 #
 #   python3 dev/peers/evaluate.py [--build build] [--only llama|qwen2|gpt2]
 #

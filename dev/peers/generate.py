@@ -6,12 +6,12 @@
     build/export --init-from DIR --to gguf --dtype f32 --dir OUT     # and bf16
     python3 dev/peers/generate.py --build build --model DIR --gguf-f32 FILE --gguf-bf16 FILE --weights 174 --threads 2
 
-Time of a token: that of many tokens less that of few, over the difference, so that starting, loading and the prompt do
+Time per token: that of many tokens minus that of few, over the difference, so that start, loading and the prompt do
 not count; the median over rounds, and the minimum. The bound: the bytes of all weights but the token embedding, over
-the rate at which as many threads read memory, measured in each round, too. Greedy; the programs take turns.
+the rate at which the same number of threads reads memory, also measured in each round. Greedy; the programs take turns.
 
---processor-time: on a machine that others use. One thread; time is what the program has had the processor for, without
-the system's part, which is loading. Compare the minima: what others do to caches and memory only adds.
+--processor-time: for a shared machine. One thread; time is the program's processor time, without system time, which is
+loading. Compare the minima: other programs' effect on caches and memory only adds time.
 """
 
 import argparse
@@ -114,7 +114,7 @@ def main():
                                 verbose=False)
         program = os.path.join(arguments.build, "generate-" + name)
         us, them, rates = [], [], []
-        ours(program, arguments.model, arguments.threads, FEW, False)  # the files are in memory from the first round on
+        ours(program, arguments.model, arguments.threads, FEW, False)  # from the first round on the files are cached
         for _ in range(arguments.rounds):
             us.append(time_ours(program, arguments.model, arguments.threads, arguments.tokens, processor))
             them.append(time_theirs(llama, arguments.tokens, processor))

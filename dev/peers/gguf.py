@@ -1,4 +1,4 @@
-# Our GGUF files against programs that others wrote.
+# Our GGUF files against other programs.
 #
 #   python3 dev/peers/gguf.py [--build build] [--only NAME]    llama.cpp opens our exports of models and tokenizers made
 #                                                              here: the same tokens of texts; in f32 the same 64 greedy
@@ -37,8 +37,8 @@ def wants(*names):
 
 
 # ------------------------------------------------------------------------------------------------
-# --hashes: models whose weights are a formula, as in test_gguf.c; what they are called and how rows are interleaved
-# follows the gguf package's own tables and llama.cpp's converter.
+# --hashes: models with weights from a formula, as in test_gguf.c; tensor names and interleaved rows follow the gguf
+# package's own tables and llama.cpp's converter.
 
 def formula(tensor, shape):
     import numpy as np
@@ -196,7 +196,7 @@ def write_case(path, c, dtype):
     class NoStrings(list):
         pass
 
-    class Writer(gguf.GGUFWriter):  # the package's own refuses empty arrays
+    class Writer(gguf.GGUFWriter):  # the package's own writer refuses empty arrays
         def _pack_val(self, value, *arguments, **named):
             if isinstance(value, NoStrings):
                 return struct.pack("<IIQ", gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.STRING, 0)
@@ -313,7 +313,7 @@ def byte_level(pattern, specials, digits=False, nfc=False, ignore_merges=False, 
     return t
 
 
-# A vocabulary that SentencePiece has made, and its pieces' merges by score, as transformers converts them.
+# A SentencePiece vocabulary, and the merges of its pieces by score, as transformers converts them.
 def sentencepiece_like(metaspace, folder, size=900):
     import sentencepiece
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
@@ -398,7 +398,7 @@ def save_tokenizer(tokenizer, directory, begin, end, chat):
         json.dump({k: v for k, v in dict(bos_token=begin, eos_token=end, chat_template=chat).items() if v}, f)
 
 
-# Writes a directory of Hugging Face; returns model and tokenizer.
+# Writes a Hugging Face directory; returns model and tokenizer.
 def make_model(name, folder, directory):
     import torch
     import transformers
@@ -407,7 +407,7 @@ def make_model(name, folder, directory):
     ids = [None if x is None else tokenizer.token_to_id(x) for x in (begin, end)]
     torch.manual_seed(5)
     model = transformers.AutoModelForCausalLM.from_config(model_config(name, vocab, *ids)).float().eval()
-    with torch.no_grad():  # norms and biases start as ones and zeros, which hide mistakes
+    with torch.no_grad():  # norms and biases start as ones and zeros, which would hide mistakes
         for p in model.parameters():
             if p.ndim == 1:
                 p.add_(0.2 * torch.randn_like(p))
@@ -486,7 +486,7 @@ def greedy_transformers(model, ids, n):
     return ids[-n:], min(margins)
 
 
-# The state of the model with the weights as they are in a GGUF file.
+# The model's state with the weights as stored in a GGUF file.
 def rounded_state(model, path):
     import gguf
     import torch
@@ -546,7 +546,7 @@ def compare(name, build, folder):
         llama = open_llama(path)
         if dtype == "f32":
             wrong = 0
-            # In front of a text that begins with a space Metaspace puts no other; llama.cpp always does.
+            # Metaspace adds no space before a text that begins with one; llama.cpp always does.
             strings = [s for s in sentences(2000) if name != "mistral" or s[0] != " "]
             for s in strings:
                 ids = tokenizer.encode(s).ids

@@ -1,4 +1,4 @@
-"""Models in and out, against transformers: what each computes with the same files.
+"""Model import and export against transformers: the results of both with the same files.
 
     python3 dev/peers/models.py [--build build] [--work build/peers] [--only gpt2] [--fine-tune]
     python3 dev/peers/models.py --fixtures dev/test/fixtures/models
@@ -6,7 +6,7 @@
 Makes small models with random weights (save_pretrained), and compares: the logits and the gradient of every weight of
 our import; the export of that import (from_pretrained without missing or unexpected keys, the same greedy tokens, the
 same loss). --fine-tune: ten steps of AdamW on a 30M Llama, in turn with a PyTorch loop on the same batches. --fixtures
-writes the small models and what transformers computes with them, which dev/test/test_convert.c checks without Python.
+writes the small models and transformers' results for them, which dev/test/test_convert.c checks without Python.
 Needs make build/export build/model_dump-FP32 build/model_dump-BF16 build/train-FP32 build/generate-FP32.
 """
 
@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 
-sys.path = sys.path[1:]  # this folder has files that are called like packages
+sys.path = sys.path[1:]  # this folder has files named like packages
 try:
     import numpy as np
     import torch
@@ -34,7 +34,7 @@ failed = 0
 
 
 def check(what, value, bound):
-    """A line that says whether value <= bound, which NaN is not."""
+    """Prints whether value <= bound; false for NaN."""
     global failed
     good = value <= bound
     failed += not good
@@ -68,7 +68,7 @@ MODELS = {
 
 
 def make(config, directory, seed=0, **options):
-    """A model with random weights that are all far from where they would start, saved at directory."""
+    """A model with random weights, all far from their usual initial values, saved in directory."""
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config).float()
     with torch.no_grad():
@@ -190,7 +190,7 @@ def reference_loss(model, batch):
 
 
 def compare_run(build, work):
-    """A run of two ranks with ZeRO 2 begins with a model, does a step, and is exported: transformers' loss is ours."""
+    """A run of two ranks with ZeRO 2 loads a model, does a step, and is exported: transformers gets the same loss."""
     directory, out = f"{work}/llama_tied", f"{work}/run"
     for path in [out, f"{work}/run.hf"]:
         shutil.rmtree(path, ignore_errors=True)
@@ -257,7 +257,7 @@ def fine_tune(build, work):
 
 
 def write_fixtures(directory):
-    """Small models in the forms that published ones have, each with what transformers computes with it."""
+    """Small models in the forms of published ones, each with transformers' results."""
     small = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
                  intermediate_size=24, max_position_embeddings=32, vocab_size=40, bos_token_id=1, eos_token_id=2)
     llama3 = LLAMA3 | dict(original_max_position_embeddings=8)

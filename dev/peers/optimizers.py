@@ -62,7 +62,7 @@ def start(tensor):
     return shaped((uniform(0, tensor[4], size(tensor)) - f32(0.5)) * f32(0.25), tensor)
 
 
-# Of sizes that differ by element, with a mean; the fourth row of a matrix never has one.
+# With sizes that differ by element, and a mean; a matrix' fourth row never has a gradient.
 def gradient(step, tensor):
     n = size(tensor)
     scale = f32(0.5) ** (np.arange(n) % 5).astype(f32)
@@ -99,7 +99,7 @@ def middles(numbers):
     return (numbers[:-1] + numbers[1:]) * f32(0.5)
 
 
-# The nearest number; in the middle the one nearer to 0.
+# The nearest number; at a midpoint the one nearer to 0.
 def quantize(x, numbers):
     blocks = [x[i:i + BLOCK] for i in range(0, len(x), BLOCK)]
     scales = np.array([np.abs(b).max() for b in blocks], f32)

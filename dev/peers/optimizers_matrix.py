@@ -77,7 +77,7 @@ class GaLore:
         g = g.T if tall else g
         if (t - 1) % REFRESH == 0:
             fresh = leading(g, RANK)
-            # The signs of singular vectors are free, but m stays: those that keep the direction of the one before.
+            # The signs of singular vectors are arbitrary, but m stays: keeps the direction of the previous vector.
             self.p = fresh if t == 1 else fresh * np.sign((fresh * self.p).sum(axis=0))
         n = adam(self, self.p.T @ g, t)
         n = 0.25 * (self.p @ n)

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""templates.py: what jinja2 makes of chat templates, for dev/test/test_template.c.
+"""templates.py: chat templates as jinja2 renders them, for dev/test/test_template.c.
 
     pip install jinja2
     python3 dev/peers/templates.py --write      # rewrites dev/test/fixtures/templates.json
-    python3 dev/peers/templates.py              # checks that the file is what this jinja2 makes
+    python3 dev/peers/templates.py              # checks the file against this jinja2's output
 
-The templates here are of the manner of published ones: ChatML, Llama 2 and 3, Mistral, Gemma, Qwen 3, Phi. They are
-rendered as apply_chat_template of transformers does: trim_blocks and lstrip_blocks on, raise_exception as a function,
-`tools` and `documents` none. To them come random templates made from a grammar: expressions of every operator, method,
+The templates resemble published ones: ChatML, Llama 2 and 3, Mistral, Gemma, Qwen 3, Phi. They are
+rendered as by transformers' apply_chat_template: trim_blocks and lstrip_blocks on, raise_exception as a function,
+`tools` and `documents` none. Random templates from a grammar are added: expressions of every operator, method,
 filter and test that llmtrain/template.h knows, ifs, loops and white space control. A case is the numbers of a
 template and of a conversation, add_generation_prompt, and the text, or null where jinja2 fails.
 """
@@ -167,7 +167,7 @@ CONVERSATIONS = [
 ]
 
 
-# Of a random template that jinja2 cannot read nothing is to be learned: it may be read in part, or more be understood.
+# A random template that jinja2 cannot parse tests nothing: ours may stop before the error, or accept more syntax.
 SYNTAX = object()
 
 
@@ -252,7 +252,7 @@ def main():
                 if template not in ODD or (conversation == 1 and answers):
                     cases.append([template, conversation, answers])
     cases += [[random_template(r, 2), r.randrange(len(CONVERSATIONS)), True] for _ in range(arguments.random)]
-    # What jinja2 prints of a message as Python would is no business of a chat template.
+    # How jinja2 prints a whole message, as Python would, does not matter for chat templates.
     cases = [case + [render(environment, case[0], CONVERSATIONS[case[1]], case[2])] for case in cases]
     cases = [case[:3] + [None if case[3] is SYNTAX else case[3]] for case in cases
              if case[3] is not SYNTAX or case[0] in ODD]

@@ -1,10 +1,10 @@
-// tokenizer_ids: what tokenizer.h makes of many texts, for dev/peers/tokenizer_ids.py to compare.
+// tokenizer_ids: encodes many texts with tokenizer.h, for dev/peers/tokenizer_ids.py to compare.
 //
 //   build/tokenizer_ids PATH [PATTERN]           texts on standard input, each after its length in 4 bytes; on standard
 //                                                output the tokens of each after their number, in 4 bytes each
-//   build/tokenizer_ids PATH PATTERN FILE N T    how fast: the text of FILE, N times with T threads; prints seconds
+//   build/tokenizer_ids PATH PATTERN FILE N T    speed: encodes the text of FILE N times with T threads; prints seconds
 //
-// PATTERN is - where the file needs none.
+// PATTERN is - if the file needs none.
 
 #include "llmtrain/tokenizer.h"
 

@@ -5,8 +5,8 @@
 
 Makes a tokenizer of each supported kind by training a small one with the published normalizers, pre-tokenizers and
 patterns. --gpt2 names a directory with GPT-2's own encoder.json and vocab.bpe. Exit code 1 if any id differs. It runs
-build/tokenizer_ids (make build/tokenizer_ids). --fixtures writes small tokenizers of each kind, and what the two
-packages make of some strings, for build/test_tokenizer.
+build/tokenizer_ids (make build/tokenizer_ids). --fixtures writes small tokenizers of each kind, and the two
+packages' ids for some strings, for build/test_tokenizer.
 """
 import argparse
 import base64
@@ -44,7 +44,7 @@ PHI4 = (r"""'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{
         r"""|\s+(?!\S)|\s+""")
 R50K = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 META = "\u2581"
-SIZE = 6000  # of a vocabulary
+SIZE = 6000  # size of a vocabulary
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 
@@ -191,7 +191,7 @@ def made(text):
 
 
 def ranks_of(tokenizer):
-    """A vocabulary of tiktoken from a byte-level one: the bytes, then what each merge makes."""
+    """A vocabulary of tiktoken from a byte-level one: the bytes, then the result of each merge."""
     visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
     symbols = {byte: chr(byte) for byte in visible}
     for n, byte in enumerate(byte for byte in range(256) if byte not in visible):
@@ -273,7 +273,7 @@ def fixtures(directory):
     SIZE = 420
     os.makedirs(directory, exist_ok=True)
     text = mixed_text(300000)
-    text = "".join(c for c in text if ord(c) < 0x180)  # so that characters leave room for merges
+    text = "".join(c for c in text if ord(c) < 0x180)  # leaves room for merges besides the characters
     words = ["", " ", "  a", "Hello world", "it's IT'S i'\u017f they'Re", "1234567 12 3", "a \n\n b \r\n", "tail \n ",
              "x<|endoftext|>y", "  [left]a [right]  b", "a[word]b [word] c", "[both] x",
              "e\u0301x e\u0327\u0301", "\u2581a\u2581", "\uac00\u1100\u1161\u11a8", "\U0001f468\u200d\U0001f469 \ufe0f",

@@ -1,11 +1,11 @@
-"""Prints llmtrain/unicode_tables.h: what tokenizers need to know of each character.
+"""Prints llmtrain/unicode_tables.h: the properties of each character that tokenizers need.
 
     pip install unicodedata2==16.0.0 tokenizers
     python3 dev/peers/unicode_tables.py > llmtrain/unicode_tables.h
 
-Categories are those of Unicode 16, which the regular expressions of `tokenizers` and of `tiktoken` know. NFC is that of
-`tokenizers`, which knows Unicode 9: a character added later neither moves nor combines. What is a word character to it,
-and what a digit, is asked of the package too: it has no table of them that Python could read.
+Categories are those of Unicode 16, used by the regular expressions of `tokenizers` and `tiktoken`. NFC is that of
+`tokenizers`, which has Unicode 9: a character added later neither moves nor combines. Its word characters and digits
+are found by calling the package too: Python cannot read its tables.
 """
 import re
 import sys

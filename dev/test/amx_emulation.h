@@ -1,8 +1,8 @@
 // amx_emulation.h: the AMX tile intrinsics in plain C, to prove the AMX kernel of gemm.h on a machine without AMX.
 //
-// Include it before gemm.h, and define GEMM_EMULATE_AMX. The state is that of one thread, as on the processor: the
-// configuration and eight tiles of 16 rows x 64 bytes. What the processor would refuse with a fault ends the program
-// with a sentence: a tile used before it is configured, a shape out of bounds, products of tiles that do not fit.
+// Include it before gemm.h, and define GEMM_EMULATE_AMX. The state belongs to one thread, as on the processor: the
+// configuration and eight tiles of 16 rows x 64 bytes. An error that would fault on the processor ends the program with
+// a message: a tile used before it is configured, a shape out of bounds, a multiplication of tiles that do not fit.
 // Loads and stores touch exactly the bytes that the processor touches, so that guard pages and sanitizers see them.
 //
 // Source: "Intel Architecture Instruction Set Extensions Programming Reference", chapter on AMX.
@@ -18,7 +18,7 @@
 
 typedef struct {
     int configured;
-    int rows[8], bytes[8];  // of each tile: rows, and bytes of a row
+    int rows[8], bytes[8];  // of each tile: rows, and bytes per row
     unsigned char tile[8][16][64];
 } AmxState;
 
@@ -36,7 +36,7 @@ static inline void amx_require_tile(int t) {
     amx_require(amx_state.rows[t] > 0 && amx_state.bytes[t] > 0, "a tile is used that the configuration leaves empty");
 }
 
-// 64 bytes: palette, start row, 14 reserved, 16 x uint16 bytes of a row, 16 x uint8 rows.
+// 64 bytes: palette, start row, 14 reserved, 16 x uint16 bytes per row, 16 x uint8 rows.
 static inline void amx_loadconfig(const void* memory) {
     const unsigned char* config = (const unsigned char*)memory;
     amx_require(config[0] == 1, "the configuration's palette must be 1");
@@ -84,8 +84,8 @@ static inline float amx_bf16(const unsigned char* memory) {
     return amx_flush(value);
 }
 
-// sum (m, n) floats += a (m, 2k) bfloat16 x b (k, n) pairs of bfloat16: even and odd products are summed apart, then
-// together, then onto the tile.
+// sum (m, n) floats += a (m, 2k) bfloat16 x b (k, n) pairs of bfloat16: even and odd products are summed separately,
+// then added together, then to the tile.
 static inline void amx_dpbf16ps(int sum, int a, int b) {
     amx_require_tile(sum);
     amx_require_tile(a);

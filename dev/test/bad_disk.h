@@ -1,13 +1,12 @@
-// bad_disk.h: a disk that fails, for tests of a program that knows nothing of them.
+// bad_disk.h: a disk that fails, for tests of programs that are unaware of it.
 //
-// A filter (seccomp) stops the system calls of a program that touch files and tells them to the test that started it.
-// The test looks at the path, and answers in the kernel's place, an error or a part of the bytes; or it lets the kernel
-// go on.
+// A seccomp filter stops a program's system calls on files and notifies the test that started it. The test looks at the
+// path, and either answers in the kernel's place, with an error or a part of the bytes, or lets the kernel proceed.
 //
 //   bad_disk_possible   whether this machine allows that
-//   bad_disk_enter      in the child, last before it starts the program
-//   bad_disk_listen     in the parent, then: where the calls are told
-//   bad_disk_serve      in the parent, again and again while the program runs
+//   bad_disk_enter      in the child, just before it starts the program
+//   bad_disk_listen     in the parent, after that: the descriptor that notifications arrive on
+//   bad_disk_serve      in the parent, repeatedly while the program runs
 
 #ifndef LLMTRAIN_BAD_DISK_H
 #define LLMTRAIN_BAD_DISK_H
@@ -19,16 +18,16 @@ enum {
     DISK_LIST = 128, DISK_CUT = 256, DISK_LOOK = 512, DISK_LOCK = 1024, DISK_ALL = 2047
 };
 
-// Which calls fail, and how: of those that meet all conditions `length`, after `first` that go well.
+// Which calls fail, and how: of the calls that meet all conditions, the first `first` succeed, the next `length` fail.
 typedef struct {
     unsigned calls;        // DISK_READ | ...
-    int error;             // that they answer; 0: they do, of reads and writes, half of what they are asked
-    const char* inside;    // for paths in which this occurs
-    const char* after;     // from the first call on whose path has this in it; NULL: from the start
+    int error;             // returned by a failing call; 0: reads and writes transfer half of the bytes requested
+    const char* inside;    // the call's path contains this
+    const char* after;     // fail only once a path containing this was seen; NULL: from the start
     uint64_t first, length;
-    bool spoiled;          // what `after` waits for has come
-    uint64_t met, failed;  // calls that met the conditions, and those of them that were answered
-    unsigned kind;         // of the last of these
+    bool spoiled;          // `after` has been seen
+    uint64_t met, failed;  // calls that met the conditions, and how many of them failed
+    unsigned kind;         // of the last failed call
     char path[PATH_MAX];   // and its path
 } BadDisk;
 
@@ -40,7 +39,7 @@ static const char* disk_kind_name(unsigned kind) {
     return names[i];
 }
 
-// Two sockets that are closed in programs that the test starts.
+// Two connected sockets, closed on exec.
 static bool bad_disk_sockets(int sockets[2]) {
     return socketpair(AF_UNIX, SOCK_STREAM, 0, sockets) == 0 && fcntl(sockets[0], F_SETFD, FD_CLOEXEC) == 0 &&
            fcntl(sockets[1], F_SETFD, FD_CLOEXEC) == 0;
@@ -56,7 +55,7 @@ static bool bad_disk_sockets(int sockets[2]) {
 #include <sys/syscall.h>
 #include <sys/uio.h>
 
-// What headers of an older kernel lack; the numbers are those of every machine.
+// Missing from the headers of older kernels; the numbers are the same on every architecture.
 #ifndef SECCOMP_USER_NOTIF_FLAG_CONTINUE
 #define SECCOMP_USER_NOTIF_FLAG_CONTINUE 1
 #endif
@@ -67,7 +66,7 @@ static bool bad_disk_sockets(int sockets[2]) {
 #define SYS_pidfd_getfd 438
 #endif
 
-// Of each call: where in its arguments there are a descriptor, or one of a directory, and a path.
+// For each call: which of its arguments are a descriptor, or that of a directory, and a path; -1: none.
 static const struct { unsigned kind; int number; int file, path; } DISK_CALLS[] = {
     {DISK_READ, SYS_read, 0, -1}, {DISK_READ, SYS_pread64, 0, -1},
     {DISK_WRITE, SYS_write, 0, -1}, {DISK_WRITE, SYS_pwrite64, 0, -1}, {DISK_WRITE, SYS_writev, 0, -1},
@@ -88,12 +87,12 @@ static const struct { unsigned kind; int number; int file, path; } DISK_CALLS[] 
 };
 enum { DISK_CALL_COUNT = sizeof DISK_CALLS / sizeof *DISK_CALLS };
 
-// Where a call is told that its path stands for; "" if it cannot be read.
+// The absolute path that a call refers to; "" if it cannot be read.
 static void disk_path(char path[PATH_MAX], pid_t pid, const __u64* arguments, size_t call) {
     char link[64], name[PATH_MAX] = "";
     int file = DISK_CALLS[call].file < 0 ? AT_FDCWD : (int)arguments[DISK_CALLS[call].file];
     size_t bytes = 0;
-    if (DISK_CALLS[call].path >= 0) {  // in the memory of the program, in pieces that do not leave a page
+    if (DISK_CALLS[call].path >= 0) {  // in the program's memory, in pieces that do not cross a page
         const size_t piece = 256;
         char* from = (char*)(uintptr_t)arguments[DISK_CALLS[call].path];
         while (bytes + piece < sizeof name && memchr(name, 0, bytes) == NULL) {
@@ -114,7 +113,7 @@ static void disk_path(char path[PATH_MAX], pid_t pid, const __u64* arguments, si
     if (name[0]) snprintf(path + length, PATH_MAX - length, "%s%s", name[0] == '/' ? "" : "/", name);
 }
 
-// A descriptor of another process, as one of this.
+// Duplicates another process' descriptor into this process.
 static int descriptor_of(pid_t pid, int file) {
     int process = (int)syscall(SYS_pidfd_open, pid, 0), copy = -1;
     if (process >= 0) copy = (int)syscall(SYS_pidfd_getfd, process, file, 0);
@@ -122,7 +121,7 @@ static int descriptor_of(pid_t pid, int file) {
     return copy;
 }
 
-// Does half of a read or write in the program's place; what it answers, or -1 where the kernel is to do all of it.
+// Does half of a read or write in the program's place. Returns its result, or -1 if the kernel is to do all of it.
 static ssize_t disk_do_half(pid_t pid, const struct seccomp_data* call, bool writes) {
     size_t bytes = (size_t)call->args[2] / 2;
     if (call->nr != SYS_write && call->nr != SYS_read && call->nr != SYS_pread64) return -1;
@@ -142,13 +141,13 @@ static ssize_t disk_do_half(pid_t pid, const struct seccomp_data* call, bool wri
 
 // Takes one call and answers it.
 static void bad_disk_answer(BadDisk* disk, int listener, pid_t pid) {
-    union { struct seccomp_notif notice; char room[512]; } told;  // kernels to come may tell more
+    union { struct seccomp_notif notice; char room[512]; } told;  // newer kernels may write more
     union { struct seccomp_notif_resp answer; char room[512]; } reply;
     char path[PATH_MAX];
     size_t call = 0;
     memset(&told, 0, sizeof told);
     memset(&reply, 0, sizeof reply);
-    if (ioctl(listener, SECCOMP_IOCTL_NOTIF_RECV, &told) != 0) return;  // its program has ended meanwhile
+    if (ioctl(listener, SECCOMP_IOCTL_NOTIF_RECV, &told) != 0) return;  // the program has ended meanwhile
     const struct seccomp_data* data = &told.notice.data;
     while (call + 1 < DISK_CALL_COUNT && DISK_CALLS[call].number != data->nr) call++;
     disk_path(path, pid, data->args, call);
@@ -170,7 +169,7 @@ static void bad_disk_answer(BadDisk* disk, int listener, pid_t pid) {
     ioctl(listener, SECCOMP_IOCTL_NOTIF_SEND, &reply);
 }
 
-// Answers what comes from programs within some time; a listener that is closed becomes -1.
+// Answers the programs' calls for `ms` milliseconds; a listener that is closed becomes -1.
 static void bad_disk_serve(BadDisk* disk, int* listeners, const pid_t* pids, size_t count, double ms) {
     struct pollfd polled[16];
     double until = now_ms() + ms;
@@ -188,8 +187,8 @@ static void bad_disk_serve(BadDisk* disk, int* listeners, const pid_t* pids, siz
     }
 }
 
-// Stops these calls of this process from now on. Tells the other side of the socket where they are told, and waits
-// until it listens there. False where the machine does not have such filters.
+// Stops these calls of this process from now on. Sends the listener's number to the other end of the socket, and waits
+// until that end listens. False if the machine does not have these filters.
 static bool bad_disk_enter(unsigned calls, int socket) {
     struct sock_filter filter[2 * DISK_CALL_COUNT + 5];
     unsigned short length = 0;
@@ -202,7 +201,7 @@ static bool bad_disk_enter(unsigned calls, int socket) {
 #endif
     const struct sock_filter allow = BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
     filter[length++] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, arch));
-    filter[length++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, native, 1, 0);  // leaves out 1 step
+    filter[length++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, native, 1, 0);  // skips 1 instruction
     filter[length++] = allow;
     filter[length++] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr));
     for (size_t i = 0; i < DISK_CALL_COUNT; i++) {
@@ -219,7 +218,7 @@ static bool bad_disk_enter(unsigned calls, int socket) {
            recv(socket, &listener, sizeof listener, 0) == sizeof listener;
 }
 
-// -1 if the child cannot be listened to.
+// Returns -1 if the child cannot be listened to.
 static int bad_disk_listen(int socket, pid_t pid) {
     int listener = -1;
     if (recv(socket, &listener, sizeof listener, 0) != sizeof listener) return -1;
@@ -227,7 +226,7 @@ static int bad_disk_listen(int socket, pid_t pid) {
     return send(socket, &listener, sizeof listener, MSG_NOSIGNAL) == sizeof listener ? copy : -1;
 }
 
-// Tries it: calls of a child can be stopped, and its descriptors had.
+// Tries it: whether a child's calls can be stopped and its descriptors duplicated.
 static bool bad_disk_possible(void) {
     int sockets[2], status = 1;
     if (!bad_disk_sockets(sockets)) return false;
@@ -240,7 +239,7 @@ static bool bad_disk_possible(void) {
     return child > 0 && waitpid(child, &status, 0) == child && status == 0 && listener >= 0;
 }
 
-#else  // no system but Linux lets a program answer the calls of another
+#else  // only Linux lets a program answer the calls of another
 
 static bool bad_disk_possible(void) { return false; }
 static bool bad_disk_enter(unsigned calls, int socket) { return (void)calls, (void)socket, false; }

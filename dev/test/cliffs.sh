@@ -1,8 +1,8 @@
-# cliffs.sh BUILD PROGRAM [--print]: no operation on the CPU, as BUILD/PROGRAM (of dev/bench.c) measures it, has become many
-# times slower. Each must reach a fifth of the share of its bound (arithmetic or memory, as dev/bench.c explains, measured in
-# the same run) that the table "Share of its bound" of dev/RESULTS.md has for the kernels of the build. Other work on the
-# machine takes less than that away, a loop that is no longer vectorised takes more. What fails is measured again, up to
-# four times. With --print: the shares, as measured here.
+# cliffs.sh BUILD PROGRAM [--print]: no CPU operation, as measured by BUILD/PROGRAM (dev/bench.c), has become many times
+# slower. Each must reach a fifth of the share of its bound (arithmetic or memory, as dev/bench.c explains, measured in
+# the same run) that the table "Share of its bound" of dev/RESULTS.md has for the kernels of the build. Other work on
+# the machine costs less than that, a loop that is no longer vectorised costs more. Failures are measured again, up to
+# four times. With --print: prints the shares measured here.
 set -u
 build=$1 program=$1/$2
 

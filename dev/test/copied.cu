@@ -1,7 +1,7 @@
 // copied.cu: for copy.sh, which compiles it once for each piece that it copies into an empty folder, with -DPIECE_NAME.
-// A piece's program calls what was copied, and the CPU's operations of the same names, and compares all that they have
-// written. Those are compiled from the repository, with -DREFERENCE, and linked. What is copied of the CPU's operations
-// is compared with plain loops in double.
+// A piece's program calls the copied operations and the CPU's operations of the same names, and compares all outputs.
+// The latter are compiled from the repository, with -DREFERENCE, and linked. Copied CPU operations are compared with
+// plain loops in double.
 
 #ifdef REFERENCE
 
@@ -24,7 +24,7 @@ OPERATIONS(REFERENCE_TO)
 static int wrong;
 
 static void expect(const char* what, double got, double wanted, double bound) {
-    bool good = fabs(got - wanted) <= bound;  // not so for NaN
+    bool good = fabs(got - wanted) <= bound;  // false for NaN
     if (!good) printf("FAILED %s: %g instead of %g, bound %g\n", what, got, wanted, bound);
     wrong += !good;
 }
@@ -39,7 +39,7 @@ static struct Device device;
 Stream stream = &device;
 bool on_cpu;
 
-// The same in both memories; where a pointer is wanted, it is that of the operation to be called.
+// The same array in both memories; it converts to the pointer for the operation to be called.
 template <typename T>
 struct Array {
     std::vector<T> host;
@@ -109,7 +109,7 @@ static void test(void) {
 
 #ifdef PIECE_MATMUL
 static void test(void) {
-    enum { M = 9, N = 16, L = 24 };  // L inputs
+    enum { M = 9, N = 16, L = 24 };  // L: input channels
     Stored in = numbers(M * L, 1), weight = numbers(N * L, 2), bias = numbers(N, 3), dout = numbers(M * N, 4);
     Stored out(M * N);
     Floats dweight(N * L), dbias(N);
@@ -340,7 +340,7 @@ static void test(void) { expect("scratch_bytes", scratch_bytes(1000, 768) >= mat
 #endif
 
 #ifdef PIECE_KERNELS_CPU
-// C11, and CUDA C++, where the operations are cpu::.
+// The CPU operations' names: plain in C11, cpu:: in CUDA C++.
 #ifdef LLMTRAIN_CUDA
 using namespace cpu;
 #endif
@@ -372,6 +372,6 @@ int main(void) {
     test();
     puts(wrong ? "wrong" : "right");
     fflush(stdout);
-    _Exit(wrong > 0);  // the memory is not given back
+    _Exit(wrong > 0);  // without freeing memory
 }
 #endif  // REFERENCE

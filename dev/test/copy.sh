@@ -1,7 +1,7 @@
-# copy.sh BUILD [CUDA_INCLUDE_FLAGS...]: shows that an operation can leave. Each header below, and each section of
-# kernels.cuh, is copied into an empty folder with what its first lines name after "Needs:", and nothing else. There a
-# program of copied.cu that calls it must compile with nvcc for sm_80, sm_90a and sm_100 (skipped where there is no
-# nvcc), and with the emulator, where it runs and checks the results. The last line is `N passed, N failed`.
+# copy.sh BUILD [CUDA_INCLUDE_FLAGS...]: shows that each operation can be used on its own. Each header below, and each
+# section of kernels.cuh, is copied into an empty folder with what its first lines list after "Needs:", and nothing
+# else. There a program of copied.cu that calls it must compile with nvcc for sm_80, sm_90a and sm_100 (skipped without
+# nvcc), and with the emulator, which runs it and checks the results. The last line is `N passed, N failed`.
 set -u
 build=$1
 shift
@@ -17,12 +17,12 @@ ln -s "$repo/dev" "$work/root/dev"  # of the emulator, which matmul.cuh includes
 
 emulate="${CXX:-g++} -std=c++17 -fno-strict-aliasing -Wall -Wextra -Werror -Wno-unknown-pragmas -pthread -DLLMTRAIN_CUDA
     -I$repo/dev/emulator $includes -DPRECISION_BF16"
-# The CPU's operations, which all pieces are compared with.
+# The CPU's operations, with which all pieces are compared.
 "$work/translate" dev/test/copied.cu > "$work/reference.cu"
 # shellcheck disable=SC2086  # several words
 $emulate -O1 -I. -DREFERENCE -c -x c++ "$work/reference.cu" -o "$work/reference.o" || exit 1
 
-# What the file names from "// Needs:" to the next line that ends with a full stop: headers, and numbers of sections.
+# What the file lists from "// Needs:" to the next line that ends with a full stop: headers, and section numbers.
 needs() { sed -n '/^\/\/ Needs:/,/\.$/p' "$1"; }
 headers() { needs "$1" | grep -o 'llmtrain/[a-z0-9_]*\.[a-z]*'; }
 sections() { needs "$1" | sed -n 's/.*sections* \(.*\)\.$/\1/p' | grep -o '[0-9]*'; }
@@ -35,7 +35,7 @@ section() {
                             on' kernels.cuh
 }
 
-# take FOLDER HEADER...: copies the headers, each after what it needs itself, and includes them in piece.h.
+# take FOLDER HEADER...: copies the headers, each after the ones it needs, and includes them in piece.h.
 take() {
     mkdir -p "$1/llmtrain"
     for header in "$@"; do
@@ -62,7 +62,7 @@ piece() {
     done
 }
 
-# check NAME: compiles the folder's program and runs it. A line, and what the compiler says, go to its `result`.
+# check NAME: compiles the folder's program and runs it. A result line and the compiler's output go to its `result`.
 check() {
     cd "$work/$1" || exit 1
     define=-DPRECISION_BF16\ -DPIECE_$1
@@ -126,7 +126,7 @@ for name in $names; do
     [ "$bad" -eq 0 ] || grep -v '^passed' "$work/$name/result" | head -n 20
 done
 
-# Attention must not drag the runtime along.
+# Attention must not depend on the runtime.
 lines=$(cat "$work/ATTENTION/llmtrain/"* | wc -l)
 own=$(wc -l < llmtrain/attention.cuh)
 if [ $((lines - own)) -le 300 ]; then passed=$((passed + 1)); else failed=$((failed + 1)); fi

@@ -1,12 +1,12 @@
-# documents.sh: what the documents say of the sources is so. Every header has a row in the table of doc/design.md, above
-# the headers that it includes; links lead to files and headings that exist; the diffs of doc/adding.md apply, each
-# alone and one after the other, and what comes of them compiles. Run it in the root of the checkout.
+# documents.sh: checks that the documents agree with the sources. Every header has a row in the table of doc/design.md,
+# above the headers that it includes; links lead to files and headings that exist; the diffs of doc/adding.md apply,
+# each alone and all in order, and the result compiles. Run it in the root of the checkout.
 set -u
 passed=0
 failed=0
 verdict() { if [ "$2" -eq 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED  $1"; fi; }
 
-# The number of the line of doc/design.md that is the row of a header; empty if there is none.
+# The line number of a header's row in doc/design.md; empty if there is none.
 row() { grep -nF "](../$1) |" doc/design.md | grep -E '^[0-9]+:\| \[' | cut -d : -f 1; }
 
 for header in *.h *.cuh llmtrain/*.h llmtrain/*.cuh; do

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""fixture.py: the whole model in float64, as an oracle for the C and CUDA code.
+"""fixture.py: the whole model in float64, as a reference for the C and CUDA code.
 
 The model is defined here a second time, in JAX, from its formulas. JAX differentiates it by itself, so that the
 gradients share nothing with the backward pass written by hand. The results are stored as small safetensors files
@@ -8,7 +8,7 @@ that a C test reads: initial parameters, data, logits, loss, every gradient, and
     pip install jax numpy safetensors
     python3 dev/test/fixture.py           # checks itself, then rewrites dev/test/fixtures/*.safetensors
 
-Before a file is written the script compares the JAX forward with a plain NumPy one written in another manner, the
+Before a file is written the script compares the JAX forward with an independent plain NumPy one, the
 JAX gradients with finite differences of the NumPy loss, and the rotary embedding with its definition. It exits with
 status 1, writing nothing, when a check fails. Repeated runs write the same bytes; another version of JAX or
 another processor may change the last digits of the float64 values (about 1e-14).
@@ -37,11 +37,11 @@ each block norm1, qkv, q_norm, k_norm, attention_out, norm2, ffn_in, ffn_out (ea
 family leaves out what it does not have. Shapes are in parameter_shapes below.
 
 How to compare
-    Some gradients are zero by the mathematics, and only rounding errors stand there in another implementation: that of
-    the keys' bias (softmax does not see a constant added to all scores of a row), and those of queries and keys when
+    Some gradients are mathematically zero, and consist only of rounding errors in another implementation: that of the
+    keys' bias (softmax does not see a constant added to all scores of a row), and those of queries and keys when
     T = 1. Measure the error of a tensor against the largest value of that tensor, not entry by entry. The epsilon of
     AdamW in `hyper` is large enough that the update does not blow these errors up to the size of a step. The script
-    trains in float32 too, and prints how far that is from float64: a bound for float code stands above these figures.
+    trains in float32 too, and prints how far that is from float64: a bound for float code must be above these figures.
 """
 
 import json
@@ -63,11 +63,11 @@ STEPS = 20
 NORM_EPSILON = 1e-5
 ROPE_THETA = 10000.0
 
-# The usual 1e-8 for epsilon would let AdamW turn rounding errors into steps of full size: a float32 run would leave the
-# float64 one by 2e-2 in a parameter whose gradient is zero by the mathematics. With 1e-5 it stays within 2e-5.
+# The usual 1e-8 for epsilon would let AdamW turn rounding errors into full-size steps: a float32 run would differ from
+# the float64 one by 2e-2 in a parameter whose gradient is mathematically zero. With 1e-5 it stays within 2e-5.
 HYPER = dict(beta1=0.9, beta2=0.95, epsilon=1e-5, weight_decay=0.1, clip=1.0)
 
-# Awkward on purpose: head sizes that no vector width divides, odd sequence lengths, positions that are never used.
+# Deliberately awkward: head sizes that no vector width divides, odd sequence lengths, positions that are never used.
 # gpt2_long learns fast enough that some of its last gradients are too small to be clipped; the others are clipped at
 # every step.
 FIXTURES = {
@@ -79,7 +79,7 @@ FIXTURES = {
                        lr=3e-3, seed=3),
     "gpt2_long": dict(family="gpt2", L=1, H=2, K=2, C=32, F=128, context=160, V=50, tied=True, B=1, T=150,
                       lr=1.5e-2, seed=4),
-    # What Qwen2, Qwen3 and Llama 3.1 add, all at once: heads that are wider than C / H, biases, norms, scaled angles.
+    # The additions of Qwen2, Qwen3 and Llama 3.1, all at once: heads wider than C / H, biases, norms, scaled angles.
     "llama_relatives": dict(family="llama", L=1, H=4, K=2, C=28, F=36, context=24, V=67, tied=True, B=2, T=21,
                             lr=3e-3, seed=5, D=10, qkv_bias=True, qk_norm=True, rope_factor=4, rope_original=60),
 }
@@ -113,7 +113,7 @@ def parameter_shapes(c):
 
 
 def round_to_bf16_and_fp16(x):
-    """The nearest float32 with 8 significant bits, then FP16, which only cuts bits below 2^-24: both hold it."""
+    """The nearest float32 with 8 significant bits, then FP16, which only cuts bits below 2^-24: exact in both types."""
     bits = x.astype(np.float32).view(np.uint32)
     bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
     return bits.view(np.float32).astype(np.float16).astype(np.float32)
@@ -164,7 +164,7 @@ def linear(x, p, name):
 
 def rope_frequencies(D, factor, original):
     """theta^(-2i/D); with a factor, those that turn less than once over the original context are divided by it, those
-    that turn more than 4 times stay, and in between the share that stays grows linearly."""
+    that turn more than 4 times stay, with a linear blend in between."""
     frequency = ROPE_THETA ** (-2.0 * np.arange(D // 2) / D)
     if not factor:
         return frequency
@@ -263,7 +263,7 @@ def train(initial, tokens, targets, c, hyper, dtype):
 
 
 # ------------------------------------------------------------------------------------------------
-# The model in NumPy: a second opinion, position by position and head by head, with none of the code above
+# The model in NumPy: a second opinion, position by position and head by head, sharing no code with the above
 
 
 def numpy_norm(x, p, name, family):
@@ -446,8 +446,8 @@ def write_safetensors(path, tensors):
 
 
 def make_fixture(c):
-    """Everything that the file holds, checked."""
-    random = np.random.RandomState(c["seed"])  # this generator's numbers are frozen, whatever NumPy's version
+    """The contents of the file, checked."""
+    random = np.random.RandomState(c["seed"])  # this generator's numbers never change, whatever NumPy's version
     parameters = make_parameters(c, random)
     tokens, targets = make_data(c, random)
     p = {name: value.astype(np.float64) for name, value in parameters.items()}
@@ -466,7 +466,7 @@ def make_fixture(c):
           abs(float(model_loss(final, tokens[0], targets[0], c)) - numpy_loss(final, tokens[0], targets[0], c)), 1e-12)
     check_gradients(p, gradient, tokens[0], targets[0], c, random)
 
-    # The same curve in float32: what an implementation in float can be asked to reproduce.
+    # The same curve in float32: what an implementation in float can be expected to reproduce.
     losses32, norms32, gradient32, final32 = train(parameters, tokens, targets, c, hyper, np.float32)
     check("float32: losses of 20 steps", relative(losses32, losses), 1e-6)
     check("float32: gradient norms of 20 steps", relative(norms32, norms), 2e-6)

@@ -1,5 +1,5 @@
-# floors.sh: our headers include only what lies below them: at their top, without a circle; and the reading path has not
-# grown. Prints the order from the lowest floor up. Run it in the root of the checkout.
+# floors.sh: our headers include only headers below them: at their top, without a cycle; and the reading path has not
+# grown. Prints the order from the lowest level up. Run it in the root of the checkout.
 set -u
 headers=$(git ls-files '*.h' '*.cuh' 2> /dev/null | grep -E '^(llmtrain/|[^/]*$)') || exit 1
 [ -n "$headers" ] || headers=$(ls ./*.h ./*.cuh llmtrain/*.h llmtrain/*.cuh | sed 's|^\./||')
@@ -9,7 +9,7 @@ verdict() { if [ "$2" -eq 0 ]; then passed=$((passed + 1)); else failed=$((faile
 
 edges=
 for header in $headers; do
-    # After the first line of code, or comment between lines of code, nothing of ours may be included.
+    # No header of ours may be included after the first line of code, or a comment between lines of code.
     awk -v file="$header" '
         /^[ \t]*#[ \t]*include[ \t]*"/ { if (code) { print file ":" FNR ": included after code: " $0; bad = 1 } next }
         /^[ \t]*(#|\/\/|$)/ || /\\$/ || continued { continued = /\\$/; next }

@@ -1,5 +1,5 @@
-// fuzz.c: the readers of files against any bytes at all. Whatever they are, a file is refused with a sentence, or what
-// it holds is as the reader promises; anything else ends the program.
+// fuzz.c: runs the file readers on arbitrary bytes. For any input, a reader either refuses the file with an error
+// message or returns contents that keep its promises; anything else ends the program.
 //
 // Targets, one per compilation: -DFUZZ_JSON, -DFUZZ_SAFETENSORS, -DFUZZ_SHARD, -DFUZZ_CONVERT, -DFUZZ_TOKENIZER,
 // -DFUZZ_CHOICES, -DFUZZ_SCORES, -DFUZZ_TEMPLATE,
@@ -9,8 +9,8 @@
 //         -I. dev/test/fuzz.c -o build/fuzz_json -lm -pthread
 //   build/fuzz_json -max_total_time=600 build/seeds/json
 //
-// Files on its command line are replayed. Without -DFUZZ_LIBFUZZER that of shards is a program that makes seeds in a
-// directory, its argument.
+// Files on its command line are replayed. Without -DFUZZ_LIBFUZZER, the shard target is a program that writes seeds to
+// the directory given as its argument.
 //
 // The input is the file, which exists only in memory (memfd), so the targets run on Linux alone.
 
@@ -51,7 +51,7 @@ static inline int memory_file(char path[64], const uint8_t* data, size_t bytes) 
 }
 
 #if defined(FUZZ_CONVERT) || defined(FUZZ_TOKENIZER)
-// A file of the directory; none if it would be empty.
+// Writes a file to the directory; removes it if it would be empty.
 static void put_file(const char* directory, const char* name, const uint8_t* data, size_t bytes) {
     char path[128];
     snprintf(path, sizeof path, "%s/%s", directory, name);
@@ -65,7 +65,7 @@ static void put_file(const char* directory, const char* name, const uint8_t* dat
 
 #if defined(FUZZ_JSON)
 
-// Writes a node as it was read; numbers as double, so that the second text is the first one's canonical form.
+// Writes a node as it was read; numbers as double, so that a second pass reproduces the text.
 static void write_node(JsonWriter* w, const Json* json, uint32_t node) {
     double number = 0;
     bool truth = false;
@@ -96,10 +96,10 @@ static void write_node(JsonWriter* w, const Json* json, uint32_t node) {
                 promise(child > node && child < json->count, "the elements follow their container");
                 promise(json->nodes[child].parent == node, "an element knows its container");
                 const char* key = json_key(json, child);
-                bool whole = strlen(key) == json->nodes[child].key_bytes;  // no zero byte in it
+                bool whole = strlen(key) == json->nodes[child].key_bytes;  // it contains no zero byte
                 if (object && whole) promise(json_get(json, node, key) == child, "a member is found by its name");
                 count++;
-                if (object && !whole) continue;  // cut at its zero byte the name might be another's
+                if (object && !whole) continue;  // cut at its zero byte the key might equal another one
                 if (object) json_write_key(w, key);
                 write_node(w, json, child);
             }
@@ -169,9 +169,9 @@ static void fuzz_one(const uint8_t* data, size_t bytes) {
 
 #elif defined(FUZZ_SHARD)
 
-// Three bytes of the header that the reader ignores steer the test: at 512 the sequence length; at 513, when odd, the
-// count is made to match the size, so that most inputs get past that check; at 514, when it is a multiple of 16, the
-// loader is run too.
+// Three bytes of the header that the reader ignores steer the test: at 512 the sequence length; at 513, if odd, the
+// count is made to match the size, so that most inputs get past that check; at 514, if a multiple of 16, the loader
+// runs too.
 enum { STEER_T = 512, STEER_COUNT = 513, STEER_LOADER = 514 };
 
 static void promise_batch(const int32_t* tokens, const int32_t* targets, int32_t vocabulary, size_t count) {
@@ -181,7 +181,7 @@ static void promise_batch(const int32_t* tokens, const int32_t* targets, int32_t
     }
 }
 
-// Reads all windows, as validation and training do.
+// Reads all windows, in the order of validation and of training.
 static void walk(const Dataset* dataset, size_t T, bool with_loader) {
     enum { B = 2, MOST = 64 };
     int32_t tokens[B * MOST], targets[B * MOST];
@@ -245,7 +245,7 @@ static void fuzz_one(const uint8_t* data, size_t bytes) {
 
 enum { SEEDS = 8, SEED_BYTES = 1600 };
 
-// Good shards: both widths, with and without vocabulary and entropy. Returns the bytes.
+// Writes good shards: both token widths, with and without vocabulary and entropy. Returns the size in bytes.
 static size_t make_seed(uint8_t* data, size_t number) {
     ShardHeader header;
     bool wide = number % 2 == 1;
@@ -280,9 +280,9 @@ int main(int count, char** words) {
 
 #elif defined(FUZZ_CONVERT)
 
-// A model of another program. A text that begins with a brace is config.json, up to a zero byte; then follows
-// model.safetensors.index.json, up to another, or nothing; then the weights, which an index calls "a". Anything else is
-// a file of llm.c.
+// Another program's model. If the input begins with a brace, it is config.json up to a zero byte; then comes
+// model.safetensors.index.json, up to the next zero byte, or nothing; then the weights, which an index calls "a".
+// Anything else is a file of llm.c.
 static void fuzz_one(const uint8_t* data, size_t bytes) {
     static char directory[64];
     char path[128];
@@ -318,7 +318,7 @@ static void fuzz_one(const uint8_t* data, size_t bytes) {
 
 #elif defined(FUZZ_TEMPLATE)
 
-// The first byte says how long the conversation is.
+// The first byte sets the number of messages.
 static void fuzz_one(const uint8_t* data, size_t bytes) {
     ChatMessage messages[4] = {{"system", " Be brief."}, {"user", "a-b"}, {"assistant", "<think>c</think>d\n"},
                                {"user", "\xc3\xa9"}};
@@ -341,7 +341,7 @@ static void fuzz_one(const uint8_t* data, size_t bytes) {
 
 #elif defined(FUZZ_TOKENIZER)
 
-// The tokens of a text are tokens, by an encoder that remembers too, and can be written.
+// Encodes a text, also with an encoder that caches: the results must be valid tokens, and decodable.
 static void encode_text(const Tokenizer* tokenizer, const char* text, size_t bytes) {
     static TokenDecoder decoder;
     Tokens tokens = {NULL, 0, 0, 0}, again = {NULL, 0, 0, 0};
@@ -367,7 +367,7 @@ static void encode_text(const Tokenizer* tokenizer, const char* text, size_t byt
 }
 
 // Three texts, each up to a zero byte: a file, a second one, and a text to encode. If the first begins with a brace
-// they are tokenizer.json and tokenizer_config.json; with #, which is left out, encoder.json and vocab.bpe; otherwise
+// they are tokenizer.json and tokenizer_config.json; with # (which is dropped), encoder.json and vocab.bpe; otherwise
 // the first is a rank file.
 static void fuzz_one(const uint8_t* data, size_t bytes) {
     static char directory[64];
@@ -397,7 +397,7 @@ static void fuzz_one(const uint8_t* data, size_t bytes) {
 
 #elif defined(FUZZ_CHOICES)
 
-// A file of questions, with the tokenizer of bytes.
+// A file of questions, with the byte tokenizer.
 static void fuzz_one(const uint8_t* data, size_t bytes) {
     enum { T = 24 };
     char path[64];
@@ -433,7 +433,7 @@ static void fuzz_one(const uint8_t* data, size_t bytes) {
 
 #elif defined(FUZZ_SCORES)
 
-// A score log. Lines whose first byte is not a dot get their checksum, which no fuzzer finds.
+// A score log. Lines that do not begin with a dot get their checksum, which a fuzzer would never guess.
 static void fuzz_one(const uint8_t* data, size_t bytes) {
     enum { ITEMS = 4, KEY = 1 };
     size_t rows[ITEMS + 1] = {0, 1, 3, 6, 7};
@@ -460,7 +460,7 @@ static void fuzz_one(const uint8_t* data, size_t bytes) {
         else promise(write(file, line, length + (end != NULL)) >= 0, "a line in memory");
         lines.line.bytes = 0;
     }
-    for (int i = 0; i < 2; i++) {  // the second time it has what the first one added
+    for (int i = 0; i < 2; i++) {  // the second time it contains what the first pass added
         if (!score_log_open(&log, scores, done, &source, path, KEY, true, &error)) promise_sentence(&error);
         else promise(score_log_add(&log, 0, scores, 1, &error), "a line can be added");
         score_log_close(&log);
@@ -471,8 +471,8 @@ static void fuzz_one(const uint8_t* data, size_t bytes) {
 
 #elif defined(FUZZ_TEXT)
 
-// The file is a text or, by its last bit, lines of JSON, and either may be packed. Its documents are read twice, looked
-// at for duplicates, and trained on.
+// The file is a text or, by its last bit, lines of JSON, and either may be compressed. Its documents are read twice,
+// checked for duplicates, and trained on.
 static void fuzz_one(const uint8_t* data, size_t bytes) {
     char path[64];
     Error error;

@@ -1,12 +1,12 @@
 // golden.c: the same bits everywhere. Trains small models for 20 steps and compares a hash of their weights, losses and
-// gradient norms with those in the table: they must come out on every processor with fused multiply-add, for every
-// compiler, level of optimisation, kernel of gemm and number of threads.
+// gradient norms with the table's: it must be the same on every processor with fused multiply-add, for every compiler,
+// optimisation level, gemm kernel and number of threads.
 //
-//     build/golden            fails where a hash differs; without fused multiply-add it compares threads alone
-//     build/golden --print    prints the table's hashes as they come out, to be pasted when the arithmetic is changed
+//     build/golden            fails where a hash differs; without fused multiply-add it only compares thread counts
+//     build/golden --print    prints the current hashes, to be pasted into the table when the arithmetic is changed
 //
-// Matmuls of bfloat16 pairs add in an order of their own: AVX512_BF16 has the second column; AMX has none yet, since no
-// processor with it was at hand when the table was made.
+// Matmuls of bfloat16 pairs add in an order of their own: AVX512_BF16 has the second column; AMX has none yet, since
+// the table was made without such a processor.
 
 #include "llmtrain.h"
 #include "harness.h"
@@ -51,7 +51,7 @@ static const struct {
 #endif
 };
 
-// The hash of a run; 0 if it failed, which the test has then said.
+// The hash of a run; 0 if it failed, which this has then printed.
 static uint64_t train(size_t number) {
     Error error;
     Model model;

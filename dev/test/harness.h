@@ -2,7 +2,7 @@
 //
 //   1. checks     conditions that are counted, and printed with the error and its bound
 //   2. files      a directory of the test's own, which is removed at the end; small things to do with files
-//   3. programs   that the test starts, waits for and reads
+//   3. programs   started by the test, which waits for them and reads their output
 //
 // Five lines of use:
 //
@@ -49,7 +49,7 @@ typedef struct {
 static TestCounts counts_of_one_process, *harness_counts = &counts_of_one_process;
 static const char* harness_name = "test";
 
-// The test under way: the conditions expected so far, those of them that do not hold, and what was said of these.
+// The current test: conditions expected so far, how many of them failed, and the messages of those.
 static struct {
     unsigned long long conditions, failures;
     char text[8192];
@@ -60,7 +60,7 @@ static inline void count_add(unsigned long long* count, unsigned long long n) {
     __atomic_fetch_add(count, n, __ATOMIC_RELAXED);
 }
 
-// Prints the sums so far, and ends the program: without this nothing else means anything.
+// Prints the sums so far and ends the program, if a condition fails without which no other result means anything.
 HARNESS_FORMAT(2, 3) static inline void need(bool good, const char* format, ...) {
     if (good) return;
     int reason = errno;
@@ -135,7 +135,7 @@ HARNESS_FORMAT(2, 3) static inline bool expect(bool good, const char* format, ..
     return false;
 }
 
-// Ends the test: good if something was expected since the last one, and all of it holds.
+// Ends the test: it passes if at least one condition was expected since the last test, and all held.
 HARNESS_FORMAT(1, 2) static inline bool verdict(const char* format, ...) {
     char numbers[64] = "";
     if (harness_now.conditions == 0) expect(false, "nothing was expected");
@@ -156,7 +156,7 @@ static inline void skip(const char* what, const char* reason) {
     count_add(&harness_counts->skipped, 1);
 }
 
-// A refusal has happened, and its sentence has these words.
+// Checks that an operation was refused, and that its error message contains these words.
 static inline bool expect_refusal(bool accepted, const Error* error, const char* words, const char* what) {
     if (!expect(!accepted, "%s: it is accepted", what)) return false;
     return expect(strstr(error->text, words) != NULL, "%s: '%s' is not in: %.400s", what, words, error->text);
@@ -168,7 +168,7 @@ static inline size_t count_in(const char* text, const char* fragment) {
     return count;
 }
 
-// What a program wrote, which may be any bytes; a line of ours for each of its lines.
+// Prints a program's output, which may be any bytes, with each of its lines indented.
 static inline void print_indented(const char* text) {
     while (*text) {
         size_t length = strcspn(text, "\n");
@@ -185,7 +185,7 @@ static inline void print_indented(const char* text) {
 static char root[PATH_MAX];  // the directory of the test, absolute
 static pid_t root_owner;     // processes forked by it leave it alone
 
-// A text that is good for 15 more calls.
+// A formatted text that stays valid for 15 more calls.
 HARNESS_FORMAT(1, 2) static inline const char* text_of(const char* format, ...) {
     static char texts[16][PATH_MAX + 256];
     static size_t next;
@@ -228,7 +228,7 @@ static inline void root_remove(void) {
     if (getpid() == root_owner && chdir("/") == 0) remove_tree(root);
 }
 
-// Makes it under $TMPDIR or /tmp, named after the test, open to other users, and goes there; it is removed at the end.
+// Creates it under $TMPDIR or /tmp, named after the test, open to other users, and enters it; it is removed at the end.
 static inline void root_enter(void) {
     const char* parent = getenv("TMPDIR");
     if (parent == NULL || parent[0] == 0) parent = "/tmp";
@@ -238,7 +238,7 @@ static inline void root_enter(void) {
     atexit(root_remove);
 }
 
-// Lets writes fail from so many bytes of a file on, until it is called with RLIM_INFINITY.
+// Makes writes past the first `bytes` bytes of any file fail, until it is called with RLIM_INFINITY.
 static inline void file_size_limit(rlim_t bytes) {
     struct rlimit limit;
     need(getrlimit(RLIMIT_FSIZE, &limit) == 0, "a limit");
@@ -249,7 +249,7 @@ static inline void file_size_limit(rlim_t bytes) {
 
 static inline bool file_exists(const char* path) { return access(path, F_OK) == 0; }
 
-// All that a file holds, and a zero byte; "" if there is no file. The caller frees it. bytes may be NULL.
+// The whole contents of a file, and a zero byte; "" if there is no file. The caller frees it. bytes may be NULL.
 static inline char* text_read(const char* path, size_t* bytes) {
     FILE* file = fopen(path, "rbe");
     size_t used = 0, room = (size_t)1 << 16;
@@ -323,7 +323,7 @@ static inline int open_descriptors(void) { return directory_count("/dev/fd", "")
 // ------------------------------------------------------------------------------------------------
 // 3. Programs
 
-#define PROGRAM_MS 600e3  // after which a program that should end is said to hang, on a busy machine too
+#define PROGRAM_MS 600e3  // after this a program counts as hung; enough for a busy machine
 
 enum { WORDS_MAX = 126, EXIT_NOT_RUN = 113 };  // the status of a child that could not become the program
 
@@ -331,7 +331,7 @@ enum { WORDS_MAX = 126, EXIT_NOT_RUN = 113 };  // the status of a child that cou
 typedef struct {
     char* words[WORDS_MAX + 2];  // NULL ends it
     size_t count;
-    char text[12288];            // what they point into
+    char text[12288];            // the memory for the words
     size_t used;
 } Words;
 
@@ -344,7 +344,7 @@ static inline void words_put(Words* w, size_t place, const char* word, size_t le
     if (place == w->count) w->words[++w->count] = NULL;
 }
 
-// The words of a text, which blanks separate; '' is an empty one.
+// Splits a text into words at blanks; '' is an empty word.
 static inline void words_add(Words* w, const char* text) {
     while (*(text += strspn(text, " "))) {
         size_t length = strcspn(text, " ");
@@ -353,7 +353,7 @@ static inline void words_add(Words* w, const char* text) {
     }
 }
 
-// Leaves of the environment what a program needs to start, and what sanitizers, OpenMP and the emulator are told.
+// Keeps only what a program needs to start and the variables of sanitizers, OpenMP and the emulator.
 static inline void environment_clear(void) {
     extern char** environ;
     static const char* const kept[] = {"PATH=", "HOME=", "TMPDIR=", "LD_LIBRARY_PATH=", "OMP_", "EMULATE_",
@@ -382,18 +382,18 @@ static inline void environment_set(const char* list) {
 }
 
 typedef struct {
-    pid_t pid;                  // which leads a process group
+    pid_t pid;                  // leads a process group
     int pipes[2];               // from its standard output and error
     bool ended, stopped, late;  // late: it did not end by itself in time
     int status;                 // of waitpid
     double began_ms, stopped_ms, ended_ms;
     size_t peak;                // bytes of memory
-    char* text[2];              // what it has written so far, with ? for a zero byte; owned
+    char* text[2];              // its output so far, with ? for a zero byte; owned
     size_t used[2];
 } Program;
 
-// Starts a program; `become`, if any, runs in the child before it: environment, limits, rights. Without words the child
-// ends after that. It reads nothing, and dies with the test.
+// Starts a program; `become`, if not NULL, runs in the child first and sets environment, limits, rights. Without words
+// the child then ends. It has no input, and dies with the test.
 static inline void program_start(Program* p, char* const* words, void (*become)(const void*), const void* context) {
     int out[2], err[2];
     memset(p, 0, sizeof *p);
@@ -401,9 +401,9 @@ static inline void program_start(Program* p, char* const* words, void (*become)(
     p->pipes[0] = out[0];
     p->pipes[1] = err[0];
     for (int i = 0; i < 2; i++) {
-        pipe_enlarge(p->pipes[i], 1 << 20);  // should nobody look for a while
+        pipe_enlarge(p->pipes[i], 1 << 20);  // in case nobody reads for a while
     }
-    fcntl(out[1], F_SETFL, 0);  // the program's ends block
+    fcntl(out[1], F_SETFL, 0);  // the program's ends are blocking
     fcntl(err[1], F_SETFL, 0);
     pid_t parent = getpid();
     p->began_ms = now_ms();
@@ -458,8 +458,8 @@ static inline void program_look(Program* p) {
     p->peak = memory_peak_of(&usage);
 }
 
-// Looks at programs that belong together; false when all have ended. Those that are stopped are killed when no other
-// runs, all after so many milliseconds from the first one's start.
+// Polls programs that belong together; false when all have ended. Kills the stopped ones once no other runs, and all
+// after limit_ms milliseconds from the first one's start.
 static inline bool programs_run(Program* programs, size_t count, double limit_ms) {
     size_t running = 0, left = 0;
     bool late = now_ms() > programs[0].began_ms + limit_ms;
@@ -489,14 +489,14 @@ static inline void program_free(Program* p) {
     memset(p, 0, sizeof *p);
 }
 
-// Its exit code, or 128 and the signal that ended it.
+// Its exit code, or 128 plus the signal that ended it.
 static inline int program_code(const Program* p) {
     return WIFSIGNALED(p->status) ? 128 + WTERMSIG(p->status) : WEXITSTATUS(p->status);
 }
 
 static inline bool program_good(const Program* p) { return !p->late && program_code(p) == 0; }
 
-// How it ended, and what it said.
+// Prints how it ended, and its error output.
 static inline void program_print(const Program* p, const char* name) {
     bool killed = WIFSIGNALED(p->status);
     printf("        %s: %s %d%s%s, %.1f s\n", name, killed ? "signal" : "exit code", program_code(p) - 128 * killed,
@@ -505,8 +505,8 @@ static inline void program_print(const Program* p, const char* name) {
     print_indented(p->text[1]);
 }
 
-// A port that the system gives to nobody else as long as *reserved is open: bound at all addresses, and never
-// listening, so that a program that sets SO_REUSEADDR can listen there.
+// A port that the system gives to nobody else while *reserved is open: bound on all addresses, but not listening, so
+// that a program that sets SO_REUSEADDR can listen on it.
 static inline size_t port_reserve(int* reserved) {
     union {
         struct sockaddr any;
@@ -515,7 +515,7 @@ static inline size_t port_reserve(int* reserved) {
     } address;
     socklen_t length = sizeof address;
     int on = 1, off = 0;
-    for (int family = 0; family < 2; family++) {  // IPv6, which takes IPv4 too, or IPv4 alone
+    for (int family = 0; family < 2; family++) {  // IPv6, which accepts IPv4 too, or IPv4 alone
         memset(&address, 0, sizeof address);
         address.any.sa_family = family == 0 ? AF_INET6 : AF_INET;
         *reserved = descriptor_prepare(socket(address.any.sa_family, SOCK_STREAM, 0));

@@ -1,5 +1,5 @@
-// machine.h: what tests do to the machine, which Linux alone lets them do. Elsewhere each function does nothing and
-// returns false, and the tests that need it are skipped.
+// machine.h: changes that tests make to the machine and only Linux allows. Elsewhere most of these functions do nothing
+// and return false, and the tests that need them are skipped.
 
 #ifndef LLMTRAIN_MACHINE_H
 #define LLMTRAIN_MACHINE_H
@@ -15,7 +15,7 @@
 #include <sys/syscall.h>
 #endif
 
-// Whether orphans become children of this process, which can see them end.
+// Whether orphans become children of this process, which can then wait for them.
 static inline bool machine_adopt_orphans(bool on) {
 #ifdef __linux__
     return prctl(PR_SET_CHILD_SUBREAPER, on) == 0;
@@ -25,7 +25,7 @@ static inline bool machine_adopt_orphans(bool on) {
 #endif
 }
 
-// After a change of user: this process can be traced again, as sanitizers want.
+// After a change of user: makes this process traceable again, as sanitizers need.
 static inline bool machine_allow_tracing(void) {
 #ifdef __linux__
     return prctl(PR_SET_DUMPABLE, 1) == 0;
@@ -34,7 +34,7 @@ static inline bool machine_allow_tracing(void) {
 #endif
 }
 
-// Gives this process mounts that no other sees.
+// Gives this process private mounts that no other process sees.
 static inline bool machine_own_mounts(void) {
 #ifdef __linux__
     return unshare(CLONE_NEWNS) == 0 && mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0;
@@ -94,7 +94,7 @@ static inline int machine_cores(void) {
     return (int)sysconf(_SC_NPROCESSORS_ONLN);
 }
 
-// Stays on the number-th of the cores that it may use, if there are as many; -1: returns to all of them.
+// Pins this process to the number-th of its cores, if it has that many; -1: allows all of them again.
 static inline bool machine_use_core(int number) {
 #ifdef __linux__
     static cpu_set_t cores;
@@ -110,7 +110,7 @@ static inline bool machine_use_core(int number) {
 #endif
 }
 
-// Calls body in a process that any system call but its end kills; whether it ends.
+// Calls body in a process that is killed by any system call but exit_group; true if it exits normally.
 static inline bool machine_runs_without_calls(void (*body)(void)) {
 #ifdef __linux__
     int status = 0;

@@ -1,6 +1,6 @@
 # macos.sh BUILD: everything compiles and links for macOS, on Apple and on Intel processors, without a warning. Nothing
-# runs. Needs zig, which brings macOS' headers, from the package ziglang: as `python3 -m ziglang`, or in BUILD/zig, where
-# `sh dev/test/macos.sh BUILD install` puts it. The last line is `N passed, N failed`.
+# is run. Needs zig, which includes macOS' headers, from the package ziglang: as `python3 -m ziglang`, or in BUILD/zig,
+# where `sh dev/test/macos.sh BUILD install` puts it. The last line is `N passed, N failed`.
 set -u
 build=$1
 zig=
@@ -24,7 +24,7 @@ ZIG_GLOBAL_CACHE_DIR=$(cd "$build/macos" && pwd)/cache
 export ZIG_GLOBAL_CACHE_DIR ZIG_LOCAL_CACHE_DIR="$ZIG_GLOBAL_CACHE_DIR"
 export zig build
 
-# Prints what is wrong; -O0, since the code is only to be seen.
+# Prints errors and warnings; -O0, since the code is never run.
 # shellcheck disable=SC2016  # for the shell that xargs starts
 compile='
     out=$build/macos/$(basename "$2" | sed "s/[.].*//")-$1

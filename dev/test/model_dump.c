@@ -1,4 +1,4 @@
-// model_dump.c: what a model computes, as a file that another program compares with what it computes itself
+// model_dump.c: writes what a model computes to a file, for a program that compares it with its own results
 // (dev/peers/models.py): logits and loss of a batch, and the gradient of every weight under Hugging Face's names.
 //
 //   build/model_dump-FP32 --init-from models/x --tokens batch.bin --batch 2 --seq 16 --to out.safetensors
@@ -7,11 +7,11 @@
 //
 //   build/model_dump-FP32 --data 'x_*.bin' --batch 2 --seq 64 --steps 10 --to batches.safetensors
 //
-// writes the batches of a run on these shards with the default seed: "tokens" and "targets", I32 (steps, B, T).
+// writes the batches that a run on these shards reads with the default seed: "tokens" and "targets", I32 (steps, B, T).
 
 #include "llmtrain/open.h"
 
-// Writes the gradient of one of their tensors: rows of one of ours, transposed where theirs is.
+// Writes the gradient of one Hugging Face tensor: rows of one of our tensors, transposed where theirs is.
 static bool write_gradient(SafetensorsWriter* w, const Model* model, const ForeignTensor* f, Error* error) {
     size_t width = max_size(f->cols, 1), n = f->rows * width;
     const Tensor* t = &model->parameters.tensors[f->tensor];
@@ -34,7 +34,7 @@ static bool dump(Model* model, const int32_t* batch, size_t B, size_t T, const c
     SafetensorsWriter w;
     char name[128];
     memset(&result, 0, sizeof result);
-    memset(&w, 0, sizeof w);  // it is freed whatever fails
+    memset(&w, 0, sizeof w);  // it is freed whichever step fails
     if (!tokens || !targets || !logits) return fail(error, "out of memory for a batch");
     for (size_t i = 0; i < N; i++) {
         tokens[i] = batch[i / T * (T + 1) + i % T];

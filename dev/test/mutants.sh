@@ -1,10 +1,10 @@
-# mutants.sh: shows what the tests are worth. Plants bugs one at a time, each in a copy of the sources, and runs the
-# suites that should find it.
+# mutants.sh: tests the tests. Plants bugs one at a time, each in a copy of the sources, and runs the suites that should
+# find it.
 #
 #   sh dev/test/mutants.sh BUILD [ONLY [SAMPLE [LIST]]]      as `make mutants ONLY=text SAMPLE=10` does
 #
-# ONLY selects the mutants whose lines in the list contain it; SAMPLE selects so many of those, evenly. Exit code 0:
-# every mutant applies and builds, and is caught or named in the list as one that survives, with the reason. The list,
+# ONLY selects the mutants whose lines in the list contain it; SAMPLE selects that many of those, evenly. Exit code 0:
+# every mutant applies and builds, and is caught or marked in the list as one that survives, with the reason. The list,
 # dev/test/mutants.txt, explains its format.
 
 only=$2 sample=${3:-0} list=${4:-dev/test/mutants.txt} work=$1/mutants
@@ -12,7 +12,7 @@ jobs=${JOBS:-$(nproc 2> /dev/null || echo 1)}
 rm -rf "$work" && mkdir -p "$work/tmp" && work=$(cd "$work" && pwd) || exit 1
 export LC_ALL=C OMP_WAIT_POLICY=passive TMPDIR="$work/tmp"
 
-# One file for each mutant: what is wrong; the suites, one a line; before and after.
+# One file per mutant: what is wrong; the suites, one per line; before and after.
 awk -v work="$work" -v only="$only" -v sample="$sample" '
     function end(i) { if (text != "" && index(text, only)) texts[count++] = text; text = "" }
     /^#/ || /^$/ { next }
@@ -28,13 +28,13 @@ awk -v work="$work" -v only="$only" -v sample="$sample" '
         }
     }' "$list"
 
-# The one line of the sources that holds the text of $from, as FILE:NUMBER; nothing if there is none, or several.
+# The only line of the sources that contains the text of $from, as FILE:NUMBER; nothing if there are none or several.
 find_line() {
     find . \( -path ./dev -o -path ./build -o -name 'test_*' \) -prune -o -path "./$in" -name '*.[ch]*' -type f -exec \
         awk 'index($0, ENVIRON["from"]) { at = FILENAME ":" FNR; count++ } END { if (count == 1) print at }' {} +
 }
 
-# caught SUITE ARGUMENT...: whether a suite fails, which ends it; its output is in suite.out.
+# caught SUITE ARGUMENT...: whether a suite fails; it is stopped at the first failure; its output is in suite.out.
 caught() {
     suite=$1 needs=$1
     shift
@@ -69,7 +69,7 @@ caught() {
     ! wait $!
 }
 
-# Tries the mutant of a file, in a copy of the sources, the current directory. Leaves what came of it in `verdict`.
+# Tries a mutant in a copy of the sources, the current directory. Leaves the result in `verdict`.
 try() {
     from=$(sed -n 's/^- //p' "$1") to=$(sed -n 's/^+ //p' "$1") reason=$(sed -n 's/^survives: //p' "$1")
     in=$(sed -n 's/^@ //p' "$1")
@@ -97,10 +97,10 @@ try() {
     cp original "$file"
 }
 
-# mine NUMBER: whether this worker takes what has that number.
+# mine NUMBER: whether this worker takes the item with that number.
 mine() { [ $(($1 % jobs)) -eq "$worker" ]; }
 
-# Runs the suites without a mutant, and then tries the mutants, of both those that are its own.
+# Runs the suites without a mutant, and then tries the mutants; of both, those that belong to this worker.
 run_worker() {
     worker=$1 number=0
     tree=$work/tree$worker

@@ -12,14 +12,14 @@
 // size      the sum of the absolute values of the terms; `rounded` the same for what is stored on the way (Result)
 // start     what an output that is added to held before
 // tiny      2^-125, where floats lose places and exp_fast is 0; for FP16 half of the smallest number, 2^-25
-// factor    1 against the reference; 2 between backends, each of which may be so far from the truth
+// factor    1 against the reference; 2 between backends, each of which may be off by that much
 //
 // The gradients of the references are compared with finite differences of their forwards, wherever there are few
 // enough inputs.
 //
-// Before it is included there must be: the kernels; ON_CUDA, 0 or 1; CPU(operation), which names that of the CPU;
-// RUN(operation, arguments...), which calls it on the backend that c->on_cpu asks for; SCRATCH(bytes), what CUDA's
-// operation says it needs. The includer also defines the functions that are declared here without a body.
+// Before it is included, define: the kernels; ON_CUDA, 0 or 1; CPU(operation), the name of the CPU's operation;
+// RUN(operation, arguments...), which calls it on the backend that c->on_cpu selects; SCRATCH(bytes), the scratch bytes
+// that CUDA's operation asks for. The includer also defines the functions declared here without a body.
 
 #ifndef LLMTRAIN_OPERATIONS_H
 #define LLMTRAIN_OPERATIONS_H
@@ -32,10 +32,10 @@ enum { FP16 = 1 };
 #else
 enum { FP16 = 0 };
 #endif
-// The smallest number with all its places: what is stored below it has an absolute error, not a relative one.
+// The smallest number with full precision: what is stored below it has an absolute error, not a relative one.
 #define SMALLEST_NORMAL (FP16 ? 0x1p-14 : 0x1p-126)
 
-#pragma GCC diagnostic ignored "-Wmissing-field-initializers"  // of structures whose other members are zero
+#pragma GCC diagnostic ignored "-Wmissing-field-initializers"  // of structures whose remaining members are zero
 
 // ------------------------------------------------------------------------------------------------
 // Memory: freed together after each test
@@ -43,7 +43,7 @@ enum { FP16 = 0 };
 static void* held[512];
 static size_t held_count;
 
-// Zeros, allocated to the byte, for the sanitizers.
+// Zeros; allocated to the exact byte, for the sanitizers.
 static void* hold(size_t bytes) {
     void* memory = calloc(1, max_size(bytes, 1));
     need(memory != NULL && held_count < COUNT_OF(held), "memory for a case");
@@ -68,8 +68,8 @@ static Result* result(size_t n) {
 // ------------------------------------------------------------------------------------------------
 // Cases: one call of one operation
 //
-// An array of a case is an input, an output that is overwritten, one that is added to, one that is worked on in place,
-// or memory that the operation uses and nobody reads. The call sees the arrays in the order in which they were made.
+// An array of a case is an input, an output that is overwritten, one that is added to, one that is updated in place, or
+// memory that the operation uses and nobody reads. The call takes the arrays in the order in which they were made.
 
 enum { GUARD = 256, ARRAYS = 10 };
 typedef enum { INPUT, OUTPUT, ADDED, IN_PLACE, UNREAD } Role;
@@ -80,13 +80,13 @@ typedef struct {
     Role role;
     Kind kind;
     size_t n;
-    size_t live;         // an element that must matter to the outputs
-    void *start, *host;  // before any call; after that of the CPU's operation, followed by a guard
-    void *got, *first;   // of CUDA's operation: its newest run, and the one before
+    size_t live;         // an element that must influence the outputs
+    void *start, *host;  // before any call; after the CPU's operation, followed by a guard
+    void *got, *first;   // after CUDA's operation: its latest run, and the one before
     char* device;        // allocation: guard, elements, guard
     void* elements;      // on the device
-    Result* expected;    // what an output should hold, and what its error may scale with; NULL: what the CPU's has
-    size_t length;       // of the sums behind it, or SAME_BITS: no sums, and CUDA's bits are those of the CPU
+    Result* expected;    // what an output should hold, and what its error may scale with; NULL: the CPU's output
+    size_t length;       // of the sums behind it, or SAME_BITS: no sums, and CUDA's bits must equal the CPU's
 } Array;
 
 static const size_t SAME_BITS = SIZE_MAX;
@@ -98,11 +98,11 @@ typedef struct Case {
     Shape s;
     Array arrays[ARRAYS];
     int count;
-    int witness;           // the output that must show a NaN in any input, or -1: any of them
-    bool changes;          // it shows by other bits than those without the NaN, since outputs are integers
+    int witness;           // the output that must show a NaN from any input, or -1: any of them
+    bool changes;          // outputs are integers: a NaN shows as a change of their bits
     bool silent;           // no NaN shows
     bool on_cpu;
-    size_t scratch_bytes;  // that CUDA's operation says it needs
+    size_t scratch_bytes;  // that CUDA's operation asks for
     float p, dloss;
     double scale, limit;
     OptimizerStep step;
@@ -124,11 +124,11 @@ typedef struct {
     static const Operation operation_##id = {title, call_##id};
 
 static uint64_t cases;
-static const char* only;  // of the operations to test: what must be in their names
+static const char* only;  // which operations to test: those whose names contain this
 
 static bool wanted(const char* names) { return only == NULL || strstr(names, only) != NULL; }
 
-static void case_prove(Case* c);  // everything about a case whose outputs on the CPU are there
+static void case_prove(Case* c);  // checks everything about a case whose CPU outputs are ready
 
 HARNESS_FORMAT(3, 4)
 static Case case_begin(Operation o, const Shape* s, const char* format, ...) {
@@ -177,7 +177,7 @@ static void array_set(const Array* a, void* data, size_t i, double x) {
     else ((int32_t*)data)[i] = (int32_t)x;
 }
 
-// An array of n normal random numbers times `scale`, rounded to its type; n = 0 is NULL.
+// An array of n normal random numbers times `scale`, rounded to its type; NULL if n = 0.
 static Array* array(Case* c, const char* name, Role role, Kind kind, size_t n, double scale) {
     Array* a = &c->arrays[c->count++];
     need(c->count <= ARRAYS, "too many arrays: raise ARRAYS");
@@ -195,7 +195,7 @@ static Array* array(Case* c, const char* name, Role role, Kind kind, size_t n, d
     return a;
 }
 
-// What an array holds on the host, in double: its starting values, or those of the CPU's operation. NULL if there is
+// The elements of an array on the host, as doubles: starting values, or the CPU operation's results. NULL if there are
 // none.
 static double* doubles(const Array* a, const void* data) {
     if (a->n == 0) return NULL;
@@ -204,7 +204,7 @@ static double* doubles(const Array* a, const void* data) {
     return r;
 }
 
-// Inputs: their values, which are random floatX or copies of those of another array of the host.
+// Inputs: random floatX, or copies of another host array. They return the values as doubles.
 static double* input(Case* c, const char* name, size_t n, double scale) {
     Array* a = array(c, name, INPUT, STORED, n, scale);
     return doubles(a, a->start);
@@ -216,7 +216,7 @@ static double* input_from(Case* c, const char* name, Kind kind, size_t n, const 
 }
 static double* input_again(Case* c, const Array* a) { return input_from(c, a->name, a->kind, a->n, a->start); }
 
-// An output that should hold what is returned, zeros so far, with sums of this length behind it.
+// An output. The caller fills the returned result, zeros so far, with the expected values; `length` is of the sums.
 static Result* output(Case* c, const char* name, Role role, Kind kind, size_t n, size_t length) {
     Array* a = array(c, name, role, kind, n, 1);
     a->length = length;
@@ -225,26 +225,26 @@ static Result* output(Case* c, const char* name, Role role, Kind kind, size_t n,
 
 static Array* newest(Case* c) { return &c->arrays[c->count - 1]; }
 
-// An array as the call takes it.
+// An array's pointer on the backend under test.
 static void* at(const Case* c, int array) { return c->on_cpu ? c->arrays[array].host : c->arrays[array].elements; }
 static floatX* x(const Case* c, int array) { return (floatX*)at(c, array); }
 static float* f(const Case* c, int array) { return (float*)at(c, array); }
 static double* d(const Case* c, int array) { return (double*)at(c, array); }
 static int32_t* i32(const Case* c, int array) { return (int32_t*)at(c, array); }
 
-// What the operation under test has made of it.
+// The result of the operation under test.
 static const void* made(const Array* a) { return ON_CUDA ? a->got : a->host; }
 
 static bool is_output(const Array* a) { return a->n > 0 && a->role != INPUT && a->role != UNREAD; }
 
-// Fresh values, of which the live one of `poison`, if that is not NULL, is `value`.
+// Resets an array to its starting values; if it is `poison`, its live element becomes `value`.
 static void array_fresh(const Array* a, void* data, const Array* poison, double value) {
     if (a->role == OUTPUT || a->role == UNREAD) memset(data, 0xFF, array_bytes(a));  // NaN in every type
     else memcpy(data, a->start, array_bytes(a));
     if (a == poison) array_set(a, data, a->live, value);
 }
 
-// Leaves the outputs of the CPU's operation in the arrays' `host`.
+// Leaves the outputs of the CPU's operation in each array's `host`.
 static void case_cpu(Case* c, const Array* poison, double value) {
     for (int i = 0; i < c->count; i++) {
         const Array* a = &c->arrays[i];
@@ -257,8 +257,8 @@ static void case_cpu(Case* c, const Array* poison, double value) {
     c->on_cpu = false;
 }
 
-// Whether a NaN (or, with `infinity` set, any number that is not finite) shows: in the witness if there is one, in what
-// was added to a poisoned sum, otherwise in an output that is not the poisoned array, unless that is all there is.
+// Whether a NaN (or, with `infinity` set, any non-finite number) shows: in the witness if there is one; otherwise, for
+// a poisoned sum, in that sum; otherwise in an output that is not the poisoned array, unless there is no other.
 static bool case_shows(const Case* c, const Array* poison, bool infinity, bool host) {
     int others = 0;
     for (int i = 0; i < c->count; i++) others += is_output(&c->arrays[i]) && &c->arrays[i] != poison;
@@ -281,8 +281,8 @@ static bool case_can_poison(const Case* c, const Array* a) {
     return !c->silent && number && a->n > 0 && a->role != OUTPUT && a->role != UNREAD;
 }
 
-// Codes of 8 bits, or halves, against the CPU's: the same where both processors fuse multiply-adds. Otherwise a number
-// that was rounded differently, once in thousands, has the code beside it.
+// 8-bit codes, or halves, against the CPU's: equal if both processors fuse multiply-adds. Otherwise one in thousands is
+// rounded differently and has the adjacent code.
 static void case_compare_codes(const Case* c, const Array* a, const char* where) {
     size_t off = 0, far = 0;
     for (size_t i = 0; i < a->n; i++) {
@@ -334,7 +334,7 @@ static void case_compare(const Case* c, const Array* a, const char* where) {
 // The reference's gradients against finite differences
 //
 // d objective / dx = (8 (f(x + h) - f(x - h)) - (f(x + 2h) - f(x - 2h))) / 12h, with an error of order h^4: at h = 1e-4
-// the rounding of f, about 1e-16 / h times the sum of its terms, is what remains.
+// only the rounding of f remains, about 1e-16 / h times the sum of its terms.
 
 // The sum of dout * out; *terms, that of their absolute values.
 static double objective(ReferenceForward forward, Result* out, const double* dout, double* const* in, const Shape* s,
@@ -350,7 +350,7 @@ static double objective(ReferenceForward forward, Result* out, const double* dou
     return sum;
 }
 
-// din = the gradients of the reference, proved by finite differences if there are few inputs.
+// din = the gradients of the reference, checked by finite differences if there are few inputs.
 static void reference_gradient(const Case* c, Result* const* din, int inputs, ReferenceForward forward,
                                ReferenceBackward backward, const double* dout, size_t outputs, double* const* in) {
     static const double steps[4] = {1.0, -1.0, 2.0, -2.0}, weights[4] = {8.0, -8.0, -1.0, 1.0}, h = 1e-4;
@@ -452,7 +452,7 @@ static void test_norm(bool layernorm, bool branch, size_t N, size_t C, double sc
     in[2] = input(&c, "bias", biases, 1);
     c.witness = 0;
     case_cpu(&c, NULL, 0);
-    in[0] = doubles(x, x->host);  // what is normalised is the sum as it was stored
+    in[0] = doubles(x, x->host);  // the sum is normalised as it was stored
     reference_norm(out, in, &s);
     for (size_t row = 0; row < N; row++) {
         RowStatistics r = reference_statistics(in[0] + row * C, &s);
@@ -485,7 +485,7 @@ OPERATION(matmul_backward_weight, f(c, 0), f(c, 1), x(c, 2), x(c, 3), true, s->M
 OPERATION_AS(matmul_overwrites, "matmul_backward_weight, not adding", matmul_backward_weight, f(c, 0), f(c, 1), x(c, 2),
              x(c, 3), false, s->M, s->N, s->K)
 
-// The same with a GELU after it or before it, which the backends fuse as they like: by the includer.
+// The same with a GELU after it or before it, which each backend may fuse: defined by the includer.
 static void test_matmul_gelu_forward(const Case* forward, const Result* pre);
 static void test_matmul_gelu_backward(const Case* backward, const Result* sum);
 
@@ -628,8 +628,8 @@ static void test_rope(size_t B, size_t T, size_t H, size_t K, size_t D, size_t f
 
 OPERATION(attention_forward, x(c, 0), f(c, 1), x(c, 2), s->B, s->T, s->H, s->K, s->D)
 OPERATION(attention_backward, x(c, 0), f(c, 1), x(c, 2), x(c, 3), f(c, 4), x(c, 5), s->B, s->T, s->H, s->K, s->D)
-// Positions 0, 1 and so on, one after another and then the later half at once, of a context with three more, which are
-// not looked at.
+// The first positions one at a time, then the later half at once, in a context with three more positions, which are not
+// read.
 static void call_attention_decode(const Case* c) {
     size_t B = c->s.B, H = c->s.H, K = c->s.K, D = c->s.D, row = (H + 2 * K) * D, T = c->s.T;
     float* scales = c->s.q8 ? f(c, 3) : NULL;
@@ -641,7 +641,7 @@ static void call_attention_decode(const Case* c) {
 }
 static const Operation operation_attention_decode = {"attention_decode", call_attention_decode};
 
-// key or value (D) as 8 bits make it.
+// Rounds a key or value (D) to 8 bits.
 static void quantise(double* x, size_t D) {
     float maximum = 0.0f;
     for (size_t d = 0; d < D; d++) maximum = fmaxf(maximum, fabsf((float)x[d]));
@@ -659,7 +659,7 @@ static void test_decode(Shape s, const Array* qkv, const double* values, size_t 
     Case c = case_begin(operation_attention_decode, &s, "B=%zu T=%zu H=%zu K=%zu D=%zu%s", s.B, T, H, K, D,
                         q8 ? " 8 bits" : "");
     reference_attention(output(&c, "out", OUTPUT, STORED, outs, T + D), in, &s);
-    // What lies past the T positions is not written, so the caches are not compared as outputs.
+    // Positions past T are not written, so the caches are not compared as outputs.
     array(&c, "keys", UNREAD, FLOAT, divide_up(heads * D * bytes, sizeof(float)), 1);
     array(&c, "values", UNREAD, FLOAT, divide_up(heads * D * bytes, sizeof(float)), 1);
     array(&c, "scales", UNREAD, FLOAT, q8 ? 2 * heads : 0, 1);
@@ -746,7 +746,7 @@ static void test_nonlinearity(bool gelu, size_t N, size_t F, double scale) {
 
 OPERATION(dropout, x(c, 0), x(c, 1), c->p, 11, 5, s->first_position, s->N)
 OPERATION_AS(dropout_in_place, "dropout, in place", dropout, x(c, 0), x(c, 0), c->p, 11, 5, s->first_position, s->N)
-static void call_dropout_in_parts(const Case* c) {  // which do not begin at a multiple of 4
+static void call_dropout_in_parts(const Case* c) {  // that do not begin at multiples of 4
     for (size_t i = 0, step; i < c->s.N; i += step) {
         step = min_size(c->s.N / 3 + 1, c->s.N - i);
         RUN(dropout, x(c, 0) + i, x(c, 0) + i, c->p, 11, 5, c->s.first_position + i, step);
@@ -791,7 +791,7 @@ static void test_dropout(size_t N, size_t first, float p) {
 
 OPERATION(classifier, x(c, 0), f(c, 1), i32(c, 2), c->dloss, s->N, s->V, s->Vp)
 
-// ignored: every how many rows have no target (0: none, 1: all)
+// ignored: one row in `ignored` has no target (0: no row, 1: every row)
 static void test_classifier(size_t N, size_t V, size_t Vp, double scale, size_t ignored, float dloss) {
     if (!wanted("classifier")) return;
     int32_t* targets = make_tokens(TOKENS_RANDOM, N, V);
@@ -809,7 +809,7 @@ static void test_classifier(size_t N, size_t V, size_t Vp, double scale, size_t 
         for (size_t row = 0; row < N; row++) {
             if (targets[row] >= 0) logits->live = row * Vp + V - 1;
             if (row % 2) array_set(logits, logits->start, row * Vp + row % V, 4.0 * scale);  // one large logit
-            if (row % 4 == 1 && targets[row] >= 0) targets[row] = (int32_t)(row % V);        // which is the target's
+            if (row % 4 == 1 && targets[row] >= 0) targets[row] = (int32_t)(row % V);        // at the target
             for (size_t v = 0; v < Vp; v++) {
                 double logit = array_get(logits, logits->start, row * Vp + v);
                 if (row % 4 == 2) logit = 4.0 * scale + logit / scale;  // ordinary, but far from 0
@@ -912,7 +912,7 @@ static void call_optimizer_in_parts(const Case* c) {
     }
 }
 
-// The formulas of optimizer_element; the sizes are those of w, m and v.
+// The formulas of optimizer_element; `sizes` scale the errors of w, m and v.
 static void reference_optimizer(double* w, double* m, double* v, double* sizes, double grad, const OptimizerStep* o) {
     double g = grad * (double)o->grad_scale, beta1 = (double)o->beta1, beta2 = (double)o->beta2, lr = (double)o->lr;
     double direction = g, direction_size = fabs(g), m0 = *m, w0 = *w;
@@ -963,14 +963,14 @@ static void test_optimizer(OptimizerKind kind, bool master_weights, size_t N, si
         reference_optimizer(&w, &old_m, &old_v, sizes, array_get(grads, grads->start, i), &c.step);
         result_add(new_params, i, w, sizes[0]);
         if (master_weights) result_add(new_masters, i, w, sizes[0]);
-        else if (!FLOATX_IS_FLOAT) new_params->rounded[i] = fabs(w);  // a whole place instead of half of one
+        else if (!FLOATX_IS_FLOAT) new_params->rounded[i] = fabs(w);  // off by up to one ulp, not half
         if (has_m) result_add(new_m, i, old_m, sizes[1]);
         if (has_v) result_add(new_v, i, old_v, sizes[2]);
     }
     case_prove(&c);
 
-    // Parameters are the roundings of the float results: of the master weights; without them, stochastic ones of what
-    // an update of the same weights as floats makes.
+    // Parameters are the rounded float results: of the master weights, or without them, stochastically, of an update of
+    // the same weights as floats.
     const size_t bytes = N * sizeof(float);
     float *exact = (float*)hold(bytes), *m_and_v[2] = {(float*)hold(bytes), (float*)hold(bytes)};
     floatX* rounded = (floatX*)hold(N * sizeof(floatX));
@@ -997,7 +997,7 @@ static void test_optimizer(OptimizerKind kind, bool master_weights, size_t N, si
         rounded[i] = master_weights ? floatX_of(exact[i]) : floatX_of_stochastic(exact[i], random);
         different += memcmp(&rounded[i], (const floatX*)made(params) + i, sizeof(floatX)) != 0;
     }
-    // A sum of CUDA's may differ from the CPU's by its last place, and then, once in thousands, its rounding.
+    // CUDA's float may differ from the CPU's in the last place, and so, once in thousands, its rounded value.
     size_t allowed = master_weights || !ON_CUDA ? 0 : FLOATX_IS_FLOAT ? N : N / 100;
     case_check(&c, different <= allowed, "params are the rounded results: %zu differ <= %zu", different, allowed);
 
@@ -1009,10 +1009,10 @@ static void test_optimizer(OptimizerKind kind, bool master_weights, size_t N, si
     release();
 }
 
-// Optimizers with states of other types and shapes, whose values over 100 steps test_optimizers.c proves: one step
-// keeps what a case promises, and CUDA computes what the CPU does. Gradients, weights and moments are below about 30.
+// Optimizers with states of other types and shapes; test_optimizers.c checks their values over 100 steps. Here one step
+// passes every check of a case, and CUDA agrees with the CPU. Gradients, weights and m, v are below about 30.
 
-// All of the case's tensor: parameters, master weights, gradients, scratch; without states, which follow as arrays.
+// The case's whole tensor: parameters, master weights, gradients, scratch. States are arrays after these, not set here.
 static OptimizerSlice tensor_slice(const Case* c) {
     OptimizerSlice slice;
     memset(&slice, 0, sizeof slice);
@@ -1033,7 +1033,7 @@ static void call_tensor_update(const Case* c) {
 }
 static const Operation operation_tensor_update = {"optimizer_update", call_tensor_update};
 
-// The step, and the arrays of tensor_slice and of the states, for N elements in so many blocks.
+// The step, and the arrays of tensor_slice and the states, for N elements in `blocks` quantisation blocks.
 static void tensor_update_arrays(Case* c, OptimizerKind kind, bool master_weights, size_t blocks, uint64_t step) {
     size_t N = c->s.N, at;
     c->step.kind = kind;
@@ -1057,7 +1057,7 @@ static void tensor_update_arrays(Case* c, OptimizerKind kind, bool master_weight
     }
 }
 
-// How far CUDA's results may be from the CPU's, with sums of that length.
+// How far CUDA's results may be from the CPU's, for sums of `length` terms.
 static void tensor_update_bounds(Case* c, size_t length) {
     bool master_weights = c->arrays[1].n > 0;
     for (int i = 0; ON_CUDA && i < c->count; i++) {
@@ -1068,7 +1068,7 @@ static void tensor_update_bounds(Case* c, size_t length) {
         for (size_t k = 0; k < a->n; k++) {
             double old = i < 2 ? fabs(array_get(&c->arrays[master_weights], c->arrays[master_weights].start, k)) : 30.0;
             result_add(a->expected, k, 0.0, i < 2 ? old + (double)c->step.lr * 30.0 : old);
-            if (i == 0 && !master_weights && !FLOATX_IS_FLOAT) a->expected->rounded[k] = old;  // stochastically
+            if (i == 0 && !master_weights && !FLOATX_IS_FLOAT) a->expected->rounded[k] = old;  // stochastic rounding
         }
     }
 }
@@ -1086,12 +1086,12 @@ static void test_tensor_update(OptimizerKind kind, bool master_weights, TensorSh
     release();
 }
 
-// Many slices in one call: most of a few elements, more than a launch of CUDA has room for; then longer ones, some of
-// which begin anywhere. Every third has no weight decay.
+// Many slices in one call: most have 8 elements, and there are more than one CUDA launch takes; then longer ones, some
+// at unaligned offsets. Every third has no weight decay.
 
 enum { LIST_SHORT = 330, LIST_SLICES = LIST_SHORT + 5, LIST_ELEMENTS = 8 * LIST_SHORT + 2360 };
 
-// Number i.
+// The length of slice i.
 static size_t list_slice_length(size_t i) {
     static const size_t longer[5] = {1024, 1032, 3, 1, 300};
     return i < LIST_SHORT ? 8 : longer[i % 5];
@@ -1103,7 +1103,7 @@ static size_t list_blocks(void) {
     return blocks;
 }
 
-// The case's arrays are as tensor_slice has them, then the states.
+// The case's arrays: those of tensor_slice, then the states.
 static void list_slices(const Case* c, OptimizerSlice slices[LIST_SLICES]) {
     for (size_t i = 0, begin = 0, block = 0; i < LIST_SLICES; i++) {
         OptimizerSlice* slice = &slices[i];
@@ -1166,7 +1166,7 @@ static void test_optimizer_list(OptimizerKind kind, bool master_weights) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// Shapes that divide by nothing, and some that do. The larger ones take the emulator too long.
+// Shapes that divide by nothing, and some that do. The larger ones take too long in the emulator.
 
 static void test_odd_shapes(void) {
     for (int positions = 0; positions < 2; positions++) {
@@ -1229,7 +1229,7 @@ static void test_odd_shapes(void) {
     test_attention(1, 65, 2, 2, 96, 1.0);
     test_attention(1, ON_CUDA ? 70 : 130, 2, 2, 128, 0.1);
     test_attention(1, 65, 2, 1, 256, 1.0);
-    test_attention(1, ON_CUDA ? 3 : 577, 1, 1, 256, 1.0);  // more keys than fit into the memory of a thread
+    test_attention(1, ON_CUDA ? 3 : 577, 1, 1, 256, 1.0);  // more keys than fit into a thread's memory
     test_attention(1, 150, ON_CUDA ? 1 : 3, ON_CUDA ? 1 : 3, 80, 4.0);  // scores up to about 80
     test_attention(1, 129, 1, 1, 1, 10.0);                              // scores up to about 500
 
@@ -1238,7 +1238,7 @@ static void test_odd_shapes(void) {
         test_nonlinearity(gelu, 5, 7, 1.0);
         test_nonlinearity(gelu, 33, 129, 3.0);
         test_nonlinearity(gelu, ON_CUDA ? 9 : 65, 768, 30.0);
-        test_nonlinearity(gelu, 7, 36, gelu || !FP16 ? 1e4 : 100.0);  // FP16 ends at 65504
+        test_nonlinearity(gelu, 7, 36, gelu || !FP16 ? 1e4 : 100.0);  // FP16's maximum is 65504
         test_nonlinearity(gelu, 7, 40, gelu || !FP16 ? 1e4 : 100.0);
     }
     test_dropout(1, 0, 0.1f);

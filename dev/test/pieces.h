@@ -1,8 +1,8 @@
-// pieces.h: what a run reads and what it leaves, for tests.
+// pieces.h: makes the input of a training run and reads its output, for tests.
 //
-// put_shard writes tokens to train on. log_numbers reads a log. weights_hash gives one number for the tensors of a directory OUT/step_N: names,
-// types and bytes, with the pieces of each tensor joined, whichever ranks have written them. Two checkpoints with the
-// same number hold the same.
+// put_shard writes tokens to train on. log_numbers reads a log. weights_hash gives one number for the tensors of a
+// directory OUT/step_N: names, types and bytes, with the pieces of each tensor joined, whichever ranks wrote them. Two
+// checkpoints with the same number hold the same tensors.
 
 #ifndef LLMTRAIN_PIECES_H
 #define LLMTRAIN_PIECES_H
@@ -20,7 +20,7 @@ typedef struct {
     SafetensorsTensor* tensor;
 } Piece;
 
-// A text in which some tokens and some successors are likelier than others, so that there is something to learn.
+// Tokens of which some, and some successors, are likelier than others, so that there is something to learn.
 static inline void put_shard(const char* path, int32_t vocabulary, size_t count, uint64_t seed) {
     static ShardWriter writer;
     Error error;
@@ -37,7 +37,7 @@ static inline void put_shard(const char* path, int32_t vocabulary, size_t count,
     exit(3);
 }
 
-// The values of a key in the log of a run, a line each, at most `max`: their number. NAN stands for what is not there.
+// The values of a key in a run's log, one per line, at most `max`; returns how many. NAN: the line lacks the key.
 static inline size_t log_numbers(double* values, size_t max, const char* run, const char* key) {
     char path[FILE_PATH_MAX], *text = NULL;
     size_t bytes, count = 0;
@@ -62,7 +62,7 @@ static inline int piece_compare(const void* a, const void* b) {
     return order ? order : (x->first > y->first) - (x->first < y->first);
 }
 
-// 0 after a failure, whose reason is in the error.
+// Returns 0 on failure, with the reason in *error.
 static inline uint64_t weights_hash(const char* directory, Error* error) {
     enum { RANKS = 64 };
     SafetensorsFile* files = (SafetensorsFile*)allocate(RANKS * sizeof *files);

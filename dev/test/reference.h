@@ -1,11 +1,11 @@
 // reference.h: every operation of the model once more, in double and without any cleverness: the formulas of the
 // operations, to compare kernels with. Each gradient written here is itself checked against finite differences.
 //
-// Beside its value, an element of a Result carries what the rounding errors of a float implementation scale with:
+// Besides its value, an element of a Result carries what rounding errors of a float implementation scale with:
 //   size     the sum of the absolute values of the terms it is made of: errors of float arithmetic, in units of 2^-24
 //   rounded  the same for intermediate values that are stored as floatX, in units of its epsilon
-// An operation's inputs are the arrays in[0], in[1], ... named above it; a backward makes din[i], the gradient of
-// sum(dout * out) with respect to in[i]. Results start as zeros. Letters are those of kernels_cpu.h.
+// An operation's inputs are the arrays in[0], in[1], ... listed above it; a backward makes din[i], the gradient of
+// sum(dout * out) with respect to in[i]. Results start as zeros. Names of sizes are those of kernels_cpu.h.
 
 #ifndef LLMTRAIN_REFERENCE_H
 #define LLMTRAIN_REFERENCE_H

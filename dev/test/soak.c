@@ -1,34 +1,34 @@
-// soak.c: a run that is killed anywhere, on any disk, goes on as if nothing had happened.
+// soak.c: a run that is killed at any point, on any disk, resumes as if nothing had happened.
 //
 //   cc -std=c11 -O2 -I. dev/test/soak.c -o build/soak -lm -pthread
 //   build/soak [--train PATH] [--kills N] [--seed S] [--workers N] [--only NAME] [--case I]
 //
-//   references  what a run that nobody kills leaves: weights at every step, and the log; the weights are the same bits
-//               for every number of ranks and ZeRO stage, the log for every stage
+//   references  the results of a run that nobody kills: weights at every step, and the log; the weights are the same
+//               bits for every number of ranks and ZeRO stage, the log for every stage
 //   kills       SIGKILL, SIGSTOP or SIGSEGV of one rank or of all, at every named point of a step and of a save, and at
 //               random times, also with 8-bit optimizer states and --offload of states, activations or both; then
-//               --resume. What the run leaves is the reference's, to the bit; every checkpoint that has its final name
-//               is whole at any time; a kill loses --ckpt-every steps at most, and those of the write in flight;
-//               nothing is left behind
-//   damage      each byte of each file of a checkpoint changed in turn, files cut short or missing: found, named, and
-//               the checkpoint before it is used
-//   disk        full, read-only, deleted, writes cut short: a sentence, and what was saved stays good
-//   failing     the kernel answers 'Input/output error' (bad_disk.h): to all flushes, writes or renames of a rank after
-//               a good checkpoint: each save that fails is told, and training goes on; to what a resume reads: that
-//               is passed over by name, or ends it, and no run is begun anew; to any single call. And reads and writes
-//               do half of what they are asked, always
-//   clock       the time of day goes back and forth, for the program (a library that it loads first) and for its files
+//               --resume. The final result equals the reference, to the bit; every checkpoint under its final name is
+//               always whole; a kill loses at most --ckpt-every steps, and those of the write in flight; nothing is
+//               left behind
+//   damage      each byte of each file of a checkpoint changed in turn, files truncated or missing: detected, reported,
+//               and the previous checkpoint is used
+//   disk        full, read-only, deleted, writes cut short: an error message, and earlier saves stay good
+//   failing     the kernel returns 'Input/output error' (bad_disk.h): for all flushes, writes or renames of a rank
+//               after a good checkpoint: each failed save is reported, and training continues; for reads of a resume:
+//               the file is reported and skipped, or the run ends, but never starts over; for any single call. And all
+//               reads and writes transfer half of the bytes requested
+//   clock       the time of day jumps back and forth, for the program (by LD_PRELOAD) and for its files
 //   prune       killed while an old checkpoint is removed
 //   reshard     3 ranks, 2, 1, 4, with other stages, each killed: one run
 //   hot         copies in memory that are newer, damaged, gone; or of an --out that is relative and did not exist
-//   rewind      a run that diverges and goes back (--rewind), killed in the middle of that and at random times
+//   rewind      a run that diverges and rewinds (--rewind), killed in the middle of that and at random times
 //
-// Nothing asks for the time of day: base.h's now_ms is CLOCK_MONOTONIC and the only clock of the trainer and its
-// checkpoints, no file's time is read, the newest checkpoint is the one of the highest step. (Reports tell the time of
-// day, events.jsonl and those of the supervisor; nothing is decided by it.)
+// Nothing depends on the time of day: base.h's now_ms is CLOCK_MONOTONIC and the only clock of the trainer and its
+// checkpoints, file times are never read, and the newest checkpoint is that of the highest step. (events.jsonl and the
+// supervisor's reports record the time of day, but nothing is decided by it.)
 //
-// Cases are shared among --workers processes, each with a directory of its own. A case of the kills depends on its
-// number and on --seed alone: --case I repeats one.
+// Cases are distributed over --workers processes, each with its own directory. A case of the kills depends only on its
+// number and on --seed: --case I repeats one.
 
 #include "llmtrain.h"
 #include "bad_disk.h"
@@ -41,39 +41,39 @@
 #define RANKS_MAX ((size_t)4)
 #define ANY_STEP SIZE_MAX
 #define TIMEOUT_MS 2e3   // --timeout of every run
-#define SLACK_MS 4e3     // what a busy machine may add to it
-#define LIMIT_MS 60e3    // after which a program is said to hang
+#define SLACK_MS 4e3     // what a busy machine may add to the timeout
+#define LIMIT_MS 60e3    // after this a program counts as hung
 #define LOSS_BOUND 1e-5  // relative, between numbers of ranks: they add losses in another order
 
-// 12 sequences make a step, whatever the number of ranks. Some steps are skipped, and there is dropout: their state,
-// too, must come back. Of four blocks the activations of one can be offloaded.
+// A step has 12 sequences for every number of ranks. Some steps are skipped, and there is dropout: a resume must
+// restore their state, too. The activations of one of the four blocks can be offloaded.
 #define MODEL_OF(layers)                                                                                \
     "--family gpt2 --layers " layers " --heads 2 --channels 16 --seq 16 --batch 1 --total-batch 192 "   \
     "--steps 30 --val-every 10 --val-windows 4 --lr 3e-3 --warmup 3 --clip 0.5 --spike-sigma 0 "        \
     "--spike-warmup 4 --spike-skip 1.65 --dropout 0.1 --threads 1 --reduce exact --timeout 2"
 #define MODEL MODEL_OF("4")
-#define SHALLOW MODEL_OF("2")  // skips fewer steps: its rewinds come to an end
+#define SHALLOW MODEL_OF("2")  // skips fewer steps, so that its rewinds come to an end
 
-// A checkpoint of which every byte can be damaged in turn.
+// A checkpoint small enough to damage each of its bytes in turn.
 #define SMALL                                                                                                         \
     "--family gpt2 --layers 1 --heads 1 --channels 8 --ffn 8 --seq 8 --batch 1 --total-batch 16 --steps 4 --lr 3e-3 " \
     "--warmup 1 --threads 1 --reduce exact --timeout 2"
 
 // ------------------------------------------------------------------------------------------------
-// Results, of all processes
+// Results of all processes
 
 typedef unsigned long long Count;
 
 typedef struct {
     Count kills, restarts, lost, lost_most, most_allowed;  // in steps
-    Count backs, back_us, back_us_most;                    // from the death of the last rank to the first line
+    Count backs, back_us, back_us_most;                    // from the death of the last rank to the first step's line
 } Mode;
 
 static const char* const MODE_NAMES[4] = {"sync", "sync, hot copies", "async", "async, hot copies"};
 
 static struct {
-    Count cases, kills, quiet;  // quiet: runs that ended before anyone could strike
-    Count taken;                // cases of the list that workers share
+    Count cases, kills, quiet;  // quiet: runs that ended before the signal came
+    Count taken;                // cases that workers have taken from the list
     Mode modes[4];
 } * shared;
 
@@ -83,7 +83,7 @@ static struct {
     uint64_t kills, seed, workers, one_case;
 } test;
 
-static char place[PATH_MAX];  // the directory of this process in that of the test
+static char place[PATH_MAX];  // this process' directory within the test's
 
 static void raise_to(Count* most, Count value) {
     Count known = __atomic_load_n(most, __ATOMIC_RELAXED);
@@ -93,27 +93,27 @@ static void raise_to(Count* most, Count value) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// What a run is given and leaves
+// A run's flags and results
 
-// How a run saves.
+// The configuration of a run and its saves.
 typedef struct {
     size_t world, zero, every, hot;
     bool async;
     double bandwidth;
     size_t keep;
-    const char* often;  // --ckpt-every, if it is no number of steps
-    bool small;         // the model SMALL
-    bool shallow;       // the model SHALLOW
+    const char* often;  // --ckpt-every, if it is not a number of steps
+    bool small;         // use the model SMALL
+    bool shallow;       // use the model SHALLOW
     bool bits8;         // optimizer state in 8 bits
     int offload;        // optimizer state, activations or both in a file
-    bool relative;      // --out is given without the place
+    bool relative;      // --out is relative
 } Way;
 
 static const char* way_text(const Way* way) {
     return text_of("%zu rank%s, %s", way->world, way->world > 1 ? "s" : "", way->async ? "async" : "sync");
 }
 
-// Good until the next call.
+// Valid until the next call.
 static const char* arguments_of(const Way* way, const char* more) {
     static char arguments[8192];
     char offloaded[32];
@@ -144,14 +144,14 @@ static void run_remove(void) {
     remove_tree(hot_path(run_path()));
 }
 
-// 0 if they cannot be read.
+// Returns 0 if they cannot be read.
 static uint64_t weights_of(size_t step) {
     Error ignored;
     return weights_hash(step_path(step), &ignored);
 }
 
 typedef struct {
-    uint64_t hash;         // without what differs from run to run: times, memory and what follows them
+    uint64_t hash;         // without fields that differ from run to run: times, memory and what follows them
     size_t last;           // the step in the last whole line; 0: none
     double losses[STEPS];  // NAN: none
 } RunLog;
@@ -176,51 +176,51 @@ static RunLog log_read(void) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// A job: a run of the program by one or more ranks, and what is done to it
+// A job: a run of the program by one or more ranks, and the harm done to it
 
 typedef struct {
-    int signal;         // 0: nothing is done
-    bool all;           // to all ranks, or else to
-    size_t victim;      // this one
-    const char* point;  // when it comes to this point
-    size_t step;        // of this step; NULL:
-    size_t lines;       // when the log has so many lines
-    const char* line;   // that begin with this (NULL: with "step "),
-    double after_ms;    // and so long after
-    const char* fault;  // what LLMTRAIN_TEST_FAULT says where the blow does not; NULL: nothing
-    BadDisk* disk;      // what files do; NULL: nothing
-    size_t disk_rank;   // to this rank alone
-    bool all_disks;     // to all
-    bool as_nobody;     // they run as a user who may not write everywhere
-    size_t file_limit;  // bytes of the longest file; 0: any
+    int signal;         // 0: none is sent
+    bool all;           // to all ranks, otherwise
+    size_t victim;      // only to this one
+    const char* point;  // when a rank reaches this point
+    size_t step;        // of this step; point NULL:
+    size_t lines;       // when the log has this many lines
+    const char* line;   // beginning with this (NULL: with "step "),
+    double after_ms;    // plus this time
+    const char* fault;  // LLMTRAIN_TEST_FAULT of ranks without a `point`; NULL: none
+    BadDisk* disk;      // how file calls fail; NULL: they do not
+    size_t disk_rank;   // for this rank only
+    bool all_disks;     // for all ranks
+    bool as_nobody;     // run as a user who may not write everywhere
+    size_t file_limit;  // maximum file size; 0: none
 } Harm;
 
-#define SLOWLY "rank 0 step 1 at update do delay 50"  // so that there is time to do something to a run
+#define SLOWLY "rank 0 step 1 at update do delay 50"  // leaves time to interfere with a run
 
 static Harm kill_all(const char* point, size_t step) {
     return (Harm){.signal = SIGKILL, .all = true, .point = point, .step = step};
 }
 
-// The one that runs, or ran last.
+// The current or last job.
 static struct {
     size_t world;
     Harm harm;
     Program ranks[RANKS_MAX];
     bool hit[RANKS_MAX];
-    int listeners[RANKS_MAX];     // of those with a bad disk; -1: none
-    int reserved;                 // the socket that keeps the port from others
-    bool struck;                  // somebody was hit
-    double first_line_ms;         // when rank 0 had written the line of a step; 0: never
-    unsigned long long failures;  // of conditions, before it began
+    int listeners[RANKS_MAX];     // for ranks with a bad disk; -1: none
+    int reserved;                 // socket that reserves the port
+    bool struck;                  // some rank was hit
+    double first_line_ms;         // when rank 0 printed its first step; 0: never
+    unsigned long long failures;  // failed conditions before it began
 } job;
 
-static const char* preload;  // a library that programs load first; NULL: none
+static const char* preload;  // for LD_PRELOAD of the programs; NULL: none
 
 static const char* action_of(int signal) {
     return signal == SIGKILL ? "kill" : signal == SIGSTOP ? "stop" : signal == SIGTERM ? "term" : "segv";
 }
 
-// Of a rank that is about to start.
+// For the start of one rank.
 typedef struct { size_t rank, port; int disk_socket; } Start;
 
 static void job_become(const void* context) {
@@ -231,7 +231,7 @@ static void job_become(const void* context) {
     environment_clear();
     environment_set(text_of("OMP_NUM_THREADS=1|OMP_WAIT_POLICY=passive|RANK=%zu|LOCAL_RANK=%zu|WORLD_SIZE=%zu|"
                             "MASTER_ADDR=127.0.0.1|MASTER_PORT=%zu", s->rank, s->rank, job.world, s->port));
-    // A program with the address sanitizer, too, is to die of it.
+    // SIGSEGV must kill a program with AddressSanitizer, too.
     if (harm->signal == SIGSEGV) setenv("ASAN_OPTIONS", "handle_segv=0", 1);
     if (harm->fault) setenv("LLMTRAIN_TEST_FAULT", harm->fault, 1);
     if (preload) setenv("LD_PRELOAD", preload, 1);
@@ -242,7 +242,7 @@ static void job_become(const void* context) {
     if (s->disk_socket >= 0 && !bad_disk_enter(harm->disk->calls, s->disk_socket)) _exit(EXIT_NOT_RUN);
 }
 
-// Tells what a job said, if conditions have failed since it began.
+// Prints a job's output if conditions have failed since it began.
 static void job_free(void) {
     for (size_t r = 0; r < job.world; r++) {
         const Program* p = &job.ranks[r];
@@ -281,7 +281,7 @@ static void job_start(size_t world, const char* arguments, Harm harm) {
     }
 }
 
-// What rank 0 wrote: to standard output (0) and error (1).
+// The output of rank 0: standard output (0) and error (1).
 static const char* said(int stream) { return job.ranks[0].text[stream]; }
 
 static size_t times_said(const char* words) {
@@ -290,8 +290,8 @@ static size_t times_said(const char* words) {
     return times;
 }
 
-// Until all have ended; meanwhile their calls to a bad disk are answered. Those that are stopped are killed when the
-// others have ended, and so is what runs for too long. Those that nobody hit end by themselves, with a sentence.
+// Waits until all have ended; meanwhile answers their calls to a bad disk. Stopped ranks are killed when the others
+// have ended, and so are ranks that run too long. A rank that was not hit must end by itself, with a message.
 static void job_wait(void) {
     const Harm* harm = &job.harm;
     bool by_time = harm->signal && !harm->point;
@@ -338,13 +338,13 @@ static void run(const Way* way, const char* more, Harm harm) {
     job_wait();
 }
 
-// Trains; whether all ended well, as they must.
+// Trains; all ranks must succeed.
 static bool run_well(const Way* way, const char* more) {
     run(way, more, (Harm){0});
     return expect(job_good(), "it fails: %s", more);
 }
 
-// Trains until the blow, which must come.
+// Trains until the signal, which must hit.
 static void run_killed(const Way* way, const char* more, Harm harm) {
     run(way, more, harm);
     expect(job.struck, "it was not killed");
@@ -352,7 +352,7 @@ static void run_killed(const Way* way, const char* more, Harm harm) {
 
 static void expect_said(const char* words) { expect(strstr(said(1), words) != NULL, "it does not say '%s'", words); }
 
-// The step that a run resumed from; ANY_STEP if it did not come so far as to say it.
+// The step that a run resumed from; ANY_STEP if it ended before reporting it.
 static size_t resumed_from(void) {
     const char* path = strstr(said(0), "resumed from ");
     const char* step = path ? strstr(path, "/step_") : NULL;
@@ -364,7 +364,7 @@ static void expect_resumed(size_t step) {
     expect(resumed_from() == step, "it resumed from step %zu, not %zu", resumed_from(), step);
 }
 
-// What a run said last of a save.
+// The step of the last save that the run reported.
 static size_t last_saved(void) {
     size_t step = 0;
     for (const char* at = said(0); (at = strstr(at, "\nsaved ")) != NULL; at++) {
@@ -378,11 +378,11 @@ static size_t last_saved(void) {
 // References
 
 static struct {
-    uint64_t weights[STEPS + 1];  // of every number of ranks
-    RunLog logs[RANKS_MAX + 1];      // of each
-} references[2], *reference = references;  // with optimizer state of 32 bits, and of 8
+    uint64_t weights[STEPS + 1];  // for every number of ranks
+    RunLog logs[RANKS_MAX + 1];      // for each number of ranks
+} references[2], *reference = references;  // with 32-bit and with 8-bit optimizer state
 
-// Every checkpoint under its final name holds what the reference has at that step.
+// Every checkpoint under its final name holds the reference's tensors of that step.
 static void check_whole(const char* out) {
     uint64_t step = UINT64_MAX;
     while (checkpoint_before(&step, out, step)) {
@@ -407,7 +407,7 @@ static void check_log(size_t world) {
     expect(log_read().hash == reference->logs[world].hash, "another log than the reference's");
 }
 
-// A run leaves its logs and whole checkpoints, and no other names than hidden ones.
+// A run leaves its logs and whole checkpoints; any other name must be hidden.
 static void check_name(const char* path, void* inside) {
     const char* name = strrchr(path, '/') + 1;
     unsigned long long step = 0;
@@ -418,7 +418,7 @@ static void check_name(const char* path, void* inside) {
     if (is_step && !inside) directory_each(path, check_name, &job);
 }
 
-// The run is complete, is the reference's, and has left nothing else.
+// The run is complete, equals the reference, and has left nothing else.
 static void check_complete(size_t world) {
     check_weights();
     check_log(world);
@@ -428,7 +428,7 @@ static void check_complete(size_t world) {
     expect(waitpid(-1, NULL, WNOHANG) == -1 && errno == ECHILD, "processes are left behind");
 }
 
-// Resumes the run, which must go on from this step and end as if nothing had happened.
+// Resumes the run, which must continue from this step and end as if nothing had happened.
 static void resume_completes(const Way* way, const char* more, size_t from) {
     if (!run_well(way, text_of("--resume %s", more))) return;
     if (from != ANY_STEP) expect_resumed(from);
@@ -448,7 +448,7 @@ static void test_references(void) {
         bool bits8 = i >= 4 * 3;
         bool first = world == 1 && zero == 0;
         Way way = {.world = world, .zero = zero, .every = first ? 1 : 5, .bits8 = bits8};
-        if (bits8 && (world % 2 == 0 || zero > 0)) continue;  // the kills are of 1 and 3 ranks
+        if (bits8 && (world % 2 == 0 || zero > 0)) continue;  // kills use 1 and 3 ranks only
         reference = &references[bits8];
         run_remove();
         if (run_well(&way, "")) {
@@ -470,8 +470,8 @@ static void test_references(void) {
 // ------------------------------------------------------------------------------------------------
 // Kills
 
-// Where a run can be struck. Of the points of a save: how many steps after its beginning they may come when it is
-// asynchronous.
+// Points at which a run can be killed. The kind says how many steps after a save has begun its point may be reached if
+// the save is asynchronous.
 typedef enum { OF_STEP, OF_VALIDATION, OF_BEGINNING, OF_WRITING, OF_END } PointKind;
 
 static const struct { const char* name; PointKind kind; bool leader_only; } POINTS[] = {
@@ -484,14 +484,14 @@ static const struct { const char* name; PointKind kind; bool leader_only; } POIN
 enum { POINT_COUNT = COUNT_OF(POINTS), GATHER = 5, SNAPSHOT = 8, CLEAN = 14, ATTEMPTS = 8, IN_A_ROW = 3 };
 static const int SIGNALS[3] = {SIGKILL, SIGSTOP, SIGSEGV};
 
-// Numbers that depend on the case and on --seed alone.
+// Random numbers that depend only on the case and on --seed.
 typedef struct { uint64_t number, index; } Dice;
 
 static size_t dice_below(Dice* dice, size_t n) {
     return random4(test.seed, RANDOM_TEST, dice->number, dice->index++).bits[0] % n;
 }
 
-// At a random time, to one rank or to all.
+// At a random time, one rank or all.
 static Harm harm_at_random(Dice* dice, const Way* way, int signal, bool all) {
     Harm harm = {.signal = signal, .all = all, .victim = dice_below(dice, way->world)};
     harm.lines = dice_below(dice, STEPS);
@@ -514,16 +514,16 @@ static void describe(char text[256], const Way* way, const Harm* harm) {
 
 static Mode* mode_of(const Way* way) { return &shared->modes[way->async * 2 + (way->hot > 0)]; }
 
-// Steps that may be lost: as many as --ckpt-every says, and with asynchronous saves those of the write in flight, which
-// ends before the next begins. Copies in memory are only made while nothing is being written.
+// The most steps that a kill may lose: --ckpt-every, plus with asynchronous saves those of the write in flight, which
+// ends before the next one begins. Copies in memory are only made while nothing is being written.
 static size_t most_lost(const Way* way) {
     if (way->async && way->every > 1) return 2 * way->every;
     return way->hot ? min_size(way->every, way->hot) : way->every;
 }
 
-// What was known when the ranks of the last start were dead.
+// The state when all ranks of the last start had ended.
 static struct {
-    size_t logged, saved;  // the last step of the log, and of a save
+    size_t logged, saved;  // the last step in the log, and the last saved
     double ms;
 } death;
 
@@ -534,7 +534,7 @@ static void death_note(void) {
     for (size_t r = 0; r < job.world; r++) death.ms = fmax(death.ms, job.ranks[r].ended_ms);
 }
 
-// What the restart after a death has lost.
+// Checks and counts the steps that a restart has lost.
 static void check_restart(const Way* way) {
     Mode* mode = mode_of(way);
     size_t from = resumed_from(), lost = death.logged > from ? death.logged - from : 0;
@@ -553,7 +553,7 @@ static void check_restart(const Way* way) {
     raise_to(&mode->back_us_most, us);
 }
 
-// One start of the run, with a blow that may come too late. True if somebody was hit.
+// Starts the run once; the signal may come too late. True if some rank was hit.
 static bool start_and_strike(const Way* way, Harm harm, bool resumes) {
     run(way, resumes ? "--resume" : "", harm);
     if (!job.struck) {
@@ -568,8 +568,8 @@ static bool start_and_strike(const Way* way, Harm harm, bool resumes) {
     return true;
 }
 
-// The step at which a fault is set so that the point is passed in it. An asynchronous save ends when it ends, which
-// differs from run to run: then another attempt is made elsewhere, and the last is at the last step, whose save is
+// The step at which a fault is set so that its point is reached in that step. When an asynchronous save ends differs
+// from run to run: if it misses, another attempt uses another step, and the last attempt the last step, whose save is
 // waited for.
 static size_t step_of(const Way* way, PointKind kind, size_t attempt, Dice* dice) {
     size_t interval = way->hot && !way->async && dice_below(dice, 2) ? way->hot : way->every, saves = STEPS / interval;
@@ -582,13 +582,13 @@ static size_t step_of(const Way* way, PointKind kind, size_t attempt, Dice* dice
     return min_size(STEPS, save + 1 + dice_below(dice, way->every));
 }
 
-// Strikes the first start at a named point; false if it was not struck.
+// Kills the first start at a named point; false if no attempt hit.
 static bool strike_at_point(char what[256], Way* way, size_t combination, Dice* dice) {
     size_t point = combination % POINT_COUNT, who = combination / POINT_COUNT % 3;
     Harm harm = {.signal = SIGNALS[combination / POINT_COUNT / 3 % 3], .all = who > 0, .point = POINTS[point].name};
     way->world = who < 2 ? 3 : 1;
     way->async = combination / POINT_COUNT / 9 % 2 == 0 || point == SNAPSHOT;
-    if (way->async && point == SNAPSHOT) way->offload &= ~OFFLOAD_OPTIMIZER;  // which takes none
+    if (way->async && point == SNAPSHOT) way->offload &= ~OFFLOAD_OPTIMIZER;  // it makes no snapshot
     if (point > CLEAN && way->offload == OFFLOAD_NOTHING) way->offload = 1 + (int)dice_below(dice, OFFLOAD_BOTH);
     if (way->offload & OFFLOAD_OPTIMIZER) way->async = false;
     if (!way->async) way->bandwidth = 0;
@@ -605,7 +605,7 @@ static bool strike_at_point(char what[256], Way* way, size_t combination, Dice* 
     return false;
 }
 
-// Strikes the run at random times, again after it has resumed; how often.
+// Kills the run at random times, also after it has resumed; returns how often.
 static size_t strike_at_random(char what[256], const Way* way, Dice* dice) {
     size_t most = 1 + dice_below(dice, IN_A_ROW);
     run_remove();
@@ -623,7 +623,7 @@ static size_t strike_at_random(char what[256], const Way* way, Dice* dice) {
 }
 
 static void kill_case(Count number) {
-    enum { COMBINATIONS = POINT_COUNT * 3 * 3 * 2, STRIDE = 101 };  // a stride that has no divisor in common with them
+    enum { COMBINATIONS = POINT_COUNT * 3 * 3 * 2, STRIDE = 101 };  // the stride is coprime to them
     Dice dice = {number, 0};
     Way way = {.world = 1 + 2 * dice_below(&dice, 2)};
     char what[256] = "", from[32] = "?";
@@ -634,11 +634,11 @@ static void kill_case(Count number) {
     if (way.hot) way.hot = 1 + dice_below(&dice, 3);
     way.async = dice_below(&dice, 2);
     way.keep = 2 * dice_below(&dice, 2);
-    way.bandwidth = way.async && dice_below(&dice, 3) == 0 ? 4 : 0;  // then a save lasts until the next, more or less
+    way.bandwidth = way.async && dice_below(&dice, 3) == 0 ? 4 : 0;  // a save then lasts roughly until the next one
     way.bits8 = dice_below(&dice, 3) == 0;
     size_t offload = dice_below(&dice, 8);
     way.offload = offload <= OFFLOAD_BOTH ? (int)offload : OFFLOAD_NOTHING;
-    if (way.offload & OFFLOAD_OPTIMIZER) way.async = false;  // saves are not, then
+    if (way.offload & OFFLOAD_OPTIMIZER) way.async = false;  // its saves are synchronous
     reference = &references[way.bits8];
     memset(&death, 0, sizeof death);
     if (number % 4 < 3) {
@@ -671,7 +671,7 @@ static void worker_run(size_t number) {
         kill_case(__atomic_add_fetch(&shared->cases, 1, __ATOMIC_RELAXED));
 }
 
-// Workers take the cases of a list in turn, each in a directory of its own.
+// Workers take cases from a list, each in its own directory.
 static void workers_share(const char* name, size_t cases, void (*enter)(void), void (*run_one)(size_t)) {
     pid_t workers[64];
     size_t count = min_size(test.workers, cases);
@@ -724,7 +724,7 @@ static void print_modes(void) {
 // ------------------------------------------------------------------------------------------------
 // Damage
 
-// The newer of two checkpoints of a run by two ranks; without, and with the checkpoint of step 2 before it.
+// The newer of two checkpoints of a run by two ranks; tested without and with the checkpoint of step 2 before it.
 static const char* const SMALL_NAMES[] = {"manifest.json", "rank_00000.safetensors", "rank_00001.safetensors"};
 enum { SMALL_FILES = COUNT_OF(SMALL_NAMES) };
 static const Way SMALL_WAY = {.world = 2, .zero = 1, .every = 2, .small = true};
@@ -739,7 +739,7 @@ static struct {
 
 static void small_check_weights(void) { expect(weights_of(4) == small.weights, "other weights at the end"); }
 
-// The checkpoint as it was, but for a file of other bytes.
+// Restores the checkpoint, but with other bytes in one file.
 static void small_damage(size_t file, const void* bytes, size_t size) {
     remove_tree(small.directory);
     remove_tree(text_of("%s.old", small.directory));
@@ -751,9 +751,9 @@ static void small_damage(size_t file, const void* bytes, size_t size) {
 
 static void small_cut(size_t file, size_t size) { small_damage(file, small.bytes[file], size); }
 
-// The trainer on the damaged checkpoint: it names it, goes back to step 2, and comes to the same end.
+// Runs the trainer on the damaged checkpoint: it reports it, falls back to step 2, and ends with the same weights.
 static void small_resume(const Way* way, const char* what, size_t number) {
-    if (harness_now.failures > 10) return;  // enough is wrong
+    if (harness_now.failures > 10) return;  // enough failures
     unsigned long long failures = harness_now.failures;
     if (run_well(way, "--resume")) {
         expect_said(small.directory);
@@ -764,7 +764,7 @@ static void small_resume(const Way* way, const char* what, size_t number) {
     if (harness_now.failures > failures) expect(false, "with %s %zu, %zu ranks", what, number, way->world);
 }
 
-// The same without the program, which is faster: whether a model can be loaded from the damaged checkpoint.
+// The same without the program, which is faster: a model must not load from the damaged checkpoint.
 static bool small_loads(Model* model, Error* error) {
     Json manifest;
     RunRecord record;
@@ -824,7 +824,7 @@ static void damage_file(size_t f, bool all) {
     conclude("a directory in the place of %s", name);
 }
 
-// A damaged checkpoint is replaced by one of the same step, and the run is killed between the two names.
+// A damaged checkpoint is replaced by one of the same step, and the run is killed between the two renames.
 static void damage_and_kill(const char* point) {
     small_cut(1, small.size[1] - 1);
     run_killed(&SMALL_WAY, "--resume", kill_all(point, 4));
@@ -834,13 +834,13 @@ static void damage_and_kill(const char* point) {
     conclude("killed at %s while a damaged checkpoint is replaced", point);
 }
 
-// The newest, of step 4, is damaged: neither step 2, from which the run goes on, nor what it saves then may be pruned in
-// its favour.
+// The newest checkpoint, of step 4, is damaged: pruning must not keep it in place of step 2, from which the run
+// resumes, or of what the run saves then.
 static void damage_and_prune(size_t every) {
     Way way = {.world = 1, .zero = 1, .every = every, .keep = 1, .small = true};
     size_t left = every == 1 ? 3 : 2;
     Harm harm = kill_all("load", 4);
-    if (every == 2)  // not before what would prune has had time to
+    if (every == 2)  // not before pruning has had time to run
         harm = (Harm){.signal = SIGKILL, .all = true, .lines = 1, .after_ms = 100,
                       .fault = "rank 0 step 4 at load do delay 2000"};
     run_remove();
@@ -907,7 +907,7 @@ static const struct {
     const char* name;
     Trouble trouble;
     size_t size;          // of the disk (KB), or of the longest file (bytes)
-    const char* message;  // what rank 0 says; "": as it comes
+    const char* message;  // in rank 0's error; "": any
 } DISK_CASES[] = {
     {"a disk on which no checkpoint fits", FULL, 80, "No space left"},
     {"a disk on which two checkpoints fit", FULL, 280, "No space left"},
@@ -940,7 +940,7 @@ static void disk_case(size_t index) {
         need(machine_mount(disk, size), "%s", disk);
     }
     if (trouble == HOT_FULL) snprintf(hot, sizeof hot, "--ckpt-hot 3 --ckpt-hot-dir %s", disk);
-    // What is written beside training keeps the disk full for a while, in which the log must do without it.
+    // Asynchronous saves keep the disk full for a while, and the log cannot grow during that time.
     bool slow_flush = trouble == FULL && way.async;
     Harm harm = {.fault = acts ? SLOWLY : slow_flush ? "rank 0 step 1 at flush do delay 50" : NULL,
                  .as_nobody = trouble == READ_ONLY && geteuid() == 0,
@@ -963,7 +963,7 @@ static void disk_case(size_t index) {
     check_whole(out);
     expect(trouble != READ_ONLY || directory_exists(step_path(4)), "the first checkpoint is gone");
 
-    // The trouble is over: the run goes on.
+    // The disk works again: the run resumes.
     if (trouble == FULL) need(machine_remount(disk, "size=64m"), "%s", disk);
     if (trouble == READ_ONLY) chmod(out, 0755);
     run(&way, text_of("%s --resume", hot), (Harm){.as_nobody = harm.as_nobody});
@@ -976,7 +976,7 @@ static void disk_case(size_t index) {
     conclude("%s: %s, %s", name, way_text(&way), good ? "runs to its end" : "ends with a sentence, and resumes");
 }
 
-// In a process of its own, whose mounts nobody else sees.
+// In a process of its own, with private mounts.
 static void disk_enter(void) {
     mounts = machine_own_mounts();
     need(chmod(place, 0777) == 0, "%s", place);
@@ -985,9 +985,9 @@ static void disk_enter(void) {
 static void test_disk(void) { workers_share("disk", 2 * COUNT_OF(DISK_CASES), disk_enter, disk_case); }
 
 // ------------------------------------------------------------------------------------------------
-// A disk that fails: 'Input/output error', from the kernel for all that the trainer can see
+// A disk that fails: the kernel returns 'Input/output error' for calls of the trainer
 
-#define SAVES_FAIL "/step_00000008"  // what has this in its path is the first that the disk does not take
+#define SAVES_FAIL "/step_00000008"  // paths with this are the first that the disk fails for
 #define FAIL_STEP ((size_t)8)        // its step
 
 enum { DISK_CHANGES = DISK_WRITE | DISK_FLUSH | DISK_RENAME | DISK_OPEN | DISK_MAKE | DISK_REMOVE | DISK_CUT };
@@ -999,14 +999,14 @@ static const struct { const char* name; unsigned calls; const char* inside; } FA
     {"all that changes --out", DISK_CHANGES, "/run"},
 };
 
-// A run that ended with an error ended with a sentence that gives the reason.
+// A run that ended with an error ended with a message that gives the reason.
 static void check_sentence(void) {
     const char *last = said(1), *reason = strerror(EIO);
     for (const char* at = last; (at = strchr(at, '\n')) != NULL && at[1]; last = ++at) continue;
     expect(strncmp(last, "train: ", 7) == 0 && strstr(last, reason), "it ends without a sentence that says %s", reason);
 }
 
-// Every save after the first fails: one sentence for each, to the end. Of 1 rank or of 3, sync or async.
+// Every save after the first fails: one message for each, until the end. 1 rank or 3, sync or async.
 static void failing_save(size_t kind, size_t index) {
     Way way = {.world = index < 2 ? 1 : 3, .zero = index < 2 ? 0 : 2, .every = 4, .async = index % 2};
     size_t rank = index < 2 ? 0 : index - 1, told = 0, last_good = FAIL_STEP - way.every;
@@ -1015,7 +1015,7 @@ static void failing_save(size_t kind, size_t index) {
     bool log_fails = rank == 0 && strcmp(disk.inside, "/step_") != 0;
     char* end;
     run_remove();
-    // Another rank that still writes hears of the failure first: the reason must not be lost by that.
+    // Another rank, still writing, learns of the failure first: the reason must not get lost.
     run(&way, "", (Harm){.disk = &disk, .disk_rank = rank,
                          .fault = way.async ? "rank 1 step 1 at write do delay 50" : NULL});
     expect(program_code(&job.ranks[0]) == 1, "it should end with exit code 1");
@@ -1036,7 +1036,7 @@ static void failing_save(size_t kind, size_t index) {
              rank, way.world, way.async ? "async" : "sync", last_good);
 }
 
-// The log's disk fails for a while.
+// The disk fails for the log for a while.
 static void failing_log(size_t index) {
     Way way = {.world = 1, .every = 4, .async = index};
     BadDisk disk = {.calls = DISK_WRITE, .error = EIO, .inside = "metrics.jsonl", .after = SAVES_FAIL, .length = 10};
@@ -1049,7 +1049,7 @@ static void failing_log(size_t index) {
     conclude("the log cannot be written for a while, %s: no line is lost", way.async ? "async" : "sync");
 }
 
-static char half[PATH_MAX];  // a run that was killed, with checkpoints of the steps 10 and 20
+static char half[PATH_MAX];  // a killed run, with checkpoints of steps 10 and 20
 static const Way HALF_WAY = {.world = 1, .every = 10};
 static const Way HALF_KEEP_1 = {.world = 1, .every = 10, .keep = 1};
 
@@ -1058,12 +1058,12 @@ static void half_restore(void) {
     copy_tree(half, run_path());
 }
 
-// What cannot be read is named, or ends the run; a run is never begun anew over one that is there.
+// What cannot be read is reported, or ends the run; a run never starts over in place of an existing one.
 static const struct {
     const char* name;
     unsigned calls;
     const char* inside;
-    size_t world, rank, from;  // from: the step; ANY_STEP: it ends
+    size_t world, rank, from;  // from: the step; ANY_STEP: the run ends
     int error;
 } FAILING_LOADS[] = {
     {"the newest checkpoint", DISK_READ, "/step_00000020", 1, 0, 10, EIO},
@@ -1100,8 +1100,8 @@ static void failing_load(size_t i) {
              good ? "the one before it is used" : "it ends with a sentence");
 }
 
-// Every call of a run that touches --out fails in turn, once.
-static uint64_t calls_made[2];  // by a run that begins, and by one that resumes
+// Every call of a run on --out fails in turn, once.
+static uint64_t calls_made[2];  // by a new run, and by a resumed one
 
 static void run_on(BadDisk* disk, bool resumes) {
     run_remove();
@@ -1121,7 +1121,7 @@ static void count_calls(bool resumes) {
 static void one_call_fails(bool resumes, uint64_t number) {
     BadDisk disk = {.calls = DISK_ALL, .error = EIO, .inside = "/run", .first = number, .length = 1};
     run_on(&disk, resumes);
-    // What is written is needed; what prunes may fail until the next save.
+    // Failed writes must be reported; pruning may fail until the next save.
     bool good = job_good(), needed = (disk.kind & DISK_CHANGES) && disk.kind != DISK_REMOVE &&
                                      (strstr(disk.path, ".tmp") || strstr(disk.path, "metrics.jsonl"));
     size_t saved = max_size(last_saved(), resumes ? 20 : 0);
@@ -1143,7 +1143,7 @@ static void one_call_fails(bool resumes, uint64_t number) {
              good ? "it runs to its end" : "it ends with a sentence");
 }
 
-// Reads and writes that do half of what they are asked, always.
+// All reads and writes transfer half of the bytes requested.
 static void halved(size_t index) {
     Way way = {.world = index ? 3 : 1, .zero = index, .every = 5, .hot = 3, .async = index};
     BadDisk disk = {.calls = DISK_READ | DISK_WRITE, .inside = "/run", .length = UINT64_MAX};
@@ -1164,7 +1164,7 @@ static void halved(size_t index) {
 
 enum { PARTS = 6, SAMPLED_CALLS = 8 };
 
-// With 500 kills everything; else each kind of save in two of the four ways, and some calls.
+// With 500 kills or more all cases; otherwise each kind of save in two of its four variants, and some calls.
 static bool all_fail(void) { return test.kills >= 500; }
 
 static size_t calls_of(bool resumes) {
@@ -1207,7 +1207,7 @@ static void test_failing(void) {
 // ------------------------------------------------------------------------------------------------
 // A clock that is set back
 
-// Goes an hour back whenever a file takes its name, and far forward once; that is also what the files say.
+// Sets the clock back an hour at every rename, and once far forward; renamed files get these times, too.
 static const char CLOCK_SOURCE[] =
     "#define _GNU_SOURCE\n"
     "#include <fcntl.h>\n"
@@ -1247,7 +1247,7 @@ static const char CLOCK_SOURCE[] =
     "    return result;\n"
     "}\n";
 
-// The checkpoints of the highest step and of the latest time in a directory, and how many there are.
+// The checkpoints with the highest step and the latest time in a directory, and how many there are.
 static size_t newest_of(const char* out, size_t* by_step, size_t* by_time) {
     uint64_t step = UINT64_MAX;
     size_t count = 0;
@@ -1264,11 +1264,11 @@ static size_t newest_of(const char* out, size_t* by_step, size_t* by_time) {
     return count;
 }
 
-// Saves by the minute, prunes, keeps copies in memory, and is killed, while the clock goes back and forth.
+// Saves by the minute, prunes, keeps copies in memory, and is killed, while the clock jumps back and forth.
 static void clock_case(size_t index) {
     enum { KEEP = 3, SAVES = 5 };
     Way way = {.world = index ? 3 : 1, .zero = index, .often = "0.001min", .hot = 4, .async = index, .keep = KEEP};
-    // Slow steps, so that there is time for the saves before the last of them, on a slow machine too.
+    // Slow steps leave time for the earlier saves before the last one, even on a slow machine.
     Harm harm = {.signal = SIGKILL, .all = true, .lines = SAVES, .line = "saved ",
                  .fault = "rank 0 step 1 at update do delay 300"};
     size_t by_step, hot_step, ignored;
@@ -1288,7 +1288,7 @@ static void clock_case(size_t index) {
     conclude("the clock goes back and forth: %s: %zu saves, resumed from the newest", way_text(&way), saves);
 }
 
-// The oldest checkpoint has the newest time.
+// The oldest checkpoint has the latest time.
 static void old_looks_new(void) {
     static const char* const names[] = {"", "/manifest.json", "/rank_00000.safetensors"};
     Way way = {.world = 1, .every = 4};
@@ -1357,7 +1357,7 @@ static void test_reshard(void) {
     run_remove();
 }
 
-// A resume that saves half as often keeps the checkpoints that are there.
+// A resumed run that saves half as often keeps the existing checkpoints.
 static void prune_less_often(void) {
     static const size_t steps[] = {4, 8, 12, 16, 24, STEPS};
     Way way = {.world = 1, .every = 4};
@@ -1372,7 +1372,7 @@ static void prune_less_often(void) {
     conclude("saves every 4 steps, then every 8: all whole ones stay");
 }
 
-// Killed while an old checkpoint is removed. It holds so many other files that this takes a while.
+// Killed while an old checkpoint is removed, which takes a while because of the many other files in it.
 static void test_prune(void) {
     enum { FILES = 3000 };
     Way way = {.world = 1, .every = 4, .keep = 1};
@@ -1399,7 +1399,7 @@ static void test_prune(void) {
     conclude("killed while an old checkpoint is removed: there is none that is not whole");
 }
 
-// The first start does not find --out, the second does: both must keep their copies in one place.
+// --out does not exist at the first start, but at the second: both must keep their copies in the same directory.
 static void hot_relative(void) {
     Way way = {.world = 1, .every = 20, .hot = 2, .relative = true};
     need(chdir(place) == 0, "%s", place);
@@ -1413,8 +1413,8 @@ static void hot_relative(void) {
     run_remove();
 }
 
-// Saves at multiples of `every`, copies in memory at 4 and 6, killed in step 8: what happens to the copies decides where
-// the run goes on.
+// Saves at multiples of `every`, copies in memory at 4 and 6, killed in step 8: what then happens to the copies decides
+// which step the run resumes from.
 static void hot_then(const char* what, size_t every, const char* damaged, bool lost, size_t expected) {
     Way way = {.world = 3, .zero = 2, .every = every, .hot = 2};
     run_remove();
@@ -1429,8 +1429,8 @@ static void hot_then(const char* what, size_t every, const char* damaged, bool l
     conclude("copies in memory %s", what);
 }
 
-// A run is killed in step 8 and given up, and another begins in its place: copies of the first are in memory, and must
-// not be taken for the second's, which is killed in step 4.
+// A run is killed in step 8 and deleted, and another begins in its place: the first one's copies are still in memory,
+// and must not be taken for the second's, which is killed in step 4.
 static void hot_of_another_run(void) {
     Way way = {.world = 1, .every = 20, .hot = 2};
     run_remove();
@@ -1458,7 +1458,7 @@ static void test_hot(void) {
 // Every skipped step counts as a divergence; each run has several.
 
 #define REWINDS "--diverged-after 1 --rewind 99 --rewind-lr 0.99"
-enum { REWOUND_MAX = 32, REWIND_POINTS = 4, REWIND_KILLS = 8, REWIND_STOPS = 14 };  // of each way, up to so many
+enum { REWOUND_MAX = 32, REWIND_POINTS = 4, REWIND_KILLS = 8, REWIND_STOPS = 14 };  // of each way, at most
 
 static const Way REWIND_WAYS[] = {
     {.world = 1, .every = 2, .keep = 6, .shallow = true},
@@ -1468,7 +1468,7 @@ enum { REWIND_WAYS_COUNT = COUNT_OF(REWIND_WAYS) };
 static struct {
     uint64_t weights, log;
     size_t steps[REWOUND_MAX], count;  // in which the run diverged
-} rewound[REWIND_WAYS_COUNT];          // what a run of each way leaves that nobody kills
+} rewound[REWIND_WAYS_COUNT];          // results of a run of each way that nobody kills
 
 static void rewind_reference(size_t way) {
     const char mark[] = "\"event\": \"rewound\",\"step\": ";
@@ -1490,7 +1490,7 @@ static void rewind_case(size_t i) {
     size_t number = i / REWIND_WAYS_COUNT, way_number = i % REWIND_WAYS_COUNT;
     const Way* way = &REWIND_WAYS[way_number];
     Dice dice = {i, 0};
-    // Told to stop, it saves what a rewind must not use.
+    // On SIGTERM it saves a checkpoint, which a rewind must not use.
     bool stops = number >= REWIND_KILLS;
     Harm harm = harm_at_random(&dice, way, stops ? SIGTERM : SIGKILL, stops || number % 2 == 0);
     char what[256];
@@ -1510,7 +1510,7 @@ static void rewind_case(size_t i) {
     conclude("rewinding: %s", what);
 }
 
-// A run that saves less often than before it was killed goes back to what it saved then.
+// After a resume that saves less often, a rewind uses a checkpoint from before the kill.
 static void rewind_other_cadence(void) {
     Way way = REWIND_WAYS[0];
     run_remove();
@@ -1532,7 +1532,7 @@ static void test_rewind(void) {
 
 // ------------------------------------------------------------------------------------------------
 
-// The directory, with the program in it, since others than this user are to start it.
+// The directory, with the program in it, since another user must be able to start it.
 static void root_make(const char* train) {
     root_enter();
     snprintf(test.train, sizeof test.train, "%.1000s/train", root);
@@ -1586,7 +1586,7 @@ int main(int argc, char** argv) {
     for (size_t i = 0; i < TESTS; i++) {
         bool wanted = test.only ? strcmp(test.only, tests[i].name) == 0 : test.one_case == 0 || i == 1;
         double began = now_ms();
-        if (!wanted && i > 0) continue;  // the references are needed by the others
+        if (!wanted && i > 0) continue;  // the other tests need the references
         tests[i].run();
         printf("%s: %.1f s\n", tests[i].name, (now_ms() - began) / 1e3);
     }

@@ -1,5 +1,5 @@
-# test.sh PART BUILD CC TEST...: runs what `make test` has built, and the checks that are not programs. Prints the tests'
-# lines into BUILD/test-PART.log, shows failures and one line per test, and ends with the sum of all.
+# test.sh PART BUILD CC TEST...: runs what `make test` has built, and the checks that are not programs. Writes the
+# tests' output to BUILD/test-PART.log, shows failures and one line per test, and ends with the totals.
 part=$1
 build=$2
 cc=$3
@@ -10,7 +10,7 @@ failed=0
 . dev/test/tally.sh
 : > "$log"
 
-# Tests run more threads than there may be cores; threads that wait must not keep others from running.
+# Tests may run more threads than there are cores; waiting threads must not keep others from running.
 export OMP_WAIT_POLICY=passive
 
 # check NAME COMMAND...: a check that is one command; its output is shown if it fails.
@@ -42,7 +42,7 @@ suite() {
     cat "$tally_out" >> "$log"
 }
 
-# with_compiler COMPILER WHAT FLAG...: train.cu by another compiler, without a warning.
+# with_compiler COMPILER WHAT FLAG...: compiles train.cu with another compiler, without a warning.
 with_compiler() {
     compiler=$1
     what=$2
@@ -54,7 +54,7 @@ with_compiler() {
     fi
 }
 
-# quiet COMMAND...: the command ends well, and ThreadSanitizer reports nothing in any of its processes.
+# quiet COMMAND...: the command succeeds, and ThreadSanitizer reports nothing in any of its processes.
 quiet() {
     "$@" > "$build/quiet.out" 2>&1
     status=$?
@@ -63,8 +63,8 @@ quiet() {
     return $status
 }
 
-# What threads share while a run trains: the loader, the saver and, between ranks, the transport. Saves are slow, so that
-# they last longer than a step, and nothing but what the saver promises orders its reads before the next update.
+# What threads share while a run trains: the loader, the saver and, between ranks, the transport. Saves are slow, so
+# that they last longer than a step, and only the saver's own promises order its reads before the next update.
 races() {
     run="--family gpt2 --layers 2 --heads 2 --channels 32 --seq 16 --batch 2 --total-batch 192 --warmup 2 --val-every 4
         --data $build/races_train_000000.bin --val $build/races_val_000000.bin
@@ -80,14 +80,14 @@ races() {
     done
 }
 
-# tour FAMILY OPERATIONS: how many operations a step of a model of two blocks has, counted in llmtrain.h by hand.
+# tour FAMILY OPERATIONS: the number of operations in a step of a model of two blocks, counted in llmtrain.h by hand.
 tour() {
     "$build/bench-FP32" --tour --model "$1:tiny" --batch 4 --seq 32 > "$build/tour.out" && tail -n 1 "$build/tour.out" &&
         grep -q "^$2 operations wrote [1-9][0-9]* arrays, 0 of them with elements that are not finite" "$build/tour.out"
 }
 
-# Whether what loops call for every element is part of them in the trainer too: a compiler that chooses for itself inlines
-# less in a large program than in the small one of a benchmark, and a loop with a call is not vectorised.
+# Whether functions that loops call for every element are inlined in the trainer too: left to itself a compiler inlines
+# less in a large program than in a small benchmark, and a loop with a call is not vectorised.
 inlined() {
     names=$(sed -n 's/^.* \([a-zA-Z0-9_]*\)(float[X]* [a-z]*) {.*/\1/p' llmtrain/arithmetic.h llmtrain/types.h)
     [ "$(echo "$names" | wc -w)" -ge 8 ] || return 1
@@ -96,7 +96,7 @@ inlined() {
     done
 }
 
-# Whether the programs call nothing of what llmtrain/system.h leaves out with LLMTRAIN_POSIX_ONLY.
+# Whether the programs call none of the functions that llmtrain/system.h leaves out with LLMTRAIN_POSIX_ONLY.
 posix() {
     nm -D --undefined-only "$build/train-FP32" "$build/supervise" > "$build/calls" || return 1
     ! grep -wE 'accept4|eventfd|epoll_[a-z0-9]*|madvise|memfd_create|pipe2|posix_fallocate|ppoll|prctl|prlimit|sched_[a-z]*affinity|signalfd|sync_file_range' "$build/calls"
@@ -139,7 +139,7 @@ for test in "$@"; do
             suite gemm "$build/gemm" --check
             suite "gemm, AMX emulated" "$build/gemm-amx" --check amx ;;
         golden)
-            for program in "$build"/golden-[!c]*; do  # that of clang belongs to make test-more
+            for program in "$build"/golden-[!c]*; do  # clang's belongs to make test-more
                 case $program in
                     *aarch64)
                         if command -v qemu-aarch64 > /dev/null; then

@@ -1,15 +1,15 @@
-// test_anomaly.c: bad sequences are found, and the operation that first computes a number that is not finite.
+// test_anomaly.c: bad sequences are found, and so is the operation that first computes a non-finite number.
 //
 //   make build/test_anomaly build/train-FP32 build/tokenize build/corpus
 //   build/test_anomaly [--train PATH] [--tokenize PATH] [--corpus PATH]
 //
-//   operations   NaN or infinity in each tensor, and weights whose product overflows in the forward or the backward of
-//                a given operation: that operation, its block and the sequence are named
-//   norms        the gradient of a single sequence is that of a step of it alone; the step's gradients stay as they are
-//   planted      20 bad sequences in the data of a run, on one rank and on two: garbage, one token again and again,
-//                shifted text, tokens that the text does not have. Each is the first that its step's event names, with
-//                shard and position; no other step is traced; the weights are those of a run that traces nothing; and
-//                tokenize --show prints the text that was planted
+//   operations   NaN or infinity in each tensor, and weights whose matmul overflows in the forward or the backward of
+//                a given operation: that operation, its block and the sequence are reported
+//   norms        the gradient of one sequence equals that of a step on it alone; the step's gradients do not change
+//   planted      20 bad sequences in the data of a run, on one rank and on two: garbage, one token repeated, shifted
+//                text, tokens that do not occur in the text. Each is listed first in its step's event, with shard and
+//                position; no other step is traced; the weights are those of a run without tracing; and tokenize --show
+//                prints the planted text
 
 #include "llmtrain/anomaly.h"
 #include "llmtrain/flags.h"
@@ -40,7 +40,7 @@ static Tensor* tensor_of(Model* model, const char* name) {
     return NULL;
 }
 
-// Sets n elements from the first on to a value.
+// Sets n elements, beginning with `first`, to a value.
 static void tensor_set(Model* model, const Tensor* t, size_t n, float value) {
     for (size_t i = 0; i < n; i++)
         need(model_set_params(model, t->offset + i, &value, 1, &error), "%s", error.text);
@@ -117,7 +117,7 @@ static void test_tensors(const Config* config, const char* family) {
     model_free(&model);
 }
 
-// Weights that are finite, while what is computed with them is not.
+// Finite weights whose results overflow.
 static void test_overflows(void) {
     typedef struct { const char* tensor; float factor; } Plant;
     static const struct {
@@ -209,7 +209,7 @@ static void test_norms(void) {
 enum { PLANTED = 20, FIRST = 239, EVERY = 15, STEPS = FIRST + EVERY * PLANTED, STEP_SAMPLES = 2, LENGTH = 64,
        SEED = 1337 };
 
-// A program in the directory of the test, and what it wrote; the caller frees it.
+// Runs a program in the directory of the test and returns it with its output; the caller frees it.
 static Program program_of(const char* program, const char* arguments) {
     static Words words;
     Program p;
@@ -228,7 +228,7 @@ static void program_run(const char* program, const char* arguments) {
     program_free(&p);
 }
 
-// The bad token in place of a good one, at a position of planted sequence k.
+// The bad token that replaces a good one, at a position of planted sequence k.
 static uint16_t planted_token(int k, uint64_t position, uint16_t good) {
     static const char repeated[] = "q~X#@&%$!^7";
     uint32_t random = random4(5, RANDOM_TEST, (uint64_t)k, position).bits[0];
@@ -236,18 +236,18 @@ static uint16_t planted_token(int k, uint64_t position, uint16_t good) {
         case 0: return (uint16_t)(random % 256);        // garbage
         case 1: return (uint16_t)repeated[k / 4];       // one token
         case 2: return (uint16_t)(good + 1);            // shifted text
-        default: return (uint16_t)(130 + random % 100); // tokens that the text does not have
+        default: return (uint16_t)(130 + random % 100); // tokens not in the text
     }
 }
 
-// Replaces the text of a sample of each of the steps FIRST + 1, FIRST + 1 + EVERY ...; fills in where they begin.
+// Replaces the text of one sample in each of the steps FIRST + 1, FIRST + 1 + EVERY ...; starts gets their positions.
 static void plant(size_t starts[PLANTED]) {
     Dataset data;
     need(dataset_open(&data, "bad_train_*.bin", &error), "%s", error.text);
     for (int k = 0; k < PLANTED; k++) {
         uint64_t sample = (uint64_t)(FIRST + EVERY * k) * STEP_SAMPLES + (uint64_t)k / 2 % STEP_SAMPLES;
         Window window = dataset_sample(&data, SEED, sample, LENGTH);
-        uint16_t bad[LENGTH - 1];  // not the tokens that it shares with the windows before and after it
+        uint16_t bad[LENGTH - 1];  // not the tokens shared with the windows before and after it
         for (size_t i = 0; i < COUNT_OF(bad); i++)
             bad[i] = planted_token(k, i, (uint16_t)shard_token(&data.shards[0], window.start + 1 + i));
         starts[k] = window.start;
@@ -256,8 +256,8 @@ static void plant(size_t starts[PLANTED]) {
     dataset_close(&data);
 }
 
-// Whether the first sequence of the event of step FIRST + 1 + EVERY * k is the planted one, with a line of it on the
-// console; counts the events of other steps.
+// Whether the first sequence in the event of step FIRST + 1 + EVERY * k is the planted one, and the console has a line
+// about it; counts the events of other steps.
 static void expect_found(const char* run, const size_t starts[PLANTED]) {
     char* events = text_read(text_of("%s/events.jsonl", run), NULL);
     int found = 0, others = 0;

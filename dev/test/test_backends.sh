@@ -1,15 +1,15 @@
 # test_backends.sh BUILD [PROGRAM]: the trainer's CUDA build against the CPU build. PROGRAM is train-emulated, which the
-# emulator runs on the CPU (then also in all its modes), or train-cuda on a GPU. TYPES="FP32 BF16": of all types only these.
+# emulator runs on the CPU (then also in all its modes), or train-cuda on a GPU. TYPES="FP32 BF16": only these types.
 #
-# A tiny model of each family, ten steps with accumulation, in each type of storage:
-#   - the losses of every step are the CPU's within the rounding of the storage type (float: 1e-5)
+# A tiny model of each family, ten steps with accumulation, in each storage dtype:
+#   - the losses of every step equal the CPU's within the rounding of the storage dtype (float: 1e-5)
 #   - the same bits in every thread order, with asynchronous copies late or early, and with streams that run as late as
 #     their events allow
 #   - 5 steps + resume + 5 steps end with the bits of 10 steps
 #   - a checkpoint of either build continues in the other, with the losses that it would have had
 #   - FP16: a loss scale that overflows skips steps as on the CPU
 #   - two ranks (on one GPU, where its NCCL allows that): all stages of ZeRO end with the same bits, in all modes of the
-#     streams, with losses as on the CPU; gradients that travel in the storage type; a resume in another stage
+#     streams, with losses as on the CPU; gradients reduced in the storage dtype; a resume in another stage
 set -u
 build=$1
 gpu=${2:-train-emulated}
@@ -25,7 +25,7 @@ verdict() {  # verdict STATUS WHAT
     if [ "$1" -eq 0 ]; then passed=$((passed + 1)); echo "ok     $2"; else failed=$((failed + 1)); echo "FAILED $2"; fi
 }
 
-# use TYPE FAMILY: of the runs that follow.
+# use TYPE FAMILY: for the runs that follow.
 use() {
     type=$1 family=$2 name=$1-$2
     case $type in FP32) bound=1e-5 ;; BF16) bound=3.9e-3 ;; FP16) bound=4.9e-4 ;; esac
@@ -35,7 +35,7 @@ use() {
 # with TYPE: whether that is one of the types.
 with() { case " $types " in *" $1 "*) ;; *) return 1 ;; esac; }
 
-# run PROGRAM DIRECTORY STEPS FLAG...: a run in a new directory, or in an old one with --resume.
+# run PROGRAM DIRECTORY STEPS FLAG...: a run in a new directory, or in an existing one with --resume.
 run() {
     program=$build/$1-$type
     directory=$out/$2
@@ -51,7 +51,7 @@ run() {
 # run_with VARIABLES PROGRAM DIRECTORY STEPS FLAG...: the same with EMULATE_MODE=... [EMULATE_OTHER=...].
 run_with() { (eval "export $1" && shift && run "$@"); }
 
-# fails FAULT WORDS FLAG...: rank 1 has this fault, the run fails, and says so in these words.
+# fails FAULT WORDS FLAG...: rank 1 has this fault, the run fails, and its message has these words.
 fails() {
     fault=$1 words=$2
     shift 2
@@ -73,7 +73,7 @@ same_tensors() {
         "$("$build/weights_hash" "$out/$2/step_00000010" || echo none)" ]
 }
 
-# skipped DIRECTORY: the steps skipped so far, a line per step; rewinds DIRECTORY: how often the run has gone back.
+# skipped DIRECTORY: the steps skipped so far, a line per step; rewinds DIRECTORY: how often the run has rewound.
 skipped() { sed 's/.*"skipped": \([0-9]*\).*/\1/' "$out/$1/metrics.jsonl"; }
 rewinds() { grep -c '"rewound"' "$out/$1/events.jsonl"; }
 
@@ -121,12 +121,12 @@ fi
 
 if with FP32; then
     use FP32 gpt2
-    # The algorithms of matmuls: a file that is not there is one that the run cannot begin without; the CPU reads none.
+    # The algorithms of matmuls: without the given file a run cannot start; the CPU ignores the flag.
     ! run "$gpu" mode 1 --matmul-algorithms "$out/none.json" > "$out/none.log" &&
         grep -q 'cannot open .*none.json' "$out/none.log" && run train mode-cpu 1 --matmul-algorithms "$out/none.json"
     verdict $? "FP32-gpt2: --matmul-algorithms is for GPUs, whose file must be there"
 
-    # One rank through NCCL, which it would not need: what can be shown on one GPU.
+    # A single rank through NCCL, which does not need it: all that can be tested on one GPU.
     run "$gpu" alone 10 --zero 2 --reduce exact &&
         run_with "LLMTRAIN_TEST_FAULT='rank 0 step 0 at nccl do flip'" "$gpu" nccl 10 --zero 2 --reduce exact &&
         same_tensors alone nccl
@@ -173,7 +173,7 @@ two_ranks() {
     done
 }
 
-# The emulator has one device, as this machine may have.
+# The emulator has one device, and so may this machine.
 export NCCL_MULTI_RANK_GPU_ENABLE=1
 if [ "$gpu" = train-cuda ] && ! run "$gpu" two 2 --ranks 2 > "$out/two.out"; then
     echo "skipped two ranks on one GPU, which this NCCL refuses: $(grep -h NCCL "$out/two.log" | head -n 1)"

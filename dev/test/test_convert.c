@@ -1,9 +1,9 @@
-// test_convert.c: models in and out: source.h, convert.h, export.h, open.h, and the program tools/export.cu.
+// test_convert.c: model import and export: source.h, convert.h, export.h, open.h, and the program tools/export.cu.
 //
 //   1. in          each fixture (dev/peers/models.py --fixtures) computes what transformers computed
-//   2. out         what is exported is read back to the same bits, from any form into any form, in shards, in 16 bits
-//   3. runs        a checkpoint of several pieces; a run that begins with an imported model; a shorter context; its tokenizer
-//   4. bad files   configurations, headers, indices, shapes, types: each refused with a sentence; nothing is written
+//   2. out         exported models are read back to the same bits, from any form to any form, in shards, in 16 bits
+//   3. runs        a checkpoint of several pieces; a run from an imported model; a shorter context; its tokenizer
+//   4. bad files   configurations, headers, indices, shapes, types: each refused with a message; nothing is written
 //
 //   build/test_convert [--export build/export] [--train build/train-FP32]
 
@@ -22,7 +22,7 @@ static const char* const NAMES[] = {"gpt2", "llama", "llama_linear", "mistral", 
 
 static const char* fixture(const char* name) { return text_of("%s/%s", fixtures, name); }
 
-// A tensor of a file, whole; the caller frees it.
+// Reads a whole tensor of a file; the caller frees it.
 static void* tensor_of(const char* path, const char* name, size_t* bytes) {
     SafetensorsFile file;
     Error error;
@@ -69,7 +69,7 @@ static bool same_weights(const char* a, const char* b) {
     return same;
 }
 
-// Exports without the program; the directory must exist after it.
+// Exports without the program; the directory must be created.
 static bool export_to(const char* from, const char* to, ExportType type, size_t shard_bytes,
                       bool (*write)(const Export*, Error*), Error* error) {
     ModelSource s;
@@ -80,7 +80,7 @@ static bool export_to(const char* from, const char* to, ExportType type, size_t 
     return ok;
 }
 
-// Runs a program; its exit code, and whether standard error has the words.
+// Runs a program; its exit code must match, and standard error must contain the words.
 static void expect_program(int code, const char* words, const char* line) {
     Words w;
     Program p;
@@ -96,7 +96,7 @@ static void expect_program(int code, const char* words, const char* line) {
 // ------------------------------------------------------------------------------------------------
 // 1. In
 
-// The largest difference of the logits from transformers' own.
+// The largest difference between our logits and those of transformers.
 static double logits_apart(const char* path, const char* expected, double* loss_apart) {
     enum { B = 2, T = 12 };
     size_t bytes;
@@ -139,7 +139,7 @@ static void test_in(void) {
     for (size_t i = 0; i < COUNT_OF(NAMES); i++) {
         const char* expected = text_of("%s/expected.safetensors", fixture(NAMES[i]));
         double loss, apart = logits_apart(fixture(NAMES[i]), expected, &loss);
-        // Logits of a few units, sums of some tens of products in float: transformers adds in another order.
+        // Logits of a few units, sums of a few dozen float terms, which transformers adds in another order.
         check_bound(apart, 1e-5, "%s: logits of transformers", NAMES[i]);
         check_bound(loss, 1e-6, "%s: loss of transformers", NAMES[i]);
     }
@@ -216,7 +216,7 @@ static void test_out(void) {
 // ------------------------------------------------------------------------------------------------
 // 3. Runs
 
-// Saves a model of a fixture as a checkpoint, in the directory of a run.
+// Saves a fixture's model as a checkpoint, in the directory of a run.
 static void save_checkpoint(const char* from, const char* out) {
     Model model;
     Tokenizer tokenizer;
@@ -284,7 +284,7 @@ static void test_runs(void) {
     verdict("the context of a GPT-2 can be shortened, but not made longer");
 }
 
-// A model of random weights with a tokenizer: both go out and in together.
+// A model of random weights with a tokenizer: both are exported and imported together.
 static void test_tokenizer(void) {
     Config config;
     Model model;
@@ -320,7 +320,7 @@ static void test_tokenizer(void) {
     verdict("a tokenizer goes out and in with its model");
 }
 
-// SentencePiece's tokenizers put a space before a text, but none before what continues one.
+// SentencePiece tokenizers put a space before a text, but not before a continuation of one.
 static void test_continued(void) {
     Tokenizer tokenizer;
     Error error;
@@ -451,7 +451,7 @@ static void test_bad_configs(void) {
     }
     verdict("what changes no result is accepted");
 
-    // Of two objects about RoPE "rope_scaling" is read, wherever it stands; an empty one is none.
+    // If there are two RoPE objects "rope_scaling" is read, in either order; an empty one does not count.
     static const struct { const char* put; RopeScaling scaling; } ropes[] = {
         {"{\"rope_scaling\": {},", ROPE_SCALING_LLAMA3},
         {"{\"rope_scaling\": {\"rope_type\": \"linear\", \"factor\": 2.0},", ROPE_SCALING_LINEAR},
@@ -473,7 +473,7 @@ static void test_bad_configs(void) {
     verdict("of rope_scaling and rope_parameters the first is read");
 }
 
-// Writes a file of weights again, with the first bytes of its embedding changed by `change` as the head.
+// Rewrites a file of weights, with a head equal to its embedding except for the first bytes, changed by `change`.
 static void add_head(const char* from, const char* to, float change) {
     Error error;
     SafetensorsFile file;
@@ -633,7 +633,7 @@ static void test_programs(void) {
     memcpy(shard, header, sizeof header);
     for (size_t i = 0; i < 600; i++) shard[512 + i] = (uint16_t)(i * 7 % 40);
     put_bytes("tokens.bin", shard, sizeof shard);
-    char usual[PATH_MAX + 256];  // text_of keeps its texts for 15 calls
+    char usual[PATH_MAX + 256];  // text_of's texts last for 15 calls
     snprintf(usual, sizeof usual, "%s --data tokens.bin --batch 1 --steps 2 --seq 8 --lr 0 --init-from", t);
     for (size_t i = 0; i < COUNT_OF(NAMES); i++) {
         const char* line = text_of("%s %s --out t.%s", usual, fixture(NAMES[i]), NAMES[i]);

@@ -1,10 +1,10 @@
-// test_corpus.c: proves that the corpus' stated entropy is the entropy of its text.
+// test_corpus.c: proves that the entropy the corpus states is the entropy of its text.
 //
 //   1. a parser          sums the probability of a text over all its derivations
 //   2. probability       the parser against the generator; one derivation for each story; the nats in the JSON
 //   3. choices           how often each was taken, against its weight
 //   4. text              ASCII, the pinned hash, different stories for training and validation
-//   5. windows           what it costs a model that its window starts in the middle of a story
+//   5. windows           the loss of a model whose window starts in the middle of a story
 //   6. refusals          grammars, flags and files that cannot be used
 //
 // The parser shares the grammar's tables with the generator and nothing else: it knows no random numbers and replays
@@ -20,27 +20,27 @@
 
 static Error error;  // of the last call that failed
 
-// Of the first 1000 stories of seed 1: changes with the grammar, and is printed when it does not fit.
+// Hash of the first 1000 stories of seed 1: changes with the grammar; the test prints the new one on a mismatch.
 static const uint64_t PINNED_HASH = 0xbb0d38c433dd5b89ull;
 
 // ------------------------------------------------------------------------------------------------
 // 1. A parser
 //
-// A State is one way to have read the text so far: the pieces still to come (a stack, innermost on top), what is left
-// of the words at hand, and what the variables hold. Reading a byte drops the states that expected another one; at the
-// end of its words a state is replaced by one state for each choice that may follow. The sum of the states'
-// probabilities is the probability of the text read so far. Nothing assumes that a text has one derivation.
+// A State is one way to have read the text so far: the pieces still to come (a stack, innermost on top), the unread
+// part of the current words, and the values of the variables. Reading a byte drops the states that expected another
+// one; at the end of its words a state is replaced by one state for each choice that may follow. The states'
+// probabilities add up to the probability of the text read so far. A text may have several derivations.
 
 enum { MAX_DEPTH = 16, MAX_TRACE = 1 << 16, BUCKETS = 1 << 12 };
 
 typedef struct {
     double p;
-    int trace;  // the last choice taken, a place in Parser.trace
+    int trace;  // the last choice taken, an index into Parser.trace
     const char* words;
     int words_left, depth;
-    bool capital;  // the next letter is a large one
+    bool capital;  // the next letter is upper case
     struct { short next, end; } stack[MAX_DEPTH];  // pieces
-    short bound[MAX_VARIABLES];  // a choice, or -1: anything, as the weights say
+    short bound[MAX_VARIABLES];  // a choice, or -1: free, by the weights
     int after;  // in parser_merge: the next state of the same bucket, or -1
 } State;
 
@@ -52,13 +52,13 @@ typedef struct {
 typedef struct {
     const Grammar* g;
     States now, then;
-    bool endless;  // after a story comes the next one, states with the same future are merged, and the sum is kept at 1
+    bool endless;  // stories follow each other, states with the same future are merged, and their sum is scaled to 1
     int buckets[BUCKETS];
     int trace_count;
     struct { int choice, before; } trace[MAX_TRACE];
 } Parser;
 
-// With no words left: what is done with is dropped, so that states with the same future are equal.
+// With no words left: drops whatever is finished, so that states with the same future are equal.
 static void state_trim(State* s) {
     if (s->words_left > 0) return;
     s->words = NULL;
@@ -81,7 +81,7 @@ static void states_add(States* list, const State* s) {
     list->states[list->count++] = *s;
 }
 
-// At the begin of a story, with everything still to be chosen.
+// At the beginning of a story, with everything still to be chosen.
 static State state_outside(void) {
     State s;
     memset(&s, 0, sizeof s);
@@ -93,7 +93,7 @@ static State state_outside(void) {
 
 static void parser_settle(Parser* parser, State s);
 
-// The state in which a choice has been taken, with its probability; it is what the variable holds, if any.
+// The state after a choice, with its probability; the choice becomes the variable's value, if there is one.
 static State state_choose(const Grammar* g, const State* s, const Symbol* from, int choice, int variable) {
     State t = *s;
     t.p *= (double)g->choices[choice].weight / (double)from->weight;
@@ -119,7 +119,7 @@ static void parser_choose(Parser* parser, const State* s, int symbol, int variab
     }
 }
 
-// Goes on from a state with no words left to all states that have some, or to the end of the story.
+// Advances from a state with no words left to all states that have some, or to the end of the story.
 static void parser_settle(Parser* parser, State s) {
     const Grammar* g = parser->g;
     while (s.words_left == 0) {
@@ -176,7 +176,7 @@ static double parser_sum(const Parser* parser) {
     return sum;
 }
 
-// States with the same future become one with the sum of their probabilities. Scales the sum of all to 1.
+// Merges states with the same future, adding their probabilities. Scales the total to 1.
 static void parser_merge(Parser* parser) {
     double scale = 1 / parser_sum(parser);
     State* states = parser->now.states;
@@ -202,7 +202,7 @@ static void parser_merge(Parser* parser) {
     memset(parser->buckets, 0, sizeof parser->buckets);
 }
 
-// Returns the probability of this byte after those before it (for an endless parser; else all of them together).
+// Returns the probability of this byte given those before it (for an endless parser; otherwise of all so far).
 static double parser_read(Parser* parser, char byte) {
     for (size_t i = 0; i < parser->now.count; i++) {
         State s = parser->now.states[i];
@@ -223,8 +223,8 @@ static double parser_read(Parser* parser, char byte) {
     return p;
 }
 
-// The probability of a whole story, over all its derivations; how many there are; and, added to counts, the choices of
-// the last of them.
+// The probability of a whole story, over all its derivations; their number; and, added to counts, the choices of the
+// last derivation.
 static double parser_story(Parser* parser, int* derivations, uint64_t* counts, const Grammar* g, const char* text,
                            size_t length) {
     parser_begin(parser, g, false);
@@ -305,7 +305,7 @@ static double part_number(const Json* json, const char* part, const char* key) {
     return value;
 }
 
-// The program's files: the JSON against nats that the parser finds in the text alone.
+// The program's files: compares the nats in the JSON with those that the parser finds from the text alone.
 static void test_files(Parser* parser, const Grammar* g) {
     Options options = {"corpus", 200000, 100000, 3};
     Summary written[2];
@@ -382,12 +382,12 @@ static void test_text(const Grammar* g) {
 // ------------------------------------------------------------------------------------------------
 // 5. Windows
 //
-// A model reads windows that start anywhere. The best it can do there is to weigh all places in all stories at which
-// the window may have started, each with the mean number of times that a story passes through it, and to read on from
-// there: a parser that begins with all these states. What it loses against one that read the text from its start is the
-// price of the window's start, exact but for the sampling of windows.
+// A model reads windows that start anywhere. The best it can do is to weigh all positions in all stories where the
+// window may have started, each by the mean number of times that a story visits it, and to read on from there: a parser
+// that begins with all these states. Its extra loss over one that read the text from the start is the price of the
+// window's start, exact except for the sampling of windows.
 
-// All places inside the words of the choice `c`, whose surroundings are `s`; s->p is the mean number of visits.
+// Adds all positions inside the words of choice `c` in context `s`; s->p is the mean number of visits.
 static void places_add(Parser* parser, const State* s, int c, bool capital);
 
 static void places_add_symbol(Parser* parser, const State* s, int symbol, int variable, bool capital) {
@@ -442,7 +442,7 @@ static void test_windows(Parser* parser, const Grammar* g, int windows) {
         bytes += story.length;
         nats += story.nats;
     }
-    float* floors = (float*)allocate(bytes * sizeof(float));  // -ln p of each byte after all that went before
+    float* floors = (float*)allocate(bytes * sizeof(float));  // -ln p of each byte given all before it
     double total = 0;
     parser_begin(parser, g, true);
     for (size_t i = 0; i < bytes; i++) {
@@ -483,7 +483,7 @@ static void test_windows(Parser* parser, const Grammar* g, int windows) {
         }
         squares += price * price;
     }
-    const int bands[6] = {1, 8, 32, 64, 128, T + 1};  // byte 0 is given to a model, not asked of it
+    const int bands[6] = {1, 8, 32, 64, 128, T + 1};  // byte 0 is only input to a model
     double sum = 0, base = 0, late = 0, late_base = 0;
     for (int b = 0; b < 5; b++) {
         double band = 0;
@@ -531,7 +531,7 @@ static void test_grammars(void) {
     free(g);
 }
 
-// A folder that does not exist, and a disk that is full after 50,000 bytes: the files of before stay as they were.
+// A folder that does not exist, and a disk that is full after 50,000 bytes: existing files do not change.
 static void test_disk(const Grammar* g) {
     const char* endings[3] = {"_train.txt", "_val.txt", ".json"};
     Summary written[2];

@@ -1,25 +1,25 @@
-// test_cuda.cu: proves every operation of the CUDA backend against the CPU operation of the same name, for one storage
-// type (-DPRECISION_BF16, -DPRECISION_FP16, or float). The CPU operations are proved by test_kernels.c.
+// test_cuda.cu: tests every operation of the CUDA backend against the CPU operation of the same name, for one storage
+// dtype (-DPRECISION_BF16, -DPRECISION_FP16, or float). test_kernels.c tests the CPU operations.
 //
 //     nvcc -std=c++17 -O3 -arch=native -DLLMTRAIN_CUDA -I. -Xcompiler -fopenmp dev/test/test_cuda.cu
 //         -o build/test_cuda -lcublasLt
 //     build/test_cuda                        the same where dev/emulator and a C++ compiler have built it
 //     build/test_cuda --only attention       the operations with that in their names
 //     build/test_cuda --shapes huge          on a GPU: vectors of more than 2^31 elements as well
-//     build/test_cuda --shapes tiny --exact  for compute-sanitizer: a few shapes, each array in memory of its own to
-//                                            the byte, where guard zones would be valid, and outputs not yet written
+//     build/test_cuda --shapes tiny --exact  for compute-sanitizer: a few shapes, each array in an allocation of its
+//                                            exact size, since guard zones would be valid memory; outputs uninitialised
 //
 // operations.h has the cases and says when an output is right: within twice the bound that test_kernels.c puts on the
 // distance between the CPU's operation and the truth. Where nothing is rounded differently, the bits must be the same.
 // A NaN fails.
 //
-// Around the values, for each operation and shape, once with arrays on 256 bytes and once with all of them moved by one
-// element, so that the kernels for 16 bytes at a time and for one element both run:
-//   - what is overwritten starts as NaN; what is added to starts as random numbers, and must have been added to
-//   - the bytes before and behind each output, and behind the scratch memory that the operation said it needs, stay
-//   - inputs stay as they were
+// Besides the values, for each operation and shape, once with arrays aligned to 256 bytes and once with all moved by
+// one element, so that the kernels for 16 bytes at a time and for one element both run:
+//   - overwritten outputs start as NaN, accumulated ones as random numbers, which must have been added to
+//   - the bytes before and behind each output, and behind the requested scratch memory, do not change
+//   - inputs do not change
 //   - a second run, on scratch memory filled with other bytes, gives the same bits
-//   - a NaN in any input shows in the outputs
+//   - a NaN in any input reaches an output
 
 #include "llmtrain/device_cpu.h"
 #include "kernels.cuh"
@@ -44,7 +44,7 @@ enum { ON_CUDA = 1 };
 // ------------------------------------------------------------------------------------------------
 // Runs
 
-static char* held_scratch;  // of scratch_memory
+static char* held_scratch;  // used by scratch_memory
 static size_t held_scratch_bytes;
 
 static void* device_memory(size_t bytes) {
@@ -54,7 +54,7 @@ static void* device_memory(size_t bytes) {
     return memory;
 }
 
-// Memory for a case: full of the pattern of the guards, or, for the sanitizers, never written.
+// Memory for a case: filled with the guards' pattern, or, for the sanitizers, uninitialised.
 static void* fresh_memory(size_t bytes) {
     void* memory = NULL;
     if (!exact_memory) memory = device_memory(bytes);
@@ -63,8 +63,8 @@ static void* fresh_memory(size_t bytes) {
     return memory;
 }
 
-// Scratch memory of so many bytes, with a guard behind it: always the same, since operations may ask for a lot. Of that
-// the beginning, which is where they use it, is filled.
+// Scratch memory of `bytes` bytes, with a guard behind it: always the same, since operations may ask for a lot. Fills
+// its beginning, which is the part that they use.
 static char* scratch_memory(size_t bytes, unsigned char filling) {
     const size_t filled = min_size(bytes, (size_t)1 << 20);
     if (exact_memory) return (char*)fresh_memory(bytes);
@@ -86,8 +86,8 @@ static bool guard_intact(const char* device) {
     return true;
 }
 
-// One run of the CUDA operation, with all arrays moved by `shift` elements and the scratch memory full of `filling`.
-// The outputs are then in the arrays' `got`. Adds to `broken` what was touched that must not be.
+// Runs the CUDA operation once, with all arrays moved by `shift` elements and scratch memory filled with `filling`. The
+// outputs are then in the arrays' `got`. Adds forbidden writes to `broken`.
 static void case_cuda_run(Case* c, size_t shift, unsigned char filling, const Array* poison, char* broken,
                           size_t size) {
     size_t guard = exact_memory ? 0 : GUARD;
@@ -152,7 +152,7 @@ static void case_prove(Case* c) {
                    broken[0] ? broken : "outputs only");
     }
     if (shapes == SHAPES_TINY) return;
-    // Each array is made NaN in turn, unless it cannot be; then the clean run is put back for the caller.
+    // Each array is poisoned with NaN in turn, if it can be; then the clean run is restored for the caller.
     int tried = 0;
     for (int i = 0; i < c->count; i++) {
         const Array* a = &c->arrays[i];
@@ -174,19 +174,19 @@ static void case_prove(Case* c) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// Optimizers that need a whole matrix: one update, from the states that another on the CPU has left
+// Optimizers that need a whole matrix: one update, from states left by an update on the CPU
 
 static const size_t MATRIX_RANK = 3;
 
 static void call_matrix_optimizer(const Case* c) {
     OptimizerSlice slice = tensor_slice(c);
-    for (int a = 4, s = 0; a < c->count; a++, s += s == 2 ? 3 : 1)  // states 3 and 4 are not of a matrix
+    for (int a = 4, s = 0; a < c->count; a++, s += s == 2 ? 3 : 1)  // states 3 and 4 do not belong to a matrix
         if (c->arrays[a].n > 0) slice.states[s] = f(c, a);
     RUN(optimizer_update, &slice, &c->step);
 }
 static const Operation operation_matrix_optimizer = {"optimizer_update", call_matrix_optimizer};
 
-// amplified: how many times larger the rounding of a product is by the time that it is in a direction.
+// amplified: the factor by which the rounding error of a matmul has grown in the update's direction.
 static void test_matrix_optimizer(OptimizerKind kind, TensorShape shape, uint64_t step, double amplified) {
     if (!wanted("optimizer_update matrix")) return;
     static const char* const names[4] = {"m", "v", "projection", "error"};
@@ -238,9 +238,9 @@ static void test_matrix_optimizers(void) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// Device: what device.cuh promises
+// Device: the promises of device.cuh
 
-// out (n) = what is in tokens and targets (n each).
+// out (n) = what tokens and targets contain (n each).
 static __global__ void test_join(int32_t* out, const int32_t* tokens, const int32_t* targets, size_t n) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) out[i] = tokens[i] + targets[i];
@@ -262,7 +262,7 @@ static void test_device(void) {
         sums[batch] = (int32_t*)device_memory(bytes);
         for (int i = 0; i < N; i++) host[i] = i, targets[i] = 1000000 * (batch + 1);
         int32_t* place = upload_batch(places, host, targets, bytes, stream);
-        for (int i = 0; i < N; i++) host[i] = targets[i] = -1;  // which it says is allowed
+        for (int i = 0; i < N; i++) host[i] = targets[i] = -1;  // allowed by its description
         test_join<<<(N + 127) / 128, 128, 0, stream->compute>>>(sums[batch], place, place + N, N);
         LAUNCH_CHECK();
     }
@@ -297,10 +297,10 @@ static Result* gelu_slope(double* at, size_t n) {
     return slope;
 }
 
-// The matmul and the GELU after it: an error of the sum moves the output by the slope there, and so does the rounding
-// of the sum to floatX, which may happen before the GELU or not. Libraries take 1 + tanh(u), whose error is that of a
-// 1, for what here is 2 sigmoid(2u): both forms are allowed. On a GPU a fused GELU may take the tanh of the hardware,
-// whose error is 2^-11 ("PTX ISA", tanh.approx), not that of a float; the emulated library computes with floats.
+// The matmul and the GELU after it: an error of the sum changes the output by the slope there, and so does the rounding
+// of the sum to floatX, which may happen before the GELU or not. Libraries compute 1 + tanh(u), with the rounding error
+// of a 1, where ours is 2 sigmoid(2u): both forms are allowed. On a GPU a fused GELU may use the hardware's tanh, with
+// error 2^-11 ("PTX ISA", tanh.approx), not float's; the emulated library computes with floats.
 #ifdef EMULATED
 #define TANH_ERROR(fused) 0.0
 #else
@@ -355,7 +355,7 @@ OPERATION(exact_merge, i64(c, 0), i64(c, 1), s->N)
 OPERATION(exact_read, f(c, 0), i64(c, 1), 1.0 / c->scale, s->N)
 OPERATION(checksum, (uint64_t*)i64(c, 0), x(c, 1), s->first_position, s->N)
 
-// Integers of any length up to 61 bits, which may be added up.
+// Integers of any length up to 61 bits, so that sums do not overflow.
 static Array* longs(Case* c, const char* name, Role role, size_t n) {
     Array* a = array(c, name, role, LONG, n, 1);
     for (size_t i = 0; i < n; i++) {
@@ -366,7 +366,7 @@ static Array* longs(Case* c, const char* name, Role role, size_t n) {
     return a;
 }
 
-// Floats of all exponents up to 2^8, and a fourth of them ties at this scale.
+// Floats of all exponents up to 2^8, a quarter of them ties at this scale.
 static void make_fixed(const Array* a, double scale) {
     for (size_t i = 0; i < a->n; i++) {
         Random4 r = random4(4, RANDOM_TEST, cases, i);
@@ -376,7 +376,7 @@ static void make_fixed(const Array* a, double scale) {
     }
 }
 
-// outside: how many elements are not within the limit.
+// outside: number of elements beyond the limit.
 static void test_exact_add(size_t N, double scale, double limit, size_t outside) {
     if (!wanted("exact_add")) return;
     Shape s = {.N = N};
@@ -384,7 +384,7 @@ static void test_exact_add(size_t N, double scale, double limit, size_t outside)
     c.scale = scale;
     c.limit = limit;
     c.changes = true;
-    c.witness = outside ? -1 : 1;  // sums lack the NaN's element, and bad is 1 unless it was 1 already
+    c.witness = outside ? -1 : 1;  // a NaN adds nothing to sums; bad becomes 1, or is 1 already
     longs(&c, "sums", IN_PLACE, N);
     Array* bad = array(&c, "bad", IN_PLACE, LONG, 1, 0);  // the bits of a double: 0.0
     Array* in = array(&c, "x", INPUT, FLOAT, N, 1);
@@ -434,7 +434,7 @@ static void test_exact(size_t N) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// Vectors beyond 2^31 elements: the same few values over and over, of which the last are compared with the CPU
+// Vectors beyond 2^31 elements: a few values, repeated, of which the last are compared with the CPU
 
 static void test_huge(void) {
     const size_t n = ((size_t)1 << 31) + 4099, tail = 8192, first = n - tail;
@@ -484,7 +484,7 @@ static void test_huge(void) {
 
 // ------------------------------------------------------------------------------------------------
 
-// Sizes of real models, which the emulator is too slow for: more blocks than processors, long rows, long loops.
+// Sizes of real models, too slow for the emulator: more blocks than processors, long rows, long loops.
 static void test_large_shapes(void) {
     test_embedding(4, 1024, 768, 50257, true, 0, TOKENS_RANDOM);
     test_embedding(4, 1024, 768, 50257, true, 0, TOKENS_EQUAL);
@@ -509,7 +509,7 @@ static void test_large_shapes(void) {
     test_optimizer(OPTIMIZER_ADAMW, false, 3000001, 9, 3);
 }
 
-// One ragged and one round shape of each operation: compute-sanitizer makes every access slower by orders of magnitude.
+// One ragged and one round shape per operation: compute-sanitizer makes every access slower by orders of magnitude.
 static void test_tiny_shapes(void) {
     test_embedding(2, 9, 7, 4, true, 3, TOKENS_RANDOM);
     test_embedding(1, 33, 40, 20, true, 0, TOKENS_RANDOM);

@@ -2,9 +2,9 @@
 //
 //   cc -std=c11 -O2 -I. dev/test/test_data.c -o build/test_data -lm -pthread && build/test_data
 //
-// Oracles: what the definition of the order says, computed by counting; files written byte by byte, not by the writer
-// under test; the text itself. Every refusal must name the file and say what to do. The program tokenize is the one
-// in the same directory as this, or the one named.
+// References: the definition of the order, computed by counting; files written byte by byte, not by the writer under
+// test; the text itself. Every error must name the file and the remedy. The program tokenize is the one in the same
+// directory as this, or the one given.
 
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -13,7 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-// The last file that was flushed to the disk, as it was then: its length, and its first word.
+// The last file flushed to disk, as it was then: its length, and its first word.
 static struct { long long bytes; int32_t word; } flushed;
 
 static int flush_seen(int file) {
@@ -38,7 +38,7 @@ static void refused(bool accepted, const char* words, const char* what) {
     expect_refusal(accepted, &error, words, what);
 }
 
-// A header as llm.c writes it, with our fields.
+// The start of a header as llm.c writes it, with our fields.
 typedef struct {
     int32_t magic, version, count_low, vocabulary, count_high, zero;
     double entropy_floor;
@@ -51,7 +51,7 @@ static Head head_of(uint64_t count, size_t token_bytes, int32_t vocabulary) {
                   (int32_t)(count >> 32), 0, 0, {0}};
 }
 
-// A shard in llm.c's format, laid down word by word.
+// A shard in llm.c's format, written word by word.
 static void write_plain_shard(const char* path, const int32_t* tokens, size_t count, size_t token_bytes) {
     unsigned char* bytes = (unsigned char*)allocate(1024 + count * token_bytes);
     Head head = head_of(count, token_bytes, 0);
@@ -71,7 +71,7 @@ static void write_shard(const char* path, const int32_t* tokens, size_t count, i
     expect(ok, "writing a shard: %s", error.text);
 }
 
-// Token number i of the texts used here: tells where it is from.
+// The i-th token of the texts used here: it tells where it is from.
 static int32_t* make_tokens(size_t count, int32_t vocabulary, uint64_t seed) {
     int32_t* tokens = (int32_t*)allocate((count + 1) * sizeof(int32_t));
     for (size_t i = 0; i < count; i++)
@@ -162,7 +162,7 @@ static void test_permutation_keys(void) {
             same_seed += place == order_permute(i, k + 1, k, size);
             same_high += place == order_permute(i, k + ((uint64_t)1 << 32), k, size);
         }
-        // Two random permutations agree at 1 +- 1 places.
+        // Two random permutations agree at 1 +- 1 positions.
         expect(same_epoch <= 10, "two epochs have one order");
         expect(same_seed <= 10, "two seeds have one order");
         expect(same_high <= 10, "the upper half of the seed does nothing");
@@ -170,8 +170,8 @@ static void test_permutation_keys(void) {
     verdict("order_permute differs by epoch and by seed");
 }
 
-// For every small shape: the windows of an epoch lie inside their shard, side by side, each once; and over many epochs
-// every token is an input or a target.
+// For every small shape: the windows of an epoch lie inside their shard, next to each other, each once; and over many
+// epochs every token is an input or a target.
 static void test_windows(void) {
     uint16_t nothing[64] = {0};
     for (size_t T = 1; T <= 13; T++)
@@ -270,7 +270,7 @@ static bool header_opens(const Head* head, size_t bytes) {
 // Every field of the header, corrupted in turn, and every wrong size.
 static void test_refusals(void) {
     static const double floors[] = {NAN, -NAN, INFINITY, -INFINITY, -1, -1e-300, 1e300};
-    static const int32_t wrong[][2] = {  // a word of the header, and what it is not
+    static const int32_t wrong[][2] = {  // a word of the header, and a wrong value
         {0, 0}, {0, 20240521}, {0, 20240326}, {0, 20240522}, {0, 20240801}, {1, 0}, {1, 2}, {1, 7}, {1, -1}, {2, 0},
         {2, 99}, {2, 101}, {2, -100}, {2, INT32_MIN}, {3, -1}, {3, 65537}, {3, INT32_MIN}, {4, 1}, {4, -1},
         {4, INT32_MIN}, {4, 0x40000000},
@@ -302,7 +302,7 @@ static void test_refusals(void) {
     verdict("damaged shards are refused: every field, every size");
 }
 
-// A file that is a hole but for the header and the last token.
+// A file that is a hole except for the header and the last token.
 static void test_sparse_one(uint64_t count, size_t token_bytes) {
     const char* path = "sparse.bin";
     Head head = head_of(count, token_bytes, 0);
@@ -357,7 +357,7 @@ static void test_writer_failures(void) {
     shard_writer_abandon(&writer);
     expect(!file_exists(path) && !file_exists("limited.bin.tmp"), "something stays on the disk");
 
-    // A disk that is full, for every place at which it can be: a limit on the size of files makes writes fail there.
+    // A disk that becomes full at each possible point: a file size limit makes the writes fail there.
     for (rlim_t bytes = 0; bytes < 1024 + 200000; bytes += 4000) {
         file_size_limit(bytes);
         bool opens = shard_writer_open(&writer, path, 256, 0, &error);
@@ -373,8 +373,8 @@ static void test_writer_failures(void) {
     verdict("the writer's failures: folder, tokens, full disk; nothing stays");
 }
 
-// A power cut must not leave a shard with its name and without its bytes: all of them are in the file when it is
-// flushed to the disk, before it gets its name, and the directory is flushed after that.
+// A power cut must not leave a shard under its name without its bytes: the file is complete when it is flushed to disk,
+// before the rename, and the directory is flushed after that.
 static void test_writer_order(void) {
     ShardWriter writer;
     int32_t* tokens = make_tokens(1000, 256, 4);
@@ -433,7 +433,7 @@ static void test_dataset(void) {
 // ------------------------------------------------------------------------------------------------
 // Loader
 
-// Three shards of different lengths, one of them too short; the loader's source, and a plain copy to compare with.
+// Three shards of different lengths, one too short; the loader's source, and a plain copy to compare with.
 enum { SHARDS = 3, VOCABULARY = 50000 };
 static const size_t text_lengths[SHARDS] = {1003, 12, 777};
 static int32_t* texts[SHARDS];
@@ -455,7 +455,7 @@ static void open_loader(Loader* loader, const Dataset* dataset, uint64_t seed, s
     expect(loader_open(loader, dataset, VOCABULARY, seed, rank, world, B, T, &error), "a loader: %s", error.text);
 }
 
-// The next batch of a loader has the samples from `first` on, as the order says and as they are in the texts.
+// The next batch of a loader has the samples from `first` on, in the defined order and with the texts' tokens.
 static void expect_samples(Loader* loader, const Dataset* dataset, uint64_t seed, uint64_t first, size_t B, size_t T) {
     int32_t tokens[256], targets[256];
     need(B * T <= COUNT_OF(tokens), "room for a batch");
@@ -516,7 +516,7 @@ static void test_resume(void) {
     if (!open_texts(&dataset)) return;
     for (size_t B = 1; B <= 7; B += 3) {
         open_loader(&loader, &dataset, 5, 0, 1, B, T);
-        for (size_t first = 0; first + 2 * B <= SAMPLES; first++) {  // starting anew without stopping is allowed
+        for (size_t first = 0; first + 2 * B <= SAMPLES; first++) {  // restarting without stopping is allowed
             expect(loader_start(&loader, first, &error), "starting");
             for (size_t i = 0; i < 2; i++) expect_samples(&loader, &dataset, 5, first + i * B, B, T);
             if (first % 2) loader_stop(&loader);
@@ -550,7 +550,7 @@ static void test_loader_errors(void) {
         Window window = dataset_sample(&dataset, 1, expected, T);
         if (window.start <= 1234 && 1234 <= window.start + T) break;
     }
-    usleep(20000);  // so that the thread has met the error before the good batches are taken, if it comes early
+    usleep(20000);  // lets the thread meet an early error before the good batches are taken
     while (good <= expected && loader_next(&loader, tokens, targets, &error)) {
         good++;
         usleep(1000);
@@ -591,7 +591,7 @@ static void test_loader_errors(void) {
     verdict("loader: bad tokens, cut files and impossible sizes are errors");
 }
 
-// Documents that are masked: the target behind an end of text does not count, and rows are cut there.
+// Document masks: a target after an end of text does not count, and rows are cut there.
 static void test_documents(void) {
     enum { T = 16, B = 4 };
     int32_t tokens[B * T], targets[B * T], plain[B * T];
@@ -647,9 +647,9 @@ static void test_validation(void) {
     verdict("validation: every window once, in order; -1 past the end");
 }
 
-// With windows that overlap, every target up to the end of the last window of its shard is scored exactly once, and
-// after at least `overlap` tokens of context, but for the first window of a shard. Two shards: n tokens of a text, and
-// the rest.
+// With overlapping windows, every target up to the end of the last window of its shard is scored exactly once, and
+// after at least `overlap` tokens of context, except in a shard's first window. Two shards: n tokens of a text, and the
+// rest.
 static void test_overlap(void) {
     enum { T = 16, B = 3 };
     int32_t tokens[B * T], targets[B * T];
@@ -696,9 +696,9 @@ static void test_overlap(void) {
 // The program
 
 static char* program;
-static char output[4096];  // of the last run, standard output and error together
+static char output[4096];  // of the last run: standard output and standard error
 
-// Runs `tokenize ARGUMENTS` by the shell, after `before`; returns its exit status.
+// Runs `tokenize ARGUMENTS` in the shell, after `before`; returns its exit status.
 static int run(const char* before, const char* arguments) {
     FILE* pipe = popen(text_of("%s %s %s 2>&1", before, program, arguments), "r");
     size_t length = pipe ? fread(output, 1, sizeof output - 1, pipe) : 0;
@@ -729,7 +729,7 @@ static void expect_shards(const char* pattern, const char* text, size_t count, s
 static void test_program(void) {
     enum { BYTES = 200001 };
     static char text[BYTES];
-    // What is refused with one sentence. test_errors has the flags, texts and folders that are wrong.
+    // Refused with one message. test_errors covers wrong flags, texts and folders.
     static const struct { const char *before, *arguments; int status; const char* words; } refusals[] = {
         {"", "--bytes text --out f --shard-token 5", 2, "did you mean --shard-tokens?"},
         {"", "--bytes text --out f --val 1.5", 2, "--val is '1.5'; give a number from 0 to 1"},

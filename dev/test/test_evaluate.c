@@ -1,9 +1,9 @@
-// test_evaluate.c: what evaluate.h and build/evaluate say of a model.
+// test_evaluate.c: how evaluate.h and build/evaluate score a model.
 //
 //   build/test_evaluate --evaluate build/evaluate-FP32
 //
-// A model that gives every token a probability of its own, whatever comes before, so that scores can be computed by
-// hand; a random model against model_validate and model_losses; score logs that were cut; what is refused; ranks.
+// A model that gives every token a fixed probability, whatever comes before, so that scores can be computed by hand; a
+// random model against model_validate and model_losses; truncated score logs; refusals; several ranks.
 
 #include "llmtrain/evaluate.h"
 #include "llmtrain/presets.h"
@@ -38,7 +38,7 @@ static void random_model(Model* model, size_t batch, size_t sequence) {
     need(model_randomize(model, 7, &error), "%s", error.text);
 }
 
-// The logit of a token: letters are the less likely the later they stand in the alphabet.
+// The logit of a token: letters are less likely the later they come in the alphabet.
 static float unigram_logit(int token) { return token >= 'a' && token <= 'z' ? (float)('z' - token) / 8 : -2; }
 
 // -ln of the probability of a token.
@@ -48,7 +48,7 @@ static double unigram_nats(int token) {
     return log(sum) - (double)unigram_logit(token);
 }
 
-// The final norm gives (1, 0, 0, ...) at every position, and the first column of the head has the logits.
+// The final norm returns (1, 0, 0, ...) at every position, and the first column of the head holds the logits.
 static void unigram_model(Model* model) {
     Error error;
     float values[16] = {1};
@@ -63,7 +63,7 @@ static void unigram_model(Model* model) {
 // ------------------------------------------------------------------------------------------------
 // Text
 
-// A text as a dataset; the tokens are static.
+// Opens a text as a dataset; the tokens are static.
 static void dataset_of(Dataset* data, size_t count) {
     static uint16_t tokens[4096];
     Error error;
@@ -129,8 +129,8 @@ static const char* const QUESTIONS =
     "\"label\": 1}\n"
     "\n  \n";
 
-// What is scored of each row: computed by hand from the rules. The space before the ending is scored; so are those that
-// the context ends in.
+// The scored text of each row, derived by hand from the rules. The space before the ending is scored, and so are spaces
+// at the end of the context.
 static const char* const SCORED[] = {" zz",  " ab", " b",  "   b", "   bbbb", "   b",
                                      " zy", " aaa", " ze", " a",   " xyz",    " xy"};
 static const size_t ROWS_OF[] = {3, 3, 2, 2, 2}, BEST[] = {2, 0, 1, 1, 1}, BEST_NORM[] = {1, 1, 1, 0, 0},
@@ -177,7 +177,7 @@ static void test_choices(void) {
     model_free(&model);
 }
 
-// Where context and ending are divided, and what stands before a context that is empty, as in lm-evaluation-harness.
+// How context and ending are split, and what precedes an empty context, as in lm-evaluation-harness.
 static void test_contexts(void) {
     static const struct { const char* context; size_t tokens; } contexts[] = {
         {"a", 1}, {"a \t", 1}, {"a\xC2\xA0\xE3\x80\x80", 1}, {"a\xE2\x80\x83\x1F\n", 1}, {"a\xE2\x80\x8B", 4},
@@ -208,7 +208,7 @@ static void test_contexts(void) {
     tokens_free(&choices.tokens);
 }
 
-// A random model scores each row as model_losses does alone.
+// A random model scores each row as model_losses does for that row alone.
 static void test_rows(void) {
     Model model;
     Choices choices;
@@ -235,7 +235,7 @@ static void test_rows(void) {
             model_losses(&model, tokens.ids, targets, 1, tokens.count - 1);
             download(&sum, model.flat.scalars + SUM_LOSS, sizeof(double), model.stream);
             double nats = scores[source.rows[i] + r].nats;
-            // The losses of a row have few different roundings of their matmuls.
+            // With few rows, matmuls round differently.
             expect(fabs(nats - sum) <= 1e-5 * sum, "item %zu row %zu: %.9g, not %.9g", i, r, nats, sum);
         }
     }
@@ -271,7 +271,7 @@ static void test_log(void) {
     expect(count_in(text, "\n") == rows + 1, "%zu lines for %zu items", count_in(text, "\n"), rows);
     for (size_t length = 0; length <= bytes; length += length == bytes ? 1 : min_size(37, bytes - length)) {
         put_bytes(cut, text, length);
-        if (length > 0 && length < 45) continue;  // the header alone, cut: see the refusals
+        if (length > 0 && length < 45) continue;  // a truncated header: see the refusals
         Score* again = scores_of(&model, &data, 0, cut, &source);
         expect(same_scores(scores, again, rows), "cut to %zu bytes: other scores", length);
         free(again);
@@ -283,7 +283,7 @@ static void test_log(void) {
     }
     verdict("a score log that was cut anywhere continues with the same scores");
 
-    // What is there is not computed again: another score of item 0, with its checksum.
+    // Existing scores are not computed again: appends another score of item 0, with its checksum.
     ScoreLog log = {open(path, O_WRONLY | O_APPEND), path, {0}};
     Score other = {1.5, T, T};
     expect(score_log_add(&log, 0, &other, 1, &error), "%s", error.text);
@@ -407,7 +407,7 @@ static void shard_of(const char* path, int32_t vocabulary) {
          shard_writer_finish(&writer, &error) && shard_publish(path, &error), "%s", error.text);
 }
 
-// What it prints on standard output, static; NULL if it does not end with `code`.
+// Its standard output, static; NULL if it does not exit with `code`.
 static const char* program_says(int code, const char* arguments) {
     static char text[4096];
     Program p;

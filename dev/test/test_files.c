@@ -2,14 +2,14 @@
 //
 //   cc -g -fsanitize=address,undefined -I. dev/test/test_files.c -o build/test_files -lm && build/test_files
 //
-// The calls into the system go through the small functions below, which can make the k-th one fail, so that every error
-// path is walked. The interchange with Python's safetensors is skipped, saying so, where python3 lacks it.
+// System calls go through the small functions below, which can make the k-th one fail, so that every error path is
+// tested. The interchange with Python's safetensors is skipped, with a message, if python3 lacks it.
 
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
 
-#include "llmtrain/arithmetic.h"  // and so the compiler's own headers
+#include "llmtrain/arithmetic.h"  // includes the compiler's own headers
 
 #include <dirent.h>
 #include <errno.h>
@@ -28,8 +28,8 @@
 
 static int fault_calls;        // calls since the count was set to zero
 static int fault_at;           // the call that fails, 0 for none
-static bool fault_ragged;      // reads and writes are short, and are interrupted
-static char fault_trace[256];  // a letter for each call, in their order
+static bool fault_ragged;      // reads and writes are short and interrupted
+static char fault_trace[256];  // a letter per call, in order
 
 static bool fault_now(char letter) {
     if (fault_calls < (int)sizeof fault_trace - 1) fault_trace[fault_calls] = letter;
@@ -81,7 +81,7 @@ static ssize_t plain_read(int file, void* p, size_t n, off_t offset) { return pr
 
 static Error error;  // of the last call that failed
 
-// A condition whose failure is told with the last error.
+// A condition whose failure prints the last error.
 #define holds(good, what) expect(good, "%s: %.300s", what, error.text)
 
 static void refused(bool accepted, const char* words, const char* what) {
@@ -90,7 +90,7 @@ static void refused(bool accepted, const char* words, const char* what) {
 
 static bool writes(const char* path, const char* text) { return file_write_atomic(path, text, strlen(text), &error); }
 
-// As file_read reads it.
+// Whether file_read returns these bytes.
 static bool reads_as(const char* path, const void* data, size_t bytes) {
     char* found;
     size_t found_bytes;
@@ -100,7 +100,7 @@ static bool reads_as(const char* path, const void* data, size_t bytes) {
     return same;
 }
 
-// A write that failed has left the old file there, and no other.
+// A failed write has left the old file in place, and no temporary one.
 static bool old_is_there(const char* path) { return reads_as(path, "old", 3) && directory_count(".", ".tmp-") == 0; }
 
 static uint64_t random64(uint64_t test, uint64_t index) {
@@ -109,7 +109,7 @@ static uint64_t random64(uint64_t test, uint64_t index) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// The harness itself: what makes a test fail
+// The harness itself: which conditions make a test fail
 
 static const struct { int good, bad; bool bound; double error; int code; const char* says; } judged[] = {
     {0, 0, false, 0, 1, "FAILED  a test\n        nothing was expected\n"},
@@ -122,7 +122,7 @@ static const struct { int good, bad; bool bound; double error; int code; const c
     {0, 0, true, NAN, 1, "FAILED  a test"},
 };
 
-// In a child, with sums of its own.
+// In a child, with its own counters.
 static void judge(const void* context) {
     size_t i = *(const size_t*)context;
     harness_counts = &counts_of_one_process;
@@ -225,14 +225,14 @@ static void test_json_limits(void) {
     }
 
     double ms[2];
-    for (int pass = 0; pass < 2; pass++) {  // names in one object: time must grow as the number of names
+    for (int pass = 0; pass < 2; pass++) {  // names in one object: time must be linear in their number
         size_t names = pass == 0 ? 25000 : 200000, n = 0;
         for (size_t i = 0; i < names; i++) n += (size_t)sprintf(text + n, "%c\"name%zu\":%zu", i ? ',' : '{', i, i);
         text[n++] = '}';
         Json json;
         bool good = false;
         ms[pass] = INFINITY;
-        for (int repeat = 0; repeat < 3; repeat++) {  // processor time, the least of three: others may be busy too
+        for (int repeat = 0; repeat < 3; repeat++) {  // processor time, the minimum of three: others may be busy too
             if (good) json_free(&json);
             clock_t start = clock();
             good = json_parse(&json, text, n, "text", &error);
@@ -245,7 +245,7 @@ static void test_json_limits(void) {
         expect(wrong == 0 && json_get(&json, 0, "name") == JSON_NONE, "%zu names are not found", (size_t)wrong);
         json_free(&json);
     }
-    // 8, with room for caches; quadratic is 64
+    // 8 times, with room for caches; quadratic would be 64
     expect(ms[1] < 40 * ms[0] + 20, "time is linear: %.1f ms for 25,000 names, %.1f ms for 200,000", ms[0], ms[1]);
     free(text);
     verdict("json: depth, size, time");
@@ -360,7 +360,7 @@ static void test_json_writer(void) {
     verdict("json: writer");
 }
 
-// In a country that writes 0,5 for a half: never a wrong number, never a text that is not JSON.
+// In a locale that writes 0,5 for a half: never a wrong number, never invalid JSON.
 static void test_json_locale(void) {
     static const char* const names[] = {"de_DE.UTF-8", "de_DE.utf8", "fr_FR.UTF-8", "fr_FR.utf8", "de_DE", "fr_FR"};
     bool set = false;
@@ -384,7 +384,7 @@ static void test_json_locale(void) {
     verdict("json: locale with a decimal comma");
 }
 
-// Any bits, subnormal numbers, and numbers of single precision.
+// Any bits, subnormal numbers, and single precision numbers.
 static double random_double(size_t i) {
     double x;
     uint64_t bits = random64(1, i) & (i % 3 == 1 ? 0x800FFFFFFFFFFFFFull : UINT64_MAX);
@@ -497,13 +497,13 @@ static void test_files_full(void) {
     verdict("files: full disk, limit on sizes");
 }
 
-// In a child that is not the superuser, whom rights do not bind.
+// In a child without superuser rights, which would override permissions.
 static void write_locked(const void* context) {
     if (getuid() == 0 && (setgid(65534) != 0 || setuid(65534) != 0)) exit(2);
     printf("%s", writes((const char*)context, "new") ? "written" : error.text);
 }
 
-// Without standard files: what is opened first takes the place of none.
+// Closes the standard files: later files must not get their descriptors.
 static void open_standard(const void* context) {
     (void)context;
     for (int file = 0; file <= 2; file++) close(file);
@@ -511,7 +511,7 @@ static void open_standard(const void* context) {
     _exit(open("/dev/null", O_RDONLY));
 }
 
-// Runs a part of the test in a child; its exit code.
+// Runs a part of the test in a child, which must print the words; its exit code.
 static int run_child(void (*part)(const void*), const char* context, const char* words) {
     Program p;
     program_start(&p, NULL, part, context);
@@ -541,7 +541,7 @@ static void traced(bool good, const char* calls, const char* what) {
     fault_reset(0);
 }
 
-// A shell reads a quoted word as it was.
+// The shell must read a quoted word back unchanged.
 static void test_shell_quote(void) {
     static const char* const words[] = {"a b", "it's", "''", "$(x)`y`\\\"*", "new\nline", ""};
     char quoted[64], read[64];
@@ -555,7 +555,7 @@ static void test_shell_quote(void) {
     }
 }
 
-// What a power cut may not undo: a file is flushed before it takes its name, the directory of the name after it.
+// For power cuts: a file is flushed before it takes its name, and the directory of the name after that.
 static void test_order(void) {
     fault_reset(0);
     traced(directory_make("order", &error), "mof", "mkdir, flush of the parent");
@@ -593,7 +593,7 @@ static void test_directories(void) {
 // ------------------------------------------------------------------------------------------------
 // Safetensors
 
-// One tensor of every type, no dimension, one, many, and none of a size. The data are a pattern of the place.
+// Tensors of every type: no dimension, one, many, and one of size 0. The data are a pattern of the position.
 static const struct Sample { const char* name; Dtype type; int dims; size_t shape[3]; } samples[] = {
     {"nothing", DTYPE_F32, 2, {0, 5, 0}}, {"f64", DTYPE_F64, 2, {3, 2, 0}},
     {"i64", DTYPE_I64, 1, {3, 0, 0}},     {"u64", DTYPE_U64, 0, {0, 0, 0}},
@@ -636,7 +636,7 @@ static bool samples_write(const char* path, size_t piece, uint64_t* header_hash,
     return good;
 }
 
-// Reads all; the checksum of the header and then of each tensor.
+// Reads everything; returns the checksum of the header and then of each tensor.
 static bool samples_read(const char* path, uint64_t* hashes) {
     SafetensorsFile f;
     char data[4096];
@@ -735,7 +735,7 @@ static void test_safetensors_damage(void) {
     verdict("safetensors: flipped bytes, cut files");
 }
 
-// A file of this length in its first 8 bytes, this header and this many bytes of data.
+// A file: a header length in its first 8 bytes, this header, and this many bytes of data.
 static bool header_opens(uint64_t length, char* header, size_t data_bytes) {
     static const char path[] = "header.safetensors";
     SafetensorsFile f;
@@ -758,7 +758,7 @@ static void test_safetensors_headers(void) {
 #define A TENSOR("a", "F32", "2", "0,8")
 #define ONE(shape, offsets) "{" TENSOR("a", "F32", shape, offsets) "}"
 #define BYTES(name, shape, offsets) TENSOR(name, "U8", shape, offsets)
-    // Each with 8 bytes of data after it; ' stands for the quotation mark.
+    // Each is followed by 8 bytes of data; ' stands for the quotation mark.
     static const char* const good[] = {
         ONE("2", "0,8"), "{" TENSOR("b", "F32", "", "4,8") ",'a':{'shape':[1],'data_offsets':[0,4],'dtype':'I32'}}",
         "{'__metadata__':{}," BYTES("a", "2,2,2", "0,8") "}      ",
@@ -793,7 +793,7 @@ static void test_safetensors_headers(void) {
         expect(opened == is_good, "must be %s: %s", is_good ? "accepted" : "refused", header);
     }
     for (size_t i = 0; i < COUNT_OF(lengths); i++) refused(header_opens(lengths[i], "", 56), "", "a wrong length");
-    char* text = (char*)malloc(20000000);  // many tensors, many bytes: refused for their number, not for memory
+    char* text = (char*)malloc(20000000);  // many tensors, many bytes: refused for the number, not for memory
     size_t n = 0;
     for (int i = 0; i < 70000; i++)
         n += (size_t)sprintf(text + n, "%c\"%d\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}",
@@ -824,7 +824,7 @@ static void test_safetensors_alignment(void) {
     verdict("safetensors: length of names, alignment");
 }
 
-// What a caller does, a letter for each call: metadata; what is declared; begin, writes of 8, 7 and 1 bytes; end.
+// A caller's actions, one letter each: metadata; declarations; begin, writes of 8, 7 and 1 bytes; end.
 static bool misuse(SafetensorsWriter* w, char letter) {
     static char long_name[400];
     static const size_t two = 2, huge[2] = {(size_t)1 << 40, (size_t)1 << 40};
@@ -869,7 +869,7 @@ static void test_safetensors_misuse(void) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// Every call into the system fails once
+// Every system call fails once
 
 static bool operation_write(void) { return writes("fault", "new"); }
 static bool operation_read(void) { return reads_as("file", "old", 3); }
@@ -897,7 +897,7 @@ static bool operation_json_write(void) {
 }
 
 static void test_faults(void) {
-    static const struct { bool (*run)(void); const char* name; int least; } operations[] = {  // points of failure
+    static const struct { bool (*run)(void); const char* name; int least; } operations[] = {  // calls that can fail
         {operation_write, "file_write_atomic", 4}, {operation_read, "file_read", 4},
         {operation_directories, "directories", 20}, {operation_samples_write, "safetensors, written", 13},
         {operation_samples_read, "safetensors, read", 4}, {operation_json_write, "json, written", 5},
@@ -914,7 +914,7 @@ static void test_faults(void) {
             error.text[0] = 0;
             fault_reset(points + 1);
             good = operations[i].run();
-            fault_at = 0;  // the count stays
+            fault_at = 0;  // fault_calls keeps its count
             if (good || fault_calls <= points) break;
             expect(strlen(error.text) > 20, "%s: the failure is told", name);
             expect(open_descriptors() == descriptors, "%s: no descriptor is left open", name);

@@ -1,6 +1,6 @@
-// test_gguf.c: GGUF files of every architecture and type, against those of the gguf package of Python (their hashes are
-// here; python3 dev/peers/gguf.py --hashes prints them) and read back element by element; Q8_0 against its definition;
-// what is refused.
+// test_gguf.c: GGUF files of every architecture and type, compared with those of Python's gguf package (by hashes that
+// python3 dev/peers/gguf.py --hashes prints) and read back element by element; Q8_0 against its definition; what is
+// refused.
 
 #include "llmtrain/gguf_model.h"
 #include "llmtrain/presets.h"
@@ -8,11 +8,11 @@
 #include "harness.h"
 
 // ------------------------------------------------------------------------------------------------
-// Models whose weights are a formula
+// Models with weights from a formula
 
 typedef struct {
     const char *name, *members;
-    const char* tokenizer;             // a directory of fixtures; NULL: bytes
+    const char* tokenizer;             // a directory of fixtures; NULL: byte tokenizer
     uint64_t hashes[GGUF_TYPE_COUNT];  // XXH64 of the files in the order of GGUF_TYPES, as the gguf package writes them
 } Case;
 
@@ -51,7 +51,7 @@ typedef struct {
     Config config;
     Weights weights;
     Parameters parameters;
-    float bad;  // what one element is instead, unless it is 0
+    float bad;  // replaces one element, unless it is 0
     Tokenizer tokenizer;
 } FormulaModel;
 
@@ -75,7 +75,7 @@ static void formula_free(FormulaModel* m) {
     tokenizer_close(&m->tokenizer);
 }
 
-// The same bits as in the script.
+// The same bits as in dev/peers/gguf.py.
 static float formula(size_t tensor, size_t element) {
     return (float)((double)((int)(((tensor + 1) * 7919 + element * 104729) % 2003) - 1001) / 4093);
 }
@@ -94,7 +94,7 @@ static bool formula_export(FormulaModel* m, const char* path, GgufType type, Err
 }
 
 // ------------------------------------------------------------------------------------------------
-// A small reader of what the writer writes
+// A small reader for the written files
 
 typedef struct {
     char name[64];
@@ -184,7 +184,7 @@ static double read_element(const Gguf* g, const Info* t, size_t i) {
 // ------------------------------------------------------------------------------------------------
 // Tests
 
-// Every file is byte for byte what the gguf package writes of the same weights.
+// Every file equals, byte for byte, what the gguf package writes for the same weights.
 static void test_hashes(void) {
     for (size_t i = 0; i < COUNT_OF(CASES); i++) {
         FormulaModel m;
@@ -205,7 +205,7 @@ static void test_hashes(void) {
     verdict("files of all architectures, types and tokenizers are those of the gguf package");
 }
 
-// Some rows, placed by hand: theirs, and the row of ours that it is.
+// Some rows, matched by hand: the row of the GGUF tensor, and our row that it holds.
 static void test_rows(void) {
     static const struct {
         size_t model;
@@ -233,7 +233,7 @@ static void test_rows(void) {
         {5, "qwen3", "blk.1.attn_output.weight", 63, "block.1.attention_out_weight", 63},
     };
     for (size_t type = 0; type < GGUF_TYPE_COUNT; type++) {
-        double worst = 0;  // as a part of what the type may lose
+        double worst = 0;  // relative to what the type may lose
         for (size_t i = 0; i < COUNT_OF(rows); i++) {
             FormulaModel m;
             Gguf g;

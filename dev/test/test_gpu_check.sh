@@ -1,6 +1,6 @@
-# test_gpu_check.sh BUILD: dev/gpu_check.sh where there is no GPU: fakes in its place, of the compiler, of the programs and of
-# libraries. Shows that the limits fit, that libraries are found in wheels, that programs can be carried, and that a run goes
-# on after what hangs and after it was itself cut off.
+# test_gpu_check.sh BUILD: dev/gpu_check.sh without a GPU, with fakes of the compiler, the programs and the libraries.
+# Shows that the limits fit, that libraries are found in wheels, that programs can be carried, and that a run continues
+# after a part that hangs and after it was itself cut off.
 set -u
 build=$1
 passed=0
@@ -22,8 +22,8 @@ has() { grep -qF -e "$1" "$2"; }
 touch "$T/site/nvidia/cu13/include/cublasLt.h" "$T/site/nvidia/cu13/lib/libcublasLt.so.13" \
     "$T/site/nvidia/nccl/include/nccl.h" "$T/site/nvidia/nccl/lib/libnccl.so.2"
 
-# A program: notes that it runs, and does what $FAKE says of it: NAME=hang, NAME=stubborn (hangs, and survives SIGTERM),
-# NAME=broken (does not start).
+# A program: records that it runs, and does what $FAKE says for it: NAME=hang, NAME=stubborn (hangs, and survives
+# SIGTERM), NAME=broken (does not start).
 cat > "$T/program" << 'EOT'
 #!/bin/sh
 name=${0##*/}
@@ -37,7 +37,7 @@ case ",${FAKE:-}," in
 esac
 echo "MFU against 989.4 TFLOP/s"
 EOT
-# Both compilers: they note their flags and write a program.
+# Both compilers: they record their flags and write a program.
 cat > "$T/bin/nvcc" << 'EOT'
 #!/bin/sh
 echo "$*" >> "$FAKES/compiled"
@@ -95,7 +95,7 @@ verdict $? "neither a GPU nor nvcc: says so, and is no failure"
     has "skipped test_cuda BF16: there is no test_cuda-BF16" "$report"
 verdict $? "a GPU and no nvcc: a failure that names what to do, and the report is whole"
 
-# A good run; the libraries lie in wheels alone.
+# A good run; the libraries are only in wheels.
 rm -rf "$T/out" "$T/gpu"
 check A && ended "9 good, 0 failed, 0 skipped"
 verdict $? "run A with programs that are built on the spot"
@@ -118,7 +118,7 @@ verdict $? "run C, without PyTorch"
     has "FAILED  the trainer's CUDA build against its CPU build: status 1" "$T/out/gpu_check_D.txt"
 verdict $? "run D, in which one part fails"
 
-# What hangs is cut off, and what comes after it runs.
+# A part that hangs is cut off, and the parts after it run.
 rm -rf "$T/out" && rm -f "$T/runs"
 ! FAKE=nvidia-smi=hang,test_cuda-BF16=stubborn check A --limit 3 && has "the GPU or its driver hangs" "$report" &&
     has "FAILED  test_cuda BF16: over its limit of 3 s" "$report" && has "    begun" "$report" &&
@@ -127,7 +127,7 @@ verdict $? "nvidia-smi and a program that hang: both are cut off, the report say
 
 # A run that is cut off: killed without warning, then by a signal, then continued, then on another GPU.
 rm -rf "$T/out" && rm -f "$T/runs"
-cut() {  # cut SIGNAL TIMES: run A, whose PTX tests hang, is ended when it has come to them so many times
+cut() {  # cut SIGNAL TIMES: kills run A, whose PTX tests hang, when it has reached them TIMES times
     FAKE=test_emulator=hang check A &
     tries=0
     until [ "$(runs_of test_emulator 2> /dev/null)" = "$2" ] || [ $tries -eq 300 ]; do sleep 0.1; tries=$((tries + 1)); done

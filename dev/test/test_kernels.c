@@ -1,4 +1,4 @@
-// test_kernels.c: proves every operation of kernels_cpu.h, for one storage type.
+// test_kernels.c: tests every operation of kernels_cpu.h, for one storage dtype.
 //
 //     cc -O2 -fopenmp -I. dev/test/test_kernels.c -o build/test_kernels -lm      (also -DPRECISION_BF16, ..._FP16)
 //     OMP_WAIT_POLICY=passive build/test_kernels       (three threads that spin on two processors take twice as long)
@@ -8,9 +8,9 @@
 //   3. checksum     cuts, flips, swaps
 //   4. functions    exp, random numbers, the hash, conversions of every 16-bit number
 //
-// Around the values, for each operation and shape: what is overwritten starts as NaN, what is added to starts as random
-// numbers; the bytes behind each output stay as they were; inputs are allocated to the byte, for the sanitizers;
-// 1, 2 and 3 threads give the same bits; a NaN or infinity in any input is not swallowed.
+// Besides the values, for each operation and shape: overwritten outputs start as NaN, accumulated ones as random
+// numbers; the bytes behind each output do not change; inputs are allocated to the exact byte, for the sanitizers; 1, 2
+// and 3 threads give the same bits; a NaN or infinity in any input reaches an output.
 
 #include "kernels_cpu.h"
 #include "llmtrain/device_cpu.h"
@@ -26,7 +26,7 @@ enum { ON_CUDA = 0 };
 // ------------------------------------------------------------------------------------------------
 // 1. Cases
 
-// Returns a hash of all that the operation writes; *guarded becomes false if that was more than its outputs.
+// Returns a hash of all that the operation writes; *guarded becomes false if it wrote past its outputs.
 static uint64_t case_run(Case* c, size_t threads, const Array* poison, double value, bool* guarded) {
     Hash h = hash_begin(0);
     threads_set(threads);
@@ -72,8 +72,8 @@ static void test_matmul_gelu_backward(const Case* backward, const Result* sum) {
 // ------------------------------------------------------------------------------------------------
 // 2. Sums in fixed point, against integers of 128 bits
 //
-// The oracles know no floating-point arithmetic: a number is taken apart into an integer and a power of two, and is
-// rounded where the specification rounds it, by comparing the bits that are cut off with a half.
+// The references use no floating-point arithmetic: a number is split into an integer and a power of two, and is rounded
+// where the specification rounds it, by comparing the bits that are cut off with a half.
 
 __extension__ typedef unsigned __int128 Wide;
 __extension__ typedef __int128 WideSigned;
@@ -86,8 +86,8 @@ static Wide wide_divide(Wide x, int places) {
     return whole + (rest > half || (rest == half && whole % 2 == 1));
 }
 
-// An integer of at most `digits` binary digits near x; the result times 2^*exponent is nearest to x times what
-// 2^*exponent was before.
+// An integer of at most `digits` binary digits near x. Adjusts *exponent so that the result times 2^*exponent is
+// nearest to x times the old 2^*exponent.
 static Wide wide_round(Wide x, int digits, int* exponent) {
     int extra = -digits;
     for (Wide rest = x; rest > 0; rest >>= 1) extra++;
@@ -96,7 +96,7 @@ static Wide wide_round(Wide x, int digits, int* exponent) {
     return wide_divide(x, extra);
 }
 
-// A positive double is the result times 2^*exponent.
+// Splits a positive double: it equals the result times 2^*exponent.
 static Wide wide_of(double x, int* exponent) {
     double fraction = frexp(x, exponent);
     *exponent -= 53;
@@ -115,7 +115,7 @@ static int64_t oracle_fixed(float x, double scale) {
     return x < 0.0f ? -magnitude : magnitude;
 }
 
-// (float)((double)sum * quantum), which rounds three times: to 53 digits, the product too, and to 24.
+// (float)((double)sum * quantum), which rounds three times: to 53 digits, again in the product, and to 24.
 static float oracle_read(int64_t sum, double quantum) {
     int exponent = 0, quantum_exponent;
     Wide magnitude = wide_round(sum < 0 ? (Wide)0 - (Wide)sum : (Wide)sum, 53, &exponent);
@@ -126,7 +126,7 @@ static float oracle_read(int64_t sum, double quantum) {
     return sum < 0 ? -value : value;
 }
 
-// Any float of magnitude up to 2^8, all exponents and signs alike, and ties and their neighbours at this scale.
+// Any float of magnitude up to 2^8, with all exponents and signs, and ties and their neighbours at this scale.
 static float fixed_sample(uint64_t test, size_t i, double scale) {
     Random4 r = random4(41, RANDOM_TEST, test, i);
     float any = float_from_bits((r.bits[0] & 0x807fffffu) | (r.bits[1] % 135) << 23);
@@ -134,13 +134,13 @@ static float fixed_sample(uint64_t test, size_t i, double scale) {
     return r.bits[2] % 4 > 0 ? any : r.bits[2] % 8 > 0 ? tie : nextafterf(tie, r.bits[0] % 2 ? 1.0f : -1.0f);
 }
 
-// n elements in memory of which SIDE elements before them and behind them must stay as they are, moved by a few.
+// n elements in memory, misaligned by `moved`; the SIDE elements before and behind them must not change.
 enum { SIDE = 8 };
 static void* hold_guarded(size_t n, size_t bytes) {
     return memset(hold((n + 2 * SIDE) * bytes), 0xA5, (n + 2 * SIDE) * bytes);
 }
 
-// What one call adds to n sums.
+// The effect of one call on n sums.
 static void test_exact_add(size_t n, size_t moved, double scale, double limit) {
     const size_t bytes = (n + 2 * SIDE) * sizeof(int64_t), first = SIDE + moved;
     int64_t *start = (int64_t*)hold_guarded(n, sizeof(int64_t)), *sums = (int64_t*)hold(bytes);
@@ -151,10 +151,10 @@ static void test_exact_add(size_t n, size_t moved, double scale, double limit) {
                              -INFINITY, NAN};
     for (size_t i = 0; i < n; i++) {
         Random4 r = random4(42, RANDOM_TEST, n, first + i);
-        start[first + i] = (int64_t)((uint64_t)r.bits[0] << 32 | r.bits[1]) / 4;  // far from the largest
+        start[first + i] = (int64_t)((uint64_t)r.bits[0] << 32 | r.bits[1]) / 4;  // far from overflow
     }
     bool right = true, marks = true;
-    for (size_t j = 0; j < 3 * (COUNT_OF(outside) + 1); j++) {  // the last three: all are inside
+    for (size_t j = 0; j < 3 * (COUNT_OF(outside) + 1); j++) {  // in the last three all are inside
         size_t threads = 1 + j % 3, kind = j / 3;
         bool one_outside = n > 0 && kind < COUNT_OF(outside);
         double bad[3] = {2.5, 0.0, 2.5};
@@ -170,7 +170,7 @@ static void test_exact_add(size_t n, size_t moved, double scale, double limit) {
         exact_add(sums + first, &bad[1], in, scale, limit, n, NULL);
         right = right && memcmp(sums, expected, bytes) == 0;
         marks = marks && bad[0] == 2.5 && bad[2] == 2.5 && bad[1] == (one_outside ? 1.0 : 0.0);
-        bad[1] = 1.0;  // which stays
+        bad[1] = 1.0;  // which must not change
         in[0] = 0.0f;
         exact_add(sums + first, &bad[1], in, scale, limit, min_size(n, 1), NULL);
         marks = marks && bad[1] == 1.0;
@@ -180,8 +180,8 @@ static void test_exact_add(size_t n, size_t moved, double scale, double limit) {
     release();
 }
 
-// The sums of 1000 gradients in several orders and groupings: the same bits, which are those of a sum that cannot
-// overflow, and so near to the real sum as the quantum promises.
+// The sums of 1000 gradients in several orders and groupings: the same bits, equal to those of a sum that cannot
+// overflow, and as near to the real sum as the quantum promises.
 static void test_exact_order(size_t n) {
     enum { GRADIENTS = 1000, GROUPS = 7 };
     static const size_t strides[] = {1, GRADIENTS - 1, 7, 389, 611, 853};  // forward, backward, and shuffled
@@ -193,7 +193,7 @@ static void test_exact_order(size_t n) {
     double bad = 0.0;
     for (size_t i = 0; i < GRADIENTS * n; i++) gradients[i] = fixed_sample(43, i, scale);
     for (size_t trial = 0; trial < COUNT_OF(strides); trial++) {
-        bool in_groups = trial >= 3;  // as ranks do it: each its share, and then the ranks' sums
+        bool in_groups = trial >= 3;  // as with ranks: partial sums, then the sum over ranks
         threads_set(1 + trial % 3);
         memset(sums, 0, n * sizeof(int64_t));
         memset(groups, 0, GROUPS * n * sizeof(int64_t));
@@ -226,13 +226,13 @@ static void test_exact_order(size_t n) {
     release();
 }
 
-// Integers of every length, and those where rounding to 53 or to 24 digits is a tie.
+// Integers of every length, including ties in rounding to 53 or to 24 digits.
 static int64_t fixed_sum(size_t i) {
     Random4 r = random4(45, RANDOM_TEST, 0, i);
     const int64_t corners[] = {0, 1, -1, INT64_MAX, INT64_MIN, INT64_MAX - 1};
     if (i < COUNT_OF(corners)) return corners[i];
     int64_t any = (int64_t)(((uint64_t)r.bits[0] << 32 | r.bits[1]) >> (1 + r.bits[2] % 63));
-    int cut = (int)(r.bits[3] % 39);  // so many digits behind the first 24: all zero but the first
+    int cut = (int)(r.bits[3] % 39);  // this many digits behind the first 24: all zero but the first
     int64_t tie = (int64_t)((2 * (uint64_t)(r.bits[0] % (1 << 24)) + 1) << cut);
     int64_t sum = r.bits[3] / 64 % 4 > 0 ? any : tie + (int64_t)(r.bits[1] % 3) - 1;
     return r.bits[2] / 64 % 2 ? sum : -sum;
@@ -312,7 +312,7 @@ static void test_checksum(void) {
     check(checksum_of(elements, first, 4) == known && checksum_of(elements, first, 0) == 0, "%-28s %s  a known answer",
           "checksum", FLOATX_NAME);
 
-    // Cut into three parts at every pair of places, by 1, 2 and 3 threads.
+    // Cut into three parts at every pair of positions, with 1, 2 and 3 threads.
     bool cut = true, place = true;
     for (size_t i = 0; i < N; i++) elements[i] = floatX_from_bits(random_bits(46, RANDOM_TEST, 0, i));
     threads_set(1);
@@ -328,7 +328,7 @@ static void test_checksum(void) {
     check(cut, "%-28s N=%d %s  the sum of any three parts is the whole", "checksum", N, FLOATX_NAME);
     check(place, "%-28s N=%d %s  elsewhere in the vector it is another", "checksum", N, FLOATX_NAME);
 
-    // Every flipped bit, and every swap of two elements that differ; here many are nearly alike, as parameters are.
+    // Every flipped bit, and every swap of two different elements; many are nearly equal here, as parameters are.
     size_t flips = 0, swaps = 0, unseen = 0;
     threads_set(1);
     for (int content = 0; content < 3; content++) {
@@ -357,7 +357,7 @@ static void test_checksum(void) {
     check(unseen == 0, "%-28s N=%d %s  unseen of %zu flipped bits and %zu swaps: %zu", "checksum", N, FLOATX_NAME,
           flips, swaps, unseen);
 
-    // No two contents of an element have the same checksum: all of them in 16 bits.
+    // No two values of an element have the same checksum: all values in 16 bits.
     uint64_t* sums = (uint64_t*)hold(PATTERNS * sizeof(uint64_t));
     size_t equal = 0;
     for (size_t at = 0; at < 4; at++) {
@@ -376,7 +376,7 @@ static void test_checksum(void) {
 // ------------------------------------------------------------------------------------------------
 // 4. Elementary functions, random numbers and the hash
 
-// e^x over all floats, in units of the last place; steps of 509 patterns visit every exponent 16,000 times.
+// e^x over all floats, in units of the last place; steps of 509 bit patterns visit every exponent 16,000 times.
 static void test_exp(void) {
     double worst = 0.0;
     bool limits = exp_fast(INFINITY) == INFINITY && exp_fast(-INFINITY) == 0.0f && exp_fast(0.0f) == 1.0f
@@ -397,7 +397,7 @@ static void test_exp(void) {
 }
 
 static void test_random(void) {
-    // The known answers that the authors publish: counter and key all zeros, all ones, and the digits of pi.
+    // The known answers published by the authors: counter and key all zeros, all ones, and the digits of pi.
     static const uint32_t answers[3][4] = {{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8},
                                            {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd},
                                            {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}};
@@ -425,7 +425,7 @@ static void test_random(void) {
     double N = (double)n, bound = 4.0 / sqrt(N);
     check_bound(fabs(uniform_mean / N), bound / sqrt(12.0), "%-28s mean - 1/2", "random_uniform");
     check_bound(fabs(12.0 * uniform_lag / N), bound, "%-28s correlation of neighbours", "random_uniform");
-    const double expected[4] = {0.0, 1.0, 0.0, 3.0}, variance[4] = {1.0, 2.0, 15.0, 96.0};  // of the power's estimate
+    const double expected[4] = {0.0, 1.0, 0.0, 3.0}, variance[4] = {1.0, 2.0, 15.0, 96.0};  // of its estimate
     for (int k = 0; k < 4; k++)
         check_bound(fabs(sums[k] / N - expected[k]), bound * sqrt(variance[k]), "%-28s moment %d", "random_normal",
                     k + 1);
@@ -473,14 +473,14 @@ enum { MANTISSA = 7, BIAS = 127, INFINITE = 0x7f80 };
 enum { MANTISSA = 10, BIAS = 15, INFINITE = 0x7c00 };
 #endif
 
-// What the bits 0, exponent, mantissa stand for; at INFINITE, 2^(maximum + 1).
+// The value of the bits 0, exponent, mantissa; at INFINITE, 2^(maximum + 1).
 static double number_of(int bits) {
     int exponent = bits >> MANTISSA, mantissa = bits & ((1 << MANTISSA) - 1);
     return exponent == 0 ? ldexp(mantissa, 1 - BIAS - MANTISSA)
                          : ldexp(mantissa + (1 << MANTISSA), exponent - BIAS - MANTISSA);
 }
 
-// The distance of neighbouring numbers where x is, or above it.
+// The spacing of numbers at x, or above it.
 static double unit_at(double x) {
     int exponent = 0;
     frexp(x, &exponent);
@@ -494,9 +494,9 @@ static bool nearest_agrees(float in) {
     return (in != in ? isnan(got) : got == want) && !signbit(got) == !signbit(in);
 }
 
-// All draws are neighbours of x, and their mean is x within 4 sigma.
-// Independent: the correlation of an element's rounding with that of the one to four places before it has deviation
-// 1 / sqrt(n) when there is none.
+// All draws are neighbours of x, with mean x within 4 sigma.
+// Independent: the correlation of an element's rounding with that of the element one to four positions before has
+// standard deviation 1 / sqrt(n) if there is none.
 static void test_stochastic(float in) {
     enum { LAGS = 4 };
     const uint64_t n = 1000000;
@@ -560,7 +560,7 @@ static void test_conversions(void) {
         float near = (float)ldexp(1.0 + (double)(random >> 9) * 0x1p-23, exponent);
         wrong_nearest += !nearest_agrees(random & 256 ? -near : near);  // the type's own range
     }
-    for (int bits = 0; bits < INFINITE; bits++) {  // each number, each midpoint, and the floats on both sides of it
+    for (int bits = 0; bits < INFINITE; bits++) {  // each number, each midpoint, and the floats next to it
         float middle = (float)(0.5 * (number_of(bits) + number_of(bits + 1)));
         uint32_t b = bits_from_float(middle);
         wrong_nearest += !nearest_agrees(middle) + !nearest_agrees(-middle) + !nearest_agrees(float_from_bits(b + 1));
@@ -581,8 +581,8 @@ static void test_conversions(void) {
 }
 #endif
 
-// Copies of any length, from and to any address: all bytes, and none next to them. Those of 256 KiB and more are copied
-// in pieces, which go past the caches.
+// Copies of any length, from and to any address: all bytes, and none next to them. Copies of 256 KiB or more are made
+// in pieces that bypass the caches.
 static void test_copies(void) {
     enum { PIECE = 1 << 18, ROOM = 4 * PIECE };
     const size_t lengths[] = {0, 1, 15, 17, 4095, PIECE - 1, PIECE, PIECE + 1, PIECE + 31, 2 * PIECE - 7,

@@ -1,9 +1,9 @@
 #!/bin/sh
-# test_launch.sh TRAIN BUILD: tries the launch scripts as far as one machine can, with the trainer TRAIN,
-# BUILD/weights_hash, BUILD/corpus and BUILD/tokenize. Writes to BUILD/launch. Prints failures, what was skipped and
-# why, and `N passed, N failed`.
+# test_launch.sh TRAIN BUILD: tests the launch scripts as far as one machine can, with the trainer TRAIN,
+# BUILD/weights_hash, BUILD/corpus and BUILD/tokenize. Writes to BUILD/launch. Prints failures, skipped tests with the
+# reason, and `N passed, N failed`.
 #
-#   1. texts       the scripts read as POSIX sh, and what they say of wrong flags
+#   1. texts       the scripts parse as POSIX sh, and their messages for wrong flags
 #   2. node.sh     variables, GPUs, cores, exit codes, signals; three ranks of the trainer
 #   3. nodes.sh    with hosts that are all this machine: quoting, variables, exit codes, signals
 #   4. networks    two hosts with addresses of their own, joined by a cable: 2 x 2 ranks, then the cable is cut
@@ -24,7 +24,7 @@ failed=0
 TIMEOUT=4   # of the trainer, where a rank stops answering
 LIMIT=60    # for one start of anything
 
-# check NAME COMMAND...: one check. Shows the end of out.txt, where the last script's output is, if it fails.
+# check NAME COMMAND...: one check. If it fails, shows the end of out.txt, the last script's output.
 check() {
     what=$1
     shift
@@ -50,12 +50,12 @@ runs() {
     check "$what: exit code $code, expected $expected" [ "$code" -eq "$expected" ]
 }
 
-# says PATTERN: the last script said so.
+# says PATTERN: the last script's output has the pattern.
 says() {
     check "$1 in its output" grep -Eq -- "$1" out.txt
 }
 
-# comes COMMAND...: the command succeeds before LIMIT seconds are over; it is tried five times a second.
+# comes COMMAND...: the command succeeds within LIMIT seconds; it is tried five times a second.
 comes() {
     last=$(($(date +%s) + LIMIT))
     until "$@" > /dev/null 2>&1; do
@@ -64,19 +64,19 @@ comes() {
     done
 }
 
-# ended PID: kill -0 fails. Not for children of this script, of which a trace remains until they are waited for.
+# ended PID: kill -0 fails. Not for children of this script, which remain as zombies until they are waited for.
 ended() {
     ! kill -0 "$1"
 }
 
-# same DIR DIR: the weights of the last step are there and are the same bits.
+# same DIR DIR: the weights of the last step exist and have the same bits.
 same() {
     one=$(find "$1" -name 'step_*' | sort | tail -n 1)
     other=$(find "$2" -name 'step_*' | sort | tail -n 1)
     [ -n "$one" ] && [ -n "$other" ] && [ "$("$build/weights_hash" "$one")" = "$("$build/weights_hash" "$other")" ]
 }
 
-# ends PID CODE NAME: waits for a script that this one has started.
+# ends PID CODE NAME: waits for a script started by this one.
 ends() {
     wait "$1" 2> /dev/null
     code=$?
@@ -84,8 +84,8 @@ ends() {
 }
 
 # signalled SIGNAL CODE RECEIVED SCRIPT FLAGS...: runs two ranks of asked.sh and sends a signal to the process group of
-# the script, as a terminal does; SIGKILL to the script alone. It ends with the code. Each rank ends, and has received
-# the signal RECEIVED unless that is empty.
+# the script, as a terminal does; SIGKILL only to the script. It must exit with the code. Each rank must end, and have
+# received the signal RECEIVED unless that is empty.
 signalled() {
     signal=$1 expected=$2 received=$3 script=$4
     shift 4
@@ -112,7 +112,7 @@ signalled() {
     done
 }
 
-# The cable and the hosts at its ends; the names are of this process alone.
+# The cable and the hosts at its ends; the names belong to this process alone.
 hosts="llmtrain$$a llmtrain$$b"
 clean() {
     for host in $hosts; do
@@ -135,7 +135,7 @@ for script in watch.sh node.sh nodes.sh slurm.sbatch ../dev/test/test_launch.sh;
 done
 command -v shellcheck > /dev/null || echo "skipped shellcheck: it is not here"
 
-# refuses CODE PATTERN SCRIPT FLAGS...: it ends with the code, and says so.
+# refuses CODE PATTERN SCRIPT FLAGS...: it exits with the code, and its output has the pattern.
 refuses() {
     expected=$1 pattern=$2 script=$3
     shift 3
@@ -179,7 +179,7 @@ node() {
     timeout "$LIMIT" sh "$here/node.sh" --logs logs "$@"
 }
 
-# check_place: the ranks of the logs are of one run, and the console shows rank 0.
+# check_place: the ranks in the logs belong to one run, and the console shows rank 0.
 check_place() {
     check "all ranks have the same address and run" \
         [ "$(grep -h '^rank' logs/*.log | sed 's/.*here, //' | sort -u | wc -l)" -eq 1 ]
@@ -236,7 +236,7 @@ else
     echo "skipped cores: taskset, lscpu, or a second core is not here"
 fi
 
-# Rank 1 ends first; the others would stay, longer than any check waits for them.
+# Rank 1 ends first; the others would run longer than any check waits for them.
 cat > fails.sh <<'END'
 [ "$RANK" -ne 1 ] || { echo "the reason"; eval "$1"; }
 echo $$ > "rank_$RANK.pid"
@@ -252,7 +252,7 @@ check "a rank that does not end is killed, with what it started" comes ended "$(
 runs 139 "rank 1 is ended by a signal" node --ranks 2 --grace 0 -- sh fails.sh 'kill -s SEGV $$'
 says 'rank 1 on .* was terminated by SIGSEGV'
 
-# Ranks that end by themselves when a signal asks them to, each signal with a code of its own; asked twice, with 99.
+# Ranks that end by themselves on a signal, with a different code for each signal; on a second one, with 99.
 cat > asked.sh <<'END'
 received() {
     trap 'exit 99' TERM INT USR1
@@ -278,11 +278,11 @@ else
     echo "skipped node.sh being killed: setpriv has no --pdeathsig here"
 fi
 
-# One rank is stopped and saved, another fails: that counts.
+# One rank is stopped and saved, another fails: the failure counts.
 # shellcheck disable=SC2016  # for the rank's shell
 runs 9 "rank 0 has saved, rank 1 fails" node --ranks 2 -- sh -c '[ "$RANK" -eq 1 ] || exit 75; sleep 1; exit 9'
 
-# Runs of the trainer: small, and of sizes that no number of ranks divides. The comparison is with ranks that it forks.
+# Runs of the trainer: small, with sizes that no number of ranks divides, compared with ranks that it forks.
 "$build/corpus" --out text --bytes 60000 --val-bytes 6000 > out.txt 2>&1 &&
     "$build/tokenize" --bytes text_train.txt --out text --val 0 >> out.txt 2>&1
 check "a corpus for the trainer" [ $? -eq 0 ]
@@ -302,9 +302,9 @@ check "three ranks and four differ, so that the comparison means something" [ $?
 # ----------------------------------------------------------------------------------------------------
 # 3. nodes.sh
 
-# In place of ssh: hosts that are all this machine. They start elsewhere, with an environment of their own, as with ssh.
-# On host two a shell reads the words, as with ssh; on host one they are the command, as with `ip netns exec`. A host
-# named 'gone' cannot be reached.
+# Replaces ssh: all hosts are this machine. Commands start in another directory, with their own environment, as with
+# ssh. On host two a shell reads the words, as with ssh; on host one they are the command, as with `ip netns exec`. The
+# host 'gone' cannot be reached.
 cat > bin/here.sh <<'END'
 host=$1
 shift
@@ -390,7 +390,7 @@ networks() {
     ends $second 0 "2 x 2 ranks by hand, the second host"
     check "their weights too are those of train --ranks 4" same forked4 hand
 
-    # A run without end, in which the cable is cut.
+    # A run without end, during which the cable is cut.
     sh "$here/nodes.sh" $lan --logs logs-cut --ssh "ip netns exec" -- \
         "$train" $flags --steps 1000000 --timeout $TIMEOUT --out cut > out.txt 2>&1 &
     process=$!
@@ -442,8 +442,8 @@ echo "$@" > scontrol.txt
 END
 chmod +x bin/srun bin/scontrol
 
-# batch COMMAND...: slurm.sbatch as Slurm starts it: with variables of the job, and of a task 0 that is none. The ranks'
-# port follows from the number of the job.
+# batch COMMAND...: slurm.sbatch as Slurm starts it: with variables of the job, and of a task 0 that is not a rank. The
+# ranks' port follows from the job number.
 job=$$
 batch() {
     rm -f srun.txt scontrol.txt

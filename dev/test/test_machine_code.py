@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""test_machine_code.py [LAUNCHES]: dev/machine_code.py and dev/bounds.py, on a small listing, and on what
-dev/launches.cu, compiled, lists of a step. Needs neither CUDA nor a package."""
+"""test_machine_code.py [LAUNCHES]: dev/machine_code.py and dev/bounds.py, on a small listing, and on the
+launches of a step that dev/launches.cu, compiled, lists. Needs neither CUDA nor a package."""
 
 import io
 import os
@@ -25,7 +25,7 @@ def check(name, value, expected):
         print("FAILED  %s: %s instead of %s" % (name, value, expected))
 
 
-# The listing has norm_forward_kernel<8, true> as e7aafc3 had it, whose 16 bytes were stored by fours; a kernel that
+# The listing has norm_forward_kernel<8, true> as of commit e7aafc3, which stored 16 bytes four at a time; a kernel that
 # stores 16 bytes, and twice 4 bytes at addresses that differ by more than it seems; and a loop with two loops in it.
 with open(os.path.join(here, "fixtures/machine_code.sass")) as file:
     kernels = {mangled: code.kernel_analyse(lines) for mangled, lines in code.listing_read(file).items()}
@@ -77,7 +77,7 @@ check("ptxas", code.ptxas_read(ptxas.splitlines()),
 check("PTX", code.ptx_threads([".visible .entry _Z1a(", ".maxntid 16, 8, 2"]), {"_Z1a": 256})
 check("a name", code.name_short("void softmax<(int)8, (Kind)2, true>(unsigned short*)"), "softmax<8,2,true>")
 
-# Bounds, of a norm whose loop loads 64 bytes a thread.
+# Bounds, for a norm whose loop loads 64 bytes per thread.
 h100 = bounds.GPUS["H100"]
 launch = {"kernel": "norm_backward_kernel<8,true>", "grid": [1320, 1, 1], "threads": 64, "shared": 0,
           "arguments": [1, 1, 1, 1, 1, 1, 1, 65536, 768]}

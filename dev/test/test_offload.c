@@ -3,10 +3,10 @@
 //   cc -std=c11 -O2 -I. dev/test/test_offload.c -o build/test_offload -lm -pthread && build/test_offload
 //
 //   passes     forward, backward and in any order, read ahead or not, in a file and in memory: every piece holds what
-//              was put there last, also where the thread is slow
-//   faults     a read or a write that fails is one sentence, and the store stays failed
-//   damage     a byte that changes in the file is found when it is read, anywhere in a piece, by whoever reads it
-//   places     directories that are missing, read-only or full: refused before anything is kept there; nothing is left
+//              was last stored in it, even if the thread is slow
+//   faults     a read or a write that fails gives one error message, and the store stays failed
+//   damage     a byte that changes in the file is detected when read, anywhere in a piece, whichever call reads it
+//   places     directories that are missing, read-only or full: refused before anything is stored; nothing is left
 //   overlap    work, reads and writes of different pieces run at the same time
 //
 #include "llmtrain/offload.h"
@@ -19,7 +19,7 @@ static const size_t SIZES[PIECES] = {5000, 1, 4096, 40000, 12288, 8191, 300};
 typedef struct {
     Offload store;
     char* slots;
-    uint32_t written[PIECES];  // the seed of what each piece holds; 0: zeros
+    uint32_t written[PIECES];  // seed of each piece's contents; 0: zeros
 } Store;
 
 static bool store_open(Store* s, const char* directory, size_t slots, Error* error) {
@@ -28,7 +28,7 @@ static bool store_open(Store* s, const char* directory, size_t slots, Error* err
     for (size_t p = 0; p < PIECES; p++) offload_size(&s->store, p, SIZES[p]);
     s->slots = (char*)allocate(offload_memory(&s->store));
     need(s->slots != NULL, "memory for slots");
-    s->store.slots = s->slots + 1;  // any boundary will do
+    s->store.slots = s->slots + 1;  // must work at any alignment
     return offload_open(&s->store, directory, 3, 0, NULL, error);
 }
 
@@ -41,7 +41,7 @@ static unsigned char content(uint32_t seed, size_t piece, size_t i) {
     return seed ? (unsigned char)(seed * 31 + piece * 7 + i * 13 + i / 256) : 0;
 }
 
-// Takes a piece, looks whether it holds what it should unless it is fresh, and writes something new if `changes`.
+// Takes a piece, checks its contents unless it is fresh, and writes new contents if `changes`.
 static bool visit(Store* s, size_t p, bool fresh, bool changes, Error* error) {
     unsigned char* data = (unsigned char*)offload_take(&s->store, p, fresh, error);
     size_t wrong = 0;
@@ -54,7 +54,7 @@ static bool visit(Store* s, size_t p, bool fresh, bool changes, Error* error) {
     return true;
 }
 
-// Passes of all kinds; false as soon as the store has failed.
+// Passes of all kinds; false once the store has failed.
 static bool passes(Store* s, Error* error) {
     for (size_t p = 0; p < PIECES; p++)
         if (!visit(s, p, false, false, error)) return false;  // zeros
@@ -62,7 +62,7 @@ static bool passes(Store* s, Error* error) {
         bool backward = pass % 2, ahead = pass % 3 != 0, fresh = pass % 4 == 2, shuffled = pass > 8;
         for (size_t i = 0; i < PIECES; i++) {
             size_t p = shuffled ? random_bits(1, RANDOM_TEST, pass, i) % PIECES : backward ? PIECES - 1 - i : i;
-            if (ahead) offload_ahead(&s->store, backward ? p - 1 : p + 1, 1 + pass % 4);  // also some that do not exist
+            if (ahead) offload_ahead(&s->store, backward ? p - 1 : p + 1, 1 + pass % 4);  // some do not exist
             if (!visit(s, p, fresh, pass % 5 != 4, error)) return false;
         }
         if (pass % 3 != 1) continue;
@@ -111,7 +111,7 @@ static void passes_body(const void* directory) {
 typedef struct {
     const char* name;
     const char* fault;    // LLMTRAIN_TEST_FAULT
-    const char* prepare;  // what is at "place"; options of mounting it
+    const char* prepare;  // what "place" is, or its mount options
     const char* says;
 } Case;
 
@@ -176,8 +176,8 @@ static void file_flip(const Offload* o, size_t at) {
     need(pwrite(o->file, page, DISK_ALIGN, first) == (ssize_t)DISK_ALIGN, "a page of the file");
 }
 
-// Two pieces: one of several checksums, one that was never written. Each time another byte of one changes while neither
-// is in memory, and the other way to read meets it.
+// Two pieces: one of several checksums, one that was never written. Each time another byte of one piece changes while
+// neither is in memory, and the next read must detect it, by either call.
 static void damage_body(const void* context) {
     enum { LARGE = 3 * (64 << 10) + 5000, SMALL = 5000 };
     static const size_t flips[][2] = {{0, 0}, {0, 65535}, {0, 65536}, {0, 3 * 65536 + 4000}, {1, 0}, {1, 4999}};
@@ -196,7 +196,7 @@ static void damage_body(const void* context) {
         unsigned char* data = (unsigned char*)offload_take(&o, 0, true, &error);
         for (size_t k = 0; k < LARGE; k++) data[k] = content(1, 0, k);
         offload_give(&o, 0, true);
-        for (size_t k = 2; k < 4; k++) {  // which take the two slots
+        for (size_t k = 2; k < 4; k++) {  // they take the two slots
             need(offload_flush(&o, &error) && offload_take(&o, k, false, &error) != NULL, "%s", error.text);
             offload_give(&o, k, false);
         }
@@ -216,10 +216,10 @@ static void damage_body(const void* context) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// Work under copies
+// Overlap of work and copies
 
-// Passes over pieces, of which each takes work, a read and a write of 4 ms: all three run at the same time. How far they
-// do is the sum of their times over the time of the whole: 3 at most, and 1.5 if reads and writes take turns.
+// Passes over pieces that each take work, a read and a write of 4 ms, all three at the same time. The overlap is the
+// sum of their times over the total time: 3 at most, and 1.5 if reads and writes take turns.
 static void overlap_body(const void* context) {
     enum { PASSES = 3 };
     Store s;

@@ -1,12 +1,12 @@
-// test_optimizers.c: what optimizers with narrow or factored states compute, over 100 steps and as maps.
+// test_optimizers.c: optimizers with narrow or factored states: results over 100 steps, and code maps.
 //
 //   cc -std=c11 -O2 -fopenmp -I. dev/test/test_optimizers.c -o build/test_optimizers -lm && build/test_optimizers
 //
-//   maps       the numbers that 8 bits stand for have bitsandbytes' bits; the code of a number is that of the nearest:
-//              beside each middle between two, and for random numbers of all sizes
-//   100 steps  the weights of a matrix with heads, an embedding with a row that has no gradient, and a vector are those
-//              of torch, bitsandbytes' arithmetic or a float64 program: dev/peers/optimizers.py made the fixture
-//   parts      a tensor updated in the slices that ZeRO may cut has the same bits as the whole
+//   maps       the values of the 8-bit codes have bitsandbytes' bits; a number gets the code of the nearest value: next
+//              to each midpoint of two, and for random numbers of all sizes
+//   100 steps  the weights of a matrix with heads, an embedding with a row without gradient, and a vector equal those
+//              of torch, bitsandbytes' arithmetic or a float64 program, within bounds: dev/peers/optimizers.py
+//   parts      a tensor updated in slices, cut as ZeRO may, has the same bits as the whole
 //
 // One step of each, on both backends and for each storage dtype, is in operations.h.
 
@@ -23,8 +23,8 @@ static const struct {
 enum { WEIGHTS = 48 * 40 + 37 * 24 + 300 };
 
 // In the order of the fixture. A step moves a weight by about lr. `unit`: the rounding errors of float in a step, in
-// places of the step and the weight: of some ten operations and of the sums; errors of 100 steps add at random.
-// jumps: the weights, of 1000, that may be off by `jump` lr instead, since a state was rounded to a neighbour.
+// units in the last place of the step and the weight, of about ten operations and of the sums; errors of 100 steps add
+// at random. jumps: of 1000 weights, how many may be off by `jump` lr, because a state was rounded to a neighbour.
 static const struct {
     OptimizerKind kind;
     double unit, jumps, jump;
@@ -37,7 +37,7 @@ static float fixture[COUNT_OF(METHODS) * WEIGHTS + MAPS];
 // ------------------------------------------------------------------------------------------------
 // Maps
 
-// The number of 0 up to 1 that is nearest to x, by looking at all; in the middle the one nearer to 0.
+// The value from 0 to 1 nearest to x, by trying all; at a midpoint the one nearer to 0.
 static int nearest(const float* numbers, int count, float x) {
     int best = 0;
     while (best + 1 < count && x > (numbers[best] + numbers[best + 1]) * 0.5f) best++;
@@ -93,7 +93,7 @@ static void test_maps(void) {
 // ------------------------------------------------------------------------------------------------
 // Steps
 
-// A tensor and all that its update needs.
+// A tensor and the buffers of its update.
 typedef struct {
     OptimizerSlice slice;
     floatX params[48 * 40];
@@ -119,7 +119,7 @@ static void begin(Trained* t, OptimizerKind kind, size_t number) {
         t->params[i] = floatX_of((random_uniform(1, RANDOM_TEST, 0, t->slice.first + i) - 0.5f) * 0.25f);
 }
 
-// Elements [first, end) of the tensor, whose states are cut as ZeRO cuts them.
+// Elements [first, end) of the tensor, with its states cut as ZeRO cuts them.
 static OptimizerSlice part(const Trained* t, OptimizerKind kind, size_t first, size_t end) {
     OptimizerSlice slice = t->slice;
     slice.params += first;
@@ -134,7 +134,7 @@ static OptimizerSlice part(const Trained* t, OptimizerKind kind, size_t first, s
     return slice;
 }
 
-// In parts of this length; 0: whole.
+// Updates in parts of this length; 0: whole.
 static void step(Trained* t, OptimizerKind kind, size_t number, uint64_t update, size_t length) {
     OptimizerStep o;
     memset(&o, 0, sizeof o);

@@ -1,9 +1,9 @@
-// test_optimizers_matrix.c: Muon, GaLore and LDAdam against float64, as dev/peers/optimizers_matrix.py computes them.
+// test_optimizers_matrix.c: Muon, GaLore and LDAdam against float64 results of dev/peers/optimizers_matrix.py.
 //
-//   updates     100 of each, of a wide matrix, a tall one, and three in one tensor: the weights at the end
-//   subspaces   leading singular vectors are those of NumPy's SVD; bases are orthonormal, also of a matrix of zeros
+//   updates     100 of each, of a wide matrix, a tall one, and three in one tensor: the final weights
+//   subspaces   leading singular vectors equal NumPy's SVD; bases are orthonormal, even for a matrix of zeros
 //   bits        the same for 1 and 3 threads, and for a tensor at another address
-//   others      what is no hidden matrix gets AdamW's update, to the bit
+//   others      a tensor that is not a hidden matrix gets AdamW's update, to the bit
 
 #include "kernels_cpu.h"
 #include "llmtrain/safetensors.h"
@@ -46,7 +46,7 @@ static const TestShape SHAPES[] = {
     {"stacked", {.rows = 24, .cols = 16, .hidden = true, .stacked = {12, 6, 6}}},
 };
 
-// A tensor with its states, each in memory of its own to the element.
+// A tensor with its states, each in an exactly sized allocation.
 typedef struct {
     OptimizerSlice slice;
     float* grads;
@@ -158,7 +158,7 @@ static void test_subspaces(void) {
         for (size_t i = 0; i < ROWS; i++)
             worst = fmax(worst, fabs(sign * (double)basis[k * ROWS + i] - expected[k * ROWS + i]));
     }
-    // The third singular value is a sixteenth of the first, whose rounding errors it sees.
+    // The third singular value is a sixteenth of the first, whose rounding errors affect it.
     check_bound(worst, 16 * 16 * 0x1p-24, "leading singular vectors against NumPy's SVD");
     check_bound(not_orthonormal(basis, RANK, ROWS), 16 * 0x1p-24, "they are orthonormal");
     memcpy(other, basis, sizeof basis);
@@ -172,7 +172,7 @@ static void test_subspaces(void) {
     free(expected);
 }
 
-// An embedding and a vector are AdamW's, whose m and v are then other states of the row.
+// An embedding and a vector get AdamW's update, whose m and v are then other states in OPTIMIZERS.
 static void test_others(OptimizerKind kind) {
     const TensorShape shapes[2] = {{.rows = 5, .cols = 8}, {.rows = 40}};
     for (size_t s = 0; s < COUNT_OF(shapes); s++) {
@@ -198,9 +198,8 @@ int main(void) {
     Error error;
     tests_begin("test_optimizers_matrix");
     need(safetensors_open(&fixture, "dev/test/fixtures/optimizers_matrix.safetensors", &error), "%s", error.text);
-    // In each update a weight of about 1 is rounded, and its direction is, as much larger as it is amplified: by the
-    // slope at 0 of Muon's five iterations, 3.4445^5; by the square of the ratio of the first to the third singular
-    // value.
+    // Each update rounds a weight of about 1 and a direction, whose error is amplified: by the slope at 0 of Muon's
+    // five iterations, 3.4445^5; by the square of the ratio of the first to the third singular value.
     test_updates(OPTIMIZER_MUON, STEPS * 0x1p-24 * (1 + 0.01 * 0.2 * sqrt(24.0) * pow(3.4445, 5)));
     test_updates(OPTIMIZER_GALORE, STEPS * 0x1p-24 * (1 + 0.01 * 16 * 16));
     test_updates(OPTIMIZER_LDADAM, STEPS * 0x1p-24 * (1 + 0.01 * 16 * 16));

@@ -1,31 +1,31 @@
-// test_ranks.c: training by several ranks: whatever their number, the ZeRO stage and the launcher, it is one run.
+// test_ranks.c: training on several ranks: for any number, ZeRO stage and launcher, it is the same run.
 //
 //   cc -std=c11 -O2 -I. dev/test/test_ranks.c -o build/test_ranks -lm -pthread
 //   build/test_ranks [--train PATH] [--train16 PATH] [--train-mpi PATH] [--only NAME] [--overlap on|off]
 //
-//   data        ranks read different samples, and together what one rank reads
-//   stages      1 to 4 ranks, each ZeRO stage, three models: weights and optimizer state end with the bits of one
+//   data        ranks read different samples, and together the samples that one rank reads
+//   stages      1 to 4 ranks, each ZeRO stage, three models: final weights and optimizer state have the bits of one
 //               rank, and losses are its. Gradients are accumulated and clipped, some steps are skipped, one model has
 //               dropout
 //   float       --reduce float without accumulation: the same bits in all stages
 //   storage     --reduce storage against --reduce exact; also the stages of a 16-bit build (--train16)
 //   recompute   whatever the backward recomputes, the bits are those of a run that keeps everything
 //   resume      10 steps + resume + 10 steps have the bits of 20; a run moves between numbers of ranks and stages;
-//               another begins with its weights
+//               another run starts from its weights
 //   optimizers  each of them: the bits of one rank in every stage, and after moving between numbers of ranks
 //   launch      ranks started by hand and by mpirun, over sockets and MPI (--train-mpi), have the bits of --ranks N
 //   memory      the peak of each rank is what --plan says
 //   overlap     communication that takes longer does not make the step longer while there is work to do under it
-//   faults      a rank that is killed or stopped at any point of a step: the others say which, in time, and end; a
-//               rank that is asked to stop: all save and end
-//   refusals    ranks that do not fit together, that do not come, flags that cannot be
-//   corruption  a bit that changes in the parameters of one rank, or in what it computes with them, is found
-//   rewind      a run that diverges goes back to the same checkpoint and on to the same bits, for every number of ranks
-//               and stage; where it cannot, it says why
-//   slow        a rank that is slower than the others is named
+//   faults      a rank that is killed or stopped at any point of a step: the others report it, in time, and end; a
+//               rank that gets a stop signal: all save and end
+//   refusals    ranks that do not fit together or never connect, impossible flags
+//   corruption  a bit that changes in one rank's parameters, or in what it computes with them, is detected
+//   rewind      a run that diverges rewinds to the same checkpoint and continues with the same bits, for every number
+//               of ranks and stage; if it cannot, it says why
+//   slow        a straggler is reported
 //
-// The test starts the program in a directory of its own and reads what it leaves there. Where a rank is to fail it is
-// started by hand: the test is the launcher, and sees how each rank ends, when, and with how much memory.
+// The test starts the program in a directory of its own and reads its output there. If a rank is to fail, the test acts
+// as the launcher, and sees how each rank ends, when, and with how much memory.
 
 #include "llmtrain/data.h"
 #include "llmtrain/files.h"
@@ -37,9 +37,9 @@
 
 #define RANKS_MAX ((size_t)4)
 #define STEPS 20
-#define TIMEOUT_MS 3e3      // --timeout where something is to fail
+#define TIMEOUT_MS 3e3      // --timeout where something should fail
 #define SLACK_MS 3e3        // what a busy machine may add to it
-#define LIMIT_MS 60e3       // after which a program is said to hang
+#define LIMIT_MS 60e3       // after this a program counts as hung
 #define LOSS_BOUND 1e-5     // relative, between numbers of ranks: sums in another order, over 20 steps, in float
 
 static struct {
@@ -48,7 +48,7 @@ static struct {
     bool mpirun;
 } test;
 
-// A text that lasts as long as the test.
+// A formatted text that stays valid until the test ends.
 HARNESS_FORMAT(1, 2) static const char* kept(const char* format, ...) {
     static char* texts[2048];
     static size_t count;
@@ -72,22 +72,22 @@ typedef struct {
     Starter launch;
     const char* program;        // NULL: that of --train
     size_t world;
-    const char* arguments[3];   // one after the other, see flags_add
+    const char* arguments[3];   // in order, see flags_add
     const char* variables;      // of all ranks, see environment_set
     const char *odd_arguments, *odd_variables;  // BY_HAND: of rank 1 alone
-    size_t started;             // BY_HAND: ranks that are started; 0: all
-    size_t port;                // BY_HAND: 0: a free one
-    size_t ballast;             // bytes that a process has before it becomes the program
-    bool full_pipe;             // standard error can take nothing before the test reads it
+    size_t started;             // BY_HAND: number of ranks to start; 0: all
+    size_t port;                // BY_HAND: 0: any free port
+    size_t ballast;             // bytes that a process allocates before it becomes the program
+    bool full_pipe;             // standard error is full until the test reads it
 } Task;
 
 typedef struct {
     size_t count;
     Program programs[RANKS_MAX];
-    int port;                   // the socket that keeps the port from others; -1: none
+    int port;                   // socket that reserves the port; -1: none
 } Job;
 
-// Flags as one text, "--steps 3 --lr 1e-3", every flag with its value; one that is there already gets the new value.
+// Adds flags from a text, "--steps 3 --lr 1e-3", each with a value; a flag that is already there gets the new value.
 static void flags_add(Words* w, const char* text) {
     while (text && *text) {
         size_t length = strcspn(text, " "), flag = 0;
@@ -101,7 +101,7 @@ static void flags_add(Words* w, const char* text) {
     }
 }
 
-// What a process is told by variables.
+// What determines a process' environment variables.
 typedef struct {
     const Task* task;
     size_t rank, port;
@@ -144,8 +144,8 @@ static void job_start(Job* job, const Task* task) {
     }
 }
 
-// Waits until all processes of the jobs have ended. One that is stopped is killed when the others of its job have
-// ended, and so is all that still runs after LIMIT_MS.
+// Waits until all processes of the jobs have ended. Stopped ones are killed when the others of their job have ended,
+// and so are all that still run after LIMIT_MS.
 static void jobs_wait(Job* jobs, size_t count) {
     for (bool busy = true; busy;) {
         busy = false;
@@ -166,7 +166,7 @@ static void job_print(const Job* job) {
     for (size_t i = 0; i < job->count; i++) program_print(&job->programs[i], text_of("process %zu", i));
 }
 
-// Starts a job and waits for it; true if all of it ended well.
+// Starts a job and waits for it; true if all processes succeeded.
 static bool job_run(Job* job, const Task* task) {
     bool good = true;
     job_start(job, task);
@@ -186,8 +186,8 @@ typedef struct {
 #define COMMON "--layers 2 --batch 2 --steps 20 --lr 3e-3 --warmup 3 --schedule constant --clip 0.5 --spike-sigma 0 " \
                "--spike-warmup 4 "
 
-// 24 sequences make a step: 12, 6, 4 or 3 micro-batches for 1 to 4 ranks. Nothing divides the odd one. Steps whose norm
-// is over --clip times --spike-skip are skipped; each model has some.
+// A step has 24 sequences: 12, 6, 4 or 3 micro-batches for 1 to 4 ranks. The odd model's sizes are divisible by
+// nothing. Steps whose norm exceeds --clip times --spike-skip are skipped; each model has some.
 static const Shape SHAPES[] = {
     {"gpt2", COMMON "--family gpt2 --data train.bin --val val.bin --heads 2 --channels 32 --seq 24 --total-batch 576 "
              "--spike-skip 1.5"},
@@ -198,8 +198,8 @@ static const Shape SHAPES[] = {
 };
 enum { GPT2, LLAMA, ODD, SHAPE_COUNT };
 
-// Trains into the directory `name`, unless it is there and is not to be resumed. Without the last step in it, what
-// compares it with others fails.
+// Trains into the directory `name`, unless it exists and is not to be resumed. If the run fails, its last step is
+// missing and comparisons with it fail.
 static const char* run_make(const char* name, Task task, const char* shape, const char* more) {
     Job job;
     if (directory_exists(name) && !(more && strstr(more, "--resume"))) return name;
@@ -216,9 +216,9 @@ static Task forked(size_t world) {
     return task;
 }
 
-// The run of a shape on so many ranks at a stage that several tests refer to.
+// The run of a shape on `world` ranks at a stage, which several tests use.
 static const char* run_usual(size_t shape, size_t world, size_t zero) {
-    // Among several ranks sums are exact by default, for one they are not.
+    // Sums are exact by default for several ranks, but not for one.
     return run_make(kept("%s-%zu-zero%zu", SHAPES[shape].name, world, zero), forked(world), SHAPES[shape].arguments,
                     kept("%s--zero %zu", world == 1 ? "--reduce exact " : "", zero));
 }
@@ -229,7 +229,7 @@ static double log_last(const char* run, const char* key) {
     return count > 0 ? values[count - 1] : NAN;
 }
 
-// The largest relative difference of a key between two runs of 20 steps; infinite where one is not whole.
+// The largest relative difference of a key between two runs of 20 steps; infinite if one is incomplete.
 static double logs_apart(const char* a, const char* b, const char* key) {
     double x[STEPS], y[STEPS], worst = 0;
     if (log_numbers(x, STEPS, a, key) != STEPS || log_numbers(y, STEPS, b, key) != STEPS) return INFINITY;
@@ -252,7 +252,7 @@ static bool same_tensors(const char* a, const char* b, size_t step) {
     return hash != 0 && hash == weights_hash(text_of("%s/step_%08zu", b, step), &error);
 }
 
-// The bits of the weights and the optimizer state, and of the losses of all steps.
+// Whether weights and optimizer state, and the losses of all steps, have the same bits.
 static bool same_runs(const char* a, const char* b) {
     return same_tensors(a, b, STEPS) && logs_apart(a, b, "loss") == 0;
 }
@@ -297,7 +297,7 @@ static void test_data(void) {
 // ------------------------------------------------------------------------------------------------
 // Stages
 
-// Steps of a run that were skipped, and those whose gradient was cut to the norm 0.5.
+// Counts a run's skipped steps, and those whose gradient was clipped to the norm 0.5.
 static void count_guarded(size_t* skipped, size_t* clipped, const char* run) {
     double norms[STEPS], skips[STEPS];
     size_t count = log_numbers(norms, STEPS, run, "grad_norm");
@@ -373,11 +373,11 @@ static void test_float(void) {
 
 static const struct {
     const char* name;
-    double epsilon;  // from one to the next number
+    double epsilon;  // distance from 1 to the next number
 } TYPES[] = {{"fp32", 0x1p-23}, {"bf16", 0x1p-7}, {"fp16", 0x1p-10}};
 
-// Gradients that travel in the type of storage lose what it cannot hold: each of a few roundings is half an epsilon,
-// and the losses move by less than the gradients. The program names its type in its help.
+// Gradients reduced in the storage dtype are rounded: each of a few roundings is half an epsilon, and the losses change
+// by less than the gradients. The program's help shows its dtype.
 static void expect_storage(const char* program, size_t shape) {
     Job job;
     Task task = {.launch = BY_HAND, .program = program, .world = 1, .arguments = {"--help"}};
@@ -419,7 +419,7 @@ static void test_storage(void) {
 
 // Each level with each number of ranks and stage in turn; test_train has every level with every dtype.
 static void test_recompute(void) {
-#ifdef __SANITIZE_ADDRESS__  // which takes memory too, more than the model
+#ifdef __SANITIZE_ADDRESS__  // uses more memory than the model
     static const char* const levels[] = {"norms", "gelu", "attention", "block", "auto --memory 1"};
 #else
     static const char* const levels[] = {"norms", "gelu", "attention", "block", "auto --memory 0.02"};
@@ -471,7 +471,7 @@ static void test_resume(void) {
 // ------------------------------------------------------------------------------------------------
 // Optimizers
 
-// Each row of OPTIMIZERS: every stage, and its states saved by some ranks and loaded by others.
+// Each optimizer of OPTIMIZERS: every stage, and its states saved by some ranks and loaded by others.
 static void test_optimizers(void) {
     static const struct { size_t world, zero, until; } moves[] = {{3, 2, 7}, {2, 1, 13}, {3, 0, STEPS}};
     for (int kind = 0; kind < OPTIMIZER_COUNT; kind++) {
@@ -511,8 +511,7 @@ static void test_launch(void) {
     job_free(&job);
     for (size_t world = 1; world <= RANKS_MAX && test.mpirun; world++) {
         expect_launch("of mpirun, over sockets,", test.train, MPIRUN, world);
-        // MPI itself does not free all it takes: where the program is built with the address sanitizer it is not to say
-        // so.
+        // MPI itself leaks memory: where the program is built with AddressSanitizer, leaks are not reported.
         setenv("ASAN_OPTIONS", "detect_leaks=0", true);
         if (test.train_mpi[0]) expect_launch("of mpirun, over MPI,", test.train_mpi, MPIRUN, world);
         unsetenv("ASAN_OPTIONS");
@@ -528,7 +527,7 @@ static void test_launch(void) {
 
 #define LONG "--data train.bin --family gpt2 --layers 8 --heads 4 --channels 128 --seq 128 --batch 8 --steps 2"
 
-// What --plan says that each rank takes: the total, and what stands beside it.
+// The memory that --plan predicts for each rank: the total, and the part outside it.
 static double plan_bytes(const char* text) {
     double bytes = 0;
     for (const char* line = text; (line = strstr(line, "\n  ")) != NULL; line++)
@@ -537,8 +536,8 @@ static double plan_bytes(const char* text) {
     return bytes;
 }
 
-// The plan against the peaks of the ranks. These are started by hand, since the peak of a
-// process is known to who started it.
+// The plan against the peaks of the ranks, which are started by hand, since only a parent process can read the peak of
+// its children.
 static double expect_memory(const char* model, size_t world, size_t zero, const char* recompute) {
     Job job;
     Task task = {.world = world,
@@ -596,14 +595,14 @@ static void test_memory(void) {
 enum { BUCKETS = 26 };  // 24 blocks, the embeddings, the head
 #define DEEP "--data train.bin --family gpt2 --layers 24 --heads 2 --channels 64 --seq 64 --batch 8 --total-batch 1024"
 
-// Of a step of 2 ranks, in ms: the least time, and the middle of what rank 0 waited for others.
+// For a step of 2 ranks, in ms: the minimum time, and the median of rank 0's wait for others.
 typedef struct {
     double step, wait;
 } Steps;
 
-// Improves on `best`: a run in which rank 0 begins every collective over the flat vector delay_ms later, and waits for
-// it at once if `blocking`. The least time, since other work on the machine makes steps longer, and what is not hidden
-// of a delay is in every step.
+// Improves `best` by a run in which rank 0 starts every collective over the flat vector delay_ms later, and waits for
+// it at once if `blocking`. Takes the minimum time, since other work on the machine makes steps longer, while the part
+// of a delay that is not hidden is in every step.
 static void time_steps(Steps* best, size_t zero, double delay_ms, bool blocking) {
     static size_t runs;
     const char* name = kept("overlap-%zu", runs++);
@@ -612,7 +611,7 @@ static void time_steps(Steps* best, size_t zero, double delay_ms, bool blocking)
     Task task = forked(2);
     task.variables = fault_variable(0, 1, kept("collective do delay %.3f%s", delay_ms, waits));
     run_make(name, task, DEEP, kept("--steps 10 --zero %zu", zero));
-    size_t count = log_numbers(ms, STEPS, name, "ms"), first = 2;  // memory and caches are warm then
+    size_t count = log_numbers(ms, STEPS, name, "ms"), first = 2;  // by then memory and caches are warm
     if (count <= first || log_numbers(waited, STEPS, name, "wait_share") != count) return;
     for (size_t i = 0; i < count; i++) waited[i] *= ms[i];
     qsort(ms + first, count - first, sizeof(double), compare_doubles);
@@ -621,11 +620,11 @@ static void time_steps(Steps* best, size_t zero, double delay_ms, bool blocking)
     best->wait = fmin(best->wait, waited[first + (count - first) / 2]);
 }
 
-// Collectives are made longer by d ms each: on rank 0, for which the other waits. What that adds to a step, or to what
-// a rank waits for others in it, may be at most 15% of what it adds where every collective is waited for at once. Stage
-// 0 communicates under the backward, which takes at least half of a step; stages 1 and 2 gather parameters besides,
-// under the forward, which takes at least 0.3 of it; the delays of each are 0.6 of that together. A machine with other
-// work can be slow at the wrong time: up to four runs of each kind, the best counts.
+// Each collective takes d ms longer on rank 0, for which the other rank waits. This may add to a step, or to a rank's
+// waiting in it, at most 15% of what it adds if every collective is waited for at once. Stage 0 communicates during the
+// backward, which takes at least half of a step; stages 1 and 2 also gather parameters during the forward, which takes
+// at least 0.3 of it; the delays of each are 0.6 of that in total. Other work may slow the machine down at the wrong
+// time: up to four runs of each kind, the best counts.
 static void test_overlap(void) {
     for (size_t zero = 0; zero < 3; zero++) {
         size_t collectives = zero == 0 ? BUCKETS : 2 * BUCKETS;
@@ -655,7 +654,7 @@ static void test_overlap(void) {
 // ------------------------------------------------------------------------------------------------
 // Failures
 
-// Lines of stderr; bad are those that are no sentence of the program.
+// Counts the program's messages on stderr; bad counts all other lines.
 static size_t count_sentences(const char* text, size_t* bad) {
     size_t count = 0;
     *bad = 0;
@@ -667,14 +666,14 @@ static size_t count_sentences(const char* text, size_t* bad) {
     return count;
 }
 
-// Whether a process has ended by itself with this exit code (0: 1 or 2), and said why in one sentence.
+// Whether a process ended by itself with this exit code (0: 1 or 2), and said why in one message.
 static bool says_why(const Program* p, int code) {
     size_t bad, sentences = count_sentences(p->text[1], &bad);
     int found = WIFEXITED(p->status) ? WEXITSTATUS(p->status) : -1;
     return !p->late && sentences == 1 && bad == 0 && (code ? found == code : found == 1 || found == 2);
 }
 
-// Whether the first rank that a sentence speaks of is the one, not counting its beginning "train: rank R: ".
+// Whether the first rank mentioned in a message is this one, not counting the prefix "train: rank R: ".
 static bool blames(const char* text, size_t rank) {
     size_t named;
     int used = 0;
@@ -684,23 +683,23 @@ static bool blames(const char* text, size_t rank) {
     return false;
 }
 
-// Whether no process is left of a program's group; what the test cannot wait for becomes its child.
+// Whether all processes of a program's group end; orphans become children of the test, which reaps them.
 static bool group_ends(pid_t group) {
     for (double until = now_ms() + SLACK_MS; kill(-group, 0) == 0 && now_ms() < until; sleep_ms(5))
         while (waitpid(-group, NULL, WNOHANG) > 0) {}
     return kill(-group, 0) != 0 && errno == ESRCH;
 }
 
-// A job whose ranks end with a sentence each; of forked ranks there is one process, and one sentence.
+// A job in which each rank ends with a message; with forked ranks, there is one process, and one message.
 typedef struct {
     const char* name;
     Task task;
-    int code;                       // of every process; 0: 1 or 2
-    const char *fragments[2];       // of the sentence of the first process; NULL: any
-    const char* prints;             // and in its standard output
-    enum { NOBODY, ENDS, KILLED, STOPPED } fate;  // of a victim, which all others blame
+    int code;                       // of each process; 0: 1 or 2
+    const char *fragments[2];       // in the first process' message; NULL: any
+    const char* prints;             // in its standard output
+    enum { NOBODY, ENDS, KILLED, STOPPED } fate;  // of a victim, which all others must report
     size_t victim;
-    double limit_ms;                // in which all end, after the victim or the beginning; 0: as a --timeout has it
+    double limit_ms;                // for all to end, after the victim or the start; 0: by --timeout
 } Failure;
 
 static void failure_judge(Job* job, const Failure* f) {
@@ -724,7 +723,7 @@ static void failure_judge(Job* job, const Failure* f) {
     job_free(job);
 }
 
-// Several at once, since they wait most of the time.
+// Runs several at once, since they mostly wait.
 static void failures_run(const Failure* failures, size_t count) {
     enum { AT_ONCE = 12 };
     static Job jobs[AT_ONCE];
@@ -736,8 +735,8 @@ static void failures_run(const Failure* failures, size_t count) {
     }
 }
 
-// Nobody reads the report of the first rank that has one, which rank 0 prints, for a while, and all the same it comes:
-// rank 0 does not end before that. Which rank's it is is chance; so there are some runs.
+// Nobody reads standard error for a while, to which rank 0 prints the first rank's report: it must still arrive, so
+// rank 0 must not end before that. Which rank is first is chance; hence several runs.
 static void expect_slow_reader(void) {
     enum { RUNS = 4, SENTENCE = 40 };
     static Job jobs[RUNS];
@@ -757,7 +756,7 @@ static void expect_slow_reader(void) {
           RANKS_MAX);
 }
 
-// One rank is asked to stop: all do after the same step, and it is saved.
+// One rank gets a stop signal: all stop after the same step, which is saved.
 static void expect_interrupt(void) {
     Job job;
     unsigned long long step = 0;
@@ -781,7 +780,7 @@ static void expect_interrupt(void) {
     job_free(&job);
 }
 
-// All that a step can have: a validation, a checkpoint, the gathering of parameters.
+// Everything that a step can include: a validation, a checkpoint, the gathering of parameters.
 #define WATCHED "--steps 3 --val-every 1 --val-windows 8 --ckpt-every 1 --timeout 3"
 
 static void test_faults(void) {
@@ -801,7 +800,7 @@ static void test_faults(void) {
                      .fate = act == 1 ? STOPPED : KILLED, .victim = victim};
         failures[i] = f;
     }
-    // With forked rank 0, the program that was started, the others end too, and there is nobody to say so.
+    // If forked rank 0, the program that was started, is killed, the others end too, but nobody reports it.
     for (size_t victim = 0; victim < 2; victim++) {
         Failure f = {.name = kept("--ranks %zu, rank %zu killed", RANKS_MAX, victim), .task = forked(RANKS_MAX),
                      .fate = victim == 0 ? KILLED : ENDS, .victim = victim};
@@ -822,7 +821,7 @@ static void test_faults(void) {
 #define REFUSED(what, exit_code, first, second, ...) \
     {.name = what, .code = exit_code, .fragments = {first, second}, .task = {__VA_ARGS__}}
 #define TWO .launch = BY_HAND, .world = 2
-// Rank 1 of 2 has another value of a flag.
+// Rank 1 of 2 has a different value for a flag.
 #define DISAGREE(flag, value) \
     REFUSED("another --" flag " on rank 1", 0, "--" flag, "rank 1", TWO, .odd_arguments = "--" flag " " value)
 #define FLAG(what, ranks, flags, first, second) \
@@ -874,10 +873,10 @@ static void test_refusals(void) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// What goes wrong without an end
+// Corruption and divergence
 
-// A bit is wrong in a parameter, where it stays; or while the ranks' forwards are compared, and only then, as that of a
-// faulty unit would be.
+// A bit flips in a parameter, where it stays; or in a forward, only while the ranks' forwards are compared, as in a
+// faulty arithmetic unit.
 static void test_corruption(void) {
     static Failure failures[3 * 3 * 2];
     for (size_t i = 0; i < COUNT_OF(failures); i++) {
@@ -898,7 +897,7 @@ static void test_corruption(void) {
           "where nothing is wrong, --check-every 1 finds nothing and changes nothing");
 }
 
-// How often a run has rewound, as its events tell.
+// How often a run has rewound, according to its events.
 static size_t count_rewinds(const char* run) {
     char* text = text_read(text_of("%s/events.jsonl", run), NULL);
     size_t count = count_in(text, "\"event\": \"rewound\"");
@@ -906,7 +905,7 @@ static size_t count_rewinds(const char* run) {
     return count;
 }
 
-// Every step stands in the log once, in order.
+// Every step is in the log once, in order.
 static bool log_is_whole(const char* run) {
     double steps[STEPS];
     bool good = log_numbers(steps, STEPS, run, "step") == STEPS && log_last(run, "step") == STEPS;
@@ -914,8 +913,8 @@ static bool log_is_whole(const char* run) {
     return good;
 }
 
-// Weights grow a thousandfold in each step, until they overflow, whatever the rounding. A thousandth of the rate is
-// harmless.
+// Weights grow a thousandfold in each step, until they overflow, whatever the rounding. A thousandth of the learning
+// rate is harmless.
 #define DIVERGING \
     "--family gpt2 --data train.bin --layers 2 --heads 2 --channels 32 --seq 24 --batch 4 --steps 20 " \
     "--warmup 0 --schedule constant --clip 0 --spike-skip 0 --threads 1 --optimizer sgd --lr 100 --weight-decay 10 "
@@ -930,8 +929,8 @@ static const Failure NO_REWINDS[] = {
      .task = {.world = 2, .arguments = {DIVERGING "--reduce float --out stuck-2 --diverged-after 3"}}},
 };
 
-// A run that diverges again at the same step was saved too late: each of its three rewinds goes further back than the one
-// before, with half of its learning rate.
+// If a run diverges again at the same step, its checkpoint was too late: each of its three rewinds goes further back
+// than the previous one, and halves the learning rate.
 static void test_repeated_rewinds(const char* run) {
     char* text = text_read(text_of("%s/events.jsonl", run), NULL);
     unsigned long long from, to, last = STEPS + 1;

@@ -4,17 +4,17 @@
 //   build/test_supervise --train build/train-FP32
 //   build/test_supervise --train ... --slack 10000                  on a slow machine, or under a sanitizer
 //
-//   1. supervisors  each in a directory of its own: how it ends, and what it leaves
+//   1. supervisors  each in a directory of its own: how it ends, and which files it leaves
 //   2. acts         what the commands do: this program, started as `test_supervise act INSTRUCTION...`
 //   3. steps        of cases: what happens to the supervisor, and what is expected
 //   4. output       cases that read it, or do not
 //   5. table        of the other cases
-//   6. trainer      a run of two ranks: killed, hung, and of one rank less; it ends with the bits of one left alone
+//   6. trainer      a run of two ranks: killed, hung, and with one rank fewer; it ends with an undisturbed run's bits
 //   7. units        heartbeats, events, words of a command, which rank is blamed
-//   8. main         cases run at once, since they wait most of the time
+//   8. main         cases run at once, since they mostly wait
 
 #include "data/shards.h"
-#define main supervise_main  // the program is included, so that what is tested is what ships
+#define main supervise_main  // the program is included, so that the test covers what ships
 #include "launch/supervise.c"
 #undef main
 #include "machine.h"
@@ -23,9 +23,9 @@
 #define CASE_MS 60e3        // after which a supervisor counts as hung
 #define FLOOD_BYTES ((size_t)10 << 20)
 
-static double slack_ms = 3000;  // that a busy machine may add
+static double slack_ms = 3000;  // allowed for a busy machine
 static const char* case_name = "";
-static bool linux_tells;  // how processes have ended, and which are stopped
+static bool linux_tells;  // Linux shows how processes have ended, and which are stopped
 static char self_path[FILE_PATH_MAX], train_path[FILE_PATH_MAX], supervise_path[FILE_PATH_MAX];
 
 static bool check_case(bool ok, const char* what) { return check(ok, "%s: %s", case_name, what); }
@@ -44,7 +44,7 @@ static bool check_text(const char* text, const char* fragment) {
 // ------------------------------------------------------------------------------------------------
 // 1. Supervisors
 //
-// Commands and cases leave lines in the file `trace` for whatever a check wants to know: what, process, time, more.
+// Commands and cases write lines to the file `trace` for the checks: name, process, time, more.
 
 static void trace(const char* what, const char* more) {
     char line[512];
@@ -59,7 +59,7 @@ typedef struct {
     char more[512];
 } Traced;
 
-// The number-th line (from 0) that begins with `what`; process 0, which there is not, if there are fewer.
+// The number-th line (from 0) whose name is `what`; with process 0, which does not exist, if there are fewer.
 static Traced trace_find(const char* what, size_t number) {
     static const Traced none = {0, (double)NAN, ""};
     char line[512], name[64];
@@ -83,7 +83,7 @@ static size_t trace_count(const char* what) {
     return count;
 }
 
-// The text of a file, "" if there is none.
+// The text of a file; "" if it does not exist.
 static const char* file_text(const char* path) {
     static char text[1 << 16];
     FILE* file = fopen(path, "re");
@@ -96,7 +96,7 @@ static size_t events_count(const char* event) {
     return count_in(file_text("events.jsonl"), text_of("\"event\": \"%s\"", event));
 }
 
-// As many as expected.
+// Checks a count.
 static bool check_count(size_t count, size_t expected, const char* what) {
     return check(count == expected, "%s: %s: %zu of %zu", case_name, what, count, expected);
 }
@@ -121,13 +121,13 @@ static bool is_said(const char* text, size_t number) { return count_in(file_text
 typedef struct {
     pid_t pid;
     double began, ended;
-    int output;             // to read its standard output from, if it is a pipe; otherwise -1
+    int output;             // its standard output, if that is a pipe; otherwise -1
 } Supervised;
 
-// Runs supervise_main in a process of its own with these words, in which SELF stands for this program, TRAIN for the
-// trainer and SUPERVISE for the supervisor; a command that begins with TRAIN or SUPERVISE is run as it stands. With
-// COMPANY first the supervisor has a child that the command has not started. Standard error goes to a file, standard
-// output to another, or to a pipe.
+// Runs supervise_main in a process of its own with these words, where SELF is this program, TRAIN the trainer and
+// SUPERVISE the supervisor; a command that begins with TRAIN or SUPERVISE is run as it is. With COMPANY first, the
+// supervisor has a child that the command did not start. Standard error goes to a file, standard output to another, or
+// to a pipe.
 static Supervised supervised_start(const char* text, bool piped) {
     static Words words;
     Supervised s = {0, now_ms(), NAN, -1};
@@ -191,7 +191,7 @@ static bool failure_read(Json* json, int number) {
     return good;
 }
 
-// A value of the post-mortem, as text. "1.phase" is that of rank 1, "output.1" the second line of the output.
+// A value of the post-mortem, as text. "1.phase" is rank 1's, "output.1" the second line of the output.
 static const char* failure_value(const Json* json, const char* key, uint32_t* value) {
     static char text[2048];
     uint32_t node = 0;
@@ -209,7 +209,7 @@ static const char* failure_value(const Json* json, const char* key, uint32_t* va
     return n->type == JSON_NULL ? "null" : n->type == JSON_TRUE ? "true" : n->type == JSON_FALSE ? "false" : text;
 }
 
-// "KEY VALUE"; "KEY ~TEXT": it has the text; "KEY >NUMBER"; "KEY LOWEST to HIGHEST", with slack; "KEY #N": elements.
+// "KEY VALUE"; "KEY ~TEXT": contains it; "KEY >NUMBER"; "KEY LOWEST to HIGHEST", with slack; "KEY #N": N elements.
 static void failure_check(const Json* json, const char* expected) {
     char key[64];
     int at = 0;
@@ -228,8 +228,8 @@ static void failure_check(const Json* json, const char* expected) {
 // ------------------------------------------------------------------------------------------------
 // 2. Acts
 //
-// An act is a list of instructions, NAME or NAME=VALUE, that each rank carries out one after the other; R:NAME is for
-// rank R alone. What follows a word that begins with -- is for the supervisor to read.
+// An act is a list of instructions, NAME or NAME=VALUE, that each rank executes in order; R:NAME is for rank R alone. A
+// word that begins with --, and all after it, are for the supervisor.
 
 #define FAULT_ONCE "TEST_FAULT_ONCE"
 
@@ -251,7 +251,7 @@ static void act_steps(uint64_t last) {
     }
 }
 
-// Heartbeats of one step (0: of the set-up) until the file exists, at most for so long.
+// Sends heartbeats of one step (0: of the set-up) until the file exists, for at most `ms`.
 static void act_await(const char* path, uint64_t step, double ms) {
     for (double until = now_ms() + ms; now_ms() < until && !(path && file_exists(path)); sleep_ms(10))
         heartbeat(step ? HEARTBEAT_STEP : HEARTBEAT_SETUP, step);
@@ -266,7 +266,7 @@ static void act_asked(int number) {
     _exit(0);
 }
 
-// Works until a signal comes, and then says that it has saved.
+// Works until a signal comes, and then reports a save.
 static int act_preempted(void) {
     signal(SIGTERM, act_handler);
     signal(SIGUSR1, act_handler);
@@ -291,7 +291,7 @@ static void act_flood(void) {
     }
 }
 
-// What a process inherits is as if there were no supervisor.
+// Whether a process inherits the same as without a supervisor.
 static bool act_is_clean(void) {
     sigset_t mask;
     struct sigaction pipe_action, size_action;
@@ -304,12 +304,12 @@ static bool act_is_clean(void) {
     return clean;
 }
 
-// Children that a SIGTERM to the command's process, session or children does not end.
+// Children that survive a SIGTERM to the command's process, session and children.
 static void act_deaf(void) {
     for (int i = 0; i < 3; i++) {
         if (fork() > 0) continue;
         if (i == 0) signal(SIGTERM, SIG_IGN);
-        if (i == 1 && (setsid() < 0 || fork() > 0)) _exit(0);  // and leaves the session, and its parent
+        if (i == 1 && (setsid() < 0 || fork() > 0)) _exit(0);  // leaves the session, and its parent
         trace("left", "");
         sleep_ms(CASE_MS);
         _exit(0);
@@ -318,16 +318,16 @@ static void act_deaf(void) {
     trace("death", "");
 }
 
-// Leaves the supervisor two descriptors when the command has ended: enough for a file, too few for a start.
+// Leaves the supervisor two free descriptors when the command has ended: enough for a file, too few for a start.
 static void act_starve(size_t attempt) {
     await(is_event, "start", attempt - 1);
     sleep_ms(200);  // the event comes first, then the start
-    rlim_t number = 1;  // the first that is free: the next after the pipe that the command writes to
+    rlim_t number = 1;  // the first free one: the next after the pipe that the command writes to
     while (file_exists(text_of("/proc/%ld/fd/%llu", (long)getppid(), (unsigned long long)number))) number++;
     machine_limit_files(getppid(), number + 1);
 }
 
-// The time of the last heartbeat, far ahead or long ago, means nothing.
+// A last heartbeat with a time far ahead or long ago must not matter.
 static void act_clock(size_t step) {
     for (int i = 0; i < 75; i++) {
         act_steps(step);
@@ -353,17 +353,17 @@ static int act(char** words) {
         size_t number = strtoul(value, NULL, 10), length = equals ? (size_t)(equals - name) : strlen(name);
         if (colon && strtoul(*word, NULL, 10) != rank) continue;
 #define IS(text) (length == sizeof text - 1 && memcmp(name, text, length) == 0)
-        if (IS("times")) {  // it ends well when it has been started more often
+        if (IS("times")) {  // succeeds if it was started more often
             if (attempt > number) return 0;
-        } else if (IS("enough")) {  // or when there are at most so many --ranks
+        } else if (IS("enough")) {  // or if there are at most this many --ranks
             if (ranks && strtoul(ranks, NULL, 10) <= number) return 0;
-        } else if (IS("unless")) {  // or when the file exists
+        } else if (IS("unless")) {  // or if the file exists
             if (file_exists(value)) return 0;
         } else if (IS("clean")) {
             if (!act_is_clean()) return 9;
         } else if (IS("exit")) return (int)number;
         else if (IS("ranks")) rank = act_ranks(number);
-        else if (IS("alone")) heartbeat_open(heartbeats, 0, number, &error);  // rank 0 of so many
+        else if (IS("alone")) heartbeat_open(heartbeats, 0, number, &error);  // rank 0 of this many
         else if (IS("steps")) act_steps(number);
         else if (IS("further")) act_steps(number * attempt);
         else if (IS("on")) act_await(NULL, number, CASE_MS);  // longer than any case lasts
@@ -394,13 +394,13 @@ static int act(char** words) {
             for (int i = 1; i <= 30; i++) printf("line %d \"\x01\n", i);
             fwrite("bytes \xff and\0zero", 1, 16, stdout);
         } else if (IS("preempted")) return act_preempted();
-        else if (IS("wrapped")) {  // by something that a signal ends
+        else if (IS("wrapped")) {  // by a parent that a signal would end
             int status = 0;
             pid_t child = fork();
             if (child == 0) exit(act_preempted());
             waitpid(child, &status, 0);
             return WEXITSTATUS(status);
-        } else if (IS("trains")) {  // becomes the trainer, with a fault that does not come again
+        } else if (IS("trains")) {  // becomes the trainer, with a fault only at the first start
             if (fault && attempt == 1) setenv("LLMTRAIN_TEST_FAULT", fault, 1);
             execv(word[1], word + 1);
         } else return 9;
@@ -412,41 +412,41 @@ static int act(char** words) {
 // ------------------------------------------------------------------------------------------------
 // 3. Steps
 //
-// A case is what happens to a supervisor, and what is expected, one after the other.
+// A case lists what happens to a supervisor, and what is expected, in order.
 //   start WORDS, end CODE     starts the supervisor, and waits for its end; `run CODE WORDS` is both
 //   refuse CODE TEXT | WORDS  it does not start with these words, and says why in one sentence
-//   send S, to NAME S         sends it a signal, or the process that wrote the first line of this name to the trace
-//   await NAME I, event, said until the trace has the I-th line of the name (from 0), so many events, or a text is said
+//   send S, to NAME S         sends it a signal, or the process that wrote the first line with this name to the trace
+//   await NAME I, event, said until the trace has the I-th line of the name (from 0), or this many events, or a text
 //   sleep MS, make PATH, link PATH   an empty file, a link to this program
-//   unsay, limits             removes what the supervisor has said; lets it open as many files as this program may
-//   disk hangs, disk goes on  for whoever writes to events.jsonl
+//   unsay, limits             clears the supervisor's standard error; lets it open as many files as this program may
+//   disk hangs, disk goes on  for writes to events.jsonl
 //   gone NAME I MS            the process that wrote this line ends in this time, with slack; 0: it has ended
-//   starts N                  so many starts of the command
-//   events N NAME             so many events
-//   traces N NAME             so many lines of this name in the trace
+//   starts N                  number of starts of the command
+//   events N NAME             number of events
+//   traces N NAME             number of lines with this name in the trace
 //   trace NAME I MORE         the I-th of them
 //   ms A I B J LOWEST HIGHEST between two lines of the trace, with slack
 //   says TEXT, logs TEXT      in standard error of the supervisor, in events.jsonl; `prints TEXT` in standard output
 //   there PATH, not PATH      files
-//   failure N                 the post-mortem of which the following are
-//   KEY VALUE                 what it has, see failure_check
+//   failure N                 the post-mortem that the following steps check
+//   KEY VALUE                 a value in it, see failure_check
 
 typedef struct {
     const char* name;
     const char* words;       // of the supervisor; NULL: the steps start it
-    int code;                // it ends with
+    int code;                // its exit code
     const char* steps[32];
-    const char* signal;      // that the supervisor gets when the command says "ready"; NULL: none
+    const char* signal;      // sent to it when the command has traced "ready"; NULL: none
     void (*also)(void);      // more checks
-    void (*run)(void);       // in place of all this: a case of section 4 or 6
-    bool asks_linux;         // it needs what only Linux tells of processes
+    void (*run)(void);       // replaces all this: a case of section 4 or 6
+    bool asks_linux;         // needs process states that only Linux shows
 } Case;
 
 #define DO(...) .steps = {__VA_ARGS__}
 
 static const Case* this_case;
 
-// What a disk that hangs is: events.jsonl is a pipe, and full from the first event on.
+// Simulates a disk that hangs: events.jsonl is a pipe, and full from the first event on.
 static void disk_hang(bool hangs) {
     static int disk = -1;
     static char text[4096];
@@ -470,7 +470,7 @@ static int signal_of(const char* name) {
     return signals[i].number;
 }
 
-// What follows a word that the text begins with, or NULL.
+// The text after a word that it begins with, or NULL.
 static const char* after(const char* text, const char* word) {
     size_t length = strlen(word);
     return strncmp(text, word, length) != 0 || (text[length] && text[length] != ' ') ? NULL :
@@ -534,7 +534,7 @@ static void step_do(Json* json, const char* text) {
     } else if (linux_tells || strstr(text, ".state ") == NULL) failure_check(json, text);
 }
 
-// The steps of this case.
+// Executes the steps of this case.
 static void case_do_steps(void) {
     Json json;
     memset(&json, 0, sizeof json);
@@ -570,7 +570,7 @@ static void orphaned_also(void) {
 // ------------------------------------------------------------------------------------------------
 // 4. Output
 
-// Reads until the end, or until there was nothing for a while; returns the bytes in all, of which text has the first.
+// Reads until the end, or until nothing comes for a while; returns the total bytes, of which text has the first.
 static size_t read_all(char* text, size_t size, size_t at, int file, double limit_ms) {
     char rest[4096];
     struct pollfd polled = {file, POLLIN, 0};
@@ -582,7 +582,7 @@ static size_t read_all(char* text, size_t size, size_t at, int file, double limi
     return at;
 }
 
-// Whether these are the bytes of a flood from the first-th on.
+// Whether these bytes are those of a flood from offset `first` on.
 static bool is_flood(const char* text, size_t bytes, size_t first) {
     for (size_t i = 0; i < bytes; i++)
         if (text[i] != (char)('a' + (first + i) / 7 % 26)) return false;
@@ -600,7 +600,7 @@ static void case_flood(void) {
     free(text);
 }
 
-// Nobody reads any more, or the disk is full.
+// Nobody reads its output, or the disk is full.
 static void case_untaken(void) {
     Supervised s = supervised_start("--out . -- SELF act flood trace=written", true);
     close(s.output);
@@ -650,7 +650,7 @@ static const Case CASES[] = {
     {"wrong flags", "-- SELF act exit=2 --out .", 2, DO("starts 1")},
     {"saved", "-- SELF act exit=75 --out=.", 75, DO("starts 1", "events 1 stopped")},
 
-    // A command that is killed, and ranks that are.
+    // A command that is killed, and ranks that are killed.
     {"killed", "--out . -- SELF act ranks=1 steps=31 times=1 kill", 0,
      DO("ms death 0 start 1 0 1000", "starts 2", "events 1 restart", "events 1 done", "failure 1", "kind signal",
         "rank 0", "signal 9", "exit_code null", "phase step", "step 31", "progress true", "0.alive false", "0.signal 9",
@@ -686,7 +686,7 @@ static const Case CASES[] = {
 
     // Restarts: with and without progress, and with fewer ranks. 3 ranks do not divide 8 micro-batches.
     {"company", "COMPANY --out . -- SELF act await=trace hello", 0,
-     DO("to ready KILL")},  // what the command has not started is left alone
+     DO("to ready KILL")},  // a child that the command did not start is left alone
     {"fails", "--max-restarts 3 --out . -- SELF act ranks=1 steps=3 lines exit=1", 1,
      DO("starts 4", "ms start 0 start 1 0 1000", "ms start 1 start 2 500 1500", "ms start 2 start 3 1000 2000",
         "events 4 failure", "events 1 gave up", "logs after 0.0 s; 0 consecutive failures",
@@ -720,7 +720,7 @@ static const Case CASES[] = {
     {"pause",  // of 4 s
      DO("start --out . -- SELF act exit=1", "await event 4 restart", "send INT", "end 75", "ms signal 0 end 0 0 1000",
         "starts 4")},
-    // Time in which nobody ran is not counted: the supervisor and the command stop, as when a container is frozen.
+    // Time in which nothing ran must not count: supervisor and command stop together, as when a container is frozen.
     {"frozen",
      DO("start --timeout 3 --out . -- SELF act ranks=1 trace=ready while=6500", "await ready 0", "to ready STOP",
         "sleep 100", "send STOP", "sleep 1200", "send CONT", "sleep 100", "send STOP", "sleep 1200", "send CONT",
@@ -731,7 +731,7 @@ static const Case CASES[] = {
         "to start STOP", "send STOP", "sleep 4000", "send CONT", "sleep 300", "to start CONT", "make go", "end 0",
         "failure 1", "kind exit", "rank 1", "signal 9"), .asks_linux = true},
 
-    // A start that fails is a failure like others, until there are descriptors again.
+    // A failed start is a failure like any other, until there are descriptors again.
     {"starved",
      DO("run 1 --max-restarts 2 --out . -- SELF act unless=go starve exit=1", "starts 1", "says cannot start",
         "says gave up: 2 consecutive failures without progress; best step 0, 2 starts", "events 2 failure",
@@ -740,7 +740,7 @@ static const Case CASES[] = {
         "start --max-restarts 9 --out . -- SELF act unless=go starve exit=1", "await said cannot start", "make go",
         "limits", "end 0", "starts 3")},
 
-    // While the disk hangs, ranks are ended and signals passed on all the same; no rank is left when the post-mortem is
+    // While the disk hangs, ranks are still killed and signals passed on; no rank is left when the post-mortem is
     // written.
     {"disk hangs",
      DO("disk goes on",
@@ -768,24 +768,24 @@ static const Case CASES[] = {
 // ------------------------------------------------------------------------------------------------
 // 6. Trainer
 //
-// With sums of gradients that are exact, the weights are the same bits for any number of ranks, and however often the
-// run was ended. These cases have the bounds that the documents state, and no slack but what --slack gives.
+// With exact sums of gradients, the weights have the same bits for any number of ranks, and however often the run was
+// killed. These cases must meet the bounds stated in the documents, plus only what --slack gives.
 
 #define STEPS 24
 #define STRIKE_STEP 12  // between two checkpoints
-#define RESTART_MS 3e3  // from the death of a rank to the first step, without what the trainer takes to load
+#define RESTART_MS 3e3  // from the death of a rank to the first step, without the trainer's loading time
 #define FOUND_MS 1e3    // from the end of its time limit until a hang is found
-#define STOOD_MS 50.0   // between two looks of 2 ms each, after which this process did not run though it wanted to
+#define STOOD_MS 50.0   // between two looks of 2 ms each: beyond it this process was not running
 #define LOSS_BOUND 1e-5 // relative, between numbers of ranks: they add losses in another order
 #define TRAINER                                                                                              \
     "TRAIN --ranks 2 --family gpt2 --layers 2 --heads 2 --channels 16 --seq 16 --batch 1 --total-batch 128 " \
     "--steps 24 --lr 3e-3 --warmup 3 --threads 1 --reduce exact --timeout 20 --ckpt-every 5 --resume on "    \
     "--data ../train.bin --out run"
-#define SLOWLY "rank 1 step 1 at update do delay 50"  // so that rank 0 waits in each step, and there is time to strike
+#define SLOWLY "rank 1 step 1 at update do delay 50"  // rank 0 waits in each step, which leaves time to strike
 
 static double strict_slack_ms;
 
-// What a run leaves that nobody disturbs.
+// Results of an undisturbed run.
 static struct {
     uint64_t weights;
     double losses[STEPS], load_ms;  // from its start to its first step
@@ -796,7 +796,7 @@ static uint64_t train_weights(void) {
     return weights_hash(text_of("run/step_%08d", STEPS), &error);
 }
 
-// Waits for a line of a step that the number-th start (from 1) has written; returns when it came.
+// Waits for the first step of the number-th start (from 1); returns its time.
 static double train_await_step(int number) {
     for (double until = now_ms() + CASE_MS / 2; now_ms() < until; sleep_ms(1)) {
         const char* at = file_text("stdout");
@@ -811,7 +811,7 @@ static Supervised train_start(const char* flags) {
     return supervised_start(text_of("SUPERVISE %s --out . -- SELF act trains " TRAINER, flags), false);
 }
 
-// The heartbeat of a rank in a supervisor's file, or NULL; that of a rank that has ended stays as it was.
+// A rank's heartbeat in a supervisor's file, or NULL; that of a rank that has ended stays as it was.
 static const Heartbeat* heartbeat_map(const char* path, size_t rank) {
     int file = open(path, O_RDONLY | O_CLOEXEC);
     void* memory = file < 0 ? MAP_FAILED : mmap(NULL, sizeof(Heartbeats), PROT_READ, MAP_SHARED, file, 0);
@@ -824,7 +824,7 @@ static const Heartbeat* heartbeat_map(const char* path, size_t rank) {
     return NULL;
 }
 
-// Of the first start; waits for it, and until it is in this step.
+// A rank's heartbeat in the first start; waits for it, and until it has reached this step.
 static const Heartbeat* train_heartbeat(size_t rank, uint64_t step) {
     const Heartbeat* h = NULL;
     double until = now_ms() + CASE_MS / 2;
@@ -835,7 +835,7 @@ static const Heartbeat* train_heartbeat(size_t rank, uint64_t step) {
     return (step == 0 && there) || check_case(there, "the step to strike in comes") ? h : NULL;
 }
 
-// After this number of starts the run is complete, with the weights of an undisturbed one.
+// Checks that the run completed after this many starts, with the weights of an undisturbed one.
 static void train_check_end(Supervised* s, size_t starts) {
     supervised_end(s, 0);
     check_count(trace_count("start"), starts, "starts");
@@ -871,7 +871,7 @@ static void train_killed(void) {
     case_do_steps();
 }
 
-// Stops rank 0 while it waits for the other's gradients.
+// Stops rank 0 while it waits for the other rank's gradients.
 static void stop_in_collective(void) {
     const Heartbeat* h = train_heartbeat(0, STRIKE_STEP);
     pid_t pid = h ? (pid_t)heartbeat_read(h).pid : 0;
@@ -880,16 +880,16 @@ static void stop_in_collective(void) {
         kill(pid, SIGSTOP);
         sleep_ms(5);
         if (heartbeat_read(h).phase == HEARTBEAT_COLLECTIVE) return;
-        kill(pid, SIGCONT);  // it was through
+        kill(pid, SIGCONT);  // the collective was over
     }
     check_case(false, "rank 0 stops in a collective");
 }
 
-#define STEP_S 2.0  // more than a step takes that does not hang, on a busy machine
-#define SAVE_S 6.0  // more than a save takes: it waits for the disk several times, for that of all cases at once
+#define STEP_S 2.0  // longer than any step that does not hang, on a busy machine
+#define SAVE_S 6.0  // longer than a save: it waits for the disk several times, which all cases share
 
-// A rank hangs in a phase with this limit; other limits do not help. A rank that waits for it in a phase of the same
-// limit may have sent its last heartbeat earlier: the limit runs from the older one.
+// A rank hangs in a phase with this limit; no other limit applies. A rank that waits for it in a phase with the same
+// limit may have sent its last heartbeat earlier: the limit counts from the older one.
 static void train_hung(void) {
     const char* fault = this_case->words;
     bool saves = strstr(fault, " at save ") != NULL, collective = strstr(fault, "collective") != NULL;
@@ -899,8 +899,8 @@ static void train_hung(void) {
     Supervised s = train_start(text_of("--timeout %g --checkpoint-timeout %g", step_s, save_s));
     const Heartbeat* ranks[2] = {train_heartbeat(0, 0), train_heartbeat(1, 0)};
     if (collective) stop_in_collective();
-    // A machine that stood still, or that runs too much else, is late here as it is in the supervisor, which does not
-    // count such time either.
+    // If the machine was suspended or is overloaded, this process is late, as is the supervisor, which does not count
+    // that time either.
     double seen = now_ms(), until = seen + CASE_MS / 2;
     for (; isnan(found) && now_ms() < until; sleep_ms(2)) {
         double oldest = INFINITY;
@@ -929,12 +929,12 @@ static void train_fewer(void) {
     check_count(log_numbers(losses, STEPS, "run", "loss"), STEPS, "losses");
     for (size_t i = 0; i < STEPS; i++) {
         double error = fabs(losses[i] - reference.losses[i]) / reference.losses[i];
-        if (!(error <= worst)) worst = error;  // NaN too
+        if (!(error <= worst)) worst = error;  // also if NaN
     }
     check_bound(worst, LOSS_BOUND, "%s: relative difference of the losses", case_name);
 }
 
-// Kills one after the other, since the machine is to be free for the measured restarts.
+// Kills run one after the other, since restarts are timed and need a free machine.
 static const Case TRAINER_KILLS[] = {
     {"trainer, asked to supervise",
      DO("run 2 TRAIN supervise --out . -- true", "says a separate program: ./supervise")},
@@ -970,7 +970,7 @@ static void unit_heartbeats(void) {
     }
 }
 
-// A heartbeat is read whole, or known not to be.
+// A heartbeat must be read whole, or recognised as torn.
 static void test_torn_heartbeats(const Heartbeat* mapped) {
     bool one_core = machine_cores() < 2;
     heartbeat_write(*heartbeat_state(), HEARTBEAT_STEP, 0, "0", false);
@@ -981,13 +981,13 @@ static void test_torn_heartbeats(const Heartbeat* mapped) {
         for (double until = now_ms() + 1e-3; now_ms() < until;) {}
         if (one_core && i % 100 == 0) sched_yield();
     }
-    enum { READS = 1000, MORE_READS = 100000 };  // the second as far as two seconds allow
+    enum { READS = 1000, MORE_READS = 100000 };  // the second as far as possible in two seconds
     bool whole = true;
     size_t different = 0;
     double more_until = now_ms() + 2000, until = now_ms() + 2 * CASE_MS;
     for (uint64_t last = 0; different < MORE_READS && now_ms() < (different < READS ? until : more_until);) {
         Heartbeat h = heartbeat_read(mapped);
-        if (h.counter % 2 == 1) continue;  // the writer had to pause in the middle of it
+        if (h.counter % 2 == 1) continue;  // the writer was interrupted in the middle of it
         whole = whole && strtoull(h.collective, NULL, 10) == h.step;
         different += h.step != last;
         if (one_core && h.step == last) sched_yield();
@@ -1115,7 +1115,7 @@ static void test_commands(void) {
     }
 }
 
-// What is seen of three ranks, in the order in which they came: 2, 1, 0; and the slot of the one that is blamed.
+// Heartbeats of three ranks, in the order in which they appeared: 2, 1, 0; and the slot of the rank to blame.
 static const struct {
     const char* name;
     struct {
@@ -1173,7 +1173,7 @@ static void test_blame(void) {
         if (BLAMES[i].says) check_text(f.what, BLAMES[i].says);
     }
 
-    // Of two that died at once the one that was silent for longer; one that has closed its heartbeat has not died.
+    // Of two that died at once, the one silent for longer; a rank that has closed its heartbeat has not died.
     for (size_t i = 0; i < 3; i++) views[i].ended_ms = 1;
     views[0].seen.closed = 1;
     views[1].seen.ms = 20;
@@ -1193,7 +1193,7 @@ static void test_blame(void) {
     check_case(supervise_absent(&s) == 0, "of an unknown number nobody is missed");
 }
 
-// What is said of a command that has ended with this wait status.
+// The description of a command that ended with this wait status.
 static void explain(Failure* f, Supervisor* s, int status) {
     memset(f, 0, sizeof *f);
     s->status = status;
@@ -1235,7 +1235,7 @@ static void test_ends(void) {
     check_text(f.what, "the command ended with exit code 1; rank 2 of 3 never sent a heartbeat");
 }
 
-// How a rank has ended is seen at once, before its parent takes the exit code away.
+// The supervisor sees how a rank ended at once, before the rank's parent reaps it.
 static void test_zombie(void) {
     static Supervisor s;
     Error error;
@@ -1261,7 +1261,7 @@ static void test_zombie(void) {
     check_case(supervise_end_all(&s), "nothing is left of it");
 }
 
-// A process that cannot be looked at is not gone.
+// A process that cannot be inspected must not count as gone.
 static void test_unseen(void) {
     static Supervisor s;
     Error error;
@@ -1377,7 +1377,7 @@ static void test_trainer(void) {
     need(mkdir(directory, 0777) == 0 && chdir(directory) == 0, "%s", directory);
     train_reference();
     need(chdir(root) == 0, "%s", root);
-    if (reference.weights == 0) return;  // it is no trainer, or of no use; that has been said
+    if (reference.weights == 0) return;  // not a working trainer, as already reported
     for (size_t i = 0; i < COUNT_OF(TRAINER_KILLS); i++) cases_run(&TRAINER_KILLS[i], 1);
     cases_run(TRAINER_HANGS, COUNT_OF(TRAINER_HANGS));
 }

@@ -1,5 +1,5 @@
-// test_template.c: chat templates against what jinja2 makes of them (dev/peers/templates.py wrote the fixture), and
-// templates that are wrong.
+// test_template.c: chat templates against jinja2's results (dev/peers/templates.py wrote the fixture), and wrong
+// templates.
 //
 //   build/test_template [FILE]                   the fixture is dev/test/fixtures/templates.json
 
@@ -27,7 +27,7 @@ static void read_conversations(const Json* json) {
     }
 }
 
-// What both refuse is right; what only this refuses, by name, is no wrong text, and is counted.
+// Templates that both refuse are right; those that only this refuses, naming the feature, are counted, not failed.
 static void test_fixture(const char* path) {
     Error error;
     Json json;
@@ -84,7 +84,7 @@ static void renders(const char* source, const char* content, const char* expecte
     if (ok) free(text);
 }
 
-// White space is what Python strips, and a text of many parts is replaced in one pass.
+// White space is what Python strips, and replacing text by many occurrences takes one pass.
 static void test_texts(void) {
     renders("{{ messages[0].content | trim }}",
             "\xC2\xA0\xE3\x80\x80 a \xC3\xA9\xE2\x80\xA8\xC2\x85\x1F", "a \xC3\xA9");
@@ -111,8 +111,8 @@ static void refuses(const char* source, const char* says) {
     if (ok) free(text);
 }
 
-// What apply_chat_template gives a template besides messages: functions that are defined, the date, and bos_token only
-// where there is one. The date may change between two looks at the clock.
+// What apply_chat_template gives a template besides messages: defined functions, the date, and bos_token only if there
+// is one. The date may change between two readings of the clock.
 static void test_names(void) {
     char today[2][64];
     Error error;
@@ -143,7 +143,7 @@ static void test_syntax(void) {
     renders("{% for c in missing if c %}{{ c }}{% endfor %}.", "", ".");
     renders("{{ -1 is number }} {{ -1|string }} {{ - -1 }} {{ missing is iterable }} {{ none is sequence }}", "",
             "True -1 1 True False");
-    // Line breaks are those of any system, and what a line begins with may be any white space.
+    // Line breaks of any system, and any white space at the beginning of a line.
     renders("a\r\n  {% if true %}\r\nb\rc\r\n{% endif %}\r\nd\r\n", "", "a\nb\nc\nd");
     renders("\xC2\xA0\v{% if true %}a\xE3\x80\x80{%- endif -%}\xE2\x80\x83\x1C b", "", "ab");
 }

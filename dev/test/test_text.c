@@ -1,11 +1,11 @@
-// test_text: tests of data/input.h, bpe.h and duplicates.h, of what the program tokenize makes of documents, and of
-// runs that keep their tokenizer.
+// test_text: tests of data/input.h, bpe.h and duplicates.h, of tokenize on documents, and of runs that keep their
+// tokenizer.
 //
 //   make build/test_text build/tokenize build/train-FP32
 //   build/test_text [--tokenize PATH] [--train PATH]
 //
-// The oracles: the text itself, packed by the libraries that unpack it; a trainer that counts all pairs again for every
-// merge, and merges of Hugging Face's (dev/peers/bpe_training.py --fixture made them); the similarity of two documents
+// The references: the text itself, packed by the libraries that unpack it; a trainer that counts all pairs again for
+// every merge, and Hugging Face's merges (made by dev/peers/bpe_training.py --fixture); the similarity of two documents
 // computed from their sets of words.
 
 #include "harness.h"
@@ -55,7 +55,7 @@ static void test_files(void) {
     verdict("files: patterns, commas, each once, in the order of their bytes");
 }
 
-// Reads all of a file, unpacked, in steps of `room` bytes; false with the error. The caller frees *text.
+// Reads a whole file, unpacked, in steps of `room` bytes; false with the error. The caller frees *text.
 static bool read_unpacked(const char* path, char** text, size_t* bytes, size_t room) {
     Input input;
     size_t places = 1 << 16, some = 1;
@@ -83,7 +83,7 @@ static void expect_unpacked(const char* path, const char* text, size_t bytes, co
     }
 }
 
-// Packs a text as gzip (kind 0) or zstd (1), and appends it to a file; false where the library is missing.
+// Compresses a text with gzip (kind 0) or zstd (1), and appends it to a file; false if the library is missing.
 static bool pack(const char* path, const char* mode, int kind, const char* text, size_t bytes) {
     size_t room = bytes + bytes / 2 + 1000, used = 0;
     char* packed = (char*)malloc(room);
@@ -185,7 +185,7 @@ static void test_input(void) {
 // Documents
 
 typedef struct {
-    char* text;  // of all pieces, one after the other, with a zero byte after each document
+    char* text;  // of all pieces in order, with a zero byte after each document
     size_t bytes, room;
     uint64_t documents, pieces, longest, last;
     bool ordered;
@@ -303,8 +303,8 @@ static void test_documents(void) {
 // ------------------------------------------------------------------------------------------------
 // Training
 
-// The merges that counting all pairs again each time finds, as "left right" in a Bpe of our trainer's form; `words` is
-// spoiled.
+// The merges found by counting all pairs again each time, as "left right" in the form of our trainer's Bpe; changes
+// `words`.
 static size_t merges_by_counting(BpeMerge* merges, const WordTable* words, size_t most) {
     int32_t* tokens = (int32_t*)malloc((words->used + 1) * sizeof *tokens);
     size_t* lengths = (size_t*)malloc((words->count + 1) * sizeof *lengths);
@@ -353,7 +353,7 @@ static void test_training(const Unicode* unicode) {
         expect(word_table_open(&words, &error) && word_table_add_text(&words, unicode, text, strlen(text), &error) &&
                bpe_train(&bpe, &words, 257 + MOST, &error), "%s", error.text);
         size_t made = merges_by_counting(merges, &words, MOST);
-        // A token that two merges give has one number in ours and two there, so this oracle ends where the first does.
+        // A token that two merges produce has one number in ours and two there: compares only up to the first of these.
         size_t same = 0;
         while (same < min_size(made, bpe.merge_count) &&
                memcmp(&merges[same], &bpe.merges[same], sizeof merges[0]) == 0)
@@ -410,7 +410,7 @@ static size_t write_words(char* text, size_t used, uint64_t seed, size_t from, s
     return used;
 }
 
-// Adds a text; returns the document that it repeats, or -1.
+// Adds a text; returns the document that it duplicates, or -1.
 static int64_t add_document(Duplicates* d, FoundDuplicate* found, const char* text, uint64_t number) {
     Sketch sketch;
     sketch_make(&sketch, d->near, text, strlen(text));
@@ -432,7 +432,7 @@ static void test_duplicates(void) {
     duplicates_close(&d);
     verdict("duplicates: exact ones");
 
-    // Pairs that share a first part: of N words each, the first k the same, they share k - 4 of 2 N - 4 - k shingles.
+    // Pairs with a common beginning: of N words each, the first k equal, they share k - 4 of 2 N - 4 - k shingles.
     expect(duplicates_open(&d, true, 0.8, &error), "%s", error.text);
     for (uint64_t i = 0; i < OTHERS; i++) {
         write_words(text, 0, 1000 + i, 0, N, " ");
@@ -456,7 +456,7 @@ static void test_duplicates(void) {
         worst = fmax(worst, off);
         squares += off * off;
         bool near = add_document(&d, &found, text, OTHERS + i) == (int64_t)i;
-        // Four standard errors from the bound there is no doubt, whatever is drawn.
+        // Beyond four standard errors from the bound the result is certain, whatever is drawn.
         double doubt = 4 * sqrt(0.8 * 0.2 / SIGNATURE);
         if (truth > 0.8 + doubt) wrong += !near || found.exact || fabs(found.similarity - truth) > doubt;
         else if (truth < 0.8 - doubt) wrong += found.any;
@@ -475,7 +475,7 @@ static void test_duplicates(void) {
     expect(add_document(&d, &found, "good morning to all", 5) == -1, "four words");
     expect(add_document(&d, &found, "Schöne Grüße an alle dort", 6) == -1, "letters beyond ASCII");
     expect(add_document(&d, &found, "Schöne  Grüße an alle, dort", 7) == 6, "and again");
-    // Boilerplate: the same long beginning in documents that differ more, and a band that thousands share.
+    // Boilerplate: the same long beginning in documents that differ after it, and a band that thousands share.
     size_t used = write_words(text, 0, 7, 0, N / 2, " ");
     clock_t began = clock();
     double half = 0;  // seconds of the first half
@@ -486,7 +486,7 @@ static void test_duplicates(void) {
         expect(of == -1, "document %llu, half boilerplate, repeats %lld", (unsigned long long)i, (long long)of);
     }
     double whole = (double)(clock() - began) / CLOCKS_PER_SEC;
-    // Were each compared with all before it, the second half would take three times as long as the first.
+    // If each were compared with all before it, the second half would take three times as long as the first.
     expect(whole < 3 * half + 0.25, "boilerplate takes %.2f s, its first half %.2f s", whole, half);
     duplicates_close(&d);
     verdict("duplicates: few words, letters of any script, boilerplate");
@@ -496,7 +496,7 @@ static void test_duplicates(void) {
 // The program tokenize
 
 static char *tokenize, *train;
-static char output[8192];  // of the last run, standard output and error together
+static char output[8192];  // of the last run: standard output and standard error
 
 static int run(const char* command) {
     FILE* pipe = popen(text_of("%s 2>&1", command), "r");
@@ -512,7 +512,7 @@ static bool expect_run(int status, const char* words, const char* program, const
     return expect(strstr(output, words) != NULL, "%s: '%s' is not in: %s", arguments, words, output) && good;
 }
 
-// The documents of shards, as the bytes of their tokens, with a zero byte for an end of text. The caller frees them.
+// The documents of shards: their tokens' bytes, with a zero byte per end of text. The caller frees them.
 static char* shards_text(const char* pattern, const char* directory, size_t* bytes) {
     Dataset dataset;
     Tokenizer tokenizer;
@@ -578,7 +578,7 @@ static void test_conversion(void) {
     }
     verdict("tokenize --jsonl: all documents, each with its end of text");
 
-    // A tenth for validation: each document is in one of the two, and which does not depend on threads.
+    // A tenth for validation: each document is in one of the two sets, and which one does not depend on threads.
     expect_run(0, "s_val_*.bin: ", tokenize, "--tokenizer tok --jsonl body.jsonl --field body --out s --val 0.1");
     expect_run(0, "", tokenize, "--threads 1 --tokenizer tok --jsonl body.jsonl --field body --out t --val 0.1");
     expect(run("cmp s_val_000000.bin t_val_000000.bin && cmp s_train_000000.bin t_train_000000.bin") == 0, "threads");
@@ -598,7 +598,7 @@ static void test_conversion(void) {
     free(validation);
     verdict("tokenize --val: by document, the fraction that is asked for");
 
-    // One text: its end is for validation. The entropy floor is stored per token.
+    // A single text: its end is used for validation. The entropy floor is stored per token.
     for (size_t i = 0; used < 200000; i++) used += (size_t)sprintf(text + used, "This is line %zu.\n", i);
     put_bytes("one.txt", text, used);
     expect_run(0, "1 shard", tokenize, "--tokenizer tok --text one.txt --out one --val 0.25 --entropy 0.5");

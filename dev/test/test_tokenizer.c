@@ -1,13 +1,13 @@
-// test_tokenizer: tests of tokenizer.h and what it stands on, and of tokenize --encode and --decode.
+// test_tokenizer: tests of tokenizer.h and its parts, and of tokenize --encode and --decode.
 //
 //   cc -std=c11 -O2 -I. dev/test/test_tokenizer.c -o build/test_tokenizer -lm -pthread && build/test_tokenizer
 //
 //   1. fixtures   tokenizers of each kind give the ids of `tokenizers` and `tiktoken` (dev/peers/tokenizer_ids.py)
-//   2. encoding   long words, threads, bytes that are no UTF-8; back to text, token by token
-//   3. files      directories, configurations, saving; every bad file is refused with a sentence
+//   2. encoding   long words, threads, bytes that are not UTF-8; decoding, token by token
+//   3. files      directories, configurations, saving; every bad file is refused with a message
 //   4. program    tokenize --encode and --decode
 //
-// Run it in the root of the checkout. The program tokenize is the one beside this one.
+// Run it in the root of the checkout. It uses the program tokenize in its own directory.
 
 #include "llmtrain/tokenizer.h"
 #include "harness.h"
@@ -30,7 +30,7 @@ static bool same_tokens(const Tokens* a, const Tokens* b) {
     return a->count == b->count && (a->count == 0 || memcmp(a->ids, b->ids, a->count * sizeof(int32_t)) == 0);
 }
 
-// The text of tokens. If it is UTF-8, every part of it that the decoder gives is whole characters.
+// Decodes tokens. If the text is UTF-8, every part that the decoder returns is whole characters.
 static Text decode(const Tokenizer* tokenizer, const Tokens* tokens) {
     static TokenDecoder decoder;
     Text text = {NULL, 0, 0};
@@ -50,7 +50,7 @@ static Text decode(const Tokenizer* tokenizer, const Tokens* tokens) {
 // ------------------------------------------------------------------------------------------------
 // 1. Fixtures
 
-// Kinds that lose nothing: no normalization, no spaces in front that were not there, no white space left out.
+// Kinds that lose nothing: no normalization, no added leading spaces, no white space dropped.
 static bool is_lossless(const char* kind) {
     return choice_find("gpt2.json|gpt4-removed.json|phi4.json|r50k.json|llama3.json|o200k.json|smollm2.json|gpt2|cl100k"
                        "|o200k", kind) >= 0;
@@ -111,7 +111,7 @@ static void test_fixtures(void) {
     open_tokenizer(&files, fixture("gpt2"), NULL);
     open_tokenizer(&file, fixture("gpt2/encoder.json"), NULL);
     Tokens a = encode(&json_form, line, strlen(line)), b = encode(&files, line, strlen(line));
-    for (size_t i = 0; i < a.count; i++)  // the end of text alone has another id
+    for (size_t i = 0; i < a.count; i++)  // only the end of text has another id
         if (a.ids[i] == json_form.end_of_text) a.ids[i] = files.end_of_text;
     expect(same_tokens(&a, &b), "other tokens than from tokenizer.json");
     expect(files.hash == file.hash && files.hash != json_form.hash, "the hash");
@@ -150,7 +150,7 @@ static void test_bytes(void) {
     verdict("bytes there and back");
 }
 
-// Joins by the definition: the lowest rank first, of equal ones the leftmost.
+// Merges by the definition: the lowest rank first, among equal ones the leftmost.
 static size_t join_slowly(uint32_t* ids, const Vocabulary* v, size_t count) {
     for (;;) {
         size_t best = 0;
@@ -191,7 +191,7 @@ static void test_long_words(void) {
     verdict("words of 1 to %d bytes are joined as the definition says", MOST);
     tokenizer_close(&tokenizer);
 
-    // Neighbours that overlap: of three equal letters the first two are joined.
+    // Overlapping neighbours: of three equal letters the first two are merged.
     put_text("overlap.json", "{\"model\":{\"vocab\":{\"a\":0,\"aa\":1,\"aaa\":2,\"b\":3,\"ab\":4,\"aab\":5},"
              "\"merges\":[\"a a\",\"aa a\",\"a b\",\"aa b\"]},"
              "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false}}");
@@ -209,7 +209,7 @@ static void test_long_words(void) {
     verdict("of merges that overlap the leftmost is made");
 }
 
-// Words that the cache keeps in the same place.
+// Words in the same cache slot.
 static void test_cache(void) {
     static char words[CACHE_SLOTS][8];
     Tokenizer tokenizer;
@@ -239,7 +239,7 @@ static void test_cache(void) {
     verdict("words that share a place in the cache");
 }
 
-// Words between bars.
+// Expected words, separated by bars.
 static void test_words(void) {
     static const struct { Split split; bool digits; const char *words; } cases[] = {
         {SPLIT_GPT2, false, "i|'s| don|'t| I|'|M|'|\xC5\xBFx"},
@@ -305,7 +305,7 @@ static void test_nfc(void) {
     verdict("NFC");
 }
 
-// A text of many kinds of words, of at least so many bytes; a plain one has no added tokens.
+// A text of many kinds of words, of at least `bytes` bytes; a plain one has no added tokens.
 static Text make_text(size_t bytes, bool plain) {
     static const char* const words[] = {
         "the", " of", "'s", "\n\n", " caf\xC3\xA9", " \xE2\x96\x81", "123", " 4567", "  ", "\xF0\x9F\x98\x80",
@@ -346,7 +346,7 @@ static void test_threads(void) {
     verdict("any number of threads: the tokens of one that does not cut the text");
 }
 
-// Texts that take long by a careless method: one letter, spaces, combining marks, beginnings of added tokens.
+// Texts on which a careless method is slow: one letter, spaces, combining marks, beginnings of added tokens.
 static void test_patience(void) {
     static const char* const units[] = {"a", " ", "\n", "\xCC\x81", "\xCC\x95\xCC\x80", "<|endoftext|",
                                         "\xE2\x96\x81", "A1'"};
@@ -355,14 +355,14 @@ static void test_patience(void) {
     char* text = (char*)malloc(BYTES + 16);
     size_t before = threads_count();
     need(text != NULL, "memory");
-    threads_set(1);  // others that wait would count
+    threads_set(1);  // waiting threads would add processor time
     for (size_t u = 0; u < COUNT_OF(units); u++) {
         size_t bytes = 0;
         for (; bytes < BYTES; bytes += strlen(units[u])) memcpy(text + bytes, units[u], strlen(units[u]));
         for (size_t k = 0; k < COUNT_OF(kinds); k++) {
             Tokenizer tokenizer;
             open_tokenizer(&tokenizer, fixture(kinds[k]), NULL);
-            double seconds[2];  // of half the text, and of all of it
+            double seconds[2];  // for half the text, and for all of it
             for (size_t i = 0; i < 2; i++) {
                 clock_t begin = clock();
                 Tokens tokens = encode(&tokenizer, text, bytes / (2 - i));
@@ -370,7 +370,7 @@ static void test_patience(void) {
                 expect(tokens.count > 0, "no tokens");
                 tokens_free(&tokens);
             }
-            // About twice; a method that compares all with all takes four times as long, and minutes.
+            // About twice; a quadratic method takes four times as long, and minutes.
             expect(seconds[1] < 3 * seconds[0] + 1, "%d bytes of '%s' by %s take %.2f s, half of them %.2f s", BYTES,
                    units[u], kinds[k], seconds[1], seconds[0]);
             tokenizer_close(&tokenizer);
@@ -522,7 +522,7 @@ static void test_directories(void) {
     verdict("directories: configuration, templates; what is saved opens as the same");
 }
 
-// A file that is good, with one place in it replaced.
+// A good file with one part replaced.
 #define BASE "{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,\"added_tokens\":[{\"id\":4," \
     "\"content\":\"<x>\",\"special\":true}],\"normalizer\":null," \
     "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false}," \
@@ -614,7 +614,7 @@ static void expect_bad(const char* path, const char* pattern, const char* words,
 
 typedef struct { const char *config, *says; } BadConfig;
 
-// Each refused as the tokenizer_config.json of a directory.
+// Each is refused as a directory's tokenizer_config.json.
 static void expect_bad_configs(const char* directory, const BadConfig* bad, size_t count) {
     for (size_t i = 0; i < count; i++) {
         put_text(text_of("%s/tokenizer_config.json", directory), bad[i].config);
@@ -622,7 +622,7 @@ static void expect_bad_configs(const char* directory, const BadConfig* bad, size
     }
 }
 
-// Parts that change no token, or are there in another form, are read.
+// Parts that change no token, or have an alternative form, are accepted.
 static void test_good_files(void) {
     static const struct { const char *old, *put; int32_t begin, first; } good[] = {
         {BASE, BASE, -1, 2},
@@ -640,7 +640,7 @@ static void test_good_files(void) {
     for (size_t i = 0; i < COUNT_OF(good); i++) {
         Tokenizer tokenizer;
         char* text = replaced(BASE, good[i].old, good[i].put);
-        if (i == 6) {  // a list that would end in a comma
+        if (i == 6) {  // the list would end in a comma
             char* list = replaced(text, "\"a b\",", "\"a b\"");
             free(text);
             text = list;
@@ -682,7 +682,7 @@ static void test_good_files(void) {
     free(text);
     verdict("of added tokens the longest is found");
 
-    // Each space is a token that takes those around it, too: those taken already are no tokens of their own.
+    // Each space is a token that absorbs the spaces around it: absorbed ones are not tokens.
     text = replaced(BASE, "\"special\":true}", "\"special\":true},{\"id\":5,\"content\":\" \",\"normalized\":false,"
                     "\"lstrip\":true,\"rstrip\":true}");
     put_text("tokenizer.json", text);
@@ -695,7 +695,7 @@ static void test_good_files(void) {
     free(text);
     verdict("an added token whose text another one has taken is none");
 
-    // What is put in front of a text is not put in front of none.
+    // The prefix for a text is not added to an empty one.
     text = replaced(BASE, "\"normalizer\":null", "\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[{\"type\":"
                     "\"Replace\",\"pattern\":{\"String\":\"a\"},\"content\":\"\"},{\"type\":\"Prepend\",\"prepend\":"
                     "\"b\"}]}");
@@ -709,7 +709,7 @@ static void test_good_files(void) {
     free(text);
     verdict("nothing is put in front of a text that normalization makes empty");
 
-    // Without ByteLevel, so that spaces may be split off: where a later step makes some again, that would do something.
+    // Without ByteLevel, so that spaces may be split off: unless a later step makes new spaces, which would be split.
     static const char* const later[] = {"", ",{\"type\":\"Replace\",\"pattern\":{\"String\":\"b\"},\"content\":\" \"}",
                                         ",{\"type\":\"Prepend\",\"prepend\":\" a\"}"};
     for (size_t i = 0; i < COUNT_OF(later); i++) {
@@ -731,7 +731,7 @@ static void test_good_files(void) {
     verdict("a Split at spaces is refused where normalization leaves some");
 }
 
-// What tokenizer_config.json and special_tokens_map.json say of added tokens counts, as in transformers.
+// The settings of tokenizer_config.json and special_tokens_map.json for added tokens apply, as in transformers.
 static void test_configured(void) {
     Tokenizer tokenizer;
     need(mkdir("configured", 0777) == 0, "a directory");
@@ -766,7 +766,7 @@ static void test_configured(void) {
     put_text("configured/special_tokens_map.json", "{\"pad_token\":\"<pad>\"}");
     expect_bad("configured", NULL, "its pad_token '<pad>' is not among", "the older file");
     put_text("configured/tokenizer_config.json", "{\"added_tokens_decoder\":{\"4\":{\"content\":\"<x>\"}}}");
-    open_tokenizer(&tokenizer, "configured", NULL);  // then it is not read
+    open_tokenizer(&tokenizer, "configured", NULL);  // then its settings are not read
     tokenizer_close(&tokenizer);
     verdict("added tokens are what tokenizer_config.json says of them; others that it names are refused");
 }
@@ -775,7 +775,7 @@ static void test_bad_files(void) {
     Tokenizer tokenizer;
     put_text("tokenizer.json", BASE);
     open_tokenizer(&tokenizer, "tokenizer.json", NULL);
-    Tokens tokens = encode(&tokenizer, "abab<x>c", 8);  // c has no token, and is left out
+    Tokens tokens = encode(&tokenizer, "abab<x>c", 8);  // c has no token, and is dropped
     expect(tokens.count == 3 && tokens.ids[0] == 2 && tokens.ids[1] == 2 && tokens.ids[2] == 4, "the good file");
     tokens_free(&tokens);
     tokenizer_close(&tokenizer);
@@ -787,7 +787,7 @@ static void test_bad_files(void) {
     }
     verdict("tokenizer.json: %zu that are wrong or ask for what is not here", COUNT_OF(bad_files));
 
-    // A token of 5,000 bytes, and files that are cut anywhere.
+    // A token of 5,000 bytes, and files truncated anywhere.
     char longest[5100] = "\"b\":1,\"";
     memset(longest + 7, 'a', 5000);
     strcpy(longest + 5007, "\":5");
@@ -822,7 +822,7 @@ static void test_bad_files(void) {
     };
     expect_bad_configs("files", others, COUNT_OF(others));
     put_directory("both", "gpt2.json", NULL, NULL);
-    put_text("both/vocab.json", "{}");  // what a tokenizer.json stands beside is not read
+    put_text("both/vocab.json", "{}");  // ignored next to a tokenizer.json
     Tokenizer both;
     open_tokenizer(&both, "both", NULL);
     expect(both.paths[FILE_ENCODER] == NULL, "vocab.json beside tokenizer.json");

@@ -5,10 +5,10 @@
 //
 //   slices     of a bucket: whole, in order, aligned, and of equal length for 2, 4 and 8 ranks
 //   sums       1 to 4 ranks, each ZeRO stage, each way to add, 1 and 3 micro-batches: gradients that are small integers
-//              have the sums, squares and sent bytes that arithmetic says
+//              have the computed sums, squares and sent bytes
 //   limit      --reduce exact: a sum just below the limit is right, on any number of ranks; one just above it is found
-//   corruption one bit, in the first and the last parameter of each bucket, on each rank: flat_compare names that rank
-//              and that bucket
+//   corruption one bit, in the first and the last parameter of each bucket, on each rank: flat_compare reports that
+//              rank and that bucket
 //
 // Each case is a process that forks its ranks; rank 0 prints what all of them agree on.
 
@@ -49,7 +49,7 @@ static void rank_open(Rank* r, size_t world, size_t stage, ReduceKind reduce) {
     need(flat_prepare(&r->flat, r->stream, &error) && flat_connect(&r->flat, &error), "%s", error.text);
 }
 
-// A test that something holds on all ranks, which rank 0 prints.
+// A condition that must hold on all ranks; rank 0 prints it.
 HARNESS_FORMAT(3, 4) static void rank_check(Rank* r, bool good, const char* format, ...) {
     Error error;
     fail(&error, "differs here");
@@ -113,13 +113,13 @@ static void test_slices(void) {
 // ------------------------------------------------------------------------------------------------
 // Sums
 
-// The gradient of an element, of one micro-batch of a rank: small integers, which every way to add keeps exact.
+// The gradient of an element, for one micro-batch of a rank: small integers, which every way to add keeps exact.
 typedef double (*Gradient)(size_t rank, size_t micro, size_t element);
 static double gradient(size_t rank, size_t micro, size_t element) {
     return (double)((element * 7 + rank * 3 + micro * 5) % 17) - 8;
 }
 
-// A step in which all elements have the gradient of the function, times `scale`.
+// A step in which each element has the function's gradient, times `scale`.
 static void rank_step(Rank* r, size_t micro_batches, Gradient of, double scale) {
     FlatVector* flat = &r->flat;
     flat_begin_step(flat, 1.0, micro_batches);
@@ -142,7 +142,7 @@ static bool rank_is_right(Rank* r, const Case* c, Gradient of, double scale, dou
     bool right = scalars[SUM_BAD] == 0;
     for (size_t b = 0; b < r->flat.count; b++) {
         const Bucket* k = &r->flat.buckets[b];
-        const float* sums = flat_summed(&r->flat, k, k->state);  // of all that this rank updates
+        const float* sums = flat_summed(&r->flat, k, k->state);  // all elements that this rank updates
         double squares = 0;
         for (size_t i = k->state.first; i < k->state.end; i++) {
             double expected = 0;
@@ -186,9 +186,9 @@ static void test_sums(void) {
 // ------------------------------------------------------------------------------------------------
 // The limit of exact sums
 //
-// All ranks and micro-batches give the same share of a sum. Below the limit the sum is right; above it each rank has
-// found a share that is too large, and so the step is skipped. Otherwise sums would wrap around: two shares of 2^12 are
-// 2^63 units of 2^-50.
+// All ranks and micro-batches add the same share of a sum. Below the limit the sum is right; above it each rank finds
+// that its share is too large, and the step is skipped. Otherwise sums would wrap around: two shares of 2^12 are 2^63
+// units of 2^-50.
 
 static double share(size_t rank, size_t micro, size_t element) { return (void)rank, (void)micro, element % 2 ? 1 : -1; }
 
@@ -221,7 +221,7 @@ static void test_limit(void) {
 // ------------------------------------------------------------------------------------------------
 // Corruption
 
-// Whether a bit that differs on the victim alone is found, there and in that bucket.
+// Whether a bit that differs only on the victim is detected, and reported with that rank and bucket.
 static bool finds(Rank* r, size_t victim, size_t bucket, size_t element) {
     Error error = {"", ERROR_WORLD, false};
     unsigned char* byte = (unsigned char*)(r->flat.params + element);

@@ -1,4 +1,4 @@
-// weights_hash.c: prints a number for what each checkpoint holds; those that hold the same have the same. For tests.
+// weights_hash.c: prints a hash of each checkpoint's contents; equal contents have equal hashes. For tests.
 //
 //     build/weights_hash OUT/step_00000020 [...]
 
