@@ -235,11 +235,10 @@ $(B)/test_cublaslt $(B)/test_nccl $(B)/test_tune: $(B)/%: dev/emulator/%.cu $(EM
 	$(B)/translate $< > $(B)/emulated/$<
 	$(CXX) $(if $(filter %tune,$@),-O0,-O1) -fopenmp $(EMULATE) -x c++ $(B)/emulated/$< -o $@
 
-# Everything must compile for all architectures without a warning, and the machine code of the shipped kernels must pass
-# the checks of dev/resources.sh, which compiles them and prints what fails. nvcc-code compiles sources with other
-# kernels, for all architectures from the first one's virtual architecture; nvcc-syntax checks sources that only call
-# kernels, for one architecture. Host code does not run here, so it is not optimised. make test checks the syntax, make test-more compiles and
-# reads the machine code.
+# All of this without a warning: resources.sh compiles the shipped kernels for sm_80, sm_90a and sm_100 and checks their
+# machine code; nvcc-code compiles sources with other kernels, for all three from the virtual architecture of sm_80;
+# nvcc-syntax checks the syntax of the rest, for sm_80 and sm_90a. Host code does not run here, so it is not optimised.
+# make test checks the syntax, make test-more does the rest.
 NVCC_CHECK := $(NVCC) $(filter-out -O3,$(NVCCFLAGS)) -c -o /dev/null
 NVCC_SOURCE = -DPRECISION_$(word 1,$(subst -, ,$*)) \
     -x cu $(wildcard $(foreach d,. dev/emulator dev/test tools $(B),$(d)/$(word 2,$(subst -, ,$*)).cu) dev/$(word 2,$(subst -, ,$*)).c)
@@ -249,7 +248,7 @@ COMPILED_MORE := $(if $(NVCC_FOUND),$(patsubst %,$(B)/nvcc-%.ok,syntax-FP16-test
     $(PRECISIONS:%=$(B)/resources-%.txt))
 $(filter %.ok,$(COMPILED) $(COMPILED_MORE)): $(CUDA_HEADERS) dev/bench.c $(wildcard *.cu dev/*.cu dev/test/*.cu dev/emulator/*.cu tools/*.cu) $(B)/ladders.cu
 $(B)/nvcc-syntax-%.ok:
-	$(NVCC_CHECK) -fdevice-syntax-only -arch=sm_90a $(NVCC_SOURCE)
+	$(NVCC_CHECK) -fdevice-syntax-only $(foreach a,80 90a,-gencode arch=compute_$(a),code=sm_$(a)) $(NVCC_SOURCE)
 	@touch $@
 $(B)/nvcc-code-%.ok:
 	$(NVCC_CHECK) $(foreach a,80 90a 100,-gencode arch=compute_80,code=sm_$(a)) $(NVCC_SOURCE)

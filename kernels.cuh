@@ -984,8 +984,8 @@ static inline float float_not_above(double x) {
 
 // Moves 20 bytes per element: x in, sums in and out. The multiplication is in double, since scale may be any number.
 // Most desktop GPUs have only two units for doubles per multiprocessor. By their data sheets the three instructions per
-// element (widen, multiply, round) take a fifth to a half of the time that memory takes. Comparing in float saves a
-// fourth: for a float, |x| <= limit means the same as <= the largest float that is not above the limit.
+// element (widen, multiply, round) take a fifth to a half of the time that memory takes. Comparing in float saves one
+// more: for a float, |x| <= limit means the same as <= the largest float that is not above the limit.
 template <int W>
 static __global__ void exact_add_kernel(int64_t* sums, double* bad, const float* x, double scale, float limit,
                                         size_t n) {
@@ -1001,7 +1001,7 @@ static __global__ void exact_add_kernel(int64_t* sums, double* bad, const float*
         outside = outside || !inside;
     }
     group_store<W>(sums + i, sum);
-    // Several threads may find one; all store the same value.
+    // Several threads may find an element outside the limit; all store the same value.
     if (outside) atomicExch((unsigned long long*)bad, (unsigned long long)__double_as_longlong(1.0));
 }
 

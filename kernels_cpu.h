@@ -239,8 +239,8 @@ static inline void device_describe(char* text, size_t bytes, double* peak_tflops
     (void)stream;
     *peak_tflops = 0;
     const char* note = "the same bits on every CPU";
-    if (!ARITHMETIC_FUSED) note = "no fused multiply-add: bits differ from other CPUs";
-    if (strcmp(gemm_kernel()->name, "accelerate") == 0) note = "whose bits differ from other CPUs";
+    if (!ARITHMETIC_FUSED) note = "no fused multiply-add: bits differ from those of other CPUs";
+    if (strcmp(gemm_kernel()->name, "accelerate") == 0) note = "whose bits differ from those of other CPUs";
     if (FLOATX_DTYPE == DTYPE_BF16 && gemm_multiplies_bf16()) note = "which multiply bf16";
     else if (!FLOATX_IS_FLOAT) note = "which convert " FLOATX_NAME " to float: PRECISION=FP32 is as fast";
     snprintf(text, bytes, "%s, %s", gemm_backend(), note);

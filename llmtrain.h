@@ -286,7 +286,7 @@ typedef struct {
     void* scratch;            // (model_scratch_bytes) for the operations
     int32_t* batches[2];      // each (2, B, T) on the device, used in turn: tokens, then targets
     MemoryPlan memory;
-    Watch watch;              // a callback that looks at what was computed; for debugging
+    Watch watch;              // a callback that looks at what was computed (anomaly.h)
     Stream stream;
 } Model;
 
@@ -297,7 +297,7 @@ static inline BlockShape model_block_shape(const Model* model) {
     return s;
 }
 
-// The block at which the backward ends: nothing before it trains, or it is block 0. L: no block has one.
+// The block at which the backward ends: nothing before it trains, or it is block 0. L: no block runs a backward.
 static inline size_t model_backward_ends(const Model* model) {
     return model->first_trained > 0 ? model->first_trained - 1 : 0;
 }

@@ -82,7 +82,7 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
                   "train only these tensors, e.g. 'block.*' or '*norm*,head_weight'; the others are frozen"),
         CHOICE_FLAG("optimizer", &a->kind, OPTIMIZER_ADAMW, optimizer_names(), 0, "update rule"),
         REAL_FLAG("lr", &s->lr, 6e-4, 0, 100, 0, "peak learning rate"),
-        REAL_FLAG("beta1", &a->beta1, 0.9, 0, 0.99999, 0, "decay of the first moment; momentum: its coefficient"),
+        REAL_FLAG("beta1", &a->beta1, 0.9, 0, 0.99999, 0, "decay of the first moment; momentum: the coefficient"),
         REAL_FLAG("beta2", &a->beta2, 0.95, 0, 0.99999, 0, "adamw: decay of the second moment; lion: of the momentum"),
         REAL_FLAG("epsilon", &a->epsilon, 1e-8, 1e-15, 1, 0, "adamw: term added to the denominator for stability"),
         REAL_FLAG("weight-decay", &a->weight_decay, 0.1, 0, 10, 0, "decoupled weight decay, applied to matrices only"),
@@ -99,7 +99,7 @@ static size_t options_flags(Flag flags[FLAGS_MAX], Options* o) {
         REAL_FLAG("lr-final", &s->final_fraction, 0.1, 0, 1, 0,
                   "final learning rate as a fraction of --lr (linear, cosine, wsd, exponential)"),
         REAL_FLAG("wsd-fraction", &s->decay_fraction, 0.2, 0.0001, 1, 0,
-                  "with --schedule wsd: fraction of the run, at its end, over which the rate decays"),
+                  "with --schedule wsd: fraction of the steps after warmup, the last ones, over which the rate decays"),
         COUNT_FLAG("decay-every", &s->decay_every, 1000, 1, 1e12, 0,
                    "with --schedule step: multiply the rate by --decay-factor every N steps"),
         REAL_FLAG("decay-factor", &s->decay_factor, 0.5, 0, 1, 0,
@@ -141,7 +141,7 @@ static bool options_check(const Options* o, const Cadence* cadence, Error* error
     if (o->val_every && o->val == NULL) return fail(error, "--val-every needs --val, the shards to validate on");
     if (!run_options_check(&o->run, cadence, error) || !plan_options_check(&o->plan, error)) return false;
     return o->data || o->plan.show ||
-        fail(error, "there is nothing to train on; give --data (for text: build/generate --out DIR --prompt TEXT)");
+        fail(error, "there is nothing to train on; give --data (build/generate --out DIR --prompt TEXT samples text)");
 }
 
 // ------------------------------------------------------------------------------------------------

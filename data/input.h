@@ -283,7 +283,7 @@ static inline bool input_read(Input* input, size_t* bytes, char* buffer, size_t 
 typedef struct {
     size_t start, bytes;  // in the text of the batch
     uint64_t document;    // number, from 0
-    const char* file;     // it is from; the list of files owns the name
+    const char* file;     // name of the file, owned by the list of files
     uint64_t line;        // in the file, from 1; 0: the document is all of the file
     bool begins, ends;    // it is the first, or the last, piece of its document
 } Piece;
@@ -366,7 +366,7 @@ static inline const char* documents_locate(const Documents* d, uint64_t document
 }
 
 // Divides the text of a single file that is not packed into two documents: the second begins with the first line that
-// begins after byte `split` > 0, or if there is none with the character there.
+// begins after byte `split` > 0 or, if there is no such line, with the character at that byte.
 static inline void documents_split(Documents* d, uint64_t split) { d->split = split; }
 
 // Bytes of the files read so far, of d->size.

@@ -418,8 +418,8 @@ static inline bool comm_accept_handshake(Comm* comm, CommRendezvous* r, int conn
     if (known) snprintf(who, sizeof who, "rank %u at %s", (unsigned)h->rank, from);
     if (!known) fail(&reason, "something at %s that is not this program, or not this version of it", from);
     else if (strcmp(h->run, comm->run) != 0)
-        fail(&reason, "%s belongs to run '%s', but rank %zu here to run '%s'; two runs use the same address and port: "
-             "choose another MASTER_PORT", who, h->run, comm->rank, comm->run);
+        fail(&reason, "%s belongs to run '%s', but rank %zu here belongs to run '%s'; two runs use the same address "
+             "and port: choose another MASTER_PORT", who, h->run, comm->rank, comm->run);
     else if (h->world != comm->world)
         fail(&reason, "%s has world size %u, rank %zu has %zu; start all with the same world size", who,
              (unsigned)h->world, comm->rank, comm->world);

@@ -25,7 +25,7 @@ typedef struct {
     double other;         // flops of attention, nonlinearities and the classifier
     double memory;        // bytes read and written
     double comm;          // bytes sent to other ranks
-    double offload;       // bytes of offloaded state read and written
+    double offload;       // bytes of offloaded data read and written
     double update[OPTIMIZER_COUNT][2];  // elements updated by each optimizer, without and with master weights in 16-bit
                                         // builds; 0: not known, its memory traffic decides
 } Rates;

@@ -131,7 +131,7 @@ static inline Heartbeats* heartbeats_make(char path[HEARTBEAT_PATH_BYTES], Error
     return NULL;
 }
 
-// A consistent copy. If the rank was stopped or killed while it wrote, the counter of the copy is odd.
+// A copy. Its counter is odd if it is not consistent: the rank was stopped or killed while it wrote.
 static inline Heartbeat heartbeat_read(const Heartbeat* h) {
     Heartbeat copy;
     bool whole = false;

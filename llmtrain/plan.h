@@ -41,8 +41,8 @@ static inline size_t plan_flags(Flag* flags, size_t count, PlanOptions* o) {
                   "fastest first"),
         CHOICE_FLAG("recompute", &o->recompute, RECOMPUTE_NONE, RECOMPUTE_NAMES, FLAG_LOCAL,
                     "activations to recompute in the backward pass: norms: outputs of norms; gelu: also of GELU or "
-                    "SwiGLU; attention: also of attention; block: all of a block but its input; auto: the cheapest "
-                    "choice that fits --memory"),
+                    "SwiGLU; attention: also qkv and attention; block: all of a block but its input; auto: the "
+                    "cheapest choice that fits --memory"),
         TEXT_FLAG("rate", &o->rate, NULL, "F,M[,R[,O]]", FLAG_FREE,
                   "with --plan: rates of a rank: GFLOP/s of matmuls, then GB/s of memory, between ranks, and of "
                   "offloading; default: measured on this CPU, 1 GB/s for offloading"),

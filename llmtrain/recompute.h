@@ -212,8 +212,8 @@ static inline double operation_ms(BlockOperation operation, const BlockShape* s,
     return ms;
 }
 
-// Milliseconds that running operations again adds to the backward of a block, as block_recompute does it: there the
-// matmul before a norm or a nonlinearity includes it.
+// Milliseconds that running operations again adds to the backward of a block, as block_recompute does it:
+// recomputing the matmul before a norm or a nonlinearity recomputes that too.
 static inline double recompute_ms(unsigned recomputed, const BlockShape* s, const Rates* r) {
     double ms = 0;
     if (recomputed >> BLOCK_MIDDLE & 1) recomputed &= ~(1u << BLOCK_NORM2);

@@ -58,11 +58,11 @@ static inline size_t run_flags(Flag* flags, size_t count, RunOptions* o) {
         COUNT_FLAG("spike-warmup", &g->spike_warmup, 20, 1, 1e9, 0,
                    "gradient norms seen before --spike-sigma and --spike-skip apply"),
         REAL_FLAG("spike-trace", &g->spike_trace, 2, 0, 1e9, FREE,
-                  "rerun steps that are skipped, or whose norm exceeds X times its clipping bound, and report their "
-                  "worst sequences; 0: never"),
+                  "by a second pass over the batch, report the worst sequences of steps that are skipped or whose "
+                  "norm exceeds X times its clipping bound; 0: never"),
         REAL_FLAG("spike-loss", &g->spike_loss, 5, 0, 1e9, FREE,
-                  "rerun steps whose loss exceeds its running mean by X standard deviations, and report their worst "
-                  "sequences; 0: never"),
+                  "by a second pass over the batch, report the worst sequences of steps whose loss exceeds its "
+                  "running mean by X standard deviations; 0: never"),
         REAL_FLAG("loss-scale", &o->loss_scale, 65536, 1, 1 << 24, 0, "fp16 builds: initial loss scale"),
         COUNT_FLAG("scale-growth", &g->scale_growth, 2000, 1, 1e9, 0,
                    "fp16 builds: double the loss scale after N finite steps"),

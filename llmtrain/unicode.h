@@ -76,7 +76,7 @@ static inline size_t utf8_check(bool* good, const char* text, size_t bytes) {
     return length;
 }
 
-// The length of the white space, as Python defines it, that a text of `bytes` bytes begins with; 0 if there is none.
+// The length of the white-space character (by Python) that a text of `bytes` bytes begins with; 0 if there is none.
 static inline size_t utf8_space(const char* text, size_t bytes) {
     const unsigned char* p = (const unsigned char*)text;
     if (bytes >= 1 && (p[0] == ' ' || (p[0] >= 9 && p[0] <= 13) || (p[0] >= 28 && p[0] <= 31))) return 1;
@@ -88,7 +88,7 @@ static inline size_t utf8_space(const char* text, size_t bytes) {
     return space ? 3 : 0;
 }
 
-// The same for the white space that the `bytes` bytes before `end` end with.
+// The same for the white-space character that the `bytes` bytes before `end` end with.
 static inline size_t utf8_space_before(const char* end, size_t bytes) {
     for (size_t n = 1; n <= min_size(3, bytes); n++)
         if (utf8_space(end - n, n) == n) return n;

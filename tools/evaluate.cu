@@ -23,7 +23,8 @@ enum { FLAGS = 14, SEQUENCE = 2048, TEXT_BYTES_MAX = 2000000000 };
 static void options_flags(Flag flags[FLAGS], Options* o) {
     const Flag table[FLAGS] = {
         TEXT_FLAG("out", &o->out, NULL, "DIR", 0, "directory of a run, for its newest checkpoint"),
-        TEXT_FLAG("init-from", &o->init_from, NULL, "DIR", 0, "instead of --out: a checkpoint, or a model directory"),
+        TEXT_FLAG("init-from", &o->init_from, NULL, "DIR", 0,
+                  "instead of --out: a checkpoint or run, a Hugging Face directory, or an llm.c file"),
         TEXT_FLAG("text", &o->text, NULL, "FILE", 0, "text file to compute the loss of"),
         TEXT_FLAG("data", &o->data, NULL, "GLOB", 0, "instead of --text: token shards"),
         TEXT_FLAG("choices", &o->choices, NULL, "FILE", 0,

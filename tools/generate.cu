@@ -2,7 +2,7 @@
 //
 //   make build/generate && build/generate --out runs/x --prompt 'Once upon a time'
 //
-// It takes the newest complete checkpoint of --out, or the model in --init-from. An fp32 build loads the master
+// It takes the newest undamaged checkpoint of --out, or the model in --init-from. An fp32 build loads the master
 // weights of any run. With --chat the lines of standard input are a conversation. Exit code: 0 done; 1 something
 // failed; 2 a flag is wrong.
 
@@ -206,8 +206,8 @@ static bool options_check(const Options* o, Error* error) {
         if (o->sampler.stops.texts[i][0] == 0) return fail(error, "--stop is empty; give at least one character");
     if (o->system && !o->chat) return fail(error, "--system is the first message of a conversation; give --chat too");
     if (run == directory)
-        return fail(error, "give --out, the directory of a run that has saved a checkpoint, or --init-from, that of a "
-                    "model");
+        return fail(error, "give --out, the directory of a run that has saved a checkpoint, or --init-from, "
+                    "another model");
     return true;
 }
 
@@ -217,7 +217,8 @@ int main(int argc, char** argv) {
     Sampler* s = &o.sampler;
     Flag flags[32] = {
         TEXT_FLAG("out", &o.out, NULL, "DIR", 0, "directory of a run, for its newest checkpoint"),
-        TEXT_FLAG("init-from", &o.init_from, NULL, "DIR", 0, "instead of --out: a checkpoint, or a model directory"),
+        TEXT_FLAG("init-from", &o.init_from, NULL, "DIR", 0,
+                  "instead of --out: a checkpoint or run, a Hugging Face directory, or an llm.c file"),
         TEXT_FLAG("prompt-ids", &s->prompt_ids, NULL, "IDS", 0,
                   "instead of --prompt: token ids, such as '1 2 3'; no begin-of-text token is added"),
         SWITCH_FLAG("print-ids", &s->print_ids, false, 0,

@@ -9,12 +9,12 @@
 //   3. in flight    hundreds at once; a slow transport under a computation; what is counted
 //   4. scripts      what the ranks of a case do, word by word
 //   5. launch       the variables of launchers, right and wrong; forked ranks, their exit codes and reports
-//   6. rendezvous   strangers, ranks of other runs, ports in use
-//   7. table        of the cases: ranks that never connect, are killed or stopped, make calls that do not match, abort
+//   6. rendezvous   unrelated clients, ranks of other runs, ports in use
+//   7. table        of the cases: ranks that never connect, are killed or stopped, make mismatched calls, abort
 //   8. lanes        the cases run in parallel, since most of them wait
 //
-// The ranks of a case report through shared memory; the parent judges, and ends those that hang. Under a launcher the
-// program is one of the launcher's ranks and tests the collectives alone.
+// The ranks of a case report through shared memory; the parent checks the reports and kills ranks that hang. Under a
+// launcher the program is one of the launcher's ranks and only tests the collectives.
 
 #include "llmtrain/comm.h"
 #include "llmtrain/flags.h"
@@ -24,29 +24,29 @@
 #include <net/if.h>
 
 #define RANKS_MAX ((size_t)5)
-#ifdef __SANITIZE_THREAD__  // under which everything takes many times as long
+#ifdef __SANITIZE_THREAD__  // makes everything several times slower
 #define SLOWER 5
 #else
 #define SLOWER 1
 #endif
-#define LONG_MS (SLOWER * 30e3)   // timeout where nothing is to fail
-#define SLACK_MS (SLOWER * 10e3)  // what a busy machine may add
-#define CASE_MS (SLOWER * 60e3)   // after which a rank is said to hang
-#define LANE_MS (SLOWER * 300e3)  // and all cases of a lane together
+#define LONG_MS (SLOWER * 30e3)   // timeout where nothing should fail
+#define SLACK_MS (SLOWER * 10e3)  // allowed for a busy machine
+#define CASE_MS (SLOWER * 60e3)   // after this a rank counts as hung
+#define LANE_MS (SLOWER * 300e3)  // limit for all cases of a lane
 
 // ------------------------------------------------------------------------------------------------
 // 1. Cases
 
 typedef struct {
     size_t lane;            // see section 7
-    const char* name;       // @ is the odd rank, here and in what follows
-    const char* odd;        // a digit for each rank that is the odd one in turn; NULL: none is
-    size_t world;           // 0: the odd rank's number
+    const char* name;       // @ is the odd rank, here and below
+    const char* odd;        // a digit per rank that plays the odd rank in turn; NULL: none
+    size_t world;           // number of ranks; 0: the odd rank's digit
     const char* script;     // what the ranks do: section 4
     const char* says[3];    // their errors: see case_judge; NULL: all ranks succeed
-    double timeouts, ms;    // after the fault, or the beginning, in which ranks fail; 0, 0: two timeouts
-    void (*meanwhile)(void);  // what the parent does when the ranks have started
-    void (*also)(void);       // more checks, or an end of what the parent has begun
+    double timeouts, ms;    // ranks fail within this after the fault, or the start; 0, 0: two timeouts
+    void (*meanwhile)(void);  // what the parent does once the ranks have started
+    void (*also)(void);       // more checks, or cleanup by the parent
 } Case;
 #define SAY(...) .says = {__VA_ARGS__}
 #define SUCCEED SAY(NULL)
@@ -54,9 +54,9 @@ typedef struct {
 typedef enum { STAYS, LEAVES, VICTIM } Fate;  // LEAVES: it ends without a report, VICTIM: by a signal, or is stopped
 
 typedef struct {
-    int stage;              // how far the rank is, for others that wait for it
+    int stage;              // how far the rank has come, for others that wait for it
     Fate fate;
-    bool done, good;        // its last call returned, and what
+    bool done, good;        // its last call has returned, and its result
     double ended_ms;
     char text[1024];        // the error, if any
 } Report;
@@ -72,10 +72,10 @@ static Shared* shared;
 static Report* self;
 static pid_t children[RANKS_MAX];
 static size_t port;            // of the case
-static int reserved = -1;      // the socket that keeps it from others
+static int reserved = -1;      // socket that reserves it
 static char case_name[120];
 static double case_began_ms;
-static double timeout_ms = 2000.0;  // where something is to fail
+static double timeout_ms = 2000.0;  // where something should fail
 
 static void share(void) {
     void* memory = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -93,7 +93,7 @@ static void outcome(bool good, const Error* error) {
 
 static void set_stage(int stage) { __atomic_store_n(&self->stage, stage, __ATOMIC_SEQ_CST); }
 
-// Waits until somebody has reached that stage.
+// Waits until some rank has reached that stage.
 static bool await_stage(const Report* report, int stage) {
     double deadline = now_ms() + CASE_MS / 2;
     while (__atomic_load_n(&report->stage, __ATOMIC_SEQ_CST) < stage && now_ms() < deadline) sleep_ms(1);
@@ -106,7 +106,7 @@ static bool reach_stage(size_t world, int stage) {
     return reached;
 }
 
-// Forks the ranks of a case, as a launcher does; each runs body when all are there, and ends. end_ranks waits for them.
+// Forks the ranks of a case, as a launcher does; each runs body once all exist, and ends. end_ranks waits for them.
 static void start_ranks(const char* name, size_t world, void (*body)(size_t rank)) {
     snprintf(case_name, sizeof case_name, "%s", name);
     case_began_ms = now_ms();
@@ -133,7 +133,7 @@ static void start_ranks(const char* name, size_t world, void (*body)(size_t rank
 
 static void end_case(void) { verdict("%s, %.1f s", case_name, (now_ms() - case_began_ms) / 1e3); }
 
-// Waits for the ranks; a victim may be in any state and is killed at last.
+// Waits for the ranks; a victim may be in any state and is finally killed.
 static void end_ranks(size_t world) {
     double deadline = now_ms() + CASE_MS;
     for (size_t rank = 0; rank < world; rank++) {
@@ -153,7 +153,7 @@ static void end_ranks(size_t world) {
         if (children[rank] > 0 && kill(children[rank], SIGKILL) == 0) waitpid(children[rank], NULL, 0);
 }
 
-// Whether a text has one of several words, which | separates.
+// Whether a text contains one of several words, separated by |.
 static bool has_one(const char* text, const char* words) {
     char all[256];
     snprintf(all, sizeof all, "%s", words);
@@ -162,7 +162,7 @@ static bool has_one(const char* text, const char* words) {
     return false;
 }
 
-// A text of a case, in which @ stands for the odd rank.
+// Text of a case, with the odd rank in place of @.
 static char* odd_text(const char* text, char odd) {
     char* result = strdup(text);
     need(result != NULL, "memory");
@@ -170,8 +170,8 @@ static char* odd_text(const char* text, char odd) {
     return result;
 }
 
-// Ends the case. What its ranks say: "TEXT|OTHER": all that stay have failed, with one of these texts; "R:TEXT": rank R
-// has; "?:TEXT": some rank has; "-": anything.
+// Ends the case. The expected reports: "TEXT|OTHER": all ranks that stay have failed, with one of these texts;
+// "R:TEXT": rank R has; "?:TEXT": some rank has; "-": anything.
 static void case_judge(const Case* c, size_t world, char odd) {
     double since = shared->fault_ms > 0 ? shared->fault_ms : case_began_ms;
     double timeouts = c->timeouts + c->ms > 0 ? c->timeouts : 2, limit_ms = timeouts * timeout_ms + c->ms + SLACK_MS;
@@ -238,7 +238,7 @@ static float element_value(Element e, Dtype type) {
 
 static bool is_integer(Dtype type) { return type == DTYPE_I64 || type == DTYPE_U8; }
 
-// The values of a rank: of many magnitudes, so that the order of a sum shows, and with the odd cases of each type.
+// The values of a rank: of many magnitudes, so that the order of a sum matters, and with the odd cases of each type.
 static void make_values(char* out, Dtype type, size_t n, size_t rank) {
     for (size_t i = 0; i < n; i++) {
         Random4 r = random4(rank + 1, RANDOM_TEST, (uint64_t)type, i);
@@ -295,17 +295,17 @@ typedef struct {
     char *inputs[RANKS_MAX], *sums;  // (n) of each rank, and their sums
     char *work, *expected;           // (n + GUARD elements)
 } Bench;
-#define GUARD ((size_t)8)     // elements behind the vector that nobody may touch
+#define GUARD ((size_t)8)     // elements behind the vector that must not change
 #define UNTOUCHED 0x5A
 
-// The vector has the rank's values, or none.
+// The vector starts with the rank's values, or with none.
 static void bench_begin(Bench* b, bool with_own) {
     memset(b->work, UNTOUCHED, (b->n + GUARD) * b->size);
     if (with_own) memcpy(b->work, b->inputs[b->comm->rank], b->n * b->size);
     memcpy(b->expected, b->work, (b->n + GUARD) * b->size);
 }
 
-// Expects a part of a vector, from element `at` on.
+// Sets the expected values of a part of a vector, from element `at` on.
 static void bench_expect(Bench* b, size_t at, const char* vector, CommSlice part) {
     memcpy(b->expected + at * b->size, vector + part.first * b->size, slice_length(part) * b->size);
 }
@@ -383,7 +383,7 @@ static void test_collectives(Comm* comm) {
     static const Dtype types[] = {DTYPE_U8, DTYPE_I64, DTYPE_F32, DTYPE_BF16, DTYPE_F16};
     for (size_t i = 0; i < COUNT_OF(lengths); i++)
         for (size_t t = 0; t < COUNT_OF(types); t++) test_length(comm, types[t], lengths[i]);
-    // Several chunks in a sum: of all types, and not a whole number of them.
+    // Sums of several chunks, of all types, with a partial last chunk.
     test_length(comm, DTYPE_BF16, 300001);
     test_length(comm, DTYPE_I64, 300001);
     Error error;
@@ -392,7 +392,7 @@ static void test_collectives(Comm* comm) {
     expect(all_reduce(comm, &nan, 1, DTYPE_F32, &error) && isnan(nan), "NaN in a sum");
 }
 
-// Each rank's part is `good` or fails with its own `text`; expected: the sentence that all have then, or NULL.
+// Each rank is `good` or fails with its own `text`; expected: the error that all then have, or NULL.
 static void test_agreement(Comm* comm, bool good, const char* text, const char* expected, const char* what) {
     Error error, after;
     fail(&error, "%s", text);
@@ -403,7 +403,7 @@ static void test_agreement(Comm* comm, bool good, const char* text, const char* 
     expect(comm_barrier(comm, &after) && !comm_failed(comm, &after), "an agreement leaves the Comm usable");
 }
 
-// "rank 2: words", or the words alone where there is but one rank.
+// "rank 2: words", or just the words if there is one rank.
 static const char* sentence(char text[1024], size_t world, size_t rank, const char* words) {
     if (world == 1) snprintf(text, 1024, "%s", words);
     else snprintf(text, 1024, "rank %zu: %s", rank, words);
@@ -449,7 +449,7 @@ static void test_doubles(Comm* comm) {
 // ------------------------------------------------------------------------------------------------
 // 3. In flight
 
-// More requests than there is room for, of all kinds, waited for in some other order.
+// More requests than fit, of all kinds, waited for in another order.
 static void test_many(Comm* comm) {
     enum { MANY = 600, LENGTH = 53 };
     static int64_t integers[MANY][LENGTH];
@@ -515,7 +515,7 @@ static void busy(double ms) {
     for (double end = now_ms() + ms; now_ms() < end;) {}
 }
 
-// Requests that take a while each are finished under a computation: before anyone waits for them.
+// Requests that take a while must finish under a computation, before any wait.
 static void test_overlap(Comm* comm) {
     enum { REQUESTS = 5, DELAY_MS = 40 };
     float data[REQUESTS][1000] = {{0.0f}};
@@ -535,9 +535,9 @@ static void test_overlap(Comm* comm) {
     double before = comm_statistics(comm).waited_ms;
     for (int i = 0; i < REQUESTS; i++)
         expect(all_reduce(comm, data[i], 1000, DTYPE_F32, &error), "a delayed request");
-    // All of it, but for what passes between a call's start and its wait on a busy machine.
+    // All of it, except what a busy machine spends between a call's start and its wait.
     double waited = comm_statistics(comm).waited_ms - before;
-    bool at_once = comm->world == 1;  // there a start has done all, and there is nothing to wait for
+    bool at_once = comm->world == 1;  // the start has done all, and there is nothing to wait for
     expect(at_once || waited > 0.25 * DELAY_MS * REQUESTS, "without a computation it is waited for");
 }
 
@@ -554,26 +554,26 @@ static void test_all(Comm* comm) {
 // ------------------------------------------------------------------------------------------------
 // 4. Scripts
 //
-// A script is a list of words, NAME or NAME=VALUE, that each rank carries out one after the other; R:NAME is for rank R
-// alone. A time is in ms, or in timeouts where it ends with t. After a failure the rank calls no further collective.
+// A script is a list of words, NAME or NAME=VALUE, that each rank executes in order; R:NAME is for rank R alone. Times
+// are in ms, or in timeouts with the suffix t. After a failure the rank calls no further collective.
 
 typedef struct {
     Launch launch;                 // of forked ranks
     Comm comm;
     Error error;
-    bool is_open, good;            // good: all went well so far
+    bool is_open, good;            // good: no failure so far
     size_t rank, world;
     int calls, late_calls;         // of on_failure
     bool counts, aborts_in_flight;
-    pthread_t thread;              // which aborts, if aborts_later
+    pthread_t thread;              // it aborts, if aborts_later
     bool aborts_later;
-    CommHeader next;               // what the word `call` calls
+    CommHeader next;               // arguments of the word `call`
     CommSlices slices;
 } Actor;
 
 #define REASON "cannot read data/x.bin: no such file"  // of a rank that aborts
 
-// A signal ends or stops this process, now or later.
+// This process is killed or stopped by a signal, now or later.
 static void perish(int signal) {
     self->fate = VICTIM;
     shared->fault_ms = now_ms();
@@ -607,7 +607,7 @@ static CommSlice bad_slice(size_t rank, const void* context) {
     return s;
 }
 
-// The collective that `next` describes, of ones.
+// Calls the collective that `next` describes, on ones.
 static void actor_call(Actor* a) {
     const CommHeader* h = &a->next;
     Cut cut = {h->n, a->world, CUT_UNEVEN};
@@ -619,7 +619,7 @@ static void actor_call(Actor* a) {
     expect(!a->good || data[0] == (int64_t)a->world, "a sum of ones is %lld", (long long)data[0]);
 }
 
-// Sums are in progress all the time, each shorter than the one before it by a power of 2, until one fails.
+// Keeps sums in progress, each shorter than the previous one by a power of 2, until one fails.
 static void actor_sums(Actor* a, size_t shift) {
     enum { REQUESTS = 4, LENGTH = 1 << 20 };
     CommRequest requests[REQUESTS];
@@ -635,7 +635,7 @@ static void actor_sums(Actor* a, size_t shift) {
     free(data);
 }
 
-// No collective is called; the rank learns of the failure.
+// Calls no collective; the rank must still learn of the failure.
 static void actor_watch(Actor* a) {
     double deadline = now_ms() + CASE_MS / 2;
     while ((!comm_failed(&a->comm, &a->error) || calls_counted(&a->calls) == 0) && now_ms() < deadline) sleep_ms(1);
@@ -646,7 +646,7 @@ static void actor_watch(Actor* a) {
     expect(calls_counted(&a->late_calls) == 1, "on_failure is called at once where it comes after the failure");
 }
 
-// A broadcast of which rank 1 receives a little at a time, until three timeouts have passed.
+// A broadcast that rank 1 receives slowly, until three timeouts have passed.
 static void* end_throttling(void* unused) {
     (void)unused;
     sleep_ms(3.2 * timeout_ms);
@@ -672,7 +672,7 @@ static void actor_transfer(Actor* a) {
     free(data);
 }
 
-// Rank 1 dies when all have received the table; rank 2 connects to it so late that rank 0 has gone too.
+// Rank 1 dies when all have received the table; rank 2 connects to it only after rank 0 has ended too.
 static void actor_connect_by_table(Actor* a) {
     Launch launch;
     CommRendezvous r;
@@ -701,7 +701,7 @@ static void actor_connect_by_table(Actor* a) {
     free(r.table);
 }
 
-// A long sentence of a rank, of several lines; they are reported as one.
+// A rank's long error of several lines, which must be reported as one line.
 static void report_sentence(char text[1024], size_t rank, char line_end) {
     memset(text, 'a' + (int)rank, 1023);
     text[500] = line_end;
@@ -711,7 +711,7 @@ static void report_sentence(char text[1024], size_t rank, char line_end) {
 static void actor_report(const Actor* a) {
     char sentence[1024];
     report_sentence(sentence, a->rank, '\n');
-    for (int i = 0; i < 200; i++) launch_report(&a->launch, "test_comm", sentence);  // more than a pipe has room for
+    for (int i = 0; i < 200; i++) launch_report(&a->launch, "test_comm", sentence);  // more than a pipe holds
 }
 
 static void actor_do(Actor* a, const char* name, const char* value) {
@@ -721,10 +721,10 @@ static void actor_do(Actor* a, const char* name, const char* value) {
     Error error;
 #define IS(text) (strcmp(name, text) == 0)
     if (IS("env")) environment_set(value);
-    else if (IS("files")) {  // may be open, less than the connections need; so many if the process asks for them
+    else if (IS("files")) {  // fewer open files than the connections need, unless the process raises its limit
         struct rlimit limit = {2 * RANKS_MAX, (rlim_t)number};
         need(setrlimit(RLIMIT_NOFILE, &limit) == 0, "a limit of open files");
-    } else if (IS("connect") || IS("open")) {  // that `open` fails is no outcome
+    } else if (IS("connect") || IS("open")) {  // a failed `open` is not a result
         a->good = a->is_open = open_rank(&a->comm, strcmp(value, "long") == 0 ? LONG_MS : timeout_ms, &a->error);
         need(a->good || IS("connect"), "%s: %s", case_name, a->error.text);
     } else if (IS("table")) actor_connect_by_table(a);
@@ -817,7 +817,7 @@ static void body_script(size_t rank) {
     if (a.counts) expect(calls_counted(&a.calls) == !a.good, "on_failure is called once");
 }
 
-// Runs a case, with each of its odd ranks.
+// Runs a case once for each odd rank.
 static void case_run(const Case* c) {
     for (const char* odd = c->odd ? c->odd : " "; *odd; odd++) {
         char *name = odd_text(c->name, *odd), *words = odd_text(c->script, *odd);
@@ -837,7 +837,7 @@ static void case_run(const Case* c) {
 
 #define RENDEZVOUS "|MASTER_ADDR=a|MASTER_PORT=7"
 
-// The variables, and what is found: rank/world, launcher, address:port (* is any of the range that is derived from a
+// The variables and the expected result: rank/world, launcher, address:port (*: anywhere in the range derived from a
 // job's name), run identifier and local rank.
 static const struct {
     const char *variables, *found;
@@ -889,7 +889,7 @@ static bool launch_matches(const Launch* l, const char* found) {
     char text[512];
     int used = snprintf(text, sizeof text, "%zu/%zu %s", l->rank, l->world, l->launcher);
     if (l->world == 1) return l->listener < 0 && strcmp(text, found) == 0;
-    bool through_mpi = l->mpi && l->address[0] == 0;  // which knows where the ranks meet
+    bool through_mpi = l->mpi && l->address[0] == 0;  // it knows where the ranks meet
     if (through_mpi) return strncmp(found, text, (size_t)used) == 0 && strstr(found, l->run);
     bool derived = strstr(found, ":*") && l->port >= 20000 && l->port < 32000;
     const char* at = derived ? "*" : text_of("%zu", l->port);
@@ -898,7 +898,7 @@ static bool launch_matches(const Launch* l, const char* found) {
     return strcmp(text, found) == 0;
 }
 
-// What a launcher's variables say.
+// Reads the launch from these variables.
 static bool launch_with(Launch* launch, const char* variables, Error* error) {
     memset(error, 0, sizeof *error);
     environment_clear();
@@ -932,12 +932,12 @@ static void test_launch(void) {
     verdict("variables of launchers");
 }
 
-// Ranks forked by launch_fork, from a process of its own, and what launch_reap makes of their ends.
+// Ranks forked by launch_fork, in a process of its own, and launch_reap's verdict on their exits.
 typedef struct {
     const char* name;
-    int code;                     // of launch_reap
-    const char* words;            // its error, which is also reported where no rank has reported anything
-    const char *before, *script;  // what the ranks do before they connect, which rank 2 may not, and after that
+    int code;                     // returned by launch_reap
+    const char* words;            // its error, also printed if no rank has reported anything
+    const char *before, *script;  // what the ranks do before they connect (rank 2 may fail), and after
 } Spawn;
 static const Spawn SPAWNS[] = {
     {"forked ranks", 0, "", "", ""},
@@ -950,7 +950,7 @@ static const Spawn SPAWNS[] = {
 };
 static const Spawn* spawn;
 
-// The standard error of a case's ranks: one line where something has failed, and that in full.
+// The ranks' standard error: one complete line if something has failed.
 static void expect_report(FILE* file) {
     static char text[1 << 16];
     char expected[2048], sentence[1024];
@@ -1005,7 +1005,7 @@ static void body_spawn(size_t unused) {
     expect_report(printed);
 }
 
-// No process may be forked: what was begun is released.
+// No process can be forked: everything begun is released.
 static void body_no_spawn(size_t unused) {
     Launch launch;
     Error error;
@@ -1055,8 +1055,8 @@ static int connect_to_rank_0(double deadline) {
     return connection;
 }
 
-// Noise, few letters, and much silence: all of them at rank 0 before the ranks connect. They do not hold it up: there
-// are more of them than the timeout has time for.
+// Noise, a few bytes, and many silent connections, all to rank 0 before the ranks connect. They must not delay the
+// rendezvous: there are too many to wait for each within the timeout.
 static int strangers[4 * COMM_PENDING_MAX];
 static void strangers_come(void) {
     char noise[] = "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", few[] = "llm";
@@ -1071,7 +1071,7 @@ static void strangers_leave(void) {
     for (size_t i = 0; i < COUNT_OF(strangers); i++) close(strangers[i]);
 }
 
-// Rank 1, whose data connection comes before the control connection, and which then closes both.
+// Acts as rank 1, but opens the data connection before the control connection, and then closes both.
 static void connect_in_disorder(void) {
     CommHandshake handshake = {COMM_MAGIC, COMM_DATA, 2, 1, 1, "test"};
     int sockets[2];
@@ -1088,8 +1088,8 @@ static void connect_in_disorder(void) {
     for (int i = 0; i < 2; i++) close(sockets[i]);
 }
 
-// Answers one connection as a mail server would, and at more length than rank 0: at once, since rank 1 closes the
-// connection when it has read enough.
+// Answers one connection as a mail server would, with more bytes than rank 0 sends: all at once, since rank 1 closes
+// the connection when it has read enough.
 static int busy_listener;
 static void answer_first(void) {
     char answer[2 * sizeof(CommMessage)];
@@ -1106,7 +1106,7 @@ static void answer_first(void) {
     close(connection);
 }
 
-// The port is taken: by something silent, whose connections wait in vain, and by something that answers first.
+// The port is taken: by something silent that never accepts, and by something that answers first.
 static void test_busy_port(void) {
     for (int answers = 0; answers < 2; answers++) {
         size_t taken = 0;
@@ -1122,7 +1122,7 @@ static void test_busy_port(void) {
     }
 }
 
-// An address of this machine, of IPv4 or IPv6, on a network or not; NULL if it has none.
+// An address of this machine, IPv4 or IPv6, on a network or loopback; NULL if it has none.
 static const char* find_address(char text[64], sa_family_t family, bool loopback) {
     struct ifaddrs* list = NULL;
     socklen_t bytes = family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
@@ -1149,7 +1149,7 @@ static void test_addresses(void) {
     }
 }
 
-// Rank 0 waits on, for the right one.
+// Rank 0 keeps waiting for the right rank.
 static void told_at_once(void) {
     expect(shared->ranks[1].ended_ms < shared->ranks[0].ended_ms, "rank 1 is told at once");
 }
@@ -1172,20 +1172,21 @@ static const Case CASES[] = {
     {0, "collectives between @ ranks", "12345", 0, "open=long local collectives", SUCCEED},
     {0, "communication under a computation", NULL, 2, "open=long overlap", SUCCEED},
 
-    // Ranks that do not come. On a slow machine a fault may come before the handshake; then the rank has not connected.
+    // Ranks that never come. On a slow machine a fault may precede the handshake: the rank then has not connected.
     {1, "rank @ never connects", "0", 3, "@:exit connect", SAY("not reached rank 0 at 127.0.0.1"), .timeouts = 1},
     {1, "rank @ never connects", "12", 3, "@:exit connect", SAY("rank @ has not connected to rank 0"), .timeouts = 1},
     {1, "few open files, and more for a process that asks", NULL, RANKS_MAX, "files=64 connect", SUCCEED},
-    {1, "few open files", NULL, RANKS_MAX, "files=10 connect", SAY("but may have only 10; raise"), .timeouts = 1},
+    {1, "few open files", NULL, RANKS_MAX, "files=10 connect", SAY("may have only 10; raise the limit"),
+     .timeouts = 1},
     {1, "rank @ is killed in the rendezvous before the last has connected", "12", 4,
      "@:kill_after=500 3:after_fault 3:sleep=300 connect=long", SAY("rank @ is gone|rank @ has not connected"),
      .ms = COMM_GRACE_MS},
     {1, "rank 1 is killed in the rendezvous when all have the table", NULL, 3, "0:connect=long 1:table 2:table",
      SAY("rank 1 is gone"), .ms = 3 * COMM_GRACE_MS},
 
-    // Ranks that do not belong there, and strangers.
+    // Ranks that do not belong to the run, and other clients.
     {2, "a rank of another run", NULL, 2, "1:env=LLMTRAIN_RUN_ID=another connect",
-     SAY("1:belongs to run 'another', but rank 0 here to run 'test'", "0:rank 1 has not connected",
+     SAY("1:belongs to run 'another', but rank 0 here belongs to run 'test'", "0:rank 1 has not connected",
          "0:Rejected: rank 1"),
      .also = told_at_once},
     {2, "a rank with another world size", NULL, 2, "1:env=WORLD_SIZE=5 connect",
@@ -1198,8 +1199,8 @@ static const Case CASES[] = {
      .also = strangers_leave},
     {3, "rank @ connects later", "012", 3, "@:sleep=400 connect=long", SUCCEED},
 
-    // Of the ranks of a rendezvous in which one is killed the last never connects, and only a dead rank 0 is waited
-    // for; if one is stopped, the last rank connects then, and all wait.
+    // One rank is killed during the rendezvous and the last rank never connects: the others wait for them, unless rank
+    // 0 died. If one is stopped, the last rank connects after that, and all wait.
     {4, "rank @ is killed in the rendezvous", "0", 4, "@:kill_after=500 3:exit connect",
      SAY("rank @ is gone|not reached rank 0"), .timeouts = 2, .ms = COMM_GRACE_MS},
     {4, "rank @ is killed in the rendezvous", "12", 4, "@:kill_after=500 3:exit connect=long",
@@ -1209,7 +1210,7 @@ static const Case CASES[] = {
     {5, "rank @ is stopped in the rendezvous", "12", 4, "@:stop_after=200 3:after_fault connect",
      SAY("rank @ has not answered|rank @ has not connected"), .timeouts = 2, .ms = COMM_GRACE_MS},
 
-    // The last one computes first: the rest ends before it asks, and must not be blamed.
+    // The last rank computes first: the others end before it calls, and it must not be blamed.
     {3, "rank @ is killed between collectives", "012", 4, "open barrier @:kill 3:busy=300 call", SAY("rank @ is gone"),
      .timeouts = 1.25},
     {6, "rank @ is stopped between collectives", "012", 4, "open barrier @:stop 3:busy=300 call",
@@ -1223,7 +1224,7 @@ static const Case CASES[] = {
     {8, "rank @ is stopped while all compute", "012", 3, "open count_calls no_failure stage=2 @:stop watch",
      SAY("between two collectives", "rank @ has not answered"), .timeouts = 1.25},
 
-    // Calls that do not match: what rank 1 does otherwise, and what all then say. The rank that receives from rank 1
+    // Mismatched calls: what rank 1 does differently, and what all then report. The rank that receives from rank 1
     // first blames it; rank 1 blames rank 0.
     {7, "rank 1 is late", NULL, 3, "connect 1:sleep=2t call", SAY("rank 1 is late")},
     {7, "rank 1 leaves", NULL, 3, "connect 1:exit call", SAY("rank 1 ended its run while")},
@@ -1242,8 +1243,8 @@ static const Case CASES[] = {
      SAY("with the slice [1, 41) for rank 1")},
     {7, "a root that is no rank", NULL, 3, "connect broadcast root=3 call", SAY("there is no such rank")},
 
-    // What is no failure: a rank that leaves when it has nothing more to do, one that computes for longer than the
-    // timeout, a transfer that takes longer but never stands still, all ranks stopped together, an extended timeout.
+    // Not failures: a rank that leaves after its last call, one that computes for longer than the timeout, a transfer
+    // that takes longer but always makes progress, all ranks stopped together, an extended timeout.
     {9, "a rank leaves while the others compute", NULL, 3,
      "open count_calls stage=2 0:sleep=1.6t 2:sleep=1.6t no_failure reached=3 0:stage=3 2:stage=3", SUCCEED},
     {9, "a rank computes for longer than the timeout", NULL, 3, "open 1:busy=2.5t stage=2 call", SUCCEED},
@@ -1273,7 +1274,7 @@ static void test_rendezvous(void) {
     test_addresses();
 }
 
-// What the lanes begin with.
+// Initial state of the lanes.
 enum { LANES = 10 };
 static void (*const lane_begins[LANES])(void) = {test_launch, NULL, test_spawn, test_rendezvous};
 
@@ -1294,7 +1295,7 @@ static void run_lanes(void) {
     for (size_t i = 0; i < LANES; i++) {
         int status = 0;
         while (waitpid(processes[i], &status, WNOHANG) == 0) {
-            if (now_ms() > deadline) kill(processes[i], SIGKILL);  // its ranks end with it
+            if (now_ms() > deadline) kill(processes[i], SIGKILL);  // its ranks die with it
             sleep_ms(1);
         }
         expect(WIFEXITED(status) && WEXITSTATUS(status) == 0, "lane %zu", i);
@@ -1302,7 +1303,7 @@ static void run_lanes(void) {
     verdict("all lanes of the tests come to their ends");
 }
 
-// As one of the ranks of a launcher: the collectives; rank 0 prints what all ranks found.
+// As one of a launcher's ranks: the collectives; rank 0 prints the results of all ranks.
 static int run_launched(const Launch* launch) {
     Comm comm;
     Error error;

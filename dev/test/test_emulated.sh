@@ -1,9 +1,9 @@
 # test_emulated.sh PART BUILD CUDA_INCLUDE NVCC LADDERS [PROGRAM...]: runs CUDA on the CPU. PART kernels: every kernel and
-# every rung of the ladders in many orders of threads; the programs are build/emulated-BUILD-TYPE-NAME. PART runs: the
-# emulated libraries, the whole model, and the trainer's CUDA build, in FP32. PART more: more programs of the first kind, the
-# model and the trainer in BF16 and FP16, the emulator's own tests, operations alone in a folder, and the machine code.
-# NVCC: yes if nvcc has just compiled everything, which make does before it calls this. LADDERS: the names of the ladders in
-# the programs named ladders.
+# every rung of the ladders in many thread orders; the programs are build/emulated-BUILD-TYPE-NAME. PART runs: the
+# emulated libraries, the whole model, and the trainer's CUDA build, in FP32. PART more: more programs of the first
+# kind, the model and the trainer in BF16 and FP16, the emulator's own tests, operations alone in a folder, and the
+# machine code. NVCC: yes if nvcc has just compiled everything, which make does before it calls this. LADDERS: the names
+# of the ladders in the programs named ladders.
 set -u
 part=$1
 build=$2
@@ -19,7 +19,7 @@ failed=0
 OMP_WAIT_POLICY=passive
 export OMP_WAIT_POLICY
 
-# once COMMAND...: runs it and adds up its 'N passed, N failed'; what failed is shown.
+# once COMMAND...: runs it and adds its 'N passed, N failed' to the totals; shows failures.
 once() {
     tally "$@"
     sum_good=$((sum_good + good))
@@ -39,8 +39,8 @@ end() {  # end NAME
     echo "$([ "$sum_bad" -eq 0 ] && echo 'ok     ' || echo FAILED) $1: $sum_good passed, $sum_bad failed in $runs runs, $(($(date +%s) - started)) s"
 }
 
-# Odd shapes of a ladder, a line each; the test of all kernels has a table of its own, of which only the first run takes
-# the larger half.
+# Odd shapes for a ladder, one per line; the test of all kernels has a table of its own, whose larger half only the
+# first run takes.
 shapes() {
     case $1 in
         test_cuda) echo "--shapes tiny" ;;
@@ -62,8 +62,8 @@ shapes() {
     esac
 }
 
-# Orders of threads, with asynchronous copies late and early. Streams that run as late as they may, with others behind or
-# ahead, are another thing that must change nothing.
+# Thread orders, with asynchronous copies late and early. Streams that run as late as they may, with the others behind
+# or ahead, must not change anything either.
 orders() {  # orders PROGRAM [LADDER]
     tiny=
     [ $# -gt 1 ] || tiny="--shapes tiny"
@@ -76,7 +76,7 @@ orders() {  # orders PROGRAM [LADDER]
         *-plain-*\ attention_* | *-plain-*\ matmul) once env EMULATE_SHARED=99 "$@" ;;  # shared memory of sm_86 and sm_89
     esac
     case $* in
-        *-plain-FP16-*) once "$@" ;;  # the order matters to one type of 16 bits as to the other
+        *-plain-FP16-*) once "$@" ;;  # what order changes, it changes in both 16-bit types
         *-plain-*)
             once "$@"
             for mode in "ORDER=reverse" "ORDER=random EMULATE_SEED=1" "ORDER=random EMULATE_SEED=2 EMULATE_COPIES=early" \
@@ -91,8 +91,8 @@ orders() {  # orders PROGRAM [LADDER]
             once env EMULATE_ORDER=random EMULATE_SEED=1 EMULATE_COPIES=early "$@" $tiny ;;
     esac
 }
-# The step by operation, timed by events of the stream: every operation has a time, together they take no longer than the
-# step, both files say the same, and of a device without a data sheet no share is given.
+# The step by operation, timed by events of the stream: every operation has a time, in total they take no longer than
+# the step, both files agree, and for a device without a data sheet no share is printed.
 bench() {
     "$build/bench-emulated-BF16" --model gpt2:tiny --batch 2 --seq 16 --steps 2 --json "$build/bench.json" \
         --kernels "$build/kernels.txt" > "$build/bench.out" || return 1
@@ -181,9 +181,9 @@ else
 fi
 case $part-$nvcc in
     kernels-*) ;;
-    *-yes)  # it would not have come here otherwise
+    *-yes)  # otherwise make would have stopped
         passed=$((passed + 1))
-        [ "$part" = runs ] && echo "ok      nvcc accepts everything, for sm_90a" ||
+        [ "$part" = runs ] && echo "ok      nvcc accepts everything, for sm_80 and sm_90a" ||
             echo "ok      nvcc compiles the kernels for sm_80, sm_90a and sm_100; machine code: $build/resources-*.txt" ;;
     *) echo "skipped nvcc: it is not installed" ;;
 esac

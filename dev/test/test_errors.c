@@ -1,18 +1,18 @@
-// test_errors.c: what the programs do when the world or a flag is wrong.
+// test_errors.c: what the programs do when a flag, a file or the system is wrong.
 //
 //   cc -std=c11 -O2 -I. dev/test/test_errors.c -o build/test_errors -lm -pthread
 //   build/test_errors [--train PATH] [--generate PATH] [--tokenize PATH] [--corpus PATH]
 //
-// A table of cases. Each runs a program in a directory of its own that holds good and broken files, and holds it to:
+// A table of cases. Each runs a program in a directory of its own that holds good and broken files, and checks:
 //
-//   - the exit code: 0 done, 1 something in the world was wrong, 2 a flag was wrong; never a signal, never late
-//   - stderr: as many sentences as stated (usually one), each beginning with the name of the program, nothing else;
+//   - the exit code: 0 success, 1 a file or the system was wrong, 2 a flag was wrong; never a signal, never late
+//   - stderr: as many messages as stated (usually one), each beginning with the name of the program, nothing else;
 //     they say what is wrong, where, and what to do: the fragments of the case
-//   - no word of a crash in the output: assert, Sanitizer, runtime error, nan
-//   - the disk: whatever was there is there still, byte for byte, and nothing is new, but for the paths that the case
+//   - no sign of a crash in the output: assert, Sanitizer, runtime error, nan
+//   - the disk: whatever existed is still there, byte for byte, and nothing is new, except at the paths that the case
 //     allows; no temporary name is left
 //
-// Cases that need what this machine does not grant (mounting, becoming another user) are skipped with the reason.
+// Cases that this machine does not permit (mounting, changing the user) are skipped with the reason.
 
 #include "llmtrain/flags.h"
 #include "machine.h"
@@ -25,8 +25,8 @@
 typedef enum { TRAIN, GENERATE, TOKENIZE, CORPUS, PROGRAMS } Which;
 static const char* const PROGRAM_NAMES[PROGRAMS] = {"train", "generate", "tokenize", "corpus"};
 
-// What @ stands for among the arguments of each program: flags of a tiny good run, without those that the case names
-// itself; !--data only takes --data from them.
+// What @ stands for in each program's arguments: flags of a tiny good run, without those that the case itself gives;
+// !--data removes just --data from them.
 static const char* const GOOD_FLAGS[PROGRAMS][8] = {
     {"--data train.bin", "--out run", "--layers 1", "--heads 2", "--channels 16", "--seq 16", "--batch 2", "--steps 2"},
     {"--out run", "--prompt a"},
@@ -34,8 +34,8 @@ static const char* const GOOD_FLAGS[PROGRAMS][8] = {
     {"--out new", "--bytes 1000"},
 };
 
-// Conditions under which a program runs: as a user without rights, since files refuse nothing to root; with /dev/full,
-// or a pipe that nobody reads any more, as standard output; killed by the signal of RLIMIT_FSIZE, as by default.
+// Conditions under which a program runs: as an unprivileged user, since root may open any file; with /dev/full, or a
+// pipe without a reader, as standard output; with the default action of SIGXFSZ, which kills.
 enum { AS_NOBODY = 1, STDOUT_FULL = 2, XFSZ_KILLS = 4, STDOUT_GONE = 8 };
 
 typedef struct {
@@ -43,20 +43,20 @@ typedef struct {
     Which program;
     int exit_code;
     int sentences;           // on stderr; 0: one if the exit code is not 0
-    const char* prepare;     // steps in the directory of the case, where good shards and a text are: prepare_step
-    const char* arguments;   // in a word ~ stands for a blank
-    const char* says;        // fragments between ' ... ': in the sentences; in those and stdout if the exit code is 0
+    const char* prepare;     // steps in the directory of the case, which has good shards and a text: prepare_step
+    const char* arguments;   // ~ stands for a blank in a word
+    const char* says;        // fragments between ' ... ', in the messages; also in stdout if the exit code is 0
     unsigned conditions;
     size_t file_bytes;       // RLIMIT_FSIZE; 0: none
-    size_t memory_bytes;     // RLIMIT_AS; 0: the usual
-    const char* may_change;  // paths separated by |; one that ends in / stands for all beneath it; NULL: nothing
+    size_t memory_bytes;     // RLIMIT_AS; 0: the default
+    const char* may_change;  // paths separated by |; one that ends in / includes all below it; NULL: nothing
 } Case;
 
 // ------------------------------------------------------------------------------------------------
 // The cases
 
-// RUN: a run that was made once, before the cases, with two checkpoints. OLDER: the same, with the first of them alone.
-// DISK: a small disk, which the first one almost fills.
+// RUN: a run made once, before the cases, with two checkpoints. OLDER: the same with the first checkpoint only. DISK: a
+// small disk, almost filled by the first checkpoint.
 #define NEWEST "run/step_00000004"
 #define BEFORE "run/step_00000002"
 #define MANIFEST NEWEST "/manifest.json"
@@ -68,7 +68,7 @@ typedef struct {
 #define SHARDS "shard new_train_000000.bin 256 50;shard new_val_000000.bin 256 50"
 #define TEXTS "write new_train.txt old;write new_val.txt old;write new.json {}"
 
-// What may change: only the log, of an old run or of one that failed in its first step; or checkpoints, too.
+// What may change: only the log, of an existing run or of one that failed in its first step; or checkpoints, too.
 #define LOG "run/metrics.jsonl"
 #define NEW_LOG "run|" LOG
 #define NEW_RUN "run|run/"
@@ -80,19 +80,19 @@ typedef struct {
 #define CASE(which, code, title, steps, words, text, ...) \
     {.program = which, .exit_code = code, .name = title, .prepare = steps, .arguments = words, .says = text, \
      __VA_ARGS__}
-// A wrong flag of train, or flags that do not fit together: what is wrong is the command, not the world.
+// A wrong flag of train, or flags that do not fit together: the exit code is 2.
 #define WRONG(title, words, text) CASE(TRAIN, 2, title, "", words, text)
 // A wrong value of a flag.
 #define VALUE(which, flag, value, wanted) \
     CASE(which, 2, flag " " value, "", "@ " flag " " value, flag " is '" value "' ... " wanted)
-// Something wrong with what train reads; nothing on the disk may change. SHARD: with train.bin.
+// Something wrong with train's input; nothing on the disk may change. SHARD: with train.bin.
 #define WORLD(title, steps, words, text, ...) CASE(TRAIN, 1, title, steps, words, text, __VA_ARGS__)
 #define SHARD(title, steps, text) WORLD(title, steps, "@", "train.bin " text)
-// train --resume with other flags than the run's.
+// train --resume with flags that differ from the run's.
 #define OTHER(title, words, was, is) \
     WORLD("resume: other " title, RUN, RESUME " " words, \
           "belongs to another run ... " was " ... here it is " is " ... another --out")
-// train --resume over two checkpoints: the damaged newest is named, and the run goes on from the one before it.
+// train --resume over two checkpoints: the damaged newest is reported, and the run resumes from the one before it.
 #define PASSED_OVER(title, verb, file, rest, text) \
     CASE(TRAIN, 0, "resume: " title, RUN ";" verb " " file " " rest, RESUME, \
          file " ... " text " ... trying the checkpoint before ... resumed from " BEFORE, \
@@ -153,7 +153,8 @@ static const Case CASES[] = {
     WRONG("recompute unknown", "@ --recompute all", "--recompute is 'all'; give one of none|norms"),
     WRONG("recompute within nothing", "@ --recompute auto --memory 0.000001",
           "needs 0. ... even with --recompute block ... --memory 1e-06 ... smaller"),
-    CASE(TRAIN, 0, "plan within nothing", "", "@ --plan --memory 0.00001", "nothing fits in 1e-05 GB; the nearest"),
+    CASE(TRAIN, 0, "plan within nothing", "", "@ --plan --memory 0.00001",
+         "nothing fits in 1e-05 GB; the nearest needs"),
     VALUE(TRAIN, "--memory", "nan", "from 0 to"), VALUE(TRAIN, "--memory", "-1", "from 0 to"),
     VALUE(TRAIN, "--optimizer-rank", "0", "from 1 to 65536"),
     VALUE(TRAIN, "--spike-trace", "-1", "from 0 to"), VALUE(TRAIN, "--spike-loss", "nan", "from 0 to"),
@@ -346,7 +347,7 @@ static const Case CASES[] = {
     WORLD("sample's prompt outside the vocabulary", "shard train.bin 100 4096", "@ --sample-every 1 --prompt \xc3\xa9",
           "vocabulary is 100 ... there are 256 ... bytes", .may_change = NEW_LOG),
 
-    // Taking a run up again.
+    // Resuming a run.
     CASE(TRAIN, 0, "resume: no directory yet", "", "@ --resume",
          "no checkpoint in run yet ... from the beginning ... saved run/step_00000002", .may_change = NEW_RUN),
     CASE(TRAIN, 0, "resume: no checkpoint yet", "mkdir run", "@ --resume",
@@ -536,7 +537,7 @@ static const Case CASES[] = {
 
 static bool mounting = false; // this process has mounts of its own
 
-// Replaces the first `from` in a manifest, which then again agrees with its checksum.
+// Replaces the first `from` in a manifest and updates its checksum.
 static void edit_manifest(const char* path, const char* from, const char* to) {
     static const char end[] = ",\n  \"checksum\": \"%016llx\"\n}\n";
     size_t bytes, end_bytes = strlen(text_of(end, 0ull));
@@ -562,7 +563,7 @@ static void words_replace(Words* w, char from, char to) {
     for (char* c = w->text; c < w->text + w->used; c++) *c = *c == from ? to : *c;
 }
 
-// One step: a verb, a path, and what the verb needs. In its words ~ stands for a blank and ' for a quotation mark.
+// One step: a verb, a path, and the verb's arguments. In its words ~ stands for a blank and ' for a quotation mark.
 static void prepare_step(const char* step) {
     static Words w;
     memset(&w, 0, sizeof w);
@@ -579,22 +580,22 @@ static void prepare_step(const char* step) {
     if (strcmp(verb, "remove") == 0) remove_tree(path);
     VERB("mkdir") good = mkdir(path, 0777) == 0;
     VERB("pipe") good = mkfifo(path, 0644) == 0;
-    VERB("link") good = symlink(text, path) == 0;  // to what
+    VERB("link") good = symlink(text, path) == 0;  // target
     VERB("chmod") good = chmod(path, (mode_t)numbers[0]) == 0;
     VERB("cut") good = truncate(path, numbers[0]) == 0;  // to how many bytes
     VERB("flip") flip_byte(path, (size_t)numbers[0]);    // which byte
-    VERB("int") patch(path, (size_t)numbers[0], &word, sizeof word);  // where, and what is written there
-    VERB("shard") put_shard(path, (int32_t)numbers[0], (size_t)numbers[1], 1);  // of what vocabulary, how many tokens
+    VERB("int") patch(path, (size_t)numbers[0], &word, sizeof word);  // offset, value
+    VERB("shard") put_shard(path, (int32_t)numbers[0], (size_t)numbers[1], 1);  // vocabulary, number of tokens
     VERB("write") put_text(path, text);
     VERB("copy") copy_tree(path, text);  // to where
     VERB("fill") good = fill(path);
     VERB("mount") good = machine_mount(path, text);
     VERB("freeze") good = machine_remount(path, NULL);
-    VERB("tokens") {  // what token, from where on, and how often
+    VERB("tokens") {  // token, first position, count
         for (long long i = 0; i < numbers[2]; i++)
             patch(path, 1024 + sizeof token * (size_t)(numbers[1] + i), &token, sizeof token);
     }
-    VERB("edit") {  // pairs: what is replaced, and by what
+    VERB("edit") {  // pairs: old text, new text
         for (size_t i = 2; i + 1 < w.count; i += 2) edit_manifest(path, w.words[i], w.words[i + 1]);
     }
     else good = false;
@@ -602,7 +603,7 @@ static void prepare_step(const char* step) {
     need(good, "%s", step);
 }
 
-// The piece of a text before the next separator, which the text is moved beyond; NULL at its end.
+// The piece of a text before the next separator; moves the text past it. NULL at its end.
 static const char* piece_next(const char** text, const char* separator) {
     if (*text == NULL || **text == 0) return NULL;
     const char* end = strstr(*text, separator);
@@ -638,9 +639,9 @@ static void arguments_add(Words* words, Which program, const char* text) {
 }
 
 static char program_paths[PROGRAMS][PATH_MAX];
-static size_t usual_memory[PROGRAMS];  // RLIMIT_AS; 0: the program does not run under one (AddressSanitizer)
+static size_t usual_memory[PROGRAMS];  // RLIMIT_AS; 0: the program cannot run with a limit (AddressSanitizer)
 
-// In the child: the conditions. Memory is limited so that a wrong size cannot take the machine down.
+// In the child: sets the conditions. Memory is limited so that a wrong size cannot exhaust the machine.
 static void case_become(const void* context) {
     const Case* c = (const Case*)context;
     size_t bytes = c->memory_bytes ? c->memory_bytes : usual_memory[c->program];
@@ -674,7 +675,7 @@ static Program program_run(const Case* c) {
 // The disk before and after
 
 typedef struct {
-    struct { char path[512]; uint64_t hash; } entries[256];  // of the contents; of what is no file: of its kind
+    struct { char path[512]; uint64_t hash; } entries[256];  // of the contents, and of the kind if not a file
     size_t count;
 } Snapshot;
 
@@ -703,7 +704,7 @@ static const uint64_t* snapshot_find(const Snapshot* s, const char* path) {
 }
 
 static bool path_may_change(const char* path, const char* allowed) {
-    if (strcmp(path, "run/events.jsonl") == 0) path = LOG;  // a run that has the one has the other
+    if (strcmp(path, "run/events.jsonl") == 0) path = LOG;  // a run with one has the other
     for (const char* piece; (piece = piece_next(&allowed, "|")) != NULL;) {
         size_t length = strlen(piece);
         if (strncmp(path, piece, length) == 0 && (path[length] == 0 || piece[length - 1] == '/')) return true;
@@ -714,7 +715,7 @@ static bool path_may_change(const char* path, const char* allowed) {
 // ------------------------------------------------------------------------------------------------
 // Checking
 
-// Whether the word is in the text, not as a part of a longer one.
+// Whether the text contains the word, not as a part of a longer one.
 static bool has_word(const char* text, const char* word) {
     size_t length = strlen(word);
     for (const char* p = text; (p = strstr(p, word)) != NULL; p++) {
@@ -821,7 +822,7 @@ static void case_run(const Case* c, size_t number) {
     remove_tree(directory);
 }
 
-// Runs that cases copy. Without them there is nothing to test.
+// Makes the runs that cases copy. Without them there is nothing to test.
 static void runs_make(void) {
     static const char* const arguments[] = {"@ --out good --steps 4 --ckpt-every 2",
                                             "@ --out small --data small.bin --steps 4 --ckpt-every 2",
@@ -838,7 +839,7 @@ static void runs_make(void) {
     need(chdir(root) == 0, "%s", root);
 }
 
-// Whether each program starts under the usual limit of memory; one with AddressSanitizer does not.
+// Whether each program starts under the default memory limit; one with AddressSanitizer does not.
 static void memory_limit_try(void) {
     for (int i = 0; i < PROGRAMS; i++) {
         Case help = {.program = (Which)i, .arguments = "--help", .memory_bytes = (size_t)8 << 30};
@@ -868,7 +869,7 @@ int main(int argc, char** argv) {
     setenv("ASAN_OPTIONS", "allocator_may_return_null=1:hard_rss_limit_mb=4000", 0);
     tests_begin("test_errors");
     root_enter();
-    // Mounts in a name space of this process alone end with it, however it ends.
+    // Mounts in a private namespace end with this process, however it ends.
     bool alone = machine_own_mounts();
     need(mkdir("probe", 0755) == 0, "probe");
     mounting = alone && machine_mount("probe", "size=64k") && machine_unmount("probe");
