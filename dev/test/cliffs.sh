@@ -1,8 +1,9 @@
 # cliffs.sh BUILD PROGRAM [--print]: no CPU operation, as measured by BUILD/PROGRAM (dev/bench.c), has become many times
 # slower. Each must reach a fifth of the share of its bound (arithmetic or memory, as dev/bench.c explains, measured in
-# the same run) that the table "Share of its bound" of dev/RESULTS.md has for the kernels of the build. Other work on
-# the machine costs less than that, a loop that is no longer vectorised costs more. Failures are measured again, up to
-# four times. With --print: prints the shares measured here.
+# the same run) that the table "Share of its bound" of dev/RESULTS.md has for the kernels of the build. A loop
+# that is no longer vectorised falls below that in every measurement; an operation of some microseconds does also while
+# other work delays the second thread. So failures are measured again up to six times, after longer and longer pauses.
+# With --print: prints the shares measured here.
 set -u
 build=$1 program=$1/$2
 
@@ -34,8 +35,11 @@ judge() {
 kernels=$("$program" --model gpt2:tiny --batch 1 --seq 16 --steps 1 | awk 'NR == 1 { print $5 }')
 : > "$build/cliffs.txt"
 measure
-for again in 1 2 3 4; do
-    if [ "${3:-}" = --print ] || judge "$kernels" | grep -q FAILED; then measure; fi
+for pause in 0 0 1 2 4 8; do
+    if [ "${3:-}" = --print ] || judge "$kernels" | grep -q FAILED; then
+        sleep $pause
+        measure
+    fi
 done
 judge "$kernels" > "$build/cliffs.judged"
 sed "s/^/$kernels /" "$build/cliffs.judged"
