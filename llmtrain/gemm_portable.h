@@ -87,6 +87,7 @@ enum {
     GEMM_AHEAD = 512,           // how far ahead a row is prefetched, in bytes
     GEMM_FEW_ROWS = 8,          // at most this many rows of A are multiplied with an unpacked B
     GEMM_DOT_COLS = 16,         // columns of out that are then computed at a time
+    GEMM_DOT_AHEAD = 2048,      // how far ahead their rows are then prefetched, in bytes
     GEMM_DOT_K = 4096,          // elements of k that are then multiplied at a time
     GEMM_DOT_EXTRA = 31,        // units of zeros that follow them
     GEMM_GROUP_ROWS = 48,       // rows of A that are packed together: in a transposed A they share cache lines
@@ -231,12 +232,12 @@ ALWAYS_INLINE void gemm_store_body(const GemmProblem* p, const float* sums, size
 }
 
 // Prefetches what is read after element k of `columns` rows of B from row j on: after the end of these rows comes the
-// beginning of the next ones.
+// beginning of the next ones. Into the L2 cache: rows at distances of a power of two have few places in the L1 cache.
 ALWAYS_INLINE void gemm_dot_prefetch(const GemmOperand* b, Dtype type, size_t columns, size_t j, size_t k) {
-    size_t row = b->stride * dtype_bytes(type), at = k * dtype_bytes(type) + GEMM_AHEAD;
+    size_t row = b->stride * dtype_bytes(type), at = k * dtype_bytes(type) + GEMM_DOT_AHEAD;
     const char* from = b->data + j * row + (at < row ? at : at + (columns - 1) * row);
     GEMM_UNROLL
-    for (size_t l = 0; l < columns; l++) __builtin_prefetch(from + l * row);
+    for (size_t l = 0; l < columns; l++) __builtin_prefetch(from + l * row, 0, 2);
 }
 
 // A few rows. The 16 columns of B are transposed a piece at a time, small enough to stay in the L1 cache: a sum is then
