@@ -3,8 +3,8 @@
 #
 #   python3 dev/peers/evaluate.py [--build build] [--only llama|qwen2|gpt2]
 #
-# pip install lm-eval accelerate torch transformers tokenizers sentencepiece. Says "skipped" without them. Exit code 1
-# if anything differs.
+# make build/evaluate build/export; pip install lm-eval accelerate torch transformers tokenizers sentencepiece. Says
+# "skipped" without the packages. Exit code 1 if anything differs.
 import argparse
 import importlib.util
 import json

@@ -8,8 +8,8 @@
 #                                                              package
 #   python3 dev/peers/gguf.py --fixtures                       the tokenizers of these, in dev/test/fixtures/gguf
 #
-# pip install gguf xxhash numpy torch transformers tokenizers sentencepiece llama-cpp-python. Says "skipped" without
-# them. Exit code 1 if anything differs.
+# make build/evaluate build/export; pip install gguf xxhash numpy torch transformers tokenizers sentencepiece
+# llama-cpp-python. Says "skipped" without the packages. Exit code 1 if anything differs.
 import argparse
 import glob
 import json
