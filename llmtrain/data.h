@@ -137,6 +137,11 @@ static inline bool shard_open(Shard* shard, const char* path, Error* error) {
     return ok;
 }
 
+// What was read of the file does not count as memory of this process, which a run over all of it would else fill.
+static inline void shard_forget(const Shard* shard) {
+    if (shard->mapping) memory_forget_file(shard->mapping, shard->mapping_bytes);
+}
+
 // False if the file no longer has the size that was mapped. A file that was removed or renamed stays mapped.
 static inline bool shard_is_whole(const Shard* shard, Error* error) {
     struct stat status;
@@ -189,6 +194,7 @@ static inline uint64_t dataset_fingerprint(const Dataset* dataset) {
         uint64_t count = shard->count;
         hash_add(&hash, &count, sizeof count);
         if (count > 0) hash_add(&hash, shard->tokens, min_size(shard->count, 4096) * shard->token_bytes);
+        shard_forget(shard);
     }
     return hash_end(&hash);
 }
@@ -406,6 +412,7 @@ static inline bool window_read(int32_t* tokens, int32_t* targets, const Dataset*
         bool ended = t > 0 && dataset->mask_documents && tokens[t - 1] == dataset->end_of_text;
         if (t > 0) targets[t - 1] = ended ? -1 : (int32_t)token;
     }
+    shard_forget(shard);
     return true;
 }
 

@@ -130,6 +130,16 @@ static inline void memory_use_large_pages(void* memory, size_t bytes) {
 #endif
 }
 
+// After reading from a mapped file: its pages stay in the system's file cache, but no longer count as memory of this
+// process.
+static inline void memory_forget_file(void* mapping, size_t bytes) {
+#ifdef SYSTEM_LINUX
+    madvise(mapping, bytes, MADV_DONTNEED);
+#else
+    (void)mapping; (void)bytes;
+#endif
+}
+
 // ------------------------------------------------------------------------------------------------
 // 2. Files
 

@@ -341,6 +341,29 @@ static void test_sparse(void) {
     verdict("sparse shards of 3, 8 and 16 GB");
 }
 
+// A run reads all of its shards in time, which are larger than its memory.
+static void test_memory(void) {
+    enum { T = 4000, WINDOWS = 8000 };
+    int32_t tokens[T], targets[T];
+    uint64_t count = (uint64_t)WINDOWS * T + 1;
+    Head head = head_of(count, 2, 0);
+    Dataset dataset;
+    put_bytes("large.bin", &head, sizeof head);
+    expect(truncate("large.bin", (off_t)(1024 + 2 * count)) == 0, "making a large file");
+    if (expect(dataset_open(&dataset, "large.bin", &error), "%s", error.text)) {
+        size_t before = memory_peak();
+        for (size_t i = 0; i < WINDOWS; i++)
+            expect(window_read(tokens, targets, &dataset, dataset_window(&dataset, i, T, 0), 256, T, &error), "%s",
+                   error.text);
+        size_t grown = memory_peak() - before;
+        // A page fault maps what the file cache has around it: up to some megabytes at once.
+        expect(grown < 16 << 20, "reading a shard of %d MB took %zu KB of memory", WINDOWS * T / 500000, grown >> 10);
+        dataset_close(&dataset);
+    }
+    remove("large.bin");
+    verdict("a shard that is read does not stay in the memory of the process");
+}
+
 static void test_writer_failures(void) {
     ShardWriter writer;
     int32_t* tokens = make_tokens(100000, 256, 3);
@@ -799,6 +822,9 @@ int main(int argc, char** argv) {
     test_format();
     test_refusals();
     test_sparse();
+#ifdef SYSTEM_LINUX
+    test_memory();
+#endif
     test_writer_failures();
     test_writer_order();
     test_dataset();
