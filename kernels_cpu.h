@@ -15,7 +15,8 @@
 //
 // Conventions. Arguments: outputs, inputs, parameters, sizes, stream (unused here; the CUDA versions use it).
 // Arrays are row-major and dense. Activations and their gradients are floatX; gradients of parameters are float and
-// are added to, so that micro-batches accumulate; all other outputs are overwritten unless the comment says "adds to".
+// are added to, so that micro-batches accumulate (matmul_backward_weight overwrites them unless `adds`); all other
+// outputs are overwritten unless the comment says "adds to".
 // Letters: B batch, T sequence, N = B*T rows, C channels, H heads, K key/value heads, D head size, F feed-forward,
 // V vocabulary, Vp padded vocabulary.
 //
@@ -29,7 +30,7 @@
 // Needs: llmtrain/arithmetic.h, llmtrain/attention_tiles.h, llmtrain/base.h, llmtrain/decode.h, llmtrain/types.h,
 // llmtrain/dtypes.h, llmtrain/optimizers.h, llmtrain/optimizers_factored.h, llmtrain/optimizers_matrix.h,
 // llmtrain/optimizers_quantized.h, llmtrain/qk_norm.h, llmtrain/rope.h, llmtrain/gemm.h, llmtrain/gemm_portable.h,
-// llmtrain/gemm_x86.h.
+// llmtrain/gemm_x86.h, llmtrain/gemm_arm.h, llmtrain/gemm_apple.h.
 
 #ifndef LLMTRAIN_KERNELS_CPU_H
 #define LLMTRAIN_KERNELS_CPU_H
@@ -329,6 +330,9 @@ static inline void rope_backward(floatX* dqkv, const float* table, size_t B, siz
 // Work per pair of tiles: 2 matmuls of TILE x TILE x D forward and 5 backward, on operands in the L1 and L2 caches: the
 // bound is arithmetic. dq is summed over the tiles of keys in order, dk and dv over the heads and tiles of queries in
 // order, whichever thread computes them and however the work is divided.
+//
+// Needs: llmtrain/types.h, llmtrain/arithmetic.h, llmtrain/dtypes.h, llmtrain/base.h, llmtrain/gemm.h,
+// llmtrain/attention_tiles.h, and what these include.
 
 // Tiles of scores are transposed, (key, query), so that the lanes of a vector are queries.
 

@@ -676,8 +676,9 @@ static inline void model_head(Model* model, const int32_t* targets, float dloss,
 // 6. Backward
 //
 // model_forward from its last line to its first. gradients.residual holds the gradient of the residual stream, to
-// which every norm's backward adds its part. Gradients of parameters are added at flat_gradient(); a bucket whose
-// gradients are complete is reduced over the ranks while the rest of the backward runs.
+// which every norm's backward adds its part. Gradients of parameters are added at flat_gradient() (matmuls overwrite
+// unless flat_adds()); a bucket whose gradients are complete is reduced over the ranks while the rest of the backward
+// runs.
 
 static inline void norm_backward(const Model* model, floatX* dx, const floatX* dout, const floatX* x, const float* mean,
                                  const float* rstd, size_t weight, size_t bias, size_t N) {

@@ -1,6 +1,6 @@
 // train.cu: the program that trains. Flags, set-up in named steps, and the training loop, from top to bottom.
 //
-//   cc -O3 -march=native -x c train.cu -o train -lm -pthread        (the Makefile adds OpenMP: all cores)
+//   cc -O3 -march=native -ffp-contract=off -x c train.cu -o train -lm -pthread    (the Makefile adds OpenMP: all cores)
 //   nvcc -O3 -std=c++17 -arch=native -DLLMTRAIN_CUDA -DPRECISION_BF16 train.cu -o train -lcublasLt        for a GPU
 //
 // Reads:  token shards (--data, --val), a checkpoint (--resume in --out, --init-from).
@@ -12,7 +12,7 @@
 // Under mpirun, torchrun or srun, or with --ranks N, several processes train together; rank 0 writes the console, the
 // log and the manifests.
 
-#include "llmtrain.h"           // the model; data.h, state.h (schedule_lr, guard_step), saver.h, zero.h, log.h
+#include "llmtrain.h"           // model; state.h (schedule_lr, guard_step), saver.h (Cadence), data.h, zero.h, log.h
 #include "llmtrain/generate.h"  // Sampler
 #include "llmtrain/plan.h"      // plan_show
 #include "llmtrain/presets.h"   // config_choose
@@ -152,7 +152,7 @@ static uint64_t options_micro_batches(const Options* o, size_t world) {
     return o->total_batch ? o->total_batch / (o->batch * o->seq * world) : 1;
 }
 
-static ModelOptions model_options(const Run* run, const Options* o) {
+static ModelOptions model_options(Run* run, const Options* o) {
     ModelOptions m;
     memset(&m, 0, sizeof m);
     m.B = o->batch;
@@ -170,7 +170,7 @@ static ModelOptions model_options(const Run* run, const Options* o) {
     m.recompute = o->plan.recompute;
     m.offload = o->plan.offload;
     m.offload_dir = o->plan.offload_dir;
-    m.ranks.comm = o->plan.show ? NULL : (Comm*)(uintptr_t)&run->comm;
+    m.ranks.comm = o->plan.show ? NULL : &run->comm;
     m.ranks.rank = run->comm.rank;
     m.ranks.local_rank = run->comm.local_rank;
     m.ranks.world = o->plan.show ? o->ranks : run->comm.world;
@@ -397,7 +397,8 @@ static bool run_train(Run* run, Options* o, Error* error) {
         uint64_t check = o->run.check_every;
         if (check && (state->step + 1) % check == 0 && !run_compare(run, error)) return false;
 
-        // The guard decides whether the optimizer steps, the schedule how far.
+        // The guard decides whether the optimizer steps, and by what factor it multiplies the gradients (clipping); the
+        // schedule how far (after rewinds less far: lr_factor). run_trace finds the cause of a step that stands out.
         double factor = 0.0;
         s.lr = state->lr_factor * schedule_lr(&o->schedule, state->step);
         bool finite = isfinite(s.result.loss);
@@ -418,7 +419,7 @@ static bool run_train(Run* run, Options* o, Error* error) {
         }
 
         // The step's time excludes tracing, validation, sampling and saving. The host runs ahead of a GPU: it waits
-        // before a pause, so that the update is counted, and after the first step, which is the warm-up.
+        // before a pause, so that the update is counted, and after the first step, which is not counted.
         bool last = state->step == o->schedule.steps;
         stop = last || s.result.flags.stop;
         bool signalled = stop && !last;  // a signal: there may be no time for anything but the save

@@ -1,7 +1,7 @@
 // example.c: the smallest complete program: trains a tiny model on a string in memory, saves and loads it, and
 // continues the string.
 //
-//   mkdir -p build && cc -O3 -I. dev/example.c -o build/example -lm -pthread && build/example
+//   mkdir -p build && cc -O3 -ffp-contract=off -I. dev/example.c -o build/example -lm -pthread && build/example
 
 #include "llmtrain/generate.h"
 

@@ -1,10 +1,12 @@
 // attention.cuh: causal, grouped-query attention, forward and backward: attention_forward and attention_backward of
 // kernels_cpu.h on a GPU.
 //
-// In another program, with this file and types.h (its section 4 has the layout of qkv), by nvcc -DPRECISION_BF16:
+// In another program, with this file and types.h (its section 4 has the layout of qkv), by nvcc -std=c++17 -arch=native
+// -DPRECISION_BF16 (sm_80 or newer):
 //
 //   struct Device device = {};  device.compute = my_stream;
 //   attention_forward(out, lse, qkv, B, T, H, K, D, &device);
+//   attention_backward(dqkv, delta, dout, out, lse, qkv, B, T, H, K, D, &device);       delta: (B, H, T), scratch
 //
 //   1. layout        what both versions share
 //   2. plain         float arithmetic on tiles in shared memory: FP32 storage, and head sizes that section 5 lacks

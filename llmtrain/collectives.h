@@ -6,7 +6,7 @@
 // collective_waited_ms.
 //
 //   collective_open(&collectives, &comm, 2, stream, &error)          two slots: two collectives in flight at a time
-//   collective_reduce_scatter(&collectives, 0, grads, n, DTYPE_F32, stream)
+//   collective_reduce_scatter(&collectives, 0, grads, cuts, DTYPE_F32, stream)
 //   ... compute ...
 //   collective_wait(&collectives, 0, stream)
 //

@@ -30,8 +30,8 @@
 //
 // All parameters are one flat vector, cut into buckets: 0 the embeddings, 1 to L the blocks, L + 1 the final norm and
 // the head. The table has a row per tensor, in the order of the vector. A tensor starts at a multiple of 64 elements.
-// Gradients, master weights and optimizer state have the same layout. What lies between tensors, and the rows of the
-// padded vocabulary, is 0 and stays 0.
+// Gradients, master weights and optimizer state of a number per element have the same layout (for other state see
+// StateShape). What lies between tensors, and the rows of the padded vocabulary, is 0 and stays 0.
 
 typedef enum { INIT_NORMAL, INIT_ZERO, INIT_ONE } Init;
 

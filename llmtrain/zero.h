@@ -17,8 +17,8 @@
 //
 // Every rank has all parameters. In stage 2 the backward adds to staging buffers of a bucket's size, three of them: one
 // for the embeddings (with a tied head they accumulate gradients from the start of the backward to its end, and with
-// two buffers they would have to be reduced twice), two for the blocks in turn. See flat_layout_staging for the other
-// stages.
+// two buffers they would have to be reduced twice), two for the blocks in turn (one, and two of the copies that are
+// reduced, unless gradients are reduced as they are, in float). See flat_layout_staging for the other stages.
 //
 // Sums over micro-batches and ranks are made in one of three ways:
 //   float     in float: first over micro-batches and then over ranks, in stage 2 the other way round
@@ -68,7 +68,8 @@ typedef struct {
     size_t frozen_end;        // what does not train is [end, frozen_end)
     size_t* cuts;             // (world + 1) where the ranks' slices begin, counted from `first`
     CommSlice own;            // this rank's
-    CommSlice sums;           // whose summed gradients are here: all of it in stages 0 and 1, own in stage 2
+    CommSlice sums;           // whose gradients are added up here: all of it in stages 0 and 1, own in stage 2; once
+                              // reduced over the ranks in stage 1 only own is valid
     CommSlice state;          // whose master weights and optimizer state are here: all of it in stage 0, else own
     size_t sums_offset, master_offset;  // where these begin in grads or exact; in master_weights
     size_t staging;           // the index of its staging buffer
